@@ -1,0 +1,80 @@
+/*
+ * The local channel, SHD1: what crosses the unix socket beside gRPC.
+ *
+ * A stream of frames, fixed-width, in the byte order of the machine (both ends
+ * are on one node). The first frame is HELLO, which binds the channel to a
+ * session by the token that Attach returned; its first four bytes are what the
+ * listener peeks at. Descriptors travel only from the daemon to the client, one
+ * per SLAB frame, attached to the frame's first byte.
+ */
+#ifndef SHARDD_LOCAL_ABI_H
+#define SHARDD_LOCAL_ABI_H
+
+#include <assert.h>
+#include <stdint.h>
+
+#define SHD1_MAGIC       0x31444853u /* "SHD1" read as a little-endian word */
+#define SHD1_VERSION     1u
+#define SHD1_TOKEN_BYTES 16u
+#define SHD1_MAX_FRAME   512u /* header included */
+
+enum shd1_type {
+	SHD1_HELLO = 1,    /* client: token */
+	SHD1_WELCOME = 2,  /* daemon: the channel is bound */
+	SHD1_GET_SLAB = 3, /* client: hand me this slab */
+	SHD1_SLAB = 4,     /* daemon: here it is, with one descriptor */
+	SHD1_ERROR = 5,    /* daemon: why not; the channel stays open unless fatal */
+};
+
+/* Every frame starts so. */
+struct shd1_header {
+	uint32_t magic; /* SHD1_MAGIC */
+	uint16_t type;  /* enum shd1_type */
+	uint16_t bytes; /* of the whole frame, header included */
+	uint32_t tag;   /* the client's; comes back in the answer */
+	uint32_t zero;  /* 0 */
+};
+
+struct shd1_hello {
+	struct shd1_header h;
+	uint32_t version; /* newest the client speaks */
+	uint32_t zero;
+	uint8_t token[SHD1_TOKEN_BYTES];
+};
+
+struct shd1_welcome {
+	struct shd1_header h;
+	uint32_t version; /* spoken from here on */
+	uint32_t zero;
+	uint64_t session;
+};
+
+struct shd1_get_slab {
+	struct shd1_header h;
+	uint32_t slab;
+	uint32_t zero;
+};
+
+struct shd1_slab {
+	struct shd1_header h;
+	uint32_t slab;
+	uint32_t writable; /* 1: map for writing; 0: the descriptor is read-only */
+	uint64_t bytes;    /* of the slab */
+};
+
+struct shd1_error {
+	struct shd1_header h;
+	uint32_t code;  /* a gRPC status code */
+	uint32_t fatal; /* 1: the daemon closes the channel after this frame */
+	char text[256]; /* one sentence, zero-terminated */
+};
+
+static_assert(sizeof(struct shd1_header) == 16, "header");
+static_assert(sizeof(struct shd1_hello) == 40, "hello");
+static_assert(sizeof(struct shd1_welcome) == 32, "welcome");
+static_assert(sizeof(struct shd1_get_slab) == 24, "get_slab");
+static_assert(sizeof(struct shd1_slab) == 32, "slab");
+static_assert(sizeof(struct shd1_error) == 280, "error");
+static_assert(sizeof(struct shd1_error) <= SHD1_MAX_FRAME, "frame limit");
+
+#endif
