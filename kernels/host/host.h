@@ -1,0 +1,55 @@
+/*
+ * The vectorised implementations. The files of this folder are compiled once per
+ * variant, with KERNELS_VARIANT as its name and the compiler flags of its
+ * processors; HOST(cast) is host_cast_<variant>.
+ *
+ * Most loops are plain and left to the compiler. Work with several passes goes
+ * in pieces of HOST_PIECE elements through buffers on the stack, which stay in
+ * the first-level cache, so that memory is read and written once.
+ */
+#ifndef SHARDD_KERNELS_HOST_H
+#define SHARDD_KERNELS_HOST_H
+
+#include "kernels.h"
+
+#define HOST_JOIN_(name, variant) host_##name##_##variant
+#define HOST_JOIN(name, variant)  HOST_JOIN_(name, variant)
+#define HOST(name)                HOST_JOIN(name, KERNELS_VARIANT)
+
+#define HOST_PIECE 1024
+
+/* Elements of the next piece of a range. */
+static inline size_t host_piece(size_t begin, size_t end)
+{
+	return end - begin < HOST_PIECE ? end - begin : HOST_PIECE;
+}
+
+/* The table of this variant. */
+extern const struct kernels HOST(table);
+
+void HOST(cast)(const struct k_cast *a, size_t begin, size_t end);
+void HOST(reduce)(const struct k_reduce *a, size_t begin, size_t end);
+void HOST(all_reduce)(const struct k_all_reduce *a, size_t begin, size_t end);
+void HOST(adamw)(const struct k_adamw *a, size_t begin, size_t end);
+void HOST(sgd)(const struct k_sgd *a, size_t begin, size_t end);
+void HOST(norm)(const struct k_norm *a, size_t begin, size_t end);
+void HOST(scale)(const struct k_scale *a, size_t begin, size_t end);
+void HOST(fill)(const struct k_fill *a, size_t begin, size_t end);
+void HOST(copy)(const struct k_copy *a, size_t begin, size_t end);
+
+/* dst[0..n) = src[at..at+n), widened to fp32; @t is bf16 or fp16. */
+void HOST(widen)(float *dst, const void *src, enum dtype t, size_t at, size_t n);
+
+/* dst[at..at+n) = src[0..n), narrowed; @t is bf16 or fp16. */
+void HOST(narrow)(void *dst, enum dtype t, size_t at, const float *src, size_t n);
+
+/* Elements [at, at+n) of @src in fp32: in place if they are, else in @buf. */
+static inline const float *host_load(float *buf, const void *src, enum dtype t, size_t at, size_t n)
+{
+	if (t == DTYPE_FP32)
+		return (const float *)src + at;
+	HOST(widen)(buf, src, t, at, n);
+	return buf;
+}
+
+#endif

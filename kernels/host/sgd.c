@@ -1,0 +1,42 @@
+#include "host/host.h"
+
+#include <math.h>
+
+/* wd is 0: d is g exactly, as g + 0*p is not when p is infinite or g is -0. */
+static inline float decayed(const struct k_sgd *a, float g, float p)
+{
+	return a->wd == 0 ? g : fmaf(p, a->wd, g);
+}
+
+static void plain(const struct k_sgd *a, size_t begin, size_t end)
+{
+	const struct k_sgd c = *a;
+	float *restrict p = a->p;
+	const float *restrict g = a->g;
+
+	for (size_t i = begin; i < end; i++)
+		p[i] = fmaf(decayed(&c, g[i], p[i]), -c.lr, p[i]);
+}
+
+static void momentum(const struct k_sgd *a, size_t begin, size_t end)
+{
+	const struct k_sgd c = *a;
+	float *restrict p = a->p, *restrict buf = a->buf;
+	const float *restrict g = a->g;
+
+	for (size_t i = begin; i < end; i++) {
+		float d = decayed(&c, g[i], p[i]);
+		float b = c.first ? d : c.mu * buf[i] + d;
+
+		buf[i] = b;
+		p[i] = fmaf(c.nesterov ? fmaf(b, c.mu, d) : b, -c.lr, p[i]);
+	}
+}
+
+void HOST(sgd)(const struct k_sgd *a, size_t begin, size_t end)
+{
+	if (a->mu == 0)
+		plain(a, begin, end);
+	else
+		momentum(a, begin, end);
+}

@@ -1,0 +1,183 @@
+/*
+ * The arithmetic of sharded training: one operation, one prototype, plain types.
+ *
+ * Implemented twice: kernels/ref (plain scalar C, the definition) and
+ * kernels/host (vectorised, chosen at run time), bitwise equal to each other.
+ * Every operation is pure: it touches only its arguments, may be called from
+ * any thread, and may be cut into ranges of elements without changing a bit of
+ * the result (norms: into ranges of whole blocks).
+ *
+ * fp32 arithmetic throughout, round to nearest even, no flush to zero, no
+ * contraction into fused multiply-adds except where fma() is written below (one
+ * rounding: fma(a, b, c) = a*b + c). bf16 and fp16 inputs are widened exactly;
+ * narrowing rounds to nearest even and keeps NaN a NaN. A result that is NaN is
+ * NaN everywhere; its sign and payload are not defined.
+ */
+#ifndef SHARDD_KERNELS_H
+#define SHARDD_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum dtype { DTYPE_NONE = 0, DTYPE_FP32 = 1, DTYPE_BF16 = 2, DTYPE_FP16 = 3, _DTYPE_N };
+
+/* Bytes of one element; 0 for DTYPE_NONE. */
+static inline size_t dtype_size(enum dtype t)
+{
+	return t == DTYPE_FP32 ? 4 : t == DTYPE_BF16 || t == DTYPE_FP16 ? 2 : 0;
+}
+
+/* fp32, bf16, fp16; "?" otherwise. */
+static inline const char *dtype_name(enum dtype t)
+{
+	return t == DTYPE_FP32 ? "fp32" : t == DTYPE_BF16 ? "bf16" : t == DTYPE_FP16 ? "fp16" : "?";
+}
+
+enum reduce_op {
+	REDUCE_NONE = 0,
+	REDUCE_SUM = 1,
+	REDUCE_AVG = 2,
+	REDUCE_MAX = 3,
+	REDUCE_MIN = 4,
+	_REDUCE_N
+};
+
+/* Most inputs one reduce kernel takes: the ranks on one device. */
+#define KERNEL_MAX_INPUTS 1024
+
+/* Elements of one norm block: partial results are one per block. */
+#define KERNEL_NORM_BLOCK 65536
+
+/* dst[i] = src[i], converted; equal types: the bits. Ranges must not overlap. */
+struct k_cast {
+	void *dst;
+	const void *src;
+	enum dtype dst_dtype;
+	enum dtype src_dtype;
+};
+
+/* Gradient reduction, in fp32 and in the order of the inputs (left fold):
+ *   t = x_0[i]/pre + x_1[i]/pre + ...   (no division when pre is 1)
+ *   t = t / post                        (no division when post is 1)
+ *   out[i] = accumulate ? out[i] + t : t
+ * Divisions are true divisions by the factor rounded to fp32. out overlaps no
+ * input. */
+struct k_reduce {
+	float *out;
+	const void *const *in; /* k pointers, k at least 1 */
+	unsigned k;
+	enum dtype in_dtype;
+	float pre;
+	float post;
+	bool accumulate;
+};
+
+/* out[i] = op over x_0[i], x_1[i], ..., folded in fp32 in that order, then
+ * narrowed once. AVG divides the sum by k. MAX and MIN give NaN if any input is
+ * NaN, and the first of equal inputs (+0 and -0). out may be one of the inputs
+ * (elementwise in place). */
+struct k_all_reduce {
+	void *out;
+	const void *const *in; /* k pointers, k at least 1 */
+	unsigned k;
+	enum dtype dtype;
+	enum reduce_op op;
+};
+
+/* AdamW, decoupled weight decay; scalars as in PyTorch's eager path: computed in
+ * double, rounded to fp32 once (decay = 1-lr*wd, step_size = lr/(1-b1^t),
+ * sq = sqrt(1-b2^t)). The order and the fused operations of PyTorch's
+ * single-tensor path on a CPU with AVX2 or AVX-512:
+ *   p = p*decay
+ *   m = |w1| < 0.5 ? fma(w1, g-m, m) : fma(w1-1, g-m, g)   (lerp)
+ *   v = fma(w2*g, g, v*b2)
+ *   p = p - (step_size*m) / (sqrt(v)/sq + eps)
+ * sqrt is correctly rounded here; that of PyTorch on x86 (MKL) is not. */
+struct k_adamw {
+	float *p;
+	const float *g;
+	float *m;
+	float *v;
+	/* w1 = 1-b1, w2 = 1-b2, from double; b1 itself is not read */
+	float decay, w1, b1, b2, w2, step_size, sq, eps;
+};
+
+/* SGD as in PyTorch (dampening 0), on a CPU with AVX2 or AVX-512:
+ *   d = fma(p, wd, g)             (g when wd is 0)
+ *   buf = first ? d : mu*buf + d  (only when mu is not 0; two roundings)
+ *   d = nesterov ? fma(buf, mu, d) : buf
+ *   p = fma(d, -lr, p) */
+struct k_sgd {
+	float *p;
+	const float *g;
+	float *buf; /* NULL when mu is 0 */
+	float lr, wd, mu;
+	bool nesterov;
+	bool first;
+};
+
+/* Partials of a norm over blocks of KERNEL_NORM_BLOCK elements from index 0:
+ * partial[b] = sum of x*x of block b (inf: maximum of |x|, NaN if any is NaN).
+ * Sum of squares: eight fp64 lanes, lane j takes elements j, j+8, ... of the
+ * block in order, lanes are added 0 to 7. Exact order, so bitwise repeatable. */
+struct k_norm {
+	const float *x;
+	double *partial; /* one per block of the whole range */
+	bool inf;
+};
+
+/* x[i] = x[i]*factor */
+struct k_scale {
+	float *x;
+	float factor;
+};
+
+enum fill_kind { FILL_CONSTANT = 1, FILL_UNIFORM = 2, FILL_NORMAL = 3 };
+
+/* dst[i] from a counter-based generator (random.h): depends on (seed, stream,
+ * first+i) only, so any cut gives the same values, on every processor. CONSTANT:
+ * a; UNIFORM: a+(b-a)*u, u in [0,1) with 24 bits; NORMAL: a+b*z, z by Box-Muller.
+ * In double, rounded to fp32 once (so UNIFORM may round up to b). */
+struct k_fill {
+	float *dst;
+	uint64_t seed;
+	uint64_t stream; /* which tensor */
+	uint64_t first;  /* index of dst[0] inside the tensor */
+	enum fill_kind kind;
+	double a, b;
+};
+
+/* dst[0..n) = src[0..n), bytes. */
+struct k_copy {
+	void *dst;
+	const void *src;
+};
+
+/* Work on elements [begin, end) of the whole operation (k_copy: bytes). Norms:
+ * begin is a multiple of KERNEL_NORM_BLOCK, partial[begin/BLOCK] is written first. */
+struct kernels {
+	const char *name; /* ref, portable, avx2, avx512 */
+	void (*cast)(const struct k_cast *a, size_t begin, size_t end);
+	void (*reduce)(const struct k_reduce *a, size_t begin, size_t end);
+	void (*all_reduce)(const struct k_all_reduce *a, size_t begin, size_t end);
+	void (*adamw)(const struct k_adamw *a, size_t begin, size_t end);
+	void (*sgd)(const struct k_sgd *a, size_t begin, size_t end);
+	void (*norm)(const struct k_norm *a, size_t begin, size_t end);
+	void (*scale)(const struct k_scale *a, size_t begin, size_t end);
+	void (*fill)(const struct k_fill *a, size_t begin, size_t end);
+	void (*copy)(const struct k_copy *a, size_t begin, size_t end);
+};
+
+/* The definition. Static. */
+const struct kernels *kernels_ref(void);
+
+/* The fastest of kernels/host that this processor runs; SHARDD_KERNELS in the
+ * environment (ref, portable, avx2, avx512) overrides it, for tests, if it names
+ * one that runs here. Chosen at the first call. Any thread. Static. */
+const struct kernels *kernels_host(void);
+
+/* The named variant, or NULL if unknown or not supported here. Static. */
+const struct kernels *kernels_named(const char *name);
+
+#endif

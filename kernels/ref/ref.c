@@ -1,0 +1,19 @@
+#include "ref/ref.h"
+
+static const struct kernels ref = {
+	.name = "ref",
+	.cast = ref_cast,
+	.reduce = ref_reduce,
+	.all_reduce = ref_all_reduce,
+	.adamw = ref_adamw,
+	.sgd = ref_sgd,
+	.norm = ref_norm,
+	.scale = ref_scale,
+	.fill = ref_fill,
+	.copy = ref_copy,
+};
+
+const struct kernels *kernels_ref(void)
+{
+	return &ref;
+}

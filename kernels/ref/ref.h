@@ -1,0 +1,39 @@
+/* The plain scalar implementations, one file each; kernels.h defines what they do. */
+#ifndef SHARDD_KERNELS_REF_H
+#define SHARDD_KERNELS_REF_H
+
+#include "convert.h"
+#include "kernels.h"
+
+void ref_cast(const struct k_cast *a, size_t begin, size_t end);
+void ref_reduce(const struct k_reduce *a, size_t begin, size_t end);
+void ref_all_reduce(const struct k_all_reduce *a, size_t begin, size_t end);
+void ref_adamw(const struct k_adamw *a, size_t begin, size_t end);
+void ref_sgd(const struct k_sgd *a, size_t begin, size_t end);
+void ref_norm(const struct k_norm *a, size_t begin, size_t end);
+void ref_scale(const struct k_scale *a, size_t begin, size_t end);
+void ref_fill(const struct k_fill *a, size_t begin, size_t end);
+void ref_copy(const struct k_copy *a, size_t begin, size_t end);
+
+/* Element @i of @src, widened. */
+static inline float ref_load(const void *src, enum dtype t, size_t i)
+{
+	if (t == DTYPE_FP32)
+		return ((const float *)src)[i];
+	if (t == DTYPE_BF16)
+		return bf16_to_f32(((const uint16_t *)src)[i]);
+	return fp16_to_f32(((const uint16_t *)src)[i]);
+}
+
+/* Element @i of @dst = @f, narrowed. */
+static inline void ref_store(void *dst, enum dtype t, size_t i, float f)
+{
+	if (t == DTYPE_FP32)
+		((float *)dst)[i] = f;
+	else if (t == DTYPE_BF16)
+		((uint16_t *)dst)[i] = bf16_from_f32(f);
+	else
+		((uint16_t *)dst)[i] = fp16_from_f32(f);
+}
+
+#endif

@@ -1,0 +1,481 @@
+/*
+ * Every variant of kernels/host that runs here against kernels/ref, bit for bit,
+ * on odd ranges of unaligned buffers with special values in them.
+ */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "convert.h"
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "fdcheck.h"
+#include "kernels.h"
+
+#define N_BUFS 7
+
+/* Buffers 0 to N_BUFS-1, of @n elements of at most four bytes, at addresses that
+ * are multiples of four and no more. */
+struct bed {
+	char *memory;
+	size_t n;
+	double partial[8];
+};
+
+struct op_case {
+	const char *name;
+	void (*run)(const struct kernels *k, const struct op_case *c, struct bed *b, size_t begin,
+		    size_t end);
+	enum dtype in, out;
+	unsigned k;
+	int op; /* enum reduce_op or fill_kind */
+	float x, y, z;
+	bool flag, flag2;
+};
+
+/* ref is the first: the loops that compare with it leave it out. */
+static const char *const variants[] = { "ref", "portable", "avx2", "avx512" };
+
+static const uint32_t specials[] = {
+	0x00000000, 0x80000000, 0x7f800000, 0xff800000, /* zeros, infinities */
+	0x7fc00000, 0xffc00001, 0x7f800001, 0x7fbfffff, /* NaN, quiet and signalling */
+	0x00000001, 0x80000001, 0x007fffff, 0x00400000, /* subnormal in fp32 and bf16 */
+	0x00800000, 0x7f7fffff, 0xff7fffff, 0x7f7f8000, /* smallest, largest, bf16's tie */
+	0x477fefff, 0x477ff000, 0xc77ff000, 0x477fe000, /* around fp16's largest */
+	0x33000000, 0x33000001, 0x33800000, 0xb3c00000, /* around fp16's smallest */
+	0x387fffff, 0x38800000, 0x387fe000, 0x387ff000, /* fp16: last subnormal, first normal */
+	0x3f808000, 0x3f818000, 0x3f801000, 0x3f803000, /* ties of bf16 and of fp16 */
+};
+
+static uint64_t random_next(uint64_t *state)
+{
+	*state ^= *state << 13;
+	*state ^= *state >> 7;
+	*state ^= *state << 17;
+	return *state >> 16;
+}
+
+/* Mostly plain numbers in (-4, 4); some special, some of any bits. */
+static uint32_t random_f32(uint64_t *state)
+{
+	uint64_t r = random_next(state);
+
+	if (r % 16 == 0)
+		return specials[(r >> 4) % ARRAY_SIZE(specials)];
+	if (r % 16 == 1)
+		return (uint32_t)(r >> 8);
+	return f32_bits((float)((double)(r >> 8 & 0xffffff) * 0x1p-21 - 4));
+}
+
+static size_t buf_bytes(const struct bed *b)
+{
+	return b->n * 4 + 4; /* the addition keeps the next one unaligned */
+}
+
+static void *buf(const struct bed *b, unsigned i)
+{
+	return b->memory + 4 + i * buf_bytes(b);
+}
+
+static size_t bed_bytes(const struct bed *b)
+{
+	return 4 + N_BUFS * buf_bytes(b);
+}
+
+/* Buffer 3 has no negative numbers: it is AdamW's v. */
+static void fill_buf(const struct bed *b, unsigned i, enum dtype t, uint64_t *state)
+{
+	for (size_t e = 0; e < b->n; e++) {
+		uint32_t u = random_f32(state) & (i == 3 ? FP32_ABS : UINT32_MAX);
+
+		if (t == DTYPE_FP32)
+			((uint32_t *)buf(b, i))[e] = u;
+		else if (t == DTYPE_BF16)
+			((uint16_t *)buf(b, i))[e] = (uint16_t)(u >> 16);
+		else
+			((uint16_t *)buf(b, i))[e] =
+				u % 8 ? fp16_from_f32(f32_from_bits(u)) : (uint16_t)(u >> 3);
+	}
+}
+
+/* Buffer 0 is of the output's type, the others of the inputs'. */
+static void bed_init(struct bed *b, const struct op_case *c, size_t n)
+{
+	uint64_t state = 88172645463325252u + n;
+
+	*b = (struct bed){ .n = n };
+	b->memory = calloc(1, bed_bytes(b));
+	cr_assert_not_null(b->memory);
+	fill_buf(b, 0, c->out, &state);
+	for (unsigned i = 1; i < N_BUFS; i++)
+		fill_buf(b, i, c->in, &state);
+}
+
+static void bed_copy(struct bed *to, const struct bed *from)
+{
+	*to = *from;
+	to->memory = malloc(bed_bytes(from));
+	cr_assert_not_null(to->memory);
+	memcpy(to->memory, from->memory, bed_bytes(from));
+}
+
+static void bed_deinit(struct bed *b)
+{
+	free(b->memory);
+	b->memory = NULL;
+}
+
+static bool same_element(const struct bed *x, const struct bed *y, unsigned i, enum dtype t,
+			 size_t e)
+{
+	uint16_t hx, hy;
+	float fx, fy;
+
+	if (t == DTYPE_FP32) {
+		fx = ((float *)buf(x, i))[e];
+		fy = ((float *)buf(y, i))[e];
+		return f32_bits(fx) == f32_bits(fy) || (fx != fx && fy != fy);
+	}
+	hx = ((uint16_t *)buf(x, i))[e];
+	hy = ((uint16_t *)buf(y, i))[e];
+	fx = t == DTYPE_BF16 ? bf16_to_f32(hx) : fp16_to_f32(hx);
+	fy = t == DTYPE_BF16 ? bf16_to_f32(hy) : fp16_to_f32(hy);
+	return hx == hy || (fx != fx && fy != fy);
+}
+
+static void expect_same(const struct bed *x, const struct bed *y, const struct op_case *c,
+			const char *what)
+{
+	for (unsigned i = 0; i < N_BUFS; i++)
+		for (size_t e = 0; e < x->n; e++)
+			cr_assert(same_element(x, y, i, i ? c->in : c->out, e),
+				  "%s, %s: buffer %u differs at %zu of %zu", what, c->name, i, e,
+				  x->n);
+	for (size_t i = 0; i < ARRAY_SIZE(x->partial); i++)
+		cr_assert(memcmp(&x->partial[i], &y->partial[i], 8) == 0 ||
+				  (x->partial[i] != x->partial[i] &&
+				   y->partial[i] != y->partial[i]),
+			  "%s, %s: partial %zu differs", what, c->name, i);
+}
+
+static void run_cast(const struct kernels *k, const struct op_case *c, struct bed *b, size_t begin,
+		     size_t end)
+{
+	struct k_cast a = { buf(b, 0), buf(b, 1), c->out, c->in };
+
+	k->cast(&a, begin, end);
+}
+
+static void run_reduce(const struct kernels *k, const struct op_case *c, struct bed *b,
+		       size_t begin, size_t end)
+{
+	const void *in[N_BUFS - 1];
+	struct k_reduce a = { .out = buf(b, 0),
+			      .in = in,
+			      .k = c->k,
+			      .in_dtype = c->in,
+			      .pre = c->x,
+			      .post = c->y,
+			      .accumulate = c->flag };
+
+	for (unsigned i = 0; i < N_BUFS - 1; i++)
+		in[i] = buf(b, i + 1);
+	k->reduce(&a, begin, end);
+}
+
+/* In place into the second input if flag. */
+static void run_all_reduce(const struct kernels *k, const struct op_case *c, struct bed *b,
+			   size_t begin, size_t end)
+{
+	const void *in[N_BUFS - 1];
+	struct k_all_reduce a = { .out = buf(b, c->flag ? 2 : 0),
+				  .in = in,
+				  .k = c->k,
+				  .dtype = c->in,
+				  .op = (enum reduce_op)c->op };
+
+	for (unsigned i = 0; i < N_BUFS - 1; i++)
+		in[i] = buf(b, i + 1);
+	k->all_reduce(&a, begin, end);
+}
+
+static void run_adamw(const struct kernels *k, const struct op_case *c, struct bed *b, size_t begin,
+		      size_t end)
+{
+	struct k_adamw a = { .p = buf(b, 0),
+			     .g = buf(b, 1),
+			     .m = buf(b, 2),
+			     .v = buf(b, 3),
+			     .decay = c->y,
+			     .w1 = c->x,
+			     .b1 = 1 - c->x,
+			     .b2 = 0.999f,
+			     .w2 = 0.001f,
+			     .step_size = 0.01f,
+			     .sq = 0.0316f,
+			     .eps = c->z };
+
+	k->adamw(&a, begin, end);
+}
+
+static void run_sgd(const struct kernels *k, const struct op_case *c, struct bed *b, size_t begin,
+		    size_t end)
+{
+	struct k_sgd a = { .p = buf(b, 0),
+			   .g = buf(b, 1),
+			   .buf = c->y != 0 ? buf(b, 2) : NULL,
+			   .lr = 0.1f,
+			   .wd = c->x,
+			   .mu = c->y,
+			   .nesterov = c->flag,
+			   .first = c->flag2 };
+
+	k->sgd(&a, begin, end);
+}
+
+/* Numbers of many sizes, so that the order of a sum shows in its last bits. */
+static void spread(uint32_t *x, size_t n)
+{
+	for (size_t e = 0; e < n; e++)
+		x[e] = (x[e] & 0x807fffff) | (uint32_t)(110 + e * 37 % 29) << 23;
+}
+
+/* Ranges of whole blocks: the begin goes down to one. flag2: only numbers. */
+static void run_norm(const struct kernels *k, const struct op_case *c, struct bed *b, size_t begin,
+		     size_t end)
+{
+	struct k_norm a = { buf(b, 1), b->partial, c->flag };
+
+	if (c->flag2)
+		spread(buf(b, 1), b->n);
+	k->norm(&a, begin / KERNEL_NORM_BLOCK * KERNEL_NORM_BLOCK, end);
+}
+
+static void run_scale(const struct kernels *k, const struct op_case *c, struct bed *b, size_t begin,
+		      size_t end)
+{
+	struct k_scale a = { buf(b, 0), c->x };
+
+	k->scale(&a, begin, end);
+}
+
+static void run_fill(const struct kernels *k, const struct op_case *c, struct bed *b, size_t begin,
+		     size_t end)
+{
+	struct k_fill a = { .dst = buf(b, 0),
+			    .seed = 1234567890123456789u,
+			    .stream = c->k,
+			    .first = c->flag ? 0x3fffffffdu : 0,
+			    .kind = (enum fill_kind)c->op,
+			    .a = (double)c->x,
+			    .b = (double)c->y };
+
+	k->fill(&a, begin, end);
+}
+
+static void run_copy(const struct kernels *k, const struct op_case *c, struct bed *b, size_t begin,
+		     size_t end)
+{
+	struct k_copy a = { buf(b, 0), buf(b, 1) };
+
+	(void)c;
+	k->copy(&a, begin, end);
+}
+
+#define F32  DTYPE_FP32
+#define BF16 DTYPE_BF16
+#define FP16 DTYPE_FP16
+
+static const struct op_case cases[] = {
+	{ "cast fp32 fp32", run_cast, F32, F32, 0, 0, 0, 0, 0, 0, 0 },
+	{ "cast fp32 bf16", run_cast, F32, BF16, 0, 0, 0, 0, 0, 0, 0 },
+	{ "cast fp32 fp16", run_cast, F32, FP16, 0, 0, 0, 0, 0, 0, 0 },
+	{ "cast bf16 fp32", run_cast, BF16, F32, 0, 0, 0, 0, 0, 0, 0 },
+	{ "cast bf16 bf16", run_cast, BF16, BF16, 0, 0, 0, 0, 0, 0, 0 },
+	{ "cast bf16 fp16", run_cast, BF16, FP16, 0, 0, 0, 0, 0, 0, 0 },
+	{ "cast fp16 fp32", run_cast, FP16, F32, 0, 0, 0, 0, 0, 0, 0 },
+	{ "cast fp16 bf16", run_cast, FP16, BF16, 0, 0, 0, 0, 0, 0, 0 },
+	{ "cast fp16 fp16", run_cast, FP16, FP16, 0, 0, 0, 0, 0, 0, 0 },
+	{ "reduce 1", run_reduce, F32, F32, 1, 0, 1, 1, 0, 0, 0 },
+	{ "reduce 2, 2 1", run_reduce, F32, F32, 2, 0, 2, 1, 0, 0, 0 },
+	{ "reduce 6, 4 1.5, accumulate", run_reduce, F32, F32, 6, 0, 4, 1.5f, 0, 1, 0 },
+	{ "reduce 5, 3 0.7", run_reduce, F32, F32, 5, 0, 3, 0.7f, 0, 0, 0 },
+	{ "reduce 3, 2^126 1", run_reduce, F32, F32, 3, 0, 0x1p126f, 1, 0, 0, 0 },
+	{ "reduce 3, 2^-127 2^127", run_reduce, F32, F32, 3, 0, 0x1p-127f, 0x1p127f, 0, 0, 0 },
+	{ "reduce 3, 2^-130 1", run_reduce, F32, F32, 3, 0, 0x1p-130f, 1, 0, 1, 0 },
+	{ "reduce 3, -4 0", run_reduce, F32, F32, 3, 0, -4, 0, 0, 0, 0 },
+	{ "reduce 3, inf 1", run_reduce, F32, F32, 3, 0, __builtin_inff(), 1, 0, 0, 0 },
+	{ "reduce bf16 6, 4 1.5", run_reduce, BF16, F32, 6, 0, 4, 1.5f, 0, 0, 0 },
+	{ "reduce bf16 3, 1 3, accumulate", run_reduce, BF16, F32, 3, 0, 1, 3, 0, 1, 0 },
+	{ "reduce fp16 4, 2 2", run_reduce, FP16, F32, 4, 0, 2, 2, 0, 0, 0 },
+	{ "reduce fp16 5, 5 1, accumulate", run_reduce, FP16, F32, 5, 0, 5, 1, 0, 1, 0 },
+	{ "sum fp32", run_all_reduce, F32, F32, 3, REDUCE_SUM, 0, 0, 0, 0, 0 },
+	{ "avg fp32 in place", run_all_reduce, F32, F32, 3, REDUCE_AVG, 0, 0, 0, 1, 0 },
+	{ "max fp32", run_all_reduce, F32, F32, 4, REDUCE_MAX, 0, 0, 0, 0, 0 },
+	{ "min fp32 in place", run_all_reduce, F32, F32, 4, REDUCE_MIN, 0, 0, 0, 1, 0 },
+	{ "sum bf16 in place", run_all_reduce, BF16, BF16, 5, REDUCE_SUM, 0, 0, 0, 1, 0 },
+	{ "avg bf16", run_all_reduce, BF16, BF16, 6, REDUCE_AVG, 0, 0, 0, 0, 0 },
+	{ "max bf16", run_all_reduce, BF16, BF16, 2, REDUCE_MAX, 0, 0, 0, 0, 0 },
+	{ "sum fp16", run_all_reduce, FP16, FP16, 6, REDUCE_SUM, 0, 0, 0, 0, 0 },
+	{ "avg fp16 of one", run_all_reduce, FP16, FP16, 1, REDUCE_AVG, 0, 0, 0, 0, 0 },
+	{ "min fp16 in place", run_all_reduce, FP16, FP16, 3, REDUCE_MIN, 0, 0, 0, 1, 0 },
+	{ "adamw", run_adamw, F32, F32, 0, 0, 0.1f, 0.9999f, 1e-8f, 0, 0 },
+	{ "adamw, other branch of lerp", run_adamw, F32, F32, 0, 0, 0.7f, 1, 0, 0, 0 },
+	{ "adamw, lerp of one half", run_adamw, F32, F32, 0, 0, 0.5f, 1, 0.1f, 0, 0 },
+	{ "sgd", run_sgd, F32, F32, 0, 0, 0, 0, 0, 0, 0 },
+	{ "sgd decay", run_sgd, F32, F32, 0, 0, 0.01f, 0, 0, 0, 0 },
+	{ "sgd momentum first", run_sgd, F32, F32, 0, 0, 0.01f, 0.9f, 0, 0, 1 },
+	{ "sgd momentum", run_sgd, F32, F32, 0, 0, 0, 0.9f, 0, 0, 0 },
+	{ "sgd nesterov first", run_sgd, F32, F32, 0, 0, 0, 0.9f, 0, 1, 1 },
+	{ "sgd nesterov decay", run_sgd, F32, F32, 0, 0, 0.1f, 0.9f, 0, 1, 0 },
+	{ "norm", run_norm, F32, F32, 0, 0, 0, 0, 0, 0, 0 },
+	{ "norm of numbers", run_norm, F32, F32, 0, 0, 0, 0, 0, 0, 1 },
+	{ "norm inf", run_norm, F32, F32, 0, 0, 0, 0, 0, 1, 0 },
+	{ "norm inf of numbers", run_norm, F32, F32, 0, 0, 0, 0, 0, 1, 1 },
+	{ "scale", run_scale, F32, F32, 0, 0, 0.37f, 0, 0, 0, 0 },
+	{ "scale by nan", run_scale, F32, F32, 0, 0, __builtin_nanf(""), 0, 0, 0, 0 },
+	{ "fill constant", run_fill, F32, F32, 0, FILL_CONSTANT, 0.1f, 0, 0, 0, 0 },
+	{ "fill uniform", run_fill, F32, F32, 1, FILL_UNIFORM, -0.5f, 0.25f, 0, 0, 0 },
+	{ "fill normal", run_fill, F32, F32, 2, FILL_NORMAL, 1, 0.02f, 0, 0, 0 },
+	{ "fill normal from an odd index", run_fill, F32, F32, 2, FILL_NORMAL, 0, 1, 0, 1, 0 },
+	{ "copy", run_copy, F32, F32, 0, 0, 0, 0, 0, 0, 0 },
+};
+
+static const struct {
+	size_t n, begin, end;
+} ranges[] = {
+	{ 1, 0, 1 },   { 1, 0, 0 },       { 3, 2, 2 },       { 7, 1, 6 },       { 31, 0, 31 },
+	{ 33, 1, 33 }, { 1024, 0, 1024 }, { 1025, 1, 1024 }, { 5003, 3, 4999 }, { 4099, 7, 4098 },
+};
+
+static void check_range(const struct kernels *k, const struct op_case *c, size_t n, size_t begin,
+			size_t end)
+{
+	_cleanup_(bed_deinit) struct bed want = { 0 };
+	_cleanup_(bed_deinit) struct bed got = { 0 };
+
+	bed_init(&want, c, n);
+	bed_copy(&got, &want);
+	c->run(kernels_ref(), c, &want, begin, end);
+	c->run(k, c, &got, begin, end);
+	expect_same(&want, &got, c, k->name);
+}
+
+Test(kernels, variants_equal_ref, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 120)
+{
+	for (size_t v = 1; v < ARRAY_SIZE(variants); v++) {
+		const struct kernels *k = kernels_named(variants[v]);
+
+		for (size_t c = 0; k && c < ARRAY_SIZE(cases); c++)
+			for (size_t r = 0; r < ARRAY_SIZE(ranges); r++)
+				check_range(k, &cases[c], ranges[r].n, ranges[r].begin,
+					    ranges[r].end);
+	}
+}
+
+/* Ranges that meet at odd places give what one range gives. */
+static void check_cut(const struct kernels *k, const struct op_case *c, size_t n)
+{
+	_cleanup_(bed_deinit) struct bed whole = { 0 };
+	_cleanup_(bed_deinit) struct bed cut = { 0 };
+	size_t at = 0;
+
+	bed_init(&whole, c, n);
+	bed_copy(&cut, &whole);
+	c->run(k, c, &whole, 0, n);
+	for (size_t step = 1; at < n; step = step * 3 + 2) {
+		size_t end = at + step < n ? at + step : n;
+
+		c->run(k, c, &cut, at, end);
+		at = end;
+	}
+	expect_same(&whole, &cut, c, k->name);
+}
+
+Test(kernels, cuts_do_not_matter, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 120)
+{
+	for (size_t v = 0; v < ARRAY_SIZE(variants); v++) {
+		const struct kernels *k = kernels_named(variants[v]);
+
+		for (size_t c = 0; k && c < ARRAY_SIZE(cases); c++)
+			if (cases[c].run != run_norm)
+				check_cut(k, &cases[c], 6007);
+	}
+}
+
+/* Norms: several blocks, the last one short, and from any block on. */
+Test(kernels, norm_blocks_equal_ref, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 120)
+{
+	const size_t n = 2 * KERNEL_NORM_BLOCK + 4321;
+
+	for (size_t v = 1; v < ARRAY_SIZE(variants); v++) {
+		const struct kernels *k = kernels_named(variants[v]);
+
+		for (size_t c = 0; k && c < ARRAY_SIZE(cases); c++) {
+			if (cases[c].run != run_norm)
+				continue;
+			check_range(k, &cases[c], n, 0, n);
+			check_range(k, &cases[c], n, KERNEL_NORM_BLOCK, n);
+			check_range(k, &cases[c], n, 0, KERNEL_NORM_BLOCK);
+			check_range(k, &cases[c], n, 2 * KERNEL_NORM_BLOCK, n - 5);
+		}
+	}
+}
+
+/* Every pattern of each 16-bit type, to the other types. */
+Test(kernels, all_16_bit_patterns, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60)
+{
+	static uint16_t patterns[65536];
+	static uint32_t want[65536], got[65536];
+
+	for (unsigned i = 0; i < 65536; i++)
+		patterns[i] = (uint16_t)i;
+	for (unsigned pair = 0; pair < 9; pair++) {
+		struct k_cast a = { want, patterns, pair % 3 + 1, pair / 3 + 1 };
+
+		if (a.src_dtype == F32)
+			continue;
+		for (size_t v = 1; v < ARRAY_SIZE(variants); v++) {
+			const struct kernels *k = kernels_named(variants[v]);
+
+			if (!k)
+				continue;
+			a.dst = want;
+			kernels_ref()->cast(&a, 0, 65536);
+			a.dst = got;
+			k->cast(&a, 0, 65536);
+			cr_assert_arr_eq(want, got, 65536 * dtype_size(a.dst_dtype), "%s %s to %s",
+					 k->name, dtype_name(a.src_dtype), dtype_name(a.dst_dtype));
+		}
+	}
+}
+
+Test(kernels, names, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 10)
+{
+	cr_assert_null(kernels_named("avx1024"));
+	cr_assert_null(kernels_named(""));
+	cr_assert_not_null(kernels_named("portable"));
+	cr_assert_eq(kernels_named("ref"), kernels_ref());
+	for (size_t v = 0; v < ARRAY_SIZE(variants); v++)
+		if (kernels_named(variants[v]))
+			cr_assert_str_eq(kernels_named(variants[v])->name, variants[v]);
+}
+
+/* Each test is a process: the choice is made for the first time. */
+Test(kernels, environment_chooses, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 10)
+{
+	setenv("SHARDD_KERNELS", "portable", 1);
+	cr_assert_str_eq(kernels_host()->name, "portable");
+	setenv("SHARDD_KERNELS", "ref", 1);
+	cr_assert_str_eq(kernels_host()->name, "portable", "chosen once");
+}
+
+Test(kernels, unknown_name_is_ignored, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 10)
+{
+	const char *fastest = kernels_named("avx512") ? "avx512"
+			      : kernels_named("avx2") ? "avx2"
+						      : "portable";
+
+	setenv("SHARDD_KERNELS", "nonsense", 1);
+	cr_assert_str_eq(kernels_host()->name, fastest);
+}
