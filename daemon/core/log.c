@@ -1,0 +1,458 @@
+/*
+ * Callers format; a writer thread writes. Between them is a bounded list under a
+ * lock that nobody holds across a system call on the output. The output's
+ * descriptor belongs to the writer; a new one travels through the same list, so
+ * that lines logged before a reopening go to the old file.
+ *
+ * The writer asks poll before each write and gives a stuck output up as soon as
+ * the log closes or another output waits, so it can always be joined, except out
+ * of a disk write that hangs in the kernel: that thread is left behind.
+ */
+#include "core/log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "core/log_format.h"
+
+#define QUEUE_LINES     4096 /* waiting for the writer; more are dropped */
+#define CLOSE_MS        900  /* that the writer may still write after log_close */
+#define CLOSE_GRACE_MS  100  /* and then to notice that it is over */
+#define POLL_MS         50   /* how often a stuck output is reconsidered */
+#define NSEC_PER_SECOND 1000000000L
+
+struct line {
+	struct line *next;
+	int new_fd; /* >= 0: no text, write to this from here on (owned) */
+	size_t bytes;
+	char text[];
+};
+
+static struct {
+	pthread_mutex_t lock;
+	pthread_cond_t wake;   /* the writer: something to do */
+	pthread_cond_t ended;  /* log_close: the writer has ended */
+	struct line *first;    /* oldest; owned */
+	struct line **last;    /* where the next one is linked */
+	unsigned lines;        /* in the list, text only */
+	unsigned switches;     /* in the list, outputs only */
+	bool open;             /* lines go to the list */
+	bool running;          /* the writer has not ended */
+	bool closing;          /* end when the list is empty or @deadline has passed */
+	struct timespec until; /* CLOCK_MONOTONIC, with @closing */
+	pthread_t writer;
+} q = {
+	.lock = PTHREAD_MUTEX_INITIALIZER,
+	.last = &q.first,
+};
+
+static bool to_stderr; /* the last output opened; who opens and reopens */
+static _Atomic int max_level = LOG_INFO;
+static _Atomic bool json;
+static _Atomic uint64_t dropped;
+
+static void drop(uint64_t lines)
+{
+	atomic_fetch_add_explicit(&dropped, lines, memory_order_relaxed);
+}
+
+static struct timespec monotonic_in(long ms)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	ts.tv_nsec += ms * (NSEC_PER_SECOND / 1000);
+	ts.tv_sec += ts.tv_nsec / NSEC_PER_SECOND;
+	ts.tv_nsec %= NSEC_PER_SECOND;
+	return ts;
+}
+
+static bool is_past(const struct timespec *ts)
+{
+	struct timespec now = monotonic_in(0);
+
+	return now.tv_sec > ts->tv_sec || (now.tv_sec == ts->tv_sec && now.tv_nsec >= ts->tv_nsec);
+}
+
+/* -- the writer ---------------------------------------------------------- */
+
+/* Shall the writer stop waiting for an output that takes nothing? */
+static bool gives_up(void)
+{
+	bool r;
+
+	pthread_mutex_lock(&q.lock);
+	r = q.switches > 0 || (q.closing && is_past(&q.until));
+	pthread_mutex_unlock(&q.lock);
+	return r;
+}
+
+/* Return: may be written to now. */
+static bool wait_writable(int fd)
+{
+	struct pollfd p = { .fd = fd, .events = POLLOUT };
+	bool last;
+
+	do {
+		last = gives_up();
+		if (poll(&p, 1, last ? 0 : POLL_MS) > 0)
+			return true;
+	} while (!last);
+	return false;
+}
+
+/* Return: all of it was written. */
+static bool write_line(int fd, const char *text, size_t bytes)
+{
+	while (bytes > 0) {
+		ssize_t n;
+
+		if (!wait_writable(fd))
+			return false;
+		n = write(fd, text, bytes);
+		if (n < 0 && (errno == EINTR || errno == EAGAIN)) {
+			if (gives_up())
+				return false;
+			continue;
+		}
+		if (n <= 0)
+			return false;
+		text += n;
+		bytes -= (size_t)n;
+	}
+	return true;
+}
+
+static struct line *take_first(void)
+{
+	struct line *l = q.first;
+
+	q.first = l->next;
+	if (!q.first)
+		q.last = &q.first;
+	if (l->new_fd >= 0)
+		q.switches--;
+	else
+		q.lines--;
+	return l;
+}
+
+/* Return: the next line, owned; NULL: the writer shall end. */
+static struct line *next_line(void)
+{
+	struct line *l = NULL;
+
+	pthread_mutex_lock(&q.lock);
+	while (!q.first && !q.closing)
+		pthread_cond_wait(&q.wake, &q.lock);
+	if (q.first && !(q.closing && is_past(&q.until)))
+		l = take_first();
+	pthread_mutex_unlock(&q.lock);
+	return l;
+}
+
+static void close_output(int fd)
+{
+	if (fd != STDERR_FILENO)
+		fd_close(fd);
+}
+
+/* What is still queued at the end: descriptors are closed, lines lost. */
+static void empty_queue(void)
+{
+	while (q.first) {
+		struct line *l = take_first();
+
+		if (l->new_fd >= 0)
+			close_output(l->new_fd);
+		else
+			drop(1);
+		free(l);
+	}
+}
+
+static void *run_writer(void *arg)
+{
+	struct line *l;
+	int fd = STDERR_FILENO;
+
+	(void)arg;
+	while ((l = next_line())) {
+		if (l->new_fd >= 0) {
+			close_output(fd);
+			fd = l->new_fd;
+		} else if (!write_line(fd, l->text, l->bytes)) {
+			drop(1);
+		}
+		free(l);
+	}
+	close_output(fd);
+	pthread_mutex_lock(&q.lock);
+	empty_queue();
+	q.running = false;
+	pthread_cond_signal(&q.ended);
+	pthread_mutex_unlock(&q.lock);
+	return NULL;
+}
+
+/* -- opening and closing ------------------------------------------------- */
+
+/* Return: a descriptor (STDERR_FILENO: not owned) or negative errno. */
+static int open_output(const char *path)
+{
+	int fd;
+
+	if (!path || !*path)
+		return STDERR_FILENO;
+	/* O_NONBLOCK: a FIFO nobody reads is an error and not a standstill */
+	fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0640);
+	return fd < 0 ? -errno : fd;
+}
+
+static void append(struct line *l)
+{
+	l->next = NULL;
+	*q.last = l;
+	q.last = &l->next;
+	if (l->new_fd >= 0)
+		q.switches++;
+	else
+		q.lines++;
+	pthread_cond_signal(&q.wake);
+}
+
+/* Let the writer go on with @fd (consumed, also on error). */
+static int switch_output(int fd)
+{
+	struct line *l = malloc(sizeof(*l));
+
+	if (!l) {
+		close_output(fd);
+		return -ENOMEM;
+	}
+	*l = (struct line){ .new_fd = fd };
+	pthread_mutex_lock(&q.lock);
+	append(l);
+	pthread_mutex_unlock(&q.lock);
+	return 0;
+}
+
+/* @fd: where the log goes from now on. */
+static void apply(const struct log_options *options, int fd)
+{
+	to_stderr = fd == STDERR_FILENO;
+	CHECK(options->level < _LOG_N);
+	atomic_store(&max_level, (int)options->level);
+	atomic_store(&json, options->json);
+}
+
+static void init_conditions(void)
+{
+	pthread_condattr_t attr;
+
+	CHECK(pthread_condattr_init(&attr) == 0);
+	CHECK(pthread_condattr_setclock(&attr, CLOCK_MONOTONIC) == 0);
+	CHECK(pthread_cond_init(&q.wake, NULL) == 0);
+	CHECK(pthread_cond_init(&q.ended, &attr) == 0);
+	pthread_condattr_destroy(&attr);
+}
+
+/* Signals are the loop thread's: the writer is born with all of them blocked,
+ * which also turns SIGPIPE into EPIPE. */
+static int start_writer(void)
+{
+	sigset_t all, old;
+	int r;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	r = pthread_create(&q.writer, NULL, run_writer, NULL);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	return -r;
+}
+
+int log_open(const struct log_options *options)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	int fd, r;
+
+	pthread_once(&once, init_conditions);
+	CHECK(!q.open && !q.running);
+	fd = open_output(options->path);
+	if (fd < 0)
+		return fd;
+	r = switch_output(fd);
+	if (r < 0)
+		return r;
+	q.running = true;
+	q.closing = false;
+	r = start_writer();
+	if (r < 0) {
+		empty_queue();
+		q.running = false;
+		return r;
+	}
+	atomic_store(&dropped, 0);
+	apply(options, fd);
+	pthread_mutex_lock(&q.lock);
+	q.open = true;
+	pthread_mutex_unlock(&q.lock);
+	return 0;
+}
+
+int log_reopen(const struct log_options *options)
+{
+	int fd, r;
+
+	CHECK(q.open);
+	fd = open_output(options->path);
+	if (fd < 0)
+		return fd;
+	/* standard error again: a switch would only make the writer hurry and lose lines */
+	if (fd != STDERR_FILENO || !to_stderr) {
+		r = switch_output(fd);
+		if (r < 0)
+			return r;
+	}
+	apply(options, fd);
+	return 0;
+}
+
+void log_close(void)
+{
+	struct timespec until = monotonic_in(CLOSE_MS + CLOSE_GRACE_MS);
+	bool running;
+	int r = 0;
+
+	pthread_mutex_lock(&q.lock);
+	if (!q.open) {
+		pthread_mutex_unlock(&q.lock);
+		return;
+	}
+	q.open = false;
+	q.closing = true;
+	q.until = monotonic_in(CLOSE_MS);
+	pthread_cond_signal(&q.wake);
+	while (q.running && r == 0)
+		r = pthread_cond_timedwait(&q.ended, &q.lock, &until);
+	running = q.running;
+	pthread_mutex_unlock(&q.lock);
+	if (running)
+		pthread_detach(q.writer);
+	else
+		pthread_join(q.writer, NULL);
+}
+
+/* -- writing ------------------------------------------------------------- */
+
+static size_t format(char *buf, const struct log_record *r)
+{
+	if (atomic_load_explicit(&json, memory_order_relaxed))
+		return log_format_json(buf, r);
+	return log_format_text(buf, r);
+}
+
+enum queued { QUEUED, QUEUE_FULL, QUEUE_CLOSED };
+
+/* @l: consumed if QUEUED. */
+static enum queued queue_line(struct line *l)
+{
+	enum queued r = QUEUED;
+
+	pthread_mutex_lock(&q.lock);
+	if (!q.open)
+		r = QUEUE_CLOSED;
+	else if (q.lines >= QUEUE_LINES)
+		r = QUEUE_FULL;
+	else
+		append(l);
+	pthread_mutex_unlock(&q.lock);
+	return r;
+}
+
+/* Before log_open and after log_close. */
+static void write_now(const char *text, size_t bytes)
+{
+	ssize_t n;
+
+	do
+		n = write(STDERR_FILENO, text, bytes);
+	while (n < 0 && errno == EINTR);
+	if (n != (ssize_t)bytes)
+		drop(1);
+}
+
+static void hand_over(const char *text, size_t bytes)
+{
+	_cleanup_(freep) struct line *l = malloc(sizeof(*l) + bytes);
+
+	if (!l) {
+		drop(1);
+		return;
+	}
+	*l = (struct line){ .new_fd = -1, .bytes = bytes };
+	memcpy(l->text, text, bytes);
+	switch (queue_line(l)) {
+	case QUEUED:
+		STEAL_PTR(l);
+		break;
+	case QUEUE_FULL:
+		drop(1);
+		break;
+	case QUEUE_CLOSED:
+		write_now(text, bytes);
+		break;
+	}
+}
+
+void log_write(enum log_level level, const char *topic, const char *fmt, ...)
+{
+	char message[LOG_MESSAGE_MAX], buf[LOG_LINE_MAX];
+	struct log_record r = { .level = level, .topic = topic, .message = message };
+	int saved = errno;
+	va_list ap;
+
+	CHECK(level < _LOG_N);
+	if ((int)level > atomic_load_explicit(&max_level, memory_order_relaxed))
+		return;
+	va_start(ap, fmt);
+	log_message(message, fmt, ap);
+	va_end(ap);
+	clock_gettime(CLOCK_REALTIME, &r.time);
+	hand_over(buf, format(buf, &r));
+	errno = saved;
+}
+
+uint64_t log_dropped(void)
+{
+	return atomic_load_explicit(&dropped, memory_order_relaxed);
+}
+
+static const char *const level_names[_LOG_N] = {
+	[LOG_ERROR] = "error",
+	[LOG_WARN] = "warn",
+	[LOG_INFO] = "info",
+	[LOG_DEBUG] = "debug",
+};
+
+int log_level_parse(const char *name)
+{
+	for (int i = 0; i < _LOG_N; i++)
+		if (strcmp(name, level_names[i]) == 0)
+			return i;
+	return -1;
+}
+
+const char *log_level_name(enum log_level level)
+{
+	return level < _LOG_N ? level_names[level] : "?";
+}

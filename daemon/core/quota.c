@@ -1,0 +1,52 @@
+#include "core/quota.h"
+
+#include <stddef.h>
+
+#include "core/check.h"
+
+void quota_init(struct quota *q, struct quota *parent, uint64_t limit)
+{
+	*q = (struct quota){ .parent = parent, .limit = limit };
+}
+
+uint64_t quota_left(const struct quota *q)
+{
+	uint64_t left = UINT64_MAX;
+
+	for (; q; q = q->parent) {
+		uint64_t limit = q->limit ? q->limit : UINT64_MAX;
+		uint64_t here = limit > q->used ? limit - q->used : 0;
+
+		if (here < left)
+			left = here;
+	}
+	return left;
+}
+
+int quota_charge(struct quota *q, enum mem_class class, uint64_t bytes)
+{
+	CHECK(class < _MEM_N);
+	if (bytes > quota_left(q))
+		return QUOTA_E_LIMIT;
+	for (; q; q = q->parent) {
+		q->used += bytes;
+		q->by_class[class] += bytes;
+	}
+	return 0;
+}
+
+void quota_return(struct quota *q, enum mem_class class, uint64_t bytes)
+{
+	for (; q; q = q->parent) {
+		CHECK(q->by_class[class] >= bytes && q->used >= bytes);
+		q->used -= bytes;
+		q->by_class[class] -= bytes;
+	}
+}
+
+const char *mem_class_name(enum mem_class class)
+{
+	static const char *const names[_MEM_N] = { "shard", "full", "grad", "control" };
+
+	return class < _MEM_N ? names[class] : "?";
+}

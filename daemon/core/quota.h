@@ -1,0 +1,46 @@
+/*
+ * Accounts of bytes. Every slab is charged to one account by class when it is
+ * built and returned by its destructor; an account charges its parent (a job's
+ * account its device's). Loop thread only.
+ */
+#ifndef SHARDD_CORE_QUOTA_H
+#define SHARDD_CORE_QUOTA_H
+
+#include <stdint.h>
+
+enum mem_class {
+	MEM_SHARD = 0, /* master parameters, gradient shards, optimizer state: hard */
+	MEM_FULL,      /* gathered copies: pooled, revocable */
+	MEM_GRAD,      /* what trainers write: gradient and other buffers: pooled */
+	MEM_CONTROL,   /* blobs of commits */
+	_MEM_N,
+};
+
+struct quota {
+	struct quota *parent; /* borrowed; outlives this one; may be NULL */
+	uint64_t limit;       /* bytes; 0: none */
+	uint64_t used;        /* bytes, sum of @by_class */
+	uint64_t by_class[_MEM_N];
+};
+
+enum {
+	QUOTA_E_LIMIT = 1, /* this account or a parent has not that much left */
+};
+
+/* Limit @limit bytes (0: none). Allocates nothing. */
+void quota_init(struct quota *q, struct quota *parent, uint64_t limit);
+
+/* Take @bytes from this account and all above, or nothing.
+ * Return: 0 or QUOTA_E_LIMIT. */
+int quota_charge(struct quota *q, enum mem_class class, uint64_t bytes);
+
+/* Give back what was charged; CHECKs that it was. */
+void quota_return(struct quota *q, enum mem_class class, uint64_t bytes);
+
+/* Bytes that could still be charged here. */
+uint64_t quota_left(const struct quota *q);
+
+/* shard, full, grad, control. Return: static string. */
+const char *mem_class_name(enum mem_class class);
+
+#endif
