@@ -1,0 +1,235 @@
+/*
+ * A backend without threads: memory is real (memfds), kernels are the reference
+ * ones and run on the loop when the task completes. Calls fail on demand, and
+ * completions can be held back, so that a test decides what happens when.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "backend/backend_impl.h"
+#include "backend/kop.h"
+#include "backend/memfd.h"
+#include "core/check.h"
+
+#define FAKE_CAPACITY (UINT64_C(64) << 30)
+
+struct fake_task {
+	struct list link;          /* fake.ready or fake.held */
+	struct backend_task *task; /* NULL: free */
+	int status;
+};
+
+/* Tasks at one time; more than any test has. Not allocated, so that a test in which
+ * allocations fail still sees its tasks complete. */
+#define FAKE_TASKS 4096
+
+struct fake {
+	struct backend backend; /* first */
+	struct list ready;      /* complete in the loop's next turns, in this order */
+	struct list held;       /* wait for release, in submission order */
+	struct work work;       /* posted while @ready is not empty */
+	bool posted;
+	bool hold;
+	uint64_t used; /* bytes of all allocations */
+	unsigned calls;
+	unsigned fail_in; /* the how-manieth call from now on fails; 0: none */
+	int fail_err;
+	struct fake_task tasks[FAKE_TASKS];
+};
+
+static const struct backend_ops fake_ops;
+
+static struct fake *to_fake(struct backend *b)
+{
+	CHECK(b->ops == &fake_ops);
+	return CONTAINER_OF(b, struct fake, backend);
+}
+
+static struct memfd *to_memfd(struct backend_mem *mem)
+{
+	return CONTAINER_OF(mem, struct memfd, mem);
+}
+
+/* Count a call. Return: 0, or what it must fail with. */
+static int count_call(struct fake *f)
+{
+	f->calls++;
+	return f->fail_in > 0 && --f->fail_in == 0 ? f->fail_err : 0;
+}
+
+static int fake_alloc(struct backend *b, uint64_t bytes, struct backend_mem **ret)
+{
+	struct fake *f = to_fake(b);
+	struct memfd *m;
+	int r = count_call(f);
+
+	if (r)
+		return r;
+	if (f->used > b->info.capacity_bytes || bytes > b->info.capacity_bytes - f->used)
+		return BACKEND_E_FULL;
+	r = memfd_new(bytes, &m);
+	if (r)
+		return r;
+	f->used += bytes;
+	*ret = &m->mem;
+	return 0;
+}
+
+static int fake_import(struct backend *b, int fd, uint64_t bytes, struct backend_mem **ret)
+{
+	struct fake *f = to_fake(b);
+	struct memfd *m;
+	int r = count_call(f);
+
+	if (r)
+		return r;
+	if (bytes % b->info.granularity != 0)
+		return -EINVAL;
+	r = memfd_import(fd, bytes, &m);
+	if (r)
+		return r;
+	f->used += bytes;
+	*ret = &m->mem;
+	return 0;
+}
+
+static int fake_export(struct backend *b, struct backend_mem *mem, bool writable, int *ret_fd)
+{
+	int r = count_call(to_fake(b));
+
+	return r ? r : memfd_export(to_memfd(mem), writable, ret_fd);
+}
+
+static void fake_free(struct backend *b, struct backend_mem *mem)
+{
+	struct fake *f = to_fake(b);
+
+	CHECK(f->used >= mem->bytes);
+	f->used -= mem->bytes;
+	memfd_free(to_memfd(mem));
+}
+
+static void post(struct fake *f);
+
+/* One task a turn, and nothing of the backend is touched after its callback, so
+ * that the callback may submit or close. */
+static void on_turn(struct work *work)
+{
+	struct fake *f = CONTAINER_OF(work, struct fake, work);
+	struct fake_task *ft = list_first(&f->ready, struct fake_task, link);
+	struct backend_task *task = ft->task;
+	int status = ft->status;
+
+	list_unlink(&ft->link);
+	ft->task = NULL;
+	f->posted = false;
+	post(f);
+	for (unsigned i = 0; status == 0 && i < task->n_kops; i++)
+		kop_run(kernels_ref(), &task->kops[i], 0, task->kops[i].n);
+	backend_complete(&f->backend, task, status);
+}
+
+static void post(struct fake *f)
+{
+	if (f->posted || list_empty(&f->ready))
+		return;
+	f->posted = true;
+	loopq_post(f->backend.loopq, &f->work, on_turn);
+}
+
+static struct fake_task *free_task(struct fake *f)
+{
+	for (unsigned i = 0; i < FAKE_TASKS; i++)
+		if (!f->tasks[i].task)
+			return &f->tasks[i];
+	return NULL;
+}
+
+static void fake_submit(struct backend *b, struct backend_task *task)
+{
+	struct fake *f = to_fake(b);
+	struct fake_task *ft = free_task(f);
+
+	CHECK(ft);
+	ft->task = task;
+	ft->status = count_call(f);
+	CHECK(ft->status <= 0);
+	list_init(&ft->link);
+	list_append(f->hold ? &f->held : &f->ready, &ft->link);
+	post(f);
+}
+
+static void fake_close(struct backend *b)
+{
+	struct fake *f = to_fake(b);
+
+	CHECK(f->used == 0 && !f->posted);
+	free(f);
+}
+
+static const struct backend_ops fake_ops = {
+	.alloc = fake_alloc,
+	.free = fake_free,
+	.export = fake_export,
+	.import = fake_import,
+	.submit = fake_submit,
+	.close = fake_close,
+};
+
+void backend_fake_fail(struct backend *b, unsigned n, int err)
+{
+	struct fake *f = to_fake(b);
+
+	CHECK(n == 0 || err != 0);
+	f->fail_in = n;
+	f->fail_err = err;
+}
+
+unsigned backend_fake_calls(const struct backend *b)
+{
+	return CONTAINER_OF(b, const struct fake, backend)->calls;
+}
+
+void backend_fake_hold(struct backend *b, bool hold)
+{
+	to_fake(b)->hold = hold;
+	if (!hold)
+		backend_fake_release(b, false);
+}
+
+void backend_fake_release(struct backend *b, bool reversed)
+{
+	struct fake *f = to_fake(b);
+
+	while (!list_empty(&f->held)) {
+		struct list *link = reversed ? f->held.prev : f->held.next;
+
+		list_unlink(link);
+		list_append(&f->ready, link);
+	}
+	post(f);
+}
+
+int backend_fake_new(struct loopq *loopq, uint64_t capacity, struct backend **ret)
+{
+	struct fake *f = calloc(1, sizeof(*f));
+	struct backend_info *info;
+
+	if (!f)
+		return -ENOMEM;
+	backend_init(&f->backend, &fake_ops, loopq);
+	list_init(&f->ready);
+	list_init(&f->held);
+	info = &f->backend.info;
+	info->name = "fake";
+	info->capacity_bytes = capacity ? capacity : FAKE_CAPACITY;
+	info->granularity = (uint64_t)sysconf(_SC_PAGESIZE);
+	info->threads = 0;
+	snprintf(info->id, sizeof(info->id), "fake:0");
+	snprintf(info->kernels, sizeof(info->kernels), "%s", kernels_ref()->name);
+	snprintf(info->detail, sizeof(info->detail), "no threads, for tests");
+	*ret = &f->backend;
+	return 0;
+}

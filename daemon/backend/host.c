@@ -1,0 +1,164 @@
+/*
+ * The host's memory as a device: memfds, and kernels on a set of threads.
+ */
+#include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "backend/backend_impl.h"
+#include "backend/host_topology.h"
+#include "backend/host_unmap.h"
+#include "backend/host_workers.h"
+#include "backend/memfd.h"
+#include "core/check.h"
+#include "core/cleanup.h"
+
+struct host {
+	struct backend backend; /* first */
+	struct unmapper unmapper;
+	struct workers *workers;
+	uint64_t used; /* bytes of all allocations */
+};
+
+static struct host *to_host(struct backend *b)
+{
+	return CONTAINER_OF(b, struct host, backend);
+}
+
+static struct memfd *to_memfd(struct backend_mem *mem)
+{
+	return CONTAINER_OF(mem, struct memfd, mem);
+}
+
+static int host_alloc(struct backend *b, uint64_t bytes, struct backend_mem **ret)
+{
+	struct host *h = to_host(b);
+	struct memfd *m;
+	int r;
+
+	/* A memfd of any size can be made; that the pages are there is our promise. */
+	if (h->used > b->info.capacity_bytes || bytes > b->info.capacity_bytes - h->used)
+		return BACKEND_E_FULL;
+	r = memfd_new(bytes, &m);
+	if (r)
+		return r;
+	h->used += bytes;
+	*ret = &m->mem;
+	return 0;
+}
+
+static int host_import(struct backend *b, int fd, uint64_t bytes, struct backend_mem **ret)
+{
+	struct host *h = to_host(b);
+	struct memfd *m;
+	int r;
+
+	if (bytes % b->info.granularity != 0)
+		return -EINVAL;
+	r = memfd_import(fd, bytes, &m);
+	if (r)
+		return r;
+	h->used += bytes; /* it exists already: never refused for lack of space */
+	*ret = &m->mem;
+	return 0;
+}
+
+static void host_free(struct backend *b, struct backend_mem *mem)
+{
+	struct host *h = to_host(b);
+
+	CHECK(h->used >= mem->bytes);
+	h->used -= mem->bytes;
+	unmapper_free(&h->unmapper, to_memfd(mem));
+}
+
+static int host_export(struct backend *b, struct backend_mem *mem, bool writable, int *ret_fd)
+{
+	(void)b;
+	return memfd_export(to_memfd(mem), writable, ret_fd);
+}
+
+static void host_submit(struct backend *b, struct backend_task *task)
+{
+	workers_submit(to_host(b)->workers, task);
+}
+
+static void on_task_done(void *userdata, struct backend_task *task)
+{
+	backend_complete(userdata, task, 0);
+}
+
+static void host_close(struct backend *b)
+{
+	struct host *h = to_host(b);
+
+	CHECK(h->used == 0);
+	workers_free(h->workers);
+	unmapper_deinit(&h->unmapper);
+	free(h);
+}
+
+static const struct backend_ops host_ops = {
+	.alloc = host_alloc,
+	.free = host_free,
+	.export = host_export,
+	.import = host_import,
+	.submit = host_submit,
+	.close = host_close,
+};
+
+static void fill_info(struct backend_info *info, const struct host_topology *t, unsigned threads,
+		      uint64_t capacity)
+{
+	snprintf(info->id, sizeof(info->id), "host:0");
+	info->name = "host";
+	info->capacity_bytes = capacity ? capacity : t->memory;
+	info->granularity = (uint64_t)sysconf(_SC_PAGESIZE);
+	info->threads = threads ? threads : t->cores;
+	snprintf(info->kernels, sizeof(info->kernels), "%s", kernels_host()->name);
+	snprintf(info->detail, sizeof(info->detail), "%s", t->detail);
+}
+
+static int start(struct host *h, const struct host_topology *t)
+{
+	const struct workers_options o = {
+		.loopq = h->backend.loopq,
+		.kernels = kernels_host(),
+		.threads = h->backend.info.threads,
+		.node_cpus = t->node_cpus,
+		.n_nodes = t->n_nodes,
+		.done = on_task_done,
+		.userdata = &h->backend,
+	};
+	int r = unmapper_init(&h->unmapper);
+
+	if (r)
+		return r;
+	r = workers_new(&o, &h->workers);
+	if (r)
+		unmapper_deinit(&h->unmapper);
+	return r;
+}
+
+int backend_host_new(struct loopq *loopq, unsigned threads, uint64_t capacity, struct backend **ret)
+{
+	_cleanup_(host_topology_deinit) struct host_topology t = HOST_TOPOLOGY_NULL;
+	_cleanup_(freep) struct host *h = calloc(1, sizeof(*h));
+	int r;
+
+	if (!h)
+		return -ENOMEM;
+	r = host_topology_init(&t);
+	if (r)
+		return r;
+	backend_init(&h->backend, &host_ops, loopq);
+	fill_info(&h->backend.info, &t, threads, capacity);
+	r = start(h, &t);
+	if (r)
+		return r;
+	*ret = &h->backend;
+	h = NULL;
+	return 0;
+}

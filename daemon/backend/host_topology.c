@@ -1,0 +1,158 @@
+#include "backend/host_topology.h"
+
+#include <errno.h>
+#include <hwloc.h>
+#include <hwloc/glibc-sched.h>
+#include <limits.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/cleanup.h"
+
+#define CGROUP_ROOT "/sys/fs/cgroup"
+#define SHMEM_HUGE  "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+
+/* First line of a small file, without its end. Return: whether there was one. */
+static bool read_line(const char *path, char *buf, size_t bytes)
+{
+	_cleanup_(fclosep) FILE *f = fopen(path, "re");
+
+	if (!f || !fgets(buf, (int)bytes, f))
+		return false;
+	buf[strcspn(buf, "\n")] = '\0';
+	return true;
+}
+
+static uint64_t group_limit(const char *root, const char *group)
+{
+	char path[PATH_MAX], line[64], *end;
+	unsigned long long value;
+
+	if ((size_t)snprintf(path, sizeof(path), "%s%s/memory.max", root, group) >= sizeof(path))
+		return UINT64_MAX;
+	if (!read_line(path, line, sizeof(line)))
+		return UINT64_MAX;
+	value = strtoull(line, &end, 10); /* "max": no digits */
+	return end == line ? UINT64_MAX : value;
+}
+
+uint64_t host_topology_cgroup_limit(const char *root, const char *path)
+{
+	char group[PATH_MAX];
+	uint64_t limit = UINT64_MAX;
+	char *slash;
+
+	snprintf(group, sizeof(group), "%s", strcmp(path, "/") == 0 ? "" : path);
+	while (true) {
+		uint64_t here = group_limit(root, group);
+
+		if (here < limit)
+			limit = here;
+		slash = strrchr(group, '/');
+		if (!slash)
+			return limit;
+		*slash = '\0';
+	}
+}
+
+/* The line "0::/path" of /proc/self/cgroup is the one of cgroup v2. */
+static uint64_t own_cgroup_limit(void)
+{
+	_cleanup_(fclosep) FILE *f = fopen("/proc/self/cgroup", "re");
+	char line[PATH_MAX];
+
+	while (f && fgets(line, sizeof(line), f)) {
+		line[strcspn(line, "\n")] = '\0';
+		if (strncmp(line, "0::/", 4) == 0)
+			return host_topology_cgroup_limit(CGROUP_ROOT, line + 3);
+	}
+	return UINT64_MAX;
+}
+
+static uint64_t memory_bytes(void)
+{
+	uint64_t machine = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+	uint64_t limit = own_cgroup_limit();
+
+	return limit < machine ? limit : machine;
+}
+
+/* The word in brackets of "always within_size [advise] never deny force". */
+static void huge_page_mode(char *buf, size_t bytes)
+{
+	char line[128], *open, *close;
+
+	snprintf(buf, bytes, "unknown");
+	if (!read_line(SHMEM_HUGE, line, sizeof(line)))
+		return;
+	open = strchr(line, '[');
+	close = open ? strchr(open, ']') : NULL;
+	if (close)
+		snprintf(buf, bytes, "%.*s", (int)(close - open - 1), open + 1);
+}
+
+static unsigned count(hwloc_topology_t hw, hwloc_obj_type_t type)
+{
+	int n = hwloc_get_nbobjs_by_type(hw, type);
+
+	return n > 0 ? (unsigned)n : 0;
+}
+
+static int keep_node_cpus(struct host_topology *t, hwloc_topology_t hw)
+{
+	t->node_cpus = calloc(t->n_nodes, sizeof(*t->node_cpus));
+	if (!t->node_cpus)
+		return -ENOMEM;
+	for (unsigned i = 0; i < t->n_nodes; i++) {
+		hwloc_obj_t node = hwloc_get_obj_by_type(hw, HWLOC_OBJ_NUMANODE, i);
+
+		hwloc_cpuset_to_glibc_sched_affinity(hw, node->cpuset, &t->node_cpus[i],
+						     sizeof(t->node_cpus[i]));
+	}
+	return 0;
+}
+
+static int read_topology(struct host_topology *t, hwloc_topology_t hw)
+{
+	unsigned sockets = count(hw, HWLOC_OBJ_PACKAGE);
+	unsigned nodes = count(hw, HWLOC_OBJ_NUMANODE);
+	char huge[32];
+
+	t->cores = count(hw, HWLOC_OBJ_CORE);
+	if (t->cores == 0)
+		t->cores = count(hw, HWLOC_OBJ_PU);
+	if (t->cores == 0)
+		t->cores = 1;
+	t->n_nodes = nodes ? nodes : 1;
+	huge_page_mode(huge, sizeof(huge));
+	snprintf(t->detail, sizeof(t->detail),
+		 "sockets %u, cores %u, NUMA nodes %u, huge pages for shared memory: %s",
+		 sockets ? sockets : 1, t->cores, t->n_nodes, huge);
+	return t->n_nodes > 1 ? keep_node_cpus(t, hw) : 0;
+}
+
+int host_topology_init(struct host_topology *t)
+{
+	hwloc_topology_t hw;
+	int r = -EIO;
+
+	*t = HOST_TOPOLOGY_NULL;
+	if (hwloc_topology_init(&hw) < 0)
+		return -ENOMEM;
+	if (hwloc_topology_load(hw) == 0)
+		r = read_topology(t, hw);
+	hwloc_topology_destroy(hw);
+	if (r)
+		return r;
+	t->memory = memory_bytes();
+	return 0;
+}
+
+void host_topology_deinit(struct host_topology *t)
+{
+	free(t->node_cpus);
+	*t = HOST_TOPOLOGY_NULL;
+}

@@ -1,0 +1,28 @@
+/* What the host backend needs to know of the machine, found out once. */
+#ifndef SHARDD_BACKEND_HOST_TOPOLOGY_H
+#define SHARDD_BACKEND_HOST_TOPOLOGY_H
+
+#include <sched.h>
+#include <stdint.h>
+
+struct host_topology {
+	unsigned cores;       /* this process may run on */
+	unsigned n_nodes;     /* NUMA nodes, at least 1 */
+	cpu_set_t *node_cpus; /* processors of each node; NULL when there is one node */
+	uint64_t memory;      /* bytes: the machine's, or the control group's limit if lower */
+	char detail[128];     /* for people */
+};
+
+#define HOST_TOPOLOGY_NULL ((struct host_topology){ 0 })
+
+/* Takes tens of milliseconds. Any thread. Return: 0 or negative errno. */
+int host_topology_init(struct host_topology *t);
+
+/* Safe after HOST_TOPOLOGY_NULL and twice. */
+void host_topology_deinit(struct host_topology *t);
+
+/* Lowest memory.max (cgroup v2) of the group @path and those above it, below
+ * @root (/sys/fs/cgroup). Return: bytes, UINT64_MAX if none is set. */
+uint64_t host_topology_cgroup_limit(const char *root, const char *path);
+
+#endif

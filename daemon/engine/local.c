@@ -1,0 +1,231 @@
+/*
+ * The engine of a single device: every communicator has one member, so a
+ * collective is at most a copy. Operations of a communicator run one after the
+ * other, as the contract says: the next may read what the last one wrote.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "core/list.h"
+#include "engine/engine_impl.h"
+
+struct local {
+	struct engine engine; /* first */
+	struct loopq *loopq;
+	struct backend *backend;
+};
+
+/* One queued operation. */
+struct local_op {
+	struct list link; /* local_comm.queue */
+	struct comm_op *op;
+	struct kop copy; /* n == 0: nothing to copy */
+};
+
+struct local_comm {
+	struct comm comm; /* first */
+	struct work ready_work;
+	comm_ready_cb ready;
+	void *userdata;
+
+	struct list queue;      /* of struct local_op; the first is the one at work */
+	struct comm_op *failed; /* no memory to queue these; linked by impl */
+	struct work turn;       /* posted: look at the queue */
+	bool posted;            /* @turn */
+	bool copying;           /* @task is with the backend */
+	struct backend_task task;
+};
+
+static struct local *to_local(struct engine *e)
+{
+	return CONTAINER_OF(e, struct local, engine);
+}
+
+static struct local_comm *to_comm(struct comm *c)
+{
+	return CONTAINER_OF(c, struct local_comm, comm);
+}
+
+static void on_turn(struct work *work);
+
+static void post_turn(struct local_comm *c)
+{
+	if (c->posted || c->copying || (list_empty(&c->queue) && !c->failed))
+		return;
+	c->posted = true;
+	loopq_post(to_local(c->comm.engine)->loopq, &c->turn, on_turn);
+}
+
+/* End the first operation; last thing done, since its callback may free @c. */
+static void complete_first(struct local_comm *c, int status)
+{
+	struct local_op *first = list_first(&c->queue, struct local_op, link);
+	struct comm_op *op = first->op;
+
+	list_unlink(&first->link);
+	free(first);
+	post_turn(c);
+	comm_complete(&c->comm, op, c->comm.aborted ? ENGINE_E_ABORTED : status);
+}
+
+static void on_copied(struct backend_task *task, int status)
+{
+	struct local_comm *c = CONTAINER_OF(task, struct local_comm, task);
+
+	c->copying = false;
+	complete_first(c, status);
+}
+
+static void complete_failed(struct local_comm *c)
+{
+	struct comm_op *op = c->failed;
+
+	c->failed = op->impl;
+	op->impl = NULL;
+	post_turn(c);
+	comm_complete(&c->comm, op, -ENOMEM);
+}
+
+static void on_turn(struct work *work)
+{
+	struct local_comm *c = CONTAINER_OF(work, struct local_comm, turn);
+	struct local_op *first;
+
+	c->posted = false;
+	if (c->failed) {
+		complete_failed(c);
+		return;
+	}
+	first = list_first(&c->queue, struct local_op, link);
+	if (c->comm.aborted || first->copy.n == 0) {
+		complete_first(c, 0);
+		return;
+	}
+	c->copying = true;
+	c->task = (struct backend_task){ .kops = &first->copy, .n_kops = 1, .done = on_copied };
+	backend_submit(to_local(c->comm.engine)->backend, &c->task);
+}
+
+/* Queue @op with a copy of @bytes; none when both addresses are the same. */
+static void queue_op(struct local_comm *c, struct comm_op *op, const void *src, void *dst,
+		     uint64_t bytes)
+{
+	struct local_op *lo = calloc(1, sizeof(*lo));
+
+	if (!lo) {
+		op->impl = c->failed;
+		c->failed = op;
+		post_turn(c);
+		return;
+	}
+	lo->op = op;
+	lo->copy = (struct kop){ .kind = KOP_COPY,
+				 .n = src == dst ? 0 : bytes,
+				 .copy = { .dst = dst, .src = src } };
+	list_init(&lo->link);
+	list_append(&c->queue, &lo->link);
+	post_turn(c);
+}
+
+static void local_all_gather(struct comm *c, struct comm_op *op, const void *send, void *recv,
+			     uint64_t count, enum dtype dtype)
+{
+	queue_op(to_comm(c), op, send, recv, count * dtype_size(dtype));
+}
+
+/* The sum over one member is what it sent. */
+static void local_reduce_scatter(struct comm *c, struct comm_op *op, const void *send, void *recv,
+				 uint64_t count, enum dtype dtype)
+{
+	queue_op(to_comm(c), op, send, recv, count * dtype_size(dtype));
+}
+
+/* In place, and the average, sum, maximum and minimum of one are that one. */
+static void local_all_reduce(struct comm *c, struct comm_op *op, void *data, uint64_t count,
+			     enum dtype dtype, enum reduce_op reduce)
+{
+	(void)count;
+	(void)dtype;
+	(void)reduce;
+	queue_op(to_comm(c), op, data, data, 0);
+}
+
+static void local_broadcast(struct comm *c, struct comm_op *op, void *data, uint64_t bytes,
+			    unsigned root)
+{
+	(void)bytes;
+	(void)root;
+	queue_op(to_comm(c), op, data, data, 0);
+}
+
+/* What is queued ends at the next turns; a copy under way first runs to its end,
+ * since until then the backend writes to its target. */
+static void local_abort(struct comm *c)
+{
+	post_turn(to_comm(c));
+}
+
+static void on_ready(struct work *work)
+{
+	struct local_comm *c = CONTAINER_OF(work, struct local_comm, ready_work);
+
+	c->ready(c->userdata, &c->comm, 0);
+}
+
+static int local_comm_new(struct engine *e, unsigned size, unsigned member, comm_ready_cb ready,
+			  void *userdata)
+{
+	struct local_comm *c;
+
+	if (size != 1)
+		return -EINVAL; /* other devices need an engine with a wire */
+	c = calloc(1, sizeof(*c));
+	if (!c)
+		return -ENOMEM;
+	comm_init(&c->comm, e, size, member);
+	c->ready = ready;
+	c->userdata = userdata;
+	list_init(&c->queue);
+	loopq_post(to_local(e)->loopq, &c->ready_work, on_ready);
+	return 0;
+}
+
+static void local_comm_free(struct comm *comm)
+{
+	struct local_comm *c = to_comm(comm);
+
+	CHECK(list_empty(&c->queue) && !c->failed && !c->posted && !c->copying);
+	free(c);
+}
+
+static void local_close(struct engine *e)
+{
+	free(to_local(e));
+}
+
+static const struct engine_ops local_ops = {
+	.name = "local",
+	.comm_new = local_comm_new,
+	.comm_free = local_comm_free,
+	.abort = local_abort,
+	.all_gather = local_all_gather,
+	.reduce_scatter = local_reduce_scatter,
+	.all_reduce = local_all_reduce,
+	.broadcast = local_broadcast,
+	.close = local_close,
+};
+
+int engine_local_new(struct loopq *loopq, struct backend *backend, struct engine **ret)
+{
+	struct local *l = calloc(1, sizeof(*l));
+
+	if (!l)
+		return -ENOMEM;
+	engine_init(&l->engine, &local_ops);
+	l->loopq = loopq;
+	l->backend = backend;
+	*ret = &l->engine;
+	return 0;
+}

@@ -1,0 +1,116 @@
+/*
+ * Kernel threads under load, for the thread sanitizer: bursts of tasks of all
+ * sizes are submitted from a loop, some of them from callbacks; every result is
+ * checked. Prints "workers ok" and exits with 0.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <uv.h>
+
+#include "backend/backend_impl.h"
+#include "core/check.h"
+
+#define THREADS 4
+#define ROUNDS  30
+#define TASKS   300 /* of a round; more than the threads take at once */
+#define KOPS    3
+
+struct item {
+	struct backend_task task;
+	struct kop kops[KOPS];
+	float *data; /* KOPS parts of n elements */
+	uint64_t n;
+	unsigned passes; /* left; each multiplies by 2 */
+	unsigned callbacks;
+	struct stress *stress; /* back pointer */
+};
+
+struct stress {
+	uv_loop_t loop;
+	struct loopq queue;
+	struct backend *backend;
+	unsigned round;
+	unsigned open; /* tasks of this round */
+	struct item items[TASKS];
+};
+
+static void start_round(struct stress *s);
+
+/* Part @part of the item was 1, and has been doubled in each of two passes. */
+static void check_item(const struct item *it)
+{
+	CHECK(it->callbacks == 2);
+	for (uint64_t i = 0; i < it->n * KOPS; i++)
+		CHECK(it->data[i] == 4.0f);
+}
+
+static void on_done(struct backend_task *task, int status)
+{
+	struct item *it = CONTAINER_OF(task, struct item, task);
+	struct stress *s = it->stress;
+
+	CHECK(status == 0);
+	it->callbacks++;
+	if (--it->passes > 0) {
+		backend_submit(s->backend, task);
+		return;
+	}
+	check_item(it);
+	free(it->data);
+	if (--s->open > 0)
+		return;
+	if (++s->round < ROUNDS) {
+		start_round(s);
+		return;
+	}
+	CHECK(backend_in_flight(s->backend) == 0);
+	s->backend = backend_close(s->backend);
+	loopq_close(&s->queue);
+}
+
+/* Sizes from nothing to more than a chunk for every thread. */
+static uint64_t size_of(unsigned round, unsigned index)
+{
+	if (index == 0)
+		return round % 5 == 0 ? 900001 : 200001;
+	return index % 7 == 0 ? 0 : index * 13u % 997u;
+}
+
+static void prepare(struct stress *s, struct item *it, uint64_t n)
+{
+	*it = (struct item){ .n = n, .passes = 2, .stress = s };
+	it->data = malloc((n * KOPS + 1) * sizeof(float));
+	CHECK(it->data);
+	for (uint64_t i = 0; i < n * KOPS; i++)
+		it->data[i] = 1.0f;
+	for (unsigned k = 0; k < KOPS; k++)
+		it->kops[k] = (struct kop){ .kind = KOP_SCALE,
+					    .n = n,
+					    .scale = { it->data + k * n, 2.0f } };
+	it->task = (struct backend_task){ .kops = it->kops, .n_kops = KOPS, .done = on_done };
+}
+
+static void start_round(struct stress *s)
+{
+	s->open = TASKS;
+	for (unsigned i = 0; i < TASKS; i++) {
+		prepare(s, &s->items[i], size_of(s->round, i));
+		backend_submit(s->backend, &s->items[i].task);
+	}
+}
+
+int main(void)
+{
+	static struct stress s;
+
+	CHECK(uv_loop_init(&s.loop) == 0);
+	CHECK(loopq_init(&s.queue, &s.loop) == 0);
+	CHECK(backend_host_new(&s.queue, THREADS, 0, &s.backend) == 0);
+	start_round(&s);
+	uv_run(&s.loop, UV_RUN_DEFAULT);
+	CHECK(s.round == ROUNDS && !s.backend);
+	CHECK(uv_loop_close(&s.loop) == 0);
+	puts("workers ok");
+	return 0;
+}

@@ -1,0 +1,605 @@
+/* The host backend: memory that can be handed over safely, kernels on threads. */
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "backend/backend_impl.h"
+#include "backend/host_topology.h"
+#include "core/check.h"
+#include "fdcheck.h"
+#include "looprun.h"
+
+TestSuite(backend_host, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);
+
+#define MIB (UINT64_C(1) << 20)
+
+struct fixture {
+	struct looprun run;
+	struct backend *b;
+};
+
+static void setup(struct fixture *f, unsigned threads, uint64_t capacity)
+{
+	looprun_init(&f->run);
+	cr_assert_eq(backend_host_new(&f->run.queue, threads, capacity, &f->b), 0);
+}
+
+static void teardown(struct fixture *f)
+{
+	f->b = backend_close(f->b);
+	looprun_deinit(&f->run);
+}
+
+static struct backend_mem *alloc(struct fixture *f, uint64_t bytes)
+{
+	struct backend_mem *mem;
+
+	cr_assert_eq(backend_alloc(f->b, bytes, &mem), 0);
+	return mem;
+}
+
+static int export(struct fixture *f, struct backend_mem *mem, bool writable)
+{
+	int fd;
+
+	cr_assert_eq(backend_export(f->b, mem, writable, &fd), 0);
+	cr_assert(fcntl(fd, F_GETFD) & FD_CLOEXEC);
+	return fd;
+}
+
+/* A task that counts its callbacks. */
+struct counted {
+	struct backend_task task;
+	unsigned done;
+	int status;
+};
+
+static void on_done(struct backend_task *task, int status)
+{
+	struct counted *c = CONTAINER_OF(task, struct counted, task);
+
+	c->done++;
+	c->status = status;
+}
+
+static bool is_done(void *arg)
+{
+	return ((struct counted *)arg)->done > 0;
+}
+
+static void run_kops(struct fixture *f, struct kop *kops, unsigned n)
+{
+	struct counted c = { .task = { .kops = kops, .n_kops = n, .done = on_done } };
+
+	backend_submit(f->b, &c.task);
+	cr_assert_eq(c.done, 0, "the callback ran inside submit");
+	cr_assert_eq(backend_in_flight(f->b), 1);
+	looprun_until(&f->run, is_done, &c, 30);
+	cr_assert_eq(c.done, 1);
+	cr_assert_eq(c.status, 0);
+	cr_assert_eq(backend_in_flight(f->b), 0);
+}
+
+Test(backend_host, info_describes_the_machine)
+{
+	struct fixture f;
+	const struct backend_info *info;
+
+	setup(&f, 0, 0);
+	info = backend_info(f.b);
+	cr_assert_str_eq(info->id, "host:0");
+	cr_assert_str_eq(info->name, "host");
+	cr_assert_eq(info->granularity, (uint64_t)sysconf(_SC_PAGESIZE));
+	cr_assert_geq(info->threads, 1);
+	cr_assert_geq(info->capacity_bytes, 16 * MIB);
+	cr_assert_leq(info->capacity_bytes,
+		      (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE));
+	cr_assert_str_eq(info->kernels, kernels_host()->name);
+	cr_assert(strstr(info->detail, "NUMA nodes"), "%s", info->detail);
+	teardown(&f);
+}
+
+Test(backend_host, threads_and_capacity_are_as_asked)
+{
+	struct fixture f;
+	struct backend_mem *a, *b;
+
+	setup(&f, 3, 4 * MIB);
+	cr_assert_eq(backend_info(f.b)->threads, 3);
+	cr_assert_eq(backend_info(f.b)->capacity_bytes, 4 * MIB);
+	cr_assert_eq(backend_alloc(f.b, 5 * MIB, &a), BACKEND_E_FULL);
+	a = alloc(&f, 3 * MIB);
+	cr_assert_eq(backend_alloc(f.b, 2 * MIB, &b), BACKEND_E_FULL);
+	b = alloc(&f, 1 * MIB);
+	backend_free(f.b, a);
+	a = alloc(&f, 3 * MIB);
+	backend_free(f.b, a);
+	backend_free(f.b, b);
+	backend_free(f.b, NULL);
+	teardown(&f);
+}
+
+Test(backend_host, threads_have_names_and_block_signals)
+{
+	struct fixture f;
+	DIR *dir;
+	struct dirent *e;
+	unsigned workers = 0;
+
+	setup(&f, 2, 0);
+	dir = opendir("/proc/self/task");
+	cr_assert_not_null(dir);
+	while ((e = readdir(dir))) {
+		char path[320], line[256], name[64] = "";
+		unsigned long long blocked = 0;
+		FILE *status;
+
+		if (e->d_name[0] == '.')
+			continue;
+		snprintf(path, sizeof(path), "/proc/self/task/%s/status", e->d_name);
+		status = fopen(path, "re");
+		cr_assert_not_null(status);
+		while (fgets(line, sizeof(line), status)) {
+			sscanf(line, "Name: %63s", name);
+			sscanf(line, "SigBlk: %llx", &blocked);
+		}
+		fclose(status);
+		if (strncmp(name, "shardd-", 7) != 0)
+			continue;
+		workers += strncmp(name, "shardd-w", 8) == 0;
+		cr_assert(blocked & (1u << (SIGTERM - 1)), "%s takes SIGTERM", name);
+		cr_assert(blocked & (1u << (SIGHUP - 1)), "%s takes SIGHUP", name);
+	}
+	closedir(dir);
+	cr_assert_eq(workers, 2);
+	teardown(&f);
+}
+
+Test(backend_host, memory_is_zero_and_shared_with_a_writable_descriptor)
+{
+	struct fixture f;
+	struct backend_mem *mem;
+	char *daemon_view, *client_view;
+	int fd;
+
+	setup(&f, 1, 0);
+	mem = alloc(&f, 4 * MIB);
+	daemon_view = backend_addr(mem);
+	cr_assert_eq(backend_bytes(mem), 4 * MIB);
+	for (uint64_t i = 0; i < 4 * MIB; i += 511)
+		cr_assert_eq(daemon_view[i], 0);
+	fd = export(&f, mem, true);
+	client_view = mmap(NULL, 4 * MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	cr_assert_neq(client_view, MAP_FAILED);
+	client_view[12345] = 7;
+	cr_assert_eq(daemon_view[12345], 7);
+	munmap(client_view, 4 * MIB);
+	close(fd);
+	backend_free(f.b, mem);
+	teardown(&f);
+}
+
+Test(backend_host, a_read_only_descriptor_cannot_be_mapped_for_writing)
+{
+	struct fixture f;
+	struct backend_mem *mem;
+	char *view;
+	int fd;
+
+	setup(&f, 1, 0);
+	mem = alloc(&f, MIB);
+	((char *)backend_addr(mem))[77] = 5;
+	fd = export(&f, mem, false);
+	cr_assert_eq(mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
+	cr_assert_eq(errno, EACCES);
+	view = mmap(NULL, MIB, PROT_READ, MAP_SHARED, fd, 0);
+	cr_assert_neq(view, MAP_FAILED);
+	cr_assert_eq(view[77], 5);
+	cr_assert_eq(mprotect(view, MIB, PROT_READ | PROT_WRITE), -1);
+	cr_assert_eq(write(fd, "x", 1), -1);
+	munmap(view, MIB);
+	close(fd);
+	backend_free(f.b, mem);
+	teardown(&f);
+}
+
+/* As another user: open @fd anew for writing. Return: exit status, 0: refused, 1:
+ * not refused, 2: the attempt says nothing, since even @control could not be opened. */
+static int try_reopen(int fd, int control)
+{
+	char path[64];
+
+	if (setresgid(65534, 65534, 65534) < 0 || setresuid(65534, 65534, 65534) < 0)
+		return 2;
+	prctl(PR_SET_DUMPABLE, 1); /* else our own /proc is closed to us */
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", control);
+	if (open(path, O_RDWR | O_CLOEXEC) < 0)
+		return 2;
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return open(path, O_RDWR | O_CLOEXEC) >= 0 || errno != EACCES;
+}
+
+Test(backend_host, another_user_cannot_open_a_read_only_descriptor_for_writing)
+{
+	struct fixture f;
+	struct backend_mem *mem;
+	int fd, control, status;
+	pid_t pid;
+
+	if (geteuid() != 0)
+		cr_skip_test("needs to become another user");
+	setup(&f, 1, 0);
+	mem = alloc(&f, MIB);
+	fd = export(&f, mem, false);
+	control = memfd_create("control", MFD_CLOEXEC);
+	cr_assert_eq(fchmod(control, 0666), 0);
+	pid = fork();
+	if (pid == 0)
+		_exit(try_reopen(fd, control));
+	cr_assert_eq(waitpid(pid, &status, 0), pid);
+	cr_assert(WIFEXITED(status));
+	cr_assert_eq(WEXITSTATUS(status), 0, "result %d", WEXITSTATUS(status));
+	close(control);
+	close(fd);
+	backend_free(f.b, mem);
+	teardown(&f);
+}
+
+Test(backend_host, a_descriptor_works_after_the_memory_was_freed)
+{
+	struct fixture f;
+	struct backend_mem *mem;
+	char *view;
+	int fd;
+
+	setup(&f, 1, 0);
+	mem = alloc(&f, MIB);
+	memset(backend_addr(mem), 0x5a, MIB);
+	fd = export(&f, mem, false);
+	backend_free(f.b, mem);
+	teardown(&f); /* waits until it is unmapped */
+	view = mmap(NULL, MIB, PROT_READ, MAP_SHARED, fd, 0);
+	cr_assert_neq(view, MAP_FAILED);
+	cr_assert_eq(view[0], 0x5a);
+	cr_assert_eq(view[MIB - 1], 0x5a);
+	munmap(view, MIB);
+	close(fd);
+}
+
+Test(backend_host, size_and_seals_cannot_be_changed)
+{
+	struct fixture f;
+	struct backend_mem *mem;
+	int fd;
+
+	setup(&f, 1, 0);
+	mem = alloc(&f, MIB);
+	fd = export(&f, mem, true);
+	cr_assert_eq(ftruncate(fd, 0), -1);
+	cr_assert_eq(errno, EPERM);
+	cr_assert_eq(ftruncate(fd, 2 * MIB), -1);
+	cr_assert_eq(errno, EPERM);
+	cr_assert_eq(fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE), -1);
+	cr_assert_eq(errno, EPERM);
+	close(fd);
+	backend_free(f.b, mem);
+	teardown(&f);
+}
+
+Test(backend_host, import_takes_what_another_daemon_made)
+{
+	struct fixture f;
+	struct backend_mem *old, *again;
+	int fd;
+
+	setup(&f, 1, 0);
+	old = alloc(&f, MIB);
+	((char *)backend_addr(old))[3] = 9;
+	fd = export(&f, old, true);
+	backend_free(f.b, old);
+	cr_assert_eq(backend_import(f.b, fd, MIB, &again), 0);
+	close(fd); /* was only borrowed */
+	cr_assert_eq(backend_bytes(again), MIB);
+	cr_assert_eq(((char *)backend_addr(again))[3], 9);
+	((char *)backend_addr(again))[3] = 10;
+	fd = export(&f, again, false);
+	close(fd);
+	backend_free(f.b, again);
+	teardown(&f);
+}
+
+Test(backend_host, import_refuses_what_is_not_ours)
+{
+	struct fixture f;
+	struct backend_mem *mem, *none = NULL;
+	char path[] = "/tmp/shardd-test-XXXXXX";
+	int fds[2], writable, readable, unsealed, file;
+
+	setup(&f, 1, 0);
+	mem = alloc(&f, MIB);
+	writable = export(&f, mem, true);
+	readable = export(&f, mem, false);
+	unsealed = memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	file = mkstemp(path);
+	cr_assert_geq(file, 0);
+	unlink(path);
+	cr_assert_eq(ftruncate(unsealed, MIB), 0);
+	cr_assert_eq(ftruncate(file, MIB), 0);
+	cr_assert_eq(pipe2(fds, O_CLOEXEC), 0);
+
+	cr_assert_eq(backend_import(f.b, writable, 2 * MIB, &none), -EINVAL);
+	cr_assert_eq(backend_import(f.b, writable, 0, &none), -EINVAL);
+	cr_assert_eq(backend_import(f.b, writable, MIB - 1, &none), -EINVAL);
+	cr_assert_eq(backend_import(f.b, readable, MIB, &none), -EINVAL);
+	cr_assert_eq(backend_import(f.b, unsealed, MIB, &none), -EINVAL);
+	cr_assert_eq(backend_import(f.b, file, MIB, &none), -EINVAL);
+	cr_assert_eq(backend_import(f.b, fds[0], MIB, &none), -EINVAL);
+	cr_assert_null(none);
+
+	close(writable);
+	close(readable);
+	close(unsealed);
+	close(file);
+	close(fds[0]);
+	close(fds[1]);
+	backend_free(f.b, mem);
+	teardown(&f);
+}
+
+/* Sections of an arena, each of N floats; more than three chunks and a rest. */
+#define N        (3 * 4 * KERNEL_NORM_BLOCK + 12345)
+#define SECTIONS 4
+
+struct arena {
+	float *s[SECTIONS];
+	const void *in[SECTIONS];
+};
+
+static void arena_init(struct arena *a)
+{
+	uint32_t x = 12345;
+
+	for (unsigned s = 0; s < SECTIONS; s++) {
+		a->s[s] = malloc(N * sizeof(float));
+		cr_assert_not_null(a->s[s]);
+		a->in[s] = a->s[s];
+		for (size_t i = 0; i < N; i++) {
+			x = x * 1664525u + 1013904223u;
+			a->s[s][i] = (float)(x >> 8) / 16777216.0f - (s == 3 ? 0.0f : 0.5f);
+		}
+	}
+}
+
+static void arena_deinit(struct arena *a)
+{
+	for (unsigned s = 0; s < SECTIONS; s++)
+		free(a->s[s]);
+}
+
+/* A kop of @kind on @a; section 3 holds no negative numbers (second moments). */
+static struct kop make_kop(enum kop_kind kind, struct arena *a)
+{
+	struct kop k = { .kind = kind, .n = N };
+
+	switch (kind) {
+	case KOP_CAST:
+		k.cast = (struct k_cast){ a->s[1], a->s[0], DTYPE_BF16, DTYPE_FP32 };
+		break;
+	case KOP_REDUCE:
+		k.reduce = (struct k_reduce){ a->s[0], a->in + 1, 3, DTYPE_FP32, 3.0f, 2.0f, true };
+		break;
+	case KOP_ALL_REDUCE:
+		k.all_reduce = (struct k_all_reduce){ a->s[1], a->in, 4, DTYPE_FP32, REDUCE_AVG };
+		break;
+	case KOP_ADAMW:
+		k.adamw = (struct k_adamw){ a->s[0],       a->s[1], a->s[2],  a->s[3],
+					    1.0f - 1e-5f,  0.1f,    0.9f,     0.999f,
+					    1.0f - 0.999f, 1e-3f,   0.03162f, 1e-8f };
+		break;
+	case KOP_SGD:
+		k.sgd = (struct k_sgd){ a->s[0], a->s[1], a->s[2], 0.1f, 0.01f, 0.9f, true, false };
+		break;
+	case KOP_NORM:
+		k.norm = (struct k_norm){ a->s[0], (double *)(void *)a->s[1], false };
+		break;
+	case KOP_SCALE:
+		k.scale = (struct k_scale){ a->s[2], 0.37f };
+		break;
+	case KOP_FILL:
+		k.fill = (struct k_fill){ a->s[3], 42, 7, 11, FILL_NORMAL, 0.0, 0.02 };
+		break;
+	default:
+		k.copy = (struct k_copy){ a->s[1], a->s[0] };
+		k.n = N * sizeof(float);
+	}
+	return k;
+}
+
+static void run_ref(const struct kop *k)
+{
+	const struct kernels *ref = kernels_ref();
+
+	switch (k->kind) {
+	case KOP_CAST:
+		return ref->cast(&k->cast, 0, k->n);
+	case KOP_REDUCE:
+		return ref->reduce(&k->reduce, 0, k->n);
+	case KOP_ALL_REDUCE:
+		return ref->all_reduce(&k->all_reduce, 0, k->n);
+	case KOP_ADAMW:
+		return ref->adamw(&k->adamw, 0, k->n);
+	case KOP_SGD:
+		return ref->sgd(&k->sgd, 0, k->n);
+	case KOP_NORM:
+		return ref->norm(&k->norm, 0, k->n);
+	case KOP_SCALE:
+		return ref->scale(&k->scale, 0, k->n);
+	case KOP_FILL:
+		return ref->fill(&k->fill, 0, k->n);
+	default:
+		return ref->copy(&k->copy, 0, k->n);
+	}
+}
+
+Test(backend_host, every_kernel_gives_the_reference_result_bit_for_bit)
+{
+	struct fixture f;
+
+	setup(&f, 3, 0);
+	for (int kind = 0; kind < _KOP_N; kind++) {
+		struct arena here, there, before;
+		struct kop k, ref;
+		bool changed = false;
+
+		arena_init(&here);
+		arena_init(&there);
+		arena_init(&before);
+		k = make_kop(kind, &here);
+		ref = make_kop(kind, &there);
+		run_kops(&f, &k, 1);
+		run_ref(&ref);
+		for (unsigned s = 0; s < SECTIONS; s++) {
+			cr_assert_arr_eq(here.s[s], there.s[s], N * sizeof(float),
+					 "kind %d, section %u", kind, s);
+			changed |= memcmp(here.s[s], before.s[s], N * sizeof(float)) != 0;
+		}
+		cr_assert(changed, "kind %d did nothing", kind);
+		arena_deinit(&here);
+		arena_deinit(&there);
+		arena_deinit(&before);
+	}
+	teardown(&f);
+}
+
+Test(backend_host, a_task_of_nothing_completes_later)
+{
+	struct fixture f;
+	struct kop empty[3] = { { .kind = KOP_COPY }, { .kind = KOP_SCALE }, { .kind = KOP_NORM } };
+
+	setup(&f, 2, 0);
+	run_kops(&f, NULL, 0);
+	run_kops(&f, empty, 3);
+	teardown(&f);
+}
+
+Test(backend_host, kernels_of_no_elements_between_others_are_passed_over)
+{
+	struct fixture f;
+	float x[2] = { 1, 2 };
+	struct kop kops[5] = {
+		{ .kind = KOP_SCALE, .n = 0 }, { .kind = KOP_SCALE, .n = 1, .scale = { &x[0], 3 } },
+		{ .kind = KOP_SCALE, .n = 0 }, { .kind = KOP_SCALE, .n = 1, .scale = { &x[1], 5 } },
+		{ .kind = KOP_COPY, .n = 0 },
+	};
+
+	setup(&f, 2, 0);
+	run_kops(&f, kops, 5);
+	cr_assert_eq(x[0], 3.0f);
+	cr_assert_eq(x[1], 10.0f);
+	teardown(&f);
+}
+
+#define TASKS 1000u /* more than the workers take at once */
+
+static bool all_done(void *arg)
+{
+	const struct counted *c = arg;
+
+	for (unsigned i = 0; i < TASKS; i++)
+		if (c[i].done == 0)
+			return false;
+	return true;
+}
+
+Test(backend_host, a_burst_of_tasks_completes_each_once)
+{
+	static struct counted c[TASKS];
+	static struct kop kops[TASKS];
+	static float x[TASKS];
+	struct fixture f;
+
+	setup(&f, 4, 0);
+	for (unsigned i = 0; i < TASKS; i++) {
+		x[i] = (float)i;
+		kops[i] = (struct kop){ .kind = KOP_SCALE, .n = i % 5 ? 1 : 0 };
+		kops[i].scale = (struct k_scale){ &x[i], 2 };
+		c[i].task = (struct backend_task){ &kops[i], 1, on_done, NULL };
+		backend_submit(f.b, &c[i].task);
+	}
+	cr_assert_eq(backend_in_flight(f.b), TASKS);
+	looprun_until(&f.run, all_done, c, 30);
+	for (unsigned i = 0; i < TASKS; i++) {
+		cr_assert_eq(c[i].done, 1);
+		cr_assert_eq(x[i], i % 5 ? 2 * (float)i : (float)i);
+	}
+	teardown(&f);
+}
+
+Test(backend_host, threads_are_spread_over_numa_nodes)
+{
+	struct host_topology t;
+	struct fixture f;
+	float x = 2;
+	struct kop kop = { .kind = KOP_SCALE, .n = 1, .scale = { &x, 4 } };
+
+	setenv("HWLOC_SYNTHETIC", "numa:2 core:2 pu:1", 1);
+	cr_assert_eq(host_topology_init(&t), 0);
+	cr_assert_eq(t.n_nodes, 2);
+	cr_assert_eq(t.cores, 4);
+	cr_assert(CPU_ISSET(1, &t.node_cpus[0]) && !CPU_ISSET(2, &t.node_cpus[0]));
+	cr_assert(CPU_ISSET(2, &t.node_cpus[1]) && !CPU_ISSET(1, &t.node_cpus[1]));
+	host_topology_deinit(&t);
+	host_topology_deinit(&t);
+	setup(&f, 0, 0);
+	cr_assert_eq(backend_info(f.b)->threads, 4);
+	cr_assert(strstr(backend_info(f.b)->detail, "NUMA nodes 2"));
+	run_kops(&f, &kop, 1);
+	cr_assert_eq(x, 8.0f);
+	teardown(&f);
+}
+
+static void write_limit(const char *root, const char *group, const char *value)
+{
+	char path[300];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s%s/memory.max", root, group);
+	file = fopen(path, "we");
+	cr_assert_not_null(file);
+	fprintf(file, "%s\n", value);
+	fclose(file);
+}
+
+Test(backend_host, the_lowest_control_group_limit_counts)
+{
+	char root[] = "/tmp/shardd-test-XXXXXX", command[64], path[300];
+
+	cr_assert_not_null(mkdtemp(root));
+	snprintf(path, sizeof(path), "%s/a", root);
+	cr_assert_eq(mkdir(path, 0700), 0);
+	snprintf(path, sizeof(path), "%s/a/b", root);
+	cr_assert_eq(mkdir(path, 0700), 0);
+	cr_assert_eq(host_topology_cgroup_limit(root, "/a/b"), UINT64_MAX);
+	write_limit(root, "/a/b", "max");
+	cr_assert_eq(host_topology_cgroup_limit(root, "/a/b"), UINT64_MAX);
+	write_limit(root, "/a", "1073741824");
+	cr_assert_eq(host_topology_cgroup_limit(root, "/a/b"), 1073741824u);
+	write_limit(root, "/a/b", "4096");
+	cr_assert_eq(host_topology_cgroup_limit(root, "/a/b"), 4096u);
+	cr_assert_eq(host_topology_cgroup_limit(root, "/a"), 1073741824u);
+	write_limit(root, "", "8192");
+	cr_assert_eq(host_topology_cgroup_limit(root, "/"), 8192u);
+	cr_assert_eq(host_topology_cgroup_limit(root, "/a"), 8192u);
+	snprintf(command, sizeof(command), "rm -r %s", root);
+	cr_assert_eq(system(command), 0);
+}
