@@ -1,0 +1,304 @@
+/*
+ * A slab of a pool is cut into blocks without gaps, in the order of their
+ * offsets, free and used ones; two free ones never touch. So giving back only
+ * merges blocks and cannot fail for want of memory.
+ */
+#include "mem/pool.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "core/check.h"
+
+struct block {
+	struct list link; /* pool_slab.blocks */
+	uint64_t offset;
+	uint64_t bytes;
+	bool used;
+};
+
+struct pool_slab {
+	struct list link; /* pool.slabs */
+	struct pool *pool;
+	struct slab *slab;  /* holds a reference */
+	struct list blocks; /* of struct block */
+	uint64_t used;      /* bytes of used blocks */
+};
+
+void pool_init(struct pool *p, struct device *device, struct quota *payer, enum mem_class class,
+	       const char *job, int owner_rank)
+{
+	*p = (struct pool){
+		.device = device, .payer = payer, .class = class, .owner_rank = owner_rank
+	};
+	snprintf(p->job, sizeof(p->job), "%s", job);
+	list_init(&p->slabs);
+}
+
+static struct block *block_new(uint64_t offset, uint64_t bytes)
+{
+	struct block *b = calloc(1, sizeof(*b));
+
+	if (!b)
+		return NULL;
+	b->offset = offset;
+	b->bytes = bytes;
+	list_init(&b->link);
+	return b;
+}
+
+static void block_free(struct block *b)
+{
+	list_unlink(&b->link);
+	free(b);
+}
+
+/* Free a slab without a region in it: one block, all of it. */
+static void drop_slab(struct pool_slab *ps)
+{
+	struct pool *p = ps->pool;
+	struct block *b = list_first(&ps->blocks, struct block, link);
+
+	CHECK(ps->used == 0 && b->bytes == ps->slab->bytes);
+	CHECK(p->bytes >= ps->slab->bytes);
+	p->bytes -= ps->slab->bytes;
+	block_free(b);
+	CHECK(list_empty(&ps->blocks));
+	list_unlink(&ps->link);
+	ps->slab->pool = NULL;
+	slab_unref(ps->slab);
+	free(ps);
+}
+
+void pool_deinit(struct pool *p)
+{
+	if (!p->device)
+		return;
+	CHECK(p->used == 0);
+	while (!list_empty(&p->slabs))
+		drop_slab(list_first(&p->slabs, struct pool_slab, link));
+	CHECK(p->bytes == 0);
+	p->device = NULL;
+}
+
+/* Put @slab (consumed on success) into the pool. */
+static struct pool_slab *add_slab(struct pool *p, struct slab *slab)
+{
+	struct pool_slab *ps = calloc(1, sizeof(*ps));
+	struct block *b = block_new(0, slab->bytes);
+
+	if (!ps || !b) {
+		free(ps);
+		free(b);
+		return NULL;
+	}
+	list_init(&ps->blocks);
+	list_append(&ps->blocks, &b->link);
+	list_init(&ps->link);
+	list_append(&p->slabs, &ps->link);
+	ps->pool = p;
+	ps->slab = slab;
+	slab->pool = ps;
+	p->bytes += slab->bytes;
+	return ps;
+}
+
+/* Take a slab for @bytes; a large one, so that small regions share it, or just
+ * what is needed when there is no more left. */
+static int grow(struct pool *p, uint64_t bytes, struct pool_slab **ret)
+{
+	uint64_t want = bytes < POOL_MIN_SLAB ? POOL_MIN_SLAB : bytes;
+	struct slab *slab;
+	int r;
+
+	r = slab_new(p->device, p->payer, p->class, want, p->job, p->owner_rank, &slab);
+	if (r > 0 && want > bytes)
+		r = slab_new(p->device, p->payer, p->class, bytes, p->job, p->owner_rank, &slab);
+	if (r)
+		return r;
+	*ret = add_slab(p, slab);
+	if (*ret)
+		return 0;
+	slab_unref(slab);
+	return -ENOMEM;
+}
+
+static struct block *find_free(struct pool_slab *ps, uint64_t bytes)
+{
+	struct block *b, *tmp;
+
+	if (ps->slab->bytes - ps->used < bytes)
+		return NULL;
+	list_for_each (b, tmp, &ps->blocks, link)
+		if (!b->used && b->bytes >= bytes)
+			return b;
+	return NULL;
+}
+
+/* Cut @bytes off the begin of the free block @b. Return: 0 or -ENOMEM. */
+static int carve(struct pool_slab *ps, struct block *b, uint64_t bytes)
+{
+	if (b->bytes > bytes) {
+		struct block *rest = block_new(b->offset + bytes, b->bytes - bytes);
+
+		if (!rest)
+			return -ENOMEM;
+		list_append(b->link.next, &rest->link); /* before the next: after @b */
+		b->bytes = bytes;
+	}
+	b->used = true;
+	ps->used += bytes;
+	ps->pool->used += bytes;
+	return 0;
+}
+
+/* First fit. Return: the block, with its slab in @ret_slab, or NULL. */
+static struct block *find_fit(struct pool *p, uint64_t bytes, struct pool_slab **ret_slab)
+{
+	struct pool_slab *ps, *tmp;
+
+	list_for_each (ps, tmp, &p->slabs, link) {
+		struct block *b = find_free(ps, bytes);
+
+		if (b) {
+			*ret_slab = ps;
+			return b;
+		}
+	}
+	return NULL;
+}
+
+static uint64_t round_up(uint64_t bytes)
+{
+	return (bytes + POOL_ALIGN - 1) & ~(uint64_t)(POOL_ALIGN - 1);
+}
+
+int pool_take(struct pool *p, uint64_t bytes, struct region *ret)
+{
+	struct pool_slab *ps;
+	struct block *b;
+	int r;
+
+	CHECK(p->device);
+	CHECK(bytes > 0);
+	if (bytes > UINT64_MAX - POOL_ALIGN)
+		return SLAB_E_FULL;
+	b = find_fit(p, round_up(bytes), &ps);
+	if (!b) {
+		r = grow(p, round_up(bytes), &ps);
+		if (r)
+			return r;
+		b = list_first(&ps->blocks, struct block, link);
+	}
+	r = carve(ps, b, round_up(bytes));
+	if (r)
+		return r;
+	*ret = (struct region){ .slab = ps->slab, .offset = b->offset, .bytes = bytes };
+	return 0;
+}
+
+/* The used block of @r; that there is one is the holder's duty. */
+static struct block *find_used(struct pool_slab *ps, const struct region *r)
+{
+	struct block *b, *tmp;
+
+	list_for_each (b, tmp, &ps->blocks, link)
+		if (b->offset == r->offset)
+			break;
+	CHECK(&b->link != &ps->blocks && b->used && b->bytes == round_up(r->bytes));
+	return b;
+}
+
+static struct pool_slab *slab_of(const struct pool *p, const struct region *r)
+{
+	struct pool_slab *ps = r->slab->pool;
+
+	CHECK(ps && ps->pool == p && ps->slab == r->slab);
+	return ps;
+}
+
+/* Merge @b with its free neighbours. */
+static void coalesce(struct pool_slab *ps, struct block *b)
+{
+	struct block *prev = list_entry(b->link.prev, struct block, link);
+	struct block *next = list_entry(b->link.next, struct block, link);
+
+	if (&next->link != &ps->blocks && !next->used) {
+		b->bytes += next->bytes;
+		block_free(next);
+	}
+	if (&prev->link != &ps->blocks && !prev->used) {
+		prev->bytes += b->bytes;
+		block_free(b);
+	}
+}
+
+void pool_give(struct pool *p, struct region *r)
+{
+	struct pool_slab *ps;
+	struct block *b;
+
+	if (!r->slab)
+		return;
+	ps = slab_of(p, r);
+	b = find_used(ps, r);
+	CHECK(p->used >= b->bytes && ps->used >= b->bytes);
+	p->used -= b->bytes;
+	ps->used -= b->bytes;
+	b->used = false;
+	coalesce(ps, b);
+	*r = REGION_NULL;
+}
+
+static struct pool_slab *largest_empty(struct pool *p)
+{
+	struct pool_slab *ps, *tmp, *best = NULL;
+
+	list_for_each (ps, tmp, &p->slabs, link)
+		if (ps->used == 0 && (!best || ps->slab->bytes > best->slab->bytes))
+			best = ps;
+	return best;
+}
+
+static uint64_t trim_all(struct pool *p)
+{
+	struct pool_slab *ps, *tmp;
+	uint64_t before = p->bytes;
+
+	list_for_each (ps, tmp, &p->slabs, link)
+		if (ps->used == 0)
+			drop_slab(ps);
+	return before - p->bytes;
+}
+
+uint64_t pool_trim(struct pool *p, uint64_t want)
+{
+	struct pool_slab *ps;
+	uint64_t freed = 0;
+
+	if (want == UINT64_MAX)
+		return trim_all(p); /* the order does not matter: one walk */
+	while (freed < want && (ps = largest_empty(p))) {
+		freed += ps->slab->bytes;
+		drop_slab(ps);
+	}
+	return freed;
+}
+
+void pool_each_slab(struct pool *p, void (*fn)(struct slab *s, void *arg), void *arg)
+{
+	struct pool_slab *ps, *tmp;
+
+	if (!p->device)
+		return;
+	list_for_each (ps, tmp, &p->slabs, link)
+		fn(ps->slab, arg);
+}
+
+uint64_t pool_slab_used(const struct slab *s)
+{
+	const struct pool_slab *ps = s->pool;
+
+	return ps ? ps->used : s->bytes;
+}
