@@ -1,0 +1,247 @@
+/* Building, changing and packing the records; what is believed is in state_check.c. */
+#include "store/state.h"
+
+#include <errno.h>
+#include <malloc.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+
+/* The same array with room for one more pointer. protobuf-c's repeated fields say how
+ * many there are, not how many fit: the allocator knows, so growing stays linear.
+ * Return: NULL without memory (@array is as it was). */
+static void *with_room(void *array, size_t count)
+{
+	if (array && malloc_usable_size(array) / sizeof(void *) > count)
+		return array;
+	return realloc(array, (count + count / 2 + 1) * sizeof(void *));
+}
+
+/* Append @item to a repeated field of pointers. */
+#define APPEND(array, count, item)                          \
+	({                                                  \
+		void *_grown = with_room((array), (count)); \
+		if (_grown) {                               \
+			(array) = _grown;                   \
+			(array)[(count)++] = (item);        \
+		}                                           \
+		_grown ? 0 : -ENOMEM;                       \
+	})
+
+static int set_name(char **field, const char *name)
+{
+	*field = strdup(name);
+	return *field ? 0 : -ENOMEM;
+}
+
+state_job *state_job_new(const char *name, uint32_t world_size)
+{
+	state_job *j = malloc(sizeof(*j));
+
+	if (!j)
+		return NULL;
+	shardd__state__job__init(j);
+	j->world_size = world_size;
+	if (set_name(&j->name, name) < 0) {
+		free(j);
+		return NULL;
+	}
+	return j;
+}
+
+state_unit *state_unit_new(const char *name)
+{
+	state_unit *u = malloc(sizeof(*u));
+
+	if (!u)
+		return NULL;
+	shardd__state__unit__init(u);
+	u->optimizer = malloc(sizeof(*u->optimizer));
+	if (!u->optimizer || set_name(&u->name, name) < 0) {
+		free(u->optimizer);
+		free(u);
+		return NULL;
+	}
+	shardd__state__optimizer__init(u->optimizer);
+	return u;
+}
+
+/* A copy of @n numbers; for n == 0 NULL with 0 returned. */
+static int copy_array(void *field, size_t *count, const void *data, size_t n, size_t size)
+{
+	void *copy = NULL;
+
+	if (n) {
+		copy = malloc(n * size);
+		if (!copy)
+			return -ENOMEM;
+		memcpy(copy, data, n * size);
+	}
+	*(void **)field = copy;
+	*count = n;
+	return 0;
+}
+
+state_tensor *state_tensor_new(const char *name, const uint64_t *shape, size_t dims)
+{
+	state_tensor *t = malloc(sizeof(*t));
+
+	if (!t)
+		return NULL;
+	shardd__state__tensor__init(t);
+	if (set_name(&t->name, name) < 0 ||
+	    copy_array(&t->shape, &t->n_shape, shape, dims, sizeof(*shape)) < 0) {
+		shardd__state__tensor__free_unpacked(t, NULL);
+		return NULL;
+	}
+	return t;
+}
+
+state_group *state_group_new(const char *name, const uint32_t *ranks, size_t n)
+{
+	state_group *g = malloc(sizeof(*g));
+
+	if (!g)
+		return NULL;
+	shardd__state__group__init(g);
+	if (set_name(&g->name, name) < 0 ||
+	    copy_array(&g->ranks, &g->n_ranks, ranks, n, sizeof(*ranks)) < 0) {
+		shardd__state__group__free_unpacked(g, NULL);
+		return NULL;
+	}
+	return g;
+}
+
+void state_job_free(state_job *j)
+{
+	shardd__state__job__free_unpacked(j, NULL);
+}
+
+void state_unit_free(state_unit *u)
+{
+	shardd__state__unit__free_unpacked(u, NULL);
+}
+
+void state_group_free(state_group *g)
+{
+	shardd__state__group__free_unpacked(g, NULL);
+}
+
+int state_job_add_group(state_job *j, state_group *g)
+{
+	return APPEND(j->groups, j->n_groups, g);
+}
+
+int state_job_add_unit(state_job *j, state_unit *u)
+{
+	return APPEND(j->units, j->n_units, u);
+}
+
+int state_unit_add_tensor(state_unit *u, state_tensor *t)
+{
+	return APPEND(u->tensors, u->n_tensors, t);
+}
+
+int state_job_add_slab(state_job *j, const struct slab *s)
+{
+	state_slab *rec = malloc(sizeof(*rec));
+
+	if (!rec)
+		return -ENOMEM;
+	shardd__state__slab__init(rec);
+	rec->id = s->id;
+	rec->class_ = s->class;
+	rec->bytes = s->bytes;
+	if (APPEND(j->slabs, j->n_slabs, rec) < 0) {
+		free(rec);
+		return -ENOMEM;
+	}
+	return 0;
+}
+
+void state_job_drop_slabs(state_job *j, size_t n)
+{
+	CHECK(n <= j->n_slabs);
+	while (n--)
+		shardd__state__slab__free_unpacked(j->slabs[--j->n_slabs], NULL);
+}
+
+int state_region_set(state_region **field, const struct region *r)
+{
+	state_region *rec = malloc(sizeof(*rec));
+
+	if (!rec)
+		return -ENOMEM;
+	shardd__state__region__init(rec);
+	rec->slab = r->slab->id;
+	rec->offset = r->offset;
+	rec->bytes = r->bytes;
+	if (*field)
+		shardd__state__region__free_unpacked(*field, NULL);
+	*field = rec;
+	return 0;
+}
+
+const state_blob *state_job_blob(const state_job *j, uint32_t rank)
+{
+	for (size_t i = 0; i < j->n_blobs; i++)
+		if (j->blobs[i]->rank == rank)
+			return j->blobs[i];
+	return NULL;
+}
+
+int state_job_set_blob(state_job *j, uint32_t rank, uint8_t *data, size_t bytes)
+{
+	state_blob *b = (state_blob *)state_job_blob(j, rank);
+
+	if (!b) {
+		b = malloc(sizeof(*b));
+		if (!b)
+			return -ENOMEM;
+		shardd__state__blob__init(b);
+		b->rank = rank;
+		if (APPEND(j->blobs, j->n_blobs, b) < 0) {
+			free(b);
+			return -ENOMEM;
+		}
+	}
+	free(b->data.data);
+	b->data = (ProtobufCBinaryData){ .len = bytes, .data = data };
+	return 0;
+}
+
+int state_encode(state_job *const *jobs, size_t n, uint32_t next_slab, uint8_t **ret,
+		 size_t *ret_bytes)
+{
+	state_all s;
+	size_t bytes;
+	uint8_t *data;
+
+	shardd__state__state__init(&s);
+	s.version = STATE_VERSION;
+	s.jobs = (state_job **)jobs;
+	s.n_jobs = n;
+	s.next_slab = next_slab;
+	bytes = shardd__state__state__get_packed_size(&s);
+	data = malloc(bytes ? bytes : 1);
+	if (!data)
+		return -ENOMEM;
+	CHECK(shardd__state__state__pack(&s, data) == bytes);
+	*ret = data;
+	*ret_bytes = bytes;
+	return 0;
+}
+
+void state_free(state_all *s)
+{
+	size_t kept = 0;
+
+	if (!s)
+		return;
+	for (size_t i = 0; i < s->n_jobs; i++)
+		if (s->jobs[i])
+			s->jobs[kept++] = s->jobs[i];
+	s->n_jobs = kept;
+	shardd__state__state__free_unpacked(s, NULL);
+}

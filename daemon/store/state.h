@@ -1,0 +1,75 @@
+/*
+ * What must outlive a daemon: jobs, groups, units, slabs, committed step, epoch,
+ * blobs. One module, one serialised form (proto/state.proto).
+ *
+ * The records are the messages themselves, so there is nothing to keep in step: a
+ * job or unit at run time points to its record and keeps nothing persistent
+ * elsewhere. Records refer to each other by number, never by pointer. A successor
+ * gets state_encode's bytes and, by slab id, the descriptors.
+ *
+ * Records are malloc'ed as protobuf-c would; state_job_free frees all below.
+ * Loop thread only.
+ */
+#ifndef SHARDD_STORE_STATE_H
+#define SHARDD_STORE_STATE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/fault.h"
+#include "mem/slab.h"
+#include "state.pb-c.h"
+
+/* The generated names are long; these stand for them everywhere. */
+typedef Shardd__State__State state_all;
+typedef Shardd__State__Job state_job;
+typedef Shardd__State__Unit state_unit;
+typedef Shardd__State__Tensor state_tensor;
+typedef Shardd__State__Optimizer state_optimizer;
+typedef Shardd__State__Group state_group;
+typedef Shardd__State__Slab state_slab;
+typedef Shardd__State__Region state_region;
+typedef Shardd__State__Blob state_blob;
+
+#define STATE_VERSION 1u
+
+/* New empty records; NULL without memory. @name is copied. */
+state_job *state_job_new(const char *name, uint32_t world_size);
+state_unit *state_unit_new(const char *name);
+state_tensor *state_tensor_new(const char *name, const uint64_t *shape, size_t dims);
+state_group *state_group_new(const char *name, const uint32_t *ranks, size_t n);
+
+/* Free a record that is in no job, with all below it. NULL is allowed. */
+void state_job_free(state_job *j);
+void state_unit_free(state_unit *u);
+void state_group_free(state_group *g);
+
+/* Append, taking ownership. Return: 0 or -ENOMEM (then still the caller's). */
+int state_job_add_group(state_job *j, state_group *g);
+int state_job_add_unit(state_job *j, state_unit *u);
+int state_unit_add_tensor(state_unit *u, state_tensor *t);
+int state_job_add_slab(state_job *j, const struct slab *s);
+
+/* Drop the last @n slabs again: the undo of a registration that failed. */
+void state_job_drop_slabs(state_job *j, size_t n);
+
+/* Store a region by number. Return: 0 or -ENOMEM. */
+int state_region_set(state_region **field, const struct region *r);
+
+/* Replace rank @rank's blob; takes @data (malloc'ed). Return: 0 or -ENOMEM. */
+int state_job_set_blob(state_job *j, uint32_t rank, uint8_t *data, size_t bytes);
+/* Return: the blob, or NULL. */
+const state_blob *state_job_blob(const state_job *j, uint32_t rank);
+
+/* Pack @jobs. @ret: malloc'ed, the caller's. Return: 0 or -ENOMEM. */
+int state_encode(state_job *const *jobs, size_t n, uint32_t next_slab, uint8_t **ret,
+		 size_t *ret_bytes);
+
+/* Unpack and check every number that the rest of the daemon relies on (regions
+ * inside their slabs, groups of existing ranks, known enums, finite factors). @ret: state_free. Return: 0 or a fault code. */
+int state_decode(const uint8_t *data, size_t bytes, state_all **ret, struct fault *f);
+
+/* Free, with every job that was not taken out (set its pointer to NULL). */
+void state_free(state_all *s);
+
+#endif

@@ -1,0 +1,238 @@
+/*
+ * What a state that came from outside must fulfil before anything is built on it.
+ * The bytes may be from another version or from a broken disk: nothing is believed.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "kernels.h"
+#include "mem/pool.h"
+#include "store/state.h"
+
+enum { STATE_LIFETIMES = 2 }; /* ephemeral, keep */
+
+static int bad(struct fault *f, const char *what, const char *name)
+{
+	return fault_set(f, FAULT_INVALID, "state", "saved state of '%s': %s", name ? name : "?",
+			 what);
+}
+
+static bool name_ok(const char *name, size_t max)
+{
+	return name && *name && strlen(name) <= max;
+}
+
+/* Slabs are numbered and recorded in the order in which they are made. */
+static int check_slabs(const state_job *j, uint32_t next_slab, struct fault *f)
+{
+	uint32_t last = 0;
+
+	for (size_t i = 0; i < j->n_slabs; i++) {
+		const state_slab *s = j->slabs[i];
+
+		if (s->id <= last || s->id >= next_slab)
+			return bad(f, "a slab with a wrong number", j->name);
+		if (!s->bytes || s->class_ != MEM_SHARD)
+			return bad(f, "a slab without size, or not of shards", j->name);
+		last = s->id;
+	}
+	return 0;
+}
+
+static int compare_id(const void *key, const void *item)
+{
+	uint32_t id = *(const uint32_t *)key, other = (*(state_slab *const *)item)->id;
+
+	return id < other ? -1 : id > other;
+}
+
+static const state_slab *find_slab(const state_job *j, uint32_t id)
+{
+	state_slab **found =
+		j->n_slabs ? bsearch(&id, j->slabs, j->n_slabs, sizeof(*j->slabs), compare_id)
+			   : NULL;
+
+	return found ? *found : NULL;
+}
+
+static bool region_ok(const state_job *j, const state_region *r)
+{
+	const state_slab *s = r ? find_slab(j, r->slab) : NULL;
+
+	return s && r->bytes && r->offset % POOL_ALIGN == 0 && r->offset <= s->bytes &&
+	       r->bytes <= s->bytes - r->offset;
+}
+
+static bool optional_region_ok(const state_job *j, const state_region *r)
+{
+	return !r || region_ok(j, r);
+}
+
+static bool numbers_ok(const state_unit *u)
+{
+	const state_optimizer *o = u->optimizer;
+
+	return isfinite(u->pre_divide) && u->pre_divide > 0 && isfinite(u->post_divide) &&
+	       u->post_divide > 0 && o && o->kind <= 2 && isfinite(o->lr) &&
+	       isfinite(o->weight_decay) && isfinite(o->momentum) && isfinite(o->beta1) &&
+	       isfinite(o->beta2) && isfinite(o->eps);
+}
+
+static int check_unit(const state_job *j, const state_unit *u, struct fault *f)
+{
+	if (!name_ok(u->name, 255))
+		return bad(f, "a unit without a name", j->name);
+	if (u->group >= j->n_groups)
+		return bad(f, "a unit of a group that is not there", u->name);
+	if (u->storage_dtype != DTYPE_FP32 || !dtype_size(u->compute_dtype) ||
+	    !dtype_size(u->gradient_dtype) || !u->shard_multiple)
+		return bad(f, "unknown dtype or layout", u->name);
+	if (!numbers_ok(u))
+		return bad(f, "factors or optimizer settings are not numbers", u->name);
+	for (size_t i = 0; i < u->n_tensors; i++)
+		if (!name_ok(u->tensors[i]->name, 255) || u->tensors[i]->init_kind > 3)
+			return bad(f, "a tensor without a name or initialiser", u->name);
+	if (!region_ok(j, u->params) || !region_ok(j, u->grads) ||
+	    !optional_region_ok(j, u->state1) || !optional_region_ok(j, u->state2))
+		return bad(f, "a region outside its slab", u->name);
+	return 0;
+}
+
+static int compare_place(const void *a, const void *b)
+{
+	const state_region *x = *(state_region *const *)a, *y = *(state_region *const *)b;
+
+	if (x->slab != y->slab)
+		return x->slab < y->slab ? -1 : 1;
+	return x->offset < y->offset ? -1 : x->offset > y->offset;
+}
+
+/* No byte belongs to two arrays. */
+static int check_disjoint(const state_job *j, struct fault *f)
+{
+	_cleanup_(freep) state_region **all = calloc(4 * j->n_units + 1, sizeof(*all));
+	size_t n = 0;
+
+	if (!all)
+		return fault_errno(f, -ENOMEM, "checking a saved state");
+	for (size_t i = 0; i < j->n_units; i++) {
+		const state_unit *u = j->units[i];
+		state_region *const of_unit[] = { u->params, u->grads, u->state1, u->state2 };
+
+		for (size_t k = 0; k < ARRAY_SIZE(of_unit); k++)
+			if (of_unit[k])
+				all[n++] = of_unit[k];
+	}
+	qsort(all, n, sizeof(*all), compare_place);
+	for (size_t i = 1; i < n; i++)
+		if (all[i]->slab == all[i - 1]->slab &&
+		    all[i]->offset < all[i - 1]->offset + all[i - 1]->bytes)
+			return bad(f, "two regions overlap", j->name);
+	return 0;
+}
+
+/* Each rank at most once, and none outside the world. @seen: a byte a rank, cleared
+ * here. */
+static bool ranks_ok(const state_job *j, const uint32_t *ranks, size_t n, uint8_t *seen)
+{
+	memset(seen, 0, j->world_size);
+	for (size_t i = 0; i < n; i++) {
+		if (ranks[i] >= j->world_size || seen[ranks[i]])
+			return false;
+		seen[ranks[i]] = 1;
+	}
+	return true;
+}
+
+static int check_blobs(const state_job *j, uint8_t *seen, struct fault *f)
+{
+	memset(seen, 0, j->world_size);
+	for (size_t i = 0; i < j->n_blobs; i++) {
+		uint32_t rank = j->blobs[i]->rank;
+
+		if (rank >= j->world_size || seen[rank])
+			return bad(f, "a blob of a rank outside the world, or two of one", j->name);
+		seen[rank] = 1;
+	}
+	return 0;
+}
+
+static int check_groups(const state_job *j, uint8_t *seen, struct fault *f)
+{
+	for (size_t i = 0; i < j->n_groups; i++) {
+		const state_group *g = j->groups[i];
+
+		if (!name_ok(g->name, 255) || !g->n_ranks)
+			return bad(f, "a group without name or ranks", j->name);
+		if (!ranks_ok(j, g->ranks, g->n_ranks, seen))
+			return bad(f, "a group with a rank outside the world, or one twice",
+				   g->name);
+	}
+	return 0;
+}
+
+/* Group 0 is all ranks in their order; it also bounds world_size. */
+static bool world_ok(const state_job *j)
+{
+	const state_group *g = j->n_groups ? j->groups[0] : NULL;
+
+	if (!g || !j->world_size || g->n_ranks != j->world_size)
+		return false;
+	for (uint32_t i = 0; i < j->world_size; i++)
+		if (g->ranks[i] != i)
+			return false;
+	return true;
+}
+
+static int check_ranks(const state_job *j, struct fault *f)
+{
+	_cleanup_(freep) uint8_t *seen = NULL;
+
+	if (!world_ok(j))
+		return bad(f, "its first group is not the world", j->name);
+	seen = malloc(j->world_size);
+	if (!seen)
+		return fault_errno(f, -ENOMEM, "checking a saved state");
+	return check_groups(j, seen, f) || check_blobs(j, seen, f) ? (int)f->code : 0;
+}
+
+static int check_job(const state_job *j, uint32_t next_slab, struct fault *f)
+{
+	int r;
+
+	if (!name_ok(j->name, 64))
+		return bad(f, "a job without a name", j->name);
+	if (!j->lifetime || j->lifetime > STATE_LIFETIMES)
+		return bad(f, "an unknown lifetime", j->name);
+	r = check_ranks(j, f);
+	if (!r)
+		r = check_slabs(j, next_slab, f);
+	for (size_t i = 0; !r && i < j->n_units; i++)
+		r = check_unit(j, j->units[i], f);
+	return r ? r : check_disjoint(j, f);
+}
+
+int state_decode(const uint8_t *data, size_t bytes, state_all **ret, struct fault *f)
+{
+	state_all *s = shardd__state__state__unpack(NULL, bytes, data);
+	int r = 0;
+
+	if (!s)
+		return fault_set(f, FAULT_INVALID, "state",
+				 "saved state of %zu bytes is not readable", bytes);
+	if (s->version != STATE_VERSION)
+		r = fault_set(f, FAULT_INVALID, "state", "saved state has version %u, not %u",
+			      s->version, STATE_VERSION);
+	for (size_t i = 0; !r && i < s->n_jobs; i++)
+		r = check_job(s->jobs[i], s->next_slab, f);
+	if (r) {
+		state_free(s);
+		return r;
+	}
+	*ret = s;
+	return 0;
+}

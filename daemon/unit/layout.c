@@ -1,0 +1,54 @@
+#include "unit/layout.h"
+
+bool layout_flat(uint64_t elements, uint32_t ranks, uint32_t multiple, struct layout *ret)
+{
+	uint64_t shard;
+
+	if (!elements || !ranks || !multiple || elements > LAYOUT_MAX_ELEMENTS)
+		return false;
+	shard = (elements + ranks - 1) / ranks;
+	shard = (shard + multiple - 1) / multiple * multiple;
+	if (shard > LAYOUT_MAX_ELEMENTS / ranks)
+		return false;
+	*ret = (struct layout){ .elements = elements,
+				.shard_elements = shard,
+				.padded = shard * ranks,
+				.ranks = ranks };
+	return true;
+}
+
+uint64_t layout_begin(const struct layout *l, uint32_t r)
+{
+	return l->shard_elements * r;
+}
+
+uint64_t layout_owned(const struct layout *l, uint32_t r)
+{
+	uint64_t begin = layout_begin(l, r);
+	uint64_t left = begin < l->elements ? l->elements - begin : 0;
+
+	return left < l->shard_elements ? left : l->shard_elements;
+}
+
+void layout_divide_factors(uint32_t ranks, double *ret_pre, double *ret_post)
+{
+	uint64_t f = 1;
+
+	while (ranks % f == 0 && (double)ranks / (double)f > (double)f)
+		f *= 2;
+	*ret_pre = (double)f;
+	*ret_post = (double)ranks / (double)f;
+}
+
+bool layout_numel(const uint64_t *shape, uint32_t dims, uint64_t *ret)
+{
+	uint64_t n = 1;
+
+	for (uint32_t i = 0; i < dims; i++) {
+		if (!shape[i] || shape[i] > LAYOUT_MAX_ELEMENTS / n)
+			return false;
+		n *= shape[i];
+	}
+	*ret = n;
+	return true;
+}

@@ -1,0 +1,94 @@
+/*
+ * A unit: parameters that are gathered and reduced together.
+ *
+ * Its shards of all local ranks lie side by side in rank order, so the flat
+ * parameter is contiguous: [N elements | padding], fp32; gradient shards and
+ * optimizer state have the same layout. What persists is in the record; what is
+ * here is derived from it or lives as long as the trainers. Loop thread only.
+ *
+ *   uninitialised --initialise--> initialised --(reduce)--> has_gradient
+ *                                       ^------(step applied)------'
+ */
+#ifndef SHARDD_UNIT_UNIT_H
+#define SHARDD_UNIT_UNIT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/fault.h"
+#include "core/list.h"
+#include "mem/pool.h"
+#include "store/state.h"
+#include "unit/layout.h"
+
+#define UNIT_NAME_MAX 255
+
+/* Optimizer kinds and tensor initialisers as stored in the record. */
+enum optim_kind { OPTIM_NONE = 0, OPTIM_SGD = 1, OPTIM_ADAMW = 2, _OPTIM_N };
+
+struct unit {
+	uint32_t magic;
+	uint32_t id;     /* index in its job, from 1 */
+	state_unit *rec; /* borrowed from the job's record */
+	struct layout layout;
+	struct region params; /* the slabs are held by the job */
+	struct region grads;
+	struct region state1; /* AdamW: m; SGD with momentum: its buffer */
+	struct region state2; /* AdamW: v */
+	uint64_t version;     /* grows whenever parameters change */
+	bool has_gradient;    /* grads holds a reduced gradient since the last step */
+	bool torn;            /* changed after the last commit by a step whose trainer died */
+
+	/* the gathered copy, when compute dtype differs from storage */
+	struct region full;
+	uint64_t full_version; /* parameters it was cast from; 0: not valid */
+	bool casting;
+	struct list waiting; /* ops that wait for the cast; owned by op/ */
+	struct list idle;    /* link in the job's list of idle full buffers */
+
+	uint32_t gathered_ranks; /* ranks that hold at least one gather */
+};
+
+/* Bytes of one array of the unit in a shard slab, padding included, rounded up so
+ * that the next one is aligned. */
+uint64_t unit_array_bytes(const struct layout *l);
+
+/* How many optimizer-state arrays (0 to 2) the record asks for. */
+unsigned unit_state_arrays(const state_unit *rec);
+
+/* Elements of all tensors. Return: false on overflow. */
+bool unit_elements(const state_unit *rec, uint64_t *ret);
+
+/* Layout from the record for @ranks ranks. Return: false if it does not fit. */
+bool unit_layout(const state_unit *rec, uint32_t ranks, struct layout *ret);
+
+/* @rec: borrowed, outlives the unit; regions are taken as they are.
+ * Return: 0 or -ENOMEM. */
+int unit_new(uint32_t id, state_unit *rec, const struct layout *layout, struct unit **ret);
+
+/* Nothing may be gathered or casting (CHECKed); the full buffer must have been
+ * given back. NULL is allowed. Return: NULL. */
+struct unit *unit_free(struct unit *u);
+
+/* Does gather hand out the shards themselves? */
+bool unit_is_direct(const struct unit *u);
+
+/* Bytes of the gathered unit and of a gradient buffer. */
+uint64_t unit_full_bytes(const struct unit *u);
+uint64_t unit_gradient_bytes(const struct unit *u);
+
+/* Bytes of the copy's memory: with the padding, which an all-gather between devices
+ * moves too. */
+uint64_t unit_full_room(const struct unit *u);
+
+/* Bytes of parameters, gradients and optimizer state of all ranks. */
+uint64_t unit_shard_bytes(const struct unit *u);
+
+/* The part of params that gather hands out when unit_is_direct. */
+struct region unit_direct_region(const struct unit *u);
+
+/* Are the two records the same model part? Otherwise fill @f with the first
+ * difference. Regions, steps and initialised are not compared. */
+bool unit_same_spec(const state_unit *have, const state_unit *want, struct fault *f);
+
+#endif

@@ -1,0 +1,167 @@
+/* Optimizer steps and initialisers as kops: the scalars are computed in double and
+ * rounded once. What the kernels do with them is tested with the kernels. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "fdcheck.h"
+#include "nodefix.h"
+#include "unit/optim.h"
+
+TestSuite(optim, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);
+
+struct fixture {
+	struct nodefix n;
+	struct job *job;
+};
+
+static struct unit *setup(struct fixture *x, state_unit *spec)
+{
+	nodefix_begin(&x->n, NULL);
+	x->job = nodefix_job(&x->n, "job", 2, 0);
+	return nodefix_register(x->job, spec);
+}
+
+Test(optim, adamw_scalars_are_rounded_once)
+{
+	struct fixture x;
+	state_unit *spec = nodefix_spec("u", 10);
+	struct kop k = { 0 };
+	struct unit *u;
+	double lr = 1e-3;
+
+	spec->optimizer->weight_decay = 0.01;
+	u = setup(&x, spec);
+	u->rec->optimizer->steps = 6; /* so this is the 7th */
+	cr_assert(optim_step_kop(u, lr, &k));
+	cr_expect_eq(k.kind, KOP_ADAMW);
+	cr_expect_eq(k.n, 10, "the padding is not stepped");
+	cr_expect_eq(k.adamw.p, (float *)region_addr(&u->params));
+	cr_expect_eq(k.adamw.g, (float *)region_addr(&u->grads));
+	cr_expect_eq(k.adamw.m, (float *)region_addr(&u->state1));
+	cr_expect_eq(k.adamw.v, (float *)region_addr(&u->state2));
+	cr_expect_eq(k.adamw.decay, (float)(1.0 - 1e-3 * 0.01));
+	cr_expect_eq(k.adamw.w1, (float)(1.0 - 0.9));
+	cr_expect_neq(k.adamw.w1, 1.0f - 0.9f, "that would be rounded twice");
+	cr_expect_eq(k.adamw.b2, 0.999f);
+	cr_expect_eq(k.adamw.w2, (float)(1.0 - 0.999));
+	cr_expect_eq(k.adamw.step_size, (float)(1e-3 / (1.0 - pow(0.9, 7))));
+	cr_expect_eq(k.adamw.sq, (float)sqrt(1.0 - pow(0.999, 7)));
+	cr_expect_eq(k.adamw.eps, 1e-8f);
+	nodefix_end(&x.n);
+}
+
+Test(optim, the_first_adamw_step_has_full_bias_correction)
+{
+	struct fixture x;
+	struct kop k = { 0 };
+	struct unit *u = setup(&x, nodefix_spec("u", 10));
+
+	cr_assert(optim_step_kop(u, 0.5, &k));
+	cr_expect_eq(k.adamw.step_size, (float)(0.5 / (1.0 - 0.9)));
+	cr_expect_eq(k.adamw.sq, (float)sqrt(1.0 - 0.999));
+	cr_expect_eq(k.adamw.decay, 1.0f);
+	nodefix_end(&x.n);
+}
+
+Test(optim, sgd_knows_its_first_step)
+{
+	struct fixture x;
+	state_unit *spec = nodefix_spec("u", 10);
+	struct kop k = { 0 };
+	struct unit *u;
+
+	spec->optimizer->kind = OPTIM_SGD;
+	spec->optimizer->momentum = 0.9;
+	spec->optimizer->nesterov = true;
+	spec->optimizer->weight_decay = 0.1;
+	u = setup(&x, spec);
+	cr_assert(optim_step_kop(u, 0.3, &k));
+	cr_expect_eq(k.kind, KOP_SGD);
+	cr_expect_eq(k.sgd.buf, (float *)region_addr(&u->state1));
+	cr_expect_eq(k.sgd.lr, 0.3f);
+	cr_expect_eq(k.sgd.wd, 0.1f);
+	cr_expect_eq(k.sgd.mu, 0.9f);
+	cr_expect(k.sgd.nesterov);
+	cr_expect(k.sgd.first);
+	u->rec->optimizer->steps = 1;
+	cr_assert(optim_step_kop(u, 0.3, &k));
+	cr_expect_not(k.sgd.first);
+	nodefix_end(&x.n);
+}
+
+Test(optim, sgd_without_momentum_has_no_state)
+{
+	struct fixture x;
+	state_unit *spec = nodefix_spec("u", 10);
+	struct kop k = { 0 }, zero[2];
+	struct unit *u;
+
+	spec->optimizer->kind = OPTIM_SGD;
+	u = setup(&x, spec);
+	cr_assert(optim_step_kop(u, 0.3, &k));
+	cr_expect_null(k.sgd.buf);
+	cr_expect_eq(optim_zero_kops(u, zero), 0);
+	nodefix_end(&x.n);
+}
+
+Test(optim, no_optimizer_no_step)
+{
+	struct fixture x;
+	state_unit *spec = nodefix_spec("u", 10);
+	struct kop k = { 0 };
+
+	spec->optimizer->kind = OPTIM_NONE;
+	cr_expect_not(optim_step_kop(setup(&x, spec), 0.3, &k));
+	nodefix_end(&x.n);
+}
+
+Test(optim, state_is_zeroed_over_all_elements)
+{
+	struct fixture x;
+	struct kop zero[2];
+	struct unit *u = setup(&x, nodefix_spec("u", 11));
+
+	cr_assert_eq(optim_zero_kops(u, zero), 2);
+	for (unsigned i = 0; i < 2; i++) {
+		cr_expect_eq(zero[i].kind, KOP_FILL);
+		cr_expect_eq(zero[i].n, 11);
+		cr_expect_eq(zero[i].fill.kind, FILL_CONSTANT);
+		cr_expect_eq(zero[i].fill.a, 0);
+	}
+	cr_expect_eq(zero[0].fill.dst, (float *)region_addr(&u->state1));
+	cr_expect_eq(zero[1].fill.dst, (float *)region_addr(&u->state2));
+	nodefix_end(&x.n);
+}
+
+/* Tensors lie one after the other; each has a stream of its own, which follows its
+ * names and nothing else. */
+Test(optim, each_tensor_is_filled_from_its_own_stream)
+{
+	const uint64_t three = 3;
+	struct fixture x;
+	state_unit *spec = nodefix_spec("u", 10), *other = nodefix_spec("v", 10);
+	state_tensor *bias = state_tensor_new("bias", &three, 1);
+	struct kop a[2], b[1];
+	struct unit *u, *v;
+
+	CHECK(state_unit_add_tensor(spec, bias) == 0);
+	u = setup(&x, spec);
+	v = nodefix_register(x.job, other);
+	optim_seed_kops(u, 42, a);
+	optim_seed_kops(v, 42, b);
+	cr_expect_eq(a[0].n, 10);
+	cr_expect_eq(a[1].n, 3);
+	cr_expect_eq(a[0].fill.dst, (float *)region_addr(&u->params));
+	cr_expect_eq(a[1].fill.dst, (float *)region_addr(&u->params) + 10);
+	cr_expect_eq(a[0].fill.kind, FILL_UNIFORM);
+	cr_expect_eq(a[0].fill.a, -1);
+	cr_expect_eq(a[0].fill.b, 1);
+	cr_expect_eq(a[1].fill.kind, FILL_CONSTANT, "no initialiser: constant 0");
+	cr_expect_eq(a[1].fill.a, 0);
+	cr_expect_eq(a[0].fill.seed, 42);
+	cr_expect_neq(a[0].fill.stream, a[1].fill.stream);
+	cr_expect_neq(a[0].fill.stream, b[0].fill.stream, "same tensor name, another unit");
+	nodefix_end(&x.n);
+}

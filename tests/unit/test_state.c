@@ -1,0 +1,282 @@
+/* What outlives the daemon: packed, unpacked, believed only after a check, and made
+ * into a job again that goes on where the old one was. */
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/check.h"
+#include "fdcheck.h"
+#include "leftfix.h"
+
+TestSuite(state, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 120);
+
+Test(state, a_job_goes_on_in_the_next_daemon)
+{
+	struct fault f = FAULT_NULL;
+	struct member *m[2];
+	struct nodefix n;
+	state_all *all = NULL;
+	struct left l;
+	struct job *job = NULL;
+	struct unit *u;
+
+	left_behind(&l);
+	nodefix_begin(&n, NULL);
+	cr_assert_eq(state_decode(l.bytes, l.n, &all, &f), 0, "%s", f.text);
+	cr_assert_eq(job_restore(&n.jobs, all->jobs[0], l.fds, &job, &f), 0, "%s", f.text);
+	all->jobs[0] = NULL;
+	state_free(all);
+	u = job_unit_by_id(job, 1);
+	cr_expect_eq(job->rec->epoch, 2);
+	cr_expect_eq(job->rec->step, 5);
+	cr_expect_eq(state_job_blob(job->rec, 1)->data.len, 21);
+	cr_expect_eq(job->quota.by_class[MEM_CONTROL], 41);
+	cr_expect_eq(job->n_groups, 2);
+	cr_expect_eq(u->rec->optimizer->steps, 1);
+	cr_expect_arr_eq(nodefix_params(u), l.params, sizeof(l.params));
+	cr_expect_not(job->torn);
+	m[0] = nodefix_join(&n, job, 0);
+	m[1] = nodefix_join(&n, job, 1);
+	left_train(&n, m, u, 6);
+	cr_expect_eq(u->rec->optimizer->steps, 2);
+	nodefix_register(job, nodefix_spec("more", 10));
+	left_forget(&l);
+	nodefix_end(&n);
+}
+
+Test(state, a_step_that_was_not_committed_is_not_forgotten)
+{
+	struct fault f = FAULT_NULL;
+	struct nodefix n;
+	state_all *all = NULL;
+	struct left l;
+	struct job *job = NULL;
+
+	left_behind(&l);
+	nodefix_begin(&n, NULL);
+	cr_assert_eq(state_decode(l.bytes, l.n, &all, &f), 0, "%s", f.text);
+	all->jobs[0]->uncommitted_steps = 1;
+	cr_assert_eq(job_restore(&n.jobs, all->jobs[0], l.fds, &job, &f), 0, "%s", f.text);
+	all->jobs[0] = NULL;
+	state_free(all);
+	cr_expect(job->torn);
+	left_forget(&l);
+	nodefix_end(&n);
+}
+
+/* A disk that lost the end of the file. */
+Test(state, a_part_of_it_is_refused_or_consistent)
+{
+	struct nodefix n;
+	struct left l;
+
+	left_behind(&l);
+	for (size_t len = 0; len < l.n; len++) {
+		nodefix_begin(&n, NULL);
+		left_take_over(&n, &l, l.bytes, len);
+		nodefix_end(&n);
+	}
+	left_forget(&l);
+}
+
+/* A disk that turned a bit: whatever it says then, nothing breaks. */
+Test(state, every_bit_may_be_wrong)
+{
+	unsigned refused = 0;
+	struct nodefix n;
+	struct left l;
+
+	left_behind(&l);
+	for (size_t i = 0; i < l.n * 8; i++) {
+		nodefix_begin(&n, NULL);
+		l.bytes[i / 8] ^= (uint8_t)(1 << i % 8);
+		refused += left_take_over(&n, &l, l.bytes, l.n) != 0;
+		l.bytes[i / 8] ^= (uint8_t)(1 << i % 8);
+		nodefix_end(&n);
+	}
+	cr_expect_gt(refused, l.n);
+	left_forget(&l);
+}
+
+Test(state, blobs_are_replaced)
+{
+	state_job *j = state_job_new("job", 2);
+
+	cr_expect_null(state_job_blob(j, 1));
+	cr_assert_eq(state_job_set_blob(j, 1, NULL, 0), 0);
+	cr_expect_eq(state_job_blob(j, 1)->data.len, 0);
+	cr_assert_eq(state_job_set_blob(j, 1, malloc(5), 5), 0);
+	cr_assert_eq(state_job_set_blob(j, 1, malloc(7), 7), 0);
+	cr_assert_eq(state_job_set_blob(j, 0, malloc(1), 1), 0);
+	cr_expect_eq(j->n_blobs, 2);
+	cr_expect_eq(state_job_blob(j, 1)->data.len, 7);
+	state_job_free(j);
+	state_job_free(NULL);
+}
+
+/* --------------------------------------------------------------- wrong numbers */
+
+#define HARM(name, what)                      \
+	static void harm_##name(state_all *s) \
+	{                                     \
+		state_job *j = s->jobs[0];    \
+		state_unit *u = j->units[0];  \
+                                              \
+		(void)u;                      \
+		what;                         \
+	}
+HARM(version, s->version++)
+HARM(name, j->name[0] = '\0')
+HARM(lifetime, j->lifetime = 3)
+HARM(world, j->world_size++)
+HARM(world_order, j->groups[0]->ranks[0] = 1)
+HARM(group_rank, j->groups[1]->ranks[0] = 2)
+HARM(blob_rank, j->blobs[0]->rank = 2)
+HARM(blob_twice, j->blobs[0]->rank = 1)
+HARM(slab_id, j->slabs[0]->id = j->slabs[1]->id)
+HARM(slab_zero, j->slabs[0]->id = 0)
+HARM(next_slab, s->next_slab = j->slabs[0]->id)
+HARM(slab_class, j->slabs[0]->class_ = MEM_GRAD)
+HARM(slab_bytes, j->slabs[0]->bytes = 0)
+HARM(unit_name, u->name[0] = '\0')
+HARM(unit_group, u->group = 2)
+HARM(storage, u->storage_dtype = DTYPE_BF16)
+HARM(compute, u->compute_dtype = 4)
+HARM(gradient, u->gradient_dtype = 0)
+HARM(multiple, u->shard_multiple = 0)
+HARM(pre, u->pre_divide = 0)
+HARM(post, u->post_divide = NAN)
+HARM(kind, u->optimizer->kind = 3)
+HARM(lr, u->optimizer->lr = INFINITY)
+HARM(init, u->tensors[0]->init_kind = 4)
+HARM(slab, u->params->slab = 999)
+HARM(offset, u->params->offset = UINT64_MAX - 255)
+HARM(bytes, u->params->bytes = UINT64_MAX)
+HARM(align, u->params->offset += 2)
+HARM(overlap, u->state1->offset = u->grads->offset)
+
+static void harm_no_region(state_all *s)
+{
+	shardd__state__region__free_unpacked(s->jobs[0]->units[0]->grads, NULL);
+	s->jobs[0]->units[0]->grads = NULL;
+}
+
+Test(state, decode_checks_every_number)
+{
+	static const struct {
+		void (*harm)(state_all *s);
+		const char *words;
+	} harms[] = {
+		{ harm_version, "version" },
+		{ harm_name, "without a name" },
+		{ harm_lifetime, "lifetime" },
+		{ harm_world, "world" },
+		{ harm_world_order, "world" },
+		{ harm_group_rank, "outside the world" },
+		{ harm_blob_rank, "outside the world" },
+		{ harm_blob_twice, "two of one" },
+		{ harm_slab_id, "wrong number" },
+		{ harm_slab_zero, "wrong number" },
+		{ harm_next_slab, "wrong number" },
+		{ harm_slab_class, "not of shards" },
+		{ harm_slab_bytes, "without size" },
+		{ harm_unit_name, "without a name" },
+		{ harm_unit_group, "group" },
+		{ harm_storage, "dtype" },
+		{ harm_compute, "dtype" },
+		{ harm_gradient, "dtype" },
+		{ harm_multiple, "layout" },
+		{ harm_pre, "not numbers" },
+		{ harm_post, "not numbers" },
+		{ harm_kind, "not numbers" },
+		{ harm_lr, "not numbers" },
+		{ harm_init, "initialiser" },
+		{ harm_slab, "outside its slab" },
+		{ harm_offset, "outside its slab" },
+		{ harm_bytes, "outside its slab" },
+		{ harm_align, "outside its slab" },
+		{ harm_overlap, "overlap" },
+		{ harm_no_region, "outside its slab" },
+	};
+	struct left l;
+
+	left_behind(&l);
+	for (size_t i = 0; i < ARRAY_SIZE(harms); i++) {
+		state_all *all = NULL, *again = NULL;
+		struct fault f = FAULT_NULL;
+		uint8_t *data = NULL;
+		size_t bytes;
+
+		cr_assert_eq(state_decode(l.bytes, l.n, &all, &f), 0);
+		harms[i].harm(all);
+		bytes = shardd__state__state__get_packed_size(all);
+		data = malloc(bytes);
+		shardd__state__state__pack(all, data);
+		cr_expect_eq(state_decode(data, bytes, &again, &f), FAULT_INVALID, "harm %zu", i);
+		cr_expect(strstr(f.text, harms[i].words), "harm %zu: %s", i, f.text);
+		cr_expect_null(again);
+		free(data);
+		state_free(all);
+	}
+	left_forget(&l);
+}
+
+Test(state, it_packs_again_to_the_same_bytes)
+{
+	struct fault f = FAULT_NULL;
+	state_all *all = NULL;
+	uint8_t *again = NULL;
+	struct left l;
+	size_t bytes;
+
+	left_behind(&l);
+	cr_assert_eq(state_decode(l.bytes, l.n, &all, &f), 0, "%s", f.text);
+	cr_assert_eq(state_encode(all->jobs, all->n_jobs, all->next_slab, &again, &bytes), 0);
+	cr_assert_eq(bytes, l.n);
+	cr_expect_arr_eq(again, l.bytes, bytes);
+	free(again);
+	state_free(all);
+	left_forget(&l);
+}
+
+Test(state, without_jobs_is_a_state_too)
+{
+	struct fault f = FAULT_NULL;
+	state_all *all = NULL;
+	uint8_t *data = NULL;
+	size_t bytes;
+
+	cr_assert_eq(state_encode(NULL, 0, 7, &data, &bytes), 0);
+	cr_assert_eq(state_decode(data, bytes, &all, &f), 0, "%s", f.text);
+	cr_expect_eq(all->n_jobs, 0);
+	cr_expect_eq(all->next_slab, 7);
+	state_free(all);
+	free(data);
+}
+
+/* Descriptors in the wrong order, of something else, or of nothing. */
+Test(state, foreign_descriptors_are_refused)
+{
+	struct nodefix n;
+	struct left l;
+	int own, null;
+
+	left_behind(&l);
+	null = open("/dev/null", O_RDWR | O_CLOEXEC);
+	own = l.fds[0];
+	nodefix_begin(&n, NULL);
+	l.fds[0] = l.fds[1]; /* of another size */
+	cr_expect_neq(left_take_over(&n, &l, l.bytes, l.n), 0);
+	l.fds[0] = null;
+	cr_expect_neq(left_take_over(&n, &l, l.bytes, l.n), 0);
+	cr_expect_eq(n.jobs.count, 0);
+	cr_expect_eq(n.node.device.quota.used, 0);
+	l.fds[0] = own;
+	cr_expect_eq(left_take_over(&n, &l, l.bytes, l.n), 0);
+	nodefix_end(&n);
+	close(null);
+	left_forget(&l);
+}
