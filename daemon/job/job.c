@@ -1,0 +1,284 @@
+/* Jobs: making, finding, taking over. */
+#include "job/job.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/check.h"
+#include "core/clock.h"
+
+#define JOB_MAGIC 0x4a4f4221u
+
+void jobs_init(struct jobs *jobs, struct node *node, const struct job_ops *ops)
+{
+	*jobs = (struct jobs){ .node = node, .ops = *ops, .names = HTAB_NULL };
+	list_init(&jobs->all);
+	list_init(&jobs->zombies);
+}
+
+static struct job *job_free(struct job *job)
+{
+	if (!job)
+		return NULL;
+	MAGIC_CHECK(job, JOB_MAGIC);
+	CHECK(!job->members && !job->running && !job->quota.used);
+	for (uint32_t i = 0; i < job->n_groups; i++)
+		group_free(job->groups[i]);
+	list_unlink(&job->link);
+	htab_deinit(&job->unit_names);
+	free(job->groups);
+	free(job->ranks);
+	state_job_free(job->rec);
+	job->magic = 0;
+	free(job);
+	return NULL;
+}
+
+void job_free_zombie(struct job *job)
+{
+	CHECK(job->deleted);
+	job_free(job);
+}
+
+/* Append the run-time group for the last group of the record. */
+int job_add_group(struct job *job)
+{
+	struct group **grown = realloc(job->groups, (job->n_groups + 1) * sizeof(*grown));
+
+	if (!grown)
+		return -ENOMEM;
+	job->groups = grown;
+	if (group_new(job, job->n_groups, job->rec->groups[job->n_groups], job->jobs->ops.complete,
+		      job->jobs->ops.failed, &grown[job->n_groups]) < 0)
+		return -ENOMEM;
+	job->n_groups++;
+	return 0;
+}
+
+/* A job around @rec, with its groups; nothing else yet. Takes @rec on success. */
+static struct job *job_new(struct jobs *jobs, state_job *rec)
+{
+	struct job *job = calloc(1, sizeof(*job));
+
+	if (!job)
+		return NULL;
+	job->magic = JOB_MAGIC;
+	job->jobs = jobs;
+	job->node = jobs->node;
+	job->unit_names = HTAB_NULL;
+	list_init(&job->idle_full);
+	list_init(&job->cast_queue);
+	list_init(&job->step.waiting);
+	list_init(&job->settled_waiters);
+	list_init(&job->link);
+	quota_init(&job->quota, &jobs->node->device.quota, rec->quota_bytes);
+	pool_init(&job->full, &jobs->node->device, &job->quota, MEM_FULL, rec->name, -1);
+	job->idle_since_us = clock_now_us();
+	job->ranks = calloc(rec->world_size, sizeof(struct member *));
+	job->rec = rec;
+	while (job->ranks && job->n_groups < rec->n_groups)
+		if (job_add_group(job) < 0)
+			break;
+	if (!job->ranks || job->n_groups < rec->n_groups) {
+		job->rec = NULL;
+		return job_free(job);
+	}
+	return job;
+}
+
+/* Charge a blob or other control bytes that the record holds. */
+static int charge_blobs(struct job *job)
+{
+	for (size_t i = 0; i < job->rec->n_blobs; i++)
+		if (quota_charge(&job->quota, MEM_CONTROL, job->rec->blobs[i]->data.len))
+			return -ENOSPC;
+	return 0;
+}
+
+static int job_publish(struct job *job)
+{
+	if (htab_add(&job->jobs->names, job->rec->name, job) < 0)
+		return -ENOMEM;
+	list_append(&job->jobs->all, &job->link);
+	job->jobs->count++;
+	return 0;
+}
+
+static int add_world(state_job *rec)
+{
+	uint32_t *ranks = calloc(rec->world_size, sizeof(*ranks));
+	state_group *g;
+
+	if (!ranks)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < rec->world_size; i++)
+		ranks[i] = i;
+	g = state_group_new("world", ranks, rec->world_size);
+	free(ranks);
+	if (g && state_job_add_group(rec, g) == 0)
+		return 0;
+	state_group_free(g);
+	return -ENOMEM;
+}
+
+static state_job *rec_from_spec(const struct node_limits *l, const struct job_spec *spec, uid_t uid,
+				gid_t gid)
+{
+	state_job *rec = state_job_new(spec->name, spec->world_size);
+
+	if (!rec)
+		return NULL;
+	rec->uid = uid;
+	rec->gid = gid;
+	rec->lifetime = spec->lifetime ? spec->lifetime : JOB_EPHEMERAL;
+	rec->quota_bytes = spec->quota_bytes ? spec->quota_bytes : l->job_quota_bytes;
+	rec->ttl_s = spec->ttl_s ? spec->ttl_s : l->job_ttl_s;
+	rec->op_timeout_ms = spec->op_timeout_ms ? spec->op_timeout_ms : l->op_timeout_ms;
+	rec->allow_torn = spec->allow_torn;
+	if (add_world(rec) < 0) {
+		state_job_free(rec);
+		return NULL;
+	}
+	return rec;
+}
+
+static int job_make(struct jobs *jobs, const struct job_spec *spec, uid_t uid, gid_t gid,
+		    struct job **ret, struct fault *f)
+{
+	const struct node_limits *l = &jobs->node->limits;
+	state_job *rec;
+	struct job *job;
+
+	if (jobs->draining)
+		return fault_set(f, FAULT_UNAVAILABLE, NULL, "the daemon is draining: no new jobs");
+	if (jobs->count >= l->max_jobs)
+		return fault_set(f, FAULT_EXHAUSTED, NULL,
+				 "there are %u jobs, which is max_jobs: delete one", jobs->count);
+	if (spec->world_size > l->max_world_size)
+		return fault_set(f, FAULT_INVALID, "job.world_size",
+				 "job.world_size is %u: 1 to %u (max_world_size) is allowed",
+				 spec->world_size, l->max_world_size);
+	if (l->job_quota_bytes && spec->quota_bytes > l->job_quota_bytes)
+		return fault_set(f, FAULT_INVALID, "job.quota_bytes",
+				 "job.quota_bytes is %llu: up to %llu (job_quota_bytes) is allowed",
+				 (unsigned long long)spec->quota_bytes,
+				 (unsigned long long)l->job_quota_bytes);
+	rec = rec_from_spec(l, spec, uid, gid);
+	job = rec ? job_new(jobs, rec) : NULL;
+	if (!job) {
+		state_job_free(rec);
+		return fault_errno(f, -ENOMEM, "making a job");
+	}
+	if (job_publish(job) < 0) {
+		job_free(job);
+		return fault_errno(f, -ENOMEM, "making a job");
+	}
+	*ret = job;
+	return 0;
+}
+
+bool job_may_use(const struct job *job, uid_t uid)
+{
+	return uid == job->rec->uid || uid == 0 || uid == geteuid();
+}
+
+static int check_same(const struct job *job, const struct job_spec *spec, struct fault *f)
+{
+	if (spec->world_size != job->rec->world_size)
+		return fault_set(f, FAULT_STATE, NULL, "job '%s' has world size %u, not %u",
+				 job->rec->name, job->rec->world_size, spec->world_size);
+	if (spec->lifetime && spec->lifetime != (enum job_lifetime)job->rec->lifetime)
+		return fault_set(f, FAULT_STATE, NULL, "job '%s' has lifetime %s, not %s",
+				 job->rec->name,
+				 job->rec->lifetime == JOB_KEEP ? "KEEP" : "EPHEMERAL",
+				 spec->lifetime == JOB_KEEP ? "KEEP" : "EPHEMERAL");
+	if (spec->quota_bytes && spec->quota_bytes != job->rec->quota_bytes)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "job '%s' has a quota of %llu bytes, not %llu", job->rec->name,
+				 (unsigned long long)job->rec->quota_bytes,
+				 (unsigned long long)spec->quota_bytes);
+	return 0;
+}
+
+int job_open(struct jobs *jobs, const struct job_spec *spec, uid_t uid, gid_t gid, struct job **ret,
+	     bool *ret_created, struct fault *f)
+{
+	struct job *job = htab_find(&jobs->names, spec->name);
+	int r;
+
+	if (ret_created)
+		*ret_created = !job;
+	if (!job)
+		return job_make(jobs, spec, uid, gid, ret, f);
+	if (!job_may_use(job, uid))
+		return fault_set(f, FAULT_DENIED, NULL, "job '%s' belongs to another user",
+				 spec->name);
+	r = check_same(job, spec, f);
+	if (r == 0)
+		*ret = job;
+	return r;
+}
+
+int job_find(struct jobs *jobs, const char *name, uid_t uid, struct job **ret, struct fault *f)
+{
+	struct job *job = htab_find(&jobs->names, name);
+
+	if (!job)
+		return fault_set(f, FAULT_NOT_FOUND, NULL, "there is no job '%.64s'", name);
+	if (!job_may_use(job, uid))
+		return fault_set(f, FAULT_DENIED, NULL, "job '%.64s' belongs to another user",
+				 name);
+	*ret = job;
+	return 0;
+}
+
+struct group *job_group_by_id(struct job *job, uint32_t id)
+{
+	return id < job->n_groups ? job->groups[id] : NULL;
+}
+
+struct unit *job_unit_by_id(struct job *job, uint32_t id)
+{
+	return id && id <= job->n_units ? job->units[id - 1] : NULL;
+}
+
+int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **ret,
+		struct fault *f)
+{
+	struct job *job = job_new(jobs, rec);
+	int r = 0;
+
+	if (!job)
+		return fault_errno(f, -ENOMEM, "restoring a job");
+	job->slabs = calloc(rec->n_slabs ? rec->n_slabs : 1, sizeof(struct slab *));
+	for (size_t i = 0; job->slabs && r == 0 && i < rec->n_slabs; i++) {
+		const state_slab *s = rec->slabs[i];
+
+		r = fds[i] < 0 ? -EBADF
+			       : slab_import(&job->node->device, &job->quota,
+					     (enum mem_class)s->class_, s->bytes, rec->name, s->id,
+					     fds[i], &job->slabs[i]);
+		job->n_slabs += r == 0;
+	}
+	if (!job->slabs || r || charge_blobs(job) < 0)
+		fault_set(f, FAULT_EXHAUSTED, NULL,
+			  "memory of job '%s' could not be taken over (%d)", rec->name, r);
+	else if (job_units_restore(job, f) == 0 && job_publish(job) < 0)
+		fault_errno(f, -ENOMEM, "restoring a job");
+	if (f->code) {
+		job_units_free(job);
+		if (job->quota.by_class[MEM_CONTROL])
+			quota_return(&job->quota, MEM_CONTROL, job->quota.by_class[MEM_CONTROL]);
+		job->rec = NULL;
+		job_free(job);
+		return f->code;
+	}
+	/* what ran in the old daemon is over, and with it that epoch */
+	job->rec->epoch++;
+	job_tear(job);
+	*ret = job;
+	return 0;
+}

@@ -1,0 +1,220 @@
+/*
+ * A job: the trainers that train one model, its units, groups and account.
+ *
+ * What persists is in the record (store/state.h). A job lives in the registry from
+ * creation to deletion; deleted while processes still have its memory mapped, it
+ * stays as a zombie until the last byte is back. Loop thread only.
+ *
+ *   FORMING --all ranks joined--> RUNNING --a rank dies or leaves--> FORMING ...
+ *      ^--- first join ---.          '--drain--> DRAINING
+ *   IDLE (no trainers) ---'
+ *   TORN: a trainer died between a step and its commit; initialise again
+ */
+#ifndef SHARDD_JOB_JOB_H
+#define SHARDD_JOB_JOB_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/fault.h"
+#include "core/htab.h"
+#include "core/list.h"
+#include "core/quota.h"
+#include "job/group.h"
+#include "job/member.h"
+#include "job/node.h"
+#include "store/state.h"
+#include "unit/unit.h"
+
+#define JOB_NAME_MAX   64
+#define JOB_MAX_BLOB   65536u
+#define JOB_MAX_GROUPS 256u
+/* Of all units: their records are memory that no account pays for. */
+#define JOB_MAX_TENSORS (1u << 20)
+
+enum job_lifetime { JOB_EPHEMERAL = 1, JOB_KEEP = 2 };
+
+enum job_event_kind { JOB_EVENT_EPOCH_ENDED, JOB_EVENT_STALL, JOB_EVENT_DRAIN };
+
+struct jobs;
+struct job;
+
+/* What the layers to the left want to know. Set once, before any job exists. */
+struct job_ops {
+	/* All ops of the job that wait must end with @fault; the running ones go on. */
+	void (*abort_ops)(struct job *job, const struct fault *fault);
+	match_complete_cb complete; /* userdata: the group */
+	match_failed_cb failed;
+	/* News for one trainer. */
+	void (*event)(struct member *m, enum job_event_kind kind, const char *text);
+	/* (optional) The job's epoch ended, why: for the log. */
+	void (*epoch_ended)(struct job *job, const struct fault *why);
+};
+
+/* A step that all ranks have asked for and that is applied by the commit that
+ * follows, or by the next op that needs the parameters. */
+struct job_step {
+	bool prepared;
+	bool has_lr;
+	double lr;
+	uint32_t group;
+	bool applying;
+	uint64_t epoch;      /* in which applying began */
+	bool committing;     /* a commit runs: what was applied will be committed */
+	struct list waiting; /* ops that wait for the end of applying; owned by op/ */
+};
+
+/* Called once, from the loop, when the job has settled (job_wait_settled). */
+struct job_waiter {
+	struct list link;
+	void (*fn)(struct job_waiter *w);
+};
+
+struct job {
+	uint32_t magic;
+	struct jobs *jobs; /* borrowed, the registry */
+	struct node *node; /* borrowed */
+	state_job *rec;    /* owned */
+	struct quota quota;
+	bool deleted; /* a zombie: out of the registry's names */
+	bool draining;
+	bool torn;
+	uint64_t idle_since_us; /* no trainers since; 0: there are some */
+
+	struct member **ranks; /* by rank; the last member, whatever its state; owned ref */
+	uint32_t joined;       /* ranks in state JOINED */
+	uint32_t present;      /* ranks in state JOINED or STALE */
+	struct group **groups;
+	uint32_t n_groups;
+	struct unit **units; /* by id - 1 */
+	uint32_t n_units;
+	struct htab unit_names;
+	struct slab **slabs; /* of shards, owned refs */
+	uint32_t n_slabs;
+	struct pool full;       /* gathered copies */
+	struct list idle_full;  /* units whose full buffer nobody uses, oldest first */
+	uint32_t casts;         /* that run now */
+	struct list cast_queue; /* gathers that wait for one to end; owned by op/ */
+	struct job_step step;
+
+	uint32_t members; /* objects alive, of all ranks and epochs */
+	uint32_t running; /* collectives and casts in the backend or engine */
+	uint64_t ops_total;
+	uint64_t ops_failed;
+	char last_error[256];
+	struct list settled_waiters; /* of struct job_waiter */
+	struct list link;            /* jobs->all or jobs->zombies */
+};
+
+struct jobs {
+	struct node *node; /* borrowed */
+	struct job_ops ops;
+	struct htab names;
+	struct list all;
+	struct list zombies;
+	uint32_t count;
+	bool draining; /* no new jobs and trainers */
+};
+
+void jobs_init(struct jobs *jobs, struct node *node, const struct job_ops *ops);
+/* Delete every job; no member may be present and nothing may run (CHECKed). */
+void jobs_deinit(struct jobs *jobs);
+
+/* What a caller says of a job. Numbers of 0 mean the node's defaults. */
+struct job_spec {
+	const char *name;
+	uint32_t world_size;
+	enum job_lifetime lifetime;
+	uint64_t quota_bytes;
+	uint32_t ttl_s;
+	uint32_t op_timeout_ms;
+	bool allow_torn;
+};
+
+/* Make the job, or find it and check that it is the same and @uid's (0 and the
+ * daemon's own uid may use any). @ret_created may be NULL. Return: 0 or a fault. */
+int job_open(struct jobs *jobs, const struct job_spec *spec, uid_t uid, gid_t gid, struct job **ret,
+	     bool *ret_created, struct fault *f);
+
+/* Find by name, for its owner or an administrator. Return: 0 or a fault. */
+int job_find(struct jobs *jobs, const char *name, uid_t uid, struct job **ret, struct fault *f);
+bool job_may_use(const struct job *job, uid_t uid);
+
+enum {
+	JOB_E_BUSY = -1, /* ops of an earlier epoch still run: job_wait_settled, then again */
+};
+
+/* Join as @rank. @again: the caller's member if it joins again, else NULL; @ret gets
+ * a reference that the session keeps. Return: 0, JOB_E_BUSY, or a fault. */
+int job_join(struct job *job, uint32_t rank, struct proc *proc, uint64_t session,
+	     struct member *again, struct member **ret, struct fault *f);
+
+/* Leave cleanly (its ops must be over: else a fault), or be gone (@why says how). May
+ * free the job. */
+int job_leave(struct member *m, bool *ret_freed, struct fault *f);
+void job_lost(struct member *m, const char *why);
+
+/* Delete: with trainers present only if @force. Return: 0 or a fault. */
+int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f);
+/* Ask the trainers to commit and leave; no rank may join any more. Return: ranks told. */
+uint32_t job_drain(struct job *job);
+
+/* Find or make a group. Return: 0 or a fault. */
+int job_group(struct job *job, const char *name, const uint32_t *ranks, size_t n,
+	      struct group **ret, struct fault *f);
+/* @m has left cleanly: collectives of @g that it has not announced end. */
+void job_group_left(struct group *g, const struct member *m);
+/* Append the run-time group of the last group of the record. Return: 0 or -ENOMEM. */
+int job_add_group(struct job *job);
+/* By id. Return: NULL if there is none. */
+struct group *job_group_by_id(struct job *job, uint32_t id);
+
+/* Register units, all or none (job_units.c). @specs: records without regions; those
+ * that become units are taken over (their pointer is set to NULL). @ret_ids: @n ids.
+ * Return: 0 or a fault. */
+int job_register(struct job *job, state_unit **specs, size_t n, uint32_t *ret_ids,
+		 uint64_t *ret_charged, struct fault *f);
+/* Build units again from the record, whose slabs are in job->slabs already. */
+int job_units_restore(struct job *job, struct fault *f);
+void job_units_free(struct job *job);
+struct unit *job_unit_by_id(struct job *job, uint32_t id);
+
+/* May this member have slab @id, and for writing? Return: borrowed, or NULL. */
+struct slab *job_slab_for(struct member *m, uint32_t id);
+
+/* The job as a saved record and its slabs; the inverse makes the job (job.c).
+ * @fds: one per slab of the record, in its order, borrowed; -1: there is none, which is
+ * refused. Takes @rec on success. */
+int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **ret,
+		struct fault *f);
+
+/* A new epoch: waiting ops end with @fault, members become STALE. */
+void job_epoch_end(struct job *job, const struct fault *fault);
+
+/* Mark the job TORN if what a restart would go on from is no more: a step was applied
+ * after the last commit. */
+void job_tear(struct job *job);
+
+/* Call @w when nothing that was begun in an earlier epoch runs any more. */
+void job_wait_settled(struct job *job, struct job_waiter *w);
+
+/* Once in a while: jobs without trainers whose time is up, zombies that are empty. */
+void jobs_tick(struct jobs *jobs, uint64_t now_us);
+
+/* Free a deleted job whose last byte is back. job_settle's. */
+void job_free_zombie(struct job *job);
+
+/* Something of the job has ended: go on with what waited for that (joins, a
+ * deletion). May free the job. */
+void job_settle(struct job *job);
+
+/* IDLE, FORMING, RUNNING, TORN, DRAINING, DELETED. Return: static string. */
+const char *job_state_name(const struct job *job);
+
+/* Who holds how much, for RESOURCE_EXHAUSTED texts. */
+void job_holders(const struct job *job, char *buf, size_t bytes);
+
+/* Note a failed op for status. */
+void job_note_error(struct job *job, const struct fault *f);
+
+#endif

@@ -1,0 +1,186 @@
+/* The end of jobs: deletion, memory that is still mapped, time to live; and what
+ * can be said about a job. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "core/check.h"
+#include "core/clock.h"
+#include "job/job.h"
+
+/* Processes of the job that live may have the shared slabs mapped. */
+static void keep_while_mapped(struct job *job, struct slab *s)
+{
+	for (uint32_t r = 0; r < job->rec->world_size; r++) {
+		struct member *m = job->ranks[r];
+
+		if (m && s->exported && !proc_gone(m->proc))
+			(void)quarantine_slab(&job->node->quarantine, m->proc, s);
+	}
+}
+
+static void keep_full_slab(struct slab *s, void *arg)
+{
+	keep_while_mapped(arg, s);
+}
+
+/* Nothing runs any more: let go of all memory. */
+static void release_memory(struct job *job)
+{
+	struct unit *u, *tmp;
+
+	pool_each_slab(&job->full, keep_full_slab, job);
+	for (uint32_t i = 0; i < job->n_slabs; i++)
+		keep_while_mapped(job, job->slabs[i]);
+	list_for_each (u, tmp, &job->idle_full, idle)
+		list_unlink(&u->idle);
+	for (uint32_t i = 0; i < job->n_units; i++)
+		pool_give(&job->full, &job->units[i]->full);
+	pool_deinit(&job->full);
+	job->full.device = NULL;
+	job_units_free(job);
+	if (job->quota.by_class[MEM_CONTROL])
+		quota_return(&job->quota, MEM_CONTROL, job->quota.by_class[MEM_CONTROL]);
+	for (uint32_t r = 0; r < job->rec->world_size; r++)
+		job->ranks[r] = member_unref(job->ranks[r]);
+}
+
+static bool ops_over(const struct job *job)
+{
+	for (uint32_t r = 0; r < job->rec->world_size; r++)
+		if (job->ranks[r] && job->ranks[r]->pending)
+			return false;
+	return !job->running && !job->step.applying;
+}
+
+static void wake_waiters(struct job *job)
+{
+	struct list woken = LIST_INIT(woken);
+
+	list_take_all(&woken, &job->settled_waiters);
+	while (!list_empty(&woken)) {
+		struct job_waiter *w = list_first(&woken, struct job_waiter, link);
+
+		list_unlink(&w->link);
+		w->fn(w); /* may wait again */
+	}
+}
+
+void job_wait_settled(struct job *job, struct job_waiter *w)
+{
+	list_append(&job->settled_waiters, &w->link);
+}
+
+void job_settle(struct job *job)
+{
+	wake_waiters(job);
+	if (!job->deleted || !ops_over(job))
+		return;
+	if (job->full.device)
+		release_memory(job);
+	if (!job->members && !job->quota.used)
+		job_free_zombie(job);
+}
+
+int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f)
+{
+	struct fault told = FAULT_NULL;
+
+	if (job->present && !force)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "job '%s' has %u trainers: drain it first, or force",
+				 job->rec->name, job->present);
+	if (ret_freed)
+		*ret_freed = job->quota.used;
+	fault_set(&told, FAULT_ABORTED, NULL, "job '%s' was deleted", job->rec->name);
+	job->deleted = true;
+	job_epoch_end(job, &told);
+	htab_remove(&job->jobs->names, job->rec->name);
+	job->jobs->count--;
+	list_unlink(&job->link);
+	list_append(&job->jobs->zombies, &job->link);
+	for (uint32_t r = 0; r < job->rec->world_size; r++) {
+		struct member *m = job->ranks[r];
+
+		if (m && m->state == MEMBER_STALE) {
+			m->state = MEMBER_DEAD;
+			m->ended = told;
+			job->present--;
+			member_retire(m);
+		}
+	}
+	job_settle(job);
+	return 0;
+}
+
+void jobs_tick(struct jobs *jobs, uint64_t now_us)
+{
+	struct job *job, *tmp;
+
+	list_for_each (job, tmp, &jobs->all, link) {
+		struct fault f = FAULT_NULL;
+
+		if (job->idle_since_us && !job->present &&
+		    now_us - job->idle_since_us >= (uint64_t)job->rec->ttl_s * 1000000u)
+			(void)job_delete(job, false, NULL, &f);
+	}
+	list_for_each (job, tmp, &jobs->zombies, link)
+		job_settle(job);
+}
+
+void jobs_deinit(struct jobs *jobs)
+{
+	struct job *job, *tmp;
+
+	list_for_each (job, tmp, &jobs->all, link) {
+		struct fault f = FAULT_NULL;
+
+		CHECK(job_delete(job, false, NULL, &f) == 0);
+	}
+	quarantine_deinit(&jobs->node->quarantine);
+	list_for_each (job, tmp, &jobs->zombies, link)
+		job_settle(job);
+	CHECK(list_empty(&jobs->zombies));
+	htab_deinit(&jobs->names);
+}
+
+const char *job_state_name(const struct job *job)
+{
+	if (job->deleted)
+		return "DELETED";
+	if (job->draining)
+		return "DRAINING";
+	if (job->torn)
+		return "TORN";
+	if (!job->present)
+		return "IDLE";
+	return job->joined == job->rec->world_size ? "RUNNING" : "FORMING";
+}
+
+void job_holders(const struct job *job, char *buf, size_t bytes)
+{
+	const struct quota *q = &job->quota;
+	const struct quota *d = &job->node->device.quota;
+	size_t at = 0;
+	int n = snprintf(buf, bytes, "job '%s' holds %llu bytes", job->rec->name,
+			 (unsigned long long)q->used);
+
+	at = n > 0 && (size_t)n < bytes ? (size_t)n : bytes;
+	for (int c = 0; c < _MEM_N && at < bytes; c++) {
+		n = snprintf(buf + at, bytes - at, "%s%s %llu", c ? ", " : " (",
+			     mem_class_name((enum mem_class)c), (unsigned long long)q->by_class[c]);
+		at += n > 0 && (size_t)n < bytes - at ? (size_t)n : bytes - at;
+	}
+	if (at < bytes)
+		snprintf(buf + at, bytes - at,
+			 ") of its %llu, all jobs %llu of %llu in %u of %u slabs",
+			 (unsigned long long)(q->limit ? q->limit : d->limit),
+			 (unsigned long long)d->used, (unsigned long long)d->limit,
+			 job->node->device.n_slabs, job->node->device.max_slabs);
+}
+
+void job_note_error(struct job *job, const struct fault *f)
+{
+	job->ops_failed++;
+	snprintf(job->last_error, sizeof(job->last_error), "%s: %.220s", fault_code_name(f->code),
+		 f->text);
+}

@@ -1,0 +1,66 @@
+/* Groups of a job, and what a rank that has left means to them. */
+#include <errno.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "job/job.h"
+
+/* The collectives of @g that @m has not announced will never complete. */
+void job_group_left(struct group *g, const struct member *m)
+{
+	struct fault told = FAULT_NULL;
+	uint32_t index;
+
+	if (!group_index(g, m->rank, &index))
+		return;
+	fault_set(&told, FAULT_ABORTED, NULL, "rank %u (pid %d) has left job '%s'", m->rank,
+		  member_pid(m), g->job->rec->name);
+	match_member_left(&g->match, index, &told);
+}
+
+/* A rank that has left in this epoch will not take part in a group made later either. */
+static void tell_group_who_left(struct job *job, struct group *g)
+{
+	for (uint32_t i = 0; i < group_size(g); i++) {
+		const struct member *m = job->ranks[g->rec->ranks[i]];
+
+		if (m && m->state == MEMBER_LEFT && m->epoch == job->rec->epoch)
+			job_group_left(g, m);
+	}
+}
+
+int job_group(struct job *job, const char *name, const uint32_t *ranks, size_t n,
+	      struct group **ret, struct fault *f)
+{
+	state_group *rec;
+
+	for (uint32_t i = 0; i < job->n_groups; i++) {
+		const state_group *g = job->groups[i]->rec;
+
+		if (strcmp(g->name, name) != 0)
+			continue;
+		if (g->n_ranks != n || memcmp(g->ranks, ranks, n * sizeof(*ranks)) != 0)
+			return fault_set(
+				f, FAULT_STATE, NULL,
+				"group '%.64s' of job '%s' has other ranks, or in another order",
+				name, job->rec->name);
+		*ret = job->groups[i];
+		return 0;
+	}
+	if (job->n_groups >= JOB_MAX_GROUPS)
+		return fault_set(f, FAULT_EXHAUSTED, NULL,
+				 "job '%s' has %u groups, the most allowed", job->rec->name,
+				 job->n_groups);
+	rec = state_group_new(name, ranks, n);
+	if (!rec || state_job_add_group(job->rec, rec) < 0) {
+		state_group_free(rec);
+		return fault_errno(f, -ENOMEM, "making a group");
+	}
+	if (job_add_group(job) < 0) {
+		state_group_free(job->rec->groups[--job->rec->n_groups]);
+		return fault_errno(f, -ENOMEM, "making a group");
+	}
+	*ret = job->groups[job->n_groups - 1];
+	tell_group_who_left(job, *ret);
+	return 0;
+}

@@ -1,0 +1,214 @@
+/* Who is in a job: joining, leaving, dying, and the epochs that end with that. */
+#include <errno.h>
+#include <stdio.h>
+
+#include "core/check.h"
+#include "core/clock.h"
+#include "job/job.h"
+
+void job_epoch_end(struct job *job, const struct fault *fault)
+{
+	job->jobs->ops.abort_ops(job, fault);
+	if (job->joined && job->jobs->ops.epoch_ended)
+		job->jobs->ops.epoch_ended(job, fault);
+	for (uint32_t i = 0; i < job->n_groups; i++)
+		match_reset(&job->groups[i]->match, fault);
+	job->rec->epoch++;
+	job->step.prepared = false;
+	for (uint32_t i = 0; i < job->n_units; i++)
+		job->units[i]->has_gradient = false;
+	for (uint32_t r = 0; r < job->rec->world_size; r++) {
+		struct member *m = job->ranks[r];
+
+		if (!m || m->state != MEMBER_JOINED)
+			continue;
+		m->state = MEMBER_STALE;
+		m->ended = *fault;
+		job->joined--;
+		job->jobs->ops.event(m, JOB_EVENT_EPOCH_ENDED, fault->text);
+	}
+}
+
+void job_tear(struct job *job)
+{
+	if (job->step.committing || !job->rec->uncommitted_steps || !job->rec->has_commit ||
+	    job->rec->allow_torn)
+		return;
+	job->torn = true;
+	for (uint32_t i = 0; i < job->n_units; i++)
+		job->units[i]->torn = true;
+}
+
+static int check_rank_free(const struct job *job, uint32_t rank, const struct member *again,
+			   struct fault *f)
+{
+	const struct member *there = job->ranks[rank];
+
+	if (!there || there == again || there->state == MEMBER_LEFT || there->state == MEMBER_DEAD)
+		return 0;
+	return fault_set(f, FAULT_STATE, NULL, "rank %u of job '%s' is taken by pid %d", rank,
+			 job->rec->name, member_pid(there));
+}
+
+static int check_join(const struct job *job, uint32_t rank, const struct member *again,
+		      struct fault *f)
+{
+	if (rank >= job->rec->world_size)
+		return fault_set(f, FAULT_INVALID, "rank", "rank is %u: 0 to %u is allowed", rank,
+				 job->rec->world_size - 1);
+	if (again && again->rank != rank)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "this session is rank %u of job '%s' and cannot become rank %u",
+				 again->rank, job->rec->name, rank);
+	if (job->draining || job->jobs->draining)
+		return fault_set(f, FAULT_UNAVAILABLE, NULL,
+				 "job '%s' is draining: no rank may join", job->rec->name);
+	return check_rank_free(job, rank, again, f);
+}
+
+/* The numbering of the present members would not fit a newcomer's. */
+static void end_epoch_for_newcomer(struct job *job, uint32_t rank, pid_t pid)
+{
+	struct fault f = FAULT_NULL;
+
+	fault_set(&f, FAULT_ABORTED, NULL,
+		  "rank %u (pid %d) of job '%s' joined anew: epoch %llu has ended, join again",
+		  rank, (int)pid, job->rec->name, (unsigned long long)job->rec->epoch);
+	job_epoch_end(job, &f);
+}
+
+static void count_in(struct job *job, struct member *m, bool was_present)
+{
+	m->state = MEMBER_JOINED;
+	m->epoch = job->rec->epoch;
+	m->next_seq = 1;
+	m->last_op = "join";
+	m->last_unit[0] = '\0';
+	m->ended = FAULT_NULL;
+	job->joined++;
+	job->present += !was_present;
+	job->idle_since_us = 0;
+}
+
+/* A newcomer's numbers start at 1: that fits only an epoch in which nobody was that
+ * rank yet. */
+static bool needs_new_epoch(const struct job *job, uint32_t rank)
+{
+	return job->ranks[rank] && job->ranks[rank]->epoch == job->rec->epoch;
+}
+
+/* Ops that @rank began in an earlier epoch may still run, whoever it was then. */
+static bool is_busy(const struct job *job, uint32_t rank)
+{
+	const struct member *before = job->ranks[rank];
+
+	return job->step.committing || job->step.applying || (before && before->pending);
+}
+
+static bool is_present(const struct member *m)
+{
+	return m->state == MEMBER_JOINED || m->state == MEMBER_STALE;
+}
+
+static void replace_member(struct job *job, struct member *m)
+{
+	member_unref(job->ranks[m->rank]);
+	job->ranks[m->rank] = member_ref(m);
+}
+
+int job_join(struct job *job, uint32_t rank, struct proc *proc, uint64_t session,
+	     struct member *again, struct member **ret, struct fault *f)
+{
+	/* who has left comes back as a new member: its pool went when it left */
+	struct member *m = again && again->job == job && is_present(again) ? again : NULL;
+	bool was_present = m;
+
+	if (check_join(job, rank, m, f))
+		return f->code;
+	if (!job->rec->epoch)
+		job->rec->epoch = 1;
+	if (needs_new_epoch(job, rank))
+		end_epoch_for_newcomer(job, rank, proc_pid(proc));
+	if (is_busy(job, rank))
+		return JOB_E_BUSY;
+	if (m)
+		member_reset(m);
+	else if (member_new(job, rank, proc, session, &m) < 0)
+		return fault_errno(f, -ENOMEM, "joining a job");
+	if (!was_present)
+		replace_member(job, m);
+	count_in(job, m, was_present);
+	*ret = m;
+	return 0;
+}
+
+static void leave_common(struct member *m, enum member_state state)
+{
+	struct job *job = m->job;
+
+	CHECK(is_present(m));
+	job->joined -= m->state == MEMBER_JOINED;
+	job->present--;
+	m->state = state;
+	member_retire(m);
+	if (job->present)
+		return;
+	job->idle_since_us = clock_now_us();
+	job->draining = false; /* done: the next trainers may go on from the last commit */
+}
+
+int job_leave(struct member *m, bool *ret_freed, struct fault *f)
+{
+	struct job *job = m->job;
+	bool joined = m->state == MEMBER_JOINED;
+
+	*ret_freed = false;
+	if (m->pending)
+		return fault_set(
+			f, FAULT_STATE, NULL,
+			"rank %u of job '%s' has %u ops under way: wait for them, then leave",
+			m->rank, job->rec->name, m->pending);
+	leave_common(m, MEMBER_LEFT);
+	for (uint32_t i = 0; joined && i < job->n_groups; i++)
+		job_group_left(job->groups[i], m);
+	if (!job->present && job->rec->lifetime == JOB_EPHEMERAL && !job->deleted) {
+		struct fault none = FAULT_NULL;
+
+		*ret_freed = job_delete(job, false, NULL, &none) == 0;
+	}
+	return 0;
+}
+
+void job_lost(struct member *m, const char *why)
+{
+	struct job *job = m->job;
+	struct fault f = FAULT_NULL;
+
+	if (!is_present(m))
+		return;
+	fault_set(&f, FAULT_ABORTED, NULL,
+		  "rank %u (pid %d) of job '%s' %s (its last op: %s%s%s): epoch %llu has ended, "
+		  "join again",
+		  m->rank, member_pid(m), job->rec->name, why, m->last_op,
+		  m->last_unit[0] ? " of unit " : "", m->last_unit,
+		  (unsigned long long)job->rec->epoch);
+	job_tear(job);
+	job_epoch_end(job, &f);
+	leave_common(m, MEMBER_DEAD);
+}
+
+uint32_t job_drain(struct job *job)
+{
+	uint32_t told = 0;
+
+	job->draining = job->present > 0;
+	for (uint32_t r = 0; r < job->rec->world_size; r++) {
+		struct member *m = job->ranks[r];
+
+		if (!m || (m->state != MEMBER_JOINED && m->state != MEMBER_STALE))
+			continue;
+		job->jobs->ops.event(m, JOB_EVENT_DRAIN, "commit and leave");
+		told++;
+	}
+	return told;
+}

@@ -1,0 +1,215 @@
+#include "job/match.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+
+int match_init(struct match *m, uint32_t size, match_complete_cb complete, match_failed_cb failed,
+	       void *userdata)
+{
+	CHECK(size > 0);
+	*m = (struct match){ .size = size,
+			     .base = 1,
+			     .complete = complete,
+			     .failed = failed,
+			     .userdata = userdata };
+	m->next = calloc(size, sizeof(*m->next));
+	return m->next ? 0 : -ENOMEM;
+}
+
+void match_deinit(struct match *m)
+{
+	for (size_t i = 0; i < m->n_slots; i++) {
+		for (uint32_t k = 0; m->slots[i].entries && k < m->size; k++)
+			CHECK(!m->slots[i].entries[k]);
+		free(m->slots[i].entries);
+	}
+	free(m->slots);
+	free(m->next);
+	*m = (struct match){ 0 };
+}
+
+void match_number(struct match *m, struct match_entry *entry)
+{
+	CHECK(entry->index < m->size);
+	entry->number = ++m->next[entry->index];
+	entry->generation = m->generation;
+}
+
+uint64_t match_ahead(const struct match *m, uint32_t index)
+{
+	CHECK(index < m->size && m->next[index] + 1 >= m->base);
+	return m->next[index] + 1 - m->base;
+}
+
+struct match_slot *match_slot(struct match *m, uint64_t number)
+{
+	if (number < m->base || number >= m->base + m->n_slots)
+		return NULL;
+	return &m->slots[number - m->base];
+}
+
+/* Make slots up to @number. */
+static int slots_reach(struct match *m, uint64_t number)
+{
+	while (m->base + m->n_slots <= number) {
+		struct match_slot *s;
+
+		if (m->n_slots == m->cap_slots) {
+			size_t cap = m->cap_slots ? m->cap_slots * 2 : 16;
+			struct match_slot *grown = realloc(m->slots, cap * sizeof(*grown));
+
+			if (!grown)
+				return -ENOMEM;
+			m->slots = grown;
+			m->cap_slots = cap;
+		}
+		s = &m->slots[m->n_slots];
+		*s = (struct match_slot){ .number = m->base + m->n_slots };
+		s->entries = calloc(m->size, sizeof(struct match_entry *));
+		if (!s->entries)
+			return -ENOMEM;
+		m->n_slots++;
+	}
+	return 0;
+}
+
+/* Take every entry out of the slot and tell its op. */
+static void tell_failed(struct match *m, uint64_t number)
+{
+	for (uint32_t i = 0; i < m->size; i++) {
+		struct match_slot *s = match_slot(m, number); /* may move meanwhile */
+		struct match_entry *e = s && s->entries ? s->entries[i] : NULL;
+		struct fault fault;
+
+		if (!e)
+			continue;
+		fault = s->fault;
+		s->entries[i] = NULL;
+		m->failed(e, &fault, m->userdata);
+	}
+}
+
+static void slot_fail(struct match *m, struct match_slot *s, const struct fault *fault)
+{
+	if (s->failed || s->complete)
+		return;
+	s->failed = true;
+	s->fault = *fault;
+	tell_failed(m, s->number);
+}
+
+static bool same_print(const struct match_entry *a, const struct match_entry *b)
+{
+	return memcmp(a->print.words, b->print.words, sizeof(a->print.words)) == 0;
+}
+
+static void mismatch_fault(const struct match_slot *s, const struct match_entry *e, struct fault *f)
+{
+	const struct match_entry *o = s->first;
+
+	fault_set(
+		f, FAULT_STATE, NULL,
+		"ops differ at number %llu: rank %u (pid %d) asks for %s, rank %u (pid %d) for %s",
+		(unsigned long long)s->number, o->rank, o->pid, o->print.text, e->rank, e->pid,
+		e->print.text);
+}
+
+static void slot_complete(struct match *m, struct match_slot *s)
+{
+	struct match_entry **entries = s->entries;
+
+	/* the callee may end ops, which may drop or move the slot */
+	s->complete = true;
+	s->entries = NULL;
+	m->complete(entries, m->size, m->userdata);
+	free(entries);
+}
+
+int match_announce(struct match *m, struct match_entry *entry)
+{
+	struct match_slot *s;
+	struct fault f = FAULT_NULL;
+
+	CHECK(entry->index < m->size && entry->generation == m->generation);
+	if (slots_reach(m, entry->number) < 0)
+		return -ENOMEM;
+	s = match_slot(m, entry->number);
+	CHECK(s && !s->complete && !s->entries[entry->index]);
+	if (!s->announced++)
+		s->first = entry;
+	if (m->has_left && entry->number > m->next[m->left_index])
+		f = m->left_fault;
+	else if (!s->failed && !same_print(s->first, entry))
+		mismatch_fault(s, entry, &f);
+	s->entries[entry->index] = entry;
+	if (s->failed)
+		tell_failed(m, entry->number);
+	else if (f.code)
+		slot_fail(m, s, &f);
+	else if (s->announced == m->size)
+		slot_complete(m, s);
+	return 0;
+}
+
+void match_refuse(struct match *m, struct match_entry *entry, const struct fault *fault)
+{
+	/* without memory for the slot the peers' own deadlines end their wait */
+	if (entry->generation == m->generation && slots_reach(m, entry->number) == 0)
+		slot_fail(m, match_slot(m, entry->number), fault);
+}
+
+void match_passed(struct match *m, const struct match_entry *entry)
+{
+	struct match_slot *s;
+	size_t done = 0;
+
+	if (entry->generation != m->generation || slots_reach(m, entry->number) < 0)
+		return;
+	s = match_slot(m, entry->number);
+	CHECK(s && s->passed < m->size);
+	s->passed++;
+	while (done < m->n_slots && m->slots[done].passed == m->size)
+		free(m->slots[done++].entries);
+	memmove(m->slots, m->slots + done, (m->n_slots - done) * sizeof(*m->slots));
+	m->n_slots -= done;
+	m->base += done;
+}
+
+void match_reset(struct match *m, const struct fault *fault)
+{
+	uint64_t end = m->base + m->n_slots;
+
+	for (uint64_t n = m->base; n < end; n++) {
+		struct match_slot *s = match_slot(m, n);
+
+		if (s)
+			slot_fail(m, s, fault);
+	}
+	for (size_t i = 0; i < m->n_slots; i++)
+		free(m->slots[i].entries);
+	m->n_slots = 0;
+	m->base = 1;
+	m->generation++;
+	m->has_left = false;
+	memset(m->next, 0, m->size * sizeof(*m->next));
+}
+
+void match_member_left(struct match *m, uint32_t index, const struct fault *fault)
+{
+	uint64_t end = m->base + m->n_slots;
+
+	if (m->has_left)
+		return; /* its number is not larger than any later leaver's */
+	m->has_left = true;
+	m->left_index = index;
+	m->left_fault = *fault;
+	for (uint64_t n = m->next[index] + 1; n < end; n++) {
+		struct match_slot *s = match_slot(m, n);
+
+		if (s)
+			slot_fail(m, s, fault);
+	}
+}

@@ -1,0 +1,109 @@
+/*
+ * Matching of collective ops between the ranks of a group.
+ *
+ * Each member numbers its collectives 1, 2, 3... The ops at one number meet in a
+ * slot: the first to announce brings the fingerprint, the others are held against
+ * it. A slot ends in exactly one of two ways: all announced the same (complete),
+ * or it fails, and then every member's op at that number gets the same fault, also
+ * those that come later. So ranks never drift apart by one number.
+ *
+ *   EMPTY --announce--> OPEN --last announce--> COMPLETE
+ *                        |
+ *                        +--differs | member refused | deadline | abort--> FAILED
+ *
+ * Loop thread only.
+ */
+#ifndef SHARDD_JOB_MATCH_H
+#define SHARDD_JOB_MATCH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/fault.h"
+
+/* What must be equal on all ranks, and how to say it to a person. */
+struct fingerprint {
+	uint64_t words[8];
+	char text[192]; /* "Reduce of unit 'out' (120 elements, fp32)" */
+};
+
+/* One member's op in a slot; embedded by the op. */
+struct match_entry {
+	uint64_t number;     /* given by match_number */
+	uint32_t generation; /* of the match when it was numbered */
+	uint32_t index;      /* of the member in the group */
+	uint32_t rank;       /* for texts */
+	int pid;
+	struct fingerprint print;
+};
+
+struct match_slot {
+	uint64_t number;
+	bool complete;
+	bool failed;
+	struct fault fault;           /* when failed */
+	uint32_t announced;           /* members that have */
+	uint32_t passed;              /* members whose op at this number is over */
+	struct match_entry *first;    /* whose fingerprint counts */
+	struct match_entry **entries; /* by member index; NULL: not announced */
+	bool stall_told;
+};
+
+/* All have announced: @entries by member index, out of the slot, the callee's. */
+typedef void (*match_complete_cb)(struct match_entry *const *entries, uint32_t n, void *userdata);
+/* One entry's op has ended so; the entry is out of the slot. */
+typedef void (*match_failed_cb)(struct match_entry *entry, const struct fault *fault,
+				void *userdata);
+
+struct match {
+	uint32_t size;       /* members */
+	uint32_t generation; /* grows with every reset */
+	uint64_t *next;      /* by member: the number its next collective gets */
+	uint64_t base;       /* number of slots[0] */
+	struct match_slot *slots;
+	size_t n_slots;
+	size_t cap_slots;
+	bool has_left;           /* a member has left cleanly... */
+	uint32_t left_index;     /* ...this one, */
+	struct fault left_fault; /* and what its peers are told */
+	match_complete_cb complete;
+	match_failed_cb failed;
+	void *userdata;
+};
+
+/* Return: 0 or -ENOMEM. */
+int match_init(struct match *m, uint32_t size, match_complete_cb complete, match_failed_cb failed,
+	       void *userdata);
+/* No entry may be announced. Safe on a zeroed struct and twice. */
+void match_deinit(struct match *m);
+
+/* Number the next collective of member @entry->index, in its program order. */
+void match_number(struct match *m, struct match_entry *entry);
+
+/* How many of its numbers the other members have not all passed. */
+uint64_t match_ahead(const struct match *m, uint32_t index);
+
+/* The op is here. Calls complete or failed, possibly before it returns, possibly
+ * for others too. Return: 0 or -ENOMEM (nothing changed). */
+int match_announce(struct match *m, struct match_entry *entry);
+
+/* The numbered op @entry, announced or not, cannot take part: its slot fails for all
+ * who have announced and will announce. If @entry was announced its failed callback
+ * runs too. */
+void match_refuse(struct match *m, struct match_entry *entry, const struct fault *fault);
+
+/* The numbered op @entry is over, however it ended: a slot that all have passed is
+ * dropped. Nothing to do for an entry of an earlier generation. */
+void match_passed(struct match *m, const struct match_entry *entry);
+
+/* Fail all open slots and forget all numbers: a new epoch. */
+void match_reset(struct match *m, const struct fault *fault);
+
+/* Member @index has left cleanly: slots it has not announced at fail, now and later. */
+void match_member_left(struct match *m, uint32_t index, const struct fault *fault);
+
+/* The slot at @number, or NULL. */
+struct match_slot *match_slot(struct match *m, uint64_t number);
+
+#endif

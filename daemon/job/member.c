@@ -1,0 +1,211 @@
+#include "job/member.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "core/check.h"
+#include "job/job.h"
+
+#define MEMBER_MAGIC 0x4d454d42u
+
+int member_new(struct job *job, uint32_t rank, struct proc *proc, uint64_t session,
+	       struct member **ret)
+{
+	struct member *m = calloc(1, sizeof(*m));
+
+	if (!m)
+		return -ENOMEM;
+	m->magic = MEMBER_MAGIC;
+	m->refs = 1;
+	m->state = MEMBER_JOINED;
+	m->job = job;
+	m->rank = rank;
+	m->proc = proc_ref(proc);
+	m->session = session;
+	m->next_seq = 1;
+	m->last_op = "join";
+	list_init(&m->ops);
+	list_init(&m->held);
+	list_init(&m->buffers);
+	pool_init(&m->pool, &job->node->device, &job->quota, MEM_GRAD, job->rec->name, (int)rank);
+	job->members++;
+	*ret = m;
+	return 0;
+}
+
+struct member *member_ref(struct member *m)
+{
+	MAGIC_CHECK(m, MEMBER_MAGIC);
+	m->refs++;
+	return m;
+}
+
+struct member *member_unref(struct member *m)
+{
+	if (!m)
+		return NULL;
+	MAGIC_CHECK(m, MEMBER_MAGIC);
+	CHECK(m->refs > 0);
+	if (--m->refs)
+		return NULL;
+	CHECK(list_empty(&m->ops) && list_empty(&m->held) && list_empty(&m->buffers));
+	pool_deinit(&m->pool);
+	proc_unref(m->proc);
+	free(m->units);
+	m->job->members--;
+	m->magic = 0;
+	free(m);
+	return NULL;
+}
+
+const char *member_state_name(enum member_state s)
+{
+	static const char *const names[_MEMBER_N] = { "JOINED", "STALE", "LEFT", "DEAD" };
+
+	return s < _MEMBER_N ? names[s] : "?";
+}
+
+int member_pid(const struct member *m)
+{
+	return (int)proc_pid(m->proc);
+}
+
+struct member_unit *member_unit(struct member *m, const struct unit *u)
+{
+	if (u->id > m->n_units) {
+		uint32_t n = m->job->n_units;
+		struct member_unit *grown;
+
+		CHECK(u->id <= n);
+		grown = realloc(m->units, n * sizeof(*grown));
+		if (!grown)
+			return NULL;
+		m->units = grown;
+		for (uint32_t i = m->n_units; i < n; i++)
+			m->units[i] = (struct member_unit){ 0 };
+		m->n_units = n;
+	}
+	return &m->units[u->id - 1];
+}
+
+struct member_unit *member_unit_find(struct member *m, const struct unit *u)
+{
+	return u->id <= m->n_units ? &m->units[u->id - 1] : NULL;
+}
+
+void member_gathered(struct member *m, struct unit *u, struct member_unit *mu)
+{
+	(void)m;
+	if (!mu->gathers++) {
+		u->gathered_ranks++;
+		list_unlink(&u->idle);
+	}
+}
+
+void member_released(struct member *m, struct unit *u, struct member_unit *mu)
+{
+	CHECK(mu->gathers > 0);
+	if (--mu->gathers)
+		return;
+	CHECK(u->gathered_ranks > 0);
+	/* the copy stays until memory is needed or the parameters change */
+	if (--u->gathered_ranks == 0 && u->full.slab && !u->casting)
+		list_append(&m->job->idle_full, &u->idle);
+}
+
+uint64_t member_gathered_units(const struct member *m)
+{
+	uint64_t n = 0;
+
+	for (uint32_t i = 0; i < m->n_units; i++)
+		n += m->units[i].gathers > 0;
+	return n;
+}
+
+struct member_buffer *member_buffer_find(struct member *m, uint64_t id)
+{
+	struct member_buffer *b, *tmp;
+
+	list_for_each (b, tmp, &m->buffers, link)
+		if (b->id == id)
+			return b;
+	return NULL;
+}
+
+struct member_buffer *member_buffer_add(struct member *m, const struct region *r)
+{
+	struct member_buffer *b = calloc(1, sizeof(*b));
+
+	if (!b)
+		return NULL;
+	b->id = ++m->next_buffer;
+	b->region = *r;
+	list_init(&b->link);
+	list_append(&m->buffers, &b->link);
+	m->n_buffers++;
+	return b;
+}
+
+void member_buffer_free(struct member *m, struct member_buffer *b)
+{
+	CHECK(m->n_buffers > 0);
+	m->n_buffers--;
+	list_unlink(&b->link);
+	pool_give(&m->pool, &b->region);
+	free(b);
+}
+
+void member_reset(struct member *m)
+{
+	struct member_buffer *b, *tmp;
+
+	for (uint32_t i = 0; i < m->n_units; i++) {
+		struct member_unit *mu = &m->units[i];
+
+		while (mu->gathers)
+			member_released(m, m->job->units[i], mu);
+		pool_give(&m->pool, &mu->gradient);
+	}
+	list_for_each (b, tmp, &m->buffers, link)
+		member_buffer_free(m, b);
+}
+
+/* The process may still write to any slab it was handed. */
+static void keep_until_gone(struct slab *s, void *arg)
+{
+	struct member *m = arg;
+
+	if (s->exported && !proc_gone(m->proc))
+		(void)quarantine_slab(&m->job->node->quarantine, m->proc, s);
+}
+
+static void retire_now(struct member *m)
+{
+	m->retiring = false;
+	pool_each_slab(&m->pool, keep_until_gone, m);
+	pool_deinit(&m->pool);
+}
+
+void member_retire(struct member *m)
+{
+	member_reset(m);
+	m->retiring = true;
+	if (!m->pending)
+		retire_now(m);
+}
+
+void member_op_begun(struct member *m)
+{
+	member_ref(m);
+	m->pending++;
+	m->ops_total++;
+}
+
+void member_op_ended(struct member *m)
+{
+	CHECK(m->pending > 0);
+	m->pending--;
+	if (m->retiring && !m->pending)
+		retire_now(m);
+	member_unref(m);
+}

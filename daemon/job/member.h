@@ -1,0 +1,114 @@
+/*
+ * A member: one trainer process as one rank of a job, in one epoch after the other,
+ * with everything it holds there.
+ *
+ * It outlives its session as long as an op of it runs in the daemon (references).
+ * Loop thread only.
+ *
+ *   JOINED --epoch ends--> STALE --join again--> JOINED
+ *     | \                    |
+ *     |  '--leave--> LEFT    |
+ *     '--connection ends, process dies--> DEAD <--'
+ */
+#ifndef SHARDD_JOB_MEMBER_H
+#define SHARDD_JOB_MEMBER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/fault.h"
+#include "core/list.h"
+#include "core/proc.h"
+#include "mem/pool.h"
+
+struct job;
+struct unit;
+
+/* They are looked for one by one. */
+#define MEMBER_MAX_BUFFERS 16384u
+
+enum member_state { MEMBER_JOINED, MEMBER_STALE, MEMBER_LEFT, MEMBER_DEAD, _MEMBER_N };
+
+/* What a member holds of one unit. */
+struct member_unit {
+	uint32_t gathers;       /* references, releases to come */
+	struct region gradient; /* its gradient buffer, from gradient to reduce */
+};
+
+/* A buffer of its own (AllocBuffer). */
+struct member_buffer {
+	struct list link;
+	uint64_t id;
+	struct region region;
+};
+
+struct member {
+	uint32_t magic;
+	unsigned refs;
+	enum member_state state;
+	struct job *job; /* borrowed; the job outlives its members */
+	uint32_t rank;
+	struct proc *proc;  /* a reference */
+	uint64_t session;   /* number, for texts and status */
+	uint64_t epoch;     /* it joined last */
+	struct fault ended; /* STALE: what ended that epoch */
+
+	uint64_t next_seq; /* of the op that may go next; op/ counts */
+	struct list ops;   /* pending ops in program order; owned by op/ */
+	struct list held;  /* ops that came before their turn; owned by op/ */
+	uint32_t pending;  /* in both lists */
+	uint64_t ops_total;
+	const char *last_op; /* static string, for texts */
+	char last_unit[64];
+
+	struct pool pool;          /* its gradient and other buffers */
+	struct member_unit *units; /* by unit id - 1 */
+	uint32_t n_units;
+	struct list buffers; /* of struct member_buffer */
+	uint32_t n_buffers;
+	uint64_t next_buffer;
+
+	bool retiring; /* the pool goes when the last op has ended */
+	void *watcher; /* whom job_event tells: the session */
+};
+
+/* Join @rank of @job's present epoch. Called by job_join only.
+ * Return: 0 or -ENOMEM. */
+int member_new(struct job *job, uint32_t rank, struct proc *proc, uint64_t session,
+	       struct member **ret);
+struct member *member_ref(struct member *m);
+/* Return: NULL. NULL is allowed. */
+struct member *member_unref(struct member *m);
+
+const char *member_state_name(enum member_state s);
+int member_pid(const struct member *m);
+
+/* Its entry for @u, made on first use. Return: NULL without memory. */
+struct member_unit *member_unit(struct member *m, const struct unit *u);
+/* The same, but NULL if it never used the unit. */
+struct member_unit *member_unit_find(struct member *m, const struct unit *u);
+
+/* Count a gather, or a release. */
+void member_gathered(struct member *m, struct unit *u, struct member_unit *mu);
+void member_released(struct member *m, struct unit *u, struct member_unit *mu);
+/* Units it holds gathered. */
+uint64_t member_gathered_units(const struct member *m);
+
+/* Buffers by id. Return: NULL if there is none. */
+struct member_buffer *member_buffer_find(struct member *m, uint64_t id);
+struct member_buffer *member_buffer_add(struct member *m, const struct region *r);
+void member_buffer_free(struct member *m, struct member_buffer *b);
+
+/* An op of the member is there, or over: op/ counts them by these. */
+void member_op_begun(struct member *m);
+void member_op_ended(struct member *m);
+
+/* Drop every reference and buffer; the process lives and stays: the memory may be
+ * handed to it again. */
+void member_reset(struct member *m);
+
+/* The same for a process that is gone or leaves: what it could write to goes to
+ * quarantine until its pidfd proves its end, as soon as no op runs on it. */
+void member_retire(struct member *m);
+
+#endif

@@ -1,0 +1,244 @@
+/* Registration: a whole model at once, all units or none. */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "fdcheck.h"
+#include "nodefix.h"
+
+TestSuite(registration, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);
+
+#define UNITS 4
+
+struct fixture {
+	struct nodefix n;
+	struct job *job;
+	state_unit *specs[UNITS];
+	uint32_t ids[UNITS];
+	uint64_t charged;
+	struct fault f;
+};
+
+static void setup(struct fixture *x, uint64_t quota)
+{
+	*x = (struct fixture){ .charged = 77 };
+	nodefix_begin(&x->n, NULL);
+	x->job = nodefix_job(&x->n, "job", 4, quota);
+}
+
+static void fresh_specs(struct fixture *x)
+{
+	static const char *const names[UNITS] = { "a", "b", "c", "d" };
+
+	for (unsigned i = 0; i < UNITS; i++) {
+		state_unit_free(x->specs[i]);
+		x->specs[i] = nodefix_spec(names[i], 1000 * (i + 1));
+	}
+	x->f = FAULT_NULL;
+}
+
+static void teardown(struct fixture *x)
+{
+	for (unsigned i = 0; i < UNITS; i++)
+		state_unit_free(x->specs[i]);
+	nodefix_end(&x->n);
+}
+
+static int reg(struct fixture *x)
+{
+	return job_register(x->job, x->specs, UNITS, x->ids, &x->charged, &x->f);
+}
+
+/* A refused registration has left no trace. */
+static void expect_nothing(struct fixture *x, enum fault_code code, const char *words)
+{
+	cr_expect_eq(x->f.code, code, "%s: %s", words, x->f.text);
+	cr_expect(strstr(x->f.text, words), "%s: %s", words, x->f.text);
+	cr_expect_eq(x->job->n_units, 0);
+	cr_expect_eq(x->job->rec->n_units, 0);
+	cr_expect_eq(x->job->rec->n_slabs, 0);
+	cr_expect_eq(x->job->n_slabs, 0);
+	cr_expect_eq(x->job->quota.used, 0);
+	cr_expect_eq(x->n.node.device.quota.used, 0);
+	cr_expect_eq(x->charged, 77);
+	for (unsigned i = 0; i < UNITS; i++)
+		cr_expect(x->specs[i], "spec %u was taken", i);
+}
+
+Test(registration, units_lie_side_by_side_and_are_charged_exactly)
+{
+	struct fixture x;
+	uint64_t sum = 0;
+
+	setup(&x, 0);
+	fresh_specs(&x);
+	cr_assert_eq(reg(&x), 0, "%s", x.f.text);
+	cr_expect_eq(x.job->n_units, UNITS);
+	cr_expect_eq(x.job->n_slabs, 2);
+	for (unsigned i = 0; i < UNITS; i++) {
+		struct unit *u = job_unit_by_id(x.job, i + 1);
+
+		cr_expect_eq(x.ids[i], i + 1);
+		cr_expect_null(x.specs[i], "the job's now");
+		cr_expect_eq(u->params.slab, x.job->slabs[0]);
+		cr_expect_eq(u->grads.slab, x.job->slabs[1]);
+		cr_expect_eq(u->params.offset % POOL_ALIGN, 0);
+		cr_expect_eq(u->rec->params->offset, u->params.offset);
+		cr_expect_eq(u->rec->params->slab, x.job->slabs[0]->id);
+		cr_expect_eq(u->rec->pre_divide, 2, "of 4 ranks");
+		cr_expect_eq(u->rec->post_divide, 2);
+		sum += unit_shard_bytes(u);
+	}
+	cr_expect_eq(x.charged, x.job->quota.used);
+	cr_expect_eq(x.charged, x.job->slabs[0]->bytes + x.job->slabs[1]->bytes);
+	cr_expect_geq(x.charged, sum);
+	cr_expect_lt(x.charged, sum + 2 * 4096, "rounded up to pages, twice");
+	cr_expect_null(job_unit_by_id(x.job, 0));
+	cr_expect_null(job_unit_by_id(x.job, UNITS + 1));
+	teardown(&x);
+}
+
+Test(registration, the_other_ranks_get_the_same_units_for_nothing)
+{
+	struct fixture x;
+	uint64_t used;
+
+	setup(&x, 0);
+	fresh_specs(&x);
+	cr_assert_eq(reg(&x), 0);
+	used = x.job->quota.used;
+	fresh_specs(&x);
+	cr_assert_eq(reg(&x), 0, "%s", x.f.text);
+	cr_expect_eq(x.charged, 0);
+	cr_expect_eq(x.job->quota.used, used);
+	for (unsigned i = 0; i < UNITS; i++) {
+		cr_expect_eq(x.ids[i], i + 1);
+		cr_expect(x.specs[i], "still the caller's");
+	}
+	teardown(&x);
+}
+
+Test(registration, new_units_may_come_along_with_old_ones)
+{
+	struct fixture x;
+	struct unit *a;
+
+	setup(&x, 0);
+	a = nodefix_register(x.job, nodefix_spec("c", 3000));
+	fresh_specs(&x);
+	cr_assert_eq(reg(&x), 0, "%s", x.f.text);
+	cr_expect_eq(x.ids[2], a->id);
+	cr_expect(x.specs[2]);
+	cr_expect_eq(x.ids[0], 2);
+	cr_expect_eq(x.ids[3], 4);
+	cr_expect_eq(x.job->n_slabs, 4);
+	teardown(&x);
+}
+
+Test(registration, one_bad_unit_and_none_is_made)
+{
+	struct fixture x;
+
+	setup(&x, 0);
+	fresh_specs(&x);
+	x.specs[3]->group = 1;
+	reg(&x);
+	expect_nothing(&x, FAULT_INVALID, "'d': group is 1");
+	fresh_specs(&x);
+	x.specs[2]->tensors[0]->shape[0] = 0;
+	reg(&x);
+	expect_nothing(&x, FAULT_INVALID, "'c'");
+	fresh_specs(&x);
+	strcpy(x.specs[3]->name, "a");
+	reg(&x);
+	expect_nothing(&x, FAULT_INVALID, "'a' is there twice");
+	teardown(&x);
+}
+
+Test(registration, limits_are_kept)
+{
+	struct fixture x;
+
+	setup(&x, 100000);
+	fresh_specs(&x); /* 4 arrays of 10,000 elements and more */
+	reg(&x);
+	expect_nothing(&x, FAULT_EXHAUSTED, "job 'job' holds 0 bytes");
+	x.n.node.limits.max_units_per_job = UNITS - 1;
+	fresh_specs(&x);
+	reg(&x);
+	expect_nothing(&x, FAULT_EXHAUSTED, "max_units_per_job");
+	teardown(&x);
+}
+
+/* The limit may be lowered while a job has more: what is left was counted below zero,
+ * and any number of new units was taken. */
+Test(registration, a_lowered_limit_refuses_new_units_only)
+{
+	struct fixture x;
+
+	setup(&x, 0);
+	fresh_specs(&x);
+	cr_assert_eq(reg(&x), 0, "%s", x.f.text);
+	x.n.node.limits.max_units_per_job = UNITS - 2;
+	fresh_specs(&x);
+	cr_expect_eq(reg(&x), 0, "those that are there: %s", x.f.text);
+	strcpy(x.specs[3]->name, "e");
+	cr_expect_eq(reg(&x), FAULT_EXHAUSTED, "%s", x.f.text);
+	cr_expect_eq(x.job->n_units, UNITS);
+	teardown(&x);
+}
+
+/* Each unit's bytes fit, their sum does not. */
+Test(registration, absurd_sums_are_refused)
+{
+	enum { MANY = 16384 };
+	static state_unit *specs[MANY];
+	static uint32_t ids[MANY];
+	struct fixture x;
+
+	setup(&x, 0);
+	for (unsigned i = 0; i < MANY; i++) {
+		char name[16];
+
+		snprintf(name, sizeof(name), "u%u", i);
+		specs[i] = nodefix_spec(name, LAYOUT_MAX_ELEMENTS);
+	}
+	cr_expect_eq(job_register(x.job, specs, MANY, ids, &x.charged, &x.f), FAULT_EXHAUSTED);
+	for (unsigned i = 0; i < MANY; i++)
+		state_unit_free(specs[i]);
+	for (unsigned i = 0; i < UNITS; i++)
+		x.specs[i] = nodefix_spec("any", 1);
+	expect_nothing(&x, FAULT_EXHAUSTED, "not to be had");
+	teardown(&x);
+}
+
+Test(registration, a_different_spec_is_refused_by_its_first_difference)
+{
+	struct fixture x;
+
+	setup(&x, 0);
+	fresh_specs(&x);
+	cr_assert_eq(reg(&x), 0);
+	fresh_specs(&x);
+	x.specs[1]->optimizer->lr = 7;
+	x.specs[2]->gradient_dtype = DTYPE_BF16;
+	cr_expect_eq(reg(&x), FAULT_STATE);
+	cr_expect(strstr(x.f.text, "unit 'b' is registered with optimizer.lr"), "%s", x.f.text);
+	cr_expect_eq(x.job->n_units, UNITS);
+	teardown(&x);
+}
+
+Test(registration, parameters_are_for_all_ranks_gradients_for_none)
+{
+	struct fixture x;
+	struct member *m;
+	struct unit *u;
+
+	setup(&x, 0);
+	m = nodefix_join(&x.n, x.job, 0);
+	u = nodefix_register(x.job, nodefix_spec("u", 10));
+	cr_expect_eq(job_slab_for(m, u->params.slab->id), u->params.slab);
+	cr_expect_null(job_slab_for(m, u->grads.slab->id));
+	cr_expect_null(job_slab_for(m, 12345));
+	teardown(&x);
+}
