@@ -1,0 +1,487 @@
+/*
+ * The life of an op: taking in, order, dependencies, activation, the end.
+ * Collectives go on in coll.c, helpers for op files are in op_util.c.
+ */
+#include "op/op.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "core/clock.h"
+#include "op/op_impl.h"
+
+#define OP_MAGIC 0x4f504f50u
+
+/* Collectives of a rank that have ended and that its peers have not come to. */
+#define MAX_GIVEN_UP 1024u
+
+/* Ops whose dependencies are over, to be activated one after the other: an op that
+ * ends at once makes the next one ready, and a thousand of them must not nest. */
+static struct list ready_queue = LIST_INIT(ready_queue);
+static bool activating;
+
+/* ------------------------------------------------------------- recording */
+
+static void record_begin(struct op *op)
+{
+	struct record *r = recorder_add();
+
+	if (!r)
+		return;
+	op->record = r->id;
+	r->op = op;
+	r->name = op->type->name;
+	r->uid = op->m->job->rec->uid;
+	r->rank = op->m->rank;
+	r->pid = member_pid(op->m);
+	r->seq = op->seq;
+	r->epoch = op->m->epoch;
+	r->announced_us = op->announced_us;
+	snprintf(r->job, sizeof(r->job), "%s", op->m->job->rec->name);
+	snprintf(r->unit, sizeof(r->unit), "%.63s", op->unit ? op->unit->rec->name : "");
+	snprintf(r->group, sizeof(r->group), "%.31s", op->group ? op->group->rec->name : "");
+}
+
+static void record_end(struct op *op)
+{
+	struct record *r = recorder_find(op->record);
+
+	if (!r)
+		return;
+	r->op = NULL;
+	r->number = op->entry.number;
+	r->started_us = op->started_us;
+	r->finished_us = clock_now_us();
+	if (op->fault.code)
+		snprintf(r->error, sizeof(r->error), "%s: %.130s", fault_code_name(op->fault.code),
+			 op->fault.text);
+}
+
+/* ---------------------------------------------------------- dependencies */
+
+static bool touches_meet(const struct op *a, const struct op *b)
+{
+	if (!(a->touches & b->touches))
+		return false;
+	return !a->unit || !b->unit || a->unit == b->unit;
+}
+
+static bool conflict(const struct op *a, const struct op *b)
+{
+	if ((a->touches | b->touches) & TOUCH_ALL)
+		return true;
+	return touches_meet(a, b) || (a->buffer && a->buffer == b->buffer);
+}
+
+static void count_deps(struct op *op)
+{
+	struct op *other, *tmp;
+
+	list_for_each (other, tmp, &op->m->ops, link)
+		if (other != op && conflict(other, op))
+			op->deps++;
+}
+
+/* @op is over: whoever came after it and shares something has one less to wait for. */
+static void release_deps(struct op *op)
+{
+	for (struct list *l = op->link.next; l != &op->m->ops; l = l->next) {
+		struct op *later = list_entry(l, struct op, link);
+
+		if (later->state != OP_DEPS || !conflict(op, later))
+			continue;
+		CHECK(later->deps > 0);
+		if (--later->deps == 0)
+			list_append(&ready_queue, &later->ready);
+	}
+}
+
+/* -------------------------------------------------------------- activation */
+
+/* Tell the peers of a collective that this rank's part was refused. */
+static void refuse_peers(struct op *op, const struct fault *own)
+{
+	struct fault f = FAULT_NULL;
+
+	if (!op->numbered)
+		return;
+	fault_set(
+		&f,
+		own->code == FAULT_DEADLINE || own->code == FAULT_ABORTED ? own->code : FAULT_STATE,
+		NULL, "rank %u (pid %d) was refused its %s at number %llu: %.300s", op->m->rank,
+		member_pid(op->m), op->type->name, (unsigned long long)op->entry.number, own->text);
+	match_refuse(&op->group->match, &op->entry, &f);
+}
+
+/* The peers' ends may at last end what this op waits for: nobody else is to start it or
+ * to end it any more. */
+static void fail_now(struct op *op)
+{
+	list_unlink(&op->ready);
+	list_unlink(&op->parked.link);
+	op->state = OP_RUN;
+	refuse_peers(op, &op->fault);
+	op_end(op);
+}
+
+static void announce(struct op *op)
+{
+	op->state = OP_WAIT;
+	op->announced = true;
+	if (match_announce(&op->group->match, &op->entry) < 0) {
+		op->announced = false;
+		fault_errno(&op->fault, -ENOMEM, "announcing a collective");
+		fail_now(op);
+	}
+}
+
+static void activate(struct op *op)
+{
+	CHECK(op->state == OP_DEPS && !op->deps);
+	if (!op->fault.code)
+		(void)op->type->check(op, &op->fault);
+	if (op->fault.code)
+		fail_now(op);
+	else if (op->type->collective)
+		announce(op);
+	else
+		op->type->start(op);
+}
+
+static void activate_ready(void)
+{
+	if (activating)
+		return;
+	activating = true;
+	while (!list_empty(&ready_queue)) {
+		struct op *op = list_first(&ready_queue, struct op, ready);
+
+		list_unlink(&op->ready);
+		activate(op);
+	}
+	activating = false;
+}
+
+/* --------------------------------------------------------------- the order */
+
+/* Slots are kept until all members have passed them. A rank that gives up one collective
+ * after the other while its peers are elsewhere must not fill the memory with them. */
+static void number(struct op *op)
+{
+	struct match *match = &op->group->match;
+	uint64_t ahead = match_ahead(match, op->entry.index);
+
+	if (ahead >= (uint64_t)op->m->job->node->limits.max_inflight_ops + MAX_GIVEN_UP) {
+		fault_set(
+			&op->fault, FAULT_EXHAUSTED, NULL,
+			"rank %u is %llu collectives ahead of a peer in group '%.64s': join again",
+			op->m->rank, (unsigned long long)ahead, op->group->rec->name);
+		return;
+	}
+	match_number(match, &op->entry);
+	op->numbered = true;
+}
+
+/* In its turn: from here on its place among the session's ops is fixed. */
+static void enter(struct op *op)
+{
+	struct member *m = op->m;
+
+	list_append(&m->ops, &op->link);
+	op->state = OP_DEPS;
+	if (op->seq)
+		m->next_seq = op->seq + 1;
+	m->last_op = op->type->name;
+	snprintf(m->last_unit, sizeof(m->last_unit), "%.63s", op->unit ? op->unit->rec->name : "");
+	if (op->type->collective && op->group) /* also one that was cancelled before its turn */
+		number(op);
+	count_deps(op);
+	if (!op->deps)
+		list_append(&ready_queue, &op->ready);
+}
+
+/* Put an op that came early where it belongs. Return: false if its seq is there. */
+static bool hold(struct op *op)
+{
+	struct member *m = op->m;
+	struct op *other, *tmp;
+	struct list *before = &m->held;
+
+	list_for_each (other, tmp, &m->held, link) {
+		if (other->seq == op->seq)
+			return false;
+		if (other->seq > op->seq) {
+			before = &other->link;
+			break;
+		}
+	}
+	list_append(before, &op->link); /* appending to an element puts it before it */
+	return true;
+}
+
+static void enter_held(struct member *m)
+{
+	while (!list_empty(&m->held)) {
+		struct op *op = list_first(&m->held, struct op, link);
+
+		if (op->seq != m->next_seq)
+			return;
+		list_unlink(&op->link);
+		enter(op);
+	}
+}
+
+/* ------------------------------------------------------------------ taking in */
+
+static const Shardd__V1__OpHeader *header_of(const struct op_type *type,
+					     const ProtobufCMessage *msg)
+{
+	const ProtobufCFieldDescriptor *field = &type->request->fields[0];
+
+	CHECK(msg->descriptor == type->request && strcmp(field->name, "header") == 0);
+	return *(Shardd__V1__OpHeader *const *)((const char *)msg + field->offset);
+}
+
+static int check_member(const struct member *m, uint64_t epoch, struct fault *f)
+{
+	if (m->state == MEMBER_STALE || m->state == MEMBER_DEAD)
+		return fault_set(f, FAULT_ABORTED, NULL, "%s", m->ended.text);
+	if (m->state != MEMBER_JOINED)
+		return fault_set(f, FAULT_STATE, NULL, "this session has left job '%s': join again",
+				 m->job->rec->name);
+	if (epoch && epoch != m->epoch)
+		return fault_set(f, FAULT_ABORTED, NULL,
+				 "header.epoch is %llu, but this rank has joined epoch %llu",
+				 (unsigned long long)epoch, (unsigned long long)m->epoch);
+	return 0;
+}
+
+static int check_seq(const struct member *m, uint64_t seq, struct fault *f)
+{
+	uint32_t most = m->job->node->limits.max_inflight_ops;
+
+	if (seq && seq < m->next_seq)
+		return fault_set(f, FAULT_INVALID, "header.seq",
+				 "header.seq is %llu: the next one of this session is %llu",
+				 (unsigned long long)seq, (unsigned long long)m->next_seq);
+	/* the one that all the others wait for is let in, else they would wait for ever */
+	if (m->pending >= most && (seq != m->next_seq || list_empty(&m->held)))
+		return fault_set(f, FAULT_EXHAUSTED, NULL,
+				 "%u ops of this session are unanswered, which is max_inflight_ops",
+				 m->pending);
+	return 0;
+}
+
+static uint64_t deadline_of(const struct member *m, const Shardd__V1__OpHeader *h, uint64_t now,
+			    uint64_t caller_us)
+{
+	uint32_t ms = h && h->timeout_ms ? h->timeout_ms : m->job->rec->op_timeout_ms;
+	uint64_t own = ms ? now + (uint64_t)ms * 1000u : UINT64_MAX;
+
+	return caller_us && caller_us < own ? caller_us : own;
+}
+
+static struct op *op_new(struct member *m, const struct op_type *type)
+{
+	struct op *op = calloc(1, sizeof(*op));
+
+	if (!op)
+		return NULL;
+	op->magic = OP_MAGIC;
+	op->type = type;
+	op->m = m;
+	op->announced_us = clock_now_us();
+	list_init(&op->link);
+	list_init(&op->ready);
+	list_init(&op->parked.link);
+	return op;
+}
+
+/* A request whose fields are wrong still takes its turn, so that the ops behind it are
+ * not held up for ever. */
+static void decode(struct op *op, const ProtobufCMessage *request)
+{
+	if (op->type->decode(op, request, &op->fault) == 0 && op->group) {
+		op->entry.rank = op->m->rank;
+		op->entry.pid = member_pid(op->m);
+		if (!group_index(op->group, op->m->rank, &op->entry.index))
+			fault_set(&op->fault, FAULT_INVALID, "group",
+				  "rank %u is no member of group '%.64s'", op->m->rank,
+				  op->group->rec->name);
+	}
+	if (op->fault.code)
+		op->group = NULL; /* it takes part in nothing */
+}
+
+int op_submit(struct member *m, const struct op_type *type, const ProtobufCMessage *request,
+	      uint64_t deadline_us, op_done_cb done, void *userdata, struct op **ret,
+	      struct fault *f)
+{
+	const Shardd__V1__OpHeader *h = header_of(type, request);
+	uint64_t seq = h ? h->seq : 0;
+	struct op *op;
+
+	if (check_member(m, h ? h->epoch : 0, f) || check_seq(m, seq, f))
+		return f->code;
+	op = op_new(m, type);
+	if (!op)
+		return fault_errno(f, -ENOMEM, "taking in an op");
+	op->seq = seq;
+	op->done = done;
+	op->userdata = userdata;
+	op->deadline_us = deadline_of(m, h, op->announced_us, deadline_us);
+	if (seq > m->next_seq && !hold(op)) {
+		free(op);
+		return fault_set(f, FAULT_INVALID, "header.seq", "header.seq %llu came twice",
+				 (unsigned long long)seq);
+	}
+	*ret = op;
+	member_op_begun(m);
+	m->job->ops_total++;
+	decode(op, request);
+	record_begin(op);
+	if (list_empty(&op->link))
+		enter(op);
+	enter_held(m);
+	activate_ready();
+	return 0;
+}
+
+/* ------------------------------------------------------------------- the end */
+
+void op_begin_run(struct op *op)
+{
+	CHECK(op->state == OP_DEPS || op->state == OP_WAIT || op->state == OP_PARKED);
+	list_unlink(&op->parked.link);
+	op->state = OP_RUN;
+	if (!op->started_us)
+		op->started_us = clock_now_us();
+}
+
+void op_park(struct op *op, struct list *list, void (*resume)(struct parked *p))
+{
+	op->state = OP_PARKED;
+	op->parked.resume = resume;
+	list_append(list, &op->parked.link);
+}
+
+static void free_args(struct op *op)
+{
+	if (strcmp(op->type->name, "Commit") != 0)
+		return;
+	if (op->args.commit.charged)
+		quota_return(&op->m->job->quota, MEM_CONTROL, op->args.commit.bytes);
+	free(op->args.commit.blob);
+}
+
+/* Tell who asked; once. */
+static void answer(struct op *op)
+{
+	if (op->answered)
+		return;
+	op->answered = true;
+	if (op->fault.code)
+		job_note_error(op->m->job, &op->fault);
+	record_end(op);
+	op->done(op, op->userdata);
+}
+
+void op_end(struct op *op)
+{
+	struct member *m = op->m;
+
+	MAGIC_CHECK(op, OP_MAGIC);
+	CHECK(op->state != OP_DONE);
+	if (op->state != OP_HELD)
+		release_deps(op);
+	op->state = OP_DONE;
+	list_unlink(&op->parked.link);
+	list_unlink(&op->ready);
+	list_unlink(&op->link);
+	if (op->numbered)
+		match_passed(&op->group->match, &op->entry);
+	answer(op);
+	free_args(op);
+	op->magic = 0;
+	free(op);
+	member_op_ended(m);
+	activate_ready();
+}
+
+/* An op that waits ends with op->fault, and so does its slot. One that is ended before
+ * its turn is answered and keeps its turn, so that those behind it get theirs. */
+static void end_waiting(struct op *op)
+{
+	CHECK(op->state != OP_RUN && op->fault.code);
+	if (op->state == OP_HELD)
+		answer(op);
+	else if (op->announced)
+		refuse_peers(op, &op->fault); /* ends this op too, by op_failed */
+	else
+		fail_now(op);
+}
+
+void op_cancel(struct op *op, enum fault_code code, const char *why)
+{
+	MAGIC_CHECK(op, OP_MAGIC);
+	if (op->state == OP_RUN)
+		return;
+	fault_set(&op->fault, code, NULL, "%s", why);
+	end_waiting(op);
+}
+
+void op_failed(struct match_entry *entry, const struct fault *fault, void *userdata)
+{
+	struct op *op = CONTAINER_OF(entry, struct op, entry);
+
+	(void)userdata;
+	MAGIC_CHECK(op, OP_MAGIC);
+	fault_set(&op->fault, fault->code, NULL, "%s", fault->text);
+	op_end(op);
+}
+
+static struct op *first_waiting(struct list *ops)
+{
+	struct op *op, *tmp;
+
+	list_for_each (op, tmp, ops, link)
+		if (op->state != OP_RUN)
+			return op;
+	return NULL;
+}
+
+/* Ending one may end others (peers of a slot), so look again after each. */
+static void abort_member(struct member *m, const struct fault *fault)
+{
+	struct op *op;
+
+	while ((op = first_waiting(&m->ops)) || (op = first_waiting(&m->held))) {
+		fault_set(&op->fault, fault->code, NULL, "%s", fault->text);
+		if (op->announced)
+			match_refuse(&op->group->match, &op->entry, fault);
+		else
+			op_end(op);
+	}
+}
+
+void op_abort_all(struct job *job, const struct fault *fault)
+{
+	bool was = activating;
+
+	activating = true; /* nothing new starts while old ones are ended */
+	for (uint32_t r = 0; r < job->rec->world_size; r++)
+		if (job->ranks[r])
+			abort_member(job->ranks[r], fault);
+	activating = was;
+	activate_ready();
+}
+
+const char *op_state_name(enum op_state s)
+{
+	static const char *const names[_OP_N] = { "HELD", "DEPS", "WAIT", "PARKED", "RUN", "DONE" };
+
+	return s < _OP_N ? names[s] : "?";
+}

@@ -1,0 +1,188 @@
+/*
+ * An op: one request of one rank, from its arrival to its answer.
+ *
+ * Ring and gRPC end here. A session's ops are entered in program order (seq);
+ * numbering, dependencies and the flight recorder follow that order. An op becomes
+ * active when every earlier op of its session that touches the same things is over;
+ * a collective op then waits for its peers, and the last to come starts one
+ * collective for all (struct coll).
+ *
+ *   HELD --turn--> DEPS --earlier ops over--> WAIT (peers; collectives only)
+ *                   |                          |
+ *                   v                          v
+ *                 PARKED (a cast, a step being applied) --> RUN --> done
+ *
+ * HELD, DEPS, WAIT and PARKED can be ended by cancel, deadline, or the end of the
+ * epoch; RUN always ends by itself. The done callback comes exactly once, from
+ * op_submit or later, always on the loop thread; the op is freed after it.
+ */
+#ifndef SHARDD_OP_OP_H
+#define SHARDD_OP_OP_H
+
+#include <protobuf-c/protobuf-c.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "job/job.h"
+#include "op/recorder.h"
+
+struct op;
+struct coll;
+
+enum op_state { OP_HELD, OP_DEPS, OP_WAIT, OP_PARKED, OP_RUN, OP_DONE, _OP_N };
+
+typedef void (*op_done_cb)(struct op *op, void *userdata);
+/* Receives the reply message, which lives until it returns. */
+typedef void (*op_reply_cb)(const ProtobufCMessage *reply, void *ctx);
+
+/* One line of the table in op/table.c; see the op_*.c files. */
+struct op_type {
+	const char *name; /* also the method's name */
+	bool collective;
+	const ProtobufCMessageDescriptor *request; /* its first field is the OpHeader */
+	/* Fields to args: every field checked, whatever the state. Also sets touches,
+	 * unit and group. Return: 0 or a fault code. */
+	int (*decode)(struct op *op, const ProtobufCMessage *request, struct fault *f);
+	/* Active: is it allowed in the present state? Collectives: fill op->entry.print.
+	 * Changes nothing. Return: 0 or a fault code. */
+	int (*check)(struct op *op, struct fault *f);
+	/* Not collective: do it; ends with op_end, now or later. */
+	void (*start)(struct op *op);
+	/* Collective: do it for all; ends with coll_end, now or later. */
+	void (*run)(struct coll *c);
+	/* Build the reply of a successful op and hand it to @send. */
+	void (*encode)(const struct op *op, op_reply_cb send, void *ctx);
+};
+
+/* What an op reads or changes: two ops of one session that share something run one
+ * after the other. */
+enum {
+	TOUCH_PARAMS = 1, /* of its unit, or of all when unit is NULL */
+	TOUCH_GRADS = 2,
+	TOUCH_ALL = 4, /* after everything before it, before everything after it */
+};
+
+/* Waits in somebody's list until resumed. */
+struct parked {
+	struct list link;
+	void (*resume)(struct parked *p);
+};
+
+struct op {
+	uint32_t magic;
+	enum op_state state;
+	const struct op_type *type;
+	struct member *m;
+	struct list link;  /* m->ops or m->held */
+	struct list ready; /* in the queue of ops to be activated */
+	uint64_t seq;      /* 0: as it came */
+	uint64_t deadline_us;
+	uint64_t announced_us; /* when it came */
+	uint64_t started_us;   /* when it began to run; 0: not yet */
+	unsigned deps;         /* earlier ops to wait for */
+	unsigned touches;
+	struct unit *unit;   /* NULL: none, or all */
+	uint64_t buffer;     /* id; 0: none */
+	struct group *group; /* collectives */
+	struct match_entry entry;
+	bool numbered;
+	bool announced;
+	bool answered; /* done was called; it only keeps its turn */
+	struct parked parked;
+	uint64_t record; /* in the flight recorder */
+
+	union {
+		struct {
+			int how; /* Initialise: the oneof's case */
+			uint64_t seed;
+			uint32_t root;
+			const uint8_t *data; /* the request's; valid until done */
+			uint64_t data_bytes;
+		} init;
+		struct {
+			uint64_t bytes;
+		} alloc;
+		struct {
+			uint64_t offset, count, bytes;
+			enum dtype dtype;
+			enum reduce_op op;
+			uint32_t root;
+		} buf; /* AllReduce, Broadcast */
+		struct {
+			double max_norm, norm_type;
+		} clip;
+		struct {
+			double lr;
+			bool has_lr;
+		} step;
+		struct {
+			uint64_t step;
+			uint8_t *blob; /* owned; charged when checked */
+			size_t bytes;
+			bool charged;
+		} commit;
+	} args;
+
+	struct {
+		struct region place;
+		bool writable;
+		uint32_t references;
+		bool copied;
+		uint64_t buffer;
+		double total_norm;
+	} result;
+	struct fault fault; /* FAULT_NONE: it succeeded */
+
+	op_done_cb done;
+	void *userdata;
+};
+
+/* A collective that runs: the ops of all members of a group. */
+struct coll {
+	uint32_t magic;
+	const struct op_type *type;
+	struct group *group;
+	struct job *job;
+	struct unit *unit;
+	uint32_t n;
+	struct op **ops; /* by member index */
+	struct parked parked;
+	struct backend_task task;
+	struct comm_op comm_op;
+	struct kop *kops;
+	const void **inputs; /* n pointers, for kernels with several inputs */
+	double *partials;
+	void (*next)(struct coll *c); /* what follows the present task */
+	double value;
+};
+
+/* Take a request in. On return 0 the op is on its way, or over: @done has been or
+ * will be called. @deadline_us: of the caller's, 0: none.
+ * Return: 0, or a fault code (@done will not be called, nothing was made). */
+int op_submit(struct member *m, const struct op_type *type, const ProtobufCMessage *request,
+	      uint64_t deadline_us, op_done_cb done, void *userdata, struct op **ret,
+	      struct fault *f);
+
+/* The caller has given up. An op that waits ends with @code, for its peers too; one
+ * that runs ends as it would have. */
+void op_cancel(struct op *op, enum fault_code code, const char *why);
+
+/* Deadlines and stalls of all ops of @jobs. @stall_after_us: 0: no reports. */
+void ops_tick(struct jobs *jobs, uint64_t now_us, uint64_t stall_after_us);
+
+/* What a pending op waits for, in words; "" for one that runs. */
+void op_waits_for(const struct op *op, char *buf, size_t bytes);
+
+/* HELD, DEPS... Return: static string. */
+const char *op_state_name(enum op_state s);
+
+/* Slots for job_ops. */
+void op_abort_all(struct job *job, const struct fault *fault);
+void op_complete(struct match_entry *const *entries, uint32_t n, void *userdata);
+void op_failed(struct match_entry *entry, const struct fault *fault, void *userdata);
+
+/* The table of all ops, ended by a NULL. */
+extern const struct op_type *const op_table[];
+const struct op_type *op_type_by_name(const char *name);
+
+#endif

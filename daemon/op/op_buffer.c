@@ -1,0 +1,105 @@
+/* AllocBuffer and FreeBuffer: writable memory of the session's own. */
+#include <errno.h>
+
+#include "op/op_impl.h"
+
+static int alloc_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__AllocBufferRequest *r = (const Shardd__V1__AllocBufferRequest *)msg;
+
+	op->args.alloc.bytes = r->bytes;
+	if (r->bytes && r->bytes <= LAYOUT_MAX_ELEMENTS * sizeof(float))
+		return 0;
+	return fault_set(f, FAULT_INVALID, "bytes", "bytes is %llu: 1 to 2^50 is allowed",
+			 (unsigned long long)r->bytes);
+}
+
+static int alloc_check(struct op *op, struct fault *f)
+{
+	if (op->m->n_buffers < MEMBER_MAX_BUFFERS)
+		return 0;
+	return fault_set(f, FAULT_EXHAUSTED, NULL,
+			 "this session has %u buffers, the most allowed: free one",
+			 op->m->n_buffers);
+}
+
+static void alloc_start(struct op *op)
+{
+	struct member_buffer *b = NULL;
+	struct region region;
+	int r;
+
+	op_begin_run(op);
+	r = op_take_memory(op, op->args.alloc.bytes, &region);
+	if (r == 0) {
+		b = member_buffer_add(op->m, &region);
+		if (!b) {
+			pool_give(&op->m->pool, &region);
+			r = -ENOMEM;
+		}
+	}
+	if (b) {
+		op->result.buffer = b->id;
+		op->result.place = b->region;
+		op->result.place.bytes = op->args.alloc.bytes;
+		op->result.writable = true;
+	} else {
+		op_memory_fault(op->m->job, r, op->args.alloc.bytes, "a buffer", &op->fault);
+	}
+	op_end(op);
+}
+
+static void alloc_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__AllocBufferReply reply = SHARDD__V1__ALLOC_BUFFER_REPLY__INIT;
+	Shardd__V1__Placement place;
+
+	op_place(op, &place);
+	reply.place = &place;
+	reply.buffer = op->result.buffer;
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+static int free_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	(void)f;
+	op->buffer = ((const Shardd__V1__FreeBufferRequest *)msg)->buffer;
+	return 0;
+}
+
+static int free_check(struct op *op, struct fault *f)
+{
+	return op_buffer_at(op, 0, 0, f) ? 0 : (int)f->code;
+}
+
+static void free_start(struct op *op)
+{
+	op_begin_run(op);
+	member_buffer_free(op->m, member_buffer_find(op->m, op->buffer));
+	op_end(op);
+}
+
+static void free_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__FreeBufferReply reply = SHARDD__V1__FREE_BUFFER_REPLY__INIT;
+
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_alloc_buffer = {
+	.name = "AllocBuffer",
+	.request = &shardd__v1__alloc_buffer_request__descriptor,
+	.decode = alloc_decode,
+	.check = alloc_check,
+	.start = alloc_start,
+	.encode = alloc_encode,
+};
+
+const struct op_type op_free_buffer = {
+	.name = "FreeBuffer",
+	.request = &shardd__v1__free_buffer_request__descriptor,
+	.decode = free_decode,
+	.check = free_check,
+	.start = free_start,
+	.encode = free_encode,
+};

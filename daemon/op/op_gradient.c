@@ -1,0 +1,56 @@
+/* GradientBuffer: where this rank writes the full gradients of a unit. Asked again
+ * before the reduce: the same buffer. */
+#include <errno.h>
+
+#include "op/op_impl.h"
+
+static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__GradientBufferRequest *r = (const Shardd__V1__GradientBufferRequest *)msg;
+
+	op->touches = TOUCH_GRADS;
+	return op_take_unit(op, r->unit, f);
+}
+
+static int check(struct op *op, struct fault *f)
+{
+	return op_check_in_group(op, f);
+}
+
+static void start(struct op *op)
+{
+	struct member_unit *mu = member_unit(op->m, op->unit);
+	int r = mu ? 0 : -ENOMEM;
+
+	op_begin_run(op);
+	if (mu && !mu->gradient.slab)
+		r = op_take_memory(op, unit_gradient_bytes(op->unit), &mu->gradient);
+	if (r) {
+		op_memory_fault(op->m->job, r, unit_gradient_bytes(op->unit), "a gradient buffer",
+				&op->fault);
+	} else {
+		op->result.place = mu->gradient;
+		op->result.place.bytes = unit_gradient_bytes(op->unit);
+		op->result.writable = true;
+	}
+	op_end(op);
+}
+
+static void encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__GradientBufferReply reply = SHARDD__V1__GRADIENT_BUFFER_REPLY__INIT;
+	Shardd__V1__Placement place;
+
+	op_place(op, &place);
+	reply.place = &place;
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_gradient = {
+	.name = "GradientBuffer",
+	.request = &shardd__v1__gradient_buffer_request__descriptor,
+	.decode = decode,
+	.check = check,
+	.start = start,
+	.encode = encode,
+};

@@ -1,0 +1,132 @@
+/* Deadlines and stalls: what waits, for what, for how long. */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "core/check.h"
+#include "op/op_impl.h"
+
+static void append(char *buf, size_t bytes, size_t *at, const char *fmt, ...)
+	__attribute__((format(printf, 4, 5)));
+
+static void append(char *buf, size_t bytes, size_t *at, const char *fmt, ...)
+{
+	va_list ap;
+	int n;
+
+	if (*at >= bytes)
+		return;
+	va_start(ap, fmt);
+	n = vsnprintf(buf + *at, bytes - *at, fmt, ap);
+	va_end(ap);
+	*at += n > 0 ? (size_t)n : 0;
+}
+
+/* "rank 2 (pid 44, last op Gather of unit 'x'), rank 3 (not joined)" */
+static void missing_ranks(const struct op *op, char *buf, size_t bytes)
+{
+	struct match_slot *s = match_slot(&op->group->match, op->entry.number);
+	struct job *job = op->m->job;
+	unsigned told = 0;
+	size_t at = 0;
+
+	for (uint32_t i = 0; s && s->entries && i < op->group->match.size; i++) {
+		uint32_t rank = op->group->rec->ranks[i];
+		struct member *m = job->ranks[rank];
+
+		if (s->entries[i])
+			continue;
+		if (++told > 4) {
+			append(buf, bytes, &at, "%s", ", ...");
+			return;
+		}
+		append(buf, bytes, &at, "%srank %u ", told > 1 ? ", " : "", rank);
+		if (m && m->state == MEMBER_JOINED)
+			append(buf, bytes, &at, "(pid %d, last op %s%s%s)", member_pid(m),
+			       m->last_op, m->last_unit[0] ? " of unit " : "", m->last_unit);
+		else
+			append(buf, bytes, &at, "(not joined)");
+	}
+}
+
+void op_waits_for(const struct op *op, char *buf, size_t bytes)
+{
+	buf[0] = '\0';
+	switch (op->state) {
+	case OP_HELD:
+		snprintf(buf, bytes, "this session's op with seq %llu",
+			 (unsigned long long)op->m->next_seq);
+		break;
+	case OP_DEPS:
+		snprintf(buf, bytes, "%u earlier ops of this session", op->deps);
+		break;
+	case OP_WAIT:
+		missing_ranks(op, buf, bytes);
+		break;
+	case OP_PARKED:
+		snprintf(buf, bytes, "%s",
+			 op->m->job->step.applying ? "the step that is applied" : "a cast");
+		break;
+	default:
+		break;
+	}
+}
+
+static void describe(const struct op *op, char *buf, size_t bytes)
+{
+	char waits[400];
+
+	op_waits_for(op, waits, sizeof(waits));
+	snprintf(buf, bytes, "%s%s%.64s%s of rank %u (number %llu) waits for %s", op->type->name,
+		 op->unit ? " of unit '" : "", op->unit ? op->unit->rec->name : "",
+		 op->unit ? "'" : "", op->m->rank, (unsigned long long)op->entry.number, waits);
+}
+
+/* One report for a slot, by the op that opened it or any other that waits in it. */
+static void report_stall(struct op *op)
+{
+	struct match_slot *s =
+		op->announced ? match_slot(&op->group->match, op->entry.number) : NULL;
+	char text[512];
+
+	if (!s || s->stall_told)
+		return;
+	s->stall_told = true;
+	describe(op, text, sizeof(text));
+	op->m->job->jobs->ops.event(op->m, JOB_EVENT_STALL, text);
+}
+
+/* The first op of @ops whose deadline has passed. */
+static struct op *find_late(struct list *ops, uint64_t now_us)
+{
+	struct op *op, *tmp;
+
+	list_for_each (op, tmp, ops, link)
+		if (op->state != OP_RUN && !op->answered && op->deadline_us <= now_us)
+			return op;
+	return NULL;
+}
+
+static void tick_member(struct member *m, uint64_t now_us, uint64_t stall_after_us)
+{
+	struct op *op, *tmp;
+	char text[512];
+
+	while ((op = find_late(&m->ops, now_us)) || (op = find_late(&m->held, now_us))) {
+		describe(op, text, sizeof(text));
+		op_cancel(op, FAULT_DEADLINE, text);
+	}
+	list_for_each (op, tmp, &m->ops, link)
+		if (stall_after_us && op->state == OP_WAIT &&
+		    now_us - op->announced_us >= stall_after_us)
+			report_stall(op);
+}
+
+void ops_tick(struct jobs *jobs, uint64_t now_us, uint64_t stall_after_us)
+{
+	struct job *job, *tmp;
+
+	list_for_each (job, tmp, &jobs->all, link)
+		for (uint32_t r = 0; r < job->rec->world_size; r++)
+			if (job->ranks[r] && job->ranks[r]->pending)
+				tick_member(job->ranks[r], now_us, stall_after_us);
+}

@@ -1,0 +1,148 @@
+/* Helpers for the op files: fields, texts, replies. */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "core/clock.h"
+#include "op/op_impl.h"
+
+int op_take_unit(struct op *op, uint32_t id, struct fault *f)
+{
+	op->unit = job_unit_by_id(op->m->job, id);
+	if (op->unit)
+		return 0;
+	return fault_set(f, FAULT_NOT_FOUND, "unit",
+			 "there is no unit %u in job '%s': it has 1 to %u", id,
+			 op->m->job->rec->name, op->m->job->n_units);
+}
+
+int op_take_group(struct op *op, uint32_t id, struct fault *f)
+{
+	op->group = job_group_by_id(op->m->job, id);
+	if (op->group)
+		return 0;
+	return fault_set(f, FAULT_NOT_FOUND, "group",
+			 "there is no group %u in job '%s': it has 0 to %u", id,
+			 op->m->job->rec->name, op->m->job->n_groups - 1);
+}
+
+uint8_t *op_buffer_at(struct op *op, uint64_t offset, uint64_t bytes, struct fault *f)
+{
+	struct member_buffer *b = member_buffer_find(op->m, op->buffer);
+
+	if (!b) {
+		fault_set(f, FAULT_NOT_FOUND, "buffer", "there is no buffer %llu in this session",
+			  (unsigned long long)op->buffer);
+		return NULL;
+	}
+	if (offset > b->region.bytes || bytes > b->region.bytes - offset) {
+		fault_set(f, FAULT_INVALID, "offset",
+			  "offset %llu and %llu bytes do not fit buffer %llu of %llu bytes",
+			  (unsigned long long)offset, (unsigned long long)bytes,
+			  (unsigned long long)op->buffer, (unsigned long long)b->region.bytes);
+		return NULL;
+	}
+	return (uint8_t *)region_addr(&b->region) + offset;
+}
+
+/* The type's place in the table, so that equal words mean equal ops. */
+static uint64_t type_word(const struct op_type *type)
+{
+	uint64_t i = 0;
+
+	while (op_table[i] && op_table[i] != type)
+		i++;
+	return i + 1;
+}
+
+void op_print(struct op *op, const char *fmt, ...)
+{
+	struct fingerprint *p = &op->entry.print;
+	va_list ap;
+
+	p->words[0] = type_word(op->type);
+	p->words[1] = op->unit ? op->unit->id : 0;
+	va_start(ap, fmt);
+	vsnprintf(p->text, sizeof(p->text), fmt, ap);
+	va_end(ap);
+}
+
+int op_check_in_group(const struct op *op, struct fault *f)
+{
+	const struct job *job = op->m->job;
+	uint32_t index;
+
+	if (group_index(job->groups[op->unit->rec->group], op->m->rank, &index))
+		return 0;
+	return fault_set(f, FAULT_INVALID, "unit",
+			 "rank %u is no member of the group of unit '%.100s'", op->m->rank,
+			 op->unit->rec->name);
+}
+
+int op_check_initialised(const struct op *op, struct fault *f)
+{
+	if (op->unit->rec->initialised)
+		return 0;
+	return fault_set(f, FAULT_STATE, NULL, "unit '%.100s' is not initialised",
+			 op->unit->rec->name);
+}
+
+int op_check_not_torn(const struct op *op, struct fault *f)
+{
+	const struct job *job = op->m->job;
+
+	if (!job->torn)
+		return 0;
+	return fault_set(
+		f, FAULT_STATE, NULL,
+		"job '%s' is TORN: %llu steps were applied after the last commit (%llu) when a "
+		"trainer died, or the device failed one: initialise all units again",
+		job->rec->name, (unsigned long long)job->rec->uncommitted_steps,
+		(unsigned long long)job->rec->step);
+}
+
+void op_send(const struct op *op, const ProtobufCMessage *reply, Shardd__V1__OpInfo **info,
+	     op_reply_cb send, void *ctx)
+{
+	Shardd__V1__OpInfo i = SHARDD__V1__OP_INFO__INIT;
+	uint64_t now = clock_now_us();
+
+	i.number = op->entry.number;
+	i.waited_us = (op->started_us ? op->started_us : now) - op->announced_us;
+	i.ran_us = op->started_us ? now - op->started_us : 0;
+	i.draining = op->m->job->draining || op->m->job->jobs->draining;
+	*info = &i;
+	send(reply, ctx);
+}
+
+void op_place(const struct op *op, Shardd__V1__Placement *place)
+{
+	shardd__v1__placement__init(place);
+	place->slab = op->result.place.slab->id;
+	place->offset = op->result.place.offset;
+	place->bytes = op->result.place.bytes;
+	place->writable = op->result.writable;
+}
+
+int op_take_memory(struct op *op, uint64_t bytes, struct region *ret)
+{
+	int r = pool_take(&op->m->pool, bytes, ret);
+
+	if (r > 0 && full_evict(op->m->job, UINT64_MAX))
+		r = pool_take(&op->m->pool, bytes, ret);
+	return r;
+}
+
+int op_memory_fault(const struct job *job, int error, uint64_t bytes, const char *what,
+		    struct fault *f)
+{
+	char holders[320];
+
+	if (error < 0 && error != -ENOMEM && error != -ENOSPC)
+		return fault_errno(f, error, what);
+	job_holders(job, holders, sizeof(holders));
+	return fault_set(f, FAULT_EXHAUSTED, NULL, "%llu bytes for %s are not to be had: %s",
+			 (unsigned long long)bytes, what, holders);
+}

@@ -1,0 +1,17 @@
+#include "op/table.h"
+
+#include <string.h>
+
+const struct op_type *const op_table[] = {
+	&op_init,        &op_gather, &op_release,    &op_gradient,  &op_alloc_buffer,
+	&op_free_buffer, &op_reduce, &op_all_reduce, &op_broadcast, &op_barrier,
+	&op_clip,        &op_step,   &op_commit,     NULL,
+};
+
+const struct op_type *op_type_by_name(const char *name)
+{
+	for (size_t i = 0; op_table[i]; i++)
+		if (strcmp(op_table[i]->name, name) == 0)
+			return op_table[i];
+	return NULL;
+}

@@ -1,0 +1,508 @@
+/*
+ * Every op, registration, joining and group creation, with the N-th call of the
+ * backend, of the engine, or of malloc failing, N = 1, 2, ... until nothing fails any
+ * more: no crash, an error in words for every rank, accounts exact, the job usable
+ * afterwards (initialised anew if it is TORN), everything freed at the end.
+ */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdio.h>
+
+#include "core/check.h"
+#include "failmalloc.h"
+#include "fdcheck.h"
+#include "nodefix.h"
+
+TestSuite(fault_ops, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 300);
+
+#define RANKS 2
+
+struct world {
+	struct nodefix n;
+	struct job *job;
+	struct member *m[RANKS];
+	struct unit *plain, *cast;
+	struct nodefix_op buffer[RANKS];
+	struct nodefix_op op[RANKS];
+	state_unit *specs[2]; /* to be registered */
+	struct fault fault;   /* of what is no op */
+};
+
+/* ------------------------------------------------------------------- the world */
+
+/* Submit one rank's op; what an act is made of. */
+typedef int (*submit_fn)(struct world *w, unsigned rank);
+
+/* A gathered copy is made, used, or can be given back. */
+static void check_copies(const struct world *w)
+{
+	for (uint32_t i = 0; i < w->job->n_units; i++) {
+		const struct unit *u = w->job->units[i];
+
+		cr_assert(!u->full.slab || u->casting || u->gathered_ranks ||
+			  !list_empty(&u->idle));
+	}
+}
+
+/* Wait for both ranks. One that failed alone tries again, as a trainer would. */
+static void settle(struct world *w, submit_fn submit)
+{
+	for (unsigned again = 0; again < 3; again++) {
+		bool over = true;
+
+		nodefix_turns(&w->n);
+		check_copies(w);
+		for (unsigned r = 0; r < RANKS; r++)
+			over = over && (w->op[r].over || w->op[r].submitted);
+		if (over && !w->op[0].submitted && !w->op[1].submitted)
+			return;
+		for (unsigned r = 0; r < RANKS; r++)
+			if (w->op[r].fault.code)
+				submit(w, r);
+	}
+	cr_assert_fail("a rank waits for ever");
+}
+
+static int on_both(struct world *w, submit_fn submit)
+{
+	for (unsigned r = 0; r < RANKS; r++)
+		submit(w, r);
+	settle(w, submit);
+	for (unsigned r = 0; r < RANKS; r++) {
+		cr_assert(w->op[r].over);
+		if (w->op[r].fault.code)
+			w->fault = w->op[r].fault;
+	}
+	return (int)w->fault.code;
+}
+
+static void must(struct world *w, submit_fn submit, const char *what)
+{
+	w->fault = FAULT_NULL;
+	cr_assert_eq(on_both(w, submit), 0, "%s: %s", what, w->fault.text);
+}
+
+#define MUST(w, submit) must((w), (submit), #submit)
+
+#define UNIT_OP(name, type, which)                                                 \
+	static int name(struct world *w, unsigned r)                               \
+	{                                                                          \
+		return nodefix_on_unit(&w->n, w->m[r], type, w->which, &w->op[r]); \
+	}
+UNIT_OP(gather_plain, "Gather", plain)
+UNIT_OP(gather_cast, "Gather", cast)
+UNIT_OP(release_plain, "Release", plain)
+UNIT_OP(release_cast, "Release", cast)
+UNIT_OP(gradient, "GradientBuffer", plain)
+UNIT_OP(gradient_cast, "GradientBuffer", cast)
+UNIT_OP(reduce, "Reduce", plain)
+UNIT_OP(reduce_cast, "Reduce", cast)
+
+static int seed_plain(struct world *w, unsigned r)
+{
+	return nodefix_seed(&w->n, w->m[r], w->plain, 1, &w->op[r]);
+}
+
+static int seed_cast(struct world *w, unsigned r)
+{
+	return nodefix_seed(&w->n, w->m[r], w->cast, 1, &w->op[r]);
+}
+
+static int own(struct world *w, unsigned r)
+{
+	return nodefix_own(&w->n, w->m[r], w->plain, w->buffer[r].result.buffer, &w->op[r]);
+}
+
+static int alloc(struct world *w, unsigned r)
+{
+	return nodefix_alloc(&w->n, w->m[r], 3 << 20, &w->op[r]);
+}
+
+static int free_buffer(struct world *w, unsigned r)
+{
+	return nodefix_free(&w->n, w->m[r], w->buffer[r].result.buffer, &w->op[r]);
+}
+
+static int all_reduce(struct world *w, unsigned r)
+{
+	return nodefix_all_reduce(&w->n, w->m[r], w->buffer[r].result.buffer, 1000, &w->op[r]);
+}
+
+static int broadcast(struct world *w, unsigned r)
+{
+	return nodefix_broadcast(&w->n, w->m[r], w->buffer[r].result.buffer, 1000, &w->op[r]);
+}
+
+static int barrier(struct world *w, unsigned r)
+{
+	return nodefix_barrier(&w->n, w->m[r], 0, &w->op[r]);
+}
+
+static int clip(struct world *w, unsigned r)
+{
+	return nodefix_clip(&w->n, w->m[r], 0.5, &w->op[r]);
+}
+
+static int step(struct world *w, unsigned r)
+{
+	return nodefix_step(&w->n, w->m[r], &w->op[r]);
+}
+
+static int commit(struct world *w, unsigned r)
+{
+	return nodefix_commit(&w->n, w->m[r], w->job->rec->step + 1, 100, &w->op[r]);
+}
+
+static struct unit *register_one(struct world *w, const char *name, enum dtype compute)
+{
+	state_unit *spec = nodefix_spec(name, 1000);
+
+	spec->compute_dtype = compute;
+	return nodefix_register(w->job, spec);
+}
+
+static void begin(struct world *w, bool fake_engine)
+{
+	const struct nodefix_options o = { .fake_engine = fake_engine };
+
+	*w = (struct world){ 0 };
+	nodefix_begin(&w->n, &o);
+	w->job = nodefix_job(&w->n, "job", RANKS, 0);
+	for (unsigned r = 0; r < RANKS; r++)
+		w->m[r] = nodefix_join(&w->n, w->job, r);
+	w->plain = register_one(w, "plain", DTYPE_FP32);
+	w->cast = register_one(w, "cast", DTYPE_BF16);
+	MUST(w, seed_plain);
+	MUST(w, seed_cast);
+	for (unsigned r = 0; r < RANKS; r++)
+		NODEFIX_OK(nodefix_alloc(&w->n, w->m[r], 4000, &w->buffer[r]), &w->buffer[r]);
+	MUST(w, commit);
+}
+
+/* Every byte that is charged is in a slab or a blob, and nothing is under way. */
+static void check_exact(struct world *w)
+{
+	uint64_t slabs = 0, blobs = 0, classes = 0;
+	struct slab *s, *tmp;
+
+	list_for_each (s, tmp, &w->n.node.device.slabs, link)
+		slabs += s->payer == &w->job->quota ? s->bytes : 0;
+	for (size_t i = 0; i < w->job->rec->n_blobs; i++)
+		blobs += w->job->rec->blobs[i]->data.len;
+	for (unsigned c = 0; c < _MEM_N; c++)
+		classes += w->job->quota.by_class[c];
+	cr_assert_eq(w->job->quota.used, slabs + blobs);
+	cr_assert_eq(w->job->quota.used, classes);
+	cr_assert_eq(w->job->rec->n_slabs, w->job->n_slabs);
+	cr_assert_eq(w->job->rec->n_units, w->job->n_units);
+	cr_assert_eq(w->job->rec->n_groups, w->job->n_groups);
+	check_copies(w);
+	cr_assert_eq(w->job->running, 0);
+	cr_assert_eq(w->job->casts, 0);
+	cr_assert_not(w->job->step.applying || w->job->step.committing);
+	for (unsigned r = 0; r < RANKS; r++) {
+		cr_assert_eq(w->m[r]->pending, 0);
+		cr_assert_eq(w->m[r]->state, MEMBER_JOINED);
+	}
+}
+
+static void release_all(struct world *w)
+{
+	for (unsigned r = 0; r < RANKS; r++) {
+		do
+			nodefix_ok((release_plain(w, r), &w->op[r]), "Release");
+		while (w->op[r].result.references);
+		do
+			nodefix_ok((release_cast(w, r), &w->op[r]), "Release");
+		while (w->op[r].result.references);
+	}
+}
+
+/* A training step from begin to end. */
+static void check_usable(struct world *w)
+{
+	release_all(w);
+	MUST(w, seed_plain);
+	MUST(w, seed_cast);
+	cr_assert_not(w->job->torn);
+	MUST(w, gather_cast);
+	MUST(w, gather_plain);
+	release_all(w);
+	MUST(w, gradient);
+	MUST(w, gradient_cast);
+	MUST(w, reduce);
+	MUST(w, reduce_cast);
+	MUST(w, clip);
+	MUST(w, step);
+	MUST(w, commit);
+	cr_assert_eq(w->plain->rec->optimizer->steps, 1);
+}
+
+/* ------------------------------------------------------------------- what is done */
+
+static void no_preparation(struct world *w)
+{
+	(void)w;
+}
+
+static void with_gathers(struct world *w)
+{
+	MUST(w, gather_cast);
+}
+
+static void with_gradients(struct world *w)
+{
+	MUST(w, gradient);
+}
+
+static void with_reduced(struct world *w)
+{
+	MUST(w, gradient);
+	MUST(w, reduce);
+}
+
+static void with_step(struct world *w)
+{
+	with_reduced(w);
+	MUST(w, gradient);
+	MUST(w, step);
+}
+
+static int register_more(struct world *w)
+{
+	uint32_t ids[2], units = w->job->n_units;
+	uint64_t charged = 0;
+	int r = job_register(w->job, w->specs, 2, ids, &charged, &w->fault);
+
+	cr_assert_eq(w->job->n_units, units + (r == 0));
+	cr_assert_eq(charged != 0, r == 0);
+	cr_assert_eq(!w->specs[0], r == 0, "it is the job's, or still ours");
+	cr_assert(w->specs[1]);
+	return r;
+}
+
+static int make_group(struct world *w)
+{
+	static const uint32_t ranks[] = { 1, 0 };
+	struct group *g = NULL;
+	int r = job_group(w->job, "turned", ranks, 2, &g, &w->fault);
+
+	cr_assert_eq(w->job->n_groups, 1u + (r == 0));
+	return r;
+}
+
+static int make_job(struct world *w)
+{
+	const struct job_spec spec = { .name = "other", .world_size = 3 };
+	uint32_t jobs = w->n.jobs.count;
+	struct job *job = NULL, *found = NULL;
+	struct fault none = FAULT_NULL;
+	int r = job_open(&w->n.jobs, &spec, 0, 0, &job, NULL, &w->fault);
+
+	cr_assert_eq(w->n.jobs.count, jobs + (r == 0));
+	cr_assert_eq(job_find(&w->n.jobs, "other", 0, &found, &none) == 0, r == 0);
+	return r;
+}
+
+static int join(struct world *w)
+{
+	struct job *job = htab_find(&w->n.jobs.names, "other");
+	struct member *m = NULL;
+	int r = nodefix_try_join(&w->n, job, 1, NULL, NULL, &m, &w->fault);
+
+	cr_assert_eq(job->present, r == 0);
+	cr_assert_eq(job->members, r == 0);
+	return r;
+}
+
+static void with_other_job(struct world *w)
+{
+	nodefix_job(&w->n, "other", 3, 0);
+}
+
+static void with_specs(struct world *w)
+{
+	w->specs[0] = nodefix_spec("x", 5000);
+	w->specs[1] = nodefix_spec("plain", 1000);
+}
+
+/* Both ranks and this one op, or one call. */
+static const struct act {
+	const char *name;
+	void (*prepare)(struct world *w);
+	submit_fn submit;
+	int (*call)(struct world *w);
+} acts[] = {
+	{ "Initialise, seed", no_preparation, seed_plain, NULL },
+	{ "Initialise, own", no_preparation, own, NULL },
+	{ "Initialise after a step", with_step, seed_plain, NULL },
+	{ "Gather", no_preparation, gather_plain, NULL },
+	{ "Gather with a cast", no_preparation, gather_cast, NULL },
+	{ "Gather after a step", with_step, gather_cast, NULL },
+	{ "Release", with_gathers, release_cast, NULL },
+	{ "GradientBuffer", no_preparation, gradient, NULL },
+	{ "AllocBuffer", no_preparation, alloc, NULL },
+	{ "FreeBuffer", no_preparation, free_buffer, NULL },
+	{ "Reduce", with_gradients, reduce, NULL },
+	{ "Reduce after a step", with_step, reduce, NULL },
+	{ "AllReduce", no_preparation, all_reduce, NULL },
+	{ "Broadcast", no_preparation, broadcast, NULL },
+	{ "Barrier", no_preparation, barrier, NULL },
+	{ "ClipGradNorm", with_reduced, clip, NULL },
+	{ "ClipGradNorm after a step", with_step, clip, NULL },
+	{ "Step", with_reduced, step, NULL },
+	{ "Step after a step", with_step, step, NULL },
+	{ "Commit", no_preparation, commit, NULL },
+	{ "Commit after a step", with_step, commit, NULL },
+	{ "registration", with_specs, NULL, register_more },
+	{ "a group", no_preparation, NULL, make_group },
+	{ "a job", no_preparation, NULL, make_job },
+	{ "joining", with_other_job, NULL, join },
+};
+
+/* -------------------------------------------------------------- what goes wrong */
+
+struct trouble {
+	bool fake_engine;
+	int error;
+	void (*in)(struct world *w, unsigned n, int error);
+	bool (*hit)(struct world *w);
+};
+
+static unsigned calls_at; /* when it was armed */
+static unsigned armed;
+
+static void backend_in(struct world *w, unsigned n, int error)
+{
+	calls_at = backend_fake_calls(w->n.node.backend);
+	armed = n;
+	backend_fake_fail(w->n.node.backend, n, error);
+}
+
+static bool backend_hit(struct world *w)
+{
+	return backend_fake_calls(w->n.node.backend) - calls_at >= armed;
+}
+
+static void engine_in(struct world *w, unsigned n, int error)
+{
+	calls_at = engine_fake_calls(w->n.node.engine);
+	armed = n;
+	engine_fake_fail(w->n.node.engine, n, error);
+}
+
+static bool engine_hit(struct world *w)
+{
+	return engine_fake_calls(w->n.node.engine) - calls_at >= armed;
+}
+
+static void malloc_in(struct world *w, unsigned n, int error)
+{
+	(void)w;
+	(void)error;
+	failmalloc_in(n);
+}
+
+static bool malloc_hit(struct world *w)
+{
+	(void)w;
+	return failmalloc_hit();
+}
+
+static int do_act(struct world *w, const struct act *a)
+{
+	w->fault = FAULT_NULL;
+	return a->call ? a->call(w) : on_both(w, a->submit);
+}
+
+/* Return: whether something failed, so that there may be more. */
+static bool try_one(const struct act *a, const struct trouble *t, unsigned n)
+{
+	static struct world w; /* ops are written to until the end */
+	bool hit;
+	int r;
+
+	begin(&w, t->fake_engine);
+	a->prepare(&w);
+	t->in(&w, n, t->error);
+	r = do_act(&w, a);
+	hit = t->hit(&w);
+	t->in(&w, 0, 0);
+	cr_assert(hit || !r, "%s: %s, but nothing was made to fail", a->name, w.fault.text);
+	cr_assert(!r || w.fault.text[0], "%s failed without a word", a->name);
+	cr_assert(!r || (w.fault.code != FAULT_INVALID && w.fault.code != FAULT_NOT_FOUND),
+		  "%s: nobody's request was wrong: %s", a->name, w.fault.text);
+	nodefix_turns(&w.n);
+	check_exact(&w);
+	if (r && a->call)
+		cr_assert_eq(do_act(&w, a), 0, "%s, again: %s", a->name, w.fault.text);
+	check_usable(&w);
+	check_exact(&w);
+	for (unsigned i = 0; i < 2; i++)
+		state_unit_free(w.specs[i]);
+	nodefix_end(&w.n);
+	return hit;
+}
+
+static unsigned try_all(const struct trouble *t)
+{
+	unsigned failures = 0;
+
+	for (size_t i = 0; i < ARRAY_SIZE(acts); i++) {
+		unsigned n = 1;
+
+		while (try_one(&acts[i], t, n))
+			n++;
+		cr_assert_lt(n, 200);
+		failures += n - 1;
+	}
+	return failures;
+}
+
+Test(fault_ops, any_call_of_the_backend_may_fail)
+{
+	struct trouble t = { false, -EIO, backend_in, backend_hit };
+
+	cr_assert_geq(try_all(&t), 20);
+	t.error = -ENOMEM;
+	cr_assert_geq(try_all(&t), 20);
+}
+
+Test(fault_ops, any_operation_of_the_engine_may_fail)
+{
+	struct trouble t = { true, -EIO, engine_in, engine_hit };
+
+	cr_assert_geq(try_all(&t), 6);
+	t.error = ENGINE_E_ABORTED;
+	cr_assert_geq(try_all(&t), 6);
+}
+
+Test(fault_ops, any_allocation_may_fail)
+{
+	struct trouble t = { false, 0, malloc_in, malloc_hit };
+
+	cr_assert_geq(try_all(&t), 60);
+}
+
+/* Memory for the copy was there, for the cast's own record not: the copy used to be
+ * nobody's, and could not be given back until the next gather. */
+Test(fault_ops, a_gather_that_fails_strands_no_copy)
+{
+	static struct world w;
+	unsigned failed = 0;
+	bool hit = true;
+
+	for (unsigned n = 1; hit; n++) {
+		begin(&w, false);
+		failmalloc_in(n);
+		gather_cast(&w, 0);
+		nodefix_turns(&w.n);
+		hit = failmalloc_hit();
+		failmalloc_in(0);
+		check_copies(&w);
+		cr_assert(hit || !w.op[0].fault.code);
+		failed += w.op[0].fault.code != FAULT_NONE;
+		nodefix_end(&w.n);
+	}
+	cr_assert_geq(failed, 2);
+}
