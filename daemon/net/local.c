@@ -1,0 +1,339 @@
+/*
+ *   NEW --hello--> BOUND --protocol broken--> ENDING --answer out, or time up--> CLOSED
+ *    `--------------------protocol broken-------^
+ *
+ * local_close, the peer and its process lead to CLOSED from everywhere. The
+ * connection tells when it is over; it is the only one that does.
+ */
+#include "net/local.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <uv.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "core/log.h"
+#include "net/local_codec.h"
+#include "net/local_out.h"
+#include "rpc/status_map.h"
+
+#define LOCAL_MAGIC 0x4c4f434cu
+
+#ifndef SO_PASSPIDFD
+#define SO_PASSPIDFD 76 /* Linux 6.5 */
+#endif
+
+enum state { LOCAL_NEW, LOCAL_BOUND, LOCAL_ENDING, LOCAL_CLOSED };
+
+struct local {
+	uint32_t magic;
+	enum state state;
+	struct conn *conn;
+	const struct local_ops *ops;
+	void *userdata;
+	uint64_t frame_timeout_us;
+	uv_poll_t poll;   /* on conn_fd */
+	uv_timer_t timer; /* for the first frame, half a frame, a last answer */
+	unsigned n_handles;
+	struct local_out out;
+	size_t n_in;
+	uint8_t in[4 * SHD1_MAX_FRAME];
+};
+
+static void on_poll(uv_poll_t *poll, int status, int events);
+
+/* Watch for what the state can use: an ending channel reads no more. */
+static void watch(struct local *l)
+{
+	int events = 0;
+
+	if (l->state == LOCAL_NEW || l->state == LOCAL_BOUND)
+		events |= UV_READABLE;
+	if (l->state != LOCAL_CLOSED && l->out.n > 0)
+		events |= UV_WRITABLE;
+	if (events)
+		uv_poll_start(&l->poll, events, on_poll);
+	else
+		uv_poll_stop(&l->poll);
+}
+
+void local_close(struct local *l)
+{
+	MAGIC_CHECK(l, LOCAL_MAGIC);
+	if (l->state == LOCAL_CLOSED)
+		return;
+	l->state = LOCAL_CLOSED;
+	watch(l);
+	conn_close(l->conn);
+}
+
+static void on_timeout(uv_timer_t *timer)
+{
+	struct local *l = timer->data;
+
+	MAGIC_CHECK(l, LOCAL_MAGIC);
+	log_debug("net", "local channel closed conn=%llu reason=timeout",
+		  (unsigned long long)conn_id(l->conn));
+	local_close(l);
+}
+
+static void start_timer(struct local *l)
+{
+	uv_timer_start(&l->timer, on_timeout, (l->frame_timeout_us + 999) / 1000, 0);
+}
+
+/* Consumes @fd. */
+static void answer(struct local *l, const struct shd1_header *h, int fd)
+{
+	int r = local_out_put(&l->out, conn_fd(l->conn), h, fd);
+
+	if (r == 0)
+		return;
+	log_debug("net", "local channel closed conn=%llu reason=\"%s\"",
+		  (unsigned long long)conn_id(l->conn),
+		  r == LOCAL_OUT_E_FULL ? "answers are not read" : strerror(-r));
+	local_close(l);
+}
+
+static void answer_error(struct local *l, uint32_t tag, bool fatal, const struct fault *f)
+{
+	struct shd1_error e;
+
+	local_codec_error(&e, tag, (uint32_t)status_map_code(f->code), fatal, f);
+	answer(l, &e.h, -1);
+}
+
+/* The last answer, then the end: when it is out, or after a frame's time. */
+static void end(struct local *l, uint32_t tag, const struct fault *f)
+{
+	log_info("net", "local channel ended conn=%llu pid=%d reason=\"%s\"",
+		 (unsigned long long)conn_id(l->conn), (int)proc_pid(conn_proc(l->conn)), f->text);
+	answer_error(l, tag, true, f);
+	if (l->state == LOCAL_CLOSED)
+		return;
+	l->state = LOCAL_ENDING;
+	start_timer(l);
+	if (l->out.n == 0)
+		local_close(l);
+}
+
+static void on_hello(struct local *l, const struct shd1_hello *hello)
+{
+	struct shd1_welcome w = { .h = { SHD1_MAGIC, SHD1_WELCOME, sizeof(w), hello->h.tag, 0 },
+				  .version = SHD1_VERSION };
+	struct fault f = FAULT_NULL;
+
+	if (l->state != LOCAL_NEW) {
+		fault_set(&f, FAULT_STATE, NULL, "the channel has said hello already");
+		end(l, hello->h.tag, &f);
+		return;
+	}
+	if (l->ops->hello(l, hello->token, l->userdata, &w.session, &f)) {
+		end(l, hello->h.tag, &f);
+		return;
+	}
+	if (l->state == LOCAL_CLOSED)
+		return;
+	l->state = LOCAL_BOUND;
+	answer(l, &w.h, -1);
+}
+
+static void on_get_slab(struct local *l, const struct shd1_get_slab *g)
+{
+	struct shd1_slab s = { .h = { SHD1_MAGIC, SHD1_SLAB, sizeof(s), g->h.tag, 0 },
+			       .slab = g->slab };
+	_cleanup_(fd_closep) int fd = -1;
+	struct fault f = FAULT_NULL;
+	bool writable = false;
+
+	if (l->state != LOCAL_BOUND) {
+		fault_set(&f, FAULT_STATE, NULL, "the first frame must be HELLO");
+		end(l, g->h.tag, &f);
+		return;
+	}
+	if (l->ops->get_slab(l, g->slab, l->userdata, &fd, &writable, &s.bytes, &f)) {
+		if (l->state != LOCAL_CLOSED)
+			answer_error(l, g->h.tag, false, &f);
+		return;
+	}
+	CHECK(fd >= 0);
+	s.writable = writable;
+	if (l->state != LOCAL_CLOSED)
+		answer(l, &s.h, STEAL_FD(fd));
+}
+
+/* Half a frame has as long as a whole first one, from its first byte on; one
+ * that comes in drops gains nothing. @progress: a frame was completed. */
+static void time_rest(struct local *l, bool progress)
+{
+	if (l->state == LOCAL_NEW || l->state == LOCAL_ENDING || l->state == LOCAL_CLOSED)
+		return;
+	if (l->n_in == 0)
+		uv_timer_stop(&l->timer);
+	else if (progress || !uv_is_active((uv_handle_t *)&l->timer))
+		start_timer(l);
+}
+
+static void handle_frames(struct local *l)
+{
+	struct fault f = FAULT_NULL;
+	union local_frame frame;
+	size_t at = 0, size;
+	int r = 0;
+
+	while (l->state == LOCAL_NEW || l->state == LOCAL_BOUND) {
+		r = local_codec_next(l->in + at, l->n_in - at, &frame, &size, &f);
+		if (r)
+			break;
+		at += size;
+		if (frame.h.type == SHD1_HELLO)
+			on_hello(l, &frame.hello);
+		else
+			on_get_slab(l, &frame.get_slab);
+	}
+	l->n_in -= at;
+	memmove(l->in, l->in + at, l->n_in);
+	if (r > 0)
+		end(l, 0, &f);
+	time_rest(l, at > 0);
+}
+
+/* No room for control messages: descriptors that come along are dropped by the
+ * kernel, never ours for a moment, and flagged. */
+static ssize_t read_some(struct local *l, int *ret_flags)
+{
+	struct iovec iov = { l->in + l->n_in, sizeof(l->in) - l->n_in };
+	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
+	ssize_t n;
+
+	CHECK(iov.iov_len > 0);
+	n = recvmsg(conn_fd(l->conn), &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	*ret_flags = msg.msg_flags;
+	return n < 0 ? -errno : n;
+}
+
+static void on_readable(struct local *l)
+{
+	int flags;
+	ssize_t n = read_some(l, &flags);
+
+	if (n == -EAGAIN || n == -EINTR)
+		return;
+	if (n <= 0) {
+		local_close(l);
+		return;
+	}
+	if (flags & MSG_CTRUNC) {
+		struct fault f = FAULT_NULL;
+
+		fault_set(&f, FAULT_INVALID, NULL, "a client sends no descriptors");
+		end(l, 0, &f);
+		return;
+	}
+	l->n_in += (size_t)n;
+	handle_frames(l);
+}
+
+static void on_writable(struct local *l)
+{
+	if (local_out_flush(&l->out, conn_fd(l->conn)) < 0)
+		local_close(l);
+	else if (l->state == LOCAL_ENDING && l->out.n == 0)
+		local_close(l);
+}
+
+static void on_poll(uv_poll_t *poll, int status, int events)
+{
+	struct local *l = poll->data;
+
+	MAGIC_CHECK(l, LOCAL_MAGIC);
+	if (status < 0) {
+		local_close(l);
+		return;
+	}
+	if (events & UV_WRITABLE)
+		on_writable(l);
+	if ((events & UV_READABLE) && (l->state == LOCAL_NEW || l->state == LOCAL_BOUND))
+		on_readable(l);
+	watch(l);
+}
+
+static void on_handle_closed(uv_handle_t *handle)
+{
+	struct local *l = handle->data;
+
+	MAGIC_CHECK(l, LOCAL_MAGIC);
+	if (--l->n_handles > 0)
+		return;
+	l->magic = 0;
+	free(l);
+}
+
+static void on_conn_closed(struct conn *c, void *userdata)
+{
+	struct local *l = userdata;
+
+	MAGIC_CHECK(l, LOCAL_MAGIC);
+	CHECK(c == l->conn);
+	l->state = LOCAL_CLOSED;
+	l->ops->closed(l, l->userdata);
+	l->conn = NULL;
+	local_out_deinit(&l->out);
+	/* The poll before the connection closes its descriptor. */
+	uv_close((uv_handle_t *)&l->poll, on_handle_closed);
+	uv_close((uv_handle_t *)&l->timer, on_handle_closed);
+}
+
+/* A listening socket from systemd may hand these on to every connection; then
+ * each message would carry something, and MSG_CTRUNC mean nothing. */
+static void clear_passing(int fd)
+{
+	const int options[] = { SO_PASSCRED, SO_PASSSEC, SO_PASSPIDFD };
+	const int off = 0;
+
+	for (size_t i = 0; i < ARRAY_SIZE(options); i++)
+		setsockopt(fd, SOL_SOCKET, options[i], &off, sizeof(off));
+}
+
+int local_new(uv_loop_t *loop, struct conn *c, const struct local_ops *ops, void *userdata,
+	      uint64_t frame_timeout_us, struct local **ret)
+{
+	struct local *l = calloc(1, sizeof(*l));
+	int r;
+
+	CHECK(conn_protocol(c) == CONN_LOCAL);
+	if (!l) {
+		conn_close(c);
+		return -ENOMEM;
+	}
+	r = uv_poll_init(loop, &l->poll, conn_fd(c));
+	if (r < 0) {
+		free(l);
+		conn_close(c);
+		return r;
+	}
+	uv_timer_init(loop, &l->timer);
+	l->magic = LOCAL_MAGIC;
+	l->conn = c;
+	l->ops = ops;
+	l->userdata = userdata;
+	l->frame_timeout_us = frame_timeout_us;
+	l->n_handles = 2;
+	l->poll.data = l;
+	l->timer.data = l;
+	local_out_init(&l->out);
+	clear_passing(conn_fd(c));
+	conn_on_closed(c, on_conn_closed, l);
+	start_timer(l);
+	watch(l);
+	*ret = l;
+	return 0;
+}
+
+struct conn *local_conn(struct local *l)
+{
+	return l->conn;
+}

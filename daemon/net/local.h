@@ -1,0 +1,46 @@
+/*
+ * The local channel (SHD1): small frames, descriptors by slab number.
+ *
+ * One per local connection. Reads whole frames, answers them in order. A frame
+ * that breaks the protocol (magic, size, type, a descriptor where none belongs)
+ * gets a fatal SHD1_ERROR and the connection ends; so does half a frame that
+ * stays half for the hello timeout, and a peer that does not read its answers
+ * (more than 64 unsent). Loop thread only.
+ */
+#ifndef SHARDD_NET_LOCAL_H
+#define SHARDD_NET_LOCAL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/fault.h"
+#include "local_abi.h"
+#include "net/conn.h"
+
+struct local;
+
+struct local_ops {
+	/* A token came: which session? @ret_session: its number. Return: 0 or a fault
+	 * code (the channel ends). */
+	int (*hello)(struct local *l, const uint8_t token[SHD1_TOKEN_BYTES], void *userdata,
+		     uint64_t *ret_session, struct fault *f);
+	/* A descriptor for @slab, for the session this channel is bound to.
+	 * @ret_fd: consumed by the caller. Return: 0 or a fault code (the channel stays). */
+	int (*get_slab)(struct local *l, uint32_t slab, void *userdata, int *ret_fd,
+			bool *ret_writable, uint64_t *ret_bytes, struct fault *f);
+	/* The channel is gone; called once, then it is freed. */
+	void (*closed)(struct local *l, void *userdata);
+};
+
+/* Take over @c (uses its descriptor and its closed callback). @ops: static.
+ * @frame_timeout_us: for half a frame and for the first one.
+ * Return: 0 or negative errno (then @c is closed). */
+int local_new(uv_loop_t *loop, struct conn *c, const struct local_ops *ops, void *userdata,
+	      uint64_t frame_timeout_us, struct local **ret);
+
+struct conn *local_conn(struct local *l); /* borrowed */
+
+/* End it; closed follows from the loop. Safe twice. */
+void local_close(struct local *l);
+
+#endif

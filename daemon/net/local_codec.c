@@ -1,0 +1,99 @@
+#include "net/local_codec.h"
+
+#include <string.h>
+
+#include "core/check.h"
+
+/* Bytes of a frame a client may send; 0: not one of them. */
+static size_t client_frame_bytes(uint16_t type)
+{
+	switch (type) {
+	case SHD1_HELLO:
+		return sizeof(struct shd1_hello);
+	case SHD1_GET_SLAB:
+		return sizeof(struct shd1_get_slab);
+	default:
+		return 0;
+	}
+}
+
+/* A stream that does not even begin right is refused at its first wrong byte,
+ * not after a wait for more. */
+static int check_magic(const uint8_t *data, size_t n, struct fault *f)
+{
+	const uint32_t magic = SHD1_MAGIC;
+	size_t seen = n < sizeof(magic) ? n : sizeof(magic);
+
+	if (memcmp(data, &magic, seen) == 0)
+		return 0;
+	return fault_set(f, FAULT_INVALID, "magic",
+			 "a frame of the local channel begins with SHD1");
+}
+
+static int check_header(const struct shd1_header *h, struct fault *f)
+{
+	size_t bytes = client_frame_bytes(h->type);
+
+	if (bytes == 0)
+		return fault_set(f, FAULT_INVALID, "type",
+				 "type %u is not a frame a client may send", h->type);
+	if (h->bytes != bytes)
+		return fault_set(f, FAULT_INVALID, "bytes",
+				 "a frame of type %u has %zu bytes, not %u", h->type, bytes,
+				 h->bytes);
+	if (h->zero != 0)
+		return fault_set(f, FAULT_INVALID, "zero", "the header's last word must be zero");
+	return 0;
+}
+
+static int check_body(const union local_frame *frame, struct fault *f)
+{
+	uint32_t zero = frame->h.type == SHD1_HELLO ? frame->hello.zero : frame->get_slab.zero;
+
+	if (frame->h.type == SHD1_HELLO && frame->hello.version == 0)
+		return fault_set(f, FAULT_INVALID, "version", "version 0 of SHD1 does not exist");
+	if (zero != 0)
+		return fault_set(f, FAULT_INVALID, "zero", "a reserved word must be zero");
+	return 0;
+}
+
+int local_codec_next(const uint8_t *data, size_t n, union local_frame *ret, size_t *ret_bytes,
+		     struct fault *f)
+{
+	union local_frame frame = { .bytes = { 0 } };
+	int r = n > 0 ? check_magic(data, n, f) : 0;
+
+	if (r)
+		return r;
+	if (n < sizeof(frame.h))
+		return LOCAL_CODEC_MORE;
+	memcpy(&frame.h, data, sizeof(frame.h));
+	r = check_header(&frame.h, f);
+	if (r)
+		return r;
+	CHECK(frame.h.bytes <= sizeof(frame));
+	if (n < frame.h.bytes)
+		return LOCAL_CODEC_MORE;
+	memcpy(frame.bytes, data, frame.h.bytes);
+	r = check_body(&frame, f);
+	if (r)
+		return r;
+	*ret = frame;
+	*ret_bytes = frame.h.bytes;
+	return 0;
+}
+
+void local_codec_error(struct shd1_error *e, uint32_t tag, uint32_t code, uint32_t fatal,
+		       const struct fault *f)
+{
+	/* All of it goes out: no byte of the stack with it. */
+	memset(e, 0, sizeof(*e));
+	e->h.magic = SHD1_MAGIC;
+	e->h.type = SHD1_ERROR;
+	e->h.bytes = sizeof(*e);
+	e->h.tag = tag;
+	e->code = code;
+	e->fatal = fatal;
+	/* what does not fit is cut off */
+	memcpy(e->text, f->text, strnlen(f->text, sizeof(e->text) - 1));
+}

@@ -1,0 +1,33 @@
+/*
+ * SHD1 frames as bytes: pure functions, no descriptor, no memory. What the local
+ * channel and the fuzzer share. Any thread.
+ */
+#ifndef SHARDD_NET_LOCAL_CODEC_H
+#define SHARDD_NET_LOCAL_CODEC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/fault.h"
+#include "local_abi.h"
+
+union local_frame {
+	struct shd1_header h;
+	struct shd1_hello hello;
+	struct shd1_get_slab get_slab;
+	uint8_t bytes[SHD1_MAX_FRAME];
+};
+
+enum { LOCAL_CODEC_MORE = -1 };
+
+/* Look at @n bytes from a client. Return: 0 with the first frame copied to @ret,
+ * valid in every field, and its size in @ret_bytes; LOCAL_CODEC_MORE if it is not
+ * complete yet; or a fault code with @f filled (the stream is broken). */
+int local_codec_next(const uint8_t *data, size_t n, union local_frame *ret, size_t *ret_bytes,
+		     struct fault *f);
+
+/* Fill an SHD1_ERROR frame from @f. @code: gRPC status number. */
+void local_codec_error(struct shd1_error *e, uint32_t tag, uint32_t code, uint32_t fatal,
+		       const struct fault *f);
+
+#endif

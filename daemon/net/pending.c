@@ -1,0 +1,278 @@
+#include "net/pending.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "core/clock.h"
+#include "core/log.h"
+#include "local_abi.h"
+
+#define PENDING_MAGIC     0x50454e44u
+#define PENDING_SET_MAGIC 0x50534554u
+
+enum { HELLO_BYTES = 4, RECHECK_US = 20 * 1000 };
+
+struct pending_uid {
+	struct list link;
+	uid_t uid;
+	unsigned n;
+};
+
+struct pending {
+	uint32_t magic;
+	int fd;
+	struct pending_set *set;
+	struct pending_uid *uid;
+	struct list link;         /* in waiting */
+	struct list partial_link; /* in partial */
+	uint64_t since_us;
+	uv_poll_t poll;
+};
+
+enum hello { HELLO_GRPC, HELLO_LOCAL, HELLO_MORE, HELLO_GARBAGE };
+
+static enum hello classify(const uint8_t *data, size_t n)
+{
+	const uint32_t local = SHD1_MAGIC;
+	const char grpc[] = { 'P', 'R', 'I', ' ' }; /* of the HTTP/2 connection preface */
+
+	if (memcmp(data, grpc, n) == 0)
+		return n < HELLO_BYTES ? HELLO_MORE : HELLO_GRPC;
+	if (memcmp(data, &local, n) == 0)
+		return n < HELLO_BYTES ? HELLO_MORE : HELLO_LOCAL;
+	return HELLO_GARBAGE;
+}
+
+static struct pending_uid *uid_get(struct pending_set *set, uid_t uid)
+{
+	struct pending_uid *u, *tmp;
+
+	list_for_each (u, tmp, &set->uids, link) {
+		if (u->uid == uid)
+			return u;
+	}
+	u = calloc(1, sizeof(*u));
+	if (!u)
+		return NULL;
+	u->uid = uid;
+	list_init(&u->link);
+	list_append(&set->uids, &u->link);
+	return u;
+}
+
+/* An entry lives as long as somebody of its uid waits. */
+static void uid_put(struct pending_uid *u)
+{
+	if (u->n > 0)
+		return;
+	list_unlink(&u->link);
+	free(u);
+}
+
+static void on_poll_closed(uv_handle_t *handle)
+{
+	struct pending *p = handle->data;
+
+	MAGIC_CHECK(p, PENDING_MAGIC);
+	p->magic = 0;
+	free(p);
+}
+
+/* Out of the set. Return: its descriptor, the caller's. */
+static int pending_take(struct pending *p)
+{
+	int fd = STEAL_FD(p->fd);
+
+	CHECK(p->set->count > 0 && p->uid->n > 0);
+	p->set->count--;
+	p->uid->n--;
+	uid_put(p->uid);
+	list_unlink(&p->link);
+	list_unlink(&p->partial_link);
+	uv_close((uv_handle_t *)&p->poll, on_poll_closed);
+	return fd;
+}
+
+static void pending_drop(struct pending *p, const char *why)
+{
+	log_debug("net", "connection closed before its hello uid=%u reason=\"%s\"", p->uid->uid,
+		  why);
+	fd_close(pending_take(p));
+}
+
+static void on_timer(uv_timer_t *timer);
+
+static void arm(struct pending_set *set)
+{
+	uint64_t now = clock_now_us(), at;
+
+	if (set->count == 0) {
+		uv_timer_stop(&set->timer);
+		return;
+	}
+	at = list_first(&set->waiting, struct pending, link)->since_us + set->timeout_us;
+	if (!list_empty(&set->partial) && set->recheck_at_us < at)
+		at = set->recheck_at_us;
+	uv_timer_start(&set->timer, on_timer, at > now ? (at - now + 999) / 1000 : 1, 0);
+}
+
+static void on_readable(uv_poll_t *poll, int status, int events);
+
+/* The bytes stay in the socket, which so stays readable: watching on would turn
+ * the loop without end for a peer that sent one byte. The timer looks again. */
+static void park(struct pending *p)
+{
+	struct pending_set *set = p->set;
+
+	uv_poll_start(&p->poll, UV_DISCONNECT, on_readable);
+	if (list_empty(&set->partial))
+		set->recheck_at_us = clock_now_us() + RECHECK_US;
+	list_append(&set->partial, &p->partial_link);
+	arm(set);
+}
+
+static void on_readable(uv_poll_t *poll, int status, int events)
+{
+	struct pending *p = poll->data;
+	struct pending_set *set = p->set;
+	uint8_t data[HELLO_BYTES];
+	enum hello hello;
+	ssize_t n;
+
+	MAGIC_CHECK(p, PENDING_MAGIC);
+	if (status < 0 || !(events & UV_READABLE)) {
+		pending_drop(p, "hung up");
+		return;
+	}
+	n = recv(p->fd, data, sizeof(data), MSG_PEEK | MSG_DONTWAIT);
+	if (n < 0 && (errno == EAGAIN || errno == EINTR))
+		return;
+	if (n <= 0) {
+		pending_drop(p, "hung up");
+		return;
+	}
+	hello = classify(data, (size_t)n);
+	if (hello == HELLO_GARBAGE)
+		pending_drop(p, "neither HTTP/2 nor SHD1");
+	else if (hello == HELLO_MORE)
+		park(p);
+	else
+		set->hello(set, hello == HELLO_GRPC ? CONN_GRPC : CONN_LOCAL, pending_take(p));
+}
+
+static void drop_overdue(struct pending_set *set, uint64_t now)
+{
+	while (!list_empty(&set->waiting)) {
+		struct pending *p = list_first(&set->waiting, struct pending, link);
+
+		if (now < p->since_us + set->timeout_us)
+			return;
+		pending_drop(p, "hello timeout");
+	}
+}
+
+static void on_timer(uv_timer_t *timer)
+{
+	struct pending_set *set = timer->data;
+	uint64_t now = clock_now_us();
+
+	MAGIC_CHECK(set, PENDING_SET_MAGIC);
+	drop_overdue(set, now);
+	while (now >= set->recheck_at_us && !list_empty(&set->partial)) {
+		struct pending *p = list_first(&set->partial, struct pending, partial_link);
+
+		/* Readable at once, by what is there already: on_readable decides. */
+		list_unlink(&p->partial_link);
+		uv_poll_start(&p->poll, UV_READABLE | UV_DISCONNECT, on_readable);
+	}
+	arm(set);
+}
+
+void pending_init(struct pending_set *set, uv_loop_t *loop, pending_hello_cb hello)
+{
+	*set = (struct pending_set){ .magic = PENDING_SET_MAGIC, .loop = loop, .hello = hello };
+	list_init(&set->waiting);
+	list_init(&set->partial);
+	list_init(&set->uids);
+	uv_timer_init(loop, &set->timer);
+	set->timer.data = set;
+}
+
+void pending_limits(struct pending_set *set, unsigned max_per_uid, uint64_t timeout_us)
+{
+	set->max_per_uid = max_per_uid;
+	set->timeout_us = timeout_us;
+	arm(set);
+}
+
+/* Return: 0 or negative errno; @fd is taken only with 0. */
+static int add_watched(struct pending_set *set, int fd, struct pending_uid *uid)
+{
+	_cleanup_(freep) struct pending *p = calloc(1, sizeof(*p));
+	int r;
+
+	if (!p)
+		return -ENOMEM;
+	r = uv_poll_init(set->loop, &p->poll, fd);
+	if (r < 0)
+		return r;
+	p->magic = PENDING_MAGIC;
+	p->fd = fd;
+	p->set = set;
+	p->uid = uid;
+	p->since_us = clock_now_us();
+	p->poll.data = p;
+	list_init(&p->link);
+	list_init(&p->partial_link);
+	list_append(&set->waiting, &p->link);
+	r = uv_poll_start(&p->poll, UV_READABLE, on_readable);
+	CHECK(r == 0);
+	p = NULL;
+	return 0;
+}
+
+int pending_add(struct pending_set *set, int fd, uid_t uid)
+{
+	struct pending_uid *u = uid_get(set, uid);
+	int r = -ENOMEM;
+
+	MAGIC_CHECK(set, PENDING_SET_MAGIC);
+	if (u && set->max_per_uid > 0 && u->n >= set->max_per_uid)
+		r = PENDING_E_LIMIT;
+	else if (u)
+		r = add_watched(set, fd, u);
+	if (r) {
+		fd_close(fd);
+		if (u)
+			uid_put(u);
+		return r;
+	}
+	u->n++;
+	/* A later one is never due before those that wait already. */
+	if (set->count++ == 0)
+		arm(set);
+	return 0;
+}
+
+static void on_timer_closed(uv_handle_t *handle)
+{
+	struct pending_set *set = handle->data;
+
+	MAGIC_CHECK(set, PENDING_SET_MAGIC);
+	set->magic = 0;
+	set->closed(set);
+}
+
+void pending_close(struct pending_set *set, pending_closed_cb closed)
+{
+	MAGIC_CHECK(set, PENDING_SET_MAGIC);
+	while (!list_empty(&set->waiting))
+		fd_close(pending_take(list_first(&set->waiting, struct pending, link)));
+	CHECK(set->count == 0 && list_empty(&set->uids));
+	set->closed = closed;
+	uv_close((uv_handle_t *)&set->timer, on_timer_closed);
+}

@@ -1,0 +1,76 @@
+#include "rpc/status_map.h"
+
+#include <errno.h>
+#include <grpc/status.h>
+#include <stdlib.h>
+
+#include "core/check.h"
+#include "rpc/codec.h"
+#include "rpc_status.pb-c.h"
+#include "shardd.pb-c.h"
+
+#define ERROR_INFO_URL "type.googleapis.com/shardd.v1.ErrorInfo"
+
+int status_map_code(enum fault_code code)
+{
+	static const int codes[_FAULT_N] = {
+		[FAULT_NONE] = GRPC_STATUS_OK,
+		[FAULT_INVALID] = GRPC_STATUS_INVALID_ARGUMENT,
+		[FAULT_STATE] = GRPC_STATUS_FAILED_PRECONDITION,
+		[FAULT_NOT_FOUND] = GRPC_STATUS_NOT_FOUND,
+		[FAULT_DENIED] = GRPC_STATUS_PERMISSION_DENIED,
+		[FAULT_EXHAUSTED] = GRPC_STATUS_RESOURCE_EXHAUSTED,
+		[FAULT_ABORTED] = GRPC_STATUS_ABORTED,
+		[FAULT_DEADLINE] = GRPC_STATUS_DEADLINE_EXCEEDED,
+		[FAULT_CANCELLED] = GRPC_STATUS_CANCELLED,
+		[FAULT_UNAVAILABLE] = GRPC_STATUS_UNAVAILABLE,
+		[FAULT_UNIMPLEMENTED] = GRPC_STATUS_UNIMPLEMENTED,
+		[FAULT_INTERNAL] = GRPC_STATUS_INTERNAL,
+	};
+
+	CHECK(code < _FAULT_N);
+	return codes[code];
+}
+
+/* Pack into new memory. Return: 0 or -ENOMEM. */
+static int pack(const ProtobufCMessage *msg, uint8_t **ret, size_t *ret_bytes)
+{
+	size_t bytes = protobuf_c_message_get_packed_size(msg);
+	uint8_t *data = malloc(bytes ? bytes : 1);
+
+	if (!data)
+		return -ENOMEM;
+	CHECK(protobuf_c_message_pack(msg, data) == bytes);
+	*ret = data;
+	*ret_bytes = bytes;
+	return 0;
+}
+
+int status_map_details(const struct fault *f, uint8_t **ret, size_t *ret_bytes)
+{
+	Shardd__V1__ErrorInfo info = SHARDD__V1__ERROR_INFO__INIT;
+	Shardd__Wire__RpcStatus status = SHARDD__WIRE__RPC_STATUS__INIT;
+	Shardd__Wire__Any any = SHARDD__WIRE__ANY__INIT;
+	Shardd__Wire__Any *details[] = { &any };
+	struct fault clean = *f;
+	int r;
+
+	codec_clean_text(clean.text);
+	codec_clean_text(clean.field);
+	info.code = (char *)fault_code_name(f->code);
+	info.domain = (char *)fault_domain_name(f->domain);
+	info.native = f->native;
+	info.field = clean.field;
+	info.text = clean.text;
+	r = pack(&info.base, &any.value.data, &any.value.len);
+	if (r)
+		return r;
+	any.type_url = (char *)ERROR_INFO_URL;
+	status.code = status_map_code(f->code);
+	status.message = clean.text;
+	status.details = details;
+	status.n_details = ARRAY_SIZE(details);
+	r = pack(&status.base, ret, ret_bytes);
+	free(any.value.data);
+	return r;
+}
