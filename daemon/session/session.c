@@ -1,0 +1,188 @@
+#include "session/session.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "core/check.h"
+#include "core/clock.h"
+#include "net/local.h"
+
+#define SESSION_MAGIC 0x53455353u
+
+void sessions_init(struct sessions *s, struct jobs *jobs)
+{
+	*s = (struct sessions){ .jobs = jobs, .next_id = 1 };
+	list_init(&s->all);
+	list_init(&s->locals);
+}
+
+int session_new(struct sessions *all, struct conn *c, const char *name, struct session **ret,
+		struct fault *f)
+{
+	struct session *s;
+
+	if (conn_user(c))
+		return fault_set(f, FAULT_STATE, NULL, "this connection has a session already");
+	s = calloc(1, sizeof(*s));
+	if (!s)
+		return fault_errno(f, -ENOMEM, "making a session");
+	if (getrandom(s->token, sizeof(s->token), GRND_NONBLOCK) != (ssize_t)sizeof(s->token)) {
+		free(s);
+		return fault_errno(f, -EAGAIN, "making a session token");
+	}
+	s->magic = SESSION_MAGIC;
+	s->sessions = all;
+	s->id = all->next_id++;
+	s->conn = c;
+	s->proc = conn_proc(c);
+	s->created_us = clock_now_us();
+	memcpy(s->name, name, strnlen(name, SESSION_NAME_MAX));
+	list_init(&s->locals);
+	list_init(&s->watches);
+	list_init(&s->link);
+	list_append(&all->all, &s->link);
+	all->count++;
+	conn_set_user(c, s);
+	*ret = s;
+	return 0;
+}
+
+static void drop_member(struct session *s)
+{
+	struct job *job;
+
+	if (!s->member)
+		return;
+	job = s->member->job;
+	s->member->watcher = NULL;
+	s->member = member_unref(s->member);
+	if (job->deleted)
+		job_settle(job);
+}
+
+/* Channels and watchers learn that the session is gone; they free themselves. */
+static void tell_dependents(struct session *s)
+{
+	while (!list_empty(&s->locals)) {
+		struct session_local *l = list_first(&s->locals, struct session_local, link);
+
+		list_unlink(&l->link);
+		l->session = NULL;
+		local_close(l->local);
+	}
+	while (!list_empty(&s->watches)) {
+		struct session_watch *w = list_first(&s->watches, struct session_watch, link);
+
+		list_unlink(&w->link);
+		w->ended(w);
+	}
+}
+
+void session_end(struct session *s, const char *why)
+{
+	MAGIC_CHECK(s, SESSION_MAGIC);
+	if (s->member) {
+		s->member->watcher = NULL;
+		job_lost(s->member, why);
+		drop_member(s);
+	}
+	tell_dependents(s);
+	conn_set_user(s->conn, NULL);
+	list_unlink(&s->link);
+	s->sessions->count--;
+	explicit_bzero(s->token, sizeof(s->token));
+	s->magic = 0;
+	free(s);
+}
+
+/* In constant time: a token is a secret. */
+static bool same_token(const uint8_t *a, const uint8_t *b)
+{
+	uint8_t diff = 0;
+
+	for (unsigned i = 0; i < SHD1_TOKEN_BYTES; i++)
+		diff |= a[i] ^ b[i];
+	return diff == 0;
+}
+
+struct session *session_by_token(struct sessions *all, const uint8_t token[SHD1_TOKEN_BYTES])
+{
+	struct session *s, *tmp, *found = NULL;
+
+	list_for_each (s, tmp, &all->all, link)
+		if (same_token(s->token, token))
+			found = s;
+	return found;
+}
+
+int session_join(struct session *s, struct job *job, uint32_t rank, struct fault *f)
+{
+	struct member *m = NULL;
+	int r;
+
+	if (s->member && s->member->job != job && s->member->state != MEMBER_LEFT &&
+	    !s->member->job->deleted)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "this session is rank %u of job '%s': leave it first",
+				 s->member->rank, s->member->job->rec->name);
+	r = job_join(job, rank, s->proc, s->id, s->member, &m, f);
+	if (r)
+		return r;
+	if (m != s->member) {
+		drop_member(s);
+		s->member = m;
+	}
+	m->watcher = s;
+	return 0;
+}
+
+int session_leave(struct session *s, bool *ret_freed, struct fault *f)
+{
+	struct member *m = session_member(s, f);
+
+	if (!m)
+		return f->code;
+	if (m->state == MEMBER_LEFT)
+		return fault_set(f, FAULT_STATE, NULL, "this session has left already");
+	if (m->state == MEMBER_DEAD) /* of a deleted job: nothing is left to leave */
+		return fault_set(f, FAULT_ABORTED, NULL, "%s", m->ended.text);
+	return job_leave(m, ret_freed, f);
+}
+
+struct member *session_member(struct session *s, struct fault *f)
+{
+	if (s && s->member)
+		return s->member;
+	fault_set(f, FAULT_STATE, NULL,
+		  s ? "this session is in no job: call Join"
+		    : "there is no session on this connection: call Attach");
+	return NULL;
+}
+
+int session_watch_add(struct session *s, struct session_watch *w, struct fault *f)
+{
+	struct session_watch *other, *tmp;
+	unsigned n = 0;
+
+	list_for_each (other, tmp, &s->watches, link)
+		n++;
+	if (n >= SESSION_MAX_WATCHES)
+		return fault_set(f, FAULT_EXHAUSTED, NULL,
+				 "this session has %u watches, the most allowed", n);
+	list_append(&s->watches, &w->link);
+	return 0;
+}
+
+void session_event(struct member *m, enum job_event_kind kind, const char *text)
+{
+	struct session *s = m->watcher;
+	struct session_watch *w, *tmp;
+
+	if (!s)
+		return;
+	MAGIC_CHECK(s, SESSION_MAGIC);
+	list_for_each (w, tmp, &s->watches, link)
+		w->fn(w, kind, m->job->rec->epoch, text);
+}

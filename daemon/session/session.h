@@ -1,0 +1,99 @@
+/*
+ * A session: one connected trainer process. It begins with Attach on a gRPC
+ * connection and ends with that connection; what it held in a job is dropped then.
+ * Local channels bind to it by its token. Loop thread only.
+ *
+ *   ATTACHED --join--> member of a job --leave--> ATTACHED
+ *       '--connection ends, process dies--> gone (a rank that had not left: DEAD)
+ */
+#ifndef SHARDD_SESSION_SESSION_H
+#define SHARDD_SESSION_SESSION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/fault.h"
+#include "core/list.h"
+#include "job/job.h"
+#include "local_abi.h"
+#include "net/conn.h"
+
+#define SESSION_NAME_MAX 64
+/* Each may keep hundreds of events waiting for a client that does not read. */
+#define SESSION_MAX_WATCHES 16u
+
+struct local;
+struct session;
+
+/* News for one that watches; embedded by the watcher, unlinked by it. */
+struct session_watch {
+	struct list link;
+	void (*fn)(struct session_watch *w, enum job_event_kind kind, uint64_t epoch,
+		   const char *text);
+	void (*ended)(struct session_watch *w); /* the session is gone */
+};
+
+struct sessions {
+	struct jobs *jobs;  /* borrowed */
+	struct list all;    /* of struct session */
+	struct list locals; /* of all local channels, bound or not; session_local.c's */
+	uint32_t count;
+	uint64_t next_id;
+};
+
+struct session {
+	uint32_t magic;
+	struct sessions *sessions; /* borrowed */
+	uint64_t id;
+	uint8_t token[SHD1_TOKEN_BYTES];
+	struct conn *conn; /* borrowed; its user is this session */
+	struct proc *proc; /* borrowed from the connection */
+	char name[SESSION_NAME_MAX + 1];
+	struct member *member; /* a reference; NULL: in no job */
+	struct list locals;    /* of struct session_local */
+	struct list watches;   /* of struct session_watch */
+	uint64_t created_us;
+	uint64_t ops_total;
+	struct list link;
+};
+
+/* A bound local channel. */
+struct session_local {
+	struct list link;
+	struct local *local;     /* borrowed */
+	struct session *session; /* NULL: not bound yet, or the session is gone */
+};
+
+void sessions_init(struct sessions *s, struct jobs *jobs);
+
+/* Begin a session on @c, which has none. @name: printable, at most SESSION_NAME_MAX
+ * bytes. Return: 0 or a fault code. */
+int session_new(struct sessions *s, struct conn *c, const char *name, struct session **ret,
+		struct fault *f);
+
+/* End it; @why for the peers: "died", "closed its connection". */
+void session_end(struct session *s, const char *why);
+
+struct session *session_by_token(struct sessions *s, const uint8_t token[SHD1_TOKEN_BYTES]);
+
+/* Join as job_join does; JOB_E_BUSY likewise. Return: 0, JOB_E_BUSY or a fault code. */
+int session_join(struct session *s, struct job *job, uint32_t rank, struct fault *f);
+int session_leave(struct session *s, bool *ret_freed, struct fault *f);
+
+/* The member, or a fault that tells to join. */
+struct member *session_member(struct session *s, struct fault *f);
+
+/* Return: 0, or a fault code: there are SESSION_MAX_WATCHES. */
+int session_watch_add(struct session *s, struct session_watch *w, struct fault *f);
+/* News from the job for the session behind @m. */
+void session_event(struct member *m, enum job_event_kind kind, const char *text);
+
+/* Take a local connection (session_local.c). Return: 0 or negative errno. */
+int session_local_new(struct sessions *s, uv_loop_t *loop, struct conn *c,
+		      uint64_t frame_timeout_us, void (*closed)(void *userdata), void *userdata);
+
+/* End every local channel, also those that are bound to no session; what was given as
+ * @closed tells of each, later. */
+void sessions_close_locals(struct sessions *s);
+
+#endif

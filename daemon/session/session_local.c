@@ -1,0 +1,91 @@
+/* What the local channel asks of a session: whose token it is, and slabs. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "core/check.h"
+#include "net/local.h"
+#include "session/session.h"
+
+/* The channel's userdata: lives from the connection to its end. */
+struct channel {
+	struct session_local sl;
+	struct sessions *sessions;
+	struct list link; /* sessions->locals */
+	void (*closed)(void *userdata);
+	void *userdata;
+};
+
+static int on_hello(struct local *l, const uint8_t token[SHD1_TOKEN_BYTES], void *userdata,
+		    uint64_t *ret_session, struct fault *f)
+{
+	struct channel *ch = userdata;
+	struct session *s = session_by_token(ch->sessions, token);
+
+	/* the token alone could have leaked; the user must be the same too */
+	if (!s || proc_uid(conn_proc(local_conn(l))) != proc_uid(s->proc))
+		return fault_set(f, FAULT_DENIED, "token",
+				 "no session of this user has this token");
+	ch->sl.session = s;
+	list_append(&s->locals, &ch->sl.link);
+	*ret_session = s->id;
+	return 0;
+}
+
+static int on_get_slab(struct local *l, uint32_t id, void *userdata, int *ret_fd,
+		       bool *ret_writable, uint64_t *ret_bytes, struct fault *f)
+{
+	struct channel *ch = userdata;
+	struct session *s = ch->sl.session;
+	struct slab *slab = s && s->member ? job_slab_for(s->member, id) : NULL;
+	int r;
+
+	(void)l;
+	if (!slab)
+		return fault_set(f, FAULT_NOT_FOUND, "slab", "this session has no slab %u", id);
+	r = slab_export(slab, ret_fd, ret_writable);
+	if (r < 0)
+		return fault_errno(f, r, "handing out a slab");
+	*ret_bytes = slab->bytes;
+	return 0;
+}
+
+static void on_closed(struct local *l, void *userdata)
+{
+	struct channel *ch = userdata;
+
+	(void)l;
+	list_unlink(&ch->sl.link);
+	list_unlink(&ch->link);
+	ch->closed(ch->userdata);
+	free(ch);
+}
+
+int session_local_new(struct sessions *s, uv_loop_t *loop, struct conn *c,
+		      uint64_t frame_timeout_us, void (*closed)(void *userdata), void *userdata)
+{
+	static const struct local_ops ops = { on_hello, on_get_slab, on_closed };
+	struct channel *ch = calloc(1, sizeof(*ch));
+	int r;
+
+	if (!ch)
+		return -ENOMEM;
+	list_init(&ch->sl.link);
+	list_init(&ch->link);
+	ch->sessions = s;
+	ch->closed = closed;
+	ch->userdata = userdata;
+	r = local_new(loop, c, &ops, ch, frame_timeout_us, &ch->sl.local);
+	if (r < 0)
+		free(ch);
+	else
+		list_append(&s->locals, &ch->link);
+	return r;
+}
+
+void sessions_close_locals(struct sessions *s)
+{
+	struct channel *ch, *tmp;
+
+	list_for_each (ch, tmp, &s->locals, link)
+		local_close(ch->sl.local);
+}
