@@ -1,0 +1,463 @@
+/*
+ * One call from its dispatch to its last batch.
+ *
+ * Core wants RECV_CLOSE_ON_SERVER once per call: its completion is the news that
+ * the caller is gone. A handler that answers at once gets it in the same batch as
+ * the answer; else it is started when the handler returns.
+ */
+#include <grpc/byte_buffer.h>
+#include <grpc/slice.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "rpc/rpc_impl.h"
+#include "rpc/status_map.h"
+
+#define MAX_OPS 4
+
+struct batch {
+	grpc_op ops[MAX_OPS];
+	size_t n;
+};
+
+static void outgoing_free(struct outgoing *o)
+{
+	list_unlink(&o->link);
+	grpc_byte_buffer_destroy(o->buffer);
+	free(o);
+}
+
+/* Drop messages that wait; the one under way belongs to core until it is done. */
+static void drop_outgoing(struct rpc_call *call)
+{
+	struct outgoing *o, *tmp;
+	bool keep = call->sending;
+
+	list_for_each (o, tmp, &call->outgoing, link) {
+		if (keep) {
+			keep = false;
+			continue;
+		}
+		outgoing_free(o);
+		call->n_outgoing--;
+	}
+}
+
+static void call_free(struct rpc_call *call)
+{
+	struct rpc_server *s = call->server;
+
+	CHECK(list_empty(&call->link) && !call->sending);
+	drop_outgoing(call);
+	codec_message_deinit(&call->request);
+	if (call->payload)
+		grpc_byte_buffer_destroy(call->payload);
+	if (call->has_trailer) {
+		grpc_slice_unref(call->trailer.key);
+		grpc_slice_unref(call->trailer.value);
+	}
+	grpc_slice_unref(call->status_text);
+	grpc_metadata_array_destroy(&call->metadata);
+	grpc_call_details_destroy(&call->details);
+	if (call->core)
+		grpc_call_unref(call->core);
+	call->magic = 0;
+	free(call);
+	if (atomic_fetch_sub(&s->n_live, 1) == 1)
+		server_idle(s);
+}
+
+void call_unref(struct rpc_call *call)
+{
+	MAGIC_CHECK(call, RPC_CALL_MAGIC);
+	if (atomic_fetch_sub(&call->refs, 1) == 1)
+		call_free(call);
+}
+
+static grpc_op *batch_add(struct batch *b, grpc_op_type type)
+{
+	CHECK(b->n < MAX_OPS);
+	b->ops[b->n] = (grpc_op){ .op = type };
+	return &b->ops[b->n++];
+}
+
+/*
+ * The batch holds a reference until @tag's function has dropped it.
+ *
+ * An answer is written, and its batch over, before core returns: one event of that
+ * kind is kept back for us (its tag may be another call's), and what it asks for is
+ * done here. Otherwise core would wake the queue's thread for it, at the very moment
+ * at which the caller wakes: a fifth of a round trip on two cores.
+ */
+static void batch_start(struct rpc_call *call, const struct batch *b, struct tag *tag)
+{
+	grpc_completion_queue *cq = call->server->cq;
+	grpc_call_error e;
+	void *event;
+	int ok;
+
+	atomic_fetch_add(&call->refs, 1);
+	grpc_completion_queue_thread_local_cache_init(cq);
+	e = grpc_call_start_batch(call->core, b->ops, b->n, tag, NULL);
+	CHECK(e == GRPC_CALL_OK);
+	if (grpc_completion_queue_thread_local_cache_flush(cq, &event, &ok))
+		((struct tag *)event)->fn(event, ok != 0);
+}
+
+static void add_headers(struct rpc_call *call, struct batch *b)
+{
+	if (call->headers_sent)
+		return;
+	call->headers_sent = true;
+	batch_add(b, GRPC_OP_SEND_INITIAL_METADATA);
+}
+
+static void add_close(struct rpc_call *call, struct batch *b)
+{
+	grpc_op *op = batch_add(b, GRPC_OP_RECV_CLOSE_ON_SERVER);
+
+	op->data.recv_close_on_server.cancelled = &call->core_cancelled;
+	call->close_posted = true;
+}
+
+static void add_status(struct rpc_call *call, struct batch *b)
+{
+	grpc_op *op = batch_add(b, GRPC_OP_SEND_STATUS_FROM_SERVER);
+
+	op->data.send_status_from_server.status = (grpc_status_code)call->status;
+	op->data.send_status_from_server.status_details = &call->status_text;
+	if (call->has_trailer) {
+		op->data.send_status_from_server.trailing_metadata = &call->trailer;
+		op->data.send_status_from_server.trailing_metadata_count = 1;
+	}
+	call->status_sent = true;
+}
+
+static void start_final(struct rpc_call *call)
+{
+	struct batch b = { .n = 0 };
+
+	add_headers(call, &b);
+	add_status(call, &b);
+	if (!call->close_posted)
+		add_close(call, &b);
+	batch_start(call, &b, &call->final_tag);
+}
+
+static void start_message(struct rpc_call *call)
+{
+	struct outgoing *o = list_first(&call->outgoing, struct outgoing, link);
+	struct batch b = { .n = 0 };
+
+	add_headers(call, &b);
+	batch_add(&b, GRPC_OP_SEND_MESSAGE)->data.send_message.send_message = o->buffer;
+	call->sending = true;
+	batch_start(call, &b, &call->sent_tag);
+}
+
+/* Start the next batch, if there is something to send and none under way. */
+static void pump(struct rpc_call *call)
+{
+	if (call->sending || call->status_sent || call->cancelled)
+		return;
+	if (!list_empty(&call->outgoing))
+		start_message(call);
+	else if (call->ended)
+		start_final(call);
+}
+
+/* --- completions: first on the thread (or in batch_start), then on the loop --- */
+
+static void on_sent(struct work *work)
+{
+	struct rpc_call *call = CONTAINER_OF(work, struct rpc_call, sent);
+
+	MAGIC_CHECK(call, RPC_CALL_MAGIC);
+	CHECK(call->sending && call->n_outgoing > 0);
+	call->sending = false;
+	outgoing_free(list_first(&call->outgoing, struct outgoing, link));
+	call->n_outgoing--;
+	if (!call->sent_ok) { /* on_cancelled follows, or has been */
+		drop_outgoing(call);
+		call->cancelled = true;
+	}
+	pump(call);
+	call_unref(call);
+}
+
+static void on_sent_tag(struct tag *tag, bool ok)
+{
+	struct rpc_call *call = CONTAINER_OF(tag, struct rpc_call, sent_tag);
+
+	MAGIC_CHECK(call, RPC_CALL_MAGIC);
+	call->sent_ok = ok;
+	loopq_post(call->server->loopq, &call->sent, on_sent);
+}
+
+static void on_cancelled(struct work *work)
+{
+	struct rpc_call *call = CONTAINER_OF(work, struct rpc_call, closed);
+	rpc_cancelled_cb fn = call->cancelled_fn;
+
+	MAGIC_CHECK(call, RPC_CALL_MAGIC);
+	call->cancelled = true;
+	call->close_seen = true;
+	call->cancelled_fn = NULL;
+	drop_outgoing(call);
+	if (fn)
+		fn(call, call->cancelled_data);
+	call_unref(call);
+}
+
+static void on_close_tag(struct tag *tag, bool ok)
+{
+	struct rpc_call *call = CONTAINER_OF(tag, struct rpc_call, close_tag);
+
+	MAGIC_CHECK(call, RPC_CALL_MAGIC);
+	if (!ok || call->core_cancelled)
+		loopq_post(call->server->loopq, &call->closed, on_cancelled);
+	else /* the peer has got the status: the loop knows that already */
+		call_unref(call);
+}
+
+static void on_final_tag(struct tag *tag, bool ok)
+{
+	struct rpc_call *call = CONTAINER_OF(tag, struct rpc_call, final_tag);
+
+	(void)ok; /* whether it arrived is nobody's business any more */
+	call_unref(call);
+}
+
+void call_tags_init(struct rpc_call *call)
+{
+	call->close_tag.fn = on_close_tag;
+	call->sent_tag.fn = on_sent_tag;
+	call->final_tag.fn = on_final_tag;
+}
+
+/* --- dispatch --- */
+
+static void refuse(struct rpc_call *call, enum refusal refusal)
+{
+	const char *method = rpc_call_method(call);
+	struct fault f = FAULT_NULL;
+
+	switch (refusal) {
+	case REFUSAL_METHOD:
+		fault_set(&f, FAULT_UNIMPLEMENTED, NULL, "there is no method %s", method);
+		break;
+	case REFUSAL_COMPRESSED:
+		fault_set(&f, FAULT_UNIMPLEMENTED, NULL,
+			  "%s: compressed messages are not taken on a local socket", method);
+		break;
+	case REFUSAL_EMPTY:
+		fault_set(&f, FAULT_INVALID, NULL, "%s: the request has no message", method);
+		break;
+	case REFUSAL_BUDGET:
+		fault_set(&f, FAULT_EXHAUSTED, NULL,
+			  "%s: the request would take too much memory when unpacked", method);
+		break;
+	default:
+		fault_set(&f, FAULT_INVALID, NULL, "%s: the request is not a valid %s message",
+			  method, call->slot->input->name);
+		break;
+	}
+	rpc_call_fail(call, &f);
+}
+
+static bool is_too_much(const struct rpc_call *call)
+{
+	uint64_t others = call->peer->held - call->request.used;
+
+	return call->request.used > RPC_SMALL_BYTES &&
+	       others >= RPC_MAX_HELD * call->server->max_message_bytes;
+}
+
+static void dispatch(struct rpc_call *call)
+{
+	struct rpc_server *s = call->server;
+	struct fault f = FAULT_NULL;
+
+	if (s->closing)
+		fault_set(&f, FAULT_UNAVAILABLE, NULL, "the daemon is shutting down");
+	else if (!call->peer)
+		fault_set(&f, FAULT_UNAVAILABLE, NULL, "the connection has been closed");
+	else if (call->peer->n_calls > s->max_calls_per_conn)
+		fault_set(&f, FAULT_EXHAUSTED, NULL,
+			  "%u calls of this connection are unanswered, more are not taken",
+			  s->max_calls_per_conn);
+	else if (is_too_much(call))
+		fault_set(&f, FAULT_EXHAUSTED, NULL,
+			  "the unanswered calls of this connection hold %llu bytes, no large one "
+			  "is taken",
+			  (unsigned long long)call->peer->held);
+	if (f.code)
+		rpc_call_fail(call, &f);
+	else if (call->refusal)
+		refuse(call, call->refusal);
+	else
+		call->slot->method->fn(call, call->request.msg, call->slot->service->userdata);
+}
+
+void call_arrived(struct work *work)
+{
+	struct rpc_call *call = CONTAINER_OF(work, struct rpc_call, arrived);
+	struct rpc_server *s = call->server;
+
+	MAGIC_CHECK(call, RPC_CALL_MAGIC);
+	s->n_calls++;
+	call->peer = peer_table_find(&s->table, call->fd);
+	if (call->peer) {
+		call->peer->n_calls++;
+		call->peer->held += call->request.used;
+		list_append(&call->peer->calls, &call->link);
+	}
+	atomic_fetch_add(&call->refs, 1); /* the handler may end it */
+	dispatch(call);
+	if (!call->close_posted) {
+		struct batch b = { .n = 0 };
+
+		add_close(call, &b);
+		batch_start(call, &b, &call->close_tag);
+	}
+	call_unref(call);
+}
+
+/* --- for services --- */
+
+struct conn *rpc_call_conn(struct rpc_call *call)
+{
+	return call->peer ? call->peer->conn : NULL;
+}
+
+const char *rpc_call_method(const struct rpc_call *call)
+{
+	return call->slot->method ? call->slot->path : call->unknown_method;
+}
+
+uint64_t rpc_call_deadline_us(const struct rpc_call *call)
+{
+	return call->deadline_us;
+}
+
+void rpc_call_on_cancelled(struct rpc_call *call, rpc_cancelled_cb fn, void *userdata)
+{
+	MAGIC_CHECK(call, RPC_CALL_MAGIC);
+	CHECK(!call->ended);
+	call->cancelled_fn = fn;
+	call->cancelled_data = userdata;
+	if (!fn || !call->close_seen)
+		return;
+	/* It has happened already: tell the one who asks now, from the loop. */
+	call->close_seen = false;
+	atomic_fetch_add(&call->refs, 1);
+	loopq_post(call->server->loopq, &call->closed, on_cancelled);
+}
+
+/* The handler's last word; the call may be freed when this returns. */
+static void finish(struct rpc_call *call)
+{
+	MAGIC_CHECK(call, RPC_CALL_MAGIC);
+	CHECK(!call->ended && call->server->n_calls > 0);
+	call->ended = true;
+	call->cancelled_fn = NULL;
+	call->server->n_calls--;
+	if (call->peer) {
+		list_unlink(&call->link);
+		call->peer->n_calls--;
+		call->peer->held -= call->request.used;
+		call->peer = NULL;
+	}
+	pump(call);
+	call_unref(call);
+}
+
+static grpc_byte_buffer *pack(const ProtobufCMessage *message)
+{
+	size_t bytes = protobuf_c_message_get_packed_size(message);
+	grpc_slice slice = grpc_slice_malloc(bytes);
+	grpc_byte_buffer *buffer;
+
+	CHECK(protobuf_c_message_pack(message, GRPC_SLICE_START_PTR(slice)) == bytes);
+	buffer = grpc_raw_byte_buffer_create(&slice, 1);
+	grpc_slice_unref(slice);
+	return buffer;
+}
+
+void rpc_call_reply(struct rpc_call *call, const ProtobufCMessage *reply)
+{
+	struct batch b = { .n = 0 };
+	grpc_byte_buffer *buffer;
+
+	MAGIC_CHECK(call, RPC_CALL_MAGIC);
+	CHECK(!call->slot->method->streaming && !call->ended && !call->headers_sent);
+	if (!call->cancelled) {
+		buffer = pack(reply);
+		add_headers(call, &b);
+		batch_add(&b, GRPC_OP_SEND_MESSAGE)->data.send_message.send_message = buffer;
+		add_status(call, &b);
+		if (!call->close_posted)
+			add_close(call, &b);
+		CHECK(!call->payload);
+		call->payload = buffer; /* freed with the call */
+		batch_start(call, &b, &call->final_tag);
+	}
+	finish(call);
+}
+
+static void set_trailer(struct rpc_call *call, const struct fault *f)
+{
+	uint8_t *bytes;
+	size_t n;
+
+	if (status_map_details(f, &bytes, &n) != 0)
+		return; /* no memory: code and text still say it */
+	call->trailer.key = grpc_slice_from_static_string("grpc-status-details-bin");
+	call->trailer.value = grpc_slice_from_copied_buffer((const char *)bytes, n);
+	call->has_trailer = true;
+	free(bytes);
+}
+
+void rpc_call_fail(struct rpc_call *call, const struct fault *fault)
+{
+	char text[sizeof(fault->text)];
+
+	MAGIC_CHECK(call, RPC_CALL_MAGIC);
+	CHECK(fault->code != FAULT_NONE && !call->ended);
+	if (!call->cancelled) {
+		memcpy(text, fault->text, sizeof(text));
+		codec_clean_text(text);
+		call->status = status_map_code(fault->code);
+		call->status_text = grpc_slice_from_copied_string(text);
+		set_trailer(call, fault);
+	}
+	finish(call);
+}
+
+int rpc_call_send(struct rpc_call *call, const ProtobufCMessage *message)
+{
+	struct outgoing *o;
+
+	MAGIC_CHECK(call, RPC_CALL_MAGIC);
+	CHECK(call->slot->method->streaming && !call->ended);
+	if (call->cancelled)
+		return 0;
+	if (call->n_outgoing >= RPC_MAX_SEND)
+		return -ENOBUFS;
+	o = malloc(sizeof(*o));
+	if (!o)
+		return -ENOBUFS;
+	o->buffer = pack(message);
+	list_init(&o->link);
+	list_append(&call->outgoing, &o->link);
+	call->n_outgoing++;
+	pump(call);
+	return 0;
+}
+
+void rpc_call_end(struct rpc_call *call)
+{
+	MAGIC_CHECK(call, RPC_CALL_MAGIC);
+	CHECK(call->slot->method->streaming);
+	finish(call);
+}

@@ -1,0 +1,65 @@
+/*
+ * Methods and calls: what a service sees of gRPC.
+ *
+ * A service is protobuf-c's descriptor and a table of handlers by method name;
+ * adding a method is the .proto and one line here. Handlers run on the loop
+ * thread. A call given to a handler must be ended exactly once, at once or later
+ * (rpc_call_reply, rpc_call_fail, or for streams rpc_call_end / rpc_call_fail).
+ */
+#ifndef SHARDD_RPC_METHOD_H
+#define SHARDD_RPC_METHOD_H
+
+#include <protobuf-c/protobuf-c.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/fault.h"
+#include "net/conn.h"
+
+struct rpc_call;
+
+/* @request: unpacked, of the descriptor's input type; valid until the call ends. */
+typedef void (*rpc_handler)(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
+typedef void (*rpc_cancelled_cb)(struct rpc_call *call, void *userdata);
+
+struct rpc_method {
+	const char *name; /* as in the .proto; NULL ends the table */
+	rpc_handler fn;
+	bool streaming; /* the server sends any number of messages */
+};
+
+struct rpc_service {
+	const ProtobufCServiceDescriptor *desc;
+	const struct rpc_method *methods; /* every method of desc, CHECKed at start */
+	void *userdata;
+};
+
+/* The connection it came by; NULL if that has closed meanwhile. Borrowed. */
+struct conn *rpc_call_conn(struct rpc_call *call);
+
+/* Name of the method, "/package.Service/Method". Borrowed. */
+const char *rpc_call_method(const struct rpc_call *call);
+
+/* The caller's deadline on the clock of clock_now_us; 0: none. */
+uint64_t rpc_call_deadline_us(const struct rpc_call *call);
+
+/* Call @fn once if the caller gives up (cancel, deadline, connection lost) before
+ * the call has ended. The call must still be ended; what is sent is dropped.
+ * fn == NULL takes it back. */
+void rpc_call_on_cancelled(struct rpc_call *call, rpc_cancelled_cb fn, void *userdata);
+
+/* Unary: send @reply (borrowed) and status OK. Ends the call. */
+void rpc_call_reply(struct rpc_call *call, const ProtobufCMessage *reply);
+
+/* Status and details from @fault (borrowed). Ends the call. */
+void rpc_call_fail(struct rpc_call *call, const struct fault *fault);
+
+/* Streams: queue one message (borrowed, packed at once). Messages go out one
+ * after the other as the peer takes them.
+ * Return: 0, or -ENOBUFS when 256 are waiting (nothing queued: end the call). */
+int rpc_call_send(struct rpc_call *call, const ProtobufCMessage *message);
+
+/* Streams: status OK after what is queued. Ends the call. */
+void rpc_call_end(struct rpc_call *call);
+
+#endif

@@ -1,0 +1,164 @@
+/* From core's event to a call for the loop: on the queue's thread, now and then in
+ * batch_start (call.c). */
+#include <errno.h>
+#include <grpc/byte_buffer.h>
+#include <grpc/byte_buffer_reader.h>
+#include <grpc/slice.h>
+#include <grpc/support/alloc.h>
+#include <grpc/support/time.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/clock.h"
+#include "rpc/rpc_impl.h"
+
+/* Unpack into the call's own memory. */
+static enum refusal unpack(struct rpc_call *call)
+{
+	grpc_byte_buffer_reader reader;
+	grpc_slice bytes;
+	int r;
+
+	if (!call->payload)
+		return REFUSAL_EMPTY;
+	if (call->payload->data.raw.compression != GRPC_COMPRESS_NONE)
+		return REFUSAL_COMPRESSED;
+	if (!grpc_byte_buffer_reader_init(&reader, call->payload))
+		return REFUSAL_MALFORMED;
+	bytes = grpc_byte_buffer_reader_readall(&reader);
+	grpc_byte_buffer_reader_destroy(&reader);
+	grpc_byte_buffer_destroy(call->payload);
+	call->payload = NULL;
+	r = codec_unpack(&call->request, call->slot->input, GRPC_SLICE_START_PTR(bytes),
+			 GRPC_SLICE_LENGTH(bytes), codec_budget(GRPC_SLICE_LENGTH(bytes)));
+	grpc_slice_unref(bytes);
+	if (r == CODEC_E_BUDGET)
+		return REFUSAL_BUDGET;
+	return r ? REFUSAL_MALFORMED : REFUSAL_NONE;
+}
+
+/* Core names a connection that it was given by "fd:" and the number. */
+static int peer_fd(grpc_call *core)
+{
+	char *name = grpc_call_get_peer(core);
+	int fd;
+
+	if (!name || sscanf(name, "fd:%d", &fd) != 1)
+		fd = -1;
+	gpr_free(name);
+	return fd;
+}
+
+/* By what is left of it, so that it holds for a stepped clock, too. */
+static uint64_t deadline_us(gpr_timespec deadline)
+{
+	gpr_timespec left;
+	double us;
+
+	if (gpr_time_cmp(deadline, gpr_inf_future(deadline.clock_type)) == 0)
+		return 0;
+	left = gpr_time_sub(deadline, gpr_now(deadline.clock_type));
+	us = gpr_timespec_to_micros(left);
+	if (us > 1e15) /* 30 years */
+		return 0;
+	return clock_now_us() + (us > 0 ? (uint64_t)us : 0) + 1;
+}
+
+static void copy_method(struct rpc_call *call)
+{
+	size_t n = GRPC_SLICE_LENGTH(call->details.method);
+
+	if (n >= sizeof(call->unknown_method))
+		n = sizeof(call->unknown_method) - 1;
+	memcpy(call->unknown_method, GRPC_SLICE_START_PTR(call->details.method), n);
+	call->unknown_method[n] = '\0';
+	codec_clean_text(call->unknown_method);
+	call->core_deadline = call->details.deadline;
+	call->refusal = REFUSAL_METHOD;
+}
+
+static void on_request(struct tag *tag, bool ok)
+{
+	struct rpc_call *call = CONTAINER_OF(tag, struct rpc_call, request_tag);
+	struct slot *slot = call->slot;
+
+	MAGIC_CHECK(call, RPC_CALL_MAGIC);
+	CHECK(slot->n_armed > 0);
+	slot->n_armed--;
+	if (!ok) { /* core shuts down */
+		call_unref(call);
+		return;
+	}
+	if (slot->method)
+		call->refusal = unpack(call);
+	else
+		copy_method(call);
+	call->fd = peer_fd(call->core);
+	call->deadline_us = deadline_us(call->core_deadline);
+	loopq_post(slot->server->loopq, &call->arrived, call_arrived);
+	call_arm(slot); /* no memory: the next turn of the thread tries again */
+}
+
+static struct rpc_call *call_new(struct slot *slot)
+{
+	struct rpc_call *call = calloc(1, sizeof(*call));
+
+	if (!call)
+		return NULL;
+	call->magic = RPC_CALL_MAGIC;
+	atomic_init(&call->refs, 1);
+	call->server = slot->server;
+	call->slot = slot;
+	call->fd = -1;
+	grpc_metadata_array_init(&call->metadata);
+	grpc_call_details_init(&call->details);
+	call->status_text = grpc_empty_slice();
+	list_init(&call->link);
+	list_init(&call->outgoing);
+	call->request_tag.fn = on_request;
+	call_tags_init(call);
+	atomic_fetch_add(&slot->server->n_live, 1);
+	return call;
+}
+
+static void request(struct rpc_call *call)
+{
+	struct slot *slot = call->slot;
+	struct rpc_server *s = call->server;
+	grpc_call_error e;
+
+	if (slot->method)
+		e = grpc_server_request_registered_call(s->core, slot->registered, &call->core,
+							&call->core_deadline, &call->metadata,
+							&call->payload, s->cq, s->cq,
+							&call->request_tag);
+	else
+		e = grpc_server_request_call(s->core, &call->core, &call->details, &call->metadata,
+					     s->cq, s->cq, &call->request_tag);
+	CHECK(e == GRPC_CALL_OK);
+}
+
+/* Core looks whether it is shutting down before it queues a request, and not again: one
+ * that is queued while the shutdown empties the queue is never answered, and the stop
+ * never ends. So the two exclude each other. */
+int call_arm(struct slot *slot)
+{
+	struct rpc_server *s = slot->server;
+	struct rpc_call *call = call_new(slot);
+	bool stopping;
+
+	if (!call)
+		return -ENOMEM;
+	slot->n_armed++;
+	pthread_mutex_lock(&s->arm_lock);
+	stopping = s->stopping;
+	if (!stopping)
+		request(call);
+	pthread_mutex_unlock(&s->arm_lock);
+	if (!stopping)
+		return 0;
+	slot->n_armed--;
+	call_unref(call);
+	return -ESHUTDOWN;
+}

@@ -1,0 +1,194 @@
+/*
+ * What rpc_server.c, peers.c and call.c share. Nobody else includes this.
+ *
+ * Threads: fields marked (cq) belong to the completion-queue thread, all others
+ * to the loop thread; atomics to both. A call is handed from one to the other by
+ * a post to the loop or by starting a batch.
+ *
+ * Life of a call: the thread makes it, armed, to receive a request. When one has
+ * come it is posted to the loop, which dispatches it. It holds one reference until
+ * it has ended, and one for each batch under way; whoever drops the last one frees
+ * it. A call of which core was told the status and the close costs no further turn
+ * of the loop: its last reference is dropped by the thread, or at once where the
+ * batch was over when it had been started (batch_start).
+ */
+#ifndef SHARDD_RPC_IMPL_H
+#define SHARDD_RPC_IMPL_H
+
+#include <grpc/grpc.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "core/list.h"
+#include "core/loopq.h"
+#include "rpc/codec.h"
+#include "rpc/method.h"
+#include "rpc/rpc_server.h"
+
+#define RPC_CALL_MAGIC   0x72706363u
+#define RPC_MAX_SEND     256u /* messages of one stream that wait */
+#define RPC_METHOD_BYTES 128u
+/* A request is kept until its call ends. When those of a connection take this many
+ * times max_message_bytes, further ones are refused, but for small ones: what the
+ * others wait for may be among them. */
+#define RPC_MAX_HELD    4u
+#define RPC_SMALL_BYTES (128u << 10)
+
+struct tag;
+typedef void (*tag_cb)(struct tag *tag, bool ok);
+
+/* What completion-queue events carry; @fn runs on the thread, or on the loop thread in
+ * batch_start. */
+struct tag {
+	tag_cb fn;
+};
+
+/* A method known to core. @n_armed: calls that wait for a request of it. */
+struct slot {
+	struct rpc_server *server;
+	const struct rpc_service *service;       /* NULL: whatever is not registered */
+	const struct rpc_method *method;         /* NULL likewise */
+	const ProtobufCMessageDescriptor *input; /* NULL likewise */
+	void *registered;                        /* core's name for it */
+	atomic_uint n_armed;
+	char path[RPC_METHOD_BYTES];
+};
+
+/* An adopted connection. */
+struct peer {
+	struct list link; /* rpc_server.peers */
+	struct conn *conn;
+	int fd; /* core's; only the number is used */
+	struct list calls;
+	uint32_t n_calls;
+	uint64_t held; /* bytes of the requests of its calls, unpacked */
+};
+
+/* Descriptor number to peer, from @base on. */
+struct peer_table {
+	struct peer **by_fd;
+	size_t n;
+	int base;
+	int hint; /* next number to try: fresh ones, so that a late call of an old
+		   * connection is not taken for one of a new one */
+};
+
+/* Why a request does not reach its handler. */
+enum refusal {
+	REFUSAL_NONE = 0,
+	REFUSAL_METHOD,     /* there is no such method */
+	REFUSAL_EMPTY,      /* closed without a message */
+	REFUSAL_COMPRESSED, /* a compressed message */
+	REFUSAL_MALFORMED,
+	REFUSAL_BUDGET,
+};
+
+/* A packed message that waits to be sent. */
+struct outgoing {
+	struct list link;
+	grpc_byte_buffer *buffer;
+};
+
+struct rpc_call {
+	uint32_t magic;
+	atomic_uint refs;
+	struct rpc_server *server;
+	struct slot *slot;
+
+	/* Filled by core and the thread before the loop sees the call. */
+	grpc_call *core; /* NULL: still armed */
+	gpr_timespec core_deadline;
+	grpc_metadata_array metadata;
+	grpc_call_details details;
+	grpc_byte_buffer *payload;
+	struct codec_message request;
+	enum refusal refusal;
+	uint64_t deadline_us;
+	int fd; /* of the connection, as core names it; -1: unknown */
+	char unknown_method[RPC_METHOD_BYTES];
+
+	struct tag request_tag, close_tag, sent_tag, final_tag;
+	struct work arrived, closed, sent;
+	int core_cancelled; /* filled by core */
+
+	/* Loop thread. */
+	struct list link; /* peer.calls */
+	struct peer *peer;
+	rpc_cancelled_cb cancelled_fn;
+	void *cancelled_data;
+	bool ended;           /* the handler has said its last word */
+	bool cancelled;       /* nobody listens: what is sent is dropped */
+	bool close_seen;      /* on_cancelled has run and is not posted again */
+	bool dispatching;     /* the handler is on the stack for the first time */
+	bool close_posted;    /* RECV_CLOSE_ON_SERVER has been started */
+	bool headers_sent;    /* initial metadata has been started */
+	bool sending;         /* a message batch is under way */
+	bool status_sent;     /* the final batch has been started */
+	bool sent_ok;         /* (cq until posted) outcome of the message batch */
+	struct list outgoing; /* struct outgoing; the first one is under way if @sending */
+	unsigned n_outgoing;
+
+	/* The status, kept until the final batch is done. */
+	int status;
+	grpc_slice status_text;
+	grpc_metadata trailer;
+	bool has_trailer;
+};
+
+struct rpc_server {
+	struct loopq *loopq;
+	uint64_t max_message_bytes;
+	uint32_t max_calls_per_conn;
+	grpc_completion_queue *cq;
+	grpc_server *core;
+	grpc_server_credentials *creds;
+	pthread_t thread;
+	_Atomic uint64_t heartbeat_us;
+	atomic_size_t n_live; /* calls that are allocated, and 1 until core is down */
+	pthread_mutex_t arm_lock;
+	bool stopping;      /* under arm_lock: core is asked for no more requests */
+	struct slot *slots; /* the last one takes what is not registered */
+	size_t n_slots;
+	struct list peers;
+	struct peer_table table;
+	size_t n_calls; /* not ended */
+	bool closing;
+	struct tag down_tag;   /* core has shut down */
+	struct work down_work; /* the same, on the loop */
+	struct work over_work; /* the thread is about to return */
+	rpc_server_closed_cb closed_fn;
+	void *closed_data;
+};
+
+/* --- peers.c, loop thread --- */
+
+/* Choose the range of numbers. */
+void peer_table_init(struct peer_table *t);
+void peer_table_deinit(struct peer_table *t);
+/* Duplicate @fd to a fresh number. Return: it, or negative errno. */
+int peer_table_dup(struct peer_table *t, int fd);
+/* Let @p be found under p->fd. Return: 0 or -ENOMEM. */
+int peer_table_set(struct peer_table *t, struct peer *p);
+/* Return: borrowed, or NULL. */
+struct peer *peer_table_find(const struct peer_table *t, int fd);
+/* Let @p be found no more. */
+void peer_table_clear(struct peer_table *t, const struct peer *p);
+
+/* --- request.c, the thread; a request may come in batch_start, too --- */
+
+/* Make a call and ask core for a request of @slot. Return: 0, -ENOMEM, or -ESHUTDOWN. */
+int call_arm(struct slot *slot);
+
+/* --- call.c --- */
+
+/* Any thread. */
+void call_unref(struct rpc_call *call);
+/* Loop thread; work_cb of a request that has come. */
+void call_arrived(struct work *work);
+/* The thread, or the loop thread in batch_start; completions. */
+void call_tags_init(struct rpc_call *call);
+/* The last call is freed and core is down. Any thread; implemented by rpc_server.c. */
+void server_idle(struct rpc_server *s);
+
+#endif

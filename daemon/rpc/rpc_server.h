@@ -1,0 +1,52 @@
+/*
+ * The gRPC core server: adopted descriptors, one completion-queue thread, and
+ * the hand-off into the loop.
+ *
+ * The thread sits in grpc_completion_queue_next, unpacks requests (with a memory
+ * budget) and posts work to the loop; it holds no state. Everything below is
+ * called on the loop thread.
+ */
+#ifndef SHARDD_RPC_SERVER_H
+#define SHARDD_RPC_SERVER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/loopq.h"
+#include "net/conn.h"
+#include "rpc/method.h"
+
+struct rpc_server;
+
+struct rpc_options {
+	uint64_t max_message_bytes;  /* larger ones: RESOURCE_EXHAUSTED */
+	uint32_t max_calls_per_conn; /* unanswered at once: RESOURCE_EXHAUSTED */
+};
+
+/* @services: borrowed until close, an array of @n. Starts the thread.
+ * Return: 0 or negative errno. */
+int rpc_server_new(struct loopq *loopq, const struct rpc_options *options,
+		   const struct rpc_service *services, size_t n, struct rpc_server **ret);
+
+/* Give gRPC a duplicate of the connection's socket; calls from it carry @c.
+ * Return: 0 or negative errno. */
+int rpc_server_adopt(struct rpc_server *s, struct conn *c);
+
+/* The connection is about to be freed: its calls have rpc_call_conn NULL from
+ * here on, and are cancelled. */
+void rpc_server_forget(struct rpc_server *s, struct conn *c);
+
+/* Calls that have not ended. */
+size_t rpc_server_calls(const struct rpc_server *s);
+
+/* When the thread was last seen alive, on the clock of clock_now_us; it answers at
+ * least once a second. For the watchdog. Any thread. */
+uint64_t rpc_server_heartbeat_us(const struct rpc_server *s);
+
+typedef void (*rpc_server_closed_cb)(void *userdata);
+
+/* Cancel what is open, stop the thread; @done from the loop when all calls have
+ * ended and the server is freed. */
+void rpc_server_close(struct rpc_server *s, rpc_server_closed_cb done, void *userdata);
+
+#endif

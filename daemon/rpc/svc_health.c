@@ -1,0 +1,134 @@
+#include "rpc/svc_health.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "health.pb-c.h"
+
+#define UNKNOWN     GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVICE_UNKNOWN
+#define SERVING     GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING
+#define NOT_SERVING GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__NOT_SERVING
+
+/* One Watch; ends with its call. */
+struct watcher {
+	struct list link;
+	struct rpc_call *call;
+};
+
+static bool is_known(const char *service)
+{
+	static const char *const names[] = { "", "shardd.v1.Shardd", "shardd.v1.Status" };
+
+	for (size_t i = 0; i < ARRAY_SIZE(names); i++)
+		if (strcmp(service, names[i]) == 0)
+			return true;
+	return false;
+}
+
+static Grpc__Health__V1__HealthCheckResponse response(const struct health *h)
+{
+	Grpc__Health__V1__HealthCheckResponse msg = GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__INIT;
+
+	msg.status = h->serving ? SERVING : NOT_SERVING;
+	return msg;
+}
+
+static void check(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+{
+	const Grpc__Health__V1__HealthCheckRequest *req = (const void *)request;
+	Grpc__Health__V1__HealthCheckResponse msg = response(userdata);
+	struct fault f = FAULT_NULL;
+
+	if (is_known(req->service)) {
+		rpc_call_reply(call, &msg.base);
+		return;
+	}
+	fault_set(&f, FAULT_NOT_FOUND, "service", "there is no service %.64s here", req->service);
+	rpc_call_fail(call, &f);
+}
+
+static void watcher_free(struct watcher *w)
+{
+	list_unlink(&w->link);
+	free(w);
+}
+
+static void on_cancelled(struct rpc_call *call, void *userdata)
+{
+	watcher_free(userdata);
+	rpc_call_end(call);
+}
+
+/* A watcher that does not read is let go. */
+static void tell(struct health *h, struct watcher *w)
+{
+	Grpc__Health__V1__HealthCheckResponse msg = response(h);
+	struct rpc_call *call = w->call;
+	struct fault f = FAULT_NULL;
+
+	if (rpc_call_send(call, &msg.base) == 0)
+		return;
+	watcher_free(w);
+	fault_set(&f, FAULT_EXHAUSTED, NULL, "the watch does not take its messages");
+	rpc_call_fail(call, &f);
+}
+
+/* The protocol wants the call to stay open for a name that is not known (yet). */
+static void watch(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+{
+	const Grpc__Health__V1__HealthCheckRequest *req = (const void *)request;
+	Grpc__Health__V1__HealthCheckResponse msg = GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__INIT;
+	struct watcher *w = calloc(1, sizeof(*w));
+	struct health *h = userdata;
+	struct fault f = FAULT_NULL;
+
+	if (!w) {
+		fault_set(&f, FAULT_EXHAUSTED, NULL, "no memory for another watch");
+		rpc_call_fail(call, &f);
+		return;
+	}
+	w->call = call;
+	list_init(&w->link);
+	rpc_call_on_cancelled(call, on_cancelled, w);
+	if (is_known(req->service)) {
+		list_append(&h->watchers, &w->link);
+		tell(h, w);
+		return;
+	}
+	msg.status = UNKNOWN;
+	rpc_call_send(call, &msg.base);
+}
+
+static const struct rpc_method methods[] = {
+	{ "Check", check, false },
+	{ "Watch", watch, true },
+	{ NULL, NULL, false },
+};
+
+void health_init(struct health *h)
+{
+	h->serving = false;
+	list_init(&h->watchers);
+	h->service = (struct rpc_service){ &grpc__health__v1__health__descriptor, methods, h };
+}
+
+void health_deinit(struct health *h)
+{
+	CHECK(list_empty(&h->watchers));
+}
+
+void health_set(struct health *h, bool serving)
+{
+	struct watcher *w, *tmp;
+
+	if (h->serving == serving)
+		return;
+	h->serving = serving;
+	list_for_each (w, tmp, &h->watchers, link)
+		tell(h, w);
+}
+
+const struct rpc_service *health_service(const struct health *h)
+{
+	return &h->service;
+}

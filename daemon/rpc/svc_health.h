@@ -1,0 +1,33 @@
+/*
+ * grpc.health.v1.Health: is the daemon taking work?
+ *
+ * Names: "" (the daemon), "shardd.v1.Shardd", "shardd.v1.Status"; all three say
+ * the same. Embedded by value. Loop thread only.
+ */
+#ifndef SHARDD_RPC_SVC_HEALTH_H
+#define SHARDD_RPC_SVC_HEALTH_H
+
+#include <stdbool.h>
+
+#include "core/list.h"
+#include "rpc/method.h"
+
+struct health {
+	bool serving;
+	struct list watchers;
+	struct rpc_service service;
+};
+
+/* Not serving until health_set. @h must not move from here on. */
+void health_init(struct health *h);
+
+/* CHECKs that no Watch is open: after rpc_server_close. Safe twice. */
+void health_deinit(struct health *h);
+
+/* Tell those who watch, if it is a change. */
+void health_set(struct health *h, bool serving);
+
+/* For rpc_server_new. Borrowed: lives in @h. */
+const struct rpc_service *health_service(const struct health *h);
+
+#endif

@@ -1,0 +1,197 @@
+/* The method table, Attach and Watch. */
+#include "rpc/svc_shardd.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "rpc/codec.h"
+#include "rpc/svc_impl.h"
+#include "rpc/unit_spec.h"
+
+struct session *svc_session(struct rpc_call *call)
+{
+	struct conn *c = rpc_call_conn(call);
+	struct session *s = c ? conn_user(c) : NULL;
+	struct fault f = FAULT_NULL;
+
+	if (s)
+		return s;
+	fault_set(&f, FAULT_STATE, NULL, "there is no session on this connection: call Attach");
+	rpc_call_fail(call, &f);
+	return NULL;
+}
+
+struct member *svc_member(struct rpc_call *call)
+{
+	struct session *s = svc_session(call);
+	struct fault f = FAULT_NULL;
+	struct member *m;
+
+	if (!s)
+		return NULL;
+	m = session_member(s, &f);
+	if (!m)
+		rpc_call_fail(call, &f);
+	return m;
+}
+
+static int check_attach(const Shardd__V1__AttachRequest *r, struct fault *f)
+{
+	if (*r->client_name && unit_spec_name(r->client_name, SESSION_NAME_MAX, "client_name", f))
+		return f->code;
+	if (r->protocol < 1)
+		return fault_set(f, FAULT_INVALID, "protocol",
+				 "protocol is %u: 1 or more is allowed", r->protocol);
+	return 0;
+}
+
+static void attach(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+{
+	const Shardd__V1__AttachRequest *r = (const Shardd__V1__AttachRequest *)request;
+	struct svc_shardd *svc = userdata;
+	Shardd__V1__AttachReply reply = SHARDD__V1__ATTACH_REPLY__INIT;
+	struct conn *c = rpc_call_conn(call);
+	struct session *s = NULL;
+	struct fault f = FAULT_NULL;
+
+	if (!c)
+		fault_set(&f, FAULT_CANCELLED, NULL, "the connection is closed");
+	if (f.code || check_attach(r, &f) ||
+	    session_new(svc->sessions, c, r->client_name, &s, &f)) {
+		rpc_call_fail(call, &f);
+		return;
+	}
+	reply.session = s->id;
+	reply.token = (ProtobufCBinaryData){ .len = sizeof(s->token), .data = s->token };
+	reply.protocol = 1;
+	reply.version = (char *)SHARDD_VERSION;
+	reply.max_message_bytes = svc->max_message_bytes;
+	reply.max_inflight_ops = svc->jobs->node->limits.max_inflight_ops;
+	rpc_call_reply(call, &reply.base);
+}
+
+/* ----------------------------------------------------------------- Watch */
+
+struct watch {
+	struct session_watch sw;
+	struct rpc_call *call;
+};
+
+static void watch_free(struct watch *w)
+{
+	list_unlink(&w->sw.link);
+	rpc_call_on_cancelled(w->call, NULL, NULL);
+	free(w);
+}
+
+static void send_event(struct watch *w, Shardd__V1__Event__Kind kind, uint64_t epoch,
+		       const char *text)
+{
+	Shardd__V1__Event e = SHARDD__V1__EVENT__INIT;
+	struct rpc_call *call = w->call;
+	struct fault f = FAULT_NULL;
+	char clean[sizeof(f.text)]; /* names in it may have been cut inside a character */
+
+	snprintf(clean, sizeof(clean), "%s", text);
+	codec_clean_text(clean);
+	e.kind = kind;
+	e.epoch = epoch;
+	e.text = clean;
+	if (rpc_call_send(call, &e.base) == 0)
+		return;
+	watch_free(w);
+	fault_set(&f, FAULT_EXHAUSTED, NULL, "this watcher does not read its events");
+	rpc_call_fail(call, &f);
+}
+
+static void on_event(struct session_watch *sw, enum job_event_kind kind, uint64_t epoch,
+		     const char *text)
+{
+	static const Shardd__V1__Event__Kind kinds[] = {
+		[JOB_EVENT_EPOCH_ENDED] = SHARDD__V1__EVENT__KIND__KIND_EPOCH_ENDED,
+		[JOB_EVENT_STALL] = SHARDD__V1__EVENT__KIND__KIND_STALL,
+		[JOB_EVENT_DRAIN] = SHARDD__V1__EVENT__KIND__KIND_DRAIN,
+	};
+
+	send_event(CONTAINER_OF(sw, struct watch, sw), kinds[kind], epoch, text);
+}
+
+static void on_session_ended(struct session_watch *sw)
+{
+	struct watch *w = CONTAINER_OF(sw, struct watch, sw);
+	struct rpc_call *call = w->call;
+
+	watch_free(w);
+	rpc_call_end(call);
+}
+
+static void on_watch_cancelled(struct rpc_call *call, void *userdata)
+{
+	watch_free(userdata);
+	rpc_call_end(call);
+}
+
+static void watch(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+{
+	struct session *s = svc_session(call);
+	struct watch *w;
+	struct fault f = FAULT_NULL;
+
+	(void)request;
+	(void)userdata;
+	if (!s)
+		return;
+	w = calloc(1, sizeof(*w));
+	if (w)
+		list_init(&w->sw.link);
+	else
+		fault_errno(&f, -ENOMEM, "setting a watch");
+	if (f.code || session_watch_add(s, &w->sw, &f)) {
+		free(w);
+		rpc_call_fail(call, &f);
+		return;
+	}
+	w->call = call;
+	w->sw.fn = on_event;
+	w->sw.ended = on_session_ended;
+	rpc_call_on_cancelled(call, on_watch_cancelled, w);
+	send_event(w, SHARDD__V1__EVENT__KIND__KIND_HELLO, s->member ? s->member->epoch : 0, "");
+}
+
+void svc_shardd_init(struct svc_shardd *svc, struct sessions *sessions, struct jobs *jobs,
+		     uint64_t max_message_bytes)
+{
+	static const struct rpc_method methods[] = {
+		{ "Attach", attach, false },
+		{ "Watch", watch, true },
+		{ "CreateJob", svc_create_job, false },
+		{ "DeleteJob", svc_delete_job, false },
+		{ "DrainJob", svc_drain_job, false },
+		{ "Join", svc_join, false },
+		{ "Leave", svc_leave, false },
+		{ "CreateGroup", svc_create_group, false },
+		{ "RegisterUnits", svc_register, false },
+		{ "Initialise", svc_op, false },
+		{ "Gather", svc_op, false },
+		{ "Release", svc_op, false },
+		{ "GradientBuffer", svc_op, false },
+		{ "AllocBuffer", svc_op, false },
+		{ "FreeBuffer", svc_op, false },
+		{ "Reduce", svc_op, false },
+		{ "AllReduce", svc_op, false },
+		{ "Broadcast", svc_op, false },
+		{ "Barrier", svc_op, false },
+		{ "ClipGradNorm", svc_op, false },
+		{ "Step", svc_op, false },
+		{ "Commit", svc_op, false },
+		{ NULL, NULL, false },
+	};
+
+	*svc = (struct svc_shardd){ .sessions = sessions,
+				    .jobs = jobs,
+				    .max_message_bytes = max_message_bytes };
+	svc->service = (struct rpc_service){ &shardd__v1__shardd__descriptor, methods, svc };
+}

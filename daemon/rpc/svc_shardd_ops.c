@@ -1,0 +1,88 @@
+/* Every op: from the call into op/, and back. */
+#include <string.h>
+
+#include "core/check.h"
+#include "core/clock.h"
+#include "op/op.h"
+#include "rpc/svc_impl.h"
+
+static void send_reply(const ProtobufCMessage *reply, void *ctx)
+{
+	rpc_call_reply(ctx, reply);
+}
+
+static void on_done(struct op *op, void *userdata)
+{
+	struct rpc_call *call = userdata;
+
+	rpc_call_on_cancelled(call, NULL, NULL);
+	if (op->fault.code)
+		rpc_call_fail(call, &op->fault);
+	else
+		op->type->encode(op, send_reply, call);
+}
+
+/* The calls of a process that died are cancelled before its connection is seen to be
+ * closed. Then it is the session that ends, and its peers are told why. */
+static void on_cancelled(struct rpc_call *call, void *userdata)
+{
+	struct conn *c = rpc_call_conn(call);
+	uint64_t deadline = rpc_call_deadline_us(call);
+
+	if (!c || conn_hung_up(c)) {
+		if (c)
+			conn_close(c);
+		return;
+	}
+	op_cancel(userdata,
+		  deadline && deadline <= clock_now_us() ? FAULT_DEADLINE : FAULT_CANCELLED,
+		  "the caller has given up this op");
+}
+
+/* "/shardd.v1.Shardd/Gather" -> Gather */
+static const struct op_type *type_of(const struct rpc_call *call)
+{
+	const char *slash = strrchr(rpc_call_method(call), '/');
+	const struct op_type *type = slash ? op_type_by_name(slash + 1) : NULL;
+
+	CHECK(type);
+	return type;
+}
+
+/* op_submit may end the op before it returns; then the call is gone with it. */
+struct pending {
+	struct rpc_call *call;
+	bool over;
+};
+
+static struct pending *submitting;
+
+static void on_done_first(struct op *op, void *userdata)
+{
+	if (submitting && submitting->call == userdata)
+		submitting->over = true;
+	on_done(op, userdata);
+}
+
+void svc_op(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+{
+	struct pending p = { call, false }, *outer = submitting;
+	struct session *s = svc_session(call);
+	struct member *m = s ? svc_member(call) : NULL;
+	struct fault f = FAULT_NULL;
+	struct op *op = NULL;
+	int r;
+
+	(void)userdata;
+	if (!m)
+		return;
+	s->ops_total++;
+	submitting = &p;
+	r = op_submit(m, type_of(call), request, rpc_call_deadline_us(call), on_done_first, call,
+		      &op, &f);
+	submitting = outer;
+	if (r)
+		rpc_call_fail(call, &f);
+	else if (!p.over)
+		rpc_call_on_cancelled(call, on_cancelled, op);
+}

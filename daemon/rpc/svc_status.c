@@ -1,0 +1,451 @@
+/* Status.Get and Status.Ops: walks the objects, fills messages from an arena. */
+#include "rpc/svc_status.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/check.h"
+#include "core/clock.h"
+#include "core/log.h"
+#include "op/op.h"
+#include "rpc/arena.h"
+#include "rpc/codec.h"
+#include "rpc/unit_spec.h"
+#include "status.pb-c.h"
+
+/* An empty string for what could not be copied: fields must not be NULL. A name that was
+ * cut may end inside a character. */
+static char *text(struct arena *a, const char *s)
+{
+	char *copy = arena_string(a, s);
+
+	if (!copy)
+		return (char *)"";
+	codec_clean_text(copy);
+	return copy;
+}
+
+/* @n messages of @type and pointers to them. Return: the pointers, NULL without memory. */
+static void *messages(struct arena *a, size_t n, const ProtobufCMessageDescriptor *type)
+{
+	size_t size = type->sizeof_message;
+	char *items = arena_take(a, n * size);
+	void **pointers = arena_take(a, n * sizeof(void *));
+
+	if (!items || !pointers)
+		return NULL;
+	for (size_t i = 0; i < n; i++) {
+		pointers[i] = items + i * size;
+		protobuf_c_message_init(type, pointers[i]);
+	}
+	return pointers;
+}
+
+#define MESSAGES(a, n, type, name) \
+	((Shardd__V1__##type **)messages((a), (n), &shardd__v1__##name##__descriptor))
+
+static Shardd__V1__ClassBytes **classes(struct arena *a, const struct quota *q, size_t *ret_n)
+{
+	Shardd__V1__ClassBytes **c = MESSAGES(a, _MEM_N, ClassBytes, class_bytes);
+
+	*ret_n = c ? _MEM_N : 0;
+	for (size_t i = 0; i < *ret_n; i++) {
+		c[i]->name = (char *)mem_class_name((enum mem_class)i);
+		c[i]->bytes = q->by_class[i];
+	}
+	return c;
+}
+
+static void fill_device(struct arena *a, const struct node *node, Shardd__V1__DeviceStatus *d)
+{
+	const struct backend_info *info = backend_info(node->backend);
+
+	d->id = text(a, info->id);
+	d->backend = text(a, info->name);
+	d->capacity_bytes = node->device.quota.limit;
+	d->used_bytes = node->device.quota.used;
+	d->quarantined_bytes = node->device.quarantined;
+	d->classes = classes(a, &node->device.quota, &d->n_classes);
+}
+
+/* -------------------------------------------------------------------- jobs */
+
+static void fill_rank(struct arena *a, const struct job *job, uint32_t rank,
+		      Shardd__V1__RankStatus *r)
+{
+	const struct member *m = job->ranks[rank];
+	char last[128];
+
+	r->rank = rank;
+	r->state = (char *)(m ? member_state_name(m->state) : "EMPTY");
+	r->last_op = (char *)"";
+	r->next_number = job->groups[0]->match.next[rank] + 1;
+	if (!m)
+		return;
+	snprintf(last, sizeof(last), "%s%s%s", m->last_op, m->last_unit[0] ? " " : "",
+		 m->last_unit);
+	r->pid = member_pid(m);
+	r->session = m->session;
+	r->last_op = text(a, last);
+	r->pending_ops = m->pending;
+	r->gathered_units = member_gathered_units(m);
+}
+
+static uint32_t *gathered_by(struct arena *a, const struct job *job, const struct unit *u,
+			     size_t *ret_n)
+{
+	uint32_t *ranks =
+		u->gathered_ranks ? arena_take(a, u->gathered_ranks * sizeof(*ranks)) : NULL;
+
+	*ret_n = 0;
+	for (uint32_t r = 0; ranks && r < job->rec->world_size; r++) {
+		const struct member *m = job->ranks[r];
+
+		if (m && u->id <= m->n_units && m->units[u->id - 1].gathers &&
+		    *ret_n < u->gathered_ranks)
+			ranks[(*ret_n)++] = r;
+	}
+	return ranks;
+}
+
+static void fill_unit(struct arena *a, const struct job *job, const struct unit *u,
+		      Shardd__V1__UnitStatus *s)
+{
+	s->unit = u->id;
+	s->name = text(a, u->rec->name);
+	s->elements = u->layout.elements;
+	s->shard_elements = u->layout.shard_elements;
+	s->compute_dtype = (char *)dtype_name((enum dtype)u->rec->compute_dtype);
+	s->gradient_dtype = (char *)dtype_name((enum dtype)u->rec->gradient_dtype);
+	s->initialised = u->rec->initialised;
+	s->shard_bytes = unit_shard_bytes(u);
+	s->full_bytes = u->full.slab ? u->full.bytes : 0;
+	s->gathered_by = gathered_by(a, job, u, &s->n_gathered_by);
+	s->has_gradient = u->has_gradient;
+	s->optimizer_steps = u->rec->optimizer->steps;
+}
+
+static uint64_t quarantined_of(const struct job *job)
+{
+	struct slab *s, *tmp;
+	uint64_t sum = 0;
+
+	list_for_each (s, tmp, &job->node->device.slabs, link)
+		if (s->payer == &job->quota)
+			sum += s->quarantined;
+	return sum;
+}
+
+static void fill_job(struct arena *a, const struct job *job, bool with_units,
+		     Shardd__V1__JobStatus *j)
+{
+	j->name = text(a, job->rec->name);
+	j->uid = job->rec->uid;
+	j->state = (char *)job_state_name(job);
+	j->world_size = job->rec->world_size;
+	j->step = job->rec->step;
+	j->epoch = job->rec->epoch;
+	j->lifetime = (char *)(job->rec->lifetime == JOB_KEEP ? "KEEP" : "EPHEMERAL");
+	j->quota_bytes = job->quota.limit;
+	j->used_bytes = job->quota.used;
+	j->quarantined_bytes = quarantined_of(job);
+	j->classes = classes(a, &job->quota, &j->n_classes);
+	j->unit_count = job->n_units;
+	j->ops_total = job->ops_total;
+	j->ops_failed = job->ops_failed;
+	j->last_error = text(a, job->last_error);
+	j->ranks = MESSAGES(a, job->rec->world_size, RankStatus, rank_status);
+	j->n_ranks = j->ranks ? job->rec->world_size : 0;
+	for (uint32_t r = 0; r < j->n_ranks; r++)
+		fill_rank(a, job, r, j->ranks[r]);
+	if (!with_units)
+		return;
+	j->units = MESSAGES(a, job->n_units, UnitStatus, unit_status);
+	j->n_units = j->units ? job->n_units : 0;
+	for (uint32_t i = 0; i < j->n_units; i++)
+		fill_unit(a, job, job->units[i], j->units[i]);
+}
+
+/* What a question is about, and what the asker may see. */
+struct scope {
+	uid_t uid;
+	const char *job; /* "": all */
+};
+
+static bool visible(const struct scope *s, const struct job *job)
+{
+	return job_may_use(job, s->uid) && (!*s->job || strcmp(s->job, job->rec->name) == 0);
+}
+
+static void fill_jobs(struct arena *a, struct jobs *jobs, const struct scope *scope,
+		      bool with_units, Shardd__V1__StatusReply *reply)
+{
+	struct list *lists[] = { &jobs->all, &jobs->zombies };
+	struct job *job, *tmp;
+	size_t n = 0;
+
+	for (size_t i = 0; i < ARRAY_SIZE(lists); i++)
+		list_for_each (job, tmp, lists[i], link)
+			n += visible(scope, job);
+	reply->jobs = MESSAGES(a, n, JobStatus, job_status);
+	for (size_t i = 0; reply->jobs && i < ARRAY_SIZE(lists); i++)
+		list_for_each (job, tmp, lists[i], link)
+			if (visible(scope, job))
+				fill_job(a, job, with_units, reply->jobs[reply->n_jobs++]);
+}
+
+/* ------------------------------------------------------ sessions and slabs */
+
+static bool session_visible(const struct scope *scope, const struct session *s)
+{
+	uid_t uid = proc_uid(s->proc);
+
+	if (scope->uid != 0 && scope->uid != geteuid() && scope->uid != uid)
+		return false;
+	return !*scope->job || (s->member && strcmp(s->member->job->rec->name, scope->job) == 0);
+}
+
+static void fill_session(struct arena *a, const struct session *s, Shardd__V1__SessionStatus *r)
+{
+	const struct member *m = s->member;
+
+	r->session = s->id;
+	r->pid = (int32_t)proc_pid(s->proc);
+	r->uid = proc_uid(s->proc);
+	r->client_name = text(a, s->name);
+	r->job = text(a, m ? m->job->rec->name : "");
+	r->rank = m ? (int32_t)m->rank : -1;
+	r->age_s = (clock_now_us() - s->created_us) / 1000000u;
+	r->pending_ops = m ? m->pending : 0;
+	r->ops_total = s->ops_total;
+	r->held_bytes = m ? m->pool.used : 0;
+	r->local_channel = !list_empty(&s->locals);
+}
+
+static void fill_sessions(struct arena *a, struct sessions *sessions, const struct scope *scope,
+			  Shardd__V1__StatusReply *reply)
+{
+	struct session *s, *tmp;
+
+	reply->sessions = MESSAGES(a, sessions->count, SessionStatus, session_status);
+	if (!reply->sessions)
+		return;
+	list_for_each (s, tmp, &sessions->all, link)
+		if (session_visible(scope, s))
+			fill_session(a, s, reply->sessions[reply->n_sessions++]);
+}
+
+/* The job that pays for a slab, if the asker may know. */
+static const struct job *payer_of(struct jobs *jobs, const struct scope *scope,
+				  const struct slab *s)
+{
+	struct list *lists[] = { &jobs->all, &jobs->zombies };
+	struct job *job, *tmp;
+
+	for (size_t i = 0; i < ARRAY_SIZE(lists); i++)
+		list_for_each (job, tmp, lists[i], link)
+			if (&job->quota == s->payer)
+				return visible(scope, job) ? job : NULL;
+	return NULL;
+}
+
+static void fill_slabs(struct arena *a, struct jobs *jobs, const struct scope *scope,
+		       Shardd__V1__StatusReply *reply)
+{
+	struct slab *s, *tmp;
+	size_t n = 0;
+
+	list_for_each (s, tmp, &jobs->node->device.slabs, link)
+		n++;
+	reply->slabs = MESSAGES(a, n, SlabStatus, slab_status);
+	if (!reply->slabs)
+		return;
+	list_for_each (s, tmp, &jobs->node->device.slabs, link) {
+		const struct job *job = payer_of(jobs, scope, s);
+		Shardd__V1__SlabStatus *r;
+
+		if (!job)
+			continue;
+		r = reply->slabs[reply->n_slabs++];
+		r->slab = s->id;
+		r->job = text(a, job->rec->name);
+		r->class_ = (char *)mem_class_name(s->class);
+		r->owner_rank = s->owner_rank;
+		r->bytes = s->bytes;
+		r->used_bytes = pool_slab_used(s);
+		r->quarantined_bytes = s->quarantined;
+		r->exported = s->exported;
+	}
+}
+
+static uint32_t count_descriptors(void)
+{
+	DIR *dir = opendir("/proc/self/fd");
+	uint32_t n = 0;
+
+	if (!dir)
+		return 0;
+	while (readdir(dir))
+		n++;
+	closedir(dir);
+	return n - 3; /* ., .., and the directory itself */
+}
+
+/* -------------------------------------------------------------- the methods */
+
+static int scope_of(struct rpc_call *call, const char *job, struct scope *ret, struct fault *f)
+{
+	struct conn *c = rpc_call_conn(call);
+
+	if (!c)
+		return fault_set(f, FAULT_CANCELLED, NULL, "the connection is closed");
+	if (*job && unit_spec_name(job, JOB_NAME_MAX, "job", f))
+		return f->code;
+	*ret = (struct scope){ proc_uid(conn_proc(c)), job };
+	return 0;
+}
+
+static int check_job(struct jobs *jobs, const struct scope *scope, struct fault *f)
+{
+	struct job *job;
+
+	return *scope->job ? job_find(jobs, scope->job, scope->uid, &job, f) : 0;
+}
+
+static void finish(struct rpc_call *call, struct arena *a, const ProtobufCMessage *reply)
+{
+	struct fault f = FAULT_NULL;
+
+	if (a->failed) {
+		fault_set(&f, FAULT_EXHAUSTED, NULL, "no memory for the answer");
+		rpc_call_fail(call, &f);
+	} else {
+		rpc_call_reply(call, reply);
+	}
+	arena_free(a);
+}
+
+static void get(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+{
+	const Shardd__V1__StatusRequest *r = (const Shardd__V1__StatusRequest *)request;
+	struct svc_status *svc = userdata;
+	Shardd__V1__StatusReply reply = SHARDD__V1__STATUS_REPLY__INIT;
+	struct node *node = svc->jobs->node;
+	struct arena a = ARENA_NULL;
+	struct fault f = FAULT_NULL;
+	struct scope scope;
+
+	if (scope_of(call, r->job, &scope, &f) || check_job(svc->jobs, &scope, &f)) {
+		rpc_call_fail(call, &f);
+		return;
+	}
+	reply.version = (char *)SHARDD_VERSION;
+	reply.pid = (int32_t)getpid();
+	reply.uptime_s = (clock_now_us() - node->started_us) / 1000000u;
+	reply.devices = MESSAGES(&a, 1, DeviceStatus, device_status);
+	reply.n_devices = reply.devices ? 1 : 0;
+	if (reply.devices)
+		fill_device(&a, node, reply.devices[0]);
+	fill_jobs(&a, svc->jobs, &scope, r->with_units, &reply);
+	fill_sessions(&a, svc->sessions, &scope, &reply);
+	if (r->with_slabs)
+		fill_slabs(&a, svc->jobs, &scope, &reply);
+	reply.connections = svc->connections(svc->userdata);
+	reply.open_descriptors = count_descriptors();
+	reply.log_dropped = log_dropped();
+	reply.draining = svc->jobs->draining;
+	finish(call, &a, &reply.base);
+}
+
+/* By whose job it was then: that may be gone, and the name be somebody else's by now. */
+static bool record_visible(const struct scope *scope, const struct record *r)
+{
+	if (*scope->job && strcmp(scope->job, r->job) != 0)
+		return false;
+	return scope->uid == r->uid || scope->uid == 0 || scope->uid == geteuid();
+}
+
+static const char *record_state(const struct record *r)
+{
+	if (r->op)
+		return op_state_name(r->op->state);
+	return r->error[0] ? "FAILED" : "DONE";
+}
+
+static void fill_record(struct arena *a, const struct record *r, uint64_t start,
+			Shardd__V1__OpRecord *o)
+{
+	char waits[512] = "";
+
+	if (r->op)
+		op_waits_for(r->op, waits, sizeof(waits));
+	o->id = r->id;
+	o->job = text(a, r->job);
+	o->rank = r->rank;
+	o->pid = r->pid;
+	o->op = (char *)r->name;
+	o->unit = text(a, r->unit);
+	o->group = text(a, r->group);
+	o->number = r->op ? r->op->entry.number : r->number;
+	o->seq = r->seq;
+	o->epoch = r->epoch;
+	o->state = (char *)record_state(r);
+	o->announced_us = r->announced_us - start;
+	o->started_us = r->op && r->op->started_us ? r->op->started_us - start
+			: r->started_us            ? r->started_us - start
+						   : 0;
+	o->finished_us = r->finished_us ? r->finished_us - start : 0;
+	o->error = text(a, r->error);
+	o->waits_for = text(a, waits);
+}
+
+static void ops(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+{
+	const Shardd__V1__OpsRequest *r = (const Shardd__V1__OpsRequest *)request;
+	struct svc_status *svc = userdata;
+	Shardd__V1__OpsReply reply = SHARDD__V1__OPS_REPLY__INIT;
+	uint64_t start = svc->jobs->node->started_us;
+	struct arena a = ARENA_NULL;
+	struct fault f = FAULT_NULL;
+	const struct record *rec;
+	struct scope scope;
+	size_t n = 0, skip = 0;
+
+	if (scope_of(call, r->job, &scope, &f) || check_job(svc->jobs, &scope, &f)) {
+		rpc_call_fail(call, &f);
+		return;
+	}
+	for (size_t i = 0; (rec = recorder_at(i)); i++)
+		n += record_visible(&scope, rec);
+	if (r->limit && n > r->limit)
+		skip = n - r->limit;
+	reply.ops = MESSAGES(&a, n - skip, OpRecord, op_record);
+	for (size_t i = 0; reply.ops && (rec = recorder_at(i)); i++) {
+		if (!record_visible(&scope, rec))
+			continue;
+		if (skip)
+			skip--;
+		else
+			fill_record(&a, rec, start, reply.ops[reply.n_ops++]);
+	}
+	reply.now_us = clock_now_us() - start;
+	finish(call, &a, &reply.base);
+}
+
+void svc_status_init(struct svc_status *svc, struct sessions *sessions, struct jobs *jobs,
+		     unsigned (*connections)(void *userdata), void *userdata)
+{
+	static const struct rpc_method methods[] = {
+		{ "Get", get, false },
+		{ "Ops", ops, false },
+		{ NULL, NULL, false },
+	};
+
+	*svc = (struct svc_status){ sessions,
+				    jobs,
+				    connections,
+				    userdata,
+				    { &shardd__v1__status__descriptor, methods, svc } };
+}
