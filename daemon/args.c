@@ -1,0 +1,168 @@
+#include "args.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define DEFAULT_CONFIG "/etc/shardd/shardd.yaml"
+
+enum option_value { OPT_CONFIG = 256, OPT_SET, OPT_SOCKET, OPT_BACKEND };
+
+/* A flag without value yields its action. */
+static const struct option options[] = {
+	{ "config", required_argument, NULL, OPT_CONFIG },
+	{ "set", required_argument, NULL, OPT_SET },
+	{ "socket", required_argument, NULL, OPT_SOCKET },
+	{ "backend", required_argument, NULL, OPT_BACKEND },
+	{ "check-config", no_argument, NULL, ARGS_CHECK_CONFIG },
+	{ "print-config", no_argument, NULL, ARGS_PRINT_CONFIG },
+	{ "example-config", no_argument, NULL, ARGS_EXAMPLE_CONFIG },
+	{ "version", no_argument, NULL, ARGS_VERSION },
+	{ "help", no_argument, NULL, ARGS_HELP },
+	{ NULL, 0, NULL, 0 },
+};
+
+static void add_setting(struct args *args, const char *key, const char *value)
+{
+	args->settings[args->n_settings++] = (struct args_setting){ key, value };
+}
+
+static int add_set(struct args *args, char *text, struct fault *f)
+{
+	char *equals = strchr(text, '=');
+
+	if (!equals || equals == text)
+		return fault_set(f, FAULT_INVALID, "--set", "--set '%.64s' is not KEY=VALUE", text);
+	*equals = '\0';
+	add_setting(args, text, equals + 1);
+	return 0;
+}
+
+static int take_option(struct args *args, int opt, char *word, struct fault *f)
+{
+	switch (opt) {
+	case OPT_CONFIG:
+		args->config_path = optarg;
+		return 0;
+	case OPT_SET:
+		return add_set(args, optarg, f);
+	case OPT_SOCKET:
+		add_setting(args, "socket", optarg);
+		return 0;
+	case OPT_BACKEND:
+		add_setting(args, "backend", optarg);
+		return 0;
+	case ':':
+		return fault_set(f, FAULT_INVALID, "argv", "%.64s needs a value", word);
+	case '?':
+		return fault_set(f, FAULT_INVALID, "argv",
+				 "%.64s is no option, or not unambiguously one, or takes no value",
+				 word);
+	default:
+		args->action = (enum args_action)opt;
+		return 0;
+	}
+}
+
+int args_parse(struct args *args, int argc, char **argv, struct fault *f)
+{
+	int opt, r;
+
+	*args = ARGS_NULL;
+	args->settings = calloc((size_t)argc + 1, sizeof(*args->settings));
+	if (!args->settings)
+		return fault_errno(f, -ENOMEM, "command line");
+	optind = 0; /* glibc: start anew, also when called a second time */
+	opterr = 0;
+	while ((opt = getopt_long(argc, argv, ":", options, NULL)) != -1) {
+		r = take_option(args, opt, argv[optind - 1], f);
+		if (r)
+			return r;
+	}
+	if (optind < argc)
+		return fault_set(f, FAULT_INVALID, "argv",
+				 "'%.64s' is no option; shardd takes no other arguments",
+				 argv[optind]);
+	return 0;
+}
+
+void args_deinit(struct args *args)
+{
+	free(args->settings);
+	*args = ARGS_NULL;
+}
+
+static int load_file(const struct args *args, struct config *c, struct fault *f)
+{
+	if (args->config_path)
+		return config_load_file(c, args->config_path, f);
+	/* only "there is none" is silent: a file that cannot be read is an error */
+	if (access(DEFAULT_CONFIG, F_OK) != 0 && (errno == ENOENT || errno == ENOTDIR))
+		return 0;
+	return config_load_file(c, DEFAULT_CONFIG, f);
+}
+
+static int apply_settings(const struct args *args, struct config *c, struct fault *f)
+{
+	for (size_t i = 0; i < args->n_settings; i++) {
+		struct fault why = FAULT_NULL;
+
+		if (config_set(c, args->settings[i].key, args->settings[i].value, &why) != 0)
+			return fault_set(f, why.code, why.field, "command line: %s", why.text);
+	}
+	return 0;
+}
+
+int args_config(const struct args *args, struct config *c, struct fault *f)
+{
+	struct config new;
+	int r;
+
+	config_default(&new);
+	r = load_file(args, &new, f);
+	if (!r)
+		r = config_load_env(&new, f);
+	if (!r)
+		r = apply_settings(args, &new, f);
+	if (!r)
+		r = config_check(&new, f);
+	if (!r)
+		*c = new;
+	return r;
+}
+
+void args_help(void)
+{
+	fputs("usage: shardd [OPTION]...\n"
+	      "\n"
+	      "Owns the memory of sharded training state on this machine and serves trainers.\n"
+	      "\n"
+	      "  --config FILE      configuration file (default " DEFAULT_CONFIG ",\n"
+	      "                     if there is one)\n"
+	      "  --socket PATH      socket to serve, the key socket\n"
+	      "  --backend NAME     host or auto, the key backend\n"
+	      "  --set KEY=VALUE    set any key; may be repeated\n"
+	      "  --check-config     check the configuration and exit\n"
+	      "  --print-config     print the effective configuration and exit\n"
+	      "  --example-config   print every key with help and default and exit\n"
+	      "  --version          print the version and exit\n"
+	      "  --help             print this and exit\n"
+	      "\n"
+	      "Later ones win: defaults, the file, environment variables (SHARDD_ and the key in\n"
+	      "capitals, such as SHARDD_LOG_LEVEL), options in their order.\n"
+	      "\n"
+	      "Signals: SIGTERM and SIGINT stop once the trainers have left or drain_timeout_ms "
+	      "is\n"
+	      "over, a second one at once; SIGHUP reads the configuration and opens the log anew.\n"
+	      "\n"
+	      "Exit codes:\n"
+	      "  0  stopped as asked\n"
+	      "  1  internal failure\n"
+	      "  2  wrong configuration or arguments\n"
+	      "  3  a living daemon serves the socket already\n"
+	      "  4  the socket cannot be made: its path or permissions\n"
+	      "  5  the backend cannot be started\n",
+	      stdout);
+}

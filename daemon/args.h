@@ -1,0 +1,58 @@
+/* The command line, and the configuration that it, the environment and the file make. */
+#ifndef SHARDD_ARGS_H
+#define SHARDD_ARGS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "config.h"
+#include "core/fault.h"
+
+/* What shardd ends with; documented by --help and shardd(8). */
+enum exit_code {
+	EXIT_STOPPED = 0,
+	EXIT_INTERNAL = 1,
+	EXIT_CONFIG = 2,
+	EXIT_IN_USE = 3,
+	EXIT_SOCKET = 4,
+	EXIT_BACKEND = 5,
+};
+
+enum args_action {
+	ARGS_RUN,
+	ARGS_CHECK_CONFIG,
+	ARGS_PRINT_CONFIG,
+	ARGS_EXAMPLE_CONFIG,
+	ARGS_VERSION,
+	ARGS_HELP,
+};
+
+struct args_setting {
+	const char *key;
+	const char *value;
+};
+
+struct args {
+	enum args_action action;
+	const char *config_path;       /* NULL: the default path, if there is a file */
+	struct args_setting *settings; /* owned; in the order given */
+	size_t n_settings;
+};
+
+#define ARGS_NULL ((struct args){ .action = ARGS_RUN })
+
+/* Read the command line. @argv is borrowed by @args for good and changed: a
+ * setting's '=' becomes a 0. Return: 0 or FAULT_INVALID (FAULT_EXHAUSTED). */
+int args_parse(struct args *args, int argc, char **argv, struct fault *f);
+
+/* Free the settings; safe after ARGS_NULL and twice. */
+void args_deinit(struct args *args);
+
+/* Defaults, file, environment, flags, then the rules between keys.
+ * Return: 0 or a fault code; on error @c is unchanged. */
+int args_config(const struct args *args, struct config *c, struct fault *f);
+
+/* The text of --help on standard output. */
+void args_help(void);
+
+#endif

@@ -1,0 +1,173 @@
+#include "config.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "config_keys.h"
+#include "core/check.h"
+
+#define ENV_PREFIX "SHARDD_"
+
+void config_default(struct config *c)
+{
+	*c = (struct config){ 0 };
+	for (size_t i = 0; i < config_n_keys; i++) {
+		struct fault f = FAULT_NULL;
+
+		CHECK(config_key_parse(c, &config_keys[i], config_keys[i].by_default, &f) == 0);
+	}
+}
+
+int config_set(struct config *c, const char *key, const char *value, struct fault *f)
+{
+	const struct config_key *k = config_key_find(key);
+
+	if (!k)
+		return fault_set(f, FAULT_INVALID, key,
+				 "there is no key '%.64s'; shardd --example-config prints them all",
+				 key);
+	return config_key_parse(c, k, value, f);
+}
+
+/* SHARDD_LOG_LEVEL from log_level. */
+static void env_name(const char *key, char *buf, size_t bytes)
+{
+	size_t n = (size_t)snprintf(buf, bytes, ENV_PREFIX "%s", key);
+
+	CHECK(n < bytes);
+	for (size_t i = 0; i < n; i++)
+		buf[i] = (char)toupper((unsigned char)buf[i]);
+}
+
+int config_load_env(struct config *c, struct fault *f)
+{
+	for (size_t i = 0; i < config_n_keys; i++) {
+		struct fault why = FAULT_NULL;
+		char name[64];
+		const char *value;
+
+		env_name(config_keys[i].name, name, sizeof(name));
+		value = getenv(name);
+		if (value && config_key_parse(c, &config_keys[i], value, &why) != 0)
+			return fault_set(f, why.code, why.field, "environment variable %s: %s",
+					 name, why.text);
+	}
+	return 0;
+}
+
+int config_check(const struct config *c, struct fault *f)
+{
+	if (c->memory_bytes && c->job_quota_bytes > c->memory_bytes)
+		return fault_set(f, FAULT_INVALID, "job_quota_bytes",
+				 "job_quota_bytes is larger than memory_bytes; it must be at most "
+				 "that");
+	return 0;
+}
+
+int config_fixed_changes(const struct config *old, const struct config *new, char *buf,
+			 size_t bytes)
+{
+	size_t used = 0;
+	int n = 0;
+
+	CHECK(bytes > 0);
+	buf[0] = '\0';
+	for (size_t i = 0; i < config_n_keys; i++) {
+		const struct config_key *k = &config_keys[i];
+
+		if (k->runtime || config_key_equal(old, new, k))
+			continue;
+		if (used < bytes)
+			used += (size_t)snprintf(buf + used, bytes - used, "%s%s", n ? "," : "",
+						 k->name);
+		n++;
+	}
+	return n;
+}
+
+void config_keep_fixed(struct config *c, const struct config *running)
+{
+	for (size_t i = 0; i < config_n_keys; i++) {
+		const struct config_key *k = &config_keys[i];
+
+		CHECK(k->runtime || !config_key_is_list(k)); /* a list has its count elsewhere */
+		if (!k->runtime)
+			memcpy(config_key_field(c, k), config_key_value(running, k), k->bytes);
+	}
+}
+
+/* "key: value", quoted where YAML could take it for something else. */
+static void write_value(FILE *out, const struct config_key *k, const char *value)
+{
+	fprintf(out, "%s: ", k->name);
+	if (config_key_is_list(k)) {
+		fprintf(out, "[%s]\n", value);
+	} else if (k->type == CONFIG_TEXT || k->type == CONFIG_PATH) {
+		fputc('"', out);
+		for (; *value; value++)
+			fprintf(out, *value == '"' || *value == '\\' ? "\\%c" : "%c", *value);
+		fputs("\"\n", out);
+	} else {
+		fprintf(out, "%s\n", value);
+	}
+}
+
+void config_write(const struct config *c, FILE *out)
+{
+	for (size_t i = 0; i < config_n_keys; i++) {
+		char value[CONFIG_VALUE_MAX];
+
+		config_key_format(c, &config_keys[i], value);
+		write_value(out, &config_keys[i], value);
+	}
+}
+
+/* Every line of @text behind "# ". */
+static void write_comment(FILE *out, const char *text)
+{
+	while (*text) {
+		size_t n = strcspn(text, "\n");
+
+		fprintf(out, "# %.*s\n", (int)n, text);
+		text += n;
+		text += *text == '\n';
+	}
+}
+
+static void write_allowed(FILE *out, const struct config_key *k)
+{
+	if (k->choices)
+		fprintf(out, "# One of %s.", k->choices);
+	else if (k->type == CONFIG_BYTES)
+		fputs("# Bytes; KiB, MiB, GiB and TiB are understood.", out);
+	else if (k->type == CONFIG_MILLIS)
+		fputs("# A time; ms, s, min, h and d are understood; without unit: ms.", out);
+	else if (k->type == CONFIG_SECONDS)
+		fputs("# A time; s, min, h and d are understood; without unit: s.", out);
+	else if (k->type == CONFIG_COUNT)
+		fprintf(out, "# A number, %s%llu to %llu.", k->zero ? "0 or " : "",
+			(unsigned long long)k->min, (unsigned long long)k->max);
+	else if (config_key_is_list(k))
+		fprintf(out, "# A list, at most %d entries.", CONFIG_MAX_IDS);
+	else
+		fputc('#', out);
+	fprintf(out, " %s\n", k->runtime ? "Read anew at SIGHUP." : "A change needs a restart.");
+}
+
+void config_write_example(FILE *out)
+{
+	fputs("# Configuration of shardd, see shardd(8). Every key with its default.\n"
+	      "# Over the file go environment variables, SHARDD_ and the key in capitals, and "
+	      "over\n"
+	      "# these flags: shardd --set KEY=VALUE. shardd --check-config says what is wrong.\n",
+	      out);
+	for (size_t i = 0; i < config_n_keys; i++) {
+		const struct config_key *k = &config_keys[i];
+
+		fputc('\n', out);
+		write_comment(out, k->help);
+		write_allowed(out, k);
+		write_value(out, k, k->by_default);
+	}
+}

@@ -1,0 +1,85 @@
+/*
+ * Configuration: a table of keys, each with name, default, unit and help; filled
+ * from defaults, then the file, then the environment (SHARDD_<KEY>), then flags.
+ * Loop thread only after start.
+ */
+#ifndef SHARDD_CONFIG_H
+#define SHARDD_CONFIG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/types.h>
+
+#include "core/fault.h"
+
+#define CONFIG_MAX_IDS 64
+
+struct config {
+	char socket[512];              /* path of the socket */
+	char socket_group[64];         /* its group; "": unchanged */
+	uint32_t socket_mode;          /* 0660 */
+	char backend[16];              /* host, auto (cuda: not in a build without it) */
+	uint32_t threads;              /* kernel threads; 0: one per core */
+	uint64_t memory_bytes;         /* of the device that may be used; 0: all there is */
+	uint64_t job_quota_bytes;      /* default of a job; 0: no own limit */
+	uint32_t job_ttl_s;            /* how long a job lives without trainers; default 86400 */
+	uint32_t op_timeout_ms;        /* default deadline of an op; default 600000 */
+	uint32_t stall_after_ms;       /* an op that waits longer is reported; 5000 */
+	uint32_t max_connections;      /* 4096 */
+	uint32_t max_jobs;             /* 256 */
+	uint32_t max_units_per_job;    /* 100000 */
+	uint32_t max_world_size;       /* ranks of a job on this node; 1024 */
+	uint32_t max_inflight_ops;     /* unanswered, per session; 1024 */
+	uint32_t max_inflight_gathers; /* casts that run at once, per job; 0: no limit; 64 */
+	uint64_t max_message_bytes;    /* of one gRPC message; 67108864 */
+	uint32_t hello_timeout_ms;     /* until a connection says what it is; 5000 */
+	uint32_t drain_timeout_ms;     /* SIGTERM: how long trainers may take to leave; 10000 */
+	uint32_t flight_recorder_ops;  /* how many last ops are kept; 4096 */
+	uid_t allow_uids[CONFIG_MAX_IDS];
+	uint32_t n_allow_uids;
+	gid_t allow_gids[CONFIG_MAX_IDS];
+	uint32_t n_allow_gids;
+	char log_level[16];  /* error, warn, info, debug; info */
+	char log_format[16]; /* text, json; text */
+	char log_file[512];  /* "": stderr */
+};
+
+/* The defaults. */
+void config_default(struct config *c);
+
+/* Set one key from text, checked ("64MiB", "5s", lists with commas).
+ * Return: 0 or FAULT_INVALID with field, value and what is allowed. */
+int config_set(struct config *c, const char *key, const char *value, struct fault *f);
+
+/* Read a YAML file over @c. Unknown keys and wrong values are FAULT_INVALID with
+ * file, line and what is allowed; a missing or unreadable file FAULT_NOT_FOUND /
+ * FAULT_DENIED. On error @c is unchanged. */
+int config_load_file(struct config *c, const char *path, struct fault *f);
+
+/* The same from memory; for tests and the fuzzer. */
+int config_load_text(struct config *c, const char *text, size_t bytes, const char *name,
+		     struct fault *f);
+
+/* SHARDD_<KEY> for every key. */
+int config_load_env(struct config *c, struct fault *f);
+
+/* Rules between keys. */
+int config_check(const struct config *c, struct fault *f);
+
+/* Names of keys that differ and cannot change while running, comma-separated into
+ * @buf. Return: how many. */
+int config_fixed_changes(const struct config *old, const struct config *new, char *buf,
+			 size_t bytes);
+
+/* Give @c the values that @running has of the keys that cannot change while running. */
+void config_keep_fixed(struct config *c, const struct config *running);
+
+/* Write every key with help, unit and default as a commented YAML file: what
+ * deploy/shardd.yaml.example is checked against. */
+void config_write_example(FILE *out);
+
+/* Write the effective values as YAML. */
+void config_write(const struct config *c, FILE *out);
+
+#endif

@@ -1,0 +1,119 @@
+#include "config_keys.h"
+
+#include <string.h>
+
+#include "core/check.h"
+
+#define KIB 1024ull
+#define MIB (1024 * KIB)
+#define GIB (1024 * MIB)
+#define TIB (1024 * GIB)
+
+#define HOUR_S 3600ull
+#define DAY_S  (24 * HOUR_S)
+#define DAY_MS (DAY_S * 1000)
+
+#define FIELD(key)                                            \
+	.name = #key, .offset = offsetof(struct config, key), \
+	.bytes = sizeof(((struct config *)0)->key)
+#define LIST(key) FIELD(key), .count_offset = offsetof(struct config, n_##key)
+
+/* A socket address holds 108 bytes, the terminating 0 among them. */
+#define SOCKET_PATH_MAX 107
+
+/* clang-format off */
+const struct config_key config_keys[] = {
+	{ FIELD(socket), .type = CONFIG_TEXT, .min = 1, .max = SOCKET_PATH_MAX,
+	  .by_default = "/run/shardd/shardd.sock",
+	  .help = "Path of the socket trainers connect to. Not used when the service manager passes a\n"
+		  "listening socket." },
+	{ FIELD(socket_group), .type = CONFIG_TEXT, .min = 0, .max = 63, .by_default = "",
+	  .help = "Group that owns the socket file. Empty: the daemon's own." },
+	{ FIELD(socket_mode), .type = CONFIG_MODE, .min = 0, .max = 0777, .by_default = "0660",
+	  .help = "Permissions of the socket file, octal: who may write to it may connect." },
+	{ FIELD(backend), .type = CONFIG_CHOICE, .choices = "host|auto", .by_default = "auto",
+	  .help = "Where training state lives. host: the memory of this machine. auto: the best this\n"
+		  "machine and this build have." },
+	{ FIELD(threads), .type = CONFIG_COUNT, .min = 1, .max = 1024, .zero = true, .by_default = "0",
+	  .help = "Threads that run kernels. 0: one per processor core." },
+	{ FIELD(memory_bytes), .type = CONFIG_BYTES, .min = MIB, .max = 1024 * TIB, .zero = true,
+	  .by_default = "0",
+	  .help = "Memory all jobs together may use. 0: all there is." },
+	{ FIELD(job_quota_bytes), .type = CONFIG_BYTES, .min = MIB, .max = 1024 * TIB, .zero = true,
+	  .by_default = "0", .runtime = true,
+	  .help = "Memory one job may use unless it asks for less. 0: no limit of its own. Holds for\n"
+		  "jobs made after a change." },
+	{ FIELD(job_ttl_s), .type = CONFIG_SECONDS, .min = 1, .max = 365 * DAY_S, .by_default = "1d",
+	  .runtime = true,
+	  .help = "How long a job and its memory are kept after its last trainer has left." },
+	{ FIELD(op_timeout_ms), .type = CONFIG_MILLIS, .min = 1, .max = 30 * DAY_MS,
+	  .by_default = "10min", .runtime = true,
+	  .help = "Deadline of an operation that names none; then it ends with DEADLINE_EXCEEDED." },
+	{ FIELD(stall_after_ms), .type = CONFIG_MILLIS, .min = 1, .max = 30 * DAY_MS,
+	  .by_default = "5s", .runtime = true,
+	  .help = "An operation that waits longer for other ranks is reported, with who is missing." },
+	{ FIELD(max_connections), .type = CONFIG_COUNT, .min = 1, .max = 1000000, .by_default = "4096",
+	  .runtime = true,
+	  .help = "Open connections; further ones are closed at once." },
+	{ FIELD(max_jobs), .type = CONFIG_COUNT, .min = 1, .max = 100000, .by_default = "256",
+	  .runtime = true, .help = "Jobs at a time." },
+	{ FIELD(max_units_per_job), .type = CONFIG_COUNT, .min = 1, .max = 10000000,
+	  .by_default = "100000", .runtime = true, .help = "Units a job may register." },
+	{ FIELD(max_world_size), .type = CONFIG_COUNT, .min = 1, .max = 1024, .by_default = "1024",
+	  .runtime = true, .help = "Ranks a job may have on this node." },
+	{ FIELD(max_inflight_ops), .type = CONFIG_COUNT, .min = 1, .max = 1000000,
+	  .by_default = "1024",
+	  .help = "Unanswered operations per session; further ones are refused." },
+	{ FIELD(max_inflight_gathers), .type = CONFIG_COUNT, .min = 1, .max = 1000000, .zero = true,
+	  .by_default = "64", .runtime = true,
+	  .help = "Gathers with a cast that run at once in one job; further ones wait in order. 0: no\n"
+		  "limit." },
+	{ FIELD(max_message_bytes), .type = CONFIG_BYTES, .min = 64 * KIB, .max = GIB,
+	  .by_default = "64MiB", .help = "Size of one gRPC message." },
+	{ FIELD(hello_timeout_ms), .type = CONFIG_MILLIS, .min = 1, .max = HOUR_S * 1000,
+	  .by_default = "5s", .runtime = true,
+	  .help = "A connection that has not said by then what it is gets closed." },
+	{ FIELD(drain_timeout_ms), .type = CONFIG_MILLIS, .min = 0, .max = DAY_MS,
+	  .by_default = "10s", .runtime = true,
+	  .help = "How long trainers may take to commit and leave after SIGTERM. Keep it below the\n"
+		  "service manager's own stop timeout." },
+	{ FIELD(flight_recorder_ops), .type = CONFIG_COUNT, .min = 16, .max = 1048576,
+	  .by_default = "4096",
+	  .help = "How many of the last operations are kept for reports." },
+	{ LIST(allow_uids), .type = CONFIG_UIDS, .max = UINT32_MAX - 1, .by_default = "",
+	  .runtime = true,
+	  .help = "Users that may connect, by name or number. Both lists empty: whoever may open the\n"
+		  "socket. The superuser and the daemon's own user always may." },
+	{ LIST(allow_gids), .type = CONFIG_GIDS, .max = UINT32_MAX - 1, .by_default = "",
+	  .runtime = true,
+	  .help = "Groups whose members may connect, by name or number." },
+	{ FIELD(log_level), .type = CONFIG_CHOICE, .choices = "error|warn|info|debug",
+	  .by_default = "info", .runtime = true, .help = "What is logged." },
+	{ FIELD(log_format), .type = CONFIG_CHOICE, .choices = "text|json", .by_default = "text",
+	  .runtime = true,
+	  .help = "text: one line a message. json: one JSON object a line." },
+	{ FIELD(log_file), .type = CONFIG_PATH, .min = 0, .max = 511, .by_default = "",
+	  .runtime = true,
+	  .help = "Append the log to this file; SIGHUP opens it anew. Empty: standard error." },
+};
+/* clang-format on */
+
+const size_t config_n_keys = ARRAY_SIZE(config_keys);
+
+const struct config_key *config_key_find(const char *name)
+{
+	for (size_t i = 0; i < config_n_keys; i++)
+		if (strcmp(config_keys[i].name, name) == 0)
+			return &config_keys[i];
+	return NULL;
+}
+
+void *config_key_field(struct config *c, const struct config_key *k)
+{
+	return (char *)c + k->offset;
+}
+
+const void *config_key_value(const struct config *c, const struct config_key *k)
+{
+	return (const char *)c + k->offset;
+}

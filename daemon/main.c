@@ -1,0 +1,93 @@
+/* shardd: the arguments decide what is done, the exit code tells how it ended. */
+#include <stdio.h>
+#include <string.h>
+
+#include "args.h"
+#include "config.h"
+#include "core/cleanup.h"
+#include "core/log.h"
+#include "core/log_format.h"
+#include "process.h"
+#include "service.h"
+
+struct shardd {
+	struct args args;
+	struct config config;
+};
+
+static int complain(struct fault *f)
+{
+	log_clean(f->text);
+	fprintf(stderr, "shardd: %s\n", f->text);
+	return EXIT_CONFIG;
+}
+
+static int run(struct shardd *d)
+{
+	struct log_options options = service_log_options(&d->config);
+	struct fault f = FAULT_NULL;
+	int fd, code, r;
+
+	if (process_inherited_socket(&fd, &f) != 0)
+		return complain(&f);
+	r = log_open(&options);
+	if (r < 0) {
+		fault_set(&f, FAULT_INVALID, "log_file", "log_file '%s' cannot be opened: %s",
+			  d->config.log_file, strerror(-r));
+		fd_close(fd);
+		return complain(&f);
+	}
+	code = service_run(&d->args, &d->config, fd);
+	if (code == EXIT_STOPPED)
+		log_info("server", "stopped");
+	log_close();
+	return code;
+}
+
+/* What needs no configuration. Return: done. */
+static bool print_text(const struct args *args)
+{
+	if (args->action == ARGS_HELP)
+		args_help();
+	else if (args->action == ARGS_VERSION)
+		puts("shardd " SHARDD_VERSION);
+	else if (args->action == ARGS_EXAMPLE_CONFIG)
+		config_write_example(stdout);
+	else
+		return false;
+	return true;
+}
+
+static int act(struct shardd *d)
+{
+	struct fault f = FAULT_NULL;
+
+	if (print_text(&d->args))
+		return EXIT_STOPPED;
+	if (args_config(&d->args, &d->config, &f) != 0)
+		return complain(&f);
+	if (d->args.action == ARGS_PRINT_CONFIG)
+		config_write(&d->config, stdout);
+	else if (d->args.action == ARGS_CHECK_CONFIG)
+		puts("configuration is valid");
+	else
+		return run(d);
+	return EXIT_STOPPED;
+}
+
+int main(int argc, char **argv)
+{
+	static struct shardd d;
+	struct fault f = FAULT_NULL;
+	int code = process_prepare();
+
+	if (code < 0) {
+		fprintf(stderr, "shardd: /dev/null cannot be opened: %s\n", strerror(-code));
+		return EXIT_INTERNAL;
+	}
+	code = args_parse(&d.args, argc, argv, &f) ? complain(&f) : act(&d);
+	args_deinit(&d.args);
+	if (fflush(stdout) != 0 || ferror(stdout))
+		return EXIT_INTERNAL;
+	return code;
+}

@@ -1,0 +1,35 @@
+/*
+ * What the process is given and gives to its surroundings: descriptors, limits,
+ * the service manager's socket and notifications. Loop thread only.
+ */
+#ifndef SHARDD_PROCESS_H
+#define SHARDD_PROCESS_H
+
+#include <stdint.h>
+
+#include "core/fault.h"
+
+/* Open /dev/null in place of a missing descriptor 0, 1 or 2, so that no socket
+ * ever gets such a number; ignore SIGPIPE; raise the soft limit of descriptors to
+ * the hard one. Before anything is opened. Return: 0 or negative errno. */
+int process_prepare(void);
+
+/* The listening socket the service manager passed.
+ * @ret_fd: the caller's, or -1 if there is none.
+ * Return: 0 or FAULT_INVALID (more than one, or no listening Unix stream socket). */
+int process_inherited_socket(int *ret_fd, struct fault *f);
+
+/* Interval in which the service manager wants to hear from us; 0: not at all. */
+uint64_t process_watchdog_us(void);
+
+/* READY=1; RELOADING=1 with the time; STOPPING=1; WATCHDOG=1. No-ops without a
+ * service manager. */
+void process_notify_ready(void);
+void process_notify_reloading(void);
+void process_notify_stopping(void);
+void process_notify_alive(void);
+
+/* STATUS=@text. */
+void process_notify_status(const char *text);
+
+#endif

@@ -1,0 +1,492 @@
+/*
+ * Start: backend, device, engine and its communicator, jobs, sessions, gRPC, and the
+ * listener last, so that whoever connects finds everything there. Stop is the
+ * reverse: drain, connections, running ops, gRPC, memory, threads.
+ */
+#include "server.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/backend_impl.h"
+#include "core/check.h"
+#include "core/clock.h"
+#include "core/log.h"
+#include "core/loopq.h"
+#include "engine/engine_impl.h"
+#include "net/listener.h"
+#include "op/op.h"
+#include "rpc/rpc_server.h"
+#include "rpc/svc_health.h"
+#include "rpc/svc_shardd.h"
+#include "rpc/svc_status.h"
+#include "session/session.h"
+
+#define SERVER_MAGIC 0x53525652u
+
+/* How often deadlines are looked at: with ops pending, and without. */
+#define TICK_BUSY_MS 20
+#define TICK_IDLE_MS 250
+/* The completion-queue thread wakes at least once a second. */
+#define HEARTBEAT_LIMIT_US (10u * 1000000u)
+
+enum server_state { RUNNING, DRAINING, CLOSING, ENDING };
+
+struct server {
+	uint32_t magic;
+	enum server_state state;
+	uv_loop_t *loop;
+	struct config config;
+	struct loopq loopq;
+	struct node node;
+	struct jobs jobs;
+	struct sessions sessions;
+	struct health health;
+	struct svc_shardd svc_shardd;
+	struct svc_status svc_status;
+	struct rpc_service services[3];
+	struct rpc_server *rpc;
+	struct listener *listener;
+	struct list conns; /* of struct server_conn */
+	uv_timer_t tick;
+	uv_timer_t finish;
+	uint64_t drain_until_us;
+	int comm_status; /* 1: not known yet */
+	server_stopped_cb done;
+	void *userdata;
+};
+
+/* A gRPC connection; local ones belong to session_local. */
+struct server_conn {
+	struct list link;
+	struct server *server;
+	struct conn *conn;
+};
+
+/* The daemon's one server: job callbacks carry no userdata of their own. */
+static struct server *the_server;
+
+/* --------------------------------------------------------------- connections */
+
+static void on_grpc_closed(struct conn *c, void *userdata)
+{
+	struct server_conn *sc = userdata;
+	struct server *s = sc->server;
+	struct session *session = conn_user(c);
+
+	if (session) {
+		if (session->member)
+			log_info("server", "session ended session=%llu pid=%d job=%s rank=%u",
+				 (unsigned long long)session->id, (int)proc_pid(session->proc),
+				 session->member->job->rec->name, session->member->rank);
+		session_end(session, "is gone");
+	}
+	rpc_server_forget(s->rpc, c);
+	if (s->listener)
+		listener_conn_ended(s->listener);
+	list_unlink(&sc->link);
+	free(sc);
+}
+
+static void on_local_closed(void *userdata)
+{
+	struct server *s = userdata;
+
+	if (s->listener)
+		listener_conn_ended(s->listener);
+}
+
+static void take_grpc(struct server *s, struct conn *c)
+{
+	struct server_conn *sc = calloc(1, sizeof(*sc));
+	int r;
+
+	if (!sc) {
+		log_warn("server", "connection refused pid=%d error=\"no memory\"",
+			 (int)proc_pid(conn_proc(c)));
+		listener_conn_ended(s->listener);
+		conn_close(c);
+		return;
+	}
+	sc->server = s;
+	sc->conn = c;
+	list_init(&sc->link);
+	list_append(&s->conns, &sc->link);
+	conn_on_closed(c, on_grpc_closed, sc);
+	r = rpc_server_adopt(s->rpc, c);
+	if (r < 0) {
+		log_warn("server", "connection refused pid=%d error=\"%s\"",
+			 (int)proc_pid(conn_proc(c)), strerror(-r));
+		conn_close(c);
+	}
+}
+
+static void on_connection(struct conn *c, void *userdata)
+{
+	struct server *s = userdata;
+	int r;
+
+	if (conn_protocol(c) == CONN_GRPC) {
+		take_grpc(s, c);
+		return;
+	}
+	r = session_local_new(&s->sessions, s->loop, c,
+			      (uint64_t)s->config.hello_timeout_ms * 1000u, on_local_closed, s);
+	if (r < 0) {
+		log_warn("server", "local channel refused error=\"%s\"", strerror(-r));
+		listener_conn_ended(s->listener);
+	}
+}
+
+static unsigned count_connections(void *userdata)
+{
+	struct server *s = userdata;
+
+	return s->listener ? listener_connections(s->listener) : 0;
+}
+
+/* ---------------------------------------------------------------- job events */
+
+static void on_job_event(struct member *m, enum job_event_kind kind, const char *text)
+{
+	if (kind == JOB_EVENT_STALL)
+		log_warn("server", "stalled job=%s rank=%u pid=%d what=\"%s\"", m->job->rec->name,
+			 m->rank, member_pid(m), text);
+	session_event(m, kind, text);
+}
+
+static void on_epoch_ended(struct job *job, const struct fault *why)
+{
+	log_info("server", "epoch ended job=%s epoch=%llu ranks=%u why=\"%s\"", job->rec->name,
+		 (unsigned long long)job->rec->epoch, job->joined, why->text);
+}
+
+/* -------------------------------------------------------------------- start */
+
+static void set_limits(struct server *s)
+{
+	const struct config *c = &s->config;
+
+	s->node.limits = (struct node_limits){
+		.job_quota_bytes = c->job_quota_bytes,
+		.job_ttl_s = c->job_ttl_s,
+		.op_timeout_ms = c->op_timeout_ms,
+		.stall_after_ms = c->stall_after_ms,
+		.max_jobs = c->max_jobs,
+		.max_units_per_job = c->max_units_per_job,
+		.max_world_size = c->max_world_size,
+		.max_inflight_ops = c->max_inflight_ops,
+		.max_inflight_gathers = c->max_inflight_gathers,
+	};
+}
+
+static struct listener_options listener_options_of(const struct config *c, int inherited_fd)
+{
+	return (struct listener_options){
+		.path = c->socket,
+		.inherited_fd = inherited_fd,
+		.mode = c->socket_mode,
+		.group = c->socket_group,
+		.max_connections = c->max_connections,
+		.max_pending_per_uid = c->max_connections / 2 + 1,
+		.hello_timeout_us = (uint64_t)c->hello_timeout_ms * 1000u,
+		.allow_uids = c->allow_uids,
+		.n_allow_uids = c->n_allow_uids,
+		.allow_gids = c->allow_gids,
+		.n_allow_gids = c->n_allow_gids,
+	};
+}
+
+static void on_comm_ready(void *userdata, struct comm *comm, int status)
+{
+	struct server *s = userdata;
+
+	s->node.comm = comm;
+	s->comm_status = status;
+}
+
+static int start_device(struct server *s, struct fault *f)
+{
+	int r = backend_host_new(&s->loopq, s->config.threads, 0, &s->node.backend);
+
+	if (r < 0) {
+		fault_errno(f, r, "starting the host backend");
+		snprintf(f->field, sizeof(f->field), "backend");
+		return f->code;
+	}
+	device_init(&s->node.device, s->node.backend, s->config.memory_bytes);
+	r = engine_local_new(&s->loopq, s->node.backend, &s->node.engine);
+	if (r < 0)
+		return fault_errno(f, r, "starting the local engine");
+	s->comm_status = 1;
+	r = engine_comm_new(s->node.engine, 1, 0, on_comm_ready, s);
+	if (r < 0)
+		return fault_errno(f, r, "making the communicator");
+	while (s->comm_status == 1)
+		uv_run(s->loop, UV_RUN_ONCE);
+	return s->comm_status ? fault_errno(f, s->comm_status, "making the communicator") : 0;
+}
+
+static int start_rpc(struct server *s, struct fault *f)
+{
+	struct rpc_options options = { .max_message_bytes = s->config.max_message_bytes,
+				       .max_calls_per_conn = s->config.max_inflight_ops + 64 };
+	int r;
+
+	health_init(&s->health);
+	svc_shardd_init(&s->svc_shardd, &s->sessions, &s->jobs, s->config.max_message_bytes);
+	svc_status_init(&s->svc_status, &s->sessions, &s->jobs, count_connections, s);
+	s->services[0] = s->svc_shardd.service;
+	s->services[1] = s->svc_status.service;
+	s->services[2] = *health_service(&s->health);
+	r = rpc_server_new(&s->loopq, &options, s->services, ARRAY_SIZE(s->services), &s->rpc);
+	return r < 0 ? fault_errno(f, r, "starting gRPC") : 0;
+}
+
+static int start_listener(struct server *s, int inherited_fd, struct fault *f)
+{
+	struct listener_options options = listener_options_of(&s->config, inherited_fd);
+
+	return listener_new(s->loop, &options, on_connection, s, &s->listener, f);
+}
+
+static void on_tick(uv_timer_t *timer);
+
+static int start(struct server *s, int inherited_fd, struct fault *f)
+{
+	const struct job_ops ops = { op_abort_all, op_complete, op_failed, on_job_event,
+				     on_epoch_ended };
+	int r;
+
+	/* first what cannot fail: whatever fails below, all of it is ended again */
+	s->node.loop = s->loop;
+	s->node.started_us = clock_now_us();
+	set_limits(s);
+	quarantine_init(&s->node.quarantine);
+	jobs_init(&s->jobs, &s->node, &ops);
+	sessions_init(&s->sessions, &s->jobs);
+	r = loopq_init(&s->loopq, s->loop);
+	if (r < 0)
+		return fault_errno(f, r, "starting the loop's queue");
+	if (recorder_init(s->config.flight_recorder_ops) < 0)
+		return fault_errno(f, -ENOMEM, "making the flight recorder");
+	if (start_device(s, f) || start_rpc(s, f) || start_listener(s, inherited_fd, f))
+		return f->code;
+	health_set(&s->health, true);
+	return 0;
+}
+
+static void close_rpc(struct server *s);
+
+static void ignore_stopped(void *userdata)
+{
+	*(bool *)userdata = true;
+}
+
+int server_new(uv_loop_t *loop, const struct config *config, int inherited_fd, struct server **ret,
+	       struct fault *f)
+{
+	struct server *s = calloc(1, sizeof(*s));
+	bool gone = false;
+
+	if (!s)
+		return fault_errno(f, -ENOMEM, "starting");
+	CHECK(!the_server);
+	the_server = s;
+	s->magic = SERVER_MAGIC;
+	s->loop = loop;
+	s->config = *config;
+	list_init(&s->conns);
+	uv_timer_init(loop, &s->tick);
+	s->tick.data = s;
+	if (start(s, inherited_fd, f)) {
+		s->done = ignore_stopped;
+		s->userdata = &gone;
+		s->state = CLOSING;
+		close_rpc(s);
+		while (!gone)
+			uv_run(loop, UV_RUN_ONCE);
+		return f->code;
+	}
+	uv_timer_start(&s->tick, on_tick, TICK_IDLE_MS, 0);
+	*ret = s;
+	return 0;
+}
+
+void server_reconfigure(struct server *s, const struct config *config)
+{
+	struct config new = *config;
+	struct listener_options options;
+
+	config_keep_fixed(&new, &s->config);
+	s->config = new;
+	set_limits(s);
+	options = listener_options_of(&s->config, -1);
+	if (s->listener)
+		listener_reconfigure(s->listener, &options);
+}
+
+/* ----------------------------------------------------------------------- stop */
+
+/* The last handle: its owner can go. */
+static void on_finish_closed(uv_handle_t *handle)
+{
+	struct server *s = handle->data;
+	server_stopped_cb done = s->done;
+	void *userdata = s->userdata;
+
+	s->magic = 0;
+	free(s);
+	the_server = NULL;
+	done(userdata);
+}
+
+/* A turn after the other handles were closed: their callbacks have run. */
+static void on_finish(uv_timer_t *timer)
+{
+	uv_close((uv_handle_t *)timer, on_finish_closed);
+}
+
+static void end_device(struct server *s)
+{
+	jobs_deinit(&s->jobs);
+	recorder_deinit();
+	comm_free(s->node.comm);
+	engine_close(s->node.engine);
+	if (s->node.backend) {
+		device_deinit(&s->node.device);
+		backend_close(s->node.backend);
+	}
+}
+
+static void on_rpc_closed(void *userdata)
+{
+	struct server *s = userdata;
+
+	s->state = ENDING;
+	if (s->rpc)
+		health_deinit(&s->health);
+	end_device(s);
+	loopq_close(&s->loopq);
+	uv_close((uv_handle_t *)&s->tick, NULL);
+	uv_timer_init(s->loop, &s->finish);
+	s->finish.data = s;
+	uv_timer_start(&s->finish, on_finish, 1, 0);
+}
+
+static void close_rpc(struct server *s)
+{
+	if (s->rpc)
+		rpc_server_close(s->rpc, on_rpc_closed, s);
+	else
+		on_rpc_closed(s);
+}
+
+static uint32_t trainers(const struct server *s)
+{
+	struct job *job, *tmp;
+	uint32_t n = 0;
+
+	list_for_each (job, tmp, &s->jobs.all, link)
+		n += job->present;
+	return n;
+}
+
+/* Ops that run in the backend, of jobs alive and deleted. */
+static bool anything_runs(const struct server *s)
+{
+	struct job *job, *tmp;
+	bool runs = false;
+
+	list_for_each (job, tmp, &s->jobs.all, link)
+		runs = runs || job->running || job->step.applying;
+	list_for_each (job, tmp, &s->jobs.zombies, link)
+		runs = runs || job->running || job->step.applying;
+	return runs;
+}
+
+static void close_connections(struct server *s)
+{
+	struct server_conn *sc, *tmp;
+
+	log_info("server", "closing trainers=%u connections=%u", trainers(s), count_connections(s));
+	s->state = CLOSING;
+	s->listener = listener_close(s->listener);
+	list_for_each (sc, tmp, &s->conns, link)
+		conn_close(sc->conn);
+	/* also those that belong to no session: their end is told to us */
+	sessions_close_locals(&s->sessions);
+}
+
+void server_stop(struct server *s, uint32_t timeout_ms, server_stopped_cb done, void *userdata)
+{
+	struct job *job, *tmp;
+
+	MAGIC_CHECK(s, SERVER_MAGIC);
+	if (s->state == DRAINING)
+		s->drain_until_us = clock_now_us();
+	if (s->state != RUNNING)
+		return;
+	s->state = DRAINING;
+	s->done = done;
+	s->userdata = userdata;
+	s->drain_until_us = clock_now_us() + (uint64_t)timeout_ms * 1000u;
+	s->jobs.draining = true;
+	health_set(&s->health, false);
+	log_info("server", "draining trainers=%u timeout_ms=%u", trainers(s), timeout_ms);
+	list_for_each (job, tmp, &s->jobs.all, link)
+		job_drain(job);
+	uv_timer_start(&s->tick, on_tick, 0, 0);
+}
+
+/* ------------------------------------------------------------------------ tick */
+
+static bool ops_pending(const struct server *s)
+{
+	struct session *session, *tmp;
+
+	list_for_each (session, tmp, &s->sessions.all, link)
+		if (session->member && session->member->pending)
+			return true;
+	return false;
+}
+
+static void tick_stop(struct server *s, uint64_t now)
+{
+	if (s->state == DRAINING && (!trainers(s) || now >= s->drain_until_us))
+		close_connections(s);
+	if (s->state == CLOSING && list_empty(&s->conns) && !s->sessions.count &&
+	    list_empty(&s->sessions.locals) && !anything_runs(s)) {
+		s->state = ENDING;
+		close_rpc(s);
+	}
+}
+
+static void on_tick(uv_timer_t *timer)
+{
+	struct server *s = timer->data;
+	uint64_t now = clock_now_us();
+
+	MAGIC_CHECK(s, SERVER_MAGIC);
+	ops_tick(&s->jobs, now, (uint64_t)s->node.limits.stall_after_ms * 1000u);
+	jobs_tick(&s->jobs, now);
+	tick_stop(s, now);
+	if (s->state != ENDING)
+		uv_timer_start(&s->tick, on_tick,
+			       s->state != RUNNING || ops_pending(s) ? TICK_BUSY_MS : TICK_IDLE_MS,
+			       0);
+}
+
+bool server_healthy(const struct server *s)
+{
+	return s->rpc && clock_now_us() - rpc_server_heartbeat_us(s->rpc) < HEARTBEAT_LIMIT_US;
+}
+
+void server_summary(const struct server *s, char *buf, size_t bytes)
+{
+	snprintf(buf, bytes, "%s%u jobs, %u trainers, %llu MiB held",
+		 s->state == RUNNING ? "" : "draining: ", s->jobs.count, trainers(s),
+		 (unsigned long long)(s->node.device.quota.used >> 20));
+}

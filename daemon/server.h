@@ -1,0 +1,37 @@
+/*
+ * The composition root: owns loop, listener, gRPC server, device, engine, jobs and
+ * sessions; knows the order in which they start and stop. Loop thread only.
+ */
+#ifndef SHARDD_SERVER_H
+#define SHARDD_SERVER_H
+
+#include <uv.h>
+
+#include "config.h"
+#include "core/fault.h"
+
+struct server;
+
+typedef void (*server_stopped_cb)(void *userdata);
+
+/* Build everything and listen. @config: copied. @inherited_fd: a listening socket,
+ * consumed; -1: bind config->socket. Return: 0 or a fault code (nothing is left). */
+int server_new(uv_loop_t *loop, const struct config *config, int inherited_fd, struct server **ret,
+	       struct fault *f);
+
+/* New limits (SIGHUP); keys that cannot change are ignored, the caller told so. */
+void server_reconfigure(struct server *s, const struct config *config);
+
+/* Stop admitting jobs and trainers, tell those that are here to commit and leave,
+ * wait for them at most @timeout_ms, then end what is left; @done when no handle of
+ * the server is on the loop any more and it has been freed. A second call ends the
+ * wait at once. */
+void server_stop(struct server *s, uint32_t timeout_ms, server_stopped_cb done, void *userdata);
+
+/* Has the gRPC thread answered lately? For the watchdog, which the loop itself feeds. */
+bool server_healthy(const struct server *s);
+
+/* One line for STATUS=: jobs, trainers, bytes. */
+void server_summary(const struct server *s, char *buf, size_t bytes);
+
+#endif

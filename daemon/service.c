@@ -1,0 +1,190 @@
+#include "service.h"
+
+#include <signal.h>
+#include <stdbool.h>
+#include <string.h>
+#include <uv.h>
+
+#include "core/check.h"
+#include "core/log.h"
+#include "process.h"
+#include "server.h"
+
+#define STATUS_MS 5000
+
+struct service {
+	uv_loop_t loop;
+	const struct args *args; /* borrowed */
+	struct config started;   /* keys that cannot change are compared with these */
+	struct config config;
+	struct server *server; /* ends itself: see server_stop */
+	uv_signal_t on_term, on_int, on_hup;
+	uv_timer_t status, watchdog;
+	char last_status[256];
+	bool stopping;
+};
+
+struct log_options service_log_options(const struct config *c)
+{
+	return (struct log_options){ .level = (enum log_level)log_level_parse(c->log_level),
+				     .json = strcmp(c->log_format, "json") == 0,
+				     .path = c->log_file };
+}
+
+static void send_status(uv_timer_t *timer)
+{
+	struct service *d = timer->data;
+	char now[sizeof(d->last_status)] = "";
+
+	server_summary(d->server, now, sizeof(now));
+	if (strcmp(now, d->last_status) == 0)
+		return;
+	memcpy(d->last_status, now, sizeof(now));
+	process_notify_status(now);
+}
+
+/* Not a word while the gRPC thread hangs (or we do): then the service manager ends and
+ * restarts us. */
+static void send_alive(uv_timer_t *timer)
+{
+	struct service *d = timer->data;
+
+	if (server_healthy(d->server))
+		process_notify_alive();
+}
+
+static void close_handles(struct service *d)
+{
+	uv_close((uv_handle_t *)&d->on_term, NULL);
+	uv_close((uv_handle_t *)&d->on_int, NULL);
+	uv_close((uv_handle_t *)&d->on_hup, NULL);
+	uv_close((uv_handle_t *)&d->status, NULL);
+	uv_close((uv_handle_t *)&d->watchdog, NULL);
+}
+
+static void on_stopped(void *userdata)
+{
+	struct service *d = userdata;
+
+	d->server = NULL;
+	close_handles(d);
+}
+
+static void on_stop_signal(uv_signal_t *handle, int signum)
+{
+	struct service *d = handle->data;
+
+	log_info("server", "%s signal=%d drain_timeout_ms=%u",
+		 d->stopping ? "ending at once" : "stopping", signum, d->config.drain_timeout_ms);
+	if (!d->stopping)
+		process_notify_stopping();
+	d->stopping = true;
+	server_stop(d->server, d->config.drain_timeout_ms, on_stopped, d);
+}
+
+static void apply_config(struct service *d, const struct config *new)
+{
+	struct log_options options = service_log_options(new);
+	char fixed[512];
+	int r = log_reopen(&options);
+
+	if (r < 0)
+		log_error("server", "the old log stays log_file=\"%s\" error=\"%s\"", new->log_file,
+			  strerror(-r));
+	if (config_fixed_changes(&d->started, new, fixed, sizeof(fixed)) > 0)
+		log_warn("server", "these keys change only with a restart keys=%s", fixed);
+	d->config = *new;
+	server_reconfigure(d->server, new);
+	log_info("server", "configuration read anew");
+}
+
+static void on_reload_signal(uv_signal_t *handle, int signum)
+{
+	struct service *d = handle->data;
+	struct fault f = FAULT_NULL;
+	struct config new;
+
+	(void)signum;
+	if (d->stopping)
+		return;
+	process_notify_reloading();
+	if (args_config(d->args, &new, &f) != 0)
+		log_error("server", "the old configuration stays: %s", f.text);
+	else
+		apply_config(d, &new);
+	process_notify_ready();
+}
+
+static void add_signal(struct service *d, uv_signal_t *handle, uv_signal_cb fn, int signum)
+{
+	CHECK(uv_signal_init(&d->loop, handle) == 0);
+	handle->data = d;
+	CHECK(uv_signal_start(handle, fn, signum) == 0);
+}
+
+static void add_timer(struct service *d, uv_timer_t *handle, uv_timer_cb fn, uint64_t ms)
+{
+	CHECK(uv_timer_init(&d->loop, handle) == 0);
+	handle->data = d;
+	if (ms)
+		CHECK(uv_timer_start(handle, fn, ms, ms) == 0);
+}
+
+static void add_handles(struct service *d)
+{
+	uint64_t watchdog_us = process_watchdog_us();
+
+	add_signal(d, &d->on_term, on_stop_signal, SIGTERM);
+	add_signal(d, &d->on_int, on_stop_signal, SIGINT);
+	add_signal(d, &d->on_hup, on_reload_signal, SIGHUP);
+	add_timer(d, &d->status, send_status, STATUS_MS);
+	/* half of it; rounded up, so that an interval below 2 ms still means a timer */
+	add_timer(d, &d->watchdog, send_alive, (watchdog_us / 2 + 999) / 1000);
+}
+
+static int exit_code_of(const struct fault *f)
+{
+	if (f->code == FAULT_STATE)
+		return EXIT_IN_USE;
+	if (strncmp(f->field, "socket", 6) == 0)
+		return EXIT_SOCKET;
+	if (strcmp(f->field, "backend") == 0)
+		return EXIT_BACKEND;
+	return f->code == FAULT_INVALID ? EXIT_CONFIG : EXIT_INTERNAL;
+}
+
+static void on_started(struct service *d, int inherited_fd)
+{
+	log_info("server", "ready version=%s socket=\"%s\" inherited=%s", SHARDD_VERSION,
+		 d->config.socket, inherited_fd < 0 ? "no" : "yes");
+	send_status(&d->status);
+	process_notify_ready();
+}
+
+static int on_refused(struct service *d, const struct fault *f)
+{
+	int code = exit_code_of(f);
+
+	log_error("server", "cannot start: %s exit_code=%d", f->text, code);
+	process_notify_status(f->text);
+	close_handles(d);
+	return code;
+}
+
+int service_run(const struct args *args, const struct config *config, int inherited_fd)
+{
+	struct service d = { .args = args, .started = *config, .config = *config };
+	struct fault f = FAULT_NULL;
+	int code = EXIT_STOPPED;
+
+	CHECK(uv_loop_init(&d.loop) == 0);
+	add_handles(&d);
+	if (server_new(&d.loop, config, inherited_fd, &d.server, &f) == 0)
+		on_started(&d, inherited_fd);
+	else
+		code = on_refused(&d, &f);
+	uv_run(&d.loop, UV_RUN_DEFAULT);
+	CHECK(!d.server);
+	CHECK(uv_loop_close(&d.loop) == 0);
+	return code;
+}

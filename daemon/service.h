@@ -1,0 +1,20 @@
+/*
+ * The daemon between start and exit: the loop, the signals, the service manager's
+ * notifications. Loop thread only.
+ */
+#ifndef SHARDD_SERVICE_H
+#define SHARDD_SERVICE_H
+
+#include "args.h"
+#include "config.h"
+#include "core/log.h"
+
+/* Serve until a signal ends it.
+ * @args: borrowed; read anew at SIGHUP. @inherited_fd: a listening socket, consumed;
+ * -1: bind the configured one. The log is open. Return: an exit code. */
+int service_run(const struct args *args, const struct config *config, int inherited_fd);
+
+/* How @c wants the log; the path is borrowed from it. */
+struct log_options service_log_options(const struct config *c);
+
+#endif

@@ -1,0 +1,585 @@
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "config.h"
+#include "config_keys.h"
+#include "core/cleanup.h"
+#include "fdcheck.h"
+
+#define TEST(name) Test(config, name, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 20)
+#define COUNT(a)   (sizeof(a) / sizeof((a)[0]))
+
+static int load(struct config *c, const char *text, struct fault *f)
+{
+	*f = FAULT_NULL;
+	return config_load_text(c, text, strlen(text), "test.yaml", f);
+}
+
+static int set(struct config *c, const char *key, const char *value)
+{
+	struct fault f = FAULT_NULL;
+
+	return config_set(c, key, value, &f);
+}
+
+/* A whole file; the caller frees it. */
+static char *slurp(const char *path)
+{
+	_cleanup_(fclosep) FILE *in = fopen(path, "r");
+	char *text = calloc(1, 1 << 18);
+
+	cr_assert_not_null(in, "%s", path);
+	cr_assert_not_null(text);
+	cr_assert_lt(fread(text, 1, (1 << 18) - 1, in), (1 << 18) - 1);
+	return text;
+}
+
+/* What @write prints; the caller frees it. */
+static char *printed(void (*write)(FILE *out))
+{
+	char *text = NULL;
+	size_t bytes;
+	FILE *out = open_memstream(&text, &bytes);
+
+	cr_assert_not_null(out);
+	write(out);
+	fclose(out);
+	return text;
+}
+
+TEST(defaults_are_those_documented)
+{
+	struct fault f = FAULT_NULL;
+	struct config c;
+
+	config_default(&c);
+	cr_assert_str_eq(c.socket, "/run/shardd/shardd.sock");
+	cr_assert_str_eq(c.socket_group, "");
+	cr_assert_eq(c.socket_mode, 0660);
+	cr_assert_str_eq(c.backend, "auto");
+	cr_assert_eq(c.threads, 0);
+	cr_assert_eq(c.memory_bytes, 0);
+	cr_assert_eq(c.job_quota_bytes, 0);
+	cr_assert_eq(c.job_ttl_s, 86400);
+	cr_assert_eq(c.op_timeout_ms, 600000);
+	cr_assert_eq(c.stall_after_ms, 5000);
+	cr_assert_eq(c.max_connections, 4096);
+	cr_assert_eq(c.max_jobs, 256);
+	cr_assert_eq(c.max_units_per_job, 100000);
+	cr_assert_eq(c.max_world_size, 1024);
+	cr_assert_eq(c.max_inflight_ops, 1024);
+	cr_assert_eq(c.max_inflight_gathers, 64);
+	cr_assert_eq(c.max_message_bytes, 67108864);
+	cr_assert_eq(c.hello_timeout_ms, 5000);
+	cr_assert_eq(c.drain_timeout_ms, 10000);
+	cr_assert_eq(c.flight_recorder_ops, 4096);
+	cr_assert_eq(c.n_allow_uids, 0);
+	cr_assert_eq(c.n_allow_gids, 0);
+	cr_assert_str_eq(c.log_level, "info");
+	cr_assert_str_eq(c.log_format, "text");
+	cr_assert_str_eq(c.log_file, "");
+	cr_assert_eq(config_check(&c, &f), 0);
+}
+
+TEST(units_are_understood)
+{
+	static const struct {
+		const char *key, *value;
+		uint64_t is;
+	} cases[] = {
+		{ "memory_bytes", "64MiB", 64ull << 20 },
+		{ "memory_bytes", "1 GiB", 1ull << 30 },
+		{ "memory_bytes", "2TiB", 2ull << 40 },
+		{ "memory_bytes", "2048KiB", 2048ull << 10 },
+		{ "memory_bytes", "1048576", 1048576 },
+		{ "memory_bytes", "1048576B", 1048576 },
+		{ "memory_bytes", "0", 0 },
+		{ "op_timeout_ms", "500ms", 500 },
+		{ "op_timeout_ms", "5s", 5000 },
+		{ "op_timeout_ms", "3min", 180000 },
+		{ "op_timeout_ms", "2h", 7200000 },
+		{ "op_timeout_ms", "1d", 86400000 },
+		{ "op_timeout_ms", "77", 77 },
+		{ "job_ttl_s", "77", 77 },
+		{ "job_ttl_s", "2h", 7200 },
+		{ "socket_mode", "0600", 0600 },
+		{ "socket_mode", "0o640", 0640 },
+		{ "socket_mode", "777", 0777 },
+		{ "threads", "16", 16 },
+	};
+
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		const struct config_key *k = config_key_find(cases[i].key);
+		struct config c;
+		uint64_t is;
+
+		config_default(&c);
+		cr_assert_eq(set(&c, cases[i].key, cases[i].value), 0, "%s", cases[i].value);
+		is = k->bytes == 8 ? *(uint64_t *)config_key_field(&c, k)
+				   : *(uint32_t *)config_key_field(&c, k);
+		cr_assert_eq(is, cases[i].is, "%s: %s", cases[i].key, cases[i].value);
+	}
+}
+
+TEST(wrong_values_are_refused_with_field_and_value)
+{
+	static const struct {
+		const char *key, *value;
+	} cases[] = {
+		{ "threads", "" },
+		{ "threads", "-1" },
+		{ "threads", "+1" },
+		{ "threads", " 1" },
+		{ "threads", "1x" },
+		{ "threads", "1s" },
+		{ "threads", "0x10" },
+		{ "threads", "1025" },
+		{ "threads", "4294967296" },
+		{ "threads", "99999999999999999999999999" },
+		{ "memory_bytes", "1" },
+		{ "memory_bytes", "64mib" },
+		{ "memory_bytes", "64 MiB x" },
+		{ "memory_bytes", "1.5GiB" },
+		{ "memory_bytes", "18446744073709551615TiB" },
+		{ "memory_bytes", "1025000TiB" },
+		{ "op_timeout_ms", "0" },
+		{ "op_timeout_ms", "31d" },
+		{ "op_timeout_ms", "5sec" },
+		{ "job_ttl_s", "500ms" },
+		{ "job_ttl_s", "0" },
+		{ "socket_mode", "999" },
+		{ "socket_mode", "01000" },
+		{ "socket_mode", "0o" },
+		{ "socket_mode", "66" },
+		{ "socket_mode", "rw" },
+		{ "socket_mode", "-660" },
+		{ "backend", "cuda" },
+		{ "backend", "" },
+		{ "backend", "host|auto" },
+		{ "backend", "Host" },
+		{ "log_level", "loud" },
+		{ "log_format", "xml" },
+		{ "log_file", "relative" },
+		{ "log_file", "~" },
+		{ "socket", "" },
+		{ "socket", "/a\nb" },
+		{ "allow_uids", "no such user" },
+		{ "allow_uids", "4294967295" },
+		{ "allow_uids", "1,-1" },
+		{ "allow_uids", "12x" },
+		{ "allow_gids", "0x1" },
+		{ "max_message_bytes", "2GiB" },
+		{ "flight_recorder_ops", "0" },
+	};
+
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		struct fault f = FAULT_NULL;
+		struct config c, before;
+
+		config_default(&c);
+		before = c;
+		cr_assert_eq(config_set(&c, cases[i].key, cases[i].value, &f), FAULT_INVALID,
+			     "%s: %s", cases[i].key, cases[i].value);
+		cr_assert_str_eq(f.field, cases[i].key);
+		cr_assert_eq(strncmp(f.text, cases[i].key, strlen(cases[i].key)), 0, "%s", f.text);
+		cr_assert_not_null(strstr(f.text, " must "), "%s", f.text);
+		cr_assert_eq(memcmp(&c, &before, sizeof(c)), 0);
+	}
+}
+
+TEST(an_unknown_key_is_refused)
+{
+	struct fault f = FAULT_NULL;
+	struct config c;
+
+	config_default(&c);
+	cr_assert_eq(config_set(&c, "treads", "1", &f), FAULT_INVALID);
+	cr_assert_str_eq(f.field, "treads");
+	cr_assert_not_null(strstr(f.text, "'treads'"));
+}
+
+TEST(text_that_does_not_fit_is_refused)
+{
+	char text[4096];
+	struct config c;
+
+	config_default(&c);
+	memset(text, 'a', sizeof(text));
+	text[0] = '/';
+	text[108] = '\0'; /* a socket address holds 107 and the 0 */
+	cr_assert_eq(set(&c, "socket", text), FAULT_INVALID);
+	text[107] = '\0';
+	cr_assert_eq(set(&c, "socket", text), 0);
+	cr_assert_str_eq(c.socket, text);
+	memset(text + 1, 'b', sizeof(text) - 2);
+	text[sizeof(text) - 1] = '\0';
+	cr_assert_eq(set(&c, "log_file", text), FAULT_INVALID);
+	cr_assert_eq(set(&c, "socket_group", text), FAULT_INVALID);
+	cr_assert_eq(set(&c, "backend", text), FAULT_INVALID);
+	cr_assert_eq(set(&c, "allow_uids", text), FAULT_INVALID);
+	cr_assert_eq(set(&c, "threads", text), FAULT_INVALID);
+}
+
+TEST(lists_take_names_and_numbers)
+{
+	struct config c;
+
+	config_default(&c);
+	cr_assert_eq(set(&c, "allow_uids", "root, 1000,4294967294"), 0);
+	cr_assert_eq(c.n_allow_uids, 3);
+	cr_assert_eq(c.allow_uids[0], 0);
+	cr_assert_eq(c.allow_uids[1], 1000);
+	cr_assert_eq(c.allow_uids[2], 4294967294u);
+	cr_assert_eq(set(&c, "allow_gids", "root"), 0);
+	cr_assert_eq(c.n_allow_gids, 1);
+	cr_assert_eq(c.allow_gids[0], 0);
+	cr_assert_eq(set(&c, "allow_uids", ""), 0);
+	cr_assert_eq(c.n_allow_uids, 0);
+}
+
+TEST(lists_are_bounded)
+{
+	char text[4096] = "0";
+	struct config c;
+
+	config_default(&c);
+	for (int i = 1; i < CONFIG_MAX_IDS; i++)
+		snprintf(text + strlen(text), 16, ",%d", i);
+	cr_assert_eq(set(&c, "allow_gids", text), 0);
+	cr_assert_eq(c.n_allow_gids, CONFIG_MAX_IDS);
+	strcat(text, ",64");
+	cr_assert_eq(set(&c, "allow_gids", text), FAULT_INVALID);
+	cr_assert_eq(c.n_allow_gids, CONFIG_MAX_IDS);
+}
+
+TEST(a_file_sets_what_it_names_and_nothing_else)
+{
+	struct config c, expected;
+	struct fault f;
+
+	config_default(&c);
+	config_default(&expected);
+	cr_assert_eq(load(&c,
+			  "# a comment\n"
+			  "socket: \"/tmp/with blank\"\n"
+			  "socket_mode: 0600\n"
+			  "memory_bytes: 64MiB   # another\n"
+			  "allow_uids: [0, 'root']\n"
+			  "allow_gids:\n"
+			  "  - 7\n"
+			  "log_file: ''\n",
+			  &f),
+		     0, "%s", f.text);
+	strcpy(expected.socket, "/tmp/with blank");
+	expected.socket_mode = 0600;
+	expected.memory_bytes = 64ull << 20;
+	expected.n_allow_uids = 2;
+	expected.n_allow_gids = 1;
+	expected.allow_gids[0] = 7;
+	cr_assert_str_eq(c.socket, expected.socket);
+	memcpy(expected.socket, c.socket, sizeof(c.socket));
+	cr_assert_eq(memcmp(&c, &expected, sizeof(c)), 0);
+}
+
+TEST(an_empty_file_changes_nothing)
+{
+	static const char *const texts[] = { "", "\n", "# nothing\n", "{}" };
+	struct config c, before;
+	struct fault f;
+
+	config_default(&c);
+	before = c;
+	for (size_t i = 0; i < COUNT(texts); i++) {
+		cr_assert_eq(load(&c, texts[i], &f), 0, "%s", f.text);
+		cr_assert_eq(memcmp(&c, &before, sizeof(c)), 0);
+	}
+}
+
+TEST(a_wrong_file_is_refused_with_name_line_and_reason)
+{
+	static const struct {
+		const char *text, *where, *what;
+	} cases[] = {
+		{ "socket: /a\nthread: 5\n", "test.yaml, line 2: ", "no key 'thread'" },
+		{ "socket: /a\n\nthreads: x\n", "test.yaml, line 3: ", "threads is 'x'" },
+		{ "threads: [1]\n", "test.yaml, line 1: ", "not a list" },
+		{ "threads: {a: 1}\n", "test.yaml, line 1: ", "not a list" },
+		{ "\n\nallow_uids: 5\n", "test.yaml, line 3: ", "must be a list" },
+		{ "allow_uids: [[1]]\n", "test.yaml, line 1: ", "not a list" },
+		{ "allow_uids: ['1,2']\n", "test.yaml, line 1: ", "comma" },
+		{ "allow_uids: ['']\n", "test.yaml, line 1: ", "empty" },
+		{ "threads: 1\nsocket: /a\nthreads: 2\n", "test.yaml, line 3: ", "already" },
+		{ "socket: &x /a\nlog_file: *x\n", "test.yaml, line 2: ", "aliases" },
+		{ "threads:\n", "test.yaml, line 1: ", "threads is ''" },
+		{ "threads: ~\n", "test.yaml, line 1: ", "threads is '~'" },
+		{ "- threads\n", "test.yaml: ", "key: value" },
+		{ "just words\n", "test.yaml: ", "key: value" },
+		{ "\tthreads: 1\n", "test.yaml: ", "cannot start any token" },
+		{ "threads: 1\n---\nthreads: 2\n", "test.yaml: ", "documents" },
+		{ "threads: 'open\n", "test.yaml, line 1: ", "found unexpected end" },
+		{ "\xff\xfe\xff", "test.yaml: ", "" },
+	};
+
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		struct config c, before;
+		struct fault f;
+
+		config_default(&c);
+		before = c;
+		cr_assert_eq(load(&c, cases[i].text, &f), FAULT_INVALID, "%s", cases[i].text);
+		cr_assert_eq(strncmp(f.text, cases[i].where, strlen(cases[i].where)), 0, "%s",
+			     f.text);
+		cr_assert_not_null(strstr(f.text, cases[i].what), "%s", f.text);
+		cr_assert_eq(memcmp(&c, &before, sizeof(c)), 0);
+	}
+}
+
+TEST(a_late_error_leaves_earlier_keys_of_the_file_unset)
+{
+	struct config c;
+	struct fault f;
+
+	config_default(&c);
+	cr_assert_eq(load(&c, "threads: 7\nlog_level: loud\n", &f), FAULT_INVALID);
+	cr_assert_eq(c.threads, 0);
+}
+
+/* Each alias would double what the parser builds. */
+TEST(a_bomb_of_aliases_is_refused)
+{
+	struct config c;
+	struct fault f;
+
+	config_default(&c);
+	cr_assert_eq(load(&c,
+			  "allow_uids: &a [1, 1, 1]\n"
+			  "allow_gids: [*a, *a, *a]\n",
+			  &f),
+		     FAULT_INVALID);
+	cr_assert_not_null(strstr(f.text, "aliases"), "%s", f.text);
+}
+
+TEST(deep_nesting_is_refused)
+{
+	static char text[200000];
+	struct config c;
+	struct fault f;
+
+	config_default(&c);
+	memset(text, '[', sizeof(text) - 1);
+	cr_assert_eq(load(&c, text, &f), FAULT_INVALID);
+	memcpy(text, "allow_uids: ", 12);
+	cr_assert_eq(load(&c, text, &f), FAULT_INVALID);
+}
+
+TEST(a_huge_file_is_refused)
+{
+	static char text[300 * 1024];
+	struct config c;
+	struct fault f;
+
+	config_default(&c);
+	memset(text, '#', sizeof(text) - 1);
+	cr_assert_eq(load(&c, text, &f), FAULT_INVALID);
+	cr_assert_not_null(strstr(f.text, "larger than"));
+}
+
+TEST(too_long_a_list_is_refused)
+{
+	char text[4096] = "allow_uids: [0";
+	struct config c;
+	struct fault f;
+
+	config_default(&c);
+	for (int i = 0; i < CONFIG_MAX_IDS; i++)
+		strcat(text, ",0");
+	strcat(text, "]\n");
+	cr_assert_eq(load(&c, text, &f), FAULT_INVALID);
+	cr_assert_str_eq(f.field, "allow_uids");
+}
+
+TEST(files_that_are_not_there_or_no_files_are_told_apart)
+{
+	char path[] = "/tmp/shardd-config-XXXXXX";
+	struct fault f = FAULT_NULL;
+	struct config c;
+	int fd = mkstemp(path);
+
+	config_default(&c);
+	cr_assert_eq(write(fd, "threads: 3\n", 11), 11);
+	close(fd);
+	cr_assert_eq(config_load_file(&c, path, &f), 0);
+	cr_assert_eq(c.threads, 3);
+	unlink(path);
+	cr_assert_eq(config_load_file(&c, path, &f), FAULT_NOT_FOUND);
+	cr_assert_not_null(strstr(f.text, path));
+	f = FAULT_NULL;
+	cr_assert_eq(config_load_file(&c, "/tmp", &f), FAULT_NOT_FOUND);
+	f = FAULT_NULL;
+	cr_assert_eq(config_load_file(&c, "/dev/zero", &f), FAULT_NOT_FOUND);
+	cr_assert_eq(c.threads, 3);
+}
+
+TEST(a_file_that_may_not_be_read_is_denied)
+{
+	char path[] = "/tmp/shardd-config-XXXXXX";
+	struct fault f = FAULT_NULL;
+	struct config c;
+
+	config_default(&c);
+	close(mkstemp(path));
+	chmod(path, 0);
+	if (geteuid() == 0) /* root may read everything; this process ends with the test */
+		cr_assert_eq(seteuid(65534), 0);
+	cr_assert_eq(config_load_file(&c, path, &f), FAULT_DENIED);
+	if (getuid() == 0)
+		cr_assert_eq(seteuid(0), 0);
+	unlink(path);
+}
+
+TEST(the_environment_sets_every_key)
+{
+	struct fault f = FAULT_NULL;
+	struct config c;
+
+	config_default(&c);
+	setenv("SHARDD_SOCKET", "/tmp/env.sock", 1);
+	setenv("SHARDD_LOG_LEVEL", "debug", 1);
+	setenv("SHARDD_ALLOW_GIDS", "5,6", 1);
+	setenv("SHARDD_JOB", "not a key of ours", 1);
+	cr_assert_eq(config_load_env(&c, &f), 0, "%s", f.text);
+	cr_assert_str_eq(c.socket, "/tmp/env.sock");
+	cr_assert_str_eq(c.log_level, "debug");
+	cr_assert_eq(c.n_allow_gids, 2);
+	setenv("SHARDD_THREADS", "many", 1);
+	cr_assert_eq(config_load_env(&c, &f), FAULT_INVALID);
+	cr_assert_str_eq(f.field, "threads");
+	cr_assert_not_null(strstr(f.text, "SHARDD_THREADS"));
+}
+
+TEST(a_quota_above_the_memory_is_refused)
+{
+	struct fault f = FAULT_NULL;
+	struct config c;
+
+	config_default(&c);
+	cr_assert_eq(set(&c, "job_quota_bytes", "2GiB"), 0);
+	cr_assert_eq(config_check(&c, &f), 0);
+	cr_assert_eq(set(&c, "memory_bytes", "1GiB"), 0);
+	cr_assert_eq(config_check(&c, &f), FAULT_INVALID);
+	cr_assert_str_eq(f.field, "job_quota_bytes");
+}
+
+TEST(keys_that_cannot_change_are_named)
+{
+	struct config a, b;
+	char names[64];
+
+	config_default(&a);
+	b = a;
+	cr_assert_eq(config_fixed_changes(&a, &b, names, sizeof(names)), 0);
+	cr_assert_str_eq(names, "");
+	cr_assert_eq(set(&b, "log_level", "debug"), 0);
+	cr_assert_eq(set(&b, "allow_uids", "1"), 0);
+	cr_assert_eq(config_fixed_changes(&a, &b, names, sizeof(names)), 0);
+	cr_assert_eq(set(&b, "threads", "2"), 0);
+	cr_assert_eq(set(&b, "socket", "/b"), 0);
+	cr_assert_eq(config_fixed_changes(&a, &b, names, sizeof(names)), 2);
+	cr_assert_str_eq(names, "socket,threads");
+	cr_assert_eq(config_fixed_changes(&a, &b, names, 4), 2);
+	cr_assert_str_eq(names, "soc");
+}
+
+TEST(fixed_keys_keep_what_is_running)
+{
+	struct config running, new;
+	char names[64];
+
+	config_default(&running);
+	new = running;
+	cr_assert_eq(set(&new, "threads", "2"), 0);
+	cr_assert_eq(set(&new, "socket", "/b"), 0);
+	cr_assert_eq(set(&new, "max_jobs", "7"), 0);
+	config_keep_fixed(&new, &running);
+	cr_expect_eq(config_fixed_changes(&running, &new, names, sizeof(names)), 0);
+	cr_expect_eq(new.threads, running.threads);
+	cr_expect_str_eq(new.socket, running.socket);
+	cr_expect_eq(new.max_jobs, 7);
+}
+
+TEST(what_is_written_reads_back_the_same)
+{
+	_cleanup_(freep) char *text = NULL;
+	struct fault f = FAULT_NULL;
+	struct config c, again;
+	size_t bytes;
+	FILE *out;
+
+	config_default(&c);
+	cr_assert_eq(set(&c, "socket", "/tmp/a \"quoted\" \\ path: #1"), 0);
+	cr_assert_eq(set(&c, "allow_uids", "1,2,3"), 0);
+	cr_assert_eq(set(&c, "socket_mode", "0007"), 0);
+	cr_assert_eq(set(&c, "op_timeout_ms", "1234"), 0);
+	cr_assert_eq(set(&c, "memory_bytes", "1048577"), 0);
+	out = open_memstream(&text, &bytes);
+	config_write(&c, out);
+	fclose(out);
+	config_default(&again);
+	cr_assert_eq(config_load_text(&again, text, bytes, "again", &f), 0, "%s", f.text);
+	cr_assert_eq(memcmp(&c, &again, sizeof(c)), 0);
+}
+
+TEST(the_example_is_the_defaults)
+{
+	_cleanup_(freep) char *text = printed(config_write_example);
+	struct config c, defaults;
+	struct fault f;
+
+	config_default(&defaults);
+	config_default(&c);
+	for (size_t i = 0; i < config_n_keys; i++)
+		if (config_keys[i].type == CONFIG_COUNT)
+			*(uint32_t *)config_key_field(&c, &config_keys[i]) = 12345;
+	cr_assert_eq(load(&c, text, &f), 0, "%s", f.text);
+	cr_assert_eq(memcmp(&c, &defaults, sizeof(c)), 0);
+}
+
+TEST(the_shipped_example_is_the_printed_one)
+{
+	_cleanup_(freep) char *text = printed(config_write_example);
+	_cleanup_(freep) char *file = slurp(SHARDD_SOURCE_DIR "/deploy/shardd.yaml.example");
+
+	cr_assert_str_eq(file, text, "write it anew: shardd --example-config");
+}
+
+/* A key of the man page is a paragraph's head, with \- for - and its default. */
+TEST(the_man_page_has_every_key)
+{
+	_cleanup_(freep) char *man = slurp(SHARDD_SOURCE_DIR "/docs/man/shardd.8");
+
+	for (size_t i = 0; i < config_n_keys; i++) {
+		char head[128];
+
+		snprintf(head, sizeof(head), "\n.BR %s \" (default: ", config_keys[i].name);
+		cr_assert_not_null(strstr(man, head), "%s", config_keys[i].name);
+	}
+}
+
+TEST(every_key_is_complete)
+{
+	for (size_t i = 0; i < config_n_keys; i++) {
+		const struct config_key *k = &config_keys[i];
+
+		cr_assert_not_null(k->by_default, "%s", k->name);
+		cr_assert_gt(strlen(k->help), 5, "%s", k->name);
+		cr_assert_eq(config_key_find(k->name), k);
+		cr_assert(config_key_is_list(k) == (k->count_offset != 0), "%s", k->name);
+		cr_assert((k->type == CONFIG_CHOICE) == (k->choices != NULL), "%s", k->name);
+	}
+}
