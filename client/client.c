@@ -1,0 +1,185 @@
+#include "client.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client_error.h"
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "env.h"
+#include "shardd.pb-c.h"
+
+#define PROTOCOL           1u
+#define CONNECT_TIMEOUT_MS 5000u
+#define NAME_MAX_BYTES     64
+
+int client_check(const struct shardd_client *c, struct shardd_error *err)
+{
+	if (!c)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "client", "the client is NULL");
+	MAGIC_CHECK(c, CLIENT_MAGIC);
+	if (c->pid != getpid())
+		return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
+				 "this client was connected by process %d, of which this one is a "
+				 "fork: connect anew",
+				 (int)c->pid);
+	return 0;
+}
+
+int client_check_size(size_t size, size_t first, const char *what, struct shardd_error *err)
+{
+	if (size >= first)
+		return 0;
+	return error_set(err, SHARDD_INVALID_ARGUMENT, what,
+			 "%s is %zu, it is to be the size of the struct, at least %zu", what, size,
+			 first);
+}
+
+int client_call(struct shardd_client *c, const char *method, const ProtobufCMessage *request,
+		const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret,
+		struct shardd_error *err)
+{
+	struct shardd_error scratch;
+	size_t bytes = protobuf_c_message_get_packed_size(request);
+
+	if (c->max_message && bytes > c->max_message)
+		return error_set(err, SHARDD_RESOURCE_EXHAUSTED, NULL,
+				 "this call has %zu bytes, the daemon takes %llu in a message",
+				 bytes, (unsigned long long)c->max_message);
+	return rpc_client_call(c->rpc, method, request, reply, CLIENT_CALL_TIMEOUT_MS, ret,
+			       err ? err : &scratch);
+}
+
+static struct shardd_client *client_free(struct shardd_client *c)
+{
+	if (!c)
+		return NULL;
+	tickets_deinit(&c->tickets);
+	map_deinit(&c->map);
+	rpc_client_close(c->rpc);
+	free(c->version);
+	free(c->blob);
+	c->magic = 0;
+	free(c);
+	return NULL;
+}
+
+static void client_freep(struct shardd_client **c)
+{
+	*c = client_free(*c);
+}
+
+static struct shardd_client *client_new(void)
+{
+	struct shardd_client *c = calloc(1, sizeof(*c));
+
+	if (!c)
+		return NULL;
+	c->magic = CLIENT_MAGIC;
+	c->pid = getpid();
+	pthread_mutex_init(&c->order, NULL);
+	map_init(&c->map);
+	tickets_init(&c->tickets);
+	return c;
+}
+
+/* What the daemon answered to Attach; binds the local channel. */
+static int attached(struct shardd_client *c, const char *path, const Shardd__V1__AttachReply *a,
+		    struct shardd_error *err)
+{
+	if (a->protocol != PROTOCOL || a->token.len != SHD1_TOKEN_BYTES)
+		return error_set(err, SHARDD_UNIMPLEMENTED, NULL,
+				 "daemon %s speaks protocol %u, this library %u", a->version,
+				 a->protocol, PROTOCOL);
+	c->session = a->session;
+	c->max_ops = a->max_inflight_ops;
+	c->max_message = a->max_message_bytes;
+	c->version = strdup(a->version);
+	if (!c->version)
+		return error_memory(err);
+	return map_open(&c->map, path, a->token.data, a->session, err);
+}
+
+static int attach(struct shardd_client *c, const char *path, const char *name, uint32_t timeout_ms,
+		  struct shardd_error *err)
+{
+	Shardd__V1__AttachRequest request = SHARDD__V1__ATTACH_REQUEST__INIT;
+	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
+	char own[NAME_MAX_BYTES + 1];
+	int r;
+
+	/* A program's name may be longer than what the daemon takes; a name that the
+	 * caller gives is refused by the daemon instead of being cut. */
+	snprintf(own, sizeof(own), "%s", program_invocation_short_name);
+	request.client_name = name ? (char *)name : own;
+	request.protocol = PROTOCOL;
+	r = rpc_client_call(c->rpc, "/shardd.v1.Shardd/Attach", &request.base,
+			    &shardd__v1__attach_reply__descriptor, timeout_ms, &reply, err);
+	if (r < 0)
+		return r;
+	return attached(c, path, (const Shardd__V1__AttachReply *)reply, err);
+}
+
+int shardd_connect(const struct shardd_options *options, shardd_client **ret,
+		   struct shardd_error *err)
+{
+	struct shardd_options o = { .size = sizeof(o) };
+	_cleanup_(client_freep) struct shardd_client *c = NULL;
+	struct shardd_error scratch;
+	const char *path;
+	uint32_t timeout_ms;
+	int r;
+
+	err = err ? err : &scratch;
+	if (!ret)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "ret is NULL");
+	if (options) {
+		r = client_check_size(options->size, sizeof(o), "options.size", err);
+		if (r < 0)
+			return r;
+		o = *options;
+	}
+	path = env_socket(o.socket);
+	timeout_ms = o.connect_timeout_ms ? o.connect_timeout_ms : CONNECT_TIMEOUT_MS;
+	c = client_new();
+	if (!c)
+		return error_memory(err);
+	r = rpc_client_connect(path, timeout_ms, &c->rpc, err);
+	if (r < 0)
+		return r;
+	r = attach(c, path, o.name, timeout_ms, err);
+	if (r < 0)
+		return r;
+	*ret = STEAL_PTR(c);
+	return 0;
+}
+
+void shardd_close(shardd_client *c)
+{
+	/* In a child after fork the connection is the parent's: it must not end. */
+	if (c && client_check(c, NULL) == 0)
+		client_free(c);
+}
+
+const char *shardd_daemon_version(const shardd_client *c)
+{
+	return c ? c->version : "";
+}
+
+uint64_t shardd_session(const shardd_client *c)
+{
+	return c ? c->session : 0;
+}
+
+bool shardd_draining(const shardd_client *c)
+{
+	return c && atomic_load(&c->draining);
+}
+
+void shardd_set_timeout(shardd_client *c, uint32_t ms)
+{
+	if (c)
+		atomic_store(&c->timeout_ms, ms);
+}

@@ -1,0 +1,65 @@
+/* What a client is made of, for the files of the library. */
+#ifndef SHARDD_CLIENT_CLIENT_H
+#define SHARDD_CLIENT_CLIENT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "map.h"
+#include "rpc_client.h"
+#include "shardd/shardd.h"
+#include "ticket.h"
+
+#define CLIENT_MAGIC 0x53434c49u
+
+/* Calls that are no ops have no deadline of the job's; a daemon that does not
+ * answer within this time hangs. */
+#define CLIENT_CALL_TIMEOUT_MS 60000u
+
+struct shardd_client {
+	uint32_t magic;
+	pid_t pid; /* whoever connected: a child after fork is turned away */
+	struct rpc_client *rpc;
+	struct map map;
+	struct tickets tickets;
+	uint64_t session;
+	char *version;        /* the daemon's */
+	uint32_t max_ops;     /* a session may have unanswered; 0: no limit */
+	uint64_t max_message; /* bytes; 0: no limit */
+	atomic_bool draining; /* as of the last answer */
+	_Atomic uint32_t timeout_ms;
+
+	/* Held from the choice of a number until the op is sent, and over a join. */
+	pthread_mutex_t order;
+	bool joined;
+	uint64_t epoch;
+	uint64_t seq; /* of the last op */
+	void *blob;   /* of the last join */
+};
+
+/* May @c be used here? Return: 0, -SHARDD_INVALID_ARGUMENT (NULL),
+ * -SHARDD_FAILED_PRECONDITION (a child after fork). */
+int client_check(const struct shardd_client *c, struct shardd_error *err);
+
+/* Is @size, the size member of the caller's @what, one that we know? A newer and
+ * longer struct is taken, its tail is not read. */
+int client_check_size(size_t size, size_t first, const char *what, struct shardd_error *err);
+
+/* One call that is no op. @method: the name in the Shardd service. @ret: the
+ * caller's (protobuf_c_message_free_unpacked). Return: 0 or a negative
+ * shardd_code. */
+int client_call(struct shardd_client *c, const char *method, const ProtobufCMessage *request,
+		const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret,
+		struct shardd_error *err);
+
+static inline void client_messagep(ProtobufCMessage **m)
+{
+	if (*m)
+		protobuf_c_message_free_unpacked(*m, NULL);
+	*m = NULL;
+}
+
+#endif

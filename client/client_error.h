@@ -1,0 +1,20 @@
+/* Filling a struct shardd_error: one place, so that every failure has a sentence. */
+#ifndef SHARDD_CLIENT_ERROR_H
+#define SHARDD_CLIENT_ERROR_H
+
+#include "shardd/shardd.h"
+
+/* Fill @err. @field: the argument that is wrong, or NULL. @err: may be NULL.
+ * Return: the code, negated. Any thread. */
+int error_set(struct shardd_error *err, enum shardd_code code, const char *field, const char *fmt,
+	      ...) __attribute__((format(printf, 4, 5)));
+
+/* The same for a failed system call: domain os, @native an errno, whose text is
+ * put at the end of the sentence. */
+int error_os(struct shardd_error *err, enum shardd_code code, int native, const char *fmt, ...)
+	__attribute__((format(printf, 4, 5)));
+
+/* No memory. Return: -SHARDD_RESOURCE_EXHAUSTED. */
+int error_memory(struct shardd_error *err);
+
+#endif

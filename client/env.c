@@ -1,0 +1,45 @@
+#include "env.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "client_error.h"
+
+const char *env_socket(const char *given)
+{
+	const char *value = given ? given : getenv("SHARDD_SOCKET");
+
+	return value && *value ? value : ENV_DEFAULT_SOCKET;
+}
+
+int env_job(const char *given, const char **ret, struct shardd_error *err)
+{
+	const char *value = given ? given : getenv("SHARDD_JOB");
+
+	if (!value)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "job.name",
+				 "no job name: none was given and SHARDD_JOB is not set");
+	*ret = value;
+	return 0;
+}
+
+int env_number(const char *name, uint32_t max, uint32_t *ret, struct shardd_error *err)
+{
+	const char *value = getenv(name);
+	unsigned long long number;
+	char *end;
+
+	if (!value)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, name,
+				 "%s is not set, and no value was given instead of it", name);
+	errno = 0;
+	number = strtoull(value, &end, 10);
+	/* strtoull would take a sign and leading blanks. */
+	if (!isdigit((unsigned char)value[0]) || *end || errno || number > max)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, name,
+				 "%s=\"%.40s\" is not a whole number from 0 to %u", name, value,
+				 max);
+	*ret = (uint32_t)number;
+	return 0;
+}

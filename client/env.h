@@ -1,0 +1,22 @@
+/* What a trainer's environment says, for arguments that were left open. */
+#ifndef SHARDD_CLIENT_ENV_H
+#define SHARDD_CLIENT_ENV_H
+
+#include <stdint.h>
+
+#include "shardd/shardd.h"
+
+#define ENV_DEFAULT_SOCKET "/run/shardd/shardd.sock"
+
+/* @given if it is one, else $SHARDD_SOCKET, else the default. Borrowed. */
+const char *env_socket(const char *given);
+
+/* @given if it is not NULL, else $SHARDD_JOB.
+ * Return: 0 or -SHARDD_INVALID_ARGUMENT (neither is there). */
+int env_job(const char *given, const char **ret, struct shardd_error *err);
+
+/* The decimal number in $@name, which is to be at most @max.
+ * Return: 0 or -SHARDD_INVALID_ARGUMENT naming the variable and its value. */
+int env_number(const char *name, uint32_t max, uint32_t *ret, struct shardd_error *err);
+
+#endif

@@ -1,0 +1,80 @@
+#include "client_error.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+static const char *const names[] = {
+	"OK",
+	"CANCELLED",
+	"UNKNOWN",
+	"INVALID_ARGUMENT",
+	"DEADLINE_EXCEEDED",
+	"NOT_FOUND",
+	"ALREADY_EXISTS",
+	"PERMISSION_DENIED",
+	"RESOURCE_EXHAUSTED",
+	"FAILED_PRECONDITION",
+	"ABORTED",
+	"OUT_OF_RANGE",
+	"UNIMPLEMENTED",
+	"INTERNAL",
+	"UNAVAILABLE",
+	"DATA_LOSS",
+	"UNAUTHENTICATED",
+};
+
+const char *shardd_code_name(int code)
+{
+	size_t i = code < 0 ? -(size_t)code : (size_t)code;
+
+	return i < sizeof(names) / sizeof(names[0]) ? names[i] : "UNKNOWN";
+}
+
+const char *shardd_version(void)
+{
+	return SHARDD_VERSION;
+}
+
+int error_set(struct shardd_error *err, enum shardd_code code, const char *field, const char *fmt,
+	      ...)
+{
+	va_list ap;
+
+	if (!err)
+		return -(int)code;
+	*err = (struct shardd_error){ .code = (int)code, .domain = "shardd" };
+	if (field)
+		snprintf(err->field, sizeof(err->field), "%s", field);
+	va_start(ap, fmt);
+	vsnprintf(err->text, sizeof(err->text), fmt, ap);
+	va_end(ap);
+	return -(int)code;
+}
+
+int error_os(struct shardd_error *err, enum shardd_code code, int native, const char *fmt, ...)
+{
+	va_list ap;
+	size_t n;
+
+	if (!err)
+		return -(int)code;
+	*err = (struct shardd_error){ .code = (int)code, .native = native, .domain = "os" };
+	va_start(ap, fmt);
+	vsnprintf(err->text, sizeof(err->text), fmt, ap);
+	va_end(ap);
+	n = strlen(err->text);
+	snprintf(err->text + n, sizeof(err->text) - n, ": %s", strerrordesc_np(native));
+	return -(int)code;
+}
+
+int error_memory(struct shardd_error *err)
+{
+	error_set(err, SHARDD_RESOURCE_EXHAUSTED, NULL, "no memory left in this process");
+	if (err) {
+		err->native = ENOMEM;
+		snprintf(err->domain, sizeof(err->domain), "os");
+	}
+	return -SHARDD_RESOURCE_EXHAUSTED;
+}

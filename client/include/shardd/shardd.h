@@ -1,0 +1,380 @@
+/*
+ * libshardd: a trainer's way to the shardd of its node.
+ *
+ * A client is one connection and one session. A trainer joins a job as a rank,
+ * registers its units, and then, step by step, gathers full parameters, hands in
+ * gradients and lets the daemon reduce them and step the optimizer. Memory is
+ * mapped, never copied through the socket.
+ *
+ * Calls come in two forms. The plain form blocks until the op is done. The
+ * _submit form returns at once with a ticket; ops run in submission order where
+ * they touch the same unit, and beside each other where they do not. A ticket is
+ * ended by one successful shardd_wait or a shardd_poll that says done.
+ *
+ * Threads: a client may be used by several threads at once; the order of ops is
+ * the order in which their calls entered the library. shardd_close must be the
+ * last call on a client. No function may be called in a child after fork without
+ * exec: connect in the child instead.
+ *
+ * Errors: functions return 0 or a negative enum shardd_code. Where an argument
+ * `struct shardd_error *err` is not NULL it is filled on failure. An op that is
+ * refused, or ends before its peers have come, has changed nothing.
+ *
+ * Sizes are in bytes or elements as said; shapes are row-major.
+ */
+#ifndef SHARDD_SHARDD_H
+#define SHARDD_SHARDD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SHARDD_API __attribute__((visibility("default")))
+
+/* ------------------------------------------------------------------ errors */
+
+/* Numbers are those of gRPC status codes. Functions return them negated. */
+enum shardd_code {
+	SHARDD_OK = 0,
+	SHARDD_CANCELLED = 1,
+	SHARDD_UNKNOWN = 2,
+	SHARDD_INVALID_ARGUMENT = 3,  /* field, value, what is allowed: in the text */
+	SHARDD_DEADLINE_EXCEEDED = 4, /* the text says what was waited for */
+	SHARDD_NOT_FOUND = 5,
+	SHARDD_ALREADY_EXISTS = 6,
+	SHARDD_PERMISSION_DENIED = 7,
+	SHARDD_RESOURCE_EXHAUSTED = 8,  /* the text says who holds what */
+	SHARDD_FAILED_PRECONDITION = 9, /* the text says in which state things are */
+	SHARDD_ABORTED = 10,            /* a peer died or left: shardd_join again */
+	SHARDD_UNIMPLEMENTED = 12,
+	SHARDD_INTERNAL = 13,
+	SHARDD_UNAVAILABLE = 14, /* the daemon is gone or about to go */
+};
+
+struct shardd_error {
+	int code;        /* enum shardd_code, positive */
+	int native;      /* errno and the like, 0 where there is none */
+	char domain[16]; /* shardd, os, cuda, nccl */
+	char field[96];  /* INVALID_ARGUMENT: which message field */
+	char text[512];  /* one sentence */
+};
+
+/* OK, ABORTED... @code positive or negative. Static string. Any thread. */
+SHARDD_API const char *shardd_code_name(int code);
+
+/* Library version, "major.minor.patch". Static string. Any thread. */
+SHARDD_API const char *shardd_version(void);
+
+/* -------------------------------------------------------------- connection */
+
+typedef struct shardd_client shardd_client;
+
+struct shardd_options {
+	size_t size;                 /* sizeof(struct shardd_options) */
+	const char *socket;          /* NULL: $SHARDD_SOCKET, else /run/shardd/shardd.sock */
+	const char *name;            /* shown in status; NULL: the program's name */
+	uint32_t connect_timeout_ms; /* how long to try while nobody listens; 0: 5000 */
+};
+
+/* Connect and attach a session. Blocks at most twice the connect timeout, and 10 s for
+ * the channel by which memory comes.
+ * @options: borrowed; NULL for all defaults. @ret: the caller's, shardd_close.
+ * Errors: UNAVAILABLE (nobody listens; or the daemon closed the connection, as it
+ * does when it does not admit this uid or gid), PERMISSION_DENIED (the socket's mode),
+ * INVALID_ARGUMENT. Any thread. */
+SHARDD_API int shardd_connect(const struct shardd_options *options, shardd_client **ret,
+			      struct shardd_error *err);
+
+/* End the session: the daemon drops all it holds for it; every pointer handed out
+ * becomes invalid. A rank that has not left counts as died. NULL is allowed.
+ * Blocks shortly. No other thread may be using the client. */
+SHARDD_API void shardd_close(shardd_client *c);
+
+/* The daemon's version and this session's number. Any thread. */
+SHARDD_API const char *shardd_daemon_version(const shardd_client *c);
+SHARDD_API uint64_t shardd_session(const shardd_client *c);
+
+/* --------------------------------------------------------- jobs and ranks */
+
+enum shardd_lifetime {
+	SHARDD_EPHEMERAL = 1, /* freed when its last trainer leaves cleanly */
+	SHARDD_KEEP = 2,      /* until deleted, or ttl_s after its last trainer */
+};
+
+struct shardd_job {
+	size_t size;                   /* sizeof(struct shardd_job) */
+	const char *name;              /* 1 to 64 of [A-Za-z0-9._-]; NULL: $SHARDD_JOB */
+	uint32_t world_size;           /* 0: $WORLD_SIZE */
+	uint32_t rank;                 /* SHARDD_RANK_FROM_ENV: $RANK */
+	enum shardd_lifetime lifetime; /* 0: as it is; a new job: EPHEMERAL */
+	uint64_t quota_bytes;          /* 0: the daemon's default */
+	uint32_t ttl_s;                /* 0: the daemon's default */
+	uint32_t op_timeout_ms;        /* default deadline of an op; 0: the daemon's default */
+	bool allow_torn;               /* go on from a step that was applied but not committed */
+};
+
+#define SHARDD_RANK_FROM_ENV UINT32_MAX
+#define SHARDD_MAX_BLOB      65536u
+
+struct shardd_membership {
+	uint64_t epoch; /* grows whenever the membership changes */
+	uint32_t world_size;
+	uint32_t rank;
+	bool resumed;     /* the job has state from before */
+	bool has_commit;  /* step and blob mean something */
+	bool torn;        /* a step was applied after that commit */
+	uint64_t step;    /* last committed step */
+	const void *blob; /* this rank's, stored with it; valid until the next join or close */
+	size_t blob_bytes;
+};
+
+/* Join a job as a rank; the job is made if it is not there. After ABORTED, call
+ * it again on the same client: what the session held is dropped, op numbers start
+ * anew, unit ids and mapped addresses stay. Blocks until what an earlier epoch still
+ * runs has ended; other threads' ops wait for it. @ret: may be NULL. A job that is
+ * torn can be joined (@ret says so): initialise all its units and begin anew, for @step
+ * and @blob belong to parameters that are no more.
+ * Errors: INVALID_ARGUMENT (name, rank, world size), FAILED_PRECONDITION (the job
+ * is there with another world size, lifetime or quota; the rank is taken), UNAVAILABLE
+ * (the job or the daemon drains), PERMISSION_DENIED (another uid's job),
+ * RESOURCE_EXHAUSTED. Any thread. */
+SHARDD_API int shardd_join(shardd_client *c, const struct shardd_job *job,
+			   struct shardd_membership *ret, struct shardd_error *err);
+
+/* Has the job or the daemon been asked to drain? Then commit and leave. Known as of
+ * the last op that was answered. Never blocks. Any thread. */
+SHARDD_API bool shardd_draining(const shardd_client *c);
+
+/* Leave cleanly. Ops of this session must be done. Blocks until the daemon has
+ * answered. Any thread. */
+SHARDD_API int shardd_leave(shardd_client *c, struct shardd_error *err);
+
+typedef uint32_t shardd_group;
+#define SHARDD_WORLD ((shardd_group)0)
+
+/* Make or find the group @name with exactly these ranks in this order. Every
+ * member calls it; it does not wait for the others. Blocks until the daemon has
+ * answered. Any thread. */
+SHARDD_API int shardd_group_create(shardd_client *c, const char *name, const uint32_t *ranks,
+				   size_t n, shardd_group *ret, struct shardd_error *err);
+
+/* ------------------------------------------------------------------- units */
+
+enum shardd_dtype { SHARDD_FP32 = 1, SHARDD_BF16 = 2, SHARDD_FP16 = 3 };
+
+/* Bytes of an element; 0 if @dtype is none of the enum. Any thread. */
+SHARDD_API size_t shardd_dtype_size(enum shardd_dtype dtype);
+
+enum shardd_init { SHARDD_INIT_CONSTANT = 1, SHARDD_INIT_UNIFORM = 2, SHARDD_INIT_NORMAL = 3 };
+
+struct shardd_tensor {
+	const char *name;      /* unique in its unit, up to 255 printable bytes */
+	const uint64_t *shape; /* row-major */
+	uint32_t dims;         /* 0: a scalar */
+	enum shardd_init init; /* for shardd_init_seed; 0: constant 0 */
+	double a, b;           /* CONSTANT a; UNIFORM [a,b); NORMAL mean a, deviation b */
+};
+
+enum shardd_optimizer_kind { SHARDD_SGD = 1, SHARDD_ADAMW = 2 };
+
+struct shardd_optimizer {
+	enum shardd_optimizer_kind kind; /* 0: none, the unit takes no step */
+	double lr;
+	double weight_decay;
+	double momentum;          /* SGD */
+	bool nesterov;            /* SGD */
+	double beta1, beta2, eps; /* ADAMW; all 0: 0.9, 0.999, 1e-8 */
+};
+
+/* Parameters that are gathered and reduced together. Its flat parameter is the
+ * row-major concatenation of its tensors in this order, fp32 in the daemon; rank
+ * r of W owns elements [r*S, (r+1)*S), S = ceil(N/W) rounded up to a multiple of
+ * shard_multiple, zero-padded at the end (fairscale's flat layout; m > 1: XLA's). */
+struct shardd_unit_spec {
+	size_t size;      /* sizeof(struct shardd_unit_spec) */
+	const char *name; /* unique in the job, up to 255 printable bytes */
+	const struct shardd_tensor *tensors;
+	size_t n_tensors;
+	shardd_group group;
+	enum shardd_dtype compute_dtype;  /* what gather hands out; 0: FP32 */
+	enum shardd_dtype gradient_dtype; /* what the gradient buffer holds; 0: compute_dtype */
+	uint32_t shard_multiple;          /* 0: 1 */
+	double pre_divide, post_divide;   /* gradients; both 0: fairscale's factors for W */
+	struct shardd_optimizer optimizer;
+};
+
+typedef uint32_t shardd_unit;
+
+struct shardd_unit_info {
+	shardd_unit unit;        /* names it in every op */
+	uint64_t elements;       /* N */
+	uint64_t shard_elements; /* S */
+	bool initialised;        /* by an earlier life of the job */
+	uint64_t optimizer_steps;
+};
+
+/* Register a whole model in one call: all units or none. Every rank registers the
+ * same; a difference is FAILED_PRECONDITION naming the first one. Units that are
+ * there already are found. @ret: @n entries, in the order given.
+ * Errors: INVALID_ARGUMENT (which field, which value), RESOURCE_EXHAUSTED. Blocks until
+ * the daemon has answered. Any thread. */
+SHARDD_API int shardd_register(shardd_client *c, const struct shardd_unit_spec *units, size_t n,
+			       struct shardd_unit_info *ret, struct shardd_error *err);
+
+/* --------------------------------------------------------------- ops */
+
+typedef uint64_t shardd_ticket;
+
+/* What an op hands back. Pointers are valid until the op's memory is given back
+ * (release, reduce, free) or the session ends. */
+struct shardd_result {
+	void *data;          /* gather: read-only; gradient, alloc: to be written; else NULL */
+	uint64_t bytes;      /* of data */
+	uint64_t buffer;     /* alloc: names the buffer */
+	double total_norm;   /* clip_grad_norm: before clipping */
+	uint32_t references; /* gather, release: this session's, after the op */
+	bool copied;         /* gather: a cast was made for this call */
+	uint64_t number;     /* collectives: position in the group's order */
+	uint64_t waited_us;  /* in the daemon: for order and for peers */
+	uint64_t ran_us;
+};
+
+/* Done? Return: 1 (then the ticket is ended and @ret, if not NULL, is filled), 0 (not
+ * yet), or a negative code (the op failed: the ticket is ended; INVALID_ARGUMENT
+ * with native EBADF: no such ticket). Never blocks. Any thread. */
+SHARDD_API int shardd_poll(shardd_client *c, shardd_ticket t, struct shardd_result *ret,
+			   struct shardd_error *err);
+
+/* Wait at most @timeout_ms (-1: as long as the op's own deadline). Return: 0 or a
+ * negative code; DEADLINE_EXCEEDED with native EAGAIN means that only the wait
+ * ended: the op goes on and the ticket stays. Any thread. */
+SHARDD_API int shardd_wait(shardd_client *c, shardd_ticket t, int timeout_ms,
+			   struct shardd_result *ret, struct shardd_error *err);
+
+/* Deadline of the ops submitted after this call, on this client; 0: the job's.
+ * An op whose deadline passes ends with DEADLINE_EXCEEDED, for its peers too. Never
+ * blocks. Any thread. */
+SHARDD_API void shardd_set_timeout(shardd_client *c, uint32_t ms);
+
+/* From here on, any thread for all: a _submit form waits for nothing but another
+ * thread's call that enters the library, the plain form blocks until its op has ended,
+ * at the latest by its deadline. What one thread submits to a unit and another waits
+ * for is theirs to agree on: the library keeps no lock between calls. */
+
+/* Initialise a unit's parameters (collective). Optimizer state is zeroed.
+ * seed: every tensor by its init; values depend on seed, unit, tensor and index,
+ * not on the world size. broadcast: all from @root's buffer, which holds N fp32
+ * elements (others pass 0). own: each rank's shard from its own such buffer. */
+SHARDD_API int shardd_init_seed_submit(shardd_client *c, shardd_unit u, uint64_t seed,
+				       shardd_ticket *t, struct shardd_error *err);
+SHARDD_API int shardd_init_seed(shardd_client *c, shardd_unit u, uint64_t seed,
+				struct shardd_error *err);
+SHARDD_API int shardd_init_broadcast_submit(shardd_client *c, shardd_unit u, uint32_t root,
+					    uint64_t buffer, shardd_ticket *t,
+					    struct shardd_error *err);
+SHARDD_API int shardd_init_broadcast(shardd_client *c, shardd_unit u, uint32_t root,
+				     uint64_t buffer, struct shardd_error *err);
+SHARDD_API int shardd_init_own_submit(shardd_client *c, shardd_unit u, uint64_t buffer,
+				      shardd_ticket *t, struct shardd_error *err);
+SHARDD_API int shardd_init_own(shardd_client *c, shardd_unit u, uint64_t buffer,
+			       struct shardd_error *err);
+
+/* The full parameters of a unit: N elements of compute_dtype, shared by all ranks
+ * of the node, read-only. Counted: as many releases as gathers give it back.
+ * Gathered again while held: the same address. Waits for no other rank. */
+SHARDD_API int shardd_gather_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
+				    struct shardd_error *err);
+SHARDD_API int shardd_gather(shardd_client *c, shardd_unit u, const void **data,
+			     struct shardd_error *err);
+
+/* Drop one reference; with none left it does nothing. */
+SHARDD_API int shardd_release_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
+				     struct shardd_error *err);
+SHARDD_API int shardd_release(shardd_client *c, shardd_unit u, struct shardd_error *err);
+
+/* This rank's buffer for a unit's full gradients: N elements of gradient_dtype,
+ * writable, contents undefined: write all of it. Asked again before the reduce:
+ * the same buffer. The reduce takes it back. */
+SHARDD_API int shardd_gradient_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
+				      struct shardd_error *err);
+SHARDD_API int shardd_gradient(shardd_client *c, shardd_unit u, void **data,
+			       struct shardd_error *err);
+
+/* A writable buffer of this session's own, for init, all_reduce and broadcast. */
+SHARDD_API int shardd_alloc_submit(shardd_client *c, uint64_t bytes, shardd_ticket *t,
+				   struct shardd_error *err);
+SHARDD_API int shardd_alloc(shardd_client *c, uint64_t bytes, uint64_t *buffer, void **data,
+			    struct shardd_error *err);
+SHARDD_API int shardd_free_submit(shardd_client *c, uint64_t buffer, shardd_ticket *t,
+				  struct shardd_error *err);
+SHARDD_API int shardd_free(shardd_client *c, uint64_t buffer, struct shardd_error *err);
+
+/* Reduce the gradient buffers of all ranks of the unit's group into their fp32
+ * gradient shards (collective): sum in rank order of x/pre_divide, then
+ * /post_divide, added to what the shard holds since the last step. */
+SHARDD_API int shardd_reduce_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
+				    struct shardd_error *err);
+SHARDD_API int shardd_reduce(shardd_client *c, shardd_unit u, struct shardd_error *err);
+
+enum shardd_reduce_op { SHARDD_SUM = 1, SHARDD_AVG = 2, SHARDD_MAX = 3, SHARDD_MIN = 4 };
+
+/* @count elements at byte @offset of each member's buffer become the same on all
+ * (collective). Folded in fp32 in the group's order. */
+SHARDD_API int shardd_all_reduce_submit(shardd_client *c, shardd_group g, uint64_t buffer,
+					uint64_t offset, uint64_t count, enum shardd_dtype dtype,
+					enum shardd_reduce_op op, shardd_ticket *t,
+					struct shardd_error *err);
+SHARDD_API int shardd_all_reduce(shardd_client *c, shardd_group g, uint64_t buffer, uint64_t offset,
+				 uint64_t count, enum shardd_dtype dtype, enum shardd_reduce_op op,
+				 struct shardd_error *err);
+
+/* @bytes at @offset of @root's buffer into everybody's (collective). @root: a rank
+ * of the job that is a member of the group. */
+SHARDD_API int shardd_broadcast_submit(shardd_client *c, shardd_group g, uint64_t buffer,
+				       uint64_t offset, uint64_t bytes, uint32_t root,
+				       shardd_ticket *t, struct shardd_error *err);
+SHARDD_API int shardd_broadcast(shardd_client *c, shardd_group g, uint64_t buffer, uint64_t offset,
+				uint64_t bytes, uint32_t root, struct shardd_error *err);
+
+SHARDD_API int shardd_barrier_submit(shardd_client *c, shardd_group g, shardd_ticket *t,
+				     struct shardd_error *err);
+SHARDD_API int shardd_barrier(shardd_client *c, shardd_group g, struct shardd_error *err);
+
+/* Scale the gradient shards of all units of the group so that their total norm is
+ * at most @max_norm (collective): coef = max_norm/(total + 1e-6), applied only if
+ * below 1 (fairscale's rule: a NaN norm changes nothing). @norm_type: 2 or
+ * INFINITY. @total_norm: before clipping; may be NULL. */
+SHARDD_API int shardd_clip_grad_norm_submit(shardd_client *c, shardd_group g, double max_norm,
+					    double norm_type, shardd_ticket *t,
+					    struct shardd_error *err);
+SHARDD_API int shardd_clip_grad_norm(shardd_client *c, shardd_group g, double max_norm,
+				     double norm_type, double *total_norm,
+				     struct shardd_error *err);
+
+/* Step the optimizer of every unit of the group that has a gradient, and empty the
+ * gradients (collective). @lr: for this step instead of the units' own; NULL: own.
+ * No rank may hold a gather of these units. The step is applied as a whole by the
+ * commit that follows; or before that by the next gather, reduce, clip, initialise or
+ * step. A trainer that dies before it is applied leaves the parameters as they were. */
+SHARDD_API int shardd_step_submit(shardd_client *c, shardd_group g, const double *lr,
+				  shardd_ticket *t, struct shardd_error *err);
+SHARDD_API int shardd_step(shardd_client *c, shardd_group g, const double *lr,
+			   struct shardd_error *err);
+
+/* Make @step the step a restarted trainer goes on from, on all ranks or on none
+ * (collective over the job). @blob: up to 64 KiB of this rank's own state (data
+ * position, random generators); copied. */
+SHARDD_API int shardd_commit_submit(shardd_client *c, uint64_t step, const void *blob, size_t bytes,
+				    shardd_ticket *t, struct shardd_error *err);
+SHARDD_API int shardd_commit(shardd_client *c, uint64_t step, const void *blob, size_t bytes,
+			     struct shardd_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

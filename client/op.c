@@ -1,0 +1,222 @@
+#include "op.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "client_error.h"
+#include "core/check.h"
+
+/* The daemon's own deadline is to come first: its error says what was waited for. */
+#define RPC_GRACE_MS 2000u
+
+/* ----------------------------------------------------------------- submission */
+
+static int add_ticket(struct shardd_client *c, const struct op *op, struct ticket **ret,
+		      uint64_t *ret_id, struct shardd_error *err)
+{
+	int r = tickets_add(&c->tickets, op, c->max_ops, ret, ret_id);
+
+	if (r == TICKET_E_FULL)
+		return error_set(err, SHARDD_RESOURCE_EXHAUSTED, NULL,
+				 "%u ops of this session are unanswered, which is the limit: wait "
+				 "for a ticket first",
+				 c->max_ops);
+	return r < 0 ? error_memory(err) : 0;
+}
+
+/* Number it and send it. Called with c->order held. */
+static int start(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
+		 struct ticket *ticket, struct shardd_error *err)
+{
+	Shardd__V1__OpHeader header = SHARDD__V1__OP_HEADER__INIT;
+	struct op_request *q = (struct op_request *)request;
+	uint32_t timeout_ms = atomic_load(&c->timeout_ms);
+	uint32_t rpc_ms = 0;
+	int r;
+
+	if (timeout_ms)
+		rpc_ms = timeout_ms > INT32_MAX - RPC_GRACE_MS ? INT32_MAX
+							       : timeout_ms + RPC_GRACE_MS;
+	header.epoch = c->epoch;
+	header.seq = c->seq + 1;
+	header.timeout_ms = timeout_ms;
+	q->header = &header;
+	r = rpc_client_start(c->rpc, op->method, request, op->reply, false, rpc_ms,
+			     &ticket->pending, err);
+	q->header = NULL;
+	if (r == 0)
+		c->seq++;
+	return r;
+}
+
+static int submit_ordered(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
+			  shardd_ticket *t, struct shardd_error *err)
+{
+	struct ticket *ticket;
+	uint64_t id;
+	int r;
+
+	if (!c->joined)
+		return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
+				 "this client is in no job: shardd_join first");
+	r = add_ticket(c, op, &ticket, &id, err);
+	if (r < 0)
+		return r;
+	r = start(c, op, request, ticket, err);
+	if (r < 0) {
+		tickets_end(&c->tickets, id);
+		return r;
+	}
+	tickets_release(&c->tickets, ticket);
+	*t = id;
+	return 0;
+}
+
+int op_submit(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
+	      shardd_ticket *t, struct shardd_error *err)
+{
+	struct shardd_error scratch;
+	int r = client_check(c, err);
+
+	if (r < 0)
+		return r;
+	if (!t)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "ticket",
+				 "there is no place for the ticket");
+	pthread_mutex_lock(&c->order);
+	r = submit_ordered(c, op, request, t, err ? err : &scratch);
+	pthread_mutex_unlock(&c->order);
+	return r;
+}
+
+/* --------------------------------------------------------------------- result */
+
+static int not_yet(struct shardd_error *err)
+{
+	error_set(err, SHARDD_DEADLINE_EXCEEDED, NULL, "the wait ended before the op: it goes on");
+	err->native = EAGAIN;
+	return -SHARDD_DEADLINE_EXCEEDED;
+}
+
+static bool is_not_yet(int r, const struct shardd_error *err)
+{
+	return r == -SHARDD_DEADLINE_EXCEEDED && err->native == EAGAIN;
+}
+
+static void common_result(struct shardd_client *c, const ProtobufCMessage *reply,
+			  struct shardd_result *ret)
+{
+	const Shardd__V1__OpInfo *info = ((const struct op_reply *)reply)->info;
+
+	if (!info)
+		return;
+	ret->number = info->number;
+	ret->waited_us = info->waited_us;
+	ret->ran_us = info->ran_us;
+	if (info->draining)
+		atomic_store(&c->draining, true);
+}
+
+/* Turn the reply into a result; its memory is mapped here, by whoever waits. Where
+ * that fails the daemon has done the op all the same: the channel is broken or this
+ * process cannot map any more, and what the session holds ends with the session. */
+static int take_result(struct shardd_client *c, struct ticket *ticket, int timeout_ms,
+		       struct shardd_result *ret, struct shardd_error *err)
+{
+	const Shardd__V1__Placement *p = NULL;
+	struct map_place place;
+	int r = 0;
+
+	if (!ticket->reply)
+		r = rpc_pending_result(ticket->pending, &ticket->reply, err);
+	if (r < 0)
+		return r;
+	*ret = (struct shardd_result){ 0 };
+	common_result(c, ticket->reply, ret);
+	if (ticket->op->result)
+		ticket->op->result(ticket->reply, ret, &p);
+	if (!p)
+		return 0;
+	place = (struct map_place){ p->slab, p->offset, p->bytes, p->writable };
+	ret->bytes = p->bytes;
+	return map_address(&c->map, &place, timeout_ms, &ret->data, err);
+}
+
+static int wait_claimed(struct shardd_client *c, shardd_ticket t, struct ticket *ticket,
+			int timeout_ms, struct shardd_result *ret, struct shardd_error *err)
+{
+	int r;
+
+	if (!ticket->reply && !rpc_pending_wait(ticket->pending, timeout_ms)) {
+		tickets_release(&c->tickets, ticket);
+		return not_yet(err);
+	}
+	tickets_answered(&c->tickets, ticket);
+	r = take_result(c, ticket, timeout_ms, ret, err);
+	if (ticket->reply && is_not_yet(r, err))
+		tickets_release(&c->tickets, ticket);
+	else
+		tickets_end(&c->tickets, t);
+	return r;
+}
+
+/* @ret, @err: not NULL. */
+static int wait_ticket(struct shardd_client *c, shardd_ticket t, int timeout_ms,
+		       struct shardd_result *ret, struct shardd_error *err)
+{
+	struct ticket *ticket;
+	int r = client_check(c, err);
+
+	if (r < 0)
+		return r;
+	r = tickets_claim(&c->tickets, t, &ticket);
+	if (r == TICKET_E_NONE) {
+		error_set(err, SHARDD_INVALID_ARGUMENT, "ticket",
+			  "there is no ticket %llu: it was never handed out, or has ended",
+			  (unsigned long long)t);
+		err->native = EBADF;
+		return -SHARDD_INVALID_ARGUMENT;
+	}
+	if (r == TICKET_E_CLAIMED && timeout_ms == 0)
+		return not_yet(err);
+	if (r == TICKET_E_CLAIMED)
+		return error_set(err, SHARDD_FAILED_PRECONDITION, "ticket",
+				 "another thread waits for ticket %llu", (unsigned long long)t);
+	return wait_claimed(c, t, ticket, timeout_ms, ret, err);
+}
+
+int shardd_poll(shardd_client *c, shardd_ticket t, struct shardd_result *ret,
+		struct shardd_error *err)
+{
+	struct shardd_error e = { 0 };
+	struct shardd_result result;
+	int r = wait_ticket(c, t, 0, &result, &e);
+
+	if (is_not_yet(r, &e))
+		return 0;
+	if (r < 0 && err)
+		*err = e;
+	if (r == 0 && ret)
+		*ret = result;
+	return r < 0 ? r : 1;
+}
+
+int shardd_wait(shardd_client *c, shardd_ticket t, int timeout_ms, struct shardd_result *ret,
+		struct shardd_error *err)
+{
+	struct shardd_error e = { 0 };
+	struct shardd_result result;
+	int r = wait_ticket(c, t, timeout_ms < 0 ? -1 : timeout_ms, &result, &e);
+
+	if (r < 0 && err)
+		*err = e;
+	if (r == 0 && ret)
+		*ret = result;
+	return r;
+}
+
+int op_finish(struct shardd_client *c, int submitted, const shardd_ticket *t,
+	      struct shardd_result *ret, struct shardd_error *err)
+{
+	return submitted < 0 ? submitted : shardd_wait(c, *t, -1, ret, err);
+}

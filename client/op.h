@@ -1,0 +1,45 @@
+/*
+ * An op from submission to result: what is the same for all of them.
+ *
+ * The functions of shardd.h fill a request and hand it here; its header (epoch,
+ * number, deadline) is put in and the message sent under one lock, so that the
+ * order of submission is the order of the numbers.
+ */
+#ifndef SHARDD_CLIENT_OP_H
+#define SHARDD_CLIENT_OP_H
+
+#include "client.h"
+#include "shardd.pb-c.h"
+
+/* One kind of op. Static. */
+struct op {
+	const char *method; /* "/shardd.v1.Shardd/Gather" */
+	const ProtobufCMessageDescriptor *reply;
+	/* (optional) Fill @ret with what only this reply has. @ret_place: where its
+	 * memory is, for replies that have some; borrowed from @reply. */
+	void (*result)(const ProtobufCMessage *reply, struct shardd_result *ret,
+		       const Shardd__V1__Placement **ret_place);
+};
+
+/* Every request of an op begins so, and every reply to one. */
+struct op_request {
+	ProtobufCMessage base;
+	Shardd__V1__OpHeader *header;
+};
+
+struct op_reply {
+	ProtobufCMessage base;
+	Shardd__V1__OpInfo *info;
+};
+
+/* Send @request, which begins as struct op_request; borrowed.
+ * Return: 0 with a ticket in @t, or a negative shardd_code without one. */
+int op_submit(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
+	      shardd_ticket *t, struct shardd_error *err);
+
+/* The rest of a blocking call. @submitted: what its submission returned; when
+ * negative it is returned. @ret: may be NULL. */
+int op_finish(struct shardd_client *c, int submitted, const shardd_ticket *t,
+	      struct shardd_result *ret, struct shardd_error *err);
+
+#endif

@@ -1,0 +1,206 @@
+/* Registering a model: from the structs of shardd.h to one message. */
+#include <stdlib.h>
+
+#include "client.h"
+#include "client_error.h"
+#include "core/cleanup.h"
+#include "shardd.pb-c.h"
+
+static_assert((int)SHARDD_INIT_NORMAL == SHARDD__V1__INIT__KIND__KIND_NORMAL, "inits");
+static_assert((int)SHARDD_ADAMW == SHARDD__V1__OPTIMIZER__KIND__KIND_ADAMW, "optimizers");
+static_assert((int)SHARDD_FP16 == SHARDD__V1__DTYPE__DTYPE_FP16, "dtypes");
+
+/* The messages of one unit. Names and shapes are borrowed from the caller. */
+struct unit {
+	Shardd__V1__UnitSpec spec;
+	Shardd__V1__Optimizer optimizer;
+	Shardd__V1__TensorSpec *tensors;
+	Shardd__V1__Init *inits;
+};
+
+/* The messages of a model. */
+struct model {
+	size_t count;
+	struct unit *units;
+	Shardd__V1__UnitSpec **specs; /* for the request */
+};
+
+static void model_deinit(struct model *m)
+{
+	for (size_t i = 0; i < m->count && m->units; i++) {
+		free(m->units[i].spec.tensors);
+		free(m->units[i].tensors);
+		free(m->units[i].inits);
+	}
+	free(STEAL_PTR(m->units));
+	free(STEAL_PTR(m->specs));
+	m->count = 0;
+}
+
+size_t shardd_dtype_size(enum shardd_dtype dtype)
+{
+	switch (dtype) {
+	case SHARDD_FP32:
+		return 4;
+	case SHARDD_BF16:
+	case SHARDD_FP16:
+		return 2;
+	}
+	return 0;
+}
+
+static int tensor_convert(const struct shardd_tensor *from, size_t unit, size_t index,
+			  Shardd__V1__TensorSpec *to, Shardd__V1__Init *init,
+			  struct shardd_error *err)
+{
+	char field[96];
+
+	snprintf(field, sizeof(field), "units[%zu].tensors[%zu].%s", unit, index,
+		 from->name ? "shape" : "name");
+	if (!from->name || (from->dims && !from->shape))
+		return error_set(err, SHARDD_INVALID_ARGUMENT, field, "%s is NULL", field);
+	shardd__v1__init__init(init);
+	init->kind = (Shardd__V1__Init__Kind)(from->init ? from->init : SHARDD_INIT_CONSTANT);
+	init->a = from->init ? from->a : 0;
+	init->b = from->init ? from->b : 0;
+	shardd__v1__tensor_spec__init(to);
+	to->name = (char *)from->name;
+	to->shape = (uint64_t *)from->shape;
+	to->n_shape = from->dims;
+	to->init = init;
+	return 0;
+}
+
+static int tensors_convert(const struct shardd_unit_spec *from, size_t index, struct unit *u,
+			   struct shardd_error *err)
+{
+	size_t n = from->n_tensors;
+	int r = 0;
+
+	u->tensors = calloc(n + 1, sizeof(*u->tensors));
+	u->inits = calloc(n + 1, sizeof(*u->inits));
+	u->spec.tensors = calloc(n + 1, sizeof(Shardd__V1__TensorSpec *));
+	if (!u->tensors || !u->inits || !u->spec.tensors)
+		return error_memory(err);
+	u->spec.n_tensors = n;
+	for (size_t i = 0; i < n && r == 0; i++) {
+		u->spec.tensors[i] = &u->tensors[i];
+		r = tensor_convert(&from->tensors[i], index, i, &u->tensors[i], &u->inits[i], err);
+	}
+	return r;
+}
+
+static void optimizer_convert(const struct shardd_optimizer *from, Shardd__V1__Optimizer *to)
+{
+	shardd__v1__optimizer__init(to);
+	to->kind = (Shardd__V1__Optimizer__Kind)from->kind;
+	to->lr = from->lr;
+	to->weight_decay = from->weight_decay;
+	to->momentum = from->momentum;
+	to->nesterov = from->nesterov;
+	to->beta1 = from->beta1;
+	to->beta2 = from->beta2;
+	to->eps = from->eps;
+	if (from->kind == SHARDD_ADAMW && from->beta1 == 0 && from->beta2 == 0 && from->eps == 0) {
+		to->beta1 = 0.9;
+		to->beta2 = 0.999;
+		to->eps = 1e-8;
+	}
+}
+
+static int unit_convert(const struct shardd_unit_spec *from, size_t index, struct unit *u,
+			struct shardd_error *err)
+{
+	enum shardd_dtype compute = from->compute_dtype ? from->compute_dtype : SHARDD_FP32;
+	char field[96];
+
+	shardd__v1__unit_spec__init(&u->spec);
+	snprintf(field, sizeof(field), "units[%zu].%s", index, from->name ? "tensors" : "name");
+	if (!from->name || (from->n_tensors && !from->tensors))
+		return error_set(err, SHARDD_INVALID_ARGUMENT, field, "%s is NULL", field);
+	u->spec.name = (char *)from->name;
+	u->spec.group = from->group;
+	u->spec.storage_dtype = SHARDD__V1__DTYPE__DTYPE_FP32;
+	u->spec.compute_dtype = (Shardd__V1__Dtype)compute;
+	u->spec.gradient_dtype =
+		(Shardd__V1__Dtype)(from->gradient_dtype ? from->gradient_dtype : compute);
+	u->spec.shard_multiple = from->shard_multiple ? from->shard_multiple : 1;
+	u->spec.pre_divide = from->pre_divide;
+	u->spec.post_divide = from->post_divide;
+	optimizer_convert(&from->optimizer, &u->optimizer);
+	u->spec.optimizer = &u->optimizer;
+	return tensors_convert(from, index, u, err);
+}
+
+/* Element @i of an array whose elements may be longer than those we know. */
+static const struct shardd_unit_spec *spec_at(const struct shardd_unit_spec *units, size_t i)
+{
+	return (const struct shardd_unit_spec *)((const char *)units + i * units->size);
+}
+
+static int model_convert(const struct shardd_unit_spec *units, size_t n, struct model *m,
+			 struct shardd_error *err)
+{
+	int r = 0;
+
+	m->units = calloc(n + 1, sizeof(*m->units));
+	m->specs = calloc(n + 1, sizeof(Shardd__V1__UnitSpec *));
+	if (!m->units || !m->specs)
+		return error_memory(err);
+	m->count = n;
+	for (size_t i = 0; i < n && r == 0; i++) {
+		const struct shardd_unit_spec *from = spec_at(units, i);
+		char field[96];
+
+		snprintf(field, sizeof(field), "units[%zu].size", i);
+		r = client_check_size(from->size, sizeof(*from), field, err);
+		if (r == 0 && from->size != units->size)
+			r = error_set(err, SHARDD_INVALID_ARGUMENT, field,
+				      "%s is %zu, but units[0].size is %zu", field, from->size,
+				      units->size);
+		if (r == 0)
+			r = unit_convert(from, i, &m->units[i], err);
+		m->specs[i] = &m->units[i].spec;
+	}
+	return r;
+}
+
+static int take_reply(const Shardd__V1__RegisterReply *reply, size_t n,
+		      struct shardd_unit_info *ret, struct shardd_error *err)
+{
+	if (reply->n_units != n)
+		return error_set(err, SHARDD_INTERNAL, NULL,
+				 "the daemon answered with %zu units to %zu", reply->n_units, n);
+	for (size_t i = 0; i < n && ret; i++)
+		ret[i] = (struct shardd_unit_info){
+			.unit = reply->units[i]->unit,
+			.elements = reply->units[i]->elements,
+			.shard_elements = reply->units[i]->shard_elements,
+			.initialised = reply->units[i]->initialised,
+			.optimizer_steps = reply->units[i]->optimizer_steps,
+		};
+	return 0;
+}
+
+int shardd_register(shardd_client *c, const struct shardd_unit_spec *units, size_t n,
+		    struct shardd_unit_info *ret, struct shardd_error *err)
+{
+	Shardd__V1__RegisterRequest request = SHARDD__V1__REGISTER_REQUEST__INIT;
+	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
+	_cleanup_(model_deinit) struct model model = { 0 };
+	int r = client_check(c, err);
+
+	if (r == 0 && n && !units)
+		r = error_set(err, SHARDD_INVALID_ARGUMENT, "units", "units is NULL");
+	if (r == 0)
+		r = model_convert(units, n, &model, err);
+	if (r < 0)
+		return r;
+	request.units = model.specs;
+	request.n_units = n;
+	r = client_call(c, "/shardd.v1.Shardd/RegisterUnits", &request.base,
+			&shardd__v1__register_reply__descriptor, &reply, err);
+	if (r < 0)
+		return r;
+	return take_reply((const Shardd__V1__RegisterReply *)reply, n, ret, err);
+}

@@ -1,0 +1,296 @@
+/* The connection, and who drives its completion queue. */
+#include "rpc_client.h"
+
+#include <errno.h>
+#include <grpc/grpc_posix.h>
+#include <grpc/grpc_security.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "client_error.h"
+#include "rpc_client_impl.h"
+
+#define FIRST_PAUSE_MS 5 /* between two tries to connect; doubles */
+#define MAX_PAUSE_MS   100
+
+/* ------------------------------------------------------------ deadlines */
+
+static struct timespec after_ms(uint64_t ms)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	ts.tv_sec += (time_t)(ms / 1000);
+	ts.tv_nsec += (long)(ms % 1000) * 1000000;
+	if (ts.tv_nsec >= 1000000000) {
+		ts.tv_nsec -= 1000000000;
+		ts.tv_sec++;
+	}
+	return ts;
+}
+
+struct deadline deadline_in(int timeout_ms)
+{
+	if (timeout_ms < 0)
+		return (struct deadline){ .never = true };
+	return (struct deadline){ .at = after_ms((uint64_t)timeout_ms) };
+}
+
+gpr_timespec deadline_gpr(struct deadline d)
+{
+	if (d.never)
+		return gpr_inf_future(GPR_CLOCK_MONOTONIC);
+	return (gpr_timespec){ .tv_sec = d.at.tv_sec,
+			       .tv_nsec = (int32_t)d.at.tv_nsec,
+			       .clock_type = GPR_CLOCK_MONOTONIC };
+}
+
+/* ------------------------------------------------- leader and followers */
+
+void client_link(struct rpc_client *c, struct rpc_pending *p)
+{
+	p->next = c->pendings;
+	p->prev = &c->pendings;
+	if (p->next)
+		p->next->prev = &p->next;
+	c->pendings = p;
+}
+
+static void wake_waiters(struct rpc_client *c, const struct rpc_pending *p)
+{
+	for (struct waiter *w = c->waiters; w; w = w->next)
+		if (w->p == p)
+			pthread_cond_signal(&w->wake);
+}
+
+static void take_event(struct rpc_client *c, const grpc_event *ev)
+{
+	struct event *event = ev->tag;
+	struct rpc_pending *p = event->p;
+
+	p->n_open--;
+	c->n_open--;
+	event->fn(p);
+	wake_waiters(c, p);
+	if (p->abandoned && p->n_open == 0)
+		pending_destroy(p);
+}
+
+/* Wait for one event with the lock dropped. Return: false: none came in time. */
+static bool drive_once(struct rpc_client *c, gpr_timespec until)
+{
+	grpc_event ev;
+
+	c->driving = true;
+	pthread_mutex_unlock(&c->lock);
+	ev = grpc_completion_queue_next(c->cq, until, NULL);
+	pthread_mutex_lock(&c->lock);
+	c->driving = false;
+	if (ev.type != GRPC_OP_COMPLETE)
+		return false;
+	take_event(c, &ev);
+	return true;
+}
+
+/* Sleep until woken. Return: false when the deadline has passed. */
+static bool follow(struct rpc_client *c, struct rpc_pending *p, struct deadline d)
+{
+	struct waiter w = { .next = c->waiters, .p = p };
+	struct waiter **link;
+	pthread_condattr_t attr;
+	int r;
+
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&w.wake, &attr);
+	pthread_condattr_destroy(&attr);
+	c->waiters = &w;
+	if (d.never)
+		r = pthread_cond_wait(&w.wake, &c->lock);
+	else
+		r = pthread_cond_timedwait(&w.wake, &c->lock, &d.at);
+	for (link = &c->waiters; *link != &w; link = &(*link)->next)
+		;
+	*link = w.next;
+	pthread_cond_destroy(&w.wake);
+	return r == 0;
+}
+
+void client_drive(struct rpc_client *c, struct rpc_pending *p, pending_test test, struct deadline d)
+{
+	bool in_time = true;
+
+	while (in_time && !test(p))
+		in_time = c->driving ? follow(c, p, d) : drive_once(c, deadline_gpr(d));
+	/* Somebody has to go on driving for those that wait. */
+	if (!c->driving && c->waiters)
+		pthread_cond_signal(&c->waiters->wake);
+}
+
+void client_poll(struct rpc_client *c)
+{
+	while (!c->driving && drive_once(c, gpr_inf_past(GPR_CLOCK_MONOTONIC)))
+		;
+	if (!c->driving && c->waiters)
+		pthread_cond_signal(&c->waiters->wake);
+}
+
+/* -------------------------------------------------------------- connect */
+
+static bool worth_retrying(int e)
+{
+	/* EAGAIN: its backlog is full. */
+	return e == ENOENT || e == ECONNREFUSED || e == EAGAIN || e == EINTR;
+}
+
+static int connect_once(const struct sockaddr_un *addr, int *ret)
+{
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	int e;
+
+	if (fd < 0)
+		return errno;
+	if (connect(fd, (const struct sockaddr *)addr, sizeof(*addr)) == 0) {
+		*ret = fd;
+		return 0;
+	}
+	e = errno;
+	close(fd);
+	return e;
+}
+
+static bool before(const struct timespec *a, const struct timespec *b)
+{
+	return a->tv_sec != b->tv_sec ? a->tv_sec < b->tv_sec : a->tv_nsec < b->tv_nsec;
+}
+
+/* Return: 0 or an errno, the last try's. */
+static int connect_retry(const struct sockaddr_un *addr, uint32_t timeout_ms, int *ret)
+{
+	struct timespec end = after_ms(timeout_ms);
+	unsigned pause_ms = FIRST_PAUSE_MS;
+	int e;
+
+	while ((e = connect_once(addr, ret)) != 0 && worth_retrying(e)) {
+		struct timespec next = after_ms(pause_ms);
+
+		if (before(&end, &next))
+			break;
+		while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &next, NULL) == EINTR)
+			;
+		pause_ms = pause_ms * 2 > MAX_PAUSE_MS ? MAX_PAUSE_MS : pause_ms * 2;
+	}
+	return e;
+}
+
+static int connect_error(int e, const char *path, struct shardd_error *err)
+{
+	switch (e) {
+	case EACCES:
+	case EPERM:
+		return error_os(err, SHARDD_PERMISSION_DENIED, e,
+				"uid %u may not open the daemon's socket %s", (unsigned)getuid(),
+				path);
+	case EMFILE:
+	case ENFILE:
+	case ENOMEM:
+	case ENOBUFS:
+		return error_os(err, SHARDD_RESOURCE_EXHAUSTED, e,
+				"this process cannot make a socket for %s", path);
+	case EAGAIN:
+		return error_os(err, SHARDD_UNAVAILABLE, e,
+				"the daemon at %s does not accept connections", path);
+	default:
+		return error_os(err, SHARDD_UNAVAILABLE, e, "no daemon answers at %s", path);
+	}
+}
+
+static grpc_channel *channel_new(int fd)
+{
+	grpc_arg args[] = {
+		/* The daemon is trusted; a reply may be large. */
+		{ GRPC_ARG_INTEGER,
+		  (char *)GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH,
+		  { .integer = -1 } },
+		{ GRPC_ARG_INTEGER, (char *)GRPC_ARG_MAX_METADATA_SIZE, { .integer = 65536 } },
+		{ GRPC_ARG_INTEGER, (char *)GRPC_ARG_HTTP2_BDP_PROBE, { .integer = 0 } },
+		{ GRPC_ARG_INTEGER,
+		  (char *)GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES,
+		  { .integer = 1 << 20 } },
+		{ GRPC_ARG_INTEGER, (char *)GRPC_ARG_KEEPALIVE_TIME_MS, { .integer = INT_MAX } },
+	};
+	grpc_channel_args list = { sizeof(args) / sizeof(args[0]), args };
+	grpc_channel_credentials *creds = grpc_insecure_credentials_create();
+	grpc_channel *channel = grpc_channel_create_from_fd("shardd", fd, creds, &list);
+
+	grpc_channel_credentials_release(creds);
+	return channel;
+}
+
+int rpc_client_connect(const char *path, uint32_t timeout_ms, struct rpc_client **ret,
+		       struct shardd_error *err)
+{
+	struct sockaddr_un addr = { .sun_family = AF_UNIX };
+	struct rpc_client *c;
+	int fd = -1, e;
+
+	if (strlen(path) >= sizeof(addr.sun_path))
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "socket",
+				 "the path of a socket has at most %zu bytes, this one has %zu: %s",
+				 sizeof(addr.sun_path) - 1, strlen(path), path);
+	memcpy(addr.sun_path, path, strlen(path) + 1);
+	e = connect_retry(&addr, timeout_ms, &fd);
+	if (e)
+		return connect_error(e, path, err);
+	c = calloc(1, sizeof(*c));
+	if (!c) {
+		close(fd);
+		return error_memory(err);
+	}
+	memcpy(c->path, path, strlen(path) + 1);
+	c->uid = getuid();
+	pthread_mutex_init(&c->lock, NULL);
+	grpc_init();
+	c->cq = grpc_completion_queue_create_for_next(NULL);
+	c->channel = channel_new(fd);
+	*ret = c;
+	return 0;
+}
+
+/* End every call; what the user has not freed yet stays, without a client. */
+static void cancel_all(struct rpc_client *c)
+{
+	for (struct rpc_pending *p = c->pendings; p; p = p->next)
+		if (p->n_open > 0)
+			grpc_call_cancel(p->call, NULL);
+	while (c->n_open > 0)
+		drive_once(c, gpr_inf_future(GPR_CLOCK_MONOTONIC));
+	for (struct rpc_pending *p = c->pendings; p; p = p->next) {
+		p->c = NULL;
+		grpc_call_unref(p->call);
+		p->call = NULL;
+		p->prev = NULL;
+	}
+}
+
+void rpc_client_close(struct rpc_client *c)
+{
+	if (!c)
+		return;
+	pthread_mutex_lock(&c->lock);
+	cancel_all(c);
+	pthread_mutex_unlock(&c->lock);
+	grpc_channel_destroy(c->channel);
+	grpc_completion_queue_shutdown(c->cq);
+	while (grpc_completion_queue_next(c->cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL).type !=
+	       GRPC_QUEUE_SHUTDOWN)
+		;
+	grpc_completion_queue_destroy(c->cq);
+	grpc_shutdown();
+	pthread_mutex_destroy(&c->lock);
+	free(c);
+}

@@ -1,0 +1,60 @@
+/*
+ * The client side of gRPC core: one connection over a socket of our own making,
+ * calls with protobuf-c messages. What libshardd and shardctl share.
+ *
+ * No thread of its own: whoever waits drives the completion queue, one at a time,
+ * the others sleep until the driver hands over (leader and followers). So a call
+ * costs no extra thread hop. All functions: any thread.
+ */
+#ifndef SHARDD_CLIENT_RPC_CLIENT_H
+#define SHARDD_CLIENT_RPC_CLIENT_H
+
+#include <protobuf-c/protobuf-c.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "shardd/shardd.h"
+
+struct rpc_client;
+struct rpc_pending; /* one call under way */
+
+/* Connect to the unix socket @path, trying again for @timeout_ms while nobody
+ * listens. @ret: rpc_client_close. Return: 0 or a negative shardd_code. */
+int rpc_client_connect(const char *path, uint32_t timeout_ms, struct rpc_client **ret,
+		       struct shardd_error *err);
+
+/* Cancels what is open; no other thread may use it. NULL is allowed. */
+void rpc_client_close(struct rpc_client *c);
+
+/* Start a unary call or, with @streaming, a server stream. @method:
+ * "/shardd.v1.Shardd/Gather". @request: borrowed, packed at once. @timeout_ms: 0:
+ * none. Calls started by one thread are sent in that order.
+ * @ret: ended by rpc_pending_free. Return: 0 or a negative shardd_code. */
+int rpc_client_start(struct rpc_client *c, const char *method, const ProtobufCMessage *request,
+		     const ProtobufCMessageDescriptor *reply, bool streaming, uint32_t timeout_ms,
+		     struct rpc_pending **ret, struct shardd_error *err);
+
+/* Wait until the call has ended, at most @timeout_ms (-1: for ever, 0: only look).
+ * Return: true if it has. */
+bool rpc_pending_wait(struct rpc_pending *p, int timeout_ms);
+
+/* The outcome of a unary call that has ended.
+ * @ret: the reply, the caller's (protobuf_c_message_free_unpacked).
+ * Return: 0 or a negative shardd_code with @err from the status details. */
+int rpc_pending_result(struct rpc_pending *p, ProtobufCMessage **ret, struct shardd_error *err);
+
+/* Streams: the next message, waiting at most @timeout_ms.
+ * Return: 1 (@ret is the caller's), 0 (ended with OK), -SHARDD_DEADLINE_EXCEEDED
+ * with native EAGAIN (nothing yet), or another negative shardd_code (ended so). */
+int rpc_pending_next(struct rpc_pending *p, int timeout_ms, ProtobufCMessage **ret,
+		     struct shardd_error *err);
+
+/* Free; a call still open is cancelled. NULL is allowed. */
+void rpc_pending_free(struct rpc_pending *p);
+
+/* start, wait, result in one. */
+int rpc_client_call(struct rpc_client *c, const char *method, const ProtobufCMessage *request,
+		    const ProtobufCMessageDescriptor *reply, uint32_t timeout_ms,
+		    ProtobufCMessage **ret, struct shardd_error *err);
+
+#endif

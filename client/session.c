@@ -1,0 +1,133 @@
+/* Joining and leaving a job, and its groups. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "client.h"
+#include "client_error.h"
+#include "core/cleanup.h"
+#include "env.h"
+#include "shardd.pb-c.h"
+
+static_assert((int)SHARDD_KEEP == SHARDD__V1__LIFETIME__LIFETIME_KEEP, "lifetimes");
+
+/* Fill the open arguments of @job from the environment. */
+static int complete(const struct shardd_job *job, Shardd__V1__JobSpec *spec, uint32_t *ret_rank,
+		    struct shardd_error *err)
+{
+	const char *name;
+	int r = env_job(job->name, &name, err);
+
+	spec->name = (char *)name;
+	spec->world_size = job->world_size;
+	*ret_rank = job->rank;
+	if (r == 0 && !job->world_size)
+		r = env_number("WORLD_SIZE", UINT32_MAX - 1, &spec->world_size, err);
+	if (r == 0 && job->rank == SHARDD_RANK_FROM_ENV)
+		r = env_number("RANK", UINT32_MAX - 1, ret_rank, err);
+	spec->lifetime = (Shardd__V1__Lifetime)job->lifetime;
+	spec->quota_bytes = job->quota_bytes;
+	spec->ttl_s = job->ttl_s;
+	spec->op_timeout_ms = job->op_timeout_ms;
+	spec->allow_torn = job->allow_torn;
+	return r;
+}
+
+/* The session is in its new epoch. Called with c->order held. */
+static int joined(struct shardd_client *c, Shardd__V1__JoinReply *reply, uint32_t rank,
+		  struct shardd_membership *ret)
+{
+	free(c->blob);
+	c->blob = NULL;
+	/* The message was unpacked with the plain allocator, so its bytes can be kept. */
+	if (reply->blob.len)
+		c->blob = STEAL_PTR(reply->blob.data);
+	c->joined = true;
+	c->epoch = reply->epoch;
+	c->seq = 0;
+	atomic_store(&c->draining, false);
+	if (ret)
+		*ret = (struct shardd_membership){
+			.epoch = reply->epoch,
+			.world_size = reply->world_size,
+			.rank = rank,
+			.resumed = reply->resumed,
+			.has_commit = reply->has_commit,
+			.torn = reply->torn,
+			.step = reply->step,
+			.blob = c->blob,
+			.blob_bytes = reply->blob.len,
+		};
+	return 0;
+}
+
+int shardd_join(shardd_client *c, const struct shardd_job *job, struct shardd_membership *ret,
+		struct shardd_error *err)
+{
+	Shardd__V1__JobSpec spec = SHARDD__V1__JOB_SPEC__INIT;
+	Shardd__V1__JoinRequest request = SHARDD__V1__JOIN_REQUEST__INIT;
+	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
+	int r = client_check(c, err);
+
+	if (r == 0 && !job)
+		r = error_set(err, SHARDD_INVALID_ARGUMENT, "job", "the job is NULL");
+	if (r == 0)
+		r = client_check_size(job->size, sizeof(*job), "job.size", err);
+	if (r == 0)
+		r = complete(job, &spec, &request.rank, err);
+	if (r < 0)
+		return r;
+	request.job = &spec;
+	/* Ops of other threads wait here: they belong to the new epoch. */
+	pthread_mutex_lock(&c->order);
+	r = client_call(c, "/shardd.v1.Shardd/Join", &request.base,
+			&shardd__v1__join_reply__descriptor, &reply, err);
+	if (r == 0)
+		r = joined(c, (Shardd__V1__JoinReply *)reply, request.rank, ret);
+	pthread_mutex_unlock(&c->order);
+	return r;
+}
+
+int shardd_leave(shardd_client *c, struct shardd_error *err)
+{
+	Shardd__V1__LeaveRequest request = SHARDD__V1__LEAVE_REQUEST__INIT;
+	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
+	int r = client_check(c, err);
+
+	if (r < 0)
+		return r;
+	pthread_mutex_lock(&c->order);
+	r = client_call(c, "/shardd.v1.Shardd/Leave", &request.base,
+			&shardd__v1__leave_reply__descriptor, &reply, err);
+	if (r == 0) {
+		c->joined = false;
+		c->epoch = 0;
+		c->seq = 0;
+	}
+	pthread_mutex_unlock(&c->order);
+	return r;
+}
+
+int shardd_group_create(shardd_client *c, const char *name, const uint32_t *ranks, size_t n,
+			shardd_group *ret, struct shardd_error *err)
+{
+	Shardd__V1__CreateGroupRequest request = SHARDD__V1__CREATE_GROUP_REQUEST__INIT;
+	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
+	int r = client_check(c, err);
+
+	if (r == 0 && (!name || !ret || (n && !ranks)))
+		r = error_set(err, SHARDD_INVALID_ARGUMENT,
+			      !name  ? "name"
+			      : !ret ? "ret"
+				     : "ranks",
+			      "the argument is NULL");
+	if (r < 0)
+		return r;
+	request.name = (char *)name;
+	request.ranks = (uint32_t *)ranks;
+	request.n_ranks = n;
+	r = client_call(c, "/shardd.v1.Shardd/CreateGroup", &request.base,
+			&shardd__v1__create_group_reply__descriptor, &reply, err);
+	if (r == 0)
+		*ret = ((const Shardd__V1__CreateGroupReply *)reply)->group;
+	return r;
+}

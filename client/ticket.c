@@ -1,0 +1,185 @@
+#include "ticket.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+
+#define SLOT_BITS 24u
+#define SLOT_MAX  (1u << SLOT_BITS)
+#define USES_MAX  (UINT64_MAX >> SLOT_BITS)
+
+void tickets_init(struct tickets *t)
+{
+	*t = (struct tickets){ .first_free = TICKET_NO_SLOT };
+	pthread_mutex_init(&t->lock, NULL);
+}
+
+static void ticket_free(struct ticket *ticket)
+{
+	if (!ticket)
+		return;
+	if (ticket->reply)
+		protobuf_c_message_free_unpacked(ticket->reply, NULL);
+	rpc_pending_free(ticket->pending);
+	free(ticket);
+}
+
+void tickets_deinit(struct tickets *t)
+{
+	for (uint32_t i = 0; i < t->count; i++)
+		ticket_free(STEAL_PTR(t->slots[i].ticket));
+	free(STEAL_PTR(t->slots));
+	t->count = 0;
+	t->room = 0;
+	t->unanswered = 0;
+	t->first_free = TICKET_NO_SLOT;
+}
+
+static uint32_t slot_of(uint64_t id)
+{
+	return (uint32_t)(id & (SLOT_MAX - 1));
+}
+
+static struct ticket_slot *find(struct tickets *t, uint64_t id)
+{
+	uint32_t i = slot_of(id);
+
+	if (i >= t->count || !t->slots[i].ticket || t->slots[i].uses != id >> SLOT_BITS)
+		return NULL;
+	return &t->slots[i];
+}
+
+/* Add a free slot. Return: 0 or -ENOMEM. */
+static int grow(struct tickets *t)
+{
+	uint32_t room = t->room ? t->room * 2 : 64;
+	struct ticket_slot *bigger;
+
+	if (t->count == SLOT_MAX)
+		return -ENOMEM;
+	if (t->count == t->room) {
+		bigger = realloc(t->slots, room * sizeof(*bigger));
+		if (!bigger)
+			return -ENOMEM;
+		t->slots = bigger;
+		t->room = room;
+	}
+	t->slots[t->count] = (struct ticket_slot){ .next_free = t->first_free };
+	t->first_free = t->count++;
+	return 0;
+}
+
+/* Answers may lie there that nobody has waited for yet. */
+static void count_again(struct tickets *t)
+{
+	for (uint32_t i = 0; i < t->count; i++) {
+		struct ticket *x = t->slots[i].ticket;
+
+		if (!x || x->claimed || x->answered || !rpc_pending_wait(x->pending, 0))
+			continue;
+		x->answered = true;
+		t->unanswered--;
+	}
+}
+
+static int add(struct tickets *t, struct ticket *x, uint32_t limit, uint64_t *ret_id)
+{
+	struct ticket_slot *slot;
+
+	if (limit && t->unanswered >= limit)
+		count_again(t);
+	if (limit && t->unanswered >= limit)
+		return TICKET_E_FULL;
+	if (t->first_free == TICKET_NO_SLOT && grow(t) < 0)
+		return -ENOMEM;
+	slot = &t->slots[t->first_free];
+	slot->uses++;
+	slot->ticket = x;
+	*ret_id = slot->uses << SLOT_BITS | t->first_free;
+	t->first_free = slot->next_free;
+	t->unanswered++;
+	return 0;
+}
+
+int tickets_add(struct tickets *t, const struct op *op, uint32_t limit, struct ticket **ret,
+		uint64_t *ret_id)
+{
+	struct ticket *x = calloc(1, sizeof(*x));
+	int r;
+
+	if (!x)
+		return -ENOMEM;
+	x->op = op;
+	x->claimed = true;
+	pthread_mutex_lock(&t->lock);
+	r = add(t, x, limit, ret_id);
+	pthread_mutex_unlock(&t->lock);
+	if (r == 0)
+		*ret = x;
+	else
+		free(x);
+	return r;
+}
+
+int tickets_claim(struct tickets *t, uint64_t id, struct ticket **ret)
+{
+	struct ticket_slot *slot;
+	int r = TICKET_E_NONE;
+
+	pthread_mutex_lock(&t->lock);
+	slot = find(t, id);
+	if (slot && slot->ticket->claimed) {
+		r = TICKET_E_CLAIMED;
+	} else if (slot) {
+		slot->ticket->claimed = true;
+		*ret = slot->ticket;
+		r = 0;
+	}
+	pthread_mutex_unlock(&t->lock);
+	return r;
+}
+
+void tickets_release(struct tickets *t, struct ticket *ticket)
+{
+	pthread_mutex_lock(&t->lock);
+	CHECK(ticket->claimed);
+	ticket->claimed = false;
+	pthread_mutex_unlock(&t->lock);
+}
+
+static void answered(struct tickets *t, struct ticket *ticket)
+{
+	if (ticket->answered)
+		return;
+	CHECK(t->unanswered > 0);
+	ticket->answered = true;
+	t->unanswered--;
+}
+
+void tickets_answered(struct tickets *t, struct ticket *ticket)
+{
+	pthread_mutex_lock(&t->lock);
+	CHECK(ticket->claimed);
+	answered(t, ticket);
+	pthread_mutex_unlock(&t->lock);
+}
+
+void tickets_end(struct tickets *t, uint64_t id)
+{
+	struct ticket_slot *slot;
+	struct ticket *ticket;
+
+	pthread_mutex_lock(&t->lock);
+	slot = find(t, id);
+	CHECK(slot && slot->ticket->claimed);
+	ticket = STEAL_PTR(slot->ticket);
+	answered(t, ticket);
+	if (slot->uses < USES_MAX) {
+		slot->next_free = t->first_free;
+		t->first_free = slot_of(id);
+	}
+	pthread_mutex_unlock(&t->lock);
+	ticket_free(ticket);
+}

@@ -1,0 +1,75 @@
+/*
+ * The tickets of a client: what shardd_poll and shardd_wait look up.
+ *
+ * A ticket's number is its slot and how often the slot has been used, so that a
+ * number never comes back. A thread that waits has claimed its ticket: nobody
+ * else may end it meanwhile. Any thread.
+ */
+#ifndef SHARDD_CLIENT_TICKET_H
+#define SHARDD_CLIENT_TICKET_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "rpc_client.h"
+
+struct op;
+
+struct ticket {
+	const struct op *op;         /* static */
+	struct rpc_pending *pending; /* owned */
+	ProtobufCMessage *reply;     /* owned; taken already, its memory is not mapped yet */
+	bool claimed;
+	bool answered; /* no longer one of the daemon's unanswered ops */
+};
+
+struct ticket_slot {
+	struct ticket *ticket; /* owned; NULL: free */
+	uint64_t uses;         /* the number's upper part; a slot that is used up stays free */
+	uint32_t next_free;    /* index, TICKET_NO_SLOT: the last */
+};
+
+struct tickets {
+	pthread_mutex_t lock;
+	struct ticket_slot *slots;
+	uint32_t count; /* of slots */
+	uint32_t room;
+	uint32_t first_free;
+	uint32_t unanswered; /* of the tickets in the table */
+};
+
+#define TICKET_NO_SLOT UINT32_MAX
+
+enum {
+	TICKET_E_NONE = 1,    /* no such ticket */
+	TICKET_E_CLAIMED = 2, /* another thread waits for it */
+	TICKET_E_FULL = 3,    /* too many unanswered ops */
+};
+
+void tickets_init(struct tickets *t);
+
+/* Cancel and free all. No other thread may be using it. Safe twice. */
+void tickets_deinit(struct tickets *t);
+
+/* Make a ticket, claimed. @limit: of unanswered ops; 0: none.
+ * @ret: the table's, until tickets_end. @ret_id: its number, never 0.
+ * Return: 0, TICKET_E_FULL, or -ENOMEM. */
+int tickets_add(struct tickets *t, const struct op *op, uint32_t limit, struct ticket **ret,
+		uint64_t *ret_id);
+
+/* Find and claim. @ret: borrowed until tickets_release or tickets_end.
+ * Return: 0, TICKET_E_NONE, TICKET_E_CLAIMED. */
+int tickets_claim(struct tickets *t, uint64_t id, struct ticket **ret);
+
+/* Give a claimed ticket back: it goes on. */
+void tickets_release(struct tickets *t, struct ticket *ticket);
+
+/* The op of a claimed ticket has been answered. */
+void tickets_answered(struct tickets *t, struct ticket *ticket);
+
+/* End a claimed ticket: free it. */
+void tickets_end(struct tickets *t, uint64_t id);
+
+#endif
