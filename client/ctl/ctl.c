@@ -1,0 +1,115 @@
+#include "ctl/ctl.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/check.h"
+
+/* A daemon that listens and does not answer for so long hangs. */
+#define CALL_TIMEOUT_MS 10000u
+
+int ctl_usage(const char *fmt, ...)
+{
+	va_list ap;
+
+	fputs("shardctl: INVALID_ARGUMENT: ", stderr);
+	va_start(ap, fmt);
+	vfprintf(stderr, fmt, ap);
+	va_end(ap);
+	fputs("\nTry `shardctl --help`.\n", stderr);
+	return CTL_USAGE;
+}
+
+int ctl_no_arguments(int argc, char **argv)
+{
+	return argc > 1 ? ctl_usage("%s takes no argument \"%s\"", argv[0], argv[1]) : CTL_OK;
+}
+
+int ctl_error(const struct shardd_error *err)
+{
+	fprintf(stderr, "shardctl: %s: %s\n", shardd_code_name(err->code), err->text);
+	/* The daemon itself says neither of a call that it could answer. */
+	if (err->code == SHARDD_UNAVAILABLE || err->code == SHARDD_DEADLINE_EXCEEDED)
+		return CTL_UNREACHABLE;
+	return CTL_FAILED;
+}
+
+int ctl_broken(void)
+{
+	fputs("shardctl: RESOURCE_EXHAUSTED: no memory left, or the output cannot be written\n",
+	      stderr);
+	return CTL_FAILED;
+}
+
+int ctl_call(struct ctl *ctl, const char *method, const ProtobufCMessage *request,
+	     const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret)
+{
+	struct shardd_error err = { 0 };
+	int r = 0;
+
+	if (!ctl->rpc)
+		r = rpc_client_connect(ctl->socket, 0, &ctl->rpc, &err);
+	if (r == 0)
+		r = rpc_client_call(ctl->rpc, method, request, reply, CALL_TIMEOUT_MS, ret, &err);
+	return r < 0 ? ctl_error(&err) : CTL_OK;
+}
+
+int ctl_get_status(struct ctl *ctl, const Shardd__V1__StatusRequest *request,
+		   Shardd__V1__StatusReply **ret)
+{
+	ProtobufCMessage *reply;
+	int r = ctl_call(ctl, "/shardd.v1.Status/Get", &request->base,
+			 &shardd__v1__status_reply__descriptor, &reply);
+
+	if (r == CTL_OK)
+		*ret = (Shardd__V1__StatusReply *)reply;
+	return r;
+}
+
+int ctl_print_json(json_t *j)
+{
+	int r = j ? json_print(j, stdout) : -1;
+
+	json_decref(j);
+	return r < 0 ? ctl_broken() : CTL_OK;
+}
+
+int ctl_print_table(struct ctl *ctl, const char *title, const struct table *t)
+{
+	if (!t)
+		return ctl_broken();
+	if (title)
+		printf("%s%s%s%s\n", ctl->printed++ ? "\n" : "", ctl->color ? "\033[1;36m" : "",
+		       title, ctl->color ? "\033[0m" : "");
+	if (table_rows(t) == 0) {
+		printf("%snone\n", title ? "  " : "");
+		return CTL_OK;
+	}
+	return table_print(t, stdout, title ? 2 : 0, ctl->color) < 0 ? ctl_broken() : CTL_OK;
+}
+
+uint64_t ctl_class(Shardd__V1__ClassBytes *const *classes, size_t n, const char *name)
+{
+	for (size_t i = 0; i < n; i++)
+		if (strcmp(classes[i]->name, name) == 0)
+			return classes[i]->bytes;
+	return 0;
+}
+
+enum table_color ctl_state_color(const char *state)
+{
+	static const struct {
+		const char *state;
+		enum table_color color;
+	} colors[] = {
+		{ "RUNNING", TABLE_GOOD }, { "JOINED", TABLE_GOOD },   { "FORMING", TABLE_WARN },
+		{ "STALE", TABLE_WARN },   { "DRAINING", TABLE_WARN }, { "WAIT", TABLE_WARN },
+		{ "TORN", TABLE_BAD },     { "DEAD", TABLE_BAD },      { "FAILED", TABLE_BAD },
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(colors); i++)
+		if (strcmp(colors[i].state, state) == 0)
+			return colors[i].color;
+	return TABLE_PLAIN;
+}

@@ -1,0 +1,98 @@
+/*
+ * shardctl: what its verbs have in common.
+ *
+ * A verb is a function in a file of its own; it reads its arguments, makes its
+ * calls, prints, and returns the exit code. One thread.
+ */
+#ifndef SHARDD_CTL_CTL_H
+#define SHARDD_CTL_CTL_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ctl/json.h"
+#include "ctl/table.h"
+#include "rpc_client.h"
+#include "status.pb-c.h"
+
+enum ctl_exit {
+	CTL_OK = 0,
+	CTL_FAILED = 1, /* the daemon answered with an error */
+	CTL_USAGE = 2,
+	CTL_UNREACHABLE = 3,
+};
+
+struct ctl {
+	const char *socket; /* of the daemon; borrowed */
+	bool json;
+	bool color;
+	struct rpc_client *rpc; /* NULL until the first call */
+	unsigned printed;       /* sections so far: a blank line goes between them */
+};
+
+struct ctl_verb {
+	const char *name;
+	const char *arguments; /* for the usage text */
+	const char *help;
+	int (*run)(struct ctl *ctl, int argc, char **argv); /* argv[0]: the verb */
+};
+
+int ctl_status(struct ctl *ctl, int argc, char **argv);
+int ctl_memory(struct ctl *ctl, int argc, char **argv);
+int ctl_jobs(struct ctl *ctl, int argc, char **argv);
+int ctl_units(struct ctl *ctl, int argc, char **argv);
+int ctl_sessions(struct ctl *ctl, int argc, char **argv);
+int ctl_ops(struct ctl *ctl, int argc, char **argv);
+int ctl_health(struct ctl *ctl, int argc, char **argv);
+int ctl_job(struct ctl *ctl, int argc, char **argv);
+int ctl_run(struct ctl *ctl, int argc, char **argv);
+
+/* "shardctl: INVALID_ARGUMENT: <sentence>" on stderr. Return: CTL_USAGE. */
+int ctl_usage(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* Refuse arguments behind the verb. Return: CTL_OK or CTL_USAGE. */
+int ctl_no_arguments(int argc, char **argv);
+
+/* Print @err on stderr. Return: CTL_UNREACHABLE or CTL_FAILED. */
+int ctl_error(const struct shardd_error *err);
+
+/* No memory, or stdout is gone: say so. Return: CTL_FAILED. */
+int ctl_broken(void);
+
+/* Call, connecting first if that was not done yet; errors are printed. @ret: the
+ * caller's (protobuf_c_message_free_unpacked). Return: an exit code. */
+int ctl_call(struct ctl *ctl, const char *method, const ProtobufCMessage *request,
+	     const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret);
+
+/* Status.Get. @ret: shardd__v1__status_reply__free_unpacked. */
+int ctl_get_status(struct ctl *ctl, const Shardd__V1__StatusRequest *request,
+		   Shardd__V1__StatusReply **ret);
+
+/* Print @j (consumed; NULL: no memory). Return: an exit code. */
+int ctl_print_json(json_t *j);
+
+/* Print @t under a title (NULL: none). Return: an exit code. */
+int ctl_print_table(struct ctl *ctl, const char *title, const struct table *t);
+
+/* Bytes of the class @name; 0 if there is none. */
+uint64_t ctl_class(Shardd__V1__ClassBytes *const *classes, size_t n, const char *name);
+
+/* Colours for the states of jobs, ranks and ops. */
+enum table_color ctl_state_color(const char *state);
+
+static inline void ctl_status_freep(Shardd__V1__StatusReply **r)
+{
+	if (*r)
+		shardd__v1__status_reply__free_unpacked(*r, NULL);
+	*r = NULL;
+}
+
+static inline void ctl_messagep(ProtobufCMessage **m)
+{
+	if (*m)
+		protobuf_c_message_free_unpacked(*m, NULL);
+	*m = NULL;
+}
+
+#endif

@@ -1,0 +1,170 @@
+/* shardctl job create|delete|drain. */
+#include <getopt.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "ctl/ctl.h"
+#include "ctl/format.h"
+#include "shardd.pb-c.h"
+
+/* ------------------------------------------------------------------- create */
+
+static int number_option(const char *name, uint64_t min, uint32_t *ret)
+{
+	uint64_t number;
+
+	if (!format_parse_number(optarg, UINT32_MAX, &number) || number < min)
+		return ctl_usage("--%s \"%s\" is not a whole number from %llu to %u", name, optarg,
+				 (unsigned long long)min, UINT32_MAX);
+	*ret = (uint32_t)number;
+	return CTL_OK;
+}
+
+static int create_option(Shardd__V1__JobSpec *job, int o)
+{
+	switch (o) {
+	case 'w':
+		return number_option("world-size", 1, &job->world_size);
+	case 'k':
+		job->lifetime = SHARDD__V1__LIFETIME__LIFETIME_KEEP;
+		return CTL_OK;
+	case 'e':
+		job->lifetime = SHARDD__V1__LIFETIME__LIFETIME_EPHEMERAL;
+		return CTL_OK;
+	case 'q':
+		if (format_parse_bytes(optarg, &job->quota_bytes))
+			return CTL_OK;
+		return ctl_usage("--quota \"%s\" is not a number of bytes, such as 4096, 64M, 2G",
+				 optarg);
+	case 't':
+		return number_option("ttl", 0, &job->ttl_s);
+	case 'o':
+		return number_option("op-timeout", 0, &job->op_timeout_ms);
+	case 'a':
+		job->allow_torn = true;
+		return CTL_OK;
+	default:
+		return CTL_USAGE;
+	}
+}
+
+/* @argv[0]: create. A job that is made by hand is kept unless said otherwise: it is
+ * to be there before its trainers, and after them. */
+static int parse_create(Shardd__V1__JobSpec *job, int argc, char **argv)
+{
+	static const struct option options[] = {
+		{ "world-size", required_argument, NULL, 'w' },
+		{ "keep", no_argument, NULL, 'k' },
+		{ "ephemeral", no_argument, NULL, 'e' },
+		{ "quota", required_argument, NULL, 'q' },
+		{ "ttl", required_argument, NULL, 't' },
+		{ "op-timeout", required_argument, NULL, 'o' },
+		{ "allow-torn", no_argument, NULL, 'a' },
+		{ 0 },
+	};
+	int r = CTL_OK;
+	int o;
+
+	job->lifetime = SHARDD__V1__LIFETIME__LIFETIME_KEEP;
+	while (r == CTL_OK && (o = getopt_long(argc, argv, "", options, NULL)) != -1)
+		r = create_option(job, o);
+	if (r != CTL_OK)
+		return r;
+	if (argc - optind != 1)
+		return ctl_usage("job create takes the name of one job");
+	if (!job->world_size)
+		return ctl_usage("job create needs --world-size N");
+	job->name = argv[optind];
+	return CTL_OK;
+}
+
+static int job_create(struct ctl *ctl, int argc, char **argv)
+{
+	Shardd__V1__CreateJobRequest request = SHARDD__V1__CREATE_JOB_REQUEST__INIT;
+	Shardd__V1__JobSpec job = SHARDD__V1__JOB_SPEC__INIT;
+	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
+	int r = parse_create(&job, argc, argv);
+
+	request.job = &job;
+	if (r == CTL_OK)
+		r = ctl_call(ctl, "/shardd.v1.Shardd/CreateJob", &request.base,
+			     &shardd__v1__create_job_reply__descriptor, &reply);
+	if (r != CTL_OK)
+		return r;
+	if (ctl->json)
+		return ctl_print_json(json_from_message(reply));
+	printf("job %s %s\n", job.name,
+	       ((const Shardd__V1__CreateJobReply *)reply)->created ? "created"
+								    : "was there already");
+	return CTL_OK;
+}
+
+/* ------------------------------------------------------------ delete, drain */
+
+static int job_delete(struct ctl *ctl, int argc, char **argv)
+{
+	static const struct option options[] = {
+		{ "force", no_argument, NULL, 'f' },
+		{ 0 },
+	};
+	Shardd__V1__DeleteJobRequest request = SHARDD__V1__DELETE_JOB_REQUEST__INIT;
+	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
+	int r, o;
+
+	while ((o = getopt_long(argc, argv, "", options, NULL)) != -1) {
+		if (o != 'f')
+			return CTL_USAGE;
+		request.force = true;
+	}
+	if (argc - optind != 1)
+		return ctl_usage("job delete takes the name of one job");
+	request.job = argv[optind];
+	r = ctl_call(ctl, "/shardd.v1.Shardd/DeleteJob", &request.base,
+		     &shardd__v1__delete_job_reply__descriptor, &reply);
+	if (r != CTL_OK)
+		return r;
+	if (ctl->json)
+		return ctl_print_json(json_from_message(reply));
+	printf("job %s deleted, %s freed\n", request.job,
+	       format_bytes(((const Shardd__V1__DeleteJobReply *)reply)->freed_bytes).text);
+	return CTL_OK;
+}
+
+static int job_drain(struct ctl *ctl, int argc, char **argv)
+{
+	Shardd__V1__DrainJobRequest request = SHARDD__V1__DRAIN_JOB_REQUEST__INIT;
+	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
+	int r;
+
+	if (argc != 2 || argv[1][0] == '-')
+		return ctl_usage("job drain takes the name of one job");
+	request.job = argv[1];
+	r = ctl_call(ctl, "/shardd.v1.Shardd/DrainJob", &request.base,
+		     &shardd__v1__drain_job_reply__descriptor, &reply);
+	if (r != CTL_OK)
+		return r;
+	if (ctl->json)
+		return ctl_print_json(json_from_message(reply));
+	printf("job %s drains: %u trainers were told to commit and leave\n", request.job,
+	       ((const Shardd__V1__DrainJobReply *)reply)->ranks);
+	return CTL_OK;
+}
+
+int ctl_job(struct ctl *ctl, int argc, char **argv)
+{
+	static const struct {
+		const char *name;
+		int (*run)(struct ctl *ctl, int argc, char **argv);
+	} verbs[] = {
+		{ "create", job_create },
+		{ "delete", job_delete },
+		{ "drain", job_drain },
+	};
+
+	for (size_t i = 0; argc > 1 && i < ARRAY_SIZE(verbs); i++)
+		if (strcmp(argv[1], verbs[i].name) == 0)
+			return verbs[i].run(ctl, argc - 1, argv + 1);
+	return ctl_usage("job takes create, delete or drain");
+}

@@ -1,0 +1,50 @@
+/* shardctl jobs: all jobs, one line each. */
+#include <string.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "ctl/ctl.h"
+#include "ctl/format.h"
+
+static void job_row(struct table *t, const Shardd__V1__JobStatus *j)
+{
+	table_cell(t, "%s", j->name);
+	table_cell(t, "%u", j->uid);
+	table_color_cell(t, ctl_state_color(j->state), "%s", j->state);
+	table_cell(t, "%u", j->world_size);
+	table_cell(t, "%llu", (unsigned long long)j->step);
+	table_cell(t, "%llu", (unsigned long long)j->epoch);
+	table_cell(t, "%s", j->lifetime);
+	table_cell(t, "%u", j->unit_count);
+	table_cell(t, "%s", format_bytes(j->used_bytes).text);
+	table_cell(t, "%s", *j->last_error ? j->last_error : "-");
+}
+
+int ctl_jobs(struct ctl *ctl, int argc, char **argv)
+{
+	static const struct table_column columns[] = {
+		{ "JOB", false }, { "UID", true },         { "STATE", false },    { "WORLD", true },
+		{ "STEP", true }, { "EPOCH", true },       { "LIFETIME", false }, { "UNITS", true },
+		{ "USED", true }, { "LAST ERROR", false },
+	};
+	Shardd__V1__StatusRequest request = SHARDD__V1__STATUS_REQUEST__INIT;
+	_cleanup_(ctl_status_freep) Shardd__V1__StatusReply *s = NULL;
+	_cleanup_(json_freep) json_t *all = NULL;
+	_cleanup_(table_freep) struct table *t = NULL;
+	int r = ctl_no_arguments(argc, argv);
+
+	if (r != CTL_OK)
+		return r;
+	request.with_units = ctl->json;
+	r = ctl_get_status(ctl, &request, &s);
+	if (r != CTL_OK)
+		return r;
+	if (ctl->json) {
+		all = json_from_message(&s->base);
+		return ctl_print_json(json_pack("{s:O?}", "jobs", json_object_get(all, "jobs")));
+	}
+	t = table_new(columns, ARRAY_SIZE(columns));
+	for (size_t i = 0; t && i < s->n_jobs; i++)
+		job_row(t, s->jobs[i]);
+	return ctl_print_table(ctl, NULL, t);
+}

@@ -1,0 +1,148 @@
+#include "json.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/cleanup.h"
+#include "status.pb-c.h"
+
+json_t *json_from_text(const char *text)
+{
+	_cleanup_(freep) char *copy = NULL;
+	json_t *j = json_string(text);
+
+	if (j)
+		return j;
+	copy = strdup(text);
+	for (char *c = copy; c && *c; c++)
+		if ((unsigned char)*c >= 0x80)
+			*c = '?';
+	return copy ? json_string(copy) : NULL;
+}
+
+static json_t *from_u64(uint64_t n)
+{
+	return json_integer(n > INT64_MAX ? INT64_MAX : (json_int_t)n);
+}
+
+static json_t *from_enum(const ProtobufCFieldDescriptor *f, int value)
+{
+	const ProtobufCEnumValue *v = protobuf_c_enum_descriptor_get_value(f->descriptor, value);
+
+	return v ? json_string(v->name) : json_integer(value);
+}
+
+/* The value at @at, which is one of the type of @f. */
+static json_t *from_value(const ProtobufCFieldDescriptor *f, const void *at)
+{
+	switch (f->type) {
+	case PROTOBUF_C_TYPE_INT32:
+	case PROTOBUF_C_TYPE_SINT32:
+	case PROTOBUF_C_TYPE_SFIXED32:
+		return json_integer(*(const int32_t *)at);
+	case PROTOBUF_C_TYPE_UINT32:
+	case PROTOBUF_C_TYPE_FIXED32:
+		return json_integer(*(const uint32_t *)at);
+	case PROTOBUF_C_TYPE_INT64:
+	case PROTOBUF_C_TYPE_SINT64:
+	case PROTOBUF_C_TYPE_SFIXED64:
+		return json_integer(*(const int64_t *)at);
+	case PROTOBUF_C_TYPE_UINT64:
+	case PROTOBUF_C_TYPE_FIXED64:
+		return from_u64(*(const uint64_t *)at);
+	case PROTOBUF_C_TYPE_FLOAT:
+		return json_real(*(const float *)at);
+	case PROTOBUF_C_TYPE_DOUBLE:
+		return json_real(*(const double *)at);
+	case PROTOBUF_C_TYPE_BOOL:
+		return json_boolean(*(const protobuf_c_boolean *)at);
+	case PROTOBUF_C_TYPE_ENUM:
+		return from_enum(f, *(const int *)at);
+	case PROTOBUF_C_TYPE_STRING:
+		return json_from_text(*(char *const *)at ? *(char *const *)at : "");
+	case PROTOBUF_C_TYPE_MESSAGE:
+		return *(void *const *)at ? json_from_message(*(ProtobufCMessage *const *)at)
+					  : json_null();
+	case PROTOBUF_C_TYPE_BYTES:
+		break;
+	}
+	return json_integer((json_int_t)((const ProtobufCBinaryData *)at)->len);
+}
+
+static size_t size_of(ProtobufCType type)
+{
+	switch (type) {
+	case PROTOBUF_C_TYPE_INT64:
+	case PROTOBUF_C_TYPE_SINT64:
+	case PROTOBUF_C_TYPE_SFIXED64:
+	case PROTOBUF_C_TYPE_UINT64:
+	case PROTOBUF_C_TYPE_FIXED64:
+	case PROTOBUF_C_TYPE_DOUBLE:
+		return 8;
+	case PROTOBUF_C_TYPE_BOOL:
+		return sizeof(protobuf_c_boolean);
+	case PROTOBUF_C_TYPE_STRING:
+	case PROTOBUF_C_TYPE_MESSAGE:
+		return sizeof(void *);
+	case PROTOBUF_C_TYPE_BYTES:
+		return sizeof(ProtobufCBinaryData);
+	default:
+		return 4;
+	}
+}
+
+static json_t *from_classes(Shardd__V1__ClassBytes *const *classes, size_t n)
+{
+	_cleanup_(json_freep) json_t *object = json_object();
+
+	for (size_t i = 0; i < n; i++)
+		if (json_object_set_new(object, classes[i]->name, from_u64(classes[i]->bytes)) < 0)
+			return NULL;
+	return STEAL_PTR(object);
+}
+
+static json_t *from_list(const ProtobufCFieldDescriptor *f, const char *items, size_t n)
+{
+	_cleanup_(json_freep) json_t *array = NULL;
+
+	if (f->type == PROTOBUF_C_TYPE_MESSAGE &&
+	    f->descriptor == &shardd__v1__class_bytes__descriptor)
+		return from_classes((Shardd__V1__ClassBytes *const *)(const void *)items, n);
+	array = json_array();
+	for (size_t i = 0; i < n; i++)
+		if (json_array_append_new(array, from_value(f, items + i * size_of(f->type))) < 0)
+			return NULL;
+	return STEAL_PTR(array);
+}
+
+static json_t *from_field(const ProtobufCMessage *m, const ProtobufCFieldDescriptor *f)
+{
+	const char *at = (const char *)m + f->offset;
+	const char *count = (const char *)m + f->quantifier_offset;
+
+	if (f->label != PROTOBUF_C_LABEL_REPEATED)
+		return from_value(f, at);
+	return from_list(f, *(const char *const *)(const void *)at,
+			 *(const size_t *)(const void *)count);
+}
+
+json_t *json_from_message(const ProtobufCMessage *m)
+{
+	_cleanup_(json_freep) json_t *object = json_object();
+
+	for (unsigned i = 0; i < m->descriptor->n_fields; i++) {
+		const ProtobufCFieldDescriptor *f = &m->descriptor->fields[i];
+
+		if (json_object_set_new(object, f->name, from_field(m, f)) < 0)
+			return NULL;
+	}
+	return STEAL_PTR(object);
+}
+
+int json_print(const json_t *j, FILE *out)
+{
+	if (json_dumpf(j, out, JSON_INDENT(2)) < 0 || fputc('\n', out) == EOF)
+		return -EIO;
+	return 0;
+}

@@ -1,0 +1,120 @@
+/* shardctl: the command line of shardd. */
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/check.h"
+#include "ctl/ctl.h"
+#include "env.h"
+
+static const struct ctl_verb verbs[] = {
+	{ "status", "", "the daemon, its devices, jobs and ranks", ctl_status },
+	{ "memory", "", "who holds which bytes", ctl_memory },
+	{ "jobs", "", "all jobs", ctl_jobs },
+	{ "units", "JOB", "the units of a job", ctl_units },
+	{ "sessions", "", "the connected processes", ctl_sessions },
+	{ "ops", "[JOB] [-n N]", "the last ops, and what pending ones wait for", ctl_ops },
+	{ "health", "", "SERVING (exit 0) or not", ctl_health },
+	{ "job", "create|delete|drain NAME ...", "make, free or end a job", ctl_job },
+	{ "run", "-n N [...] -- CMD...", "start N trainers of a job", ctl_run },
+};
+
+static void help(void)
+{
+	puts("usage: shardctl [--socket PATH] [--json] [--no-color] VERB [ARGUMENT...]\n");
+	for (size_t i = 0; i < ARRAY_SIZE(verbs); i++)
+		printf("  %-8s %-30s %s\n", verbs[i].name, verbs[i].arguments, verbs[i].help);
+	puts("\n"
+	     "  job create NAME --world-size N [--keep|--ephemeral] [--quota BYTES] [--ttl S]\n"
+	     "             [--op-timeout MS] [--allow-torn]\n"
+	     "  job delete NAME [--force]\n"
+	     "  job drain NAME\n"
+	     "  run -n N [--max-restarts K] [--standalone] [--job NAME] -- CMD...\n"
+	     "\n"
+	     "  --socket PATH  of the daemon; else $SHARDD_SOCKET, else " ENV_DEFAULT_SOCKET "\n"
+	     "  --json         one JSON document instead of tables\n"
+	     "  --no-color     no colours; they are off where stdout is no terminal, and with\n"
+	     "                 $NO_COLOR\n"
+	     "\n"
+	     "exit code: 0 done, 1 the daemon answered with an error, 2 wrong arguments,\n"
+	     "3 the daemon cannot be reached; run: the worst of the trainers'");
+}
+
+static const struct ctl_verb *find_verb(const char *name)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(verbs); i++)
+		if (strcmp(verbs[i].name, name) == 0)
+			return &verbs[i];
+	return NULL;
+}
+
+/* Options before the verb. Return: -1 to go on, else the exit code. */
+static int parse(struct ctl *ctl, int argc, char **argv)
+{
+	static const struct option options[] = {
+		{ "socket", required_argument, NULL, 's' }, { "json", no_argument, NULL, 'j' },
+		{ "no-color", no_argument, NULL, 'c' },     { "help", no_argument, NULL, 'h' },
+		{ "version", no_argument, NULL, 'v' },      { 0 },
+	};
+	int o;
+
+	while ((o = getopt_long(argc, argv, "+h", options, NULL)) != -1) {
+		switch (o) {
+		case 's':
+			ctl->socket = optarg;
+			break;
+		case 'j':
+			ctl->json = true;
+			break;
+		case 'c':
+			ctl->color = false;
+			break;
+		case 'h':
+			help();
+			return CTL_OK;
+		case 'v':
+			printf("shardctl %s\n", shardd_version());
+			return CTL_OK;
+		default:
+			return CTL_USAGE;
+		}
+	}
+	return -1;
+}
+
+static bool wants_color(void)
+{
+	const char *no = getenv("NO_COLOR");
+
+	return isatty(STDOUT_FILENO) && !(no && *no);
+}
+
+int main(int argc, char **argv)
+{
+	struct ctl ctl = { .color = wants_color() };
+	const struct ctl_verb *verb;
+	int r = parse(&ctl, argc, argv);
+
+	if (r >= 0)
+		return r;
+	ctl.socket = env_socket(ctl.socket);
+	if (optind == argc)
+		return ctl_usage("no verb was given");
+	verb = find_verb(argv[optind]);
+	if (!verb)
+		return ctl_usage("there is no verb \"%s\"", argv[optind]);
+	argc -= optind;
+	argv += optind;
+	optind = 0; /* the verb's own options begin anew */
+	r = verb->run(&ctl, argc, argv);
+	if (fflush(stdout) != 0)
+		r = ctl_broken();
+	/* The kernel closes the connection. An orderly end of gRPC waits some
+	 * milliseconds for its threads, as long as all the rest of a status takes; and
+	 * exit() would run its destructors under those threads. */
+	if (ctl.rpc)
+		_exit(r);
+	return r;
+}

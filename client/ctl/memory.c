@@ -1,0 +1,222 @@
+/* shardctl memory: who holds which bytes. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "ctl/ctl.h"
+#include "ctl/format.h"
+
+#define LARGEST 10u /* slabs that are shown */
+
+static const char *const class_names[] = { "shard", "full", "grad", "control" };
+
+static void class_cells(struct table *t, Shardd__V1__ClassBytes *const *classes, size_t n)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(class_names); i++)
+		table_cell(t, "%s", format_bytes(ctl_class(classes, n, class_names[i])).text);
+}
+
+static int print_devices(struct ctl *ctl, const Shardd__V1__StatusReply *s)
+{
+	static const struct table_column columns[] = {
+		{ "DEVICE", false }, { "CAPACITY", true }, { "USED", true },
+		{ "OF IT", true },   { "SHARD", true },    { "FULL", true },
+		{ "GRAD", true },    { "CONTROL", true },  { "QUARANTINED", true },
+	};
+	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
+
+	for (size_t i = 0; t && i < s->n_devices; i++) {
+		const Shardd__V1__DeviceStatus *d = s->devices[i];
+
+		table_cell(t, "%s", d->id);
+		table_cell(t, "%s", format_bytes(d->capacity_bytes).text);
+		table_cell(t, "%s", format_bytes(d->used_bytes).text);
+		table_cell(t, "%s", format_percent(d->used_bytes, d->capacity_bytes).text);
+		class_cells(t, d->classes, d->n_classes);
+		table_cell(t, "%s", format_bytes(d->quarantined_bytes).text);
+	}
+	return ctl_print_table(ctl, "Devices", t);
+}
+
+static int print_jobs(struct ctl *ctl, const Shardd__V1__StatusReply *s)
+{
+	static const struct table_column columns[] = {
+		{ "JOB", false },  { "QUOTA", true },   { "USED", true },
+		{ "OF IT", true }, { "SHARD", true },   { "FULL", true },
+		{ "GRAD", true },  { "CONTROL", true }, { "QUARANTINED", true },
+	};
+	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
+
+	for (size_t i = 0; t && i < s->n_jobs; i++) {
+		const Shardd__V1__JobStatus *j = s->jobs[i];
+
+		table_cell(t, "%s", j->name);
+		if (j->quota_bytes && j->quota_bytes != UINT64_MAX)
+			table_cell(t, "%s", format_bytes(j->quota_bytes).text);
+		else
+			table_cell(t, "-");
+		table_cell(t, "%s", format_bytes(j->used_bytes).text);
+		table_cell(t, "%s",
+			   j->quota_bytes == UINT64_MAX
+				   ? "-"
+				   : format_percent(j->used_bytes, j->quota_bytes).text);
+		class_cells(t, j->classes, j->n_classes);
+		table_cell(t, "%s", format_bytes(j->quarantined_bytes).text);
+	}
+	return ctl_print_table(ctl, "Jobs", t);
+}
+
+static int larger_slab(const void *a, const void *b)
+{
+	const Shardd__V1__SlabStatus *x = *(Shardd__V1__SlabStatus *const *)a;
+	const Shardd__V1__SlabStatus *y = *(Shardd__V1__SlabStatus *const *)b;
+
+	if (x->bytes != y->bytes)
+		return x->bytes < y->bytes ? 1 : -1;
+	return x->slab < y->slab ? -1 : x->slab > y->slab;
+}
+
+static void slab_row(struct table *t, const Shardd__V1__SlabStatus *s)
+{
+	table_cell(t, "%u", s->slab);
+	table_cell(t, "%s", *s->job ? s->job : "-");
+	table_cell(t, "%s", s->class_);
+	if (s->owner_rank < 0)
+		table_cell(t, "all ranks");
+	else
+		table_cell(t, "rank %d", s->owner_rank);
+	table_cell(t, "%s", format_bytes(s->bytes).text);
+	table_cell(t, "%s", format_bytes(s->used_bytes).text);
+	table_cell(t, "%s", format_bytes(s->quarantined_bytes).text);
+	table_cell(t, "%u", s->exported);
+}
+
+static int print_slabs(struct ctl *ctl, Shardd__V1__StatusReply *s)
+{
+	static const struct table_column columns[] = {
+		{ "SLAB", true },        { "JOB", false },       { "CLASS", false },
+		{ "OWNER", false },      { "BYTES", true },      { "USED", true },
+		{ "QUARANTINED", true }, { "HANDED OUT", true },
+	};
+	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
+	char title[64];
+
+	if (s->n_slabs)
+		qsort(s->slabs, s->n_slabs, sizeof(*s->slabs), larger_slab);
+	for (size_t i = 0; t && i < s->n_slabs && i < LARGEST; i++)
+		slab_row(t, s->slabs[i]);
+	snprintf(title, sizeof(title), s->n_slabs > LARGEST ? "Largest of %zu slabs" : "Slabs",
+		 s->n_slabs);
+	return ctl_print_table(ctl, title, t);
+}
+
+static int larger_holder(const void *a, const void *b)
+{
+	const Shardd__V1__SessionStatus *x = *(Shardd__V1__SessionStatus *const *)a;
+	const Shardd__V1__SessionStatus *y = *(Shardd__V1__SessionStatus *const *)b;
+
+	if (x->held_bytes != y->held_bytes)
+		return x->held_bytes < y->held_bytes ? 1 : -1;
+	return x->session < y->session ? -1 : x->session > y->session;
+}
+
+/* Units that the session has gathered, which are shared and in nobody's own bytes. */
+static uint64_t gathered(const Shardd__V1__StatusReply *s, uint64_t session)
+{
+	for (size_t i = 0; i < s->n_jobs; i++)
+		for (size_t k = 0; k < s->jobs[i]->n_ranks; k++)
+			if (s->jobs[i]->ranks[k]->session == session)
+				return s->jobs[i]->ranks[k]->gathered_units;
+	return 0;
+}
+
+static int print_holders(struct ctl *ctl, Shardd__V1__StatusReply *s)
+{
+	static const struct table_column columns[] = {
+		{ "SESSION", true },        { "PID", true },  { "CLIENT", false },
+		{ "JOB", false },           { "RANK", true }, { "HOLDS", true },
+		{ "GATHERED UNITS", true },
+	};
+	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
+
+	if (s->n_sessions)
+		qsort(s->sessions, s->n_sessions, sizeof(*s->sessions), larger_holder);
+	for (size_t i = 0; t && i < s->n_sessions; i++) {
+		const Shardd__V1__SessionStatus *x = s->sessions[i];
+
+		table_cell(t, "%llu", (unsigned long long)x->session);
+		table_cell(t, "%d", x->pid);
+		table_cell(t, "%s", x->client_name);
+		table_cell(t, "%s", *x->job ? x->job : "-");
+		if (x->rank < 0)
+			table_cell(t, "-");
+		else
+			table_cell(t, "%d", x->rank);
+		table_cell(t, "%s", format_bytes(x->held_bytes).text);
+		table_cell(t, "%llu", (unsigned long long)gathered(s, x->session));
+	}
+	return ctl_print_table(ctl, "Held by sessions", t);
+}
+
+/* The keys of @from that are named, in a new object. */
+static json_t *pick(json_t *from, const char *const *keys, size_t n)
+{
+	json_t *to = json_object();
+
+	for (size_t i = 0; i < n; i++)
+		json_object_set(to, keys[i], json_object_get(from, keys[i]));
+	return to;
+}
+
+/* The same for every element of the list @key, into @to. */
+static void pick_each(json_t *from, const char *key, const char *const *keys, size_t n, json_t *to)
+{
+	json_t *list = json_array();
+	json_t *item;
+	size_t i;
+
+	json_array_foreach(json_object_get(from, key), i, item)
+		json_array_append_new(list, pick(item, keys, n));
+	json_object_set_new(to, key, list);
+}
+
+static json_t *memory_json(const Shardd__V1__StatusReply *s)
+{
+	static const char *const whole[] = { "devices", "slabs" };
+	static const char *const job[] = { "name", "quota_bytes", "used_bytes", "quarantined_bytes",
+					   "classes" };
+	static const char *const session[] = { "session", "pid",  "client_name",
+					       "job",     "rank", "held_bytes" };
+	_cleanup_(json_freep) json_t *all = json_from_message(&s->base);
+	json_t *to;
+
+	if (!all)
+		return NULL;
+	to = pick(all, whole, ARRAY_SIZE(whole));
+	pick_each(all, "jobs", job, ARRAY_SIZE(job), to);
+	pick_each(all, "sessions", session, ARRAY_SIZE(session), to);
+	return to;
+}
+
+int ctl_memory(struct ctl *ctl, int argc, char **argv)
+{
+	Shardd__V1__StatusRequest request = SHARDD__V1__STATUS_REQUEST__INIT;
+	_cleanup_(ctl_status_freep) Shardd__V1__StatusReply *s = NULL;
+	int r = ctl_no_arguments(argc, argv);
+
+	if (r != CTL_OK)
+		return r;
+	request.with_slabs = true;
+	r = ctl_get_status(ctl, &request, &s);
+	if (r != CTL_OK)
+		return r;
+	if (ctl->json)
+		return ctl_print_json(memory_json(s));
+	r = print_devices(ctl, s);
+	if (r == CTL_OK)
+		r = print_jobs(ctl, s);
+	if (r == CTL_OK)
+		r = print_slabs(ctl, s);
+	return r == CTL_OK ? print_holders(ctl, s) : r;
+}

@@ -1,0 +1,116 @@
+/* shardctl ops: the flight recorder. */
+#include <getopt.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "ctl/ctl.h"
+#include "ctl/format.h"
+
+#define DEFAULT_LIMIT 50u
+
+static uint64_t since(uint64_t from, uint64_t to)
+{
+	return to > from ? to - from : 0;
+}
+
+/* How long it waited, and ran, up to now for an op that still does. */
+static void time_cells(struct table *t, const Shardd__V1__OpRecord *o, uint64_t now)
+{
+	uint64_t end = o->finished_us ? o->finished_us : now;
+	uint64_t start = o->started_us ? o->started_us : end;
+
+	table_cell(t, "%s ago", format_us(since(o->announced_us, now)).text);
+	table_cell(t, "%s", format_us(since(o->announced_us, start)).text);
+	if (o->started_us)
+		table_cell(t, "%s", format_us(since(o->started_us, end)).text);
+	else
+		table_cell(t, "-");
+	if (o->finished_us)
+		table_cell(t, "%s ago", format_us(since(o->finished_us, now)).text);
+	else
+		table_cell(t, "-");
+}
+
+static void op_row(struct table *t, const Shardd__V1__OpRecord *o, uint64_t now)
+{
+	table_cell(t, "%llu", (unsigned long long)o->id);
+	table_cell(t, "%s", *o->job ? o->job : "-");
+	table_cell(t, "%u", o->rank);
+	table_cell(t, "%d", o->pid);
+	table_cell(t, "%s", o->op);
+	table_cell(t, "%s", *o->unit ? o->unit : *o->group ? o->group : "-");
+	if (o->number)
+		table_cell(t, "%llu", (unsigned long long)o->number);
+	else
+		table_cell(t, "-");
+	table_color_cell(t, ctl_state_color(o->state), "%s", o->state);
+	time_cells(t, o, now);
+	table_cell(t, "%s", *o->error ? o->error : *o->waits_for ? o->waits_for : "-");
+}
+
+static int print_ops(struct ctl *ctl, const Shardd__V1__OpsReply *reply)
+{
+	static const struct table_column columns[] = {
+		{ "ID", true },
+		{ "JOB", false },
+		{ "RANK", true },
+		{ "PID", true },
+		{ "OP", false },
+		{ "ON", false },
+		{ "NUMBER", true },
+		{ "STATE", false },
+		{ "ANNOUNCED", true },
+		{ "WAITED", true },
+		{ "RAN", true },
+		{ "FINISHED", true },
+		{ "ERROR, OR WAITS FOR", false },
+	};
+	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
+
+	for (size_t i = 0; t && i < reply->n_ops; i++)
+		op_row(t, reply->ops[i], reply->now_us);
+	return ctl_print_table(ctl, NULL, t);
+}
+
+static int parse(Shardd__V1__OpsRequest *request, int argc, char **argv)
+{
+	static const struct option options[] = {
+		{ "number", required_argument, NULL, 'n' },
+		{ 0 },
+	};
+	uint64_t number;
+	int o;
+
+	request->limit = DEFAULT_LIMIT;
+	while ((o = getopt_long(argc, argv, "n:", options, NULL)) != -1) {
+		if (o != 'n')
+			return CTL_USAGE;
+		if (!format_parse_number(optarg, UINT32_MAX, &number))
+			return ctl_usage("-n \"%s\" is not a whole number from 0 to %u", optarg,
+					 UINT32_MAX);
+		request->limit = (uint32_t)number;
+	}
+	if (argc - optind > 1)
+		return ctl_usage("ops takes the name of one job");
+	if (argc - optind == 1)
+		request->job = argv[optind];
+	return CTL_OK;
+}
+
+int ctl_ops(struct ctl *ctl, int argc, char **argv)
+{
+	Shardd__V1__OpsRequest request = SHARDD__V1__OPS_REQUEST__INIT;
+	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
+	int r = parse(&request, argc, argv);
+
+	if (r == CTL_OK)
+		r = ctl_call(ctl, "/shardd.v1.Status/Ops", &request.base,
+			     &shardd__v1__ops_reply__descriptor, &reply);
+	if (r != CTL_OK)
+		return r;
+	if (ctl->json)
+		return ctl_print_json(json_from_message(reply));
+	return print_ops(ctl, (const Shardd__V1__OpsReply *)reply);
+}

@@ -1,0 +1,348 @@
+/*
+ * shardctl run: N trainers of one job on this node.
+ *
+ * A trainer that fails is started again, up to --max-restarts times per rank; then
+ * the others are ended. One loop: poll for signals, ends and lines.
+ */
+#include <errno.h>
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "core/clock.h"
+#include "ctl/ctl.h"
+#include "ctl/format.h"
+#include "ctl/run_daemon.h"
+#include "ctl/run_proc.h"
+
+#define MAX_TRAINERS  4096u
+#define KILL_AFTER_US (5 * 1000000u)
+
+struct trainer {
+	struct run_proc proc;
+	unsigned restarts;
+};
+
+struct run {
+	/* As asked for. */
+	uint32_t n;
+	uint32_t max_restarts;
+	bool standalone;
+	char **command;     /* borrowed */
+	const char *socket; /* borrowed */
+	char job[80];
+
+	struct trainer *trainers; /* n */
+	struct pollfd *fds;
+	struct run_daemon daemon;
+	int signals;      /* signalfd */
+	bool stopping;    /* no restarts any more */
+	bool failed;      /* stopping because of one of them: how the others end does not count */
+	uint64_t kill_at; /* what runs then is killed; 0: not stopping */
+	int code;         /* worst so far */
+};
+
+/* ---------------------------------------------------------------- arguments */
+
+static int count_option(const char *name, uint64_t min, uint64_t max, uint32_t *ret)
+{
+	uint64_t number;
+
+	if (!format_parse_number(optarg, max, &number) || number < min)
+		return ctl_usage("%s \"%s\" is not a whole number from %llu to %llu", name, optarg,
+				 (unsigned long long)min, (unsigned long long)max);
+	*ret = (uint32_t)number;
+	return CTL_OK;
+}
+
+static int option(struct run *run, int o)
+{
+	switch (o) {
+	case 'n':
+		return count_option("-n", 1, MAX_TRAINERS, &run->n);
+	case 'r':
+		return count_option("--max-restarts", 0, UINT32_MAX, &run->max_restarts);
+	case 's':
+		run->standalone = true;
+		return CTL_OK;
+	case 'j':
+		snprintf(run->job, sizeof(run->job), "%s", optarg);
+		return CTL_OK;
+	default:
+		return CTL_USAGE;
+	}
+}
+
+/* In a container every shardctl may have the same process id, so that the name has to
+ * come from outside. */
+static void default_job(struct run *run)
+{
+	const char *name = getenv("SHARDD_JOB");
+
+	if (name && *name)
+		snprintf(run->job, sizeof(run->job), "%s", name);
+	else
+		snprintf(run->job, sizeof(run->job), "run-%d", (int)getpid());
+}
+
+static int parse(struct run *run, int argc, char **argv)
+{
+	static const struct option options[] = {
+		{ "max-restarts", required_argument, NULL, 'r' },
+		{ "standalone", no_argument, NULL, 's' },
+		{ "job", required_argument, NULL, 'j' },
+		{ 0 },
+	};
+	int r = CTL_OK;
+	int o;
+
+	default_job(run);
+	while (r == CTL_OK && (o = getopt_long(argc, argv, "+n:", options, NULL)) != -1)
+		r = option(run, o);
+	if (r != CTL_OK)
+		return r;
+	if (!run->n)
+		return ctl_usage("run needs -n N");
+	if (optind == argc)
+		return ctl_usage("run needs a command after --");
+	run->command = argv + optind;
+	return CTL_OK;
+}
+
+/* ------------------------------------------------------------------ trainers */
+
+static int start_trainer(struct run *run, uint32_t rank)
+{
+	char rank_env[32], local_rank[32], world[32], local_world[32], job[96];
+	char socket[128 + sizeof("SHARDD_SOCKET=")];
+	const char *env[] = { rank_env, world, local_rank, local_world, socket, job, NULL };
+	struct run_command command = { run->command, env, SIGKILL };
+	int r;
+
+	snprintf(rank_env, sizeof(rank_env), "RANK=%u", rank);
+	snprintf(world, sizeof(world), "WORLD_SIZE=%u", run->n);
+	snprintf(local_rank, sizeof(local_rank), "LOCAL_RANK=%u", rank);
+	snprintf(local_world, sizeof(local_world), "LOCAL_WORLD_SIZE=%u", run->n);
+	snprintf(socket, sizeof(socket), "SHARDD_SOCKET=%s", run->socket);
+	snprintf(job, sizeof(job), "SHARDD_JOB=%s", run->job);
+	r = run_proc_start(&run->trainers[rank].proc, &command);
+	if (r < 0)
+		fprintf(stderr, "shardctl: INTERNAL: cannot start rank %u: %s\n", rank,
+			strerrordesc_np(-r));
+	return r;
+}
+
+static void signal_all(struct run *run, int sig)
+{
+	for (uint32_t i = 0; i < run->n; i++)
+		run_proc_signal(&run->trainers[i].proc, sig);
+}
+
+static void stop(struct run *run, int sig)
+{
+	run->stopping = true;
+	if (!run->kill_at)
+		run->kill_at = clock_now_us() + KILL_AFTER_US;
+	signal_all(run, sig);
+}
+
+static void worse(struct run *run, int code)
+{
+	if (code > run->code)
+		run->code = code;
+}
+
+/* One of them has failed for good: end all. */
+static void give_up(struct run *run, int code)
+{
+	worse(run, code);
+	run->failed = true;
+	stop(run, SIGTERM);
+}
+
+static void say_end(uint32_t rank, pid_t pid, int code, const char *then)
+{
+	if (code > 128 && strsignal(code - 128))
+		fprintf(stderr, "shardctl: rank %u (pid %d) was ended by signal %d (%s)%s\n", rank,
+			(int)pid, code - 128, strsignal(code - 128), then);
+	else
+		fprintf(stderr, "shardctl: rank %u (pid %d) ended with exit code %d%s\n", rank,
+			(int)pid, code, then);
+}
+
+static void trainer_ended(struct run *run, uint32_t rank)
+{
+	struct trainer *t = &run->trainers[rank];
+	pid_t pid = t->proc.pid;
+	int code = run_proc_reap(&t->proc);
+	char then[64];
+
+	if (run->stopping) {
+		if (!run->failed)
+			worse(run, code);
+		return;
+	}
+	if (code == 0)
+		return;
+	if (t->restarts == run->max_restarts) {
+		say_end(rank, pid, code, run->n > 1 ? "; the others are ended" : "");
+		give_up(run, code);
+		return;
+	}
+	t->restarts++;
+	snprintf(then, sizeof(then), "; restart %u of %u", t->restarts, run->max_restarts);
+	say_end(rank, pid, code, then);
+	if (start_trainer(run, rank) < 0)
+		give_up(run, CTL_FAILED);
+}
+
+/* ---------------------------------------------------------------------- loop */
+
+static bool any_runs(const struct run *run)
+{
+	for (uint32_t i = 0; i < run->n; i++)
+		if (run->trainers[i].proc.pid)
+			return true;
+	return false;
+}
+
+/* A first signal is passed on; at a second one nobody wants to wait any more. */
+static void take_signal(struct run *run)
+{
+	struct signalfd_siginfo info;
+
+	if (read(run->signals, &info, sizeof(info)) != sizeof(info))
+		return;
+	if (run->stopping && !run->failed)
+		signal_all(run, SIGKILL);
+	run->failed = false;
+	stop(run, (int)info.ssi_signo);
+}
+
+static int poll_timeout(const struct run *run)
+{
+	uint64_t now = clock_now_us();
+
+	if (!run->kill_at)
+		return -1;
+	return now >= run->kill_at ? 0 : (int)((run->kill_at - now + 999) / 1000);
+}
+
+static void daemon_ended(struct run *run)
+{
+	int code = run_proc_reap(&run->daemon.proc);
+
+	fprintf(stderr, "shardctl: UNAVAILABLE: the private daemon ended with code %d\n", code);
+	give_up(run, CTL_UNREACHABLE);
+}
+
+/* The descriptors: signals, the daemon's, then each trainer's. */
+static void turn(struct run *run)
+{
+	struct pollfd *daemon = run->fds + 1;
+	struct pollfd *trainers = daemon + RUN_PROC_FDS;
+
+	run->fds[0] = (struct pollfd){ .fd = run->signals, .events = POLLIN };
+	run_proc_fds(&run->daemon.proc, daemon);
+	for (uint32_t i = 0; i < run->n; i++)
+		run_proc_fds(&run->trainers[i].proc, trainers + i * RUN_PROC_FDS);
+	poll(run->fds, 1 + (run->n + 1) * RUN_PROC_FDS, poll_timeout(run));
+	if (run->fds[0].revents)
+		take_signal(run);
+	if (run_proc_ready(&run->daemon.proc, daemon))
+		daemon_ended(run);
+	for (uint32_t i = 0; i < run->n; i++)
+		if (run_proc_ready(&run->trainers[i].proc, trainers + i * RUN_PROC_FDS))
+			trainer_ended(run, i);
+	if (run->kill_at && clock_now_us() >= run->kill_at) {
+		signal_all(run, SIGKILL);
+		run->kill_at = clock_now_us() + KILL_AFTER_US;
+	}
+}
+
+static void run_trainers(struct run *run)
+{
+	for (uint32_t i = 0; i < run->n && !run->stopping; i++)
+		if (start_trainer(run, i) < 0)
+			give_up(run, CTL_FAILED);
+	while (any_runs(run))
+		turn(run);
+}
+
+/* -------------------------------------------------------------- start and end */
+
+/* Signals arrive by descriptor from here on, in whatever thread they come. */
+static int take_over_signals(struct run *run)
+{
+	sigset_t set;
+
+	sigemptyset(&set);
+	sigaddset(&set, SIGINT);
+	sigaddset(&set, SIGTERM);
+	sigaddset(&set, SIGHUP);
+	sigaddset(&set, SIGQUIT);
+	signal(SIGPIPE, SIG_IGN);
+	sigprocmask(SIG_BLOCK, &set, NULL);
+	run->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+	return run->signals < 0 ? ctl_broken() : CTL_OK;
+}
+
+static int prepare(struct run *run)
+{
+	run->trainers = calloc(run->n, sizeof(*run->trainers));
+	run->fds = calloc(1 + (run->n + 1) * RUN_PROC_FDS, sizeof(*run->fds));
+	if (!run->trainers || !run->fds)
+		return ctl_broken();
+	for (uint32_t i = 0; i < run->n; i++) {
+		char prefix[16];
+
+		snprintf(prefix, sizeof(prefix), "%u", i);
+		run_proc_init(&run->trainers[i].proc, prefix);
+	}
+	return take_over_signals(run);
+}
+
+static void run_free(struct run *run)
+{
+	if (!run)
+		return;
+	for (uint32_t i = 0; run->trainers && i < run->n; i++)
+		run_proc_deinit(&run->trainers[i].proc);
+	run_daemon_stop(&run->daemon);
+	fd_close(run->signals);
+	free(run->trainers);
+	free(run->fds);
+	free(run);
+}
+
+static void run_freep(struct run **run)
+{
+	run_free(STEAL_PTR(*run));
+}
+
+int ctl_run(struct ctl *ctl, int argc, char **argv)
+{
+	_cleanup_(run_freep) struct run *run = calloc(1, sizeof(*run));
+	int r;
+
+	if (!run)
+		return ctl_broken();
+	run->signals = -1;
+	run_daemon_init(&run->daemon);
+	r = parse(run, argc, argv);
+	if (r == CTL_OK)
+		r = prepare(run);
+	if (r == CTL_OK && run->standalone)
+		r = run_daemon_start(&run->daemon, run->signals);
+	if (r != CTL_OK)
+		return r;
+	run->socket = run->standalone ? run->daemon.socket : ctl->socket;
+	run_trainers(run);
+	return run->code;
+}

@@ -1,0 +1,51 @@
+/* shardctl sessions: the connected processes. */
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "ctl/ctl.h"
+#include "ctl/format.h"
+
+static void session_row(struct table *t, const Shardd__V1__SessionStatus *s)
+{
+	table_cell(t, "%llu", (unsigned long long)s->session);
+	table_cell(t, "%d", s->pid);
+	table_cell(t, "%u", s->uid);
+	table_cell(t, "%s", s->client_name);
+	table_cell(t, "%s", *s->job ? s->job : "-");
+	if (s->rank < 0)
+		table_cell(t, "-");
+	else
+		table_cell(t, "%d", s->rank);
+	table_cell(t, "%s", format_seconds(s->age_s).text);
+	table_cell(t, "%u", s->pending_ops);
+	table_cell(t, "%llu", (unsigned long long)s->ops_total);
+	table_cell(t, "%s", format_bytes(s->held_bytes).text);
+	table_cell(t, "%s", s->local_channel ? "yes" : "no");
+}
+
+int ctl_sessions(struct ctl *ctl, int argc, char **argv)
+{
+	static const struct table_column columns[] = {
+		{ "SESSION", true }, { "PID", true },   { "UID", true },    { "CLIENT", false },
+		{ "JOB", false },    { "RANK", true },  { "AGE", true },    { "PENDING", true },
+		{ "OPS", true },     { "HOLDS", true }, { "LOCAL", false },
+	};
+	Shardd__V1__StatusRequest request = SHARDD__V1__STATUS_REQUEST__INIT;
+	_cleanup_(ctl_status_freep) Shardd__V1__StatusReply *s = NULL;
+	_cleanup_(json_freep) json_t *all = NULL;
+	_cleanup_(table_freep) struct table *t = NULL;
+	int r = ctl_no_arguments(argc, argv);
+
+	if (r == CTL_OK)
+		r = ctl_get_status(ctl, &request, &s);
+	if (r != CTL_OK)
+		return r;
+	if (ctl->json) {
+		all = json_from_message(&s->base);
+		return ctl_print_json(
+			json_pack("{s:O?}", "sessions", json_object_get(all, "sessions")));
+	}
+	t = table_new(columns, ARRAY_SIZE(columns));
+	for (size_t i = 0; t && i < s->n_sessions; i++)
+		session_row(t, s->sessions[i]);
+	return ctl_print_table(ctl, NULL, t);
+}

@@ -1,0 +1,88 @@
+/* shardctl units JOB: the units of a job. */
+#include <stdio.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "ctl/ctl.h"
+#include "ctl/format.h"
+
+/* "0 1 5", "-" for nobody. */
+static void ranks_cell(struct table *t, const uint32_t *ranks, size_t n)
+{
+	_cleanup_(freep) char *text = NULL;
+	size_t bytes = 0;
+	FILE *f = open_memstream(&text, &bytes);
+
+	for (size_t i = 0; f && i < n; i++)
+		fprintf(f, "%s%u", i ? " " : "", ranks[i]);
+	if (f)
+		fclose(f);
+	table_cell(t, "%s", text && *text ? text : "-");
+}
+
+static void unit_row(struct table *t, const Shardd__V1__UnitStatus *u)
+{
+	table_cell(t, "%u", u->unit);
+	table_cell(t, "%s", u->name);
+	table_cell(t, "%llu", (unsigned long long)u->elements);
+	table_cell(t, "%llu", (unsigned long long)u->shard_elements);
+	table_cell(t, "%s", u->compute_dtype);
+	table_cell(t, "%s", u->gradient_dtype);
+	table_cell(t, "%s", u->initialised ? "yes" : "no");
+	table_cell(t, "%s", format_bytes(u->shard_bytes).text);
+	table_cell(t, "%s", format_bytes(u->full_bytes).text);
+	table_cell(t, "%s", u->has_gradient ? "yes" : "no");
+	table_cell(t, "%llu", (unsigned long long)u->optimizer_steps);
+	ranks_cell(t, u->gathered_by, u->n_gathered_by);
+}
+
+static int print_units(struct ctl *ctl, const Shardd__V1__JobStatus *j)
+{
+	static const struct table_column columns[] = {
+		{ "UNIT", true },      { "NAME", false },       { "ELEMENTS", true },
+		{ "SHARD", true },     { "COMPUTE", false },    { "GRADIENT", false },
+		{ "INIT", false },     { "SHARD BYTES", true }, { "FULL BYTES", true },
+		{ "HAS GRAD", false }, { "STEPS", true },       { "GATHERED BY", false },
+	};
+	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
+
+	for (size_t i = 0; t && i < j->n_units; i++)
+		unit_row(t, j->units[i]);
+	return ctl_print_table(ctl, NULL, t);
+}
+
+static const Shardd__V1__JobStatus *find_job(const Shardd__V1__StatusReply *s, const char *name)
+{
+	for (size_t i = 0; i < s->n_jobs; i++)
+		if (strcmp(s->jobs[i]->name, name) == 0)
+			return s->jobs[i];
+	return NULL;
+}
+
+int ctl_units(struct ctl *ctl, int argc, char **argv)
+{
+	Shardd__V1__StatusRequest request = SHARDD__V1__STATUS_REQUEST__INIT;
+	_cleanup_(ctl_status_freep) Shardd__V1__StatusReply *s = NULL;
+	_cleanup_(json_freep) json_t *all = NULL;
+	const Shardd__V1__JobStatus *job;
+	int r;
+
+	if (argc != 2)
+		return ctl_usage("units takes the name of one job");
+	request.job = argv[1];
+	request.with_units = true;
+	r = ctl_get_status(ctl, &request, &s);
+	if (r != CTL_OK)
+		return r;
+	job = find_job(s, argv[1]);
+	if (!job) {
+		fprintf(stderr, "shardctl: NOT_FOUND: there is no job \"%s\"\n", argv[1]);
+		return CTL_FAILED;
+	}
+	if (!ctl->json)
+		return print_units(ctl, job);
+	all = json_from_message(&job->base);
+	return ctl_print_json(json_pack("{s:O?, s:O?}", "job", json_object_get(all, "name"),
+					"units", json_object_get(all, "units")));
+}

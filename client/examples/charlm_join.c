@@ -1,0 +1,231 @@
+/*
+ * How a rank of charlm gets into an epoch, the first time and after a death: join,
+ * check what was stored with the last commit, register, initialise, allocate. All
+ * ranks do the same in the same order, since initialising is collective.
+ */
+#include "charlm_trainer.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* What a rank stores with a commit. The generator is counter-based: seed and step
+ * are all of its state. */
+struct blob {
+	char magic[8];
+	uint64_t seed;
+	uint64_t step;
+	uint64_t text_hash;
+	uint64_t batch;
+};
+
+static const char blob_magic[8] = "charlm 1";
+
+void trainer_say(const struct trainer *t, const char *text, ...)
+{
+	FILE *out = t->options->json ? stderr : stdout;
+	va_list args;
+
+	va_start(args, text);
+	vfprintf(out, text, args);
+	va_end(args);
+	fflush(out);
+}
+
+int trainer_fail(struct trainer *t, enum shardd_code code, const char *text, ...)
+{
+	va_list args;
+
+	t->err = (struct shardd_error){ .code = (int)code, .domain = "charlm" };
+	va_start(args, text);
+	vsnprintf(t->err.text, sizeof(t->err.text), text, args);
+	va_end(args);
+	return -(int)code;
+}
+
+void trainer_count(struct trainer *t, int64_t bytes)
+{
+	t->bytes_now += (uint64_t)bytes;
+	if (t->bytes_now > t->bytes_peak)
+		t->bytes_peak = t->bytes_now;
+}
+
+/* ------------------------------------------------------- joining and set-up */
+
+static int check_blob(struct trainer *t)
+{
+	const struct train_options *o = t->options;
+	struct blob b;
+
+	if (!t->me.has_commit)
+		return 0;
+	if (t->me.blob_bytes == sizeof(b))
+		memcpy(&b, t->me.blob, sizeof(b));
+	if (t->me.blob_bytes != sizeof(b) || memcmp(b.magic, blob_magic, sizeof(b.magic)) != 0)
+		return trainer_fail(
+			t, SHARDD_FAILED_PRECONDITION,
+			"the job's last commit was not made by this charlm: name another job");
+	if (b.step != t->me.step)
+		return trainer_fail(t, SHARDD_INTERNAL,
+				    "the blob of step %" PRIu64 " came with step %" PRIu64, b.step,
+				    t->me.step);
+	if (b.seed != o->seed || b.text_hash != t->text.hash || b.batch != o->batch)
+		return trainer_fail(t, SHARDD_FAILED_PRECONDITION,
+				    "the job was trained with --seed %" PRIu64 ", --batch %" PRIu64
+				    " and %s text: give it the same, or name another job",
+				    b.seed, b.batch,
+				    b.text_hash == t->text.hash ? "this" : "another");
+	return 0;
+}
+
+/* Which samples of the global batch are this rank's. */
+static int split_batch(struct trainer *t)
+{
+	unsigned batch = (unsigned)t->options->batch, world = t->me.world_size;
+
+	if (batch % world != 0)
+		return trainer_fail(
+			t, SHARDD_INVALID_ARGUMENT,
+			"--batch %u cannot be split evenly over %u ranks: give a multiple of %u",
+			batch, world, world);
+	t->count = batch / world;
+	t->first = t->me.rank * t->count;
+	return 0;
+}
+
+static int join(struct trainer *t)
+{
+	struct shardd_job job = { .size = sizeof(job),
+				  .name = getenv("SHARDD_JOB") ? NULL : "charlm",
+				  .world_size = getenv("WORLD_SIZE") ? 0 : 1,
+				  .rank = getenv("RANK") ? SHARDD_RANK_FROM_ENV : 0 };
+	int rc = shardd_join(t->client, &job, &t->me, &t->err);
+
+	if (rc < 0)
+		return rc;
+	/* Who finds a commit has been restarted, and must not die of the option again. */
+	t->may_die = t->may_die && !t->me.has_commit;
+	rc = check_blob(t);
+	if (rc >= 0)
+		rc = split_batch(t);
+	if (rc >= 0 && t->me.has_commit)
+		trainer_say(t, "rank %u resumed at step %" PRIu64 ": epoch %" PRIu64 ", pid %d\n",
+			    t->me.rank, t->me.step, t->me.epoch, (int)getpid());
+	if (rc < 0) /* not a death: the other ranks need not wait for us */
+		shardd_leave(t->client, NULL);
+	return rc;
+}
+
+/* A layer's tensors: uniform after Xavier; the bias starts at 0. */
+static void describe_layer(struct trainer *t, const struct model_shape *s, enum layer layer,
+			   struct shardd_tensor *tensors, uint64_t *shape,
+			   struct shardd_unit_spec *ret)
+{
+	struct layer_shape l = layer_shape(s, layer);
+	double bound = sqrt(6.0 / (l.in + l.out));
+
+	shape[0] = l.in;
+	shape[1] = l.out;
+	tensors[0] =
+		(struct shardd_tensor){ "weight", shape, 2, SHARDD_INIT_UNIFORM, -bound, bound };
+	tensors[1] = (struct shardd_tensor){ .name = "bias", .shape = shape + 1, .dims = 1 };
+	*ret = (struct shardd_unit_spec){
+		.size = sizeof(*ret),
+		.name = layer_name(layer),
+		.tensors = tensors,
+		.n_tensors = layer == LAYER_EMBED ? 1 : 2,
+		.compute_dtype = t->options->dtype,
+		.optimizer = { .kind = SHARDD_ADAMW, .lr = t->options->lr, .weight_decay = 0.01 },
+	};
+}
+
+static struct model_shape model_shape(const struct trainer *t)
+{
+	const struct train_options *o = t->options;
+
+	return (struct model_shape){ t->text.vocab, (unsigned)o->context, (unsigned)o->embed,
+				     (unsigned)o->hidden };
+}
+
+/* Once: a job's world size does not change, and so not a rank's samples. */
+static int make_model(struct trainer *t)
+{
+	struct model_shape s = model_shape(t);
+	size_t largest = 0;
+
+	if (t->model)
+		return 0;
+	for (int l = 0; l < LAYER_N; l++)
+		if (layer_elements(&s, l) > largest)
+			largest = layer_elements(&s, l);
+	t->params = malloc(largest * sizeof(float));
+	t->gradient = malloc(largest * sizeof(float));
+	if (!t->params || !t->gradient || model_new(&s, t->count, &t->model) < 0)
+		return trainer_fail(t, SHARDD_RESOURCE_EXHAUSTED,
+				    "not enough memory for the model");
+	return 0;
+}
+
+/* All units in one call; those that no earlier life initialised, by the seed. */
+static int register_layers(struct trainer *t)
+{
+	struct shardd_tensor tensors[LAYER_N][2];
+	struct shardd_unit_spec specs[LAYER_N];
+	struct model_shape s = model_shape(t);
+	uint64_t shapes[LAYER_N][2];
+	int rc;
+
+	for (int l = 0; l < LAYER_N; l++)
+		describe_layer(t, &s, l, tensors[l], shapes[l], &specs[l]);
+	rc = shardd_register(t->client, specs, LAYER_N, t->units, &t->err);
+	for (int l = 0; l < LAYER_N && rc >= 0; l++)
+		if (!t->units[l].initialised)
+			rc = shardd_init_seed(t->client, t->units[l].unit, t->options->seed,
+					      &t->err);
+	return rc;
+}
+
+int trainer_enter(struct trainer *t)
+{
+	uint64_t loss_bytes = ((uint64_t)t->options->batch + 1) * sizeof(float);
+	void *data;
+	int rc = join(t);
+
+	if (rc >= 0)
+		rc = make_model(t);
+	if (rc >= 0)
+		rc = register_layers(t);
+	if (rc >= 0)
+		rc = shardd_alloc(t->client, loss_bytes, &t->buffer, &data, &t->err);
+	if (rc < 0)
+		return rc;
+	t->losses = data;
+	memset(t->held, 0, sizeof(t->held));
+	t->bytes_now = 0;
+	trainer_count(t, (int64_t)loss_bytes);
+	return 0;
+}
+
+int trainer_commit(struct trainer *t, uint64_t step)
+{
+	struct blob b = { .seed = t->options->seed,
+			  .step = step,
+			  .text_hash = t->text.hash,
+			  .batch = t->options->batch };
+
+	memcpy(b.magic, blob_magic, sizeof(b.magic));
+	return shardd_commit(t->client, step, &b, sizeof(b), &t->err);
+}
+
+void trainer_deinit(struct trainer *t)
+{
+	t->model = model_free(t->model);
+	free(t->params);
+	free(t->gradient);
+	t->params = t->gradient = NULL;
+	text_deinit(&t->text);
+}
