@@ -1,0 +1,219 @@
+/*
+ * shardd-bench: what the files of the program share.
+ *
+ * The program itself never uses gRPC or libshardd: it starts a private daemon and
+ * forks trainers, which do. A case writes its times into memory that they share (a
+ * crew); the program makes figures of them when all trainers have ended.
+ */
+#ifndef SHARDD_TESTS_BENCH_H
+#define SHARDD_TESTS_BENCH_H
+
+#include <pthread.h>
+#include <shardd/shardd.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define BENCH_MAX_CASES 32
+#define BENCH_MAX_RANKS 64
+
+/* ---------------------------------------------------------------- options */
+
+struct bench_case;
+
+struct options {
+	bool json;
+	const char *socket;      /* NULL: a private daemon */
+	unsigned ranks;          /* 0: the case's own number */
+	uint64_t bytes;          /* of the unit, in its dtype */
+	enum shardd_dtype dtype; /* 0: the case's own */
+	unsigned repeat;         /* 0: the case's own number */
+	const struct bench_case *cases[BENCH_MAX_CASES];
+	unsigned n_cases;
+};
+
+/* Return: 0 go on, 1 done (help), -1 wrong arguments, said on standard error. */
+int options_parse(struct options *o, int argc, char **argv);
+
+struct bench {
+	struct options o;
+	char dir[80];     /* private, removed at the end */
+	char socket[108]; /* of the daemon that is measured */
+	pid_t daemon;     /* 0: not ours */
+	unsigned jobs;    /* made so far, for their names */
+};
+
+/* A measurement. @run: 0, or -1 when it failed, said on standard error. */
+struct bench_case {
+	const char *name;
+	const char *help;
+	unsigned ranks;  /* by default */
+	unsigned repeat; /* by default */
+	int (*run)(struct bench *b, const struct bench_case *c);
+};
+
+extern const struct bench_case bench_cases[]; /* ended by a NULL name */
+
+unsigned bench_ranks(const struct bench *b, const struct bench_case *c);
+unsigned bench_repeat(const struct bench *b, const struct bench_case *c);
+enum shardd_dtype bench_dtype(const struct bench *b, enum shardd_dtype by_default);
+const char *bench_dtype_name(enum shardd_dtype dtype);
+
+/* SIGINT, SIGTERM or SIGHUP has come: come to an end. */
+bool bench_interrupted(void);
+
+/* Path of a program of this build: beside our own, else @name alone, for PATH. */
+void bench_program(const char *name, char *path, size_t size);
+
+/* A private folder and, unless a socket was given, a daemon on it that accepts
+ * connections. Return: 0, or -1, said on standard error. */
+int daemon_start(struct bench *b);
+/* Stop it and remove the folder. Return: 0, or -1 if it did not end well. */
+int daemon_stop(struct bench *b);
+
+/* --------------------------------------------------------------- trainers */
+
+/* One op of one rank. */
+struct sample {
+	uint64_t begin_ns, end_ns;  /* CLOCK_MONOTONIC, the same for all processes */
+	uint64_t waited_us, ran_us; /* the daemon's share, from its reply */
+};
+
+/* Memory shared by the program and the processes of one case. */
+struct crew {
+	pthread_barrier_t meeting; /* of the ranks */
+	unsigned ranks;            /* of the job */
+	unsigned helpers;          /* further processes, numbered from ranks on */
+	unsigned series;           /* how many kinds of op are measured */
+	unsigned repeat;           /* measured times of each */
+	uint64_t elements;         /* of the unit */
+	enum shardd_dtype dtype;
+	enum shardd_optimizer_kind optimizer;
+	const char *socket;
+	char job[64];
+	atomic_uint ready;     /* ranks that have made their first step */
+	atomic_bool stop;      /* a helper: enough */
+	bool agreed;           /* the ranks have seen it; between two meetings */
+	unsigned turn;         /* of cases with new processes for each turn */
+	uint64_t numbers[8];   /* what else a trainer reports */
+	struct sample *sample; /* [series][rank or helper][repeat] */
+};
+
+/* @elements: of the unit. Return: NULL: no memory, said on standard error. */
+struct crew *crew_new(struct bench *b, unsigned ranks, unsigned helpers, unsigned series,
+		      unsigned repeat, uint64_t elements);
+void crew_free(struct crew *crew);
+
+/* A process of the crew. */
+struct trainer {
+	struct crew *crew;
+	unsigned rank;
+	shardd_client *client;
+	shardd_unit unit;
+};
+
+typedef void (*trainer_fn)(struct trainer *t);
+
+/* Run all processes of the crew with @fn until they have ended. If one fails the
+ * others are killed. Return: 0, or -1, said on standard error. */
+int crew_run(struct crew *crew, trainer_fn fn);
+
+/* For trainers: any failure is said on standard error and ends the process. */
+void trainer_connect(struct trainer *t);
+void trainer_join(struct trainer *t, enum shardd_lifetime lifetime);
+void trainer_register(struct trainer *t);
+void trainer_enter(struct trainer *t); /* connect, join, register, initialise */
+void trainer_leave(struct trainer *t);
+void trainer_meet(struct trainer *t); /* all ranks are here; not through the daemon */
+void trainer_must(struct trainer *t, int rc, const struct shardd_error *err, const char *what);
+
+/* What a training step does around the op that is measured. Not measured. */
+const void *trainer_gather(struct trainer *t);
+void trainer_release(struct trainer *t);
+void trainer_gradient(struct trainer *t); /* ask for the buffer and write all of it */
+void trainer_reduce(struct trainer *t);
+void trainer_step(struct trainer *t, uint64_t number); /* step and commit */
+
+/* The sample of turn @i; one to throw away for a warm-up turn (below 0). */
+struct sample *trainer_sample(const struct trainer *t, unsigned series, int i);
+#define TRAINER_WARM_UP (-3) /* the first turn */
+void sample_begin(struct sample *s);
+void sample_end(struct sample *s);
+/* Wait for the ticket, then sample_end with the daemon's times. */
+void trainer_timed_wait(struct trainer *t, struct sample *s, shardd_ticket ticket,
+			struct shardd_result *ret, const char *what);
+
+/* ---------------------------------------------------------------- figures */
+
+struct figures {
+	const char *name;
+	unsigned ranks;
+	uint64_t bytes;    /* of the unit; 0: none */
+	const char *dtype; /* NULL: none */
+	unsigned n;        /* measurements */
+	double p50_us, p99_us;
+	double ran_us;   /* median of the daemon's own time from start to end; below 0: none */
+	double gb_per_s; /* memory traffic of the op by its median; below 0: none */
+	double limit;    /* GB/s of the same traffic without a daemon; below 0: none */
+	double ratio;    /* to the limit; below 0: none */
+	bool has_memory; /* the next three mean something */
+	uint64_t held, formula;
+	double overhead_percent;
+};
+
+#define FIGURES_NULL ((struct figures){ .ran_us = -1, .gb_per_s = -1, .limit = -1, .ratio = -1 })
+
+/* Times of a collective: from the first rank's call to the last rank's return. */
+void figures_collective(struct figures *f, const struct crew *crew, unsigned series);
+/* Times of every call of members [first, first+n) by itself. */
+void figures_calls(struct figures *f, const struct crew *crew, unsigned series, unsigned first,
+		   unsigned n);
+/* Traffic of @bytes in the median time, against @limit GB/s. */
+void figures_traffic(struct figures *f, double bytes, double limit);
+void figures_report(const struct bench *b, const struct figures *f);
+
+/* ----------------------------------------------------------------- limits */
+
+enum limit_kind { LIMIT_COPY, LIMIT_TRIAD, LIMIT_READ };
+
+/* Memory bandwidth of all cores together, in memory of the kind the daemon uses, with
+ * arrays of @footprint bytes in all: GB/s of bytes read and written, the best of
+ * several turns. Return: below 0 when it could not be measured. */
+double limit_measure(enum limit_kind kind, uint64_t footprint);
+static inline double limit_better(double a, double b)
+{
+	return a > b ? a : b;
+}
+
+/* -------------------------------------------------------------------- gRPC */
+
+struct raw_client;
+
+/* A bare gRPC core client on a unix socket; ends the process when that fails. */
+struct raw_client *raw_client_new(const char *socket);
+void raw_client_free(struct raw_client *c);
+/* One unary call, made as libshardd makes it. @ret, @ret_bytes: the reply, malloc'ed;
+ * may be NULL. Ends the process if the status is not OK. */
+void raw_call(struct raw_client *c, const char *method, const void *request, size_t bytes,
+	      uint8_t **ret, size_t *ret_bytes);
+/* Answer every call with its own request until RAW_END is called, then end the process. */
+__attribute__((noreturn)) void raw_echo_serve(const char *socket);
+#define RAW_ECHO "/bench.Echo/Echo"
+#define RAW_END  "/bench.Echo/End"
+
+/* ------------------------------------------------------------------- cases */
+
+int case_gather(struct bench *b, const struct bench_case *c);
+int case_gather_cast(struct bench *b, const struct bench_case *c);
+int case_reduce(struct bench *b, const struct bench_case *c);
+int case_adamw(struct bench *b, const struct bench_case *c);
+int case_norm(struct bench *b, const struct bench_case *c);
+int case_grpc_rtt(struct bench *b, const struct bench_case *c);
+int case_attach(struct bench *b, const struct bench_case *c);
+int case_status(struct bench *b, const struct bench_case *c);
+int case_memory(struct bench *b, const struct bench_case *c);
+int case_limits(struct bench *b, const struct bench_case *c);
+
+#endif

@@ -1,0 +1,152 @@
+/* reduce, adamw and norm: the collectives that calculate. */
+#include "bench.h"
+
+/* One turn is a training step's second half; the case says which part is measured. */
+static void reduce_main(struct trainer *t)
+{
+	trainer_enter(t);
+	for (int i = TRAINER_WARM_UP; i < (int)t->crew->repeat; i++) {
+		struct sample *s = trainer_sample(t, 0, i);
+		struct shardd_error err;
+		shardd_ticket ticket;
+
+		trainer_gradient(t);
+		trainer_meet(t);
+		sample_begin(s);
+		trainer_must(t, shardd_reduce_submit(t->client, t->unit, &ticket, &err), &err,
+			     "reduce");
+		trainer_timed_wait(t, s, ticket, NULL, "reduce");
+		/* Gradients are empty again: the next reduce writes, it does not add. */
+		trainer_step(t, (uint64_t)(i - TRAINER_WARM_UP + 1));
+	}
+	trainer_leave(t);
+}
+
+/* A step is applied by its commit: both are measured together. */
+static void adamw_main(struct trainer *t)
+{
+	trainer_enter(t);
+	for (int i = TRAINER_WARM_UP; i < (int)t->crew->repeat; i++) {
+		struct sample *s = trainer_sample(t, 0, i);
+		shardd_ticket step, commit;
+		struct shardd_result result;
+		struct shardd_error err;
+
+		trainer_gradient(t);
+		trainer_reduce(t);
+		trainer_meet(t);
+		sample_begin(s);
+		trainer_must(t, shardd_step_submit(t->client, SHARDD_WORLD, NULL, &step, &err),
+			     &err, "step");
+		trainer_must(t,
+			     shardd_commit_submit(t->client, (uint64_t)(i - TRAINER_WARM_UP + 1),
+						  NULL, 0, &commit, &err),
+			     &err, "commit");
+		trainer_timed_wait(t, s, step, &result, "step");
+		trainer_timed_wait(t, s, commit, NULL, "commit");
+		s->ran_us += result.ran_us;
+	}
+	trainer_leave(t);
+}
+
+static void norm_main(struct trainer *t)
+{
+	trainer_enter(t);
+	trainer_gradient(t);
+	trainer_reduce(t);
+	for (int i = TRAINER_WARM_UP; i < (int)t->crew->repeat; i++) {
+		struct sample *s = trainer_sample(t, 0, i);
+		struct shardd_error err;
+		shardd_ticket ticket;
+
+		trainer_meet(t);
+		sample_begin(s);
+		trainer_must(t,
+			     shardd_clip_grad_norm_submit(t->client, SHARDD_WORLD, 1e30, 2, &ticket,
+							  &err),
+			     &err, "clip_grad_norm");
+		trainer_timed_wait(t, s, ticket, NULL, "clip_grad_norm");
+	}
+	trainer_leave(t);
+}
+
+/* What a case needs besides its trainers. */
+struct collective {
+	trainer_fn main;
+	enum shardd_dtype dtype;
+	enum shardd_optimizer_kind optimizer;
+	enum limit_kind limit;
+	double traffic; /* bytes per element that are read and written */
+	/* Bytes per element that a whole turn touches: they decide what is in the caches
+	 * when the measured op begins, so the limit is taken with as much. */
+	uint64_t footprint;
+};
+
+static int collective_run(struct bench *b, const struct bench_case *c,
+			  const struct collective *what)
+{
+	unsigned ranks = bench_ranks(b, c);
+	uint64_t elements = b->o.bytes / shardd_dtype_size(what->dtype);
+	struct crew *crew = crew_new(b, ranks, 0, 1, bench_repeat(b, c), elements);
+	struct figures f = FIGURES_NULL;
+	double limit;
+	int r;
+
+	if (!crew)
+		return -1;
+	crew->dtype = what->dtype;
+	crew->optimizer = what->optimizer;
+	limit = limit_measure(what->limit, what->footprint * elements);
+	r = crew_run(crew, what->main);
+	limit = limit_better(limit, limit_measure(what->limit, what->footprint * elements));
+	if (r == 0) {
+		f.name = c->name;
+		f.ranks = ranks;
+		f.bytes = b->o.bytes;
+		f.dtype = bench_dtype_name(what->dtype);
+		figures_collective(&f, crew, 0);
+		figures_traffic(&f, what->traffic * (double)elements, limit);
+		figures_report(b, &f);
+	}
+	crew_free(crew);
+	return r;
+}
+
+int case_reduce(struct bench *b, const struct bench_case *c)
+{
+	enum shardd_dtype dtype = bench_dtype(b, SHARDD_FP32);
+	uint64_t buffers = bench_ranks(b, c) * shardd_dtype_size(dtype);
+	const struct collective what = { .main = reduce_main,
+					 .dtype = dtype,
+					 .optimizer = SHARDD_SGD,
+					 .limit = LIMIT_TRIAD,
+					 .traffic = (double)buffers + sizeof(float),
+					 .footprint = buffers + 2 * sizeof(float) };
+
+	return collective_run(b, c, &what);
+}
+
+int case_adamw(struct bench *b, const struct bench_case *c)
+{
+	/* Reads p, g, m, v and writes p, m, v; the turn has the gradient buffers, too. */
+	const struct collective what = { .main = adamw_main,
+					 .dtype = SHARDD_FP32,
+					 .optimizer = SHARDD_ADAMW,
+					 .limit = LIMIT_TRIAD,
+					 .traffic = 7 * sizeof(float),
+					 .footprint = (4 + bench_ranks(b, c)) * sizeof(float) };
+
+	return collective_run(b, c, &what);
+}
+
+int case_norm(struct bench *b, const struct bench_case *c)
+{
+	const struct collective what = { .main = norm_main,
+					 .dtype = SHARDD_FP32,
+					 .optimizer = SHARDD_SGD,
+					 .limit = LIMIT_READ,
+					 .traffic = sizeof(float),
+					 .footprint = sizeof(float) };
+
+	return collective_run(b, c, &what);
+}

@@ -1,0 +1,289 @@
+/*
+ * Every field of every message with values that are not allowed: the answer names the
+ * field and says what is, and the daemon is as it was before.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "fdcheck.h"
+#include "rawcall.h"
+#include "request.h"
+#include "witness.h"
+
+TestSuite(bad_input, .timeout = 240, .init = fdcheck_begin, .fini = fdcheck_end);
+
+struct wrong {
+	const char *method;
+	const char *path; /* of the field that is set in an otherwise good request */
+	struct request_value value;
+	int code;
+	const char *field; /* that the answer names; NULL: any */
+	const char *words; /* that the answer has */
+};
+
+static bool check_wrong(struct rpc_client *c, const struct wrong *w)
+{
+	_Alignas(16) char room[REQUEST_ROOM];
+	ProtobufCMessage *m = request_good(w->method, room);
+	_cleanup_(freep) char *before = raw_state(c);
+	_cleanup_(freep) char *after = NULL;
+	struct shardd_error err = { 0 };
+	char what[256];
+	int r;
+
+	snprintf(what, sizeof(what), "%s with wrong %s ('%s')", w->method, w->path, w->words);
+	request_set(m, w->path, w->value);
+	r = raw_call(c, w->method, m, NULL, &err);
+	after = raw_state(c);
+	if (raw_refusal_is(r, &err, w->code, w->field, w->words) &&
+	    raw_same_state(before, after, what))
+		return true;
+	fprintf(stderr, "in: %s\n", what);
+	return false;
+}
+
+/* -------------------------------------------------------------------- the table */
+
+#define BAD    SHARDD_INVALID_ARGUMENT
+#define ABSENT SHARDD_NOT_FOUND
+#define STATE  SHARDD_FAILED_PRECONDITION
+#define FULL   SHARDD_RESOURCE_EXHAUSTED
+#define MINUS  UINT64_MAX /* what -1 becomes */
+
+/* clang-format off */
+static const struct wrong session_and_jobs[] = {
+	{ "Attach", "client_name", LONG(65536), BAD, "client_name", "65536 bytes" },
+	{ "Attach", "client_name", T("a\nb"), BAD, "client_name", "control character 0x0a" },
+	{ "Attach", "client_name", T("\xff\xfe"), BAD, "client_name", "UTF-8" },
+	{ "Attach", "protocol", N(0), BAD, "protocol", "protocol is 0" },
+	{ "Attach", "protocol", N(1), STATE, "", "has a session already" },
+
+	{ "CreateJob", "job", NONE, BAD, "job", "missing" },
+	{ "CreateJob", "job.name", T(""), BAD, "job.name", "1 to 64" },
+	{ "CreateJob", "job.name", LONG(65), BAD, "job.name", "65 bytes" },
+	{ "CreateJob", "job.name", LONG(65536), BAD, "job.name", "65536 bytes" },
+	{ "CreateJob", "job.name", T("a/b"), BAD, "job.name", "0x2f at 1" },
+	{ "CreateJob", "job.name", T("a\033[1m"), BAD, "job.name", "0x1b at 1" },
+	{ "CreateJob", "job.name", T("\xc3\xa9"), BAD, "job.name", "0xc3 at 0" },
+	{ "CreateJob", "job.world_size", N(0), BAD, "job.world_size", "is 0" },
+	{ "CreateJob", "job.world_size", N(MINUS), BAD, "job.world_size", "1 to 1024 (max_world_size)" },
+	{ "CreateJob", "job.world_size", N(1025), BAD, "job.world_size", "1025" },
+	{ "CreateJob", "job.lifetime", N(3), BAD, "job.lifetime", "EPHEMERAL or KEEP" },
+	{ "CreateJob", "job.lifetime", N(MINUS), BAD, "job.lifetime", "-1" },
+	{ "DeleteJob", "job", T(""), BAD, "job", "1 to 64" },
+	{ "DeleteJob", "job", LONG(65536), BAD, "job", "65536 bytes" },
+	{ "DeleteJob", "job", T("nobody"), ABSENT, "", "no job 'nobody'" },
+	{ "DeleteJob", "job", T("bad"), STATE, "", "2 trainers" },
+	{ "DrainJob", "job", T("a b"), BAD, "job", "0x20 at 1" },
+	{ "DrainJob", "job", T("nobody"), ABSENT, "", "no job 'nobody'" },
+
+	{ "Join", "job", NONE, BAD, "job", "missing" },
+	{ "Join", "job.name", LONG(65536), BAD, "job.name", "65536 bytes" },
+	{ "Join", "job.world_size", N(0), BAD, "job.world_size", "is 0" },
+	{ "Join", "job.world_size", N(MINUS), BAD, "job.world_size", "4294967295" },
+	{ "Join", "rank", N(2), BAD, "rank", "0 to 1" },
+	{ "Join", "rank", N(MINUS), BAD, "rank", "4294967295" },
+	{ "Join", "job.lifetime", N(77), BAD, "job.lifetime", "77" },
+	{ "Join", "rank", N(1), STATE, "", "leave it first" }, /* and no job is left behind */
+
+	{ "CreateGroup", "name", T(""), BAD, "name", "empty" },
+	{ "CreateGroup", "name", LONG(65536), BAD, "name", "65536 bytes" },
+	{ "CreateGroup", "name", T("a\x7f"), BAD, "name", "0x7f" },
+	{ "CreateGroup", "name", T("\xc3"), BAD, "name", "UTF-8" },
+	{ "CreateGroup", "ranks", NONE, BAD, "ranks", "0 entries" },
+	{ "CreateGroup", "ranks", LIST(0, 1, 0), BAD, "ranks", "3 entries" },
+	{ "CreateGroup", "ranks", LIST(1, 1), BAD, "ranks", "1 twice" },
+	{ "CreateGroup", "ranks", LIST(2), BAD, "ranks", "0 to 1" },
+	{ "CreateGroup", "ranks", LIST(MINUS), BAD, "ranks", "4294967295" },
+	{ "CreateGroup", "name", T("world"), STATE, "", "other ranks" },
+};
+
+static const struct wrong units[] = {
+	{ "RegisterUnits", "units", NONE, BAD, "units", "0 entries" },
+	{ "RegisterUnits", "units.name", T(""), BAD, "units[0].name", "empty" },
+	{ "RegisterUnits", "units.name", LONG(256), BAD, "units[0].name", "256 bytes" },
+	{ "RegisterUnits", "units.name", LONG(65536), BAD, "units[0].name", "65536 bytes" },
+	{ "RegisterUnits", "units.name", T("a\tb"), BAD, "units[0].name", "0x09" },
+	{ "RegisterUnits", "units.name", T("\xe2\x82"), BAD, "units[0].name", "UTF-8" },
+	{ "RegisterUnits", "units.name", T("new1"), BAD, "units.name", "'new1' is there twice" },
+	{ "RegisterUnits", "units.tensors", NONE, BAD, "units.tensors", "0 tensors" },
+	{ "RegisterUnits", "units.tensors.name", T(""), BAD, "units.tensors.name", "empty" },
+	{ "RegisterUnits", "units.tensors.name", LONG(65536), BAD, "units.tensors.name", "65536" },
+	{ "RegisterUnits", "units.tensors.name", T("\x01"), BAD, "units.tensors.name", "0x01" },
+	{ "RegisterUnits", "units.tensors.name", T("\xed\xa0\x80"), BAD, "units.tensors.name", "UTF-8" },
+	{ "RegisterUnits", "units.tensors.name", T("b"), BAD, "units.tensors.name", "'b' is there twice" },
+	{ "RegisterUnits", "units.tensors.shape", LIST(4, 0), BAD, "units.tensors.shape", "dimension 0" },
+	{ "RegisterUnits", "units.tensors.shape", LIST(MINUS), BAD, "units.tensors.shape", "2^48" },
+	{ "RegisterUnits", "units.tensors.shape", LIST(1ull << 32, 1ull << 32), BAD, "units.tensors.shape", "2^48" },
+	{ "RegisterUnits", "units.tensors.shape", LIST(1ull << 63, 2), BAD, "units.tensors.shape", "2^48" },
+	{ "RegisterUnits", "units.tensors.shape", LIST((1ull << 48) + 1), BAD, "units.tensors.shape", "2^48" },
+	{ "RegisterUnits", "units.tensors.shape", LIST(1ull << 48), BAD, "units.tensors", "2^48" },
+	{ "RegisterUnits", "units.tensors.shape", LIST(1ull << 40), FULL, "", "job 'bad' holds" },
+	{ "RegisterUnits", "units.tensors.shape",
+	  LIST(1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1), BAD, "units.tensors.shape", "17 dimensions" },
+	{ "RegisterUnits", "units.tensors.init.kind", N(4), BAD, "units.tensors.init.kind", "NORMAL" },
+	{ "RegisterUnits", "units.tensors.init.kind", N(MINUS), BAD, "units.tensors.init.kind", "-1" },
+	{ "RegisterUnits", "units.tensors.init.a", R(NAN), BAD, "units.tensors.init.a", "nan" },
+	{ "RegisterUnits", "units.tensors.init.b", R(INFINITY), BAD, "units.tensors.init.b", "inf" },
+	{ "RegisterUnits", "units.group", N(1), BAD, "units.group", "group is 1: 0 to 0" },
+	{ "RegisterUnits", "units.group", N(MINUS), BAD, "units.group", "4294967295" },
+	{ "RegisterUnits", "units.storage_dtype", N(2), BAD, "units.storage_dtype", "FP32 is allowed" },
+	{ "RegisterUnits", "units.compute_dtype", N(4), BAD, "units.compute_dtype", "FP32, BF16 or FP16" },
+	{ "RegisterUnits", "units.compute_dtype", N(MINUS), BAD, "units.compute_dtype", "-1" },
+	{ "RegisterUnits", "units.gradient_dtype", N(9), BAD, "units.gradient_dtype", "9" },
+	{ "RegisterUnits", "units.shard_multiple", N(MINUS), BAD, "units.shard_multiple", "4294967295" },
+	{ "RegisterUnits", "units.shard_multiple", N((1u << 20) + 1), BAD, "units.shard_multiple", "1048577" },
+	{ "RegisterUnits", "units.pre_divide", R(NAN), BAD, "units.pre_divide", "nan" },
+	{ "RegisterUnits", "units.pre_divide", R(-1), BAD, "units.pre_divide", "-1" },
+	{ "RegisterUnits", "units.post_divide", R(INFINITY), BAD, "units.post_divide", "inf" },
+	{ "RegisterUnits", "units.optimizer.kind", N(3), BAD, "units.optimizer.kind", "SGD or ADAMW" },
+	{ "RegisterUnits", "units.optimizer.kind", N(MINUS), BAD, "units.optimizer.kind", "-1" },
+	{ "RegisterUnits", "units.optimizer.lr", R(NAN), BAD, "units.optimizer.lr", "nan" },
+	{ "RegisterUnits", "units.optimizer.lr", R(-0.1), BAD, "units.optimizer.lr", "-0.1" },
+	{ "RegisterUnits", "units.optimizer.weight_decay", R(INFINITY), BAD, "units.optimizer.weight_decay", "inf" },
+	{ "RegisterUnits", "units.optimizer.beta1", R(1), BAD, "units.optimizer.beta1", "is 1" },
+	{ "RegisterUnits", "units.optimizer.beta2", R(NAN), BAD, "units.optimizer.beta2", "nan" },
+	{ "RegisterUnits", "units.optimizer.eps", R(-1e-8), BAD, "units.optimizer.eps", "-1e-08" },
+};
+
+/* Of these nothing reaches the other ranks: the op takes its turn and gets no number. */
+static const struct wrong ops[] = {
+	{ "Initialise", "unit", N(0), ABSENT, "unit", "no unit 0" },
+	{ "Initialise", "unit", N(2), ABSENT, "unit", "no unit 2" },
+	{ "Initialise", "unit", N(MINUS), ABSENT, "unit", "no unit 4294967295" },
+	{ "Initialise", "broadcast", NONE, BAD, "how", "missing" },
+	{ "Initialise", "broadcast.root", N(2), BAD, "broadcast.root", "root is 2" },
+	{ "Initialise", "broadcast.root", N(MINUS), BAD, "broadcast.root", "4294967295" },
+	{ "Initialise", "broadcast.root", N(1), BAD, "buffer", "must be 0" },
+	{ "Initialise", "data", B(32), BAD, "data", "both given" },
+	{ "Initialise", "buffer", N(0), BAD, "data", "0 bytes: unit 'u' needs 32" },
+	{ "Gather", "unit", N(0), ABSENT, "unit", "no unit 0" },
+	{ "Gather", "unit", N(MINUS), ABSENT, "unit", "no unit 4294967295" },
+	{ "Gather", "unit", N(1), STATE, "", "not initialised" },
+	{ "Release", "unit", N(7), ABSENT, "unit", "no unit 7" },
+	{ "GradientBuffer", "unit", N(7), ABSENT, "unit", "no unit 7" },
+	{ "Reduce", "unit", N(7), ABSENT, "unit", "no unit 7" },
+	{ "AllocBuffer", "bytes", N(0), BAD, "bytes", "bytes is 0" },
+	{ "AllocBuffer", "bytes", N(MINUS), BAD, "bytes", "18446744073709551615" },
+	{ "AllocBuffer", "bytes", N((1ull << 50) + 1), BAD, "bytes", "2^50" },
+	{ "AllocBuffer", "bytes", N(1ull << 50), FULL, "", "job 'bad' holds" },
+	{ "FreeBuffer", "buffer", N(0), ABSENT, "buffer", "no buffer 0" },
+	{ "FreeBuffer", "buffer", N(MINUS), ABSENT, "buffer", "no buffer 18446744073709551615" },
+	{ "AllReduce", "group", N(1), ABSENT, "group", "no group 1" },
+	{ "AllReduce", "group", N(MINUS), ABSENT, "group", "no group 4294967295" },
+	{ "AllReduce", "offset", N(2), BAD, "offset", "multiple of 4" },
+	{ "AllReduce", "count", N(0), BAD, "count", "count is 0" },
+	{ "AllReduce", "count", N(MINUS), BAD, "count", "18446744073709551615" },
+	{ "AllReduce", "dtype", N(0), BAD, "dtype", "FP32, BF16 or FP16" },
+	{ "AllReduce", "dtype", N(4), BAD, "dtype", "dtype is 4" },
+	{ "AllReduce", "dtype", N(MINUS), BAD, "dtype", "dtype is -1" },
+	{ "AllReduce", "op", N(0), BAD, "op", "SUM, AVG, MAX or MIN" },
+	{ "AllReduce", "op", N(5), BAD, "op", "op is 5" },
+	{ "AllReduce", "op", N(MINUS), BAD, "op", "op is -1" },
+	{ "Broadcast", "group", N(9), ABSENT, "group", "no group 9" },
+	{ "Broadcast", "bytes", N(0), BAD, "bytes", "bytes is 0" },
+	{ "Broadcast", "root", N(2), BAD, "root", "a rank of group 'world'" },
+	{ "Broadcast", "root", N(MINUS), BAD, "root", "4294967295" },
+	{ "Barrier", "group", N(1), ABSENT, "group", "it has 0 to 0" },
+	{ "ClipGradNorm", "group", N(1), ABSENT, "group", "no group 1" },
+	{ "ClipGradNorm", "max_norm", R(0), BAD, "max_norm", "positive" },
+	{ "ClipGradNorm", "max_norm", R(-1), BAD, "max_norm", "-1" },
+	{ "ClipGradNorm", "max_norm", R(NAN), BAD, "max_norm", "nan" },
+	{ "ClipGradNorm", "max_norm", R(INFINITY), BAD, "max_norm", "inf" },
+	{ "ClipGradNorm", "norm_type", R(1), BAD, "norm_type", "2 or inf" },
+	{ "ClipGradNorm", "norm_type", R(NAN), BAD, "norm_type", "nan" },
+	{ "ClipGradNorm", "norm_type", R(-INFINITY), BAD, "norm_type", "-inf" },
+	{ "Step", "group", N(1), ABSENT, "group", "no group 1" },
+	{ "Commit", "blob", B(65537), BAD, "blob", "65537 bytes: up to 65536" },
+	{ "Commit", "header.epoch", N(77), SHARDD_ABORTED, "", "header.epoch is 77" },
+	{ "Gather", "header.epoch", N(MINUS), SHARDD_ABORTED, "", "18446744073709551615" },
+	{ "Status/Get", "job", T("nobody"), ABSENT, "", "no job 'nobody'" },
+	{ "Status/Get", "job", LONG(65536), BAD, "job", "65536 bytes" },
+	{ "Status/Get", "job", T("a\x1f"), BAD, "job", "0x1f" },
+	{ "Status/Get", "job", T("\xff"), BAD, "job", "UTF-8" },
+	{ "Status/Ops", "job", T("nobody"), ABSENT, "", "no job 'nobody'" },
+	{ "Status/Ops", "job", LONG(65536), BAD, "job", "65536 bytes" },
+};
+/* clang-format on */
+
+/* All of them, so that a run tells of every one that is not as it should be. */
+static unsigned run_table(struct rpc_client *c, const struct wrong *rows, size_t n)
+{
+	unsigned failed = 0;
+
+	for (size_t i = 0; i < n; i++)
+		failed += !check_wrong(c, &rows[i]);
+	return failed;
+}
+
+/* Both ranks of job "bad" are sessions of this process. */
+static int try_tables(const struct trainer *t)
+{
+	struct rpc_client *c = raw_trainer(t->socket, "bad", 0, 2, false);
+	struct rpc_client *peer = raw_trainer(t->socket, "bad", 1, 2, false);
+	unsigned failed = 0;
+	uint64_t buffer;
+
+	TRAINER_CHECK(raw_register(c, "u", 8) == 1);
+	buffer = raw_alloc(c, 64);
+	good.buffer = buffer;
+	failed += run_table(c, session_and_jobs, ARRAY_SIZE(session_and_jobs));
+	failed += run_table(c, units, ARRAY_SIZE(units));
+	failed += run_table(c, ops, ARRAY_SIZE(ops));
+	rpc_client_close(peer);
+	rpc_client_close(c);
+	return failed > 0;
+}
+
+Test(bad_input, every_field_is_checked_and_nothing_is_half_made)
+{
+	witness_trainer(NULL, "bad", try_tables, 200);
+}
+
+/* ------------------------------------------------------------ sums that overflow */
+
+/* Each unit is allowed; all together have 2^64 bytes and more. (The sum wrapped round to
+ * 0 and ended the daemon.) */
+static int try_sum(const struct trainer *t)
+{
+	enum { UNITS = 16384 };
+	struct rpc_client *c = raw_trainer(t->socket, "bad", 0, 1, false);
+	Shardd__V1__RegisterRequest r = SHARDD__V1__REGISTER_REQUEST__INIT;
+	static Shardd__V1__UnitSpec spec[UNITS], *specs[UNITS];
+	static char names[UNITS][12];
+	uint64_t shape[1] = { 1ull << 48 };
+	_cleanup_(freep) char *before = raw_state(c);
+	_cleanup_(freep) char *after = NULL;
+
+	request_reset();
+	good.tensor[0].shape = shape;
+	good.tensor[0].n_shape = 1;
+	good.unit[0].n_tensors = 1;
+	for (unsigned i = 0; i < UNITS; i++) {
+		spec[i] = good.unit[0];
+		snprintf(names[i], sizeof(names[i]), "n%u", i);
+		spec[i].name = names[i];
+		specs[i] = &spec[i];
+	}
+	r.units = specs;
+	for (r.n_units = UNITS; r.n_units >= UNITS / 4; r.n_units /= 2)
+		raw_refused(c, "RegisterUnits", &r.base, FULL, NULL, "not to be had");
+	for (unsigned i = 0; i < UNITS; i++)
+		spec[i].optimizer = NULL;
+	r.n_units = UNITS;
+	raw_refused(c, "RegisterUnits", &r.base, FULL, NULL, "not to be had");
+	after = raw_state(c);
+	TRAINER_CHECK(raw_same_state(before, after, "sums that overflow"));
+	rpc_client_close(c);
+	return 0;
+}
+
+Test(bad_input, a_sum_of_units_that_overflows)
+{
+	witness_trainer(NULL, "bad", try_sum, 60);
+}

@@ -1,0 +1,77 @@
+/*
+ * A real daemon for a test, and trainers as real processes.
+ *
+ * The test process itself never uses the client library (gRPC core must not be
+ * initialised before a fork): it asks the daemon with shardctl, trainers are
+ * forked children that connect on their own.
+ */
+#ifndef SHARDD_TESTS_DAEMONFIX_H
+#define SHARDD_TESTS_DAEMONFIX_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+struct daemonfix {
+	pid_t pid;
+	char dir[64]; /* private, removed at the end */
+	char socket[128];
+	char log[128]; /* what the daemon wrote */
+};
+
+/* A failure of what is here aborts the test, so that it counts in a .fini too.
+ *
+ * Start build/bin/shardd (directory: SHARDD_BIN_DIR, the environment wins over the
+ * macro) on a private socket, wait until it accepts. @args: further arguments, ended
+ * by NULL; may be NULL. Fails the test if it does not come up in 20 s. */
+void daemonfix_start(struct daemonfix *d, const char *const *args);
+
+/* SIGTERM, wait; fails the test unless it exits 0 within 30 s and the log holds no
+ * sanitizer report and no broken invariant. Prints the log if it fails. */
+void daemonfix_stop(struct daemonfix *d);
+
+/* Still there and answering? Fails the test if not. */
+void daemonfix_check_alive(struct daemonfix *d);
+
+/* `shardctl --json ARGS...` against the daemon; fails the test if it exits non-zero.
+ * @args: ended by NULL. Return: a new reference, json_decref. */
+json_t *daemonfix_ctl(struct daemonfix *d, const char *const *args);
+/* The same without --json, any outcome: exit status; @out: stdout and stderr. */
+int daemonfix_ctl_text(struct daemonfix *d, const char *const *args, char *out, size_t bytes);
+
+/* Descriptors the daemon has open, and bytes it has charged (devices[0].used_bytes). */
+unsigned daemonfix_fds(struct daemonfix *d);
+uint64_t daemonfix_bytes(struct daemonfix *d);
+
+/* Wait (polling, no fixed sleep) until both are what they were; fails after 20 s. */
+void daemonfix_settles(struct daemonfix *d, unsigned fds, uint64_t bytes);
+
+/* A trainer: a forked child that runs @fn and exits with what it returns. */
+struct trainer {
+	const char *socket;
+	const char *job;
+	uint32_t rank;
+	uint32_t world;
+	void *arg;
+};
+typedef int (*trainer_fn)(const struct trainer *t);
+
+pid_t trainer_start(struct daemonfix *d, const char *job, uint32_t rank, uint32_t world,
+		    trainer_fn fn, void *arg);
+/* Exit status (128+n for a signal); fails the test after @seconds, killing it. */
+int trainer_wait(pid_t pid, unsigned seconds);
+/* @world trainers of @job at once; fails the test unless all return 0 in @seconds. */
+void trainers_run(struct daemonfix *d, const char *job, uint32_t world, trainer_fn fn, void *arg,
+		  unsigned seconds);
+
+/* Memory shared between the test and its trainers (MAP_SHARED), zeroed; freed with the
+ * process. */
+void *trainer_shared(size_t bytes);
+
+/* Inside a trainer: report and leave with 1 when @cond does not hold. */
+#define TRAINER_CHECK(cond) trainer_check((cond), #cond, __FILE__, __LINE__)
+void trainer_check(bool ok, const char *cond, const char *file, int line);
+
+#endif

@@ -1,0 +1,89 @@
+#include "leftfix.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+
+void left_train(struct nodefix *n, struct member **m, struct unit *u, uint64_t step)
+{
+	struct nodefix_op op[2] = { 0 };
+
+	for (unsigned i = 0; i < 2; i++) {
+		NODEFIX_OK(nodefix_on_unit(n, m[i], "GradientBuffer", u, &op[i]), &op[i]);
+		nodefix_write(&op[i].result.place, 1);
+	}
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_on_unit(n, m[i], "Reduce", u, &op[i]);
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_ok(&op[i], "Reduce");
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_step(n, m[i], &op[i]);
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_ok(&op[i], "Step");
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_commit(n, m[i], step, 20 + i, &op[i]);
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_ok(&op[i], "Commit");
+}
+
+void left_behind(struct left *l)
+{
+	static const uint32_t ranks[] = { 1 };
+	struct fault f = FAULT_NULL;
+	struct nodefix n;
+	struct member *m[2];
+	struct group *g;
+	struct unit *u;
+	struct job *job;
+
+	*l = (struct left){ 0 };
+	nodefix_begin(&n, NULL);
+	job = nodefix_job(&n, "job", 2, 0);
+	m[0] = nodefix_join(&n, job, 0);
+	m[1] = nodefix_join(&n, job, 1);
+	u = nodefix_unit(&n, job, nodefix_spec("u", LEFT_ELEMENTS), m, 2);
+	CHECK(job_group(job, "one", ranks, 1, &g, &f) == 0);
+	left_train(&n, m, u, 5);
+	memcpy(l->params, nodefix_params(u), sizeof(l->params));
+	cr_assert_eq(state_encode(&job->rec, 1, n.node.device.next_slab, &l->bytes, &l->n), 0);
+	CHECK(job->n_slabs <= LEFT_MAX_SLABS);
+	for (l->n_fds = 0; l->n_fds < job->n_slabs; l->n_fds++)
+		cr_assert_eq(backend_export(n.node.backend, job->slabs[l->n_fds]->mem, true,
+					    &l->fds[l->n_fds]),
+			     0);
+	nodefix_end(&n);
+}
+
+void left_forget(struct left *l)
+{
+	for (unsigned i = 0; i < l->n_fds; i++)
+		fd_close(l->fds[i]);
+	free(l->bytes);
+}
+
+int left_take_over(struct nodefix *n, const struct left *l, const uint8_t *bytes, size_t len)
+{
+	struct fault f = FAULT_NULL;
+	state_all *all = NULL;
+	int fds[64];
+
+	if (state_decode(bytes, len, &all, &f)) {
+		cr_assert(f.text[0]);
+		return (int)f.code;
+	}
+	for (size_t i = 0; i < ARRAY_SIZE(fds); i++)
+		fds[i] = l->fds[i % l->n_fds];
+	for (size_t i = 0; i < all->n_jobs && !f.code; i++) {
+		struct job *job;
+
+		if (all->jobs[i]->n_slabs <= ARRAY_SIZE(fds) &&
+		    job_restore(&n->jobs, all->jobs[i], fds, &job, &f) == 0)
+			all->jobs[i] = NULL;
+	}
+	state_free(all);
+	cr_assert(!f.code || f.text[0]);
+	return (int)f.code;
+}

@@ -1,0 +1,436 @@
+#include "nodefix.h"
+
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "core/check.h"
+#include "core/clock.h"
+
+unsigned nodefix_ended;
+
+/* ------------------------------------------------------------------ the node */
+
+static struct nodefix *the_node; /* job events carry no userdata */
+
+static void on_event(struct member *m, enum job_event_kind kind, const char *text)
+{
+	the_node->events.n++;
+	the_node->events.kind = kind;
+	the_node->events.m = m;
+	snprintf(the_node->events.text, sizeof(the_node->events.text), "%s", text);
+}
+
+static void on_comm(void *userdata, struct comm *comm, int status)
+{
+	struct nodefix *n = userdata;
+
+	cr_assert_eq(status, 0);
+	n->node.comm = comm;
+}
+
+static bool has_comm(void *arg)
+{
+	return ((struct nodefix *)arg)->node.comm;
+}
+
+static void begin_engine(struct nodefix *n, bool fake)
+{
+	int r = fake ? engine_fake_new(&n->run.queue, &n->node.engine)
+		     : engine_local_new(&n->run.queue, n->node.backend, &n->node.engine);
+
+	cr_assert_eq(r, 0);
+	cr_assert_eq(engine_comm_new(n->node.engine, 1, 0, on_comm, n), 0);
+	looprun_until(&n->run, has_comm, n, 5);
+}
+
+void nodefix_begin(struct nodefix *n, const struct nodefix_options *o)
+{
+	static const struct nodefix_options none;
+	const struct job_ops ops = { op_abort_all, op_complete, op_failed, on_event, NULL };
+
+	o = o ? o : &none;
+	*n = (struct nodefix){ 0 };
+	the_node = n;
+	nodefix_ended = 0;
+	looprun_init(&n->run);
+	cr_assert_eq(recorder_init(o->recorder ? o->recorder : 64), 0);
+	cr_assert_eq(backend_fake_new(&n->run.queue, o->capacity, &n->node.backend), 0);
+	n->node.loop = &n->run.loop;
+	n->node.limits = (struct node_limits){ .job_ttl_s = 3600,
+					       .max_jobs = 16,
+					       .max_units_per_job = 10000000,
+					       .max_world_size = 1024,
+					       .max_inflight_ops = 4096 };
+	device_init(&n->node.device, n->node.backend, 0);
+	quarantine_init(&n->node.quarantine);
+	begin_engine(n, o->fake_engine);
+	jobs_init(&n->jobs, &n->node, &ops);
+	cr_assert_eq(proc_new_pid(&n->run.loop, getpid(), getuid(), getgid(), &n->proc), 0);
+}
+
+void nodefix_end(struct nodefix *n)
+{
+	backend_fake_fail(n->node.backend, 0, 0);
+	backend_fake_hold(n->node.backend, false);
+	while (n->n_members)
+		nodefix_drop(n, n->members[0], "is gone");
+	nodefix_turns(n);
+	jobs_deinit(&n->jobs);
+	recorder_deinit();
+	n->node.comm = comm_free(n->node.comm);
+	n->node.engine = engine_close(n->node.engine);
+	device_deinit(&n->node.device);
+	n->node.backend = backend_close(n->node.backend);
+	n->proc = proc_unref(n->proc);
+	looprun_deinit(&n->run);
+	clock_real();
+}
+
+/* ---------------------------------------------------------- jobs and members */
+
+struct job *nodefix_job(struct nodefix *n, const char *name, uint32_t world, uint64_t quota)
+{
+	struct job_spec spec = {
+		.name = name, .world_size = world, .lifetime = JOB_KEEP, .quota_bytes = quota
+	};
+	struct fault f = FAULT_NULL;
+	struct job *job = NULL;
+
+	cr_assert_eq(job_open(&n->jobs, &spec, getuid(), getgid(), &job, NULL, &f), 0, "%s",
+		     f.text);
+	return job;
+}
+
+static void keep(struct nodefix *n, struct member *m)
+{
+	for (unsigned i = 0; i < n->n_members; i++)
+		if (n->members[i] == m)
+			return;
+	CHECK(n->n_members < NODEFIX_MEMBERS);
+	n->members[n->n_members++] = m;
+}
+
+int nodefix_try_join(struct nodefix *n, struct job *job, uint32_t rank, struct proc *proc,
+		     struct member *again, struct member **ret, struct fault *f)
+{
+	int r = job_join(job, rank, proc ? proc : n->proc, rank + 1, again, ret, f);
+
+	if (r == 0)
+		keep(n, *ret);
+	return r;
+}
+
+struct member *nodefix_join(struct nodefix *n, struct job *job, uint32_t rank)
+{
+	struct fault f = FAULT_NULL;
+	struct member *m = NULL;
+
+	cr_assert_eq(nodefix_try_join(n, job, rank, NULL, NULL, &m, &f), 0, "%s", f.text);
+	return m;
+}
+
+void nodefix_drop(struct nodefix *n, struct member *m, const char *why)
+{
+	struct job *job = m->job;
+
+	for (unsigned i = 0; i < n->n_members; i++)
+		if (n->members[i] == m)
+			n->members[i--] = n->members[--n->n_members];
+	job_lost(m, why);
+	member_unref(m);
+	if (job->deleted)
+		job_settle(job);
+}
+
+void nodefix_fork(struct nodefix *n, struct nodefix_child *c)
+{
+	c->pid = fork();
+	cr_assert_geq(c->pid, 0);
+	if (c->pid == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		for (;;)
+			pause();
+	}
+	cr_assert_eq(proc_new_pid(&n->run.loop, c->pid, getuid(), getgid(), &c->proc), 0);
+}
+
+static bool is_gone(void *arg)
+{
+	return proc_gone(arg);
+}
+
+void nodefix_kill(struct nodefix *n, struct nodefix_child *c)
+{
+	kill(c->pid, SIGKILL);
+	looprun_until(&n->run, is_gone, c->proc, 10);
+	waitpid(c->pid, NULL, 0);
+	nodefix_turns(n);
+}
+
+void nodefix_unref(struct nodefix_child *c)
+{
+	c->proc = proc_unref(c->proc);
+}
+
+/* -------------------------------------------------------------------- units */
+
+state_unit *nodefix_spec(const char *name, uint64_t elements)
+{
+	state_unit *spec = state_unit_new(name);
+	state_tensor *t = state_tensor_new("weight", &elements, 1);
+
+	CHECK(spec && t && state_unit_add_tensor(spec, t) == 0);
+	t->init_kind = FILL_UNIFORM;
+	t->init_a = -1;
+	t->init_b = 1;
+	spec->storage_dtype = DTYPE_FP32;
+	spec->compute_dtype = DTYPE_FP32;
+	spec->gradient_dtype = DTYPE_FP32;
+	spec->shard_multiple = 1;
+	spec->optimizer->kind = OPTIM_ADAMW;
+	spec->optimizer->lr = 0.1;
+	spec->optimizer->beta1 = 0.9;
+	spec->optimizer->beta2 = 0.999;
+	spec->optimizer->eps = 1e-8;
+	return spec;
+}
+
+struct unit *nodefix_register(struct job *job, state_unit *spec)
+{
+	struct fault f = FAULT_NULL;
+	uint32_t id = 0;
+	uint64_t charged;
+
+	cr_assert_eq(job_register(job, &spec, 1, &id, &charged, &f), 0, "%s", f.text);
+	state_unit_free(spec);
+	return job_unit_by_id(job, id);
+}
+
+struct unit *nodefix_unit(struct nodefix *n, struct job *job, state_unit *spec,
+			  struct member **members, uint32_t n_members)
+{
+	struct unit *u = nodefix_register(job, spec);
+	struct nodefix_op *ops = calloc(n_members, sizeof(*ops));
+
+	CHECK(ops);
+	for (uint32_t i = 0; i < n_members; i++)
+		nodefix_seed(n, members[i], u, 1, &ops[i]);
+	for (uint32_t i = 0; i < n_members; i++)
+		nodefix_ok(&ops[i], "Initialise");
+	free(ops);
+	return u;
+}
+
+/* ---------------------------------------------------------------------- ops */
+
+static void note_reply(const ProtobufCMessage *reply, void *ctx)
+{
+	struct nodefix_op *op = ctx;
+
+	op->reply_bytes = protobuf_c_message_get_packed_size(reply) + 1;
+}
+
+static void on_done(struct op *op, void *userdata)
+{
+	struct nodefix_op *o = userdata;
+
+	CHECK(!o->over); /* exactly once */
+	o->over = true;
+	o->op = NULL;
+	o->fault = op->fault;
+	o->result = op->result;
+	o->number = op->entry.number;
+	o->started = op->started_us;
+	o->order = nodefix_ended++;
+	if (!op->fault.code)
+		op->type->encode(op, note_reply, o);
+}
+
+int nodefix_submit(struct nodefix *n, struct member *m, const char *type, ProtobufCMessage *msg,
+		   struct nodefix_op *o)
+{
+	const struct op_type *t = op_type_by_name(type);
+	Shardd__V1__OpHeader h = SHARDD__V1__OP_HEADER__INIT;
+	struct op *op = NULL;
+
+	CHECK(t && t->request == msg->descriptor);
+	*o = (struct nodefix_op){
+		.seq = o->seq, .epoch = o->epoch, .timeout_ms = o->timeout_ms, .n = n
+	};
+	h.seq = o->seq;
+	h.epoch = o->epoch;
+	h.timeout_ms = o->timeout_ms;
+	*(Shardd__V1__OpHeader **)((char *)msg + t->request->fields[0].offset) = &h;
+	o->submitted = op_submit(m, t, msg, 0, on_done, o, &op, &o->fault);
+	if (o->submitted == 0 && !o->over)
+		o->op = op;
+	CHECK(o->submitted == 0 || !o->over);
+	return o->submitted;
+}
+
+int nodefix_on_unit(struct nodefix *n, struct member *m, const char *type, const struct unit *u,
+		    struct nodefix_op *op)
+{
+	/* the four messages have the same fields */
+	Shardd__V1__GatherRequest r = SHARDD__V1__GATHER_REQUEST__INIT;
+
+	_Static_assert(sizeof(Shardd__V1__ReleaseRequest) == sizeof(r) &&
+			       sizeof(Shardd__V1__GradientBufferRequest) == sizeof(r) &&
+			       sizeof(Shardd__V1__ReduceRequest) == sizeof(r),
+		       "Gather, Release, GradientBuffer and Reduce ask alike");
+	r.base.descriptor = op_type_by_name(type)->request;
+	r.unit = u->id;
+	return nodefix_submit(n, m, type, &r.base, op);
+}
+
+int nodefix_seed(struct nodefix *n, struct member *m, const struct unit *u, uint64_t seed,
+		 struct nodefix_op *op)
+{
+	Shardd__V1__InitialiseRequest r = SHARDD__V1__INITIALISE_REQUEST__INIT;
+	Shardd__V1__Seed s = SHARDD__V1__SEED__INIT;
+
+	s.seed = seed;
+	r.unit = u->id;
+	r.how_case = SHARDD__V1__INITIALISE_REQUEST__HOW_SEED;
+	r.seed = &s;
+	return nodefix_submit(n, m, "Initialise", &r.base, op);
+}
+
+int nodefix_own(struct nodefix *n, struct member *m, const struct unit *u, uint64_t buffer,
+		struct nodefix_op *op)
+{
+	Shardd__V1__InitialiseRequest r = SHARDD__V1__INITIALISE_REQUEST__INIT;
+	Shardd__V1__Own own = SHARDD__V1__OWN__INIT;
+
+	r.unit = u->id;
+	r.how_case = SHARDD__V1__INITIALISE_REQUEST__HOW_OWN;
+	r.own = &own;
+	r.buffer = buffer;
+	return nodefix_submit(n, m, "Initialise", &r.base, op);
+}
+
+int nodefix_alloc(struct nodefix *n, struct member *m, uint64_t bytes, struct nodefix_op *op)
+{
+	Shardd__V1__AllocBufferRequest r = SHARDD__V1__ALLOC_BUFFER_REQUEST__INIT;
+
+	r.bytes = bytes;
+	return nodefix_submit(n, m, "AllocBuffer", &r.base, op);
+}
+
+int nodefix_free(struct nodefix *n, struct member *m, uint64_t buffer, struct nodefix_op *op)
+{
+	Shardd__V1__FreeBufferRequest r = SHARDD__V1__FREE_BUFFER_REQUEST__INIT;
+
+	r.buffer = buffer;
+	return nodefix_submit(n, m, "FreeBuffer", &r.base, op);
+}
+
+int nodefix_all_reduce(struct nodefix *n, struct member *m, uint64_t buffer, uint64_t count,
+		       struct nodefix_op *op)
+{
+	Shardd__V1__AllReduceRequest r = SHARDD__V1__ALL_REDUCE_REQUEST__INIT;
+
+	r.buffer = buffer;
+	r.count = count;
+	r.dtype = SHARDD__V1__DTYPE__DTYPE_FP32;
+	r.op = SHARDD__V1__REDUCE_OP__REDUCE_OP_SUM;
+	return nodefix_submit(n, m, "AllReduce", &r.base, op);
+}
+
+int nodefix_broadcast(struct nodefix *n, struct member *m, uint64_t buffer, uint64_t bytes,
+		      struct nodefix_op *op)
+{
+	Shardd__V1__BroadcastRequest r = SHARDD__V1__BROADCAST_REQUEST__INIT;
+
+	r.buffer = buffer;
+	r.bytes = bytes;
+	return nodefix_submit(n, m, "Broadcast", &r.base, op);
+}
+
+int nodefix_barrier(struct nodefix *n, struct member *m, uint32_t group, struct nodefix_op *op)
+{
+	Shardd__V1__BarrierRequest r = SHARDD__V1__BARRIER_REQUEST__INIT;
+
+	r.group = group;
+	return nodefix_submit(n, m, "Barrier", &r.base, op);
+}
+
+int nodefix_clip(struct nodefix *n, struct member *m, double max_norm, struct nodefix_op *op)
+{
+	Shardd__V1__ClipGradNormRequest r = SHARDD__V1__CLIP_GRAD_NORM_REQUEST__INIT;
+
+	r.max_norm = max_norm;
+	return nodefix_submit(n, m, "ClipGradNorm", &r.base, op);
+}
+
+int nodefix_step(struct nodefix *n, struct member *m, struct nodefix_op *op)
+{
+	Shardd__V1__StepRequest r = SHARDD__V1__STEP_REQUEST__INIT;
+
+	return nodefix_submit(n, m, "Step", &r.base, op);
+}
+
+int nodefix_commit(struct nodefix *n, struct member *m, uint64_t step, size_t blob_bytes,
+		   struct nodefix_op *op)
+{
+	static uint8_t blob[JOB_MAX_BLOB + 1];
+	Shardd__V1__CommitRequest r = SHARDD__V1__COMMIT_REQUEST__INIT;
+
+	CHECK(blob_bytes <= sizeof(blob));
+	r.step = step;
+	r.blob = (ProtobufCBinaryData){ .len = blob_bytes, .data = blob };
+	return nodefix_submit(n, m, "Commit", &r.base, op);
+}
+
+static bool op_over(void *arg)
+{
+	return ((struct nodefix_op *)arg)->over;
+}
+
+void nodefix_wait(struct nodefix_op *op)
+{
+	if (op->submitted == 0)
+		looprun_until(&op->n->run, op_over, op, 10);
+}
+
+void nodefix_ok(struct nodefix_op *op, const char *what)
+{
+	nodefix_wait(op);
+	cr_assert(!op->fault.code, "%s: %s", what, op->fault.text);
+	cr_assert_gt(op->reply_bytes, 0);
+}
+
+/* Everything is on this one thread, so what three turns in a row do not change stays. */
+void nodefix_turns(struct nodefix *n)
+{
+	uint64_t seen = UINT64_MAX;
+
+	for (unsigned quiet = 0; quiet < 3;) {
+		uint64_t now;
+
+		uv_run(&n->run.loop, UV_RUN_NOWAIT);
+		now = n->node.backend->submitted + nodefix_ended + n->events.n +
+		      n->node.comm->in_flight * 1000u + n->node.backend->in_flight * 1000000u;
+		quiet = now == seen ? quiet + 1 : 0;
+		seen = now;
+	}
+}
+
+void nodefix_write(const struct region *r, float value)
+{
+	float *p = region_addr(r);
+
+	for (uint64_t i = 0; i < r->bytes / sizeof(*p); i++)
+		p[i] = value;
+}
+
+const float *nodefix_params(const struct unit *u)
+{
+	return region_addr(&u->params);
+}

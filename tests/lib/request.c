@@ -1,0 +1,232 @@
+#include "request.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "daemonfix.h"
+
+struct request_parts good;
+
+static char huge[200001];
+static uint8_t blob[200001];
+static uint32_t small_numbers[64];
+
+static void set_number(const ProtobufCFieldDescriptor *f, void *at, uint64_t n)
+{
+	if (f->type == PROTOBUF_C_TYPE_UINT64)
+		*(uint64_t *)at = n;
+	else
+		*(uint32_t *)at = (uint32_t)n; /* bools and enums are of this size, too */
+}
+
+static void set_list(ProtobufCMessage *m, const ProtobufCFieldDescriptor *f, struct request_value v)
+{
+	void *at = (char *)m + f->offset;
+
+	if (f->type == PROTOBUF_C_TYPE_UINT64) {
+		*(const uint64_t **)at = v.numbers;
+	} else {
+		TRAINER_CHECK(v.n <= ARRAY_SIZE(small_numbers));
+		for (size_t i = 0; i < v.n; i++)
+			small_numbers[i] = (uint32_t)v.numbers[i];
+		*(uint32_t **)at = small_numbers;
+	}
+	*(size_t *)((char *)m + f->quantifier_offset) = v.n;
+}
+
+static void set_field(ProtobufCMessage *m, const ProtobufCFieldDescriptor *f,
+		      struct request_value v)
+{
+	void *at = (char *)m + f->offset;
+
+	switch (v.kind) {
+	case NUMBER:
+		set_number(f, at, v.number);
+		break;
+	case REAL:
+		*(double *)at = v.real;
+		break;
+	case TEXT:
+		*(const char **)at = v.text;
+		break;
+	case LONG_TEXT:
+		memset(huge, 'x', v.number);
+		huge[v.number] = '\0';
+		*(char **)at = huge;
+		break;
+	case BYTES:
+		*(ProtobufCBinaryData *)at = (ProtobufCBinaryData){ v.number, blob };
+		break;
+	case NUMBERS:
+		set_list(m, f, v);
+		break;
+	case NOTHING:
+		if (f->label == PROTOBUF_C_LABEL_REPEATED)
+			*(size_t *)((char *)m + f->quantifier_offset) = 0;
+		else if (f->flags & PROTOBUF_C_FIELD_FLAG_ONEOF)
+			*(int *)((char *)m + f->quantifier_offset) = 0;
+		else
+			*(void **)at = NULL;
+		break;
+	}
+}
+
+/* "units.tensors.shape": of lists of messages the first one. */
+void request_set(ProtobufCMessage *m, const char *path, struct request_value v)
+{
+	char name[64];
+	size_t n = strcspn(path, ".");
+	const ProtobufCFieldDescriptor *f;
+	void *at;
+
+	snprintf(name, sizeof(name), "%.*s", (int)n, path);
+	f = protobuf_c_message_descriptor_get_field_by_name(m->descriptor, name);
+	TRAINER_CHECK(f);
+	if (!path[n]) {
+		set_field(m, f, v);
+		return;
+	}
+	at = *(void **)((char *)m + f->offset);
+	m = f->label == PROTOBUF_C_LABEL_REPEATED ? ((ProtobufCMessage **)at)[0] : at;
+	request_set(m, path + n + 1, v);
+}
+
+static void good_unit(unsigned i, const char *name)
+{
+	Shardd__V1__UnitSpec *u = &good.unit[i];
+
+	shardd__v1__unit_spec__init(u);
+	u->name = (char *)name;
+	u->tensors = good.tensors;
+	u->n_tensors = 2;
+	u->optimizer = &good.optimizer;
+	good.units[i] = u;
+}
+
+void request_reset(void)
+{
+	uint64_t buffer = good.buffer;
+
+	memset(&good, 0, sizeof(good));
+	good.buffer = buffer;
+	shardd__v1__job_spec__init(&good.job);
+	good.job.name = (char *)"other";
+	good.job.world_size = 2;
+	shardd__v1__op_header__init(&good.header);
+	shardd__v1__init__init(&good.init);
+	shardd__v1__seed__init(&good.seed);
+	shardd__v1__from_rank__init(&good.from);
+	shardd__v1__optimizer__init(&good.optimizer);
+	good.optimizer.kind = SHARDD__V1__OPTIMIZER__KIND__KIND_ADAMW;
+	good.optimizer.lr = 0.1;
+	good.optimizer.beta1 = 0.9;
+	good.optimizer.beta2 = 0.99;
+	good.optimizer.eps = 1e-8;
+	good.shape[0] = 4;
+	good.shape[1] = 2;
+	good.ranks[0] = 1; /* not the order of the world */
+	for (unsigned i = 0; i < 2; i++) {
+		shardd__v1__tensor_spec__init(&good.tensor[i]);
+		good.tensor[i].name = (char *)(i ? "b" : "a");
+		good.tensor[i].shape = good.shape;
+		good.tensor[i].n_shape = 2;
+		good.tensor[i].init = &good.init;
+		good.tensors[i] = &good.tensor[i];
+	}
+	good_unit(0, "new0");
+	good_unit(1, "new1");
+}
+
+/* What a request of @m needs beside zeros. */
+static void fill_job_calls(ProtobufCMessage *m, const char *method)
+{
+	if (strcmp(method, "CreateJob") == 0) {
+		((Shardd__V1__CreateJobRequest *)m)->job = &good.job;
+	} else if (strcmp(method, "Join") == 0) {
+		((Shardd__V1__JoinRequest *)m)->job = &good.job;
+	} else if (strcmp(method, "Attach") == 0) {
+		((Shardd__V1__AttachRequest *)m)->protocol = 1;
+	} else if (strcmp(method, "CreateGroup") == 0) {
+		Shardd__V1__CreateGroupRequest *r = (Shardd__V1__CreateGroupRequest *)m;
+
+		r->name = (char *)"g";
+		r->ranks = good.ranks;
+		r->n_ranks = 2;
+	} else if (strcmp(method, "RegisterUnits") == 0) {
+		Shardd__V1__RegisterRequest *r = (Shardd__V1__RegisterRequest *)m;
+
+		r->units = good.units;
+		r->n_units = 2;
+	}
+}
+
+static void fill_ops(ProtobufCMessage *m, const char *method)
+{
+	if (strcmp(method, "Initialise") == 0) {
+		Shardd__V1__InitialiseRequest *r = (Shardd__V1__InitialiseRequest *)m;
+
+		r->unit = 1;
+		r->how_case = SHARDD__V1__INITIALISE_REQUEST__HOW_BROADCAST;
+		r->broadcast = &good.from;
+		r->buffer = good.buffer;
+	} else if (strcmp(method, "AllReduce") == 0) {
+		Shardd__V1__AllReduceRequest *r = (Shardd__V1__AllReduceRequest *)m;
+
+		r->buffer = good.buffer;
+		r->count = 4;
+		r->dtype = SHARDD__V1__DTYPE__DTYPE_FP32;
+		r->op = SHARDD__V1__REDUCE_OP__REDUCE_OP_SUM;
+	} else if (strcmp(method, "Broadcast") == 0) {
+		Shardd__V1__BroadcastRequest *r = (Shardd__V1__BroadcastRequest *)m;
+
+		r->buffer = good.buffer;
+		r->bytes = 16;
+	} else if (strcmp(method, "ClipGradNorm") == 0) {
+		((Shardd__V1__ClipGradNormRequest *)m)->max_norm = 1;
+	}
+}
+
+static const ProtobufCMessageDescriptor *input_of(const char *method)
+{
+	bool status = strncmp(method, "Status/", 7) == 0;
+	const ProtobufCMethodDescriptor *m = protobuf_c_service_descriptor_get_method_by_name(
+		status ? &shardd__v1__status__descriptor : &shardd__v1__shardd__descriptor,
+		status ? method + 7 : method);
+
+	TRAINER_CHECK(m);
+	return m->input;
+}
+
+/* @room: of any request. */
+ProtobufCMessage *request_good(const char *method, void *room)
+{
+	const ProtobufCMessageDescriptor *d = input_of(method);
+	const ProtobufCFieldDescriptor *header =
+		protobuf_c_message_descriptor_get_field_by_name(d, "header");
+	ProtobufCMessage *m = room;
+
+	request_reset();
+	d->message_init(m);
+	if (header)
+		*(Shardd__V1__OpHeader **)((char *)m + header->offset) = &good.header;
+	fill_job_calls(m, method);
+	fill_ops(m, method);
+	return m;
+}
+
+ProtobufCMessage *request_of_unit(const char *method, uint32_t unit)
+{
+	static _Alignas(16) char room[REQUEST_ROOM];
+	ProtobufCMessage *m = request_good(method, room);
+
+	request_set(m, "unit", N(unit));
+	return m;
+}
+
+ProtobufCMessage *request_plain(const char *method)
+{
+	static _Alignas(16) char room[REQUEST_ROOM];
+
+	return request_good(method, room);
+}

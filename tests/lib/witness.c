@@ -1,0 +1,54 @@
+#include "witness.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "core/clock.h"
+
+void witness_begin(struct witness *w, const char *const *args)
+{
+	daemonfix_start(&w->d, args);
+	w->fds = daemonfix_fds(&w->d);
+	w->bytes = daemonfix_bytes(&w->d);
+}
+
+void witness_serves(struct witness *w, unsigned seconds)
+{
+	static const char *const health[] = { "health", NULL };
+	uint64_t deadline = clock_now_us() + seconds * 1000000ull;
+	char out[512];
+
+	while (daemonfix_ctl_text(&w->d, health, out, sizeof(out)) != 0) {
+		cr_assert_eq(waitpid(w->d.pid, NULL, WNOHANG), 0, "the daemon is gone");
+		cr_assert(clock_now_us() < deadline, "%s", out);
+	}
+}
+
+void witness_end(struct witness *w)
+{
+	daemonfix_check_alive(&w->d);
+	daemonfix_settles(&w->d, w->fds, w->bytes);
+	daemonfix_stop(&w->d);
+}
+
+/* A job whose trainers went without leaving stays for those that come back. */
+static void delete_job(struct witness *w, const char *job)
+{
+	const char *const args[] = { "job", "delete", "--force", job, NULL };
+	char out[512];
+	int code = daemonfix_ctl_text(&w->d, args, out, sizeof(out));
+
+	cr_assert(code == 0 || strstr(out, "there is no job"), "%s", out);
+}
+
+void witness_trainer(const char *const *args, const char *job, trainer_fn fn, unsigned seconds)
+{
+	struct witness w;
+
+	witness_begin(&w, args);
+	cr_assert_eq(trainer_wait(trainer_start(&w.d, job, 0, 1, fn, NULL), seconds), 0);
+	daemonfix_check_alive(&w.d);
+	delete_job(&w, job);
+	witness_end(&w);
+}
