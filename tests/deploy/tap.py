@@ -1,0 +1,26 @@
+"""TAP lines for the tests of this folder: ok - name, not ok - name, with what was wrong."""
+import sys
+import traceback
+
+
+class Skip(Exception):
+    pass
+
+
+def run(*tests):
+    """Run functions in order; the first line of their doc string is the test's name."""
+    failed = 0
+    for test in tests:
+        name = test.__doc__.strip().splitlines()[0].rstrip(".")
+        try:
+            test()
+        except Skip as why:
+            print(f"ok - {name} # SKIP {why}", flush=True)
+        except Exception:
+            failed += 1
+            print(f"not ok - {name}")
+            print("".join("  " + line for line in traceback.format_exc().splitlines(True)), flush=True)
+        else:
+            print(f"ok - {name}", flush=True)
+    print(f"1..{len(tests)}")
+    sys.exit(1 if failed else 0)
