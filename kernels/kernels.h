@@ -1,8 +1,9 @@
 /*
  * The arithmetic of sharded training: one operation, one prototype, plain types.
  *
- * Implemented twice: kernels/ref (plain scalar C, the definition) and
- * kernels/host (vectorised, chosen at run time), bitwise equal to each other.
+ * Implemented three times: kernels/ref (plain scalar C, the definition),
+ * kernels/host (vectorised, chosen at run time), bitwise equal to each other, and
+ * kernels/cuda (equal to them too, but for the order in which a norm is added).
  * Every operation is pure: it touches only its arguments, may be called from
  * any thread, and may be cut into ranges of elements without changing a bit of
  * the result (norms: into ranges of whole blocks).
@@ -103,6 +104,19 @@ struct k_adamw {
 	float decay, w1, b1, b2, w2, step_size, sq, eps;
 };
 
+/* Adam, weight decay added to the gradient (L2), as in the same path of PyTorch; scalars
+ * as above:
+ *   d = fma(p, wd, g)             (g when wd is 0; g itself is not changed)
+ *   m, v as above with d for g
+ *   p = p - (step_size*m) / (sqrt(v)/sq + eps) */
+struct k_adam {
+	float *p;
+	const float *g;
+	float *m;
+	float *v;
+	float wd, w1, b2, w2, step_size, sq, eps;
+};
+
 /* SGD as in PyTorch (dampening 0), on a CPU with AVX2 or AVX-512:
  *   d = fma(p, wd, g)             (g when wd is 0)
  *   buf = first ? d : mu*buf + d  (only when mu is not 0; two roundings)
@@ -133,6 +147,14 @@ struct k_scale {
 	float factor;
 };
 
+/* found[0] = 1 if any element is infinite or NaN, else it is left alone. Ranges that are
+ * worked on at the same time may both write it. */
+struct k_found_inf {
+	const void *x;
+	float *found;
+	enum dtype dtype;
+};
+
 enum fill_kind { FILL_CONSTANT = 1, FILL_UNIFORM = 2, FILL_NORMAL = 3 };
 
 /* dst[i] from a counter-based generator (random.h): depends on (seed, stream,
@@ -146,6 +168,18 @@ struct k_fill {
 	uint64_t first;  /* index of dst[0] inside the tensor */
 	enum fill_kind kind;
 	double a, b;
+};
+
+/* Rows that are apart: dst[i*dst_stride + j] = src[i*src_stride + j], converted as k_cast
+ * does, for j below row_elements; element e of the operation has i = e / row_elements and
+ * j = e % row_elements. Strides are elements. What is between the rows is not touched. */
+struct k_pack {
+	void *dst;
+	const void *src;
+	uint64_t row_elements; /* not 0, unless there are no elements at all */
+	uint64_t dst_stride, src_stride;
+	enum dtype dst_dtype;
+	enum dtype src_dtype;
 };
 
 /* dst[0..n) = src[0..n), bytes. */
@@ -162,10 +196,13 @@ struct kernels {
 	void (*reduce)(const struct k_reduce *a, size_t begin, size_t end);
 	void (*all_reduce)(const struct k_all_reduce *a, size_t begin, size_t end);
 	void (*adamw)(const struct k_adamw *a, size_t begin, size_t end);
+	void (*adam)(const struct k_adam *a, size_t begin, size_t end);
 	void (*sgd)(const struct k_sgd *a, size_t begin, size_t end);
 	void (*norm)(const struct k_norm *a, size_t begin, size_t end);
 	void (*scale)(const struct k_scale *a, size_t begin, size_t end);
+	void (*found_inf)(const struct k_found_inf *a, size_t begin, size_t end);
 	void (*fill)(const struct k_fill *a, size_t begin, size_t end);
+	void (*pack)(const struct k_pack *a, size_t begin, size_t end);
 	void (*copy)(const struct k_copy *a, size_t begin, size_t end);
 };
 

@@ -6,7 +6,8 @@
  * and key seed. Logarithm, sine and cosine are written out, in plain double
  * operations in a fixed order: those of the C library differ in the last bit
  * between processors and versions, and a fill has to give the same parameters
- * on every node.
+ * on every node. nvcc reads this file too, and makes the same bits of it (without
+ * contraction of a*b + c, -fmad=false).
  */
 #ifndef SHARDD_KERNELS_RANDOM_H
 #define SHARDD_KERNELS_RANDOM_H
@@ -17,16 +18,22 @@
 
 #include "kernels.h"
 
+#ifdef __CUDACC__
+#define RANDOM_FN static __device__ __forceinline__
+#else
+#define RANDOM_FN static inline
+#endif
+
 #define RANDOM_LN2        0x1.62e42fefa39efp-1
 #define RANDOM_SQRT_HALF  0x3fe6a09e667f3bcdu   /* bits of sqrt(1/2) */
 #define RANDOM_TURN_SCALE 0x1.921fb54442d18p-30 /* 2*pi / 2^32 */
 
 /* Four words: elements 4*group to 4*group+3. */
-static inline void random_words(const struct k_fill *a, uint64_t group, uint32_t w[4])
+RANDOM_FN void random_words(uint64_t seed, uint64_t stream, uint64_t group, uint32_t w[4])
 {
-	uint32_t k0 = (uint32_t)a->seed, k1 = (uint32_t)(a->seed >> 32);
+	uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
 	uint32_t c0 = (uint32_t)group, c1 = (uint32_t)(group >> 32);
-	uint32_t c2 = (uint32_t)a->stream, c3 = (uint32_t)(a->stream >> 32);
+	uint32_t c2 = (uint32_t)stream, c3 = (uint32_t)(stream >> 32);
 
 	for (int round = 0; round < 10; round++) {
 		uint64_t p0 = (uint64_t)c0 * 0xd2511f53u;
@@ -46,13 +53,13 @@ static inline void random_words(const struct k_fill *a, uint64_t group, uint32_t
 }
 
 /* [0, 1) with 24 bits. */
-static inline double random_unit(uint32_t w)
+RANDOM_FN double random_unit(uint32_t w)
 {
 	return (double)(w >> 8) * 0x1p-24;
 }
 
 /* log((w + 0.5) * 2^-32), always below 0; relative error about 1e-15. */
-static inline double random_log(uint32_t w)
+RANDOM_FN double random_log(uint32_t w)
 {
 	double x = (double)w + 0.5, s, z, sum = 1.0 / 23;
 	uint64_t bits, exp;
@@ -72,7 +79,7 @@ static inline double random_log(uint32_t w)
 }
 
 /* Cosine and sine of w/2^32 of a full turn. */
-static inline void random_turn(uint32_t w, double *ret_cos, double *ret_sin)
+RANDOM_FN void random_turn(uint32_t w, double *ret_cos, double *ret_sin)
 {
 	uint32_t quarter = (w + 0x20000000u) >> 30;
 	double x = (double)(int32_t)(w - (quarter << 30)) * RANDOM_TURN_SCALE;
@@ -89,7 +96,7 @@ static inline void random_turn(uint32_t w, double *ret_cos, double *ret_sin)
 }
 
 /* Two independent standard normals from two words, by Box-Muller. */
-static inline void random_normals(const uint32_t w[2], double ret_z[2])
+RANDOM_FN void random_normals(const uint32_t w[2], double ret_z[2])
 {
 	double radius = sqrt(-2 * random_log(w[0]));
 

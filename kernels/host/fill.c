@@ -48,7 +48,7 @@ static void piece(const struct k_fill *a, size_t at, size_t n)
 	float out[HOST_PIECE];
 
 	for (size_t i = 0; i < groups; i++)
-		random_words(a, index / 4 + i, w.w[i]);
+		random_words(a->seed, a->stream, index / 4 + i, w.w[i]);
 	if (a->kind == FILL_NORMAL)
 		normal(a, out, &w, groups);
 	else

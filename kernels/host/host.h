@@ -31,10 +31,13 @@ void HOST(cast)(const struct k_cast *a, size_t begin, size_t end);
 void HOST(reduce)(const struct k_reduce *a, size_t begin, size_t end);
 void HOST(all_reduce)(const struct k_all_reduce *a, size_t begin, size_t end);
 void HOST(adamw)(const struct k_adamw *a, size_t begin, size_t end);
+void HOST(adam)(const struct k_adam *a, size_t begin, size_t end);
 void HOST(sgd)(const struct k_sgd *a, size_t begin, size_t end);
 void HOST(norm)(const struct k_norm *a, size_t begin, size_t end);
 void HOST(scale)(const struct k_scale *a, size_t begin, size_t end);
 void HOST(fill)(const struct k_fill *a, size_t begin, size_t end);
+void HOST(found_inf)(const struct k_found_inf *a, size_t begin, size_t end);
+void HOST(pack)(const struct k_pack *a, size_t begin, size_t end);
 void HOST(copy)(const struct k_copy *a, size_t begin, size_t end);
 
 /* dst[0..n) = src[at..at+n), widened to fp32; @t is bf16 or fp16. */

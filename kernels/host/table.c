@@ -9,9 +9,12 @@ const struct kernels HOST(table) = {
 	.reduce = HOST(reduce),
 	.all_reduce = HOST(all_reduce),
 	.adamw = HOST(adamw),
+	.adam = HOST(adam),
 	.sgd = HOST(sgd),
 	.norm = HOST(norm),
 	.scale = HOST(scale),
 	.fill = HOST(fill),
+	.found_inf = HOST(found_inf),
+	.pack = HOST(pack),
 	.copy = HOST(copy),
 };

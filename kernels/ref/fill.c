@@ -16,7 +16,7 @@ static float element(const struct k_fill *a, uint64_t index)
 
 	if (a->kind == FILL_CONSTANT)
 		return (float)a->a;
-	random_words(a, index / 4, w);
+	random_words(a->seed, a->stream, index / 4, w);
 	if (a->kind == FILL_NORMAL)
 		return normal(a, w, k);
 	return (float)(a->a + (a->b - a->a) * random_unit(w[k]));

@@ -6,10 +6,13 @@ static const struct kernels ref = {
 	.reduce = ref_reduce,
 	.all_reduce = ref_all_reduce,
 	.adamw = ref_adamw,
+	.adam = ref_adam,
 	.sgd = ref_sgd,
 	.norm = ref_norm,
 	.scale = ref_scale,
 	.fill = ref_fill,
+	.found_inf = ref_found_inf,
+	.pack = ref_pack,
 	.copy = ref_copy,
 };
 

@@ -9,10 +9,13 @@ void ref_cast(const struct k_cast *a, size_t begin, size_t end);
 void ref_reduce(const struct k_reduce *a, size_t begin, size_t end);
 void ref_all_reduce(const struct k_all_reduce *a, size_t begin, size_t end);
 void ref_adamw(const struct k_adamw *a, size_t begin, size_t end);
+void ref_adam(const struct k_adam *a, size_t begin, size_t end);
 void ref_sgd(const struct k_sgd *a, size_t begin, size_t end);
 void ref_norm(const struct k_norm *a, size_t begin, size_t end);
 void ref_scale(const struct k_scale *a, size_t begin, size_t end);
 void ref_fill(const struct k_fill *a, size_t begin, size_t end);
+void ref_found_inf(const struct k_found_inf *a, size_t begin, size_t end);
+void ref_pack(const struct k_pack *a, size_t begin, size_t end);
 void ref_copy(const struct k_copy *a, size_t begin, size_t end);
 
 /* Element @i of @src, widened. */

@@ -74,7 +74,8 @@ static void expect_bits(const char *what, const float *got, const float *want, u
 			     (double)got[i], (double)want[i]);
 }
 
-struct adamw_case {
+struct adam_case {
+	bool decoupled; /* AdamW */
 	unsigned n, steps;
 	double lr, b1, b2, eps, wd;
 	float p[MAX_N], m[MAX_N], v[MAX_N], g[MAX_N];
@@ -82,7 +83,7 @@ struct adamw_case {
 };
 
 /* The scalars as a caller computes them: in double, rounded once. */
-static void adamw_step(struct adamw_case *c, unsigned t)
+static void adamw_step(struct adam_case *c, unsigned t)
 {
 	struct k_adamw a = {
 		.p = c->p,
@@ -102,11 +103,30 @@ static void adamw_step(struct adamw_case *c, unsigned t)
 	kernels_ref()->adamw(&a, 0, c->n);
 }
 
+static void adam_step(struct adam_case *c, unsigned t)
+{
+	struct k_adam a = {
+		.p = c->p,
+		.g = c->g,
+		.m = c->m,
+		.v = c->v,
+		.wd = (float)c->wd,
+		.w1 = (float)(1 - c->b1),
+		.b2 = (float)c->b2,
+		.w2 = (float)(1 - c->b2),
+		.step_size = (float)(c->lr / (1 - pow(c->b1, t))),
+		.sq = (float)sqrt(1 - pow(c->b2, t)),
+		.eps = (float)c->eps,
+	};
+
+	kernels_ref()->adam(&a, 0, c->n);
+}
+
 /* torch takes its square roots from MKL on x86, which are one unit off for one
  * number in six. That moves an update by at most 2^-22 of itself, and may make the
  * subtraction from p round the other way, by 2^-23 of p; both add up over the
  * steps. */
-static void expect_native(const struct adamw_case *c, unsigned t, double *travel)
+static void expect_native(const struct adam_case *c, unsigned t, double *travel)
 {
 	for (unsigned i = 0; i < c->n; i++) {
 		double diff = fabs((double)c->p[i] - (double)c->native[i]);
@@ -117,13 +137,16 @@ static void expect_native(const struct adamw_case *c, unsigned t, double *travel
 	}
 }
 
-static void adamw_check_step(FILE *f, struct adamw_case *c, unsigned t, double *travel)
+static void adam_check_step(FILE *f, struct adam_case *c, unsigned t, double *travel)
 {
 	float want[MAX_N], before[MAX_N];
 
 	memcpy(before, c->p, sizeof(before));
 	read_f32(f, c->g, c->n);
-	adamw_step(c, t);
+	if (c->decoupled)
+		adamw_step(c, t);
+	else
+		adam_step(c, t);
 	read_f32(f, want, c->n);
 	expect_bits("m", c->m, want, c->n);
 	read_f32(f, want, c->n);
@@ -136,9 +159,9 @@ static void adamw_check_step(FILE *f, struct adamw_case *c, unsigned t, double *
 	expect_native(c, t, travel);
 }
 
-static void adamw_check_case(FILE *f, unsigned n, unsigned steps)
+static void adam_check_case(FILE *f, bool decoupled, unsigned n, unsigned steps)
 {
-	struct adamw_case c = { .n = n, .steps = steps };
+	struct adam_case c = { .decoupled = decoupled, .n = n, .steps = steps };
 	double travel[MAX_N] = { 0 };
 
 	c.lr = read_setting(f);
@@ -148,18 +171,28 @@ static void adamw_check_case(FILE *f, unsigned n, unsigned steps)
 	c.wd = read_setting(f);
 	read_f32(f, c.p, n);
 	for (unsigned t = 1; t <= steps; t++)
-		adamw_check_step(f, &c, t, travel);
+		adam_check_step(f, &c, t, travel);
 }
 
 /* Bit for bit with correctly rounded square roots, close with torch's own. */
-Test(golden, adamw, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 20)
+static void adam_check_file(const char *name, bool decoupled)
 {
-	_cleanup_(fclosep) FILE *f = golden_open("adamw.txt");
+	_cleanup_(fclosep) FILE *f = golden_open(name);
 	unsigned cases = read_number(f), n = read_number(f), steps = read_number(f);
 
 	cr_assert_geq(cases, 5);
 	for (unsigned c = 0; c < cases; c++)
-		adamw_check_case(f, n, steps);
+		adam_check_case(f, decoupled, n, steps);
+}
+
+Test(golden, adamw, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 20)
+{
+	adam_check_file("adamw.txt", true);
+}
+
+Test(golden, adam, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 20)
+{
+	adam_check_file("adam.txt", false);
 }
 
 static void sgd_check_case(FILE *f, unsigned n, unsigned steps)

@@ -218,6 +218,24 @@ static void run_adamw(const struct kernels *k, const struct op_case *c, struct b
 	k->adamw(&a, begin, end);
 }
 
+static void run_adam(const struct kernels *k, const struct op_case *c, struct bed *b, size_t begin,
+		     size_t end)
+{
+	struct k_adam a = { .p = buf(b, 0),
+			    .g = buf(b, 1),
+			    .m = buf(b, 2),
+			    .v = buf(b, 3),
+			    .wd = c->y,
+			    .w1 = c->x,
+			    .b2 = 0.999f,
+			    .w2 = 0.001f,
+			    .step_size = 0.01f,
+			    .sq = 0.0316f,
+			    .eps = c->z };
+
+	k->adam(&a, begin, end);
+}
+
 static void run_sgd(const struct kernels *k, const struct op_case *c, struct bed *b, size_t begin,
 		    size_t end)
 {
@@ -257,6 +275,43 @@ static void run_scale(const struct kernels *k, const struct op_case *c, struct b
 	struct k_scale a = { buf(b, 0), c->x };
 
 	k->scale(&a, begin, end);
+}
+
+/* The answer in partial[0]. flag: the range's last element is the only one that is not
+ * finite; flag2: none is. */
+static void run_found_inf(const struct kernels *k, const struct op_case *c, struct bed *b,
+			  size_t begin, size_t end)
+{
+	bool wide = c->in == DTYPE_FP32;
+	uint32_t inf = wide ? 0xff800000u : c->in == DTYPE_BF16 ? 0x7f80 : 0xfc00;
+	struct k_found_inf a = { buf(b, 1), (float *)(void *)b->partial, c->in };
+
+	for (size_t e = 0; (c->flag || c->flag2) && e < b->n; e++) {
+		bool last = c->flag && e + 1 == end;
+
+		if (wide)
+			((uint32_t *)buf(b, 1))[e] = last ? inf : 0x7f7fffff;
+		else
+			((uint16_t *)buf(b, 1))[e] = (uint16_t)(last ? inf : inf - 1);
+	}
+	k->found_inf(&a, begin, end);
+}
+
+/* Rows of k elements, 3 elements apart in the output (flag), the input (flag2). */
+static void run_pack(const struct kernels *k, const struct op_case *c, struct bed *b, size_t begin,
+		     size_t end)
+{
+	uint64_t apart = c->k + 3;
+	struct k_pack a = { .dst = buf(b, 0),
+			    .src = buf(b, 1),
+			    .row_elements = c->k,
+			    .dst_stride = c->flag ? apart : c->k,
+			    .src_stride = c->flag2 ? apart : c->k,
+			    .dst_dtype = c->out,
+			    .src_dtype = c->in };
+	size_t n = b->n / apart * c->k;
+
+	k->pack(&a, begin < n ? begin : n, end < n ? end : n);
 }
 
 static void run_fill(const struct kernels *k, const struct op_case *c, struct bed *b, size_t begin,
@@ -322,6 +377,10 @@ static const struct op_case cases[] = {
 	{ "adamw", run_adamw, F32, F32, 0, 0, 0.1f, 0.9999f, 1e-8f, 0, 0 },
 	{ "adamw, other branch of lerp", run_adamw, F32, F32, 0, 0, 0.7f, 1, 0, 0, 0 },
 	{ "adamw, lerp of one half", run_adamw, F32, F32, 0, 0, 0.5f, 1, 0.1f, 0, 0 },
+	{ "adam", run_adam, F32, F32, 0, 0, 0.1f, 0, 1e-8f, 0, 0 },
+	{ "adam decay", run_adam, F32, F32, 0, 0, 0.1f, 0.01f, 1e-8f, 0, 0 },
+	{ "adam, other branch of lerp", run_adam, F32, F32, 0, 0, 0.7f, 0.3f, 0, 0, 0 },
+	{ "adam, lerp of one half", run_adam, F32, F32, 0, 0, 0.5f, 0, 0.1f, 0, 0 },
 	{ "sgd", run_sgd, F32, F32, 0, 0, 0, 0, 0, 0, 0 },
 	{ "sgd decay", run_sgd, F32, F32, 0, 0, 0.01f, 0, 0, 0, 0 },
 	{ "sgd momentum first", run_sgd, F32, F32, 0, 0, 0.01f, 0.9f, 0, 0, 1 },
@@ -334,6 +393,18 @@ static const struct op_case cases[] = {
 	{ "norm inf of numbers", run_norm, F32, F32, 0, 0, 0, 0, 0, 1, 1 },
 	{ "scale", run_scale, F32, F32, 0, 0, 0.37f, 0, 0, 0, 0 },
 	{ "scale by nan", run_scale, F32, F32, 0, 0, __builtin_nanf(""), 0, 0, 0, 0 },
+	{ "found inf", run_found_inf, F32, F32, 0, 0, 0, 0, 0, 0, 0 },
+	{ "found inf at the end", run_found_inf, F32, F32, 0, 0, 0, 0, 0, 1, 0 },
+	{ "found inf nowhere", run_found_inf, F32, F32, 0, 0, 0, 0, 0, 0, 1 },
+	{ "found inf bf16", run_found_inf, BF16, F32, 0, 0, 0, 0, 0, 1, 0 },
+	{ "found inf bf16 nowhere", run_found_inf, BF16, F32, 0, 0, 0, 0, 0, 0, 1 },
+	{ "found inf fp16", run_found_inf, FP16, F32, 0, 0, 0, 0, 0, 1, 0 },
+	{ "found inf fp16 nowhere", run_found_inf, FP16, F32, 0, 0, 0, 0, 0, 0, 1 },
+	{ "pack fp32 bf16", run_pack, F32, BF16, 5, 0, 0, 0, 0, 0, 1 },
+	{ "unpack bf16 fp32", run_pack, BF16, F32, 17, 0, 0, 0, 0, 1, 0 },
+	{ "pack fp32 fp32, both apart", run_pack, F32, F32, 1, 0, 0, 0, 0, 1, 1 },
+	{ "pack fp16 fp16 in one", run_pack, FP16, FP16, 8, 0, 0, 0, 0, 0, 0 },
+	{ "pack bf16 fp16", run_pack, BF16, FP16, 1500, 0, 0, 0, 0, 0, 1 },
 	{ "fill constant", run_fill, F32, F32, 0, FILL_CONSTANT, 0.1f, 0, 0, 0, 0 },
 	{ "fill uniform", run_fill, F32, F32, 1, FILL_UNIFORM, -0.5f, 0.25f, 0, 0, 0 },
 	{ "fill normal", run_fill, F32, F32, 2, FILL_NORMAL, 1, 0.02f, 0, 0, 0 },

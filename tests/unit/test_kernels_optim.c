@@ -103,6 +103,80 @@ Test(kernels_optim, adamw_follows_the_model, .init = fdcheck_begin, .fini = fdch
 	}
 }
 
+static struct k_adam adam_scalars(const struct adamw_set *s, int t)
+{
+	struct k_adamw w = adamw_scalars(s, t);
+
+	return (struct k_adam){
+		.p = p,
+		.g = g,
+		.m = m,
+		.v = v,
+		.wd = (float)s->wd,
+		.w1 = w.w1,
+		.b2 = w.b2,
+		.w2 = w.w2,
+		.step_size = w.step_size,
+		.sq = w.sq,
+		.eps = w.eps,
+	};
+}
+
+static void adam_model(const struct adamw_set *s, int t)
+{
+	for (size_t i = 0; i < N; i++) {
+		double gi = (double)g[i] + s->wd * dp[i];
+
+		dm[i] = s->b1 * dm[i] + (1 - s->b1) * gi;
+		dv[i] = s->b2 * dv[i] + (1 - s->b2) * gi * gi;
+		dp[i] -= s->lr * (dm[i] / (1 - pow(s->b1, t))) /
+			 (sqrt(dv[i] / (1 - pow(s->b2, t))) + s->eps);
+	}
+}
+
+Test(kernels_optim, adam_follows_the_model, .init = fdcheck_begin, .fini = fdcheck_end,
+     .timeout = 20)
+{
+	for (size_t s = 0; s < ARRAY_SIZE(adamw_sets); s++) {
+		begin_state();
+		for (int t = 1; t <= STEPS; t++) {
+			struct k_adam a = adam_scalars(&adamw_sets[s], t);
+
+			next_gradient((unsigned)t);
+			kernels_ref()->adam(&a, 0, N);
+			adam_model(&adamw_sets[s], t);
+		}
+		expect_close("m", m, dm, 2e-6);
+		expect_close("v", v, dv, 2e-6);
+		expect_close("p", p, dp, 1e-5);
+	}
+}
+
+/* Without decay there is no difference between the two. */
+Test(kernels_optim, adam_without_decay_is_adamw, .init = fdcheck_begin, .fini = fdcheck_end,
+     .timeout = 20)
+{
+	static float want_p[N], want_m[N], want_v[N];
+	struct adamw_set set = adamw_sets[0];
+	struct k_adam a;
+	struct k_adamw w;
+
+	set.wd = 0;
+	begin_state();
+	next_gradient(1);
+	w = adamw_scalars(&set, 1);
+	kernels_ref()->adamw(&w, 0, N);
+	memcpy(want_p, p, sizeof(p));
+	memcpy(want_m, m, sizeof(m));
+	memcpy(want_v, v, sizeof(v));
+	begin_state();
+	a = adam_scalars(&set, 1);
+	kernels_ref()->adam(&a, 0, N);
+	cr_assert_arr_eq(p, want_p, sizeof(p));
+	cr_assert_arr_eq(m, want_m, sizeof(m));
+	cr_assert_arr_eq(v, want_v, sizeof(v));
+}
+
 static const struct sgd_set {
 	double lr, wd, mu;
 	bool nesterov;
@@ -189,7 +263,7 @@ Test(kernels_optim, philox_known_answers, .init = fdcheck_begin, .fini = fdcheck
 		struct k_fill a = { .seed = philox[i].seed, .stream = philox[i].stream };
 		uint32_t w[4];
 
-		random_words(&a, philox[i].group, w);
+		random_words(a.seed, a.stream, philox[i].group, w);
 		cr_expect_arr_eq(w, philox[i].want, sizeof(w), "row %zu", i);
 	}
 }

@@ -1,5 +1,6 @@
 /* kernels/ref, the definition, against formulas that share no code with it. */
 #include <criterion/criterion.h>
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -308,4 +309,49 @@ Test(kernels_ref, norm_lanes, .init = fdcheck_begin, .fini = fdcheck_end, .timeo
 	cr_expect_eq(partial[0], 1e9);
 	cr_expect_eq(partial[1], INFINITY);
 	cr_expect(isnan(partial[2]));
+}
+
+/* Every pattern of the 16-bit types; of fp32 what is around infinity. */
+Test(kernels_ref, found_inf_is_what_is_not_finite, .init = fdcheck_begin, .fini = fdcheck_end,
+     .timeout = 20)
+{
+	static const float numbers[] = { 0, FLT_MAX, -FLT_MAX, INFINITY, -INFINITY, NAN, 1e-45f };
+	float found;
+	struct k_found_inf a = { .found = &found, .dtype = DTYPE_FP32 };
+
+	for (size_t i = 0; i < ARRAY_SIZE(numbers); i++) {
+		a.x = &numbers[i];
+		found = -7;
+		kernels_ref()->found_inf(&a, 0, 1);
+		cr_assert_eq(found, isfinite(numbers[i]) ? -7 : 1, "%g", (double)numbers[i]);
+	}
+	for (size_t f = 0; f < ARRAY_SIZE(formats); f++)
+		for (unsigned h = 0; h < 65536; h++) {
+			uint16_t x = (uint16_t)h;
+
+			a.x = &x;
+			a.dtype = formats[f].dtype;
+			found = -7;
+			kernels_ref()->found_inf(&a, 0, 1);
+			cr_assert_eq(found, isfinite(pattern_value(&formats[f], h)) ? -7 : 1);
+		}
+}
+
+/* Three rows of four, five apart in the input and six in the output. */
+Test(kernels_ref, pack_moves_rows, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 20)
+{
+	float src[15], dst[18];
+	struct k_pack a = { dst, src, 4, 6, 5, DTYPE_FP32, DTYPE_FP32 };
+
+	for (int i = 0; i < 15; i++)
+		src[i] = (float)i;
+	for (int i = 0; i < 18; i++)
+		dst[i] = -1;
+	kernels_ref()->pack(&a, 1, 11);
+	for (int i = 0; i < 18; i++) {
+		int row = i / 6, column = i % 6, e = row * 4 + column;
+		bool moved = column < 4 && e >= 1 && e < 11;
+
+		cr_assert_eq(dst[i], moved ? (float)(row * 5 + column) : -1, "at %d", i);
+	}
 }

@@ -1,0 +1,83 @@
+/*
+ * What the host must know of the CUDA kernels; the image is nvcc's output, taken into this
+ * object file by the assembler.
+ */
+#include "cuda_kernels.h"
+
+#include <stddef.h>
+
+#include "kernels.h"
+#include "launch.h"
+
+static const struct {
+	const char *name;
+	unsigned elements; /* of a thread in one turn */
+} fns[_CUDA_FN_N] = {
+	[CUDA_FN_CAST] = { "shardd_cast", LAUNCH_VECTOR *LAUNCH_CAST_UNROLL },
+	[CUDA_FN_REDUCE] = { "shardd_reduce", LAUNCH_VECTOR *LAUNCH_REDUCE_UNROLL },
+	[CUDA_FN_REDUCE_MANY] = { "shardd_reduce_many", LAUNCH_VECTOR *LAUNCH_REDUCE_UNROLL },
+	[CUDA_FN_ALL_REDUCE] = { "shardd_all_reduce", LAUNCH_VECTOR *LAUNCH_ALL_REDUCE_UNROLL },
+	[CUDA_FN_ALL_REDUCE_MANY] = { "shardd_all_reduce_many",
+				      LAUNCH_VECTOR *LAUNCH_ALL_REDUCE_UNROLL },
+	[CUDA_FN_ADAMW] = { "shardd_adamw", LAUNCH_VECTOR *LAUNCH_OPTIMIZER_UNROLL },
+	[CUDA_FN_ADAM] = { "shardd_adam", LAUNCH_VECTOR *LAUNCH_OPTIMIZER_UNROLL },
+	[CUDA_FN_SGD] = { "shardd_sgd", LAUNCH_VECTOR *LAUNCH_OPTIMIZER_UNROLL },
+	[CUDA_FN_NORM] = { "shardd_norm", LAUNCH_VECTOR *LAUNCH_NORM_UNROLL },
+	[CUDA_FN_SCALE] = { "shardd_scale", LAUNCH_VECTOR *LAUNCH_SCALE_UNROLL },
+	[CUDA_FN_FILL] = { "shardd_fill", LAUNCH_VECTOR },
+	[CUDA_FN_FOUND_INF] = { "shardd_found_inf", LAUNCH_VECTOR *LAUNCH_FOUND_INF_UNROLL },
+	[CUDA_FN_PACK] = { "shardd_pack", LAUNCH_VECTOR *LAUNCH_PACK_UNROLL },
+	[CUDA_FN_SPIN] = { "shardd_spin", 1 }, /* of no elements: n / threads blocks */
+};
+
+const char *cuda_fn_name(enum cuda_fn fn)
+{
+	return fns[fn].name;
+}
+
+/* The kernels are compiled for this number. */
+unsigned cuda_fn_threads(enum cuda_fn fn)
+{
+	(void)fn;
+	return LAUNCH_THREADS;
+}
+
+/* A launch has one block at least: NORM writes a partial for nothing, too. */
+unsigned cuda_fn_blocks(enum cuda_fn fn, uint64_t n, unsigned sms, unsigned per_sm)
+{
+	uint64_t turn = (uint64_t)fns[fn].elements * LAUNCH_THREADS;
+	uint64_t blocks = n / turn + (n % turn != 0), full = (uint64_t)sms * per_sm;
+
+	if (fn == CUDA_FN_NORM && full > CUDA_NORM_PARTIALS)
+		full = CUDA_NORM_PARTIALS;
+	if (blocks > full)
+		blocks = full;
+	return blocks ? (unsigned)blocks : 1;
+}
+
+#ifdef CUDA_KERNELS_FATBIN
+__asm__(".pushsection .rodata\n"
+	".balign 64\n"
+	".hidden cuda_kernels_begin\n"
+	".globl cuda_kernels_begin\n"
+	"cuda_kernels_begin:\n"
+	".incbin \"" CUDA_KERNELS_FATBIN "\"\n"
+	".hidden cuda_kernels_end\n"
+	".globl cuda_kernels_end\n"
+	"cuda_kernels_end:\n"
+	".byte 0\n"
+	".popsection\n");
+extern const unsigned char cuda_kernels_begin[], cuda_kernels_end[];
+
+const void *cuda_kernels_image(uint64_t *ret_bytes)
+{
+	*ret_bytes = (uint64_t)(cuda_kernels_end - cuda_kernels_begin);
+	return cuda_kernels_begin;
+}
+#else
+const void *cuda_kernels_image(uint64_t *ret_bytes)
+{
+	*ret_bytes = 0;
+	return NULL;
+}
+#endif

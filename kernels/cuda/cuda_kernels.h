@@ -1,0 +1,152 @@
+/*
+ * The CUDA kernels: their names, their arguments, and how to launch them.
+ *
+ * Plain C, shared by the .cu files, the cuda backend, and the simulator (which runs the
+ * same arguments through kernels/ref). A kernel takes exactly one argument, a struct from
+ * below, by value. Addresses are device addresses. No kernel needs more than what is in
+ * its struct; none synchronises with another block but through memory of its own.
+ */
+#ifndef SHARDD_CUDA_KERNELS_H
+#define SHARDD_CUDA_KERNELS_H
+
+#include <stdint.h>
+
+/* Inputs a reduction takes in its short form; the long one takes KERNEL_MAX_INPUTS. */
+#define CUDA_FEW_INPUTS  16u
+#define CUDA_MANY_INPUTS 1024u
+/* Partials of one norm: at most so many doubles, one per block of threads. */
+#define CUDA_NORM_PARTIALS 4096u
+
+enum cuda_fn {
+	CUDA_FN_CAST,
+	CUDA_FN_REDUCE,
+	CUDA_FN_REDUCE_MANY,
+	CUDA_FN_ALL_REDUCE,
+	CUDA_FN_ALL_REDUCE_MANY,
+	CUDA_FN_ADAMW,
+	CUDA_FN_ADAM,
+	CUDA_FN_SGD,
+	CUDA_FN_NORM,
+	CUDA_FN_SCALE,
+	CUDA_FN_FILL,
+	CUDA_FN_FOUND_INF,
+	CUDA_FN_PACK,
+	CUDA_FN_SPIN, /* keeps @blocks busy for a time: for measuring overlap */
+	_CUDA_FN_N
+};
+
+/* "shardd_cast"...: what cuModuleGetFunction is asked for. Static. */
+const char *cuda_fn_name(enum cuda_fn fn);
+
+/* Meaning of every field: kernels.h, the struct of the same name. */
+struct cuda_cast {
+	uint64_t dst, src, n;
+	uint32_t dst_dtype, src_dtype;
+};
+
+struct cuda_reduce {
+	uint64_t out, n;
+	uint32_t k, in_dtype;
+	float pre, post;
+	uint32_t accumulate, zero;
+	uint64_t in[CUDA_FEW_INPUTS];
+};
+
+struct cuda_reduce_many {
+	struct cuda_reduce a; /* a.in is not used */
+	uint64_t in[CUDA_MANY_INPUTS];
+};
+
+struct cuda_all_reduce {
+	uint64_t out, n;
+	uint32_t k, dtype, op, zero;
+	uint64_t in[CUDA_FEW_INPUTS];
+};
+
+struct cuda_all_reduce_many {
+	struct cuda_all_reduce a;
+	uint64_t in[CUDA_MANY_INPUTS];
+};
+
+struct cuda_adamw {
+	uint64_t p, g, m, v, n;
+	float decay, w1, b2, w2, step_size, sq, eps;
+	uint32_t zero;
+};
+
+struct cuda_adam {
+	uint64_t p, g, m, v, n;
+	float wd, w1, b2, w2, step_size, sq, eps;
+	uint32_t zero;
+};
+
+struct cuda_sgd {
+	uint64_t p, g, buf, n;
+	float lr, wd, mu;
+	uint32_t nesterov, first, zero;
+};
+
+/* partial[i] for each block of threads i of the launch: their sum (inf: maximum) is the
+ * norm's; the host folds them in order. */
+struct cuda_norm {
+	uint64_t x, n, partial;
+	uint32_t inf, zero;
+};
+
+struct cuda_scale {
+	uint64_t x, n;
+	float factor;
+	uint32_t zero;
+};
+
+struct cuda_fill {
+	uint64_t dst, n, seed, stream, first;
+	double a, b;
+	uint32_t kind, zero;
+};
+
+struct cuda_found_inf {
+	uint64_t x, n, found; /* found: a float, becomes 1 if any is not finite; else kept */
+	uint32_t dtype, zero;
+};
+
+struct cuda_pack {
+	uint64_t dst, src; /* elements dst[i*dst_stride + j] = src[i*src_stride + j] */
+	uint64_t rows, row_elements, dst_stride, src_stride;
+	uint32_t dst_dtype, src_dtype;
+};
+
+struct cuda_spin {
+	uint64_t nanoseconds;
+	uint64_t ran; /* address of a uint64_t: nanoseconds the first block saw, or 0 */
+};
+
+union cuda_args {
+	struct cuda_cast cast;
+	struct cuda_reduce reduce;
+	struct cuda_reduce_many reduce_many;
+	struct cuda_all_reduce all_reduce;
+	struct cuda_all_reduce_many all_reduce_many;
+	struct cuda_adamw adamw;
+	struct cuda_adam adam;
+	struct cuda_sgd sgd;
+	struct cuda_norm norm;
+	struct cuda_scale scale;
+	struct cuda_fill fill;
+	struct cuda_found_inf found_inf;
+	struct cuda_pack pack;
+	struct cuda_spin spin;
+};
+
+/* Threads of a block, the same for all kernels but where cuda_fn_threads says otherwise. */
+unsigned cuda_fn_threads(enum cuda_fn fn);
+/* Blocks for @n elements: enough for the device to be full and no more.
+ * @sms: multiprocessors; @per_sm: resident blocks of this kernel on each (from
+ * cuOccupancyMaxActiveBlocksPerMultiprocessor). NORM: at most CUDA_NORM_PARTIALS. */
+unsigned cuda_fn_blocks(enum cuda_fn fn, uint64_t n, unsigned sms, unsigned per_sm);
+
+/* The fatbin with all kernels (sm_80, sm_90, PTX), built into the program. @bytes: its
+ * size. Return: static, or NULL in a build without the CUDA Toolkit. */
+const void *cuda_kernels_image(uint64_t *ret_bytes);
+
+#endif

@@ -1,0 +1,186 @@
+/*
+ * The arithmetic of one element, as kernels.h defines it, in the form the CUDA kernels
+ * use. nvcc and a C compiler both read it: every operation that rounds has a name, which
+ * is the intrinsic of that rounding on a device and plain C on the host, so that a test
+ * runs this very code against kernels/ref without a GPU.
+ *
+ * Loads, stores and conversions between types are in device.cuh.
+ */
+#ifndef SHARDD_CUDA_ELEMENT_H
+#define SHARDD_CUDA_ELEMENT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cuda_kernels.h"
+#include "kernels.h"
+
+#ifdef __CUDACC__
+#define EL_FN             static __device__ __forceinline__
+#define EL_BITS(x)        __float_as_uint(x)
+#define EL_FLOAT(u)       __uint_as_float(u)
+#define EL_ADD(x, y)      __fadd_rn(x, y)
+#define EL_SUB(x, y)      __fsub_rn(x, y)
+#define EL_MUL(x, y)      __fmul_rn(x, y)
+#define EL_DIV(x, y)      __fdiv_rn(x, y)
+#define EL_SQRT(x)        __fsqrt_rn(x)
+#define EL_FMA(x, y, z)   __fmaf_rn(x, y, z)
+#define EL_FMA64(x, y, z) __fma_rn(x, y, z)
+#define EL_ADD64(x, y)    __dadd_rn(x, y)
+#else
+#include <math.h>
+
+#include "convert.h"
+#define EL_FN             static inline
+#define EL_BITS(x)        f32_bits(x)
+#define EL_FLOAT(u)       f32_from_bits(u)
+#define EL_ADD(x, y)      ((x) + (y))
+#define EL_SUB(x, y)      ((x) - (y))
+#define EL_MUL(x, y)      ((x) * (y))
+#define EL_DIV(x, y)      ((x) / (y))
+#define EL_SQRT(x)        sqrtf(x)
+#define EL_FMA(x, y, z)   fmaf(x, y, z)
+#define EL_FMA64(x, y, z) fma(x, y, z)
+#define EL_ADD64(x, y)    ((x) + (y))
+#endif
+
+#define EL_ABS_MASK  0x7fffffffu
+#define EL_INF_BITS  0x7f800000u
+#define EL_MANTISSA  0x007fffffu
+#define EL_EXP_SHIFT 23
+
+/* A division by @by. Where it is a power of two with an inverse in fp32, x/by and
+ * x*inverse are the same real number, rounded once: the same bits, and ten times cheaper. */
+struct el_divisor {
+	float by, inverse;
+	bool exact;
+};
+
+EL_FN struct el_divisor el_divisor(float by)
+{
+	uint32_t bits = EL_BITS(by), exp = (bits & EL_INF_BITS) >> EL_EXP_SHIFT;
+	struct el_divisor d;
+
+	d.by = by;
+	d.inverse = EL_DIV(1.0f, by);
+	d.exact = !(bits & EL_MANTISSA) && exp >= 1 && exp <= 254;
+	return d;
+}
+
+/* @exact: what the caller found d.exact to be. */
+EL_FN float el_divide(float x, struct el_divisor d, bool exact)
+{
+	return exact ? EL_MUL(x, d.inverse) : EL_DIV(x, d.by);
+}
+
+/* Before the first input of a fold: -0 + x is x for every x, -0 too. */
+#define EL_SUM_NOTHING (-0.0f)
+
+/* t is what came before, x the next input. */
+EL_FN float el_sum(float t, float x)
+{
+	return EL_ADD(t, x);
+}
+
+/* The first input replaces what precedes it: -inf, which is equal to nothing but itself. */
+EL_FN float el_max(float t, float x)
+{
+	return x > t || x != x ? x : t;
+}
+
+EL_FN float el_min(float t, float x)
+{
+	return x < t || x != x ? x : t;
+}
+
+/* (op) is SUM, AVG, MAX or MIN. */
+EL_FN float el_fold_nothing(enum reduce_op op)
+{
+	return op == REDUCE_MAX   ? EL_FLOAT(EL_INF_BITS | ~EL_ABS_MASK)
+	       : op == REDUCE_MIN ? EL_FLOAT(EL_INF_BITS)
+				  : EL_SUM_NOTHING;
+}
+
+EL_FN float el_fold(enum reduce_op op, float t, float x)
+{
+	return op == REDUCE_MAX ? el_max(t, x) : op == REDUCE_MIN ? el_min(t, x) : el_sum(t, x);
+}
+
+EL_FN float el_accumulate(bool accumulate, float old, float t)
+{
+	return accumulate ? EL_ADD(old, t) : t;
+}
+
+EL_FN float el_scale(float x, float factor)
+{
+	return EL_MUL(x, factor);
+}
+
+EL_FN float el_lerp(float from, float to, float w)
+{
+	bool small = (EL_BITS(w) & EL_ABS_MASK) < EL_BITS(0.5f);
+	float d = EL_SUB(to, from);
+
+	return small ? EL_FMA(w, d, from) : EL_FMA(EL_SUB(w, 1.0f), d, to);
+}
+
+/* The part that Adam and AdamW share, from the gradient and the parameter after decay. */
+EL_FN float el_moments(float p, float g, float *m, float *v, float w1, float b2, float w2,
+		       float step_size, float sq, float eps)
+{
+	float denom;
+
+	*m = el_lerp(*m, g, w1);
+	*v = EL_FMA(EL_MUL(w2, g), g, EL_MUL(*v, b2));
+	denom = EL_ADD(EL_DIV(EL_SQRT(*v), sq), eps);
+	return EL_SUB(p, EL_DIV(EL_MUL(step_size, *m), denom));
+}
+
+EL_FN void el_adamw(const struct cuda_adamw *a, float *p, float g, float *m, float *v)
+{
+	*p = el_moments(EL_MUL(*p, a->decay), g, m, v, a->w1, a->b2, a->w2, a->step_size, a->sq,
+			a->eps);
+}
+
+EL_FN void el_adam(const struct cuda_adam *a, float *p, float g, float *m, float *v)
+{
+	if (a->wd != 0.0f)
+		g = EL_FMA(*p, a->wd, g);
+	*p = el_moments(*p, g, m, v, a->w1, a->b2, a->w2, a->step_size, a->sq, a->eps);
+}
+
+/* @buf is read unless this is the first step, and both only when mu is not 0. */
+EL_FN void el_sgd(const struct cuda_sgd *a, float *p, float g, float *buf)
+{
+	float d = a->wd == 0.0f ? g : EL_FMA(*p, a->wd, g);
+
+	if (a->mu != 0.0f) {
+		*buf = a->first ? d : EL_ADD(EL_MUL(a->mu, *buf), d);
+		d = a->nesterov ? EL_FMA(*buf, a->mu, d) : *buf;
+	}
+	*p = EL_FMA(d, -a->lr, *p);
+}
+
+/* The square of an fp32 is exact in fp64: fused or not, one rounding. */
+EL_FN double el_add_square(double sum, float x)
+{
+	return EL_FMA64((double)x, (double)x, sum);
+}
+
+/* Bits of |x| compare as the numbers do, and those of a NaN are above infinity's. */
+EL_FN uint32_t el_max_abs(uint32_t max, float x)
+{
+	uint32_t abs = EL_BITS(x) & EL_ABS_MASK;
+
+	return abs > max ? abs : max;
+}
+
+/* Infinite or NaN, from the bits of a 16-bit element in the low half, or of an fp32. */
+EL_FN bool el_not_finite(enum dtype t, uint32_t bits)
+{
+	uint32_t mask = t == DTYPE_FP32 ? EL_INF_BITS : t == DTYPE_BF16 ? 0x7f80u : 0x7c00u;
+
+	return (bits & mask) == mask;
+}
+
+#endif
