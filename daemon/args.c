@@ -142,7 +142,7 @@ void args_help(void)
 	      "  --config FILE      configuration file (default " DEFAULT_CONFIG ",\n"
 	      "                     if there is one)\n"
 	      "  --socket PATH      socket to serve, the key socket\n"
-	      "  --backend NAME     host or auto, the key backend\n"
+	      "  --backend NAME     host, cuda or auto, the key backend\n"
 	      "  --set KEY=VALUE    set any key; may be repeated\n"
 	      "  --check-config     check the configuration and exit\n"
 	      "  --print-config     print the effective configuration and exit\n"

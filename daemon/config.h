@@ -19,7 +19,11 @@ struct config {
 	char socket[512];              /* path of the socket */
 	char socket_group[64];         /* its group; "": unchanged */
 	uint32_t socket_mode;          /* 0660 */
-	char backend[16];              /* host, auto (cuda: not in a build without it) */
+	char backend[16];              /* host, cuda, auto */
+	char devices[832];             /* UUIDs of the GPUs to use, with commas; "": all */
+	char engine[16];               /* between GPUs: auto, local, nccl */
+	char gpu_order[16];            /* auto, timeline, events */
+	char gpu_measure_overlap[8];   /* yes, no */
 	uint32_t threads;              /* kernel threads; 0: one per core */
 	uint64_t memory_bytes;         /* of the device that may be used; 0: all there is */
 	uint64_t job_quota_bytes;      /* default of a job; 0: no own limit */

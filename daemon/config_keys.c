@@ -31,9 +31,25 @@ const struct config_key config_keys[] = {
 	  .help = "Group that owns the socket file. Empty: the daemon's own." },
 	{ FIELD(socket_mode), .type = CONFIG_MODE, .min = 0, .max = 0777, .by_default = "0660",
 	  .help = "Permissions of the socket file, octal: who may write to it may connect." },
-	{ FIELD(backend), .type = CONFIG_CHOICE, .choices = "host|auto", .by_default = "auto",
-	  .help = "Where training state lives. host: the memory of this machine. auto: the best this\n"
-		  "machine and this build have." },
+	{ FIELD(backend), .type = CONFIG_CHOICE, .choices = "host|cuda|auto", .by_default = "auto",
+	  .help = "Where training state lives. host: the memory of this machine. cuda: its GPUs. auto:\n"
+		  "GPUs if there are any that can be used, else the memory of this machine." },
+	{ FIELD(devices), .type = CONFIG_TEXT, .min = 0, .max = 831, .by_default = "",
+	  .help = "UUIDs of the GPUs to use (nvidia-smi -L), separated by commas. Empty: all that\n"
+		  "CUDA_VISIBLE_DEVICES leaves." },
+	{ FIELD(engine), .type = CONFIG_CHOICE, .choices = "auto|local|nccl", .by_default = "auto",
+	  .help = "What is between GPUs. auto: NCCL for jobs on several GPUs, nothing for jobs on one;\n"
+		  "without NCCL a job can use one GPU. nccl: NCCL also where one GPU is all there is,\n"
+		  "and the daemon does not start without it. local: never NCCL." },
+	{ FIELD(gpu_order), .type = CONFIG_CHOICE, .choices = "auto|timeline|events",
+	  .by_default = "auto",
+	  .help = "How trainers' CUDA streams and the daemon's queues wait for each other. timeline:\n"
+		  "64-bit words in GPU memory (stream memory operations). events: interprocess events.\n"
+		  "auto: what a probe at start finds to work, timeline first." },
+	{ FIELD(gpu_measure_overlap), .type = CONFIG_CHOICE, .choices = "yes|no",
+	  .by_default = "yes",
+	  .help = "Measure at start how kernels of two processes share each GPU, for shardctl status.\n"
+		  "Takes a moment." },
 	{ FIELD(threads), .type = CONFIG_COUNT, .min = 1, .max = 1024, .zero = true, .by_default = "0",
 	  .help = "Threads that run kernels. 0: one per processor core." },
 	{ FIELD(memory_bytes), .type = CONFIG_BYTES, .min = MIB, .max = 1024 * TIB, .zero = true,

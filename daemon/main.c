@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "args.h"
+#include "backend/backend_impl.h"
 #include "config.h"
 #include "core/cleanup.h"
 #include "core/log.h"
@@ -79,7 +80,12 @@ int main(int argc, char **argv)
 {
 	static struct shardd d;
 	struct fault f = FAULT_NULL;
-	int code = process_prepare();
+	int code;
+
+	/* the daemon starts itself so, to measure how two processes share a GPU */
+	if (argc == 3 && strcmp(argv[1], "--gpu-overlap-child") == 0)
+		return backend_cuda_overlap_child(argv[2]);
+	code = process_prepare();
 
 	if (code < 0) {
 		fprintf(stderr, "shardd: /dev/null cannot be opened: %s\n", strerror(-code));

@@ -10,12 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/backend_impl.h"
 #include "core/check.h"
 #include "core/clock.h"
 #include "core/log.h"
 #include "core/loopq.h"
-#include "engine/engine_impl.h"
+#include "devices.h"
 #include "net/listener.h"
 #include "op/op.h"
 #include "rpc/rpc_server.h"
@@ -53,7 +52,6 @@ struct server {
 	uv_timer_t tick;
 	uv_timer_t finish;
 	uint64_t drain_until_us;
-	int comm_status; /* 1: not known yet */
 	server_stopped_cb done;
 	void *userdata;
 };
@@ -199,34 +197,19 @@ static struct listener_options listener_options_of(const struct config *c, int i
 	};
 }
 
-static void on_comm_ready(void *userdata, struct comm *comm, int status)
-{
-	struct server *s = userdata;
+/* -------------------------------------------------------------------- devices */
 
-	s->node.comm = comm;
-	s->comm_status = status;
+static void on_device_lost(struct node *node, struct device *device)
+{
+	(void)node;
+	jobs_device_lost(&the_server->jobs, device);
 }
 
-static int start_device(struct server *s, struct fault *f)
+static void on_comm_broke(struct node *node, struct node_comm *nc, const char *why)
 {
-	int r = backend_host_new(&s->loopq, s->config.threads, 0, &s->node.backend);
-
-	if (r < 0) {
-		fault_errno(f, r, "starting the host backend");
-		snprintf(f->field, sizeof(f->field), "backend");
-		return f->code;
-	}
-	device_init(&s->node.device, s->node.backend, s->config.memory_bytes);
-	r = engine_local_new(&s->loopq, s->node.backend, &s->node.engine);
-	if (r < 0)
-		return fault_errno(f, r, "starting the local engine");
-	s->comm_status = 1;
-	r = engine_comm_new(s->node.engine, 1, 0, on_comm_ready, s);
-	if (r < 0)
-		return fault_errno(f, r, "making the communicator");
-	while (s->comm_status == 1)
-		uv_run(s->loop, UV_RUN_ONCE);
-	return s->comm_status ? fault_errno(f, s->comm_status, "making the communicator") : 0;
+	(void)node;
+	log_warn("server", "communicator broke devices=%u why=\"%s\"", nc->n, why);
+	jobs_comm_broke(&the_server->jobs, nc, why);
 }
 
 static int start_rpc(struct server *s, struct fault *f)
@@ -261,10 +244,10 @@ static int start(struct server *s, int inherited_fd, struct fault *f)
 	int r;
 
 	/* first what cannot fail: whatever fails below, all of it is ended again */
-	s->node.loop = s->loop;
+	node_init(&s->node, s->loop);
+	s->node.comm_broke = on_comm_broke;
 	s->node.started_us = clock_now_us();
 	set_limits(s);
-	quarantine_init(&s->node.quarantine);
 	jobs_init(&s->jobs, &s->node, &ops);
 	sessions_init(&s->sessions, &s->jobs);
 	r = loopq_init(&s->loopq, s->loop);
@@ -272,7 +255,8 @@ static int start(struct server *s, int inherited_fd, struct fault *f)
 		return fault_errno(f, r, "starting the loop's queue");
 	if (recorder_init(s->config.flight_recorder_ops) < 0)
 		return fault_errno(f, -ENOMEM, "making the flight recorder");
-	if (start_device(s, f) || start_rpc(s, f) || start_listener(s, inherited_fd, f))
+	if (devices_start(&s->node, &s->loopq, &s->config, on_device_lost, f) || start_rpc(s, f) ||
+	    start_listener(s, inherited_fd, f))
 		return f->code;
 	health_set(&s->health, true);
 	return 0;
@@ -349,16 +333,21 @@ static void on_finish(uv_timer_t *timer)
 	uv_close((uv_handle_t *)timer, on_finish_closed);
 }
 
-static void end_device(struct server *s)
+/* Devices give back memory when their queues have let go of it. */
+static void on_devices(uv_timer_t *timer)
 {
-	jobs_deinit(&s->jobs);
-	recorder_deinit();
-	comm_free(s->node.comm);
-	engine_close(s->node.engine);
-	if (s->node.backend) {
-		device_deinit(&s->node.device);
-		backend_close(s->node.backend);
+	struct server *s = timer->data;
+
+	if (!devices_idle(&s->node)) {
+		uv_timer_start(&s->tick, on_devices, 1, 0);
+		return;
 	}
+	devices_end(&s->node);
+	loopq_close(&s->loopq);
+	uv_close((uv_handle_t *)&s->tick, NULL);
+	uv_timer_init(s->loop, &s->finish);
+	s->finish.data = s;
+	uv_timer_start(&s->finish, on_finish, 1, 0);
 }
 
 static void on_rpc_closed(void *userdata)
@@ -368,12 +357,9 @@ static void on_rpc_closed(void *userdata)
 	s->state = ENDING;
 	if (s->rpc)
 		health_deinit(&s->health);
-	end_device(s);
-	loopq_close(&s->loopq);
-	uv_close((uv_handle_t *)&s->tick, NULL);
-	uv_timer_init(s->loop, &s->finish);
-	s->finish.data = s;
-	uv_timer_start(&s->finish, on_finish, 1, 0);
+	jobs_deinit(&s->jobs);
+	recorder_deinit();
+	uv_timer_start(&s->tick, on_devices, 0, 0);
 }
 
 static void close_rpc(struct server *s)
@@ -472,6 +458,7 @@ static void on_tick(uv_timer_t *timer)
 	MAGIC_CHECK(s, SERVER_MAGIC);
 	ops_tick(&s->jobs, now, (uint64_t)s->node.limits.stall_after_ms * 1000u);
 	jobs_tick(&s->jobs, now);
+	devices_tick(&s->node, now);
 	tick_stop(s, now);
 	if (s->state != ENDING)
 		uv_timer_start(&s->tick, on_tick,
@@ -488,5 +475,5 @@ void server_summary(const struct server *s, char *buf, size_t bytes)
 {
 	snprintf(buf, bytes, "%s%u jobs, %u trainers, %llu MiB held",
 		 s->state == RUNNING ? "" : "draining: ", s->jobs.count, trainers(s),
-		 (unsigned long long)(s->node.device.quota.used >> 20));
+		 (unsigned long long)(node_used(&s->node) >> 20));
 }

@@ -36,6 +36,8 @@ static void send_status(uv_timer_t *timer)
 	struct service *d = timer->data;
 	char now[sizeof(d->last_status)] = "";
 
+	if (!d->server)
+		return; /* devices are being started */
 	server_summary(d->server, now, sizeof(now));
 	if (strcmp(now, d->last_status) == 0)
 		return;
@@ -49,7 +51,7 @@ static void send_alive(uv_timer_t *timer)
 {
 	struct service *d = timer->data;
 
-	if (server_healthy(d->server))
+	if (d->server && server_healthy(d->server))
 		process_notify_alive();
 }
 
@@ -79,6 +81,8 @@ static void on_stop_signal(uv_signal_t *handle, int signum)
 	if (!d->stopping)
 		process_notify_stopping();
 	d->stopping = true;
+	if (!d->server)
+		return; /* devices are being started: it stops when that is over */
 	server_stop(d->server, d->config.drain_timeout_ms, on_stopped, d);
 }
 
@@ -105,7 +109,7 @@ static void on_reload_signal(uv_signal_t *handle, int signum)
 	struct config new;
 
 	(void)signum;
-	if (d->stopping)
+	if (d->stopping || !d->server)
 		return;
 	process_notify_reloading();
 	if (args_config(d->args, &new, &f) != 0)
@@ -150,7 +154,9 @@ static int exit_code_of(const struct fault *f)
 		return EXIT_SOCKET;
 	if (strcmp(f->field, "backend") == 0)
 		return EXIT_BACKEND;
-	return f->code == FAULT_INVALID ? EXIT_CONFIG : EXIT_INTERNAL;
+	if (f->code == FAULT_INVALID)
+		return EXIT_CONFIG;
+	return strcmp(f->field, "engine") == 0 ? EXIT_BACKEND : EXIT_INTERNAL;
 }
 
 static void on_started(struct service *d, int inherited_fd)
@@ -183,6 +189,8 @@ int service_run(const struct args *args, const struct config *config, int inheri
 		on_started(&d, inherited_fd);
 	else
 		code = on_refused(&d, &f);
+	if (d.server && d.stopping)
+		server_stop(d.server, 0, on_stopped, &d);
 	uv_run(&d.loop, UV_RUN_DEFAULT);
 	CHECK(!d.server);
 	CHECK(uv_loop_close(&d.loop) == 0);

@@ -8,6 +8,7 @@
 void backend_init(struct backend *b, const struct backend_ops *ops, struct loopq *loopq)
 {
 	CHECK(ops->alloc && ops->free && ops->export && ops->import && ops->submit && ops->close);
+	CHECK(!ops->ready || (ops->signals_new && ops->signals_poison && ops->signals_free));
 	*b = (struct backend){ .magic = BACKEND_MAGIC, .ops = ops, .loopq = loopq };
 }
 
@@ -23,18 +24,35 @@ static void count_new(struct backend *b, const struct backend_mem *mem, uint64_t
 	b->live++;
 }
 
-int backend_alloc(struct backend *b, uint64_t bytes, struct backend_mem **ret)
+void backend_on_news(struct backend *b, backend_news_cb fn, void *userdata)
+{
+	MAGIC_CHECK(b, BACKEND_MAGIC);
+	b->news = fn;
+	b->news_userdata = userdata;
+}
+
+void backend_tell(struct backend *b, enum backend_news news)
+{
+	MAGIC_CHECK(b, BACKEND_MAGIC);
+	if (b->news)
+		b->news(b->news_userdata, news);
+}
+
+int backend_alloc(struct backend *b, uint64_t bytes, enum backend_share share,
+		  struct backend_mem **ret)
 {
 	struct backend_mem *mem = NULL;
 	int r;
 
 	MAGIC_CHECK(b, BACKEND_MAGIC);
 	CHECK(bytes > 0 && bytes % b->info.granularity == 0);
-	r = b->ops->alloc(b, bytes, &mem);
-	CHECK(r <= BACKEND_E_FULL);
+	CHECK(share == BACKEND_SHARE_FD || b->ops->export_ipc);
+	r = b->ops->alloc(b, bytes, share, &mem);
+	CHECK(r <= BACKEND_E_LATER);
 	if (r)
 		return r;
 	count_new(b, mem, bytes);
+	CHECK(mem->share == share);
 	*ret = mem;
 	return 0;
 }
@@ -91,6 +109,90 @@ int backend_export(struct backend *b, struct backend_mem *mem, bool writable, in
 	return 0;
 }
 
+int backend_export_ipc(struct backend *b, struct backend_mem *mem,
+		       uint8_t ret_handle[BACKEND_IPC_BYTES])
+{
+	int r;
+
+	MAGIC_CHECK(b, BACKEND_MAGIC);
+	CHECK(mem && mem->share == BACKEND_SHARE_IPC && b->ops->export_ipc);
+	r = b->ops->export_ipc(b, mem, ret_handle);
+	CHECK(r <= 0);
+	return r;
+}
+
+enum backend_share backend_share_of(const struct backend_mem *mem)
+{
+	return mem->share;
+}
+
+/* ---------------------------------------------------- order between processes */
+
+struct backend_mem *backend_ready(struct backend *b)
+{
+	MAGIC_CHECK(b, BACKEND_MAGIC);
+	CHECK(b->info.order != BACKEND_ORDER_NONE);
+	return b->ops->ready(b);
+}
+
+struct backend_mem *backend_ready_ipc(struct backend *b)
+{
+	MAGIC_CHECK(b, BACKEND_MAGIC);
+	CHECK(b->info.order != BACKEND_ORDER_NONE);
+	return b->ops->ready_ipc ? b->ops->ready_ipc(b) : NULL;
+}
+
+int backend_ready_event(struct backend *b, enum backend_queue queue, unsigned i,
+			uint8_t ret_handle[BACKEND_IPC_BYTES])
+{
+	MAGIC_CHECK(b, BACKEND_MAGIC);
+	CHECK(b->info.order == BACKEND_ORDER_EVENTS);
+	CHECK(queue < _BACKEND_Q_N && i < BACKEND_EVENT_RING);
+	return b->ops->ready_event(b, queue, i, ret_handle);
+}
+
+int backend_signals_new(struct backend *b, struct backend_mem *mem, struct backend_signals **ret)
+{
+	int r;
+
+	MAGIC_CHECK(b, BACKEND_MAGIC);
+	CHECK(b->info.order != BACKEND_ORDER_NONE);
+	CHECK(mem->bytes >= BACKEND_SIGNAL_SLOTS * BACKEND_SLOT_STRIDE);
+	r = b->ops->signals_new(b, mem, ret);
+	CHECK(r <= 0);
+	if (r)
+		return r;
+	CHECK((*ret)->backend == b);
+	b->signals++;
+	return 0;
+}
+
+int backend_signals_event(struct backend_signals *s, uint32_t slot, unsigned i,
+			  const uint8_t handle[BACKEND_IPC_BYTES])
+{
+	CHECK(s->backend->info.order == BACKEND_ORDER_EVENTS);
+	CHECK(slot < BACKEND_SIGNAL_SLOTS && i < BACKEND_EVENT_RING);
+	return s->backend->ops->signals_event(s, slot, i, handle);
+}
+
+void backend_signals_poison(struct backend_signals *s)
+{
+	MAGIC_CHECK(s->backend, BACKEND_MAGIC);
+	s->backend->ops->signals_poison(s);
+}
+
+void backend_signals_free(struct backend_signals *s, void (*freed)(void *userdata), void *userdata)
+{
+	if (!s)
+		return;
+	MAGIC_CHECK(s->backend, BACKEND_MAGIC);
+	CHECK(s->backend->signals > 0);
+	s->backend->signals--;
+	s->backend->ops->signals_free(s, freed, userdata);
+}
+
+/* -------------------------------------------------------------------- tasks */
+
 static void check_kop(const struct kop *kop)
 {
 	CHECK((unsigned)kop->kind < _KOP_N);
@@ -105,11 +207,23 @@ void backend_submit(struct backend *b, struct backend_task *task)
 	MAGIC_CHECK(b, BACKEND_MAGIC);
 	CHECK(task->done);
 	CHECK(task->kops || task->n_kops == 0);
+	CHECK(task->queue < _BACKEND_Q_N);
+	for (unsigned i = 0; i < task->n_waits; i++)
+		CHECK(task->waits[i].signals->backend == b &&
+		      task->waits[i].slot < BACKEND_SIGNAL_SLOTS);
 	for (unsigned i = 0; i < task->n_kops; i++)
 		check_kop(&task->kops[i]);
 	b->in_flight++;
 	b->submitted++;
 	b->ops->submit(b, task);
+}
+
+void backend_issued(struct backend *b, struct backend_task *task, uint64_t ready)
+{
+	MAGIC_CHECK(b, BACKEND_MAGIC);
+	CHECK(task->issued);
+	task->ready = ready;
+	task->issued(task, 0);
 }
 
 void backend_complete(struct backend *b, struct backend_task *task, int status)
@@ -119,6 +233,13 @@ void backend_complete(struct backend *b, struct backend_task *task, int status)
 	CHECK(status <= 0);
 	b->in_flight--;
 	task->done(task, status);
+}
+
+void backend_tick(struct backend *b, uint64_t now_us)
+{
+	MAGIC_CHECK(b, BACKEND_MAGIC);
+	if (b->ops->tick)
+		b->ops->tick(b, now_us);
 }
 
 unsigned backend_in_flight(const struct backend *b)
@@ -133,7 +254,7 @@ struct backend *backend_close(struct backend *b)
 		return NULL;
 	MAGIC_CHECK(b, BACKEND_MAGIC);
 	CHECK(b->in_flight == 0);
-	CHECK(b->live == 0);
+	CHECK(b->live == 0 && b->signals == 0);
 	b->magic = 0;
 	b->ops->close(b);
 	return NULL;

@@ -1,11 +1,16 @@
 /*
  * Backend: memory and kernels of one kind of device, for its users.
  *
- * Asynchronous throughout: a task is submitted from the loop thread, runs on the
- * backend's own threads (or the device), and its callback runs on the loop
- * thread, exactly once, never inside backend_submit. Tasks submitted without a
- * dependency between them may run at the same time in any order; who needs an
- * order submits the second task from the first one's callback.
+ * One backend per device. Asynchronous throughout: a task is submitted from the loop
+ * thread, runs on the backend's own threads (or the device), and its callback runs on
+ * the loop thread, exactly once, never inside backend_submit.
+ *
+ * The callback says that the task is *ordered*: whatever is submitted to the same
+ * queue from then on sees what it did. On the host that means executed. A device
+ * executes its queues by itself, so there a task is ordered as soon as it is issued;
+ * who must know that it was executed (to read results on the host, to be sure that no
+ * process writes any more) sets `sync`. Tasks without such an order between them may
+ * run at the same time: who needs one submits the second from the first one's callback.
  * Everything here: loop thread only.
  */
 #ifndef SHARDD_BACKEND_H
@@ -19,19 +24,53 @@
 struct backend;
 struct backend_mem; /* one exportable allocation */
 
+struct backend_signals;
+
 enum {
-	BACKEND_E_FULL = 1, /* the device has no such amount left */
+	BACKEND_E_FULL = 1,  /* the device has no such amount left */
+	BACKEND_E_LATER = 2, /* it is being made: ask again after BACKEND_NEWS_MEMORY */
 };
+
+/* Work on a device runs in two queues beside each other, each in its own order. */
+enum backend_queue {
+	BACKEND_Q_MAIN,   /* reductions, optimizer, everything else */
+	BACKEND_Q_GATHER, /* casts and all-gathers into the gathered copies */
+	_BACKEND_Q_N
+};
+
+/* How work of other processes is ordered before and after ours without a CPU. */
+enum backend_order {
+	BACKEND_ORDER_NONE,     /* not at all: the host, whose processes wait for answers */
+	BACKEND_ORDER_TIMELINE, /* 64-bit slots in device memory, stream memory operations */
+	BACKEND_ORDER_EVENTS,   /* interprocess events: where the probe for the first failed */
+};
+
+/* How an allocation can be handed to another process. */
+enum backend_share {
+	BACKEND_SHARE_FD,  /* backend_export: over a socket */
+	BACKEND_SHARE_IPC, /* backend_export_ipc: in a message (legacy CUDA IPC) */
+};
+
+#define BACKEND_IPC_BYTES 64u
+/* Streams of one session that can be waited for; each has a slot. */
+#define BACKEND_SIGNAL_SLOTS 512u
+/* Bytes from one slot to the next in a page of signals and in the ready page. */
+#define BACKEND_SLOT_STRIDE 64u
+/* BACKEND_ORDER_EVENTS: value v of a slot or queue is told by event v % this. */
+#define BACKEND_EVENT_RING 16u
 
 enum kop_kind {
 	KOP_CAST,
 	KOP_REDUCE,
 	KOP_ALL_REDUCE,
 	KOP_ADAMW,
+	KOP_ADAM,
 	KOP_SGD,
 	KOP_NORM,
 	KOP_SCALE,
+	KOP_FOUND_INF,
 	KOP_FILL,
+	KOP_PACK,
 	KOP_COPY,
 	_KOP_N
 };
@@ -45,12 +84,22 @@ struct kop {
 		struct k_reduce reduce;
 		struct k_all_reduce all_reduce;
 		struct k_adamw adamw;
+		struct k_adam adam;
 		struct k_sgd sgd;
 		struct k_norm norm;
 		struct k_scale scale;
+		struct k_found_inf found_inf;
 		struct k_fill fill;
+		struct k_pack pack;
 		struct k_copy copy;
 	};
+};
+
+/* The task runs only after a stream of another process has come so far. */
+struct backend_wait {
+	struct backend_signals *signals; /* borrowed until the task was executed */
+	uint32_t slot;
+	uint64_t value;
 };
 
 struct backend_task;
@@ -58,18 +107,39 @@ struct backend_task;
 typedef void (*backend_done_cb)(struct backend_task *task, int status);
 
 /* A set of kernels that are independent of each other. Embedded by its owner,
- * borrowed by the backend from submit to callback, with everything it points to. */
+ * borrowed by the backend from submit to the last callback, with everything it points
+ * to. All zero but @done is an empty task: it only takes part in the order. */
 struct backend_task {
 	struct kop *kops;
 	unsigned n_kops;
+	enum backend_queue queue;
+	const struct backend_wait *waits; /* all must be reached first; none on the host */
+	unsigned n_waits;
+	bool sync; /* @done only when executed, with everything before it in its queue */
+	/* (optional) Ordered, and from here on backend_ready's word of the queue will become
+	 * at least @ready when the task has been executed. Before @done; not if it fails. */
+	backend_done_cb issued;
 	backend_done_cb done;
-	void *impl; /* the backend's own */
+	uint64_t ready; /* set before @issued */
+	void *impl;     /* the backend's own */
 };
 
+enum backend_news {
+	BACKEND_NEWS_MEMORY, /* what answered BACKEND_E_LATER can be asked for again */
+	BACKEND_NEWS_LOST,   /* the device failed: every task ends with -EIO from now on */
+};
+typedef void (*backend_news_cb)(void *userdata, enum backend_news news);
+
 struct backend_info {
-	char id[32];             /* host:0 */
+	char id[32];   /* host:0, cuda:0 */
+	char uuid[48]; /* GPU-...; "" for the host */
+	int ordinal;   /* the driver's, in this process; -1 for the host */
+	enum backend_order order;
+	char lost[160];          /* why the device is lost; "" while it works */
+	char mode[160];          /* how kernels of several processes share it, for people */
 	const char *name;        /* host, cuda, fake */
 	uint64_t capacity_bytes; /* of the device */
+	uint64_t overhead_bytes; /* device memory taken beside allocations: context, modules */
 	uint64_t granularity;    /* allocations are multiples of this, bytes */
 	unsigned threads;        /* that run kernels */
 	char kernels[32];        /* which implementation */
@@ -78,10 +148,17 @@ struct backend_info {
 
 const struct backend_info *backend_info(const struct backend *b);
 
+/* Tell @fn of news, on the loop. Set once, before anything else is asked. */
+void backend_on_news(struct backend *b, backend_news_cb fn, void *userdata);
+
 /* Take @bytes (a multiple of the granularity), zero-filled, mapped for the
- * daemon. Does not touch the pages. @ret: the caller's, backend_free.
- * Return: 0, BACKEND_E_FULL, or negative errno. */
-int backend_alloc(struct backend *b, uint64_t bytes, struct backend_mem **ret);
+ * daemon. The host does not touch the pages. @ret: the caller's, backend_free.
+ * A device makes memory on a thread of its own, and only while none of its queues waits
+ * for another process: the first call with an amount answers BACKEND_E_LATER, and a call
+ * with the same amount after BACKEND_NEWS_MEMORY gets it.
+ * Return: 0, BACKEND_E_FULL, BACKEND_E_LATER, or negative errno. */
+int backend_alloc(struct backend *b, uint64_t bytes, enum backend_share share,
+		  struct backend_mem **ret);
 
 /* Give the memory back. Unmapping large memory takes long, so it happens on a
  * helper thread. NULL is allowed. */
@@ -96,6 +173,13 @@ uint64_t backend_bytes(const struct backend_mem *mem);
  * Return: 0 or negative errno. */
 int backend_export(struct backend *b, struct backend_mem *mem, bool writable, int *ret_fd);
 
+/* What another process opens legacy CUDA IPC memory with: the handle of the whole
+ * allocation; it begins at offset 0. Only for BACKEND_SHARE_IPC.
+ * Return: 0 or negative errno. */
+int backend_export_ipc(struct backend *b, struct backend_mem *mem,
+		       uint8_t ret_handle[BACKEND_IPC_BYTES]);
+enum backend_share backend_share_of(const struct backend_mem *mem);
+
 /* The inverse for memory that another daemon process allocated: checks size,
  * seals and kind of @fd (borrowed), maps it for writing.
  * Return: 0 or negative errno (-EINVAL: not memory of ours). */
@@ -103,6 +187,37 @@ int backend_import(struct backend *b, int fd, uint64_t bytes, struct backend_mem
 
 /* Start @task; its callback comes later, from the loop, in every case. */
 void backend_submit(struct backend *b, struct backend_task *task);
+
+/* -- order between processes: only where info.order is not NONE --------------- */
+
+/* The words that say how far each queue has come: 64-bit, that of queue q at
+ * q * BACKEND_SLOT_STRIDE. Other processes map it read-only. The backend's own. */
+struct backend_mem *backend_ready(struct backend *b);
+/* The same words in memory of BACKEND_SHARE_IPC, raised for what is submitted after the
+ * first such call. NULL: the device cannot share memory so. The backend's own. */
+struct backend_mem *backend_ready_ipc(struct backend *b);
+/* BACKEND_ORDER_EVENTS: the handle of event @i (below BACKEND_EVENT_RING) of a queue,
+ * CU_IPC_HANDLE_SIZE bytes. Return: 0 or negative errno. */
+int backend_ready_event(struct backend *b, enum backend_queue queue, unsigned i,
+			uint8_t ret_handle[BACKEND_IPC_BYTES]);
+
+/* The signals of one session: @mem holds BACKEND_SIGNAL_SLOTS words, zero-filled, which
+ * the session's streams raise; borrowed until backend_signals_free.
+ * Return: 0 or negative errno. */
+int backend_signals_new(struct backend *b, struct backend_mem *mem, struct backend_signals **ret);
+/* BACKEND_ORDER_EVENTS: the session's event @i of @slot. Return: 0 or negative errno. */
+int backend_signals_event(struct backend_signals *s, uint32_t slot, unsigned i,
+			  const uint8_t handle[BACKEND_IPC_BYTES]);
+/* The session is gone or has not kept its word: whatever waits for it goes on, now and
+ * later. The effects of such tasks are garbage; who poisons sees to that. */
+void backend_signals_poison(struct backend_signals *s);
+/* Free, when no task waits on it any more (the backend keeps it until then). Only after
+ * poisoning, or when nothing waits. @freed: called on the loop when @mem is free.
+ * NULL is allowed. */
+void backend_signals_free(struct backend_signals *s, void (*freed)(void *userdata), void *userdata);
+
+/* Now and then: what a device made and nobody came for is given back. */
+void backend_tick(struct backend *b, uint64_t now_us);
 
 /* Tasks submitted whose callback has not run. */
 unsigned backend_in_flight(const struct backend *b);

@@ -7,16 +7,36 @@
 #define SHARDD_BACKEND_IMPL_H
 
 #include "backend/backend.h"
+#include "core/fault.h"
 #include "core/loopq.h"
 
 struct backend_ops {
-	int (*alloc)(struct backend *b, uint64_t bytes, struct backend_mem **ret);
+	int (*alloc)(struct backend *b, uint64_t bytes, enum backend_share share,
+		     struct backend_mem **ret);
 	void (*free)(struct backend *b, struct backend_mem *mem); /* asynchronous inside */
 	int (*export)(struct backend *b, struct backend_mem *mem, bool writable, int *ret_fd);
 	int (*import)(struct backend *b, int fd, uint64_t bytes, struct backend_mem **ret);
-	/* Must call backend_complete exactly once, from the loop, not from inside. */
+	/* Must call backend_complete exactly once, from the loop, not from inside; before
+	 * it backend_issued, if task->issued is set and the task has not failed. */
 	void (*submit)(struct backend *b, struct backend_task *task);
 	void (*close)(struct backend *b); /* frees @b */
+
+	/* (optional) */
+	void (*tick)(struct backend *b, uint64_t now_us);
+	/* (optional) Without: no BACKEND_SHARE_IPC. */
+	int (*export_ipc)(struct backend *b, struct backend_mem *mem, uint8_t *ret_handle);
+	/* (optional, together) Without: BACKEND_ORDER_NONE. */
+	struct backend_mem *(*ready)(struct backend *b);
+	struct backend_mem *(*ready_ipc)(struct backend *b); /* (optional) */
+	int (*ready_event)(struct backend *b, enum backend_queue queue, unsigned i,
+			   uint8_t *ret_handle);
+	int (*signals_new)(struct backend *b, struct backend_mem *mem,
+			   struct backend_signals **ret);
+	int (*signals_event)(struct backend_signals *s, uint32_t slot, unsigned i,
+			     const uint8_t *handle);
+	void (*signals_poison)(struct backend_signals *s);
+	void (*signals_free)(struct backend_signals *s, void (*freed)(void *userdata),
+			     void *userdata);
 };
 
 /* First member of every implementation's own struct. */
@@ -28,14 +48,29 @@ struct backend {
 	unsigned in_flight;  /* tasks */
 	unsigned live;       /* allocations */
 	uint64_t submitted;  /* tasks so far; tests look at it */
+	unsigned signals;    /* alive */
+	backend_news_cb news;
+	void *news_userdata;
 };
 
 struct backend_mem {
 	void *addr;
 	uint64_t bytes;
+	enum backend_share share;
+};
+
+/* First member of every implementation's own struct. */
+struct backend_signals {
+	struct backend *backend;
 };
 
 void backend_init(struct backend *b, const struct backend_ops *ops, struct loopq *loopq);
+
+/* Tell the news, if somebody wants them. Loop thread. */
+void backend_tell(struct backend *b, enum backend_news news);
+
+/* A task is in its queue and raises the queue's word to @ready. Loop thread. */
+void backend_issued(struct backend *b, struct backend_task *task, uint64_t ready);
 
 /* A submitted task has ended. Loop thread. */
 void backend_complete(struct backend *b, struct backend_task *task, int status);
@@ -44,6 +79,36 @@ void backend_complete(struct backend *b, struct backend_task *task, int status);
  * core. @capacity: bytes, 0: the machine's memory. Return: 0 or negative errno. */
 int backend_host_new(struct loopq *loopq, unsigned threads, uint64_t capacity,
 		     struct backend **ret);
+
+/* GPUs by libcuda. One backend per device that CUDA_VISIBLE_DEVICES and @uuids (NULL or
+ * empty: all) leave, at most @max of them, each with its own threads.
+ * @order: TIMELINE or EVENTS forces that; NONE: probe, TIMELINE if it works.
+ * @measure: measure how kernels of two processes share each device (takes a moment), with
+ * the help of @program: a path of this program, whose main gives what follows the argument
+ * --gpu-overlap-child to backend_cuda_overlap_child and exits with what that returns. NULL:
+ * not measured.
+ * @ret: as many as *ret_n. @f: one sentence if there is none.
+ * Return: 0 or a fault code. */
+struct backend_cuda_options {
+	const char *const *uuids;
+	unsigned n_uuids;
+	enum backend_order order;
+	bool measure;
+	const char *program; /* /proc/self/exe */
+};
+int backend_cuda_new(struct loopq *loopq, const struct backend_cuda_options *options,
+		     struct backend **ret, unsigned max, unsigned *ret_n, struct fault *f);
+/* The other process of that measurement. Return: an exit status. */
+int backend_cuda_overlap_child(const char *uuid);
+/* For the nccl engine: the stream behind a queue and the context to be current, as
+ * void * so that this header needs no cuda.h. Any thread. */
+void *backend_cuda_stream(struct backend *b, enum backend_queue queue);
+void *backend_cuda_context(struct backend *b);
+/* While a queue is held nothing of ours is put on its stream, and the device's memory is
+ * left alone: NCCL wants the stream for itself while a call of it is in progress. Counts.
+ * Any thread but the loop's: waits for as long as issuing a task or making memory takes. */
+void backend_cuda_hold(struct backend *b, enum backend_queue queue);
+void backend_cuda_let(struct backend *b, enum backend_queue queue);
 
 /* A complete backend on malloc'ed memfds whose kernels run inside the loop's next
  * turn; fails on demand. Tests. */

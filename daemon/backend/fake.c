@@ -59,12 +59,14 @@ static int count_call(struct fake *f)
 	return f->fail_in > 0 && --f->fail_in == 0 ? f->fail_err : 0;
 }
 
-static int fake_alloc(struct backend *b, uint64_t bytes, struct backend_mem **ret)
+static int fake_alloc(struct backend *b, uint64_t bytes, enum backend_share share,
+		      struct backend_mem **ret)
 {
 	struct fake *f = to_fake(b);
 	struct memfd *m;
 	int r = count_call(f);
 
+	(void)share;
 	if (r)
 		return r;
 	if (f->used > b->info.capacity_bytes || bytes > b->info.capacity_bytes - f->used)

@@ -32,12 +32,14 @@ static struct memfd *to_memfd(struct backend_mem *mem)
 	return CONTAINER_OF(mem, struct memfd, mem);
 }
 
-static int host_alloc(struct backend *b, uint64_t bytes, struct backend_mem **ret)
+static int host_alloc(struct backend *b, uint64_t bytes, enum backend_share share,
+		      struct backend_mem **ret)
 {
 	struct host *h = to_host(b);
 	struct memfd *m;
 	int r;
 
+	(void)share; /* a descriptor is all there is */
 	/* A memfd of any size can be made; that the pages are there is our promise. */
 	if (h->used > b->info.capacity_bytes || bytes > b->info.capacity_bytes - h->used)
 		return BACKEND_E_FULL;
@@ -114,6 +116,7 @@ static void fill_info(struct backend_info *info, const struct host_topology *t, 
 {
 	snprintf(info->id, sizeof(info->id), "host:0");
 	info->name = "host";
+	info->ordinal = -1;
 	info->capacity_bytes = capacity ? capacity : t->memory;
 	info->granularity = (uint64_t)sysconf(_SC_PAGESIZE);
 	info->threads = threads ? threads : t->cores;

@@ -18,6 +18,9 @@ void kop_run(const struct kernels *k, const struct kop *kop, uint64_t begin, uin
 	case KOP_ADAMW:
 		k->adamw(&kop->adamw, begin, end);
 		break;
+	case KOP_ADAM:
+		k->adam(&kop->adam, begin, end);
+		break;
 	case KOP_SGD:
 		k->sgd(&kop->sgd, begin, end);
 		break;
@@ -27,8 +30,14 @@ void kop_run(const struct kernels *k, const struct kop *kop, uint64_t begin, uin
 	case KOP_SCALE:
 		k->scale(&kop->scale, begin, end);
 		break;
+	case KOP_FOUND_INF:
+		k->found_inf(&kop->found_inf, begin, end);
+		break;
 	case KOP_FILL:
 		k->fill(&kop->fill, begin, end);
+		break;
+	case KOP_PACK:
+		k->pack(&kop->pack, begin, end);
 		break;
 	case KOP_COPY:
 		k->copy(&kop->copy, begin, end);

@@ -2,6 +2,9 @@
 
 #include <errno.h>
 #include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "core/check.h"
 #include "engine/engine_impl.h"
@@ -22,22 +25,85 @@ const char *engine_name(const struct engine *e)
 	return e->ops->name;
 }
 
-int engine_comm_new(struct engine *e, unsigned size, unsigned member, comm_ready_cb ready,
-		    void *userdata)
+const char *engine_detail(const struct engine *e)
+{
+	MAGIC_CHECK(e, ENGINE_MAGIC);
+	return e->detail;
+}
+
+const char *engine_why(const struct engine *e)
+{
+	MAGIC_CHECK(e, ENGINE_MAGIC);
+	return e->why;
+}
+
+static void check_options(const struct comm_options *options)
+{
+	CHECK(options->ready && options->devices && options->n_devices > 0);
+	CHECK((unsigned)options->queue < _BACKEND_Q_N);
+	for (unsigned i = 0; i < options->n_devices; i++)
+		CHECK(options->devices[i]);
+}
+
+int engine_comm_new(struct engine *e, const struct comm_options *options)
 {
 	int r;
 
 	MAGIC_CHECK(e, ENGINE_MAGIC);
-	CHECK(size > 0 && member < size && ready);
-	r = e->ops->comm_new(e, size, member, ready, userdata);
+	check_options(options);
+	e->why[0] = '\0';
+	r = e->ops->comm_new(e, options);
 	CHECK(r <= 0);
 	return r;
 }
 
-void comm_init(struct comm *c, struct engine *e, unsigned size, unsigned member)
+int comm_shrink(struct comm *c, const bool *gone, const struct comm_options *options)
 {
-	*c = (struct comm){ .magic = COMM_MAGIC, .engine = e, .size = size, .member = member };
+	int r;
+
+	MAGIC_CHECK(c, COMM_MAGIC);
+	check_options(options);
+	CHECK(options->n_devices <= c->n_local);
+	if (!c->engine->ops->shrink)
+		return -EOPNOTSUPP;
+	r = c->engine->ops->shrink(c, gone, options);
+	CHECK(r <= 0);
+	return r;
+}
+
+int comm_init(struct comm *c, struct engine *e, const struct comm_options *options, unsigned size,
+	      unsigned member)
+{
+	unsigned n = options->n_devices;
+
+	MAGIC_CHECK(e, ENGINE_MAGIC);
+	CHECK(member + n <= size);
+	*c = (struct comm){ .magic = COMM_MAGIC,
+			    .engine = e,
+			    .n_local = n,
+			    .size = size,
+			    .member = member,
+			    .queue = options->queue,
+			    .ready = options->ready,
+			    .failed = options->failed,
+			    .userdata = options->userdata };
+	c->devices = calloc(n, sizeof(struct backend *));
+	if (!c->devices)
+		return -ENOMEM;
+	memcpy(c->devices, options->devices, n * sizeof(struct backend *));
+	snprintf(c->name, sizeof(c->name), "%s", options->name ? options->name : "");
 	e->comms++;
+	return 0;
+}
+
+void comm_deinit(struct comm *c)
+{
+	MAGIC_CHECK(c, COMM_MAGIC);
+	CHECK(c->engine->comms > 0);
+	c->engine->comms--;
+	c->magic = 0;
+	free(c->devices);
+	c->devices = NULL;
 }
 
 void comm_abort(struct comm *c)
@@ -49,6 +115,16 @@ void comm_abort(struct comm *c)
 	c->engine->ops->abort(c);
 }
 
+void comm_broke(struct comm *c, const char *why)
+{
+	MAGIC_CHECK(c, COMM_MAGIC);
+	if (c->aborted)
+		return;
+	c->aborted = true;
+	if (c->failed)
+		c->failed(c->userdata, c, why);
+}
+
 struct comm *comm_free(struct comm *c)
 {
 	struct engine *e;
@@ -58,9 +134,7 @@ struct comm *comm_free(struct comm *c)
 	MAGIC_CHECK(c, COMM_MAGIC);
 	CHECK(c->in_flight == 0);
 	e = c->engine;
-	CHECK(e->comms > 0);
-	e->comms--;
-	c->magic = 0;
+	comm_deinit(c);
 	e->ops->comm_free(c);
 	return NULL;
 }
@@ -71,50 +145,109 @@ unsigned comm_size(const struct comm *c)
 	return c->size;
 }
 
+unsigned comm_locals(const struct comm *c)
+{
+	MAGIC_CHECK(c, COMM_MAGIC);
+	return c->n_local;
+}
+
+unsigned comm_in_flight(const struct comm *c)
+{
+	MAGIC_CHECK(c, COMM_MAGIC);
+	return c->in_flight;
+}
+
 unsigned comm_member(const struct comm *c)
 {
 	MAGIC_CHECK(c, COMM_MAGIC);
 	return c->member;
 }
 
+void comm_info(const struct comm *c, struct comm_info *ret)
+{
+	MAGIC_CHECK(c, COMM_MAGIC);
+	*ret = (struct comm_info){ .name = c->name,
+				   .engine = c->engine->ops->name,
+				   .gather = "copy",
+				   .detail = c->engine->detail,
+				   .size = c->size,
+				   .ops = c->ops };
+	if (c->engine->ops->info)
+		c->engine->ops->info(c, ret);
+}
+
+static void check_addresses(const struct comm *c, const void *const *addr, uint64_t n)
+{
+	CHECK(addr);
+	for (unsigned i = 0; n > 0 && i < c->n_local; i++)
+		CHECK(addr[i]);
+}
+
+void comm_register(struct comm *c, void *const *addr, uint64_t bytes)
+{
+	MAGIC_CHECK(c, COMM_MAGIC);
+	check_addresses(c, (const void *const *)addr, bytes);
+	CHECK(bytes > 0);
+	if (c->engine->ops->reg)
+		c->engine->ops->reg(c, addr, bytes);
+}
+
+void comm_unregister(struct comm *c, void *const *addr, void (*done)(void *userdata),
+		     void *userdata)
+{
+	MAGIC_CHECK(c, COMM_MAGIC);
+	check_addresses(c, (const void *const *)addr, 1);
+	if (c->engine->ops->unreg)
+		c->engine->ops->unreg(c, addr, done, userdata);
+	else
+		done(userdata);
+}
+
 /* The part of the contract that all operations share. */
 static const struct engine_ops *begin(struct comm *c, const struct comm_op *op)
 {
-	MAGIC_CHECK(c, COMM_MAGIC);
 	CHECK(op && op->done);
 	c->in_flight++;
+	c->ops++;
 	return c->engine->ops;
 }
 
-void comm_all_gather(struct comm *c, struct comm_op *op, const void *send, void *recv,
+void comm_all_gather(struct comm *c, struct comm_op *op, const void *const *send, void *const *recv,
 		     uint64_t count, enum dtype dtype)
 {
-	CHECK(count == 0 || (send && recv));
+	MAGIC_CHECK(c, COMM_MAGIC);
+	check_addresses(c, send, count);
+	check_addresses(c, (const void *const *)recv, count);
 	CHECK(dtype_size(dtype) > 0);
 	begin(c, op)->all_gather(c, op, send, recv, count, dtype);
 }
 
-void comm_reduce_scatter(struct comm *c, struct comm_op *op, const void *send, void *recv,
-			 uint64_t count, enum dtype dtype)
+void comm_reduce_scatter(struct comm *c, struct comm_op *op, const void *const *send,
+			 void *const *recv, uint64_t count, enum dtype dtype)
 {
-	CHECK(count == 0 || (send && recv));
+	MAGIC_CHECK(c, COMM_MAGIC);
+	check_addresses(c, send, count);
+	check_addresses(c, (const void *const *)recv, count);
 	CHECK(dtype_size(dtype) > 0);
 	begin(c, op)->reduce_scatter(c, op, send, recv, count, dtype);
 }
 
-void comm_all_reduce(struct comm *c, struct comm_op *op, void *data, uint64_t count,
+void comm_all_reduce(struct comm *c, struct comm_op *op, void *const *data, uint64_t count,
 		     enum dtype dtype, enum reduce_op reduce)
 {
-	CHECK(count == 0 || data);
+	MAGIC_CHECK(c, COMM_MAGIC);
+	check_addresses(c, (const void *const *)data, count);
 	CHECK(dtype_size(dtype) > 0);
 	CHECK(reduce > REDUCE_NONE && reduce < _REDUCE_N);
 	begin(c, op)->all_reduce(c, op, data, count, dtype, reduce);
 }
 
-void comm_broadcast(struct comm *c, struct comm_op *op, void *data, uint64_t bytes, unsigned root)
+void comm_broadcast(struct comm *c, struct comm_op *op, void *const *data, uint64_t bytes,
+		    unsigned root)
 {
-	CHECK(bytes == 0 || data);
-	CHECK(root < comm_size(c));
+	MAGIC_CHECK(c, COMM_MAGIC);
+	check_addresses(c, (const void *const *)data, bytes);
+	CHECK(root < c->size);
 	begin(c, op)->broadcast(c, op, data, bytes, root);
 }
 

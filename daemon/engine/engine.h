@@ -2,11 +2,16 @@
  * Engine: collectives between devices, for its users.
  *
  * One member per device, whatever the number of trainers on it: what the ranks
- * of one device contribute has been reduced by a kernel before. Asynchronous: an
- * operation is started from the loop thread and its callback runs on the loop
- * thread, exactly once, never inside the call. Operations on one communicator
- * take place in the order in which they were started, on every member in the
- * same order. Loop thread only.
+ * of one device contribute has been reduced by a kernel before. This daemon speaks for
+ * all members on its node: every operation takes one address per local member, in
+ * member order.
+ *
+ * Asynchronous: an operation is started from the loop thread and its callback runs on
+ * the loop thread, exactly once, never inside the call. As with a backend's task it says
+ * that the operation is *ordered*: whatever is submitted from then on to the
+ * communicator's queue of a member's backend sees its effects. Before it is started,
+ * what it needs must be ordered in that queue. Operations on one communicator take
+ * place in the order in which they were started. Loop thread only.
  */
 #ifndef SHARDD_ENGINE_H
 #define SHARDD_ENGINE_H
@@ -14,7 +19,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kernels.h"
+#include "backend/backend.h"
 
 struct engine;
 struct comm;
@@ -35,41 +40,95 @@ struct comm_op {
 
 typedef void (*comm_ready_cb)(void *userdata, struct comm *comm, int status);
 
+/* Something broke after operations were called ordered (a network, another member's
+ * device): the communicator is aborted, what ran is garbage. Once, on the loop. */
+typedef void (*comm_failed_cb)(void *userdata, struct comm *comm, const char *why);
+
+/* What a communicator is made of. The backends live until the engine is closed. */
+struct comm_options {
+	const char *name;               /* for logs and NCCL; copied */
+	struct backend *const *devices; /* of the local members, in member order; copied */
+	unsigned n_devices;             /* local members, 1 or more */
+	enum backend_queue queue;       /* of all operations */
+	comm_ready_cb ready;
+	comm_failed_cb failed; /* may be NULL */
+	void *userdata;
+};
+
+/* For status. Strings are the engine's, valid until the next call. */
+struct comm_info {
+	const char *name;
+	const char *engine;    /* local, nccl... */
+	const char *gather;    /* how all-gathers are done: copy, kernel, copy-engine */
+	const char *detail;    /* version, transport, for people; "" */
+	uint64_t memory_bytes; /* device memory it took, of all local members */
+	unsigned size;
+	uint64_t ops; /* started so far */
+};
+
 /* local, gloo, nccl, fake. Return: static string. */
 const char *engine_name(const struct engine *e);
+/* Version and the like for people; "". The engine's. */
+const char *engine_detail(const struct engine *e);
 
-/* Make a communicator of @size members, this one being @member. @ready is called
- * later with the communicator (the caller's) or a status.
- * Return: 0, or negative errno (then @ready is not called). */
-int engine_comm_new(struct engine *e, unsigned size, unsigned member, comm_ready_cb ready,
-		    void *userdata);
+/* Why the last communicator that could not be made was not, in one sentence; "". */
+const char *engine_why(const struct engine *e);
 
-/* Ends what is in flight with ENGINE_E_ABORTED, later; more ops end likewise. */
+/* Make a communicator, warmed up. ready is called later with the communicator (the
+ * caller's), or with NULL and a status, which engine_why explains.
+ * Return: 0, or negative errno (then ready is not called). */
+int engine_comm_new(struct engine *e, const struct comm_options *options);
+
+/* Ends what is in flight with ENGINE_E_ABORTED, later; more ops end likewise. What runs
+ * on devices is stopped on a helper thread. */
 void comm_abort(struct comm *c);
 
-/* Free; nothing may be in flight. NULL is allowed. Return: NULL. */
+/* Free, when nothing is in flight; what blocks happens on a helper thread. NULL is
+ * allowed. Return: NULL. */
 struct comm *comm_free(struct comm *c);
 
+/* Members, and how many of them are local. */
 unsigned comm_size(const struct comm *c);
-/* Which member this one is. */
+unsigned comm_locals(const struct comm *c);
+/* Which member the first local one is; the others follow. */
 unsigned comm_member(const struct comm *c);
+/* Operations started whose callback has not run. */
+unsigned comm_in_flight(const struct comm *c);
+void comm_info(const struct comm *c, struct comm_info *ret);
 
-/* Every member sends @count elements; @recv gets them all in member order.
- * In place when send == recv + member*count. */
-void comm_all_gather(struct comm *c, struct comm_op *op, const void *send, void *recv,
+/* Memory that collectives of this communicator will use again and again: one slab of
+ * @bytes per local member, the same amount at each. Advice: makes them faster where the
+ * engine can register memory. The caller unregisters before it frees. */
+void comm_register(struct comm *c, void *const *addr, uint64_t bytes);
+/* @done is called when the memory may be freed: later, or at once where nothing was done. */
+void comm_unregister(struct comm *c, void *const *addr, void (*done)(void *userdata),
+		     void *userdata);
+
+/* Every member sends @count elements; recv[i] gets them all in member order.
+ * In place when send[i] == recv[i] + member*count. The arrays are copied. */
+void comm_all_gather(struct comm *c, struct comm_op *op, const void *const *send, void *const *recv,
 		     uint64_t count, enum dtype dtype);
 
-/* @send: size*count elements; @recv: the sum over members (member order, left
- * fold in fp32) of segment @member. In place when recv == send + member*count. */
-void comm_reduce_scatter(struct comm *c, struct comm_op *op, const void *send, void *recv,
-			 uint64_t count, enum dtype dtype);
+/* send[i]: size*count elements; recv[i]: the sum over members of that member's segment
+ * (local, gloo: member order, left fold in fp32; nccl: its own order).
+ * In place when recv[i] == send[i] + member*count. */
+void comm_reduce_scatter(struct comm *c, struct comm_op *op, const void *const *send,
+			 void *const *recv, uint64_t count, enum dtype dtype);
 
-/* In place over @count elements. */
-void comm_all_reduce(struct comm *c, struct comm_op *op, void *data, uint64_t count,
+/* In place over @count elements of each data[i]. */
+void comm_all_reduce(struct comm *c, struct comm_op *op, void *const *data, uint64_t count,
 		     enum dtype dtype, enum reduce_op reduce);
 
 /* @bytes from member @root to all others, in place. */
-void comm_broadcast(struct comm *c, struct comm_op *op, void *data, uint64_t bytes, unsigned root);
+void comm_broadcast(struct comm *c, struct comm_op *op, void *const *data, uint64_t bytes,
+		    unsigned root);
+
+/* A new communicator of @c's members without those that are @gone (one flag per member, at
+ * least one is set), renumbered in their order; every surviving member must ask. What @c
+ * runs is aborted with it; @c stays the caller's to free. The local members that stay are
+ * options->devices, in member order. Ready is called as after engine_comm_new.
+ * Return: 0, -EOPNOTSUPP (the engine cannot: make a new one), or negative errno. */
+int comm_shrink(struct comm *c, const bool *gone, const struct comm_options *options);
 
 /* All communicators must be freed. NULL is allowed. Return: NULL. */
 struct engine *engine_close(struct engine *e);

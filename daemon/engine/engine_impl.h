@@ -6,51 +6,80 @@
 #define SHARDD_ENGINE_IMPL_H
 
 #include "backend/backend.h"
+#include "core/fault.h"
 #include "core/loopq.h"
 #include "engine/engine.h"
 
 struct engine_ops {
 	const char *name;
-	int (*comm_new)(struct engine *e, unsigned size, unsigned member, comm_ready_cb ready,
-			void *userdata);
+	int (*comm_new)(struct engine *e, const struct comm_options *options);
 	void (*comm_free)(struct comm *c);
 	void (*abort)(struct comm *c);
-	void (*all_gather)(struct comm *c, struct comm_op *op, const void *send, void *recv,
-			   uint64_t count, enum dtype dtype);
-	void (*reduce_scatter)(struct comm *c, struct comm_op *op, const void *send, void *recv,
-			       uint64_t count, enum dtype dtype);
-	void (*all_reduce)(struct comm *c, struct comm_op *op, void *data, uint64_t count,
+	void (*all_gather)(struct comm *c, struct comm_op *op, const void *const *send,
+			   void *const *recv, uint64_t count, enum dtype dtype);
+	void (*reduce_scatter)(struct comm *c, struct comm_op *op, const void *const *send,
+			       void *const *recv, uint64_t count, enum dtype dtype);
+	void (*all_reduce)(struct comm *c, struct comm_op *op, void *const *data, uint64_t count,
 			   enum dtype dtype, enum reduce_op reduce);
-	void (*broadcast)(struct comm *c, struct comm_op *op, void *data, uint64_t bytes,
+	void (*broadcast)(struct comm *c, struct comm_op *op, void *const *data, uint64_t bytes,
 			  unsigned root);
 	void (*close)(struct engine *e); /* frees @e */
+	/* (optional) */
+	void (*info)(const struct comm *c, struct comm_info *ret);
+	void (*reg)(struct comm *c, void *const *addr, uint64_t bytes);
+	/* calls @done exactly once, now or later */
+	void (*unreg)(struct comm *c, void *const *addr, void (*done)(void *userdata),
+		      void *userdata);
+	int (*shrink)(struct comm *c, const bool *gone, const struct comm_options *options);
 };
 
 struct engine {
 	uint32_t magic;
 	const struct engine_ops *ops;
 	unsigned comms; /* alive */
+	char detail[96];
+	char why[256]; /* the last communicator was not made */
 };
 
 struct comm {
 	uint32_t magic;
 	struct engine *engine; /* borrowed */
+	char name[48];
+	struct backend **devices; /* of the local members; owned array, borrowed backends */
+	unsigned n_local;
 	unsigned size;
-	unsigned member;
+	unsigned member; /* of the first local one */
+	enum backend_queue queue;
+	comm_ready_cb ready;
+	comm_failed_cb failed;
+	void *userdata;
 	unsigned in_flight;
 	bool aborted;
+	uint64_t ops;
 };
 
 /* An op has ended. Loop thread, not from inside the slot that started it. */
 void comm_complete(struct comm *c, struct comm_op *op, int status);
 
-/* Fill the common parts; count the communicator as alive. */
+/* It broke by itself: aborted from here on; tell the owner. Loop thread. */
+void comm_broke(struct comm *c, const char *why);
+
+/* Fill the common parts; count the communicator as alive. comm_deinit (by comm_free in
+ * engine.c, or by who gives up half-way) frees what comm_init allocated.
+ * Return: 0 or -ENOMEM. */
 void engine_init(struct engine *e, const struct engine_ops *ops);
-void comm_init(struct comm *c, struct engine *e, unsigned size, unsigned member);
+int comm_init(struct comm *c, struct engine *e, const struct comm_options *options, unsigned size,
+	      unsigned member);
+void comm_deinit(struct comm *c);
 
 /* One device: one member; copies where send and recv differ.
- * @loopq, @backend: borrowed. Return: 0 or negative errno. */
-int engine_local_new(struct loopq *loopq, struct backend *backend, struct engine **ret);
+ * @loopq: borrowed. Return: 0 or negative errno. */
+int engine_local_new(struct loopq *loopq, struct engine **ret);
+
+/* GPUs: NCCL, loaded with dlopen; every member is a cuda backend. @f says in one sentence
+ * what is missing (the library, its version). @loopq: borrowed.
+ * Return: 0 or a fault code. */
+int engine_nccl_new(struct loopq *loopq, struct engine **ret, struct fault *f);
 
 /* Fails on demand, completes when told. Tests.
  * @n: the n-th operation from now on ends with @status; 0: none. */

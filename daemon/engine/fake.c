@@ -1,8 +1,8 @@
 /*
- * An engine without a wire: every other member is taken to send what this one
- * sends, so a communicator of any size gives results that a test can compute.
- * The work is done by the reference kernels when the operation completes.
- * Operations fail on demand and can be held back.
+ * An engine inside one process: all members are local, on memory that the CPU reads,
+ * and the reference kernels do the work when the operation completes, in member order.
+ * The definition of what a collective gives. Operations fail on demand and can be held
+ * back.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@ struct fake_engine {
 	struct engine engine; /* first */
 	struct loopq *loopq;
 	struct list ready; /* of struct fake_op; complete in the next turns */
-	struct list held;  /* wait for engine_fake_release */
+	struct list held;  /* wait for engine_fake_hold(false) */
 	struct work turn;  /* posted while @ready is not empty */
 	bool posted;
 	bool hold;
@@ -28,22 +28,24 @@ struct fake_engine {
 struct fake_comm {
 	struct comm comm; /* first */
 	struct work ready_work;
-	comm_ready_cb ready;
-	void *userdata;
 };
 
-/* One started operation. @repeat copies of @src go to @dst, or, with a reduction,
- * as many are folded into it. */
+struct fake_op;
+typedef void (*fake_fn)(const struct fake_op *fo);
+
+/* One started operation. */
 struct fake_op {
 	struct list link;
 	struct comm *comm;
 	struct comm_op *op;
+	fake_fn execute;
 	int status;
-	const char *src;
-	char *dst;
-	uint64_t count; /* elements of @src */
-	enum dtype dtype;
-	enum reduce_op reduce; /* REDUCE_NONE: copies */
+	uint64_t count;
+	enum dtype dtype; /* DTYPE_NONE: bytes */
+	enum reduce_op reduce;
+	unsigned root;
+	const char **send; /* one per member, behind this struct */
+	char **recv;       /* likewise */
 };
 
 static struct fake_engine *to_fake(struct engine *e)
@@ -56,31 +58,51 @@ static struct fake_comm *to_comm(struct comm *c)
 	return CONTAINER_OF(c, struct fake_comm, comm);
 }
 
-static void fold(const struct fake_op *fo)
+static void move(char *dst, const char *src, uint64_t bytes)
 {
-	const void *in[KERNEL_MAX_INPUTS];
-	struct k_all_reduce args = {
-		.out = fo->dst, .in = in, .k = fo->comm->size, .dtype = fo->dtype, .op = fo->reduce
-	};
-
-	for (unsigned i = 0; i < fo->comm->size; i++)
-		in[i] = fo->src;
-	kernels_ref()->all_reduce(&args, 0, fo->count);
+	if (dst != src)
+		memcpy(dst, src, bytes);
 }
 
-static void execute(const struct fake_op *fo)
+static void execute_gather(const struct fake_op *fo)
 {
 	uint64_t bytes = fo->count * dtype_size(fo->dtype);
 
-	if (fo->count == 0)
-		return;
-	if (fo->reduce != REDUCE_NONE) {
-		fold(fo);
-		return;
-	}
+	for (unsigned to = 0; to < fo->comm->size; to++)
+		for (unsigned from = 0; from < fo->comm->size; from++)
+			move(fo->recv[to] + from * bytes, fo->send[from], bytes);
+}
+
+/* Fold what the members have from @offset on into @dst. */
+static void fold(const struct fake_op *fo, uint64_t offset, char *dst)
+{
+	const void *in[KERNEL_MAX_INPUTS];
+	struct k_all_reduce args = {
+		.out = dst, .in = in, .k = fo->comm->size, .dtype = fo->dtype, .op = fo->reduce
+	};
+
 	for (unsigned i = 0; i < fo->comm->size; i++)
-		if (fo->dst + i * bytes != fo->src)
-			memcpy(fo->dst + i * bytes, fo->src, bytes);
+		in[i] = fo->send[i] + offset;
+	kernels_ref()->all_reduce(&args, 0, fo->count);
+}
+
+static void execute_reduce_scatter(const struct fake_op *fo)
+{
+	for (unsigned i = 0; i < fo->comm->size; i++)
+		fold(fo, i * fo->count * dtype_size(fo->dtype), fo->recv[i]);
+}
+
+static void execute_all_reduce(const struct fake_op *fo)
+{
+	fold(fo, 0, fo->recv[0]);
+	for (unsigned i = 1; i < fo->comm->size; i++)
+		move(fo->recv[i], fo->recv[0], fo->count * dtype_size(fo->dtype));
+}
+
+static void execute_broadcast(const struct fake_op *fo)
+{
+	for (unsigned i = 0; i < fo->comm->size; i++)
+		move(fo->recv[i], fo->send[fo->root], fo->count);
 }
 
 static void post(struct fake_engine *f);
@@ -89,18 +111,18 @@ static void post(struct fake_engine *f);
 static void on_turn(struct work *work)
 {
 	struct fake_engine *f = CONTAINER_OF(work, struct fake_engine, turn);
-	struct fake_op *first = list_first(&f->ready, struct fake_op, link);
-	struct fake_op fo = *first;
+	struct fake_op *fo = list_first(&f->ready, struct fake_op, link);
+	struct comm *comm = fo->comm;
+	struct comm_op *op = fo->op;
+	int status = comm->aborted ? ENGINE_E_ABORTED : fo->status;
 
-	list_unlink(&first->link);
-	free(first);
+	list_unlink(&fo->link);
 	f->posted = false;
 	post(f);
-	if (fo.comm->aborted)
-		fo.status = ENGINE_E_ABORTED;
-	if (fo.status == 0)
-		execute(&fo);
-	comm_complete(fo.comm, fo.op, fo.status);
+	if (status == 0 && fo->count > 0)
+		fo->execute(fo);
+	free(fo);
+	comm_complete(comm, op, status);
 }
 
 static void post(struct fake_engine *f)
@@ -111,14 +133,19 @@ static void post(struct fake_engine *f)
 	loopq_post(f->loopq, &f->turn, on_turn);
 }
 
-static void start(struct comm *c, const struct fake_op *values)
+static void start(struct comm *c, const void *const *send, void *const *recv,
+		  const struct fake_op *values)
 {
 	struct fake_engine *f = to_fake(c->engine);
-	struct fake_op *fo = malloc(sizeof(*fo));
+	struct fake_op *fo = malloc(sizeof(*fo) + 2 * c->size * sizeof(void *));
 
 	CHECK(fo); /* tests only: nothing to go on with */
 	*fo = *values;
 	fo->comm = c;
+	fo->send = (const char **)(fo + 1);
+	fo->recv = (char **)(fo->send + c->size);
+	memcpy(fo->send, send, c->size * sizeof(void *));
+	memcpy(fo->recv, recv, c->size * sizeof(void *));
 	f->calls++;
 	fo->status = f->fail_in > 0 && --f->fail_in == 0 ? f->fail_status : 0;
 	list_init(&fo->link);
@@ -126,46 +153,42 @@ static void start(struct comm *c, const struct fake_op *values)
 	post(f);
 }
 
-static void fake_all_gather(struct comm *c, struct comm_op *op, const void *send, void *recv,
-			    uint64_t count, enum dtype dtype)
+static void fake_all_gather(struct comm *c, struct comm_op *op, const void *const *send,
+			    void *const *recv, uint64_t count, enum dtype dtype)
 {
-	start(c, &(struct fake_op){
-			 .op = op, .src = send, .dst = recv, .count = count, .dtype = dtype });
+	start(c, send, recv,
+	      &(struct fake_op){
+		      .op = op, .execute = execute_gather, .count = count, .dtype = dtype });
 }
 
-static void fake_reduce_scatter(struct comm *c, struct comm_op *op, const void *send, void *recv,
-				uint64_t count, enum dtype dtype)
+static void fake_reduce_scatter(struct comm *c, struct comm_op *op, const void *const *send,
+				void *const *recv, uint64_t count, enum dtype dtype)
 {
-	const char *segment = send;
-
-	if (count > 0)
-		segment += c->member * count * dtype_size(dtype);
-	start(c, &(struct fake_op){ .op = op,
-				    .src = segment,
-				    .dst = recv,
-				    .count = count,
-				    .dtype = dtype,
-				    .reduce = REDUCE_SUM });
+	start(c, send, recv,
+	      &(struct fake_op){ .op = op,
+				 .execute = execute_reduce_scatter,
+				 .count = count,
+				 .dtype = dtype,
+				 .reduce = REDUCE_SUM });
 }
 
-static void fake_all_reduce(struct comm *c, struct comm_op *op, void *data, uint64_t count,
+static void fake_all_reduce(struct comm *c, struct comm_op *op, void *const *data, uint64_t count,
 			    enum dtype dtype, enum reduce_op reduce)
 {
-	start(c, &(struct fake_op){ .op = op,
-				    .src = data,
-				    .dst = data,
-				    .count = count,
-				    .dtype = dtype,
-				    .reduce = reduce });
+	start(c, (const void *const *)data, data,
+	      &(struct fake_op){ .op = op,
+				 .execute = execute_all_reduce,
+				 .count = count,
+				 .dtype = dtype,
+				 .reduce = reduce });
 }
 
-static void fake_broadcast(struct comm *c, struct comm_op *op, void *data, uint64_t bytes,
+static void fake_broadcast(struct comm *c, struct comm_op *op, void *const *data, uint64_t bytes,
 			   unsigned root)
 {
-	(void)data;
-	(void)bytes;
-	(void)root;
-	start(c, &(struct fake_op){ .op = op });
+	start(c, (const void *const *)data, data,
+	      &(struct fake_op){
+		      .op = op, .execute = execute_broadcast, .count = bytes, .root = root });
 }
 
 /* What is held back ends now, with the others in the order of their start. */
@@ -187,22 +210,24 @@ static void on_comm_ready(struct work *work)
 {
 	struct fake_comm *c = CONTAINER_OF(work, struct fake_comm, ready_work);
 
-	c->ready(c->userdata, &c->comm, 0);
+	c->comm.ready(c->comm.userdata, &c->comm, 0);
 }
 
-static int fake_comm_new(struct engine *e, unsigned size, unsigned member, comm_ready_cb ready,
-			 void *userdata)
+static int fake_comm_new(struct engine *e, const struct comm_options *options)
 {
 	struct fake_comm *c;
+	int r;
 
-	if (size > KERNEL_MAX_INPUTS)
+	if (options->n_devices > KERNEL_MAX_INPUTS)
 		return -EINVAL;
 	c = calloc(1, sizeof(*c));
 	if (!c)
 		return -ENOMEM;
-	comm_init(&c->comm, e, size, member);
-	c->ready = ready;
-	c->userdata = userdata;
+	r = comm_init(&c->comm, e, options, options->n_devices, 0);
+	if (r) {
+		free(c);
+		return r;
+	}
 	loopq_post(to_fake(e)->loopq, &c->ready_work, on_comm_ready);
 	return 0;
 }

@@ -14,7 +14,6 @@
 struct local {
 	struct engine engine; /* first */
 	struct loopq *loopq;
-	struct backend *backend;
 };
 
 /* One queued operation. */
@@ -27,8 +26,6 @@ struct local_op {
 struct local_comm {
 	struct comm comm; /* first */
 	struct work ready_work;
-	comm_ready_cb ready;
-	void *userdata;
 
 	struct list queue;      /* of struct local_op; the first is the one at work */
 	struct comm_op *failed; /* no memory to queue these; linked by impl */
@@ -104,8 +101,10 @@ static void on_turn(struct work *work)
 		return;
 	}
 	c->copying = true;
-	c->task = (struct backend_task){ .kops = &first->copy, .n_kops = 1, .done = on_copied };
-	backend_submit(to_local(c->comm.engine)->backend, &c->task);
+	c->task = (struct backend_task){
+		.kops = &first->copy, .n_kops = 1, .queue = c->comm.queue, .done = on_copied
+	};
+	backend_submit(c->comm.devices[0], &c->task);
 }
 
 /* Queue @op with a copy of @bytes; none when both addresses are the same. */
@@ -129,35 +128,35 @@ static void queue_op(struct local_comm *c, struct comm_op *op, const void *src, 
 	post_turn(c);
 }
 
-static void local_all_gather(struct comm *c, struct comm_op *op, const void *send, void *recv,
-			     uint64_t count, enum dtype dtype)
+static void local_all_gather(struct comm *c, struct comm_op *op, const void *const *send,
+			     void *const *recv, uint64_t count, enum dtype dtype)
 {
-	queue_op(to_comm(c), op, send, recv, count * dtype_size(dtype));
+	queue_op(to_comm(c), op, send[0], recv[0], count * dtype_size(dtype));
 }
 
 /* The sum over one member is what it sent. */
-static void local_reduce_scatter(struct comm *c, struct comm_op *op, const void *send, void *recv,
-				 uint64_t count, enum dtype dtype)
+static void local_reduce_scatter(struct comm *c, struct comm_op *op, const void *const *send,
+				 void *const *recv, uint64_t count, enum dtype dtype)
 {
-	queue_op(to_comm(c), op, send, recv, count * dtype_size(dtype));
+	queue_op(to_comm(c), op, send[0], recv[0], count * dtype_size(dtype));
 }
 
 /* In place, and the average, sum, maximum and minimum of one are that one. */
-static void local_all_reduce(struct comm *c, struct comm_op *op, void *data, uint64_t count,
+static void local_all_reduce(struct comm *c, struct comm_op *op, void *const *data, uint64_t count,
 			     enum dtype dtype, enum reduce_op reduce)
 {
 	(void)count;
 	(void)dtype;
 	(void)reduce;
-	queue_op(to_comm(c), op, data, data, 0);
+	queue_op(to_comm(c), op, data[0], data[0], 0);
 }
 
-static void local_broadcast(struct comm *c, struct comm_op *op, void *data, uint64_t bytes,
+static void local_broadcast(struct comm *c, struct comm_op *op, void *const *data, uint64_t bytes,
 			    unsigned root)
 {
 	(void)bytes;
 	(void)root;
-	queue_op(to_comm(c), op, data, data, 0);
+	queue_op(to_comm(c), op, data[0], data[0], 0);
 }
 
 /* What is queued ends at the next turns; a copy under way first runs to its end,
@@ -171,22 +170,24 @@ static void on_ready(struct work *work)
 {
 	struct local_comm *c = CONTAINER_OF(work, struct local_comm, ready_work);
 
-	c->ready(c->userdata, &c->comm, 0);
+	c->comm.ready(c->comm.userdata, &c->comm, 0);
 }
 
-static int local_comm_new(struct engine *e, unsigned size, unsigned member, comm_ready_cb ready,
-			  void *userdata)
+static int local_comm_new(struct engine *e, const struct comm_options *options)
 {
 	struct local_comm *c;
+	int r;
 
-	if (size != 1)
+	if (options->n_devices != 1)
 		return -EINVAL; /* other devices need an engine with a wire */
 	c = calloc(1, sizeof(*c));
 	if (!c)
 		return -ENOMEM;
-	comm_init(&c->comm, e, size, member);
-	c->ready = ready;
-	c->userdata = userdata;
+	r = comm_init(&c->comm, e, options, 1, 0);
+	if (r) {
+		free(c);
+		return r;
+	}
 	list_init(&c->queue);
 	loopq_post(to_local(e)->loopq, &c->ready_work, on_ready);
 	return 0;
@@ -217,7 +218,7 @@ static const struct engine_ops local_ops = {
 	.close = local_close,
 };
 
-int engine_local_new(struct loopq *loopq, struct backend *backend, struct engine **ret)
+int engine_local_new(struct loopq *loopq, struct engine **ret)
 {
 	struct local *l = calloc(1, sizeof(*l));
 
@@ -225,7 +226,6 @@ int engine_local_new(struct loopq *loopq, struct backend *backend, struct engine
 		return -ENOMEM;
 	engine_init(&l->engine, &local_ops);
 	l->loopq = loopq;
-	l->backend = backend;
 	*ret = &l->engine;
 	return 0;
 }

@@ -2,6 +2,10 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "job/job.h"
 
 int group_new(struct job *job, uint32_t id, const state_group *rec, match_complete_cb complete,
 	      match_failed_cb failed, struct group **ret)
@@ -23,10 +27,61 @@ int group_new(struct job *job, uint32_t id, const state_group *rec, match_comple
 
 struct group *group_free(struct group *g)
 {
-	if (g)
+	if (g) {
 		match_deinit(&g->match);
+		free(g->devices);
+		if (g->nc)
+			node_comm_leave(g->nc);
+	}
 	free(g);
 	return NULL;
+}
+
+static unsigned add_device(struct device **devices, unsigned n, struct device *d)
+{
+	for (unsigned i = 0; i < n; i++)
+		if (devices[i] == d)
+			return n;
+	devices[n] = d;
+	return n + 1;
+}
+
+int group_place(struct group *g)
+{
+	struct device *devices[NODE_MAX_DEVICES];
+	unsigned n = 0;
+
+	if (g->n_devices)
+		return 0;
+	for (uint32_t i = 0; i < group_size(g); i++) {
+		struct node *node = g->job->node;
+		struct device *d = g->job->placed[g->rec->ranks[i]];
+
+		if (!d && node->n_devices > 1)
+			return NODE_E_LATER;
+		d = d ? d : &node->devices[0]; /* where else */
+		n = add_device(devices, n, d);
+	}
+	g->devices = malloc(n * sizeof(*devices));
+	if (!g->devices)
+		return -ENOMEM;
+	memcpy(g->devices, devices, n * sizeof(*devices));
+	g->n_devices = n;
+	return 0;
+}
+
+int group_comms(struct group *g, struct fault *f)
+{
+	struct node_comm *nc = NULL;
+	int r;
+
+	CHECK(g->n_devices > 0);
+	r = node_comm(g->job->node, g->devices, g->n_devices, &nc, f);
+	if (nc && !g->nc) {
+		g->nc = nc;
+		nc->users++;
+	}
+	return r;
 }
 
 uint32_t group_size(const struct group *g)

@@ -31,6 +31,7 @@ static struct job *job_free(struct job *job)
 	htab_deinit(&job->unit_names);
 	free(job->groups);
 	free(job->ranks);
+	free(job->placed);
 	state_job_free(job->rec);
 	job->magic = 0;
 	free(job);
@@ -58,6 +59,22 @@ int job_add_group(struct job *job)
 	return 0;
 }
 
+/* With one device its account is the parent of the job's; slabs on one of several charge
+ * the device beside the job. */
+static void open_accounts(struct job *job)
+{
+	struct node *node = job->node;
+
+	quota_init(&job->quota, node->n_devices == 1 ? &node->devices[0].quota : NULL,
+		   job->rec->quota_bytes);
+	for (unsigned d = 0; d < node->n_devices; d++) {
+		pool_init(&job->full[d], &node->devices[d], &job->quota, MEM_FULL, job_share(job),
+			  job->rec->name, -1);
+		pool_init(&job->scratch[d], &node->devices[d], &job->quota, MEM_FULL,
+			  BACKEND_SHARE_FD, job->rec->name, -1);
+	}
+}
+
 /* A job around @rec, with its groups; nothing else yet. Takes @rec on success. */
 static struct job *job_new(struct jobs *jobs, state_job *rec)
 {
@@ -73,16 +90,17 @@ static struct job *job_new(struct jobs *jobs, state_job *rec)
 	list_init(&job->cast_queue);
 	list_init(&job->step.waiting);
 	list_init(&job->settled_waiters);
+	list_init(&job->waiting_tasks);
 	list_init(&job->link);
-	quota_init(&job->quota, &jobs->node->device.quota, rec->quota_bytes);
-	pool_init(&job->full, &jobs->node->device, &job->quota, MEM_FULL, rec->name, -1);
 	job->idle_since_us = clock_now_us();
 	job->ranks = calloc(rec->world_size, sizeof(struct member *));
+	job->placed = calloc(rec->world_size, sizeof(struct device *));
 	job->rec = rec;
-	while (job->ranks && job->n_groups < rec->n_groups)
+	open_accounts(job);
+	while (job->ranks && job->placed && job->n_groups < rec->n_groups)
 		if (job_add_group(job) < 0)
 			break;
-	if (!job->ranks || job->n_groups < rec->n_groups) {
+	if (!job->ranks || !job->placed || job->n_groups < rec->n_groups) {
 		job->rec = NULL;
 		return job_free(job);
 	}
@@ -138,6 +156,7 @@ static state_job *rec_from_spec(const struct node_limits *l, const struct job_sp
 	rec->ttl_s = spec->ttl_s ? spec->ttl_s : l->job_ttl_s;
 	rec->op_timeout_ms = spec->op_timeout_ms ? spec->op_timeout_ms : l->op_timeout_ms;
 	rec->allow_torn = spec->allow_torn;
+	rec->ipc = spec->ipc;
 	if (add_world(rec) < 0) {
 		state_job_free(rec);
 		return NULL;
@@ -166,6 +185,10 @@ static int job_make(struct jobs *jobs, const struct job_spec *spec, uid_t uid, g
 				 "job.quota_bytes is %llu: up to %llu (job_quota_bytes) is allowed",
 				 (unsigned long long)spec->quota_bytes,
 				 (unsigned long long)l->job_quota_bytes);
+	if (spec->ipc && backend_info(jobs->node->devices[0].backend)->ordinal < 0)
+		return fault_set(f, FAULT_INVALID, "job.ipc",
+				 "job.ipc is set, but memory of %s has no CUDA IPC handle",
+				 backend_info(jobs->node->devices[0].backend)->id);
 	rec = rec_from_spec(l, spec, uid, gid);
 	job = rec ? job_new(jobs, rec) : NULL;
 	if (!job) {
@@ -200,6 +223,11 @@ static int check_same(const struct job *job, const struct job_spec *spec, struct
 				 "job '%s' has a quota of %llu bytes, not %llu", job->rec->name,
 				 (unsigned long long)job->rec->quota_bytes,
 				 (unsigned long long)spec->quota_bytes);
+	if (spec->ipc && !job->rec->ipc)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "job '%s' hands its memory over as descriptors, not as CUDA IPC "
+				 "handles: its first trainer decides",
+				 job->rec->name);
 	return 0;
 }
 
@@ -245,6 +273,28 @@ struct unit *job_unit_by_id(struct job *job, uint32_t id)
 	return id && id <= job->n_units ? job->units[id - 1] : NULL;
 }
 
+static int restore_slab(struct job *job, const state_slab *s, int fd, struct slab **ret)
+{
+	struct device *d = node_device(job->node, s->device);
+
+	if (!d)
+		return -ENODEV;
+	if (fd < 0)
+		return -EBADF;
+	return slab_import(d, &job->quota, (enum mem_class)s->class_, s->bytes, job->rec->name,
+			   s->id, fd, ret);
+}
+
+static int restore_place(struct job *job, uint32_t rank)
+{
+	const char *name = job->rec->devices[rank];
+
+	if (!*name)
+		return 0;
+	job->placed[rank] = node_device(job->node, name);
+	return job->placed[rank] ? 0 : -ENODEV;
+}
+
 int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **ret,
 		struct fault *f)
 {
@@ -255,14 +305,11 @@ int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **
 		return fault_errno(f, -ENOMEM, "restoring a job");
 	job->slabs = calloc(rec->n_slabs ? rec->n_slabs : 1, sizeof(struct slab *));
 	for (size_t i = 0; job->slabs && r == 0 && i < rec->n_slabs; i++) {
-		const state_slab *s = rec->slabs[i];
-
-		r = fds[i] < 0 ? -EBADF
-			       : slab_import(&job->node->device, &job->quota,
-					     (enum mem_class)s->class_, s->bytes, rec->name, s->id,
-					     fds[i], &job->slabs[i]);
+		r = restore_slab(job, rec->slabs[i], fds[i], &job->slabs[i]);
 		job->n_slabs += r == 0;
 	}
+	for (uint32_t i = 0; r == 0 && i < rec->world_size; i++)
+		r = restore_place(job, i);
 	if (!job->slabs || r || charge_blobs(job) < 0)
 		fault_set(f, FAULT_EXHAUSTED, NULL,
 			  "memory of job '%s' could not be taken over (%d)", rec->name, r);

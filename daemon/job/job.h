@@ -24,6 +24,7 @@
 #include "job/member.h"
 #include "job/node.h"
 #include "store/state.h"
+#include "unit/reads.h"
 #include "unit/unit.h"
 
 #define JOB_NAME_MAX   64
@@ -60,6 +61,7 @@ struct job_step {
 	uint32_t group;
 	bool applying;
 	uint64_t epoch;      /* in which applying began */
+	bool abandoned;      /* it was not applied: its epoch ended before it could begin */
 	bool committing;     /* a commit runs: what was applied will be committed */
 	struct list waiting; /* ops that wait for the end of applying; owned by op/ */
 };
@@ -81,9 +83,11 @@ struct job {
 	bool torn;
 	uint64_t idle_since_us; /* no trainers since; 0: there are some */
 
-	struct member **ranks; /* by rank; the last member, whatever its state; owned ref */
-	uint32_t joined;       /* ranks in state JOINED */
-	uint32_t present;      /* ranks in state JOINED or STALE */
+	struct member **ranks;  /* by rank; the last member, whatever its state; owned ref */
+	struct device **placed; /* by rank: its device; NULL: not known yet */
+	bool memory_gone;       /* deleted, and nothing of it is used any more */
+	uint32_t joined;        /* ranks in state JOINED */
+	uint32_t present;       /* ranks in state JOINED or STALE */
 	struct group **groups;
 	uint32_t n_groups;
 	struct unit **units; /* by id - 1 */
@@ -91,14 +95,19 @@ struct job {
 	struct htab unit_names;
 	struct slab **slabs; /* of shards, owned refs */
 	uint32_t n_slabs;
-	struct pool full;       /* gathered copies */
-	struct list idle_full;  /* units whose full buffer nobody uses, oldest first */
+	struct slab *spare[2 * NODE_MAX_DEVICES]; /* of a registration that goes on later */
+	unsigned n_spare;
+	struct pool full[NODE_MAX_DEVICES];    /* gathered copies, by device */
+	struct pool scratch[NODE_MAX_DEVICES]; /* sums on their way between devices */
+	struct reads stray[NODE_MAX_DEVICES];  /* of copies whose memory went back to the pool */
+	struct list idle_full;  /* units whose full buffers nobody uses, oldest first */
 	uint32_t casts;         /* that run now */
 	struct list cast_queue; /* gathers that wait for one to end; owned by op/ */
 	struct job_step step;
 
-	uint32_t members; /* objects alive, of all ranks and epochs */
-	uint32_t running; /* collectives and casts in the backend or engine */
+	struct list waiting_tasks; /* on devices, for streams of trainers; owned by op/ */
+	uint32_t members;          /* objects alive, of all ranks and epochs */
+	uint32_t running;          /* collectives and casts in the backend or engine */
 	uint64_t ops_total;
 	uint64_t ops_failed;
 	char last_error[256];
@@ -129,6 +138,7 @@ struct job_spec {
 	uint32_t ttl_s;
 	uint32_t op_timeout_ms;
 	bool allow_torn;
+	bool ipc;
 };
 
 /* Make the job, or find it and check that it is the same and @uid's (0 and the
@@ -141,16 +151,32 @@ int job_find(struct jobs *jobs, const char *name, uid_t uid, struct job **ret, s
 bool job_may_use(const struct job *job, uid_t uid);
 
 enum {
-	JOB_E_BUSY = -1, /* ops of an earlier epoch still run: job_wait_settled, then again */
+	JOB_E_BUSY = -1,  /* ops of an earlier epoch still run: job_wait_settled, then again */
+	JOB_E_LATER = -2, /* something is being made: node_wait, then again */
 };
 
-/* Join as @rank. @again: the caller's member if it joins again, else NULL; @ret gets
- * a reference that the session keeps. Return: 0, JOB_E_BUSY, or a fault. */
-int job_join(struct job *job, uint32_t rank, struct proc *proc, uint64_t session,
+/* How a trainer joins. */
+struct job_joining {
+	uint32_t rank;
+	const char *device; /* id or UUID; "": where the rank was, or as the daemon likes */
+	bool no_channel;    /* it can take memory only as CUDA IPC handles */
+};
+
+/* Join. @again: the caller's member if it joins again, else NULL; @ret gets a reference
+ * that the session keeps. Return: 0, JOB_E_BUSY, or a fault. */
+int job_join(struct job *job, const struct job_joining *how, struct proc *proc, uint64_t session,
 	     struct member *again, struct member **ret, struct fault *f);
 
-/* Leave cleanly (its ops must be over: else a fault), or be gone (@why says how). May
- * free the job. */
+/* Which device rank @rank is on (job_place.c): @name says it, or it is known, or the
+ * default is taken: rank * devices / world size. A rank of a group that has units or has
+ * run collectives stays where it is. Return: 0 or a fault. */
+int job_place(struct job *job, uint32_t rank, const char *name, struct fault *f);
+/* The default, for ranks nobody has spoken for. */
+struct device *job_default_device(const struct job *job, uint32_t rank);
+enum backend_share job_share(const struct job *job);
+
+/* Leave cleanly (its ops must be over: else a fault; JOB_E_LATER: devices still work on
+ * them: node_wait, then again), or be gone (@why says how). May free the job. */
 int job_leave(struct member *m, bool *ret_freed, struct fault *f);
 void job_lost(struct member *m, const char *why);
 
@@ -169,11 +195,15 @@ int job_add_group(struct job *job);
 /* By id. Return: NULL if there is none. */
 struct group *job_group_by_id(struct job *job, uint32_t id);
 
-/* Register units, all or none (job_units.c). @specs: records without regions; those
- * that become units are taken over (their pointer is set to NULL). @ret_ids: @n ids.
- * Return: 0 or a fault. */
+/* Register units, all or none (job_units.c). @specs: records without parts; those that
+ * become units are taken over (their pointer is set to NULL). @ret_ids: @n ids.
+ * Return: 0, JOB_E_LATER (ranks are not placed yet, memory or communicators are being made:
+ * nothing has changed), or a fault. */
 int job_register(struct job *job, state_unit **specs, size_t n, uint32_t *ret_ids,
 		 uint64_t *ret_charged, struct fault *f);
+/* Give back what a registration took and is still to go on with; safe if there is none. */
+void job_drop_spare(struct job *job);
+uint64_t job_spare_bytes(const struct job *job);
 /* Build units again from the record, whose slabs are in job->slabs already. */
 int job_units_restore(struct job *job, struct fault *f);
 void job_units_free(struct job *job);
@@ -187,6 +217,11 @@ struct slab *job_slab_for(struct member *m, uint32_t id);
  * refused. Takes @rec on success. */
 int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **ret,
 		struct fault *f);
+
+/* What is on @device is gone, for every job that has memory there: they are TORN. */
+void jobs_device_lost(struct jobs *jobs, struct device *device);
+/* Collectives of the jobs that use @nc have come to nothing: their epochs end. */
+void jobs_comm_broke(struct jobs *jobs, struct node_comm *nc, const char *why);
 
 /* A new epoch: waiting ops end with @fault, members become STALE. */
 void job_epoch_end(struct job *job, const struct fault *fault);
@@ -210,6 +245,12 @@ void job_settle(struct job *job);
 
 /* IDLE, FORMING, RUNNING, TORN, DRAINING, DELETED. Return: static string. */
 const char *job_state_name(const struct job *job);
+
+/* Take memory for the gathered copies of @u on all its devices, or none of it. Return: as
+ * pool_take. */
+int job_take_full(struct job *job, struct unit *u);
+/* Give it back; streams that may still read it are remembered. Safe if there is none. */
+void job_give_full(struct job *job, struct unit *u);
 
 /* Who holds how much, for RESOURCE_EXHAUSTED texts. */
 void job_holders(const struct job *job, char *buf, size_t bytes);

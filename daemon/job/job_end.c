@@ -2,6 +2,7 @@
  * can be said about a job. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/check.h"
 #include "core/clock.h"
@@ -28,15 +29,25 @@ static void release_memory(struct job *job)
 {
 	struct unit *u, *tmp;
 
-	pool_each_slab(&job->full, keep_full_slab, job);
+	for (unsigned d = 0; d < job->node->n_devices; d++)
+		pool_each_slab(&job->full[d], keep_full_slab, job);
 	for (uint32_t i = 0; i < job->n_slabs; i++)
 		keep_while_mapped(job, job->slabs[i]);
 	list_for_each (u, tmp, &job->idle_full, idle)
 		list_unlink(&u->idle);
-	for (uint32_t i = 0; i < job->n_units; i++)
-		pool_give(&job->full, &job->units[i]->full);
-	pool_deinit(&job->full);
-	job->full.device = NULL;
+	for (uint32_t i = 0; i < job->n_units; i++) {
+		/* who may still read is quarantined with the slabs */
+		for (unsigned d = 0; d < job->units[i]->n_parts; d++)
+			reads_deinit(&job->units[i]->parts[d].reads);
+		job_give_full(job, job->units[i]);
+	}
+	for (unsigned d = 0; d < job->node->n_devices; d++) {
+		pool_deinit(&job->full[d]);
+		pool_deinit(&job->scratch[d]);
+		reads_deinit(&job->stray[d]);
+	}
+	job_drop_spare(job);
+	job->memory_gone = true;
 	job_units_free(job);
 	if (job->quota.by_class[MEM_CONTROL])
 		quota_return(&job->quota, MEM_CONTROL, job->quota.by_class[MEM_CONTROL]);
@@ -75,7 +86,7 @@ void job_settle(struct job *job)
 	wake_waiters(job);
 	if (!job->deleted || !ops_over(job))
 		return;
-	if (job->full.device)
+	if (!job->memory_gone)
 		release_memory(job);
 	if (!job->members && !job->quota.used)
 		job_free_zombie(job);
@@ -156,10 +167,39 @@ const char *job_state_name(const struct job *job)
 	return job->joined == job->rec->world_size ? "RUNNING" : "FORMING";
 }
 
+/* The other jobs of the same owner that hold most, since it may be they who are in the way.
+ * Of other users' jobs nobody is told but the sum. */
+static void name_largest(const struct job *job, char *buf, size_t bytes)
+{
+	const struct job *largest[3] = { NULL };
+	struct job *other, *tmp;
+
+	list_for_each (other, tmp, &job->jobs->all, link) {
+		const struct job *next = other;
+
+		for (size_t i = 0; i < ARRAY_SIZE(largest) && next; i++) {
+			const struct job *here = largest[i];
+
+			if (other == job || other->rec->uid != job->rec->uid || !other->quota.used)
+				break;
+			if (here && here->quota.used >= next->quota.used)
+				continue;
+			largest[i] = next;
+			next = here;
+		}
+	}
+	for (size_t i = 0; i < ARRAY_SIZE(largest) && largest[i]; i++) {
+		size_t at = strlen(buf);
+
+		snprintf(buf + at, bytes - at, "%s '%.40s' %llu",
+			 i ? "," : "; your others:", largest[i]->rec->name,
+			 (unsigned long long)largest[i]->quota.used);
+	}
+}
+
 void job_holders(const struct job *job, char *buf, size_t bytes)
 {
 	const struct quota *q = &job->quota;
-	const struct quota *d = &job->node->device.quota;
 	size_t at = 0;
 	int n = snprintf(buf, bytes, "job '%s' holds %llu bytes", job->rec->name,
 			 (unsigned long long)q->used);
@@ -173,9 +213,11 @@ void job_holders(const struct job *job, char *buf, size_t bytes)
 	if (at < bytes)
 		snprintf(buf + at, bytes - at,
 			 ") of its %llu, all jobs %llu of %llu in %u of %u slabs",
-			 (unsigned long long)(q->limit ? q->limit : d->limit),
-			 (unsigned long long)d->used, (unsigned long long)d->limit,
-			 job->node->device.n_slabs, job->node->device.max_slabs);
+			 (unsigned long long)(q->limit ? q->limit : node_capacity(job->node)),
+			 (unsigned long long)node_used(job->node),
+			 (unsigned long long)node_capacity(job->node),
+			 job->node->devices[0].table->n, job->node->devices[0].table->max);
+	name_largest(job, buf, bytes);
 }
 
 void job_note_error(struct job *job, const struct fault *f)

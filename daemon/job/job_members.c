@@ -116,15 +116,33 @@ static void replace_member(struct job *job, struct member *m)
 	job->ranks[m->rank] = member_ref(m);
 }
 
-int job_join(struct job *job, uint32_t rank, struct proc *proc, uint64_t session,
+static int check_channel(const struct job *job, const struct job_joining *how, struct fault *f)
+{
+	if (!how->no_channel || job->rec->ipc)
+		return 0;
+	return fault_set(f, FAULT_STATE, NULL,
+			 "job '%s' hands its memory over as descriptors: a trainer without a local "
+			 "channel can join only a job made with CUDA IPC handles",
+			 job->rec->name);
+}
+
+int job_join(struct job *job, const struct job_joining *how, struct proc *proc, uint64_t session,
 	     struct member *again, struct member **ret, struct fault *f)
 {
 	/* who has left comes back as a new member: its pool went when it left */
 	struct member *m = again && again->job == job && is_present(again) ? again : NULL;
+	uint32_t rank = how->rank;
 	bool was_present = m;
 
-	if (check_join(job, rank, m, f))
+	if (check_join(job, rank, m, f) || check_channel(job, how, f) ||
+	    job_place(job, rank, how->device, f))
 		return f->code;
+	if (m && m->device != job->placed[rank])
+		return fault_set(
+			f, FAULT_STATE, NULL,
+			"this session is on %s as rank %u and cannot move to another device: "
+			"leave first",
+			backend_info(m->device->backend)->id, rank);
 	if (!job->rec->epoch)
 		job->rec->epoch = 1;
 	if (needs_new_epoch(job, rank))
@@ -138,6 +156,7 @@ int job_join(struct job *job, uint32_t rank, struct proc *proc, uint64_t session
 	if (!was_present)
 		replace_member(job, m);
 	count_in(job, m, was_present);
+	node_wake(job->node); /* who waited for this rank's place */
 	*ret = m;
 	return 0;
 }
@@ -168,6 +187,8 @@ int job_leave(struct member *m, bool *ret_freed, struct fault *f)
 			f, FAULT_STATE, NULL,
 			"rank %u of job '%s' has %u ops under way: wait for them, then leave",
 			m->rank, job->rec->name, m->pending);
+	if (m->executing)
+		return JOB_E_LATER;
 	leave_common(m, MEMBER_LEFT);
 	for (uint32_t i = 0; joined && i < job->n_groups; i++)
 		job_group_left(job->groups[i], m);

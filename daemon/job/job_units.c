@@ -14,10 +14,14 @@ struct reg {
 	uint32_t *ids; /* 0: new */
 	struct layout *layouts;
 	size_t n_new;
-	uint64_t params_bytes; /* of all new units */
-	uint64_t other_bytes;  /* gradient shards and optimizer state */
-	struct slab *params;
-	struct slab *other;
+	struct {
+		uint64_t params_bytes; /* of all new units */
+		uint64_t other_bytes;  /* gradient shards and optimizer state */
+		struct slab *params;
+		struct slab *other;
+		uint64_t params_at; /* what has been cut off */
+		uint64_t other_at;
+	} on[NODE_MAX_DEVICES]; /* by device */
 };
 
 /* Factors are part of what is compared, so 0 is resolved first. */
@@ -29,6 +33,18 @@ static void resolve_factors(state_unit *spec, uint32_t ranks)
 		spec->pre_divide = 1;
 	if (spec->post_divide == 0)
 		spec->post_divide = 1;
+}
+
+/* New units go where the ranks of their group are, and need communicators there. */
+static int reg_place(struct group *g, struct fault *f)
+{
+	int e = group_place(g);
+
+	if (e == -ENOMEM)
+		return fault_errno(f, e, "placing a group");
+	if (e == 0)
+		e = group_comms(g, f);
+	return e == NODE_E_LATER ? JOB_E_LATER : e;
 }
 
 static int reg_check_unit(struct reg *r, size_t i, struct fault *f)
@@ -49,7 +65,7 @@ static int reg_check_unit(struct reg *r, size_t i, struct fault *f)
 	have = htab_find(&r->job->unit_names, spec->name);
 	if (!have) {
 		r->n_new++;
-		return 0;
+		return reg_place(g, f);
 	}
 	r->ids[i] = have->id;
 	return unit_same_spec(have->rec, spec, f) ? 0 : (int)f->code;
@@ -93,9 +109,15 @@ static int reg_check(struct reg *r, struct fault *f)
 {
 	uint32_t most = r->job->node->limits.max_units_per_job;
 
-	for (size_t i = 0; i < r->n; i++)
-		if (reg_check_unit(r, i, f))
+	bool later = false;
+
+	for (size_t i = 0; i < r->n; i++) {
+		int e = reg_check_unit(r, i, f);
+
+		later = later || e == JOB_E_LATER;
+		if (f->code)
 			return f->code;
+	}
 	if (reg_check_names(r, f))
 		return f->code;
 	/* the limit may have been lowered since */
@@ -104,7 +126,9 @@ static int reg_check(struct reg *r, struct fault *f)
 			f, FAULT_EXHAUSTED, NULL,
 			"job '%s' would have %llu units: %u (max_units_per_job) are allowed",
 			r->job->rec->name, (unsigned long long)r->job->n_units + r->n_new, most);
-	return reg_check_tensors(r, f);
+	if (reg_check_tensors(r, f))
+		return f->code;
+	return later ? JOB_E_LATER : 0;
 }
 
 /* One unit's bytes fit 64 bits by far; those of a hundred thousand need not. */
@@ -116,33 +140,152 @@ static uint64_t add(uint64_t a, uint64_t b)
 static void reg_sum(struct reg *r)
 {
 	for (size_t i = 0; i < r->n; i++) {
-		uint64_t bytes = unit_array_bytes(&r->layouts[i]);
+		struct group *g = r->job->groups[r->specs[i]->group];
+		uint64_t bytes = unit_array_bytes(&r->layouts[i], g->n_devices);
 
-		if (r->ids[i])
-			continue;
-		r->params_bytes = add(r->params_bytes, bytes);
-		r->other_bytes = add(r->other_bytes, bytes * (1 + unit_state_arrays(r->specs[i])));
+		for (unsigned d = 0; !r->ids[i] && d < g->n_devices; d++) {
+			unsigned on = g->devices[d]->index;
+
+			r->on[on].params_bytes = add(r->on[on].params_bytes, bytes);
+			r->on[on].other_bytes = add(r->on[on].other_bytes,
+						    bytes * (1 + unit_state_arrays(r->specs[i])));
+		}
 	}
 }
 
-static int reg_slab(struct reg *r, uint64_t bytes, struct slab **ret, struct fault *f)
+/* What an earlier try of a registration took and kept. */
+static struct slab *take_spare(struct job *job, const struct device *d, uint64_t bytes)
+{
+	uint64_t granularity = backend_info(d->backend)->granularity;
+
+	for (unsigned i = 0; i < job->n_spare; i++) {
+		struct slab *s = job->spare[i];
+
+		if (s->device == d && s->bytes >= bytes && s->bytes - bytes < granularity) {
+			job->spare[i] = job->spare[--job->n_spare];
+			return s;
+		}
+	}
+	return NULL;
+}
+
+void job_drop_spare(struct job *job)
+{
+	while (job->n_spare)
+		slab_unref(job->spare[--job->n_spare]);
+}
+
+uint64_t job_spare_bytes(const struct job *job)
+{
+	uint64_t bytes = 0;
+
+	for (unsigned i = 0; i < job->n_spare; i++)
+		bytes += job->spare[i]->bytes;
+	return bytes;
+}
+
+/* Return: 0, SLAB_E_*, or negative errno. */
+static int reg_slab(struct reg *r, unsigned d, uint64_t bytes, struct slab **ret)
 {
 	struct job *job = r->job;
-	char holders[300];
-	int e = slab_new(&job->node->device, &job->quota, MEM_SHARD, bytes, job->rec->name, -1,
-			 ret);
+	struct device *device = &job->node->devices[d];
 
-	if (e == 0)
-		e = state_job_add_slab(job->rec, *ret);
-	if (e == 0)
+	if (!bytes)
 		return 0;
-	if (e < 0 && e != -ENOMEM)
-		return fault_errno(f, e, "taking memory for shards");
+	*ret = take_spare(job, device, bytes);
+	if (*ret)
+		return 0;
+	return slab_new(device, &job->quota, MEM_SHARD, job_share(job), bytes, job->rec->name, -1,
+			ret);
+}
+
+static void keep_spare(struct job *job, struct slab **s)
+{
+	if (*s && job->n_spare < ARRAY_SIZE(job->spare))
+		job->spare[job->n_spare++] = STEAL_PTR(*s);
+	*s = slab_unref(*s);
+}
+
+/* Some memory is being made: keep the rest for the next try, or give it back. */
+static void reg_put_back(struct reg *r, bool keep)
+{
+	for (unsigned d = 0; d < r->job->node->n_devices; d++) {
+		if (keep) {
+			keep_spare(r->job, &r->on[d].params);
+			keep_spare(r->job, &r->on[d].other);
+		}
+		r->on[d].params = slab_unref(r->on[d].params);
+		r->on[d].other = slab_unref(r->on[d].other);
+	}
+	if (!keep)
+		job_drop_spare(r->job);
+}
+
+static int reg_memory_fault(struct reg *r, int error, struct fault *f)
+{
+	char holders[440];
+	uint64_t bytes = 0;
+
+	if (error < 0 && error != -ENOMEM) {
+		reg_put_back(r, false);
+		return fault_errno(f, error, "taking memory for shards");
+	}
+	for (unsigned d = 0; d < r->job->node->n_devices; d++)
+		bytes = add(bytes, add(r->on[d].params_bytes, r->on[d].other_bytes));
 	/* what this call has taken so far is not what the job holds */
-	r->params = slab_unref(r->params);
-	job_holders(job, holders, sizeof(holders));
+	reg_put_back(r, false);
+	job_holders(r->job, holders, sizeof(holders));
 	return fault_set(f, FAULT_EXHAUSTED, NULL, "%llu bytes for shards are not to be had: %s",
-			 (unsigned long long)add(r->params_bytes, r->other_bytes), holders);
+			 (unsigned long long)bytes, holders);
+}
+
+static uint64_t rounded(const struct reg *r, unsigned d, uint64_t bytes)
+{
+	uint64_t granularity = backend_info(r->job->node->devices[d].backend)->granularity;
+
+	return bytes > UINT64_MAX - granularity
+		       ? UINT64_MAX
+		       : (bytes + granularity - 1) / granularity * granularity;
+}
+
+/* Is there room for all of it? Devices make memory in their own time: what is refused in
+ * the end should not be begun. */
+static int reg_room(const struct reg *r)
+{
+	uint64_t all = 0;
+
+	for (unsigned d = 0; d < r->job->node->n_devices; d++) {
+		uint64_t bytes = add(rounded(r, d, r->on[d].params_bytes),
+				     rounded(r, d, r->on[d].other_bytes));
+
+		if (bytes >
+		    add(quota_left(&r->job->node->devices[d].quota), job_spare_bytes(r->job)))
+			return SLAB_E_FULL;
+		all = add(all, bytes);
+	}
+	return all > add(quota_left(&r->job->quota), job_spare_bytes(r->job)) ? SLAB_E_QUOTA : 0;
+}
+
+/* All slabs, or none. Asks for all of them, so that devices make them beside each other. */
+static int reg_memory(struct reg *r, struct fault *f)
+{
+	bool later = false;
+	int room = reg_room(r);
+
+	if (room)
+		return reg_memory_fault(r, room, f);
+	for (unsigned i = 0; i < 2 * r->job->node->n_devices; i++) {
+		unsigned d = i / 2;
+		int e = i % 2 ? reg_slab(r, d, r->on[d].other_bytes, &r->on[d].other)
+			      : reg_slab(r, d, r->on[d].params_bytes, &r->on[d].params);
+
+		later = later || e == SLAB_E_LATER;
+		if (e && e != SLAB_E_LATER)
+			return reg_memory_fault(r, e, f);
+	}
+	if (later)
+		reg_put_back(r, true);
+	return later ? JOB_E_LATER : 0;
 }
 
 /* Cut the next @bytes off @slab at *@at. */
@@ -155,35 +298,48 @@ static struct region cut(struct slab *slab, uint64_t *at, uint64_t bytes)
 	return r;
 }
 
-static int place(struct unit *u, struct reg *r, uint64_t *params_at, uint64_t *other_at)
+/* Memory for one part of a new unit, in the record and in the unit. */
+static int place(struct unit *u, struct reg *r, struct unit_part *p)
 {
-	uint64_t bytes = unit_array_bytes(&u->layout);
-	unsigned states = unit_state_arrays(u->rec);
+	uint64_t bytes = unit_array_bytes(&u->layout, u->n_parts);
+	unsigned states = unit_state_arrays(u->rec), d = p->device->index;
+	state_part *rec = state_unit_add_part(u->rec);
 
-	u->params = cut(r->params, params_at, bytes);
-	u->grads = cut(r->other, other_at, bytes);
+	if (!rec)
+		return -ENOMEM;
+	p->params = cut(r->on[d].params, &r->on[d].params_at, bytes);
+	p->grads = cut(r->on[d].other, &r->on[d].other_at, bytes);
 	if (states > 0)
-		u->state1 = cut(r->other, other_at, bytes);
+		p->state1 = cut(r->on[d].other, &r->on[d].other_at, bytes);
 	if (states > 1)
-		u->state2 = cut(r->other, other_at, bytes);
-	if (state_region_set(&u->rec->params, &u->params) < 0 ||
-	    state_region_set(&u->rec->grads, &u->grads) < 0 ||
-	    (states > 0 && state_region_set(&u->rec->state1, &u->state1) < 0) ||
-	    (states > 1 && state_region_set(&u->rec->state2, &u->state2) < 0))
+		p->state2 = cut(r->on[d].other, &r->on[d].other_at, bytes);
+	if (state_region_set(&rec->params, &p->params) < 0 ||
+	    state_region_set(&rec->grads, &p->grads) < 0 ||
+	    (states > 0 && state_region_set(&rec->state1, &p->state1) < 0) ||
+	    (states > 1 && state_region_set(&rec->state2, &p->state2) < 0))
 		return -ENOMEM;
 	return 0;
 }
 
+static int place_all(struct unit *u, struct reg *r)
+{
+	for (unsigned d = 0; d < u->n_parts; d++)
+		if (place(u, r, &u->parts[d]) < 0)
+			return -ENOMEM;
+	return 0;
+}
+
 /* Append one unit with its record and name. On failure nothing of it is left. */
-static int add_unit(struct reg *r, size_t i, uint64_t *params_at, uint64_t *other_at)
+static int add_unit(struct reg *r, size_t i)
 {
 	struct job *job = r->job;
+	const struct group *g = job->groups[r->specs[i]->group];
 	struct unit *u = NULL;
 
-	if (unit_new(job->n_units + 1, r->specs[i], &r->layouts[i], &u) < 0)
+	if (unit_new(job->n_units + 1, r->specs[i], &r->layouts[i], g->devices, g->n_devices, &u) <
+	    0)
 		return -ENOMEM;
-	if (place(u, r, params_at, other_at) < 0 ||
-	    htab_add(&job->unit_names, r->specs[i]->name, u) < 0) {
+	if (place_all(u, r) < 0 || htab_add(&job->unit_names, r->specs[i]->name, u) < 0) {
 		unit_free(u);
 		return -ENOMEM;
 	}
@@ -225,27 +381,52 @@ static void undo_units(struct reg *r, uint32_t first)
 	}
 }
 
+static int compare_slab(const void *a, const void *b)
+{
+	const struct slab *x = *(struct slab *const *)a, *y = *(struct slab *const *)b;
+
+	return x->id < y->id ? -1 : x->id > y->id;
+}
+
+/* Into the job and its record, in the order of their numbers. */
+static int enter_slabs(struct reg *r)
+{
+	struct job *job = r->job;
+	struct slab *all[2 * NODE_MAX_DEVICES];
+	size_t n = 0;
+
+	for (unsigned d = 0; d < job->node->n_devices; d++) {
+		if (r->on[d].params)
+			all[n++] = r->on[d].params;
+		if (r->on[d].other)
+			all[n++] = r->on[d].other;
+	}
+	qsort(all, n, sizeof(*all), compare_slab);
+	for (size_t i = 0; i < n; i++)
+		if (state_job_add_slab(job->rec, all[i]) < 0)
+			return -ENOMEM;
+	for (size_t i = 0; i < n; i++)
+		job->slabs[job->n_slabs++] = slab_ref(all[i]);
+	return 0;
+}
+
 static int reg_build(struct reg *r, struct fault *f)
 {
 	struct job *job = r->job;
 	uint32_t first = job->n_units;
-	uint64_t params_at = 0, other_at = 0;
+	int e = 0;
 
-	if (grow_tables(job, r->n_new, 2) < 0)
+	if (grow_tables(job, r->n_new, 2 * job->node->n_devices) < 0)
 		return fault_errno(f, -ENOMEM, "registering units");
-	if (reg_slab(r, r->params_bytes, &r->params, f) ||
-	    reg_slab(r, r->other_bytes, &r->other, f))
-		return f->code;
-	for (size_t i = 0; i < r->n; i++) {
-		if (r->ids[i])
-			continue;
-		if (add_unit(r, i, &params_at, &other_at) < 0) {
-			undo_units(r, first);
-			return fault_errno(f, -ENOMEM, "registering units");
-		}
+	for (size_t i = 0; e == 0 && i < r->n; i++)
+		if (!r->ids[i])
+			e = add_unit(r, i);
+	if (e == 0)
+		e = enter_slabs(r);
+	if (e < 0) {
+		undo_units(r, first);
+		return fault_errno(f, -ENOMEM, "registering units");
 	}
-	job->slabs[job->n_slabs++] = STEAL_PTR(r->params);
-	job->slabs[job->n_slabs++] = STEAL_PTR(r->other);
 	return 0;
 }
 
@@ -257,30 +438,40 @@ static void take_specs(struct reg *r, uint32_t first)
 			r->specs[i] = NULL;
 }
 
+static int reg_run(struct reg *r, struct fault *f)
+{
+	size_t slabs = r->job->rec->n_slabs;
+	int e = reg_check(r, f);
+
+	if (e || !r->n_new)
+		return e;
+	reg_sum(r);
+	e = reg_memory(r, f);
+	if (e)
+		return e;
+	if (reg_build(r, f))
+		state_job_drop_slabs(r->job->rec, r->job->rec->n_slabs - slabs);
+	reg_put_back(r, false); /* the job has references of its own, if it took them */
+	return (int)f->code;
+}
+
 int job_register(struct job *job, state_unit **specs, size_t n, uint32_t *ret_ids,
 		 uint64_t *ret_charged, struct fault *f)
 {
 	struct reg r = { .job = job, .specs = specs, .n = n, .ids = ret_ids };
-	uint64_t before = job->quota.used;
+	uint64_t before = job->quota.used - job_spare_bytes(job);
 	uint32_t first = job->n_units;
-	size_t slabs = job->rec->n_slabs;
+	int e;
 
 	for (size_t i = 0; i < n; i++)
 		ret_ids[i] = 0;
 	r.layouts = calloc(n ? n : 1, sizeof(*r.layouts));
 	if (!r.layouts)
 		return fault_errno(f, -ENOMEM, "registering units");
-	if (reg_check(&r, f) == 0 && r.n_new) {
-		reg_sum(&r);
-		if (reg_build(&r, f)) {
-			slab_unref(r.params);
-			slab_unref(r.other);
-			state_job_drop_slabs(job->rec, job->rec->n_slabs - slabs);
-		}
-	}
+	e = reg_run(&r, f);
 	free(r.layouts);
-	if (f->code)
-		return f->code;
+	if (e)
+		return e;
 	take_specs(&r, first);
 	*ret_charged = job->quota.used - before;
 	return 0;
@@ -297,30 +488,48 @@ static struct region region_of(struct job *job, const state_region *rec)
 	return r;
 }
 
-static bool regions_fit(const struct unit *u)
+static bool part_fits(const struct unit *u, const struct unit_part *p)
 {
-	uint64_t need = unit_array_bytes(&u->layout);
+	uint64_t need = unit_array_bytes(&u->layout, u->n_parts);
 	unsigned states = unit_state_arrays(u->rec);
 
-	return u->params.bytes >= need && u->grads.bytes >= need &&
-	       (states < 1 || u->state1.bytes >= need) && (states < 2 || u->state2.bytes >= need);
+	return p->params.bytes >= need && p->grads.bytes >= need &&
+	       (states < 1 || p->state1.bytes >= need) && (states < 2 || p->state2.bytes >= need);
+}
+
+static bool restore_parts(struct job *job, struct unit *u)
+{
+	if (u->rec->n_parts != u->n_parts)
+		return false;
+	for (unsigned d = 0; d < u->n_parts; d++) {
+		const state_part *rec = u->rec->parts[d];
+		struct unit_part *p = &u->parts[d];
+
+		p->params = region_of(job, rec->params);
+		p->grads = region_of(job, rec->grads);
+		p->state1 = region_of(job, rec->state1);
+		p->state2 = region_of(job, rec->state2);
+		if (!part_fits(u, p) || p->params.slab->device != p->device)
+			return false;
+	}
+	return true;
 }
 
 static int restore_unit(struct job *job, state_unit *rec, struct fault *f)
 {
+	struct group *g = job->groups[rec->group];
 	struct layout layout;
 	struct unit *u;
 
-	if (!unit_layout(rec, group_size(job->groups[rec->group]), &layout))
+	if (!unit_layout(rec, group_size(g), &layout))
 		return fault_set(f, FAULT_INVALID, "state",
 				 "saved unit '%.100s' has no valid layout", rec->name);
-	if (unit_new(job->n_units + 1, rec, &layout, &u) < 0)
+	if (group_place(g))
+		return fault_set(f, FAULT_INVALID, "state",
+				 "saved unit '%.100s' has ranks without a device", rec->name);
+	if (unit_new(job->n_units + 1, rec, &layout, g->devices, g->n_devices, &u) < 0)
 		return fault_errno(f, -ENOMEM, "restoring units");
-	u->params = region_of(job, rec->params);
-	u->grads = region_of(job, rec->grads);
-	u->state1 = region_of(job, rec->state1);
-	u->state2 = region_of(job, rec->state2);
-	if (!regions_fit(u) || htab_add(&job->unit_names, rec->name, u) < 0) {
+	if (!restore_parts(job, u) || htab_add(&job->unit_names, rec->name, u) < 0) {
 		unit_free(u);
 		return fault_set(
 			f, FAULT_INVALID, "state",
@@ -363,22 +572,28 @@ static void is_that(struct slab *s, void *arg)
 		*looked_for = NULL;
 }
 
-/* Slabs of parameters are for all ranks; gradients and optimizer state are not. */
+/* Slabs of parameters are for all ranks of their device; gradients and optimizer state
+ * are not. */
 static bool holds_params(const struct job *job, const struct slab *s)
 {
 	for (uint32_t i = 0; i < job->n_units; i++)
-		if (job->units[i]->params.slab == s)
-			return true;
+		for (unsigned d = 0; d < job->units[i]->n_parts; d++)
+			if (job->units[i]->parts[d].params.slab == s)
+				return true;
 	return false;
 }
 
 struct slab *job_slab_for(struct member *m, uint32_t id)
 {
 	struct job *job = m->job;
-	struct slab *s = slab_find(&job->node->device, id);
+	struct slab *s = slab_find(m->device, id);
 	struct slab *own = s;
 
-	if (!s || s->payer != &job->quota || m->state == MEMBER_DEAD || m->state == MEMBER_LEFT)
+	if (!s || m->state == MEMBER_DEAD || m->state == MEMBER_LEFT)
+		return NULL;
+	if (s == m->device->ready || s == member_signals_slab(m))
+		return s;
+	if (s->payer != &job->quota || s->device != m->device)
 		return NULL;
 	if (s->class == MEM_FULL)
 		return s;

@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "job/job.h"
+#include "job/member_link.h"
 
 #define MEMBER_MAGIC 0x4d454d42u
 
@@ -27,7 +28,10 @@ int member_new(struct job *job, uint32_t rank, struct proc *proc, uint64_t sessi
 	list_init(&m->ops);
 	list_init(&m->held);
 	list_init(&m->buffers);
-	pool_init(&m->pool, &job->node->device, &job->quota, MEM_GRAD, job->rec->name, (int)rank);
+	m->device = job->placed[rank];
+	CHECK(m->device);
+	pool_init(&m->pool, m->device, &job->quota, MEM_GRAD, job_share(job), job->rec->name,
+		  (int)rank);
 	job->members++;
 	*ret = m;
 	return 0;
@@ -49,6 +53,7 @@ struct member *member_unref(struct member *m)
 	if (--m->refs)
 		return NULL;
 	CHECK(list_empty(&m->ops) && list_empty(&m->held) && list_empty(&m->buffers));
+	CHECK(!m->link && !m->executing);
 	pool_deinit(&m->pool);
 	proc_unref(m->proc);
 	free(m->units);
@@ -109,7 +114,7 @@ void member_released(struct member *m, struct unit *u, struct member_unit *mu)
 		return;
 	CHECK(u->gathered_ranks > 0);
 	/* the copy stays until memory is needed or the parameters change */
-	if (--u->gathered_ranks == 0 && u->full.slab && !u->casting)
+	if (--u->gathered_ranks == 0 && u->has_full && !u->casting && !u->executing)
 		list_append(&m->job->idle_full, &u->idle);
 }
 
@@ -184,14 +189,40 @@ static void retire_now(struct member *m)
 	m->retiring = false;
 	pool_each_slab(&m->pool, keep_until_gone, m);
 	pool_deinit(&m->pool);
+	member_unlink(m);
 }
 
 void member_retire(struct member *m)
 {
 	member_reset(m);
 	m->retiring = true;
-	if (!m->pending)
+	member_poison(m);
+	if (!m->pending && !m->executing)
 		retire_now(m);
+}
+
+void member_executed(struct member *m)
+{
+	CHECK(m->executing > m->marking);
+	m->executing--;
+	if (m->retiring && !m->pending && !m->executing)
+		retire_now(m);
+	member_unref(m);
+}
+
+void member_will_execute(struct member *m)
+{
+	member_ref(m);
+	m->executing++;
+	m->marking++;
+}
+
+void member_marked(struct member *m, uint64_t ready)
+{
+	CHECK(m->marking > 0);
+	m->marking--;
+	if (ready > m->ready)
+		m->ready = ready;
 }
 
 void member_op_begun(struct member *m)
@@ -205,7 +236,7 @@ void member_op_ended(struct member *m)
 {
 	CHECK(m->pending > 0);
 	m->pending--;
-	if (m->retiring && !m->pending)
+	if (m->retiring && !m->pending && !m->executing)
 		retire_now(m);
 	member_unref(m);
 }

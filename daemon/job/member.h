@@ -22,6 +22,7 @@
 #include "mem/pool.h"
 
 struct job;
+struct member_link;
 struct unit;
 
 /* They are looked for one by one. */
@@ -61,7 +62,12 @@ struct member {
 	const char *last_op; /* static string, for texts */
 	char last_unit[64];
 
-	struct pool pool;          /* its gradient and other buffers */
+	struct device *device;    /* where its buffers are and what it gathers comes to */
+	struct member_link *link; /* its streams; NULL: answers are all it waits for */
+	uint64_t ready;           /* point of the main queue at which all its reductions are over */
+	uint32_t executing;       /* of its collectives: ordered, and their memory given back */
+	uint32_t marking;         /* of these: @ready does not tell of them yet */
+	struct pool pool;         /* its gradient and other buffers */
 	struct member_unit *units; /* by unit id - 1 */
 	uint32_t n_units;
 	struct list buffers; /* of struct member_buffer */
@@ -102,6 +108,23 @@ void member_buffer_free(struct member *m, struct member_buffer *b);
 /* An op of the member is there, or over: op/ counts them by these. */
 void member_op_begun(struct member *m);
 void member_op_ended(struct member *m);
+
+/* Give it signals, so that its ops can be ordered with its streams (member_link.c). They stay
+ * for the life of the member. Return: 0, MEMBER_E_LATER (node_wait, then again), or a fault. */
+enum { MEMBER_E_LATER = -1 };
+int member_link(struct member *m, struct fault *f);
+/* Its signals: NULL, if it has none. */
+struct backend_signals *member_signals(const struct member *m);
+struct slab *member_signals_slab(const struct member *m);
+/* It has not kept its word: what waits for its streams goes on, now and later. */
+void member_poison(struct member *m);
+
+/* A collective of it is ordered and has given its memory back, although the device works on
+ * it still; from @ready on it is over; it is over. The member and its memory stay that
+ * long. */
+void member_will_execute(struct member *m);
+void member_marked(struct member *m, uint64_t ready);
+void member_executed(struct member *m);
 
 /* Drop every reference and buffer; the process lives and stays: the memory may be
  * handed to it again. */

@@ -1,6 +1,6 @@
 /*
- * What all jobs of a node share, and the limits they live under. Filled by the
- * server, borrowed by everybody below it. Loop thread only.
+ * What all jobs of a node share: its devices, the communicators between them, and the
+ * limits. Filled by the server, borrowed by everybody below it. Loop thread only.
  */
 #ifndef SHARDD_JOB_NODE_H
 #define SHARDD_JOB_NODE_H
@@ -9,9 +9,12 @@
 #include <uv.h>
 
 #include "backend/backend.h"
+#include "core/fault.h"
 #include "engine/engine.h"
 #include "mem/quarantine.h"
 #include "mem/slab.h"
+
+#define NODE_MAX_DEVICES 16
 
 struct node_limits {
 	uint64_t job_quota_bytes; /* default; 0: none */
@@ -25,15 +28,95 @@ struct node_limits {
 	uint32_t max_inflight_gathers; /* casts per job; 0: no limit */
 };
 
+/* Waits in somebody's list until resumed. */
+struct parked {
+	struct list link;
+	void (*resume)(struct parked *p);
+};
+
+struct node_comm;
+
 struct node {
 	uv_loop_t *loop;
-	struct backend *backend;
-	struct engine *engine;
-	struct comm *comm; /* of all devices; size 1 with the local engine */
-	struct device device;
+	struct device devices[NODE_MAX_DEVICES];
+	unsigned n_devices;
+	struct engine *local;  /* for what is on one device */
+	struct engine *engine; /* between devices; NULL: there is none */
+	char engine_why[256];  /* why not */
+	bool engine_for_one;   /* also for sets of one device */
+	struct list comms;     /* of struct node_comm */
+	struct list waiters;   /* of struct parked; see node_wait */
 	struct quarantine quarantine;
 	struct node_limits limits;
 	uint64_t started_us;
+	/* (optional) A communicator broke; @why is one sentence. */
+	void (*comm_broke)(struct node *node, struct node_comm *nc, const char *why);
 };
+
+/*
+ * The communicators of one set of devices, in its order: one per queue. Made when first
+ * asked for, kept while a job uses them (those of all devices for the life of the daemon),
+ * made anew after they broke.
+ *
+ *   MAKING --both there--> READY --one breaks--> BROKEN --asked for, nothing runs--> MAKING
+ *      '---------------------fails----------------^
+ */
+enum node_comm_state { COMM_MAKING, COMM_READY, COMM_BROKEN };
+
+struct node_comm {
+	struct list link; /* node->comms */
+	struct node *node;
+	enum node_comm_state state;
+	unsigned users;  /* groups */
+	bool left;       /* by the last of them */
+	uint64_t breaks; /* how often it broke: what was begun before came to nothing */
+	struct device *devices[NODE_MAX_DEVICES];
+	unsigned n;
+	struct comm *comm[_BACKEND_Q_N]; /* owned */
+	unsigned making;                 /* of them that are not there yet */
+	struct list windows;             /* of struct window (window.c) */
+	unsigned ending;                 /* windows that the engine has not let go of yet */
+	bool tell;                       /* it could not be made: the next to ask is told */
+	char why[256];                   /* BROKEN */
+};
+
+enum {
+	NODE_E_LATER = -1, /* it is being made: node_wait, then ask again */
+};
+
+/* No devices yet. */
+void node_init(struct node *node, uv_loop_t *loop);
+/* Free the communicators; nothing may run on them. Safe twice. */
+void node_deinit(struct node *node);
+
+/* Resume @p at the next change: memory was made, a communicator is there or broke, a
+ * rank was placed, something was executed. Whoever is resumed looks again. */
+void node_wait(struct node *node, struct parked *p, void (*resume)(struct parked *p));
+void node_wake(struct node *node);
+
+/* A device by id or UUID (upper and lower case are the same). Return: NULL: none. */
+struct device *node_device(struct node *node, const char *name);
+/* What there is, for texts: "cuda:0 (GPU-...), cuda:1 (GPU-...)". */
+void node_list_devices(const struct node *node, char *buf, size_t bytes);
+
+/* The communicators of @n devices. @ret: also with NODE_E_LATER; who keeps it counts as a
+ * user (nc->users) until node_comm_leave. Return: 0, NODE_E_LATER, or a fault code. */
+int node_comm(struct node *node, struct device *const *devices, unsigned n, struct node_comm **ret,
+	      struct fault *f);
+
+/* What runs on it does not end: abort it, and tell as if it had broken by itself. */
+void node_comm_break(struct node_comm *nc, const char *why);
+
+/* One user less. Communicators of some of the devices that nobody uses any more are freed;
+ * the server is a user of those of all devices, which so stay warm. */
+void node_comm_leave(struct node_comm *nc);
+
+/* Communicators with @device are broken; those between the devices that are left come out of
+ * them, where the engine can do that, so that the next job finds them warm. */
+void node_device_lost(struct node *node, struct device *device);
+
+/* Bytes that all jobs hold on all devices, and the limit of all. */
+uint64_t node_used(const struct node *node);
+uint64_t node_capacity(const struct node *node);
 
 #endif

@@ -27,11 +27,13 @@ struct pool_slab {
 };
 
 void pool_init(struct pool *p, struct device *device, struct quota *payer, enum mem_class class,
-	       const char *job, int owner_rank)
+	       enum backend_share share, const char *job, int owner_rank)
 {
-	*p = (struct pool){
-		.device = device, .payer = payer, .class = class, .owner_rank = owner_rank
-	};
+	*p = (struct pool){ .device = device,
+			    .payer = payer,
+			    .class = class,
+			    .share = share,
+			    .owner_rank = owner_rank };
 	snprintf(p->job, sizeof(p->job), "%s", job);
 	list_init(&p->slabs);
 }
@@ -104,17 +106,27 @@ static struct pool_slab *add_slab(struct pool *p, struct slab *slab)
 	return ps;
 }
 
-/* Take a slab for @bytes; a large one, so that small regions share it, or just
- * what is needed when there is no more left. */
+static int make(struct pool *p, uint64_t bytes, struct slab **ret)
+{
+	return slab_new(p->device, p->payer, p->class, p->share, bytes, p->job, p->owner_rank, ret);
+}
+
+/* Take a slab for @bytes; a large one, so that small regions share it, or just what is
+ * needed when there is no more left. Which of the two is remembered until it is answered:
+ * a device that makes it later is asked for the same again. */
 static int grow(struct pool *p, uint64_t bytes, struct pool_slab **ret)
 {
-	uint64_t want = bytes < POOL_MIN_SLAB ? POOL_MIN_SLAB : bytes;
+	uint64_t large = bytes < POOL_MIN_SLAB ? POOL_MIN_SLAB : bytes;
+	uint64_t granularity = backend_info(p->device->backend)->granularity;
 	struct slab *slab;
 	int r;
 
-	r = slab_new(p->device, p->payer, p->class, want, p->job, p->owner_rank, &slab);
-	if (r > 0 && want > bytes)
-		r = slab_new(p->device, p->payer, p->class, bytes, p->job, p->owner_rank, &slab);
+	r = make(p, p->small ? bytes : large, &slab);
+	if (r > 0 && r != SLAB_E_LATER && !p->small && large > bytes && granularity < large) {
+		p->small = true;
+		r = make(p, bytes, &slab);
+	}
+	p->small = p->small && r == SLAB_E_LATER;
 	if (r)
 		return r;
 	*ret = add_slab(p, slab);

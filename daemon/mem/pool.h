@@ -16,11 +16,13 @@ struct pool {
 	struct device *device; /* borrowed */
 	struct quota *payer;   /* borrowed */
 	enum mem_class class;
+	enum backend_share share;
 	int owner_rank;
 	char job[65];
 	struct list slabs; /* of struct pool_slab */
 	uint64_t bytes;    /* of all slabs */
 	uint64_t used;     /* bytes in regions that are out */
+	bool small; /* a large slab was refused: the next one is made as small as it may be */
 };
 
 /* Smallest slab a pool makes, bytes: small regions share one. */
@@ -30,12 +32,12 @@ struct pool {
 #define POOL_ALIGN 256u
 
 void pool_init(struct pool *p, struct device *device, struct quota *payer, enum mem_class class,
-	       const char *job, int owner_rank);
+	       enum backend_share share, const char *job, int owner_rank);
 /* Frees the slabs; every region must be back (CHECKed). Safe twice. */
 void pool_deinit(struct pool *p);
 
 /* Take @bytes (more than 0). Contents are whatever they were.
- * Return: 0, SLAB_E_QUOTA, SLAB_E_FULL, or negative errno. */
+ * Return: 0, SLAB_E_QUOTA, SLAB_E_FULL, SLAB_E_LATER, or negative errno. */
 int pool_take(struct pool *p, uint64_t bytes, struct region *ret);
 
 /* Give a region back; *r becomes REGION_NULL. Safe on REGION_NULL. */

@@ -26,25 +26,51 @@ void device_init(struct device *d, struct backend *backend, uint64_t limit)
 	uint64_t capacity = backend_info(backend)->capacity_bytes;
 
 	CHECK(capacity > 0);
-	*d = (struct device){ .backend = backend, .next_slab = 1, .max_slabs = most_slabs() };
+	*d = (struct device){ .backend = backend, .own = { .next = 1, .max = most_slabs() } };
 	quota_init(&d->quota, NULL, limit > 0 && limit < capacity ? limit : capacity);
-	list_init(&d->slabs);
+	list_init(&d->own.slabs);
+	d->table = &d->own;
+}
+
+void device_follow(struct device *d, const struct device *first, unsigned index)
+{
+	CHECK(d->n_slabs == 0 && first->table == &first->own);
+	d->table = first->table;
+	d->index = index;
 }
 
 void device_deinit(struct device *d)
 {
-	CHECK(list_empty(&d->slabs));
+	d->ready = slab_unref(d->ready);
+	d->ready_ipc = slab_unref(d->ready_ipc);
+	CHECK(d->n_slabs == 0);
 	CHECK(d->quota.used == 0);
 	CHECK(d->quarantined == 0);
 }
 
-/* Charge @payer. Return: 0, SLAB_E_QUOTA, or SLAB_E_FULL if it is the device that
- * has not that much left. */
+/* A job's account may be under the device's (one device), or beside several. */
+static bool pays_for_device(const struct device *d, const struct quota *payer)
+{
+	return payer == &d->quota || payer->parent == &d->quota;
+}
+
+/* Charge @payer and the device. Return: 0, SLAB_E_QUOTA, or SLAB_E_FULL if it is the
+ * device that has not that much left. */
 static int charge(struct device *d, struct quota *payer, enum mem_class class, uint64_t bytes)
 {
-	if (quota_charge(payer, class, bytes) == 0)
+	if (quota_charge(payer, class, bytes))
+		return bytes > quota_left(&d->quota) ? SLAB_E_FULL : SLAB_E_QUOTA;
+	if (pays_for_device(d, payer) || quota_charge(&d->quota, class, bytes) == 0)
 		return 0;
-	return bytes > quota_left(&d->quota) ? SLAB_E_FULL : SLAB_E_QUOTA;
+	quota_return(payer, class, bytes);
+	return SLAB_E_FULL;
+}
+
+static void uncharge(struct device *d, struct quota *payer, enum mem_class class, uint64_t bytes)
+{
+	quota_return(payer, class, bytes);
+	if (!pays_for_device(d, payer))
+		quota_return(&d->quota, class, bytes);
 }
 
 /* A slab without memory. */
@@ -58,6 +84,7 @@ static struct slab *build(struct device *d, struct quota *payer, enum mem_class 
 	*s = (struct slab){ .magic = SLAB_MAGIC,
 			    .refs = 1,
 			    .class = class,
+			    .writable = class == MEM_GRAD,
 			    .owner_rank = owner_rank,
 			    .device = d,
 			    .payer = payer,
@@ -67,15 +94,45 @@ static struct slab *build(struct device *d, struct quota *payer, enum mem_class 
 	return s;
 }
 
-int slab_new(struct device *d, struct quota *payer, enum mem_class class, uint64_t bytes,
-	     const char *job, int owner_rank, struct slab **ret)
+/* Into the table, under a number. */
+static void enter(struct device *d, struct slab *s, uint32_t id)
+{
+	s->id = id;
+	list_append(&d->table->slabs, &s->link);
+	d->table->n++;
+	d->n_slabs++;
+}
+
+struct slab *device_ready(struct device *d, enum backend_share share)
+{
+	struct slab **at = share == BACKEND_SHARE_IPC ? &d->ready_ipc : &d->ready;
+	struct backend_mem *mem;
+	struct slab *s;
+
+	if (*at)
+		return *at;
+	mem = share == BACKEND_SHARE_IPC ? backend_ready_ipc(d->backend)
+					 : backend_ready(d->backend);
+	s = mem ? build(d, &d->quota, MEM_CONTROL, backend_bytes(mem), "", -1) : NULL;
+	if (!s)
+		return NULL;
+	s->mem = mem;
+	s->borrowed = true;
+	s->writable = false;
+	enter(d, s, d->table->next++);
+	*at = s;
+	return s;
+}
+
+int slab_new(struct device *d, struct quota *payer, enum mem_class class, enum backend_share share,
+	     uint64_t bytes, const char *job, int owner_rank, struct slab **ret)
 {
 	_cleanup_(freep) struct slab *s = NULL;
 	uint64_t granularity = backend_info(d->backend)->granularity;
 	int r;
 
 	CHECK(bytes > 0);
-	if (bytes > UINT64_MAX - granularity || d->n_slabs >= d->max_slabs || !d->next_slab)
+	if (bytes > UINT64_MAX - granularity || d->table->n >= d->table->max || !d->table->next)
 		return SLAB_E_FULL;
 	bytes = (bytes + granularity - 1) / granularity * granularity;
 	s = build(d, payer, class, bytes, job, owner_rank);
@@ -84,14 +141,12 @@ int slab_new(struct device *d, struct quota *payer, enum mem_class class, uint64
 	r = charge(d, payer, class, bytes);
 	if (r)
 		return r;
-	r = backend_alloc(d->backend, bytes, &s->mem);
+	r = backend_alloc(d->backend, bytes, share, &s->mem);
 	if (r) {
-		quota_return(payer, class, bytes);
-		return r == BACKEND_E_FULL ? SLAB_E_FULL : r;
+		uncharge(d, payer, class, bytes);
+		return r == BACKEND_E_FULL ? SLAB_E_FULL : r == BACKEND_E_LATER ? SLAB_E_LATER : r;
 	}
-	s->id = d->next_slab++;
-	list_append(&d->slabs, &s->link);
-	d->n_slabs++;
+	enter(d, s, d->table->next++);
 	*ret = STEAL_PTR(s);
 	return 0;
 }
@@ -113,14 +168,12 @@ int slab_import(struct device *d, struct quota *payer, enum mem_class class, uin
 		return r;
 	r = backend_import(d->backend, fd, bytes, &s->mem);
 	if (r) {
-		quota_return(payer, class, bytes);
+		uncharge(d, payer, class, bytes);
 		return r;
 	}
-	s->id = id;
-	if (d->next_slab <= id)
-		d->next_slab = id + 1;
-	list_append(&d->slabs, &s->link);
-	d->n_slabs++;
+	enter(d, s, id);
+	if (d->table->next <= id)
+		d->table->next = id + 1;
 	*ret = STEAL_PTR(s);
 	return 0;
 }
@@ -133,6 +186,21 @@ struct slab *slab_ref(struct slab *s)
 	return s;
 }
 
+void slab_bury(struct slab *s)
+{
+	MAGIC_CHECK(s, SLAB_MAGIC);
+	CHECK(s->refs == 0 && !s->leave);
+	list_unlink(&s->link);
+	s->device->n_slabs--;
+	s->device->table->n--;
+	if (!s->borrowed) {
+		backend_free(s->device->backend, s->mem);
+		uncharge(s->device, s->payer, s->class, s->bytes);
+	}
+	s->magic = 0;
+	free(s);
+}
+
 struct slab *slab_unref(struct slab *s)
 {
 	if (!s)
@@ -142,20 +210,18 @@ struct slab *slab_unref(struct slab *s)
 	if (--s->refs > 0)
 		return NULL;
 	CHECK(s->quarantined == 0 && !s->pool);
-	list_unlink(&s->link);
-	s->device->n_slabs--;
-	backend_free(s->device->backend, s->mem);
-	quota_return(s->payer, s->class, s->bytes);
-	s->magic = 0;
-	free(s);
+	if (s->leave)
+		s->leave(s);
+	else
+		slab_bury(s);
 	return NULL;
 }
 
-struct slab *slab_find(struct device *d, uint32_t id)
+struct slab *slab_find(const struct device *d, uint32_t id)
 {
 	struct slab *s, *tmp;
 
-	list_for_each (s, tmp, &d->slabs, link)
+	list_for_each (s, tmp, &d->table->slabs, link)
 		if (s->id == id)
 			return s;
 	return NULL;
@@ -163,17 +229,26 @@ struct slab *slab_find(struct device *d, uint32_t id)
 
 int slab_export(struct slab *s, int *ret_fd, bool *ret_writable)
 {
-	bool writable;
 	int r;
 
 	MAGIC_CHECK(s, SLAB_MAGIC);
-	writable = s->class == MEM_GRAD;
-	r = backend_export(s->device->backend, s->mem, writable, ret_fd);
+	r = backend_export(s->device->backend, s->mem, s->writable, ret_fd);
 	if (r)
 		return r;
 	s->exported++;
-	*ret_writable = writable;
+	*ret_writable = s->writable;
 	return 0;
+}
+
+int slab_export_ipc(struct slab *s, uint8_t ret_handle[BACKEND_IPC_BYTES])
+{
+	int r;
+
+	MAGIC_CHECK(s, SLAB_MAGIC);
+	r = backend_export_ipc(s->device->backend, s->mem, ret_handle);
+	if (r == 0)
+		s->exported++;
+	return r;
 }
 
 void *region_addr(const struct region *r)

@@ -14,15 +14,27 @@
 #include "core/list.h"
 #include "core/quota.h"
 
-/* The memory of one device and who has it: backend, account, list of slabs. */
+struct slab;
+
+/* The slabs of all devices of a node: a slab's number says it all to a client. */
+struct slab_table {
+	struct list slabs; /* of struct slab, by link */
+	uint32_t next;     /* ids are never used twice; 0: all have been */
+	uint32_t n;
+	uint32_t max; /* each takes a descriptor and a mapping of ours */
+};
+
+/* The memory of one device and who has it: backend, account, slabs. */
 struct device {
-	struct backend *backend; /* borrowed */
-	struct quota quota;      /* of the whole device */
-	struct list slabs;       /* of struct slab, by link */
-	uint32_t next_slab;      /* ids are never used twice; 0: all have been */
-	uint32_t n_slabs;
-	uint32_t max_slabs;   /* each takes a descriptor and a mapping of ours */
-	uint64_t quarantined; /* bytes */
+	struct backend *backend;  /* borrowed */
+	unsigned index;           /* in the node's devices */
+	struct quota quota;       /* of the whole device */
+	struct slab_table *table; /* @own, or that of the node's first device */
+	struct slab_table own;
+	uint32_t n_slabs;       /* on this device */
+	uint64_t quarantined;   /* bytes */
+	struct slab *ready;     /* the backend's ready page, for clients; NULL: not asked for yet */
+	struct slab *ready_ipc; /* the same for jobs with CUDA IPC handles */
 };
 
 struct slab {
@@ -30,6 +42,8 @@ struct slab {
 	unsigned refs;
 	uint32_t id;
 	enum mem_class class;
+	bool writable;         /* for those it is exported to; may be set before that */
+	bool borrowed;         /* @mem is the backend's own, charged to nobody */
 	int owner_rank;        /* whose it is alone; -1: all ranks of the job */
 	struct device *device; /* borrowed */
 	struct quota *payer;   /* borrowed; outlives the slab */
@@ -39,13 +53,18 @@ struct slab {
 	unsigned holds;       /* processes that it waits for; quarantine.c's own */
 	unsigned exported;    /* descriptors handed out */
 	void *pool;           /* pool.c's own; NULL outside of a pool */
-	char job[65];         /* for status */
-	struct list link;     /* device->slabs */
+	/* Somebody registered it with an engine: slab_unref calls @leave instead of freeing it,
+	 * and that calls slab_bury when the engine has let go. Both NULL otherwise. */
+	void *window;
+	void (*leave)(struct slab *s);
+	char job[65];     /* for status */
+	struct list link; /* device->table->slabs */
 };
 
 enum {
 	SLAB_E_QUOTA = 1, /* the payer has no such amount left */
-	SLAB_E_FULL = 2,  /* the device has no such amount left, or max_slabs */
+	SLAB_E_FULL = 2,  /* the device has no such amount left, or the table is full */
+	SLAB_E_LATER = 3, /* the backend is making it: ask again at its news */
 };
 
 /* A part of a slab. Borrowed view: holds no reference unless said so. */
@@ -59,14 +78,21 @@ struct region {
 
 /* Limit: the smaller of @limit (0: none) and the backend's capacity. */
 void device_init(struct device *d, struct backend *backend, uint64_t limit);
+/* One of several devices of a node: number its slabs with those of @first, which has
+ * none yet. */
+void device_follow(struct device *d, const struct device *first, unsigned index);
+/* The page that clients of a job of that kind can open, of a backend with queues. Return:
+ * borrowed, or NULL without memory. */
+struct slab *device_ready(struct device *d, enum backend_share share);
 /* CHECKs that no slab and no byte is left. */
 void device_deinit(struct device *d);
 
-/* @bytes is rounded up to the backend's granularity. @job: name for status.
- * @ret: the caller holds one reference.
- * Return: 0, SLAB_E_QUOTA, SLAB_E_FULL, or negative errno. */
-int slab_new(struct device *d, struct quota *payer, enum mem_class class, uint64_t bytes,
-	     const char *job, int owner_rank, struct slab **ret);
+/* @bytes is rounded up to the backend's granularity. @payer: charged beside the device;
+ * the device's own account is allowed. @job: name for status. Writable for clients if
+ * @class is MEM_GRAD, or made so. @ret: the caller holds one reference.
+ * Return: 0, SLAB_E_QUOTA, SLAB_E_FULL, SLAB_E_LATER, or negative errno. */
+int slab_new(struct device *d, struct quota *payer, enum mem_class class, enum backend_share share,
+	     uint64_t bytes, const char *job, int owner_rank, struct slab **ret);
 
 /* The same for memory that outlived another daemon: @fd is borrowed, @id is the
  * one it had. */
@@ -74,14 +100,18 @@ int slab_import(struct device *d, struct quota *payer, enum mem_class class, uin
 		const char *job, uint32_t id, int fd, struct slab **ret);
 
 struct slab *slab_ref(struct slab *s);
+/* The end of a slab whose last reference is gone; for who set its leave. */
+void slab_bury(struct slab *s);
 /* Return: NULL. NULL is allowed. */
 struct slab *slab_unref(struct slab *s);
 
-/* Find by id among the device's slabs. Return: borrowed, or NULL. */
-struct slab *slab_find(struct device *d, uint32_t id);
+/* Find by id among the slabs of the device's table. Return: borrowed, or NULL. */
+struct slab *slab_find(const struct device *d, uint32_t id);
 
-/* Descriptor for a client: writable only for MEM_GRAD. The caller's to close. */
+/* Descriptor for a client. The caller's to close. */
 int slab_export(struct slab *s, int *ret_fd, bool *ret_writable);
+/* The handle of a slab that is shared so. Return: 0 or negative errno. */
+int slab_export_ipc(struct slab *s, uint8_t ret_handle[BACKEND_IPC_BYTES]);
 
 /* Address of a region for the daemon's kernels. */
 void *region_addr(const struct region *r);

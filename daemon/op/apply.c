@@ -14,16 +14,26 @@
 #include "op/op_impl.h"
 #include "unit/optim.h"
 
-struct apply {
+/* What one device does of it. */
+struct apply_part {
 	struct backend_task task;
+	struct apply *apply;
+};
+
+struct apply {
 	struct job *job;
-	struct unit **units; /* those that are stepped */
+	struct parked parked; /* until nobody reads the parameters any more */
+	struct unit **units;  /* those that are stepped */
 	unsigned n;
+	struct apply_part parts[NODE_MAX_DEVICES]; /* by device */
+	unsigned pending;
+	int status;
 };
 
 static void apply_free(struct apply *a)
 {
-	free(a->task.kops);
+	for (unsigned d = 0; d < NODE_MAX_DEVICES; d++)
+		free(a->parts[d].task.kops);
 	free(a->units);
 	free(a);
 }
@@ -73,10 +83,13 @@ static void apply_done(struct job *job, struct unit **units, unsigned n, int sta
 
 static void on_applied(struct backend_task *task, int status)
 {
-	struct apply *a = CONTAINER_OF(task, struct apply, task);
+	struct apply *a = CONTAINER_OF(task, struct apply_part, task)->apply;
 	struct job *job = a->job;
 
-	apply_done(job, a->units, a->n, status);
+	a->status = a->status ? a->status : status;
+	if (--a->pending)
+		return;
+	apply_done(job, a->units, a->n, a->status);
 	apply_free(a);
 }
 
@@ -88,44 +101,105 @@ static bool takes_part(const struct job *job, const struct unit *u)
 
 static struct apply *apply_new(struct job *job)
 {
+	size_t room = job->n_units ? job->n_units : 1;
 	struct apply *a = calloc(1, sizeof(*a));
+	bool there;
 
 	if (!a)
 		return NULL;
 	a->job = job;
-	a->task.kops = calloc(job->n_units ? job->n_units : 1, sizeof(struct kop));
-	a->units = calloc(job->n_units ? job->n_units : 1, sizeof(struct unit *));
-	if (!a->task.kops || !a->units) {
-		apply_free(a);
-		return NULL;
+	list_init(&a->parked.link);
+	a->units = calloc(room, sizeof(struct unit *));
+	there = a->units;
+	for (unsigned d = 0; d < job->node->n_devices; d++) {
+		a->parts[d].apply = a;
+		a->parts[d].task.sync = true;
+		a->parts[d].task.done = on_applied;
+		a->parts[d].task.kops = calloc(room, sizeof(struct kop));
+		there = there && a->parts[d].task.kops;
 	}
-	for (uint32_t i = 0; i < job->n_units; i++) {
-		struct unit *u = job->units[i];
-		double lr = job->step.has_lr ? job->step.lr : u->rec->optimizer->lr;
+	if (there)
+		return a;
+	apply_free(a);
+	return NULL;
+}
 
-		if (!takes_part(job, u))
+static void add_unit(struct apply *a, struct unit *u)
+{
+	const struct job_step *step = &a->job->step;
+	double lr = step->has_lr ? step->lr : u->rec->optimizer->lr;
+
+	CHECK(!u->gathered_ranks);
+	for (unsigned d = 0; d < u->n_parts; d++) {
+		struct backend_task *task = &a->parts[u->parts[d].device->index].task;
+
+		if (!u->parts[d].n)
 			continue;
-		CHECK(!u->gathered_ranks);
-		CHECK(optim_step_kop(u, lr, &a->task.kops[a->n]));
-		a->units[a->n++] = u;
+		CHECK(optim_step_kop(u, &u->parts[d], lr, &task->kops[task->n_kops]));
+		task->n_kops++;
 	}
-	a->task.n_kops = a->n;
-	a->task.done = on_applied;
-	return a;
+	a->units[a->n++] = u;
+}
+
+/* Only to devices that have something to do: another may be lost, which is not our affair.
+ * With nothing to do at all it still ends from the loop. */
+static void submit_parts(struct apply *a)
+{
+	struct node *node = a->job->node;
+	unsigned n = node->n_devices;
+
+	for (unsigned d = 0; d < n; d++)
+		a->pending += a->parts[d].task.n_kops > 0;
+	if (!a->pending) {
+		const struct device *d = a->job->placed[0] ? a->job->placed[0] : &node->devices[0];
+
+		a->pending = 1;
+		backend_submit(d->backend, &a->parts[d->index].task);
+		return;
+	}
+	for (unsigned d = 0; d < n; d++)
+		if (a->parts[d].task.n_kops)
+			backend_submit(node->devices[d].backend, &a->parts[d].task);
+}
+
+/* The epoch may have ended while streams were waited for: then what they brought is worth
+ * nothing, and the step never was. */
+static void submit(struct parked *p)
+{
+	struct apply *a = CONTAINER_OF(p, struct apply, parked);
+	struct job *job = a->job;
+
+	if (job->step.epoch != job->rec->epoch) {
+		job->step.abandoned = true;
+		apply_done(job, NULL, 0, 0);
+		apply_free(a);
+		return;
+	}
+	for (uint32_t i = 0; i < job->n_units; i++)
+		if (takes_part(job, job->units[i]))
+			add_unit(a, job->units[i]);
+	submit_parts(a);
 }
 
 static void apply_start(struct job *job)
 {
 	struct apply *a = apply_new(job);
+	int r = -ENOMEM;
 
 	job->step.prepared = false;
 	job->step.applying = true;
+	job->step.abandoned = false;
 	job->step.epoch = job->rec->epoch;
 	job->running++;
 	if (a)
-		backend_submit(job->node->backend, &a->task);
-	else
-		apply_done(job, NULL, 0, -ENOMEM);
+		r = drain_ensure(job, &a->parked, submit);
+	if (r == 0) {
+		submit(&a->parked);
+	} else if (r < 0) {
+		apply_done(job, NULL, 0, r);
+		if (a)
+			apply_free(a);
+	}
 }
 
 bool apply_ensure(struct job *job, struct parked *p, void (*resume)(struct parked *p))

@@ -1,11 +1,94 @@
-/* Collectives that run: made when the last member has announced, one for all. */
+/*
+ * Collectives that run: made when the last member has announced, one for all.
+ *
+ * A collective is a row of stages, each begun when the one before is ordered on all devices
+ * of the group: kernels on every device, or an operation between them. On devices with
+ * queues of their own the end is a marker in each queue: ops of trainers that wait with
+ * their streams are answered when it is in the queue, the others when it was executed.
+ */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "core/check.h"
+#include "job/window.h"
 #include "op/op_impl.h"
+#include "op/table.h"
 
 #define COLL_MAGIC 0x434f4c4cu
+
+static void part_free(struct coll_part *p)
+{
+	queue_task_deinit(&p->queue);
+	free(p->members);
+	free(p->inputs);
+	free(p->kops);
+	free(p->waits);
+}
+
+static void coll_free(struct coll *c)
+{
+	c->magic = 0;
+	for (unsigned i = 0; c->parts && i < c->n_parts; i++)
+		part_free(&c->parts[i]);
+	free(c->parts);
+	free(c->part_of);
+	free(c->members);
+	free(c->ops);
+	free(c->partials);
+	queue_task_deinit(&c->between);
+	free(c);
+}
+
+static int part_init(struct coll *c, struct coll_part *p, struct device *d)
+{
+	uint32_t n = 0;
+	unsigned waits = 0;
+
+	p->coll = c;
+	p->device = d;
+	queue_task_init(&p->queue, c->job);
+	for (uint32_t i = 0; i < c->n; i++) {
+		n += c->members[i]->device == d;
+		waits += c->members[i]->device == d ? c->ops[i]->n_after : 0;
+	}
+	p->members = calloc(n ? n : 1, sizeof(*p->members));
+	p->inputs = calloc(n + 1, sizeof(*p->inputs));
+	p->waits = calloc(waits ? waits : 1, sizeof(*p->waits));
+	return p->members && p->inputs && p->waits ? 0 : -ENOMEM;
+}
+
+static void part_fill(struct coll *c, struct coll_part *p)
+{
+	for (uint32_t i = 0; i < c->n; i++) {
+		if (c->members[i]->device != p->device)
+			continue;
+		c->part_of[i] = (uint32_t)(p - c->parts);
+		p->members[p->n++] = i;
+		for (unsigned k = 0; k < c->ops[i]->n_after; k++)
+			p->waits[p->n_waits++] = c->ops[i]->after[k];
+	}
+}
+
+static int make_parts(struct coll *c, struct group *g)
+{
+	int r = group_place(g); /* all its ranks have joined, so they are placed */
+
+	CHECK(r != NODE_E_LATER);
+	if (r)
+		return r;
+	c->parts = calloc(g->n_devices, sizeof(*c->parts));
+	c->part_of = calloc(c->n, sizeof(*c->part_of));
+	if (!c->parts || !c->part_of)
+		return -ENOMEM;
+	while (c->n_parts < g->n_devices) {
+		struct coll_part *p = &c->parts[c->n_parts++];
+
+		if (part_init(c, p, g->devices[c->n_parts - 1]) < 0)
+			return -ENOMEM;
+		part_fill(c, p);
+	}
+	return 0;
+}
 
 static struct coll *coll_new(struct group *g, struct match_entry *const *entries, uint32_t n)
 {
@@ -13,34 +96,25 @@ static struct coll *coll_new(struct group *g, struct match_entry *const *entries
 
 	if (!c)
 		return NULL;
-	c->ops = calloc(n, sizeof(struct op *));
-	c->inputs = calloc(n, sizeof(void *));
-	if (!c->ops || !c->inputs) {
-		free(c->ops);
-		free(c->inputs);
-		free(c);
-		return NULL;
-	}
 	c->magic = COLL_MAGIC;
 	c->group = g;
 	c->job = g->job;
 	c->n = n;
 	list_init(&c->parked.link);
-	for (uint32_t i = 0; i < n; i++)
+	queue_task_init(&c->between, c->job);
+	c->ops = calloc(n, sizeof(struct op *));
+	c->members = calloc(n, sizeof(struct member *));
+	for (uint32_t i = 0; c->ops && c->members && i < n; i++) {
 		c->ops[i] = CONTAINER_OF(entries[i], struct op, entry);
+		c->members[i] = c->ops[i]->m;
+	}
+	if (!c->ops || !c->members || make_parts(c, g) < 0) {
+		coll_free(c);
+		return NULL;
+	}
 	c->type = c->ops[0]->type;
 	c->unit = c->ops[0]->unit;
 	return c;
-}
-
-static void coll_free(struct coll *c)
-{
-	c->magic = 0;
-	free(c->ops);
-	free(c->inputs);
-	free(c->kops);
-	free(c->partials);
-	free(c);
 }
 
 static void end_all(struct match_entry *const *entries, uint32_t n, int negative_errno)
@@ -67,30 +141,185 @@ void op_complete(struct match_entry *const *entries, uint32_t n, void *userdata)
 	c->type->run(c);
 }
 
-void coll_end(struct coll *c, const struct fault *fault)
+/* ----------------------------------------------------------------- the end */
+
+static void give_scratch(struct coll *c)
+{
+	for (unsigned i = 0; i < c->n_parts; i++)
+		for (unsigned k = 0; k < ARRAY_SIZE(c->parts[i].scratch); k++)
+			pool_give(&c->job->scratch[c->parts[i].device->index],
+				  &c->parts[i].scratch[k]);
+}
+
+/* Nothing of it runs any more. */
+static void finish(struct coll *c, const struct fault *fault)
 {
 	struct job *job = c->job;
 
-	MAGIC_CHECK(c, COLL_MAGIC);
 	CHECK(job->running > 0);
 	job->running--;
 	for (uint32_t i = 0; i < c->n; i++) {
+		if (c->marked)
+			member_executed(c->members[i]);
+		if (!c->ops[i])
+			continue;
 		if (fault && fault->code)
 			c->ops[i]->fault = *fault;
 		op_end(c->ops[i]);
 	}
 	coll_free(c);
+	node_wake(job->node); /* who waited for memory to be free of readers and writers */
 	job_settle(job);
+}
+
+static void status_fault(const struct coll *c, int status, struct fault *f)
+{
+	const struct node_comm *nc = c->group->nc;
+
+	op_device_fault(c->job, c->type->name, f);
+	if (status > 0)
+		fault_set(f, FAULT_ABORTED, NULL, "%s: the communicator was aborted%s%s",
+			  c->type->name, nc && *nc->why ? ": " : "", nc ? nc->why : "");
+	fault_errno(f, status < 0 ? status : -EIO, c->type->name);
+}
+
+/* The marker is in all queues, or never will be. */
+static void mark_members(struct coll *c)
+{
+	c->marking = false;
+	for (uint32_t i = 0; i < c->n; i++)
+		member_marked(c->members[i], c->parts[c->part_of[i]].ready);
+}
+
+/* Those who wait with their streams need not wait for us. */
+static void answer_streams(struct coll *c)
+{
+	for (uint32_t i = 0; i < c->n; i++) {
+		const struct coll_part *p = &c->parts[c->part_of[i]];
+		struct op *op = c->ops[i];
+
+		if (!op->stream)
+			continue;
+		op->result.queue = BACKEND_Q_MAIN;
+		op->result.ready = p->ready;
+		c->ops[i] = NULL;
+		op_end(op);
+	}
+	node_wake(c->job->node); /* who waited to know when memory is free */
+}
+
+static void on_marker_issued(struct backend_task *task, int status)
+{
+	struct coll_part *p = CONTAINER_OF(task, struct coll_part, queue.task);
+	struct coll *c = p->coll;
+
+	(void)status;
+	p->ready = task->ready;
+	CHECK(c->issued > 0);
+	if (--c->issued)
+		return;
+	mark_members(c);
+	answer_streams(c);
+}
+
+bool coll_promised(const struct coll *c)
+{
+	for (unsigned i = 0; i < c->n_parts; i++)
+		if (c->parts[i].n_waits)
+			return true;
+	return false;
+}
+
+/* Of a rank that is gone nothing is to be believed: its streams were let go, so that what
+ * it had promised to write was read as it was. */
+static void check_promises(const struct coll *c, struct fault *f)
+{
+	const struct member *told = NULL;
+
+	if (c->type != &op_reduce && c->type != &op_all_reduce && c->type != &op_broadcast)
+		return;
+	for (uint32_t i = 0; i < c->n; i++)
+		if (c->members[i]->epoch != c->job->rec->epoch && *c->members[i]->ended.text)
+			told = c->members[i];
+	if (told && coll_promised(c))
+		fault_set(f, FAULT_ABORTED, NULL, "%s", told->ended.text);
+}
+
+static void on_marker_executed(struct backend_task *task, int status)
+{
+	struct coll *c = CONTAINER_OF(task, struct coll_part, queue.task)->coll;
+	struct fault f = FAULT_NULL;
+
+	MAGIC_CHECK(c, COLL_MAGIC);
+	queue_task_done(&CONTAINER_OF(task, struct coll_part, queue.task)->queue);
+	c->status = c->status ? c->status : status;
+	if (--c->pending)
+		return;
+	if (c->marking)
+		mark_members(c);
+	if (c->status)
+		status_fault(c, c->status, &f);
+	else
+		check_promises(c, &f);
+	if (c->between.between && c->breaks != c->group->nc->breaks)
+		status_fault(c, ENGINE_E_ABORTED, &f);
+	finish(c, &f);
+}
+
+static uint64_t deadline_of(const struct coll *c)
+{
+	uint64_t least = UINT64_MAX;
+
+	for (uint32_t i = 0; i < c->n; i++)
+		if (c->ops[i] && c->ops[i]->deadline_us < least)
+			least = c->ops[i]->deadline_us;
+	return least;
+}
+
+static bool has_queues(const struct coll *c)
+{
+	return backend_info(c->parts[0].device->backend)->order != BACKEND_ORDER_NONE;
+}
+
+/* A part whose first stage had streams to wait for keeps being watched until its marker. */
+static void submit_markers(struct coll *c)
+{
+	uint64_t deadline = deadline_of(c);
+
+	c->status = 0;
+	c->pending = c->issued = c->n_parts;
+	c->marked = c->marking = true;
+	for (uint32_t i = 0; i < c->n; i++)
+		member_will_execute(c->members[i]);
+	for (unsigned i = 0; i < c->n_parts; i++) {
+		struct coll_part *p = &c->parts[i];
+
+		queue_task_done(&p->queue);
+		p->queue.task = (struct backend_task){ .sync = true,
+						       .issued = on_marker_issued,
+						       .done = on_marker_executed };
+		if (queue_task_wait(&p->queue, p->waits, p->n_waits) < 0)
+			c->status = -ENOMEM; /* reported; the device goes on */
+		queue_task_submit(&p->queue, p->device->backend, deadline);
+	}
+}
+
+void coll_end(struct coll *c, const struct fault *fault)
+{
+	MAGIC_CHECK(c, COLL_MAGIC);
+	give_scratch(c);
+	if ((!fault || !fault->code) && c->on_device && has_queues(c))
+		submit_markers(c);
+	else
+		finish(c, fault);
 }
 
 void coll_end_status(struct coll *c, int status, const char *what)
 {
 	struct fault f = FAULT_NULL;
 
-	if (status > 0)
-		fault_set(&f, FAULT_ABORTED, NULL, "%s: the engine was aborted", what);
-	else
-		fault_errno(&f, status, what);
+	(void)what;
+	status_fault(c, status, &f);
 	coll_end(c, &f);
 }
 
@@ -109,22 +338,73 @@ bool coll_overtaken(struct coll *c, bool torn_matters)
 	return f.code;
 }
 
-static void on_kernels(struct backend_task *task, int status)
-{
-	struct coll *c = CONTAINER_OF(task, struct coll, task);
+/* ------------------------------------------------------------------- stages */
 
-	MAGIC_CHECK(c, COLL_MAGIC);
-	if (status)
-		coll_end_status(c, status, c->type->name);
+static void stage_over(struct coll *c)
+{
+	if (c->status)
+		coll_end_status(c, c->status, c->type->name);
 	else
 		c->next(c);
 }
 
-void coll_kernels(struct coll *c, unsigned n, void (*next)(struct coll *c))
+static void on_kernels(struct backend_task *task, int status)
 {
+	struct coll_part *p = CONTAINER_OF(task, struct coll_part, queue.task);
+	struct coll *c = p->coll;
+
+	MAGIC_CHECK(c, COLL_MAGIC);
+	if (task->sync)
+		queue_task_done(&p->queue);
+	c->status = c->status ? c->status : status;
+	CHECK(c->pending > 0);
+	if (--c->pending == 0)
+		stage_over(c);
+}
+
+/* The streams that brought the inputs: before the first thing that is done with them. */
+static int give_waits(struct coll *c)
+{
+	int r = 0;
+
+	for (unsigned i = 0; !c->waits_given && r == 0 && i < c->n_parts; i++)
+		r = queue_task_wait(&c->parts[i].queue, c->parts[i].waits, c->parts[i].n_waits);
+	c->waits_given = true;
+	return r;
+}
+
+static void submit(struct coll *c, bool sync, void (*next)(struct coll *c))
+{
+	uint64_t deadline = deadline_of(c);
+
 	c->next = next;
-	c->task = (struct backend_task){ .kops = c->kops, .n_kops = n, .done = on_kernels };
-	backend_submit(c->job->node->backend, &c->task);
+	c->status = 0;
+	for (unsigned i = 0; i < c->n_parts; i++)
+		queue_task_done(&c->parts[i].queue);
+	if (give_waits(c) < 0) {
+		coll_end_status(c, -ENOMEM, c->type->name);
+		return;
+	}
+	c->on_device = true;
+	c->pending = c->n_parts;
+	for (unsigned i = 0; i < c->n_parts; i++) {
+		struct coll_part *p = &c->parts[i];
+
+		p->queue.task = (struct backend_task){
+			.kops = p->kops, .n_kops = p->n_kops, .sync = sync, .done = on_kernels
+		};
+		queue_task_submit(&p->queue, p->device->backend, deadline);
+	}
+}
+
+void coll_kernels(struct coll *c, void (*next)(struct coll *c))
+{
+	submit(c, false, next);
+}
+
+void coll_kernels_sync(struct coll *c, void (*next)(struct coll *c))
+{
+	submit(c, true, next);
 }
 
 static void on_comm(struct comm_op *op, int status)
@@ -132,27 +412,100 @@ static void on_comm(struct comm_op *op, int status)
 	struct coll *c = CONTAINER_OF(op, struct coll, comm_op);
 
 	MAGIC_CHECK(c, COLL_MAGIC);
-	if (status)
-		coll_end_status(c, status, c->type->name);
-	else
-		c->next(c);
+	c->status = status;
+	stage_over(c);
 }
 
 struct comm_op *coll_comm(struct coll *c, void (*next)(struct coll *c))
 {
+	if (c->n_parts > 1 && list_empty(&c->between.link)) {
+		c->breaks = c->group->nc->breaks;
+		queue_task_watch(&c->between, c->group->nc, deadline_of(c));
+	}
 	c->next = next;
 	c->comm_op = (struct comm_op){ .done = on_comm };
 	return &c->comm_op;
 }
 
+struct comm *coll_between(const struct coll *c)
+{
+	CHECK(c->group->nc && c->group->nc->state == COMM_READY);
+	return c->group->nc->comm[BACKEND_Q_MAIN];
+}
+
+bool coll_ready(struct coll *c, void (*again)(struct parked *p))
+{
+	struct fault f = FAULT_NULL;
+	int r = group_comms(c->group, &f);
+
+	if (r == NODE_E_LATER)
+		node_wait(c->job->node, &c->parked, again);
+	else if (r)
+		coll_end(c, &f);
+	return r == 0;
+}
+
 bool coll_need_kops(struct coll *c, size_t n)
 {
-	free(c->kops);
-	c->kops = calloc(n ? n : 1, sizeof(*c->kops));
-	if (c->kops)
-		return true;
-	coll_end_status(c, -ENOMEM, c->type->name); /* and @c is gone */
-	return false;
+	bool there = true;
+
+	for (unsigned i = 0; i < c->n_parts; i++) {
+		struct coll_part *p = &c->parts[i];
+
+		free(p->kops);
+		p->kops = calloc(n ? n : 1, sizeof(*p->kops));
+		p->n_kops = 0;
+		there = there && p->kops;
+	}
+	if (!there)
+		coll_end_status(c, -ENOMEM, c->type->name); /* and @c is gone */
+	return there;
+}
+
+struct kop *coll_kop(struct coll_part *p, enum kop_kind kind, uint64_t n)
+{
+	struct kop *kop = &p->kops[p->n_kops++];
+
+	*kop = (struct kop){ .kind = kind, .n = n };
+	return kop;
+}
+
+static void check_windows(const struct coll *c, unsigned k)
+{
+	struct region scratch[NODE_MAX_DEVICES];
+
+	for (unsigned i = 0; i < c->n_parts; i++)
+		scratch[i] = c->parts[i].scratch[k];
+	window_check(c->group->nc, BACKEND_Q_MAIN, scratch);
+}
+
+bool coll_need_scratch(struct coll *c, unsigned k, uint64_t bytes, void (*again)(struct parked *p))
+{
+	struct fault f = FAULT_NULL;
+	bool later = false;
+	int r = 0;
+
+	for (unsigned i = 0; r == 0 && i < c->n_parts; i++) {
+		struct coll_part *p = &c->parts[i];
+		struct pool *pool = &c->job->scratch[p->device->index];
+
+		if (p->scratch[k].slab)
+			continue;
+		r = pool_take(pool, bytes, &p->scratch[k]);
+		if (r > 0 && r != SLAB_E_LATER && full_evict(c->job, UINT64_MAX))
+			r = pool_take(pool, bytes, &p->scratch[k]);
+		later = later || r == SLAB_E_LATER;
+		r = r == SLAB_E_LATER ? 0 : r;
+	}
+	if (r) {
+		op_memory_fault(c->job, r, bytes, "sums between devices", &f);
+		coll_end(c, &f);
+	} else if (later) {
+		node_wait(c->job->node, &c->parked, again);
+	} else {
+		check_windows(c, k);
+	}
+	return r == 0 && !later;
 }
 
 uint32_t coll_index(const struct coll *c, uint32_t root)
@@ -161,4 +514,9 @@ uint32_t coll_index(const struct coll *c, uint32_t root)
 
 	CHECK(group_index(c->group, root, &index));
 	return index;
+}
+
+struct coll_part *coll_part(const struct coll *c, uint32_t index)
+{
+	return &c->parts[c->part_of[index]];
 }

@@ -300,11 +300,44 @@ static struct op *op_new(struct member *m, const struct op_type *type)
 	return op;
 }
 
+/* Which streams of its trainer the op comes after, and how it is answered. */
+static int take_streams(struct op *op, const Shardd__V1__OpHeader *h, struct fault *f)
+{
+	struct backend_signals *signals = member_signals(op->m);
+
+	if (!h || (!h->stream && !h->n_after))
+		return 0;
+	if (!signals)
+		return fault_set(
+			f, FAULT_INVALID, "header.stream",
+			"this rank has no streams: it joined without them, or its device %s "
+			"has none",
+			backend_info(op->m->device->backend)->id);
+	if (h->n_after > OP_MAX_AFTER)
+		return fault_set(f, FAULT_INVALID, "header.after",
+				 "header.after has %zu points: up to %u are allowed", h->n_after,
+				 OP_MAX_AFTER);
+	for (size_t i = 0; i < h->n_after; i++) {
+		const Shardd__V1__StreamPoint *p = h->after[i];
+
+		if (p->slot >= BACKEND_SIGNAL_SLOTS || p->value > INT64_MAX)
+			return fault_set(
+				f, FAULT_INVALID, "header.after",
+				"header.after names slot %u and value %llu: slots 0 to %u and "
+				"values below 2^63 are allowed",
+				p->slot, (unsigned long long)p->value, BACKEND_SIGNAL_SLOTS - 1);
+		op->after[op->n_after++] = (struct backend_wait){ signals, p->slot, p->value };
+	}
+	op->stream = h->stream;
+	return 0;
+}
+
 /* A request whose fields are wrong still takes its turn, so that the ops behind it are
  * not held up for ever. */
 static void decode(struct op *op, const ProtobufCMessage *request)
 {
-	if (op->type->decode(op, request, &op->fault) == 0 && op->group) {
+	if (take_streams(op, header_of(op->type, request), &op->fault) == 0 &&
+	    op->type->decode(op, request, &op->fault) == 0 && op->group) {
 		op->entry.rank = op->m->rank;
 		op->entry.pid = member_pid(op->m);
 		if (!group_index(op->group, op->m->rank, &op->entry.index))

@@ -24,10 +24,14 @@
 #include <stdint.h>
 
 #include "job/job.h"
+#include "op/queue_task.h"
 #include "op/recorder.h"
 
 struct op;
 struct coll;
+
+/* Streams of its trainer that an op can name: more than anybody uses at once. */
+#define OP_MAX_AFTER 8
 
 enum op_state { OP_HELD, OP_DEPS, OP_WAIT, OP_PARKED, OP_RUN, OP_DONE, _OP_N };
 
@@ -62,12 +66,6 @@ enum {
 	TOUCH_ALL = 4, /* after everything before it, before everything after it */
 };
 
-/* Waits in somebody's list until resumed. */
-struct parked {
-	struct list link;
-	void (*resume)(struct parked *p);
-};
-
 struct op {
 	uint32_t magic;
 	enum op_state state;
@@ -88,6 +86,9 @@ struct op {
 	bool numbered;
 	bool announced;
 	bool answered; /* done was called; it only keeps its turn */
+	bool stream;   /* answer when it is ordered on the device, with result.ready */
+	struct backend_wait after[OP_MAX_AFTER]; /* streams of the trainer it must come after */
+	unsigned n_after;
 	struct parked parked;
 	uint64_t record; /* in the flight recorder */
 
@@ -130,11 +131,30 @@ struct op {
 		bool copied;
 		uint64_t buffer;
 		double total_norm;
+		enum backend_queue queue; /* where @ready is a point of */
+		uint64_t ready;           /* 0: there is nothing to wait for */
 	} result;
 	struct fault fault; /* FAULT_NONE: it succeeded */
 
 	op_done_cb done;
 	void *userdata;
+};
+
+/* What a collective does on one device of its group. */
+struct coll_part {
+	struct coll *coll;
+	struct device *device;
+	uint32_t n;                          /* members on it */
+	uint32_t *members;                   /* their indices, ascending */
+	const void **inputs;                 /* n + 1 pointers, for kernels with several inputs */
+	const void *found[NODE_MAX_DEVICES]; /* what each device has, for such kernels */
+	struct kop *kops;                    /* of the present stage */
+	unsigned n_kops;
+	struct queue_task queue;    /* of the present stage */
+	struct backend_wait *waits; /* streams of the members, for the first stage */
+	unsigned n_waits;
+	struct region scratch[2];
+	uint64_t ready; /* point of the queue at which all is over */
 };
 
 /* A collective that runs: the ops of all members of a group. */
@@ -145,14 +165,27 @@ struct coll {
 	struct job *job;
 	struct unit *unit;
 	uint32_t n;
-	struct op **ops; /* by member index */
+	struct op **ops;         /* by member index; NULL: answered */
+	struct member **members; /* by member index */
+	uint32_t *part_of;       /* by member index: which part its device is */
+	struct coll_part *parts; /* by device, in the group's order */
+	unsigned n_parts;
+	unsigned pending; /* parts whose stage is not over */
+	unsigned issued;  /* parts whose last stage is not issued */
+	int status;       /* of the present stage */
+	bool on_device;   /* something was submitted */
+	bool waits_given; /* to the first stage */
+	bool marked;      /* markers were submitted: its members are told when they are reached */
+	bool marking;     /* not all of them are in their queues yet */
 	struct parked parked;
-	struct backend_task task;
 	struct comm_op comm_op;
-	struct kop *kops;
-	const void **inputs; /* n pointers, for kernels with several inputs */
+	struct queue_task between; /* watches what goes on between devices, from its start */
+	uint64_t breaks;           /* of the communicators, then */
 	double *partials;
-	void (*next)(struct coll *c); /* what follows the present task */
+	bool drained;                 /* Initialise: nobody uses the parameters any more */
+	bool accumulate;              /* Reduce: there was a gradient before */
+	uint32_t turn;                /* of what is done once a member */
+	void (*next)(struct coll *c); /* what follows the present stage */
 	double value;
 };
 

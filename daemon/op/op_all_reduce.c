@@ -1,4 +1,5 @@
-/* AllReduce: elements of each member's buffer become the same on all. */
+/* AllReduce: elements of each member's buffer become the same on all. Inside a device one
+ * kernel in the group's order; between devices see below. */
 #include "core/check.h"
 #include "op/op_impl.h"
 
@@ -53,7 +54,24 @@ static int check(struct op *op, struct fault *f)
 
 static void *address(const struct coll *c, uint32_t i)
 {
-	return (void *)c->inputs[i];
+	const struct op *op = c->ops[i];
+	struct fault f = FAULT_NULL;
+	void *at = op_buffer_at((struct op *)op, op->args.buf.offset, op->args.buf.bytes, &f);
+
+	CHECK(at); /* checked when announced, and nothing of the buffer since */
+	return at;
+}
+
+/* The buffer of a part's member @i, of the first one. Noted at the start: if the epoch ends
+ * meanwhile, the member gives its buffers back, and their memory stays until we are done. */
+static void *buffer_of(const struct coll_part *p, uint32_t i)
+{
+	return (void *)p->inputs[i];
+}
+
+static void *first_of(const struct coll_part *p)
+{
+	return buffer_of(p, 0);
 }
 
 static void done(struct coll *c)
@@ -61,44 +79,192 @@ static void done(struct coll *c)
 	coll_end(c, NULL);
 }
 
-/* The first member's buffer holds the result: to the others. */
+/* The first member's buffer on each device holds the result: to the others. */
 static void spread(struct coll *c)
 {
 	if (!coll_need_kops(c, c->n))
 		return;
-	for (uint32_t i = 1; i < c->n; i++) {
-		c->kops[i - 1] = (struct kop){ .kind = KOP_COPY, .n = c->ops[0]->args.buf.bytes };
-		c->kops[i - 1].copy = (struct k_copy){ address(c, i), address(c, 0) };
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+
+		for (uint32_t i = 1; i < p->n; i++)
+			coll_kop(p, KOP_COPY, c->ops[0]->args.buf.bytes)->copy =
+				(struct k_copy){ buffer_of(p, i), first_of(p) };
 	}
-	coll_kernels(c, c->n - 1, done);
+	coll_kernels(c, done);
 }
 
-static void to_other_devices(struct coll *c)
+static void fill_inputs(struct coll *c)
+{
+	for (unsigned d = 0; d < c->n_parts; d++)
+		for (uint32_t i = 0; i < c->parts[d].n; i++)
+			c->parts[d].inputs[i] = address(c, c->parts[d].members[i]);
+}
+
+/* -- one device: one kernel, in the group's order ----------------------------- */
+
+static void between_one(struct coll *c)
+{
+	const struct op *op = c->ops[0];
+	void *data[] = { first_of(&c->parts[0]) };
+
+	comm_all_reduce(coll_between(c), coll_comm(c, spread), data, op->args.buf.count,
+			op->args.buf.dtype, op->args.buf.op);
+}
+
+static void fold(struct coll *c, struct coll_part *p)
 {
 	const struct op *op = c->ops[0];
 
-	comm_all_reduce(c->job->node->comm, coll_comm(c, spread), address(c, 0), op->args.buf.count,
-			op->args.buf.dtype, op->args.buf.op);
+	coll_kop(p, KOP_ALL_REDUCE, op->args.buf.count)->all_reduce =
+		(struct k_all_reduce){ .out = first_of(p),
+				       .in = p->inputs,
+				       .k = p->n,
+				       .dtype = op->args.buf.dtype,
+				       .op = op->args.buf.op };
+}
+
+/* -- several devices, sum and average: fp32 sums travel, narrowed once at the end ---- */
+
+static void narrow(struct coll *c)
+{
+	const struct op *op = c->ops[0];
+	bool average = op->args.buf.op == REDUCE_AVG;
+
+	if (!coll_need_kops(c, 1))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+
+		coll_kop(p, KOP_CAST, op->args.buf.count)->cast =
+			(struct k_cast){ .dst = first_of(p),
+					 .src = region_addr(&p->scratch[average]),
+					 .dst_dtype = op->args.buf.dtype,
+					 .src_dtype = DTYPE_FP32 };
+	}
+	coll_kernels(c, spread);
+}
+
+static void divide(struct coll *c)
+{
+	if (c->ops[0]->args.buf.op != REDUCE_AVG) {
+		narrow(c);
+		return;
+	}
+	if (!coll_need_kops(c, 1))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+
+		p->inputs[p->n] = region_addr(&p->scratch[0]);
+		coll_kop(p, KOP_REDUCE, c->ops[0]->args.buf.count)->reduce =
+			(struct k_reduce){ .out = region_addr(&p->scratch[1]),
+					   .in = &p->inputs[p->n],
+					   .k = 1,
+					   .in_dtype = DTYPE_FP32,
+					   .pre = 1,
+					   .post = (float)c->n };
+	}
+	coll_kernels(c, narrow);
+}
+
+static void add_between(struct coll *c)
+{
+	void *sums[NODE_MAX_DEVICES];
+
+	for (unsigned d = 0; d < c->n_parts; d++)
+		sums[d] = region_addr(&c->parts[d].scratch[0]);
+	comm_all_reduce(coll_between(c), coll_comm(c, divide), sums, c->ops[0]->args.buf.count,
+			DTYPE_FP32, REDUCE_SUM);
+}
+
+static void add_inside(struct coll *c, struct coll_part *p)
+{
+	const struct op *op = c->ops[0];
+
+	coll_kop(p, KOP_REDUCE, op->args.buf.count)->reduce =
+		(struct k_reduce){ .out = region_addr(&p->scratch[0]),
+				   .in = p->inputs,
+				   .k = p->n,
+				   .in_dtype = op->args.buf.dtype,
+				   .pre = 1,
+				   .post = 1 };
+}
+
+/* -- several devices, maximum and minimum: every device folds what all of them found, so
+ * that NaN and zeros of either sign come out as on one device ------------------------ */
+
+static void fold_all(struct coll *c)
+{
+	const struct op *op = c->ops[0];
+
+	if (!coll_need_kops(c, 1))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+
+		for (unsigned k = 0; k < c->n_parts; k++)
+			p->found[k] = (char *)region_addr(&p->scratch[0]) + k * op->args.buf.bytes;
+		coll_kop(p, KOP_ALL_REDUCE, op->args.buf.count)->all_reduce =
+			(struct k_all_reduce){ .out = first_of(p),
+					       .in = p->found,
+					       .k = c->n_parts,
+					       .dtype = op->args.buf.dtype,
+					       .op = op->args.buf.op };
+	}
+	coll_kernels(c, spread);
+}
+
+static void show_between(struct coll *c)
+{
+	const void *send[NODE_MAX_DEVICES];
+	void *recv[NODE_MAX_DEVICES];
+
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		send[d] = first_of(&c->parts[d]);
+		recv[d] = region_addr(&c->parts[d].scratch[0]);
+	}
+	comm_all_gather(coll_between(c), coll_comm(c, fold_all), send, recv,
+			c->ops[0]->args.buf.count, c->ops[0]->args.buf.dtype);
+}
+
+/* ------------------------------------------------------------------ the op */
+
+static bool need_scratch(struct coll *c, void (*again)(struct parked *p))
+{
+	const struct op *op = c->ops[0];
+	uint64_t sums = op->args.buf.count * sizeof(float);
+
+	if (c->n_parts == 1)
+		return true;
+	if (op->args.buf.op == REDUCE_MAX || op->args.buf.op == REDUCE_MIN)
+		return coll_need_scratch(c, 0, op->args.buf.bytes * c->n_parts, again);
+	return coll_need_scratch(c, 0, sums, again) &&
+	       (op->args.buf.op != REDUCE_AVG || coll_need_scratch(c, 1, sums, again));
+}
+
+static void start(struct parked *parked)
+{
+	struct coll *c = CONTAINER_OF(parked, struct coll, parked);
+	enum reduce_op op = c->ops[0]->args.buf.op;
+	bool add = op == REDUCE_SUM || op == REDUCE_AVG;
+
+	if (coll_overtaken(c, false) || !coll_ready(c, start) || !need_scratch(c, start) ||
+	    !coll_need_kops(c, 1))
+		return;
+	fill_inputs(c);
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		if (c->n_parts > 1 && add)
+			add_inside(c, &c->parts[d]);
+		else
+			fold(c, &c->parts[d]);
+	}
+	coll_kernels(c, c->n_parts == 1 ? between_one : add ? add_between : show_between);
 }
 
 static void run(struct coll *c)
 {
-	const struct op *op = c->ops[0];
-	struct fault f = FAULT_NULL;
-
-	for (uint32_t i = 0; i < c->n; i++)
-		c->inputs[i] = op_buffer_at(c->ops[i], c->ops[i]->args.buf.offset,
-					    c->ops[i]->args.buf.bytes, &f);
-	CHECK(!f.code); /* checked when announced, and nothing of the buffer since */
-	if (!coll_need_kops(c, 1))
-		return;
-	c->kops[0] = (struct kop){ .kind = KOP_ALL_REDUCE, .n = op->args.buf.count };
-	c->kops[0].all_reduce = (struct k_all_reduce){ .out = address(c, 0),
-						       .in = c->inputs,
-						       .k = c->n,
-						       .dtype = op->args.buf.dtype,
-						       .op = op->args.buf.op };
-	coll_kernels(c, 1, to_other_devices);
+	start(&c->parked);
 }
 
 static void encode(const struct op *op, op_reply_cb send, void *ctx)

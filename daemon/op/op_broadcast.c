@@ -33,6 +33,35 @@ static int check(struct op *op, struct fault *f)
 	return 0;
 }
 
+/* Noted at the start: if the epoch ends meanwhile, the members give their buffers back, and
+ * the memory stays until we are done. */
+static void fill_inputs(struct coll *c)
+{
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+
+		for (uint32_t i = 0; i < p->n; i++) {
+			struct op *op = c->ops[p->members[i]];
+			struct fault f = FAULT_NULL;
+
+			p->inputs[i] =
+				op_buffer_at(op, op->args.buf.offset, op->args.buf.bytes, &f);
+			CHECK(p->inputs[i]); /* checked when announced, and nothing of it since */
+		}
+	}
+}
+
+/* Whose buffer on a device gets it first: the root's, or the first member's. */
+static uint32_t first_on(const struct coll *c, const struct coll_part *p)
+{
+	uint32_t root = coll_index(c, c->ops[0]->args.buf.root);
+
+	for (uint32_t i = 0; i < p->n; i++)
+		if (p->members[i] == root)
+			return i;
+	return 0;
+}
+
 static void done(struct coll *c)
 {
 	coll_end(c, NULL);
@@ -40,32 +69,46 @@ static void done(struct coll *c)
 
 static void to_others(struct coll *c)
 {
-	uint32_t root = coll_index(c, c->ops[0]->args.buf.root);
-	unsigned n = 0;
-
 	if (!coll_need_kops(c, c->n))
 		return;
-	for (uint32_t i = 0; i < c->n; i++) {
-		if (i == root)
-			continue;
-		c->kops[n] = (struct kop){ .kind = KOP_COPY, .n = c->ops[0]->args.buf.bytes };
-		c->kops[n++].copy = (struct k_copy){ (void *)c->inputs[i], c->inputs[root] };
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+		uint32_t first = first_on(c, p);
+
+		for (uint32_t i = 0; i < p->n; i++)
+			if (i != first)
+				coll_kop(p, KOP_COPY, c->ops[0]->args.buf.bytes)->copy =
+					(struct k_copy){ (void *)p->inputs[i], p->inputs[first] };
 	}
-	coll_kernels(c, n, done);
+	coll_kernels(c, done);
+}
+
+static void to_other_devices(struct coll *c)
+{
+	const struct op *op = c->ops[0];
+	struct coll_part *root = coll_part(c, coll_index(c, op->args.buf.root));
+	void *data[NODE_MAX_DEVICES];
+
+	for (unsigned d = 0; d < c->n_parts; d++)
+		data[d] = (void *)c->parts[d].inputs[first_on(c, &c->parts[d])];
+	comm_broadcast(coll_between(c), coll_comm(c, to_others), data, op->args.buf.bytes,
+		       (unsigned)(root - c->parts));
+}
+
+/* The first stage does nothing but wait for the streams that filled the buffers. */
+static void start(struct parked *p)
+{
+	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+
+	if (coll_overtaken(c, false) || !coll_ready(c, start) || !coll_need_kops(c, 0))
+		return;
+	fill_inputs(c);
+	coll_kernels(c, to_other_devices);
 }
 
 static void run(struct coll *c)
 {
-	const struct op *op = c->ops[0];
-	struct fault f = FAULT_NULL;
-
-	for (uint32_t i = 0; i < c->n; i++)
-		c->inputs[i] = op_buffer_at(c->ops[i], c->ops[i]->args.buf.offset,
-					    c->ops[i]->args.buf.bytes, &f);
-	CHECK(!f.code);
-	/* one device: this member is the root's */
-	comm_broadcast(c->job->node->comm, coll_comm(c, to_others),
-		       (void *)c->inputs[coll_index(c, op->args.buf.root)], op->args.buf.bytes, 0);
+	start(&c->parked);
 }
 
 static void encode(const struct op *op, op_reply_cb send, void *ctx)

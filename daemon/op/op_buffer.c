@@ -1,6 +1,7 @@
 /* AllocBuffer and FreeBuffer: writable memory of the session's own. */
 #include <errno.h>
 
+#include "core/check.h"
 #include "op/op_impl.h"
 
 static int alloc_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
@@ -23,14 +24,23 @@ static int alloc_check(struct op *op, struct fault *f)
 			 op->m->n_buffers);
 }
 
+static void alloc_resume(struct parked *p);
+
 static void alloc_start(struct op *op)
 {
 	struct member_buffer *b = NULL;
 	struct region region;
 	int r;
 
-	op_begin_run(op);
+	if (op_wait_for_memory(op, alloc_resume))
+		return;
 	r = op_take_memory(op, op->args.alloc.bytes, &region);
+	if (r == SLAB_E_LATER) {
+		op->state = OP_PARKED;
+		node_wait(op->m->job->node, &op->parked, alloc_resume);
+		return;
+	}
+	op_begin_run(op);
 	if (r == 0) {
 		b = member_buffer_add(op->m, &region);
 		if (!b) {
@@ -43,18 +53,26 @@ static void alloc_start(struct op *op)
 		op->result.place = b->region;
 		op->result.place.bytes = op->args.alloc.bytes;
 		op->result.writable = true;
+		if (op->m->executing)
+			op->result.ready = op->m->ready;
 	} else {
 		op_memory_fault(op->m->job, r, op->args.alloc.bytes, "a buffer", &op->fault);
 	}
 	op_end(op);
 }
 
+static void alloc_resume(struct parked *p)
+{
+	alloc_start(CONTAINER_OF(p, struct op, parked));
+}
+
 static void alloc_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__AllocBufferReply reply = SHARDD__V1__ALLOC_BUFFER_REPLY__INIT;
 	Shardd__V1__Placement place;
+	uint8_t handle[BACKEND_IPC_BYTES];
 
-	op_place(op, &place);
+	op_place(op, &place, handle);
 	reply.place = &place;
 	reply.buffer = op->result.buffer;
 	op_send(op, &reply.base, &reply.info, send, ctx);

@@ -1,8 +1,9 @@
 /*
  * ClipGradNorm: total norm of all gradient shards of a group's units, and scaling by
  * max_norm/(total + 1e-6) where that is below 1 (fairscale's rule: a NaN or a smaller
- * total changes nothing). Per 64 Ki block in fp64 lanes, blocks added in order in fp64:
- * the same bits in every run and for every world size.
+ * total changes nothing). On the host per 64 Ki block in fp64 lanes, blocks added in order
+ * in fp64: the same bits in every run and for every world size. On a device in a fixed order
+ * of its own; several devices are added in their order.
  */
 #include <errno.h>
 #include <math.h>
@@ -54,9 +55,9 @@ static bool takes_part(const struct coll *c, const struct unit *u)
 	return u->has_gradient && u->rec->group == c->group->id;
 }
 
-static uint64_t blocks_of(const struct unit *u)
+static uint64_t blocks_of(const struct unit_part *p)
 {
-	return (u->layout.elements + KERNEL_NORM_BLOCK - 1) / KERNEL_NORM_BLOCK;
+	return (p->n + KERNEL_NORM_BLOCK - 1) / KERNEL_NORM_BLOCK;
 }
 
 static double fold(double sum, double x, bool inf)
@@ -66,17 +67,21 @@ static double fold(double sum, double x, bool inf)
 	return sum + x;
 }
 
-/* Of this device: the sum of squares, or the maximum. */
+/* Of all devices, in their order: the sum of squares, or the maximum. */
 static double fold_blocks(const struct coll *c, bool inf)
 {
 	uint64_t at = 0;
 	double sum = 0;
 
-	for (uint32_t i = 0; i < c->job->n_units; i++) {
-		const struct unit *u = c->job->units[i];
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		for (uint32_t i = 0; i < c->job->n_units; i++) {
+			const struct unit *u = c->job->units[i];
 
-		for (uint64_t b = 0; takes_part(c, u) && b < blocks_of(u); b++, at++)
-			sum = fold(sum, c->partials[at], inf);
+			if (!takes_part(c, u))
+				continue;
+			for (uint64_t b = 0; b < blocks_of(&u->parts[d]); b++, at++)
+				sum = fold(sum, c->partials[at], inf);
+		}
 	}
 	return sum;
 }
@@ -98,85 +103,71 @@ static uint64_t blocks_of_all(const struct coll *c)
 	uint64_t blocks = 0;
 
 	for (uint32_t i = 0; i < c->job->n_units; i++)
-		if (takes_part(c, c->job->units[i]))
-			blocks += blocks_of(c->job->units[i]);
+		for (unsigned d = 0; takes_part(c, c->job->units[i]) && d < c->n_parts; d++)
+			blocks += blocks_of(&c->job->units[i]->parts[d]);
 	return blocks;
 }
 
-/* One number of every device, behind the partials of this one. */
-static double *device_norms(const struct coll *c)
+static void scale_part(struct coll *c, unsigned d, float coef)
 {
-	return c->partials + blocks_of_all(c);
+	for (uint32_t i = 0; i < c->job->n_units; i++) {
+		struct unit *u = c->job->units[i];
+
+		if (takes_part(c, u) && u->parts[d].n)
+			coll_kop(&c->parts[d], KOP_SCALE, u->parts[d].n)->scale =
+				(struct k_scale){ optim_at(&u->parts[d].grads, 0), coef };
+	}
 }
 
 static void scale(struct coll *c)
 {
-	struct comm *comm = c->job->node->comm;
-	double coef, total = 0;
-	unsigned n = 0;
+	double coef, total;
 
-	if (coll_overtaken(c, true))
+	if (coll_overtaken(c, true) || !coll_need_kops(c, c->job->n_units))
 		return;
-	for (unsigned d = 0; d < comm_size(comm); d++)
-		total = fold(total, device_norms(c)[d], is_inf(c));
+	total = fold_blocks(c, is_inf(c));
 	c->value = is_inf(c) ? total : sqrt(total);
 	coef = c->ops[0]->args.clip.max_norm / (c->value + 1e-6);
 	if (!(coef < 1)) {
 		done(c);
 		return;
 	}
+	for (unsigned d = 0; d < c->n_parts; d++)
+		scale_part(c, d, (float)coef);
+	coll_kernels(c, done);
+}
+
+static void norm_part(struct coll *c, unsigned d, uint64_t *at)
+{
 	for (uint32_t i = 0; i < c->job->n_units; i++) {
 		struct unit *u = c->job->units[i];
 
-		if (!takes_part(c, u))
+		if (!takes_part(c, u) || !u->parts[d].n)
 			continue;
-		c->kops[n] = (struct kop){ .kind = KOP_SCALE, .n = u->layout.elements };
-		c->kops[n++].scale = (struct k_scale){ optim_at(&u->grads, 0), (float)coef };
+		coll_kop(&c->parts[d], KOP_NORM, u->parts[d].n)->norm =
+			(struct k_norm){ optim_at(&u->parts[d].grads, 0), c->partials + *at,
+					 is_inf(c) };
+		*at += blocks_of(&u->parts[d]);
 	}
-	coll_kernels(c, n, done);
-}
-
-/* All-gather, not all-reduce: every device folds the same fp64 numbers in the same
- * order, whatever the engine. Eight bytes travel as two opaque words of four. */
-static void to_other_devices(struct coll *c)
-{
-	struct comm *comm = c->job->node->comm;
-	double *norms;
-
-	if (coll_overtaken(c, true))
-		return;
-	norms = device_norms(c);
-	norms[comm_member(comm)] = fold_blocks(c, is_inf(c));
-	comm_all_gather(comm, coll_comm(c, scale), &norms[comm_member(comm)], norms, 2, DTYPE_FP32);
 }
 
 static void start(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 	uint64_t at = 0;
-	unsigned n = 0;
 
 	if (coll_overtaken(c, true))
 		return;
 	if (!coll_need_kops(c, c->job->n_units))
 		return;
-	c->partials =
-		calloc(blocks_of_all(c) + comm_size(c->job->node->comm), sizeof(*c->partials));
+	c->partials = calloc(blocks_of_all(c) + 1, sizeof(*c->partials));
 	if (!c->partials) {
 		coll_end_status(c, -ENOMEM, "ClipGradNorm");
 		return;
 	}
-	for (uint32_t i = 0; i < c->job->n_units; i++) {
-		struct unit *u = c->job->units[i];
-
-		if (!takes_part(c, u))
-			continue;
-		c->kops[n] = (struct kop){ .kind = KOP_NORM, .n = u->layout.elements };
-		c->kops[n++].norm =
-			(struct k_norm){ optim_at(&u->grads, 0), c->partials + at, is_inf(c) };
-		at += blocks_of(u);
-	}
-	coll_kernels(c, n, to_other_devices);
+	for (unsigned d = 0; d < c->n_parts; d++)
+		norm_part(c, d, &at);
+	coll_kernels_sync(c, scale);
 }
 
 static void run(struct coll *c)

@@ -76,9 +76,15 @@ static void finish(struct parked *p)
 	state_job *rec = c->job->rec;
 
 	c->job->step.committing = false;
+	if (c->job->step.abandoned) {
+		c->job->step.abandoned = false;
+		if (coll_overtaken(c, false))
+			return;
+	}
 	if (c->job->torn) { /* the device failed the step */
 		struct fault f = FAULT_NULL;
 
+		op_device_fault(c->job, "the step could not be applied", &f);
 		fault_set(&f, FAULT_INTERNAL, NULL,
 			  "the step could not be applied: job '%s' is TORN", rec->name);
 		coll_end(c, &f);

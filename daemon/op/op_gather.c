@@ -1,22 +1,36 @@
 /*
- * Gather: the full parameters of a unit. With equal storage and compute dtype a
- * reference to the shards, which lie side by side; else one cast into a copy that all
- * ranks of the node share. Waits for no other rank.
+ * Gather: the full parameters of a unit. On one device with equal storage and compute dtype
+ * a reference to the shards, which lie side by side; else one cast into a copy that all
+ * ranks of a device share, and an all-gather between devices. Waits for no other rank.
  */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "core/check.h"
+#include "job/window.h"
 #include "op/op_impl.h"
 
-/* A cast under way; the op that began it waits like the others. */
-struct cast {
-	struct backend_task task;
-	struct comm_op comm_op;
+/* What is done on one device. */
+struct cast_part {
+	struct cast *cast;
+	struct queue_task queue;
 	struct kop kop;
+};
+
+/* A copy under way: a cast of each device's shards into its copy, then an all-gather between
+ * the copies, then a marker. The op that began it waits like the others. */
+struct cast {
+	struct comm_op comm_op;
+	struct queue_task between; /* watches what goes on between devices */
+	uint64_t breaks;           /* of the communicators, at its start */
 	struct job *job;
 	struct unit *unit;
-	uint64_t version; /* of the parameters that are read */
+	uint64_t version;     /* of the parameters that are read */
+	uint64_t deadline_us; /* for the streams it waits for */
+	unsigned pending;     /* parts whose stage is not over */
+	unsigned issued;      /* parts whose marker is not issued */
+	int status;
+	struct cast_part parts[]; /* by part of the unit */
 };
 
 static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
@@ -40,8 +54,8 @@ static int check(struct op *op, struct fault *f)
 	return 0;
 }
 
-/* Hand @place out and count it. */
-static void give(struct op *op, struct region place, bool copied)
+/* Hand @place out and count it. @ready: when it is there; 0: now. */
+static void give(struct op *op, struct region place, bool copied, uint64_t ready)
 {
 	struct member_unit *mu = member_unit(op->m, op->unit);
 
@@ -56,77 +70,97 @@ static void give(struct op *op, struct region place, bool copied)
 		op->result.place = place;
 		op->result.references = mu->gathers;
 		op->result.copied = copied;
+		op->result.queue = BACKEND_Q_GATHER;
+		op->result.ready = ready;
 	}
 	op_end(op);
 }
 
-static struct region full_place(const struct unit *u)
+/* The copy on the device of @op's rank. */
+static void give_full(struct op *op, bool copied)
 {
-	return (struct region){ u->full.slab, u->full.offset, unit_full_bytes(u) };
+	struct unit *u = op->unit;
+	const struct unit_part *p = unit_part_on(u, op->m->device);
+	struct region place = { p->full.slab, p->full.offset, unit_full_bytes(u) };
+
+	give(op, place, copied, u->executing ? p->ready : 0);
 }
 
 static void resume(struct parked *p);
-static void begin_cast(struct op *op);
 
 /* ------------------------------------------------------- copies and memory */
 
 uint64_t full_evict(struct job *job, uint64_t want)
 {
 	struct unit *u, *tmp;
+	uint64_t freed = 0;
 
 	list_for_each (u, tmp, &job->idle_full, idle) {
 		list_unlink(&u->idle);
-		pool_give(&job->full, &u->full);
-		u->full_version = 0;
+		job_give_full(job, u);
 	}
-	return pool_trim(&job->full, want);
+	for (unsigned d = 0; d < job->node->n_devices && freed < want; d++)
+		freed += pool_trim(&job->full[d], want - freed);
+	return freed;
 }
 
 void full_invalidate(struct job *job, struct unit *u)
 {
-	if (!u->full.slab || u->casting || u->gathered_ranks)
+	if (!u->has_full || u->casting || u->executing || u->gathered_ranks)
 		return;
 	list_unlink(&u->idle);
-	pool_give(&job->full, &u->full);
-	u->full_version = 0;
+	job_give_full(job, u);
 }
 
-/* Room for the copy, if need be in place of copies that nobody uses. */
+/* Room for the copies, if need be in place of copies that nobody uses. */
 static int take_full(struct job *job, struct unit *u)
 {
-	uint64_t bytes = unit_full_room(u);
 	int r;
 
-	if (u->full.slab)
+	if (u->has_full)
 		return 0;
-	r = pool_take(&job->full, bytes, &u->full);
-	if (r == 0)
-		return 0;
+	r = job_take_full(job, u);
+	if (r == 0 || r == SLAB_E_LATER)
+		return r;
 	full_evict(job, UINT64_MAX);
-	return pool_take(&job->full, bytes, &u->full);
+	return job_take_full(job, u);
 }
 
 /* -------------------------------------------------------------- the cast */
 
-/* End all that wait for the cast. The first one made it. */
-static void answer_waiting(struct unit *u, int status)
+static void gather_fault(struct op *op, int status)
+{
+	const struct node_comm *nc = op->m->job->groups[op->unit->rec->group]->nc;
+
+	if (status > 0)
+		fault_set(&op->fault, FAULT_ABORTED, NULL,
+			  "Gather: the communicator was aborted%s%s", nc && *nc->why ? ": " : "",
+			  nc ? nc->why : "");
+	else
+		fault_errno(&op->fault, status, "casting a unit");
+}
+
+/* End those that wait for the copy: all of them, or only those whose streams can wait for
+ * the rest. The first one made it. */
+static void answer_waiting(struct unit *u, int status, bool streams_only)
 {
 	struct list now = LIST_INIT(now);
-	bool first = true;
 
 	list_take_all(&now, &u->waiting);
 	while (!list_empty(&now)) {
 		struct op *op =
 			CONTAINER_OF(list_first(&now, struct parked, link), struct op, parked);
+		bool first = op->state == OP_RUN;
 
 		list_unlink(&op->parked.link);
-		if (status) {
-			fault_errno(&op->fault, status < 0 ? status : -ECANCELED, "casting a unit");
+		if (streams_only && !op->stream) {
+			list_append(&u->waiting, &op->parked.link);
+		} else if (status) {
+			gather_fault(op, status);
 			op_end(op);
 		} else {
-			give(op, full_place(u), first);
+			give_full(op, first);
 		}
-		first = false;
 	}
 }
 
@@ -143,62 +177,244 @@ static void next_in_queue(struct job *job)
 	}
 }
 
+static void cast_free(struct cast *cast)
+{
+	for (unsigned d = 0; d < cast->unit->n_parts; d++)
+		queue_task_deinit(&cast->parts[d].queue);
+	queue_task_deinit(&cast->between);
+	free(cast);
+}
+
+/* Executed, or failed. */
 static void cast_end(struct cast *cast, int status)
 {
 	struct job *job = cast->job;
 	struct unit *u = cast->unit;
 
 	u->casting = false;
+	u->executing = false;
 	u->full_version = status ? 0 : cast->version;
-	free(cast);
+	cast_free(cast);
 	job->running--;
 	job->casts--;
-	answer_waiting(u, status);
-	if (!u->gathered_ranks && u->full.slab && list_empty(&u->idle) && !u->casting)
+	answer_waiting(u, status, false);
+	if (!u->gathered_ranks && u->has_full && list_empty(&u->idle) && !u->casting &&
+	    !u->executing)
 		list_append(&job->idle_full, &u->idle);
 	next_in_queue(job);
+	node_wake(job->node);
 	job_settle(job);
+}
+
+static void on_marker_issued(struct backend_task *task, int status)
+{
+	struct cast_part *p = CONTAINER_OF(task, struct cast_part, queue.task);
+	struct cast *cast = p->cast;
+	struct unit *u = cast->unit;
+
+	(void)status;
+	u->parts[p - cast->parts].ready = task->ready;
+	if (--cast->issued)
+		return;
+	u->casting = false;
+	u->executing = true;
+	u->full_version = cast->version;
+	answer_waiting(u, 0, true);
+}
+
+static void on_marker_executed(struct backend_task *task, int status)
+{
+	struct cast *cast = CONTAINER_OF(task, struct cast_part, queue.task)->cast;
+
+	cast->status = cast->status ? cast->status : status;
+	if (cast->between.between && cast->breaks != cast->between.between->breaks)
+		cast->status = cast->status ? cast->status : ENGINE_E_ABORTED;
+	if (--cast->pending == 0)
+		cast_end(cast, cast->status);
+}
+
+static bool has_queues(const struct unit *u)
+{
+	return backend_info(u->parts[0].device->backend)->order != BACKEND_ORDER_NONE;
+}
+
+/* The streams of the first stage are watched until the marker behind it was executed. */
+static void submit_markers(struct cast *cast)
+{
+	struct unit *u = cast->unit;
+
+	cast->pending = cast->issued = u->n_parts;
+	for (unsigned d = 0; d < u->n_parts; d++) {
+		struct cast_part *p = &cast->parts[d];
+
+		p->queue.task = (struct backend_task){ .queue = BACKEND_Q_GATHER,
+						       .sync = true,
+						       .issued = on_marker_issued,
+						       .done = on_marker_executed };
+		queue_task_follow(&p->queue, u->parts[d].device->backend);
+	}
 }
 
 static void on_gathered(struct comm_op *op, int status)
 {
-	cast_end(CONTAINER_OF(op, struct cast, comm_op), status);
+	struct cast *cast = CONTAINER_OF(op, struct cast, comm_op);
+
+	if (status || !has_queues(cast->unit))
+		cast_end(cast, status);
+	else
+		submit_markers(cast);
+}
+
+/* All devices' copies, and, where the shards themselves are sent, those too. */
+static void check_windows(struct cast *cast, struct node_comm *nc)
+{
+	struct region full[NODE_MAX_DEVICES], shards[NODE_MAX_DEVICES];
+	struct unit *u = cast->unit;
+
+	for (unsigned d = 0; d < u->n_parts; d++) {
+		full[d] = u->parts[d].full;
+		shards[d] = u->parts[d].params;
+	}
+	window_check(nc, BACKEND_Q_GATHER, full);
+	if (u->rec->compute_dtype == u->rec->storage_dtype)
+		window_check(nc, BACKEND_Q_GATHER, shards);
+}
+
+/* Each device sends its shards as they are, or what it has cast of them, which lies where
+ * it belongs already. */
+static void between_devices(struct cast *cast)
+{
+	struct unit *u = cast->unit;
+	struct node_comm *nc = cast->job->groups[u->rec->group]->nc;
+	enum dtype dtype = (enum dtype)u->rec->compute_dtype;
+	uint64_t count = unit_part_elements(u);
+	const void *send[NODE_MAX_DEVICES];
+	void *recv[NODE_MAX_DEVICES];
+
+	for (unsigned d = 0; d < u->n_parts; d++) {
+		struct unit_part *p = &u->parts[d];
+
+		recv[d] = region_addr(&p->full);
+		send[d] = u->rec->compute_dtype == u->rec->storage_dtype
+				  ? region_addr(&p->params)
+				  : (char *)recv[d] + d * count * dtype_size(dtype);
+	}
+	cast->comm_op.done = on_gathered;
+	if (u->n_parts > 1) {
+		cast->breaks = nc->breaks;
+		queue_task_watch(&cast->between, nc, cast->deadline_us);
+	}
+	check_windows(cast, nc);
+	comm_all_gather(nc->comm[BACKEND_Q_GATHER], &cast->comm_op, send, recv, count, dtype);
 }
 
 static void on_cast(struct backend_task *task, int status)
 {
-	struct cast *cast = CONTAINER_OF(task, struct cast, task);
-	struct comm *comm = cast->job->node->comm;
-	enum dtype dtype = (enum dtype)cast->unit->rec->compute_dtype;
-	char *full = region_addr(&cast->unit->full);
-	uint64_t count = cast->unit->layout.padded / comm_size(comm); /* of each device */
+	struct cast *cast = CONTAINER_OF(task, struct cast_part, queue.task)->cast;
 
-	if (status) {
-		cast_end(cast, status);
+	cast->status = cast->status ? cast->status : status;
+	if (--cast->pending)
 		return;
-	}
-	cast->comm_op.done = on_gathered;
-	comm_all_gather(comm, &cast->comm_op, full + comm_member(comm) * count * dtype_size(dtype),
-			full, count, dtype);
+	if (cast->status)
+		cast_end(cast, cast->status);
+	else
+		between_devices(cast);
 }
 
-static void submit_cast(struct cast *cast)
+static void cast_part(struct cast *cast, unsigned d)
 {
 	struct unit *u = cast->unit;
+	struct unit_part *p = &u->parts[d];
+	struct cast_part *part = &cast->parts[d];
+	enum dtype dtype = (enum dtype)u->rec->compute_dtype;
+	bool cast_needed = u->rec->compute_dtype != u->rec->storage_dtype && p->n;
 
-	cast->kop = (struct kop){ .kind = KOP_CAST, .n = u->layout.elements };
-	cast->kop.cast = (struct k_cast){ .dst = region_addr(&u->full),
-					  .src = region_addr(&u->params),
-					  .dst_dtype = (enum dtype)u->rec->compute_dtype,
+	part->kop = (struct kop){ .kind = KOP_CAST, .n = p->n };
+	part->kop.cast = (struct k_cast){ .dst = (char *)region_addr(&p->full) +
+						 p->begin * dtype_size(dtype),
+					  .src = region_addr(&p->params),
+					  .dst_dtype = dtype,
 					  .src_dtype = (enum dtype)u->rec->storage_dtype };
-	cast->task = (struct backend_task){ .kops = &cast->kop, .n_kops = 1, .done = on_cast };
-	backend_submit(cast->job->node->backend, &cast->task);
+	part->queue.task = (struct backend_task){ .kops = &part->kop,
+						  .n_kops = cast_needed,
+						  .queue = BACKEND_Q_GATHER,
+						  .done = on_cast };
+	queue_task_submit(&part->queue, p->device->backend, cast->deadline_us);
+}
+
+/* Streams that may still read what was in this memory before. */
+static int take_reads(struct cast *cast, unsigned d)
+{
+	struct unit_part *p = &cast->unit->parts[d];
+	struct reads *stray = &cast->job->stray[p->device->index];
+	struct queue_task *t = &cast->parts[d].queue;
+
+	if (queue_task_wait(t, p->reads.waits, p->reads.n) < 0 ||
+	    queue_task_wait(t, stray->waits, stray->n) < 0)
+		return -ENOMEM;
+	return 0;
+}
+
+static void forget_reads(struct cast *cast)
+{
+	for (unsigned d = 0; d < cast->unit->n_parts; d++) {
+		struct unit_part *p = &cast->unit->parts[d];
+
+		reads_deinit(&p->reads);
+		reads_deinit(&cast->job->stray[p->device->index]);
+	}
+}
+
+/* Return: NULL without memory. */
+static struct cast *cast_new(struct op *op)
+{
+	struct unit *u = op->unit;
+	struct cast *cast = calloc(1, sizeof(*cast) + u->n_parts * sizeof(cast->parts[0]));
+	int r = 0;
+
+	if (!cast)
+		return NULL;
+	cast->job = op->m->job;
+	cast->unit = u;
+	cast->version = u->version;
+	cast->deadline_us = op->deadline_us;
+	cast->pending = u->n_parts;
+	queue_task_init(&cast->between, cast->job);
+	for (unsigned d = 0; d < u->n_parts; d++) {
+		cast->parts[d].cast = cast;
+		queue_task_init(&cast->parts[d].queue, cast->job);
+	}
+	for (unsigned d = 0; r == 0 && d < u->n_parts; d++)
+		r = take_reads(cast, d);
+	if (r == 0)
+		return cast;
+	cast_free(cast);
+	return NULL;
 }
 
 static void refuse(struct op *op, int error)
 {
 	op_memory_fault(op->m->job, error, unit_full_room(op->unit), "a gathered unit", &op->fault);
 	op_end(op);
+}
+
+static void wait_for_node(struct op *op)
+{
+	op->state = OP_PARKED;
+	node_wait(op->m->job->node, &op->parked, resume);
+}
+
+/* Can the devices talk? Return: false: the op waits, or has ended. */
+static bool devices_ready(struct op *op)
+{
+	struct group *g = op->m->job->groups[op->unit->rec->group];
+	int r = group_comms(g, &op->fault);
+
+	if (r == NODE_E_LATER)
+		wait_for_node(op);
+	else if (r)
+		op_end(op);
+	return r == 0;
 }
 
 static void begin_cast(struct op *op)
@@ -208,24 +424,30 @@ static void begin_cast(struct op *op)
 	struct cast *cast;
 	int r;
 
+	CHECK(!u->executing);
+	if (!devices_ready(op))
+		return;
 	list_unlink(&u->idle);
 	r = take_full(job, u);
-	cast = r ? NULL : calloc(1, sizeof(*cast));
+	if (r == SLAB_E_LATER) {
+		wait_for_node(op);
+		return;
+	}
+	cast = r ? NULL : cast_new(op);
 	if (!cast) {
 		if (!u->gathered_ranks)
-			pool_give(&job->full, &u->full);
+			job_give_full(job, u);
 		refuse(op, r ? r : -ENOMEM);
 		return;
 	}
-	cast->job = job;
-	cast->unit = u;
-	cast->version = u->version;
+	forget_reads(cast);
 	u->casting = true;
 	job->casts++;
 	job->running++;
 	op_begin_run(op);
 	list_append(&u->waiting, &op->parked.link);
-	submit_cast(cast);
+	for (unsigned d = 0; d < u->n_parts; d++)
+		cast_part(cast, d);
 }
 
 /* ------------------------------------------------------------------ the op */
@@ -242,11 +464,11 @@ static void start(struct op *op)
 	if (op_check_not_torn(op, &op->fault)) /* by the step that was applied meanwhile */
 		op_end(op);
 	else if (unit_is_direct(u))
-		give(op, unit_direct_region(u), false);
-	else if (u->casting)
+		give(op, unit_direct_region(u), false, 0);
+	else if (u->casting || (u->executing && !op->stream))
 		op_park(op, &u->waiting, resume);
-	else if (u->full.slab && u->full_version == u->version)
-		give(op, full_place(u), false);
+	else if (u->has_full && u->full_version == u->version)
+		give_full(op, false);
 	else if (most && job->casts >= most)
 		op_park(op, &job->cast_queue, resume);
 	else
@@ -262,8 +484,9 @@ static void encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__GatherReply reply = SHARDD__V1__GATHER_REPLY__INIT;
 	Shardd__V1__Placement place;
+	uint8_t handle[BACKEND_IPC_BYTES];
 
-	op_place(op, &place);
+	op_place(op, &place, handle);
 	reply.place = &place;
 	reply.references = op->result.references;
 	reply.copied = op->result.copied;

@@ -33,12 +33,18 @@ int op_check_not_torn(const struct op *op, struct fault *f);
 /* Hand @reply to @send, with times and number in its info (whose address is @info). */
 void op_send(const struct op *op, const ProtobufCMessage *reply, Shardd__V1__OpInfo **info,
 	     op_reply_cb send, void *ctx);
-/* The result's place, for a reply. */
-void op_place(const struct op *op, Shardd__V1__Placement *place);
+/* The result's place, for a reply. @handle: room for BACKEND_IPC_BYTES, as long as @place. */
+void op_place(const struct op *op, Shardd__V1__Placement *place, uint8_t *handle);
 
 /* Take memory for what the op's member writes to, if need be in place of copies that
  * nobody uses. Return: as pool_take. */
 int op_take_memory(struct op *op, uint64_t bytes, struct region *ret);
+/* Memory that the member's reductions may still read is only for who waits with a stream:
+ * others are resumed when they are over. Return: whether the op waits. */
+bool op_wait_for_memory(struct op *op, void (*resume)(struct parked *p));
+
+/* If a device of the job is lost: say so, and what came of it. */
+void op_device_fault(const struct job *job, const char *what, struct fault *f);
 
 /* SLAB_E_QUOTA, SLAB_E_FULL or a negative errno from taking @bytes. Return: a code. */
 int op_memory_fault(const struct job *job, int error, uint64_t bytes, const char *what,
@@ -46,7 +52,8 @@ int op_memory_fault(const struct job *job, int error, uint64_t bytes, const char
 
 /* -- collectives that run ------------------------------------------------- */
 
-/* All ops of the collective end: with @fault, or well when it is NULL or FAULT_NONE. */
+/* All ops of the collective end: with @fault, or well when it is NULL or FAULT_NONE. What
+ * was submitted is ordered by now, not executed: memory goes back to pools of its queue. */
 void coll_end(struct coll *c, const struct fault *fault);
 /* The same for a negative status of backend or engine. */
 void coll_end_status(struct coll *c, int status, const char *what);
@@ -56,22 +63,49 @@ void coll_end_status(struct coll *c, int status, const char *what);
  * Then it ends so. Return: whether it has ended. */
 bool coll_overtaken(struct coll *c, bool torn_matters);
 
-/* Run @n kops (c->kops), then @next; a failure ends the collective. */
-void coll_kernels(struct coll *c, unsigned n, void (*next)(struct coll *c));
+/* Did it wait for streams of its members? Then, if its epoch has ended, they may have been
+ * let go of, and what was read is garbage. */
+bool coll_promised(const struct coll *c);
+
+/* Room for @n kops on each part, none of them used. Return: false: no memory, the collective
+ * has ended. */
+bool coll_need_kops(struct coll *c, size_t n);
+/* The next of them. */
+struct kop *coll_kop(struct coll_part *p, enum kop_kind kind, uint64_t n);
+/* Run the kops of all parts, then @next when they are ordered everywhere, or, sync, when
+ * they were executed and the host can read what they say. A failure ends the collective. */
+void coll_kernels(struct coll *c, void (*next)(struct coll *c));
+void coll_kernels_sync(struct coll *c, void (*next)(struct coll *c));
+
+/* Can the group's devices talk? If not yet, @again is called with c->parked later; if they
+ * cannot, the collective has ended. Return: true: go on. */
+bool coll_ready(struct coll *c, void (*again)(struct parked *p));
+/* The communicator of the group's devices; one address per part. After coll_ready. */
+struct comm *coll_between(const struct coll *c);
 /* For comm_* calls: c->comm_op set up so that @next follows. */
 struct comm_op *coll_comm(struct coll *c, void (*next)(struct coll *c));
 
-/* Room for @n kops in c->kops. Return: false: no memory, the collective has ended. */
-bool coll_need_kops(struct coll *c, size_t n);
+/* Memory on every device until the end of the collective: p->scratch[@k] of @bytes.
+ * Return: as coll_ready. */
+bool coll_need_scratch(struct coll *c, unsigned k, uint64_t bytes, void (*again)(struct parked *p));
 
 /* The member index of rank @root. CHECKs that it is one. */
 uint32_t coll_index(const struct coll *c, uint32_t root);
+/* The part that member @index is on. */
+struct coll_part *coll_part(const struct coll *c, uint32_t index);
 
 /* -- the prepared step ------------------------------------------------------ */
 
 /* Is the prepared step (if any) applied? If not: begin to apply it, put @p into the
  * list of those that wait, to be resumed. Return: true if there is nothing to wait for. */
 bool apply_ensure(struct job *job, struct parked *p, void (*resume)(struct parked *p));
+
+/* Before parameters are written: is everything over that reads or writes them, on all
+ * devices of the job, also in trainers' streams that have said how far they must come? If
+ * not, @resume is called with @p then. Only devices with queues of their own have to be
+ * asked. Return: 0 (nothing to wait for), DRAIN_E_WAIT, or -ENOMEM. */
+enum { DRAIN_E_WAIT = 1 };
+int drain_ensure(struct job *job, struct parked *p, void (*resume)(struct parked *p));
 
 /* -- gathered copies ----------------------------------------------------- */
 

@@ -100,26 +100,15 @@ static const float *source_of(struct op *op)
 	return (const float *)op_buffer_at(op, 0, op->unit->layout.elements * sizeof(float), &f);
 }
 
-static void copy_kop(struct kop *kop, float *dst, const float *src, uint64_t elements)
+static struct k_copy copy_of(float *dst, const float *src)
 {
-	*kop = (struct kop){ .kind = KOP_COPY, .n = elements * sizeof(float) };
-	kop->copy = (struct k_copy){ dst, src };
+	return (struct k_copy){ dst, src };
 }
 
-/* Each rank's shard from its own buffer. */
-static unsigned own_kops(struct coll *c)
+static void copy_kop(struct coll_part *p, float *dst, const float *src, uint64_t elements)
 {
-	const struct layout *l = &c->unit->layout;
-	unsigned n = 0;
-
-	for (uint32_t i = 0; i < c->n; i++) {
-		uint64_t begin = layout_begin(l, i), owned = layout_owned(l, i);
-
-		if (owned)
-			copy_kop(&c->kops[n++], optim_at(&c->unit->params, begin),
-				 source_of(c->ops[i]) + begin, owned);
-	}
-	return n;
+	if (elements)
+		coll_kop(p, KOP_COPY, elements * sizeof(float))->copy = copy_of(dst, src);
 }
 
 static void job_heal(struct job *job)
@@ -138,22 +127,18 @@ static void done(struct coll *c)
 {
 	struct unit *u = c->unit;
 
-	u->rec->initialised = true;
-	u->rec->optimizer->steps = 0;
 	u->version++;
 	u->has_gradient = false;
 	full_invalidate(c->job, u);
+	if (coll_promised(c) && coll_overtaken(c, false))
+		return; /* and the unit is as good as never initialised */
+	u->rec->initialised = true;
+	u->rec->optimizer->steps = 0;
 	if (u->torn) {
 		u->torn = false;
 		job_heal(c->job);
 	}
 	coll_end(c, NULL);
-}
-
-static void to_other_devices(struct coll *c)
-{
-	comm_broadcast(c->job->node->comm, coll_comm(c, done), region_addr(&c->unit->params),
-		       c->unit->layout.elements * sizeof(float), 0);
 }
 
 static int check_unused(const struct coll *c, struct fault *f)
@@ -166,11 +151,115 @@ static int check_unused(const struct coll *c, struct fault *f)
 		c->unit->rec->name, c->unit->gathered_ranks);
 }
 
+/* -- one device: the sources are where the parameters are -------------------- */
+
+/* Each rank's shard from its own buffer. */
+static void from_own(struct coll *c)
+{
+	const struct layout *l = &c->unit->layout;
+
+	for (uint32_t i = 0; i < c->n; i++) {
+		uint64_t begin = layout_begin(l, i);
+
+		copy_kop(&c->parts[0], optim_at(&c->unit->parts[0].params, begin),
+			 source_of(c->ops[i]) + begin, layout_owned(l, i));
+	}
+}
+
+static void from_root(struct coll *c)
+{
+	struct op *root = c->ops[coll_index(c, c->ops[0]->args.init.root)];
+
+	copy_kop(&c->parts[0], optim_at(&c->unit->parts[0].params, 0), source_of(root),
+		 c->unit->layout.elements);
+}
+
+/* -- several devices: through a whole copy on each ---------------------------- */
+
+static float *whole(const struct coll_part *p)
+{
+	return region_addr(&p->scratch[0]);
+}
+
+static void keep_segments(struct coll *c)
+{
+	if (!coll_need_kops(c, 3))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		const struct unit_part *up = &c->unit->parts[d];
+
+		copy_kop(&c->parts[d], optim_at(&up->params, 0), whole(&c->parts[d]) + up->begin,
+			 up->n);
+		c->parts[d].n_kops += optim_zero_kops(up, &c->parts[d].kops[c->parts[d].n_kops]);
+	}
+	coll_kernels_sync(c, done);
+}
+
+static void broadcast(struct coll *c, uint64_t begin, uint64_t elements, uint32_t from,
+		      void (*next)(struct coll *c))
+{
+	void *data[NODE_MAX_DEVICES];
+
+	for (unsigned d = 0; d < c->n_parts; d++)
+		data[d] = whole(&c->parts[d]) + begin;
+	comm_broadcast(coll_between(c), coll_comm(c, next), data, elements * sizeof(float),
+		       c->part_of[from]);
+}
+
+static void show_root(struct coll *c)
+{
+	broadcast(c, 0, c->unit->layout.elements, coll_index(c, c->ops[0]->args.init.root),
+		  keep_segments);
+}
+
+/* One member's shard after the other, from its device to all. */
+static void show_next(struct coll *c)
+{
+	const struct layout *l = &c->unit->layout;
+	uint32_t i = c->turn++;
+
+	if (i == c->n || !layout_owned(l, i))
+		keep_segments(c);
+	else
+		broadcast(c, layout_begin(l, i), layout_owned(l, i), i, show_next);
+}
+
+static void bring_together(struct coll *c)
+{
+	const struct layout *l = &c->unit->layout;
+	bool own = c->ops[0]->args.init.how == HOW_OWN;
+
+	for (uint32_t i = 0; i < c->n; i++) {
+		uint64_t begin = own ? layout_begin(l, i) : 0;
+		uint64_t n = own ? layout_owned(l, i) : l->elements;
+		struct coll_part *p = coll_part(c, i);
+
+		if (own || i == coll_index(c, c->ops[0]->args.init.root))
+			copy_kop(p, whole(p) + begin, source_of(c->ops[i]) + begin, n);
+	}
+	c->turn = 0;
+	coll_kernels(c, own ? show_next : show_root);
+}
+
+/* ------------------------------------------------------------------ the op */
+
+static bool prepared(struct coll *c, void (*again)(struct parked *p))
+{
+	size_t kops = c->unit->rec->n_tensors + c->n + 3;
+
+	if (c->n_parts > 1 && c->ops[0]->args.init.how != HOW_SEED &&
+	    (!coll_ready(c, again) ||
+	     !coll_need_scratch(c, 0, unit_part_elements(c->unit) * c->n_parts * sizeof(float),
+				again)))
+		return false;
+	return coll_need_kops(c, kops);
+}
+
 static void start(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 	struct fault f = FAULT_NULL;
-	unsigned n;
+	int how = c->ops[0]->args.init.how;
 
 	if (coll_overtaken(c, false))
 		return;
@@ -178,23 +267,36 @@ static void start(struct parked *p)
 		coll_end(c, &f);
 		return;
 	}
-	if (!coll_need_kops(c, c->unit->rec->n_tensors + c->n + 3))
-		return;
-	if (c->ops[0]->args.init.how == HOW_SEED) {
-		optim_seed_kops(c->unit, c->ops[0]->args.init.seed, c->kops);
-		n = (unsigned)c->unit->rec->n_tensors;
-	} else if (c->ops[0]->args.init.how == HOW_OWN) {
-		n = own_kops(c);
-	} else {
-		struct op *root = c->ops[coll_index(c, c->ops[0]->args.init.root)];
+	if (!c->drained) {
+		int r = drain_ensure(c->job, p, start);
 
-		copy_kop(c->kops, optim_at(&c->unit->params, 0), source_of(root),
-			 c->unit->layout.elements);
-		n = 1;
+		c->drained = true;
+		if (r < 0)
+			coll_end_status(c, r, "Initialise");
+		if (r)
+			return;
 	}
-	n += optim_zero_kops(c->unit, c->kops + n);
+	if (!prepared(c, start))
+		return;
 	c->unit->rec->initialised = false; /* until it is whole: a device may fail half-way */
-	coll_kernels(c, n, to_other_devices);
+	if (c->n_parts > 1 && how != HOW_SEED) {
+		bring_together(c);
+		return;
+	}
+	if (how == HOW_OWN)
+		from_own(c);
+	else if (how == HOW_BROADCAST)
+		from_root(c);
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *part = &c->parts[d];
+		const struct unit_part *up = &c->unit->parts[d];
+
+		if (how == HOW_SEED)
+			part->n_kops += optim_seed_kops(c->unit, up, c->ops[0]->args.init.seed,
+							&part->kops[part->n_kops]);
+		part->n_kops += optim_zero_kops(up, &part->kops[part->n_kops]);
+	}
+	coll_kernels_sync(c, done);
 }
 
 static void run(struct coll *c)

@@ -1,7 +1,8 @@
 /*
  * Reduce: the gradient buffers of all ranks of the unit's group into the fp32 gradient
- * shards. Inside the device one kernel folds them in rank order (cast, pre-divide, sum,
- * post-divide, accumulate); between devices the engine's reduce-scatter.
+ * shards. Inside a device one kernel folds them in rank order (cast, pre-divide, sum). With
+ * one device the same kernel post-divides and accumulates; between several the engine's
+ * reduce-scatter adds the sums, and a second kernel finishes each device's segment.
  */
 #include "core/check.h"
 #include "op/op_impl.h"
@@ -40,11 +41,10 @@ static void done(struct coll *c)
 {
 	c->unit->has_gradient = true;
 	for (uint32_t i = 0; i < c->n; i++) {
-		struct op *op = c->ops[i];
-		struct member_unit *mu = member_unit_find(op->m, c->unit);
+		struct member *m = c->members[i];
 
-		if (op->m->state == MEMBER_JOINED)
-			pool_give(&op->m->pool, &mu->gradient);
+		if (m->state == MEMBER_JOINED)
+			pool_give(&m->pool, &member_unit_find(m, c->unit)->gradient);
 	}
 	/* a gradient of an epoch that has ended is of no use to the next one */
 	if (c->ops[0]->m->epoch != c->job->rec->epoch)
@@ -52,35 +52,88 @@ static void done(struct coll *c)
 	coll_end(c, NULL);
 }
 
+/* Several devices: this one's segment of the sum, into its gradient shards. */
+static void fold_in(struct coll *c)
+{
+	const state_unit *rec = c->unit->rec;
+
+	if (!coll_need_kops(c, 1))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+		const struct unit_part *up = &c->unit->parts[d];
+
+		if (!up->n)
+			continue;
+		p->inputs[p->n] = optim_at(&p->scratch[0], up->begin);
+		coll_kop(p, KOP_REDUCE, up->n)->reduce =
+			(struct k_reduce){ .out = optim_at(&up->grads, 0),
+					   .in = &p->inputs[p->n],
+					   .k = 1,
+					   .in_dtype = DTYPE_FP32,
+					   .pre = 1,
+					   .post = (float)rec->post_divide,
+					   .accumulate = c->accumulate };
+	}
+	coll_kernels(c, done);
+}
+
+/* In place: each device's segment is where it was. With one device nothing moves. */
 static void to_other_devices(struct coll *c)
 {
-	float *grads = optim_at(&c->unit->grads, 0);
-	struct comm *comm = c->job->node->comm;
+	const void *send[NODE_MAX_DEVICES];
+	void *recv[NODE_MAX_DEVICES];
+	bool one = c->n_parts == 1;
 
-	comm_reduce_scatter(comm, coll_comm(c, done), grads, grads,
-			    c->unit->layout.padded / comm_size(comm), DTYPE_FP32);
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		const struct unit_part *up = &c->unit->parts[d];
+		float *sums = optim_at(one ? &up->grads : &c->parts[d].scratch[0], 0);
+
+		send[d] = sums;
+		recv[d] = sums + unit_part_elements(c->unit) * d;
+	}
+	comm_reduce_scatter(coll_between(c), coll_comm(c, one ? done : fold_in), send, recv,
+			    unit_part_elements(c->unit), DTYPE_FP32);
+}
+
+/* The buffers of the ranks of one device, in rank order; on one device that is all there is
+ * to do, else it is a sum on its way. */
+static void add_up(struct coll *c, unsigned d)
+{
+	struct coll_part *p = &c->parts[d];
+	const state_unit *rec = c->unit->rec;
+	bool one = c->n_parts == 1;
+
+	for (uint32_t i = 0; i < p->n; i++)
+		p->inputs[i] = region_addr(
+			&member_unit_find(c->members[p->members[i]], c->unit)->gradient);
+	coll_kop(p, KOP_REDUCE, c->unit->layout.elements)->reduce =
+		(struct k_reduce){ .out = optim_at(one ? &c->unit->parts[0].grads : &p->scratch[0],
+						   0),
+				   .in = p->inputs,
+				   .k = p->n,
+				   .in_dtype = (enum dtype)rec->gradient_dtype,
+				   .pre = (float)rec->pre_divide,
+				   .post = one ? (float)rec->post_divide : 1,
+				   .accumulate = one && c->accumulate };
 }
 
 static void start(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
-	const state_unit *rec = c->unit->rec;
-	bool accumulate = c->unit->has_gradient;
+	uint64_t bytes = unit_part_elements(c->unit) * c->n_parts * sizeof(float);
 
-	if (coll_overtaken(c, true) || !coll_need_kops(c, 1))
+	if (coll_overtaken(c, true) || !coll_ready(c, start))
 		return;
+	if (c->n_parts > 1 && !coll_need_scratch(c, 0, bytes, start))
+		return;
+	if (!coll_need_kops(c, 1))
+		return;
+	c->accumulate = c->unit->has_gradient;
 	c->unit->has_gradient = false; /* until it is whole: a device may fail half-way */
-	for (uint32_t i = 0; i < c->n; i++)
-		c->inputs[i] = region_addr(&member_unit_find(c->ops[i]->m, c->unit)->gradient);
-	c->kops[0] = (struct kop){ .kind = KOP_REDUCE, .n = c->unit->layout.elements };
-	c->kops[0].reduce = (struct k_reduce){ .out = optim_at(&c->unit->grads, 0),
-					       .in = c->inputs,
-					       .k = c->n,
-					       .in_dtype = (enum dtype)rec->gradient_dtype,
-					       .pre = (float)rec->pre_divide,
-					       .post = (float)rec->post_divide,
-					       .accumulate = accumulate };
-	coll_kernels(c, 1, to_other_devices);
+	for (unsigned d = 0; d < c->n_parts; d++)
+		add_up(c, d);
+	coll_kernels(c, to_other_devices);
 }
 
 static void run(struct coll *c)

@@ -1,4 +1,6 @@
 /* Release: drop one reference of a gather. With none left it does nothing. */
+#include <errno.h>
+
 #include "op/op_impl.h"
 
 static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
@@ -16,13 +18,29 @@ static int check(struct op *op, struct fault *f)
 	return 0;
 }
 
+/* What the trainer's streams may still read, until they come to these points. */
+static int note_reads(struct op *op)
+{
+	int r = 0;
+
+	for (unsigned i = 0; r == 0 && i < op->n_after; i++)
+		r = reads_add(&unit_part_on(op->unit, op->m->device)->reads, &op->after[i]);
+	return r;
+}
+
 static void start(struct op *op)
 {
 	struct member_unit *mu = member_unit_find(op->m, op->unit);
 
 	op_begin_run(op);
-	if (mu && mu->gathers)
+	if (mu && mu->gathers) {
+		if (note_reads(op) < 0) {
+			fault_errno(&op->fault, -ENOMEM, "noting how long a unit is read");
+			op_end(op);
+			return;
+		}
 		member_released(op->m, op->unit, mu);
+	}
 	op->result.references = mu ? mu->gathers : 0;
 	op_end(op);
 }

@@ -125,8 +125,10 @@ void ops_tick(struct jobs *jobs, uint64_t now_us, uint64_t stall_after_us)
 {
 	struct job *job, *tmp;
 
-	list_for_each (job, tmp, &jobs->all, link)
+	list_for_each (job, tmp, &jobs->all, link) {
+		queue_tasks_tick(job, now_us);
 		for (uint32_t r = 0; r < job->rec->world_size; r++)
 			if (job->ranks[r] && job->ranks[r]->pending)
 				tick_member(job->ranks[r], now_us, stall_after_us);
+	}
 }

@@ -107,38 +107,68 @@ void op_send(const struct op *op, const ProtobufCMessage *reply, Shardd__V1__OpI
 	     op_reply_cb send, void *ctx)
 {
 	Shardd__V1__OpInfo i = SHARDD__V1__OP_INFO__INIT;
+	Shardd__V1__StreamPoint ready = SHARDD__V1__STREAM_POINT__INIT;
 	uint64_t now = clock_now_us();
 
 	i.number = op->entry.number;
 	i.waited_us = (op->started_us ? op->started_us : now) - op->announced_us;
 	i.ran_us = op->started_us ? now - op->started_us : 0;
 	i.draining = op->m->job->draining || op->m->job->jobs->draining;
+	if (op->result.ready) {
+		ready.slot = op->result.queue;
+		ready.value = op->result.ready;
+		i.ready = &ready;
+	}
 	*info = &i;
 	send(reply, ctx);
 }
 
-void op_place(const struct op *op, Shardd__V1__Placement *place)
+void op_place(const struct op *op, Shardd__V1__Placement *place, uint8_t *handle)
 {
 	shardd__v1__placement__init(place);
 	place->slab = op->result.place.slab->id;
 	place->offset = op->result.place.offset;
 	place->bytes = op->result.place.bytes;
 	place->writable = op->result.writable;
+	place->slab_bytes = op->result.place.slab->bytes;
+	if (op->m->job->rec->ipc && slab_export_ipc(op->result.place.slab, handle) == 0)
+		place->ipc_handle = (ProtobufCBinaryData){ BACKEND_IPC_BYTES, handle };
 }
 
 int op_take_memory(struct op *op, uint64_t bytes, struct region *ret)
 {
 	int r = pool_take(&op->m->pool, bytes, ret);
 
-	if (r > 0 && full_evict(op->m->job, UINT64_MAX))
+	if (r > 0 && r != SLAB_E_LATER && full_evict(op->m->job, UINT64_MAX))
 		r = pool_take(&op->m->pool, bytes, ret);
 	return r;
+}
+
+bool op_wait_for_memory(struct op *op, void (*resume)(struct parked *p))
+{
+	if (op->stream ? !op->m->marking : !op->m->executing)
+		return false;
+	op->state = OP_PARKED;
+	node_wait(op->m->job->node, &op->parked, resume);
+	return true;
+}
+
+void op_device_fault(const struct job *job, const char *what, struct fault *f)
+{
+	for (uint32_t r = 0; r < job->rec->world_size; r++) {
+		const struct backend_info *info =
+			job->placed[r] ? backend_info(job->placed[r]->backend) : NULL;
+
+		if (info && *info->lost)
+			fault_set(f, FAULT_ABORTED, NULL, "%s: %s (%s)", what, info->lost,
+				  info->uuid);
+	}
 }
 
 int op_memory_fault(const struct job *job, int error, uint64_t bytes, const char *what,
 		    struct fault *f)
 {
-	char holders[320];
+	char holders[440];
 
 	if (error < 0 && error != -ENOMEM && error != -ENOSPC)
 		return fault_errno(f, error, what);

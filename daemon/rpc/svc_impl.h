@@ -2,6 +2,7 @@
 #ifndef SHARDD_RPC_SVC_IMPL_H
 #define SHARDD_RPC_SVC_IMPL_H
 
+#include "job/job.h"
 #include "rpc/svc_shardd.h"
 #include "shardd.pb-c.h"
 
@@ -10,6 +11,19 @@ struct session *svc_session(struct rpc_call *call);
 /* Its member, or NULL with the call ended. */
 struct member *svc_member(struct rpc_call *call);
 
+/* Try @try now, and again whenever something of @node has changed, until it has ended the
+ * call (svc_later.c). */
+enum { SVC_ENDED, SVC_LATER };
+typedef int (*svc_try_cb)(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
+void svc_try(struct rpc_call *call, const ProtobufCMessage *request, struct node *node,
+	     svc_try_cb try, void *userdata);
+
+/* svc_shardd_jobs.c: what others need of it. */
+struct fault svc_not_connected(void);
+int svc_decode_job(const Shardd__V1__JobSpec *spec, struct job_spec *ret, struct fault *f);
+/* May this member do more than ask? Return: 0 or a fault code. */
+int svc_check_joined(const struct member *m, struct fault *f);
+
 /* svc_shardd_ops.c: every op of op/table.c */
 void svc_op(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
 
@@ -17,9 +31,14 @@ void svc_op(struct rpc_call *call, const ProtobufCMessage *request, void *userda
 void svc_create_job(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
 void svc_delete_job(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
 void svc_drain_job(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
+void svc_create_group(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
+
+/* svc_shardd_join.c */
 void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
 void svc_leave(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
-void svc_create_group(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
+void svc_share_events(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
+
+/* svc_shardd_units.c */
 void svc_register(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
 
 #endif

@@ -174,6 +174,7 @@ void svc_shardd_init(struct svc_shardd *svc, struct sessions *sessions, struct j
 		{ "Leave", svc_leave, false },
 		{ "CreateGroup", svc_create_group, false },
 		{ "RegisterUnits", svc_register, false },
+		{ "ShareEvents", svc_share_events, false },
 		{ "Initialise", svc_op, false },
 		{ "Gather", svc_op, false },
 		{ "Release", svc_op, false },

@@ -58,16 +58,73 @@ static Shardd__V1__ClassBytes **classes(struct arena *a, const struct quota *q, 
 	return c;
 }
 
-static void fill_device(struct arena *a, const struct node *node, Shardd__V1__DeviceStatus *d)
+static const char *order_name(enum backend_order order)
 {
-	const struct backend_info *info = backend_info(node->backend);
+	static const char *const names[] = { "none", "timeline", "events" };
+
+	return names[order];
+}
+
+static void fill_device(struct arena *a, const struct device *dev, Shardd__V1__DeviceStatus *d)
+{
+	const struct backend_info *info = backend_info(dev->backend);
 
 	d->id = text(a, info->id);
 	d->backend = text(a, info->name);
-	d->capacity_bytes = node->device.quota.limit;
-	d->used_bytes = node->device.quota.used;
-	d->quarantined_bytes = node->device.quarantined;
-	d->classes = classes(a, &node->device.quota, &d->n_classes);
+	d->capacity_bytes = dev->quota.limit;
+	d->used_bytes = dev->quota.used;
+	d->quarantined_bytes = dev->quarantined;
+	d->classes = classes(a, &dev->quota, &d->n_classes);
+	d->uuid = text(a, info->uuid);
+	d->kernels = text(a, info->kernels);
+	d->detail = text(a, info->detail);
+	d->order = (char *)order_name(info->order);
+	d->mode = text(a, info->mode);
+	d->lost = text(a, info->lost);
+	d->overhead_bytes = info->overhead_bytes;
+}
+
+static void fill_devices(struct arena *a, const struct node *node, Shardd__V1__StatusReply *reply)
+{
+	reply->devices = MESSAGES(a, node->n_devices, DeviceStatus, device_status);
+	reply->n_devices = reply->devices ? node->n_devices : 0;
+	for (unsigned i = 0; i < reply->n_devices; i++)
+		fill_device(a, &node->devices[i], reply->devices[i]);
+}
+
+static void fill_comm(struct arena *a, const struct node_comm *nc, unsigned q,
+		      Shardd__V1__CommStatus *c)
+{
+	static const char *const states[] = { "MAKING", "READY", "BROKEN" };
+	struct comm_info info = { .name = "", .engine = "", .gather = "", .detail = "" };
+
+	c->devices = arena_take(a, nc->n * sizeof(*c->devices));
+	for (unsigned i = 0; c->devices && i < nc->n; i++)
+		c->devices[c->n_devices++] = text(a, backend_info(nc->devices[i]->backend)->id);
+	c->state = (char *)states[nc->state];
+	if (nc->comm[q])
+		comm_info(nc->comm[q], &info);
+	c->name = text(a, info.name);
+	c->engine = text(a, info.engine);
+	c->gather = text(a, info.gather);
+	c->detail = text(a, nc->state == COMM_BROKEN ? nc->why : info.detail);
+	c->memory_bytes = info.memory_bytes;
+	c->ops = info.ops;
+}
+
+static void fill_comms(struct arena *a, const struct node *node, Shardd__V1__StatusReply *reply)
+{
+	struct node_comm *nc, *tmp;
+	size_t n = 0;
+
+	list_for_each (nc, tmp, (struct list *)&node->comms, link)
+		n += _BACKEND_Q_N;
+	reply->comms = MESSAGES(a, n, CommStatus, comm_status);
+	if (!reply->comms)
+		return;
+	list_for_each (nc, tmp, (struct list *)&node->comms, link)
+		for (unsigned q = 0; q < _BACKEND_Q_N; q++)
+			fill_comm(a, nc, q, reply->comms[reply->n_comms++]);
 }
 
 /* -------------------------------------------------------------------- jobs */
@@ -81,6 +138,7 @@ static void fill_rank(struct arena *a, const struct job *job, uint32_t rank,
 	r->rank = rank;
 	r->state = (char *)(m ? member_state_name(m->state) : "EMPTY");
 	r->last_op = (char *)"";
+	r->device = text(a, job->placed[rank] ? backend_info(job->placed[rank]->backend)->id : "");
 	r->next_number = job->groups[0]->match.next[rank] + 1;
 	if (!m)
 		return;
@@ -121,7 +179,8 @@ static void fill_unit(struct arena *a, const struct job *job, const struct unit 
 	s->gradient_dtype = (char *)dtype_name((enum dtype)u->rec->gradient_dtype);
 	s->initialised = u->rec->initialised;
 	s->shard_bytes = unit_shard_bytes(u);
-	s->full_bytes = u->full.slab ? u->full.bytes : 0;
+	for (unsigned d = 0; u->has_full && d < u->n_parts; d++)
+		s->full_bytes += u->parts[d].full.bytes;
 	s->gathered_by = gathered_by(a, job, u, &s->n_gathered_by);
 	s->has_gradient = u->has_gradient;
 	s->optimizer_steps = u->rec->optimizer->steps;
@@ -132,7 +191,7 @@ static uint64_t quarantined_of(const struct job *job)
 	struct slab *s, *tmp;
 	uint64_t sum = 0;
 
-	list_for_each (s, tmp, &job->node->device.slabs, link)
+	list_for_each (s, tmp, &job->node->devices[0].table->slabs, link)
 		if (s->payer == &job->quota)
 			sum += s->quarantined;
 	return sum;
@@ -257,12 +316,12 @@ static void fill_slabs(struct arena *a, struct jobs *jobs, const struct scope *s
 	struct slab *s, *tmp;
 	size_t n = 0;
 
-	list_for_each (s, tmp, &jobs->node->device.slabs, link)
+	list_for_each (s, tmp, &jobs->node->devices[0].table->slabs, link)
 		n++;
 	reply->slabs = MESSAGES(a, n, SlabStatus, slab_status);
 	if (!reply->slabs)
 		return;
-	list_for_each (s, tmp, &jobs->node->device.slabs, link) {
+	list_for_each (s, tmp, &jobs->node->devices[0].table->slabs, link) {
 		const struct job *job = payer_of(jobs, scope, s);
 		Shardd__V1__SlabStatus *r;
 
@@ -344,10 +403,8 @@ static void get(struct rpc_call *call, const ProtobufCMessage *request, void *us
 	reply.version = (char *)SHARDD_VERSION;
 	reply.pid = (int32_t)getpid();
 	reply.uptime_s = (clock_now_us() - node->started_us) / 1000000u;
-	reply.devices = MESSAGES(&a, 1, DeviceStatus, device_status);
-	reply.n_devices = reply.devices ? 1 : 0;
-	if (reply.devices)
-		fill_device(&a, node, reply.devices[0]);
+	fill_devices(&a, node, &reply);
+	fill_comms(&a, node, &reply);
 	fill_jobs(&a, svc->jobs, &scope, r->with_units, &reply);
 	fill_sessions(&a, svc->sessions, &scope, &reply);
 	if (r->with_slabs)

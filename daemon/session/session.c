@@ -117,7 +117,7 @@ struct session *session_by_token(struct sessions *all, const uint8_t token[SHD1_
 	return found;
 }
 
-int session_join(struct session *s, struct job *job, uint32_t rank, struct fault *f)
+int session_join(struct session *s, struct job *job, const struct job_joining *how, struct fault *f)
 {
 	struct member *m = NULL;
 	int r;
@@ -127,7 +127,7 @@ int session_join(struct session *s, struct job *job, uint32_t rank, struct fault
 		return fault_set(f, FAULT_STATE, NULL,
 				 "this session is rank %u of job '%s': leave it first",
 				 s->member->rank, s->member->job->rec->name);
-	r = job_join(job, rank, s->proc, s->id, s->member, &m, f);
+	r = job_join(job, how, s->proc, s->id, s->member, &m, f);
 	if (r)
 		return r;
 	if (m != s->member) {

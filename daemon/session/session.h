@@ -77,7 +77,9 @@ void session_end(struct session *s, const char *why);
 struct session *session_by_token(struct sessions *s, const uint8_t token[SHD1_TOKEN_BYTES]);
 
 /* Join as job_join does; JOB_E_BUSY likewise. Return: 0, JOB_E_BUSY or a fault code. */
-int session_join(struct session *s, struct job *job, uint32_t rank, struct fault *f);
+int session_join(struct session *s, struct job *job, const struct job_joining *how,
+		 struct fault *f);
+/* Return: 0, JOB_E_LATER (its streams are still read: node_wait, then again), or a fault. */
 int session_leave(struct session *s, bool *ret_freed, struct fault *f);
 
 /* The member, or a fault that tells to join. */

@@ -35,6 +35,21 @@ static int set_name(char **field, const char *name)
 	return *field ? 0 : -ENOMEM;
 }
 
+/* An entry for each rank, none placed yet. */
+static int no_devices(state_job *j)
+{
+	j->devices = calloc(j->world_size, sizeof(*j->devices));
+	if (!j->devices)
+		return -ENOMEM;
+	while (j->n_devices < j->world_size) {
+		j->devices[j->n_devices] = strdup("");
+		if (!j->devices[j->n_devices])
+			return -ENOMEM;
+		j->n_devices++;
+	}
+	return 0;
+}
+
 state_job *state_job_new(const char *name, uint32_t world_size)
 {
 	state_job *j = malloc(sizeof(*j));
@@ -45,6 +60,10 @@ state_job *state_job_new(const char *name, uint32_t world_size)
 	j->world_size = world_size;
 	if (set_name(&j->name, name) < 0) {
 		free(j);
+		return NULL;
+	}
+	if (no_devices(j) < 0) {
+		state_job_free(j);
 		return NULL;
 	}
 	return j;
@@ -153,10 +172,40 @@ int state_job_add_slab(state_job *j, const struct slab *s)
 	rec->id = s->id;
 	rec->class_ = s->class;
 	rec->bytes = s->bytes;
-	if (APPEND(j->slabs, j->n_slabs, rec) < 0) {
+	rec->device = strdup(backend_info(s->device->backend)->id);
+	if (!rec->device) {
 		free(rec);
 		return -ENOMEM;
 	}
+	if (APPEND(j->slabs, j->n_slabs, rec) < 0) {
+		shardd__state__slab__free_unpacked(rec, NULL);
+		return -ENOMEM;
+	}
+	return 0;
+}
+
+state_part *state_unit_add_part(state_unit *u)
+{
+	state_part *p = malloc(sizeof(*p));
+
+	if (!p)
+		return NULL;
+	shardd__state__part__init(p);
+	if (APPEND(u->parts, u->n_parts, p) == 0)
+		return p;
+	free(p);
+	return NULL;
+}
+
+int state_job_set_device(state_job *j, uint32_t rank, const char *id)
+{
+	char *copy = strdup(id);
+
+	if (!copy)
+		return -ENOMEM;
+	CHECK(rank < j->n_devices);
+	free(j->devices[rank]);
+	j->devices[rank] = copy;
 	return 0;
 }
 

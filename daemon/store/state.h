@@ -29,9 +29,10 @@ typedef Shardd__State__Optimizer state_optimizer;
 typedef Shardd__State__Group state_group;
 typedef Shardd__State__Slab state_slab;
 typedef Shardd__State__Region state_region;
+typedef Shardd__State__Part state_part;
 typedef Shardd__State__Blob state_blob;
 
-#define STATE_VERSION 1u
+#define STATE_VERSION 2u
 
 /* New empty records; NULL without memory. @name is copied. */
 state_job *state_job_new(const char *name, uint32_t world_size);
@@ -53,8 +54,13 @@ int state_job_add_slab(state_job *j, const struct slab *s);
 /* Drop the last @n slabs again: the undo of a registration that failed. */
 void state_job_drop_slabs(state_job *j, size_t n);
 
+/* Append a part without regions. Return: it, the unit's; or NULL. */
+state_part *state_unit_add_part(state_unit *u);
 /* Store a region by number. Return: 0 or -ENOMEM. */
 int state_region_set(state_region **field, const struct region *r);
+
+/* Note on which device rank @rank is. Return: 0 or -ENOMEM. */
+int state_job_set_device(state_job *j, uint32_t rank, const char *id);
 
 /* Replace rank @rank's blob; takes @data (malloc'ed). Return: 0 or -ENOMEM. */
 int state_job_set_blob(state_job *j, uint32_t rank, uint8_t *data, size_t bytes);

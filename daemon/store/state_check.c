@@ -82,6 +82,32 @@ static bool numbers_ok(const state_unit *u)
 	       isfinite(o->beta2) && isfinite(o->eps);
 }
 
+/* All arrays of a part are on one device. */
+static bool part_ok(const state_job *j, const state_part *p)
+{
+	const state_region *const rest[] = { p->grads, p->state1, p->state2 };
+	const char *device;
+
+	if (!region_ok(j, p->params) || !region_ok(j, p->grads) ||
+	    !optional_region_ok(j, p->state1) || !optional_region_ok(j, p->state2))
+		return false;
+	device = find_slab(j, p->params->slab)->device;
+	for (size_t i = 0; i < ARRAY_SIZE(rest); i++)
+		if (rest[i] && strcmp(find_slab(j, rest[i]->slab)->device, device) != 0)
+			return false;
+	return true;
+}
+
+static int check_parts(const state_job *j, const state_unit *u, struct fault *f)
+{
+	if (!u->n_parts || u->n_parts > j->world_size)
+		return bad(f, "a unit without parts, or with too many", u->name);
+	for (size_t i = 0; i < u->n_parts; i++)
+		if (!part_ok(j, u->parts[i]))
+			return bad(f, "a region outside its slab", u->name);
+	return 0;
+}
+
 static int check_unit(const state_job *j, const state_unit *u, struct fault *f)
 {
 	if (!name_ok(u->name, 255))
@@ -96,10 +122,7 @@ static int check_unit(const state_job *j, const state_unit *u, struct fault *f)
 	for (size_t i = 0; i < u->n_tensors; i++)
 		if (!name_ok(u->tensors[i]->name, 255) || u->tensors[i]->init_kind > 3)
 			return bad(f, "a tensor without a name or initialiser", u->name);
-	if (!region_ok(j, u->params) || !region_ok(j, u->grads) ||
-	    !optional_region_ok(j, u->state1) || !optional_region_ok(j, u->state2))
-		return bad(f, "a region outside its slab", u->name);
-	return 0;
+	return check_parts(j, u, f);
 }
 
 static int compare_place(const void *a, const void *b)
@@ -111,22 +134,32 @@ static int compare_place(const void *a, const void *b)
 	return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
+static size_t part_regions(const state_part *p, state_region **ret)
+{
+	state_region *const of_part[] = { p->params, p->grads, p->state1, p->state2 };
+	size_t n = 0;
+
+	for (size_t i = 0; i < ARRAY_SIZE(of_part); i++)
+		if (of_part[i])
+			ret[n++] = of_part[i];
+	return n;
+}
+
 /* No byte belongs to two arrays. */
 static int check_disjoint(const state_job *j, struct fault *f)
 {
-	_cleanup_(freep) state_region **all = calloc(4 * j->n_units + 1, sizeof(*all));
+	_cleanup_(freep) state_region **all = NULL;
 	size_t n = 0;
 
+	for (size_t i = 0; i < j->n_units; i++)
+		n += 4 * j->units[i]->n_parts;
+	all = calloc(n + 1, sizeof(*all));
 	if (!all)
 		return fault_errno(f, -ENOMEM, "checking a saved state");
-	for (size_t i = 0; i < j->n_units; i++) {
-		const state_unit *u = j->units[i];
-		state_region *const of_unit[] = { u->params, u->grads, u->state1, u->state2 };
-
-		for (size_t k = 0; k < ARRAY_SIZE(of_unit); k++)
-			if (of_unit[k])
-				all[n++] = of_unit[k];
-	}
+	n = 0;
+	for (size_t i = 0; i < j->n_units; i++)
+		for (size_t k = 0; k < j->units[i]->n_parts; k++)
+			n += part_regions(j->units[i]->parts[k], all + n);
 	qsort(all, n, sizeof(*all), compare_place);
 	for (size_t i = 1; i < n; i++)
 		if (all[i]->slab == all[i - 1]->slab &&
@@ -209,6 +242,8 @@ static int check_job(const state_job *j, uint32_t next_slab, struct fault *f)
 	if (!j->lifetime || j->lifetime > STATE_LIFETIMES)
 		return bad(f, "an unknown lifetime", j->name);
 	r = check_ranks(j, f);
+	if (!r && j->n_devices != j->world_size)
+		r = bad(f, "it does not say on which device each rank is", j->name);
 	if (!r)
 		r = check_slabs(j, next_slab, f);
 	for (size_t i = 0; !r && i < j->n_units; i++)

@@ -30,6 +30,19 @@ uint64_t layout_owned(const struct layout *l, uint32_t r)
 	return left < l->shard_elements ? left : l->shard_elements;
 }
 
+uint64_t layout_part(const struct layout *l, unsigned devices)
+{
+	return (l->ranks + devices - 1) / devices * l->shard_elements;
+}
+
+uint64_t layout_part_owned(const struct layout *l, unsigned devices, unsigned d)
+{
+	uint64_t part = layout_part(l, devices), begin = part * d;
+	uint64_t left = begin < l->elements ? l->elements - begin : 0;
+
+	return left < part ? left : part;
+}
+
 void layout_divide_factors(uint32_t ranks, double *ret_pre, double *ret_post)
 {
 	uint64_t f = 1;

@@ -29,6 +29,12 @@ bool layout_flat(uint64_t elements, uint32_t ranks, uint32_t multiple, struct la
 uint64_t layout_begin(const struct layout *l, uint32_t r);
 uint64_t layout_owned(const struct layout *l, uint32_t r);
 
+/* Elements of one part when the shards are spread over @devices devices: those of
+ * ceil(W / devices) ranks. Part d is [d*P, (d+1)*P). */
+uint64_t layout_part(const struct layout *l, unsigned devices);
+/* How many of the N elements part @d has (may be 0). */
+uint64_t layout_part_owned(const struct layout *l, unsigned devices, unsigned d);
+
 /* The gradient divide factors of fairscale, PyTorch/XLA and torch's FSDP hooks
  * (semantics 4.1): pre is the smallest power of two reached while W is divisible
  * by it and W/f > f; post = W/pre. */

@@ -9,7 +9,7 @@ float *optim_at(const struct region *r, uint64_t i)
 	return r->slab ? (float *)region_addr(r) + i : NULL;
 }
 
-static void adamw_kop(const struct unit *u, double lr, struct kop *kop)
+static void adamw_kop(const struct unit *u, const struct unit_part *p, double lr, struct kop *kop)
 {
 	const state_optimizer *o = u->rec->optimizer;
 	double t = (double)(o->steps + 1);
@@ -18,10 +18,10 @@ static void adamw_kop(const struct unit *u, double lr, struct kop *kop)
 
 	kop->kind = KOP_ADAMW;
 	kop->adamw = (struct k_adamw){
-		.p = optim_at(&u->params, 0),
-		.g = optim_at(&u->grads, 0),
-		.m = optim_at(&u->state1, 0),
-		.v = optim_at(&u->state2, 0),
+		.p = optim_at(&p->params, 0),
+		.g = optim_at(&p->grads, 0),
+		.m = optim_at(&p->state1, 0),
+		.v = optim_at(&p->state2, 0),
 		.decay = (float)(1.0 - lr * o->weight_decay),
 		.w1 = (float)(1.0 - o->beta1),
 		.b1 = (float)o->beta1,
@@ -33,15 +33,15 @@ static void adamw_kop(const struct unit *u, double lr, struct kop *kop)
 	};
 }
 
-static void sgd_kop(const struct unit *u, double lr, struct kop *kop)
+static void sgd_kop(const struct unit *u, const struct unit_part *p, double lr, struct kop *kop)
 {
 	const state_optimizer *o = u->rec->optimizer;
 
 	kop->kind = KOP_SGD;
 	kop->sgd = (struct k_sgd){
-		.p = optim_at(&u->params, 0),
-		.g = optim_at(&u->grads, 0),
-		.buf = optim_at(&u->state1, 0),
+		.p = optim_at(&p->params, 0),
+		.g = optim_at(&p->grads, 0),
+		.buf = optim_at(&p->state1, 0),
 		.lr = (float)lr,
 		.wd = (float)o->weight_decay,
 		.mu = (float)o->momentum,
@@ -50,14 +50,14 @@ static void sgd_kop(const struct unit *u, double lr, struct kop *kop)
 	};
 }
 
-bool optim_step_kop(const struct unit *u, double lr, struct kop *kop)
+bool optim_step_kop(const struct unit *u, const struct unit_part *p, double lr, struct kop *kop)
 {
 	CHECK(u->rec->optimizer->kind < _OPTIM_N);
-	kop->n = u->layout.elements;
+	kop->n = p->n;
 	if (u->rec->optimizer->kind == OPTIM_ADAMW)
-		adamw_kop(u, lr, kop);
+		adamw_kop(u, p, lr, kop);
 	else if (u->rec->optimizer->kind == OPTIM_SGD)
-		sgd_kop(u, lr, kop);
+		sgd_kop(u, p, lr, kop);
 	else
 		return false;
 	return true;
@@ -77,37 +77,51 @@ static uint64_t stream_of(const char *unit, const char *tensor)
 	return h;
 }
 
-void optim_seed_kops(const struct unit *u, uint64_t seed, struct kop *kops)
+/* The elements [@begin, @end) of the flat parameter of tensor @t, which begins at @at. */
+static void fill_kop(const struct unit *u, const struct unit_part *p, const state_tensor *t,
+		     uint64_t at, uint64_t begin, uint64_t end, uint64_t seed, struct kop *kop)
 {
-	uint64_t at = 0;
+	*kop = (struct kop){ .kind = KOP_FILL, .n = end - begin };
+	kop->fill = (struct k_fill){
+		.dst = optim_at(&p->params, begin - p->begin),
+		.seed = seed,
+		.stream = stream_of(u->rec->name, t->name),
+		.first = begin - at,
+		.kind = t->init_kind ? (enum fill_kind)t->init_kind : FILL_CONSTANT,
+		.a = t->init_a,
+		.b = t->init_b,
+	};
+}
+
+unsigned optim_seed_kops(const struct unit *u, const struct unit_part *p, uint64_t seed,
+			 struct kop *kops)
+{
+	uint64_t at = 0, part_end = p->begin + p->n;
+	unsigned n_kops = 0;
 
 	for (size_t i = 0; i < u->rec->n_tensors; i++) {
 		const state_tensor *t = u->rec->tensors[i];
-		uint64_t n;
+		uint64_t n, begin, end;
 
 		CHECK(layout_numel(t->shape, (uint32_t)t->n_shape, &n));
-		kops[i] = (struct kop){ .kind = KOP_FILL, .n = n };
-		kops[i].fill = (struct k_fill){
-			.dst = optim_at(&u->params, at),
-			.seed = seed,
-			.stream = stream_of(u->rec->name, t->name),
-			.kind = t->init_kind ? (enum fill_kind)t->init_kind : FILL_CONSTANT,
-			.a = t->init_a,
-			.b = t->init_b,
-		};
+		begin = at > p->begin ? at : p->begin;
+		end = at + n < part_end ? at + n : part_end;
+		if (begin < end)
+			fill_kop(u, p, t, at, begin, end, seed, &kops[n_kops++]);
 		at += n;
 	}
+	return n_kops;
 }
 
-unsigned optim_zero_kops(const struct unit *u, struct kop *kops)
+unsigned optim_zero_kops(const struct unit_part *p, struct kop *kops)
 {
-	const struct region *arrays[2] = { &u->state1, &u->state2 };
+	const struct region *arrays[2] = { &p->state1, &p->state2 };
 	unsigned n = 0;
 
 	for (unsigned i = 0; i < 2; i++) {
-		if (!arrays[i]->slab)
+		if (!arrays[i]->slab || !p->n)
 			continue;
-		kops[n] = (struct kop){ .kind = KOP_FILL, .n = u->layout.elements };
+		kops[n] = (struct kop){ .kind = KOP_FILL, .n = p->n };
 		kops[n++].fill =
 			(struct k_fill){ .dst = optim_at(arrays[i], 0), .kind = FILL_CONSTANT };
 	}

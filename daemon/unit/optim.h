@@ -8,18 +8,19 @@
 #include "backend/backend.h"
 #include "unit/unit.h"
 
-/* Fill @kop with the optimizer step number rec->steps + 1 of @u on its gradient,
- * with learning rate @lr. Scalars are computed in double and rounded once, as in
+/* Fill @kop with the optimizer step number rec->steps + 1 of part @p of @u on its
+ * gradient, with learning rate @lr. Scalars are computed in double and rounded once, as in
  * PyTorch's eager single-tensor path (semantics 4.17).
  * Return: false if the unit has no optimizer (nothing filled). */
-bool optim_step_kop(const struct unit *u, double lr, struct kop *kop);
+bool optim_step_kop(const struct unit *u, const struct unit_part *p, double lr, struct kop *kop);
 
-/* Kops that fill every tensor by its initialiser from @seed: one per tensor.
- * @kops: room for rec->n_tensors. */
-void optim_seed_kops(const struct unit *u, uint64_t seed, struct kop *kops);
+/* Kops that fill what @p has of every tensor by its initialiser from @seed.
+ * @kops: room for rec->n_tensors. Return: how many. */
+unsigned optim_seed_kops(const struct unit *u, const struct unit_part *p, uint64_t seed,
+			 struct kop *kops);
 
-/* Kops that zero the optimizer state: at most 2. Return: how many. */
-unsigned optim_zero_kops(const struct unit *u, struct kop *kops);
+/* Kops that zero the optimizer state of @p: at most 2. Return: how many. */
+unsigned optim_zero_kops(const struct unit_part *p, struct kop *kops);
 
 /* Address of element @i of one of the unit's arrays. */
 float *optim_at(const struct region *r, uint64_t i);

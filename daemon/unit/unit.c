@@ -7,9 +7,9 @@
 
 #define UNIT_MAGIC 0x554e4954u
 
-uint64_t unit_array_bytes(const struct layout *l)
+uint64_t unit_array_bytes(const struct layout *l, unsigned parts)
 {
-	uint64_t bytes = l->padded * sizeof(float);
+	uint64_t bytes = layout_part(l, parts) * sizeof(float);
 
 	return (bytes + POOL_ALIGN - 1) / POOL_ALIGN * POOL_ALIGN;
 }
@@ -45,12 +45,25 @@ bool unit_layout(const state_unit *rec, uint32_t ranks, struct layout *ret)
 	return unit_elements(rec, &n) && layout_flat(n, ranks, rec->shard_multiple, ret);
 }
 
-int unit_new(uint32_t id, state_unit *rec, const struct layout *layout, struct unit **ret)
+int unit_new(uint32_t id, state_unit *rec, const struct layout *layout,
+	     struct device *const *devices, unsigned n_devices, struct unit **ret)
 {
 	struct unit *u = calloc(1, sizeof(*u));
 
+	CHECK(n_devices > 0);
 	if (!u)
 		return -ENOMEM;
+	u->parts = calloc(n_devices, sizeof(*u->parts));
+	if (!u->parts) {
+		free(u);
+		return -ENOMEM;
+	}
+	u->n_parts = n_devices;
+	for (unsigned d = 0; d < n_devices; d++) {
+		u->parts[d].device = devices[d];
+		u->parts[d].begin = layout_part(layout, n_devices) * d;
+		u->parts[d].n = layout_part_owned(layout, n_devices, d);
+	}
 	u->magic = UNIT_MAGIC;
 	u->id = id;
 	u->rec = rec;
@@ -67,16 +80,34 @@ struct unit *unit_free(struct unit *u)
 	if (!u)
 		return NULL;
 	MAGIC_CHECK(u, UNIT_MAGIC);
-	CHECK(!u->gathered_ranks && !u->casting && !u->full.slab);
+	CHECK(!u->gathered_ranks && !u->casting && !u->executing && !u->has_full);
 	CHECK(list_empty(&u->waiting) && list_empty(&u->idle));
+	for (unsigned d = 0; d < u->n_parts; d++)
+		reads_deinit(&u->parts[d].reads);
+	free(u->parts);
 	u->magic = 0;
 	free(u);
 	return NULL;
 }
 
+struct unit_part *unit_part_on(struct unit *u, const struct device *device)
+{
+	unsigned d = 0;
+
+	while (d < u->n_parts && u->parts[d].device != device)
+		d++;
+	CHECK(d < u->n_parts);
+	return &u->parts[d];
+}
+
+uint64_t unit_part_elements(const struct unit *u)
+{
+	return layout_part(&u->layout, u->n_parts);
+}
+
 bool unit_is_direct(const struct unit *u)
 {
-	return u->rec->compute_dtype == u->rec->storage_dtype;
+	return u->n_parts == 1 && u->rec->compute_dtype == u->rec->storage_dtype;
 }
 
 uint64_t unit_full_bytes(const struct unit *u)
@@ -86,7 +117,7 @@ uint64_t unit_full_bytes(const struct unit *u)
 
 uint64_t unit_full_room(const struct unit *u)
 {
-	return u->layout.padded * dtype_size(u->rec->compute_dtype);
+	return unit_part_elements(u) * u->n_parts * dtype_size(u->rec->compute_dtype);
 }
 
 uint64_t unit_gradient_bytes(const struct unit *u)
@@ -96,10 +127,14 @@ uint64_t unit_gradient_bytes(const struct unit *u)
 
 uint64_t unit_shard_bytes(const struct unit *u)
 {
-	return unit_array_bytes(&u->layout) * (2 + unit_state_arrays(u->rec));
+	return unit_array_bytes(&u->layout, u->n_parts) * u->n_parts *
+	       (2 + unit_state_arrays(u->rec));
 }
 
 struct region unit_direct_region(const struct unit *u)
 {
-	return (struct region){ u->params.slab, u->params.offset, unit_full_bytes(u) };
+	const struct region *params = &u->parts[0].params;
+
+	CHECK(unit_is_direct(u));
+	return (struct region){ params->slab, params->offset, unit_full_bytes(u) };
 }

@@ -1,10 +1,13 @@
 /*
  * A unit: parameters that are gathered and reduced together.
  *
- * Its shards of all local ranks lie side by side in rank order, so the flat
- * parameter is contiguous: [N elements | padding], fp32; gradient shards and
- * optimizer state have the same layout. What persists is in the record; what is
- * here is derived from it or lives as long as the trainers. Loop thread only.
+ * It has one part on each device of its group. On one device the shards of all ranks
+ * lie side by side in rank order, so the flat parameter is contiguous:
+ * [N elements | padding], fp32; gradient shards and optimizer state have the same
+ * layout. On D devices part d is elements [d*P, (d+1)*P) of that: the shards of the
+ * ranks of device d, where ranks are placed on devices evenly and in order. What persists
+ * is in the record; what is here is derived from it or lives as long as the trainers.
+ * Loop thread only.
  *
  *   uninitialised --initialise--> initialised --(reduce)--> has_gradient
  *                                       ^------(step applied)------'
@@ -18,6 +21,7 @@
 #include "core/fault.h"
 #include "core/list.h"
 #include "mem/pool.h"
+#include "unit/reads.h"
 #include "store/state.h"
 #include "unit/layout.h"
 
@@ -26,32 +30,45 @@
 /* Optimizer kinds and tensor initialisers as stored in the record. */
 enum optim_kind { OPTIM_NONE = 0, OPTIM_SGD = 1, OPTIM_ADAMW = 2, _OPTIM_N };
 
+/* The part of a unit on one device. */
+struct unit_part {
+	struct device *device; /* borrowed */
+	uint64_t begin;        /* first element of the flat parameter */
+	uint64_t n;            /* elements of tensors, without padding; may be 0 */
+	struct region params;  /* the slabs are held by the job */
+	struct region grads;
+	struct region state1; /* AdamW: m; SGD with momentum: its buffer */
+	struct region state2; /* AdamW: v */
+	struct region full;   /* the gathered unit on this device, from the job's pool */
+	uint64_t ready;       /* point of the gather queue at which @full is there; 0: it is */
+	struct reads reads;   /* streams that may still read what was gathered here */
+};
+
 struct unit {
 	uint32_t magic;
 	uint32_t id;     /* index in its job, from 1 */
 	state_unit *rec; /* borrowed from the job's record */
 	struct layout layout;
-	struct region params; /* the slabs are held by the job */
-	struct region grads;
-	struct region state1; /* AdamW: m; SGD with momentum: its buffer */
-	struct region state2; /* AdamW: v */
-	uint64_t version;     /* grows whenever parameters change */
-	bool has_gradient;    /* grads holds a reduced gradient since the last step */
-	bool torn;            /* changed after the last commit by a step whose trainer died */
+	struct unit_part *parts; /* owned array; in the order of the flat parameter */
+	unsigned n_parts;
+	uint64_t version;  /* grows whenever parameters change */
+	bool has_gradient; /* grads holds a reduced gradient since the last step */
+	bool torn;         /* changed after the last commit by a step whose trainer died */
 
-	/* the gathered copy, when compute dtype differs from storage */
-	struct region full;
-	uint64_t full_version; /* parameters it was cast from; 0: not valid */
-	bool casting;
-	struct list waiting; /* ops that wait for the cast; owned by op/ */
-	struct list idle;    /* link in the job's list of idle full buffers */
+	/* the gathered copies, one a part, where gather cannot hand out the shards */
+	bool has_full;         /* memory for all of them */
+	uint64_t full_version; /* parameters they were made from; 0: not valid */
+	bool casting;          /* not ordered yet: nobody can have it */
+	bool executing;        /* ordered, not executed yet: only for who waits by stream */
+	struct list waiting;   /* ops that wait for either; owned by op/ */
+	struct list idle;      /* link in the job's list of idle full buffers */
 
 	uint32_t gathered_ranks; /* ranks that hold at least one gather */
 };
 
-/* Bytes of one array of the unit in a shard slab, padding included, rounded up so
- * that the next one is aligned. */
-uint64_t unit_array_bytes(const struct layout *l);
+/* Bytes of one array of a part in a shard slab, padding included, rounded up so that
+ * the next one is aligned. */
+uint64_t unit_array_bytes(const struct layout *l, unsigned parts);
 
 /* How many optimizer-state arrays (0 to 2) the record asks for. */
 unsigned unit_state_arrays(const state_unit *rec);
@@ -62,23 +79,28 @@ bool unit_elements(const state_unit *rec, uint64_t *ret);
 /* Layout from the record for @ranks ranks. Return: false if it does not fit. */
 bool unit_layout(const state_unit *rec, uint32_t ranks, struct layout *ret);
 
-/* @rec: borrowed, outlives the unit; regions are taken as they are.
- * Return: 0 or -ENOMEM. */
-int unit_new(uint32_t id, state_unit *rec, const struct layout *layout, struct unit **ret);
+/* @rec: borrowed, outlives the unit. @devices: of its parts, in their order; regions are
+ * set by the caller. Return: 0 or -ENOMEM. */
+int unit_new(uint32_t id, state_unit *rec, const struct layout *layout,
+	     struct device *const *devices, unsigned n_devices, struct unit **ret);
+/* The part on @device, which must be one of the unit's (CHECKed). */
+struct unit_part *unit_part_on(struct unit *u, const struct device *device);
+/* Elements of each part, padding included. */
+uint64_t unit_part_elements(const struct unit *u);
 
 /* Nothing may be gathered or casting (CHECKed); the full buffer must have been
  * given back. NULL is allowed. Return: NULL. */
 struct unit *unit_free(struct unit *u);
 
-/* Does gather hand out the shards themselves? */
+/* Does gather hand out the shards themselves? Only where one device has them all. */
 bool unit_is_direct(const struct unit *u);
 
 /* Bytes of the gathered unit and of a gradient buffer. */
 uint64_t unit_full_bytes(const struct unit *u);
 uint64_t unit_gradient_bytes(const struct unit *u);
 
-/* Bytes of the copy's memory: with the padding, which an all-gather between devices
- * moves too. */
+/* Bytes of the copy's memory on each device: with the padding, which an all-gather between
+ * devices moves too. */
 uint64_t unit_full_room(const struct unit *u);
 
 /* Bytes of parameters, gradients and optimizer state of all ranks. */

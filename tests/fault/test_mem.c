@@ -87,7 +87,7 @@ static int life(struct fixture *f)
 	struct pool p;
 	int r;
 
-	pool_init(&p, &f->d, &f->job, MEM_GRAD, "job", 0);
+	pool_init(&p, &f->d, &f->job, MEM_GRAD, BACKEND_SHARE_FD, "job", 0);
 	r = pool_take(&p, 4096, &small);
 	if (r == 0)
 		r = pool_take(&p, 3u << 20, &large);
@@ -137,7 +137,7 @@ Test(fault_mem, a_full_device_is_an_answer)
 	struct pool p;
 
 	setup(&f);
-	pool_init(&p, &f.d, &f.job, MEM_GRAD, "job", 0);
+	pool_init(&p, &f.d, &f.job, MEM_GRAD, BACKEND_SHARE_FD, "job", 0);
 	backend_fake_fail(f.b, 1, BACKEND_E_FULL);
 	cr_assert_eq(pool_take(&p, 4096, &r), 0);
 	cr_assert_eq(r.slab->bytes, backend_info(f.b)->granularity);
@@ -183,18 +183,24 @@ Test(fault_mem, a_failed_copy_ends_its_collective_and_no_other)
 	struct engine *e;
 	struct waited_comm c = { 0 };
 	float a[3] = { 1, 2, 3 }, b[3] = { 0 };
+	const struct comm_options options = {
+		.devices = &f.b, .n_devices = 1, .ready = on_ready, .userdata = &c
+	};
 
 	setup(&f);
-	cr_assert_eq(engine_local_new(&f.run.queue, f.b, &e), 0);
-	cr_assert_eq(engine_comm_new(e, 1, 0, on_ready, &c), 0);
+	cr_assert_eq(engine_local_new(&f.run.queue, &e), 0);
+	cr_assert_eq(engine_comm_new(e, &options), 0);
 	looprun_flag(&f.run, &c.done, 5);
 	for (unsigned failing = 1; failing <= 4; failing++) {
 		struct waited_op w[3] = { 0 };
 
 		backend_fake_fail(f.b, failing, -EIO);
 		for (unsigned i = 0; i < 3; i++) {
+			const void *send = a + i;
+			void *recv = b + i;
+
 			w[i].op.done = on_op_done;
-			comm_all_gather(c.comm, &w[i].op, a + i, b + i, 1, DTYPE_FP32);
+			comm_all_gather(c.comm, &w[i].op, &send, &recv, 1, DTYPE_FP32);
 		}
 		looprun_flag(&f.run, &w[2].done, 5);
 		for (unsigned i = 0; i < 3; i++)

@@ -39,8 +39,7 @@ static void check_copies(const struct world *w)
 	for (uint32_t i = 0; i < w->job->n_units; i++) {
 		const struct unit *u = w->job->units[i];
 
-		cr_assert(!u->full.slab || u->casting || u->gathered_ranks ||
-			  !list_empty(&u->idle));
+		cr_assert(!u->has_full || u->casting || u->gathered_ranks || !list_empty(&u->idle));
 	}
 }
 
@@ -185,7 +184,7 @@ static void check_exact(struct world *w)
 	uint64_t slabs = 0, blobs = 0, classes = 0;
 	struct slab *s, *tmp;
 
-	list_for_each (s, tmp, &w->n.node.device.slabs, link)
+	list_for_each (s, tmp, &w->n.node.devices[0].table->slabs, link)
 		slabs += s->payer == &w->job->quota ? s->bytes : 0;
 	for (size_t i = 0; i < w->job->rec->n_blobs; i++)
 		blobs += w->job->rec->blobs[i]->data.len;
@@ -374,14 +373,14 @@ static unsigned armed;
 
 static void backend_in(struct world *w, unsigned n, int error)
 {
-	calls_at = backend_fake_calls(w->n.node.backend);
+	calls_at = backend_fake_calls(w->n.node.devices[0].backend);
 	armed = n;
-	backend_fake_fail(w->n.node.backend, n, error);
+	backend_fake_fail(w->n.node.devices[0].backend, n, error);
 }
 
 static bool backend_hit(struct world *w)
 {
-	return backend_fake_calls(w->n.node.backend) - calls_at >= armed;
+	return backend_fake_calls(w->n.node.devices[0].backend) - calls_at >= armed;
 }
 
 static void engine_in(struct world *w, unsigned n, int error)

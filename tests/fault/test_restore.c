@@ -19,10 +19,10 @@ Test(fault_restore, taking_over_may_fail_at_any_point)
 	left_behind(&l);
 	for (i = 1; i <= 3; i++) {
 		nodefix_begin(&n, NULL);
-		backend_fake_fail(n.node.backend, i, -EIO);
+		backend_fake_fail(n.node.devices[0].backend, i, -EIO);
 		cr_assert_eq(left_take_over(&n, &l, l.bytes, l.n) != 0, i <= l.n_fds);
 		cr_assert_eq(n.jobs.count, i > l.n_fds);
-		cr_assert_eq(n.node.device.quota.used != 0, i > l.n_fds);
+		cr_assert_eq(n.node.devices[0].quota.used != 0, i > l.n_fds);
 		nodefix_end(&n);
 	}
 	for (i = 1, hit = true; hit; i++) {

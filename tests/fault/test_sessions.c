@@ -57,7 +57,8 @@ static int live(struct world *w, struct session **s, struct fault *f)
 	bool freed;
 
 	if (session_new(&w->sessions, w->conn, "trainer", s, f) ||
-	    job_open(&w->n.jobs, &spec, 0, 0, &job, NULL, f) || session_join(*s, job, 1, f))
+	    job_open(&w->n.jobs, &spec, 0, 0, &job, NULL, f) ||
+	    session_join(*s, job, &(struct job_joining){ .rank = 1, .device = "" }, f))
 		return (int)f->code;
 	return session_leave(*s, &freed, f);
 }
@@ -109,7 +110,7 @@ Test(fault_sessions, a_session_that_ends_takes_its_rank_with_it)
 	cr_expect_eq(f.code, FAULT_STATE);
 	f = FAULT_NULL;
 	cr_assert_eq(job_open(&w.n.jobs, &spec, 0, 0, &job, NULL, &f), 0);
-	cr_assert_eq(session_join(s, job, 1, &f), 0);
+	cr_assert_eq(session_join(s, job, &(struct job_joining){ .rank = 1, .device = "" }, &f), 0);
 	cr_expect_eq(session_member(s, &f), job->ranks[1]);
 	cr_expect_eq(session_by_token(&w.sessions, s->token), s);
 	session_end(s, "is gone");

@@ -48,11 +48,12 @@ void left_behind(struct left *l)
 	CHECK(job_group(job, "one", ranks, 1, &g, &f) == 0);
 	left_train(&n, m, u, 5);
 	memcpy(l->params, nodefix_params(u), sizeof(l->params));
-	cr_assert_eq(state_encode(&job->rec, 1, n.node.device.next_slab, &l->bytes, &l->n), 0);
+	cr_assert_eq(state_encode(&job->rec, 1, n.node.devices[0].table->next, &l->bytes, &l->n),
+		     0);
 	CHECK(job->n_slabs <= LEFT_MAX_SLABS);
 	for (l->n_fds = 0; l->n_fds < job->n_slabs; l->n_fds++)
-		cr_assert_eq(backend_export(n.node.backend, job->slabs[l->n_fds]->mem, true,
-					    &l->fds[l->n_fds]),
+		cr_assert_eq(backend_export(n.node.devices[0].backend, job->slabs[l->n_fds]->mem,
+					    true, &l->fds[l->n_fds]),
 			     0);
 	nodefix_end(&n);
 }

@@ -26,27 +26,46 @@ static void on_event(struct member *m, enum job_event_kind kind, const char *tex
 	snprintf(the_node->events.text, sizeof(the_node->events.text), "%s", text);
 }
 
-static void on_comm(void *userdata, struct comm *comm, int status)
+static bool comm_there(void *arg)
 {
-	struct nodefix *n = userdata;
+	struct nodefix *n = arg;
+	struct device *all[NODE_MAX_DEVICES];
+	struct node_comm *nc;
+	struct fault f = FAULT_NULL;
+	int r;
 
-	cr_assert_eq(status, 0);
-	n->node.comm = comm;
+	for (unsigned i = 0; i < n->node.n_devices; i++)
+		all[i] = &n->node.devices[i];
+	r = node_comm(&n->node, all, n->node.n_devices, &nc, &f);
+	cr_assert(!f.code, "%s", f.text);
+	if (r == 0)
+		nc->users++; /* as the server does: they stay */
+	return r == 0;
 }
 
-static bool has_comm(void *arg)
-{
-	return ((struct nodefix *)arg)->node.comm;
-}
-
+/* What the first registration would have to wait for. */
 static void begin_engine(struct nodefix *n, bool fake)
 {
-	int r = fake ? engine_fake_new(&n->run.queue, &n->node.engine)
-		     : engine_local_new(&n->run.queue, n->node.backend, &n->node.engine);
+	cr_assert_eq(engine_local_new(&n->run.queue, &n->node.local), 0);
+	if (fake || n->node.n_devices > 1) {
+		cr_assert_eq(engine_fake_new(&n->run.queue, &n->node.engine), 0);
+		n->node.engine_for_one = true;
+	}
+	looprun_until(&n->run, comm_there, n, 5);
+}
 
-	cr_assert_eq(r, 0);
-	cr_assert_eq(engine_comm_new(n->node.engine, 1, 0, on_comm, n), 0);
-	looprun_until(&n->run, has_comm, n, 5);
+static void begin_devices(struct nodefix *n, unsigned devices, uint64_t capacity)
+{
+	for (unsigned i = 0; i < (devices ? devices : 1); i++) {
+		struct backend *b;
+
+		cr_assert_eq(backend_fake_new(&n->run.queue, capacity, &b), 0);
+		snprintf(b->info.id, sizeof(b->info.id), "fake:%u", i);
+		device_init(&n->node.devices[i], b, 0);
+		if (i)
+			device_follow(&n->node.devices[i], &n->node.devices[0], i);
+		n->node.n_devices++;
+	}
 }
 
 void nodefix_begin(struct nodefix *n, const struct nodefix_options *o)
@@ -60,15 +79,13 @@ void nodefix_begin(struct nodefix *n, const struct nodefix_options *o)
 	nodefix_ended = 0;
 	looprun_init(&n->run);
 	cr_assert_eq(recorder_init(o->recorder ? o->recorder : 64), 0);
-	cr_assert_eq(backend_fake_new(&n->run.queue, o->capacity, &n->node.backend), 0);
-	n->node.loop = &n->run.loop;
+	node_init(&n->node, &n->run.loop);
+	begin_devices(n, o->devices, o->capacity);
 	n->node.limits = (struct node_limits){ .job_ttl_s = 3600,
 					       .max_jobs = 16,
 					       .max_units_per_job = 10000000,
 					       .max_world_size = 1024,
 					       .max_inflight_ops = 4096 };
-	device_init(&n->node.device, n->node.backend, 0);
-	quarantine_init(&n->node.quarantine);
 	begin_engine(n, o->fake_engine);
 	jobs_init(&n->jobs, &n->node, &ops);
 	cr_assert_eq(proc_new_pid(&n->run.loop, getpid(), getuid(), getgid(), &n->proc), 0);
@@ -76,17 +93,24 @@ void nodefix_begin(struct nodefix *n, const struct nodefix_options *o)
 
 void nodefix_end(struct nodefix *n)
 {
-	backend_fake_fail(n->node.backend, 0, 0);
-	backend_fake_hold(n->node.backend, false);
+	for (unsigned i = 0; i < n->node.n_devices; i++) {
+		backend_fake_fail(n->node.devices[i].backend, 0, 0);
+		backend_fake_hold(n->node.devices[i].backend, false);
+	}
 	while (n->n_members)
 		nodefix_drop(n, n->members[0], "is gone");
 	nodefix_turns(n);
 	jobs_deinit(&n->jobs);
 	recorder_deinit();
-	n->node.comm = comm_free(n->node.comm);
+	node_deinit(&n->node);
 	n->node.engine = engine_close(n->node.engine);
-	device_deinit(&n->node.device);
-	n->node.backend = backend_close(n->node.backend);
+	n->node.local = engine_close(n->node.local);
+	for (unsigned i = 0; i < n->node.n_devices; i++) {
+		struct backend *b = n->node.devices[i].backend;
+
+		device_deinit(&n->node.devices[i]);
+		backend_close(b);
+	}
 	n->proc = proc_unref(n->proc);
 	looprun_deinit(&n->run);
 	clock_real();
@@ -119,7 +143,8 @@ static void keep(struct nodefix *n, struct member *m)
 int nodefix_try_join(struct nodefix *n, struct job *job, uint32_t rank, struct proc *proc,
 		     struct member *again, struct member **ret, struct fault *f)
 {
-	int r = job_join(job, rank, proc ? proc : n->proc, rank + 1, again, ret, f);
+	int r = job_join(job, &(struct job_joining){ .rank = rank, .device = "" },
+			 proc ? proc : n->proc, rank + 1, again, ret, f);
 
 	if (r == 0)
 		keep(n, *ret);
@@ -406,6 +431,22 @@ void nodefix_ok(struct nodefix_op *op, const char *what)
 	cr_assert_gt(op->reply_bytes, 0);
 }
 
+static uint64_t moves(const struct nodefix *n)
+{
+	const struct node_comm *nc, *tmp;
+	uint64_t sum = 0;
+
+	for (unsigned i = 0; i < n->node.n_devices; i++) {
+		const struct backend *b = n->node.devices[i].backend;
+
+		sum += b->submitted + b->in_flight * 1000000u;
+	}
+	list_for_each (nc, tmp, &n->node.comms, link)
+		for (unsigned q = 0; q < _BACKEND_Q_N; q++)
+			sum += nc->comm[q] ? nc->comm[q]->in_flight * 1000u : 0;
+	return sum;
+}
+
 /* Everything is on this one thread, so what three turns in a row do not change stays. */
 void nodefix_turns(struct nodefix *n)
 {
@@ -415,8 +456,7 @@ void nodefix_turns(struct nodefix *n)
 		uint64_t now;
 
 		uv_run(&n->run.loop, UV_RUN_NOWAIT);
-		now = n->node.backend->submitted + nodefix_ended + n->events.n +
-		      n->node.comm->in_flight * 1000u + n->node.backend->in_flight * 1000000u;
+		now = nodefix_ended + n->events.n + moves(n);
 		quiet = now == seen ? quiet + 1 : 0;
 		seen = now;
 	}
@@ -432,5 +472,5 @@ void nodefix_write(const struct region *r, float value)
 
 const float *nodefix_params(const struct unit *u)
 {
-	return region_addr(&u->params);
+	return region_addr(&u->parts[0].params);
 }

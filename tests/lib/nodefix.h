@@ -1,5 +1,5 @@
 /*
- * The daemon's core in the test process: a node with the fake backend and one of the
+ * The daemon's core in the test process: a node with fake backends and one of the
  * engines, its jobs, and members that are this very process. No sockets; nothing
  * happens but in nodefix_turns and nodefix_wait.
  */
@@ -18,7 +18,8 @@
 #define NODEFIX_MEMBERS 64
 
 struct nodefix_options {
-	uint64_t capacity; /* of the device, bytes; 0: plenty */
+	unsigned devices;  /* 0: one; several have the fake engine between them */
+	uint64_t capacity; /* of each device, bytes; 0: plenty */
 	bool fake_engine;  /* else the local one */
 	size_t recorder;   /* records; 0: 64 */
 };

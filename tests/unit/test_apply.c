@@ -157,7 +157,7 @@ APPLY_TEST(the_next_reduce_and_the_next_step_apply_it_too)
 
 APPLY_TEST(gradients_add_up_until_the_step)
 {
-	const float *grads = region_addr(&u->grads);
+	const float *grads = region_addr(&u->parts[0].grads);
 
 	reduce(1);
 	cr_expect_eq(grads[ELEMENTS - 1], 1, "of two ranks, the mean");
@@ -292,13 +292,13 @@ APPLY_TEST(a_commit_that_runs_is_not_undone_by_a_death)
 	commit(1);
 	reduce(1);
 	step();
-	backend_fake_hold(n.node.backend, true);
+	backend_fake_hold(n.node.devices[0].backend, true);
 	submit_commit(2);
 	nodefix_turns(&n);
 	cr_expect(job->step.applying);
 	nodefix_drop(&n, m[1], "died");
 	cr_expect_not(op[0].over);
-	backend_fake_hold(n.node.backend, false);
+	backend_fake_hold(n.node.devices[0].backend, false);
 	both_ok("Commit");
 	cr_expect_eq(job->rec->step, 2);
 	cr_expect_not(unchanged());
@@ -310,13 +310,13 @@ APPLY_TEST(a_step_that_a_read_began_to_apply_tears_the_job_if_a_rank_dies)
 	commit(1);
 	reduce(1);
 	step();
-	backend_fake_hold(n.node.backend, true);
+	backend_fake_hold(n.node.devices[0].backend, true);
 	nodefix_on_unit(&n, m[0], "Gather", u, &op[0]);
 	cr_expect(job->step.applying);
 	nodefix_drop(&n, m[1], "died");
 	expect_fault(&op[0].fault, FAULT_ABORTED, "rank 1");
 	cr_expect_not(job->torn, "not yet known");
-	backend_fake_hold(n.node.backend, false);
+	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_turns(&n);
 	cr_expect(job->torn);
 	cr_expect_eq(job->running, 0);
@@ -329,12 +329,12 @@ APPLY_TEST(a_reduce_that_waited_for_the_step_ends_with_its_epoch)
 	reduce(1);
 	step();
 	gradients(2);
-	backend_fake_hold(n.node.backend, true);
+	backend_fake_hold(n.node.devices[0].backend, true);
 	submit_reduce();
 	nodefix_turns(&n);
 	cr_expect(job->step.applying);
 	nodefix_drop(&n, m[1], "died");
-	backend_fake_hold(n.node.backend, false);
+	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_wait(&op[0]);
 	nodefix_wait(&op[1]);
 	expect_fault(&op[0].fault, FAULT_ABORTED, "epoch 1");
@@ -351,13 +351,13 @@ APPLY_TEST(an_initialise_that_waited_for_the_step_ends_with_its_epoch)
 	step();
 	for (unsigned i = 0; i < 2; i++)
 		NODEFIX_OK(nodefix_alloc(&n, m[i], ELEMENTS * 4, &buffer[i]), &buffer[i]);
-	backend_fake_hold(n.node.backend, true);
+	backend_fake_hold(n.node.devices[0].backend, true);
 	for (unsigned i = 0; i < 2; i++)
 		nodefix_own(&n, m[i], u, buffer[i].result.buffer, &op[i]);
 	nodefix_turns(&n);
 	cr_expect(job->step.applying);
 	nodefix_drop(&n, m[1], "died");
-	backend_fake_hold(n.node.backend, false);
+	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_wait(&op[0]);
 	expect_fault(&op[0].fault, FAULT_ABORTED, "epoch 1");
 	cr_expect(u->rec->initialised, "nothing was written");
@@ -367,12 +367,12 @@ APPLY_TEST(a_step_that_waited_for_the_step_before_ends_with_its_epoch)
 {
 	reduce(1);
 	step();
-	backend_fake_hold(n.node.backend, true);
+	backend_fake_hold(n.node.devices[0].backend, true);
 	for (unsigned i = 0; i < 2; i++)
 		nodefix_step(&n, m[i], &op[i]);
 	nodefix_turns(&n);
 	nodefix_drop(&n, m[1], "died");
-	backend_fake_hold(n.node.backend, false);
+	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_wait(&op[0]);
 	expect_fault(&op[0].fault, FAULT_ABORTED, "epoch 1");
 	cr_expect_not(job->step.prepared);
@@ -385,16 +385,16 @@ APPLY_TEST(a_job_deleted_while_a_step_is_applied_goes_afterwards)
 	reduce(1);
 	step();
 	gradients(2);
-	backend_fake_hold(n.node.backend, true);
+	backend_fake_hold(n.node.devices[0].backend, true);
 	submit_reduce();
 	nodefix_turns(&n);
 	cr_assert_eq(job_delete(job, true, NULL, &f), 0);
-	cr_expect_gt(n.node.device.quota.used, 0);
-	backend_fake_hold(n.node.backend, false);
+	cr_expect_gt(n.node.devices[0].quota.used, 0);
+	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_turns(&n);
 	cr_expect(op[0].over && op[1].over);
 	expect_fault(&op[0].fault, FAULT_ABORTED, "was deleted");
-	cr_expect_eq(n.node.device.quota.used, 0);
+	cr_expect_eq(n.node.devices[0].quota.used, 0);
 }
 
 /* ------------------------------------------------------------ devices that fail */
@@ -404,7 +404,7 @@ APPLY_TEST(a_device_that_fails_the_step_tears_the_job)
 	commit(1);
 	reduce(1);
 	step();
-	backend_fake_fail(n.node.backend, 1, -EIO);
+	backend_fake_fail(n.node.devices[0].backend, 1, -EIO);
 	submit_commit(2);
 	nodefix_wait(&op[0]);
 	nodefix_wait(&op[1]);
@@ -426,7 +426,7 @@ APPLY_TEST(those_who_waited_for_the_step_learn_that_it_failed)
 	commit(1);
 	reduce(1);
 	step();
-	backend_fake_fail(n.node.backend, 1, -EIO);
+	backend_fake_fail(n.node.devices[0].backend, 1, -EIO);
 	nodefix_on_unit(&n, m[0], "Gather", u, &op[0]);
 	nodefix_on_unit(&n, m[1], "Gather", u, &op[1]);
 	nodefix_wait(&op[0]);
@@ -438,7 +438,7 @@ APPLY_TEST(those_who_waited_for_the_step_learn_that_it_failed)
 	reduce(1);
 	step();
 	gradients(1);
-	backend_fake_fail(n.node.backend, 1, -EIO);
+	backend_fake_fail(n.node.devices[0].backend, 1, -EIO);
 	submit_reduce();
 	nodefix_wait(&op[0]);
 	expect_fault(&op[0].fault, FAULT_STATE, "is TORN");
@@ -451,7 +451,7 @@ APPLY_TEST(a_reduce_that_failed_leaves_no_gradient)
 {
 	reduce(1);
 	gradients(1);
-	backend_fake_fail(n.node.backend, 1, -EIO);
+	backend_fake_fail(n.node.devices[0].backend, 1, -EIO);
 	submit_reduce();
 	nodefix_wait(&op[0]);
 	nodefix_wait(&op[1]);
@@ -459,12 +459,12 @@ APPLY_TEST(a_reduce_that_failed_leaves_no_gradient)
 	cr_expect_eq(op[0].fault.native, EIO);
 	cr_expect_not(u->has_gradient);
 	reduce(3);
-	cr_expect_eq(((float *)region_addr(&u->grads))[0], 3);
+	cr_expect_eq(((float *)region_addr(&u->parts[0].grads))[0], 3);
 }
 
 APPLY_TEST(an_initialise_that_failed_leaves_no_parameters)
 {
-	backend_fake_fail(n.node.backend, 1, -EIO);
+	backend_fake_fail(n.node.devices[0].backend, 1, -EIO);
 	for (unsigned i = 0; i < 2; i++)
 		nodefix_seed(&n, m[i], u, 1, &op[i]);
 	nodefix_wait(&op[0]);
@@ -485,23 +485,23 @@ APPLY_TEST(clipping_scales_what_is_too_long)
 		nodefix_clip(&n, m[i], 1, &op[i]);
 	both_ok("ClipGradNorm");
 	cr_expect_float_eq(op[1].result.total_norm, 94.86832980505137, 1e-9);
-	cr_expect_float_eq(((float *)region_addr(&u->grads))[17], 3 / 94.868331, 1e-6);
+	cr_expect_float_eq(((float *)region_addr(&u->parts[0].grads))[17], 3 / 94.868331, 1e-6);
 	for (unsigned i = 0; i < 2; i++)
 		nodefix_clip(&n, m[i], 5, &op[i]);
 	both_ok("ClipGradNorm");
 	cr_expect_float_eq(op[0].result.total_norm, 1, 1e-5);
-	cr_expect_float_eq(((float *)region_addr(&u->grads))[17], 3 / 94.868331, 1e-6);
+	cr_expect_float_eq(((float *)region_addr(&u->parts[0].grads))[17], 3 / 94.868331, 1e-6);
 }
 
 APPLY_TEST(a_clip_of_an_epoch_that_ended_says_so)
 {
 	reduce(3);
-	backend_fake_hold(n.node.backend, true);
+	backend_fake_hold(n.node.devices[0].backend, true);
 	for (unsigned i = 0; i < 2; i++)
 		nodefix_clip(&n, m[i], 1, &op[i]);
 	nodefix_turns(&n);
 	nodefix_drop(&n, m[1], "died");
-	backend_fake_hold(n.node.backend, false);
+	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_wait(&op[0]);
 	expect_fault(&op[0].fault, FAULT_ABORTED, "epoch 1");
 }

@@ -126,7 +126,7 @@ TEST(a_wrong_source_leaves_the_configuration_alone)
 	static const char *const lines[] = {
 		"--set threads=x",
 		"--set nokey=1",
-		"--backend cuda",
+		"--backend rocm",
 		"--config /nonexistent/shardd.yaml",
 		"--set memory_bytes=1MiB --set job_quota_bytes=2MiB",
 	};

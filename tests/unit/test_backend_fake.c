@@ -82,7 +82,7 @@ Test(backend_fake, memory_can_be_exported_and_imported)
 
 	setup(&f, 0);
 	page = backend_info(f.b)->granularity;
-	cr_assert_eq(backend_alloc(f.b, page, &mem), 0);
+	cr_assert_eq(backend_alloc(f.b, page, BACKEND_SHARE_FD, &mem), 0);
 	((char *)backend_addr(mem))[1] = 4;
 	cr_assert_eq(backend_export(f.b, mem, true, &fd), 0);
 	cr_assert_eq(backend_export(f.b, mem, false, &ro), 0);
@@ -103,11 +103,11 @@ Test(backend_fake, the_capacity_is_a_limit)
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
 
 	setup(&f, 2 * page);
-	cr_assert_eq(backend_alloc(f.b, 3 * page, &mem), BACKEND_E_FULL);
-	cr_assert_eq(backend_alloc(f.b, 2 * page, &mem), 0);
-	cr_assert_eq(backend_alloc(f.b, page, &more), BACKEND_E_FULL);
+	cr_assert_eq(backend_alloc(f.b, 3 * page, BACKEND_SHARE_FD, &mem), BACKEND_E_FULL);
+	cr_assert_eq(backend_alloc(f.b, 2 * page, BACKEND_SHARE_FD, &mem), 0);
+	cr_assert_eq(backend_alloc(f.b, page, BACKEND_SHARE_FD, &more), BACKEND_E_FULL);
 	backend_free(f.b, mem);
-	cr_assert_eq(backend_alloc(f.b, page, &more), 0);
+	cr_assert_eq(backend_alloc(f.b, page, BACKEND_SHARE_FD, &more), 0);
 	backend_free(f.b, more);
 	teardown(&f);
 }
@@ -123,13 +123,13 @@ Test(backend_fake, the_nth_call_fails_and_only_that)
 	setup(&f, 0);
 	page = backend_info(f.b)->granularity;
 	backend_fake_fail(f.b, 2, -EIO);
-	cr_assert_eq(backend_alloc(f.b, page, &mem), 0);
+	cr_assert_eq(backend_alloc(f.b, page, BACKEND_SHARE_FD, &mem), 0);
 	cr_assert_eq(backend_export(f.b, mem, true, &fd), -EIO);
 	cr_assert_eq(backend_export(f.b, mem, true, &fd), 0);
 	backend_fake_fail(f.b, 1, -ENOMEM);
 	cr_assert_eq(backend_import(f.b, fd, page, &again), -ENOMEM);
 	backend_fake_fail(f.b, 1, BACKEND_E_FULL);
-	cr_assert_eq(backend_alloc(f.b, page, &again), BACKEND_E_FULL);
+	cr_assert_eq(backend_alloc(f.b, page, BACKEND_SHARE_FD, &again), BACKEND_E_FULL);
 	backend_fake_fail(f.b, 1, -EFAULT);
 	backend_submit(f.b, &t.task);
 	backend_submit(f.b, &u.task);
@@ -138,7 +138,7 @@ Test(backend_fake, the_nth_call_fails_and_only_that)
 	cr_assert_eq(u.status, 0);
 	backend_fake_fail(f.b, 1, -EIO);
 	backend_fake_fail(f.b, 0, 0);
-	cr_assert_eq(backend_alloc(f.b, page, &again), 0);
+	cr_assert_eq(backend_alloc(f.b, page, BACKEND_SHARE_FD, &again), 0);
 	cr_assert_eq(backend_fake_calls(f.b), 8);
 	close(fd);
 	backend_free(f.b, mem);

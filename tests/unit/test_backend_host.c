@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,7 +45,7 @@ static struct backend_mem *alloc(struct fixture *f, uint64_t bytes)
 {
 	struct backend_mem *mem;
 
-	cr_assert_eq(backend_alloc(f->b, bytes, &mem), 0);
+	cr_assert_eq(backend_alloc(f->b, bytes, BACKEND_SHARE_FD, &mem), 0);
 	return mem;
 }
 
@@ -117,9 +118,9 @@ Test(backend_host, threads_and_capacity_are_as_asked)
 	setup(&f, 3, 4 * MIB);
 	cr_assert_eq(backend_info(f.b)->threads, 3);
 	cr_assert_eq(backend_info(f.b)->capacity_bytes, 4 * MIB);
-	cr_assert_eq(backend_alloc(f.b, 5 * MIB, &a), BACKEND_E_FULL);
+	cr_assert_eq(backend_alloc(f.b, 5 * MIB, BACKEND_SHARE_FD, &a), BACKEND_E_FULL);
 	a = alloc(&f, 3 * MIB);
-	cr_assert_eq(backend_alloc(f.b, 2 * MIB, &b), BACKEND_E_FULL);
+	cr_assert_eq(backend_alloc(f.b, 2 * MIB, BACKEND_SHARE_FD, &b), BACKEND_E_FULL);
 	b = alloc(&f, 1 * MIB);
 	backend_free(f.b, a);
 	a = alloc(&f, 3 * MIB);
@@ -406,6 +407,10 @@ static struct kop make_kop(enum kop_kind kind, struct arena *a)
 					    1.0f - 1e-5f,  0.1f,    0.9f,     0.999f,
 					    1.0f - 0.999f, 1e-3f,   0.03162f, 1e-8f };
 		break;
+	case KOP_ADAM:
+		k.adam = (struct k_adam){ a->s[0], a->s[1],       a->s[2], a->s[3],  0.01f, 0.1f,
+					  0.999f,  1.0f - 0.999f, 1e-3f,   0.03162f, 1e-8f };
+		break;
 	case KOP_SGD:
 		k.sgd = (struct k_sgd){ a->s[0], a->s[1], a->s[2], 0.1f, 0.01f, 0.9f, true, false };
 		break;
@@ -414,6 +419,14 @@ static struct kop make_kop(enum kop_kind kind, struct arena *a)
 		break;
 	case KOP_SCALE:
 		k.scale = (struct k_scale){ a->s[2], 0.37f };
+		break;
+	case KOP_FOUND_INF:
+		a->s[0][N - 1] = INFINITY;
+		k.found_inf = (struct k_found_inf){ a->s[0], a->s[1], DTYPE_FP32 };
+		break;
+	case KOP_PACK:
+		k.pack = (struct k_pack){ a->s[1], a->s[0], 5, 5, 7, DTYPE_BF16, DTYPE_FP32 };
+		k.n = N / 7 * 5;
 		break;
 	case KOP_FILL:
 		k.fill = (struct k_fill){ a->s[3], 42, 7, 11, FILL_NORMAL, 0.0, 0.02 };
@@ -438,6 +451,12 @@ static void run_ref(const struct kop *k)
 		return ref->all_reduce(&k->all_reduce, 0, k->n);
 	case KOP_ADAMW:
 		return ref->adamw(&k->adamw, 0, k->n);
+	case KOP_ADAM:
+		return ref->adam(&k->adam, 0, k->n);
+	case KOP_FOUND_INF:
+		return ref->found_inf(&k->found_inf, 0, k->n);
+	case KOP_PACK:
+		return ref->pack(&k->pack, 0, k->n);
 	case KOP_SGD:
 		return ref->sgd(&k->sgd, 0, k->n);
 	case KOP_NORM:
@@ -533,7 +552,7 @@ Test(backend_host, a_burst_of_tasks_completes_each_once)
 		x[i] = (float)i;
 		kops[i] = (struct kop){ .kind = KOP_SCALE, .n = i % 5 ? 1 : 0 };
 		kops[i].scale = (struct k_scale){ &x[i], 2 };
-		c[i].task = (struct backend_task){ &kops[i], 1, on_done, NULL };
+		c[i].task = (struct backend_task){ .kops = &kops[i], .n_kops = 1, .done = on_done };
 		backend_submit(f.b, &c[i].task);
 	}
 	cr_assert_eq(backend_in_flight(f.b), TASKS);

@@ -111,7 +111,7 @@ Test(bounds, slabs_of_a_device)
 	uint64_t first;
 
 	nodefix_begin(&n, NULL);
-	n.node.device.max_slabs = 2;
+	n.node.devices[0].table->max = 2;
 	m = nodefix_join(&n, nodefix_job(&n, "job", 1, 0), 0);
 	NODEFIX_OK(nodefix_alloc(&n, m, 1 << 20, &op), &op);
 	first = op.result.buffer;

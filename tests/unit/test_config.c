@@ -159,7 +159,7 @@ TEST(wrong_values_are_refused_with_field_and_value)
 		{ "socket_mode", "66" },
 		{ "socket_mode", "rw" },
 		{ "socket_mode", "-660" },
-		{ "backend", "cuda" },
+		{ "backend", "rocm" },
 		{ "backend", "" },
 		{ "backend", "host|auto" },
 		{ "backend", "Host" },

@@ -243,7 +243,7 @@ JOB_TEST(who_joins_again_waits_for_what_still_runs)
 	struct nodefix_op op = { 0 };
 	struct fault f = FAULT_NULL;
 
-	backend_fake_hold(n.node.backend, true);
+	backend_fake_hold(n.node.devices[0].backend, true);
 	nodefix_seed(&n, m, u, 1, &op);
 	nodefix_turns(&n);
 	cr_assert_eq(nodefix_try_join(&n, job, 0, NULL, m, &again, &f), JOB_E_BUSY);
@@ -254,7 +254,7 @@ JOB_TEST(who_joins_again_waits_for_what_still_runs)
 	settled = 0;
 	nodefix_turns(&n);
 	cr_expect_eq(settled, 0);
-	backend_fake_hold(n.node.backend, false);
+	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_wait(&op);
 	nodefix_turns(&n);
 	cr_expect_eq(settled, 1);
@@ -303,7 +303,7 @@ JOB_TEST(the_last_to_leave_frees_an_ephemeral_job)
 	cr_assert_eq(job_leave(m[1], &freed, &f), 0);
 	cr_expect(freed);
 	cr_expect_eq(n.jobs.count, 0);
-	cr_expect_eq(n.node.device.quota.used, 0);
+	cr_expect_eq(n.node.devices[0].quota.used, 0);
 	nodefix_drop(&n, m[0], "is gone"); /* the sessions end */
 	nodefix_drop(&n, m[1], "is gone");
 	cr_expect(list_empty(&n.jobs.zombies));
@@ -475,7 +475,7 @@ JOB_TEST(deletion_needs_force_while_trainers_are_there)
 	expect_fault(&op.fault, FAULT_ABORTED, "was deleted");
 	cr_expect_eq(m->state, MEMBER_DEAD);
 	cr_expect_str_eq(job_state_name(job), "DELETED");
-	cr_expect_eq(n.node.device.quota.used, 0, "nothing was mapped");
+	cr_expect_eq(n.node.devices[0].quota.used, 0, "nothing was mapped");
 	nodefix_barrier(&n, m, 0, &op);
 	expect_fault(&op.fault, FAULT_ABORTED, "was deleted");
 	job_find(&n.jobs, "a", getuid(), &found, &f);
@@ -516,10 +516,10 @@ JOB_TEST(a_deleted_job_stays_as_a_zombie_while_its_memory_is_mapped)
 	nodefix_drop(&n, m, "is gone");
 	jobs_tick(&n.jobs, clock_now_us());
 	cr_expect_not(list_empty(&n.jobs.zombies));
-	cr_expect_eq(n.node.device.quota.used, held - grads);
+	cr_expect_eq(n.node.devices[0].quota.used, held - grads);
 	cr_expect_eq(n.node.quarantine.bytes, held - grads);
 	nodefix_kill(&n, &c);
-	cr_expect_eq(n.node.device.quota.used, 0);
+	cr_expect_eq(n.node.devices[0].quota.used, 0);
 	jobs_tick(&n.jobs, clock_now_us());
 	cr_expect(list_empty(&n.jobs.zombies));
 	nodefix_unref(&c);

@@ -144,7 +144,7 @@ OP_TEST(ops_that_share_nothing_run_side_by_side)
 {
 	static struct nodefix_op ga = { 0 }, gb = { 0 }, ra = { 0 }, grad = { 0 }, mem = { 0 };
 
-	backend_fake_hold(n.node.backend, true);
+	backend_fake_hold(n.node.devices[0].backend, true);
 	nodefix_on_unit(&n, m[0], "Gather", a, &ga);
 	nodefix_on_unit(&n, m[0], "Gather", b, &gb);
 	nodefix_on_unit(&n, m[0], "Release", a, &ra);
@@ -158,7 +158,7 @@ OP_TEST(ops_that_share_nothing_run_side_by_side)
 	nodefix_ok(&grad, "GradientBuffer"); /* another part of the unit */
 	nodefix_ok(&mem, "AllocBuffer");
 	cr_expect_eq(job->casts, 2);
-	backend_fake_release(n.node.backend, true); /* b's cast ends first */
+	backend_fake_release(n.node.devices[0].backend, true); /* b's cast ends first */
 	nodefix_wait(&ra);
 	cr_expect_lt(gb.order, ga.order);
 	cr_expect_lt(ga.order, ra.order);
@@ -169,7 +169,7 @@ OP_TEST(a_barrier_is_after_all_before_it_and_before_all_after_it)
 {
 	static struct nodefix_op ga = { 0 }, bar = { 0 }, gb = { 0 }, peer = { 0 };
 
-	backend_fake_hold(n.node.backend, true);
+	backend_fake_hold(n.node.devices[0].backend, true);
 	nodefix_barrier(&n, m[1], 0, &peer);
 	cr_expect_str_eq(state_of(&peer), "WAIT");
 	nodefix_on_unit(&n, m[0], "Gather", a, &ga);
@@ -177,11 +177,11 @@ OP_TEST(a_barrier_is_after_all_before_it_and_before_all_after_it)
 	nodefix_on_unit(&n, m[0], "Gather", b, &gb);
 	cr_expect_str_eq(state_of(&bar), "DEPS");
 	cr_expect_str_eq(state_of(&gb), "DEPS");
-	backend_fake_release(n.node.backend, false);
+	backend_fake_release(n.node.devices[0].backend, false);
 	nodefix_wait(&bar);
 	cr_expect(peer.over);
 	cr_expect_str_eq(state_of(&gb), "RUN");
-	backend_fake_hold(n.node.backend, false);
+	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_ok(&gb, "Gather");
 	cr_expect_lt(ga.order, bar.order);
 }
@@ -283,7 +283,7 @@ OP_TEST(cancelled_while_earlier_ops_run)
 {
 	static struct nodefix_op ga = { 0 }, step = { 0 }, rel = { 0 }, peer = { 0 };
 
-	backend_fake_hold(n.node.backend, true);
+	backend_fake_hold(n.node.devices[0].backend, true);
 	nodefix_on_unit(&n, m[0], "Gather", a, &ga);
 	nodefix_step(&n, m[0], &step);
 	nodefix_on_unit(&n, m[0], "Release", a, &rel);
@@ -295,7 +295,7 @@ OP_TEST(cancelled_while_earlier_ops_run)
 	cr_assert(peer.over, "its peers do not wait for ever");
 	expect_fault(&peer.fault, FAULT_STATE, "was refused its Step at number");
 	cr_expect_str_eq(state_of(&rel), "DEPS", "it still waits for the gather");
-	backend_fake_hold(n.node.backend, false);
+	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_ok(&rel, "Release");
 }
 
@@ -322,7 +322,7 @@ OP_TEST(cancelled_while_it_is_parked)
 	static struct nodefix_op first = { 0 }, parked = { 0 }, queued = { 0 }, after = { 0 };
 
 	n.node.limits.max_inflight_gathers = 1;
-	backend_fake_hold(n.node.backend, true);
+	backend_fake_hold(n.node.devices[0].backend, true);
 	nodefix_on_unit(&n, m[0], "Gather", a, &first);
 	nodefix_on_unit(&n, m[1], "Gather", a, &parked); /* for the same cast */
 	nodefix_on_unit(&n, m[0], "Gather", b, &queued); /* for its own */
@@ -334,7 +334,7 @@ OP_TEST(cancelled_while_it_is_parked)
 	expect_fault(&parked.fault, FAULT_CANCELLED, "enough");
 	expect_fault(&queued.fault, FAULT_CANCELLED, "enough");
 	cr_expect(list_empty(&job->cast_queue));
-	backend_fake_hold(n.node.backend, false);
+	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_ok(&first, "Gather");
 	cr_expect_eq(a->gathered_ranks, 1);
 	NODEFIX_OK(nodefix_on_unit(&n, m[0], "Gather", b, &after), &after);
@@ -344,11 +344,11 @@ OP_TEST(what_runs_is_not_cancelled)
 {
 	static struct nodefix_op op = { 0 };
 
-	backend_fake_hold(n.node.backend, true);
+	backend_fake_hold(n.node.devices[0].backend, true);
 	nodefix_on_unit(&n, m[0], "Gather", a, &op);
 	op_cancel(op.op, FAULT_CANCELLED, "enough");
 	cr_expect_str_eq(state_of(&op), "RUN");
-	backend_fake_hold(n.node.backend, false);
+	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_ok(&op, "Gather");
 }
 
@@ -419,11 +419,11 @@ OP_TEST(what_runs_has_no_deadline)
 	static struct nodefix_op op = { .timeout_ms = 10 };
 
 	clock_fake(1000000);
-	backend_fake_hold(n.node.backend, true);
+	backend_fake_hold(n.node.devices[0].backend, true);
 	nodefix_on_unit(&n, m[0], "Gather", a, &op);
 	tick_at(9000000, 0);
 	cr_expect_str_eq(state_of(&op), "RUN");
-	backend_fake_hold(n.node.backend, false);
+	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_ok(&op, "Gather");
 }
 
@@ -486,7 +486,7 @@ OP_TEST(the_end_of_an_epoch_ends_everything_that_waits)
 	static struct nodefix_op run = { 0 }, deps = { 0 }, parked = { 0 }, wait = { 0 };
 	static struct nodefix_op held = { .seq = 9 };
 
-	backend_fake_hold(n.node.backend, true);
+	backend_fake_hold(n.node.devices[0].backend, true);
 	nodefix_on_unit(&n, m[0], "Gather", a, &run);
 	nodefix_on_unit(&n, m[0], "Release", a, &deps);
 	nodefix_all_reduce(&n, m[0], 1, 1, &held);
@@ -499,7 +499,7 @@ OP_TEST(the_end_of_an_epoch_ends_everything_that_waits)
 	expect_fault(&parked.fault, FAULT_ABORTED, "rank 1");
 	expect_fault(&wait.fault, FAULT_ABORTED, "rank 1");
 	cr_expect_str_eq(state_of(&run), "RUN");
-	backend_fake_hold(n.node.backend, false);
+	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_wait(&run);
 	expect_fault(&run.fault, FAULT_ABORTED, "epoch 1 has ended");
 	cr_expect_eq(a->gathered_ranks, 0);

@@ -57,17 +57,17 @@ static void release(struct member *who, struct unit *u, struct nodefix_op *o)
 GATHER_TEST(with_equal_dtypes_it_is_a_reference_to_the_shards)
 {
 	struct unit *u = nodefix_unit(&n, job, nodefix_spec("u", 1000), m, 2);
-	uint64_t submitted = n.node.backend->submitted, used = job->quota.used;
+	uint64_t submitted = n.node.devices[0].backend->submitted, used = job->quota.used;
 
 	gather(m[0], u, &op[0]);
 	gather(m[1], u, &op[1]);
-	cr_expect_eq(op[0].result.place.slab, u->params.slab);
-	cr_expect_eq(op[0].result.place.offset, u->params.offset);
+	cr_expect_eq(op[0].result.place.slab, u->parts[0].params.slab);
+	cr_expect_eq(op[0].result.place.offset, u->parts[0].params.offset);
 	cr_expect_eq(op[0].result.place.bytes, 4000);
-	cr_expect_eq(op[1].result.place.offset, u->params.offset);
+	cr_expect_eq(op[1].result.place.offset, u->parts[0].params.offset);
 	cr_expect_not(op[0].result.copied);
 	cr_expect_not(op[0].result.writable);
-	cr_expect_eq(n.node.backend->submitted, submitted);
+	cr_expect_eq(n.node.devices[0].backend->submitted, submitted);
 	cr_expect_eq(job->quota.used, used);
 	cr_expect_eq(u->gathered_ranks, 2);
 }
@@ -97,19 +97,19 @@ GATHER_TEST(references_are_counted_per_rank_and_release_is_harmless)
 GATHER_TEST(one_cast_serves_all_ranks)
 {
 	struct unit *u = cast_unit("u", 1000);
-	uint64_t submitted = n.node.backend->submitted;
+	uint64_t submitted = n.node.devices[0].backend->submitted;
 	const uint16_t *bf16;
 	uint32_t bits;
 
-	backend_fake_hold(n.node.backend, true);
+	backend_fake_hold(n.node.devices[0].backend, true);
 	nodefix_on_unit(&n, m[0], "Gather", u, &op[0]);
 	nodefix_on_unit(&n, m[1], "Gather", u, &op[1]);
-	cr_expect_eq(n.node.backend->submitted, submitted + 1);
+	cr_expect_eq(n.node.devices[0].backend->submitted, submitted + 1);
 	cr_expect_eq(job->running, 1);
-	backend_fake_hold(n.node.backend, false);
+	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_ok(&op[0], "Gather");
 	nodefix_ok(&op[1], "Gather");
-	cr_expect_eq(n.node.backend->submitted, submitted + 1);
+	cr_expect_eq(n.node.devices[0].backend->submitted, submitted + 1);
 	cr_expect(op[0].result.copied);
 	cr_expect_not(op[1].result.copied);
 	cr_expect_eq(op[0].result.place.slab, op[1].result.place.slab);
@@ -130,16 +130,16 @@ GATHER_TEST(a_released_copy_is_kept_until_the_parameters_change)
 	gather(m[0], u, &op[0]);
 	release(m[0], u, &op[1]);
 	cr_expect_not(list_empty(&job->idle_full));
-	submitted = n.node.backend->submitted;
+	submitted = n.node.devices[0].backend->submitted;
 	gather(m[1], u, &op[1]);
 	cr_expect_not(op[1].result.copied);
-	cr_expect_eq(n.node.backend->submitted, submitted);
+	cr_expect_eq(n.node.devices[0].backend->submitted, submitted);
 	cr_expect(list_empty(&job->idle_full));
 	release(m[1], u, &op[1]);
 	for (unsigned i = 0; i < 2; i++)
 		nodefix_seed(&n, m[i], u, 2, &op[i]);
 	nodefix_ok(&op[0], "Initialise");
-	cr_expect_null(u->full.slab, "of no use any more");
+	cr_expect_null(u->has_full, "of no use any more");
 	gather(m[0], u, &op[0]);
 	cr_expect(op[0].result.copied);
 }
@@ -176,11 +176,11 @@ GATHER_TEST(idle_copies_make_room_for_others)
 	gather(m[0], a, &op[0]);
 	nodefix_on_unit(&n, m[1], "Gather", b, &op[1]);
 	expect_fault(&op[1].fault, FAULT_EXHAUSTED, "2097152 bytes for a gathered unit");
-	cr_expect_null(b->full.slab);
+	cr_expect_null(b->has_full);
 	release(m[0], a, &op[0]);
 	cr_expect_eq(job->quota.by_class[MEM_FULL], 2 * MIB);
 	gather(m[1], b, &op[1]);
-	cr_expect_null(a->full.slab);
+	cr_expect_null(a->has_full);
 	cr_expect_eq(job->quota.by_class[MEM_FULL], 2 * MIB);
 }
 
@@ -193,7 +193,7 @@ GATHER_TEST(and_for_gradients_and_buffers)
 	expect_fault(&op[1].fault, FAULT_EXHAUSTED, "4194304 bytes for a gradient buffer");
 	release(m[0], a, &op[0]);
 	NODEFIX_OK(nodefix_on_unit(&n, m[1], "GradientBuffer", b, &op[1]), &op[1]);
-	cr_expect_null(a->full.slab);
+	cr_expect_null(a->has_full);
 	job->quota.limit = job->quota.used + 3 * MIB;
 	gather(m[0], a, &op[0]);
 	release(m[0], a, &op[0]);
@@ -208,7 +208,7 @@ GATHER_TEST(so_many_casts_run_at_once)
 	for (unsigned i = 0; i < 4; i++)
 		u[i] = cast_unit((const char *[]){ "a", "b", "c", "d" }[i], 1000);
 	n.node.limits.max_inflight_gathers = 2;
-	backend_fake_hold(n.node.backend, true);
+	backend_fake_hold(n.node.devices[0].backend, true);
 	for (unsigned i = 0; i < 4; i++)
 		nodefix_on_unit(&n, m[0], "Gather", u[i], &op[i]);
 	nodefix_on_unit(&n, m[1], "Gather", u[3], &op[4]);
@@ -216,13 +216,13 @@ GATHER_TEST(so_many_casts_run_at_once)
 	cr_expect_eq(op[1].op->state, OP_RUN);
 	cr_expect_eq(op[2].op->state, OP_PARKED);
 	cr_expect_eq(op[3].op->state, OP_PARKED);
-	backend_fake_release(n.node.backend, false);
+	backend_fake_release(n.node.devices[0].backend, false);
 	nodefix_turns(&n);
 	cr_expect(op[0].over && op[1].over);
 	cr_expect_eq(job->casts, 2, "the next two");
 	cr_expect_eq(op[3].op->state, OP_RUN);
 	cr_expect_eq(op[4].op->state, OP_PARKED, "it waits for that cast");
-	backend_fake_hold(n.node.backend, false);
+	backend_fake_hold(n.node.devices[0].backend, false);
 	for (unsigned i = 2; i < 5; i++)
 		nodefix_ok(&op[i], "Gather");
 	cr_expect(op[3].result.copied);
@@ -236,11 +236,11 @@ GATHER_TEST(a_cast_that_fails_ends_all_who_wait_and_nobody_else)
 {
 	struct unit *u = cast_unit("u", 1000);
 
-	backend_fake_hold(n.node.backend, true);
-	backend_fake_fail(n.node.backend, 2, -EIO); /* the first is the allocation */
+	backend_fake_hold(n.node.devices[0].backend, true);
+	backend_fake_fail(n.node.devices[0].backend, 2, -EIO); /* the first is the allocation */
 	nodefix_on_unit(&n, m[0], "Gather", u, &op[0]);
 	nodefix_on_unit(&n, m[1], "Gather", u, &op[1]);
-	backend_fake_hold(n.node.backend, false);
+	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_wait(&op[0]);
 	nodefix_wait(&op[1]);
 	expect_fault(&op[0].fault, FAULT_INTERNAL, "casting a unit");
@@ -278,14 +278,14 @@ GATHER_TEST(the_cast_of_a_rank_that_died_is_there_for_the_next)
 	struct fault f = FAULT_NULL;
 	struct member *again = NULL;
 
-	backend_fake_hold(n.node.backend, true);
+	backend_fake_hold(n.node.devices[0].backend, true);
 	nodefix_on_unit(&n, m[1], "Gather", u, &op[1]);
 	nodefix_drop(&n, m[1], "died");
 	cr_assert_eq(nodefix_try_join(&n, job, 0, NULL, m[0], &again, &f), 0);
 	nodefix_on_unit(&n, m[0], "Gather", u, &op[0]);
 	cr_expect_eq(op[0].op->state, OP_PARKED);
 	cr_expect_eq(nodefix_try_join(&n, job, 1, NULL, NULL, &again, &f), JOB_E_BUSY);
-	backend_fake_hold(n.node.backend, false);
+	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_ok(&op[0], "Gather");
 	cr_expect(op[1].over);
 	expect_fault(&op[1].fault, FAULT_ABORTED, "");

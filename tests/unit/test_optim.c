@@ -34,13 +34,13 @@ Test(optim, adamw_scalars_are_rounded_once)
 	spec->optimizer->weight_decay = 0.01;
 	u = setup(&x, spec);
 	u->rec->optimizer->steps = 6; /* so this is the 7th */
-	cr_assert(optim_step_kop(u, lr, &k));
+	cr_assert(optim_step_kop(u, u->parts, lr, &k));
 	cr_expect_eq(k.kind, KOP_ADAMW);
 	cr_expect_eq(k.n, 10, "the padding is not stepped");
-	cr_expect_eq(k.adamw.p, (float *)region_addr(&u->params));
-	cr_expect_eq(k.adamw.g, (float *)region_addr(&u->grads));
-	cr_expect_eq(k.adamw.m, (float *)region_addr(&u->state1));
-	cr_expect_eq(k.adamw.v, (float *)region_addr(&u->state2));
+	cr_expect_eq(k.adamw.p, (float *)region_addr(&u->parts[0].params));
+	cr_expect_eq(k.adamw.g, (float *)region_addr(&u->parts[0].grads));
+	cr_expect_eq(k.adamw.m, (float *)region_addr(&u->parts[0].state1));
+	cr_expect_eq(k.adamw.v, (float *)region_addr(&u->parts[0].state2));
 	cr_expect_eq(k.adamw.decay, (float)(1.0 - 1e-3 * 0.01));
 	cr_expect_eq(k.adamw.w1, (float)(1.0 - 0.9));
 	cr_expect_neq(k.adamw.w1, 1.0f - 0.9f, "that would be rounded twice");
@@ -58,7 +58,7 @@ Test(optim, the_first_adamw_step_has_full_bias_correction)
 	struct kop k = { 0 };
 	struct unit *u = setup(&x, nodefix_spec("u", 10));
 
-	cr_assert(optim_step_kop(u, 0.5, &k));
+	cr_assert(optim_step_kop(u, u->parts, 0.5, &k));
 	cr_expect_eq(k.adamw.step_size, (float)(0.5 / (1.0 - 0.9)));
 	cr_expect_eq(k.adamw.sq, (float)sqrt(1.0 - 0.999));
 	cr_expect_eq(k.adamw.decay, 1.0f);
@@ -77,16 +77,16 @@ Test(optim, sgd_knows_its_first_step)
 	spec->optimizer->nesterov = true;
 	spec->optimizer->weight_decay = 0.1;
 	u = setup(&x, spec);
-	cr_assert(optim_step_kop(u, 0.3, &k));
+	cr_assert(optim_step_kop(u, u->parts, 0.3, &k));
 	cr_expect_eq(k.kind, KOP_SGD);
-	cr_expect_eq(k.sgd.buf, (float *)region_addr(&u->state1));
+	cr_expect_eq(k.sgd.buf, (float *)region_addr(&u->parts[0].state1));
 	cr_expect_eq(k.sgd.lr, 0.3f);
 	cr_expect_eq(k.sgd.wd, 0.1f);
 	cr_expect_eq(k.sgd.mu, 0.9f);
 	cr_expect(k.sgd.nesterov);
 	cr_expect(k.sgd.first);
 	u->rec->optimizer->steps = 1;
-	cr_assert(optim_step_kop(u, 0.3, &k));
+	cr_assert(optim_step_kop(u, u->parts, 0.3, &k));
 	cr_expect_not(k.sgd.first);
 	nodefix_end(&x.n);
 }
@@ -100,9 +100,9 @@ Test(optim, sgd_without_momentum_has_no_state)
 
 	spec->optimizer->kind = OPTIM_SGD;
 	u = setup(&x, spec);
-	cr_assert(optim_step_kop(u, 0.3, &k));
+	cr_assert(optim_step_kop(u, u->parts, 0.3, &k));
 	cr_expect_null(k.sgd.buf);
-	cr_expect_eq(optim_zero_kops(u, zero), 0);
+	cr_expect_eq(optim_zero_kops(u->parts, zero), 0);
 	nodefix_end(&x.n);
 }
 
@@ -111,9 +111,11 @@ Test(optim, no_optimizer_no_step)
 	struct fixture x;
 	state_unit *spec = nodefix_spec("u", 10);
 	struct kop k = { 0 };
+	struct unit *u;
 
 	spec->optimizer->kind = OPTIM_NONE;
-	cr_expect_not(optim_step_kop(setup(&x, spec), 0.3, &k));
+	u = setup(&x, spec);
+	cr_expect_not(optim_step_kop(u, u->parts, 0.3, &k));
 	nodefix_end(&x.n);
 }
 
@@ -123,15 +125,15 @@ Test(optim, state_is_zeroed_over_all_elements)
 	struct kop zero[2];
 	struct unit *u = setup(&x, nodefix_spec("u", 11));
 
-	cr_assert_eq(optim_zero_kops(u, zero), 2);
+	cr_assert_eq(optim_zero_kops(u->parts, zero), 2);
 	for (unsigned i = 0; i < 2; i++) {
 		cr_expect_eq(zero[i].kind, KOP_FILL);
 		cr_expect_eq(zero[i].n, 11);
 		cr_expect_eq(zero[i].fill.kind, FILL_CONSTANT);
 		cr_expect_eq(zero[i].fill.a, 0);
 	}
-	cr_expect_eq(zero[0].fill.dst, (float *)region_addr(&u->state1));
-	cr_expect_eq(zero[1].fill.dst, (float *)region_addr(&u->state2));
+	cr_expect_eq(zero[0].fill.dst, (float *)region_addr(&u->parts[0].state1));
+	cr_expect_eq(zero[1].fill.dst, (float *)region_addr(&u->parts[0].state2));
 	nodefix_end(&x.n);
 }
 
@@ -149,12 +151,12 @@ Test(optim, each_tensor_is_filled_from_its_own_stream)
 	CHECK(state_unit_add_tensor(spec, bias) == 0);
 	u = setup(&x, spec);
 	v = nodefix_register(x.job, other);
-	optim_seed_kops(u, 42, a);
-	optim_seed_kops(v, 42, b);
+	optim_seed_kops(u, u->parts, 42, a);
+	optim_seed_kops(v, v->parts, 42, b);
 	cr_expect_eq(a[0].n, 10);
 	cr_expect_eq(a[1].n, 3);
-	cr_expect_eq(a[0].fill.dst, (float *)region_addr(&u->params));
-	cr_expect_eq(a[1].fill.dst, (float *)region_addr(&u->params) + 10);
+	cr_expect_eq(a[0].fill.dst, (float *)region_addr(&u->parts[0].params));
+	cr_expect_eq(a[1].fill.dst, (float *)region_addr(&u->parts[0].params) + 10);
 	cr_expect_eq(a[0].fill.kind, FILL_UNIFORM);
 	cr_expect_eq(a[0].fill.a, -1);
 	cr_expect_eq(a[0].fill.b, 1);

@@ -27,7 +27,7 @@ static void setup(struct fixture *f, uint64_t capacity, uint64_t quota)
 	cr_assert_eq(backend_fake_new(&f->run.queue, capacity, &f->b), 0);
 	device_init(&f->d, f->b, 0);
 	quota_init(&f->job, &f->d.quota, quota);
-	pool_init(&f->p, &f->d, &f->job, MEM_FULL, "job", 2);
+	pool_init(&f->p, &f->d, &f->job, MEM_FULL, BACKEND_SHARE_FD, "job", 2);
 }
 
 static void teardown(struct fixture *f)
@@ -188,7 +188,7 @@ static void check_model(struct fixture *f, const struct region *live)
 				  "%u and %u overlap", i, j);
 		}
 	}
-	list_for_each (s, tmp, &f->d.slabs, link)
+	list_for_each (s, tmp, &f->d.own.slabs, link)
 		slabs += s->bytes;
 	cr_assert_eq(f->p.used, used);
 	cr_assert_eq(f->p.bytes, slabs);
@@ -230,7 +230,7 @@ Test(pool, random_take_and_give_agree_with_a_model)
 	check_model(&f, live);
 	/* all of each slab is one range again: it can be taken in one piece */
 	while (f.p.bytes > 0) {
-		struct slab *s = list_first(&f.d.slabs, struct slab, link);
+		struct slab *s = list_first(&f.d.own.slabs, struct slab, link);
 		uint64_t before = f.p.bytes;
 
 		live[0] = take(&f, s->bytes);

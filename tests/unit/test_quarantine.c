@@ -82,7 +82,8 @@ static struct slab *slab(struct fixture *f, uint64_t bytes)
 {
 	struct slab *s = NULL;
 
-	cr_assert_eq(slab_new(&f->d, &f->job, MEM_SHARD, bytes, "job", -1, &s), 0);
+	cr_assert_eq(slab_new(&f->d, &f->job, MEM_SHARD, BACKEND_SHARE_FD, bytes, "job", -1, &s),
+		     0);
 	return s;
 }
 

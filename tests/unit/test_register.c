@@ -59,7 +59,7 @@ static void expect_nothing(struct fixture *x, enum fault_code code, const char *
 	cr_expect_eq(x->job->rec->n_slabs, 0);
 	cr_expect_eq(x->job->n_slabs, 0);
 	cr_expect_eq(x->job->quota.used, 0);
-	cr_expect_eq(x->n.node.device.quota.used, 0);
+	cr_expect_eq(x->n.node.devices[0].quota.used, 0);
 	cr_expect_eq(x->charged, 77);
 	for (unsigned i = 0; i < UNITS; i++)
 		cr_expect(x->specs[i], "spec %u was taken", i);
@@ -80,11 +80,11 @@ Test(registration, units_lie_side_by_side_and_are_charged_exactly)
 
 		cr_expect_eq(x.ids[i], i + 1);
 		cr_expect_null(x.specs[i], "the job's now");
-		cr_expect_eq(u->params.slab, x.job->slabs[0]);
-		cr_expect_eq(u->grads.slab, x.job->slabs[1]);
-		cr_expect_eq(u->params.offset % POOL_ALIGN, 0);
-		cr_expect_eq(u->rec->params->offset, u->params.offset);
-		cr_expect_eq(u->rec->params->slab, x.job->slabs[0]->id);
+		cr_expect_eq(u->parts[0].params.slab, x.job->slabs[0]);
+		cr_expect_eq(u->parts[0].grads.slab, x.job->slabs[1]);
+		cr_expect_eq(u->parts[0].params.offset % POOL_ALIGN, 0);
+		cr_expect_eq(u->rec->parts[0]->params->offset, u->parts[0].params.offset);
+		cr_expect_eq(u->rec->parts[0]->params->slab, x.job->slabs[0]->id);
 		cr_expect_eq(u->rec->pre_divide, 2, "of 4 ranks");
 		cr_expect_eq(u->rec->post_divide, 2);
 		sum += unit_shard_bytes(u);
@@ -237,8 +237,8 @@ Test(registration, parameters_are_for_all_ranks_gradients_for_none)
 	setup(&x, 0);
 	m = nodefix_join(&x.n, x.job, 0);
 	u = nodefix_register(x.job, nodefix_spec("u", 10));
-	cr_expect_eq(job_slab_for(m, u->params.slab->id), u->params.slab);
-	cr_expect_null(job_slab_for(m, u->grads.slab->id));
+	cr_expect_eq(job_slab_for(m, u->parts[0].params.slab->id), u->parts[0].params.slab);
+	cr_expect_null(job_slab_for(m, u->parts[0].grads.slab->id));
 	cr_expect_null(job_slab_for(m, 12345));
 	teardown(&x);
 }

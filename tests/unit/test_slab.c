@@ -41,7 +41,7 @@ static struct slab *take(struct fixture *f, enum mem_class class, uint64_t bytes
 {
 	struct slab *s = NULL;
 
-	cr_assert_eq(slab_new(&f->d, &f->job, class, bytes, "job", 3, &s), 0);
+	cr_assert_eq(slab_new(&f->d, &f->job, class, BACKEND_SHARE_FD, bytes, "job", 3, &s), 0);
 	return s;
 }
 
@@ -89,12 +89,18 @@ Test(slab, what_is_refused_names_who_has_not_enough)
 	struct slab *s, *none = NULL;
 
 	setup(&f, 4, 3);
-	cr_assert_eq(slab_new(&f.d, &f.job, MEM_FULL, 4 * f.page, "j", -1, &none), SLAB_E_QUOTA);
-	cr_assert_eq(slab_new(&f.d, &f.job, MEM_FULL, 5 * f.page, "j", -1, &none), SLAB_E_FULL);
-	cr_assert_eq(slab_new(&f.d, &f.job, MEM_FULL, UINT64_MAX, "j", -1, &none), SLAB_E_FULL);
-	cr_assert_eq(slab_new(&f.d, &f.d.quota, MEM_FULL, 5 * f.page, "j", -1, &none), SLAB_E_FULL);
+	cr_assert_eq(slab_new(&f.d, &f.job, MEM_FULL, BACKEND_SHARE_FD, 4 * f.page, "j", -1, &none),
+		     SLAB_E_QUOTA);
+	cr_assert_eq(slab_new(&f.d, &f.job, MEM_FULL, BACKEND_SHARE_FD, 5 * f.page, "j", -1, &none),
+		     SLAB_E_FULL);
+	cr_assert_eq(slab_new(&f.d, &f.job, MEM_FULL, BACKEND_SHARE_FD, UINT64_MAX, "j", -1, &none),
+		     SLAB_E_FULL);
+	cr_assert_eq(slab_new(&f.d, &f.d.quota, MEM_FULL, BACKEND_SHARE_FD, 5 * f.page, "j", -1,
+			      &none),
+		     SLAB_E_FULL);
 	s = take(&f, MEM_FULL, 2 * f.page);
-	cr_assert_eq(slab_new(&f.d, &f.job, MEM_FULL, 2 * f.page, "j", -1, &none), SLAB_E_QUOTA);
+	cr_assert_eq(slab_new(&f.d, &f.job, MEM_FULL, BACKEND_SHARE_FD, 2 * f.page, "j", -1, &none),
+		     SLAB_E_QUOTA);
 	cr_assert_null(none);
 	cr_assert_eq(f.job.used, 2 * f.page);
 	slab_unref(s);
@@ -108,12 +114,13 @@ Test(slab, the_charge_is_returned_when_the_backend_refuses)
 
 	setup(&f, 4, 0);
 	backend_fake_fail(f.b, 1, -EIO);
-	cr_assert_eq(slab_new(&f.d, &f.job, MEM_FULL, 1, "j", -1, &none), -EIO);
+	cr_assert_eq(slab_new(&f.d, &f.job, MEM_FULL, BACKEND_SHARE_FD, 1, "j", -1, &none), -EIO);
 	backend_fake_fail(f.b, 1, BACKEND_E_FULL);
-	cr_assert_eq(slab_new(&f.d, &f.job, MEM_FULL, 1, "j", -1, &none), SLAB_E_FULL);
+	cr_assert_eq(slab_new(&f.d, &f.job, MEM_FULL, BACKEND_SHARE_FD, 1, "j", -1, &none),
+		     SLAB_E_FULL);
 	cr_assert_null(none);
 	cr_assert_eq(f.job.used, 0);
-	cr_assert(list_empty(&f.d.slabs));
+	cr_assert(list_empty(&f.d.own.slabs));
 	teardown(&f);
 }
 

@@ -152,16 +152,22 @@ HARM(post, u->post_divide = NAN)
 HARM(kind, u->optimizer->kind = 3)
 HARM(lr, u->optimizer->lr = INFINITY)
 HARM(init, u->tensors[0]->init_kind = 4)
-HARM(slab, u->params->slab = 999)
-HARM(offset, u->params->offset = UINT64_MAX - 255)
-HARM(bytes, u->params->bytes = UINT64_MAX)
-HARM(align, u->params->offset += 2)
-HARM(overlap, u->state1->offset = u->grads->offset)
+HARM(slab, u->parts[0]->params->slab = 999)
+HARM(offset, u->parts[0]->params->offset = UINT64_MAX - 255)
+HARM(bytes, u->parts[0]->params->bytes = UINT64_MAX)
+HARM(align, u->parts[0]->params->offset += 2)
+HARM(overlap, u->parts[0]->state1->offset = u->parts[0]->grads->offset)
+
+static void harm_device(state_all *s)
+{
+	free(s->jobs[0]->slabs[1]->device);
+	s->jobs[0]->slabs[1]->device = strdup("another:0");
+}
 
 static void harm_no_region(state_all *s)
 {
-	shardd__state__region__free_unpacked(s->jobs[0]->units[0]->grads, NULL);
-	s->jobs[0]->units[0]->grads = NULL;
+	shardd__state__region__free_unpacked(s->jobs[0]->units[0]->parts[0]->grads, NULL);
+	s->jobs[0]->units[0]->parts[0]->grads = NULL;
 }
 
 Test(state, decode_checks_every_number)
@@ -173,6 +179,7 @@ Test(state, decode_checks_every_number)
 		{ harm_version, "version" },
 		{ harm_name, "without a name" },
 		{ harm_lifetime, "lifetime" },
+		{ harm_device, "region" },
 		{ harm_world, "world" },
 		{ harm_world_order, "world" },
 		{ harm_group_rank, "outside the world" },
@@ -273,7 +280,7 @@ Test(state, foreign_descriptors_are_refused)
 	l.fds[0] = null;
 	cr_expect_neq(left_take_over(&n, &l, l.bytes, l.n), 0);
 	cr_expect_eq(n.jobs.count, 0);
-	cr_expect_eq(n.node.device.quota.used, 0);
+	cr_expect_eq(n.node.devices[0].quota.used, 0);
 	l.fds[0] = own;
 	cr_expect_eq(left_take_over(&n, &l, l.bytes, l.n), 0);
 	nodefix_end(&n);

@@ -11,11 +11,12 @@ TestSuite(unit, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);
 
 static struct unit *make(state_unit *spec, uint32_t ranks)
 {
+	static struct device device;
 	struct layout l;
 	struct unit *u = NULL;
 
 	cr_assert(unit_layout(spec, ranks, &l));
-	cr_assert_eq(unit_new(3, spec, &l, &u), 0);
+	cr_assert_eq(unit_new(3, spec, &l, (struct device *[]){ &device }, 1, &u), 0);
 	return u;
 }
 
@@ -30,8 +31,8 @@ Test(unit, bytes_follow_the_layout)
 	u = make(spec, 3);
 	cr_expect_eq(u->id, 3);
 	cr_expect_eq(u->layout.padded, 384 * 3);
-	cr_expect_eq(unit_array_bytes(&u->layout), 384 * 3 * 4);
-	cr_expect_eq(unit_shard_bytes(u), 4 * unit_array_bytes(&u->layout));
+	cr_expect_eq(unit_array_bytes(&u->layout, 1), 384 * 3 * 4);
+	cr_expect_eq(unit_shard_bytes(u), 4 * unit_array_bytes(&u->layout, 1));
 	cr_expect_eq(unit_full_bytes(u), 2000);
 	cr_expect_eq(unit_gradient_bytes(u), 2000);
 	cr_expect_not(unit_is_direct(u));
@@ -39,7 +40,7 @@ Test(unit, bytes_follow_the_layout)
 	spec->shard_multiple = 1;
 	u = make(spec, 3);
 	cr_expect_eq(u->layout.padded, 334 * 3);
-	cr_expect_eq(unit_array_bytes(&u->layout), 4096, "up to a multiple of POOL_ALIGN");
+	cr_expect_eq(unit_array_bytes(&u->layout, 1), 4096, "up to a multiple of POOL_ALIGN");
 	unit_free(u);
 	state_unit_free(spec);
 	unit_free(NULL);
@@ -64,7 +65,7 @@ Test(unit, with_equal_dtypes_the_shards_themselves_are_handed_out)
 	state_unit *spec = nodefix_spec("u", 1000);
 	struct unit *u = make(spec, 3);
 
-	u->params = (struct region){ NULL, 512, unit_array_bytes(&u->layout) };
+	u->parts[0].params = (struct region){ NULL, 512, unit_array_bytes(&u->layout, 1) };
 	cr_expect(unit_is_direct(u));
 	cr_expect_eq(unit_direct_region(u).offset, 512);
 	cr_expect_eq(unit_direct_region(u).bytes, 4000, "without the padding");

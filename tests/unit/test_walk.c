@@ -76,7 +76,8 @@ static struct job *job_of(struct walk *w, unsigned j)
 
 	if (!w->jobs[j]) {
 		snprintf(name, sizeof(name), "j%u", j);
-		backend_fake_fail(w->n.node.backend, 0, 0); /* of this the fixture expects all */
+		backend_fake_fail(w->n.node.devices[0].backend, 0,
+				  0); /* of this the fixture expects all */
 		w->jobs[j] = nodefix_job(&w->n, name, WORLD, 0);
 		spec_units(w, w->jobs[j]);
 	}
@@ -271,11 +272,11 @@ static void move(struct walk *w)
 	else if (what < 84)
 		ops_tick(&w->n.jobs, clock_now_us() + pick(w, 2) * 10000u, 1 + pick(w, 2) * 1000u);
 	else if (what < 87)
-		backend_fake_hold(w->n.node.backend, pick(w, 2));
+		backend_fake_hold(w->n.node.devices[0].backend, pick(w, 2));
 	else if (what < 92)
-		backend_fake_release(w->n.node.backend, pick(w, 2));
+		backend_fake_release(w->n.node.devices[0].backend, pick(w, 2));
 	else if (what < 93)
-		backend_fake_fail(w->n.node.backend, 1 + pick(w, 30), -EIO);
+		backend_fake_fail(w->n.node.devices[0].backend, 1 + pick(w, 30), -EIO);
 	else if (what < 94)
 		look();
 	else if (what < 97)
@@ -296,7 +297,7 @@ static void walk_once(uint64_t seed, unsigned *ended_well, unsigned *late)
 			join(&w, j, r);
 	for (unsigned i = 0; i < MOVES; i++)
 		move(&w);
-	backend_fake_hold(w.n.node.backend, false);
+	backend_fake_hold(w.n.node.devices[0].backend, false);
 	for (unsigned j = 0; j < JOBS; j++)
 		delete (&w, j, true);
 	nodefix_turns(&w.n);

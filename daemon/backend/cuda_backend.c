@@ -1,0 +1,389 @@
+/*
+ * The cuda backend: its table, its threads, its start and its end.
+ */
+#include "backend/backend_impl.h"
+#include "backend/cuda_impl.h"
+
+#ifdef SHARDD_CUDA
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+
+static void cuda_free(struct cuda *c)
+{
+	pthread_mutex_destroy(&c->lock);
+	free(c);
+}
+
+/* ----------------------------------------------------------------------- news */
+
+static void tell_lost(struct cuda *c)
+{
+	pthread_mutex_lock(&c->lock);
+	memcpy(c->backend.info.lost, c->lost_text, sizeof(c->lost_text));
+	pthread_mutex_unlock(&c->lock);
+	c->news_lost = true;
+	backend_tell(&c->backend, BACKEND_NEWS_LOST);
+}
+
+static void on_tick(struct work *work)
+{
+	struct cuda *c = CONTAINER_OF(work, struct cuda, tick);
+
+	pthread_mutex_lock(&c->lock);
+	c->tick_posted = false;
+	pthread_mutex_unlock(&c->lock);
+	c->ticking = true;
+	if (!c->closed && atomic_load(&c->lost) && !c->news_lost)
+		tell_lost(c);
+	if (!c->closed && cuda_setup_collect(c))
+		backend_tell(&c->backend, BACKEND_NEWS_MEMORY);
+	if (!c->closed)
+		cuda_signals_collect(c);
+	c->ticking = false;
+	if (c->closed && !c->tick_posted)
+		cuda_free(c);
+}
+
+void cuda_tick(struct cuda *c)
+{
+	if (c->tick_posted)
+		return;
+	c->tick_posted = true;
+	loopq_post(c->backend.loopq, &c->tick, on_tick);
+}
+
+/* ---------------------------------------------------------------------- table */
+
+static int export(struct backend *b, struct backend_mem *mem, bool writable, int *ret_fd)
+{
+	int fd;
+
+	(void)b;
+	(void)writable; /* who maps it says how: a guard against accidents is all it can be */
+	if (mem->share != BACKEND_SHARE_FD)
+		return -EOPNOTSUPP;
+	fd = fcntl(CONTAINER_OF(mem, struct cuda_mem, mem)->fd, F_DUPFD_CLOEXEC, 0);
+	if (fd < 0)
+		return -errno;
+	*ret_fd = fd;
+	return 0;
+}
+
+static int export_ipc(struct backend *b, struct backend_mem *mem, uint8_t *ret_handle)
+{
+	(void)b;
+	memcpy(ret_handle, &CONTAINER_OF(mem, struct cuda_mem, mem)->ipc, BACKEND_IPC_BYTES);
+	return 0;
+}
+
+static struct backend_mem *ready(struct backend *b)
+{
+	return &cuda_of(b)->ready_page->mem;
+}
+
+static struct backend_mem *ready_ipc(struct backend *b)
+{
+	struct cuda *c = cuda_of(b);
+
+	if (!c->ready_page_ipc)
+		return NULL;
+	atomic_store(&c->ready_ipc_used, true);
+	return &c->ready_page_ipc->mem;
+}
+
+static int ready_event(struct backend *b, enum backend_queue queue, unsigned i, uint8_t *ret_handle)
+{
+	memcpy(ret_handle, &cuda_of(b)->queues[queue].ready_handles[i], BACKEND_IPC_BYTES);
+	return 0;
+}
+
+static void cuda_close(struct backend *b);
+
+static const struct backend_ops cuda_ops = {
+	.alloc = cuda_setup_alloc,
+	.tick = cuda_setup_tick,
+	.free = cuda_setup_free,
+	.export = export,
+	.import = cuda_setup_import,
+	.submit = cuda_exec_submit,
+	.close = cuda_close,
+	.export_ipc = export_ipc,
+	.ready = ready,
+	.ready_ipc = ready_ipc,
+	.ready_event = ready_event,
+	.signals_new = cuda_signals_new,
+	.signals_event = cuda_signals_event,
+	.signals_poison = cuda_signals_poison,
+	.signals_free = cuda_signals_free,
+};
+
+/* -------------------------------------------------------------- for the engine */
+
+void *backend_cuda_stream(struct backend *b, enum backend_queue queue)
+{
+	CHECK(b->ops == &cuda_ops && queue < _BACKEND_Q_N);
+	return cuda_of(b)->queues[queue].stream;
+}
+
+void *backend_cuda_context(struct backend *b)
+{
+	CHECK(b->ops == &cuda_ops);
+	return cuda_of(b)->context;
+}
+
+void backend_cuda_hold(struct backend *b, enum backend_queue queue)
+{
+	struct cuda *c = cuda_of(b);
+	struct cuda_queue *q = &c->queues[queue];
+
+	CHECK(b->ops == &cuda_ops && queue < _BACKEND_Q_N);
+	pthread_mutex_lock(&c->lock);
+	q->holds++;
+	while (q->issuing || c->setting_up)
+		pthread_cond_wait(&c->calm, &c->lock);
+	pthread_mutex_unlock(&c->lock);
+}
+
+void backend_cuda_let(struct backend *b, enum backend_queue queue)
+{
+	struct cuda *c = cuda_of(b);
+
+	CHECK(b->ops == &cuda_ops && queue < _BACKEND_Q_N);
+	pthread_mutex_lock(&c->lock);
+	CHECK(c->queues[queue].holds > 0);
+	c->queues[queue].holds--;
+	pthread_cond_signal(&c->work);
+	pthread_cond_signal(&c->setup);
+	pthread_mutex_unlock(&c->lock);
+}
+
+/* -------------------------------------------------------------------- threads */
+
+static int start_thread(pthread_t *t, bool *runs, void *(*fn)(void *), void *arg, const char *name,
+			int ordinal)
+{
+	sigset_t all, old;
+	char text[16];
+	int r;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	r = pthread_create(t, NULL, fn, arg);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	if (r)
+		return -r;
+	*runs = true;
+	snprintf(text, sizeof(text), "shardd-%s%u", name, (unsigned)ordinal % 1000);
+	pthread_setname_np(*t, text);
+	return 0;
+}
+
+static int start_threads(struct cuda *c)
+{
+	int n = c->backend.info.ordinal;
+	int r = start_thread(&c->executor, &c->executor_runs, cuda_exec_main, c, "exec", n);
+
+	if (r == 0)
+		r = start_thread(&c->setup_thread, &c->setup_runs, cuda_setup_main, c, "setup", n);
+	for (unsigned i = 0; r == 0 && i < _BACKEND_Q_N; i++) {
+		struct cuda_queue *q = &c->queues[i];
+
+		r = start_thread(&q->reaper, &q->reaper_runs, cuda_reap_main, q,
+				 i == BACKEND_Q_MAIN ? "reap" : "reapg", n);
+	}
+	return r;
+}
+
+static void stop(struct cuda *c, bool *which)
+{
+	pthread_mutex_lock(&c->lock);
+	*which = true;
+	pthread_cond_broadcast(&c->work);
+	pthread_cond_broadcast(&c->setup);
+	for (unsigned i = 0; i < _BACKEND_Q_N; i++)
+		pthread_cond_broadcast(&c->queues[i].reap);
+	pthread_mutex_unlock(&c->lock);
+}
+
+static void join(pthread_t t, bool *runs)
+{
+	if (*runs)
+		pthread_join(t, NULL);
+	*runs = false;
+}
+
+/* In the order in which they give each other work. */
+static void stop_threads(struct cuda *c)
+{
+	stop(c, &c->stop_exec);
+	join(c->executor, &c->executor_runs);
+	stop(c, &c->stop_reap);
+	for (unsigned i = 0; i < _BACKEND_Q_N; i++)
+		join(c->queues[i].reaper, &c->queues[i].reaper_runs);
+	stop(c, &c->stop_setup);
+	join(c->setup_thread, &c->setup_runs);
+}
+
+/* -------------------------------------------------------------- start and end */
+
+static void free_conditions(struct cuda *c)
+{
+	for (unsigned i = 0; i < _BACKEND_Q_N; i++)
+		pthread_cond_destroy(&c->queues[i].reap);
+	pthread_cond_destroy(&c->work);
+	pthread_cond_destroy(&c->setup);
+	pthread_cond_destroy(&c->calm);
+}
+
+static void cuda_close(struct backend *b)
+{
+	struct cuda *c = cuda_of(b);
+	CUcontext old = NULL;
+
+	stop_threads(c);
+	CHECK(list_empty(&c->signals));
+	if (c->context) {
+		c->lib->cuCtxGetCurrent(&old);
+		c->lib->cuCtxSetCurrent(c->context);
+		cuda_setup_deinit(c);
+		cuda_order_close(c);
+		cuda_device_close(c);
+		if (old != c->context)
+			c->lib->cuCtxSetCurrent(old);
+	}
+	free_conditions(c);
+	c->closed = true;
+	if (!c->tick_posted && !c->ticking)
+		cuda_free(c);
+}
+
+static struct cuda *cuda_new(struct loopq *loopq, const struct cuda_lib *lib)
+{
+	struct cuda *c = calloc(1, sizeof(*c));
+
+	if (!c)
+		return NULL;
+	backend_init(&c->backend, &cuda_ops, loopq);
+	c->lib = lib;
+	c->import_fd = -1;
+	pthread_mutex_init(&c->lock, NULL);
+	pthread_cond_init(&c->work, NULL);
+	pthread_cond_init(&c->setup, NULL);
+	pthread_cond_init(&c->calm, NULL);
+	list_init(&c->unclaimed);
+	list_init(&c->signals);
+	list_init(&c->requests);
+	list_init(&c->doing);
+	list_init(&c->finished);
+	list_init(&c->frees);
+	list_init(&c->poison);
+	cuda_exec_init(c);
+	for (unsigned i = 0; i < _BACKEND_Q_N; i++)
+		pthread_cond_init(&c->queues[i].reap, NULL);
+	return c;
+}
+
+/* Ourselves, and those of @all that may reach our memory. */
+static void find_peers(struct cuda *c, const CUdevice *all, unsigned n)
+{
+	c->peers[c->n_peers++] = c->device;
+	for (unsigned i = 0; i < n; i++) {
+		int can = 0;
+
+		if (all[i] != c->device &&
+		    c->lib->cuDeviceCanAccessPeer(&can, all[i], c->device) == CUDA_SUCCESS && can)
+			c->peers[c->n_peers++] = all[i];
+	}
+}
+
+static int open_one(struct cuda *c, const struct backend_cuda_options *o, const CUdevice *all,
+		    unsigned n, unsigned i, struct fault *f)
+{
+	CUcontext old = NULL;
+	int r;
+
+	c->lib->cuCtxGetCurrent(&old);
+	c->device = all[i];
+	find_peers(c, all, n);
+	r = cuda_device_open(c, all[i], f);
+	if (r == 0)
+		r = cuda_order_open(c, o->order, f);
+	if (r == 0)
+		cuda_overlap(c, o->measure ? o->program : NULL);
+	c->lib->cuCtxSetCurrent(old);
+	if (r)
+		return r;
+	r = start_threads(c);
+	return r ? fault_errno(f, r, "threads for a GPU") : 0;
+}
+
+static int open_all(struct loopq *loopq, const struct cuda_lib *lib,
+		    const struct backend_cuda_options *o, const CUdevice *all, unsigned n,
+		    struct backend **ret, struct fault *f)
+{
+	for (unsigned i = 0; i < n; i++) {
+		struct cuda *c = cuda_new(loopq, lib);
+		int r;
+
+		if (!c)
+			r = fault_errno(f, -ENOMEM, "a GPU");
+		else
+			r = open_one(c, o, all, n, i, f);
+		if (c)
+			ret[i] = &c->backend;
+		if (r == 0)
+			continue;
+		for (unsigned k = 0; k < i + (c ? 1 : 0); k++)
+			ret[k] = backend_close(ret[k]);
+		return r;
+	}
+	return 0;
+}
+
+int backend_cuda_new(struct loopq *loopq, const struct backend_cuda_options *options,
+		     struct backend **ret, unsigned max, unsigned *ret_n, struct fault *f)
+{
+	const struct cuda_lib *lib;
+	CUdevice devices[CUDA_MAX_DEVICES];
+	char why[256];
+	unsigned n = 0;
+	int r = cuda_lib_open(&lib, why, sizeof(why));
+
+	if (r) {
+		fault_set(f, FAULT_NOT_FOUND, NULL, "%s", why);
+		f->domain = FAULT_DOMAIN_CUDA;
+		return f->code;
+	}
+	r = cuda_find(lib, options, devices, max < CUDA_MAX_DEVICES ? max : CUDA_MAX_DEVICES, &n,
+		      f);
+	if (r == 0 && n == 0)
+		r = fault_set(f, FAULT_NOT_FOUND, NULL, "the driver shows no GPU");
+	if (r == 0)
+		r = open_all(loopq, lib, options, devices, n, ret, f);
+	if (r == 0)
+		*ret_n = n;
+	return r;
+}
+
+#else
+
+int backend_cuda_new(struct loopq *loopq, const struct backend_cuda_options *options,
+		     struct backend **ret, unsigned max, unsigned *ret_n, struct fault *f)
+{
+	const struct cuda_lib *lib;
+	char why[256];
+
+	(void)loopq, (void)options, (void)ret, (void)max, (void)ret_n;
+	cuda_lib_open(&lib, why, sizeof(why));
+	return fault_set(f, FAULT_NOT_FOUND, NULL, "%s", why);
+}
+
+#endif

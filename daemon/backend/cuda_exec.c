@@ -1,0 +1,310 @@
+/*
+ * The executor: takes tasks in the order of each queue and puts them on its stream. Also
+ * the loop's side of tasks.
+ *
+ * An item that has not all the room it needs (staging, launches ahead, marks) stays the
+ * first of its queue, and goes on where it was when the reaper has made room.
+ */
+#include "backend/cuda_impl.h"
+
+#ifdef SHARDD_CUDA
+
+#include <errno.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+
+/* ---------------------------------------------------------------- loop thread */
+
+static void start_waiting(struct cuda_queue *q)
+{
+	struct cuda *c = q->cuda;
+
+	while (q->waiting && !list_empty(&q->free)) {
+		struct cuda_item *item = list_first(&q->free, struct cuda_item, link);
+		struct backend_task *task = q->waiting;
+
+		q->waiting = STEAL_PTR(task->impl);
+		*item = (struct cuda_item){ .link = item->link, .queue = q, .task = task };
+		list_unlink(&item->link);
+		pthread_mutex_lock(&c->lock);
+		list_append(&q->todo, &item->link);
+		pthread_cond_signal(&c->work);
+		pthread_mutex_unlock(&c->lock);
+	}
+}
+
+void cuda_exec_submit(struct backend *b, struct backend_task *task)
+{
+	struct cuda_queue *q = &cuda_of(b)->queues[task->queue];
+
+	for (unsigned i = 0; i < task->n_waits; i++)
+		cuda_signals_of(&task->waits[i])->pending++;
+	task->impl = NULL;
+	if (q->waiting)
+		q->waiting_last->impl = task;
+	else
+		q->waiting = task;
+	q->waiting_last = task;
+	start_waiting(q);
+}
+
+void cuda_exec_ended(struct work *work)
+{
+	struct cuda_item *item = CONTAINER_OF(work, struct cuda_item, ended);
+	struct backend_task *task = STEAL_PTR(item->task);
+	struct cuda_queue *q = item->queue;
+	int status = item->status;
+
+	for (unsigned i = 0; i < task->n_waits; i++) {
+		struct cuda_signals *s = cuda_signals_of(&task->waits[i]);
+
+		CHECK(s->pending > 0);
+		s->pending--;
+	}
+	list_append(&q->free, &item->link);
+	start_waiting(q);
+	cuda_signals_collect(q->cuda);
+	backend_complete(&q->cuda->backend, task, status);
+}
+
+static void on_told(struct work *work)
+{
+	struct cuda_item *item = CONTAINER_OF(work, struct cuda_item, told);
+	bool ends = item->ends; /* else it may end while we are at it */
+
+	if (item->tell)
+		backend_issued(&item->queue->cuda->backend, item->task, item->ready);
+	if (ends)
+		cuda_exec_ended(&item->ended);
+}
+
+void cuda_exec_init(struct cuda *c)
+{
+	for (unsigned i = 0; i < _BACKEND_Q_N; i++) {
+		struct cuda_queue *q = &c->queues[i];
+
+		q->cuda = c;
+		q->which = i;
+		list_init(&q->free);
+		list_init(&q->todo);
+		for (unsigned k = 0; k < CUDA_ITEMS; k++) {
+			list_init(&q->items[k].link);
+			list_append(&q->free, &q->items[k].link);
+		}
+	}
+}
+
+/* ------------------------------------------------------------------- executor */
+
+static bool must_wait(const struct cuda_item *item)
+{
+	for (unsigned i = 0; i < item->task->n_waits; i++)
+		if (!atomic_load(&cuda_signals_of(&item->task->waits[i])->poisoned))
+			return true;
+	return false;
+}
+
+/* With the lock held, as all up to take_item. */
+static bool is_runnable(const struct cuda *c, const struct cuda_queue *q)
+{
+	const struct cuda_item *item;
+
+	if (list_empty(&q->todo) || q->holds > 0 || q->marks_head - q->marks_tail == CUDA_MARKS)
+		return false;
+	if (atomic_load(&c->lost))
+		return true;
+	if (q->starved)
+		return false;
+	item = list_first(&q->todo, struct cuda_item, link);
+	return item->begun || !c->gate || !must_wait(item);
+}
+
+/* From here on its waits count as open, and poison goes to their slots too. */
+static void begin(struct cuda *c, struct cuda_queue *q, struct cuda_item *item)
+{
+	item->begun = true;
+	for (unsigned i = 0; i < item->task->n_waits; i++) {
+		const struct backend_wait *w = &item->task->waits[i];
+		struct cuda_signals *s = cuda_signals_of(w);
+
+		s->waited[w->slot / 8] |= (uint8_t)(1u << w->slot % 8);
+		s->until[q->which] = UINT64_MAX;
+		c->foreign++;
+		q->open++;
+	}
+}
+
+/* Take turns between the queues. @turn: which queue was last. */
+static struct cuda_item *take_item(struct cuda *c, unsigned *turn)
+{
+	struct cuda_item *item;
+
+	for (unsigned i = 1; i <= _BACKEND_Q_N; i++) {
+		struct cuda_queue *q = &c->queues[(*turn + i) % _BACKEND_Q_N];
+
+		if (!is_runnable(c, q))
+			continue;
+		*turn = q->which;
+		item = list_first(&q->todo, struct cuda_item, link);
+		q->issuing = true;
+		if (!item->begun && !atomic_load(&c->lost))
+			begin(c, q, item);
+		return item;
+	}
+	return NULL;
+}
+
+/* An event behind everything so far. */
+static struct cuda_mark *record(struct cuda *c, struct cuda_queue *q)
+{
+	struct cuda_mark *m = &q->marks[q->marks_head % CUDA_MARKS];
+
+	m->item = NULL;
+	m->stage = q->stage.head;
+	m->launched = q->launched;
+	m->recorded =
+		cuda_result(c, c->lib->cuEventRecord(m->event, q->stream), "cuEventRecord") == 0;
+	q->marked = q->launched;
+	q->stage_marked = q->stage.head;
+	return m;
+}
+
+/* With the lock held. */
+static void publish(struct cuda_queue *q, struct cuda_mark *m)
+{
+	m->foreign = q->open;
+	q->open = 0;
+	q->marks_head++;
+	pthread_cond_signal(&q->reap);
+}
+
+/* The item goes on when a mark was reached: see to it that there is one.
+ * @starved: not before. @tail: marks reached when the item was taken. */
+static void pause_item(struct cuda *c, struct cuda_queue *q, bool starved, uint64_t tail)
+{
+	struct cuda_mark *m = NULL;
+
+	if (q->marked != q->launched || q->stage_marked != q->stage.head)
+		m = record(c, q);
+	pthread_mutex_lock(&c->lock);
+	if (m)
+		publish(q, m);
+	/* if one was reached since the item was taken, nobody else will wake it */
+	q->starved = starved && q->marks_tail == tail && q->marks_head != tail;
+	pthread_mutex_unlock(&c->lock);
+}
+
+static CUresult enqueue_waits(struct cuda *c, struct cuda_queue *q, struct cuda_item *item)
+{
+	CUresult r = CUDA_SUCCESS;
+
+	item->waited = true;
+	for (unsigned i = 0; r == CUDA_SUCCESS && i < item->task->n_waits; i++)
+		if (!atomic_load(&cuda_signals_of(&item->task->waits[i])->poisoned))
+			r = cuda_order_wait(c, q, &item->task->waits[i]);
+	return r;
+}
+
+/* Return: the step that the kernels came to. */
+static enum cuda_step issue(struct cuda *c, struct cuda_queue *q, struct cuda_item *item)
+{
+	enum cuda_step step = CUDA_STEP_DONE;
+	bool last;
+
+	if (atomic_load(&c->lost))
+		item->status = -EIO;
+	else if (!item->waited)
+		item->status = cuda_result(c, enqueue_waits(c, q, item), "a wait");
+	if (item->status == 0)
+		step = cuda_launch(c, q, item);
+	last = step == CUDA_STEP_DONE && item->status == 0;
+	if (last && item->task->issued) {
+		q->ready++;
+		item->status = cuda_result(c, cuda_order_raise(c, q), "a write");
+	}
+	return step;
+}
+
+/* Whether the item's end has to wait until the device has come so far; and whether
+ * somebody else's does. */
+static bool ends_late(const struct cuda_item *item)
+{
+	return item->begun && (item->task->sync || item->results || item->status);
+}
+
+static bool needs_mark(const struct cuda_queue *q, const struct cuda_item *item)
+{
+	return ends_late(item) || q->open > 0 || q->stage_marked != q->stage.head ||
+	       q->launched - q->marked >= CUDA_MARK_EVERY;
+}
+
+static void set_until(const struct cuda_queue *q, const struct cuda_item *item, uint64_t mark)
+{
+	for (unsigned i = 0; i < item->task->n_waits; i++)
+		cuda_signals_of(&item->task->waits[i])->until[q->which] = mark;
+}
+
+/* All of it is on the stream, or never will be. Once told to the loop the item may be
+ * gone, unless it ends late. */
+static void finish_item(struct cuda *c, struct cuda_queue *q, struct cuda_item *item)
+{
+	struct cuda_mark *m = needs_mark(q, item) ? record(c, q) : NULL;
+	bool late = ends_late(item), tell;
+
+	item->ready = q->ready;
+	item->ends = !late;
+	item->tell = tell = item->task->issued && item->status == 0;
+	if (m && late)
+		m->item = item;
+	pthread_mutex_lock(&c->lock);
+	list_unlink(&item->link);
+	if (item->begun)
+		set_until(q, item, q->marks_head + (m ? 1 : 0));
+	pthread_mutex_unlock(&c->lock);
+	if (tell || !late)
+		loopq_post(c->backend.loopq, &item->told, on_told);
+	if (!m)
+		return;
+	pthread_mutex_lock(&c->lock);
+	publish(q, m);
+	pthread_mutex_unlock(&c->lock);
+}
+
+static void run_item(struct cuda *c, struct cuda_item *item, uint64_t tail)
+{
+	struct cuda_queue *q = item->queue;
+
+	enum cuda_step step = issue(c, q, item);
+
+	if (item->status == 0 && step != CUDA_STEP_DONE)
+		pause_item(c, q, step == CUDA_STEP_FULL, tail);
+	else
+		finish_item(c, q, item);
+	pthread_mutex_lock(&c->lock);
+	q->issuing = false;
+	pthread_cond_broadcast(&c->calm);
+	pthread_mutex_unlock(&c->lock);
+}
+
+void *cuda_exec_main(void *cuda)
+{
+	struct cuda *c = cuda;
+	unsigned turn = 0;
+	struct cuda_item *item;
+	uint64_t tail;
+
+	cuda_result(c, c->lib->cuCtxSetCurrent(c->context), "cuCtxSetCurrent");
+	for (;;) {
+		pthread_mutex_lock(&c->lock);
+		while (!(item = take_item(c, &turn)) && !c->stop_exec)
+			pthread_cond_wait(&c->work, &c->lock);
+		tail = item ? item->queue->marks_tail : 0;
+		pthread_mutex_unlock(&c->lock);
+		if (!item)
+			return NULL;
+		run_item(c, item, tail);
+	}
+}
+
+#endif

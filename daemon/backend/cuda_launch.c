@@ -1,0 +1,366 @@
+/*
+ * From a kop to a kernel, a copy or a fill on a stream.
+ */
+#include "backend/cuda_impl.h"
+
+#ifdef SHARDD_CUDA
+
+#include <errno.h>
+#include <string.h>
+
+#include "core/check.h"
+
+static CUresult launch(struct cuda *c, struct cuda_queue *q, enum cuda_fn fn, unsigned blocks,
+		       void *args)
+{
+	void *params[1] = { args };
+
+	q->launched++;
+	return c->lib->cuLaunchKernel(c->fn[fn], blocks, 1, 1, cuda_fn_threads(fn), 1, 1, 0,
+				      q->stream, params, NULL);
+}
+
+static unsigned blocks_of(const struct cuda *c, enum cuda_fn fn, uint64_t n)
+{
+	return cuda_fn_blocks(fn, n, c->sms, c->per_sm[fn]);
+}
+
+static CUresult run(struct cuda *c, struct cuda_queue *q, enum cuda_fn fn, uint64_t n, void *args)
+{
+	return launch(c, q, fn, blocks_of(c, fn, n), args);
+}
+
+static CUresult copy(struct cuda *c, struct cuda_queue *q, void *dst, const void *src,
+		     uint64_t bytes)
+{
+	q->launched++;
+	return c->lib->cuMemcpyAsync(cuda_ptr(dst), cuda_ptr(src), bytes, q->stream);
+}
+
+static CUresult launch_cast(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+{
+	const struct k_cast *a = &k->cast;
+	struct cuda_cast args = { cuda_ptr(a->dst), cuda_ptr(a->src), k->n, a->dst_dtype,
+				  a->src_dtype };
+
+	if (a->dst_dtype == a->src_dtype) /* a copy engine leaves the multiprocessors alone */
+		return copy(c, q, a->dst, a->src, k->n * dtype_size(a->dst_dtype));
+	return run(c, q, CUDA_FN_CAST, k->n, &args);
+}
+
+static void fill_inputs(uint64_t *to, const void *const *in, unsigned k)
+{
+	for (unsigned i = 0; i < k; i++)
+		to[i] = cuda_ptr(in[i]);
+}
+
+static CUresult launch_reduce(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+{
+	const struct k_reduce *a = &k->reduce;
+	struct cuda_reduce_many args = { .a = { .out = cuda_ptr(a->out),
+						.n = k->n,
+						.k = a->k,
+						.in_dtype = a->in_dtype,
+						.pre = a->pre,
+						.post = a->post,
+						.accumulate = a->accumulate } };
+
+	if (a->k <= CUDA_FEW_INPUTS) {
+		fill_inputs(args.a.in, a->in, a->k);
+		return run(c, q, CUDA_FN_REDUCE, k->n, &args.a);
+	}
+	fill_inputs(args.in, a->in, a->k);
+	return run(c, q, CUDA_FN_REDUCE_MANY, k->n, &args);
+}
+
+static CUresult launch_all_reduce(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+{
+	const struct k_all_reduce *a = &k->all_reduce;
+	struct cuda_all_reduce_many args = { .a = { .out = cuda_ptr(a->out),
+						    .n = k->n,
+						    .k = a->k,
+						    .dtype = a->dtype,
+						    .op = a->op } };
+
+	if (a->k <= CUDA_FEW_INPUTS) {
+		fill_inputs(args.a.in, a->in, a->k);
+		return run(c, q, CUDA_FN_ALL_REDUCE, k->n, &args.a);
+	}
+	fill_inputs(args.in, a->in, a->k);
+	return run(c, q, CUDA_FN_ALL_REDUCE_MANY, k->n, &args);
+}
+
+static CUresult launch_adamw(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+{
+	const struct k_adamw *a = &k->adamw;
+	struct cuda_adamw args = { .p = cuda_ptr(a->p),
+				   .g = cuda_ptr(a->g),
+				   .m = cuda_ptr(a->m),
+				   .v = cuda_ptr(a->v),
+				   .n = k->n,
+				   .decay = a->decay,
+				   .w1 = a->w1,
+				   .b2 = a->b2,
+				   .w2 = a->w2,
+				   .step_size = a->step_size,
+				   .sq = a->sq,
+				   .eps = a->eps };
+
+	return run(c, q, CUDA_FN_ADAMW, k->n, &args);
+}
+
+static CUresult launch_adam(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+{
+	const struct k_adam *a = &k->adam;
+	struct cuda_adam args = { .p = cuda_ptr(a->p),
+				  .g = cuda_ptr(a->g),
+				  .m = cuda_ptr(a->m),
+				  .v = cuda_ptr(a->v),
+				  .n = k->n,
+				  .wd = a->wd,
+				  .w1 = a->w1,
+				  .b2 = a->b2,
+				  .w2 = a->w2,
+				  .step_size = a->step_size,
+				  .sq = a->sq,
+				  .eps = a->eps };
+
+	return run(c, q, CUDA_FN_ADAM, k->n, &args);
+}
+
+static CUresult launch_sgd(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+{
+	const struct k_sgd *a = &k->sgd;
+	struct cuda_sgd args = { .p = cuda_ptr(a->p),
+				 .g = cuda_ptr(a->g),
+				 .buf = cuda_ptr(a->buf),
+				 .n = k->n,
+				 .lr = a->lr,
+				 .wd = a->wd,
+				 .mu = a->mu,
+				 .nesterov = a->nesterov,
+				 .first = a->first };
+
+	return run(c, q, CUDA_FN_SGD, k->n, &args);
+}
+
+static CUresult launch_scale(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+{
+	struct cuda_scale args = { .x = cuda_ptr(k->scale.x),
+				   .n = k->n,
+				   .factor = k->scale.factor };
+
+	return run(c, q, CUDA_FN_SCALE, k->n, &args);
+}
+
+static CUresult launch_found_inf(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+{
+	struct cuda_found_inf args = { .x = cuda_ptr(k->found_inf.x),
+				       .n = k->n,
+				       .found = cuda_ptr(k->found_inf.found),
+				       .dtype = k->found_inf.dtype };
+
+	return run(c, q, CUDA_FN_FOUND_INF, k->n, &args);
+}
+
+/* Whole rows, and what there is of the last one. */
+static CUresult launch_pack(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+{
+	const struct k_pack *a = &k->pack;
+	uint64_t rows = k->n / a->row_elements, rest = k->n % a->row_elements;
+	struct cuda_pack args = { .dst = cuda_ptr(a->dst),
+				  .src = cuda_ptr(a->src),
+				  .rows = rows,
+				  .row_elements = a->row_elements,
+				  .dst_stride = a->dst_stride,
+				  .src_stride = a->src_stride,
+				  .dst_dtype = a->dst_dtype,
+				  .src_dtype = a->src_dtype };
+	CUresult r = CUDA_SUCCESS;
+
+	if (rows > 0)
+		r = run(c, q, CUDA_FN_PACK, k->n - rest, &args);
+	if (r != CUDA_SUCCESS || rest == 0)
+		return r;
+	args.dst += rows * a->dst_stride * dtype_size(a->dst_dtype);
+	args.src += rows * a->src_stride * dtype_size(a->src_dtype);
+	args.rows = 1;
+	args.row_elements = rest;
+	return run(c, q, CUDA_FN_PACK, rest, &args);
+}
+
+static CUresult launch_fill(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+{
+	const struct k_fill *a = &k->fill;
+	struct cuda_fill args = { .dst = cuda_ptr(a->dst),
+				  .n = k->n,
+				  .seed = a->seed,
+				  .stream = a->stream,
+				  .first = a->first,
+				  .a = a->a,
+				  .b = a->b,
+				  .kind = a->kind };
+	float constant = (float)a->a;
+	unsigned bits;
+
+	if (a->kind != FILL_CONSTANT)
+		return run(c, q, CUDA_FN_FILL, k->n, &args);
+	memcpy(&bits, &constant, sizeof(bits));
+	q->launched++;
+	return c->lib->cuMemsetD32Async(args.dst, bits, k->n, q->stream);
+}
+
+/* The partials go to scratch memory, which the next norm on this stream uses again, and
+ * from there to staging, where the reaper folds them. */
+static enum cuda_step launch_norm(struct cuda *c, struct cuda_queue *q, const struct kop *k,
+				  CUresult *ret)
+{
+	struct cuda_norm args = {
+		.x = cuda_ptr(k->norm.x), .n = k->n, .partial = q->scratch, .inf = k->norm.inf
+	};
+	unsigned blocks = blocks_of(c, CUDA_FN_NORM, k->n);
+	uint64_t bytes = blocks * sizeof(double);
+	struct cuda_record *r;
+
+	CHECK(blocks <= CUDA_NORM_PARTIALS);
+	r = cuda_stage_take(&q->stage, CUDA_RECORD_NORM, bytes);
+	if (!r)
+		return CUDA_STEP_FULL;
+	r->dst = k->norm.partial;
+	r->entries = (k->n + KERNEL_NORM_BLOCK - 1) / KERNEL_NORM_BLOCK;
+	r->inf = k->norm.inf;
+	*ret = launch(c, q, CUDA_FN_NORM, blocks, &args);
+	q->launched++;
+	if (*ret == CUDA_SUCCESS)
+		*ret = c->lib->cuMemcpyDtoHAsync(cuda_stage_payload(r), q->scratch, bytes,
+						 q->stream);
+	return CUDA_STEP_DONE;
+}
+
+/* Whether the driver knows @p; else it is a part of our own process. */
+static CUresult is_device(const struct cuda *c, const void *p, bool *ret)
+{
+	unsigned type = 0;
+	CUresult r =
+		c->lib->cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, cuda_ptr(p));
+
+	*ret = r == CUDA_SUCCESS && type != CU_MEMORYTYPE_HOST;
+	return r == CUDA_ERROR_INVALID_VALUE ? CUDA_SUCCESS : r;
+}
+
+/* One piece of a copy with host memory at one end. */
+static enum cuda_step copy_piece(struct cuda *c, struct cuda_queue *q, struct cuda_item *item,
+				 const struct kop *k, bool to_host, CUresult *ret)
+{
+	uint64_t left = k->n - item->at;
+	uint64_t bytes = left < CUDA_STAGE_PIECE ? left : CUDA_STAGE_PIECE;
+	char *dst = (char *)k->copy.dst + item->at;
+	const char *src = (const char *)k->copy.src + item->at;
+	struct cuda_record *r =
+		cuda_stage_take(&q->stage, to_host ? CUDA_RECORD_OUT : CUDA_RECORD_IN, bytes);
+
+	if (!r)
+		return CUDA_STEP_FULL;
+	q->launched++;
+	if (to_host) {
+		r->dst = dst;
+		*ret = c->lib->cuMemcpyDtoHAsync(cuda_stage_payload(r), cuda_ptr(src), bytes,
+						 q->stream);
+	} else {
+		memcpy(cuda_stage_payload(r), src, bytes);
+		*ret = c->lib->cuMemcpyHtoDAsync(cuda_ptr(dst), cuda_stage_payload(r), bytes,
+						 q->stream);
+	}
+	item->at += bytes;
+	return CUDA_STEP_DONE;
+}
+
+static enum cuda_step launch_copy(struct cuda *c, struct cuda_queue *q, struct cuda_item *item,
+				  const struct kop *k, CUresult *ret)
+{
+	enum cuda_step step = CUDA_STEP_DONE;
+	bool from = false, to = false;
+
+	*ret = is_device(c, k->copy.src, &from);
+	if (*ret == CUDA_SUCCESS)
+		*ret = is_device(c, k->copy.dst, &to);
+	if (*ret != CUDA_SUCCESS)
+		return CUDA_STEP_DONE;
+	if (from && to) {
+		*ret = copy(c, q, k->copy.dst, k->copy.src, k->n);
+		return CUDA_STEP_DONE;
+	}
+	if (!from && !to) {
+		*ret = CUDA_ERROR_INVALID_VALUE;
+		return CUDA_STEP_DONE;
+	}
+	item->results |= from;
+	while (item->at < k->n && step == CUDA_STEP_DONE && *ret == CUDA_SUCCESS)
+		step = copy_piece(c, q, item, k, from, ret);
+	return step;
+}
+
+/* Those that are one launch, or nearly. */
+static CUresult (*const launchers[_KOP_N])(struct cuda *, struct cuda_queue *,
+					   const struct kop *) = {
+	[KOP_CAST] = launch_cast,
+	[KOP_REDUCE] = launch_reduce,
+	[KOP_ALL_REDUCE] = launch_all_reduce,
+	[KOP_ADAMW] = launch_adamw,
+	[KOP_ADAM] = launch_adam,
+	[KOP_SGD] = launch_sgd,
+	[KOP_SCALE] = launch_scale,
+	[KOP_FILL] = launch_fill,
+	[KOP_FOUND_INF] = launch_found_inf,
+	[KOP_PACK] = launch_pack,
+};
+
+static enum cuda_step launch_one(struct cuda *c, struct cuda_queue *q, struct cuda_item *item,
+				 const struct kop *k, CUresult *ret)
+{
+	switch (k->kind) {
+	case KOP_NORM:
+		item->results = true;
+		return launch_norm(c, q, k, ret);
+	case KOP_COPY:
+		return launch_copy(c, q, item, k, ret);
+	default:
+		CHECK(launchers[k->kind]);
+		*ret = launchers[k->kind](c, q, k);
+		return CUDA_STEP_DONE;
+	}
+}
+
+static bool is_far_ahead(struct cuda *c, struct cuda_queue *q)
+{
+	uint64_t executed;
+
+	pthread_mutex_lock(&c->lock);
+	executed = q->executed;
+	pthread_mutex_unlock(&c->lock);
+	return q->launched - executed >= CUDA_MAX_AHEAD;
+}
+
+enum cuda_step cuda_launch(struct cuda *c, struct cuda_queue *q, struct cuda_item *item)
+{
+	while (item->kop < item->task->n_kops) {
+		const struct kop *k = &item->task->kops[item->kop];
+		CUresult r = CUDA_SUCCESS;
+
+		if (k->n > 0) {
+			if (q->launched - q->marked >= CUDA_MARK_EVERY)
+				return CUDA_STEP_MARK;
+			if (is_far_ahead(c, q) || launch_one(c, q, item, k, &r) == CUDA_STEP_FULL)
+				return CUDA_STEP_FULL;
+		}
+		if (r != CUDA_SUCCESS) {
+			item->status = cuda_result(c, r, "a kernel");
+			return CUDA_STEP_DONE;
+		}
+		item->kop++;
+		item->at = 0;
+	}
+	return CUDA_STEP_DONE;
+}
+
+#endif

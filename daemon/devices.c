@@ -1,0 +1,229 @@
+#include "devices.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/backend_impl.h"
+#include "core/check.h"
+#include "core/log.h"
+#include "engine/engine_impl.h"
+
+#define MAX_UUIDS 32
+
+/* One for each device: news carry nothing but their userdata. */
+static struct news {
+	struct node *node;
+	struct device *device;
+	void (*lost)(struct node *node, struct device *device);
+} news[NODE_MAX_DEVICES];
+
+static void on_news(void *userdata, enum backend_news what)
+{
+	struct news *n = userdata;
+	const struct backend_info *info = backend_info(n->device->backend);
+
+	if (what == BACKEND_NEWS_LOST) {
+		log_error("server", "device lost id=%s uuid=%s why=\"%s\"", info->id, info->uuid,
+			  info->lost);
+		node_device_lost(n->node, n->device);
+		n->lost(n->node, n->device);
+	}
+	node_wake(n->node);
+}
+
+/* ------------------------------------------------------------------ backends */
+
+static int start_host(struct loopq *loopq, const struct config *c, struct backend **ret,
+		      unsigned *ret_n, struct fault *f)
+{
+	int r = backend_host_new(loopq, c->threads, 0, &ret[0]);
+
+	if (r < 0) {
+		fault_errno(f, r, "starting the host backend");
+		snprintf(f->field, sizeof(f->field), "backend");
+		return (int)f->code;
+	}
+	*ret_n = 1;
+	return 0;
+}
+
+/* "GPU-a, GPU-b" into a list. @text is cut up. */
+static unsigned split(char *text, const char **ret)
+{
+	char *save = NULL;
+	unsigned n = 0;
+
+	for (char *w = strtok_r(text, ", \t", &save); w && n < MAX_UUIDS;
+	     w = strtok_r(NULL, ", \t", &save))
+		ret[n++] = w;
+	return n;
+}
+
+static enum backend_order order_of(const struct config *c)
+{
+	if (strcmp(c->gpu_order, "timeline") == 0)
+		return BACKEND_ORDER_TIMELINE;
+	return strcmp(c->gpu_order, "events") == 0 ? BACKEND_ORDER_EVENTS : BACKEND_ORDER_NONE;
+}
+
+static int start_cuda(struct loopq *loopq, const struct config *c, struct backend **ret,
+		      unsigned *ret_n, struct fault *f)
+{
+	char text[sizeof(c->devices)];
+	const char *uuids[MAX_UUIDS];
+	struct backend_cuda_options o = { .uuids = uuids,
+					  .order = order_of(c),
+					  .measure = strcmp(c->gpu_measure_overlap, "yes") == 0,
+					  .program = "/proc/self/exe" };
+
+	memcpy(text, c->devices, sizeof(text));
+	o.n_uuids = split(text, uuids);
+	if (backend_cuda_new(loopq, &o, ret, NODE_MAX_DEVICES, ret_n, f))
+		snprintf(f->field, sizeof(f->field), "backend");
+	return (int)f->code;
+}
+
+/* auto: GPUs where there are any, else the host's memory. */
+static int start_backends(struct loopq *loopq, const struct config *c, struct backend **ret,
+			  unsigned *ret_n, struct fault *f)
+{
+	struct fault why = FAULT_NULL;
+
+	if (strcmp(c->backend, "host") == 0)
+		return start_host(loopq, c, ret, ret_n, f);
+	if (strcmp(c->backend, "cuda") == 0)
+		return start_cuda(loopq, c, ret, ret_n, f);
+	if (start_cuda(loopq, c, ret, ret_n, &why) == 0)
+		return 0;
+	log_info("server", "no GPU is used, but host memory why=\"%s\"", why.text);
+	return start_host(loopq, c, ret, ret_n, f);
+}
+
+static void add_device(struct node *node, struct backend *b, const struct config *c,
+		       void (*lost)(struct node *node, struct device *device))
+{
+	struct device *d = &node->devices[node->n_devices];
+	const struct backend_info *info = backend_info(b);
+
+	device_init(d, b, c->memory_bytes);
+	if (node->n_devices)
+		device_follow(d, &node->devices[0], node->n_devices);
+	news[node->n_devices] = (struct news){ node, d, lost };
+	backend_on_news(b, on_news, &news[node->n_devices]);
+	node->n_devices++;
+	log_info("server", "device id=%s%s%s capacity_mib=%llu kernels=%s detail=\"%s\"%s%s%s",
+		 info->id, *info->uuid ? " uuid=" : "", info->uuid,
+		 (unsigned long long)(d->quota.limit >> 20), info->kernels, info->detail,
+		 *info->mode ? " mode=\"" : "", info->mode, *info->mode ? "\"" : "");
+}
+
+/* ------------------------------------------------------------------- engines */
+
+static bool is_cuda(const struct node *node)
+{
+	return backend_info(node->devices[0].backend)->ordinal >= 0;
+}
+
+/* NCCL is needed between GPUs. A node with one of them, or with jobs on one each, goes on
+ * without it. */
+static int start_engine(struct node *node, struct loopq *loopq, const struct config *c,
+			struct fault *f)
+{
+	struct fault why = FAULT_NULL;
+	bool must = strcmp(c->engine, "nccl") == 0;
+
+	snprintf(node->engine_why, sizeof(node->engine_why), "the key engine is %s", c->engine);
+	if (must && !is_cuda(node))
+		return fault_set(
+			f, FAULT_INVALID, "engine",
+			"engine is nccl, but the devices are host memory: auto or local is "
+			"allowed");
+	if (strcmp(c->engine, "local") == 0 || !is_cuda(node))
+		return 0;
+	if (engine_nccl_new(loopq, &node->engine, &why)) {
+		snprintf(node->engine_why, sizeof(node->engine_why), "%.255s", why.text);
+		if (must)
+			return fault_set(f, FAULT_UNAVAILABLE, "engine", "%s", why.text);
+		log_warn("server", "no NCCL: a job can use one GPU only why=\"%s\"", why.text);
+		return 0;
+	}
+	node->engine_for_one = must;
+	return 0;
+}
+
+/* The first job should not wait for it; if it fails, jobs on one device still work. */
+static void warm_up(struct node *node)
+{
+	struct device *all[NODE_MAX_DEVICES];
+	struct node_comm *nc;
+	struct fault f = FAULT_NULL;
+	int r = NODE_E_LATER;
+
+	for (unsigned i = 0; i < node->n_devices; i++)
+		all[i] = &node->devices[i];
+	if (node->n_devices > 1 && !node->engine)
+		return;
+	while (r == NODE_E_LATER) {
+		r = node_comm(node, all, node->n_devices, &nc, &f);
+		if (r == NODE_E_LATER)
+			uv_run(node->loop, UV_RUN_ONCE);
+	}
+	if (r == 0)
+		nc->users++; /* they stay warm */
+	else
+		log_warn("server", "devices cannot talk to each other why=\"%s\"", f.text);
+}
+
+int devices_start(struct node *node, struct loopq *loopq, const struct config *config,
+		  void (*lost)(struct node *node, struct device *device), struct fault *f)
+{
+	struct backend *backends[NODE_MAX_DEVICES];
+	unsigned n = 0;
+	int r;
+
+	if (start_backends(loopq, config, backends, &n, f))
+		return (int)f->code;
+	for (unsigned i = 0; i < n; i++)
+		add_device(node, backends[i], config, lost);
+	r = engine_local_new(loopq, &node->local);
+	if (r < 0)
+		return fault_errno(f, r, "starting the local engine");
+	if (start_engine(node, loopq, config, f))
+		return (int)f->code;
+	warm_up(node);
+	return 0;
+}
+
+void devices_tick(struct node *node, uint64_t now_us)
+{
+	for (unsigned i = 0; i < node->n_devices; i++)
+		backend_tick(node->devices[i].backend, now_us);
+}
+
+bool devices_idle(const struct node *node)
+{
+	const struct node_comm *nc, *tmp;
+
+	for (unsigned i = 0; i < node->n_devices; i++)
+		if (node->devices[i].quota.used || backend_in_flight(node->devices[i].backend))
+			return false;
+	list_for_each (nc, tmp, &node->comms, link)
+		if (nc->making)
+			return false;
+	return true;
+}
+
+void devices_end(struct node *node)
+{
+	node_deinit(node);
+	engine_close(node->engine);
+	engine_close(node->local);
+	for (unsigned i = node->n_devices; i-- > 0;) {
+		struct backend *b = node->devices[i].backend;
+
+		device_deinit(&node->devices[i]);
+		backend_close(b);
+	}
+	node->n_devices = 0;
+}

@@ -1,0 +1,580 @@
+/*
+ * The calls of CUDA and NCCL for the local members of one communicator, in groups. The
+ * only file that looks at their results.
+ */
+#include "engine/nccl_impl.h"
+
+#ifdef SHARDD_CUDA
+
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "backend/backend_impl.h"
+#include "core/cleanup.h"
+
+static int cuda_failed(struct nccl_clique *q, const struct nccl_member *m, CUresult r,
+		       const char *call)
+{
+	char text[160];
+
+	snprintf(q->why, sizeof(q->why), "%s failed on %s: %s", call, backend_info(m->backend)->id,
+		 cuda_lib_text(q->nccl->cuda, r, text, sizeof(text)));
+	return r == CUDA_ERROR_OUT_OF_MEMORY ? -ENOMEM : -EIO;
+}
+
+static int nccl_failed(struct nccl_clique *q, ncclResult_t r, const char *call)
+{
+	char text[200];
+
+	snprintf(q->why, sizeof(q->why), "%s: %s", call,
+		 nccl_lib_text(q->nccl->lib, r, text, sizeof(text)));
+	return r == ncclInvalidArgument ? -EINVAL : -EIO;
+}
+
+static int enter(struct nccl_clique *q, struct nccl_member *m)
+{
+	CUresult r = q->nccl->cuda->cuCtxSetCurrent(m->context);
+
+	return r == CUDA_SUCCESS ? 0 : cuda_failed(q, m, r, "cuCtxSetCurrent");
+}
+
+#define FOR_MEMBERS(m, q) for (struct nccl_member *m = (q)->members; m < (q)->members + (q)->n; m++)
+
+/* ------------------------------------------------------- until it has settled */
+
+static void pause_us(unsigned us)
+{
+	nanosleep(&(struct timespec){ .tv_nsec = us * 1000l }, NULL);
+}
+
+/* What NCCL says of all members: an error, else whether one is in progress. */
+static ncclResult_t state_of(const struct nccl_clique *q)
+{
+	ncclResult_t all = ncclSuccess, one, r;
+
+	FOR_MEMBERS(m, q)
+	{
+		if (!m->comm)
+			continue;
+		r = q->nccl->lib->ncclCommGetAsyncError(m->comm, &one);
+		if (r == ncclSuccess)
+			r = one;
+		if (r == ncclInProgress)
+			all = r;
+		else if (r != ncclSuccess)
+			return r;
+	}
+	return all;
+}
+
+/* Launches settle within microseconds, connections take up to seconds: so first look
+ * again at once, then rarely. @r: what the call itself said. */
+static int settle(struct nccl_clique *q, ncclResult_t r, const char *call)
+{
+	unsigned looks = 0;
+
+	while (r == ncclSuccess || r == ncclInProgress) {
+		r = state_of(q);
+		if (r == ncclSuccess)
+			return 0;
+		if (r != ncclInProgress)
+			break;
+		if (atomic_load(&q->abort))
+			return -ECANCELED;
+		if (q->deadline && nccl_now_ms() > q->deadline) {
+			snprintf(q->why, sizeof(q->why), "%s does not come to an end", call);
+			return -ETIMEDOUT;
+		}
+		if (++looks < 200)
+			sched_yield();
+		else
+			pause_us(looks < 1000 ? 20 : 1000);
+	}
+	return nccl_failed(q, r, call);
+}
+
+/* The first failure inside a group counts, but the group is ended in any case. */
+static int end_group(struct nccl_clique *q, ncclResult_t inside, const char *call)
+{
+	ncclResult_t r = q->nccl->lib->ncclGroupEnd();
+
+	if (inside != ncclSuccess && inside != ncclInProgress)
+		return nccl_failed(q, inside, call);
+	return settle(q, r, call);
+}
+
+static bool goes_on(ncclResult_t r)
+{
+	return r == ncclSuccess || r == ncclInProgress;
+}
+
+/* ------------------------------------------------------------------ resting */
+
+static void hold(struct nccl_clique *q)
+{
+	FOR_MEMBERS(m, q)
+	for (unsigned which = 0; which < _BACKEND_Q_N; which++)
+		backend_cuda_hold(m->backend, (enum backend_queue)which);
+}
+
+static void let(struct nccl_clique *q)
+{
+	FOR_MEMBERS(m, q)
+	for (unsigned which = 0; which < _BACKEND_Q_N; which++)
+		backend_cuda_let(m->backend, (enum backend_queue)which);
+}
+
+void clique_rouse(struct nccl_clique *q)
+{
+	if (STEAL(q->rests, false))
+		let(q);
+}
+
+/* A device that is lost rests too. */
+static bool rests(struct nccl_clique *q)
+{
+	const struct cuda_lib *cuda = q->nccl->cuda;
+	CUstream stream;
+
+	FOR_MEMBERS(m, q)
+	for (unsigned which = 0; which < _BACKEND_Q_N; which++) {
+		stream = backend_cuda_stream(m->backend, (enum backend_queue)which);
+		if (cuda->cuCtxSetCurrent(m->context) == CUDA_SUCCESS &&
+		    cuda->cuStreamQuery(stream) == CUDA_ERROR_NOT_READY)
+			return false;
+	}
+	return true;
+}
+
+static bool is_late(struct nccl *n, int64_t now, int64_t deadline)
+{
+	bool late;
+
+	pthread_mutex_lock(&n->lock);
+	late = now >= deadline || (n->close_at && now >= n->close_at);
+	pthread_mutex_unlock(&n->lock);
+	return late;
+}
+
+bool clique_rest(struct nccl_clique *q, int64_t deadline)
+{
+	int64_t now = nccl_now_ms(), turn;
+
+	do {
+		hold(q);
+		turn = now + NCCL_REST_MS;
+		for (; now < turn; now = nccl_now_ms()) {
+			if (rests(q)) {
+				q->rests = true;
+				return true;
+			}
+			pause_us(100);
+		}
+		let(q);
+		pause_us(20000);
+		now = nccl_now_ms();
+	} while (!is_late(q->nccl, now, deadline));
+	return false;
+}
+
+/* --------------------------------------------------------------- opening */
+
+int clique_open(struct nccl_clique *q)
+{
+	const struct cuda_lib *cuda = q->nccl->cuda;
+	size_t total;
+	CUresult r;
+
+	FOR_MEMBERS(m, q)
+	{
+		m->stream = backend_cuda_stream(m->backend, q->queue);
+		if (enter(q, m))
+			return -EIO;
+		r = cuda->cuEventCreate(&m->after, CU_EVENT_DISABLE_TIMING);
+		if (r != CUDA_SUCCESS)
+			return cuda_failed(q, m, r, "cuEventCreate");
+		r = cuda->cuMemGetInfo(&m->free_before, &total);
+		if (r != CUDA_SUCCESS)
+			return cuda_failed(q, m, r, "cuMemGetInfo");
+	}
+	return 0;
+}
+
+void clique_close(struct nccl_clique *q)
+{
+	const struct cuda_lib *cuda = q->nccl->cuda;
+
+	FOR_MEMBERS(m, q)
+	{
+		CHECK(!m->comm);
+		if (enter(q, m))
+			continue;
+		if (m->scratch)
+			cuda->cuMemFree(m->scratch);
+		if (m->after)
+			cuda->cuEventDestroy(m->after);
+	}
+}
+
+static void configure(const struct nccl_clique *q, ncclConfig_t *config)
+{
+	nccl_lib_config(config);
+	config->blocking = 0;
+	config->commName = q->name;
+	if (q->queue == BACKEND_Q_GATHER && q->nccl->lib->zero_policy)
+		config->CTAPolicy = NCCL_CTA_POLICY_ZERO;
+}
+
+int clique_init(struct nccl_clique *q)
+{
+	const struct nccl_lib *lib = q->nccl->lib;
+	ncclConfig_t config;
+	ncclUniqueId id;
+	ncclResult_t r = lib->ncclGetUniqueId(&id);
+	int rank = (int)q->first;
+
+	if (r != ncclSuccess)
+		return nccl_failed(q, r, "ncclGetUniqueId");
+	configure(q, &config);
+	r = lib->ncclGroupStart();
+	if (r != ncclSuccess)
+		return nccl_failed(q, r, "ncclGroupStart");
+	FOR_MEMBERS(m, q)
+	{
+		if (!goes_on(r) || enter(q, m))
+			break;
+		r = lib->ncclCommInitRankConfig(&m->comm, (int)q->size, id, rank++, &config);
+	}
+	if (rank != (int)(q->first + q->n) && goes_on(r)) {
+		lib->ncclGroupEnd();
+		return -EIO;
+	}
+	return end_group(q, r, "ncclCommInitRankConfig");
+}
+
+static bool is_excluded(const struct nccl_clique *heir, int rank)
+{
+	for (int i = 0; i < heir->n_excluded; i++)
+		if (heir->excluded[i] == rank)
+			return true;
+	return false;
+}
+
+/* NCCL writes the heir's communicators when it is done with them, from a thread of its
+ * own: until the parent has settled they are not looked at. */
+int clique_shrink(struct nccl_clique *q, struct nccl_clique *heir, bool stopped)
+{
+	const struct nccl_lib *lib = q->nccl->lib;
+	struct nccl_member *to = heir->members;
+	ncclConfig_t config;
+	ncclResult_t r;
+
+	configure(heir, &config);
+	r = lib->ncclGroupStart();
+	if (r != ncclSuccess)
+		return nccl_failed(heir, r, "ncclGroupStart");
+	FOR_MEMBERS(m, q)
+	{
+		int rank = (int)(q->first + (unsigned)(m - q->members));
+
+		if (!goes_on(r) || is_excluded(heir, rank))
+			continue;
+		CHECK(to < heir->members + heir->n && to->backend == m->backend);
+		q->nccl->cuda->cuCtxSetCurrent(m->context);
+		r = lib->ncclCommShrink(m->comm, heir->excluded, heir->n_excluded, &to++->comm,
+					&config, stopped ? NCCL_SHRINK_DEFAULT : NCCL_SHRINK_ABORT);
+	}
+	return end_group(heir, r, "ncclCommShrink");
+}
+
+/* ------------------------------------------------------------- collectives */
+
+static ncclDataType_t type_of(enum dtype t)
+{
+	switch (t) {
+	case DTYPE_BF16:
+		return ncclBfloat16;
+	case DTYPE_FP16:
+		return ncclFloat16;
+	case DTYPE_FP32:
+		return ncclFloat32;
+	default:
+		return ncclUint8;
+	}
+}
+
+static ncclRedOp_t op_of(enum reduce_op op)
+{
+	static const ncclRedOp_t ops[_REDUCE_N] = { [REDUCE_SUM] = ncclSum,
+						    [REDUCE_AVG] = ncclAvg,
+						    [REDUCE_MAX] = ncclMax,
+						    [REDUCE_MIN] = ncclMin };
+
+	return ops[op];
+}
+
+static ncclResult_t call(const struct nccl_lib *lib, const struct nccl_member *m,
+			 const struct nccl_item *item, const void *send, void *recv)
+{
+	ncclDataType_t type = type_of(item->dtype);
+
+	switch (item->kind) {
+	case NCCL_ALL_GATHER:
+		return lib->ncclAllGather(send, recv, item->count, type, m->comm, m->stream);
+	case NCCL_REDUCE_SCATTER:
+		return lib->ncclReduceScatter(send, recv, item->count, type, ncclSum, m->comm,
+					      m->stream);
+	case NCCL_ALL_REDUCE:
+		return lib->ncclAllReduce(send, recv, item->count, type, op_of(item->reduce),
+					  m->comm, m->stream);
+	default:
+		CHECK(item->kind == NCCL_BROADCAST);
+		return lib->ncclBroadcast(send, recv, item->count, ncclUint8, (int)item->root,
+					  m->comm, m->stream);
+	}
+}
+
+static int call_all(struct nccl_clique *q, const struct nccl_item *item)
+{
+	static const char *const names[] = { [NCCL_ALL_GATHER] = "ncclAllGather",
+					     [NCCL_REDUCE_SCATTER] = "ncclReduceScatter",
+					     [NCCL_ALL_REDUCE] = "ncclAllReduce",
+					     [NCCL_BROADCAST] = "ncclBroadcast" };
+	const struct nccl_lib *lib = q->nccl->lib;
+	ncclResult_t r = lib->ncclGroupStart();
+	unsigned i = 0;
+
+	if (r != ncclSuccess)
+		return nccl_failed(q, r, "ncclGroupStart");
+	FOR_MEMBERS(m, q)
+	{
+		if (goes_on(r))
+			r = call(lib, m, item, item->send[i], item->recv[i]);
+		i++;
+	}
+	return end_group(q, r, names[item->kind]);
+}
+
+static int mark(struct nccl_clique *q)
+{
+	CUresult r;
+
+	FOR_MEMBERS(m, q)
+	{
+		if (enter(q, m))
+			return -EIO;
+		r = q->nccl->cuda->cuEventRecord(m->after, m->stream);
+		if (r != CUDA_SUCCESS)
+			return cuda_failed(q, m, r, "cuEventRecord");
+	}
+	q->running = true;
+	return 0;
+}
+
+int clique_issue(struct nccl_clique *q, const struct nccl_item *item)
+{
+	int r;
+
+	FOR_MEMBERS(m, q)
+	backend_cuda_hold(m->backend, q->queue);
+	r = call_all(q, item);
+	if (r == 0)
+		r = mark(q);
+	FOR_MEMBERS(m, q)
+	backend_cuda_let(m->backend, q->queue);
+	return r;
+}
+
+int clique_scratch(struct nccl_clique *q)
+{
+	CUresult r;
+
+	FOR_MEMBERS(m, q)
+	{
+		unsigned i = (unsigned)(m - q->members);
+
+		if (enter(q, m))
+			return -EIO;
+		r = q->nccl->cuda->cuMemAlloc(&m->scratch, (size_t)q->size * sizeof(float));
+		if (r != CUDA_SUCCESS)
+			return cuda_failed(q, m, r, "cuMemAlloc");
+		q->warm_all[i] = (void *)(uintptr_t)m->scratch;
+		q->warm_own[i] = (float *)q->warm_all[i] + q->first + i;
+	}
+	return 0;
+}
+
+/* All in place: parts are gathered from @own and reduced into it. */
+static void fill_warm(const struct nccl_clique *q, enum nccl_kind kind, struct nccl_item *ret)
+{
+	void **own = q->warm_own, **all = q->warm_all;
+
+	*ret = (struct nccl_item){ .kind = kind,
+				   .send = (const void *const *)(kind == NCCL_ALL_GATHER ? own
+											 : all),
+				   .recv = kind == NCCL_REDUCE_SCATTER ? own : all,
+				   .count = 1,
+				   .dtype = DTYPE_FP32,
+				   .reduce = REDUCE_SUM };
+}
+
+int clique_warm(struct nccl_clique *q)
+{
+	unsigned last = q->queue == BACKEND_Q_GATHER ? NCCL_ALL_GATHER : NCCL_BROADCAST;
+	struct nccl_item item;
+	int r = 0;
+
+	for (unsigned kind = NCCL_ALL_GATHER; r == 0 && kind <= last; kind++) {
+		fill_warm(q, (enum nccl_kind)kind, &item);
+		r = clique_issue(q, &item);
+	}
+	return r;
+}
+
+void clique_measure(struct nccl_clique *q)
+{
+	const struct cuda_lib *cuda = q->nccl->cuda;
+	size_t free_now, total;
+
+	q->memory_bytes = 0;
+	FOR_MEMBERS(m, q)
+	{
+		if (enter(q, m))
+			continue;
+		if (m->scratch)
+			cuda->cuMemFree(m->scratch);
+		m->scratch = 0;
+		if (cuda->cuMemGetInfo(&free_now, &total) != CUDA_SUCCESS)
+			continue;
+		if (free_now < m->free_before)
+			q->memory_bytes += m->free_before - free_now;
+	}
+}
+
+int clique_look(struct nccl_clique *q)
+{
+	ncclResult_t state = state_of(q);
+	CUresult r;
+
+	if (!goes_on(state))
+		return nccl_failed(q, state, "a collective failed");
+	FOR_MEMBERS(m, q)
+	{
+		if (enter(q, m))
+			return -EIO;
+		r = q->nccl->cuda->cuEventQuery(m->after);
+		if (r == CUDA_ERROR_NOT_READY)
+			return CLIQUE_E_RUNS;
+		if (r != CUDA_SUCCESS)
+			return cuda_failed(q, m, r, "a collective");
+	}
+	q->running = false;
+	return 0;
+}
+
+/* ----------------------------------------------------------- registering */
+
+int clique_register(struct nccl_clique *q, struct nccl_slab *slab)
+{
+	const struct nccl_lib *lib = q->nccl->lib;
+	ncclResult_t r = lib->ncclGroupStart();
+	unsigned i = 0;
+
+	if (r != ncclSuccess)
+		return nccl_failed(q, r, "ncclGroupStart");
+	FOR_MEMBERS(m, q)
+	{
+		if (goes_on(r))
+			r = lib->ncclCommWindowRegister(m->comm, slab->addr[i], slab->bytes,
+							&slab->windows[i], NCCL_WIN_COLL_SYMMETRIC);
+		i++;
+	}
+	return end_group(q, r, "ncclCommWindowRegister");
+}
+
+int clique_unregister(struct nccl_clique *q, struct nccl_slab *slab)
+{
+	ncclResult_t r = ncclSuccess;
+	unsigned i = 0;
+
+	FOR_MEMBERS(m, q)
+	{
+		if (goes_on(r) && slab->windows[i])
+			r = q->nccl->lib->ncclCommWindowDeregister(m->comm, slab->windows[i]);
+		slab->windows[i++] = NULL;
+		if (goes_on(r) && settle(q, r, "ncclCommWindowDeregister"))
+			return -EIO;
+	}
+	return goes_on(r) ? 0 : nccl_failed(q, r, "ncclCommWindowDeregister");
+}
+
+/* --------------------------------------------------------------- the end */
+
+bool clique_stop(struct nccl_clique *q)
+{
+	const struct nccl_lib *lib = q->nccl->lib;
+	int64_t until = nccl_now_ms() + q->nccl->close_ms;
+	bool able = lib->revoke;
+
+	FOR_MEMBERS(m, q)
+	if (able && m->comm)
+		able = goes_on(lib->ncclCommRevoke(m->comm, 0));
+	while (able && state_of(q) == ncclInProgress && nccl_now_ms() < until)
+		pause_us(500);
+	return able && state_of(q) == ncclSuccess;
+}
+
+/* What NCCL answers does not matter any more. It frees what the members share when the
+ * last of them is aborted, so all are. */
+void clique_abort(struct nccl_clique *q)
+{
+	FOR_MEMBERS(m, q)
+	{
+		if (!m->comm)
+			continue;
+		q->nccl->cuda->cuCtxSetCurrent(m->context);
+		q->nccl->lib->ncclCommAbort(m->comm);
+		m->comm = NULL;
+	}
+}
+
+static int finalize(struct nccl_clique *q)
+{
+	const struct nccl_lib *lib = q->nccl->lib;
+	ncclResult_t r = lib->ncclGroupStart();
+
+	if (r != ncclSuccess)
+		return -EIO;
+	FOR_MEMBERS(m, q)
+	if (goes_on(r))
+		r = lib->ncclCommFinalize(m->comm);
+	return end_group(q, r, "ncclCommFinalize");
+}
+
+void clique_destroy(struct nccl_clique *q)
+{
+	struct nccl_slab *slab, *tmp;
+	int r = 0;
+
+	list_for_each (slab, tmp, &q->slabs, registered)
+		if (r == 0)
+			r = clique_unregister(q, slab);
+	q->deadline = nccl_now_ms() + q->nccl->close_ms;
+	if (r == 0)
+		r = finalize(q);
+	if (r) {
+		clique_abort(q);
+		return;
+	}
+	FOR_MEMBERS(m, q)
+	{
+		q->nccl->cuda->cuCtxSetCurrent(m->context);
+		q->nccl->lib->ncclCommDestroy(m->comm);
+		m->comm = NULL;
+	}
+}
+
+#endif

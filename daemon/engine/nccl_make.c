@@ -1,0 +1,240 @@
+/*
+ * What blocks: the maker's and the ender's work. While one of them has a clique, the
+ * others leave it alone; the state says so.
+ */
+#include "engine/nccl_impl.h"
+
+#ifdef SHARDD_CUDA
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* The others may look at it again. */
+static void hand_over(struct nccl_clique *q, enum nccl_state state)
+{
+	struct nccl *n = q->nccl;
+
+	pthread_mutex_lock(&n->lock);
+	q->state = state;
+	pthread_mutex_unlock(&n->lock);
+	pthread_cond_signal(&n->wake);
+	pthread_cond_broadcast(&n->changed);
+}
+
+/* Last thing done to it by a thread: nobody finds it from now on. */
+static void give_back(struct nccl_clique *q, struct nccl_answer *a,
+		      void (*fn)(struct nccl_answer *))
+{
+	struct nccl *n = q->nccl;
+
+	pthread_mutex_lock(&n->lock);
+	list_unlink(&q->link);
+	nccl_answer(n, a, fn);
+	pthread_mutex_unlock(&n->lock);
+	pthread_cond_signal(&n->wake);
+}
+
+/* -------------------------------------------------------------------- making */
+
+static void on_ready(struct nccl_answer *a)
+{
+	struct nccl_clique *q = CONTAINER_OF(a, struct nccl_clique, ready);
+	struct comm *c = &nccl_comm_of(q)->comm;
+
+	c->ready(c->userdata, c, 0);
+}
+
+static void on_not_made(struct nccl_answer *a)
+{
+	struct nccl_clique *q = CONTAINER_OF(a, struct nccl_clique, ready);
+	struct comm *c = &nccl_comm_of(q)->comm;
+	comm_ready_cb ready = c->ready;
+	void *userdata = c->userdata;
+	int status = q->status;
+
+	snprintf(c->engine->why, sizeof(c->engine->why), "%s", q->why);
+	comm_deinit(c);
+	nccl_on_gone(&q->gone);
+	ready(userdata, NULL, status);
+}
+
+/* Have the issuer warm it up. Return: whether it works. */
+static bool warm_up(struct nccl_clique *q)
+{
+	struct nccl *n = q->nccl;
+	bool works;
+
+	pthread_mutex_lock(&n->lock);
+	q->state = CLIQUE_WARMING;
+	list_append(&n->items, &q->warm.link);
+	pthread_cond_signal(&n->wake);
+	while (q->state != CLIQUE_READY && q->state != CLIQUE_GONE)
+		pthread_cond_wait(&n->changed, &n->lock);
+	works = q->state == CLIQUE_READY;
+	pthread_mutex_unlock(&n->lock);
+	return works;
+}
+
+static void not_made(struct nccl_clique *q)
+{
+	clique_abort(q);
+	clique_close(q);
+	clique_rouse(q);
+	give_back(q, &q->ready, on_not_made);
+}
+
+/* Its communicators are there; @r: or not. Its devices rest. */
+static void finish_making(struct nccl_clique *q, int r)
+{
+	struct nccl *n = q->nccl;
+
+	if (r == 0)
+		r = clique_scratch(q);
+	if (r) {
+		q->status = r;
+		not_made(q);
+		return;
+	}
+	if (!warm_up(q)) {
+		not_made(q);
+		return;
+	}
+	clique_measure(q);
+	clique_rouse(q);
+	pthread_mutex_lock(&n->lock);
+	q->deadline = 0;
+	nccl_answer(n, &q->ready, on_ready);
+	pthread_mutex_unlock(&n->lock);
+}
+
+void nccl_make(struct nccl_clique *q)
+{
+	int r;
+
+	q->deadline = nccl_now_ms() + q->nccl->make_ms;
+	if (!clique_rest(q, q->deadline)) {
+		snprintf(q->why, sizeof(q->why), "its devices did not come to rest for it");
+		q->status = -ETIMEDOUT;
+		give_back(q, &q->ready, on_not_made);
+		return;
+	}
+	r = clique_open(q);
+	if (r == 0)
+		r = clique_init(q);
+	finish_making(q, r);
+}
+
+/* What @q ran has ended when it is STOPPED, else with the shrinking. */
+static int shrink(struct nccl_clique *q, struct nccl_clique *heir)
+{
+	bool stopped = clique_stop(q);
+	int r;
+
+	if (stopped) {
+		hand_over(q, CLIQUE_STOPPED);
+		clique_rest(q, heir->deadline);
+	}
+	r = clique_open(heir);
+	if (r == 0)
+		r = clique_shrink(q, heir, stopped);
+	clique_abort(q);
+	if (!clique_rest(heir, heir->deadline)) {
+		snprintf(heir->why, sizeof(heir->why), "its devices did not come to rest for it");
+		r = -ETIMEDOUT;
+	}
+	clique_rouse(q);
+	return r;
+}
+
+void nccl_make_heir(struct nccl_clique *q)
+{
+	struct nccl_clique *heir = q->heir;
+	int r;
+
+	heir->deadline = nccl_now_ms() + q->nccl->make_ms;
+	r = shrink(q, heir);
+	hand_over(q, CLIQUE_GONE);
+	finish_making(heir, r);
+}
+
+/* --------------------------------------------------------------- registering */
+
+static int change(struct nccl_clique *q, struct nccl_item *item)
+{
+	struct nccl_slab *slab = item->slab;
+	int r;
+
+	if (item->kind == NCCL_REGISTER) {
+		r = clique_register(q, slab);
+		if (r)
+			return r;
+		list_append(&q->slabs, &slab->registered);
+		atomic_fetch_add(&q->windows, 1);
+		return 0;
+	}
+	if (list_empty(&slab->registered))
+		return 0;
+	list_unlink(&slab->registered);
+	atomic_fetch_sub(&q->windows, 1);
+	return clique_unregister(q, slab);
+}
+
+/* Without rest nothing is registered: it is advice. Giving back is none. */
+void nccl_register(struct nccl_clique *q)
+{
+	struct nccl *n = q->nccl;
+	struct nccl_item *item = q->registering;
+	bool rested = clique_rest(q, nccl_now_ms() + NCCL_END_MS);
+	int r = 0;
+
+	if (rested || item->kind == NCCL_UNREGISTER)
+		r = change(q, item);
+	clique_rouse(q);
+	pthread_mutex_lock(&n->lock);
+	if (item->kind == NCCL_UNREGISTER)
+		nccl_answer(n, &item->answer, nccl_on_unregistered);
+	if (r == 0) {
+		q->state = CLIQUE_READY;
+	} else {
+		q->status = r;
+		nccl_break(n, q);
+	}
+	pthread_mutex_unlock(&n->lock);
+	pthread_cond_signal(&n->wake);
+}
+
+/* -------------------------------------------------------------------- ending */
+
+/* Aborting frees memory as well. Where NCCL can stop what runs without, that is first:
+ * then the devices can come to rest. While one is being warmed up they do already, and
+ * the maker ends that. */
+void nccl_end_abort(struct nccl_clique *q)
+{
+	bool makers = q->rests;
+
+	if (clique_stop(q) && !makers) {
+		hand_over(q, CLIQUE_STOPPED);
+		clique_rest(q, nccl_now_ms() + NCCL_END_MS);
+	}
+	clique_abort(q);
+	if (!makers)
+		clique_rouse(q);
+	hand_over(q, CLIQUE_GONE);
+}
+
+void nccl_end_destroy(struct nccl_clique *q)
+{
+	clique_rest(q, nccl_now_ms() + NCCL_END_MS);
+	clique_destroy(q);
+	clique_rouse(q);
+	nccl_end_free(q);
+}
+
+void nccl_end_free(struct nccl_clique *q)
+{
+	clique_close(q);
+	give_back(q, &q->gone, nccl_on_gone);
+}
+
+#endif

@@ -1,0 +1,79 @@
+/*
+ * libnccl, loaded with dlopen: one table of what we call, so that the same binary runs
+ * where there is no NCCL. Only the nccl engine uses it.
+ *
+ * NCCL reads its settings from the environment when it is first used. Before it is loaded
+ * these are set, each only where nobody has set it:
+ *   NCCL_LAUNCH_ORDER_IMPLICIT=1  several communicators on one device start in the order in
+ *                                 which we start them, whatever their streams
+ *   NCCL_RAS_ENABLE=0             no port on localhost that nobody asked for, on which two
+ *                                 daemons would meet; not set where NCCL_RAS_ADDR is
+ *   NCCL_DEBUG=WARN               the reason of a failure is printed
+ */
+#ifndef SHARDD_GPU_NCCL_LIB_H
+#define SHARDD_GPU_NCCL_LIB_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "gpu/nccl_abi.h"
+
+/* What we need at least, and from when on an all-gather can do without multiprocessors. */
+#define NCCL_LIB_MIN_VERSION  22700
+#define NCCL_LIB_ZERO_VERSION 22800
+
+#define NCCL_LIB_FUNCTIONS(X)     \
+	X(ncclGetVersion)         \
+	X(ncclGetUniqueId)        \
+	X(ncclGetErrorString)     \
+	X(ncclGetLastError)       \
+	X(ncclCommInitRankConfig) \
+	X(ncclCommFinalize)       \
+	X(ncclCommDestroy)        \
+	X(ncclCommAbort)          \
+	X(ncclCommGetAsyncError)  \
+	X(ncclGroupStart)         \
+	X(ncclGroupEnd)           \
+	X(ncclAllGather)          \
+	X(ncclReduceScatter)      \
+	X(ncclAllReduce)          \
+	X(ncclBroadcast)
+
+/* NULL where the library has them not; see the capabilities. */
+#define NCCL_LIB_OPTIONAL(X)        \
+	X(ncclCommWindowRegister)   \
+	X(ncclCommWindowDeregister) \
+	X(ncclCommShrink)           \
+	X(ncclCommRevoke)
+
+struct nccl_lib {
+#define NCCL_LIB_MEMBER(name) __typeof__(&name) name;
+	NCCL_LIB_FUNCTIONS(NCCL_LIB_MEMBER)
+	NCCL_LIB_OPTIONAL(NCCL_LIB_MEMBER)
+#undef NCCL_LIB_MEMBER
+	int version;      /* 22809 for 2.28.9 */
+	bool windows;     /* memory can be registered for all members at once */
+	bool zero_policy; /* NCCL_CTA_POLICY_ZERO is known */
+	bool shrink;      /* survivors can go on without those that are gone */
+	bool revoke;
+};
+
+/* Load the library (SHARDD_LIBNCCL in the environment, or libnccl.so.2), find every entry
+ * and check its version. The first successful call counts, later ones give the same table;
+ * it is never unloaded. Changes the environment, so: at the start, before threads that
+ * read it. Takes up to a second.
+ * @why: one sentence if it fails: what is missing or too old.
+ * Return: 0, -ENOENT (no library), -ENOSYS (an entry is missing), -EPROTO (too old, or
+ * does not say). */
+int nccl_lib_open(const struct nccl_lib **ret, char *why, size_t why_bytes);
+
+/* "2.28.9". Return: @buf. */
+const char *nccl_lib_version(const struct nccl_lib *lib, char *buf, size_t bytes);
+
+/* A configuration in which nothing is set. */
+void nccl_lib_config(ncclConfig_t *ret);
+
+/* "unhandled system error (2): <what NCCL said last>". Any thread. Return: @buf. */
+const char *nccl_lib_text(const struct nccl_lib *lib, ncclResult_t r, char *buf, size_t bytes);
+
+#endif

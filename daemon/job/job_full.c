@@ -1,0 +1,37 @@
+/* The memory of gathered copies: one region on each device of a unit. */
+#include "core/check.h"
+#include "job/job.h"
+
+static struct pool *pool_of(struct job *job, const struct unit_part *p)
+{
+	return &job->full[p->device->index];
+}
+
+int job_take_full(struct job *job, struct unit *u)
+{
+	uint64_t bytes = unit_full_room(u);
+	int r = 0;
+
+	CHECK(!u->has_full);
+	for (unsigned d = 0; r == 0 && d < u->n_parts; d++)
+		r = pool_take(pool_of(job, &u->parts[d]), bytes, &u->parts[d].full);
+	u->has_full = r == 0;
+	for (unsigned d = 0; r && d < u->n_parts; d++)
+		pool_give(pool_of(job, &u->parts[d]), &u->parts[d].full);
+	return r;
+}
+
+void job_give_full(struct job *job, struct unit *u)
+{
+	for (unsigned d = 0; u->has_full && d < u->n_parts; d++) {
+		struct unit_part *p = &u->parts[d];
+
+		/* without memory to remember them the copy stays where it is */
+		if (reads_move(&job->stray[p->device->index], &p->reads) < 0)
+			return;
+	}
+	for (unsigned d = 0; u->has_full && d < u->n_parts; d++)
+		pool_give(pool_of(job, &u->parts[d]), &u->parts[d].full);
+	u->has_full = false;
+	u->full_version = 0;
+}

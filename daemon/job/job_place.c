@@ -1,0 +1,140 @@
+/* On which device each rank is. */
+#include <errno.h>
+
+#include "core/check.h"
+#include "job/job.h"
+
+/* The ranks are spread evenly and in order over as many devices as there are ranks for;
+ * those that are lost are left out as long as there are others. */
+struct device *job_default_device(const struct job *job, uint32_t rank)
+{
+	struct device *there[NODE_MAX_DEVICES];
+	struct node *node = job->node;
+	uint32_t world = job->rec->world_size;
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < node->n_devices; i++)
+		if (!*backend_info(node->devices[i].backend)->lost)
+			there[n++] = &node->devices[i];
+	if (!n)
+		return &node->devices[0];
+	n = n < world ? n : world;
+	return there[(uint64_t)rank * n / world];
+}
+
+enum backend_share job_share(const struct job *job)
+{
+	return job->rec->ipc ? BACKEND_SHARE_IPC : BACKEND_SHARE_FD;
+}
+
+/* Memory or communicators of the rank's groups are where it is. */
+static bool is_fixed(const struct job *job, uint32_t rank)
+{
+	uint32_t index;
+
+	for (uint32_t i = 0; i < job->n_groups; i++)
+		if (job->groups[i]->n_devices && group_index(job->groups[i], rank, &index))
+			return true;
+	return false;
+}
+
+static int refuse_unknown(const struct job *job, const char *name, struct fault *f)
+{
+	char list[300];
+
+	node_list_devices(job->node, list, sizeof(list));
+	return fault_set(f, FAULT_INVALID, "device",
+			 "there is no device '%.60s' on this node: it has %.300s", name, list);
+}
+
+static int set(struct job *job, uint32_t rank, struct device *d, struct fault *f)
+{
+	if (job->placed[rank] == d)
+		return 0;
+	if (state_job_set_device(job->rec, rank, backend_info(d->backend)->id) < 0)
+		return fault_errno(f, -ENOMEM, "placing a rank");
+	job->placed[rank] = d;
+	return 0;
+}
+
+int job_place(struct job *job, uint32_t rank, const char *name, struct fault *f)
+{
+	struct device *now = job->placed[rank];
+	struct device *d = now ? now : job_default_device(job, rank);
+	const struct backend_info *info;
+
+	if (*name) {
+		d = node_device(job->node, name);
+		if (!d)
+			return refuse_unknown(job, name, f);
+	}
+	info = backend_info(d->backend);
+	if (now && d != now && is_fixed(job, rank))
+		return fault_set(
+			f, FAULT_STATE, NULL,
+			"rank %u of job '%s' computes on %s, but its memory is on %s since "
+			"units were registered: start it there, or delete the job",
+			rank, job->rec->name, info->id, backend_info(now->backend)->id);
+	if (*info->lost)
+		return fault_set(f, FAULT_UNAVAILABLE, NULL, "%s", info->lost);
+	return set(job, rank, d, f);
+}
+
+/* ------------------------------------------------------- devices that fail */
+
+static bool has_memory_on(const struct job *job, const struct device *device)
+{
+	for (uint32_t i = 0; i < job->n_units; i++)
+		for (unsigned d = 0; d < job->units[i]->n_parts; d++)
+			if (job->units[i]->parts[d].device == device)
+				return true;
+	for (uint32_t r = 0; r < job->rec->world_size; r++)
+		if (job->ranks[r] && job->placed[r] == device)
+			return true;
+	return false;
+}
+
+void jobs_device_lost(struct jobs *jobs, struct device *device)
+{
+	const struct backend_info *info = backend_info(device->backend);
+	struct job *job, *tmp;
+
+	list_for_each (job, tmp, &jobs->all, link) {
+		struct fault f = FAULT_NULL;
+
+		if (!has_memory_on(job, device))
+			continue;
+		fault_set(&f, FAULT_ABORTED, NULL, "%s (%s): what job '%s' had there is gone",
+			  info->lost, info->uuid, job->rec->name);
+		job->torn = true;
+		for (uint32_t i = 0; i < job->n_units; i++)
+			job->units[i]->torn = true;
+		job_epoch_end(job, &f);
+	}
+}
+
+static bool uses(const struct job *job, const struct node_comm *nc)
+{
+	for (uint32_t i = 0; i < job->n_groups; i++)
+		if (job->groups[i]->nc == nc)
+			return true;
+	return false;
+}
+
+void jobs_comm_broke(struct jobs *jobs, struct node_comm *nc, const char *why)
+{
+	struct job *job, *tmp;
+
+	list_for_each (job, tmp, &jobs->all, link) {
+		struct fault f = FAULT_NULL;
+
+		if (!uses(job, nc) || !job->present)
+			continue;
+		fault_set(&f, FAULT_ABORTED, NULL,
+			  "the devices of job '%s' lost contact: %s: epoch %llu has ended, join "
+			  "again",
+			  job->rec->name, why, (unsigned long long)job->rec->epoch);
+		job_tear(job);
+		job_epoch_end(job, &f);
+	}
+}

@@ -1,0 +1,11 @@
+/* For member.c only. */
+#ifndef SHARDD_JOB_MEMBER_LINK_H
+#define SHARDD_JOB_MEMBER_LINK_H
+
+struct member;
+
+/* Its signals go: the memory when no queue waits on them and its process is gone. Safe if
+ * there are none. */
+void member_unlink(struct member *m);
+
+#endif

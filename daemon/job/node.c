@@ -1,0 +1,407 @@
+#include "job/node.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "job/window.h"
+
+void node_init(struct node *node, uv_loop_t *loop)
+{
+	node->loop = loop;
+	list_init(&node->comms);
+	list_init(&node->waiters);
+	quarantine_init(&node->quarantine);
+}
+
+/* ------------------------------------------------------------------- waiting */
+
+void node_wait(struct node *node, struct parked *p, void (*resume)(struct parked *p))
+{
+	p->resume = resume;
+	list_append(&node->waiters, &p->link);
+}
+
+/* ------------------------------------------------------------------- devices */
+
+struct device *node_device(struct node *node, const char *name)
+{
+	for (unsigned i = 0; i < node->n_devices; i++) {
+		const struct backend_info *info = backend_info(node->devices[i].backend);
+
+		if (strcmp(info->id, name) == 0 ||
+		    (*info->uuid && strcasecmp(info->uuid, name) == 0))
+			return &node->devices[i];
+	}
+	return NULL;
+}
+
+void node_list_devices(const struct node *node, char *buf, size_t bytes)
+{
+	size_t at = 0;
+
+	CHECK(bytes > 0);
+	buf[0] = '\0';
+	for (unsigned i = 0; i < node->n_devices && at < bytes; i++) {
+		const struct backend_info *info = backend_info(node->devices[i].backend);
+		int n = snprintf(buf + at, bytes - at, "%s%s%s%s%s", i ? ", " : "", info->id,
+				 *info->uuid ? " (" : "", info->uuid, *info->uuid ? ")" : "");
+
+		at += n > 0 ? (size_t)n : 0;
+	}
+}
+
+uint64_t node_used(const struct node *node)
+{
+	uint64_t sum = 0;
+
+	for (unsigned i = 0; i < node->n_devices; i++)
+		sum += node->devices[i].quota.used;
+	return sum;
+}
+
+uint64_t node_capacity(const struct node *node)
+{
+	uint64_t sum = 0;
+
+	for (unsigned i = 0; i < node->n_devices; i++)
+		sum += node->devices[i].quota.limit;
+	return sum;
+}
+
+/* -------------------------------------------------------------- communicators */
+
+static void sweep(struct node *node);
+
+void node_wake(struct node *node)
+{
+	struct list now = LIST_INIT(now);
+
+	sweep(node);
+	list_take_all(&now, &node->waiters);
+	while (!list_empty(&now)) {
+		struct parked *p = list_first(&now, struct parked, link);
+
+		list_unlink(&p->link);
+		p->resume(p); /* may wait again, or end others that wait */
+	}
+}
+
+static const char *const queue_names[_BACKEND_Q_N] = { "reduce", "gather" };
+
+static struct engine *engine_for(struct node *node, unsigned n)
+{
+	return n > 1 || (node->engine_for_one && node->engine) ? node->engine : node->local;
+}
+
+static void set_broken(struct node_comm *nc, const char *why)
+{
+	if (nc->state == COMM_BROKEN)
+		return;
+	nc->state = COMM_BROKEN;
+	nc->breaks++;
+	snprintf(nc->why, sizeof(nc->why), "%s", why);
+	for (unsigned q = 0; q < _BACKEND_Q_N; q++)
+		if (nc->comm[q])
+			comm_abort(nc->comm[q]);
+}
+
+void node_comm_break(struct node_comm *nc, const char *why)
+{
+	struct node *node = nc->node;
+
+	if (nc->state == COMM_BROKEN)
+		return;
+	set_broken(nc, why);
+	if (node->comm_broke)
+		node->comm_broke(node, nc, nc->why);
+	node_wake(node);
+}
+
+static const char *reason(const struct node_comm *nc, int status)
+{
+	const struct engine *e = engine_for(nc->node, nc->n);
+	const char *why = e ? engine_why(e) : "";
+
+	return *why ? why : status > 0 ? "it was aborted" : strerrordesc_np(-status);
+}
+
+static void on_failed(void *userdata, struct comm *comm, const char *why)
+{
+	(void)comm;
+	node_comm_break(userdata, why);
+}
+
+/* One of the two is there, or will not be. Which one its queue says. */
+static void on_ready(struct node_comm *nc, enum backend_queue q, struct comm *comm, int status)
+{
+	char why[256];
+
+	CHECK(nc->making > 0);
+	nc->making--;
+	nc->comm[q] = comm;
+	if (status) {
+		snprintf(why, sizeof(why), "the communicator for %s could not be made: %.150s",
+			 queue_names[q], reason(nc, status));
+		set_broken(nc, why);
+		nc->tell = true;
+	} else if (nc->state == COMM_BROKEN) {
+		comm_abort(comm);
+	} else if (nc->making == 0) {
+		nc->state = COMM_READY;
+		window_comm_ready(nc);
+	}
+	if (nc->making == 0)
+		node_wake(nc->node);
+}
+
+static void on_main_ready(void *userdata, struct comm *comm, int status)
+{
+	on_ready(userdata, BACKEND_Q_MAIN, comm, status);
+}
+
+static void on_gather_ready(void *userdata, struct comm *comm, int status)
+{
+	on_ready(userdata, BACKEND_Q_GATHER, comm, status);
+}
+
+static bool is_member(const struct node_comm *nc, const struct device *d)
+{
+	for (unsigned i = 0; i < nc->n; i++)
+		if (nc->devices[i] == d)
+			return true;
+	return false;
+}
+
+/* Would @of be @nc, in this order, if it had not lost devices? */
+static bool survives(const struct node_comm *of, const struct node_comm *nc, bool *ret_gone)
+{
+	unsigned kept = 0;
+
+	for (unsigned i = 0; i < of->n; i++) {
+		ret_gone[i] = *backend_info(of->devices[i]->backend)->lost;
+		if (ret_gone[i] == is_member(nc, of->devices[i]))
+			return false;
+		if (!ret_gone[i] && nc->devices[kept++] != of->devices[i])
+			return false;
+	}
+	return kept == nc->n && kept < of->n;
+}
+
+/* From a communicator that lost devices, if there is one: those that are left know each
+ * other already. Return: 0, -EOPNOTSUPP (there is none, or it cannot), or negative errno. */
+static int shrink_one(struct node_comm *nc, enum backend_queue q, const struct comm_options *o)
+{
+	struct node_comm *of, *tmp;
+	bool gone[NODE_MAX_DEVICES];
+
+	list_for_each (of, tmp, &nc->node->comms, link) {
+		if (of == nc || of->state != COMM_READY || !survives(of, nc, gone))
+			continue;
+		return comm_shrink(of->comm[q], gone, o);
+	}
+	return -EOPNOTSUPP;
+}
+
+static void make_one(struct node_comm *nc, struct engine *engine, enum backend_queue q)
+{
+	static const comm_ready_cb ready[_BACKEND_Q_N] = { on_main_ready, on_gather_ready };
+	struct backend *backends[NODE_MAX_DEVICES];
+	char name[48];
+	struct comm_options o = { .name = name,
+				  .devices = backends,
+				  .n_devices = nc->n,
+				  .queue = q,
+				  .ready = ready[q],
+				  .failed = on_failed,
+				  .userdata = nc };
+	int r;
+
+	for (unsigned i = 0; i < nc->n; i++)
+		backends[i] = nc->devices[i]->backend;
+	snprintf(name, sizeof(name), "%s-%s%s", queue_names[q], backend_info(backends[0])->id,
+		 nc->n > 1 ? "..." : "");
+	nc->making++;
+	r = shrink_one(nc, q, &o);
+	if (r == -EOPNOTSUPP)
+		r = engine_comm_new(engine, &o);
+	if (r < 0)
+		on_ready(nc, q, NULL, r);
+}
+
+static void make(struct node_comm *nc)
+{
+	struct engine *engine = engine_for(nc->node, nc->n);
+
+	nc->state = COMM_MAKING;
+	nc->why[0] = '\0';
+	nc->making++; /* not done before both were asked for */
+	for (unsigned q = 0; q < _BACKEND_Q_N; q++)
+		make_one(nc, engine, (enum backend_queue)q);
+	nc->making--;
+}
+
+static bool in_use(const struct node_comm *nc)
+{
+	for (unsigned q = 0; q < _BACKEND_Q_N; q++)
+		if (nc->comm[q] && comm_in_flight(nc->comm[q]))
+			return true;
+	return nc->making > 0 || nc->ending > 0;
+}
+
+static void free_comms(struct node_comm *nc)
+{
+	for (unsigned q = 0; q < _BACKEND_Q_N; q++)
+		nc->comm[q] = comm_free(nc->comm[q]);
+	list_unlink(&nc->link);
+	free(nc);
+}
+
+static bool is_unused(const struct node_comm *nc)
+{
+	return nc->left && !nc->users && nc->n > 1 && nc->state != COMM_MAKING && !in_use(nc) &&
+	       list_empty(&nc->windows);
+}
+
+static void sweep(struct node *node)
+{
+	struct node_comm *nc, *tmp;
+
+	list_for_each (nc, tmp, &node->comms, link)
+		if (is_unused(nc))
+			free_comms(nc);
+}
+
+static void make_again(struct node_comm *nc)
+{
+	for (unsigned q = 0; q < _BACKEND_Q_N; q++)
+		nc->comm[q] = comm_free(nc->comm[q]);
+	make(nc);
+}
+
+static struct node_comm *find(struct node *node, struct device *const *devices, unsigned n)
+{
+	struct node_comm *nc, *tmp;
+
+	list_for_each (nc, tmp, &node->comms, link)
+		if (nc->n == n && memcmp(nc->devices, devices, n * sizeof(*devices)) == 0)
+			return nc;
+	return NULL;
+}
+
+static int refuse_lost(struct device *const *devices, unsigned n, struct fault *f)
+{
+	for (unsigned i = 0; i < n; i++) {
+		const struct backend_info *info = backend_info(devices[i]->backend);
+
+		if (*info->lost)
+			return fault_set(f, FAULT_UNAVAILABLE, NULL, "%s", info->lost);
+	}
+	return 0;
+}
+
+/* The first to ask after it broke is told so; who asks again has it made anew. */
+static int ask_broken(struct node_comm *nc, struct fault *f)
+{
+	if (in_use(nc))
+		return NODE_E_LATER;
+	if (nc->tell) {
+		nc->tell = false;
+		return fault_set(f, FAULT_UNAVAILABLE, NULL, "%s", nc->why);
+	}
+	make_again(nc);
+	return nc->state == COMM_READY ? 0 : NODE_E_LATER;
+}
+
+static struct node_comm *add(struct node *node, struct device *const *devices, unsigned n)
+{
+	struct node_comm *nc = calloc(1, sizeof(*nc));
+
+	if (!nc)
+		return NULL;
+	nc->node = node;
+	nc->n = n;
+	memcpy(nc->devices, devices, n * sizeof(*devices));
+	list_init(&nc->link);
+	list_init(&nc->windows);
+	list_append(&node->comms, &nc->link);
+	make(nc);
+	return nc;
+}
+
+/* Those of @nc that still work. */
+static unsigned survivors(const struct node_comm *nc, struct device **ret)
+{
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < nc->n; i++)
+		if (!*backend_info(nc->devices[i]->backend)->lost)
+			ret[n++] = nc->devices[i];
+	return n;
+}
+
+void node_device_lost(struct node *node, struct device *device)
+{
+	struct node_comm *nc, *tmp;
+	char why[200];
+
+	snprintf(why, sizeof(why), "device %s is lost", backend_info(device->backend)->id);
+	list_for_each (nc, tmp, &node->comms, link) {
+		struct device *left[NODE_MAX_DEVICES];
+		unsigned n;
+
+		if (!is_member(nc, device) || nc->state == COMM_BROKEN)
+			continue;
+		n = survivors(nc, left);
+		if (nc->state == COMM_READY && n > 1 && !find(node, left, n))
+			(void)add(node, left, n); /* from this one, before it is aborted */
+		set_broken(nc, why);
+	}
+}
+
+int node_comm(struct node *node, struct device *const *devices, unsigned n, struct node_comm **ret,
+	      struct fault *f)
+{
+	struct node_comm *nc = find(node, devices, n);
+	int r = 0;
+
+	if (refuse_lost(devices, n, f))
+		return (int)f->code;
+	if (!engine_for(node, n))
+		return fault_set(
+			f, FAULT_UNAVAILABLE, NULL,
+			"ranks on %u devices need NCCL between them, and there is none: %s", n,
+			node->engine_why);
+	if (!nc) {
+		nc = add(node, devices, n);
+		if (!nc)
+			return fault_errno(f, -ENOMEM, "making a communicator");
+	}
+	if (nc->state == COMM_BROKEN)
+		r = ask_broken(nc, f);
+	else if (nc->state == COMM_MAKING)
+		r = NODE_E_LATER;
+	if (r == 0 || r == NODE_E_LATER)
+		*ret = nc;
+	return r;
+}
+
+void node_comm_leave(struct node_comm *nc)
+{
+	CHECK(nc->users > 0);
+	nc->users--;
+	nc->left = true;
+	sweep(nc->node); /* what is still in use now goes at the next change */
+}
+
+void node_deinit(struct node *node)
+{
+	struct node_comm *nc, *tmp;
+
+	list_for_each (nc, tmp, &node->comms, link) {
+		CHECK(!nc->making && !nc->ending && list_empty(&nc->windows));
+		free_comms(nc);
+	}
+}

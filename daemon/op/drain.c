@@ -1,0 +1,132 @@
+/*
+ * Before parameters are written on devices with queues of their own: everything that reads
+ * them, in both queues and in trainers' streams, must be over. The loop waits for markers,
+ * no processor does.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "core/check.h"
+#include "op/op_impl.h"
+
+struct drain;
+
+struct drain_task {
+	struct queue_task queue;
+	struct drain *drain;
+	struct backend *backend;
+};
+
+struct drain {
+	struct job *job;
+	struct parked *parked;
+	unsigned pending;
+	unsigned n;
+	struct drain_task tasks[NODE_MAX_DEVICES * _BACKEND_Q_N];
+};
+
+static void drain_free(struct drain *d)
+{
+	for (unsigned i = 0; i < d->n; i++)
+		queue_task_deinit(&d->tasks[i].queue);
+	free(d);
+}
+
+static void end(struct drain *d)
+{
+	struct parked *p = d->parked;
+	struct job *job = d->job;
+
+	drain_free(d);
+	job->running--;
+	p->resume(p);
+	job_settle(job);
+}
+
+/* What failed is told by what comes after it on the same device. */
+static void on_done(struct backend_task *task, int status)
+{
+	struct drain_task *t = CONTAINER_OF(task, struct drain_task, queue.task);
+
+	(void)status;
+	queue_task_done(&t->queue);
+	if (--t->drain->pending == 0)
+		end(t->drain);
+}
+
+/* Streams that read the shards themselves, each at its latest point. Those of copies are the
+ * next cast's to wait for. They stay noted: waiting again for a point that was reached
+ * costs next to nothing. */
+static int take_reads(struct job *job, const struct device *device, struct queue_task *t)
+{
+	struct reads all = { 0 };
+	int r = 0;
+
+	for (uint32_t i = 0; i < job->n_units; i++) {
+		const struct unit *u = job->units[i];
+		const struct reads *of = &u->parts[0].reads;
+
+		if (!unit_is_direct(u) || u->parts[0].device != device)
+			continue;
+		for (unsigned k = 0; r == 0 && k < of->n; k++)
+			r = reads_add(&all, &of->waits[k]);
+	}
+	if (r == 0)
+		r = queue_task_wait(t, all.waits, all.n);
+	reads_deinit(&all);
+	return r;
+}
+
+static bool is_used(const struct job *job, const struct device *device)
+{
+	for (uint32_t r = 0; r < job->rec->world_size; r++)
+		if (job->placed[r] == device)
+			return true;
+	return false;
+}
+
+static int prepare(struct drain *d)
+{
+	struct node *node = d->job->node;
+
+	for (unsigned i = 0; i < node->n_devices; i++) {
+		struct device *device = &node->devices[i];
+
+		for (unsigned q = 0; is_used(d->job, device) && q < _BACKEND_Q_N; q++) {
+			struct drain_task *t = &d->tasks[d->n++];
+
+			t->drain = d;
+			t->backend = device->backend;
+			queue_task_init(&t->queue, d->job);
+			t->queue.task = (struct backend_task){ .queue = (enum backend_queue)q,
+							       .sync = true,
+							       .done = on_done };
+			if (q == BACKEND_Q_MAIN && take_reads(d->job, device, &t->queue) < 0)
+				return -ENOMEM;
+		}
+	}
+	return 0;
+}
+
+int drain_ensure(struct job *job, struct parked *p, void (*resume)(struct parked *p))
+{
+	struct drain *d;
+
+	if (backend_info(job->node->devices[0].backend)->order == BACKEND_ORDER_NONE)
+		return 0;
+	d = calloc(1, sizeof(*d));
+	if (!d)
+		return -ENOMEM;
+	d->job = job;
+	d->parked = p;
+	if (prepare(d) < 0) {
+		drain_free(d);
+		return -ENOMEM;
+	}
+	p->resume = resume;
+	job->running++;
+	d->pending = d->n;
+	for (unsigned i = 0; i < d->n; i++)
+		queue_task_submit(&d->tasks[i].queue, d->tasks[i].backend, 0);
+	return DRAIN_E_WAIT;
+}

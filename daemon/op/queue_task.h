@@ -1,0 +1,41 @@
+/*
+ * A task on a device's queue, with the streams of trainers it waits for and a limit to that
+ * wait. Whoever does not come in time has broken its word: its rank is lost, its signals are
+ * poisoned, and the queue goes on. Likewise an operation between devices that does not end:
+ * its communicator is aborted. Loop thread only.
+ */
+#ifndef SHARDD_OP_QUEUE_TASK_H
+#define SHARDD_OP_QUEUE_TASK_H
+
+#include "job/job.h"
+
+struct queue_task {
+	struct backend_task task;
+	struct job *job;
+	struct list link; /* job->waiting_tasks, while it may wait for a trainer */
+	uint64_t deadline_us;
+	struct backend_wait *waits; /* owned */
+	unsigned n_waits;
+	struct node_comm *between; /* watch this: borrowed; NULL: streams only */
+};
+
+/* Safe to deinit from here on. */
+void queue_task_init(struct queue_task *t, struct job *job);
+/* Wait for @n points more than before. Return: 0 or -ENOMEM. */
+int queue_task_wait(struct queue_task *t, const struct backend_wait *waits, unsigned n);
+/* Submit t->task (whose waits are set here). @deadline_us: for its streams; 0: the job's
+ * op_timeout_ms from now on. The callbacks are the task's own. */
+void queue_task_submit(struct queue_task *t, struct backend *b, uint64_t deadline_us);
+/* Submit t->task in the same queue behind the one that waits: it waits for nobody itself
+ * (those streams may be gone by now), and is watched in place of that one. */
+void queue_task_follow(struct queue_task *t, struct backend *b);
+/* Without a task: watch an operation on @nc until queue_task_done. */
+void queue_task_watch(struct queue_task *t, struct node_comm *nc, uint64_t deadline_us);
+/* The device has executed it: no trainer is waited for any more. Safe twice. */
+void queue_task_done(struct queue_task *t);
+void queue_task_deinit(struct queue_task *t);
+
+/* Whoever has not come in time is lost. */
+void queue_tasks_tick(struct job *job, uint64_t now_us);
+
+#endif

@@ -1,0 +1,67 @@
+/* Calls that need something which is being made: they are tried again at every change of the
+ * node, until they are answered or their caller gives up. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "core/check.h"
+#include "rpc/svc_impl.h"
+
+struct later {
+	struct parked parked;
+	struct rpc_call *call;
+	const ProtobufCMessage *request; /* the call's */
+	struct node *node;
+	void *userdata;
+	svc_try_cb try;
+};
+
+static void on_cancelled(struct rpc_call *call, void *userdata)
+{
+	struct later *l = userdata;
+	struct fault f = FAULT_NULL;
+
+	list_unlink(&l->parked.link);
+	free(l);
+	fault_set(&f, FAULT_CANCELLED, NULL, "the caller has given up");
+	rpc_call_fail(call, &f);
+}
+
+static void wait(struct later *l);
+
+static void on_change(struct parked *p)
+{
+	struct later *l = CONTAINER_OF(p, struct later, parked);
+
+	rpc_call_on_cancelled(l->call, NULL, NULL);
+	if (l->try(l->call, l->request, l->userdata) == SVC_LATER)
+		wait(l);
+	else
+		free(l);
+}
+
+static void wait(struct later *l)
+{
+	rpc_call_on_cancelled(l->call, on_cancelled, l);
+	node_wait(l->node, &l->parked, on_change);
+}
+
+void svc_try(struct rpc_call *call, const ProtobufCMessage *request, struct node *node,
+	     svc_try_cb try, void *userdata)
+{
+	struct fault f = FAULT_NULL;
+	struct later *l;
+
+	if (try(call, request, userdata) != SVC_LATER)
+		return;
+	l = calloc(1, sizeof(*l));
+	if (!l) {
+		fault_errno(&f, -ENOMEM, "waiting for memory or communicators");
+		rpc_call_fail(call, &f);
+		return;
+	}
+	*l = (struct later){
+		.call = call, .request = request, .node = node, .userdata = userdata, .try = try
+	};
+	list_init(&l->parked.link);
+	wait(l);
+}

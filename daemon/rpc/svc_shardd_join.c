@@ -1,0 +1,306 @@
+/* Joining and leaving a job. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "core/check.h"
+#include "core/log.h"
+#include "rpc/svc_impl.h"
+
+/* ------------------------------------------------------------- the answer */
+
+/* What a client needs to know of the page of its signals, or of the ready page. */
+static void fill_page(const struct member *m, struct slab *s, Shardd__V1__Placement *p,
+		      uint8_t *handle)
+{
+	shardd__v1__placement__init(p);
+	p->slab = s->id;
+	p->bytes = p->slab_bytes = s->bytes;
+	p->writable = s->writable;
+	if (m->job->rec->ipc && slab_export_ipc(s, handle) == 0)
+		p->ipc_handle = (ProtobufCBinaryData){ BACKEND_IPC_BYTES, handle };
+}
+
+/* Everything a StreamLink points to. */
+struct link_parts {
+	Shardd__V1__Placement signals, ready;
+	uint8_t signals_handle[BACKEND_IPC_BYTES], ready_handle[BACKEND_IPC_BYTES];
+	uint8_t events[_BACKEND_Q_N * BACKEND_EVENT_RING][BACKEND_IPC_BYTES];
+	ProtobufCBinaryData event_data[_BACKEND_Q_N * BACKEND_EVENT_RING];
+};
+
+static int fill_events(const struct member *m, struct link_parts *parts, Shardd__V1__StreamLink *l,
+		       struct fault *f)
+{
+	for (unsigned i = 0; i < ARRAY_SIZE(parts->events); i++) {
+		int r = backend_ready_event(m->device->backend,
+					    (enum backend_queue)(i / BACKEND_EVENT_RING),
+					    i % BACKEND_EVENT_RING, parts->events[i]);
+
+		if (r)
+			return fault_errno(f, r, "handing out the daemon's events");
+		parts->event_data[i] = (ProtobufCBinaryData){ BACKEND_IPC_BYTES, parts->events[i] };
+	}
+	l->ready_events = parts->event_data;
+	l->n_ready_events = ARRAY_SIZE(parts->events);
+	return 0;
+}
+
+static int fill_link(const struct member *m, struct link_parts *parts, Shardd__V1__StreamLink *l,
+		     struct fault *f)
+{
+	bool events = backend_info(m->device->backend)->order == BACKEND_ORDER_EVENTS;
+	struct slab *ready = device_ready(m->device, job_share(m->job));
+
+	shardd__v1__stream_link__init(l);
+	l->order = events ? SHARDD__V1__STREAM_LINK__ORDER__ORDER_EVENTS
+			  : SHARDD__V1__STREAM_LINK__ORDER__ORDER_TIMELINE;
+	l->slots = BACKEND_SIGNAL_SLOTS;
+	l->slot_stride = BACKEND_SLOT_STRIDE;
+	l->event_ring = events ? BACKEND_EVENT_RING : 0;
+	fill_page(m, member_signals_slab(m), &parts->signals, parts->signals_handle);
+	if (!ready)
+		return fault_errno(f, -ENOMEM, "handing out the ready page");
+	fill_page(m, ready, &parts->ready, parts->ready_handle);
+	l->signals = &parts->signals;
+	l->ready = &parts->ready;
+	return events ? fill_events(m, parts, l, f) : 0;
+}
+
+static void send_join(struct rpc_call *call, const struct member *m)
+{
+	Shardd__V1__JoinReply reply = SHARDD__V1__JOIN_REPLY__INIT;
+	Shardd__V1__Device device = SHARDD__V1__DEVICE__INIT;
+	const struct backend_info *info = backend_info(m->device->backend);
+	const state_job *rec = m->job->rec;
+	const state_blob *blob = rec->has_commit ? state_job_blob(rec, m->rank) : NULL;
+	Shardd__V1__StreamLink link;
+	struct link_parts parts;
+	struct fault f = FAULT_NULL;
+
+	reply.epoch = m->epoch;
+	reply.world_size = rec->world_size;
+	reply.resumed = rec->has_commit || (rec->epoch > 1 && rec->n_units);
+	reply.has_commit = rec->has_commit;
+	reply.step = rec->step;
+	reply.torn = rec->has_commit && rec->uncommitted_steps;
+	if (blob)
+		reply.blob = blob->data;
+	device.id = (char *)info->id;
+	device.backend = (char *)info->name;
+	device.uuid = (char *)info->uuid;
+	reply.device = &device;
+	if (member_signals(m) && fill_link(m, &parts, &link, &f)) {
+		rpc_call_fail(call, &f);
+		return;
+	}
+	if (member_signals(m))
+		reply.streams = &link;
+	rpc_call_reply(call, &reply.base);
+}
+
+/* Joined: with signals for its streams, if it wants them. */
+static int answer_join(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+{
+	const Shardd__V1__JoinRequest *r = (const Shardd__V1__JoinRequest *)request;
+	struct member *m = svc_member(call);
+	struct fault f = FAULT_NULL;
+	int e = 0;
+
+	(void)userdata;
+	if (!m)
+		return SVC_ENDED;
+	if (m->state == MEMBER_DEAD || m->state == MEMBER_LEFT)
+		fault_set(&f, FAULT_ABORTED, NULL, "job '%s' was deleted", m->job->rec->name);
+	else if (r->streams)
+		e = member_link(m, &f);
+	if (e == MEMBER_E_LATER)
+		return SVC_LATER;
+	if (f.code)
+		rpc_call_fail(call, &f);
+	else
+		send_join(call, m);
+	return SVC_ENDED;
+}
+
+/* ---------------------------------------------------------- join and leave */
+
+/* A join that waits until ops of an earlier epoch have ended. */
+struct joining {
+	struct job_waiter waiter;
+	struct rpc_call *call;
+	struct job *job;
+	const Shardd__V1__JoinRequest *request; /* the call's */
+};
+
+static void on_join_cancelled(struct rpc_call *call, void *userdata)
+{
+	struct joining *j = userdata;
+	struct fault f = FAULT_NULL;
+
+	list_unlink(&j->waiter.link);
+	free(j);
+	fault_set(&f, FAULT_CANCELLED, NULL, "the caller has given up this join");
+	rpc_call_fail(call, &f);
+}
+
+/* Return: 0 or a fault code, then the call is answered; or JOB_E_BUSY. */
+static int join_now(struct rpc_call *call, struct job *job, const Shardd__V1__JoinRequest *r)
+{
+	const struct job_joining how = { r->rank, r->device, r->no_channel };
+	struct conn *c = rpc_call_conn(call);
+	struct session *s = c ? conn_user(c) : NULL;
+	struct fault f = s ? FAULT_NULL : svc_not_connected();
+	int e = s ? session_join(s, job, &how, &f) : (int)f.code;
+
+	if (e == JOB_E_BUSY)
+		return e;
+	if (e) {
+		rpc_call_fail(call, &f);
+		return e;
+	}
+	log_info("rpc", "rank joined job=%s rank=%u pid=%d session=%llu epoch=%llu", job->rec->name,
+		 r->rank, member_pid(s->member), (unsigned long long)s->id,
+		 (unsigned long long)s->member->epoch);
+	svc_try(call, &r->base, job->node, answer_join, NULL);
+	return 0;
+}
+
+static void on_settled(struct job_waiter *w)
+{
+	struct joining *j = CONTAINER_OF(w, struct joining, waiter);
+	struct fault f = FAULT_NULL;
+
+	rpc_call_on_cancelled(j->call, NULL, NULL);
+	if (j->job->deleted) {
+		fault_set(&f, FAULT_NOT_FOUND, NULL, "job '%s' was deleted", j->job->rec->name);
+		rpc_call_fail(j->call, &f);
+	} else if (join_now(j->call, j->job, j->request) == JOB_E_BUSY) {
+		rpc_call_on_cancelled(j->call, on_join_cancelled, j);
+		job_wait_settled(j->job, &j->waiter);
+		return;
+	}
+	free(j);
+}
+
+static void join_later(struct rpc_call *call, struct job *job, const Shardd__V1__JoinRequest *r)
+{
+	struct joining *j = calloc(1, sizeof(*j));
+	struct fault f = FAULT_NULL;
+
+	if (!j) {
+		fault_errno(&f, -ENOMEM, "joining a job");
+		rpc_call_fail(call, &f);
+		return;
+	}
+	*j = (struct joining){ .call = call, .job = job, .request = r };
+	j->waiter.fn = on_settled;
+	list_init(&j->waiter.link);
+	rpc_call_on_cancelled(call, on_join_cancelled, j);
+	job_wait_settled(job, &j->waiter);
+}
+
+void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+{
+	const Shardd__V1__JoinRequest *r = (const Shardd__V1__JoinRequest *)request;
+	struct svc_shardd *svc = userdata;
+	struct session *s = svc_session(call);
+	struct fault f = FAULT_NULL;
+	struct job_spec spec;
+	struct job *job;
+	bool created;
+	int e;
+
+	if (!s)
+		return;
+	if (svc_decode_job(r->job, &spec, &f) == 0 && r->rank >= spec.world_size)
+		fault_set(&f, FAULT_INVALID, "rank", "rank is %u: 0 to %u is allowed", r->rank,
+			  spec.world_size - 1);
+	if (f.code ||
+	    job_open(svc->jobs, &spec, proc_uid(s->proc), proc_gid(s->proc), &job, &created, &f)) {
+		rpc_call_fail(call, &f);
+		return;
+	}
+	if (created)
+		log_info("rpc", "job created job=%s world_size=%u", job->rec->name,
+			 job->rec->world_size);
+	e = join_now(call, job, r);
+	if (e == JOB_E_BUSY)
+		join_later(call, job, r);
+	else if (e && created) /* nobody asked for a job without its first rank */
+		(void)job_delete(job, false, NULL, &f);
+}
+
+static int leave_now(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+{
+	Shardd__V1__LeaveReply reply = SHARDD__V1__LEAVE_REPLY__INIT;
+	struct session *s = svc_session(call);
+	struct fault f = FAULT_NULL;
+	bool freed = false;
+	int e;
+
+	(void)request;
+	(void)userdata;
+	if (!s)
+		return SVC_ENDED;
+	e = session_leave(s, &freed, &f);
+	if (e == JOB_E_LATER)
+		return SVC_LATER;
+	if (e) {
+		rpc_call_fail(call, &f);
+		return SVC_ENDED;
+	}
+	log_info("rpc", "rank left session=%llu pid=%d job_freed=%d", (unsigned long long)s->id,
+		 (int)proc_pid(s->proc), freed);
+	reply.job_freed = freed;
+	rpc_call_reply(call, &reply.base);
+	return SVC_ENDED;
+}
+
+void svc_leave(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+{
+	struct svc_shardd *svc = userdata;
+
+	svc_try(call, request, svc->jobs->node, leave_now, NULL);
+}
+
+/* ----------------------------------------------------------------- events */
+
+static int take_events(struct member *m, const Shardd__V1__ShareEventsRequest *r, struct fault *f)
+{
+	if (!member_signals(m) || backend_info(m->device->backend)->order != BACKEND_ORDER_EVENTS)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "this rank's streams are not waited for with events");
+	if (r->slot >= BACKEND_SIGNAL_SLOTS)
+		return fault_set(f, FAULT_INVALID, "slot", "slot is %u: 0 to %u is allowed",
+				 r->slot, BACKEND_SIGNAL_SLOTS - 1);
+	if (r->n_handles != BACKEND_EVENT_RING)
+		return fault_set(f, FAULT_INVALID, "handles", "handles has %zu entries, not %u",
+				 r->n_handles, BACKEND_EVENT_RING);
+	for (unsigned i = 0; i < BACKEND_EVENT_RING; i++) {
+		int e = -EINVAL;
+
+		if (r->handles[i].len == BACKEND_IPC_BYTES)
+			e = backend_signals_event(member_signals(m), r->slot, i,
+						  r->handles[i].data);
+		if (e)
+			return fault_set(f, FAULT_INVALID, "handles",
+					 "handles[%u] is no event that this daemon can open", i);
+	}
+	return 0;
+}
+
+void svc_share_events(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+{
+	Shardd__V1__ShareEventsReply reply = SHARDD__V1__SHARE_EVENTS_REPLY__INIT;
+	struct member *m = svc_member(call);
+	struct fault f = FAULT_NULL;
+
+	(void)userdata;
+	if (!m)
+		return;
+	if (svc_check_joined(m, &f) ||
+	    take_events(m, (const Shardd__V1__ShareEventsRequest *)request, &f))
+		rpc_call_fail(call, &f);
+	else
+		rpc_call_reply(call, &reply.base);
+}

@@ -1,0 +1,368 @@
+/*
+ * Kernels: kernels/ref on translated addresses.
+ *
+ * Every address is checked before anything runs, for its whole extent, its alignment and
+ * the right to write; what fails breaks the context. Unused fields of a struct must be
+ * zero: they are there to be used some day.
+ */
+#include <fcntl.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cuda_kernels.h"
+#include "kernels.h"
+#include "sim_impl.h"
+#include "sim_run.h"
+
+/* What a kernel of one launch has been given; @ok: so far everything is there. */
+struct run {
+	unsigned blocks;
+	bool ok;
+};
+
+static void *bytes_at(struct run *run, uint64_t addr, uint64_t bytes, uint64_t align, bool write)
+{
+	void *p;
+
+	if (!run->ok)
+		return NULL;
+	if (bytes && addr % align) {
+		stream_fault(CUDA_ERROR_MISALIGNED_ADDRESS, "0x%llx is not aligned to %llu",
+			     (unsigned long long)addr, (unsigned long long)align);
+		run->ok = false;
+		return NULL;
+	}
+	p = item_translate(addr, bytes, write, false);
+	run->ok = p != NULL;
+	return p;
+}
+
+static void *at(struct run *run, uint64_t addr, uint64_t n, uint64_t size, bool write)
+{
+	uint64_t bytes;
+
+	if (__builtin_mul_overflow(n, size, &bytes))
+		bytes = UINT64_MAX;
+	return bytes_at(run, addr, bytes, size, write);
+}
+
+static const void *in(struct run *run, uint64_t addr, uint64_t n, uint32_t dtype)
+{
+	return at(run, addr, n, dtype_size(dtype), false);
+}
+
+static void *out(struct run *run, uint64_t addr, uint64_t n, uint32_t dtype)
+{
+	return at(run, addr, n, dtype_size(dtype), true);
+}
+
+static void check_dtype(uint32_t dtype)
+{
+	if (dtype == DTYPE_NONE || dtype >= _DTYPE_N)
+		sim_breach("a kernel was given element type %u", dtype);
+}
+
+static void check_zero(uint32_t zero)
+{
+	if (zero)
+		sim_breach("a kernel was given an argument whose unused field is not zero");
+}
+
+static void run_cast(struct run *run, const struct cuda_cast *a)
+{
+	struct k_cast k = { .dst_dtype = a->dst_dtype, .src_dtype = a->src_dtype };
+
+	check_dtype(a->dst_dtype);
+	check_dtype(a->src_dtype);
+	k.dst = out(run, a->dst, a->n, a->dst_dtype);
+	k.src = in(run, a->src, a->n, a->src_dtype);
+	if (run->ok)
+		kernels_ref()->cast(&k, 0, a->n);
+}
+
+/* The caller's to free. */
+static const void **inputs(struct run *run, const uint64_t *addr, uint32_t k, uint32_t most,
+			   uint64_t n, uint32_t dtype)
+{
+	const void **p;
+
+	check_dtype(dtype);
+	if (k < 1 || k > most)
+		sim_breach("a kernel was given %u inputs: it takes 1 to %u", k, most);
+	p = calloc(k, sizeof(*p));
+	if (!p)
+		sim_breach("out of memory");
+	for (uint32_t i = 0; i < k; i++)
+		p[i] = in(run, addr[i], n, dtype);
+	return p;
+}
+
+static void run_reduce(struct run *run, const struct cuda_reduce *a, const uint64_t *addr,
+		       uint32_t most)
+{
+	const void **x = inputs(run, addr, a->k, most, a->n, a->in_dtype);
+	struct k_reduce k = { .in = x,
+			      .k = a->k,
+			      .in_dtype = a->in_dtype,
+			      .pre = a->pre,
+			      .post = a->post,
+			      .accumulate = a->accumulate != 0 };
+
+	check_zero(a->zero);
+	k.out = out(run, a->out, a->n, DTYPE_FP32);
+	if (run->ok)
+		kernels_ref()->reduce(&k, 0, a->n);
+	free(x);
+}
+
+static void run_all_reduce(struct run *run, const struct cuda_all_reduce *a, const uint64_t *addr,
+			   uint32_t most)
+{
+	const void **x = inputs(run, addr, a->k, most, a->n, a->dtype);
+	struct k_all_reduce k = { .in = x, .k = a->k, .dtype = a->dtype, .op = a->op };
+
+	check_zero(a->zero);
+	if (a->op == REDUCE_NONE || a->op >= _REDUCE_N)
+		sim_breach("a kernel was given reduction %u", a->op);
+	k.out = out(run, a->out, a->n, a->dtype);
+	if (run->ok)
+		kernels_ref()->all_reduce(&k, 0, a->n);
+	free(x);
+}
+
+static void run_adamw(struct run *run, const struct cuda_adamw *a)
+{
+	struct k_adamw k = { .decay = a->decay,
+			     .w1 = a->w1,
+			     .b2 = a->b2,
+			     .w2 = a->w2,
+			     .step_size = a->step_size,
+			     .sq = a->sq,
+			     .eps = a->eps };
+
+	check_zero(a->zero);
+	k.p = out(run, a->p, a->n, DTYPE_FP32);
+	k.g = in(run, a->g, a->n, DTYPE_FP32);
+	k.m = out(run, a->m, a->n, DTYPE_FP32);
+	k.v = out(run, a->v, a->n, DTYPE_FP32);
+	if (run->ok)
+		kernels_ref()->adamw(&k, 0, a->n);
+}
+
+static void run_adam(struct run *run, const struct cuda_adam *a)
+{
+	struct k_adam k = { .wd = a->wd,
+			    .w1 = a->w1,
+			    .b2 = a->b2,
+			    .w2 = a->w2,
+			    .step_size = a->step_size,
+			    .sq = a->sq,
+			    .eps = a->eps };
+
+	check_zero(a->zero);
+	k.p = out(run, a->p, a->n, DTYPE_FP32);
+	k.g = in(run, a->g, a->n, DTYPE_FP32);
+	k.m = out(run, a->m, a->n, DTYPE_FP32);
+	k.v = out(run, a->v, a->n, DTYPE_FP32);
+	if (run->ok)
+		kernels_ref()->adam(&k, 0, a->n);
+}
+
+static void run_sgd(struct run *run, const struct cuda_sgd *a)
+{
+	struct k_sgd k = { .lr = a->lr,
+			   .wd = a->wd,
+			   .mu = a->mu,
+			   .nesterov = a->nesterov != 0,
+			   .first = a->first != 0 };
+
+	check_zero(a->zero);
+	k.p = out(run, a->p, a->n, DTYPE_FP32);
+	k.g = in(run, a->g, a->n, DTYPE_FP32);
+	if (a->mu != 0)
+		k.buf = out(run, a->buf, a->n, DTYPE_FP32);
+	if (run->ok)
+		kernels_ref()->sgd(&k, 0, a->n);
+}
+
+/* The partials of ref's blocks go into those of the launch in turn: another order than a
+ * device's, the same sum within what kernels/cuda promises. */
+static void norm_fold(const double *of_ref, uint64_t n_ref, double *partial, unsigned n, bool inf)
+{
+	memset(partial, 0, n * sizeof(*partial));
+	for (uint64_t i = 0; i < n_ref; i++) {
+		double *p = &partial[i % n];
+
+		if (!inf)
+			*p += of_ref[i];
+		else if (of_ref[i] > *p || isnan(of_ref[i]))
+			*p = of_ref[i];
+	}
+}
+
+static void run_norm(struct run *run, const struct cuda_norm *a)
+{
+	uint64_t n_ref = (a->n + KERNEL_NORM_BLOCK - 1) / KERNEL_NORM_BLOCK;
+	struct k_norm k = { .inf = a->inf != 0 };
+	double *partial;
+
+	check_zero(a->zero);
+	if (run->blocks > CUDA_NORM_PARTIALS)
+		sim_breach("a norm was launched with %u blocks", run->blocks);
+	k.x = in(run, a->x, a->n, DTYPE_FP32);
+	partial = at(run, a->partial, run->blocks, sizeof(double), true);
+	if (!run->ok)
+		return;
+	k.partial = calloc(n_ref + 1, sizeof(double));
+	if (!k.partial)
+		sim_breach("out of memory");
+	kernels_ref()->norm(&k, 0, a->n);
+	norm_fold(k.partial, n_ref, partial, run->blocks, k.inf);
+	free(k.partial);
+}
+
+static void run_scale(struct run *run, const struct cuda_scale *a)
+{
+	struct k_scale k = { .factor = a->factor };
+
+	check_zero(a->zero);
+	k.x = out(run, a->x, a->n, DTYPE_FP32);
+	if (run->ok)
+		kernels_ref()->scale(&k, 0, a->n);
+}
+
+static void run_fill(struct run *run, const struct cuda_fill *a)
+{
+	struct k_fill k = { .seed = a->seed,
+			    .stream = a->stream,
+			    .first = a->first,
+			    .kind = a->kind,
+			    .a = a->a,
+			    .b = a->b };
+
+	check_zero(a->zero);
+	if (a->kind < FILL_CONSTANT || a->kind > FILL_NORMAL)
+		sim_breach("a kernel was given fill %u", a->kind);
+	k.dst = out(run, a->dst, a->n, DTYPE_FP32);
+	if (run->ok)
+		kernels_ref()->fill(&k, 0, a->n);
+}
+
+static void run_found_inf(struct run *run, const struct cuda_found_inf *a)
+{
+	struct k_found_inf k = { .dtype = a->dtype };
+
+	check_zero(a->zero);
+	check_dtype(a->dtype);
+	k.x = in(run, a->x, a->n, a->dtype);
+	k.found = out(run, a->found, 1, DTYPE_FP32);
+	if (run->ok)
+		kernels_ref()->found_inf(&k, 0, a->n);
+}
+
+/* Elements from the first one to behind the last one. */
+static uint64_t extent(uint64_t rows, uint64_t row_elements, uint64_t stride)
+{
+	uint64_t n;
+
+	if (!rows || !row_elements)
+		return 0;
+	if (__builtin_mul_overflow(rows - 1, stride, &n) ||
+	    __builtin_add_overflow(n, row_elements, &n))
+		return UINT64_MAX;
+	return n;
+}
+
+static void run_pack(struct run *run, const struct cuda_pack *a)
+{
+	struct k_pack k = { .dst_stride = a->dst_stride,
+			    .src_stride = a->src_stride,
+			    .row_elements = a->row_elements,
+			    .dst_dtype = a->dst_dtype,
+			    .src_dtype = a->src_dtype };
+
+	check_dtype(a->dst_dtype);
+	check_dtype(a->src_dtype);
+	k.dst = out(run, a->dst, extent(a->rows, a->row_elements, a->dst_stride), a->dst_dtype);
+	k.src = in(run, a->src, extent(a->rows, a->row_elements, a->src_stride), a->src_dtype);
+	if (run->ok && a->row_elements)
+		kernels_ref()->pack(&k, 0, a->rows * a->row_elements);
+}
+
+static void run_spin(struct run *run, const struct cuda_spin *a)
+{
+	uint64_t *ran = a->ran ? at(run, a->ran, 1, sizeof(*ran), true) : NULL;
+	uint64_t took;
+
+	if (!run->ok)
+		return;
+	took = spin_run(a->nanoseconds);
+	if (ran)
+		*ran = took;
+}
+
+static void run_reduce_many(struct run *run, const struct cuda_reduce_many *a)
+{
+	run_reduce(run, &a->a, a->in, CUDA_MANY_INPUTS);
+}
+
+static void run_all_reduce_many(struct run *run, const struct cuda_all_reduce_many *a)
+{
+	run_all_reduce(run, &a->a, a->in, CUDA_MANY_INPUTS);
+}
+
+void kernel_run(unsigned fn, const void *args, unsigned blocks)
+{
+	struct run run = { .blocks = blocks, .ok = true };
+
+	switch ((enum cuda_fn)fn) {
+	case CUDA_FN_CAST:
+		run_cast(&run, args);
+		break;
+	case CUDA_FN_REDUCE:
+		run_reduce(&run, args, ((const struct cuda_reduce *)args)->in, CUDA_FEW_INPUTS);
+		break;
+	case CUDA_FN_REDUCE_MANY:
+		run_reduce_many(&run, args);
+		break;
+	case CUDA_FN_ALL_REDUCE:
+		run_all_reduce(&run, args, ((const struct cuda_all_reduce *)args)->in,
+			       CUDA_FEW_INPUTS);
+		break;
+	case CUDA_FN_ALL_REDUCE_MANY:
+		run_all_reduce_many(&run, args);
+		break;
+	case CUDA_FN_ADAMW:
+		run_adamw(&run, args);
+		break;
+	case CUDA_FN_ADAM:
+		run_adam(&run, args);
+		break;
+	case CUDA_FN_SGD:
+		run_sgd(&run, args);
+		break;
+	case CUDA_FN_NORM:
+		run_norm(&run, args);
+		break;
+	case CUDA_FN_SCALE:
+		run_scale(&run, args);
+		break;
+	case CUDA_FN_FILL:
+		run_fill(&run, args);
+		break;
+	case CUDA_FN_FOUND_INF:
+		run_found_inf(&run, args);
+		break;
+	case CUDA_FN_PACK:
+		run_pack(&run, args);
+		break;
+	case CUDA_FN_SPIN:
+		run_spin(&run, args);
+		break;
+	case _CUDA_FN_N:
+		break;
+	}
+}

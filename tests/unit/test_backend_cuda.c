@@ -1,0 +1,672 @@
+/* The cuda backend on the simulator: devices, memory, every kernel. */
+#include <criterion/criterion.h>
+#include <criterion/parameterized.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "backend/kop.h"
+#include "core/check.h"
+#include "cudafix.h"
+#include "fdcheck.h"
+
+TestSuite(backend_cuda, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 120);
+
+#ifdef SHARDD_CUDA
+
+#define MIB (UINT64_C(1) << 20)
+
+Test(backend_cuda, info_describes_the_device)
+{
+	struct cudafix f;
+	const struct backend_info *info;
+
+	setenv("SHARDD_SIM_MEMORY", "268435456", 1);
+	cudafix_init(&f, 1);
+	info = backend_info(f.b);
+	cr_assert_str_eq(info->id, "cuda:0");
+	cr_assert_str_eq(info->name, "cuda");
+	cr_assert_eq(info->ordinal, 0);
+	cr_assert_eq(strncmp(info->uuid, "GPU-", 4), 0);
+	cr_assert_eq(strlen(info->uuid), 40);
+	cr_assert_eq(info->capacity_bytes, 256 * MIB);
+	cr_assert_geq(info->granularity, 2 * MIB);
+	cr_assert_eq(info->granularity % (2 * MIB), 0);
+	cr_assert_gt(info->threads, 0);
+	cr_assert_eq(strncmp(info->kernels, "cuda sm_", 8), 0, "%s", info->kernels);
+	cr_assert(strstr(info->detail, "driver for CUDA 13.0"), "%s", info->detail);
+	cr_assert_str_eq(info->lost, "");
+	cr_assert_eq(info->order, BACKEND_ORDER_TIMELINE);
+	cr_assert_not_null(backend_cuda_stream(f.b, BACKEND_Q_MAIN));
+	cr_assert_neq(backend_cuda_stream(f.b, BACKEND_Q_MAIN),
+		      backend_cuda_stream(f.b, BACKEND_Q_GATHER));
+	cr_assert_not_null(backend_cuda_context(f.b));
+	cudafix_deinit(&f);
+}
+
+Test(backend_cuda, memory_comes_later_and_is_zero)
+{
+	struct cudafix f;
+	struct backend_mem *mem = NULL, *again = NULL;
+	static char host[4096], zero[4096];
+
+	cudafix_init(&f, 1);
+	cr_assert_eq(backend_alloc(f.b, 4 * MIB, BACKEND_SHARE_FD, &mem), BACKEND_E_LATER);
+	cr_assert_eq(backend_alloc(f.b, 4 * MIB, BACKEND_SHARE_FD, &mem), BACKEND_E_LATER);
+	while (f.memory == 0)
+		uv_run(&f.run.loop, UV_RUN_ONCE);
+	cr_assert_eq(backend_alloc(f.b, 4 * MIB, BACKEND_SHARE_FD, &mem), 0);
+	cr_assert_eq(backend_bytes(mem), 4 * MIB);
+	cr_assert_eq(backend_share_of(mem), BACKEND_SHARE_FD);
+	cr_assert_eq((uintptr_t)backend_addr(mem) % backend_info(f.b)->granularity, 0);
+	/* one request was made of the two calls: the next call makes another */
+	cr_assert_eq(backend_alloc(f.b, 4 * MIB, BACKEND_SHARE_FD, &again), BACKEND_E_LATER);
+	memset(host, 1, sizeof(host));
+	cudafix_copy(&f, host, (char *)backend_addr(mem) + 4 * MIB - sizeof(host), sizeof(host));
+	cr_assert_arr_eq(host, zero, sizeof(host));
+	backend_free(f.b, mem);
+	cudafix_deinit(&f); /* with one that nobody took */
+}
+
+static bool is_freed(void *arg)
+{
+	struct cudafix *f = arg;
+	struct backend_mem *mem = NULL;
+
+	if (backend_alloc(f->b, 8 * MIB, BACKEND_SHARE_FD, &mem) != 0)
+		return false;
+	backend_free(f->b, mem);
+	return true;
+}
+
+Test(backend_cuda, a_full_device_says_so_and_works_again_when_memory_was_freed)
+{
+	struct cudafix f;
+	struct backend_mem *a, *b = NULL;
+
+	setenv("SHARDD_SIM_MEMORY", "25165824", 1); /* 24 MiB */
+	cudafix_init(&f, 1);
+	a = cudafix_alloc(&f, 8 * MIB);
+	cr_assert_eq(cudafix_ask(&f, f.b, 16 * MIB, BACKEND_SHARE_FD, &b), BACKEND_E_FULL);
+	cr_assert_eq(cudafix_ask(&f, f.b, 16 * MIB, BACKEND_SHARE_IPC, &b), BACKEND_E_FULL);
+	cr_assert_eq(backend_alloc(f.b, 32 * MIB, BACKEND_SHARE_FD, &b), BACKEND_E_FULL);
+	backend_free(f.b, a);
+	looprun_until(&f.run, is_freed, &f, 30);
+	cudafix_deinit(&f);
+}
+
+Test(backend_cuda, memory_that_nobody_takes_is_freed_for_others)
+{
+	struct cudafix f;
+	struct backend_mem *mem = NULL, *other = NULL;
+
+	setenv("SHARDD_SIM_MEMORY", "33554432", 1); /* 32 MiB */
+	cudafix_init(&f, 1);
+	cr_assert_eq(backend_alloc(f.b, 16 * MIB, BACKEND_SHARE_FD, &mem), BACKEND_E_LATER);
+	while (f.memory == 0)
+		uv_run(&f.run.loop, UV_RUN_ONCE);
+	/* its requester is gone */
+	cr_assert_eq(cudafix_ask(&f, f.b, 2 * MIB, BACKEND_SHARE_FD, &other), 0);
+	cr_assert_eq(cudafix_ask(&f, f.b, 14 * MIB, BACKEND_SHARE_FD, &mem), 0);
+	backend_free(f.b, mem);
+	backend_free(f.b, other);
+	cudafix_deinit(&f);
+}
+
+Test(backend_cuda, descriptors_are_the_callers)
+{
+	struct cudafix f;
+	struct backend_mem *mem, *same = NULL, *ipc = NULL;
+	uint8_t handle[BACKEND_IPC_BYTES] = { 0 }, none[BACKEND_IPC_BYTES] = { 0 };
+	float x = 2.5f, y = 0;
+	int fd;
+
+	cudafix_init(&f, 1);
+	mem = cudafix_alloc(&f, 2 * MIB);
+	cr_assert_eq(backend_export(f.b, mem, true, &fd), 0);
+	cr_assert(fcntl(fd, F_GETFD) & FD_CLOEXEC);
+	cudafix_copy(&f, backend_addr(mem), &x, sizeof(x));
+	backend_free(f.b, mem);
+	/* what outlives a daemon is its descriptor */
+	cr_assert_eq(backend_import(f.b, fd, 2 * MIB, &same), 0);
+	cudafix_copy(&f, &y, backend_addr(same), sizeof(y));
+	cr_assert_eq(y, 2.5f);
+	close(fd);
+	cr_assert_eq(backend_export(f.b, same, false, &fd), 0);
+	close(fd);
+	backend_free(f.b, same);
+	cr_assert_eq(cudafix_ask(&f, f.b, 2 * MIB, BACKEND_SHARE_IPC, &ipc), 0);
+	cr_assert_eq(backend_export_ipc(f.b, ipc, handle), 0);
+	cr_assert_neq(memcmp(handle, none, sizeof(handle)), 0);
+	cr_assert_eq(backend_export(f.b, ipc, true, &fd), -EOPNOTSUPP);
+	backend_free(f.b, ipc);
+	cudafix_deinit(&f);
+}
+
+Test(backend_cuda, what_is_no_memory_of_ours_is_not_imported)
+{
+	struct cudafix f;
+	struct backend_mem *mem = NULL;
+	int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+
+	cudafix_init(&f, 1);
+	cr_assert_eq(backend_import(f.b, fd, 2 * MIB, &mem), -EINVAL);
+	cr_assert_eq(backend_import(f.b, fd, 4096, &mem), -EINVAL);
+	cr_assert_eq(backend_import(f.b, fd, 0, &mem), -EINVAL);
+	close(fd);
+	cudafix_deinit(&f);
+}
+
+/* -------------------------------------------------------------------- kernels */
+
+#define N        150001u /* not a multiple of anything */
+#define SECTIONS 4u
+
+/* The same numbers on the host and on the device. */
+struct arena {
+	float *host; /* SECTIONS of N */
+	float *device;
+	const void *in[40]; /* inputs, in host or device memory */
+	double partial[N / KERNEL_NORM_BLOCK + 1];
+	struct backend_mem *mem;
+};
+
+#define ARENA_BYTES (SECTIONS * N * sizeof(float))
+
+static void fill(float *x, unsigned section)
+{
+	uint32_t s = 7 + section;
+
+	for (unsigned i = 0; i < N; i++) {
+		s = s * 1664525u + 1013904223u;
+		x[i] = (float)(s >> 8) / 16777216.0f - (section == 3 ? 0.0f : 0.5f);
+	}
+}
+
+static void arena_init(struct arena *a)
+{
+	memset(a, 0, sizeof(*a));
+	a->host = malloc(ARENA_BYTES);
+	for (unsigned s = 0; s < SECTIONS; s++)
+		fill(a->host + s * N, s);
+}
+
+static void arena_load(struct arena *a, struct cudafix *f, struct backend *b)
+{
+	uint64_t g = backend_info(b)->granularity;
+
+	if (!a->mem)
+		cr_assert_eq(cudafix_ask(f, b, (ARENA_BYTES + g - 1) / g * g, BACKEND_SHARE_FD,
+					 &a->mem),
+			     0);
+	a->device = backend_addr(a->mem);
+	cudafix_copy(f, a->device, a->host, ARENA_BYTES);
+}
+
+/* A kop on @x, the arena in host or device memory. */
+static struct kop make_kop(enum kop_kind kind, float *x, struct arena *a, unsigned k)
+{
+	struct kop kop = { .kind = kind, .n = N };
+	float *s1 = x + N, *s2 = x + 2 * N, *s3 = x + 3 * N;
+
+	for (unsigned i = 0; i < k; i++)
+		a->in[i] = x + (1 + i % 3) * N;
+	switch (kind) {
+	case KOP_CAST:
+		kop.cast = (struct k_cast){ s1, x, DTYPE_BF16, DTYPE_FP32 };
+		break;
+	case KOP_REDUCE:
+		kop.reduce = (struct k_reduce){ x, a->in, k, DTYPE_FP32, 3.0f, 2.0f, true };
+		break;
+	case KOP_ALL_REDUCE:
+		kop.all_reduce = (struct k_all_reduce){ x, a->in, k, DTYPE_FP32, REDUCE_AVG };
+		break;
+	case KOP_ADAMW:
+		kop.adamw = (struct k_adamw){ .p = x,
+					      .g = s1,
+					      .m = s2,
+					      .v = s3,
+					      .decay = 0.9999f,
+					      .w1 = 0.1f,
+					      .b1 = 0.9f,
+					      .b2 = 0.999f,
+					      .w2 = 0.001f,
+					      .step_size = 1e-3f,
+					      .sq = 0.03162f,
+					      .eps = 1e-8f };
+		break;
+	case KOP_ADAM:
+		kop.adam = (struct k_adam){ .p = x,
+					    .g = s1,
+					    .m = s2,
+					    .v = s3,
+					    .wd = 0.01f,
+					    .w1 = 0.1f,
+					    .b2 = 0.999f,
+					    .w2 = 0.001f,
+					    .step_size = 1e-3f,
+					    .sq = 0.03162f,
+					    .eps = 1e-8f };
+		break;
+	case KOP_SGD:
+		kop.sgd = (struct k_sgd){ x, s1, s2, 0.1f, 0.01f, 0.9f, true, false };
+		break;
+	case KOP_NORM:
+		kop.norm = (struct k_norm){ x, a->partial, false };
+		break;
+	case KOP_SCALE:
+		kop.scale = (struct k_scale){ s2, 0.37f };
+		break;
+	case KOP_FOUND_INF:
+		kop.found_inf = (struct k_found_inf){ x, s1, DTYPE_FP32 };
+		break;
+	case KOP_FILL:
+		kop.fill = (struct k_fill){ s3, 42, 7, 11, FILL_NORMAL, 0.0, 0.02 };
+		break;
+	case KOP_PACK:
+		kop.n = 7 * 1001 + 5; /* with a row that is not whole */
+		kop.pack = (struct k_pack){ s1, x, 1001, 1003, 2002, DTYPE_BF16, DTYPE_FP32 };
+		break;
+	default:
+		kop.copy = (struct k_copy){ s1, x };
+		kop.n = N * sizeof(float);
+	}
+	return kop;
+}
+
+static double norm_of(const double *partial)
+{
+	double sum = 0;
+
+	for (unsigned i = 0; i < N / KERNEL_NORM_BLOCK + 1; i++)
+		sum += partial[i];
+	return sum;
+}
+
+/* Run it here and there, compare everything. */
+static void check_kop(struct cudafix *f, struct backend *b, struct arena *a, enum kop_kind kind,
+		      unsigned k, bool special)
+{
+	float *back = malloc(ARENA_BYTES);
+	struct kop here, there;
+	double sum;
+
+	for (unsigned s = 0; s < SECTIONS; s++)
+		fill(a->host + s * N, s);
+	if (special)
+		a->host[N / 2] = INFINITY;
+	arena_load(a, f, b);
+	there = make_kop(kind, a->device, a, k);
+	cr_assert_eq(cudafix_run(f, b, &there, 1), 0);
+	sum = norm_of(a->partial);
+	here = make_kop(kind, a->host, a, k);
+	kop_run(kernels_ref(), &here, 0, here.n);
+	cudafix_copy(f, back, a->device, ARENA_BYTES);
+	cr_assert_arr_eq(back, a->host, ARENA_BYTES, "kind %d, k %u", kind, k);
+	if (kind == KOP_NORM)
+		cr_assert_float_eq(sum, norm_of(a->partial), 1e-9 * sum);
+	free(back);
+}
+
+Test(backend_cuda, every_kernel_gives_the_reference_result)
+{
+	struct cudafix f;
+	struct arena a;
+
+	arena_init(&a);
+	cudafix_init(&f, 1);
+	for (int kind = 0; kind < _KOP_N; kind++)
+		check_kop(&f, f.b, &a, kind, 3, kind == KOP_FOUND_INF);
+	check_kop(&f, f.b, &a, KOP_FOUND_INF, 0, false);
+	check_kop(&f, f.b, &a, KOP_REDUCE, 1, false);
+	check_kop(&f, f.b, &a, KOP_REDUCE, 16, false);
+	check_kop(&f, f.b, &a, KOP_REDUCE, 17, false);
+	check_kop(&f, f.b, &a, KOP_REDUCE, 40, false);
+	check_kop(&f, f.b, &a, KOP_ALL_REDUCE, 16, false);
+	check_kop(&f, f.b, &a, KOP_ALL_REDUCE, 33, false);
+	backend_free(f.b, a.mem);
+	free(a.host);
+	cudafix_deinit(&f);
+}
+
+Test(backend_cuda, a_fill_with_a_constant_and_a_cast_of_equal_types_are_exact)
+{
+	struct cudafix f;
+	struct backend_mem *mem;
+	float *x, back[8];
+	struct kop k[2] = { { .kind = KOP_FILL, .n = 4 }, { .kind = KOP_CAST, .n = 4 } };
+
+	cudafix_init(&f, 1);
+	mem = cudafix_alloc(&f, 2 * MIB);
+	x = backend_addr(mem);
+	k[0].fill = (struct k_fill){ .dst = x, .kind = FILL_CONSTANT, .a = -0.1 };
+	k[1].cast = (struct k_cast){ x + 4, x, DTYPE_FP32, DTYPE_FP32 };
+	cr_assert_eq(cudafix_run(&f, f.b, &k[0], 1), 0);
+	cr_assert_eq(cudafix_run(&f, f.b, &k[1], 1), 0);
+	cudafix_copy(&f, back, x, sizeof(back));
+	for (unsigned i = 0; i < 8; i++)
+		cr_assert_eq(back[i], -0.1f);
+	backend_free(f.b, mem);
+	cudafix_deinit(&f);
+}
+
+Test(backend_cuda, norms_know_the_maximum_and_keep_what_is_no_number)
+{
+	struct cudafix f;
+	struct backend_mem *mem;
+	double partial[2] = { 9, 9 };
+	float host[3] = { -3, 2, 1 }, *x;
+	struct kop k = { .kind = KOP_NORM, .n = 3 };
+
+	cudafix_init(&f, 1);
+	mem = cudafix_alloc(&f, 2 * MIB);
+	x = backend_addr(mem);
+	k.norm = (struct k_norm){ x, partial, true };
+	cudafix_copy(&f, x, host, sizeof(host));
+	cr_assert_eq(cudafix_run(&f, f.b, &k, 1), 0);
+	cr_assert_eq(partial[0], 3.0);
+	cr_assert_eq(partial[1], 9.0, "written behind its entries");
+	host[1] = NAN;
+	cudafix_copy(&f, x, host, sizeof(host));
+	cr_assert_eq(cudafix_run(&f, f.b, &k, 1), 0);
+	cr_assert(isnan(partial[0]));
+	k.norm.inf = false;
+	k.n = 1;
+	cr_assert_eq(cudafix_run(&f, f.b, &k, 1), 0);
+	cr_assert_eq(partial[0], 9.0);
+	backend_free(f.b, mem);
+	cudafix_deinit(&f);
+}
+
+/* ---------------------------------------------------------------------- tasks */
+
+Test(backend_cuda, tasks_of_nothing_are_called_back)
+{
+	struct cudafix f;
+	struct kop empty[3] = { { .kind = KOP_COPY }, { .kind = KOP_SCALE }, { .kind = KOP_NORM } };
+	struct cudatask t = cudatask_new();
+
+	cudafix_init(&f, 1);
+	cr_assert_eq(cudafix_run(&f, f.b, NULL, 0), 0);
+	cr_assert_eq(cudafix_run(&f, f.b, empty, 3), 0);
+	t.task.issued = NULL;
+	cudatask_submit(f.b, &t);
+	cr_assert_eq(backend_in_flight(f.b), 1);
+	cr_assert_eq(cudatask_wait(&f, &t), 0);
+	cr_assert_eq(backend_in_flight(f.b), 0);
+	cudafix_deinit(&f);
+}
+
+Test(backend_cuda, a_copy_larger_than_the_staging_memory_arrives_whole)
+{
+	uint64_t bytes = 11 * MIB + 12345;
+	uint8_t *from = malloc(bytes), *to = calloc(1, bytes);
+	struct backend_mem *mem;
+	struct cudafix f;
+
+	for (uint64_t i = 0; i < bytes; i++)
+		from[i] = (uint8_t)(i * 2654435761u >> 13);
+	cudafix_init(&f, 1);
+	mem = cudafix_alloc(&f, 12 * MIB);
+	cudafix_copy(&f, (char *)backend_addr(mem) + 3, from, bytes);
+	cudafix_copy(&f, to, (char *)backend_addr(mem) + 3, bytes);
+	cr_assert_arr_eq(from, to, bytes);
+	backend_free(f.b, mem);
+	cudafix_deinit(&f);
+	free(from);
+	free(to);
+}
+
+/* Issued is not executed: the simulator sees whoever writes to what is gone. */
+Test(backend_cuda, memory_may_be_given_back_as_soon_as_its_tasks_are_done)
+{
+	struct cudafix f;
+
+	cudafix_init(&f, 1);
+	for (unsigned i = 0; i < 10; i++) {
+		struct backend_mem *mem = cudafix_alloc(&f, 8 * MIB);
+		struct cudatask t = cudatask_new();
+		struct kop k[8];
+
+		for (unsigned j = 0; j < 8; j++) {
+			k[j] = (struct kop){ .kind = KOP_FILL, .n = 2 * MIB };
+			k[j].fill =
+				(struct k_fill){ .dst = backend_addr(mem), .kind = FILL_UNIFORM };
+		}
+		t.task.kops = k;
+		t.task.n_kops = 8;
+		cudatask_submit(f.b, &t);
+		cr_assert_eq(cudatask_wait(&f, &t), 0);
+		backend_free(f.b, mem);
+	}
+	cr_assert_eq(cudafix_run(&f, f.b, NULL, 0), 0);
+	cr_assert_str_eq(backend_info(f.b)->lost, "");
+	cudafix_deinit(&f);
+}
+
+/* What a request brings may go as soon as the task is done, executed or not. */
+Test(backend_cuda, host_memory_is_ours_again_when_the_task_is_done)
+{
+	struct cudafix f;
+	struct backend_mem *mem;
+	uint64_t back[64];
+
+	cudafix_init(&f, 1);
+	mem = cudafix_alloc(&f, 2 * MIB);
+	for (uint64_t i = 0; i < 64; i++) {
+		uint64_t value = i + 1, *at = (uint64_t *)backend_addr(mem) + i;
+		struct kop k = { .kind = KOP_COPY, .n = 8, .copy = { at, &value } };
+		struct cudatask t = cudatask_new();
+
+		t.task.kops = &k;
+		t.task.n_kops = 1;
+		cudatask_submit(f.b, &t);
+		cr_assert_eq(cudatask_wait(&f, &t), 0);
+		value = 0;
+	}
+	cudafix_copy(&f, back, backend_addr(mem), sizeof(back));
+	for (uint64_t i = 0; i < 64; i++)
+		cr_assert_eq(back[i], i + 1);
+	backend_free(f.b, mem);
+	cudafix_deinit(&f);
+}
+
+/* Not issued before the last callback has said so, yet ordered: each sees the one before. */
+Test(backend_cuda, a_chain_of_tasks_is_executed_in_order)
+{
+	struct cudafix f;
+	struct backend_mem *mem;
+	float x = 1, *at;
+	struct kop k = { .kind = KOP_SCALE, .n = 1 };
+	uint64_t last = 0;
+
+	cudafix_init(&f, 1);
+	mem = cudafix_alloc(&f, 2 * MIB);
+	at = backend_addr(mem);
+	k.scale = (struct k_scale){ at, 2.0f };
+	cudafix_copy(&f, at, &x, sizeof(x));
+	for (unsigned i = 0; i < 20; i++) {
+		struct cudatask t = cudatask_new();
+
+		t.task.kops = &k;
+		t.task.n_kops = 1;
+		cudatask_submit(f.b, &t);
+		cr_assert_eq(cudatask_wait(&f, &t), 0);
+		cr_assert_gt(t.task.ready, last);
+		last = t.task.ready;
+	}
+	cudafix_copy(&f, &x, at, sizeof(x));
+	cr_assert_eq(x, 1048576.0f);
+	backend_free(f.b, mem);
+	cudafix_deinit(&f);
+}
+
+#define TASKS 1500u /* more than all limits together */
+
+struct burst {
+	struct cudatask t[TASKS];
+	struct kop k[TASKS][2];
+};
+
+static bool all_done(void *arg)
+{
+	const struct burst *b = arg;
+
+	for (unsigned i = 0; i < TASKS; i++)
+		if (b->t[i].done == 0)
+			return false;
+	return true;
+}
+
+Test(backend_cuda, a_burst_of_tasks_in_both_queues_completes_each_once)
+{
+	struct burst *b = calloc(1, sizeof(*b));
+	float *host = malloc(TASKS * sizeof(float)), *x;
+	double *partial = calloc(TASKS, sizeof(*partial));
+	struct backend_mem *mem;
+	struct cudafix f;
+
+	cudafix_init(&f, 1);
+	mem = cudafix_alloc(&f, 2 * MIB);
+	x = backend_addr(mem);
+	for (unsigned i = 0; i < TASKS; i++)
+		host[i] = (float)i;
+	cudafix_copy(&f, x, host, TASKS * sizeof(float));
+	for (unsigned i = 0; i < TASKS; i++) {
+		b->k[i][0] = (struct kop){ .kind = KOP_SCALE, .n = 1, .scale = { x + i, 2 } };
+		b->k[i][1] = (struct kop){ .kind = KOP_NORM, .n = 1 };
+		b->k[i][1].norm = (struct k_norm){ x + i, partial + i, true };
+		b->t[i] = cudatask_new();
+		b->t[i].task.kops = b->k[i];
+		b->t[i].task.n_kops = i % 7 == 0 ? 2 : 1;
+		b->t[i].task.queue = i % 2 ? BACKEND_Q_MAIN : BACKEND_Q_GATHER;
+		b->t[i].task.sync = i % 3 == 0;
+		cudatask_submit(f.b, &b->t[i]);
+	}
+	looprun_until(&f.run, all_done, b, 60);
+	cudafix_copy(&f, host, x, TASKS * sizeof(float));
+	for (unsigned i = 0; i < TASKS; i++) {
+		cr_assert_eq(b->t[i].done, 1);
+		cr_assert_eq(b->t[i].status, 0);
+		cr_assert_eq(host[i], 2 * (float)i);
+		if (i % 7 == 0)
+			cr_assert_eq(partial[i], 2 * (double)i);
+	}
+	backend_free(f.b, mem);
+	cudafix_deinit(&f);
+	free(b);
+	free(host);
+	free(partial);
+}
+
+Test(backend_cuda, one_task_may_be_more_than_a_stream_takes)
+{
+	static double partial[4000];
+	struct kop *k = calloc(4000, sizeof(*k));
+	float host[2] = { -1, 5 }, *x;
+	struct backend_mem *mem;
+	struct cudafix f;
+
+	cudafix_init(&f, 1);
+	mem = cudafix_alloc(&f, 2 * MIB);
+	x = backend_addr(mem);
+	cudafix_copy(&f, x, host, sizeof(host));
+	for (unsigned i = 0; i < 4000; i++) {
+		k[i] = (struct kop){ .kind = KOP_NORM, .n = 1 + i % 2 };
+		k[i].norm = (struct k_norm){ x, partial + i, true };
+	}
+	cr_assert_eq(cudafix_run(&f, f.b, k, 4000), 0);
+	for (unsigned i = 0; i < 4000; i++)
+		cr_assert_eq(partial[i], i % 2 ? 5.0 : 1.0);
+	backend_free(f.b, mem);
+	cudafix_deinit(&f);
+	free(k);
+}
+
+/* -------------------------------------------------------------- several devices */
+
+ParameterizedTestParameters(backend_cuda, every_number_of_devices_works)
+{
+	static unsigned numbers[CUDAFIX_DEVICES] = { 1, 2, 3, 4, 5, 6, 7, 8 };
+
+	return cr_make_param_array(unsigned, numbers, CUDAFIX_DEVICES);
+}
+
+ParameterizedTest(unsigned *n, backend_cuda, every_number_of_devices_works)
+{
+	struct cudafix f;
+	struct arena a;
+
+	cudafix_init(&f, *n);
+	for (unsigned i = 0; i < f.n; i++) {
+		arena_init(&a);
+		for (unsigned k = 0; k < i; k++)
+			cr_assert_str_neq(backend_info(f.all[i])->uuid,
+					  backend_info(f.all[k])->uuid);
+		check_kop(&f, f.all[i], &a, KOP_ADAMW, 0, false);
+		backend_free(f.all[i], a.mem);
+		free(a.host);
+	}
+	cudafix_deinit(&f);
+}
+
+Test(backend_cuda, copies_go_from_device_to_device)
+{
+	struct backend_mem *mem[2] = { NULL, NULL };
+	struct cudafix f;
+	float x = 3.5f, y = 0;
+	struct kop k = { .kind = KOP_COPY, .n = sizeof(x) };
+
+	cudafix_init(&f, 2);
+	for (unsigned i = 0; i < 2; i++)
+		cr_assert_eq(cudafix_ask(&f, f.all[i], 2 * MIB, BACKEND_SHARE_FD, &mem[i]), 0);
+	cudafix_copy(&f, backend_addr(mem[0]), &x, sizeof(x));
+	k.copy = (struct k_copy){ backend_addr(mem[1]), backend_addr(mem[0]) };
+	cr_assert_eq(cudafix_run(&f, f.all[1], &k, 1), 0);
+	cudafix_copy(&f, &y, backend_addr(mem[1]), sizeof(y));
+	cr_assert_eq(y, 3.5f);
+	for (unsigned i = 0; i < 2; i++)
+		backend_free(f.all[i], mem[i]);
+	cudafix_deinit(&f);
+}
+
+Test(backend_cuda, devices_are_chosen_by_uuid)
+{
+	struct fault fault = FAULT_NULL;
+	struct cudafix f;
+	char uuid[48];
+	const char *names[1] = { uuid };
+	struct backend_cuda_options o = { .uuids = names, .n_uuids = 1 };
+
+	cudafix_init(&f, 4);
+	snprintf(uuid, sizeof(uuid), "%s", backend_info(f.all[2])->uuid);
+	cudafix_deinit(&f);
+	cr_assert_eq(cudafix_try(&f, &o, &fault), 0, "%s", fault.text);
+	cr_assert_eq(f.n, 1);
+	cr_assert_str_eq(backend_info(f.b)->uuid, uuid);
+	cr_assert_str_eq(backend_info(f.b)->id, "cuda:2");
+	cudafix_deinit(&f);
+	uuid[10] = uuid[10] == '0' ? '1' : '0';
+	cr_assert_eq(cudafix_try(&f, &o, &fault), FAULT_NOT_FOUND);
+	cr_assert(strstr(fault.text, uuid), "%s", fault.text);
+	cudafix_deinit(&f);
+}
+
+#else
+
+Test(backend_cuda, a_build_without_cuda_says_so)
+{
+	const struct backend_cuda_options none = { 0 };
+	struct fault fault = FAULT_NULL;
+	struct cudafix f;
+
+	cr_assert_eq(cudafix_try(&f, &none, &fault), FAULT_NOT_FOUND);
+	cr_assert(strstr(fault.text, "this build has no CUDA"), "%s", fault.text);
+	cudafix_deinit(&f);
+}
+
+#endif
