@@ -8,6 +8,7 @@
 #include "client_error.h"
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "device.h"
 #include "env.h"
 #include "shardd.pb-c.h"
 
@@ -57,7 +58,7 @@ static struct shardd_client *client_free(struct shardd_client *c)
 	if (!c)
 		return NULL;
 	tickets_deinit(&c->tickets);
-	map_deinit(&c->map);
+	device_close(c);
 	rpc_client_close(c->rpc);
 	free(c->version);
 	free(c->blob);
@@ -80,6 +81,7 @@ static struct shardd_client *client_new(void)
 	c->magic = CLIENT_MAGIC;
 	c->pid = getpid();
 	pthread_mutex_init(&c->order, NULL);
+	pthread_mutex_init(&c->device_lock, NULL);
 	map_init(&c->map);
 	tickets_init(&c->tickets);
 	return c;
@@ -99,6 +101,10 @@ static int attached(struct shardd_client *c, const char *path, const Shardd__V1_
 	c->version = strdup(a->version);
 	if (!c->version)
 		return error_memory(err);
+	if (c->handover == SHARDD_HANDOVER_IPC) {
+		map_without_channel(&c->map);
+		return 0;
+	}
 	return map_open(&c->map, path, a->token.data, a->session, err);
 }
 
@@ -146,7 +152,9 @@ int shardd_connect(const struct shardd_options *options, shardd_client **ret,
 	c = client_new();
 	if (!c)
 		return error_memory(err);
-	r = rpc_client_connect(path, timeout_ms, &c->rpc, err);
+	r = device_choose(c, &o, err);
+	if (r == 0)
+		r = rpc_client_connect(path, timeout_ms, &c->rpc, err);
 	if (r < 0)
 		return r;
 	r = attach(c, path, o.name, timeout_ms, err);

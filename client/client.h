@@ -8,9 +8,11 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "cuda_context.h"
 #include "map.h"
 #include "rpc_client.h"
 #include "shardd/shardd.h"
+#include "stream.h"
 #include "ticket.h"
 
 #define CLIENT_MAGIC 0x53434c49u
@@ -31,6 +33,13 @@ struct shardd_client {
 	uint64_t max_message; /* bytes; 0: no limit */
 	atomic_bool draining; /* as of the last answer */
 	_Atomic uint32_t timeout_ms;
+
+	enum shardd_handover handover;
+	char wanted[CUDA_UUID_BYTES];      /* device, "": the daemon chooses */
+	struct cuda *cuda;                 /* NULL: host memory, or before the first join */
+	_Atomic(struct streams *) streams; /* with @cuda */
+	pthread_mutex_t device_lock;       /* over @device; held for moments */
+	struct shardd_device device;       /* as of the last join; id "" before the first */
 
 	/* Held from the choice of a number until the op is sent, and over a join. */
 	pthread_mutex_t order;

@@ -2,6 +2,8 @@
 #ifndef SHARDD_CLIENT_ERROR_H
 #define SHARDD_CLIENT_ERROR_H
 
+#include <stdbool.h>
+
 #include "shardd/shardd.h"
 
 /* Fill @err. @field: the argument that is wrong, or NULL. @err: may be NULL.
@@ -13,6 +15,9 @@ int error_set(struct shardd_error *err, enum shardd_code code, const char *field
  * put at the end of the sentence. */
 int error_os(struct shardd_error *err, enum shardd_code code, int native, const char *fmt, ...)
 	__attribute__((format(printf, 4, 5)));
+
+/* Is it "not yet, ask again": -SHARDD_DEADLINE_EXCEEDED with native EAGAIN? */
+bool error_is_again(int r, const struct shardd_error *err);
 
 /* No memory. Return: -SHARDD_RESOURCE_EXHAUSTED. */
 int error_memory(struct shardd_error *err);

@@ -69,6 +69,11 @@ int error_os(struct shardd_error *err, enum shardd_code code, int native, const 
 	return -(int)code;
 }
 
+bool error_is_again(int r, const struct shardd_error *err)
+{
+	return r == -SHARDD_DEADLINE_EXCEEDED && err && err->native == EAGAIN;
+}
+
 int error_memory(struct shardd_error *err)
 {
 	error_set(err, SHARDD_RESOURCE_EXHAUSTED, NULL, "no memory left in this process");

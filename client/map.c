@@ -1,231 +1,54 @@
 #include "map.h"
 
 #include <errno.h>
-#include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/time.h>
-#include <sys/un.h>
 
 #include "client_error.h"
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "core/clock.h"
 
-#define CHANNEL_TIMEOUT_MS 10000
-
 void map_init(struct map *m)
 {
-	*m = (struct map){ .fd = -1, .in_fd = -1 };
+	*m = (struct map){ .ops = &map_host_ops };
+	channel_init(&m->channel);
 	pthread_mutex_init(&m->lock, NULL);
-	snprintf(m->why, sizeof(m->why), "it was never opened");
+	pthread_mutex_init(&m->table, NULL);
+}
+
+void map_use(struct map *m, const struct map_ops *ops, void *device)
+{
+	CHECK(m->count == 0 || (m->ops == ops && m->device == device));
+	m->ops = ops;
+	m->device = device;
+}
+
+void map_without_channel(struct map *m)
+{
+	snprintf(m->channel.why, sizeof(m->channel.why),
+		 "this client takes CUDA IPC handles, and the daemon sent none");
+}
+
+void map_abandon(struct map *m)
+{
+	m->count = 0;
 }
 
 void map_deinit(struct map *m)
 {
-	m->fd = fd_close(m->fd);
-	m->in_fd = fd_close(m->in_fd);
+	channel_deinit(&m->channel);
 	for (size_t i = 0; i < m->count; i++)
-		munmap(m->items[i].base, m->items[i].bytes);
+		m->ops->unmap(m->device, &m->items[i]);
 	free(STEAL_PTR(m->items));
 	m->count = 0;
 	m->room = 0;
 }
 
-/* ------------------------------------------------------------- the channel */
-
-static int channel_closed(const struct map *m, struct shardd_error *err)
-{
-	return error_set(err, SHARDD_UNAVAILABLE, NULL,
-			 "the local channel to the daemon is closed: %s", m->why);
-}
-
-/* The stream is of no use any more: what was mapped stays, nothing new comes. */
-static int channel_broken(struct map *m, const char *why, struct shardd_error *err)
-{
-	m->fd = fd_close(m->fd);
-	m->in_fd = fd_close(m->in_fd);
-	m->waiting = false;
-	m->have = 0;
-	snprintf(m->why, sizeof(m->why), "%s", why);
-	return channel_closed(m, err);
-}
-
-static int again(struct shardd_error *err)
-{
-	error_set(err, SHARDD_DEADLINE_EXCEEDED, NULL, "still waiting for the local channel");
-	if (err)
-		err->native = EAGAIN;
-	return -SHARDD_DEADLINE_EXCEEDED;
-}
-
-static int send_frame(struct map *m, struct shd1_header *h, uint16_t type, uint16_t bytes,
-		      struct shardd_error *err)
-{
-	ssize_t n;
-
-	*h = (struct shd1_header){ SHD1_MAGIC, type, bytes, ++m->tag, 0 };
-	do {
-		n = send(m->fd, h, bytes, MSG_NOSIGNAL);
-	} while (n < 0 && errno == EINTR);
-	/* A few bytes go at once or not at all, unless the daemon stopped reading. */
-	if (n != (ssize_t)bytes)
-		return channel_broken(m, n < 0 ? strerrordesc_np(errno) : "a frame was cut", err);
-	m->waiting = true;
-	return 0;
-}
-
-/* Keep the one descriptor that came; a second one is nobody's. */
-static void take_fds(struct map *m, struct msghdr *msg)
-{
-	for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c; c = CMSG_NXTHDR(msg, c)) {
-		size_t n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-		int fd;
-
-		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
-			continue;
-		for (size_t i = 0; i < n; i++) {
-			memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(fd));
-			fd_close(m->in_fd);
-			m->in_fd = fd;
-		}
-	}
-}
-
-/* Read on in the frame under way. Return: 1 (complete), 0 (no more there yet), or
- * a negative shardd_code. */
-static int read_frame(struct map *m, struct shardd_error *err)
-{
-	union {
-		char bytes[CMSG_SPACE(4 * sizeof(int))];
-		struct cmsghdr align;
-	} control;
-
-	for (;;) {
-		size_t want = m->have < sizeof(m->in.h) ? sizeof(m->in.h) : m->in.h.bytes;
-		struct iovec iov = { m->in.bytes + m->have, want - m->have };
-		struct msghdr msg = { .msg_iov = &iov,
-				      .msg_iovlen = 1,
-				      .msg_control = control.bytes,
-				      .msg_controllen = sizeof(control.bytes) };
-		ssize_t n;
-
-		if (m->have >= sizeof(m->in.h) && m->have == want)
-			return 1;
-		n = recvmsg(m->fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0 && errno == EAGAIN)
-			return 0;
-		if (n <= 0)
-			return channel_broken(
-				m, n < 0 ? strerrordesc_np(errno) : "the daemon closed it", err);
-		take_fds(m, &msg);
-		m->have += (size_t)n;
-		if (m->have == sizeof(m->in.h) &&
-		    (m->in.h.magic != SHD1_MAGIC || m->in.h.bytes < sizeof(m->in.h) ||
-		     m->in.h.bytes > SHD1_MAX_FRAME))
-			return channel_broken(m, "the daemon sent no SHD1 frame", err);
-	}
-}
-
-/* Wait for the answer that is due. @deadline: of clock_now_us.
- * Return: 0 (it is in m->in), -SHARDD_DEADLINE_EXCEEDED with native EAGAIN, or
- * another negative shardd_code. */
-static int await_frame(struct map *m, uint64_t deadline, struct shardd_error *err)
-{
-	for (;;) {
-		struct pollfd p = { .fd = m->fd, .events = POLLIN };
-		int r = read_frame(m, err);
-		uint64_t now;
-
-		if (r < 0)
-			return r;
-		if (r > 0)
-			break;
-		now = clock_now_us();
-		if (now >= deadline)
-			return again(err);
-		poll(&p, 1, (int)((deadline - now + 999) / 1000));
-	}
-	m->have = 0;
-	m->waiting = false;
-	if (m->in.h.tag != m->tag)
-		return channel_broken(m, "an answer came to a question that was not asked", err);
-	return 0;
-}
-
-/* The frame in m->in is an SHD1_ERROR: say so. */
-static int error_frame(struct map *m, struct shardd_error *err)
-{
-	struct shd1_error *e = &m->in.error;
-	int code = e->code && e->code <= 16 ? (int)e->code : SHARDD_UNKNOWN;
-
-	e->text[sizeof(e->text) - 1] = 0;
-	if (e->fatal)
-		channel_broken(m, e->text, err);
-	return error_set(err, (enum shardd_code)code, NULL, "local channel: %s", e->text);
-}
-
-static bool frame_is(const struct map *m, uint16_t type, size_t bytes)
-{
-	return m->in.h.type == type && m->in.h.bytes == bytes;
-}
-
-static int channel_connect(const char *path, int *ret, struct shardd_error *err)
-{
-	struct sockaddr_un sa = { .sun_family = AF_UNIX };
-	struct timeval tv = { .tv_sec = CHANNEL_TIMEOUT_MS / 1000 };
-	_cleanup_(fd_closep) int fd = -1;
-
-	if (strlen(path) >= sizeof(sa.sun_path))
-		return error_set(err, SHARDD_INVALID_ARGUMENT, "socket",
-				 "the socket path has %zu bytes, %zu are allowed", strlen(path),
-				 sizeof(sa.sun_path) - 1);
-	strcpy(sa.sun_path, path);
-	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	if (fd < 0)
-		return error_os(err, SHARDD_INTERNAL, errno, "cannot make a socket");
-	/* It also limits connect, which waits while the daemon's queue is full. */
-	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof(tv));
-	if (connect(fd, (struct sockaddr *)&sa, sizeof(sa)) < 0)
-		return error_os(err, SHARDD_UNAVAILABLE, errno, "cannot connect to %s", path);
-	*ret = STEAL_FD(fd);
-	return 0;
-}
-
-int map_open(struct map *m, const char *path, const uint8_t token[SHD1_TOKEN_BYTES],
-	     uint64_t session, struct shardd_error *err)
-{
-	struct shd1_hello hello = { .version = SHD1_VERSION };
-	struct shardd_error scratch;
-	int r;
-
-	CHECK(m->fd < 0);
-	err = err ? err : &scratch;
-	memcpy(hello.token, token, sizeof(hello.token));
-	r = channel_connect(path, &m->fd, err);
-	if (r < 0)
-		return r;
-	r = send_frame(m, &hello.h, SHD1_HELLO, sizeof(hello), err);
-	if (r < 0)
-		return r;
-	r = await_frame(m, clock_now_us() + CHANNEL_TIMEOUT_MS * 1000u, err);
-	if (r < 0)
-		return r;
-	if (frame_is(m, SHD1_ERROR, sizeof(m->in.error)))
-		return error_frame(m, err);
-	if (!frame_is(m, SHD1_WELCOME, sizeof(m->in.welcome)) || m->in.welcome.session != session)
-		return channel_broken(m, "the daemon did not say WELCOME to this session", err);
-	return 0;
-}
-
 /* ------------------------------------------------------------------- slabs */
 
-/* Where @slab is among the items, or where it belongs. */
+/* Where @slab is among the items, or where it belongs. Table locked. */
 static size_t position(const struct map *m, uint32_t slab)
 {
 	size_t low = 0;
@@ -242,14 +65,22 @@ static size_t position(const struct map *m, uint32_t slab)
 	return low;
 }
 
-static struct mapping *find(struct map *m, uint32_t slab)
+static bool find(struct map *m, uint32_t slab, struct mapping *ret)
 {
-	size_t i = position(m, slab);
+	bool found;
+	size_t i;
 
-	return i < m->count && m->items[i].slab == slab ? &m->items[i] : NULL;
+	pthread_mutex_lock(&m->table);
+	i = position(m, slab);
+	found = i < m->count && m->items[i].slab == slab;
+	if (found)
+		*ret = m->items[i];
+	pthread_mutex_unlock(&m->table);
+	return found;
 }
 
-static int make_room(struct map *m, struct shardd_error *err)
+/* Table locked. Return: 0 or -ENOMEM. */
+static int make_room(struct map *m)
 {
 	size_t room = m->room ? m->room * 2 : 16;
 	struct mapping *bigger;
@@ -258,84 +89,112 @@ static int make_room(struct map *m, struct shardd_error *err)
 		return 0;
 	bigger = realloc(m->items, room * sizeof(*bigger));
 	if (!bigger)
-		return error_memory(err);
+		return -ENOMEM;
 	m->items = bigger;
 	m->room = room;
 	return 0;
 }
 
-/* Map the slab whose frame is in m->in and whose descriptor is m->in_fd. */
-static int install(struct map *m, struct shardd_error *err)
+static int insert(struct map *m, const struct mapping *item)
 {
-	const struct shd1_slab *s = &m->in.slab;
-	_cleanup_(fd_closep) int fd = STEAL_FD(m->in_fd);
-	int protection = PROT_READ | (s->writable ? PROT_WRITE : 0);
-	struct stat st;
-	void *base;
-	size_t at = position(m, s->slab);
-	int r = make_room(m, err);
+	size_t at;
+	int r;
+
+	pthread_mutex_lock(&m->table);
+	r = make_room(m);
+	if (r == 0) {
+		at = position(m, item->slab);
+		memmove(m->items + at + 1, m->items + at, (m->count - at) * sizeof(*m->items));
+		m->items[at] = *item;
+		m->count++;
+	}
+	pthread_mutex_unlock(&m->table);
+	return r;
+}
+
+static int install(struct map *m, const struct map_source *s, int timeout_ms,
+		   struct shardd_error *err)
+{
+	struct mapping item = { s->slab, s->writable, NULL, s->bytes, s->ipc != NULL };
+	int r = m->ops->map(m->device, s, timeout_ms, &item.base, err);
 
 	if (r < 0)
 		return r;
-	/* Behind the end of the file every access would be a SIGBUS. */
-	if (fd < 0 || fstat(fd, &st) < 0 || !s->bytes || (uint64_t)st.st_size < s->bytes)
-		return error_set(err, SHARDD_INTERNAL, NULL,
-				 "slab %u came without its %llu bytes of memory", s->slab,
-				 (unsigned long long)s->bytes);
-	base = mmap(NULL, s->bytes, protection, MAP_SHARED, fd, 0);
-	if (base == MAP_FAILED)
-		return error_os(err, SHARDD_RESOURCE_EXHAUSTED, errno,
-				"cannot map slab %u of %llu bytes", s->slab,
-				(unsigned long long)s->bytes);
-	memmove(m->items + at + 1, m->items + at, (m->count - at) * sizeof(*m->items));
-	m->items[at] = (struct mapping){ s->slab, s->writable != 0, base, s->bytes };
-	m->count++;
+	if (insert(m, &item) < 0) {
+		m->ops->unmap(m->device, &item);
+		return error_memory(err);
+	}
 	return 0;
 }
 
-/* Take part in the exchange until @slab is mapped. Locked. */
-static int fetch(struct map *m, uint32_t slab, uint64_t deadline, struct shardd_error *err)
+/* Map the slab that has arrived. When it cannot be mapped at the moment it stays for the
+ * next try. */
+static int install_arrived(struct map *m, int timeout_ms, struct shardd_error *err)
 {
-	while (!find(m, slab)) {
-		struct shd1_get_slab get = { .slab = slab };
-		int r = 0;
+	const struct shd1_slab *slab = &m->channel.in.slab;
+	struct map_source s = { .slab = slab->slab,
+				.writable = slab->writable != 0,
+				.bytes = slab->bytes,
+				.fd = m->channel.in_fd };
+	int r = install(m, &s, timeout_ms, err);
 
-		if (m->fd < 0)
-			return channel_closed(m, err);
-		if (!m->waiting) {
-			m->asked = slab;
-			r = send_frame(m, &get.h, SHD1_GET_SLAB, sizeof(get), err);
-		}
+	if (!error_is_again(r, err))
+		channel_installed(&m->channel);
+	return r;
+}
+
+static int left_ms(uint64_t deadline)
+{
+	uint64_t now = clock_now_us();
+
+	return now >= deadline ? 0 : (int)((deadline - now + 999) / 1000);
+}
+
+/* Take part in the exchange until @slab is mapped. Locked. @whole: the caller has the
+ * time that the device may take. */
+static int fetch(struct map *m, uint32_t slab, uint64_t deadline, bool whole, struct mapping *ret,
+		 struct shardd_error *err)
+{
+	struct channel *c = &m->channel;
+
+	while (!find(m, slab, ret)) {
+		int r = c->arrived ? 0 : channel_exchange(c, slab, deadline, err);
+
 		if (r == 0)
-			r = await_frame(m, deadline, err);
-		if (r < 0)
-			return r;
-		if (frame_is(m, SHD1_ERROR, sizeof(m->in.error)))
-			r = error_frame(m, err);
-		else if (frame_is(m, SHD1_SLAB, sizeof(m->in.slab)) && m->in.slab.slab == m->asked)
-			r = install(m, err);
-		else
-			return channel_broken(m, "the daemon answered with another frame", err);
+			r = install_arrived(m, whole ? -1 : left_ms(deadline), err);
 		/* What went wrong with another thread's slab it will be told itself. */
-		if (r < 0 && m->asked == slab)
+		if (r < 0 && (c->asked == slab || c->fd < 0 || error_is_again(r, err)))
 			return r;
 	}
 	return 0;
 }
 
+static int open_ipc(struct map *m, const struct map_place *p, int timeout_ms, struct mapping *ret,
+		    struct shardd_error *err)
+{
+	struct map_source s = { .slab = p->slab,
+				.writable = p->writable,
+				.bytes = p->slab_bytes,
+				.fd = -1,
+				.ipc = p->ipc };
+	int r = find(m, p->slab, ret) ? 0 : install(m, &s, timeout_ms, err);
+
+	if (r == 0)
+		CHECK(find(m, p->slab, ret));
+	return r;
+}
+
 static int lock(struct map *m, int timeout_ms, struct shardd_error *err)
 {
 	if (timeout_ms == 0)
-		return pthread_mutex_trylock(&m->lock) == 0 ? 0 : again(err);
+		return pthread_mutex_trylock(&m->lock) == 0 ? 0 : channel_again(err);
 	pthread_mutex_lock(&m->lock);
 	return 0;
 }
 
-static int address(struct map *m, const struct map_place *p, void **ret, struct shardd_error *err)
+static int address(const struct mapping *found, const struct map_place *p, void **ret,
+		   struct shardd_error *err)
 {
-	const struct mapping *found = find(m, p->slab);
-
-	CHECK(found);
 	if (p->offset > found->bytes || p->bytes > found->bytes - p->offset)
 		return error_set(err, SHARDD_INTERNAL, NULL,
 				 "the daemon placed %llu bytes at %llu in slab %u, which has %llu",
@@ -350,25 +209,98 @@ static int address(struct map *m, const struct map_place *p, void **ret, struct 
 	return 0;
 }
 
-int map_address(struct map *m, const struct map_place *p, int timeout_ms, void **ret,
-		struct shardd_error *err)
+/* Bring the slab here. */
+static int bring(struct map *m, const struct map_place *p, int timeout_ms, struct mapping *ret,
+		 struct shardd_error *err)
 {
 	bool whole = timeout_ms < 0 || timeout_ms >= CHANNEL_TIMEOUT_MS;
 	uint64_t limit = (uint64_t)(whole ? CHANNEL_TIMEOUT_MS : timeout_ms) * 1000u;
-	struct shardd_error scratch;
-	int r;
+	int r = lock(m, timeout_ms, err);
 
-	err = err ? err : &scratch;
-	r = lock(m, timeout_ms, err);
 	if (r < 0)
 		return r;
-	r = fetch(m, p->slab, clock_now_us() + limit, err);
-	if (r == -SHARDD_DEADLINE_EXCEEDED && err->native == EAGAIN && whole)
+	if (p->ipc)
+		r = open_ipc(m, p, timeout_ms, ret, err);
+	else
+		r = fetch(m, p->slab, clock_now_us() + limit, whole, ret, err);
+	pthread_mutex_unlock(&m->lock);
+	if (whole && !p->ipc && error_is_again(r, err))
 		r = error_set(err, SHARDD_UNAVAILABLE, NULL,
 			      "the daemon did not hand over slab %u within %d s", p->slab,
 			      CHANNEL_TIMEOUT_MS / 1000);
-	if (r == 0)
-		r = address(m, p, ret, err);
-	pthread_mutex_unlock(&m->lock);
 	return r;
+}
+
+int map_open(struct map *m, const char *path, const uint8_t token[SHD1_TOKEN_BYTES],
+	     uint64_t session, struct shardd_error *err)
+{
+	struct shardd_error scratch;
+
+	return channel_open(&m->channel, path, token, session, err ? err : &scratch);
+}
+
+int map_address(struct map *m, const struct map_place *p, int timeout_ms, void **ret,
+		struct shardd_error *err)
+{
+	struct shardd_error scratch;
+	struct mapping found;
+	int r;
+
+	err = err ? err : &scratch;
+	r = find(m, p->slab, &found) ? 0 : bring(m, p, timeout_ms, &found, err);
+	return r < 0 ? r : address(&found, p, ret, err);
+}
+
+/* ------------------------------------------------------------------ copies */
+
+/* Which slab has all of [@at, @at + @bytes)? */
+static bool find_range(struct map *m, const void *at, size_t bytes, struct mapping *ret)
+{
+	uintptr_t from = (uintptr_t)at;
+	bool found = false;
+
+	pthread_mutex_lock(&m->table);
+	for (size_t i = 0; i < m->count && !found; i++) {
+		uintptr_t base = (uintptr_t)m->items[i].base;
+		uint64_t size = m->items[i].bytes;
+
+		found = from >= base && from - base <= size && bytes <= size - (from - base);
+		if (found)
+			*ret = m->items[i];
+	}
+	pthread_mutex_unlock(&m->table);
+	return found;
+}
+
+static int unknown_pointer(const char *field, const void *at, size_t bytes,
+			   struct shardd_error *err)
+{
+	return error_set(err, SHARDD_INVALID_ARGUMENT, field,
+			 "%s: the %zu bytes at %p are not all in memory that was handed out", field,
+			 bytes, at);
+}
+
+int map_write(struct map *m, void *dst, const void *src, size_t bytes, struct shardd_error *err)
+{
+	struct mapping in;
+
+	if (!find_range(m, dst, bytes, &in))
+		return unknown_pointer("dst", dst, bytes, err);
+	if (!in.writable)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "dst",
+				 "dst: the memory at %p was handed out read-only", dst);
+	if (!bytes)
+		return 0;
+	return m->ops->copy_in(m->device, dst, src, bytes, err);
+}
+
+int map_read(struct map *m, void *dst, const void *src, size_t bytes, struct shardd_error *err)
+{
+	struct mapping in;
+
+	if (!find_range(m, src, bytes, &in))
+		return unknown_pointer("src", src, bytes, err);
+	if (!bytes)
+		return 0;
+	return m->ops->copy_out(m->device, dst, src, bytes, err);
 }

@@ -1,10 +1,11 @@
 /*
- * The local channel of a client and the slabs that came over it.
+ * The slabs of a client: how they come here and where they are mapped.
  *
- * A slab is mapped once, at the first op that names it, and stays until the
- * client is closed: addresses handed out stay what they are. Frames are exchanged
- * one at a time under the lock; a caller that must not block looks again later,
- * and whoever comes next goes on with the exchange that is under way.
+ * A slab is mapped once, at the first op that names it, and stays until the client is
+ * closed: addresses handed out stay what they are. Its descriptor comes over the local
+ * channel, or its handle in the op's reply.
+ *
+ * What a mapping is, memory of the host or of a GPU, is behind struct map_ops.
  */
 #ifndef SHARDD_CLIENT_MAP_H
 #define SHARDD_CLIENT_MAP_H
@@ -14,33 +15,53 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "local_abi.h"
+#include "channel.h"
 #include "shardd/shardd.h"
+
+#define MAP_IPC_BYTES 64u /* of a CUDA IPC handle */
 
 struct mapping {
 	uint32_t slab;
 	bool writable;
 	uint8_t *base; /* unmapped by map_deinit */
 	uint64_t bytes;
+	bool ipc; /* opened with a handle */
 };
 
+/* What a slab is mapped with. */
+struct map_source {
+	uint32_t slab;
+	bool writable;
+	uint64_t bytes;     /* of the slab */
+	int fd;             /* borrowed; -1: none */
+	const uint8_t *ipc; /* MAP_IPC_BYTES; NULL: with the descriptor */
+};
+
+/* A kind of memory. @device: what map_use was given. */
+struct map_ops {
+	/* @timeout_ms: -1: none; 0: do not block.
+	 * Return: 0, -SHARDD_DEADLINE_EXCEEDED with native EAGAIN (not now: again later),
+	 * or another negative shardd_code. */
+	int (*map)(void *device, const struct map_source *s, int timeout_ms, uint8_t **ret,
+		   struct shardd_error *err);
+	void (*unmap)(void *device, const struct mapping *m);
+	/* Copy, and return when it is done. One of both lies in a mapping. */
+	int (*copy_in)(void *device, void *dst, const void *src, size_t bytes,
+		       struct shardd_error *err);
+	int (*copy_out)(void *device, void *dst, const void *src, size_t bytes,
+			struct shardd_error *err);
+};
+
+extern const struct map_ops map_host_ops; /* its device is NULL */
+
 struct map {
+	const struct map_ops *ops;
+	void *device; /* borrowed */
 	pthread_mutex_t lock;
-	int fd;         /* the channel; -1: none, or it broke */
-	char why[160];  /* why it broke */
-	uint32_t tag;   /* of the last request */
-	uint32_t asked; /* the slab under way, with @waiting */
-	bool waiting;   /* an answer is due */
-	union {
-		struct shd1_header h;
-		struct shd1_welcome welcome;
-		struct shd1_slab slab;
-		struct shd1_error error;
-		uint8_t bytes[SHD1_MAX_FRAME];
-	} in;         /* a frame, complete up to @have */
-	size_t have;  /* bytes in @in */
-	int in_fd;    /* came with it; -1: none */
-	size_t count; /* of @items, which are in the order of their slabs */
+	struct channel channel; /* under the lock */
+
+	pthread_mutex_t table; /* over what follows; taken last */
+	size_t count;          /* of @items, which are in the order of their slabs */
 	size_t room;
 	struct mapping *items;
 };
@@ -50,16 +71,25 @@ struct map_place {
 	uint32_t slab;
 	uint64_t offset; /* bytes */
 	uint64_t bytes;
-	bool writable; /* must the client be able to write? */
+	bool writable;       /* must the client be able to write? */
+	const uint8_t *ipc;  /* (optional) the slab's handle, MAP_IPC_BYTES; borrowed */
+	uint64_t slab_bytes; /* with @ipc */
 };
 
-/* No channel yet; map_deinit is safe from here on. */
+/* No channel yet, host memory; map_deinit is safe from here on. */
 void map_init(struct map *m);
 
 /* Connect to @path and bind the channel to the session of @token. Blocks at most
  * 10 s. Return: 0 or a negative shardd_code. */
 int map_open(struct map *m, const char *path, const uint8_t token[SHD1_TOKEN_BYTES],
 	     uint64_t session, struct shardd_error *err);
+
+/* There is to be no channel: say so where somebody asks for one. */
+void map_without_channel(struct map *m);
+
+/* Slabs are this kind of memory from here on. @device: borrowed until map_deinit.
+ * Before the first map_address. */
+void map_use(struct map *m, const struct map_ops *ops, void *device);
 
 /* The address of @p, fetching and mapping its slab if it is not there yet.
  * @timeout_ms: -1: as long as the channel may take (10 s); 0: do not block.
@@ -68,6 +98,14 @@ int map_open(struct map *m, const char *path, const uint8_t token[SHD1_TOKEN_BYT
  * another negative shardd_code. Any thread. */
 int map_address(struct map *m, const struct map_place *p, int timeout_ms, void **ret,
 		struct shardd_error *err);
+
+/* Copy into or out of mapped memory: all of it must lie in one slab.
+ * Return: 0, -SHARDD_INVALID_ARGUMENT, or what the device says. Any thread. */
+int map_write(struct map *m, void *dst, const void *src, size_t bytes, struct shardd_error *err);
+int map_read(struct map *m, void *dst, const void *src, size_t bytes, struct shardd_error *err);
+
+/* Leave what is mapped to the end of the process: something still uses it. */
+void map_abandon(struct map *m);
 
 /* Close the channel and unmap all. Safe twice. No other thread may be using it. */
 void map_deinit(struct map *m);

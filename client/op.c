@@ -24,24 +24,35 @@ static int add_ticket(struct shardd_client *c, const struct op *op, struct ticke
 	return r < 0 ? error_memory(err) : 0;
 }
 
+static uint32_t rpc_timeout(uint32_t timeout_ms)
+{
+	if (!timeout_ms)
+		return 0;
+	return timeout_ms > INT32_MAX - RPC_GRACE_MS ? INT32_MAX : timeout_ms + RPC_GRACE_MS;
+}
+
 /* Number it and send it. Called with c->order held. */
 static int start(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
-		 struct ticket *ticket, struct shardd_error *err)
+		 uint64_t id, struct ticket *ticket, struct shardd_error *err)
 {
+	Shardd__V1__StreamPoint point = SHARDD__V1__STREAM_POINT__INIT;
+	Shardd__V1__StreamPoint *after[] = { &point };
 	Shardd__V1__OpHeader header = SHARDD__V1__OP_HEADER__INIT;
 	struct op_request *q = (struct op_request *)request;
+	struct streams *streams = atomic_load(&c->streams);
 	uint32_t timeout_ms = atomic_load(&c->timeout_ms);
-	uint32_t rpc_ms = 0;
-	int r;
+	int r = streams ? stream_begin(streams, id, &ticket->stream, &point, err) : 0;
 
-	if (timeout_ms)
-		rpc_ms = timeout_ms > INT32_MAX - RPC_GRACE_MS ? INT32_MAX
-							       : timeout_ms + RPC_GRACE_MS;
+	if (r < 0)
+		return r;
+	header.stream = r > 0;
+	header.n_after = r > 0;
+	header.after = after;
 	header.epoch = c->epoch;
 	header.seq = c->seq + 1;
 	header.timeout_ms = timeout_ms;
 	q->header = &header;
-	r = rpc_client_start(c->rpc, op->method, request, op->reply, false, rpc_ms,
+	r = rpc_client_start(c->rpc, op->method, request, op->reply, false, rpc_timeout(timeout_ms),
 			     &ticket->pending, err);
 	q->header = NULL;
 	if (r == 0)
@@ -62,7 +73,7 @@ static int submit_ordered(struct shardd_client *c, const struct op *op, Protobuf
 	r = add_ticket(c, op, &ticket, &id, err);
 	if (r < 0)
 		return r;
-	r = start(c, op, request, ticket, err);
+	r = start(c, op, request, id, ticket, err);
 	if (r < 0) {
 		tickets_end(&c->tickets, id);
 		return r;
@@ -98,11 +109,6 @@ static int not_yet(struct shardd_error *err)
 	return -SHARDD_DEADLINE_EXCEEDED;
 }
 
-static bool is_not_yet(int r, const struct shardd_error *err)
-{
-	return r == -SHARDD_DEADLINE_EXCEEDED && err->native == EAGAIN;
-}
-
 static void common_result(struct shardd_client *c, const ProtobufCMessage *reply,
 			  struct shardd_result *ret)
 {
@@ -117,14 +123,30 @@ static void common_result(struct shardd_client *c, const ProtobufCMessage *reply
 		atomic_store(&c->draining, true);
 }
 
+static int take_place(struct shardd_client *c, const Shardd__V1__Placement *p, int timeout_ms,
+		      struct shardd_result *ret, struct shardd_error *err)
+{
+	struct map_place place = { .slab = p->slab,
+				   .offset = p->offset,
+				   .bytes = p->bytes,
+				   .writable = p->writable,
+				   .slab_bytes = p->slab_bytes };
+
+	if (p->ipc_handle.len == MAP_IPC_BYTES)
+		place.ipc = p->ipc_handle.data;
+	ret->bytes = p->bytes;
+	return map_address(&c->map, &place, timeout_ms, &ret->data, err);
+}
+
 /* Turn the reply into a result; its memory is mapped here, by whoever waits. Where
  * that fails the daemon has done the op all the same: the channel is broken or this
- * process cannot map any more, and what the session holds ends with the session. */
+ * process cannot map any more, and what the session holds ends with the session. The
+ * stream's wait comes last: nothing is mapped while one is pending. */
 static int take_result(struct shardd_client *c, struct ticket *ticket, int timeout_ms,
 		       struct shardd_result *ret, struct shardd_error *err)
 {
 	const Shardd__V1__Placement *p = NULL;
-	struct map_place place;
+	const Shardd__V1__OpInfo *info;
 	int r = 0;
 
 	if (!ticket->reply)
@@ -135,11 +157,12 @@ static int take_result(struct shardd_client *c, struct ticket *ticket, int timeo
 	common_result(c, ticket->reply, ret);
 	if (ticket->op->result)
 		ticket->op->result(ticket->reply, ret, &p);
-	if (!p)
-		return 0;
-	place = (struct map_place){ p->slab, p->offset, p->bytes, p->writable };
-	ret->bytes = p->bytes;
-	return map_address(&c->map, &place, timeout_ms, &ret->data, err);
+	if (p)
+		r = take_place(c, p, timeout_ms, ret, err);
+	info = ((const struct op_reply *)ticket->reply)->info;
+	if (r == 0 && info && info->ready && ticket->stream.stream)
+		r = stream_end(atomic_load(&c->streams), &ticket->stream, info->ready, err);
+	return r;
 }
 
 static int wait_claimed(struct shardd_client *c, shardd_ticket t, struct ticket *ticket,
@@ -153,7 +176,7 @@ static int wait_claimed(struct shardd_client *c, shardd_ticket t, struct ticket 
 	}
 	tickets_answered(&c->tickets, ticket);
 	r = take_result(c, ticket, timeout_ms, ret, err);
-	if (ticket->reply && is_not_yet(r, err))
+	if (ticket->reply && error_is_again(r, err))
 		tickets_release(&c->tickets, ticket);
 	else
 		tickets_end(&c->tickets, t);
@@ -192,7 +215,7 @@ int shardd_poll(shardd_client *c, shardd_ticket t, struct shardd_result *ret,
 	struct shardd_result result;
 	int r = wait_ticket(c, t, 0, &result, &e);
 
-	if (is_not_yet(r, &e))
+	if (error_is_again(r, &e))
 		return 0;
 	if (r < 0 && err)
 		*err = e;

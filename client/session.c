@@ -5,6 +5,7 @@
 #include "client.h"
 #include "client_error.h"
 #include "core/cleanup.h"
+#include "device.h"
 #include "env.h"
 #include "shardd.pb-c.h"
 
@@ -60,14 +61,50 @@ static int joined(struct shardd_client *c, Shardd__V1__JoinReply *reply, uint32_
 	return 0;
 }
 
+static int leave(struct shardd_client *c, struct shardd_error *err)
+{
+	Shardd__V1__LeaveRequest request = SHARDD__V1__LEAVE_REQUEST__INIT;
+	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
+	int r = client_call(c, "/shardd.v1.Shardd/Leave", &request.base,
+			    &shardd__v1__leave_reply__descriptor, &reply, err);
+
+	if (r == 0) {
+		c->joined = false;
+		c->epoch = 0;
+		c->seq = 0;
+	}
+	return r;
+}
+
+/* Called with c->order held. */
+static int join(struct shardd_client *c, Shardd__V1__JoinRequest *request,
+		struct shardd_membership *ret, struct shardd_error *err)
+{
+	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
+	int r = client_call(c, "/shardd.v1.Shardd/Join", &request->base,
+			    &shardd__v1__join_reply__descriptor, &reply, err);
+
+	if (r < 0)
+		return r;
+	r = device_take(c, (const Shardd__V1__JoinReply *)reply, err);
+	if (r == 0)
+		return joined(c, (Shardd__V1__JoinReply *)reply, request->rank, ret);
+	/* This process can do nothing there, and its peers are not to wait for it. */
+	leave(c, NULL);
+	c->joined = false;
+	return r;
+}
+
 int shardd_join(shardd_client *c, const struct shardd_job *job, struct shardd_membership *ret,
 		struct shardd_error *err)
 {
 	Shardd__V1__JobSpec spec = SHARDD__V1__JOB_SPEC__INIT;
 	Shardd__V1__JoinRequest request = SHARDD__V1__JOIN_REQUEST__INIT;
-	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
-	int r = client_check(c, err);
+	struct shardd_error scratch;
+	int r;
 
+	err = err ? err : &scratch;
+	r = client_check(c, err);
 	if (r == 0 && !job)
 		r = error_set(err, SHARDD_INVALID_ARGUMENT, "job", "the job is NULL");
 	if (r == 0)
@@ -79,30 +116,20 @@ int shardd_join(shardd_client *c, const struct shardd_job *job, struct shardd_me
 	request.job = &spec;
 	/* Ops of other threads wait here: they belong to the new epoch. */
 	pthread_mutex_lock(&c->order);
-	r = client_call(c, "/shardd.v1.Shardd/Join", &request.base,
-			&shardd__v1__join_reply__descriptor, &reply, err);
-	if (r == 0)
-		r = joined(c, (Shardd__V1__JoinReply *)reply, request.rank, ret);
+	device_ask(c, &request);
+	r = join(c, &request, ret, err);
 	pthread_mutex_unlock(&c->order);
 	return r;
 }
 
 int shardd_leave(shardd_client *c, struct shardd_error *err)
 {
-	Shardd__V1__LeaveRequest request = SHARDD__V1__LEAVE_REQUEST__INIT;
-	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
 	int r = client_check(c, err);
 
 	if (r < 0)
 		return r;
 	pthread_mutex_lock(&c->order);
-	r = client_call(c, "/shardd.v1.Shardd/Leave", &request.base,
-			&shardd__v1__leave_reply__descriptor, &reply, err);
-	if (r == 0) {
-		c->joined = false;
-		c->epoch = 0;
-		c->seq = 0;
-	}
+	r = leave(c, err);
 	pthread_mutex_unlock(&c->order);
 	return r;
 }

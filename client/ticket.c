@@ -166,6 +166,22 @@ void tickets_answered(struct tickets *t, struct ticket *ticket)
 	pthread_mutex_unlock(&t->lock);
 }
 
+bool tickets_is_answered(struct tickets *t, uint64_t id)
+{
+	struct ticket_slot *slot;
+	bool is;
+
+	pthread_mutex_lock(&t->lock);
+	slot = find(t, id);
+	/* Whoever has claimed it sees to its answer. */
+	if (slot && !slot->ticket->claimed && !slot->ticket->answered &&
+	    rpc_pending_wait(slot->ticket->pending, 0))
+		answered(t, slot->ticket);
+	is = !slot || slot->ticket->answered;
+	pthread_mutex_unlock(&t->lock);
+	return is;
+}
+
 void tickets_end(struct tickets *t, uint64_t id)
 {
 	struct ticket_slot *slot;

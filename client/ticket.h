@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "rpc_client.h"
+#include "stream.h"
 
 struct op;
 
@@ -21,6 +22,7 @@ struct ticket {
 	const struct op *op;         /* static */
 	struct rpc_pending *pending; /* owned */
 	ProtobufCMessage *reply;     /* owned; taken already, its memory is not mapped yet */
+	struct stream_ref stream;    /* that it was submitted on */
 	bool claimed;
 	bool answered; /* no longer one of the daemon's unanswered ops */
 };
@@ -68,6 +70,9 @@ void tickets_release(struct tickets *t, struct ticket *ticket);
 
 /* The op of a claimed ticket has been answered. */
 void tickets_answered(struct tickets *t, struct ticket *ticket);
+
+/* Has the op of ticket @id been answered, or its ticket ended? Never blocks. */
+bool tickets_is_answered(struct tickets *t, uint64_t id);
 
 /* End a claimed ticket: free it. */
 void tickets_end(struct tickets *t, uint64_t id);

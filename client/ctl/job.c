@@ -11,14 +11,23 @@
 
 /* ------------------------------------------------------------------- create */
 
-static int number_option(const char *name, uint64_t min, uint32_t *ret)
+static int number_option(const char *name, uint32_t min, uint32_t *ret)
 {
 	uint64_t number;
 
 	if (!format_parse_number(optarg, UINT32_MAX, &number) || number < min)
-		return ctl_usage("--%s \"%s\" is not a whole number from %llu to %u", name, optarg,
-				 (unsigned long long)min, UINT32_MAX);
+		return ctl_usage("--%s \"%s\" is not a whole number from %u to %u", name, optarg,
+				 min, UINT32_MAX);
 	*ret = (uint32_t)number;
+	return CTL_OK;
+}
+
+static int lifetime_option(Shardd__V1__JobSpec *job, Shardd__V1__Lifetime lifetime)
+{
+	if (job->lifetime != SHARDD__V1__LIFETIME__LIFETIME_UNSPECIFIED &&
+	    job->lifetime != lifetime)
+		return ctl_usage("a job is either --keep or --ephemeral");
+	job->lifetime = lifetime;
 	return CTL_OK;
 }
 
@@ -28,11 +37,9 @@ static int create_option(Shardd__V1__JobSpec *job, int o)
 	case 'w':
 		return number_option("world-size", 1, &job->world_size);
 	case 'k':
-		job->lifetime = SHARDD__V1__LIFETIME__LIFETIME_KEEP;
-		return CTL_OK;
+		return lifetime_option(job, SHARDD__V1__LIFETIME__LIFETIME_KEEP);
 	case 'e':
-		job->lifetime = SHARDD__V1__LIFETIME__LIFETIME_EPHEMERAL;
-		return CTL_OK;
+		return lifetime_option(job, SHARDD__V1__LIFETIME__LIFETIME_EPHEMERAL);
 	case 'q':
 		if (format_parse_bytes(optarg, &job->quota_bytes))
 			return CTL_OK;
@@ -67,7 +74,6 @@ static int parse_create(Shardd__V1__JobSpec *job, int argc, char **argv)
 	int r = CTL_OK;
 	int o;
 
-	job->lifetime = SHARDD__V1__LIFETIME__LIFETIME_KEEP;
 	while (r == CTL_OK && (o = getopt_long(argc, argv, "", options, NULL)) != -1)
 		r = create_option(job, o);
 	if (r != CTL_OK)
@@ -77,6 +83,8 @@ static int parse_create(Shardd__V1__JobSpec *job, int argc, char **argv)
 	if (!job->world_size)
 		return ctl_usage("job create needs --world-size N");
 	job->name = argv[optind];
+	if (job->lifetime == SHARDD__V1__LIFETIME__LIFETIME_UNSPECIFIED)
+		job->lifetime = SHARDD__V1__LIFETIME__LIFETIME_KEEP;
 	return CTL_OK;
 }
 

@@ -1,10 +1,33 @@
 /* shardctl jobs: all jobs, one line each. */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "ctl/ctl.h"
 #include "ctl/format.h"
+
+/* The devices of its ranks, each once, in the order of the ranks. */
+static void devices_cell(struct table *t, const Shardd__V1__JobStatus *j)
+{
+	_cleanup_(freep) char *text = NULL;
+	size_t bytes = 0;
+	FILE *f = open_memstream(&text, &bytes);
+
+	for (size_t i = 0; f && i < j->n_ranks; i++) {
+		const char *device = j->ranks[i]->device;
+		bool seen = !*device;
+
+		for (size_t k = 0; k < i && !seen; k++)
+			seen = strcmp(j->ranks[k]->device, device) == 0;
+		if (!seen)
+			fprintf(f, " %s", device);
+	}
+	if (f)
+		fclose(f);
+	table_cell(t, "%s", text && *text ? text + 1 : "-");
+}
 
 static void job_row(struct table *t, const Shardd__V1__JobStatus *j)
 {
@@ -17,15 +40,16 @@ static void job_row(struct table *t, const Shardd__V1__JobStatus *j)
 	table_cell(t, "%s", j->lifetime);
 	table_cell(t, "%u", j->unit_count);
 	table_cell(t, "%s", format_bytes(j->used_bytes).text);
+	devices_cell(t, j);
 	table_cell(t, "%s", *j->last_error ? j->last_error : "-");
 }
 
 int ctl_jobs(struct ctl *ctl, int argc, char **argv)
 {
 	static const struct table_column columns[] = {
-		{ "JOB", false }, { "UID", true },         { "STATE", false },    { "WORLD", true },
-		{ "STEP", true }, { "EPOCH", true },       { "LIFETIME", false }, { "UNITS", true },
-		{ "USED", true }, { "LAST ERROR", false },
+		{ "JOB", false }, { "UID", true },      { "STATE", false },      { "WORLD", true },
+		{ "STEP", true }, { "EPOCH", true },    { "LIFETIME", false },   { "UNITS", true },
+		{ "USED", true }, { "DEVICES", false }, { "LAST ERROR", false },
 	};
 	Shardd__V1__StatusRequest request = SHARDD__V1__STATUS_REQUEST__INIT;
 	_cleanup_(ctl_status_freep) Shardd__V1__StatusReply *s = NULL;

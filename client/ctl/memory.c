@@ -20,9 +20,10 @@ static void class_cells(struct table *t, Shardd__V1__ClassBytes *const *classes,
 static int print_devices(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 {
 	static const struct table_column columns[] = {
-		{ "DEVICE", false }, { "CAPACITY", true }, { "USED", true },
-		{ "OF IT", true },   { "SHARD", true },    { "FULL", true },
-		{ "GRAD", true },    { "CONTROL", true },  { "QUARANTINED", true },
+		{ "DEVICE", false },  { "CAPACITY", true }, { "USED", true },
+		{ "OF IT", true },    { "SHARD", true },    { "FULL", true },
+		{ "GRAD", true },     { "CONTROL", true },  { "QUARANTINED", true },
+		{ "OVERHEAD", true },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 
@@ -35,6 +36,7 @@ static int print_devices(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 		table_cell(t, "%s", format_percent(d->used_bytes, d->capacity_bytes).text);
 		class_cells(t, d->classes, d->n_classes);
 		table_cell(t, "%s", format_bytes(d->quarantined_bytes).text);
+		table_cell(t, "%s", format_bytes(d->overhead_bytes).text);
 	}
 	return ctl_print_table(ctl, "Devices", t);
 }

@@ -21,7 +21,8 @@
 #include "ctl/run_daemon.h"
 #include "ctl/run_proc.h"
 
-#define MAX_TRAINERS  4096u
+#define MAX_TRAINERS  1024u /* the daemon's limit of a job's ranks */
+#define HELP_PRINTED  -1
 #define KILL_AFTER_US (5 * 1000000u)
 
 struct trainer {
@@ -61,9 +62,27 @@ static int count_option(const char *name, uint64_t min, uint64_t max, uint32_t *
 	return CTL_OK;
 }
 
+static void help(void)
+{
+	puts("usage: shardctl run -n N [--max-restarts K] [--standalone] [--job NAME] -- CMD...\n"
+	     "\n"
+	     "Start N trainers of one job on this node. Each finds RANK, LOCAL_RANK, WORLD_SIZE,\n"
+	     "LOCAL_WORLD_SIZE, SHARDD_SOCKET and SHARDD_JOB in its environment, and each line "
+	     "that\n"
+	     "it writes is passed on with its rank before it.\n"
+	     "\n"
+	     "  -n N              trainers, 1 to 1024\n"
+	     "  --max-restarts K  start a failed trainer again, up to K times for each rank (0)\n"
+	     "  --standalone      with a daemon of their own, which ends with them\n"
+	     "  --job NAME        else $SHARDD_JOB, else run-PID");
+}
+
 static int option(struct run *run, int o)
 {
 	switch (o) {
+	case 'h':
+		help();
+		return HELP_PRINTED;
 	case 'n':
 		return count_option("-n", 1, MAX_TRAINERS, &run->n);
 	case 'r':
@@ -97,13 +116,14 @@ static int parse(struct run *run, int argc, char **argv)
 		{ "max-restarts", required_argument, NULL, 'r' },
 		{ "standalone", no_argument, NULL, 's' },
 		{ "job", required_argument, NULL, 'j' },
+		{ "help", no_argument, NULL, 'h' },
 		{ 0 },
 	};
 	int r = CTL_OK;
 	int o;
 
 	default_job(run);
-	while (r == CTL_OK && (o = getopt_long(argc, argv, "+n:", options, NULL)) != -1)
+	while (r == CTL_OK && (o = getopt_long(argc, argv, "+hn:", options, NULL)) != -1)
 		r = option(run, o);
 	if (r != CTL_OK)
 		return r;
@@ -336,6 +356,8 @@ int ctl_run(struct ctl *ctl, int argc, char **argv)
 	run->signals = -1;
 	run_daemon_init(&run->daemon);
 	r = parse(run, argc, argv);
+	if (r == HELP_PRINTED)
+		return CTL_OK;
 	if (r == CTL_OK)
 		r = prepare(run);
 	if (r == CTL_OK && run->standalone)

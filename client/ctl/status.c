@@ -21,8 +21,8 @@ static void print_daemon(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 static int print_devices(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 {
 	static const struct table_column columns[] = {
-		{ "DEVICE", false }, { "BACKEND", false }, { "CAPACITY", true },
-		{ "USED", true },    { "OF IT", true },
+		{ "DEVICE", false }, { "BACKEND", false }, { "CAPACITY", true }, { "USED", true },
+		{ "OF IT", true },   { "KERNELS", false }, { "STATE", false },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 
@@ -34,8 +34,116 @@ static int print_devices(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 		table_cell(t, "%s", format_bytes(d->capacity_bytes).text);
 		table_cell(t, "%s", format_bytes(d->used_bytes).text);
 		table_cell(t, "%s", format_percent(d->used_bytes, d->capacity_bytes).text);
+		table_cell(t, "%s", *d->kernels ? d->kernels : "-");
+		table_color_cell(t, *d->lost ? TABLE_BAD : TABLE_GOOD, "%s",
+				 *d->lost ? "LOST" : "OK");
 	}
 	return ctl_print_table(ctl, "Devices", t);
+}
+
+static bool has_gpu(const Shardd__V1__StatusReply *s)
+{
+	for (size_t i = 0; i < s->n_devices; i++)
+		if (*s->devices[i]->uuid)
+			return true;
+	return false;
+}
+
+/* What only GPUs have. */
+static int print_gpus(struct ctl *ctl, const Shardd__V1__StatusReply *s)
+{
+	static const struct table_column columns[] = {
+		{ "GPU", false },     { "UUID", false },   { "STREAMS", false },
+		{ "OVERHEAD", true }, { "DETAIL", false },
+	};
+	_cleanup_(table_freep) struct table *t = NULL;
+
+	if (!has_gpu(s))
+		return CTL_OK;
+	t = table_new(columns, ARRAY_SIZE(columns));
+	for (size_t i = 0; t && i < s->n_devices; i++) {
+		const Shardd__V1__DeviceStatus *d = s->devices[i];
+
+		if (!*d->uuid)
+			continue;
+		table_cell(t, "%s", d->id);
+		table_cell(t, "%s", d->uuid);
+		table_cell(t, "%s", *d->order ? d->order : "-");
+		table_cell(t, "%s", format_bytes(d->overhead_bytes).text);
+		table_cell(t, "%s", *d->detail ? d->detail : "-");
+	}
+	return ctl_print_table(ctl, "GPUs", t);
+}
+
+/* Whole sentences, which would make the other tables too wide. */
+static int print_notes(struct ctl *ctl, const Shardd__V1__StatusReply *s)
+{
+	static const struct table_column columns[] = { { "DEVICE", false }, { "NOTE", false } };
+	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
+
+	for (size_t i = 0; t && i < s->n_devices; i++) {
+		const Shardd__V1__DeviceStatus *d = s->devices[i];
+
+		if (*d->lost) {
+			table_cell(t, "%s", d->id);
+			table_color_cell(t, TABLE_BAD, "lost: %s", d->lost);
+		}
+		if (*d->mode) {
+			table_cell(t, "%s", d->id);
+			table_cell(t, "%s", d->mode);
+		}
+	}
+	if (t && !table_rows(t))
+		return CTL_OK;
+	return ctl_print_table(ctl, "Notes on devices", t);
+}
+
+/* "cuda:0 cuda:1", "-" for none. */
+static void devices_cell(struct table *t, char *const *devices, size_t n)
+{
+	_cleanup_(freep) char *text = NULL;
+	size_t bytes = 0;
+	FILE *f = open_memstream(&text, &bytes);
+
+	for (size_t i = 0; f && i < n; i++)
+		fprintf(f, "%s%s", i ? " " : "", devices[i]);
+	if (f)
+		fclose(f);
+	table_cell(t, "%s", text && *text ? text : "-");
+}
+
+static enum table_color comm_color(const char *state)
+{
+	if (strcmp(state, "READY") == 0)
+		return TABLE_GOOD;
+	return strcmp(state, "BROKEN") == 0 ? TABLE_BAD : TABLE_WARN;
+}
+
+static int print_comms(struct ctl *ctl, const Shardd__V1__StatusReply *s)
+{
+	static const struct table_column columns[] = {
+		{ "COMMUNICATOR", false }, { "ENGINE", false }, { "STATE", false },
+		{ "GATHER", false },       { "MEMORY", true },  { "OPS", true },
+		{ "DEVICES", false },      { "DETAIL", false },
+	};
+	_cleanup_(table_freep) struct table *t = NULL;
+
+	if (!s->n_comms)
+		return CTL_OK;
+	t = table_new(columns, ARRAY_SIZE(columns));
+	for (size_t i = 0; t && i < s->n_comms; i++) {
+		const Shardd__V1__CommStatus *c = s->comms[i];
+
+		table_cell(t, "%s", c->name);
+		table_cell(t, "%s", c->engine);
+		table_color_cell(t, comm_color(c->state), "%s", c->state);
+		table_cell(t, "%s", *c->gather ? c->gather : "-");
+		table_cell(t, "%s", format_bytes(c->memory_bytes).text);
+		table_cell(t, "%llu", (unsigned long long)c->ops);
+		devices_cell(t, c->devices, c->n_devices);
+		table_cell(t, "%s", *c->detail ? c->detail : "-");
+	}
+	return ctl_print_table(ctl, "Communicators", t);
 }
 
 static unsigned joined_ranks(const Shardd__V1__JobStatus *j)
@@ -84,6 +192,7 @@ static void rank_row(struct table *t, const Shardd__V1__JobStatus *j,
 		table_cell(t, "%d", r->pid);
 	else
 		table_cell(t, "-");
+	table_cell(t, "%s", *r->device ? r->device : "-");
 	table_cell(t, "%llu", (unsigned long long)r->next_number);
 	table_cell(t, "%u", r->pending_ops);
 	table_cell(t, "%llu", (unsigned long long)r->gathered_units);
@@ -93,9 +202,9 @@ static void rank_row(struct table *t, const Shardd__V1__JobStatus *j,
 static int print_ranks(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 {
 	static const struct table_column columns[] = {
-		{ "JOB", false },     { "RANK", true },     { "STATE", false },
-		{ "PID", true },      { "NEXT OP", true },  { "PENDING", true },
-		{ "GATHERED", true }, { "LAST OP", false },
+		{ "JOB", false },    { "RANK", true },     { "STATE", false },
+		{ "PID", true },     { "DEVICE", false },  { "NEXT OP", true },
+		{ "PENDING", true }, { "GATHERED", true }, { "LAST OP", false },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 
@@ -111,6 +220,12 @@ static int print_status(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 
 	print_daemon(ctl, s);
 	r = print_devices(ctl, s);
+	if (r == CTL_OK)
+		r = print_gpus(ctl, s);
+	if (r == CTL_OK)
+		r = print_notes(ctl, s);
+	if (r == CTL_OK)
+		r = print_comms(ctl, s);
 	if (r == CTL_OK)
 		r = print_jobs(ctl, s);
 	if (r == CTL_OK)

@@ -83,6 +83,7 @@ int ctl_units(struct ctl *ctl, int argc, char **argv)
 	if (!ctl->json)
 		return print_units(ctl, job);
 	all = json_from_message(&job->base);
-	return ctl_print_json(json_pack("{s:O?, s:O?}", "job", json_object_get(all, "name"),
-					"units", json_object_get(all, "units")));
+	return ctl_print_json(json_pack("{s:O?, s:O?, s:O?}", "job", json_object_get(all, "name"),
+					"units", json_object_get(all, "units"), "ranks",
+					json_object_get(all, "ranks")));
 }

@@ -97,6 +97,21 @@ static int split_batch(struct trainer *t)
 	return 0;
 }
 
+/* What the daemon gave us, told once; the same for every epoch of this process. */
+static int learn_device(struct trainer *t)
+{
+	bool known = t->device.id[0];
+	int rc = shardd_get_device(t->client, &t->device, &t->err);
+
+	if (rc < 0)
+		return rc;
+	t->on_host = strcmp(t->device.backend, "cuda") != 0;
+	if (!known)
+		trainer_say(t, "rank %u of %u: memory on %s%s%s\n", t->me.rank, t->me.world_size,
+			    t->device.id, t->on_host ? "" : " ", t->device.uuid);
+	return 0;
+}
+
 static int join(struct trainer *t)
 {
 	struct shardd_job job = { .size = sizeof(job),
@@ -109,7 +124,9 @@ static int join(struct trainer *t)
 		return rc;
 	/* Who finds a commit has been restarted, and must not die of the option again. */
 	t->may_die = t->may_die && !t->me.has_commit;
-	rc = check_blob(t);
+	rc = learn_device(t);
+	if (rc >= 0)
+		rc = check_blob(t);
 	if (rc >= 0)
 		rc = split_batch(t);
 	if (rc >= 0 && t->me.has_commit)
@@ -164,7 +181,8 @@ static int make_model(struct trainer *t)
 			largest = layer_elements(&s, l);
 	t->params = malloc(largest * sizeof(float));
 	t->gradient = malloc(largest * sizeof(float));
-	if (!t->params || !t->gradient || model_new(&s, t->count, &t->model) < 0)
+	t->staged = malloc(largest * sizeof(uint16_t));
+	if (!t->params || !t->gradient || !t->staged || model_new(&s, t->count, &t->model) < 0)
 		return trainer_fail(t, SHARDD_RESOURCE_EXHAUSTED,
 				    "not enough memory for the model");
 	return 0;
@@ -189,10 +207,24 @@ static int register_layers(struct trainer *t)
 	return rc;
 }
 
+/* The buffer of the losses, and where they are written before they go there. */
+static int make_losses(struct trainer *t, uint64_t bytes)
+{
+	int rc = shardd_alloc(t->client, bytes, &t->buffer, &t->shared, &t->err);
+
+	if (rc < 0)
+		return rc;
+	free(t->losses_copy);
+	t->losses_copy = t->on_host ? NULL : malloc(bytes);
+	if (!t->on_host && !t->losses_copy)
+		return trainer_fail(t, SHARDD_RESOURCE_EXHAUSTED, "not enough memory");
+	t->losses = t->on_host ? t->shared : t->losses_copy;
+	return 0;
+}
+
 int trainer_enter(struct trainer *t)
 {
 	uint64_t loss_bytes = ((uint64_t)t->options->batch + 1) * sizeof(float);
-	void *data;
 	int rc = join(t);
 
 	if (rc >= 0)
@@ -200,10 +232,9 @@ int trainer_enter(struct trainer *t)
 	if (rc >= 0)
 		rc = register_layers(t);
 	if (rc >= 0)
-		rc = shardd_alloc(t->client, loss_bytes, &t->buffer, &data, &t->err);
+		rc = make_losses(t, loss_bytes);
 	if (rc < 0)
 		return rc;
-	t->losses = data;
 	memset(t->held, 0, sizeof(t->held));
 	t->bytes_now = 0;
 	trainer_count(t, (int64_t)loss_bytes);
@@ -226,6 +257,9 @@ void trainer_deinit(struct trainer *t)
 	t->model = model_free(t->model);
 	free(t->params);
 	free(t->gradient);
-	t->params = t->gradient = NULL;
+	free(t->staged);
+	free(t->losses_copy);
+	t->params = t->gradient = t->losses_copy = NULL;
+	t->staged = NULL;
 	text_deinit(&t->text);
 }

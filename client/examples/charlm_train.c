@@ -99,7 +99,41 @@ static int fetch(struct trainer *t, unsigned pass)
 	return sent(t, slot, shardd_gradient_submit(t->client, unit, &t->tickets[slot], &t->err));
 }
 
-/* The parameters of a pass as fp32: mapped, or widened into our own memory. */
+/* @from, @n elements, as fp32: in place, or copied or widened into our own memory. */
+static int load_params(struct trainer *t, const void *from, uint64_t n, const float **ret)
+{
+	enum shardd_dtype dtype = t->options->dtype;
+	void *copy = dtype == SHARDD_FP32 ? t->params : t->staged;
+	int rc = 0;
+
+	if (!t->on_host) {
+		rc = shardd_read(t->client, copy, from, n * shardd_dtype_size(dtype), &t->err);
+		from = copy;
+	}
+	if (rc >= 0 && dtype != SHARDD_FP32) {
+		half_widen(t->params, from, dtype, n);
+		from = t->params;
+	}
+	*ret = from;
+	return rc;
+}
+
+/* The other way: @n elements of our own gradient into @into. */
+static int store_gradient(struct trainer *t, void *into, uint64_t n)
+{
+	enum shardd_dtype dtype = t->options->dtype;
+	const void *from = t->gradient;
+
+	if (dtype != SHARDD_FP32) {
+		half_narrow(t->on_host ? into : t->staged, t->gradient, dtype, n);
+		from = t->staged;
+	}
+	if (t->on_host)
+		return 0;
+	return shardd_write(t->client, into, from, n * shardd_dtype_size(dtype), &t->err);
+}
+
+/* The parameters of a pass as fp32. */
 static int open_params(struct trainer *t, unsigned pass, const float **ret)
 {
 	enum layer l = layer_of(pass);
@@ -110,12 +144,7 @@ static int open_params(struct trainer *t, unsigned pass, const float **ret)
 		return rc;
 	if (t->held[l]++ == 0)
 		trainer_count(t, (int64_t)gathered.bytes);
-	*ret = gathered.data;
-	if (t->options->dtype != SHARDD_FP32) {
-		half_widen(t->params, gathered.data, t->options->dtype, t->units[l].elements);
-		*ret = t->params;
-	}
-	return 0;
+	return load_params(t, gathered.data, t->units[l].elements, ret);
 }
 
 static int release(struct trainer *t, unsigned pass)
@@ -144,10 +173,12 @@ static int backward(struct trainer *t, unsigned pass, uint64_t step, const float
 	if (rc < 0)
 		return rc;
 	trainer_count(t, (int64_t)buffer.bytes);
-	into = o->dtype == SHARDD_FP32 ? buffer.data : t->gradient;
+	into = o->dtype == SHARDD_FP32 && t->on_host ? buffer.data : t->gradient;
 	model_backward(t->model, l, params, 1.0 / t->count, into);
 	if (into == t->gradient)
-		half_narrow(buffer.data, into, o->dtype, t->units[l].elements);
+		rc = store_gradient(t, buffer.data, t->units[l].elements);
+	if (rc < 0)
+		return rc;
 	if (l == LAYER_HIDDEN2 && t->may_die && step == o->kill_at && t->me.rank == o->kill_rank)
 		raise(SIGKILL); /* one layer reduced, one half-way: the worst moment */
 	return sent(t, slot,
@@ -160,10 +191,16 @@ static int backward(struct trainer *t, unsigned pass, uint64_t step, const float
 static int share_losses(struct trainer *t)
 {
 	uint64_t batch = t->options->batch;
+	int rc = 0;
 
 	memset(t->losses, 0, (batch + 1) * sizeof(float));
 	model_loss(t->model, t->losses + t->first);
 	t->losses[batch] = stop_asked || shardd_draining(t->client);
+	if (!t->on_host)
+		rc = shardd_write(t->client, t->shared, t->losses, (batch + 1) * sizeof(float),
+				  &t->err);
+	if (rc < 0)
+		return rc;
 	return sent(t, SLOT_LOSS,
 		    shardd_all_reduce_submit(t->client, SHARDD_WORLD, t->buffer, 0, batch + 1,
 					     SHARDD_FP32, SHARDD_SUM, &t->tickets[SLOT_LOSS],
@@ -236,6 +273,9 @@ static int train_step(struct trainer *t, uint64_t step)
 		rc = optimize(t);
 	if (rc >= 0)
 		rc = finish_all(t);
+	if (rc >= 0 && !t->on_host)
+		rc = shardd_read(t->client, t->losses, t->shared,
+				 (t->options->batch + 1) * sizeof(float), &t->err);
 	if (rc < 0)
 		return rc;
 	for (int l = 0; l < LAYER_N; l++) /* the reduces took the buffers back */

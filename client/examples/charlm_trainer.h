@@ -31,15 +31,20 @@ struct trainer {
 	const struct train_options *options;
 	struct text text;
 	struct model *model;
-	float *params;   /* widened copies, where the units are not fp32 */
-	float *gradient; /* the same for what is to be narrowed */
+	float *params;   /* copies of what cannot be used in place: 16-bit, or a GPU's */
+	float *gradient; /* the same for what is to be handed in */
+	void *staged;    /* 16-bit elements on their way from or to a GPU */
 
 	shardd_client *client;
 	struct shardd_membership me;
 	struct shardd_error err;
 	struct shardd_unit_info units[LAYER_N];
-	uint64_t buffer; /* a slot per sample of the global batch, and one to stop */
-	float *losses;
+	struct shardd_device device; /* of the last epoch; id "" before the first */
+	bool on_host;                /* its memory can be used in place */
+	uint64_t buffer;             /* a slot per sample of the global batch, and one to stop */
+	void *shared;                /* the buffer's memory */
+	float *losses;               /* the same, or @losses_copy where that is a GPU's */
+	float *losses_copy;
 	unsigned first, count; /* this rank's samples of the global batch */
 	bool may_die;          /* --kill-at applies to this life */
 

@@ -16,6 +16,15 @@ static void must(int rc, const char *what)
 	}
 }
 
+/* On a GPU what ops hand out are addresses there: copies go through the library. */
+static float first_of(shardd_client *c, const void *full)
+{
+	float x;
+
+	must(shardd_read(c, &x, full, sizeof(x), &err), "read");
+	return x;
+}
+
 int main(void)
 {
 	/* Who am I: torchrun's variables where they are set, else one rank alone. */
@@ -30,7 +39,7 @@ int main(void)
 	shardd_client *c;
 	const void *full;
 	void *gradient;
-	float before;
+	float before, *mine;
 
 	spec.optimizer = (struct shardd_optimizer){ .kind = SHARDD_SGD, .lr = 0.5 };
 	must(shardd_connect(NULL, &c, &err), "connect");
@@ -41,20 +50,23 @@ int main(void)
 
 	/* All parameters of the unit, mapped read-only, the same memory in every rank. */
 	must(shardd_gather(c, u.unit, &full, &err), "gather");
-	before = *(const float *)full;
+	before = first_of(c, full);
 	must(shardd_release(c, u.unit, &err), "release"); /* full is not to be read any more */
 
 	/* Every rank writes its own gradient; the daemon reduces them to their mean. */
 	must(shardd_gradient(c, u.unit, &gradient, &err), "gradient");
-	for (uint64_t i = 0; i < u.elements; i++)
-		((float *)gradient)[i] = 1.0f + (float)me.rank;
+	mine = malloc(u.elements * sizeof(float));
+	for (uint64_t i = 0; mine && i < u.elements; i++)
+		mine[i] = 1.0f + (float)me.rank;
+	must(shardd_write(c, gradient, mine, u.elements * sizeof(float), &err), "write");
+	free(mine);
 	must(shardd_reduce(c, u.unit, &err), "reduce");
 	must(shardd_step(c, SHARDD_WORLD, NULL, &err), "step");
 	must(shardd_commit(c, me.step + 1, NULL, 0, &err), "commit"); /* now it counts */
 
 	must(shardd_gather(c, u.unit, &full, &err), "gather");
 	printf("rank %u of %u: w[0] was %f, is %f\n", me.rank, me.world_size, before,
-	       *(const float *)full);
+	       first_of(c, full));
 	must(shardd_release(c, u.unit, &err), "release");
 	must(shardd_leave(c, &err), "leave");
 	shardd_close(c);

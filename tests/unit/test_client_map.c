@@ -191,7 +191,9 @@ static void finish(struct peer *p, struct map *m)
 static int address(struct map *m, uint32_t slab, uint64_t offset, uint64_t bytes, bool writable,
 		   int timeout_ms, void **ret, struct shardd_error *err)
 {
-	struct map_place place = { slab, offset, bytes, writable };
+	struct map_place place = {
+		.slab = slab, .offset = offset, .bytes = bytes, .writable = writable
+	};
 
 	*err = (struct shardd_error){ 0 };
 	return map_address(m, &place, timeout_ms, ret, err);

@@ -73,11 +73,23 @@ SHARDD_API const char *shardd_version(void);
 
 typedef struct shardd_client shardd_client;
 
+/* How memory comes to this process. */
+enum shardd_handover {
+	SHARDD_HANDOVER_FD = 1,  /* descriptors over the local channel */
+	SHARDD_HANDOVER_IPC = 2, /* GPUs: CUDA IPC handles in the replies; no local channel.
+				  * The job must have been made by such a trainer. */
+};
+
 struct shardd_options {
-	size_t size;                 /* sizeof(struct shardd_options) */
-	const char *socket;          /* NULL: $SHARDD_SOCKET, else /run/shardd/shardd.sock */
-	const char *name;            /* shown in status; NULL: the program's name */
-	uint32_t connect_timeout_ms; /* how long to try while nobody listens; 0: 5000 */
+	size_t size;                   /* sizeof(struct shardd_options) */
+	const char *socket;            /* NULL: $SHARDD_SOCKET, else /run/shardd/shardd.sock */
+	const char *name;              /* shown in status; NULL: the program's name */
+	uint32_t connect_timeout_ms;   /* how long to try while nobody listens; 0: 5000 */
+	enum shardd_handover handover; /* 0: FD */
+	/* The device this process computes on: a GPU's UUID ("GPU-...") or a device's id
+	 * ("host:0"). NULL: $SHARDD_DEVICE, else the GPU of the calling thread's current CUDA context, if it has
+	 * one; else the daemon chooses. Borrowed during the call. */
+	const char *device;
 };
 
 /* Connect and attach a session. Blocks at most twice the connect timeout, and 10 s for
@@ -91,7 +103,8 @@ SHARDD_API int shardd_connect(const struct shardd_options *options, shardd_clien
 
 /* End the session: the daemon drops all it holds for it; every pointer handed out
  * becomes invalid. A rank that has not left counts as died. NULL is allowed.
- * Blocks shortly. No other thread may be using the client. */
+ * Blocks shortly; on a GPU up to 10 s while streams still wait for the daemon: what they
+ * wait for then stays mapped until the process ends. No other thread may be using the client. */
 SHARDD_API void shardd_close(shardd_client *c);
 
 /* The daemon's version and this session's number. Any thread. */
@@ -148,6 +161,18 @@ SHARDD_API int shardd_join(shardd_client *c, const struct shardd_job *job,
 /* Has the job or the daemon been asked to drain? Then commit and leave. Known as of
  * the last op that was answered. Never blocks. Any thread. */
 SHARDD_API bool shardd_draining(const shardd_client *c);
+
+/* The device on which this rank's memory is. */
+struct shardd_device {
+	char id[32];      /* host:0, cuda:0 */
+	char backend[16]; /* host, cuda */
+	char uuid[48];    /* GPU-...; empty for the host */
+	bool streams;     /* shardd_set_stream may be used */
+};
+
+/* Return: 0, or FAILED_PRECONDITION before the first join. Never blocks. Any thread. */
+SHARDD_API int shardd_get_device(const shardd_client *c, struct shardd_device *ret,
+				 struct shardd_error *err);
 
 /* Leave cleanly. Ops of this session must be done. Blocks until the daemon has
  * answered. Any thread. */
@@ -264,6 +289,39 @@ SHARDD_API void shardd_set_timeout(shardd_client *c, uint32_t ms);
  * thread's call that enters the library, the plain form blocks until its op has ended,
  * at the latest by its deadline. What one thread submits to a unit and another waits
  * for is theirs to agree on: the library keeps no lock between calls. */
+
+/* ------------------------------------------------------------ device memory */
+
+/* On a GPU the pointers that ops hand out are device addresses in this process: of the
+ * current CUDA context, or, where there is none, of the device's primary context, which
+ * the library retains. On the host they are ordinary memory. These copy either way, and
+ * return when the copy is done: @dst (write) or @src (read) is such a pointer. Where this
+ * thread has a stream (shardd_set_stream) the copy begins after the work that is on it.
+ * Errors: INVALID_ARGUMENT (outside of what was handed out), INTERNAL (the device
+ * refused). Any thread. */
+SHARDD_API int shardd_write(shardd_client *c, void *dst, const void *src, size_t bytes,
+			    struct shardd_error *err);
+SHARDD_API int shardd_read(shardd_client *c, void *dst, const void *src, size_t bytes,
+			   struct shardd_error *err);
+
+/* GPUs: ops that this thread submits from here on are ordered with @stream (a CUstream or
+ * cudaStream_t of the client's context; NULL is CUDA's default stream) instead of with the
+ * CPU. An op begins on the device after the work that is on the stream when it is
+ * submitted. Its answer, and so the end of shardd_wait or of the plain form, comes when the
+ * daemon has queued it, and work put on the stream after that runs after the op: nothing
+ * waits for the device. Results for the CPU (total_norm) are exact in any case.
+ * The first op that names new memory waits for the streams, since nothing can be mapped
+ * while one waits for the daemon. Where a device has no stream memory operations, a
+ * submission waits while 16 earlier ones of its stream are unanswered.
+ * Do not capture such a stream into a graph, and do not destroy it while ops are under way.
+ * An op whose stream does not get so far within the op's deadline ends this session.
+ * Errors: FAILED_PRECONDITION (not joined, or the device has no streams),
+ * INVALID_ARGUMENT (a stream of another context, or the per-thread default stream),
+ * RESOURCE_EXHAUSTED (512 streams at most). May block at the first use of a stream. Any
+ * thread. */
+SHARDD_API int shardd_set_stream(shardd_client *c, void *stream, struct shardd_error *err);
+/* Back to the CPU: answers come when ops have been executed. Never blocks. */
+SHARDD_API void shardd_clear_stream(shardd_client *c);
 
 /* Initialise a unit's parameters (collective). Optimizer state is zeroed.
  * seed: every tensor by its init; values depend on seed, unit, tensor and index,

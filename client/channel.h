@@ -1,0 +1,60 @@
+/*
+ * The client's end of the local channel, SHD1: slabs are asked for by number and their
+ * descriptors come back.
+ *
+ * One exchange at a time. A caller that must not block leaves the exchange where it is,
+ * and whoever comes next goes on with it; a slab that has arrived stays here until it is
+ * installed. No lock of its own: whoever has it sees to that.
+ */
+#ifndef SHARDD_CLIENT_CHANNEL_H
+#define SHARDD_CLIENT_CHANNEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "local_abi.h"
+#include "shardd/shardd.h"
+
+#define CHANNEL_TIMEOUT_MS 10000
+
+struct channel {
+	int fd;         /* -1: none, or it broke */
+	char why[160];  /* why there is none */
+	uint32_t tag;   /* of the last request */
+	uint32_t asked; /* the slab under way, with @waiting or @arrived */
+	bool waiting;   /* an answer is due */
+	bool arrived;   /* its frame is in @in, its descriptor in @in_fd */
+	union {
+		struct shd1_header h;
+		struct shd1_welcome welcome;
+		struct shd1_slab slab;
+		struct shd1_error error;
+		uint8_t bytes[SHD1_MAX_FRAME];
+	} in;        /* a frame, complete up to @have */
+	size_t have; /* bytes in @in */
+	int in_fd;   /* came with it; -1: none */
+};
+
+/* Not open; channel_deinit is safe from here on, also twice. */
+void channel_init(struct channel *c);
+void channel_deinit(struct channel *c);
+
+/* Connect to @path and bind the channel to the session of @token. Blocks at most
+ * CHANNEL_TIMEOUT_MS. Return: 0 or a negative shardd_code. */
+int channel_open(struct channel *c, const char *path, const uint8_t token[SHD1_TOKEN_BYTES],
+		 uint64_t session, struct shardd_error *err);
+
+/* Go on with the exchange under way, or begin one for @slab, until a slab has arrived:
+ * c->asked says which. Only when none has. @deadline: of clock_now_us.
+ * Return: 0, -SHARDD_DEADLINE_EXCEEDED with native EAGAIN (not yet), or another negative
+ * shardd_code: of c->asked, or of the channel, which then is closed. */
+int channel_exchange(struct channel *c, uint32_t slab, uint64_t deadline, struct shardd_error *err);
+
+/* The slab that arrived is done with. */
+void channel_installed(struct channel *c);
+
+/* "Not yet": the error that says so. */
+int channel_again(struct shardd_error *err);
+
+#endif

@@ -1,0 +1,212 @@
+/* The device on which this rank's memory is, copies to and from it, and its streams. */
+#include "device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client_error.h"
+#include "map_cuda.h"
+
+/* How long closing waits for streams that still wait for the daemon. */
+#define QUIET_TIMEOUT_MS 10000
+
+/* --------------------------------------------------------------------- join */
+
+int device_choose(struct shardd_client *c, const struct shardd_options *options,
+		  struct shardd_error *err)
+{
+	const char *wanted = options->device ? options->device : getenv("SHARDD_DEVICE");
+
+	if (options->handover > SHARDD_HANDOVER_IPC)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "options.handover",
+				 "options.handover is %d, it is to be one of enum shardd_handover",
+				 (int)options->handover);
+	c->handover = options->handover ? options->handover : SHARDD_HANDOVER_FD;
+	if (wanted && strlen(wanted) >= sizeof(c->wanted))
+		return error_set(
+			err, SHARDD_INVALID_ARGUMENT, "options.device",
+			"options.device (or SHARDD_DEVICE) has %zu bytes: a GPU's UUID or a "
+			"device's id has up to %zu",
+			strlen(wanted), sizeof(c->wanted) - 1);
+	if (wanted && *wanted)
+		snprintf(c->wanted, sizeof(c->wanted), "%s", wanted);
+	else if (!cuda_current_uuid(c->wanted))
+		c->wanted[0] = 0;
+	return 0;
+}
+
+void device_ask(struct shardd_client *c, Shardd__V1__JoinRequest *request)
+{
+	bool ipc = c->handover == SHARDD_HANDOVER_IPC;
+
+	/* What is mapped is on that GPU: a later epoch is to be there too. */
+	request->device = c->cuda ? c->device.uuid : c->wanted;
+#ifdef SHARDD_CUDA
+	request->streams = true;
+#endif
+	request->no_channel = ipc;
+	request->job->ipc = ipc;
+}
+
+static void copy_text(char *to, size_t bytes, const char *from)
+{
+	snprintf(to, bytes, "%s", from ? from : "");
+}
+
+static int use_gpu(struct shardd_client *c, const char *uuid, struct shardd_error *err)
+{
+	struct streams *streams;
+	int r;
+
+	if (c->cuda)
+		return 0;
+	r = cuda_open(uuid, &c->cuda, err);
+	if (r < 0)
+		return r;
+	streams = streams_new(c, c->cuda);
+	if (!streams) {
+		c->cuda = cuda_close(c->cuda);
+		return error_memory(err);
+	}
+	atomic_store(&c->streams, streams);
+	map_use(&c->map, &map_cuda_ops, c->cuda);
+	return 0;
+}
+
+/* Addresses that were handed out stay what they are, so the device does. */
+static int check_same(const struct shardd_device *was, const struct shardd_device *is,
+		      struct shardd_error *err)
+{
+	if (!was->id[0] ||
+	    (strcmp(was->backend, is->backend) == 0 && strcmp(was->uuid, is->uuid) == 0))
+		return 0;
+	return error_set(
+		err, SHARDD_FAILED_PRECONDITION, NULL,
+		"this client's memory is on %s%s%s, and the daemon put this rank on %s%s%s: "
+		"connect anew",
+		was->id, was->uuid[0] ? " " : "", was->uuid, is->id, is->uuid[0] ? " " : "",
+		is->uuid);
+}
+
+int device_take(struct shardd_client *c, const Shardd__V1__JoinReply *reply,
+		struct shardd_error *err)
+{
+	struct shardd_device d = { .id = "host:0", .backend = "host" };
+	int r;
+
+	if (reply->device) {
+		copy_text(d.id, sizeof(d.id), reply->device->id);
+		copy_text(d.backend, sizeof(d.backend), reply->device->backend);
+		copy_text(d.uuid, sizeof(d.uuid), reply->device->uuid);
+	}
+	r = check_same(&c->device, &d, err);
+	if (r == 0 && strcmp(d.backend, "cuda") == 0) {
+		r = use_gpu(c, d.uuid, err);
+		if (r == 0)
+			r = streams_join(c->streams, reply->streams, err);
+		d.streams = r == 0 && streams_linked(c->streams);
+	}
+	if (r < 0)
+		return r;
+	pthread_mutex_lock(&c->device_lock);
+	c->device = d;
+	pthread_mutex_unlock(&c->device_lock);
+	return 0;
+}
+
+void device_close(struct shardd_client *c)
+{
+	if (!c->cuda) {
+		map_deinit(&c->map);
+		return;
+	}
+	/* A stream that waits for ever, for a daemon that is gone, keeps what it reads. */
+	if (!streams_settle(c->streams, QUIET_TIMEOUT_MS)) {
+		map_abandon(&c->map);
+		map_deinit(&c->map);
+		return;
+	}
+	map_deinit(&c->map);
+	streams_free(c->streams);
+	c->streams = NULL;
+	c->cuda = cuda_close(c->cuda);
+}
+
+/* ------------------------------------------------------------------ what it is */
+
+int shardd_get_device(const shardd_client *c, struct shardd_device *ret, struct shardd_error *err)
+{
+	struct shardd_client *own = (struct shardd_client *)c;
+	int r = client_check(c, err);
+
+	if (r == 0 && !ret)
+		r = error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "ret is NULL");
+	if (r < 0)
+		return r;
+	pthread_mutex_lock(&own->device_lock);
+	if (c->device.id[0])
+		*ret = c->device;
+	else
+		r = error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
+			      "this client has joined no job yet: shardd_join first");
+	pthread_mutex_unlock(&own->device_lock);
+	return r;
+}
+
+/* ------------------------------------------------------------------- copies */
+
+/* What both copies are checked for. */
+static int check(const struct shardd_client *c, const void *dst, const void *src, size_t bytes,
+		 struct shardd_error *err)
+{
+	int r = client_check(c, err);
+
+	if (r == 0 && bytes && (!dst || !src))
+		r = error_set(err, SHARDD_INVALID_ARGUMENT, dst ? "src" : "dst", "%s is NULL",
+			      dst ? "src" : "dst");
+	return r;
+}
+
+int shardd_write(shardd_client *c, void *dst, const void *src, size_t bytes,
+		 struct shardd_error *err)
+{
+	int r = check(c, dst, src, bytes, err);
+
+	return r < 0 ? r : map_write(&c->map, dst, src, bytes, err);
+}
+
+int shardd_read(shardd_client *c, void *dst, const void *src, size_t bytes,
+		struct shardd_error *err)
+{
+	int r = check(c, dst, src, bytes, err);
+
+	return r < 0 ? r : map_read(&c->map, dst, src, bytes, err);
+}
+
+/* ------------------------------------------------------------------- streams */
+
+int shardd_set_stream(shardd_client *c, void *stream, struct shardd_error *err)
+{
+	struct shardd_device device = { 0 };
+	struct streams *streams;
+	int r = shardd_get_device(c, &device, err);
+
+	if (r < 0)
+		return r;
+	streams = atomic_load(&c->streams);
+	if (!streams || !device.streams)
+		return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
+				 "nothing is ordered with streams on %s: answers come when an op "
+				 "has been executed",
+				 device.id);
+	return streams_set(streams, stream, err);
+}
+
+void shardd_clear_stream(shardd_client *c)
+{
+	struct streams *streams = c ? atomic_load(&c->streams) : NULL;
+
+	if (streams)
+		streams_clear(streams);
+}

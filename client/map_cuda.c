@@ -1,0 +1,187 @@
+#include "map_cuda.h"
+
+#include "client_error.h"
+#include "cuda_context.h"
+
+#ifdef SHARDD_CUDA
+
+#include <string.h>
+
+#include "core/cleanup.h"
+#include "stream.h"
+
+/* ------------------------------------------------------------------ mapping */
+
+/* Map @handle at @at and let the context's device use it. */
+static CUresult map_at(const struct cuda *c, CUmemGenericAllocationHandle handle, CUdeviceptr at,
+		       const struct map_source *s)
+{
+	CUmemAccessDesc access = {
+		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)c->device },
+		.flags = s->writable ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+				     : CU_MEM_ACCESS_FLAGS_PROT_READ,
+	};
+	CUresult r = c->lib->cuMemMap(at, s->bytes, 0, handle, 0);
+
+	if (r != CUDA_SUCCESS)
+		return r;
+	r = c->lib->cuMemSetAccess(at, s->bytes, &access, 1);
+	if (r != CUDA_SUCCESS)
+		c->lib->cuMemUnmap(at, s->bytes);
+	return r;
+}
+
+/* A reservation of exactly the slab's size: address space of a device is not endless. */
+static CUresult reserve_and_map(const struct cuda *c, CUmemGenericAllocationHandle handle,
+				const struct map_source *s, CUdeviceptr *ret)
+{
+	CUdeviceptr at = 0;
+	CUresult r = c->lib->cuMemAddressReserve(&at, s->bytes, 0, 0, 0);
+
+	if (r != CUDA_SUCCESS)
+		return r;
+	r = map_at(c, handle, at, s);
+	if (r != CUDA_SUCCESS)
+		c->lib->cuMemAddressFree(at, s->bytes);
+	else
+		*ret = at;
+	return r;
+}
+
+static CUresult import_fd(const struct cuda *c, const struct map_source *s, CUdeviceptr *ret)
+{
+	CUmemGenericAllocationHandle handle;
+	CUresult r = c->lib->cuMemImportFromShareableHandle(
+		&handle, (void *)(uintptr_t)s->fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+
+	if (r != CUDA_SUCCESS)
+		return r;
+	r = reserve_and_map(c, handle, s, ret);
+	c->lib->cuMemRelease(handle); /* the mapping keeps the memory */
+	return r;
+}
+
+static CUresult open_handle(const struct cuda *c, const struct map_source *s, CUdeviceptr *ret)
+{
+	CUipcMemHandle handle;
+
+	memcpy(&handle, s->ipc, sizeof(handle));
+	return c->lib->cuIpcOpenMemHandle(ret, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+}
+
+static int map_entered(const struct cuda *c, const struct map_source *s, uint8_t **ret,
+		       struct shardd_error *err)
+{
+	CUdeviceptr at = 0;
+	CUresult r;
+
+	if (!s->bytes || (!s->ipc && s->fd < 0))
+		return error_set(err, SHARDD_INTERNAL, NULL,
+				 "slab %u came without its %llu bytes of memory", s->slab,
+				 (unsigned long long)s->bytes);
+	r = s->ipc ? open_handle(c, s, &at) : import_fd(c, s, &at);
+	if (r != CUDA_SUCCESS)
+		return cuda_error(c, r, err, "slab %u of %llu bytes cannot be mapped on GPU %s",
+				  s->slab, (unsigned long long)s->bytes, c->uuid);
+	*ret = (uint8_t *)(uintptr_t)at;
+	return 0;
+}
+
+static int cuda_map(void *device, const struct map_source *s, int timeout_ms, uint8_t **ret,
+		    struct shardd_error *err)
+{
+	_cleanup_(cuda_leave) struct cuda_scope scope = { 0 };
+	struct cuda *c = device;
+	int r = cuda_enter(c, &scope, err);
+
+	if (r < 0)
+		return r;
+	/* Mapping may wait inside the driver for a stream which itself waits for a value
+	 * that only gets written once this call is through. */
+	r = streams_quiet(c->streams, timeout_ms, err);
+	if (r < 0)
+		return r;
+	r = map_entered(c, s, ret, err);
+	streams_unquiet(c->streams);
+	return r;
+}
+
+static void cuda_unmap(void *device, const struct mapping *m)
+{
+	_cleanup_(cuda_leave) struct cuda_scope scope = { 0 };
+	CUdeviceptr at = (CUdeviceptr)(uintptr_t)m->base;
+	struct cuda *c = device;
+
+	if (cuda_enter(c, &scope, NULL) < 0)
+		return;
+	if (m->ipc) {
+		c->lib->cuIpcCloseMemHandle(at);
+		return;
+	}
+	c->lib->cuMemUnmap(at, m->bytes);
+	c->lib->cuMemAddressFree(at, m->bytes);
+}
+
+/* ------------------------------------------------------------------- copies */
+
+/* Copies come after what this thread's stream holds, if it has one: an op on it may be
+ * answered long before the device has done it. */
+static CUresult order_copy(struct cuda *c)
+{
+	CUstream stream;
+	CUresult r;
+
+	if (!stream_of_thread(c->streams, &stream))
+		return CUDA_SUCCESS;
+	r = c->lib->cuEventRecord(c->before, stream);
+	return r == CUDA_SUCCESS ? c->lib->cuStreamWaitEvent(c->copies, c->before, 0) : r;
+}
+
+static int copy(struct cuda *c, void *dst, const void *src, size_t bytes, bool in,
+		struct shardd_error *err)
+{
+	_cleanup_(cuda_leave) struct cuda_scope scope = { 0 };
+	int entered = cuda_enter(c, &scope, err);
+	CUresult r;
+
+	if (entered < 0)
+		return entered;
+	pthread_mutex_lock(&c->copying);
+	r = order_copy(c);
+	if (r == CUDA_SUCCESS && in)
+		r = c->lib->cuMemcpyHtoDAsync((CUdeviceptr)(uintptr_t)dst, src, bytes, c->copies);
+	else if (r == CUDA_SUCCESS)
+		r = c->lib->cuMemcpyDtoHAsync(dst, (CUdeviceptr)(uintptr_t)src, bytes, c->copies);
+	pthread_mutex_unlock(&c->copying);
+	if (r == CUDA_SUCCESS)
+		r = c->lib->cuStreamSynchronize(c->copies);
+	if (r == CUDA_SUCCESS)
+		return 0;
+	return cuda_error(c, r, err, "copying %zu bytes %s GPU %s", bytes, in ? "to" : "from",
+			  c->uuid);
+}
+
+static int cuda_copy_in(void *device, void *dst, const void *src, size_t bytes,
+			struct shardd_error *err)
+{
+	return copy(device, dst, src, bytes, true, err);
+}
+
+static int cuda_copy_out(void *device, void *dst, const void *src, size_t bytes,
+			 struct shardd_error *err)
+{
+	return copy(device, dst, src, bytes, false, err);
+}
+
+const struct map_ops map_cuda_ops = {
+	.map = cuda_map,
+	.unmap = cuda_unmap,
+	.copy_in = cuda_copy_in,
+	.copy_out = cuda_copy_out,
+};
+
+#else
+
+const struct map_ops map_cuda_ops = { 0 }; /* cuda_open refuses before it is used */
+
+#endif

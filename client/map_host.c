@@ -1,0 +1,58 @@
+/* Slabs of host memory: a descriptor is mapped as any file is. */
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "client_error.h"
+#include "map.h"
+
+static int host_map(void *device, const struct map_source *s, int timeout_ms, uint8_t **ret,
+		    struct shardd_error *err)
+{
+	int protection = PROT_READ | (s->writable ? PROT_WRITE : 0);
+	struct stat st;
+	void *base;
+
+	(void)device;
+	(void)timeout_ms;
+	if (s->ipc)
+		return error_set(err, SHARDD_INTERNAL, NULL,
+				 "slab %u came with a CUDA IPC handle, but this rank's memory is "
+				 "the host's",
+				 s->slab);
+	/* Behind the end of the file every access would be a SIGBUS. */
+	if (s->fd < 0 || fstat(s->fd, &st) < 0 || !s->bytes || (uint64_t)st.st_size < s->bytes)
+		return error_set(err, SHARDD_INTERNAL, NULL,
+				 "slab %u came without its %llu bytes of memory", s->slab,
+				 (unsigned long long)s->bytes);
+	base = mmap(NULL, s->bytes, protection, MAP_SHARED, s->fd, 0);
+	if (base == MAP_FAILED)
+		return error_os(err, SHARDD_RESOURCE_EXHAUSTED, errno,
+				"cannot map slab %u of %llu bytes", s->slab,
+				(unsigned long long)s->bytes);
+	*ret = base;
+	return 0;
+}
+
+static void host_unmap(void *device, const struct mapping *m)
+{
+	(void)device;
+	munmap(m->base, m->bytes);
+}
+
+static int host_copy(void *device, void *dst, const void *src, size_t bytes,
+		     struct shardd_error *err)
+{
+	(void)device;
+	(void)err;
+	memcpy(dst, src, bytes);
+	return 0;
+}
+
+const struct map_ops map_host_ops = {
+	.map = host_map,
+	.unmap = host_unmap,
+	.copy_in = host_copy,
+	.copy_out = host_copy,
+};

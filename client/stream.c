@@ -1,0 +1,203 @@
+#include "stream.h"
+
+#include "client.h"
+#include "client_error.h"
+
+#ifdef SHARDD_CUDA
+
+#include <errno.h>
+#include <time.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "core/clock.h"
+#include "stream_impl.h"
+
+#define NAP_NS 50000
+
+static void nap(void)
+{
+	nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
+}
+
+/* ----------------------------------------------------------------------- ops */
+
+static CUdeviceptr word(CUdeviceptr base, const struct stream_link *link, uint32_t slot)
+{
+	return base + (uint64_t)slot * link->stride;
+}
+
+/* The event is free when the op that it was recorded for last has been answered. Every
+ * op is, at the latest at its deadline. */
+static void await_event(struct streams *s, const struct stream *x, uint32_t i)
+{
+	while (x->holders[i] && !tickets_is_answered(&s->client->tickets, x->holders[i]))
+		nap();
+}
+
+static int signal_event(struct streams *s, struct stream *x, uint64_t id, struct shardd_error *err)
+{
+	uint32_t i = (uint32_t)((x->value + 1) % x->ring_size);
+	CUresult r;
+
+	await_event(s, x, i);
+	r = s->cuda->lib->cuEventRecord(x->ring[i], x->stream);
+	if (r != CUDA_SUCCESS)
+		return cuda_error(s->cuda, r, err, "the stream takes no event");
+	x->holders[i] = id;
+	x->value++;
+	return 0;
+}
+
+static int signal_word(struct streams *s, const struct stream_link *link, struct stream *x,
+		       struct shardd_error *err)
+{
+	CUresult r =
+		s->cuda->lib->cuStreamWriteValue64(x->stream, word(link->signals, link, x->slot),
+						   x->value + 1, CU_STREAM_WRITE_VALUE_DEFAULT);
+
+	if (r != CUDA_SUCCESS)
+		return cuda_error(s->cuda, r, err, "the stream cannot raise its word");
+	x->value++;
+	return 0;
+}
+
+int stream_begin(struct streams *s, uint64_t id, struct stream_ref *ret,
+		 Shardd__V1__StreamPoint *ret_point, struct shardd_error *err)
+{
+	_cleanup_(cuda_leave) struct cuda_scope scope = { 0 };
+	struct stream *x = pthread_getspecific(s->key);
+	/* Joins, which change it, hold the order lock as well. */
+	const struct stream_link *link = s->link;
+	int r;
+
+	if (!x)
+		return 0;
+	if (!stream_link_orders(link) || !link->open || x->slot >= link->slots)
+		return stream_link_refused(err);
+	r = cuda_enter(s->cuda, &scope, err);
+	if (r == 0 && link->order == SHARDD__V1__STREAM_LINK__ORDER__ORDER_EVENTS)
+		r = signal_event(s, x, id, err);
+	else if (r == 0)
+		r = signal_word(s, link, x, err);
+	if (r < 0)
+		return r;
+	*ret = (struct stream_ref){ x, link };
+	ret_point->slot = x->slot;
+	ret_point->value = x->value;
+	return 1;
+}
+
+static CUresult put_wait(const struct cuda *c, const struct stream_ref *ref,
+			 const Shardd__V1__StreamPoint *ready)
+{
+	const struct stream_link *link = ref->link;
+	uint64_t i = (uint64_t)ready->slot * link->ring_size;
+
+	if (link->order == SHARDD__V1__STREAM_LINK__ORDER__ORDER_EVENTS)
+		return c->lib->cuStreamWaitEvent(
+			ref->stream->stream, link->ready_events[i + ready->value % link->ring_size],
+			0);
+	return c->lib->cuStreamWaitValue64(ref->stream->stream,
+					   word(link->ready, link, ready->slot), ready->value,
+					   CU_STREAM_WAIT_VALUE_GEQ);
+}
+
+int stream_end(struct streams *s, const struct stream_ref *ref,
+	       const Shardd__V1__StreamPoint *ready, struct shardd_error *err)
+{
+	_cleanup_(cuda_leave) struct cuda_scope scope = { 0 };
+	int entered;
+	CUresult r;
+
+	if (!ref->stream || !ready)
+		return 0;
+	if (ready->slot >= ref->link->queues)
+		return error_set(err, SHARDD_INTERNAL, NULL,
+				 "the daemon's answer is for queue %u of %u", ready->slot,
+				 ref->link->queues);
+	entered = cuda_enter(s->cuda, &scope, err);
+	if (entered < 0)
+		return entered;
+	pthread_mutex_lock(&s->lock);
+	r = put_wait(s->cuda, ref, ready);
+	if (r == CUDA_SUCCESS)
+		r = s->cuda->lib->cuEventRecord(ref->stream->mark, ref->stream->stream);
+	ref->stream->marked = true;
+	pthread_mutex_unlock(&s->lock);
+	if (r != CUDA_SUCCESS)
+		return cuda_error(s->cuda, r, err, "the stream cannot wait for the daemon");
+	return 0;
+}
+
+/* --------------------------------------------------------------------- quiet */
+
+/* Locked. Return: 1 (a stream waits), 0, or a negative shardd_code. */
+static int is_waiting(struct streams *s, struct shardd_error *err)
+{
+	for (uint32_t i = 0; i < s->count; i++) {
+		struct stream *x = s->items[i];
+		CUresult r = x->marked ? s->cuda->lib->cuEventQuery(x->mark) : CUDA_SUCCESS;
+
+		if (r == CUDA_ERROR_NOT_READY)
+			return 1;
+		if (r != CUDA_SUCCESS)
+			return cuda_error(s->cuda, r, err, "a stream has failed");
+		x->marked = false;
+	}
+	return 0;
+}
+
+static int not_now(struct shardd_error *err)
+{
+	error_set(err, SHARDD_DEADLINE_EXCEEDED, NULL,
+		  "new memory cannot be mapped while a stream waits for the daemon");
+	if (err)
+		err->native = EAGAIN;
+	return -SHARDD_DEADLINE_EXCEEDED;
+}
+
+int streams_quiet(struct streams *s, int timeout_ms, struct shardd_error *err)
+{
+	uint64_t start = clock_now_us();
+	int r;
+
+	if (!s)
+		return 0;
+	if (timeout_ms != 0)
+		pthread_mutex_lock(&s->lock);
+	else if (pthread_mutex_trylock(&s->lock) != 0)
+		return not_now(err);
+	/* With the lock held no wait is added, so it ends. */
+	while ((r = is_waiting(s, err)) > 0) {
+		if (timeout_ms >= 0 && clock_now_us() - start >= (uint64_t)timeout_ms * 1000u)
+			break;
+		nap();
+	}
+	if (r == 0)
+		return 0;
+	pthread_mutex_unlock(&s->lock);
+	return r < 0 ? r : not_now(err);
+}
+
+void streams_unquiet(struct streams *s)
+{
+	if (s)
+		pthread_mutex_unlock(&s->lock);
+}
+
+bool streams_settle(struct streams *s, int timeout_ms)
+{
+	_cleanup_(cuda_leave) struct cuda_scope scope = { 0 };
+	struct shardd_error err;
+	int r = cuda_enter(s->cuda, &scope, &err);
+
+	if (r == 0)
+		r = streams_quiet(s, timeout_ms, &err);
+	if (r == 0)
+		streams_unquiet(s);
+	/* A lost device runs nothing any more. */
+	return !error_is_again(r, &err);
+}
+
+#endif
