@@ -26,10 +26,12 @@ struct bench_case;
 struct options {
 	bool json;
 	const char *socket;      /* NULL: a private daemon */
+	const char *backend;     /* of the private daemon: host, cuda */
 	unsigned ranks;          /* 0: the case's own number */
 	uint64_t bytes;          /* of the unit, in its dtype */
 	enum shardd_dtype dtype; /* 0: the case's own */
 	unsigned repeat;         /* 0: the case's own number */
+	unsigned units;          /* of attach_units */
 	const struct bench_case *cases[BENCH_MAX_CASES];
 	unsigned n_cases;
 };
@@ -61,6 +63,9 @@ unsigned bench_repeat(const struct bench *b, const struct bench_case *c);
 enum shardd_dtype bench_dtype(const struct bench *b, enum shardd_dtype by_default);
 const char *bench_dtype_name(enum shardd_dtype dtype);
 
+/* The daemon's memory is that of GPUs: limits are theirs, too. */
+bool bench_on_device(const struct bench *b);
+
 /* SIGINT, SIGTERM or SIGHUP has come: come to an end. */
 bool bench_interrupted(void);
 
@@ -88,9 +93,11 @@ struct crew {
 	unsigned helpers;          /* further processes, numbered from ranks on */
 	unsigned series;           /* how many kinds of op are measured */
 	unsigned repeat;           /* measured times of each */
-	uint64_t elements;         /* of the unit */
+	uint64_t elements;         /* of the unit, or of each */
+	unsigned units;            /* attach_units */
 	enum shardd_dtype dtype;
 	enum shardd_optimizer_kind optimizer;
+	bool on_device; /* the daemon's memory is a GPU's */
 	const char *socket;
 	char job[64];
 	atomic_uint ready;     /* ranks that have made their first step */
@@ -112,6 +119,9 @@ struct trainer {
 	unsigned rank;
 	shardd_client *client;
 	shardd_unit unit;
+	bool on_device;     /* what ops hand out are addresses on a GPU */
+	void *ones;         /* on a GPU: what gradients are written from */
+	const char *device; /* to connect for; NULL: any */
 };
 
 typedef void (*trainer_fn)(struct trainer *t);
@@ -182,10 +192,38 @@ enum limit_kind { LIMIT_COPY, LIMIT_TRIAD, LIMIT_READ };
  * arrays of @footprint bytes in all: GB/s of bytes read and written, the best of
  * several turns. Return: below 0 when it could not be measured. */
 double limit_measure(enum limit_kind kind, uint64_t footprint);
+/* From here on limits are those of GPU 0: whatever the kind, how fast it copies in its own
+ * memory. */
+void limit_of_device(void);
 static inline double limit_better(double a, double b)
 {
 	return a > b ? a : b;
 }
+
+/* ----------------------------------------------------------------- devices */
+
+/* CUDA without a daemon, each in a process of its own: this one forks trainers, which
+ * CUDA does not live through. Return: below 0 when it fails, said on standard error. */
+
+/* Copies between two arrays of @footprint bytes in all on GPU 0: GB/s read and written,
+ * the best of several turns. */
+double device_copy_limit(uint64_t footprint);
+/* The kernel that adds @k gradient buffers of @elements to what is there: median
+ * microseconds. */
+double device_reduce_us(unsigned k, uint64_t elements, enum shardd_dtype dtype, unsigned repeat);
+int device_count(void);
+
+/* NCCL called directly by one process with all GPUs: mean microseconds of each. */
+struct nccl_times {
+	double all_gather_us, reduce_scatter_us, all_reduce_us;
+	unsigned devices, version;
+};
+int nccl_measure(uint64_t bytes, unsigned repeat, struct nccl_times *ret);
+
+/* In a trainer: a stream on GPU @device, whose context is current from here on, and the
+ * end of all that is on it. Ends the process when it fails. */
+void *device_stream(unsigned device);
+void device_drain(void *stream);
 
 /* -------------------------------------------------------------------- gRPC */
 
@@ -215,5 +253,9 @@ int case_attach(struct bench *b, const struct bench_case *c);
 int case_status(struct bench *b, const struct bench_case *c);
 int case_memory(struct bench *b, const struct bench_case *c);
 int case_limits(struct bench *b, const struct bench_case *c);
+int case_launch(struct bench *b, const struct bench_case *c);
+int case_attach_units(struct bench *b, const struct bench_case *c);
+int case_reduce_bare(struct bench *b, const struct bench_case *c);
+int case_nccl_direct(struct bench *b, const struct bench_case *c);
 
 #endif

@@ -128,13 +128,16 @@ int case_grpc_rtt(struct bench *b, const struct bench_case *c)
 
 enum { ATTACH_CONNECT, ATTACH_JOIN, ATTACH_REGISTER, ATTACH_GATHER, ATTACH_TOTAL, ATTACH_N };
 
-/* A process that begins anew. Turn 0 makes the job. */
+/* A process that begins anew. Turn 0 makes the job. On a GPU it has its context before it
+ * connects, as a trainer has: that is none of the daemon's. */
 static void attach_main(struct trainer *t)
 {
 	struct sample *s[ATTACH_N];
 
 	for (unsigned k = 0; k < ATTACH_N; k++)
 		s[k] = trainer_sample(t, k, (int)t->crew->turn - 1);
+	if (t->crew->on_device)
+		device_stream(0);
 	sample_begin(s[ATTACH_CONNECT]);
 	trainer_connect(t);
 	sample_end(s[ATTACH_CONNECT]);

@@ -17,7 +17,7 @@
 
 #include "bench.h"
 
-#define START_LIMIT_MS 20000
+#define START_LIMIT_MS 60000 /* a GPU is slow to start */
 #define STOP_LIMIT_MS  30000
 #define TURN_MS        5
 
@@ -83,7 +83,8 @@ static void exec_daemon(const struct bench *b, pid_t parent)
 	if (fd < 0 || dup2(fd, STDERR_FILENO) < 0 || dup2(fd, STDOUT_FILENO) < 0)
 		_exit(1);
 	bench_program("shardd", program, sizeof(program));
-	execlp(program, "shardd", "--config", config, "--socket", b->socket, NULL);
+	execlp(program, "shardd", "--config", config, "--socket", b->socket, "--backend",
+	       b->o.backend, NULL);
 	dprintf(STDERR_FILENO, "cannot start %s: %s\n", program, strerrordesc_np(errno));
 	_exit(127);
 }
@@ -131,15 +132,24 @@ static int has_ended(struct bench *b, int limit_ms, int *status)
 	}
 }
 
+static void say_end(int status)
+{
+	fprintf(stderr, "shardd-bench: the private daemon ended with %s %d\n",
+		WIFSIGNALED(status) ? "signal" : "code",
+		WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+}
+
 static int await_daemon(struct bench *b)
 {
-	int status;
+	int status = 0;
 
 	for (int ms = 0; ms < START_LIMIT_MS && !bench_interrupted(); ms += TURN_MS) {
 		if (accepts(b->socket))
 			return 0;
-		if (has_ended(b, 0, &status))
+		if (has_ended(b, 0, &status)) {
+			say_end(status);
 			break;
+		}
 		poll(NULL, 0, TURN_MS);
 	}
 	fputs("shardd-bench: the private daemon did not get ready\n", stderr);
@@ -181,9 +191,7 @@ int daemon_stop(struct bench *b)
 			has_ended(b, STOP_LIMIT_MS, &status);
 		}
 		if (status) {
-			fprintf(stderr, "shardd-bench: the private daemon ended with %s %d\n",
-				WIFSIGNALED(status) ? "signal" : "code",
-				WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+			say_end(status);
 			show_log(b);
 			r = -1;
 		}

@@ -216,6 +216,13 @@ static void *map_like_daemon(size_t bytes)
 	return addr;
 }
 
+static bool on_device;
+
+void limit_of_device(void)
+{
+	on_device = true;
+}
+
 double limit_measure(enum limit_kind kind, uint64_t footprint)
 {
 	unsigned arrays = kind == LIMIT_COPY ? 2 : kind == LIMIT_TRIAD ? 3 : 1;
@@ -224,6 +231,8 @@ double limit_measure(enum limit_kind kind, uint64_t footprint)
 	uint64_t bytes, best;
 	char *addr;
 
+	if (on_device)
+		return device_copy_limit(footprint);
 	s.n = footprint / arrays / sizeof(wide);
 	s.n = s.n < s.threads ? s.threads : s.n;
 	bytes = s.n * sizeof(wide) * arrays;
@@ -246,7 +255,8 @@ int case_limits(struct bench *b, const struct bench_case *c)
 	static const char *const names[] = { "limit_copy", "limit_triad", "limit_read" };
 
 	(void)c;
-	for (enum limit_kind kind = LIMIT_COPY; kind <= LIMIT_READ; kind++) {
+	for (enum limit_kind kind = LIMIT_COPY; kind <= (on_device ? LIMIT_COPY : LIMIT_READ);
+	     kind++) {
 		struct figures f = FIGURES_NULL;
 
 		f.name = names[kind];

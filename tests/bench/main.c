@@ -66,6 +66,8 @@ int main(int argc, char **argv)
 	if (r)
 		return r > 0 ? 0 : 2;
 	catch_signals();
+	if (bench_on_device(&b))
+		limit_of_device();
 	r = daemon_start(&b);
 	if (r == 0)
 		r = run_cases(&b);

@@ -10,6 +10,7 @@
 #define DEFAULT_BYTES (UINT64_C(64) << 20)
 #define MAX_BYTES     (UINT64_C(1) << 40)
 #define MAX_REPEAT    1000000
+#define MAX_UNITS     100000
 
 const struct bench_case bench_cases[] = {
 	{ "gather", "gather with storage = compute dtype (always fp32): a reference, no copy", 2,
@@ -27,21 +28,32 @@ const struct bench_case bench_cases[] = {
 	  1000, case_status },
 	{ "limits", "memory bandwidth here and now: copy, triad, read", 1, 1, case_limits },
 	{ "memory", "bytes held by class against the formula", 2, 1, case_memory },
+	{ "launch", "a small op in the device's queue: one alone, and of many under way", 1, 500,
+	  case_launch },
+	{ "attach_units", "a restarted trainer with many units (--units): all of them gathered", 1,
+	  10, case_attach_units },
+	{ "reduce_bare", "GPUs: reduces on streams against their kernel alone", 4, 30,
+	  case_reduce_bare },
+	{ "nccl_direct", "GPUs: NCCL called by one process, and an all_reduce by the daemon", 0, 20,
+	  case_nccl_direct },
 	{ .name = NULL },
 };
 
 static void usage(FILE *to)
 {
 	fputs("usage: shardd-bench [--json] [--socket PATH] [--ranks K] [--bytes N]\n"
-	      "                    [--dtype fp32|bf16|fp16] [--repeat R] CASE...\n"
+	      "                    [--dtype fp32|bf16|fp16] [--repeat R] [--units U]\n"
+	      "                    [--backend host|cuda] CASE...\n"
 	      "\n"
 	      "Measures a daemon of its own, or the one at PATH, with K trainer processes.\n"
 	      "  --json      one JSON object a line instead of a table\n"
+	      "  --backend B the daemon's, and what limits are taken of; default: host\n"
 	      "  --ranks K   trainers; default: by case\n"
 	      "  --bytes N   size of the unit in its dtype, with KiB, MiB or GiB; default 64MiB\n"
 	      "  --dtype D   of the gradients (reduce), of what is handed out (gather_cast,\n"
 	      "              memory); default: fp32, gather_cast: bf16\n"
 	      "  --repeat R  measured turns, after three that are not; default: by case\n"
+	      "  --units U   attach_units: that many, of N bytes together; default 1000\n"
 	      "Cases:\n",
 	      to);
 	for (const struct bench_case *c = bench_cases; c->name; c++)
@@ -107,6 +119,14 @@ static int take_dtype(const char *value, enum shardd_dtype *ret)
 	return wrong("--dtype", value, "fp32, bf16 or fp16 is allowed");
 }
 
+static int take_backend(const char *value, const char **ret)
+{
+	if (strcmp(value, "host") != 0 && strcmp(value, "cuda") != 0)
+		return wrong("--backend", value, "host or cuda is allowed");
+	*ret = value;
+	return 0;
+}
+
 static int take_case(struct options *o, const char *name)
 {
 	for (const struct bench_case *c = bench_cases; c->name; c++)
@@ -136,6 +156,10 @@ static int take_option(struct options *o, int option)
 		return take_dtype(optarg, &o->dtype);
 	case 'r':
 		return take_unsigned("--repeat", optarg, MAX_REPEAT, &o->repeat);
+	case 'u':
+		return take_unsigned("--units", optarg, MAX_UNITS, &o->units);
+	case 'B':
+		return take_backend(optarg, &o->backend);
 	case 'h':
 		usage(stdout);
 		return 1;
@@ -154,12 +178,14 @@ int options_parse(struct options *o, int argc, char **argv)
 		{ "bytes", required_argument, NULL, 'b' },
 		{ "dtype", required_argument, NULL, 'd' },
 		{ "repeat", required_argument, NULL, 'r' },
+		{ "units", required_argument, NULL, 'u' },
+		{ "backend", required_argument, NULL, 'B' },
 		{ "help", no_argument, NULL, 'h' },
 		{ 0 },
 	};
 	int option, r;
 
-	*o = (struct options){ .bytes = DEFAULT_BYTES };
+	*o = (struct options){ .bytes = DEFAULT_BYTES, .backend = "host", .units = 1000 };
 	while ((option = getopt_long(argc, argv, "h", options, NULL)) != -1) {
 		r = take_option(o, option);
 		if (r)
@@ -190,6 +216,11 @@ unsigned bench_repeat(const struct bench *b, const struct bench_case *c)
 enum shardd_dtype bench_dtype(const struct bench *b, enum shardd_dtype by_default)
 {
 	return b->o.dtype ? b->o.dtype : by_default;
+}
+
+bool bench_on_device(const struct bench *b)
+{
+	return strcmp(b->o.backend, "host") != 0;
 }
 
 const char *bench_dtype_name(enum shardd_dtype dtype)

@@ -21,7 +21,9 @@ void trainer_must(struct trainer *t, int rc, const struct shardd_error *err, con
 
 void trainer_connect(struct trainer *t)
 {
-	struct shardd_options o = { .size = sizeof(o), .socket = t->crew->socket };
+	struct shardd_options o = { .size = sizeof(o),
+				    .socket = t->crew->socket,
+				    .device = t->device };
 	struct shardd_error err;
 
 	trainer_must(t, shardd_connect(&o, &t->client, &err), &err, "connect");
@@ -35,9 +37,12 @@ void trainer_join(struct trainer *t, enum shardd_lifetime lifetime)
 				  .rank = t->rank,
 				  .lifetime = lifetime,
 				  .ttl_s = JOB_TTL_S };
+	struct shardd_device device;
 	struct shardd_error err;
 
 	trainer_must(t, shardd_join(t->client, &job, NULL, &err), &err, "join");
+	trainer_must(t, shardd_get_device(t->client, &device, &err), &err, "device");
+	t->on_device = strcmp(device.backend, "host") != 0;
 }
 
 void trainer_register(struct trainer *t)
@@ -113,13 +118,33 @@ static void fill_ones(void *data, uint64_t elements, enum shardd_dtype dtype)
 			narrow[i] = one;
 }
 
+/* The CPU cannot write there: a copy of what it has written once. */
+static void write_ones(struct trainer *t, void *data)
+{
+	size_t bytes = t->crew->elements * shardd_dtype_size(t->crew->dtype);
+	struct shardd_error err;
+
+	if (!t->ones) {
+		t->ones = malloc(bytes);
+		if (!t->ones) {
+			fputs("shardd-bench: no memory for a gradient\n", stderr);
+			_exit(1);
+		}
+		fill_ones(t->ones, t->crew->elements, t->crew->dtype);
+	}
+	trainer_must(t, shardd_write(t->client, data, t->ones, bytes, &err), &err, "write");
+}
+
 void trainer_gradient(struct trainer *t)
 {
 	struct shardd_error err;
 	void *data;
 
 	trainer_must(t, shardd_gradient(t->client, t->unit, &data, &err), &err, "gradient");
-	fill_ones(data, t->crew->elements, t->crew->dtype);
+	if (t->on_device)
+		write_ones(t, data);
+	else
+		fill_ones(data, t->crew->elements, t->crew->dtype);
 }
 
 void trainer_reduce(struct trainer *t)

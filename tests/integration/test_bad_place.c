@@ -52,7 +52,7 @@ static int run_shardd(const char *socket, char *out, size_t bytes)
 	cr_assert_geq(pid, 0);
 	if (pid == 0) {
 		dup2(fds[1], STDERR_FILENO);
-		execl(program, program, "--socket", socket, NULL);
+		execl(program, program, "--backend", daemonfix_backend(), "--socket", socket, NULL);
 		_exit(127);
 	}
 	fd_close(fds[1]);
@@ -127,7 +127,7 @@ Test(bad_place, a_socket_that_a_killed_daemon_left)
 
 		dup2(log, STDERR_FILENO);
 		snprintf(out, sizeof(out), "%s/shardd", dir && *dir ? dir : SHARDD_BIN_DIR);
-		execl(out, out, "--socket", path, NULL);
+		execl(out, out, "--backend", daemonfix_backend(), "--socket", path, NULL);
 		_exit(127);
 	}
 	witness_serves(&b, 20);

@@ -80,28 +80,30 @@ static int register_units(shardd_client *c, struct loop_units *u)
 
 static int look_at(shardd_client *c, shardd_unit u, size_t bytes)
 {
-	const uint32_t *data;
+	uint32_t *data, sum = 0;
 	const void *full;
-	uint32_t sum = 0;
 	int r = shardd_gather(c, u, &full, &train_err);
 
 	if (r < 0)
 		return r;
-	data = full;
+	data = train_copy(c, full, bytes);
 	for (size_t i = 0; i < bytes / 4; i++)
 		sum += data[i];
+	free(data);
 	TRAINER_CHECK(sum != 1); /* what counts is that all of it can be read */
 	return shardd_release(c, u, &train_err);
 }
 
 static int reduce_one(shardd_client *c, shardd_unit u, uint32_t rank, uint64_t step, size_t n)
 {
+	float values[BIG];
 	void *data;
 	int r = shardd_gradient(c, u, &data, &train_err);
 
 	if (r < 0)
 		return r;
-	train_fill(data, n, (step * WORLD + rank) * 2 + (n == BIG));
+	train_fill(values, n, (step * WORLD + rank) * 2 + (n == BIG));
+	train_write(c, data, values, n * sizeof(float));
 	return shardd_reduce(c, u, &train_err);
 }
 
@@ -110,11 +112,11 @@ static int sum_up(shardd_client *c, struct loop_units *u, uint32_t rank, uint64_
 {
 	int r;
 
-	u->values[0] = (float)(step % 1000 + rank);
+	train_poke(c, u->values, (float)(step % 1000 + rank));
 	r = shardd_all_reduce(c, SHARDD_WORLD, u->buffer, 0, 1, SHARDD_FP32, SHARDD_SUM,
 			      &train_err);
 	if (r == 0)
-		TRAINER_CHECK(u->values[0] == (float)(3 * (step % 1000) + 3));
+		TRAINER_CHECK(train_peek(c, u->values) == (float)(3 * (step % 1000) + 3));
 	return r;
 }
 

@@ -80,16 +80,17 @@ static void check_all_reduce(shardd_client *c, const struct trainer *t, const st
 	void *mapped;
 
 	TRAIN_OK(shardd_alloc(c, all, &buffer, &mapped, &train_err));
-	data = mapped;
-	memset(data, 0x5a, all);
-	memcpy(data + offset, mine, bytes);
+	train_set(c, mapped, 0x5a, all);
+	train_write(c, (uint8_t *)mapped + offset, mine, bytes);
 	TRAIN_OK(shardd_all_reduce(c, m->group, buffer, offset, n, (enum shardd_dtype)dtype,
 				   (enum shardd_reduce_op)op, &train_err));
+	data = train_copy(c, mapped, all);
 	TRAIN_SAME(data + offset, want, bytes);
 	for (size_t i = 0; i < all; i++)
 		if (i < offset || i >= offset + bytes)
 			TRAINER_CHECK(data[i] == 0x5a);
 	TRAIN_OK(shardd_free(c, buffer, &train_err));
+	free(data);
 	free(want);
 	free(mine);
 }
@@ -147,10 +148,10 @@ static int order_trainer(const struct trainer *t)
 		TRAIN_OK(shardd_group_create(c, i ? "turned" : "straight", orders[i], 3, &g,
 					     &train_err));
 		TRAIN_OK(shardd_alloc(c, sizeof(float), &buffer, &data, &train_err));
-		*(float *)data = x[t->rank];
+		train_poke(c, data, x[t->rank]);
 		TRAIN_OK(
 			shardd_all_reduce(c, g, buffer, 0, 1, SHARDD_FP32, SHARDD_SUM, &train_err));
-		TRAINER_CHECK(*(float *)data == want[i]);
+		TRAINER_CHECK(train_peek(c, data) == want[i]);
 	}
 	train_leave(c);
 	return 0;
@@ -174,19 +175,22 @@ static int broadcast_trainer(const struct trainer *t)
 
 	TRAIN_OK(shardd_group_create(c, "some", some, 2, &g, &train_err));
 	TRAIN_OK(shardd_alloc(c, BYTES, &buffer, &mapped, &train_err));
-	data = mapped;
 	for (uint32_t root = 0; root < t->world; root++) {
-		memset(data, (int)t->rank + 1, BYTES);
+		train_set(c, mapped, (uint8_t)(t->rank + 1), BYTES);
 		TRAIN_OK(
 			shardd_broadcast(c, SHARDD_WORLD, buffer, 7, BYTES - 14, root, &train_err));
+		data = train_copy(c, mapped, BYTES);
 		for (size_t i = 0; i < BYTES; i++)
 			TRAINER_CHECK(data[i] == (i < 7 || i >= BYTES - 7 ? t->rank : root) + 1);
+		free(data);
 		TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
 	}
 	if (t->rank % 2) { /* @root is a rank of the job, not a place in the group */
-		memset(data, (int)t->rank + 1, BYTES);
+		train_set(c, mapped, (uint8_t)(t->rank + 1), BYTES);
 		TRAIN_OK(shardd_broadcast(c, g, buffer, 0, BYTES, 3, &train_err));
+		data = train_copy(c, mapped, BYTES);
 		TRAINER_CHECK(data[0] == 4 && data[BYTES - 1] == 4);
+		free(data);
 	} else {
 		TRAIN_FAILS(shardd_broadcast(c, g, buffer, 0, BYTES, 3, &train_err),
 			    SHARDD_INVALID_ARGUMENT);
@@ -327,7 +331,7 @@ static int own_trainer(const struct trainer *t)
 			free(x);
 		}
 		TRAIN_OK(shardd_alloc(c, n * sizeof(float), &buffer, &data, &train_err));
-		memcpy(data, mine, n * sizeof(float));
+		train_write(c, data, mine, n * sizeof(float));
 		TRAIN_OK(shardd_init_own(c, u, buffer, &train_err));
 		train_params(c, u, got, n * sizeof(float));
 		TRAIN_SAME(got, want, n * sizeof(float));

@@ -113,8 +113,16 @@ Test(deadline, ops_behind_a_late_one_have_their_own_end)
 /* What rank 2 has in its hands while it is stopped. */
 struct held {
 	const float *full;
-	float *gradient;
+	void *gradient;
 };
+
+static void write_numbers(shardd_client *c, void *gradient)
+{
+	float *x = train_numbers(N, 77);
+
+	train_write(c, gradient, x, N * sizeof(*x));
+	free(x);
+}
 
 static struct held take(shardd_client *c, shardd_unit u)
 {
@@ -123,18 +131,18 @@ static struct held take(shardd_client *c, shardd_unit u)
 
 	TRAIN_OK(shardd_gather(c, u, &full, &train_err));
 	TRAIN_OK(shardd_gradient(c, u, &gradient, &train_err));
-	train_fill(gradient, N, 77);
+	write_numbers(c, gradient);
 	return (struct held){ full, gradient };
 }
 
 /* It is all as it was, and may be written. */
-static void check_held(const struct held *h, const float *full)
+static void check_held(shardd_client *c, const struct held *h, const float *full)
 {
 	float *wrote = train_numbers(N, 77);
 
-	TRAIN_SAME(h->full, full, N * sizeof(float));
-	TRAIN_SAME(h->gradient, wrote, N * sizeof(float));
-	memset(h->gradient, 0, N * sizeof(float));
+	TRAIN_HAS(c, h->full, full, N * sizeof(float));
+	TRAIN_HAS(c, h->gradient, wrote, N * sizeof(float));
+	train_set(c, h->gradient, 0, N * sizeof(float));
 	free(wrote);
 }
 
@@ -152,22 +160,21 @@ static int stopped_one(shardd_client *c, const struct trainer *t, shardd_unit u)
 {
 	struct play *p = t->arg;
 	struct held h = take(c, u);
-	float *full = train_alloc(N * sizeof(*full));
+	float *full = train_copy(c, h.full, N * sizeof(*full));
 
-	memcpy(full, h.full, N * sizeof(*full));
 	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
 	stage_set(&p->at[2], 1);
 	raise(SIGSTOP);
-	check_held(&h, full);
+	check_held(c, &h, full);
 	/* the number at which the others waited is over for it too */
 	TRAIN_FAILS(shardd_barrier(c, SHARDD_WORLD, &train_err), SHARDD_DEADLINE_EXCEEDED);
 	told_now("waits for rank 2");
 	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
-	train_fill(h.gradient, N, 77);
+	write_numbers(c, h.gradient);
 	stage_set(&p->at[2], 2);
 	raise(SIGSTOP);
 	/* rank 1 has died meanwhile */
-	check_held(&h, full);
+	check_held(c, &h, full);
 	TRAIN_FAILS(shardd_barrier(c, SHARDD_WORLD, &train_err), SHARDD_ABORTED);
 	told_now("rank 1 (pid ");
 	free(full);

@@ -45,11 +45,15 @@ static struct shardd_membership join(shardd_client *c, const struct trainer *t)
 
 static int prepare_step(shardd_client *c, shardd_unit u)
 {
+	float *ones = train_alloc(N * sizeof(*ones));
 	void *gradient;
 	int r = shardd_gradient(c, u, &gradient, &train_err);
 
-	for (int i = 0; r == 0 && i < N; i++)
-		((float *)gradient)[i] = 1;
+	for (int i = 0; i < N; i++)
+		ones[i] = 1;
+	if (r == 0)
+		train_write(c, gradient, ones, N * sizeof(*ones));
+	free(ones);
 	r = r ? r : shardd_reduce(c, u, &train_err);
 	return r ? r : shardd_step(c, SHARDD_WORLD, NULL, &train_err);
 }
@@ -57,17 +61,15 @@ static int prepare_step(shardd_client *c, shardd_unit u)
 /* All parameters have taken @steps steps. */
 static void check_params(shardd_client *c, shardd_unit u, unsigned steps)
 {
-	const void *full;
-	const float *x;
+	float *x = train_alloc(N * sizeof(*x));
 
-	TRAIN_OK(shardd_gather(c, u, &full, &train_err));
-	x = full;
+	train_params(c, u, x, N * sizeof(*x));
 	for (int i = 0; i < N; i++)
 		if (x[i] != -(float)steps) {
 			fprintf(stderr, "element %d is %g after %u steps\n", i, x[i], steps);
 			TRAINER_CHECK(x[i] == -(float)steps);
 		}
-	TRAIN_OK(shardd_release(c, u, &train_err));
+	free(x);
 }
 
 /* The last move of a round, in which rank 1 dies: have the step applied. */

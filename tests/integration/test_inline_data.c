@@ -56,7 +56,7 @@ static int trainer(const struct trainer *t)
 
 	/* each its own shard: rank 0's from the message, rank 1's from a buffer */
 	TRAIN_OK(shardd_alloc(c, sizeof(got), &buffer, &data, &train_err));
-	memcpy(data, mine, sizeof(got));
+	train_write(c, data, mine, sizeof(got));
 	p = start_init(raw, u, true, others, sizeof(got));
 	TRAIN_OK(shardd_init_own(c, u, buffer, &train_err));
 	must_end_well(p);

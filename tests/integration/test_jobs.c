@@ -296,10 +296,10 @@ static int drains(const struct trainer *t)
 	TRAIN_OK(shardd_alloc(c, 64, &buffer, &data, &train_err));
 	/* all must stop at the same step: one tells the others */
 	for (step = 1; all == 0; step++) {
-		*(float *)data = shardd_draining(c);
+		train_poke(c, data, shardd_draining(c));
 		TRAIN_OK(shardd_all_reduce(c, SHARDD_WORLD, buffer, 0, 1, SHARDD_FP32, SHARDD_MAX,
 					   &train_err));
-		all = *(float *)data;
+		all = train_peek(c, data);
 		stage_set(&p->at[t->rank], 1);
 	}
 	TRAIN_OK(shardd_commit(c, step, NULL, 0, &train_err));

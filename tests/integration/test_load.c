@@ -15,6 +15,7 @@
 #include "fdcheck.h"
 #include "rawcall.h"
 #include "shardd/shardd.h"
+#include "trainfix.h"
 
 TestSuite(load, .timeout = 300, .init = fdcheck_begin, .fini = fdcheck_end);
 
@@ -79,12 +80,14 @@ static void register_units(shardd_client *c, size_t n, uint64_t elements, enum s
 static void train_step(shardd_client *c, const struct shardd_unit_info *units, uint64_t step)
 {
 	const void *params;
-	void *grads;
+	void *grads, *copy;
 
 	for (unsigned u = 0; u < UNITS; u++) {
 		MUST(shardd_gather(c, units[u].unit, &params, &err));
 		MUST(shardd_gradient(c, units[u].unit, &grads, &err));
-		memcpy(grads, params, units[u].elements * 2);
+		copy = train_copy(c, params, units[u].elements * 2);
+		train_write(c, grads, copy, units[u].elements * 2);
+		free(copy);
 		MUST(shardd_release(c, units[u].unit, &err));
 		MUST(shardd_reduce(c, units[u].unit, &err));
 	}

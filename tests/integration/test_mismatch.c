@@ -206,7 +206,7 @@ static int mismatch_trainer(const struct trainer *t)
 	s.a = train_zero_unit(s.c, "a", 100, NULL);
 	s.b = train_zero_unit(s.c, "b", 100, NULL);
 	TRAIN_OK(shardd_alloc(s.c, 64, &s.buffer, &data, &train_err));
-	memset(data, 0, 64);
+	train_set(s.c, data, 0, 64);
 	TRAIN_OK(shardd_gradient(s.c, s.a, &data, &train_err));
 	TRAIN_OK(shardd_gradient(s.c, s.b, &data, &train_err));
 	for (unsigned i = 0; i < ARRAY_SIZE(differences); i++)

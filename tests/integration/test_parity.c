@@ -14,6 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "daemonfix.h"
 #include "fdcheck.h"
 
 enum { STEPS = 200 };
@@ -37,6 +38,7 @@ static void exec_run(const char *ranks, const char *dtype, int out, pid_t parent
 	prctl(PR_SET_PDEATHSIG, SIGTERM); /* it ends its daemon and its trainers */
 	if (getppid() != parent)
 		_exit(125);
+	setenv("SHARDD_BACKEND", daemonfix_backend(), 1);
 	snprintf(shardctl, sizeof(shardctl), "%s/shardctl", bin_dir());
 	snprintf(charlm, sizeof(charlm), "%s/charlm", bin_dir());
 	dup2(out, STDOUT_FILENO);

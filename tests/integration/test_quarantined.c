@@ -19,7 +19,8 @@ struct play {
 	pid_t pids[WORLD + 1];
 };
 
-/* A second mapping of the pages at @at, which the library knows nothing of. */
+/* A second mapping of the pages at @at, which the library knows nothing of. On a GPU a
+ * process has one only while its context has: there the memory is not written to. */
 static float *keep_mapped(float *at, size_t bytes)
 {
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -46,17 +47,19 @@ static int lives_on(const struct trainer *t)
 	shardd_client *c = train_join(t);
 	shardd_unit u = unit_of(c);
 	void *gradient;
-	float *twin;
+	float *twin = NULL;
 
 	TRAIN_OK(shardd_gradient(c, u, &gradient, &train_err));
-	memset(gradient, 1, N * sizeof(float));
-	twin = keep_mapped(gradient, N * sizeof(float));
+	train_set(c, gradient, 1, N * sizeof(float));
+	if (train_on_host())
+		twin = keep_mapped(gradient, N * sizeof(float));
 	stage_set(&p->at[1], 1);
 	TRAINER_AWAIT(atomic_load(&p->go) == 1, 60);
 	shardd_close(c);
 	stage_set(&p->at[1], 2);
 	TRAINER_AWAIT(atomic_load(&p->go) == 2, 60);
-	memset(twin, 0xaa, N * sizeof(float));
+	if (twin)
+		memset(twin, 0xaa, N * sizeof(float));
 	stage_set(&p->at[1], 3);
 	TRAINER_AWAIT(atomic_load(&p->go) == 3, 60);
 	return 0;
@@ -72,10 +75,10 @@ static int succeeds(const struct trainer *t)
 	void *gradient;
 
 	TRAIN_OK(shardd_gradient(c, u, &gradient, &train_err));
-	train_fill(gradient, N, 5);
+	train_write(c, gradient, want, N * sizeof(float));
 	stage_set(&p->at[2], 1);
 	TRAINER_AWAIT(atomic_load(&p->at[1]) == 3, 60);
-	TRAIN_SAME(gradient, want, N * sizeof(float));
+	TRAIN_HAS(c, gradient, want, N * sizeof(float));
 	stage_set(&p->at[2], 2);
 	TRAINER_AWAIT(atomic_load(&p->go) == 4, 60);
 	free(want);
@@ -94,11 +97,12 @@ Test(quarantined, a_successor_does_not_get_what_its_predecessor_can_write_to)
 	cr_assert_eq(fail_quarantined(&trainfix), 0);
 	stage_set(&p->go, 1);
 	AWAIT(fail_rank_is(&trainfix, "q", 1, "DEAD"), 30);
-	/* nothing was given back, and status says why */
+	/* nothing was given back (but the page of its streams), and status says why */
 	cr_assert_geq(fail_quarantined(&trainfix), N * sizeof(float));
 	cr_assert_eq(fail_job_number(&trainfix, "q", "quarantined_bytes"),
 		     fail_quarantined(&trainfix));
-	cr_assert_eq(daemonfix_bytes(&trainfix), before);
+	if (train_on_host())
+		cr_assert_eq(daemonfix_bytes(&trainfix), before);
 	p->pids[2] = trainer_start(&trainfix, "q", 1, WORLD, succeeds, p);
 	AWAIT(atomic_load(&p->at[2]) == 1, 30);
 	cr_assert_gt(daemonfix_bytes(&trainfix), before);
@@ -107,8 +111,7 @@ Test(quarantined, a_successor_does_not_get_what_its_predecessor_can_write_to)
 	/* the end of the process ends its quarantine */
 	stage_set(&p->go, 3);
 	cr_assert_eq(trainer_wait(p->pids[1], 30), 0);
-	AWAIT(fail_quarantined(&trainfix) == 0, 20);
-	cr_assert_eq(daemonfix_bytes(&trainfix), before);
+	AWAIT(fail_quarantined(&trainfix) == 0 && daemonfix_bytes(&trainfix) == before, 20);
 	stage_set(&p->go, 4);
 	cr_assert_eq(trainer_wait(p->pids[2], 30), 0);
 }

@@ -224,6 +224,7 @@ static void spawn_run(struct spawned *s, const char *script)
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		setpgid(0, 0);
 		setenv("TMPDIR", s->dir, 1);
+		setenv("SHARDD_BACKEND", daemonfix_backend(), 1);
 		dup2(fds[1], STDOUT_FILENO);
 		execl(program, program, "run", "-n", "2", "--standalone", "--", "sh", "-c", script,
 		      NULL);

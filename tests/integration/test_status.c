@@ -132,7 +132,7 @@ static void check_text(struct daemonfix *d, const char *const *args, const char 
 
 static void check_texts(struct daemonfix *d)
 {
-	check_text(d, WORDS("status"), WORDS("full", "RUNNING", "host:0", "RANK"));
+	check_text(d, WORDS("status"), WORDS("full", "RUNNING", daemonfix_device(), "RANK"));
 	check_text(d, WORDS("memory"), WORDS("full", "shard", "grad"));
 	check_text(d, WORDS("jobs"), WORDS("full", "KEEP", "NOT_FOUND", "idle", "IDLE"));
 	check_text(d, WORDS("units", "full"), WORDS("layer one", "1000", "0 1"));
@@ -299,8 +299,8 @@ Test(status, every_verb_of_an_idle_daemon)
 	struct daemonfix d;
 
 	daemonfix_start(&d, NULL);
-	check_text(&d, WORDS("status"), WORDS("host:0"));
-	check_text(&d, WORDS("memory"), WORDS("host:0"));
+	check_text(&d, WORDS("status"), WORDS(daemonfix_device()));
+	check_text(&d, WORDS("memory"), WORDS(daemonfix_device()));
 	check_text(&d, WORDS("jobs"), WORDS("none"));
 	check_text(&d, WORDS("sessions"), WORDS("none"));
 	check_text(&d, WORDS("ops"), WORDS("none"));

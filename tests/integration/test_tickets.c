@@ -80,11 +80,11 @@ static int buffer_trainer(const struct trainer *t)
 	shardd_client *c = train_join(t);
 	shardd_ticket tickets[3 * ROUNDS];
 	uint64_t buffer;
+	float x[2];
 	void *data;
 
 	TRAIN_OK(shardd_alloc(c, 2 * sizeof(float), &buffer, &data, &train_err));
-	((float *)data)[0] = (float)t->rank + 1; /* 1 and 2 */
-	((float *)data)[1] = (float)t->rank;
+	train_write(c, data, (float[]){ (float)t->rank + 1, (float)t->rank }, 2 * sizeof(float));
 	for (unsigned i = 0; i < ROUNDS; i++) {
 		shardd_ticket *at = tickets + (size_t)3 * i;
 
@@ -97,9 +97,10 @@ static int buffer_trainer(const struct trainer *t)
 	}
 	for (unsigned k = 0; k < ARRAY_SIZE(tickets); k++)
 		wait_for(c, tickets[k]);
+	train_read(c, x, data, sizeof(x));
 	/* 3, then doubled by each of the 99 sums that follow */
-	TRAINER_CHECK(((float *)data)[0] == 3 * 0x1p99f);
-	TRAINER_CHECK(((float *)data)[1] == 0); /* rank 0's, from the first broadcast on */
+	TRAINER_CHECK(x[0] == 3 * 0x1p99f);
+	TRAINER_CHECK(x[1] == 0); /* rank 0's, from the first broadcast on */
 	train_leave(c);
 	return 0;
 }
@@ -118,6 +119,7 @@ static int step_trainer(const struct trainer *t)
 	shardd_client *c = train_join(t);
 	shardd_unit u[UNITS];
 	shardd_ticket gradients[UNITS], others[2 * UNITS + 2];
+	float g[N];
 	unsigned n = 0;
 
 	for (unsigned i = 0; i < UNITS; i++)
@@ -126,10 +128,11 @@ static int step_trainer(const struct trainer *t)
 		for (unsigned i = 0; i < UNITS; i++)
 			TRAIN_OK(shardd_gradient_submit(c, u[i], &gradients[i], &train_err));
 		for (unsigned i = 0; i < UNITS; i++) {
-			float *g = wait_for(c, gradients[i]).data;
+			void *data = wait_for(c, gradients[i]).data;
 
 			for (unsigned k = 0; k < N; k++)
 				g[k] = (float)(i + 1);
+			train_write(c, data, g, sizeof(g));
 			TRAIN_OK(shardd_reduce_submit(c, u[i], &others[n++], &train_err));
 		}
 		TRAIN_OK(shardd_step_submit(c, SHARDD_WORLD, NULL, &others[n++], &train_err));
@@ -140,7 +143,7 @@ static int step_trainer(const struct trainer *t)
 			struct shardd_result r = wait_for(c, others[i]);
 
 			if (r.data) /* a gather */
-				TRAINER_CHECK(((const float *)r.data)[N - 1] ==
+				TRAINER_CHECK(train_peek(c, (const float *)r.data + N - 1) ==
 					      -(float)(step * (i - UNITS - 2 + 1)));
 		}
 		for (unsigned i = 0; i < UNITS; i++)
@@ -351,7 +354,8 @@ static void *work_thread(void *arg)
 
 	for (unsigned i = 0; i < 100 && th->rc >= 0; i++) {
 		th->rc = shardd_gather(th->client, th->unit, &data, &th->err);
-		if (th->rc >= 0 && ((const float *)data)[N - 1] != (float)th->index)
+		if (th->rc >= 0 &&
+		    train_peek(th->client, (const float *)data + N - 1) != (float)th->index)
 			th->rc = -SHARDD_UNKNOWN;
 		if (th->rc >= 0)
 			th->rc = shardd_gradient(th->client, th->unit, &gradient, &th->err);
@@ -376,7 +380,7 @@ static int threads_trainer(const struct trainer *t)
 		for (unsigned k = 0; k < N; k++)
 			values[k] = (float)i;
 		TRAIN_OK(shardd_alloc(c, sizeof(values), &buffer, &data, &train_err));
-		memcpy(data, values, sizeof(values));
+		train_write(c, data, values, sizeof(values));
 		TRAIN_OK(shardd_init_own(c, threads[i].unit, buffer, &train_err));
 		TRAIN_OK(shardd_free(c, buffer, &train_err));
 	}

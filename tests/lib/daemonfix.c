@@ -97,18 +97,34 @@ static int kill_and_reap(pid_t pid)
 
 /* ---------------------------------------------------------------- the daemon */
 
+const char *daemonfix_backend(void)
+{
+	const char *name = getenv("SHARDD_TEST_BACKEND");
+
+	return name && *name ? name : "host";
+}
+
+const char *daemonfix_device(void)
+{
+	return strcmp(daemonfix_backend(), "host") == 0 ? "host:0" : "cuda:0";
+}
+
 static void exec_daemon(const struct daemonfix *d, const char *const *args)
 {
 	/* What a service manager or a caller told us is not about this daemon. */
 	static const char *const env[] = { "NOTIFY_SOCKET", "LISTEN_PID",    "LISTEN_FDS",
 					   "WATCHDOG_USEC", "SHARDD_SOCKET", "SHARDD_JOB" };
 	char program[4096];
-	const char *argv[MAX_ARGS + 4] = { program, "--socket", d->socket };
+	/* What a start measures of GPUs takes a moment, and no test looks at it. */
+	const char *argv[MAX_ARGS + 8] = {
+		program,     "--socket",         d->socket, "--set", "gpu_measure_overlap=no",
+		"--backend", daemonfix_backend()
+	};
 	int fd = open(d->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
 	sigset_t none;
 
 	for (size_t i = 0; args && args[i] && i < MAX_ARGS; i++)
-		argv[i + 3] = args[i];
+		argv[i + 7] = args[i];
 	for (size_t i = 0; i < ARRAY_SIZE(env); i++)
 		unsetenv(env[i]);
 	program_path(program, sizeof(program), "shardd");
@@ -358,12 +374,16 @@ uint64_t daemonfix_bytes(struct daemonfix *d)
 {
 	static const char *const status[] = { "status", NULL };
 	json_t *j = daemonfix_ctl(d, status), *device, *used;
-	uint64_t bytes;
+	uint64_t bytes = 0;
+	size_t i;
 
-	device = json_array_get(json_object_get(j, "devices"), 0);
-	used = json_object_get(device, "used_bytes");
-	MUST(json_is_integer(used), "status has no devices[0].used_bytes");
-	bytes = (uint64_t)json_integer_value(used);
+	json_array_foreach(json_object_get(j, "devices"), i, device)
+	{
+		used = json_object_get(device, "used_bytes");
+		MUST(json_is_integer(used), "status has no devices[%zu].used_bytes", i);
+		bytes += (uint64_t)json_integer_value(used);
+	}
+	MUST(i > 0, "status has no device");
 	json_decref(j);
 	return bytes;
 }

@@ -21,6 +21,10 @@ struct daemonfix {
 	char log[128]; /* what the daemon wrote */
 };
 
+/* The backend of all daemons: SHARDD_TEST_BACKEND, else host; and its first device's id. */
+const char *daemonfix_backend(void);
+const char *daemonfix_device(void);
+
 /* A failure of what is here aborts the test, so that it counts in a .fini too.
  *
  * Start build/bin/shardd (directory: SHARDD_BIN_DIR, the environment wins over the
@@ -41,7 +45,7 @@ json_t *daemonfix_ctl(struct daemonfix *d, const char *const *args);
 /* The same without --json, any outcome: exit status; @out: stdout and stderr. */
 int daemonfix_ctl_text(struct daemonfix *d, const char *const *args, char *out, size_t bytes);
 
-/* Descriptors the daemon has open, and bytes it has charged (devices[0].used_bytes). */
+/* Descriptors the daemon has open, and bytes it has charged (used_bytes of all devices). */
 unsigned daemonfix_fds(struct daemonfix *d);
 uint64_t daemonfix_bytes(struct daemonfix *d);
 

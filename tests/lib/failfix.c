@@ -23,6 +23,24 @@ void failfix_begin(const char *const *args)
 	bytes_at_begin = daemonfix_bytes(&trainfix);
 }
 
+static bool all_sessions_ended(void)
+{
+	static const char *const args[] = { "status", NULL };
+	json_t *s = daemonfix_ctl(&trainfix, args);
+	/* shardctl's own connection is one, and no session */
+	bool ended = json_array_size(json_object_get(s, "sessions")) == 0 &&
+		     json_integer_value(json_object_get(s, "connections")) == 1;
+
+	json_decref(s);
+	return ended;
+}
+
+void failfix_again(void)
+{
+	AWAIT(all_sessions_ended() && daemonfix_bytes(&trainfix) == bytes_at_begin, 20);
+	fds_at_begin = daemonfix_fds(&trainfix);
+}
+
 void failfix_end(void)
 {
 	if (trainfix.pid) {
@@ -172,12 +190,17 @@ uint64_t fail_quarantined(struct daemonfix *d)
 {
 	static const char *const args[] = { "status", NULL };
 	json_t *all = daemonfix_ctl(d, args);
-	json_t *device = json_array_get(json_object_get(all, "devices"), 0);
-	json_t *n = json_object_get(device, "quarantined_bytes");
-	uint64_t bytes;
+	json_t *device;
+	uint64_t bytes = 0;
+	size_t i;
 
-	cr_assert(json_is_integer(n));
-	bytes = (uint64_t)json_integer_value(n);
+	json_array_foreach(json_object_get(all, "devices"), i, device)
+	{
+		json_t *n = json_object_get(device, "quarantined_bytes");
+
+		cr_assert(json_is_integer(n));
+		bytes += (uint64_t)json_integer_value(n);
+	}
 	json_decref(all);
 	return bytes;
 }

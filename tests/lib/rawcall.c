@@ -224,9 +224,22 @@ static void blank(char *text)
 		*text = '\0';
 }
 
+/* Made when a job first needs one, kept for all that come later; and a device gives memory
+ * back, with its descriptor, when it comes to it. */
+static void forget_devices(Shardd__V1__StatusReply *s)
+{
+	if (strcmp(daemonfix_backend(), "host") != 0)
+		s->open_descriptors = 0;
+	while (s->n_comms > 0)
+		shardd__v1__comm_status__free_unpacked(s->comms[--s->n_comms], NULL);
+	for (size_t i = 0; i < s->n_devices; i++)
+		s->devices[i]->overhead_bytes = 0;
+}
+
 static void forget_counters(Shardd__V1__StatusReply *s)
 {
 	s->uptime_s = 0;
+	forget_devices(s);
 	for (size_t i = 0; i < s->n_jobs; i++) {
 		Shardd__V1__JobStatus *j = s->jobs[i];
 

@@ -28,13 +28,16 @@ add() {
 
 full_name() { printf '%s/%s/%s' "${entry_group[$1]}" "${entry_config[$1]}" "${entry_name[$1]}"; }
 
+drop_entry() {
+	unset "entry_config[$1]" "entry_group[$1]" "entry_name[$1]" "entry_kind[$1]" \
+		"entry_limit[$1]" "entry_target[$1]" "entry_command[$1]"
+}
+
 keep_only() {
 	local i
 	[[ -n $1 ]] || return 0
 	for i in "${!entry_name[@]}"; do
-		[[ $(full_name "$i") == *"$1"* ]] && continue
-		unset "entry_config[i]" "entry_group[i]" "entry_name[i]" "entry_kind[i]" \
-			"entry_limit[i]" "entry_target[i]" "entry_command[i]"
+		[[ $(full_name "$i") == *"$1"* ]] || drop_entry "$i"
 	done
 	((${#entry_name[@]})) || say "tests/run: no test has '$1' in its name; --list shows them"
 }

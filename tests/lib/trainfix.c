@@ -91,6 +91,67 @@ float *train_numbers(size_t n, uint64_t seed)
 	return x;
 }
 
+/* --------------------------------------------------- memory that ops hand out */
+
+bool train_on_host(void)
+{
+	return strcmp(daemonfix_backend(), "host") == 0;
+}
+
+void train_not_here(const char *what)
+{
+	fprintf(stderr, "not on this backend: %s\n", what);
+}
+
+void train_write(shardd_client *c, void *dst, const void *src, size_t bytes)
+{
+	TRAIN_OK(shardd_write(c, dst, src, bytes, &train_err));
+}
+
+void train_read(shardd_client *c, void *dst, const void *src, size_t bytes)
+{
+	TRAIN_OK(shardd_read(c, dst, src, bytes, &train_err));
+}
+
+void *train_copy(shardd_client *c, const void *src, size_t bytes)
+{
+	void *copy = train_alloc(bytes);
+
+	train_read(c, copy, src, bytes);
+	return copy;
+}
+
+void train_set(shardd_client *c, void *dst, uint8_t value, size_t bytes)
+{
+	void *values = train_alloc(bytes);
+
+	memset(values, value, bytes);
+	train_write(c, dst, values, bytes);
+	free(values);
+}
+
+float train_peek(shardd_client *c, const void *at)
+{
+	float value;
+
+	train_read(c, &value, at, sizeof(value));
+	return value;
+}
+
+void train_poke(shardd_client *c, void *at, float value)
+{
+	train_write(c, at, &value, sizeof(value));
+}
+
+void train_has(shardd_client *c, const void *at, const void *want, size_t bytes, const char *what,
+	       const char *file, int line)
+{
+	void *got = train_copy(c, at, bytes);
+
+	train_same(got, want, bytes, what, file, line);
+	free(got);
+}
+
 /* ----------------------------------------------------------- what trainers do */
 
 shardd_client *train_connect(const struct trainer *t)
@@ -162,17 +223,24 @@ void train_params(shardd_client *c, shardd_unit u, void *ret, size_t bytes)
 	const void *data;
 
 	TRAIN_OK(shardd_gather(c, u, &data, &train_err));
-	memcpy(ret, data, bytes);
+	train_read(c, ret, data, bytes);
 	TRAIN_OK(shardd_release(c, u, &train_err));
 }
 
 void train_fill_gradient(shardd_client *c, shardd_unit u, enum dtype dtype, const float *values,
 			 size_t n)
 {
-	struct k_cast cast = { .src = values, .dst_dtype = dtype, .src_dtype = DTYPE_FP32 };
+	size_t bytes = n * dtype_size(dtype);
+	struct k_cast cast = { .dst = train_alloc(bytes),
+			       .src = values,
+			       .dst_dtype = dtype,
+			       .src_dtype = DTYPE_FP32 };
+	void *data;
 
-	TRAIN_OK(shardd_gradient(c, u, &cast.dst, &train_err));
+	TRAIN_OK(shardd_gradient(c, u, &data, &train_err));
 	kernels_ref()->cast(&cast, 0, n);
+	train_write(c, data, cast.dst, bytes);
+	free(cast.dst);
 }
 
 void train_reduce(shardd_client *c, shardd_unit u, enum dtype dtype, const float *values, size_t n)

@@ -50,6 +50,27 @@ struct shardd_unit_info train_register(shardd_client *c, const char *name, uint6
 shardd_unit train_zero_unit(shardd_client *c, const char *name, uint64_t n,
 			    const struct shardd_unit_spec *like);
 
+/* Is the daemon's memory ordinary memory of this machine, and not a GPU's? */
+bool train_on_host(void);
+/* Say that the rest of a test is about @what, which a GPU does not have. */
+void train_not_here(const char *what);
+
+/* What ops hand out (gather, gradient, alloc) may be a GPU's memory, which a process
+ * cannot touch itself: these write and read it, whatever it is. */
+void train_write(shardd_client *c, void *dst, const void *src, size_t bytes);
+void train_read(shardd_client *c, void *dst, const void *src, size_t bytes);
+/* A copy of it, the caller's to free. */
+void *train_copy(shardd_client *c, const void *src, size_t bytes);
+/* All @bytes become @value, as memset does it. */
+void train_set(shardd_client *c, void *dst, uint8_t value, size_t bytes);
+/* One number. */
+float train_peek(shardd_client *c, const void *at);
+void train_poke(shardd_client *c, void *at, float value);
+/* As TRAIN_SAME for what an op handed out. */
+#define TRAIN_HAS(c, at, want, bytes) train_has((c), (at), (want), (bytes), #at, __FILE__, __LINE__)
+void train_has(shardd_client *c, const void *at, const void *want, size_t bytes, const char *what,
+	       const char *file, int line);
+
 /* Gather, copy @bytes out, release. */
 void train_params(shardd_client *c, shardd_unit u, void *ret, size_t bytes);
 

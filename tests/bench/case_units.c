@@ -1,0 +1,146 @@
+/* attach_units: a restarted trainer that finds a job with many units and gathers all. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "bench.h"
+
+#define AT_ONCE 500u /* ops under way: below a session's limit */
+
+enum { UNITS_CONNECT, UNITS_JOIN, UNITS_REGISTER, UNITS_GATHER, UNITS_AGAIN, UNITS_TOTAL, UNITS_N };
+
+/* The units of one trainer. */
+struct model {
+	struct shardd_unit_info *info;
+	struct shardd_unit_spec *spec;
+	char (*name)[24];
+	shardd_ticket *ticket;
+	struct shardd_tensor w;
+};
+
+static void *room(size_t n, size_t bytes)
+{
+	void *p = calloc(n, bytes);
+
+	if (!p) {
+		fputs("shardd-bench: no memory for the units\n", stderr);
+		_exit(1);
+	}
+	return p;
+}
+
+static void model_make(struct model *m, struct crew *crew)
+{
+	unsigned n = crew->units;
+
+	m->info = room(n, sizeof(*m->info));
+	m->spec = room(n, sizeof(*m->spec));
+	m->name = room(n, sizeof(*m->name));
+	m->ticket = room(n, sizeof(*m->ticket));
+	m->w = (struct shardd_tensor){ "w", &crew->elements, 1, SHARDD_INIT_CONSTANT, 1, 0 };
+	for (unsigned i = 0; i < n; i++) {
+		snprintf(m->name[i], sizeof(m->name[i]), "layer.%u", i);
+		m->spec[i] = (struct shardd_unit_spec){ .size = sizeof(m->spec[i]),
+							.name = m->name[i],
+							.tensors = &m->w,
+							.n_tensors = 1,
+							.group = SHARDD_WORLD };
+	}
+}
+
+/* @submit on every unit, AT_ONCE at a time. */
+static void each(struct trainer *t, struct model *m, const char *what,
+		 int (*submit)(struct trainer *t, shardd_unit u, shardd_ticket *ticket,
+			       struct shardd_error *err))
+{
+	struct shardd_error err;
+
+	for (unsigned at = 0; at < t->crew->units; at += AT_ONCE) {
+		unsigned end = at + AT_ONCE < t->crew->units ? at + AT_ONCE : t->crew->units;
+
+		for (unsigned i = at; i < end; i++)
+			trainer_must(t, submit(t, m->info[i].unit, &m->ticket[i], &err), &err,
+				     what);
+		for (unsigned i = at; i < end; i++)
+			trainer_must(t, shardd_wait(t->client, m->ticket[i], -1, NULL, &err), &err,
+				     what);
+	}
+}
+
+static int init_one(struct trainer *t, shardd_unit u, shardd_ticket *ticket,
+		    struct shardd_error *err)
+{
+	return shardd_init_seed_submit(t->client, u, 1, ticket, err);
+}
+
+static int gather_one(struct trainer *t, shardd_unit u, shardd_ticket *ticket,
+		      struct shardd_error *err)
+{
+	return shardd_gather_submit(t->client, u, ticket, err);
+}
+
+/* A process that begins anew, with a CUDA context on a GPU. Turn 0 makes the job. */
+static void units_main(struct trainer *t)
+{
+	struct sample *s[UNITS_N];
+	struct shardd_error err;
+	struct model m;
+
+	for (unsigned k = 0; k < UNITS_N; k++)
+		s[k] = trainer_sample(t, k, (int)t->crew->turn - 1);
+	model_make(&m, t->crew);
+	if (t->crew->on_device)
+		device_stream(0);
+	sample_begin(s[UNITS_CONNECT]);
+	trainer_connect(t);
+	sample_end(s[UNITS_CONNECT]);
+	sample_begin(s[UNITS_JOIN]);
+	trainer_join(t, SHARDD_KEEP);
+	sample_end(s[UNITS_JOIN]);
+	sample_begin(s[UNITS_REGISTER]);
+	trainer_must(t, shardd_register(t->client, m.spec, t->crew->units, m.info, &err), &err,
+		     "register");
+	sample_end(s[UNITS_REGISTER]);
+	if (!m.info[0].initialised)
+		each(t, &m, "initialise", init_one);
+	sample_begin(s[UNITS_GATHER]);
+	each(t, &m, "gather", gather_one);
+	sample_end(s[UNITS_GATHER]);
+	/* nothing is mapped any more: the difference is what mapping took */
+	sample_begin(s[UNITS_AGAIN]);
+	each(t, &m, "gather", gather_one);
+	sample_end(s[UNITS_AGAIN]);
+	s[UNITS_TOTAL]->begin_ns = s[UNITS_CONNECT]->begin_ns;
+	s[UNITS_TOTAL]->end_ns = s[UNITS_GATHER]->end_ns;
+	trainer_leave(t);
+}
+
+int case_attach_units(struct bench *b, const struct bench_case *c)
+{
+	static const char *const names[] = { "units_connect", "units_join",  "units_register",
+					     "units_gather",  "units_again", "attach_units" };
+	uint64_t elements = b->o.bytes / 4 / b->o.units;
+	struct crew *crew = crew_new(b, 1, 0, UNITS_N, bench_repeat(b, c), elements ? elements : 1);
+	int r = crew ? 0 : -1;
+
+	if (crew)
+		crew->units = b->o.units;
+	for (unsigned turn = 0; r == 0 && turn <= crew->repeat; turn++) {
+		crew->turn = turn;
+		r = crew_run(crew, units_main);
+	}
+	for (unsigned k = 0; k < UNITS_N && r == 0; k++) {
+		struct figures f = FIGURES_NULL;
+
+		f.name = names[k];
+		f.ranks = 1;
+		f.bytes = b->o.bytes;
+		f.dtype = "fp32";
+		figures_calls(&f, crew, k, 0, 1);
+		f.ran_us = -1;
+		figures_report(b, &f);
+	}
+	crew_free(crew);
+	return r;
+}

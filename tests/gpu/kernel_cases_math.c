@@ -1,0 +1,459 @@
+#include "kernel_cases.h"
+
+#ifdef SHARDD_CUDA
+#include <math.h>
+#include <string.h>
+
+/* So many buffers are there; input j is the j / INPUTS-th stretch of one of them. */
+#define INPUTS  17
+#define STRETCH 8 /* elements: whole vectors of every type */
+
+static const unsigned ks[] = { 1, 2, 3, 8, 16, 17, 64, 1024 };
+#define N_KS (sizeof(ks) / sizeof(ks[0]))
+
+/* What fits into the bed and into a minute. */
+static bool fits(unsigned k, size_t n)
+{
+	return n <= (k <= 3 ? SIZE_MAX : k <= 17 ? 65537 : 4097);
+}
+
+struct inputs {
+	const void *host[CUDA_MANY_INPUTS];
+	uint64_t device[CUDA_MANY_INPUTS];
+};
+
+static void add_inputs(struct tester *t, struct inputs *in, unsigned k, enum dtype type, size_t n,
+		       unsigned shift)
+{
+	struct bed *b = &t->bed;
+	unsigned first = b->n_bufs, bufs = k < INPUTS ? k : INPUTS;
+
+	for (unsigned j = 0; j < bufs; j++)
+		bed_add(b, type, n + (size_t)(k / INPUTS) * STRETCH, shift, BED_ANY);
+	for (unsigned j = 0; j < k; j++) {
+		size_t bytes = (size_t)(j / INPUTS) * STRETCH * dtype_size(type);
+
+		in->host[j] = (char *)bed_host(b, first + j % INPUTS) + bytes;
+		in->device[j] = bed_device(b, first + j % INPUTS) + bytes;
+	}
+}
+
+static const struct factors {
+	float pre, post;
+	bool accumulate;
+} factor_sets[] = {
+	{ 1, 1, false }, { 2, 4, true },     { 3, 0.7f, false }, { 1, 3, true },
+	{ 8, 1, false }, { 1536, -2, true }, { 1, 1, true },     { 0x1p-127f, 0x1p127f, false },
+};
+#define N_FACTORS (sizeof(factor_sets) / sizeof(factor_sets[0]))
+
+static void reduce_case(struct tester *t, enum dtype type, unsigned k, size_t n,
+			const struct case_shift *s, const struct factors *f, bool many)
+{
+	static struct inputs in;
+	static struct cuda_reduce_many c;
+	struct bed *b = &t->bed;
+	struct k_reduce a = { .in = in.host,
+			      .k = k,
+			      .in_dtype = type,
+			      .pre = f->pre,
+			      .post = f->post,
+			      .accumulate = f->accumulate };
+	unsigned out;
+
+	bed_begin(b);
+	out = bed_add(b, DTYPE_FP32, n, s->out, BED_ANY);
+	add_inputs(t, &in, k, type, n, s->in);
+	bed_upload(b);
+	a.out = bed_host(b, out);
+	kernels_ref()->reduce(&a, 0, n);
+	c.a = (struct cuda_reduce){ .out = bed_device(b, out),
+				    .n = n,
+				    .k = k,
+				    .in_dtype = type,
+				    .pre = f->pre,
+				    .post = f->post,
+				    .accumulate = f->accumulate };
+	memcpy(many ? c.in : c.a.in, in.device, k * sizeof(uint64_t));
+	device_launch(&t->device, many ? CUDA_FN_REDUCE_MANY : CUDA_FN_REDUCE, &c, n);
+	tester_same(t, false, "%s, %u inputs, %zu elements, shifts %u %u, %a %a %d%s",
+		    dtype_name(type), k, n, s->out, s->in, (double)f->pre, (double)f->post,
+		    f->accumulate, many ? ", many" : "");
+}
+
+static void reduce_type(struct tester *t, enum dtype type, bool many)
+{
+	unsigned turn = 0;
+
+	for (unsigned j = 0; j < N_KS; j++)
+		for (unsigned i = 0; i < n_case_sizes; i++)
+			for (unsigned s = 0; s < n_case_shifts; s++, turn++)
+				if (fits(ks[j], case_sizes[i]) &&
+				    (many || ks[j] <= CUDA_FEW_INPUTS))
+					reduce_case(t, type, ks[j], case_sizes[i], &case_shifts[s],
+						    &factor_sets[turn % N_FACTORS], many);
+}
+
+static void run_reduce(struct tester *t)
+{
+	for (unsigned type = DTYPE_FP32; type < _DTYPE_N; type++)
+		reduce_type(t, type, false);
+}
+
+static void run_reduce_many(struct tester *t)
+{
+	for (unsigned type = DTYPE_FP32; type < _DTYPE_N; type++)
+		reduce_type(t, type, true);
+}
+
+/* The forms of reduce for few inputs with every set of factors. */
+static void run_reduce_factors(struct tester *t)
+{
+	for (unsigned type = DTYPE_FP32; type < _DTYPE_N; type++)
+		for (unsigned k = 1; k <= 9; k++)
+			for (unsigned f = 0; f < N_FACTORS; f++)
+				for (unsigned s = 0; s < n_case_shifts; s++)
+					reduce_case(t, type, k, 9001, &case_shifts[s],
+						    &factor_sets[f], false);
+}
+
+/* @place: which input is the output; k: none. */
+static void all_reduce_case(struct tester *t, enum dtype type, enum reduce_op op, unsigned k,
+			    size_t n, const struct case_shift *s, unsigned place)
+{
+	static struct inputs in;
+	static struct cuda_all_reduce_many c;
+	struct bed *b = &t->bed;
+	struct k_all_reduce a = { .in = in.host, .k = k, .dtype = type, .op = op };
+	bool many = k > CUDA_FEW_INPUTS;
+	unsigned out;
+
+	bed_begin(b);
+	out = bed_add(b, type, n, s->out, BED_ANY);
+	add_inputs(t, &in, k, type, n, s->in);
+	if (place < k) {
+		in.host[place] = bed_host(b, out);
+		in.device[place] = bed_device(b, out);
+	}
+	bed_upload(b);
+	a.out = bed_host(b, out);
+	kernels_ref()->all_reduce(&a, 0, n);
+	c.a = (struct cuda_all_reduce){
+		.out = bed_device(b, out), .n = n, .k = k, .dtype = type, .op = op
+	};
+	memcpy(many ? c.in : c.a.in, in.device, k * sizeof(uint64_t));
+	device_launch(&t->device, many ? CUDA_FN_ALL_REDUCE_MANY : CUDA_FN_ALL_REDUCE, &c, n);
+	tester_same(t, false, "op %d, %s, %u inputs, %zu elements, shifts %u %u, into %u", op,
+		    dtype_name(type), k, n, s->out, s->in, place);
+}
+
+static void all_reduce_op(struct tester *t, enum reduce_op op)
+{
+	for (unsigned type = DTYPE_FP32; type < _DTYPE_N; type++)
+		for (unsigned j = 0; j < N_KS; j++)
+			for (unsigned i = 0; i < n_case_sizes; i++)
+				for (unsigned s = 0; s < n_case_shifts; s++)
+					if (fits(ks[j], case_sizes[i]))
+						all_reduce_case(t, type, op, ks[j], case_sizes[i],
+								&case_shifts[s],
+								(i + s) % (ks[j] + 1));
+}
+
+static void run_sum(struct tester *t)
+{
+	all_reduce_op(t, REDUCE_SUM);
+}
+
+static void run_avg(struct tester *t)
+{
+	all_reduce_op(t, REDUCE_AVG);
+}
+
+static void run_max(struct tester *t)
+{
+	all_reduce_op(t, REDUCE_MAX);
+}
+
+static void run_min(struct tester *t)
+{
+	all_reduce_op(t, REDUCE_MIN);
+}
+
+/* p, g, m, v: one after the other; g has a shift of its own. */
+static void add_state(struct tester *t, size_t n, const struct case_shift *s)
+{
+	bed_begin(&t->bed);
+	bed_add(&t->bed, DTYPE_FP32, n, s->out, BED_ANY);
+	bed_add(&t->bed, DTYPE_FP32, n, s->in, BED_ANY);
+	bed_add(&t->bed, DTYPE_FP32, n, s->out, BED_ANY);
+	bed_add(&t->bed, DTYPE_FP32, n, s->out, BED_NOT_NEG);
+	bed_upload(&t->bed);
+}
+
+static const float w1s[] = { 0.1f, 0.7f, 0.5f, 0.001f };
+
+static void adamw_case(struct tester *t, size_t n, const struct case_shift *s, float w1, float eps)
+{
+	struct bed *b = &t->bed;
+	struct k_adamw a = { .decay = 0.9999f,
+			     .w1 = w1,
+			     .b2 = 0.999f,
+			     .w2 = 0.001f,
+			     .step_size = 0.01f,
+			     .sq = 0.0316f,
+			     .eps = eps };
+	struct cuda_adamw c = { .n = n,
+				.decay = a.decay,
+				.w1 = a.w1,
+				.b2 = a.b2,
+				.w2 = a.w2,
+				.step_size = a.step_size,
+				.sq = a.sq,
+				.eps = a.eps };
+
+	add_state(t, n, s);
+	a.p = bed_host(b, 0), a.g = bed_host(b, 1), a.m = bed_host(b, 2), a.v = bed_host(b, 3);
+	c.p = bed_device(b, 0), c.g = bed_device(b, 1), c.m = bed_device(b, 2);
+	c.v = bed_device(b, 3);
+	kernels_ref()->adamw(&a, 0, n);
+	device_launch(&t->device, CUDA_FN_ADAMW, &c, n);
+	tester_same(t, false, "%zu elements, shifts %u %u, w1 %g", n, s->out, s->in, (double)w1);
+}
+
+static void run_adamw(struct tester *t)
+{
+	for (unsigned i = 0; i < n_case_sizes; i++)
+		for (unsigned s = 0; s < n_case_shifts; s++)
+			for (unsigned w = 0; w < 4; w++)
+				adamw_case(t, case_sizes[i], &case_shifts[s], w1s[w],
+					   w % 2 ? 0 : 1e-8f);
+}
+
+static void adam_case(struct tester *t, size_t n, const struct case_shift *s, float w1, float wd)
+{
+	struct bed *b = &t->bed;
+	struct k_adam a = { .wd = wd,
+			    .w1 = w1,
+			    .b2 = 0.95f,
+			    .w2 = 0.05f,
+			    .step_size = 0.01f,
+			    .sq = 0.25f,
+			    .eps = 1e-8f };
+	struct cuda_adam c = { .n = n,
+			       .wd = a.wd,
+			       .w1 = a.w1,
+			       .b2 = a.b2,
+			       .w2 = a.w2,
+			       .step_size = a.step_size,
+			       .sq = a.sq,
+			       .eps = a.eps };
+
+	add_state(t, n, s);
+	a.p = bed_host(b, 0), a.g = bed_host(b, 1), a.m = bed_host(b, 2), a.v = bed_host(b, 3);
+	c.p = bed_device(b, 0), c.g = bed_device(b, 1), c.m = bed_device(b, 2);
+	c.v = bed_device(b, 3);
+	kernels_ref()->adam(&a, 0, n);
+	device_launch(&t->device, CUDA_FN_ADAM, &c, n);
+	tester_same(t, false, "%zu elements, shifts %u %u, w1 %g, wd %g", n, s->out, s->in,
+		    (double)w1, (double)wd);
+}
+
+static void run_adam(struct tester *t)
+{
+	for (unsigned i = 0; i < n_case_sizes; i++)
+		for (unsigned s = 0; s < n_case_shifts; s++)
+			for (unsigned w = 0; w < 4; w++)
+				adam_case(t, case_sizes[i], &case_shifts[s], w1s[w],
+					  w % 2 ? 0 : 0.01f);
+}
+
+/* All combinations of the five switches, by the bits of @set. */
+static void sgd_case(struct tester *t, size_t n, const struct case_shift *s, unsigned set)
+{
+	struct bed *b = &t->bed;
+	struct k_sgd a = { .lr = 0.1f,
+			   .wd = set & 1 ? 0.01f : 0,
+			   .mu = set & 2 ? 0.9f : 0,
+			   .nesterov = set & 4,
+			   .first = set & 8 };
+	struct cuda_sgd c = {
+		.n = n, .lr = a.lr, .wd = a.wd, .mu = a.mu, .nesterov = a.nesterov, .first = a.first
+	};
+
+	add_state(t, n, s);
+	a.p = bed_host(b, 0), a.g = bed_host(b, 1);
+	c.p = bed_device(b, 0), c.g = bed_device(b, 1);
+	if (a.mu != 0) {
+		a.buf = bed_host(b, 2);
+		c.buf = bed_device(b, 2);
+	}
+	kernels_ref()->sgd(&a, 0, n);
+	device_launch(&t->device, CUDA_FN_SGD, &c, n);
+	tester_same(t, false, "%zu elements, shifts %u %u, set %u", n, s->out, s->in, set);
+}
+
+static void run_sgd(struct tester *t)
+{
+	for (unsigned i = 0; i < n_case_sizes; i++)
+		for (unsigned s = 0; s < n_case_shifts; s++)
+			for (unsigned set = 0; set < 16; set++)
+				if (case_sizes[i] <= 4097 || set % 5 == 0)
+					sgd_case(t, case_sizes[i], &case_shifts[s], set);
+}
+
+static void run_scale(struct tester *t)
+{
+	static const float factors[] = { 0.37f, -2, 0x1p-140f, NAN };
+	struct bed *b = &t->bed;
+
+	for (unsigned i = 0; i < n_case_sizes; i++)
+		for (unsigned j = 0; j < 4; j++) {
+			size_t n = case_sizes[i];
+
+			bed_begin(b);
+			bed_add(b, DTYPE_FP32, n, j, BED_ANY);
+			bed_upload(b);
+			kernels_ref()->scale(&(struct k_scale){ bed_host(b, 0), factors[j] }, 0, n);
+			device_launch(&t->device, CUDA_FN_SCALE,
+				      &(struct cuda_scale){
+					      .x = bed_device(b, 0), .n = n, .factor = factors[j] },
+				      n);
+			tester_same(t, false, "%zu elements, shift %u", n, j);
+		}
+}
+
+/* What the host makes of partials, in their order. */
+static double fold_norm(const double *partial, size_t n, bool inf)
+{
+	double t = 0;
+
+	for (size_t i = 0; i < n; i++)
+		t = !inf                                         ? t + partial[i]
+		    : partial[i] > t || partial[i] != partial[i] ? partial[i]
+								 : t;
+	return t;
+}
+
+/* See norm.cu: additions that a term goes through on either side. */
+static double norm_bound(size_t n, size_t blocks)
+{
+	return ((double)n / (1024.0 * (double)blocks) + 17 + (double)blocks + 8200 +
+		(double)n / KERNEL_NORM_BLOCK) *
+	       0x1p-53;
+}
+
+static double ref_norm(struct tester *t, size_t n, bool inf)
+{
+	double partial[32] = { 0 };
+	struct k_norm a = { bed_host(&t->bed, 0), partial, inf };
+
+	kernels_ref()->norm(&a, 0, n);
+	return fold_norm(partial, (n + KERNEL_NORM_BLOCK - 1) / KERNEL_NORM_BLOCK, inf);
+}
+
+static double device_norm(struct tester *t, size_t n, bool inf, unsigned blocks)
+{
+	struct bed *b = &t->bed;
+
+	device_launch(
+		&t->device, CUDA_FN_NORM,
+		&(struct cuda_norm){
+			.x = bed_device(b, 0), .n = n, .partial = bed_device(b, 1), .inf = inf },
+		n);
+	bed_fetch(b);
+	return fold_norm((const double *)(const void *)(b->got + b->bufs[1].at), blocks, inf);
+}
+
+/* Nothing but the partials may have changed. */
+static bool only_partials(const struct tester *t, unsigned blocks)
+{
+	const struct bed *b = &t->bed;
+	size_t end = b->bufs[1].at + blocks * sizeof(double);
+
+	return memcmp(b->got, b->before, b->bufs[1].at) == 0 &&
+	       memcmp(b->got + end, b->before + end, b->used - end) == 0;
+}
+
+static void norm_case(struct tester *t, size_t n, unsigned shift, bool inf, enum bed_data data)
+{
+	unsigned blocks = device_blocks(&t->device, CUDA_FN_NORM, n);
+	double want, got, again;
+	bool ok;
+
+	bed_begin(&t->bed);
+	bed_add(&t->bed, DTYPE_FP32, n, shift, data);
+	bed_add(&t->bed, DTYPE_FP32, 2 * CUDA_NORM_PARTIALS, 0, BED_FINITE);
+	bed_upload(&t->bed);
+	want = ref_norm(t, n, inf);
+	got = device_norm(t, n, inf, blocks);
+	ok = only_partials(t, blocks);
+	again = device_norm(t, n, inf, blocks);
+	ok = ok && (memcmp(&got, &again, sizeof(got)) == 0 || got != got);
+	if (want != want || isinf(want) || inf)
+		ok = ok && (got == want || (got != got && want != want));
+	else
+		ok = ok && fabs(got - want) <= norm_bound(n, blocks) * want;
+	tester_case(t, ok, "%zu elements, shift %u, data %d: %a and again %a, not %a", n, shift,
+		    data, got, again, want);
+}
+
+static void run_norm(struct tester *t)
+{
+	for (unsigned i = 0; i < n_case_sizes; i++)
+		for (unsigned shift = 0; shift < 4; shift++) {
+			norm_case(t, case_sizes[i], shift, false, BED_FINITE);
+			norm_case(t, case_sizes[i], shift, false, BED_ANY);
+		}
+}
+
+static void run_norm_inf(struct tester *t)
+{
+	for (unsigned i = 0; i < n_case_sizes; i++)
+		for (unsigned shift = 0; shift < 4; shift++) {
+			norm_case(t, case_sizes[i], shift, true, BED_FINITE);
+			norm_case(t, case_sizes[i], shift, true, BED_ANY);
+		}
+}
+
+/* At least as long as asked for; not at all where it need not say. */
+static void run_spin(struct tester *t)
+{
+	static const uint64_t times[] = { 0, 1000, 2000000 };
+	struct bed *b = &t->bed;
+	uint64_t ran;
+
+	for (unsigned i = 0; i < 3; i++) {
+		bed_begin(b);
+		bed_add(b, DTYPE_FP32, 2, 0, BED_FINITE);
+		bed_upload(b);
+		device_launch(&t->device, CUDA_FN_SPIN,
+			      &(struct cuda_spin){ times[i], bed_device(b, 0) }, 1);
+		bed_fetch(b);
+		memcpy(&ran, b->got + b->bufs[0].at, sizeof(ran));
+		tester_case(t, ran >= times[i] && ran < times[i] + 1000000000, "%llu ns, not %llu",
+			    (unsigned long long)ran, (unsigned long long)times[i]);
+		device_launch(&t->device, CUDA_FN_SPIN, &(struct cuda_spin){ times[i], 0 }, 1);
+		device_wait(&t->device);
+	}
+}
+
+const struct group groups_math[] = {
+	{ "reduce", run_reduce },
+	{ "reduce, factors", run_reduce_factors },
+	{ "reduce_many", run_reduce_many },
+	{ "all_reduce, sum", run_sum },
+	{ "all_reduce, average", run_avg },
+	{ "all_reduce, maximum", run_max },
+	{ "all_reduce, minimum", run_min },
+	{ "adamw", run_adamw },
+	{ "adam", run_adam },
+	{ "sgd", run_sgd },
+	{ "scale", run_scale },
+	{ "norm", run_norm },
+	{ "norm, maximum", run_norm_inf },
+	{ "spin", run_spin },
+};
+const unsigned n_groups_math = sizeof(groups_math) / sizeof(groups_math[0]);
+#else
+typedef int kernel_cases_math_not_empty;
+#endif

@@ -1,0 +1,451 @@
+/*
+ * Streams that do not come: of trainers that were killed, and of trainers that live but
+ * have put something on their stream that never ends. The daemon's own queues go on, the
+ * others are told in time, and what was committed is untouched.
+ */
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/check.h"
+#include "gpufix.h"
+
+TestSuite(gpu_stuck, .timeout = 240);
+
+enum { WORLD = 2, N = 20011, DEADLINE_MS = 2500 };
+
+struct play {
+	struct gpu_layout l;
+	uint32_t timeout_ms;
+	stage go, at[WORLD];
+	struct told told[WORLD];
+	pid_t pids[WORLD];
+};
+
+static struct play *play_new(struct gpu_layout l, uint32_t timeout_ms)
+{
+	struct play *p = trainer_shared(sizeof(*p));
+
+	p->l = l;
+	p->timeout_ms = timeout_ms;
+	return p;
+}
+
+static struct shardd_membership join(shardd_client *c, const struct trainer *t)
+{
+	const struct play *p = t->arg;
+	struct shardd_job job = { .size = sizeof(job),
+				  .name = t->job,
+				  .world_size = t->world,
+				  .rank = t->rank,
+				  .op_timeout_ms = p->timeout_ms };
+	struct shardd_membership me;
+
+	TRAIN_OK(shardd_join(c, &job, &me, &train_err));
+	return me;
+}
+
+static shardd_unit make_unit(shardd_client *c)
+{
+	const struct shardd_unit_spec like = { .compute_dtype = SHARDD_BF16,
+					       .gradient_dtype = SHARDD_FP32,
+					       .optimizer = { .kind = SHARDD_SGD, .lr = 1 } };
+
+	return train_register(c, "u", N, &like).unit;
+}
+
+/* Every gradient is 1 on both ranks: each step takes 1 off every parameter. */
+static void write_ones(shardd_client *c, shardd_unit u)
+{
+	float *x = train_alloc(N * sizeof(*x));
+	void *data;
+
+	for (size_t i = 0; i < N; i++)
+		x[i] = 1;
+	TRAIN_OK(shardd_gradient(c, u, &data, &train_err));
+	train_write(c, data, x, N * sizeof(*x));
+	free(x);
+}
+
+static void check_params(shardd_client *c, shardd_unit u, float value)
+{
+	uint16_t *got = train_alloc(N * sizeof(*got)), *want = train_alloc(N * sizeof(*want));
+	float *x = train_alloc(N * sizeof(*x));
+	const struct k_cast cast = {
+		.dst = want, .src = x, .dst_dtype = DTYPE_BF16, .src_dtype = DTYPE_FP32
+	};
+
+	for (size_t i = 0; i < N; i++)
+		x[i] = value;
+	kernels_ref()->cast(&cast, 0, N);
+	train_params(c, u, got, N * sizeof(*got));
+	TRAIN_SAME(got, want, N * sizeof(*got));
+	free(got);
+	free(want);
+	free(x);
+}
+
+/* One step that is committed, so that parameters are -1. */
+static void first_step(shardd_client *c, shardd_unit u)
+{
+	TRAIN_OK(shardd_init_seed(c, u, 1, &train_err));
+	write_ones(c, u);
+	TRAIN_OK(shardd_reduce(c, u, &train_err));
+	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+	TRAIN_OK(shardd_commit(c, 1, NULL, 0, &train_err));
+	check_params(c, u, -1);
+}
+
+/* After the failure: all is as it was committed, and can go on. */
+static void second_life(shardd_client *c, const struct trainer *t)
+{
+	struct shardd_membership me = join(c, t);
+	shardd_unit u = make_unit(c);
+
+	TRAINER_CHECK(me.has_commit && me.step == 1 && !me.torn);
+	check_params(c, u, -1);
+	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
+	write_ones(c, u);
+	TRAIN_OK(shardd_reduce(c, u, &train_err));
+	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+	TRAIN_OK(shardd_commit(c, 2, NULL, 0, &train_err));
+	check_params(c, u, -2);
+	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
+	train_leave(c);
+}
+
+/* Waits in a reduce for the other one, whose stream is stuck. */
+static int peer(const struct trainer *t)
+{
+	struct play *p = t->arg;
+	shardd_client *c = gpu_connect(t, gpu_of(&p->l, t->rank));
+	shardd_unit u;
+
+	join(c, t);
+	u = make_unit(c);
+	first_step(c, u);
+	write_ones(c, u);
+	stage_set(&p->at[t->rank], 1);
+	told_note(&p->told[t->rank], shardd_reduce(c, u, &train_err));
+	TRAINER_AWAIT(atomic_load(&p->go) == 1, 60);
+	second_life(c, t);
+	return 0;
+}
+
+/* Its reduce is queued behind a stream on which nothing happens any more. */
+static void get_stuck(shardd_client *c, const struct trainer *t, struct gpu *g)
+{
+	struct play *p = t->arg;
+	CUstream stream = gpu_stream(g);
+	shardd_ticket ticket;
+	shardd_unit u;
+
+	join(c, t);
+	u = make_unit(c);
+	first_step(c, u);
+	/* everything is mapped when this is done; from then on nothing may be */
+	write_ones(c, u);
+	TRAIN_OK(shardd_set_stream(c, stream, &train_err));
+	gpu_block(g, stream);
+	TRAIN_OK(shardd_reduce_submit(c, u, &ticket, &train_err));
+	stage_set(&p->at[t->rank], 1);
+}
+
+static int stuck_and_killed(const struct trainer *t)
+{
+	struct play *p = t->arg;
+	struct gpu g;
+
+	gpu_open(&g, gpu_of(&p->l, t->rank));
+	get_stuck(gpu_connect(t, gpu_of(&p->l, t->rank)), t, &g);
+	pause();
+	return 1;
+}
+
+static int successor(const struct trainer *t)
+{
+	struct play *p = t->arg;
+
+	second_life(gpu_connect(t, gpu_of(&p->l, t->rank)), t);
+	return 0;
+}
+
+/* Of another job on the same device. */
+static int bystander(const struct trainer *t)
+{
+	shardd_client *c = gpu_connect(t, 0);
+	shardd_unit u;
+
+	train_join_as(c, t, SHARDD_EPHEMERAL);
+	u = make_unit(c);
+	first_step(c, u);
+	train_leave(c);
+	return 0;
+}
+
+static void killed(struct gpu_layout l)
+{
+	struct play *p = play_new(l, 60000);
+	uint64_t died_us;
+	char who[64];
+
+	p->pids[0] = trainer_start(&trainfix, "stuck", 0, WORLD, peer, p);
+	p->pids[1] = trainer_start(&trainfix, "stuck", 1, WORLD, stuck_and_killed, p);
+	AWAIT(atomic_load(&p->at[0]) == 1 && atomic_load(&p->at[1]) == 1, 40);
+	snprintf(who, sizeof(who), "rank 1 (pid %d)", (int)p->pids[1]);
+	died_us = clock_now_us();
+	fail_kill(p->pids[1]);
+	told_check(&p->told[0], SHARDD_ABORTED, who);
+	fprintf(stderr, "# told %llu us after the death: %s\n",
+		(unsigned long long)(p->told[0].at_us - died_us), p->told[0].text);
+	cr_assert_leq(p->told[0].at_us - died_us, 3000000u);
+	/* the device's queue is free again, for others too */
+	cr_assert_eq(trainer_wait(trainer_start(&trainfix, "by", 0, 1, bystander, p), 30), 0);
+	p->pids[1] = trainer_start(&trainfix, "stuck", 1, WORLD, successor, p);
+	stage_set(&p->go, 1);
+	for (uint32_t r = 0; r < WORLD; r++)
+		cr_assert_eq(trainer_wait(p->pids[r], 60), 0, "rank %u", r);
+}
+
+Test(gpu_stuck, killed_with_its_stream_stuck)
+{
+	gpu_begin(1, NULL);
+	killed((struct gpu_layout){ 1, WORLD, false });
+	gpu_end();
+}
+
+Test(gpu_stuck, killed_with_its_stream_stuck_on_two_devices)
+{
+	gpu_begin(2, NULL);
+	killed((struct gpu_layout){ 2, WORLD, false });
+	gpu_end();
+}
+
+/* It lives, and hears at its next call that its session has ended. */
+static int stuck_and_alive(const struct trainer *t)
+{
+	struct play *p = t->arg;
+	shardd_client *c = gpu_connect(t, gpu_of(&p->l, t->rank));
+	struct gpu g;
+	uint64_t begin_us;
+	int r = 0;
+
+	gpu_open(&g, gpu_of(&p->l, t->rank));
+	get_stuck(c, t, &g);
+	begin_us = clock_now_us();
+	shardd_clear_stream(c);
+	while (r == 0 && clock_now_us() - begin_us < 30000000u)
+		r = shardd_barrier(c, SHARDD_WORLD, &train_err);
+	told_note(&p->told[t->rank], r);
+	/* without closing: nothing can be unmapped under what is on the stream */
+	fflush(NULL);
+	_exit(r < 0 ? 0 : 1);
+}
+
+static void alive(struct gpu_layout l)
+{
+	struct play *p = play_new(l, DEADLINE_MS);
+
+	p->pids[0] = trainer_start(&trainfix, "alive", 0, WORLD, peer, p);
+	p->pids[1] = trainer_start(&trainfix, "alive", 1, WORLD, stuck_and_alive, p);
+	cr_assert_eq(trainer_wait(p->pids[1], 60), 0);
+	AWAIT(atomic_load(&p->told[0].n) > 0, 20);
+	for (uint32_t r = 0; r < WORLD; r++)
+		fprintf(stderr, "# rank %u: %d: %s\n", r, -p->told[r].rc, p->told[r].text);
+	cr_assert(p->told[0].rc == -SHARDD_ABORTED || p->told[0].rc == -SHARDD_DEADLINE_EXCEEDED);
+	cr_assert(strstr(p->told[0].text, "rank 1"), "%s", p->told[0].text);
+	cr_assert(strstr(p->told[1].text, "stream") || fail_logged(&trainfix, "stream"));
+	cr_assert_eq(trainer_wait(trainer_start(&trainfix, "by", 0, 1, bystander, p), 30), 0);
+	p->pids[1] = trainer_start(&trainfix, "alive", 1, WORLD, successor, p);
+	stage_set(&p->go, 1);
+	for (uint32_t r = 0; r < WORLD; r++)
+		cr_assert_eq(trainer_wait(p->pids[r], 60), 0, "rank %u", r);
+}
+
+Test(gpu_stuck, a_stream_that_never_comes_ends_its_session)
+{
+	gpu_begin(1, NULL);
+	alive((struct gpu_layout){ 1, WORLD, false });
+	gpu_end();
+}
+
+Test(gpu_stuck, a_stream_that_never_comes_ends_its_session_on_two_devices)
+{
+	gpu_begin(2, NULL);
+	alive((struct gpu_layout){ 2, WORLD, false });
+	gpu_end();
+}
+
+/* --------------------------------------------------------- killed at random */
+
+enum { RING = 4 };
+
+struct loop {
+	struct gpu_layout l;
+	_Atomic uint64_t stop_after; /* 0: not yet */
+	_Atomic uint64_t step[WORLD];
+	struct told aborted[WORLD];
+	float params[N];
+};
+
+struct looper {
+	struct gpu g;
+	CUstream stream;
+	shardd_client *c;
+	shardd_unit u;
+	float *gradients[RING];
+	void *seen;
+};
+
+static int loop_step(struct looper *x, uint32_t rank, uint64_t step)
+{
+	float *from = x->gradients[step % RING];
+	const void *full;
+	void *data;
+	int r = shardd_gather(x->c, x->u, &full, &train_err);
+
+	if (r < 0)
+		return r;
+	gpu_spin(&x->g, x->stream, 200);
+	gpu_get(&x->g, x->stream, x->seen, full, N * 2);
+	r = shardd_release(x->c, x->u, &train_err);
+	r = r ? r : shardd_gradient(x->c, x->u, &data, &train_err);
+	if (r < 0)
+		return r;
+	if (step % RING == 0) /* what comes next is used by what is under way */
+		gpu_drain(&x->g, x->stream);
+	train_fill(from, N, step * WORLD + rank);
+	gpu_spin(&x->g, x->stream, 200);
+	gpu_put(&x->g, x->stream, data, from, N * sizeof(*from));
+	r = shardd_reduce(x->c, x->u, &train_err);
+	r = r ? r : shardd_step(x->c, SHARDD_WORLD, NULL, &train_err);
+	return r ? r : shardd_commit(x->c, step, NULL, 0, &train_err);
+}
+
+static int loop_epoch(struct looper *x, const struct trainer *t)
+{
+	static const struct shardd_unit_spec like = {
+		.compute_dtype = SHARDD_BF16,
+		.gradient_dtype = SHARDD_FP32,
+		.optimizer = { .kind = SHARDD_SGD, .lr = 0.1, .momentum = 0.9 }
+	};
+	struct loop *loop = t->arg;
+	struct shardd_membership me = train_join_as(x->c, t, SHARDD_EPHEMERAL);
+	uint64_t n = N, step, stop;
+	const struct shardd_tensor w = { "w", &n, 1, SHARDD_INIT_NORMAL, 0, 1 };
+	struct shardd_unit_spec spec = like;
+	struct shardd_unit_info info = { 0 };
+	int r;
+
+	spec.size = sizeof(spec);
+	spec.name = "w";
+	spec.tensors = &w;
+	spec.n_tensors = 1;
+	TRAINER_CHECK(!me.torn);
+	TRAIN_OK(shardd_set_stream(x->c, x->stream, &train_err));
+	r = shardd_register(x->c, &spec, 1, &info, &train_err);
+	x->u = info.unit;
+	if (r == 0 && !me.has_commit)
+		r = shardd_init_seed(x->c, x->u, 4, &train_err);
+	if (r == 0 && !me.has_commit)
+		r = shardd_commit(x->c, 1, NULL, 0, &train_err);
+	for (step = me.has_commit ? me.step : 1; r == 0; step++) {
+		stop = atomic_load(&loop->stop_after);
+		atomic_store(&loop->step[t->rank], step);
+		if (step == stop)
+			break;
+		r = loop_step(x, t->rank, step + 1);
+	}
+	gpu_drain(&x->g, x->stream);
+	shardd_clear_stream(x->c);
+	if (r == 0 && t->rank == 0)
+		train_params(x->c, x->u, loop->params, N * 2);
+	return r ? r : shardd_barrier(x->c, SHARDD_WORLD, &train_err);
+}
+
+static int loop_trainer(const struct trainer *t)
+{
+	struct loop *loop = t->arg;
+	struct looper x = { 0 };
+	int r;
+
+	gpu_open(&x.g, gpu_of(&loop->l, t->rank));
+	x.stream = gpu_stream(&x.g);
+	for (unsigned i = 0; i < RING; i++)
+		x.gradients[i] = gpu_pinned(&x.g, N * sizeof(float));
+	x.seen = gpu_pinned(&x.g, N * 2);
+	x.c = gpu_connect(t, gpu_of(&loop->l, t->rank));
+	while ((r = loop_epoch(&x, t)) < 0) {
+		TRAIN_FAILS(r, SHARDD_ABORTED);
+		told_note(&loop->aborted[t->rank], r);
+	}
+	train_leave(x.c);
+	return 0;
+}
+
+static unsigned draw(unsigned *random, unsigned n)
+{
+	*random = *random * 1664525u + 1013904223u;
+	return (*random >> 8) % n;
+}
+
+static void kill_at_random(struct loop *loop, pid_t *pids, unsigned *random)
+{
+	uint32_t victim = draw(random, WORLD);
+	uint64_t step[WORLD];
+	struct timespec when = { .tv_nsec = draw(random, 8000) * 1000 };
+
+	for (uint32_t r = 0; r < WORLD; r++)
+		step[r] = atomic_load(&loop->step[r]);
+	for (uint32_t r = 0; r < WORLD; r++)
+		AWAIT(atomic_load(&loop->step[r]) > step[r], 40);
+	nanosleep(&when, NULL); /* the point is anywhere in a few steps */
+	fail_kill(pids[victim]);
+	atomic_store(&loop->step[victim], 0);
+	pids[victim] = trainer_start(&trainfix, "loop", victim, WORLD, loop_trainer, loop);
+}
+
+static void random_kills(struct gpu_layout l, unsigned points)
+{
+	struct loop *loop = trainer_shared(sizeof(*loop)), *calm = trainer_shared(sizeof(*calm));
+	const char *form = getenv("SHARDD_TEST_LONG");
+	unsigned random = 20261121;
+	uint64_t most = 0;
+	pid_t pids[WORLD];
+
+	loop->l = calm->l = l;
+	points *= form && *form == '1' ? 10 : 1;
+	for (uint32_t r = 0; r < WORLD; r++)
+		pids[r] = trainer_start(&trainfix, "loop", r, WORLD, loop_trainer, loop);
+	for (unsigned i = 0; i < points; i++)
+		kill_at_random(loop, pids, &random);
+	for (uint32_t r = 0; r < WORLD; r++) {
+		AWAIT(atomic_load(&loop->step[r]) > 1, 40);
+		most = atomic_load(&loop->step[r]) > most ? atomic_load(&loop->step[r]) : most;
+	}
+	atomic_store(&loop->stop_after, most + 20);
+	for (uint32_t r = 0; r < WORLD; r++)
+		cr_assert_eq(trainer_wait(pids[r], 60), 0);
+	atomic_store(&calm->stop_after, most + 20);
+	trainers_run(&trainfix, "calm", WORLD, loop_trainer, calm, 120);
+	cr_assert_eq(memcmp(loop->params, calm->params, N * 2), 0,
+		     "the parameters differ from an undisturbed run's");
+}
+
+Test(gpu_stuck, killed_at_random_points_of_training)
+{
+	gpu_begin(1, NULL);
+	random_kills((struct gpu_layout){ 1, WORLD, false }, 20);
+	gpu_end();
+}
+
+Test(gpu_stuck, killed_at_random_points_of_training_on_two_devices)
+{
+	gpu_begin(2, NULL);
+	random_kills((struct gpu_layout){ 2, WORLD, false }, 20);
+	gpu_end();
+}
