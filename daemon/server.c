@@ -239,8 +239,12 @@ static void on_tick(uv_timer_t *timer);
 
 static int start(struct server *s, int inherited_fd, struct fault *f)
 {
-	const struct job_ops ops = { op_abort_all, op_complete, op_failed, on_job_event,
-				     on_epoch_ended };
+	const struct job_ops ops = { .abort_ops = op_abort_all,
+				     .complete = op_complete,
+				     .failed = op_failed,
+				     .event = on_job_event,
+				     .signals_gone = queue_tasks_forget,
+				     .epoch_ended = on_epoch_ended };
 	int r;
 
 	/* first what cannot fail: whatever fails below, all of it is ended again */
@@ -338,10 +342,12 @@ static void on_devices(uv_timer_t *timer)
 {
 	struct server *s = timer->data;
 
-	if (!devices_idle(&s->node)) {
+	if (!jobs_gone(&s->jobs) || !devices_idle(&s->node)) {
 		uv_timer_start(&s->tick, on_devices, 1, 0);
 		return;
 	}
+	jobs_deinit(&s->jobs);
+	recorder_deinit();
 	devices_end(&s->node);
 	loopq_close(&s->loopq);
 	uv_close((uv_handle_t *)&s->tick, NULL);
@@ -357,8 +363,7 @@ static void on_rpc_closed(void *userdata)
 	s->state = ENDING;
 	if (s->rpc)
 		health_deinit(&s->health);
-	jobs_deinit(&s->jobs);
-	recorder_deinit();
+	jobs_end(&s->jobs);
 	uv_timer_start(&s->tick, on_devices, 0, 0);
 }
 

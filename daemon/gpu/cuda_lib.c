@@ -18,20 +18,26 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 #define NAME_OF(name)  NAME_OF_(name)
 #define NAME_OF_(name) #name
 
+static const struct {
+	const char *name;
+	size_t offset;
+} entries[] = {
+#define ENTRY(name) { NAME_OF(name), offsetof(struct cuda_lib, name) },
+	CUDA_LIB_FUNCTIONS(ENTRY)
+#undef ENTRY
+};
+
+/* Return: the first that is missing, or NULL. */
 static const char *find_all(void *so, struct cuda_lib *lib)
 {
-	const char *missing = NULL;
+	for (size_t i = 0; i < sizeof(entries) / sizeof(entries[0]); i++) {
+		void *p = dlsym(so, entries[i].name);
 
-#define FIND(name)                                  \
-	do {                                        \
-		void *p = dlsym(so, NAME_OF(name)); \
-		if (!p && !missing)                 \
-			missing = NAME_OF(name);    \
-		memcpy(&lib->name, &p, sizeof(p));  \
-	} while (0);
-	CUDA_LIB_FUNCTIONS(FIND)
-#undef FIND
-	return missing;
+		if (!p)
+			return entries[i].name;
+		memcpy((char *)lib + entries[i].offset, &p, sizeof(p));
+	}
+	return NULL;
 }
 
 const char *cuda_lib_text(const struct cuda_lib *lib, CUresult r, char *buf, size_t bytes)

@@ -48,6 +48,8 @@ struct job_ops {
 	match_failed_cb failed;
 	/* News for one trainer. */
 	void (*event)(struct member *m, enum job_event_kind kind, const char *text);
+	/* (optional) The signals of a member go: nobody is to look for their owner any more. */
+	void (*signals_gone)(struct job *job, const struct backend_signals *signals);
 	/* (optional) The job's epoch ended, why: for the log. */
 	void (*epoch_ended)(struct job *job, const struct fault *why);
 };
@@ -128,6 +130,10 @@ struct jobs {
 void jobs_init(struct jobs *jobs, struct node *node, const struct job_ops *ops);
 /* Delete every job; no member may be present and nothing may run (CHECKed). */
 void jobs_deinit(struct jobs *jobs);
+/* The first part of that: delete them, give up quarantine. Then turn the loop until
+ * jobs_gone: engines let go of memory in their own time. */
+void jobs_end(struct jobs *jobs);
+bool jobs_gone(struct jobs *jobs);
 
 /* What a caller says of a job. Numbers of 0 mean the node's defaults. */
 struct job_spec {

@@ -138,7 +138,7 @@ void jobs_tick(struct jobs *jobs, uint64_t now_us)
 		job_settle(job);
 }
 
-void jobs_deinit(struct jobs *jobs)
+void jobs_end(struct jobs *jobs)
 {
 	struct job *job, *tmp;
 
@@ -148,9 +148,21 @@ void jobs_deinit(struct jobs *jobs)
 		CHECK(job_delete(job, false, NULL, &f) == 0);
 	}
 	quarantine_deinit(&jobs->node->quarantine);
+}
+
+bool jobs_gone(struct jobs *jobs)
+{
+	struct job *job, *tmp;
+
 	list_for_each (job, tmp, &jobs->zombies, link)
 		job_settle(job);
-	CHECK(list_empty(&jobs->zombies));
+	return list_empty(&jobs->zombies);
+}
+
+void jobs_deinit(struct jobs *jobs)
+{
+	jobs_end(jobs);
+	CHECK(jobs_gone(jobs));
 	htab_deinit(&jobs->names);
 }
 

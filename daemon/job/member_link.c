@@ -97,6 +97,8 @@ void member_unlink(struct member *m)
 		return;
 	member_poison(m);
 	forget_reads(m);
+	if (m->job->jobs->ops.signals_gone)
+		m->job->jobs->ops.signals_gone(m->job, l->signals);
 	m->link = NULL;
 	if (l->slab->exported && !proc_gone(m->proc))
 		(void)quarantine_slab(&m->job->node->quarantine, m->proc, l->slab);

@@ -263,12 +263,19 @@ void pool_give(struct pool *p, struct region *r)
 	*r = REGION_NULL;
 }
 
+/* Legacy CUDA IPC: what another process has opened may be freed only when it has closed it,
+ * so such a slab stays until the end of its pool, where quarantine sees to that. */
+static bool can_drop(const struct pool_slab *ps)
+{
+	return ps->used == 0 && !(ps->slab->exported && ps->pool->share == BACKEND_SHARE_IPC);
+}
+
 static struct pool_slab *largest_empty(struct pool *p)
 {
 	struct pool_slab *ps, *tmp, *best = NULL;
 
 	list_for_each (ps, tmp, &p->slabs, link)
-		if (ps->used == 0 && (!best || ps->slab->bytes > best->slab->bytes))
+		if (can_drop(ps) && (!best || ps->slab->bytes > best->slab->bytes))
 			best = ps;
 	return best;
 }
@@ -279,7 +286,7 @@ static uint64_t trim_all(struct pool *p)
 	uint64_t before = p->bytes;
 
 	list_for_each (ps, tmp, &p->slabs, link)
-		if (ps->used == 0)
+		if (can_drop(ps))
 			drop_slab(ps);
 	return before - p->bytes;
 }

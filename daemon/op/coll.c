@@ -156,8 +156,6 @@ static void finish(struct coll *c, const struct fault *fault)
 {
 	struct job *job = c->job;
 
-	CHECK(job->running > 0);
-	job->running--;
 	for (uint32_t i = 0; i < c->n; i++) {
 		if (c->marked)
 			member_executed(c->members[i]);
@@ -169,6 +167,8 @@ static void finish(struct coll *c, const struct fault *fault)
 	}
 	coll_free(c);
 	node_wake(job->node); /* who waited for memory to be free of readers and writers */
+	CHECK(job->running > 0);
+	job->running--; /* only now: those resumed may have been the last of a deleted job */
 	job_settle(job);
 }
 
@@ -425,6 +425,15 @@ struct comm_op *coll_comm(struct coll *c, void (*next)(struct coll *c))
 	c->next = next;
 	c->comm_op = (struct comm_op){ .done = on_comm };
 	return &c->comm_op;
+}
+
+/* It may have broken while the stage before ran, without an end of the epoch. */
+bool coll_can_talk(struct coll *c)
+{
+	if (c->group->nc && c->group->nc->state == COMM_READY)
+		return true;
+	coll_end_status(c, ENGINE_E_ABORTED, c->type->name);
+	return false;
 }
 
 struct comm *coll_between(const struct coll *c)

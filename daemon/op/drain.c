@@ -38,8 +38,8 @@ static void end(struct drain *d)
 	struct job *job = d->job;
 
 	drain_free(d);
-	job->running--;
 	p->resume(p);
+	job->running--; /* only now: it may have been the last of a deleted job */
 	job_settle(job);
 }
 

@@ -108,6 +108,8 @@ static void between_one(struct coll *c)
 	const struct op *op = c->ops[0];
 	void *data[] = { first_of(&c->parts[0]) };
 
+	if (!coll_can_talk(c))
+		return;
 	comm_all_reduce(coll_between(c), coll_comm(c, spread), data, op->args.buf.count,
 			op->args.buf.dtype, op->args.buf.op);
 }
@@ -172,6 +174,8 @@ static void add_between(struct coll *c)
 {
 	void *sums[NODE_MAX_DEVICES];
 
+	if (!coll_can_talk(c))
+		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		sums[d] = region_addr(&c->parts[d].scratch[0]);
 	comm_all_reduce(coll_between(c), coll_comm(c, divide), sums, c->ops[0]->args.buf.count,
@@ -220,6 +224,8 @@ static void show_between(struct coll *c)
 	const void *send[NODE_MAX_DEVICES];
 	void *recv[NODE_MAX_DEVICES];
 
+	if (!coll_can_talk(c))
+		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		send[d] = first_of(&c->parts[d]);
 		recv[d] = region_addr(&c->parts[d].scratch[0]);

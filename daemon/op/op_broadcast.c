@@ -89,6 +89,8 @@ static void to_other_devices(struct coll *c)
 	struct coll_part *root = coll_part(c, coll_index(c, op->args.buf.root));
 	void *data[NODE_MAX_DEVICES];
 
+	if (!coll_can_talk(c))
+		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = (void *)c->parts[d].inputs[first_on(c, &c->parts[d])];
 	comm_broadcast(coll_between(c), coll_comm(c, to_others), data, op->args.buf.bytes,

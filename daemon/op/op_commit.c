@@ -78,6 +78,8 @@ static void finish(struct parked *p)
 	c->job->step.committing = false;
 	if (c->job->step.abandoned) {
 		c->job->step.abandoned = false;
+		if (c->ops[0]->m->epoch != c->job->rec->epoch)
+			job_tear(c->job); /* held back while this commit might have covered it */
 		if (coll_overtaken(c, false))
 			return;
 	}

@@ -195,7 +195,6 @@ static void cast_end(struct cast *cast, int status)
 	u->executing = false;
 	u->full_version = status ? 0 : cast->version;
 	cast_free(cast);
-	job->running--;
 	job->casts--;
 	answer_waiting(u, status, false);
 	if (!u->gathered_ranks && u->has_full && list_empty(&u->idle) && !u->casting &&
@@ -203,6 +202,7 @@ static void cast_end(struct cast *cast, int status)
 		list_append(&job->idle_full, &u->idle);
 	next_in_queue(job);
 	node_wake(job->node);
+	job->running--; /* only now: those resumed may have been the last of a deleted job */
 	job_settle(job);
 }
 
@@ -291,6 +291,10 @@ static void between_devices(struct cast *cast)
 	const void *send[NODE_MAX_DEVICES];
 	void *recv[NODE_MAX_DEVICES];
 
+	if (nc->state != COMM_READY) { /* it broke while the shards were cast */
+		cast_end(cast, ENGINE_E_ABORTED);
+		return;
+	}
 	for (unsigned d = 0; d < u->n_parts; d++) {
 		struct unit_part *p = &u->parts[d];
 

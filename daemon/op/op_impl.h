@@ -80,7 +80,9 @@ void coll_kernels_sync(struct coll *c, void (*next)(struct coll *c));
 /* Can the group's devices talk? If not yet, @again is called with c->parked later; if they
  * cannot, the collective has ended. Return: true: go on. */
 bool coll_ready(struct coll *c, void (*again)(struct parked *p));
-/* The communicator of the group's devices; one address per part. After coll_ready. */
+/* Can they still, at a later stage? If not, the collective has ended. Return: true: go on. */
+bool coll_can_talk(struct coll *c);
+/* The communicator of the group's devices; one address per part. After coll_can_talk. */
 struct comm *coll_between(const struct coll *c);
 /* For comm_* calls: c->comm_op set up so that @next follows. */
 struct comm_op *coll_comm(struct coll *c, void (*next)(struct coll *c));

@@ -200,6 +200,8 @@ static void broadcast(struct coll *c, uint64_t begin, uint64_t elements, uint32_
 {
 	void *data[NODE_MAX_DEVICES];
 
+	if (!coll_can_talk(c))
+		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = whole(&c->parts[d]) + begin;
 	comm_broadcast(coll_between(c), coll_comm(c, next), data, elements * sizeof(float),

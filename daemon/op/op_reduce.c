@@ -85,6 +85,8 @@ static void to_other_devices(struct coll *c)
 	void *recv[NODE_MAX_DEVICES];
 	bool one = c->n_parts == 1;
 
+	if (!coll_can_talk(c))
+		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		const struct unit_part *up = &c->unit->parts[d];
 		float *sums = optim_at(one ? &up->grads : &c->parts[d].scratch[0], 0);

@@ -131,4 +131,6 @@ void ops_tick(struct jobs *jobs, uint64_t now_us, uint64_t stall_after_us)
 			if (job->ranks[r] && job->ranks[r]->pending)
 				tick_member(job->ranks[r], now_us, stall_after_us);
 	}
+	list_for_each (job, tmp, &jobs->zombies, link)
+		queue_tasks_tick(job, now_us); /* what they left on devices must end too */
 }

@@ -8,8 +8,12 @@
 #include "core/check.h"
 #include "core/clock.h"
 
-/* A job without op_timeout_ms still does not hold a device's queue for ever. */
+/* Where the daemon's op_timeout_ms is 0: no queue is held up for ever all the same. */
 #define LONGEST_WAIT_US (600u * 1000000u)
+/* What one that stood behind another's wait gets when that is over. */
+#define GRACE_US 1000000u
+
+static uint64_t last_number;
 
 void queue_task_init(struct queue_task *t, struct job *job)
 {
@@ -20,25 +24,35 @@ void queue_task_init(struct queue_task *t, struct job *job)
 int queue_task_wait(struct queue_task *t, const struct backend_wait *waits, unsigned n)
 {
 	struct backend_wait *grown;
+	bool *gone;
 
 	if (!n)
 		return 0;
 	grown = realloc(t->waits, (t->n_waits + n) * sizeof(*grown));
 	if (!grown)
 		return -ENOMEM;
-	memcpy(grown + t->n_waits, waits, n * sizeof(*waits));
 	t->waits = grown;
+	gone = realloc(t->gone, (t->n_waits + n) * sizeof(*gone));
+	if (!gone)
+		return -ENOMEM;
+	t->gone = gone;
+	memcpy(grown + t->n_waits, waits, n * sizeof(*waits));
+	memset(gone + t->n_waits, 0, n * sizeof(*gone));
 	t->n_waits += n;
 	return 0;
 }
 
+/* A job may say how long its own ops may take, but not how long it holds up a queue that
+ * others share: that is the daemon's to say. */
 static void watch(struct queue_task *t, uint64_t deadline_us)
 {
-	uint32_t ms = t->job->rec->op_timeout_ms;
+	uint64_t own = t->job->rec->op_timeout_ms, most = t->job->node->limits.op_timeout_ms;
+	uint64_t now = clock_now_us();
 
+	most = most ? most * 1000u : LONGEST_WAIT_US;
 	if (!deadline_us || deadline_us == UINT64_MAX)
-		deadline_us = clock_now_us() + (ms ? (uint64_t)ms * 1000u : LONGEST_WAIT_US);
-	t->deadline_us = deadline_us;
+		deadline_us = own ? now + own * 1000u : UINT64_MAX;
+	t->deadline_us = deadline_us < now + most ? deadline_us : now + most;
 	list_append(&t->job->waiting_tasks, &t->link);
 }
 
@@ -46,6 +60,8 @@ void queue_task_submit(struct queue_task *t, struct backend *b, uint64_t deadlin
 {
 	t->task.waits = t->waits;
 	t->task.n_waits = t->n_waits;
+	t->backend = b;
+	t->number = ++last_number;
 	if (t->n_waits)
 		watch(t, deadline_us);
 	backend_submit(b, &t->task);
@@ -68,7 +84,9 @@ void queue_task_done(struct queue_task *t)
 {
 	list_unlink(&t->link);
 	free(t->waits);
+	free(t->gone);
 	t->waits = NULL;
+	t->gone = NULL;
 	t->n_waits = 0;
 }
 
@@ -90,7 +108,7 @@ static struct member *owner_of(const struct job *job, const struct backend_signa
 static struct member *suspect(const struct queue_task *t)
 {
 	for (unsigned i = 0; i < t->n_waits; i++) {
-		struct member *m = owner_of(t->job, t->waits[i].signals);
+		struct member *m = t->gone[i] ? NULL : owner_of(t->job, t->waits[i].signals);
 
 		if (m && (m->state == MEMBER_JOINED || m->state == MEMBER_STALE))
 			return m;
@@ -98,29 +116,63 @@ static struct member *suspect(const struct queue_task *t)
 	return NULL;
 }
 
-static struct queue_task *first_late(struct job *job, uint64_t now_us)
+void queue_tasks_forget(struct job *job, const struct backend_signals *signals)
 {
 	struct queue_task *t, *tmp;
 
 	list_for_each (t, tmp, &job->waiting_tasks, link)
-		if (now_us >= t->deadline_us && suspect(t))
+		for (unsigned i = 0; i < t->n_waits; i++)
+			t->gone[i] = t->gone[i] || t->waits[i].signals == signals;
+}
+
+/* Call @fn with every task that is watched, of all jobs, until it returns true. */
+static bool any_task(const struct jobs *jobs,
+		     bool (*fn)(const struct queue_task *t, const void *arg), const void *arg)
+{
+	const struct list *lists[] = { &jobs->all, &jobs->zombies };
+
+	for (size_t i = 0; i < ARRAY_SIZE(lists); i++) {
+		const struct job *job, *tmp;
+
+		list_for_each (job, tmp, (struct list *)lists[i], link) {
+			const struct queue_task *t, *next;
+
+			list_for_each (t, next, (struct list *)&job->waiting_tasks, link)
+				if (fn(t, arg))
+					return true;
+		}
+	}
+	return false;
+}
+
+static bool stands_before(const struct queue_task *t, const void *arg)
+{
+	const struct queue_task *behind = arg;
+
+	return t->number < behind->number && t->backend == behind->backend &&
+	       t->task.queue == behind->task.queue && suspect(t);
+}
+
+/* Jobs share the queues of a device: who stands behind the wait of another cannot know
+ * yet whether its own streams have come, and nobody is blamed before that is over. */
+static struct queue_task *first_late(struct job *job, uint64_t now_us)
+{
+	struct queue_task *t, *tmp;
+
+	list_for_each (t, tmp, &job->waiting_tasks, link) {
+		if (now_us < t->deadline_us || !suspect(t))
+			continue;
+		if (!any_task(job->jobs, stands_before, t))
 			return t;
+		t->deadline_us = now_us + GRACE_US;
+	}
 	return NULL;
 }
 
-/* While streams are waited for, it may be they who hold up everything behind them. */
-static bool streams_awaited(const struct jobs *jobs)
+static bool is_awaited(const struct queue_task *t, const void *arg)
 {
-	const struct job *job, *tmp;
-
-	list_for_each (job, tmp, &jobs->all, link) {
-		const struct queue_task *t, *next;
-
-		list_for_each (t, next, &job->waiting_tasks, link)
-			if (t->n_waits)
-				return true;
-	}
-	return false;
+	(void)arg;
+	return suspect(t);
 }
 
 static struct node_comm *first_hung(struct job *job, uint64_t now_us)
@@ -133,6 +185,7 @@ static struct node_comm *first_hung(struct job *job, uint64_t now_us)
 	return NULL;
 }
 
+/* While streams are waited for, it may be they who hold up everything behind them. */
 void queue_tasks_tick(struct job *job, uint64_t now_us)
 {
 	struct node_comm *nc;
@@ -140,6 +193,6 @@ void queue_tasks_tick(struct job *job, uint64_t now_us)
 
 	while ((t = first_late(job, now_us)))
 		job_lost(suspect(t), "has streams that did not come to their ops in time");
-	while ((nc = first_hung(job, now_us)) && !streams_awaited(job->jobs))
+	while ((nc = first_hung(job, now_us)) && !any_task(job->jobs, is_awaited, NULL))
 		node_comm_break(nc, "a collective between them did not end in time");
 }

@@ -15,7 +15,10 @@ struct queue_task {
 	struct list link; /* job->waiting_tasks, while it may wait for a trainer */
 	uint64_t deadline_us;
 	struct backend_wait *waits; /* owned */
+	bool *gone;                 /* owned; by wait: its session is, nobody is to be blamed */
 	unsigned n_waits;
+	struct backend *backend; /* where it was submitted, and as which of all tasks */
+	uint64_t number;
 	struct node_comm *between; /* watch this: borrowed; NULL: streams only */
 };
 
@@ -34,6 +37,9 @@ void queue_task_watch(struct queue_task *t, struct node_comm *nc, uint64_t deadl
 /* The device has executed it: no trainer is waited for any more. Safe twice. */
 void queue_task_done(struct queue_task *t);
 void queue_task_deinit(struct queue_task *t);
+
+/* The session of @signals is gone: it is not looked for any more. */
+void queue_tasks_forget(struct job *job, const struct backend_signals *signals);
 
 /* Whoever has not come in time is lost. */
 void queue_tasks_tick(struct job *job, uint64_t now_us);

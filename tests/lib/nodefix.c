@@ -71,7 +71,11 @@ static void begin_devices(struct nodefix *n, unsigned devices, uint64_t capacity
 void nodefix_begin(struct nodefix *n, const struct nodefix_options *o)
 {
 	static const struct nodefix_options none;
-	const struct job_ops ops = { op_abort_all, op_complete, op_failed, on_event, NULL };
+	const struct job_ops ops = { .abort_ops = op_abort_all,
+				     .complete = op_complete,
+				     .failed = op_failed,
+				     .event = on_event,
+				     .signals_gone = queue_tasks_forget };
 
 	o = o ? o : &none;
 	*n = (struct nodefix){ 0 };

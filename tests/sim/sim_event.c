@@ -435,7 +435,7 @@ CUresult cuIpcGetEventHandle(CUipcEventHandle *ret, CUevent event)
 	else if (!e->offered && !(e->offered = ipc_offer(e->page->fd, IPC_EVENT)))
 		r = CUDA_ERROR_OPERATING_SYSTEM;
 	if (r == CUDA_SUCCESS)
-		ipc_handle_make((struct ipc_handle *)(void *)ret, IPC_EVENT, e->offered, PAGE);
+		ipc_handle_make(ret, IPC_EVENT, e->offered, PAGE);
 	pthread_mutex_unlock(&sim_lock);
 	return r;
 }

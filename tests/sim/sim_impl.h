@@ -185,7 +185,7 @@ struct ipc_handle {
 
 /* @fd: borrowed until ipc_withdraw. With the lock. Return: the object's number, or 0. */
 uint64_t ipc_offer(int fd, enum ipc_kind kind);
-void ipc_handle_make(struct ipc_handle *ret, enum ipc_kind kind, uint64_t object, uint64_t bytes);
+void ipc_handle_make(void *ret, enum ipc_kind kind, uint64_t object, uint64_t bytes);
 /* 0: none. With the lock; ipc_settle must follow. */
 void ipc_withdraw(uint64_t object);
 /* Without the lock: the thread that nobody needs any more ends, with its socket. */

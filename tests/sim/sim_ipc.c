@@ -200,15 +200,18 @@ static uint64_t checksum(const struct ipc_handle *h)
 	return (h->token ^ h->object * 0x9e3779b97f4a7c15ull) + h->bytes + h->pid * 31ull + h->kind;
 }
 
-void ipc_handle_make(struct ipc_handle *ret, enum ipc_kind kind, uint64_t object, uint64_t bytes)
+/* @ret: CUDA's own type, 64 bytes without alignment. */
+void ipc_handle_make(void *ret, enum ipc_kind kind, uint64_t object, uint64_t bytes)
 {
-	*ret = (struct ipc_handle){ .kind = kind,
-				    .pid = (uint32_t)getpid(),
-				    .token = token,
-				    .object = object,
-				    .bytes = bytes };
-	memcpy(ret->magic, MAGIC, 8);
-	ret->check = checksum(ret);
+	struct ipc_handle h = { .kind = kind,
+				.pid = (uint32_t)getpid(),
+				.token = token,
+				.object = object,
+				.bytes = bytes };
+
+	memcpy(h.magic, MAGIC, 8);
+	h.check = checksum(&h);
+	memcpy(ret, &h, sizeof(h));
 }
 
 /* -- the importer --------------------------------------------------------------------------- */
@@ -280,8 +283,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *ret, CUdeviceptr addr)
 	else if (!v->exported && !(v->exported = ipc_offer(v->block->fd, IPC_MEMORY)))
 		r = CUDA_ERROR_OPERATING_SYSTEM;
 	if (r == CUDA_SUCCESS)
-		ipc_handle_make((struct ipc_handle *)(void *)ret, IPC_MEMORY, v->exported,
-				v->bytes);
+		ipc_handle_make(ret, IPC_MEMORY, v->exported, v->bytes);
 	pthread_mutex_unlock(&sim_lock);
 	return r;
 }

@@ -25,8 +25,10 @@ Test(ctl_json, every_field_is_there)
 {
 	Shardd__V1__DeviceStatus d = SHARDD__V1__DEVICE_STATUS__INIT;
 
-	expect(&d.base, "{\"id\":\"\",\"backend\":\"\",\"capacity_bytes\":0,\"used_bytes\":0,"
-			"\"quarantined_bytes\":0,\"classes\":{}}");
+	expect(&d.base,
+	       "{\"id\":\"\",\"backend\":\"\",\"capacity_bytes\":0,\"used_bytes\":0,"
+	       "\"quarantined_bytes\":0,\"classes\":{},\"uuid\":\"\",\"kernels\":\"\",\"detail\":"
+	       "\"\",\"order\":\"\",\"mode\":\"\",\"lost\":\"\",\"overhead_bytes\":0}");
 }
 
 Test(ctl_json, classes_are_one_object)
@@ -44,10 +46,11 @@ Test(ctl_json, classes_are_one_object)
 	d.capacity_bytes = UINT64_MAX;
 	d.classes = classes;
 	d.n_classes = 2;
-	expect(&d.base,
-	       "{\"id\":\"host:0\",\"backend\":\"host\","
-	       "\"capacity_bytes\":9223372036854775807,\"used_bytes\":0,"
-	       "\"quarantined_bytes\":0,\"classes\":{\"shard\":1099511627776,\"full\":0}}");
+	expect(&d.base, "{\"id\":\"host:0\",\"backend\":\"host\","
+			"\"capacity_bytes\":9223372036854775807,\"used_bytes\":0,"
+			"\"quarantined_bytes\":0,\"classes\":{\"shard\":1099511627776,\"full\":0},"
+			"\"uuid\":\"\",\"kernels\":\"\",\"detail\":\"\",\"order\":\"\",\"mode\":"
+			"\"\",\"lost\":\"\",\"overhead_bytes\":0}");
 }
 
 Test(ctl_json, lists_and_signs_and_booleans)
