@@ -9,7 +9,7 @@
 #include "core/log.h"
 #include "engine/engine_impl.h"
 
-#define MAX_UUIDS 32
+#define MAX_UUIDS 32u
 
 /* One for each device: news carry nothing but their userdata. */
 static struct news {
@@ -48,15 +48,17 @@ static int start_host(struct loopq *loopq, const struct config *c, struct backen
 	return 0;
 }
 
-/* "GPU-a, GPU-b" into a list. @text is cut up. */
+/* "GPU-a, GPU-b" into a list. @text is cut up. Return: how many; MAX_UUIDS + 1: too many. */
 static unsigned split(char *text, const char **ret)
 {
 	char *save = NULL;
 	unsigned n = 0;
 
-	for (char *w = strtok_r(text, ", \t", &save); w && n < MAX_UUIDS;
-	     w = strtok_r(NULL, ", \t", &save))
+	for (char *w = strtok_r(text, ", \t", &save); w; w = strtok_r(NULL, ", \t", &save)) {
+		if (n == MAX_UUIDS)
+			return MAX_UUIDS + 1;
 		ret[n++] = w;
+	}
 	return n;
 }
 
@@ -79,6 +81,10 @@ static int start_cuda(struct loopq *loopq, const struct config *c, struct backen
 
 	memcpy(text, c->devices, sizeof(text));
 	o.n_uuids = split(text, uuids);
+	if (o.n_uuids > MAX_UUIDS)
+		return fault_set(f, FAULT_INVALID, "devices",
+				 "devices names more than %u GPUs: up to that many are allowed",
+				 MAX_UUIDS);
 	if (backend_cuda_new(loopq, &o, ret, NODE_MAX_DEVICES, ret_n, f))
 		snprintf(f->field, sizeof(f->field), "backend");
 	return (int)f->code;

@@ -197,7 +197,7 @@ static void say_figures(struct cuda *c, bool mps, const float spin_ms[2], const 
 
 	snprintf(c->backend.info.mode, sizeof(c->backend.info.mode),
 		 "%s: kernels of two processes %s (measured: %.1f ms of work took %.1f ms beside "
-		 "another process); copies by copy engine %s (%.2f times)",
+		 "another process); copies %s (%.2f times)",
 		 mps ? "MPS" : "no MPS", how(spin_ms[1] / spin_ms[0]), (double)spin_ms[0],
 		 (double)spin_ms[1], how(copies), (double)copies);
 }

@@ -18,9 +18,9 @@
 
 /* Memory that so many later requests have overtaken is wanted by nobody any more: who
  * asked for it is gone. */
+#define MOST_AGE 16u
 /* Who asked does not come for it any more: its trainer is gone. */
 #define UNCLAIMED_US 2000000u
-#define MOST_AGE     16u
 /* A session that lives on may overwrite its poison: it is written again so often while
  * something waits. */
 #define REPOISON_NS 20000000L

@@ -282,6 +282,11 @@ static int take_events(struct member *m, const Shardd__V1__ShareEventsRequest *r
 		if (r->handles[i].len == BACKEND_IPC_BYTES)
 			e = backend_signals_event(member_signals(m), r->slot, i,
 						  r->handles[i].data);
+		if (e == -EEXIST)
+			return fault_set(f, FAULT_INVALID, "slot",
+					 "slot %u has its events already: a slot's events are "
+					 "handed in once",
+					 r->slot);
 		if (e)
 			return fault_set(f, FAULT_INVALID, "handles",
 					 "handles[%u] is no event that this daemon can open", i);

@@ -130,7 +130,8 @@ int case_launch(struct bench *b, const struct bench_case *c)
 #define REDUCES 4u
 
 /* As many reduces as the case repeats, never waiting for the device; the sample is all of
- * them. There is no step between them, so each one adds to what the shard holds. What is in the buffers was written once: they come from a pool. */
+ * them. There is no step between them, so each one adds to what the shard holds. What is in
+ * the buffers was written once: they come from a pool. */
 static void stream_reduces(struct trainer *t, void *stream, struct sample *s, unsigned n)
 {
 	shardd_ticket tickets[REDUCES];

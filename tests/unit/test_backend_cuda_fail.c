@@ -428,7 +428,7 @@ static void overlap(const char *mps, const char *program, char mode[160])
 static void check_sentence(const char *mode)
 {
 	const char *kernels = strstr(mode, "kernels of two processes ");
-	const char *copies = strstr(mode, "copies by copy engine ");
+	const char *copies = strstr(mode, "; copies ");
 	float alone = 0, beside = 0, times = 0;
 
 	cr_assert(kernels && copies, "%s", mode);

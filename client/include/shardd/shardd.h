@@ -87,8 +87,8 @@ struct shardd_options {
 	uint32_t connect_timeout_ms;   /* how long to try while nobody listens; 0: 5000 */
 	enum shardd_handover handover; /* 0: FD */
 	/* The device this process computes on: a GPU's UUID ("GPU-...") or a device's id
-	 * ("host:0"). NULL: $SHARDD_DEVICE, else the GPU of the calling thread's current CUDA context, if it has
-	 * one; else the daemon chooses. Borrowed during the call. */
+	 * ("host:0"). NULL: $SHARDD_DEVICE, else the GPU of the calling thread's current
+	 * CUDA context, if it has one; else the daemon chooses. Borrowed during the call. */
 	const char *device;
 };
 
