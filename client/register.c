@@ -7,7 +7,19 @@
 #include "shardd.pb-c.h"
 
 static_assert((int)SHARDD_INIT_NORMAL == SHARDD__V1__INIT__KIND__KIND_NORMAL, "inits");
-static_assert((int)SHARDD_ADAMW == SHARDD__V1__OPTIMIZER__KIND__KIND_ADAMW, "optimizers");
+static_assert((int)SHARDD_ADAM == SHARDD__V1__OPTIMIZER__KIND__KIND_ADAM, "optimizers");
+static_assert((int)SHARDD_OPTIM_REFERENCE_F64 ==
+		      SHARDD__V1__OPTIMIZER__PROFILE__PROFILE_REFERENCE_F64,
+	      "optimizer profiles");
+static_assert((int)SHARDD_OPTIM_BY_TRAINER == SHARDD__V1__OPTIMIZER__WHEN__WHEN_BY_TRAINER, "when");
+static_assert((int)SHARDD_LAYOUT_DIM0 == SHARDD__V1__LAYOUT__LAYOUT_DIM0, "layouts");
+static_assert((int)SHARDD_HYBRID == SHARDD__V1__STRATEGY__STRATEGY_HYBRID, "strategies");
+static_assert((int)SHARDD_PROFILE_DDP_BUCKET_VIEW ==
+		      SHARDD__V1__REDUCE_PROFILE__REDUCE_PROFILE_DDP_BUCKET_VIEW,
+	      "reduce profiles");
+static_assert((int)SHARDD_RESHARD_NEVER == SHARDD__V1__RESHARD__RESHARD_NEVER, "reshard");
+static_assert((int)SHARDD_BUFFER_UINT8 == SHARDD__V1__BUFFER_DTYPE__BUFFER_DTYPE_UINT8,
+	      "buffer dtypes");
 static_assert((int)SHARDD_FP16 == SHARDD__V1__DTYPE__DTYPE_FP16, "dtypes");
 
 /* The messages of one unit. Names and shapes are borrowed from the caller. */
@@ -16,6 +28,8 @@ struct unit {
 	Shardd__V1__Optimizer optimizer;
 	Shardd__V1__TensorSpec *tensors;
 	Shardd__V1__Init *inits;
+	Shardd__V1__TensorOptimizer *settings;
+	Shardd__V1__BufferSpec *buffers;
 };
 
 /* The messages of a model. */
@@ -31,6 +45,9 @@ static void model_deinit(struct model *m)
 		free(m->units[i].spec.tensors);
 		free(m->units[i].tensors);
 		free(m->units[i].inits);
+		free(m->units[i].settings);
+		free(m->units[i].spec.buffers);
+		free(m->units[i].buffers);
 	}
 	free(STEAL_PTR(m->units));
 	free(STEAL_PTR(m->specs));
@@ -68,7 +85,19 @@ static int tensor_convert(const struct shardd_tensor *from, size_t unit, size_t 
 	to->shape = (uint64_t *)from->shape;
 	to->n_shape = from->dims;
 	to->init = init;
+	to->frozen = from->frozen;
+	to->alias_of = (char *)(from->alias_of ? from->alias_of : "");
+	to->alias_unit = (char *)(from->alias_unit ? from->alias_unit : "");
 	return 0;
+}
+
+static void settings_convert(const struct shardd_tensor *from, Shardd__V1__TensorOptimizer *to)
+{
+	shardd__v1__tensor_optimizer__init(to);
+	to->has_weight_decay = from->has_weight_decay;
+	to->weight_decay = from->weight_decay;
+	to->has_lr_factor = from->has_lr_factor;
+	to->lr_factor = from->lr_factor;
 }
 
 static int tensors_convert(const struct shardd_unit_spec *from, size_t index, struct unit *u,
@@ -79,15 +108,46 @@ static int tensors_convert(const struct shardd_unit_spec *from, size_t index, st
 
 	u->tensors = calloc(n + 1, sizeof(*u->tensors));
 	u->inits = calloc(n + 1, sizeof(*u->inits));
+	u->settings = calloc(n + 1, sizeof(*u->settings));
 	u->spec.tensors = calloc(n + 1, sizeof(Shardd__V1__TensorSpec *));
-	if (!u->tensors || !u->inits || !u->spec.tensors)
+	if (!u->tensors || !u->inits || !u->settings || !u->spec.tensors)
 		return error_memory(err);
 	u->spec.n_tensors = n;
 	for (size_t i = 0; i < n && r == 0; i++) {
 		u->spec.tensors[i] = &u->tensors[i];
 		r = tensor_convert(&from->tensors[i], index, i, &u->tensors[i], &u->inits[i], err);
+		settings_convert(&from->tensors[i], &u->settings[i]);
+		u->tensors[i].optimizer = &u->settings[i];
 	}
 	return r;
+}
+
+static int buffers_convert(const struct shardd_unit_spec *from, size_t index, struct unit *u,
+			   struct shardd_error *err)
+{
+	size_t n = from->n_buffers;
+	char field[96];
+
+	u->buffers = calloc(n + 1, sizeof(*u->buffers));
+	u->spec.buffers = calloc(n + 1, sizeof(Shardd__V1__BufferSpec *));
+	if (!u->buffers || !u->spec.buffers)
+		return error_memory(err);
+	for (size_t i = 0; i < n; i++) {
+		const struct shardd_buffer *b = &from->buffers[i];
+
+		snprintf(field, sizeof(field), "units[%zu].buffers[%zu].%s", index, i,
+			 b->name ? "shape" : "name");
+		if (!b->name || (b->dims && !b->shape))
+			return error_set(err, SHARDD_INVALID_ARGUMENT, field, "%s is NULL", field);
+		shardd__v1__buffer_spec__init(&u->buffers[i]);
+		u->buffers[i].name = (char *)b->name;
+		u->buffers[i].shape = (uint64_t *)b->shape;
+		u->buffers[i].n_shape = b->dims;
+		u->buffers[i].dtype = (Shardd__V1__BufferDtype)b->dtype;
+		u->spec.buffers[i] = &u->buffers[i];
+	}
+	u->spec.n_buffers = n;
+	return 0;
 }
 
 static void optimizer_convert(const struct shardd_optimizer *from, Shardd__V1__Optimizer *to)
@@ -101,11 +161,29 @@ static void optimizer_convert(const struct shardd_optimizer *from, Shardd__V1__O
 	to->beta1 = from->beta1;
 	to->beta2 = from->beta2;
 	to->eps = from->eps;
-	if (from->kind == SHARDD_ADAMW && from->beta1 == 0 && from->beta2 == 0 && from->eps == 0) {
+	to->profile = (Shardd__V1__Optimizer__Profile)from->profile;
+	to->when = (Shardd__V1__Optimizer__When)from->when;
+	to->amsgrad = from->amsgrad;
+	to->maximize = from->maximize;
+	to->dampening = from->dampening;
+	if (from->kind >= SHARDD_ADAMW && from->beta1 == 0 && from->beta2 == 0 && from->eps == 0) {
 		to->beta1 = 0.9;
 		to->beta2 = 0.999;
 		to->eps = 1e-8;
 	}
+}
+
+static void choices_convert(const struct shardd_unit_spec *from, Shardd__V1__UnitSpec *to)
+{
+	to->layout = (Shardd__V1__Layout)from->layout;
+	to->strategy = (Shardd__V1__Strategy)from->strategy;
+	to->shard_ranks = from->shard_ranks;
+	to->reduce_dtype = (Shardd__V1__Dtype)from->reduce_dtype;
+	to->reduce_profile = (Shardd__V1__ReduceProfile)from->reduce_profile;
+	to->divide_factor = from->divide_factor;
+	to->force_sum = from->force_sum;
+	to->reshard = (Shardd__V1__Reshard)from->reshard;
+	to->guarded = from->guarded;
 }
 
 static int unit_convert(const struct shardd_unit_spec *from, size_t index, struct unit *u,
@@ -113,10 +191,12 @@ static int unit_convert(const struct shardd_unit_spec *from, size_t index, struc
 {
 	enum shardd_dtype compute = from->compute_dtype ? from->compute_dtype : SHARDD_FP32;
 	char field[96];
+	int r;
 
 	shardd__v1__unit_spec__init(&u->spec);
 	snprintf(field, sizeof(field), "units[%zu].%s", index, from->name ? "tensors" : "name");
-	if (!from->name || (from->n_tensors && !from->tensors))
+	if (!from->name || (from->n_tensors && !from->tensors) ||
+	    (from->n_buffers && !from->buffers))
 		return error_set(err, SHARDD_INVALID_ARGUMENT, field, "%s is NULL", field);
 	u->spec.name = (char *)from->name;
 	u->spec.group = from->group;
@@ -129,7 +209,9 @@ static int unit_convert(const struct shardd_unit_spec *from, size_t index, struc
 	u->spec.post_divide = from->post_divide;
 	optimizer_convert(&from->optimizer, &u->optimizer);
 	u->spec.optimizer = &u->optimizer;
-	return tensors_convert(from, index, u, err);
+	choices_convert(from, &u->spec);
+	r = tensors_convert(from, index, u, err);
+	return r < 0 ? r : buffers_convert(from, index, u, err);
 }
 
 /* Element @i of an array whose elements may be longer than those we know. */

@@ -147,8 +147,12 @@ static void describe_layer(struct trainer *t, const struct model_shape *s, enum 
 
 	shape[0] = l.in;
 	shape[1] = l.out;
-	tensors[0] =
-		(struct shardd_tensor){ "weight", shape, 2, SHARDD_INIT_UNIFORM, -bound, bound };
+	tensors[0] = (struct shardd_tensor){ .name = "weight",
+					     .shape = shape,
+					     .dims = 2,
+					     .init = SHARDD_INIT_UNIFORM,
+					     .a = -bound,
+					     .b = bound };
 	tensors[1] = (struct shardd_tensor){ .name = "bias", .shape = shape + 1, .dims = 1 };
 	*ret = (struct shardd_unit_spec){
 		.size = sizeof(*ret),

@@ -32,7 +32,12 @@ int main(void)
 				  .name = getenv("SHARDD_JOB") ? NULL : "minimal",
 				  .world_size = getenv("WORLD_SIZE") ? 0 : 1,
 				  .rank = getenv("RANK") ? SHARDD_RANK_FROM_ENV : 0 };
-	struct shardd_tensor w = { "w", (uint64_t[]){ 256, 1024 }, 2, SHARDD_INIT_UNIFORM, -1, 1 };
+	struct shardd_tensor w = { .name = "w",
+				   .shape = (uint64_t[]){ 256, 1024 },
+				   .dims = 2,
+				   .init = SHARDD_INIT_UNIFORM,
+				   .a = -1,
+				   .b = 1 };
 	struct shardd_unit_spec spec = { sizeof(spec), "layer", &w, 1, .group = SHARDD_WORLD };
 	struct shardd_membership me;
 	struct shardd_unit_info u;

@@ -24,17 +24,6 @@ struct reg {
 	} on[NODE_MAX_DEVICES]; /* by device */
 };
 
-/* Factors are part of what is compared, so 0 is resolved first. */
-static void resolve_factors(state_unit *spec, uint32_t ranks)
-{
-	if (spec->pre_divide == 0 && spec->post_divide == 0)
-		layout_divide_factors(ranks, &spec->pre_divide, &spec->post_divide);
-	if (spec->pre_divide == 0)
-		spec->pre_divide = 1;
-	if (spec->post_divide == 0)
-		spec->post_divide = 1;
-}
-
 /* New units go where the ranks of their group are, and need communicators there. */
 static int reg_place(struct group *g, struct fault *f)
 {
@@ -57,7 +46,8 @@ static int reg_check_unit(struct reg *r, size_t i, struct fault *f)
 		return fault_set(f, FAULT_INVALID, "units.group",
 				 "unit '%.100s': group is %u: 0 to %u is allowed", spec->name,
 				 spec->group, r->job->n_groups - 1);
-	resolve_factors(spec, group_size(g));
+	if (unit_resolve(spec, group_size(g), f))
+		return f->code;
 	if (!unit_layout(spec, group_size(g), &r->layouts[i]))
 		return fault_set(f, FAULT_INVALID, "units.tensors",
 				 "unit '%.100s': its shapes must be of 1 to 2^48 elements in total",
@@ -108,7 +98,6 @@ static int reg_check_tensors(const struct reg *r, struct fault *f)
 static int reg_check(struct reg *r, struct fault *f)
 {
 	uint32_t most = r->job->node->limits.max_units_per_job;
-
 	bool later = false;
 
 	for (size_t i = 0; i < r->n; i++) {

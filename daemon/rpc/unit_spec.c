@@ -1,18 +1,12 @@
-#include "rpc/unit_spec.h"
-
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "core/cleanup.h"
-#include "core/htab.h"
 #include "kernels.h"
 #include "rpc/codec.h"
+#include "rpc/unit_spec_impl.h"
 #include "unit/unit.h"
-
-#define MAX_DIMS    16u
-#define MAX_TENSORS 65536u
 
 /* Names appear in messages to all: there a text must be UTF-8. */
 static int check_characters(const char *name, const char *field, struct fault *f)
@@ -47,116 +41,13 @@ int unit_spec_name(const char *name, size_t max, const char *field, struct fault
 	return check_characters(name, field, f);
 }
 
-/* A finite number in [lo, hi]. */
-static int number(double x, double lo, double hi, const char *unit, const char *field,
-		  struct fault *f)
+int unit_spec_number(double x, double lo, double hi, const char *unit, const char *field,
+		     struct fault *f)
 {
 	if (isfinite(x) && x >= lo && x <= hi)
 		return 0;
 	return fault_set(f, FAULT_INVALID, field, "unit '%.64s': %s is %g: %g to %g is allowed",
 			 unit, field, x, lo, hi);
-}
-
-static int decode_init(state_tensor *t, const Shardd__V1__Init *init, const char *unit,
-		       struct fault *f)
-{
-	if (!init)
-		return 0;
-	if ((unsigned)init->kind > 3)
-		return fault_set(f, FAULT_INVALID, "units.tensors.init.kind",
-				 "unit '%.64s': init.kind of tensor '%.64s' is %d: CONSTANT, "
-				 "UNIFORM or NORMAL is allowed",
-				 unit, t->name, init->kind);
-	if (number(init->a, -1e30, 1e30, unit, "units.tensors.init.a", f) ||
-	    number(init->b, -1e30, 1e30, unit, "units.tensors.init.b", f))
-		return f->code;
-	t->init_kind = (uint32_t)init->kind;
-	t->init_a = init->a;
-	t->init_b = init->b;
-	return 0;
-}
-
-static int decode_tensor(state_unit *u, const Shardd__V1__TensorSpec *spec, struct fault *f)
-{
-	state_tensor *t;
-	uint64_t n;
-
-	if (unit_spec_name(spec->name, UNIT_NAME_MAX, "units.tensors.name", f))
-		return f->code;
-	if (spec->n_shape > MAX_DIMS)
-		return fault_set(
-			f, FAULT_INVALID, "units.tensors.shape",
-			"unit '%.64s': tensor '%.64s' has %zu dimensions: up to %u are allowed",
-			u->name, spec->name, spec->n_shape, MAX_DIMS);
-	if (!layout_numel(spec->shape, (uint32_t)spec->n_shape, &n))
-		return fault_set(f, FAULT_INVALID, "units.tensors.shape",
-				 "unit '%.64s': the shape of tensor '%.64s' has a dimension 0 or "
-				 "more than 2^48 elements",
-				 u->name, spec->name);
-	t = state_tensor_new(spec->name, spec->shape, spec->n_shape);
-	if (!t || state_unit_add_tensor(u, t) < 0) {
-		shardd__state__tensor__free_unpacked(t, NULL);
-		return fault_errno(f, -ENOMEM, "registering units");
-	}
-	return decode_init(t, spec->init, u->name, f);
-}
-
-static int decode_tensors(state_unit *u, const Shardd__V1__UnitSpec *spec, struct fault *f)
-{
-	struct htab names = HTAB_NULL;
-
-	if (!spec->n_tensors || spec->n_tensors > MAX_TENSORS)
-		return fault_set(f, FAULT_INVALID, "units.tensors",
-				 "unit '%.64s' has %zu tensors: 1 to %u are allowed", u->name,
-				 spec->n_tensors, MAX_TENSORS);
-	for (size_t i = 0; !f->code && i < spec->n_tensors; i++) {
-		int r = decode_tensor(u, spec->tensors[i], f)
-				? 0
-				: htab_add(&names, u->tensors[i]->name, u);
-
-		if (r == -EEXIST)
-			fault_set(f, FAULT_INVALID, "units.tensors.name",
-				  "unit '%.64s': tensor '%.64s' is there twice", u->name,
-				  u->tensors[i]->name);
-		else if (r)
-			fault_errno(f, r, "registering units");
-	}
-	htab_deinit(&names);
-	return f->code;
-}
-
-static int decode_optimizer(state_unit *u, const Shardd__V1__Optimizer *o, struct fault *f)
-{
-	state_optimizer *rec = u->optimizer;
-
-	if (!o || o->kind == SHARDD__V1__OPTIMIZER__KIND__KIND_UNSPECIFIED)
-		return 0;
-	if ((unsigned)o->kind >= _OPTIM_N)
-		return fault_set(f, FAULT_INVALID, "units.optimizer.kind",
-				 "unit '%.64s': optimizer.kind is %d: SGD or ADAMW is allowed",
-				 u->name, o->kind);
-	if (number(o->lr, 0, 1e6, u->name, "units.optimizer.lr", f) ||
-	    number(o->weight_decay, 0, 1e6, u->name, "units.optimizer.weight_decay", f))
-		return f->code;
-	rec->kind = (uint32_t)o->kind;
-	rec->lr = o->lr;
-	rec->weight_decay = o->weight_decay;
-	if (rec->kind == OPTIM_SGD) {
-		rec->momentum = o->momentum;
-		rec->nesterov = o->nesterov;
-		if (o->nesterov && o->momentum == 0)
-			return fault_set(f, FAULT_INVALID, "units.optimizer.nesterov",
-					 "unit '%.64s': nesterov needs a momentum above 0",
-					 u->name);
-		return number(o->momentum, 0, 1, u->name, "units.optimizer.momentum", f);
-	}
-	rec->beta1 = o->beta1;
-	rec->beta2 = o->beta2;
-	rec->eps = o->eps;
-	if (number(o->beta1, 0, 0.9999999, u->name, "units.optimizer.beta1", f) ||
-	    number(o->beta2, 0, 0.99999999, u->name, "units.optimizer.beta2", f))
-		return f->code;
-	return number(o->eps, 0, 1, u->name, "units.optimizer.eps", f);
 }
 
 static int dtype_field(int value, int absent, bool fp32_only, uint32_t *ret, const char *unit,
@@ -188,9 +79,52 @@ static int decode_numbers(state_unit *u, const Shardd__V1__UnitSpec *s, struct f
 				 u->shard_multiple, 1u << 20);
 	u->pre_divide = s->pre_divide;
 	u->post_divide = s->post_divide;
-	if (number(s->pre_divide, 0, 1e9, u->name, "units.pre_divide", f))
+	if (unit_spec_number(s->pre_divide, 0, 1e9, u->name, "units.pre_divide", f))
 		return f->code;
-	return number(s->post_divide, 0, 1e9, u->name, "units.post_divide", f);
+	return unit_spec_number(s->post_divide, 0, 1e9, u->name, "units.post_divide", f);
+}
+
+static int choice(int value, int end, uint32_t *ret, const char *unit, const char *field,
+		  const char *allowed, struct fault *f)
+{
+	*ret = (uint32_t)value;
+	if (value >= 0 && value < end)
+		return 0;
+	return fault_set(f, FAULT_INVALID, field, "unit '%.64s': %s is %d: %s is allowed", unit,
+			 field, value, allowed);
+}
+
+static int decode_reduce(state_unit *u, const Shardd__V1__UnitSpec *s, struct fault *f)
+{
+	u->force_sum = s->force_sum;
+	u->divide_factor = s->divide_factor;
+	if (s->reduce_dtype && dtype_field((int)s->reduce_dtype, 0, false, &u->reduce_dtype,
+					   u->name, "units.reduce_dtype", f))
+		return f->code;
+	if (choice((int)s->reduce_profile, _PROFILE_N, &u->reduce_profile, u->name,
+		   "units.reduce_profile", "a profile of ReduceProfile", f))
+		return f->code;
+	return unit_spec_number(s->divide_factor, 0, 1e9, u->name, "units.divide_factor", f);
+}
+
+static int decode_choices(state_unit *u, const Shardd__V1__UnitSpec *s, struct fault *f)
+{
+	u->shard_ranks = s->shard_ranks;
+	u->guarded = s->guarded;
+	if (choice((int)s->layout, _LAYOUT_N, &u->layout, u->name, "units.layout", "FLAT or DIM0",
+		   f) ||
+	    choice((int)s->strategy, _STRATEGY_N, &u->strategy, u->name, "units.strategy",
+		   "SHARD, REPLICATE or HYBRID", f) ||
+	    choice((int)s->reshard, _RESHARD_N, &u->reshard, u->name, "units.reshard",
+		   "AFTER_FORWARD, AFTER_BACKWARD or NEVER", f))
+		return f->code;
+	if (u->layout == LAYOUT_DIM0 && u->shard_multiple != 1)
+		return fault_set(
+			f, FAULT_INVALID, "units.shard_multiple",
+			"unit '%.64s': shard_multiple is %u: layout DIM0 has whole rows, 0 "
+			"or 1 is allowed",
+			u->name, u->shard_multiple);
+	return decode_reduce(u, s, f);
 }
 
 int unit_spec_decode(const Shardd__V1__UnitSpec *spec, size_t index, state_unit **ret,
@@ -205,8 +139,8 @@ int unit_spec_decode(const Shardd__V1__UnitSpec *spec, size_t index, state_unit 
 	u = state_unit_new(spec->name);
 	if (!u)
 		return fault_errno(f, -ENOMEM, "registering units");
-	if (decode_numbers(u, spec, f) || decode_optimizer(u, spec->optimizer, f) ||
-	    decode_tensors(u, spec, f)) {
+	if (decode_numbers(u, spec, f) || decode_choices(u, spec, f) ||
+	    unit_spec_optimizer(u, spec->optimizer, f) || unit_spec_tensors(u, spec, f)) {
 		state_unit_free(u);
 		return f->code;
 	}

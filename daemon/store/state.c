@@ -117,6 +117,27 @@ state_tensor *state_tensor_new(const char *name, const uint64_t *shape, size_t d
 	return t;
 }
 
+int state_tensor_set_alias(state_tensor *t, const char *unit, const char *tensor)
+{
+	return set_name(&t->alias_unit, unit) < 0 || set_name(&t->alias_of, tensor) < 0 ? -ENOMEM
+											: 0;
+}
+
+state_buffer *state_buffer_new(const char *name, const uint64_t *shape, size_t dims)
+{
+	state_buffer *b = malloc(sizeof(*b));
+
+	if (!b)
+		return NULL;
+	shardd__state__buffer__init(b);
+	if (set_name(&b->name, name) < 0 ||
+	    copy_array(&b->shape, &b->n_shape, shape, dims, sizeof(*shape)) < 0) {
+		shardd__state__buffer__free_unpacked(b, NULL);
+		return NULL;
+	}
+	return b;
+}
+
 state_group *state_group_new(const char *name, const uint32_t *ranks, size_t n)
 {
 	state_group *g = malloc(sizeof(*g));
@@ -160,6 +181,11 @@ int state_job_add_unit(state_job *j, state_unit *u)
 int state_unit_add_tensor(state_unit *u, state_tensor *t)
 {
 	return APPEND(u->tensors, u->n_tensors, t);
+}
+
+int state_unit_add_buffer(state_unit *u, state_buffer *b)
+{
+	return APPEND(u->buffers, u->n_buffers, b);
 }
 
 int state_job_add_slab(state_job *j, const struct slab *s)

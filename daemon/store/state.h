@@ -25,6 +25,7 @@ typedef Shardd__State__State state_all;
 typedef Shardd__State__Job state_job;
 typedef Shardd__State__Unit state_unit;
 typedef Shardd__State__Tensor state_tensor;
+typedef Shardd__State__Buffer state_buffer;
 typedef Shardd__State__Optimizer state_optimizer;
 typedef Shardd__State__Group state_group;
 typedef Shardd__State__Slab state_slab;
@@ -32,12 +33,13 @@ typedef Shardd__State__Region state_region;
 typedef Shardd__State__Part state_part;
 typedef Shardd__State__Blob state_blob;
 
-#define STATE_VERSION 2u
+#define STATE_VERSION 3u
 
 /* New empty records; NULL without memory. @name is copied. */
 state_job *state_job_new(const char *name, uint32_t world_size);
 state_unit *state_unit_new(const char *name);
 state_tensor *state_tensor_new(const char *name, const uint64_t *shape, size_t dims);
+state_buffer *state_buffer_new(const char *name, const uint64_t *shape, size_t dims);
 state_group *state_group_new(const char *name, const uint32_t *ranks, size_t n);
 
 /* Free a record that is in no job, with all below it. NULL is allowed. */
@@ -49,6 +51,9 @@ void state_group_free(state_group *g);
 int state_job_add_group(state_job *j, state_group *g);
 int state_job_add_unit(state_job *j, state_unit *u);
 int state_unit_add_tensor(state_unit *u, state_tensor *t);
+int state_unit_add_buffer(state_unit *u, state_buffer *b);
+/* Name what @t is another name of; copied. Return: 0 or -ENOMEM. */
+int state_tensor_set_alias(state_tensor *t, const char *unit, const char *tensor);
 int state_job_add_slab(state_job *j, const struct slab *s);
 
 /* Drop the last @n slabs again: the undo of a registration that failed. */

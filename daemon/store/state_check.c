@@ -77,9 +77,29 @@ static bool numbers_ok(const state_unit *u)
 	const state_optimizer *o = u->optimizer;
 
 	return isfinite(u->pre_divide) && u->pre_divide > 0 && isfinite(u->post_divide) &&
-	       u->post_divide > 0 && o && o->kind <= 2 && isfinite(o->lr) &&
-	       isfinite(o->weight_decay) && isfinite(o->momentum) && isfinite(o->beta1) &&
-	       isfinite(o->beta2) && isfinite(o->eps);
+	       u->post_divide > 0 && isfinite(u->divide_factor) && u->divide_factor >= 0 && o &&
+	       o->kind <= 3 && isfinite(o->lr) && isfinite(o->weight_decay) &&
+	       isfinite(o->momentum) && isfinite(o->beta1) && isfinite(o->beta2) &&
+	       isfinite(o->eps) && isfinite(o->dampening);
+}
+
+static bool in(uint32_t value, uint32_t most)
+{
+	return value >= 1 && value <= most;
+}
+
+/* What unit_resolve leaves: nothing is open. */
+static bool choices_ok(const state_unit *u)
+{
+	return in(u->layout, 2) && in(u->strategy, 3) && u->shard_ranks &&
+	       in(u->reduce_profile, 7) && dtype_size(u->reduce_dtype) && in(u->reshard, 3) &&
+	       in(u->optimizer->profile, 4) && in(u->optimizer->when, 3);
+}
+
+static bool tensor_ok(const state_tensor *t)
+{
+	return name_ok(t->name, 255) && t->init_kind <= 3 && strlen(t->alias_of) <= 255 &&
+	       strlen(t->alias_unit) <= 255 && isfinite(t->weight_decay) && isfinite(t->lr_factor);
 }
 
 /* All arrays of a part are on one device. */
@@ -119,9 +139,14 @@ static int check_unit(const state_job *j, const state_unit *u, struct fault *f)
 		return bad(f, "unknown dtype or layout", u->name);
 	if (!numbers_ok(u))
 		return bad(f, "factors or optimizer settings are not numbers", u->name);
+	if (!choices_ok(u))
+		return bad(f, "an unknown layout, strategy or profile", u->name);
 	for (size_t i = 0; i < u->n_tensors; i++)
-		if (!name_ok(u->tensors[i]->name, 255) || u->tensors[i]->init_kind > 3)
+		if (!tensor_ok(u->tensors[i]))
 			return bad(f, "a tensor without a name or initialiser", u->name);
+	for (size_t i = 0; i < u->n_buffers; i++)
+		if (!name_ok(u->buffers[i]->name, 255) || !in(u->buffers[i]->dtype, 7))
+			return bad(f, "a buffer without a name or dtype", u->name);
 	return check_parts(j, u, f);
 }
 

@@ -16,7 +16,7 @@ uint64_t unit_array_bytes(const struct layout *l, unsigned parts)
 
 unsigned unit_state_arrays(const state_unit *rec)
 {
-	if (rec->optimizer->kind == OPTIM_ADAMW)
+	if (rec->optimizer->kind == OPTIM_ADAMW || rec->optimizer->kind == OPTIM_ADAM)
 		return 2;
 	return rec->optimizer->kind == OPTIM_SGD && rec->optimizer->momentum != 0 ? 1 : 0;
 }

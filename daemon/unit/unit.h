@@ -27,8 +27,45 @@
 
 #define UNIT_NAME_MAX 255
 
-/* Optimizer kinds and tensor initialisers as stored in the record. */
-enum optim_kind { OPTIM_NONE = 0, OPTIM_SGD = 1, OPTIM_ADAMW = 2, _OPTIM_N };
+/* Numbers as stored in the record, and as in shardd.proto. 0 stands there for the first,
+ * until unit_resolve. */
+enum optim_kind { OPTIM_NONE = 0, OPTIM_SGD = 1, OPTIM_ADAMW = 2, OPTIM_ADAM = 3, _OPTIM_N };
+enum optim_profile {
+	OPTIM_EAGER_SINGLE = 1,
+	OPTIM_FOREACH = 2,
+	OPTIM_FUSED = 3,
+	OPTIM_REFERENCE_F64 = 4,
+	_OPTIM_PROFILE_N
+};
+enum optim_when { OPTIM_AT_STEP = 1, OPTIM_IN_BACKWARD = 2, OPTIM_BY_TRAINER = 3, _OPTIM_WHEN_N };
+enum unit_layout_kind { LAYOUT_FLAT = 1, LAYOUT_DIM0 = 2, _LAYOUT_N };
+enum unit_strategy { STRATEGY_SHARD = 1, STRATEGY_REPLICATE = 2, STRATEGY_HYBRID = 3, _STRATEGY_N };
+enum reduce_profile {
+	PROFILE_FAIRSCALE = 1,
+	PROFILE_XLA = 2,
+	PROFILE_FSDP1_HOOK = 3,
+	PROFILE_FSDP2 = 4,
+	PROFILE_DDP = 5,
+	PROFILE_DDP_HOOK = 6,
+	PROFILE_DDP_BUCKET_VIEW = 7,
+	_PROFILE_N
+};
+enum unit_reshard {
+	RESHARD_AFTER_FORWARD = 1,
+	RESHARD_AFTER_BACKWARD = 2,
+	RESHARD_NEVER = 3,
+	_RESHARD_N
+};
+enum buffer_dtype {
+	BUFFER_FP32 = 1,
+	BUFFER_BF16 = 2,
+	BUFFER_FP16 = 3,
+	BUFFER_FP64 = 4,
+	BUFFER_INT64 = 5,
+	BUFFER_INT32 = 6,
+	BUFFER_UINT8 = 7,
+	_BUFFER_DTYPE_N
+};
 
 /* The part of a unit on one device. */
 struct unit_part {
@@ -108,6 +145,10 @@ uint64_t unit_shard_bytes(const struct unit *u);
 
 /* The part of params that gather hands out when unit_is_direct. */
 struct region unit_direct_region(const struct unit *u);
+
+/* Replace what was left open in @rec (0) by what it stands for in a group of @ranks ranks:
+ * records are compared after this. Return: 0 or a fault code (shard_ranks does not fit). */
+int unit_resolve(state_unit *rec, uint32_t ranks, struct fault *f);
 
 /* Are the two records the same model part? Otherwise fill @f with the first
  * difference. Regions, steps and initialised are not compared. */

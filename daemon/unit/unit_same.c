@@ -28,7 +28,24 @@ static bool same_optimizer(const char *name, const state_optimizer *a, const sta
 		return DIFFERS(f, "optimizer.beta2", "%.17g", a->beta2, b->beta2);
 	if (a->eps != b->eps)
 		return DIFFERS(f, "optimizer.eps", "%.17g", a->eps, b->eps);
+	if (a->profile != b->profile)
+		return DIFFERS(f, "optimizer.profile", "%u", a->profile, b->profile);
+	if (a->when != b->when)
+		return DIFFERS(f, "optimizer.when", "%u", a->when, b->when);
+	if (a->amsgrad != b->amsgrad)
+		return DIFFERS(f, "optimizer.amsgrad", "%d", a->amsgrad, b->amsgrad);
+	if (a->maximize != b->maximize)
+		return DIFFERS(f, "optimizer.maximize", "%d", a->maximize, b->maximize);
+	if (a->dampening != b->dampening)
+		return DIFFERS(f, "optimizer.dampening", "%.17g", a->dampening, b->dampening);
 	return true;
+}
+
+static bool same_settings(const state_tensor *a, const state_tensor *b)
+{
+	return a->frozen == b->frozen && a->has_weight_decay == b->has_weight_decay &&
+	       a->weight_decay == b->weight_decay && a->has_lr_factor == b->has_lr_factor &&
+	       a->lr_factor == b->lr_factor;
 }
 
 static bool same_tensor(const char *name, const state_tensor *a, const state_tensor *b,
@@ -49,6 +66,46 @@ static bool same_tensor(const char *name, const state_tensor *a, const state_ten
 			       false;
 	if (a->init_kind != b->init_kind || a->init_a != b->init_a || a->init_b != b->init_b)
 		return DIFFERS(f, "another initialiser of tensor", "'%s'", a->name, b->name);
+	if (strcmp(a->alias_of, b->alias_of) != 0 || strcmp(a->alias_unit, b->alias_unit) != 0)
+		return DIFFERS(f, "an alias of tensor", "'%s'", a->alias_of, b->alias_of);
+	if (!same_settings(a, b))
+		return DIFFERS(f, "other settings of tensor", "'%s'", a->name, b->name);
+	return true;
+}
+
+static bool same_buffer(const char *name, const state_buffer *a, const state_buffer *b,
+			struct fault *f)
+{
+	if (strcmp(a->name, b->name) != 0)
+		return DIFFERS(f, "buffer", "'%s'", a->name, b->name);
+	if (a->dtype != b->dtype || a->n_shape != b->n_shape ||
+	    memcmp(a->shape, b->shape, a->n_shape * sizeof(*a->shape)) != 0)
+		return DIFFERS(f, "another shape or dtype of buffer", "'%s'", a->name, b->name);
+	return true;
+}
+
+static bool same_choices(const char *name, const state_unit *a, const state_unit *b,
+			 struct fault *f)
+{
+	if (a->layout != b->layout)
+		return DIFFERS(f, "layout", "%u", a->layout, b->layout);
+	if (a->strategy != b->strategy)
+		return DIFFERS(f, "strategy", "%u", a->strategy, b->strategy);
+	if (a->shard_ranks != b->shard_ranks)
+		return DIFFERS(f, "shard_ranks", "%u", a->shard_ranks, b->shard_ranks);
+	if (a->reduce_profile != b->reduce_profile)
+		return DIFFERS(f, "reduce_profile", "%u", a->reduce_profile, b->reduce_profile);
+	if (a->reduce_dtype != b->reduce_dtype)
+		return DIFFERS(f, "reduce_dtype", "%s", dtype_name(a->reduce_dtype),
+			       dtype_name(b->reduce_dtype));
+	if (a->divide_factor != b->divide_factor)
+		return DIFFERS(f, "divide_factor", "%.17g", a->divide_factor, b->divide_factor);
+	if (a->force_sum != b->force_sum)
+		return DIFFERS(f, "force_sum", "%d", a->force_sum, b->force_sum);
+	if (a->guarded != b->guarded)
+		return DIFFERS(f, "guarded", "%d", a->guarded, b->guarded);
+	if (a->n_buffers != b->n_buffers)
+		return DIFFERS(f, "buffers:", "%zu", a->n_buffers, b->n_buffers);
 	return true;
 }
 
@@ -78,11 +135,14 @@ bool unit_same_spec(const state_unit *have, const state_unit *want, struct fault
 {
 	const char *name = have->name;
 
-	if (!same_numbers(name, have, want, f) ||
+	if (!same_numbers(name, have, want, f) || !same_choices(name, have, want, f) ||
 	    !same_optimizer(name, have->optimizer, want->optimizer, f))
 		return false;
 	for (size_t i = 0; i < have->n_tensors; i++)
 		if (!same_tensor(name, have->tensors[i], want->tensors[i], f))
+			return false;
+	for (size_t i = 0; i < have->n_buffers; i++)
+		if (!same_buffer(name, have->buffers[i], want->buffers[i], f))
 			return false;
 	return true;
 }

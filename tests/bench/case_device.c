@@ -44,7 +44,11 @@ enum { LAUNCH_ALONE, LAUNCH_MANY, LAUNCH_N };
 /* Ops on one unit come one after the other, so there are as many as ops under way. */
 static void register_units(struct trainer *t, shardd_unit *ret)
 {
-	struct shardd_tensor w = { "w", &t->crew->elements, 1, SHARDD_INIT_CONSTANT, 1, 0 };
+	struct shardd_tensor w = { .name = "w",
+				   .shape = &t->crew->elements,
+				   .dims = 1,
+				   .init = SHARDD_INIT_CONSTANT,
+				   .a = 1 };
 	struct shardd_unit_info info[DEPTH];
 	struct shardd_unit_spec spec[DEPTH];
 	struct shardd_error err;

@@ -38,7 +38,11 @@ static void model_make(struct model *m, struct crew *crew)
 	m->spec = room(n, sizeof(*m->spec));
 	m->name = room(n, sizeof(*m->name));
 	m->ticket = room(n, sizeof(*m->ticket));
-	m->w = (struct shardd_tensor){ "w", &crew->elements, 1, SHARDD_INIT_CONSTANT, 1, 0 };
+	m->w = (struct shardd_tensor){ .name = "w",
+				       .shape = &crew->elements,
+				       .dims = 1,
+				       .init = SHARDD_INIT_CONSTANT,
+				       .a = 1 };
 	for (unsigned i = 0; i < n; i++) {
 		snprintf(m->name[i], sizeof(m->name[i]), "layer.%u", i);
 		m->spec[i] = (struct shardd_unit_spec){ .size = sizeof(m->spec[i]),

@@ -48,7 +48,11 @@ void trainer_join(struct trainer *t, enum shardd_lifetime lifetime)
 void trainer_register(struct trainer *t)
 {
 	struct crew *crew = t->crew;
-	struct shardd_tensor w = { "w", &crew->elements, 1, SHARDD_INIT_CONSTANT, 1, 0 };
+	struct shardd_tensor w = { .name = "w",
+				   .shape = &crew->elements,
+				   .dims = 1,
+				   .init = SHARDD_INIT_CONSTANT,
+				   .a = 1 };
 	struct shardd_unit_spec spec = { .size = sizeof(spec),
 					 .name = "unit",
 					 .tensors = &w,

@@ -53,8 +53,13 @@ static int register_units(shardd_client *c, struct loop_units *u)
 {
 	uint64_t big = BIG, small = SMALL;
 	const struct shardd_tensor tensors[] = {
-		{ "w", &big, 1, SHARDD_INIT_UNIFORM, -1, 1 },
-		{ "b", &small, 1, SHARDD_INIT_NORMAL, 0, 1 },
+		{ .name = "w",
+		  .shape = &big,
+		  .dims = 1,
+		  .init = SHARDD_INIT_UNIFORM,
+		  .a = -1,
+		  .b = 1 },
+		{ .name = "b", .shape = &small, .dims = 1, .init = SHARDD_INIT_NORMAL, .b = 1 },
 	};
 	const struct shardd_unit_spec specs[] = {
 		{ .size = sizeof(specs[0]),

@@ -235,10 +235,24 @@ static shardd_unit register_four(shardd_client *c, const char *name)
 {
 	static const uint64_t flat[] = { T0 }, two[] = { 7, 11 }, three[] = { T3 };
 	const struct shardd_tensor tensors[] = {
-		{ "constant", flat, 1, SHARDD_INIT_CONSTANT, -1.25, 0 },
-		{ "uniform", two, 2, SHARDD_INIT_UNIFORM, -3, 5 },
+		{ .name = "constant",
+		  .shape = flat,
+		  .dims = 1,
+		  .init = SHARDD_INIT_CONSTANT,
+		  .a = -1.25 },
+		{ .name = "uniform",
+		  .shape = two,
+		  .dims = 2,
+		  .init = SHARDD_INIT_UNIFORM,
+		  .a = -3,
+		  .b = 5 },
 		{ .name = "scalar" }, /* no dimension, no initialiser: one 0 */
-		{ "normal", three, 1, SHARDD_INIT_NORMAL, 2, 0.5 },
+		{ .name = "normal",
+		  .shape = three,
+		  .dims = 1,
+		  .init = SHARDD_INIT_NORMAL,
+		  .a = 2,
+		  .b = 0.5 },
 	};
 	const struct shardd_unit_spec spec = { .size = sizeof(spec),
 					       .name = name,

@@ -131,7 +131,11 @@ static void set_up(struct state *s, const struct trainer *t)
 	s->c = train_join(t);
 	for (unsigned i = 0; i < UNITS; i++) {
 		uint64_t shape = N;
-		struct shardd_tensor tensor = { "weight", &shape, 1, SHARDD_INIT_NORMAL, 0, 1 };
+		struct shardd_tensor tensor = { .name = "weight",
+						.shape = &shape,
+						.dims = 1,
+						.init = SHARDD_INIT_NORMAL,
+						.b = 1 };
 		struct shardd_unit_spec spec = { .size = sizeof(spec),
 						 .name = (char[]){ (char)('a' + i), 0 },
 						 .tensors = &tensor,

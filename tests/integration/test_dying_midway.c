@@ -206,7 +206,9 @@ enum { HUGE_UNIT = 24 << 20 };
 static int keeps_initialising(const struct trainer *t)
 {
 	uint64_t n = HUGE_UNIT;
-	struct shardd_tensor w = { "w", &n, 1, SHARDD_INIT_NORMAL, 0, 1 };
+	struct shardd_tensor w = {
+		.name = "w", .shape = &n, .dims = 1, .init = SHARDD_INIT_NORMAL, .b = 1
+	};
 	struct shardd_unit_spec spec = { sizeof(spec), "large", &w, 1, .group = SHARDD_WORLD };
 	struct shardd_unit_info u;
 	shardd_client *c = train_join(t);

@@ -303,8 +303,11 @@ static int model_trainer(const struct trainer *t)
 	for (unsigned i = 0; i < UNITS; i++) {
 		snprintf(names[i], sizeof(names[i]), "layer.%u", i);
 		shapes[i] = i % 97 + 1;
-		tensors[i] = (struct shardd_tensor){ "weight", &shapes[i], 1, SHARDD_INIT_CONSTANT,
-						     i,        0 };
+		tensors[i] = (struct shardd_tensor){ .name = "weight",
+						     .shape = &shapes[i],
+						     .dims = 1,
+						     .init = SHARDD_INIT_CONSTANT,
+						     .a = i };
 		specs[i] = (struct shardd_unit_spec){ .size = sizeof(specs[i]),
 						      .name = names[i],
 						      .tensors = &tensors[i],

@@ -75,7 +75,9 @@ static int set_up(shardd_client *c, struct units *u, const struct shardd_members
 		{ SHARDD_SGD, .lr = 0.1, .momentum = 0.9 },
 	};
 	uint64_t n = N;
-	const struct shardd_tensor w = { "w", &n, 1, SHARDD_INIT_NORMAL, 0, 1 };
+	const struct shardd_tensor w = {
+		.name = "w", .shape = &n, .dims = 1, .init = SHARDD_INIT_NORMAL, .b = 1
+	};
 	int r = 0;
 
 	for (unsigned i = 0; r == 0 && i < 2; i++) {

@@ -292,7 +292,9 @@ static int first_life(const struct trainer *t)
 {
 	struct relay *r = t->arg;
 	uint64_t n = N;
-	const struct shardd_tensor w = { "w", &n, 1, SHARDD_INIT_NORMAL, 0, 1 };
+	const struct shardd_tensor w = {
+		.name = "w", .shape = &n, .dims = 1, .init = SHARDD_INIT_NORMAL, .b = 1
+	};
 	const struct shardd_unit_spec spec = { sizeof(spec), "u", &w, 1, .group = SHARDD_WORLD };
 	shardd_client *c = connect_by(t, SHARDD_HANDOVER_FD, 0);
 	struct shardd_unit_info info;
@@ -340,7 +342,9 @@ static int many_units(const struct trainer *t)
 	static shardd_ticket tickets[UNITS];
 	static char names[UNITS][16];
 	uint64_t n = 4096;
-	const struct shardd_tensor w = { "w", &n, 1, SHARDD_INIT_CONSTANT, 3, 0 };
+	const struct shardd_tensor w = {
+		.name = "w", .shape = &n, .dims = 1, .init = SHARDD_INIT_CONSTANT, .a = 3
+	};
 	shardd_client *c = join_by(t);
 	uint64_t begin_us = clock_now_us(), attach_us;
 	struct shardd_result r;

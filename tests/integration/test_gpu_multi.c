@@ -88,8 +88,18 @@ static shardd_unit register_two(shardd_client *c, size_t i, unsigned d, uint64_t
 {
 	uint64_t first = sizes[i], second = sizes[i] / 2 + 1;
 	const struct shardd_tensor tensors[] = {
-		{ "uniform", &first, 1, SHARDD_INIT_UNIFORM, -3, 5 },
-		{ "normal", &second, 1, SHARDD_INIT_NORMAL, 2, 0.5 },
+		{ .name = "uniform",
+		  .shape = &first,
+		  .dims = 1,
+		  .init = SHARDD_INIT_UNIFORM,
+		  .a = -3,
+		  .b = 5 },
+		{ .name = "normal",
+		  .shape = &second,
+		  .dims = 1,
+		  .init = SHARDD_INIT_NORMAL,
+		  .a = 2,
+		  .b = 0.5 },
 	};
 	char name[32];
 	const struct shardd_unit_spec spec = { .size = sizeof(spec),

@@ -336,7 +336,9 @@ static int loop_epoch(struct looper *x, const struct trainer *t)
 	struct loop *loop = t->arg;
 	struct shardd_membership me = train_join_as(x->c, t, SHARDD_EPHEMERAL);
 	uint64_t n = N, step, stop;
-	const struct shardd_tensor w = { "w", &n, 1, SHARDD_INIT_NORMAL, 0, 1 };
+	const struct shardd_tensor w = {
+		.name = "w", .shape = &n, .dims = 1, .init = SHARDD_INIT_NORMAL, .b = 1
+	};
 	struct shardd_unit_spec spec = like;
 	struct shardd_unit_info info = { 0 };
 	int r;

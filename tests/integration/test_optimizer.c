@@ -95,7 +95,12 @@ static shardd_unit begin(shardd_client *c, struct model *m, const char *name)
 {
 	struct shardd_unit_spec like = { .optimizer = m->o };
 	uint64_t shape = N;
-	struct shardd_tensor tensor = { "weight", &shape, 1, SHARDD_INIT_NORMAL, 0.1, 0.5 };
+	struct shardd_tensor tensor = { .name = "weight",
+					.shape = &shape,
+					.dims = 1,
+					.init = SHARDD_INIT_NORMAL,
+					.a = 0.1,
+					.b = 0.5 };
 	struct shardd_unit_info info;
 
 	like.size = sizeof(like);

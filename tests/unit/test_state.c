@@ -147,9 +147,17 @@ HARM(storage, u->storage_dtype = DTYPE_BF16)
 HARM(compute, u->compute_dtype = 4)
 HARM(gradient, u->gradient_dtype = 0)
 HARM(multiple, u->shard_multiple = 0)
+HARM(layout, u->layout = 3)
+HARM(strategy, u->strategy = 0)
+HARM(profile, u->reduce_profile = 8)
+HARM(reduce_dtype, u->reduce_dtype = 9)
+HARM(reshard, u->reshard = 4)
+HARM(shard_ranks, u->shard_ranks = 0)
+HARM(optim_profile, u->optimizer->profile = 5)
+HARM(when, u->optimizer->when = 0)
 HARM(pre, u->pre_divide = 0)
 HARM(post, u->post_divide = NAN)
-HARM(kind, u->optimizer->kind = 3)
+HARM(kind, u->optimizer->kind = 4)
 HARM(lr, u->optimizer->lr = INFINITY)
 HARM(init, u->tensors[0]->init_kind = 4)
 HARM(slab, u->parts[0]->params->slab = 999)
@@ -200,6 +208,14 @@ Test(state, decode_checks_every_number)
 		{ harm_post, "not numbers" },
 		{ harm_kind, "not numbers" },
 		{ harm_lr, "not numbers" },
+		{ harm_layout, "layout, strategy" },
+		{ harm_strategy, "layout, strategy" },
+		{ harm_profile, "layout, strategy" },
+		{ harm_reduce_dtype, "layout, strategy" },
+		{ harm_reshard, "layout, strategy" },
+		{ harm_shard_ranks, "layout, strategy" },
+		{ harm_optim_profile, "layout, strategy" },
+		{ harm_when, "layout, strategy" },
 		{ harm_init, "initialiser" },
 		{ harm_slab, "outside its slab" },
 		{ harm_offset, "outside its slab" },

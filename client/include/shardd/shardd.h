@@ -202,17 +202,94 @@ struct shardd_tensor {
 	uint32_t dims;         /* 0: a scalar */
 	enum shardd_init init; /* for shardd_init_seed; 0: constant 0 */
 	double a, b;           /* CONSTANT a; UNIFORM [a,b); NORMAL mean a, deviation b */
+	bool frozen;           /* no gradient, no optimizer; flattened apart from the others */
+	/* Another name of a tensor of the same shape that is registered already, or before it in
+	 * the same call: of unit @alias_unit (NULL: this unit). NULL: a tensor of its own. */
+	const char *alias_of;
+	const char *alias_unit;
+	/* Instead of the unit's: for biases, say. */
+	bool has_weight_decay;
+	double weight_decay;
+	bool has_lr_factor;
+	double lr_factor; /* times the learning rate */
 };
 
-enum shardd_optimizer_kind { SHARDD_SGD = 1, SHARDD_ADAMW = 2 };
+enum shardd_buffer_dtype {
+	SHARDD_BUFFER_FP32 = 1,
+	SHARDD_BUFFER_BF16 = 2,
+	SHARDD_BUFFER_FP16 = 3,
+	SHARDD_BUFFER_FP64 = 4,
+	SHARDD_BUFFER_INT64 = 5,
+	SHARDD_BUFFER_INT32 = 6,
+	SHARDD_BUFFER_UINT8 = 7, /* and bool */
+};
+
+/* What is no parameter (running statistics): every rank has its own, unsharded. */
+struct shardd_buffer {
+	const char *name;               /* unique among the unit's tensors and buffers */
+	const uint64_t *shape;          /* row-major */
+	uint32_t dims;                  /* 0: a scalar */
+	enum shardd_buffer_dtype dtype; /* 0: FP32 */
+};
+
+enum shardd_optimizer_kind { SHARDD_SGD = 1, SHARDD_ADAMW = 2, SHARDD_ADAM = 3 };
+
+/* Whose bits: PyTorch's on a CPU, or everything in double, rounded at the stores. */
+enum shardd_optimizer_profile {
+	SHARDD_OPTIM_EAGER_SINGLE = 1,
+	SHARDD_OPTIM_FOREACH = 2,
+	SHARDD_OPTIM_FUSED = 3,
+	SHARDD_OPTIM_REFERENCE_F64 = 4,
+};
+
+enum shardd_optimizer_when {
+	SHARDD_OPTIM_AT_STEP = 1,     /* by shardd_step, on the gradient shard */
+	SHARDD_OPTIM_IN_BACKWARD = 2, /* by the unit's reduce, which frees the gradient shard */
+	SHARDD_OPTIM_BY_TRAINER = 3,  /* the trainer's own, on the mapped shards; kind is 0 */
+};
 
 struct shardd_optimizer {
 	enum shardd_optimizer_kind kind; /* 0: none, the unit takes no step */
 	double lr;
 	double weight_decay;
-	double momentum;          /* SGD */
-	bool nesterov;            /* SGD */
-	double beta1, beta2, eps; /* ADAMW; all 0: 0.9, 0.999, 1e-8 */
+	double momentum;                       /* SGD */
+	bool nesterov;                         /* SGD */
+	double beta1, beta2, eps;              /* ADAM, ADAMW; all 0: 0.9, 0.999, 1e-8 */
+	enum shardd_optimizer_profile profile; /* 0: EAGER_SINGLE */
+	enum shardd_optimizer_when when;       /* 0: AT_STEP */
+	bool amsgrad;                          /* ADAM, ADAMW */
+	bool maximize;
+	double dampening; /* SGD */
+};
+
+/* How a unit's elements are cut into shards. */
+enum shardd_layout {
+	SHARDD_LAYOUT_FLAT = 1, /* one flat parameter; with shard_multiple PyTorch/XLA's */
+	SHARDD_LAYOUT_DIM0 = 2, /* every tensor by its rows: FSDP2's */
+};
+
+enum shardd_strategy {
+	SHARDD_SHARD = 1,     /* over all ranks of the group */
+	SHARDD_REPLICATE = 2, /* every rank has all of it: DDP */
+	SHARDD_HYBRID = 3,    /* sharded inside shard_ranks consecutive ranks, else replicated */
+};
+
+/* In which order a gradient is cast, divided and added: docs/semantics.md. */
+enum shardd_reduce_profile {
+	SHARDD_PROFILE_FAIRSCALE = 1,
+	SHARDD_PROFILE_XLA = 2,
+	SHARDD_PROFILE_FSDP1_HOOK = 3, /* reduce_dtype BF16 or FP16: the compressing hooks */
+	SHARDD_PROFILE_FSDP2 = 4,
+	SHARDD_PROFILE_DDP = 5,
+	SHARDD_PROFILE_DDP_HOOK = 6,        /* reduce_dtype BF16 or FP16: the compressing hooks */
+	SHARDD_PROFILE_DDP_BUCKET_VIEW = 7, /* gradient_as_bucket_view */
+};
+
+/* What becomes of the gathered unit between forward and backward. */
+enum shardd_reshard {
+	SHARDD_RESHARD_AFTER_FORWARD = 1,  /* released, gathered again for backward */
+	SHARDD_RESHARD_AFTER_BACKWARD = 2, /* kept from forward to the end of backward */
+	SHARDD_RESHARD_NEVER = 3,          /* kept until the parameters change */
 };
 
 /* Parameters that are gathered and reduced together. Its flat parameter is the
@@ -230,6 +307,17 @@ struct shardd_unit_spec {
 	uint32_t shard_multiple;          /* 0: 1 */
 	double pre_divide, post_divide;   /* gradients; both 0: fairscale's factors for W */
 	struct shardd_optimizer optimizer;
+	enum shardd_layout layout;                 /* 0: FLAT */
+	enum shardd_strategy strategy;             /* 0: SHARD */
+	uint32_t shard_ranks;                      /* HYBRID: a divisor of the group's size */
+	enum shardd_dtype reduce_dtype;            /* of the sum; 0: what the profile has */
+	enum shardd_reduce_profile reduce_profile; /* 0: FAIRSCALE */
+	double divide_factor;                      /* FSDP2: the user's; 0: none */
+	bool force_sum;                            /* FSDP2: never AVG */
+	const struct shardd_buffer *buffers;
+	size_t n_buffers;
+	enum shardd_reshard reshard; /* 0: AFTER_FORWARD */
+	bool guarded;                /* its ops are checked against the passes */
 };
 
 typedef uint32_t shardd_unit;
