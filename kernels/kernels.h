@@ -58,21 +58,59 @@ struct k_cast {
 	enum dtype src_dtype;
 };
 
-/* Gradient reduction, in fp32 and in the order of the inputs (left fold):
- *   t = x_0[i]/pre + x_1[i]/pre + ...   (no division when pre is 1)
- *   t = t / post                        (no division when post is 1)
- *   out[i] = accumulate ? out[i] + t : t
- * Divisions are true divisions by the factor rounded to fp32. out overlaps no
- * input. */
+/* x becomes round(dtype, round(dtype, x) / value), or "* value", the operation itself in
+ * fp32: what PyTorch does with a tensor of that type on a CPU. A division is a true one,
+ * which multiplying by the inverse is not unless the value is a power of two. NONE changes
+ * nothing, and reads no other field. */
+enum k_factor_how { K_FACTOR_NONE = 0, K_FACTOR_DIV = 1, K_FACTOR_MUL = 2 };
+struct k_factor {
+	enum k_factor_how how;
+	enum dtype dtype;
+	float value;
+};
+
+/* x / @by in @t; nothing where @by is 1. */
+static inline struct k_factor k_divide_by(float by, enum dtype t)
+{
+	struct k_factor f = { K_FACTOR_NONE, DTYPE_NONE, 0 };
+
+	if (by != 1) {
+		f.how = K_FACTOR_DIV;
+		f.dtype = t;
+		f.value = by;
+	}
+	return f;
+}
+
+/* Gradient reduction, in the order of the inputs (left fold). round() is a rounding to a
+ * type and back to fp32, to nearest even; of fp32 it is nothing.
+ *   y_j = round(sum_dtype, pre(x_j[i]))
+ *   t = y_0; t = round(sum_dtype, t + y_j) for j = 1, 2, ...
+ *   t = round(out_dtype, post(t))
+ *   out[i] = accumulate ? round(out_dtype, out[i] + t) : t
+ * So the sum of bf16 tensors in bf16 that a collective gives is sum_dtype bf16, and the
+ * same tensors cast to fp32 first are sum_dtype fp32. out may be one of the inputs if the
+ * types are equal (elementwise in place); else it overlaps none. */
 struct k_reduce {
-	float *out;
+	void *out;
+	enum dtype out_dtype;
 	const void *const *in; /* k pointers, k at least 1 */
 	unsigned k;
 	enum dtype in_dtype;
-	float pre;
-	float post;
+	struct k_factor pre;  /* on each input */
+	enum dtype sum_dtype; /* not NONE */
+	struct k_factor post; /* on the sum */
 	bool accumulate;
 };
+
+/* Whether any rounding but that of fp32 is done in it: what the forms of it that are made
+ * for fp32 need not do. */
+static inline bool k_reduce_rounds(const struct k_reduce *a)
+{
+	return a->out_dtype != DTYPE_FP32 || a->sum_dtype != DTYPE_FP32 ||
+	       (a->pre.how && a->pre.dtype != DTYPE_FP32) ||
+	       (a->post.how && a->post.dtype != DTYPE_FP32);
+}
 
 /* out[i] = op over x_0[i], x_1[i], ..., folded in fp32 in that order, then
  * narrowed once. AVG divides the sum by k. MAX and MIN give NaN if any input is

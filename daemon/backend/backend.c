@@ -193,11 +193,24 @@ void backend_signals_free(struct backend_signals *s, void (*freed)(void *userdat
 
 /* -------------------------------------------------------------------- tasks */
 
+static bool is_dtype(enum dtype t)
+{
+	return t > DTYPE_NONE && t < _DTYPE_N;
+}
+
+static void check_reduce(const struct k_reduce *r)
+{
+	CHECK(r->k > 0 && r->k <= KERNEL_MAX_INPUTS);
+	CHECK(is_dtype(r->in_dtype) && is_dtype(r->sum_dtype) && is_dtype(r->out_dtype));
+	CHECK(!r->pre.how || is_dtype(r->pre.dtype));
+	CHECK(!r->post.how || is_dtype(r->post.dtype));
+}
+
 static void check_kop(const struct kop *kop)
 {
 	CHECK((unsigned)kop->kind < _KOP_N);
 	if (kop->kind == KOP_REDUCE)
-		CHECK(kop->reduce.k > 0 && kop->reduce.k <= KERNEL_MAX_INPUTS);
+		check_reduce(&kop->reduce);
 	if (kop->kind == KOP_ALL_REDUCE)
 		CHECK(kop->all_reduce.k > 0 && kop->all_reduce.k <= KERNEL_MAX_INPUTS);
 }

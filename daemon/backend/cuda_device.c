@@ -140,8 +140,15 @@ static void warm_args(const struct cuda *c, enum cuda_fn fn, union cuda_args *a)
 	if (fn == CUDA_FN_CAST)
 		a->cast.dst_dtype = a->cast.src_dtype = DTYPE_FP32;
 	else if (fn == CUDA_FN_REDUCE || fn == CUDA_FN_REDUCE_MANY)
-		a->reduce =
-			(struct cuda_reduce){ .k = 1, .in_dtype = DTYPE_FP32, .pre = 1, .post = 1 };
+		a->reduce = (struct cuda_reduce){ .k = 1,
+						  .in_dtype = DTYPE_FP32,
+						  .sum_dtype = DTYPE_FP32,
+						  .out_dtype = DTYPE_FP32 };
+	else if (fn == CUDA_FN_REDUCE_ROUND || fn == CUDA_FN_REDUCE_ROUND_MANY)
+		a->reduce = (struct cuda_reduce){ .k = 1,
+						  .in_dtype = DTYPE_BF16,
+						  .sum_dtype = DTYPE_BF16,
+						  .out_dtype = DTYPE_BF16 };
 	else if (fn == CUDA_FN_ALL_REDUCE || fn == CUDA_FN_ALL_REDUCE_MANY)
 		a->all_reduce =
 			(struct cuda_all_reduce){ .k = 1, .dtype = DTYPE_FP32, .op = REDUCE_SUM };

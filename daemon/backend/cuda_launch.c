@@ -54,23 +54,31 @@ static void fill_inputs(uint64_t *to, const void *const *in, unsigned k)
 		to[i] = cuda_ptr(in[i]);
 }
 
+static struct cuda_factor factor(const struct k_factor *f)
+{
+	return (struct cuda_factor){ f->how, f->dtype, f->value };
+}
+
 static CUresult launch_reduce(struct cuda *c, struct cuda_queue *q, const struct kop *k)
 {
 	const struct k_reduce *a = &k->reduce;
+	bool rounds = k_reduce_rounds(a);
 	struct cuda_reduce_many args = { .a = { .out = cuda_ptr(a->out),
 						.n = k->n,
 						.k = a->k,
 						.in_dtype = a->in_dtype,
-						.pre = a->pre,
-						.post = a->post,
+						.out_dtype = a->out_dtype,
+						.sum_dtype = a->sum_dtype,
+						.pre = factor(&a->pre),
+						.post = factor(&a->post),
 						.accumulate = a->accumulate } };
 
 	if (a->k <= CUDA_FEW_INPUTS) {
 		fill_inputs(args.a.in, a->in, a->k);
-		return run(c, q, CUDA_FN_REDUCE, k->n, &args.a);
+		return run(c, q, rounds ? CUDA_FN_REDUCE_ROUND : CUDA_FN_REDUCE, k->n, &args.a);
 	}
 	fill_inputs(args.in, a->in, a->k);
-	return run(c, q, CUDA_FN_REDUCE_MANY, k->n, &args);
+	return run(c, q, rounds ? CUDA_FN_REDUCE_ROUND_MANY : CUDA_FN_REDUCE_MANY, k->n, &args);
 }
 
 static CUresult launch_all_reduce(struct cuda *c, struct cuda_queue *q, const struct kop *k)

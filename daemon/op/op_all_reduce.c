@@ -164,8 +164,9 @@ static void divide(struct coll *c)
 					   .in = &p->inputs[p->n],
 					   .k = 1,
 					   .in_dtype = DTYPE_FP32,
-					   .pre = 1,
-					   .post = (float)c->n };
+					   .out_dtype = DTYPE_FP32,
+					   .sum_dtype = DTYPE_FP32,
+					   .post = k_divide_by((float)c->n, DTYPE_FP32) };
 	}
 	coll_kernels(c, narrow);
 }
@@ -191,8 +192,8 @@ static void add_inside(struct coll *c, struct coll_part *p)
 				   .in = p->inputs,
 				   .k = p->n,
 				   .in_dtype = op->args.buf.dtype,
-				   .pre = 1,
-				   .post = 1 };
+				   .out_dtype = DTYPE_FP32,
+				   .sum_dtype = DTYPE_FP32 };
 }
 
 /* -- several devices, maximum and minimum: every device folds what all of them found, so

@@ -71,8 +71,9 @@ static void fold_in(struct coll *c)
 					   .in = &p->inputs[p->n],
 					   .k = 1,
 					   .in_dtype = DTYPE_FP32,
-					   .pre = 1,
-					   .post = (float)rec->post_divide,
+					   .out_dtype = DTYPE_FP32,
+					   .sum_dtype = DTYPE_FP32,
+					   .post = k_divide_by((float)rec->post_divide, DTYPE_FP32),
 					   .accumulate = c->accumulate };
 	}
 	coll_kernels(c, done);
@@ -109,15 +110,17 @@ static void add_up(struct coll *c, unsigned d)
 	for (uint32_t i = 0; i < p->n; i++)
 		p->inputs[i] = region_addr(
 			&member_unit_find(c->members[p->members[i]], c->unit)->gradient);
-	coll_kop(p, KOP_REDUCE, c->unit->layout.elements)->reduce =
-		(struct k_reduce){ .out = optim_at(one ? &c->unit->parts[0].grads : &p->scratch[0],
-						   0),
-				   .in = p->inputs,
-				   .k = p->n,
-				   .in_dtype = (enum dtype)rec->gradient_dtype,
-				   .pre = (float)rec->pre_divide,
-				   .post = one ? (float)rec->post_divide : 1,
-				   .accumulate = one && c->accumulate };
+	coll_kop(p, KOP_REDUCE, c->unit->layout.elements)->reduce = (struct k_reduce){
+		.out = optim_at(one ? &c->unit->parts[0].grads : &p->scratch[0], 0),
+		.in = p->inputs,
+		.k = p->n,
+		.in_dtype = (enum dtype)rec->gradient_dtype,
+		.out_dtype = DTYPE_FP32,
+		.sum_dtype = DTYPE_FP32,
+		.pre = k_divide_by((float)rec->pre_divide, DTYPE_FP32),
+		.post = k_divide_by(one ? (float)rec->post_divide : 1, DTYPE_FP32),
+		.accumulate = one && c->accumulate
+	};
 }
 
 static void start(struct parked *p)

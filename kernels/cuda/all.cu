@@ -10,6 +10,8 @@
 #include "pack.cu"
 #include "reduce.cu"
 #include "reduce_many.cu"
+#include "reduce_round.cu"
+#include "reduce_round_many.cu"
 #include "scale.cu"
 #include "sgd.cu"
 #include "spin.cu"

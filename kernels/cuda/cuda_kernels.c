@@ -16,6 +16,8 @@ static const struct {
 	[CUDA_FN_CAST] = { "shardd_cast", LAUNCH_VECTOR *LAUNCH_CAST_UNROLL },
 	[CUDA_FN_REDUCE] = { "shardd_reduce", LAUNCH_VECTOR *LAUNCH_REDUCE_UNROLL },
 	[CUDA_FN_REDUCE_MANY] = { "shardd_reduce_many", LAUNCH_VECTOR *LAUNCH_REDUCE_UNROLL },
+	[CUDA_FN_REDUCE_ROUND] = { "shardd_reduce_round", LAUNCH_VECTOR },
+	[CUDA_FN_REDUCE_ROUND_MANY] = { "shardd_reduce_round_many", LAUNCH_VECTOR },
 	[CUDA_FN_ALL_REDUCE] = { "shardd_all_reduce", LAUNCH_VECTOR *LAUNCH_ALL_REDUCE_UNROLL },
 	[CUDA_FN_ALL_REDUCE_MANY] = { "shardd_all_reduce_many",
 				      LAUNCH_VECTOR *LAUNCH_ALL_REDUCE_UNROLL },

@@ -21,6 +21,8 @@ enum cuda_fn {
 	CUDA_FN_CAST,
 	CUDA_FN_REDUCE,
 	CUDA_FN_REDUCE_MANY,
+	CUDA_FN_REDUCE_ROUND, /* these two: whatever k_reduce_rounds says; the two above: else */
+	CUDA_FN_REDUCE_ROUND_MANY,
 	CUDA_FN_ALL_REDUCE,
 	CUDA_FN_ALL_REDUCE_MANY,
 	CUDA_FN_ADAMW,
@@ -44,10 +46,16 @@ struct cuda_cast {
 	uint32_t dst_dtype, src_dtype;
 };
 
+struct cuda_factor {
+	uint32_t how, dtype;
+	float value;
+};
+
 struct cuda_reduce {
 	uint64_t out, n;
 	uint32_t k, in_dtype;
-	float pre, post;
+	uint32_t out_dtype, sum_dtype;
+	struct cuda_factor pre, post;
 	uint32_t accumulate, zero;
 	uint64_t in[CUDA_FEW_INPUTS];
 };

@@ -4,7 +4,7 @@
  * is the intrinsic of that rounding on a device and plain C on the host, so that a test
  * runs this very code against kernels/ref without a GPU.
  *
- * Loads, stores and conversions between types are in device.cuh.
+ * Loads, stores and conversions of what is in memory are in device.cuh.
  */
 #ifndef SHARDD_CUDA_ELEMENT_H
 #define SHARDD_CUDA_ELEMENT_H
@@ -27,6 +27,26 @@
 #define EL_FMA(x, y, z)   __fmaf_rn(x, y, z)
 #define EL_FMA64(x, y, z) __fma_rn(x, y, z)
 #define EL_ADD64(x, y)    __dadd_rn(x, y)
+
+/* The processor's conversions round to nearest even and keep NaN a NaN. */
+static __device__ __forceinline__ float el_round_bf16(float f)
+{
+	uint16_t half;
+
+	asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(half) : "f"(f));
+	return __uint_as_float(static_cast<uint32_t>(half) << 16);
+}
+
+static __device__ __forceinline__ float el_round_fp16(float f)
+{
+	uint16_t half;
+
+	asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(f));
+	asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(half));
+	return f;
+}
+#define EL_ROUND_BF16(x) el_round_bf16(x)
+#define EL_ROUND_FP16(x) el_round_fp16(x)
 #else
 #include <math.h>
 
@@ -42,6 +62,8 @@
 #define EL_FMA(x, y, z)   fmaf(x, y, z)
 #define EL_FMA64(x, y, z) fma(x, y, z)
 #define EL_ADD64(x, y)    ((x) + (y))
+#define EL_ROUND_BF16(x)  bf16_to_f32(bf16_from_f32(x))
+#define EL_ROUND_FP16(x)  fp16_to_f32(fp16_from_f32(x))
 #endif
 
 #define EL_ABS_MASK  0x7fffffffu
@@ -67,10 +89,34 @@ EL_FN struct el_divisor el_divisor(float by)
 	return d;
 }
 
+/* NONE is a division by one. */
+EL_FN struct el_divisor el_factor(struct cuda_factor f)
+{
+	struct el_divisor d = el_divisor(f.how == K_FACTOR_DIV ? f.value : 1.0f);
+
+	if (f.how == K_FACTOR_MUL)
+		d.inverse = f.value;
+	return d;
+}
+
 /* @exact: what the caller found d.exact to be. */
 EL_FN float el_divide(float x, struct el_divisor d, bool exact)
 {
 	return exact ? EL_MUL(x, d.inverse) : EL_DIV(x, d.by);
+}
+
+/* To a type and back. */
+EL_FN float el_round(uint32_t t, float x)
+{
+	return t == DTYPE_BF16 ? EL_ROUND_BF16(x) : t == DTYPE_FP16 ? EL_ROUND_FP16(x) : x;
+}
+
+/* @d: el_factor(f). */
+EL_FN float el_apply(struct cuda_factor f, struct el_divisor d, float x)
+{
+	if (f.how == K_FACTOR_NONE)
+		return x;
+	return el_round(f.dtype, el_divide(el_round(f.dtype, x), d, d.exact));
 }
 
 /* Before the first input of a fold: -0 + x is x for every x, -0 too. */

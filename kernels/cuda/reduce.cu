@@ -4,9 +4,9 @@ template <int T> static __device__ __forceinline__ void reduce_few(const struct 
 {
 	uint64_t head = reduce_head<T>(a, a.in);
 
-	if (a.k == 1 && !a.accumulate && el_divisor(a.pre).exact)
+	if (a.k == 1 && !a.accumulate && el_factor(a.pre).exact)
 		reduce_with<T, 1, LAUNCH_REDUCE_1_UNROLL, true, false>(a, a.in, head);
-	else if (a.k <= 2 && el_divisor(a.pre).exact)
+	else if (a.k <= 2 && el_factor(a.pre).exact)
 		reduce_with<T, 2, LAUNCH_REDUCE_2_UNROLL, true>(a, a.in, head);
 	else
 		reduce_any<T>(a, a.in, head);

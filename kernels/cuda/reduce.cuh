@@ -102,7 +102,7 @@ template <int T, int G, int U, bool EXACT, bool MAY_ADD = true>
 static __device__ __forceinline__ void reduce_with(const struct cuda_reduce &a,
 						   const uint64_t *in, uint64_t head)
 {
-	reduce_body<T, G, EXACT, MAY_ADD> body = { a, in, el_divisor(a.pre), el_divisor(a.post) };
+	reduce_body<T, G, EXACT, MAY_ADD> body = { a, in, el_factor(a.pre), el_factor(a.post) };
 
 	walk_any<LAUNCH_VECTOR, U>(a.n, head, body);
 }
@@ -125,7 +125,7 @@ static __device__ __forceinline__ void reduce_any(const struct cuda_reduce &a, c
 	constexpr int G = LAUNCH_REDUCE_GROUP;
 	constexpr int U = T == DTYPE_FP32 ? LAUNCH_REDUCE_UNROLL / 2 : LAUNCH_REDUCE_UNROLL;
 
-	if (el_divisor(a.pre).exact)
+	if (el_factor(a.pre).exact)
 		reduce_with<T, G, U, true>(a, in, head);
 	else
 		reduce_with<T, G, 1, false>(a, in, head);

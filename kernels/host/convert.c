@@ -153,3 +153,34 @@ void HOST(narrow)(void *dst, enum dtype t, size_t at, const float *src, size_t n
 	else
 		narrow_fp16(to, src, n);
 }
+
+/* bf16_from_f32 and back, in one word. */
+static void round_bf16(float *x, size_t n)
+{
+	for (size_t i = 0; i < n; i++) {
+		uint32_t u = f32_bits(x[i]);
+		uint32_t rounded = u + 0x7fff + ((u >> 16) & 1);
+
+		u = (u & FP32_ABS) > FP32_INF ? u | FP32_QUIET : rounded;
+		x[i] = f32_from_bits(u & 0xffff0000u);
+	}
+}
+
+static void round_fp16(float *x, size_t n)
+{
+	uint16_t h[HOST_PIECE];
+
+	for (size_t at = 0, piece; at < n; at += piece) {
+		piece = host_piece(at, n);
+		narrow_fp16(h, x + at, piece);
+		widen_fp16(x + at, h, piece);
+	}
+}
+
+void HOST(round)(float *x, enum dtype t, size_t n)
+{
+	if (t == DTYPE_BF16)
+		round_bf16(x, n);
+	else if (t == DTYPE_FP16)
+		round_fp16(x, n);
+}

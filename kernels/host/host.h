@@ -46,6 +46,9 @@ void HOST(widen)(float *dst, const void *src, enum dtype t, size_t at, size_t n)
 /* dst[at..at+n) = src[0..n), narrowed; @t is bf16 or fp16. */
 void HOST(narrow)(void *dst, enum dtype t, size_t at, const float *src, size_t n);
 
+/* x[0..n), each rounded to @t. */
+void HOST(round)(float *x, enum dtype t, size_t n);
+
 /* Elements [at, at+n) of @src in fp32: in place if they are, else in @buf. */
 static inline const float *host_load(float *buf, const void *src, enum dtype t, size_t at, size_t n)
 {

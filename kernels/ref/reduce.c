@@ -1,18 +1,20 @@
 #include "ref/ref.h"
 
-static float divide(float x, float by)
+static float term(const struct k_reduce *a, unsigned j, size_t i)
 {
-	return by == 1 ? x : x / by;
+	return ref_round(a->sum_dtype, ref_factor(&a->pre, ref_load(a->in[j], a->in_dtype, i)));
 }
 
 void ref_reduce(const struct k_reduce *a, size_t begin, size_t end)
 {
 	for (size_t i = begin; i < end; i++) {
-		float t = divide(ref_load(a->in[0], a->in_dtype, i), a->pre);
+		float t = term(a, 0, i);
 
 		for (unsigned j = 1; j < a->k; j++)
-			t += divide(ref_load(a->in[j], a->in_dtype, i), a->pre);
-		t = divide(t, a->post);
-		a->out[i] = a->accumulate ? a->out[i] + t : t;
+			t = ref_round(a->sum_dtype, t + term(a, j, i));
+		t = ref_round(a->out_dtype, ref_factor(&a->post, t));
+		if (a->accumulate)
+			t = ref_load(a->out, a->out_dtype, i) + t;
+		ref_store(a->out, a->out_dtype, i, t);
 	}
 }

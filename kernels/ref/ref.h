@@ -39,4 +39,22 @@ static inline void ref_store(void *dst, enum dtype t, size_t i, float f)
 		((uint16_t *)dst)[i] = fp16_from_f32(f);
 }
 
+/* To a type and back. */
+static inline float ref_round(enum dtype t, float f)
+{
+	if (t == DTYPE_BF16)
+		return bf16_to_f32(bf16_from_f32(f));
+	if (t == DTYPE_FP16)
+		return fp16_to_f32(fp16_from_f32(f));
+	return f;
+}
+
+static inline float ref_factor(const struct k_factor *f, float x)
+{
+	if (f->how == K_FACTOR_NONE)
+		return x;
+	x = ref_round(f->dtype, x);
+	return ref_round(f->dtype, f->how == K_FACTOR_DIV ? x / f->value : x * f->value);
+}
+
 #endif

@@ -166,8 +166,9 @@ static void bare_reduce(const void *arg, double *ret)
 	struct cuda_reduce a = { .n = ask->elements,
 				 .k = ask->k,
 				 .in_dtype = (uint32_t)ask->dtype,
-				 .pre = 1,
-				 .post = (float)ask->k,
+				 .out_dtype = DTYPE_FP32,
+				 .sum_dtype = DTYPE_FP32,
+				 .post = { K_FACTOR_DIV, DTYPE_FP32, (float)ask->k },
 				 .accumulate = 1 };
 	void *parameters[] = { &a };
 	CUfunction f;

@@ -89,8 +89,9 @@ static void launch_reduce(struct bench *b, const struct measured *m, uint64_t by
 				 .n = elements(bytes, DTYPE_FP32),
 				 .k = m->k,
 				 .in_dtype = m->type,
-				 .pre = 8,
-				 .post = 1 };
+				 .out_dtype = DTYPE_FP32,
+				 .sum_dtype = DTYPE_FP32,
+				 .pre = { K_FACTOR_DIV, DTYPE_FP32, 8 } };
 
 	for (unsigned j = 0; j < m->k; j++)
 		a.in[j] = b->array[j];

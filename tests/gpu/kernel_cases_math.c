@@ -47,6 +47,25 @@ static const struct factors {
 };
 #define N_FACTORS (sizeof(factor_sets) / sizeof(factor_sets[0]))
 
+static struct cuda_factor factor(const struct k_factor *f)
+{
+	return (struct cuda_factor){ f->how, f->dtype, f->value };
+}
+
+/* All but the inputs. */
+static struct cuda_reduce to_device(const struct k_reduce *a, uint64_t out, uint64_t n)
+{
+	return (struct cuda_reduce){ .out = out,
+				     .n = n,
+				     .k = a->k,
+				     .in_dtype = a->in_dtype,
+				     .out_dtype = a->out_dtype,
+				     .sum_dtype = a->sum_dtype,
+				     .pre = factor(&a->pre),
+				     .post = factor(&a->post),
+				     .accumulate = a->accumulate };
+}
+
 static void reduce_case(struct tester *t, enum dtype type, unsigned k, size_t n,
 			const struct case_shift *s, const struct factors *f, bool many)
 {
@@ -56,8 +75,10 @@ static void reduce_case(struct tester *t, enum dtype type, unsigned k, size_t n,
 	struct k_reduce a = { .in = in.host,
 			      .k = k,
 			      .in_dtype = type,
-			      .pre = f->pre,
-			      .post = f->post,
+			      .out_dtype = DTYPE_FP32,
+			      .sum_dtype = DTYPE_FP32,
+			      .pre = k_divide_by(f->pre, DTYPE_FP32),
+			      .post = k_divide_by(f->post, DTYPE_FP32),
 			      .accumulate = f->accumulate };
 	unsigned out;
 
@@ -67,13 +88,7 @@ static void reduce_case(struct tester *t, enum dtype type, unsigned k, size_t n,
 	bed_upload(b);
 	a.out = bed_host(b, out);
 	kernels_ref()->reduce(&a, 0, n);
-	c.a = (struct cuda_reduce){ .out = bed_device(b, out),
-				    .n = n,
-				    .k = k,
-				    .in_dtype = type,
-				    .pre = f->pre,
-				    .post = f->post,
-				    .accumulate = f->accumulate };
+	c.a = to_device(&a, bed_device(b, out), n);
 	memcpy(many ? c.in : c.a.in, in.device, k * sizeof(uint64_t));
 	device_launch(&t->device, many ? CUDA_FN_REDUCE_MANY : CUDA_FN_REDUCE, &c, n);
 	tester_same(t, false, "%s, %u inputs, %zu elements, shifts %u %u, %a %a %d%s",
@@ -115,6 +130,82 @@ static void run_reduce_factors(struct tester *t)
 				for (unsigned s = 0; s < n_case_shifts; s++)
 					reduce_case(t, type, k, 9001, &case_shifts[s],
 						    &factor_sets[f], false);
+}
+
+static const struct k_factor rounding_factors[] = {
+	{ K_FACTOR_NONE, DTYPE_NONE, 0 },   { K_FACTOR_DIV, DTYPE_BF16, 3 },
+	{ K_FACTOR_MUL, DTYPE_FP32, 0.1f }, { K_FACTOR_DIV, DTYPE_FP16, 4 },
+	{ K_FACTOR_MUL, DTYPE_FP16, 0.3f }, { K_FACTOR_DIV, DTYPE_FP32, 1.5f },
+	{ K_FACTOR_MUL, DTYPE_BF16, 2 },
+};
+#define N_ROUNDING (sizeof(rounding_factors) / sizeof(rounding_factors[0]))
+
+/* In place into the last input where the types allow it and @in_place. */
+static void round_case(struct tester *t, struct k_reduce a, size_t n, const struct case_shift *s,
+		       bool many, bool in_place)
+{
+	static struct inputs in;
+	static struct cuda_reduce_many c;
+	enum cuda_fn fn = many ? CUDA_FN_REDUCE_ROUND_MANY : CUDA_FN_REDUCE_ROUND;
+	struct bed *b = &t->bed;
+	unsigned out;
+
+	bed_begin(b);
+	out = bed_add(b, a.out_dtype, n, s->out, BED_ANY);
+	add_inputs(t, &in, a.k, a.in_dtype, n, s->in);
+	if (in_place && a.in_dtype == a.out_dtype) {
+		in.host[a.k - 1] = bed_host(b, out);
+		in.device[a.k - 1] = bed_device(b, out);
+	}
+	bed_upload(b);
+	a.in = in.host;
+	a.out = bed_host(b, out);
+	kernels_ref()->reduce(&a, 0, n);
+	c.a = to_device(&a, bed_device(b, out), n);
+	memcpy(many ? c.in : c.a.in, in.device, a.k * sizeof(uint64_t));
+	device_launch(&t->device, fn, &c, n);
+	tester_same(
+		t, false,
+		"%s in %s to %s, %u inputs, %zu elements, shifts %u %u, %d %d %a, %d %d %a, %d%s",
+		dtype_name(a.in_dtype), dtype_name(a.sum_dtype), dtype_name(a.out_dtype), a.k, n,
+		s->out, s->in, a.pre.how, a.pre.dtype, (double)a.pre.value, a.post.how,
+		a.post.dtype, (double)a.post.value, a.accumulate, many ? ", many" : "");
+}
+
+/* All types of input, sum and output, with factors in turn. */
+static void round_types(struct tester *t, unsigned k, size_t n, const struct case_shift *s,
+			bool many)
+{
+	static unsigned turn;
+
+	for (unsigned types = 0; types < 27; types++, turn++)
+		round_case(t,
+			   (struct k_reduce){ .k = k,
+					      .in_dtype = 1 + types % 3,
+					      .sum_dtype = 1 + types / 3 % 3,
+					      .out_dtype = 1 + types / 9,
+					      .pre = rounding_factors[turn % N_ROUNDING],
+					      .post = rounding_factors[turn / 2 % N_ROUNDING],
+					      .accumulate = turn / 3 % 2 },
+			   n, s, many, turn % 2);
+}
+
+static void run_round(struct tester *t)
+{
+	static const size_t sizes[] = { 0, 1, 17, 4097 };
+
+	for (unsigned i = 0; i < 4; i++)
+		for (unsigned s = 0; s < n_case_shifts; s++)
+			for (unsigned k = 1; k <= 16; k = k * 2 + 1)
+				round_types(t, k, sizes[i], &case_shifts[s], false);
+}
+
+static void run_round_many(struct tester *t)
+{
+	for (unsigned s = 0; s < n_case_shifts; s++) {
+		round_types(t, 17, 1001, &case_shifts[s], true);
+		round_types(t, 100, 255, &case_shifts[s], true);
+	}
 }
 
 /* @place: which input is the output; k: none. */
@@ -441,6 +532,8 @@ const struct group groups_math[] = {
 	{ "reduce", run_reduce },
 	{ "reduce, factors", run_reduce_factors },
 	{ "reduce_many", run_reduce_many },
+	{ "reduce_round", run_round },
+	{ "reduce_round_many", run_round_many },
 	{ "all_reduce, sum", run_sum },
 	{ "all_reduce, average", run_avg },
 	{ "all_reduce, maximum", run_max },

@@ -244,8 +244,9 @@ static float *model_partial(const struct gpu_layout *l, const struct ranks *r, u
 	struct k_reduce k = { .out = train_alloc(g->n * sizeof(float)),
 			      .in = in,
 			      .in_dtype = g->dtype,
-			      .pre = pre,
-			      .post = 1 };
+			      .out_dtype = DTYPE_FP32,
+			      .sum_dtype = DTYPE_FP32,
+			      .pre = k_divide_by(pre, DTYPE_FP32) };
 
 	for (uint32_t i = 0; i < r->n; i++)
 		if (gpu_of(l, r->rank[i]) == device)
@@ -266,10 +267,12 @@ static float *model_gradient(const struct gpu_layout *l, const struct ranks *r,
 			      .in = in,
 			      .k = n,
 			      .in_dtype = DTYPE_FP32,
-			      .pre = 1 };
-	float pre;
+			      .out_dtype = DTYPE_FP32,
+			      .sum_dtype = DTYPE_FP32 };
+	float pre, post;
 
-	default_factors(r->n, &pre, &k.post);
+	default_factors(r->n, &pre, &post);
+	k.post = k_divide_by(post, DTYPE_FP32);
 	for (unsigned m = 0; m < g->micro; m++) {
 		for (unsigned d = 0; d < n; d++)
 			in[d] = model_partial(l, r, devices[d], g, m, pre);

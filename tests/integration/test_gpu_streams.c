@@ -86,8 +86,9 @@ static void model_gradient(float *g, unsigned unit, unsigned step, bool accumula
 				    .in = in,
 				    .k = WORLD,
 				    .in_dtype = DTYPE_FP32,
-				    .pre = 2,
-				    .post = 1,
+				    .out_dtype = DTYPE_FP32,
+				    .sum_dtype = DTYPE_FP32,
+				    .pre = k_divide_by(2, DTYPE_FP32),
 				    .accumulate = accumulate };
 
 	for (uint32_t rank = 0; rank < WORLD; rank++)

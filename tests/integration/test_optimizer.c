@@ -22,9 +22,13 @@ static void model_gradient(float *g, size_t n, unsigned step)
 {
 	float *x[WORLD];
 	const void *in[WORLD];
-	struct k_reduce r = {
-		.out = g, .in = in, .k = WORLD, .in_dtype = DTYPE_FP32, .pre = 2, .post = 1
-	};
+	struct k_reduce r = { .out = g,
+			      .in = in,
+			      .k = WORLD,
+			      .in_dtype = DTYPE_FP32,
+			      .out_dtype = DTYPE_FP32,
+			      .sum_dtype = DTYPE_FP32,
+			      .pre = k_divide_by(2, DTYPE_FP32) };
 
 	for (uint32_t rank = 0; rank < WORLD; rank++)
 		in[rank] = x[rank] = train_numbers(n, seed_of(rank, step));

@@ -100,19 +100,35 @@ static const void **inputs(struct run *run, const uint64_t *addr, uint32_t k, ui
 	return p;
 }
 
+static struct k_factor factor(const struct cuda_factor *f)
+{
+	if (f->how > K_FACTOR_MUL)
+		sim_breach("a kernel was given factor %u", f->how);
+	if (f->how)
+		check_dtype(f->dtype);
+	return (struct k_factor){ f->how, f->dtype, f->value };
+}
+
+/* @rounds: the kernel is a form that does. */
 static void run_reduce(struct run *run, const struct cuda_reduce *a, const uint64_t *addr,
-		       uint32_t most)
+		       uint32_t most, bool rounds)
 {
 	const void **x = inputs(run, addr, a->k, most, a->n, a->in_dtype);
 	struct k_reduce k = { .in = x,
 			      .k = a->k,
 			      .in_dtype = a->in_dtype,
-			      .pre = a->pre,
-			      .post = a->post,
+			      .out_dtype = a->out_dtype,
+			      .sum_dtype = a->sum_dtype,
+			      .pre = factor(&a->pre),
+			      .post = factor(&a->post),
 			      .accumulate = a->accumulate != 0 };
 
 	check_zero(a->zero);
-	k.out = out(run, a->out, a->n, DTYPE_FP32);
+	check_dtype(a->out_dtype);
+	check_dtype(a->sum_dtype);
+	if (k_reduce_rounds(&k) != rounds)
+		sim_breach("a reduction was given to the form of the kernel for others");
+	k.out = out(run, a->out, a->n, a->out_dtype);
 	if (run->ok)
 		kernels_ref()->reduce(&k, 0, a->n);
 	free(x);
@@ -304,9 +320,14 @@ static void run_spin(struct run *run, const struct cuda_spin *a)
 		*ran = took;
 }
 
-static void run_reduce_many(struct run *run, const struct cuda_reduce_many *a)
+static void run_reduce_few(struct run *run, const struct cuda_reduce *a, bool rounds)
 {
-	run_reduce(run, &a->a, a->in, CUDA_MANY_INPUTS);
+	run_reduce(run, a, a->in, CUDA_FEW_INPUTS, rounds);
+}
+
+static void run_reduce_many(struct run *run, const struct cuda_reduce_many *a, bool rounds)
+{
+	run_reduce(run, &a->a, a->in, CUDA_MANY_INPUTS, rounds);
 }
 
 static void run_all_reduce_many(struct run *run, const struct cuda_all_reduce_many *a)
@@ -323,10 +344,16 @@ void kernel_run(unsigned fn, const void *args, unsigned blocks)
 		run_cast(&run, args);
 		break;
 	case CUDA_FN_REDUCE:
-		run_reduce(&run, args, ((const struct cuda_reduce *)args)->in, CUDA_FEW_INPUTS);
+		run_reduce_few(&run, args, false);
 		break;
 	case CUDA_FN_REDUCE_MANY:
-		run_reduce_many(&run, args);
+		run_reduce_many(&run, args, false);
+		break;
+	case CUDA_FN_REDUCE_ROUND:
+		run_reduce_few(&run, args, true);
+		break;
+	case CUDA_FN_REDUCE_ROUND_MANY:
+		run_reduce_many(&run, args, true);
 		break;
 	case CUDA_FN_ALL_REDUCE:
 		run_all_reduce(&run, args, ((const struct cuda_all_reduce *)args)->in,

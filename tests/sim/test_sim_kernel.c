@@ -94,10 +94,23 @@ Test(sim_kernel, casts)
 Test(sim_kernel, reduces)
 {
 	const void *in[] = { copies[0], copies[1], copies[2] };
-	struct k_reduce k = { copies[4], in, 3, DTYPE_FP32, 3, 2, true };
-	struct cuda_reduce a = {
-		.n = N, .k = 3, .in_dtype = DTYPE_FP32, .pre = 3, .post = 2, .accumulate = 1
-	};
+	struct k_reduce k = { .out = copies[4],
+			      .in = in,
+			      .k = 3,
+			      .in_dtype = DTYPE_FP32,
+			      .out_dtype = DTYPE_FP32,
+			      .sum_dtype = DTYPE_FP32,
+			      .pre = k_divide_by(3, DTYPE_FP32),
+			      .post = { K_FACTOR_MUL, DTYPE_FP32, 2 },
+			      .accumulate = true };
+	struct cuda_reduce a = { .n = N,
+				 .k = 3,
+				 .in_dtype = DTYPE_FP32,
+				 .out_dtype = DTYPE_FP32,
+				 .sum_dtype = DTYPE_FP32,
+				 .pre = { K_FACTOR_DIV, DTYPE_FP32, 3 },
+				 .post = { K_FACTOR_MUL, DTYPE_FP32, 2 },
+				 .accumulate = 1 };
 	static struct cuda_reduce_many many;
 
 	open_all();
@@ -111,6 +124,10 @@ Test(sim_kernel, reduces)
 	launch(CUDA_FN_REDUCE_MANY, &many);
 	kernels_ref()->reduce(&k, 0, N);
 	same(arrays[4], copies[4], sizeof(copies[4]), "many");
+	k.sum_dtype = a.sum_dtype = DTYPE_BF16;
+	launch(CUDA_FN_REDUCE_ROUND, &a);
+	kernels_ref()->reduce(&k, 0, N);
+	same(arrays[4], copies[4], sizeof(copies[4]), "rounded");
 }
 
 Test(sim_kernel, all_reduces_in_place)
@@ -308,10 +325,27 @@ static void unused_field_set(void)
 
 static void too_many_inputs(void)
 {
-	struct cuda_reduce a = { .n = 1, .k = 17, .in_dtype = DTYPE_FP32, .pre = 1, .post = 1 };
+	struct cuda_reduce a = { .n = 1,
+				 .k = 17,
+				 .in_dtype = DTYPE_FP32,
+				 .out_dtype = DTYPE_FP32,
+				 .sum_dtype = DTYPE_FP32 };
 
 	open_all();
 	a.out = arrays[0];
+	launch(CUDA_FN_REDUCE, &a);
+}
+
+static void form_that_does_not_round(void)
+{
+	struct cuda_reduce a = { .n = 1,
+				 .k = 1,
+				 .in_dtype = DTYPE_FP32,
+				 .out_dtype = DTYPE_FP32,
+				 .sum_dtype = DTYPE_BF16 };
+
+	open_all();
+	a.out = a.in[0] = arrays[0];
 	launch(CUDA_FN_REDUCE, &a);
 }
 
@@ -319,6 +353,7 @@ Test(sim_kernel, notices_wrong_arguments)
 {
 	dies(unused_field_set, "unused field");
 	dies(too_many_inputs, "17 inputs");
+	dies(form_that_does_not_round, "form");
 }
 
 Test(sim_kernel, loses_a_device_at_a_launch)

@@ -220,7 +220,15 @@ static struct kop make_kop(enum kop_kind kind, float *x, struct arena *a, unsign
 		kop.cast = (struct k_cast){ s1, x, DTYPE_BF16, DTYPE_FP32 };
 		break;
 	case KOP_REDUCE:
-		kop.reduce = (struct k_reduce){ x, a->in, k, DTYPE_FP32, 3.0f, 2.0f, true };
+		kop.reduce = (struct k_reduce){ .out = x,
+						.in = a->in,
+						.k = k,
+						.in_dtype = DTYPE_FP32,
+						.out_dtype = DTYPE_FP32,
+						.sum_dtype = DTYPE_FP32,
+						.pre = k_divide_by(3, DTYPE_FP32),
+						.post = k_divide_by(2, DTYPE_FP32),
+						.accumulate = true };
 		break;
 	case KOP_ALL_REDUCE:
 		kop.all_reduce = (struct k_all_reduce){ x, a->in, k, DTYPE_FP32, REDUCE_AVG };

@@ -397,7 +397,15 @@ static struct kop make_kop(enum kop_kind kind, struct arena *a)
 		k.cast = (struct k_cast){ a->s[1], a->s[0], DTYPE_BF16, DTYPE_FP32 };
 		break;
 	case KOP_REDUCE:
-		k.reduce = (struct k_reduce){ a->s[0], a->in + 1, 3, DTYPE_FP32, 3.0f, 2.0f, true };
+		k.reduce = (struct k_reduce){ .out = a->s[0],
+					      .in = a->in + 1,
+					      .k = 3,
+					      .in_dtype = DTYPE_FP32,
+					      .out_dtype = DTYPE_FP32,
+					      .sum_dtype = DTYPE_FP32,
+					      .pre = k_divide_by(3, DTYPE_FP32),
+					      .post = k_divide_by(2, DTYPE_FP32),
+					      .accumulate = true };
 		break;
 	case KOP_ALL_REDUCE:
 		k.all_reduce = (struct k_all_reduce){ a->s[1], a->in, 4, DTYPE_FP32, REDUCE_AVG };

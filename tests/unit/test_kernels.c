@@ -166,16 +166,42 @@ static void run_cast(const struct kernels *k, const struct op_case *c, struct be
 	k->cast(&a, begin, end);
 }
 
+#define F32  DTYPE_FP32
+#define BF16 DTYPE_BF16
+#define FP16 DTYPE_FP16
+#define NONE K_FACTOR_NONE
+#define DIV  K_FACTOR_DIV
+#define MUL  K_FACTOR_MUL
+
+/* How a reduction rounds, by the case's op. */
+static const struct rounding {
+	enum dtype sum;
+	enum k_factor_how pre_how;
+	enum dtype pre;
+	enum k_factor_how post_how;
+	enum dtype post;
+} roundings[] = {
+	{ F32, DIV, F32, DIV, F32 },    { BF16, DIV, BF16, DIV, BF16 },
+	{ FP16, DIV, FP16, DIV, FP16 }, { F32, DIV, BF16, NONE, F32 },
+	{ FP16, MUL, F32, NONE, F32 },  { BF16, NONE, F32, MUL, F32 },
+	{ BF16, MUL, FP16, DIV, F32 },  { F32, MUL, F32, MUL, FP16 },
+	{ F32, NONE, F32, NONE, F32 },  { FP16, NONE, BF16, MUL, BF16 },
+};
+
+/* flag2: in place into the second input. */
 static void run_reduce(const struct kernels *k, const struct op_case *c, struct bed *b,
 		       size_t begin, size_t end)
 {
+	const struct rounding *r = &roundings[c->op];
 	const void *in[N_BUFS - 1];
-	struct k_reduce a = { .out = buf(b, 0),
+	struct k_reduce a = { .out = buf(b, c->flag2 ? 2 : 0),
 			      .in = in,
 			      .k = c->k,
 			      .in_dtype = c->in,
-			      .pre = c->x,
-			      .post = c->y,
+			      .out_dtype = c->out,
+			      .sum_dtype = r->sum,
+			      .pre = { r->pre_how, r->pre, c->x },
+			      .post = { r->post_how, r->post, c->y },
 			      .accumulate = c->flag };
 
 	for (unsigned i = 0; i < N_BUFS - 1; i++)
@@ -337,10 +363,6 @@ static void run_copy(const struct kernels *k, const struct op_case *c, struct be
 	k->copy(&a, begin, end);
 }
 
-#define F32  DTYPE_FP32
-#define BF16 DTYPE_BF16
-#define FP16 DTYPE_FP16
-
 static const struct op_case cases[] = {
 	{ "cast fp32 fp32", run_cast, F32, F32, 0, 0, 0, 0, 0, 0, 0 },
 	{ "cast fp32 bf16", run_cast, F32, BF16, 0, 0, 0, 0, 0, 0, 0 },
@@ -364,6 +386,22 @@ static const struct op_case cases[] = {
 	{ "reduce bf16 3, 1 3, accumulate", run_reduce, BF16, F32, 3, 0, 1, 3, 0, 1, 0 },
 	{ "reduce fp16 4, 2 2", run_reduce, FP16, F32, 4, 0, 2, 2, 0, 0, 0 },
 	{ "reduce fp16 5, 5 1, accumulate", run_reduce, FP16, F32, 5, 0, 5, 1, 0, 1, 0 },
+	{ "reduce all bf16", run_reduce, BF16, BF16, 6, 1, 4, 1.5f, 0, 0, 0 },
+	{ "reduce all bf16, accumulate", run_reduce, BF16, BF16, 3, 1, 2, 3, 0, 1, 0 },
+	{ "reduce all fp16", run_reduce, FP16, FP16, 6, 2, 4, 1.5f, 0, 0, 0 },
+	{ "reduce all fp16, accumulate in place", run_reduce, FP16, FP16, 4, 2, 3, 5, 0, 1, 1 },
+	{ "reduce bf16 in bf16 to fp32", run_reduce, BF16, F32, 5, 1, 2, 2.5f, 0, 1, 0 },
+	{ "reduce fp16 in fp16 to fp32", run_reduce, FP16, F32, 5, 2, 7, 1, 0, 0, 0 },
+	{ "reduce bf16, divided in bf16", run_reduce, BF16, F32, 3, 3, 3, 0, 0, 0, 0 },
+	{ "reduce fp32 in fp16, multiplied", run_reduce, F32, F32, 4, 4, 0.3f, 0, 0, 1, 0 },
+	{ "reduce fp32 in bf16 to bf16", run_reduce, F32, BF16, 4, 5, 0, 0.2f, 0, 0, 0 },
+	{ "reduce fp32 to bf16, mixed", run_reduce, F32, BF16, 6, 6, 0.1f, 3, 0, 1, 0 },
+	{ "reduce bf16 to fp16, mixed", run_reduce, BF16, FP16, 2, 7, 0.1f, 7, 0, 1, 0 },
+	{ "reduce fp32 by factors", run_reduce, F32, F32, 3, 0, 3, 0.7f, 0, 1, 1 },
+	{ "reduce bf16 to bf16 through fp32", run_reduce, BF16, BF16, 4, 8, 0, 0, 0, 0, 1 },
+	{ "reduce fp16 of one", run_reduce, FP16, FP16, 1, 8, 0, 0, 0, 0, 1 },
+	{ "reduce fp16, infinite factor", run_reduce, FP16, F32, 2, 9, 0, __builtin_inff(), 0, 0,
+	  0 },
 	{ "sum fp32", run_all_reduce, F32, F32, 3, REDUCE_SUM, 0, 0, 0, 0, 0 },
 	{ "avg fp32 in place", run_all_reduce, F32, F32, 3, REDUCE_AVG, 0, 0, 0, 1, 0 },
 	{ "max fp32", run_all_reduce, F32, F32, 4, REDUCE_MAX, 0, 0, 0, 0, 0 },

@@ -98,35 +98,69 @@ Test(kernels_cuda, powers_of_two_multiply, OPTIONS)
 
 static float reduce_element(const struct k_reduce *a, const float x[], float old)
 {
-	struct el_divisor pre = el_divisor(a->pre), post = el_divisor(a->post);
+	struct cuda_factor by[2] = { { a->pre.how, a->pre.dtype, a->pre.value },
+				     { a->post.how, a->post.dtype, a->post.value } };
+	struct el_divisor pre = el_factor(by[0]), post = el_factor(by[1]);
 	float t = EL_SUM_NOTHING;
 
-	for (unsigned j = 0; j < a->k; j++)
-		t = el_sum(t, el_divide(x[j], pre, pre.exact));
-	return el_accumulate(a->accumulate, old, el_divide(t, post, post.exact));
+	for (unsigned j = 0; j < a->k; j++) {
+		float y = el_round(a->sum_dtype, el_apply(by[0], pre, x[j]));
+
+		t = el_round(a->sum_dtype, el_sum(t, y));
+	}
+	t = el_round(a->out_dtype, el_apply(by[1], post, t));
+	return el_round(a->out_dtype, el_accumulate(a->accumulate, old, t));
+}
+
+static enum dtype any_dtype(void)
+{
+	return (enum dtype)(DTYPE_FP32 + random_next() % 3);
+}
+
+static struct k_factor any_factor(void)
+{
+	return (struct k_factor){ (enum k_factor_how)(random_next() % 3), any_dtype(),
+				  pick(factors, ARRAY_SIZE(factors)) };
+}
+
+/* The output as fp32, whatever it is in memory. */
+static float reduce_ref(struct k_reduce *a, float old)
+{
+	uint32_t memory = 0;
+	struct k_cast in = { &memory, &old, a->out_dtype, DTYPE_FP32 };
+	struct k_cast out = { &old, &memory, DTYPE_FP32, a->out_dtype };
+
+	a->out = &memory;
+	kernels_ref()->cast(&in, 0, 1);
+	kernels_ref()->reduce(a, 0, 1);
+	kernels_ref()->cast(&out, 0, 1);
+	return old;
 }
 
 Test(kernels_cuda, reduce_equals_ref, OPTIONS)
 {
-	for (int i = 0; i < N; i++) {
-		float x[MAX_K], old = random_f32(), want = old, got;
+	for (int i = 0; i < 8 * N; i++) {
+		float x[MAX_K], old, want, got;
 		const void *in[MAX_K];
-		struct k_reduce a = { .out = &want,
-				      .in = in,
+		struct k_reduce a = { .in = in,
 				      .k = 1 + (unsigned)(random_next() % MAX_K),
 				      .in_dtype = DTYPE_FP32,
-				      .pre = pick(factors, ARRAY_SIZE(factors)),
-				      .post = pick(factors, ARRAY_SIZE(factors)),
+				      .out_dtype = any_dtype(),
+				      .sum_dtype = any_dtype(),
+				      .pre = any_factor(),
+				      .post = any_factor(),
 				      .accumulate = random_next() % 2 };
 
 		for (unsigned j = 0; j < MAX_K; j++) {
 			x[j] = random_f32();
 			in[j] = &x[j];
 		}
+		old = el_round(a.out_dtype, random_f32());
 		got = reduce_element(&a, x, old);
-		kernels_ref()->reduce(&a, 0, 1);
-		cr_assert(same(got, want), "k %u, pre %a, post %a: %a, not %a", a.k, (double)a.pre,
-			  (double)a.post, (double)got, (double)want);
+		want = reduce_ref(&a, old);
+		cr_assert(same(got, want), "k %u, pre %d %a, post %d %a: %a, not %a", a.k,
+			  (int)a.pre.how, (double)a.pre.value, (int)a.post.how,
+			  (double)a.post.value, (double)got, (double)want);
 	}
 }
 

@@ -184,8 +184,10 @@ Test(kernels_ref, reduce_by_hand, .init = fdcheck_begin, .fini = fdcheck_end, .t
 			      .in = in,
 			      .k = 6,
 			      .in_dtype = DTYPE_FP32,
-			      .pre = 4,
-			      .post = 1.5f,
+			      .out_dtype = DTYPE_FP32,
+			      .sum_dtype = DTYPE_FP32,
+			      .pre = k_divide_by(4, DTYPE_FP32),
+			      .post = k_divide_by(1.5f, DTYPE_FP32),
 			      .accumulate = true };
 
 	for (unsigned j = 0; j < 6; j++)
@@ -207,17 +209,111 @@ Test(kernels_ref, reduce_divides_truly, .init = fdcheck_begin, .fini = fdcheck_e
 	static const uint16_t five = 0x40a0; /* bf16 */
 	const void *in[1] = { &five };
 	float out = 0;
-	struct k_reduce a = {
-		.out = &out, .in = in, .k = 1, .in_dtype = DTYPE_BF16, .pre = 3, .post = 1
-	};
+	struct k_reduce a = { .out = &out,
+			      .in = in,
+			      .k = 1,
+			      .in_dtype = DTYPE_BF16,
+			      .out_dtype = DTYPE_FP32,
+			      .sum_dtype = DTYPE_FP32,
+			      .pre = k_divide_by(3, DTYPE_FP32) };
 
 	kernels_ref()->reduce(&a, 0, 1);
 	cr_expect_eq(out, 1.66666663f);
 	cr_expect_neq(out, 5 * (1 / 3.0f));
-	a.pre = 1;
-	a.post = 3;
+	a.post = a.pre;
+	a.pre = k_divide_by(1, DTYPE_FP32);
+	cr_expect_eq(a.pre.how, K_FACTOR_NONE);
 	kernels_ref()->reduce(&a, 0, 1);
 	cr_expect_eq(out, 1.66666663f);
+}
+
+/* An fp32 operation is one in double, rounded: with 53 digits the second rounding of a
+ * sum, a product or a quotient of numbers of 24 changes nothing. */
+static double to(enum dtype t, double x)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(formats); i++)
+		if (formats[i].dtype == t && isfinite(x))
+			return rounded(&formats[i], (double)(float)x);
+	return (double)(float)x;
+}
+
+static double factored(const struct k_factor *f, double x)
+{
+	if (f->how == K_FACTOR_NONE)
+		return x;
+	x = to(f->dtype, x);
+	return to(f->dtype, f->how == K_FACTOR_DIV ? x / (double)f->value : x * (double)f->value);
+}
+
+static double reduced(const struct k_reduce *a, const double *x, double old)
+{
+	double t = to(a->sum_dtype, factored(&a->pre, x[0]));
+
+	for (unsigned j = 1; j < a->k; j++)
+		t = to(a->sum_dtype, t + to(a->sum_dtype, factored(&a->pre, x[j])));
+	t = to(a->out_dtype, factored(&a->post, t));
+	return a->accumulate ? to(a->out_dtype, old + t) : t;
+}
+
+/* A number of @t that is neither too large for fp16 nor of few digits. */
+static double put_number(void *at, enum dtype t, unsigned i)
+{
+	float f = sinf((float)i * 1.7f) * powf(2, (float)(i * 7 % 31) - 18), back;
+	struct k_cast in = { at, &f, t, DTYPE_FP32 };
+	struct k_cast out = { &back, at, DTYPE_FP32, t };
+
+	kernels_ref()->cast(&in, 0, 1);
+	kernels_ref()->cast(&out, 0, 1);
+	return (double)back;
+}
+
+static const struct k_factor reduce_factors[] = {
+	{ K_FACTOR_NONE, DTYPE_NONE, 0 },    { K_FACTOR_DIV, DTYPE_FP32, 3 },
+	{ K_FACTOR_DIV, DTYPE_BF16, 3 },     { K_FACTOR_DIV, DTYPE_FP16, 1.5f },
+	{ K_FACTOR_MUL, DTYPE_FP32, 0.1f },  { K_FACTOR_MUL, DTYPE_BF16, 0.3f },
+	{ K_FACTOR_MUL, DTYPE_FP16, 0.01f },
+};
+
+static void check_reduced(struct k_reduce *a, unsigned seed)
+{
+	uint32_t x[4], out = 0;
+	const void *in[4] = { &x[0], &x[1], &x[2], &x[3] };
+	double values[4], old = put_number(&out, a->out_dtype, seed + 5), want;
+	float got;
+	struct k_cast wide = { &got, &out, DTYPE_FP32, a->out_dtype };
+
+	a->in = in;
+	a->out = &out;
+	for (unsigned j = 0; j < 4; j++)
+		values[j] = put_number(&x[j], a->in_dtype, seed + j);
+	want = reduced(a, values, old);
+	kernels_ref()->reduce(a, 0, 1);
+	kernels_ref()->cast(&wide, 0, 1);
+	cr_assert(same(got, (float)want), "%s in %s to %s, pre %d %s %a, post %d %s %a: %a, not %a",
+		  dtype_name(a->in_dtype), dtype_name(a->sum_dtype), dtype_name(a->out_dtype),
+		  a->pre.how, dtype_name(a->pre.dtype), (double)a->pre.value, a->post.how,
+		  dtype_name(a->post.dtype), (double)a->post.value, (double)got, want);
+}
+
+/* All types and factors with each other. */
+Test(kernels_ref, reduce_rounds_where_it_says, .init = fdcheck_begin, .fini = fdcheck_end,
+     .timeout = 60)
+{
+	const unsigned n = ARRAY_SIZE(reduce_factors);
+
+	for (unsigned types = 0; types < 27; types++)
+		for (unsigned f = 0; f < n * n * 2; f++)
+			for (unsigned i = 0; i < 40; i++) {
+				struct k_reduce a = { .k = 1 + i % 4,
+						      .in_dtype = 1 + types % 3,
+						      .sum_dtype = 1 + types / 3 % 3,
+						      .out_dtype = 1 + types / 9,
+						      .pre = reduce_factors[f % n],
+						      .post = reduce_factors[f / n % n],
+						      .accumulate = f >= n * n };
+
+				check_reduced(&a, i * 13 + f);
+			}
 }
 
 static const struct {

@@ -21,6 +21,8 @@
 #include "pack.cu"
 #include "reduce.cu"
 #include "reduce_many.cu"
+#include "reduce_round.cu"
+#include "reduce_round_many.cu"
 #include "scale.cu"
 #include "sgd.cu"
 
@@ -160,6 +162,8 @@ static void (*const kernels[_CUDA_FN_N])(const void *args) = {
 	call<struct cuda_cast, shardd_cast>,
 	call<struct cuda_reduce, shardd_reduce>,
 	call<struct cuda_reduce_many, shardd_reduce_many>,
+	call<struct cuda_reduce, shardd_reduce_round>,
+	call<struct cuda_reduce_many, shardd_reduce_round_many>,
 	call<struct cuda_all_reduce, shardd_all_reduce>,
 	call<struct cuda_all_reduce_many, shardd_all_reduce_many>,
 	call<struct cuda_adamw, shardd_adamw>,
