@@ -504,6 +504,7 @@ void op_abort_all(struct job *job, const struct fault *fault)
 {
 	bool was = activating;
 
+	queue_tasks_epoch_ends(job);
 	activating = true; /* nothing new starts while old ones are ended */
 	for (uint32_t r = 0; r < job->rec->world_size; r++)
 		if (job->ranks[r])

@@ -126,18 +126,18 @@ void queue_tasks_forget(struct job *job, const struct backend_signals *signals)
 }
 
 /* Call @fn with every task that is watched, of all jobs, until it returns true. */
-static bool any_task(const struct jobs *jobs,
-		     bool (*fn)(const struct queue_task *t, const void *arg), const void *arg)
+static bool any_task(struct jobs *jobs, bool (*fn)(struct queue_task *t, const void *arg),
+		     const void *arg)
 {
-	const struct list *lists[] = { &jobs->all, &jobs->zombies };
+	struct list *lists[] = { &jobs->all, &jobs->zombies };
 
 	for (size_t i = 0; i < ARRAY_SIZE(lists); i++) {
-		const struct job *job, *tmp;
+		struct job *job, *tmp;
 
-		list_for_each (job, tmp, (struct list *)lists[i], link) {
-			const struct queue_task *t, *next;
+		list_for_each (job, tmp, lists[i], link) {
+			struct queue_task *t, *next;
 
-			list_for_each (t, next, (struct list *)&job->waiting_tasks, link)
+			list_for_each (t, next, &job->waiting_tasks, link)
 				if (fn(t, arg))
 					return true;
 		}
@@ -145,7 +145,29 @@ static bool any_task(const struct jobs *jobs,
 	return false;
 }
 
-static bool stands_before(const struct queue_task *t, const void *arg)
+/* The waits of number *@number are over soon: what stood behind has its time only now. */
+static bool give_grace(struct queue_task *t, const void *number)
+{
+	uint64_t until = clock_now_us() + GRACE_US;
+
+	if ((t->between || t->number > *(const uint64_t *)number) && t->deadline_us < until)
+		t->deadline_us = until;
+	return false;
+}
+
+void queue_tasks_epoch_ends(struct job *job)
+{
+	uint64_t first = UINT64_MAX;
+	struct queue_task *t, *tmp;
+
+	list_for_each (t, tmp, &job->waiting_tasks, link)
+		if (suspect(t) && t->number < first)
+			first = t->number;
+	if (first != UINT64_MAX)
+		any_task(job->jobs, give_grace, &first);
+}
+
+static bool stands_before(struct queue_task *t, const void *arg)
 {
 	const struct queue_task *behind = arg;
 
@@ -169,23 +191,27 @@ static struct queue_task *first_late(struct job *job, uint64_t now_us)
 	return NULL;
 }
 
-static bool is_awaited(const struct queue_task *t, const void *arg)
+static bool is_awaited(struct queue_task *t, const void *arg)
 {
 	(void)arg;
 	return suspect(t);
 }
 
+/* While streams are waited for, it may be they who hold up everything behind them. */
 static struct node_comm *first_hung(struct job *job, uint64_t now_us)
 {
 	struct queue_task *t, *tmp;
 
-	list_for_each (t, tmp, &job->waiting_tasks, link)
-		if (t->between && t->between->state == COMM_READY && now_us >= t->deadline_us)
+	list_for_each (t, tmp, &job->waiting_tasks, link) {
+		if (!t->between || t->between->state != COMM_READY || now_us < t->deadline_us)
+			continue;
+		if (!any_task(job->jobs, is_awaited, NULL))
 			return t->between;
+		t->deadline_us = now_us + GRACE_US;
+	}
 	return NULL;
 }
 
-/* While streams are waited for, it may be they who hold up everything behind them. */
 void queue_tasks_tick(struct job *job, uint64_t now_us)
 {
 	struct node_comm *nc;
@@ -193,6 +219,6 @@ void queue_tasks_tick(struct job *job, uint64_t now_us)
 
 	while ((t = first_late(job, now_us)))
 		job_lost(suspect(t), "has streams that did not come to their ops in time");
-	while ((nc = first_hung(job, now_us)) && !any_task(job->jobs, is_awaited, NULL))
+	while ((nc = first_hung(job, now_us)))
 		node_comm_break(nc, "a collective between them did not end in time");
 }

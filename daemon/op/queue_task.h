@@ -17,8 +17,8 @@ struct queue_task {
 	struct backend_wait *waits; /* owned */
 	bool *gone;                 /* owned; by wait: its session is, nobody is to be blamed */
 	unsigned n_waits;
-	struct backend *backend; /* where it was submitted, and as which of all tasks */
-	uint64_t number;
+	struct backend *backend;   /* where it was submitted, and as which of all tasks */
+	uint64_t number;           /* 0: not yet */
 	struct node_comm *between; /* watch this: borrowed; NULL: streams only */
 };
 
@@ -40,6 +40,10 @@ void queue_task_deinit(struct queue_task *t);
 
 /* The session of @signals is gone: it is not looked for any more. */
 void queue_tasks_forget(struct job *job, const struct backend_signals *signals);
+
+/* The epoch of @job ends, for a rank it has waited for maybe: who stood behind such a wait
+ * of its, of any job, is not late before it could have gone on. */
+void queue_tasks_epoch_ends(struct job *job);
 
 /* Whoever has not come in time is lost. */
 void queue_tasks_tick(struct job *job, uint64_t now_us);
