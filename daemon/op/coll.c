@@ -22,7 +22,6 @@ static void part_free(struct coll_part *p)
 	free(p->members);
 	free(p->inputs);
 	free(p->kops);
-	free(p->waits);
 }
 
 static void coll_free(struct coll *c)
@@ -42,31 +41,29 @@ static void coll_free(struct coll *c)
 static int part_init(struct coll *c, struct coll_part *p, struct device *d)
 {
 	uint32_t n = 0;
-	unsigned waits = 0;
 
 	p->coll = c;
 	p->device = d;
 	queue_task_init(&p->queue, c->job);
-	for (uint32_t i = 0; i < c->n; i++) {
+	for (uint32_t i = 0; i < c->n; i++)
 		n += c->members[i]->device == d;
-		waits += c->members[i]->device == d ? c->ops[i]->n_after : 0;
-	}
 	p->members = calloc(n ? n : 1, sizeof(*p->members));
 	p->inputs = calloc(n + 1, sizeof(*p->inputs));
-	p->waits = calloc(waits ? waits : 1, sizeof(*p->waits));
-	return p->members && p->inputs && p->waits ? 0 : -ENOMEM;
+	return p->members && p->inputs ? 0 : -ENOMEM;
 }
 
-static void part_fill(struct coll *c, struct coll_part *p)
+static int part_fill(struct coll *c, struct coll_part *p)
 {
 	for (uint32_t i = 0; i < c->n; i++) {
 		if (c->members[i]->device != p->device)
 			continue;
 		c->part_of[i] = (uint32_t)(p - c->parts);
 		p->members[p->n++] = i;
-		for (unsigned k = 0; k < c->ops[i]->n_after; k++)
-			p->waits[p->n_waits++] = c->ops[i]->after[k];
+		if (queue_task_wait(&p->queue, c->ops[i]->after, c->ops[i]->n_after) < 0)
+			return -ENOMEM;
+		p->promised = p->promised || c->ops[i]->n_after;
 	}
+	return 0;
 }
 
 static int make_parts(struct coll *c, struct group *g)
@@ -83,9 +80,8 @@ static int make_parts(struct coll *c, struct group *g)
 	while (c->n_parts < g->n_devices) {
 		struct coll_part *p = &c->parts[c->n_parts++];
 
-		if (part_init(c, p, g->devices[c->n_parts - 1]) < 0)
+		if (part_init(c, p, g->devices[c->n_parts - 1]) < 0 || part_fill(c, p) < 0)
 			return -ENOMEM;
-		part_fill(c, p);
 	}
 	return 0;
 }
@@ -225,7 +221,7 @@ static void on_marker_issued(struct backend_task *task, int status)
 bool coll_promised(const struct coll *c)
 {
 	for (unsigned i = 0; i < c->n_parts; i++)
-		if (c->parts[i].n_waits)
+		if (c->parts[i].promised)
 			return true;
 	return false;
 }
@@ -281,7 +277,16 @@ static bool has_queues(const struct coll *c)
 	return backend_info(c->parts[0].device->backend)->order != BACKEND_ORDER_NONE;
 }
 
-/* A part whose first stage had streams to wait for keeps being watched until its marker. */
+/* The first on a part waits for the streams that brought its inputs. What follows stands
+ * behind that, and is watched in its place: they need not have come when it is submitted. */
+static void submit_part(struct coll_part *p, uint64_t deadline_us)
+{
+	if (p->queue.number)
+		queue_task_follow(&p->queue, p->device->backend);
+	else
+		queue_task_submit(&p->queue, p->device->backend, deadline_us);
+}
+
 static void submit_markers(struct coll *c)
 {
 	uint64_t deadline = deadline_of(c);
@@ -294,13 +299,10 @@ static void submit_markers(struct coll *c)
 	for (unsigned i = 0; i < c->n_parts; i++) {
 		struct coll_part *p = &c->parts[i];
 
-		queue_task_done(&p->queue);
 		p->queue.task = (struct backend_task){ .sync = true,
 						       .issued = on_marker_issued,
 						       .done = on_marker_executed };
-		if (queue_task_wait(&p->queue, p->waits, p->n_waits) < 0)
-			c->status = -ENOMEM; /* reported; the device goes on */
-		queue_task_submit(&p->queue, p->device->backend, deadline);
+		submit_part(p, deadline);
 	}
 }
 
@@ -355,22 +357,11 @@ static void on_kernels(struct backend_task *task, int status)
 
 	MAGIC_CHECK(c, COLL_MAGIC);
 	if (task->sync)
-		queue_task_done(&p->queue);
+		queue_task_done(&p->queue); /* executed: those streams have come */
 	c->status = c->status ? c->status : status;
 	CHECK(c->pending > 0);
 	if (--c->pending == 0)
 		stage_over(c);
-}
-
-/* The streams that brought the inputs: before the first thing that is done with them. */
-static int give_waits(struct coll *c)
-{
-	int r = 0;
-
-	for (unsigned i = 0; !c->waits_given && r == 0 && i < c->n_parts; i++)
-		r = queue_task_wait(&c->parts[i].queue, c->parts[i].waits, c->parts[i].n_waits);
-	c->waits_given = true;
-	return r;
 }
 
 static void submit(struct coll *c, bool sync, void (*next)(struct coll *c))
@@ -379,12 +370,6 @@ static void submit(struct coll *c, bool sync, void (*next)(struct coll *c))
 
 	c->next = next;
 	c->status = 0;
-	for (unsigned i = 0; i < c->n_parts; i++)
-		queue_task_done(&c->parts[i].queue);
-	if (give_waits(c) < 0) {
-		coll_end_status(c, -ENOMEM, c->type->name);
-		return;
-	}
 	c->on_device = true;
 	c->pending = c->n_parts;
 	for (unsigned i = 0; i < c->n_parts; i++) {
@@ -393,7 +378,7 @@ static void submit(struct coll *c, bool sync, void (*next)(struct coll *c))
 		p->queue.task = (struct backend_task){
 			.kops = p->kops, .n_kops = p->n_kops, .sync = sync, .done = on_kernels
 		};
-		queue_task_submit(&p->queue, p->device->backend, deadline);
+		submit_part(p, deadline);
 	}
 }
 

@@ -150,9 +150,8 @@ struct coll_part {
 	const void *found[NODE_MAX_DEVICES]; /* what each device has, for such kernels */
 	struct kop *kops;                    /* of the present stage */
 	unsigned n_kops;
-	struct queue_task queue;    /* of the present stage */
-	struct backend_wait *waits; /* streams of the members, for the first stage */
-	unsigned n_waits;
+	struct queue_task queue; /* of the present stage; streams of the members: until they came */
+	bool promised;           /* there were such streams */
 	struct region scratch[2];
 	uint64_t ready; /* point of the queue at which all is over */
 };
@@ -174,7 +173,6 @@ struct coll {
 	unsigned issued;  /* parts whose last stage is not issued */
 	int status;       /* of the present stage */
 	bool on_device;   /* something was submitted */
-	bool waits_given; /* to the first stage */
 	bool marked;      /* markers were submitted: its members are told when they are reached */
 	bool marking;     /* not all of them are in their queues yet */
 	struct parked parked;

@@ -49,13 +49,13 @@ static struct shardd_membership join(shardd_client *c, const struct trainer *t)
 	return me;
 }
 
+static const struct shardd_unit_spec as_sgd = { .compute_dtype = SHARDD_BF16,
+						.gradient_dtype = SHARDD_FP32,
+						.optimizer = { .kind = SHARDD_SGD, .lr = 1 } };
+
 static shardd_unit make_unit(shardd_client *c)
 {
-	const struct shardd_unit_spec like = { .compute_dtype = SHARDD_BF16,
-					       .gradient_dtype = SHARDD_FP32,
-					       .optimizer = { .kind = SHARDD_SGD, .lr = 1 } };
-
-	return train_register(c, "u", N, &like).unit;
+	return train_register(c, "u", N, &as_sgd).unit;
 }
 
 /* Every gradient is 1 on both ranks: each step takes 1 off every parameter. */
@@ -226,17 +226,12 @@ Test(gpu_stuck, killed_with_its_stream_stuck_on_two_devices)
 }
 
 /* It lives, and hears at its next call that its session has ended. */
-static int stuck_and_alive(const struct trainer *t)
+static int live_on(shardd_client *c, const struct trainer *t)
 {
 	struct play *p = t->arg;
-	shardd_client *c = gpu_connect(t, gpu_of(&p->l, t->rank));
-	struct gpu g;
-	uint64_t begin_us;
+	uint64_t begin_us = clock_now_us();
 	int r = 0;
 
-	gpu_open(&g, gpu_of(&p->l, t->rank));
-	get_stuck(c, t, &g);
-	begin_us = clock_now_us();
 	shardd_clear_stream(c);
 	while (r == 0 && clock_now_us() - begin_us < 30000000u)
 		r = shardd_barrier(c, SHARDD_WORLD, &train_err);
@@ -244,6 +239,17 @@ static int stuck_and_alive(const struct trainer *t)
 	/* without closing: nothing can be unmapped under what is on the stream */
 	fflush(NULL);
 	_exit(r < 0 ? 0 : 1);
+}
+
+static int stuck_and_alive(const struct trainer *t)
+{
+	struct play *p = t->arg;
+	shardd_client *c = gpu_connect(t, gpu_of(&p->l, t->rank));
+	struct gpu g;
+
+	gpu_open(&g, gpu_of(&p->l, t->rank));
+	get_stuck(c, t, &g);
+	return live_on(c, t);
 }
 
 static void alive(struct gpu_layout l)
@@ -277,6 +283,96 @@ Test(gpu_stuck, a_stream_that_never_comes_ends_its_session_on_two_devices)
 {
 	gpu_begin(2, NULL);
 	alive((struct gpu_layout){ 2, WORLD, false });
+	gpu_end();
+}
+
+/* ------------------------------------------- an Initialise, in several stages */
+
+/* The unit is as good as never initialised, and all can begin anew. */
+static int init_again(shardd_client *c, const struct trainer *t)
+{
+	struct shardd_membership me = join(c, t);
+
+	TRAINER_CHECK(!me.has_commit && !me.torn);
+	TRAINER_CHECK(!train_register(c, "u", N, &as_sgd).initialised);
+	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
+	first_step(c, make_unit(c));
+	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
+	train_leave(c);
+	return 0;
+}
+
+static int init_successor(const struct trainer *t)
+{
+	struct play *p = t->arg;
+
+	return init_again(gpu_connect(t, gpu_of(&p->l, t->rank)), t);
+}
+
+/* Waits for the parameters from rank 1, whose stream never comes to them. */
+static int init_peer(const struct trainer *t)
+{
+	struct play *p = t->arg;
+	shardd_client *c = gpu_connect(t, gpu_of(&p->l, t->rank));
+
+	join(c, t);
+	told_note(&p->told[t->rank], shardd_init_broadcast(c, make_unit(c), 1, 0, &train_err));
+	TRAINER_AWAIT(atomic_load(&p->go) == 1, 60);
+	return init_again(c, t);
+}
+
+static int init_stuck(const struct trainer *t)
+{
+	struct play *p = t->arg;
+	shardd_client *c = gpu_connect(t, gpu_of(&p->l, t->rank));
+	shardd_ticket ticket;
+	uint64_t buffer;
+	shardd_unit u;
+	CUstream stream;
+	struct gpu g;
+	void *data;
+
+	gpu_open(&g, gpu_of(&p->l, t->rank));
+	stream = gpu_stream(&g);
+	join(c, t);
+	u = make_unit(c);
+	TRAIN_OK(shardd_alloc(c, N * sizeof(float), &buffer, &data, &train_err));
+	TRAIN_OK(shardd_set_stream(c, stream, &train_err));
+	gpu_block(&g, stream);
+	TRAIN_OK(shardd_init_broadcast_submit(c, u, 1, buffer, &ticket, &train_err));
+	stage_set(&p->at[t->rank], 1);
+	return live_on(c, t);
+}
+
+/* Rank 1 is blamed, not the communicator, and the queues go on. */
+static void init_alive(struct gpu_layout l)
+{
+	struct play *p = play_new(l, DEADLINE_MS);
+
+	p->pids[0] = trainer_start(&trainfix, "init", 0, WORLD, init_peer, p);
+	p->pids[1] = trainer_start(&trainfix, "init", 1, WORLD, init_stuck, p);
+	cr_assert_eq(trainer_wait(p->pids[1], 60), 0);
+	told_check(&p->told[0], SHARDD_ABORTED, "rank 1");
+	cr_assert(fail_logged(&trainfix, "has streams that did not come"));
+	cr_assert(!fail_logged(&trainfix, "did not end in time"));
+	cr_assert_eq(trainer_wait(trainer_start(&trainfix, "by", 0, 1, bystander, p), 30), 0);
+	p->pids[1] = trainer_start(&trainfix, "init", 1, WORLD, init_successor, p);
+	stage_set(&p->go, 1);
+	for (uint32_t r = 0; r < WORLD; r++)
+		cr_assert_eq(trainer_wait(p->pids[r], 60), 0, "rank %u", r);
+}
+
+Test(gpu_stuck, an_initialise_whose_stream_never_comes)
+{
+	gpu_begin(1, NULL);
+	init_alive((struct gpu_layout){ 1, WORLD, false });
+	gpu_end();
+}
+
+Test(gpu_stuck, an_initialise_whose_stream_never_comes_on_two_devices)
+{
+	gpu_begin(2, NULL);
+	init_alive((struct gpu_layout){ 2, WORLD, false });
 	gpu_end();
 }
 
