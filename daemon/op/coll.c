@@ -316,11 +316,10 @@ void coll_end(struct coll *c, const struct fault *fault)
 		finish(c, fault);
 }
 
-void coll_end_status(struct coll *c, int status, const char *what)
+void coll_end_status(struct coll *c, int status)
 {
 	struct fault f = FAULT_NULL;
 
-	(void)what;
 	status_fault(c, status, &f);
 	coll_end(c, &f);
 }
@@ -345,7 +344,7 @@ bool coll_overtaken(struct coll *c, bool torn_matters)
 static void stage_over(struct coll *c)
 {
 	if (c->status)
-		coll_end_status(c, c->status, c->type->name);
+		coll_end_status(c, c->status);
 	else
 		c->next(c);
 }
@@ -417,7 +416,7 @@ bool coll_can_talk(struct coll *c)
 {
 	if (c->group->nc && c->group->nc->state == COMM_READY)
 		return true;
-	coll_end_status(c, ENGINE_E_ABORTED, c->type->name);
+	coll_end_status(c, ENGINE_E_ABORTED);
 	return false;
 }
 
@@ -452,7 +451,7 @@ bool coll_need_kops(struct coll *c, size_t n)
 		there = there && p->kops;
 	}
 	if (!there)
-		coll_end_status(c, -ENOMEM, c->type->name); /* and @c is gone */
+		coll_end_status(c, -ENOMEM); /* and @c is gone */
 	return there;
 }
 

@@ -162,7 +162,7 @@ static void start(struct parked *p)
 		return;
 	c->partials = calloc(blocks_of_all(c) + 1, sizeof(*c->partials));
 	if (!c->partials) {
-		coll_end_status(c, -ENOMEM, "ClipGradNorm");
+		coll_end_status(c, -ENOMEM);
 		return;
 	}
 	for (unsigned d = 0; d < c->n_parts; d++)

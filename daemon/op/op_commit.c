@@ -103,7 +103,7 @@ static void finish(struct parked *p)
 static void run(struct coll *c)
 {
 	if (reserve_blobs(c) < 0) {
-		coll_end_status(c, -ENOMEM, "Commit");
+		coll_end_status(c, -ENOMEM);
 		return;
 	}
 	c->job->step.committing = true;

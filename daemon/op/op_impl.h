@@ -56,7 +56,7 @@ int op_memory_fault(const struct job *job, int error, uint64_t bytes, const char
  * was submitted is ordered by now, not executed: memory goes back to pools of its queue. */
 void coll_end(struct coll *c, const struct fault *fault);
 /* The same for a negative status of backend or engine. */
-void coll_end_status(struct coll *c, int status, const char *what);
+void coll_end_status(struct coll *c, int status);
 
 /* For a collective that waited while a step was applied: has its epoch ended meanwhile
  * (what its members brought may be gone), or was the job torn and does that matter?

@@ -274,7 +274,7 @@ static void start(struct parked *p)
 
 		c->drained = true;
 		if (r < 0)
-			coll_end_status(c, r, "Initialise");
+			coll_end_status(c, r);
 		if (r)
 			return;
 	}
