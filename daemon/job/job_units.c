@@ -459,6 +459,8 @@ int job_register(struct job *job, state_unit **specs, size_t n, uint32_t *ret_id
 		return fault_errno(f, -ENOMEM, "registering units");
 	e = reg_run(&r, f);
 	free(r.layouts);
+	if (e && e != JOB_E_LATER)
+		job_drop_spare(job);
 	if (e)
 		return e;
 	take_specs(&r, first);

@@ -12,11 +12,12 @@ struct session *svc_session(struct rpc_call *call);
 struct member *svc_member(struct rpc_call *call);
 
 /* Try @try now, and again whenever something of @node has changed, until it has ended the
- * call (svc_later.c). */
+ * call (svc_later.c). @given_up (NULL: none): its caller no longer wants it, and it is not
+ * tried again; the connection may be gone too. */
 enum { SVC_ENDED, SVC_LATER };
 typedef int (*svc_try_cb)(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
 void svc_try(struct rpc_call *call, const ProtobufCMessage *request, struct node *node,
-	     svc_try_cb try, void *userdata);
+	     svc_try_cb try, void (*given_up)(struct rpc_call *call), void *userdata);
 
 /* svc_shardd_jobs.c: what others need of it. */
 struct fault svc_not_connected(void);

@@ -13,6 +13,7 @@ struct later {
 	struct node *node;
 	void *userdata;
 	svc_try_cb try;
+	void (*given_up)(struct rpc_call *call);
 };
 
 static void on_cancelled(struct rpc_call *call, void *userdata)
@@ -21,6 +22,8 @@ static void on_cancelled(struct rpc_call *call, void *userdata)
 	struct fault f = FAULT_NULL;
 
 	list_unlink(&l->parked.link);
+	if (l->given_up)
+		l->given_up(call);
 	free(l);
 	fault_set(&f, FAULT_CANCELLED, NULL, "the caller has given up");
 	rpc_call_fail(call, &f);
@@ -46,7 +49,7 @@ static void wait(struct later *l)
 }
 
 void svc_try(struct rpc_call *call, const ProtobufCMessage *request, struct node *node,
-	     svc_try_cb try, void *userdata)
+	     svc_try_cb try, void (*given_up)(struct rpc_call *call), void *userdata)
 {
 	struct fault f = FAULT_NULL;
 	struct later *l;
@@ -55,13 +58,18 @@ void svc_try(struct rpc_call *call, const ProtobufCMessage *request, struct node
 		return;
 	l = calloc(1, sizeof(*l));
 	if (!l) {
+		if (given_up)
+			given_up(call);
 		fault_errno(&f, -ENOMEM, "waiting for memory or communicators");
 		rpc_call_fail(call, &f);
 		return;
 	}
-	*l = (struct later){
-		.call = call, .request = request, .node = node, .userdata = userdata, .try = try
-	};
+	*l = (struct later){ .call = call,
+			     .request = request,
+			     .node = node,
+			     .userdata = userdata,
+			     .try = try,
+			     .given_up = given_up };
 	list_init(&l->parked.link);
 	wait(l);
 }

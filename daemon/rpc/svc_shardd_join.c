@@ -161,7 +161,7 @@ static int join_now(struct rpc_call *call, struct job *job, const Shardd__V1__Jo
 	log_info("rpc", "rank joined job=%s rank=%u pid=%d session=%llu epoch=%llu", job->rec->name,
 		 r->rank, member_pid(s->member), (unsigned long long)s->id,
 		 (unsigned long long)s->member->epoch);
-	svc_try(call, &r->base, job->node, answer_join, NULL);
+	svc_try(call, &r->base, job->node, answer_join, NULL, NULL);
 	return 0;
 }
 
@@ -260,7 +260,7 @@ void svc_leave(struct rpc_call *call, const ProtobufCMessage *request, void *use
 {
 	struct svc_shardd *svc = userdata;
 
-	svc_try(call, request, svc->jobs->node, leave_now, NULL);
+	svc_try(call, request, svc->jobs->node, leave_now, NULL, NULL);
 }
 
 /* ----------------------------------------------------------------- events */

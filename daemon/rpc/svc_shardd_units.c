@@ -74,6 +74,18 @@ static int register_now(struct rpc_call *call, const ProtobufCMessage *request, 
 	return m && !f.code && e == JOB_E_LATER ? SVC_LATER : SVC_ENDED;
 }
 
+/* What was made for it so far. Another rank that waits for the same takes longer then. */
+static void register_given_up(struct rpc_call *call)
+{
+	struct conn *c = rpc_call_conn(call);
+	struct session *s = c ? conn_user(c) : NULL;
+	struct fault f = FAULT_NULL;
+	struct member *m = s ? session_member(s, &f) : NULL;
+
+	if (m) /* else it has left the job, which has dropped it then */
+		job_drop_spare(m->job);
+}
+
 void svc_register(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	const Shardd__V1__RegisterRequest *r = (const Shardd__V1__RegisterRequest *)request;
@@ -89,5 +101,5 @@ void svc_register(struct rpc_call *call, const ProtobufCMessage *request, void *
 		rpc_call_fail(call, &f);
 		return;
 	}
-	svc_try(call, request, svc->jobs->node, register_now, svc);
+	svc_try(call, request, svc->jobs->node, register_now, register_given_up, svc);
 }

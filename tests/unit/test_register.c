@@ -242,3 +242,58 @@ Test(registration, parameters_are_for_all_ranks_gradients_for_none)
 	cr_expect_null(job_slab_for(m, 12345));
 	teardown(&x);
 }
+
+/* The second slab is being made: the first is kept for the next try, charged to the job. */
+static void wait_for_memory(struct fixture *x)
+{
+	fresh_specs(x);
+	backend_fake_fail(x->n.node.devices[0].backend, 2, BACKEND_E_LATER);
+	cr_assert_eq(reg(x), JOB_E_LATER);
+	cr_assert_eq(x->job->n_spare, 1);
+	cr_assert_gt(x->job->quota.used, 0);
+}
+
+Test(registration, what_was_made_for_one_that_waits_is_taken_by_the_next_try)
+{
+	struct fixture x;
+	uint64_t spare;
+
+	setup(&x, 0);
+	wait_for_memory(&x);
+	spare = x.job->quota.used;
+	cr_assert_eq(reg(&x), 0, "%s", x.f.text);
+	cr_expect_eq(x.job->n_spare, 0);
+	cr_expect_eq(x.charged, x.job->quota.used, "what was spare counts for this one");
+	cr_expect_gt(x.charged, spare);
+	teardown(&x);
+}
+
+Test(registration, what_was_made_for_one_that_waits_goes_back_with_its_epoch)
+{
+	struct fixture x;
+	struct member *m;
+
+	setup(&x, 0);
+	m = nodefix_join(&x.n, x.job, 0);
+	nodefix_join(&x.n, x.job, 1);
+	wait_for_memory(&x);
+	nodefix_drop(&x.n, m, "is gone");
+	cr_expect_eq(x.job->n_spare, 0);
+	cr_expect_eq(x.job->quota.used, 0);
+	cr_expect_eq(x.n.node.devices[0].quota.used, 0);
+	teardown(&x);
+}
+
+Test(registration, what_was_made_for_one_that_waits_goes_back_when_it_is_refused)
+{
+	struct fixture x;
+
+	setup(&x, 0);
+	wait_for_memory(&x);
+	fresh_specs(&x);
+	x.specs[1]->group = 7;
+	cr_expect_eq(reg(&x), FAULT_INVALID);
+	cr_expect_eq(x.job->n_spare, 0);
+	expect_nothing(&x, FAULT_INVALID, "group is 7");
+	teardown(&x);
+}
