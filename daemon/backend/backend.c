@@ -167,12 +167,12 @@ int backend_signals_new(struct backend *b, struct backend_mem *mem, struct backe
 	return 0;
 }
 
-int backend_signals_event(struct backend_signals *s, uint32_t slot, unsigned i,
-			  const uint8_t handle[BACKEND_IPC_BYTES])
+int backend_signals_events(struct backend_signals *s, uint32_t slot,
+			   const uint8_t *const handles[BACKEND_EVENT_RING])
 {
 	CHECK(s->backend->info.order == BACKEND_ORDER_EVENTS);
-	CHECK(slot < BACKEND_SIGNAL_SLOTS && i < BACKEND_EVENT_RING);
-	return s->backend->ops->signals_event(s, slot, i, handle);
+	CHECK(slot < BACKEND_SIGNAL_SLOTS);
+	return s->backend->ops->signals_events(s, slot, handles);
 }
 
 void backend_signals_poison(struct backend_signals *s)

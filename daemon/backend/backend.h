@@ -205,9 +205,10 @@ int backend_ready_event(struct backend *b, enum backend_queue queue, unsigned i,
  * the session's streams raise; borrowed until backend_signals_free.
  * Return: 0 or negative errno. */
 int backend_signals_new(struct backend *b, struct backend_mem *mem, struct backend_signals **ret);
-/* BACKEND_ORDER_EVENTS: the session's event @i of @slot. Return: 0 or negative errno. */
-int backend_signals_event(struct backend_signals *s, uint32_t slot, unsigned i,
-			  const uint8_t handle[BACKEND_IPC_BYTES]);
+/* BACKEND_ORDER_EVENTS: the session's events of @slot, all or none of them; @handles:
+ * BACKEND_IPC_BYTES each. Return: 0, -EEXIST (they are there) or another negative errno. */
+int backend_signals_events(struct backend_signals *s, uint32_t slot,
+			   const uint8_t *const handles[BACKEND_EVENT_RING]);
 /* The session is gone or has not kept its word: whatever waits for it goes on, now and
  * later. The effects of such tasks are garbage; who poisons sees to that. */
 void backend_signals_poison(struct backend_signals *s);

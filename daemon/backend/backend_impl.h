@@ -32,8 +32,8 @@ struct backend_ops {
 			   uint8_t *ret_handle);
 	int (*signals_new)(struct backend *b, struct backend_mem *mem,
 			   struct backend_signals **ret);
-	int (*signals_event)(struct backend_signals *s, uint32_t slot, unsigned i,
-			     const uint8_t *handle);
+	int (*signals_events)(struct backend_signals *s, uint32_t slot,
+			      const uint8_t *const *handles);
 	void (*signals_poison)(struct backend_signals *s);
 	void (*signals_free)(struct backend_signals *s, void (*freed)(void *userdata),
 			     void *userdata);

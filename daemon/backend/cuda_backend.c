@@ -120,7 +120,7 @@ static const struct backend_ops cuda_ops = {
 	.ready_ipc = ready_ipc,
 	.ready_event = ready_event,
 	.signals_new = cuda_signals_new,
-	.signals_event = cuda_signals_event,
+	.signals_events = cuda_signals_events,
 	.signals_poison = cuda_signals_poison,
 	.signals_free = cuda_signals_free,
 };

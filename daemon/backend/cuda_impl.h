@@ -71,13 +71,14 @@ struct cuda_request {
 
 /* The slots of one session. */
 struct cuda_signals {
-	struct backend_signals base;           /* first */
-	struct list link;                      /* cuda.signals */
-	struct list poison_link;               /* cuda.poison, while poison has to be (re)written */
-	struct backend_mem *mem;               /* borrowed; NULL when the owner has been told */
-	CUevent *events[BACKEND_SIGNAL_SLOTS]; /* EVENTS: BACKEND_EVENT_RING each, or NULL */
-	unsigned pending;                      /* tasks with waits on it; loop thread */
-	void (*freed)(void *userdata);         /* loop thread, as the next two */
+	struct backend_signals base; /* first */
+	struct list link;            /* cuda.signals */
+	struct list poison_link;     /* cuda.poison, while poison has to be (re)written */
+	struct backend_mem *mem;     /* borrowed; NULL when the owner has been told */
+	/* EVENTS: BACKEND_EVENT_RING each, or NULL; set by the loop, once, read by the executor */
+	CUevent *_Atomic events[BACKEND_SIGNAL_SLOTS];
+	unsigned pending;              /* tasks with waits on it; loop thread */
+	void (*freed)(void *userdata); /* loop thread, as the next two */
 	void *userdata;
 	bool freeing;
 	/* under the lock */
@@ -288,7 +289,7 @@ CUresult cuda_order_raise(struct cuda *c, struct cuda_queue *q);
 void cuda_order_write_poison(struct cuda *c, struct cuda_signals *s);
 /* Loop thread. */
 int cuda_signals_new(struct backend *b, struct backend_mem *mem, struct backend_signals **ret);
-int cuda_signals_event(struct backend_signals *s, uint32_t slot, unsigned i, const uint8_t *handle);
+int cuda_signals_events(struct backend_signals *s, uint32_t slot, const uint8_t *const *handles);
 void cuda_signals_poison(struct backend_signals *s);
 void cuda_signals_free(struct backend_signals *s, void (*freed)(void *userdata), void *userdata);
 /* Tell the owners of those that nothing waits for any more. */

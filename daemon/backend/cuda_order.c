@@ -228,39 +228,43 @@ static struct cuda_signals *to_signals(struct backend_signals *s)
 	return CONTAINER_OF(s, struct cuda_signals, base);
 }
 
-/* With our context current on the loop thread for as long as it takes. */
-static CUresult open_event(struct cuda *c, const uint8_t *handle, CUevent *ret)
+/* All or none, with our context current on the loop thread for as long as it takes. */
+static CUresult open_ring(struct cuda *c, const uint8_t *const *handles, CUevent *ring)
 {
 	CUcontext old = NULL;
 	CUipcEventHandle h;
+	unsigned n = 0;
 	CUresult r;
 
-	memcpy(&h, handle, sizeof(h));
 	c->lib->cuCtxGetCurrent(&old);
 	r = c->lib->cuCtxSetCurrent(c->context);
-	if (r == CUDA_SUCCESS)
-		r = c->lib->cuIpcOpenEventHandle(ret, h);
+	for (; r == CUDA_SUCCESS && n < BACKEND_EVENT_RING; n += r == CUDA_SUCCESS) {
+		memcpy(&h, handles[n], sizeof(h));
+		r = c->lib->cuIpcOpenEventHandle(&ring[n], h);
+	}
+	while (r != CUDA_SUCCESS && n > 0)
+		c->lib->cuEventDestroy(ring[--n]);
 	c->lib->cuCtxSetCurrent(old);
 	return r;
 }
 
-int cuda_signals_event(struct backend_signals *base, uint32_t slot, unsigned i,
-		       const uint8_t *handle)
+int cuda_signals_events(struct backend_signals *base, uint32_t slot, const uint8_t *const *handles)
 {
 	struct cuda_signals *s = to_signals(base);
 	struct cuda *c = cuda_of(base->backend);
-	CUevent e;
+	CUevent *ring;
 	int r;
 
-	if (s->events[slot] && s->events[slot][i])
+	if (s->events[slot])
 		return -EEXIST;
-	if (!s->events[slot])
-		s->events[slot] = calloc(BACKEND_EVENT_RING, sizeof(CUevent));
-	if (!s->events[slot])
+	ring = calloc(BACKEND_EVENT_RING, sizeof(*ring));
+	if (!ring)
 		return -ENOMEM;
-	r = cuda_result(c, open_event(c, handle, &e), "cuIpcOpenEventHandle");
+	r = cuda_result(c, open_ring(c, handles, ring), "cuIpcOpenEventHandle");
 	if (r == 0)
-		s->events[slot][i] = e;
+		s->events[slot] = ring;
+	else
+		free(ring);
 	return r;
 }
 
@@ -295,11 +299,11 @@ void cuda_signals_free(struct backend_signals *base, void (*freed)(void *userdat
 static void close_events(struct cuda *c, struct cuda_signals *s)
 {
 	for (unsigned i = 0; i < BACKEND_SIGNAL_SLOTS; i++) {
-		for (unsigned k = 0; s->events[i] && k < BACKEND_EVENT_RING; k++)
-			if (s->events[i][k])
-				cuda_result(c, c->lib->cuEventDestroy(s->events[i][k]),
-					    "cuEventDestroy");
-		free(s->events[i]);
+		CUevent *ring = s->events[i];
+
+		for (unsigned k = 0; ring && k < BACKEND_EVENT_RING; k++)
+			cuda_result(c, c->lib->cuEventDestroy(ring[k]), "cuEventDestroy");
+		free(ring);
 	}
 }
 

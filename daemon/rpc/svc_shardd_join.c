@@ -267,6 +267,9 @@ void svc_leave(struct rpc_call *call, const ProtobufCMessage *request, void *use
 
 static int take_events(struct member *m, const Shardd__V1__ShareEventsRequest *r, struct fault *f)
 {
+	const uint8_t *handles[BACKEND_EVENT_RING];
+	int e;
+
 	if (!member_signals(m) || backend_info(m->device->backend)->order != BACKEND_ORDER_EVENTS)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "this rank's streams are not waited for with events");
@@ -277,20 +280,23 @@ static int take_events(struct member *m, const Shardd__V1__ShareEventsRequest *r
 		return fault_set(f, FAULT_INVALID, "handles", "handles has %zu entries, not %u",
 				 r->n_handles, BACKEND_EVENT_RING);
 	for (unsigned i = 0; i < BACKEND_EVENT_RING; i++) {
-		int e = -EINVAL;
-
-		if (r->handles[i].len == BACKEND_IPC_BYTES)
-			e = backend_signals_event(member_signals(m), r->slot, i,
-						  r->handles[i].data);
-		if (e == -EEXIST)
-			return fault_set(f, FAULT_INVALID, "slot",
-					 "slot %u has its events already: a slot's events are "
-					 "handed in once",
-					 r->slot);
-		if (e)
+		if (r->handles[i].len != BACKEND_IPC_BYTES)
 			return fault_set(f, FAULT_INVALID, "handles",
-					 "handles[%u] is no event that this daemon can open", i);
+					 "handles[%u] is %zu bytes: %u are allowed", i,
+					 r->handles[i].len, BACKEND_IPC_BYTES);
+		handles[i] = r->handles[i].data;
 	}
+	e = backend_signals_events(member_signals(m), r->slot, handles);
+	if (e == -EEXIST)
+		return fault_set(
+			f, FAULT_INVALID, "slot",
+			"slot %u has its events already: a slot's events are handed in once",
+			r->slot);
+	if (e == -ENOMEM)
+		return fault_errno(f, e, "opening events");
+	if (e)
+		return fault_set(f, FAULT_INVALID, "handles",
+				 "not all of handles are events that this daemon can open");
 	return 0;
 }
 

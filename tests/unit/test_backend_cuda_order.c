@@ -376,13 +376,21 @@ Test(backend_cuda_order, nothing_is_issued_on_a_queue_that_is_held)
 
 /* --------------------------------------------------------------------- events */
 
-static void share_event(struct pair *p, uint32_t slot, uint32_t i)
+/* All or none: after a refusal the same slot is handed in again. */
+static void share_events(struct pair *p, uint32_t slot)
 {
-	uint8_t handle[BACKEND_IPC_BYTES];
+	uint8_t handles[BACKEND_EVENT_RING][BACKEND_IPC_BYTES], bad[BACKEND_IPC_BYTES] = { 1, 2 };
+	const uint8_t *list[BACKEND_EVENT_RING];
 
-	cudatrainer_event(&p->t, slot, i, handle);
-	cr_assert_eq(backend_signals_event(p->s, slot, i, handle), 0);
-	cr_assert_eq(backend_signals_event(p->s, slot, i, handle), -EEXIST);
+	for (uint32_t i = 0; i < BACKEND_EVENT_RING; i++) {
+		cudatrainer_event(&p->t, slot, i, handles[i]);
+		list[i] = handles[i];
+	}
+	list[BACKEND_EVENT_RING - 1] = bad;
+	cr_assert_lt(backend_signals_events(p->s, slot, list), 0);
+	list[BACKEND_EVENT_RING - 1] = handles[BACKEND_EVENT_RING - 1];
+	cr_assert_eq(backend_signals_events(p->s, slot, list), 0);
+	cr_assert_eq(backend_signals_events(p->s, slot, list), -EEXIST);
 }
 
 Test(backend_cuda_order, events_take_over_where_memory_operations_do_not_work)
@@ -394,7 +402,7 @@ Test(backend_cuda_order, events_take_over_where_memory_operations_do_not_work)
 	setenv("SHARDD_SIM_NO_MEMOPS", "1", 1);
 	pair_init(&p);
 	cr_assert_eq(backend_info(p.f.b)->order, BACKEND_ORDER_EVENTS);
-	share_event(&p, 1, 5);
+	share_events(&p, 1);
 	cudatrainer_record(&p.t, 1, 5);
 	put(&p, &u, 2, 77, 1, 16 + 5);
 	cudatask_submit(p.f.b, &u.t);
@@ -405,11 +413,11 @@ Test(backend_cuda_order, events_take_over_where_memory_operations_do_not_work)
 	cudatrainer_await_event(&p.t, handle);
 	cr_assert_eq(cudatrainer_read(&p.t, 2), 77);
 	/* an event that was never shown is the caller's mistake, not a wait for ever */
-	put(&p, &u, 2, 78, 1, 6);
+	put(&p, &u, 2, 78, 3, 6);
 	cudatask_submit(p.f.b, &u.t);
 	cr_assert_lt(cudatask_wait(&p.f, &u.t), 0);
 	backend_signals_poison(p.s);
-	put(&p, &u, 2, 79, 1, 6);
+	put(&p, &u, 2, 79, 3, 6);
 	u.t.task.sync = true;
 	cudatask_submit(p.f.b, &u.t);
 	cr_assert_eq(cudatask_wait(&p.f, &u.t), 0);
@@ -422,10 +430,13 @@ Test(backend_cuda_order, a_handle_that_is_no_event_is_refused)
 {
 	struct pair p;
 	uint8_t handle[BACKEND_IPC_BYTES] = { 1, 2, 3 };
+	const uint8_t *list[BACKEND_EVENT_RING];
 
 	setenv("SHARDD_SIM_NO_MEMOPS", "1", 1);
 	pair_init(&p);
-	cr_assert_lt(backend_signals_event(p.s, 0, 0, handle), 0);
+	for (unsigned i = 0; i < BACKEND_EVENT_RING; i++)
+		list[i] = handle;
+	cr_assert_lt(backend_signals_events(p.s, 0, list), 0);
 	cudatrainer_stop(&p.t);
 	pair_deinit(&p);
 }
