@@ -16,7 +16,7 @@
 
 TestSuite(gpu_stuck, .timeout = 240);
 
-enum { WORLD = 2, N = 20011, DEADLINE_MS = 2500 };
+enum { WORLD = 2, N = 20011, DEADLINE_MS = 2500, VICTIM_MS = 1000 };
 
 struct play {
 	struct gpu_layout l;
@@ -373,6 +373,193 @@ Test(gpu_stuck, an_initialise_whose_stream_never_comes_on_two_devices)
 {
 	gpu_begin(2, NULL);
 	init_alive((struct gpu_layout){ 2, WORLD, false });
+	gpu_end();
+}
+
+/* What was read from the streams of a dead process is not believed. */
+static void init_killed(struct gpu_layout l)
+{
+	struct play *p = play_new(l, 60000);
+
+	p->pids[0] = trainer_start(&trainfix, "init", 0, WORLD, init_peer, p);
+	p->pids[1] = trainer_start(&trainfix, "init", 1, WORLD, init_stuck, p);
+	AWAIT(atomic_load(&p->at[1]) == 1 && fail_has_op(&trainfix, "init", 0, "Initialise", "RUN"),
+	      40);
+	fail_kill(p->pids[1]);
+	told_check(&p->told[0], SHARDD_ABORTED, "rank 1");
+	p->pids[1] = trainer_start(&trainfix, "init", 1, WORLD, init_successor, p);
+	stage_set(&p->go, 1);
+	for (uint32_t r = 0; r < WORLD; r++)
+		cr_assert_eq(trainer_wait(p->pids[r], 60), 0, "rank %u", r);
+}
+
+Test(gpu_stuck, an_initialise_from_a_killed_trainers_stream)
+{
+	gpu_begin(1, NULL);
+	init_killed((struct gpu_layout){ 1, WORLD, false });
+	gpu_end();
+}
+
+Test(gpu_stuck, an_initialise_from_a_killed_trainers_stream_on_two_devices)
+{
+	gpu_begin(2, NULL);
+	init_killed((struct gpu_layout){ 2, WORLD, false });
+	gpu_end();
+}
+
+/* ------------------------------------------------------------ behind another job */
+
+/* Its streams stand behind the hog's: the second op waits for the stream, the stream for the
+ * first op, and that for the device's queue. Late, through no fault of its own. */
+static int victim(const struct trainer *t)
+{
+	struct play *p = t->arg;
+	shardd_client *c = gpu_connect(t, 0);
+	CUstream stream;
+	uint64_t buffer;
+	struct gpu g;
+	void *data;
+
+	gpu_open(&g, 0);
+	stream = gpu_stream(&g);
+	join(c, t);
+	TRAIN_OK(shardd_alloc(c, N * sizeof(float), &buffer, &data, &train_err));
+	stage_set(&p->at[0], 1);
+	TRAINER_AWAIT(atomic_load(&p->go) == 1, 60);
+	TRAIN_OK(shardd_set_stream(c, stream, &train_err));
+	for (unsigned i = 0; i < 2; i++)
+		TRAIN_OK(shardd_all_reduce(c, SHARDD_WORLD, buffer, 0, N, SHARDD_FP32, SHARDD_SUM,
+					   &train_err));
+	stage_set(&p->at[0], 2);
+	TRAINER_AWAIT(atomic_load(&p->go) == 2, 60);
+	gpu_drain(&g, stream);
+	shardd_clear_stream(c);
+	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
+	train_leave(c);
+	return 0;
+}
+
+/* The victim's deadline is the first to pass. */
+Test(gpu_stuck, who_stands_behind_another_jobs_stream_is_not_blamed)
+{
+	struct play *hog, *p;
+	pid_t pids[2];
+
+	gpu_begin(1, NULL);
+	hog = play_new((struct gpu_layout){ 1, 1, false }, 3 * VICTIM_MS);
+	p = play_new((struct gpu_layout){ 1, 1, false }, VICTIM_MS);
+	pids[1] = trainer_start(&trainfix, "victim", 0, 1, victim, p);
+	AWAIT(atomic_load(&p->at[0]) == 1, 40);
+	pids[0] = trainer_start(&trainfix, "hog", 0, 1, stuck_and_alive, hog);
+	AWAIT(atomic_load(&hog->at[0]) == 1, 40);
+	stage_set(&p->go, 1);
+	AWAIT(atomic_load(&p->at[0]) == 2, 40);
+	cr_assert_eq(atomic_load(&hog->told[0].n), 0, "the hog was lost before the victim came");
+	cr_assert_eq(trainer_wait(pids[0], 60), 0);
+	stage_set(&p->go, 2);
+	cr_assert_eq(trainer_wait(pids[1], 60), 0);
+	cr_assert(fail_logged(&trainfix, "of job 'hog' has streams that did not come"));
+	cr_assert(!fail_logged(&trainfix, "of job 'victim' has streams that did not come"));
+	gpu_end();
+}
+
+/* --------------------------------------------------- killed while a commit waits */
+
+/* fp32 throughout: a gather shows the shards themselves, and a step waits for its readers. */
+static const struct shardd_unit_spec direct = { .optimizer = { .kind = SHARDD_SGD, .lr = 1 } };
+
+static void reduce_ones(shardd_client *c, shardd_unit u)
+{
+	write_ones(c, u);
+	TRAIN_OK(shardd_reduce(c, u, &train_err));
+}
+
+/* One step is committed, one was applied by a gather, and gradients for a third are there. */
+static shardd_unit step_without_commit(shardd_client *c, const struct trainer *t)
+{
+	shardd_unit u;
+	float *x = train_alloc(N * sizeof(*x));
+
+	join(c, t);
+	u = train_register(c, "u", N, &direct).unit;
+	TRAIN_OK(shardd_init_seed(c, u, 1, &train_err));
+	TRAIN_OK(shardd_commit(c, 1, NULL, 0, &train_err));
+	reduce_ones(c, u);
+	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+	train_params(c, u, x, N * sizeof(*x));
+	TRAINER_CHECK(x[0] == -1 && x[N - 1] == -1);
+	reduce_ones(c, u);
+	free(x);
+	return u;
+}
+
+static int check_torn(shardd_client *c, const struct trainer *t)
+{
+	struct shardd_membership me = join(c, t);
+
+	TRAINER_CHECK(me.has_commit && me.step == 1 && me.torn);
+	TRAINER_CHECK(!train_register(c, "u", N, &direct).initialised);
+	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
+	train_leave(c);
+	return 0;
+}
+
+static int torn_peer(const struct trainer *t)
+{
+	struct play *p = t->arg;
+	shardd_client *c = gpu_connect(t, 0);
+
+	step_without_commit(c, t);
+	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+	told_note(&p->told[t->rank], shardd_commit(c, 2, NULL, 0, &train_err));
+	TRAINER_AWAIT(atomic_load(&p->go) == 1, 60);
+	return check_torn(c, t);
+}
+
+/* Says that it has read the parameters when its stream gets there, which is never. */
+static int reader_in_the_way(const struct trainer *t)
+{
+	shardd_client *c = gpu_connect(t, 0);
+	CUstream stream;
+	const void *full;
+	shardd_unit u;
+	struct gpu g;
+
+	gpu_open(&g, 0);
+	stream = gpu_stream(&g);
+	u = step_without_commit(c, t);
+	TRAIN_OK(shardd_gather(c, u, &full, &train_err));
+	TRAIN_OK(shardd_set_stream(c, stream, &train_err));
+	gpu_block(&g, stream);
+	TRAIN_OK(shardd_release(c, u, &train_err));
+	shardd_clear_stream(c);
+	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+	shardd_commit(c, 2, NULL, 0, &train_err);
+	return 1;
+}
+
+static int torn_successor(const struct trainer *t)
+{
+	return check_torn(gpu_connect(t, 0), t);
+}
+
+/* The commit would have covered the step that was applied before: it did not come to that. */
+Test(gpu_stuck, killed_while_a_commit_waits_for_its_stream)
+{
+	struct play *p;
+
+	gpu_begin(1, NULL);
+	p = play_new((struct gpu_layout){ 1, WORLD, false }, 60000);
+	p->pids[0] = trainer_start(&trainfix, "torn", 0, WORLD, torn_peer, p);
+	p->pids[1] = trainer_start(&trainfix, "torn", 1, WORLD, reader_in_the_way, p);
+	AWAIT(fail_has_op(&trainfix, "torn", 0, "Commit", "RUN"), 40);
+	cr_assert_eq(atomic_load(&p->told[0].n), 0);
+	fail_kill(p->pids[1]);
+	told_check(&p->told[0], SHARDD_ABORTED, "rank 1");
+	p->pids[1] = trainer_start(&trainfix, "torn", 1, WORLD, torn_successor, p);
+	stage_set(&p->go, 1);
+	for (uint32_t r = 0; r < WORLD; r++)
+		cr_assert_eq(trainer_wait(p->pids[r], 60), 0, "rank %u", r);
 	gpu_end();
 }
 
