@@ -30,6 +30,9 @@
 #define TICK_IDLE_MS 250
 /* The completion-queue thread wakes at least once a second. */
 #define HEARTBEAT_LIMIT_US (10u * 1000000u)
+/* What runs between devices when the last connection is closed: nobody asks for its result,
+ * but to abort it takes longer than to let it end. */
+#define RUN_ON_US 500000u
 
 enum server_state { RUNNING, DRAINING, CLOSING, ENDING };
 
@@ -52,6 +55,7 @@ struct server {
 	uv_timer_t tick;
 	uv_timer_t finish;
 	uint64_t drain_until_us;
+	uint64_t run_until_us; /* CLOSING: what still runs between devices */
 	server_stopped_cb done;
 	void *userdata;
 };
@@ -404,6 +408,7 @@ static void close_connections(struct server *s)
 
 	log_info("server", "closing trainers=%u connections=%u", trainers(s), count_connections(s));
 	s->state = CLOSING;
+	s->run_until_us = clock_now_us() + RUN_ON_US;
 	s->listener = listener_close(s->listener);
 	list_for_each (sc, tmp, &s->conns, link)
 		conn_close(sc->conn);
@@ -444,10 +449,23 @@ static bool ops_pending(const struct server *s)
 	return false;
 }
 
+/* A hung one would hold up the end until its op's deadline. Also those that begin now. */
+static void limit_running(struct server *s)
+{
+	struct job *job, *tmp;
+
+	list_for_each (job, tmp, &s->jobs.all, link)
+		queue_tasks_limit(job, s->run_until_us);
+	list_for_each (job, tmp, &s->jobs.zombies, link)
+		queue_tasks_limit(job, s->run_until_us);
+}
+
 static void tick_stop(struct server *s, uint64_t now)
 {
 	if (s->state == DRAINING && (!trainers(s) || now >= s->drain_until_us))
 		close_connections(s);
+	if (s->state == CLOSING)
+		limit_running(s);
 	if (s->state == CLOSING && list_empty(&s->conns) && !s->sessions.count &&
 	    list_empty(&s->sessions.locals) && !anything_runs(s)) {
 		s->state = ENDING;

@@ -212,6 +212,15 @@ static struct node_comm *first_hung(struct job *job, uint64_t now_us)
 	return NULL;
 }
 
+void queue_tasks_limit(struct job *job, uint64_t deadline_us)
+{
+	struct queue_task *t, *tmp;
+
+	list_for_each (t, tmp, &job->waiting_tasks, link)
+		if (t->between && t->deadline_us > deadline_us)
+			t->deadline_us = deadline_us;
+}
+
 void queue_tasks_tick(struct job *job, uint64_t now_us)
 {
 	struct node_comm *nc;

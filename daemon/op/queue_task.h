@@ -45,6 +45,9 @@ void queue_tasks_forget(struct job *job, const struct backend_signals *signals);
  * of its, of any job, is not late before it could have gone on. */
 void queue_tasks_epoch_ends(struct job *job);
 
+/* Operations between devices that run for @job may take no longer than until then. */
+void queue_tasks_limit(struct job *job, uint64_t deadline_us);
+
 /* Whoever has not come in time is lost. */
 void queue_tasks_tick(struct job *job, uint64_t now_us);
 

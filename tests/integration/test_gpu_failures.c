@@ -272,6 +272,52 @@ Test(gpu_failures, a_collective_that_hangs_on_three_devices)
 	broken("SHARDD_SIM_NCCL_HANG", "30", (struct gpu_layout){ 3, 3, false }, true);
 }
 
+/* ------------------------------------------------ the daemon ends meanwhile */
+
+static int waits_for_a_hung_one(const struct trainer *t)
+{
+	struct play *p = t->arg;
+	shardd_client *c = gpu_connect(t, gpu_of(&p->l, t->rank));
+	shardd_ticket ticket;
+	uint64_t buffer;
+	void *data;
+	int r = 0;
+
+	train_join_as(c, t, SHARDD_EPHEMERAL);
+	TRAIN_OK(shardd_alloc(c, N * sizeof(float), &buffer, &data, &train_err));
+	while (r == 0) {
+		TRAIN_OK(shardd_all_reduce_submit(c, SHARDD_WORLD, buffer, 0, N, SHARDD_FP32,
+						  SHARDD_SUM, &ticket, &train_err));
+		r = shardd_wait(c, ticket, 2000, NULL, &train_err);
+	}
+	TRAIN_FAILS(r, SHARDD_DEADLINE_EXCEEDED);
+	stage_set(&p->at[t->rank], 1);
+	told_note(&p->told[t->rank], shardd_wait(c, ticket, -1, NULL, &train_err));
+	shardd_close(c);
+	return 0;
+}
+
+/* Not by the op's deadline, which is far away. */
+Test(gpu_failures, a_collective_that_hangs_does_not_hold_up_the_end)
+{
+	static const char *const args[] = { "--set", "drain_timeout_ms=0", "--set",
+					    "op_timeout_ms=10min", NULL };
+	struct play *p;
+
+	gpu_set("SHARDD_SIM_NCCL_HANG", "40"); /* the first ones are the daemon's own */
+	gpu_begin(2, args);
+	p = play_new((struct gpu_layout){ 2, 2, false }, STEPS);
+	start(p, "hung", waits_for_a_hung_one);
+	AWAIT(atomic_load(&p->at[0]) == 1 && atomic_load(&p->at[1]) == 1, 60);
+	cr_assert_eq(kill(trainfix.pid, SIGTERM), 0);
+	cr_assert_eq(failfix_await_daemon(20), 0);
+	for (uint32_t r = 0; r < 2; r++) {
+		told_check(&p->told[r], SHARDD_UNAVAILABLE, "");
+		cr_assert_eq(trainer_wait(p->pids[r], 30), 0);
+	}
+	gpu_end();
+}
+
 Test(gpu_failures, a_collective_that_breaks)
 {
 	broken("SHARDD_SIM_NCCL_ERROR", "40", (struct gpu_layout){ 2, 4, true }, false);
