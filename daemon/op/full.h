@@ -1,0 +1,24 @@
+/*
+ * The gathered copy of a unit, on each of its devices: its memory, and its making. A cast of
+ * each device's shards into the copy there, then an all-gather between the copies. It is
+ * shared by all ranks of a device; without users it stays until memory is needed or the
+ * parameters change. Loop thread only.
+ */
+#ifndef SHARDD_OP_FULL_H
+#define SHARDD_OP_FULL_H
+
+#include "op/op_impl.h"
+
+/* Begin to make the copy of @u; none may be in the making (CHECKed). Its end answers all ops
+ * in u->waiting by gather_answer.
+ * @deadline_us: for streams of trainers that it waits for.
+ * @op: runs from here on and waits for it, without having to be in u->waiting; or NULL.
+ * Return: 0, NODE_E_LATER (nothing was begun: node_wait, then again), or a fault code. */
+int full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struct op *op,
+	       struct fault *f);
+
+/* op_gather.c's: the copy that @op waited for is there, or came to nothing (status of a
+ * backend or an engine). Ends the op. */
+void gather_answer(struct op *op, int status);
+
+#endif
