@@ -11,6 +11,7 @@
 
 #include "bench.h"
 #include "device.h"
+#include "kernels.h"
 
 int device_aside(device_fn fn, const void *arg, double *ret, unsigned n)
 {
