@@ -189,6 +189,17 @@ static void check_reading(const struct reading *x)
 	free(x->want);
 }
 
+/* The end of a trainer that has read on @stream. Return: its exit code. */
+static int end_checked(struct run *r, CUstream stream, struct reading seen[STEPS][UNITS])
+{
+	gpu_drain(&r->g, stream);
+	for (unsigned step = 0; step < STEPS; step++)
+		for (unsigned i = 0; i < UNITS; i++)
+			check_reading(&seen[step][i]);
+	end(r);
+	return 0;
+}
+
 /* ------------------------------------------------------------------- training */
 
 /* Several steps are on the stream before the first of them is executed. */
@@ -211,12 +222,7 @@ static int late_trainer(const struct trainer *t)
 		for (unsigned i = 0; i < UNITS; i++)
 			seen[step][i] = read_late(&r, i, r.stream);
 	}
-	gpu_drain(&r.g, r.stream);
-	for (unsigned step = 0; step < STEPS; step++)
-		for (unsigned i = 0; i < UNITS; i++)
-			check_reading(&seen[step][i]);
-	end(&r);
-	return 0;
+	return end_checked(&r, r.stream, seen);
 }
 
 static void run_with(struct gpu_layout l, trainer_fn fn, const char *const *args)
@@ -286,12 +292,7 @@ static int two_streams_trainer(const struct trainer *t)
 		for (unsigned i = 0; i < UNITS; i++)
 			seen[step][i] = read_late(&r, i, reads);
 	}
-	gpu_drain(&r.g, reads);
-	for (unsigned step = 0; step < STEPS; step++)
-		for (unsigned i = 0; i < UNITS; i++)
-			check_reading(&seen[step][i]);
-	end(&r);
-	return 0;
+	return end_checked(&r, reads, seen);
 }
 
 Test(gpu_streams, two_streams)
@@ -337,12 +338,7 @@ static int slow_reader_trainer(const struct trainer *t)
 		model_all(&r, step);
 		TRAIN_OK(shardd_set_stream(r.c, r.stream, &train_err));
 	}
-	gpu_drain(&r.g, r.stream);
-	for (unsigned step = 0; step < STEPS; step++)
-		for (unsigned i = 0; i < UNITS; i++)
-			check_reading(&seen[step][i]);
-	end(&r);
-	return 0;
+	return end_checked(&r, r.stream, seen);
 }
 
 Test(gpu_streams, who_still_reads_sees_the_old_values)
