@@ -161,25 +161,8 @@ int case_attach(struct bench *b, const struct bench_case *c)
 	static const char *const names[] = { "attach_connect", "attach_join", "attach_register",
 					     "attach_gather", "attach" };
 	struct crew *crew = crew_new(b, 1, 0, ATTACH_N, bench_repeat(b, c), b->o.bytes / 4);
-	int r = crew ? 0 : -1;
 
-	for (unsigned turn = 0; r == 0 && turn <= crew->repeat; turn++) {
-		crew->turn = turn;
-		r = crew_run(crew, attach_main);
-	}
-	for (unsigned k = 0; k < ATTACH_N && r == 0; k++) {
-		struct figures f = FIGURES_NULL;
-
-		f.name = names[k];
-		f.ranks = 1;
-		f.bytes = b->o.bytes;
-		f.dtype = "fp32";
-		figures_calls(&f, crew, k, 0, 1);
-		f.ran_us = -1;
-		figures_report(b, &f);
-	}
-	crew_free(crew);
-	return r;
+	return figures_turns(b, crew, attach_main, names, ATTACH_N);
 }
 
 /* ----------------------------------------------------------------- status */

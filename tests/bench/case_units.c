@@ -126,25 +126,8 @@ int case_attach_units(struct bench *b, const struct bench_case *c)
 					     "units_gather",  "units_again", "attach_units" };
 	uint64_t elements = b->o.bytes / 4 / b->o.units;
 	struct crew *crew = crew_new(b, 1, 0, UNITS_N, bench_repeat(b, c), elements ? elements : 1);
-	int r = crew ? 0 : -1;
 
 	if (crew)
 		crew->units = b->o.units;
-	for (unsigned turn = 0; r == 0 && turn <= crew->repeat; turn++) {
-		crew->turn = turn;
-		r = crew_run(crew, units_main);
-	}
-	for (unsigned k = 0; k < UNITS_N && r == 0; k++) {
-		struct figures f = FIGURES_NULL;
-
-		f.name = names[k];
-		f.ranks = 1;
-		f.bytes = b->o.bytes;
-		f.dtype = "fp32";
-		figures_calls(&f, crew, k, 0, 1);
-		f.ran_us = -1;
-		figures_report(b, &f);
-	}
-	crew_free(crew);
-	return r;
+	return figures_turns(b, crew, units_main, names, UNITS_N);
 }

@@ -207,3 +207,27 @@ void figures_report(const struct bench *b, const struct figures *f)
 		table_line(f);
 	fflush(stdout);
 }
+
+int figures_turns(struct bench *b, struct crew *crew, trainer_fn fn, const char *const *names,
+		  unsigned n)
+{
+	int r = crew ? 0 : -1;
+
+	for (unsigned turn = 0; r == 0 && turn <= crew->repeat; turn++) {
+		crew->turn = turn;
+		r = crew_run(crew, fn);
+	}
+	for (unsigned k = 0; k < n && r == 0; k++) {
+		struct figures f = FIGURES_NULL;
+
+		f.name = names[k];
+		f.ranks = 1;
+		f.bytes = b->o.bytes;
+		f.dtype = "fp32";
+		figures_calls(&f, crew, k, 0, 1);
+		f.ran_us = -1;
+		figures_report(b, &f);
+	}
+	crew_free(crew);
+	return r;
+}
