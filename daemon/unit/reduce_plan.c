@@ -1,0 +1,142 @@
+#include "unit/reduce_plan.h"
+
+#include <math.h>
+
+/* The systems divide by no more than what is above 1, FSDP2 by all but 1. */
+static struct k_factor divide_above_one(double by, enum dtype t)
+{
+	return k_divide_by(by > 1 ? (float)by : 1, t);
+}
+
+static float rounded(double x, enum dtype t)
+{
+	float wide = (float)x, back;
+	uint16_t narrow[2];
+	struct k_cast to = { narrow, &wide, t, DTYPE_FP32 };
+	struct k_cast from = { &back, narrow, DTYPE_FP32, t };
+
+	if (t == DTYPE_FP32)
+		return wide;
+	kernels_ref()->cast(&to, 0, 1);
+	kernels_ref()->cast(&from, 0, 1);
+	return back;
+}
+
+static struct k_factor multiply_by(double by, enum dtype t, float rounded_by)
+{
+	return by == 1 ? k_divide_by(1, t)
+		       : (struct k_factor){ .how = K_FACTOR_MUL, .dtype = t, .value = rounded_by };
+}
+
+/* As NCCL multiplies: by a constant of the tensor's type. */
+static struct k_factor premultiply(double by, enum dtype t)
+{
+	return multiply_by(by, t, rounded(by, t));
+}
+
+/* ÷pre, added and ÷post in one type. */
+static void plan_fairscale(const struct reduce_setting *s, struct reduce_plan *p)
+{
+	p->pre = divide_above_one(s->pre_divide, s->reduce_dtype);
+	p->post = divide_above_one(s->post_divide, s->reduce_dtype);
+}
+
+/* Factors of 1 and 1 that are not the default have the collective itself divide. */
+static void plan_xla(const struct reduce_setting *s, struct reduce_plan *p)
+{
+	p->pre = divide_above_one(s->pre_divide, s->gradient_dtype);
+	p->post = divide_above_one(s->post_divide, DTYPE_FP32);
+	if (s->pre_divide == 1 && s->post_divide == 1)
+		p->post = premultiply(1.0 / s->ranks, s->reduce_dtype);
+}
+
+/* One collective of @n that averages: on its inputs, or on its sum. */
+static void average(const struct reduce_setting *s, uint32_t n, struct k_factor *before,
+		    struct k_factor *after)
+{
+	if (s->average == REDUCE_AVERAGE_OF_NCCL)
+		*before = premultiply(1.0 / n, s->reduce_dtype);
+	else
+		*after = k_divide_by((float)n, s->reduce_dtype);
+}
+
+static void plan_fsdp2_average(const struct reduce_setting *s, struct reduce_plan *p)
+{
+	if (s->divide_factor == 0) {
+		average(s, s->shard_ranks, &p->pre, &p->partial);
+		average(s, s->ranks / s->shard_ranks, &p->replica, &p->post);
+	} else if (s->divide_factor == s->shard_ranks) {
+		average(s, s->shard_ranks, &p->pre, &p->partial);
+	} else if (s->shard_ranks > 1) {
+		p->pre = premultiply(1 / s->divide_factor, s->reduce_dtype);
+	}
+}
+
+/* fp16 is divided half before, as the others' factors are, half after. */
+static void plan_fsdp2_sum(const struct reduce_setting *s, struct reduce_plan *p)
+{
+	double factor = s->divide_factor != 0 ? s->divide_factor : s->ranks, pre = 1;
+
+	while (s->reduce_dtype == DTYPE_FP16 && fmod(factor, pre) == 0 && factor / pre > pre)
+		pre *= 2;
+	p->pre = k_divide_by((float)pre, s->reduce_dtype);
+	p->post = k_divide_by((float)(factor / pre), s->reduce_dtype);
+}
+
+static void plan_fsdp2(const struct reduce_setting *s, struct reduce_plan *p)
+{
+	p->accumulate_dtype = s->reduce_dtype;
+	if (s->force_sum || s->reduce_dtype == DTYPE_FP16)
+		plan_fsdp2_sum(s, p);
+	else
+		plan_fsdp2_average(s, p);
+	/* in place of a reduce-scatter of one rank, whatever else divides */
+	if (s->shard_ranks == 1 && s->divide_factor != 0)
+		p->partial = k_divide_by((float)s->divide_factor, s->reduce_dtype);
+}
+
+void reduce_plan_make(const struct reduce_setting *s, struct reduce_plan *ret)
+{
+	struct reduce_plan p = { .sum_dtype = s->reduce_dtype,
+				 .accumulate_dtype = s->gradient_dtype };
+	double inverse = 1.0 / s->ranks;
+
+	switch (s->profile) {
+	case PROFILE_XLA:
+		plan_xla(s, &p);
+		break;
+	case PROFILE_FSDP2:
+		plan_fsdp2(s, &p);
+		break;
+	case PROFILE_DDP: /* by a scalar of the type of the arithmetic, not the tensor's */
+		p.pre = multiply_by(inverse, s->gradient_dtype, (float)inverse);
+		p.adds_before = true;
+		break;
+	case PROFILE_DDP_HOOK:
+	case PROFILE_DDP_BUCKET_VIEW:
+		p.pre = k_divide_by((float)s->ranks, s->reduce_dtype);
+		p.adds_before = true;
+		break;
+	case PROFILE_FAIRSCALE:
+	case PROFILE_FSDP1_HOOK:
+	case _PROFILE_N:
+		plan_fairscale(s, &p);
+		break;
+	}
+	*ret = p;
+}
+
+struct reduce_setting reduce_setting_of(const state_unit *rec, uint32_t ranks,
+					enum reduce_average average_of)
+{
+	return (struct reduce_setting){ .profile = (enum reduce_profile)rec->reduce_profile,
+					.gradient_dtype = (enum dtype)rec->gradient_dtype,
+					.reduce_dtype = (enum dtype)rec->reduce_dtype,
+					.ranks = ranks,
+					.shard_ranks = rec->shard_ranks,
+					.pre_divide = rec->pre_divide,
+					.post_divide = rec->post_divide,
+					.divide_factor = rec->divide_factor,
+					.force_sum = rec->force_sum,
+					.average = average_of };
+}

@@ -1,0 +1,62 @@
+/*
+ * What a reduction does with a gradient: where it is divided, in which dtype it is added,
+ * in the order of the system whose profile the unit has. Pure arithmetic, any thread.
+ *
+ *   each rank's gradient, or what it has accumulated without a reduction
+ *     --pre--> added over the ranks of a replica, in sum_dtype, rounded at every addition
+ *     --partial--> what the replica has; kept where the all-reduce is deferred
+ *     --replica--> added over the replicas, in sum_dtype
+ *     --post--> widened to fp32, added to the gradient shard
+ *
+ * Without replicas (one of all ranks, or one rank each) the third line does nothing.
+ */
+#ifndef SHARDD_UNIT_REDUCE_PLAN_H
+#define SHARDD_UNIT_REDUCE_PLAN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/fault.h"
+#include "kernels.h"
+#include "unit/unit.h"
+
+/* What FSDP2 calls AVG is the collective library's: gloo adds and then divides, NCCL
+ * multiplies each contribution by the inverse of their number, rounded to their type. */
+enum reduce_average { REDUCE_AVERAGE_OF_GLOO, REDUCE_AVERAGE_OF_NCCL };
+
+struct reduce_setting {
+	enum reduce_profile profile;
+	enum dtype gradient_dtype, reduce_dtype;
+	uint32_t ranks;       /* that reduce together, replicas too */
+	uint32_t shard_ranks; /* of one replica: divides @ranks */
+	/* FAIRSCALE, XLA, FSDP1_HOOK: as resolved, so neither is 0 */
+	double pre_divide, post_divide;
+	double divide_factor; /* FSDP2: the user's; 0: none */
+	bool force_sum;       /* FSDP2 */
+	enum reduce_average average;
+};
+
+struct reduce_plan {
+	enum dtype sum_dtype; /* of partials too */
+	struct k_factor pre;
+	struct k_factor partial;
+	struct k_factor replica;
+	struct k_factor post;
+	/* Of what a rank accumulates without a reduction; it is what is reduced then. */
+	enum dtype accumulate_dtype;
+	/* DDP: what earlier reductions have left is each rank's own gradient, to which the
+	 * next is added before it is reduced, so that it is divided and added again. */
+	bool adds_before;
+};
+
+void reduce_plan_make(const struct reduce_setting *s, struct reduce_plan *ret);
+
+/* Of a resolved record, in a group of @ranks ranks. */
+struct reduce_setting reduce_setting_of(const state_unit *rec, uint32_t ranks,
+					enum reduce_average average);
+
+/* Replace the settings of reductions that were left open in @rec, the strategy's too, and
+ * refuse those that its profile does not have. Return: 0 or a fault code. */
+int reduce_resolve(state_unit *rec, uint32_t ranks, struct fault *f);
+
+#endif

@@ -1,0 +1,132 @@
+/*
+ * The settings of a unit's reductions where they were left open, and those that its profile
+ * does not know: refused, since nothing would come of them.
+ */
+#include <stdio.h>
+
+#include "unit/reduce_plan.h"
+
+static bool is_ddp(uint32_t profile)
+{
+	return profile == PROFILE_DDP || profile == PROFILE_DDP_HOOK ||
+	       profile == PROFILE_DDP_BUCKET_VIEW;
+}
+
+static const char *profile_name(uint32_t profile)
+{
+	static const char *const names[] = {
+		[PROFILE_FAIRSCALE] = "FAIRSCALE",
+		[PROFILE_XLA] = "XLA",
+		[PROFILE_FSDP1_HOOK] = "FSDP1_HOOK",
+		[PROFILE_FSDP2] = "FSDP2",
+		[PROFILE_DDP] = "DDP",
+		[PROFILE_DDP_HOOK] = "DDP_HOOK",
+		[PROFILE_DDP_BUCKET_VIEW] = "DDP_BUCKET_VIEW",
+	};
+
+	return profile < _PROFILE_N && names[profile] ? names[profile] : "?";
+}
+
+static int resolve_strategy(state_unit *rec, uint32_t ranks, struct fault *f)
+{
+	uint32_t *shard = &rec->shard_ranks;
+
+	if (!rec->strategy)
+		rec->strategy = is_ddp(rec->reduce_profile) ? STRATEGY_REPLICATE : STRATEGY_SHARD;
+	if (is_ddp(rec->reduce_profile) && rec->strategy != STRATEGY_REPLICATE)
+		return fault_set(f, FAULT_INVALID, "units.strategy",
+				 "unit '%.100s': reduce_profile %s is for strategy REPLICATE",
+				 rec->name, profile_name(rec->reduce_profile));
+	if (rec->strategy == STRATEGY_HYBRID) {
+		if (*shard && ranks % *shard == 0)
+			return 0;
+		return fault_set(f, FAULT_INVALID, "units.shard_ranks",
+				 "unit '%.100s': shard_ranks is %u: a divisor of the group's %u "
+				 "ranks is allowed",
+				 rec->name, *shard, ranks);
+	}
+	if (*shard && *shard != (rec->strategy == STRATEGY_SHARD ? ranks : 1))
+		return fault_set(f, FAULT_INVALID, "units.shard_ranks",
+				 "unit '%.100s': shard_ranks is %u: it is for strategy HYBRID",
+				 rec->name, *shard);
+	*shard = rec->strategy == STRATEGY_SHARD ? ranks : 1;
+	return 0;
+}
+
+/* The copying form and the view divide in the gradient's own dtype; a hook narrows. */
+static int resolve_dtype(state_unit *rec, struct fault *f)
+{
+	bool own = rec->reduce_profile == PROFILE_DDP ||
+		   rec->reduce_profile == PROFILE_DDP_BUCKET_VIEW;
+
+	if (!rec->reduce_dtype)
+		rec->reduce_dtype =
+			rec->reduce_profile == PROFILE_FAIRSCALE ? DTYPE_FP32 : rec->gradient_dtype;
+	if (own && rec->reduce_dtype != rec->gradient_dtype)
+		return fault_set(f, FAULT_INVALID, "units.reduce_dtype",
+				 "unit '%.100s': reduce_dtype %s with gradient_dtype %s is for "
+				 "reduce_profile DDP_HOOK, not %s",
+				 rec->name, dtype_name((enum dtype)rec->reduce_dtype),
+				 dtype_name((enum dtype)rec->gradient_dtype),
+				 profile_name(rec->reduce_profile));
+	return 0;
+}
+
+static int refuse_factor(const state_unit *rec, const char *field, const char *allowed,
+			 struct fault *f)
+{
+	char path[64];
+
+	snprintf(path, sizeof(path), "units.%s", field);
+	return fault_set(f, FAULT_INVALID, path, "unit '%.100s': %s with reduce_profile %s: %s",
+			 rec->name, field, profile_name(rec->reduce_profile), allowed);
+}
+
+static bool below_one(double factor)
+{
+	return factor != 0 && factor < 1;
+}
+
+static int check_factors(const state_unit *rec, struct fault *f)
+{
+	bool fsdp2 = rec->reduce_profile == PROFILE_FSDP2;
+	bool two = !fsdp2 && !is_ddp(rec->reduce_profile);
+
+	if (rec->pre_divide != 0 && !two)
+		return refuse_factor(rec, "pre_divide", "it divides by its own factors only", f);
+	if (rec->post_divide != 0 && !two)
+		return refuse_factor(rec, "post_divide", "it divides by its own factors only", f);
+	if (below_one(rec->pre_divide))
+		return refuse_factor(rec, "pre_divide", "1 or more is allowed", f);
+	if (below_one(rec->post_divide))
+		return refuse_factor(rec, "post_divide", "1 or more is allowed", f);
+	if (rec->divide_factor != 0 && !fsdp2)
+		return refuse_factor(rec, "divide_factor", "it is for FSDP2", f);
+	if (rec->force_sum && !fsdp2)
+		return refuse_factor(rec, "force_sum", "it is for FSDP2", f);
+	return 0;
+}
+
+/* Of all ranks that reduce together, replicas too. A pre_divide alone leaves the rest of
+ * them to post_divide, as fairscale's constructor does. */
+static void resolve_factors(state_unit *rec, uint32_t ranks)
+{
+	if (rec->reduce_profile == PROFILE_FSDP2 || is_ddp(rec->reduce_profile))
+		rec->pre_divide = rec->post_divide = 1;
+	else if (rec->pre_divide == 0 && rec->post_divide == 0)
+		layout_divide_factors(ranks, &rec->pre_divide, &rec->post_divide);
+	else if (rec->pre_divide == 0)
+		rec->pre_divide = 1;
+	else if (rec->post_divide == 0)
+		rec->post_divide = ranks > rec->pre_divide ? ranks / rec->pre_divide : 1;
+}
+
+int reduce_resolve(state_unit *rec, uint32_t ranks, struct fault *f)
+{
+	if (!rec->reduce_profile)
+		rec->reduce_profile = PROFILE_FAIRSCALE;
+	if (resolve_strategy(rec, ranks, f) || resolve_dtype(rec, f) || check_factors(rec, f))
+		return f->code;
+	resolve_factors(rec, ranks);
+	return 0;
+}
