@@ -138,7 +138,7 @@ def flat_clip(model, p, kind, limit):
 
 def fsdp1_clip(p, kind, limit):
     model = FullyShardedDataParallel(golden.Given(SHAPES), device_id=torch.device("cpu"))
-    model(golden.split(numbers("zeros", "fp32"), SHAPES)).backward()
+    model(golden.Gradients(golden.split(numbers("zeros", "fp32"), SHAPES))).backward()
     return flat_clip(model, p, kind, limit)
 
 

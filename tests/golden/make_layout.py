@@ -138,8 +138,8 @@ def ddp_child(rank, world):
             model = DistributedDataParallel(golden.Given([(n,) for n in numels]),
                                             bucket_cap_mb=cap, find_unused_parameters=unused)
             for _ in range(2):
-                model([torch.zeros(n) for n in numels]).backward()
-            model([torch.zeros(n) for n in numels])
+                model(golden.Gradients(torch.zeros(n) for n in numels)).backward()
+            model(golden.Gradients(torch.zeros(n) for n in numels))
             data = model._get_ddp_logging_data()
             out.append({"numel": numels, "bucket_cap_mb": cap or 0, "find_unused": unused,
                         "first": numbers(data["bucket_sizes"]),
