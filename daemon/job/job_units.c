@@ -130,12 +130,15 @@ static void reg_sum(struct reg *r)
 {
 	for (size_t i = 0; i < r->n; i++) {
 		struct group *g = r->job->groups[r->specs[i]->group];
-		uint64_t bytes = unit_array_bytes(&r->layouts[i], g->n_devices);
+		const struct layout *l = &r->layouts[i];
+		unsigned spread = layout_spread(l, g->n_devices);
+		uint64_t bytes = unit_array_bytes(l, spread);
 
 		for (unsigned d = 0; !r->ids[i] && d < g->n_devices; d++) {
 			unsigned on = g->devices[d]->index;
 
-			r->on[on].params_bytes = add(r->on[on].params_bytes, bytes);
+			r->on[on].params_bytes =
+				add(r->on[on].params_bytes, unit_params_bytes(l, spread));
 			r->on[on].other_bytes = add(r->on[on].other_bytes,
 						    bytes * (1 + unit_state_arrays(r->specs[i])));
 		}
@@ -290,20 +293,24 @@ static struct region cut(struct slab *slab, uint64_t *at, uint64_t bytes)
 /* Memory for one part of a new unit, in the record and in the unit. */
 static int place(struct unit *u, struct reg *r, struct unit_part *p)
 {
-	uint64_t bytes = unit_array_bytes(&u->layout, u->n_parts);
+	uint64_t bytes = unit_array_bytes(&u->layout, u->spread);
 	unsigned states = unit_state_arrays(u->rec), d = p->device->index;
 	state_part *rec = state_unit_add_part(u->rec);
 
 	if (!rec)
 		return -ENOMEM;
-	p->params = cut(r->on[d].params, &r->on[d].params_at, bytes);
+	p->params =
+		cut(r->on[d].params, &r->on[d].params_at, unit_params_bytes(&u->layout, u->spread));
+	if (state_region_set(&rec->params, &p->params) < 0)
+		return -ENOMEM;
+	if (!bytes) /* all of it is frozen */
+		return 0;
 	p->grads = cut(r->on[d].other, &r->on[d].other_at, bytes);
 	if (states > 0)
 		p->state1 = cut(r->on[d].other, &r->on[d].other_at, bytes);
 	if (states > 1)
 		p->state2 = cut(r->on[d].other, &r->on[d].other_at, bytes);
-	if (state_region_set(&rec->params, &p->params) < 0 ||
-	    state_region_set(&rec->grads, &p->grads) < 0 ||
+	if (state_region_set(&rec->grads, &p->grads) < 0 ||
 	    (states > 0 && state_region_set(&rec->state1, &p->state1) < 0) ||
 	    (states > 1 && state_region_set(&rec->state2, &p->state2) < 0))
 		return -ENOMEM;
@@ -481,11 +488,12 @@ static struct region region_of(struct job *job, const state_region *rec)
 
 static bool part_fits(const struct unit *u, const struct unit_part *p)
 {
-	uint64_t need = unit_array_bytes(&u->layout, u->n_parts);
-	unsigned states = unit_state_arrays(u->rec);
+	uint64_t need = unit_array_bytes(&u->layout, u->spread);
+	unsigned states = need ? unit_state_arrays(u->rec) : 0;
 
-	return p->params.bytes >= need && p->grads.bytes >= need &&
-	       (states < 1 || p->state1.bytes >= need) && (states < 2 || p->state2.bytes >= need);
+	return p->params.bytes >= unit_params_bytes(&u->layout, u->spread) &&
+	       p->grads.bytes >= need && (states < 1 || p->state1.bytes >= need) &&
+	       (states < 2 || p->state2.bytes >= need);
 }
 
 static bool restore_parts(struct job *job, struct unit *u)

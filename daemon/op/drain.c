@@ -63,13 +63,16 @@ static int take_reads(struct job *job, const struct device *device, struct queue
 	int r = 0;
 
 	for (uint32_t i = 0; i < job->n_units; i++) {
-		const struct unit *u = job->units[i];
-		const struct reads *of = &u->parts[0].reads;
+		struct unit *u = job->units[i];
 
-		if (!unit_is_direct(u) || u->parts[0].device != device)
-			continue;
-		for (unsigned k = 0; r == 0 && k < of->n; k++)
-			r = reads_add(&all, &of->waits[k]);
+		for (unsigned d = 0; unit_is_direct(u) && d < u->n_parts; d++) {
+			const struct reads *of = &u->parts[d].reads;
+
+			if (u->parts[d].device != device)
+				continue;
+			for (unsigned k = 0; r == 0 && k < of->n; k++)
+				r = reads_add(&all, &of->waits[k]);
+		}
 	}
 	if (r == 0)
 		r = queue_task_wait(t, all.waits, all.n);

@@ -6,16 +6,22 @@
 
 #include "core/check.h"
 #include "job/window.h"
+#include "unit/optim.h"
+#include "unit/pack.h"
 
 /* What is done on one device. */
 struct cast_part {
 	struct cast *cast;
 	struct queue_task queue;
-	struct kop kop;
+	struct kop kops[2];   /* of what is trained, of what is frozen */
+	struct kop *unpack;   /* owned */
+	struct region staged; /* where the parts are brought together, if they are unpacked */
 };
 
-/* A copy under way: a cast of each device's shards into its copy, then an all-gather between
- * the copies, then a marker. The op that began it waits like the others. */
+/* A copy under way: a cast of each device's shards into its copy, then all-gathers between
+ * the copies (of what is trained, then of what is frozen), then a marker. Where the parts'
+ * order is another than the gathered unit's, all this is done in memory beside, from which
+ * it is unpacked. The op that began it waits like the others. */
 struct cast {
 	struct comm_op comm_op;
 	struct queue_task between; /* watches what goes on between devices */
@@ -26,6 +32,7 @@ struct cast {
 	uint64_t deadline_us; /* for the streams it waits for */
 	unsigned pending;     /* parts whose stage is not over */
 	unsigned issued;      /* parts whose marker is not issued */
+	unsigned gathered;    /* all-gathers that are over */
 	int status;
 	struct cast_part parts[]; /* by part of the unit */
 };
@@ -100,10 +107,21 @@ static void next_in_queue(struct job *job)
 	}
 }
 
-static void cast_free(struct cast *cast)
+/* Its readers and writers are in the pool's queue. */
+static void give_staged(struct cast *cast)
 {
 	for (unsigned d = 0; d < cast->unit->n_parts; d++)
+		pool_give(&cast->job->full[cast->unit->parts[d].device->index],
+			  &cast->parts[d].staged);
+}
+
+static void cast_free(struct cast *cast)
+{
+	give_staged(cast);
+	for (unsigned d = 0; d < cast->unit->n_parts; d++) {
 		queue_task_deinit(&cast->parts[d].queue);
+		free(cast->parts[d].unpack);
+	}
 	queue_task_deinit(&cast->between);
 	free(cast);
 }
@@ -178,14 +196,60 @@ static void submit_markers(struct cast *cast)
 	}
 }
 
-static void on_gathered(struct comm_op *op, int status)
+static void finish(struct cast *cast)
 {
-	struct cast *cast = CONTAINER_OF(op, struct cast, comm_op);
-
-	if (status || !has_queues(cast->unit))
-		cast_end(cast, status);
-	else
+	if (has_queues(cast->unit))
 		submit_markers(cast);
+	else
+		cast_end(cast, 0);
+}
+
+static void on_unpacked(struct backend_task *task, int status)
+{
+	struct cast *cast = CONTAINER_OF(task, struct cast_part, queue.task)->cast;
+
+	cast->status = cast->status ? cast->status : status;
+	if (--cast->pending)
+		return;
+	give_staged(cast);
+	if (cast->status)
+		cast_end(cast, cast->status);
+	else
+		finish(cast);
+}
+
+static enum dtype compute_dtype(const struct cast *cast)
+{
+	return (enum dtype)cast->unit->rec->compute_dtype;
+}
+
+static void unpack(struct cast *cast)
+{
+	struct unit *u = cast->unit;
+
+	cast->pending = u->n_parts;
+	for (unsigned d = 0; d < u->n_parts; d++) {
+		struct cast_part *p = &cast->parts[d];
+		struct unit_array full = { region_addr(&u->parts[d].full), compute_dtype(cast) };
+		struct unit_array parts = { region_addr(&p->staged), compute_dtype(cast) };
+
+		p->queue.task = (struct backend_task){ .kops = p->unpack,
+						       .queue = BACKEND_Q_GATHER,
+						       .done = on_unpacked };
+		p->queue.task.n_kops = unit_unpack_kops(u, UNIT_ALL, &full, &parts, p->unpack);
+		queue_task_follow(&p->queue, u->parts[d].device->backend);
+	}
+}
+
+/* Where the parts are brought together on each device. */
+static const struct region *together(const struct cast *cast, unsigned d)
+{
+	return cast->parts[d].staged.slab ? &cast->parts[d].staged : &cast->unit->parts[d].full;
+}
+
+static bool is_sent_as_it_is(const struct unit *u)
+{
+	return u->rec->compute_dtype == u->rec->storage_dtype;
 }
 
 /* All devices' copies, and, where the shards themselves are sent, those too. */
@@ -195,44 +259,87 @@ static void check_windows(struct cast *cast, struct node_comm *nc)
 	struct unit *u = cast->unit;
 
 	for (unsigned d = 0; d < u->n_parts; d++) {
-		full[d] = u->parts[d].full;
+		full[d] = *together(cast, d);
 		shards[d] = u->parts[d].params;
 	}
 	window_check(nc, BACKEND_Q_GATHER, full);
-	if (u->rec->compute_dtype == u->rec->storage_dtype)
+	if (is_sent_as_it_is(u))
 		window_check(nc, BACKEND_Q_GATHER, shards);
 }
 
+static void on_gathered(struct comm_op *op, int status);
+
 /* Each device sends its shards as they are, or what it has cast of them, which lies where
  * it belongs already. */
+static void all_gather(struct cast *cast, struct node_comm *nc, bool frozen)
+{
+	struct unit *u = cast->unit;
+	enum dtype dtype = compute_dtype(cast);
+	uint64_t trained = unit_part_elements(u);
+	uint64_t count = frozen ? unit_frozen_elements(u) : trained;
+	const void *send[NODE_MAX_DEVICES];
+	void *recv[NODE_MAX_DEVICES];
+
+	for (unsigned d = 0; d < u->n_parts; d++) {
+		char *to = region_addr(together(cast, d));
+
+		recv[d] = to + (frozen ? trained * u->spread : 0) * dtype_size(dtype);
+		send[d] = is_sent_as_it_is(u)
+				  ? (char *)optim_at(&u->parts[d].params, frozen ? trained : 0)
+				  : (char *)recv[d] + d * count * dtype_size(dtype);
+	}
+	cast->comm_op.done = on_gathered;
+	comm_all_gather(nc->comm[BACKEND_Q_GATHER], &cast->comm_op, send, recv, count, dtype);
+}
+
+/* The next all-gather of those that there are, or what follows. */
 static void between_devices(struct cast *cast)
 {
 	struct unit *u = cast->unit;
 	struct node_comm *nc = cast->job->groups[u->rec->group]->nc;
-	enum dtype dtype = (enum dtype)u->rec->compute_dtype;
-	uint64_t count = unit_part_elements(u);
-	const void *send[NODE_MAX_DEVICES];
-	void *recv[NODE_MAX_DEVICES];
 
 	if (nc->state != COMM_READY) { /* it broke while the shards were cast */
 		cast_end(cast, ENGINE_E_ABORTED);
 		return;
 	}
-	for (unsigned d = 0; d < u->n_parts; d++) {
-		struct unit_part *p = &u->parts[d];
+	if (cast->gathered == 0 && !unit_part_elements(u))
+		cast->gathered++;
+	if (cast->gathered == 1 && !unit_frozen_elements(u))
+		cast->gathered++;
+	if (cast->gathered < 2)
+		all_gather(cast, nc, cast->gathered == 1);
+	else if (unit_is_packed(u))
+		unpack(cast);
+	else
+		finish(cast);
+}
 
-		recv[d] = region_addr(&p->full);
-		send[d] = u->rec->compute_dtype == u->rec->storage_dtype
-				  ? region_addr(&p->params)
-				  : (char *)recv[d] + d * count * dtype_size(dtype);
+static void on_gathered(struct comm_op *op, int status)
+{
+	struct cast *cast = CONTAINER_OF(op, struct cast, comm_op);
+
+	cast->gathered++;
+	if (status)
+		cast_end(cast, status);
+	else
+		between_devices(cast);
+}
+
+static void begin_between(struct cast *cast)
+{
+	struct unit *u = cast->unit;
+	struct node_comm *nc = cast->job->groups[u->rec->group]->nc;
+
+	if (u->spread < u->n_parts) { /* each device has all of it */
+		finish(cast);
+		return;
 	}
-	cast->comm_op.done = on_gathered;
-	if (u->n_parts > 1) {
+	if (u->n_parts > 1 && nc->state == COMM_READY) {
 		cast->breaks = nc->breaks;
 		queue_task_watch(&cast->between, nc, cast->deadline_us);
+		check_windows(cast, nc);
 	}
-	check_windows(cast, nc);
-	comm_all_gather(nc->comm[BACKEND_Q_GATHER], &cast->comm_op, send, recv, count, dtype);
+	between_devices(cast);
 }
 
 static void on_cast(struct backend_task *task, int status)
@@ -245,27 +352,41 @@ static void on_cast(struct backend_task *task, int status)
 	if (cast->status)
 		cast_end(cast, cast->status);
 	else
-		between_devices(cast);
+		begin_between(cast);
 }
 
+/* @n elements from @from of the part's parameters to @to of the copy. */
+static void cast_kop(struct cast *cast, unsigned d, uint64_t to, uint64_t from, uint64_t n)
+{
+	struct cast_part *p = &cast->parts[d];
+	enum dtype dtype = compute_dtype(cast);
+	struct kop *kop = &p->kops[p->queue.task.n_kops];
+	char *dst = region_addr(together(cast, d));
+
+	if (!n || is_sent_as_it_is(cast->unit))
+		return;
+	*kop = (struct kop){ .kind = KOP_CAST, .n = n };
+	kop->cast = (struct k_cast){ .dst = dst + to * dtype_size(dtype),
+				     .src = optim_at(&cast->unit->parts[d].params, from),
+				     .dst_dtype = dtype,
+				     .src_dtype = (enum dtype)cast->unit->rec->storage_dtype };
+	p->queue.task.n_kops++;
+}
+
+/* Padding that is handed out is cast too. */
 static void cast_part(struct cast *cast, unsigned d)
 {
 	struct unit *u = cast->unit;
 	struct unit_part *p = &u->parts[d];
 	struct cast_part *part = &cast->parts[d];
-	enum dtype dtype = (enum dtype)u->rec->compute_dtype;
-	bool cast_needed = u->rec->compute_dtype != u->rec->storage_dtype && p->n;
+	uint64_t trained = unit_part_elements(u), frozen = unit_frozen_elements(u);
+	bool padded = u->layout.dim0 || frozen;
 
-	part->kop = (struct kop){ .kind = KOP_CAST, .n = p->n };
-	part->kop.cast = (struct k_cast){ .dst = (char *)region_addr(&p->full) +
-						 p->begin * dtype_size(dtype),
-					  .src = region_addr(&p->params),
-					  .dst_dtype = dtype,
-					  .src_dtype = (enum dtype)u->rec->storage_dtype };
-	part->queue.task = (struct backend_task){ .kops = &part->kop,
-						  .n_kops = cast_needed,
+	part->queue.task = (struct backend_task){ .kops = part->kops,
 						  .queue = BACKEND_Q_GATHER,
 						  .done = on_cast };
+	cast_kop(cast, d, p->begin, 0, padded ? trained : p->n);
+	cast_kop(cast, d, trained * u->spread + frozen * (d % u->spread), trained, frozen);
 	queue_task_submit(&part->queue, p->device->backend, cast->deadline_us);
 }
 
@@ -312,10 +433,34 @@ static struct cast *cast_new(struct job *job, struct unit *u, uint64_t deadline_
 	}
 	for (unsigned d = 0; r == 0 && d < u->n_parts; d++)
 		r = take_reads(cast, d);
+	for (unsigned d = 0; r == 0 && unit_is_packed(u) && d < u->n_parts; d++) {
+		cast->parts[d].unpack = calloc(u->rec->n_tensors, sizeof(struct kop));
+		r = cast->parts[d].unpack ? 0 : -ENOMEM;
+	}
 	if (r == 0)
 		return cast;
 	cast_free(cast);
 	return NULL;
+}
+
+/* Memory in which the parts are brought together, on every device. Return: as pool_take. */
+static int stage(struct cast *cast)
+{
+	struct unit *u = cast->unit;
+	uint64_t bytes = unit_full_room(u);
+	bool later = false;
+	int r = 0;
+
+	for (unsigned d = 0; r == 0 && unit_is_packed(u) && d < u->n_parts; d++) {
+		struct pool *pool = &cast->job->full[u->parts[d].device->index];
+
+		r = pool_take(pool, bytes, &cast->parts[d].staged);
+		if (r > 0 && r != SLAB_E_LATER && full_evict(cast->job, UINT64_MAX))
+			r = pool_take(pool, bytes, &cast->parts[d].staged);
+		later = later || r == SLAB_E_LATER;
+		r = r == SLAB_E_LATER ? 0 : r;
+	}
+	return r || !later ? r : SLAB_E_LATER;
 }
 
 /* The first thing that is done: it may be the last thing that the op sees. */
@@ -347,11 +492,16 @@ int full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struct op 
 	if (r == SLAB_E_LATER)
 		return NODE_E_LATER;
 	cast = r ? NULL : cast_new(job, u, deadline_us);
-	if (!cast) {
+	if (!r)
+		r = cast ? stage(cast) : -ENOMEM;
+	if (r) {
+		if (cast)
+			cast_free(cast);
 		if (!u->gathered_ranks)
 			job_give_full(job, u);
-		return op_memory_fault(job, r ? r : -ENOMEM, unit_full_room(u), "a gathered unit",
-				       f);
+		return r == SLAB_E_LATER
+			       ? NODE_E_LATER
+			       : op_memory_fault(job, r, unit_full_room(u), "a gathered unit", f);
 	}
 	enter(cast, op);
 	for (unsigned d = 0; d < u->n_parts; d++)

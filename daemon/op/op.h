@@ -184,6 +184,10 @@ struct coll {
 	bool accumulate;              /* Reduce: there was a gradient before */
 	uint32_t turn;                /* of what is done once a member */
 	void (*next)(struct coll *c); /* what follows the present stage */
+	struct {
+		bool packed;
+		void (*after)(struct coll *c);
+	} own; /* own_write's */
 	double value;
 };
 

@@ -115,7 +115,7 @@ static void start(struct op *op)
 	if (op_check_not_torn(op, &op->fault)) /* by the step that was applied meanwhile */
 		op_end(op);
 	else if (unit_is_direct(u))
-		give(op, unit_direct_region(u), false, 0);
+		give(op, unit_direct_region(u, unit_part_on(u, op->m->device)), false, 0);
 	else if (u->casting || (u->executing && !op->stream))
 		op_park(op, &u->waiting, resume);
 	else if (u->has_full && u->full_version == u->version)

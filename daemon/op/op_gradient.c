@@ -15,7 +15,7 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 
 static int check(struct op *op, struct fault *f)
 {
-	return op_check_in_group(op, f);
+	return op_check_in_group(op, f) || op_check_trained(op, f) ? (int)f->code : 0;
 }
 
 static void resume(struct parked *p);

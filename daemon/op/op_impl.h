@@ -27,6 +27,9 @@ void op_print(struct op *op, const char *fmt, ...) __attribute__((format(printf,
 int op_check_in_group(const struct op *op, struct fault *f);
 int op_check_initialised(const struct op *op, struct fault *f);
 
+/* Refuse an op that is about gradients of a unit in which all tensors are frozen. */
+int op_check_trained(const struct op *op, struct fault *f);
+
 /* Refuse an op while the job is torn (Initialise heals it). */
 int op_check_not_torn(const struct op *op, struct fault *f);
 
@@ -95,6 +98,16 @@ bool coll_need_scratch(struct coll *c, unsigned k, uint64_t bytes, void (*again)
 uint32_t coll_index(const struct coll *c, uint32_t root);
 /* The part that member @index is on. */
 struct coll_part *coll_part(const struct coll *c, uint32_t index);
+
+/* -- every rank brings its own shard (own.c) -------------------------------- */
+
+/* Is there on each device what own_write needs? Return: as coll_ready. */
+bool own_ready(struct coll *c, void (*again)(struct parked *p));
+/* What each rank owns of c->unit, from @source's memory of member @i (on its device; asked
+ * here) into the parameters: there in the order of the gathered unit, or @packed,
+ * tensor after tensor as they were registered. Then @after. */
+void own_write(struct coll *c, const float *(*source)(const struct coll *c, uint32_t i),
+	       bool packed, void (*after)(struct coll *c));
 
 /* -- the prepared step ------------------------------------------------------ */
 

@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "op/op_impl.h"
 #include "unit/optim.h"
+#include "unit/runs.h"
 
 typedef Shardd__V1__InitialiseRequest request;
 
@@ -17,7 +18,7 @@ typedef Shardd__V1__InitialiseRequest request;
 
 static int decode_source(struct op *op, const request *r, struct fault *f)
 {
-	uint64_t need = op->unit->layout.elements * sizeof(float);
+	uint64_t need = op->unit->packed * sizeof(float);
 	bool must = r->how_case == HOW_OWN ||
 		    (r->how_case == HOW_BROADCAST && op->args.init.root == op->m->rank);
 
@@ -79,9 +80,7 @@ static void print_how(struct op *op)
 
 static int check(struct op *op, struct fault *f)
 {
-	struct unit *u = op->unit;
-
-	if (op->buffer && !op_buffer_at(op, 0, u->layout.elements * sizeof(float), f))
+	if (op->buffer && !op_buffer_at(op, 0, op->unit->packed * sizeof(float), f))
 		return f->code;
 	print_how(op);
 	op->entry.print.words[2] = (uint64_t)op->args.init.how;
@@ -97,7 +96,7 @@ static const float *source_of(struct op *op)
 
 	if (op->args.init.data_bytes)
 		return (const float *)op->args.init.data;
-	return (const float *)op_buffer_at(op, 0, op->unit->layout.elements * sizeof(float), &f);
+	return (const float *)op_buffer_at(op, 0, op->unit->packed * sizeof(float), &f);
 }
 
 static struct k_copy copy_of(float *dst, const float *src)
@@ -151,110 +150,97 @@ static int check_unused(const struct coll *c, struct fault *f)
 		c->unit->rec->name, c->unit->gathered_ranks);
 }
 
-/* -- one device: the sources are where the parameters are -------------------- */
-
-/* Each rank's shard from its own buffer. */
-static void from_own(struct coll *c)
+/* The last stage: whoever begins a unit anew has no optimizer state. */
+static void zero(struct coll *c)
 {
-	const struct layout *l = &c->unit->layout;
-
-	for (uint32_t i = 0; i < c->n; i++) {
-		uint64_t begin = layout_begin(l, i);
-
-		copy_kop(&c->parts[0], optim_at(&c->unit->parts[0].params, begin),
-			 source_of(c->ops[i]) + begin, layout_owned(l, i));
-	}
+	if (!coll_need_kops(c, 2))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		c->parts[d].n_kops = optim_zero_kops(&c->unit->parts[d], c->parts[d].kops);
+	coll_kernels_sync(c, done);
 }
 
-static void from_root(struct coll *c)
+static void from_seed(struct coll *c)
 {
-	struct op *root = c->ops[coll_index(c, c->ops[0]->args.init.root)];
-
-	copy_kop(&c->parts[0], optim_at(&c->unit->parts[0].params, 0), source_of(root),
-		 c->unit->layout.elements);
+	if (!coll_need_kops(c, c->unit->rec->n_tensors))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		c->parts[d].n_kops = optim_seed_kops(c->unit, &c->unit->parts[d],
+						     c->ops[0]->args.init.seed, c->parts[d].kops);
+	coll_kernels(c, zero);
 }
 
-/* -- several devices: through a whole copy on each ---------------------------- */
+/* -- from the root's memory, on several devices through a whole copy on each -- */
 
 static float *whole(const struct coll_part *p)
 {
 	return region_addr(&p->scratch[0]);
 }
 
-static void keep_segments(struct coll *c)
+static void keep(struct coll *c, unsigned d, const float *from)
 {
-	if (!coll_need_kops(c, 3))
-		return;
-	for (unsigned d = 0; d < c->n_parts; d++) {
-		const struct unit_part *up = &c->unit->parts[d];
+	const struct unit_part *up = &c->unit->parts[d];
+	struct unit_run run;
 
-		copy_kop(&c->parts[d], optim_at(&up->params, 0), whole(&c->parts[d]) + up->begin,
-			 up->n);
-		c->parts[d].n_kops += optim_zero_kops(up, &c->parts[d].kops[c->parts[d].n_kops]);
-	}
-	coll_kernels_sync(c, done);
+	for (uint32_t t = 0; t < c->unit->rec->n_tensors; t++)
+		if (unit_part_run(c->unit, up, t, &run))
+			copy_kop(&c->parts[d], optim_at(&up->params, run.at),
+				 from + c->unit->tensors[t].packed + run.first, run.n);
 }
 
-static void broadcast(struct coll *c, uint64_t begin, uint64_t elements, uint32_t from,
-		      void (*next)(struct coll *c))
+static void keep_parts(struct coll *c)
 {
+	if (!coll_need_kops(c, c->unit->rec->n_tensors))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		keep(c, d, whole(&c->parts[d]));
+	coll_kernels(c, zero);
+}
+
+static void show_root(struct coll *c)
+{
+	uint32_t root = coll_index(c, c->ops[0]->args.init.root);
 	void *data[NODE_MAX_DEVICES];
 
 	if (!coll_can_talk(c))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
-		data[d] = whole(&c->parts[d]) + begin;
-	comm_broadcast(coll_between(c), coll_comm(c, next), data, elements * sizeof(float),
-		       c->part_of[from]);
+		data[d] = whole(&c->parts[d]);
+	comm_broadcast(coll_between(c), coll_comm(c, keep_parts), data,
+		       c->unit->packed * sizeof(float), c->part_of[root]);
 }
 
-static void show_root(struct coll *c)
+static void from_root(struct coll *c)
 {
-	broadcast(c, 0, c->unit->layout.elements, coll_index(c, c->ops[0]->args.init.root),
-		  keep_segments);
-}
+	uint32_t root = coll_index(c, c->ops[0]->args.init.root);
+	struct coll_part *p = coll_part(c, root);
 
-/* One member's shard after the other, from its device to all. */
-static void show_next(struct coll *c)
-{
-	const struct layout *l = &c->unit->layout;
-	uint32_t i = c->turn++;
-
-	if (i == c->n || !layout_owned(l, i))
-		keep_segments(c);
+	if (!coll_need_kops(c, c->unit->rec->n_tensors))
+		return;
+	if (c->n_parts == 1)
+		keep(c, 0, source_of(c->ops[root]));
 	else
-		broadcast(c, layout_begin(l, i), layout_owned(l, i), i, show_next);
+		copy_kop(p, whole(p), source_of(c->ops[root]), c->unit->packed);
+	coll_kernels(c, c->n_parts == 1 ? zero : show_root);
 }
 
-static void bring_together(struct coll *c)
+static const float *own_source(const struct coll *c, uint32_t i)
 {
-	const struct layout *l = &c->unit->layout;
-	bool own = c->ops[0]->args.init.how == HOW_OWN;
-
-	for (uint32_t i = 0; i < c->n; i++) {
-		uint64_t begin = own ? layout_begin(l, i) : 0;
-		uint64_t n = own ? layout_owned(l, i) : l->elements;
-		struct coll_part *p = coll_part(c, i);
-
-		if (own || i == coll_index(c, c->ops[0]->args.init.root))
-			copy_kop(p, whole(p) + begin, source_of(c->ops[i]) + begin, n);
-	}
-	c->turn = 0;
-	coll_kernels(c, own ? show_next : show_root);
+	return source_of(c->ops[i]);
 }
 
 /* ------------------------------------------------------------------ the op */
 
 static bool prepared(struct coll *c, void (*again)(struct parked *p))
 {
-	size_t kops = c->unit->rec->n_tensors + c->n + 3;
+	int how = c->ops[0]->args.init.how;
 
-	if (c->n_parts > 1 && c->ops[0]->args.init.how != HOW_SEED &&
-	    (!coll_ready(c, again) ||
-	     !coll_need_scratch(c, 0, unit_part_elements(c->unit) * c->n_parts * sizeof(float),
-				again)))
-		return false;
-	return coll_need_kops(c, kops);
+	if (how == HOW_SEED || c->n_parts == 1)
+		return true;
+	if (how == HOW_OWN)
+		return own_ready(c, again);
+	return coll_ready(c, again) &&
+	       coll_need_scratch(c, 0, c->unit->packed * sizeof(float), again);
 }
 
 static void start(struct parked *p)
@@ -281,24 +267,12 @@ static void start(struct parked *p)
 	if (!prepared(c, start))
 		return;
 	c->unit->rec->initialised = false; /* until it is whole: a device may fail half-way */
-	if (c->n_parts > 1 && how != HOW_SEED) {
-		bring_together(c);
-		return;
-	}
-	if (how == HOW_OWN)
-		from_own(c);
+	if (how == HOW_SEED)
+		from_seed(c);
 	else if (how == HOW_BROADCAST)
 		from_root(c);
-	for (unsigned d = 0; d < c->n_parts; d++) {
-		struct coll_part *part = &c->parts[d];
-		const struct unit_part *up = &c->unit->parts[d];
-
-		if (how == HOW_SEED)
-			part->n_kops += optim_seed_kops(c->unit, up, c->ops[0]->args.init.seed,
-							&part->kops[part->n_kops]);
-		part->n_kops += optim_zero_kops(up, &part->kops[part->n_kops]);
-	}
-	coll_kernels_sync(c, done);
+	else
+		own_write(c, own_source, true, zero);
 }
 
 static void run(struct coll *c)

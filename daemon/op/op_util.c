@@ -89,6 +89,15 @@ int op_check_initialised(const struct op *op, struct fault *f)
 			 op->unit->rec->name);
 }
 
+int op_check_trained(const struct op *op, struct fault *f)
+{
+	if (unit_is_trained(op->unit))
+		return 0;
+	return fault_set(f, FAULT_STATE, NULL,
+			 "unit '%.100s' has no gradient: all its tensors are frozen",
+			 op->unit->rec->name);
+}
+
 int op_check_not_torn(const struct op *op, struct fault *f)
 {
 	const struct job *job = op->m->job;

@@ -173,7 +173,7 @@ static void fill_unit(struct arena *a, const struct job *job, const struct unit 
 {
 	s->unit = u->id;
 	s->name = text(a, u->rec->name);
-	s->elements = u->layout.elements;
+	s->elements = unit_full_elements(u);
 	s->shard_elements = u->layout.shard_elements;
 	s->compute_dtype = (char *)dtype_name((enum dtype)u->rec->compute_dtype);
 	s->gradient_dtype = (char *)dtype_name((enum dtype)u->rec->gradient_dtype);

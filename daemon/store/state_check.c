@@ -108,7 +108,7 @@ static bool part_ok(const state_job *j, const state_part *p)
 	const state_region *const rest[] = { p->grads, p->state1, p->state2 };
 	const char *device;
 
-	if (!region_ok(j, p->params) || !region_ok(j, p->grads) ||
+	if (!region_ok(j, p->params) || !optional_region_ok(j, p->grads) ||
 	    !optional_region_ok(j, p->state1) || !optional_region_ok(j, p->state2))
 		return false;
 	device = find_slab(j, p->params->slab)->device;
@@ -118,12 +118,21 @@ static bool part_ok(const state_job *j, const state_part *p)
 	return true;
 }
 
+/* What is all frozen has no gradients. */
+static bool is_trained(const state_unit *u)
+{
+	for (size_t i = 0; i < u->n_tensors; i++)
+		if (!u->tensors[i]->frozen && !*u->tensors[i]->alias_of)
+			return true;
+	return false;
+}
+
 static int check_parts(const state_job *j, const state_unit *u, struct fault *f)
 {
 	if (!u->n_parts || u->n_parts > j->world_size)
 		return bad(f, "a unit without parts, or with too many", u->name);
 	for (size_t i = 0; i < u->n_parts; i++)
-		if (!part_ok(j, u->parts[i]))
+		if (!part_ok(j, u->parts[i]) || (!u->parts[i]->grads && is_trained(u)))
 			return bad(f, "a region outside its slab", u->name);
 	return 0;
 }

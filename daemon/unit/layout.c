@@ -30,17 +30,40 @@ uint64_t layout_owned(const struct layout *l, uint32_t r)
 	return left < l->shard_elements ? left : l->shard_elements;
 }
 
-uint64_t layout_part(const struct layout *l, unsigned devices)
+unsigned layout_spread(const struct layout *l, unsigned devices)
 {
-	return (l->ranks + devices - 1) / devices * l->shard_elements;
+	return l->ranks == 1 || l->replicas >= devices ? 1 : devices;
 }
 
-uint64_t layout_part_owned(const struct layout *l, unsigned devices, unsigned d)
+uint32_t layout_part_ranks(const struct layout *l, unsigned spread)
 {
-	uint64_t part = layout_part(l, devices), begin = part * d;
+	return (l->ranks + spread - 1) / spread;
+}
+
+uint64_t layout_part(const struct layout *l, unsigned spread)
+{
+	return layout_part_ranks(l, spread) * l->shard_elements;
+}
+
+uint64_t layout_frozen_part(const struct layout *l, unsigned spread)
+{
+	return layout_part_ranks(l, spread) * l->frozen_shard;
+}
+
+uint64_t layout_part_owned(const struct layout *l, unsigned spread, unsigned d)
+{
+	uint64_t part = layout_part(l, spread), begin = part * d;
 	uint64_t left = begin < l->elements ? l->elements - begin : 0;
 
 	return left < part ? left : part;
+}
+
+uint64_t layout_full(const struct layout *l, unsigned spread)
+{
+	if (!l->frozen_shard)
+		return l->elements;
+	return layout_part(l, spread) * spread +
+	       (l->dim0 ? layout_frozen_part(l, spread) * spread : l->frozen);
 }
 
 void layout_divide_factors(uint32_t ranks, double *ret_pre, double *ret_post)

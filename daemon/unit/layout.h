@@ -1,6 +1,11 @@
 /*
- * How a unit's elements are cut into shards (flat layout), and by which factors
- * its gradients are divided. Pure arithmetic, any thread.
+ * How a unit's elements are cut into shards, and by which factors its gradients are
+ * divided. Pure arithmetic, any thread.
+ *
+ * What is trained and what is frozen are cut apart, each by the same rule. FLAT: one row of
+ * elements, of which rank r owns [r*S, min((r+1)*S, N)). DIM0: each tensor by its first
+ * dimension, R = ceil(d0/W) rows a rank; a shard is one such piece after the other, S
+ * elements in all. What is left of a shard is zero.
  */
 #ifndef SHARDD_UNIT_LAYOUT_H
 #define SHARDD_UNIT_LAYOUT_H
@@ -13,10 +18,14 @@
 #define LAYOUT_MAX_ELEMENTS (UINT64_C(1) << 48)
 
 struct layout {
-	uint64_t elements;       /* N: of all tensors */
-	uint64_t shard_elements; /* S: ceil(N/W), up to a multiple of m */
+	uint64_t elements; /* of a gradient buffer: FLAT: N, of what is trained; DIM0: padded */
+	uint64_t shard_elements; /* S of what is trained; FLAT: ceil(N/W), up to a multiple of m */
 	uint64_t padded;         /* S*W */
-	uint32_t ranks;          /* W */
+	uint64_t frozen;         /* the same of what is frozen: elements and S */
+	uint64_t frozen_shard;
+	uint32_t ranks;    /* W: of one replica */
+	uint32_t replicas; /* 0 stands for 1 */
+	bool dim0;
 };
 
 /* Rank r of @ranks owns [r*S, min((r+1)*S, N)); the rest of its shard is zero.
@@ -25,15 +34,30 @@ struct layout {
  * Return: false if it does not fit LAYOUT_MAX_ELEMENTS. */
 bool layout_flat(uint64_t elements, uint32_t ranks, uint32_t multiple, struct layout *ret);
 
-/* First element of rank @r's shard and how many of the N it owns (may be 0). */
+/* Rows of one rank of a tensor of @d0 rows. */
+static inline uint64_t layout_rows(uint64_t d0, uint32_t ranks)
+{
+	return (d0 + ranks - 1) / ranks;
+}
+
+/* FLAT: first element of rank @r's shard and how many of the N it owns (may be 0). */
 uint64_t layout_begin(const struct layout *l, uint32_t r);
 uint64_t layout_owned(const struct layout *l, uint32_t r);
 
-/* Elements of one part when the shards are spread over @devices devices: those of
- * ceil(W / devices) ranks. Part d is [d*P, (d+1)*P). */
-uint64_t layout_part(const struct layout *l, unsigned devices);
-/* How many of the N elements part @d has (may be 0). */
-uint64_t layout_part_owned(const struct layout *l, unsigned devices, unsigned d);
+/* Over how many of @devices devices the shards of one replica are spread: 1 where every
+ * device can have a replica of its own. */
+unsigned layout_spread(const struct layout *l, unsigned devices);
+/* Ranks of one part when the shards are spread over @spread devices. */
+uint32_t layout_part_ranks(const struct layout *l, unsigned spread);
+/* P, elements of one part: the shards of these ranks, of what is trained. FLAT: part d is
+ * [d*P, (d+1)*P). */
+uint64_t layout_part(const struct layout *l, unsigned spread);
+uint64_t layout_frozen_part(const struct layout *l, unsigned spread);
+/* FLAT: how many of the N elements part @d has (may be 0). */
+uint64_t layout_part_owned(const struct layout *l, unsigned spread, unsigned d);
+/* Elements of what gather hands out: the trained of all parts, then the frozen. Without
+ * frozen ones: those of a gradient buffer. */
+uint64_t layout_full(const struct layout *l, unsigned spread);
 
 /* The gradient divide factors of fairscale, PyTorch/XLA and torch's FSDP hooks
  * (semantics 4.1): pre is the smallest power of two reached while W is divisible

@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "core/check.h"
+#include "unit/runs.h"
 
 float *optim_at(const struct region *r, uint64_t i)
 {
@@ -77,16 +78,17 @@ static uint64_t stream_of(const char *unit, const char *tensor)
 	return h;
 }
 
-/* The elements [@begin, @end) of the flat parameter of tensor @t, which begins at @at. */
-static void fill_kop(const struct unit *u, const struct unit_part *p, const state_tensor *t,
-		     uint64_t at, uint64_t begin, uint64_t end, uint64_t seed, struct kop *kop)
+static void fill_kop(const struct unit *u, const struct unit_part *p, const struct unit_run *run,
+		     uint64_t seed, struct kop *kop)
 {
-	*kop = (struct kop){ .kind = KOP_FILL, .n = end - begin };
+	const state_tensor *t = u->rec->tensors[run->tensor];
+
+	*kop = (struct kop){ .kind = KOP_FILL, .n = run->n };
 	kop->fill = (struct k_fill){
-		.dst = optim_at(&p->params, begin - p->begin),
+		.dst = optim_at(&p->params, run->at),
 		.seed = seed,
 		.stream = stream_of(u->rec->name, t->name),
-		.first = begin - at,
+		.first = run->first,
 		.kind = t->init_kind ? (enum fill_kind)t->init_kind : FILL_CONSTANT,
 		.a = t->init_a,
 		.b = t->init_b,
@@ -96,20 +98,12 @@ static void fill_kop(const struct unit *u, const struct unit_part *p, const stat
 unsigned optim_seed_kops(const struct unit *u, const struct unit_part *p, uint64_t seed,
 			 struct kop *kops)
 {
-	uint64_t at = 0, part_end = p->begin + p->n;
+	struct unit_run run;
 	unsigned n_kops = 0;
 
-	for (size_t i = 0; i < u->rec->n_tensors; i++) {
-		const state_tensor *t = u->rec->tensors[i];
-		uint64_t n, begin, end;
-
-		CHECK(layout_numel(t->shape, (uint32_t)t->n_shape, &n));
-		begin = at > p->begin ? at : p->begin;
-		end = at + n < part_end ? at + n : part_end;
-		if (begin < end)
-			fill_kop(u, p, t, at, begin, end, seed, &kops[n_kops++]);
-		at += n;
-	}
+	for (uint32_t i = 0; i < u->rec->n_tensors; i++)
+		if (unit_part_run(u, p, i, &run))
+			fill_kop(u, p, &run, seed, &kops[n_kops++]);
 	return n_kops;
 }
 

@@ -2,25 +2,187 @@
 
 #include "core/check.h"
 
+/* What is asked for: the shards of ranks [lo, hi) of a replica, on the part at a position. */
+struct range {
+	uint32_t lo, hi;
+	unsigned position;
+};
+
+static struct range part_range(const struct unit *u, unsigned position)
+{
+	uint32_t each = layout_part_ranks(&u->layout, u->spread), ranks = u->layout.ranks;
+	uint32_t lo = position * each < ranks ? position * each : ranks;
+
+	return (struct range){ lo, lo + each < ranks ? lo + each : ranks, position };
+}
+
+/* Elements [begin, end) of tensor @t that are in @r; none: begin == end. */
+static void cut(const struct unit *u, const struct unit_tensor *t, const struct range *r,
+		uint64_t *begin, uint64_t *end)
+{
+	uint64_t shard = t->frozen ? u->layout.frozen_shard : u->layout.shard_elements;
+	uint64_t lo = u->layout.dim0 ? r->lo * t->piece : r->lo * shard;
+	uint64_t hi = u->layout.dim0 ? r->hi * t->piece : r->hi * shard;
+	uint64_t at = u->layout.dim0 ? 0 : t->at;
+
+	*begin = lo > at ? lo - at : 0;
+	*end = hi > at ? hi - at : 0;
+	*end = *end < t->elements ? *end : t->elements;
+	*begin = *begin < *end ? *begin : *end;
+}
+
+/* Where element @first of @t is on the part of @r. */
+static uint64_t at_part(const struct unit *u, const struct unit_tensor *t, const struct range *r,
+			uint64_t first)
+{
+	uint64_t each = layout_part_ranks(&u->layout, u->spread), before = each * r->position;
+	uint64_t shard = t->frozen ? u->layout.frozen_shard : u->layout.shard_elements;
+	uint64_t base = t->frozen ? unit_part_elements(u) : 0;
+
+	if (u->layout.dim0)
+		return base + each * t->at + first - before * t->piece;
+	return base + t->at + first - before * shard;
+}
+
+/* Return: false: nothing of it. */
+static bool run_of(const struct unit *u, uint32_t i, const struct range *r, struct unit_run *ret)
+{
+	const struct unit_tensor *t = &u->tensors[i];
+	uint64_t begin, end;
+
+	if (t->alias)
+		return false;
+	cut(u, t, r, &begin, &end);
+	if (begin == end)
+		return false;
+	*ret = (struct unit_run){ .tensor = i,
+				  .first = begin,
+				  .at = at_part(u, t, r, begin),
+				  .full = unit_tensor_full(u, t) + begin,
+				  .n = end - begin };
+	return true;
+}
+
+static unsigned runs_in(const struct unit *u, const struct range *r, enum unit_which which,
+			struct unit_run *ret)
+{
+	unsigned n = 0;
+
+	for (int frozen = 0; frozen < 2; frozen++)
+		for (uint32_t i = 0; i < u->rec->n_tensors; i++)
+			if (u->tensors[i].frozen == frozen &&
+			    which & (frozen ? UNIT_FROZEN : UNIT_TRAINED))
+				n += run_of(u, i, r, &ret[n]);
+	return n;
+}
+
+static unsigned position_of(const struct unit *u, const struct unit_part *p)
+{
+	return (unsigned)(p - u->parts) % u->spread;
+}
+
 unsigned unit_runs(const struct unit *u, const struct unit_part *p, struct unit_run *ret)
 {
-	uint64_t at = 0, part_end = p->begin + p->n;
-	unsigned n_runs = 0;
+	return unit_runs_of(u, p, UNIT_TRAINED, ret);
+}
+
+unsigned unit_runs_of(const struct unit *u, const struct unit_part *p, enum unit_which which,
+		      struct unit_run *ret)
+{
+	struct range r = part_range(u, position_of(u, p));
+
+	return runs_in(u, &r, which, ret);
+}
+
+bool unit_part_run(const struct unit *u, const struct unit_part *p, uint32_t i,
+		   struct unit_run *ret)
+{
+	struct range r = part_range(u, position_of(u, p));
+
+	return run_of(u, i, &r, ret);
+}
+
+unsigned unit_rank_position(const struct unit *u, uint32_t index)
+{
+	return index % u->layout.ranks / layout_part_ranks(&u->layout, u->spread);
+}
+
+static uint64_t at_shard(const struct unit *u, uint32_t rank, const struct unit_tensor *t,
+			 uint64_t first)
+{
+	uint64_t shard = t->frozen ? u->layout.frozen_shard : u->layout.shard_elements;
+	uint64_t base = t->frozen ? u->layout.shard_elements : 0;
+
+	return base + (u->layout.dim0 ? t->at : t->at + first - rank * shard);
+}
+
+bool unit_rank_run(const struct unit *u, uint32_t index, uint32_t i, struct unit_run *ret)
+{
+	uint32_t rank = index % u->layout.ranks;
+	struct range r = { rank, rank + 1, unit_rank_position(u, index) };
+	bool any = run_of(u, i, &r, ret);
+
+	if (!any)
+		*ret = (struct unit_run){ .tensor = i };
+	else
+		ret->shard = at_shard(u, rank, &u->tensors[i], ret->first);
+	return any;
+}
+
+unsigned unit_rank_runs(const struct unit *u, uint32_t index, enum unit_which which,
+			struct unit_run *ret)
+{
+	unsigned n = 0;
+
+	for (int frozen = 0; frozen < 2; frozen++)
+		for (uint32_t i = 0; i < u->rec->n_tensors; i++)
+			if (u->tensors[i].frozen == frozen &&
+			    which & (frozen ? UNIT_FROZEN : UNIT_TRAINED))
+				n += unit_rank_run(u, index, i, &ret[n]);
+	return n;
+}
+
+uint64_t unit_last_run(const struct unit *u, unsigned position)
+{
+	struct range r = part_range(u, position);
+	struct unit_run run;
+	uint64_t end = 0;
+
+	for (uint32_t i = 0; i < u->rec->n_tensors; i++)
+		if (!u->tensors[i].frozen && run_of(u, i, &r, &run))
+			end = run.at + run.n;
+	return end;
+}
+
+unsigned unit_gaps(const struct unit *u, const struct unit_part *p, struct unit_run *ret)
+{
+	struct range r = part_range(u, position_of(u, p));
+	struct unit_run run;
+	uint64_t end = 0;
+	unsigned n = 0;
 
 	for (uint32_t i = 0; i < u->rec->n_tensors; i++) {
-		const state_tensor *t = u->rec->tensors[i];
-		uint64_t n, begin, end;
-
-		CHECK(layout_numel(t->shape, (uint32_t)t->n_shape, &n));
-		begin = at > p->begin ? at : p->begin;
-		end = at + n < part_end ? at + n : part_end;
-		if (begin < end)
-			ret[n_runs++] = (struct unit_run){ .tensor = i,
-							   .first = begin - at,
-							   .at = begin - p->begin,
-							   .full = begin,
-							   .n = end - begin };
-		at += n;
+		if (u->tensors[i].frozen || !run_of(u, i, &r, &run))
+			continue;
+		if (run.at > end)
+			ret[n++] = (struct unit_run){ .at = end, .n = run.at - end };
+		end = run.at + run.n;
 	}
-	return n_runs;
+	CHECK(end == p->n);
+	return n;
+}
+
+unsigned unit_spans(const struct unit *u, const struct unit_part *p, struct unit_run *ret)
+{
+	unsigned all = unit_runs(u, p, ret), n = 0;
+
+	for (unsigned i = 0; i < all; i++) {
+		struct unit_run *last = n ? &ret[n - 1] : NULL;
+
+		if (last && last->at + last->n == ret[i].at && last->full + last->n == ret[i].full)
+			last->n += ret[i].n;
+		else
+			ret[n++] = ret[i];
+	}
+	return n;
 }

@@ -4,14 +4,25 @@
 #include <stdlib.h>
 
 #include "core/check.h"
+#include "unit/runs.h"
 
 #define UNIT_MAGIC 0x554e4954u
 
-uint64_t unit_array_bytes(const struct layout *l, unsigned parts)
+static uint64_t aligned(uint64_t elements)
 {
-	uint64_t bytes = layout_part(l, parts) * sizeof(float);
+	uint64_t bytes = elements * sizeof(float);
 
 	return (bytes + POOL_ALIGN - 1) / POOL_ALIGN * POOL_ALIGN;
+}
+
+uint64_t unit_array_bytes(const struct layout *l, unsigned spread)
+{
+	return aligned(layout_part(l, spread));
+}
+
+uint64_t unit_params_bytes(const struct layout *l, unsigned spread)
+{
+	return aligned(layout_part(l, spread) + layout_frozen_part(l, spread));
 }
 
 unsigned unit_state_arrays(const state_unit *rec)
@@ -21,28 +32,25 @@ unsigned unit_state_arrays(const state_unit *rec)
 	return rec->optimizer->kind == OPTIM_SGD && rec->optimizer->momentum != 0 ? 1 : 0;
 }
 
-bool unit_elements(const state_unit *rec, uint64_t *ret)
+/* Memory is the caller's to look after: parts and tensors, or neither. */
+static int make_arrays(struct unit *u, const struct layout *layout)
 {
-	uint64_t sum = 0, n;
-
-	for (size_t i = 0; i < rec->n_tensors; i++) {
-		const state_tensor *t = rec->tensors[i];
-
-		if (!layout_numel(t->shape, (uint32_t)t->n_shape, &n))
-			return false;
-		sum += n;
-		if (sum > LAYOUT_MAX_ELEMENTS)
-			return false;
-	}
-	*ret = sum;
-	return sum > 0;
+	u->parts = calloc(u->n_parts, sizeof(*u->parts));
+	u->tensors = unit_tensors_new(u->rec, layout, &u->packed);
+	if (u->parts && u->tensors)
+		return 0;
+	free(u->parts);
+	free(u->tensors);
+	return -ENOMEM;
 }
 
-bool unit_layout(const state_unit *rec, uint32_t ranks, struct layout *ret)
+/* In DIM0 what lies between tensors is inside. */
+static uint64_t part_end(const struct unit *u, const struct unit_part *p)
 {
-	uint64_t n;
+	const struct layout *l = &u->layout;
+	unsigned position = (unsigned)(p - u->parts) % u->spread;
 
-	return unit_elements(rec, &n) && layout_flat(n, ranks, rec->shard_multiple, ret);
+	return l->dim0 ? unit_last_run(u, position) : layout_part_owned(l, u->spread, position);
 }
 
 int unit_new(uint32_t id, state_unit *rec, const struct layout *layout,
@@ -53,26 +61,35 @@ int unit_new(uint32_t id, state_unit *rec, const struct layout *layout,
 	CHECK(n_devices > 0);
 	if (!u)
 		return -ENOMEM;
-	u->parts = calloc(n_devices, sizeof(*u->parts));
-	if (!u->parts) {
+	u->rec = rec;
+	u->n_parts = n_devices;
+	if (make_arrays(u, layout) < 0) {
 		free(u);
 		return -ENOMEM;
 	}
-	u->n_parts = n_devices;
-	for (unsigned d = 0; d < n_devices; d++) {
-		u->parts[d].device = devices[d];
-		u->parts[d].begin = layout_part(layout, n_devices) * d;
-		u->parts[d].n = layout_part_owned(layout, n_devices, d);
-	}
 	u->magic = UNIT_MAGIC;
 	u->id = id;
-	u->rec = rec;
-	u->layout = *layout;
 	u->version = 1;
 	list_init(&u->waiting);
 	list_init(&u->idle);
+	unit_lay_out(u, layout, devices);
 	*ret = u;
 	return 0;
+}
+
+void unit_lay_out(struct unit *u, const struct layout *layout, struct device *const *devices)
+{
+	u->layout = *layout;
+	u->spread = layout_spread(layout, u->n_parts);
+	if (layout->dim0)
+		u->layout.elements = unit_part_elements(u) * u->spread;
+	for (unsigned d = 0; d < u->n_parts; d++) {
+		struct unit_part *p = &u->parts[d];
+
+		p->device = devices ? devices[d] : p->device;
+		p->begin = unit_part_elements(u) * (d % u->spread);
+		p->n = part_end(u, p);
+	}
 }
 
 struct unit *unit_free(struct unit *u)
@@ -85,6 +102,7 @@ struct unit *unit_free(struct unit *u)
 	for (unsigned d = 0; d < u->n_parts; d++)
 		reads_deinit(&u->parts[d].reads);
 	free(u->parts);
+	free(u->tensors);
 	u->magic = 0;
 	free(u);
 	return NULL;
@@ -102,22 +120,38 @@ struct unit_part *unit_part_on(struct unit *u, const struct device *device)
 
 uint64_t unit_part_elements(const struct unit *u)
 {
-	return layout_part(&u->layout, u->n_parts);
+	return layout_part(&u->layout, u->spread);
+}
+
+uint64_t unit_frozen_elements(const struct unit *u)
+{
+	return layout_frozen_part(&u->layout, u->spread);
+}
+
+bool unit_is_trained(const struct unit *u)
+{
+	return u->layout.shard_elements > 0;
 }
 
 bool unit_is_direct(const struct unit *u)
 {
-	return u->n_parts == 1 && u->rec->compute_dtype == u->rec->storage_dtype;
+	return u->spread == 1 && u->rec->compute_dtype == u->rec->storage_dtype;
+}
+
+uint64_t unit_full_elements(const struct unit *u)
+{
+	return layout_full(&u->layout, u->spread);
 }
 
 uint64_t unit_full_bytes(const struct unit *u)
 {
-	return u->layout.elements * dtype_size(u->rec->compute_dtype);
+	return unit_full_elements(u) * dtype_size(u->rec->compute_dtype);
 }
 
 uint64_t unit_full_room(const struct unit *u)
 {
-	return unit_part_elements(u) * u->n_parts * dtype_size(u->rec->compute_dtype);
+	return (unit_part_elements(u) + unit_frozen_elements(u)) * u->spread *
+	       dtype_size(u->rec->compute_dtype);
 }
 
 uint64_t unit_gradient_bytes(const struct unit *u)
@@ -127,14 +161,13 @@ uint64_t unit_gradient_bytes(const struct unit *u)
 
 uint64_t unit_shard_bytes(const struct unit *u)
 {
-	return unit_array_bytes(&u->layout, u->n_parts) * u->n_parts *
-	       (2 + unit_state_arrays(u->rec));
+	return u->n_parts *
+	       (unit_params_bytes(&u->layout, u->spread) +
+		unit_array_bytes(&u->layout, u->spread) * (1 + unit_state_arrays(u->rec)));
 }
 
-struct region unit_direct_region(const struct unit *u)
+struct region unit_direct_region(const struct unit *u, const struct unit_part *p)
 {
-	const struct region *params = &u->parts[0].params;
-
 	CHECK(unit_is_direct(u));
-	return (struct region){ params->slab, params->offset, unit_full_bytes(u) };
+	return (struct region){ p->params.slab, p->params.offset, unit_full_bytes(u) };
 }

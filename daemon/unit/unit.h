@@ -1,13 +1,19 @@
 /*
  * A unit: parameters that are gathered and reduced together.
  *
- * It has one part on each device of its group. On one device the shards of all ranks
- * lie side by side in rank order, so the flat parameter is contiguous:
- * [N elements | padding], fp32; gradient shards and optimizer state have the same
- * layout. On D devices part d is elements [d*P, (d+1)*P) of that: the shards of the
- * ranks of device d, where ranks are placed on devices evenly and in order. What persists
- * is in the record; what is here is derived from it or lives as long as the trainers.
- * Loop thread only.
+ * It has one part on each device of its group. The parts of one replica, which lies on
+ * `spread` devices, hold the shards of its ranks in order, evenly, wherever the trainers
+ * are; on one device all shards lie so that every tensor is in one piece and gather hands
+ * out the part itself. The arrays of a part are fp32:
+ *   params: [trained: P elements | frozen]    gradients, optimizer state: [P elements]
+ * FLAT: part d is elements [d*P, (d+1)*P) of the flat parameter. DIM0: tensor after tensor,
+ * the rows of the part's ranks. The gathered unit is the same picture of all ranks:
+ *   [trained, all parts | frozen, all parts]
+ * in which every tensor is in one piece; without frozen ones its end is cut off, FLAT, where
+ * the last tensor ends. A gradient buffer is its first layout.elements. What lies between
+ * tensors (DIM0: rows that nobody has, up to a whole number per rank) and behind them is
+ * zero in the shards. What persists is in the record; what is here is derived from it or
+ * lives as long as the trainers. Loop thread only.
  *
  *   uninitialised --initialise--> initialised --(reduce)--> has_gradient
  *                                       ^------(step applied)------'
@@ -70,8 +76,8 @@ enum buffer_dtype {
 /* The part of a unit on one device. */
 struct unit_part {
 	struct device *device; /* borrowed */
-	uint64_t begin;        /* first element of the flat parameter */
-	uint64_t n;            /* elements of tensors, without padding; may be 0 */
+	uint64_t begin;        /* of what all parts have, trained, the first element */
+	uint64_t n;            /* elements up to the end of the last tensor trained; may be 0 */
 	struct region params;  /* the slabs are held by the job */
 	struct region grads;
 	struct region state1; /* AdamW: m; SGD with momentum: its buffer */
@@ -81,13 +87,29 @@ struct unit_part {
 	struct reads reads;   /* streams that may still read what was gathered here */
 };
 
+/* Where a tensor of the record is. In elements. */
+struct unit_tensor {
+	uint64_t elements;
+	uint64_t row;    /* of one row: all dimensions but the first */
+	uint64_t piece;  /* DIM0: of one rank, padding included */
+	uint64_t at;     /* FLAT: in the flat parameter; DIM0: in a shard */
+	uint64_t packed; /* among all tensors in their order, without padding */
+	bool frozen;
+	bool alias;       /* it has no memory: all the above is of what it stands for */
+	uint32_t of_unit; /* then: where that is; 0: not resolved yet */
+	uint32_t of;
+};
+
 struct unit {
 	uint32_t magic;
 	uint32_t id;     /* index in its job, from 1 */
 	state_unit *rec; /* borrowed from the job's record */
 	struct layout layout;
-	struct unit_part *parts; /* owned array; in the order of the flat parameter */
+	struct unit_part *parts;     /* owned array; part d is the (d % spread)-th of a replica */
+	struct unit_tensor *tensors; /* owned array; as in the record */
+	uint64_t packed;             /* elements of all tensors, without padding */
 	unsigned n_parts;
+	unsigned spread;   /* how many parts make a whole */
 	uint64_t version;  /* grows whenever parameters change */
 	bool has_gradient; /* grads holds a reduced gradient since the last step */
 	bool torn;         /* changed after the last commit by a step whose trainer died */
@@ -104,35 +126,53 @@ struct unit {
 };
 
 /* Bytes of one array of a part in a shard slab, padding included, rounded up so that
- * the next one is aligned. */
-uint64_t unit_array_bytes(const struct layout *l, unsigned parts);
+ * the next one is aligned: of gradients and optimizer state (0 if nothing is trained), and
+ * of parameters. */
+uint64_t unit_array_bytes(const struct layout *l, unsigned spread);
+uint64_t unit_params_bytes(const struct layout *l, unsigned spread);
 
 /* How many optimizer-state arrays (0 to 2) the record asks for. */
 unsigned unit_state_arrays(const state_unit *rec);
 
-/* Elements of all tensors. Return: false on overflow. */
+/* Is it another name of a tensor that is elsewhere? */
+bool unit_is_alias(const state_tensor *t);
+/* Elements of all tensors that are here. Return: false on overflow, or if there are none. */
 bool unit_elements(const state_unit *rec, uint64_t *ret);
 
-/* Layout from the record for @ranks ranks. Return: false if it does not fit. */
+/* Layout from the record for a group of @ranks ranks. Return: false if it does not fit. */
 bool unit_layout(const state_unit *rec, uint32_t ranks, struct layout *ret);
 
 /* @rec: borrowed, outlives the unit. @devices: of its parts, in their order; regions are
  * set by the caller. Return: 0 or -ENOMEM. */
 int unit_new(uint32_t id, state_unit *rec, const struct layout *layout,
 	     struct device *const *devices, unsigned n_devices, struct unit **ret);
+/* The tensors of @rec laid out by @layout; the aliases among them are unresolved. Return:
+ * owned by the caller, or NULL without memory. */
+struct unit_tensor *unit_tensors_new(const state_unit *rec, const struct layout *layout,
+				     uint64_t *ret_packed);
+/* Where tensor @t, no alias, begins in the gathered unit: an element. */
+uint64_t unit_tensor_full(const struct unit *u, const struct unit_tensor *t);
+/* Lay @u out by @layout, which its tensors are laid out by already. @devices: NULL: as they
+ * are. */
+void unit_lay_out(struct unit *u, const struct layout *layout, struct device *const *devices);
 /* The part on @device, which must be one of the unit's (CHECKed). */
 struct unit_part *unit_part_on(struct unit *u, const struct device *device);
-/* Elements of each part, padding included. */
+/* Elements of each part, padding included: of what is trained, of what is frozen. */
 uint64_t unit_part_elements(const struct unit *u);
+uint64_t unit_frozen_elements(const struct unit *u);
+/* Is any of its tensors trained? */
+bool unit_is_trained(const struct unit *u);
 
 /* Nothing may be gathered or casting (CHECKed); the full buffer must have been
  * given back. NULL is allowed. Return: NULL. */
 struct unit *unit_free(struct unit *u);
 
-/* Does gather hand out the shards themselves? Only where one device has them all. */
+/* Does gather hand out the shards themselves? Only where each device has them all. */
 bool unit_is_direct(const struct unit *u);
 
-/* Bytes of the gathered unit and of a gradient buffer. */
+/* Elements and bytes of the gathered unit, bytes of a gradient buffer (0: nothing is
+ * trained). */
+uint64_t unit_full_elements(const struct unit *u);
 uint64_t unit_full_bytes(const struct unit *u);
 uint64_t unit_gradient_bytes(const struct unit *u);
 
@@ -143,8 +183,8 @@ uint64_t unit_full_room(const struct unit *u);
 /* Bytes of parameters, gradients and optimizer state of all ranks. */
 uint64_t unit_shard_bytes(const struct unit *u);
 
-/* The part of params that gather hands out when unit_is_direct. */
-struct region unit_direct_region(const struct unit *u);
+/* What gather hands out on @p when unit_is_direct. */
+struct region unit_direct_region(const struct unit *u, const struct unit_part *p);
 
 /* Replace what was left open in @rec (0) by what it stands for in a group of @ranks ranks:
  * records are compared after this. Return: 0 or a fault code (shard_ranks does not fit). */

@@ -67,8 +67,8 @@ Test(unit, with_equal_dtypes_the_shards_themselves_are_handed_out)
 
 	u->parts[0].params = (struct region){ NULL, 512, unit_array_bytes(&u->layout, 1) };
 	cr_expect(unit_is_direct(u));
-	cr_expect_eq(unit_direct_region(u).offset, 512);
-	cr_expect_eq(unit_direct_region(u).bytes, 4000, "without the padding");
+	cr_expect_eq(unit_direct_region(u, u->parts).offset, 512);
+	cr_expect_eq(unit_direct_region(u, u->parts).bytes, 4000, "without the padding");
 	unit_free(u);
 	state_unit_free(spec);
 }
