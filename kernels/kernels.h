@@ -124,15 +124,55 @@ struct k_all_reduce {
 	enum reduce_op op;
 };
 
+/* Whose arithmetic an optimizer has, where the systems differ in the last bit. PyTorch's
+ * are those of its CPU kernels on x86-64 with AVX2 or AVX-512 (2.13).
+ *
+ * foreach: on a CPU the same calls tensor by tensor, so the same bits as eager_single.
+ *
+ * fused: one loop. Its vectorised body has the bits of eager_single too, but for the square
+ * root, which it rounds correctly where eager takes MKL's; ours is correctly rounded in
+ * every profile. What is left of a tensor behind the last whole vector it does one by one,
+ * and there the compiler fused the other product: see k_adamw and k_sgd. With one thread
+ * those are the last n mod 8 elements of a tensor of n (AVX2; AVX-512: n mod 16).
+ *
+ * On a GPU PyTorch's eager_single divides by a scalar by multiplying with its inverse, its
+ * foreach divides, and its fused kernel has products in double (lr*wd*p and the moments)
+ * that are rounded to fp32 one by one. We do not imitate these: our kernels on a GPU give
+ * the bits that are defined here. */
+enum k_profile {
+	K_EAGER_SINGLE = 0,
+	K_FOREACH = 1,
+	K_FUSED = 2,
+	K_REFERENCE_F64 = 3, /* Adam and AdamW only */
+	_K_PROFILE_N
+};
+
+/* What reference_f64 reads: the scalars as computed, in double. */
+struct k_adam_f64 {
+	double decay;              /* AdamW: 1-lr*wd */
+	double wd;                 /* Adam */
+	double b1, w1, b2, w2;     /* w1 = 1-b1, w2 = 1-b2 */
+	double step_size, sq, eps; /* lr/(1-b1^t), sqrt(1-b2^t) */
+};
+
 /* AdamW, decoupled weight decay; scalars as in PyTorch's eager path: computed in
  * double, rounded to fp32 once (decay = 1-lr*wd, step_size = lr/(1-b1^t),
  * sq = sqrt(1-b2^t)). The order and the fused operations of PyTorch's
  * single-tensor path on a CPU with AVX2 or AVX-512:
+ *   g = maximize ? -g : g         (the array g is not changed)
  *   p = p*decay
  *   m = |w1| < 0.5 ? fma(w1, g-m, m) : fma(w1-1, g-m, g)   (lerp)
  *   v = fma(w2*g, g, v*b2)
+ *   vmax = max(vmax, v), and for v below: vmax             (amsgrad; NaN if either is)
  *   p = p - (step_size*m) / (sqrt(v)/sq + eps)
- * sqrt is correctly rounded here; that of PyTorch on x86 (MKL) is not. */
+ * sqrt is correctly rounded here; that of PyTorch on x86 (MKL) is not.
+ *
+ * K_FUSED, elements from tail_from on: v = fma(v, b2, (w2*g)*g), and vmax stays where v is
+ * NaN. The rest is the same.
+ *
+ * K_REFERENCE_F64: the same formulas in double, no operation fused, from the fp32 arrays and
+ * .f64; m = b1*m + w1*g, v = b2*v + (w2*g)*g; p is made from m, v and vmax as they are in
+ * double, and each array is rounded once, when it is stored. */
 struct k_adamw {
 	float *p;
 	const float *g;
@@ -140,12 +180,17 @@ struct k_adamw {
 	float *v;
 	/* w1 = 1-b1, w2 = 1-b2, from double; b1 itself is not read */
 	float decay, w1, b1, b2, w2, step_size, sq, eps;
+	float *vmax; /* NULL: not amsgrad */
+	enum k_profile profile;
+	bool maximize;
+	uint64_t tail_from;    /* K_FUSED: first element of the tail; UINT64_MAX: there is none */
+	struct k_adam_f64 f64; /* K_REFERENCE_F64 reads these instead of the scalars above */
 };
 
-/* Adam, weight decay added to the gradient (L2), as in the same path of PyTorch; scalars
- * as above:
- *   d = fma(p, wd, g)             (g when wd is 0; g itself is not changed)
- *   m, v as above with d for g
+/* Adam, weight decay added to the gradient (L2), as in the same path of PyTorch; scalars,
+ * profiles and the rest as above:
+ *   d = fma(p, wd, g)             (g when wd is 0; g is negated before if maximize)
+ *   m, v, vmax as above with d for g
  *   p = p - (step_size*m) / (sqrt(v)/sq + eps) */
 struct k_adam {
 	float *p;
@@ -153,13 +198,20 @@ struct k_adam {
 	float *m;
 	float *v;
 	float wd, w1, b2, w2, step_size, sq, eps;
+	float *vmax;
+	enum k_profile profile;
+	bool maximize;
+	uint64_t tail_from;
+	struct k_adam_f64 f64;
 };
 
-/* SGD as in PyTorch (dampening 0), on a CPU with AVX2 or AVX-512:
+/* SGD as in PyTorch, on a CPU with AVX2 or AVX-512; w = 1-dampening, rounded once:
+ *   g = maximize ? -g : g         (the array g is not changed)
  *   d = fma(p, wd, g)             (g when wd is 0)
- *   buf = first ? d : mu*buf + d  (only when mu is not 0; two roundings)
+ *   buf = first ? d : fma(d, w, mu*buf)   (only when mu is not 0; w is 1: two roundings)
  *   d = nesterov ? fma(buf, mu, d) : buf
- *   p = fma(d, -lr, p) */
+ *   p = fma(d, -lr, p)
+ * K_FUSED, elements from tail_from on: buf = fma(buf, mu, d*w). */
 struct k_sgd {
 	float *p;
 	const float *g;
@@ -167,16 +219,54 @@ struct k_sgd {
 	float lr, wd, mu;
 	bool nesterov;
 	bool first;
+	bool maximize;
+	double dampening;
+	enum k_profile profile; /* not K_REFERENCE_F64 */
+	uint64_t tail_from;
 };
 
-/* Partials of a norm over blocks of KERNEL_NORM_BLOCK elements from index 0:
- * partial[b] = sum of x*x of block b (inf: maximum of |x|, NaN if any is NaN).
- * Sum of squares: eight fp64 lanes, lane j takes elements j, j+8, ... of the
- * block in order, lanes are added 0 to 7. Exact order, so bitwise repeatable. */
+/* Partials of a p-norm over blocks of KERNEL_NORM_BLOCK elements from index 0:
+ * partial[b] = sum of |x|^p of block b (p infinite: maximum of |x|, NaN if any is NaN).
+ * Sums are fp64: eight lanes, lane j takes elements j, j+8, ... of the block in order,
+ * lanes are added 0 to 7. Exact order, so bitwise repeatable. |x|^2 is x*x, |x|^1 is |x|;
+ * other powers are the C library's pow on the host and CUDA's on a device, which may
+ * differ in the last bits. */
 struct k_norm {
 	const float *x;
 	double *partial; /* one per block of the whole range */
-	bool inf;
+	double p;        /* above 0; INFINITY: the maximum */
+};
+
+/* x = min(max(x, lo), hi): what is not below lo nor above hi stays as it is, NaN too. With
+ * lo above hi it is hi. Neither is NaN. */
+struct k_clamp {
+	float *x;
+	float lo, hi;
+};
+
+/* Unscaling of a gradient (PyTorch's grad scaler): found[0] = 1 if any element is infinite
+ * or NaN before it is multiplied, else it is left alone; x = inv == 1 ? x : x*inv. Ranges
+ * that are worked on at the same time may both write found. */
+struct k_unscale {
+	float *x;
+	float inv;
+	float *found;
+};
+
+/* Rows that are given by their index (sparse gradients of an embedding), added to a part of
+ * a table: for entry e = 0, 1, ... with rows[e] in [first_row, row_limit)
+ *   out[(rows[e]-first_row)*row_elements + c] += pre(values[e*row_elements + c])
+ * in fp32. An index may occur several times; entries are added in their order. Element c of
+ * the operation is column c of all rows: there are row_elements of them. */
+struct k_add_rows {
+	float *out; /* (row_limit-first_row) x row_elements */
+	uint64_t row_elements;
+	const int64_t *rows; /* n_rows of them; what is outside the range is left out */
+	uint64_t n_rows;
+	const void *values; /* n_rows x row_elements */
+	enum dtype dtype;   /* of the values */
+	struct k_factor pre;
+	uint64_t first_row, row_limit; /* at most INT64_MAX */
 };
 
 /* x[i] = x[i]*factor */
@@ -241,6 +331,9 @@ struct kernels {
 	void (*found_inf)(const struct k_found_inf *a, size_t begin, size_t end);
 	void (*fill)(const struct k_fill *a, size_t begin, size_t end);
 	void (*pack)(const struct k_pack *a, size_t begin, size_t end);
+	void (*clamp)(const struct k_clamp *a, size_t begin, size_t end);
+	void (*unscale)(const struct k_unscale *a, size_t begin, size_t end);
+	void (*add_rows)(const struct k_add_rows *a, size_t begin, size_t end);
 	void (*copy)(const struct k_copy *a, size_t begin, size_t end);
 };
 

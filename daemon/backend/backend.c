@@ -206,11 +206,30 @@ static void check_reduce(const struct k_reduce *r)
 	CHECK(!r->post.how || is_dtype(r->post.dtype));
 }
 
+static void check_add_rows(const struct kop *kop)
+{
+	const struct k_add_rows *a = &kop->add_rows;
+
+	CHECK(is_dtype(a->dtype) && kop->n == a->row_elements);
+	CHECK(a->first_row <= a->row_limit && a->row_limit <= INT64_MAX);
+	CHECK(!a->pre.how || is_dtype(a->pre.dtype));
+}
+
 static void check_kop(const struct kop *kop)
 {
 	CHECK((unsigned)kop->kind < _KOP_N);
 	if (kop->kind == KOP_REDUCE)
 		check_reduce(&kop->reduce);
+	if (kop->kind == KOP_ADAM)
+		CHECK(kop->adam.profile < _K_PROFILE_N);
+	if (kop->kind == KOP_ADAMW)
+		CHECK(kop->adamw.profile < _K_PROFILE_N);
+	if (kop->kind == KOP_SGD)
+		CHECK(kop->sgd.profile < K_REFERENCE_F64);
+	if (kop->kind == KOP_NORM)
+		CHECK(kop->n == 0 || kop->norm.p > 0);
+	if (kop->kind == KOP_ADD_ROWS)
+		check_add_rows(kop);
 	if (kop->kind == KOP_ALL_REDUCE)
 		CHECK(kop->all_reduce.k > 0 && kop->all_reduce.k <= KERNEL_MAX_INPUTS);
 }

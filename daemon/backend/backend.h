@@ -72,10 +72,13 @@ enum kop_kind {
 	KOP_FILL,
 	KOP_PACK,
 	KOP_COPY,
+	KOP_CLAMP,
+	KOP_UNSCALE,
+	KOP_ADD_ROWS,
 	_KOP_N
 };
 
-/* One kernel on @n elements (KOP_COPY: bytes). Pointers are device addresses. */
+/* One kernel on @n elements (KOP_COPY: bytes; KOP_ADD_ROWS: columns). Pointers are device addresses. */
 struct kop {
 	enum kop_kind kind;
 	uint64_t n;
@@ -92,6 +95,9 @@ struct kop {
 		struct k_fill fill;
 		struct k_pack pack;
 		struct k_copy copy;
+		struct k_clamp clamp;
+		struct k_unscale unscale;
+		struct k_add_rows add_rows;
 	};
 };
 

@@ -158,6 +158,12 @@ static void warm_args(const struct cuda *c, enum cuda_fn fn, union cuda_args *a)
 		a->found_inf = (struct cuda_found_inf){ .dtype = DTYPE_FP32, .found = c->scratch };
 	else if (fn == CUDA_FN_NORM) /* writes its partial whatever it is given */
 		a->norm.partial = c->scratch;
+	else if (fn == CUDA_FN_NORM_POWER)
+		a->norm_power = (struct cuda_norm_power){ .partial = c->scratch, .p = 3 };
+	else if (fn == CUDA_FN_UNSCALE)
+		a->unscale.found = c->scratch;
+	else if (fn == CUDA_FN_ADD_ROWS)
+		a->add_rows.dtype = DTYPE_FP32;
 	else if (fn == CUDA_FN_PACK)
 		a->pack.dst_dtype = a->pack.src_dtype = DTYPE_FP32;
 }

@@ -6,8 +6,10 @@
 #ifdef SHARDD_CUDA
 
 #include <errno.h>
+#include <math.h>
 #include <string.h>
 
+#include "adam.h"
 #include "core/check.h"
 
 static CUresult launch(struct cuda *c, struct cuda_queue *q, enum cuda_fn fn, unsigned blocks,
@@ -98,42 +100,116 @@ static CUresult launch_all_reduce(struct cuda *c, struct cuda_queue *q, const st
 	return run(c, q, CUDA_FN_ALL_REDUCE_MANY, k->n, &args);
 }
 
+static CUresult launch_adam_f64(struct cuda *c, struct cuda_queue *q, uint64_t n,
+				const struct adam_step *s)
+{
+	const struct k_adam_f64 *d = s->d;
+	struct cuda_adam_f64 args = { .p = cuda_ptr(s->p),
+				      .g = cuda_ptr(s->g),
+				      .m = cuda_ptr(s->m),
+				      .v = cuda_ptr(s->v),
+				      .vmax = cuda_ptr(s->vmax),
+				      .n = n,
+				      .decay = d->decay,
+				      .wd = d->wd,
+				      .b1 = d->b1,
+				      .w1 = d->w1,
+				      .b2 = d->b2,
+				      .w2 = d->w2,
+				      .step_size = d->step_size,
+				      .sq = d->sq,
+				      .eps = d->eps,
+				      .decoupled = s->decoupled,
+				      .maximize = s->maximize };
+
+	return run(c, q, CUDA_FN_ADAM_F64, n, &args);
+}
+
+static CUresult launch_adam_any(struct cuda *c, struct cuda_queue *q, uint64_t n,
+				const struct adam_step *s)
+{
+	struct cuda_adam_any args = { .p = cuda_ptr(s->p),
+				      .g = cuda_ptr(s->g),
+				      .m = cuda_ptr(s->m),
+				      .v = cuda_ptr(s->v),
+				      .vmax = cuda_ptr(s->vmax),
+				      .n = n,
+				      .tail_from = s->tail_from,
+				      .decay = s->decay,
+				      .wd = s->wd,
+				      .w1 = s->w1,
+				      .b2 = s->b2,
+				      .w2 = s->w2,
+				      .step_size = s->step_size,
+				      .sq = s->sq,
+				      .eps = s->eps,
+				      .decoupled = s->decoupled,
+				      .maximize = s->maximize };
+
+	return run(c, q, CUDA_FN_ADAM_ANY, n, &args);
+}
+
+static CUresult launch_adamw_plain(struct cuda *c, struct cuda_queue *q, uint64_t n,
+				   const struct adam_step *s)
+{
+	struct cuda_adamw args = { .p = cuda_ptr(s->p),
+				   .g = cuda_ptr(s->g),
+				   .m = cuda_ptr(s->m),
+				   .v = cuda_ptr(s->v),
+				   .n = n,
+				   .decay = s->decay,
+				   .w1 = s->w1,
+				   .b2 = s->b2,
+				   .w2 = s->w2,
+				   .step_size = s->step_size,
+				   .sq = s->sq,
+				   .eps = s->eps };
+
+	return run(c, q, CUDA_FN_ADAMW, n, &args);
+}
+
+static CUresult launch_adam_plain(struct cuda *c, struct cuda_queue *q, uint64_t n,
+				  const struct adam_step *s)
+{
+	struct cuda_adam args = { .p = cuda_ptr(s->p),
+				  .g = cuda_ptr(s->g),
+				  .m = cuda_ptr(s->m),
+				  .v = cuda_ptr(s->v),
+				  .n = n,
+				  .wd = s->wd,
+				  .w1 = s->w1,
+				  .b2 = s->b2,
+				  .w2 = s->w2,
+				  .step_size = s->step_size,
+				  .sq = s->sq,
+				  .eps = s->eps };
+
+	return run(c, q, CUDA_FN_ADAM, n, &args);
+}
+
+/* The plain forms are there for speed: they keep more threads on a multiprocessor. */
+static CUresult launch_adam_step(struct cuda *c, struct cuda_queue *q, uint64_t n,
+				 const struct adam_step *s)
+{
+	if (s->f64)
+		return launch_adam_f64(c, q, n, s);
+	if (s->vmax || s->maximize || s->tail_from < n)
+		return launch_adam_any(c, q, n, s);
+	return s->decoupled ? launch_adamw_plain(c, q, n, s) : launch_adam_plain(c, q, n, s);
+}
+
 static CUresult launch_adamw(struct cuda *c, struct cuda_queue *q, const struct kop *k)
 {
-	const struct k_adamw *a = &k->adamw;
-	struct cuda_adamw args = { .p = cuda_ptr(a->p),
-				   .g = cuda_ptr(a->g),
-				   .m = cuda_ptr(a->m),
-				   .v = cuda_ptr(a->v),
-				   .n = k->n,
-				   .decay = a->decay,
-				   .w1 = a->w1,
-				   .b2 = a->b2,
-				   .w2 = a->w2,
-				   .step_size = a->step_size,
-				   .sq = a->sq,
-				   .eps = a->eps };
+	struct adam_step s = adam_step_of_adamw(&k->adamw);
 
-	return run(c, q, CUDA_FN_ADAMW, k->n, &args);
+	return launch_adam_step(c, q, k->n, &s);
 }
 
 static CUresult launch_adam(struct cuda *c, struct cuda_queue *q, const struct kop *k)
 {
-	const struct k_adam *a = &k->adam;
-	struct cuda_adam args = { .p = cuda_ptr(a->p),
-				  .g = cuda_ptr(a->g),
-				  .m = cuda_ptr(a->m),
-				  .v = cuda_ptr(a->v),
-				  .n = k->n,
-				  .wd = a->wd,
-				  .w1 = a->w1,
-				  .b2 = a->b2,
-				  .w2 = a->w2,
-				  .step_size = a->step_size,
-				  .sq = a->sq,
-				  .eps = a->eps };
+	struct adam_step s = adam_step_of_adam(&k->adam);
 
-	return run(c, q, CUDA_FN_ADAM, k->n, &args);
+	return launch_adam_step(c, q, k->n, &s);
 }
 
 static CUresult launch_sgd(struct cuda *c, struct cuda_queue *q, const struct kop *k)
@@ -143,13 +219,49 @@ static CUresult launch_sgd(struct cuda *c, struct cuda_queue *q, const struct ko
 				 .g = cuda_ptr(a->g),
 				 .buf = cuda_ptr(a->buf),
 				 .n = k->n,
+				 .tail_from = a->profile == K_FUSED ? a->tail_from : UINT64_MAX,
 				 .lr = a->lr,
 				 .wd = a->wd,
 				 .mu = a->mu,
+				 .w = (float)(1 - a->dampening),
 				 .nesterov = a->nesterov,
-				 .first = a->first };
+				 .first = a->first,
+				 .maximize = a->maximize };
 
 	return run(c, q, CUDA_FN_SGD, k->n, &args);
+}
+
+static CUresult launch_clamp(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+{
+	struct cuda_clamp args = { cuda_ptr(k->clamp.x), k->n, k->clamp.lo, k->clamp.hi };
+
+	return run(c, q, CUDA_FN_CLAMP, k->n, &args);
+}
+
+static CUresult launch_unscale(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+{
+	struct cuda_unscale args = { .x = cuda_ptr(k->unscale.x),
+				     .n = k->n,
+				     .found = cuda_ptr(k->unscale.found),
+				     .inv = k->unscale.inv };
+
+	return run(c, q, CUDA_FN_UNSCALE, k->n, &args);
+}
+
+static CUresult launch_add_rows(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+{
+	const struct k_add_rows *a = &k->add_rows;
+	struct cuda_add_rows args = { .out = cuda_ptr(a->out),
+				      .n = k->n,
+				      .rows = cuda_ptr(a->rows),
+				      .n_rows = a->n_rows,
+				      .values = cuda_ptr(a->values),
+				      .first_row = a->first_row,
+				      .row_limit = a->row_limit,
+				      .pre = factor(&a->pre),
+				      .dtype = a->dtype };
+
+	return run(c, q, CUDA_FN_ADD_ROWS, k->n, &args);
 }
 
 static CUresult launch_scale(struct cuda *c, struct cuda_queue *q, const struct kop *k)
@@ -218,15 +330,26 @@ static CUresult launch_fill(struct cuda *c, struct cuda_queue *q, const struct k
 	return c->lib->cuMemsetD32Async(args.dst, bits, k->n, q->stream);
 }
 
+static CUresult run_norm(struct cuda *c, struct cuda_queue *q, const struct kop *k, enum cuda_fn fn,
+			 unsigned blocks)
+{
+	struct cuda_norm args = { .x = cuda_ptr(k->norm.x),
+				  .n = k->n,
+				  .partial = q->scratch,
+				  .inf = isinf(k->norm.p) != 0 };
+	struct cuda_norm_power power = { args.x, args.n, args.partial, k->norm.p };
+
+	return launch(c, q, fn, blocks, fn == CUDA_FN_NORM ? (void *)&args : &power);
+}
+
 /* The partials go to scratch memory, which the next norm on this stream uses again, and
  * from there to staging, where the reaper folds them. */
 static enum cuda_step launch_norm(struct cuda *c, struct cuda_queue *q, const struct kop *k,
 				  CUresult *ret)
 {
-	struct cuda_norm args = {
-		.x = cuda_ptr(k->norm.x), .n = k->n, .partial = q->scratch, .inf = k->norm.inf
-	};
-	unsigned blocks = blocks_of(c, CUDA_FN_NORM, k->n);
+	bool inf = isinf(k->norm.p);
+	enum cuda_fn fn = inf || k->norm.p == 2 ? CUDA_FN_NORM : CUDA_FN_NORM_POWER;
+	unsigned blocks = blocks_of(c, fn, k->n);
 	uint64_t bytes = blocks * sizeof(double);
 	struct cuda_record *r;
 
@@ -236,8 +359,8 @@ static enum cuda_step launch_norm(struct cuda *c, struct cuda_queue *q, const st
 		return CUDA_STEP_FULL;
 	r->dst = k->norm.partial;
 	r->entries = (k->n + KERNEL_NORM_BLOCK - 1) / KERNEL_NORM_BLOCK;
-	r->inf = k->norm.inf;
-	*ret = launch(c, q, CUDA_FN_NORM, blocks, &args);
+	r->inf = inf;
+	*ret = run_norm(c, q, k, fn, blocks);
 	q->launched++;
 	if (*ret == CUDA_SUCCESS)
 		*ret = c->lib->cuMemcpyDtoHAsync(cuda_stage_payload(r), q->scratch, bytes,
@@ -321,6 +444,9 @@ static CUresult (*const launchers[_KOP_N])(struct cuda *, struct cuda_queue *,
 	[KOP_FILL] = launch_fill,
 	[KOP_FOUND_INF] = launch_found_inf,
 	[KOP_PACK] = launch_pack,
+	[KOP_CLAMP] = launch_clamp,
+	[KOP_UNSCALE] = launch_unscale,
+	[KOP_ADD_ROWS] = launch_add_rows,
 };
 
 static enum cuda_step launch_one(struct cuda *c, struct cuda_queue *q, struct cuda_item *item,

@@ -42,6 +42,15 @@ void kop_run(const struct kernels *k, const struct kop *kop, uint64_t begin, uin
 	case KOP_COPY:
 		k->copy(&kop->copy, begin, end);
 		break;
+	case KOP_CLAMP:
+		k->clamp(&kop->clamp, begin, end);
+		break;
+	case KOP_UNSCALE:
+		k->unscale(&kop->unscale, begin, end);
+		break;
+	case KOP_ADD_ROWS:
+		k->add_rows(&kop->add_rows, begin, end);
+		break;
 	case _KOP_N:
 		CHECK(kop->kind != _KOP_N);
 	}

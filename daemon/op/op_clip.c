@@ -146,7 +146,7 @@ static void norm_part(struct coll *c, unsigned d, uint64_t *at)
 			continue;
 		coll_kop(&c->parts[d], KOP_NORM, u->parts[d].n)->norm =
 			(struct k_norm){ optim_at(&u->parts[d].grads, 0), c->partials + *at,
-					 is_inf(c) };
+					 c->ops[0]->args.clip.norm_type };
 		*at += blocks_of(&u->parts[d]);
 	}
 }

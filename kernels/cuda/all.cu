@@ -1,9 +1,13 @@
 /* All kernels in one module: one image for cuModuleLoadData, and headers read once. */
 #include "adam.cu"
+#include "adam_any.cu"
+#include "adam_f64.cu"
 #include "adamw.cu"
+#include "add_rows.cu"
 #include "all_reduce.cu"
 #include "all_reduce_many.cu"
 #include "cast.cu"
+#include "clamp.cu"
 #include "fill.cu"
 #include "found_inf.cu"
 #include "norm.cu"
@@ -15,3 +19,4 @@
 #include "scale.cu"
 #include "sgd.cu"
 #include "spin.cu"
+#include "unscale.cu"

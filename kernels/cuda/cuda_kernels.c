@@ -23,12 +23,18 @@ static const struct {
 				      LAUNCH_VECTOR *LAUNCH_ALL_REDUCE_UNROLL },
 	[CUDA_FN_ADAMW] = { "shardd_adamw", LAUNCH_VECTOR *LAUNCH_OPTIMIZER_UNROLL },
 	[CUDA_FN_ADAM] = { "shardd_adam", LAUNCH_VECTOR *LAUNCH_OPTIMIZER_UNROLL },
+	[CUDA_FN_ADAM_ANY] = { "shardd_adam_any", LAUNCH_VECTOR },
+	[CUDA_FN_ADAM_F64] = { "shardd_adam_f64", LAUNCH_VECTOR },
 	[CUDA_FN_SGD] = { "shardd_sgd", LAUNCH_VECTOR *LAUNCH_OPTIMIZER_UNROLL },
 	[CUDA_FN_NORM] = { "shardd_norm", LAUNCH_VECTOR *LAUNCH_NORM_UNROLL },
+	[CUDA_FN_NORM_POWER] = { "shardd_norm_power", LAUNCH_VECTOR },
 	[CUDA_FN_SCALE] = { "shardd_scale", LAUNCH_VECTOR *LAUNCH_SCALE_UNROLL },
 	[CUDA_FN_FILL] = { "shardd_fill", LAUNCH_VECTOR },
 	[CUDA_FN_FOUND_INF] = { "shardd_found_inf", LAUNCH_VECTOR *LAUNCH_FOUND_INF_UNROLL },
 	[CUDA_FN_PACK] = { "shardd_pack", LAUNCH_VECTOR *LAUNCH_PACK_UNROLL },
+	[CUDA_FN_CLAMP] = { "shardd_clamp", LAUNCH_VECTOR *LAUNCH_SCALE_UNROLL },
+	[CUDA_FN_UNSCALE] = { "shardd_unscale", LAUNCH_VECTOR *LAUNCH_SCALE_UNROLL },
+	[CUDA_FN_ADD_ROWS] = { "shardd_add_rows", 1 },
 	[CUDA_FN_SPIN] = { "shardd_spin", 1 }, /* of no elements: n / threads blocks */
 };
 
@@ -50,7 +56,7 @@ unsigned cuda_fn_blocks(enum cuda_fn fn, uint64_t n, unsigned sms, unsigned per_
 	uint64_t turn = (uint64_t)fns[fn].elements * LAUNCH_THREADS;
 	uint64_t blocks = n / turn + (n % turn != 0), full = (uint64_t)sms * per_sm;
 
-	if (fn == CUDA_FN_NORM && full > CUDA_NORM_PARTIALS)
+	if ((fn == CUDA_FN_NORM || fn == CUDA_FN_NORM_POWER) && full > CUDA_NORM_PARTIALS)
 		full = CUDA_NORM_PARTIALS;
 	if (blocks > full)
 		blocks = full;

@@ -27,12 +27,18 @@ enum cuda_fn {
 	CUDA_FN_ALL_REDUCE_MANY,
 	CUDA_FN_ADAMW,
 	CUDA_FN_ADAM,
+	CUDA_FN_ADAM_ANY, /* both, with amsgrad, maximize or the tail of a fused step */
+	CUDA_FN_ADAM_F64, /* both, reference_f64 */
 	CUDA_FN_SGD,
-	CUDA_FN_NORM,
+	CUDA_FN_NORM,       /* of squares, or the maximum */
+	CUDA_FN_NORM_POWER, /* of other powers */
 	CUDA_FN_SCALE,
 	CUDA_FN_FILL,
 	CUDA_FN_FOUND_INF,
 	CUDA_FN_PACK,
+	CUDA_FN_CLAMP,
+	CUDA_FN_UNSCALE,
+	CUDA_FN_ADD_ROWS,
 	CUDA_FN_SPIN, /* keeps @blocks busy for a time: for measuring overlap */
 	_CUDA_FN_N
 };
@@ -88,10 +94,23 @@ struct cuda_adam {
 	uint32_t zero;
 };
 
+/* vmax: 0 without amsgrad. tail_from: UINT64_MAX where there is no tail. */
+struct cuda_adam_any {
+	uint64_t p, g, m, v, vmax, n, tail_from;
+	float decay, wd, w1, b2, w2, step_size, sq, eps; /* decay: AdamW, wd: Adam */
+	uint32_t decoupled, maximize;
+};
+
+struct cuda_adam_f64 {
+	uint64_t p, g, m, v, vmax, n;
+	double decay, wd, b1, w1, b2, w2, step_size, sq, eps;
+	uint32_t decoupled, maximize;
+};
+
 struct cuda_sgd {
-	uint64_t p, g, buf, n;
-	float lr, wd, mu;
-	uint32_t nesterov, first, zero;
+	uint64_t p, g, buf, n, tail_from; /* tail_from as above */
+	float lr, wd, mu, w;              /* w = 1-dampening */
+	uint32_t nesterov, first, maximize, zero;
 };
 
 /* partial[i] for each block of threads i of the launch: their sum (inf: maximum) is the
@@ -99,6 +118,11 @@ struct cuda_sgd {
 struct cuda_norm {
 	uint64_t x, n, partial;
 	uint32_t inf, zero;
+};
+
+struct cuda_norm_power {
+	uint64_t x, n, partial;
+	double p;
 };
 
 struct cuda_scale {
@@ -124,6 +148,24 @@ struct cuda_pack {
 	uint32_t dst_dtype, src_dtype;
 };
 
+struct cuda_clamp {
+	uint64_t x, n;
+	float lo, hi;
+};
+
+struct cuda_unscale {
+	uint64_t x, n, found;
+	float inv;
+	uint32_t zero;
+};
+
+/* n: columns, each of which one thread walks through all entries. */
+struct cuda_add_rows {
+	uint64_t out, n, rows, n_rows, values, first_row, row_limit;
+	struct cuda_factor pre;
+	uint32_t dtype;
+};
+
 struct cuda_spin {
 	uint64_t nanoseconds;
 	uint64_t ran; /* address of a uint64_t: nanoseconds the first block saw, or 0 */
@@ -137,12 +179,18 @@ union cuda_args {
 	struct cuda_all_reduce_many all_reduce_many;
 	struct cuda_adamw adamw;
 	struct cuda_adam adam;
+	struct cuda_adam_any adam_any;
+	struct cuda_adam_f64 adam_f64;
 	struct cuda_sgd sgd;
 	struct cuda_norm norm;
+	struct cuda_norm_power norm_power;
 	struct cuda_scale scale;
 	struct cuda_fill fill;
 	struct cuda_found_inf found_inf;
 	struct cuda_pack pack;
+	struct cuda_clamp clamp;
+	struct cuda_unscale unscale;
+	struct cuda_add_rows add_rows;
 	struct cuda_spin spin;
 };
 
@@ -150,7 +198,7 @@ union cuda_args {
 unsigned cuda_fn_threads(enum cuda_fn fn);
 /* Blocks for @n elements: enough for the device to be full and no more.
  * @sms: multiprocessors; @per_sm: resident blocks of this kernel on each (from
- * cuOccupancyMaxActiveBlocksPerMultiprocessor). NORM: at most CUDA_NORM_PARTIALS. */
+ * cuOccupancyMaxActiveBlocksPerMultiprocessor). Norms: at most CUDA_NORM_PARTIALS. */
 unsigned cuda_fn_blocks(enum cuda_fn fn, uint64_t n, unsigned sms, unsigned per_sm);
 
 /* The fatbin with all kernels (sm_80, sm_90, PTX), built into the program. @bytes: its

@@ -27,6 +27,13 @@
 #define EL_FMA(x, y, z)   __fmaf_rn(x, y, z)
 #define EL_FMA64(x, y, z) __fma_rn(x, y, z)
 #define EL_ADD64(x, y)    __dadd_rn(x, y)
+#define EL_SUB64(x, y)    __dsub_rn(x, y)
+#define EL_MUL64(x, y)    __dmul_rn(x, y)
+#define EL_DIV64(x, y)    __ddiv_rn(x, y)
+#define EL_SQRT64(x)      __dsqrt_rn(x)
+#define EL_NARROW64(x)    __double2float_rn(x)
+#define EL_POW64(x, p)    pow(x, p)
+#define EL_ABS64(x)       fabs(x)
 
 /* The processor's conversions round to nearest even and keep NaN a NaN. */
 static __device__ __forceinline__ float el_round_bf16(float f)
@@ -62,6 +69,13 @@ static __device__ __forceinline__ float el_round_fp16(float f)
 #define EL_FMA(x, y, z)   fmaf(x, y, z)
 #define EL_FMA64(x, y, z) fma(x, y, z)
 #define EL_ADD64(x, y)    ((x) + (y))
+#define EL_SUB64(x, y)    ((x) - (y))
+#define EL_MUL64(x, y)    ((x) * (y))
+#define EL_DIV64(x, y)    ((x) / (y))
+#define EL_SQRT64(x)      sqrt(x)
+#define EL_NARROW64(x)    ((float)(x))
+#define EL_POW64(x, p)    pow(x, p)
+#define EL_ABS64(x)       fabs(x)
 #define EL_ROUND_BF16(x)  bf16_to_f32(bf16_from_f32(x))
 #define EL_ROUND_FP16(x)  fp16_to_f32(fp16_from_f32(x))
 #endif
@@ -162,6 +176,18 @@ EL_FN float el_scale(float x, float factor)
 	return EL_MUL(x, factor);
 }
 
+EL_FN float el_clamp(float x, float lo, float hi)
+{
+	x = x < lo ? lo : x;
+	return x > hi ? hi : x;
+}
+
+/* An inverse of one leaves even a NaN as it is. */
+EL_FN float el_unscale(float x, float inv)
+{
+	return inv == 1.0f ? x : EL_MUL(x, inv);
+}
+
 EL_FN float el_lerp(float from, float to, float w)
 {
 	bool small = (EL_BITS(w) & EL_ABS_MASK) < EL_BITS(0.5f);
@@ -195,13 +221,65 @@ EL_FN void el_adam(const struct cuda_adam *a, float *p, float g, float *m, float
 	*p = el_moments(*p, g, m, v, a->w1, a->b2, a->w2, a->step_size, a->sq, a->eps);
 }
 
-/* @buf is read unless this is the first step, and both only when mu is not 0. */
-EL_FN void el_sgd(const struct cuda_sgd *a, float *p, float g, float *buf)
+/* Both of the Adams, with all they can have. @vmax: only read and written with amsgrad.
+ * @tail: the element is of the tail of a fused step. */
+EL_FN void el_adam_any(const struct cuda_adam_any *a, float *p, float g, float *m, float *v,
+		       float *vmax, bool tail)
 {
-	float d = a->wd == 0.0f ? g : EL_FMA(*p, a->wd, g);
+	float x, denom;
 
+	if (a->maximize)
+		g = -g;
+	if (a->decoupled)
+		*p = EL_MUL(*p, a->decay);
+	else if (a->wd != 0.0f)
+		g = EL_FMA(*p, a->wd, g);
+	*m = el_lerp(*m, g, a->w1);
+	x = EL_MUL(a->w2, g);
+	x = tail ? EL_FMA(*v, a->b2, EL_MUL(x, g)) : EL_FMA(x, g, EL_MUL(*v, a->b2));
+	*v = x;
+	if (a->vmax) {
+		x = x > *vmax || (!tail && x != x) ? x : *vmax;
+		*vmax = x;
+	}
+	denom = EL_ADD(EL_DIV(EL_SQRT(x), a->sq), a->eps);
+	*p = EL_SUB(*p, EL_DIV(EL_MUL(a->step_size, *m), denom));
+}
+
+EL_FN void el_adam_f64(const struct cuda_adam_f64 *a, float *p, float g32, float *m32, float *v32,
+		       float *vmax)
+{
+	double g = a->maximize ? -(double)g32 : (double)g32, x = (double)*p, m, v;
+
+	if (a->decoupled)
+		x = EL_MUL64(x, a->decay);
+	else if (a->wd != 0.0)
+		g = EL_ADD64(g, EL_MUL64(a->wd, x));
+	m = EL_ADD64(EL_MUL64(a->b1, (double)*m32), EL_MUL64(a->w1, g));
+	v = EL_ADD64(EL_MUL64(a->b2, (double)*v32), EL_MUL64(EL_MUL64(a->w2, g), g));
+	*m32 = EL_NARROW64(m);
+	*v32 = EL_NARROW64(v);
+	if (a->vmax) {
+		double old = (double)*vmax;
+
+		v = v > old || v != v ? v : old;
+		*vmax = EL_NARROW64(v);
+	}
+	v = EL_ADD64(EL_DIV64(EL_SQRT64(v), a->sq), a->eps);
+	*p = EL_NARROW64(EL_SUB64(x, EL_DIV64(EL_MUL64(a->step_size, m), v)));
+}
+
+/* @buf is read unless this is the first step, and both only when mu is not 0. */
+EL_FN void el_sgd(const struct cuda_sgd *a, float *p, float g, float *buf, bool tail)
+{
+	float d = a->maximize ? -g : g;
+
+	if (a->wd != 0.0f)
+		d = EL_FMA(*p, a->wd, d);
 	if (a->mu != 0.0f) {
-		*buf = a->first ? d : EL_ADD(EL_MUL(a->mu, *buf), d);
+		*buf = a->first ? d
+		       : tail   ? EL_FMA(*buf, a->mu, EL_MUL(d, a->w))
+				: EL_FMA(d, a->w, EL_MUL(a->mu, *buf));
 		d = a->nesterov ? EL_FMA(*buf, a->mu, d) : *buf;
 	}
 	*p = EL_FMA(d, -a->lr, *p);
@@ -211,6 +289,14 @@ EL_FN void el_sgd(const struct cuda_sgd *a, float *p, float g, float *buf)
 EL_FN double el_add_square(double sum, float x)
 {
 	return EL_FMA64((double)x, (double)x, sum);
+}
+
+/* |x|^p; @p is neither 2 nor infinite. */
+EL_FN double el_add_power(double sum, float x, double p)
+{
+	double abs = EL_ABS64((double)x);
+
+	return EL_ADD64(sum, p == 1.0 ? abs : EL_POW64(abs, p));
 }
 
 /* Bits of |x| compare as the numbers do, and those of a NaN are above infinity's. */

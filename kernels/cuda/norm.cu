@@ -13,7 +13,8 @@
  * n/65536. The sums thus differ by at most
  * (n/(1024*b) + 17 + b + 8200 + n/65536) * 2^-53 relative, which is below 2^-38 for every
  * n up to 2^32 where a device is filled (b >= 512), and the norm, its root in fp32, by at
- * most one ulp. Maxima are exact.
+ * most one ulp. Maxima are exact. Other powers are CUDA's pow, which is within two units in
+ * the last place (2^-52 relative each) of |x|^p, as is the C library's: 2^-50 more.
  */
 #include "device.cuh"
 
@@ -67,16 +68,30 @@ static __device__ __forceinline__ void meet(double warp[WARPS], double mine)
 	__syncthreads();
 }
 
-static __device__ __forceinline__ void norm_squares(const struct cuda_norm &a, uint64_t head)
+struct power_body {
+	uint64_t x;
+	double p;
+	double sum[LAUNCH_VECTOR];
+
+	template <int V, int U> __device__ __forceinline__ void at(uint64_t i)
+	{
+		typename vec<DTYPE_FP32, V>::raw b = vec<DTYPE_FP32, V>::get(x, i);
+
+		static_assert(U == 1, "one vector in a turn");
+#pragma unroll
+		for (int j = 0; j < V; j++)
+			sum[j] = el_add_power(sum[j], EL_FLOAT(b.w[j]), p);
+	}
+};
+
+/* The sums of all threads of the block, in @partial. */
+static __device__ __forceinline__ void add_block(const double sums[LAUNCH_VECTOR], uint64_t partial)
 {
 	__shared__ double warp[WARPS];
-	squares_body body = { a.x, {} };
-	double sum;
+	double sum = sums[0];
 
-	walk_any<LAUNCH_VECTOR, LAUNCH_NORM_UNROLL>(a.n, head, body);
-	sum = body.sum[0];
 	for (int j = 1; j < LAUNCH_VECTOR; j++)
-		sum = EL_ADD64(sum, body.sum[j]);
+		sum = EL_ADD64(sum, sums[j]);
 	for (int step = WARP / 2; step > 0; step /= 2)
 		sum = EL_ADD64(sum, __shfl_down_sync(ALL_LANES, sum, step));
 	meet(warp, sum);
@@ -84,7 +99,15 @@ static __device__ __forceinline__ void norm_squares(const struct cuda_norm &a, u
 		return;
 	for (int w = 1; w < WARPS; w++)
 		sum = EL_ADD64(sum, warp[w]);
-	reinterpret_cast<double *>(a.partial)[blockIdx.x] = sum;
+	reinterpret_cast<double *>(partial)[blockIdx.x] = sum;
+}
+
+static __device__ __forceinline__ void norm_squares(const struct cuda_norm &a, uint64_t head)
+{
+	squares_body body = { a.x, {} };
+
+	walk_any<LAUNCH_VECTOR, LAUNCH_NORM_UNROLL>(a.n, head, body);
+	add_block(body.sum, a.partial);
 }
 
 static __device__ __forceinline__ void norm_max(const struct cuda_norm &a, uint64_t head)
@@ -112,4 +135,13 @@ KERNEL(6) shardd_norm(const __grid_constant__ struct cuda_norm a)
 		norm_max(a, head);
 	else
 		norm_squares(a, head);
+}
+
+/* A power takes many registers, and far longer than the memory. */
+KERNEL(2) shardd_norm_power(const __grid_constant__ struct cuda_norm_power a)
+{
+	power_body body = { a.x, a.p, {} };
+
+	walk_any<LAUNCH_VECTOR, 1>(a.n, head_of<4, LAUNCH_VECTOR>(a.x), body);
+	add_block(body.sum, a.partial);
 }

@@ -19,20 +19,21 @@ struct sgd_body {
 		}
 #pragma unroll
 		for (int u = 0; u < U; u++) {
-			step<V>(p[u], g[u], buf[u]);
+			step<V>(vector_at<V>(i, u), p[u], g[u], buf[u]);
 			f32::put(a.p, vector_at<V>(i, u), p[u]);
 			if (momentum)
 				f32::put(a.buf, vector_at<V>(i, u), buf[u]);
 		}
 	}
 
-	template <int V, class R> __device__ __forceinline__ void step(R &p, const R &g, R &buf)
+	template <int V, class R>
+	__device__ __forceinline__ void step(uint64_t i, R &p, const R &g, R &buf)
 	{
 #pragma unroll
 		for (int j = 0; j < V; j++) {
 			float pj = EL_FLOAT(p.w[j]), bj = EL_FLOAT(buf.w[j]);
 
-			el_sgd(&a, &pj, EL_FLOAT(g.w[j]), &bj);
+			el_sgd(&a, &pj, EL_FLOAT(g.w[j]), &bj, i + j >= a.tail_from);
 			p.w[j] = EL_BITS(pj);
 			buf.w[j] = EL_BITS(bj);
 		}

@@ -10,6 +10,7 @@
 #ifndef SHARDD_KERNELS_HOST_H
 #define SHARDD_KERNELS_HOST_H
 
+#include "adam.h"
 #include "kernels.h"
 
 #define HOST_JOIN_(name, variant) host_##name##_##variant
@@ -39,6 +40,12 @@ void HOST(fill)(const struct k_fill *a, size_t begin, size_t end);
 void HOST(found_inf)(const struct k_found_inf *a, size_t begin, size_t end);
 void HOST(pack)(const struct k_pack *a, size_t begin, size_t end);
 void HOST(copy)(const struct k_copy *a, size_t begin, size_t end);
+void HOST(clamp)(const struct k_clamp *a, size_t begin, size_t end);
+void HOST(unscale)(const struct k_unscale *a, size_t begin, size_t end);
+void HOST(add_rows)(const struct k_add_rows *a, size_t begin, size_t end);
+
+/* Both of the Adams. */
+void HOST(adam_step)(const struct adam_step *s, size_t begin, size_t end);
 
 /* dst[0..n) = src[at..at+n), widened to fp32; @t is bf16 or fp16. */
 void HOST(widen)(float *dst, const void *src, enum dtype t, size_t at, size_t n);

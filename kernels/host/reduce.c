@@ -3,37 +3,9 @@
  * first-level cache; the result is written once. Where all is fp32 the loops are one for
  * each input; every rounding to another type is a pass of its own over the cached piece.
  */
-#include "host/host.h"
+#include "host/factor.h"
 
-#include <math.h>
 #include <string.h>
-
-/* A factor. Where @exact, multiplying by @inverse is what it does. */
-struct factor {
-	float by;
-	float inverse;
-	bool exact;
-	enum dtype dtype; /* to which both sides are rounded; fp32: to none */
-};
-
-/* A power of two whose inverse is an fp32 too: x/by and x*inverse are then the
- * same real number, and rounding it once gives the same result, subnormal or
- * not. */
-static struct factor factor_from(const struct k_factor *k)
-{
-	struct factor f = { .by = 1, .inverse = 1, .exact = true, .dtype = DTYPE_FP32 };
-	int exponent;
-
-	if (k->how == K_FACTOR_NONE)
-		return f;
-	f.dtype = k->dtype;
-	f.by = k->value;
-	f.inverse = k->how == K_FACTOR_MUL ? k->value : 1 / k->value;
-	if (k->how == K_FACTOR_DIV)
-		f.exact = isfinite(f.by) && isfinite(f.inverse) &&
-			  fabsf(frexpf(f.by, &exponent)) == 0.5f;
-	return f;
-}
 
 static void set(float *restrict acc, const float *restrict x, size_t n, const struct factor *d)
 {
@@ -57,21 +29,6 @@ static void add(float *restrict acc, const float *restrict x, size_t n, const st
 	else
 		for (size_t i = 0; i < n; i++)
 			acc[i] += x[i] / by;
-}
-
-/* In place. */
-static void apply(float *x, size_t n, const struct factor *d)
-{
-	float by = d->by, inverse = d->inverse;
-
-	HOST(round)(x, d->dtype, n);
-	if (!d->exact)
-		for (size_t i = 0; i < n; i++)
-			x[i] /= by;
-	else if (inverse != 1)
-		for (size_t i = 0; i < n; i++)
-			x[i] *= inverse;
-	HOST(round)(x, d->dtype, n);
 }
 
 struct plan {
@@ -98,7 +55,7 @@ static void term(const struct plan *p, float *to, unsigned j, size_t at, size_t 
 
 	if (x != to)
 		memcpy(to, x, n * sizeof(*to));
-	apply(to, n, &p->pre);
+	factor_apply(&p->pre, to, n);
 	HOST(round)(to, a->sum_dtype, n);
 }
 
@@ -132,7 +89,7 @@ static void finish_rounded(const struct plan *p, float *acc, size_t at, size_t n
 	const struct k_reduce *a = p->a;
 	float buf[HOST_PIECE];
 
-	apply(acc, n, &p->post);
+	factor_apply(&p->post, acc, n);
 	if (a->accumulate) {
 		const float *old = host_load(buf, a->out, a->out_dtype, at, n);
 

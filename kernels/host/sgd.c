@@ -11,22 +11,27 @@ static inline float decayed(const struct k_sgd *a, float g, float p)
 static void plain(const struct k_sgd *a, size_t begin, size_t end)
 {
 	const struct k_sgd c = *a;
+	const float sign = c.maximize ? -1 : 1;
 	float *restrict p = a->p;
 	const float *restrict g = a->g;
 
 	for (size_t i = begin; i < end; i++)
-		p[i] = fmaf(decayed(&c, g[i], p[i]), -c.lr, p[i]);
+		p[i] = fmaf(decayed(&c, sign * g[i], p[i]), -c.lr, p[i]);
 }
 
-static void momentum(const struct k_sgd *a, size_t begin, size_t end)
+static inline __attribute__((always_inline)) void momentum(const struct k_sgd *a, size_t begin,
+							   size_t end, bool tail)
 {
 	const struct k_sgd c = *a;
+	const float sign = c.maximize ? -1 : 1, w = (float)(1 - c.dampening);
 	float *restrict p = a->p, *restrict buf = a->buf;
 	const float *restrict g = a->g;
 
 	for (size_t i = begin; i < end; i++) {
-		float d = decayed(&c, g[i], p[i]);
-		float b = c.first ? d : c.mu * buf[i] + d;
+		float d = decayed(&c, sign * g[i], p[i]);
+		float b = c.first ? d
+			  : tail  ? fmaf(buf[i], c.mu, d * w)
+				  : fmaf(d, w, c.mu * buf[i]);
 
 		buf[i] = b;
 		p[i] = fmaf(c.nesterov ? fmaf(b, c.mu, d) : b, -c.lr, p[i]);
@@ -35,8 +40,13 @@ static void momentum(const struct k_sgd *a, size_t begin, size_t end)
 
 void HOST(sgd)(const struct k_sgd *a, size_t begin, size_t end)
 {
-	if (a->mu == 0)
+	size_t middle = a->profile == K_FUSED && a->tail_from < end ? a->tail_from : end;
+
+	if (a->mu == 0) {
 		plain(a, begin, end);
-	else
-		momentum(a, begin, end);
+		return;
+	}
+	middle = begin < middle ? middle : begin;
+	momentum(a, begin, middle, false);
+	momentum(a, middle, end, true);
 }

@@ -16,5 +16,8 @@ const struct kernels HOST(table) = {
 	.fill = HOST(fill),
 	.found_inf = HOST(found_inf),
 	.pack = HOST(pack),
+	.clamp = HOST(clamp),
+	.unscale = HOST(unscale),
+	.add_rows = HOST(add_rows),
 	.copy = HOST(copy),
 };

@@ -2,13 +2,20 @@
 
 #include <math.h>
 
-static double block_squares(const float *x, size_t n)
+static double term(float x, double p)
+{
+	double abs = fabs((double)x);
+
+	return p == 1 ? abs : p == 2 ? abs * abs : pow(abs, p);
+}
+
+static double block_sum(const float *x, size_t n, double p)
 {
 	double lane[8] = { 0 };
 	double sum;
 
 	for (size_t i = 0; i < n; i++)
-		lane[i % 8] += (double)x[i] * (double)x[i];
+		lane[i % 8] += term(x[i], p);
 	sum = lane[0];
 	for (int j = 1; j < 8; j++)
 		sum += lane[j];
@@ -33,6 +40,6 @@ void ref_norm(const struct k_norm *a, size_t begin, size_t end)
 		size_t n = end - i < KERNEL_NORM_BLOCK ? end - i : KERNEL_NORM_BLOCK;
 		double *partial = &a->partial[i / KERNEL_NORM_BLOCK];
 
-		*partial = a->inf ? block_max(a->x + i, n) : block_squares(a->x + i, n);
+		*partial = isinf(a->p) ? block_max(a->x + i, n) : block_sum(a->x + i, n, a->p);
 	}
 }

@@ -13,6 +13,9 @@ static const struct kernels ref = {
 	.fill = ref_fill,
 	.found_inf = ref_found_inf,
 	.pack = ref_pack,
+	.clamp = ref_clamp,
+	.unscale = ref_unscale,
+	.add_rows = ref_add_rows,
 	.copy = ref_copy,
 };
 

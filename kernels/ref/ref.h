@@ -2,6 +2,7 @@
 #ifndef SHARDD_KERNELS_REF_H
 #define SHARDD_KERNELS_REF_H
 
+#include "adam.h"
 #include "convert.h"
 #include "kernels.h"
 
@@ -17,6 +18,12 @@ void ref_fill(const struct k_fill *a, size_t begin, size_t end);
 void ref_found_inf(const struct k_found_inf *a, size_t begin, size_t end);
 void ref_pack(const struct k_pack *a, size_t begin, size_t end);
 void ref_copy(const struct k_copy *a, size_t begin, size_t end);
+void ref_clamp(const struct k_clamp *a, size_t begin, size_t end);
+void ref_unscale(const struct k_unscale *a, size_t begin, size_t end);
+void ref_add_rows(const struct k_add_rows *a, size_t begin, size_t end);
+
+/* Both of the Adams. */
+void ref_adam_step(const struct adam_step *s, size_t begin, size_t end);
 
 /* Element @i of @src, widened. */
 static inline float ref_load(const void *src, enum dtype t, size_t i)

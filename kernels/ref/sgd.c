@@ -2,16 +2,26 @@
 
 #include <math.h>
 
+static float momentum(const struct k_sgd *a, size_t i, float d)
+{
+	float w = (float)(1 - a->dampening);
+
+	if (a->first)
+		return d;
+	if (a->profile == K_FUSED && i >= a->tail_from)
+		return fmaf(a->buf[i], a->mu, d * w);
+	return fmaf(d, w, a->mu * a->buf[i]);
+}
+
 void ref_sgd(const struct k_sgd *a, size_t begin, size_t end)
 {
 	for (size_t i = begin; i < end; i++) {
-		float d = a->wd == 0 ? a->g[i] : fmaf(a->p[i], a->wd, a->g[i]);
+		float g = a->maximize ? -a->g[i] : a->g[i];
+		float d = a->wd == 0 ? g : fmaf(a->p[i], a->wd, g);
 
 		if (a->mu != 0) {
-			float buf = a->first ? d : a->mu * a->buf[i] + d;
-
-			a->buf[i] = buf;
-			d = a->nesterov ? fmaf(buf, a->mu, d) : buf;
+			a->buf[i] = momentum(a, i, d);
+			d = a->nesterov ? fmaf(a->buf[i], a->mu, d) : a->buf[i];
 		}
 		a->p[i] = fmaf(d, -a->lr, a->p[i]);
 	}

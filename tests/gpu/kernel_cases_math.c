@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "ref/ref.h"
+
 /* So many buffers are there; input j is the j / INPUTS-th stretch of one of them. */
 #define INPUTS  17
 #define STRETCH 8 /* elements: whole vectors of every type */
@@ -270,13 +272,14 @@ static void run_min(struct tester *t)
 	all_reduce_op(t, REDUCE_MIN);
 }
 
-/* p, g, m, v: one after the other; g has a shift of its own. */
+/* p, g, m, v, vmax: one after the other; g has a shift of its own. */
 static void add_state(struct tester *t, size_t n, const struct case_shift *s)
 {
 	bed_begin(&t->bed);
 	bed_add(&t->bed, DTYPE_FP32, n, s->out, BED_ANY);
 	bed_add(&t->bed, DTYPE_FP32, n, s->in, BED_ANY);
 	bed_add(&t->bed, DTYPE_FP32, n, s->out, BED_ANY);
+	bed_add(&t->bed, DTYPE_FP32, n, s->out, BED_NOT_NEG);
 	bed_add(&t->bed, DTYPE_FP32, n, s->out, BED_NOT_NEG);
 	bed_upload(&t->bed);
 }
@@ -358,6 +361,97 @@ static void run_adam(struct tester *t)
 					  w % 2 ? 0 : 0.01f);
 }
 
+/* Bits of @set: amsgrad, AdamW, maximize, a tail. */
+static void adam_any_case(struct tester *t, size_t n, const struct case_shift *s, unsigned set)
+{
+	struct bed *b = &t->bed;
+	struct cuda_adam_any c = { .n = n,
+				   .tail_from = set & 8 ? n - n % 8 : UINT64_MAX,
+				   .decay = 0.999f,
+				   .wd = n % 2 ? 0.01f : 0,
+				   .w1 = w1s[n % 4],
+				   .b2 = 0.95f,
+				   .w2 = 0.05f,
+				   .step_size = 0.01f,
+				   .sq = 0.25f,
+				   .eps = 1e-8f,
+				   .decoupled = (set & 2) != 0,
+				   .maximize = (set & 4) != 0 };
+	struct adam_step h = { .decoupled = set & 2,
+			       .maximize = set & 4,
+			       .decay = c.decay,
+			       .wd = c.wd,
+			       .w1 = c.w1,
+			       .b2 = c.b2,
+			       .w2 = c.w2,
+			       .step_size = c.step_size,
+			       .sq = c.sq,
+			       .eps = c.eps,
+			       .tail_from = c.tail_from };
+
+	add_state(t, n, s);
+	h.p = bed_host(b, 0), h.g = bed_host(b, 1), h.m = bed_host(b, 2), h.v = bed_host(b, 3);
+	c.p = bed_device(b, 0), c.g = bed_device(b, 1), c.m = bed_device(b, 2);
+	c.v = bed_device(b, 3);
+	if (set & 1) {
+		h.vmax = bed_host(b, 4);
+		c.vmax = bed_device(b, 4);
+	}
+	ref_adam_step(&h, 0, n);
+	device_launch(&t->device, CUDA_FN_ADAM_ANY, &c, n);
+	tester_same(t, false, "%zu elements, shifts %u %u, set %u", n, s->out, s->in, set);
+}
+
+static void adam_f64_case(struct tester *t, size_t n, const struct case_shift *s, unsigned set)
+{
+	struct bed *b = &t->bed;
+	struct cuda_adam_f64 c = { .n = n,
+				   .decay = 0.999,
+				   .wd = n % 2 ? 0.01 : 0,
+				   .b1 = 0.9,
+				   .w1 = 1 - 0.9,
+				   .b2 = 0.95,
+				   .w2 = 1 - 0.95,
+				   .step_size = 0.01,
+				   .sq = 0.3,
+				   .eps = 1e-8,
+				   .decoupled = (set & 2) != 0,
+				   .maximize = (set & 4) != 0 };
+	const struct k_adam_f64 d = { c.decay, c.wd,        c.b1, c.w1, c.b2,
+				      c.w2,    c.step_size, c.sq, c.eps };
+	struct adam_step h = { .decoupled = set & 2, .maximize = set & 4, .f64 = true, .d = &d };
+
+	add_state(t, n, s);
+	h.p = bed_host(b, 0), h.g = bed_host(b, 1), h.m = bed_host(b, 2), h.v = bed_host(b, 3);
+	c.p = bed_device(b, 0), c.g = bed_device(b, 1), c.m = bed_device(b, 2);
+	c.v = bed_device(b, 3);
+	if (set & 1) {
+		h.vmax = bed_host(b, 4);
+		c.vmax = bed_device(b, 4);
+	}
+	ref_adam_step(&h, 0, n);
+	device_launch(&t->device, CUDA_FN_ADAM_F64, &c, n);
+	tester_same(t, false, "%zu elements, shifts %u %u, set %u", n, s->out, s->in, set);
+}
+
+static void run_adam_any(struct tester *t)
+{
+	for (unsigned i = 0; i < n_case_sizes; i++)
+		for (unsigned s = 0; s < n_case_shifts; s++)
+			for (unsigned set = 0; set < 16; set++)
+				if (case_sizes[i] <= 4097 || set % 5 == 0)
+					adam_any_case(t, case_sizes[i], &case_shifts[s], set);
+}
+
+static void run_adam_f64(struct tester *t)
+{
+	for (unsigned i = 0; i < n_case_sizes; i++)
+		for (unsigned s = 0; s < n_case_shifts; s++)
+			for (unsigned set = 0; set < 8; set++)
+				if (case_sizes[i] <= 4097 || set % 3 == 0)
+					adam_f64_case(t, case_sizes[i], &case_shifts[s], set);
+}
+
 /* All combinations of the five switches, by the bits of @set. */
 static void sgd_case(struct tester *t, size_t n, const struct case_shift *s, unsigned set)
 {
@@ -366,10 +460,20 @@ static void sgd_case(struct tester *t, size_t n, const struct case_shift *s, uns
 			   .wd = set & 1 ? 0.01f : 0,
 			   .mu = set & 2 ? 0.9f : 0,
 			   .nesterov = set & 4,
-			   .first = set & 8 };
-	struct cuda_sgd c = {
-		.n = n, .lr = a.lr, .wd = a.wd, .mu = a.mu, .nesterov = a.nesterov, .first = a.first
-	};
+			   .first = set & 8,
+			   .maximize = n % 2,
+			   .dampening = s->in ? 0.25 : 0,
+			   .profile = s->out ? K_FUSED : K_EAGER_SINGLE,
+			   .tail_from = n - n % 8 };
+	struct cuda_sgd c = { .n = n,
+			      .tail_from = s->out ? a.tail_from : UINT64_MAX,
+			      .lr = a.lr,
+			      .wd = a.wd,
+			      .mu = a.mu,
+			      .w = s->in ? 0.75f : 1,
+			      .nesterov = a.nesterov,
+			      .first = a.first,
+			      .maximize = a.maximize };
 
 	add_state(t, n, s);
 	a.p = bed_host(b, 0), a.g = bed_host(b, 1);
@@ -433,26 +537,30 @@ static double norm_bound(size_t n, size_t blocks)
 	       0x1p-53;
 }
 
-static double ref_norm(struct tester *t, size_t n, bool inf)
+static double norm_of_ref(struct tester *t, size_t n, double p)
 {
 	double partial[32] = { 0 };
-	struct k_norm a = { bed_host(&t->bed, 0), partial, inf };
+	struct k_norm a = { bed_host(&t->bed, 0), partial, p };
 
 	kernels_ref()->norm(&a, 0, n);
-	return fold_norm(partial, (n + KERNEL_NORM_BLOCK - 1) / KERNEL_NORM_BLOCK, inf);
+	return fold_norm(partial, (n + KERNEL_NORM_BLOCK - 1) / KERNEL_NORM_BLOCK, isinf(p));
 }
 
-static double device_norm(struct tester *t, size_t n, bool inf, unsigned blocks)
+static enum cuda_fn norm_fn(double p)
+{
+	return p == 2 || isinf(p) ? CUDA_FN_NORM : CUDA_FN_NORM_POWER;
+}
+
+static double device_norm(struct tester *t, size_t n, double p, unsigned blocks)
 {
 	struct bed *b = &t->bed;
+	struct cuda_norm a = { bed_device(b, 0), n, bed_device(b, 1), isinf(p) != 0, 0 };
+	struct cuda_norm_power power = { a.x, n, a.partial, p };
+	enum cuda_fn fn = norm_fn(p);
 
-	device_launch(
-		&t->device, CUDA_FN_NORM,
-		&(struct cuda_norm){
-			.x = bed_device(b, 0), .n = n, .partial = bed_device(b, 1), .inf = inf },
-		n);
+	device_launch(&t->device, fn, fn == CUDA_FN_NORM ? (void *)&a : &power, n);
 	bed_fetch(b);
-	return fold_norm((const double *)(const void *)(b->got + b->bufs[1].at), blocks, inf);
+	return fold_norm((const double *)(const void *)(b->got + b->bufs[1].at), blocks, isinf(p));
 }
 
 /* Nothing but the partials may have changed. */
@@ -465,9 +573,9 @@ static bool only_partials(const struct tester *t, unsigned blocks)
 	       memcmp(b->got + end, b->before + end, b->used - end) == 0;
 }
 
-static void norm_case(struct tester *t, size_t n, unsigned shift, bool inf, enum bed_data data)
+static void norm_case(struct tester *t, size_t n, unsigned shift, double p, enum bed_data data)
 {
-	unsigned blocks = device_blocks(&t->device, CUDA_FN_NORM, n);
+	unsigned blocks = device_blocks(&t->device, norm_fn(p), n);
 	double want, got, again;
 	bool ok;
 
@@ -475,25 +583,25 @@ static void norm_case(struct tester *t, size_t n, unsigned shift, bool inf, enum
 	bed_add(&t->bed, DTYPE_FP32, n, shift, data);
 	bed_add(&t->bed, DTYPE_FP32, 2 * CUDA_NORM_PARTIALS, 0, BED_FINITE);
 	bed_upload(&t->bed);
-	want = ref_norm(t, n, inf);
-	got = device_norm(t, n, inf, blocks);
+	want = norm_of_ref(t, n, p);
+	got = device_norm(t, n, p, blocks);
 	ok = only_partials(t, blocks);
-	again = device_norm(t, n, inf, blocks);
+	again = device_norm(t, n, p, blocks);
 	ok = ok && (memcmp(&got, &again, sizeof(got)) == 0 || got != got);
-	if (want != want || isinf(want) || inf)
+	if (want != want || isinf(want) || isinf(p))
 		ok = ok && (got == want || (got != got && want != want));
 	else
-		ok = ok && fabs(got - want) <= norm_bound(n, blocks) * want;
-	tester_case(t, ok, "%zu elements, shift %u, data %d: %a and again %a, not %a", n, shift,
-		    data, got, again, want);
+		ok = ok && fabs(got - want) <= (norm_bound(n, blocks) + 0x1p-50) * want;
+	tester_case(t, ok, "%zu elements, shift %u, p %g, data %d: %a and again %a, not %a", n,
+		    shift, p, data, got, again, want);
 }
 
 static void run_norm(struct tester *t)
 {
 	for (unsigned i = 0; i < n_case_sizes; i++)
 		for (unsigned shift = 0; shift < 4; shift++) {
-			norm_case(t, case_sizes[i], shift, false, BED_FINITE);
-			norm_case(t, case_sizes[i], shift, false, BED_ANY);
+			norm_case(t, case_sizes[i], shift, 2, BED_FINITE);
+			norm_case(t, case_sizes[i], shift, 2, BED_ANY);
 		}
 }
 
@@ -501,9 +609,127 @@ static void run_norm_inf(struct tester *t)
 {
 	for (unsigned i = 0; i < n_case_sizes; i++)
 		for (unsigned shift = 0; shift < 4; shift++) {
-			norm_case(t, case_sizes[i], shift, true, BED_FINITE);
-			norm_case(t, case_sizes[i], shift, true, BED_ANY);
+			norm_case(t, case_sizes[i], shift, INFINITY, BED_FINITE);
+			norm_case(t, case_sizes[i], shift, INFINITY, BED_ANY);
 		}
+}
+
+static void run_norm_power(struct tester *t)
+{
+	static const double powers[] = { 1, 3, 0.5, 1.7 };
+
+	for (unsigned i = 0; i < n_case_sizes; i++)
+		for (unsigned shift = 0; shift < 4; shift++) {
+			norm_case(t, case_sizes[i], shift, powers[(i + shift) % 4], BED_FINITE);
+			norm_case(t, case_sizes[i], shift, powers[(i + shift) % 4], BED_ANY);
+		}
+}
+
+static void clamp_case(struct tester *t, size_t n, unsigned shift, float lo, float hi)
+{
+	struct bed *b = &t->bed;
+	struct k_clamp a = { .lo = lo, .hi = hi };
+	struct cuda_clamp c = { .n = n, .lo = lo, .hi = hi };
+
+	bed_begin(b);
+	bed_add(b, DTYPE_FP32, n, shift, BED_ANY);
+	bed_upload(b);
+	a.x = bed_host(b, 0);
+	c.x = bed_device(b, 0);
+	kernels_ref()->clamp(&a, 0, n);
+	device_launch(&t->device, CUDA_FN_CLAMP, &c, n);
+	tester_same(t, false, "%zu elements, shift %u, %a to %a", n, shift, (double)lo, (double)hi);
+}
+
+static void run_clamp(struct tester *t)
+{
+	for (unsigned i = 0; i < n_case_sizes; i++)
+		for (unsigned shift = 0; shift < 4; shift++) {
+			clamp_case(t, case_sizes[i], shift, -0.5f, 0.5f);
+			clamp_case(t, case_sizes[i], shift, 0, INFINITY);
+			clamp_case(t, case_sizes[i], shift, 1, -1);
+		}
+}
+
+static void unscale_case(struct tester *t, size_t n, unsigned shift, float inv, enum bed_data data)
+{
+	struct bed *b = &t->bed;
+	struct k_unscale a = { .inv = inv };
+	struct cuda_unscale c = { .n = n, .inv = inv };
+
+	bed_begin(b);
+	bed_add(b, DTYPE_FP32, n, shift, data);
+	bed_add(b, DTYPE_FP32, 1, 0, BED_FINITE);
+	bed_upload(b);
+	a.x = bed_host(b, 0), a.found = bed_host(b, 1);
+	c.x = bed_device(b, 0), c.found = bed_device(b, 1);
+	kernels_ref()->unscale(&a, 0, n);
+	device_launch(&t->device, CUDA_FN_UNSCALE, &c, n);
+	tester_same(t, false, "%zu elements, shift %u, by %a", n, shift, (double)inv);
+}
+
+static void run_unscale(struct tester *t)
+{
+	for (unsigned i = 0; i < n_case_sizes; i++)
+		for (unsigned shift = 0; shift < 4; shift++) {
+			unscale_case(t, case_sizes[i], shift, 0x1p-16f, BED_ANY);
+			unscale_case(t, case_sizes[i], shift, 0.3f, BED_FINITE);
+			unscale_case(t, case_sizes[i], shift, 1, BED_ANY);
+		}
+}
+
+/* Row numbers of a table of 10 in a buffer of fp32: rows 2 to 6 are here; twice, out of
+ * order, of other parts, negative. */
+static void put_rows(void *at, size_t n)
+{
+	for (size_t e = 0; e < n; e++) {
+		int64_t row = e % 5 == 4 ? -(int64_t)e : (int64_t)(e * 7 % 10);
+
+		memcpy((char *)at + e * 8, &row, 8);
+	}
+}
+
+static void add_rows_case(struct tester *t, size_t columns, size_t entries, enum dtype type,
+			  const struct k_factor *pre)
+{
+	struct bed *b = &t->bed;
+	struct k_add_rows a = { .row_elements = columns,
+				.n_rows = entries,
+				.dtype = type,
+				.pre = *pre,
+				.first_row = 2,
+				.row_limit = 7 };
+	struct cuda_add_rows c = { .n = columns,
+				   .n_rows = entries,
+				   .first_row = 2,
+				   .row_limit = 7,
+				   .pre = factor(pre),
+				   .dtype = type };
+
+	bed_begin(b);
+	bed_add(b, DTYPE_FP32, 5 * columns, 1, BED_ANY);
+	bed_add(b, type, entries * columns, 1, BED_ANY);
+	bed_add(b, DTYPE_FP32, 2 * entries, 0, BED_ANY);
+	put_rows(bed_host(b, 2), entries);
+	bed_upload(b);
+	a.out = bed_host(b, 0), a.values = bed_host(b, 1), a.rows = bed_host(b, 2);
+	c.out = bed_device(b, 0), c.values = bed_device(b, 1), c.rows = bed_device(b, 2);
+	kernels_ref()->add_rows(&a, 0, columns);
+	device_launch(&t->device, CUDA_FN_ADD_ROWS, &c, columns);
+	tester_same(t, false, "%zu columns, %zu entries, %s, factor %d", columns, entries,
+		    dtype_name(type), pre->how);
+}
+
+static void run_add_rows(struct tester *t)
+{
+	static const size_t columns[] = { 1, 17, 256, 1001 }, entries[] = { 0, 1, 8, 29 };
+
+	for (unsigned i = 0; i < 4; i++)
+		for (unsigned j = 0; j < 4; j++)
+			for (unsigned type = DTYPE_FP32; type < _DTYPE_N; type++)
+				for (unsigned f = 0; f < N_ROUNDING; f++)
+					add_rows_case(t, columns[i], entries[j], type,
+						      &rounding_factors[f]);
 }
 
 /* At least as long as asked for; not at all where it need not say. */
@@ -540,10 +766,16 @@ const struct group groups_math[] = {
 	{ "all_reduce, minimum", run_min },
 	{ "adamw", run_adamw },
 	{ "adam", run_adam },
+	{ "adam_any", run_adam_any },
+	{ "adam_f64", run_adam_f64 },
 	{ "sgd", run_sgd },
 	{ "scale", run_scale },
 	{ "norm", run_norm },
 	{ "norm, maximum", run_norm_inf },
+	{ "norm_power", run_norm_power },
+	{ "clamp", run_clamp },
+	{ "unscale", run_unscale },
+	{ "add_rows", run_add_rows },
 	{ "spin", run_spin },
 };
 const unsigned n_groups_math = sizeof(groups_math) / sizeof(groups_math[0]);

@@ -272,7 +272,7 @@ static double model_norm(float *const *g, bool inf)
 
 	for (unsigned i = 0; i < UNITS; i++) {
 		double partial[BIG / KERNEL_NORM_BLOCK + 1];
-		const struct k_norm a = { g[i], partial, inf };
+		const struct k_norm a = { g[i], partial, inf ? INFINITY : 2 };
 		size_t blocks = (clip_sizes[i] + KERNEL_NORM_BLOCK - 1) / KERNEL_NORM_BLOCK;
 
 		kernels_ref()->norm(&a, 0, clip_sizes[i]);

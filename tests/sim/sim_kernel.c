@@ -30,12 +30,18 @@ static const struct function functions[_CUDA_FN_N] = {
 				      sizeof(struct cuda_all_reduce_many) },
 	[CUDA_FN_ADAMW] = { "shardd_adamw", sizeof(struct cuda_adamw) },
 	[CUDA_FN_ADAM] = { "shardd_adam", sizeof(struct cuda_adam) },
+	[CUDA_FN_ADAM_ANY] = { "shardd_adam_any", sizeof(struct cuda_adam_any) },
+	[CUDA_FN_ADAM_F64] = { "shardd_adam_f64", sizeof(struct cuda_adam_f64) },
 	[CUDA_FN_SGD] = { "shardd_sgd", sizeof(struct cuda_sgd) },
 	[CUDA_FN_NORM] = { "shardd_norm", sizeof(struct cuda_norm) },
+	[CUDA_FN_NORM_POWER] = { "shardd_norm_power", sizeof(struct cuda_norm_power) },
 	[CUDA_FN_SCALE] = { "shardd_scale", sizeof(struct cuda_scale) },
 	[CUDA_FN_FILL] = { "shardd_fill", sizeof(struct cuda_fill) },
 	[CUDA_FN_FOUND_INF] = { "shardd_found_inf", sizeof(struct cuda_found_inf) },
 	[CUDA_FN_PACK] = { "shardd_pack", sizeof(struct cuda_pack) },
+	[CUDA_FN_CLAMP] = { "shardd_clamp", sizeof(struct cuda_clamp) },
+	[CUDA_FN_UNSCALE] = { "shardd_unscale", sizeof(struct cuda_unscale) },
+	[CUDA_FN_ADD_ROWS] = { "shardd_add_rows", sizeof(struct cuda_add_rows) },
 	[CUDA_FN_SPIN] = { "shardd_spin", sizeof(struct cuda_spin) },
 };
 

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "cuda_kernels.h"
+#include "ref/ref.h"
 #include "kernels.h"
 #include "sim_impl.h"
 #include "sim_run.h"
@@ -187,13 +188,68 @@ static void run_adam(struct run *run, const struct cuda_adam *a)
 		kernels_ref()->adam(&k, 0, a->n);
 }
 
+static void run_adam_any(struct run *run, const struct cuda_adam_any *a)
+{
+	struct k_adam_f64 none = { 0 };
+	struct adam_step s = { .decoupled = a->decoupled != 0,
+			       .maximize = a->maximize != 0,
+			       .decay = a->decay,
+			       .wd = a->wd,
+			       .w1 = a->w1,
+			       .b2 = a->b2,
+			       .w2 = a->w2,
+			       .step_size = a->step_size,
+			       .sq = a->sq,
+			       .eps = a->eps,
+			       .d = &none,
+			       .tail_from = a->tail_from };
+
+	s.p = out(run, a->p, a->n, DTYPE_FP32);
+	s.g = in(run, a->g, a->n, DTYPE_FP32);
+	s.m = out(run, a->m, a->n, DTYPE_FP32);
+	s.v = out(run, a->v, a->n, DTYPE_FP32);
+	if (a->vmax)
+		s.vmax = out(run, a->vmax, a->n, DTYPE_FP32);
+	if (run->ok)
+		ref_adam_step(&s, 0, a->n);
+}
+
+static void run_adam_f64(struct run *run, const struct cuda_adam_f64 *a)
+{
+	const struct k_adam_f64 d = { .decay = a->decay,
+				      .wd = a->wd,
+				      .b1 = a->b1,
+				      .w1 = a->w1,
+				      .b2 = a->b2,
+				      .w2 = a->w2,
+				      .step_size = a->step_size,
+				      .sq = a->sq,
+				      .eps = a->eps };
+	struct adam_step s = {
+		.decoupled = a->decoupled != 0, .maximize = a->maximize != 0, .f64 = true, .d = &d
+	};
+
+	s.p = out(run, a->p, a->n, DTYPE_FP32);
+	s.g = in(run, a->g, a->n, DTYPE_FP32);
+	s.m = out(run, a->m, a->n, DTYPE_FP32);
+	s.v = out(run, a->v, a->n, DTYPE_FP32);
+	if (a->vmax)
+		s.vmax = out(run, a->vmax, a->n, DTYPE_FP32);
+	if (run->ok)
+		ref_adam_step(&s, 0, a->n);
+}
+
 static void run_sgd(struct run *run, const struct cuda_sgd *a)
 {
 	struct k_sgd k = { .lr = a->lr,
 			   .wd = a->wd,
 			   .mu = a->mu,
 			   .nesterov = a->nesterov != 0,
-			   .first = a->first != 0 };
+			   .first = a->first != 0,
+			   .maximize = a->maximize != 0,
+			   .dampening = 1 - (double)a->w, /* exact: w came from there */
+			   .profile = K_FUSED,
+			   .tail_from = a->tail_from };
 
 	check_zero(a->zero);
 	k.p = out(run, a->p, a->n, DTYPE_FP32);
@@ -219,13 +275,14 @@ static void norm_fold(const double *of_ref, uint64_t n_ref, double *partial, uns
 	}
 }
 
-static void run_norm(struct run *run, const struct cuda_norm *a)
+static void run_power(struct run *run, const struct cuda_norm_power *a)
 {
 	uint64_t n_ref = (a->n + KERNEL_NORM_BLOCK - 1) / KERNEL_NORM_BLOCK;
-	struct k_norm k = { .inf = a->inf != 0 };
+	struct k_norm k = { .p = a->p };
 	double *partial;
 
-	check_zero(a->zero);
+	if (!(a->p > 0))
+		sim_breach("a norm was given power %g", a->p);
 	if (run->blocks > CUDA_NORM_PARTIALS)
 		sim_breach("a norm was launched with %u blocks", run->blocks);
 	k.x = in(run, a->x, a->n, DTYPE_FP32);
@@ -236,8 +293,16 @@ static void run_norm(struct run *run, const struct cuda_norm *a)
 	if (!k.partial)
 		sim_breach("out of memory");
 	kernels_ref()->norm(&k, 0, a->n);
-	norm_fold(k.partial, n_ref, partial, run->blocks, k.inf);
+	norm_fold(k.partial, n_ref, partial, run->blocks, isinf(k.p));
 	free(k.partial);
+}
+
+static void run_norm(struct run *run, const struct cuda_norm *a)
+{
+	const struct cuda_norm_power power = { a->x, a->n, a->partial, a->inf ? INFINITY : 2 };
+
+	check_zero(a->zero);
+	run_power(run, &power);
 }
 
 static void run_scale(struct run *run, const struct cuda_scale *a)
@@ -277,6 +342,43 @@ static void run_found_inf(struct run *run, const struct cuda_found_inf *a)
 	k.found = out(run, a->found, 1, DTYPE_FP32);
 	if (run->ok)
 		kernels_ref()->found_inf(&k, 0, a->n);
+}
+
+static void run_clamp(struct run *run, const struct cuda_clamp *a)
+{
+	struct k_clamp k = { .x = out(run, a->x, a->n, DTYPE_FP32), .lo = a->lo, .hi = a->hi };
+
+	if (run->ok)
+		kernels_ref()->clamp(&k, 0, a->n);
+}
+
+static void run_unscale(struct run *run, const struct cuda_unscale *a)
+{
+	struct k_unscale k = { .inv = a->inv };
+
+	check_zero(a->zero);
+	k.x = out(run, a->x, a->n, DTYPE_FP32);
+	k.found = out(run, a->found, 1, DTYPE_FP32);
+	if (run->ok)
+		kernels_ref()->unscale(&k, 0, a->n);
+}
+
+static void run_add_rows(struct run *run, const struct cuda_add_rows *a)
+{
+	struct k_add_rows k = { .row_elements = a->n,
+				.n_rows = a->n_rows,
+				.dtype = a->dtype,
+				.pre = factor(&a->pre),
+				.first_row = a->first_row,
+				.row_limit = a->row_limit };
+	uint64_t rows = a->row_limit - a->first_row;
+
+	check_dtype(a->dtype);
+	k.out = out(run, a->out, rows * a->n, DTYPE_FP32);
+	k.rows = at(run, a->rows, a->n_rows, sizeof(*k.rows), false);
+	k.values = in(run, a->values, a->n_rows * a->n, a->dtype);
+	if (run->ok)
+		kernels_ref()->add_rows(&k, 0, a->n);
 }
 
 /* Elements from the first one to behind the last one. */
@@ -368,11 +470,20 @@ void kernel_run(unsigned fn, const void *args, unsigned blocks)
 	case CUDA_FN_ADAM:
 		run_adam(&run, args);
 		break;
+	case CUDA_FN_ADAM_ANY:
+		run_adam_any(&run, args);
+		break;
+	case CUDA_FN_ADAM_F64:
+		run_adam_f64(&run, args);
+		break;
 	case CUDA_FN_SGD:
 		run_sgd(&run, args);
 		break;
 	case CUDA_FN_NORM:
 		run_norm(&run, args);
+		break;
+	case CUDA_FN_NORM_POWER:
+		run_power(&run, args);
 		break;
 	case CUDA_FN_SCALE:
 		run_scale(&run, args);
@@ -385,6 +496,15 @@ void kernel_run(unsigned fn, const void *args, unsigned blocks)
 		break;
 	case CUDA_FN_PACK:
 		run_pack(&run, args);
+		break;
+	case CUDA_FN_CLAMP:
+		run_clamp(&run, args);
+		break;
+	case CUDA_FN_UNSCALE:
+		run_unscale(&run, args);
+		break;
+	case CUDA_FN_ADD_ROWS:
+		run_add_rows(&run, args);
 		break;
 	case CUDA_FN_SPIN:
 		run_spin(&run, args);

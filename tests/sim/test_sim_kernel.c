@@ -146,14 +146,35 @@ Test(sim_kernel, all_reduces_in_place)
 
 Test(sim_kernel, steps_optimizers)
 {
-	struct k_adamw w = { copies[0],          copies[1],  copies[2],    copies[5],
-			     .decay = 0.99f,     .w1 = 0.1f, .b2 = 0.999f, .w2 = 0.001f,
-			     .step_size = 0.01f, .sq = 0.5f, .eps = 1e-8f };
-	struct k_adam m = { copies[0],          copies[1],  copies[2],    copies[5],
-			    .wd = 0.1f,         .w1 = 0.1f, .b2 = 0.999f, .w2 = 0.001f,
-			    .step_size = 0.01f, .sq = 0.5f, .eps = 1e-8f };
-	struct k_sgd s = { copies[3],   copies[1],  copies[4],       .lr = 0.1f,
-			   .wd = 0.01f, .mu = 0.9f, .nesterov = true };
+	struct k_adamw w = { .p = copies[0],
+			     .g = copies[1],
+			     .m = copies[2],
+			     .v = copies[5],
+			     .decay = 0.99f,
+			     .w1 = 0.1f,
+			     .b2 = 0.999f,
+			     .w2 = 0.001f,
+			     .step_size = 0.01f,
+			     .sq = 0.5f,
+			     .eps = 1e-8f };
+	struct k_adam m = { .p = copies[0],
+			    .g = copies[1],
+			    .m = copies[2],
+			    .v = copies[5],
+			    .wd = 0.1f,
+			    .w1 = 0.1f,
+			    .b2 = 0.999f,
+			    .w2 = 0.001f,
+			    .step_size = 0.01f,
+			    .sq = 0.5f,
+			    .eps = 1e-8f };
+	struct k_sgd s = { .p = copies[3],
+			   .g = copies[1],
+			   .buf = copies[4],
+			   .lr = 0.1f,
+			   .wd = 0.01f,
+			   .mu = 0.9f,
+			   .nesterov = true };
 	struct cuda_adamw cw;
 	struct cuda_adam cm;
 	struct cuda_sgd cs;
@@ -163,7 +184,16 @@ Test(sim_kernel, steps_optimizers)
 				  0.999f,    0.001f,    0.01f,     0.5f,      1e-8f, 0 };
 	cm = (struct cuda_adam){ arrays[0], arrays[1], arrays[2], arrays[5], N,     0.1f, 0.1f,
 				 0.999f,    0.001f,    0.01f,     0.5f,      1e-8f, 0 };
-	cs = (struct cuda_sgd){ arrays[3], arrays[1], arrays[4], N, 0.1f, 0.01f, 0.9f, 1, 0, 0 };
+	cs = (struct cuda_sgd){ .p = arrays[3],
+				.g = arrays[1],
+				.buf = arrays[4],
+				.n = N,
+				.tail_from = UINT64_MAX,
+				.lr = 0.1f,
+				.wd = 0.01f,
+				.mu = 0.9f,
+				.w = 1,
+				.nesterov = 1 };
 	launch(CUDA_FN_ADAMW, &cw);
 	launch(CUDA_FN_ADAM, &cm);
 	launch(CUDA_FN_SGD, &cs);

@@ -164,7 +164,7 @@ Test(backend_cuda, what_is_no_memory_of_ours_is_not_imported)
 /* -------------------------------------------------------------------- kernels */
 
 #define N        150001u /* not a multiple of anything */
-#define SECTIONS 4u
+#define SECTIONS 5u
 
 /* The same numbers on the host and on the device. */
 struct arena {
@@ -207,12 +207,59 @@ static void arena_load(struct arena *a, struct cudafix *f, struct backend *b)
 	cudafix_copy(f, a->device, a->host, ARENA_BYTES);
 }
 
+#define ROWS 20
+
+/* Row numbers in section 3: some twice, some of others, some that are none. */
+static void fill_rows(float *host)
+{
+	for (int64_t i = 0; i < ROWS; i++) {
+		int64_t row = i * 7 % 12 - 1;
+
+		memcpy((char *)(host + 3 * N) + i * 8, &row, sizeof(row));
+	}
+}
+
+#define FORMS 4
+
+/* What else the kernels of optimizers, norms and reductions can do; from the last array on
+ * there is room for a vmax. */
+static void other_form(struct kop *k, float *x, unsigned form)
+{
+	float *vmax = form & 1 ? x + 4 * N : NULL;
+	const struct k_adam_f64 f64 = { 0.99, 0.01, 0.9, 0.1, 0.999, 0.001, 1e-3, 0.03, 1e-8 };
+	enum k_profile profile = form == 2 ? K_FUSED : form > 2 ? K_REFERENCE_F64 : K_FOREACH;
+
+	if (k->kind == KOP_ADAMW) {
+		k->adamw.vmax = vmax;
+		k->adamw.profile = profile;
+		k->adamw.tail_from = N - 3;
+		k->adamw.f64 = f64;
+	} else if (k->kind == KOP_ADAM) {
+		k->adam.vmax = vmax;
+		k->adam.profile = profile;
+		k->adam.maximize = true;
+		k->adam.tail_from = N - 5;
+		k->adam.f64 = f64;
+	} else if (k->kind == KOP_SGD) {
+		k->sgd.profile = form % 2 ? K_FUSED : K_FOREACH;
+		k->sgd.tail_from = N - 7;
+		k->sgd.maximize = form > 2;
+	} else if (k->kind == KOP_NORM) {
+		k->norm.p = form;
+	} else {
+		k->reduce.sum_dtype = DTYPE_BF16;
+	}
+}
+
 /* A kop on @x, the arena in host or device memory. */
 static struct kop make_kop(enum kop_kind kind, float *x, struct arena *a, unsigned k)
 {
 	struct kop kop = { .kind = kind, .n = N };
 	float *s1 = x + N, *s2 = x + 2 * N, *s3 = x + 3 * N;
 
+	unsigned form = k > 100 ? k - 100 : 0;
+
+	k = k > 100 ? k - 100 : k;
 	for (unsigned i = 0; i < k; i++)
 		a->in[i] = x + (1 + i % 3) * N;
 	switch (kind) {
@@ -261,10 +308,35 @@ static struct kop make_kop(enum kop_kind kind, float *x, struct arena *a, unsign
 					    .eps = 1e-8f };
 		break;
 	case KOP_SGD:
-		kop.sgd = (struct k_sgd){ x, s1, s2, 0.1f, 0.01f, 0.9f, true, false };
+		kop.sgd = (struct k_sgd){ .p = x,
+					  .g = s1,
+					  .buf = s2,
+					  .lr = 0.1f,
+					  .wd = 0.01f,
+					  .mu = 0.9f,
+					  .nesterov = true,
+					  .dampening = 0.1 };
 		break;
 	case KOP_NORM:
-		kop.norm = (struct k_norm){ x, a->partial, false };
+		kop.norm = (struct k_norm){ x, a->partial, 2 };
+		break;
+	case KOP_CLAMP:
+		kop.clamp = (struct k_clamp){ s2, -0.1f, 0.2f };
+		break;
+	case KOP_UNSCALE:
+		kop.unscale = (struct k_unscale){ x, 0.3f, s1 };
+		break;
+	case KOP_ADD_ROWS:
+		kop.n = 100;
+		kop.add_rows = (struct k_add_rows){ .out = x,
+						    .row_elements = 100,
+						    .rows = (int64_t *)(void *)s3,
+						    .n_rows = ROWS,
+						    .values = s1,
+						    .dtype = DTYPE_FP32,
+						    .pre = k_divide_by(3, DTYPE_FP32),
+						    .first_row = 1,
+						    .row_limit = 9 };
 		break;
 	case KOP_SCALE:
 		kop.scale = (struct k_scale){ s2, 0.37f };
@@ -283,6 +355,8 @@ static struct kop make_kop(enum kop_kind kind, float *x, struct arena *a, unsign
 		kop.copy = (struct k_copy){ s1, x };
 		kop.n = N * sizeof(float);
 	}
+	if (form)
+		other_form(&kop, x, form);
 	return kop;
 }
 
@@ -307,6 +381,8 @@ static void check_kop(struct cudafix *f, struct backend *b, struct arena *a, enu
 		fill(a->host + s * N, s);
 	if (special)
 		a->host[N / 2] = INFINITY;
+	if (kind == KOP_ADD_ROWS)
+		fill_rows(a->host);
 	arena_load(a, f, b);
 	there = make_kop(kind, a->device, a, k);
 	cr_assert_eq(cudafix_run(f, b, &there, 1), 0);
@@ -328,7 +404,7 @@ Test(backend_cuda, every_kernel_gives_the_reference_result)
 	arena_init(&a);
 	cudafix_init(&f, 1);
 	for (int kind = 0; kind < _KOP_N; kind++)
-		check_kop(&f, f.b, &a, kind, 3, kind == KOP_FOUND_INF);
+		check_kop(&f, f.b, &a, kind, 3, kind == KOP_FOUND_INF || kind == KOP_UNSCALE);
 	check_kop(&f, f.b, &a, KOP_FOUND_INF, 0, false);
 	check_kop(&f, f.b, &a, KOP_REDUCE, 1, false);
 	check_kop(&f, f.b, &a, KOP_REDUCE, 16, false);
@@ -336,6 +412,11 @@ Test(backend_cuda, every_kernel_gives_the_reference_result)
 	check_kop(&f, f.b, &a, KOP_REDUCE, 40, false);
 	check_kop(&f, f.b, &a, KOP_ALL_REDUCE, 16, false);
 	check_kop(&f, f.b, &a, KOP_ALL_REDUCE, 33, false);
+	for (unsigned form = 1; form <= FORMS; form++)
+		for (int kind = KOP_ADAMW; kind <= KOP_NORM; kind++)
+			check_kop(&f, f.b, &a, kind, 100 + form, false);
+	check_kop(&f, f.b, &a, KOP_REDUCE, 105, false);
+	check_kop(&f, f.b, &a, KOP_REDUCE, 117, false);
 	backend_free(f.b, a.mem);
 	free(a.host);
 	cudafix_deinit(&f);
@@ -373,7 +454,7 @@ Test(backend_cuda, norms_know_the_maximum_and_keep_what_is_no_number)
 	cudafix_init(&f, 1);
 	mem = cudafix_alloc(&f, 2 * MIB);
 	x = backend_addr(mem);
-	k.norm = (struct k_norm){ x, partial, true };
+	k.norm = (struct k_norm){ x, partial, INFINITY };
 	cudafix_copy(&f, x, host, sizeof(host));
 	cr_assert_eq(cudafix_run(&f, f.b, &k, 1), 0);
 	cr_assert_eq(partial[0], 3.0);
@@ -547,7 +628,7 @@ Test(backend_cuda, a_burst_of_tasks_in_both_queues_completes_each_once)
 	for (unsigned i = 0; i < TASKS; i++) {
 		b->k[i][0] = (struct kop){ .kind = KOP_SCALE, .n = 1, .scale = { x + i, 2 } };
 		b->k[i][1] = (struct kop){ .kind = KOP_NORM, .n = 1 };
-		b->k[i][1].norm = (struct k_norm){ x + i, partial + i, true };
+		b->k[i][1].norm = (struct k_norm){ x + i, partial + i, INFINITY };
 		b->t[i] = cudatask_new();
 		b->t[i].task.kops = b->k[i];
 		b->t[i].task.n_kops = i % 7 == 0 ? 2 : 1;
@@ -585,7 +666,7 @@ Test(backend_cuda, one_task_may_be_more_than_a_stream_takes)
 	cudafix_copy(&f, x, host, sizeof(host));
 	for (unsigned i = 0; i < 4000; i++) {
 		k[i] = (struct kop){ .kind = KOP_NORM, .n = 1 + i % 2 };
-		k[i].norm = (struct k_norm){ x, partial + i, true };
+		k[i].norm = (struct k_norm){ x, partial + i, INFINITY };
 	}
 	cr_assert_eq(cudafix_run(&f, f.b, k, 4000), 0);
 	for (unsigned i = 0; i < 4000; i++)

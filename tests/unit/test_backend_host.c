@@ -387,6 +387,9 @@ static void arena_deinit(struct arena *a)
 		free(a->s[s]);
 }
 
+/* Some twice, some of others, one that is none. */
+static const int64_t rows[7] = { 1, 4, 0, 1, -1, 9, 3 };
+
 /* A kop of @kind on @a; section 3 holds no negative numbers (second moments). */
 static struct kop make_kop(enum kop_kind kind, struct arena *a)
 {
@@ -411,19 +414,42 @@ static struct kop make_kop(enum kop_kind kind, struct arena *a)
 		k.all_reduce = (struct k_all_reduce){ a->s[1], a->in, 4, DTYPE_FP32, REDUCE_AVG };
 		break;
 	case KOP_ADAMW:
-		k.adamw = (struct k_adamw){ a->s[0],       a->s[1], a->s[2],  a->s[3],
-					    1.0f - 1e-5f,  0.1f,    0.9f,     0.999f,
-					    1.0f - 0.999f, 1e-3f,   0.03162f, 1e-8f };
+		k.adamw = (struct k_adamw){ .p = a->s[0],
+					    .g = a->s[1],
+					    .m = a->s[2],
+					    .v = a->s[3],
+					    .decay = 1.0f - 1e-5f,
+					    .w1 = 0.1f,
+					    .b2 = 0.999f,
+					    .w2 = 0.001f,
+					    .step_size = 1e-3f,
+					    .sq = 0.03162f,
+					    .eps = 1e-8f };
 		break;
 	case KOP_ADAM:
-		k.adam = (struct k_adam){ a->s[0], a->s[1],       a->s[2], a->s[3],  0.01f, 0.1f,
-					  0.999f,  1.0f - 0.999f, 1e-3f,   0.03162f, 1e-8f };
+		k.adam = (struct k_adam){ .p = a->s[0],
+					  .g = a->s[1],
+					  .m = a->s[2],
+					  .v = a->s[3],
+					  .wd = 0.01f,
+					  .w1 = 0.1f,
+					  .b2 = 0.999f,
+					  .w2 = 0.001f,
+					  .step_size = 1e-3f,
+					  .sq = 0.03162f,
+					  .eps = 1e-8f };
 		break;
 	case KOP_SGD:
-		k.sgd = (struct k_sgd){ a->s[0], a->s[1], a->s[2], 0.1f, 0.01f, 0.9f, true, false };
+		k.sgd = (struct k_sgd){ .p = a->s[0],
+					.g = a->s[1],
+					.buf = a->s[2],
+					.lr = 0.1f,
+					.wd = 0.01f,
+					.mu = 0.9f,
+					.nesterov = true };
 		break;
 	case KOP_NORM:
-		k.norm = (struct k_norm){ a->s[0], (double *)(void *)a->s[1], false };
+		k.norm = (struct k_norm){ a->s[0], (double *)(void *)a->s[1], 2 };
 		break;
 	case KOP_SCALE:
 		k.scale = (struct k_scale){ a->s[2], 0.37f };
@@ -431,6 +457,25 @@ static struct kop make_kop(enum kop_kind kind, struct arena *a)
 	case KOP_FOUND_INF:
 		a->s[0][N - 1] = INFINITY;
 		k.found_inf = (struct k_found_inf){ a->s[0], a->s[1], DTYPE_FP32 };
+		break;
+	case KOP_CLAMP:
+		k.clamp = (struct k_clamp){ a->s[2], -0.1f, 0.2f };
+		break;
+	case KOP_UNSCALE:
+		a->s[0][N - 1] = INFINITY;
+		k.unscale = (struct k_unscale){ a->s[0], 0.3f, a->s[1] };
+		break;
+	case KOP_ADD_ROWS:
+		k.n = N / 8;
+		k.add_rows = (struct k_add_rows){ .out = a->s[0],
+						  .row_elements = k.n,
+						  .rows = rows,
+						  .n_rows = 7,
+						  .values = a->s[1],
+						  .dtype = DTYPE_FP32,
+						  .pre = k_divide_by(3, DTYPE_FP32),
+						  .first_row = 1,
+						  .row_limit = 5 };
 		break;
 	case KOP_PACK:
 		k.pack = (struct k_pack){ a->s[1], a->s[0], 5, 5, 7, DTYPE_BF16, DTYPE_FP32 };
@@ -465,6 +510,12 @@ static void run_ref(const struct kop *k)
 		return ref->found_inf(&k->found_inf, 0, k->n);
 	case KOP_PACK:
 		return ref->pack(&k->pack, 0, k->n);
+	case KOP_CLAMP:
+		return ref->clamp(&k->clamp, 0, k->n);
+	case KOP_UNSCALE:
+		return ref->unscale(&k->unscale, 0, k->n);
+	case KOP_ADD_ROWS:
+		return ref->add_rows(&k->add_rows, 0, k->n);
 	case KOP_SGD:
 		return ref->sgd(&k->sgd, 0, k->n);
 	case KOP_NORM:

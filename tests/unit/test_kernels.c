@@ -225,6 +225,10 @@ static void run_all_reduce(const struct kernels *k, const struct op_case *c, str
 	k->all_reduce(&a, begin, end);
 }
 
+static const struct k_adam_f64 adam_f64 = { 0.999,     0.01, 0.9,    1 - 0.9, 0.999,
+					    1 - 0.999, 0.01, 0.0316, 1e-8 };
+
+/* op: the profile. flag: amsgrad; flag2: maximize. A tail of three elements. */
 static void run_adamw(const struct kernels *k, const struct op_case *c, struct bed *b, size_t begin,
 		      size_t end)
 {
@@ -232,6 +236,7 @@ static void run_adamw(const struct kernels *k, const struct op_case *c, struct b
 			     .g = buf(b, 1),
 			     .m = buf(b, 2),
 			     .v = buf(b, 3),
+			     .vmax = c->flag ? buf(b, 4) : NULL,
 			     .decay = c->y,
 			     .w1 = c->x,
 			     .b1 = 1 - c->x,
@@ -239,7 +244,11 @@ static void run_adamw(const struct kernels *k, const struct op_case *c, struct b
 			     .w2 = 0.001f,
 			     .step_size = 0.01f,
 			     .sq = 0.0316f,
-			     .eps = c->z };
+			     .eps = c->z,
+			     .profile = (enum k_profile)c->op,
+			     .maximize = c->flag2,
+			     .tail_from = b->n < 3 ? 0 : b->n - 3,
+			     .f64 = adam_f64 };
 
 	k->adamw(&a, begin, end);
 }
@@ -251,14 +260,20 @@ static void run_adam(const struct kernels *k, const struct op_case *c, struct be
 			    .g = buf(b, 1),
 			    .m = buf(b, 2),
 			    .v = buf(b, 3),
+			    .vmax = c->flag ? buf(b, 4) : NULL,
 			    .wd = c->y,
 			    .w1 = c->x,
 			    .b2 = 0.999f,
 			    .w2 = 0.001f,
 			    .step_size = 0.01f,
 			    .sq = 0.0316f,
-			    .eps = c->z };
+			    .eps = c->z,
+			    .profile = (enum k_profile)c->op,
+			    .maximize = c->flag2,
+			    .tail_from = b->n / 2,
+			    .f64 = adam_f64 };
 
+	a.f64.wd = (double)c->y;
 	k->adam(&a, begin, end);
 }
 
@@ -272,7 +287,11 @@ static void run_sgd(const struct kernels *k, const struct op_case *c, struct bed
 			   .wd = c->x,
 			   .mu = c->y,
 			   .nesterov = c->flag,
-			   .first = c->flag2 };
+			   .first = c->flag2,
+			   .maximize = c->z != 0,
+			   .dampening = (double)c->z,
+			   .profile = (enum k_profile)c->op,
+			   .tail_from = b->n / 2 };
 
 	k->sgd(&a, begin, end);
 }
@@ -284,11 +303,11 @@ static void spread(uint32_t *x, size_t n)
 		x[e] = (x[e] & 0x807fffff) | (uint32_t)(110 + e * 37 % 29) << 23;
 }
 
-/* Ranges of whole blocks: the begin goes down to one. flag2: only numbers. */
+/* Ranges of whole blocks: the begin goes down to one. flag2: only numbers. x: the power. */
 static void run_norm(const struct kernels *k, const struct op_case *c, struct bed *b, size_t begin,
 		     size_t end)
 {
-	struct k_norm a = { buf(b, 1), b->partial, c->flag };
+	struct k_norm a = { buf(b, 1), b->partial, (double)c->x };
 
 	if (c->flag2)
 		spread(buf(b, 1), b->n);
@@ -301,6 +320,45 @@ static void run_scale(const struct kernels *k, const struct op_case *c, struct b
 	struct k_scale a = { buf(b, 0), c->x };
 
 	k->scale(&a, begin, end);
+}
+
+static void run_clamp(const struct kernels *k, const struct op_case *c, struct bed *b, size_t begin,
+		      size_t end)
+{
+	struct k_clamp a = { buf(b, 0), c->x, c->y };
+
+	k->clamp(&a, begin, end);
+}
+
+/* The answer in partial[0]. flag: only numbers. */
+static void run_unscale(const struct kernels *k, const struct op_case *c, struct bed *b,
+			size_t begin, size_t end)
+{
+	struct k_unscale a = { buf(b, 0), c->x, (float *)(void *)b->partial };
+
+	for (size_t e = begin; c->flag && e < end; e++)
+		((uint32_t *)buf(b, 0))[e] &= 0xbfffffff;
+	k->unscale(&a, begin, end);
+}
+
+/* Rows of a fifth of the elements; one is of another part, one comes twice. */
+static void run_add_rows(const struct kernels *k, const struct op_case *c, struct bed *b,
+			 size_t begin, size_t end)
+{
+	static const int64_t rows[5] = { 12, 10, 7, 12, -1 };
+	static const enum dtype types[] = { F32, BF16, FP16 };
+	size_t columns = b->n / 5;
+	struct k_add_rows a = { .out = buf(b, 0),
+				.row_elements = columns,
+				.rows = rows,
+				.n_rows = 5,
+				.values = buf(b, 1),
+				.dtype = c->in,
+				.pre = { c->x != 0 ? DIV : NONE, types[c->op], c->x },
+				.first_row = 9,
+				.row_limit = 14 };
+
+	k->add_rows(&a, begin < columns ? begin : columns, end < columns ? end : columns);
 }
 
 /* The answer in partial[0]. flag: the range's last element is the only one that is not
@@ -419,16 +477,46 @@ static const struct op_case cases[] = {
 	{ "adam decay", run_adam, F32, F32, 0, 0, 0.1f, 0.01f, 1e-8f, 0, 0 },
 	{ "adam, other branch of lerp", run_adam, F32, F32, 0, 0, 0.7f, 0.3f, 0, 0, 0 },
 	{ "adam, lerp of one half", run_adam, F32, F32, 0, 0, 0.5f, 0, 0.1f, 0, 0 },
+	{ "adamw, all but the profile", run_adamw, F32, F32, 0, K_FOREACH, 0.1f, 0.999f, 0, 1, 1 },
+	{ "adamw fused", run_adamw, F32, F32, 0, K_FUSED, 0.1f, 0.999f, 1e-8f, 0, 0 },
+	{ "adamw fused amsgrad", run_adamw, F32, F32, 0, K_FUSED, 0.7f, 0.999f, 0, 1, 1 },
+	{ "adamw f64", run_adamw, F32, F32, 0, K_REFERENCE_F64, 0, 0, 0, 0, 0 },
+	{ "adamw f64 amsgrad", run_adamw, F32, F32, 0, K_REFERENCE_F64, 0, 0, 0, 1, 1 },
+	{ "adam amsgrad", run_adam, F32, F32, 0, K_FOREACH, 0.1f, 0, 1e-8f, 1, 0 },
+	{ "adam maximize", run_adam, F32, F32, 0, K_EAGER_SINGLE, 0.1f, 0.3f, 1e-8f, 0, 1 },
+	{ "adam fused", run_adam, F32, F32, 0, K_FUSED, 0.1f, 0.3f, 1e-8f, 0, 1 },
+	{ "adam fused amsgrad", run_adam, F32, F32, 0, K_FUSED, 0.7f, 0, 1e-8f, 1, 0 },
+	{ "adam f64", run_adam, F32, F32, 0, K_REFERENCE_F64, 0, 0.1f, 0, 0, 1 },
+	{ "adam f64 amsgrad", run_adam, F32, F32, 0, K_REFERENCE_F64, 0, 0, 0, 1, 0 },
+	{ "sgd dampened", run_sgd, F32, F32, 0, K_FOREACH, 0.1f, 0.9f, 0.3f, 0, 0 },
+	{ "sgd fused", run_sgd, F32, F32, 0, K_FUSED, 0.1f, 0.9f, 0, 1, 0 },
+	{ "sgd fused dampened", run_sgd, F32, F32, 0, K_FUSED, 0, 0.9f, 0.3f, 0, 0 },
+	{ "sgd plain maximize", run_sgd, F32, F32, 0, K_FUSED, 0.1f, 0, 0.3f, 0, 0 },
 	{ "sgd", run_sgd, F32, F32, 0, 0, 0, 0, 0, 0, 0 },
 	{ "sgd decay", run_sgd, F32, F32, 0, 0, 0.01f, 0, 0, 0, 0 },
 	{ "sgd momentum first", run_sgd, F32, F32, 0, 0, 0.01f, 0.9f, 0, 0, 1 },
 	{ "sgd momentum", run_sgd, F32, F32, 0, 0, 0, 0.9f, 0, 0, 0 },
 	{ "sgd nesterov first", run_sgd, F32, F32, 0, 0, 0, 0.9f, 0, 1, 1 },
 	{ "sgd nesterov decay", run_sgd, F32, F32, 0, 0, 0.1f, 0.9f, 0, 1, 0 },
-	{ "norm", run_norm, F32, F32, 0, 0, 0, 0, 0, 0, 0 },
-	{ "norm of numbers", run_norm, F32, F32, 0, 0, 0, 0, 0, 0, 1 },
-	{ "norm inf", run_norm, F32, F32, 0, 0, 0, 0, 0, 1, 0 },
-	{ "norm inf of numbers", run_norm, F32, F32, 0, 0, 0, 0, 0, 1, 1 },
+	{ "norm", run_norm, F32, F32, 0, 0, 2, 0, 0, 0, 0 },
+	{ "norm of numbers", run_norm, F32, F32, 0, 0, 2, 0, 0, 0, 1 },
+	{ "norm inf", run_norm, F32, F32, 0, 0, __builtin_inff(), 0, 0, 0, 0 },
+	{ "norm inf of numbers", run_norm, F32, F32, 0, 0, __builtin_inff(), 0, 0, 0, 1 },
+	{ "norm 1", run_norm, F32, F32, 0, 0, 1, 0, 0, 0, 0 },
+	{ "norm 1 of numbers", run_norm, F32, F32, 0, 0, 1, 0, 0, 0, 1 },
+	{ "norm 3", run_norm, F32, F32, 0, 0, 3, 0, 0, 0, 0 },
+	{ "norm 0.5 of numbers", run_norm, F32, F32, 0, 0, 0.5f, 0, 0, 0, 1 },
+	{ "clamp", run_clamp, F32, F32, 0, 0, -1, 1, 0, 0, 0 },
+	{ "clamp from zero", run_clamp, F32, F32, 0, 0, 0, __builtin_inff(), 0, 0, 0 },
+	{ "clamp crossed", run_clamp, F32, F32, 0, 0, 1, -1, 0, 0, 0 },
+	{ "unscale", run_unscale, F32, F32, 0, 0, 0x1p-16f, 0, 0, 0, 0 },
+	{ "unscale by one", run_unscale, F32, F32, 0, 0, 1, 0, 0, 0, 0 },
+	{ "unscale numbers", run_unscale, F32, F32, 0, 0, 0.3f, 0, 0, 1, 0 },
+	{ "add rows", run_add_rows, F32, F32, 0, 0, 0, 0, 0, 0, 0 },
+	{ "add rows by 3", run_add_rows, F32, F32, 0, 0, 3, 0, 0, 0, 0 },
+	{ "add rows bf16 by 4", run_add_rows, BF16, F32, 0, 1, 4, 0, 0, 0, 0 },
+	{ "add rows fp16 by 3", run_add_rows, FP16, F32, 0, 2, 3, 0, 0, 0, 0 },
+
 	{ "scale", run_scale, F32, F32, 0, 0, 0.37f, 0, 0, 0, 0 },
 	{ "scale by nan", run_scale, F32, F32, 0, 0, __builtin_nanf(""), 0, 0, 0, 0 },
 	{ "found inf", run_found_inf, F32, F32, 0, 0, 0, 0, 0, 0, 0 },

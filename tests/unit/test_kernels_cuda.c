@@ -213,8 +213,17 @@ Test(kernels_cuda, adamw_equals_ref, OPTIONS)
 					.step_size = random_f32(),
 					.sq = 0.0316f,
 					.eps = i % 2 ? 1e-8f : random_f32() };
-		struct k_adamw a = { &want[0], &g,   &want[1], &want[2],    c.decay, c.w1,
-				     0.9f,     c.b2, c.w2,     c.step_size, c.sq,    c.eps };
+		struct k_adamw a = { .p = &want[0],
+				     .g = &g,
+				     .m = &want[1],
+				     .v = &want[2],
+				     .decay = c.decay,
+				     .w1 = c.w1,
+				     .b2 = c.b2,
+				     .w2 = c.w2,
+				     .step_size = c.step_size,
+				     .sq = c.sq,
+				     .eps = c.eps };
 
 		memcpy(got, want, sizeof(got));
 		el_adamw(&c, &got[0], g, &got[1], &got[2]);
@@ -235,13 +244,145 @@ Test(kernels_cuda, adam_equals_ref, OPTIONS)
 				       .step_size = random_f32(),
 				       .sq = 0.25f,
 				       .eps = i % 2 ? 1e-8f : random_f32() };
-		struct k_adam a = { &want[0], &g,   &want[1],    &want[2], c.wd, c.w1,
-				    c.b2,     c.w2, c.step_size, c.sq,     c.eps };
+		struct k_adam a = { .p = &want[0],
+				    .g = &g,
+				    .m = &want[1],
+				    .v = &want[2],
+				    .wd = c.wd,
+				    .w1 = c.w1,
+				    .b2 = c.b2,
+				    .w2 = c.w2,
+				    .step_size = c.step_size,
+				    .sq = c.sq,
+				    .eps = c.eps };
 
 		memcpy(got, want, sizeof(got));
 		el_adam(&c, &got[0], g, &got[1], &got[2]);
 		kernels_ref()->adam(&a, 0, 1);
 		expect_state("adam", got, want);
+	}
+}
+
+/* Amsgrad, maximize, the tail, either decay: by the bits of @i. */
+Test(kernels_cuda, adam_any_equals_ref, OPTIONS)
+{
+	for (int i = 0; i < 4 * N; i++) {
+		float want[4] = { random_f32(), random_f32(), random_f32(), random_f32() }, got[4];
+		float g = random_f32();
+		struct cuda_adam_any c = { .vmax = i & 1,
+					   .decay = 1 - pick(decays, ARRAY_SIZE(decays)),
+					   .wd = pick(decays, ARRAY_SIZE(decays)),
+					   .w1 = pick(weights, ARRAY_SIZE(weights)),
+					   .b2 = 0.95f,
+					   .w2 = 0.05f,
+					   .step_size = random_f32(),
+					   .sq = 0.25f,
+					   .eps = 1e-8f,
+					   .decoupled = (i & 2) != 0,
+					   .maximize = (i & 4) != 0 };
+		struct k_adam a = { .p = &want[0],
+				    .g = &g,
+				    .m = &want[1],
+				    .v = &want[2],
+				    .wd = c.wd,
+				    .w1 = c.w1,
+				    .b2 = c.b2,
+				    .w2 = c.w2,
+				    .step_size = c.step_size,
+				    .sq = c.sq,
+				    .eps = c.eps,
+				    .vmax = c.vmax ? &want[3] : NULL,
+				    .profile = i & 8 ? K_FUSED : K_FOREACH,
+				    .maximize = c.maximize };
+		struct k_adamw w = { .p = &want[0],
+				     .g = &g,
+				     .m = &want[1],
+				     .v = &want[2],
+				     .decay = c.decay,
+				     .w1 = c.w1,
+				     .b2 = c.b2,
+				     .w2 = c.w2,
+				     .step_size = c.step_size,
+				     .sq = c.sq,
+				     .eps = c.eps,
+				     .vmax = a.vmax,
+				     .profile = a.profile,
+				     .maximize = c.maximize };
+
+		memcpy(got, want, sizeof(got));
+		el_adam_any(&c, &got[0], g, &got[1], &got[2], &got[3], i & 8);
+		if (c.decoupled)
+			kernels_ref()->adamw(&w, 0, 1);
+		else
+			kernels_ref()->adam(&a, 0, 1);
+		expect_state("adam", got, want);
+		cr_assert(same(got[3], want[3]));
+	}
+}
+
+Test(kernels_cuda, adam_f64_equals_ref, OPTIONS)
+{
+	for (int i = 0; i < 4 * N; i++) {
+		float want[4] = { random_f32(), random_f32(), random_f32(), random_f32() }, got[4];
+		float g = random_f32();
+		struct cuda_adam_f64 c = { .vmax = i & 1,
+					   .decay = 0.999,
+					   .wd = i % 3 ? 0.01 : 0,
+					   .b1 = 0.9,
+					   .w1 = 1 - 0.9,
+					   .b2 = 0.999,
+					   .w2 = 1 - 0.999,
+					   .step_size = 0.1,
+					   .sq = 0.03,
+					   .eps = 1e-8,
+					   .decoupled = (i & 2) != 0,
+					   .maximize = (i & 4) != 0 };
+		const struct k_adam_f64 f64 = { c.decay, c.wd,        c.b1, c.w1, c.b2,
+						c.w2,    c.step_size, c.sq, c.eps };
+		struct k_adam a = { .p = &want[0],
+				    .g = &g,
+				    .m = &want[1],
+				    .v = &want[2],
+				    .vmax = c.vmax ? &want[3] : NULL,
+				    .profile = K_REFERENCE_F64,
+				    .maximize = c.maximize,
+				    .f64 = f64 };
+		struct k_adamw w = { .p = &want[0],
+				     .g = &g,
+				     .m = &want[1],
+				     .v = &want[2],
+				     .vmax = a.vmax,
+				     .profile = K_REFERENCE_F64,
+				     .maximize = c.maximize,
+				     .f64 = f64 };
+
+		memcpy(got, want, sizeof(got));
+		el_adam_f64(&c, &got[0], g, &got[1], &got[2], &got[3]);
+		if (c.decoupled)
+			kernels_ref()->adamw(&w, 0, 1);
+		else
+			kernels_ref()->adam(&a, 0, 1);
+		expect_state("adam in double", got, want);
+		cr_assert(same(got[3], want[3]));
+	}
+}
+
+Test(kernels_cuda, clamp_and_unscale_equal_ref, OPTIONS)
+{
+	for (int i = 0; i < N; i++) {
+		float want = random_f32(), x = want, hi = fabsf(random_f32()), found = 0;
+		struct k_clamp a = { &want, -hi, hi };
+		struct k_unscale u = { &want, i % 2 ? 1 : random_f32(), &found };
+
+		if (hi == hi) {
+			x = el_clamp(x, a.lo, a.hi);
+			kernels_ref()->clamp(&a, 0, 1);
+			cr_assert(same(x, want));
+		}
+		want = x = random_f32();
+		kernels_ref()->unscale(&u, 0, 1);
+		cr_assert_eq(el_not_finite(DTYPE_FP32, f32_bits(x)), found != 0);
+		cr_assert(same(el_unscale(x, u.inv), want));
 	}
 }
 
@@ -253,12 +394,24 @@ Test(kernels_cuda, sgd_equals_ref, OPTIONS)
 		struct cuda_sgd c = { .lr = random_f32(),
 				      .wd = pick(decays, ARRAY_SIZE(decays)),
 				      .mu = i % 3 ? 0.9f : 0,
+				      .w = i % 5 ? 1 - pick(decays, ARRAY_SIZE(decays)) : 1,
 				      .nesterov = random_next() % 2,
-				      .first = random_next() % 2 };
-		struct k_sgd a = { &want[0], &g, &want[1], c.lr, c.wd, c.mu, c.nesterov, c.first };
+				      .first = random_next() % 2,
+				      .maximize = random_next() % 2 };
+		struct k_sgd a = { .p = &want[0],
+				   .g = &g,
+				   .buf = &want[1],
+				   .lr = c.lr,
+				   .wd = c.wd,
+				   .mu = c.mu,
+				   .nesterov = c.nesterov,
+				   .first = c.first,
+				   .maximize = c.maximize,
+				   .dampening = 1 - (double)c.w,
+				   .profile = i % 2 ? K_FUSED : K_FOREACH };
 
 		memcpy(got, want, sizeof(got));
-		el_sgd(&c, &got[0], g, &got[1]);
+		el_sgd(&c, &got[0], g, &got[1], i % 2);
 		kernels_ref()->sgd(&a, 0, 1);
 		expect_state("sgd", got, want);
 	}
@@ -280,7 +433,7 @@ Test(kernels_cuda, squares_round_as_refs, OPTIONS)
 {
 	static float x[8 * 1000];
 	double want, got = 0;
-	struct k_norm a = { x, &want, false };
+	struct k_norm a = { x, &want, 2 };
 
 	for (size_t i = 0; i < ARRAY_SIZE(x); i += 8) {
 		x[i] = random_f32();
@@ -296,7 +449,7 @@ static void expect_max(const float *x, size_t n)
 {
 	double want, got;
 	uint32_t max = 0;
-	struct k_norm a = { x, &want, true };
+	struct k_norm a = { x, &want, INFINITY };
 
 	for (size_t i = 0; i < n; i++)
 		max = el_max_abs(max, x[i]);

@@ -177,21 +177,201 @@ Test(kernels_optim, adam_without_decay_is_adamw, .init = fdcheck_begin, .fini = 
 	cr_assert_arr_eq(v, want_v, sizeof(v));
 }
 
+/* -- amsgrad, maximize and the profiles --------------------------------------------- */
+
+static float vx[N];
+static double dx[N];
+
+static struct k_adamw full_scalars(const struct adamw_set *s, int t)
+{
+	struct k_adamw a = adamw_scalars(s, t);
+
+	a.vmax = vx;
+	a.maximize = true;
+	a.f64 = (struct k_adam_f64){ .decay = 1 - s->lr * s->wd,
+				     .wd = s->wd,
+				     .b1 = s->b1,
+				     .w1 = 1 - s->b1,
+				     .b2 = s->b2,
+				     .w2 = 1 - s->b2,
+				     .step_size = s->lr / (1 - pow(s->b1, t)),
+				     .sq = sqrt(1 - pow(s->b2, t)),
+				     .eps = s->eps };
+	return a;
+}
+
+/* Both forms of decay; the gradient counts the other way. */
+static void full_model(const struct adamw_set *s, int t, bool decoupled)
+{
+	for (size_t i = 0; i < N; i++) {
+		double gi = -(double)g[i] + (decoupled ? 0 : s->wd * dp[i]);
+
+		dp[i] -= decoupled ? s->lr * s->wd * dp[i] : 0;
+		dm[i] = s->b1 * dm[i] + (1 - s->b1) * gi;
+		dv[i] = s->b2 * dv[i] + (1 - s->b2) * gi * gi;
+		dx[i] = fmax(dx[i], dv[i]);
+		dp[i] -= s->lr * (dm[i] / (1 - pow(s->b1, t))) /
+			 (sqrt(dx[i] / (1 - pow(s->b2, t))) + s->eps);
+	}
+}
+
+static void full_step(const struct k_adamw *a, const struct adamw_set *s, bool decoupled)
+{
+	struct k_adam b = { .p = p,
+			    .g = g,
+			    .m = m,
+			    .v = v,
+			    .vmax = vx,
+			    .wd = (float)s->wd,
+			    .w1 = a->w1,
+			    .b2 = a->b2,
+			    .w2 = a->w2,
+			    .step_size = a->step_size,
+			    .sq = a->sq,
+			    .eps = a->eps,
+			    .profile = a->profile,
+			    .maximize = true,
+			    .tail_from = a->tail_from,
+			    .f64 = a->f64 };
+
+	if (decoupled)
+		kernels_ref()->adamw(a, 0, N);
+	else
+		kernels_ref()->adam(&b, 0, N);
+}
+
+static void full_run(const struct adamw_set *s, enum k_profile profile, bool decoupled)
+{
+	begin_state();
+	memset(vx, 0, sizeof(vx));
+	memset(dx, 0, sizeof(dx));
+	for (int t = 1; t <= STEPS; t++) {
+		struct k_adamw a = full_scalars(s, t);
+
+		next_gradient((unsigned)t);
+		a.profile = profile;
+		a.tail_from = N / 2;
+		full_step(&a, s, decoupled);
+		full_model(s, t, decoupled);
+	}
+	expect_close("m", m, dm, 2e-6);
+	expect_close("v", v, dv, 2e-6);
+	expect_close("vmax", vx, dx, 2e-6);
+	expect_close("p", p, dp, 1e-5);
+}
+
+Test(kernels_optim, profiles_with_amsgrad_and_maximize_follow_the_model, .init = fdcheck_begin,
+     .fini = fdcheck_end, .timeout = 60)
+{
+	for (size_t s = 0; s < ARRAY_SIZE(adamw_sets); s++)
+		for (unsigned profile = 0; profile < _K_PROFILE_N; profile++) {
+			full_run(&adamw_sets[s], profile, true);
+			full_run(&adamw_sets[s], profile, false);
+		}
+}
+
+static float fused(double a, double b, double c)
+{
+	return fmaf((float)a, (float)b, (float)c);
+}
+
+/* Where the profiles differ: in v, by which product was rounded. */
+Test(kernels_optim, fused_tail_rounds_the_other_product, .init = fdcheck_begin, .fini = fdcheck_end,
+     .timeout = 20)
+{
+	struct k_adamw a = adamw_scalars(&adamw_sets[1], 3);
+	unsigned differ = 0;
+
+	begin_state();
+	next_gradient(1);
+	for (size_t i = 0; i < N; i++)
+		v[i] = p[i] * p[i];
+	a.profile = K_FUSED;
+	a.tail_from = N - 100;
+	for (size_t i = 0; i < N; i++)
+		dv[i] = (double)v[i];
+	kernels_ref()->adamw(&a, 0, N);
+	for (size_t i = 0; i < N; i++) {
+		float w2g = a.w2 * g[i], old = (float)dv[i];
+		float body = fused((double)w2g, (double)g[i], (double)(old * a.b2));
+		float tail = fused((double)old, (double)a.b2, (double)(w2g * g[i]));
+
+		cr_assert_eq(v[i], i < N - 100 ? body : tail, "%zu", i);
+		differ += body != tail;
+	}
+	cr_assert_gt(differ, 5);
+}
+
+/* One step, against the formulas in double: every array is the model's, rounded once. */
+Test(kernels_optim, reference_f64_rounds_once, .init = fdcheck_begin, .fini = fdcheck_end,
+     .timeout = 20)
+{
+	struct k_adamw a = full_scalars(&adamw_sets[0], 7);
+	const struct k_adam_f64 *d = &a.f64;
+
+	begin_state();
+	next_gradient(1);
+	for (size_t i = 0; i < N; i++) {
+		m[i] = p[N - 1 - i] / 3;
+		v[i] = p[i] * p[i];
+		vx[i] = i % 2 ? v[i] * 2 : 0;
+	}
+	a.profile = K_REFERENCE_F64;
+	a.maximize = false;
+	for (size_t i = 0; i < N; i++) {
+		double gi = (double)g[i], mi = d->b1 * (double)m[i] + d->w1 * gi;
+		double vi = d->b2 * (double)v[i] + d->w2 * gi * gi, xi = fmax(vi, (double)vx[i]);
+		double change = d->step_size * mi / (sqrt(xi) / d->sq + d->eps);
+		float want = (float)((double)p[i] * d->decay - change);
+
+		kernels_ref()->adamw(&a, i, i + 1);
+		cr_assert_eq(m[i], (float)mi, "m[%zu] is %a, not %a", i, (double)m[i],
+			     (double)(float)mi);
+		cr_assert_eq(v[i], (float)vi, "v[%zu]", i);
+		cr_assert_eq(vx[i], (float)xi, "vmax[%zu]", i);
+		cr_assert_eq(p[i], want, "p[%zu]", i);
+	}
+}
+
+/* A NaN stays in vmax; the loop for the tail leaves it out, as std::max does. */
+Test(kernels_optim, amsgrad_and_nan, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 10)
+{
+	float one[2] = { 1, 1 }, grad[2] = { NAN, NAN }, mm[2] = { 0 }, vv[2] = { 0 };
+	float max[2] = { 4, 4 };
+	struct k_adamw a = adamw_scalars(&adamw_sets[0], 1);
+
+	a.p = one, a.g = grad, a.m = mm, a.v = vv, a.vmax = max;
+	a.profile = K_FUSED;
+	a.tail_from = 1;
+	kernels_ref()->adamw(&a, 0, 2);
+	cr_expect(isnan(max[0]));
+	cr_expect_eq(max[1], 4);
+	cr_expect(isnan(one[0]) && isnan(one[1]));
+	grad[0] = 1;
+	vv[0] = 1;
+	kernels_ref()->adamw(&a, 0, 1);
+	cr_expect(isnan(max[0]), "a number does not cover it up");
+}
+
 static const struct sgd_set {
 	double lr, wd, mu;
 	bool nesterov;
+	double dampening;
+	bool maximize;
 } sgd_sets[] = {
-	{ 0.1, 0, 0, false },      { 0.1, 0.01, 0, false },  { 0.01, 0, 0.9, false },
-	{ 0.01, 0.1, 0.9, false }, { 0.01, 0.1, 0.9, true },
+	{ 0.1, 0, 0, false, 0, false },       { 0.1, 0.01, 0, false, 0, false },
+	{ 0.01, 0, 0.9, false, 0, false },    { 0.01, 0.1, 0.9, false, 0, false },
+	{ 0.01, 0.1, 0.9, true, 0, false },   { 0.01, 0.1, 0.9, false, 0.3, false },
+	{ 0.01, 0.1, 0.9, false, 0.5, true }, { 0.01, 0.1, 0, false, 0, true },
 };
 
 static void sgd_model(const struct sgd_set *s, bool first)
 {
 	for (size_t i = 0; i < N; i++) {
-		double d = (double)g[i] + s->wd * dp[i];
+		double d = (s->maximize ? -1 : 1) * (double)g[i] + s->wd * dp[i];
 
 		if (s->mu != 0) {
-			dm[i] = first ? d : s->mu * dm[i] + d;
+			dm[i] = first ? d : s->mu * dm[i] + (1 - s->dampening) * d;
 			d = s->nesterov ? d + s->mu * dm[i] : dm[i];
 		}
 		dp[i] -= s->lr * d;
@@ -213,7 +393,11 @@ Test(kernels_optim, sgd_follows_the_model, .init = fdcheck_begin, .fini = fdchec
 					   .wd = (float)set->wd,
 					   .mu = (float)set->mu,
 					   .nesterov = set->nesterov,
-					   .first = t == 1 };
+					   .first = t == 1,
+					   .maximize = set->maximize,
+					   .dampening = set->dampening,
+					   .profile = t % 3,
+					   .tail_from = N / 2 };
 
 			next_gradient(t);
 			kernels_ref()->sgd(&a, 0, N);

@@ -385,7 +385,7 @@ Test(kernels_ref, norm_lanes, .init = fdcheck_begin, .fini = fdcheck_end, .timeo
 	const size_t n = 2 * KERNEL_NORM_BLOCK + 1003;
 	_cleanup_(freep) float *x = calloc(n, sizeof(*x));
 	double partial[4] = { -1, -1, -1, -1 };
-	struct k_norm a = { x, partial, false };
+	struct k_norm a = { x, partial, 2 };
 
 	for (size_t i = 0; i < n; i++)
 		x[i] = sinf((float)i) * powf(10, (float)(i % 13) - 6);
@@ -397,7 +397,7 @@ Test(kernels_ref, norm_lanes, .init = fdcheck_begin, .fini = fdcheck_end, .timeo
 		cr_expect_eq(partial[b], naive_squares(x + at, len), "block %zu", b);
 	}
 	cr_expect_eq(partial[3], -1, "written past the last block");
-	a.inf = true;
+	a.p = INFINITY;
 	x[5] = -1e9f;
 	x[KERNEL_NORM_BLOCK + 7] = -INFINITY;
 	x[2 * KERNEL_NORM_BLOCK] = NAN;
@@ -405,6 +405,98 @@ Test(kernels_ref, norm_lanes, .init = fdcheck_begin, .fini = fdcheck_end, .timeo
 	cr_expect_eq(partial[0], 1e9);
 	cr_expect_eq(partial[1], INFINITY);
 	cr_expect(isnan(partial[2]));
+}
+
+/* Two blocks of few different numbers: how often each occurs says what the sum is. */
+Test(kernels_ref, norm_powers, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 20)
+{
+	static const double powers[] = { 1, 3, 0.5, 4 };
+	const size_t n = KERNEL_NORM_BLOCK + 8;
+	_cleanup_(freep) float *x = calloc(n, sizeof(*x));
+	double partial[2];
+
+	for (size_t i = 0; i < n; i++)
+		x[i] = i % 2 ? -4 : 0.25f;
+	for (size_t i = 0; i < ARRAY_SIZE(powers); i++) {
+		struct k_norm a = { x, partial, powers[i] };
+		double pair = exp2(2 * powers[i]) + exp2(-2 * powers[i]);
+
+		kernels_ref()->norm(&a, 0, n);
+		cr_expect_float_eq(partial[0], KERNEL_NORM_BLOCK / 2 * pair, 1e-9 * partial[0]);
+		cr_expect_float_eq(partial[1], 4 * pair, 1e-12 * pair);
+	}
+	x[3] = NAN;
+	kernels_ref()->norm(&(struct k_norm){ x, partial, 1 }, 0, n);
+	cr_expect(isnan(partial[0]));
+	cr_expect_eq(partial[1], 4 * 4.25);
+	x[3] = -INFINITY;
+	kernels_ref()->norm(&(struct k_norm){ x, partial, 3 }, 0, n);
+	cr_expect_eq(partial[0], INFINITY);
+}
+
+Test(kernels_ref, clamp_by_hand, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 10)
+{
+	float x[] = { -3, -1, -0.5f, -0.0f, 2, 7, INFINITY, -INFINITY, NAN };
+	static const float want[] = { -1, -1, -0.5f, -0.0f, 2, 2, 2, -1, NAN };
+
+	kernels_ref()->clamp(&(struct k_clamp){ x, -1, 2 }, 0, ARRAY_SIZE(x));
+	for (size_t i = 0; i < ARRAY_SIZE(x); i++)
+		cr_expect(same(x[i], want[i]), "%zu: %a", i, (double)x[i]);
+	x[0] = 0;
+	kernels_ref()->clamp(&(struct k_clamp){ x, 3, -3 }, 0, 1);
+	cr_expect_eq(x[0], -3);
+}
+
+Test(kernels_ref, unscale_looks_before_it_multiplies, .init = fdcheck_begin, .fini = fdcheck_end,
+     .timeout = 10)
+{
+	float x[] = { 1, -2, FLT_MAX }, found = 0;
+	struct k_unscale a = { x, 4, &found };
+
+	kernels_ref()->unscale(&a, 0, 3);
+	cr_expect_eq(found, 0, "what overflows in the product was finite");
+	cr_expect_eq(x[1], -8);
+	cr_expect_eq(x[2], INFINITY);
+	a.inv = 0;
+	kernels_ref()->unscale(&a, 0, 2);
+	cr_expect_eq(found, 0);
+	kernels_ref()->unscale(&a, 2, 3);
+	cr_expect_eq(found, 1);
+	cr_expect(isnan(x[2]), "inf * 0");
+	found = 0;
+	a.inv = 1;
+	kernels_ref()->unscale(&a, 0, 3);
+	cr_expect_eq(found, 1);
+}
+
+/* Two columns; the table's rows 3 to 5 are here. Row 4 comes three times, and the order
+ * shows: 1e8 + 1 - 1e8 is 0 in fp32, 1e8 - 1e8 + 1 is 1. */
+Test(kernels_ref, add_rows_by_hand, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 10)
+{
+	static const int64_t rows[] = { 4, 2, 3, 4, -4, 6, 4, INT64_MIN };
+	static const float values[8][2] = { { 1e8f, 1e8f }, { 9, 9 },         { 1, 2 },
+					    { 1, -1e8f },   { 9, 9 },         { 9, 9 },
+					    { -1e8f, 1 },   { NAN, INFINITY } };
+	float out[3][2] = { { 10, 20 }, { 0, 0 }, { 5, 6 } };
+	struct k_add_rows a = { .out = &out[0][0],
+				.row_elements = 2,
+				.rows = rows,
+				.n_rows = 8,
+				.values = values,
+				.dtype = DTYPE_FP32,
+				.first_row = 3,
+				.row_limit = 6 };
+
+	kernels_ref()->add_rows(&a, 0, 1);
+	cr_expect_eq(out[0][0], 11);
+	cr_expect_eq(out[1][0], 0);
+	cr_expect_eq(out[0][1], 20, "only column 0 was asked for");
+	a.pre = k_divide_by(2, DTYPE_BF16);
+	kernels_ref()->add_rows(&a, 1, 2);
+	cr_expect_eq(out[0][1], 21);
+	cr_expect_eq(out[1][1], 0.5f);
+	cr_expect_eq(out[2][0], 5);
+	cr_expect_eq(out[2][1], 6);
 }
 
 /* Every pattern of the 16-bit types; of fp32 what is around infinity. */

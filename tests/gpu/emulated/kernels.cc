@@ -11,10 +11,14 @@
 #include <ucontext.h>
 
 #include "adam.cu"
+#include "adam_any.cu"
+#include "adam_f64.cu"
 #include "adamw.cu"
+#include "add_rows.cu"
 #include "all_reduce.cu"
 #include "all_reduce_many.cu"
 #include "cast.cu"
+#include "clamp.cu"
 #include "fill.cu"
 #include "found_inf.cu"
 #include "norm.cu"
@@ -25,6 +29,7 @@
 #include "reduce_round_many.cu"
 #include "scale.cu"
 #include "sgd.cu"
+#include "unscale.cu"
 
 #define STACK_BYTES (64 << 10)
 
@@ -168,12 +173,18 @@ static void (*const kernels[_CUDA_FN_N])(const void *args) = {
 	call<struct cuda_all_reduce_many, shardd_all_reduce_many>,
 	call<struct cuda_adamw, shardd_adamw>,
 	call<struct cuda_adam, shardd_adam>,
+	call<struct cuda_adam_any, shardd_adam_any>,
+	call<struct cuda_adam_f64, shardd_adam_f64>,
 	call<struct cuda_sgd, shardd_sgd>,
 	call<struct cuda_norm, shardd_norm>,
+	call<struct cuda_norm_power, shardd_norm_power>,
 	call<struct cuda_scale, shardd_scale>,
 	call<struct cuda_fill, shardd_fill>,
 	call<struct cuda_found_inf, shardd_found_inf>,
 	call<struct cuda_pack, shardd_pack>,
+	call<struct cuda_clamp, shardd_clamp>,
+	call<struct cuda_unscale, shardd_unscale>,
+	call<struct cuda_add_rows, shardd_add_rows>,
 	nullptr, /* SPIN reads the device's timer */
 };
 

@@ -1,0 +1,65 @@
+/* AdamW and Adam as one step: what kernels/ref and kernels/host walk over. */
+#ifndef SHARDD_KERNELS_ADAM_H
+#define SHARDD_KERNELS_ADAM_H
+
+#include "kernels.h"
+
+struct adam_step {
+	float *p, *m, *v, *vmax;
+	const float *g;
+	bool decoupled, maximize, f64;
+	float decay, wd, w1, b2, w2, step_size, sq, eps;
+	const struct k_adam_f64 *d;
+	uint64_t tail_from;
+};
+
+static inline struct adam_step adam_step_of_adamw(const struct k_adamw *a)
+{
+	struct adam_step s = {
+		.p = a->p,
+		.m = a->m,
+		.v = a->v,
+		.vmax = a->vmax,
+		.g = a->g,
+		.decoupled = true,
+		.maximize = a->maximize,
+		.f64 = a->profile == K_REFERENCE_F64,
+		.decay = a->decay,
+		.w1 = a->w1,
+		.b2 = a->b2,
+		.w2 = a->w2,
+		.step_size = a->step_size,
+		.sq = a->sq,
+		.eps = a->eps,
+		.d = &a->f64,
+		.tail_from = a->profile == K_FUSED ? a->tail_from : UINT64_MAX,
+	};
+
+	return s;
+}
+
+static inline struct adam_step adam_step_of_adam(const struct k_adam *a)
+{
+	struct adam_step s = {
+		.p = a->p,
+		.m = a->m,
+		.v = a->v,
+		.vmax = a->vmax,
+		.g = a->g,
+		.maximize = a->maximize,
+		.f64 = a->profile == K_REFERENCE_F64,
+		.wd = a->wd,
+		.w1 = a->w1,
+		.b2 = a->b2,
+		.w2 = a->w2,
+		.step_size = a->step_size,
+		.sq = a->sq,
+		.eps = a->eps,
+		.d = &a->f64,
+		.tail_from = a->profile == K_FUSED ? a->tail_from : UINT64_MAX,
+	};
+
+	return s;
+}
+
+#endif
