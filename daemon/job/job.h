@@ -258,6 +258,10 @@ int job_take_full(struct job *job, struct unit *u);
 /* Give it back; streams that may still read it are remembered. Safe if there is none. */
 void job_give_full(struct job *job, struct unit *u);
 
+/* No rank holds @u any more, or its making has ended: the copy stays until memory is needed
+ * or the parameters change, or goes at once (unit.drop). Nothing, if somebody has a use for it. */
+void job_full_unused(struct job *job, struct unit *u);
+
 /* Who holds how much, for RESOURCE_EXHAUSTED texts. */
 void job_holders(const struct job *job, char *buf, size_t bytes);
 

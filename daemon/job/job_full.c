@@ -35,3 +35,15 @@ void job_give_full(struct job *job, struct unit *u)
 	u->has_full = false;
 	u->full_version = 0;
 }
+
+void job_full_unused(struct job *job, struct unit *u)
+{
+	if (!u->has_full || u->casting || u->executing || u->gathered_ranks)
+		return;
+	list_unlink(&u->idle);
+	if (u->drop)
+		job_give_full(job, u);
+	u->drop = false;
+	if (u->has_full)
+		list_append(&job->idle_full, &u->idle);
+}

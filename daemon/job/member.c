@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "job/job.h"
 #include "job/member_link.h"
+#include "job/passes.h"
 
 #define MEMBER_MAGIC 0x4d454d42u
 
@@ -105,6 +106,7 @@ void member_gathered(struct member *m, struct unit *u, struct member_unit *mu)
 		u->gathered_ranks++;
 		list_unlink(&u->idle);
 	}
+	u->drop = false;
 }
 
 void member_released(struct member *m, struct unit *u, struct member_unit *mu)
@@ -113,9 +115,8 @@ void member_released(struct member *m, struct unit *u, struct member_unit *mu)
 	if (--mu->gathers)
 		return;
 	CHECK(u->gathered_ranks > 0);
-	/* the copy stays until memory is needed or the parameters change */
-	if (--u->gathered_ranks == 0 && u->has_full && !u->casting && !u->executing)
-		list_append(&m->job->idle_full, &u->idle);
+	if (--u->gathered_ranks == 0)
+		job_full_unused(m->job, u);
 }
 
 uint64_t member_gathered_units(const struct member *m)
@@ -170,7 +171,11 @@ void member_reset(struct member *m)
 		while (mu->gathers)
 			member_released(m, m->job->units[i], mu);
 		pool_give(&m->pool, &mu->gradient);
+		mu->pass = PASS_IDLE;
+		mu->held = false;
+		mu->uses = 0;
 	}
+	m->in_pass = 0;
 	list_for_each (b, tmp, &m->buffers, link)
 		member_buffer_free(m, b);
 }

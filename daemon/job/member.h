@@ -34,6 +34,12 @@ enum member_state { MEMBER_JOINED, MEMBER_STALE, MEMBER_LEFT, MEMBER_DEAD, _MEMB
 struct member_unit {
 	uint32_t gathers;       /* references, releases to come */
 	struct region gradient; /* its gradient buffer, from gradient to reduce */
+
+	/* of guarded units */
+	uint8_t pass;    /* enum pass_state */
+	uint8_t reshard; /* enum unit_reshard, its own policy; 0: the unit's */
+	bool held;       /* one of @gathers is the passes' */
+	uint32_t uses;   /* how often it let go of it since the last step */
 };
 
 /* A buffer of its own (AllocBuffer). */
@@ -70,6 +76,7 @@ struct member {
 	struct pool pool;         /* its gradient and other buffers */
 	struct member_unit *units; /* by unit id - 1 */
 	uint32_t n_units;
+	uint32_t in_pass;    /* of them: in another state than IDLE */
 	struct list buffers; /* of struct member_buffer */
 	uint32_t n_buffers;
 	uint64_t next_buffer;

@@ -138,9 +138,7 @@ static void cast_end(struct cast *cast, int status)
 	cast_free(cast);
 	job->casts--;
 	answer_waiting(u, status, false);
-	if (!u->gathered_ranks && u->has_full && list_empty(&u->idle) && !u->casting &&
-	    !u->executing)
-		list_append(&job->idle_full, &u->idle);
+	job_full_unused(job, u);
 	next_in_queue(job);
 	node_wake(job->node);
 	job->running--; /* only now: those resumed may have been the last of a deleted job */

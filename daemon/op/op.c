@@ -11,6 +11,7 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "op/guard.h"
 #include "op/op_impl.h"
 
 #define OP_MAGIC 0x4f504f50u
@@ -141,8 +142,8 @@ static void announce(struct op *op)
 static void activate(struct op *op)
 {
 	CHECK(op->state == OP_DEPS && !op->deps);
-	if (!op->fault.code)
-		(void)op->type->check(op, &op->fault);
+	if (!op->fault.code && op->type->check(op, &op->fault) == 0 && !op->fault.code)
+		guard_begin(op, &op->fault);
 	if (op->fault.code)
 		fail_now(op);
 	else if (op->type->collective)
@@ -292,6 +293,7 @@ static struct op *op_new(struct member *m, const struct op_type *type)
 		return NULL;
 	op->magic = OP_MAGIC;
 	op->type = type;
+	op->move = type->move;
 	op->m = m;
 	op->announced_us = clock_now_us();
 	list_init(&op->link);
@@ -403,6 +405,8 @@ void op_park(struct op *op, struct list *list, void (*resume)(struct parked *p))
 
 static void free_args(struct op *op)
 {
+	if (op->type->forget)
+		op->type->forget(op);
 	if (strcmp(op->type->name, "Commit") != 0)
 		return;
 	if (op->args.commit.charged)
@@ -428,6 +432,8 @@ void op_end(struct op *op)
 
 	MAGIC_CHECK(op, OP_MAGIC);
 	CHECK(op->state != OP_DONE);
+	if (!op->fault.code)
+		guard_done(op);
 	if (op->state != OP_HELD)
 		release_deps(op);
 	op->state = OP_DONE;

@@ -24,6 +24,7 @@
 #include <stdint.h>
 
 #include "job/job.h"
+#include "job/passes.h"
 #include "op/queue_task.h"
 #include "op/recorder.h"
 
@@ -56,6 +57,12 @@ struct op_type {
 	void (*run)(struct coll *c);
 	/* Build the reply of a successful op and hand it to @send. */
 	void (*encode)(const struct op *op, op_reply_cb send, void *ctx);
+	/* What it does to the state of its unit, if that is guarded, or needs of it; without
+	 * a unit: of all the rank's units. decode may set op->move instead. Checked after
+	 * check, done when the op has ended well (op/guard.c). */
+	enum pass_move move;
+	/* (optional) Free what decode has put into args. */
+	void (*forget)(struct op *op);
 };
 
 /* What an op reads or changes: two ops of one session that share something run one
@@ -70,6 +77,7 @@ struct op {
 	uint32_t magic;
 	enum op_state state;
 	const struct op_type *type;
+	enum pass_move move;
 	struct member *m;
 	struct list link;  /* m->ops or m->held */
 	struct list ready; /* in the queue of ops to be activated */
@@ -117,6 +125,15 @@ struct op {
 			bool has_lr;
 		} step;
 		struct {
+			enum pass_kind kind;
+			bool sync;
+		} pass;
+		struct {
+			uint32_t *units; /* owned */
+			size_t n;
+			uint32_t reshard;
+		} policy; /* SetReshard */
+		struct {
 			uint64_t step;
 			uint8_t *blob; /* owned; charged when checked */
 			size_t bytes;
@@ -129,6 +146,7 @@ struct op {
 		bool writable;
 		uint32_t references;
 		bool copied;
+		bool kept;
 		uint64_t buffer;
 		double total_norm;
 		enum backend_queue queue; /* where @ready is a point of */

@@ -192,4 +192,5 @@ const struct op_type op_clip = {
 	.check = check,
 	.run = run,
 	.encode = encode,
+	.move = MOVE_NEEDS_IDLE,
 };

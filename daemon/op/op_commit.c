@@ -126,4 +126,5 @@ const struct op_type op_commit = {
 	.check = check,
 	.run = run,
 	.encode = encode,
+	.move = MOVE_NEEDS_IDLE,
 };

@@ -7,6 +7,8 @@
 
 #include "core/check.h"
 #include "op/full.h"
+#include "op/gather.h"
+#include "op/table.h"
 
 static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
@@ -16,7 +18,7 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 	return op_take_unit(op, r->unit, f);
 }
 
-static int check(struct op *op, struct fault *f)
+int gather_check(struct op *op, struct fault *f)
 {
 	const struct member_unit *mu = member_unit_find(op->m, op->unit);
 
@@ -33,6 +35,7 @@ static int check(struct op *op, struct fault *f)
 static void give(struct op *op, struct region place, bool copied, uint64_t ready)
 {
 	struct member_unit *mu = member_unit(op->m, op->unit);
+	bool pass = op->type == &op_begin_pass;
 
 	if (op->state != OP_RUN)
 		op_begin_run(op);
@@ -41,9 +44,11 @@ static void give(struct op *op, struct region place, bool copied, uint64_t ready
 	} else if (op->m->state != MEMBER_JOINED) {
 		fault_set(&op->fault, FAULT_ABORTED, NULL, "%s", op->m->ended.text);
 	} else {
-		member_gathered(op->m, op->unit, mu);
+		if (!pass || !mu->held)
+			member_gathered(op->m, op->unit, mu);
+		mu->held = mu->held || pass;
 		op->result.place = place;
-		op->result.references = mu->gathers;
+		op->result.references = mu->gathers - mu->held;
 		op->result.copied = copied;
 		op->result.queue = BACKEND_Q_GATHER;
 		op->result.ready = ready;
@@ -103,7 +108,7 @@ static void begin_cast(struct op *op)
 		op_end(op);
 }
 
-static void start(struct op *op)
+void gather_start(struct op *op)
 {
 	struct job *job = op->m->job;
 	struct unit *u = op->unit;
@@ -128,7 +133,7 @@ static void start(struct op *op)
 
 static void resume(struct parked *p)
 {
-	start(CONTAINER_OF(p, struct op, parked));
+	gather_start(CONTAINER_OF(p, struct op, parked));
 }
 
 static void encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -148,7 +153,7 @@ const struct op_type op_gather = {
 	.name = "Gather",
 	.request = &shardd__v1__gather_request__descriptor,
 	.decode = decode,
-	.check = check,
-	.start = start,
+	.check = gather_check,
+	.start = gather_start,
 	.encode = encode,
 };

@@ -53,6 +53,10 @@ void op_device_fault(const struct job *job, const char *what, struct fault *f);
 int op_memory_fault(const struct job *job, int error, uint64_t bytes, const char *what,
 		    struct fault *f);
 
+/* The trainer's streams may read the op's unit until they come to the op's points. Return: 0 or
+ * -ENOMEM (nothing was noted that matters). */
+int op_note_reads(struct op *op);
+
 /* -- collectives that run ------------------------------------------------- */
 
 /* All ops of the collective end: with @fault, or well when it is NULL or FAULT_NONE. What

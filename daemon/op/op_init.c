@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "core/check.h"
+#include "op/guard.h"
 #include "op/op_impl.h"
 #include "unit/optim.h"
 #include "unit/runs.h"
@@ -251,6 +252,7 @@ static void start(struct parked *p)
 
 	if (coll_overtaken(c, false))
 		return;
+	guard_drop(c->job, c->unit);
 	if (check_unused(c, &f)) {
 		coll_end(c, &f);
 		return;
@@ -296,4 +298,5 @@ const struct op_type op_init = {
 	.check = check,
 	.run = run,
 	.encode = encode,
+	.move = MOVE_NEEDS_IDLE,
 };

@@ -249,4 +249,5 @@ const struct op_type op_reduce = {
 	.check = check,
 	.run = run,
 	.encode = encode,
+	.move = MOVE_REDUCE,
 };

@@ -18,8 +18,7 @@ static int check(struct op *op, struct fault *f)
 	return 0;
 }
 
-/* What the trainer's streams may still read, until they come to these points. */
-static int note_reads(struct op *op)
+int op_note_reads(struct op *op)
 {
 	int r = 0;
 
@@ -33,15 +32,16 @@ static void start(struct op *op)
 	struct member_unit *mu = member_unit_find(op->m, op->unit);
 
 	op_begin_run(op);
-	if (mu && mu->gathers) {
-		if (note_reads(op) < 0) {
+	/* that of a pass goes with the pass */
+	if (mu && mu->gathers > mu->held) {
+		if (op_note_reads(op) < 0) {
 			fault_errno(&op->fault, -ENOMEM, "noting how long a unit is read");
 			op_end(op);
 			return;
 		}
 		member_released(op->m, op->unit, mu);
 	}
-	op->result.references = mu ? mu->gathers : 0;
+	op->result.references = mu ? mu->gathers - mu->held : 0;
 	op_end(op);
 }
 

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "core/check.h"
+#include "op/guard.h"
 #include "op/op_impl.h"
 
 static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
@@ -44,7 +45,7 @@ static int check_released(const struct coll *c, struct fault *f)
 			struct member *m = c->job->ranks[r];
 			struct member_unit *mu = m ? member_unit_find(m, u) : NULL;
 
-			if (mu && mu->gathers)
+			if (mu && mu->gathers > mu->held)
 				return fault_set(f, FAULT_STATE, NULL,
 						 "unit '%.100s' is still gathered by rank %u (pid "
 						 "%d): release it "
@@ -64,6 +65,7 @@ static void prepare(struct parked *p)
 	if (coll_overtaken(c, true))
 		return;
 	if (check_released(c, &f) == 0) {
+		guard_step(c->job, c->group->id);
 		c->job->step.prepared = true;
 		c->job->step.group = c->group->id;
 		c->job->step.has_lr = op->args.step.has_lr;
@@ -94,4 +96,5 @@ const struct op_type op_step = {
 	.check = check,
 	.run = run,
 	.encode = encode,
+	.move = MOVE_NEEDS_IDLE,
 };

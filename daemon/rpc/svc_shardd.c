@@ -188,6 +188,9 @@ void svc_shardd_init(struct svc_shardd *svc, struct sessions *sessions, struct j
 		{ "ClipGradNorm", svc_op, false },
 		{ "Step", svc_op, false },
 		{ "Commit", svc_op, false },
+		{ "BeginPass", svc_op, false },
+		{ "EndPass", svc_op, false },
+		{ "SetReshard", svc_op, false },
 		{ NULL, NULL, false },
 	};
 

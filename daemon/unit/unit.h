@@ -121,6 +121,7 @@ struct unit {
 	bool executing;        /* ordered, not executed yet: only for who waits by stream */
 	struct list waiting;   /* ops that wait for either; owned by op/ */
 	struct list idle;      /* link in the job's list of idle full buffers */
+	bool drop; /* its memory goes back as soon as nobody uses it: no rank is to come */
 
 	uint32_t gathered_ranks; /* ranks that hold at least one gather */
 };

@@ -1,0 +1,13 @@
+/* What Gather and BeginPass share (op_gather.c). Loop thread only. */
+#ifndef SHARDD_OP_GATHER_H
+#define SHARDD_OP_GATHER_H
+
+#include "op/op_impl.h"
+
+/* May this rank gather op->unit? Return: 0 or a fault code. */
+int gather_check(struct op *op, struct fault *f);
+/* Do it: ends the op, now or later, with its place as the result. The reference that a BeginPass
+ * takes is noted as the passes' (member_unit.held); there is one at most. */
+void gather_start(struct op *op);
+
+#endif
