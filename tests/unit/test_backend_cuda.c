@@ -207,7 +207,8 @@ static void arena_load(struct arena *a, struct cudafix *f, struct backend *b)
 	cudafix_copy(f, a->device, a->host, ARENA_BYTES);
 }
 
-#define ROWS 20
+#define ROWS    20
+#define ROWS_AT (3 * N + 3 * N % 2) /* in section 3; they are 8 bytes each */
 
 /* Row numbers in section 3: some twice, some of others, some that are none. */
 static void fill_rows(float *host)
@@ -215,7 +216,7 @@ static void fill_rows(float *host)
 	for (int64_t i = 0; i < ROWS; i++) {
 		int64_t row = i * 7 % 12 - 1;
 
-		memcpy((char *)(host + 3 * N) + i * 8, &row, sizeof(row));
+		memcpy((char *)(host + ROWS_AT) + i * 8, &row, sizeof(row));
 	}
 }
 
@@ -330,7 +331,7 @@ static struct kop make_kop(enum kop_kind kind, float *x, struct arena *a, unsign
 		kop.n = 100;
 		kop.add_rows = (struct k_add_rows){ .out = x,
 						    .row_elements = 100,
-						    .rows = (int64_t *)(void *)s3,
+						    .rows = (int64_t *)(void *)(x + ROWS_AT),
 						    .n_rows = ROWS,
 						    .values = s1,
 						    .dtype = DTYPE_FP32,
@@ -463,7 +464,7 @@ Test(backend_cuda, norms_know_the_maximum_and_keep_what_is_no_number)
 	cudafix_copy(&f, x, host, sizeof(host));
 	cr_assert_eq(cudafix_run(&f, f.b, &k, 1), 0);
 	cr_assert(isnan(partial[0]));
-	k.norm.inf = false;
+	k.norm.p = 2;
 	k.n = 1;
 	cr_assert_eq(cudafix_run(&f, f.b, &k, 1), 0);
 	cr_assert_eq(partial[0], 9.0);
