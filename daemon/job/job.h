@@ -97,7 +97,7 @@ struct job {
 	struct htab unit_names;
 	struct slab **slabs; /* of shards, owned refs */
 	uint32_t n_slabs;
-	struct slab *spare[2 * NODE_MAX_DEVICES]; /* of a registration that goes on later */
+	struct slab **spare; /* owned refs: of a registration that goes on later */
 	unsigned n_spare;
 	struct pool full[NODE_MAX_DEVICES];    /* gathered copies, by device */
 	struct pool scratch[NODE_MAX_DEVICES]; /* sums on their way between devices */
@@ -210,6 +210,11 @@ int job_register(struct job *job, state_unit **specs, size_t n, uint32_t *ret_id
 /* Give back what a registration took and is still to go on with; safe if there is none. */
 void job_drop_spare(struct job *job);
 uint64_t job_spare_bytes(const struct job *job);
+/* Make slabs the job's, in the order of their numbers; each gets a reference of the job's own.
+ * All or none. Return: 0 or -ENOMEM. */
+int job_add_slabs(struct job *job, struct slab *const *slabs, size_t n);
+/* Let go of slabs of shards in which no unit has anything any more. */
+void job_drop_unused_slabs(struct job *job);
 /* Build units again from the record, whose slabs are in job->slabs already. */
 int job_units_restore(struct job *job, struct fault *f);
 void job_units_free(struct job *job);

@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "job/aliases.h"
 #include "job/job.h"
 
 /* One registration under way: what must be undone if it fails. */
@@ -22,6 +23,11 @@ struct reg {
 		uint64_t params_at; /* what has been cut off */
 		uint64_t other_at;
 	} on[NODE_MAX_DEVICES]; /* by device */
+	struct {
+		uint64_t bytes; /* of its buffers of all new units */
+		struct slab *slab;
+		uint64_t at;
+	} * ranks; /* by rank of the job */
 };
 
 /* New units go where the ranks of their group are, and need communicators there. */
@@ -50,7 +56,12 @@ static int reg_check_unit(struct reg *r, size_t i, struct fault *f)
 		return f->code;
 	if (!unit_layout(spec, group_size(g), &r->layouts[i]))
 		return fault_set(f, FAULT_INVALID, "units.tensors",
-				 "unit '%.100s': its shapes must be of 1 to 2^48 elements in total",
+				 "unit '%.100s': its shapes must be of 1 to 2^48 elements in "
+				 "total, those of aliases not counted",
+				 spec->name);
+	if (!unit_buffers_fit(spec))
+		return fault_set(f, FAULT_INVALID, "units.buffers",
+				 "unit '%.100s': its buffers must be of up to 2^50 bytes in total",
 				 spec->name);
 	have = htab_find(&r->job->unit_names, spec->name);
 	if (!have) {
@@ -95,6 +106,21 @@ static int reg_check_tensors(const struct reg *r, struct fault *f)
 			 (unsigned long long)tensors, JOB_MAX_TENSORS);
 }
 
+/* What is another name of what. */
+static int reg_check_aliases(struct reg *r, struct fault *f)
+{
+	struct aliases a;
+
+	aliases_init(&a, r->job);
+	for (size_t i = 0; !f->code && i < r->n; i++)
+		if (aliases_add(&a, r->specs[i]) < 0)
+			fault_errno(f, -ENOMEM, "registering units");
+	for (size_t i = 0; !f->code && i < r->n; i++)
+		aliases_check(&a, r->specs[i], f);
+	aliases_deinit(&a);
+	return f->code;
+}
+
 static int reg_check(struct reg *r, struct fault *f)
 {
 	uint32_t most = r->job->node->limits.max_units_per_job;
@@ -115,7 +141,7 @@ static int reg_check(struct reg *r, struct fault *f)
 			f, FAULT_EXHAUSTED, NULL,
 			"job '%s' would have %llu units: %u (max_units_per_job) are allowed",
 			r->job->rec->name, (unsigned long long)r->job->n_units + r->n_new, most);
-	if (reg_check_tensors(r, f))
+	if (reg_check_tensors(r, f) || reg_check_aliases(r, f))
 		return f->code;
 	return later ? JOB_E_LATER : 0;
 }
@@ -124,6 +150,15 @@ static int reg_check(struct reg *r, struct fault *f)
 static uint64_t add(uint64_t a, uint64_t b)
 {
 	return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+}
+
+static void reg_sum_buffers(struct reg *r, const state_unit *spec)
+{
+	const state_group *g = r->job->groups[spec->group]->rec;
+	uint64_t bytes = unit_buffers_bytes(spec);
+
+	for (size_t i = 0; i < g->n_ranks; i++)
+		r->ranks[g->ranks[i]].bytes = add(r->ranks[g->ranks[i]].bytes, bytes);
 }
 
 static void reg_sum(struct reg *r)
@@ -142,7 +177,15 @@ static void reg_sum(struct reg *r)
 			r->on[on].other_bytes = add(r->on[on].other_bytes,
 						    bytes * (1 + unit_state_arrays(r->specs[i])));
 		}
+		if (!r->ids[i])
+			reg_sum_buffers(r, r->specs[i]);
 	}
+}
+
+/* Where a rank's buffers are. */
+static unsigned device_of(const struct job *job, uint32_t rank)
+{
+	return job->placed[rank] ? job->placed[rank]->index : 0;
 }
 
 /* What an earlier try of a registration took and kept. */
@@ -165,6 +208,8 @@ void job_drop_spare(struct job *job)
 {
 	while (job->n_spare)
 		slab_unref(job->spare[--job->n_spare]);
+	free(job->spare);
+	job->spare = NULL;
 }
 
 uint64_t job_spare_bytes(const struct job *job)
@@ -193,8 +238,12 @@ static int reg_slab(struct reg *r, unsigned d, uint64_t bytes, struct slab **ret
 
 static void keep_spare(struct job *job, struct slab **s)
 {
-	if (*s && job->n_spare < ARRAY_SIZE(job->spare))
+	struct slab **grown = *s ? realloc(job->spare, (job->n_spare + 1) * sizeof(*grown)) : NULL;
+
+	if (grown) {
+		job->spare = grown;
 		job->spare[job->n_spare++] = STEAL_PTR(*s);
+	}
 	*s = slab_unref(*s);
 }
 
@@ -208,6 +257,11 @@ static void reg_put_back(struct reg *r, bool keep)
 		}
 		r->on[d].params = slab_unref(r->on[d].params);
 		r->on[d].other = slab_unref(r->on[d].other);
+	}
+	for (uint32_t i = 0; i < r->job->rec->world_size; i++) {
+		if (keep)
+			keep_spare(r->job, &r->ranks[i].slab);
+		r->ranks[i].slab = slab_unref(r->ranks[i].slab);
 	}
 	if (!keep)
 		job_drop_spare(r->job);
@@ -224,6 +278,8 @@ static int reg_memory_fault(struct reg *r, int error, struct fault *f)
 	}
 	for (unsigned d = 0; d < r->job->node->n_devices; d++)
 		bytes = add(bytes, add(r->on[d].params_bytes, r->on[d].other_bytes));
+	for (uint32_t i = 0; i < r->job->rec->world_size; i++)
+		bytes = add(bytes, r->ranks[i].bytes);
 	/* what this call has taken so far is not what the job holds */
 	reg_put_back(r, false);
 	job_holders(r->job, holders, sizeof(holders));
@@ -250,6 +306,9 @@ static int reg_room(const struct reg *r)
 		uint64_t bytes = add(rounded(r, d, r->on[d].params_bytes),
 				     rounded(r, d, r->on[d].other_bytes));
 
+		for (uint32_t i = 0; i < r->job->rec->world_size; i++)
+			if (device_of(r->job, i) == d)
+				bytes = add(bytes, rounded(r, d, r->ranks[i].bytes));
 		if (bytes >
 		    add(quota_left(&r->job->node->devices[d].quota), job_spare_bytes(r->job)))
 			return SLAB_E_FULL;
@@ -266,11 +325,16 @@ static int reg_memory(struct reg *r, struct fault *f)
 
 	if (room)
 		return reg_memory_fault(r, room, f);
-	for (unsigned i = 0; i < 2 * r->job->node->n_devices; i++) {
-		unsigned d = i / 2;
-		int e = i % 2 ? reg_slab(r, d, r->on[d].other_bytes, &r->on[d].other)
-			      : reg_slab(r, d, r->on[d].params_bytes, &r->on[d].params);
+	for (unsigned i = 0; i < 2 * r->job->node->n_devices + r->job->rec->world_size; i++) {
+		unsigned d = i / 2, rank = i - 2 * r->job->node->n_devices;
+		int e;
 
+		if (d >= r->job->node->n_devices)
+			e = reg_slab(r, device_of(r->job, rank), r->ranks[rank].bytes,
+				     &r->ranks[rank].slab);
+		else
+			e = i % 2 ? reg_slab(r, d, r->on[d].other_bytes, &r->on[d].other)
+				  : reg_slab(r, d, r->on[d].params_bytes, &r->on[d].params);
 		later = later || e == SLAB_E_LATER;
 		if (e && e != SLAB_E_LATER)
 			return reg_memory_fault(r, e, f);
@@ -325,6 +389,27 @@ static int place_all(struct unit *u, struct reg *r)
 	return 0;
 }
 
+/* Each rank's buffers, in the record and in the unit. */
+static int place_buffers(struct unit *u, struct reg *r)
+{
+	const state_group *g = r->job->groups[u->rec->group]->rec;
+	uint64_t bytes = unit_buffers_bytes(u->rec);
+
+	if (!bytes)
+		return 0;
+	u->buffers = calloc(g->n_ranks, sizeof(*u->buffers));
+	if (!u->buffers)
+		return -ENOMEM;
+	for (size_t i = 0; i < g->n_ranks; i++) {
+		uint32_t rank = g->ranks[i];
+
+		u->buffers[i] = cut(r->ranks[rank].slab, &r->ranks[rank].at, bytes);
+		if (state_unit_add_buffer_region(u->rec, &u->buffers[i]) < 0)
+			return -ENOMEM;
+	}
+	return 0;
+}
+
 /* Append one unit with its record and name. On failure nothing of it is left. */
 static int add_unit(struct reg *r, size_t i)
 {
@@ -335,7 +420,8 @@ static int add_unit(struct reg *r, size_t i)
 	if (unit_new(job->n_units + 1, r->specs[i], &r->layouts[i], g->devices, g->n_devices, &u) <
 	    0)
 		return -ENOMEM;
-	if (place_all(u, r) < 0 || htab_add(&job->unit_names, r->specs[i]->name, u) < 0) {
+	if (place_all(u, r) < 0 || place_buffers(u, r) < 0 ||
+	    htab_add(&job->unit_names, r->specs[i]->name, u) < 0) {
 		unit_free(u);
 		return -ENOMEM;
 	}
@@ -349,17 +435,13 @@ static int add_unit(struct reg *r, size_t i)
 	return 0;
 }
 
-static int grow_tables(struct job *job, size_t units, size_t slabs)
+static int grow_units(struct job *job, size_t units)
 {
 	void *grown = realloc(job->units, (job->n_units + units) * sizeof(struct unit *));
 
 	if (!grown)
 		return -ENOMEM;
 	job->units = grown;
-	grown = realloc(job->slabs, (job->n_slabs + slabs) * sizeof(struct slab *));
-	if (!grown)
-		return -ENOMEM;
-	job->slabs = grown;
 	return 0;
 }
 
@@ -384,26 +466,104 @@ static int compare_slab(const void *a, const void *b)
 	return x->id < y->id ? -1 : x->id > y->id;
 }
 
-/* Into the job and its record, in the order of their numbers. */
+int job_add_slabs(struct job *job, struct slab *const *slabs, size_t n)
+{
+	size_t before = job->rec->n_slabs;
+	struct slab **grown = realloc(job->slabs, (job->n_slabs + n + 1) * sizeof(*grown));
+
+	if (!grown)
+		return -ENOMEM;
+	job->slabs = grown;
+	for (size_t i = 0; i < n; i++) {
+		if (state_job_add_slab(job->rec, slabs[i]) == 0)
+			continue;
+		state_job_drop_slabs(job->rec, job->rec->n_slabs - before);
+		return -ENOMEM;
+	}
+	for (size_t i = 0; i < n; i++)
+		job->slabs[job->n_slabs++] = slab_ref(slabs[i]);
+	qsort(job->slabs, job->n_slabs, sizeof(*job->slabs), compare_slab);
+	state_job_sort_slabs(job->rec);
+	return 0;
+}
+
+static bool part_has(const struct unit_part *p, const struct slab *s)
+{
+	return p->params.slab == s || p->grads.slab == s || p->state1.slab == s ||
+	       p->state2.slab == s;
+}
+
+static bool is_used(const struct job *job, const struct slab *s)
+{
+	bool used = s->owner_rank >= 0; /* buffers stay where they are */
+
+	for (uint32_t i = 0; !used && i < job->n_units; i++)
+		for (unsigned d = 0; !used && d < job->units[i]->n_parts; d++)
+			used = part_has(&job->units[i]->parts[d], s);
+	return used;
+}
+
+void job_drop_unused_slabs(struct job *job)
+{
+	uint32_t kept = 0;
+
+	CHECK(job->n_slabs == job->rec->n_slabs);
+	for (uint32_t i = 0; i < job->n_slabs; i++) {
+		if (is_used(job, job->slabs[i])) {
+			job->slabs[kept++] = job->slabs[i];
+			continue;
+		}
+		state_job_drop_slab(job->rec, kept);
+		slab_unref(job->slabs[i]);
+	}
+	job->n_slabs = kept;
+}
+
+/* Into the job and its record. */
 static int enter_slabs(struct reg *r)
 {
 	struct job *job = r->job;
-	struct slab *all[2 * NODE_MAX_DEVICES];
+	_cleanup_(freep) struct slab **all =
+		calloc(2 * NODE_MAX_DEVICES + job->rec->world_size, sizeof(*all));
 	size_t n = 0;
 
+	if (!all)
+		return -ENOMEM;
 	for (unsigned d = 0; d < job->node->n_devices; d++) {
 		if (r->on[d].params)
 			all[n++] = r->on[d].params;
 		if (r->on[d].other)
 			all[n++] = r->on[d].other;
 	}
-	qsort(all, n, sizeof(*all), compare_slab);
-	for (size_t i = 0; i < n; i++)
-		if (state_job_add_slab(job->rec, all[i]) < 0)
-			return -ENOMEM;
-	for (size_t i = 0; i < n; i++)
-		job->slabs[job->n_slabs++] = slab_ref(all[i]);
-	return 0;
+	for (uint32_t i = 0; i < job->rec->world_size; i++)
+		if (r->ranks[i].slab)
+			all[n++] = r->ranks[i].slab;
+	return job_add_slabs(job, all, n);
+}
+
+/* Of the units from @first on. */
+static int resolve_aliases(struct job *job, uint32_t first, struct fault *f)
+{
+	struct aliases a;
+
+	aliases_init(&a, job);
+	for (uint32_t i = first; !f->code && i < job->n_units; i++)
+		aliases_resolve(&a, job->units[i], f);
+	aliases_deinit(&a);
+	return f->code;
+}
+
+/* They are their ranks' own to write. */
+static void open_buffers(struct reg *r)
+{
+	for (uint32_t i = 0; i < r->job->rec->world_size; i++) {
+		struct slab *s = r->ranks[i].slab;
+
+		if (s) {
+			s->writable = true;
+			s->owner_rank = (int)i;
+		}
+	}
 }
 
 static int reg_build(struct reg *r, struct fault *f)
@@ -412,17 +572,20 @@ static int reg_build(struct reg *r, struct fault *f)
 	uint32_t first = job->n_units;
 	int e = 0;
 
-	if (grow_tables(job, r->n_new, 2 * job->node->n_devices) < 0)
+	if (grow_units(job, r->n_new) < 0)
 		return fault_errno(f, -ENOMEM, "registering units");
 	for (size_t i = 0; e == 0 && i < r->n; i++)
 		if (!r->ids[i])
 			e = add_unit(r, i);
+	if (e == 0 && resolve_aliases(job, first, f))
+		e = -ENOMEM; /* all else was checked */
 	if (e == 0)
 		e = enter_slabs(r);
 	if (e < 0) {
 		undo_units(r, first);
 		return fault_errno(f, -ENOMEM, "registering units");
 	}
+	open_buffers(r);
 	return 0;
 }
 
@@ -436,7 +599,6 @@ static void take_specs(struct reg *r, uint32_t first)
 
 static int reg_run(struct reg *r, struct fault *f)
 {
-	size_t slabs = r->job->rec->n_slabs;
 	int e = reg_check(r, f);
 
 	if (e || !r->n_new)
@@ -445,8 +607,7 @@ static int reg_run(struct reg *r, struct fault *f)
 	e = reg_memory(r, f);
 	if (e)
 		return e;
-	if (reg_build(r, f))
-		state_job_drop_slabs(r->job->rec, r->job->rec->n_slabs - slabs);
+	(void)reg_build(r, f);
 	reg_put_back(r, false); /* the job has references of its own, if it took them */
 	return (int)f->code;
 }
@@ -462,10 +623,10 @@ int job_register(struct job *job, state_unit **specs, size_t n, uint32_t *ret_id
 	for (size_t i = 0; i < n; i++)
 		ret_ids[i] = 0;
 	r.layouts = calloc(n ? n : 1, sizeof(*r.layouts));
-	if (!r.layouts)
-		return fault_errno(f, -ENOMEM, "registering units");
-	e = reg_run(&r, f);
+	r.ranks = calloc(job->rec->world_size, sizeof(*r.ranks));
+	e = r.layouts && r.ranks ? reg_run(&r, f) : fault_errno(f, -ENOMEM, "registering units");
 	free(r.layouts);
+	free(r.ranks);
 	if (e && e != JOB_E_LATER)
 		job_drop_spare(job);
 	if (e)
@@ -514,13 +675,36 @@ static bool restore_parts(struct job *job, struct unit *u)
 	return true;
 }
 
+static bool restore_buffers(struct job *job, struct unit *u)
+{
+	const struct group *g = job->groups[u->rec->group];
+	uint64_t bytes = unit_buffers_bytes(u->rec);
+
+	if (!bytes)
+		return true;
+	u->buffers = calloc(group_size(g), sizeof(*u->buffers));
+	if (!u->buffers || u->rec->n_buffer_regions != group_size(g))
+		return false;
+	for (uint32_t i = 0; i < group_size(g); i++) {
+		uint32_t rank = g->rec->ranks[i];
+		struct region r = region_of(job, u->rec->buffer_regions[i]);
+
+		if (!r.slab || r.bytes < bytes || r.slab->device->index != device_of(job, rank))
+			return false;
+		r.slab->writable = true;
+		r.slab->owner_rank = (int)rank;
+		u->buffers[i] = r;
+	}
+	return true;
+}
+
 static int restore_unit(struct job *job, state_unit *rec, struct fault *f)
 {
 	struct group *g = job->groups[rec->group];
 	struct layout layout;
 	struct unit *u;
 
-	if (!unit_layout(rec, group_size(g), &layout))
+	if (!unit_layout(rec, group_size(g), &layout) || !unit_buffers_fit(rec))
 		return fault_set(f, FAULT_INVALID, "state",
 				 "saved unit '%.100s' has no valid layout", rec->name);
 	if (group_place(g))
@@ -528,7 +712,8 @@ static int restore_unit(struct job *job, state_unit *rec, struct fault *f)
 				 "saved unit '%.100s' has ranks without a device", rec->name);
 	if (unit_new(job->n_units + 1, rec, &layout, g->devices, g->n_devices, &u) < 0)
 		return fault_errno(f, -ENOMEM, "restoring units");
-	if (!restore_parts(job, u) || htab_add(&job->unit_names, rec->name, u) < 0) {
+	if (!restore_parts(job, u) || !restore_buffers(job, u) ||
+	    htab_add(&job->unit_names, rec->name, u) < 0) {
 		unit_free(u);
 		return fault_set(
 			f, FAULT_INVALID, "state",
@@ -541,12 +726,12 @@ static int restore_unit(struct job *job, state_unit *rec, struct fault *f)
 
 int job_units_restore(struct job *job, struct fault *f)
 {
-	if (job->rec->n_units && grow_tables(job, job->rec->n_units, 0) < 0)
+	if (job->rec->n_units && grow_units(job, job->rec->n_units) < 0)
 		return fault_errno(f, -ENOMEM, "restoring units");
 	for (size_t i = 0; i < job->rec->n_units; i++)
 		if (restore_unit(job, job->rec->units[i], f))
 			return f->code;
-	return 0;
+	return resolve_aliases(job, 0, f);
 }
 
 void job_units_free(struct job *job)
@@ -572,7 +757,7 @@ static void is_that(struct slab *s, void *arg)
 }
 
 /* Slabs of parameters are for all ranks of their device; gradients and optimizer state
- * are not. */
+ * are not; buffers are for their rank alone. */
 static bool holds_params(const struct job *job, const struct slab *s)
 {
 	for (uint32_t i = 0; i < job->n_units; i++)
@@ -597,7 +782,9 @@ struct slab *job_slab_for(struct member *m, uint32_t id)
 	if (s->class == MEM_FULL)
 		return s;
 	if (s->class == MEM_SHARD)
-		return holds_params(job, s) ? s : NULL;
+		return holds_params(job, s) || (s->writable && s->owner_rank == (int)m->rank)
+			       ? s
+			       : NULL;
 	pool_each_slab(&m->pool, is_that, &own);
 	return own ? NULL : s;
 }

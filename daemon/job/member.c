@@ -119,6 +119,16 @@ void member_released(struct member *m, struct unit *u, struct member_unit *mu)
 		job_full_unused(m->job, u);
 }
 
+void member_unsummon(struct member *m, struct unit *u, struct member_unit *mu)
+{
+	pool_give(&m->pool, &mu->summoned);
+	if (!mu->is_summoned)
+		return;
+	mu->is_summoned = false;
+	CHECK(u->summoned_ranks > 0);
+	u->summoned_ranks--;
+}
+
 uint64_t member_gathered_units(const struct member *m)
 {
 	uint64_t n = 0;
@@ -170,6 +180,7 @@ void member_reset(struct member *m)
 
 		while (mu->gathers)
 			member_released(m, m->job->units[i], mu);
+		member_unsummon(m, m->job->units[i], mu);
 		pool_give(&m->pool, &mu->gradient);
 		mu->pass = PASS_IDLE;
 		mu->held = false;

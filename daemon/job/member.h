@@ -40,6 +40,8 @@ struct member_unit {
 	uint8_t reshard; /* enum unit_reshard, its own policy; 0: the unit's */
 	bool held;       /* one of @gathers is the passes' */
 	uint32_t uses;   /* how often it let go of it since the last step */
+	struct region summoned; /* its copy of the parameters, from summon to return */
+	bool is_summoned;       /* that is the trainer's by now */
 };
 
 /* A buffer of its own (AllocBuffer). */
@@ -104,6 +106,8 @@ struct member_unit *member_unit_find(struct member *m, const struct unit *u);
 /* Count a gather, or a release. */
 void member_gathered(struct member *m, struct unit *u, struct member_unit *mu);
 void member_released(struct member *m, struct unit *u, struct member_unit *mu);
+/* It has no copy of @u any more. */
+void member_unsummon(struct member *m, struct unit *u, struct member_unit *mu);
 /* Units it holds gathered. */
 uint64_t member_gathered_units(const struct member *m);
 

@@ -27,6 +27,8 @@ static void part_free(struct coll_part *p)
 static void coll_free(struct coll *c)
 {
 	c->magic = 0;
+	if (c->forget)
+		c->forget(c);
 	for (unsigned i = 0; c->parts && i < c->n_parts; i++)
 		part_free(&c->parts[i]);
 	free(c->parts);
@@ -232,7 +234,8 @@ static void check_promises(const struct coll *c, struct fault *f)
 {
 	const struct member *told = NULL;
 
-	if (c->type != &op_reduce && c->type != &op_all_reduce && c->type != &op_broadcast)
+	if (c->type != &op_reduce && c->type != &op_all_reduce && c->type != &op_broadcast &&
+	    c->type != &op_broadcast_buffers)
 		return;
 	for (uint32_t i = 0; i < c->n; i++)
 		if (c->members[i]->epoch != c->job->rec->epoch && *c->members[i]->ended.text)

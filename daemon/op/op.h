@@ -30,6 +30,7 @@
 
 struct op;
 struct coll;
+struct convert;
 
 /* Streams of its trainer that an op can name: more than anybody uses at once. */
 #define OP_MAX_AFTER 8
@@ -70,7 +71,8 @@ struct op_type {
 enum {
 	TOUCH_PARAMS = 1, /* of its unit, or of all when unit is NULL */
 	TOUCH_GRADS = 2,
-	TOUCH_ALL = 4, /* after everything before it, before everything after it */
+	TOUCH_BUFFERS = 8, /* of its unit, or of all */
+	TOUCH_ALL = 4,     /* after everything before it, before everything after it */
 };
 
 struct op {
@@ -117,6 +119,14 @@ struct op {
 			enum reduce_op op;
 			uint32_t root;
 		} buf; /* AllReduce, Broadcast */
+		struct {
+			bool write;
+		} summon;
+		struct {
+			const uint32_t *units; /* the request's; valid until done */
+			size_t n;
+			uint32_t layout, multiple, strategy, shard_ranks;
+		} convert;
 		struct {
 			double max_norm, norm_type;
 		} clip;
@@ -205,7 +215,9 @@ struct coll {
 	struct {
 		bool packed;
 		void (*after)(struct coll *c);
-	} own; /* own_write's */
+	} own;                          /* own_write's */
+	struct convert *convert;        /* ConvertUnits' own */
+	void (*forget)(struct coll *c); /* (optional) called when the collective is freed */
 	double value;
 };
 

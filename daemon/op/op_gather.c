@@ -22,7 +22,8 @@ int gather_check(struct op *op, struct fault *f)
 {
 	const struct member_unit *mu = member_unit_find(op->m, op->unit);
 
-	if (op_check_not_torn(op, f) || op_check_in_group(op, f) || op_check_initialised(op, f))
+	if (op_check_not_torn(op, f) || op_check_in_group(op, f) || op_check_initialised(op, f) ||
+	    op_check_not_summoned(op, f))
 		return f->code;
 	if (mu && mu->gathers == UINT32_MAX)
 		return fault_set(f, FAULT_EXHAUSTED, NULL,

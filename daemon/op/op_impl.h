@@ -30,6 +30,9 @@ int op_check_initialised(const struct op *op, struct fault *f);
 /* Refuse an op that is about gradients of a unit in which all tensors are frozen. */
 int op_check_trained(const struct op *op, struct fault *f);
 
+/* Refuse an op while ranks have the unit summoned. */
+int op_check_not_summoned(const struct op *op, struct fault *f);
+
 /* Refuse an op while the job is torn (Initialise heals it). */
 int op_check_not_torn(const struct op *op, struct fault *f);
 
@@ -102,6 +105,12 @@ bool coll_need_scratch(struct coll *c, unsigned k, uint64_t bytes, void (*again)
 uint32_t coll_index(const struct coll *c, uint32_t root);
 /* The part that member @index is on. */
 struct coll_part *coll_part(const struct coll *c, uint32_t index);
+
+/* All parts' array of c->unit (one region a part; frozen: what follows the trained in the
+ * parameters) into scratch[0] of every device, as unit/pack.h says; then @next. Where there is
+ * none of it, @next at once. */
+void coll_gather_array(struct coll *c, const struct region *const *arrays, bool frozen,
+		       void (*next)(struct coll *c));
 
 /* -- every rank brings its own shard (own.c) -------------------------------- */
 

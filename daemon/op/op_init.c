@@ -81,7 +81,8 @@ static void print_how(struct op *op)
 
 static int check(struct op *op, struct fault *f)
 {
-	if (op->buffer && !op_buffer_at(op, 0, op->unit->packed * sizeof(float), f))
+	if (op_check_not_summoned(op, f) ||
+	    (op->buffer && !op_buffer_at(op, 0, op->unit->packed * sizeof(float), f)))
 		return f->code;
 	print_how(op);
 	op->entry.print.words[2] = (uint64_t)op->args.init.how;

@@ -27,7 +27,8 @@ static int check(struct op *op, struct fault *f)
 {
 	struct member_unit *mu = member_unit_find(op->m, op->unit);
 
-	if (op_check_not_torn(op, f) || op_check_initialised(op, f) || op_check_trained(op, f))
+	if (op_check_not_torn(op, f) || op_check_initialised(op, f) || op_check_trained(op, f) ||
+	    op_check_not_summoned(op, f))
 		return f->code;
 	if (!mu || !mu->gradient.slab)
 		return fault_set(

@@ -39,6 +39,11 @@ static int check_released(const struct coll *c, struct fault *f)
 	for (uint32_t i = 0; i < c->job->n_units; i++) {
 		const struct unit *u = c->job->units[i];
 
+		if (u->summoned_ranks && u->rec->group == c->group->id)
+			return fault_set(f, FAULT_STATE, NULL,
+					 "unit '%.100s' is summoned by %u ranks: return it before "
+					 "the step",
+					 u->rec->name, u->summoned_ranks);
 		if (!u->gathered_ranks || u->rec->group != c->group->id)
 			continue;
 		for (uint32_t r = 0; r < c->job->rec->world_size; r++) {

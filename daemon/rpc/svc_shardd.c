@@ -191,6 +191,11 @@ void svc_shardd_init(struct svc_shardd *svc, struct sessions *sessions, struct j
 		{ "BeginPass", svc_op, false },
 		{ "EndPass", svc_op, false },
 		{ "SetReshard", svc_op, false },
+		{ "UnitBuffers", svc_op, false },
+		{ "BroadcastBuffers", svc_op, false },
+		{ "SummonFull", svc_op, false },
+		{ "ReturnFull", svc_op, false },
+		{ "ConvertUnits", svc_op, false },
 		{ NULL, NULL, false },
 	};
 

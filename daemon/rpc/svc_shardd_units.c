@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "core/check.h"
+#include "op/registered.h"
 #include "rpc/svc_impl.h"
 #include "rpc/unit_spec.h"
 
@@ -15,36 +16,39 @@ static int decode_units(const Shardd__V1__RegisterRequest *r, state_unit **specs
 	return 0;
 }
 
-static void send_registered(struct rpc_call *call, const struct job *job, const uint32_t *ids,
+static int fill_units(struct registered *all, Shardd__V1__RegisteredUnit **units,
+		      const struct member *m, const uint32_t *ids, size_t n)
+{
+	int r = 0;
+
+	for (size_t i = 0; r == 0 && i < n; i++) {
+		units[i] = &all[i].unit;
+		r = registered_init(&all[i], m->job, m->job->units[ids[i] - 1], m->rank);
+	}
+	return r;
+}
+
+static void send_registered(struct rpc_call *call, const struct member *m, const uint32_t *ids,
 			    size_t n, uint64_t charged)
 {
 	Shardd__V1__RegisterReply reply = SHARDD__V1__REGISTER_REPLY__INIT;
-	Shardd__V1__RegisteredUnit *units = calloc(n, sizeof(*units));
-	Shardd__V1__RegisteredUnit **pointers = calloc(n, sizeof(*pointers));
+	struct registered *all = calloc(n, sizeof(*all));
+	Shardd__V1__RegisteredUnit **units = calloc(n, sizeof(*units));
 	struct fault f = FAULT_NULL;
 
-	for (size_t i = 0; units && pointers && i < n; i++) {
-		const struct unit *u = job->units[ids[i] - 1];
-
-		pointers[i] = &units[i];
-		shardd__v1__registered_unit__init(&units[i]);
-		units[i].unit = u->id;
-		units[i].elements = u->layout.elements;
-		units[i].shard_elements = u->layout.shard_elements;
-		units[i].initialised = u->rec->initialised && !u->torn;
-		units[i].optimizer_steps = u->rec->optimizer->steps;
-	}
-	reply.units = pointers;
+	reply.units = units;
 	reply.n_units = n;
 	reply.charged_bytes = charged;
-	if (units && pointers) {
+	if (all && units && fill_units(all, units, m, ids, n) == 0) {
 		rpc_call_reply(call, &reply.base);
 	} else {
 		fault_errno(&f, -ENOMEM, "answering a registration");
 		rpc_call_fail(call, &f);
 	}
+	for (size_t i = 0; all && i < n; i++)
+		registered_deinit(&all[i]);
+	free(all);
 	free(units);
-	free(pointers);
 }
 
 static int register_now(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
@@ -66,7 +70,7 @@ static int register_now(struct rpc_call *call, const ProtobufCMessage *request, 
 	if (m && f.code)
 		rpc_call_fail(call, &f);
 	else if (m && e != JOB_E_LATER)
-		send_registered(call, m->job, ids, n, charged);
+		send_registered(call, m, ids, n, charged);
 	for (size_t i = 0; specs && i < n; i++)
 		state_unit_free(specs[i]);
 	free(specs);

@@ -242,6 +242,28 @@ void state_job_drop_slabs(state_job *j, size_t n)
 		shardd__state__slab__free_unpacked(j->slabs[--j->n_slabs], NULL);
 }
 
+void state_job_drop_slab(state_job *j, size_t i)
+{
+	CHECK(i < j->n_slabs);
+	shardd__state__slab__free_unpacked(j->slabs[i], NULL);
+	j->n_slabs--;
+	for (; i < j->n_slabs; i++)
+		j->slabs[i] = j->slabs[i + 1];
+}
+
+static int compare_slab(const void *a, const void *b)
+{
+	const state_slab *x = *(state_slab *const *)a, *y = *(state_slab *const *)b;
+
+	return x->id < y->id ? -1 : x->id > y->id;
+}
+
+void state_job_sort_slabs(state_job *j)
+{
+	if (j->n_slabs)
+		qsort(j->slabs, j->n_slabs, sizeof(*j->slabs), compare_slab);
+}
+
 int state_region_set(state_region **field, const struct region *r)
 {
 	state_region *rec = malloc(sizeof(*rec));
@@ -256,6 +278,18 @@ int state_region_set(state_region **field, const struct region *r)
 		shardd__state__region__free_unpacked(*field, NULL);
 	*field = rec;
 	return 0;
+}
+
+int state_unit_add_buffer_region(state_unit *u, const struct region *r)
+{
+	state_region *rec = NULL;
+
+	if (state_region_set(&rec, r) < 0)
+		return -ENOMEM;
+	if (APPEND(u->buffer_regions, u->n_buffer_regions, rec) == 0)
+		return 0;
+	shardd__state__region__free_unpacked(rec, NULL);
+	return -ENOMEM;
 }
 
 const state_blob *state_job_blob(const state_job *j, uint32_t rank)

@@ -58,11 +58,18 @@ int state_job_add_slab(state_job *j, const struct slab *s);
 
 /* Drop the last @n slabs again: the undo of a registration that failed. */
 void state_job_drop_slabs(state_job *j, size_t n);
+/* Drop the one at @i; the others keep their order. */
+void state_job_drop_slab(state_job *j, size_t i);
+/* Bring them into the order of their numbers. */
+void state_job_sort_slabs(state_job *j);
 
 /* Append a part without regions. Return: it, the unit's; or NULL. */
 state_part *state_unit_add_part(state_unit *u);
 /* Store a region by number. Return: 0 or -ENOMEM. */
 int state_region_set(state_region **field, const struct region *r);
+
+/* Append the place of the next rank's buffers. Return: 0 or -ENOMEM. */
+int state_unit_add_buffer_region(state_unit *u, const struct region *r);
 
 /* Note on which device rank @rank is. Return: 0 or -ENOMEM. */
 int state_job_set_device(state_job *j, uint32_t rank, const char *id);

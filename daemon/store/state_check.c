@@ -137,6 +137,19 @@ static int check_parts(const state_job *j, const state_unit *u, struct fault *f)
 	return 0;
 }
 
+/* Each rank of the group has its own, on its device. */
+static int check_buffers(const state_job *j, const state_unit *u, struct fault *f)
+{
+	const state_group *g = j->groups[u->group];
+
+	if (u->n_buffer_regions != (u->n_buffers ? g->n_ranks : 0))
+		return bad(f, "buffers that not every rank has", u->name);
+	for (size_t i = 0; i < u->n_buffer_regions; i++)
+		if (!region_ok(j, u->buffer_regions[i]))
+			return bad(f, "buffers outside their slab", u->name);
+	return 0;
+}
+
 static int check_unit(const state_job *j, const state_unit *u, struct fault *f)
 {
 	if (!name_ok(u->name, 255))
@@ -156,7 +169,7 @@ static int check_unit(const state_job *j, const state_unit *u, struct fault *f)
 	for (size_t i = 0; i < u->n_buffers; i++)
 		if (!name_ok(u->buffers[i]->name, 255) || !in(u->buffers[i]->dtype, 7))
 			return bad(f, "a buffer without a name or dtype", u->name);
-	return check_parts(j, u, f);
+	return check_parts(j, u, f) || check_buffers(j, u, f) ? (int)f->code : 0;
 }
 
 static int compare_place(const void *a, const void *b)
@@ -186,19 +199,71 @@ static int check_disjoint(const state_job *j, struct fault *f)
 	size_t n = 0;
 
 	for (size_t i = 0; i < j->n_units; i++)
-		n += 4 * j->units[i]->n_parts;
+		n += 4 * j->units[i]->n_parts + j->units[i]->n_buffer_regions;
 	all = calloc(n + 1, sizeof(*all));
 	if (!all)
 		return fault_errno(f, -ENOMEM, "checking a saved state");
 	n = 0;
-	for (size_t i = 0; i < j->n_units; i++)
+	for (size_t i = 0; i < j->n_units; i++) {
 		for (size_t k = 0; k < j->units[i]->n_parts; k++)
 			n += part_regions(j->units[i]->parts[k], all + n);
+		for (size_t k = 0; k < j->units[i]->n_buffer_regions; k++)
+			all[n++] = j->units[i]->buffer_regions[k];
+	}
 	qsort(all, n, sizeof(*all), compare_place);
 	for (size_t i = 1; i < n; i++)
 		if (all[i]->slab == all[i - 1]->slab &&
 		    all[i]->offset < all[i - 1]->offset + all[i - 1]->bytes)
 			return bad(f, "two regions overlap", j->name);
+	return 0;
+}
+
+/* Whose a slab is: a rank may write to all of the one that its buffers are in. */
+enum { SLAB_NOBODYS, SLAB_SHARDS, SLAB_FIRST_RANK };
+
+static bool claim(const state_job *j, uint32_t *owners, const state_region *r, uint32_t owner)
+{
+	const state_slab *s = r ? find_slab(j, r->slab) : NULL;
+	state_slab **at =
+		s ? bsearch(&s->id, j->slabs, j->n_slabs, sizeof(*j->slabs), compare_id) : NULL;
+	uint32_t *have = at ? &owners[at - j->slabs] : NULL;
+
+	if (!have || *have == owner)
+		return true;
+	if (*have != SLAB_NOBODYS)
+		return false;
+	*have = owner;
+	return true;
+}
+
+static bool claim_unit(const state_job *j, uint32_t *owners, const state_unit *u)
+{
+	const state_group *g = j->groups[u->group];
+
+	for (size_t i = 0; i < u->n_buffer_regions; i++)
+		if (!claim(j, owners, u->buffer_regions[i], SLAB_FIRST_RANK + g->ranks[i]))
+			return false;
+	for (size_t k = 0; k < u->n_parts; k++) {
+		const state_part *p = u->parts[k];
+		const state_region *const all[] = { p->params, p->grads, p->state1, p->state2 };
+
+		for (size_t i = 0; i < ARRAY_SIZE(all); i++)
+			if (!claim(j, owners, all[i], SLAB_SHARDS))
+				return false;
+	}
+	return true;
+}
+
+static int check_owners(const state_job *j, struct fault *f)
+{
+	_cleanup_(freep) uint32_t *owners = calloc(j->n_slabs + 1, sizeof(*owners));
+
+	if (!owners)
+		return fault_errno(f, -ENOMEM, "checking a saved state");
+	for (size_t i = 0; i < j->n_units; i++)
+		if (!claim_unit(j, owners, j->units[i]))
+			return bad(f, "a slab of one rank's buffers that holds something else",
+				   j->name);
 	return 0;
 }
 
@@ -282,6 +347,8 @@ static int check_job(const state_job *j, uint32_t next_slab, struct fault *f)
 		r = check_slabs(j, next_slab, f);
 	for (size_t i = 0; !r && i < j->n_units; i++)
 		r = check_unit(j, j->units[i], f);
+	if (!r)
+		r = check_owners(j, f);
 	return r ? r : check_disjoint(j, f);
 }
 

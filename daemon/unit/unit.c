@@ -97,12 +97,14 @@ struct unit *unit_free(struct unit *u)
 	if (!u)
 		return NULL;
 	MAGIC_CHECK(u, UNIT_MAGIC);
-	CHECK(!u->gathered_ranks && !u->casting && !u->executing && !u->has_full);
+	CHECK(!u->gathered_ranks && !u->summoned_ranks && !u->casting && !u->executing &&
+	      !u->has_full);
 	CHECK(list_empty(&u->waiting) && list_empty(&u->idle));
 	for (unsigned d = 0; d < u->n_parts; d++)
 		reads_deinit(&u->parts[d].reads);
 	free(u->parts);
 	free(u->tensors);
+	free(u->buffers);
 	u->magic = 0;
 	free(u);
 	return NULL;

@@ -95,8 +95,8 @@ struct unit_tensor {
 	uint64_t at;     /* FLAT: in the flat parameter; DIM0: in a shard */
 	uint64_t packed; /* among all tensors in their order, without padding */
 	bool frozen;
-	bool alias;       /* it has no memory: all the above is of what it stands for */
-	uint32_t of_unit; /* then: where that is; 0: not resolved yet */
+	bool alias;       /* it has no memory, and no numbers above: what it stands for has */
+	uint32_t of_unit; /* then: that tensor; 0: not resolved yet */
 	uint32_t of;
 };
 
@@ -109,10 +109,11 @@ struct unit {
 	struct unit_tensor *tensors; /* owned array; as in the record */
 	uint64_t packed;             /* elements of all tensors, without padding */
 	unsigned n_parts;
-	unsigned spread;   /* how many parts make a whole */
-	uint64_t version;  /* grows whenever parameters change */
-	bool has_gradient; /* grads holds a reduced gradient since the last step */
-	bool torn;         /* changed after the last commit by a step whose trainer died */
+	unsigned spread;        /* how many parts make a whole */
+	struct region *buffers; /* owned array, by rank of the group; NULL: it has none */
+	uint64_t version;       /* grows whenever parameters change */
+	bool has_gradient;      /* grads holds a reduced gradient since the last step */
+	bool torn;              /* changed after the last commit by a step whose trainer died */
 
 	/* the gathered copies, one a part, where gather cannot hand out the shards */
 	bool has_full;         /* memory for all of them */
@@ -124,6 +125,7 @@ struct unit {
 	bool drop; /* its memory goes back as soon as nobody uses it: no rank is to come */
 
 	uint32_t gathered_ranks; /* ranks that hold at least one gather */
+	uint32_t summoned_ranks; /* ranks that have a copy to write to */
 };
 
 /* Bytes of one array of a part in a shard slab, padding included, rounded up so that
@@ -167,6 +169,16 @@ bool unit_is_trained(const struct unit *u);
 /* Nothing may be gathered or casting (CHECKed); the full buffer must have been
  * given back. NULL is allowed. Return: NULL. */
 struct unit *unit_free(struct unit *u);
+
+/* Where buffer @i begins in a rank's region of buffers, and the bytes of it; those of all
+ * buffers, a multiple of POOL_ALIGN. */
+uint64_t unit_buffer_offset(const state_unit *rec, size_t i);
+/* The same of the one behind buffer @i, which begins at @offset. */
+uint64_t unit_buffer_next(const state_unit *rec, size_t i, uint64_t offset);
+uint64_t unit_buffer_bytes(const state_buffer *b);
+uint64_t unit_buffers_bytes(const state_unit *rec);
+/* Return: false if they are too large together. */
+bool unit_buffers_fit(const state_unit *rec);
 
 /* Does gather hand out the shards themselves? Only where each device has them all. */
 bool unit_is_direct(const struct unit *u);

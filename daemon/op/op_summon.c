@@ -1,0 +1,398 @@
+/*
+ * SummonFull and ReturnFull: the parameters as they are stored, in memory of each rank's own,
+ * and back. Everybody's copy is as the parameters were; of what comes back each rank's own
+ * shard counts, nothing else. In between the unit stands still: it is not gathered, reduced
+ * or stepped, and a rank that is lost gives its copy back unread.
+ */
+#include <errno.h>
+
+#include "core/check.h"
+#include "op/op_impl.h"
+#include "unit/optim.h"
+#include "unit/pack.h"
+
+static struct member_unit *of_member(const struct coll *c, uint32_t i)
+{
+	return member_unit_find(c->members[i], c->unit);
+}
+
+static uint64_t bytes_of(const struct unit *u)
+{
+	return unit_full_elements(u) * sizeof(float);
+}
+
+int op_check_not_summoned(const struct op *op, struct fault *f)
+{
+	if (!op->unit->summoned_ranks)
+		return 0;
+	return fault_set(f, FAULT_STATE, NULL,
+			 "%s: unit '%.100s' is summoned by %u ranks: return it first",
+			 op->type->name, op->unit->rec->name, op->unit->summoned_ranks);
+}
+
+/* -------------------------------------------------------------------- summon */
+
+static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	op->touches = TOUCH_PARAMS | TOUCH_GRADS;
+	if (op_take_unit(op, ((const Shardd__V1__SummonFullRequest *)msg)->unit, f))
+		return f->code;
+	op->group = job_group_by_id(op->m->job, op->unit->rec->group);
+	return 0;
+}
+
+static int check(struct op *op, struct fault *f)
+{
+	if (op_check_not_torn(op, f) || op_check_initialised(op, f) || op_check_not_summoned(op, f))
+		return f->code;
+	op_print(op, "SummonFull of unit '%.64s'", op->unit->rec->name);
+	return 0;
+}
+
+static void give_all_back(struct coll *c)
+{
+	for (uint32_t i = 0; i < c->n; i++) {
+		struct member_unit *mu = of_member(c, i);
+
+		if (mu)
+			pool_give(&c->members[i]->pool, &mu->summoned);
+	}
+}
+
+static int take(struct coll *c, uint32_t i)
+{
+	struct member *m = c->members[i];
+	struct member_unit *mu = member_unit(m, c->unit);
+	uint64_t bytes = bytes_of(c->unit);
+	int r;
+
+	if (!mu)
+		return -ENOMEM;
+	if (mu->summoned.slab)
+		return 0;
+	r = pool_take(&m->pool, bytes, &mu->summoned);
+	if (r > 0 && r != SLAB_E_LATER && full_evict(c->job, UINT64_MAX))
+		r = pool_take(&m->pool, bytes, &mu->summoned);
+	return r;
+}
+
+static void start(struct parked *p);
+
+/* Everybody's memory, or nobody's. Return: false: it waits, or has ended. */
+static bool take_memory(struct coll *c)
+{
+	struct fault f = FAULT_NULL;
+	bool later = false;
+	int r = 0;
+
+	for (uint32_t i = 0; r == 0 && i < c->n; i++) {
+		r = take(c, i);
+		later = later || r == SLAB_E_LATER;
+		r = r == SLAB_E_LATER ? 0 : r;
+	}
+	if (r) {
+		give_all_back(c);
+		op_memory_fault(c->job, r, bytes_of(c->unit) * c->n, "summoned units", &f);
+		coll_end(c, &f);
+	} else if (later) {
+		node_wait(c->job->node, &c->parked, start);
+	}
+	return r == 0 && !later;
+}
+
+static void summoned(struct coll *c)
+{
+	for (uint32_t i = 0; i < c->n; i++) {
+		struct member_unit *mu = of_member(c, i);
+
+		if (c->members[i]->state != MEMBER_JOINED) {
+			pool_give(&c->members[i]->pool, &mu->summoned);
+			continue;
+		}
+		mu->is_summoned = true;
+		c->unit->summoned_ranks++;
+		c->ops[i]->result.place = mu->summoned;
+		c->ops[i]->result.place.bytes = bytes_of(c->unit);
+		c->ops[i]->result.writable = true;
+	}
+	coll_end(c, NULL);
+}
+
+/* The whole in its right order on each device: at @from of it. */
+static void copy_to_all(struct coll *c, const float *const *from)
+{
+	if (!coll_need_kops(c, c->n))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		for (uint32_t k = 0; k < c->parts[d].n; k++)
+			coll_kop(&c->parts[d], KOP_COPY, bytes_of(c->unit))->copy =
+				(struct k_copy){ (void *)c->parts[d].inputs[k], from[d] };
+	coll_kernels(c, summoned);
+}
+
+/* Noted at the start: if the epoch ends meanwhile, the members give their memory back, and it
+ * stays until we are done. */
+static void note_memory(struct coll *c)
+{
+	for (unsigned d = 0; d < c->n_parts; d++)
+		for (uint32_t k = 0; k < c->parts[d].n; k++)
+			c->parts[d].inputs[k] =
+				region_addr(&of_member(c, c->parts[d].members[k])->summoned);
+}
+
+static void copy_scratch(struct coll *c, unsigned k)
+{
+	const float *from[NODE_MAX_DEVICES];
+
+	for (unsigned d = 0; d < c->n_parts; d++)
+		from[d] = region_addr(&c->parts[d].scratch[k]);
+	copy_to_all(c, from);
+}
+
+static void copy_unpacked(struct coll *c)
+{
+	copy_scratch(c, 1);
+}
+
+static void unpack(struct coll *c)
+{
+	if (!unit_is_packed(c->unit)) {
+		copy_scratch(c, 0);
+		return;
+	}
+	if (!coll_need_kops(c, c->unit->rec->n_tensors))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+		struct unit_array full = { region_addr(&p->scratch[1]), DTYPE_FP32 };
+		struct unit_array parts = { region_addr(&p->scratch[0]), DTYPE_FP32 };
+
+		p->n_kops = unit_unpack_kops(c->unit, UNIT_ALL, &full, &parts, p->kops);
+	}
+	coll_kernels(c, copy_unpacked);
+}
+
+void coll_gather_array(struct coll *c, const struct region *const *arrays, bool frozen,
+		       void (*next)(struct coll *c))
+{
+	const struct unit *u = c->unit;
+	uint64_t trained = unit_part_elements(u);
+	uint64_t count = frozen ? unit_frozen_elements(u) : trained;
+	const void *send[NODE_MAX_DEVICES];
+	void *recv[NODE_MAX_DEVICES];
+
+	if (!count) {
+		next(c);
+		return;
+	}
+	if (!coll_can_talk(c))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		send[d] = optim_at(arrays[d], frozen ? trained : 0);
+		recv[d] = optim_at(&c->parts[d].scratch[0], frozen ? trained * u->spread : 0);
+	}
+	comm_all_gather(coll_between(c), coll_comm(c, next), send, recv, count, DTYPE_FP32);
+}
+
+static void gather_params(struct coll *c, bool frozen, void (*next)(struct coll *c))
+{
+	const struct region *arrays[NODE_MAX_DEVICES];
+
+	for (unsigned d = 0; d < c->n_parts; d++)
+		arrays[d] = &c->unit->parts[d].params;
+	coll_gather_array(c, arrays, frozen, next);
+}
+
+static void gather_frozen(struct coll *c)
+{
+	gather_params(c, true, unpack);
+}
+
+static void gather_trained(struct coll *c)
+{
+	gather_params(c, false, gather_frozen);
+}
+
+static void copy_parts(struct coll *c)
+{
+	const float *from[NODE_MAX_DEVICES];
+
+	for (unsigned d = 0; d < c->n_parts; d++)
+		from[d] = region_addr(&c->unit->parts[d].params);
+	copy_to_all(c, from);
+}
+
+static bool prepared(struct coll *c)
+{
+	uint64_t bytes = (unit_part_elements(c->unit) + unit_frozen_elements(c->unit)) *
+			 c->unit->spread * sizeof(float);
+
+	if (c->unit->spread > 1 &&
+	    (!coll_ready(c, start) || !coll_need_scratch(c, 0, bytes, start)))
+		return false;
+	if (unit_is_packed(c->unit) && !coll_need_scratch(c, 1, bytes, start))
+		return false;
+	return take_memory(c);
+}
+
+static int check_idle(const struct unit *u, struct fault *f)
+{
+	if (!u->gathered_ranks)
+		return 0;
+	return fault_set(f, FAULT_STATE, NULL,
+			 "unit '%.100s' is still gathered by %u ranks: release it before it is "
+			 "summoned",
+			 u->rec->name, u->gathered_ranks);
+}
+
+static void start(struct parked *p)
+{
+	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+	struct fault f = FAULT_NULL;
+
+	if (c->ops[0]->m->epoch != c->job->rec->epoch)
+		give_all_back(c);
+	if (coll_overtaken(c, true))
+		return;
+	if (check_idle(c->unit, &f)) {
+		coll_end(c, &f);
+		return;
+	}
+	if (!prepared(c) || !coll_need_kops(c, 0))
+		return;
+	note_memory(c);
+	coll_kernels(c, c->unit->spread > 1 ? gather_trained : copy_parts);
+}
+
+static void run(struct coll *c)
+{
+	if (apply_ensure(c->job, &c->parked, start))
+		start(&c->parked);
+}
+
+static void encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__SummonFullReply reply = SHARDD__V1__SUMMON_FULL_REPLY__INIT;
+	Shardd__V1__Placement place;
+	uint8_t handle[BACKEND_IPC_BYTES];
+
+	op_place(op, &place, handle);
+	reply.place = &place;
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_summon = {
+	.name = "SummonFull",
+	.collective = true,
+	.request = &shardd__v1__summon_full_request__descriptor,
+	.decode = decode,
+	.check = check,
+	.run = run,
+	.encode = encode,
+};
+
+/* -------------------------------------------------------------------- return */
+
+static int decode_return(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__ReturnFullRequest *r = (const Shardd__V1__ReturnFullRequest *)msg;
+
+	op->touches = TOUCH_PARAMS | TOUCH_GRADS;
+	op->args.summon.write = r->write;
+	if (op_take_unit(op, r->unit, f))
+		return f->code;
+	op->group = job_group_by_id(op->m->job, op->unit->rec->group);
+	return 0;
+}
+
+static int check_return(struct op *op, struct fault *f)
+{
+	const struct member_unit *mu = member_unit_find(op->m, op->unit);
+
+	if (!mu || !mu->is_summoned)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "ReturnFull of unit '%.100s': this rank has not summoned it",
+				 op->unit->rec->name);
+	op_print(op, "ReturnFull of unit '%.64s' (%s)", op->unit->rec->name,
+		 op->args.summon.write ? "written back" : "not written back");
+	op->entry.print.words[2] = op->args.summon.write;
+	return 0;
+}
+
+static void take_back(struct coll *c)
+{
+	for (uint32_t i = 0; i < c->n; i++)
+		if (c->members[i]->state == MEMBER_JOINED)
+			member_unsummon(c->members[i], c->unit, of_member(c, i));
+}
+
+static void returned(struct coll *c)
+{
+	take_back(c);
+	coll_end(c, NULL);
+}
+
+/* Parameters that no committed step knows: a restart would find them, so it has to know. */
+static void written(struct coll *c)
+{
+	c->unit->version++;
+	full_invalidate(c->job, c->unit);
+	c->job->rec->uncommitted_steps++;
+	if (c->ops[0]->m->epoch != c->job->rec->epoch)
+		job_tear(c->job);
+	if (coll_promised(c) && coll_overtaken(c, false))
+		return; /* what was read may be anything: the unit stays uninitialised */
+	c->unit->rec->initialised = true;
+	returned(c);
+}
+
+static const float *source(const struct coll *c, uint32_t i)
+{
+	return region_addr(&of_member(c, i)->summoned);
+}
+
+static void write_back(struct parked *p)
+{
+	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+
+	if (coll_overtaken(c, false))
+		return;
+	if (!c->drained) {
+		int r = drain_ensure(c->job, p, write_back);
+
+		c->drained = true;
+		if (r < 0)
+			coll_end_status(c, r);
+		if (r)
+			return;
+	}
+	if (!own_ready(c, write_back))
+		return;
+	c->unit->rec->initialised = false; /* until it is whole: a device may fail half-way */
+	own_write(c, source, false, written);
+}
+
+static void run_return(struct coll *c)
+{
+	if (c->ops[0]->args.summon.write)
+		write_back(&c->parked);
+	else if (coll_need_kops(c, 0))
+		coll_kernels(c, returned); /* behind the streams that may still use it */
+}
+
+static void encode_return(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__ReturnFullReply reply = SHARDD__V1__RETURN_FULL_REPLY__INIT;
+
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_return = {
+	.name = "ReturnFull",
+	.collective = true,
+	.request = &shardd__v1__return_full_request__descriptor,
+	.decode = decode_return,
+	.check = check_return,
+	.run = run_return,
+	.encode = encode_return,
+};
