@@ -102,9 +102,10 @@ struct job {
 	struct pool full[NODE_MAX_DEVICES];    /* gathered copies, by device */
 	struct pool scratch[NODE_MAX_DEVICES]; /* sums on their way between devices */
 	struct reads stray[NODE_MAX_DEVICES];  /* of copies whose memory went back to the pool */
-	struct list idle_full;  /* units whose full buffers nobody uses, oldest first */
-	uint32_t casts;         /* that run now */
-	struct list cast_queue; /* gathers that wait for one to end; owned by op/ */
+	struct list idle_full; /* units whose full buffers nobody uses, oldest first */
+	uint32_t casts;        /* that run now */
+	struct list
+		cast_turns; /* members whose gathers wait for one to end, in turn; owned by op/ */
 	struct job_step step;
 
 	struct list waiting_tasks; /* on devices, for streams of trainers; owned by op/ */

@@ -28,6 +28,8 @@ int member_new(struct job *job, uint32_t rank, struct proc *proc, uint64_t sessi
 	m->last_op = "join";
 	list_init(&m->ops);
 	list_init(&m->held);
+	list_init(&m->casts);
+	list_init(&m->cast_turn);
 	list_init(&m->buffers);
 	m->device = job->placed[rank];
 	CHECK(m->device);
@@ -54,6 +56,8 @@ struct member *member_unref(struct member *m)
 	if (--m->refs)
 		return NULL;
 	CHECK(list_empty(&m->ops) && list_empty(&m->held) && list_empty(&m->buffers));
+	CHECK(list_empty(&m->casts));
+	list_unlink(&m->cast_turn);
 	CHECK(!m->link && !m->executing);
 	pool_deinit(&m->pool);
 	proc_unref(m->proc);

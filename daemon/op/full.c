@@ -73,8 +73,6 @@ static int take_full(struct job *job, struct unit *u)
 	return job_take_full(job, u);
 }
 
-/* -------------------------------------------------------------- the cast */
-
 /* End those that wait for the copy: all of them, or only those whose streams can wait for
  * the rest. The first one made it. */
 static void answer_waiting(struct unit *u, int status, bool streams_only)
@@ -94,18 +92,54 @@ static void answer_waiting(struct unit *u, int status, bool streams_only)
 	}
 }
 
-/* Gathers that waited for max_inflight_gathers; not all of them need a cast by now. */
-static void next_in_queue(struct job *job)
+/* ------------------------------------------------------- how many at once */
+
+bool full_may_begin(const struct job *job)
 {
 	uint32_t most = job->node->limits.max_inflight_gathers;
 
-	while (!list_empty(&job->cast_queue) && (!most || job->casts < most)) {
-		struct parked *p = list_first(&job->cast_queue, struct parked, link);
-
-		list_unlink(&p->link);
-		p->resume(p);
-	}
+	return !most || job->casts < most;
 }
+
+void full_wait_turn(struct op *op, void (*resume)(struct parked *p))
+{
+	struct member *m = op->m;
+
+	op_park(op, &m->casts, resume);
+	if (list_empty(&m->cast_turn))
+		list_append(&m->job->cast_turns, &m->cast_turn);
+}
+
+/* The first gather of the member whose turn it is; it goes behind the others then. Ops that
+ * were ended meanwhile have left the list. */
+static struct parked *take_turn(struct job *job)
+{
+	while (!list_empty(&job->cast_turns)) {
+		struct member *m = list_first(&job->cast_turns, struct member, cast_turn);
+		struct parked *p;
+
+		list_unlink(&m->cast_turn);
+		if (list_empty(&m->casts))
+			continue;
+		p = list_first(&m->casts, struct parked, link);
+		list_unlink(&p->link);
+		if (!list_empty(&m->casts))
+			list_append(&job->cast_turns, &m->cast_turn);
+		return p;
+	}
+	return NULL;
+}
+
+/* Not all of those that waited need a cast by now. */
+static void next_in_queue(struct job *job)
+{
+	struct parked *p;
+
+	while (full_may_begin(job) && (p = take_turn(job)))
+		p->resume(p);
+}
+
+/* -------------------------------------------------------------- the cast */
 
 /* Its readers and writers are in the pool's queue. */
 static void give_staged(struct cast *cast)

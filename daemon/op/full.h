@@ -21,4 +21,11 @@ int full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struct op 
  * backend or an engine). Ends the op. */
 void gather_answer(struct op *op, int status);
 
+/* Is there room under max_inflight_gathers? */
+bool full_may_begin(const struct job *job);
+/* If not: @resume is called when it is this op's turn. Ranks take turns, each with its ops in
+ * their order, so that one that asks for a hundred units keeps nobody waiting for all of
+ * them. */
+void full_wait_turn(struct op *op, void (*resume)(struct parked *p));
+
 #endif

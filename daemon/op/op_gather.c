@@ -113,7 +113,6 @@ void gather_start(struct op *op)
 {
 	struct job *job = op->m->job;
 	struct unit *u = op->unit;
-	uint32_t most = job->node->limits.max_inflight_gathers;
 
 	op->state = OP_PARKED;
 	if (!apply_ensure(job, &op->parked, resume))
@@ -126,8 +125,8 @@ void gather_start(struct op *op)
 		op_park(op, &u->waiting, resume);
 	else if (u->has_full && u->full_version == u->version)
 		give_full(op, false);
-	else if (most && job->casts >= most)
-		op_park(op, &job->cast_queue, resume);
+	else if (!full_may_begin(job))
+		full_wait_turn(op, resume);
 	else
 		begin_cast(op);
 }

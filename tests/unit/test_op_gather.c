@@ -220,14 +220,68 @@ GATHER_TEST(so_many_casts_run_at_once)
 	nodefix_turns(&n);
 	cr_expect(op[0].over && op[1].over);
 	cr_expect_eq(job->casts, 2, "the next two");
-	cr_expect_eq(op[3].op->state, OP_RUN);
-	cr_expect_eq(op[4].op->state, OP_PARKED, "it waits for that cast");
+	cr_expect_eq(op[4].op->state, OP_RUN, "of the other rank, whose turn it is");
+	cr_expect_eq(op[3].op->state, OP_PARKED);
 	backend_fake_hold(n.node.devices[0].backend, false);
 	for (unsigned i = 2; i < 5; i++)
 		nodefix_ok(&op[i], "Gather");
-	cr_expect(op[3].result.copied);
-	cr_expect_not(op[4].result.copied);
+	cr_expect(op[4].result.copied);
+	cr_expect_not(op[3].result.copied);
 	cr_expect_eq(job->casts, 0);
+}
+
+/* The first rank asks for six units before the second asks for two: the second waits for its
+ * turn, not for the first one's end. */
+GATHER_TEST(ranks_take_turns)
+{
+	static const char *const names[] = { "a", "b", "c", "d", "e", "f", "g", "h" };
+	struct unit *u[8];
+	unsigned before;
+
+	for (unsigned i = 0; i < 8; i++)
+		u[i] = cast_unit(names[i], 1000);
+	n.node.limits.max_inflight_gathers = 1;
+	before = nodefix_ended;
+	backend_fake_hold(n.node.devices[0].backend, true);
+	for (unsigned i = 0; i < 8; i++)
+		nodefix_on_unit(&n, m[i >= 6], "Gather", u[i], &op[i]);
+	backend_fake_hold(n.node.devices[0].backend, false);
+	for (unsigned i = 0; i < 8; i++)
+		nodefix_ok(&op[i], "Gather");
+	for (unsigned i = 0; i < 8; i++) {
+		/* one by one, in turns: 0, 1, 6, 2, 7, 3, 4, 5 */
+		static const unsigned order[] = { 0, 1, 3, 5, 6, 7, 2, 4 };
+
+		cr_expect_eq(op[i].order - before, order[i], "unit %s was number %u", names[i],
+			     op[i].order - before);
+	}
+}
+
+GATHER_TEST(one_that_is_cancelled_or_dies_loses_its_turn)
+{
+	static const char *const names[] = { "a", "b", "c", "d", "e" };
+	struct unit *u[5];
+
+	for (unsigned i = 0; i < 5; i++)
+		u[i] = cast_unit(names[i], 1000);
+	n.node.limits.max_inflight_gathers = 1;
+	backend_fake_hold(n.node.devices[0].backend, true);
+	for (unsigned i = 0; i < 5; i++)
+		nodefix_on_unit(&n, m[i >= 3], "Gather", u[i], &op[i]);
+	op_cancel(op[1].op, FAULT_CANCELLED, "given up");
+	op_cancel(op[3].op, FAULT_CANCELLED, "given up");
+	op_cancel(op[4].op, FAULT_CANCELLED, "given up");
+	backend_fake_release(n.node.devices[0].backend, false);
+	nodefix_turns(&n);
+	cr_expect(op[0].over);
+	cr_expect_eq(op[2].op->state, OP_RUN, "nobody else is there");
+	nodefix_on_unit(&n, m[1], "Gather", u[3], &op[3]);
+	nodefix_drop(&n, m[1], "died");
+	backend_fake_hold(n.node.devices[0].backend, false);
+	nodefix_turns(&n);
+	expect_fault(&op[3].fault, FAULT_ABORTED, "");
+	cr_expect_eq(job->casts, 0);
+	cr_expect(list_empty(&job->cast_turns));
 }
 
 /* --------------------------------------------------------------- what goes wrong */
