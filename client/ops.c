@@ -74,6 +74,7 @@ OP(barrier, Barrier, barrier, NULL);
 OP(clip_grad_norm, ClipGradNorm, clip_grad_norm, clip_result);
 OP(step, Step, step, NULL);
 OP(commit, Commit, commit, NULL);
+OP(accumulate, Accumulate, accumulate, NULL);
 
 /* --------------------------------------------------------------- initialise */
 
@@ -212,6 +213,39 @@ int shardd_reduce(shardd_client *c, shardd_unit u, struct shardd_error *err)
 	shardd_ticket t;
 
 	return op_finish(c, shardd_reduce_submit(c, u, &t, err), &t, NULL, err);
+}
+
+int shardd_reduce_deferred_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
+				  struct shardd_error *err)
+{
+	Shardd__V1__ReduceRequest q = SHARDD__V1__REDUCE_REQUEST__INIT;
+
+	q.unit = u;
+	q.defer_all_reduce = 1;
+	return op_submit(c, &reduce, &q.base, t, err);
+}
+
+int shardd_reduce_deferred(shardd_client *c, shardd_unit u, struct shardd_error *err)
+{
+	shardd_ticket t;
+
+	return op_finish(c, shardd_reduce_deferred_submit(c, u, &t, err), &t, NULL, err);
+}
+
+int shardd_accumulate_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
+			     struct shardd_error *err)
+{
+	Shardd__V1__AccumulateRequest q = SHARDD__V1__ACCUMULATE_REQUEST__INIT;
+
+	q.unit = u;
+	return op_submit(c, &accumulate, &q.base, t, err);
+}
+
+int shardd_accumulate(shardd_client *c, shardd_unit u, struct shardd_error *err)
+{
+	shardd_ticket t;
+
+	return op_finish(c, shardd_accumulate_submit(c, u, &t, err), &t, NULL, err);
 }
 
 /* -------------------------------------------------------------------- buffers */

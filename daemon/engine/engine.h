@@ -110,7 +110,8 @@ void comm_all_gather(struct comm *c, struct comm_op *op, const void *const *send
 		     uint64_t count, enum dtype dtype);
 
 /* send[i]: size*count elements; recv[i]: the sum over members of that member's segment
- * (local, gloo: member order, left fold in fp32; nccl: its own order).
+ * (local, gloo: member order, left fold, rounded to @dtype at every addition; nccl: the
+ * same in its own order).
  * In place when recv[i] == send[i] + member*count. */
 void comm_reduce_scatter(struct comm *c, struct comm_op *op, const void *const *send,
 			 void *const *recv, uint64_t count, enum dtype dtype);

@@ -73,6 +73,19 @@ static void execute_gather(const struct fake_op *fo)
 			move(fo->recv[to] + from * bytes, fo->send[from], bytes);
 }
 
+/* A sum is rounded to its type at every addition, as NCCL rounds it at every hop. */
+static void add_up(const struct fake_op *fo, const void *const *in, char *dst)
+{
+	struct k_reduce args = { .out = dst,
+				 .out_dtype = fo->dtype,
+				 .in = in,
+				 .k = fo->comm->size,
+				 .in_dtype = fo->dtype,
+				 .sum_dtype = fo->dtype };
+
+	kernels_ref()->reduce(&args, 0, fo->count);
+}
+
 /* Fold what the members have from @offset on into @dst. */
 static void fold(const struct fake_op *fo, uint64_t offset, char *dst)
 {
@@ -83,7 +96,10 @@ static void fold(const struct fake_op *fo, uint64_t offset, char *dst)
 
 	for (unsigned i = 0; i < fo->comm->size; i++)
 		in[i] = fo->send[i] + offset;
-	kernels_ref()->all_reduce(&args, 0, fo->count);
+	if (fo->reduce == REDUCE_SUM)
+		add_up(fo, in, dst);
+	else
+		kernels_ref()->all_reduce(&args, 0, fo->count);
 }
 
 static void execute_reduce_scatter(const struct fake_op *fo)

@@ -101,6 +101,7 @@ struct job {
 	unsigned n_spare;
 	struct pool full[NODE_MAX_DEVICES];    /* gathered copies, by device */
 	struct pool scratch[NODE_MAX_DEVICES]; /* sums on their way between devices */
+	bool stale_partials;                   /* sums that nobody will use are still in memory */
 	struct reads stray[NODE_MAX_DEVICES];  /* of copies whose memory went back to the pool */
 	struct list idle_full; /* units whose full buffers nobody uses, oldest first */
 	uint32_t casts;        /* that run now */
@@ -267,6 +268,11 @@ void job_give_full(struct job *job, struct unit *u);
 /* No rank holds @u any more, or its making has ended: the copy stays until memory is needed
  * or the parameters change, or goes at once (unit.drop). Nothing, if somebody has a use for it. */
 void job_full_unused(struct job *job, struct unit *u);
+
+/* Give back the memory of sums that were kept for the replicas' all-reduce, which are of no
+ * use any more; job_drop_partials: those of all units, as soon as nothing runs. */
+void job_give_partials(struct job *job, struct unit *u);
+void job_drop_partials(struct job *job);
 
 /* Who holds how much, for RESOURCE_EXHAUSTED texts. */
 void job_holders(const struct job *job, char *buf, size_t bytes);

@@ -40,6 +40,7 @@ static void release_memory(struct job *job)
 		for (unsigned d = 0; d < job->units[i]->n_parts; d++)
 			reads_deinit(&job->units[i]->parts[d].reads);
 		job_give_full(job, job->units[i]);
+		job_give_partials(job, job->units[i]);
 	}
 	for (unsigned d = 0; d < job->node->n_devices; d++) {
 		pool_deinit(&job->full[d]);
@@ -83,6 +84,8 @@ void job_wait_settled(struct job *job, struct job_waiter *w)
 
 void job_settle(struct job *job)
 {
+	if (job->stale_partials && !job->running)
+		job_drop_partials(job);
 	wake_waiters(job);
 	if (!job->deleted || !ops_over(job))
 		return;

@@ -18,6 +18,7 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 	job_drop_spare(job); /* who registered must join again */
 	for (uint32_t i = 0; i < job->n_units; i++)
 		job->units[i]->has_gradient = false;
+	job_drop_partials(job);
 	for (uint32_t r = 0; r < job->rec->world_size; r++) {
 		struct member *m = job->ranks[r];
 

@@ -189,6 +189,8 @@ void member_reset(struct member *m)
 		mu->pass = PASS_IDLE;
 		mu->held = false;
 		mu->uses = 0;
+		pool_give(&m->pool, &mu->accumulated);
+		mu->included = false;
 	}
 	m->in_pass = 0;
 	list_for_each (b, tmp, &m->buffers, link)

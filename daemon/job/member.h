@@ -42,6 +42,10 @@ struct member_unit {
 	uint32_t uses;   /* how often it let go of it since the last step */
 	struct region summoned; /* its copy of the parameters, from summon to return */
 	bool is_summoned;       /* that is the trainer's by now */
+	/* The sum of gradients that it has accumulated and not reduced, in the dtype of the
+	 * unit's reduce plan; @included: what earlier reductions left is in it too. */
+	struct region accumulated;
+	bool included;
 };
 
 /* A buffer of its own (AllocBuffer). */

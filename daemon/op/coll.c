@@ -12,6 +12,7 @@
 #include "core/check.h"
 #include "job/window.h"
 #include "op/op_impl.h"
+#include "op/reduce_run.h"
 #include "op/table.h"
 
 #define COLL_MAGIC 0x434f4c4cu
@@ -36,6 +37,7 @@ static void coll_free(struct coll *c)
 	free(c->members);
 	free(c->ops);
 	free(c->partials);
+	reduce_run_free(c->reduce);
 	queue_task_deinit(&c->between);
 	free(c);
 }

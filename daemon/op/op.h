@@ -31,6 +31,7 @@
 struct op;
 struct coll;
 struct convert;
+struct reduce_run;
 
 /* Streams of its trainer that an op can name: more than anybody uses at once. */
 #define OP_MAX_AFTER 8
@@ -144,6 +145,9 @@ struct op {
 			uint32_t reshard;
 		} policy; /* SetReshard */
 		struct {
+			bool defer; /* the all-reduce between replicas */
+		} reduce;
+		struct {
 			uint64_t step;
 			uint8_t *blob; /* owned; charged when checked */
 			size_t bytes;
@@ -180,7 +184,7 @@ struct coll_part {
 	unsigned n_kops;
 	struct queue_task queue; /* of the present stage; streams of the members: until they came */
 	bool promised;           /* there were such streams */
-	struct region scratch[2];
+	struct region scratch[4];
 	uint64_t ready; /* point of the queue at which all is over */
 };
 
@@ -209,7 +213,7 @@ struct coll {
 	uint64_t breaks;           /* of the communicators, then */
 	double *partials;
 	bool drained;                 /* Initialise: nobody uses the parameters any more */
-	bool accumulate;              /* Reduce: there was a gradient before */
+	struct reduce_run *reduce;    /* Reduce: owned */
 	uint32_t turn;                /* of what is done once a member */
 	void (*next)(struct coll *c); /* what follows the present stage */
 	struct {

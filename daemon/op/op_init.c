@@ -130,6 +130,8 @@ static void done(struct coll *c)
 
 	u->version++;
 	u->has_gradient = false;
+	u->has_partials = false;
+	c->job->stale_partials = true;
 	full_invalidate(c->job, u);
 	if (coll_promised(c) && coll_overtaken(c, false))
 		return; /* and the unit is as good as never initialised */

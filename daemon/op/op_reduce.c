@@ -1,25 +1,45 @@
 /*
- * Reduce: the gradient buffers of all ranks of the unit's group into the fp32 gradient
- * shards. Inside a device one kernel folds them in rank order (cast, pre-divide, sum). With
- * one device the same kernel post-divides and accumulates; between several the engine's
- * reduce-scatter adds the sums, and a second kernel finishes each device's segment.
+ * Reduce: the gradient buffers of all ranks of the unit's group, and what they have
+ * accumulated, into the fp32 gradient shards, in the order that the unit's profile has
+ * (reduce_run.h). With one device and one replica that is one kernel; between several
+ * devices the engine adds their sums in the reduce dtype, and a last kernel divides and
+ * widens them. With defer_all_reduce the replicas' own sums are kept, and the next
+ * reduction without it takes them along.
  */
 #include <errno.h>
-#include <stdlib.h>
 
 #include "core/check.h"
 #include "op/op_impl.h"
-#include "unit/optim.h"
-#include "unit/pack.h"
+#include "op/reduce_run.h"
 
 static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__ReduceRequest *r = (const Shardd__V1__ReduceRequest *)msg;
 
 	op->touches = TOUCH_GRADS;
+	op->args.reduce.defer = r->defer_all_reduce;
 	if (op_take_unit(op, r->unit, f))
 		return f->code;
 	op->group = job_group_by_id(op->m->job, op->unit->rec->group);
+	return 0;
+}
+
+/* DDP knows no partial sums: what is not to be reduced is accumulated. */
+static int check_defer(const struct op *op, struct fault *f)
+{
+	const state_unit *rec = op->unit->rec;
+
+	if (!op->args.reduce.defer)
+		return 0;
+	if (rec->shard_ranks == group_size(op->group))
+		return fault_set(f, FAULT_INVALID, "defer_all_reduce",
+				 "unit '%.100s' has one replica: strategy HYBRID or REPLICATE is "
+				 "allowed",
+				 rec->name);
+	if (reduce_plan_for(op->m->job, op->unit).adds_before)
+		return fault_set(f, FAULT_INVALID, "defer_all_reduce",
+				 "unit '%.100s' has a DDP profile: Accumulate is allowed",
+				 rec->name);
 	return 0;
 }
 
@@ -28,204 +48,150 @@ static int check(struct op *op, struct fault *f)
 	struct member_unit *mu = member_unit_find(op->m, op->unit);
 
 	if (op_check_not_torn(op, f) || op_check_initialised(op, f) || op_check_trained(op, f) ||
-	    op_check_not_summoned(op, f))
+	    op_check_not_summoned(op, f) || check_defer(op, f))
 		return f->code;
-	if (!mu || !mu->gradient.slab)
-		return fault_set(
-			f, FAULT_STATE, NULL,
-			"reduce of unit '%.100s': this rank has not asked for its gradient buffer",
-			op->unit->rec->name);
-	op_print(op, "Reduce of unit '%.64s' (%llu elements, %s)", op->unit->rec->name,
+	if (!mu || (!mu->gradient.slab && !mu->accumulated.slab))
+		return fault_set(f, FAULT_STATE, NULL,
+				 "reduce of unit '%.100s': this rank has not asked for its "
+				 "gradient buffer and has accumulated nothing",
+				 op->unit->rec->name);
+	op_print(op, "Reduce of unit '%.64s' (%llu elements, %s%s)", op->unit->rec->name,
 		 (unsigned long long)op->unit->layout.elements,
-		 dtype_name(op->unit->rec->gradient_dtype));
+		 dtype_name(op->unit->rec->gradient_dtype),
+		 op->args.reduce.defer ? ", all-reduce deferred" : "");
+	op->entry.print.words[2] = op->args.reduce.defer;
 	return 0;
 }
 
-/* The buffers are taken back: the next gradient gets its own. */
-static void done(struct coll *c)
+/* ------------------------------------------------------------------ the end */
+
+/* A gradient of an epoch that has ended is of no use to the next one. */
+static bool in_time(const struct coll *c)
 {
-	c->unit->has_gradient = true;
+	return c->ops[0]->m->epoch == c->job->rec->epoch;
+}
+
+/* The buffers are taken back: the next gradient gets its own. */
+static void take_back(struct coll *c)
+{
 	for (uint32_t i = 0; i < c->n; i++) {
 		struct member *m = c->members[i];
+		struct member_unit *mu = member_unit_find(m, c->unit);
 
-		if (m->state == MEMBER_JOINED)
-			pool_give(&m->pool, &member_unit_find(m, c->unit)->gradient);
+		if (m->state != MEMBER_JOINED)
+			continue;
+		pool_give(&m->pool, &mu->gradient);
+		pool_give(&m->pool, &mu->accumulated);
+		mu->included = false;
 	}
-	/* a gradient of an epoch that has ended is of no use to the next one */
-	if (c->ops[0]->m->epoch != c->job->rec->epoch)
-		c->unit->has_gradient = false;
+}
+
+static void done(struct coll *c)
+{
+	take_back(c);
+	c->unit->has_gradient = in_time(c);
+	job_give_partials(c->job, c->unit);
 	coll_end(c, NULL);
 }
 
-/* Kops and inputs for @spans on each part. Return: false: no memory, it has ended. */
-static bool need_inputs(struct coll *c, size_t spans)
+/* The partials stay for the next reduction. */
+static void deferred(struct coll *c)
 {
-	bool there = true;
-
+	take_back(c);
 	for (unsigned d = 0; d < c->n_parts; d++) {
-		struct coll_part *p = &c->parts[d];
-		void *grown = realloc(p->inputs, spans * (p->n + 1) * sizeof(*p->inputs));
+		struct region *made = &c->parts[d].scratch[REDUCE_PARTIALS];
 
-		p->inputs = grown ? grown : p->inputs;
-		there = there && grown;
+		if (!made->slab)
+			continue; /* there was memory from before */
+		c->unit->parts[d].partials = *made;
+		*made = REGION_NULL;
 	}
-	if (!there)
-		coll_end_status(c, -ENOMEM);
-	return there && coll_need_kops(c, spans);
+	c->unit->has_gradient = c->reduce->accumulate && in_time(c);
+	c->unit->has_partials = in_time(c);
+	if (!in_time(c))
+		job_give_partials(c->job, c->unit);
+	coll_end(c, NULL);
 }
 
-static struct unit_run *spans_new(struct coll *c)
+/* ------------------------------------------------------------ between devices */
+
+static void finish(struct coll *c)
 {
-	struct unit_run *spans = calloc(c->unit->rec->n_tensors, sizeof(*spans));
-
-	if (!spans)
-		coll_end_status(c, -ENOMEM);
-	return spans;
-}
-
-static void fold_in_span(struct coll *c, unsigned d, const float *sums, const struct unit_run *span)
-{
-	struct coll_part *p = &c->parts[d];
-	const void **in = &p->inputs[p->n_kops];
-
-	*in = sums + span->at;
-	coll_kop(p, KOP_REDUCE, span->n)->reduce =
-		(struct k_reduce){ .out = optim_at(&c->unit->parts[d].grads, span->at),
-				   .in = in,
-				   .k = 1,
-				   .in_dtype = DTYPE_FP32,
-				   .out_dtype = DTYPE_FP32,
-				   .sum_dtype = DTYPE_FP32,
-				   .post = k_divide_by((float)c->unit->rec->post_divide,
-						       DTYPE_FP32),
-				   .accumulate = c->accumulate };
-}
-
-/* Several devices: this one's segment of the sum, into its gradient shards. */
-static void fold_in(struct coll *c)
-{
-	struct unit_run *spans = spans_new(c);
-	unsigned k = unit_is_packed(c->unit);
-
-	if (!spans)
+	if (!coll_need_kops(c, c->reduce->kops))
 		return;
-	if (need_inputs(c, c->unit->rec->n_tensors)) {
-		for (unsigned d = 0; d < c->n_parts; d++) {
-			const struct unit_part *up = &c->unit->parts[d];
-			unsigned n = unit_spans(c->unit, up, spans);
-
-			for (unsigned i = 0; i < n; i++)
-				fold_in_span(c, d, optim_at(&c->parts[d].scratch[k], up->begin),
-					     &spans[i]);
-		}
-		coll_kernels(c, done);
-	}
-	free(spans);
+	for (unsigned d = 0; d < c->n_parts; d++)
+		reduce_finish(c, d);
+	coll_kernels(c, done);
 }
 
-/* In place: each device's segment is where it was. With one device nothing moves. */
-static void to_other_devices(struct coll *c)
+/* Where every device has all of the unit it gets all of the sum; else, in place, its own
+ * segment of it. */
+static void between(struct coll *c)
 {
-	unsigned k = unit_is_packed(c->unit);
+	enum dtype dtype = c->reduce->plan.sum_dtype;
 	const void *send[NODE_MAX_DEVICES];
 	void *recv[NODE_MAX_DEVICES];
-	bool one = c->n_parts == 1;
 
 	if (!coll_can_talk(c))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
-		const struct unit_part *up = &c->unit->parts[d];
-		float *sums = optim_at(one ? &up->grads : &c->parts[d].scratch[k], 0);
-
-		send[d] = sums;
-		recv[d] = sums + up->begin;
+		send[d] = region_addr(&c->parts[d].scratch[reduce_sums(c)]);
+		recv[d] = (char *)send[d] + c->unit->parts[d].begin * dtype_size(dtype);
 	}
-	if (c->unit->spread < c->n_parts)
-		comm_all_reduce(coll_between(c), coll_comm(c, fold_in), recv,
-				c->unit->layout.elements, DTYPE_FP32, REDUCE_SUM);
+	if (c->unit->spread == 1)
+		comm_all_reduce(coll_between(c), coll_comm(c, finish), recv,
+				c->unit->layout.elements, dtype, REDUCE_SUM);
 	else
-		comm_reduce_scatter(coll_between(c), coll_comm(c, one ? done : fold_in), send, recv,
-				    unit_part_elements(c->unit), DTYPE_FP32);
+		comm_reduce_scatter(coll_between(c), coll_comm(c, finish), send, recv,
+				    unit_part_elements(c->unit), dtype);
 }
 
-/* Into the order in which it is scattered. */
-static void pack(struct coll *c)
+/* -------------------------------------------------------------------- stages */
+
+static void advance(struct coll *c)
 {
-	if (!coll_need_kops(c, c->unit->rec->n_tensors))
+	if (!coll_need_kops(c, c->reduce->kops))
 		return;
-	for (unsigned d = 0; d < c->n_parts; d++) {
-		struct coll_part *p = &c->parts[d];
-		struct unit_array full = { region_addr(&p->scratch[0]), DTYPE_FP32 };
-		struct unit_array parts = { region_addr(&p->scratch[1]), DTYPE_FP32 };
-
-		p->n_kops = unit_pack_kops(c->unit, UNIT_TRAINED, &parts, &full, p->kops);
-	}
-	coll_kernels(c, to_other_devices);
+	if (reduce_next_stage(c))
+		coll_kernels(c, advance);
+	else if (c->reduce->defer)
+		deferred(c);
+	else if (c->n_parts == 1)
+		done(c);
+	else
+		between(c);
 }
 
-static void add_up_span(struct coll *c, unsigned d, const struct unit_run *span)
+/* Return: false: it waits, or has ended. */
+static bool take_scratch(struct coll *c, void (*again)(struct parked *p))
 {
-	struct coll_part *p = &c->parts[d];
-	const state_unit *rec = c->unit->rec;
-	const void **in = &p->inputs[p->n_kops * p->n];
-	bool one = c->n_parts == 1;
+	for (unsigned k = REDUCE_SUMS; k <= REDUCE_PACKED; k++) {
+		uint64_t bytes = reduce_scratch(c, k);
 
-	for (uint32_t i = 0; i < p->n; i++) {
-		struct member *m = c->members[p->members[i]];
-		char *from = region_addr(&member_unit_find(m, c->unit)->gradient);
-
-		in[i] = from + span->full * dtype_size((enum dtype)rec->gradient_dtype);
+		if (bytes && !coll_need_scratch(c, k, bytes, again))
+			return false;
 	}
-	coll_kop(p, KOP_REDUCE, span->n)->reduce = (struct k_reduce){
-		.out = optim_at(one ? &c->unit->parts[0].grads : &p->scratch[0], span->at),
-		.in = in,
-		.k = p->n,
-		.in_dtype = (enum dtype)rec->gradient_dtype,
-		.out_dtype = DTYPE_FP32,
-		.sum_dtype = DTYPE_FP32,
-		.pre = k_divide_by((float)rec->pre_divide, DTYPE_FP32),
-		.post = k_divide_by(one ? (float)rec->post_divide : 1, DTYPE_FP32),
-		.accumulate = one && c->accumulate
-	};
-}
-
-/* The buffers of the ranks of one device, in rank order; on one device that is all there is
- * to do, else it is a sum on its way. What lies between tensors is not the trainers' to
- * write: on one device it is left out. */
-static void add_up(struct coll *c, unsigned d, struct unit_run *spans)
-{
-	unsigned n = 1;
-
-	spans[0] = (struct unit_run){ .n = c->unit->layout.elements };
-	if (c->n_parts == 1)
-		n = unit_spans(c->unit, &c->unit->parts[0], spans);
-	for (unsigned i = 0; i < n; i++)
-		add_up_span(c, d, &spans[i]);
+	return true;
 }
 
 static void start(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
-	uint64_t bytes = unit_part_elements(c->unit) * c->unit->spread * sizeof(float);
-	struct unit_run *spans;
 
 	if (coll_overtaken(c, true) || !coll_ready(c, start))
 		return;
-	if (c->n_parts > 1 && !coll_need_scratch(c, 0, bytes, start))
+	if (!c->reduce)
+		c->reduce = reduce_run_new(c);
+	if (!c->reduce) {
+		coll_end_status(c, -ENOMEM);
 		return;
-	if (unit_is_packed(c->unit) && !coll_need_scratch(c, 1, bytes, start))
-		return;
-	spans = spans_new(c);
-	if (!spans)
-		return;
-	if (need_inputs(c, c->unit->rec->n_tensors)) {
-		c->accumulate = c->unit->has_gradient;
-		c->unit->has_gradient = false; /* until it is whole: a device may fail half-way */
-		for (unsigned d = 0; d < c->n_parts; d++)
-			add_up(c, d, spans);
-		coll_kernels(c, unit_is_packed(c->unit) ? pack : to_other_devices);
 	}
-	free(spans);
+	if (!take_scratch(c, start))
+		return;
+	c->reduce->accumulate = c->unit->has_gradient;
+	c->unit->has_gradient = false; /* until it is whole: a device may fail half-way */
+	c->unit->has_partials = false;
+	advance(c);
 }
 
 static void run(struct coll *c)

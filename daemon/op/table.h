@@ -4,9 +4,27 @@
 
 #include "op/op.h"
 
-extern const struct op_type op_init, op_gather, op_release, op_gradient, op_alloc_buffer,
-	op_free_buffer, op_reduce, op_all_reduce, op_broadcast, op_barrier, op_clip, op_step,
-	op_commit, op_begin_pass, op_end_pass, op_set_reshard, op_unit_buffers,
-	op_broadcast_buffers, op_summon, op_return, op_convert;
+extern const struct op_type op_init;
+extern const struct op_type op_gather;
+extern const struct op_type op_release;
+extern const struct op_type op_gradient;
+extern const struct op_type op_alloc_buffer;
+extern const struct op_type op_free_buffer;
+extern const struct op_type op_reduce;
+extern const struct op_type op_all_reduce;
+extern const struct op_type op_broadcast;
+extern const struct op_type op_barrier;
+extern const struct op_type op_clip;
+extern const struct op_type op_step;
+extern const struct op_type op_commit;
+extern const struct op_type op_begin_pass;
+extern const struct op_type op_end_pass;
+extern const struct op_type op_set_reshard;
+extern const struct op_type op_unit_buffers;
+extern const struct op_type op_broadcast_buffers;
+extern const struct op_type op_summon;
+extern const struct op_type op_return;
+extern const struct op_type op_convert;
+extern const struct op_type op_accumulate;
 
 #endif

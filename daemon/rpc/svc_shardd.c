@@ -196,6 +196,7 @@ void svc_shardd_init(struct svc_shardd *svc, struct sessions *sessions, struct j
 		{ "SummonFull", svc_op, false },
 		{ "ReturnFull", svc_op, false },
 		{ "ConvertUnits", svc_op, false },
+		{ "Accumulate", svc_op, false },
 		{ NULL, NULL, false },
 	};
 

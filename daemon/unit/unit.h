@@ -85,6 +85,9 @@ struct unit_part {
 	struct region full;   /* the gathered unit on this device, from the job's pool */
 	uint64_t ready;       /* point of the gather queue at which @full is there; 0: it is */
 	struct reads reads;   /* streams that may still read what was gathered here */
+	/* sums of the replicas on this device whose all-reduce was deferred, from the job's
+	 * scratch pool; may be there without being valid */
+	struct region partials;
 };
 
 /* Where a tensor of the record is. In elements. */
@@ -113,6 +116,7 @@ struct unit {
 	struct region *buffers; /* owned array, by rank of the group; NULL: it has none */
 	uint64_t version;       /* grows whenever parameters change */
 	bool has_gradient;      /* grads holds a reduced gradient since the last step */
+	bool has_partials;      /* sums of replicas, since the last all-reduce between them */
 	bool torn;              /* changed after the last commit by a step whose trainer died */
 
 	/* the gathered copies, one a part, where gather cannot hand out the shards */

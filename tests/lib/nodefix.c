@@ -306,16 +306,26 @@ int nodefix_submit(struct nodefix *n, struct member *m, const char *type, Protob
 int nodefix_on_unit(struct nodefix *n, struct member *m, const char *type, const struct unit *u,
 		    struct nodefix_op *op)
 {
-	/* the four messages have the same fields */
-	Shardd__V1__GatherRequest r = SHARDD__V1__GATHER_REQUEST__INIT;
+	/* all of these messages begin with the same fields; the rest is 0 */
+	const ProtobufCMessageDescriptor *d = op_type_by_name(type)->request;
+	Shardd__V1__GatherRequest *r = calloc(1, d->sizeof_message);
+	int ret;
 
-	_Static_assert(sizeof(Shardd__V1__ReleaseRequest) == sizeof(r) &&
-			       sizeof(Shardd__V1__GradientBufferRequest) == sizeof(r) &&
-			       sizeof(Shardd__V1__ReduceRequest) == sizeof(r),
-		       "Gather, Release, GradientBuffer and Reduce ask alike");
-	r.base.descriptor = op_type_by_name(type)->request;
+	CHECK(r && d->sizeof_message >= sizeof(*r));
+	protobuf_c_message_init(d, r);
+	r->unit = u->id;
+	ret = nodefix_submit(n, m, type, &r->base, op);
+	free(r);
+	return ret;
+}
+
+int nodefix_defer(struct nodefix *n, struct member *m, const struct unit *u, struct nodefix_op *op)
+{
+	Shardd__V1__ReduceRequest r = SHARDD__V1__REDUCE_REQUEST__INIT;
+
 	r.unit = u->id;
-	return nodefix_submit(n, m, type, &r.base, op);
+	r.defer_all_reduce = 1;
+	return nodefix_submit(n, m, "Reduce", &r.base, op);
 }
 
 int nodefix_seed(struct nodefix *n, struct member *m, const struct unit *u, uint64_t seed,

@@ -102,6 +102,8 @@ int nodefix_submit(struct nodefix *n, struct member *m, const char *type, Protob
 		   struct nodefix_op *op);
 int nodefix_on_unit(struct nodefix *n, struct member *m, const char *type, const struct unit *u,
 		    struct nodefix_op *op);
+/* Reduce with its all-reduce deferred. */
+int nodefix_defer(struct nodefix *n, struct member *m, const struct unit *u, struct nodefix_op *op);
 int nodefix_seed(struct nodefix *n, struct member *m, const struct unit *u, uint64_t seed,
 		 struct nodefix_op *op);
 int nodefix_own(struct nodefix *n, struct member *m, const struct unit *u, uint64_t buffer,

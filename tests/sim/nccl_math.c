@@ -1,4 +1,5 @@
-/* What collectives compute: a left fold over the members in fp32, narrowed once. */
+/* What collectives compute: a left fold over the members, rounded to their type at every
+ * addition, as NCCL does at every hop. */
 #include <math.h>
 #include <string.h>
 
@@ -55,6 +56,22 @@ static float factor(ncclDataType_t type, ncclRedOp_t op, int n)
 	return load(type, narrow, 0);
 }
 
+static float rounded(ncclDataType_t type, float f)
+{
+	char narrow[4];
+
+	store(type, narrow, 0, f);
+	return load(type, narrow, 0);
+}
+
+/* What member @j has, scaled in their type. */
+static float term(const struct meeting *m, int j, size_t i, float scale)
+{
+	ncclDataType_t type = m->calls[0]->type;
+
+	return rounded(type, load(type, m->calls[j]->in, i) * scale);
+}
+
 /* Elements [first, first+n) of all members into @out. In one go through a buffer, since
  * out may be one of the inputs. */
 static void reduce(const struct meeting *m, size_t first, size_t n, char *out)
@@ -63,10 +80,10 @@ static void reduce(const struct meeting *m, size_t first, size_t n, char *out)
 	float scale = factor(c->type, c->op, m->clique->size);
 
 	for (size_t i = 0; i < n; i++) {
-		float t = load(c->type, c->in, first + i) * scale;
+		float t = term(m, 0, first + i, scale);
 
 		for (int j = 1; j < m->clique->size; j++)
-			t = fold(c->op, t, load(c->type, m->calls[j]->in, first + i) * scale);
+			t = rounded(c->type, fold(c->op, t, term(m, j, first + i, scale)));
 		store(c->type, out, i, t);
 	}
 }

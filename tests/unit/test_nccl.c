@@ -159,16 +159,22 @@ Test(nccl, eight_devices)
 	check_everything(8);
 }
 
-/* NCCL's average multiplies by 1/n rounded to the type first: a third is no bf16. */
+static float to_bf16(float f)
+{
+	return bf16_to_f32(bf16_from_f32(f));
+}
+
+/* NCCL's average multiplies by 1/n rounded to the type first: a third is no bf16. Products
+ * and sums are rounded too. */
 static float mean_of_three_bf16(unsigned n, unsigned device, uint64_t i, uint64_t count)
 {
-	float third = bf16_to_f32(bf16_from_f32(1.0f / 3.0f)), t = 0;
+	float third = to_bf16(1.0f / 3.0f), t = 0;
 
 	(void)device;
 	(void)count;
 	for (unsigned d = 0; d < n; d++)
-		t += ncclfix_value(d, i) * third;
-	return bf16_to_f32(bf16_from_f32(t));
+		t = to_bf16(t + to_bf16(ncclfix_value(d, i) * third));
+	return t;
 }
 
 Test(nccl, averages_are_nccls)

@@ -459,12 +459,25 @@ SHARDD_API int shardd_free_submit(shardd_client *c, uint64_t buffer, shardd_tick
 				  struct shardd_error *err);
 SHARDD_API int shardd_free(shardd_client *c, uint64_t buffer, struct shardd_error *err);
 
-/* Reduce the gradient buffers of all ranks of the unit's group into their fp32
- * gradient shards (collective): sum in rank order of x/pre_divide, then
- * /post_divide, added to what the shard holds since the last step. */
+/* Reduce the gradient buffers of all ranks of the unit's group, and what they have
+ * accumulated, into their fp32 gradient shards (collective): divided, cast and added in the
+ * order of the unit's reduce profile, added to what the shard holds since the last step. */
 SHARDD_API int shardd_reduce_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
 				    struct shardd_error *err);
 SHARDD_API int shardd_reduce(shardd_client *c, shardd_unit u, struct shardd_error *err);
+
+/* The same inside each replica only (HYBRID, REPLICATE; collective): the sums are kept, and
+ * the next shardd_reduce adds its own to them before the replicas' all-reduce. */
+SHARDD_API int shardd_reduce_deferred_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
+					     struct shardd_error *err);
+SHARDD_API int shardd_reduce_deferred(shardd_client *c, shardd_unit u, struct shardd_error *err);
+
+/* Without communication: add this rank's gradient buffer to what it has accumulated of the
+ * unit since its last reduce, all of which the next reduce takes (no_sync). The buffer is
+ * gone: ask for it again. Costs the memory of a gradient buffer until then. */
+SHARDD_API int shardd_accumulate_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
+					struct shardd_error *err);
+SHARDD_API int shardd_accumulate(shardd_client *c, shardd_unit u, struct shardd_error *err);
 
 enum shardd_reduce_op { SHARDD_SUM = 1, SHARDD_AVG = 2, SHARDD_MAX = 3, SHARDD_MIN = 4 };
 

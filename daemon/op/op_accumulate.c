@@ -1,0 +1,295 @@
+/*
+ * Accumulate: this rank's gradient buffer is added to what it has accumulated of the unit,
+ * in the dtype that the unit's profile has, and is free to be asked for again; nothing is
+ * reduced. The first time nothing is added either: the buffer becomes the sum, unless its
+ * dtype is another. What the trainer's streams have yet to write is waited for on the
+ * device, like everything that follows.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "op/op_impl.h"
+#include "op/reduce_run.h"
+
+struct accumulate {
+	struct op *op; /* NULL: answered */
+	struct job *job;
+	struct member *m;
+	struct unit *unit;
+	struct queue_task queue;
+	struct reduce_plan plan;
+	struct kop kop;
+	const void *to, *from;
+	bool adds;   /* to what is there */
+	bool marked; /* the member counts it among what its memory waits for */
+	bool told;   /* of when that is over */
+};
+
+static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__AccumulateRequest *r = (const Shardd__V1__AccumulateRequest *)msg;
+
+	op->touches = TOUCH_GRADS;
+	return op_take_unit(op, r->unit, f);
+}
+
+static int check(struct op *op, struct fault *f)
+{
+	const struct member_unit *mu = member_unit_find(op->m, op->unit);
+	const state_unit *rec = op->unit->rec;
+	struct reduce_plan plan;
+
+	if (op_check_not_torn(op, f) || op_check_in_group(op, f) || op_check_initialised(op, f) ||
+	    op_check_trained(op, f))
+		return f->code;
+	if (!mu || !mu->gradient.slab)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "accumulate of unit '%.100s': this rank has not asked for its "
+				 "gradient buffer",
+				 rec->name);
+	plan = reduce_plan_for(op->m->job, op->unit);
+	if (reduce_can_accumulate(op->unit, &plan))
+		return 0;
+	return fault_set(f, FAULT_STATE, NULL,
+			 "accumulate of unit '%.100s': gradient_dtype %s cannot be added in "
+			 "reduce_dtype %s: fp32 is allowed for either",
+			 rec->name, dtype_name((enum dtype)rec->gradient_dtype),
+			 dtype_name(plan.accumulate_dtype));
+}
+
+/* ------------------------------------------------------------------ the end */
+
+static void accumulate_free(struct accumulate *a)
+{
+	if (!a)
+		return;
+	queue_task_deinit(&a->queue);
+	member_unref(a->m);
+	free(a);
+}
+
+static bool joined(const struct accumulate *a)
+{
+	return a->m->state == MEMBER_JOINED && a->m->epoch == a->job->rec->epoch;
+}
+
+static void answer(struct accumulate *a, int status)
+{
+	struct op *op = STEAL_PTR(a->op);
+
+	if (!op)
+		return;
+	if (status) {
+		op_device_fault(a->job, "Accumulate", &op->fault);
+		fault_errno(&op->fault, status, "Accumulate");
+	}
+	op_end(op);
+}
+
+/* The buffer goes back as soon as the order of the device says when it is read. */
+static void give_buffer(struct accumulate *a)
+{
+	if (joined(a))
+		pool_give(&a->m->pool, &member_unit(a->m, a->unit)->gradient);
+}
+
+static void finish(struct accumulate *a, int status)
+{
+	struct job *job = a->job;
+
+	if (a->op)
+		give_buffer(a);
+	if (a->marked && !a->told)
+		member_marked(a->m, 0);
+	if (a->marked)
+		member_executed(a->m);
+	answer(a, status);
+	accumulate_free(a);
+	node_wake(job->node);
+	job->running--; /* only now: those resumed may have been the last of a deleted job */
+	job_settle(job);
+}
+
+static void on_executed(struct backend_task *task, int status)
+{
+	finish(CONTAINER_OF(task, struct accumulate, queue.task), status);
+}
+
+static void on_issued(struct backend_task *task, int status)
+{
+	struct accumulate *a = CONTAINER_OF(task, struct accumulate, queue.task);
+
+	(void)status;
+	a->told = true;
+	member_marked(a->m, task->ready);
+	if (!a->op->stream)
+		return;
+	a->op->result.queue = BACKEND_Q_MAIN;
+	a->op->result.ready = task->ready;
+	give_buffer(a);
+	answer(a, 0);
+	node_wake(a->job->node);
+}
+
+/* --------------------------------------------------------------- the kernels */
+
+static void last_task(struct accumulate *a, bool kernel)
+{
+	a->queue.task = (struct backend_task){ .kops = &a->kop,
+					       .n_kops = kernel,
+					       .queue = BACKEND_Q_MAIN,
+					       .sync = true,
+					       .issued = on_issued,
+					       .done = on_executed };
+	member_will_execute(a->m);
+	a->marked = true;
+}
+
+static void second(struct backend_task *task, int status)
+{
+	struct accumulate *a = CONTAINER_OF(task, struct accumulate, queue.task);
+	bool kernel;
+
+	if (status) {
+		finish(a, status);
+		return;
+	}
+	kernel = reduce_add_kop(a->unit, &a->plan, 1, &a->to, &a->from, &a->kop);
+	last_task(a, kernel);
+	queue_task_follow(&a->queue, a->m->device->backend);
+}
+
+/* What the first stage is. */
+static bool first_kernel(struct accumulate *a, struct member_unit *mu)
+{
+	const struct unit_part *p = unit_part_on(a->unit, a->m->device);
+
+	if (a->adds)
+		return reduce_add_kop(a->unit, &a->plan, 0, &a->to, &a->from, &a->kop);
+	if (mu->included)
+		reduce_include_kop(a->unit, p, &a->from, a->to, &a->kop);
+	else if (a->from)
+		reduce_convert_kop(a->unit, &a->plan, (void *)a->to, a->from, &a->kop);
+	return mu->included || a->from;
+}
+
+/* Without a kernel the task is but the place in the order of the device. */
+static void submit(struct accumulate *a, bool kernel)
+{
+	if (a->adds)
+		a->queue.task = (struct backend_task){
+			.kops = &a->kop, .n_kops = 1, .queue = BACKEND_Q_MAIN, .done = second
+		};
+	else
+		last_task(a, kernel);
+	queue_task_submit(&a->queue, a->m->device->backend, a->op->deadline_us);
+}
+
+/* ------------------------------------------------------------------- the op */
+
+/* Where the sum is to be. Return: 0, or as pool_take. */
+static int place_sum(struct accumulate *a, struct member_unit *mu)
+{
+	uint64_t bytes = a->unit->layout.elements * dtype_size(a->plan.accumulate_dtype);
+	int r;
+
+	a->adds = mu->accumulated.slab;
+	a->from = region_addr(&mu->gradient);
+	if (!a->adds && a->plan.accumulate_dtype == (enum dtype)a->unit->rec->gradient_dtype) {
+		mu->accumulated = mu->gradient;
+		mu->gradient = REGION_NULL;
+		mu->included = a->plan.adds_before && a->unit->has_gradient;
+		a->from = NULL;
+	} else if (!a->adds) {
+		r = op_take_memory(a->op, bytes, &mu->accumulated);
+		if (r)
+			return r;
+	}
+	a->to = region_addr(&mu->accumulated);
+	return 0;
+}
+
+static struct accumulate *accumulate_new(struct op *op)
+{
+	struct accumulate *a = calloc(1, sizeof(*a));
+
+	if (!a)
+		return NULL;
+	a->op = op;
+	a->job = op->m->job;
+	a->m = member_ref(op->m);
+	a->unit = op->unit;
+	a->plan = reduce_plan_for(a->job, a->unit);
+	queue_task_init(&a->queue, a->job);
+	if (queue_task_wait(&a->queue, op->after, op->n_after) == 0)
+		return a;
+	accumulate_free(a);
+	return NULL;
+}
+
+static void resume(struct parked *p);
+
+static void refuse(struct op *op, int error)
+{
+	if (error == SLAB_E_LATER) {
+		node_wait(op->m->job->node, &op->parked, resume);
+		return;
+	}
+	op_memory_fault(op->m->job, error, unit_gradient_bytes(op->unit), "accumulated gradients",
+			&op->fault);
+	op_end(op);
+}
+
+static void start(struct op *op)
+{
+	struct job *job = op->m->job;
+	struct accumulate *a;
+	bool kernel;
+	int r;
+
+	op->state = OP_PARKED;
+	/* a prepared step takes the gradients that DDP would add */
+	if (!apply_ensure(job, &op->parked, resume))
+		return;
+	if (op_check_not_torn(op, &op->fault)) { /* by that step */
+		op_end(op);
+		return;
+	}
+	a = accumulate_new(op);
+	r = a ? place_sum(a, member_unit(op->m, op->unit)) : -ENOMEM;
+	if (r) {
+		accumulate_free(a);
+		refuse(op, r);
+		return;
+	}
+	job->running++;
+	op_begin_run(op);
+	kernel = first_kernel(a, member_unit(a->m, a->unit));
+	if (kernel || backend_info(a->m->device->backend)->order != BACKEND_ORDER_NONE)
+		submit(a, kernel);
+	else
+		finish(a, 0);
+}
+
+static void resume(struct parked *p)
+{
+	start(CONTAINER_OF(p, struct op, parked));
+}
+
+static void encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__AccumulateReply reply = SHARDD__V1__ACCUMULATE_REPLY__INIT;
+
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_accumulate = {
+	.name = "Accumulate",
+	.request = &shardd__v1__accumulate_request__descriptor,
+	.decode = decode,
+	.check = check,
+	.start = start,
+	.encode = encode,
+};

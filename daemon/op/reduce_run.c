@@ -1,0 +1,483 @@
+#include "op/reduce_run.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "op/op_impl.h"
+#include "unit/pack.h"
+
+struct reduce_plan reduce_plan_for(const struct job *job, const struct unit *u)
+{
+	const struct backend_info *info = backend_info(u->parts[0].device->backend);
+	enum reduce_average average =
+		strcmp(info->name, "host") ? REDUCE_AVERAGE_OF_NCCL : REDUCE_AVERAGE_OF_GLOO;
+	struct reduce_setting s =
+		reduce_setting_of(u->rec, group_size(job->groups[u->rec->group]), average);
+	struct reduce_plan plan;
+
+	reduce_plan_make(&s, &plan);
+	return plan;
+}
+
+static void *address(const struct region *r)
+{
+	return r->slab ? region_addr(r) : NULL;
+}
+
+static enum dtype gradient_dtype(const struct unit *u)
+{
+	return (enum dtype)u->rec->gradient_dtype;
+}
+
+/* ------------------------------------------------------- one rank's gradients */
+
+/* out += *in, both rounded to @out_dtype. */
+static struct k_reduce add_to(void *out, enum dtype out_dtype, const void **in, enum dtype in_dtype)
+{
+	return (struct k_reduce){ .out = out,
+				  .out_dtype = out_dtype,
+				  .in = in,
+				  .k = 1,
+				  .in_dtype = in_dtype,
+				  .sum_dtype = DTYPE_FP32,
+				  .accumulate = true };
+}
+
+/* Everything that @from has is in @to. */
+static bool holds(enum dtype to, enum dtype from)
+{
+	return to == from || to == DTYPE_FP32;
+}
+
+bool reduce_can_accumulate(const struct unit *u, const struct reduce_plan *plan)
+{
+	return holds(plan->accumulate_dtype, gradient_dtype(u)) ||
+	       holds(gradient_dtype(u), plan->accumulate_dtype);
+}
+
+void reduce_convert_kop(const struct unit *u, const struct reduce_plan *plan, void *to,
+			const void *from, struct kop *kop)
+{
+	*kop = (struct kop){ .kind = KOP_CAST, .n = u->layout.elements };
+	kop->cast = (struct k_cast){ .dst = to,
+				     .src = from,
+				     .dst_dtype = plan->accumulate_dtype,
+				     .src_dtype = gradient_dtype(u) };
+}
+
+/* The sum is rounded once: where the accumulated type is the narrow one it is added in the
+ * wide gradient's place and comes back. */
+bool reduce_add_kop(const struct unit *u, const struct reduce_plan *plan, unsigned which,
+		    const void **to, const void **from, struct kop *kop)
+{
+	enum dtype sum = plan->accumulate_dtype, new = gradient_dtype(u);
+	bool widens = holds(sum, new);
+
+	if (which == 1 && !widens)
+		reduce_convert_kop(u, plan, (void *)*to, *from, kop);
+	if (which == 1)
+		return !widens;
+	*kop = (struct kop){ .kind = KOP_REDUCE, .n = u->layout.elements };
+	if (widens)
+		kop->reduce = add_to((void *)*to, sum, from, new);
+	else
+		kop->reduce = add_to((void *)*from, new, to, sum);
+	return true;
+}
+
+void reduce_include_kop(const struct unit *u, const struct unit_part *p, const void **shard,
+			const void *to, struct kop *kop)
+{
+	*shard = region_addr(&p->grads);
+	*kop = (struct kop){ .kind = KOP_REDUCE, .n = u->layout.elements };
+	kop->reduce = add_to((void *)to, gradient_dtype(u), shard, DTYPE_FP32);
+}
+
+/* ----------------------------------------------------------------- the stages */
+
+static const struct member_unit *of(const struct coll *c, uint32_t member)
+{
+	return member_unit_find(c->members[member], c->unit);
+}
+
+/* Where a rank's gradient is to be folded, and in which type. */
+static const void *input_of(const struct coll *c, uint32_t member, enum dtype *dtype)
+{
+	const struct member_unit *mu = of(c, member);
+	bool accumulated = mu->accumulated.slab;
+
+	*dtype = accumulated ? c->reduce->plan.accumulate_dtype : gradient_dtype(c->unit);
+	return address(accumulated ? &mu->accumulated : &mu->gradient);
+}
+
+/* Some ranks have accumulated, others have not, and the types are not the same. */
+static bool is_lonely(const struct coll *c, uint32_t member)
+{
+	return c->reduce->lonely_bytes && !of(c, member)->accumulated.slab;
+}
+
+static unsigned factors(const struct k_factor *a, const struct k_factor *b,
+			const struct k_factor *c)
+{
+	return (a->how != K_FACTOR_NONE) + (b->how != K_FACTOR_NONE) +
+	       (c && c->how != K_FACTOR_NONE);
+}
+
+/* One fold is enough for one replica, or replicas of one rank each, whose factors one kernel
+ * can apply, and for one replica a device. */
+static bool must_be_apart(const struct coll *c, const struct reduce_run *run)
+{
+	const struct reduce_plan *p = &run->plan;
+
+	if (run->defer || run->had_partials)
+		return true;
+	if (run->replicas == 1)
+		return factors(&p->partial, &p->post, NULL) > 1;
+	if (run->shard_ranks == 1)
+		return factors(&p->pre, &p->partial, &p->replica) > 1;
+	return run->here > 1 || c->n_parts == 1 || factors(&p->partial, &p->replica, NULL) > 1;
+}
+
+static uint64_t rounded_up(uint64_t bytes)
+{
+	return (bytes + POOL_ALIGN - 1) / POOL_ALIGN * POOL_ALIGN;
+}
+
+/* Room for what lonely ranks have to convert, on the device that has most of them. */
+static uint64_t lonely_bytes(const struct coll *c, const struct reduce_run *run)
+{
+	uint32_t most = 0, all = 0;
+
+	if (run->plan.accumulate_dtype == gradient_dtype(c->unit))
+		return 0;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		uint32_t lonely = 0;
+
+		for (uint32_t i = 0; i < c->parts[d].n; i++)
+			lonely += !of(c, c->parts[d].members[i])->accumulated.slab;
+		most = lonely > most ? lonely : most;
+		all += lonely;
+	}
+	return all == c->n ? 0
+			   : most * rounded_up(c->unit->layout.elements *
+					       dtype_size(run->plan.accumulate_dtype));
+}
+
+/* Are the ranks of every replica on one device? */
+static bool whole_replicas(const struct coll *c)
+{
+	uint32_t shard_ranks = c->unit->rec->shard_ranks;
+
+	for (uint32_t i = 0; i < c->n; i++)
+		if (c->part_of[i] != c->part_of[i - i % shard_ranks])
+			return false;
+	return true;
+}
+
+static uint32_t partials_on(const struct coll *c, const struct reduce_run *run, unsigned d)
+{
+	return run->whole ? c->parts[d].n / run->shard_ranks : 1;
+}
+
+static void measure(const struct coll *c, struct reduce_run *like)
+{
+	const struct unit *u = c->unit;
+
+	like->shard_ranks = u->rec->shard_ranks;
+	like->replicas = c->n / like->shard_ranks;
+	like->whole = whole_replicas(c);
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		uint32_t here = partials_on(c, like, d),
+			 n = unit_spans(u, &u->parts[d], like->span);
+
+		like->here = here > like->here ? here : like->here;
+		like->spans = n > like->spans ? n : like->spans;
+	}
+	like->kops = c->n + 1 > u->rec->n_tensors ? c->n + 1 : u->rec->n_tensors;
+}
+
+static void begin(const struct coll *c, struct reduce_run *run)
+{
+	run->pairs = &run->partials[run->here * c->n_parts];
+	run->pieces = &run->pairs[2 * c->n];
+	run->plan = reduce_plan_for(c->job, c->unit);
+	run->defer = c->ops[0]->args.reduce.defer;
+	run->had_partials = c->unit->has_partials;
+	run->apart = must_be_apart(c, run);
+	run->stride = rounded_up(c->unit->layout.elements * dtype_size(run->plan.sum_dtype));
+	run->lonely_bytes = lonely_bytes(c, run);
+}
+
+struct reduce_run *reduce_run_free(struct reduce_run *run)
+{
+	if (run)
+		free(run->span);
+	free(run);
+	return NULL;
+}
+
+struct reduce_run *reduce_run_new(struct coll *c)
+{
+	struct reduce_run like = { 0 }, *run;
+	size_t pointers;
+
+	like.span = calloc(c->unit->rec->n_tensors, sizeof(*like.span));
+	if (!like.span)
+		return NULL;
+	measure(c, &like);
+	pointers =
+		(size_t)like.here * c->n_parts + 2 * (size_t)c->n + (size_t)like.spans * (c->n + 1);
+	run = calloc(1, sizeof(*run) + pointers * sizeof(run->partials[0]));
+	if (!run) {
+		free(like.span);
+		return NULL;
+	}
+	*run = like;
+	begin(c, run);
+	return run;
+}
+
+uint64_t reduce_scratch(const struct coll *c, unsigned which)
+{
+	const struct reduce_run *run = c->reduce;
+
+	if (which == REDUCE_PARTIALS)
+		return run->apart && !c->unit->parts[0].partials.slab ? run->here * run->stride : 0;
+	if (which == REDUCE_CONVERTED)
+		return run->lonely_bytes;
+	if (c->n_parts == 1 || run->defer)
+		return 0;
+	if (which == REDUCE_PACKED && !unit_is_packed(c->unit))
+		return 0;
+	return unit_part_elements(c->unit) * c->unit->spread * dtype_size(run->plan.sum_dtype);
+}
+
+/* What is new, added to what was accumulated. */
+static void add_new(struct coll *c, struct coll_part *p, unsigned which)
+{
+	for (uint32_t i = 0; i < p->n; i++) {
+		const struct member_unit *mu = of(c, p->members[i]);
+		const void **pair = &c->reduce->pairs[2 * p->members[i]];
+
+		if (!mu->accumulated.slab || !mu->gradient.slab)
+			continue;
+		pair[0] = region_addr(&mu->accumulated);
+		pair[1] = region_addr(&mu->gradient);
+		if (reduce_add_kop(c->unit, &c->reduce->plan, which, &pair[0], &pair[1],
+				   &p->kops[p->n_kops]))
+			p->n_kops++;
+	}
+}
+
+static void add_first(struct coll *c, unsigned d)
+{
+	add_new(c, &c->parts[d], 0);
+}
+
+static void add_second(struct coll *c, unsigned d)
+{
+	add_new(c, &c->parts[d], 1);
+}
+
+/* DDP: each rank's gradient is the one that earlier reductions left, and more. */
+static void include(struct coll *c, unsigned d)
+{
+	struct coll_part *p = &c->parts[d];
+	enum dtype dtype;
+
+	if (!c->reduce->plan.adds_before || !c->reduce->accumulate)
+		return;
+	for (uint32_t i = 0; i < p->n; i++)
+		if (!of(c, p->members[i])->included)
+			reduce_include_kop(c->unit, &c->unit->parts[d],
+					   &c->reduce->pairs[2 * p->members[i]],
+					   input_of(c, p->members[i], &dtype),
+					   &p->kops[p->n_kops++]);
+}
+
+/* Those that did not accumulate, in the type of those that did. */
+static void convert(struct coll *c, unsigned d)
+{
+	struct coll_part *p = &c->parts[d];
+	enum dtype to = c->reduce->plan.accumulate_dtype, from;
+	char *at = address(&p->scratch[REDUCE_CONVERTED]);
+
+	for (uint32_t i = 0; i < p->n; i++) {
+		p->inputs[i] = input_of(c, p->members[i], &from);
+		if (!is_lonely(c, p->members[i]))
+			continue;
+		reduce_convert_kop(c->unit, &c->reduce->plan, at, p->inputs[i],
+				   &p->kops[p->n_kops++]);
+		p->inputs[i] = at;
+		at += rounded_up(c->unit->layout.elements * dtype_size(to));
+	}
+}
+
+/* After convert all inputs have one type. */
+static enum dtype input_dtype(const struct coll *c)
+{
+	enum dtype dtype;
+
+	(void)input_of(c, 0, &dtype);
+	return c->reduce->lonely_bytes ? c->reduce->plan.accumulate_dtype : dtype;
+}
+
+/* Each replica's sum, added to those that were kept. */
+static void fold_replicas(struct coll *c, unsigned d)
+{
+	struct reduce_run *run = c->reduce;
+	struct coll_part *p = &c->parts[d];
+	const struct unit_part *up = &c->unit->parts[d];
+	char *at = address(up->partials.slab ? &up->partials : &p->scratch[REDUCE_PARTIALS]);
+	uint32_t here = partials_on(c, run, d), k = p->n / here;
+
+	for (uint32_t j = 0; run->apart && j < here; j++) {
+		run->partials[d * run->here + j] = at + j * run->stride;
+		coll_kop(p, KOP_REDUCE, c->unit->layout.elements)->reduce =
+			(struct k_reduce){ .out = at + j * run->stride,
+					   .out_dtype = run->plan.sum_dtype,
+					   .in = &p->inputs[j * k],
+					   .k = k,
+					   .in_dtype = input_dtype(c),
+					   .pre = run->plan.pre,
+					   .sum_dtype = run->plan.sum_dtype,
+					   .post = run->plan.partial,
+					   .accumulate = run->had_partials };
+	}
+}
+
+static struct k_factor either(struct k_factor a, struct k_factor b)
+{
+	CHECK(!a.how || !b.how);
+	return a.how ? a : b;
+}
+
+/* Before the devices' sums are added: on one device that is all. */
+static struct k_factor tail(const struct coll *c)
+{
+	const struct reduce_run *run = c->reduce;
+	struct k_factor none = { .how = K_FACTOR_NONE }, post = run->plan.post;
+
+	if (!run->apart && run->replicas == 1)
+		post = either(run->plan.partial, post);
+	if (c->n_parts == 1)
+		return post;
+	return !run->apart && run->replicas > 1 && run->shard_ranks > 1
+		       ? either(run->plan.partial, run->plan.replica)
+		       : none;
+}
+
+static struct k_factor head(const struct coll *c)
+{
+	const struct reduce_run *run = c->reduce;
+
+	if (run->apart)
+		return run->plan.replica;
+	if (run->replicas == 1)
+		return run->plan.pre;
+	if (run->shard_ranks == 1)
+		return either(either(run->plan.pre, run->plan.partial), run->plan.replica);
+	return run->plan.pre;
+}
+
+/* @r, which is of whole arrays, by the pieces of tensors: what lies between them is not the
+ * trainers' to write, and stays 0 in the shards. @from: element of the inputs where what part
+ * @d has begins. */
+static void by_span(struct coll *c, unsigned d, const struct k_reduce *r, uint64_t from)
+{
+	const struct unit_part *up = &c->unit->parts[d];
+	struct coll_part *p = &c->parts[d];
+	struct unit_run *spans = c->reduce->span;
+	const void **in = c->reduce->pieces + (size_t)d * c->reduce->spans;
+	unsigned n = unit_spans(c->unit, up, spans);
+
+	for (unsigned i = 0; i < n; i++, in += r->k) {
+		struct k_reduce *piece = &coll_kop(p, KOP_REDUCE, spans[i].n)->reduce;
+
+		for (unsigned j = 0; j < r->k; j++)
+			in[j] = (const char *)r->in[j] +
+				(from + spans[i].at) * dtype_size(r->in_dtype);
+		*piece = *r;
+		piece->in = in;
+		piece->out = (float *)r->out + spans[i].at;
+	}
+}
+
+/* A device's sum of everything; on one device into the gradient shards. */
+static void fold(struct coll *c, unsigned d)
+{
+	struct reduce_run *run = c->reduce;
+	struct coll_part *p = &c->parts[d];
+	bool one = c->n_parts == 1;
+	struct k_reduce r = { .out = region_addr(one ? &c->unit->parts[0].grads
+						     : &p->scratch[REDUCE_SUMS]),
+			      .out_dtype = one ? DTYPE_FP32 : run->plan.sum_dtype,
+			      .in = run->apart ? &run->partials[d * run->here] : p->inputs,
+			      .k = run->apart ? partials_on(c, run, d) : p->n,
+			      .in_dtype = run->apart ? run->plan.sum_dtype : input_dtype(c),
+			      .pre = head(c),
+			      .sum_dtype = run->plan.sum_dtype,
+			      .post = tail(c),
+			      .accumulate = one && run->accumulate && !run->plan.adds_before };
+
+	if (one)
+		by_span(c, d, &r, 0);
+	else
+		coll_kop(p, KOP_REDUCE, c->unit->layout.elements)->reduce = r;
+}
+
+/* Into the order in which it is scattered. */
+static void pack(struct coll *c, unsigned d)
+{
+	struct coll_part *p = &c->parts[d];
+	enum dtype dtype = c->reduce->plan.sum_dtype;
+	struct unit_array full = { address(&p->scratch[REDUCE_SUMS]), dtype };
+	struct unit_array parts = { address(&p->scratch[REDUCE_PACKED]), dtype };
+
+	if (parts.at)
+		p->n_kops = unit_pack_kops(c->unit, UNIT_TRAINED, &parts, &full, p->kops);
+}
+
+unsigned reduce_sums(const struct coll *c)
+{
+	return unit_is_packed(c->unit) ? REDUCE_PACKED : REDUCE_SUMS;
+}
+
+bool reduce_next_stage(struct coll *c)
+{
+	static void (*const stages[])(struct coll * c,
+				      unsigned d) = { add_first,     add_second, include, convert,
+						      fold_replicas, fold,       pack };
+	unsigned n = c->reduce->defer ? 5 : ARRAY_SIZE(stages);
+	bool any = false;
+
+	while (!any && c->reduce->stage < n) {
+		for (unsigned d = 0; d < c->n_parts; d++) {
+			stages[c->reduce->stage](c, d);
+			any = any || c->parts[d].n_kops;
+		}
+		c->reduce->stage++;
+	}
+	return any;
+}
+
+void reduce_finish(struct coll *c, unsigned d)
+{
+	const struct reduce_run *run = c->reduce;
+	struct coll_part *p = &c->parts[d];
+	const struct unit_part *up = &c->unit->parts[d];
+	struct k_reduce r = { .out = region_addr(&up->grads),
+			      .out_dtype = DTYPE_FP32,
+			      .in = &p->inputs[p->n],
+			      .k = 1,
+			      .in_dtype = run->plan.sum_dtype,
+			      .sum_dtype = run->plan.sum_dtype,
+			      .post = run->plan.post,
+			      .accumulate = run->accumulate && !run->plan.adds_before };
+
+	if (run->replicas == 1 && !run->apart)
+		r.post = either(run->plan.partial, run->plan.post);
+	p->inputs[p->n] = region_addr(&p->scratch[reduce_sums(c)]);
+	by_span(c, d, &r, up->begin);
+}

@@ -1,0 +1,69 @@
+/*
+ * The kernels of a reduction, stage by stage, by the unit's plan (unit/reduce_plan.h). What
+ * ranks have accumulated and what is new is added first, each rank's by itself; then the
+ * ranks of a device are folded in rank order, replica by replica (where a replica has ranks
+ * on two devices: those of each device in its place); what is left of the plan
+ * follows when the devices' sums have been added. Fills kops, runs nothing. Loop thread only.
+ */
+#ifndef SHARDD_OP_REDUCE_RUN_H
+#define SHARDD_OP_REDUCE_RUN_H
+
+#include "op/op.h"
+#include "unit/reduce_plan.h"
+
+struct reduce_run {
+	struct reduce_plan plan;
+	bool defer;            /* keep the partials, reduce no further */
+	bool accumulate;       /* to a gradient that is there */
+	bool had_partials;     /* of reductions that were deferred */
+	bool apart;            /* partials are made before what follows */
+	bool whole;            /* replicas: none has ranks on two devices */
+	uint32_t replicas;     /* of the group */
+	uint32_t shard_ranks;  /* of a replica */
+	uint32_t here;         /* partials of a device, at most */
+	uint32_t spans;        /* pieces of a part, at most (unit_spans) */
+	size_t kops;           /* of a device in one stage, at most */
+	uint64_t stride;       /* bytes between partials */
+	uint64_t lonely_bytes; /* of gradients to be converted beside accumulated ones */
+	unsigned stage;
+	const void **pairs;     /* by member: what it accumulated, what is new */
+	struct unit_run *span;  /* owned: of the part at work */
+	const void **pieces;    /* inputs of spans: @spans * (c->n + 1) */
+	const void *partials[]; /* @here per part */
+};
+
+/* Scratch of a reduction. */
+enum { REDUCE_SUMS = 0, REDUCE_PARTIALS = 1, REDUCE_CONVERTED = 2, REDUCE_PACKED = 3 };
+
+struct reduce_plan reduce_plan_for(const struct job *job, const struct unit *u);
+
+/* One rank's new gradient @from, added to what it has accumulated (@to), in at most
+ * two stages: which is 0 or 1. Return: whether @kop was filled. */
+bool reduce_add_kop(const struct unit *u, const struct reduce_plan *plan, unsigned which,
+		    const void **to, const void **from, struct kop *kop);
+/* DDP: what earlier reductions left, added to a rank's gradient at *@to. */
+void reduce_include_kop(const struct unit *u, const struct unit_part *p, const void **shard,
+			const void *to, struct kop *kop);
+/* @from in the dtype that is accumulated in. */
+void reduce_convert_kop(const struct unit *u, const struct reduce_plan *plan, void *to,
+			const void *from, struct kop *kop);
+/* Can a rank's gradients be added in what the plan accumulates in? */
+bool reduce_can_accumulate(const struct unit *u, const struct reduce_plan *plan);
+
+/* For a collective whose members have brought what they reduce. Return: NULL without
+ * memory. */
+struct reduce_run *reduce_run_new(struct coll *c);
+/* Return: NULL. NULL is allowed. */
+struct reduce_run *reduce_run_free(struct reduce_run *run);
+
+/* The next stage of @c's kernels: true, and kops are there, or false: there is none left
+ * before devices talk. Room for run->kops each. */
+bool reduce_next_stage(struct coll *c);
+/* Bytes of scratch @which on each device; 0: none. */
+uint64_t reduce_scratch(const struct coll *c, unsigned which);
+/* Where the sums are that the devices are to add: a scratch. */
+unsigned reduce_sums(const struct coll *c);
+/* The last kops of a part, when the devices' sums are added. */
+void reduce_finish(struct coll *c, unsigned d);
+
+#endif
