@@ -21,6 +21,20 @@ static void ranks_cell(struct table *t, const uint32_t *ranks, size_t n)
 	table_cell(t, "%s", text && *text ? text : "-");
 }
 
+/* "0:FORWARD 1:BACKWARD_PRE", "-" for nobody. */
+static void passes_cell(struct table *t, const Shardd__V1__UnitStatus *u)
+{
+	_cleanup_(freep) char *text = NULL;
+	size_t bytes = 0;
+	FILE *f = open_memstream(&text, &bytes);
+
+	for (size_t i = 0; f && i < u->n_passes; i++)
+		fprintf(f, "%s%u:%s", i ? " " : "", u->passes[i]->rank, u->passes[i]->state);
+	if (f)
+		fclose(f);
+	table_cell(t, "%s", text && *text ? text : "-");
+}
+
 static void unit_row(struct table *t, const Shardd__V1__UnitStatus *u)
 {
 	table_cell(t, "%u", u->unit);
@@ -35,6 +49,8 @@ static void unit_row(struct table *t, const Shardd__V1__UnitStatus *u)
 	table_cell(t, "%s", u->has_gradient ? "yes" : "no");
 	table_cell(t, "%llu", (unsigned long long)u->optimizer_steps);
 	ranks_cell(t, u->gathered_by, u->n_gathered_by);
+	table_cell(t, "%s", u->guarded ? u->reshard : "-");
+	passes_cell(t, u);
 }
 
 static int print_units(struct ctl *ctl, const Shardd__V1__JobStatus *j)
@@ -44,6 +60,7 @@ static int print_units(struct ctl *ctl, const Shardd__V1__JobStatus *j)
 		{ "SHARD", true },     { "COMPUTE", false },    { "GRADIENT", false },
 		{ "INIT", false },     { "SHARD BYTES", true }, { "FULL BYTES", true },
 		{ "HAS GRAD", false }, { "STEPS", true },       { "GATHERED BY", false },
+		{ "RESHARD", false },  { "PASSES", false },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 

@@ -88,6 +88,7 @@ static struct job *job_new(struct jobs *jobs, state_job *rec)
 	job->unit_names = HTAB_NULL;
 	list_init(&job->idle_full);
 	list_init(&job->cast_turns);
+	list_init(&job->drains);
 	list_init(&job->step.waiting);
 	list_init(&job->settled_waiters);
 	list_init(&job->waiting_tasks);

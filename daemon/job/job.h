@@ -103,10 +103,11 @@ struct job {
 	struct pool scratch[NODE_MAX_DEVICES]; /* sums on their way between devices */
 	bool stale_partials;                   /* sums that nobody will use are still in memory */
 	struct reads stray[NODE_MAX_DEVICES];  /* of copies whose memory went back to the pool */
-	struct list idle_full; /* units whose full buffers nobody uses, oldest first */
-	uint32_t casts;        /* that run now */
-	struct list
-		cast_turns; /* members whose gathers wait for one to end, in turn; owned by op/ */
+	struct list idle_full;  /* units whose full buffers nobody uses, oldest first */
+	uint32_t casts;         /* that run now */
+	uint32_t ahead_casts;   /* of these: nobody has asked for them yet */
+	struct list drains;     /* that wait for those to end; owned by op/ */
+	struct list cast_turns; /* members with gathers that wait for one to end, in turn */
 	struct job_step step;
 
 	struct list waiting_tasks; /* on devices, for streams of trainers; owned by op/ */

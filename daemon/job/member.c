@@ -31,6 +31,7 @@ int member_new(struct job *job, uint32_t rank, struct proc *proc, uint64_t sessi
 	list_init(&m->casts);
 	list_init(&m->cast_turn);
 	list_init(&m->buffers);
+	prefetch_init(&m->ahead.learned, &job->quota);
 	m->device = job->placed[rank];
 	CHECK(m->device);
 	pool_init(&m->pool, m->device, &job->quota, MEM_GRAD, job_share(job), job->rec->name,
@@ -58,7 +59,7 @@ struct member *member_unref(struct member *m)
 	CHECK(list_empty(&m->ops) && list_empty(&m->held) && list_empty(&m->buffers));
 	CHECK(list_empty(&m->casts));
 	list_unlink(&m->cast_turn);
-	CHECK(!m->link && !m->executing);
+	CHECK(!m->link && !m->executing && !m->ahead.lists);
 	pool_deinit(&m->pool);
 	proc_unref(m->proc);
 	free(m->units);
@@ -133,6 +134,35 @@ void member_unsummon(struct member *m, struct unit *u, struct member_unit *mu)
 	u->summoned_ranks--;
 }
 
+int member_set_ahead(struct member *m, struct member_unit *mu, unsigned pass, const uint32_t *units,
+		     uint32_t n)
+{
+	struct member_list **list = &mu->ahead[pass];
+
+	CHECK(pass < ARRAY_SIZE(mu->ahead) && n <= MEMBER_MAX_AHEAD);
+	if (n && !*list) {
+		if (quota_charge(&m->job->quota, MEM_CONTROL, sizeof(**list)))
+			return QUOTA_E_LIMIT;
+		*list = calloc(1, sizeof(**list));
+		if (!*list) {
+			quota_return(&m->job->quota, MEM_CONTROL, sizeof(**list));
+			return -ENOMEM;
+		}
+		m->ahead.lists++;
+	}
+	if (!n && *list) {
+		quota_return(&m->job->quota, MEM_CONTROL, sizeof(**list));
+		free(*list);
+		*list = NULL;
+		m->ahead.lists--;
+	}
+	for (uint32_t i = 0; i < n; i++)
+		(*list)->units[i] = units[i];
+	if (n)
+		(*list)->n = n;
+	return 0;
+}
+
 uint64_t member_gathered_units(const struct member *m)
 {
 	uint64_t n = 0;
@@ -191,8 +221,10 @@ void member_reset(struct member *m)
 		mu->uses = 0;
 		pool_give(&m->pool, &mu->accumulated);
 		mu->included = false;
+		mu->expected = false;
 	}
 	m->in_pass = 0;
+	prefetch_restart(&m->ahead.learned);
 	list_for_each (b, tmp, &m->buffers, link)
 		member_buffer_free(m, b);
 }
@@ -217,6 +249,10 @@ static void retire_now(struct member *m)
 void member_retire(struct member *m)
 {
 	member_reset(m);
+	prefetch_deinit(&m->ahead.learned);
+	for (uint32_t i = 0; i < m->n_units; i++)
+		for (unsigned pass = 0; pass < ARRAY_SIZE(m->units[i].ahead); pass++)
+			(void)member_set_ahead(m, &m->units[i], pass, NULL, 0);
 	m->retiring = true;
 	member_poison(m);
 	if (!m->pending && !m->executing)

@@ -19,6 +19,7 @@
 #include "core/fault.h"
 #include "core/list.h"
 #include "core/proc.h"
+#include "job/prefetch.h"
 #include "mem/pool.h"
 
 struct job;
@@ -46,6 +47,25 @@ struct member_unit {
 	 * unit's reduce plan; @included: what earlier reductions left is in it too. */
 	struct region accumulated;
 	bool included;
+	bool expected;   /* it is to be used next: its gather was begun ahead, or is there */
+	struct member_list *ahead[2]; /* of forward and backward; NULL: none */
+};
+
+/* What SetPrefetch said of one unit and pass. */
+#define MEMBER_MAX_AHEAD 16u
+struct member_list {
+	uint32_t n;
+	uint32_t units[MEMBER_MAX_AHEAD];
+};
+
+/* Gathers that were begun before they were asked for, and what came of it. */
+struct member_ahead {
+	struct prefetch learned;
+	uint32_t lists;   /* of SetPrefetch; 0: what was learned is followed */
+	uint64_t started; /* gathers */
+	uint64_t skipped; /* there was no memory, or max_inflight_gathers were under way */
+	uint64_t hits;    /* uses whose copy was expected, and there or on its way */
+	uint64_t misses;  /* uses in such a step whose copy had yet to be begun */
 };
 
 /* A buffer of its own (AllocBuffer). */
@@ -84,6 +104,7 @@ struct member {
 	struct pool pool;         /* its gradient and other buffers */
 	struct member_unit *units; /* by unit id - 1 */
 	uint32_t n_units;
+	struct member_ahead ahead;
 	uint32_t in_pass;    /* of them: in another state than IDLE */
 	struct list buffers; /* of struct member_buffer */
 	uint32_t n_buffers;
@@ -114,6 +135,11 @@ void member_gathered(struct member *m, struct unit *u, struct member_unit *mu);
 void member_released(struct member *m, struct unit *u, struct member_unit *mu);
 /* It has no copy of @u any more. */
 void member_unsummon(struct member *m, struct unit *u, struct member_unit *mu);
+/* Set the list of a unit and pass (0: forward), or take it away (@n 0). @n: up to
+ * MEMBER_MAX_AHEAD. Return: 0, QUOTA_E_LIMIT, or -ENOMEM. */
+int member_set_ahead(struct member *m, struct member_unit *mu, unsigned pass, const uint32_t *units,
+		     uint32_t n);
+
 /* Units it holds gathered. */
 uint64_t member_gathered_units(const struct member *m);
 

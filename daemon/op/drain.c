@@ -18,6 +18,7 @@ struct drain_task {
 };
 
 struct drain {
+	struct list link; /* in job->drains, until gathers that were begun ahead are over */
 	struct job *job;
 	struct parked *parked;
 	unsigned pending;
@@ -111,25 +112,52 @@ static int prepare(struct drain *d)
 	return 0;
 }
 
+static void go(struct drain *d)
+{
+	unsigned n = d->n;
+
+	d->pending = n;
+	for (unsigned i = 0; i < n; i++)
+		queue_task_submit(&d->tasks[i].queue, d->tasks[i].backend, 0);
+	if (!n)
+		end(d);
+}
+
 int drain_ensure(struct job *job, struct parked *p, void (*resume)(struct parked *p))
 {
+	bool queues = backend_info(job->node->devices[0].backend)->order != BACKEND_ORDER_NONE;
 	struct drain *d;
 
-	if (backend_info(job->node->devices[0].backend)->order == BACKEND_ORDER_NONE)
+	if (!queues && !job->ahead_casts)
 		return 0;
 	d = calloc(1, sizeof(*d));
 	if (!d)
 		return -ENOMEM;
 	d->job = job;
 	d->parked = p;
-	if (prepare(d) < 0) {
+	list_init(&d->link);
+	if (queues && prepare(d) < 0) {
 		drain_free(d);
 		return -ENOMEM;
 	}
 	p->resume = resume;
 	job->running++;
-	d->pending = d->n;
-	for (unsigned i = 0; i < d->n; i++)
-		queue_task_submit(&d->tasks[i].queue, d->tasks[i].backend, 0);
+	if (job->ahead_casts)
+		list_append(&job->drains, &d->link);
+	else
+		go(d);
 	return DRAIN_E_WAIT;
+}
+
+void drain_go_on(struct job *job)
+{
+	struct list now = LIST_INIT(now);
+
+	list_take_all(&now, &job->drains);
+	while (!list_empty(&now)) {
+		struct drain *d = list_first(&now, struct drain, link);
+
+		list_unlink(&d->link);
+		go(d);
+	}
 }

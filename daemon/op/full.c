@@ -33,6 +33,7 @@ struct cast {
 	unsigned pending;     /* parts whose stage is not over */
 	unsigned issued;      /* parts whose marker is not issued */
 	unsigned gathered;    /* all-gathers that are over */
+	bool ahead;           /* nobody had asked for it when it was begun */
 	int status;
 	struct cast_part parts[]; /* by part of the unit */
 };
@@ -60,14 +61,14 @@ void full_invalidate(struct job *job, struct unit *u)
 }
 
 /* Room for the copies, if need be in place of copies that nobody uses. */
-static int take_full(struct job *job, struct unit *u)
+static int take_full(struct job *job, struct unit *u, bool evict)
 {
 	int r;
 
 	if (u->has_full)
 		return 0;
 	r = job_take_full(job, u);
-	if (r == 0 || r == SLAB_E_LATER)
+	if (r == 0 || r == SLAB_E_LATER || !evict)
 		return r;
 	full_evict(job, UINT64_MAX);
 	return job_take_full(job, u);
@@ -93,6 +94,11 @@ static void answer_waiting(struct unit *u, int status, bool streams_only)
 }
 
 /* ------------------------------------------------------- how many at once */
+
+bool full_valid(const struct unit *u)
+{
+	return u->has_full && !u->casting && u->full_version == u->version;
+}
 
 bool full_may_begin(const struct job *job)
 {
@@ -169,10 +175,13 @@ static void cast_end(struct cast *cast, int status)
 	u->casting = false;
 	u->executing = false;
 	u->full_version = status ? 0 : cast->version;
+	job->ahead_casts -= cast->ahead;
 	cast_free(cast);
 	job->casts--;
 	answer_waiting(u, status, false);
 	job_full_unused(job, u);
+	if (!job->ahead_casts)
+		drain_go_on(job);
 	next_in_queue(job);
 	node_wake(job->node);
 	job->running--; /* only now: those resumed may have been the last of a deleted job */
@@ -504,6 +513,8 @@ static void enter(struct cast *cast, struct op *op)
 	u->casting = true;
 	cast->job->casts++;
 	cast->job->running++;
+	cast->ahead = !op;
+	cast->job->ahead_casts += cast->ahead;
 	if (!op)
 		return;
 	op_begin_run(op);
@@ -520,7 +531,7 @@ int full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struct op 
 	if (r)
 		return r;
 	list_unlink(&u->idle);
-	r = take_full(job, u);
+	r = take_full(job, u, op);
 	if (r == SLAB_E_LATER)
 		return NODE_E_LATER;
 	cast = r ? NULL : cast_new(job, u, deadline_us);

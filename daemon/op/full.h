@@ -12,7 +12,8 @@
 /* Begin to make the copy of @u; none may be in the making (CHECKed). Its end answers all ops
  * in u->waiting by gather_answer.
  * @deadline_us: for streams of trainers that it waits for.
- * @op: runs from here on and waits for it, without having to be in u->waiting; or NULL.
+ * @op: runs from here on and waits for it, without having to be in u->waiting; or NULL: nobody
+ * has asked for it yet, and no other copy goes for it.
  * Return: 0, NODE_E_LATER (nothing was begun: node_wait, then again), or a fault code. */
 int full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struct op *op,
 	       struct fault *f);
@@ -20,6 +21,9 @@ int full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struct op 
 /* op_gather.c's: the copy that @op waited for is there, or came to nothing (status of a
  * backend or an engine). Ends the op. */
 void gather_answer(struct op *op, int status);
+
+/* Is the copy there, or, executing, as good as there for who waits with a stream? */
+bool full_valid(const struct unit *u);
 
 /* Is there room under max_inflight_gathers? */
 bool full_may_begin(const struct job *job);

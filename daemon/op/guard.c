@@ -67,7 +67,7 @@ enum unit_reshard guard_reshard(const struct op *op)
 	return (enum unit_reshard)(mu && mu->reshard ? mu->reshard : op->unit->rec->reshard);
 }
 
-/* Is another rank still to come to where this one has been? */
+/* Is another rank still to come to where this one has been, or is this unit what comes next? */
 static bool is_wanted(const struct job *job, const struct unit *u, uint32_t uses)
 {
 	const struct group *g = job->groups[u->rec->group];
@@ -76,7 +76,7 @@ static bool is_wanted(const struct job *job, const struct unit *u, uint32_t uses
 		struct member *m = job->ranks[g->rec->ranks[i]];
 		const struct member_unit *mu = m ? member_unit_find(m, u) : NULL;
 
-		if (m && m->state == MEMBER_JOINED && (!mu || mu->uses < uses))
+		if (m && m->state == MEMBER_JOINED && (!mu || mu->uses < uses || mu->expected))
 			return true;
 	}
 	return false;
@@ -102,6 +102,7 @@ void guard_drop(struct job *job, struct unit *u)
 
 		if (!mu)
 			continue;
+		mu->expected = false; /* of these parameters */
 		if (mu->pass == PASS_IDLE)
 			guard_let_go(m, u);
 		mu->uses = 0;
@@ -147,6 +148,8 @@ void guard_done(struct op *op)
 	struct member_unit *mu;
 	enum pass_state to;
 
+	if (op->type == &op_step || op->type == &op_commit)
+		prefetch_step(&m->ahead.learned);
 	if (op->move == MOVE_NONE || !op->unit || !op->unit->rec->guarded ||
 	    m->state != MEMBER_JOINED)
 		return;

@@ -136,14 +136,17 @@ struct op {
 			bool has_lr;
 		} step;
 		struct {
-			enum pass_kind kind;
+			enum pass_kind kind; /* 0: Gather */
 			bool sync;
+			bool asked; /* the next is known */
+			bool there; /* a copy is, or is on its way, or none is needed */
 		} pass;
 		struct {
 			uint32_t *units; /* owned */
 			size_t n;
 			uint32_t reshard;
-		} policy; /* SetReshard */
+			enum pass_kind kind;
+		} policy; /* SetReshard, SetPrefetch */
 		struct {
 			bool defer; /* the all-reduce between replicas */
 		} reduce;

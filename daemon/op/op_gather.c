@@ -6,6 +6,7 @@
 #include <errno.h>
 
 #include "core/check.h"
+#include "op/ahead.h"
 #include "op/full.h"
 #include "op/gather.h"
 #include "op/table.h"
@@ -53,6 +54,7 @@ static void give(struct op *op, struct region place, bool copied, uint64_t ready
 		op->result.copied = copied;
 		op->result.queue = BACKEND_Q_GATHER;
 		op->result.ready = ready;
+		ahead_used(op);
 	}
 	op_end(op);
 }
@@ -117,13 +119,14 @@ void gather_start(struct op *op)
 	op->state = OP_PARKED;
 	if (!apply_ensure(job, &op->parked, resume))
 		return;
+	ahead_asked(op);
 	if (op_check_not_torn(op, &op->fault)) /* by the step that was applied meanwhile */
 		op_end(op);
 	else if (unit_is_direct(u))
 		give(op, unit_direct_region(u, unit_part_on(u, op->m->device)), false, 0);
 	else if (u->casting || (u->executing && !op->stream))
 		op_park(op, &u->waiting, resume);
-	else if (u->has_full && u->full_version == u->version)
+	else if (full_valid(u))
 		give_full(op, false);
 	else if (!full_may_begin(job))
 		full_wait_turn(op, resume);

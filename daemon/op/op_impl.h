@@ -131,9 +131,11 @@ bool apply_ensure(struct job *job, struct parked *p, void (*resume)(struct parke
 /* Before parameters are written: is everything over that reads or writes them, on all
  * devices of the job, also in trainers' streams that have said how far they must come? If
  * not, @resume is called with @p then. Only devices with queues of their own have to be
- * asked. Return: 0 (nothing to wait for), DRAIN_E_WAIT, or -ENOMEM. */
+ * asked; gathers that nobody has asked for are waited for anywhere. Return: 0 (nothing to wait for), DRAIN_E_WAIT, or -ENOMEM. */
 enum { DRAIN_E_WAIT = 1 };
 int drain_ensure(struct job *job, struct parked *p, void (*resume)(struct parked *p));
+/* No gather that nobody has asked for is under way any more: those that wait go on. */
+void drain_go_on(struct job *job);
 
 /* -- gathered copies ----------------------------------------------------- */
 

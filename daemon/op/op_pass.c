@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 
+#include "op/ahead.h"
 #include "op/gather.h"
 #include "op/guard.h"
 
@@ -111,6 +112,7 @@ static void start_end(struct op *op)
 	if (lets_go(op))
 		guard_let_go(op->m, op->unit);
 	op->result.kept = member_unit_find(op->m, op->unit)->held;
+	ahead_next(op);
 	op_end(op);
 }
 

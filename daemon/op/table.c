@@ -25,6 +25,7 @@ const struct op_type *const op_table[] = {
 	&op_return,
 	&op_convert,
 	&op_accumulate,
+	&op_set_prefetch,
 	NULL,
 };
 

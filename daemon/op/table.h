@@ -26,5 +26,6 @@ extern const struct op_type op_summon;
 extern const struct op_type op_return;
 extern const struct op_type op_convert;
 extern const struct op_type op_accumulate;
+extern const struct op_type op_set_prefetch;
 
 #endif

@@ -197,6 +197,7 @@ void svc_shardd_init(struct svc_shardd *svc, struct sessions *sessions, struct j
 		{ "ReturnFull", svc_op, false },
 		{ "ConvertUnits", svc_op, false },
 		{ "Accumulate", svc_op, false },
+		{ "SetPrefetch", svc_op, false },
 		{ NULL, NULL, false },
 	};
 

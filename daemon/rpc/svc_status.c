@@ -129,6 +129,16 @@ static void fill_comms(struct arena *a, const struct node *node, Shardd__V1__Sta
 
 /* -------------------------------------------------------------------- jobs */
 
+static void fill_prefetch(const struct member_ahead *ahead, Shardd__V1__RankStatus *r)
+{
+	r->prefetch = (char *)(ahead->lists ? "LISTS" : prefetch_mode_name(ahead->learned.mode));
+	r->prefetch_started = ahead->started;
+	r->prefetch_skipped = ahead->skipped;
+	r->prefetch_hits = ahead->hits;
+	r->prefetch_misses = ahead->misses;
+	r->prefetch_deviations = ahead->learned.deviations;
+}
+
 static void fill_rank(struct arena *a, const struct job *job, uint32_t rank,
 		      Shardd__V1__RankStatus *r)
 {
@@ -138,6 +148,7 @@ static void fill_rank(struct arena *a, const struct job *job, uint32_t rank,
 	r->rank = rank;
 	r->state = (char *)(m ? member_state_name(m->state) : "EMPTY");
 	r->last_op = (char *)"";
+	r->prefetch = (char *)"";
 	r->device = text(a, job->placed[rank] ? backend_info(job->placed[rank]->backend)->id : "");
 	r->next_number = job->groups[0]->match.next[rank] + 1;
 	if (!m)
@@ -149,6 +160,7 @@ static void fill_rank(struct arena *a, const struct job *job, uint32_t rank,
 	r->last_op = text(a, last);
 	r->pending_ops = m->pending;
 	r->gathered_units = member_gathered_units(m);
+	fill_prefetch(&m->ahead, r);
 }
 
 static uint32_t *gathered_by(struct arena *a, const struct job *job, const struct unit *u,
@@ -168,6 +180,43 @@ static uint32_t *gathered_by(struct arena *a, const struct job *job, const struc
 	return ranks;
 }
 
+static const struct member_unit *unit_of(const struct job *job, uint32_t rank, const struct unit *u)
+{
+	const struct member *m = job->ranks[rank];
+	const struct member_unit *mu = m && u->id <= m->n_units ? &m->units[u->id - 1] : NULL;
+
+	return mu && (mu->pass != PASS_IDLE || mu->held) ? mu : NULL;
+}
+
+static void fill_passes(struct arena *a, const struct job *job, const struct unit *u,
+			Shardd__V1__UnitStatus *s)
+{
+	size_t n = 0;
+
+	for (uint32_t r = 0; u->rec->guarded && r < job->rec->world_size; r++)
+		n += unit_of(job, r, u) != NULL;
+	s->passes = n ? MESSAGES(a, n, UnitRank, unit_rank) : NULL;
+	for (uint32_t r = 0; s->passes && r < job->rec->world_size; r++) {
+		const struct member_unit *mu = unit_of(job, r, u);
+		Shardd__V1__UnitRank *p;
+
+		if (!mu)
+			continue;
+		p = s->passes[s->n_passes++];
+		p->rank = r;
+		p->state = (char *)pass_state_name((enum pass_state)mu->pass);
+		p->holds = mu->held;
+	}
+}
+
+static const char *reshard_name(uint32_t reshard)
+{
+	static const char *const names[_RESHARD_N] = { "", "AFTER_FORWARD", "AFTER_BACKWARD",
+						       "NEVER" };
+
+	return reshard < _RESHARD_N ? names[reshard] : "?";
+}
+
 static void fill_unit(struct arena *a, const struct job *job, const struct unit *u,
 		      Shardd__V1__UnitStatus *s)
 {
@@ -184,6 +233,9 @@ static void fill_unit(struct arena *a, const struct job *job, const struct unit 
 	s->gathered_by = gathered_by(a, job, u, &s->n_gathered_by);
 	s->has_gradient = u->has_gradient;
 	s->optimizer_steps = u->rec->optimizer->steps;
+	s->guarded = u->rec->guarded;
+	s->reshard = (char *)(u->rec->guarded ? reshard_name(u->rec->reshard) : "");
+	fill_passes(a, job, u, s);
 }
 
 static uint64_t quarantined_of(const struct job *job)
