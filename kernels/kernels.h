@@ -151,7 +151,7 @@ enum k_profile {
 struct k_adam_f64 {
 	double decay;              /* AdamW: 1-lr*wd */
 	double wd;                 /* Adam */
-	double b1, w1, b2, w2;     /* w1 = 1-b1, w2 = 1-b2 */
+	double b1, w1, b2, w2;     /* w1 = 1-b1, w2 = 1-b2; b1 itself is not read */
 	double step_size, sq, eps; /* lr/(1-b1^t), sqrt(1-b2^t) */
 };
 
@@ -170,8 +170,8 @@ struct k_adam_f64 {
  * K_FUSED, elements from tail_from on: v = fma(v, b2, (w2*g)*g), and vmax stays where v is
  * NaN. The rest is the same.
  *
- * K_REFERENCE_F64: the same formulas in double, no operation fused, from the fp32 arrays and
- * .f64; m = b1*m + w1*g, v = b2*v + (w2*g)*g; p is made from m, v and vmax as they are in
+ * K_REFERENCE_F64: the same formulas with every operation in double, from the fp32 arrays and
+ * .f64, as PyTorch computes with double tensors; p is made from m, v and vmax as they are in
  * double, and each array is rounded once, when it is stored. */
 struct k_adamw {
 	float *p;

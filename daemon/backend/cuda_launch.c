@@ -112,7 +112,6 @@ static CUresult launch_adam_f64(struct cuda *c, struct cuda_queue *q, uint64_t n
 				      .n = n,
 				      .decay = d->decay,
 				      .wd = d->wd,
-				      .b1 = d->b1,
 				      .w1 = d->w1,
 				      .b2 = d->b2,
 				      .w2 = d->w2,

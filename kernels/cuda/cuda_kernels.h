@@ -103,7 +103,7 @@ struct cuda_adam_any {
 
 struct cuda_adam_f64 {
 	uint64_t p, g, m, v, vmax, n;
-	double decay, wd, b1, w1, b2, w2, step_size, sq, eps;
+	double decay, wd, w1, b2, w2, step_size, sq, eps;
 	uint32_t decoupled, maximize;
 };
 

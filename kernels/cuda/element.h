@@ -196,6 +196,13 @@ EL_FN float el_lerp(float from, float to, float w)
 	return small ? EL_FMA(w, d, from) : EL_FMA(EL_SUB(w, 1.0f), d, to);
 }
 
+EL_FN double el_lerp64(double from, double to, double w)
+{
+	double d = EL_SUB64(to, from);
+
+	return EL_ABS64(w) < 0.5 ? EL_FMA64(w, d, from) : EL_FMA64(EL_SUB64(w, 1.0), d, to);
+}
+
 /* The part that Adam and AdamW share, from the gradient and the parameter after decay. */
 EL_FN float el_moments(float p, float g, float *m, float *v, float w1, float b2, float w2,
 		       float step_size, float sq, float eps)
@@ -254,9 +261,9 @@ EL_FN void el_adam_f64(const struct cuda_adam_f64 *a, float *p, float g32, float
 	if (a->decoupled)
 		x = EL_MUL64(x, a->decay);
 	else if (a->wd != 0.0)
-		g = EL_ADD64(g, EL_MUL64(a->wd, x));
-	m = EL_ADD64(EL_MUL64(a->b1, (double)*m32), EL_MUL64(a->w1, g));
-	v = EL_ADD64(EL_MUL64(a->b2, (double)*v32), EL_MUL64(EL_MUL64(a->w2, g), g));
+		g = EL_FMA64(x, a->wd, g);
+	m = el_lerp64((double)*m32, g, a->w1);
+	v = EL_FMA64(EL_MUL64(a->w2, g), g, EL_MUL64((double)*v32, a->b2));
 	*m32 = EL_NARROW64(m);
 	*v32 = EL_NARROW64(v);
 	if (a->vmax) {

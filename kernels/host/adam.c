@@ -95,13 +95,14 @@ static inline __attribute__((always_inline)) void loop_f64(const struct adam_ste
 	const float *restrict g = s->g;
 	const struct k_adam_f64 c = *s->d;
 	const double decay = s->decoupled ? c.decay : 1, sign = s->maximize ? -1 : 1;
-	const bool l2 = !s->decoupled && c.wd != 0;
+	const bool l2 = !s->decoupled && c.wd != 0, small = fabs(c.w1) < 0.5;
+	const double w = small ? c.w1 : c.w1 - 1;
 
 	for (size_t i = begin; i < end; i++) {
 		double pi = (double)p[i] * decay, gi = sign * (double)g[i];
-		double d = l2 ? gi + c.wd * pi : gi;
-		double mi = c.b1 * (double)m[i] + c.w1 * d;
-		double vi = c.b2 * (double)v[i] + c.w2 * d * d;
+		double d = l2 ? fma(pi, c.wd, gi) : gi, old_m = (double)m[i];
+		double mi = fma(w, d - old_m, small ? old_m : d);
+		double vi = fma(c.w2 * d, d, (double)v[i] * c.b2);
 
 		m[i] = (float)mi;
 		v[i] = (float)vi;

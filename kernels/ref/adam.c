@@ -9,6 +9,13 @@ static float lerp(float from, float to, float w)
 	return fmaf(w - 1, to - from, to);
 }
 
+static double lerp64(double from, double to, double w)
+{
+	if (fabs(w) < 0.5)
+		return fma(w, to - from, from);
+	return fma(w - 1, to - from, to);
+}
+
 /* The second moment that the update divides by. */
 static float max_of(const struct adam_step *s, size_t i, bool tail)
 {
@@ -42,9 +49,9 @@ static void element_f64(const struct adam_step *s, size_t i)
 	double m, v;
 
 	if (!s->decoupled && d->wd != 0)
-		g = g + d->wd * p;
-	m = d->b1 * (double)s->m[i] + d->w1 * g;
-	v = d->b2 * (double)s->v[i] + d->w2 * g * g;
+		g = fma(p, d->wd, g);
+	m = lerp64((double)s->m[i], g, d->w1);
+	v = fma(d->w2 * g, g, (double)s->v[i] * d->b2);
 	s->m[i] = (float)m;
 	s->v[i] = (float)v;
 	if (s->vmax) {

@@ -408,8 +408,7 @@ static void adam_f64_case(struct tester *t, size_t n, const struct case_shift *s
 	struct cuda_adam_f64 c = { .n = n,
 				   .decay = 0.999,
 				   .wd = n % 2 ? 0.01 : 0,
-				   .b1 = 0.9,
-				   .w1 = 1 - 0.9,
+				   .w1 = set & 4 ? 0.7 : 1 - 0.9,
 				   .b2 = 0.95,
 				   .w2 = 1 - 0.95,
 				   .step_size = 0.01,
@@ -417,8 +416,9 @@ static void adam_f64_case(struct tester *t, size_t n, const struct case_shift *s
 				   .eps = 1e-8,
 				   .decoupled = (set & 2) != 0,
 				   .maximize = (set & 4) != 0 };
-	const struct k_adam_f64 d = { c.decay, c.wd,        c.b1, c.w1, c.b2,
-				      c.w2,    c.step_size, c.sq, c.eps };
+	const struct k_adam_f64 d = {
+		c.decay, c.wd, 0.9, c.w1, c.b2, c.w2, c.step_size, c.sq, c.eps
+	};
 	struct adam_step h = { .decoupled = set & 2, .maximize = set & 4, .f64 = true, .d = &d };
 
 	add_state(t, n, s);

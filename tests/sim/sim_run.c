@@ -218,7 +218,6 @@ static void run_adam_f64(struct run *run, const struct cuda_adam_f64 *a)
 {
 	const struct k_adam_f64 d = { .decay = a->decay,
 				      .wd = a->wd,
-				      .b1 = a->b1,
 				      .w1 = a->w1,
 				      .b2 = a->b2,
 				      .w2 = a->w2,

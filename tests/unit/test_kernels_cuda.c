@@ -328,8 +328,7 @@ Test(kernels_cuda, adam_f64_equals_ref, OPTIONS)
 		struct cuda_adam_f64 c = { .vmax = i & 1,
 					   .decay = 0.999,
 					   .wd = i % 3 ? 0.01 : 0,
-					   .b1 = 0.9,
-					   .w1 = 1 - 0.9,
+					   .w1 = i % 5 ? 1 - 0.9 : 0.7,
 					   .b2 = 0.999,
 					   .w2 = 1 - 0.999,
 					   .step_size = 0.1,
@@ -337,7 +336,7 @@ Test(kernels_cuda, adam_f64_equals_ref, OPTIONS)
 					   .eps = 1e-8,
 					   .decoupled = (i & 2) != 0,
 					   .maximize = (i & 4) != 0 };
-		const struct k_adam_f64 f64 = { c.decay, c.wd,        c.b1, c.w1, c.b2,
+		const struct k_adam_f64 f64 = { c.decay, c.wd,        0.9,  c.w1, c.b2,
 						c.w2,    c.step_size, c.sq, c.eps };
 		struct k_adam a = { .p = &want[0],
 				    .g = &g,

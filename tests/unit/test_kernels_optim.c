@@ -319,8 +319,8 @@ Test(kernels_optim, reference_f64_rounds_once, .init = fdcheck_begin, .fini = fd
 	a.profile = K_REFERENCE_F64;
 	a.maximize = false;
 	for (size_t i = 0; i < N; i++) {
-		double gi = (double)g[i], mi = d->b1 * (double)m[i] + d->w1 * gi;
-		double vi = d->b2 * (double)v[i] + d->w2 * gi * gi, xi = fmax(vi, (double)vx[i]);
+		double gi = (double)g[i], mi = fma(d->w1, gi - (double)m[i], (double)m[i]);
+		double vi = fma(d->w2 * gi, gi, d->b2 * (double)v[i]), xi = fmax(vi, (double)vx[i]);
 		double change = d->step_size * mi / (sqrt(xi) / d->sq + d->eps);
 		float want = (float)((double)p[i] * d->decay - change);
 
