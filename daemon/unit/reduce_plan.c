@@ -95,6 +95,18 @@ static void plan_fsdp2(const struct reduce_setting *s, struct reduce_plan *p)
 		p->partial = k_divide_by((float)s->divide_factor, s->reduce_dtype);
 }
 
+/* A rounding alone: what a hook gives is copied into the bucket, which has the gradient's
+ * type. */
+static struct k_factor back_to_bucket(const struct reduce_setting *s)
+{
+	bool narrows = s->gradient_dtype != DTYPE_FP32 && s->gradient_dtype != s->reduce_dtype;
+
+	return narrows ? (struct k_factor){ .how = K_FACTOR_MUL,
+					    .dtype = s->gradient_dtype,
+					    .value = 1 }
+		       : k_divide_by(1, s->gradient_dtype);
+}
+
 void reduce_plan_make(const struct reduce_setting *s, struct reduce_plan *ret)
 {
 	struct reduce_plan p = { .sum_dtype = s->reduce_dtype,
@@ -113,6 +125,8 @@ void reduce_plan_make(const struct reduce_setting *s, struct reduce_plan *ret)
 		p.adds_before = true;
 		break;
 	case PROFILE_DDP_HOOK:
+		p.post = back_to_bucket(s);
+		/* fall through */
 	case PROFILE_DDP_BUCKET_VIEW:
 		p.pre = k_divide_by((float)s->ranks, s->reduce_dtype);
 		p.adds_before = true;

@@ -136,6 +136,7 @@ static const struct row rows[] = {
 	{ PROFILE_DDP, F32, 0, 1, 1, 0, 0, 0, 0, 0, "", "", "", "" },
 	{ PROFILE_DDP_BUCKET_VIEW, B16, 0, 3, 3, 0, 0, 0, 0, 0, "/3 bf16", "", "", "" },
 	{ PROFILE_DDP_HOOK, F32, F16, 3, 3, 0, 0, 0, 0, 0, "/3 fp16", "", "", "" },
+	{ PROFILE_DDP_HOOK, B16, F16, 3, 3, 0, 0, 0, 0, 0, "/3 fp16", "", "", "*1 bf16" },
 	{ PROFILE_DDP_HOOK, F32, 0, 3, 3, 0, 0, 0, 0, 0, "/3 fp32", "", "", "" },
 };
 

@@ -1,0 +1,314 @@
+/*
+ * Every reduce profile, in every dtype, on every number of ranks, with passes that reduce,
+ * accumulate and defer in all mixtures: what arrives in the gradient shards, bit for bit
+ * against a scalar evaluation (lib/reduce_model.h). Gradients are seen through SGD with lr 1
+ * on parameters that are 0.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "core/check.h"
+#include "gpufix.h"
+#include "reduce_model.h"
+
+TestSuite(reduce_profiles, .timeout = 300);
+
+enum { N = 77, MAX_UNITS = 512 };
+
+/* One tensor that no number of ranks divides; with dim-0 layout rows that few ranks have. */
+static struct shardd_unit_spec spec_of(const struct model_unit *m)
+{
+	return (struct shardd_unit_spec){
+		.gradient_dtype = (enum shardd_dtype)m->gradient,
+		.reduce_dtype = (enum shardd_dtype)m->reduce,
+		.reduce_profile = (enum shardd_reduce_profile)m->profile,
+		.strategy = (enum shardd_strategy)m->strategy,
+		.shard_ranks = m->shard_ranks,
+		.pre_divide = m->pre,
+		.post_divide = m->post,
+		.divide_factor = m->factor,
+		.force_sum = m->force,
+		.optimizer = { .kind = SHARDD_SGD, .lr = 1 },
+	};
+}
+
+static enum dtype dtype_of(const struct model_unit *m)
+{
+	return m->gradient ? m->gradient : DTYPE_FP32;
+}
+
+static void fill(shardd_client *c, shardd_unit u, const struct model_unit *m, uint32_t rank,
+		 unsigned pass)
+{
+	float x[N];
+
+	for (size_t i = 0; i < N; i++)
+		x[i] = model_number(m, rank, pass, i);
+	train_fill_gradient(c, u, dtype_of(m), x, N);
+}
+
+static void run_pass(shardd_client *c, shardd_unit u, const struct model_unit *m, uint32_t rank,
+		     unsigned pass)
+{
+	char kind = m->passes[pass];
+	bool idle = kind == 'm' && rank % 2 == 0;
+
+	if (kind != 'r' && !idle)
+		fill(c, u, m, rank, pass);
+	if (kind == 's' || kind == 'r')
+		TRAIN_OK(shardd_reduce(c, u, &train_err));
+	else if (kind == 'd')
+		TRAIN_OK(shardd_reduce_deferred(c, u, &train_err));
+	else if (!idle)
+		TRAIN_OK(shardd_accumulate(c, u, &train_err));
+}
+
+static bool same(float a, float b)
+{
+	return isnan(a) ? isnan(b) : a == b;
+}
+
+static void compare(shardd_client *c, shardd_unit u, const struct model_unit *m,
+		    const struct model_world *w, unsigned number)
+{
+	float got[N];
+
+	train_params(c, u, got, sizeof(got));
+	for (size_t i = 0; i < N; i++) {
+		float want = 0.0f - model_gradient(m, w, i);
+
+		if (same(got[i], want))
+			continue;
+		fprintf(stderr,
+			"unit %u: profile %u, %s, reduce %s, strategy %u/%u, passes %s, %u ranks "
+			"on "
+			"%u devices: element %zu is %a, not %a\n",
+			number, m->profile, dtype_name(dtype_of(m)),
+			m->reduce ? dtype_name(m->reduce) : "open", m->strategy, m->shard_ranks,
+			m->passes, w->ranks, w->devices, i, (double)got[i], (double)want);
+		TRAINER_CHECK(!"differs");
+	}
+}
+
+struct scene {
+	unsigned devices;
+	/* the units for so many ranks; room for MAX_UNITS */
+	unsigned (*make)(uint32_t ranks, struct model_unit *ret);
+};
+
+static int trainer(const struct trainer *t)
+{
+	const struct scene *s = t->arg;
+	struct model_unit *m = train_alloc(MAX_UNITS * sizeof(*m));
+	shardd_unit *u = train_alloc(MAX_UNITS * sizeof(*u));
+	unsigned n = s->make(t->world, m);
+	shardd_client *c = train_join(t);
+	struct model_world w;
+	char name[32];
+
+	TRAINER_CHECK(n <= MAX_UNITS);
+	model_world_init(&w, t->world, s->devices, !train_on_host());
+	for (unsigned k = 0; k < n; k++) {
+		struct shardd_unit_spec spec = spec_of(&m[k]);
+
+		snprintf(name, sizeof(name), "unit %u", k);
+		u[k] = train_zero_unit(c, name, N, &spec);
+		for (unsigned pass = 0; m[k].passes[pass]; pass++)
+			run_pass(c, u[k], &m[k], t->rank, pass);
+	}
+	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+	for (unsigned k = 0; k < n; k++)
+		compare(c, u[k], &m[k], &w, k);
+	train_leave(c);
+	free(m);
+	free(u);
+	return 0;
+}
+
+static const uint32_t worlds[] = { 1, 2, 3, 4, 6, 8 };
+
+static void run_worlds(unsigned devices, unsigned (*make)(uint32_t, struct model_unit *))
+{
+	struct scene *s = trainer_shared(sizeof(*s));
+	char job[32];
+
+	*s = (struct scene){ devices, make };
+	for (size_t i = 0; i < ARRAY_SIZE(worlds); i++) {
+		snprintf(job, sizeof(job), "w%u", worlds[i]);
+		trainers_run(&trainfix, job, worlds[i], trainer, s, 120);
+	}
+}
+
+/* -------------------------------------------------------------------- units */
+
+static const enum dtype dtypes[] = { DTYPE_FP32, DTYPE_BF16, DTYPE_FP16 };
+
+/* The profile's own dtype of the sum is the gradient's: no other is allowed. */
+static bool has_own_dtype(unsigned profile)
+{
+	return profile == SHARDD_PROFILE_DDP || profile == SHARDD_PROFILE_DDP_BUCKET_VIEW;
+}
+
+/* Every profile and both dtypes, reduced twice. */
+static unsigned make_profiles(uint32_t ranks, struct model_unit *ret)
+{
+	unsigned n = 0;
+
+	(void)ranks;
+	for (unsigned profile = 1; profile <= SHARDD_PROFILE_DDP_BUCKET_VIEW; profile++)
+		for (size_t g = 0; g < ARRAY_SIZE(dtypes); g++)
+			for (unsigned r = 0; r <= ARRAY_SIZE(dtypes); r++)
+				if (!r || !has_own_dtype(profile))
+					ret[n++] = (struct model_unit){ .profile = profile,
+									.gradient = dtypes[g],
+									.reduce = r ? dtypes[r - 1]
+										    : DTYPE_NONE,
+									.passes = "ss" };
+	return n;
+}
+
+/* Factors of the user. */
+static unsigned make_factors(uint32_t ranks, struct model_unit *ret)
+{
+	static const double pairs[][2] = { { 1, 1 }, { 3, 1.5 }, { 1, 3 }, { 2, 0 }, { 0, 5 } };
+	static const unsigned with[] = { SHARDD_PROFILE_FAIRSCALE, SHARDD_PROFILE_XLA,
+					 SHARDD_PROFILE_FSDP1_HOOK };
+	const double own[] = { 0, 3, 8, ranks };
+	unsigned n = 0;
+
+	for (size_t d = 0; d < ARRAY_SIZE(dtypes); d++) {
+		for (size_t p = 0; p < ARRAY_SIZE(with) * ARRAY_SIZE(pairs); p++)
+			ret[n++] = (struct model_unit){ .profile = with[p / ARRAY_SIZE(pairs)],
+							.gradient = dtypes[d],
+							.pre = pairs[p % ARRAY_SIZE(pairs)][0],
+							.post = pairs[p % ARRAY_SIZE(pairs)][1],
+							.passes = "s" };
+		for (size_t k = 0; k < 2 * ARRAY_SIZE(own); k++)
+			ret[n++] = (struct model_unit){ .profile = SHARDD_PROFILE_FSDP2,
+							.gradient = dtypes[d],
+							.factor = own[k / 2],
+							.force = k % 2,
+							.passes = "s" };
+	}
+	return n;
+}
+
+/* Passes that reduce and passes that do not, in all profiles; where FSDP2 accumulates in
+ * another dtype than that of the gradient, too. */
+static unsigned make_accumulations(uint32_t ranks, struct model_unit *ret)
+{
+	static const char *const passes[] = { "ns", "nr", "nns", "snsns", "nnrss", "mns", "ms" };
+	static const struct {
+		unsigned profile;
+		enum dtype gradient, reduce;
+	} kinds[] = {
+		{ SHARDD_PROFILE_FAIRSCALE, DTYPE_FP32, 0 },
+		{ SHARDD_PROFILE_FAIRSCALE, DTYPE_BF16, 0 },
+		{ SHARDD_PROFILE_XLA, DTYPE_BF16, DTYPE_FP32 },
+		{ SHARDD_PROFILE_FSDP1_HOOK, DTYPE_FP32, DTYPE_FP16 },
+		{ SHARDD_PROFILE_FSDP2, DTYPE_FP32, 0 },
+		{ SHARDD_PROFILE_FSDP2, DTYPE_BF16, DTYPE_FP32 },
+		{ SHARDD_PROFILE_FSDP2, DTYPE_FP32, DTYPE_BF16 },
+		{ SHARDD_PROFILE_FSDP2, DTYPE_FP32, DTYPE_FP16 },
+		{ SHARDD_PROFILE_DDP, DTYPE_FP32, 0 },
+		{ SHARDD_PROFILE_DDP, DTYPE_BF16, 0 },
+		{ SHARDD_PROFILE_DDP_HOOK, DTYPE_FP32, DTYPE_BF16 },
+		{ SHARDD_PROFILE_DDP_BUCKET_VIEW, DTYPE_FP16, 0 },
+	};
+	unsigned n = 0;
+
+	(void)ranks;
+	for (size_t k = 0; k < ARRAY_SIZE(kinds); k++)
+		for (size_t p = 0; p < ARRAY_SIZE(passes); p++)
+			ret[n++] = (struct model_unit){ .profile = kinds[k].profile,
+							.gradient = kinds[k].gradient,
+							.reduce = kinds[k].reduce,
+							.passes = passes[p] };
+	return n;
+}
+
+/* Replicas of every size, with and without a deferred all-reduce. */
+static unsigned make_replicas(uint32_t ranks, struct model_unit *ret)
+{
+	static const char *const passes[] = { "s", "ss", "ds", "dds", "dns", "nds", "sdsds" };
+	static const struct {
+		unsigned profile;
+		enum dtype gradient, reduce;
+		double factor;
+	} kinds[] = {
+		{ SHARDD_PROFILE_FAIRSCALE, DTYPE_BF16, 0, 0 },
+		{ SHARDD_PROFILE_FSDP1_HOOK, DTYPE_BF16, 0, 0 },
+		{ SHARDD_PROFILE_XLA, DTYPE_FP16, 0, 0 },
+		{ SHARDD_PROFILE_FSDP2, DTYPE_BF16, 0, 0 },
+		{ SHARDD_PROFILE_FSDP2, DTYPE_FP32, 0, 0 },
+		{ SHARDD_PROFILE_FSDP2, DTYPE_BF16, 0, 5 },
+		{ SHARDD_PROFILE_FSDP2, DTYPE_FP32, DTYPE_FP16, 6 },
+	};
+	unsigned n = 0;
+
+	for (uint32_t shard = 1; shard <= ranks; shard++)
+		for (size_t k = 0; ranks % shard == 0 && k < ARRAY_SIZE(kinds); k++)
+			for (size_t p = 0; p < (shard < ranks ? ARRAY_SIZE(passes) : 2); p++)
+				ret[n++] = (struct model_unit){
+					.profile = kinds[k].profile,
+					.gradient = kinds[k].gradient,
+					.reduce = kinds[k].reduce,
+					.factor = kinds[k].factor,
+					.strategy = shard == 1 && p % 2 ? SHARDD_REPLICATE
+									: SHARDD_HYBRID,
+					.shard_ranks = shard == 1 && p % 2 ? 0 : shard,
+					.passes = passes[p]
+				};
+	return n;
+}
+
+/* --------------------------------------------------------------------- tests */
+
+static void on_one(unsigned (*make)(uint32_t, struct model_unit *))
+{
+	trainfix_begin();
+	run_worlds(1, make);
+	trainfix_end();
+}
+
+Test(reduce_profiles, dtypes)
+{
+	on_one(make_profiles);
+}
+
+Test(reduce_profiles, factors_of_the_user)
+{
+	on_one(make_factors);
+}
+
+Test(reduce_profiles, accumulation_is_mixed_with_reductions)
+{
+	on_one(make_accumulations);
+}
+
+Test(reduce_profiles, replicas_and_a_deferred_all_reduce)
+{
+	on_one(make_replicas);
+}
+
+static void on_several(unsigned devices)
+{
+	gpu_begin(devices, NULL);
+	run_worlds(devices, make_profiles);
+	run_worlds(devices, make_factors);
+	run_worlds(devices, make_accumulations);
+	run_worlds(devices, make_replicas);
+	gpu_end();
+}
+
+Test(reduce_profiles, two_devices)
+{
+	on_several(2);
+}
+
+Test(reduce_profiles, three_devices)
+{
+	on_several(3);
+}

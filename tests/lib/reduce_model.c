@@ -1,0 +1,324 @@
+#include "reduce_model.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "convert.h"
+
+enum { FAIRSCALE = 1, XLA, FSDP1, FSDP2, DDP, DDP_HOOK, DDP_VIEW };
+enum { SHARD = 1, REPLICATE, HYBRID };
+
+void model_world_init(struct model_world *w, uint32_t ranks, unsigned devices, bool nccl)
+{
+	*w = (struct model_world){ .ranks = ranks, .nccl = nccl };
+	w->devices = devices < ranks ? devices : ranks;
+	for (uint32_t r = 0; r < ranks; r++)
+		w->device_of[r] = (uint32_t)((uint64_t)r * devices / ranks);
+	if (devices > ranks) /* those without a rank do not count */
+		for (uint32_t r = 0; r < ranks; r++)
+			w->device_of[r] = r;
+}
+
+static float to(enum dtype t, float x)
+{
+	if (t == DTYPE_BF16)
+		return bf16_to_f32(bf16_from_f32(x));
+	if (t == DTYPE_FP16)
+		return fp16_to_f32(fp16_from_f32(x));
+	return x;
+}
+
+static enum dtype gradient_dtype(const struct model_unit *u)
+{
+	return u->gradient ? u->gradient : DTYPE_FP32;
+}
+
+static enum dtype reduce_dtype(const struct model_unit *u)
+{
+	if (u->reduce)
+		return u->reduce;
+	return u->profile == 0 || u->profile == FAIRSCALE ? DTYPE_FP32 : gradient_dtype(u);
+}
+
+static bool is_ddp(const struct model_unit *u)
+{
+	return u->profile >= DDP;
+}
+
+float model_number(const struct model_unit *u, uint32_t rank, unsigned pass, size_t i)
+{
+	uint64_t bits = (i * 2654435761u + rank * 40503u + pass * 9176u + 1) * 0x9e3779b97f4a7c15u;
+	float x = (float)((double)(bits >> 40) / (1 << 23) - 1);
+
+	switch (i) {
+	case 0:
+		x = ldexpf(1 + (float)rank, -148);
+		break;
+	case 1:
+		x = 0x1.8p126f;
+		break;
+	case 2:
+		x = rank == 0 ? INFINITY : x;
+		break;
+	case 3:
+		x = rank == 1 ? NAN : x;
+		break;
+	case 4:
+		x = rank % 2 ? -INFINITY : INFINITY;
+		break;
+	case 5:
+		x = -0.0f;
+		break;
+	case 6:
+		x = ldexpf(1, -24 + (int)rank % 3);
+		break;
+	case 7:
+		x = 60000 - (float)pass;
+		break;
+	case 8:
+		x = 1 + ldexpf((float)rank, -9);
+		break;
+	}
+	return to(gradient_dtype(u), x);
+}
+
+/* The loop of fairscale, on any number. */
+static double half_of(double w)
+{
+	double f = 1;
+
+	while (fmod(w, f) == 0 && w / f > f)
+		f *= 2;
+	return f;
+}
+
+static double pre_of(const struct model_unit *u, uint32_t w)
+{
+	if (u->pre == 0 && u->post == 0)
+		return half_of(w);
+	return u->pre != 0 ? u->pre : 1;
+}
+
+static double post_of(const struct model_unit *u, uint32_t w)
+{
+	if (u->post == 0)
+		return w / pre_of(u, w);
+	return u->post;
+}
+
+static float divide(enum dtype t, float x, double by)
+{
+	return by == 1 ? to(t, x) : to(t, to(t, x) / (float)by);
+}
+
+static float divide_above_one(enum dtype t, float x, double by)
+{
+	return divide(t, x, by > 1 ? by : 1);
+}
+
+static float multiply(enum dtype t, float x, double by)
+{
+	return by == 1 ? to(t, x) : to(t, to(t, x) * to(t, (float)by));
+}
+
+/* FSDP2: SUM with factors of its own, instead of AVG and PREMUL_SUM? */
+static bool sums(const struct model_unit *u)
+{
+	return u->force || reduce_dtype(u) == DTYPE_FP16;
+}
+
+struct sizes {
+	uint32_t w, shard, replicas;
+};
+
+static struct sizes sizes_of(const struct model_unit *u, const struct model_world *w)
+{
+	struct sizes s = { w->ranks, w->ranks, 1 };
+
+	if (u->strategy == REPLICATE || is_ddp(u))
+		s.shard = 1;
+	if (u->strategy == HYBRID)
+		s.shard = u->shard_ranks;
+	s.replicas = s.w / s.shard;
+	return s;
+}
+
+/* Before it is sent. */
+static float first(const struct model_unit *u, const struct model_world *w, float x)
+{
+	struct sizes s = sizes_of(u, w);
+	enum dtype t = reduce_dtype(u), g = gradient_dtype(u);
+	double factor = u->factor != 0 ? u->factor : s.w;
+
+	switch (u->profile) {
+	case XLA:
+		return to(t, divide_above_one(g, x, pre_of(u, s.w)));
+	case FSDP2:
+		if (sums(u))
+			return t == DTYPE_FP16 ? divide(t, x, half_of(factor)) : to(t, x);
+		if (u->factor == 0 || u->factor == s.shard)
+			return w->nccl ? multiply(t, x, 1.0 / s.shard) : to(t, x);
+		return s.shard > 1 ? multiply(t, x, 1 / u->factor) : to(t, x);
+	case DDP:
+		return s.w == 1 ? x : to(g, x * (float)(1.0 / s.w));
+	case DDP_HOOK:
+		return divide(t, x, s.w);
+	case DDP_VIEW:
+		return divide(g, x, s.w);
+	default:
+		return divide_above_one(t, x, pre_of(u, s.w));
+	}
+}
+
+/* What a reduce-scatter gives. */
+static float scattered(const struct model_unit *u, const struct model_world *w, float x)
+{
+	struct sizes s = sizes_of(u, w);
+	enum dtype t = reduce_dtype(u);
+
+	if (u->profile != FSDP2)
+		return x;
+	if (s.shard == 1)
+		return u->factor != 0 ? divide(t, x, u->factor) : x;
+	if (sums(u) || w->nccl || (u->factor != 0 && u->factor != s.shard))
+		return x;
+	return divide(t, x, s.shard);
+}
+
+static bool averages_replicas(const struct model_unit *u)
+{
+	return u->profile == FSDP2 && !sums(u) && u->factor == 0;
+}
+
+/* Before the all-reduce between replicas. */
+static float between(const struct model_unit *u, const struct model_world *w, float x)
+{
+	struct sizes s = sizes_of(u, w);
+
+	return averages_replicas(u) && w->nccl ? multiply(reduce_dtype(u), x, 1.0 / s.replicas) : x;
+}
+
+/* After all of them; fp32. */
+static float last(const struct model_unit *u, const struct model_world *w, float x)
+{
+	struct sizes s = sizes_of(u, w);
+	enum dtype t = reduce_dtype(u);
+	double factor = u->factor != 0 ? u->factor : s.w;
+
+	switch (u->profile) {
+	case XLA:
+		if (u->pre == 1 && u->post == 1)
+			return multiply(t, x, 1.0 / s.w);
+		return divide_above_one(DTYPE_FP32, x, post_of(u, s.w));
+	case FSDP2:
+		if (sums(u))
+			return divide(t, x, t == DTYPE_FP16 ? factor / half_of(factor) : factor);
+		return averages_replicas(u) && !w->nccl ? divide(t, x, s.replicas) : x;
+	case DDP_HOOK: /* copied back into the bucket */
+		return to(gradient_dtype(u), x);
+	case DDP:
+	case DDP_VIEW:
+		return x;
+	default:
+		return divide_above_one(t, x, post_of(u, s.w));
+	}
+}
+
+/* What one element has come to. */
+struct state {
+	bool has, has_sum[MODEL_MAX_RANKS], has_partial;
+	float grad;
+	float sum[MODEL_MAX_RANKS];     /* accumulated, by rank */
+	float partial[MODEL_MAX_RANKS]; /* kept, by replica or by device */
+};
+
+/* Autograd, or FSDP2, adds it to what there is. */
+static void accumulate(const struct model_unit *u, struct state *s, uint32_t r, float x)
+{
+	enum dtype t = u->profile == FSDP2 ? reduce_dtype(u) : gradient_dtype(u);
+
+	if (s->has_sum[r])
+		s->sum[r] = to(t, s->sum[r] + x);
+	else if (is_ddp(u) && s->has)
+		s->sum[r] = to(t, s->grad + x);
+	else
+		s->sum[r] = to(t, x);
+	s->has_sum[r] = true;
+}
+
+/* Whose sum a rank's is part of: a replica's, or where one lies on several devices, that of
+ * the device. */
+static uint32_t part_of(const struct model_unit *u, const struct model_world *w, uint32_t r)
+{
+	uint32_t shard = sizes_of(u, w).shard;
+
+	for (uint32_t i = 0; i < w->ranks; i++)
+		if (w->device_of[i] != w->device_of[i - i % shard])
+			return w->device_of[r];
+	return r / shard;
+}
+
+/* @in, by part: added on each device, then over devices. */
+static float add_parts(const struct model_unit *u, const struct model_world *w, const float *in)
+{
+	enum dtype t = reduce_dtype(u);
+	float total = 0;
+
+	for (unsigned d = 0; d < w->devices; d++) {
+		float on = 0;
+		bool any = false;
+
+		for (uint32_t r = 0; r < w->ranks; r++) {
+			uint32_t p = part_of(u, w, r);
+
+			if (w->device_of[r] != d || (r && part_of(u, w, r - 1) == p))
+				continue;
+			on = any ? to(t, on + between(u, w, in[p])) : between(u, w, in[p]);
+			any = true;
+		}
+		total = d ? to(t, total + on) : on;
+	}
+	return total;
+}
+
+static void reduce(const struct model_unit *u, const struct model_world *w, struct state *s,
+		   bool defer)
+{
+	enum dtype t = reduce_dtype(u);
+	float parts[MODEL_MAX_RANKS] = { 0 };
+
+	for (uint32_t r = 0; r < w->ranks; r++) {
+		uint32_t p = part_of(u, w, r);
+		bool begins = !r || part_of(u, w, r - 1) != p;
+		float x = first(u, w, s->sum[r]);
+
+		parts[p] = begins ? x : to(t, parts[p] + x);
+		s->has_sum[r] = false;
+	}
+	for (uint32_t p = 0; p <= part_of(u, w, w->ranks - 1); p++) {
+		parts[p] = scattered(u, w, parts[p]);
+		parts[p] = s->has_partial ? to(t, s->partial[p] + parts[p]) : parts[p];
+	}
+	s->has_partial = defer;
+	memcpy(s->partial, parts, sizeof(parts));
+	if (defer)
+		return;
+	parts[0] = last(u, w, add_parts(u, w, parts));
+	s->grad = s->has && !is_ddp(u) ? s->grad + parts[0] : parts[0];
+	s->has = true;
+}
+
+float model_gradient(const struct model_unit *u, const struct model_world *w, size_t i)
+{
+	struct state s = { 0 };
+	unsigned pass = 0;
+
+	for (const char *p = u->passes; *p; p++, pass++) {
+		for (uint32_t r = 0; r < w->ranks; r++)
+			if (*p != 'r' && (*p != 'm' || r % 2))
+				accumulate(u, &s, r, model_number(u, r, pass, i));
+		if (strchr("sdr", *p))
+			reduce(u, w, &s, *p == 'd');
+	}
+	return s.grad;
+}
