@@ -7,6 +7,12 @@ PyPI, CPU builds, on x86-64 with AVX2:
     venv/bin/pip install torch==2.13.0 numpy safetensors
     venv/bin/pip install --no-deps fairscale==0.4.13
 
+Each script writes next to itself, or into $GOLDEN_OUT; the tests read from there if
+$SHARDD_GOLDEN names it, so that what another version computes can be compared:
+
+    GOLDEN_OUT=/tmp/golden venv/bin/python make_reduce.py
+    SHARDD_GOLDEN=/tmp/golden build/tests/test_golden_reduce
+
 A process per rank, joined by gloo. The order in which gloo adds differs from chunk to
 chunk of a tensor, so with more than two ranks the systems run a second time with `folded`
 around them: their own code, but each collective gathers what all ranks gave and adds it
@@ -25,7 +31,11 @@ import torch.distributed as dist
 from safetensors.torch import save as serialize
 from torch._C._distributed_c10d import _create_work_from_future
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+# Where vectors end decides a bit here and there; with AVX-512 they would be longer.
+os.environ["ATEN_CPU_CAPABILITY"] = "avx2"
+assert torch.backends.cpu.get_cpu_capability() == "AVX2"
+
+HERE = os.environ.get("GOLDEN_OUT") or os.path.dirname(os.path.abspath(__file__))
 WORLDS = (1, 2, 3, 4, 6, 8)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NAMES = {t: name for name, t in DTYPES.items()}

@@ -8,13 +8,24 @@
 
 #include "convert.h"
 
+/* Those of the source, or the ones just made with another version. */
+static void path_of(const char *name, char *path, size_t size)
+{
+	const char *folder = getenv("SHARDD_GOLDEN");
+
+	if (folder)
+		snprintf(path, size, "%s/%s", folder, name);
+	else
+		snprintf(path, size, "%s/tests/golden/%s", SHARDD_SOURCE_DIR, name);
+}
+
 struct safetensors *golden_open(const char *name)
 {
 	char path[1024];
 	const char *why = "";
 	struct safetensors *f;
 
-	snprintf(path, sizeof(path), "%s/tests/golden/%s", SHARDD_SOURCE_DIR, name);
+	path_of(name, path, sizeof(path));
 	f = safetensors_open(path, &why);
 	cr_assert_not_null(f, "%s: %s", path, why);
 	return f;
@@ -26,7 +37,7 @@ json_t *golden_json(const char *name)
 	json_error_t error;
 	json_t *json;
 
-	snprintf(path, sizeof(path), "%s/tests/golden/%s", SHARDD_SOURCE_DIR, name);
+	path_of(name, path, sizeof(path));
 	json = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
 	cr_assert_not_null(json, "%s:%d: %s", path, error.line, error.text);
 	return json;

@@ -10,7 +10,8 @@
 #include "kernels.h"
 #include "safetensors.h"
 
-/* tests/golden/@name, or the test fails. The caller frees it. */
+/* tests/golden/@name, or the test fails; $SHARDD_GOLDEN in the environment stands for another
+ * folder than tests/golden. The caller frees it. */
 struct safetensors *golden_open(const char *name);
 
 /* The numbers of tests/golden/@name; golden_json_freep drops them. */
