@@ -58,6 +58,7 @@ static struct shardd_client *client_free(struct shardd_client *c)
 	if (!c)
 		return NULL;
 	tickets_deinit(&c->tickets);
+	places_deinit(&c->places);
 	device_close(c);
 	rpc_client_close(c->rpc);
 	free(c->version);
@@ -84,6 +85,7 @@ static struct shardd_client *client_new(void)
 	pthread_mutex_init(&c->device_lock, NULL);
 	map_init(&c->map);
 	tickets_init(&c->tickets);
+	places_init(&c->places);
 	return c;
 }
 

@@ -10,6 +10,7 @@
 
 #include "cuda_context.h"
 #include "map.h"
+#include "places.h"
 #include "rpc_client.h"
 #include "shardd/shardd.h"
 #include "stream.h"
@@ -27,6 +28,7 @@ struct shardd_client {
 	struct rpc_client *rpc;
 	struct map map;
 	struct tickets tickets;
+	struct places places;
 	uint64_t session;
 	char *version;        /* the daemon's */
 	uint32_t max_ops;     /* a session may have unanswered; 0: no limit */

@@ -157,7 +157,9 @@ static int take_result(struct shardd_client *c, struct ticket *ticket, int timeo
 	common_result(c, ticket->reply, ret);
 	if (ticket->op->result)
 		ticket->op->result(ticket->reply, ret, &p);
-	if (p)
+	if (ticket->op->keep)
+		r = ticket->op->keep(c, ticket->reply, err);
+	if (r == 0 && p)
 		r = take_place(c, p, timeout_ms, ret, err);
 	info = ((const struct op_reply *)ticket->reply)->info;
 	if (r == 0 && info && info->ready && ticket->stream.stream)

@@ -19,6 +19,9 @@ struct op {
 	 * memory is, for replies that have some; borrowed from @reply. */
 	void (*result)(const ProtobufCMessage *reply, struct shardd_result *ret,
 		       const Shardd__V1__Placement **ret_place);
+	/* (optional) Keep what it says of units. Return: 0 or a negative shardd_code. */
+	int (*keep)(struct shardd_client *c, const ProtobufCMessage *reply,
+		    struct shardd_error *err);
 };
 
 /* Every request of an op begins so, and every reply to one. */

@@ -50,16 +50,44 @@ static void clip_result(const ProtobufCMessage *m, struct shardd_result *ret,
 	ret->total_norm = ((const Shardd__V1__ClipGradNormReply *)m)->total_norm;
 }
 
+static void unit_buffers_result(const ProtobufCMessage *m, struct shardd_result *ret,
+				const Shardd__V1__Placement **ret_place)
+{
+	(void)ret;
+	*ret_place = ((const Shardd__V1__UnitBuffersReply *)m)->place;
+}
+
+static void summon_result(const ProtobufCMessage *m, struct shardd_result *ret,
+			  const Shardd__V1__Placement **ret_place)
+{
+	(void)ret;
+	*ret_place = ((const Shardd__V1__SummonFullReply *)m)->place;
+}
+
+static int convert_keep(struct shardd_client *c, const ProtobufCMessage *m,
+			struct shardd_error *err)
+{
+	const Shardd__V1__ConvertUnitsReply *reply = (const Shardd__V1__ConvertUnitsReply *)m;
+
+	if (!reply->n_units)
+		return error_set(err, SHARDD_INTERNAL, NULL,
+				 "the units are converted, but the daemon had no memory to say "
+				 "where their tensors are: register them again");
+	return places_take(&c->places, reply->units, reply->n_units, err);
+}
+
 /* @Name: of the rpc; @lower: as protobuf-c spells it. */
-#define OP(variable, Name, lower, result_fn)                            \
-	static_assert(offsetof(Shardd__V1__##Name##Request, header) ==  \
-			      offsetof(struct op_request, header),      \
-		      "the header comes first");                        \
-	static_assert(offsetof(Shardd__V1__##Name##Reply, info) ==      \
-			      offsetof(struct op_reply, info),          \
-		      "the info comes first");                          \
-	static const struct op variable = { "/shardd.v1.Shardd/" #Name, \
-					    &shardd__v1__##lower##_reply__descriptor, result_fn }
+#define OP(variable, Name, lower, result_fn) OP_KEEPING(variable, Name, lower, result_fn, NULL)
+#define OP_KEEPING(variable, Name, lower, result_fn, keep_fn)                                    \
+	static_assert(offsetof(Shardd__V1__##Name##Request, header) ==                           \
+			      offsetof(struct op_request, header),                               \
+		      "the header comes first");                                                 \
+	static_assert(offsetof(Shardd__V1__##Name##Reply, info) ==                               \
+			      offsetof(struct op_reply, info),                                   \
+		      "the info comes first");                                                   \
+	static const struct op variable = { "/shardd.v1.Shardd/" #Name,                          \
+					    &shardd__v1__##lower##_reply__descriptor, result_fn, \
+					    keep_fn }
 
 OP(initialise, Initialise, initialise, NULL);
 OP(gather, Gather, gather, gather_result);
@@ -75,6 +103,11 @@ OP(clip_grad_norm, ClipGradNorm, clip_grad_norm, clip_result);
 OP(step, Step, step, NULL);
 OP(commit, Commit, commit, NULL);
 OP(accumulate, Accumulate, accumulate, NULL);
+OP(unit_buffers, UnitBuffers, unit_buffers, unit_buffers_result);
+OP(broadcast_buffers, BroadcastBuffers, broadcast_buffers, NULL);
+OP(summon, SummonFull, summon_full, summon_result);
+OP(return_full, ReturnFull, return_full, NULL);
+OP_KEEPING(convert, ConvertUnits, convert_units, NULL, convert_keep);
 
 /* --------------------------------------------------------------- initialise */
 
@@ -421,4 +454,113 @@ int shardd_commit(shardd_client *c, uint64_t step_number, const void *blob, size
 
 	return op_finish(c, shardd_commit_submit(c, step_number, blob, bytes, &t, err), &t, NULL,
 			 err);
+}
+
+/* -------------------------------------------------------------------- layouts */
+
+int shardd_unit_buffers_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
+			       struct shardd_error *err)
+{
+	Shardd__V1__UnitBuffersRequest q = SHARDD__V1__UNIT_BUFFERS_REQUEST__INIT;
+
+	q.unit = u;
+	return op_submit(c, &unit_buffers, &q.base, t, err);
+}
+
+int shardd_unit_buffers(shardd_client *c, shardd_unit u, void **data, struct shardd_error *err)
+{
+	struct shardd_result result;
+	shardd_ticket t;
+	int r = op_finish(c, shardd_unit_buffers_submit(c, u, &t, err), &t, &result, err);
+
+	if (r == 0 && data)
+		*data = result.data;
+	return r;
+}
+
+int shardd_broadcast_buffers_submit(shardd_client *c, shardd_unit u, shardd_group g, uint32_t root,
+				    shardd_ticket *t, struct shardd_error *err)
+{
+	Shardd__V1__BroadcastBuffersRequest q = SHARDD__V1__BROADCAST_BUFFERS_REQUEST__INIT;
+
+	q.unit = u;
+	q.group = g;
+	q.root = root;
+	return op_submit(c, &broadcast_buffers, &q.base, t, err);
+}
+
+int shardd_broadcast_buffers(shardd_client *c, shardd_unit u, shardd_group g, uint32_t root,
+			     struct shardd_error *err)
+{
+	shardd_ticket t;
+
+	return op_finish(c, shardd_broadcast_buffers_submit(c, u, g, root, &t, err), &t, NULL, err);
+}
+
+int shardd_summon_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
+			 struct shardd_error *err)
+{
+	Shardd__V1__SummonFullRequest q = SHARDD__V1__SUMMON_FULL_REQUEST__INIT;
+
+	q.unit = u;
+	return op_submit(c, &summon, &q.base, t, err);
+}
+
+int shardd_summon(shardd_client *c, shardd_unit u, void **data, struct shardd_error *err)
+{
+	struct shardd_result result;
+	shardd_ticket t;
+	int r = op_finish(c, shardd_summon_submit(c, u, &t, err), &t, &result, err);
+
+	if (r == 0 && data)
+		*data = result.data;
+	return r;
+}
+
+int shardd_return_submit(shardd_client *c, shardd_unit u, bool write, shardd_ticket *t,
+			 struct shardd_error *err)
+{
+	Shardd__V1__ReturnFullRequest q = SHARDD__V1__RETURN_FULL_REQUEST__INIT;
+
+	q.unit = u;
+	q.write = write;
+	return op_submit(c, &return_full, &q.base, t, err);
+}
+
+int shardd_return(shardd_client *c, shardd_unit u, bool write, struct shardd_error *err)
+{
+	shardd_ticket t;
+
+	return op_finish(c, shardd_return_submit(c, u, write, &t, err), &t, NULL, err);
+}
+
+int shardd_convert_submit(shardd_client *c, const shardd_unit *units, size_t n,
+			  const struct shardd_conversion *to, shardd_ticket *t,
+			  struct shardd_error *err)
+{
+	Shardd__V1__ConvertUnitsRequest q = SHARDD__V1__CONVERT_UNITS_REQUEST__INIT;
+	int r = client_check(c, err);
+
+	if (r == 0 && (!to || (n && !units)))
+		r = error_set(err, SHARDD_INVALID_ARGUMENT, to ? "units" : "to",
+			      "the argument is NULL");
+	if (r == 0)
+		r = client_check_size(to->size, sizeof(*to), "to.size", err);
+	if (r < 0)
+		return r;
+	q.units = (uint32_t *)units;
+	q.n_units = n;
+	q.layout = (Shardd__V1__Layout)to->layout;
+	q.shard_multiple = to->shard_multiple;
+	q.strategy = (Shardd__V1__Strategy)to->strategy;
+	q.shard_ranks = to->shard_ranks;
+	return op_submit(c, &convert, &q.base, t, err);
+}
+
+int shardd_convert(shardd_client *c, const shardd_unit *units, size_t n,
+		   const struct shardd_conversion *to, struct shardd_error *err)
+{
+	shardd_ticket t;
+
+	return op_finish(c, shardd_convert_submit(c, units, n, to, &t, err), &t, NULL, err);
 }

@@ -260,6 +260,8 @@ static int take_reply(const Shardd__V1__RegisterReply *reply, size_t n,
 			.shard_elements = reply->units[i]->shard_elements,
 			.initialised = reply->units[i]->initialised,
 			.optimizer_steps = reply->units[i]->optimizer_steps,
+			.gradient_elements = reply->units[i]->gradient_elements,
+			.packed_elements = reply->units[i]->packed_elements,
 		};
 	return 0;
 }
@@ -284,5 +286,8 @@ int shardd_register(shardd_client *c, const struct shardd_unit_spec *units, size
 			&shardd__v1__register_reply__descriptor, &reply, err);
 	if (r < 0)
 		return r;
-	return take_reply((const Shardd__V1__RegisterReply *)reply, n, ret, err);
+	r = take_reply((const Shardd__V1__RegisterReply *)reply, n, ret, err);
+	if (r < 0)
+		return r;
+	return places_take(&c->places, ((const Shardd__V1__RegisterReply *)reply)->units, n, err);
 }

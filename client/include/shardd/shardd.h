@@ -292,10 +292,12 @@ enum shardd_reshard {
 	SHARDD_RESHARD_NEVER = 3,          /* kept until the parameters change */
 };
 
-/* Parameters that are gathered and reduced together. Its flat parameter is the
- * row-major concatenation of its tensors in this order, fp32 in the daemon; rank
- * r of W owns elements [r*S, (r+1)*S), S = ceil(N/W) rounded up to a multiple of
- * shard_multiple, zero-padded at the end (fairscale's flat layout; m > 1: XLA's). */
+/* Parameters that are gathered and reduced together, fp32 in the daemon. FLAT: its flat
+ * parameter is the row-major concatenation of its tensors in this order; rank r of W owns
+ * elements [r*S, (r+1)*S), S = ceil(N/W) rounded up to a multiple of shard_multiple,
+ * zero-padded at the end (fairscale's flat layout; m > 1: XLA's). DIM0: rank r owns of every
+ * tensor rows [r*R, (r+1)*R), R = ceil(rows/W) (FSDP2's). Frozen tensors are laid out apart,
+ * behind the others; shardd_tensor_places says where everything is. */
 struct shardd_unit_spec {
 	size_t size;      /* sizeof(struct shardd_unit_spec) */
 	const char *name; /* unique in the job, up to 255 printable bytes */
@@ -328,6 +330,24 @@ struct shardd_unit_info {
 	uint64_t shard_elements; /* S */
 	bool initialised;        /* by an earlier life of the job */
 	uint64_t optimizer_steps;
+	uint64_t gradient_elements; /* of a gradient buffer: what is trained; 0: nothing is */
+	uint64_t packed_elements;   /* of what init takes: all tensors, without padding */
+};
+
+/* Where a tensor is, in elements: in what gather and summon hand out and, if it is trained,
+ * in a gradient buffer. An alias is where what it stands for is. */
+struct shardd_tensor_place {
+	shardd_unit unit; /* an alias's may be another one */
+	uint64_t offset;
+	uint64_t elements;
+	uint64_t shard_offset;   /* in this rank's shard: what is trained, then what is frozen */
+	uint64_t shard_elements; /* of the tensor that this rank owns; they are contiguous */
+};
+
+/* Where a buffer is in what shardd_unit_buffers hands out, in bytes. */
+struct shardd_buffer_place {
+	uint64_t offset;
+	uint64_t bytes;
 };
 
 /* Register a whole model in one call: all units or none. Every rank registers the
@@ -338,6 +358,17 @@ struct shardd_unit_info {
 SHARDD_API int shardd_register(shardd_client *c, const struct shardd_unit_spec *units, size_t n,
 			       struct shardd_unit_info *ret, struct shardd_error *err);
 
+/* Where the tensors and the buffers of a unit are, as this client's last registration or
+ * conversion of it said. @ret: @n entries, one for each tensor (buffer) of its spec, in their
+ * order. Errors: NOT_FOUND (not registered by this client), INVALID_ARGUMENT (@n). Never
+ * blocks. Any thread. */
+SHARDD_API int shardd_tensor_places(shardd_client *c, shardd_unit u,
+				    struct shardd_tensor_place *ret, size_t n,
+				    struct shardd_error *err);
+SHARDD_API int shardd_buffer_places(shardd_client *c, shardd_unit u,
+				    struct shardd_buffer_place *ret, size_t n,
+				    struct shardd_error *err);
+
 /* --------------------------------------------------------------- ops */
 
 typedef uint64_t shardd_ticket;
@@ -345,7 +376,7 @@ typedef uint64_t shardd_ticket;
 /* What an op hands back. Pointers are valid until the op's memory is given back
  * (release, reduce, free) or the session ends. */
 struct shardd_result {
-	void *data;          /* gather: read-only; gradient, alloc: to be written; else NULL */
+	void *data;          /* gather: read-only; gradient, alloc, summon, buffers: to be written */
 	uint64_t bytes;      /* of data */
 	uint64_t buffer;     /* alloc: names the buffer */
 	double total_norm;   /* clip_grad_norm: before clipping */
@@ -531,6 +562,56 @@ SHARDD_API int shardd_commit_submit(shardd_client *c, uint64_t step, const void 
 				    shardd_ticket *t, struct shardd_error *err);
 SHARDD_API int shardd_commit(shardd_client *c, uint64_t step, const void *blob, size_t bytes,
 			     struct shardd_error *err);
+
+/* This rank's own buffers of a unit: to be read and written, zero at first. They stay with
+ * the job, also when this trainer ends. */
+SHARDD_API int shardd_unit_buffers_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
+					  struct shardd_error *err);
+SHARDD_API int shardd_unit_buffers(shardd_client *c, shardd_unit u, void **data,
+				   struct shardd_error *err);
+
+/* The buffers of all ranks become those of @root (collective): of one unit, or with @u 0 of
+ * all units of group @g. */
+SHARDD_API int shardd_broadcast_buffers_submit(shardd_client *c, shardd_unit u, shardd_group g,
+					       uint32_t root, shardd_ticket *t,
+					       struct shardd_error *err);
+SHARDD_API int shardd_broadcast_buffers(shardd_client *c, shardd_unit u, shardd_group g,
+					uint32_t root, struct shardd_error *err);
+
+/* The parameters of a unit as they are stored, fp32, in memory of this rank's own that it may
+ * write to (collective); laid out as gather's. The unit must not be gathered, and until it
+ * is returned it is not gathered, reduced, initialised, converted or stepped. */
+SHARDD_API int shardd_summon_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
+				    struct shardd_error *err);
+SHARDD_API int shardd_summon(shardd_client *c, shardd_unit u, void **data,
+			     struct shardd_error *err);
+/* Give that memory back (collective). With @write each rank's own shard of it becomes the
+ * parameters; what a rank wrote elsewhere is dropped. */
+SHARDD_API int shardd_return_submit(shardd_client *c, shardd_unit u, bool write, shardd_ticket *t,
+				    struct shardd_error *err);
+SHARDD_API int shardd_return(shardd_client *c, shardd_unit u, bool write, struct shardd_error *err);
+
+/* How units are to be laid out. */
+struct shardd_conversion {
+	size_t size;                   /* sizeof(struct shardd_conversion) */
+	enum shardd_layout layout;     /* 0: FLAT */
+	uint32_t shard_multiple;       /* FLAT; 0: 1 */
+	enum shardd_strategy strategy; /* 0: as it is */
+	uint32_t shard_ranks;          /* with HYBRID */
+};
+
+/* Lay units out anew (collective): the bits of parameters, gradients and optimizer state stay.
+ * @units: @n of one group, ascending; nobody may have them gathered, summoned, or a gradient
+ * buffer of them. From then on they are registered with the new layout. Memory for both
+ * layouts is needed while it lasts; the old memory is given back when all units that were
+ * registered in one call have been converted. Refused, all is as it was.
+ * The places that shardd_tensor_places tells are the new ones when the plain form, or
+ * shardd_wait or shardd_poll of the other, has returned. */
+SHARDD_API int shardd_convert_submit(shardd_client *c, const shardd_unit *units, size_t n,
+				     const struct shardd_conversion *to, shardd_ticket *t,
+				     struct shardd_error *err);
+SHARDD_API int shardd_convert(shardd_client *c, const shardd_unit *units, size_t n,
+			      const struct shardd_conversion *to, struct shardd_error *err);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,150 @@
+#include "places.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "client.h"
+#include "client_error.h"
+
+/* Ids come from the daemon: a wild one must not make us take wild amounts of memory. */
+#define MAX_UNITS (1u << 24)
+
+void places_init(struct places *p)
+{
+	*p = (struct places){ 0 };
+	pthread_mutex_init(&p->lock, NULL);
+}
+
+static void unit_deinit(struct places_unit *u)
+{
+	free(u->tensors);
+	free(u->buffers);
+	*u = (struct places_unit){ 0 };
+}
+
+void places_deinit(struct places *p)
+{
+	for (size_t i = 0; i < p->n; i++)
+		unit_deinit(&p->units[i]);
+	free(p->units);
+	p->units = NULL;
+	p->n = 0;
+	pthread_mutex_destroy(&p->lock);
+}
+
+static int grow(struct places *p, size_t n)
+{
+	struct places_unit *grown;
+
+	if (n <= p->n)
+		return 0;
+	grown = realloc(p->units, n * sizeof(*grown));
+	if (!grown)
+		return -1;
+	memset(grown + p->n, 0, (n - p->n) * sizeof(*grown));
+	p->units = grown;
+	p->n = n;
+	return 0;
+}
+
+static int fill(struct places_unit *u, const Shardd__V1__RegisteredUnit *m)
+{
+	u->tensors = calloc(m->n_tensors + 1, sizeof(*u->tensors));
+	u->buffers = calloc(m->n_buffers + 1, sizeof(*u->buffers));
+	if (!u->tensors || !u->buffers)
+		return -1;
+	for (size_t i = 0; i < m->n_tensors; i++)
+		u->tensors[i] = (struct shardd_tensor_place){
+			.unit = m->tensors[i]->unit,
+			.offset = m->tensors[i]->offset,
+			.elements = m->tensors[i]->elements,
+			.shard_offset = m->tensors[i]->shard_offset,
+			.shard_elements = m->tensors[i]->shard_elements,
+		};
+	for (size_t i = 0; i < m->n_buffers; i++)
+		u->buffers[i] =
+			(struct shardd_buffer_place){ m->buffers[i]->offset, m->buffers[i]->bytes };
+	u->n_tensors = m->n_tensors;
+	u->n_buffers = m->n_buffers;
+	return 0;
+}
+
+static int take_one(struct places *p, const Shardd__V1__RegisteredUnit *m)
+{
+	struct places_unit u = { 0 };
+
+	if (!m->unit || m->unit > MAX_UNITS || grow(p, m->unit) < 0 || fill(&u, m) < 0) {
+		unit_deinit(&u);
+		return -1;
+	}
+	unit_deinit(&p->units[m->unit - 1]);
+	p->units[m->unit - 1] = u;
+	return 0;
+}
+
+int places_take(struct places *p, Shardd__V1__RegisteredUnit *const *units, size_t n,
+		struct shardd_error *err)
+{
+	int r = 0;
+
+	pthread_mutex_lock(&p->lock);
+	for (size_t i = 0; r == 0 && i < n; i++)
+		r = take_one(p, units[i]);
+	pthread_mutex_unlock(&p->lock);
+	return r < 0 ? error_memory(err) : 0;
+}
+
+/* Called with the lock held. Return: 0 or a negative shardd_code. */
+static int find(struct places *p, shardd_unit u, const struct places_unit **ret,
+		struct shardd_error *err)
+{
+	if (!u || u > p->n || !p->units[u - 1].tensors)
+		return error_set(err, SHARDD_NOT_FOUND, "unit",
+				 "unit %u was not registered by this client", u);
+	*ret = &p->units[u - 1];
+	return 0;
+}
+
+static int copy(const void *from, size_t have, void *ret, size_t n, size_t size, const char *what,
+		struct shardd_error *err)
+{
+	if (n != have || (n && !ret))
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "n",
+				 "there is room for %zu places: the unit has %zu %s", ret ? n : 0,
+				 have, what);
+	if (n)
+		memcpy(ret, from, n * size);
+	return 0;
+}
+
+int shardd_tensor_places(shardd_client *c, shardd_unit u, struct shardd_tensor_place *ret, size_t n,
+			 struct shardd_error *err)
+{
+	const struct places_unit *pu = NULL;
+	int r = client_check(c, err);
+
+	if (r < 0)
+		return r;
+	pthread_mutex_lock(&c->places.lock);
+	r = find(&c->places, u, &pu, err);
+	if (r == 0)
+		r = copy(pu->tensors, pu->n_tensors, ret, n, sizeof(*ret), "tensors", err);
+	pthread_mutex_unlock(&c->places.lock);
+	return r;
+}
+
+int shardd_buffer_places(shardd_client *c, shardd_unit u, struct shardd_buffer_place *ret, size_t n,
+			 struct shardd_error *err)
+{
+	const struct places_unit *pu = NULL;
+	int r = client_check(c, err);
+
+	if (r < 0)
+		return r;
+	pthread_mutex_lock(&c->places.lock);
+	r = find(&c->places, u, &pu, err);
+	if (r == 0)
+		r = copy(pu->buffers, pu->n_buffers, ret, n, sizeof(*ret), "buffers", err);
+	pthread_mutex_unlock(&c->places.lock);
+	return r;
+}

@@ -1,0 +1,30 @@
+/* Where the tensors and buffers of registered units are: what the daemon said last. */
+#ifndef SHARDD_CLIENT_PLACES_H
+#define SHARDD_CLIENT_PLACES_H
+
+#include <pthread.h>
+#include <stddef.h>
+
+#include "shardd.pb-c.h"
+#include "shardd/shardd.h"
+
+struct places_unit {
+	struct shardd_tensor_place *tensors; /* owned */
+	struct shardd_buffer_place *buffers; /* owned */
+	size_t n_tensors;
+	size_t n_buffers;
+};
+
+struct places {
+	pthread_mutex_t lock;      /* over the rest; held for moments */
+	struct places_unit *units; /* by id - 1, owned */
+	size_t n;
+};
+
+void places_init(struct places *p);
+void places_deinit(struct places *p);
+/* Note what is said of @n units. Any thread. Return: 0 or a negative shardd_code. */
+int places_take(struct places *p, Shardd__V1__RegisteredUnit *const *units, size_t n,
+		struct shardd_error *err);
+
+#endif
