@@ -55,9 +55,10 @@ static bool takes_part(const struct coll *c, const struct unit *u)
 	return u->has_gradient && u->rec->group == c->group->id;
 }
 
-static uint64_t blocks_of(const struct unit_part *p)
+/* Of part @d; a device that has what another has already counts nothing. */
+static uint64_t blocks_of(const struct unit *u, unsigned d)
 {
-	return (p->n + KERNEL_NORM_BLOCK - 1) / KERNEL_NORM_BLOCK;
+	return d < u->spread ? (u->parts[d].n + KERNEL_NORM_BLOCK - 1) / KERNEL_NORM_BLOCK : 0;
 }
 
 static double fold(double sum, double x, bool inf)
@@ -79,7 +80,7 @@ static double fold_blocks(const struct coll *c, bool inf)
 
 			if (!takes_part(c, u))
 				continue;
-			for (uint64_t b = 0; b < blocks_of(&u->parts[d]); b++, at++)
+			for (uint64_t b = 0; b < blocks_of(u, d); b++, at++)
 				sum = fold(sum, c->partials[at], inf);
 		}
 	}
@@ -104,7 +105,7 @@ static uint64_t blocks_of_all(const struct coll *c)
 
 	for (uint32_t i = 0; i < c->job->n_units; i++)
 		for (unsigned d = 0; takes_part(c, c->job->units[i]) && d < c->n_parts; d++)
-			blocks += blocks_of(&c->job->units[i]->parts[d]);
+			blocks += blocks_of(c->job->units[i], d);
 	return blocks;
 }
 
@@ -142,12 +143,12 @@ static void norm_part(struct coll *c, unsigned d, uint64_t *at)
 	for (uint32_t i = 0; i < c->job->n_units; i++) {
 		struct unit *u = c->job->units[i];
 
-		if (!takes_part(c, u) || !u->parts[d].n)
+		if (!takes_part(c, u) || !blocks_of(u, d))
 			continue;
 		coll_kop(&c->parts[d], KOP_NORM, u->parts[d].n)->norm =
 			(struct k_norm){ optim_at(&u->parts[d].grads, 0), c->partials + *at,
 					 c->ops[0]->args.clip.norm_type };
-		*at += blocks_of(&u->parts[d]);
+		*at += blocks_of(u, d);
 	}
 }
 
