@@ -37,10 +37,10 @@ struct member_unit {
 	struct region gradient; /* its gradient buffer, from gradient to reduce */
 
 	/* of guarded units */
-	uint8_t pass;    /* enum pass_state */
-	uint8_t reshard; /* enum unit_reshard, its own policy; 0: the unit's */
-	bool held;       /* one of @gathers is the passes' */
-	uint32_t uses;   /* how often it let go of it since the last step */
+	uint8_t pass;           /* enum pass_state */
+	uint8_t reshard;        /* enum unit_reshard, its own policy; 0: the unit's */
+	bool held;              /* one of @gathers is the passes' */
+	uint32_t uses;          /* how often it let go of it since the last step */
 	struct region summoned; /* its copy of the parameters, from summon to return */
 	bool is_summoned;       /* that is the trainer's by now */
 	/* The sum of gradients that it has accumulated and not reduced, in the dtype of the

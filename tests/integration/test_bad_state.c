@@ -32,7 +32,8 @@ static const char *const all_ops[] = { "Initialise",     "Gather",       "Releas
 				       "GradientBuffer", "AllocBuffer",  "FreeBuffer",
 				       "Reduce",         "AllReduce",    "Broadcast",
 				       "Barrier",        "ClipGradNorm", "Step",
-				       "Commit" };
+				       "Commit",         "UnitBuffers",  "BroadcastBuffers",
+				       "SummonFull",     "ReturnFull",   "ConvertUnits" };
 
 static void all_refused(struct rpc_client *c, int code, const char *words)
 {

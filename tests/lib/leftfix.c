@@ -29,6 +29,37 @@ void left_train(struct nodefix *n, struct member **m, struct unit *u, uint64_t s
 		nodefix_ok(&op[i], "Commit");
 }
 
+/* Rows, frozen and tied tensors, buffers. */
+static state_unit *rich_spec(void)
+{
+	static const uint64_t rows[] = { 5, 2 }, whole = LEFT_ELEMENTS, three = 3;
+	state_unit *spec = nodefix_spec("rich", 7);
+	state_tensor *frozen = state_tensor_new("frozen", rows, 2);
+	state_tensor *tied = state_tensor_new("tied", &whole, 1);
+	state_buffer *count = state_buffer_new("count", NULL, 0);
+	state_buffer *mean = state_buffer_new("mean", &three, 1);
+
+	frozen->frozen = true;
+	count->dtype = BUFFER_INT64;
+	mean->dtype = BUFFER_BF16;
+	CHECK(state_tensor_set_alias(tied, "u", "weight") == 0);
+	CHECK(state_unit_add_tensor(spec, frozen) == 0 && state_unit_add_tensor(spec, tied) == 0);
+	CHECK(state_unit_add_buffer(spec, count) == 0 && state_unit_add_buffer(spec, mean) == 0);
+	spec->layout = LAYOUT_DIM0;
+	return spec;
+}
+
+/* Each rank writes its own number. */
+static void fill_buffers(struct nodefix *n, struct member **m, struct unit *u)
+{
+	for (unsigned i = 0; i < 2; i++) {
+		struct nodefix_op op = { 0 };
+
+		NODEFIX_OK(nodefix_on_unit(n, m[i], "UnitBuffers", u, &op), &op);
+		memset(region_addr(&op.result.place), (int)(i + 1), LEFT_BUFFER_BYTES);
+	}
+}
+
 void left_behind(struct left *l)
 {
 	static const uint32_t ranks[] = { 1 };
@@ -46,6 +77,7 @@ void left_behind(struct left *l)
 	m[1] = nodefix_join(&n, job, 1);
 	u = nodefix_unit(&n, job, nodefix_spec("u", LEFT_ELEMENTS), m, 2);
 	CHECK(job_group(job, "one", ranks, 1, &g, &f) == 0);
+	fill_buffers(&n, m, nodefix_register(job, rich_spec()));
 	left_train(&n, m, u, 5);
 	memcpy(l->params, nodefix_params(u), sizeof(l->params));
 	cr_assert_eq(state_encode(&job->rec, 1, n.node.devices[0].table->next, &l->bytes, &l->n),

@@ -6,8 +6,11 @@
 
 #define LEFT_ELEMENTS  1000
 #define LEFT_MAX_SLABS 8
+/* Of unit "rich": an int64 and three bf16. */
+#define LEFT_BUFFER_BYTES 70
 
-/* Job "job" of 2 ranks: unit "u", group "one", step 5 committed with blobs of 20 and 21
+/* Job "job" of 2 ranks: unit "u", unit "rich" (DIM0; a tensor of 7, a frozen one of 5 x 2, one
+ * tied to "u"'s, not initialised; buffers full of 1 and 2), group "one", step 5 committed with blobs of 20 and 21
  * bytes. */
 struct left {
 	uint8_t *bytes;

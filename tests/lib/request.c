@@ -182,6 +182,11 @@ static void fill_ops(ProtobufCMessage *m, const char *method)
 
 		r->buffer = good.buffer;
 		r->bytes = 16;
+	} else if (strcmp(method, "ConvertUnits") == 0) {
+		static uint32_t unit = 1;
+
+		((Shardd__V1__ConvertUnitsRequest *)m)->units = &unit;
+		((Shardd__V1__ConvertUnitsRequest *)m)->n_units = 1;
 	} else if (strcmp(method, "ClipGradNorm") == 0) {
 		((Shardd__V1__ClipGradNormRequest *)m)->max_norm = 1;
 	}

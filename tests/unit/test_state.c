@@ -47,6 +47,46 @@ Test(state, a_job_goes_on_in_the_next_daemon)
 	nodefix_end(&n);
 }
 
+/* Layout, tied tensors and everybody's buffers, his own to write. */
+Test(state, what_a_unit_can_be_goes_on_too)
+{
+	struct nodefix n;
+	struct member *m[2];
+	struct left l;
+	struct job *job;
+	struct unit *u;
+
+	left_behind(&l);
+	nodefix_begin(&n, NULL);
+	cr_assert_eq(left_take_over(&n, &l, l.bytes, l.n), 0);
+	job = htab_find(&n.jobs.names, "job");
+	u = job_unit_by_id(job, 2);
+	cr_expect_eq(u->rec->layout, LAYOUT_DIM0);
+	cr_expect_eq(u->layout.shard_elements, 4);
+	cr_expect_eq(u->layout.frozen_shard, 6);
+	cr_expect(u->tensors[2].alias);
+	cr_expect_eq(u->tensors[2].of_unit, 1);
+	cr_expect_eq(u->tensors[2].of, 0);
+	for (unsigned i = 0; i < 2; i++) {
+		struct nodefix_op op = { 0 };
+		const uint8_t *at;
+
+		m[i] = nodefix_join(&n, job, i);
+		NODEFIX_OK(nodefix_on_unit(&n, m[i], "UnitBuffers", u, &op), &op);
+		cr_expect(op.result.writable);
+		at = region_addr(&op.result.place);
+		for (unsigned k = 0; k < LEFT_BUFFER_BYTES; k++)
+			cr_assert_eq(at[k], i + 1);
+		cr_expect_eq(job_slab_for(m[i], op.result.place.slab->id), op.result.place.slab);
+		cr_expect_null(job_slab_for(m[i], u->buffers[1 - i].slab->id),
+			       "the other rank's are not for this one");
+		cr_expect(op.result.place.slab->writable);
+	}
+	cr_expect_not(u->parts[0].params.slab->writable);
+	left_forget(&l);
+	nodefix_end(&n);
+}
+
 Test(state, a_step_that_was_not_committed_is_not_forgotten)
 {
 	struct fault f = FAULT_NULL;
@@ -166,6 +206,12 @@ HARM(bytes, u->parts[0]->params->bytes = UINT64_MAX)
 HARM(align, u->parts[0]->params->offset += 2)
 HARM(overlap, u->parts[0]->state1->offset = u->parts[0]->grads->offset)
 
+HARM(buffer_count, j->units[1]->n_buffer_regions--)
+HARM(buffer_dtype, j->units[1]->buffers[0]->dtype = 8)
+HARM(buffer_offset, j->units[1]->buffer_regions[0]->offset = UINT64_MAX - 255)
+HARM(buffer_in_shards, j->units[1]->buffer_regions[0]->slab = j->units[1]->parts[0]->grads->slab)
+HARM(buffer_of_another, j->units[1]->buffer_regions[0]->slab = j->units[1]->buffer_regions[1]->slab)
+
 static void harm_device(state_all *s)
 {
 	free(s->jobs[0]->slabs[1]->device);
@@ -223,6 +269,11 @@ Test(state, decode_checks_every_number)
 		{ harm_align, "outside its slab" },
 		{ harm_overlap, "overlap" },
 		{ harm_no_region, "outside its slab" },
+		{ harm_buffer_count, "not every rank" },
+		{ harm_buffer_dtype, "dtype" },
+		{ harm_buffer_offset, "outside their slab" },
+		{ harm_buffer_in_shards, "one rank's buffers" },
+		{ harm_buffer_of_another, "one rank's buffers" },
 	};
 	struct left l;
 

@@ -376,10 +376,10 @@ typedef uint64_t shardd_ticket;
 /* What an op hands back. Pointers are valid until the op's memory is given back
  * (release, reduce, free) or the session ends. */
 struct shardd_result {
-	void *data;          /* gather: read-only; gradient, alloc, summon, buffers: to be written */
-	uint64_t bytes;      /* of data */
-	uint64_t buffer;     /* alloc: names the buffer */
-	double total_norm;   /* clip_grad_norm: before clipping */
+	void *data;        /* gather: read-only; gradient, alloc, summon, buffers: to be written */
+	uint64_t bytes;    /* of data */
+	uint64_t buffer;   /* alloc: names the buffer */
+	double total_norm; /* clip_grad_norm: before clipping */
 	uint32_t references; /* gather, release: this session's, after the op */
 	bool copied;         /* gather: a cast was made for this call */
 	uint64_t number;     /* collectives: position in the group's order */
