@@ -1,0 +1,245 @@
+/* Conversions and summoned units in the daemon's core: what is refused leaves everything as
+ * it was, what is done is all there, also in the record. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "fdcheck.h"
+#include "nodefix.h"
+#include "unit/optim.h"
+#include "unit/runs.h"
+
+TestSuite(op_convert, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 120);
+
+#define RANKS 3
+
+struct fixture {
+	struct nodefix n;
+	struct job *job;
+	struct member *m[RANKS];
+	struct unit *u;
+	struct nodefix_op op[RANKS];
+	float params[64]; /* as they were, packed */
+};
+
+static state_unit *spec(const char *name)
+{
+	static const uint64_t matrix[] = { 7, 3 }, frozen[] = { 5, 2 };
+	state_unit *s = nodefix_spec(name, 4);
+	state_tensor *f = state_tensor_new("frozen", frozen, 2);
+
+	f->frozen = true;
+	CHECK(state_unit_add_tensor(s, f) == 0);
+	CHECK(state_unit_add_tensor(s, state_tensor_new("matrix", matrix, 2)) == 0);
+	for (unsigned i = 0; i < 3; i++) {
+		s->tensors[i]->init_kind = FILL_NORMAL;
+		s->tensors[i]->init_b = 1;
+	}
+	return s;
+}
+
+/* Tensor after tensor, from wherever they are. */
+static void read_packed(struct unit *u, float *ret)
+{
+	for (unsigned d = 0; d < u->spread; d++)
+		for (uint32_t t = 0; t < u->rec->n_tensors; t++) {
+			struct unit_run run;
+
+			if (unit_part_run(u, &u->parts[d], t, &run))
+				memcpy(ret + u->tensors[t].packed + run.first,
+				       optim_at(&u->parts[d].params, run.at),
+				       run.n * sizeof(float));
+		}
+}
+
+static void setup(struct fixture *x, unsigned devices, uint64_t quota)
+{
+	*x = (struct fixture){ 0 };
+	nodefix_begin(&x->n, &(struct nodefix_options){ .devices = devices });
+	x->job = nodefix_job(&x->n, "job", RANKS, quota);
+	for (unsigned i = 0; i < RANKS; i++)
+		x->m[i] = nodefix_join(&x->n, x->job, i);
+	x->u = nodefix_unit(&x->n, x->job, spec("u"), x->m, RANKS);
+	read_packed(x->u, x->params);
+}
+
+static void submit(struct fixture *x, unsigned i, enum unit_layout_kind layout,
+		   enum unit_strategy strategy)
+{
+	static uint32_t units[] = { 1 };
+	static Shardd__V1__ConvertUnitsRequest r[RANKS];
+
+	r[i] = (Shardd__V1__ConvertUnitsRequest)SHARDD__V1__CONVERT_UNITS_REQUEST__INIT;
+	r[i].units = units;
+	r[i].n_units = 1;
+	r[i].layout = (Shardd__V1__Layout)layout;
+	r[i].strategy = (Shardd__V1__Strategy)strategy;
+	nodefix_submit(&x->n, x->m[i], "ConvertUnits", &r[i].base, &x->op[i]);
+}
+
+static void convert(struct fixture *x, enum unit_layout_kind layout, enum unit_strategy strategy)
+{
+	for (unsigned i = 0; i < RANKS; i++)
+		submit(x, i, layout, strategy);
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_wait(&x->op[i]);
+}
+
+static void expect_params(struct fixture *x)
+{
+	float now[64] = { 0 };
+
+	read_packed(x->u, now);
+	cr_expect_arr_eq(now, x->params, sizeof(now));
+}
+
+static void every_way(unsigned devices)
+{
+	static const struct {
+		enum unit_layout_kind layout;
+		enum unit_strategy strategy;
+	} way[] = {
+		{ LAYOUT_DIM0, STRATEGY_SHARD },     { LAYOUT_DIM0, STRATEGY_REPLICATE },
+		{ LAYOUT_FLAT, STRATEGY_REPLICATE }, { LAYOUT_DIM0, STRATEGY_SHARD },
+		{ LAYOUT_FLAT, STRATEGY_SHARD },
+	};
+	struct fault f = FAULT_NULL;
+	struct fixture x;
+	uint64_t used;
+
+	setup(&x, devices, 0);
+	used = x.job->quota.by_class[MEM_SHARD];
+	for (size_t i = 0; i < ARRAY_SIZE(way); i++) {
+		uint8_t *bytes = NULL;
+		state_all *all = NULL;
+		size_t n;
+
+		convert(&x, way[i].layout, way[i].strategy);
+		for (unsigned k = 0; k < RANKS; k++)
+			nodefix_ok(&x.op[k], "ConvertUnits");
+		expect_params(&x);
+		cr_expect_eq(x.u->rec->layout, way[i].layout);
+		cr_expect_eq(x.job->n_slabs, x.job->rec->n_slabs);
+		cr_expect_eq(x.job->n_slabs, 2 * devices, "the old ones are gone");
+		cr_assert_eq(state_encode(&x.job->rec, 1, x.n.node.devices[0].table->next, &bytes,
+					  &n),
+			     0);
+		cr_expect_eq(state_decode(bytes, n, &all, &f), 0, "%s", f.text);
+		state_free(all);
+		free(bytes);
+	}
+	cr_expect_eq(x.job->quota.by_class[MEM_SHARD], used, "as at first");
+	nodefix_end(&x.n);
+}
+
+Test(op_convert, every_layout_on_one_device)
+{
+	every_way(1);
+}
+
+Test(op_convert, every_layout_on_two_devices)
+{
+	every_way(2);
+}
+
+Test(op_convert, every_layout_on_three_devices)
+{
+	every_way(3);
+}
+
+/* There is room for one layout, not for two. */
+Test(op_convert, without_memory_all_is_as_it_was)
+{
+	struct region params;
+	struct fixture x;
+
+	setup(&x, 1, 5 * 4096);
+	params = x.u->parts[0].params;
+	x.job->quota.limit = x.job->quota.used + 4096;
+	convert(&x, LAYOUT_DIM0, 0);
+	for (unsigned i = 0; i < RANKS; i++)
+		cr_expect_eq(x.op[i].fault.code, FAULT_EXHAUSTED, "%s", x.op[i].fault.text);
+	expect_params(&x);
+	cr_expect_eq(x.u->rec->layout, LAYOUT_FLAT);
+	cr_expect_eq(x.u->parts[0].params.slab, params.slab);
+	cr_expect_eq(x.u->parts[0].params.offset, params.offset);
+	x.job->quota.limit = 0;
+	convert(&x, LAYOUT_DIM0, 0);
+	nodefix_ok(&x.op[0], "ConvertUnits");
+	expect_params(&x);
+	nodefix_end(&x.n);
+}
+
+Test(op_convert, all_ranks_must_want_the_same)
+{
+	struct fixture x;
+
+	setup(&x, 1, 0);
+	submit(&x, 0, LAYOUT_DIM0, 0);
+	submit(&x, 1, LAYOUT_FLAT, 0);
+	submit(&x, 2, LAYOUT_DIM0, 0);
+	for (unsigned i = 0; i < RANKS; i++) {
+		nodefix_wait(&x.op[i]);
+		cr_expect_eq(x.op[i].fault.code, FAULT_STATE);
+	}
+	expect_params(&x);
+	cr_expect_eq(x.u->rec->layout, LAYOUT_FLAT);
+	nodefix_end(&x.n);
+}
+
+/* Its units were registered together, so their memory is: it stays until both have gone. */
+Test(op_convert, a_unit_that_shares_its_memory)
+{
+	struct fixture x;
+	state_unit *specs[] = { spec("v"), spec("w") };
+	struct fault f = FAULT_NULL;
+	uint64_t charged;
+	uint32_t ids[2];
+
+	setup(&x, 1, 0);
+	cr_assert_eq(job_register(x.job, specs, 2, ids, &charged, &f), 0, "%s", f.text);
+	for (uint32_t unit = 2; unit <= 3; unit++) {
+		Shardd__V1__ConvertUnitsRequest r = SHARDD__V1__CONVERT_UNITS_REQUEST__INIT;
+
+		r.units = &unit;
+		r.n_units = 1;
+		r.layout = SHARDD__V1__LAYOUT__LAYOUT_DIM0;
+		for (unsigned i = 0; i < RANKS; i++)
+			nodefix_submit(&x.n, x.m[i], "ConvertUnits", &r.base, &x.op[i]);
+		for (unsigned i = 0; i < RANKS; i++)
+			nodefix_ok(&x.op[i], "ConvertUnits");
+		cr_expect_eq(x.job->n_slabs, 6); /* two more; then two more and two less */
+	}
+	nodefix_end(&x.n);
+}
+
+/* Summoned by all, one is lost: nobody has it any more, and it is as it was. */
+Test(op_convert, a_summoned_unit_whose_rank_is_lost)
+{
+	struct fixture x;
+
+	for (unsigned devices = 1; devices <= 3; devices++) {
+		setup(&x, devices, 0);
+		for (unsigned i = 0; i < RANKS; i++)
+			nodefix_on_unit(&x.n, x.m[i], "SummonFull", x.u, &x.op[i]);
+		for (unsigned i = 0; i < RANKS; i++) {
+			nodefix_ok(&x.op[i], "SummonFull");
+			cr_expect(x.op[i].result.writable);
+			nodefix_write(&x.op[i].result.place, 7);
+		}
+		cr_expect_eq(x.u->summoned_ranks, RANKS);
+		nodefix_drop(&x.n, x.m[1], "died");
+		nodefix_turns(&x.n);
+		for (unsigned i = 0; i < RANKS; i += 2) {
+			struct fault f = FAULT_NULL;
+
+			cr_assert_eq(nodefix_try_join(&x.n, x.job, i, NULL, x.m[i], &x.m[i], &f), 0,
+				     "%s", f.text);
+		}
+		cr_expect_eq(x.u->summoned_ranks, 0);
+		expect_params(&x);
+		NODEFIX_OK(nodefix_on_unit(&x.n, x.m[0], "Gather", x.u, &x.op[0]), &x.op[0]);
+		nodefix_end(&x.n);
+	}
+}
