@@ -28,8 +28,6 @@ static void part_free(struct coll_part *p)
 static void coll_free(struct coll *c)
 {
 	c->magic = 0;
-	if (c->forget)
-		c->forget(c);
 	for (unsigned i = 0; c->parts && i < c->n_parts; i++)
 		part_free(&c->parts[i]);
 	free(c->parts);
@@ -156,6 +154,8 @@ static void finish(struct coll *c, const struct fault *fault)
 {
 	struct job *job = c->job;
 
+	if (c->forget) /* while its members are there */
+		c->forget(c);
 	for (uint32_t i = 0; i < c->n; i++) {
 		if (c->marked)
 			member_executed(c->members[i]);

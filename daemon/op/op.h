@@ -224,7 +224,7 @@ struct coll {
 		void (*after)(struct coll *c);
 	} own;                          /* own_write's */
 	struct convert *convert;        /* ConvertUnits' own */
-	void (*forget)(struct coll *c); /* (optional) called when the collective is freed */
+	void (*forget)(struct coll *c); /* (optional) called at its end, however that comes */
 	double value;
 };
 

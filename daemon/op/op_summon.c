@@ -49,12 +49,13 @@ static int check(struct op *op, struct fault *f)
 	return 0;
 }
 
-static void give_all_back(struct coll *c)
+/* Of whom it did not come to be summoned. */
+static void give_back(struct coll *c)
 {
 	for (uint32_t i = 0; i < c->n; i++) {
 		struct member_unit *mu = of_member(c, i);
 
-		if (mu)
+		if (mu && !mu->is_summoned)
 			pool_give(&c->members[i]->pool, &mu->summoned);
 	}
 }
@@ -78,7 +79,7 @@ static int take(struct coll *c, uint32_t i)
 
 static void start(struct parked *p);
 
-/* Everybody's memory, or nobody's. Return: false: it waits, or has ended. */
+/* Everybody's memory. Return: false: it waits, or has ended. */
 static bool take_memory(struct coll *c)
 {
 	struct fault f = FAULT_NULL;
@@ -91,7 +92,6 @@ static bool take_memory(struct coll *c)
 		r = r == SLAB_E_LATER ? 0 : r;
 	}
 	if (r) {
-		give_all_back(c);
 		op_memory_fault(c->job, r, bytes_of(c->unit) * c->n, "summoned units", &f);
 		coll_end(c, &f);
 	} else if (later) {
@@ -105,10 +105,8 @@ static void summoned(struct coll *c)
 	for (uint32_t i = 0; i < c->n; i++) {
 		struct member_unit *mu = of_member(c, i);
 
-		if (c->members[i]->state != MEMBER_JOINED) {
-			pool_give(&c->members[i]->pool, &mu->summoned);
+		if (c->members[i]->state != MEMBER_JOINED)
 			continue;
-		}
 		mu->is_summoned = true;
 		c->unit->summoned_ranks++;
 		c->ops[i]->result.place = mu->summoned;
@@ -250,8 +248,6 @@ static void start(struct parked *p)
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 	struct fault f = FAULT_NULL;
 
-	if (c->ops[0]->m->epoch != c->job->rec->epoch)
-		give_all_back(c);
 	if (coll_overtaken(c, true))
 		return;
 	if (check_idle(c->unit, &f)) {
@@ -266,6 +262,7 @@ static void start(struct parked *p)
 
 static void run(struct coll *c)
 {
+	c->forget = give_back;
 	if (apply_ensure(c->job, &c->parked, start))
 		start(&c->parked);
 }

@@ -21,7 +21,7 @@ struct world {
 	struct nodefix n;
 	struct job *job;
 	struct member *m[RANKS];
-	struct unit *plain, *cast;
+	struct unit *plain, *cast, *rich;
 	struct nodefix_op buffer[RANKS];
 	struct nodefix_op op[RANKS];
 	state_unit *specs[2]; /* to be registered */
@@ -107,6 +107,11 @@ static int seed_cast(struct world *w, unsigned r)
 	return nodefix_seed(&w->n, w->m[r], w->cast, 1, &w->op[r]);
 }
 
+static int seed_rich(struct world *w, unsigned r)
+{
+	return nodefix_seed(&w->n, w->m[r], w->rich, 1, &w->op[r]);
+}
+
 static int own(struct world *w, unsigned r)
 {
 	return nodefix_own(&w->n, w->m[r], w->plain, w->buffer[r].result.buffer, &w->op[r]);
@@ -152,6 +157,65 @@ static int commit(struct world *w, unsigned r)
 	return nodefix_commit(&w->n, w->m[r], w->job->rec->step + 1, 100, &w->op[r]);
 }
 
+UNIT_OP(summon, "SummonFull", plain)
+UNIT_OP(unit_buffers, "UnitBuffers", rich)
+
+static int give_back(struct world *w, unsigned r, bool write)
+{
+	Shardd__V1__ReturnFullRequest m = SHARDD__V1__RETURN_FULL_REQUEST__INIT;
+
+	m.unit = w->plain->id;
+	m.write = write;
+	return nodefix_submit(&w->n, w->m[r], "ReturnFull", &m.base, &w->op[r]);
+}
+
+static int return_it(struct world *w, unsigned r)
+{
+	return give_back(w, r, false);
+}
+
+static int return_written(struct world *w, unsigned r)
+{
+	return give_back(w, r, true);
+}
+
+static int broadcast_buffers(struct world *w, unsigned r)
+{
+	Shardd__V1__BroadcastBuffersRequest m = SHARDD__V1__BROADCAST_BUFFERS_REQUEST__INIT;
+
+	return nodefix_submit(&w->n, w->m[r], "BroadcastBuffers", &m.base, &w->op[r]);
+}
+
+static int convert(struct world *w, unsigned r)
+{
+	static uint32_t units[] = { 1, 2 };
+	static Shardd__V1__ConvertUnitsRequest m[RANKS];
+
+	m[r] = (Shardd__V1__ConvertUnitsRequest)SHARDD__V1__CONVERT_UNITS_REQUEST__INIT;
+	m[r].units = units;
+	m[r].n_units = 2;
+	m[r].layout = SHARDD__V1__LAYOUT__LAYOUT_DIM0;
+	return nodefix_submit(&w->n, w->m[r], "ConvertUnits", &m[r].base, &w->op[r]);
+}
+
+/* Frozen and tied tensors, buffers. */
+static state_unit *rich_spec(const char *name)
+{
+	static const uint64_t shape[] = { 3, 2 }, whole = 1000;
+	state_unit *spec = nodefix_spec(name, 7);
+	state_tensor *frozen = state_tensor_new("frozen", shape, 2);
+	state_tensor *tied = state_tensor_new("tied", &whole, 1);
+	state_buffer *buffer = state_buffer_new("mean", shape, 2);
+
+	frozen->frozen = true;
+	buffer->dtype = BUFFER_FP32;
+	CHECK(state_tensor_set_alias(tied, "plain", "weight") == 0);
+	CHECK(state_unit_add_tensor(spec, frozen) == 0 && state_unit_add_tensor(spec, tied) == 0);
+	CHECK(state_unit_add_buffer(spec, buffer) == 0);
+	spec->layout = LAYOUT_DIM0;
+	return spec;
+}
+
 static struct unit *register_one(struct world *w, const char *name, enum dtype compute)
 {
 	state_unit *spec = nodefix_spec(name, 1000);
@@ -171,6 +235,7 @@ static void begin(struct world *w, bool fake_engine)
 		w->m[r] = nodefix_join(&w->n, w->job, r);
 	w->plain = register_one(w, "plain", DTYPE_FP32);
 	w->cast = register_one(w, "cast", DTYPE_BF16);
+	w->rich = nodefix_register(w->job, rich_spec("rich"));
 	MUST(w, seed_plain);
 	MUST(w, seed_cast);
 	for (unsigned r = 0; r < RANKS; r++)
@@ -221,8 +286,11 @@ static void release_all(struct world *w)
 static void check_usable(struct world *w)
 {
 	release_all(w);
+	if (w->plain->summoned_ranks)
+		MUST(w, return_it);
 	MUST(w, seed_plain);
 	MUST(w, seed_cast);
+	MUST(w, seed_rich);
 	cr_assert_not(w->job->torn);
 	MUST(w, gather_cast);
 	MUST(w, gather_plain);
@@ -319,6 +387,23 @@ static void with_other_job(struct world *w)
 	nodefix_job(&w->n, "other", 3, 0);
 }
 
+static void with_stepped(struct world *w)
+{
+	with_reduced(w);
+	MUST(w, step);
+}
+
+static void with_summoned(struct world *w)
+{
+	MUST(w, summon);
+}
+
+static void with_rich_specs(struct world *w)
+{
+	w->specs[0] = rich_spec("x");
+	w->specs[1] = nodefix_spec("plain", 1000);
+}
+
 static void with_specs(struct world *w)
 {
 	w->specs[0] = nodefix_spec("x", 5000);
@@ -354,6 +439,15 @@ static const struct act {
 	{ "Commit", no_preparation, commit, NULL },
 	{ "Commit after a step", with_step, commit, NULL },
 	{ "registration", with_specs, NULL, register_more },
+	{ "registration of all there is", with_rich_specs, NULL, register_more },
+	{ "UnitBuffers", no_preparation, unit_buffers, NULL },
+	{ "BroadcastBuffers", no_preparation, broadcast_buffers, NULL },
+	{ "SummonFull", no_preparation, summon, NULL },
+	{ "SummonFull after a step", with_stepped, summon, NULL },
+	{ "ReturnFull", with_summoned, return_it, NULL },
+	{ "ReturnFull, written back", with_summoned, return_written, NULL },
+	{ "ConvertUnits", with_reduced, convert, NULL },
+	{ "ConvertUnits after a step", with_stepped, convert, NULL },
 	{ "a group", no_preparation, NULL, make_group },
 	{ "a job", no_preparation, NULL, make_job },
 	{ "joining", with_other_job, NULL, join },
