@@ -8,6 +8,9 @@
 #ifndef SHARDD_CLIENT_OP_H
 #define SHARDD_CLIENT_OP_H
 
+#include <assert.h>
+#include <stddef.h>
+
 #include "client.h"
 #include "shardd.pb-c.h"
 
@@ -34,6 +37,20 @@ struct op_reply {
 	ProtobufCMessage base;
 	Shardd__V1__OpInfo *info;
 };
+
+/* A kind of op as a static @variable. @Name: of the rpc; @lower: as protobuf-c spells it. */
+#define OP(variable, Name, lower, result_fn) OP_KEEPING(variable, Name, lower, result_fn, NULL)
+/* The same, with something to keep. */
+#define OP_KEEPING(variable, Name, lower, result_fn, keep_fn)                                    \
+	static_assert(offsetof(Shardd__V1__##Name##Request, header) ==                           \
+			      offsetof(struct op_request, header),                               \
+		      "the header comes first");                                                 \
+	static_assert(offsetof(Shardd__V1__##Name##Reply, info) ==                               \
+			      offsetof(struct op_reply, info),                                   \
+		      "the info comes first");                                                   \
+	static const struct op variable = { "/shardd.v1.Shardd/" #Name,                          \
+					    &shardd__v1__##lower##_reply__descriptor, result_fn, \
+					    keep_fn }
 
 /* Send @request, which begins as struct op_request; borrowed.
  * Return: 0 with a ticket in @t, or a negative shardd_code without one. */

@@ -1,6 +1,4 @@
 /* Every op of shardd.h: which call it is, and its request. */
-#include <stddef.h>
-
 #include "client_error.h"
 #include "core/check.h"
 #include "op.h"
@@ -75,19 +73,6 @@ static int convert_keep(struct shardd_client *c, const ProtobufCMessage *m,
 				 "where their tensors are: register them again");
 	return places_take(&c->places, reply->units, reply->n_units, err);
 }
-
-/* @Name: of the rpc; @lower: as protobuf-c spells it. */
-#define OP(variable, Name, lower, result_fn) OP_KEEPING(variable, Name, lower, result_fn, NULL)
-#define OP_KEEPING(variable, Name, lower, result_fn, keep_fn)                                    \
-	static_assert(offsetof(Shardd__V1__##Name##Request, header) ==                           \
-			      offsetof(struct op_request, header),                               \
-		      "the header comes first");                                                 \
-	static_assert(offsetof(Shardd__V1__##Name##Reply, info) ==                               \
-			      offsetof(struct op_reply, info),                                   \
-		      "the info comes first");                                                   \
-	static const struct op variable = { "/shardd.v1.Shardd/" #Name,                          \
-					    &shardd__v1__##lower##_reply__descriptor, result_fn, \
-					    keep_fn }
 
 OP(initialise, Initialise, initialise, NULL);
 OP(gather, Gather, gather, gather_result);

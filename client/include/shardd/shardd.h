@@ -376,15 +376,17 @@ typedef uint64_t shardd_ticket;
 /* What an op hands back. Pointers are valid until the op's memory is given back
  * (release, reduce, free) or the session ends. */
 struct shardd_result {
-	void *data;        /* gather: read-only; gradient, alloc, summon, buffers: to be written */
-	uint64_t bytes;    /* of data */
-	uint64_t buffer;   /* alloc: names the buffer */
-	double total_norm; /* clip_grad_norm: before clipping */
+	/* gather, begin_pass: read-only; gradient, alloc, summon, buffers: to be written */
+	void *data;
+	uint64_t bytes;      /* of data */
+	uint64_t buffer;     /* alloc: names the buffer */
+	double total_norm;   /* clip_grad_norm: before clipping */
 	uint32_t references; /* gather, release: this session's, after the op */
 	bool copied;         /* gather: a cast was made for this call */
 	uint64_t number;     /* collectives: position in the group's order */
 	uint64_t waited_us;  /* in the daemon: for order and for peers */
 	uint64_t ran_us;
+	bool kept; /* end_pass: the unit is still gathered, by its policy */
 };
 
 /* Done? Return: 1 (then the ticket is ended and @ret, if not NULL, is filled), 0 (not
@@ -472,6 +474,48 @@ SHARDD_API int shardd_gather(shardd_client *c, shardd_unit u, const void **data,
 SHARDD_API int shardd_release_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
 				     struct shardd_error *err);
 SHARDD_API int shardd_release(shardd_client *c, shardd_unit u, struct shardd_error *err);
+
+/* ------------------------------------------------------------------ passes */
+
+/* Guarded units are used in passes, in this order on each rank: begin and end of FORWARD,
+ * as often as there is one; begin of BACKWARD, reduce, end of BACKWARD. Forward may be
+ * computed again inside backward. Steps, clipping, commits and initialisation come when no
+ * unit is in a pass. What does not fit is FAILED_PRECONDITION with the state, and changes
+ * nothing. */
+enum shardd_pass { SHARDD_FORWARD = 1, SHARDD_BACKWARD = 2 };
+
+/* The full parameters, as of gather; the pass has one reference of its own. They stay until
+ * the end of the pass, in backward until the unit is reduced, and longer if the unit's
+ * reshard policy says so: then the address stays the same. Waits for no other rank. */
+SHARDD_API int shardd_begin_pass_submit(shardd_client *c, shardd_unit u, enum shardd_pass pass,
+					shardd_ticket *t, struct shardd_error *err);
+SHARDD_API int shardd_begin_pass(shardd_client *c, shardd_unit u, enum shardd_pass pass,
+				 const void **data, struct shardd_error *err);
+
+/* @sync: BACKWARD: the gradients of this pass were reduced; false: they are added up, for a
+ * later pass to reduce (no_sync), or there are none. FORWARD: ignored.
+ * Errors: FAILED_PRECONDITION (also of a backward with @sync and without a reduce). */
+SHARDD_API int shardd_end_pass_submit(shardd_client *c, shardd_unit u, enum shardd_pass pass,
+				      bool sync, shardd_ticket *t, struct shardd_error *err);
+SHARDD_API int shardd_end_pass(shardd_client *c, shardd_unit u, enum shardd_pass pass, bool sync,
+			       struct shardd_error *err);
+
+/* This session's policy for guarded units, from here on; @reshard 0: as registered. @units:
+ * @n of them, at least one. */
+SHARDD_API int shardd_set_reshard_submit(shardd_client *c, const shardd_unit *units, size_t n,
+					 enum shardd_reshard reshard, shardd_ticket *t,
+					 struct shardd_error *err);
+SHARDD_API int shardd_set_reshard(shardd_client *c, const shardd_unit *units, size_t n,
+				  enum shardd_reshard reshard, struct shardd_error *err);
+
+/* As soon as this session has @u in @pass, begin to gather @units (@n up to 16, in this
+ * order; 0: none any more). Without any such list the daemon learns the order in one step
+ * and follows it in the next. It saves time only, and fails nothing: see docs/protocol.md. */
+SHARDD_API int shardd_set_prefetch_submit(shardd_client *c, shardd_unit u, enum shardd_pass pass,
+					  const shardd_unit *units, size_t n, shardd_ticket *t,
+					  struct shardd_error *err);
+SHARDD_API int shardd_set_prefetch(shardd_client *c, shardd_unit u, enum shardd_pass pass,
+				   const shardd_unit *units, size_t n, struct shardd_error *err);
 
 /* This rank's buffer for a unit's full gradients: N elements of gradient_dtype,
  * writable, contents undefined: write all of it. Asked again before the reduce:
