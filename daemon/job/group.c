@@ -17,6 +17,7 @@ int group_new(struct job *job, uint32_t id, const state_group *rec, match_comple
 	g->id = id;
 	g->job = job;
 	g->rec = rec;
+	list_init(&g->awaiting);
 	if (match_init(&g->match, (uint32_t)rec->n_ranks, complete, failed, g) < 0) {
 		free(g);
 		return -ENOMEM;
@@ -28,6 +29,7 @@ int group_new(struct job *job, uint32_t id, const state_group *rec, match_comple
 struct group *group_free(struct group *g)
 {
 	if (g) {
+		CHECK(list_empty(&g->awaiting));
 		match_deinit(&g->match);
 		free(g->devices);
 		if (g->nc)
@@ -98,4 +100,9 @@ bool group_index(const struct group *g, uint32_t rank, uint32_t *ret)
 		}
 	}
 	return false;
+}
+
+bool group_plan_holds(const struct group *g)
+{
+	return g->plan.has_clip || g->plan.inv_scale != 0;
 }

@@ -9,8 +9,19 @@
 #include "job/match.h"
 #include "job/node.h"
 #include "store/state.h"
+#include "unit/norm.h"
 
 struct job;
+
+/* What is done with the gradients of a backward pass as they arrive, until its Step. */
+struct pass_plan {
+	bool set;
+	bool has_clip;
+	bool has_lr;
+	struct clip clip;
+	double inv_scale; /* 0: none */
+	double lr;
+};
 
 struct group {
 	uint32_t id;            /* index in its job */
@@ -20,7 +31,16 @@ struct group {
 	struct device **devices; /* of its ranks, in the order of their first rank; owned */
 	unsigned n_devices;      /* 0: not all ranks are placed yet */
 	struct node_comm *nc;    /* borrowed from the node; NULL: never asked for */
+
+	/* of the present backward pass: job_pass_end */
+	struct pass_plan plan;
+	bool unscaled;        /* its gradients were, by Unscale */
+	bool found_inf;       /* by that, or as gradients arrived */
+	struct list awaiting; /* ops that wait for the next shard; owned by op/ */
 };
+
+/* Does the plan hold back the optimizer until the Step? */
+bool group_plan_holds(const struct group *g);
 
 /* Return: 0 or -ENOMEM. */
 int group_new(struct job *job, uint32_t id, const state_group *rec, match_complete_cb complete,

@@ -72,6 +72,8 @@ static void open_accounts(struct job *job)
 			  job->rec->name, -1);
 		pool_init(&job->scratch[d], &node->devices[d], &job->quota, MEM_FULL,
 			  BACKEND_SHARE_FD, job->rec->name, -1);
+		pool_init(&job->grads[d], &node->devices[d], &job->quota, MEM_GRAD,
+			  BACKEND_SHARE_FD, job->rec->name, -1);
 	}
 }
 

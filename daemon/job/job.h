@@ -62,9 +62,14 @@ struct job_step {
 	double lr;
 	uint32_t group;
 	bool applying;
-	uint64_t epoch;      /* in which applying began */
-	bool abandoned;      /* it was not applied: its epoch ended before it could begin */
-	bool committing;     /* a commit runs: what was applied will be committed */
+	uint64_t epoch;  /* in which applying began */
+	bool abandoned;  /* it was not applied: its epoch ended before it could begin */
+	bool committing; /* a commit runs: what was applied will be committed */
+	bool scales;     /* gradients are multiplied by @factor before */
+	float factor;
+	uint32_t stepping;   /* units whose optimizer runs in backward just now */
+	bool mid;            /* units were stepped in backward since the last Step or Commit */
+	bool counted;        /* and that is counted in uncommitted_steps */
 	struct list waiting; /* ops that wait for the end of applying; owned by op/ */
 };
 
@@ -102,6 +107,8 @@ struct job {
 	struct pool full[NODE_MAX_DEVICES];    /* gathered copies, by device */
 	struct pool scratch[NODE_MAX_DEVICES]; /* sums on their way between devices */
 	bool stale_partials;                   /* sums that nobody will use are still in memory */
+	struct pool grads[NODE_MAX_DEVICES];   /* gradient shards that are not there always */
+	bool stray_gradients;                  /* of units that have no gradient, perhaps */
 	struct reads stray[NODE_MAX_DEVICES];  /* of copies whose memory went back to the pool */
 	struct list idle_full;  /* units whose full buffers nobody uses, oldest first */
 	uint32_t casts;         /* that run now */
@@ -269,6 +276,15 @@ void job_give_full(struct job *job, struct unit *u);
 /* No rank holds @u any more, or its making has ended: the copy stays until memory is needed
  * or the parameters change, or goes at once (unit.drop). Nothing, if somebody has a use for it. */
 void job_full_unused(struct job *job, struct unit *u);
+/* Gradient shards of @u on all its devices, if they come from a pool: take them, or none of
+ * them, or give them back (job_grads.c). Return: as pool_take. */
+int job_take_grads(struct job *job, struct unit *u);
+void job_give_grads(struct job *job, struct unit *u);
+/* Give back those of units without a gradient, when nothing of the job runs. */
+void job_give_stray_grads(struct job *job);
+/* The backward pass is over for the units of @g (NULL: of all groups): what was noted of it
+ * is forgotten. */
+void job_pass_end(struct job *job, struct group *g);
 
 /* Give back the memory of sums that were kept for the replicas' all-reduce, which are of no
  * use any more; job_drop_partials: those of all units, as soon as nothing runs. */

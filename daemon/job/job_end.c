@@ -39,12 +39,14 @@ static void release_memory(struct job *job)
 		/* who may still read is quarantined with the slabs */
 		for (unsigned d = 0; d < job->units[i]->n_parts; d++)
 			reads_deinit(&job->units[i]->parts[d].reads);
+		job_give_grads(job, job->units[i]);
 		job_give_full(job, job->units[i]);
 		job_give_partials(job, job->units[i]);
 	}
 	for (unsigned d = 0; d < job->node->n_devices; d++) {
 		pool_deinit(&job->full[d]);
 		pool_deinit(&job->scratch[d]);
+		pool_deinit(&job->grads[d]);
 		reads_deinit(&job->stray[d]);
 	}
 	job_drop_spare(job);
@@ -61,7 +63,7 @@ static bool ops_over(const struct job *job)
 	for (uint32_t r = 0; r < job->rec->world_size; r++)
 		if (job->ranks[r] && job->ranks[r]->pending)
 			return false;
-	return !job->running && !job->step.applying;
+	return !job->running && !job->step.applying && !job->step.stepping;
 }
 
 static void wake_waiters(struct job *job)
@@ -87,6 +89,7 @@ void job_settle(struct job *job)
 	if (job->stale_partials && !job->running)
 		job_drop_partials(job);
 	wake_waiters(job);
+	job_give_stray_grads(job);
 	if (!job->deleted || !ops_over(job))
 		return;
 	if (!job->memory_gone)

@@ -16,9 +16,13 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 	job->rec->epoch++;
 	job->step.prepared = false;
 	job_drop_spare(job); /* who registered must join again */
+	job->step.mid = false;
 	for (uint32_t i = 0; i < job->n_units; i++)
 		job->units[i]->has_gradient = false;
 	job_drop_partials(job);
+	job_pass_end(job, NULL);
+	job->stray_gradients = true;
+	job_give_stray_grads(job);
 	for (uint32_t r = 0; r < job->rec->world_size; r++) {
 		struct member *m = job->ranks[r];
 
@@ -104,7 +108,8 @@ static bool is_busy(const struct job *job, uint32_t rank)
 {
 	const struct member *before = job->ranks[rank];
 
-	return job->step.committing || job->step.applying || (before && before->pending);
+	return job->step.committing || job->step.applying || job->step.stepping ||
+	       (before && before->pending);
 }
 
 static bool is_present(const struct member *m)

@@ -152,6 +152,12 @@ static uint64_t add(uint64_t a, uint64_t b)
 	return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
+/* Beside the parameters. */
+static unsigned other_arrays(const state_unit *rec)
+{
+	return !unit_pools_gradient(rec) + unit_state_arrays(rec);
+}
+
 static void reg_sum_buffers(struct reg *r, const state_unit *spec)
 {
 	const state_group *g = r->job->groups[spec->group]->rec;
@@ -174,8 +180,8 @@ static void reg_sum(struct reg *r)
 
 			r->on[on].params_bytes =
 				add(r->on[on].params_bytes, unit_params_bytes(l, spread));
-			r->on[on].other_bytes = add(r->on[on].other_bytes,
-						    bytes * (1 + unit_state_arrays(r->specs[i])));
+			r->on[on].other_bytes =
+				add(r->on[on].other_bytes, bytes * other_arrays(r->specs[i]));
 		}
 		if (!r->ids[i])
 			reg_sum_buffers(r, r->specs[i]);
@@ -369,14 +375,18 @@ static int place(struct unit *u, struct reg *r, struct unit_part *p)
 		return -ENOMEM;
 	if (!bytes) /* all of it is frozen */
 		return 0;
-	p->grads = cut(r->on[d].other, &r->on[d].other_at, bytes);
+	if (!unit_pools_gradient(u->rec))
+		p->grads = cut(r->on[d].other, &r->on[d].other_at, bytes);
 	if (states > 0)
 		p->state1 = cut(r->on[d].other, &r->on[d].other_at, bytes);
 	if (states > 1)
 		p->state2 = cut(r->on[d].other, &r->on[d].other_at, bytes);
-	if (state_region_set(&rec->grads, &p->grads) < 0 ||
+	if (states > 2)
+		p->state3 = cut(r->on[d].other, &r->on[d].other_at, bytes);
+	if ((p->grads.slab && state_region_set(&rec->grads, &p->grads) < 0) ||
 	    (states > 0 && state_region_set(&rec->state1, &p->state1) < 0) ||
-	    (states > 1 && state_region_set(&rec->state2, &p->state2) < 0))
+	    (states > 1 && state_region_set(&rec->state2, &p->state2) < 0) ||
+	    (states > 2 && state_region_set(&rec->state3, &p->state3) < 0))
 		return -ENOMEM;
 	return 0;
 }
@@ -490,7 +500,7 @@ int job_add_slabs(struct job *job, struct slab *const *slabs, size_t n)
 static bool part_has(const struct unit_part *p, const struct slab *s)
 {
 	return p->params.slab == s || p->grads.slab == s || p->state1.slab == s ||
-	       p->state2.slab == s;
+	       p->state2.slab == s || p->state3.slab == s;
 }
 
 static bool is_used(const struct job *job, const struct slab *s)
@@ -653,8 +663,9 @@ static bool part_fits(const struct unit *u, const struct unit_part *p)
 	unsigned states = need ? unit_state_arrays(u->rec) : 0;
 
 	return p->params.bytes >= unit_params_bytes(&u->layout, u->spread) &&
-	       p->grads.bytes >= need && (states < 1 || p->state1.bytes >= need) &&
-	       (states < 2 || p->state2.bytes >= need);
+	       (unit_pools_gradient(u->rec) ? !p->grads.slab : p->grads.bytes >= need) &&
+	       (states < 1 || p->state1.bytes >= need) && (states < 2 || p->state2.bytes >= need) &&
+	       (states < 3 || p->state3.bytes >= need);
 }
 
 static bool restore_parts(struct job *job, struct unit *u)
@@ -669,6 +680,7 @@ static bool restore_parts(struct job *job, struct unit *u)
 		p->grads = region_of(job, rec->grads);
 		p->state1 = region_of(job, rec->state1);
 		p->state2 = region_of(job, rec->state2);
+		p->state3 = region_of(job, rec->state3);
 		if (!part_fits(u, p) || p->params.slab->device != p->device)
 			return false;
 	}

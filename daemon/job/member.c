@@ -222,6 +222,8 @@ void member_reset(struct member *m)
 		pool_give(&m->pool, &mu->accumulated);
 		mu->included = false;
 		mu->expected = false;
+		pool_give(&m->pool, &mu->shard);
+		mu->shard_state = SHARD_NONE;
 	}
 	m->in_pass = 0;
 	prefetch_restart(&m->ahead.learned);

@@ -31,6 +31,9 @@ struct unit;
 
 enum member_state { MEMBER_JOINED, MEMBER_STALE, MEMBER_LEFT, MEMBER_DEAD, _MEMBER_N };
 
+/* BY_TRAINER, from the unit's last Reduce of a backward pass on. */
+enum shard_state { SHARD_NONE, SHARD_COMING, SHARD_OUT, SHARD_BACK, SHARD_GIVEN_BACK };
+
 /* What a member holds of one unit. */
 struct member_unit {
 	uint32_t gathers;       /* references, releases to come */
@@ -47,7 +50,9 @@ struct member_unit {
 	 * unit's reduce plan; @included: what earlier reductions left is in it too. */
 	struct region accumulated;
 	bool included;
-	bool expected;   /* it is to be used next: its gather was begun ahead, or is there */
+	enum shard_state shard_state;
+	struct region shard; /* OUT, BACK: its copy of its shard: parameters, gradient */
+	bool expected;       /* it is to be used next: its gather was begun ahead, or is there */
 	struct member_list *ahead[2]; /* of forward and backward; NULL: none */
 };
 

@@ -25,9 +25,11 @@ struct apply {
 	struct parked parked; /* until nobody reads the parameters any more */
 	struct unit **units;  /* those that are stepped */
 	unsigned n;
+	struct unit_run *runs;                     /* room for those of any of them */
 	struct apply_part parts[NODE_MAX_DEVICES]; /* by device */
 	unsigned pending;
 	int status;
+	void (*next)(struct apply *a); /* when all devices are there; NULL: it is over */
 };
 
 static void apply_free(struct apply *a)
@@ -52,7 +54,7 @@ static void resume_all(struct list *waiting)
 }
 
 /* A device that failed half-way leaves parameters that nobody can go on from. */
-static void mark_failed(struct job *job)
+void apply_failed(struct job *job)
 {
 	job->torn = true;
 	for (uint32_t i = 0; i < job->n_units; i++)
@@ -68,15 +70,19 @@ static void apply_done(struct job *job, struct unit **units, unsigned n, int sta
 		u->has_gradient = false;
 		u->rec->optimizer->steps++;
 		full_invalidate(job, u);
+		job_give_grads(job, u);
 	}
+	for (unsigned d = 0; n && d < job->node->n_devices; d++)
+		pool_trim(&job->grads[d], UINT64_MAX); /* what was held for this step */
 	if (status)
-		mark_failed(job);
-	if (n)
+		apply_failed(job);
+	if (n && !job->step.counted)
 		job->rec->uncommitted_steps++;
+	job->step.counted = false;
 	job->step.applying = false;
 	if (job->step.epoch != job->rec->epoch)
 		job_tear(job); /* a trainer died meanwhile, without a commit to cover this */
-	resume_all(&job->step.waiting);
+	apply_go_on(job);
 	job->running--; /* only now: those resumed may have been the last of a deleted job */
 	job_settle(job);
 }
@@ -89,6 +95,10 @@ static void on_applied(struct backend_task *task, int status)
 	a->status = a->status ? a->status : status;
 	if (--a->pending)
 		return;
+	if (a->next && !a->status) {
+		a->next(a);
+		return;
+	}
 	apply_done(job, a->units, a->n, a->status);
 	apply_free(a);
 }
@@ -99,46 +109,67 @@ static bool takes_part(const struct job *job, const struct unit *u)
 	       u->rec->optimizer->kind != OPTIM_NONE;
 }
 
+static double lr_of(const struct job *job, const struct unit *u)
+{
+	return job->step.has_lr ? job->step.lr : u->rec->optimizer->lr;
+}
+
+/* Kops that @u needs on part @d: of the factor, or of the step. */
+static size_t kops_of(const struct job *job, const struct unit *u, unsigned d)
+{
+	const struct unit_part *p = &u->parts[d];
+	size_t scale = job->step.scales ? optim_scale_kops(u, p, 0, NULL) : 0;
+	size_t step = optim_step_kops(u, p, lr_of(job, u), NULL);
+
+	return scale > step ? scale : step;
+}
+
+/* On each device for the kops of all units. */
+static bool make_room(struct apply *a)
+{
+	const struct job *job = a->job;
+	size_t kops[NODE_MAX_DEVICES] = { 0 };
+	bool there = true;
+
+	for (uint32_t i = 0; i < job->n_units; i++) {
+		const struct unit *u = job->units[i];
+
+		for (unsigned d = 0; takes_part(job, u) && d < u->n_parts; d++)
+			kops[u->parts[d].device->index] += kops_of(job, u, d);
+	}
+	for (unsigned d = 0; d < job->node->n_devices; d++) {
+		a->parts[d].apply = a;
+		a->parts[d].task.sync = true;
+		a->parts[d].task.done = on_applied;
+		a->parts[d].task.kops = calloc(kops[d] ? kops[d] : 1, sizeof(struct kop));
+		there = there && a->parts[d].task.kops;
+	}
+	return there;
+}
+
 static struct apply *apply_new(struct job *job)
 {
-	size_t room = job->n_units ? job->n_units : 1;
 	struct apply *a = calloc(1, sizeof(*a));
-	bool there;
 
 	if (!a)
 		return NULL;
 	a->job = job;
 	list_init(&a->parked.link);
-	a->units = calloc(room, sizeof(struct unit *));
-	there = a->units;
-	for (unsigned d = 0; d < job->node->n_devices; d++) {
-		a->parts[d].apply = a;
-		a->parts[d].task.sync = true;
-		a->parts[d].task.done = on_applied;
-		a->parts[d].task.kops = calloc(room, sizeof(struct kop));
-		there = there && a->parts[d].task.kops;
-	}
-	if (there)
+	a->units = calloc(job->n_units ? job->n_units : 1, sizeof(struct unit *));
+	if (a->units && make_room(a))
 		return a;
 	apply_free(a);
 	return NULL;
 }
 
-static void add_unit(struct apply *a, struct unit *u)
+static void step_unit(struct apply *a, const struct unit *u)
 {
-	const struct job_step *step = &a->job->step;
-	double lr = step->has_lr ? step->lr : u->rec->optimizer->lr;
-
-	CHECK(!u->gathered_ranks);
 	for (unsigned d = 0; d < u->n_parts; d++) {
 		struct backend_task *task = &a->parts[u->parts[d].device->index].task;
 
-		if (!u->parts[d].n)
-			continue;
-		CHECK(optim_step_kop(u, &u->parts[d], lr, &task->kops[task->n_kops]));
-		task->n_kops++;
+		task->n_kops += (unsigned)optim_step_kops(u, &u->parts[d], lr_of(a->job, u),
+							  &task->kops[task->n_kops]);
 	}
-	a->units[a->n++] = u;
 }
 
 /* Only to devices that have something to do: another may be lost, which is not our affair.
@@ -162,6 +193,35 @@ static void submit_parts(struct apply *a)
 			backend_submit(node->devices[d].backend, &a->parts[d].task);
 }
 
+static void step_units(struct apply *a)
+{
+	a->next = NULL;
+	for (unsigned d = 0; d < a->job->node->n_devices; d++) {
+		a->parts[d].task.n_kops = 0;
+		a->parts[d].task.sync = true;
+	}
+	for (unsigned i = 0; i < a->n; i++)
+		step_unit(a, a->units[i]);
+	submit_parts(a);
+}
+
+/* The factor of a planned clip: an op on the same elements comes before the step. */
+static void scale_units(struct apply *a)
+{
+	a->next = step_units;
+	for (unsigned i = 0; i < a->n; i++) {
+		const struct unit *u = a->units[i];
+
+		for (unsigned d = 0; d < u->n_parts; d++) {
+			struct backend_task *task = &a->parts[u->parts[d].device->index].task;
+
+			task->n_kops += (unsigned)optim_scale_kops(
+				u, &u->parts[d], a->job->step.factor, &task->kops[task->n_kops]);
+		}
+	}
+	submit_parts(a);
+}
+
 /* The epoch may have ended while streams were waited for: then what they brought is worth
  * nothing, and the step never was. */
 static void submit(struct parked *p)
@@ -175,10 +235,15 @@ static void submit(struct parked *p)
 		apply_free(a);
 		return;
 	}
-	for (uint32_t i = 0; i < job->n_units; i++)
+	for (uint32_t i = 0; i < job->n_units; i++) {
+		CHECK(!takes_part(job, job->units[i]) || !job->units[i]->gathered_ranks);
 		if (takes_part(job, job->units[i]))
-			add_unit(a, job->units[i]);
-	submit_parts(a);
+			a->units[a->n++] = job->units[i];
+	}
+	if (job->step.scales)
+		scale_units(a);
+	else
+		step_units(a);
 }
 
 static void apply_start(struct job *job)
@@ -202,13 +267,36 @@ static void apply_start(struct job *job)
 	}
 }
 
+/* Neither runs. */
+void apply_go_on(struct job *job)
+{
+	if (job->step.applying || job->step.stepping)
+		return;
+	if (job->step.prepared && !list_empty(&job->step.waiting))
+		apply_start(job);
+	else
+		resume_all(&job->step.waiting);
+}
+
+static void wait(struct job *job, struct parked *p, void (*resume)(struct parked *p))
+{
+	p->resume = resume;
+	list_append(&job->step.waiting, &p->link);
+	apply_go_on(job);
+}
+
 bool apply_ensure(struct job *job, struct parked *p, void (*resume)(struct parked *p))
+{
+	if (!job->step.prepared && !job->step.applying && !job->step.stepping)
+		return true;
+	wait(job, p, resume);
+	return false;
+}
+
+bool apply_ensure_step(struct job *job, struct parked *p, void (*resume)(struct parked *p))
 {
 	if (!job->step.prepared && !job->step.applying)
 		return true;
-	p->resume = resume;
-	list_append(&job->step.waiting, &p->link);
-	if (!job->step.applying)
-		apply_start(job);
+	wait(job, p, resume);
 	return false;
 }

@@ -156,6 +156,7 @@ static void finish(struct coll *c, const struct fault *fault)
 
 	if (c->forget) /* while its members are there */
 		c->forget(c);
+	lend_failed(c);
 	for (uint32_t i = 0; i < c->n; i++) {
 		if (c->marked)
 			member_executed(c->members[i]);

@@ -182,6 +182,7 @@ static void cast_end(struct cast *cast, int status)
 	job_full_unused(job, u);
 	if (!job->ahead_casts)
 		drain_go_on(job);
+	backward_released(job, u);
 	next_in_queue(job);
 	node_wake(job->node);
 	job->running--; /* only now: those resumed may have been the last of a deleted job */

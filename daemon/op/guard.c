@@ -92,6 +92,7 @@ void guard_let_go(struct member *m, struct unit *u)
 	mu->uses++;
 	u->drop = !is_wanted(m->job, u, mu->uses);
 	member_released(m, u, mu);
+	backward_released(m->job, u);
 }
 
 void guard_drop(struct job *job, struct unit *u)

@@ -407,6 +407,7 @@ static void free_args(struct op *op)
 {
 	if (op->type->forget)
 		op->type->forget(op);
+	free(op->owned);
 	if (strcmp(op->type->name, "Commit") != 0)
 		return;
 	if (op->args.commit.charged)

@@ -129,11 +129,13 @@ struct op {
 			uint32_t layout, multiple, strategy, shard_ranks;
 		} convert;
 		struct {
-			double max_norm, norm_type;
+			struct clip clip;
+			double value;   /* ClipGradValue: the bound; Unscale: the factor */
+			size_t n_units; /* named in @owned, ascending; 0: all of the group */
 		} clip;
 		struct {
 			double lr;
-			bool has_lr;
+			bool has_lr, skip_if_found, discard;
 		} step;
 		struct {
 			enum pass_kind kind; /* 0: Gather */
@@ -149,7 +151,9 @@ struct op {
 		} policy; /* SetReshard, SetPrefetch */
 		struct {
 			bool defer; /* the all-reduce between replicas */
+			bool more;  /* is to come in this backward pass */
 		} reduce;
+		struct pass_plan plan;
 		struct {
 			uint64_t step;
 			uint8_t *blob; /* owned; charged when checked */
@@ -157,6 +161,7 @@ struct op {
 			bool charged;
 		} commit;
 	} args;
+	void *owned; /* of the arguments; freed with the op */
 
 	struct {
 		struct region place;
@@ -166,6 +171,12 @@ struct op {
 		bool kept;
 		uint64_t buffer;
 		double total_norm;
+		bool has_total_norm;
+		bool found_inf;
+		bool skipped;      /* Step */
+		struct unit *unit; /* NextShard: whose shard */
+		uint64_t elements; /* of it */
+		uint64_t gradient_offset;
 		enum backend_queue queue; /* where @ready is a point of */
 		uint64_t ready;           /* 0: there is nothing to wait for */
 	} result;
@@ -174,6 +185,11 @@ struct op {
 	op_done_cb done;
 	void *userdata;
 };
+
+/* Pieces of memory that a collective has on a device: four for sums on their way, and one
+ * that is told of an infinity. */
+#define COLL_SCRATCH   5
+#define COLL_FOUND_INF 4
 
 /* What a collective does on one device of its group. */
 struct coll_part {
@@ -187,8 +203,9 @@ struct coll_part {
 	unsigned n_kops;
 	struct queue_task queue; /* of the present stage; streams of the members: until they came */
 	bool promised;           /* there were such streams */
-	struct region scratch[4];
-	uint64_t ready; /* point of the queue at which all is over */
+	struct region scratch[COLL_SCRATCH];
+	float found_inf; /* read back: of what was unscaled */
+	uint64_t ready;  /* point of the queue at which all is over */
 };
 
 /* A collective that runs: the ops of all members of a group. */
@@ -214,7 +231,8 @@ struct coll {
 	struct comm_op comm_op;
 	struct queue_task between; /* watches what goes on between devices, from its start */
 	uint64_t breaks;           /* of the communicators, then */
-	double *partials;
+	double *partials;          /* owned */
+	size_t n_partials;
 	bool drained;                 /* Initialise: nobody uses the parameters any more */
 	struct reduce_run *reduce;    /* Reduce: owned */
 	uint32_t turn;                /* of what is done once a member */
@@ -222,9 +240,14 @@ struct coll {
 	struct {
 		bool packed;
 		void (*after)(struct coll *c);
-	} own;                          /* own_write's */
-	struct convert *convert;        /* ConvertUnits' own */
-	void (*forget)(struct coll *c); /* (optional) called at its end, however that comes */
+	} own;                           /* own_write's */
+	struct convert *convert;         /* ConvertUnits' own */
+	void (*forget)(struct coll *c);  /* (optional) called at its end, however that comes */
+	void (*after)(struct coll *c);   /* what follows several stages */
+	void (*arrived)(struct coll *c); /* what follows what the plan says */
+	void (*again)(struct parked *p); /* what follows when the shards are cleared */
+	float factor;                    /* for what they multiply */
+	bool begun;                      /* Reduce: shards are promised to the trainers */
 	double value;
 };
 

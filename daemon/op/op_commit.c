@@ -70,10 +70,20 @@ static void store_blob(struct op *op)
 	op->args.commit.charged = false;
 }
 
+/* Units that were stepped in backward may be reduced again. */
+static void end_pass(struct job *job)
+{
+	job->step.mid = false;
+	for (uint32_t i = 0; i < job->n_units; i++)
+		if (job->units[i]->stepped)
+			unit_pass_end(job->units[i]);
+}
+
 static void finish(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 	state_job *rec = c->job->rec;
+	struct fault f = FAULT_NULL;
 
 	c->job->step.committing = false;
 	if (c->job->step.abandoned) {
@@ -84,11 +94,13 @@ static void finish(struct parked *p)
 			return;
 	}
 	if (c->job->torn) { /* the device failed the step */
-		struct fault f = FAULT_NULL;
-
 		op_device_fault(c->job, "the step could not be applied", &f);
 		fault_set(&f, FAULT_INTERNAL, NULL,
 			  "the step could not be applied: job '%s' is TORN", rec->name);
+		coll_end(c, &f);
+		return;
+	}
+	if (backward_check_over(c->job, NULL, &f)) {
 		coll_end(c, &f);
 		return;
 	}
@@ -97,6 +109,7 @@ static void finish(struct parked *p)
 	rec->has_commit = true;
 	rec->step = c->ops[0]->args.commit.step;
 	rec->uncommitted_steps = 0;
+	end_pass(c->job);
 	coll_end(c, NULL);
 }
 

@@ -152,6 +152,11 @@ static int check_idle(const struct coll *c, const struct unit *u, struct fault *
 {
 	const char *what = u->summoned_ranks ? "summoned" : u->gathered_ranks ? "gathered" : NULL;
 
+	if (unit_pools_gradient(u->rec) && (u->has_gradient || u->shards_left))
+		return fault_set(f, FAULT_STATE, NULL,
+				 "unit '%.100s' has a gradient that its optimizer is yet to use: "
+				 "end the backward pass with Step before it is converted",
+				 u->rec->name);
 	for (uint32_t i = 0; !what && i < c->n; i++) {
 		const struct member_unit *mu = member_unit_find(c->members[i], u);
 
@@ -169,18 +174,20 @@ static int check_idle(const struct coll *c, const struct unit *u, struct fault *
 /* -------------------------------------------------------------------- memory */
 
 /* The arrays of a part, parameters first. */
-#define ARRAYS 4
+#define ARRAYS (2 + UNIT_MAX_STATES)
 
 static struct region *array_of(struct unit_part *p, unsigned i)
 {
-	struct region *const arrays[ARRAYS] = { &p->params, &p->grads, &p->state1, &p->state2 };
+	struct region *const arrays[ARRAYS] = { &p->params, &p->grads, &p->state1, &p->state2,
+						&p->state3 };
 
 	return arrays[i];
 }
 
 static state_region **record_of(state_part *p, unsigned i)
 {
-	state_region **const fields[ARRAYS] = { &p->params, &p->grads, &p->state1, &p->state2 };
+	state_region **const fields[ARRAYS] = { &p->params, &p->grads, &p->state1, &p->state2,
+						&p->state3 };
 
 	return fields[i];
 }
@@ -223,6 +230,8 @@ static int begin_unit(struct coll *c, struct changing *x, struct unit *u)
 	struct group *g = c->group;
 
 	x->old = u;
+	if (unit_pools_gradient(u->rec))
+		job_give_grads(c->job, u); /* nobody's: check_idle */
 	CHECK(new_record(c->ops[0], u, &x->rec, &f) == 0);
 	CHECK(unit_layout(&x->rec, group_size(g), &l));
 	if (unit_new(u->id, &x->rec, &l, g->devices, g->n_devices, &x->fresh) < 0)

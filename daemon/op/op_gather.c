@@ -115,12 +115,16 @@ void gather_start(struct op *op)
 {
 	struct job *job = op->m->job;
 	struct unit *u = op->unit;
+	int r;
 
 	op->state = OP_PARKED;
-	if (!apply_ensure(job, &op->parked, resume))
+	if (!apply_ensure_step(job, &op->parked, resume))
 		return;
 	ahead_asked(op);
-	if (op_check_not_torn(op, &op->fault)) /* by the step that was applied meanwhile */
+	r = backward_gather(op, resume);
+	if (r == BACKWARD_WAITS)
+		return;
+	if (r || op_check_not_torn(op, &op->fault)) /* by the step that was applied meanwhile */
 		op_end(op);
 	else if (unit_is_direct(u))
 		give(op, unit_direct_region(u, unit_part_on(u, op->m->device)), false, 0);

@@ -121,12 +121,85 @@ bool own_ready(struct coll *c, void (*again)(struct parked *p));
  * tensor after tensor as they were registered. Then @after. */
 void own_write(struct coll *c, const float *(*source)(const struct coll *c, uint32_t i),
 	       bool packed, void (*after)(struct coll *c));
+/* -- gradient shards (shards.c) ------------------------------------------------ */
+
+/* Those that a collective works on: of its unit, or of the units of its group that have a
+ * gradient and, if it names some, are among them. */
+bool shards_take_part(const struct coll *c, const struct unit *u);
+/* Take @units of a request into the op: of its group, each once. Return: 0 or a fault. */
+int shards_take_units(struct op *op, const uint32_t *units, size_t n, struct fault *f);
+/* A word for the fingerprint: equal units, equal words. */
+uint64_t shards_word(const struct op *op);
+/* Refuse what needs all gradients of the group when some of them were used in backward
+ * already, or handed out to the trainer's own optimizer. Return: 0 or a fault code. */
+int shards_check_whole(const struct coll *c, struct fault *f);
+
+/* How a request says what to clip by, with the names of its fields for texts. */
+struct clip_fields {
+	double max_norm, norm_type;
+	uint32_t profile;
+	bool error_if_nonfinite;
+	const char *field_max_norm, *field_norm_type, *field_profile;
+};
+/* Check them (op_clip.c). Return: 0 or a fault code. */
+int clip_decode(const struct clip_fields *r, struct clip *ret, struct fault *f);
+
+/* Multiply all of them by @inv, noting in the group whether one held an infinity or NaN
+ * before that; then @next. coll_need_scratch of COLL_FOUND_INF has been asked for. */
+void shards_unscale(struct coll *c, float inv, void (*next)(struct coll *c));
+/* Bytes of that scratch. */
+#define SHARDS_FOUND_BYTES 256u
+
+/* Norms of all of them, block by block, in the order of devices, then units; then @next with
+ * them in c->partials. */
+void shards_norm(struct coll *c, double type, void (*next)(struct coll *c));
+/* What they add up to. */
+double shards_total(const struct coll *c, double type);
 
 /* -- the prepared step ------------------------------------------------------ */
 
-/* Is the prepared step (if any) applied? If not: begin to apply it, put @p into the
- * list of those that wait, to be resumed. Return: true if there is nothing to wait for. */
+/* Is the prepared step (if any) applied, and no optimizer runs in backward? If not: begin to
+ * apply it, put @p into the list of those that wait, to be resumed. Return: true if there is
+ * nothing to wait for. */
 bool apply_ensure(struct job *job, struct parked *p, void (*resume)(struct parked *p));
+/* The same for an op on one unit that looks after what runs in backward itself: only for the
+ * prepared step. */
+bool apply_ensure_step(struct job *job, struct parked *p, void (*resume)(struct parked *p));
+/* An optimizer that ran in backward has ended: who waited goes on. */
+void apply_go_on(struct job *job);
+/* The device failed to change parameters as a whole: the job is TORN. */
+void apply_failed(struct job *job);
+
+/* -- optimizers in backward (backward.c) ------------------------------------- */
+
+/* A Reduce of c->unit begins. Has the unit been reduced for the last time in this pass? Then
+ * @c has ended. Is there memory for its gradient shards, and what the plan needs? If not,
+ * @again is called with c->parked, or @c has ended. Return: true: go on. */
+bool backward_prepare(struct coll *c, void (*again)(struct parked *p));
+/* The reduced gradient is in the shards: deal with it as the plan says, then @next. */
+void backward_arrive(struct coll *c, void (*next)(struct coll *c));
+/* At the end of the Reduce, when unit.has_gradient says how it ended: step the unit, now or
+ * when nobody has it gathered any more; or offer its shards to the trainers. */
+void backward_reduced(struct coll *c);
+/* Somebody has let go of @u: step it if that is due. */
+void backward_released(struct job *job, struct unit *u);
+/* Before a gather: are the parameters of the pass before stepped? Return: 0; 1: it waits,
+ * @resume is called with op->parked; or a fault code, op->fault filled. */
+enum { BACKWARD_WAITS = 1000 };
+int backward_gather(struct op *op, void (*resume)(struct parked *p));
+/* Refuse to go on from a pass in which some units were stepped and others are still to be.
+ * @g: of its units; NULL: of all. Return: 0 or a fault code. */
+int backward_check_over(const struct job *job, const struct group *g, struct fault *f);
+/* The pass is noted as changing parameters: who dies now leaves them torn. */
+void backward_mark(struct job *job);
+
+/* -- the trainer's own optimizer (lend.c) --------------------------------------- */
+
+/* A Reduce of c->unit has begun, for the last time in its pass; and is over. */
+void lend_begin(struct coll *c);
+void lend_ready(struct coll *c);
+/* It has ended, perhaps without that. */
+void lend_failed(struct coll *c);
 
 /* Before parameters are written: is everything over that reads or writes them, on all
  * devices of the job, also in trainers' streams that have said how far they must come? If

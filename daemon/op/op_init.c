@@ -132,6 +132,8 @@ static void done(struct coll *c)
 	u->has_gradient = false;
 	u->has_partials = false;
 	c->job->stale_partials = true;
+	unit_pass_end(u);
+	c->job->stray_gradients = true;
 	full_invalidate(c->job, u);
 	if (coll_promised(c) && coll_overtaken(c, false))
 		return; /* and the unit is as good as never initialised */

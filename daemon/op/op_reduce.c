@@ -16,10 +16,12 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__ReduceRequest *r = (const Shardd__V1__ReduceRequest *)msg;
 
-	op->touches = TOUCH_GRADS;
 	op->args.reduce.defer = r->defer_all_reduce;
+	op->args.reduce.more = r->more || r->defer_all_reduce;
 	if (op_take_unit(op, r->unit, f))
 		return f->code;
+	/* the optimizer in backward changes parameters */
+	op->touches = TOUCH_GRADS | (unit_pools_gradient(op->unit->rec) ? TOUCH_PARAMS : 0);
 	op->group = job_group_by_id(op->m->job, op->unit->rec->group);
 	return 0;
 }
@@ -55,11 +57,13 @@ static int check(struct op *op, struct fault *f)
 				 "reduce of unit '%.100s': this rank has not asked for its "
 				 "gradient buffer and has accumulated nothing",
 				 op->unit->rec->name);
-	op_print(op, "Reduce of unit '%.64s' (%llu elements, %s%s)", op->unit->rec->name,
+	op_print(op, "Reduce of unit '%.64s' (%llu elements, %s%s%s)", op->unit->rec->name,
 		 (unsigned long long)op->unit->layout.elements,
 		 dtype_name(op->unit->rec->gradient_dtype),
-		 op->args.reduce.defer ? ", all-reduce deferred" : "");
+		 op->args.reduce.defer ? ", all-reduce deferred" : "",
+		 op->args.reduce.more ? ", more to come" : "");
 	op->entry.print.words[2] = op->args.reduce.defer;
+	op->entry.print.words[3] = op->args.reduce.more;
 	return 0;
 }
 
@@ -91,7 +95,14 @@ static void done(struct coll *c)
 	take_back(c);
 	c->unit->has_gradient = in_time(c);
 	job_give_partials(c->job, c->unit);
+	backward_reduced(c);
 	coll_end(c, NULL);
+}
+
+/* The gradient shards are whole. */
+static void reduced(struct coll *c)
+{
+	backward_arrive(c, done);
 }
 
 /* The partials stay for the next reduction. */
@@ -121,7 +132,7 @@ static void finish(struct coll *c)
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		reduce_finish(c, d);
-	coll_kernels(c, done);
+	coll_kernels(c, reduced);
 }
 
 /* Where every device has all of the unit it gets all of the sum; else, in place, its own
@@ -157,7 +168,7 @@ static void advance(struct coll *c)
 	else if (c->reduce->defer)
 		deferred(c);
 	else if (c->n_parts == 1)
-		done(c);
+		reduced(c);
 	else
 		between(c);
 }
@@ -178,7 +189,7 @@ static void start(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 
-	if (coll_overtaken(c, true) || !coll_ready(c, start))
+	if (coll_overtaken(c, true) || !coll_ready(c, start) || !backward_prepare(c, start))
 		return;
 	if (!c->reduce)
 		c->reduce = reduce_run_new(c);
@@ -197,7 +208,7 @@ static void start(struct parked *p)
 static void run(struct coll *c)
 {
 	/* a prepared step still needs the gradients that this one would overwrite */
-	if (apply_ensure(c->job, &c->parked, start))
+	if (apply_ensure_step(c->job, &c->parked, start))
 		start(&c->parked);
 }
 

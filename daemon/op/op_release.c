@@ -40,6 +40,7 @@ static void start(struct op *op)
 			return;
 		}
 		member_released(op->m, op->unit, mu);
+		backward_released(op->m->job, op->unit);
 	}
 	op->result.references = mu ? mu->gathers - mu->held : 0;
 	op_end(op);

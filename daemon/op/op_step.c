@@ -1,10 +1,15 @@
-/* Step: all ranks want the optimizer stepped. Prepared here, applied in apply.c. */
+/*
+ * Step: all ranks want the optimizer stepped. Prepared here, applied in apply.c. It ends the
+ * backward pass: what PlanBackward said is decided here, and optimizers in backward have
+ * left nothing to do, or all of it.
+ */
 #include <math.h>
 #include <string.h>
 
 #include "core/check.h"
 #include "op/guard.h"
 #include "op/op_impl.h"
+#include "unit/norm.h"
 
 static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
@@ -13,6 +18,8 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 	op->touches = TOUCH_PARAMS | TOUCH_GRADS;
 	op->args.step.lr = r->lr;
 	op->args.step.has_lr = r->has_lr;
+	op->args.step.skip_if_found = r->skip_if_found;
+	op->args.step.discard = r->discard;
 	if (r->has_lr && (!isfinite(r->lr) || r->lr < 0))
 		return fault_set(f, FAULT_INVALID, "lr",
 				 "lr is %g: 0 or a positive number is allowed", r->lr);
@@ -27,8 +34,11 @@ static int check(struct op *op, struct fault *f)
 		return f->code;
 	if (op->args.step.has_lr)
 		memcpy(&bits, &op->args.step.lr, sizeof(bits));
-	op_print(op, op->args.step.has_lr ? "Step with lr %.17g" : "Step", op->args.step.lr);
+	op_print(op, op->args.step.has_lr ? "Step%s%s with lr %.17g" : "Step%s%s",
+		 op->args.step.skip_if_found ? " (skip_if_found)" : "",
+		 op->args.step.discard ? " (discard)" : "", op->args.step.lr);
 	op->entry.print.words[2] = op->args.step.has_lr;
+	op->entry.print.words[4] = op->args.step.skip_if_found | op->args.step.discard << 1;
 	op->entry.print.words[3] = bits;
 	return 0;
 }
@@ -61,22 +71,165 @@ static int check_released(const struct coll *c, struct fault *f)
 	return 0;
 }
 
+static bool is_of(const struct coll *c, const struct unit *u)
+{
+	return u->rec->group == c->group->id;
+}
+
+static bool is_stepped_by_us(const struct coll *c, const struct unit *u)
+{
+	return is_of(c, u) && u->has_gradient && u->rec->optimizer->kind != OPTIM_NONE;
+}
+
+/* Optimizers in backward had no way to know of a learning rate that comes now. */
+static int check_lr(const struct coll *c, struct fault *f)
+{
+	for (uint32_t i = 0; c->ops[0]->args.step.has_lr && i < c->job->n_units; i++) {
+		const struct unit *u = c->job->units[i];
+
+		if (is_of(c, u) && u->stepped && u->rec->optimizer->kind != OPTIM_NONE)
+			return fault_set(f, FAULT_STATE, NULL,
+					 "unit '%.100s' was stepped in backward: the learning rate "
+					 "of such units is PlanBackward's to say",
+					 u->rec->name);
+	}
+	if (c->ops[0]->args.step.has_lr && c->group->plan.has_lr)
+		return fault_set(f, FAULT_INVALID, "lr",
+				 "lr is given here and in PlanBackward: once is allowed");
+	return 0;
+}
+
+/* With a plan every gradient has been dealt with by its last Reduce. */
+static int check_arrived(const struct coll *c, struct fault *f)
+{
+	for (uint32_t i = 0; group_plan_holds(c->group) && i < c->job->n_units; i++) {
+		const struct unit *u = c->job->units[i];
+
+		if (is_stepped_by_us(c, u) && !u->arrived)
+			return fault_set(f, FAULT_STATE, NULL,
+					 "the last Reduce of unit '%.100s' in this backward pass "
+					 "is missing: all of them said that there is more to come",
+					 u->rec->name);
+	}
+	return 0;
+}
+
+/* The order of a ClipGradNorm: devices, units, blocks. */
+static double planned_norm(const struct coll *c)
+{
+	double type = c->group->plan.clip.type, sum = 0;
+
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		for (uint32_t i = 0; i < c->job->n_units; i++) {
+			const struct unit *u = c->job->units[i];
+			const double *at = u->norms;
+
+			if (!is_stepped_by_us(c, u) || !norm_counts(u, d))
+				continue;
+			for (unsigned before = 0; before < d; before++)
+				at += norm_counts(u, before) ? norm_blocks(&u->parts[before]) : 0;
+			for (size_t b = 0; b < norm_blocks(&u->parts[d]); b++)
+				sum = norm_add(sum, at[b], type);
+		}
+	}
+	return norm_of(sum, type);
+}
+
+/* Gradients that nobody steps with. */
+static void drop_gradients(struct coll *c)
+{
+	for (uint32_t i = 0; i < c->job->n_units; i++)
+		if (is_of(c, c->job->units[i]))
+			c->job->units[i]->has_gradient = false;
+	c->job->stray_gradients = true;
+}
+
+/* The pass is over, whatever is to be done yet: that is in job->step. */
+static void end_pass(struct coll *c)
+{
+	struct job_step *step = &c->job->step;
+
+	guard_step(c->job, c->group->id);
+	step->counted = step->mid;
+	step->mid = false;
+	job_pass_end(c->job, c->group);
+}
+
+static void answer(struct coll *c, bool skipped, bool found)
+{
+	bool has_norm = c->group->plan.has_clip;
+
+	for (uint32_t i = 0; i < c->n; i++) {
+		struct op *op = c->ops[i];
+
+		op->result.skipped = skipped;
+		op->result.found_inf = found;
+		op->result.has_total_norm = has_norm;
+		op->result.total_norm = c->value;
+	}
+}
+
+static void skip(struct coll *c, bool found)
+{
+	answer(c, true, found);
+	drop_gradients(c);
+	end_pass(c);
+	coll_end(c, NULL);
+}
+
+static int check_all(const struct coll *c, struct fault *f)
+{
+	if (check_released(c, f) || backward_check_over(c->job, c->group, f))
+		return f->code;
+	return check_lr(c, f);
+}
+
+static void go(struct coll *c)
+{
+	struct job_step *step = &c->job->step;
+	const struct pass_plan *plan = &c->group->plan;
+	const struct op *op = c->ops[0];
+
+	step->scales = plan->has_clip && clip_factor(&plan->clip, c->value, &step->factor);
+	step->prepared = true;
+	step->group = c->group->id;
+	step->has_lr = op->args.step.has_lr || plan->has_lr;
+	step->lr = plan->has_lr ? plan->lr : op->args.step.lr;
+	answer(c, false, c->group->found_inf);
+	end_pass(c);
+	coll_end(c, NULL);
+}
+
 static void prepare(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 	const struct op *op = c->ops[0];
+	const struct pass_plan *plan = &c->group->plan;
+	bool found = c->group->found_inf;
 	struct fault f = FAULT_NULL;
 
 	if (coll_overtaken(c, true))
 		return;
-	if (check_released(c, &f) == 0) {
-		guard_step(c->job, c->group->id);
-		c->job->step.prepared = true;
-		c->job->step.group = c->group->id;
-		c->job->step.has_lr = op->args.step.has_lr;
-		c->job->step.lr = op->args.step.lr;
+	if (check_all(c, &f)) {
+		coll_end(c, &f);
+		return;
 	}
-	coll_end(c, &f);
+	if (op->args.step.discard) {
+		skip(c, found);
+		return;
+	}
+	if (check_arrived(c, &f)) {
+		coll_end(c, &f);
+		return;
+	}
+	if (plan->has_clip)
+		c->value = planned_norm(c);
+	if (found && (op->args.step.skip_if_found || plan->inv_scale != 0))
+		skip(c, found);
+	else if (plan->has_clip && clip_check(&plan->clip, c->value, &f))
+		coll_end(c, &f);
+	else
+		go(c);
 }
 
 static void run(struct coll *c)
@@ -90,6 +243,10 @@ static void encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__StepReply reply = SHARDD__V1__STEP_REPLY__INIT;
 
+	reply.skipped = op->result.skipped;
+	reply.found_inf = op->result.found_inf;
+	reply.has_total_norm = op->result.has_total_norm;
+	reply.total_norm = op->result.total_norm;
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 

@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "op/op_impl.h"
+#include "op/table.h"
 
 static void append(char *buf, size_t bytes, size_t *at, const char *fmt, ...)
 	__attribute__((format(printf, 4, 5)));
@@ -64,7 +65,9 @@ void op_waits_for(const struct op *op, char *buf, size_t bytes)
 		break;
 	case OP_PARKED:
 		snprintf(buf, bytes, "%s",
-			 op->m->job->step.applying ? "the step that is applied" : "a cast");
+			 op->type == &op_next_shard  ? "a unit whose gradient is reduced"
+			 : op->m->job->step.applying ? "the step that is applied"
+						     : "a cast");
 		break;
 	default:
 		break;

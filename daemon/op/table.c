@@ -26,6 +26,11 @@ const struct op_type *const op_table[] = {
 	&op_convert,
 	&op_accumulate,
 	&op_set_prefetch,
+	&op_clip_value,
+	&op_unscale,
+	&op_plan,
+	&op_next_shard,
+	&op_shard_done,
 	NULL,
 };
 

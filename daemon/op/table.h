@@ -27,5 +27,10 @@ extern const struct op_type op_return;
 extern const struct op_type op_convert;
 extern const struct op_type op_accumulate;
 extern const struct op_type op_set_prefetch;
+extern const struct op_type op_clip_value;
+extern const struct op_type op_unscale;
+extern const struct op_type op_plan;
+extern const struct op_type op_next_shard;
+extern const struct op_type op_shard_done;
 
 #endif

@@ -198,6 +198,11 @@ void svc_shardd_init(struct svc_shardd *svc, struct sessions *sessions, struct j
 		{ "ConvertUnits", svc_op, false },
 		{ "Accumulate", svc_op, false },
 		{ "SetPrefetch", svc_op, false },
+		{ "ClipGradValue", svc_op, false },
+		{ "Unscale", svc_op, false },
+		{ "PlanBackward", svc_op, false },
+		{ "NextShard", svc_op, false },
+		{ "ShardDone", svc_op, false },
 		{ NULL, NULL, false },
 	};
 

@@ -102,15 +102,23 @@ static bool tensor_ok(const state_tensor *t)
 	       strlen(t->alias_unit) <= 255 && isfinite(t->weight_decay) && isfinite(t->lr_factor);
 }
 
+/* Is the optimizer in backward, or the trainer's? */
+static bool pools_gradient(const state_unit *u)
+{
+	return u->optimizer->when == 2 || u->optimizer->when == 3;
+}
+
 /* All arrays of a part are on one device. */
 static bool part_ok(const state_job *j, const state_part *p)
 {
-	const state_region *const rest[] = { p->grads, p->state1, p->state2 };
+	const state_region *const rest[] = { p->grads, p->state1, p->state2, p->state3 };
 	const char *device;
 
-	if (!region_ok(j, p->params) || !optional_region_ok(j, p->grads) ||
-	    !optional_region_ok(j, p->state1) || !optional_region_ok(j, p->state2))
+	if (!region_ok(j, p->params))
 		return false;
+	for (size_t i = 0; i < ARRAY_SIZE(rest); i++)
+		if (!optional_region_ok(j, rest[i]))
+			return false;
 	device = find_slab(j, p->params->slab)->device;
 	for (size_t i = 0; i < ARRAY_SIZE(rest); i++)
 		if (rest[i] && strcmp(find_slab(j, rest[i]->slab)->device, device) != 0)
@@ -132,7 +140,8 @@ static int check_parts(const state_job *j, const state_unit *u, struct fault *f)
 	if (!u->n_parts || u->n_parts > j->world_size)
 		return bad(f, "a unit without parts, or with too many", u->name);
 	for (size_t i = 0; i < u->n_parts; i++)
-		if (!part_ok(j, u->parts[i]) || (!u->parts[i]->grads && is_trained(u)))
+		if (!part_ok(j, u->parts[i]) ||
+		    !u->parts[i]->grads != (pools_gradient(u) || !is_trained(u)))
 			return bad(f, "a region outside its slab", u->name);
 	return 0;
 }
@@ -183,7 +192,7 @@ static int compare_place(const void *a, const void *b)
 
 static size_t part_regions(const state_part *p, state_region **ret)
 {
-	state_region *const of_part[] = { p->params, p->grads, p->state1, p->state2 };
+	state_region *const of_part[] = { p->params, p->grads, p->state1, p->state2, p->state3 };
 	size_t n = 0;
 
 	for (size_t i = 0; i < ARRAY_SIZE(of_part); i++)
@@ -199,7 +208,7 @@ static int check_disjoint(const state_job *j, struct fault *f)
 	size_t n = 0;
 
 	for (size_t i = 0; i < j->n_units; i++)
-		n += 4 * j->units[i]->n_parts + j->units[i]->n_buffer_regions;
+		n += 5 * j->units[i]->n_parts + j->units[i]->n_buffer_regions;
 	all = calloc(n + 1, sizeof(*all));
 	if (!all)
 		return fault_errno(f, -ENOMEM, "checking a saved state");

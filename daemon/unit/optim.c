@@ -10,58 +10,279 @@ float *optim_at(const struct region *r, uint64_t i)
 	return r->slab ? (float *)region_addr(r) + i : NULL;
 }
 
-static void adamw_kop(const struct unit *u, const struct unit_part *p, double lr, struct kop *kop)
+/* A stretch of a part whose elements are stepped alike. */
+struct stretch {
+	uint64_t at; /* element of the part's arrays */
+	uint64_t n;
+	double lr, weight_decay;
+	uint64_t tail_from; /* FUSED: element of the stretch; UINT64_MAX: none */
+};
+
+/* The kops of one part as they are made. */
+struct steps {
+	const struct unit *u;
+	const struct unit_part *p;
+	double lr;        /* of the unit */
+	struct kop *kops; /* NULL: they are only counted */
+	size_t n;
+	struct stretch now; /* not yet a kop */
+};
+
+/* Elements that one vector of PyTorch's loop has (AVX2): what is left behind the last one
+ * it does one by one. */
+#define FUSED_VECTOR 8u
+
+static enum k_profile profile_of(const state_optimizer *o)
 {
-	const state_optimizer *o = u->rec->optimizer;
+	return (enum k_profile)(o->profile ? o->profile - OPTIM_EAGER_SINGLE : 0);
+}
+
+static struct k_adam_f64 f64_of(const state_optimizer *o, const struct stretch *s)
+{
 	double t = (double)(o->steps + 1);
-	double bc1 = 1.0 - pow(o->beta1, t);
-	double bc2 = 1.0 - pow(o->beta2, t);
+
+	return (struct k_adam_f64){ .decay = 1.0 - s->lr * s->weight_decay,
+				    .wd = s->weight_decay,
+				    .b1 = o->beta1,
+				    .w1 = 1.0 - o->beta1,
+				    .b2 = o->beta2,
+				    .w2 = 1.0 - o->beta2,
+				    .step_size = s->lr / (1.0 - pow(o->beta1, t)),
+				    .sq = sqrt(1.0 - pow(o->beta2, t)),
+				    .eps = o->eps };
+}
+
+static void adamw_kop(const state_optimizer *o, const struct unit_part *p, const struct stretch *s,
+		      struct kop *kop)
+{
+	struct k_adam_f64 x = f64_of(o, s);
 
 	kop->kind = KOP_ADAMW;
-	kop->adamw = (struct k_adamw){
-		.p = optim_at(&p->params, 0),
-		.g = optim_at(&p->grads, 0),
-		.m = optim_at(&p->state1, 0),
-		.v = optim_at(&p->state2, 0),
-		.decay = (float)(1.0 - lr * o->weight_decay),
-		.w1 = (float)(1.0 - o->beta1),
-		.b1 = (float)o->beta1,
-		.b2 = (float)o->beta2,
-		.w2 = (float)(1.0 - o->beta2),
-		.step_size = (float)(lr / bc1),
-		.sq = (float)sqrt(bc2),
-		.eps = (float)o->eps,
-	};
+	kop->adamw = (struct k_adamw){ .p = optim_at(&p->params, s->at),
+				       .g = optim_at(&p->grads, s->at),
+				       .m = optim_at(&p->state1, s->at),
+				       .v = optim_at(&p->state2, s->at),
+				       .decay = (float)x.decay,
+				       .w1 = (float)x.w1,
+				       .b1 = (float)x.b1,
+				       .b2 = (float)x.b2,
+				       .w2 = (float)x.w2,
+				       .step_size = (float)x.step_size,
+				       .sq = (float)x.sq,
+				       .eps = (float)x.eps,
+				       .vmax = optim_at(&p->state3, s->at),
+				       .profile = profile_of(o),
+				       .maximize = o->maximize,
+				       .tail_from = s->tail_from,
+				       .f64 = x };
 }
 
-static void sgd_kop(const struct unit *u, const struct unit_part *p, double lr, struct kop *kop)
+static void adam_kop(const state_optimizer *o, const struct unit_part *p, const struct stretch *s,
+		     struct kop *kop)
+{
+	struct k_adam_f64 x = f64_of(o, s);
+
+	kop->kind = KOP_ADAM;
+	kop->adam = (struct k_adam){ .p = optim_at(&p->params, s->at),
+				     .g = optim_at(&p->grads, s->at),
+				     .m = optim_at(&p->state1, s->at),
+				     .v = optim_at(&p->state2, s->at),
+				     .wd = (float)x.wd,
+				     .w1 = (float)x.w1,
+				     .b2 = (float)x.b2,
+				     .w2 = (float)x.w2,
+				     .step_size = (float)x.step_size,
+				     .sq = (float)x.sq,
+				     .eps = (float)x.eps,
+				     .vmax = optim_at(&p->state3, s->at),
+				     .profile = profile_of(o),
+				     .maximize = o->maximize,
+				     .tail_from = s->tail_from,
+				     .f64 = x };
+}
+
+static void sgd_kop(const state_optimizer *o, const struct unit_part *p, const struct stretch *s,
+		    struct kop *kop)
+{
+	kop->kind = KOP_SGD;
+	kop->sgd = (struct k_sgd){ .p = optim_at(&p->params, s->at),
+				   .g = optim_at(&p->grads, s->at),
+				   .buf = optim_at(&p->state1, s->at),
+				   .lr = (float)s->lr,
+				   .wd = (float)s->weight_decay,
+				   .mu = (float)o->momentum,
+				   .nesterov = o->nesterov,
+				   .first = o->steps == 0,
+				   .maximize = o->maximize,
+				   .dampening = o->dampening,
+				   .profile = profile_of(o),
+				   .tail_from = s->tail_from };
+}
+
+static void end_stretch(struct steps *x)
+{
+	const state_optimizer *o = x->u->rec->optimizer;
+	struct kop *kop = x->kops ? &x->kops[x->n] : NULL;
+
+	if (!x->now.n)
+		return;
+	x->n++;
+	if (!kop)
+		return;
+	*kop = (struct kop){ .n = x->now.n };
+	if (o->kind == OPTIM_ADAMW)
+		adamw_kop(o, x->p, &x->now, kop);
+	else if (o->kind == OPTIM_ADAM)
+		adam_kop(o, x->p, &x->now, kop);
+	else
+		sgd_kop(o, x->p, &x->now, kop);
+}
+
+/* The settings of a tensor's elements. */
+static struct stretch stretch_of(const struct steps *x, uint32_t tensor)
+{
+	const state_tensor *t = x->u->rec->tensors[tensor];
+	double own = x->u->rec->optimizer->weight_decay;
+
+	return (struct stretch){ .lr = t->has_lr_factor ? x->lr * t->lr_factor : x->lr,
+				 .weight_decay = t->has_weight_decay ? t->weight_decay : own,
+				 .tail_from = UINT64_MAX };
+}
+
+/* What lies between two runs (padding of rows) goes with the one before: it stays 0. */
+static void add_merged(struct steps *x, const struct unit_run *run)
+{
+	struct stretch next = stretch_of(x, run->tensor);
+
+	if (x->now.n && next.lr == x->now.lr && next.weight_decay == x->now.weight_decay) {
+		x->now.n = run->at + run->n - x->now.at;
+		return;
+	}
+	x->now.n = x->now.n ? run->at - x->now.at : 0;
+	end_stretch(x);
+	next.at = run->at;
+	next.n = run->n;
+	x->now = next;
+}
+
+static void merged(struct steps *x)
+{
+	struct unit_run run;
+
+	for (uint32_t i = 0; i < x->u->rec->n_tensors; i++)
+		if (!x->u->tensors[i].frozen && unit_part_run(x->u, x->p, i, &run))
+			add_merged(x, &run);
+	end_stretch(x);
+}
+
+/* Elements [@at, @end) of @tensor, of what PyTorch would step as one tensor that begins at
+ * @from and has @n elements. */
+static void add_fused(struct steps *x, uint32_t tensor, uint64_t at, uint64_t end, uint64_t from,
+		      uint64_t n)
+{
+	uint64_t tail = from + n / FUSED_VECTOR * FUSED_VECTOR;
+
+	x->now = stretch_of(x, tensor);
+	x->now.at = at;
+	x->now.n = end - at;
+	if (tail < end)
+		x->now.tail_from = tail > at ? tail - at : 0;
+	end_stretch(x);
+}
+
+/* FLAT: what is stepped is a rank's shard, padding included. */
+static void fused_flat(struct steps *x, const struct unit_run *run)
+{
+	uint64_t shard = x->u->layout.shard_elements;
+
+	for (uint64_t at = run->at; at < run->at + run->n;) {
+		uint64_t from = at / shard * shard, end = from + shard;
+
+		end = end < run->at + run->n ? end : run->at + run->n;
+		add_fused(x, run->tensor, at, end, from, shard);
+		at = end;
+	}
+}
+
+/* DIM0: a rank's rows of one tensor. */
+static void fused_rows(struct steps *x, const struct unit_run *run)
+{
+	uint64_t piece = x->u->tensors[run->tensor].piece;
+
+	for (uint64_t at = 0; at < run->n; at += piece) {
+		uint64_t n = run->n - at < piece ? run->n - at : piece;
+
+		add_fused(x, run->tensor, run->at + at, run->at + at + n, run->at + at, n);
+	}
+}
+
+static void fused(struct steps *x)
+{
+	struct unit_run run;
+
+	for (uint32_t i = 0; i < x->u->rec->n_tensors; i++) {
+		if (x->u->tensors[i].frozen || !unit_part_run(x->u, x->p, i, &run))
+			continue;
+		if (x->u->layout.dim0)
+			fused_rows(x, &run);
+		else
+			fused_flat(x, &run);
+	}
+}
+
+static bool is_special(const state_tensor *t)
+{
+	return t->has_weight_decay || t->has_lr_factor;
+}
+
+static bool has_special(const state_unit *rec)
+{
+	for (size_t i = 0; i < rec->n_tensors; i++)
+		if (is_special(rec->tensors[i]))
+			return true;
+	return false;
+}
+
+size_t optim_step_kops(const struct unit *u, const struct unit_part *p, double lr, struct kop *kops)
 {
 	const state_optimizer *o = u->rec->optimizer;
+	struct steps x = { .u = u, .p = p, .lr = lr, .kops = kops };
 
-	kop->kind = KOP_SGD;
-	kop->sgd = (struct k_sgd){
-		.p = optim_at(&p->params, 0),
-		.g = optim_at(&p->grads, 0),
-		.buf = optim_at(&p->state1, 0),
-		.lr = (float)lr,
-		.wd = (float)o->weight_decay,
-		.mu = (float)o->momentum,
-		.nesterov = o->nesterov,
-		.first = o->steps == 0,
-	};
+	CHECK(o->kind < _OPTIM_N);
+	if (!p->n || o->kind == OPTIM_NONE)
+		return 0;
+	if (o->profile == OPTIM_FUSED) {
+		fused(&x);
+	} else if (has_special(u->rec)) {
+		merged(&x);
+	} else {
+		x.now = (struct stretch){ .n = p->n,
+					  .lr = lr,
+					  .weight_decay = o->weight_decay,
+					  .tail_from = UINT64_MAX };
+		end_stretch(&x);
+	}
+	return x.n;
 }
 
-bool optim_step_kop(const struct unit *u, const struct unit_part *p, double lr, struct kop *kop)
+size_t optim_scale_kops(const struct unit *u, const struct unit_part *p, float factor,
+			struct kop *kops)
 {
-	CHECK(u->rec->optimizer->kind < _OPTIM_N);
-	kop->n = p->n;
-	if (u->rec->optimizer->kind == OPTIM_ADAMW)
-		adamw_kop(u, p, lr, kop);
-	else if (u->rec->optimizer->kind == OPTIM_SGD)
-		sgd_kop(u, p, lr, kop);
-	else
-		return false;
-	return true;
+	struct unit_run run = { .n = p->n };
+	size_t n = 0;
+
+	for (uint32_t i = 0; i < (u->layout.dim0 ? u->rec->n_tensors : 1); i++) {
+		if (u->layout.dim0 && (u->tensors[i].frozen || !unit_part_run(u, p, i, &run)))
+			continue;
+		if (!run.n)
+			continue;
+		if (kops) {
+			kops[n] = (struct kop){ .kind = KOP_SCALE, .n = run.n };
+			kops[n].scale = (struct k_scale){ optim_at(&p->grads, run.at), factor };
+		}
+		n++;
+	}
+	return n;
 }
 
 /* A stream per unit and tensor: FNV-1a over both names, so that values follow a
@@ -109,10 +330,10 @@ unsigned optim_seed_kops(const struct unit *u, const struct unit_part *p, uint64
 
 unsigned optim_zero_kops(const struct unit_part *p, struct kop *kops)
 {
-	const struct region *arrays[2] = { &p->state1, &p->state2 };
+	const struct region *arrays[UNIT_MAX_STATES] = { &p->state1, &p->state2, &p->state3 };
 	unsigned n = 0;
 
-	for (unsigned i = 0; i < 2; i++) {
+	for (unsigned i = 0; i < UNIT_MAX_STATES; i++) {
 		if (!arrays[i]->slab || !p->n)
 			continue;
 		kops[n] = (struct kop){ .kind = KOP_FILL, .n = p->n };

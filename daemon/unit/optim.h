@@ -8,18 +8,25 @@
 #include "backend/backend.h"
 #include "unit/unit.h"
 
-/* Fill @kop with the optimizer step number rec->steps + 1 of part @p of @u on its
- * gradient, with learning rate @lr. Scalars are computed in double and rounded once, as in
- * PyTorch's eager single-tensor path (semantics 4.17).
- * Return: false if the unit has no optimizer (nothing filled). */
-bool optim_step_kop(const struct unit *u, const struct unit_part *p, double lr, struct kop *kop);
+/* Kops of the optimizer step number rec->steps + 1 of part @p of @u on its gradient, with
+ * learning rate @lr: one for each stretch whose tensors have equal settings, in their order;
+ * with profile FUSED one for each of what PyTorch would step as one tensor. Scalars are
+ * computed in double and rounded once, as in PyTorch's eager single-tensor path (semantics
+ * 4.17). @kops: room for as many as NULL gives.
+ * Return: how many; 0 if the unit has no optimizer, or the part no elements. */
+size_t optim_step_kops(const struct unit *u, const struct unit_part *p, double lr,
+		       struct kop *kops);
+
+/* Kops that multiply the gradient of @p, but no padding (0 times NaN). @kops: as above. */
+size_t optim_scale_kops(const struct unit *u, const struct unit_part *p, float factor,
+			struct kop *kops);
 
 /* Kops that fill what @p has of every tensor by its initialiser from @seed.
  * @kops: room for rec->n_tensors. Return: how many. */
 unsigned optim_seed_kops(const struct unit *u, const struct unit_part *p, uint64_t seed,
 			 struct kop *kops);
 
-/* Kops that zero the optimizer state of @p: at most 2. Return: how many. */
+/* Kops that zero the optimizer state of @p: at most UNIT_MAX_STATES. Return: how many. */
 unsigned optim_zero_kops(const struct unit_part *p, struct kop *kops);
 
 /* Address of element @i of one of the unit's arrays. */

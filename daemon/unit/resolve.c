@@ -17,5 +17,12 @@ int unit_resolve(state_unit *rec, uint32_t ranks, struct fault *f)
 	choose(&rec->reshard, RESHARD_AFTER_FORWARD);
 	choose(&rec->optimizer->profile, OPTIM_EAGER_SINGLE);
 	choose(&rec->optimizer->when, OPTIM_AT_STEP);
-	return reduce_resolve(rec, ranks, f);
+	if (reduce_resolve(rec, ranks, f))
+		return f->code;
+	if (rec->optimizer->when == OPTIM_BY_TRAINER && rec->strategy != STRATEGY_SHARD)
+		return fault_set(f, FAULT_INVALID, "units.optimizer.when",
+				 "unit '%.100s': optimizer.when is BY_TRAINER: it is for strategy "
+				 "SHARD, where every rank has a shard of its own",
+				 rec->name);
+	return 0;
 }

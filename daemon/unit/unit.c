@@ -28,8 +28,14 @@ uint64_t unit_params_bytes(const struct layout *l, unsigned spread)
 unsigned unit_state_arrays(const state_unit *rec)
 {
 	if (rec->optimizer->kind == OPTIM_ADAMW || rec->optimizer->kind == OPTIM_ADAM)
-		return 2;
+		return rec->optimizer->amsgrad ? 3 : 2;
 	return rec->optimizer->kind == OPTIM_SGD && rec->optimizer->momentum != 0 ? 1 : 0;
+}
+
+bool unit_pools_gradient(const state_unit *rec)
+{
+	return rec->optimizer->when == OPTIM_IN_BACKWARD ||
+	       rec->optimizer->when == OPTIM_BY_TRAINER;
 }
 
 /* Memory is the caller's to look after: parts and tensors, or neither. */
@@ -72,6 +78,7 @@ int unit_new(uint32_t id, state_unit *rec, const struct layout *layout,
 	u->version = 1;
 	list_init(&u->waiting);
 	list_init(&u->idle);
+	list_init(&u->awaiting);
 	unit_lay_out(u, layout, devices);
 	*ret = u;
 	return 0;
@@ -92,6 +99,23 @@ void unit_lay_out(struct unit *u, const struct layout *layout, struct device *co
 	}
 }
 
+bool unit_is_read(const struct unit *u)
+{
+	return u->gathered_ranks || u->summoned_ranks || u->casting || u->executing;
+}
+
+void unit_pass_end(struct unit *u)
+{
+	u->due = false;
+	u->stepped = false;
+	u->arrived = false;
+	u->shards_from = 0;
+	u->shards_ready = false;
+	u->shards_left = 0;
+	free(u->norms);
+	u->norms = NULL;
+}
+
 struct unit *unit_free(struct unit *u)
 {
 	if (!u)
@@ -100,6 +124,8 @@ struct unit *unit_free(struct unit *u)
 	CHECK(!u->gathered_ranks && !u->summoned_ranks && !u->casting && !u->executing &&
 	      !u->has_full);
 	CHECK(list_empty(&u->waiting) && list_empty(&u->idle));
+	CHECK(!u->stepping && list_empty(&u->awaiting));
+	free(u->norms);
 	for (unsigned d = 0; d < u->n_parts; d++)
 		reads_deinit(&u->parts[d].reads);
 	free(u->parts);
@@ -163,9 +189,10 @@ uint64_t unit_gradient_bytes(const struct unit *u)
 
 uint64_t unit_shard_bytes(const struct unit *u)
 {
-	return u->n_parts *
-	       (unit_params_bytes(&u->layout, u->spread) +
-		unit_array_bytes(&u->layout, u->spread) * (1 + unit_state_arrays(u->rec)));
+	unsigned arrays = !unit_pools_gradient(u->rec) + unit_state_arrays(u->rec);
+
+	return u->n_parts * (unit_params_bytes(&u->layout, u->spread) +
+			     unit_array_bytes(&u->layout, u->spread) * arrays);
 }
 
 struct region unit_direct_region(const struct unit *u, const struct unit_part *p)

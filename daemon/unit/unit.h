@@ -73,18 +73,21 @@ enum buffer_dtype {
 	_BUFFER_DTYPE_N
 };
 
+#define UNIT_MAX_STATES 3u
+
 /* The part of a unit on one device. */
 struct unit_part {
 	struct device *device; /* borrowed */
 	uint64_t begin;        /* of what all parts have, trained, the first element */
 	uint64_t n;            /* elements up to the end of the last tensor trained; may be 0 */
 	struct region params;  /* the slabs are held by the job */
-	struct region grads;
-	struct region state1; /* AdamW: m; SGD with momentum: its buffer */
-	struct region state2; /* AdamW: v */
-	struct region full;   /* the gathered unit on this device, from the job's pool */
-	uint64_t ready;       /* point of the gather queue at which @full is there; 0: it is */
-	struct reads reads;   /* streams that may still read what was gathered here */
+	struct region grads;   /* unit_pools_gradient: only while they are needed, from a pool */
+	struct region state1;  /* Adam, AdamW: m; SGD with momentum: its buffer */
+	struct region state2;  /* Adam, AdamW: v */
+	struct region state3;  /* amsgrad: the largest v */
+	struct region full;    /* the gathered unit on this device, from the job's pool */
+	uint64_t ready;        /* point of the gather queue at which @full is there; 0: it is */
+	struct reads reads;    /* streams that may still read what was gathered here */
 	/* sums of the replicas on this device whose all-reduce was deferred, from the job's
 	 * scratch pool; may be there without being valid */
 	struct region partials;
@@ -130,6 +133,17 @@ struct unit {
 
 	uint32_t gathered_ranks; /* ranks that hold at least one gather */
 	uint32_t summoned_ranks; /* ranks that have a copy to write to */
+
+	/* Of a backward pass, from the unit's last Reduce to the Step. */
+	bool due;             /* to be stepped when nobody has it gathered any more */
+	bool stepping;        /* that is done just now; outlives an epoch */
+	bool stepped;         /* it was */
+	bool arrived;         /* its gradient was dealt with as the plan says */
+	double *norms;        /* then: its blocks' norms, if they are wanted; owned */
+	uint64_t shards_from; /* BY_TRAINER: number of its Reduce; 0: there was none */
+	bool shards_ready;    /* that is over */
+	uint32_t shards_left; /* ranks that have not given their shard back */
+	struct list awaiting; /* ops that wait for the parameters to be stepped; owned by op/ */
 };
 
 /* Bytes of one array of a part in a shard slab, padding included, rounded up so that
@@ -138,8 +152,11 @@ struct unit {
 uint64_t unit_array_bytes(const struct layout *l, unsigned spread);
 uint64_t unit_params_bytes(const struct layout *l, unsigned spread);
 
-/* How many optimizer-state arrays (0 to 2) the record asks for. */
+/* How many optimizer-state arrays (0 to UNIT_MAX_STATES) the record asks for. */
 unsigned unit_state_arrays(const state_unit *rec);
+
+/* Do gradient shards come from a pool while they are needed, instead of being there always? */
+bool unit_pools_gradient(const state_unit *rec);
 
 /* Is it another name of a tensor that is elsewhere? */
 bool unit_is_alias(const state_tensor *t);
@@ -169,6 +186,12 @@ uint64_t unit_part_elements(const struct unit *u);
 uint64_t unit_frozen_elements(const struct unit *u);
 /* Is any of its tensors trained? */
 bool unit_is_trained(const struct unit *u);
+
+/* Does anybody, on any rank or in the daemon, still read the parameters? */
+bool unit_is_read(const struct unit *u);
+
+/* Forget what is noted of a backward pass. */
+void unit_pass_end(struct unit *u);
 
 /* Nothing may be gathered or casting (CHECKed); the full buffer must have been
  * given back. NULL is allowed. Return: NULL. */

@@ -303,6 +303,16 @@ int nodefix_submit(struct nodefix *n, struct member *m, const char *type, Protob
 	return o->submitted;
 }
 
+int nodefix_reduce(struct nodefix *n, struct member *m, const struct unit *u, bool more,
+		   struct nodefix_op *op)
+{
+	Shardd__V1__ReduceRequest r = SHARDD__V1__REDUCE_REQUEST__INIT;
+
+	r.unit = u->id;
+	r.more = more;
+	return nodefix_submit(n, m, "Reduce", &r.base, op);
+}
+
 int nodefix_on_unit(struct nodefix *n, struct member *m, const char *type, const struct unit *u,
 		    struct nodefix_op *op)
 {

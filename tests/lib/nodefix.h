@@ -104,6 +104,8 @@ int nodefix_on_unit(struct nodefix *n, struct member *m, const char *type, const
 		    struct nodefix_op *op);
 /* Reduce with its all-reduce deferred. */
 int nodefix_defer(struct nodefix *n, struct member *m, const struct unit *u, struct nodefix_op *op);
+int nodefix_reduce(struct nodefix *n, struct member *m, const struct unit *u, bool more,
+		   struct nodefix_op *op);
 int nodefix_seed(struct nodefix *n, struct member *m, const struct unit *u, uint64_t seed,
 		 struct nodefix_op *op);
 int nodefix_own(struct nodefix *n, struct member *m, const struct unit *u, uint64_t buffer,

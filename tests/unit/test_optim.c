@@ -23,6 +23,13 @@ static struct unit *setup(struct fixture *x, state_unit *spec)
 	return nodefix_register(x->job, spec);
 }
 
+/* The only kop of a unit without settings per tensor. */
+static bool one_kop(const struct unit *u, double lr, struct kop *ret)
+{
+	CHECK(optim_step_kops(u, u->parts, lr, NULL) <= 1);
+	return optim_step_kops(u, u->parts, lr, ret) == 1;
+}
+
 Test(optim, adamw_scalars_are_rounded_once)
 {
 	struct fixture x;
@@ -34,7 +41,7 @@ Test(optim, adamw_scalars_are_rounded_once)
 	spec->optimizer->weight_decay = 0.01;
 	u = setup(&x, spec);
 	u->rec->optimizer->steps = 6; /* so this is the 7th */
-	cr_assert(optim_step_kop(u, u->parts, lr, &k));
+	cr_assert(one_kop(u, lr, &k));
 	cr_expect_eq(k.kind, KOP_ADAMW);
 	cr_expect_eq(k.n, 10, "the padding is not stepped");
 	cr_expect_eq(k.adamw.p, (float *)region_addr(&u->parts[0].params));
@@ -58,7 +65,7 @@ Test(optim, the_first_adamw_step_has_full_bias_correction)
 	struct kop k = { 0 };
 	struct unit *u = setup(&x, nodefix_spec("u", 10));
 
-	cr_assert(optim_step_kop(u, u->parts, 0.5, &k));
+	cr_assert(one_kop(u, 0.5, &k));
 	cr_expect_eq(k.adamw.step_size, (float)(0.5 / (1.0 - 0.9)));
 	cr_expect_eq(k.adamw.sq, (float)sqrt(1.0 - 0.999));
 	cr_expect_eq(k.adamw.decay, 1.0f);
@@ -77,7 +84,7 @@ Test(optim, sgd_knows_its_first_step)
 	spec->optimizer->nesterov = true;
 	spec->optimizer->weight_decay = 0.1;
 	u = setup(&x, spec);
-	cr_assert(optim_step_kop(u, u->parts, 0.3, &k));
+	cr_assert(one_kop(u, 0.3, &k));
 	cr_expect_eq(k.kind, KOP_SGD);
 	cr_expect_eq(k.sgd.buf, (float *)region_addr(&u->parts[0].state1));
 	cr_expect_eq(k.sgd.lr, 0.3f);
@@ -86,7 +93,7 @@ Test(optim, sgd_knows_its_first_step)
 	cr_expect(k.sgd.nesterov);
 	cr_expect(k.sgd.first);
 	u->rec->optimizer->steps = 1;
-	cr_assert(optim_step_kop(u, u->parts, 0.3, &k));
+	cr_assert(one_kop(u, 0.3, &k));
 	cr_expect_not(k.sgd.first);
 	nodefix_end(&x.n);
 }
@@ -95,12 +102,12 @@ Test(optim, sgd_without_momentum_has_no_state)
 {
 	struct fixture x;
 	state_unit *spec = nodefix_spec("u", 10);
-	struct kop k = { 0 }, zero[2];
+	struct kop k = { 0 }, zero[UNIT_MAX_STATES];
 	struct unit *u;
 
 	spec->optimizer->kind = OPTIM_SGD;
 	u = setup(&x, spec);
-	cr_assert(optim_step_kop(u, u->parts, 0.3, &k));
+	cr_assert(one_kop(u, 0.3, &k));
 	cr_expect_null(k.sgd.buf);
 	cr_expect_eq(optim_zero_kops(u->parts, zero), 0);
 	nodefix_end(&x.n);
@@ -115,14 +122,14 @@ Test(optim, no_optimizer_no_step)
 
 	spec->optimizer->kind = OPTIM_NONE;
 	u = setup(&x, spec);
-	cr_expect_not(optim_step_kop(u, u->parts, 0.3, &k));
+	cr_expect_not(one_kop(u, 0.3, &k));
 	nodefix_end(&x.n);
 }
 
 Test(optim, state_is_zeroed_over_all_elements)
 {
 	struct fixture x;
-	struct kop zero[2];
+	struct kop zero[UNIT_MAX_STATES];
 	struct unit *u = setup(&x, nodefix_spec("u", 11));
 
 	cr_assert_eq(optim_zero_kops(u->parts, zero), 2);
@@ -165,5 +172,133 @@ Test(optim, each_tensor_is_filled_from_its_own_stream)
 	cr_expect_eq(a[0].fill.seed, 42);
 	cr_expect_neq(a[0].fill.stream, a[1].fill.stream);
 	cr_expect_neq(a[0].fill.stream, b[0].fill.stream, "same tensor name, another unit");
+	nodefix_end(&x.n);
+}
+
+/* -------------------------------------------------------- settings per tensor */
+
+static state_tensor *add_tensor(state_unit *spec, const char *name, uint64_t elements)
+{
+	state_tensor *t = state_tensor_new(name, &elements, 1);
+
+	CHECK(t && state_unit_add_tensor(spec, t) == 0);
+	return t;
+}
+
+/* weight 10 | bias 3 without decay | weight 7 | weight 5 */
+static state_unit *layered(void)
+{
+	state_unit *spec = nodefix_spec("u", 10);
+	state_tensor *bias = add_tensor(spec, "bias", 3);
+
+	spec->optimizer->weight_decay = 0.01;
+	bias->has_weight_decay = true;
+	add_tensor(spec, "next", 7);
+	add_tensor(spec, "last", 5);
+	return spec;
+}
+
+Test(optim, tensors_of_their_own_settings_have_kops_of_their_own)
+{
+	static const struct {
+		uint64_t at, n;
+		double decay;
+	} want[] = { { 0, 10, 0.01 }, { 10, 3, 0 }, { 13, 12, 0.01 } };
+	struct fixture x;
+	struct kop k[4];
+	struct unit *u = setup(&x, layered());
+
+	cr_expect_eq(optim_step_kops(u, u->parts, 0.5, NULL), 3);
+	cr_assert_eq(optim_step_kops(u, u->parts, 0.5, k), 3, "equal neighbours are one kop");
+	for (unsigned i = 0; i < 3; i++) {
+		cr_expect_eq(k[i].n, want[i].n);
+		cr_expect_eq(k[i].adamw.decay, (float)(1.0 - 0.5 * want[i].decay));
+		cr_expect_eq(k[i].adamw.p, optim_at(&u->parts[0].params, want[i].at));
+		cr_expect_eq(k[i].adamw.g, optim_at(&u->parts[0].grads, want[i].at));
+		cr_expect_eq(k[i].adamw.m, optim_at(&u->parts[0].state1, want[i].at));
+		cr_expect_eq(k[i].adamw.v, optim_at(&u->parts[0].state2, want[i].at));
+	}
+	nodefix_end(&x.n);
+}
+
+Test(optim, a_learning_rate_may_be_a_multiple)
+{
+	struct fixture x;
+	state_unit *spec = layered();
+	struct kop k[4];
+	struct unit *u;
+
+	spec->tensors[3]->has_lr_factor = true;
+	spec->tensors[3]->lr_factor = 3;
+	u = setup(&x, spec);
+	cr_assert_eq(optim_step_kops(u, u->parts, 0.1, k), 4);
+	cr_expect_eq(k[2].n, 7);
+	cr_expect_eq(k[3].n, 5);
+	cr_expect_eq(k[2].adamw.step_size, (float)(0.1 / (1 - 0.9)));
+	cr_expect_eq(k[3].adamw.step_size, (float)(0.1 * 3 / (1 - 0.9)));
+	cr_expect_eq(k[3].adamw.decay, (float)(1 - 0.1 * 3 * 0.01));
+	nodefix_end(&x.n);
+}
+
+Test(optim, settings_that_are_equal_to_the_units_make_no_difference)
+{
+	struct fixture x;
+	state_unit *spec = layered();
+	struct kop k[4];
+	struct unit *u;
+
+	spec->tensors[1]->weight_decay = spec->optimizer->weight_decay;
+	u = setup(&x, spec);
+	cr_assert_eq(optim_step_kops(u, u->parts, 0.1, k), 1);
+	cr_expect_eq(k[0].n, 25);
+	nodefix_end(&x.n);
+}
+
+Test(optim, adam_adds_its_decay_to_the_gradient)
+{
+	struct fixture x;
+	state_unit *spec = nodefix_spec("u", 10);
+	struct kop k = { 0 };
+	struct unit *u;
+
+	spec->optimizer->kind = OPTIM_ADAM;
+	spec->optimizer->weight_decay = 0.2;
+	u = setup(&x, spec);
+	cr_assert(one_kop(u, 0.5, &k));
+	cr_expect_eq(k.kind, KOP_ADAM);
+	cr_expect_eq(k.adam.wd, 0.2f);
+	cr_expect_eq(k.adam.step_size, (float)(0.5 / (1.0 - 0.9)));
+	cr_expect_eq(k.adam.v, optim_at(&u->parts[0].state2, 0));
+	nodefix_end(&x.n);
+}
+
+Test(optim, amsgrad_has_a_third_array)
+{
+	struct kop zero[UNIT_MAX_STATES];
+	struct fixture x;
+	state_unit *spec = nodefix_spec("u", 100);
+	struct unit *u;
+
+	spec->optimizer->amsgrad = true;
+	u = setup(&x, spec);
+	cr_expect(u->parts[0].state3.slab);
+	cr_expect_eq(u->rec->parts[0]->state3->offset, u->parts[0].state3.offset);
+	cr_assert_eq(optim_zero_kops(u->parts, zero), 3);
+	cr_expect_eq(zero[2].fill.dst, optim_at(&u->parts[0].state3, 0));
+	cr_expect_eq(unit_shard_bytes(u), 5 * unit_array_bytes(&u->layout, 1));
+	nodefix_end(&x.n);
+}
+
+Test(optim, an_optimizer_in_backward_has_no_gradient_shard_of_its_own)
+{
+	struct fixture x;
+	state_unit *spec = nodefix_spec("u", 100);
+	struct unit *u;
+
+	spec->optimizer->when = OPTIM_IN_BACKWARD;
+	u = setup(&x, spec);
+	cr_expect_null(u->parts[0].grads.slab);
+	cr_expect_null(u->rec->parts[0]->grads);
+	cr_expect_eq(unit_shard_bytes(u), 3 * unit_array_bytes(&u->layout, 1));
 	nodefix_end(&x.n);
 }

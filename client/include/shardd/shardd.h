@@ -387,6 +387,12 @@ struct shardd_result {
 	uint64_t waited_us;  /* in the daemon: for order and for peers */
 	uint64_t ran_us;
 	bool kept; /* end_pass: the unit is still gathered, by its policy */
+	bool found_inf;           /* unscale, step */
+	bool skipped;             /* step */
+	bool has_total_norm;      /* step: the plan has a clip, total_norm is its */
+	shardd_unit unit;         /* next_shard: whose shard data is */
+	uint64_t elements;        /* next_shard: of parameters, and of gradient */
+	uint64_t gradient_offset; /* next_shard: bytes from data to the gradient */
 };
 
 /* Done? Return: 1 (then the ticket is ended and @ret, if not NULL, is filled), 0 (not
@@ -598,6 +604,124 @@ SHARDD_API int shardd_step_submit(shardd_client *c, shardd_group g, const double
 				  shardd_ticket *t, struct shardd_error *err);
 SHARDD_API int shardd_step(shardd_client *c, shardd_group g, const double *lr,
 			   struct shardd_error *err);
+
+/* -- gradients in all ways ---------------------------------------------------- */
+
+/* Which factor the norm leads to (docs/semantics.md). */
+enum shardd_clip_profile {
+	SHARDD_CLIP_FAIRSCALE = 1, /* only a factor below 1 is applied: a NaN changes nothing */
+	SHARDD_CLIP_XLA = 2,       /* clamped to [0, 1], always applied */
+	SHARDD_CLIP_TORCH = 3,     /* at most 1, always applied: a NaN makes all NaN */
+};
+
+struct shardd_clip {
+	size_t size; /* sizeof(struct shardd_clip) */
+	double max_norm;
+	double norm_type;                 /* above 0, or INFINITY; 0: 2 */
+	enum shardd_clip_profile profile; /* 0: FAIRSCALE */
+	bool error_if_nonfinite;          /* FAILED_PRECONDITION, and nothing has changed */
+	const shardd_unit *units;         /* of the group; NULL: all of it. Not for a plan */
+	size_t n_units;
+};
+
+/* As shardd_clip_grad_norm, with all that can be said. */
+SHARDD_API int shardd_clip_submit(shardd_client *c, shardd_group g, const struct shardd_clip *clip,
+				  shardd_ticket *t, struct shardd_error *err);
+SHARDD_API int shardd_clip(shardd_client *c, shardd_group g, const struct shardd_clip *clip,
+			   double *total_norm, struct shardd_error *err);
+
+/* Clamp every element of the gradient shards of the group's units to [-@value, @value]
+ * (collective). @units: of the group; NULL: all of it. */
+SHARDD_API int shardd_clip_value_submit(shardd_client *c, shardd_group g, double value,
+					const shardd_unit *units, size_t n, shardd_ticket *t,
+					struct shardd_error *err);
+SHARDD_API int shardd_clip_value(shardd_client *c, shardd_group g, double value,
+				 const shardd_unit *units, size_t n, struct shardd_error *err);
+
+/* Undo the scaling of the loss: multiply the gradient shards of the group's units by
+ * @inv_scale (collective). @found_inf: did one of them, on any rank, hold an infinity or
+ * NaN? May be NULL: the next step can ask for it too. Once a step. */
+SHARDD_API int shardd_unscale_submit(shardd_client *c, shardd_group g, double inv_scale,
+				     shardd_ticket *t, struct shardd_error *err);
+SHARDD_API int shardd_unscale(shardd_client *c, shardd_group g, double inv_scale, bool *found_inf,
+			      struct shardd_error *err);
+
+struct shardd_step_options {
+	size_t size;        /* sizeof(struct shardd_step_options) */
+	const double *lr;   /* for this step; NULL: the units' own, or the plan's */
+	bool skip_if_found; /* found_inf of the last unscale: no step, no count, no gradients */
+	bool discard;       /* the same in any case */
+};
+
+/* As shardd_step. @ret: skipped, found_inf and, with a plan, total_norm; may be NULL. */
+SHARDD_API int shardd_step_with_submit(shardd_client *c, shardd_group g,
+				       const struct shardd_step_options *o, shardd_ticket *t,
+				       struct shardd_error *err);
+SHARDD_API int shardd_step_with(shardd_client *c, shardd_group g,
+				const struct shardd_step_options *o, struct shardd_result *ret,
+				struct shardd_error *err);
+
+/* As shardd_reduce, but not the unit's last one before the step: an optimizer in backward,
+ * a plan and the trainer's own optimizer wait for that. */
+SHARDD_API int shardd_reduce_more_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
+					 struct shardd_error *err);
+SHARDD_API int shardd_reduce_more(shardd_client *c, shardd_unit u, struct shardd_error *err);
+
+struct shardd_plan {
+	size_t size;                    /* sizeof(struct shardd_plan) */
+	const struct shardd_clip *clip; /* NULL: none */
+	double inv_scale;               /* 0: none; found_inf skips the step */
+	const double *lr;               /* for the steps of this pass; NULL: the units' own */
+};
+
+/* Say before a backward pass what becomes of its gradients as they arrive, until the step
+ * (collective). With a clip or an inv_scale, optimizers in backward wait for the step, which
+ * applies all or skips all. The norm comes with shardd_step_with. */
+SHARDD_API int shardd_plan_backward_submit(shardd_client *c, shardd_group g,
+					   const struct shardd_plan *plan, shardd_ticket *t,
+					   struct shardd_error *err);
+SHARDD_API int shardd_plan_backward(shardd_client *c, shardd_group g,
+				    const struct shardd_plan *plan, struct shardd_error *err);
+
+/* A shard for the trainer's own optimizer: fp32 copies, the parameters to be changed. Not
+ * more than rank-own elements; there may be none. */
+struct shardd_shard {
+	shardd_unit unit;
+	uint64_t elements;
+	float *params;
+	const float *gradient;
+};
+
+/* SHARDD_OPTIM_BY_TRAINER: the next unit of the group whose last reduce is over, in the
+ * order of the reduces, each exactly once. Waits for it, at most until the op's deadline.
+ * With a ticket: shardd_result has the numbers. */
+SHARDD_API int shardd_next_shard_submit(shardd_client *c, shardd_group g, shardd_ticket *t,
+					struct shardd_error *err);
+SHARDD_API int shardd_next_shard(shardd_client *c, shardd_group g, struct shardd_shard *ret,
+				 struct shardd_error *err);
+
+/* The changed parameters go back into the unit, when no rank has it gathered any more; the
+ * shard's memory is gone. The unit can be gathered again when all ranks have done this. */
+SHARDD_API int shardd_shard_done_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
+					struct shardd_error *err);
+SHARDD_API int shardd_shard_done(shardd_client *c, shardd_unit u, struct shardd_error *err);
+
+/* The scale of a loss, by the rule of PyTorch's GradScaler: every rank has its own and they
+ * stay equal, since found_inf is everybody's. Calls nothing. */
+struct shardd_scaler {
+	float scale; /* multiply the loss by it */
+	double growth_factor;
+	double backoff_factor;
+	uint32_t growth_interval; /* steps without an infinity until it grows */
+	uint32_t steps;           /* since it changed */
+};
+
+/* 65536, 2, 0.5, 2000. Any thread. */
+SHARDD_API void shardd_scaler_init(struct shardd_scaler *s);
+/* For shardd_unscale. Any thread. */
+SHARDD_API double shardd_scaler_inverse(const struct shardd_scaler *s);
+/* After a step: did it find an infinity? Not for two threads at once. */
+SHARDD_API void shardd_scaler_update(struct shardd_scaler *s, bool found_inf);
 
 /* Make @step the step a restarted trainer goes on from, on all ranks or on none
  * (collective over the job). @blob: up to 64 KiB of this rank's own state (data

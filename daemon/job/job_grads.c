@@ -1,0 +1,58 @@
+/* Gradient shards that are there only while they are needed, and the end of a backward
+ * pass. */
+#include "core/check.h"
+#include "job/job.h"
+
+static struct pool *pool_of(struct job *job, const struct unit_part *p)
+{
+	return &job->grads[p->device->index];
+}
+
+int job_take_grads(struct job *job, struct unit *u)
+{
+	uint64_t bytes = unit_array_bytes(&u->layout, u->spread);
+	int r = 0;
+
+	if (!unit_pools_gradient(u->rec) || u->parts[0].grads.slab)
+		return 0;
+	if (!bytes) /* nothing is trained */
+		return 0;
+	for (unsigned d = 0; r == 0 && d < u->n_parts; d++)
+		r = pool_take(pool_of(job, &u->parts[d]), bytes, &u->parts[d].grads);
+	job->stray_gradients = true;
+	if (r)
+		job_give_grads(job, u);
+	return r;
+}
+
+void job_give_grads(struct job *job, struct unit *u)
+{
+	for (unsigned d = 0; unit_pools_gradient(u->rec) && d < u->n_parts; d++)
+		pool_give(pool_of(job, &u->parts[d]), &u->parts[d].grads);
+}
+
+void job_give_stray_grads(struct job *job)
+{
+	if (!job->stray_gradients || job->running)
+		return;
+	job->stray_gradients = false;
+	for (uint32_t i = 0; i < job->n_units; i++)
+		if (!job->units[i]->has_gradient)
+			job_give_grads(job, job->units[i]);
+}
+
+void job_pass_end(struct job *job, struct group *g)
+{
+	for (uint32_t i = 0; i < job->n_groups; i++) {
+		struct group *other = job->groups[i];
+
+		if (g && other != g)
+			continue;
+		other->plan = (struct pass_plan){ 0 };
+		other->unscaled = false;
+		other->found_inf = false;
+	}
+	for (uint32_t i = 0; i < job->n_units; i++)
+		if (!g || job->units[i]->rec->group == g->id)
+			unit_pass_end(job->units[i]);
+}

@@ -1,0 +1,441 @@
+/*
+ * The trainer's own optimizer: NextShard hands each rank a copy of its parameter and gradient
+ * shard, ShardDone takes the parameters back.
+ *
+ * Slabs of shards are all ranks' and a page may hold the shards of several, so a rank gets
+ * its shard in a buffer of its own, which it alone can write to: it cannot touch another's.
+ *
+ *   Reduce begins --> COMING --NextShard, when it is over--> OUT --ShardDone--> BACK --> GIVEN_BACK
+ *
+ * for each rank and unit; units are handed out in the order of their Reduces. When all ranks
+ * have given theirs back the unit's parameters are those of the next step: until then nobody
+ * can gather it. ShardDone waits until nobody has it gathered. The first one of a pass
+ * counts as an uncommitted step, as with optimizers in backward.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "core/check.h"
+#include "op/op_impl.h"
+#include "unit/optim.h"
+#include "unit/runs.h"
+
+struct lend_copy {
+	struct queue_task queue;
+	struct op *op;
+	struct unit *unit;
+	struct unit_run *runs; /* owned: what the rank has */
+	unsigned n_runs;
+	struct kop *kops; /* owned; room for two a run */
+};
+
+static uint32_t index_of(const struct op *op, const struct unit *u)
+{
+	uint32_t index = 0;
+
+	CHECK(group_index(op->m->job->groups[u->rec->group], op->m->rank, &index));
+	return index;
+}
+
+/* Up to the end of what this rank owns. */
+static uint64_t shard_elements(const struct op *op, const struct unit *u)
+{
+	uint64_t end = 0;
+	struct unit_run run;
+
+	for (uint32_t i = 0; i < u->rec->n_tensors; i++)
+		if (!u->tensors[i].alias && !u->tensors[i].frozen &&
+		    unit_rank_run(u, index_of(op, u), i, &run))
+			end = run.shard + run.n;
+	return end;
+}
+
+/* What this rank owns, in one piece where it is one. Room for n_tensors. */
+static unsigned shard_runs(const struct op *op, const struct unit *u, struct unit_run *ret)
+{
+	unsigned all = unit_rank_runs(u, index_of(op, u), UNIT_TRAINED, ret), n = 0;
+
+	for (unsigned i = 0; i < all; i++) {
+		struct unit_run *last = n ? &ret[n - 1] : NULL;
+
+		if (last && last->at + last->n == ret[i].at &&
+		    last->shard + last->n == ret[i].shard)
+			last->n += ret[i].n;
+		else
+			ret[n++] = ret[i];
+	}
+	return n;
+}
+
+static uint64_t array_bytes(uint64_t elements)
+{
+	uint64_t bytes = (elements ? elements : 1) * sizeof(float);
+
+	return (bytes + POOL_ALIGN - 1) / POOL_ALIGN * POOL_ALIGN;
+}
+
+static void resume_all(struct list *awaiting)
+{
+	struct list now = LIST_INIT(now);
+
+	list_take_all(&now, awaiting);
+	while (!list_empty(&now)) {
+		struct parked *p = list_first(&now, struct parked, link);
+
+		list_unlink(&p->link);
+		p->resume(p);
+	}
+}
+
+/* -------------------------------------------------------------------- copies */
+
+static void copy_free(struct lend_copy *copy)
+{
+	if (!copy)
+		return;
+	queue_task_deinit(&copy->queue);
+	free(copy->runs);
+	free(copy->kops);
+	free(copy);
+}
+
+/* Return: NULL without memory. */
+static struct lend_copy *copy_new(struct op *op, struct unit *u)
+{
+	struct lend_copy *copy = calloc(1, sizeof(*copy));
+
+	if (!copy)
+		return NULL;
+	copy->op = op;
+	copy->unit = u;
+	queue_task_init(&copy->queue, op->m->job);
+	copy->runs = calloc(u->rec->n_tensors, sizeof(*copy->runs));
+	copy->kops = calloc(2 * u->rec->n_tensors, sizeof(*copy->kops));
+	if (!copy->runs || !copy->kops) {
+		copy_free(copy);
+		return NULL;
+	}
+	copy->n_runs = shard_runs(op, u, copy->runs);
+	copy->queue.task = (struct backend_task){ .kops = copy->kops, .sync = true };
+	return copy;
+}
+
+static void copy_kop(struct lend_copy *copy, float *dst, const float *src, uint64_t elements)
+{
+	struct kop *kop = &copy->kops[copy->queue.task.n_kops++];
+
+	*kop = (struct kop){ .kind = KOP_COPY, .n = elements * sizeof(float) };
+	kop->copy = (struct k_copy){ dst, src };
+}
+
+/* ------------------------------------------------------------------ the Reduce */
+
+void lend_begin(struct coll *c)
+{
+	if (c->begun)
+		return;
+	c->begun = true;
+	c->unit->shards_from = c->ops[0]->entry.number;
+	c->unit->shards_ready = false;
+	c->unit->shards_left = c->n;
+	for (uint32_t i = 0; i < c->n; i++)
+		member_unit_find(c->members[i], c->unit)->shard_state = SHARD_COMING;
+}
+
+void lend_ready(struct coll *c)
+{
+	c->unit->shards_ready = true;
+	resume_all(&c->group->awaiting);
+}
+
+void lend_failed(struct coll *c)
+{
+	if (!c->begun || c->unit->shards_ready)
+		return;
+	c->unit->shards_from = 0;
+	c->unit->shards_left = 0;
+	for (uint32_t i = 0; i < c->n; i++)
+		member_unit_find(c->members[i], c->unit)->shard_state = SHARD_NONE;
+}
+
+/* ------------------------------------------------------------------- NextShard */
+
+static int next_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__NextShardRequest *r = (const Shardd__V1__NextShardRequest *)msg;
+
+	return op_take_group(op, r->group, f);
+}
+
+static int next_check(struct op *op, struct fault *f)
+{
+	return op_check_not_torn(op, f);
+}
+
+/* The first in the order of the Reduces that this rank has not got. */
+static struct unit *first_coming(const struct op *op)
+{
+	const struct job *job = op->m->job;
+	struct unit *first = NULL;
+
+	for (uint32_t i = 0; i < job->n_units; i++) {
+		struct unit *u = job->units[i];
+		const struct member_unit *mu = member_unit_find(op->m, u);
+
+		if (u->rec->group == op->group->id && u->shards_from && mu &&
+		    mu->shard_state == SHARD_COMING &&
+		    (!first || u->shards_from < first->shards_from))
+			first = u;
+	}
+	return first;
+}
+
+static void on_handed_out(struct backend_task *task, int status)
+{
+	struct lend_copy *copy = CONTAINER_OF(task, struct lend_copy, queue.task);
+	struct op *op = copy->op;
+	struct job *job = op->m->job;
+	struct member_unit *mu = member_unit_find(op->m, copy->unit);
+
+	if (op->m->state != MEMBER_JOINED) {
+		fault_set(&op->fault, FAULT_ABORTED, NULL, "%s", op->m->ended.text);
+	} else if (status) {
+		fault_errno(&op->fault, status, "handing out a shard");
+		pool_give(&op->m->pool, &mu->shard);
+		mu->shard_state = SHARD_COMING;
+	}
+	copy_free(copy);
+	op_end(op);
+	job->running--; /* only now: the op may have been the last of a deleted job */
+	job_settle(job);
+}
+
+static void hand_out(struct op *op, struct unit *u, struct lend_copy *copy)
+{
+	struct member_unit *mu = member_unit_find(op->m, u);
+	const struct unit_part *p = unit_part_on(u, op->m->device);
+	uint64_t n = shard_elements(op, u);
+	float *place = region_addr(&mu->shard);
+	float *gradient = place + array_bytes(n) / sizeof(float);
+
+	mu->shard_state = SHARD_OUT;
+	op_begin_run(op);
+	op->result.unit = u;
+	op->result.elements = n;
+	op->result.gradient_offset = array_bytes(n);
+	op->result.place = mu->shard;
+	op->result.place.bytes = 2 * array_bytes(n);
+	op->result.writable = true;
+	for (unsigned i = 0; i < copy->n_runs; i++) {
+		const struct unit_run *run = &copy->runs[i];
+
+		copy_kop(copy, place + run->shard, optim_at(&p->params, run->at), run->n);
+		copy_kop(copy, gradient + run->shard, optim_at(&p->grads, run->at), run->n);
+	}
+	copy->queue.task.done = on_handed_out;
+	op->m->job->running++;
+	queue_task_submit(&copy->queue, op->m->device->backend, op->deadline_us);
+}
+
+static void next_resume(struct parked *p);
+
+static void next_start(struct op *op)
+{
+	struct unit *u = first_coming(op);
+	struct lend_copy *copy;
+	uint64_t bytes;
+	int r;
+
+	if (!u || !u->shards_ready) {
+		op_park(op, &op->group->awaiting, next_resume);
+		return;
+	}
+	bytes = 2 * array_bytes(shard_elements(op, u));
+	r = op_take_memory(op, bytes, &member_unit_find(op->m, u)->shard);
+	if (r == SLAB_E_LATER) {
+		op->state = OP_PARKED;
+		node_wait(op->m->job->node, &op->parked, next_resume);
+		return;
+	}
+	copy = r ? NULL : copy_new(op, u);
+	if (copy) {
+		hand_out(op, u, copy);
+		return;
+	}
+	pool_give(&op->m->pool, &member_unit_find(op->m, u)->shard);
+	op_memory_fault(op->m->job, r ? r : -ENOMEM, bytes, "a shard for the trainer", &op->fault);
+	op_begin_run(op);
+	op_end(op);
+}
+
+static void next_resume(struct parked *p)
+{
+	next_start(CONTAINER_OF(p, struct op, parked));
+}
+
+static void next_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__NextShardReply reply = SHARDD__V1__NEXT_SHARD_REPLY__INIT;
+	Shardd__V1__Placement place;
+	uint8_t handle[BACKEND_IPC_BYTES];
+
+	op_place(op, &place, handle);
+	reply.place = &place;
+	reply.unit = op->result.unit->id;
+	reply.elements = op->result.elements;
+	reply.gradient_offset = op->result.gradient_offset;
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_next_shard = {
+	.name = "NextShard",
+	.request = &shardd__v1__next_shard_request__descriptor,
+	.decode = next_decode,
+	.check = next_check,
+	.start = next_start,
+	.encode = next_encode,
+};
+
+/* ------------------------------------------------------------------- ShardDone */
+
+static int done_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__ShardDoneRequest *r = (const Shardd__V1__ShardDoneRequest *)msg;
+
+	op->touches = TOUCH_PARAMS | TOUCH_GRADS;
+	return op_take_unit(op, r->unit, f);
+}
+
+static int done_check(struct op *op, struct fault *f)
+{
+	static const char *const why[] = {
+		[SHARD_NONE] = "its last Reduce has not come",
+		[SHARD_COMING] = "it has not been handed out by NextShard",
+		[SHARD_OUT] = "",
+		[SHARD_BACK] = "it is being given back already",
+		[SHARD_GIVEN_BACK] = "it has been given back already",
+	};
+	const struct member_unit *mu = member_unit_find(op->m, op->unit);
+	enum shard_state state = mu ? mu->shard_state : SHARD_NONE;
+
+	if (op_check_not_torn(op, f) || op_check_in_group(op, f))
+		return f->code;
+	if (op->unit->rec->optimizer->when != OPTIM_BY_TRAINER)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "the optimizer of unit '%.100s' is not BY_TRAINER",
+				 op->unit->rec->name);
+	if (state != SHARD_OUT)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "this rank's shard of unit '%.100s' cannot be given back: %s",
+				 op->unit->rec->name, why[state]);
+	if (mu->gathers)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "unit '%.100s' is gathered by this rank: release it before its "
+				 "shard is given back",
+				 op->unit->rec->name);
+	return 0;
+}
+
+/* All shards are new: the unit is stepped. */
+static void unit_done(struct job *job, struct unit *u)
+{
+	u->stepped = true;
+	u->has_gradient = false;
+	u->version++;
+	u->rec->optimizer->steps++;
+	full_invalidate(job, u);
+	job_give_grads(job, u);
+	resume_all(&u->awaiting);
+}
+
+static void on_given_back(struct backend_task *task, int status)
+{
+	struct lend_copy *copy = CONTAINER_OF(task, struct lend_copy, queue.task);
+	struct op *op = copy->op;
+	struct job *job = op->m->job;
+	struct unit *u = copy->unit;
+	struct member_unit *mu = member_unit_find(op->m, u);
+
+	copy_free(copy);
+	if (status) {
+		apply_failed(job);
+		fault_errno(&op->fault, status, "taking a shard back");
+	}
+	if (op->m->state != MEMBER_JOINED) {
+		fault_set(&op->fault, FAULT_ABORTED, NULL, "%s", op->m->ended.text);
+	} else {
+		pool_give(&op->m->pool, &mu->shard);
+		mu->shard_state = SHARD_GIVEN_BACK;
+		CHECK(u->shards_left > 0);
+		if (--u->shards_left == 0)
+			unit_done(job, u);
+	}
+	op_end(op);
+	job->running--; /* only now: the op may have been the last of a deleted job */
+	job_settle(job);
+}
+
+/* After the streams that wrote the shard, and those that read the parameters themselves. */
+static int take_waits(struct lend_copy *copy, const struct op *op)
+{
+	const struct reads *reads = &unit_part_on(op->unit, op->m->device)->reads;
+	int r = queue_task_wait(&copy->queue, op->after, op->n_after);
+
+	if (r == 0 && unit_is_direct(op->unit))
+		r = queue_task_wait(&copy->queue, reads->waits, reads->n);
+	return r;
+}
+
+static void done_resume(struct parked *p);
+
+static void done_start(struct op *op)
+{
+	struct unit *u = op->unit;
+	const struct unit_part *p = unit_part_on(u, op->m->device);
+	const float *place = region_addr(&member_unit_find(op->m, u)->shard);
+	struct lend_copy *copy;
+
+	if (unit_is_read(u)) {
+		op_park(op, &u->awaiting, done_resume);
+		return;
+	}
+	copy = copy_new(op, u);
+	op_begin_run(op);
+	if (!copy || take_waits(copy, op) < 0) {
+		copy_free(copy);
+		fault_errno(&op->fault, -ENOMEM, "taking a shard back");
+		op_end(op);
+		return;
+	}
+	member_unit_find(op->m, u)->shard_state = SHARD_BACK;
+	backward_mark(op->m->job);
+	for (unsigned i = 0; i < copy->n_runs; i++) {
+		const struct unit_run *run = &copy->runs[i];
+
+		copy_kop(copy, optim_at(&p->params, run->at), place + run->shard, run->n);
+	}
+	copy->queue.task.done = on_given_back;
+	op->m->job->running++;
+	queue_task_submit(&copy->queue, op->m->device->backend, op->deadline_us);
+}
+
+static void done_resume(struct parked *p)
+{
+	done_start(CONTAINER_OF(p, struct op, parked));
+}
+
+static void done_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__ShardDoneReply reply = SHARDD__V1__SHARD_DONE_REPLY__INIT;
+
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_shard_done = {
+	.name = "ShardDone",
+	.request = &shardd__v1__shard_done_request__descriptor,
+	.decode = done_decode,
+	.check = done_check,
+	.start = done_start,
+	.encode = done_encode,
+};

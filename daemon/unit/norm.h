@@ -1,0 +1,45 @@
+/*
+ * Norms of gradients and what is done by them (semantics 4.16): fills kops, folds what
+ * they found, decides the factor. Pure arithmetic but for the kops; loop thread only.
+ *
+ * The order of addition is published (docs/semantics.md): per block of KERNEL_NORM_BLOCK
+ * elements in fp64 lanes (kernels.h), blocks in order, units in the order of their numbers,
+ * devices in the group's order, all in fp64.
+ */
+#ifndef SHARDD_UNIT_NORM_H
+#define SHARDD_UNIT_NORM_H
+
+#include <stddef.h>
+
+#include "core/fault.h"
+#include "unit/unit.h"
+
+/* Numbers as in shardd.proto. */
+enum clip_profile { CLIP_FAIRSCALE = 1, CLIP_XLA = 2, CLIP_TORCH = 3, _CLIP_N };
+
+struct clip {
+	double max_norm;
+	double type; /* above 0; INFINITY: the largest element */
+	enum clip_profile profile;
+	bool error_if_nonfinite;
+};
+
+/* Does part @d count? Not if an earlier one has the same elements (a replica). */
+bool norm_counts(const struct unit *u, unsigned d);
+/* Blocks of one part; and of all that count, which lie behind each other. */
+size_t norm_blocks(const struct unit_part *p);
+size_t norm_partials(const struct unit *u);
+
+/* The kernel for part @p. @partial: one number a block. */
+void norm_kop(struct kop *kop, const struct unit_part *p, double type, double *partial);
+
+/* Add the next block; and the norm of the sum. */
+double norm_add(double sum, double block, double type);
+double norm_of(double sum, double type);
+
+/* May gradients of norm @total be clipped? Return: 0 or a fault code. */
+int clip_check(const struct clip *clip, double total, struct fault *f);
+/* The factor, in fp32 as the systems compute it. Return: false: nothing is multiplied. */
+bool clip_factor(const struct clip *clip, double total, float *ret);
+
+#endif
