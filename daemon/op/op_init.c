@@ -159,7 +159,7 @@ static int check_unused(const struct coll *c, struct fault *f)
 /* The last stage: whoever begins a unit anew has no optimizer state. */
 static void zero(struct coll *c)
 {
-	if (!coll_need_kops(c, 2))
+	if (!coll_need_kops(c, UNIT_MAX_STATES))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		c->parts[d].n_kops = optim_zero_kops(&c->unit->parts[d], c->parts[d].kops);
