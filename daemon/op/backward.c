@@ -130,7 +130,7 @@ bool backward_prepare(struct coll *c, void (*again)(struct parked *p))
 {
 	struct fault f = FAULT_NULL;
 
-	if (check_reduce(c->unit, &f)) {
+	if (!c->begun && check_reduce(c->unit, &f)) { /* begun: it had waited for memory */
 		coll_end(c, &f);
 		return false;
 	}
