@@ -157,6 +157,18 @@ static void between(struct coll *c)
 				    unit_part_elements(c->unit), dtype);
 }
 
+/* With one device it is there already, unless an engine was asked for. */
+static void between_one(struct coll *c)
+{
+	void *grads = region_addr(&c->unit->parts[0].grads);
+
+	if (!c->job->node->engine_for_one)
+		reduced(c);
+	else if (coll_can_talk(c))
+		comm_reduce_scatter(coll_between(c), coll_comm(c, reduced), (const void *[]){ grads },
+				    &grads, unit_part_elements(c->unit), DTYPE_FP32);
+}
+
 /* -------------------------------------------------------------------- stages */
 
 static void advance(struct coll *c)
@@ -168,7 +180,7 @@ static void advance(struct coll *c)
 	else if (c->reduce->defer)
 		deferred(c);
 	else if (c->n_parts == 1)
-		reduced(c);
+		between_one(c);
 	else
 		between(c);
 }

@@ -22,6 +22,7 @@ struct world {
 	struct job *job;
 	struct member *m[RANKS];
 	struct unit *plain, *cast, *rich;
+	struct unit *twice; /* replicas, which add in another dtype than the gradients' */
 	struct nodefix_op buffer[RANKS];
 	struct nodefix_op op[RANKS];
 	state_unit *specs[2]; /* to be registered */
@@ -96,6 +97,15 @@ UNIT_OP(gradient, "GradientBuffer", plain)
 UNIT_OP(gradient_cast, "GradientBuffer", cast)
 UNIT_OP(reduce, "Reduce", plain)
 UNIT_OP(reduce_cast, "Reduce", cast)
+UNIT_OP(accumulate, "Accumulate", plain)
+UNIT_OP(gradient_twice, "GradientBuffer", twice)
+UNIT_OP(accumulate_twice, "Accumulate", twice)
+UNIT_OP(reduce_twice, "Reduce", twice)
+
+static int defer_twice(struct world *w, unsigned r)
+{
+	return nodefix_defer(&w->n, w->m[r], w->twice, &w->op[r]);
+}
 
 static int seed_plain(struct world *w, unsigned r)
 {
@@ -110,6 +120,11 @@ static int seed_cast(struct world *w, unsigned r)
 static int seed_rich(struct world *w, unsigned r)
 {
 	return nodefix_seed(&w->n, w->m[r], w->rich, 1, &w->op[r]);
+}
+
+static int seed_twice(struct world *w, unsigned r)
+{
+	return nodefix_seed(&w->n, w->m[r], w->twice, 1, &w->op[r]);
 }
 
 static int own(struct world *w, unsigned r)
@@ -224,6 +239,17 @@ static struct unit *register_one(struct world *w, const char *name, enum dtype c
 	return nodefix_register(w->job, spec);
 }
 
+static struct unit *register_twice(struct world *w)
+{
+	state_unit *spec = nodefix_spec("twice", 1000);
+
+	spec->gradient_dtype = DTYPE_FP32;
+	spec->reduce_dtype = DTYPE_BF16;
+	spec->reduce_profile = PROFILE_FSDP2;
+	spec->strategy = STRATEGY_REPLICATE;
+	return nodefix_register(w->job, spec);
+}
+
 static void begin(struct world *w, bool fake_engine)
 {
 	const struct nodefix_options o = { .fake_engine = fake_engine };
@@ -236,8 +262,10 @@ static void begin(struct world *w, bool fake_engine)
 	w->plain = register_one(w, "plain", DTYPE_FP32);
 	w->cast = register_one(w, "cast", DTYPE_BF16);
 	w->rich = nodefix_register(w->job, rich_spec("rich"));
+	w->twice = register_twice(w);
 	MUST(w, seed_plain);
 	MUST(w, seed_cast);
+	MUST(w, seed_twice);
 	for (unsigned r = 0; r < RANKS; r++)
 		NODEFIX_OK(nodefix_alloc(&w->n, w->m[r], 4000, &w->buffer[r]), &w->buffer[r]);
 	MUST(w, commit);
@@ -282,6 +310,22 @@ static void release_all(struct world *w)
 	}
 }
 
+/* Some of it may be there already. */
+static void with_accumulated(struct world *w)
+{
+	for (unsigned i = 0; i < 2; i++) {
+		MUST(w, gradient_twice);
+		MUST(w, accumulate_twice);
+	}
+}
+
+static void with_deferred(struct world *w)
+{
+	with_accumulated(w);
+	MUST(w, defer_twice);
+	MUST(w, gradient_twice);
+}
+
 /* A training step from begin to end. */
 static void check_usable(struct world *w)
 {
@@ -291,6 +335,7 @@ static void check_usable(struct world *w)
 	MUST(w, seed_plain);
 	MUST(w, seed_cast);
 	MUST(w, seed_rich);
+	MUST(w, seed_twice);
 	cr_assert_not(w->job->torn);
 	MUST(w, gather_cast);
 	MUST(w, gather_plain);
@@ -299,6 +344,10 @@ static void check_usable(struct world *w)
 	MUST(w, gradient_cast);
 	MUST(w, reduce);
 	MUST(w, reduce_cast);
+	with_accumulated(w);
+	MUST(w, defer_twice);
+	MUST(w, gradient_twice);
+	MUST(w, reduce_twice);
 	MUST(w, clip);
 	MUST(w, step);
 	MUST(w, commit);
@@ -333,6 +382,23 @@ static void with_step(struct world *w)
 	with_reduced(w);
 	MUST(w, gradient);
 	MUST(w, step);
+}
+
+static void with_gradient_twice(struct world *w)
+{
+	MUST(w, gradient_twice);
+}
+
+static void with_more(struct world *w)
+{
+	with_accumulated(w);
+	MUST(w, gradient_twice);
+}
+
+static void with_some(struct world *w)
+{
+	MUST(w, gradient_twice);
+	nodefix_ok((accumulate_twice(w, 0), &w->op[0]), "Accumulate");
 }
 
 static int register_more(struct world *w)
@@ -429,6 +495,14 @@ static const struct act {
 	{ "FreeBuffer", no_preparation, free_buffer, NULL },
 	{ "Reduce", with_gradients, reduce, NULL },
 	{ "Reduce after a step", with_step, reduce, NULL },
+	{ "Accumulate", with_gradients, accumulate, NULL },
+	{ "Accumulate after a step", with_step, accumulate, NULL },
+	{ "Accumulate in another dtype", with_gradient_twice, accumulate_twice, NULL },
+	{ "Accumulate, more", with_more, accumulate_twice, NULL },
+	{ "Reduce, accumulated", with_more, reduce_twice, NULL },
+	{ "Reduce, some have accumulated", with_some, reduce_twice, NULL },
+	{ "Reduce, deferred", with_more, defer_twice, NULL },
+	{ "Reduce after a deferred one", with_deferred, reduce_twice, NULL },
 	{ "AllReduce", no_preparation, all_reduce, NULL },
 	{ "Broadcast", no_preparation, broadcast, NULL },
 	{ "Barrier", no_preparation, barrier, NULL },

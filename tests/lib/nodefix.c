@@ -318,15 +318,15 @@ int nodefix_on_unit(struct nodefix *n, struct member *m, const char *type, const
 {
 	/* all of these messages begin with the same fields; the rest is 0 */
 	const ProtobufCMessageDescriptor *d = op_type_by_name(type)->request;
-	Shardd__V1__GatherRequest *r = calloc(1, d->sizeof_message);
-	int ret;
+	union {
+		Shardd__V1__GatherRequest r;
+		Shardd__V1__ReduceRequest largest;
+	} any;
 
-	CHECK(r && d->sizeof_message >= sizeof(*r));
-	protobuf_c_message_init(d, r);
-	r->unit = u->id;
-	ret = nodefix_submit(n, m, type, &r->base, op);
-	free(r);
-	return ret;
+	CHECK(d->sizeof_message <= sizeof(any));
+	protobuf_c_message_init(d, &any);
+	any.r.unit = u->id;
+	return nodefix_submit(n, m, type, &any.r.base, op);
 }
 
 int nodefix_defer(struct nodefix *n, struct member *m, const struct unit *u, struct nodefix_op *op)
