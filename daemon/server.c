@@ -181,6 +181,7 @@ static void set_limits(struct server *s)
 		.max_world_size = c->max_world_size,
 		.max_inflight_ops = c->max_inflight_ops,
 		.max_inflight_gathers = c->max_inflight_gathers,
+		.reduce_batch_bytes = c->reduce_batch_bytes,
 	};
 }
 

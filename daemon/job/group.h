@@ -30,6 +30,8 @@ struct group {
 	struct match match;
 	struct device **devices; /* of its ranks, in the order of their first rank; owned */
 	unsigned n_devices;      /* 0: not all ranks are placed yet */
+	struct list small;       /* reductions that wait for the batch before them; owned by op/ */
+	bool small_runs;         /* a batch of them is under way */
 	struct node_comm *nc;    /* borrowed from the node; NULL: never asked for */
 
 	/* of the present backward pass: job_pass_end */

@@ -26,6 +26,7 @@ struct node_limits {
 	uint32_t max_world_size;
 	uint32_t max_inflight_ops;     /* per session */
 	uint32_t max_inflight_gathers; /* casts per job; 0: no limit */
+	uint64_t reduce_batch_bytes;   /* of gradients that are reduced together; 0: never */
 };
 
 /* Waits in somebody's list until resumed. */

@@ -99,6 +99,7 @@ static struct coll *coll_new(struct group *g, struct match_entry *const *entries
 	c->job = g->job;
 	c->n = n;
 	list_init(&c->parked.link);
+	list_init(&c->small);
 	queue_task_init(&c->between, c->job);
 	c->ops = calloc(n, sizeof(struct op *));
 	c->members = calloc(n, sizeof(struct member *));
@@ -349,7 +350,7 @@ bool coll_overtaken(struct coll *c, bool torn_matters)
 
 static void stage_over(struct coll *c)
 {
-	if (c->status)
+	if (c->status && !c->batch)
 		coll_end_status(c, c->status);
 	else
 		c->next(c);

@@ -32,6 +32,8 @@ struct op;
 struct coll;
 struct convert;
 struct reduce_run;
+struct reduce_batch;
+struct reduce_batch_ops;
 
 /* Streams of its trainer that an op can name: more than anybody uses at once. */
 #define OP_MAX_AFTER 8
@@ -204,8 +206,9 @@ struct coll_part {
 	struct queue_task queue; /* of the present stage; streams of the members: until they came */
 	bool promised;           /* there were such streams */
 	struct region scratch[COLL_SCRATCH];
-	float found_inf; /* read back: of what was unscaled */
-	uint64_t ready;  /* point of the queue at which all is over */
+	float found_inf;  /* read back: of what was unscaled */
+	const void *sums; /* Reduce: what this device has of the sum over devices */
+	uint64_t ready;   /* point of the queue at which all is over */
 };
 
 /* A collective that runs: the ops of all members of a group. */
@@ -233,8 +236,11 @@ struct coll {
 	uint64_t breaks;           /* of the communicators, then */
 	double *partials;          /* owned */
 	size_t n_partials;
-	bool drained;                 /* Initialise: nobody uses the parameters any more */
-	struct reduce_run *reduce;    /* Reduce: owned */
+	bool drained;               /* Initialise: nobody uses the parameters any more */
+	struct reduce_run *reduce;  /* Reduce: owned */
+	struct list small;          /* group->small, while it waits to be in a batch */
+	struct reduce_batch *batch; /* that runs its stages; told of failures, too */
+	const struct reduce_batch_ops *batch_ops;
 	uint32_t turn;                /* of what is done once a member */
 	void (*next)(struct coll *c); /* what follows the present stage */
 	struct {

@@ -10,6 +10,7 @@
 
 #include "core/check.h"
 #include "op/op_impl.h"
+#include "op/reduce_batch.h"
 #include "op/reduce_run.h"
 
 static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
@@ -148,6 +149,7 @@ static void between(struct coll *c)
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		send[d] = region_addr(&c->parts[d].scratch[reduce_sums(c)]);
 		recv[d] = (char *)send[d] + c->unit->parts[d].begin * dtype_size(dtype);
+		c->parts[d].sums = recv[d];
 	}
 	if (c->unit->spread == 1)
 		comm_all_reduce(coll_between(c), coll_comm(c, finish), recv,
@@ -171,6 +173,15 @@ static void between_one(struct coll *c)
 
 /* -------------------------------------------------------------------- stages */
 
+/* Its kernels have run. */
+static void rest(struct coll *c)
+{
+	if (c->n_parts == 1)
+		between_one(c);
+	else
+		between(c);
+}
+
 static void advance(struct coll *c)
 {
 	if (!coll_need_kops(c, c->reduce->kops))
@@ -179,10 +190,8 @@ static void advance(struct coll *c)
 		coll_kernels(c, advance);
 	else if (c->reduce->defer)
 		deferred(c);
-	else if (c->n_parts == 1)
-		between_one(c);
 	else
-		between(c);
+		rest(c);
 }
 
 /* Return: false: it waits, or has ended. */
@@ -196,6 +205,8 @@ static bool take_scratch(struct coll *c, void (*again)(struct parked *p))
 	}
 	return true;
 }
+
+static const struct reduce_batch_ops in_batch = { rest, reduced };
 
 static void start(struct parked *p)
 {
@@ -214,7 +225,12 @@ static void start(struct parked *p)
 	c->reduce->accumulate = c->unit->has_gradient;
 	c->unit->has_gradient = false; /* until it is whole: a device may fail half-way */
 	c->unit->has_partials = false;
-	advance(c);
+	if (!coll_need_kops(c, c->reduce->kops))
+		return;
+	if (reduce_batch_takes(c))
+		reduce_batch_add(c, &in_batch);
+	else
+		advance(c);
 }
 
 static void run(struct coll *c)

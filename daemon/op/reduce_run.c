@@ -382,9 +382,8 @@ static struct k_factor head(const struct coll *c)
 }
 
 /* @r, which is of whole arrays, by the pieces of tensors: what lies between them is not the
- * trainers' to write, and stays 0 in the shards. @from: element of the inputs where what part
- * @d has begins. */
-static void by_span(struct coll *c, unsigned d, const struct k_reduce *r, uint64_t from)
+ * trainers' to write, and stays 0 in the shards. */
+static void by_span(struct coll *c, unsigned d, const struct k_reduce *r)
 {
 	const struct unit_part *up = &c->unit->parts[d];
 	struct coll_part *p = &c->parts[d];
@@ -396,8 +395,7 @@ static void by_span(struct coll *c, unsigned d, const struct k_reduce *r, uint64
 		struct k_reduce *piece = &coll_kop(p, KOP_REDUCE, spans[i].n)->reduce;
 
 		for (unsigned j = 0; j < r->k; j++)
-			in[j] = (const char *)r->in[j] +
-				(from + spans[i].at) * dtype_size(r->in_dtype);
+			in[j] = (const char *)r->in[j] + spans[i].at * dtype_size(r->in_dtype);
 		*piece = *r;
 		piece->in = in;
 		piece->out = (float *)r->out + spans[i].at;
@@ -422,7 +420,7 @@ static void fold(struct coll *c, unsigned d)
 			      .accumulate = one && run->accumulate && !run->plan.adds_before };
 
 	if (one)
-		by_span(c, d, &r, 0);
+		by_span(c, d, &r);
 	else
 		coll_kop(p, KOP_REDUCE, c->unit->layout.elements)->reduce = r;
 }
@@ -478,6 +476,6 @@ void reduce_finish(struct coll *c, unsigned d)
 
 	if (run->replicas == 1 && !run->apart)
 		r.post = either(run->plan.partial, run->plan.post);
-	p->inputs[p->n] = region_addr(&p->scratch[reduce_sums(c)]);
-	by_span(c, d, &r, up->begin);
+	p->inputs[p->n] = p->sums;
+	by_span(c, d, &r);
 }

@@ -264,6 +264,53 @@ static unsigned make_replicas(uint32_t ranks, struct model_unit *ret)
 	return n;
 }
 
+/* ------------------------------------------------------------------ many at once */
+
+enum { MANY = 40 };
+
+/* All units of the model before any is waited for: those that wait run together. */
+static int many_trainer(const struct trainer *t)
+{
+	const struct scene *s = t->arg;
+	struct model_unit *m = train_alloc(MAX_UNITS * sizeof(*m));
+	shardd_client *c = train_join(t);
+	shardd_ticket ticket[MANY];
+	struct model_world w;
+	shardd_unit u[MANY];
+	char name[32];
+
+	TRAINER_CHECK(s->make(t->world, m) >= MANY);
+	model_world_init(&w, t->world, s->devices, !train_on_host());
+	for (unsigned k = 0; k < MANY; k++) {
+		struct shardd_unit_spec spec = spec_of(&m[k]);
+
+		snprintf(name, sizeof(name), "unit %u", k);
+		u[k] = train_zero_unit(c, name, N, &spec);
+	}
+	for (unsigned pass = 0; pass < 2; pass++) {
+		for (unsigned k = 0; k < MANY; k++)
+			fill(c, u[k], &m[k], t->rank, pass);
+		for (unsigned k = 0; k < MANY; k++)
+			TRAIN_OK(shardd_reduce_submit(c, u[k], &ticket[k], &train_err));
+		for (unsigned k = 0; k < MANY; k++)
+			TRAIN_OK(shardd_wait(c, ticket[k], -1, NULL, &train_err));
+	}
+	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+	for (unsigned k = 0; k < MANY; k++)
+		compare(c, u[k], &m[k], &w, k);
+	train_leave(c);
+	free(m);
+	return 0;
+}
+
+static void run_many(unsigned devices)
+{
+	struct scene *s = trainer_shared(sizeof(*s));
+
+	*s = (struct scene){ devices, make_profiles };
+	trainers_run(&trainfix, "many", 4, many_trainer, s, 120);
+}
+
 /* --------------------------------------------------------------------- tests */
 
 static void on_one(unsigned (*make)(uint32_t, struct model_unit *))
@@ -293,9 +340,17 @@ Test(reduce_profiles, replicas_and_a_deferred_all_reduce)
 	on_one(make_replicas);
 }
 
+Test(reduce_profiles, many_at_once)
+{
+	trainfix_begin();
+	run_many(1);
+	trainfix_end();
+}
+
 static void on_several(unsigned devices)
 {
 	gpu_begin(devices, NULL);
+	run_many(devices);
 	run_worlds(devices, make_profiles);
 	run_worlds(devices, make_factors);
 	run_worlds(devices, make_accumulations);
