@@ -86,8 +86,8 @@ const struct config_key config_keys[] = {
 		  "limit." },
 	{ FIELD(reduce_batch_bytes), .type = CONFIG_BYTES, .min = 1, .max = GIB, .zero = true,
 	  .by_default = "256KiB", .runtime = true,
-	  .help = "Small units whose reductions wait at the same time are reduced together, up to\n"
-		  "so many bytes of gradients of a rank. 0: never." },
+	  .help = "On several devices: small units whose reductions wait at the same time are\n"
+		  "reduced together, up to so many bytes of gradients of a rank. 0: never." },
 	{ FIELD(max_message_bytes), .type = CONFIG_BYTES, .min = 64 * KIB, .max = GIB,
 	  .by_default = "64MiB", .help = "Size of one gRPC message." },
 	{ FIELD(hello_timeout_ms), .type = CONFIG_MILLIS, .min = 1, .max = HOUR_S * 1000,

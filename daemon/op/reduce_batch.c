@@ -32,7 +32,8 @@ static struct coll *last_of(const struct reduce_batch *b)
 
 bool reduce_batch_takes(const struct coll *c)
 {
-	return !c->reduce->defer &&
+	/* on one device nothing is gained: what a reduction costs there is its own kernel */
+	return c->n_parts > 1 && !c->reduce->defer &&
 	       unit_gradient_bytes(c->unit) <= c->job->node->limits.reduce_batch_bytes;
 }
 
@@ -256,7 +257,7 @@ static void between(struct reduce_batch *b)
 {
 	uint64_t before = 0;
 
-	if (last_of(b)->n_parts == 1 || b->n == 1 || !take_sums(b)) {
+	if (b->n == 1 || !take_sums(b)) {
 		part(b, b->ops->rest);
 		return;
 	}

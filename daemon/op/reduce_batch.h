@@ -1,5 +1,5 @@
 /*
- * Reductions of small units, as many as wait, run as one: their kernels as one task of each
+ * Reductions of small units over several devices, as many as wait, run as one: their kernels as one task of each
  * device, and what goes between devices as one collective. Nothing waits for others to come:
  * while a batch runs what arrives forms the next. The bits are those of each by itself.
  * Loop thread only.
@@ -9,11 +9,12 @@
 
 #include "op/op.h"
 
-/* Is it small enough (reduce_batch_bytes), and all that it does in the usual order? */
+/* Has it several devices, is it small enough (reduce_batch_bytes), and is all of it to be
+ * done now? */
 bool reduce_batch_takes(const struct coll *c);
 
-/* What becomes of a collective of a batch: @rest: its kernels have run, devices are to talk
- * if there are several; @done: all is over. */
+/* What becomes of a collective of a batch: @rest: its kernels have run, devices are to talk;
+ * @done: all is over. */
 struct reduce_batch_ops {
 	void (*rest)(struct coll *c);
 	void (*done)(struct coll *c);

@@ -260,6 +260,7 @@ int case_memory(struct bench *b, const struct bench_case *c);
 int case_limits(struct bench *b, const struct bench_case *c);
 int case_launch(struct bench *b, const struct bench_case *c);
 int case_attach_units(struct bench *b, const struct bench_case *c);
+int case_reduce_units(struct bench *b, const struct bench_case *c);
 int case_reduce_bare(struct bench *b, const struct bench_case *c);
 int case_nccl_direct(struct bench *b, const struct bench_case *c);
 

@@ -1,4 +1,5 @@
-/* attach_units: a restarted trainer that finds a job with many units and gathers all. */
+/* attach_units: a restarted trainer that finds a job with many units and gathers all.
+ * reduce_units: the reductions of many units, submitted before any is waited for. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -130,4 +131,65 @@ int case_attach_units(struct bench *b, const struct bench_case *c)
 	if (crew)
 		crew->units = b->o.units;
 	return figures_turns(b, crew, units_main, names, UNITS_N);
+}
+
+static int gradient_one(struct trainer *t, shardd_unit u, shardd_ticket *ticket,
+			struct shardd_error *err)
+{
+	return shardd_gradient_submit(t->client, u, ticket, err);
+}
+
+static int reduce_one(struct trainer *t, shardd_unit u, shardd_ticket *ticket,
+		      struct shardd_error *err)
+{
+	return shardd_reduce_submit(t->client, u, ticket, err);
+}
+
+static void reduce_units_main(struct trainer *t)
+{
+	struct shardd_error err;
+	struct model m;
+
+	model_make(&m, t->crew);
+	if (t->crew->on_device)
+		device_stream(0);
+	trainer_connect(t);
+	trainer_join(t, SHARDD_EPHEMERAL);
+	trainer_must(t, shardd_register(t->client, m.spec, t->crew->units, m.info, &err), &err,
+		     "register");
+	each(t, &m, "initialise", init_one);
+	for (int i = TRAINER_WARM_UP; i < (int)t->crew->repeat; i++) {
+		struct sample *s = trainer_sample(t, 0, i);
+
+		each(t, &m, "gradient buffer", gradient_one);
+		trainer_meet(t);
+		sample_begin(s);
+		each(t, &m, "reduce", reduce_one);
+		sample_end(s);
+	}
+	trainer_leave(t);
+}
+
+int case_reduce_units(struct bench *b, const struct bench_case *c)
+{
+	uint64_t elements = b->o.bytes / 4 / b->o.units;
+	struct crew *crew =
+		crew_new(b, bench_ranks(b, c), 0, 1, bench_repeat(b, c), elements ? elements : 1);
+	struct figures f = FIGURES_NULL;
+	int r;
+
+	if (!crew)
+		return -1;
+	crew->units = b->o.units;
+	r = crew_run(crew, reduce_units_main);
+	if (r == 0) {
+		f.name = c->name;
+		f.ranks = crew->ranks;
+		f.bytes = b->o.bytes;
+		f.dtype = "fp32";
+		figures_collective(&f, crew, 0);
+		figures_report(b, &f);
+	}
+	crew_free(crew);
+	return r;
 }

@@ -32,6 +32,9 @@ const struct bench_case bench_cases[] = {
 	  case_launch },
 	{ "attach_units", "a restarted trainer with many units (--units): all of them gathered", 1,
 	  10, case_attach_units },
+	{ "reduce_units",
+	  "reductions of many units (--units), all submitted before any is waited for", 2, 20,
+	  case_reduce_units },
 	{ "reduce_bare", "GPUs: reduces on streams against their kernel alone", 4, 30,
 	  case_reduce_bare },
 	{ "nccl_direct", "GPUs: NCCL called by one process, and an all_reduce by the daemon", 0, 20,
@@ -53,7 +56,8 @@ static void usage(FILE *to)
 	      "  --dtype D   of the gradients (reduce), of what is handed out (gather_cast,\n"
 	      "              memory); default: fp32, gather_cast: bf16\n"
 	      "  --repeat R  measured turns, after three that are not; default: by case\n"
-	      "  --units U   attach_units: that many, of N bytes together; default 1000\n"
+	      "  --units U   attach_units, reduce_units: that many, of N bytes together; default "
+	      "1000\n"
 	      "Cases:\n",
 	      to);
 	for (const struct bench_case *c = bench_cases; c->name; c++)
