@@ -182,28 +182,30 @@ Test(training_passes, what_does_not_fit_is_refused_with_the_state)
 
 /* ---------------------------------------------------- seen, and ended, from outside */
 
-static int told[2], go_on[2]; /* a trainer has come to its place; it may go on */
+static int told[2], go_on[2][2]; /* a trainer has come to its place; rank r may go on */
 
 static void open_pipes(void)
 {
 	cr_assert_eq(pipe(told), 0);
-	cr_assert_eq(pipe(go_on), 0);
+	for (unsigned r = 0; r < 2; r++)
+		cr_assert_eq(pipe(go_on[r]), 0);
 }
 
 static void close_pipes(void)
 {
 	for (unsigned i = 0; i < 2; i++) {
 		close(told[i]);
-		close(go_on[i]);
+		close(go_on[0][i]);
+		close(go_on[1][i]);
 	}
 }
 
-static void wait_here(void)
+static void wait_here(const struct trainer *t)
 {
 	char byte = 'x';
 
 	TRAINER_CHECK(write(told[1], &byte, 1) == 1);
-	TRAINER_CHECK(read(go_on[0], &byte, 1) == 1);
+	TRAINER_CHECK(read(go_on[t->rank][0], &byte, 1) == 1);
 }
 
 static void wait_for_trainers(unsigned n)
@@ -214,10 +216,9 @@ static void wait_for_trainers(unsigned n)
 		cr_assert_eq(read(told[0], &byte, 1), 1);
 }
 
-static void let_go_on(unsigned n)
+static void let_go_on(uint32_t rank)
 {
-	while (n--)
-		cr_assert_eq(write(go_on[1], "x", 1), 1);
+	cr_assert_eq(write(go_on[rank][1], "x", 1), 1);
 }
 
 static int seen_trainer(const struct trainer *t)
@@ -234,7 +235,7 @@ static int seen_trainer(const struct trainer *t)
 				   &train_err));
 	TRAIN_OK(shardd_begin_pass(c, u[1], SHARDD_FORWARD, &data, &train_err));
 	TRAIN_OK(shardd_end_pass(c, u[1], SHARDD_FORWARD, false, &train_err));
-	wait_here();
+	wait_here(t);
 	TRAIN_OK(shardd_end_pass(c, u[0], t->rank ? SHARDD_BACKWARD : SHARDD_FORWARD, false,
 				 &train_err));
 	train_leave(c);
@@ -275,7 +276,8 @@ Test(training_passes, are_seen_in_shardctl_units)
 					text, sizeof(text)),
 		     0);
 	cr_expect(strstr(text, "0:FORWARD 1:BACKWARD_PRE"), "%s", text);
-	let_go_on(2);
+	let_go_on(0);
+	let_go_on(1);
 	for (uint32_t r = 0; r < 2; r++)
 		cr_expect_eq(trainer_wait(pids[r], 30), 0);
 	close_pipes();
@@ -302,10 +304,10 @@ static int dying_trainer(const struct trainer *t)
 	}
 	if (state == 3)
 		TRAIN_OK(shardd_begin_pass(c, u[0], SHARDD_FORWARD, &data, &train_err));
-	wait_here();
+	wait_here(t);
 	TRAIN_FAILS(shardd_end_pass(c, u[0], SHARDD_FORWARD, false, &train_err), SHARDD_ABORTED);
 	train_join_as(c, t, SHARDD_KEEP);
-	wait_here();                /* for its peer */
+	wait_here(t);               /* for its peer */
 	step_in_passes(c, t, u, 0); /* from IDLE */
 	train_leave(c);
 	return 0;
@@ -328,7 +330,7 @@ static int successor_trainer(const struct trainer *t)
 		TRAINER_CHECK(info.initialised);
 		u[i] = info.unit;
 	}
-	wait_here();
+	wait_here(t);
 	step_in_passes(c, t, u, 0);
 	train_leave(c);
 	return 0;
@@ -351,9 +353,10 @@ Test(training_passes, a_rank_that_dies_in_a_pass_leaves_nothing_behind)
 		cr_expect_eq(trainer_wait(pids[1], 30), 128 + SIGKILL);
 		pids[1] = trainer_start(&trainfix, job, 1, 2, successor_trainer, NULL);
 		wait_for_trainers(1); /* the successor has joined: the epoch is the last one */
-		let_go_on(1);         /* any of the two reads it */
-		wait_for_trainers(1);
-		let_go_on(2);
+		let_go_on(0);
+		wait_for_trainers(1); /* rank 0 has joined it */
+		let_go_on(0);
+		let_go_on(1);
 		for (uint32_t r = 0; r < 2; r++)
 			cr_expect_eq(trainer_wait(pids[r], 30), 0, "state %u, rank %u", *state, r);
 		close_pipes();
@@ -377,7 +380,7 @@ static int ahead_trainer(const struct trainer *t)
 		TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
 		TRAIN_OK(shardd_commit(c, s + 1, NULL, 0, &train_err));
 	}
-	wait_here();
+	wait_here(t);
 	train_leave(c);
 	return 0;
 }
@@ -411,7 +414,8 @@ Test(training_passes, the_order_is_learned_and_followed)
 	}
 	cr_expect_gt(of_rank(all, 0, "prefetch_started") + of_rank(all, 1, "prefetch_started"), 0);
 	json_decref(all);
-	let_go_on(2);
+	let_go_on(0);
+	let_go_on(1);
 	for (uint32_t r = 0; r < 2; r++)
 		cr_expect_eq(trainer_wait(pids[r], 30), 0);
 	close_pipes();
