@@ -131,12 +131,15 @@ static int end_use(struct op *op, bool sync, struct fault *f)
 	return 0;
 }
 
-int guard_begin(struct op *op, struct fault *f)
+int guard_check(struct op *op, struct fault *f)
 {
 	if (op->move == MOVE_NONE)
 		return 0;
-	if (op->unit ? check_unit(op, f) : check_all(op, f))
-		return f->code;
+	return op->unit ? check_unit(op, f) : check_all(op, f);
+}
+
+int guard_begin(struct op *op, struct fault *f)
+{
 	if (op->move == MOVE_REDUCE || op->move == MOVE_ACCUMULATE)
 		return end_use(op, op->move == MOVE_REDUCE, f);
 	return 0;

@@ -8,8 +8,10 @@
 
 #include "op/op_impl.h"
 
-/* The op is active and its own checks have passed: is it allowed in the present state? If so
- * a Reduce lets go of what its backward read. Nothing else has changed afterwards.
+/* The op is active: is it allowed in the present state? Changes nothing. Return: 0 or a fault
+ * code. */
+int guard_check(struct op *op, struct fault *f);
+/* Its own checks have passed, too: a Reduce lets go of what its backward read.
  * Return: 0 or a fault code. */
 int guard_begin(struct op *op, struct fault *f);
 /* It has ended well. */

@@ -142,7 +142,8 @@ static void announce(struct op *op)
 static void activate(struct op *op)
 {
 	CHECK(op->state == OP_DEPS && !op->deps);
-	if (!op->fault.code && op->type->check(op, &op->fault) == 0 && !op->fault.code)
+	if (!op->fault.code && guard_check(op, &op->fault) == 0 &&
+	    op->type->check(op, &op->fault) == 0)
 		guard_begin(op, &op->fault);
 	if (op->fault.code)
 		fail_now(op);

@@ -62,7 +62,7 @@ struct op_type {
 	/* Build the reply of a successful op and hand it to @send. */
 	void (*encode)(const struct op *op, op_reply_cb send, void *ctx);
 	/* What it does to the state of its unit, if that is guarded, or needs of it; without
-	 * a unit: of all the rank's units. decode may set op->move instead. Checked after
+	 * a unit: of all the rank's units. decode may set op->move instead. Checked before
 	 * check, done when the op has ended well (op/guard.c). */
 	enum pass_move move;
 	/* (optional) Free what decode has put into args. */

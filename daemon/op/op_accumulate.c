@@ -292,4 +292,5 @@ const struct op_type op_accumulate = {
 	.check = check,
 	.start = start,
 	.encode = encode,
+	.move = MOVE_ACCUMULATE,
 };

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "core/check.h"
+#include "op/guard.h"
 #include "op/op_impl.h"
 #include "op/registered.h"
 #include "unit/optim.h"
@@ -510,9 +511,13 @@ static bool is_waiting_for_copies(const struct coll *c)
 
 static int check_all(const struct coll *c, struct fault *f)
 {
-	for (size_t i = 0; i < c->ops[0]->args.convert.n; i++)
-		if (check_idle(c, job_unit_by_id(c->job, c->ops[0]->args.convert.units[i]), f))
+	for (size_t i = 0; i < c->ops[0]->args.convert.n; i++) {
+		struct unit *u = job_unit_by_id(c->job, c->ops[0]->args.convert.units[i]);
+
+		guard_drop(c->job, u);
+		if (check_idle(c, u, f))
 			return f->code;
+	}
 	return 0;
 }
 
@@ -634,4 +639,5 @@ const struct op_type op_convert = {
 	.check = check,
 	.run = run,
 	.encode = encode,
+	.move = MOVE_NEEDS_IDLE,
 };

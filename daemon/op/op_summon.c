@@ -7,6 +7,7 @@
 #include <errno.h>
 
 #include "core/check.h"
+#include "op/guard.h"
 #include "op/op_impl.h"
 #include "unit/optim.h"
 #include "unit/pack.h"
@@ -255,6 +256,7 @@ static void start(struct parked *p)
 
 	if (coll_overtaken(c, true))
 		return;
+	guard_drop(c->job, c->unit);
 	if (check_idle(c->unit, &f)) {
 		coll_end(c, &f);
 		return;
@@ -291,6 +293,7 @@ const struct op_type op_summon = {
 	.check = check,
 	.run = run,
 	.encode = encode,
+	.move = MOVE_SUMMON,
 };
 
 /* -------------------------------------------------------------------- return */
@@ -397,4 +400,5 @@ const struct op_type op_return = {
 	.check = check_return,
 	.run = run_return,
 	.encode = encode_return,
+	.move = MOVE_RETURN,
 };

@@ -174,10 +174,14 @@ enum action {
 	END_B,
 	END_B_SYNC,
 	REDUCE,
+	ACCUMULATE,
 	STEP,
 	CLIP,
 	COMMIT,
 	INIT,
+	SUMMON,
+	RETURN,
+	CONVERT,
 	GATHER,
 	RELEASE,
 	GRADIENT,
@@ -194,16 +198,39 @@ static const char *const action_names[_ACTION_N] = {
 	"EndPass(BACKWARD)",
 	"EndPass(BACKWARD)",
 	"Reduce",
+	"Accumulate",
 	"Step",
 	"ClipGradNorm",
 	"Commit",
 	"Initialise",
+	"SummonFull",
+	"ReturnFull",
+	"ConvertUnits",
 	"Gather",
 	"Release",
 	"GradientBuffer",
 	"Barrier",
 	"SetReshard",
 };
+
+static void submit_other(enum action a, struct nodefix_op *o)
+{
+	Shardd__V1__AccumulateRequest accumulate = SHARDD__V1__ACCUMULATE_REQUEST__INIT;
+	Shardd__V1__SummonFullRequest summon = SHARDD__V1__SUMMON_FULL_REQUEST__INIT;
+	Shardd__V1__ReturnFullRequest back = SHARDD__V1__RETURN_FULL_REQUEST__INIT;
+	Shardd__V1__ConvertUnitsRequest convert = SHARDD__V1__CONVERT_UNITS_REQUEST__INIT;
+
+	accumulate.unit = summon.unit = back.unit = u->id;
+	convert.units = &u->id;
+	convert.n_units = 1;
+	convert.layout = SHARDD__V1__LAYOUT__LAYOUT_FLAT;
+	nodefix_submit(&n, m[0], action_names[a],
+		       a == ACCUMULATE ? &accumulate.base
+		       : a == SUMMON   ? &summon.base
+		       : a == RETURN   ? &back.base
+				       : &convert.base,
+		       o);
+}
 
 static void act(enum action a, struct nodefix_op *o)
 {
@@ -259,7 +286,7 @@ static void act(enum action a, struct nodefix_op *o)
 		set_reshard(m[0], u, RESHARD_AFTER_FORWARD, o);
 		break;
 	default:
-		CHECK(false);
+		submit_other(a, o);
 	}
 	nodefix_wait(o);
 }
@@ -278,17 +305,20 @@ static const struct {
 	{ "BACKWARD_POST", 3, { BEGIN_B, GRADIENT, REDUCE }, 1, { END_B_SYNC } },
 	{ "FORWARD_IN_PRE", 2, { BEGIN_B, BEGIN_F }, 2, { END_F, END_B } },
 	{ "FORWARD_IN_POST", 4, { BEGIN_B, GRADIENT, REDUCE, BEGIN_F }, 2, { END_F, END_B_SYNC } },
+	{ "SUMMON", 1, { SUMMON }, 1, { RETURN } },
 };
 
 /* Which actions are allowed in which of the states above: by hand, apart from the code. */
 static const bool allowed[][_ACTION_N] = {
-	/* begin F  B, end F  Fs B  Bs reduce step clip commit init gather release gradient barrier reshard */
-	{ 1, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1 },
-	{ 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1 },
-	{ 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 1, 1, 1, 1, 1 },
-	{ 1, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1, 1 },
-	{ 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1 },
-	{ 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1 },
+	/* begin F  B, end F  Fs  B  Bs, reduce accumulate step clip commit init summon return
+	 * convert, gather release gradient barrier reshard */
+	{ 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1 },
+	{ 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1 },
+	{ 1, 0, 0, 0, 1, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1 },
+	{ 1, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1 },
+	{ 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1 },
+	{ 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1 },
+	{ 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 1, 1, 1 },
 };
 
 static void check_refused(size_t w, enum action a, const struct nodefix_op *o)
@@ -297,6 +327,8 @@ static void check_refused(size_t w, enum action a, const struct nodefix_op *o)
 
 	snprintf(words, sizeof(words), "%s: unit 'u' is in state %s on rank 0: ", action_names[a],
 		 ways[w].name);
+	if (a == GATHER)
+		snprintf(words, sizeof(words), "Gather: unit 'u' is summoned");
 	expect_fault(&o->fault, FAULT_STATE, words);
 	cr_expect_not(o->started && a < REDUCE, "%s began", words);
 }
@@ -307,13 +339,13 @@ static void try_cell(size_t w, enum action a)
 	struct member_unit before;
 	uint64_t used, submitted;
 
-	if (a == REDUCE)
+	if (a == REDUCE || a == ACCUMULATE)
 		NODEFIX_OK(nodefix_on_unit(&n, m[0], "GradientBuffer", u, &o), &o);
 	for (unsigned i = 0; i < ways[w].n; i++) {
 		act(ways[w].to[i], &o);
 		cr_assert_not(o.fault.code, "%s: %s", ways[w].name, o.fault.text);
 	}
-	if (a == REDUCE && w) /* the way may have used it up */
+	if ((a == REDUCE || a == ACCUMULATE) && w) /* the way may have used it up */
 		NODEFIX_OK(nodefix_on_unit(&n, m[0], "GradientBuffer", u, &o), &o);
 	cr_assert_str_eq(pass_state_name(state_of(0, u)), ways[w].name);
 	before = *member_unit_find(m[0], u);
