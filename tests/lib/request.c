@@ -189,6 +189,15 @@ static void fill_ops(ProtobufCMessage *m, const char *method)
 		((Shardd__V1__ConvertUnitsRequest *)m)->n_units = 1;
 	} else if (strcmp(method, "ClipGradNorm") == 0) {
 		((Shardd__V1__ClipGradNormRequest *)m)->max_norm = 1;
+	} else if (strcmp(method, "BeginPass") == 0) {
+		((Shardd__V1__BeginPassRequest *)m)->unit = 1;
+		((Shardd__V1__BeginPassRequest *)m)->pass = SHARDD__V1__PASS__PASS_FORWARD;
+	} else if (strcmp(method, "EndPass") == 0) {
+		((Shardd__V1__EndPassRequest *)m)->unit = 1;
+		((Shardd__V1__EndPassRequest *)m)->pass = SHARDD__V1__PASS__PASS_FORWARD;
+	} else if (strcmp(method, "SetPrefetch") == 0) {
+		((Shardd__V1__SetPrefetchRequest *)m)->unit = 1;
+		((Shardd__V1__SetPrefetchRequest *)m)->pass = SHARDD__V1__PASS__PASS_FORWARD;
 	}
 }
 
