@@ -8,8 +8,9 @@ static bool is_possible(const struct member *m, const struct unit *u)
 	const struct job *job = m->job;
 	uint32_t index;
 
-	return u->rec->initialised && !u->summoned_ranks && !u->torn && !job->torn &&
-	       !job->step.prepared && !job->step.applying && list_empty(&job->drains) &&
+	return u->rec->initialised && !u->summoned_ranks && !u->due && !u->stepping &&
+	       !u->shards_left && !u->torn && !job->torn && !job->step.prepared &&
+	       !job->step.applying && list_empty(&job->drains) &&
 	       group_index(job->groups[u->rec->group], m->rank, &index);
 }
 

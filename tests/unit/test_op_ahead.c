@@ -431,3 +431,38 @@ AHEAD_TEST(a_new_epoch_goes_on_with_what_was_learned, begin_two_ranks)
 	cr_expect_gt(m[0]->ahead.started, 0);
 	cr_expect_eq(m[1]->ahead.learned.mode, PREFETCH_RECORDING, "a new process");
 }
+
+/* Its optimizer runs as soon as the reduce lets go of it: nothing is begun in between, and what
+ * was begun before is waited for. */
+AHEAD_TEST(a_step_in_backward_is_not_read_by_nobody, begin_cast)
+{
+	struct backend *b = n.node.devices[0].backend;
+	state_unit *spec = nodefix_spec("in backward", N);
+	const uint32_t next[] = { UNITS + 1 };
+	struct unit *back;
+	uint64_t version;
+
+	spec->guarded = true;
+	spec->compute_dtype = DTYPE_BF16;
+	spec->optimizer->when = OPTIM_IN_BACKWARD;
+	back = nodefix_unit(&n, job, spec, m, 1);
+	cr_assert_eq(back->id, next[0]);
+	NODEFIX_OK(set_list(0, F, next, 1), &op[0]);
+	u[3] = back;
+	NODEFIX_OK(nodefix_on_unit(&n, m[0], "GradientBuffer", back, &op[0]), &op[0]);
+	NODEFIX_OK(submit_pass("BeginPass", 0, 3, B, &op[0]), &op[0]);
+	version = back->version;
+	NODEFIX_OK(nodefix_on_unit(&n, m[0], "Gather", u[0], &op[0]), &op[0]);
+	backend_fake_hold(b, true);
+	nodefix_on_unit(&n, m[0], "Reduce", back, &op[1]);
+	backend_fake_release(b, false); /* the reduction; then the step is held */
+	nodefix_turns(&n);
+	cr_expect(back->stepping);
+	NODEFIX_OK(submit_pass("BeginPass", 0, 0, F, &op[0]), &op[0]);
+	cr_expect_eq(m[0]->ahead.started, 0);
+	backend_fake_hold(b, false);
+	nodefix_ok(&op[1], "Reduce");
+	nodefix_turns(&n);
+	cr_expect_eq(back->version, version + 1);
+	cr_expect(!back->has_full || back->full_version == back->version);
+}
