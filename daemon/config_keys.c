@@ -82,8 +82,8 @@ const struct config_key config_keys[] = {
 	  .help = "Unanswered operations per session; further ones are refused." },
 	{ FIELD(max_inflight_gathers), .type = CONFIG_COUNT, .min = 1, .max = 1000000, .zero = true,
 	  .by_default = "64", .runtime = true,
-	  .help = "Gathers with a cast that run at once in one job; further ones wait in order. 0: no\n"
-		  "limit." },
+	  .help = "Gathers with a cast that run at once in one job; further ones wait, the ranks in\n"
+		  "turn. 0: no limit." },
 	{ FIELD(reduce_batch_bytes), .type = CONFIG_BYTES, .min = 1, .max = GIB, .zero = true,
 	  .by_default = "256KiB", .runtime = true,
 	  .help = "On several devices: small units whose reductions wait at the same time are\n"

@@ -167,8 +167,9 @@ static void between_one(struct coll *c)
 	if (!c->job->node->engine_for_one)
 		reduced(c);
 	else if (coll_can_talk(c))
-		comm_reduce_scatter(coll_between(c), coll_comm(c, reduced), (const void *[]){ grads },
-				    &grads, unit_part_elements(c->unit), DTYPE_FP32);
+		comm_reduce_scatter(coll_between(c), coll_comm(c, reduced),
+				    (const void *[]){ grads }, &grads, unit_part_elements(c->unit),
+				    DTYPE_FP32);
 }
 
 /* -------------------------------------------------------------------- stages */

@@ -208,7 +208,7 @@ static const struct wrong ops[] = {
 	{ "ClipGradNorm", "max_norm", R(-1), BAD, "max_norm", "-1" },
 	{ "ClipGradNorm", "max_norm", R(NAN), BAD, "max_norm", "nan" },
 	{ "ClipGradNorm", "max_norm", R(INFINITY), BAD, "max_norm", "inf" },
-	{ "ClipGradNorm", "norm_type", R(1), BAD, "norm_type", "2 or inf" },
+	{ "ClipGradNorm", "norm_type", R(-2), BAD, "norm_type", "above 0" },
 	{ "ClipGradNorm", "norm_type", R(NAN), BAD, "norm_type", "nan" },
 	{ "ClipGradNorm", "norm_type", R(-INFINITY), BAD, "norm_type", "-inf" },
 	{ "Step", "group", N(1), ABSENT, "group", "no group 1" },

@@ -386,7 +386,7 @@ struct shardd_result {
 	uint64_t number;     /* collectives: position in the group's order */
 	uint64_t waited_us;  /* in the daemon: for order and for peers */
 	uint64_t ran_us;
-	bool kept; /* end_pass: the unit is still gathered, by its policy */
+	bool kept;                /* end_pass: the unit is still gathered, by its policy */
 	bool found_inf;           /* unscale, step */
 	bool skipped;             /* step */
 	bool has_total_norm;      /* step: the plan has a clip, total_norm is its */
