@@ -162,7 +162,11 @@ static int check_idle(const struct coll *c, const struct unit *u, struct fault *
 		const struct member_unit *mu = member_unit_find(c->members[i], u);
 
 		what = mu && mu->gradient.slab ? "given a gradient buffer" : NULL;
+		if (mu && mu->accumulated.slab)
+			what = "accumulating a gradient";
 	}
+	if (!what && u->has_partials)
+		what = "waiting for a deferred all-reduce";
 	if (!what)
 		return 0;
 	return fault_set(

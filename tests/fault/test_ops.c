@@ -252,7 +252,8 @@ static struct unit *register_twice(struct world *w)
 
 static void begin(struct world *w, bool fake_engine)
 {
-	const struct nodefix_options o = { .fake_engine = fake_engine };
+	const struct nodefix_options o = { .fake_engine = fake_engine,
+					   .devices = fake_engine ? 2 : 1 };
 
 	*w = (struct world){ 0 };
 	nodefix_begin(&w->n, &o);
