@@ -49,6 +49,12 @@ static void unit_row(struct table *t, const Shardd__V1__UnitStatus *u)
 	table_cell(t, "%s", u->has_gradient ? "yes" : "no");
 	table_cell(t, "%llu", (unsigned long long)u->optimizer_steps);
 	ranks_cell(t, u->gathered_by, u->n_gathered_by);
+	table_cell(t, "%s", u->layout);
+	if (strcmp(u->strategy, "hybrid") == 0)
+		table_cell(t, "hybrid %u", u->shard_ranks);
+	else
+		table_cell(t, "%s", u->strategy);
+	table_cell(t, "%s", u->buffer_bytes ? format_bytes(u->buffer_bytes).text : "-");
 	table_cell(t, "%s", u->guarded ? u->reshard : "-");
 	passes_cell(t, u);
 }
@@ -60,6 +66,7 @@ static int print_units(struct ctl *ctl, const Shardd__V1__JobStatus *j)
 		{ "SHARD", true },     { "COMPUTE", false },    { "GRADIENT", false },
 		{ "INIT", false },     { "SHARD BYTES", true }, { "FULL BYTES", true },
 		{ "HAS GRAD", false }, { "STEPS", true },       { "GATHERED BY", false },
+		{ "LAYOUT", false },   { "STRATEGY", false },   { "BUFFERS", true },
 		{ "RESHARD", false },  { "PASSES", false },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));

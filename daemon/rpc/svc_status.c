@@ -228,6 +228,12 @@ static void fill_unit(struct arena *a, const struct job *job, const struct unit 
 	s->gradient_dtype = (char *)dtype_name((enum dtype)u->rec->gradient_dtype);
 	s->initialised = u->rec->initialised;
 	s->shard_bytes = unit_shard_bytes(u);
+	s->layout = (char *)unit_layout_name(u->rec->layout);
+	s->strategy = (char *)unit_strategy_name(u->rec->strategy);
+	s->shard_ranks = u->rec->shard_ranks;
+	s->frozen_elements = unit_frozen_numel(u);
+	s->buffer_bytes = unit_buffers_bytes(u->rec) * u->rec->n_buffer_regions;
+	s->summoned_ranks = u->summoned_ranks;
 	for (unsigned d = 0; u->has_full && d < u->n_parts; d++)
 		s->full_bytes += u->parts[d].full.bytes;
 	s->gathered_by = gathered_by(a, job, u, &s->n_gathered_by);

@@ -253,10 +253,10 @@ static bool claim_unit(const state_job *j, uint32_t *owners, const state_unit *u
 		if (!claim(j, owners, u->buffer_regions[i], SLAB_FIRST_RANK + g->ranks[i]))
 			return false;
 	for (size_t k = 0; k < u->n_parts; k++) {
-		const state_part *p = u->parts[k];
-		const state_region *const all[] = { p->params, p->grads, p->state1, p->state2 };
+		state_region *all[5];
+		size_t n = part_regions(u->parts[k], all);
 
-		for (size_t i = 0; i < ARRAY_SIZE(all); i++)
+		for (size_t i = 0; i < n; i++)
 			if (!claim(j, owners, all[i], SLAB_SHARDS))
 				return false;
 	}

@@ -119,3 +119,24 @@ uint64_t unit_tensor_full(const struct unit *u, const struct unit_tensor *t)
 	CHECK(!t->alias);
 	return begin + (u->layout.dim0 ? t->at * ranks : t->at);
 }
+
+uint64_t unit_frozen_numel(const struct unit *u)
+{
+	uint64_t sum = 0;
+
+	for (size_t i = 0; i < u->rec->n_tensors; i++)
+		sum += u->tensors[i].frozen ? u->tensors[i].elements : 0;
+	return sum;
+}
+
+const char *unit_layout_name(uint32_t layout)
+{
+	return layout == LAYOUT_FLAT ? "flat" : layout == LAYOUT_DIM0 ? "dim0" : "?";
+}
+
+const char *unit_strategy_name(uint32_t strategy)
+{
+	static const char *const names[_STRATEGY_N] = { "?", "shard", "replicate", "hybrid" };
+
+	return strategy < _STRATEGY_N ? names[strategy] : "?";
+}

@@ -184,6 +184,11 @@ struct unit_part *unit_part_on(struct unit *u, const struct device *device);
 /* Elements of each part, padding included: of what is trained, of what is frozen. */
 uint64_t unit_part_elements(const struct unit *u);
 uint64_t unit_frozen_elements(const struct unit *u);
+/* flat, dim0; shard, replicate, hybrid. Static strings. */
+const char *unit_layout_name(uint32_t layout);
+const char *unit_strategy_name(uint32_t strategy);
+/* Elements of its frozen tensors, without padding. */
+uint64_t unit_frozen_numel(const struct unit *u);
 /* Is any of its tensors trained? */
 bool unit_is_trained(const struct unit *u);
 

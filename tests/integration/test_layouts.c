@@ -51,16 +51,22 @@ struct form {
 	uint32_t multiple;
 	enum shardd_strategy strategy;
 	enum shardd_dtype compute;
+	uint32_t shard_ranks;
 };
 
 static const struct form forms[] = {
-	{ SHARDD_LAYOUT_FLAT, 1, SHARDD_SHARD, SHARDD_FP32 },
-	{ SHARDD_LAYOUT_FLAT, 8, SHARDD_SHARD, SHARDD_FP32 },
-	{ SHARDD_LAYOUT_DIM0, 1, SHARDD_SHARD, SHARDD_FP32 },
-	{ SHARDD_LAYOUT_FLAT, 1, SHARDD_REPLICATE, SHARDD_FP32 },
-	{ SHARDD_LAYOUT_DIM0, 1, SHARDD_SHARD, SHARDD_BF16 },
-	{ SHARDD_LAYOUT_FLAT, 1, SHARDD_SHARD, SHARDD_BF16 },
-	{ SHARDD_LAYOUT_FLAT, 1, SHARDD_REPLICATE, SHARDD_BF16 },
+	{ SHARDD_LAYOUT_FLAT, 1, SHARDD_SHARD, SHARDD_FP32, 0 },
+	{ SHARDD_LAYOUT_FLAT, 8, SHARDD_SHARD, SHARDD_FP32, 0 },
+	{ SHARDD_LAYOUT_DIM0, 1, SHARDD_SHARD, SHARDD_FP32, 0 },
+	{ SHARDD_LAYOUT_FLAT, 1, SHARDD_REPLICATE, SHARDD_FP32, 0 },
+	{ SHARDD_LAYOUT_DIM0, 1, SHARDD_SHARD, SHARDD_BF16, 0 },
+	{ SHARDD_LAYOUT_FLAT, 1, SHARDD_SHARD, SHARDD_BF16, 0 },
+	{ SHARDD_LAYOUT_FLAT, 1, SHARDD_REPLICATE, SHARDD_BF16, 0 },
+};
+/* For an even number of ranks. */
+static const struct form hybrids[] = {
+	{ SHARDD_LAYOUT_FLAT, 1, SHARDD_HYBRID, SHARDD_FP32, 2 },
+	{ SHARDD_LAYOUT_DIM0, 1, SHARDD_HYBRID, SHARDD_FP32, 2 },
 };
 
 static void model_register(shardd_client *c, const char *name, const struct form *f,
@@ -76,7 +82,8 @@ static void model_register(shardd_client *c, const char *name, const struct form
 					 .pre_divide = 1,
 					 .post_divide = 1,
 					 .layout = f->layout,
-					 .strategy = f->strategy };
+					 .strategy = f->strategy,
+					 .shard_ranks = f->shard_ranks };
 
 	spec.optimizer = (struct shardd_optimizer){ .kind = SHARDD_SGD, .lr = 0.5 };
 	TRAIN_OK(shardd_register(c, &spec, 1, &m->info, &train_err));
@@ -285,7 +292,10 @@ Test(layouts, initial_values_do_not_depend_on_the_layout_three)
 /* Parameters, gradients and optimizer state go through all layouts and train on. */
 static int convert_trainer(const struct trainer *t)
 {
-	static const unsigned order[] = { 2, 1, 3, 0, 2, 3, 2, 0 };
+	static const struct form *const order[] = {
+		&forms[2],   &forms[1], &hybrids[1], &forms[3], &forms[0],   &hybrids[0],
+		&hybrids[1], &forms[2], &forms[3],   &forms[2], &hybrids[0], &forms[0]
+	};
 	shardd_client *c = train_join(t);
 	float want[PACKED], got[PACKED];
 	struct model m;
@@ -297,12 +307,18 @@ static int convert_trainer(const struct trainer *t)
 	n = norm(c);
 	read_packed(c, &m, SHARDD_FP32, want);
 	for (unsigned i = 0; i < ARRAY_SIZE(order); i++) {
-		const struct form *f = &forms[order[i]];
+		const struct form *f = order[i];
 		struct shardd_conversion to = { .size = sizeof(to),
 						.layout = f->layout,
 						.shard_multiple = f->multiple,
-						.strategy = f->strategy };
+						.strategy = f->strategy,
+						.shard_ranks = f->shard_ranks };
 
+		if (f->shard_ranks && t->world % f->shard_ranks) {
+			TRAIN_FAILS(shardd_convert(c, &m.info.unit, 1, &to, &train_err),
+				    SHARDD_INVALID_ARGUMENT);
+			continue;
+		}
 		TRAIN_OK(shardd_convert(c, &m.info.unit, 1, &to, &train_err));
 		TRAIN_OK(shardd_tensor_places(c, m.info.unit, m.places, TENSORS, &train_err));
 		model_register(c, "unit", f, &m);
