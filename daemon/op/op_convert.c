@@ -611,23 +611,56 @@ static void run(struct coll *c)
 		start(&c->parked);
 }
 
+static bool is_converted(const struct op *op, uint32_t id)
+{
+	size_t lo = 0, hi = op->args.convert.n; /* they ascend */
+
+	while (lo < hi) {
+		size_t mid = lo + (hi - lo) / 2;
+
+		if (op->args.convert.units[mid] == id)
+			return true;
+		if (op->args.convert.units[mid] < id)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	return false;
+}
+
+/* Has @u names of tensors that were moved, and was not itself? */
+static bool is_tied(const struct op *op, const struct unit *u)
+{
+	for (uint32_t i = 0; !is_converted(op, u->id) && i < u->rec->n_tensors; i++)
+		if (u->tensors[i].alias && is_converted(op, u->tensors[i].of_unit))
+			return true;
+	return false;
+}
+
+static int tell(const struct op *op, const struct unit *u, struct registered *all,
+		Shardd__V1__RegisteredUnit **units, size_t *n)
+{
+	units[*n] = &all[*n].unit;
+	return registered_init(&all[(*n)++], op->m->job, u, op->m->rank);
+}
+
 /* Without memory the reply has no units: what was done is done. */
 static void encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__ConvertUnitsReply reply = SHARDD__V1__CONVERT_UNITS_REPLY__INIT;
-	size_t n = op->args.convert.n, there = 0;
-	struct registered *all = calloc(n, sizeof(*all));
-	Shardd__V1__RegisteredUnit **units = calloc(n, sizeof(*units));
+	const struct job *job = op->m->job;
+	struct registered *all = calloc(job->n_units, sizeof(*all));
+	Shardd__V1__RegisteredUnit **units = calloc(job->n_units, sizeof(*units));
+	int r = all && units ? 0 : -ENOMEM;
+	size_t n = 0;
 
-	for (; all && units && there < n; there++) {
-		const struct unit *u = job_unit_by_id(op->m->job, op->args.convert.units[there]);
-
-		units[there] = &all[there].unit;
-		if (registered_init(&all[there], op->m->job, u, op->m->rank) < 0)
-			break;
-	}
+	for (size_t i = 0; r == 0 && i < op->args.convert.n; i++)
+		r = tell(op, job->units[op->args.convert.units[i] - 1], all, units, &n);
+	for (uint32_t i = 0; r == 0 && i < job->n_units; i++)
+		if (is_tied(op, job->units[i]))
+			r = tell(op, job->units[i], all, units, &n);
 	reply.units = units;
-	reply.n_units = there == n ? n : 0;
+	reply.n_units = r == 0 ? n : 0;
 	op_send(op, &reply.base, &reply.info, send, ctx);
 	for (size_t i = 0; all && i < n; i++)
 		registered_deinit(&all[i]);

@@ -522,6 +522,7 @@ static int alias_trainer(const struct trainer *t)
 	};
 	struct shardd_tensor mixed[2] = { { .name = "own", .dims = 0 }, bad };
 	struct shardd_unit_spec other = { .size = sizeof(other), .name = "other" };
+	struct shardd_conversion rows = { .size = sizeof(rows), .layout = SHARDD_LAYOUT_DIM0 };
 	shardd_client *c = train_join(t);
 	struct shardd_unit_info info[2];
 	struct shardd_tensor_place p[3];
@@ -532,6 +533,12 @@ static int alias_trainer(const struct trainer *t)
 	CHECK(p[0].unit == info[0].unit);
 	for (unsigned i = 1; i < 3; i++)
 		CHECK(p[i].unit == info[1].unit && p[i].offset == 2 && p[i].elements == 21);
+	/* and goes with it when that is moved */
+	TRAIN_OK(shardd_convert(c, &info[1].unit, 1, &rows, &train_err));
+	TRAIN_OK(shardd_tensor_places(c, info[0].unit, p, 3, &train_err));
+	for (unsigned i = 1; i < 3; i++)
+		CHECK(p[i].unit == info[1].unit && p[i].offset == t->world &&
+		      p[i].shard_elements == (t->rank ? 9 : 12));
 	/* what is refused, in words */
 	other.tensors = mixed;
 	other.n_tensors = 2;
