@@ -11,6 +11,7 @@
 #include "core/check.h"
 #include "op/guard.h"
 #include "op/op_impl.h"
+#include "unit/reduce_plan.h"
 #include "op/registered.h"
 #include "unit/optim.h"
 #include "unit/runs.h"
@@ -114,6 +115,7 @@ static int new_record(const struct op *op, const struct unit *u, state_unit *ret
 				 "shard_ranks is %u without a strategy: 0 is allowed",
 				 op->args.convert.shard_ranks);
 	}
+	reduce_reopen(ret);
 	if (unit_resolve(ret, group_size(op->group), f))
 		return f->code;
 	if (!unit_layout(ret, group_size(op->group), &l))

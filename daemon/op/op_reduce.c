@@ -215,6 +215,8 @@ static void start(struct parked *p)
 
 	if (coll_overtaken(c, true) || !coll_ready(c, start) || !backward_prepare(c, start))
 		return;
+	if (!c->unit->has_partials) /* left from an epoch before, perhaps of other sizes */
+		job_give_partials(c->job, c->unit);
 	if (!c->reduce)
 		c->reduce = reduce_run_new(c);
 	if (!c->reduce) {

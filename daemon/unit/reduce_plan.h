@@ -58,5 +58,7 @@ struct reduce_setting reduce_setting_of(const state_unit *rec, uint32_t ranks,
 /* Replace the settings of reductions that were left open in @rec, the strategy's too, and
  * refuse those that its profile does not have. Return: 0 or a fault code. */
 int reduce_resolve(state_unit *rec, uint32_t ranks, struct fault *f);
+/* Before a resolved record is resolved again: what its profile does not have is open. */
+void reduce_reopen(state_unit *rec);
 
 #endif

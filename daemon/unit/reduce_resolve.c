@@ -87,10 +87,15 @@ static bool below_one(double factor)
 	return factor != 0 && factor < 1;
 }
 
+static bool has_two_factors(const state_unit *rec)
+{
+	return rec->reduce_profile != PROFILE_FSDP2 && !is_ddp(rec->reduce_profile);
+}
+
 static int check_factors(const state_unit *rec, struct fault *f)
 {
 	bool fsdp2 = rec->reduce_profile == PROFILE_FSDP2;
-	bool two = !fsdp2 && !is_ddp(rec->reduce_profile);
+	bool two = has_two_factors(rec);
 
 	if (rec->pre_divide != 0 && !two)
 		return refuse_factor(rec, "pre_divide", "it divides by its own factors only", f);
@@ -111,7 +116,7 @@ static int check_factors(const state_unit *rec, struct fault *f)
  * them to post_divide, as fairscale's constructor does. */
 static void resolve_factors(state_unit *rec, uint32_t ranks)
 {
-	if (rec->reduce_profile == PROFILE_FSDP2 || is_ddp(rec->reduce_profile))
+	if (!has_two_factors(rec))
 		rec->pre_divide = rec->post_divide = 1;
 	else if (rec->pre_divide == 0 && rec->post_divide == 0)
 		layout_divide_factors(ranks, &rec->pre_divide, &rec->post_divide);
@@ -129,4 +134,10 @@ int reduce_resolve(state_unit *rec, uint32_t ranks, struct fault *f)
 		return f->code;
 	resolve_factors(rec, ranks);
 	return 0;
+}
+
+void reduce_reopen(state_unit *rec)
+{
+	if (!has_two_factors(rec))
+		rec->pre_divide = rec->post_divide = 0;
 }

@@ -215,6 +215,56 @@ Test(op_convert, a_unit_that_shares_its_memory)
 }
 
 /* Summoned by all, one is lost: nobody has it any more, and it is as it was. */
+static void reduce_kind(struct fixture *x, const char *type, bool defer)
+{
+	for (unsigned i = 0; i < RANKS; i++) {
+		if (defer)
+			nodefix_defer(&x->n, x->m[i], x->u, &x->op[i]);
+		else
+			nodefix_on_unit(&x->n, x->m[i], type, x->u, &x->op[i]);
+	}
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_ok(&x->op[i], type);
+}
+
+static void convert_is(struct fixture *x, enum unit_layout_kind layout, const char *refusal)
+{
+	for (unsigned i = 0; i < RANKS; i++)
+		submit(x, i, layout, 0);
+	nodefix_turns(&x->n);
+	for (unsigned i = 0; i < RANKS; i++) {
+		cr_expect_eq(!x->op[i].fault.code, !refusal, "%s", x->op[i].fault.text);
+		cr_expect(!refusal || strstr(x->op[i].fault.text, refusal), "%s",
+			  x->op[i].fault.text);
+	}
+}
+
+/* Gradients that are neither in a buffer nor in a shard lie as the layout had them. A profile
+ * without divide factors keeps having none. */
+Test(op_convert, what_is_accumulated_or_deferred_stands_in_the_way)
+{
+	static struct fixture x;
+	state_unit *fsdp2 = spec("v");
+
+	fsdp2->reduce_profile = PROFILE_FSDP2;
+	fsdp2->strategy = STRATEGY_REPLICATE;
+	nodefix_begin(&x.n, &(struct nodefix_options){ .devices = 1 });
+	x.job = nodefix_job(&x.n, "job", RANKS, 0);
+	for (unsigned i = 0; i < RANKS; i++)
+		x.m[i] = nodefix_join(&x.n, x.job, i);
+	x.u = nodefix_unit(&x.n, x.job, fsdp2, x.m, RANKS);
+	convert_is(&x, LAYOUT_DIM0, NULL);
+	reduce_kind(&x, "GradientBuffer", false);
+	reduce_kind(&x, "Accumulate", false);
+	convert_is(&x, LAYOUT_FLAT, "is accumulated");
+	reduce_kind(&x, "Reduce", true);
+	convert_is(&x, LAYOUT_FLAT, "without its all-reduce");
+	reduce_kind(&x, "GradientBuffer", false);
+	reduce_kind(&x, "Reduce", false);
+	convert_is(&x, LAYOUT_FLAT, NULL);
+	nodefix_end(&x.n);
+}
+
 Test(op_convert, a_summoned_unit_whose_rank_is_lost)
 {
 	struct fixture x;
