@@ -631,3 +631,38 @@ Test(backward, without_memory_a_reduce_is_refused)
 	nodefix_turns(&n);
 	cr_expect_eq(u->rec->optimizer->steps, 1);
 }
+
+/* -------------------------------------------------------------------- memory */
+
+static uint64_t shard_bytes_of(enum optim_when when, const char *name)
+{
+	uint64_t before = job->quota.by_class[MEM_SHARD];
+	state_unit *spec = nodefix_spec(name, 1 << 20);
+
+	spec->optimizer->when = when;
+	nodefix_register(job, spec);
+	return job->quota.by_class[MEM_SHARD] - before;
+}
+
+Test(backward, an_element_takes_twelve_bytes_instead_of_sixteen)
+{
+	cr_expect_eq(shard_bytes_of(OPTIM_AT_STEP, "at step"), 16u << 20);
+	cr_expect_eq(shard_bytes_of(OPTIM_IN_BACKWARD, "in backward"), 12u << 20);
+}
+
+/* Gradients of one unit after the other need the memory of one. */
+Test(backward, gradient_shards_take_turns)
+{
+	uint64_t most;
+
+	reduce(u, 1);
+	nodefix_turns(&n);
+	most = job->grads[0].bytes;
+	cr_expect_gt(most, 0);
+	reduce(v, 1);
+	nodefix_turns(&n);
+	cr_expect_eq(job->grads[0].bytes, most);
+	cr_expect_eq(job->grads[0].used, 0);
+	step();
+	commit(1);
+}

@@ -302,3 +302,67 @@ Test(optim, an_optimizer_in_backward_has_no_gradient_shard_of_its_own)
 	cr_expect_eq(unit_shard_bytes(u), 3 * unit_array_bytes(&u->layout, 1));
 	nodefix_end(&x.n);
 }
+
+/* ------------------------------------------------------------------- profiles */
+
+Test(optim, everything_of_an_optimizer_reaches_its_kernel)
+{
+	struct fixture x;
+	state_unit *spec = nodefix_spec("u", 10);
+	struct kop k = { 0 };
+	struct unit *u;
+
+	spec->optimizer->amsgrad = true;
+	spec->optimizer->maximize = true;
+	spec->optimizer->profile = OPTIM_REFERENCE_F64;
+	spec->optimizer->weight_decay = 0.01;
+	u = setup(&x, spec);
+	cr_assert(one_kop(u, 0.1, &k));
+	cr_expect_eq(k.adamw.vmax, optim_at(&u->parts[0].state3, 0));
+	cr_expect(k.adamw.maximize);
+	cr_expect_eq(k.adamw.profile, K_REFERENCE_F64);
+	cr_expect_eq(k.adamw.f64.decay, 1.0 - 0.1 * 0.01);
+	cr_expect_eq(k.adamw.f64.step_size, 0.1 / (1.0 - 0.9));
+	cr_expect_eq(k.adamw.tail_from, UINT64_MAX);
+	nodefix_end(&x.n);
+}
+
+Test(optim, sgd_has_dampening_and_a_direction)
+{
+	struct fixture x;
+	state_unit *spec = nodefix_spec("u", 10);
+	struct kop k = { 0 };
+	struct unit *u;
+
+	spec->optimizer->kind = OPTIM_SGD;
+	spec->optimizer->momentum = 0.9;
+	spec->optimizer->dampening = 0.25;
+	spec->optimizer->maximize = true;
+	u = setup(&x, spec);
+	cr_assert(one_kop(u, 0.1, &k));
+	cr_expect_eq(k.sgd.dampening, 0.25);
+	cr_expect(k.sgd.maximize);
+	cr_expect_null(u->parts[0].state2.slab);
+	nodefix_end(&x.n);
+}
+
+/* Two ranks of 50 elements, each a tensor for PyTorch: 6 vectors of 8, and 2 behind them. */
+Test(optim, the_fused_tail_is_that_of_each_shard)
+{
+	struct fixture x;
+	state_unit *spec = nodefix_spec("u", 99);
+	struct kop k[4];
+	struct unit *u;
+
+	spec->optimizer->profile = OPTIM_FUSED;
+	u = setup(&x, spec);
+	cr_expect_eq(optim_step_kops(u, u->parts, 0.1, NULL), 2);
+	cr_assert_eq(optim_step_kops(u, u->parts, 0.1, k), 2);
+	cr_expect_eq(k[0].adamw.profile, K_FUSED);
+	cr_expect_eq(k[0].n, 50);
+	cr_expect_eq(k[0].adamw.tail_from, 48);
+	cr_expect_eq(k[1].n, 49, "the padding is not stepped");
+	cr_expect_eq(k[1].adamw.p, optim_at(&u->parts[0].params, 50));
+	cr_expect_eq(k[1].adamw.tail_from, 48);
+	nodefix_end(&x.n);
+}
