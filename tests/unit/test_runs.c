@@ -57,7 +57,7 @@ static void setup(struct fixture *x, unsigned model, enum unit_layout_kind layou
 	x->rec = state_unit_new("u");
 	for (unsigned i = 0; i < models[model].n; i++) {
 		const struct shape *s = &models[model].t[i];
-		char name[8];
+		char name[16];
 		state_tensor *t;
 
 		snprintf(name, sizeof(name), "t%u", i);

@@ -206,11 +206,17 @@ HARM(bytes, u->parts[0]->params->bytes = UINT64_MAX)
 HARM(align, u->parts[0]->params->offset += 2)
 HARM(overlap, u->parts[0]->state1->offset = u->parts[0]->grads->offset)
 
-HARM(buffer_count, j->units[1]->n_buffer_regions--)
 HARM(buffer_dtype, j->units[1]->buffers[0]->dtype = 8)
 HARM(buffer_offset, j->units[1]->buffer_regions[0]->offset = UINT64_MAX - 255)
 HARM(buffer_in_shards, j->units[1]->buffer_regions[0]->slab = j->units[1]->parts[0]->grads->slab)
 HARM(buffer_of_another, j->units[1]->buffer_regions[0]->slab = j->units[1]->buffer_regions[1]->slab)
+
+static void harm_buffer_count(state_all *s)
+{
+	state_unit *u = s->jobs[0]->units[1];
+
+	shardd__state__region__free_unpacked(u->buffer_regions[--u->n_buffer_regions], NULL);
+}
 
 static void harm_device(state_all *s)
 {
