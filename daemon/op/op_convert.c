@@ -165,10 +165,10 @@ static int check_idle(const struct coll *c, const struct unit *u, struct fault *
 
 		what = mu && mu->gradient.slab ? "given a gradient buffer" : NULL;
 		if (mu && mu->accumulated.slab)
-			what = "accumulating a gradient";
+			what = "accumulated by a rank";
 	}
 	if (!what && u->has_partials)
-		what = "waiting for a deferred all-reduce";
+		what = "reduced without its all-reduce";
 	if (!what)
 		return 0;
 	return fault_set(
