@@ -50,7 +50,7 @@ static void reduce_step(shardd_client *c, const struct trainer *t, shardd_unit u
 struct model {
 	struct shardd_optimizer o;
 	unsigned steps;
-	float p[N], g[N], s1[N], s2[N];
+	float p[N], g[N], s1[N], s2[N], s3[N];
 };
 
 static void model_adamw(struct model *m, double lr)
@@ -67,9 +67,31 @@ static void model_adamw(struct model *m, double lr)
 				   .w2 = (float)(1 - m->o.beta2),
 				   .step_size = (float)(lr / (1 - pow(m->o.beta1, t))),
 				   .sq = (float)sqrt(1 - pow(m->o.beta2, t)),
-				   .eps = (float)m->o.eps };
+				   .eps = (float)m->o.eps,
+				   .vmax = m->o.amsgrad ? m->s3 : NULL,
+				   .maximize = m->o.maximize };
 
 	kernels_ref()->adamw(&a, 0, N);
+}
+
+static void model_adam(struct model *m, double lr)
+{
+	double t = ++m->steps;
+	const struct k_adam a = { .p = m->p,
+				  .g = m->g,
+				  .m = m->s1,
+				  .v = m->s2,
+				  .wd = (float)m->o.weight_decay,
+				  .w1 = (float)(1 - m->o.beta1),
+				  .b2 = (float)m->o.beta2,
+				  .w2 = (float)(1 - m->o.beta2),
+				  .step_size = (float)(lr / (1 - pow(m->o.beta1, t))),
+				  .sq = (float)sqrt(1 - pow(m->o.beta2, t)),
+				  .eps = (float)m->o.eps,
+				  .vmax = m->o.amsgrad ? m->s3 : NULL,
+				  .maximize = m->o.maximize };
+
+	kernels_ref()->adam(&a, 0, N);
 }
 
 static void model_sgd(struct model *m, double lr)
@@ -81,6 +103,8 @@ static void model_sgd(struct model *m, double lr)
 				 .wd = (float)m->o.weight_decay,
 				 .mu = (float)m->o.momentum,
 				 .nesterov = m->o.nesterov,
+				 .dampening = m->o.dampening,
+				 .maximize = m->o.maximize,
 				 .first = m->steps++ == 0 };
 
 	kernels_ref()->sgd(&a, 0, N);
@@ -90,6 +114,8 @@ static void model_step(struct model *m, double lr)
 {
 	if (m->o.kind == SHARDD_ADAMW)
 		model_adamw(m, lr);
+	else if (m->o.kind == SHARDD_ADAM)
+		model_adam(m, lr);
 	else
 		model_sgd(m, lr);
 }
@@ -161,6 +187,18 @@ static int optimizer_trainer(const struct trainer *t)
 		    .eps = 1e-8 } },
 		{ "no decay",
 		  { SHARDD_ADAMW, .lr = 0.01, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6 } },
+		{ "dampening",
+		  { SHARDD_SGD, .lr = 0.02, .weight_decay = 1e-2, .momentum = 0.9, .dampening = 0.3,
+		    .maximize = true } },
+		{ "adam",
+		  { SHARDD_ADAM, .lr = 0.01, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.99,
+		    .eps = 1e-8 } },
+		{ "amsgrad",
+		  { SHARDD_ADAMW, .lr = 0.01, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.5,
+		    .eps = 1e-8, .amsgrad = true } },
+		{ "maximize",
+		  { SHARDD_ADAM, .lr = 0.01, .beta1 = 0.9, .beta2 = 0.5, .eps = 1e-8,
+		    .amsgrad = true, .maximize = true } },
 		{ "small beta",
 		  { SHARDD_ADAMW, .lr = 0.01, .beta1 = 0.3, .beta2 = 0.5, .eps = 1e-3 } },
 	};
