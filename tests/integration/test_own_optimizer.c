@@ -227,7 +227,7 @@ static int dying_trainer(const struct trainer *t)
 	}
 	stage_set(&p->at[0], 1);
 	TRAINER_AWAIT(atomic_load(&p->go) == 1, 60);
-	TRAIN_FAILS(shardd_shard_done(c, own, &train_err), SHARDD_ABORTED);
+	TRAIN_FAILS(shardd_barrier(c, SHARDD_WORLD, &train_err), SHARDD_ABORTED);
 	me = train_join_as(c, t, SHARDD_EPHEMERAL);
 	TRAINER_CHECK(me.has_commit && me.step == 1);
 	TRAINER_CHECK(me.torn == p->give_back);
