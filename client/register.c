@@ -87,6 +87,8 @@ static int tensor_convert(const struct shardd_tensor *from, size_t unit, size_t 
 	to->init = init;
 	to->frozen = from->frozen;
 	to->alias_of = (char *)(from->alias_of ? from->alias_of : "");
+	to->strides = (uint64_t *)from->strides;
+	to->n_strides = from->strides ? from->dims : 0;
 	to->alias_unit = (char *)(from->alias_unit ? from->alias_unit : "");
 	return 0;
 }

@@ -82,6 +82,33 @@ static int decode_settings(state_tensor *t, const Shardd__V1__TensorSpec *spec, 
 	return unit_spec_number(t->lr_factor, 0, 1e6, unit, "units.tensors.optimizer.lr_factor", f);
 }
 
+/* Row-major ones are not kept, so that who spells them out and who does not agree. */
+static int decode_strides(state_tensor *t, const state_unit *unit,
+			  const Shardd__V1__TensorSpec *spec, struct fault *f)
+{
+	size_t dims = spec->n_shape;
+	bool plain = true;
+
+	if (!spec->n_strides)
+		return 0;
+	if (spec->n_strides != dims ||
+	    !layout_dense(spec->shape, spec->strides, (uint32_t)dims, &plain))
+		return fault_set(
+			f, FAULT_INVALID, "units.tensors.strides",
+			"unit '%.64s': the strides of tensor '%.64s' leave gaps, overlap, or "
+			"are not one a dimension: those of a permutation are allowed",
+			unit->name, spec->name);
+	for (size_t i = 1; !plain && unit->layout == LAYOUT_DIM0 && i < dims; i++)
+		if (spec->shape[i] > 1 && spec->strides[i] > spec->strides[0])
+			return fault_set(f, FAULT_INVALID, "units.tensors.strides",
+					 "unit '%.64s': dimension 0 of tensor '%.64s' is not its "
+					 "outermost, by which layout DIM0 cuts it",
+					 unit->name, spec->name);
+	if (!plain && state_tensor_set_strides(t, spec->strides, dims) < 0)
+		return fault_errno(f, -ENOMEM, "registering units");
+	return 0;
+}
+
 static int decode_tensor(state_unit *u, const Shardd__V1__TensorSpec *spec, struct fault *f)
 {
 	state_tensor *t;
@@ -94,7 +121,8 @@ static int decode_tensor(state_unit *u, const Shardd__V1__TensorSpec *spec, stru
 		shardd__state__tensor__free_unpacked(t, NULL);
 		return fault_errno(f, -ENOMEM, "registering units");
 	}
-	if (decode_alias(t, spec, u->name, f) || decode_settings(t, spec, u->name, f))
+	if (decode_strides(t, u, spec, f) || decode_alias(t, spec, u->name, f) ||
+	    decode_settings(t, spec, u->name, f))
 		return f->code;
 	return decode_init(t, spec->init, u->name, f);
 }

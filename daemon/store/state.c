@@ -123,6 +123,11 @@ int state_tensor_set_alias(state_tensor *t, const char *unit, const char *tensor
 											: 0;
 }
 
+int state_tensor_set_strides(state_tensor *t, const uint64_t *strides, size_t dims)
+{
+	return copy_array(&t->strides, &t->n_strides, strides, dims, sizeof(*strides));
+}
+
 state_buffer *state_buffer_new(const char *name, const uint64_t *shape, size_t dims)
 {
 	state_buffer *b = malloc(sizeof(*b));

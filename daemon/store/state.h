@@ -54,6 +54,8 @@ int state_unit_add_tensor(state_unit *u, state_tensor *t);
 int state_unit_add_buffer(state_unit *u, state_buffer *b);
 /* Name what @t is another name of; copied. Return: 0 or -ENOMEM. */
 int state_tensor_set_alias(state_tensor *t, const char *unit, const char *tensor);
+/* Copies @strides, one a dimension. Return: 0 or -ENOMEM. */
+int state_tensor_set_strides(state_tensor *t, const uint64_t *strides, size_t dims);
 int state_job_add_slab(state_job *j, const struct slab *s);
 
 /* Drop the last @n slabs again: the undo of a registration that failed. */

@@ -99,7 +99,8 @@ static bool choices_ok(const state_unit *u)
 static bool tensor_ok(const state_tensor *t)
 {
 	return name_ok(t->name, 255) && t->init_kind <= 3 && strlen(t->alias_of) <= 255 &&
-	       strlen(t->alias_unit) <= 255 && isfinite(t->weight_decay) && isfinite(t->lr_factor);
+	       strlen(t->alias_unit) <= 255 && isfinite(t->weight_decay) &&
+	       isfinite(t->lr_factor) && (!t->n_strides || t->n_strides == t->n_shape);
 }
 
 /* Is the optimizer in backward, or the trainer's? */

@@ -88,3 +88,35 @@ bool layout_numel(const uint64_t *shape, uint32_t dims, uint64_t *ret)
 	*ret = n;
 	return true;
 }
+
+/* Of the dimensions not taken yet, the one with the smallest stride. */
+static uint32_t innermost(const uint64_t *shape, const uint64_t *strides, uint32_t dims,
+			  uint64_t taken)
+{
+	uint32_t least = dims;
+
+	for (uint32_t i = dims; i--;)
+		if (shape[i] > 1 && !(taken >> i & 1) &&
+		    (least == dims || strides[i] < strides[least]))
+			least = i;
+	return least;
+}
+
+bool layout_dense(const uint64_t *shape, const uint64_t *strides, uint32_t dims, bool *ret_plain)
+{
+	uint64_t taken = 0, want = 1;
+	uint32_t last = dims, i;
+
+	if (dims > 64)
+		return false;
+	*ret_plain = true;
+	while ((i = innermost(shape, strides, dims, taken)) < dims) {
+		if (strides[i] != want)
+			return false;
+		*ret_plain = *ret_plain && i < last;
+		last = i;
+		taken |= UINT64_C(1) << i;
+		want *= shape[i];
+	}
+	return true;
+}

@@ -68,4 +68,9 @@ void layout_divide_factors(uint32_t ranks, double *ret_pre, double *ret_post);
  * LAYOUT_MAX_ELEMENTS. */
 bool layout_numel(const uint64_t *shape, uint32_t dims, uint64_t *ret);
 
+/* Do the strides (elements) of a shape leave no gap: is it row-major but for the order of its
+ * dimensions? @ret_plain: it is row-major as it stands. Strides of dimensions of one element do
+ * not matter. */
+bool layout_dense(const uint64_t *shape, const uint64_t *strides, uint32_t dims, bool *ret_plain);
+
 #endif

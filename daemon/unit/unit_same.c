@@ -48,6 +48,13 @@ static bool same_settings(const state_tensor *a, const state_tensor *b)
 	       a->lr_factor == b->lr_factor;
 }
 
+static bool same_strides(const state_tensor *a, const state_tensor *b)
+{
+	return a->n_strides == b->n_strides &&
+	       (!a->n_strides ||
+		memcmp(a->strides, b->strides, a->n_strides * sizeof(*a->strides)) == 0);
+}
+
 static bool same_tensor(const char *name, const state_tensor *a, const state_tensor *b,
 			struct fault *f)
 {
@@ -64,6 +71,8 @@ static bool same_tensor(const char *name, const state_tensor *a, const state_ten
 				       name, i, a->name, (unsigned long long)a->shape[i],
 				       (unsigned long long)b->shape[i]),
 			       false;
+	if (!same_strides(a, b))
+		return DIFFERS(f, "other strides of tensor", "'%s'", a->name, b->name);
 	if (a->init_kind != b->init_kind || a->init_a != b->init_a || a->init_b != b->init_b)
 		return DIFFERS(f, "another initialiser of tensor", "'%s'", a->name, b->name);
 	if (strcmp(a->alias_of, b->alias_of) != 0 || strcmp(a->alias_unit, b->alias_unit) != 0)

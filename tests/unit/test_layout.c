@@ -136,3 +136,31 @@ Test(layout, products_of_shapes)
 	cr_expect_not(layout_numel((const uint64_t[]){ UINT64_MAX }, 1, &n));
 	cr_expect_eq(n, LAYOUT_MAX_ELEMENTS, "it was written to");
 }
+
+Test(layout, strides_without_gaps)
+{
+	static const uint64_t shape[] = { 2, 3, 4, 5 };
+	static const struct {
+		uint64_t strides[4];
+		bool dense, plain;
+	} cases[] = {
+		{ { 60, 20, 5, 1 }, true, true },
+		{ { 60, 1, 15, 3 }, true, false }, /* channels_last */
+		{ { 1, 2, 6, 24 }, true, false },
+		{ { 60, 20, 5, 2 }, false, false }, /* a gap */
+		{ { 120, 20, 5, 1 }, false, false },
+		{ { 60, 20, 5, 5 }, false, false }, /* two in one place */
+		{ { 60, 20, 5, 0 }, false, false },
+	};
+	bool plain;
+
+	for (unsigned i = 0; i < ARRAY_SIZE(cases); i++) {
+		cr_expect_eq(layout_dense(shape, cases[i].strides, 4, &plain), cases[i].dense,
+			     "case %u", i);
+		cr_expect(!cases[i].dense || plain == cases[i].plain, "case %u", i);
+	}
+	/* of one element: whatever they say */
+	cr_expect(layout_dense((const uint64_t[]){ 1, 7 }, (const uint64_t[]){ 99, 1 }, 2, &plain));
+	cr_expect(plain);
+	cr_expect(layout_dense(NULL, NULL, 0, &plain) && plain);
+}

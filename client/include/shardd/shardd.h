@@ -212,6 +212,10 @@ struct shardd_tensor {
 	double weight_decay;
 	bool has_lr_factor;
 	double lr_factor; /* times the learning rate */
+	/* Elements from one index of a dimension to the next, @dims of them; NULL: row-major.
+	 * Only a permutation of dimensions, without gaps (channels_last): the daemon keeps the
+	 * elements as they lie. */
+	const uint64_t *strides;
 };
 
 enum shardd_buffer_dtype {
