@@ -61,7 +61,7 @@ static int start(struct shardd_client *c, const struct op *op, ProtobufCMessage 
 }
 
 static int submit_ordered(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
-			  shardd_ticket *t, struct shardd_error *err)
+			  void *out, shardd_ticket *t, struct shardd_error *err)
 {
 	struct ticket *ticket;
 	uint64_t id;
@@ -73,6 +73,7 @@ static int submit_ordered(struct shardd_client *c, const struct op *op, Protobuf
 	r = add_ticket(c, op, &ticket, &id, err);
 	if (r < 0)
 		return r;
+	ticket->out = out;
 	r = start(c, op, request, id, ticket, err);
 	if (r < 0) {
 		tickets_end(&c->tickets, id);
@@ -83,8 +84,8 @@ static int submit_ordered(struct shardd_client *c, const struct op *op, Protobuf
 	return 0;
 }
 
-int op_submit(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
-	      shardd_ticket *t, struct shardd_error *err)
+static int submit_out(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
+		      void *out, shardd_ticket *t, struct shardd_error *err)
 {
 	struct shardd_error scratch;
 	int r = client_check(c, err);
@@ -95,9 +96,23 @@ int op_submit(struct shardd_client *c, const struct op *op, ProtobufCMessage *re
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "ticket",
 				 "there is no place for the ticket");
 	pthread_mutex_lock(&c->order);
-	r = submit_ordered(c, op, request, t, err ? err : &scratch);
+	r = submit_ordered(c, op, request, out, t, err ? err : &scratch);
 	pthread_mutex_unlock(&c->order);
 	return r;
+}
+
+int op_submit(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
+	      shardd_ticket *t, struct shardd_error *err)
+{
+	return submit_out(c, op, request, NULL, t, err);
+}
+
+int op_call(struct shardd_client *c, const struct op *op, ProtobufCMessage *request, void *out,
+	    struct shardd_result *ret, struct shardd_error *err)
+{
+	shardd_ticket t;
+
+	return op_finish(c, submit_out(c, op, request, out, &t, err), &t, ret, err);
 }
 
 /* --------------------------------------------------------------------- result */
@@ -161,6 +176,8 @@ static int take_result(struct shardd_client *c, struct ticket *ticket, int timeo
 		r = ticket->op->keep(c, ticket->reply, err);
 	if (r == 0 && p)
 		r = take_place(c, p, timeout_ms, ret, err);
+	if (r == 0 && ticket->op->out && ticket->out)
+		r = ticket->op->out(ticket->reply, ret, ticket->out, err);
 	info = ((const struct op_reply *)ticket->reply)->info;
 	if (r == 0 && info && info->ready && ticket->stream.stream)
 		r = stream_end(atomic_load(&c->streams), &ticket->stream, info->ready, err);

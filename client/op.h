@@ -25,6 +25,10 @@ struct op {
 	/* (optional) Keep what it says of units. Return: 0 or a negative shardd_code. */
 	int (*keep)(struct shardd_client *c, const ProtobufCMessage *reply,
 		    struct shardd_error *err);
+	/* (optional) What a blocking call wants of the reply beside that. @ret: as
+	 * filled by now, with the address of its memory. Return: 0 or a negative code. */
+	int (*out)(const ProtobufCMessage *reply, const struct shardd_result *ret, void *out,
+		   struct shardd_error *err);
 };
 
 /* Every request of an op begins so, and every reply to one. */
@@ -50,12 +54,16 @@ struct op_reply {
 		      "the info comes first");                                                   \
 	static const struct op variable = { "/shardd.v1.Shardd/" #Name,                          \
 					    &shardd__v1__##lower##_reply__descriptor, result_fn, \
-					    keep_fn }
+					    keep_fn, NULL }
 
 /* Send @request, which begins as struct op_request; borrowed.
  * Return: 0 with a ticket in @t, or a negative shardd_code without one. */
 int op_submit(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
 	      shardd_ticket *t, struct shardd_error *err);
+
+/* A blocking call whose op has an @out. */
+int op_call(struct shardd_client *c, const struct op *op, ProtobufCMessage *request, void *out,
+	    struct shardd_result *ret, struct shardd_error *err);
 
 /* The rest of a blocking call. @submitted: what its submission returned; when
  * negative it is returned. @ret: may be NULL. */

@@ -23,6 +23,7 @@ struct ticket {
 	struct rpc_pending *pending; /* owned */
 	ProtobufCMessage *reply;     /* owned; taken already, its memory is not mapped yet */
 	struct stream_ref stream;    /* that it was submitted on */
+	void *out;                   /* (optional) of op->out; the waiter's */
 	bool claimed;
 	bool answered; /* no longer one of the daemon's unanswered ops */
 };

@@ -19,6 +19,7 @@ int group_new(struct job *job, uint32_t id, const state_group *rec, match_comple
 	g->rec = rec;
 	list_init(&g->awaiting);
 	list_init(&g->small);
+	list_init(&g->joins);
 	if (match_init(&g->match, (uint32_t)rec->n_ranks, complete, failed, g) < 0) {
 		free(g);
 		return -ENOMEM;

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/list.h"
 #include "job/match.h"
 #include "job/node.h"
 #include "store/state.h"
@@ -32,6 +33,8 @@ struct group {
 	unsigned n_devices;      /* 0: not all ranks are placed yet */
 	struct list small;       /* reductions that wait for the batch before them; owned by op/ */
 	bool small_runs;         /* a batch of them is under way */
+	struct list joins;       /* ops JoinUneven that wait; owned by op/ */
+	uint32_t shadows;        /* ops in place of these that are not announced yet */
 	struct node_comm *nc;    /* borrowed from the node; NULL: never asked for */
 
 	/* of the present backward pass: job_pass_end */

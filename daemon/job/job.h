@@ -20,6 +20,7 @@
 #include "core/htab.h"
 #include "core/list.h"
 #include "core/quota.h"
+#include "job/ddp.h"
 #include "job/group.h"
 #include "job/member.h"
 #include "job/node.h"
@@ -116,6 +117,7 @@ struct job {
 	struct list drains;     /* that wait for those to end; owned by op/ */
 	struct list cast_turns; /* members with gathers that wait for one to end, in turn */
 	struct job_step step;
+	struct ddp *ddps[DDP_MAX]; /* by id - 1, owned; NULL: none */
 
 	struct list waiting_tasks; /* on devices, for streams of trainers; owned by op/ */
 	uint32_t members;          /* objects alive, of all ranks and epochs */

@@ -50,6 +50,7 @@ static void release_memory(struct job *job)
 		reads_deinit(&job->stray[d]);
 	}
 	job_drop_spare(job);
+	ddps_free(job);
 	job->memory_gone = true;
 	job_units_free(job);
 	if (job->quota.by_class[MEM_CONTROL])

@@ -44,6 +44,23 @@ uint64_t match_ahead(const struct match *m, uint32_t index)
 	return m->next[index] + 1 - m->base;
 }
 
+void match_skip(struct match *m, uint32_t index)
+{
+	struct match_entry e = { .index = index };
+
+	match_number(m, &e);
+	match_passed(m, &e);
+}
+
+uint64_t match_last(const struct match *m)
+{
+	uint64_t last = 0;
+
+	for (uint32_t i = 0; i < m->size; i++)
+		last = m->next[i] > last ? m->next[i] : last;
+	return last;
+}
+
 struct match_slot *match_slot(struct match *m, uint64_t number)
 {
 	if (number < m->base || number >= m->base + m->n_slots)

@@ -81,6 +81,11 @@ void match_deinit(struct match *m);
 /* Number the next collective of member @entry->index, in its program order. */
 void match_number(struct match *m, struct match_entry *entry);
 
+/* Member @index takes no part in its next collective: the number is over for it. */
+void match_skip(struct match *m, uint32_t index);
+/* The largest number that any member has. */
+uint64_t match_last(const struct match *m);
+
 /* How many of its numbers the other members have not all passed. */
 uint64_t match_ahead(const struct match *m, uint32_t index);
 

@@ -63,6 +63,7 @@ struct member *member_unref(struct member *m)
 	pool_deinit(&m->pool);
 	proc_unref(m->proc);
 	free(m->units);
+	free(m->registered);
 	m->job->members--;
 	m->magic = 0;
 	free(m);
@@ -163,6 +164,28 @@ int member_set_ahead(struct member *m, struct member_unit *mu, unsigned pass, co
 	return 0;
 }
 
+int member_registered(struct member *m, uint32_t id)
+{
+	struct member_unit *mu = member_unit(m, m->job->units[id - 1]);
+
+	if (!mu)
+		return -ENOMEM;
+	if (mu->registered)
+		return 0;
+	if (m->n_registered == m->room_registered) {
+		uint32_t room = m->room_registered ? m->room_registered * 2 : 16;
+		uint32_t *grown = realloc(m->registered, room * sizeof(*grown));
+
+		if (!grown)
+			return -ENOMEM;
+		m->registered = grown;
+		m->room_registered = room;
+	}
+	m->registered[m->n_registered++] = id;
+	mu->registered = true;
+	return 0;
+}
+
 uint64_t member_gathered_units(const struct member *m)
 {
 	uint64_t n = 0;
@@ -216,6 +239,7 @@ void member_reset(struct member *m)
 			member_released(m, m->job->units[i], mu);
 		member_unsummon(m, m->job->units[i], mu);
 		pool_give(&m->pool, &mu->gradient);
+		mu->registered = false;
 		mu->pass = PASS_IDLE;
 		mu->held = false;
 		mu->uses = 0;
@@ -227,6 +251,7 @@ void member_reset(struct member *m)
 	}
 	m->in_pass = 0;
 	prefetch_restart(&m->ahead.learned);
+	m->n_registered = 0;
 	list_for_each (b, tmp, &m->buffers, link)
 		member_buffer_free(m, b);
 }

@@ -36,6 +36,7 @@ enum shard_state { SHARD_NONE, SHARD_COMING, SHARD_OUT, SHARD_BACK, SHARD_GIVEN_
 
 /* What a member holds of one unit. */
 struct member_unit {
+	bool registered;
 	uint32_t gathers;       /* references, releases to come */
 	struct region gradient; /* its gradient buffer, from gradient to reduce */
 
@@ -115,6 +116,10 @@ struct member {
 	uint32_t n_buffers;
 	uint64_t next_buffer;
 
+	uint32_t *registered; /* units, in the order in which it has registered them; owned */
+	uint32_t n_registered;
+	uint32_t room_registered;
+
 	bool retiring; /* the pool goes when the last op has ended */
 	void *watcher; /* whom job_event tells: the session */
 };
@@ -145,6 +150,8 @@ void member_unsummon(struct member *m, struct unit *u, struct member_unit *mu);
 int member_set_ahead(struct member *m, struct member_unit *mu, unsigned pass, const uint32_t *units,
 		     uint32_t n);
 
+/* It has registered unit @id (again: then nothing changes). Return: 0 or -ENOMEM. */
+int member_registered(struct member *m, uint32_t id);
 /* Units it holds gathered. */
 uint64_t member_gathered_units(const struct member *m);
 

@@ -36,6 +36,7 @@ static void coll_free(struct coll *c)
 	free(c->ops);
 	free(c->partials);
 	reduce_run_free(c->reduce);
+	free(c->work);
 	queue_task_deinit(&c->between);
 	free(c);
 }
@@ -239,7 +240,7 @@ static void check_promises(const struct coll *c, struct fault *f)
 	const struct member *told = NULL;
 
 	if (c->type != &op_reduce && c->type != &op_all_reduce && c->type != &op_broadcast &&
-	    c->type != &op_broadcast_buffers)
+	    c->type != &op_broadcast_buffers && c->type != &op_ddp_bucket && c->type != &op_sparse)
 		return;
 	for (uint32_t i = 0; i < c->n; i++)
 		if (c->members[i]->epoch != c->job->rec->epoch && *c->members[i]->ended.text)

@@ -115,6 +115,7 @@ static void refuse_peers(struct op *op, const struct fault *own)
 		NULL, "rank %u (pid %d) was refused its %s at number %llu: %.300s", op->m->rank,
 		member_pid(op->m), op->type->name, (unsigned long long)op->entry.number, own->text);
 	match_refuse(&op->group->match, &op->entry, &f);
+	shadow_refuse(op, &f);
 }
 
 /* The peers' ends may at last end what this op waits for: nobody else is to start it or
@@ -128,15 +129,25 @@ static void fail_now(struct op *op)
 	op_end(op);
 }
 
-static void announce(struct op *op)
+void op_announce(struct op *op)
 {
 	op->state = OP_WAIT;
 	op->announced = true;
+	if (op->shadow)
+		op->group->shadows--;
 	if (match_announce(&op->group->match, &op->entry) < 0) {
 		op->announced = false;
+		if (op->shadow)
+			op->group->shadows++;
 		fault_errno(&op->fault, -ENOMEM, "announcing a collective");
 		fail_now(op);
 	}
+}
+
+static void announce(struct op *op)
+{
+	shadow_announce(op);
+	op_announce(op);
 }
 
 static void activate(struct op *op)
@@ -185,6 +196,7 @@ static void number(struct op *op)
 	}
 	match_number(match, &op->entry);
 	op->numbered = true;
+	shadow_number(op);
 }
 
 /* In its turn: from here on its place among the session's ops is fixed. */
@@ -192,6 +204,8 @@ static void enter(struct op *op)
 {
 	struct member *m = op->m;
 
+	if (op->type->enter && !op->fault.code)
+		op->type->enter(op);
 	list_append(&m->ops, &op->link);
 	op->state = OP_DEPS;
 	if (op->seq)
@@ -386,6 +400,62 @@ int op_submit(struct member *m, const struct op_type *type, const ProtobufCMessa
 	return 0;
 }
 
+static void nobody_waits(struct op *op, void *userdata)
+{
+	(void)op;
+	(void)userdata;
+}
+
+struct op *op_shadow(struct op *join, struct op *of)
+{
+	struct op *op = op_new(join->m, of->type);
+
+	if (!op)
+		return NULL;
+	op->shadow = true;
+	op->by_active = join->args.join.by_active;
+	op->state = OP_PARKED;
+	op->deadline_us = of->deadline_us;
+	op->done = nobody_waits;
+	op->group = of->group;
+	op->unit = of->unit;
+	op->args = of->args;
+	op->entry.rank = op->m->rank;
+	op->entry.pid = member_pid(op->m);
+	op->entry.index = join->entry.index;
+	member_op_begun(op->m);
+	record_begin(op);
+	list_append(&op->m->ops, &op->link);
+	match_number(&op->group->match, &op->entry);
+	op->numbered = true;
+	op->group->shadows++;
+	return op;
+}
+
+int op_spawn(struct op *by, const struct op_type *type, void (*fill)(struct op *op, void *arg),
+	     void *arg, op_done_cb done, void *userdata)
+{
+	struct op *op = op_new(by->m, type);
+
+	if (!op)
+		return -ENOMEM;
+	op->deadline_us = by->deadline_us;
+	op->stream = by->stream;
+	op->done = done;
+	op->userdata = userdata;
+	fill(op, arg);
+	if (op->group) {
+		op->entry.rank = op->m->rank;
+		op->entry.pid = member_pid(op->m);
+		CHECK(group_index(op->group, op->m->rank, &op->entry.index));
+	}
+	member_op_begun(op->m);
+	op->m->job->ops_total++;
+	record_begin(op);
+	enter(op);
+	return 0;
+}
+
 /* ------------------------------------------------------------------- the end */
 
 void op_begin_run(struct op *op)
@@ -444,6 +514,10 @@ void op_end(struct op *op)
 	list_unlink(&op->link);
 	if (op->numbered)
 		match_passed(&op->group->match, &op->entry);
+	if (op->shadow && !op->announced)
+		op->group->shadows--;
+	if (op->type->leave && !op->shadow)
+		op->type->leave(op);
 	answer(op);
 	free_args(op);
 	op->magic = 0;

@@ -34,6 +34,7 @@ struct convert;
 struct reduce_run;
 struct reduce_batch;
 struct reduce_batch_ops;
+struct Shardd__V1__DdpCreateRequest;
 
 /* Streams of its trainer that an op can name: more than anybody uses at once. */
 #define OP_MAX_AFTER 8
@@ -48,10 +49,19 @@ typedef void (*op_reply_cb)(const ProtobufCMessage *reply, void *ctx);
 struct op_type {
 	const char *name; /* also the method's name */
 	bool collective;
+	/* It can be done without a rank that has no more inputs (JoinUneven): what that rank
+	 * would bring is zeros, or nothing. */
+	bool shadowed;
 	const ProtobufCMessageDescriptor *request; /* its first field is the OpHeader */
 	/* Fields to args: every field checked, whatever the state. Also sets touches,
 	 * unit and group. Return: 0 or a fault code. */
 	int (*decode)(struct op *op, const ProtobufCMessage *request, struct fault *f);
+	/* (optional) It has got its turn among the session's ops, before everything behind it:
+	 * what depends on this order alone. May fail the op by op->fault, and op_spawn others,
+	 * which come before it. Not for one that has failed already. */
+	void (*enter)(struct op *op);
+	/* (optional) It ends, however it does. */
+	void (*leave)(struct op *op);
 	/* Active: is it allowed in the present state? Collectives: fill op->entry.print.
 	 * Changes nothing. Return: 0 or a fault code. */
 	int (*check)(struct op *op, struct fault *f);
@@ -98,8 +108,10 @@ struct op {
 	struct match_entry entry;
 	bool numbered;
 	bool announced;
-	bool answered; /* done was called; it only keeps its turn */
-	bool stream;   /* answer when it is ordered on the device, with result.ready */
+	bool shadow;    /* in place of a rank that has no more inputs; nobody asked for it */
+	bool by_active; /* a shadow: gradients are divided by the ranks that have inputs */
+	bool answered;  /* done was called; it only keeps its turn */
+	bool stream;    /* answer when it is ordered on the device, with result.ready */
 	struct backend_wait after[OP_MAX_AFTER]; /* streams of the trainer it must come after */
 	unsigned n_after;
 	struct parked parked;
@@ -162,6 +174,31 @@ struct op {
 			size_t bytes;
 			bool charged;
 		} commit;
+		struct {
+			struct ddp *d;
+			struct ddp_rank *rank;
+			const uint32_t *first, *second; /* the request's; valid until done */
+			size_t n_first, n_second;
+			struct ddp_rows rows;
+			bool has_rows;
+			bool holds;      /* its rank waits for its answer */
+			uint32_t bucket; /* DdpBucket */
+			uint32_t known;  /* DdpForward */
+			unsigned layout;
+		} ddp;
+		const struct Shardd__V1__DdpCreateRequest *create; /* valid until done */
+		struct {
+			uint32_t tensor;
+			const int64_t *rows; /* valid until done */
+			uint64_t n, values_offset;
+			struct ddp *d;  /* a bucket of this one; NULL: none */
+			uint32_t index; /* there */
+		} sparse;
+		struct {
+			bool by_active;
+			uint32_t last;
+			uint64_t shadowed;
+		} join;
 	} args;
 	void *owned; /* of the arguments; freed with the op */
 
@@ -255,6 +292,7 @@ struct coll {
 	float factor;                    /* for what they multiply */
 	bool begun;                      /* Reduce: shards are promised to the trainers */
 	double value;
+	void *work; /* DdpBucket's and ReduceSparse's own; freed with it */
 };
 
 /* Take a request in. On return 0 the op is on its way, or over: @done has been or

@@ -29,6 +29,7 @@ static void encode(const struct op *op, op_reply_cb send, void *ctx)
 const struct op_type op_barrier = {
 	.name = "Barrier",
 	.collective = true,
+	.shadowed = true,
 	.request = &shardd__v1__barrier_request__descriptor,
 	.decode = decode,
 	.check = check,

@@ -151,6 +151,7 @@ static void encode(const struct op *op, op_reply_cb send, void *ctx)
 const struct op_type op_clip = {
 	.name = "ClipGradNorm",
 	.collective = true,
+	.shadowed = true,
 	.request = &shardd__v1__clip_grad_norm_request__descriptor,
 	.decode = decode,
 	.check = check,

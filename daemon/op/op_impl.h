@@ -59,6 +59,24 @@ int op_memory_fault(const struct job *job, int error, uint64_t bytes, const char
 /* The trainer's streams may read the op's unit until they come to the op's points. Return: 0 or
  * -ENOMEM (nothing was noted that matters). */
 int op_note_reads(struct op *op);
+/* In @type's enter: have the daemon itself do an op for @by's rank, before @by: with its
+ * deadline and its way of answering. @fill sets args, group, buffer and streams; @arg is
+ * handed to it. @done is called when it is over. Return: 0 or -ENOMEM. */
+int op_spawn(struct op *by, const struct op_type *type, void (*fill)(struct op *op, void *arg),
+	     void *arg, op_done_cb done, void *userdata);
+
+/* Active JoinUneven @join: it is in its group's list. In its place take part in what its
+ * peers have asked for and will ask for (join.c). */
+void shadow_begin(struct op *join);
+/* @op has got its number: so do the shadows of those who have joined. If they cannot do
+ * without them, op->fault says so. */
+void shadow_number(struct op *op);
+/* @op is about to be announced, or (@fault) is refused: so are its shadows. */
+void shadow_announce(struct op *op);
+void shadow_refuse(const struct op *op, const struct fault *fault);
+/* op.c's: an op of nobody, in place of @op. Return: NULL without memory. */
+struct op *op_shadow(struct op *join, struct op *of);
+void op_announce(struct op *op);
 
 /* -- collectives that run ------------------------------------------------- */
 

@@ -95,6 +95,7 @@ static void done(struct coll *c)
 {
 	take_back(c);
 	c->unit->has_gradient = in_time(c);
+	c->unit->some_lack = false;
 	job_give_partials(c->job, c->unit);
 	backward_reduced(c);
 	coll_end(c, NULL);

@@ -253,6 +253,7 @@ static void encode(const struct op *op, op_reply_cb send, void *ctx)
 const struct op_type op_step = {
 	.name = "Step",
 	.collective = true,
+	.shadowed = true,
 	.request = &shardd__v1__step_request__descriptor,
 	.decode = decode,
 	.check = check,

@@ -222,6 +222,7 @@ static void encode_broadcast(const struct op *op, op_reply_cb send, void *ctx)
 const struct op_type op_broadcast_buffers = {
 	.name = "BroadcastBuffers",
 	.collective = true,
+	.shadowed = true,
 	.request = &shardd__v1__broadcast_buffers_request__descriptor,
 	.decode = decode_broadcast,
 	.check = check_broadcast,

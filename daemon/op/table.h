@@ -32,5 +32,14 @@ extern const struct op_type op_unscale;
 extern const struct op_type op_plan;
 extern const struct op_type op_next_shard;
 extern const struct op_type op_shard_done;
+extern const struct op_type op_ddp_create;
+extern const struct op_type op_ddp_forward;
+extern const struct op_type op_ddp_backward;
+extern const struct op_type op_ddp_ready;
+extern const struct op_type op_ddp_finish;
+extern const struct op_type op_ddp_bucket;
+extern const struct op_type op_verify;
+extern const struct op_type op_sparse;
+extern const struct op_type op_join_uneven;
 
 #endif

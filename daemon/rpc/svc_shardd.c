@@ -203,6 +203,14 @@ void svc_shardd_init(struct svc_shardd *svc, struct sessions *sessions, struct j
 		{ "PlanBackward", svc_op, false },
 		{ "NextShard", svc_op, false },
 		{ "ShardDone", svc_op, false },
+		{ "VerifyModel", svc_op, false },
+		{ "DdpCreate", svc_op, false },
+		{ "DdpForward", svc_op, false },
+		{ "DdpBackward", svc_op, false },
+		{ "DdpReady", svc_op, false },
+		{ "DdpFinish", svc_op, false },
+		{ "ReduceSparse", svc_op, false },
+		{ "JoinUneven", svc_op, false },
 		{ NULL, NULL, false },
 	};
 

@@ -67,6 +67,9 @@ static int register_now(struct rpc_call *call, const ProtobufCMessage *request, 
 		fault_errno(&f, -ENOMEM, "registering units");
 	if (m && !f.code && svc_check_joined(m, &f) == 0 && decode_units(r, specs, &f) == 0)
 		e = job_register(m->job, specs, n, ids, &charged, &f);
+	for (size_t i = 0; m && !f.code && e != JOB_E_LATER && i < n; i++)
+		if (member_registered(m, ids[i]) < 0)
+			fault_errno(&f, -ENOMEM, "registering units");
 	if (m && f.code)
 		rpc_call_fail(call, &f);
 	else if (m && e != JOB_E_LATER)

@@ -165,13 +165,26 @@ static void add_merged(struct steps *x, const struct unit_run *run)
 	x->now = next;
 }
 
+/* What no rank has used has no gradient, and is left as it is. */
+static bool is_stepped(const struct unit *u, uint32_t tensor)
+{
+	return !u->tensors[tensor].frozen && !(u->some_lack && u->lacks[tensor]);
+}
+
 static void merged(struct steps *x)
 {
 	struct unit_run run;
 
-	for (uint32_t i = 0; i < x->u->rec->n_tensors; i++)
-		if (!x->u->tensors[i].frozen && unit_part_run(x->u, x->p, i, &run))
+	for (uint32_t i = 0; i < x->u->rec->n_tensors; i++) {
+		if (x->u->tensors[i].frozen || !unit_part_run(x->u, x->p, i, &run))
+			continue;
+		if (is_stepped(x->u, i)) {
 			add_merged(x, &run);
+		} else {
+			end_stretch(x);
+			x->now = (struct stretch){ 0 };
+		}
+	}
 	end_stretch(x);
 }
 
@@ -221,7 +234,7 @@ static void fused(struct steps *x)
 	struct unit_run run;
 
 	for (uint32_t i = 0; i < x->u->rec->n_tensors; i++) {
-		if (x->u->tensors[i].frozen || !unit_part_run(x->u, x->p, i, &run))
+		if (!is_stepped(x->u, i) || !unit_part_run(x->u, x->p, i, &run))
 			continue;
 		if (x->u->layout.dim0)
 			fused_rows(x, &run);
@@ -253,7 +266,7 @@ size_t optim_step_kops(const struct unit *u, const struct unit_part *p, double l
 		return 0;
 	if (o->profile == OPTIM_FUSED) {
 		fused(&x);
-	} else if (has_special(u->rec)) {
+	} else if (has_special(u->rec) || u->some_lack) {
 		merged(&x);
 	} else {
 		x.now = (struct stretch){ .n = p->n,

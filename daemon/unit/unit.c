@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/check.h"
 #include "unit/runs.h"
@@ -131,6 +132,7 @@ struct unit *unit_free(struct unit *u)
 	free(u->parts);
 	free(u->tensors);
 	free(u->buffers);
+	free(u->lacks);
 	u->magic = 0;
 	free(u);
 	return NULL;
@@ -199,4 +201,27 @@ struct region unit_direct_region(const struct unit *u, const struct unit_part *p
 {
 	CHECK(unit_is_direct(u));
 	return (struct region){ p->params.slab, p->params.offset, unit_full_bytes(u) };
+}
+
+int unit_track_gradients(struct unit *u)
+{
+	if (!u->lacks)
+		u->lacks = calloc(u->rec->n_tensors + 1, 1);
+	return u->lacks ? 0 : -ENOMEM;
+}
+
+void unit_got_gradient(struct unit *u, uint32_t tensor)
+{
+	CHECK(u->lacks && tensor < u->rec->n_tensors);
+	if (!u->has_gradient)
+		memset(u->lacks, 1, u->rec->n_tensors);
+	if (!u->has_gradient)
+		u->some_lack = true;
+	u->has_gradient = true;
+	u->lacks[tensor] = 0;
+}
+
+bool unit_lacks_gradient(const struct unit *u, uint32_t tensor)
+{
+	return !u->has_gradient || (u->some_lack && u->lacks[tensor]);
 }

@@ -121,6 +121,10 @@ struct unit {
 	bool has_gradient;      /* grads holds a reduced gradient since the last step */
 	bool has_partials;      /* sums of replicas, since the last all-reduce between them */
 	bool torn;              /* changed after the last commit by a step whose trainer died */
+	/* by tensor: it has no gradient although the unit has one; only what is reduced in
+	 * buckets can be so. NULL: never */
+	uint8_t *lacks;
+	bool some_lack;
 
 	/* the gathered copies, one a part, where gather cannot hand out the shards */
 	bool has_full;         /* memory for all of them */
@@ -227,6 +231,13 @@ uint64_t unit_full_room(const struct unit *u);
 
 /* Bytes of parameters, gradients and optimizer state of all ranks. */
 uint64_t unit_shard_bytes(const struct unit *u);
+
+/* Tensor @tensor alone has a gradient from here on; unit_track_gradients before. */
+void unit_got_gradient(struct unit *u, uint32_t tensor);
+/* Return: 0 or -ENOMEM. */
+int unit_track_gradients(struct unit *u);
+/* Has the tensor no gradient? The optimizer leaves it as it is then. */
+bool unit_lacks_gradient(const struct unit *u, uint32_t tensor);
 
 /* What gather hands out on @p when unit_is_direct. */
 struct region unit_direct_region(const struct unit *u, const struct unit_part *p);

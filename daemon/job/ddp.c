@@ -1,0 +1,417 @@
+/* Making ddps and their assignments; passes are in ddp_pass.c. */
+#include "job/ddp.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "job/job.h"
+#include "unit/buckets.h"
+#include "unit/runs.h"
+
+/* Buckets begin at multiples of this many bytes of a rank's buffer. */
+#define BUCKET_ALIGN 256u
+
+static void layout_deinit(struct ddp_buckets *b)
+{
+	free(b->tensors);
+	free(b->begin);
+	free(b->of);
+	free(b->offset);
+	free(b->elements);
+	*b = (struct ddp_buckets){ 0 };
+}
+
+int ddp_rows_copy(struct job *job, const int64_t *rows, size_t n, struct ddp_rows *ret,
+		  struct fault *f)
+{
+	char holders[440];
+
+	*ret = (struct ddp_rows){ .n = n };
+	if (!n)
+		return 0;
+	if (quota_charge(&job->quota, MEM_CONTROL, n * sizeof(*rows))) {
+		job_holders(job, holders, sizeof(holders));
+		return fault_set(f, FAULT_EXHAUSTED, NULL,
+				 "%zu rows of a sparse gradient are not to be kept: %s", n,
+				 holders);
+	}
+	ret->rows = malloc(n * sizeof(*rows));
+	if (!ret->rows) {
+		quota_return(&job->quota, MEM_CONTROL, n * sizeof(*rows));
+		return fault_errno(f, -ENOMEM, "keeping rows");
+	}
+	memcpy(ret->rows, rows, n * sizeof(*rows));
+	return 0;
+}
+
+void ddp_rows_deinit(struct job *job, struct ddp_rows *r)
+{
+	if (r->rows)
+		quota_return(&job->quota, MEM_CONTROL, r->n * sizeof(*r->rows));
+	free(r->rows);
+	*r = (struct ddp_rows){ 0 };
+}
+
+static void rank_deinit(struct ddp_rank *r)
+{
+	for (uint32_t i = 0; r->rows && i < r->ddp->n; i++)
+		ddp_rows_deinit(r->ddp->job, &r->rows[i]);
+	free(r->flags);
+	free(r->hooks);
+	free(r->left);
+	free(r->missing);
+	free(r->rows);
+}
+
+static void ddp_free(struct ddp *d)
+{
+	if (!d)
+		return;
+	if (d->charged)
+		quota_return(&d->job->quota, MEM_CONTROL, d->charged);
+	for (unsigned i = 0; i < ARRAY_SIZE(d->layouts); i++)
+		layout_deinit(&d->layouts[i]);
+	for (uint32_t i = 0; d->ranks && i < group_size(d->group); i++)
+		rank_deinit(&d->ranks[i]);
+	free(d->ranks);
+	free(d->tensors);
+	free(d->arrival);
+	free(d->untouched);
+	free(d);
+}
+
+static void ddp_freep(struct ddp **d)
+{
+	ddp_free(*d);
+}
+
+/* -------------------------------------------------------------- assignments */
+
+static uint64_t element_bytes(const struct ddp *d, uint32_t i)
+{
+	return dtype_size((enum dtype)d->tensors[i].unit->rec->gradient_dtype);
+}
+
+/* From tensors and sizes of the buckets to where everything is. */
+static void layout_place(const struct ddp *d, struct ddp_buckets *b, const uint32_t *sizes)
+{
+	uint64_t at = 0;
+
+	for (uint32_t k = 0; k < b->n; k++) {
+		b->begin[k + 1] = b->begin[k] + sizes[k];
+		at = (at + BUCKET_ALIGN - 1) / BUCKET_ALIGN * BUCKET_ALIGN;
+		for (uint32_t j = b->begin[k]; j < b->begin[k + 1]; j++) {
+			uint32_t i = b->tensors[j];
+			uint64_t n = d->tensors[i].sparse ? 0 : d->tensors[i].elements;
+
+			b->of[i] = k;
+			b->offset[i] = at;
+			b->elements[k] += n;
+			at += n * element_bytes(d, i);
+		}
+	}
+	b->bytes = at;
+}
+
+static int layout_alloc(struct ddp_buckets *b, uint32_t n)
+{
+	b->tensors = calloc(n, sizeof(*b->tensors));
+	b->begin = calloc((size_t)n + 1, sizeof(*b->begin));
+	b->of = calloc(n, sizeof(*b->of));
+	b->offset = calloc(n, sizeof(*b->offset));
+	b->elements = calloc(n, sizeof(*b->elements));
+	return b->tensors && b->begin && b->of && b->offset && b->elements ? 0 : -ENOMEM;
+}
+
+/* @map: NULL: the first assignment. */
+static int64_t assign(const struct ddp *d, const uint32_t *map, struct ddp_buckets *b,
+		      uint32_t *sizes)
+{
+	/* until the order of arrival is known: as few as can be, unless tensors may be missing */
+	bool whole = !map && (d->static_graph || !d->find_unused);
+	_cleanup_(freep) struct bucket_tensor *t = calloc(d->n, sizeof(*t));
+	int64_t n;
+
+	if (!t)
+		return -ENOMEM;
+	for (uint32_t k = 0; k < d->n; k++) {
+		uint32_t i = map ? map[k] : k;
+
+		t[k] = (struct bucket_tensor){ d->tensors[i].elements * element_bytes(d, i),
+					       d->tensors[i].unit->rec->gradient_dtype,
+					       d->tensors[i].sparse };
+	}
+	n = buckets_assign(t, d->n, d->limits, whole ? 0 : 2, map, b->tensors, sizes);
+	if (n > 0 && !map && buckets_reverse(b->tensors, sizes, (uint32_t)n) < 0)
+		return -ENOMEM;
+	return n;
+}
+
+static int layout_make(const struct ddp *d, const uint32_t *map, struct ddp_buckets *ret)
+{
+	_cleanup_(layout_deinit) struct ddp_buckets b = { 0 };
+	_cleanup_(freep) uint32_t *sizes = calloc(d->n, sizeof(*sizes));
+	int64_t n;
+
+	if (!sizes || layout_alloc(&b, d->n) < 0)
+		return -ENOMEM;
+	n = assign(d, map, &b, sizes);
+	if (n < 0)
+		return (int)n;
+	b.n = (uint32_t)n;
+	layout_place(d, &b, sizes);
+	*ret = b;
+	b = (struct ddp_buckets){ 0 };
+	return 0;
+}
+
+int ddp_rebuild(struct ddp *d)
+{
+	CHECK(d->n_arrived == d->n && d->n_layouts == 1);
+	if (layout_make(d, d->arrival, &d->layouts[1]) < 0)
+		return -ENOMEM;
+	d->n_layouts = 2;
+	return 0;
+}
+
+/* ------------------------------------------------------------------- making */
+
+static bool has_gradient(const state_tensor *t)
+{
+	return !t->frozen && !*t->alias_of;
+}
+
+static int check_unit(const struct ddp_spec *s, const struct unit *u, uint32_t id, struct fault *f)
+{
+	if (!u)
+		return fault_set(f, FAULT_NOT_FOUND, "units", "there is no unit %u", id);
+	if (u->rec->group != s->group->id)
+		return fault_set(f, FAULT_INVALID, "units",
+				 "unit '%.100s' is of another group than the request",
+				 u->rec->name);
+	if (u->rec->strategy != STRATEGY_REPLICATE)
+		return fault_set(f, FAULT_INVALID, "units",
+				 "unit '%.100s' is sharded: strategy REPLICATE is allowed",
+				 u->rec->name);
+	if (u->rec->reduce_profile < PROFILE_DDP)
+		return fault_set(f, FAULT_INVALID, "units",
+				 "unit '%.100s' has another reduce_profile: DDP, DDP_HOOK or "
+				 "DDP_BUCKET_VIEW is allowed",
+				 u->rec->name);
+	if (unit_pools_gradient(u->rec))
+		return fault_set(
+			f, FAULT_INVALID, "units",
+			"unit '%.100s' is stepped in backward or by the trainer: AT_STEP is "
+			"allowed, or no optimizer",
+			u->rec->name);
+	return 0;
+}
+
+static int count_tensors(struct job *job, const struct ddp_spec *s, uint32_t *ret, struct fault *f)
+{
+	_cleanup_(freep) uint8_t *seen = calloc((size_t)job->n_units + 1, 1);
+
+	*ret = 0;
+	if (!seen)
+		return fault_errno(f, -ENOMEM, "making a ddp");
+	for (size_t i = 0; i < s->n_units; i++) {
+		const struct unit *u = job_unit_by_id(job, s->units[i]);
+
+		if (check_unit(s, u, s->units[i], f))
+			return f->code;
+		if (seen[u->id - 1]++)
+			return fault_set(f, FAULT_INVALID, "units", "unit '%.100s' is there twice",
+					 u->rec->name);
+		for (size_t k = 0; k < u->rec->n_tensors; k++)
+			*ret += has_gradient(u->rec->tensors[k]);
+	}
+	if (*ret)
+		return 0;
+	return fault_set(f, FAULT_INVALID, "units", "its units have no tensor with a gradient");
+}
+
+static void fill_tensors(struct ddp *d, const struct ddp_spec *s)
+{
+	uint32_t at = 0;
+
+	for (size_t i = 0; i < s->n_units; i++) {
+		struct unit *u = job_unit_by_id(d->job, s->units[i]);
+
+		for (uint32_t k = 0; k < u->rec->n_tensors; k++) {
+			const state_tensor *t = u->rec->tensors[k];
+			struct ddp_tensor *dt = &d->tensors[at];
+
+			if (!has_gradient(t))
+				continue;
+			*dt = (struct ddp_tensor){ .unit = u, .tensor = k };
+			CHECK(layout_numel(t->shape, (uint32_t)t->n_shape, &dt->elements));
+			dt->sparse = s->is_sparse && s->is_sparse(s->arg, u->id, k);
+			d->any_sparse = d->any_sparse || dt->sparse;
+			at++;
+		}
+	}
+	CHECK(at == d->n);
+}
+
+static int rank_init(struct ddp_rank *r, struct ddp *d)
+{
+	r->ddp = d;
+	r->flags = calloc(d->n, 1);
+	r->missing = calloc(d->n, sizeof(*r->missing));
+	if (d->any_sparse)
+		r->rows = calloc(d->n, sizeof(*r->rows));
+	if (d->static_graph) {
+		r->hooks = calloc(d->n, sizeof(*r->hooks));
+		r->left = calloc(d->n, sizeof(*r->left));
+	}
+	return r->flags && r->missing && (r->rows || !d->any_sparse) &&
+			       (!d->static_graph || (r->hooks && r->left))
+		       ? 0
+		       : -ENOMEM;
+}
+
+/* What all of it takes, nearly. */
+static uint64_t bytes_of(const struct ddp *d)
+{
+	uint64_t of_rank = sizeof(struct ddp_rank) + d->n * (sizeof(uint8_t) + sizeof(uint32_t));
+	uint64_t of_tensor = sizeof(struct ddp_tensor) + sizeof(uint32_t) + sizeof(uint8_t) +
+			     2 * (3 * sizeof(uint32_t) + 2 * sizeof(uint64_t));
+
+	if (d->any_sparse)
+		of_rank += d->n * sizeof(struct ddp_rows);
+	if (d->static_graph)
+		of_rank += d->n * 2 * sizeof(uint32_t);
+	return sizeof(*d) + of_tensor * d->n + of_rank * group_size(d->group);
+}
+
+static int charge(struct ddp *d, struct fault *f)
+{
+	uint64_t bytes = bytes_of(d);
+	char holders[440];
+
+	if (quota_charge(&d->job->quota, MEM_CONTROL, bytes) == 0) {
+		d->charged = bytes;
+		return 0;
+	}
+	job_holders(d->job, holders, sizeof(holders));
+	return fault_set(f, FAULT_EXHAUSTED, NULL, "%llu bytes for a ddp are not to be had: %s",
+			 (unsigned long long)bytes, holders);
+}
+
+static int ddp_fill(struct ddp *d, const struct ddp_spec *s)
+{
+	uint32_t ranks = group_size(d->group);
+
+	d->arrival = calloc(d->n, sizeof(*d->arrival));
+	d->untouched = calloc(d->n, 1);
+	d->ranks = calloc(ranks, sizeof(*d->ranks));
+	d->limits[0] = s->first_bucket_bytes;
+	d->limits[1] = s->bucket_bytes;
+	for (uint32_t i = 0; i < d->n; i++)
+		if (unit_track_gradients(d->tensors[i].unit) < 0)
+			return -ENOMEM;
+	if (!d->arrival || !d->untouched || !d->ranks)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < ranks; i++)
+		if (rank_init(&d->ranks[i], d) < 0)
+			return -ENOMEM;
+	if (layout_make(d, NULL, &d->layouts[0]) < 0)
+		return -ENOMEM;
+	d->n_layouts = 1;
+	return 0;
+}
+
+/* A place for one more; those of epochs that are over go: their ranks have joined anew, which
+ * they could only when all their ops were over. */
+static struct ddp **find_place(struct job *job)
+{
+	struct ddp **free_place = NULL;
+
+	for (unsigned i = 0; i < DDP_MAX; i++) {
+		struct ddp **d = &job->ddps[i];
+
+		if (*d && (*d)->epoch != job->rec->epoch) {
+			ddp_free(*d);
+			*d = NULL;
+		}
+		if (!*d && !free_place)
+			free_place = d;
+	}
+	return free_place;
+}
+
+int ddp_new(struct job *job, const struct ddp_spec *spec, struct ddp **ret, struct fault *f)
+{
+	_cleanup_(ddp_freep) struct ddp *d = NULL;
+	struct ddp **place = find_place(job);
+	uint32_t n;
+
+	if (count_tensors(job, spec, &n, f))
+		return f->code;
+	if (!place)
+		return fault_set(f, FAULT_EXHAUSTED, NULL, "job '%s' has %u ddps, the most allowed",
+				 job->rec->name, DDP_MAX);
+	d = calloc(1, sizeof(*d));
+	if (!d)
+		return fault_errno(f, -ENOMEM, "making a ddp");
+	d->job = job;
+	d->group = spec->group;
+	d->n = n;
+	d->tensors = calloc(n, sizeof(*d->tensors));
+	if (!d->tensors)
+		return fault_errno(f, -ENOMEM, "making a ddp");
+	fill_tensors(d, spec);
+	d->find_unused = spec->find_unused;
+	d->static_graph = spec->static_graph;
+	if (charge(d, f))
+		return f->code;
+	if (ddp_fill(d, spec) < 0)
+		return fault_errno(f, -ENOMEM, "making a ddp");
+	d->id = (uint32_t)(place - job->ddps) + 1;
+	d->epoch = job->rec->epoch;
+	*ret = *place = STEAL_PTR(d);
+	return 0;
+}
+
+void ddps_free(struct job *job)
+{
+	for (unsigned i = 0; i < DDP_MAX; i++) {
+		ddp_free(job->ddps[i]);
+		job->ddps[i] = NULL;
+	}
+}
+
+struct ddp *ddp_by_id(struct job *job, uint32_t id, uint64_t epoch)
+{
+	struct ddp *d = id && id <= DDP_MAX ? job->ddps[id - 1] : NULL;
+
+	return d && d->epoch == epoch ? d : NULL;
+}
+
+const char *ddp_tensor_name(const struct ddp *d, uint32_t i, char *buf, size_t bytes)
+{
+	const struct ddp_tensor *t = &d->tensors[i];
+
+	snprintf(buf, bytes, "%.64s.%.64s", t->unit->rec->name,
+		 t->unit->rec->tensors[t->tensor]->name);
+	return buf;
+}
+
+struct unit_run ddp_run(const struct ddp *d, unsigned part, uint32_t tensor)
+{
+	const struct ddp_tensor *t = &d->tensors[tensor];
+	struct unit_run run = { 0 };
+
+	if (!unit_part_run(t->unit, &t->unit->parts[part], t->tensor, &run))
+		run.n = 0;
+	return run;
+}
+
+const struct ddp_buckets *ddp_buckets_of(const struct ddp_rank *r)
+{
+	return &r->ddp->layouts[r->layout];
+}

@@ -1,0 +1,160 @@
+/*
+ * DistributedDataParallel: the gradients of replicated units, reduced in buckets.
+ *
+ * A ddp has its tensors in a fixed order and assigns them to buckets twice: when it is made,
+ * and once more in the order in which gradients arrived on its first rank. Each rank has a
+ * buffer with the gradients of all its buckets, and says of one tensor after the other that
+ * it is there. A rank's bucket is launched when all its tensors are ready and every bucket
+ * before it has been launched; launched by all ranks, op/ reduces it.
+ *
+ * A pass of one rank:
+ *
+ *   NONE --backward--> OPEN --ready... (launches)--> all launched --finish--> NONE
+ *
+ * What is here is arithmetic and bookkeeping; ops and memory are op/'s. It lives as long as
+ * the epoch it was made in, and then until nothing of it runs. Loop thread only.
+ */
+#ifndef SHARDD_JOB_DDP_H
+#define SHARDD_JOB_DDP_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "backend/backend.h"
+#include "core/fault.h"
+#include "job/group.h"
+#include "unit/runs.h"
+#include "unit/unit.h"
+
+struct job;
+
+#define DDP_MAX       64u /* of a job */
+#define DDP_MAX_WAITS 8u
+
+struct ddp_tensor {
+	struct unit *unit; /* borrowed */
+	uint32_t tensor;   /* index in its record */
+	uint64_t elements;
+	bool sparse;
+};
+
+/* One assignment. */
+struct ddp_buckets {
+	uint32_t n;
+	uint32_t *tensors;  /* indices, bucket after bucket */
+	uint32_t *begin;    /* by bucket: index of its first in @tensors; one more at the end */
+	uint32_t *of;       /* by tensor: its bucket */
+	uint64_t *offset;   /* by tensor: byte in a rank's buffer */
+	uint64_t *elements; /* by bucket: of all its tensors; 0: a sparse one */
+	uint64_t bytes;     /* of a rank's buffer; 0: all tensors are sparse */
+};
+
+enum { DDP_READY = 1, DDP_UNUSED = 2, DDP_ZERO = 4, DDP_NAMED = 8 };
+
+/* Entries of a sparse gradient. */
+struct ddp_rows {
+	int64_t *rows; /* our own copy: a trainer cannot change it after it was checked */
+	uint64_t n;
+	uint64_t buffer, values_offset; /* of the values */
+};
+
+/* A charged copy of them. Return: 0 or a fault code. */
+int ddp_rows_copy(struct job *job, const int64_t *rows, size_t n, struct ddp_rows *ret,
+		  struct fault *f);
+/* Safe twice. */
+void ddp_rows_deinit(struct job *job, struct ddp_rows *r);
+
+struct ddp_rank {
+	struct ddp *ddp;
+	uint64_t buffer;       /* id among its member's buffers; 0: none */
+	unsigned layout;       /* which assignment it has */
+	bool open;             /* in a pass */
+	bool moving;           /* a forward is under way */
+	bool finishing;        /* a finish is */
+	uint64_t passes;       /* finished */
+	uint8_t *flags;        /* by tensor, of the present pass */
+	bool counted;          /* static graph: the first pass is over */
+	uint32_t *hooks;       /* static graph, by tensor: gradients in the first pass; NULL else */
+	uint32_t *left;        /* of these, in the present pass */
+	uint32_t *missing;     /* by bucket: tensors that are not ready */
+	struct ddp_rows *rows; /* by tensor; NULL: none is sparse */
+	uint32_t launched;     /* buckets */
+	struct backend_wait waits[DDP_MAX_WAITS]; /* its streams must have come so far */
+	unsigned n_waits;
+	struct fault fault; /* of the first bucket that failed in this pass */
+};
+
+struct ddp {
+	uint32_t id;
+	uint64_t epoch; /* it was made in */
+	struct job *job;
+	struct group *group; /* borrowed */
+	uint32_t n;
+	struct ddp_tensor *tensors;
+	bool any_sparse, find_unused, static_graph;
+	uint64_t limits[2];            /* of the first bucket, of all others */
+	struct ddp_buckets layouts[2]; /* of which the second comes with the rebuild */
+	unsigned n_layouts;
+	uint32_t *arrival; /* tensors in the order in which they got ready on the first rank */
+	uint32_t n_arrived;
+	uint8_t *untouched;     /* by tensor: no rank used it in the last pass */
+	struct ddp_rank *ranks; /* by index in the group */
+	uint64_t charged;
+};
+
+/* What a caller says of one. @units: of the job, the same group, REPLICATE. */
+struct ddp_spec {
+	struct group *group;
+	const uint32_t *units;
+	size_t n_units;
+	bool (*is_sparse)(const void *arg, uint32_t unit, uint32_t tensor);
+	const void *arg;
+	uint64_t bucket_bytes, first_bucket_bytes; /* not 0 */
+	bool find_unused, static_graph;
+};
+
+/* Make one of the present epoch; those of earlier ones go. Return: 0 or a fault code. */
+int ddp_new(struct job *job, const struct ddp_spec *spec, struct ddp **ret, struct fault *f);
+/* All of a job whose members are gone. */
+void ddps_free(struct job *job);
+/* By id, of the epoch @epoch. Return: NULL if there is none. */
+struct ddp *ddp_by_id(struct job *job, uint32_t id, uint64_t epoch);
+
+/* The second assignment, in the order of arrival. Return: 0 or -ENOMEM. */
+int ddp_rebuild(struct ddp *d);
+
+/* "unit.tensor" of tensor @i. Return: @buf. */
+const char *ddp_tensor_name(const struct ddp *d, uint32_t i, char *buf, size_t bytes);
+
+/* What a part of its unit has of a tensor; n is 0: nothing. */
+struct unit_run ddp_run(const struct ddp *d, unsigned part, uint32_t tensor);
+const struct ddp_buckets *ddp_buckets_of(const struct ddp_rank *r);
+
+/* All these: return 0, or a fault code, and then nothing has changed. */
+
+/* May rank @r begin another forward or backward? */
+int ddp_check_idle(const struct ddp_rank *r, const char *what, struct fault *f);
+/* A forward of @r begins. @ret_layout: the assignment it is to have after it. */
+int ddp_forward(struct ddp_rank *r, unsigned *ret_layout, struct fault *f);
+/* It has them. */
+void ddp_moved(struct ddp_rank *r, unsigned layout, uint64_t buffer);
+/* A pass begins; @unused and @kept have no gradient in it. */
+int ddp_backward(struct ddp_rank *r, const uint32_t *unused, size_t n_unused, const uint32_t *kept,
+		 size_t n_kept, struct fault *f);
+/* These are there. @rows: of a sparse one, taken over on success; may be NULL. */
+int ddp_ready(struct ddp_rank *r, const uint32_t *tensors, size_t n, struct ddp_rows *rows,
+	      struct fault *f);
+/* The pass is to end: is everything launched, or ready to be? */
+int ddp_finish(struct ddp_rank *r, struct fault *f);
+/* It ends, and is the first one of a static graph: everything is ready, what has no gradient
+ * is unused. */
+void ddp_end_first_static(struct ddp_rank *r);
+
+/* The next bucket of @r that can be launched now; it counts as launched. Return: its
+ * number, or -1. */
+int64_t ddp_launch(struct ddp_rank *r);
+
+/* Streams of the rank that its buckets come after. Return: 0 or a fault code. */
+int ddp_wait(struct ddp_rank *r, const struct backend_wait *waits, unsigned n, struct fault *f);
+
+#endif

@@ -1,0 +1,542 @@
+/*
+ * DdpBucket: one bucket of a ddp is reduced. No request: the daemon asks for it itself, for
+ * each rank when it has launched the bucket, so that ranks meet in the order of buckets.
+ *
+ * On one device a kernel a piece folds the ranks' buffers into the units' gradients, and
+ * from there the average goes back into every buffer. Between devices it goes through sums of
+ * the whole bucket. What no rank has used is left alone everywhere.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "core/check.h"
+#include "op/op_ddp.h"
+#include "unit/optim.h"
+#include "unit/reduce_plan.h"
+
+/* Tensors side by side, in the bucket and in their unit, with zeros from the same ranks. */
+struct piece {
+	uint64_t off, n; /* elements of the bucket */
+	uint32_t tensor; /* the first one */
+	uint64_t at;     /* one device: element of the unit's gradients */
+};
+
+struct work {
+	const struct ddp *d;
+	const struct ddp_buckets *b;
+	uint32_t bucket;
+	enum dtype dtype;
+	size_t size;    /* of an element */
+	uint64_t zeros; /* bytes of them that are needed */
+	uint32_t n_pieces;
+	struct piece *pieces;
+	char **base;       /* by member: its bucket; NULL: it contributes zeros */
+	const void **next; /* where inputs of kernels are noted */
+	const void *inputs[];
+};
+
+static struct work *work_of(const struct coll *c)
+{
+	return c->work;
+}
+
+static int check(struct op *op, struct fault *f)
+{
+	const struct ddp *d = op->args.ddp.d;
+
+	if (op_check_not_torn(op, f))
+		return f->code;
+	if (!member_buffer_find(op->m, op->buffer))
+		return fault_set(f, FAULT_STATE, NULL,
+				 "bucket %u of ddp %u: this rank has given its gradients back",
+				 op->args.ddp.bucket, d->id);
+	op_print(op, "bucket %u of ddp %u%s", op->args.ddp.bucket, d->id,
+		 op->args.ddp.layout ? " (rebuilt)" : "");
+	op->entry.print.words[2] = d->id;
+	op->entry.print.words[3] = op->args.ddp.bucket;
+	op->entry.print.words[4] = op->args.ddp.layout;
+	return 0;
+}
+
+/* -------------------------------------------------------------- what it has */
+
+/* A shadow's rank has no pass. */
+static bool uses(const struct coll *c, uint32_t i, uint32_t tensor)
+{
+	return !(work_of(c)->d->ranks[i].flags[tensor] & DDP_UNUSED);
+}
+
+static bool is_touched(const struct coll *c, uint32_t tensor)
+{
+	for (uint32_t i = 0; i < c->n; i++)
+		if (work_of(c)->base[i] && uses(c, i, tensor))
+			return true;
+	return false;
+}
+
+static bool gives_zeros(const struct coll *c, uint32_t i, uint32_t tensor)
+{
+	return !work_of(c)->base[i] || work_of(c)->d->ranks[i].flags[tensor] & DDP_ZERO;
+}
+
+static uint64_t offset_of(const struct work *w, uint32_t tensor)
+{
+	uint32_t first = w->b->tensors[w->b->begin[w->bucket]];
+
+	return (w->b->offset[tensor] - w->b->offset[first]) / w->size;
+}
+
+static bool joins(const struct coll *c, const struct piece *p, uint32_t tensor)
+{
+	const struct work *w = work_of(c);
+	const struct ddp_tensor *t = &w->d->tensors[tensor];
+
+	if (t->unit != w->d->tensors[p->tensor].unit || offset_of(w, tensor) != p->off + p->n ||
+	    ddp_run(w->d, 0, tensor).at != p->at + p->n)
+		return false;
+	for (uint32_t i = 0; i < c->n; i++)
+		if (gives_zeros(c, i, tensor) != gives_zeros(c, i, p->tensor))
+			return false;
+	return true;
+}
+
+static void add_pieces(struct coll *c)
+{
+	struct work *w = work_of(c);
+
+	for (uint32_t j = w->b->begin[w->bucket]; j < w->b->begin[w->bucket + 1]; j++) {
+		uint32_t i = w->b->tensors[j];
+		uint64_t n = w->d->tensors[i].elements;
+		struct piece *p = w->n_pieces ? &w->pieces[w->n_pieces - 1] : NULL;
+
+		if (!is_touched(c, i))
+			continue;
+		if (p && joins(c, p, i))
+			p->n += n;
+		else
+			w->pieces[w->n_pieces++] =
+				(struct piece){ offset_of(w, i), n, i, ddp_run(w->d, 0, i).at };
+	}
+	for (uint32_t k = 0; k < w->n_pieces; k++)
+		for (uint32_t i = 0; i < c->n; i++)
+			if (gives_zeros(c, i, w->pieces[k].tensor) &&
+			    w->pieces[k].n * w->size > w->zeros)
+				w->zeros = w->pieces[k].n * w->size;
+}
+
+/* Addresses are noted at the start: if the epoch ends meanwhile, the members give their
+ * buffers back, and the memory stays until we are done. */
+static int begin_work(struct coll *c)
+{
+	const struct op *op = c->ops[0];
+	const struct ddp_buckets *b = &op->args.ddp.d->layouts[op->args.ddp.layout];
+	uint32_t bucket = op->args.ddp.bucket, first = b->tensors[b->begin[bucket]];
+	size_t n = b->begin[bucket + 1] - b->begin[bucket];
+	size_t inputs = n * (c->n + 2 * (size_t)c->n_parts);
+	struct work *w = calloc(1, sizeof(*w) + inputs * sizeof(void *) + c->n * sizeof(char *) +
+					   n * sizeof(struct piece));
+
+	if (!w)
+		return -ENOMEM;
+	c->work = w;
+	w->d = op->args.ddp.d;
+	w->b = b;
+	w->bucket = bucket;
+	w->dtype = (enum dtype)w->d->tensors[first].unit->rec->gradient_dtype;
+	w->size = dtype_size(w->dtype);
+	w->next = w->inputs;
+	w->base = (char **)(w->inputs + inputs);
+	w->pieces = (struct piece *)(w->base + c->n);
+	for (uint32_t i = 0; i < c->n; i++) {
+		struct member_buffer *mb = member_buffer_find(c->members[i], c->ops[i]->buffer);
+
+		if (c->ops[i]->shadow)
+			continue;
+		CHECK(mb); /* checked when announced, and nothing frees it since */
+		w->base[i] = (char *)region_addr(&mb->region) + b->offset[first];
+	}
+	add_pieces(c);
+	return 0;
+}
+
+static struct reduce_plan plan_of(const struct coll *c, const struct piece *p)
+{
+	const state_unit *rec = work_of(c)->d->tensors[p->tensor].unit->rec;
+	struct reduce_setting s =
+		reduce_setting_of(rec, op_ddp_divide_by(c), REDUCE_AVERAGE_OF_GLOO);
+	struct reduce_plan plan;
+
+	reduce_plan_make(&s, &plan);
+	return plan;
+}
+
+/* -------------------------------------------------------------------- the end */
+
+static void done(struct coll *c)
+{
+	struct work *w = work_of(c);
+	bool over = c->ops[0]->m->epoch != c->job->rec->epoch;
+
+	for (uint32_t j = w->b->begin[w->bucket]; j < w->b->begin[w->bucket + 1]; j++) {
+		uint32_t i = w->b->tensors[j];
+		const struct ddp_tensor *t = &w->d->tensors[i];
+		bool touched = is_touched(c, i);
+
+		c->ops[0]->args.ddp.d->untouched[i] = !touched;
+		/* a gradient of an epoch that has ended is of no use to the next one */
+		if (touched && !over)
+			unit_got_gradient(t->unit, t->tensor);
+	}
+	op_ddp_shadows_passed(c, c->ops[0]->args.ddp.d, w->bucket);
+	coll_end(c, NULL);
+}
+
+/* -------------------------------------------------------------------- kernels */
+
+static const void **inputs(struct coll *c, struct coll_part *p, const struct piece *piece)
+{
+	struct work *w = work_of(c);
+	const void **in = w->next;
+
+	for (uint32_t k = 0; k < p->n; k++) {
+		uint32_t i = p->members[k];
+
+		*w->next++ = gives_zeros(c, i, piece->tensor)
+				     ? region_addr(&p->scratch[1])
+				     : (void *)(w->base[i] + piece->off * w->size);
+	}
+	return in;
+}
+
+/* What is left alone, but has no gradient either: norms must not see what is there from
+ * earlier steps. */
+static void zero_untouched(struct coll *c, unsigned d)
+{
+	const struct work *w = work_of(c);
+
+	for (uint32_t j = w->b->begin[w->bucket]; j < w->b->begin[w->bucket + 1]; j++) {
+		uint32_t i = w->b->tensors[j];
+		const struct ddp_tensor *t = &w->d->tensors[i];
+		const struct unit_run run = ddp_run(w->d, d, i);
+
+		if (run.n && !is_touched(c, i) && unit_lacks_gradient(t->unit, t->tensor))
+			coll_kop(&c->parts[d], KOP_FILL, run.n)->fill =
+				(struct k_fill){ .dst = optim_at(&t->unit->parts[d].grads, run.at),
+						 .kind = FILL_CONSTANT };
+	}
+}
+
+static size_t tensors_of(const struct work *w)
+{
+	return w->b->begin[w->bucket + 1] - w->b->begin[w->bucket];
+}
+
+/* -- one device ---------------------------------------------------------------- */
+
+static float *gradients(const struct work *w, const struct piece *p)
+{
+	return optim_at(&w->d->tensors[p->tensor].unit->parts[0].grads, p->at);
+}
+
+static void back_to_ranks(struct coll *c)
+{
+	struct work *w = work_of(c);
+
+	if (!coll_need_kops(c, (size_t)w->n_pieces * c->n))
+		return;
+	for (uint32_t k = 0; k < w->n_pieces; k++) {
+		const struct piece *p = &w->pieces[k];
+
+		for (uint32_t i = 0; i < c->n; i++)
+			if (w->base[i])
+				coll_kop(&c->parts[0], KOP_CAST, p->n)->cast =
+					(struct k_cast){ .dst = w->base[i] + p->off * w->size,
+							 .src = gradients(w, p),
+							 .dst_dtype = w->dtype,
+							 .src_dtype = DTYPE_FP32 };
+	}
+	coll_kernels(c, done);
+}
+
+static void fold(struct coll *c)
+{
+	struct work *w = work_of(c);
+
+	if (!coll_need_kops(c, tensors_of(w)))
+		return;
+	for (uint32_t k = 0; k < w->n_pieces; k++) {
+		const struct piece *p = &w->pieces[k];
+		struct reduce_plan plan = plan_of(c, p);
+
+		coll_kop(&c->parts[0], KOP_REDUCE, p->n)->reduce =
+			(struct k_reduce){ .out = gradients(w, p),
+					   .out_dtype = DTYPE_FP32,
+					   .in = inputs(c, &c->parts[0], p),
+					   .k = c->n,
+					   .in_dtype = w->dtype,
+					   .pre = plan.pre,
+					   .sum_dtype = plan.sum_dtype,
+					   .post = plan.post };
+	}
+	zero_untouched(c, 0);
+	coll_kernels(c, back_to_ranks);
+}
+
+/* -- several devices ------------------------------------------------------------ */
+
+static float *sums(const struct coll_part *p, uint64_t off)
+{
+	return (float *)region_addr(&p->scratch[0]) + off;
+}
+
+/* @n elements of the bucket's sums from @off on, to @out. */
+static void finish_kop(struct coll *c, struct coll_part *p, const struct piece *piece, uint64_t off,
+		       uint64_t n, void *out, enum dtype dtype)
+{
+	struct work *w = work_of(c);
+	struct reduce_plan plan = plan_of(c, piece);
+
+	*w->next = sums(p, off);
+	coll_kop(p, KOP_REDUCE, n)->reduce = (struct k_reduce){ .out = out,
+								.out_dtype = dtype,
+								.in = w->next++,
+								.k = 1,
+								.in_dtype = DTYPE_FP32,
+								.sum_dtype = plan.sum_dtype,
+								.post = plan.post };
+}
+
+static void finish_part(struct coll *c, unsigned d)
+{
+	struct work *w = work_of(c);
+	struct coll_part *p = &c->parts[d];
+
+	for (uint32_t j = w->b->begin[w->bucket]; j < w->b->begin[w->bucket + 1]; j++) {
+		uint32_t i = w->b->tensors[j];
+		const struct unit_run run = ddp_run(w->d, d, i);
+		struct piece whole = { .tensor = i };
+
+		if (run.n && is_touched(c, i))
+			finish_kop(c, p, &whole, offset_of(w, i) + run.first, run.n,
+				   optim_at(&w->d->tensors[i].unit->parts[d].grads, run.at),
+				   DTYPE_FP32);
+	}
+	for (uint32_t k = 0; k < w->n_pieces; k++) {
+		const struct piece *pc = &w->pieces[k];
+		const void **in = w->next;
+
+		for (uint32_t m = 0; m < p->n; m++) {
+			char *base = w->base[p->members[m]];
+
+			w->next = in; /* the same for all of them */
+			if (base)
+				finish_kop(c, p, pc, pc->off, pc->n, base + pc->off * w->size,
+					   w->dtype);
+		}
+		w->next = in + 1;
+	}
+	zero_untouched(c, d);
+}
+
+static void finish_all(struct coll *c)
+{
+	struct work *w = work_of(c);
+
+	if (!coll_need_kops(c, tensors_of(w) * (c->n + 2)))
+		return;
+	w->next = w->inputs;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		finish_part(c, d);
+	coll_kernels(c, done);
+}
+
+static void to_other_devices(struct coll *c)
+{
+	struct work *w = work_of(c);
+	void *data[NODE_MAX_DEVICES];
+
+	if (!coll_can_talk(c))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		data[d] = sums(&c->parts[d], 0);
+	comm_all_reduce(coll_between(c), coll_comm(c, finish_all), data, w->b->elements[w->bucket],
+			DTYPE_FP32, REDUCE_SUM);
+}
+
+static void fold_parts(struct coll *c)
+{
+	struct work *w = work_of(c);
+
+	if (!coll_need_kops(c, w->n_pieces))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+
+		for (uint32_t k = 0; k < w->n_pieces; k++) {
+			struct reduce_plan plan = plan_of(c, &w->pieces[k]);
+
+			coll_kop(p, KOP_REDUCE, w->pieces[k].n)->reduce =
+				(struct k_reduce){ .out = sums(p, w->pieces[k].off),
+						   .out_dtype = DTYPE_FP32,
+						   .in = inputs(c, p, &w->pieces[k]),
+						   .k = p->n,
+						   .in_dtype = w->dtype,
+						   .pre = plan.pre,
+						   .sum_dtype = plan.sum_dtype };
+		}
+	}
+	coll_kernels(c, to_other_devices);
+}
+
+/* ------------------------------------------------------------------ the op */
+
+static void make_zeros(struct coll *c)
+{
+	void (*next)(struct coll * c) = c->n_parts > 1 ? fold_parts : fold;
+
+	if (!work_of(c)->zeros) {
+		next(c);
+		return;
+	}
+	if (!coll_need_kops(c, 1))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+
+		coll_kop(p, KOP_FILL, (work_of(c)->zeros + 3) / sizeof(float))->fill =
+			(struct k_fill){ .dst = region_addr(&p->scratch[1]),
+					 .kind = FILL_CONSTANT };
+	}
+	coll_kernels(c, next);
+}
+
+static void start(struct parked *parked)
+{
+	struct coll *c = CONTAINER_OF(parked, struct coll, parked);
+	struct work *w;
+
+	if (coll_overtaken(c, true) || !coll_ready(c, start))
+		return;
+	if (!c->work && begin_work(c) < 0) {
+		coll_end_status(c, -ENOMEM);
+		return;
+	}
+	w = work_of(c);
+	if (c->n_parts > 1 &&
+	    !coll_need_scratch(c, 0, w->b->elements[w->bucket] * sizeof(float), start))
+		return;
+	if (w->zeros && !coll_need_scratch(c, 1, w->zeros + sizeof(float), start))
+		return;
+	make_zeros(c);
+}
+
+static void run(struct coll *c)
+{
+	/* a prepared step still needs the gradients that this one would overwrite */
+	if (apply_ensure(c->job, &c->parked, start))
+		start(&c->parked);
+}
+
+const struct op_type op_ddp_bucket = {
+	.name = "DdpBucket",
+	.collective = true,
+	.shadowed = true,
+	.check = check,
+	.run = run,
+};
+
+uint32_t op_ddp_divide_by(const struct coll *c)
+{
+	uint32_t active = 0;
+	bool by_active = false;
+
+	for (uint32_t i = 0; i < c->n; i++) {
+		active += !c->ops[i]->shadow;
+		by_active = by_active || c->ops[i]->by_active;
+	}
+	return by_active ? active : c->n;
+}
+
+void op_ddp_shadows_passed(const struct coll *c, struct ddp *d, uint32_t bucket)
+{
+	uint32_t active = 0;
+
+	while (c->ops[active]->shadow)
+		active++;
+	if (bucket + 1 != ddp_buckets_of(&d->ranks[active])->n)
+		return;
+	for (uint32_t i = 0; i < c->n; i++)
+		d->ranks[i].passes += c->ops[i]->shadow;
+}
+
+/* -------------------------------------------------------------- launching them */
+
+static void on_done(struct op *op, void *userdata)
+{
+	struct ddp_rank *rank = userdata;
+
+	if (!rank->fault.code)
+		rank->fault = op->fault;
+}
+
+static void fill_waits(struct op *op, const struct ddp_rank *rank)
+{
+	op->group = rank->ddp->group;
+	for (unsigned i = 0; i < rank->n_waits; i++)
+		op->after[op->n_after++] = rank->waits[i];
+}
+
+/* The tensor of the bucket that was just launched, if it is a sparse one. */
+static const struct ddp_tensor *sparse_of(const struct ddp_rank *rank, uint32_t *ret_index)
+{
+	const struct ddp_buckets *b = ddp_buckets_of(rank);
+
+	*ret_index = b->tensors[b->begin[rank->launched - 1]];
+	return rank->ddp->tensors[*ret_index].sparse ? &rank->ddp->tensors[*ret_index] : NULL;
+}
+
+static void fill_sparse(struct op *op, void *arg)
+{
+	const struct op *by = arg;
+	struct ddp_rank *rank = by->args.ddp.rank;
+	uint32_t i;
+	const struct ddp_tensor *t = sparse_of(rank, &i);
+
+	fill_waits(op, rank);
+	op->unit = t->unit;
+	op->touches = TOUCH_GRADS;
+	op->buffer = rank->rows[i].n ? rank->rows[i].buffer : 0;
+	op->args.sparse.tensor = t->tensor;
+	op->args.sparse.rows = rank->rows[i].rows;
+	op->args.sparse.n = rank->rows[i].n;
+	op->args.sparse.values_offset = rank->rows[i].values_offset;
+	op->args.sparse.d = rank->ddp;
+	op->args.sparse.index = i;
+}
+
+static void fill(struct op *op, void *arg)
+{
+	const struct op *by = arg;
+	struct ddp_rank *rank = by->args.ddp.rank;
+
+	fill_waits(op, rank);
+	op->args.ddp.d = rank->ddp;
+	op->args.ddp.rank = rank;
+	op->args.ddp.bucket = rank->launched - 1;
+	op->args.ddp.layout = rank->layout;
+	op->buffer = rank->buffer;
+}
+
+void op_ddp_launch(struct op *op)
+{
+	struct ddp_rank *rank = op->args.ddp.rank;
+	uint32_t i;
+
+	while (ddp_launch(rank) >= 0) {
+		bool sparse = sparse_of(rank, &i);
+
+		if (op_spawn(op, sparse ? &op_sparse : &op_ddp_bucket, sparse ? fill_sparse : fill,
+			     op, on_done, rank) < 0)
+			fault_errno(&rank->fault, -ENOMEM, "launching a bucket");
+	}
+}

@@ -1,0 +1,149 @@
+/* DdpCreate: gradients of replicated units that are reduced in buckets. All ranks must ask for
+ * the same, or are told the first difference. */
+#include <string.h>
+
+#include "core/check.h"
+#include "op/op_ddp.h"
+#include "unit/buckets.h"
+
+typedef Shardd__V1__DdpCreateRequest request;
+
+static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const request *r = (const request *)msg;
+
+	op->args.create = r;
+	op->touches = TOUCH_GRADS;
+	if (r->n_units > op->m->job->n_units || !r->n_units)
+		return fault_set(f, FAULT_INVALID, "units",
+				 "units has %zu entries: 1 to %u are allowed", r->n_units,
+				 op->m->job->n_units);
+	for (size_t i = 0; i < r->n_sparse; i++) {
+		const struct unit *u = job_unit_by_id(op->m->job, r->sparse[i]->unit);
+
+		if (!u || r->sparse[i]->tensor >= u->rec->n_tensors)
+			return fault_set(f, FAULT_INVALID, "sparse",
+					 "sparse names tensor %u of unit %u, which is not there",
+					 r->sparse[i]->tensor, r->sparse[i]->unit);
+	}
+	return op_take_group(op, r->group, f);
+}
+
+static int check(struct op *op, struct fault *f)
+{
+	if (op_check_not_torn(op, f))
+		return f->code;
+	op_print(op, "DdpCreate");
+	return 0;
+}
+
+/* Where two lists first differ; SIZE_MAX: nowhere. */
+static size_t first_difference(const uint32_t *a, size_t n_a, const uint32_t *b, size_t n_b)
+{
+	size_t i = 0;
+
+	while (i < n_a && i < n_b && a[i] == b[i])
+		i++;
+	return i == n_a && i == n_b ? SIZE_MAX : i;
+}
+
+static const char *unit_name(const struct job *job, const request *r, size_t i)
+{
+	const struct unit *u =
+		i < r->n_units ? job_unit_by_id((struct job *)job, r->units[i]) : NULL;
+
+	return u ? u->rec->name : "none";
+}
+
+static bool same_sparse(const request *a, const request *b)
+{
+	if (a->n_sparse != b->n_sparse)
+		return false;
+	for (size_t i = 0; i < a->n_sparse; i++)
+		if (a->sparse[i]->unit != b->sparse[i]->unit ||
+		    a->sparse[i]->tensor != b->sparse[i]->tensor)
+			return false;
+	return true;
+}
+
+static int compare(const struct coll *c, const struct op *a, const struct op *b, struct fault *f)
+{
+	const request *x = a->args.create, *y = b->args.create;
+	size_t at = first_difference(x->units, x->n_units, y->units, y->n_units);
+
+	if (at != SIZE_MAX)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "DdpCreate: units differ at position %zu: rank %u (pid %d) has "
+				 "'%.100s', rank %u (pid %d) '%.100s'",
+				 at, a->m->rank, member_pid(a->m), unit_name(c->job, x, at),
+				 b->m->rank, member_pid(b->m), unit_name(c->job, y, at));
+	if (x->bucket_bytes != y->bucket_bytes || x->first_bucket_bytes != y->first_bucket_bytes ||
+	    x->find_unused != y->find_unused || x->static_graph != y->static_graph)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "DdpCreate: bucket_bytes, first_bucket_bytes, find_unused or "
+				 "static_graph of rank %u (pid %d) and rank %u (pid %d) differ",
+				 a->m->rank, member_pid(a->m), b->m->rank, member_pid(b->m));
+	if (!same_sparse(x, y))
+		return fault_set(
+			f, FAULT_STATE, NULL,
+			"DdpCreate: sparse tensors of rank %u (pid %d) and rank %u (pid %d) "
+			"differ",
+			a->m->rank, member_pid(a->m), b->m->rank, member_pid(b->m));
+	return 0;
+}
+
+static bool is_sparse(const void *arg, uint32_t unit, uint32_t tensor)
+{
+	const request *r = arg;
+
+	for (size_t i = 0; i < r->n_sparse; i++)
+		if (r->sparse[i]->unit == unit && r->sparse[i]->tensor == tensor)
+			return true;
+	return false;
+}
+
+static void run(struct coll *c)
+{
+	const request *r = c->ops[0]->args.create;
+	struct ddp_spec spec = {
+		.group = c->group,
+		.units = r->units,
+		.n_units = r->n_units,
+		.is_sparse = is_sparse,
+		.arg = r,
+		.bucket_bytes = r->bucket_bytes ? r->bucket_bytes : BUCKETS_CAP_BYTES,
+		.first_bucket_bytes =
+			r->first_bucket_bytes ? r->first_bucket_bytes : BUCKETS_FIRST_BYTES,
+		.find_unused = r->find_unused,
+		.static_graph = r->static_graph,
+	};
+	struct fault f = FAULT_NULL;
+	struct ddp *d = NULL;
+
+	for (uint32_t i = 1; i < c->n && !f.code; i++)
+		(void)compare(c, c->ops[0], c->ops[i], &f);
+	if (!f.code)
+		(void)ddp_new(c->job, &spec, &d, &f);
+	for (uint32_t i = 0; d && i < c->n; i++)
+		c->ops[i]->args.ddp.d = d;
+	coll_end(c, &f);
+}
+
+static void encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__DdpCreateReply reply = SHARDD__V1__DDP_CREATE_REPLY__INIT;
+
+	reply.ddp = op->args.ddp.d->id;
+	reply.tensors = op->args.ddp.d->n;
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_ddp_create = {
+	.name = "DdpCreate",
+	.collective = true,
+	.request = &shardd__v1__ddp_create_request__descriptor,
+	.decode = decode,
+	.check = check,
+	.run = run,
+	.encode = encode,
+};

@@ -1,0 +1,91 @@
+/* JoinUneven: this rank has no more inputs. Ends when all ranks of the group have said so;
+ * until then shadows take part in its place (shadow.c). */
+#include "core/check.h"
+#include "op/op_impl.h"
+
+static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__JoinUnevenRequest *r = (const Shardd__V1__JoinUnevenRequest *)msg;
+
+	op->touches = TOUCH_ALL;
+	op->args.join.by_active = r->divide_by_active;
+	return op_take_group(op, r->group, f);
+}
+
+static struct op *join_at(struct list *at)
+{
+	return CONTAINER_OF(list_entry(at, struct parked, link), struct op, parked);
+}
+
+static int check(struct op *op, struct fault *f)
+{
+	struct list *joins = &op->group->joins;
+	const struct op *first = list_empty(joins) ? NULL : join_at(joins->next);
+
+	if (!first || first->args.join.by_active == op->args.join.by_active)
+		return 0;
+	return fault_set(
+		f, FAULT_STATE, NULL,
+		"divide_by_active is %s here, but rank %u (pid %d) has joined with %s: all "
+		"ranks say the same",
+		op->args.join.by_active ? "true" : "false", first->m->rank, member_pid(first->m),
+		first->args.join.by_active ? "true" : "false");
+}
+
+static uint32_t joined(const struct group *g)
+{
+	uint32_t n = 0;
+
+	for (const struct list *at = g->joins.next; at != &g->joins; at = at->next)
+		n++;
+	return n;
+}
+
+/* Only the end of the epoch or its own deadline resume it otherwise, by ending it. */
+static void never(struct parked *p)
+{
+	(void)p;
+	CHECK(false);
+}
+
+/* Everything before it is over on each of them, so nothing is under way in the group. */
+static void end_all(struct group *g, uint32_t last)
+{
+	while (!list_empty(&g->joins)) {
+		struct op *op = join_at(g->joins.next);
+
+		op_begin_run(op);
+		op->args.join.last = last;
+		op_end(op);
+	}
+}
+
+static void start(struct op *op)
+{
+	struct group *g = op->group;
+	uint32_t rank = op->m->rank;
+
+	op_park(op, &g->joins, never);
+	if (joined(g) == group_size(g))
+		end_all(g, rank);
+	else
+		shadow_begin(op);
+}
+
+static void encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__JoinUnevenReply reply = SHARDD__V1__JOIN_UNEVEN_REPLY__INIT;
+
+	reply.last = op->args.join.last;
+	reply.shadowed = op->args.join.shadowed;
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_join_uneven = {
+	.name = "JoinUneven",
+	.request = &shardd__v1__join_uneven_request__descriptor,
+	.decode = decode,
+	.check = check,
+	.start = start,
+	.encode = encode,
+};

@@ -1,0 +1,165 @@
+/*
+ * Ranks that have no more inputs, while their peers have. Each collective of their group gets
+ * an op in their place, a shadow: it takes its number with the first op of a peer at that
+ * number, is announced as that one's equal, and contributes zeros. So peers go on, and when
+ * all have joined everybody has the same numbers.
+ */
+#include <errno.h>
+
+#include "core/check.h"
+#include "op/op_ddp.h"
+
+static struct op *next_join(const struct group *g, struct list **at)
+{
+	if (*at == &g->joins)
+		return NULL;
+	return CONTAINER_OF(list_entry(*at, struct parked, link), struct op, parked);
+}
+
+/* What differs from the peer's: nothing of its memory is a shadow's. */
+static void adapt(struct op *shadow)
+{
+	if (shadow->type == &op_sparse) {
+		shadow->args.sparse.rows = NULL;
+		shadow->args.sparse.n = 0;
+	}
+	if (shadow->type == &op_ddp_bucket)
+		shadow->args.ddp.rank = &shadow->args.ddp.d->ranks[shadow->entry.index];
+}
+
+static int refuse(struct op *op, const struct op *join)
+{
+	return fault_set(
+		&op->fault, FAULT_STATE, NULL,
+		"%s: rank %u (pid %d) has no more inputs (JoinUneven) and cannot take part "
+		"in it with zeros: it is allowed when all ranks of group '%.64s' have joined",
+		op->type->name, join->m->rank, member_pid(join->m), op->group->rec->name);
+}
+
+/* Return: the shadow, or NULL: none was made, and @op fails. */
+static struct op *make(struct op *join, struct op *op)
+{
+	struct op *shadow = op->type->shadowed ? op_shadow(join, op) : NULL;
+
+	if (shadow) {
+		join->args.join.shadowed++;
+		adapt(shadow);
+		return shadow;
+	}
+	if (op->type->shadowed)
+		fault_errno(&op->fault, -ENOMEM, "taking part for a rank that has joined");
+	else
+		refuse(op, join);
+	match_skip(&op->group->match, join->entry.index);
+	return NULL;
+}
+
+void shadow_number(struct op *op)
+{
+	struct group *g = op->group;
+	struct op *join;
+
+	for (struct list *at = g->joins.next; (join = next_join(g, &at)); at = at->next)
+		if (g->match.next[join->entry.index] < op->entry.number)
+			(void)make(join, op);
+}
+
+/* In texts it is the one whose ask it repeats. */
+static void stand_in(struct op *shadow, const struct match_entry *for_whom)
+{
+	shadow->entry.print = for_whom->print;
+	shadow->entry.rank = for_whom->rank;
+	shadow->entry.pid = for_whom->pid;
+}
+
+static struct op *shadow_at(const struct member *m, const struct group *g, uint64_t number)
+{
+	struct op *op, *tmp;
+
+	list_for_each (op, tmp, &((struct member *)m)->ops, link)
+		if (op->shadow && !op->announced && op->group == g && op->entry.number == number)
+			return op;
+	return NULL;
+}
+
+void shadow_announce(struct op *op)
+{
+	struct group *g = op->group;
+
+	for (uint32_t i = 0; g->shadows && !op->shadow && i < group_size(g); i++) {
+		struct member *m = g->job->ranks[g->rec->ranks[i]];
+		struct op *shadow = m ? shadow_at(m, g, op->entry.number) : NULL;
+
+		if (!shadow)
+			continue;
+		stand_in(shadow, &op->entry);
+		op_announce(shadow);
+	}
+}
+
+void shadow_refuse(const struct op *op, const struct fault *fault)
+{
+	struct group *g = op->group;
+	uint64_t number = op->entry.number;
+
+	for (uint32_t i = 0; g->shadows && i < group_size(g); i++) {
+		struct member *m = g->job->ranks[g->rec->ranks[i]];
+		struct op *shadow = m ? shadow_at(m, g, number) : NULL;
+
+		if (!shadow || shadow == op)
+			continue;
+		shadow->fault = *fault;
+		op_end(shadow);
+	}
+}
+
+/* An op of a peer with that number that is not over. */
+static struct op *peer_at(const struct group *g, uint64_t number)
+{
+	for (uint32_t i = 0; i < group_size(g); i++) {
+		struct member *m = g->job->ranks[g->rec->ranks[i]];
+		struct op *op, *tmp;
+
+		if (!m)
+			continue;
+		list_for_each (op, tmp, &m->ops, link)
+			if (op->numbered && !op->shadow && op->group == g &&
+			    op->entry.number == number)
+				return op;
+	}
+	return NULL;
+}
+
+/* What peers have asked for already. */
+static void catch_up(struct op *join)
+{
+	struct group *g = join->group;
+	uint32_t index = join->entry.index;
+
+	while (g->match.next[index] < match_last(&g->match)) {
+		uint64_t number = g->match.next[index] + 1;
+		struct match_slot *slot = match_slot(&g->match, number);
+		struct op *peer = slot && slot->failed ? NULL : peer_at(g, number);
+		struct op *shadow = NULL;
+
+		if (!peer) {
+			match_skip(&g->match, index);
+			continue;
+		}
+		shadow = make(join, peer);
+		if (!shadow) {
+			op_cancel(peer, peer->fault.code, "");
+			continue;
+		}
+		slot = match_slot(&g->match, number);
+		if (slot && slot->announced) {
+			stand_in(shadow, slot->first);
+			op_announce(shadow);
+		}
+	}
+}
+
+void shadow_begin(struct op *join)
+{
+	catch_up(join);
+}

@@ -1,0 +1,192 @@
+/*
+ * Sparse gradients: rows of an embedding, by ReduceSparse and in a ddp, held against a scalar
+ * evaluation. They are seen through the optimizer: SGD with lr 1 and nothing else on
+ * parameters that are 0 leaves p = -gradient.
+ */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "trainfix.h"
+
+enum { ROWS = 40, WIDTH = 6, ENTRIES = 25 };
+
+static shardd_unit embedding(shardd_client *c, const char *name, uint64_t *ret_elements)
+{
+	const uint64_t shape[] = { ROWS, WIDTH }, other[] = { 9 };
+	const struct shardd_tensor tensors[] = {
+		{ .name = "other", .shape = other, .dims = 1 },
+		{ .name = "table", .shape = shape, .dims = 2 },
+		{ .name = "frozen", .shape = other, .dims = 1, .frozen = true },
+	};
+	const struct shardd_unit_spec spec = {
+		.size = sizeof(spec),
+		.name = name,
+		.tensors = tensors,
+		.n_tensors = ARRAY_SIZE(tensors),
+		.strategy = SHARDD_REPLICATE,
+		.reduce_profile = SHARDD_PROFILE_DDP_BUCKET_VIEW,
+		.optimizer = { .kind = SHARDD_SGD, .lr = 1 },
+	};
+	struct shardd_unit_info info;
+
+	TRAIN_OK(shardd_register(c, &spec, 1, &info, &train_err));
+	TRAIN_OK(shardd_init_seed(c, info.unit, 1, &train_err));
+	*ret_elements = info.elements;
+	return info.unit;
+}
+
+/* Rank r has 25 - 10 * r entries, some of them the same row. */
+static size_t entries_of(uint32_t rank, unsigned pass, int64_t *rows, float *values)
+{
+	size_t n = rank > 2 ? 0 : ENTRIES - 10 * rank;
+
+	for (size_t i = 0; i < n; i++)
+		rows[i] = (int64_t)((i * 7 + rank * 3 + pass) % (ROWS / 2)) * 2;
+	train_fill(values, n * WIDTH, rank * 17 + pass + 1);
+	return n;
+}
+
+/* The scalar evaluation, added to @table. */
+static void model_rows(uint32_t world, unsigned pass, float *table)
+{
+	int64_t rows[ENTRIES];
+	float values[ENTRIES * WIDTH];
+
+	for (uint32_t rank = 0; rank < world; rank++) {
+		size_t n = entries_of(rank, pass, rows, values);
+
+		for (size_t i = 0; i < n; i++)
+			for (unsigned k = 0; k < WIDTH; k++)
+				table[rows[i] * WIDTH + k] += values[i * WIDTH + k] / (float)world;
+	}
+}
+
+static void check_table(shardd_client *c, shardd_unit u, uint64_t elements, const float *want)
+{
+	float params[9 + ROWS * WIDTH + 9];
+
+	TRAINER_CHECK(elements >= 9 + ROWS * WIDTH);
+	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+	train_params(c, u, params, (9 + ROWS * WIDTH) * sizeof(float));
+	for (size_t i = 0; i < ROWS * WIDTH; i++)
+		TRAINER_CHECK(params[9 + i] == 0.0f - want[i]);
+	for (size_t i = 0; i < 9; i++)
+		TRAINER_CHECK(params[i] == 0);
+}
+
+static bool one_device(void)
+{
+	const char *n = getenv("SHARDD_SIM_DEVICES");
+
+	return !n || atoi(n) < 2;
+}
+
+static int sparse_trainer(const struct trainer *t)
+{
+	shardd_client *c = train_join(t);
+	uint64_t elements, buffer;
+	shardd_unit u = embedding(c, "table", &elements);
+	float values[ENTRIES * WIDTH], want[ROWS * WIDTH] = { 0 };
+	int64_t rows[ENTRIES];
+	const int64_t wrong[] = { 0, ROWS }, negative = -1;
+	void *at;
+
+	TRAIN_OK(shardd_alloc(c, sizeof(values) + 8, &buffer, &at, &train_err));
+	for (unsigned pass = 0; pass < 2; pass++) {
+		size_t n = entries_of(t->rank, pass, rows, values);
+
+		train_write(c, (char *)at + 8, values, sizeof(values));
+		if (!one_device()) {
+			TRAIN_FAILS(shardd_reduce_sparse(c, u, 1, rows, n, buffer, 8, &train_err),
+				    SHARDD_FAILED_PRECONDITION);
+			continue;
+		}
+		TRAIN_OK(shardd_reduce_sparse(c, u, 1, rows, n, buffer, 8, &train_err));
+		model_rows(t->world, pass, want);
+	}
+	/* nothing of these is added */
+	TRAIN_FAILS(shardd_reduce_sparse(c, u, 1, wrong, 2, buffer, 8, &train_err),
+		    SHARDD_INVALID_ARGUMENT);
+	TRAINER_CHECK(strstr(train_err.text, "row 1 is 40") && strstr(train_err.text, "0 to 39"));
+	TRAIN_FAILS(shardd_reduce_sparse(c, u, 1, &negative, 1, buffer, 8, &train_err),
+		    SHARDD_INVALID_ARGUMENT);
+	TRAIN_FAILS(shardd_reduce_sparse(c, u, 2, rows, 1, buffer, 8, &train_err),
+		    SHARDD_INVALID_ARGUMENT);
+	TRAIN_FAILS(shardd_reduce_sparse(c, u, 3, rows, 1, buffer, 8, &train_err),
+		    SHARDD_INVALID_ARGUMENT);
+	rows[0] = 0;
+	TRAIN_FAILS(shardd_reduce_sparse(c, u, 1, rows, 1, buffer, 6, &train_err),
+		    SHARDD_INVALID_ARGUMENT);
+	TRAIN_FAILS(shardd_reduce_sparse(c, u, 1, rows, 1, buffer, sizeof(values), &train_err),
+		    SHARDD_INVALID_ARGUMENT);
+	TRAIN_FAILS(shardd_reduce_sparse(c, u, 1, rows, 1, buffer + 1, 0, &train_err),
+		    SHARDD_NOT_FOUND);
+	if (one_device())
+		check_table(c, u, elements, want);
+	train_leave(c);
+	return 0;
+}
+
+Test(sparse, rows_are_added_in_rank_order, .timeout = 60, .init = trainfix_begin,
+     .fini = trainfix_end)
+{
+	trainfix_run(3, sparse_trainer, NULL);
+}
+
+/* A sparse tensor in a ddp: alone in its bucket, in the order of buckets. */
+static int sparse_ddp_trainer(const struct trainer *t)
+{
+	shardd_client *c = train_join(t);
+	uint64_t elements, buffer;
+	shardd_unit u = embedding(c, "table", &elements);
+	const struct shardd_ddp_tensor sparse = { u, 1 };
+	const struct shardd_ddp_spec spec = {
+		.size = sizeof(spec), .units = &u, .n_units = 1, .sparse = &sparse, .n_sparse = 1
+	};
+	struct shardd_ddp_view views[2];
+	float values[ENTRIES * WIDTH], zeros[9] = { 0 };
+	int64_t rows[ENTRIES];
+	const uint32_t first = 0, second = 1;
+	shardd_ddp d;
+	void *at;
+
+	if (!one_device()) {
+		train_leave(c);
+		return 0;
+	}
+	TRAIN_OK(shardd_ddp_create(c, &spec, &d, NULL, &train_err));
+	TRAIN_OK(shardd_alloc(c, sizeof(values), &buffer, &at, &train_err));
+	for (unsigned pass = 0; pass < 3; pass++) {
+		float want[ROWS * WIDTH] = { 0 };
+		size_t n = entries_of(t->rank, pass, rows, values);
+
+		train_write(c, at, values, sizeof(values));
+		TRAIN_OK(shardd_ddp_forward(c, d, views, 2, &train_err));
+		TRAINER_CHECK(views[0].data && !views[1].data &&
+			      views[0].bucket != views[1].bucket);
+		TRAIN_OK(shardd_ddp_backward(c, d, NULL, 0, NULL, 0, &train_err));
+		TRAIN_FAILS(shardd_ddp_ready(c, d, &second, 1, &train_err),
+			    SHARDD_INVALID_ARGUMENT);
+		TRAIN_FAILS(shardd_ddp_ready_rows(c, d, 0, rows, n, buffer, 0, &train_err),
+			    SHARDD_INVALID_ARGUMENT);
+		train_write(c, views[0].data, zeros, sizeof(zeros));
+		TRAIN_OK(shardd_ddp_ready(c, d, &first, 1, &train_err));
+		TRAIN_OK(shardd_ddp_ready_rows(c, d, 1, rows, n, buffer, 0, &train_err));
+		TRAIN_OK(shardd_ddp_finish(c, d, NULL, 0, &train_err));
+		model_rows(t->world, pass, want);
+		if (pass == 0)
+			check_table(c, u, elements, want);
+		else
+			TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+	}
+	train_leave(c);
+	return 0;
+}
+
+Test(sparse, gradients_have_buckets_of_their_own, .timeout = 60, .init = trainfix_begin,
+     .fini = trainfix_end)
+{
+	trainfix_run(2, sparse_ddp_trainer, NULL);
+}
