@@ -1,8 +1,10 @@
 /* DdpCreate: gradients of replicated units that are reduced in buckets. All ranks must ask for
  * the same, or are told the first difference. */
-#include <string.h>
+#include <errno.h>
+#include <stdlib.h>
 
 #include "core/check.h"
+#include "core/cleanup.h"
 #include "op/op_ddp.h"
 #include "unit/buckets.h"
 
@@ -92,25 +94,50 @@ static int compare(const struct coll *c, const struct op *a, const struct op *b,
 	return 0;
 }
 
+/* Which tensors of the job are sparse: a byte each, those of a unit from begin[id - 1] on. */
+struct marks {
+	uint32_t *begin; /* owned, with @flags */
+	uint8_t *flags;
+};
+
+static void marks_deinit(struct marks *m)
+{
+	free(m->begin);
+	free(m->flags);
+}
+
+static int marks_init(struct marks *m, const struct job *job, const request *r)
+{
+	uint32_t n = 0;
+
+	m->begin = calloc((size_t)job->n_units + 1, sizeof(*m->begin));
+	for (uint32_t i = 0; m->begin && i < job->n_units; i++) {
+		m->begin[i] = n;
+		n += (uint32_t)job->units[i]->rec->n_tensors;
+	}
+	m->flags = calloc((size_t)n + 1, 1);
+	for (size_t i = 0; m->begin && m->flags && i < r->n_sparse; i++)
+		m->flags[m->begin[r->sparse[i]->unit - 1] + r->sparse[i]->tensor] = 1;
+	return m->begin && m->flags ? 0 : -ENOMEM;
+}
+
 static bool is_sparse(const void *arg, uint32_t unit, uint32_t tensor)
 {
-	const request *r = arg;
+	const struct marks *m = arg;
 
-	for (size_t i = 0; i < r->n_sparse; i++)
-		if (r->sparse[i]->unit == unit && r->sparse[i]->tensor == tensor)
-			return true;
-	return false;
+	return m->flags[m->begin[unit - 1] + tensor];
 }
 
 static void run(struct coll *c)
 {
 	const request *r = c->ops[0]->args.create;
+	_cleanup_(marks_deinit) struct marks marks = { 0 };
 	struct ddp_spec spec = {
 		.group = c->group,
 		.units = r->units,
 		.n_units = r->n_units,
 		.is_sparse = is_sparse,
-		.arg = r,
+		.arg = &marks,
 		.bucket_bytes = r->bucket_bytes ? r->bucket_bytes : BUCKETS_CAP_BYTES,
 		.first_bucket_bytes =
 			r->first_bucket_bytes ? r->first_bucket_bytes : BUCKETS_FIRST_BYTES,
@@ -122,6 +149,8 @@ static void run(struct coll *c)
 
 	for (uint32_t i = 1; i < c->n && !f.code; i++)
 		(void)compare(c, c->ops[0], c->ops[i], &f);
+	if (!f.code && marks_init(&marks, c->job, r) < 0)
+		fault_errno(&f, -ENOMEM, "making a ddp");
 	if (!f.code)
 		(void)ddp_new(c->job, &spec, &d, &f);
 	for (uint32_t i = 0; d && i < c->n; i++)
