@@ -157,7 +157,8 @@ static void end_pass(struct coll *c)
 
 static void answer(struct coll *c, bool skipped, bool found)
 {
-	bool has_norm = c->group->plan.has_clip;
+	/* what is discarded need not have come, so it has no norm */
+	bool has_norm = c->group->plan.has_clip && !c->ops[0]->args.step.discard;
 
 	for (uint32_t i = 0; i < c->n; i++) {
 		struct op *op = c->ops[i];
