@@ -69,6 +69,33 @@ static int print_jobs(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 	return ctl_print_table(ctl, "Jobs", t);
 }
 
+static void class_row(struct table *t, const Shardd__V1__JobStatus *j,
+		      const Shardd__V1__ClassMemory *c)
+{
+	table_cell(t, "%s", j->name);
+	table_cell(t, "%s", c->name);
+	table_cell(t, "%s", format_bytes(c->formula_bytes).text);
+	table_cell(t, "%s", format_bytes(c->used_bytes).text);
+	table_cell(t, "%s", format_bytes(c->taken_bytes).text);
+	table_cell(t, "%s", format_bytes(c->peak_bytes).text);
+}
+
+/* What should be there beside what is. */
+static int print_classes(struct ctl *ctl, const Shardd__V1__StatusReply *s)
+{
+	static const struct table_column columns[] = {
+		{ "JOB", false },   { "CLASS", false }, { "FORMULA", true },
+		{ "IN USE", true }, { "TAKEN", true },  { "PEAK", true },
+	};
+	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
+
+	for (size_t i = 0; t && i < s->n_jobs; i++)
+		for (size_t k = 0; k < s->jobs[i]->n_memory; k++)
+			if (s->jobs[i]->memory[k]->peak_bytes)
+				class_row(t, s->jobs[i], s->jobs[i]->memory[k]);
+	return ctl_print_table(ctl, "Memory of jobs against its formulas", t);
+}
+
 static int larger_slab(const void *a, const void *b)
 {
 	const Shardd__V1__SlabStatus *x = *(Shardd__V1__SlabStatus *const *)a;
@@ -186,8 +213,9 @@ static void pick_each(json_t *from, const char *key, const char *const *keys, si
 static json_t *memory_json(const Shardd__V1__StatusReply *s)
 {
 	static const char *const whole[] = { "devices", "slabs" };
-	static const char *const job[] = { "name", "quota_bytes", "used_bytes", "quarantined_bytes",
-					   "classes" };
+	static const char *const job[] = { "name",       "quota_bytes",       "used_bytes",
+					   "peak_bytes", "quarantined_bytes", "classes",
+					   "memory" };
 	static const char *const session[] = { "session", "pid",  "client_name",
 					       "job",     "rank", "held_bytes" };
 	_cleanup_(json_freep) json_t *all = json_from_message(&s->base);
@@ -218,6 +246,8 @@ int ctl_memory(struct ctl *ctl, int argc, char **argv)
 	r = print_devices(ctl, s);
 	if (r == CTL_OK)
 		r = print_jobs(ctl, s);
+	if (r == CTL_OK)
+		r = print_classes(ctl, s);
 	if (r == CTL_OK)
 		r = print_slabs(ctl, s);
 	return r == CTL_OK ? print_holders(ctl, s) : r;

@@ -23,6 +23,12 @@ uint64_t quota_left(const struct quota *q)
 	return left;
 }
 
+static void raise_to(uint64_t *peak, uint64_t now)
+{
+	if (*peak < now)
+		*peak = now;
+}
+
 int quota_charge(struct quota *q, enum mem_class class, uint64_t bytes)
 {
 	CHECK(class < _MEM_N);
@@ -31,6 +37,8 @@ int quota_charge(struct quota *q, enum mem_class class, uint64_t bytes)
 	for (; q; q = q->parent) {
 		q->used += bytes;
 		q->by_class[class] += bytes;
+		raise_to(&q->peak_used, q->used);
+		raise_to(&q->peak[class], q->by_class[class]);
 	}
 	return 0;
 }

@@ -21,6 +21,8 @@ struct quota {
 	uint64_t limit;       /* bytes; 0: none */
 	uint64_t used;        /* bytes, sum of @by_class */
 	uint64_t by_class[_MEM_N];
+	uint64_t peak_used; /* the most there has been */
+	uint64_t peak[_MEM_N];
 };
 
 enum {

@@ -9,6 +9,7 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "core/log.h"
+#include "job/job_memory.h"
 #include "op/op.h"
 #include "rpc/arena.h"
 #include "rpc/codec.h"
@@ -56,6 +57,24 @@ static Shardd__V1__ClassBytes **classes(struct arena *a, const struct quota *q, 
 		c[i]->bytes = q->by_class[i];
 	}
 	return c;
+}
+
+static void fill_memory(struct arena *a, const struct job *job, Shardd__V1__JobStatus *j)
+{
+	struct job_memory m;
+
+	j->memory = MESSAGES(a, _MEM_N, ClassMemory, class_memory);
+	j->n_memory = j->memory ? _MEM_N : 0;
+	job_memory(job, &m);
+	for (size_t i = 0; i < j->n_memory; i++) {
+		Shardd__V1__ClassMemory *c = j->memory[i];
+
+		c->name = (char *)mem_class_name((enum mem_class)i);
+		c->formula_bytes = m.formula[i];
+		c->used_bytes = m.used[i];
+		c->taken_bytes = job->quota.by_class[i];
+		c->peak_bytes = job->quota.peak[i];
+	}
 }
 
 static const char *order_name(enum backend_order order)
@@ -268,7 +287,9 @@ static void fill_job(struct arena *a, const struct job *job, bool with_units,
 	j->quota_bytes = job->quota.limit;
 	j->used_bytes = job->quota.used;
 	j->quarantined_bytes = quarantined_of(job);
+	j->peak_bytes = job->quota.peak_used;
 	j->classes = classes(a, &job->quota, &j->n_classes);
+	fill_memory(a, job, j);
 	j->unit_count = job->n_units;
 	j->ops_total = job->ops_total;
 	j->ops_failed = job->ops_failed;
