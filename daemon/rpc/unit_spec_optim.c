@@ -13,6 +13,11 @@ static int decode_sgd(state_unit *u, const Shardd__V1__Optimizer *o, struct faul
 		return fault_set(f, FAULT_INVALID, "units.optimizer.nesterov",
 				 "unit '%.64s': nesterov needs a momentum above 0 and no dampening",
 				 u->name);
+	if (rec->profile == OPTIM_REFERENCE_F64)
+		return fault_set(f, FAULT_INVALID, "units.optimizer.profile",
+				 "unit '%.64s': optimizer.profile is REFERENCE_F64, which is for "
+				 "ADAM and ADAMW: EAGER_SINGLE, FOREACH or FUSED is allowed",
+				 u->name);
 	if (o->amsgrad)
 		return fault_set(f, FAULT_INVALID, "units.optimizer.amsgrad",
 				 "unit '%.64s': amsgrad is for ADAM and ADAMW", u->name);

@@ -472,3 +472,31 @@ Test(optimizer, clip_and_step_are_of_one_group, .timeout = 60, .init = trainfix_
 {
 	trainfix_run(WORLD, clip_group_trainer, NULL);
 }
+
+/* In double there are Adam and AdamW only. */
+static int sgd_in_double_trainer(const struct trainer *t)
+{
+	static const uint64_t shape[] = { 4 };
+	const struct shardd_tensor tensor = { .name = "t", .shape = shape, .dims = 1 };
+	struct shardd_unit_spec s = { .size = sizeof(s),
+				      .name = "u",
+				      .tensors = &tensor,
+				      .n_tensors = 1,
+				      .optimizer = { .kind = SHARDD_SGD,
+						     .profile = SHARDD_OPTIM_REFERENCE_F64 } };
+	shardd_client *c = train_join(t);
+	struct shardd_unit_info u;
+
+	TRAIN_FAILS(shardd_register(c, &s, 1, &u, &train_err), SHARDD_INVALID_ARGUMENT);
+	TRAINER_CHECK(strcmp(train_err.field, "units.optimizer.profile") == 0);
+	s.optimizer.kind = SHARDD_ADAM;
+	TRAIN_OK(shardd_register(c, &s, 1, &u, &train_err));
+	train_leave(c);
+	return 0;
+}
+
+Test(optimizer, sgd_in_double_is_refused, .timeout = 60, .init = trainfix_begin,
+     .fini = trainfix_end)
+{
+	trainfix_run(1, sgd_in_double_trainer, NULL);
+}

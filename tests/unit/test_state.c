@@ -194,6 +194,7 @@ HARM(reduce_dtype, u->reduce_dtype = 9)
 HARM(reshard, u->reshard = 4)
 HARM(shard_ranks, u->shard_ranks = 0)
 HARM(optim_profile, u->optimizer->profile = 5)
+HARM(optim_double, (u->optimizer->kind = 1, u->optimizer->profile = 4))
 HARM(when, u->optimizer->when = 0)
 HARM(pre, u->pre_divide = 0)
 HARM(post, u->post_divide = NAN)
@@ -267,6 +268,7 @@ Test(state, decode_checks_every_number)
 		{ harm_reshard, "layout, strategy" },
 		{ harm_shard_ranks, "layout, strategy" },
 		{ harm_optim_profile, "layout, strategy" },
+		{ harm_optim_double, "layout, strategy" },
 		{ harm_when, "layout, strategy" },
 		{ harm_init, "initialiser" },
 		{ harm_slab, "outside its slab" },

@@ -243,7 +243,7 @@ enum shardd_optimizer_profile {
 	SHARDD_OPTIM_EAGER_SINGLE = 1,
 	SHARDD_OPTIM_FOREACH = 2,
 	SHARDD_OPTIM_FUSED = 3,
-	SHARDD_OPTIM_REFERENCE_F64 = 4,
+	SHARDD_OPTIM_REFERENCE_F64 = 4, /* ADAM, ADAMW */
 };
 
 enum shardd_optimizer_when {
