@@ -150,6 +150,31 @@ static int check(struct op *op, struct fault *f)
 	return 0;
 }
 
+/* Is there anything that is laid out by the old layout and is not repacked? */
+static int check_passing(const struct unit *u, struct fault *f)
+{
+	if (u->arrived)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "the gradient of unit '%.100s' is dealt with as the plan of this "
+				 "backward pass says: end it with Step before it is converted",
+				 u->rec->name);
+	if (u->has_partials)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "the all-reduce of unit '%.100s' is deferred: reduce it before it "
+				 "is converted",
+				 u->rec->name);
+	return 0;
+}
+
+static const char *held_by(const struct member_unit *mu)
+{
+	if (!mu)
+		return NULL;
+	return mu->gradient.slab      ? "given a gradient buffer"
+	       : mu->accumulated.slab ? "accumulated"
+				      : NULL;
+}
+
 /* Does anybody have anything of it in his hands? */
 static int check_idle(const struct coll *c, const struct unit *u, struct fault *f)
 {
@@ -160,15 +185,10 @@ static int check_idle(const struct coll *c, const struct unit *u, struct fault *
 				 "unit '%.100s' has a gradient that its optimizer is yet to use: "
 				 "end the backward pass with Step before it is converted",
 				 u->rec->name);
-	for (uint32_t i = 0; !what && i < c->n; i++) {
-		const struct member_unit *mu = member_unit_find(c->members[i], u);
-
-		what = mu && mu->gradient.slab ? "given a gradient buffer" : NULL;
-		if (mu && mu->accumulated.slab)
-			what = "accumulated by a rank";
-	}
-	if (!what && u->has_partials)
-		what = "reduced without its all-reduce";
+	if (check_passing(u, f))
+		return f->code;
+	for (uint32_t i = 0; !what && i < c->n; i++)
+		what = held_by(member_unit_find(c->members[i], u));
 	if (!what)
 		return 0;
 	return fault_set(
@@ -363,6 +383,7 @@ static void swap_unit(struct job *job, struct changing *x)
 	state_part **parts = rec->parts;
 
 	full_invalidate(job, u);
+	job_give_partials(job, u); /* of an Initialise: nobody's, and of the old layout's size */
 	rec->layout = x->rec.layout;
 	rec->shard_multiple = x->rec.shard_multiple;
 	rec->strategy = x->rec.strategy;

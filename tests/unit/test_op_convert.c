@@ -171,6 +171,104 @@ Test(op_convert, without_memory_all_is_as_it_was)
 	nodefix_end(&x.n);
 }
 
+static void all_ok(struct fixture *x, const char *type)
+{
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_on_unit(&x->n, x->m[i], type, x->u, &x->op[i]);
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_ok(&x->op[i], type);
+}
+
+/* To rows it is refused with @words, for all and with nothing changed. */
+static void refused(struct fixture *x, const char *words)
+{
+	enum unit_layout_kind layout = (enum unit_layout_kind)x->u->rec->layout;
+
+	convert(x, LAYOUT_DIM0, 0);
+	for (unsigned i = 0; i < RANKS; i++) {
+		cr_expect_eq(x->op[i].fault.code, FAULT_STATE);
+		cr_expect(strstr(x->op[i].fault.text, words), "%s", x->op[i].fault.text);
+	}
+	cr_expect_eq(x->u->rec->layout, layout);
+	expect_params(x);
+}
+
+static void allowed(struct fixture *x)
+{
+	convert(x, LAYOUT_DIM0, 0);
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_ok(&x->op[i], "ConvertUnits");
+}
+
+/* What is accumulated is as long as a gradient buffer of the old layout. */
+Test(op_convert, what_one_rank_has_accumulated_is_reduced_first)
+{
+	struct fixture x;
+
+	for (unsigned devices = 1; devices <= 3; devices++) {
+		setup(&x, devices, 0);
+		nodefix_on_unit(&x.n, x.m[1], "GradientBuffer", x.u, &x.op[1]);
+		nodefix_ok(&x.op[1], "GradientBuffer");
+		refused(&x, "given a gradient buffer");
+		nodefix_on_unit(&x.n, x.m[1], "Accumulate", x.u, &x.op[1]);
+		nodefix_ok(&x.op[1], "Accumulate");
+		refused(&x, "is accumulated");
+		all_ok(&x, "GradientBuffer");
+		all_ok(&x, "Reduce");
+		allowed(&x);
+		nodefix_end(&x.n);
+	}
+}
+
+/* So are the sums of replicas. */
+Test(op_convert, a_deferred_all_reduce_comes_first)
+{
+	struct fixture x;
+
+	for (unsigned devices = 1; devices <= 3; devices++) {
+		setup(&x, devices, 0);
+		convert(&x, LAYOUT_FLAT, STRATEGY_REPLICATE);
+		nodefix_ok(&x.op[0], "ConvertUnits");
+		all_ok(&x, "GradientBuffer");
+		for (unsigned i = 0; i < RANKS; i++)
+			nodefix_defer(&x.n, x.m[i], x.u, &x.op[i]);
+		for (unsigned i = 0; i < RANKS; i++)
+			nodefix_ok(&x.op[i], "Reduce");
+		refused(&x, "deferred");
+		all_ok(&x, "GradientBuffer");
+		all_ok(&x, "Reduce");
+		allowed(&x);
+		nodefix_end(&x.n);
+	}
+}
+
+/* The blocks of a norm that the plan has taken are those of the old layout. */
+Test(op_convert, a_planned_pass_is_ended_first)
+{
+	Shardd__V1__PlanBackwardRequest r = SHARDD__V1__PLAN_BACKWARD_REQUEST__INIT;
+	Shardd__V1__PlanBackwardRequest__Clip clip = SHARDD__V1__PLAN_BACKWARD_REQUEST__CLIP__INIT;
+	struct fixture x;
+
+	for (unsigned devices = 1; devices <= 3; devices++) {
+		setup(&x, devices, 0);
+		r.clip = &clip;
+		clip.max_norm = 1;
+		for (unsigned i = 0; i < RANKS; i++)
+			nodefix_submit(&x.n, x.m[i], "PlanBackward", &r.base, &x.op[i]);
+		for (unsigned i = 0; i < RANKS; i++)
+			nodefix_ok(&x.op[i], "PlanBackward");
+		all_ok(&x, "GradientBuffer");
+		all_ok(&x, "Reduce");
+		refused(&x, "plan");
+		for (unsigned i = 0; i < RANKS; i++)
+			nodefix_step(&x.n, x.m[i], &x.op[i]);
+		for (unsigned i = 0; i < RANKS; i++)
+			nodefix_ok(&x.op[i], "Step");
+		allowed(&x);
+		nodefix_end(&x.n);
+	}
+}
+
 Test(op_convert, all_ranks_must_want_the_same)
 {
 	struct fixture x;
