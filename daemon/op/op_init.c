@@ -132,7 +132,6 @@ static void done(struct coll *c)
 	u->has_gradient = false;
 	u->has_partials = false;
 	c->job->stale_partials = true;
-	unit_pass_end(u);
 	c->job->stray_gradients = true;
 	full_invalidate(c->job, u);
 	if (coll_promised(c) && coll_overtaken(c, false))
@@ -148,6 +147,16 @@ static void done(struct coll *c)
 
 static int check_unused(const struct coll *c, struct fault *f)
 {
+	for (uint32_t i = 0; i < c->n; i++) {
+		const struct member_unit *mu = member_unit_find(c->members[i], c->unit);
+
+		if (mu && mu->shard.slab)
+			return fault_set(
+				f, FAULT_STATE, NULL,
+				"rank %u has its shard of unit '%.100s': it has to give it "
+				"back (ShardDone) before the unit is initialised",
+				c->members[i]->rank, c->unit->rec->name);
+	}
 	if (!c->unit->gathered_ranks)
 		return 0;
 	return fault_set(
@@ -274,6 +283,7 @@ static void start(struct parked *p)
 	if (!prepared(c, start))
 		return;
 	c->unit->rec->initialised = false; /* until it is whole: a device may fail half-way */
+	unit_pass_end(c->unit);            /* no shard is handed out meanwhile */
 	if (how == HOW_SEED)
 		from_seed(c);
 	else if (how == HOW_BROADCAST)

@@ -666,3 +666,31 @@ Test(backward, gradient_shards_take_turns)
 	step();
 	commit(1);
 }
+
+/* A shard that a trainer has is in the way of Initialise; one that nobody has asked for is
+ * not handed out any more. */
+Test(backward, a_shard_comes_back_before_its_unit_begins_anew)
+{
+	Shardd__V1__NextShardRequest r = SHARDD__V1__NEXT_SHARD_REQUEST__INIT;
+	state_unit *spec = spec_of("own", OPTIM_BY_TRAINER);
+	struct nodefix_op next = { 0 };
+	struct unit *own;
+
+	spec->optimizer->kind = OPTIM_NONE;
+	own = nodefix_unit(&n, job, spec, m, 2);
+	reduce(own, 1);
+	NODEFIX_OK(nodefix_submit(&n, m[1], "NextShard", &r.base, &next), &next);
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_seed(&n, m[i], own, 7, &op[i]);
+	both_fail(FAULT_STATE, "rank 1 has its shard of unit 'own'");
+	NODEFIX_OK(nodefix_on_unit(&n, m[1], "ShardDone", own, &next), &next);
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_seed(&n, m[i], own, 7, &op[i]);
+	both_ok("Initialise");
+	nodefix_submit(&n, m[0], "NextShard", &r.base, &next);
+	nodefix_turns(&n);
+	cr_expect_not(next.over, "its pass is over");
+	reduce(own, 1);
+	nodefix_ok(&next, "NextShard");
+	cr_expect_eq(next.result.unit, own);
+}

@@ -356,7 +356,7 @@ Test(op_convert, what_is_accumulated_or_deferred_stands_in_the_way)
 	reduce_kind(&x, "Accumulate", false);
 	convert_is(&x, LAYOUT_FLAT, "is accumulated");
 	reduce_kind(&x, "Reduce", true);
-	convert_is(&x, LAYOUT_FLAT, "without its all-reduce");
+	convert_is(&x, LAYOUT_FLAT, "is deferred");
 	reduce_kind(&x, "GradientBuffer", false);
 	reduce_kind(&x, "Reduce", false);
 	convert_is(&x, LAYOUT_FLAT, NULL);
