@@ -95,7 +95,7 @@ static bool in_step(const struct node_comm *nc, const struct region *regions)
 
 void window_check(struct node_comm *nc, enum backend_queue q, const struct region *regions)
 {
-	if (nc->n < 2 || nc->state != COMM_READY)
+	if (!nc || nc->n < 2 || nc->state != COMM_READY)
 		return;
 	if (!in_step(nc, regions)) {
 		for (unsigned i = 0; i < nc->n; i++)

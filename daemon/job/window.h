@@ -13,7 +13,8 @@ struct window;
 
 /* Regions of a collective over the devices of @nc, in their order. NCCL wants registered
  * memory at the same place on every device: slabs of the same size are registered when the
- * offsets agree, and what was registered is let go of when they do not. */
+ * offsets agree, and what was registered is let go of when they do not. @nc: NULL where no
+ * communicator was needed yet: nothing is registered. */
 void window_check(struct node_comm *nc, enum backend_queue q, const struct region *regions);
 
 /* The communicators of @nc were made anew: register what there is. */

@@ -694,3 +694,21 @@ Test(backward, a_shard_comes_back_before_its_unit_begins_anew)
 	nodefix_ok(&next, "NextShard");
 	cr_expect_eq(next.result.unit, own);
 }
+
+/* Nothing between devices has been needed yet: there is no communicator. */
+Test(backward, unscale_may_be_the_first_of_all)
+{
+	Shardd__V1__UnscaleRequest r = SHARDD__V1__UNSCALE_REQUEST__INIT;
+
+	struct job *fresh = nodefix_job(&n, "fresh", 2, 0);
+	struct member *first[2];
+
+	for (uint32_t i = 0; i < 2; i++)
+		first[i] = nodefix_join(&n, fresh, i);
+	r.inv_scale = 0.5;
+	cr_assert_null(fresh->groups[0]->nc);
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_submit(&n, first[i], "Unscale", &r.base, &op[i]);
+	both_ok("Unscale");
+	cr_expect_not(op[0].result.found_inf);
+}
