@@ -93,7 +93,7 @@ static int print_classes(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 		for (size_t k = 0; k < s->jobs[i]->n_memory; k++)
 			if (s->jobs[i]->memory[k]->peak_bytes)
 				class_row(t, s->jobs[i], s->jobs[i]->memory[k]);
-	return ctl_print_table(ctl, "Memory of jobs against its formulas", t);
+	return ctl_print_table(ctl, "Memory of jobs against their formulas", t);
 }
 
 static int larger_slab(const void *a, const void *b)

@@ -133,7 +133,7 @@ static void check_text(struct daemonfix *d, const char *const *args, const char 
 static void check_texts(struct daemonfix *d)
 {
 	check_text(d, WORDS("status"), WORDS("full", "RUNNING", daemonfix_device(), "RANK"));
-	check_text(d, WORDS("memory"), WORDS("full", "shard", "grad"));
+	check_text(d, WORDS("memory"), WORDS("full", "shard", "grad", "FORMULA", "PEAK"));
 	check_text(d, WORDS("jobs"), WORDS("full", "KEEP", "NOT_FOUND", "idle", "IDLE"));
 	check_text(d, WORDS("units", "full"), WORDS("layer one", "1000", "0 1"));
 	check_text(d, WORDS("sessions"), WORDS("raw", "full"));

@@ -94,6 +94,24 @@ TEST(quota, charges_this_account_and_all_above)
 	cr_assert_eq(device.used, 0);
 }
 
+TEST(quota, remembers_the_most)
+{
+	struct quota device, job;
+
+	quota_init(&device, NULL, 1000);
+	quota_init(&job, &device, 0);
+	cr_assert_eq(quota_charge(&job, MEM_SHARD, 300), 0);
+	cr_assert_eq(quota_charge(&job, MEM_GRAD, 400), 0);
+	quota_return(&job, MEM_GRAD, 400);
+	cr_assert_eq(quota_charge(&job, MEM_GRAD, 900), QUOTA_E_LIMIT);
+	cr_assert_eq(quota_charge(&job, MEM_FULL, 100), 0);
+	cr_assert_eq(job.peak_used, 700);
+	cr_assert_eq(device.peak_used, 700);
+	cr_assert_eq(job.peak[MEM_SHARD], 300);
+	cr_assert_eq(job.peak[MEM_GRAD], 400);
+	cr_assert_eq(job.peak[MEM_FULL], 100);
+}
+
 TEST(quota, refuses_whole_or_not_at_all)
 {
 	struct quota device, a, b;
