@@ -68,14 +68,21 @@ const char *pass_state_name(enum pass_state s)
 	return s < _PASS_STATE_N ? names[s] : "?";
 }
 
+/* An optimizer in backward, or the trainers' own, changes the parameters before the step:
+ * nobody may hold them then. */
+static bool changes_before_step(const state_unit *rec)
+{
+	return rec->optimizer && (rec->optimizer->when == OPTIM_IN_BACKWARD ||
+				  rec->optimizer->when == OPTIM_BY_TRAINER);
+}
+
 /* FSDP2 frees after every backward; fairscale and those that follow it keep what cannot
- * change, unless it was not kept after forward either. Where the optimizer runs in backward
- * nobody may hold what it changes. */
+ * change, unless it was not kept after forward either. */
 bool passes_let_go(const state_unit *rec, enum unit_reshard reshard, enum pass_kind pass, bool sync)
 {
 	if (pass == PASS_KIND_FORWARD || reshard == RESHARD_AFTER_FORWARD)
 		return reshard == RESHARD_AFTER_FORWARD;
-	if (sync && rec->optimizer && rec->optimizer->when == OPTIM_IN_BACKWARD)
+	if (sync && changes_before_step(rec))
 		return true;
 	if (reshard == RESHARD_NEVER)
 		return false;
