@@ -105,6 +105,8 @@ static void fill_unit(const struct play *p, unsigned u, const struct shardd_tens
 		.reduce_profile = (enum shardd_reduce_profile)m->profile,
 		.divide_factor = m->factor,
 		.force_sum = m->force,
+		.guarded = from->guarded,
+		.reshard = from->reshard,
 	};
 }
 
@@ -259,11 +261,26 @@ static bool is_last(const struct play *p, unsigned pass)
 	return pass + 1 == p->rc.n_passes[p->model.step];
 }
 
+/* Of one rank, in a pass of its own: forward, then into backward. */
+static void begin_passes(struct play *p, unsigned u, uint32_t r)
+{
+	const void *data;
+
+	TRAIN_OK(shardd_begin_pass(p->c[r], p->units[u], SHARDD_FORWARD, &data, &train_err));
+	compare_unit(p, u, r, data, unit_of(p, u)->compute);
+	TRAIN_OK(shardd_end_pass(p->c[r], p->units[u], SHARDD_FORWARD, false, &train_err));
+	TRAIN_OK(shardd_begin_pass(p->c[r], p->units[u], SHARDD_BACKWARD, &data, &train_err));
+	compare_unit(p, u, r, data, unit_of(p, u)->compute);
+}
+
 static void unit_pass(struct play *p, unsigned u, unsigned pass)
 {
 	char kind = unit_of(p, u)->passes[p->model.step][pass];
+	bool sync = kind != 'n' && kind != 'm';
 	struct all a;
 
+	for (uint32_t r = 0; unit_of(p, u)->guarded && r < p->rc.world; r++)
+		begin_passes(p, u, r);
 	for (uint32_t r = 0; r < p->rc.world; r++) {
 		if (kind == 'r' || (kind == 'm' && r % 2 == 0))
 			continue;
@@ -273,10 +290,12 @@ static void unit_pass(struct play *p, unsigned u, unsigned pass)
 	}
 	if (kind == 'd')
 		ALL(p, &a, reduce_deferred, p->units[u]);
-	else if (kind != 'n' && kind != 'm' && is_last(p, pass))
+	else if (sync && is_last(p, pass))
 		ALL(p, &a, reduce, p->units[u]);
-	else if (kind != 'n' && kind != 'm')
+	else if (sync)
 		ALL(p, &a, reduce_more, p->units[u]);
+	if (unit_of(p, u)->guarded)
+		ALL(p, &a, end_pass, p->units[u], SHARDD_BACKWARD, sync);
 }
 
 static void backward(struct play *p)

@@ -166,6 +166,8 @@ static void draw_unit(uint64_t *s, struct random_case *rc, unsigned number)
 	u->multiple = u->layout == SHARDD_LAYOUT_FLAT ? PICK(s, multiples) : 0;
 	u->compute = once_in(s, 3) ? draw_dtype(s) : DTYPE_FP32;
 	draw_reduce(s, rc->world, &u->reduce);
+	u->guarded = once_in(s, 3);
+	u->reshard = u->guarded ? (enum shardd_reshard)random_below(s, 4) : 0;
 	u->own_optimizer = u->reduce.strategy == 0 && once_in(s, 6);
 	if (u->own_optimizer)
 		u->optimizer.when = SHARDD_OPTIM_BY_TRAINER;
@@ -278,14 +280,15 @@ static void print_unit(const struct case_unit *u)
 	fprintf(stderr,
 		"  %s: layout %d/%u, strategy %u/%u, compute %s, gradient %s, reduce %s, profile "
 		"%u, factors %g %g %g %d, optimizer %d: lr %g, decay %g, momentum %g%s, betas %g "
-		"%g, eps %g, dampening %g, profile %d, when %d%s%s\n",
+		"%g, eps %g, dampening %g, profile %d, when %d%s%s%s %d\n",
 		u->name, (int)u->layout, u->multiple, m->strategy, m->shard_ranks,
 		dtype_name(u->compute), dtype_name(m->gradient),
 		m->reduce ? dtype_name(m->reduce) : "open", m->profile, m->pre, m->post, m->factor,
 		m->force, (int)o->kind, o->lr, o->weight_decay, o->momentum,
 		o->nesterov ? " (nesterov)" : "", o->beta1, o->beta2, o->eps, o->dampening,
 		(int)o->profile, (int)o->when, o->amsgrad ? ", amsgrad" : "",
-		o->maximize ? ", maximize" : "");
+		o->maximize ? ", maximize" : "", u->guarded ? ", guarded" : ", reshard",
+		(int)u->reshard);
 	for (unsigned i = 0; i < u->n_tensors; i++) {
 		const struct case_tensor *t = &u->tensors[i];
 

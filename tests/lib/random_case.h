@@ -43,6 +43,8 @@ struct case_unit {
 	struct model_unit reduce; /* passes are those of a step, below */
 	struct shardd_optimizer optimizer;
 	bool trained;
+	bool guarded; /* used in passes */
+	enum shardd_reshard reshard;
 	bool own_optimizer;                               /* the trainers': SGD with OWN_RATE */
 	char passes[CASE_MAX_STEPS][CASE_MAX_PASSES + 1]; /* letters as in reduce_model.h */
 };
