@@ -10,8 +10,12 @@
 
 import ctypes as C
 import os
+import subprocess
+import tempfile
 
 import torch
+
+HERE = os.path.dirname(os.path.abspath(__file__))
 
 FP32, BF16, FP16 = 1, 2, 3
 TYPES = {FP32: torch.float32, BF16: torch.bfloat16, FP16: torch.float16}
@@ -45,7 +49,8 @@ class Tensor(C.Structure):
                 ("init", C.c_int), ("a", C.c_double), ("b", C.c_double), ("frozen", C.c_bool),
                 ("alias_of", C.c_char_p), ("alias_unit", C.c_char_p),
                 ("has_weight_decay", C.c_bool), ("weight_decay", C.c_double),
-                ("has_lr_factor", C.c_bool), ("lr_factor", C.c_double)]
+                ("has_lr_factor", C.c_bool), ("lr_factor", C.c_double),
+                ("strides", C.POINTER(C.c_uint64))]
 
 
 class Optimizer(C.Structure):
@@ -81,6 +86,25 @@ class Place(C.Structure):
 
 class Failed(Exception):
     pass
+
+
+STRUCTS = {"error": Error, "options": Options, "job": Job, "tensor": Tensor,
+           "optimizer": Optimizer, "unit_spec": UnitSpec, "unit_info": UnitInfo,
+           "tensor_place": Place}
+
+
+def other_sizes():
+    """Structs above that are not as large as those of shardd.h, by the C compiler."""
+    lines = ["#include <shardd/shardd.h>", "#include <stdio.h>", "int main(void) {"]
+    lines += ['printf("%%zu\\n", sizeof(struct shardd_%s));' % name for name in STRUCTS]
+    include = os.path.join(HERE, "..", "..", "client", "include")
+    with tempfile.TemporaryDirectory() as folder:
+        program = os.path.join(folder, "sizes")
+        subprocess.run(["cc", "-I" + include, "-xc", "-", "-o", program], check=True,
+                       input="\n".join(lines + ["}"]), text=True)
+        sizes = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    return [name for name, size in zip(STRUCTS, sizes.split())
+            if C.sizeof(STRUCTS[name]) != int(size)]
 
 
 class Library:

@@ -291,7 +291,12 @@ def daemon():
 def main():
     todo, failed = list(cases()), 0
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
-    print("1..%d" % len(todo))
+    print("1..%d" % (len(todo) + 1))
+    wrong = shardd.other_sizes()
+    if wrong:
+        print("not ok - structs are those of shardd.h # not so: " + ", ".join(wrong))
+        return True
+    print("ok - structs are those of shardd.h")
     with daemon() as socket:
         for number, (world, case) in enumerate(todo):
             try:
