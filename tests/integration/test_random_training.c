@@ -16,7 +16,7 @@
 #include "train_model.h"
 #include "trainfix.h"
 
-TestSuite(random_training, .timeout = 3600);
+TestSuite(random_training, .timeout = 8000);
 
 /* One case under way. */
 struct play {
