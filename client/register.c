@@ -206,7 +206,7 @@ static int unit_convert(const struct shardd_unit_spec *from, size_t index, struc
 	u->spec.compute_dtype = (Shardd__V1__Dtype)compute;
 	u->spec.gradient_dtype =
 		(Shardd__V1__Dtype)(from->gradient_dtype ? from->gradient_dtype : compute);
-	u->spec.shard_multiple = from->shard_multiple ? from->shard_multiple : 1;
+	u->spec.shard_multiple = from->shard_multiple;
 	u->spec.pre_divide = from->pre_divide;
 	u->spec.post_divide = from->post_divide;
 	optimizer_convert(&from->optimizer, &u->optimizer);

@@ -72,7 +72,7 @@ static int decode_numbers(state_unit *u, const Shardd__V1__UnitSpec *s, struct f
 			u->name, "units.gradient_dtype", f))
 		return f->code;
 	u->group = s->group;
-	u->shard_multiple = s->shard_multiple ? s->shard_multiple : 1;
+	u->shard_multiple = s->shard_multiple;
 	if (u->shard_multiple > (1u << 20))
 		return fault_set(f, FAULT_INVALID, "units.shard_multiple",
 				 "unit '%.64s': shard_multiple is %u: 0 to %u is allowed", u->name,
@@ -118,7 +118,7 @@ static int decode_choices(state_unit *u, const Shardd__V1__UnitSpec *s, struct f
 	    choice((int)s->reshard, _RESHARD_N, &u->reshard, u->name, "units.reshard",
 		   "AFTER_FORWARD, AFTER_BACKWARD or NEVER", f))
 		return f->code;
-	if (u->layout == LAYOUT_DIM0 && u->shard_multiple != 1)
+	if (u->layout == LAYOUT_DIM0 && u->shard_multiple > 1)
 		return fault_set(
 			f, FAULT_INVALID, "units.shard_multiple",
 			"unit '%.64s': shard_multiple is %u: layout DIM0 has whole rows, 0 "

@@ -5,6 +5,9 @@
 #include "unit/reduce_plan.h"
 #include "unit/unit.h"
 
+/* PyTorch/XLA's, where a shard is cut from a flat parameter. */
+#define XLA_MULTIPLE 128u
+
 static void choose(uint32_t *field, uint32_t absent)
 {
 	if (!*field)
@@ -19,6 +22,8 @@ int unit_resolve(state_unit *rec, uint32_t ranks, struct fault *f)
 	choose(&rec->optimizer->when, OPTIM_AT_STEP);
 	if (reduce_resolve(rec, ranks, f))
 		return f->code;
+	choose(&rec->shard_multiple,
+	       rec->reduce_profile == PROFILE_XLA && rec->layout == LAYOUT_FLAT ? XLA_MULTIPLE : 1);
 	if (rec->optimizer->when == OPTIM_BY_TRAINER && rec->strategy != STRATEGY_SHARD)
 		return fault_set(f, FAULT_INVALID, "units.optimizer.when",
 				 "unit '%.100s': optimizer.when is BY_TRAINER: it is for strategy "

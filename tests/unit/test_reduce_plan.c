@@ -207,6 +207,33 @@ Test(reduce_plan, open_dtypes_and_strategies_are_the_systems)
 }
 
 /* What would be ignored is refused, by its name. */
+/* PyTorch/XLA's shards are multiples of 128 unless it is told otherwise. */
+Test(reduce_plan, an_open_shard_multiple_is_the_systems)
+{
+	static const struct {
+		enum reduce_profile profile;
+		enum unit_layout_kind layout;
+		uint32_t given, want;
+	} cases[] = {
+		{ PROFILE_XLA, LAYOUT_FLAT, 0, 128 }, { PROFILE_XLA, LAYOUT_FLAT, 1, 1 },
+		{ PROFILE_XLA, LAYOUT_DIM0, 0, 1 },   { PROFILE_FAIRSCALE, LAYOUT_FLAT, 0, 1 },
+		{ PROFILE_FSDP2, LAYOUT_FLAT, 7, 7 },
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		state_unit *rec = nodefix_spec("unit", 100);
+		struct fault f = FAULT_NULL;
+
+		rec->reduce_profile = cases[i].profile;
+		rec->layout = cases[i].layout;
+		rec->shard_multiple = cases[i].given;
+		cr_assert_eq(unit_resolve(rec, 4, &f), 0, "%s", f.text);
+		cr_expect_eq(rec->shard_multiple, cases[i].want, "case %zu: %u", i,
+			     rec->shard_multiple);
+		state_unit_free(rec);
+	}
+}
+
 Test(reduce_plan, settings_that_a_profile_does_not_have_are_refused)
 {
 	static const struct {

@@ -278,7 +278,7 @@ enum shardd_strategy {
 	SHARDD_HYBRID = 3,    /* sharded inside shard_ranks consecutive ranks, else replicated */
 };
 
-/* In which order a gradient is cast, divided and added: docs/semantics.md. */
+/* In which order a gradient is cast, divided and added: docs/protocol.md. */
 enum shardd_reduce_profile {
 	SHARDD_PROFILE_FAIRSCALE = 1,
 	SHARDD_PROFILE_XLA = 2,
@@ -310,7 +310,7 @@ struct shardd_unit_spec {
 	shardd_group group;
 	enum shardd_dtype compute_dtype;  /* what gather hands out; 0: FP32 */
 	enum shardd_dtype gradient_dtype; /* what the gradient buffer holds; 0: compute_dtype */
-	uint32_t shard_multiple;          /* 0: 1 */
+	uint32_t shard_multiple;          /* 0: 1; with profile XLA and FLAT 128 */
 	double pre_divide, post_divide;   /* gradients; both 0: fairscale's factors for W */
 	struct shardd_optimizer optimizer;
 	enum shardd_layout layout;                 /* 0: FLAT */
@@ -456,8 +456,9 @@ SHARDD_API void shardd_clear_stream(shardd_client *c);
 
 /* Initialise a unit's parameters (collective). Optimizer state is zeroed.
  * seed: every tensor by its init; values depend on seed, unit, tensor and index,
- * not on the world size. broadcast: all from @root's buffer, which holds N fp32
- * elements (others pass 0). own: each rank's shard from its own such buffer. */
+ * not on the world size or the layout. broadcast: all from @root's buffer, which holds the
+ * unit's packed_elements in fp32, tensor after tensor without padding (others pass 0). own:
+ * each rank's shard from its own such buffer. */
 SHARDD_API int shardd_init_seed_submit(shardd_client *c, shardd_unit u, uint64_t seed,
 				       shardd_ticket *t, struct shardd_error *err);
 SHARDD_API int shardd_init_seed(shardd_client *c, shardd_unit u, uint64_t seed,
@@ -527,7 +528,7 @@ SHARDD_API int shardd_set_prefetch_submit(shardd_client *c, shardd_unit u, enum 
 SHARDD_API int shardd_set_prefetch(shardd_client *c, shardd_unit u, enum shardd_pass pass,
 				   const shardd_unit *units, size_t n, struct shardd_error *err);
 
-/* This rank's buffer for a unit's full gradients: N elements of gradient_dtype,
+/* This rank's buffer for a unit's full gradients: gradient_elements of gradient_dtype,
  * writable, contents undefined: write all of it. Asked again before the reduce:
  * the same buffer. The reduce takes it back. */
 SHARDD_API int shardd_gradient_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
@@ -590,7 +591,7 @@ SHARDD_API int shardd_barrier(shardd_client *c, shardd_group g, struct shardd_er
 
 /* Scale the gradient shards of all units of the group so that their total norm is
  * at most @max_norm (collective): coef = max_norm/(total + 1e-6), applied only if
- * below 1 (fairscale's rule: a NaN norm changes nothing). @norm_type: 2 or
+ * below 1 (fairscale's rule: a NaN norm changes nothing). @norm_type: above 0, or
  * INFINITY. @total_norm: before clipping; may be NULL. */
 SHARDD_API int shardd_clip_grad_norm_submit(shardd_client *c, shardd_group g, double max_norm,
 					    double norm_type, shardd_ticket *t,
@@ -611,7 +612,7 @@ SHARDD_API int shardd_step(shardd_client *c, shardd_group g, const double *lr,
 
 /* -- gradients in all ways ---------------------------------------------------- */
 
-/* Which factor the norm leads to (docs/semantics.md). */
+/* Which factor the norm leads to (docs/protocol.md). */
 enum shardd_clip_profile {
 	SHARDD_CLIP_FAIRSCALE = 1, /* only a factor below 1 is applied: a NaN changes nothing */
 	SHARDD_CLIP_XLA = 2,       /* clamped to [0, 1], always applied */
@@ -793,7 +794,8 @@ SHARDD_API int shardd_convert(shardd_client *c, const shardd_unit *units, size_t
 SHARDD_API int shardd_verify_model(shardd_client *c, shardd_group g, struct shardd_error *err);
 
 /* Initialise several units from @root (collective), 250 MiB at a time, or one unit that is
- * larger. @elements: N of each unit. @data: each unit's N fp32 elements, borrowed during the
+ * larger. @elements: packed_elements of each unit. @data: so many of each unit in fp32,
+ * tensor after tensor without padding, borrowed during the
  * call; NULL on all ranks but @root. Errors: as of shardd_alloc and shardd_init_broadcast. */
 SHARDD_API int shardd_init_broadcast_all(shardd_client *c, const shardd_unit *units,
 					 const uint64_t *elements, size_t n, uint32_t root,
