@@ -182,6 +182,18 @@ static int print_jobs(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 	return ctl_print_table(ctl, "Jobs", t);
 }
 
+/* Of the uses for which a gather could be begun ahead: how many found it so. */
+static void ahead_cell(struct table *t, const Shardd__V1__RankStatus *r)
+{
+	uint64_t uses = r->prefetch_hits + r->prefetch_misses;
+
+	if (uses)
+		table_cell(t, "%llu/%llu", (unsigned long long)r->prefetch_hits,
+			   (unsigned long long)uses);
+	else
+		table_cell(t, "-");
+}
+
 static void rank_row(struct table *t, const Shardd__V1__JobStatus *j,
 		     const Shardd__V1__RankStatus *r)
 {
@@ -196,15 +208,17 @@ static void rank_row(struct table *t, const Shardd__V1__JobStatus *j,
 	table_cell(t, "%llu", (unsigned long long)r->next_number);
 	table_cell(t, "%u", r->pending_ops);
 	table_cell(t, "%llu", (unsigned long long)r->gathered_units);
+	ahead_cell(t, r);
 	table_cell(t, "%s", *r->last_op ? r->last_op : "-");
 }
 
 static int print_ranks(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 {
 	static const struct table_column columns[] = {
-		{ "JOB", false },    { "RANK", true },     { "STATE", false },
-		{ "PID", true },     { "DEVICE", false },  { "NEXT OP", true },
-		{ "PENDING", true }, { "GATHERED", true }, { "LAST OP", false },
+		{ "JOB", false },     { "RANK", true },     { "STATE", false },
+		{ "PID", true },      { "DEVICE", false },  { "NEXT OP", true },
+		{ "PENDING", true },  { "GATHERED", true }, { "AHEAD", true },
+		{ "LAST OP", false },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 
