@@ -42,13 +42,16 @@ static int reg_place(struct group *g, struct fault *f)
 	return e == NODE_E_LATER ? JOB_E_LATER : e;
 }
 
-/* The trainers' own optimizer has its shard handed out on the device where it computes. */
+/* The trainers' own optimizer has its shard handed out on the device where it computes. On
+ * one device it always is; there ranks may not be placed yet. */
 static int reg_check_own(const struct job *job, const struct group *g, const state_unit *spec,
 			 const struct layout *l, struct fault *f)
 {
 	uint32_t per = layout_part_ranks(l, layout_spread(l, g->n_devices));
 
-	for (uint32_t i = 0; spec->optimizer->when == OPTIM_BY_TRAINER && i < group_size(g); i++)
+	if (spec->optimizer->when != OPTIM_BY_TRAINER || g->n_devices == 1)
+		return 0;
+	for (uint32_t i = 0; i < group_size(g); i++)
 		if (job->placed[g->rec->ranks[i]] != g->devices[i / per])
 			return fault_set(f, FAULT_INVALID, "units.optimizer.when",
 					 "unit '%.100s': optimizer.when BY_TRAINER: rank %u is on "
