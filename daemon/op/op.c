@@ -105,6 +105,8 @@ static void release_deps(struct op *op)
 /* Tell the peers of a collective that this rank's part was refused. */
 static void refuse_peers(struct op *op, const struct fault *own)
 {
+	struct group *g = op->group;
+	uint64_t number = op->entry.number;
 	struct fault f = FAULT_NULL;
 
 	if (!op->numbered)
@@ -114,8 +116,8 @@ static void refuse_peers(struct op *op, const struct fault *own)
 		own->code == FAULT_DEADLINE || own->code == FAULT_ABORTED ? own->code : FAULT_STATE,
 		NULL, "rank %u (pid %d) was refused its %s at number %llu: %.300s", op->m->rank,
 		member_pid(op->m), op->type->name, (unsigned long long)op->entry.number, own->text);
-	match_refuse(&op->group->match, &op->entry, &f);
-	shadow_refuse(op, &f);
+	match_refuse(&g->match, &op->entry, &f); /* and @op is gone, if it was announced */
+	shadow_refuse(g, number, op, &f);
 }
 
 /* The peers' ends may at last end what this op waits for: nobody else is to start it or

@@ -71,9 +71,12 @@ void shadow_begin(struct op *join);
 /* @op has got its number: so do the shadows of those who have joined. If they cannot do
  * without them, op->fault says so. */
 void shadow_number(struct op *op);
-/* @op is about to be announced, or (@fault) is refused: so are its shadows. */
+/* @op is about to be announced: so are its shadows. */
 void shadow_announce(struct op *op);
-void shadow_refuse(const struct op *op, const struct fault *fault);
+/* @op, which had @number in @g, is refused: so are its shadows. It may be gone by now and is
+ * only compared. */
+void shadow_refuse(struct group *g, uint64_t number, const struct op *op,
+		   const struct fault *fault);
 /* op.c's: an op of nobody, in place of @op. Return: NULL without memory. */
 struct op *op_shadow(struct op *join, struct op *of);
 void op_announce(struct op *op);

@@ -97,11 +97,8 @@ void shadow_announce(struct op *op)
 	}
 }
 
-void shadow_refuse(const struct op *op, const struct fault *fault)
+void shadow_refuse(struct group *g, uint64_t number, const struct op *op, const struct fault *fault)
 {
-	struct group *g = op->group;
-	uint64_t number = op->entry.number;
-
 	for (uint32_t i = 0; g->shadows && i < group_size(g); i++) {
 		struct member *m = g->job->ranks[g->rec->ranks[i]];
 		struct op *shadow = m ? shadow_at(m, g, number) : NULL;
