@@ -127,6 +127,12 @@ static int layout_alloc(struct ddp_buckets *b, uint32_t n)
 	return b->tensors && b->begin && b->of && b->offset && b->elements ? 0 : -ENOMEM;
 }
 
+/* Those of a bucket are added together, in one dtype. */
+static uint32_t key_of(const state_unit *rec)
+{
+	return (uint32_t)rec->gradient_dtype << 8 | (uint32_t)rec->reduce_dtype;
+}
+
 /* @map: NULL: the first assignment. */
 static int64_t assign(const struct ddp *d, const uint32_t *map, struct ddp_buckets *b,
 		      uint32_t *sizes)
@@ -142,7 +148,7 @@ static int64_t assign(const struct ddp *d, const uint32_t *map, struct ddp_bucke
 		uint32_t i = map ? map[k] : k;
 
 		t[k] = (struct bucket_tensor){ d->tensors[i].elements * element_bytes(d, i),
-					       d->tensors[i].unit->rec->gradient_dtype,
+					       key_of(d->tensors[i].unit->rec),
 					       d->tensors[i].sparse };
 	}
 	n = buckets_assign(t, d->n, d->limits, whole ? 0 : 2, map, b->tensors, sizes);

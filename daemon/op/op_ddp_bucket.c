@@ -4,7 +4,8 @@
  *
  * On one device a kernel a piece folds the ranks' buffers into the units' gradients, and
  * from there the average goes back into every buffer. Between devices it goes through sums of
- * the whole bucket. What no rank has used is left alone everywhere.
+ * the whole bucket, in the dtype that the units' plans add in, which is one for all of a bucket.
+ * What no rank has used is left alone everywhere.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -26,7 +27,8 @@ struct work {
 	const struct ddp_buckets *b;
 	uint32_t bucket;
 	enum dtype dtype;
-	size_t size;    /* of an element */
+	size_t size; /* of an element */
+	enum dtype sum_dtype;
 	uint64_t zeros; /* bytes of them that are needed */
 	uint32_t n_pieces;
 	struct piece *pieces;
@@ -124,6 +126,17 @@ static void add_pieces(struct coll *c)
 				w->zeros = w->pieces[k].n * w->size;
 }
 
+static struct reduce_plan plan_of(const struct coll *c, uint32_t tensor)
+{
+	const state_unit *rec = work_of(c)->d->tensors[tensor].unit->rec;
+	struct reduce_setting s =
+		reduce_setting_of(rec, op_ddp_divide_by(c), REDUCE_AVERAGE_OF_GLOO);
+	struct reduce_plan plan;
+
+	reduce_plan_make(&s, &plan);
+	return plan;
+}
+
 /* Addresses are noted at the start: if the epoch ends meanwhile, the members give their
  * buffers back, and the memory stays until we are done. */
 static int begin_work(struct coll *c)
@@ -144,6 +157,7 @@ static int begin_work(struct coll *c)
 	w->bucket = bucket;
 	w->dtype = (enum dtype)w->d->tensors[first].unit->rec->gradient_dtype;
 	w->size = dtype_size(w->dtype);
+	w->sum_dtype = plan_of(c, first).sum_dtype; /* of its other units, too */
 	w->next = w->inputs;
 	w->base = (char **)(w->inputs + inputs);
 	w->pieces = (struct piece *)(w->base + c->n);
@@ -157,17 +171,6 @@ static int begin_work(struct coll *c)
 	}
 	add_pieces(c);
 	return 0;
-}
-
-static struct reduce_plan plan_of(const struct coll *c, const struct piece *p)
-{
-	const state_unit *rec = work_of(c)->d->tensors[p->tensor].unit->rec;
-	struct reduce_setting s =
-		reduce_setting_of(rec, op_ddp_divide_by(c), REDUCE_AVERAGE_OF_GLOO);
-	struct reduce_plan plan;
-
-	reduce_plan_make(&s, &plan);
-	return plan;
 }
 
 /* -------------------------------------------------------------------- the end */
@@ -266,7 +269,7 @@ static void fold(struct coll *c)
 		return;
 	for (uint32_t k = 0; k < w->n_pieces; k++) {
 		const struct piece *p = &w->pieces[k];
-		struct reduce_plan plan = plan_of(c, p);
+		struct reduce_plan plan = plan_of(c, p->tensor);
 
 		coll_kop(&c->parts[0], KOP_REDUCE, p->n)->reduce =
 			(struct k_reduce){ .out = gradients(w, p),
@@ -284,9 +287,10 @@ static void fold(struct coll *c)
 
 /* -- several devices ------------------------------------------------------------ */
 
-static float *sums(const struct coll_part *p, uint64_t off)
+/* From element @off on. */
+static void *sums(const struct coll *c, const struct coll_part *p, uint64_t off)
 {
-	return (float *)region_addr(&p->scratch[0]) + off;
+	return (char *)region_addr(&p->scratch[0]) + off * dtype_size(work_of(c)->sum_dtype);
 }
 
 /* @n elements of the bucket's sums from @off on, to @out. */
@@ -294,15 +298,15 @@ static void finish_kop(struct coll *c, struct coll_part *p, const struct piece *
 		       uint64_t n, void *out, enum dtype dtype)
 {
 	struct work *w = work_of(c);
-	struct reduce_plan plan = plan_of(c, piece);
+	struct reduce_plan plan = plan_of(c, piece->tensor);
 
-	*w->next = sums(p, off);
+	*w->next = sums(c, p, off);
 	coll_kop(p, KOP_REDUCE, n)->reduce = (struct k_reduce){ .out = out,
 								.out_dtype = dtype,
 								.in = w->next++,
 								.k = 1,
-								.in_dtype = DTYPE_FP32,
-								.sum_dtype = plan.sum_dtype,
+								.in_dtype = w->sum_dtype,
+								.sum_dtype = w->sum_dtype,
 								.post = plan.post };
 }
 
@@ -358,9 +362,9 @@ static void to_other_devices(struct coll *c)
 	if (!coll_can_talk(c))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
-		data[d] = sums(&c->parts[d], 0);
+		data[d] = sums(c, &c->parts[d], 0);
 	comm_all_reduce(coll_between(c), coll_comm(c, finish_all), data, w->b->elements[w->bucket],
-			DTYPE_FP32, REDUCE_SUM);
+			w->sum_dtype, REDUCE_SUM);
 }
 
 static void fold_parts(struct coll *c)
@@ -373,16 +377,16 @@ static void fold_parts(struct coll *c)
 		struct coll_part *p = &c->parts[d];
 
 		for (uint32_t k = 0; k < w->n_pieces; k++) {
-			struct reduce_plan plan = plan_of(c, &w->pieces[k]);
+			struct reduce_plan plan = plan_of(c, w->pieces[k].tensor);
 
 			coll_kop(p, KOP_REDUCE, w->pieces[k].n)->reduce =
-				(struct k_reduce){ .out = sums(p, w->pieces[k].off),
-						   .out_dtype = DTYPE_FP32,
+				(struct k_reduce){ .out = sums(c, p, w->pieces[k].off),
+						   .out_dtype = w->sum_dtype,
 						   .in = inputs(c, p, &w->pieces[k]),
 						   .k = p->n,
 						   .in_dtype = w->dtype,
 						   .pre = plan.pre,
-						   .sum_dtype = plan.sum_dtype };
+						   .sum_dtype = w->sum_dtype };
 		}
 	}
 	coll_kernels(c, to_other_devices);
@@ -423,7 +427,7 @@ static void start(struct parked *parked)
 	}
 	w = work_of(c);
 	if (c->n_parts > 1 &&
-	    !coll_need_scratch(c, 0, w->b->elements[w->bucket] * sizeof(float), start))
+	    !coll_need_scratch(c, 0, w->b->elements[w->bucket] * dtype_size(w->sum_dtype), start))
 		return;
 	if (w->zeros && !coll_need_scratch(c, 1, w->zeros + sizeof(float), start))
 		return;

@@ -14,7 +14,7 @@
 
 struct bucket_tensor {
 	uint64_t bytes; /* of its gradient */
-	uint32_t key;   /* dtype and device: those of a bucket have the same */
+	uint32_t key;   /* dtypes (gradient, reduce) and device: a bucket has one */
 	bool sparse;    /* its gradient is rows and values: alone in its bucket */
 };
 

@@ -248,6 +248,48 @@ Test(ddp, averages_of_three_ranks, .timeout = 120, .init = trainfix_begin, .fini
 	trainfix_run(3, averages_trainer, NULL);
 }
 
+/* What is added in different dtypes is in different buckets. */
+static int mixed_trainer(const struct trainer *t)
+{
+	static const struct variant variants[UNITS] = {
+		{ SHARDD_PROFILE_DDP_HOOK, DTYPE_FP32, DTYPE_BF16 },
+		{ SHARDD_PROFILE_DDP_HOOK, DTYPE_FP32, DTYPE_FP16 },
+	};
+	struct model of[UNITS] = { { .c = train_join(t), .v = variants[0] } }, m;
+
+	of[1] = (struct model){ .c = of[0].c, .v = variants[1] };
+	register_model(&of[0], "bf");
+	register_model(&of[1], "fp");
+	m = of[0];
+	m.units[1] = of[1].units[1];
+	make_ddp(&m, false, false);
+	for (unsigned pass = 0; pass < 3; pass++) {
+		forward(&m);
+		for (unsigned i = 0; i < 4; i++)
+			for (unsigned k = 4; k < TENSORS; k++)
+				TRAINER_CHECK(m.views[i].bucket != m.views[k].bucket);
+		TRAIN_OK(shardd_ddp_backward(m.c, m.ddp, NULL, 0, NULL, 0, &train_err));
+		for (uint32_t i = 0; i < TENSORS; i++) {
+			m.v = variants[i >= 4];
+			write_gradient(&m, t, i, pass);
+			TRAIN_OK(shardd_ddp_ready(m.c, m.ddp, &i, 1, &train_err));
+		}
+		TRAIN_OK(shardd_ddp_finish(m.c, m.ddp, NULL, 0, &train_err));
+		for (unsigned i = 0; i < TENSORS; i++) {
+			m.v = variants[i >= 4];
+			check_tensor(&m, t->world, ~0u, i, pass);
+		}
+	}
+	train_leave(m.c);
+	return 0;
+}
+
+Test(ddp, units_with_different_reduce_dtypes, .timeout = 60, .init = trainfix_begin,
+     .fini = trainfix_end)
+{
+	trainfix_run(3, mixed_trainer, NULL);
+}
+
 /* ------------------------------------------------------------------- buckets */
 
 static void check_buckets(const struct model *m, const uint32_t *order, unsigned n_limits,

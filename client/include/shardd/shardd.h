@@ -804,7 +804,7 @@ SHARDD_API int shardd_init_broadcast_all(shardd_client *c, const shardd_unit *un
 /* A tensor as PyTorch's assignment to buckets sees it. */
 struct shardd_bucket_tensor {
 	uint64_t bytes; /* of its gradient */
-	uint32_t key;   /* dtype and device: those of a bucket have the same */
+	uint32_t key;   /* dtypes (gradient, reduce) and device: a bucket has one */
 	bool sparse;    /* alone in its bucket */
 };
 
