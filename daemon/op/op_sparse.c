@@ -2,14 +2,19 @@
  * ReduceSparse: rows of a tensor's gradient, of every rank in their order. Which rows comes in
  * the message and is checked there; the values are in the rank's buffer. Also what a bucket
  * of a sparse tensor is.
+ *
+ * On one device DDP's rows go straight into the gradient. Else each device has a table of the
+ * whole tensor that is 0 at first, into which its ranks' rows go; the devices' tables are
+ * added, and the sum, with what the plan does after it, is added to the gradient.
  */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "core/check.h"
 #include "op/op_ddp.h"
+#include "op/reduce_run.h"
 #include "unit/optim.h"
-#include "unit/reduce_plan.h"
+#include "unit/runs.h"
 
 static uint64_t rows_of(const struct unit *u, uint32_t tensor)
 {
@@ -88,13 +93,28 @@ static int check_values(struct op *op, struct fault *f)
 	return 0;
 }
 
+/* The rows are added in fp32, and the replicas' sums are not there one by one. */
+static int check_plan(const struct unit *u, struct fault *f)
+{
+	const state_unit *rec = u->rec;
+
+	if (rec->reduce_profile >= PROFILE_DDP ||
+	    (rec->strategy != STRATEGY_HYBRID && rec->reduce_dtype == DTYPE_FP32))
+		return 0;
+	return fault_set(f, FAULT_STATE, NULL,
+			 "unit '%.100s' takes no sparse gradients: profile DDP, DDP_HOOK or "
+			 "DDP_BUCKET_VIEW is allowed, or another one with reduce_dtype FP32 and "
+			 "strategy SHARD or REPLICATE",
+			 rec->name);
+}
+
 static int check(struct op *op, struct fault *f)
 {
 	const struct unit *u = op->unit;
 
 	if (op_check_not_torn(op, f) || op_check_initialised(op, f))
 		return f->code;
-	if (op->args.sparse.n && check_values(op, f))
+	if ((op->args.sparse.n && check_values(op, f)) || check_plan(u, f))
 		return f->code;
 	if (unit_pools_gradient(u->rec))
 		return fault_set(f, FAULT_STATE, NULL,
@@ -111,13 +131,18 @@ static int check(struct op *op, struct fault *f)
 
 /* -------------------------------------------------------------------- running */
 
+enum { ROWS = 0, TABLE = 1 }; /* scratch */
+
 /* Noted at the start: if the epoch ends meanwhile, the members give their buffers back, and
  * the memory stays until we are done. */
 struct work {
-	struct unit_run run; /* what the device has of the tensor */
-	uint64_t all;        /* rows of all ranks */
-	int64_t *rows;       /* in the ranks' order, on the device */
-	const void *values[];
+	struct reduce_plan plan;
+	uint64_t elements; /* of the tensor */
+	uint64_t all;      /* rows of all ranks */
+	bool apart;        /* into a table first */
+	const void *tables[NODE_MAX_DEVICES];
+	uint64_t given[NODE_MAX_DEVICES]; /* rows of the part's members before this turn */
+	const void *values[];             /* by member */
 };
 
 static const struct op *first_of(const struct coll *c)
@@ -125,11 +150,48 @@ static const struct op *first_of(const struct coll *c)
 	return c->ops[0];
 }
 
-static float *at(const struct coll *c)
+static struct unit_run run_of(const struct coll *c, unsigned d)
+{
+	struct unit_run run = { 0 };
+
+	if (!unit_part_run(c->unit, &c->unit->parts[d], first_of(c)->args.sparse.tensor, &run))
+		run.n = 0;
+	return run;
+}
+
+static float *gradient_at(const struct coll *c, unsigned d)
+{
+	return optim_at(&c->unit->parts[d].grads, run_of(c, d).at);
+}
+
+static float *rows_go_to(const struct coll *c, unsigned d)
 {
 	const struct work *w = c->work;
 
-	return optim_at(&c->unit->parts[0].grads, w->run.at);
+	return w->apart ? region_addr(&c->parts[d].scratch[TABLE]) : gradient_at(c, d);
+}
+
+static struct k_factor either(struct k_factor a, struct k_factor b)
+{
+	CHECK(!a.how || !b.how);
+	return a.how ? a : b;
+}
+
+/* Of each rank's values, and of the sum: in fp32 no profile has two of either. */
+static struct k_factor before(const struct coll *c)
+{
+	const struct reduce_plan *plan = &((const struct work *)c->work)->plan;
+
+	return c->unit->rec->shard_ranks == 1
+		       ? either(either(plan->pre, plan->partial), plan->replica)
+		       : plan->pre;
+}
+
+static struct k_factor after(const struct coll *c)
+{
+	const struct reduce_plan *plan = &((const struct work *)c->work)->plan;
+
+	return c->unit->rec->shard_ranks > 1 ? either(plan->partial, plan->post) : plan->post;
 }
 
 /* Beside buckets a unit has a gradient as a whole: what got none is 0. */
@@ -169,79 +231,193 @@ static void done(struct coll *c)
 	coll_end(c, NULL);
 }
 
-/* One rank after the other: entries of several may name the same row. */
-static void add_next(struct coll *c)
+/* ------------------------------------------------------------------- the table */
+
+static void add_table(struct coll *c)
 {
 	struct work *w = c->work;
-	uint64_t width = width_of(c->unit, first_of(c)->args.sparse.tensor);
-	struct reduce_setting s =
-		reduce_setting_of(c->unit->rec, op_ddp_divide_by(c), REDUCE_AVERAGE_OF_GLOO);
-	struct reduce_plan plan;
-	const struct op *op;
 
-	while (c->turn < c->n && !c->ops[c->turn]->args.sparse.n)
-		c->turn++;
-	if (c->turn == c->n) {
+	if (!coll_need_kops(c, 1))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct unit_run run = run_of(c, d);
+
+		w->tables[d] = rows_go_to(c, d) + run.first;
+		if (run.n)
+			coll_kop(&c->parts[d], KOP_REDUCE, run.n)->reduce =
+				(struct k_reduce){ .out = gradient_at(c, d),
+						   .out_dtype = DTYPE_FP32,
+						   .in = &w->tables[d],
+						   .k = 1,
+						   .in_dtype = DTYPE_FP32,
+						   .sum_dtype = DTYPE_FP32,
+						   .post = after(c),
+						   .accumulate = true };
+	}
+	coll_kernels(c, done);
+}
+
+static void to_other_devices(struct coll *c)
+{
+	const struct work *w = c->work;
+	void *data[NODE_MAX_DEVICES];
+
+	if (!coll_can_talk(c))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		data[d] = rows_go_to(c, d);
+	comm_all_reduce(coll_between(c), coll_comm(c, add_table), data, w->elements, DTYPE_FP32,
+			REDUCE_SUM);
+}
+
+static void rows_added(struct coll *c)
+{
+	const struct work *w = c->work;
+
+	if (!w->apart || !w->all)
 		done(c);
+	else if (c->n_parts > 1)
+		to_other_devices(c);
+	else
+		add_table(c);
+}
+
+/* -------------------------------------------------------------------- its rows */
+
+static uint64_t n_of(const struct coll *c, const struct coll_part *p, uint32_t turn)
+{
+	return turn < p->n ? c->ops[p->members[turn]]->args.sparse.n : 0;
+}
+
+static bool any_left(const struct coll *c)
+{
+	for (unsigned d = 0; d < c->n_parts; d++)
+		for (uint32_t turn = c->turn; turn < c->parts[d].n; turn++)
+			if (n_of(c, &c->parts[d], turn))
+				return true;
+	return false;
+}
+
+static void add_rows(struct coll *c, unsigned d)
+{
+	struct coll_part *p = &c->parts[d];
+	struct work *w = c->work;
+	uint32_t tensor = first_of(c)->args.sparse.tensor;
+	uint64_t n = n_of(c, p, c->turn), width = width_of(c->unit, tensor);
+
+	if (!n)
+		return;
+	coll_kop(p, KOP_ADD_ROWS, width)->add_rows = (struct k_add_rows){
+		.out = rows_go_to(c, d),
+		.row_elements = width,
+		.rows = (int64_t *)region_addr(&p->scratch[ROWS]) + w->given[d],
+		.n_rows = n,
+		.values = w->values[p->members[c->turn]],
+		.dtype = (enum dtype)c->unit->rec->gradient_dtype,
+		.pre = before(c),
+		.row_limit = rows_of(c->unit, tensor),
+	};
+	w->given[d] += n;
+}
+
+/* One rank of a device after the other: entries of several may name the same row. */
+static void add_next(struct coll *c)
+{
+	bool any = false;
+
+	if (!any_left(c)) {
+		rows_added(c);
 		return;
 	}
 	if (!coll_need_kops(c, 1))
 		return;
-	reduce_plan_make(&s, &plan);
-	op = c->ops[c->turn];
-	coll_kop(&c->parts[0], KOP_ADD_ROWS, width)->add_rows =
-		(struct k_add_rows){ .out = at(c),
-				     .row_elements = width,
-				     .rows = w->rows,
-				     .n_rows = op->args.sparse.n,
-				     .values = w->values[c->turn],
-				     .dtype = (enum dtype)c->unit->rec->gradient_dtype,
-				     .pre = plan.pre,
-				     .row_limit = rows_of(c->unit, op->args.sparse.tensor) };
-	w->rows += op->args.sparse.n;
-	c->turn++;
+	while (!any) {
+		for (unsigned d = 0; d < c->n_parts; d++) {
+			add_rows(c, d);
+			any = any || c->parts[d].n_kops;
+		}
+		c->turn++;
+	}
 	coll_kernels(c, add_next);
 }
 
-/* What the gradients are added to, and the rows to where the device reads them. */
-static void prepare(struct coll *c)
+static void zero(struct coll *c, unsigned d, float *at, uint64_t n)
+{
+	if (n)
+		coll_kop(&c->parts[d], KOP_FILL, n)->fill =
+			(struct k_fill){ .dst = at, .kind = FILL_CONSTANT };
+}
+
+/* What is added to: a unit without a gradient gets one that is 0. */
+static void zero_gradient(struct coll *c, unsigned d)
 {
 	const struct op *op = first_of(c);
-	struct coll_part *p = &c->parts[0];
-	struct work *w = c->work;
-	const struct unit_part *up = &c->unit->parts[0];
-	int64_t *to = w->all ? region_addr(&p->scratch[0]) : NULL;
-	bool all = !op->args.sparse.d && !c->unit->has_gradient;
+	const struct work *w = c->work;
+	const struct unit_part *up = &c->unit->parts[d];
 
-	if (!coll_need_kops(c, (size_t)c->n + 1))
-		return;
-	if (all)
-		coll_kop(p, KOP_FILL, up->n)->fill =
-			(struct k_fill){ .dst = optim_at(&up->grads, 0), .kind = FILL_CONSTANT };
+	if (!op->args.sparse.d && !c->unit->has_gradient)
+		zero(c, d, optim_at(&up->grads, 0), up->n);
 	else if (unit_lacks_gradient(c->unit, op->args.sparse.tensor) ||
 		 (op->args.sparse.d && w->all))
-		coll_kop(p, KOP_FILL, w->run.n)->fill =
-			(struct k_fill){ .dst = at(c), .kind = FILL_CONSTANT };
-	w->rows = to;
-	for (uint32_t i = 0; i < c->n; i++) {
-		uint64_t n = c->ops[i]->args.sparse.n;
+		zero(c, d, gradient_at(c, d), run_of(c, d).n);
+}
+
+/* The rows of a part's members, to where the device reads them. */
+static void copy_rows(struct coll *c, struct coll_part *p)
+{
+	const struct work *w = c->work;
+	int64_t *to = w->all ? region_addr(&p->scratch[ROWS]) : NULL;
+
+	for (uint32_t turn = 0; turn < p->n; turn++) {
+		uint64_t n = n_of(c, p, turn);
 
 		if (n)
 			coll_kop(p, KOP_COPY, n * sizeof(*to))->copy =
-				(struct k_copy){ to, c->ops[i]->args.sparse.rows };
+				(struct k_copy){ to, c->ops[p->members[turn]]->args.sparse.rows };
 		to += n;
+	}
+}
+
+static void prepare(struct coll *c)
+{
+	const struct work *w = c->work;
+
+	if (!coll_need_kops(c, (size_t)c->n + 2))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		zero_gradient(c, d);
+		if (w->apart && w->all)
+			zero(c, d, rows_go_to(c, d), w->elements);
+		copy_rows(c, &c->parts[d]);
 	}
 	c->turn = 0;
 	coll_kernels(c, add_next);
 }
 
+/* ---------------------------------------------------------------------- the op */
+
+/* Buckets divide by those who have inputs, if they are asked to. */
+static void plan_of(const struct coll *c, struct reduce_plan *ret)
+{
+	const state_unit *rec = c->unit->rec;
+	uint32_t ranks = rec->reduce_profile >= PROFILE_DDP ? op_ddp_divide_by(c) : c->n;
+	struct reduce_setting s = reduce_setting_of(rec, ranks, reduce_average_of(c->unit));
+
+	reduce_plan_make(&s, ret);
+}
+
 static int begin_work(struct coll *c, struct fault *f)
 {
 	struct work *w = calloc(1, sizeof(*w) + c->n * sizeof(void *));
+	uint32_t tensor = first_of(c)->args.sparse.tensor;
 
 	if (!w)
 		return fault_errno(f, -ENOMEM, "ReduceSparse");
 	c->work = w;
+	plan_of(c, &w->plan);
+	w->elements = rows_of(c->unit, tensor) * width_of(c->unit, tensor);
+	w->apart = c->n_parts > 1 || c->unit->rec->reduce_profile < PROFILE_DDP ||
+		   w->plan.post.how != K_FACTOR_NONE;
 	for (uint32_t i = 0; i < c->n; i++) {
 		struct op *op = c->ops[i];
 
@@ -251,7 +427,7 @@ static int begin_work(struct coll *c, struct fault *f)
 		w->values[i] = op_buffer_at(op, op->args.sparse.values_offset, 0, f);
 		CHECK(w->values[i]); /* checked when announced, and nothing of it since */
 	}
-	CHECK(unit_part_run(c->unit, &c->unit->parts[0], first_of(c)->args.sparse.tensor, &w->run));
+	CHECK(w->apart || run_of(c, 0).n == w->elements);
 	return 0;
 }
 
@@ -263,18 +439,14 @@ static void start(struct parked *parked)
 
 	if (coll_overtaken(c, true) || !coll_ready(c, start))
 		return;
-	if (c->n_parts > 1)
-		fault_set(&f, FAULT_STATE, NULL,
-			  "ReduceSparse: group '%.64s' is on %u devices: one is allowed",
-			  c->group->rec->name, c->n_parts);
-	else if (!c->work)
-		(void)begin_work(c, &f);
-	if (f.code) {
+	if (!c->work && begin_work(c, &f)) {
 		coll_end(c, &f);
 		return;
 	}
 	w = c->work;
-	if (w->all && !coll_need_scratch(c, 0, w->all * sizeof(int64_t), start))
+	if (w->all && !coll_need_scratch(c, ROWS, w->all * sizeof(int64_t), start))
+		return;
+	if (w->all && w->apart && !coll_need_scratch(c, TABLE, w->elements * sizeof(float), start))
 		return;
 	prepare(c);
 }

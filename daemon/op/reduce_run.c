@@ -7,13 +7,17 @@
 #include "op/op_impl.h"
 #include "unit/pack.h"
 
-struct reduce_plan reduce_plan_for(const struct job *job, const struct unit *u)
+enum reduce_average reduce_average_of(const struct unit *u)
 {
 	const struct backend_info *info = backend_info(u->parts[0].device->backend);
-	enum reduce_average average =
-		strcmp(info->name, "host") ? REDUCE_AVERAGE_OF_NCCL : REDUCE_AVERAGE_OF_GLOO;
-	struct reduce_setting s =
-		reduce_setting_of(u->rec, group_size(job->groups[u->rec->group]), average);
+
+	return strcmp(info->name, "host") ? REDUCE_AVERAGE_OF_NCCL : REDUCE_AVERAGE_OF_GLOO;
+}
+
+struct reduce_plan reduce_plan_for(const struct job *job, const struct unit *u)
+{
+	struct reduce_setting s = reduce_setting_of(u->rec, group_size(job->groups[u->rec->group]),
+						    reduce_average_of(u));
 	struct reduce_plan plan;
 
 	reduce_plan_make(&s, &plan);

@@ -35,6 +35,8 @@ struct reduce_run {
 /* Scratch of a reduction. */
 enum { REDUCE_SUMS = 0, REDUCE_PARTIALS = 1, REDUCE_CONVERTED = 2, REDUCE_PACKED = 3 };
 
+/* Whose average FSDP2's is on the unit's devices. */
+enum reduce_average reduce_average_of(const struct unit *u);
 struct reduce_plan reduce_plan_for(const struct job *job, const struct unit *u);
 
 /* One rank's new gradient @from, added to what it has accumulated (@to), in at most

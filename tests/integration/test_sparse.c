@@ -12,7 +12,21 @@
 
 enum { ROWS = 40, WIDTH = 6, ENTRIES = 25 };
 
-static shardd_unit embedding(shardd_client *c, const char *name, uint64_t *ret_elements)
+/* How a unit is reduced. */
+struct how {
+	enum shardd_reduce_profile profile;
+	enum shardd_strategy strategy;
+	enum shardd_dtype reduce; /* 0: as the gradients */
+	double divide_factor;
+	bool force_sum;
+	uint32_t shard_ranks;
+};
+
+static const struct how plain = { .profile = SHARDD_PROFILE_DDP_BUCKET_VIEW,
+				  .strategy = SHARDD_REPLICATE };
+
+static shardd_unit embedding(shardd_client *c, const char *name, const struct how *how,
+			     uint64_t *ret_elements)
 {
 	const uint64_t shape[] = { ROWS, WIDTH }, other[] = { 9 };
 	const struct shardd_tensor tensors[] = {
@@ -25,8 +39,12 @@ static shardd_unit embedding(shardd_client *c, const char *name, uint64_t *ret_e
 		.name = name,
 		.tensors = tensors,
 		.n_tensors = ARRAY_SIZE(tensors),
-		.strategy = SHARDD_REPLICATE,
-		.reduce_profile = SHARDD_PROFILE_DDP_BUCKET_VIEW,
+		.strategy = how->strategy,
+		.shard_ranks = how->shard_ranks,
+		.reduce_profile = how->profile,
+		.reduce_dtype = how->reduce,
+		.divide_factor = how->divide_factor,
+		.force_sum = how->force_sum,
 		.optimizer = { .kind = SHARDD_SGD, .lr = 1 },
 	};
 	struct shardd_unit_info info;
@@ -37,14 +55,24 @@ static shardd_unit embedding(shardd_client *c, const char *name, uint64_t *ret_e
 	return info.unit;
 }
 
-/* Rank r has 25 - 10 * r entries, some of them the same row. */
-static size_t entries_of(uint32_t rank, unsigned pass, int64_t *rows, float *values)
+static bool one_device(void)
+{
+	const char *n = getenv("SHARDD_SIM_DEVICES");
+
+	return !n || atoi(n) < 2;
+}
+
+/* Rank r has 25 - 10 * r entries, some of them the same row. Several devices do not add in
+ * rank order: then no sum of these is rounded, nor divided by @world. */
+static size_t entries_of(uint32_t world, uint32_t rank, unsigned pass, int64_t *rows, float *values)
 {
 	size_t n = rank > 2 ? 0 : ENTRIES - 10 * rank;
 
 	for (size_t i = 0; i < n; i++)
 		rows[i] = (int64_t)((i * 7 + rank * 3 + pass) % (ROWS / 2)) * 2;
 	train_fill(values, n * WIDTH, rank * 17 + pass + 1);
+	for (size_t i = 0; i < n * WIDTH && !one_device(); i++)
+		values[i] = (float)world * ((float)((i * 5 + rank * 3 + pass) % 17) - 8);
 	return n;
 }
 
@@ -55,7 +83,7 @@ static void model_rows(uint32_t world, unsigned pass, float *table)
 	float values[ENTRIES * WIDTH];
 
 	for (uint32_t rank = 0; rank < world; rank++) {
-		size_t n = entries_of(rank, pass, rows, values);
+		size_t n = entries_of(world, rank, pass, rows, values);
 
 		for (size_t i = 0; i < n; i++)
 			for (unsigned k = 0; k < WIDTH; k++)
@@ -76,18 +104,11 @@ static void check_table(shardd_client *c, shardd_unit u, uint64_t elements, cons
 		TRAINER_CHECK(params[i] == 0);
 }
 
-static bool one_device(void)
-{
-	const char *n = getenv("SHARDD_SIM_DEVICES");
-
-	return !n || atoi(n) < 2;
-}
-
 static int sparse_trainer(const struct trainer *t)
 {
 	shardd_client *c = train_join(t);
 	uint64_t elements, buffer;
-	shardd_unit u = embedding(c, "table", &elements);
+	shardd_unit u = embedding(c, "table", &plain, &elements);
 	float values[ENTRIES * WIDTH], want[ROWS * WIDTH] = { 0 };
 	int64_t rows[ENTRIES];
 	const int64_t wrong[] = { 0, ROWS }, negative = -1;
@@ -95,14 +116,9 @@ static int sparse_trainer(const struct trainer *t)
 
 	TRAIN_OK(shardd_alloc(c, sizeof(values) + 8, &buffer, &at, &train_err));
 	for (unsigned pass = 0; pass < 2; pass++) {
-		size_t n = entries_of(t->rank, pass, rows, values);
+		size_t n = entries_of(t->world, t->rank, pass, rows, values);
 
 		train_write(c, (char *)at + 8, values, sizeof(values));
-		if (!one_device()) {
-			TRAIN_FAILS(shardd_reduce_sparse(c, u, 1, rows, n, buffer, 8, &train_err),
-				    SHARDD_FAILED_PRECONDITION);
-			continue;
-		}
 		TRAIN_OK(shardd_reduce_sparse(c, u, 1, rows, n, buffer, 8, &train_err));
 		model_rows(t->world, pass, want);
 	}
@@ -123,8 +139,7 @@ static int sparse_trainer(const struct trainer *t)
 		    SHARDD_INVALID_ARGUMENT);
 	TRAIN_FAILS(shardd_reduce_sparse(c, u, 1, rows, 1, buffer + 1, 0, &train_err),
 		    SHARDD_NOT_FOUND);
-	if (one_device())
-		check_table(c, u, elements, want);
+	check_table(c, u, elements, want);
 	train_leave(c);
 	return 0;
 }
@@ -135,12 +150,117 @@ Test(sparse, rows_are_added_in_rank_order, .timeout = 60, .init = trainfix_begin
 	trainfix_run(3, sparse_trainer, NULL);
 }
 
+/* ------------------------------------------------------------------ other profiles */
+
+/* Sums of these are exact, and so are their halves and quarters. */
+static void exact_entries(uint32_t rank, int64_t *rows, float *values)
+{
+	for (size_t i = 0; i < ENTRIES; i++)
+		rows[i] = (int64_t)((i * 7 + rank * 3) % ROWS);
+	for (size_t i = 0; i < ENTRIES * WIDTH; i++)
+		values[i] = 4 * ((float)((i * 5 + rank * 3) % 17) - 8);
+}
+
+static void add_exact(uint32_t world, double by, float *table)
+{
+	int64_t rows[ENTRIES];
+	float values[ENTRIES * WIDTH];
+
+	for (uint32_t rank = 0; rank < world; rank++) {
+		exact_entries(rank, rows, values);
+		for (size_t i = 0; i < ENTRIES; i++)
+			for (unsigned k = 0; k < WIDTH; k++)
+				table[rows[i] * WIDTH + k] += values[i * WIDTH + k] / (float)by;
+	}
+}
+
+static const struct how profiles[] = {
+	{ SHARDD_PROFILE_FAIRSCALE, SHARDD_REPLICATE, 0, 0, 0, 0 },
+	{ SHARDD_PROFILE_FAIRSCALE, SHARDD_SHARD, 0, 0, 0, 0 },
+	{ SHARDD_PROFILE_XLA, SHARDD_SHARD, 0, 0, 0, 0 },
+	{ SHARDD_PROFILE_FSDP1_HOOK, SHARDD_SHARD, 0, 0, 0, 0 },
+	{ SHARDD_PROFILE_FSDP2, SHARDD_REPLICATE, 0, 0, 0, 0 },
+	{ SHARDD_PROFILE_FSDP2, SHARDD_SHARD, 0, 0, 0, 0 },
+	{ SHARDD_PROFILE_FSDP2, SHARDD_SHARD, 0, 2, false, 0 },
+	{ SHARDD_PROFILE_FSDP2, SHARDD_SHARD, 0, 2, true, 0 },
+	{ SHARDD_PROFILE_DDP, SHARDD_REPLICATE, 0, 0, 0, 0 },
+	{ SHARDD_PROFILE_DDP_HOOK, SHARDD_REPLICATE, SHARDD_BF16, 0, 0, 0 },
+};
+
+static int profiles_trainer(const struct trainer *t)
+{
+	shardd_client *c = train_join(t);
+	float values[ENTRIES * WIDTH];
+	int64_t rows[ENTRIES];
+	uint64_t buffer;
+	void *at;
+
+	TRAIN_OK(shardd_alloc(c, sizeof(values), &buffer, &at, &train_err));
+	exact_entries(t->rank, rows, values);
+	train_write(c, at, values, sizeof(values));
+	for (unsigned k = 0; k < ARRAY_SIZE(profiles); k++) {
+		const double factor = profiles[k].divide_factor;
+		const char name[] = { (char)('a' + k), '\0' };
+		float want[ROWS * WIDTH] = { 0 };
+		uint64_t elements;
+		shardd_unit u = embedding(c, name, &profiles[k], &elements);
+
+		for (unsigned pass = 0; pass < 2; pass++) {
+			TRAIN_OK(shardd_reduce_sparse(c, u, 1, rows, ENTRIES, buffer, 0,
+						      &train_err));
+			add_exact(t->world, factor != 0 ? factor : t->world, want);
+		}
+		check_table(c, u, elements, want);
+	}
+	train_leave(c);
+	return 0;
+}
+
+Test(sparse, rows_are_divided_as_the_profile_divides, .timeout = 60, .init = trainfix_begin,
+     .fini = trainfix_end)
+{
+	trainfix_run(4, profiles_trainer, NULL);
+}
+
+static int refused_trainer(const struct trainer *t)
+{
+	static const struct how refused[] = {
+		{ SHARDD_PROFILE_FSDP2, SHARDD_SHARD, SHARDD_BF16, 0, 0, 0 },
+		{ SHARDD_PROFILE_FAIRSCALE, SHARDD_REPLICATE, SHARDD_FP16, 0, 0, 0 },
+		{ SHARDD_PROFILE_FAIRSCALE, SHARDD_HYBRID, 0, 0, 0, 2 },
+	};
+	shardd_client *c = train_join(t);
+	const int64_t row = 0;
+	uint64_t buffer, elements;
+
+	TRAIN_OK(shardd_alloc(c, WIDTH * sizeof(float), &buffer, NULL, &train_err));
+	for (unsigned k = 0; k < ARRAY_SIZE(refused); k++) {
+		const char name[] = { (char)('a' + k), '\0' };
+		shardd_unit u = embedding(c, name, &refused[k], &elements);
+
+		TRAIN_FAILS(shardd_reduce_sparse(c, u, 1, &row, 1, buffer, 0, &train_err),
+			    SHARDD_FAILED_PRECONDITION);
+		TRAINER_CHECK(strstr(train_err.text, "DDP_BUCKET_VIEW is allowed") &&
+			      strstr(train_err.text, "reduce_dtype FP32"));
+	}
+	train_leave(c);
+	return 0;
+}
+
+Test(sparse, what_cannot_take_rows_is_refused, .timeout = 60, .init = trainfix_begin,
+     .fini = trainfix_end)
+{
+	trainfix_run(4, refused_trainer, NULL);
+}
+
+/* --------------------------------------------------------------------- in a ddp */
+
 /* A sparse tensor in a ddp: alone in its bucket, in the order of buckets. */
 static int sparse_ddp_trainer(const struct trainer *t)
 {
 	shardd_client *c = train_join(t);
 	uint64_t elements, buffer;
-	shardd_unit u = embedding(c, "table", &elements);
+	shardd_unit u = embedding(c, "table", &plain, &elements);
 	const struct shardd_ddp_tensor sparse = { u, 1 };
 	const struct shardd_ddp_spec spec = {
 		.size = sizeof(spec), .units = &u, .n_units = 1, .sparse = &sparse, .n_sparse = 1
@@ -152,15 +272,11 @@ static int sparse_ddp_trainer(const struct trainer *t)
 	shardd_ddp d;
 	void *at;
 
-	if (!one_device()) {
-		train_leave(c);
-		return 0;
-	}
 	TRAIN_OK(shardd_ddp_create(c, &spec, &d, NULL, &train_err));
 	TRAIN_OK(shardd_alloc(c, sizeof(values), &buffer, &at, &train_err));
 	for (unsigned pass = 0; pass < 3; pass++) {
 		float want[ROWS * WIDTH] = { 0 };
-		size_t n = entries_of(t->rank, pass, rows, values);
+		size_t n = entries_of(t->world, t->rank, pass, rows, values);
 
 		train_write(c, at, values, sizeof(values));
 		TRAIN_OK(shardd_ddp_forward(c, d, views, 2, &train_err));
