@@ -84,6 +84,7 @@ int shardd_clip_submit(shardd_client *c, shardd_group g, const struct shardd_cli
 	q.error_if_nonfinite = clip->error_if_nonfinite;
 	q.units = (uint32_t *)clip->units;
 	q.n_units = clip->n_units;
+	q.whole_job = clip->whole_job;
 	return op_submit(c, &clip_grad_norm, &q.base, t, err);
 }
 
@@ -230,9 +231,11 @@ static int plan_clip(const struct shardd_clip *from, Shardd__V1__PlanBackwardReq
 
 	if (r < 0)
 		return r;
-	if (from->n_units)
-		return error_set(err, SHARDD_INVALID_ARGUMENT, "plan.clip.units",
-				 "plan.clip names units: a plan is for all of the group");
+	if (from->n_units || from->whole_job)
+		return error_set(
+			err, SHARDD_INVALID_ARGUMENT, "plan.clip.units",
+			"plan.clip names units, or the whole job: a plan is for all of the "
+			"group");
 	to->max_norm = from->max_norm;
 	to->norm_type = from->norm_type;
 	to->profile = (Shardd__V1__ClipProfile)from->profile;

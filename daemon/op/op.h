@@ -146,6 +146,7 @@ struct op {
 			struct clip clip;
 			double value;   /* ClipGradValue: the bound; Unscale: the factor */
 			size_t n_units; /* named in @owned, ascending; 0: all of the group */
+			bool whole_job; /* ClipGradNorm: of every group */
 		} clip;
 		struct {
 			double lr;

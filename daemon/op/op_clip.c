@@ -44,6 +44,12 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 					    .field_profile = "profile" };
 
 	op->touches = TOUCH_GRADS;
+	op->args.clip.whole_job = r->whole_job;
+	if (r->whole_job && (r->group || r->n_units))
+		return fault_set(
+			f, FAULT_INVALID, "whole_job",
+			"whole_job with group %u and %zu units: group 0 and none is allowed",
+			r->group, r->n_units);
 	if (clip_decode(&fields, &op->args.clip.clip, f) || op_take_group(op, r->group, f))
 		return f->code;
 	return shards_take_units(op, r->units, r->n_units, f);
@@ -67,8 +73,9 @@ static int check(struct op *op, struct fault *f)
 		 clip->type, clip->profile, op->args.clip.n_units);
 	op->entry.print.words[2] = bits_of(clip->max_norm);
 	op->entry.print.words[3] = bits_of(clip->type);
-	op->entry.print.words[4] = (uint64_t)clip->profile | (uint64_t)clip->error_if_nonfinite
-								     << 8;
+	op->entry.print.words[4] = (uint64_t)clip->profile |
+				   (uint64_t)clip->error_if_nonfinite << 8 |
+				   (uint64_t)op->args.clip.whole_job << 16;
 	op->entry.print.words[5] = shards_word(op);
 	return 0;
 }
@@ -84,10 +91,13 @@ static size_t kops_of(const struct coll *c, unsigned d, float factor, struct kop
 {
 	size_t n = 0;
 
-	for (uint32_t i = 0; i < c->job->n_units; i++)
-		if (shards_take_part(c, c->job->units[i]))
-			n += optim_scale_kops(c->job->units[i], &c->job->units[i]->parts[d], factor,
-					      kops ? kops + n : NULL);
+	for (uint32_t i = 0; i < c->job->n_units; i++) {
+		const struct unit *u = c->job->units[i];
+		const struct unit_part *p = shards_take_part(c, u) ? shards_part(c, u, d) : NULL;
+
+		if (p)
+			n += optim_scale_kops(u, p, factor, kops ? kops + n : NULL);
+	}
 	return n;
 }
 

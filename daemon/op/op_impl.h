@@ -147,6 +147,8 @@ void own_write(struct coll *c, const float *(*source)(const struct coll *c, uint
 /* Those that a collective works on: of its unit, or of the units of its group that have a
  * gradient and, if it names some, are among them. */
 bool shards_take_part(const struct coll *c, const struct unit *u);
+/* The part of @u on the device of the collective's part @d. Return: NULL: it has none. */
+const struct unit_part *shards_part(const struct coll *c, const struct unit *u, unsigned d);
 /* Take @units of a request into the op: of its group, each once. Return: 0 or a fault. */
 int shards_take_units(struct op *op, const uint32_t *units, size_t n, struct fault *f);
 /* A word for the fingerprint: equal units, equal words. */

@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "op/op_impl.h"
+#include "op/table.h"
 #include "unit/norm.h"
 #include "unit/optim.h"
 
@@ -20,13 +21,20 @@ static int compare_ids(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
+/* By its group. A collective of the whole job has all its devices. */
+static bool is_asked_for(const struct coll *c, const struct unit *u)
+{
+	return u->rec->group == c->group->id ||
+	       (c->type == &op_clip && c->ops[0]->args.clip.whole_job);
+}
+
 bool shards_take_part(const struct coll *c, const struct unit *u)
 {
 	const struct op *op = c->ops[0];
 
 	if (c->unit)
 		return u == c->unit;
-	if (!u->has_gradient || u->rec->group != c->group->id)
+	if (!u->has_gradient || !is_asked_for(c, u))
 		return false;
 	return !op->args.clip.n_units ||
 	       bsearch(&u->id, op->owned, op->args.clip.n_units, sizeof(uint32_t), compare_ids);
@@ -101,7 +109,7 @@ int shards_check_whole(const struct coll *c, struct fault *f)
 	for (uint32_t i = 0; i < c->job->n_units; i++) {
 		const struct unit *u = c->job->units[i];
 
-		if (u->rec->group != c->group->id)
+		if (!is_asked_for(c, u))
 			continue;
 		if (u->stepped || u->stepping || u->due)
 			return fault_set(f, FAULT_STATE, NULL,
@@ -121,6 +129,14 @@ int shards_check_whole(const struct coll *c, struct fault *f)
 					 u->rec->name);
 	}
 	return 0;
+}
+
+const struct unit_part *shards_part(const struct coll *c, const struct unit *u, unsigned d)
+{
+	for (unsigned i = 0; i < u->n_parts; i++)
+		if (u->parts[i].device == c->parts[d].device)
+			return &u->parts[i];
+	return NULL;
 }
 
 /* Kops on one device: one for each unit. */
@@ -211,12 +227,13 @@ void shards_norm(struct coll *c, double type, void (*next)(struct coll *c))
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		for (uint32_t i = first_of(c); i < end_of(c); i++) {
 			const struct unit *u = c->job->units[i];
+			const struct unit_part *p =
+				shards_take_part(c, u) ? shards_part(c, u, d) : NULL;
 
-			if (!shards_take_part(c, u) || !norm_counts(u, d))
+			if (!p || !norm_counts(u, (unsigned)(p - u->parts)))
 				continue;
-			norm_kop(coll_kop(&c->parts[d], KOP_NORM, 0), &u->parts[d], type,
-				 c->partials + at);
-			at += norm_blocks(&u->parts[d]);
+			norm_kop(coll_kop(&c->parts[d], KOP_NORM, 0), p, type, c->partials + at);
+			at += norm_blocks(p);
 		}
 	}
 	coll_kernels_sync(c, next);

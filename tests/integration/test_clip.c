@@ -226,6 +226,63 @@ Test(clip, some_of_the_units_are_enough)
 	trainfix_run(WORLD, some_trainer, NULL);
 }
 
+enum { ALONE = 5 };
+
+/* A unit of rank 1 alone, whose gradient is as large as it is asked for. */
+static shardd_unit alone_unit(struct model *m, const float *gradient)
+{
+	static const uint32_t ranks[] = { 1 };
+	struct shardd_unit_spec like = { .optimizer = { .kind = SHARDD_SGD, .lr = 1 } };
+	shardd_unit u;
+
+	TRAIN_OK(shardd_group_create(m->c, "alone", ranks, 1, &like.group, &train_err));
+	u = train_zero_unit(m->c, "alone", ALONE, &like);
+	train_reduce(m->c, u, DTYPE_FP32, gradient, ALONE);
+	return u;
+}
+
+/* The norm is of the units of all groups, and so is what is multiplied. */
+static int job_trainer(const struct trainer *t)
+{
+	struct shardd_clip clip = { .size = sizeof(clip), .max_norm = 0.25 };
+	double total = -1, own = -1, want;
+	float gradient[ALONE], got[ALONE], factor;
+	shardd_unit alone = 0;
+	struct model m;
+
+	begin(&m, t);
+	reduce(&m, 8, 0);
+	train_fill(gradient, ALONE, 99);
+	if (t->rank == 1)
+		alone = alone_unit(&m, gradient);
+	clip.max_norm = 1e6; /* of the world's own units, as before */
+	TRAIN_OK(shardd_clip(m.c, SHARDD_WORLD, &clip, &own, &train_err));
+	TRAINER_CHECK(own == model_norm(&m, 2) || !train_on_host());
+	want = own * own;
+	for (unsigned i = 0; i < ALONE; i++)
+		want += (double)gradient[i] * gradient[i];
+	clip.max_norm = 0.25;
+	clip.whole_job = true;
+	TRAIN_OK(shardd_clip(m.c, SHARDD_WORLD, &clip, &total, &train_err));
+	TRAINER_CHECK(total > own && fabs(total - sqrt(want)) < 1e-9 * total);
+	factor = 0.25F / ((float)total + 1e-6F);
+	scale(&m, factor);
+	check(&m);
+	if (t->rank == 1) {
+		TRAIN_OK(shardd_step(m.c, 1, NULL, &train_err));
+		train_params(m.c, alone, got, sizeof(got));
+		for (unsigned i = 0; i < ALONE; i++)
+			TRAINER_CHECK(got[i] == 0 - gradient[i] * factor);
+	}
+	end(&m);
+	return 0;
+}
+
+Test(clip, the_units_of_a_whole_job)
+{
+	trainfix_run(WORLD, job_trainer, NULL);
+}
+
 static int value_trainer(const struct trainer *t)
 {
 	struct model m;
@@ -283,6 +340,13 @@ static int wrong_trainer(const struct trainer *t)
 	bad.n_units = 1;
 	TRAIN_FAILS(shardd_clip(m.c, 0, &bad, NULL, &train_err), SHARDD_NOT_FOUND);
 	told_now("there is no unit 99");
+	bad = clip;
+	bad.whole_job = true;
+	bad.units = m.u;
+	bad.n_units = 1;
+	TRAIN_FAILS(shardd_clip(m.c, 0, &bad, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
+	TRAINER_CHECK(strcmp(train_err.field, "whole_job") == 0);
+	bad.whole_job = false;
 	TRAIN_OK(shardd_group_create(m.c, "turned", ranks, 2, &g, &train_err));
 	bad.units = m.u;
 	TRAIN_FAILS(shardd_clip(m.c, g, &bad, NULL, &train_err), SHARDD_INVALID_ARGUMENT);

@@ -627,6 +627,7 @@ struct shardd_clip {
 	bool error_if_nonfinite;          /* FAILED_PRECONDITION, and nothing has changed */
 	const shardd_unit *units;         /* of the group; NULL: all of it. Not for a plan */
 	size_t n_units;
+	bool whole_job; /* units of every group; with SHARDD_WORLD, no units, not for a plan */
 };
 
 /* As shardd_clip_grad_norm, with all that can be said. */
