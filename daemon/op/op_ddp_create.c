@@ -128,6 +128,14 @@ static bool is_sparse(const void *arg, uint32_t unit, uint32_t tensor)
 	return m->flags[m->begin[unit - 1] + tensor];
 }
 
+/* As PyTorch: a small first bucket only if the user has set nothing. */
+static uint64_t first_limit(const request *r)
+{
+	if (r->first_bucket_bytes)
+		return r->first_bucket_bytes;
+	return r->bucket_bytes ? r->bucket_bytes : BUCKETS_FIRST_BYTES;
+}
+
 static void run(struct coll *c)
 {
 	const request *r = c->ops[0]->args.create;
@@ -139,8 +147,7 @@ static void run(struct coll *c)
 		.is_sparse = is_sparse,
 		.arg = &marks,
 		.bucket_bytes = r->bucket_bytes ? r->bucket_bytes : BUCKETS_CAP_BYTES,
-		.first_bucket_bytes =
-			r->first_bucket_bytes ? r->first_bucket_bytes : BUCKETS_FIRST_BYTES,
+		.first_bucket_bytes = first_limit(r),
 		.find_unused = r->find_unused,
 		.static_graph = r->static_graph,
 	};

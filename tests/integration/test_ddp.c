@@ -18,7 +18,7 @@ enum { TENSORS = 7, UNITS = 2, BIGGEST = 700 };
 /* Two units, four and three tensors. */
 static const uint64_t numels[TENSORS] = { 300, 5, 1, 700, 64, 3, 129 };
 static const unsigned first_of[UNITS + 1] = { 0, 4, 7 };
-static const uint64_t bucket_bytes = 1024, first_bucket_bytes = 256;
+enum { bucket_bytes = 1024, first_bucket_bytes = 256 };
 
 struct variant {
 	enum shardd_reduce_profile profile;
@@ -292,16 +292,18 @@ Test(ddp, units_with_different_reduce_dtypes, .timeout = 60, .init = trainfix_be
 
 /* ------------------------------------------------------------------- buckets */
 
-static void check_buckets(const struct model *m, const uint32_t *order, unsigned n_limits,
+static const uint64_t usual[] = { first_bucket_bytes, bucket_bytes };
+
+/* @limits: two, or NULL: none. */
+static void check_buckets(const struct model *m, const uint32_t *order, const uint64_t *limits,
 			  bool reversed)
 {
 	struct shardd_bucket_tensor t[TENSORS];
-	const uint64_t limits[] = { first_bucket_bytes, bucket_bytes };
 	uint32_t tensors[TENSORS], sizes[TENSORS], n, at = 0;
 
 	for (unsigned k = 0; k < TENSORS; k++)
 		t[k] = (struct shardd_bucket_tensor){ numels[order ? order[k] : k] * 4, 1, false };
-	TRAIN_OK(shardd_ddp_buckets(t, TENSORS, limits, n_limits, order, tensors, sizes, &n,
+	TRAIN_OK(shardd_ddp_buckets(t, TENSORS, limits, limits ? 2 : 0, order, tensors, sizes, &n,
 				    &train_err));
 	for (uint32_t b = 0; b < n; b++)
 		for (uint32_t k = 0; k < sizes[b]; k++, at++)
@@ -316,7 +318,7 @@ static int rebuild_trainer(const struct trainer *t)
 	float kept[BIGGEST];
 
 	forward(&m);
-	check_buckets(&m, NULL, 0, true); /* one, until the order is known */
+	check_buckets(&m, NULL, NULL, true); /* one, until the order is known */
 	TRAIN_OK(shardd_ddp_backward(m.c, m.ddp, NULL, 0, NULL, 0, &train_err));
 	for (unsigned k = 0; k < TENSORS; k++) {
 		uint32_t i = t->rank ? k : order[k];
@@ -327,17 +329,17 @@ static int rebuild_trainer(const struct trainer *t)
 	TRAIN_OK(shardd_ddp_finish(m.c, m.ddp, NULL, 0, &train_err));
 	train_read(m.c, kept, m.views[3].data, numels[3] * sizeof(float));
 	forward(&m);
-	check_buckets(&m, order, 2, false);
+	check_buckets(&m, order, usual, false);
 	TRAIN_HAS(m.c, m.views[3].data, kept, numels[3] * sizeof(float)); /* it has moved */
 	whole_pass(&m, t, 1);
 	forward(&m);
-	check_buckets(&m, order, 2, false); /* once */
+	check_buckets(&m, order, usual, false); /* once */
 
 	register_model(&late, "late");
 	make_ddp(&late, true, false); /* never: tensors may be missing */
 	whole_pass(&late, t, 2);
 	forward(&late);
-	check_buckets(&late, NULL, 2, true);
+	check_buckets(&late, NULL, usual, true);
 	train_leave(m.c);
 	return 0;
 }
@@ -346,6 +348,35 @@ Test(ddp, buckets_are_rebuilt_in_order_of_arrival, .timeout = 60, .init = trainf
      .fini = trainfix_end)
 {
 	trainfix_run(3, rebuild_trainer, NULL);
+}
+
+/* A limit of the user's is the first bucket's, too, unless that has its own. */
+static int first_trainer(const struct trainer *t)
+{
+	static const uint64_t same[] = { bucket_bytes, bucket_bytes };
+	struct model m = { .c = train_join(t), .v = plain };
+	struct shardd_ddp_spec spec;
+
+	register_model(&m, "unit");
+	spec = spec_of(&m);
+	spec.first_bucket_bytes = 0;
+	spec.find_unused = true; /* limits hold at once */
+	TRAIN_OK(shardd_ddp_create(m.c, &spec, &m.ddp, NULL, &train_err));
+	forward(&m);
+	check_buckets(&m, NULL, same, true);
+	TRAINER_CHECK(m.views[0].bucket != m.views[TENSORS - 1].bucket);
+	spec.bucket_bytes = 0; /* 1 MiB, which all of them fit */
+	TRAIN_OK(shardd_ddp_create(m.c, &spec, &m.ddp, NULL, &train_err));
+	forward(&m);
+	TRAINER_CHECK(m.views[0].bucket == m.views[TENSORS - 1].bucket);
+	train_leave(m.c);
+	return 0;
+}
+
+Test(ddp, a_limit_of_the_users_is_the_first_buckets_too, .timeout = 60, .init = trainfix_begin,
+     .fini = trainfix_end)
+{
+	trainfix_run(1, first_trainer, NULL);
 }
 
 /* ---------------------------------------------------------------- wrong passes */
@@ -544,10 +575,10 @@ static int static_trainer(const struct trainer *t)
 
 	static_pass(&m, t, 0);
 	forward(&m);
-	check_buckets(&m, NULL, 0, true);
+	check_buckets(&m, NULL, NULL, true);
 	static_pass(&m, t, 1);
 	forward(&m);
-	check_buckets(&m, order, 2, false);
+	check_buckets(&m, order, usual, false);
 	static_pass(&m, t, 2);
 
 	forward(&m);

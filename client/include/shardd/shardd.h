@@ -839,7 +839,7 @@ struct shardd_ddp_spec {
 	const struct shardd_ddp_tensor *sparse; /* whose gradients are rows and values */
 	size_t n_sparse;
 	uint64_t bucket_bytes;       /* 0: 25 MiB */
-	uint64_t first_bucket_bytes; /* 0: 1 MiB */
+	uint64_t first_bucket_bytes; /* 0: bucket_bytes if that is set, else 1 MiB */
 	bool find_unused;            /* a backward may name tensors it does not use */
 	bool static_graph;           /* every pass uses the tensors that the first one used */
 };
