@@ -27,6 +27,8 @@ static const struct {
 	{ PASS_IDLE, MOVE_SUMMON, PASS_SUMMON },
 	{ PASS_SUMMON, MOVE_RETURN, PASS_IDLE },
 	{ PASS_IDLE, MOVE_NEEDS_IDLE, PASS_IDLE },
+	{ PASS_BACKWARD_PRE, MOVE_REDUCE_ROWS, PASS_BACKWARD_POST },
+	{ PASS_BACKWARD_POST, MOVE_REDUCE_ROWS, PASS_BACKWARD_POST },
 };
 
 bool passes_move(enum pass_state s, enum pass_move move, enum pass_state *ret)

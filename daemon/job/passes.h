@@ -3,7 +3,7 @@
  * any thread.
  *
  *   IDLE --BeginPass--> FORWARD --EndPass--> IDLE
- *   IDLE --BeginPass--> BACKWARD_PRE --Reduce--> BACKWARD_POST --EndPass--> IDLE
+ *   IDLE --BeginPass--> BACKWARD_PRE --Reduce, ReduceSparse--> BACKWARD_POST --EndPass--> IDLE
  *   IDLE <--summon, return--> SUMMON
  *
  * Activation checkpointing computes forward again inside backward, from either state there
@@ -33,7 +33,9 @@ enum pass_kind { PASS_KIND_FORWARD = 1, PASS_KIND_BACKWARD = 2, _PASS_KIND_N };
 
 /* What an op does to the state, or needs of it. */
 enum pass_move {
-	MOVE_NONE = 0, /* nothing: it is allowed at any time */
+	/* Nothing: it is allowed at any time. The ops of a ddp and of the trainers' own optimizer
+	 * are: their own states say what fits (job/ddp_pass.c, op/lend.c). */
+	MOVE_NONE = 0,
 	MOVE_BEGIN_FORWARD,
 	MOVE_END_FORWARD,
 	MOVE_BEGIN_BACKWARD,
@@ -44,6 +46,7 @@ enum pass_move {
 	MOVE_SUMMON,       /* full parameters, to look at or to change */
 	MOVE_RETURN,       /* what was summoned goes back */
 	MOVE_NEEDS_IDLE,   /* of its unit, or of all units of the rank */
+	MOVE_REDUCE_ROWS,  /* gradients of some tensors are reduced: others may be to come */
 	_MOVE_N,
 };
 

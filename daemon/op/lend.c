@@ -287,6 +287,8 @@ static void next_encode(const struct op *op, op_reply_cb send, void *ctx)
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 
+/* Both have no move: they come while other units are still in backward. Those of their own
+ * unit are over with its last Reduce, which is what NextShard waits for. */
 const struct op_type op_next_shard = {
 	.name = "NextShard",
 	.request = &shardd__v1__next_shard_request__descriptor,

@@ -4,6 +4,10 @@
 
 #include "op/op_impl.h"
 
+/* None of these ops has a move in the guard's table: a ddp has units that are each in a pass of
+ * their own, and what fits of its own passes is for job/ddp_pass.c to say. Those of its
+ * units end without a Reduce. */
+
 /* Decode: find ddp @id and the rank's place in it. Return: 0 or a fault code. */
 int op_ddp_take(struct op *op, uint32_t id, struct fault *f);
 /* The same for a list of its tensors. @field: its name. */

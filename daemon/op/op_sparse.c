@@ -61,6 +61,7 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 	const Shardd__V1__SparseRows *rows = r->rows;
 
 	op->touches = TOUCH_GRADS;
+	op->move = MOVE_REDUCE_ROWS; /* in a ddp: none, as the ddp has its own passes */
 	op->args.sparse.tensor = r->tensor;
 	if (op_take_unit(op, r->unit, f))
 		return f->code;

@@ -20,6 +20,7 @@ struct how {
 	double divide_factor;
 	bool force_sum;
 	uint32_t shard_ranks;
+	bool guarded;
 };
 
 static const struct how plain = { .profile = SHARDD_PROFILE_DDP_BUCKET_VIEW,
@@ -45,6 +46,7 @@ static shardd_unit embedding(shardd_client *c, const char *name, const struct ho
 		.reduce_dtype = how->reduce,
 		.divide_factor = how->divide_factor,
 		.force_sum = how->force_sum,
+		.guarded = how->guarded,
 		.optimizer = { .kind = SHARDD_SGD, .lr = 1 },
 	};
 	struct shardd_unit_info info;
@@ -175,16 +177,16 @@ static void add_exact(uint32_t world, double by, float *table)
 }
 
 static const struct how profiles[] = {
-	{ SHARDD_PROFILE_FAIRSCALE, SHARDD_REPLICATE, 0, 0, 0, 0 },
-	{ SHARDD_PROFILE_FAIRSCALE, SHARDD_SHARD, 0, 0, 0, 0 },
-	{ SHARDD_PROFILE_XLA, SHARDD_SHARD, 0, 0, 0, 0 },
-	{ SHARDD_PROFILE_FSDP1_HOOK, SHARDD_SHARD, 0, 0, 0, 0 },
-	{ SHARDD_PROFILE_FSDP2, SHARDD_REPLICATE, 0, 0, 0, 0 },
-	{ SHARDD_PROFILE_FSDP2, SHARDD_SHARD, 0, 0, 0, 0 },
-	{ SHARDD_PROFILE_FSDP2, SHARDD_SHARD, 0, 2, false, 0 },
-	{ SHARDD_PROFILE_FSDP2, SHARDD_SHARD, 0, 2, true, 0 },
-	{ SHARDD_PROFILE_DDP, SHARDD_REPLICATE, 0, 0, 0, 0 },
-	{ SHARDD_PROFILE_DDP_HOOK, SHARDD_REPLICATE, SHARDD_BF16, 0, 0, 0 },
+	{ SHARDD_PROFILE_FAIRSCALE, SHARDD_REPLICATE, 0, 0, false, 0, false },
+	{ SHARDD_PROFILE_FAIRSCALE, SHARDD_SHARD, 0, 0, false, 0, false },
+	{ SHARDD_PROFILE_XLA, SHARDD_SHARD, 0, 0, false, 0, false },
+	{ SHARDD_PROFILE_FSDP1_HOOK, SHARDD_SHARD, 0, 0, false, 0, false },
+	{ SHARDD_PROFILE_FSDP2, SHARDD_REPLICATE, 0, 0, false, 0, false },
+	{ SHARDD_PROFILE_FSDP2, SHARDD_SHARD, 0, 0, false, 0, false },
+	{ SHARDD_PROFILE_FSDP2, SHARDD_SHARD, 0, 2, false, 0, false },
+	{ SHARDD_PROFILE_FSDP2, SHARDD_SHARD, 0, 2, true, 0, false },
+	{ SHARDD_PROFILE_DDP, SHARDD_REPLICATE, 0, 0, false, 0, false },
+	{ SHARDD_PROFILE_DDP_HOOK, SHARDD_REPLICATE, SHARDD_BF16, 0, false, 0, false },
 };
 
 static int profiles_trainer(const struct trainer *t)
@@ -225,9 +227,9 @@ Test(sparse, rows_are_divided_as_the_profile_divides, .timeout = 60, .init = tra
 static int refused_trainer(const struct trainer *t)
 {
 	static const struct how refused[] = {
-		{ SHARDD_PROFILE_FSDP2, SHARDD_SHARD, SHARDD_BF16, 0, 0, 0 },
-		{ SHARDD_PROFILE_FAIRSCALE, SHARDD_REPLICATE, SHARDD_FP16, 0, 0, 0 },
-		{ SHARDD_PROFILE_FAIRSCALE, SHARDD_HYBRID, 0, 0, 0, 2 },
+		{ SHARDD_PROFILE_FSDP2, SHARDD_SHARD, SHARDD_BF16, 0, false, 0, false },
+		{ SHARDD_PROFILE_FAIRSCALE, SHARDD_REPLICATE, SHARDD_FP16, 0, false, 0, false },
+		{ SHARDD_PROFILE_FAIRSCALE, SHARDD_HYBRID, 0, 0, false, 2, false },
 	};
 	shardd_client *c = train_join(t);
 	const int64_t row = 0;
@@ -251,6 +253,47 @@ Test(sparse, what_cannot_take_rows_is_refused, .timeout = 60, .init = trainfix_b
      .fini = trainfix_end)
 {
 	trainfix_run(4, refused_trainer, NULL);
+}
+
+/* A guarded unit takes rows in backward, and keeps its parameters until that ends: its other
+ * tensors may still need them. */
+static int guarded_trainer(const struct trainer *t)
+{
+	static const struct how how = { .profile = SHARDD_PROFILE_FAIRSCALE,
+					.strategy = SHARDD_SHARD,
+					.guarded = true };
+	shardd_client *c = train_join(t);
+	const int64_t row = 0;
+	const float values[WIDTH] = { 4, 4, 4, 4, 4, 4 };
+	uint64_t buffer, elements;
+	const void *data;
+	shardd_unit u = embedding(c, "table", &how, &elements);
+	float want[ROWS * WIDTH] = { 0 };
+	void *at;
+
+	TRAIN_OK(shardd_alloc(c, sizeof(values), &buffer, &at, &train_err));
+	train_write(c, at, values, sizeof(values));
+	TRAIN_FAILS(shardd_reduce_sparse(c, u, 1, &row, 1, buffer, 0, &train_err),
+		    SHARDD_FAILED_PRECONDITION);
+	TRAINER_CHECK(strstr(train_err.text, "'table'") &&
+		      strstr(train_err.text, "BACKWARD_PRE or BACKWARD_POST is allowed"));
+	TRAIN_OK(shardd_begin_pass(c, u, SHARDD_BACKWARD, &data, &train_err));
+	TRAIN_FAILS(shardd_end_pass(c, u, SHARDD_BACKWARD, true, &train_err),
+		    SHARDD_FAILED_PRECONDITION);
+	for (unsigned i = 0; i < 2; i++)
+		TRAIN_OK(shardd_reduce_sparse(c, u, 1, &row, 1, buffer, 0, &train_err));
+	TRAIN_OK(shardd_end_pass(c, u, SHARDD_BACKWARD, true, &train_err));
+	for (unsigned k = 0; k < WIDTH; k++)
+		want[k] = 8;
+	check_table(c, u, elements, want);
+	train_leave(c);
+	return 0;
+}
+
+Test(sparse, guarded_units_take_rows_in_backward, .timeout = 60, .init = trainfix_begin,
+     .fini = trainfix_end)
+{
+	trainfix_run(2, guarded_trainer, NULL);
 }
 
 /* --------------------------------------------------------------------- in a ddp */

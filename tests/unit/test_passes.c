@@ -12,17 +12,19 @@ enum { NO = -1 };
 /* Rows: states; columns: moves, from BEGIN_FORWARD on. Written out, so that a change of the
  * daemon's table has to be made twice. */
 static const int want[_PASS_STATE_N][_MOVE_N - 1] = {
-	/* begin f, end f, begin b, end b, end without, reduce, accumulate, summon, return, idle */
+	/* begin f, end f, begin b, end b, end without, reduce, accumulate, summon, return, idle,
+	 * rows */
 	[PASS_IDLE] = { PASS_FORWARD, NO, PASS_BACKWARD_PRE, NO, NO, NO, NO, PASS_SUMMON, NO,
-			PASS_IDLE },
-	[PASS_FORWARD] = { NO, PASS_IDLE, NO, NO, NO, NO, NO, NO, NO, NO },
+			PASS_IDLE, NO },
+	[PASS_FORWARD] = { NO, PASS_IDLE, NO, NO, NO, NO, NO, NO, NO, NO, NO },
 	[PASS_BACKWARD_PRE] = { PASS_FORWARD_IN_PRE, NO, NO, NO, PASS_IDLE, PASS_BACKWARD_POST,
-				PASS_BACKWARD_POST, NO, NO, NO },
+				PASS_BACKWARD_POST, NO, NO, NO, PASS_BACKWARD_POST },
 	[PASS_BACKWARD_POST] = { PASS_FORWARD_IN_POST, NO, NO, PASS_IDLE, PASS_IDLE,
-				 PASS_BACKWARD_POST, PASS_BACKWARD_POST, NO, NO, NO },
-	[PASS_SUMMON] = { NO, NO, NO, NO, NO, NO, NO, NO, PASS_IDLE, NO },
-	[PASS_FORWARD_IN_PRE] = { NO, PASS_BACKWARD_PRE, NO, NO, NO, NO, NO, NO, NO, NO },
-	[PASS_FORWARD_IN_POST] = { NO, PASS_BACKWARD_POST, NO, NO, NO, NO, NO, NO, NO, NO },
+				 PASS_BACKWARD_POST, PASS_BACKWARD_POST, NO, NO, NO,
+				 PASS_BACKWARD_POST },
+	[PASS_SUMMON] = { NO, NO, NO, NO, NO, NO, NO, NO, PASS_IDLE, NO, NO },
+	[PASS_FORWARD_IN_PRE] = { NO, PASS_BACKWARD_PRE, NO, NO, NO, NO, NO, NO, NO, NO, NO },
+	[PASS_FORWARD_IN_POST] = { NO, PASS_BACKWARD_POST, NO, NO, NO, NO, NO, NO, NO, NO, NO },
 };
 
 Test(passes, every_cell_of_the_table)
