@@ -122,27 +122,14 @@ static int join_out(const ProtobufCMessage *m, const struct shardd_result *ret, 
 	return 0;
 }
 
-#undef OP
-/* @out_fn: of op->out. */
-#define OP(variable, Name, lower, result_fn, out_fn)                                             \
-	static_assert(offsetof(Shardd__V1__##Name##Request, header) ==                           \
-			      offsetof(struct op_request, header),                               \
-		      "the header comes first");                                                 \
-	static_assert(offsetof(Shardd__V1__##Name##Reply, info) ==                               \
-			      offsetof(struct op_reply, info),                                   \
-		      "the info comes first");                                                   \
-	static const struct op variable = { "/shardd.v1.Shardd/" #Name,                          \
-					    &shardd__v1__##lower##_reply__descriptor, result_fn, \
-					    NULL, out_fn }
-
-OP(verify, VerifyModel, verify_model, NULL, NULL);
-OP(create, DdpCreate, ddp_create, NULL, create_out);
-OP(forward, DdpForward, ddp_forward, forward_result, forward_out);
-OP(backward, DdpBackward, ddp_backward, NULL, NULL);
-OP(ready, DdpReady, ddp_ready, NULL, NULL);
-OP(finish, DdpFinish, ddp_finish, NULL, finish_out);
-OP(join_uneven, JoinUneven, join_uneven, NULL, join_out);
-OP(sparse, ReduceSparse, reduce_sparse, NULL, NULL);
+OP_FULL(verify, VerifyModel, verify_model, NULL, NULL, NULL);
+OP_FULL(create, DdpCreate, ddp_create, NULL, NULL, create_out);
+OP_FULL(forward, DdpForward, ddp_forward, forward_result, NULL, forward_out);
+OP_FULL(backward, DdpBackward, ddp_backward, NULL, NULL, NULL);
+OP_FULL(ready, DdpReady, ddp_ready, NULL, NULL, NULL);
+OP_FULL(finish, DdpFinish, ddp_finish, NULL, NULL, finish_out);
+OP_FULL(join_uneven, JoinUneven, join_uneven, NULL, NULL, join_out);
+OP_FULL(sparse, ReduceSparse, reduce_sparse, NULL, NULL, NULL);
 
 /* -------------------------------------------------------------------- calls */
 

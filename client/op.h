@@ -42,10 +42,9 @@ struct op_reply {
 	Shardd__V1__OpInfo *info;
 };
 
-/* A kind of op as a static @variable. @Name: of the rpc; @lower: as protobuf-c spells it. */
-#define OP(variable, Name, lower, result_fn) OP_KEEPING(variable, Name, lower, result_fn, NULL)
-/* The same, with something to keep. */
-#define OP_KEEPING(variable, Name, lower, result_fn, keep_fn)                                    \
+/* A kind of op as a static @variable. @Name: of the rpc; @lower: as protobuf-c spells it;
+ * the functions: those of struct op. */
+#define OP_FULL(variable, Name, lower, result_fn, keep_fn, out_fn)                               \
 	static_assert(offsetof(Shardd__V1__##Name##Request, header) ==                           \
 			      offsetof(struct op_request, header),                               \
 		      "the header comes first");                                                 \
@@ -54,7 +53,11 @@ struct op_reply {
 		      "the info comes first");                                                   \
 	static const struct op variable = { "/shardd.v1.Shardd/" #Name,                          \
 					    &shardd__v1__##lower##_reply__descriptor, result_fn, \
-					    keep_fn, NULL }
+					    keep_fn, out_fn }
+/* With nothing to keep and nothing for a blocking call alone; with something to keep. */
+#define OP(variable, Name, lower, result_fn) OP_FULL(variable, Name, lower, result_fn, NULL, NULL)
+#define OP_KEEPING(variable, Name, lower, result_fn, keep_fn) \
+	OP_FULL(variable, Name, lower, result_fn, keep_fn, NULL)
 
 /* Send @request, which begins as struct op_request; borrowed.
  * Return: 0 with a ticket in @t, or a negative shardd_code without one. */
