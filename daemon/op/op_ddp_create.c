@@ -10,6 +10,21 @@
 
 typedef Shardd__V1__DdpCreateRequest request;
 
+/* One without rows could never be ready. */
+static int check_sparse(struct job *job, const Shardd__V1__DdpTensor *t, struct fault *f)
+{
+	const struct unit *u = job_unit_by_id(job, t->unit);
+	struct fault no_rows = FAULT_NULL;
+
+	if (!u || t->tensor >= u->rec->n_tensors)
+		return fault_set(f, FAULT_INVALID, "sparse",
+				 "sparse names tensor %u of unit %u, which is not there", t->tensor,
+				 t->unit);
+	if (op_sparse_check(u, t->tensor, NULL, 0, &no_rows))
+		return fault_set(f, FAULT_INVALID, "sparse", "%s", no_rows.text);
+	return 0;
+}
+
 static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const request *r = (const request *)msg;
@@ -20,14 +35,9 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 		return fault_set(f, FAULT_INVALID, "units",
 				 "units has %zu entries: 1 to %u are allowed", r->n_units,
 				 op->m->job->n_units);
-	for (size_t i = 0; i < r->n_sparse; i++) {
-		const struct unit *u = job_unit_by_id(op->m->job, r->sparse[i]->unit);
-
-		if (!u || r->sparse[i]->tensor >= u->rec->n_tensors)
-			return fault_set(f, FAULT_INVALID, "sparse",
-					 "sparse names tensor %u of unit %u, which is not there",
-					 r->sparse[i]->tensor, r->sparse[i]->unit);
-	}
+	for (size_t i = 0; i < r->n_sparse; i++)
+		if (check_sparse(op->m->job, r->sparse[i], f))
+			return f->code;
 	return op_take_group(op, r->group, f);
 }
 

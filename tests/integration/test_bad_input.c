@@ -270,6 +270,64 @@ static const struct wrong ops[] = {
 	{ "Status/Ops", "job", T("nobody"), ABSENT, "", "no job 'nobody'" },
 	{ "Status/Ops", "job", LONG(65536), BAD, "job", "65536 bytes" },
 };
+
+/* Of a world of one rank, so that what is compared is reached, too. Units: 1 'u', sharded and
+ * not initialised; 2 'new0', whose ddp is 1; 3 'new1', that adds in bf16; 4 'still', frozen. */
+static const struct wrong buckets[] = {
+	{ "VerifyModel", "group", N(1), ABSENT, "group", "no group 1" },
+	{ "VerifyModel", "group", N(MINUS), ABSENT, "group", "no group 4294967295" },
+	{ "JoinUneven", "group", N(1), ABSENT, "group", "no group 1" },
+	{ "JoinUneven", "group", N(MINUS), ABSENT, "group", "no group 4294967295" },
+	{ "DdpCreate", "group", N(1), ABSENT, "group", "no group 1" },
+	{ "DdpCreate", "group", N(MINUS), ABSENT, "group", "no group 4294967295" },
+	{ "DdpCreate", "units", NONE, BAD, "units", "0 entries: 1 to 4" },
+	{ "DdpCreate", "units", LIST(2, 2, 2, 2, 2), BAD, "units", "5 entries" },
+	{ "DdpCreate", "units", LIST(9), ABSENT, "units", "no unit 9" },
+	{ "DdpCreate", "units", LIST(MINUS), ABSENT, "units", "no unit 4294967295" },
+	{ "DdpCreate", "units", LIST(1), BAD, "units", "strategy REPLICATE is allowed" },
+	{ "DdpCreate", "units", LIST(3), BAD, "units", "DDP, DDP_HOOK or DDP_BUCKET_VIEW" },
+	{ "DdpCreate", "units", LIST(2, 2), BAD, "units", "'new0' is there twice" },
+	{ "DdpCreate", "units", LIST(4), BAD, "units", "no tensor with a gradient" },
+	{ "DdpCreate", "sparse.unit", N(0), BAD, "sparse", "tensor 0 of unit 0" },
+	{ "DdpCreate", "sparse.unit", N(MINUS), BAD, "sparse", "unit 4294967295" },
+	{ "DdpCreate", "sparse.unit", N(4), BAD, "sparse", "unit 'still': tensor 0 has no rows" },
+	{ "DdpCreate", "sparse.tensor", N(2), BAD, "sparse", "tensor 2 of unit 2" },
+	{ "DdpCreate", "sparse.tensor", N(MINUS), BAD, "sparse", "tensor 4294967295" },
+	{ "DdpForward", "ddp", N(0), ABSENT, "ddp", "no ddp 0" },
+	{ "DdpForward", "ddp", N(2), ABSENT, "ddp", "no ddp 2" },
+	{ "DdpForward", "ddp", N(MINUS), ABSENT, "ddp", "no ddp 4294967295" },
+	{ "DdpBackward", "ddp", N(2), ABSENT, "ddp", "no ddp 2" },
+	{ "DdpBackward", "ddp", N(1), STATE, "", "DdpForward" },
+	{ "DdpBackward", "unused", LIST(1), BAD, "unused", "without find_unused" },
+	{ "DdpBackward", "unused", LIST(2), BAD, "unused", "tensor 2 of ddp 1: 0 to 1" },
+	{ "DdpBackward", "unused", LIST(1, MINUS), BAD, "unused", "tensor 4294967295" },
+	{ "DdpBackward", "unused_kept", LIST(2), BAD, "unused_kept", "tensor 2 of ddp 1" },
+	{ "DdpReady", "ddp", N(MINUS), ABSENT, "ddp", "no ddp 4294967295" },
+	{ "DdpReady", "tensors", LIST(2), BAD, "tensors", "tensor 2 of ddp 1: 0 to 1" },
+	{ "DdpReady", "tensors", LIST(MINUS), BAD, "tensors", "tensor 4294967295" },
+	{ "DdpReady", "tensors", NONE, BAD, "rows", "0 tensors: one is allowed" },
+	{ "DdpReady", "tensors", LIST(0, 0), BAD, "rows", "it alone, with rows" },
+	{ "DdpReady", "tensors", LIST(1), BAD, "rows", "'new0.b' has no sparse gradient" },
+	{ "DdpReady", "rows", NONE, BAD, "rows", "'new0.a' has a sparse gradient" },
+	{ "DdpReady", "rows.rows", LIST(0, 4), BAD, "rows.rows", "row 1 is 4" },
+	{ "DdpReady", "rows.rows", LIST(MINUS), BAD, "rows.rows", "row 0 is -1" },
+	{ "DdpFinish", "ddp", N(7), ABSENT, "ddp", "no ddp 7" },
+	{ "DdpFinish", "ddp", N(1), STATE, "", "DdpFinish" },
+	{ "ReduceSparse", "unit", N(0), ABSENT, "unit", "no unit 0" },
+	{ "ReduceSparse", "unit", N(MINUS), ABSENT, "unit", "no unit 4294967295" },
+	{ "ReduceSparse", "unit", N(1), STATE, "", "not initialised" },
+	{ "ReduceSparse", "unit", N(3), STATE, "", "DDP_BUCKET_VIEW is allowed" },
+	{ "ReduceSparse", "unit", N(4), BAD, "tensor", "'still': tensor 0 has no rows" },
+	{ "ReduceSparse", "tensor", N(2), BAD, "tensor", "tensor 2 has no rows" },
+	{ "ReduceSparse", "tensor", N(MINUS), BAD, "tensor", "tensor 4294967295" },
+	{ "ReduceSparse", "rows.rows", LIST(0, 4), BAD, "rows.rows", "row 1 is 4" },
+	{ "ReduceSparse", "rows.rows", LIST(1ull << 63), BAD, "rows.rows", "row 0 is -9223372036854775808" },
+	{ "ReduceSparse", "rows.buffer", N(0), ABSENT, "buffer", "no buffer 0" },
+	{ "ReduceSparse", "rows.buffer", N(MINUS), ABSENT, "buffer", "no buffer 18446744073709551615" },
+	{ "ReduceSparse", "rows.values_offset", N(2), BAD, "rows.values_offset", "multiple of 4" },
+	{ "ReduceSparse", "rows.values_offset", N(52), BAD, "offset", "52 and 16 bytes do not fit" },
+	{ "ReduceSparse", "rows.values_offset", N(MINUS - 3), BAD, "offset", "do not fit" },
+};
 /* clang-format on */
 
 /* All of them, so that a run tells of every one that is not as it should be. */
@@ -304,6 +362,46 @@ static int try_tables(const struct trainer *t)
 Test(bad_input, every_field_is_checked_and_nothing_is_half_made)
 {
 	witness_trainer(NULL, "bad", try_tables, 200);
+}
+
+/* Units 2 to 4 of the table, and its ddp. */
+static void make_ddp(struct rpc_client *c)
+{
+	_Alignas(16) char room[REQUEST_ROOM];
+	Shardd__V1__RegisterRequest *r =
+		(Shardd__V1__RegisterRequest *)request_good("RegisterUnits", room);
+
+	for (unsigned i = 0; i < 2; i++)
+		good.unit[i].strategy = SHARDD__V1__STRATEGY__STRATEGY_REPLICATE;
+	good.unit[0].reduce_profile = SHARDD__V1__REDUCE_PROFILE__REDUCE_PROFILE_DDP;
+	good.unit[1].reduce_profile = SHARDD__V1__REDUCE_PROFILE__REDUCE_PROFILE_FSDP2;
+	good.unit[1].reduce_dtype = SHARDD__V1__DTYPE__DTYPE_BF16;
+	raw_done(c, "RegisterUnits", &r->base);
+	good.unit[0].name = (char *)"still";
+	good.tensor[0].frozen = good.tensor[1].frozen = true;
+	r->n_units = 1;
+	raw_done(c, "RegisterUnits", &r->base);
+	for (uint32_t unit = 2; unit <= 4; unit++)
+		raw_init(&c, 1, unit);
+	raw_done(c, "DdpCreate", request_good("DdpCreate", room));
+}
+
+static int try_buckets(const struct trainer *t)
+{
+	struct rpc_client *c = raw_trainer(t->socket, "bad", 0, 1, false);
+	unsigned failed;
+
+	TRAINER_CHECK(raw_register(c, "u", 8) == 1);
+	good.buffer = raw_alloc(c, 64);
+	make_ddp(c);
+	failed = run_table(c, buckets, ARRAY_SIZE(buckets));
+	rpc_client_close(c);
+	return failed > 0;
+}
+
+Test(bad_input, what_buckets_and_rows_are_asked_for)
+{
+	witness_trainer(NULL, "bad", try_buckets, 100);
 }
 
 /* ------------------------------------------------------------ sums that overflow */

@@ -24,7 +24,7 @@ static void set_list(ProtobufCMessage *m, const ProtobufCFieldDescriptor *f, str
 {
 	void *at = (char *)m + f->offset;
 
-	if (f->type == PROTOBUF_C_TYPE_UINT64) {
+	if (f->type == PROTOBUF_C_TYPE_UINT64 || f->type == PROTOBUF_C_TYPE_INT64) {
 		*(const uint64_t **)at = v.numbers;
 	} else {
 		TRAINER_CHECK(v.n <= ARRAY_SIZE(small_numbers));
@@ -104,6 +104,19 @@ static void good_unit(unsigned i, const char *name)
 	good.units[i] = u;
 }
 
+/* Two rows of tensor 0 of unit 2, in its ddp, too. */
+static void reset_rows(void)
+{
+	shardd__v1__ddp_tensor__init(&good.sparse);
+	good.sparse.unit = good.unit_id[0] = 2;
+	good.sparses[0] = &good.sparse;
+	shardd__v1__sparse_rows__init(&good.rows);
+	good.row[1] = 3;
+	good.rows.rows = good.row;
+	good.rows.n_rows = 2;
+	good.rows.buffer = good.buffer;
+}
+
 void request_reset(void)
 {
 	uint64_t buffer = good.buffer;
@@ -136,6 +149,7 @@ void request_reset(void)
 	}
 	good_unit(0, "new0");
 	good_unit(1, "new1");
+	reset_rows();
 }
 
 /* What a request of @m needs beside zeros. */
@@ -203,6 +217,33 @@ static void fill_ops(ProtobufCMessage *m, const char *method)
 	}
 }
 
+static void fill_ddp(ProtobufCMessage *m, const char *method)
+{
+	if (strcmp(method, "DdpCreate") == 0) {
+		Shardd__V1__DdpCreateRequest *r = (Shardd__V1__DdpCreateRequest *)m;
+
+		r->units = good.unit_id;
+		r->sparse = good.sparses;
+		r->n_units = r->n_sparse = 1;
+	} else if (strcmp(method, "DdpForward") == 0) {
+		((Shardd__V1__DdpForwardRequest *)m)->ddp = 1;
+	} else if (strcmp(method, "DdpBackward") == 0) {
+		((Shardd__V1__DdpBackwardRequest *)m)->ddp = 1;
+	} else if (strcmp(method, "DdpReady") == 0) {
+		Shardd__V1__DdpReadyRequest *r = (Shardd__V1__DdpReadyRequest *)m;
+
+		r->ddp = 1;
+		r->tensors = good.place;
+		r->n_tensors = 1;
+		r->rows = &good.rows;
+	} else if (strcmp(method, "DdpFinish") == 0) {
+		((Shardd__V1__DdpFinishRequest *)m)->ddp = 1;
+	} else if (strcmp(method, "ReduceSparse") == 0) {
+		((Shardd__V1__ReduceSparseRequest *)m)->unit = 2;
+		((Shardd__V1__ReduceSparseRequest *)m)->rows = &good.rows;
+	}
+}
+
 static const ProtobufCMessageDescriptor *input_of(const char *method)
 {
 	bool status = strncmp(method, "Status/", 7) == 0;
@@ -228,6 +269,7 @@ ProtobufCMessage *request_good(const char *method, void *room)
 		*(Shardd__V1__OpHeader **)((char *)m + header->offset) = &good.header;
 	fill_job_calls(m, method);
 	fill_ops(m, method);
+	fill_ddp(m, method);
 	return m;
 }
 
