@@ -37,19 +37,37 @@ int quota_charge(struct quota *q, enum mem_class class, uint64_t bytes)
 	for (; q; q = q->parent) {
 		q->used += bytes;
 		q->by_class[class] += bytes;
-		raise_to(&q->peak_used, q->used);
-		raise_to(&q->peak[class], q->by_class[class]);
 	}
 	return 0;
 }
 
-void quota_return(struct quota *q, enum mem_class class, uint64_t bytes)
+void quota_undo(struct quota *q, enum mem_class class, uint64_t bytes)
 {
 	for (; q; q = q->parent) {
 		CHECK(q->by_class[class] >= bytes && q->used >= bytes);
 		q->used -= bytes;
 		q->by_class[class] -= bytes;
 	}
+}
+
+/* Accounts only fall here, so a peak is seen here or is what there is now. */
+void quota_return(struct quota *q, enum mem_class class, uint64_t bytes)
+{
+	for (struct quota *at = q; at; at = at->parent) {
+		raise_to(&at->peak_used, at->used);
+		raise_to(&at->peak[class], at->by_class[class]);
+	}
+	quota_undo(q, class, bytes);
+}
+
+uint64_t quota_peak(const struct quota *q, enum mem_class class)
+{
+	return q->peak[class] > q->by_class[class] ? q->peak[class] : q->by_class[class];
+}
+
+uint64_t quota_peak_used(const struct quota *q)
+{
+	return q->peak_used > q->used ? q->peak_used : q->used;
 }
 
 const char *mem_class_name(enum mem_class class)

@@ -21,7 +21,7 @@ struct quota {
 	uint64_t limit;       /* bytes; 0: none */
 	uint64_t used;        /* bytes, sum of @by_class */
 	uint64_t by_class[_MEM_N];
-	uint64_t peak_used; /* the most there has been */
+	uint64_t peak_used; /* the most there was before something was given back */
 	uint64_t peak[_MEM_N];
 };
 
@@ -38,6 +38,13 @@ int quota_charge(struct quota *q, enum mem_class class, uint64_t bytes);
 
 /* Give back what was charged; CHECKs that it was. */
 void quota_return(struct quota *q, enum mem_class class, uint64_t bytes);
+
+/* The same for a charge that came to nothing: there was no memory after all. */
+void quota_undo(struct quota *q, enum mem_class class, uint64_t bytes);
+
+/* The most that was ever charged, of one class and in all. */
+uint64_t quota_peak(const struct quota *q, enum mem_class class);
+uint64_t quota_peak_used(const struct quota *q);
 
 /* Bytes that could still be charged here. */
 uint64_t quota_left(const struct quota *q);

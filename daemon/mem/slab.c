@@ -62,8 +62,15 @@ static int charge(struct device *d, struct quota *payer, enum mem_class class, u
 		return bytes > quota_left(&d->quota) ? SLAB_E_FULL : SLAB_E_QUOTA;
 	if (pays_for_device(d, payer) || quota_charge(&d->quota, class, bytes) == 0)
 		return 0;
-	quota_return(payer, class, bytes);
+	quota_undo(payer, class, bytes);
 	return SLAB_E_FULL;
+}
+
+static void undo_charge(struct device *d, struct quota *payer, enum mem_class class, uint64_t bytes)
+{
+	quota_undo(payer, class, bytes);
+	if (!pays_for_device(d, payer))
+		quota_undo(&d->quota, class, bytes);
 }
 
 static void uncharge(struct device *d, struct quota *payer, enum mem_class class, uint64_t bytes)
@@ -143,7 +150,7 @@ int slab_new(struct device *d, struct quota *payer, enum mem_class class, enum b
 		return r;
 	r = backend_alloc(d->backend, bytes, share, &s->mem);
 	if (r) {
-		uncharge(d, payer, class, bytes);
+		undo_charge(d, payer, class, bytes);
 		return r == BACKEND_E_FULL ? SLAB_E_FULL : r == BACKEND_E_LATER ? SLAB_E_LATER : r;
 	}
 	enter(d, s, d->table->next++);

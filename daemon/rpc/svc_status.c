@@ -73,7 +73,7 @@ static void fill_memory(struct arena *a, const struct job *job, Shardd__V1__JobS
 		c->formula_bytes = m.formula[i];
 		c->used_bytes = m.used[i];
 		c->taken_bytes = job->quota.by_class[i];
-		c->peak_bytes = job->quota.peak[i];
+		c->peak_bytes = quota_peak(&job->quota, (enum mem_class)i);
 	}
 }
 
@@ -287,7 +287,7 @@ static void fill_job(struct arena *a, const struct job *job, bool with_units,
 	j->quota_bytes = job->quota.limit;
 	j->used_bytes = job->quota.used;
 	j->quarantined_bytes = quarantined_of(job);
-	j->peak_bytes = job->quota.peak_used;
+	j->peak_bytes = quota_peak_used(&job->quota);
 	j->classes = classes(a, &job->quota, &j->n_classes);
 	fill_memory(a, job, j);
 	j->unit_count = job->n_units;

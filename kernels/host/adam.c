@@ -32,7 +32,7 @@ static inline __attribute__((always_inline)) void loop(const struct adam_step *s
 		float xi = vi;
 
 		if (max) {
-			xi = (vi > x[i]) | (vi != vi) ? vi : x[i];
+			xi = ((vi > x[i]) | (vi != vi)) ? vi : x[i];
 			x[i] = xi;
 		}
 		m[i] = mi;
@@ -109,7 +109,7 @@ static inline __attribute__((always_inline)) void loop_f64(const struct adam_ste
 		if (max) {
 			double old = (double)x[i];
 
-			vi = (vi > old) | (vi != vi) ? vi : old;
+			vi = ((vi > old) | (vi != vi)) ? vi : old;
 			x[i] = (float)vi;
 		}
 		p[i] = (float)(pi - c.step_size * mi / (sqrt(vi) / c.sq + c.eps));

@@ -105,11 +105,13 @@ TEST(quota, remembers_the_most)
 	quota_return(&job, MEM_GRAD, 400);
 	cr_assert_eq(quota_charge(&job, MEM_GRAD, 900), QUOTA_E_LIMIT);
 	cr_assert_eq(quota_charge(&job, MEM_FULL, 100), 0);
-	cr_assert_eq(job.peak_used, 700);
-	cr_assert_eq(device.peak_used, 700);
-	cr_assert_eq(job.peak[MEM_SHARD], 300);
-	cr_assert_eq(job.peak[MEM_GRAD], 400);
-	cr_assert_eq(job.peak[MEM_FULL], 100);
+	cr_assert_eq(quota_charge(&job, MEM_FULL, 600), 0);
+	quota_undo(&job, MEM_FULL, 600); /* there was no memory: it never was */
+	cr_assert_eq(quota_peak_used(&job), 700);
+	cr_assert_eq(quota_peak_used(&device), 700);
+	cr_assert_eq(quota_peak(&job, MEM_SHARD), 300);
+	cr_assert_eq(quota_peak(&job, MEM_GRAD), 400);
+	cr_assert_eq(quota_peak(&job, MEM_FULL), 100);
 }
 
 TEST(quota, refuses_whole_or_not_at_all)
