@@ -77,6 +77,7 @@ static void record(struct prefetch *p, prefetch_use use)
 		p->mode = PREFETCH_OFF;
 		return;
 	}
+	CHECK(p->n < p->room);
 	p->uses[p->n++] = use;
 }
 

@@ -85,6 +85,7 @@ static uint64_t offset_of(const struct work *w, uint32_t tensor)
 {
 	uint32_t first = w->b->tensors[w->b->begin[w->bucket]];
 
+	CHECK(w->size > 0);
 	return (w->b->offset[tensor] - w->b->offset[first]) / w->size;
 }
 

@@ -83,6 +83,7 @@ static int check_values(struct op *op, struct fault *f)
 	uint64_t width = width_of(op->unit, op->args.sparse.tensor);
 	size_t size = size_of(op->unit);
 
+	CHECK(size > 0 && width > 0);
 	if (op->args.sparse.values_offset % size)
 		return fault_set(f, FAULT_INVALID, "rows.values_offset",
 				 "values_offset is %llu: a multiple of %zu is allowed",

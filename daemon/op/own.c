@@ -14,6 +14,7 @@
 
 static bool holds(const struct coll *c, unsigned d, uint32_t i)
 {
+	CHECK(c->unit->spread > 0);
 	return d % c->unit->spread == unit_rank_position(c->unit, i);
 }
 

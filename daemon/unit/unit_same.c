@@ -88,7 +88,7 @@ static bool same_buffer(const char *name, const state_buffer *a, const state_buf
 	if (strcmp(a->name, b->name) != 0)
 		return DIFFERS(f, "buffer", "'%s'", a->name, b->name);
 	if (a->dtype != b->dtype || a->n_shape != b->n_shape ||
-	    memcmp(a->shape, b->shape, a->n_shape * sizeof(*a->shape)) != 0)
+	    (a->n_shape && memcmp(a->shape, b->shape, a->n_shape * sizeof(*a->shape)) != 0))
 		return DIFFERS(f, "another shape or dtype of buffer", "'%s'", a->name, b->name);
 	return true;
 }

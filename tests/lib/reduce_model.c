@@ -1,3 +1,4 @@
+#include "core/check.h"
 #include "reduce_model.h"
 
 #include <math.h>
@@ -139,6 +140,7 @@ static struct sizes sizes_of(const struct model_unit *u, const struct model_worl
 		s.shard = 1;
 	if (u->strategy == HYBRID)
 		s.shard = u->shard_ranks;
+	CHECK(s.shard > 0);
 	s.replicas = s.w / s.shard;
 	return s;
 }

@@ -2,6 +2,7 @@
  * Bytes of a header (64 bits, little endian), the header (JSON), the data. Each tensor is
  * a range of the data; together they are all of it, once.
  */
+#include "core/check.h"
 #include "safetensors.h"
 
 #include <fcntl.h>
@@ -135,6 +136,7 @@ static const char *read_entry(const struct safetensors *f, const json_t *entry,
 	    bytes != *ret_end - *ret_begin)
 		return "data_offsets that are not the bytes of the shape";
 	ret->data = f->data + *ret_begin;
+	CHECK(dtype_size(ret->dtype) > 0);
 	if ((uintptr_t)ret->data % dtype_size(ret->dtype))
 		return "data_offsets that are not aligned";
 	return NULL;

@@ -102,7 +102,7 @@ Test(backend_cuda_fail, a_lost_device_fails_everything_and_says_why)
 	struct kop k;
 	int r = 0;
 
-	setenv("SHARDD_SIM_LOSE", "0:19", 1); /* the first ones warm up each kernel */
+	setenv("SHARDD_SIM_LOSE", "0:27", 1); /* the first ones warm up each kernel */
 	cudafix_init(&f, 1);
 	mem = cudafix_alloc(&f, 2 * MIB);
 	k = scale(mem);
@@ -128,7 +128,7 @@ Test(backend_cuda_fail, a_lost_device_leaves_the_others_alone)
 	struct kop k[2];
 	int r = 0;
 
-	setenv("SHARDD_SIM_LOSE", "0:19", 1); /* the first ones warm up each kernel */
+	setenv("SHARDD_SIM_LOSE", "0:27", 1); /* the first ones warm up each kernel */
 	cudafix_init(&f, 2);
 	for (unsigned i = 0; i < 2; i++) {
 		cr_assert_eq(cudafix_ask(&f, f.all[i], 2 * MIB, BACKEND_SHARE_FD, &mem[i]), 0);
@@ -158,7 +158,7 @@ Test(backend_cuda_fail, a_device_may_be_lost_in_the_middle_of_everything)
 	struct kop k;
 	int r;
 
-	setenv("SHARDD_SIM_LOSE", "0:40", 1);
+	setenv("SHARDD_SIM_LOSE", "0:48", 1);
 	cudafix_init(&f, 1);
 	mem = cudafix_alloc(&f, 2 * MIB);
 	page = cudafix_alloc(&f, 2 * MIB);
@@ -253,7 +253,7 @@ static void work(struct cudafix *f, struct backend_mem *mem, struct backend_sign
 		{ .kind = KOP_COPY, .n = sizeof(host), .copy = { x, host } },
 		{ .kind = KOP_SCALE, .n = 100, .scale = { x, 2 } },
 		{ .kind = KOP_FILL, .n = 100, .fill = { .dst = x, .kind = FILL_CONSTANT, .a = 1 } },
-		{ .kind = KOP_NORM, .n = 100, .norm = { x, partial, false } },
+		{ .kind = KOP_NORM, .n = 100, .norm = { x, partial, 2 } },
 		{ .kind = KOP_COPY, .n = sizeof(host), .copy = { host, x } },
 	};
 	struct backend_wait w = { s, 1, 1 };

@@ -109,73 +109,105 @@ static uint32_t owner(const struct fixture *x, unsigned model, unsigned i, uint6
 	return (uint32_t)((before + e) / shard);
 }
 
+/* What was seen of a unit: no place twice. */
+struct seen {
+	struct fixture x;
+	struct unit_run of_part[8][MAX_TENSORS], of_rank[8][MAX_TENSORS];
+	unsigned n_part[8], n_rank[8];
+	uint64_t part, in_shard; /* elements */
+	uint8_t *full, *at, *shards;
+};
+
+static bool is_in(const struct unit_run *run, unsigned tensor, uint64_t e)
+{
+	return run->tensor == tensor && e >= run->first && e < run->first + run->n;
+}
+
+/* In the run of the parts where its owner is, at the place that it has when gathered. */
+static void check_parts(struct seen *s, unsigned i, uint64_t e, uint32_t own, uint64_t place)
+{
+	const struct unit *u = s->x.u;
+	unsigned found = 0;
+
+	for (unsigned d = 0; d < u->n_parts; d++) {
+		for (unsigned k = 0; k < s->n_part[d]; k++) {
+			const struct unit_run *run = &s->of_part[d][k];
+
+			if (!is_in(run, i, e))
+				continue;
+			found++;
+			cr_assert_eq(d % u->spread, unit_rank_position(u, own));
+			cr_assert_eq(run->full + e - run->first, place);
+			cr_assert_lt(run->at + e - run->first, s->part);
+			cr_assert(!s->at[d * s->part + run->at + e - run->first]++);
+		}
+	}
+	cr_assert_eq(found, u->n_parts / u->spread);
+}
+
+static void check_ranks(struct seen *s, unsigned i, uint64_t e, uint32_t own, uint32_t ranks)
+{
+	for (uint32_t r = 0; r < ranks; r++) {
+		for (unsigned k = 0; k < s->n_rank[r]; k++) {
+			const struct unit_run *run = &s->of_rank[r][k];
+
+			if (!is_in(run, i, e))
+				continue;
+			cr_assert_eq(r % s->x.u->layout.ranks, own);
+			cr_assert_lt(run->shard + e - run->first, s->in_shard);
+			cr_assert(!s->shards[r * s->in_shard + run->shard + e - run->first]++);
+		}
+	}
+}
+
+static void seen_init(struct seen *s, uint32_t ranks)
+{
+	const struct unit *u = s->x.u;
+	uint64_t room;
+
+	s->part = unit_part_elements(u) + unit_frozen_elements(u);
+	s->in_shard = u->layout.shard_elements + u->layout.frozen_shard;
+	room = s->part * u->spread;
+	cr_assert_leq(unit_full_elements(u), room);
+	s->full = calloc(1, room + 1);
+	s->at = calloc(u->n_parts, s->part + 1);
+	s->shards = calloc(ranks, s->in_shard + 1);
+	for (unsigned d = 0; d < u->n_parts; d++)
+		s->n_part[d] = unit_runs_of(u, &u->parts[d], UNIT_ALL, s->of_part[d]);
+	for (uint32_t r = 0; r < ranks; r++)
+		s->n_rank[r] = unit_rank_runs(u, r, UNIT_ALL, s->of_rank[r]);
+}
+
 /* Every element of every tensor: in the run of its owner and of that owner's part, nowhere
  * else, in one piece in the gathered unit, alone at its place. */
 static void check_all(unsigned model, enum unit_layout_kind layout, uint32_t ranks,
 		      uint32_t shard_ranks, unsigned devices)
 {
-	struct unit_run runs[8][MAX_TENSORS], of_rank[8][MAX_TENSORS];
-	unsigned n[8], n_rank[8];
-	struct fixture x;
-	uint64_t room, part, in_shard;
-	uint8_t *full, *at, *shards;
+	struct seen s = { .part = 0 };
+	const struct unit *u;
 
-	setup(&x, model, layout, ranks, shard_ranks, devices);
-	part = unit_part_elements(x.u) + unit_frozen_elements(x.u);
-	in_shard = x.u->layout.shard_elements + x.u->layout.frozen_shard;
-	room = part * x.u->spread;
-	cr_assert_leq(unit_full_elements(x.u), room);
-	full = calloc(1, room + 1);
-	at = calloc(x.u->n_parts, part + 1);
-	shards = calloc(ranks, in_shard + 1);
-	for (unsigned d = 0; d < x.u->n_parts; d++)
-		n[d] = unit_runs_of(x.u, &x.u->parts[d], UNIT_ALL, runs[d]);
-	for (uint32_t r = 0; r < ranks; r++)
-		n_rank[r] = unit_rank_runs(x.u, r, UNIT_ALL, of_rank[r]);
+	setup(&s.x, model, layout, ranks, shard_ranks, devices);
+	seen_init(&s, ranks);
+	u = s.x.u;
 	for (unsigned i = 0; i < models[model].n; i++) {
-		const struct unit_tensor *t = &x.u->tensors[i];
+		const struct unit_tensor *t = &u->tensors[i];
 
 		for (uint64_t e = 0; e < t->elements; e++) {
-			uint32_t own = owner(&x, model, i, e);
-			uint64_t place = unit_tensor_full(x.u, t) + e;
-			unsigned found = 0;
+			uint32_t own = owner(&s.x, model, i, e);
+			uint64_t place = unit_tensor_full(u, t) + e;
 
-			cr_assert_lt(place, unit_full_elements(x.u));
-			cr_assert(!full[place]++);
-			cr_assert_eq(place < x.u->layout.elements || !x.u->layout.elements,
-				     !t->frozen || !x.u->layout.elements, "gradients come first");
-			for (unsigned d = 0; d < x.u->n_parts; d++)
-				for (unsigned k = 0; k < n[d]; k++) {
-					struct unit_run *run = &runs[d][k];
-
-					if (run->tensor != i || e < run->first ||
-					    e >= run->first + run->n)
-						continue;
-					found++;
-					cr_assert_eq(d % x.u->spread, unit_rank_position(x.u, own));
-					cr_assert_eq(run->full + e - run->first, place);
-					cr_assert_lt(run->at + e - run->first, part);
-					cr_assert(!at[d * part + run->at + e - run->first]++);
-				}
-			cr_assert_eq(found, x.u->n_parts / x.u->spread);
-			for (uint32_t r = 0; r < ranks; r++)
-				for (unsigned k = 0; k < n_rank[r]; k++) {
-					struct unit_run *run = &of_rank[r][k];
-
-					if (run->tensor != i || e < run->first ||
-					    e >= run->first + run->n)
-						continue;
-					cr_assert_eq(r % x.u->layout.ranks, own);
-					cr_assert_lt(run->shard + e - run->first, in_shard);
-					cr_assert(!shards[r * in_shard + run->shard + e -
-							  run->first]++);
-				}
+			cr_assert_lt(place, unit_full_elements(u));
+			cr_assert(!s.full[place]++);
+			cr_assert_eq(place < u->layout.elements || !u->layout.elements,
+				     !t->frozen || !u->layout.elements, "gradients come first");
+			check_parts(&s, i, e, own, place);
+			check_ranks(&s, i, e, own, ranks);
 		}
 	}
-	free(full);
-	free(at);
-	free(shards);
-	teardown(&x);
+	free(s.full);
+	free(s.at);
+	free(s.shards);
+	teardown(&s.x);
 }
 
 Test(runs, every_element_is_where_the_rules_say)
