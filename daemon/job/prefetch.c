@@ -59,10 +59,11 @@ static bool grow(struct prefetch *p)
 
 	if (room > PREFETCH_MAX || (more && quota_charge(p->payer, MEM_CONTROL, more)))
 		return false;
+	CHECK(room > p->room);
 	grown = realloc(p->uses, room * sizeof(*p->uses));
 	if (!grown) {
 		if (more)
-			quota_return(p->payer, MEM_CONTROL, more);
+			quota_undo(p->payer, MEM_CONTROL, more);
 		return false;
 	}
 	p->uses = grown;
@@ -77,7 +78,6 @@ static void record(struct prefetch *p, prefetch_use use)
 		p->mode = PREFETCH_OFF;
 		return;
 	}
-	CHECK(p->n < p->room);
 	p->uses[p->n++] = use;
 }
 
