@@ -60,7 +60,7 @@ static bool grow(struct prefetch *p)
 	if (room > PREFETCH_MAX || (more && quota_charge(p->payer, MEM_CONTROL, more)))
 		return false;
 	CHECK(room > p->room);
-	grown = realloc(p->uses, room * sizeof(*p->uses));
+	grown = reallocarray(p->uses, room, sizeof(*p->uses));
 	if (!grown) {
 		if (more)
 			quota_undo(p->payer, MEM_CONTROL, more);
