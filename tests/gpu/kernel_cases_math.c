@@ -142,13 +142,21 @@ static const struct k_factor rounding_factors[] = {
 };
 #define N_ROUNDING (sizeof(rounding_factors) / sizeof(rounding_factors[0]))
 
+/* All of these types and factors may happen to be fp32. */
+static enum cuda_fn round_fn(const struct k_reduce *a, bool many)
+{
+	if (k_reduce_rounds(a))
+		return many ? CUDA_FN_REDUCE_ROUND_MANY : CUDA_FN_REDUCE_ROUND;
+	return many ? CUDA_FN_REDUCE_MANY : CUDA_FN_REDUCE;
+}
+
 /* In place into the last input where the types allow it and @in_place. */
 static void round_case(struct tester *t, struct k_reduce a, size_t n, const struct case_shift *s,
 		       bool many, bool in_place)
 {
 	static struct inputs in;
 	static struct cuda_reduce_many c;
-	enum cuda_fn fn = many ? CUDA_FN_REDUCE_ROUND_MANY : CUDA_FN_REDUCE_ROUND;
+	enum cuda_fn fn = round_fn(&a, many);
 	struct bed *b = &t->bed;
 	unsigned out;
 
