@@ -151,14 +151,22 @@ static void give_scratch(struct coll *c)
 				  &c->parts[i].scratch[k]);
 }
 
+/* What it took for its members, while they are there. Safe twice. */
+static void let_go(struct coll *c)
+{
+	if (c->forget)
+		c->forget(c);
+	c->forget = NULL;
+	lend_failed(c);
+	c->begun = false;
+}
+
 /* Nothing of it runs any more. */
 static void finish(struct coll *c, const struct fault *fault)
 {
 	struct job *job = c->job;
 
-	if (c->forget) /* while its members are there */
-		c->forget(c);
-	lend_failed(c);
+	let_go(c);
 	for (uint32_t i = 0; i < c->n; i++) {
 		if (c->marked)
 			member_executed(c->members[i]);
@@ -201,7 +209,7 @@ static void answer_streams(struct coll *c)
 		const struct coll_part *p = &c->parts[c->part_of[i]];
 		struct op *op = c->ops[i];
 
-		if (!op->stream)
+		if (!op || !op->stream)
 			continue;
 		op->result.queue = BACKEND_Q_MAIN;
 		op->result.ready = p->ready;
@@ -314,12 +322,31 @@ static void submit_markers(struct coll *c)
 	}
 }
 
+/* It failed after a part of it was submitted: its members need not wait for the rest, but
+ * somebody has to see to it that the streams it waits for come. */
+static void fail_early(struct coll *c, const struct fault *fault)
+{
+	submit_markers(c);
+	let_go(c);
+	for (uint32_t i = 0; i < c->n; i++) {
+		struct op *op = c->ops[i];
+
+		c->ops[i] = NULL;
+		op->fault = *fault;
+		op_end(op);
+	}
+}
+
 void coll_end(struct coll *c, const struct fault *fault)
 {
+	bool failed = fault && fault->code, submitted = c->on_device && has_queues(c);
+
 	MAGIC_CHECK(c, COLL_MAGIC);
 	give_scratch(c);
-	if ((!fault || !fault->code) && c->on_device && has_queues(c))
+	if (!failed && submitted)
 		submit_markers(c);
+	else if (failed && submitted && coll_promised(c))
+		fail_early(c, fault);
 	else
 		finish(c, fault);
 }

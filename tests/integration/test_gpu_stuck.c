@@ -4,6 +4,7 @@
  * others are told in time, and what was committed is untouched.
  */
 #include <criterion/criterion.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,6 +25,7 @@ struct play {
 	stage go, at[WORLD];
 	struct told told[WORLD];
 	pid_t pids[WORLD];
+	char from[64]; /* a file: launches fail from when it is there */
 };
 
 static struct play *play_new(struct gpu_layout l, uint32_t timeout_ms)
@@ -460,6 +462,67 @@ Test(gpu_stuck, who_stands_behind_another_jobs_stream_is_not_blamed)
 	cr_assert_eq(trainer_wait(pids[1], 60), 0);
 	cr_assert(fail_logged(&trainfix, "of job 'hog' has streams that did not come"));
 	cr_assert(!fail_logged(&trainfix, "of job 'victim' has streams that did not come"));
+	gpu_end();
+}
+
+/* ------------------------------------------------- an op that fails in the middle */
+
+/* Launches on its device fail from now on, and so does the reduce: at once, while the other
+ * device waits for a stream that does not come. */
+static int fails_early(const struct trainer *t)
+{
+	struct play *p = t->arg;
+	shardd_client *c = gpu_connect(t, gpu_of(&p->l, t->rank));
+	uint64_t begin_us;
+	shardd_unit u;
+
+	join(c, t);
+	u = make_unit(c);
+	first_step(c, u);
+	write_ones(c, u);
+	TRAINER_AWAIT(atomic_load(&p->at[1]) == 1, 60);
+	TRAINER_CHECK(creat(p->from, 0600) >= 0);
+	begin_us = clock_now_us();
+	told_note(&p->told[0], shardd_reduce(c, u, &train_err));
+	p->told[0].at_us -= begin_us;
+	TRAINER_AWAIT(atomic_load(&p->go) == 1, 60);
+	train_leave(c);
+	return 0;
+}
+
+/* Of another job on the second device. */
+static int bystander_there(const struct trainer *t)
+{
+	shardd_client *c = gpu_connect(t, 1);
+
+	train_join_as(c, t, SHARDD_EPHEMERAL);
+	first_step(c, make_unit(c));
+	train_leave(c);
+	return 0;
+}
+
+Test(gpu_stuck, an_op_that_failed_does_not_leave_a_queue_to_its_stream)
+{
+	struct play *p = play_new((struct gpu_layout){ 2, WORLD, false }, DEADLINE_MS);
+
+	snprintf(p->from, sizeof(p->from), "/tmp/shardd-fail-from.%d", (int)getpid());
+	gpu_set("SHARDD_SIM_FAIL", "cuLaunchKernel:1:2");
+	gpu_set("SHARDD_SIM_FAIL_FROM", p->from);
+	gpu_set("SHARDD_SIM_FAIL_DEVICE", "0");
+	gpu_begin(2, NULL);
+	p->pids[0] = trainer_start(&trainfix, "early", 0, WORLD, fails_early, p);
+	p->pids[1] = trainer_start(&trainfix, "early", 1, WORLD, stuck_and_alive, p);
+	AWAIT(atomic_load(&p->told[0].n) == 1, 40);
+	unlink(p->from);
+	fprintf(stderr, "# told after %llu us: %s\n", (unsigned long long)p->told[0].at_us,
+		p->told[0].text);
+	cr_assert_lt(p->told[0].rc, 0);
+	/* another job gets the device's queue, when the deadline has passed */
+	cr_assert_eq(trainer_wait(trainer_start(&trainfix, "by", 0, 1, bystander_there, p), 30), 0);
+	cr_assert(fail_logged(&trainfix, "of job 'early' has streams that did not come"));
+	stage_set(&p->go, 1);
+	for (uint32_t r = 0; r < WORLD; r++)
+		cr_assert_eq(trainer_wait(p->pids[r], 60), 0, "rank %u", r);
 	gpu_end();
 }
 

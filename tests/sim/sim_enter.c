@@ -153,10 +153,20 @@ static bool same_function(const char *named, const char *called)
 	return strncmp(named, called, n) == 0 && (!called[n] || strncmp(called + n, "_v", 2) == 0);
 }
 
+/* Calls are counted from the moment on at which the file is there. */
+static bool fails_wait(void)
+{
+	const char *file = getenv("SHARDD_SIM_FAIL_FROM");
+
+	return file && access(file, F_OK) != 0;
+}
+
 bool sim_fail(const char *function, int *ret_code)
 {
 	bool fail = false;
 
+	if (fails_wait())
+		return false;
 	pthread_mutex_lock(&fail_lock);
 	if (!fails_read)
 		fails_parse();
@@ -182,6 +192,13 @@ static int default_code(const char *function)
 	return takes ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_UNKNOWN;
 }
 
+static bool fails_on(const struct ctx *c)
+{
+	long long device = sim_env("SHARDD_SIM_FAIL_DEVICE", -1);
+
+	return device < 0 || (c && c->device == device);
+}
+
 CUresult sim_enter(const char *function, enum need need, struct ctx **ret)
 {
 	struct ctx *c = sim_current();
@@ -189,7 +206,7 @@ CUresult sim_enter(const char *function, enum need need, struct ctx **ret)
 
 	if (ret)
 		*ret = c;
-	if (sim_fail(function, &code))
+	if (fails_on(c) && sim_fail(function, &code))
 		return (CUresult)code;
 	if (need == NEED_NOTHING)
 		return CUDA_SUCCESS;
