@@ -86,8 +86,8 @@ static inline struct k_factor k_divide_by(float by, enum dtype t)
  * type and back to fp32, to nearest even; of fp32 it is nothing.
  *   y_j = round(sum_dtype, pre(x_j[i]))
  *   t = y_0; t = round(sum_dtype, t + y_j) for j = 1, 2, ...
- *   t = round(out_dtype, post(t))
- *   out[i] = accumulate ? round(out_dtype, out[i] + t) : t
+ *   t = post(t)
+ *   out[i] = round(out_dtype, accumulate ? out[i] + t : t)
  * So the sum of bf16 tensors in bf16 that a collective gives is sum_dtype bf16, and the
  * same tensors cast to fp32 first are sum_dtype fp32. out may be one of the inputs if the
  * types are equal (elementwise in place); else it overlaps none. */

@@ -21,7 +21,8 @@ struct accumulate {
 	struct queue_task queue;
 	struct reduce_plan plan;
 	struct kop kop;
-	const void *to, *from;
+	void *to;
+	const void *from;
 	bool adds;   /* to what is there */
 	bool marked; /* the member counts it among what its memory waits for */
 	bool told;   /* of when that is over */
@@ -38,8 +39,6 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 static int check(struct op *op, struct fault *f)
 {
 	const struct member_unit *mu = member_unit_find(op->m, op->unit);
-	const state_unit *rec = op->unit->rec;
-	struct reduce_plan plan;
 
 	if (op_check_not_torn(op, f) || op_check_in_group(op, f) || op_check_initialised(op, f) ||
 	    op_check_trained(op, f))
@@ -48,15 +47,8 @@ static int check(struct op *op, struct fault *f)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "accumulate of unit '%.100s': this rank has not asked for its "
 				 "gradient buffer",
-				 rec->name);
-	plan = reduce_plan_for(op->m->job, op->unit);
-	if (reduce_can_accumulate(op->unit, &plan))
-		return 0;
-	return fault_set(f, FAULT_STATE, NULL,
-			 "accumulate of unit '%.100s': gradient_dtype %s cannot be added in "
-			 "reduce_dtype %s: fp32 is allowed for either",
-			 rec->name, dtype_name((enum dtype)rec->gradient_dtype),
-			 dtype_name(plan.accumulate_dtype));
+				 op->unit->rec->name);
+	return 0;
 }
 
 /* ------------------------------------------------------------------ the end */
@@ -135,7 +127,22 @@ static void on_issued(struct backend_task *task, int status)
 
 /* --------------------------------------------------------------- the kernels */
 
-static void last_task(struct accumulate *a, bool kernel)
+/* Return: whether there is one. */
+static bool fill_kernel(struct accumulate *a, struct member_unit *mu)
+{
+	const struct unit_part *p = unit_part_on(a->unit, a->m->device);
+
+	if (a->adds)
+		reduce_add_kop(a->unit, &a->plan, a->to, &a->from, &a->kop);
+	else if (mu->included)
+		reduce_include_kop(a->unit, p, &a->from, a->to, &a->kop);
+	else if (a->from)
+		reduce_convert_kop(a->unit, &a->plan, a->to, a->from, &a->kop);
+	return a->adds || mu->included || a->from;
+}
+
+/* Without a kernel the task is but the place in the order of the device. */
+static void submit(struct accumulate *a, bool kernel)
 {
 	a->queue.task = (struct backend_task){ .kops = &a->kop,
 					       .n_kops = kernel,
@@ -145,45 +152,6 @@ static void last_task(struct accumulate *a, bool kernel)
 					       .done = on_executed };
 	member_will_execute(a->m);
 	a->marked = true;
-}
-
-static void second(struct backend_task *task, int status)
-{
-	struct accumulate *a = CONTAINER_OF(task, struct accumulate, queue.task);
-	bool kernel;
-
-	if (status) {
-		finish(a, status);
-		return;
-	}
-	kernel = reduce_add_kop(a->unit, &a->plan, 1, &a->to, &a->from, &a->kop);
-	last_task(a, kernel);
-	queue_task_follow(&a->queue, a->m->device->backend);
-}
-
-/* What the first stage is. */
-static bool first_kernel(struct accumulate *a, struct member_unit *mu)
-{
-	const struct unit_part *p = unit_part_on(a->unit, a->m->device);
-
-	if (a->adds)
-		return reduce_add_kop(a->unit, &a->plan, 0, &a->to, &a->from, &a->kop);
-	if (mu->included)
-		reduce_include_kop(a->unit, p, &a->from, a->to, &a->kop);
-	else if (a->from)
-		reduce_convert_kop(a->unit, &a->plan, (void *)a->to, a->from, &a->kop);
-	return mu->included || a->from;
-}
-
-/* Without a kernel the task is but the place in the order of the device. */
-static void submit(struct accumulate *a, bool kernel)
-{
-	if (a->adds)
-		a->queue.task = (struct backend_task){
-			.kops = &a->kop, .n_kops = 1, .queue = BACKEND_Q_MAIN, .done = second
-		};
-	else
-		last_task(a, kernel);
 	queue_task_submit(&a->queue, a->m->device->backend, a->op->deadline_us);
 }
 
@@ -266,7 +234,7 @@ static void start(struct op *op)
 	}
 	job->running++;
 	op_begin_run(op);
-	kernel = first_kernel(a, member_unit(a->m, a->unit));
+	kernel = fill_kernel(a, member_unit(a->m, a->unit));
 	if (kernel || backend_info(a->m->device->backend)->order != BACKEND_ORDER_NONE)
 		submit(a, kernel);
 	else

@@ -36,7 +36,7 @@ static enum dtype gradient_dtype(const struct unit *u)
 
 /* ------------------------------------------------------- one rank's gradients */
 
-/* out += *in, both rounded to @out_dtype. */
+/* out += *in, rounded to @out_dtype once, whatever the two are. */
 static struct k_reduce add_to(void *out, enum dtype out_dtype, const void **in, enum dtype in_dtype)
 {
 	return (struct k_reduce){ .out = out,
@@ -46,18 +46,6 @@ static struct k_reduce add_to(void *out, enum dtype out_dtype, const void **in, 
 				  .in_dtype = in_dtype,
 				  .sum_dtype = DTYPE_FP32,
 				  .accumulate = true };
-}
-
-/* Everything that @from has is in @to. */
-static bool holds(enum dtype to, enum dtype from)
-{
-	return to == from || to == DTYPE_FP32;
-}
-
-bool reduce_can_accumulate(const struct unit *u, const struct reduce_plan *plan)
-{
-	return holds(plan->accumulate_dtype, gradient_dtype(u)) ||
-	       holds(gradient_dtype(u), plan->accumulate_dtype);
 }
 
 void reduce_convert_kop(const struct unit *u, const struct reduce_plan *plan, void *to,
@@ -70,24 +58,11 @@ void reduce_convert_kop(const struct unit *u, const struct reduce_plan *plan, vo
 				     .src_dtype = gradient_dtype(u) };
 }
 
-/* The sum is rounded once: where the accumulated type is the narrow one it is added in the
- * wide gradient's place and comes back. */
-bool reduce_add_kop(const struct unit *u, const struct reduce_plan *plan, unsigned which,
-		    const void **to, const void **from, struct kop *kop)
+void reduce_add_kop(const struct unit *u, const struct reduce_plan *plan, void *to,
+		    const void **from, struct kop *kop)
 {
-	enum dtype sum = plan->accumulate_dtype, new = gradient_dtype(u);
-	bool widens = holds(sum, new);
-
-	if (which == 1 && !widens)
-		reduce_convert_kop(u, plan, (void *)*to, *from, kop);
-	if (which == 1)
-		return !widens;
 	*kop = (struct kop){ .kind = KOP_REDUCE, .n = u->layout.elements };
-	if (widens)
-		kop->reduce = add_to((void *)*to, sum, from, new);
-	else
-		kop->reduce = add_to((void *)*from, new, to, sum);
-	return true;
+	kop->reduce = add_to(to, plan->accumulate_dtype, from, gradient_dtype(u));
 }
 
 void reduce_include_kop(const struct unit *u, const struct unit_part *p, const void **shard,
@@ -203,8 +178,8 @@ static void measure(const struct coll *c, struct reduce_run *like)
 
 static void begin(const struct coll *c, struct reduce_run *run)
 {
-	run->pairs = &run->partials[run->here * c->n_parts];
-	run->pieces = &run->pairs[2 * c->n];
+	run->added = &run->partials[run->here * c->n_parts];
+	run->pieces = &run->added[c->n];
 	run->plan = reduce_plan_for(c->job, c->unit);
 	run->defer = c->ops[0]->args.reduce.defer;
 	run->had_partials = c->unit->has_partials;
@@ -230,8 +205,7 @@ struct reduce_run *reduce_run_new(struct coll *c)
 	if (!like.span)
 		return NULL;
 	measure(c, &like);
-	pointers =
-		(size_t)like.here * c->n_parts + 2 * (size_t)c->n + (size_t)like.spans * (c->n + 1);
+	pointers = (size_t)like.here * c->n_parts + c->n + (size_t)like.spans * (c->n + 1);
 	run = calloc(1, sizeof(*run) + pointers * sizeof(run->partials[0]));
 	if (!run) {
 		free(like.span);
@@ -258,30 +232,20 @@ uint64_t reduce_scratch(const struct coll *c, unsigned which)
 }
 
 /* What is new, added to what was accumulated. */
-static void add_new(struct coll *c, struct coll_part *p, unsigned which)
+static void add_new(struct coll *c, unsigned d)
 {
+	struct coll_part *p = &c->parts[d];
+
 	for (uint32_t i = 0; i < p->n; i++) {
 		const struct member_unit *mu = of(c, p->members[i]);
-		const void **pair = &c->reduce->pairs[2 * p->members[i]];
+		const void **new = &c->reduce->added[p->members[i]];
 
 		if (!mu->accumulated.slab || !mu->gradient.slab)
 			continue;
-		pair[0] = region_addr(&mu->accumulated);
-		pair[1] = region_addr(&mu->gradient);
-		if (reduce_add_kop(c->unit, &c->reduce->plan, which, &pair[0], &pair[1],
-				   &p->kops[p->n_kops]))
-			p->n_kops++;
+		*new = region_addr(&mu->gradient);
+		reduce_add_kop(c->unit, &c->reduce->plan, region_addr(&mu->accumulated), new,
+			       &p->kops[p->n_kops++]);
 	}
-}
-
-static void add_first(struct coll *c, unsigned d)
-{
-	add_new(c, &c->parts[d], 0);
-}
-
-static void add_second(struct coll *c, unsigned d)
-{
-	add_new(c, &c->parts[d], 1);
 }
 
 /* DDP: each rank's gradient is the one that earlier reductions left, and more. */
@@ -295,7 +259,7 @@ static void include(struct coll *c, unsigned d)
 	for (uint32_t i = 0; i < p->n; i++)
 		if (!of(c, p->members[i])->included)
 			reduce_include_kop(c->unit, &c->unit->parts[d],
-					   &c->reduce->pairs[2 * p->members[i]],
+					   &c->reduce->added[p->members[i]],
 					   input_of(c, p->members[i], &dtype),
 					   &p->kops[p->n_kops++]);
 }
@@ -448,10 +412,10 @@ unsigned reduce_sums(const struct coll *c)
 
 bool reduce_next_stage(struct coll *c)
 {
-	static void (*const stages[])(struct coll * c,
-				      unsigned d) = { add_first,     add_second, include, convert,
-						      fold_replicas, fold,       pack };
-	unsigned n = c->reduce->defer ? 5 : ARRAY_SIZE(stages);
+	static void (*const stages[])(struct coll * c, unsigned d) = { add_new, include,
+								       convert, fold_replicas,
+								       fold,    pack };
+	unsigned n = c->reduce->defer ? 4 : ARRAY_SIZE(stages);
 	bool any = false;
 
 	while (!any && c->reduce->stage < n) {

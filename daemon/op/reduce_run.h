@@ -26,7 +26,7 @@ struct reduce_run {
 	uint64_t stride;       /* bytes between partials */
 	uint64_t lonely_bytes; /* of gradients to be converted beside accumulated ones */
 	unsigned stage;
-	const void **pairs;     /* by member: what it accumulated, what is new */
+	const void **added;     /* by member: what is added to what it has */
 	struct unit_run *span;  /* owned: of the part at work */
 	const void **pieces;    /* inputs of spans: @spans * (c->n + 1) */
 	const void *partials[]; /* @here per part */
@@ -39,18 +39,15 @@ enum { REDUCE_SUMS = 0, REDUCE_PARTIALS = 1, REDUCE_CONVERTED = 2, REDUCE_PACKED
 enum reduce_average reduce_average_of(const struct unit *u);
 struct reduce_plan reduce_plan_for(const struct job *job, const struct unit *u);
 
-/* One rank's new gradient @from, added to what it has accumulated (@to), in at most
- * two stages: which is 0 or 1. Return: whether @kop was filled. */
-bool reduce_add_kop(const struct unit *u, const struct reduce_plan *plan, unsigned which,
-		    const void **to, const void **from, struct kop *kop);
+/* One rank's new gradient *@from, added to what it has accumulated (@to). */
+void reduce_add_kop(const struct unit *u, const struct reduce_plan *plan, void *to,
+		    const void **from, struct kop *kop);
 /* DDP: what earlier reductions left, added to a rank's gradient at *@to. */
 void reduce_include_kop(const struct unit *u, const struct unit_part *p, const void **shard,
 			const void *to, struct kop *kop);
 /* @from in the dtype that is accumulated in. */
 void reduce_convert_kop(const struct unit *u, const struct reduce_plan *plan, void *to,
 			const void *from, struct kop *kop);
-/* Can a rank's gradients be added in what the plan accumulates in? */
-bool reduce_can_accumulate(const struct unit *u, const struct reduce_plan *plan);
 
 /* For a collective whose members have brought what they reduce. Return: NULL without
  * memory. */

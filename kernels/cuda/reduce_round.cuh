@@ -57,7 +57,7 @@ template <int T, int SUM> struct reduce_round_body {
 
 #pragma unroll
 		for (int j = 0; j < V; j++)
-			t[j] = el_round(OUT, el_apply(a.post, post, t[j]));
+			t[j] = el_apply(a.post, post, t[j]);
 		if (a.accumulate) {
 			typename out::raw old = out::get(a.out, i);
 

@@ -93,7 +93,6 @@ static void finish_rounded(const struct plan *p, float *acc, size_t at, size_t n
 	if (a->accumulate) {
 		const float *old = host_load(buf, a->out, a->out_dtype, at, n);
 
-		HOST(round)(acc, a->out_dtype, n);
 		for (size_t i = 0; i < n; i++)
 			acc[i] = old[i] + acc[i];
 	}

@@ -143,7 +143,7 @@ def fsdp2_cases(world):
                 yield case(grad, reduce, factor=3.0)
                 yield case(grad, reduce, factor=8.0)
     mixed = [("fp32", "none"), ("bf16", "fp32"), ("bf16", "none"), ("fp16", "none"),
-             ("fp32", "bf16")]
+             ("fp32", "bf16"), ("fp16", "bf16"), ("bf16", "fp16")]
     if world in (2, 3, 4):
         for grad, reduce in mixed:
             for passes in ("ns", "nns", "ss", "sns"):

@@ -177,18 +177,6 @@ static void draw_unit(uint64_t *s, struct random_case *rc, unsigned number)
 
 /* ------------------------------------------------------------------- passes */
 
-static enum dtype reduce_dtype(const struct model_unit *m)
-{
-	return m->reduce ? m->reduce : m->gradient;
-}
-
-/* bf16 and fp16 do not add up in each other. */
-static bool may_accumulate(const struct model_unit *m)
-{
-	return m->profile != SHARDD_PROFILE_FSDP2 || m->gradient == reduce_dtype(m) ||
-	       m->gradient == DTYPE_FP32 || reduce_dtype(m) == DTYPE_FP32;
-}
-
 /* Only where there are several replicas. */
 static bool may_defer(const struct model_unit *m, uint32_t world)
 {
@@ -204,8 +192,7 @@ static void draw_passes(uint64_t *s, const struct model_unit *m, uint32_t world,
 	for (unsigned i = 0; i + 1 < n; i++) {
 		char kind = "snnmd"[random_below(s, 5)];
 
-		if ((kind == 'd' && !may_defer(m, world)) ||
-		    ((kind == 'n' || kind == 'm') && !may_accumulate(m)))
+		if (kind == 'd' && !may_defer(m, world))
 			kind = 's';
 		ret[i] = kind;
 	}

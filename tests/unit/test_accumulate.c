@@ -146,15 +146,6 @@ ACCUMULATE_TEST(without_a_buffer_it_is_refused)
 	refused(0, FAULT_STATE, "has not asked for its gradient buffer");
 }
 
-ACCUMULATE_TEST(two_half_types_are_refused)
-{
-	struct unit *u = make("halves", PROFILE_FSDP2, 0, DTYPE_FP16, DTYPE_BF16);
-
-	ok(0, "GradientBuffer", u);
-	nodefix_on_unit(&n, m[0], "Accumulate", u, &op[0]);
-	refused(0, FAULT_STATE, "fp16 cannot be added in reduce_dtype bf16");
-}
-
 ACCUMULATE_TEST(who_has_nothing_at_all_cannot_reduce)
 {
 	for (unsigned r = 0; r < RANKS; r++)

@@ -108,7 +108,7 @@ static float reduce_element(const struct k_reduce *a, const float x[], float old
 
 		t = el_round(a->sum_dtype, el_sum(t, y));
 	}
-	t = el_round(a->out_dtype, el_apply(by[1], post, t));
+	t = el_apply(by[1], post, t);
 	return el_round(a->out_dtype, el_accumulate(a->accumulate, old, t));
 }
 

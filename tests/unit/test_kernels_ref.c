@@ -251,8 +251,8 @@ static double reduced(const struct k_reduce *a, const double *x, double old)
 
 	for (unsigned j = 1; j < a->k; j++)
 		t = to(a->sum_dtype, t + to(a->sum_dtype, factored(&a->pre, x[j])));
-	t = to(a->out_dtype, factored(&a->post, t));
-	return a->accumulate ? to(a->out_dtype, old + t) : t;
+	t = factored(&a->post, t);
+	return to(a->out_dtype, a->accumulate ? (double)(float)(old + t) : t);
 }
 
 /* A number of @t that is neither too large for fp16 nor of few digits. */
