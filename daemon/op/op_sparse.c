@@ -5,7 +5,8 @@
  *
  * On one device DDP's rows go straight into the gradient. Else each device has a table of the
  * whole tensor that is 0 at first, into which its ranks' rows go; the devices' tables are
- * added, and the sum, with what the plan does after it, is added to the gradient.
+ * added, and the sum, with what the plan does after it, is added to the gradient. Sums that are
+ * rounded, or of replicas, are made rank after rank (sparse_fold.c).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -13,8 +14,8 @@
 #include "core/check.h"
 #include "op/op_ddp.h"
 #include "op/reduce_run.h"
+#include "op/sparse.h"
 #include "unit/optim.h"
-#include "unit/runs.h"
 
 static uint64_t rows_of(const struct unit *u, uint32_t tensor)
 {
@@ -95,28 +96,13 @@ static int check_values(struct op *op, struct fault *f)
 	return 0;
 }
 
-/* The rows are added in fp32, and the replicas' sums are not there one by one. */
-static int check_plan(const struct unit *u, struct fault *f)
-{
-	const state_unit *rec = u->rec;
-
-	if (rec->reduce_profile >= PROFILE_DDP ||
-	    (rec->strategy != STRATEGY_HYBRID && rec->reduce_dtype == DTYPE_FP32))
-		return 0;
-	return fault_set(f, FAULT_STATE, NULL,
-			 "unit '%.100s' takes no sparse gradients: profile DDP, DDP_HOOK or "
-			 "DDP_BUCKET_VIEW is allowed, or another one with reduce_dtype FP32 and "
-			 "strategy SHARD or REPLICATE",
-			 rec->name);
-}
-
 static int check(struct op *op, struct fault *f)
 {
 	const struct unit *u = op->unit;
 
 	if (op_check_not_torn(op, f) || op_check_initialised(op, f))
 		return f->code;
-	if ((op->args.sparse.n && check_values(op, f)) || check_plan(u, f))
+	if (op->args.sparse.n && check_values(op, f))
 		return f->code;
 	if (unit_pools_gradient(u->rec))
 		return fault_set(f, FAULT_STATE, NULL,
@@ -133,26 +119,12 @@ static int check(struct op *op, struct fault *f)
 
 /* -------------------------------------------------------------------- running */
 
-enum { ROWS = 0, TABLE = 1 }; /* scratch */
-
-/* Noted at the start: if the epoch ends meanwhile, the members give their buffers back, and
- * the memory stays until we are done. */
-struct work {
-	struct reduce_plan plan;
-	uint64_t elements; /* of the tensor */
-	uint64_t all;      /* rows of all ranks */
-	bool apart;        /* into a table first */
-	const void *tables[NODE_MAX_DEVICES];
-	uint64_t given[NODE_MAX_DEVICES]; /* rows of the part's members before this turn */
-	const void *values[];             /* by member */
-};
-
 static const struct op *first_of(const struct coll *c)
 {
 	return c->ops[0];
 }
 
-static struct unit_run run_of(const struct coll *c, unsigned d)
+struct unit_run sparse_run(const struct coll *c, unsigned d)
 {
 	struct unit_run run = { 0 };
 
@@ -161,16 +133,16 @@ static struct unit_run run_of(const struct coll *c, unsigned d)
 	return run;
 }
 
-static float *gradient_at(const struct coll *c, unsigned d)
+float *sparse_gradient(const struct coll *c, unsigned d)
 {
-	return optim_at(&c->unit->parts[d].grads, run_of(c, d).at);
+	return optim_at(&c->unit->parts[d].grads, sparse_run(c, d).at);
 }
 
 static float *rows_go_to(const struct coll *c, unsigned d)
 {
-	const struct work *w = c->work;
+	const struct sparse_work *w = c->work;
 
-	return w->apart ? region_addr(&c->parts[d].scratch[TABLE]) : gradient_at(c, d);
+	return w->apart ? region_addr(&c->parts[d].scratch[SPARSE_TABLE]) : sparse_gradient(c, d);
 }
 
 static struct k_factor either(struct k_factor a, struct k_factor b)
@@ -182,8 +154,10 @@ static struct k_factor either(struct k_factor a, struct k_factor b)
 /* Of each rank's values, and of the sum: in fp32 no profile has two of either. */
 static struct k_factor before(const struct coll *c)
 {
-	const struct reduce_plan *plan = &((const struct work *)c->work)->plan;
+	const struct reduce_plan *plan = &((const struct sparse_work *)c->work)->plan;
 
+	if (((const struct sparse_work *)c->work)->folds)
+		return (struct k_factor){ .how = K_FACTOR_NONE };
 	return c->unit->rec->shard_ranks == 1
 		       ? either(either(plan->pre, plan->partial), plan->replica)
 		       : plan->pre;
@@ -191,7 +165,7 @@ static struct k_factor before(const struct coll *c)
 
 static struct k_factor after(const struct coll *c)
 {
-	const struct reduce_plan *plan = &((const struct work *)c->work)->plan;
+	const struct reduce_plan *plan = &((const struct sparse_work *)c->work)->plan;
 
 	return c->unit->rec->shard_ranks > 1 ? either(plan->partial, plan->post) : plan->post;
 }
@@ -210,7 +184,7 @@ static void has_gradient(struct unit *u, const struct op *op)
 	u->has_gradient = true;
 }
 
-static void pass_on(const struct coll *c, const struct work *w)
+static void pass_on(const struct coll *c, const struct sparse_work *w)
 {
 	struct ddp *d = first_of(c)->args.sparse.d;
 	uint32_t i = first_of(c)->args.sparse.index, k = 0;
@@ -224,7 +198,7 @@ static void pass_on(const struct coll *c, const struct work *w)
 static void done(struct coll *c)
 {
 	const struct op *op = first_of(c);
-	const struct work *w = c->work;
+	const struct sparse_work *w = c->work;
 
 	if (op->args.sparse.d)
 		pass_on(c, w);
@@ -237,17 +211,17 @@ static void done(struct coll *c)
 
 static void add_table(struct coll *c)
 {
-	struct work *w = c->work;
+	struct sparse_work *w = c->work;
 
 	if (!coll_need_kops(c, 1))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
-		struct unit_run run = run_of(c, d);
+		struct unit_run run = sparse_run(c, d);
 
 		w->tables[d] = rows_go_to(c, d) + run.first;
 		if (run.n)
 			coll_kop(&c->parts[d], KOP_REDUCE, run.n)->reduce =
-				(struct k_reduce){ .out = gradient_at(c, d),
+				(struct k_reduce){ .out = sparse_gradient(c, d),
 						   .out_dtype = DTYPE_FP32,
 						   .in = &w->tables[d],
 						   .k = 1,
@@ -261,7 +235,7 @@ static void add_table(struct coll *c)
 
 static void to_other_devices(struct coll *c)
 {
-	const struct work *w = c->work;
+	const struct sparse_work *w = c->work;
 	void *data[NODE_MAX_DEVICES];
 
 	if (!coll_can_talk(c))
@@ -274,7 +248,7 @@ static void to_other_devices(struct coll *c)
 
 static void rows_added(struct coll *c)
 {
-	const struct work *w = c->work;
+	const struct sparse_work *w = c->work;
 
 	if (!w->apart || !w->all)
 		done(c);
@@ -300,10 +274,10 @@ static bool any_left(const struct coll *c)
 	return false;
 }
 
-static void add_rows(struct coll *c, unsigned d)
+void sparse_add_rows(struct coll *c, unsigned d)
 {
 	struct coll_part *p = &c->parts[d];
-	struct work *w = c->work;
+	struct sparse_work *w = c->work;
 	uint32_t tensor = first_of(c)->args.sparse.tensor;
 	uint64_t n = n_of(c, p, c->turn), width = width_of(c->unit, tensor);
 
@@ -312,7 +286,7 @@ static void add_rows(struct coll *c, unsigned d)
 	coll_kop(p, KOP_ADD_ROWS, width)->add_rows = (struct k_add_rows){
 		.out = rows_go_to(c, d),
 		.row_elements = width,
-		.rows = (int64_t *)region_addr(&p->scratch[ROWS]) + w->given[d],
+		.rows = (int64_t *)region_addr(&p->scratch[SPARSE_ROWS]) + w->given[d],
 		.n_rows = n,
 		.values = w->values[p->members[c->turn]],
 		.dtype = (enum dtype)c->unit->rec->gradient_dtype,
@@ -335,7 +309,7 @@ static void add_next(struct coll *c)
 		return;
 	while (!any) {
 		for (unsigned d = 0; d < c->n_parts; d++) {
-			add_rows(c, d);
+			sparse_add_rows(c, d);
 			any = any || c->parts[d].n_kops;
 		}
 		c->turn++;
@@ -354,21 +328,21 @@ static void zero(struct coll *c, unsigned d, float *at, uint64_t n)
 static void zero_gradient(struct coll *c, unsigned d)
 {
 	const struct op *op = first_of(c);
-	const struct work *w = c->work;
+	const struct sparse_work *w = c->work;
 	const struct unit_part *up = &c->unit->parts[d];
 
 	if (!op->args.sparse.d && !c->unit->has_gradient)
 		zero(c, d, optim_at(&up->grads, 0), up->n);
 	else if (unit_lacks_gradient(c->unit, op->args.sparse.tensor) ||
 		 (op->args.sparse.d && w->all))
-		zero(c, d, gradient_at(c, d), run_of(c, d).n);
+		zero(c, d, sparse_gradient(c, d), sparse_run(c, d).n);
 }
 
 /* The rows of a part's members, to where the device reads them. */
 static void copy_rows(struct coll *c, struct coll_part *p)
 {
-	const struct work *w = c->work;
-	int64_t *to = w->all ? region_addr(&p->scratch[ROWS]) : NULL;
+	const struct sparse_work *w = c->work;
+	int64_t *to = w->all ? region_addr(&p->scratch[SPARSE_ROWS]) : NULL;
 
 	for (uint32_t turn = 0; turn < p->n; turn++) {
 		uint64_t n = n_of(c, p, turn);
@@ -380,20 +354,25 @@ static void copy_rows(struct coll *c, struct coll_part *p)
 	}
 }
 
+static void fold(struct coll *c)
+{
+	sparse_fold(c, done);
+}
+
 static void prepare(struct coll *c)
 {
-	const struct work *w = c->work;
+	const struct sparse_work *w = c->work;
 
 	if (!coll_need_kops(c, (size_t)c->n + 2))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		zero_gradient(c, d);
-		if (w->apart && w->all)
+		if (w->apart && w->all && !w->folds)
 			zero(c, d, rows_go_to(c, d), w->elements);
 		copy_rows(c, &c->parts[d]);
 	}
 	c->turn = 0;
-	coll_kernels(c, add_next);
+	coll_kernels(c, w->folds && w->all ? fold : add_next);
 }
 
 /* ---------------------------------------------------------------------- the op */
@@ -410,7 +389,8 @@ static void plan_of(const struct coll *c, struct reduce_plan *ret)
 
 static int begin_work(struct coll *c, struct fault *f)
 {
-	struct work *w = calloc(1, sizeof(*w) + c->n * sizeof(void *));
+	size_t pointers = c->n * (1 + (size_t)c->n_parts);
+	struct sparse_work *w = calloc(1, sizeof(*w) + pointers * sizeof(void *));
 	uint32_t tensor = first_of(c)->args.sparse.tensor;
 
 	if (!w)
@@ -420,6 +400,10 @@ static int begin_work(struct coll *c, struct fault *f)
 	w->elements = rows_of(c->unit, tensor) * width_of(c->unit, tensor);
 	w->apart = c->n_parts > 1 || c->unit->rec->reduce_profile < PROFILE_DDP ||
 		   w->plan.post.how != K_FACTOR_NONE;
+	w->partials = w->values + c->n;
+	w->folds = sparse_folds(c->unit, &w->plan);
+	if (w->folds)
+		sparse_fold_init(c, w);
 	for (uint32_t i = 0; i < c->n; i++) {
 		struct op *op = c->ops[i];
 
@@ -429,15 +413,27 @@ static int begin_work(struct coll *c, struct fault *f)
 		w->values[i] = op_buffer_at(op, op->args.sparse.values_offset, 0, f);
 		CHECK(w->values[i]); /* checked when announced, and nothing of it since */
 	}
-	CHECK(w->apart || run_of(c, 0).n == w->elements);
+	CHECK(w->apart || sparse_run(c, 0).n == w->elements);
 	return 0;
+}
+
+static uint64_t scratch_of(const struct coll *c, unsigned which)
+{
+	const struct sparse_work *w = c->work;
+
+	if (!w->all)
+		return 0;
+	if (which == SPARSE_ROWS)
+		return w->all * sizeof(int64_t);
+	if (which == SPARSE_TABLE)
+		return w->apart ? w->elements * sizeof(float) : 0;
+	return w->folds ? sparse_fold_scratch(c, which) : 0;
 }
 
 static void start(struct parked *parked)
 {
 	struct coll *c = CONTAINER_OF(parked, struct coll, parked);
 	struct fault f = FAULT_NULL;
-	struct work *w;
 
 	if (coll_overtaken(c, true) || !coll_ready(c, start))
 		return;
@@ -445,11 +441,12 @@ static void start(struct parked *parked)
 		coll_end(c, &f);
 		return;
 	}
-	w = c->work;
-	if (w->all && !coll_need_scratch(c, ROWS, w->all * sizeof(int64_t), start))
-		return;
-	if (w->all && w->apart && !coll_need_scratch(c, TABLE, w->elements * sizeof(float), start))
-		return;
+	for (unsigned k = SPARSE_ROWS; k <= SPARSE_SUMS; k++) {
+		uint64_t bytes = scratch_of(c, k);
+
+		if (bytes && !coll_need_scratch(c, k, bytes, start))
+			return;
+	}
 	prepare(c);
 }
 

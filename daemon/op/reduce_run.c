@@ -143,8 +143,7 @@ static uint64_t lonely_bytes(const struct coll *c, const struct reduce_run *run)
 					       dtype_size(run->plan.accumulate_dtype));
 }
 
-/* Are the ranks of every replica on one device? */
-static bool whole_replicas(const struct coll *c)
+bool reduce_whole_replicas(const struct coll *c)
 {
 	uint32_t shard_ranks = c->unit->rec->shard_ranks;
 
@@ -165,7 +164,7 @@ static void measure(const struct coll *c, struct reduce_run *like)
 
 	like->shard_ranks = u->rec->shard_ranks;
 	like->replicas = c->n / like->shard_ranks;
-	like->whole = whole_replicas(c);
+	like->whole = reduce_whole_replicas(c);
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		uint32_t here = partials_on(c, like, d),
 			 n = unit_spans(u, &u->parts[d], like->span);

@@ -39,6 +39,9 @@ enum { REDUCE_SUMS = 0, REDUCE_PARTIALS = 1, REDUCE_CONVERTED = 2, REDUCE_PACKED
 enum reduce_average reduce_average_of(const struct unit *u);
 struct reduce_plan reduce_plan_for(const struct job *job, const struct unit *u);
 
+/* Are the ranks of every replica of c->unit on one device? */
+bool reduce_whole_replicas(const struct coll *c);
+
 /* One rank's new gradient *@from, added to what it has accumulated (@to). */
 void reduce_add_kop(const struct unit *u, const struct reduce_plan *plan, void *to,
 		    const void **from, struct kop *kop);

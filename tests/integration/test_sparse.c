@@ -21,6 +21,7 @@ struct how {
 	bool force_sum;
 	uint32_t shard_ranks;
 	bool guarded;
+	enum shardd_dtype gradient; /* 0: fp32 */
 };
 
 static const struct how plain = { .profile = SHARDD_PROFILE_DDP_BUCKET_VIEW,
@@ -43,6 +44,7 @@ static shardd_unit embedding(shardd_client *c, const char *name, const struct ho
 		.strategy = how->strategy,
 		.shard_ranks = how->shard_ranks,
 		.reduce_profile = how->profile,
+		.gradient_dtype = how->gradient,
 		.reduce_dtype = how->reduce,
 		.divide_factor = how->divide_factor,
 		.force_sum = how->force_sum,
@@ -177,16 +179,16 @@ static void add_exact(uint32_t world, double by, float *table)
 }
 
 static const struct how profiles[] = {
-	{ SHARDD_PROFILE_FAIRSCALE, SHARDD_REPLICATE, 0, 0, false, 0, false },
-	{ SHARDD_PROFILE_FAIRSCALE, SHARDD_SHARD, 0, 0, false, 0, false },
-	{ SHARDD_PROFILE_XLA, SHARDD_SHARD, 0, 0, false, 0, false },
-	{ SHARDD_PROFILE_FSDP1_HOOK, SHARDD_SHARD, 0, 0, false, 0, false },
-	{ SHARDD_PROFILE_FSDP2, SHARDD_REPLICATE, 0, 0, false, 0, false },
-	{ SHARDD_PROFILE_FSDP2, SHARDD_SHARD, 0, 0, false, 0, false },
-	{ SHARDD_PROFILE_FSDP2, SHARDD_SHARD, 0, 2, false, 0, false },
-	{ SHARDD_PROFILE_FSDP2, SHARDD_SHARD, 0, 2, true, 0, false },
-	{ SHARDD_PROFILE_DDP, SHARDD_REPLICATE, 0, 0, false, 0, false },
-	{ SHARDD_PROFILE_DDP_HOOK, SHARDD_REPLICATE, SHARDD_BF16, 0, false, 0, false },
+	{ SHARDD_PROFILE_FAIRSCALE, SHARDD_REPLICATE, 0, 0, false, 0, false, 0 },
+	{ SHARDD_PROFILE_FAIRSCALE, SHARDD_SHARD, 0, 0, false, 0, false, 0 },
+	{ SHARDD_PROFILE_XLA, SHARDD_SHARD, 0, 0, false, 0, false, 0 },
+	{ SHARDD_PROFILE_FSDP1_HOOK, SHARDD_SHARD, 0, 0, false, 0, false, 0 },
+	{ SHARDD_PROFILE_FSDP2, SHARDD_REPLICATE, 0, 0, false, 0, false, 0 },
+	{ SHARDD_PROFILE_FSDP2, SHARDD_SHARD, 0, 0, false, 0, false, 0 },
+	{ SHARDD_PROFILE_FSDP2, SHARDD_SHARD, 0, 2, false, 0, false, 0 },
+	{ SHARDD_PROFILE_FSDP2, SHARDD_SHARD, 0, 2, true, 0, false, 0 },
+	{ SHARDD_PROFILE_DDP, SHARDD_REPLICATE, 0, 0, false, 0, false, 0 },
+	{ SHARDD_PROFILE_DDP_HOOK, SHARDD_REPLICATE, SHARDD_BF16, 0, false, 0, false, 0 },
 };
 
 static int profiles_trainer(const struct trainer *t)
@@ -224,35 +226,140 @@ Test(sparse, rows_are_divided_as_the_profile_divides, .timeout = 60, .init = tra
 	trainfix_run(4, profiles_trainer, NULL);
 }
 
-static int refused_trainer(const struct trainer *t)
+/* Where sums are rounded or replicas have their own. */
+static const struct how folded[] = {
+	{ SHARDD_PROFILE_FSDP2, SHARDD_SHARD, SHARDD_BF16, 0, false, 0, false, 0 },
+	{ SHARDD_PROFILE_FSDP2, SHARDD_SHARD, SHARDD_FP16, 0, false, 0, false, SHARDD_BF16 },
+	{ SHARDD_PROFILE_FSDP2, SHARDD_SHARD, SHARDD_BF16, 5, true, 0, false, SHARDD_BF16 },
+	{ SHARDD_PROFILE_FSDP2, SHARDD_REPLICATE, SHARDD_BF16, 3, false, 0, false, 0 },
+	{ SHARDD_PROFILE_FAIRSCALE, SHARDD_REPLICATE, SHARDD_FP16, 0, false, 0, false, 0 },
+	{ SHARDD_PROFILE_FAIRSCALE, SHARDD_SHARD, SHARDD_BF16, 0, false, 0, false, SHARDD_FP16 },
+	{ SHARDD_PROFILE_XLA, SHARDD_SHARD, SHARDD_FP16, 0, false, 0, false, SHARDD_BF16 },
+	{ SHARDD_PROFILE_FSDP1_HOOK, SHARDD_SHARD, SHARDD_BF16, 0, false, 0, false, 0 },
+	{ SHARDD_PROFILE_FAIRSCALE, SHARDD_HYBRID, 0, 0, false, 2, false, 0 },
+	{ SHARDD_PROFILE_XLA, SHARDD_HYBRID, 0, 0, false, 1, false, SHARDD_FP16 },
+	{ SHARDD_PROFILE_FSDP2, SHARDD_HYBRID, 0, 0, false, 2, false, 0 },
+	{ SHARDD_PROFILE_FSDP2, SHARDD_HYBRID, 0, 0, false, 3, false, SHARDD_BF16 },
+	{ SHARDD_PROFILE_FSDP2, SHARDD_HYBRID, SHARDD_BF16, 5, false, 2, false, 0 },
+	{ SHARDD_PROFILE_FSDP2, SHARDD_HYBRID, SHARDD_FP16, 0, false, 3, false, 0 },
+	{ SHARDD_PROFILE_FSDP2, SHARDD_HYBRID, 0, 0, true, 6, false, 0 },
+};
+
+static size_t narrow(void *to, const float *from, size_t n, enum shardd_dtype dtype)
 {
-	static const struct how refused[] = {
-		{ SHARDD_PROFILE_FSDP2, SHARDD_SHARD, SHARDD_BF16, 0, false, 0, false },
-		{ SHARDD_PROFILE_FAIRSCALE, SHARDD_REPLICATE, SHARDD_FP16, 0, false, 0, false },
-		{ SHARDD_PROFILE_FAIRSCALE, SHARDD_HYBRID, 0, 0, false, 2, false },
-	};
+	enum dtype t = dtype ? (enum dtype)dtype : DTYPE_FP32;
+	struct k_cast cast = { to, from, t, DTYPE_FP32 };
+
+	kernels_ref()->cast(&cast, 0, n);
+	return n * dtype_size(t);
+}
+
+/* A rank's rows, each once, and @whole: the gradient of the whole unit that has the same
+ * numbers. The last rank has none. */
+static size_t folded_entries(const struct trainer *t, unsigned pass, int64_t *rows, float *values,
+			     float *whole)
+{
+	size_t n = t->rank + 1 == t->world ? 0 : ENTRIES - t->rank;
+
+	memset(whole, 0, (9 + ROWS * WIDTH) * sizeof(*whole));
+	train_fill(values, ENTRIES * WIDTH, t->rank * 17 + pass + 1);
+	for (size_t i = 0; i < n; i++) {
+		rows[i] = (int64_t)((i * 7 + t->rank * 3 + pass) % ROWS);
+		memcpy(&whole[9 + rows[i] * WIDTH], &values[i * WIDTH], WIDTH * sizeof(*values));
+	}
+	return n;
+}
+
+static void reduce_both(const struct trainer *t, shardd_client *c, const struct how *how,
+			const shardd_unit u[2], uint64_t buffer, void *at)
+{
+	enum dtype dtype = how->gradient ? (enum dtype)how->gradient : DTYPE_FP32;
+	float values[ENTRIES * WIDTH], narrowed[ENTRIES * WIDTH], whole[9 + ROWS * WIDTH];
+	int64_t rows[ENTRIES];
+
+	for (unsigned pass = 0; pass < 2; pass++) {
+		size_t n = folded_entries(t, pass, rows, values, whole);
+		size_t bytes = narrow(narrowed, values, n * WIDTH, how->gradient);
+
+		train_write(c, at, narrowed, bytes);
+		TRAIN_OK(shardd_reduce_sparse(c, u[0], 1, rows, n, buffer, 0, &train_err));
+		train_reduce(c, u[1], dtype, whole, ARRAY_SIZE(whole));
+	}
+}
+
+static int folded_trainer(const struct trainer *t)
+{
 	shardd_client *c = train_join(t);
-	const int64_t row = 0;
+	float params[2][9 + ROWS * WIDTH];
 	uint64_t buffer, elements;
+	shardd_unit u[2];
+	void *at;
 
-	TRAIN_OK(shardd_alloc(c, WIDTH * sizeof(float), &buffer, NULL, &train_err));
-	for (unsigned k = 0; k < ARRAY_SIZE(refused); k++) {
-		const char name[] = { (char)('a' + k), '\0' };
-		shardd_unit u = embedding(c, name, &refused[k], &elements);
+	TRAIN_OK(shardd_alloc(c, ENTRIES * WIDTH * sizeof(float), &buffer, &at, &train_err));
+	for (unsigned k = 0; k < ARRAY_SIZE(folded); k++) {
+		if (folded[k].shard_ranks && t->world % folded[k].shard_ranks)
+			continue;
+		for (unsigned i = 0; i < 2; i++) {
+			const char name[] = { (char)('a' + k), (char)('0' + i), '\0' };
 
-		TRAIN_FAILS(shardd_reduce_sparse(c, u, 1, &row, 1, buffer, 0, &train_err),
-			    SHARDD_FAILED_PRECONDITION);
-		TRAINER_CHECK(strstr(train_err.text, "DDP_BUCKET_VIEW is allowed") &&
-			      strstr(train_err.text, "reduce_dtype FP32"));
+			u[i] = embedding(c, name, &folded[k], &elements);
+		}
+		reduce_both(t, c, &folded[k], u, buffer, at);
+		TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+		for (unsigned i = 0; i < 2; i++)
+			train_params(c, u[i], params[i], sizeof(params[i]));
+		for (size_t i = 0; i < ARRAY_SIZE(params[0]); i++)
+			if (params[0][i] != params[1][i]) {
+				fprintf(stderr, "case %u, element %zu: %a, not %a\n", k, i,
+					(double)params[0][i], (double)params[1][i]);
+				TRAINER_CHECK(!"differs");
+			}
+		TRAINER_CHECK(params[0][9] != 0);
 	}
 	train_leave(c);
 	return 0;
 }
 
-Test(sparse, what_cannot_take_rows_is_refused, .timeout = 60, .init = trainfix_begin,
+Test(sparse, rows_are_reduced_as_the_whole_gradient_is, .timeout = 60, .init = trainfix_begin,
      .fini = trainfix_end)
 {
-	trainfix_run(4, refused_trainer, NULL);
+	trainfix_run(4, folded_trainer, NULL);
+	trainfix_run(6, folded_trainer, NULL);
+}
+
+/* A row that a rank has twice is added up in fp32, before anything is rounded: 1 and 2^-8 are
+ * one number of bf16 each, their sum is none; 2^-8 once more and it is. */
+static int twice_trainer(const struct trainer *t)
+{
+	static const struct how how = { .profile = SHARDD_PROFILE_FSDP2,
+					.strategy = SHARDD_SHARD,
+					.reduce = SHARDD_BF16,
+					.divide_factor = 1,
+					.force_sum = true };
+	static const int64_t rows[] = { 3, 3, 3 };
+	static const float of_row[] = { 1, 0x1p-8f, 0x1p-8f };
+	shardd_client *c = train_join(t);
+	float values[3 * WIDTH], want[ROWS * WIDTH] = { 0 };
+	uint64_t buffer, elements;
+	shardd_unit u = embedding(c, "table", &how, &elements);
+	void *at;
+
+	for (unsigned i = 0; i < 3 * WIDTH; i++)
+		values[i] = of_row[i / WIDTH];
+	for (unsigned k = 0; k < WIDTH; k++)
+		want[3 * WIDTH + k] = 1 + 0x1p-7f;
+	TRAIN_OK(shardd_alloc(c, sizeof(values), &buffer, &at, &train_err));
+	train_write(c, at, values, sizeof(values));
+	TRAIN_OK(shardd_reduce_sparse(c, u, 1, rows, t->rank ? 0 : 3, buffer, 0, &train_err));
+	check_table(c, u, elements, want);
+	train_leave(c);
+	return 0;
+}
+
+Test(sparse, a_row_twice_is_added_before_it_is_rounded, .timeout = 60, .init = trainfix_begin,
+     .fini = trainfix_end)
+{
+	trainfix_run(2, twice_trainer, NULL);
 }
 
 /* A guarded unit takes rows in backward, and keeps its parameters until that ends: its other

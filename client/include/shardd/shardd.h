@@ -900,9 +900,10 @@ SHARDD_API int shardd_ddp_finish(shardd_client *c, shardd_ddp d, uint8_t *untouc
 /* Without buckets: add rows to the gradient of tensor @tensor of a unit, of every rank in
  * their order, divided before and after as the unit's profile has it (collective; how many
  * rows may differ). What the unit holds since the last step stays; the rest of it is 0. They
- * are added in fp32, on several devices those of each device first. Without a DDP profile only
- * reduce_dtype FP32 and strategy SHARD or REPLICATE are allowed. Errors: INVALID_ARGUMENT (a
- * row that the tensor does not have), FAILED_PRECONDITION (another unit). */
+ * are added in fp32, on several devices those of each device first; with a 16-bit reduce_dtype
+ * outside the DDP profiles, and with strategy HYBRID, as shardd_reduce adds a whole gradient. Errors:
+ * INVALID_ARGUMENT (a row that the tensor does not have), FAILED_PRECONDITION (a unit that is
+ * stepped in backward or by the trainer). */
 SHARDD_API int shardd_reduce_sparse_submit(shardd_client *c, shardd_unit u, uint32_t tensor,
 					   const int64_t *rows, size_t n, uint64_t buffer,
 					   uint64_t values_offset, shardd_ticket *t,
