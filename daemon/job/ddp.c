@@ -81,6 +81,7 @@ static void ddp_free(struct ddp *d)
 	free(d->tensors);
 	free(d->arrival);
 	free(d->untouched);
+	free(d->reduced);
 	free(d);
 }
 
@@ -208,12 +209,7 @@ static int check_unit(const struct ddp_spec *s, const struct unit *u, uint32_t i
 				 "unit '%.100s' has another reduce_profile: DDP, DDP_HOOK or "
 				 "DDP_BUCKET_VIEW is allowed",
 				 u->rec->name);
-	if (unit_pools_gradient(u->rec))
-		return fault_set(
-			f, FAULT_INVALID, "units",
-			"unit '%.100s' is stepped in backward or by the trainer: AT_STEP is "
-			"allowed, or no optimizer",
-			u->rec->name);
+	CHECK(u->rec->optimizer->when != OPTIM_BY_TRAINER); /* those are sharded */
 	return 0;
 }
 
@@ -256,6 +252,8 @@ static void fill_tensors(struct ddp *d, const struct ddp_spec *s)
 			*dt = (struct ddp_tensor){ .unit = u, .tensor = k };
 			CHECK(layout_numel(t->shape, (uint32_t)t->n_shape, &dt->elements));
 			dt->sparse = s->is_sparse && s->is_sparse(s->arg, u->id, k);
+			d->in_backward =
+				d->in_backward || u->rec->optimizer->when == OPTIM_IN_BACKWARD;
 			d->any_sparse = d->any_sparse || dt->sparse;
 			at++;
 		}
@@ -285,7 +283,7 @@ static uint64_t bytes_of(const struct ddp *d)
 {
 	uint64_t of_rank = sizeof(struct ddp_rank) + d->n * (sizeof(uint8_t) + sizeof(uint32_t));
 	uint64_t of_tensor = sizeof(struct ddp_tensor) + sizeof(uint32_t) + sizeof(uint8_t) +
-			     2 * (3 * sizeof(uint32_t) + 2 * sizeof(uint64_t));
+			     sizeof(uint64_t) + 2 * (3 * sizeof(uint32_t) + 2 * sizeof(uint64_t));
 
 	if (d->any_sparse)
 		of_rank += d->n * sizeof(struct ddp_rows);
@@ -314,13 +312,14 @@ static int ddp_fill(struct ddp *d, const struct ddp_spec *s)
 
 	d->arrival = calloc(d->n, sizeof(*d->arrival));
 	d->untouched = calloc(d->n, 1);
+	d->reduced = calloc(d->n, sizeof(*d->reduced));
 	d->ranks = calloc(ranks, sizeof(*d->ranks));
 	d->limits[0] = s->first_bucket_bytes;
 	d->limits[1] = s->bucket_bytes;
 	for (uint32_t i = 0; i < d->n; i++)
 		if (unit_track_gradients(d->tensors[i].unit) < 0)
 			return -ENOMEM;
-	if (!d->arrival || !d->untouched || !d->ranks)
+	if (!d->arrival || !d->untouched || !d->reduced || !d->ranks)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < ranks; i++)
 		if (rank_init(&d->ranks[i], d) < 0)

@@ -71,6 +71,7 @@ struct ddp_rank {
 	bool open;             /* in a pass */
 	bool moving;           /* a forward is under way */
 	bool finishing;        /* a finish is */
+	uint64_t begun;        /* passes */
 	uint64_t passes;       /* finished */
 	uint8_t *flags;        /* by tensor, of the present pass */
 	bool counted;          /* static graph: the first pass is over */
@@ -92,12 +93,14 @@ struct ddp {
 	uint32_t n;
 	struct ddp_tensor *tensors;
 	bool any_sparse, find_unused, static_graph;
+	bool in_backward;              /* some of its units are stepped there */
 	uint64_t limits[2];            /* of the first bucket, of all others */
 	struct ddp_buckets layouts[2]; /* of which the second comes with the rebuild */
 	unsigned n_layouts;
 	uint32_t *arrival; /* tensors in the order in which they got ready on the first rank */
 	uint32_t n_arrived;
 	uint8_t *untouched;     /* by tensor: no rank used it in the last pass */
+	uint64_t *reduced;      /* by tensor: the last pass in which it was, of those begun */
 	struct ddp_rank *ranks; /* by index in the group */
 	uint64_t charged;
 };
@@ -149,6 +152,10 @@ int ddp_finish(struct ddp_rank *r, struct fault *f);
 /* It ends, and is the first one of a static graph: everything is ready, what has no gradient
  * is unused. */
 void ddp_end_first_static(struct ddp_rank *r);
+
+/* Tensor @i was reduced in pass @pass, of those begun. Return: whether all of its unit have been,
+ * it being the last. */
+bool ddp_reduced(struct ddp *d, uint32_t i, uint64_t pass);
 
 /* The next bucket of @r that can be launched now; it counts as launched. Return: its
  * number, or -1. */

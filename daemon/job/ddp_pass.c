@@ -141,6 +141,7 @@ static void begin(struct ddp_rank *r)
 	struct ddp *d = r->ddp;
 
 	r->open = true;
+	r->begun++;
 	r->launched = 0;
 	r->n_waits = 0;
 	r->fault = FAULT_NULL;
@@ -293,6 +294,20 @@ void ddp_end_first_static(struct ddp_rank *r)
 			r->flags[i] |= DDP_UNUSED | DDP_ZERO;
 		--*missing;
 	}
+}
+
+/* A unit's tensors are side by side. */
+bool ddp_reduced(struct ddp *d, uint32_t i, uint64_t pass)
+{
+	const struct unit *u = d->tensors[i].unit;
+	uint32_t k = i;
+
+	d->reduced[i] = pass;
+	while (k && d->tensors[k - 1].unit == u)
+		k--;
+	while (k < d->n && d->tensors[k].unit == u && d->reduced[k] == pass)
+		k++;
+	return k == d->n || d->tensors[k].unit != u;
 }
 
 int64_t ddp_launch(struct ddp_rank *r)

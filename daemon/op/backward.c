@@ -1,6 +1,6 @@
 /*
- * Optimizers in backward (semantics 4.18): what a unit's last Reduce of a backward pass
- * leads to.
+ * Optimizers in backward (semantics 4.18): what a unit's last Reduce of a backward pass, or
+ * the last of its buckets, leads to.
  *
  *   last Reduce --plan holds--> arrived (unscaled, norm taken) ------------Step--> prepared
  *        |                                                                            ^
@@ -21,6 +21,7 @@
 #include "core/check.h"
 #include "op/guard.h"
 #include "op/op_impl.h"
+#include "op/table.h"
 #include "unit/norm.h"
 #include "unit/optim.h"
 #include "unit/runs.h"
@@ -40,9 +41,10 @@ struct back {
 	struct back_part parts[];
 };
 
+/* A ddp's buckets have a gradient once in a pass. */
 static bool more_to_come(const struct coll *c)
 {
-	return c->ops[0]->args.reduce.more;
+	return c->type == &op_reduce && c->ops[0]->args.reduce.more;
 }
 
 /* ------------------------------------------------------------ the Reduce begins */
@@ -167,9 +169,14 @@ static void take_norm(struct coll *c)
 }
 
 /* A rank may have died since: then there is neither a plan nor a use for it. */
+bool backward_is_planned(const struct coll *c)
+{
+	return plan_concerns(c) && c->ops[0]->m->epoch == c->job->rec->epoch;
+}
+
 void backward_arrive(struct coll *c, void (*next)(struct coll *c))
 {
-	if (!plan_concerns(c) || c->ops[0]->m->epoch != c->job->rec->epoch) {
+	if (!backward_is_planned(c)) {
 		next(c);
 		return;
 	}

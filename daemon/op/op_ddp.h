@@ -20,6 +20,9 @@ void op_ddp_launch(struct op *op);
 
 /* By how many ranks the gradients of a collective are divided. */
 uint32_t op_ddp_divide_by(const struct coll *c);
+/* Tensor @tensor of @d was reduced by @c. Return: whether its unit, all of whose tensors have been
+ * in this pass, goes on as after its last Reduce. */
+bool op_ddp_unit_is_whole(const struct coll *c, struct ddp *d, uint32_t tensor);
 /* Bucket @bucket is over: after the last one of a pass, those who had no more inputs have
  * passed it too, so that they have the same buckets afterwards. */
 void op_ddp_shadows_passed(const struct coll *c, struct ddp *d, uint32_t bucket);

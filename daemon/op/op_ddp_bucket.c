@@ -29,7 +29,8 @@ struct work {
 	enum dtype dtype;
 	size_t size; /* of an element */
 	enum dtype sum_dtype;
-	uint64_t zeros; /* bytes of them that are needed */
+	uint64_t zeros;    /* bytes of them that are needed */
+	uint32_t arriving; /* of its tensors, the next to be looked at when all are reduced */
 	uint32_t n_pieces;
 	struct piece *pieces;
 	char **base;       /* by member: its bucket; NULL: it contributes zeros */
@@ -156,6 +157,7 @@ static int begin_work(struct coll *c)
 	w->d = op->args.ddp.d;
 	w->b = b;
 	w->bucket = bucket;
+	w->arriving = b->begin[bucket];
 	w->dtype = (enum dtype)w->d->tensors[first].unit->rec->gradient_dtype;
 	w->size = dtype_size(w->dtype);
 	w->sum_dtype = plan_of(c, first).sum_dtype; /* of its other units, too */
@@ -176,6 +178,36 @@ static int begin_work(struct coll *c)
 
 /* -------------------------------------------------------------------- the end */
 
+static void next_unit(struct coll *c);
+
+static void unit_arrived(struct coll *c)
+{
+	backward_reduced(c);
+	next_unit(c);
+}
+
+/* Units whose last gradient of the pass is here, one after the other. */
+static void next_unit(struct coll *c)
+{
+	struct work *w = work_of(c);
+	struct ddp *d = c->ops[0]->args.ddp.d;
+
+	while (w->arriving < w->b->begin[w->bucket + 1]) {
+		uint32_t i = w->b->tensors[w->arriving++];
+
+		if (!op_ddp_unit_is_whole(c, d, i))
+			continue;
+		c->unit = d->tensors[i].unit;
+		if (backward_is_planned(c)) {
+			backward_arrive(c, unit_arrived);
+			return;
+		}
+		backward_reduced(c);
+	}
+	op_ddp_shadows_passed(c, d, w->bucket);
+	coll_end(c, NULL);
+}
+
 static void done(struct coll *c)
 {
 	struct work *w = work_of(c);
@@ -191,8 +223,7 @@ static void done(struct coll *c)
 		if (touched && !over)
 			unit_got_gradient(t->unit, t->tensor);
 	}
-	op_ddp_shadows_passed(c, c->ops[0]->args.ddp.d, w->bucket);
-	coll_end(c, NULL);
+	next_unit(c);
 }
 
 /* -------------------------------------------------------------------- kernels */
@@ -415,6 +446,20 @@ static void make_zeros(struct coll *c)
 	coll_kernels(c, next);
 }
 
+/* Return: as backward_prepare. */
+static bool prepare_units(struct coll *c, void (*again)(struct parked *p))
+{
+	const struct work *w = work_of(c);
+
+	for (uint32_t j = w->b->begin[w->bucket]; j < w->b->begin[w->bucket + 1]; j++) {
+		c->unit = w->d->tensors[w->b->tensors[j]].unit;
+		if (!backward_prepare(c, again))
+			return false;
+	}
+	c->unit = NULL;
+	return true;
+}
+
 static void start(struct parked *parked)
 {
 	struct coll *c = CONTAINER_OF(parked, struct coll, parked);
@@ -426,6 +471,8 @@ static void start(struct parked *parked)
 		coll_end_status(c, -ENOMEM);
 		return;
 	}
+	if (!prepare_units(c, start))
+		return;
 	w = work_of(c);
 	if (c->n_parts > 1 &&
 	    !coll_need_scratch(c, 0, w->b->elements[w->bucket] * dtype_size(w->sum_dtype), start))
@@ -438,7 +485,7 @@ static void start(struct parked *parked)
 static void run(struct coll *c)
 {
 	/* a prepared step still needs the gradients that this one would overwrite */
-	if (apply_ensure(c->job, &c->parked, start))
+	if (apply_ensure_step(c->job, &c->parked, start))
 		start(&c->parked);
 }
 
@@ -462,13 +509,30 @@ uint32_t op_ddp_divide_by(const struct coll *c)
 	return by_active ? active : c->n;
 }
 
+static uint32_t first_active(const struct coll *c)
+{
+	uint32_t i = 0;
+
+	while (c->ops[i]->shadow)
+		i++;
+	return i;
+}
+
+bool op_ddp_unit_is_whole(const struct coll *c, struct ddp *d, uint32_t tensor)
+{
+	struct unit *u = d->tensors[tensor].unit;
+
+	if (c->ops[0]->m->epoch != c->job->rec->epoch ||
+	    !ddp_reduced(d, tensor, d->ranks[first_active(c)].begun))
+		return false;
+	if (!u->has_gradient) /* no rank used any of it */
+		job_give_grads(c->job, u);
+	return u->has_gradient;
+}
+
 void op_ddp_shadows_passed(const struct coll *c, struct ddp *d, uint32_t bucket)
 {
-	uint32_t active = 0;
-
-	while (c->ops[active]->shadow)
-		active++;
-	if (bucket + 1 != ddp_buckets_of(&d->ranks[active])->n)
+	if (bucket + 1 != ddp_buckets_of(&d->ranks[first_active(c)])->n)
 		return;
 	for (uint32_t i = 0; i < c->n; i++)
 		d->ranks[i].passes += c->ops[i]->shadow;

@@ -40,7 +40,7 @@ int op_ddp_check_list(const struct op *op, const uint32_t *list, size_t n, const
 void op_ddp_follow(struct op *op)
 {
 	op->buffer = op->args.ddp.rank->buffer;
-	op->touches |= TOUCH_GRADS;
+	op->touches |= TOUCH_GRADS | (op->args.ddp.d->in_backward ? TOUCH_PARAMS : 0);
 }
 
 static int check(struct op *op, struct fault *f)

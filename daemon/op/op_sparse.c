@@ -104,7 +104,7 @@ static int check(struct op *op, struct fault *f)
 		return f->code;
 	if (op->args.sparse.n && check_values(op, f))
 		return f->code;
-	if (unit_pools_gradient(u->rec))
+	if (unit_pools_gradient(u->rec) && !op->args.sparse.d)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "unit '%.100s' is stepped in backward or by the trainer: it takes "
 				 "no sparse "
@@ -195,6 +195,17 @@ static void pass_on(const struct coll *c, const struct sparse_work *w)
 	op_ddp_shadows_passed(c, d, ddp_buckets_of(&d->ranks[k])->of[i]);
 }
 
+static void end(struct coll *c)
+{
+	coll_end(c, NULL);
+}
+
+static void whole(struct coll *c)
+{
+	backward_reduced(c);
+	end(c);
+}
+
 static void done(struct coll *c)
 {
 	const struct op *op = first_of(c);
@@ -204,7 +215,10 @@ static void done(struct coll *c)
 		pass_on(c, w);
 	if (op->m->epoch == c->job->rec->epoch && (w->all || !op->args.sparse.d))
 		has_gradient(c->unit, op);
-	coll_end(c, NULL);
+	if (op->args.sparse.d && op_ddp_unit_is_whole(c, op->args.sparse.d, op->args.sparse.index))
+		backward_arrive(c, whole);
+	else
+		end(c);
 }
 
 /* ------------------------------------------------------------------- the table */
@@ -441,6 +455,8 @@ static void start(struct parked *parked)
 		coll_end(c, &f);
 		return;
 	}
+	if (first_of(c)->args.sparse.d && !backward_prepare(c, start))
+		return;
 	for (unsigned k = SPARSE_ROWS; k <= SPARSE_SUMS; k++) {
 		uint64_t bytes = scratch_of(c, k);
 
@@ -453,7 +469,8 @@ static void start(struct parked *parked)
 static void run(struct coll *c)
 {
 	/* a prepared step still needs the gradients that this one would change */
-	if (apply_ensure(c->job, &c->parked, start))
+	if (first_of(c)->args.sparse.d ? apply_ensure_step(c->job, &c->parked, start)
+				       : apply_ensure(c->job, &c->parked, start))
 		start(&c->parked);
 }
 

@@ -247,9 +247,10 @@ enum shardd_optimizer_profile {
 };
 
 enum shardd_optimizer_when {
-	SHARDD_OPTIM_AT_STEP = 1,     /* by shardd_step, on the gradient shard */
-	SHARDD_OPTIM_IN_BACKWARD = 2, /* by the unit's reduce, which frees the gradient shard */
-	SHARDD_OPTIM_BY_TRAINER = 3,  /* the trainer's own, on the mapped shards; kind is 0 */
+	SHARDD_OPTIM_AT_STEP = 1, /* by shardd_step, on the gradient shard */
+	/* by the unit's reduce, or the last of its buckets, which frees the gradient shard */
+	SHARDD_OPTIM_IN_BACKWARD = 2,
+	SHARDD_OPTIM_BY_TRAINER = 3, /* the trainer's own, on the mapped shards; kind is 0 */
 };
 
 struct shardd_optimizer {
