@@ -25,6 +25,7 @@ OP(begin_pass, BeginPass, begin_pass, begin_result);
 OP(end_pass, EndPass, end_pass, end_result);
 OP(set_reshard, SetReshard, set_reshard, NULL);
 OP(set_prefetch, SetPrefetch, set_prefetch, NULL);
+OP(set_factors, SetFactors, set_factors, NULL);
 
 int shardd_begin_pass_submit(shardd_client *c, shardd_unit u, enum shardd_pass pass,
 			     shardd_ticket *t, struct shardd_error *err)
@@ -122,4 +123,29 @@ int shardd_set_prefetch(shardd_client *c, shardd_unit u, enum shardd_pass pass,
 
 	return op_finish(c, shardd_set_prefetch_submit(c, u, pass, units, n, &t, err), &t, NULL,
 			 err);
+}
+
+int shardd_set_factors_submit(shardd_client *c, shardd_unit u, const struct shardd_factors *factors,
+			      shardd_ticket *t, struct shardd_error *err)
+{
+	Shardd__V1__SetFactorsRequest q = SHARDD__V1__SET_FACTORS_REQUEST__INIT;
+
+	if (factors->size != sizeof(*factors))
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "factors.size",
+				 "size is %zu: %zu, that of this library, is allowed",
+				 factors->size, sizeof(*factors));
+	q.unit = u;
+	q.pre_divide = factors->pre_divide;
+	q.post_divide = factors->post_divide;
+	q.divide_factor = factors->divide_factor;
+	q.force_sum = factors->force_sum;
+	return op_submit(c, &set_factors, &q.base, t, err);
+}
+
+int shardd_set_factors(shardd_client *c, shardd_unit u, const struct shardd_factors *factors,
+		       struct shardd_error *err)
+{
+	shardd_ticket t;
+
+	return op_finish(c, shardd_set_factors_submit(c, u, factors, &t, err), &t, NULL, err);
 }

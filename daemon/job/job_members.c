@@ -17,8 +17,10 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 	job->step.prepared = false;
 	job_drop_spare(job); /* who registered must join again */
 	job->step.mid = false;
-	for (uint32_t i = 0; i < job->n_units; i++)
+	for (uint32_t i = 0; i < job->n_units; i++) {
 		job->units[i]->has_gradient = false;
+		job->units[i]->factors = (struct unit_factors){ 0 };
+	}
 	job_drop_partials(job);
 	job_pass_end(job, NULL);
 	job->stray_gradients = true;

@@ -163,7 +163,8 @@ struct op {
 			size_t n;
 			uint32_t reshard;
 			enum pass_kind kind;
-		} policy; /* SetReshard, SetPrefetch */
+		} policy;                    /* SetReshard, SetPrefetch */
+		struct unit_factors factors; /* SetFactors: resolved */
 		struct {
 			bool defer; /* the all-reduce between replicas */
 			bool more;  /* is to come in this backward pass */

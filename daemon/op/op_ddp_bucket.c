@@ -130,9 +130,9 @@ static void add_pieces(struct coll *c)
 
 static struct reduce_plan plan_of(const struct coll *c, uint32_t tensor)
 {
-	const state_unit *rec = work_of(c)->d->tensors[tensor].unit->rec;
+	const struct unit *u = work_of(c)->d->tensors[tensor].unit;
 	struct reduce_setting s =
-		reduce_setting_of(rec, op_ddp_divide_by(c), REDUCE_AVERAGE_OF_GLOO);
+		reduce_setting_now(u, op_ddp_divide_by(c), REDUCE_AVERAGE_OF_GLOO);
 	struct reduce_plan plan;
 
 	reduce_plan_make(&s, &plan);

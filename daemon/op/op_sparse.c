@@ -396,7 +396,7 @@ static void plan_of(const struct coll *c, struct reduce_plan *ret)
 {
 	const state_unit *rec = c->unit->rec;
 	uint32_t ranks = rec->reduce_profile >= PROFILE_DDP ? op_ddp_divide_by(c) : c->n;
-	struct reduce_setting s = reduce_setting_of(rec, ranks, reduce_average_of(c->unit));
+	struct reduce_setting s = reduce_setting_now(c->unit, ranks, reduce_average_of(c->unit));
 
 	reduce_plan_make(&s, ret);
 }

@@ -16,8 +16,8 @@ enum reduce_average reduce_average_of(const struct unit *u)
 
 struct reduce_plan reduce_plan_for(const struct job *job, const struct unit *u)
 {
-	struct reduce_setting s = reduce_setting_of(u->rec, group_size(job->groups[u->rec->group]),
-						    reduce_average_of(u));
+	struct reduce_setting s =
+		reduce_setting_now(u, group_size(job->groups[u->rec->group]), reduce_average_of(u));
 	struct reduce_plan plan;
 
 	reduce_plan_make(&s, &plan);

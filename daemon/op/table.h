@@ -41,5 +41,6 @@ extern const struct op_type op_ddp_bucket;
 extern const struct op_type op_verify;
 extern const struct op_type op_sparse;
 extern const struct op_type op_join_uneven;
+extern const struct op_type op_set_factors;
 
 #endif

@@ -211,6 +211,7 @@ void svc_shardd_init(struct svc_shardd *svc, struct sessions *sessions, struct j
 		{ "DdpFinish", svc_op, false },
 		{ "ReduceSparse", svc_op, false },
 		{ "JoinUneven", svc_op, false },
+		{ "SetFactors", svc_op, false },
 		{ NULL, NULL, false },
 	};
 

@@ -79,9 +79,10 @@ static int decode_numbers(state_unit *u, const Shardd__V1__UnitSpec *s, struct f
 				 u->shard_multiple, 1u << 20);
 	u->pre_divide = s->pre_divide;
 	u->post_divide = s->post_divide;
-	if (unit_spec_number(s->pre_divide, 0, 1e9, u->name, "units.pre_divide", f))
+	if (unit_spec_number(s->pre_divide, 0, UNIT_MAX_FACTOR, u->name, "units.pre_divide", f))
 		return f->code;
-	return unit_spec_number(s->post_divide, 0, 1e9, u->name, "units.post_divide", f);
+	return unit_spec_number(s->post_divide, 0, UNIT_MAX_FACTOR, u->name, "units.post_divide",
+				f);
 }
 
 static int choice(int value, int end, uint32_t *ret, const char *unit, const char *field,
@@ -104,7 +105,8 @@ static int decode_reduce(state_unit *u, const Shardd__V1__UnitSpec *s, struct fa
 	if (choice((int)s->reduce_profile, _PROFILE_N, &u->reduce_profile, u->name,
 		   "units.reduce_profile", "a profile of ReduceProfile", f))
 		return f->code;
-	return unit_spec_number(s->divide_factor, 0, 1e9, u->name, "units.divide_factor", f);
+	return unit_spec_number(s->divide_factor, 0, UNIT_MAX_FACTOR, u->name,
+				"units.divide_factor", f);
 }
 
 static int decode_choices(state_unit *u, const Shardd__V1__UnitSpec *s, struct fault *f)

@@ -154,3 +154,17 @@ struct reduce_setting reduce_setting_of(const state_unit *rec, uint32_t ranks,
 					.force_sum = rec->force_sum,
 					.average = average_of };
 }
+
+struct reduce_setting reduce_setting_now(const struct unit *u, uint32_t ranks,
+					 enum reduce_average average_of)
+{
+	struct reduce_setting s = reduce_setting_of(u->rec, ranks, average_of);
+
+	if (!u->factors.given)
+		return s;
+	s.pre_divide = u->factors.pre_divide;
+	s.post_divide = u->factors.post_divide;
+	s.divide_factor = u->factors.divide_factor;
+	s.force_sum = u->factors.force_sum;
+	return s;
+}

@@ -54,10 +54,18 @@ void reduce_plan_make(const struct reduce_setting *s, struct reduce_plan *ret);
 /* Of a resolved record, in a group of @ranks ranks. */
 struct reduce_setting reduce_setting_of(const state_unit *rec, uint32_t ranks,
 					enum reduce_average average);
+/* The same with the factors that @u has now. */
+struct reduce_setting reduce_setting_now(const struct unit *u, uint32_t ranks,
+					 enum reduce_average average);
 
 /* Replace the settings of reductions that were left open in @rec, the strategy's too, and
  * refuse those that its profile does not have. Return: 0 or a fault code. */
 int reduce_resolve(state_unit *rec, uint32_t ranks, struct fault *f);
+/* Replace the factors that were left open (0) in @factors by what they stand for in a unit of
+ * the resolved @rec, and refuse those that its profile does not have. Return: 0 or a fault
+ * code, of a field of @factors. */
+int reduce_resolve_factors(const state_unit *rec, uint32_t ranks, struct unit_factors *factors,
+			   struct fault *f);
 /* Before a resolved record is resolved again: what its profile does not have is open. */
 void reduce_reopen(state_unit *rec);
 

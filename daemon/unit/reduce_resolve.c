@@ -72,12 +72,12 @@ static int resolve_dtype(state_unit *rec, struct fault *f)
 	return 0;
 }
 
-static int refuse_factor(const state_unit *rec, const char *field, const char *allowed,
-			 struct fault *f)
+static int refuse_factor(const state_unit *rec, const char *within, const char *field,
+			 const char *allowed, struct fault *f)
 {
 	char path[64];
 
-	snprintf(path, sizeof(path), "units.%s", field);
+	snprintf(path, sizeof(path), "%s%s", within, field);
 	return fault_set(f, FAULT_INVALID, path, "unit '%.100s': %s with reduce_profile %s: %s",
 			 rec->name, field, profile_name(rec->reduce_profile), allowed);
 }
@@ -92,23 +92,26 @@ static bool has_two_factors(const state_unit *rec)
 	return rec->reduce_profile != PROFILE_FSDP2 && !is_ddp(rec->reduce_profile);
 }
 
-static int check_factors(const state_unit *rec, struct fault *f)
+/* @within: what the names of their fields begin with. */
+static int check_factors(const state_unit *rec, const char *within, struct fault *f)
 {
 	bool fsdp2 = rec->reduce_profile == PROFILE_FSDP2;
 	bool two = has_two_factors(rec);
 
 	if (rec->pre_divide != 0 && !two)
-		return refuse_factor(rec, "pre_divide", "it divides by its own factors only", f);
+		return refuse_factor(rec, within, "pre_divide",
+				     "it divides by its own factors only", f);
 	if (rec->post_divide != 0 && !two)
-		return refuse_factor(rec, "post_divide", "it divides by its own factors only", f);
+		return refuse_factor(rec, within, "post_divide",
+				     "it divides by its own factors only", f);
 	if (below_one(rec->pre_divide))
-		return refuse_factor(rec, "pre_divide", "1 or more is allowed", f);
+		return refuse_factor(rec, within, "pre_divide", "1 or more is allowed", f);
 	if (below_one(rec->post_divide))
-		return refuse_factor(rec, "post_divide", "1 or more is allowed", f);
+		return refuse_factor(rec, within, "post_divide", "1 or more is allowed", f);
 	if (rec->divide_factor != 0 && !fsdp2)
-		return refuse_factor(rec, "divide_factor", "it is for FSDP2", f);
+		return refuse_factor(rec, within, "divide_factor", "it is for FSDP2", f);
 	if (rec->force_sum && !fsdp2)
-		return refuse_factor(rec, "force_sum", "it is for FSDP2", f);
+		return refuse_factor(rec, within, "force_sum", "it is for FSDP2", f);
 	return 0;
 }
 
@@ -130,9 +133,27 @@ int reduce_resolve(state_unit *rec, uint32_t ranks, struct fault *f)
 {
 	if (!rec->reduce_profile)
 		rec->reduce_profile = PROFILE_FAIRSCALE;
-	if (resolve_strategy(rec, ranks, f) || resolve_dtype(rec, f) || check_factors(rec, f))
+	if (resolve_strategy(rec, ranks, f) || resolve_dtype(rec, f) ||
+	    check_factors(rec, "units.", f))
 		return f->code;
 	resolve_factors(rec, ranks);
+	return 0;
+}
+
+int reduce_resolve_factors(const state_unit *rec, uint32_t ranks, struct unit_factors *factors,
+			   struct fault *f)
+{
+	state_unit like = *rec;
+
+	like.pre_divide = factors->pre_divide;
+	like.post_divide = factors->post_divide;
+	like.divide_factor = factors->divide_factor;
+	like.force_sum = factors->force_sum;
+	if (check_factors(&like, "", f))
+		return f->code;
+	resolve_factors(&like, ranks);
+	factors->pre_divide = like.pre_divide;
+	factors->post_divide = like.post_divide;
 	return 0;
 }
 

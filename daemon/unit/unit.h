@@ -74,6 +74,14 @@ enum buffer_dtype {
 };
 
 #define UNIT_MAX_STATES 3u
+#define UNIT_MAX_FACTOR 1e9
+
+/* By what reductions divide, as in the record. */
+struct unit_factors {
+	bool given; /* in place of the record's */
+	bool force_sum;
+	double pre_divide, post_divide, divide_factor;
+};
 
 /* The part of a unit on one device. */
 struct unit_part {
@@ -115,12 +123,13 @@ struct unit {
 	struct unit_tensor *tensors; /* owned array; as in the record */
 	uint64_t packed;             /* elements of all tensors, without padding */
 	unsigned n_parts;
-	unsigned spread;        /* how many parts make a whole */
-	struct region *buffers; /* owned array, by rank of the group; NULL: it has none */
-	uint64_t version;       /* grows whenever parameters change */
-	bool has_gradient;      /* grads holds a reduced gradient since the last step */
-	bool has_partials;      /* sums of replicas, since the last all-reduce between them */
-	bool torn;              /* changed after the last commit by a step whose trainer died */
+	unsigned spread;             /* how many parts make a whole */
+	struct region *buffers;      /* owned array, by rank of the group; NULL: it has none */
+	uint64_t version;            /* grows whenever parameters change */
+	bool has_gradient;           /* grads holds a reduced gradient since the last step */
+	bool has_partials;           /* sums of replicas, since the last all-reduce between them */
+	struct unit_factors factors; /* set since the epoch began */
+	bool torn; /* changed after the last commit by a step whose trainer died */
 	/* by tensor: it has no gradient although the unit has one; only what is reduced in
 	 * buckets can be so. NULL: never */
 	uint8_t *lacks;

@@ -369,11 +369,15 @@ static void op_policy(struct self *s, struct rng *r)
 {
 	shardd_unit units[MAX_UNITS];
 	unsigned n = some_units(s, r, units);
+	const struct shardd_factors factors = { .size = sizeof(factors),
+						.pre_divide = (double)below(r, 3) };
 	shardd_ticket t = 0;
 	int rc;
 
 	s->last = "policy";
-	if (chance(r, 50))
+	if (chance(r, 20))
+		rc = shardd_set_factors_submit(s->c, any_unit(s, r), &factors, &t, &train_err);
+	else if (chance(r, 50))
 		rc = shardd_set_reshard_submit(s->c, units, n, (enum shardd_reshard)below(r, 4), &t,
 					       &train_err);
 	else

@@ -230,6 +230,24 @@ ACCUMULATE_TEST(the_end_of_the_epoch_drops_everything)
 	}
 }
 
+/* Those who join anew register again, and have what they register. */
+ACCUMULATE_TEST(the_end_of_the_epoch_forgets_factors)
+{
+	Shardd__V1__SetFactorsRequest set = SHARDD__V1__SET_FACTORS_REQUEST__INIT;
+
+	set.unit = hybrid->id;
+	set.divide_factor = 3;
+	for (unsigned r = 0; r < RANKS; r++)
+		nodefix_submit(&n, m[r], "SetFactors", &set.base, &op[r]);
+	for (unsigned r = 0; r < RANKS; r++)
+		nodefix_ok(&op[r], "SetFactors");
+	cr_expect(hybrid->factors.given && hybrid->factors.divide_factor == 3);
+	cr_expect_eq(hybrid->rec->divide_factor, 0);
+	nodefix_drop(&n, m[3], "died");
+	nodefix_turns(&n);
+	cr_expect_not(hybrid->factors.given);
+}
+
 /* The kernel runs on: what it writes to is nobody else's until it has ended. */
 static void die_while_it_runs(void (*act)(void), unsigned dies)
 {

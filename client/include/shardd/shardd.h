@@ -520,6 +520,25 @@ SHARDD_API int shardd_set_reshard_submit(shardd_client *c, const shardd_unit *un
 SHARDD_API int shardd_set_reshard(shardd_client *c, const shardd_unit *units, size_t n,
 				  enum shardd_reshard reshard, struct shardd_error *err);
 
+/* By what reductions divide: fields of shardd_unit_spec. What is 0 is left open, whatever the
+ * unit was registered with. */
+struct shardd_factors {
+	size_t size;                    /* sizeof(struct shardd_factors) */
+	double pre_divide, post_divide; /* FAIRSCALE, XLA, FSDP1_HOOK */
+	double divide_factor;           /* FSDP2 */
+	bool force_sum;                 /* FSDP2 */
+};
+
+/* The same of all ranks (collective), for the reductions of @u from here on, until the end of the
+ * epoch. Errors: INVALID_ARGUMENT (a factor that the unit's profile does not have),
+ * FAILED_PRECONDITION (in the middle of a pass: a rank has its gradient buffer, or
+ * an all-reduce is deferred; ranks that do not agree). */
+SHARDD_API int shardd_set_factors_submit(shardd_client *c, shardd_unit u,
+					 const struct shardd_factors *factors, shardd_ticket *t,
+					 struct shardd_error *err);
+SHARDD_API int shardd_set_factors(shardd_client *c, shardd_unit u,
+				  const struct shardd_factors *factors, struct shardd_error *err);
+
 /* As soon as this session has @u in @pass, begin to gather @units (@n up to 16, in this
  * order; 0: none any more). Without any such list the daemon learns the order in one step
  * and follows it in the next. It saves time only, and fails nothing: see docs/protocol.md. */
