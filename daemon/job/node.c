@@ -75,18 +75,23 @@ uint64_t node_capacity(const struct node *node)
 
 static void sweep(struct node *node);
 
-void node_wake(struct node *node)
+void parked_resume_all(struct list *waiting)
 {
 	struct list now = LIST_INIT(now);
 
-	sweep(node);
-	list_take_all(&now, &node->waiters);
+	list_take_all(&now, waiting);
 	while (!list_empty(&now)) {
 		struct parked *p = list_first(&now, struct parked, link);
 
 		list_unlink(&p->link);
 		p->resume(p); /* may wait again, or end others that wait */
 	}
+}
+
+void node_wake(struct node *node)
+{
+	sweep(node);
+	parked_resume_all(&node->waiters);
 }
 
 static const char *const queue_names[_BACKEND_Q_N] = { "reduce", "gather" };

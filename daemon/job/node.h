@@ -35,6 +35,9 @@ struct parked {
 	void (*resume)(struct parked *p);
 };
 
+/* Of those in a list, each once: who waits again does so for the next time. */
+void parked_resume_all(struct list *waiting);
+
 struct node_comm;
 
 struct node {

@@ -25,7 +25,6 @@ struct apply {
 	struct parked parked; /* until nobody reads the parameters any more */
 	struct unit **units;  /* those that are stepped */
 	unsigned n;
-	struct unit_run *runs;                     /* room for those of any of them */
 	struct apply_part parts[NODE_MAX_DEVICES]; /* by device */
 	unsigned pending;
 	int status;
@@ -38,19 +37,6 @@ static void apply_free(struct apply *a)
 		free(a->parts[d].task.kops);
 	free(a->units);
 	free(a);
-}
-
-static void resume_all(struct list *waiting)
-{
-	struct list now = LIST_INIT(now);
-
-	list_take_all(&now, waiting);
-	while (!list_empty(&now)) {
-		struct parked *p = list_first(&now, struct parked, link);
-
-		list_unlink(&p->link);
-		p->resume(p);
-	}
 }
 
 /* A device that failed half-way leaves parameters that nobody can go on from. */
@@ -111,7 +97,7 @@ static bool takes_part(const struct job *job, const struct unit *u)
 
 static double lr_of(const struct job *job, const struct unit *u)
 {
-	return job->step.has_lr ? job->step.lr : u->rec->optimizer->lr;
+	return optim_lr(u, job->step.has_lr, job->step.lr);
 }
 
 /* Kops that @u needs on part @d: of the factor, or of the step. */
@@ -275,7 +261,7 @@ void apply_go_on(struct job *job)
 	if (job->step.prepared && !list_empty(&job->step.waiting))
 		apply_start(job);
 	else
-		resume_all(&job->step.waiting);
+		parked_resume_all(&job->step.waiting);
 }
 
 static void wait(struct job *job, struct parked *p, void (*resume)(struct parked *p))

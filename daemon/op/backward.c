@@ -204,19 +204,6 @@ static void back_free(struct back *b)
 	free(b);
 }
 
-static void resume_awaiting(struct list *awaiting)
-{
-	struct list now = LIST_INIT(now);
-
-	list_take_all(&now, awaiting);
-	while (!list_empty(&now)) {
-		struct parked *p = list_first(&now, struct parked, link);
-
-		list_unlink(&p->link);
-		p->resume(p);
-	}
-}
-
 /* An epoch that has ended meanwhile has torn the job already, or there is no commit. */
 static void back_end(struct back *b)
 {
@@ -234,7 +221,7 @@ static void back_end(struct back *b)
 		apply_failed(job);
 	back_free(b);
 	job->step.stepping--;
-	resume_awaiting(&u->awaiting);
+	parked_resume_all(&u->awaiting);
 	apply_go_on(job);
 	job->running--; /* only now: those resumed may have been the last of a deleted job */
 	job_settle(job);
@@ -253,9 +240,9 @@ static void on_stepped(struct backend_task *task, int status)
 
 static double lr_of(const struct job *job, const struct unit *u)
 {
-	const struct group *g = job->groups[u->rec->group];
+	const struct pass_plan *plan = &job->groups[u->rec->group]->plan;
 
-	return g->plan.has_lr ? g->plan.lr : u->rec->optimizer->lr;
+	return optim_lr(u, plan->has_lr, plan->lr);
 }
 
 /* Streams that still read the shards themselves; who reads a copy is not concerned. */
@@ -305,7 +292,7 @@ void backward_released(struct job *job, struct unit *u)
 	struct back *b;
 
 	if (!unit_is_read(u))
-		resume_awaiting(&u->awaiting); /* ShardDone; whoever is too early waits again */
+		parked_resume_all(&u->awaiting); /* ShardDone; whoever is too early waits again */
 	if (!u->due || u->stepping || unit_is_read(u))
 		return;
 	b = back_new(job, u);

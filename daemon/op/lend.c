@@ -74,19 +74,6 @@ static uint64_t array_bytes(uint64_t elements)
 	return (bytes + POOL_ALIGN - 1) / POOL_ALIGN * POOL_ALIGN;
 }
 
-static void resume_all(struct list *awaiting)
-{
-	struct list now = LIST_INIT(now);
-
-	list_take_all(&now, awaiting);
-	while (!list_empty(&now)) {
-		struct parked *p = list_first(&now, struct parked, link);
-
-		list_unlink(&p->link);
-		p->resume(p);
-	}
-}
-
 /* -------------------------------------------------------------------- copies */
 
 static void copy_free(struct lend_copy *copy)
@@ -145,7 +132,7 @@ void lend_begin(struct coll *c)
 void lend_ready(struct coll *c)
 {
 	c->unit->shards_ready = true;
-	resume_all(&c->group->awaiting);
+	parked_resume_all(&c->group->awaiting);
 }
 
 void lend_failed(struct coll *c)
@@ -347,7 +334,7 @@ static void unit_done(struct job *job, struct unit *u)
 	u->rec->optimizer->steps++;
 	full_invalidate(job, u);
 	job_give_grads(job, u);
-	resume_all(&u->awaiting);
+	parked_resume_all(&u->awaiting);
 }
 
 static void on_given_back(struct backend_task *task, int status)

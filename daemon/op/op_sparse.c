@@ -145,12 +145,6 @@ static float *rows_go_to(const struct coll *c, unsigned d)
 	return w->apart ? region_addr(&c->parts[d].scratch[SPARSE_TABLE]) : sparse_gradient(c, d);
 }
 
-static struct k_factor either(struct k_factor a, struct k_factor b)
-{
-	CHECK(!a.how || !b.how);
-	return a.how ? a : b;
-}
-
 /* Of each rank's values, and of the sum: in fp32 no profile has two of either. */
 static struct k_factor before(const struct coll *c)
 {
@@ -159,7 +153,7 @@ static struct k_factor before(const struct coll *c)
 	if (((const struct sparse_work *)c->work)->folds)
 		return (struct k_factor){ .how = K_FACTOR_NONE };
 	return c->unit->rec->shard_ranks == 1
-		       ? either(either(plan->pre, plan->partial), plan->replica)
+		       ? reduce_either(reduce_either(plan->pre, plan->partial), plan->replica)
 		       : plan->pre;
 }
 
@@ -167,7 +161,8 @@ static struct k_factor after(const struct coll *c)
 {
 	const struct reduce_plan *plan = &((const struct sparse_work *)c->work)->plan;
 
-	return c->unit->rec->shard_ranks > 1 ? either(plan->partial, plan->post) : plan->post;
+	return c->unit->rec->shard_ranks > 1 ? reduce_either(plan->partial, plan->post)
+					     : plan->post;
 }
 
 /* Beside buckets a unit has a gradient as a whole: what got none is 0. */

@@ -314,12 +314,6 @@ static void fold_replicas(struct coll *c, unsigned d)
 	}
 }
 
-static struct k_factor either(struct k_factor a, struct k_factor b)
-{
-	CHECK(!a.how || !b.how);
-	return a.how ? a : b;
-}
-
 /* Before the devices' sums are added: on one device that is all. */
 static struct k_factor tail(const struct coll *c)
 {
@@ -327,11 +321,11 @@ static struct k_factor tail(const struct coll *c)
 	struct k_factor none = { .how = K_FACTOR_NONE }, post = run->plan.post;
 
 	if (!run->apart && run->replicas == 1)
-		post = either(run->plan.partial, post);
+		post = reduce_either(run->plan.partial, post);
 	if (c->n_parts == 1)
 		return post;
 	return !run->apart && run->replicas > 1 && run->shard_ranks > 1
-		       ? either(run->plan.partial, run->plan.replica)
+		       ? reduce_either(run->plan.partial, run->plan.replica)
 		       : none;
 }
 
@@ -344,7 +338,8 @@ static struct k_factor head(const struct coll *c)
 	if (run->replicas == 1)
 		return run->plan.pre;
 	if (run->shard_ranks == 1)
-		return either(either(run->plan.pre, run->plan.partial), run->plan.replica);
+		return reduce_either(reduce_either(run->plan.pre, run->plan.partial),
+				     run->plan.replica);
 	return run->plan.pre;
 }
 
@@ -442,7 +437,7 @@ void reduce_finish(struct coll *c, unsigned d)
 			      .accumulate = run->accumulate && !run->plan.adds_before };
 
 	if (run->replicas == 1 && !run->apart)
-		r.post = either(run->plan.partial, run->plan.post);
+		r.post = reduce_either(run->plan.partial, run->plan.post);
 	p->inputs[p->n] = p->sums;
 	by_span(c, d, &r);
 }

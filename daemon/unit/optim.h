@@ -17,6 +17,12 @@
 size_t optim_step_kops(const struct unit *u, const struct unit_part *p, double lr,
 		       struct kop *kops);
 
+/* The learning rate of a step of @u: @lr, if there is one for all, else the unit's own. */
+static inline double optim_lr(const struct unit *u, bool has_lr, double lr)
+{
+	return has_lr ? lr : u->rec->optimizer->lr;
+}
+
 /* Kops that multiply the gradient of @p, but no padding (0 times NaN). @kops: as above. */
 size_t optim_scale_kops(const struct unit *u, const struct unit_part *p, float factor,
 			struct kop *kops);

@@ -2,6 +2,8 @@
 
 #include <math.h>
 
+#include "core/check.h"
+
 /* The systems divide by no more than what is above 1, FSDP2 by all but 1. */
 static struct k_factor divide_above_one(double by, enum dtype t)
 {
@@ -138,6 +140,12 @@ void reduce_plan_make(const struct reduce_setting *s, struct reduce_plan *ret)
 		break;
 	}
 	*ret = p;
+}
+
+struct k_factor reduce_either(struct k_factor a, struct k_factor b)
+{
+	CHECK(!a.how || !b.how);
+	return a.how ? a : b;
 }
 
 struct reduce_setting reduce_setting_of(const state_unit *rec, uint32_t ranks,

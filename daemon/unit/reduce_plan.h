@@ -58,6 +58,9 @@ struct reduce_setting reduce_setting_of(const state_unit *rec, uint32_t ranks,
 struct reduce_setting reduce_setting_now(const struct unit *u, uint32_t ranks,
 					 enum reduce_average average);
 
+/* The one of two factors that is more than nothing: at most one may be (CHECKed). */
+struct k_factor reduce_either(struct k_factor a, struct k_factor b);
+
 /* Replace the settings of reductions that were left open in @rec, the strategy's too, and
  * refuse those that its profile does not have. Return: 0 or a fault code. */
 int reduce_resolve(state_unit *rec, uint32_t ranks, struct fault *f);
