@@ -105,46 +105,62 @@ static int find(struct places *p, shardd_unit u, const struct places_unit **ret,
 	return 0;
 }
 
-static int copy(const void *from, size_t have, void *ret, size_t n, size_t size, const char *what,
-		struct shardd_error *err)
+/* A list of a unit, for the caller. */
+struct list_of {
+	const char *what;
+	size_t size; /* of an entry */
+	size_t n;
+	const void *entries;
+};
+
+static struct list_of tensors_of(const struct places_unit *u)
 {
-	if (n != have || (n && !ret))
+	return (struct list_of){ "tensors", sizeof(*u->tensors), u->n_tensors, u->tensors };
+}
+
+static struct list_of buffers_of(const struct places_unit *u)
+{
+	return (struct list_of){ "buffers", sizeof(*u->buffers), u->n_buffers, u->buffers };
+}
+
+static int copy(const struct list_of *from, void *ret, size_t n, struct shardd_error *err)
+{
+	if (n != from->n || (n && !ret))
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "n",
 				 "there is room for %zu places: the unit has %zu %s", ret ? n : 0,
-				 have, what);
+				 from->n, from->what);
 	if (n)
-		memcpy(ret, from, n * size);
+		memcpy(ret, from->entries, n * from->size);
 	return 0;
+}
+
+static int give(shardd_client *c, shardd_unit u, struct list_of (*of)(const struct places_unit *),
+		void *ret, size_t n, struct shardd_error *err)
+{
+	const struct places_unit *pu = NULL;
+	int r = client_check(c, err);
+
+	if (r < 0)
+		return r;
+	pthread_mutex_lock(&c->places.lock);
+	r = find(&c->places, u, &pu, err);
+	if (r == 0) {
+		struct list_of list = of(pu);
+
+		r = copy(&list, ret, n, err);
+	}
+	pthread_mutex_unlock(&c->places.lock);
+	return r;
 }
 
 int shardd_tensor_places(shardd_client *c, shardd_unit u, struct shardd_tensor_place *ret, size_t n,
 			 struct shardd_error *err)
 {
-	const struct places_unit *pu = NULL;
-	int r = client_check(c, err);
-
-	if (r < 0)
-		return r;
-	pthread_mutex_lock(&c->places.lock);
-	r = find(&c->places, u, &pu, err);
-	if (r == 0)
-		r = copy(pu->tensors, pu->n_tensors, ret, n, sizeof(*ret), "tensors", err);
-	pthread_mutex_unlock(&c->places.lock);
-	return r;
+	return give(c, u, tensors_of, ret, n, err);
 }
 
 int shardd_buffer_places(shardd_client *c, shardd_unit u, struct shardd_buffer_place *ret, size_t n,
 			 struct shardd_error *err)
 {
-	const struct places_unit *pu = NULL;
-	int r = client_check(c, err);
-
-	if (r < 0)
-		return r;
-	pthread_mutex_lock(&c->places.lock);
-	r = find(&c->places, u, &pu, err);
-	if (r == 0)
-		r = copy(pu->buffers, pu->n_buffers, ret, n, sizeof(*ret), "buffers", err);
-	pthread_mutex_unlock(&c->places.lock);
-	return r;
+	return give(c, u, buffers_of, ret, n, err);
 }

@@ -13,53 +13,21 @@ struct adam_step {
 	uint64_t tail_from;
 };
 
+/* What k_adamw and k_adam have in common. */
+#define ADAM_STEP_OF(a)                                                                            \
+	.p = (a)->p, .m = (a)->m, .v = (a)->v, .vmax = (a)->vmax, .g = (a)->g,                     \
+	.maximize = (a)->maximize, .f64 = (a)->profile == K_REFERENCE_F64, .w1 = (a)->w1,          \
+	.b2 = (a)->b2, .w2 = (a)->w2, .step_size = (a)->step_size, .sq = (a)->sq, .eps = (a)->eps, \
+	.d = &(a)->f64, .tail_from = (a)->profile == K_FUSED ? (a)->tail_from : UINT64_MAX
+
 static inline struct adam_step adam_step_of_adamw(const struct k_adamw *a)
 {
-	struct adam_step s = {
-		.p = a->p,
-		.m = a->m,
-		.v = a->v,
-		.vmax = a->vmax,
-		.g = a->g,
-		.decoupled = true,
-		.maximize = a->maximize,
-		.f64 = a->profile == K_REFERENCE_F64,
-		.decay = a->decay,
-		.w1 = a->w1,
-		.b2 = a->b2,
-		.w2 = a->w2,
-		.step_size = a->step_size,
-		.sq = a->sq,
-		.eps = a->eps,
-		.d = &a->f64,
-		.tail_from = a->profile == K_FUSED ? a->tail_from : UINT64_MAX,
-	};
-
-	return s;
+	return (struct adam_step){ ADAM_STEP_OF(a), .decoupled = true, .decay = a->decay };
 }
 
 static inline struct adam_step adam_step_of_adam(const struct k_adam *a)
 {
-	struct adam_step s = {
-		.p = a->p,
-		.m = a->m,
-		.v = a->v,
-		.vmax = a->vmax,
-		.g = a->g,
-		.maximize = a->maximize,
-		.f64 = a->profile == K_REFERENCE_F64,
-		.wd = a->wd,
-		.w1 = a->w1,
-		.b2 = a->b2,
-		.w2 = a->w2,
-		.step_size = a->step_size,
-		.sq = a->sq,
-		.eps = a->eps,
-		.d = &a->f64,
-		.tail_from = a->profile == K_FUSED ? a->tail_from : UINT64_MAX,
-	};
-
-	return s;
+	return (struct adam_step){ ADAM_STEP_OF(a), .wd = a->wd };
 }
 
 #endif

@@ -100,26 +100,18 @@ static CUresult launch_all_reduce(struct cuda *c, struct cuda_queue *q, const st
 	return run(c, q, CUDA_FN_ALL_REDUCE_MANY, k->n, &args);
 }
 
+/* What the four kernels' arguments have in common; @x: where the scalars are. */
+#define ADAM_ARGS(s, x, count)                                                            \
+	.p = cuda_ptr((s)->p), .g = cuda_ptr((s)->g), .m = cuda_ptr((s)->m),              \
+	.v = cuda_ptr((s)->v), .n = (count), .w1 = (x)->w1, .b2 = (x)->b2, .w2 = (x)->w2, \
+	.step_size = (x)->step_size, .sq = (x)->sq, .eps = (x)->eps
+
 static CUresult launch_adam_f64(struct cuda *c, struct cuda_queue *q, uint64_t n,
 				const struct adam_step *s)
 {
-	const struct k_adam_f64 *d = s->d;
-	struct cuda_adam_f64 args = { .p = cuda_ptr(s->p),
-				      .g = cuda_ptr(s->g),
-				      .m = cuda_ptr(s->m),
-				      .v = cuda_ptr(s->v),
-				      .vmax = cuda_ptr(s->vmax),
-				      .n = n,
-				      .decay = d->decay,
-				      .wd = d->wd,
-				      .w1 = d->w1,
-				      .b2 = d->b2,
-				      .w2 = d->w2,
-				      .step_size = d->step_size,
-				      .sq = d->sq,
-				      .eps = d->eps,
-				      .decoupled = s->decoupled,
-				      .maximize = s->maximize };
+	struct cuda_adam_f64 args = { ADAM_ARGS(s, s->d, n),     .vmax = cuda_ptr(s->vmax),
+				      .decay = s->d->decay,      .wd = s->d->wd,
+				      .decoupled = s->decoupled, .maximize = s->maximize };
 
 	return run(c, q, CUDA_FN_ADAM_F64, n, &args);
 }
@@ -127,21 +119,11 @@ static CUresult launch_adam_f64(struct cuda *c, struct cuda_queue *q, uint64_t n
 static CUresult launch_adam_any(struct cuda *c, struct cuda_queue *q, uint64_t n,
 				const struct adam_step *s)
 {
-	struct cuda_adam_any args = { .p = cuda_ptr(s->p),
-				      .g = cuda_ptr(s->g),
-				      .m = cuda_ptr(s->m),
-				      .v = cuda_ptr(s->v),
+	struct cuda_adam_any args = { ADAM_ARGS(s, s, n),
 				      .vmax = cuda_ptr(s->vmax),
-				      .n = n,
 				      .tail_from = s->tail_from,
 				      .decay = s->decay,
 				      .wd = s->wd,
-				      .w1 = s->w1,
-				      .b2 = s->b2,
-				      .w2 = s->w2,
-				      .step_size = s->step_size,
-				      .sq = s->sq,
-				      .eps = s->eps,
 				      .decoupled = s->decoupled,
 				      .maximize = s->maximize };
 
@@ -151,18 +133,7 @@ static CUresult launch_adam_any(struct cuda *c, struct cuda_queue *q, uint64_t n
 static CUresult launch_adamw_plain(struct cuda *c, struct cuda_queue *q, uint64_t n,
 				   const struct adam_step *s)
 {
-	struct cuda_adamw args = { .p = cuda_ptr(s->p),
-				   .g = cuda_ptr(s->g),
-				   .m = cuda_ptr(s->m),
-				   .v = cuda_ptr(s->v),
-				   .n = n,
-				   .decay = s->decay,
-				   .w1 = s->w1,
-				   .b2 = s->b2,
-				   .w2 = s->w2,
-				   .step_size = s->step_size,
-				   .sq = s->sq,
-				   .eps = s->eps };
+	struct cuda_adamw args = { ADAM_ARGS(s, s, n), .decay = s->decay };
 
 	return run(c, q, CUDA_FN_ADAMW, n, &args);
 }
@@ -170,18 +141,7 @@ static CUresult launch_adamw_plain(struct cuda *c, struct cuda_queue *q, uint64_
 static CUresult launch_adam_plain(struct cuda *c, struct cuda_queue *q, uint64_t n,
 				  const struct adam_step *s)
 {
-	struct cuda_adam args = { .p = cuda_ptr(s->p),
-				  .g = cuda_ptr(s->g),
-				  .m = cuda_ptr(s->m),
-				  .v = cuda_ptr(s->v),
-				  .n = n,
-				  .wd = s->wd,
-				  .w1 = s->w1,
-				  .b2 = s->b2,
-				  .w2 = s->w2,
-				  .step_size = s->step_size,
-				  .sq = s->sq,
-				  .eps = s->eps };
+	struct cuda_adam args = { ADAM_ARGS(s, s, n), .wd = s->wd };
 
 	return run(c, q, CUDA_FN_ADAM, n, &args);
 }

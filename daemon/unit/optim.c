@@ -52,29 +52,23 @@ static struct k_adam_f64 f64_of(const state_optimizer *o, const struct stretch *
 				    .eps = o->eps };
 }
 
+/* What k_adamw and k_adam have in common; @x: f64_of. */
+#define ADAM_OF(o, part, s, x)                                                                \
+	.p = optim_at(&(part)->params, (s)->at), .g = optim_at(&(part)->grads, (s)->at),      \
+	.m = optim_at(&(part)->state1, (s)->at), .v = optim_at(&(part)->state2, (s)->at),     \
+	.vmax = optim_at(&(part)->state3, (s)->at), .w1 = (float)(x).w1, .b2 = (float)(x).b2, \
+	.w2 = (float)(x).w2, .step_size = (float)(x).step_size, .sq = (float)(x).sq,          \
+	.eps = (float)(x).eps, .profile = profile_of(o), .maximize = (o)->maximize,           \
+	.tail_from = (s)->tail_from, .f64 = (x)
+
 static void adamw_kop(const state_optimizer *o, const struct unit_part *p, const struct stretch *s,
 		      struct kop *kop)
 {
 	struct k_adam_f64 x = f64_of(o, s);
 
 	kop->kind = KOP_ADAMW;
-	kop->adamw = (struct k_adamw){ .p = optim_at(&p->params, s->at),
-				       .g = optim_at(&p->grads, s->at),
-				       .m = optim_at(&p->state1, s->at),
-				       .v = optim_at(&p->state2, s->at),
-				       .decay = (float)x.decay,
-				       .w1 = (float)x.w1,
-				       .b1 = (float)x.b1,
-				       .b2 = (float)x.b2,
-				       .w2 = (float)x.w2,
-				       .step_size = (float)x.step_size,
-				       .sq = (float)x.sq,
-				       .eps = (float)x.eps,
-				       .vmax = optim_at(&p->state3, s->at),
-				       .profile = profile_of(o),
-				       .maximize = o->maximize,
-				       .tail_from = s->tail_from,
-				       .f64 = x };
+	kop->adamw =
+		(struct k_adamw){ ADAM_OF(o, p, s, x), .decay = (float)x.decay, .b1 = (float)x.b1 };
 }
 
 static void adam_kop(const state_optimizer *o, const struct unit_part *p, const struct stretch *s,
@@ -83,22 +77,7 @@ static void adam_kop(const state_optimizer *o, const struct unit_part *p, const 
 	struct k_adam_f64 x = f64_of(o, s);
 
 	kop->kind = KOP_ADAM;
-	kop->adam = (struct k_adam){ .p = optim_at(&p->params, s->at),
-				     .g = optim_at(&p->grads, s->at),
-				     .m = optim_at(&p->state1, s->at),
-				     .v = optim_at(&p->state2, s->at),
-				     .wd = (float)x.wd,
-				     .w1 = (float)x.w1,
-				     .b2 = (float)x.b2,
-				     .w2 = (float)x.w2,
-				     .step_size = (float)x.step_size,
-				     .sq = (float)x.sq,
-				     .eps = (float)x.eps,
-				     .vmax = optim_at(&p->state3, s->at),
-				     .profile = profile_of(o),
-				     .maximize = o->maximize,
-				     .tail_from = s->tail_from,
-				     .f64 = x };
+	kop->adam = (struct k_adam){ ADAM_OF(o, p, s, x), .wd = (float)x.wd };
 }
 
 static void sgd_kop(const state_optimizer *o, const struct unit_part *p, const struct stretch *s,
