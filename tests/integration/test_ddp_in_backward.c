@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "core/check.h"
 #include "trainfix.h"
@@ -364,4 +365,67 @@ static int twice_trainer(const struct trainer *t)
 Test(ddp_in_backward, a_second_pass_before_the_step_is_refused)
 {
 	trainfix_run(2, twice_trainer, NULL);
+}
+
+/* ----------------------------------------------------------------------- a death */
+
+struct death {
+	bool early; /* before any unit is stepped */
+};
+
+/* A pass in which the last two tensors come first: two units, in one bucket. Rank 1 dies
+ * behind it. */
+static void last_pass(struct model *m, const struct trainer *t, bool early)
+{
+	struct shardd_ddp_view views[TENSORS];
+	float before[9], after[9];
+
+	TRAIN_OK(shardd_ddp_forward(m->c, m->ddp, views, TENSORS, &train_err));
+	train_params(m->c, m->units[3], before, sizeof(before));
+	TRAIN_OK(shardd_ddp_backward(m->c, m->ddp, NULL, 0, NULL, 0, &train_err));
+	for (uint32_t i = TENSORS; i-- > 5 && !early;)
+		ready(m, t, i, 2, views[i].data);
+	do
+		train_params(m->c, m->units[3], after, sizeof(after));
+	while (!early && !memcmp(before, after, sizeof(after)));
+	TRAIN_OK(shardd_barrier(m->c, SHARDD_WORLD, &train_err));
+	if (t->rank == 1)
+		_exit(0);
+}
+
+static int dying_trainer(const struct trainer *t)
+{
+	static const struct way w = { "dying", SHARDD_PROFILE_DDP, .kind = SHARDD_SGD };
+	const struct death *how = t->arg;
+	struct shardd_membership me;
+	shardd_client *c = train_join(t);
+	struct model m = make(c, &w, SHARDD_OPTIM_IN_BACKWARD);
+
+	pass(&m, t, 1);
+	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+	TRAIN_OK(shardd_commit(c, 1, NULL, 0, &train_err));
+	last_pass(&m, t, how->early);
+	TRAIN_FAILS(shardd_barrier(c, SHARDD_WORLD, &train_err), SHARDD_ABORTED);
+	me = train_join_as(c, t, SHARDD_EPHEMERAL);
+	TRAINER_CHECK(me.has_commit && me.step == 1 && me.torn == !how->early);
+	train_leave(c);
+	return 0;
+}
+
+static void die(bool early)
+{
+	struct death *how = trainer_shared(sizeof(*how));
+
+	how->early = early;
+	trainfix_run(3, dying_trainer, how);
+}
+
+Test(ddp_in_backward, a_death_after_a_unit_was_stepped_tears_the_job)
+{
+	die(false);
+}
+
+Test(ddp_in_backward, a_death_before_that_leaves_the_commit)
+{
+	die(true);
 }
