@@ -172,6 +172,53 @@ unsigned unit_gaps(const struct unit *u, const struct unit_part *p, struct unit_
 	return n;
 }
 
+uint64_t unit_row_elements(const struct unit *u, const struct unit_part *p)
+{
+	struct unit_run run;
+	uint64_t n = 0;
+
+	for (uint32_t i = 0; i < u->rec->n_tensors; i++)
+		if (!u->tensors[i].frozen && unit_part_run(u, p, i, &run))
+			n += run.n;
+	return n;
+}
+
+/* @run, which is elements [at, at + run->n) of a row, cut to [from, to) of it. Return: false:
+ * nothing is left. */
+static bool cut_run(struct unit_run *run, uint64_t at, uint64_t from, uint64_t to)
+{
+	uint64_t end = at + run->n < to ? at + run->n : to, skip = from > at ? from - at : 0;
+
+	if (at + skip >= end)
+		return false;
+	run->first += skip;
+	run->at += skip;
+	run->full += skip;
+	run->shard = at + skip - from;
+	run->n = end - at - skip;
+	return true;
+}
+
+unsigned unit_row_runs(const struct unit *u, const struct unit_part *p, uint64_t from, uint64_t n,
+		       struct unit_run *ret)
+{
+	uint64_t at = 0;
+	unsigned runs = 0;
+
+	for (uint32_t i = 0; i < u->rec->n_tensors; i++) {
+		struct unit_run run;
+		uint64_t all;
+
+		if (u->tensors[i].frozen || !unit_part_run(u, p, i, &run))
+			continue;
+		all = run.n;
+		if (cut_run(&run, at, from, from + n))
+			ret[runs++] = run;
+		at += all;
+	}
+	return runs;
+}
+
 unsigned unit_spans(const struct unit *u, const struct unit_part *p, struct unit_run *ret)
 {
 	unsigned all = unit_runs(u, p, ret), n = 0;

@@ -38,6 +38,13 @@ bool unit_rank_run(const struct unit *u, uint32_t index, uint32_t i, struct unit
 /* Which part of a replica that is: 0 to spread - 1. */
 unsigned unit_rank_position(const struct unit *u, uint32_t index);
 
+/* The trained pieces of @p in their order, without what lies between them, as one row: its
+ * elements, and the pieces of its elements [from, from + n), whose @shard counts from there.
+ * @ret: room for rec->n_tensors. Return: how many. */
+uint64_t unit_row_elements(const struct unit *u, const struct unit_part *p);
+unsigned unit_row_runs(const struct unit *u, const struct unit_part *p, uint64_t from, uint64_t n,
+		       struct unit_run *ret);
+
 /* What lies between the trained pieces of @p, in its first p->n elements: padding, which must
  * not count. @ret: room for rec->n_tensors. Only at and n are set. Return: how many. */
 unsigned unit_gaps(const struct unit *u, const struct unit_part *p, struct unit_run *ret);

@@ -255,6 +255,54 @@ Test(runs, spans_and_gaps_are_all_of_a_part)
 			}
 }
 
+/* Pieces of @each elements of a part's row, one after the other: what the runs say, in their
+ * order. */
+static void check_row(const struct unit *u, const struct unit_part *p, uint64_t each)
+{
+	struct unit_run runs[MAX_TENSORS], pieces[MAX_TENSORS];
+	unsigned n = unit_runs(u, p, runs), run = 0;
+	uint64_t all = unit_row_elements(u, p), in_run = 0;
+
+	for (uint64_t from = 0; from < all + each; from += each) {
+		unsigned k = unit_row_runs(u, p, from, each, pieces);
+		uint64_t at = 0;
+
+		for (unsigned i = 0; i < k; i++) {
+			cr_assert_lt(run, n);
+			cr_assert_eq(pieces[i].tensor, runs[run].tensor);
+			cr_assert_eq(pieces[i].shard, at);
+			cr_assert_eq(pieces[i].first, runs[run].first + in_run);
+			cr_assert_eq(pieces[i].at, runs[run].at + in_run);
+			cr_assert_eq(pieces[i].full, runs[run].full + in_run);
+			at += pieces[i].n;
+			in_run += pieces[i].n;
+			cr_assert_leq(in_run, runs[run].n);
+			if (in_run == runs[run].n) {
+				run++;
+				in_run = 0;
+			}
+		}
+		cr_assert_eq(at, from >= all ? 0 : all - from < each ? all - from : each);
+	}
+	cr_assert_eq(run, n);
+}
+
+Test(runs, a_row_in_pieces_is_all_of_a_part)
+{
+	for (unsigned model = 0; model < ARRAY_SIZE(models); model++)
+		for (unsigned layout = LAYOUT_FLAT; layout <= LAYOUT_DIM0; layout++)
+			for (uint32_t ranks = 1; ranks <= 4; ranks++)
+				for (unsigned devices = 1; devices <= ranks; devices++) {
+					struct fixture x;
+
+					setup(&x, model, layout, ranks, ranks, devices);
+					for (unsigned d = 0; d < devices; d++)
+						for (uint64_t each = 1; each < 40; each += 3)
+							check_row(x.u, &x.u->parts[d], each);
+					teardown(&x);
+				}
+}
+
 /* What an all-gather of the parts leaves, and back: the same numbers, each where its tensor
  * is. */
 Test(runs, packing_and_unpacking)
