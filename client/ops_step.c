@@ -46,13 +46,19 @@ static void next_shard_result(const ProtobufCMessage *m, struct shardd_result *r
 	*ret_place = reply->place;
 }
 
+static int next_shard_keep(struct shardd_client *c, const ProtobufCMessage *m,
+			   struct shardd_error *err)
+{
+	return places_take_pieces(&c->places, (const Shardd__V1__NextShardReply *)m, err);
+}
+
 OP(clip_grad_norm, ClipGradNorm, clip_grad_norm, clip_result);
 OP(clip_grad_value, ClipGradValue, clip_grad_value, NULL);
 OP(unscale, Unscale, unscale, unscale_result);
 OP(step, Step, step, step_result);
 OP(reduce, Reduce, reduce, NULL);
 OP(plan_backward, PlanBackward, plan_backward, NULL);
-OP(next_shard, NextShard, next_shard, next_shard_result);
+OP_KEEPING(next_shard, NextShard, next_shard, next_shard_result, next_shard_keep);
 OP(shard_done, ShardDone, shard_done, NULL);
 
 /* A struct of a caller's that begins with its size. */

@@ -19,6 +19,7 @@ static void unit_deinit(struct places_unit *u)
 {
 	free(u->tensors);
 	free(u->buffers);
+	free(u->pieces);
 	*u = (struct places_unit){ 0 };
 }
 
@@ -105,6 +106,38 @@ static int find(struct places *p, shardd_unit u, const struct places_unit **ret,
 	return 0;
 }
 
+static int fill_pieces(struct places_unit *u, const Shardd__V1__NextShardReply *reply)
+{
+	struct shardd_shard_piece *pieces = calloc(reply->n_pieces + 1, sizeof(*pieces));
+
+	if (!pieces)
+		return -1;
+	for (size_t i = 0; i < reply->n_pieces; i++)
+		pieces[i] = (struct shardd_shard_piece){
+			.tensor = reply->pieces[i]->tensor,
+			.first = reply->pieces[i]->first,
+			.elements = reply->pieces[i]->elements,
+			.at = reply->pieces[i]->at,
+		};
+	free(u->pieces);
+	u->pieces = pieces;
+	u->n_pieces = reply->n_pieces;
+	return 0;
+}
+
+/* Of a unit that another client registered nobody asks for its tensors here. */
+int places_take_pieces(struct places *p, const Shardd__V1__NextShardReply *reply,
+		       struct shardd_error *err)
+{
+	int r = 0;
+
+	pthread_mutex_lock(&p->lock);
+	if (reply->unit && reply->unit <= p->n && p->units[reply->unit - 1].tensors)
+		r = fill_pieces(&p->units[reply->unit - 1], reply);
+	pthread_mutex_unlock(&p->lock);
+	return r < 0 ? error_memory(err) : 0;
+}
+
 /* A list of a unit, for the caller. */
 struct list_of {
 	const char *what;
@@ -163,4 +196,26 @@ int shardd_buffer_places(shardd_client *c, shardd_unit u, struct shardd_buffer_p
 			 struct shardd_error *err)
 {
 	return give(c, u, buffers_of, ret, n, err);
+}
+
+int shardd_shard_pieces(shardd_client *c, shardd_unit u, struct shardd_shard_piece *ret, size_t n,
+			size_t *ret_n, struct shardd_error *err)
+{
+	const struct places_unit *pu = NULL;
+	int r = client_check(c, err);
+
+	if (r == 0 && n && !ret)
+		r = error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "ret is NULL, but n %zu", n);
+	if (r < 0)
+		return r;
+	pthread_mutex_lock(&c->places.lock);
+	r = find(&c->places, u, &pu, err);
+	if (r == 0) {
+		if (n && pu->n_pieces)
+			memcpy(ret, pu->pieces,
+			       (n < pu->n_pieces ? n : pu->n_pieces) * sizeof(*ret));
+		*ret_n = pu->n_pieces;
+	}
+	pthread_mutex_unlock(&c->places.lock);
+	return r;
 }

@@ -11,8 +11,10 @@
 struct places_unit {
 	struct shardd_tensor_place *tensors; /* owned */
 	struct shardd_buffer_place *buffers; /* owned */
+	struct shardd_shard_piece *pieces;   /* owned: of the shard that was handed out last */
 	size_t n_tensors;
 	size_t n_buffers;
+	size_t n_pieces;
 };
 
 struct places {
@@ -26,5 +28,8 @@ void places_deinit(struct places *p);
 /* Note what is said of @n units. Any thread. Return: 0 or a negative shardd_code. */
 int places_take(struct places *p, Shardd__V1__RegisteredUnit *const *units, size_t n,
 		struct shardd_error *err);
+/* The same of a shard for the trainer's own optimizer, of a unit that was noted before. */
+int places_take_pieces(struct places *p, const Shardd__V1__NextShardReply *reply,
+		       struct shardd_error *err);
 
 #endif

@@ -50,6 +50,13 @@ static unsigned add_device(struct device **devices, unsigned n, struct device *d
 	return n + 1;
 }
 
+struct device *group_device(const struct group *g, uint32_t index)
+{
+	struct device *d = g->job->placed[g->rec->ranks[index]];
+
+	return d || g->job->node->n_devices > 1 ? d : &g->job->node->devices[0]; /* where else */
+}
+
 int group_place(struct group *g)
 {
 	struct device *devices[NODE_MAX_DEVICES];
@@ -58,12 +65,10 @@ int group_place(struct group *g)
 	if (g->n_devices)
 		return 0;
 	for (uint32_t i = 0; i < group_size(g); i++) {
-		struct node *node = g->job->node;
-		struct device *d = g->job->placed[g->rec->ranks[i]];
+		struct device *d = group_device(g, i);
 
-		if (!d && node->n_devices > 1)
+		if (!d)
 			return NODE_E_LATER;
-		d = d ? d : &node->devices[0]; /* where else */
 		n = add_device(devices, n, d);
 	}
 	g->devices = malloc(n * sizeof(*devices));

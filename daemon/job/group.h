@@ -60,6 +60,9 @@ int group_place(struct group *g);
 /* The group's communicators; it must be placed. Return: as node_comm. */
 int group_comms(struct group *g, struct fault *f);
 
+/* The device of the group's member @index; NULL: it is not placed yet. */
+struct device *group_device(const struct group *g, uint32_t index);
+
 uint32_t group_size(const struct group *g);
 /* Index of a rank of the job in the group's order. Return: false if it is no member. */
 bool group_index(const struct group *g, uint32_t rank, uint32_t *ret);

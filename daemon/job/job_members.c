@@ -18,8 +18,13 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 	job_drop_spare(job); /* who registered must join again */
 	job->step.mid = false;
 	for (uint32_t i = 0; i < job->n_units; i++) {
-		job->units[i]->has_gradient = false;
-		job->units[i]->factors = (struct unit_factors){ 0 };
+		struct unit *u = job->units[i];
+
+		u->has_gradient = false;
+		u->factors = (struct unit_factors){ 0 };
+		if (u->copies_differ && !u->stepping)
+			u->rec->initialised = false; /* no copy is more right than another */
+		u->copies_differ = u->copies_differ && u->stepping;
 	}
 	job_drop_partials(job);
 	job_pass_end(job, NULL);

@@ -42,31 +42,11 @@ static int reg_place(struct group *g, struct fault *f)
 	return e == NODE_E_LATER ? JOB_E_LATER : e;
 }
 
-/* The trainers' own optimizer has its shard handed out on the device where it computes. On
- * one device it always is; there ranks may not be placed yet. */
-static int reg_check_own(const struct job *job, const struct group *g, const state_unit *spec,
-			 const struct layout *l, struct fault *f)
-{
-	uint32_t per = layout_part_ranks(l, layout_spread(l, g->n_devices));
-
-	if (spec->optimizer->when != OPTIM_BY_TRAINER || g->n_devices == 1)
-		return 0;
-	for (uint32_t i = 0; i < group_size(g); i++)
-		if (job->placed[g->rec->ranks[i]] != g->devices[i / per])
-			return fault_set(f, FAULT_INVALID, "units.optimizer.when",
-					 "unit '%.100s': optimizer.when BY_TRAINER: rank %u is on "
-					 "another device than its shard: as many ranks on each "
-					 "device, in their order, are allowed",
-					 spec->name, g->rec->ranks[i]);
-	return 0;
-}
-
 static int reg_check_unit(struct reg *r, size_t i, struct fault *f)
 {
 	state_unit *spec = r->specs[i];
 	struct group *g = job_group_by_id(r->job, spec->group);
 	struct unit *have;
-	int e;
 
 	if (!g)
 		return fault_set(f, FAULT_INVALID, "units.group",
@@ -86,8 +66,7 @@ static int reg_check_unit(struct reg *r, size_t i, struct fault *f)
 	have = htab_find(&r->job->unit_names, spec->name);
 	if (!have) {
 		r->n_new++;
-		e = reg_place(g, f);
-		return e ? e : reg_check_own(r->job, g, spec, &r->layouts[i], f);
+		return reg_place(g, f);
 	}
 	r->ids[i] = have->id;
 	return unit_same_spec(have->rec, spec, f) ? 0 : (int)f->code;

@@ -1,9 +1,10 @@
 /*
- * The trainer's own optimizer: NextShard hands each rank a copy of its parameter and gradient
- * shard, ShardDone takes the parameters back.
+ * The trainer's own optimizer: NextShard hands each rank a copy of its share of parameters and
+ * gradient (lend.h), ShardDone takes the parameters back.
  *
  * Slabs of shards are all ranks' and a page may hold the shards of several, so a rank gets
- * its shard in a buffer of its own, which it alone can write to: it cannot touch another's.
+ * its share in a buffer of its own, which it alone can write to: it cannot touch another's, and
+ * one that dies in the middle of its step has changed nothing.
  *
  *   Reduce begins --> COMING --NextShard, when it is over--> OUT --ShardDone--> BACK --> GIVEN_BACK
  *
@@ -16,16 +17,15 @@
 #include <stdlib.h>
 
 #include "core/check.h"
+#include "op/lend.h"
 #include "op/op_impl.h"
 #include "unit/optim.h"
-#include "unit/runs.h"
 
 struct lend_copy {
 	struct queue_task queue;
 	struct op *op;
 	struct unit *unit;
-	struct unit_run *runs; /* owned: what the rank has */
-	unsigned n_runs;
+	struct lend_share share;
 	struct kop *kops; /* owned; room for two a run */
 };
 
@@ -37,34 +37,9 @@ static uint32_t index_of(const struct op *op, const struct unit *u)
 	return index;
 }
 
-/* Up to the end of what this rank owns. */
-static uint64_t shard_elements(const struct op *op, const struct unit *u)
+static uint64_t elements_of(const struct op *op, struct unit *u)
 {
-	uint64_t end = 0;
-	struct unit_run run;
-
-	for (uint32_t i = 0; i < u->rec->n_tensors; i++)
-		if (!u->tensors[i].alias && !u->tensors[i].frozen &&
-		    unit_rank_run(u, index_of(op, u), i, &run))
-			end = run.shard + run.n;
-	return end;
-}
-
-/* What this rank owns, in one piece where it is one. Room for n_tensors. */
-static unsigned shard_runs(const struct op *op, const struct unit *u, struct unit_run *ret)
-{
-	unsigned all = unit_rank_runs(u, index_of(op, u), UNIT_TRAINED, ret), n = 0;
-
-	for (unsigned i = 0; i < all; i++) {
-		struct unit_run *last = n ? &ret[n - 1] : NULL;
-
-		if (last && last->at + last->n == ret[i].at &&
-		    last->shard + last->n == ret[i].shard)
-			last->n += ret[i].n;
-		else
-			ret[n++] = ret[i];
-	}
-	return n;
+	return lend_share_elements(op->m->job, u, index_of(op, u));
 }
 
 static uint64_t array_bytes(uint64_t elements)
@@ -81,7 +56,7 @@ static void copy_free(struct lend_copy *copy)
 	if (!copy)
 		return;
 	queue_task_deinit(&copy->queue);
-	free(copy->runs);
+	lend_share_deinit(&copy->share);
 	free(copy->kops);
 	free(copy);
 }
@@ -96,23 +71,34 @@ static struct lend_copy *copy_new(struct op *op, struct unit *u)
 	copy->op = op;
 	copy->unit = u;
 	queue_task_init(&copy->queue, op->m->job);
-	copy->runs = calloc(u->rec->n_tensors, sizeof(*copy->runs));
 	copy->kops = calloc(2 * u->rec->n_tensors, sizeof(*copy->kops));
-	if (!copy->runs || !copy->kops) {
+	if (!copy->kops || lend_share_init(&copy->share, op->m->job, u, index_of(op, u)) < 0) {
 		copy_free(copy);
 		return NULL;
 	}
-	copy->n_runs = shard_runs(op, u, copy->runs);
 	copy->queue.task = (struct backend_task){ .kops = copy->kops, .sync = true };
 	return copy;
 }
 
-static void copy_kop(struct lend_copy *copy, float *dst, const float *src, uint64_t elements)
+/* All elements of the share between @array of the part and @place; pieces that follow each
+ * other on both sides in one. */
+static void copy_share(struct lend_copy *copy, float *place, const struct region *array, bool back)
 {
-	struct kop *kop = &copy->kops[copy->queue.task.n_kops++];
+	const struct lend_share *s = &copy->share;
 
-	*kop = (struct kop){ .kind = KOP_COPY, .n = elements * sizeof(float) };
-	kop->copy = (struct k_copy){ dst, src };
+	for (unsigned i = 0, next; i < s->n_runs; i = next) {
+		const struct unit_run *run = &s->runs[i];
+		float *there = optim_at(array, run->at), *here = place + run->shard;
+		struct kop *kop = &copy->kops[copy->queue.task.n_kops++];
+		uint64_t n = run->n;
+
+		for (next = i + 1; next < s->n_runs && s->runs[next].at == run->at + n &&
+				   s->runs[next].shard == run->shard + n;
+		     next++)
+			n += s->runs[next].n;
+		*kop = (struct kop){ .kind = KOP_COPY, .n = n * sizeof(float) };
+		kop->copy = (struct k_copy){ back ? there : here, back ? here : there };
+	}
 }
 
 /* ------------------------------------------------------------------ the Reduce */
@@ -200,25 +186,19 @@ static void on_handed_out(struct backend_task *task, int status)
 static void hand_out(struct op *op, struct unit *u, struct lend_copy *copy)
 {
 	struct member_unit *mu = member_unit_find(op->m, u);
-	const struct unit_part *p = unit_part_on(u, op->m->device);
-	uint64_t n = shard_elements(op, u);
+	const struct lend_share *s = &copy->share;
 	float *place = region_addr(&mu->shard);
-	float *gradient = place + array_bytes(n) / sizeof(float);
 
 	mu->shard_state = SHARD_OUT;
 	op_begin_run(op);
 	op->result.unit = u;
-	op->result.elements = n;
-	op->result.gradient_offset = array_bytes(n);
+	op->result.elements = s->elements;
+	op->result.gradient_offset = array_bytes(s->elements);
 	op->result.place = mu->shard;
-	op->result.place.bytes = 2 * array_bytes(n);
+	op->result.place.bytes = 2 * array_bytes(s->elements);
 	op->result.writable = true;
-	for (unsigned i = 0; i < copy->n_runs; i++) {
-		const struct unit_run *run = &copy->runs[i];
-
-		copy_kop(copy, place + run->shard, optim_at(&p->params, run->at), run->n);
-		copy_kop(copy, gradient + run->shard, optim_at(&p->grads, run->at), run->n);
-	}
+	copy_share(copy, place, &s->part->params, false);
+	copy_share(copy, place + array_bytes(s->elements) / sizeof(float), &s->part->grads, false);
 	copy->queue.task.done = on_handed_out;
 	op->m->job->running++;
 	queue_task_submit(&copy->queue, op->m->device->backend, op->deadline_us);
@@ -237,7 +217,7 @@ static void next_start(struct op *op)
 		op_park(op, &op->group->awaiting, next_resume);
 		return;
 	}
-	bytes = 2 * array_bytes(shard_elements(op, u));
+	bytes = 2 * array_bytes(elements_of(op, u));
 	r = op_take_memory(op, bytes, &member_unit_find(op->m, u)->shard);
 	if (r == SLAB_E_LATER) {
 		op->state = OP_PARKED;
@@ -245,10 +225,13 @@ static void next_start(struct op *op)
 		return;
 	}
 	copy = r ? NULL : copy_new(op, u);
-	if (copy) {
+	if (copy)
+		op->owned = lend_pieces_new(&copy->share);
+	if (copy && op->owned) {
 		hand_out(op, u, copy);
 		return;
 	}
+	copy_free(copy);
 	pool_give(&op->m->pool, &member_unit_find(op->m, u)->shard);
 	op_memory_fault(op->m->job, r ? r : -ENOMEM, bytes, "a shard for the trainer", &op->fault);
 	op_begin_run(op);
@@ -263,11 +246,14 @@ static void next_resume(struct parked *p)
 static void next_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__NextShardReply reply = SHARDD__V1__NEXT_SHARD_REPLY__INIT;
+	const struct lend_pieces *pieces = op->owned;
 	Shardd__V1__Placement place;
 	uint8_t handle[BACKEND_IPC_BYTES];
 
 	op_place(op, &place, handle);
 	reply.place = &place;
+	reply.pieces = pieces->pointers;
+	reply.n_pieces = pieces->n;
 	reply.unit = op->result.unit->id;
 	reply.elements = op->result.elements;
 	reply.gradient_offset = op->result.gradient_offset;
@@ -325,10 +311,12 @@ static int done_check(struct op *op, struct fault *f)
 	return 0;
 }
 
-/* All shards are new: the unit is stepped. */
-static void unit_done(struct job *job, struct unit *u)
+/* All shards are new, in all copies: the unit is stepped. */
+static void unit_done(struct job *job, struct unit *u, int status)
 {
-	u->stepped = true;
+	if (status)
+		apply_failed(job);
+	u->stepped = u->shards_from > 0; /* else: an epoch ended while copies were made equal */
 	u->has_gradient = false;
 	u->version++;
 	u->rec->optimizer->steps++;
@@ -356,8 +344,11 @@ static void on_given_back(struct backend_task *task, int status)
 		pool_give(&op->m->pool, &mu->shard);
 		mu->shard_state = SHARD_GIVEN_BACK;
 		CHECK(u->shards_left > 0);
-		if (--u->shards_left == 0)
-			unit_done(job, u);
+		u->shards_left--;
+		if (!u->shards_left && lend_has_copies(u))
+			lend_copies(job, u, unit_done);
+		else if (!u->shards_left)
+			unit_done(job, u, 0);
 	}
 	op_end(op);
 	job->running--; /* only now: the op may have been the last of a deleted job */
@@ -380,8 +371,6 @@ static void done_resume(struct parked *p);
 static void done_start(struct op *op)
 {
 	struct unit *u = op->unit;
-	const struct unit_part *p = unit_part_on(u, op->m->device);
-	const float *place = region_addr(&member_unit_find(op->m, u)->shard);
 	struct lend_copy *copy;
 
 	if (unit_is_read(u)) {
@@ -398,11 +387,9 @@ static void done_start(struct op *op)
 	}
 	member_unit_find(op->m, u)->shard_state = SHARD_BACK;
 	backward_mark(op->m->job);
-	for (unsigned i = 0; i < copy->n_runs; i++) {
-		const struct unit_run *run = &copy->runs[i];
-
-		copy_kop(copy, optim_at(&p->params, run->at), place + run->shard, run->n);
-	}
+	u->copies_differ = lend_has_copies(u);
+	copy_share(copy, region_addr(&member_unit_find(op->m, u)->shard), &copy->share.part->params,
+		   true);
 	copy->queue.task.done = on_given_back;
 	op->m->job->running++;
 	queue_task_submit(&copy->queue, op->m->device->backend, op->deadline_us);

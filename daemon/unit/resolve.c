@@ -24,10 +24,5 @@ int unit_resolve(state_unit *rec, uint32_t ranks, struct fault *f)
 		return f->code;
 	choose(&rec->shard_multiple,
 	       rec->reduce_profile == PROFILE_XLA && rec->layout == LAYOUT_FLAT ? XLA_MULTIPLE : 1);
-	if (rec->optimizer->when == OPTIM_BY_TRAINER && rec->strategy != STRATEGY_SHARD)
-		return fault_set(f, FAULT_INVALID, "units.optimizer.when",
-				 "unit '%.100s': optimizer.when is BY_TRAINER: it is for strategy "
-				 "SHARD, where every rank has a shard of its own",
-				 rec->name);
 	return 0;
 }

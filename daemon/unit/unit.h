@@ -156,6 +156,9 @@ struct unit {
 	uint64_t shards_from; /* BY_TRAINER: number of its Reduce; 0: there was none */
 	bool shards_ready;    /* that is over */
 	uint32_t shards_left; /* ranks that have not given their shard back */
+	/* shards were given back to some of several copies of the unit: until all have them it is
+	 * worth nothing */
+	bool copies_differ;
 	struct list awaiting; /* ops that wait for the parameters to be stepped; owned by op/ */
 };
 

@@ -154,8 +154,6 @@ static void random_unit(struct rng *r, struct model *m, unsigned u, shardd_group
 	s->shard_ranks = s->strategy == SHARDD_HYBRID ? 1 + below(r, 3) : 0;
 	s->reduce_profile = (enum shardd_reduce_profile)below(r, s->strategy == 2 ? 8 : 5);
 	random_optimizer(r, &s->optimizer);
-	if (s->optimizer.when == SHARDD_OPTIM_BY_TRAINER && s->strategy > 1)
-		s->optimizer = (struct shardd_optimizer){ .kind = SHARDD_SGD, .lr = 0.5 };
 	if (chance(r, 40)) {
 		m->buffer_shape[0] = 5;
 		m->buffer[u] = (struct shardd_buffer){ "b", m->buffer_shape, 1, 0 };

@@ -168,7 +168,7 @@ static void draw_unit(uint64_t *s, struct random_case *rc, unsigned number)
 	draw_reduce(s, rc->world, &u->reduce);
 	u->guarded = once_in(s, 3);
 	u->reshard = u->guarded ? (enum shardd_reshard)random_below(s, 4) : 0;
-	u->own_optimizer = u->reduce.strategy == 0 && once_in(s, 6);
+	u->own_optimizer = once_in(s, 6);
 	if (u->own_optimizer)
 		u->optimizer.when = SHARDD_OPTIM_BY_TRAINER;
 	else

@@ -709,8 +709,9 @@ SHARDD_API int shardd_plan_backward_submit(shardd_client *c, shardd_group g,
 SHARDD_API int shardd_plan_backward(shardd_client *c, shardd_group g,
 				    const struct shardd_plan *plan, struct shardd_error *err);
 
-/* A shard for the trainer's own optimizer: fp32 copies, the parameters to be changed. Not
- * more than rank-own elements; there may be none. */
+/* A shard for the trainer's own optimizer: fp32 copies, the parameters to be changed. Every
+ * trained element of the unit is in the shard of exactly one rank, whatever its strategy. There
+ * may be none for a rank. */
 struct shardd_shard {
 	shardd_unit unit;
 	uint64_t elements;
@@ -725,6 +726,21 @@ SHARDD_API int shardd_next_shard_submit(shardd_client *c, shardd_group g, shardd
 					struct shardd_error *err);
 SHARDD_API int shardd_next_shard(shardd_client *c, shardd_group g, struct shardd_shard *ret,
 				 struct shardd_error *err);
+
+/* Elements [first, first + elements) of a tensor, from element at of the shard on. */
+struct shardd_shard_piece {
+	uint32_t tensor; /* index in the unit's spec; never an alias */
+	uint64_t first;
+	uint64_t elements;
+	uint64_t at;
+};
+
+/* What the shard of @u that this client was handed out last consists of: up to @n pieces into
+ * @ret, ascending; what lies between them is padding. @ret_n: how many there are. Every time the
+ * same, until the unit is converted. Errors: NOT_FOUND (not registered by this client). Never
+ * blocks. Any thread. */
+SHARDD_API int shardd_shard_pieces(shardd_client *c, shardd_unit u, struct shardd_shard_piece *ret,
+				   size_t n, size_t *ret_n, struct shardd_error *err);
 
 /* The changed parameters go back into the unit, when no rank has it gathered any more; the
  * shard's memory is gone. The unit can be gathered again when all ranks have done this. */
