@@ -137,27 +137,9 @@ static void finish(struct coll *c)
 	coll_kernels(c, reduced);
 }
 
-/* Where every device has all of the unit it gets all of the sum; else, in place, its own
- * segment of it. */
 static void between(struct coll *c)
 {
-	enum dtype dtype = c->reduce->plan.sum_dtype;
-	const void *send[NODE_MAX_DEVICES];
-	void *recv[NODE_MAX_DEVICES];
-
-	if (!coll_can_talk(c))
-		return;
-	for (unsigned d = 0; d < c->n_parts; d++) {
-		send[d] = region_addr(&c->parts[d].scratch[reduce_sums(c)]);
-		recv[d] = (char *)send[d] + c->unit->parts[d].begin * dtype_size(dtype);
-		c->parts[d].sums = recv[d];
-	}
-	if (c->unit->spread == 1)
-		comm_all_reduce(coll_between(c), coll_comm(c, finish), recv,
-				c->unit->layout.elements, dtype, REDUCE_SUM);
-	else
-		comm_reduce_scatter(coll_between(c), coll_comm(c, finish), send, recv,
-				    unit_part_elements(c->unit), dtype);
+	reduce_talk(c, finish);
 }
 
 /* With one device it is there already, unless an engine was asked for. */
@@ -190,6 +172,8 @@ static void advance(struct coll *c)
 		return;
 	if (reduce_next_stage(c))
 		coll_kernels(c, advance);
+	else if (c->reduce->crossed)
+		reduce_replicas(c, deferred, reduced);
 	else if (c->reduce->defer)
 		deferred(c);
 	else

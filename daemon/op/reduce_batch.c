@@ -33,7 +33,7 @@ static struct coll *last_of(const struct reduce_batch *b)
 bool reduce_batch_takes(const struct coll *c)
 {
 	/* on one device nothing is gained: what a reduction costs there is its own kernel */
-	return c->n_parts > 1 && !c->reduce->defer &&
+	return c->n_parts > 1 && !c->reduce->defer && !c->reduce->crossed &&
 	       unit_gradient_bytes(c->unit) <= c->job->node->limits.reduce_batch_bytes;
 }
 
@@ -163,18 +163,12 @@ static size_t element(const struct coll *c)
 	return dtype_size(c->reduce->plan.sum_dtype);
 }
 
-/* Elements of @c in each device's segment of the sum of all, or in all of it. */
-static uint64_t segment(const struct coll *c)
-{
-	return c->unit->spread == 1 ? c->unit->layout.elements : unit_part_elements(c->unit);
-}
-
 static uint64_t segments_of(const struct reduce_batch *b)
 {
 	uint64_t all = 0;
 
 	for (unsigned i = 0; i < b->n; i++)
-		all += segment(b->colls[i]);
+		all += reduce_segment(b->colls[i]);
 	return all;
 }
 
@@ -228,7 +222,7 @@ static void talk(struct reduce_batch *b)
 static void bring(const struct reduce_batch *b, struct coll *c, unsigned d, uint64_t before)
 {
 	struct coll_part *p = &c->parts[d];
-	uint64_t all = segments_of(b), own = segment(c);
+	uint64_t all = segments_of(b), own = reduce_segment(c);
 	char *to = region_addr(&b->sums[d]);
 	const char *from = region_addr(&p->scratch[reduce_sums(c)]);
 
@@ -267,7 +261,7 @@ static void between(struct reduce_batch *b)
 		forget_kops(c);
 		for (unsigned d = 0; d < c->n_parts; d++)
 			bring(b, c, d, before);
-		before += segment(c);
+		before += reduce_segment(c);
 	}
 	submit(b, talk);
 }

@@ -109,7 +109,7 @@ static bool must_be_apart(const struct coll *c, const struct reduce_run *run)
 {
 	const struct reduce_plan *p = &run->plan;
 
-	if (run->defer || run->had_partials)
+	if (run->defer || run->had_partials || run->crossed)
 		return true;
 	if (run->replicas == 1)
 		return factors(&p->partial, &p->post, NULL) > 1;
@@ -155,6 +155,8 @@ bool reduce_whole_replicas(const struct coll *c)
 
 static uint32_t partials_on(const struct coll *c, const struct reduce_run *run, unsigned d)
 {
+	if (run->crossed)
+		return run->replicas;
 	return run->whole ? c->parts[d].n / run->shard_ranks : 1;
 }
 
@@ -165,6 +167,9 @@ static void measure(const struct coll *c, struct reduce_run *like)
 	like->shard_ranks = u->rec->shard_ranks;
 	like->replicas = c->n / like->shard_ranks;
 	like->whole = reduce_whole_replicas(c);
+	like->plan = reduce_plan_for(c->job, u);
+	like->crossed = like->replicas > 1 && !like->whole &&
+			(like->plan.partial.how || like->plan.replica.how);
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		uint32_t here = partials_on(c, like, d),
 			 n = unit_spans(u, &u->parts[d], like->span);
@@ -179,11 +184,11 @@ static void begin(const struct coll *c, struct reduce_run *run)
 {
 	run->added = &run->partials[run->here * c->n_parts];
 	run->pieces = &run->added[c->n];
-	run->plan = reduce_plan_for(c->job, c->unit);
 	run->defer = c->ops[0]->args.reduce.defer;
 	run->had_partials = c->unit->has_partials;
 	run->apart = must_be_apart(c, run);
-	run->stride = rounded_up(c->unit->layout.elements * dtype_size(run->plan.sum_dtype));
+	run->stride = rounded_up((run->crossed ? reduce_segment(c) : c->unit->layout.elements) *
+				 dtype_size(run->plan.sum_dtype));
 	run->lonely_bytes = lonely_bytes(c, run);
 }
 
@@ -204,7 +209,8 @@ struct reduce_run *reduce_run_new(struct coll *c)
 	if (!like.span)
 		return NULL;
 	measure(c, &like);
-	pointers = (size_t)like.here * c->n_parts + c->n + (size_t)like.spans * (c->n + 1);
+	pointers = (size_t)like.here * c->n_parts + c->n +
+		   (size_t)like.spans * (c->n + 1 + (like.crossed ? like.here * c->n_parts : 0));
 	run = calloc(1, sizeof(*run) + pointers * sizeof(run->partials[0]));
 	if (!run) {
 		free(like.span);
@@ -223,7 +229,7 @@ uint64_t reduce_scratch(const struct coll *c, unsigned which)
 		return run->apart && !c->unit->parts[0].partials.slab ? run->here * run->stride : 0;
 	if (which == REDUCE_CONVERTED)
 		return run->lonely_bytes;
-	if (c->n_parts == 1 || run->defer)
+	if (c->n_parts == 1 || (run->defer && !run->crossed))
 		return 0;
 	if (which == REDUCE_PACKED && !unit_is_packed(c->unit))
 		return 0;
@@ -282,7 +288,7 @@ static void convert(struct coll *c, unsigned d)
 }
 
 /* After convert all inputs have one type. */
-static enum dtype input_dtype(const struct coll *c)
+enum dtype reduce_input_dtype(const struct coll *c)
 {
 	enum dtype dtype;
 
@@ -306,7 +312,7 @@ static void fold_replicas(struct coll *c, unsigned d)
 					   .out_dtype = run->plan.sum_dtype,
 					   .in = &p->inputs[j * k],
 					   .k = k,
-					   .in_dtype = input_dtype(c),
+					   .in_dtype = reduce_input_dtype(c),
 					   .pre = run->plan.pre,
 					   .sum_dtype = run->plan.sum_dtype,
 					   .post = run->plan.partial,
@@ -345,12 +351,12 @@ static struct k_factor head(const struct coll *c)
 
 /* @r, which is of whole arrays, by the pieces of tensors: what lies between them is not the
  * trainers' to write, and stays 0 in the shards. */
-static void by_span(struct coll *c, unsigned d, const struct k_reduce *r)
+void reduce_by_span(struct coll *c, unsigned d, const struct k_reduce *r)
 {
 	const struct unit_part *up = &c->unit->parts[d];
 	struct coll_part *p = &c->parts[d];
 	struct unit_run *spans = c->reduce->span;
-	const void **in = c->reduce->pieces + (size_t)d * c->reduce->spans;
+	const void **in = c->reduce->pieces + (size_t)d * c->reduce->spans * r->k;
 	unsigned n = unit_spans(c->unit, up, spans);
 
 	for (unsigned i = 0; i < n; i++, in += r->k) {
@@ -375,20 +381,20 @@ static void fold(struct coll *c, unsigned d)
 			      .out_dtype = one ? DTYPE_FP32 : run->plan.sum_dtype,
 			      .in = run->apart ? &run->partials[d * run->here] : p->inputs,
 			      .k = run->apart ? partials_on(c, run, d) : p->n,
-			      .in_dtype = run->apart ? run->plan.sum_dtype : input_dtype(c),
+			      .in_dtype = run->apart ? run->plan.sum_dtype : reduce_input_dtype(c),
 			      .pre = head(c),
 			      .sum_dtype = run->plan.sum_dtype,
 			      .post = tail(c),
 			      .accumulate = one && run->accumulate && !run->plan.adds_before };
 
 	if (one)
-		by_span(c, d, &r);
+		reduce_by_span(c, d, &r);
 	else
 		coll_kop(p, KOP_REDUCE, c->unit->layout.elements)->reduce = r;
 }
 
 /* Into the order in which it is scattered. */
-static void pack(struct coll *c, unsigned d)
+void reduce_pack(struct coll *c, unsigned d)
 {
 	struct coll_part *p = &c->parts[d];
 	enum dtype dtype = c->reduce->plan.sum_dtype;
@@ -408,8 +414,8 @@ bool reduce_next_stage(struct coll *c)
 {
 	static void (*const stages[])(struct coll * c, unsigned d) = { add_new, include,
 								       convert, fold_replicas,
-								       fold,    pack };
-	unsigned n = c->reduce->defer ? 4 : ARRAY_SIZE(stages);
+								       fold,    reduce_pack };
+	unsigned n = c->reduce->crossed ? 3 : c->reduce->defer ? 4 : ARRAY_SIZE(stages);
 	bool any = false;
 
 	while (!any && c->reduce->stage < n) {
@@ -439,5 +445,5 @@ void reduce_finish(struct coll *c, unsigned d)
 	if (run->replicas == 1 && !run->apart)
 		r.post = reduce_either(run->plan.partial, run->plan.post);
 	p->inputs[p->n] = p->sums;
-	by_span(c, d, &r);
+	reduce_by_span(c, d, &r);
 }

@@ -2,8 +2,10 @@
  * The kernels of a reduction, stage by stage, by the unit's plan (unit/reduce_plan.h). What
  * ranks have accumulated and what is new is added first, each rank's by itself; then the
  * ranks of a device are folded in rank order, replica by replica (where a replica has ranks
- * on two devices: those of each device in its place); what is left of the plan
- * follows when the devices' sums have been added. Fills kops, runs nothing. Loop thread only.
+ * on two devices and no factor of its own: those of each device in its place); what is left of
+ * the plan follows when the devices' sums have been added. Replicas that have a factor and ranks
+ * on two devices are added between the devices one by one (reduce_replicas.c). Fills kops, runs
+ * nothing. Loop thread only.
  */
 #ifndef SHARDD_OP_REDUCE_RUN_H
 #define SHARDD_OP_REDUCE_RUN_H
@@ -18,14 +20,18 @@ struct reduce_run {
 	bool had_partials;     /* of reductions that were deferred */
 	bool apart;            /* partials are made before what follows */
 	bool whole;            /* replicas: none has ranks on two devices */
+	bool crossed;          /* some have, and what they come to has a factor of its own */
+	uint32_t replica;      /* crossed: the one at work */
 	uint32_t replicas;     /* of the group */
 	uint32_t shard_ranks;  /* of a replica */
-	uint32_t here;         /* partials of a device, at most */
+	uint32_t here;         /* partials of a device, at most; crossed: of its segment */
 	uint32_t spans;        /* pieces of a part, at most (unit_spans) */
 	size_t kops;           /* of a device in one stage, at most */
 	uint64_t stride;       /* bytes between partials */
 	uint64_t lonely_bytes; /* of gradients to be converted beside accumulated ones */
 	unsigned stage;
+	void (*deferred)(struct coll *c); /* crossed: what follows */
+	void (*reduced)(struct coll *c);
 	const void **added;     /* by member: what is added to what it has */
 	struct unit_run *span;  /* owned: of the part at work */
 	const void **pieces;    /* inputs of spans: @spans * (c->n + 1) */
@@ -34,6 +40,13 @@ struct reduce_run {
 
 /* Scratch of a reduction. */
 enum { REDUCE_SUMS = 0, REDUCE_PARTIALS = 1, REDUCE_CONVERTED = 2, REDUCE_PACKED = 3 };
+
+/* What the files of it share. The dtype of a rank's gradient that is to be folded, after what
+ * accumulated was converted; @r by the pieces of tensors; the sums in the order in which they
+ * are scattered. */
+enum dtype reduce_input_dtype(const struct coll *c);
+void reduce_by_span(struct coll *c, unsigned d, const struct k_reduce *r);
+void reduce_pack(struct coll *c, unsigned d);
 
 /* Whose average FSDP2's is on the unit's devices. */
 enum reduce_average reduce_average_of(const struct unit *u);
@@ -67,5 +80,17 @@ uint64_t reduce_scratch(const struct coll *c, unsigned which);
 unsigned reduce_sums(const struct coll *c);
 /* The last kops of a part, when the devices' sums are added. */
 void reduce_finish(struct coll *c, unsigned d);
+
+/* What the devices add: of @c's sums, all on every device, or on each its segment. */
+uint64_t reduce_segment(const struct coll *c);
+/* Add them, so that they are at p->sums of every part; then @next. */
+void reduce_talk(struct coll *c, void (*next)(struct coll *c));
+
+/* -- where replicas cross devices (reduce_replicas.c) --------------------------- */
+
+/* When no stage is left: every replica's sum over its ranks, with its factor, in the partials of
+ * its own. Then @deferred, or, with the shards whole, @reduced. */
+void reduce_replicas(struct coll *c, void (*deferred)(struct coll *c),
+		     void (*reduced)(struct coll *c));
 
 #endif

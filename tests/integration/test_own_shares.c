@@ -28,16 +28,6 @@ struct scene {
 
 /* ---------------------------------------------------------------------- devices */
 
-static unsigned count_devices(void)
-{
-	static const char *const status[] = { "status", NULL };
-	json_t *s = daemonfix_ctl(&trainfix, status);
-	unsigned n = (unsigned)json_array_size(json_object_get(s, "devices"));
-
-	json_decref(s);
-	return n;
-}
-
 static unsigned device_of(const struct scene *s, uint32_t rank, uint32_t world)
 {
 	if (s->place == PLACE_LOPSIDED)
@@ -228,7 +218,7 @@ static void check_lent(const struct scene *s)
 
 static void run_all(const struct shardd_unit_spec *like, uint32_t world)
 {
-	unsigned devices = count_devices();
+	unsigned devices = gpu_count();
 
 	for (int i = 0; i < 2 * _PLACE_N; i++) {
 		struct scene *s = trainer_shared(sizeof(*s));
@@ -269,6 +259,51 @@ Test(own_shares, a_shard_on_another_device_is_lent_where_it_is)
 
 	run_all(&like, 3);
 	run_all(&like, MAX_WORLD);
+}
+
+/* ------------------------------------------------------------------- the sign of 0 */
+
+/* Ranks that have nothing to add to a replica's sum add nothing: not a +0 either. */
+static int signs_trainer(const struct trainer *t)
+{
+	const struct shardd_optimizer own = { .when = SHARDD_OPTIM_BY_TRAINER };
+	shardd_client *c = join(t);
+	struct shardd_unit_info u = make_unit(c, t, "own", &own);
+	size_t bytes = u.gradient_elements * sizeof(float);
+	float *zeros = train_alloc(bytes), *got;
+	struct shardd_shard s;
+
+	for (uint64_t i = 0; i < u.gradient_elements; i++)
+		zeros[i] = -0.0f;
+	train_reduce(c, u.unit, DTYPE_FP32, zeros, u.gradient_elements);
+	TRAIN_OK(shardd_next_shard(c, SHARDD_WORLD, &s, &train_err));
+	got = train_copy(c, s.gradient, s.elements * sizeof(float));
+	TRAIN_SAME(got, zeros, s.elements * sizeof(float));
+	TRAIN_OK(shardd_shard_done(c, s.unit, &train_err));
+	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+	train_leave(c);
+	free(zeros);
+	free(got);
+	return 0;
+}
+
+Test(own_shares, a_sum_of_minus_zeros_is_one)
+{
+	for (int i = 0; i < 2 * _PLACE_N; i++) {
+		struct scene *s = trainer_shared(sizeof(*s));
+		char job[32];
+
+		s->devices = gpu_count();
+		s->place = (enum place)(i / 2);
+		s->like = (struct shardd_unit_spec){ .strategy = SHARDD_HYBRID,
+						     .shard_ranks = 2,
+						     .reduce_profile = SHARDD_PROFILE_FSDP2,
+						     .gradient_dtype = SHARDD_FP32,
+						     .reduce_dtype =
+							     i % 2 ? SHARDD_BF16 : SHARDD_FP32 };
+		snprintf(job, sizeof(job), "signs%d", i);
+		trainers_run(&trainfix, job, 4, signs_trainer, s, 60);
+	}
 }
 
 /* ------------------------------------------------------------------------ death */
@@ -320,7 +355,7 @@ Test(own_shares, copies_that_a_death_left_unequal_are_nobodys)
 	struct play *p = trainer_shared(sizeof(*p));
 
 	p->scene.like.strategy = SHARDD_REPLICATE;
-	p->scene.devices = count_devices() > 1 ? 2 : 1;
+	p->scene.devices = gpu_count() > 1 ? 2 : 1;
 	for (uint32_t r = 0; r < 2; r++)
 		p->pids[r] = trainer_start(&trainfix, "dies", r, 2, dying, p);
 	for (uint32_t r = 0; r < 2; r++)

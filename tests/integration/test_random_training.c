@@ -461,6 +461,24 @@ static void convert(struct play *p)
 	register_all(p); /* they are found, and as they are now */
 }
 
+/* A client stays on the device of its first job: the ranks of a case may be anywhere. Devices
+ * count in the order of their first rank. */
+static void read_placement(struct play *p, struct model_world *w)
+{
+	struct shardd_device on[CASE_MAX_RANKS];
+
+	model_world_init(w, p->rc.world, 1, !train_on_host());
+	w->devices = 0;
+	for (uint32_t r = 0; r < p->rc.world; r++) {
+		uint32_t same = 0;
+
+		TRAIN_OK(shardd_get_device(p->c[r], &on[r], &train_err));
+		while (strcmp(on[same].id, on[r].id) != 0)
+			same++;
+		w->device_of[r] = same < r ? w->device_of[same] : w->devices++;
+	}
+}
+
 static void play(shardd_client *const *c, uint64_t seed)
 {
 	struct play p = { .c = c, .lot = ~seed };
@@ -469,12 +487,12 @@ static void play(shardd_client *const *c, uint64_t seed)
 
 	random_case_draw(seed, &p.rc);
 	snprintf(name, sizeof(name), "case%llu", (unsigned long long)seed);
-	model_world_init(&world, p.rc.world, 1, !train_on_host());
-	train_model_init(&p.model, &p.rc, &world);
 	for (uint32_t r = 0; r < p.rc.world; r++)
 		train_join_as(c[r],
 			      &(struct trainer){ .job = name, .rank = r, .world = p.rc.world },
 			      SHARDD_EPHEMERAL);
+	read_placement(&p, &world);
+	train_model_init(&p.model, &p.rc, &world);
 	register_all(&p);
 	for (unsigned u = 0; u < p.rc.n_units; u++)
 		initialise(&p, u);

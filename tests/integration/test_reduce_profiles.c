@@ -94,9 +94,37 @@ static void compare(shardd_client *c, shardd_unit u, const struct model_unit *m,
 
 struct scene {
 	unsigned devices;
+	bool in_turn; /* ranks on the devices; else in blocks */
+	enum shardd_layout layout;
 	/* the units for so many ranks; room for MAX_UNITS */
 	unsigned (*make)(uint32_t ranks, struct model_unit *ret);
 };
+
+/* As train_zero_unit, in layouts that have padding too. */
+static shardd_unit zero_unit(shardd_client *c, char *name, struct shardd_unit_spec *spec)
+{
+	const uint64_t n = N;
+	const struct shardd_tensor tensor = { .name = "weight", .shape = &n, .dims = 1 };
+	struct shardd_unit_info info;
+
+	spec->size = sizeof(*spec);
+	spec->name = name;
+	spec->tensors = &tensor;
+	spec->n_tensors = 1;
+	TRAIN_OK(shardd_register(c, spec, 1, &info, &train_err));
+	TRAIN_OK(shardd_init_seed(c, info.unit, 1, &train_err));
+	return info.unit;
+}
+
+static shardd_client *join(const struct trainer *t, struct model_world *w)
+{
+	const struct scene *s = t->arg;
+
+	model_world_init(w, t->world, s->devices, !train_on_host());
+	for (uint32_t r = 0; s->in_turn && r < t->world; r++)
+		w->device_of[r] = r % s->devices;
+	return s->in_turn ? gpu_join(t, t->rank % s->devices) : train_join(t);
+}
 
 static int trainer(const struct trainer *t)
 {
@@ -104,17 +132,17 @@ static int trainer(const struct trainer *t)
 	struct model_unit *m = train_alloc(MAX_UNITS * sizeof(*m));
 	shardd_unit *u = train_alloc(MAX_UNITS * sizeof(*u));
 	unsigned n = s->make(t->world, m);
-	shardd_client *c = train_join(t);
 	struct model_world w;
+	shardd_client *c = join(t, &w);
 	char name[32];
 
 	TRAINER_CHECK(n <= MAX_UNITS);
-	model_world_init(&w, t->world, s->devices, !train_on_host());
 	for (unsigned k = 0; k < n; k++) {
 		struct shardd_unit_spec spec = spec_of(&m[k]);
 
 		snprintf(name, sizeof(name), "unit %u", k);
-		u[k] = train_zero_unit(c, name, N, &spec);
+		spec.layout = s->layout;
+		u[k] = zero_unit(c, name, &spec);
 		for (unsigned pass = 0; m[k].passes[pass]; pass++)
 			run_pass(c, u[k], &m[k], t->rank, pass);
 	}
@@ -129,16 +157,25 @@ static int trainer(const struct trainer *t)
 
 static const uint32_t worlds[] = { 1, 2, 3, 4, 6, 8 };
 
-static void run_worlds(unsigned devices, unsigned (*make)(uint32_t, struct model_unit *))
+static void run_scene(const struct scene *like)
 {
 	struct scene *s = trainer_shared(sizeof(*s));
 	char job[32];
 
-	*s = (struct scene){ devices, make };
+	*s = *like;
 	for (size_t i = 0; i < ARRAY_SIZE(worlds); i++) {
-		snprintf(job, sizeof(job), "w%u", worlds[i]);
+		if (s->in_turn && worlds[i] < s->devices)
+			continue;
+		snprintf(job, sizeof(job), "w%u-%d-%d", worlds[i], s->in_turn, s->layout);
 		trainers_run(&trainfix, job, worlds[i], trainer, s, 120);
 	}
+}
+
+static void run_worlds(unsigned devices, unsigned (*make)(uint32_t, struct model_unit *))
+{
+	const struct scene s = { .devices = devices, .make = make };
+
+	run_scene(&s);
 }
 
 /* -------------------------------------------------------------------- units */
@@ -309,7 +346,7 @@ static void run_many(unsigned devices)
 {
 	struct scene *s = trainer_shared(sizeof(*s));
 
-	*s = (struct scene){ devices, make_profiles };
+	*s = (struct scene){ .devices = devices, .make = make_profiles };
 	trainers_run(&trainfix, "many", 4, many_trainer, s, 120);
 }
 
@@ -368,4 +405,36 @@ Test(reduce_profiles, two_devices)
 Test(reduce_profiles, three_devices)
 {
 	on_several(3);
+}
+
+/* Replicas on fewer, as many and more devices than there are of them; in turn every replica has
+ * ranks on all devices. */
+static void replicas_on(unsigned devices)
+{
+	gpu_begin(devices, NULL);
+	for (int i = 0; i < 4; i++) {
+		const struct scene s = { .devices = devices,
+					 .make = make_replicas,
+					 .in_turn = i / 2,
+					 .layout =
+						 i % 2 ? SHARDD_LAYOUT_DIM0 : SHARDD_LAYOUT_FLAT };
+
+		run_scene(&s);
+	}
+	gpu_end();
+}
+
+Test(reduce_profiles, replicas_on_two_devices)
+{
+	replicas_on(2);
+}
+
+Test(reduce_profiles, replicas_on_three_devices)
+{
+	replicas_on(3);
+}
+
+Test(reduce_profiles, replicas_on_four_devices)
+{
+	replicas_on(4);
 }

@@ -24,7 +24,7 @@ void gpu_set(const char *name, const char *value)
 		unsetenv(name);
 }
 
-static unsigned count_devices(void)
+unsigned gpu_count(void)
 {
 	static const char *const status[] = { "status", NULL };
 	json_t *s = daemonfix_ctl(&trainfix, status);
@@ -45,7 +45,7 @@ void gpu_begin(unsigned devices, const char *const *args)
 	if (gpu_simulated())
 		setenv("SHARDD_SIM_DEVICES", text, 1);
 	failfix_begin(args);
-	there = count_devices();
+	there = gpu_count();
 	if (there >= devices)
 		return;
 	failfix_end();

@@ -30,6 +30,9 @@ void gpu_begin(unsigned devices, const char *const *args);
 /* As failfix_end. */
 void gpu_end(void);
 
+/* How many devices the daemon has; on the host, too. */
+unsigned gpu_count(void);
+
 /* UUID of the daemon's device number @device, as it says itself. */
 void gpu_uuid(unsigned device, char ret[48]);
 

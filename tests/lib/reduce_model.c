@@ -231,7 +231,7 @@ struct state {
 	bool has, has_sum[MODEL_MAX_RANKS], has_partial;
 	float grad;
 	float sum[MODEL_MAX_RANKS];     /* accumulated, by rank */
-	float partial[MODEL_MAX_RANKS]; /* kept, by replica or by device */
+	float partial[MODEL_MAX_RANKS]; /* kept, by replica, or by device of one sum */
 };
 
 /* Autograd, or FSDP2, adds it to what there is. */
@@ -248,65 +248,100 @@ static void accumulate(const struct model_unit *u, struct state *s, uint32_t r, 
 	s->has_sum[r] = true;
 }
 
-/* Whose sum a rank's is part of: a replica's, or where one lies on several devices, that of
- * the device. */
-static uint32_t part_of(const struct model_unit *u, const struct model_world *w, uint32_t r)
+/* Are the ranks of every replica on one device? */
+static bool is_whole(const struct model_world *w, uint32_t shard)
 {
-	uint32_t shard = sizes_of(u, w).shard;
-
 	for (uint32_t i = 0; i < w->ranks; i++)
 		if (w->device_of[i] != w->device_of[i - i % shard])
-			return w->device_of[r];
-	return r / shard;
+			return false;
+	return true;
 }
 
-/* @in, by part: added on each device, then over devices. */
-static float add_parts(const struct model_unit *u, const struct model_world *w, const float *in)
+/* Of those of @x that are in [begin, end) and on @device. Return: is there one? */
+static bool add_on(enum dtype t, const struct model_world *w, const float *x, uint32_t begin,
+		   uint32_t end, unsigned device, float *ret)
 {
-	enum dtype t = reduce_dtype(u);
-	float total = 0;
+	bool any = false;
+
+	for (uint32_t r = begin; r < end; r++) {
+		if (w->device_of[r] != device)
+			continue;
+		*ret = any ? to(t, *ret + x[r]) : x[r];
+		any = true;
+	}
+	return any;
+}
+
+/* @x, by rank: those in [begin, end) of each device, then over the devices. */
+static float add_ranks(enum dtype t, const struct model_world *w, const float *x, uint32_t begin,
+		       uint32_t end)
+{
+	float total = 0, on = 0;
+	bool any = false;
 
 	for (unsigned d = 0; d < w->devices; d++) {
-		float on = 0;
-		bool any = false;
-
-		for (uint32_t r = 0; r < w->ranks; r++) {
-			uint32_t p = part_of(u, w, r);
-
-			if (w->device_of[r] != d || (r && part_of(u, w, r - 1) == p))
-				continue;
-			on = any ? to(t, on + between(u, w, in[p])) : between(u, w, in[p]);
-			any = true;
-		}
-		total = d ? to(t, total + on) : on;
+		if (!add_on(t, w, x, begin, end, d, &on))
+			continue;
+		total = any ? to(t, total + on) : on;
+		any = true;
 	}
 	return total;
+}
+
+/* @p, by replica. */
+static float add_replicas(const struct model_unit *u, const struct model_world *w, const float *p)
+{
+	struct sizes s = sizes_of(u, w);
+	enum dtype t = reduce_dtype(u);
+	struct model_world like = { .ranks = s.replicas, .devices = w->devices };
+	float x[MODEL_MAX_RANKS];
+
+	for (uint32_t r = 0; r < s.replicas; r++) {
+		x[r] = between(u, w, p[r]);
+		like.device_of[r] = is_whole(w, s.shard) ? w->device_of[r * s.shard] : 0;
+	}
+	return add_ranks(t, &like, x, 0, s.replicas);
+}
+
+/* Does it matter which of a device's ranks are in which replica? Else NCCL adds them all as they
+ * come: those of each device first. */
+static bool is_one_sum(const struct model_unit *u, const struct model_world *w)
+{
+	struct sizes s = sizes_of(u, w);
+
+	return s.replicas == 1 || (!is_whole(w, s.shard) && !averages_replicas(u));
 }
 
 static void reduce(const struct model_unit *u, const struct model_world *w, struct state *s,
 		   bool defer)
 {
+	uint32_t shard = sizes_of(u, w).shard, replicas = sizes_of(u, w).replicas;
 	enum dtype t = reduce_dtype(u);
-	float parts[MODEL_MAX_RANKS] = { 0 };
+	bool one = is_one_sum(u, w);
+	float x[MODEL_MAX_RANKS], p[MODEL_MAX_RANKS] = { 0 }, sum;
+	uint32_t n = one ? w->devices : replicas;
 
 	for (uint32_t r = 0; r < w->ranks; r++) {
-		uint32_t p = part_of(u, w, r);
-		bool begins = !r || part_of(u, w, r - 1) != p;
-		float x = first(u, w, s->sum[r]);
-
-		parts[p] = begins ? x : to(t, parts[p] + x);
+		x[r] = first(u, w, s->sum[r]);
 		s->has_sum[r] = false;
 	}
-	for (uint32_t p = 0; p <= part_of(u, w, w->ranks - 1); p++) {
-		parts[p] = scattered(u, w, parts[p]);
-		parts[p] = s->has_partial ? to(t, s->partial[p] + parts[p]) : parts[p];
+	for (uint32_t i = 0; i < n; i++) {
+		if (one)
+			CHECK(add_on(t, w, x, 0, w->ranks, i, &p[i]));
+		else
+			p[i] = add_ranks(t, w, x, i * shard, (i + 1) * shard);
+		p[i] = scattered(u, w, p[i]);
+		p[i] = s->has_partial ? to(t, s->partial[i] + p[i]) : p[i];
 	}
 	s->has_partial = defer;
-	memcpy(s->partial, parts, sizeof(parts));
+	memcpy(s->partial, p, sizeof(p));
 	if (defer)
 		return;
-	parts[0] = last(u, w, add_parts(u, w, parts));
-	s->grad = s->has && !is_ddp(u) ? s->grad + parts[0] : parts[0];
+	sum = one ? p[0] : add_replicas(u, w, p);
+	for (uint32_t i = 1; one && i < n; i++)
+		sum = to(t, sum + p[i]);
+	sum = last(u, w, sum);
+	s->grad = s->has && !is_ddp(u) ? s->grad + sum : sum;
 	s->has = true;
 }
 
