@@ -36,6 +36,7 @@ struct back_part {
 struct back {
 	struct job *job;
 	struct unit *u;
+	uint64_t epoch; /* in which it began */
 	unsigned pending;
 	int status;
 	struct back_part parts[];
@@ -211,7 +212,7 @@ static void back_end(struct back *b)
 	struct unit *u = b->u;
 
 	u->stepping = false;
-	u->stepped = true;
+	u->stepped = b->epoch == job->rec->epoch; /* else its pass is over */
 	u->has_gradient = false;
 	u->version++;
 	u->rec->optimizer->steps++;
@@ -271,6 +272,7 @@ static struct back *back_new(struct job *job, struct unit *u)
 	if (b) {
 		b->job = job;
 		b->u = u;
+		b->epoch = job->rec->epoch;
 		b->pending = u->n_parts;
 		for (unsigned d = 0; d < u->n_parts; d++) {
 			b->parts[d].back = b;

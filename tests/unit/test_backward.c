@@ -548,6 +548,23 @@ Test(backward, a_death_before_it_leaves_all_as_it_was)
 	cr_expect_eq(u->rec->optimizer->steps, 1);
 }
 
+/* Without a commit the job goes on from there. The pass that the step was of is over with its
+ * epoch: the unit once counted as stepped in the pass of the next one, and took no gradient. */
+Test(backward, a_step_that_outlives_its_epoch_is_not_of_the_next_pass)
+{
+	submit_and_hold(u, 1);
+	cr_assert(u->stepping);
+	nodefix_drop(&n, m[1], "died");
+	backend_fake_hold(n.node.devices[0].backend, false);
+	nodefix_turns(&n);
+	cr_assert_not(u->stepping || job->torn);
+	cr_expect_eq(u->rec->optimizer->steps, 1);
+	rejoin();
+	reduce(u, 2);
+	nodefix_turns(&n);
+	cr_expect_eq(u->rec->optimizer->steps, 2);
+}
+
 Test(backward, held_gradients_go_with_their_epoch)
 {
 	Shardd__V1__PlanBackwardRequest p = SHARDD__V1__PLAN_BACKWARD_REQUEST__INIT;
