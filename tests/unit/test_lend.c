@@ -1,0 +1,169 @@
+/* The trainer's own optimizer on a unit with a copy on each of two devices: what was given back
+ * comes to both of them, and what is left when something happens meanwhile. */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "fdcheck.h"
+#include "nodefix.h"
+
+#define ELEMENTS 1001
+
+static struct nodefix n;
+static struct job *job;
+static struct member *m[2];
+static struct unit *u;
+static struct nodefix_op op[2];
+
+static void begin(void)
+{
+	const struct nodefix_options o = { .devices = 2 };
+	state_unit *spec = nodefix_spec("own", ELEMENTS);
+
+	fdcheck_begin();
+	nodefix_begin(&n, &o);
+	job = nodefix_job(&n, "job", 2, 0);
+	m[0] = nodefix_join(&n, job, 0);
+	m[1] = nodefix_join(&n, job, 1);
+	spec->strategy = STRATEGY_REPLICATE;
+	spec->optimizer->kind = OPTIM_NONE;
+	spec->optimizer->when = OPTIM_BY_TRAINER;
+	u = nodefix_unit(&n, job, spec, m, 2);
+	cr_assert(u->n_parts == 2 && u->spread == 1);
+}
+
+static void end(void)
+{
+	nodefix_end(&n);
+	fdcheck_end();
+}
+
+TestSuite(lend, .init = begin, .fini = end, .timeout = 60);
+
+static void reduce(void)
+{
+	for (unsigned i = 0; i < 2; i++) {
+		NODEFIX_OK(nodefix_on_unit(&n, m[i], "GradientBuffer", u, &op[i]), &op[i]);
+		nodefix_write(&op[i].result.place, 1);
+	}
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_reduce(&n, m[i], u, false, &op[i]);
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_ok(&op[i], "Reduce");
+}
+
+/* Both have their shares; rank r writes r + 1 into all of its own. */
+static void take(void)
+{
+	Shardd__V1__NextShardRequest r = SHARDD__V1__NEXT_SHARD_REQUEST__INIT;
+
+	reduce();
+	for (unsigned i = 0; i < 2; i++) {
+		NODEFIX_OK(nodefix_submit(&n, m[i], "NextShard", &r.base, &op[i]), &op[i]);
+		cr_assert_eq(op[i].result.elements, i ? ELEMENTS / 2 : ELEMENTS / 2 + 1);
+		nodefix_write(&op[i].result.place, (float)(i + 1));
+	}
+}
+
+static void give_back(unsigned i)
+{
+	NODEFIX_OK(nodefix_on_unit(&n, m[i], "ShardDone", u, &op[i]), &op[i]);
+}
+
+static const float *copy(unsigned d)
+{
+	return region_addr(&u->parts[d].params);
+}
+
+static void check_copies(void)
+{
+	for (unsigned d = 0; d < 2; d++)
+		for (unsigned i = 0; i < ELEMENTS; i++)
+			cr_assert_eq(copy(d)[i], i < ELEMENTS / 2 + 1 ? 1 : 2);
+}
+
+static void rejoin(void)
+{
+	struct fault f = FAULT_NULL;
+	struct member *again;
+
+	m[1] = nodefix_join(&n, job, 1);
+	cr_assert_eq(nodefix_try_join(&n, job, 0, NULL, m[0], &again, &f), 0, "%s", f.text);
+}
+
+Test(lend, what_was_given_back_is_in_all_copies)
+{
+	take();
+	give_back(0);
+	cr_expect(u->copies_differ);
+	give_back(1);
+	nodefix_turns(&n);
+	cr_expect_not(u->stepping || u->copies_differ);
+	check_copies();
+}
+
+Test(lend, a_gather_waits_until_the_copies_are_equal)
+{
+	take();
+	give_back(0);
+	engine_fake_hold(n.node.engine, true);
+	give_back(1);
+	nodefix_turns(&n);
+	cr_assert(u->stepping);
+	nodefix_on_unit(&n, m[0], "Gather", u, &op[0]);
+	nodefix_turns(&n);
+	cr_expect_not(op[0].over);
+	engine_fake_hold(n.node.engine, false);
+	nodefix_ok(&op[0], "Gather");
+	check_copies();
+}
+
+/* The shares of all were there: the step is over, of an epoch that is over. */
+Test(lend, copies_become_equal_though_a_rank_dies)
+{
+	take();
+	give_back(0);
+	engine_fake_hold(n.node.engine, true);
+	give_back(1);
+	nodefix_turns(&n);
+	nodefix_drop(&n, m[1], "died");
+	engine_fake_hold(n.node.engine, false);
+	nodefix_turns(&n);
+	cr_expect_not(u->stepping || job->torn);
+	cr_expect(u->rec->initialised);
+	check_copies();
+	rejoin();
+	reduce();
+}
+
+/* Only one copy has what the other rank gave back. */
+Test(lend, copies_that_stay_unequal_must_be_initialised)
+{
+	take();
+	give_back(0);
+	nodefix_drop(&n, m[1], "died");
+	cr_expect_not(u->rec->initialised || u->copies_differ);
+	rejoin();
+	nodefix_on_unit(&n, m[0], "Gather", u, &op[0]);
+	cr_expect_eq(op[0].fault.code, FAULT_STATE);
+	cr_expect(strstr(op[0].fault.text, "is not initialised"), "%s", op[0].fault.text);
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_seed(&n, m[i], u, 7, &op[i]);
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_ok(&op[i], "Initialise");
+	cr_expect(u->rec->initialised);
+	cr_expect_arr_eq(copy(0), copy(1), ELEMENTS * sizeof(float));
+}
+
+Test(lend, a_failure_between_devices_tears_the_job)
+{
+	take();
+	give_back(0);
+	engine_fake_fail(n.node.engine, 1, -EPIPE);
+	give_back(1);
+	nodefix_turns(&n);
+	cr_expect(job->torn);
+	cr_expect_not(u->stepping);
+	cr_expect_eq(job->running, 0);
+}
