@@ -314,6 +314,23 @@ int shardd_join_uneven_submit(shardd_client *c, shardd_group g, bool divide_by_a
 	return op_submit(c, &join_uneven, &q.base, t, err);
 }
 
+int shardd_join_even_submit(shardd_client *c, shardd_group g, shardd_ticket *t,
+			    struct shardd_error *err)
+{
+	Shardd__V1__JoinUnevenRequest q = SHARDD__V1__JOIN_UNEVEN_REQUEST__INIT;
+
+	q.group = g;
+	q.error_if_uneven = true;
+	return op_submit(c, &join_uneven, &q.base, t, err);
+}
+
+int shardd_join_even(shardd_client *c, shardd_group g, struct shardd_error *err)
+{
+	shardd_ticket t;
+
+	return op_finish(c, shardd_join_even_submit(c, g, &t, err), &t, NULL, err);
+}
+
 int shardd_join_uneven(shardd_client *c, shardd_group g, bool divide_by_active, uint32_t *last,
 		       uint64_t *shadowed, struct shardd_error *err)
 {

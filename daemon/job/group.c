@@ -20,7 +20,9 @@ int group_new(struct job *job, uint32_t id, const state_group *rec, match_comple
 	list_init(&g->awaiting);
 	list_init(&g->small);
 	list_init(&g->joins);
-	if (match_init(&g->match, (uint32_t)rec->n_ranks, complete, failed, g) < 0) {
+	g->untold = calloc(rec->n_ranks, sizeof(*g->untold));
+	if (!g->untold || match_init(&g->match, (uint32_t)rec->n_ranks, complete, failed, g) < 0) {
+		free(g->untold);
 		free(g);
 		return -ENOMEM;
 	}
@@ -34,11 +36,19 @@ struct group *group_free(struct group *g)
 		CHECK(list_empty(&g->awaiting));
 		match_deinit(&g->match);
 		free(g->devices);
+		free(g->untold);
 		if (g->nc)
 			node_comm_leave(g->nc);
 	}
 	free(g);
 	return NULL;
+}
+
+void group_reset(struct group *g, const struct fault *fault)
+{
+	match_reset(&g->match, fault);
+	memset(g->untold, 0, group_size(g) * sizeof(*g->untold));
+	g->n_untold = 0;
 }
 
 static unsigned add_device(struct device **devices, unsigned n, struct device *d)

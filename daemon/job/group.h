@@ -35,7 +35,10 @@ struct group {
 	bool small_runs;         /* a batch of them is under way */
 	struct list joins;       /* ops JoinUneven that wait; owned by op/ */
 	uint32_t shadows;        /* ops in place of these that are not announced yet */
-	struct node_comm *nc;    /* borrowed from the node; NULL: never asked for */
+	struct fault uneven;     /* why the untold ones fail; op/uneven.c */
+	bool *untold;            /* by member: its collectives fail; owned */
+	uint32_t n_untold;
+	struct node_comm *nc; /* borrowed from the node; NULL: never asked for */
 
 	/* of the present backward pass: job_pass_end */
 	struct pass_plan plan;
@@ -52,6 +55,9 @@ int group_new(struct job *job, uint32_t id, const state_group *rec, match_comple
 	      match_failed_cb failed, struct group **ret);
 /* NULL is allowed. Return: NULL. */
 struct group *group_free(struct group *g);
+
+/* Its members' numbers are forgotten, their ops fail with @fault: a new epoch. */
+void group_reset(struct group *g, const struct fault *fault);
 
 /* Find out the group's devices, if all its ranks are placed by now. They stay: ranks of a
  * placed group do not move. Return: 0 (placed), NODE_E_LATER, or -ENOMEM. */

@@ -12,7 +12,7 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 	if (job->joined && job->jobs->ops.epoch_ended)
 		job->jobs->ops.epoch_ended(job, fault);
 	for (uint32_t i = 0; i < job->n_groups; i++)
-		match_reset(&job->groups[i]->match, fault);
+		group_reset(job->groups[i], fault);
 	job->rec->epoch++;
 	job->step.prepared = false;
 	job_drop_spare(job); /* who registered must join again */

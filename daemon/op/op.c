@@ -148,6 +148,10 @@ void op_announce(struct op *op)
 
 static void announce(struct op *op)
 {
+	if (uneven_announce(op)) {
+		fail_now(op);
+		return;
+	}
 	shadow_announce(op);
 	op_announce(op);
 }
@@ -189,6 +193,8 @@ static void number(struct op *op)
 	struct match *match = &op->group->match;
 	uint64_t ahead = match_ahead(match, op->entry.index);
 
+	if (uneven_check(op))
+		return;
 	if (ahead >= (uint64_t)op->m->job->node->limits.max_inflight_ops + MAX_GIVEN_UP) {
 		fault_set(
 			&op->fault, FAULT_EXHAUSTED, NULL,
@@ -198,7 +204,8 @@ static void number(struct op *op)
 	}
 	match_number(match, &op->entry);
 	op->numbered = true;
-	shadow_number(op);
+	if (!uneven_strict(op->group))
+		shadow_number(op);
 }
 
 /* In its turn: from here on its place among the session's ops is fixed. */

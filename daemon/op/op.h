@@ -198,6 +198,7 @@ struct op {
 		} sparse;
 		struct {
 			bool by_active;
+			bool strict; /* error_if_uneven */
 			uint32_t last;
 			uint64_t shadowed;
 		} join;

@@ -228,8 +228,10 @@ static void finish_start(struct op *op)
 	if (op_wait_for_memory(op, finish_resume))
 		return;
 	op_begin_run(op);
-	if (rank->fault.code)
+	if (rank->fault.code) {
 		op->fault = rank->fault;
+		rank->passes--; /* perhaps its alone: no reason for new buckets */
+	}
 	if (op->m->executing)
 		op->result.ready = op->m->ready;
 	op_end(op);

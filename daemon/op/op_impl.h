@@ -71,6 +71,18 @@ void shadow_begin(struct op *join);
 /* @op has got its number: so do the shadows of those who have joined. If they cannot do
  * without them, op->fault says so. */
 void shadow_number(struct op *op);
+/* Have those who have joined asked for error_if_uneven? Then there are no shadows. */
+bool uneven_strict(const struct group *g);
+/* @op is about to be announced: if they have no inputs for it nobody goes on, and op->fault says
+ * so. Return: 0 or op->fault.code. */
+int uneven_announce(struct op *op);
+/* As shadow_begin, with error_if_uneven. @join may be gone afterwards. */
+void uneven_begin(struct op *join);
+/* Before @op, a collective, gets a number: has its rank still to be told? Then op->fault says
+ * so. Return: 0 or op->fault.code. */
+int uneven_check(struct op *op);
+/* The same for a JoinUneven, after which it is told. */
+int uneven_told(struct op *join);
 /* @op is about to be announced: so are its shadows. */
 void shadow_announce(struct op *op);
 /* @op, which had @number in @g, is refused: so are its shadows. It may be gone by now and is

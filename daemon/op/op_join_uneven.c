@@ -9,6 +9,7 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 
 	op->touches = TOUCH_ALL;
 	op->args.join.by_active = r->divide_by_active;
+	op->args.join.strict = r->error_if_uneven;
 	return op_take_group(op, r->group, f);
 }
 
@@ -17,19 +18,29 @@ static struct op *join_at(struct list *at)
 	return CONTAINER_OF(list_entry(at, struct parked, link), struct op, parked);
 }
 
+static int fault_differs(const struct op *first, const char *field, bool value, struct fault *f)
+{
+	return fault_set(f, FAULT_STATE, NULL,
+			 "%s is %s here, but rank %u (pid %d) has joined with %s: all ranks say "
+			 "the same",
+			 field, value ? "false" : "true", first->m->rank, member_pid(first->m),
+			 value ? "true" : "false");
+}
+
 static int check(struct op *op, struct fault *f)
 {
 	struct list *joins = &op->group->joins;
 	const struct op *first = list_empty(joins) ? NULL : join_at(joins->next);
 
-	if (!first || first->args.join.by_active == op->args.join.by_active)
+	if (uneven_told(op))
+		return f->code;
+	if (!first)
 		return 0;
-	return fault_set(
-		f, FAULT_STATE, NULL,
-		"divide_by_active is %s here, but rank %u (pid %d) has joined with %s: all "
-		"ranks say the same",
-		op->args.join.by_active ? "true" : "false", first->m->rank, member_pid(first->m),
-		first->args.join.by_active ? "true" : "false");
+	if (first->args.join.strict != op->args.join.strict)
+		return fault_differs(first, "error_if_uneven", first->args.join.strict, f);
+	if (first->args.join.by_active != op->args.join.by_active)
+		return fault_differs(first, "divide_by_active", first->args.join.by_active, f);
+	return 0;
 }
 
 static uint32_t joined(const struct group *g)
@@ -68,6 +79,8 @@ static void start(struct op *op)
 	op_park(op, &g->joins, never);
 	if (joined(g) == group_size(g))
 		end_all(g, rank);
+	else if (op->args.join.strict)
+		uneven_begin(op);
 	else
 		shadow_begin(op);
 }

@@ -188,7 +188,7 @@ def child(rank, world):
              "unused/kept": unused_case(rank, world, 0),
              "unused/cleared": unused_case(rank, world, 1), "static": static_case(rank, world)}
     throws = {inputs: throwing_case(rank, world, inputs)
-              for inputs in (INPUTS[world], (2,) * world)}
+              for inputs in (INPUTS[world], (2,) * world, (2,) + (0,) * (world - 1))}
     return cases, throws
 
 

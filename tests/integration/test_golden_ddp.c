@@ -6,6 +6,7 @@
  * parameters at the end.
  */
 #include <criterion/criterion.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -260,6 +261,117 @@ static void replay(const char *name)
 	trainfix_run(r.world, replay_trainer, &r);
 }
 
+/* ------------------------------------------------------- uneven inputs are an error */
+
+enum { MAX_WORLD = 3, AFTERWARDS = 2 };
+
+struct throwing {
+	struct replay r;
+	unsigned inputs[MAX_WORLD], passes[MAX_WORLD];
+	char error[MAX_WORLD][16]; /* none, exhausted, detected */
+};
+
+/* "1,3" to numbers. */
+static void read_numbers(const char *about, const char *key, unsigned *ret, uint32_t n)
+{
+	char buf[64], *at = buf;
+
+	golden_text(about, key, buf, sizeof(buf));
+	for (uint32_t i = 0; i < n; i++, at += *at == ',')
+		ret[i] = (unsigned)strtoul(at, &at, 10);
+	cr_assert_eq(*at, 0, "%s of %s", key, about);
+}
+
+static struct throwing read_throwing(const struct safetensors *f, const char *name)
+{
+	const char *about = about_of(f, name);
+	struct throwing t = { .r = { .world = (uint32_t)golden_number(about, "world"), .lr = 1 } };
+	char errors[64], *at = errors;
+
+	cr_assert(golden_number(about, "throws") == 1 && t.r.world <= MAX_WORLD);
+	read_numbers(about, "inputs", t.inputs, t.r.world);
+	read_numbers(about, "passes", t.passes, t.r.world);
+	golden_text(about, "errors", errors, sizeof(errors));
+	for (uint32_t i = 0; i < t.r.world; i++)
+		snprintf(t.error[i], sizeof(t.error[i]), "%s", strtok_r(at, ",", &at));
+	return t;
+}
+
+/* All gradients are 1. Return: of DdpFinish. */
+static int ones_pass(struct model *m)
+{
+	static const float one[N] = { [0 ... N - 1] = 1 };
+
+	TRAIN_OK(shardd_ddp_forward(m->c, m->ddp, m->views, TENSORS, &train_err));
+	TRAIN_OK(shardd_ddp_backward(m->c, m->ddp, NULL, 0, NULL, 0, &train_err));
+	for (uint32_t i = TENSORS; i-- > 0;) {
+		train_write(m->c, m->views[i].data, one, numels[i] * sizeof(float));
+		TRAIN_OK(shardd_ddp_ready(m->c, m->ddp, &i, 1, &train_err));
+	}
+	return shardd_ddp_finish(m->c, m->ddp, NULL, 0, &train_err);
+}
+
+static bool says_uneven(void)
+{
+	return strstr(train_err.text, "has no more inputs") &&
+	       strstr(train_err.text, "error_if_uneven");
+}
+
+static void throw(struct model * m, const struct throwing *x)
+{
+	const char *error = x->error[m->rank];
+	bool none = strcmp(error, "none") == 0;
+
+	for (unsigned pass = 0; pass < x->passes[m->rank]; pass++)
+		TRAIN_OK(ones_pass(m));
+	if (strcmp(error, "detected") == 0) {
+		TRAIN_FAILS(ones_pass(m), SHARDD_FAILED_PRECONDITION);
+		TRAINER_CHECK(says_uneven());
+		TRAIN_FAILS(shardd_barrier(m->c, SHARDD_WORLD, &train_err),
+			    SHARDD_FAILED_PRECONDITION);
+		TRAINER_CHECK(says_uneven());
+	} else {
+		TRAINER_CHECK(x->passes[m->rank] == x->inputs[m->rank]);
+	}
+	if (none)
+		TRAIN_OK(shardd_join_even(m->c, SHARDD_WORLD, &train_err));
+	else
+		TRAIN_FAILS(shardd_join_even(m->c, SHARDD_WORLD, &train_err),
+			    SHARDD_FAILED_PRECONDITION);
+	TRAINER_CHECK(none || says_uneven());
+}
+
+/* It is as if the pass that failed had not been. */
+static int throwing_trainer(const struct trainer *t)
+{
+	const struct throwing *x = t->arg;
+	struct model m = { .r = &x->r, .rank = t->rank, .c = train_join(t) };
+	float p[N];
+
+	register_model(&m);
+	make_ddp(&m);
+	throw(&m, x);
+	for (unsigned pass = 0; pass < AFTERWARDS; pass++) {
+		TRAIN_OK(ones_pass(&m));
+		TRAIN_OK(shardd_step(m.c, SHARDD_WORLD, NULL, &train_err));
+	}
+	TRAIN_OK(shardd_join_even(m.c, SHARDD_WORLD, &train_err));
+	train_params(m.c, m.unit, p, sizeof(p));
+	for (unsigned i = 0; i < N; i++)
+		TRAINER_CHECK(fabsf(p[i] + AFTERWARDS) < 1e-6F);
+	TRAIN_OK(shardd_barrier(m.c, SHARDD_WORLD, &train_err));
+	train_leave(m.c);
+	return 0;
+}
+
+static void replay_throwing(const char *name)
+{
+	_cleanup_(safetensors_freep) struct safetensors *f = golden_open("ddp.safetensors");
+	struct throwing x = read_throwing(f, name);
+
+	trainfix_run(x.r.world, throwing_trainer, &x);
+}
+
 /* ------------------------------------------------------------------- tests */
 
 #define GOLDEN_DDP(test, name) \
@@ -278,3 +390,16 @@ GOLDEN_DDP(unused_by_three_and_kept, "unused/kept/w3")
 GOLDEN_DDP(unused_by_three_and_cleared, "unused/cleared/w3")
 GOLDEN_DDP(static_graph_of_two, "static/w2")
 GOLDEN_DDP(static_graph_of_three, "static/w3")
+
+#define GOLDEN_THROWS(test, name)      \
+	Test(golden_ddp, test)         \
+	{                              \
+		replay_throwing(name); \
+	}
+
+GOLDEN_THROWS(uneven_inputs_of_two_are_an_error, "throws/1,3/w2")
+GOLDEN_THROWS(uneven_inputs_of_three_are_an_error, "throws/2,1,4/w3")
+GOLDEN_THROWS(one_of_two_without_inputs_is_an_error, "throws/2,0/w2")
+GOLDEN_THROWS(two_of_three_without_inputs_are_an_error, "throws/2,0,0/w3")
+GOLDEN_THROWS(even_inputs_of_two_are_none, "throws/2,2/w2")
+GOLDEN_THROWS(even_inputs_of_three_are_none, "throws/2,2,2/w3")

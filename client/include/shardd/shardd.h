@@ -960,6 +960,16 @@ SHARDD_API int shardd_join_uneven_submit(shardd_client *c, shardd_group g, bool 
 SHARDD_API int shardd_join_uneven(shardd_client *c, shardd_group g, bool divide_by_active,
 				  uint32_t *last, uint64_t *shadowed, struct shardd_error *err);
 
+/* This rank has no more inputs, and nor have the others of its group, or it is an error on all of
+ * them (DDP's throw_on_early_termination): as soon as one that has not called this asks for a
+ * collective, those that wait here get FAILED_PRECONDITION, and so does each
+ * collective of the others until they have called this too, which tells them once more.
+ * Then the group goes on as before. All ranks of the group call this, or all
+ * shardd_join_uneven. */
+SHARDD_API int shardd_join_even_submit(shardd_client *c, shardd_group g, shardd_ticket *t,
+				       struct shardd_error *err);
+SHARDD_API int shardd_join_even(shardd_client *c, shardd_group g, struct shardd_error *err);
+
 #ifdef __cplusplus
 }
 #endif
