@@ -161,8 +161,10 @@ static int check_spec(const struct shardd_ddp_spec *spec, struct shardd_error *e
 {
 	int r = client_check_size(spec->size, sizeof(*spec), "spec.size", err);
 
-	if (r == 0 && ((spec->n_units && !spec->units) || (spec->n_sparse && !spec->sparse)))
-		r = error_set(err, SHARDD_INVALID_ARGUMENT, "spec", "units or sparse is NULL");
+	if (r == 0 && ((spec->n_units && !spec->units) || (spec->n_sparse && !spec->sparse) ||
+		       (spec->n_bucket_limits && !spec->bucket_limits)))
+		r = error_set(err, SHARDD_INVALID_ARGUMENT, "spec",
+			      "units, sparse or bucket_limits is NULL");
 	return r;
 }
 
@@ -184,6 +186,8 @@ int shardd_ddp_create(shardd_client *c, const struct shardd_ddp_spec *spec, shar
 	q.n_units = spec->n_units;
 	q.bucket_bytes = spec->bucket_bytes;
 	q.first_bucket_bytes = spec->first_bucket_bytes;
+	q.bucket_limits = (uint64_t *)spec->bucket_limits;
+	q.n_bucket_limits = spec->n_bucket_limits;
 	q.find_unused = spec->find_unused;
 	q.static_graph = spec->static_graph;
 	r = op_call(c, &create, &q.base, &out, NULL, err);

@@ -82,6 +82,7 @@ static void ddp_free(struct ddp *d)
 	free(d->arrival);
 	free(d->untouched);
 	free(d->reduced);
+	free(d->limits);
 	free(d);
 }
 
@@ -139,7 +140,7 @@ static int64_t assign(const struct ddp *d, const uint32_t *map, struct ddp_bucke
 		      uint32_t *sizes)
 {
 	/* until the order of arrival is known: as few as can be, unless tensors may be missing */
-	bool whole = !map && (d->static_graph || !d->find_unused);
+	bool whole = !map && !d->limits_hold && (d->static_graph || !d->find_unused);
 	_cleanup_(freep) struct bucket_tensor *t = calloc(d->n, sizeof(*t));
 	int64_t n;
 
@@ -152,7 +153,7 @@ static int64_t assign(const struct ddp *d, const uint32_t *map, struct ddp_bucke
 					       key_of(d->tensors[i].unit->rec),
 					       d->tensors[i].sparse };
 	}
-	n = buckets_assign(t, d->n, d->limits, whole ? 0 : 2, map, b->tensors, sizes);
+	n = buckets_assign(t, d->n, d->limits, whole ? 0 : d->n_limits, map, b->tensors, sizes);
 	if (n > 0 && !map && buckets_reverse(b->tensors, sizes, (uint32_t)n) < 0)
 		return -ENOMEM;
 	return n;
@@ -289,7 +290,8 @@ static uint64_t bytes_of(const struct ddp *d)
 		of_rank += d->n * sizeof(struct ddp_rows);
 	if (d->static_graph)
 		of_rank += d->n * 2 * sizeof(uint32_t);
-	return sizeof(*d) + of_tensor * d->n + of_rank * group_size(d->group);
+	return sizeof(*d) + d->n_limits * sizeof(*d->limits) + of_tensor * d->n +
+	       of_rank * group_size(d->group);
 }
 
 static int charge(struct ddp *d, struct fault *f)
@@ -314,13 +316,13 @@ static int ddp_fill(struct ddp *d, const struct ddp_spec *s)
 	d->untouched = calloc(d->n, 1);
 	d->reduced = calloc(d->n, sizeof(*d->reduced));
 	d->ranks = calloc(ranks, sizeof(*d->ranks));
-	d->limits[0] = s->first_bucket_bytes;
-	d->limits[1] = s->bucket_bytes;
+	d->limits = calloc(s->n_limits, sizeof(*d->limits));
 	for (uint32_t i = 0; i < d->n; i++)
 		if (unit_track_gradients(d->tensors[i].unit) < 0)
 			return -ENOMEM;
-	if (!d->arrival || !d->untouched || !d->reduced || !d->ranks)
+	if (!d->arrival || !d->untouched || !d->reduced || !d->ranks || !d->limits)
 		return -ENOMEM;
+	memcpy(d->limits, s->limits, s->n_limits * sizeof(*d->limits));
 	for (uint32_t i = 0; i < ranks; i++)
 		if (rank_init(&d->ranks[i], d) < 0)
 			return -ENOMEM;
@@ -372,6 +374,8 @@ int ddp_new(struct job *job, const struct ddp_spec *spec, struct ddp **ret, stru
 	fill_tensors(d, spec);
 	d->find_unused = spec->find_unused;
 	d->static_graph = spec->static_graph;
+	d->n_limits = spec->n_limits;
+	d->limits_hold = spec->limits_hold;
 	if (charge(d, f))
 		return f->code;
 	if (ddp_fill(d, spec) < 0)

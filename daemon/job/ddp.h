@@ -28,8 +28,9 @@
 
 struct job;
 
-#define DDP_MAX       64u /* of a job */
-#define DDP_MAX_WAITS 8u
+#define DDP_MAX        64u /* of a job */
+#define DDP_MAX_WAITS  8u
+#define DDP_MAX_LIMITS 4096u
 
 struct ddp_tensor {
 	struct unit *unit; /* borrowed */
@@ -93,8 +94,10 @@ struct ddp {
 	uint32_t n;
 	struct ddp_tensor *tensors;
 	bool any_sparse, find_unused, static_graph;
-	bool in_backward;              /* some of its units are stepped there */
-	uint64_t limits[2];            /* of the first bucket, of all others */
+	bool in_backward; /* some of its units are stepped there */
+	uint64_t *limits; /* of the first bucket, the second..., the last of all others */
+	unsigned n_limits;
+	bool limits_hold;              /* also before the order of arrival is known */
 	struct ddp_buckets layouts[2]; /* of which the second comes with the rebuild */
 	unsigned n_layouts;
 	uint32_t *arrival; /* tensors in the order in which they got ready on the first rank */
@@ -112,7 +115,9 @@ struct ddp_spec {
 	size_t n_units;
 	bool (*is_sparse)(const void *arg, uint32_t unit, uint32_t tensor);
 	const void *arg;
-	uint64_t bucket_bytes, first_bucket_bytes; /* not 0 */
+	const uint64_t *limits; /* of buckets, none 0; copied */
+	unsigned n_limits;      /* at least 1 */
+	bool limits_hold;       /* also before the order of arrival is known */
 	bool find_unused, static_graph;
 };
 

@@ -25,6 +25,23 @@ static int check_sparse(struct job *job, const Shardd__V1__DdpTensor *t, struct 
 	return 0;
 }
 
+static int check_limits(const request *r, struct fault *f)
+{
+	if (r->n_bucket_limits > DDP_MAX_LIMITS)
+		return fault_set(f, FAULT_INVALID, "bucket_limits",
+				 "bucket_limits has %zu entries: up to %u are allowed",
+				 r->n_bucket_limits, DDP_MAX_LIMITS);
+	if (r->n_bucket_limits && (r->bucket_bytes || r->first_bucket_bytes))
+		return fault_set(f, FAULT_INVALID, "bucket_limits",
+				 "bucket_limits is given with bucket_bytes or first_bucket_bytes: "
+				 "one of the two forms is allowed");
+	for (size_t i = 0; i < r->n_bucket_limits; i++)
+		if (!r->bucket_limits[i])
+			return fault_set(f, FAULT_INVALID, "bucket_limits",
+					 "bucket_limits[%zu] is 0: 1 or more is allowed", i);
+	return 0;
+}
+
 static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const request *r = (const request *)msg;
@@ -35,6 +52,8 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 		return fault_set(f, FAULT_INVALID, "units",
 				 "units has %zu entries: 1 to %u are allowed", r->n_units,
 				 op->m->job->n_units);
+	if (check_limits(r, f))
+		return f->code;
 	for (size_t i = 0; i < r->n_sparse; i++)
 		if (check_sparse(op->m->job, r->sparse[i], f))
 			return f->code;
@@ -67,6 +86,16 @@ static const char *unit_name(const struct job *job, const request *r, size_t i)
 	return u ? u->rec->name : "none";
 }
 
+static bool same_limits(const request *a, const request *b)
+{
+	if (a->n_bucket_limits != b->n_bucket_limits)
+		return false;
+	for (size_t i = 0; i < a->n_bucket_limits; i++)
+		if (a->bucket_limits[i] != b->bucket_limits[i])
+			return false;
+	return true;
+}
+
 static bool same_sparse(const request *a, const request *b)
 {
 	if (a->n_sparse != b->n_sparse)
@@ -90,10 +119,12 @@ static int compare(const struct coll *c, const struct op *a, const struct op *b,
 				 at, a->m->rank, member_pid(a->m), unit_name(c->job, x, at),
 				 b->m->rank, member_pid(b->m), unit_name(c->job, y, at));
 	if (x->bucket_bytes != y->bucket_bytes || x->first_bucket_bytes != y->first_bucket_bytes ||
-	    x->find_unused != y->find_unused || x->static_graph != y->static_graph)
+	    !same_limits(x, y) || x->find_unused != y->find_unused ||
+	    x->static_graph != y->static_graph)
 		return fault_set(f, FAULT_STATE, NULL,
-				 "DdpCreate: bucket_bytes, first_bucket_bytes, find_unused or "
-				 "static_graph of rank %u (pid %d) and rank %u (pid %d) differ",
+				 "DdpCreate: bucket_bytes, first_bucket_bytes, bucket_limits, "
+				 "find_unused or static_graph of rank %u (pid %d) and rank %u (pid "
+				 "%d) differ",
 				 a->m->rank, member_pid(a->m), b->m->rank, member_pid(b->m));
 	if (!same_sparse(x, y))
 		return fault_set(
@@ -150,14 +181,17 @@ static void run(struct coll *c)
 {
 	const request *r = c->ops[0]->args.create;
 	_cleanup_(marks_deinit) struct marks marks = { 0 };
+	const uint64_t two[] = { first_limit(r),
+				 r->bucket_bytes ? r->bucket_bytes : BUCKETS_CAP_BYTES };
 	struct ddp_spec spec = {
 		.group = c->group,
 		.units = r->units,
 		.n_units = r->n_units,
 		.is_sparse = is_sparse,
 		.arg = &marks,
-		.bucket_bytes = r->bucket_bytes ? r->bucket_bytes : BUCKETS_CAP_BYTES,
-		.first_bucket_bytes = first_limit(r),
+		.limits = r->n_bucket_limits ? r->bucket_limits : two,
+		.n_limits = r->n_bucket_limits ? (unsigned)r->n_bucket_limits : ARRAY_SIZE(two),
+		.limits_hold = r->n_bucket_limits != 0,
 		.find_unused = r->find_unused,
 		.static_graph = r->static_graph,
 	};

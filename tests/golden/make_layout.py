@@ -117,12 +117,17 @@ def assign_cases():
     return [assign_case(rng, i % 2 == 1, i % 4 >= 2) for i in range(200)]
 
 
-DDP = [  # MiB of the elements of each parameter, in units of 1/8; bucket_cap_mb
+DDP = [  # MiB of the elements of each parameter, in units of 1/8; bucket_cap_mb, or a list
     ([3, 9, 1, 1, 20, 8, 8, 2], None),
     ([3, 9, 1, 1, 20, 8, 8, 2], 1),
     ([3, 9, 1, 1, 20, 8, 8, 2], 2),
     ([120, 100, 80, 1], None),
     ([1, 1, 1, 1], None),
+    ([3, 9, 1, 1, 20, 8, 8, 2], [1]),
+    ([3, 9, 1, 1, 20, 8, 8, 2], [1, 2]),
+    ([3, 9, 1, 1, 20, 8, 8, 2], [3, 1, 1, 2]),
+    ([1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 1]),
+    ([1, 2, 3, 4, 5, 6, 7, 8, 9], [2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]),
 ]
 
 
@@ -135,13 +140,16 @@ def ddp_child(rank, world):
     for sizes, cap in DDP:
         for unused in (False, True):
             numels = [s << 15 for s in sizes]
+            caps = cap if isinstance(cap, list) else []
+            limits = {"bucket_cap_mb_list": caps} if caps else {"bucket_cap_mb": cap}
             model = DistributedDataParallel(golden.Given([(n,) for n in numels]),
-                                            bucket_cap_mb=cap, find_unused_parameters=unused)
+                                            find_unused_parameters=unused, **limits)
             for _ in range(2):
                 model(golden.Gradients(torch.zeros(n) for n in numels)).backward()
             model(golden.Gradients(torch.zeros(n) for n in numels))
             data = model._get_ddp_logging_data()
-            out.append({"numel": numels, "bucket_cap_mb": cap or 0, "find_unused": unused,
+            out.append({"numel": numels, "bucket_cap_mb": 0 if caps else cap or 0,
+                        "bucket_cap_mb_list": caps, "find_unused": unused,
                         "first": numbers(data["bucket_sizes"]),
                         "rebuilt": numbers(data.get("rebuilt_bucket_sizes", "")),
                         "ready": numbers(data.get("prev_iteration_grad_ready_order_indices", ""))})

@@ -294,20 +294,27 @@ Test(ddp, units_with_different_reduce_dtypes, .timeout = 60, .init = trainfix_be
 
 static const uint64_t usual[] = { first_bucket_bytes, bucket_bytes };
 
-/* @limits: two, or NULL: none. */
-static void check_buckets(const struct model *m, const uint32_t *order, const uint64_t *limits,
-			  bool reversed)
+/* @n_limits: 0: none. */
+static void check_limits(const struct model *m, const uint32_t *order, const uint64_t *limits,
+			 unsigned n_limits, bool reversed)
 {
 	struct shardd_bucket_tensor t[TENSORS];
 	uint32_t tensors[TENSORS], sizes[TENSORS], n, at = 0;
 
 	for (unsigned k = 0; k < TENSORS; k++)
 		t[k] = (struct shardd_bucket_tensor){ numels[order ? order[k] : k] * 4, 1, false };
-	TRAIN_OK(shardd_ddp_buckets(t, TENSORS, limits, limits ? 2 : 0, order, tensors, sizes, &n,
+	TRAIN_OK(shardd_ddp_buckets(t, TENSORS, limits, n_limits, order, tensors, sizes, &n,
 				    &train_err));
 	for (uint32_t b = 0; b < n; b++)
 		for (uint32_t k = 0; k < sizes[b]; k++, at++)
 			TRAINER_CHECK(m->views[tensors[at]].bucket == (reversed ? n - 1 - b : b));
+}
+
+/* @limits: two, or NULL: none. */
+static void check_buckets(const struct model *m, const uint32_t *order, const uint64_t *limits,
+			  bool reversed)
+{
+	check_limits(m, order, limits, limits ? 2 : 0, reversed);
 }
 
 /* The order of gradients on rank 0 decides for all. */
@@ -377,6 +384,54 @@ Test(ddp, a_limit_of_the_users_is_the_first_buckets_too, .timeout = 60, .init = 
      .fini = trainfix_end)
 {
 	trainfix_run(1, first_trainer, NULL);
+}
+
+/* One limit a bucket: from the first pass on, and in the order of arrival. */
+static int list_trainer(const struct trainer *t)
+{
+	static const uint64_t limits[] = { 200, 2000, 100, 1 };
+	const uint32_t order[] = { 6, 5, 4, 3, 2, 1, 0 };
+	struct model m = { .c = train_join(t), .v = plain };
+	struct shardd_ddp_spec spec;
+
+	register_model(&m, "unit");
+	spec = spec_of(&m);
+	spec.bucket_limits = limits;
+	spec.n_bucket_limits = ARRAY_SIZE(limits);
+	TRAIN_FAILS(shardd_ddp_create(m.c, &spec, &m.ddp, NULL, &train_err),
+		    SHARDD_INVALID_ARGUMENT);
+	TRAINER_CHECK(strcmp(train_err.field, "bucket_limits") == 0);
+	spec.bucket_bytes = spec.first_bucket_bytes = 0;
+	spec.bucket_limits = (const uint64_t[]){ 1, 0 };
+	spec.n_bucket_limits = 2;
+	TRAIN_FAILS(shardd_ddp_create(m.c, &spec, &m.ddp, NULL, &train_err),
+		    SHARDD_INVALID_ARGUMENT);
+	spec.bucket_limits = t->rank ? (const uint64_t[]){ 1, 2 } : (const uint64_t[]){ 1, 3 };
+	TRAIN_FAILS(shardd_ddp_create(m.c, &spec, &m.ddp, NULL, &train_err),
+		    SHARDD_FAILED_PRECONDITION);
+	TRAINER_CHECK(strstr(train_err.text, "bucket_limits"));
+	spec.bucket_limits = limits;
+	spec.n_bucket_limits = ARRAY_SIZE(limits);
+	TRAIN_OK(shardd_ddp_create(m.c, &spec, &m.ddp, NULL, &train_err));
+	forward(&m);
+	check_limits(&m, NULL, limits, ARRAY_SIZE(limits), true);
+	TRAIN_OK(shardd_ddp_backward(m.c, m.ddp, NULL, 0, NULL, 0, &train_err));
+	for (unsigned k = 0; k < TENSORS; k++) {
+		write_gradient(&m, t, order[k], 0);
+		TRAIN_OK(shardd_ddp_ready(m.c, m.ddp, &order[k], 1, &train_err));
+	}
+	TRAIN_OK(shardd_ddp_finish(m.c, m.ddp, NULL, 0, &train_err));
+	forward(&m);
+	check_limits(&m, order, limits, ARRAY_SIZE(limits), false);
+	whole_pass(&m, t, 1);
+	train_leave(m.c);
+	return 0;
+}
+
+Test(ddp, every_bucket_has_its_own_limit, .timeout = 60, .init = trainfix_begin,
+     .fini = trainfix_end)
+{
+	trainfix_run(2, list_trainer, NULL);
 }
 
 /* ---------------------------------------------------------------- wrong passes */

@@ -139,10 +139,19 @@ static void expect_bytes(const json_t *row, const char *key, const struct assign
 	}
 }
 
-/* DistributedDataParallel's limits: a first bucket smaller than the others only where the
- * user sets none. */
-static void ddp_limits(uint64_t cap_mb, struct assigned *a)
+/* DistributedDataParallel's limits: a list of the user's; else a first bucket smaller than the
+ * others only where the user sets none. */
+static void ddp_limits(const json_t *row, struct assigned *a)
 {
+	uint64_t cap_mb = (uint64_t)json_integer_value(json_object_get(row, "bucket_cap_mb"));
+	const json_t *list = json_object_get(row, "bucket_cap_mb_list");
+
+	if (json_array_size(list)) {
+		read_limits(list, a);
+		for (unsigned i = 0; i < a->n_limits; i++)
+			a->limits[i] <<= 20;
+		return;
+	}
 	a->n_limits = cap_mb ? 1 : 2;
 	a->limits[0] = cap_mb ? cap_mb << 20 : BUCKETS_FIRST_BYTES;
 	a->limits[1] = BUCKETS_CAP_BYTES;
@@ -169,23 +178,23 @@ Test(golden_buckets, of_ddp, .init = fdcheck_begin, .fini = fdcheck_end, .timeou
 	const json_t *rows = json_object_get(file, "ddp"), *row;
 	size_t i;
 
-	cr_assert_geq(json_array_size(rows), 10);
+	cr_assert_geq(json_array_size(rows), 20);
 	json_array_foreach(rows, i, row)
 	{
 		bool unused = json_is_true(json_object_get(row, "find_unused"));
-		uint64_t cap = (uint64_t)json_integer_value(json_object_get(row, "bucket_cap_mb"));
+		bool list = json_array_size(json_object_get(row, "bucket_cap_mb_list")) != 0;
 		struct assigned a = { 0 };
 
 		read_parameters(row, NULL, &a);
-		if (unused)
-			ddp_limits(cap, &a);
+		if (unused || list)
+			ddp_limits(row, &a);
 		assign(&a);
 		cr_assert_eq(buckets_reverse(a.order, a.sizes, a.n_buckets), 0);
 		expect_bytes(row, "first", &a);
 		if (unused) /* not rebuilt */
 			continue;
 		read_parameters(row, json_object_get(row, "ready"), &a);
-		ddp_limits(cap, &a);
+		ddp_limits(row, &a);
 		assign(&a);
 		expect_bytes(row, "rebuilt", &a);
 	}

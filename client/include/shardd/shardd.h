@@ -878,6 +878,11 @@ struct shardd_ddp_spec {
 	uint64_t first_bucket_bytes; /* 0: bucket_bytes if that is set, else 1 MiB */
 	bool find_unused;            /* a backward may name tensors it does not use */
 	bool static_graph;           /* every pass uses the tensors that the first one used */
+	/* Instead of the two, @n_bucket_limits of them, at most 4096: of the first bucket, the
+	 * second..., the last of all that follow; at least 1 each. They hold from the first pass
+	 * on. NULL: none. */
+	const uint64_t *bucket_limits;
+	size_t n_bucket_limits;
 };
 
 /* Make it (collective): every rank says the same, or is told the first difference. It lives
