@@ -2,13 +2,14 @@
  * Every reduce profile, in every dtype, on every number of ranks, with passes that reduce,
  * accumulate and defer in all mixtures: what arrives in the gradient shards, bit for bit
  * against a scalar evaluation (lib/reduce_model.h). Gradients are seen through SGD with lr 1
- * on parameters that are 0.
+ * on parameters that are -0, of which it makes -gradient, also where that is a zero.
  */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "convert.h"
 #include "core/check.h"
 #include "gpufix.h"
 #include "reduce_model.h"
@@ -39,6 +40,42 @@ static enum dtype dtype_of(const struct model_unit *m)
 	return m->gradient ? m->gradient : DTYPE_FP32;
 }
 
+/* N of them, for init_broadcast. Return: 0 but on rank 0, which frees it. */
+static uint64_t negative_zeros(shardd_client *c, const struct trainer *t)
+{
+	uint64_t buffer = 0;
+	float x[N];
+	void *data;
+
+	for (size_t i = 0; i < N; i++)
+		x[i] = -0.0f;
+	if (t->rank)
+		return 0;
+	TRAIN_OK(shardd_alloc(c, sizeof(x), &buffer, &data, &train_err));
+	train_write(c, data, x, sizeof(x));
+	return buffer;
+}
+
+static shardd_unit make_unit(shardd_client *c, unsigned k, const struct model_unit *m,
+			     enum shardd_layout layout, uint64_t zeros)
+{
+	const uint64_t n = N;
+	const struct shardd_tensor tensor = { .name = "weight", .shape = &n, .dims = 1 };
+	struct shardd_unit_spec spec = spec_of(m);
+	struct shardd_unit_info info;
+	char name[32];
+
+	snprintf(name, sizeof(name), "unit %u", k);
+	spec.size = sizeof(spec);
+	spec.name = name;
+	spec.layout = layout;
+	spec.tensors = &tensor;
+	spec.n_tensors = 1;
+	TRAIN_OK(shardd_register(c, &spec, 1, &info, &train_err));
+	TRAIN_OK(shardd_init_broadcast(c, info.unit, 0, zeros, &train_err));
+	return info.unit;
+}
+
 static void fill(shardd_client *c, shardd_unit u, const struct model_unit *m, uint32_t rank,
 		 unsigned pass)
 {
@@ -67,7 +104,7 @@ static void run_pass(shardd_client *c, shardd_unit u, const struct model_unit *m
 
 static bool same(float a, float b)
 {
-	return isnan(a) ? isnan(b) : a == b;
+	return f32_bits(a) == f32_bits(b) || (isnan(a) && isnan(b));
 }
 
 static void compare(shardd_client *c, shardd_unit u, const struct model_unit *m,
@@ -77,7 +114,7 @@ static void compare(shardd_client *c, shardd_unit u, const struct model_unit *m,
 
 	train_params(c, u, got, sizeof(got));
 	for (size_t i = 0; i < N; i++) {
-		float want = 0.0f - model_gradient(m, w, i);
+		float want = -model_gradient(m, w, i);
 
 		if (same(got[i], want))
 			continue;
@@ -100,22 +137,6 @@ struct scene {
 	unsigned (*make)(uint32_t ranks, struct model_unit *ret);
 };
 
-/* As train_zero_unit, in layouts that have padding too. */
-static shardd_unit zero_unit(shardd_client *c, char *name, struct shardd_unit_spec *spec)
-{
-	const uint64_t n = N;
-	const struct shardd_tensor tensor = { .name = "weight", .shape = &n, .dims = 1 };
-	struct shardd_unit_info info;
-
-	spec->size = sizeof(*spec);
-	spec->name = name;
-	spec->tensors = &tensor;
-	spec->n_tensors = 1;
-	TRAIN_OK(shardd_register(c, spec, 1, &info, &train_err));
-	TRAIN_OK(shardd_init_seed(c, info.unit, 1, &train_err));
-	return info.unit;
-}
-
 static shardd_client *join(const struct trainer *t, struct model_world *w)
 {
 	const struct scene *s = t->arg;
@@ -134,21 +155,19 @@ static int trainer(const struct trainer *t)
 	unsigned n = s->make(t->world, m);
 	struct model_world w;
 	shardd_client *c = join(t, &w);
-	char name[32];
+	uint64_t zeros = negative_zeros(c, t);
 
 	TRAINER_CHECK(n <= MAX_UNITS);
 	for (unsigned k = 0; k < n; k++) {
-		struct shardd_unit_spec spec = spec_of(&m[k]);
-
-		snprintf(name, sizeof(name), "unit %u", k);
-		spec.layout = s->layout;
-		u[k] = zero_unit(c, name, &spec);
+		u[k] = make_unit(c, k, &m[k], s->layout, zeros);
 		for (unsigned pass = 0; m[k].passes[pass]; pass++)
 			run_pass(c, u[k], &m[k], t->rank, pass);
 	}
 	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
 	for (unsigned k = 0; k < n; k++)
 		compare(c, u[k], &m[k], &w, k);
+	if (zeros)
+		TRAIN_OK(shardd_free(c, zeros, &train_err));
 	train_leave(c);
 	free(m);
 	free(u);
@@ -314,18 +333,14 @@ static int many_trainer(const struct trainer *t)
 	struct model_unit *m = train_alloc(MAX_UNITS * sizeof(*m));
 	shardd_client *c = train_join(t);
 	shardd_ticket ticket[MANY];
+	uint64_t zeros = negative_zeros(c, t);
 	struct model_world w;
 	shardd_unit u[MANY];
-	char name[32];
 
 	TRAINER_CHECK(s->make(t->world, m) >= MANY);
 	model_world_init(&w, t->world, s->devices, !train_on_host());
-	for (unsigned k = 0; k < MANY; k++) {
-		struct shardd_unit_spec spec = spec_of(&m[k]);
-
-		snprintf(name, sizeof(name), "unit %u", k);
-		u[k] = train_zero_unit(c, name, N, &spec);
-	}
+	for (unsigned k = 0; k < MANY; k++)
+		u[k] = make_unit(c, k, &m[k], SHARDD_LAYOUT_FLAT, zeros);
 	for (unsigned pass = 0; pass < 2; pass++) {
 		for (unsigned k = 0; k < MANY; k++)
 			fill(c, u[k], &m[k], t->rank, pass);
@@ -337,6 +352,8 @@ static int many_trainer(const struct trainer *t)
 	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
 	for (unsigned k = 0; k < MANY; k++)
 		compare(c, u[k], &m[k], &w, k);
+	if (zeros)
+		TRAIN_OK(shardd_free(c, zeros, &train_err));
 	train_leave(c);
 	free(m);
 	return 0;
