@@ -465,6 +465,22 @@ int op_spawn(struct op *by, const struct op_type *type, void (*fill)(struct op *
 	return 0;
 }
 
+void op_give_up(struct op *by, const struct op_type *type, struct group *g, const struct fault *why)
+{
+	struct match_entry e = { .rank = by->m->rank, .pid = member_pid(by->m) };
+	struct fault f = FAULT_NULL;
+
+	CHECK(group_index(g, by->m->rank, &e.index));
+	if (g->n_untold && g->untold[e.index])
+		return; /* its collectives have no numbers */
+	match_number(&g->match, &e);
+	shadow_skip(g, e.number);
+	fault_set(&f, FAULT_STATE, NULL, "rank %u (pid %d) cannot take part in %s: %.300s", e.rank,
+		  e.pid, type->name, why->text);
+	match_refuse(&g->match, &e, &f);
+	match_passed(&g->match, &e);
+}
+
 /* ------------------------------------------------------------------- the end */
 
 void op_begin_run(struct op *op)

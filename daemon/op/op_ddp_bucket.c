@@ -603,9 +603,11 @@ void op_ddp_launch(struct op *op)
 
 	while (ddp_launch(rank) >= 0) {
 		bool sparse = sparse_of(rank, &i);
+		const struct op_type *type = sparse ? &op_sparse : &op_ddp_bucket;
 
-		if (op_spawn(op, sparse ? &op_sparse : &op_ddp_bucket, sparse ? fill_sparse : fill,
-			     op, on_done, rank) < 0)
-			fault_errno(&rank->fault, -ENOMEM, "launching a bucket");
+		if (op_spawn(op, type, sparse ? fill_sparse : fill, op, on_done, rank) == 0)
+			continue;
+		fault_errno(&rank->fault, -ENOMEM, "launching a bucket");
+		op_give_up(op, type, rank->ddp->group, &rank->fault);
 	}
 }

@@ -64,6 +64,10 @@ int op_note_reads(struct op *op);
  * handed to it. @done is called when it is over. Return: 0 or -ENOMEM. */
 int op_spawn(struct op *by, const struct op_type *type, void (*fill)(struct op *op, void *arg),
 	     void *arg, op_done_cb done, void *userdata);
+/* After op_spawn of a collective failed, for want of @why: it is over for this rank, and its
+ * peers, who would wait for it, are told. */
+void op_give_up(struct op *by, const struct op_type *type, struct group *g,
+		const struct fault *why);
 
 /* Active JoinUneven @join: it is in its group's list. In its place take part in what its
  * peers have asked for and will ask for (join.c). */
@@ -83,6 +87,8 @@ void uneven_begin(struct op *join);
 int uneven_check(struct op *op);
 /* The same for a JoinUneven, after which it is told. */
 int uneven_told(struct op *join);
+/* The collective at @number has failed: those who have joined have no part in it. */
+void shadow_skip(struct group *g, uint64_t number);
 /* @op is about to be announced: so are its shadows. */
 void shadow_announce(struct op *op);
 /* @op, which had @number in @g, is refused: so are its shadows. It may be gone by now and is

@@ -64,6 +64,15 @@ void shadow_number(struct op *op)
 			(void)make(join, op);
 }
 
+void shadow_skip(struct group *g, uint64_t number)
+{
+	struct op *join;
+
+	for (struct list *at = g->joins.next; (join = next_join(g, &at)); at = at->next)
+		if (g->match.next[join->entry.index] < number)
+			match_skip(&g->match, join->entry.index);
+}
+
 /* In texts it is the one whose ask it repeats. */
 static void stand_in(struct op *shadow, const struct match_entry *for_whom)
 {
