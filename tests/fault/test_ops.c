@@ -11,28 +11,11 @@
 #include "core/check.h"
 #include "failmalloc.h"
 #include "fdcheck.h"
-#include "nodefix.h"
+#include "ops.h"
 
 TestSuite(fault_ops, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 300);
 
-#define RANKS 2
-
-struct world {
-	struct nodefix n;
-	struct job *job;
-	struct member *m[RANKS];
-	struct unit *plain, *cast, *rich;
-	struct unit *twice; /* replicas, which add in another dtype than the gradients' */
-	struct nodefix_op buffer[RANKS];
-	struct nodefix_op op[RANKS];
-	state_unit *specs[2]; /* to be registered */
-	struct fault fault;   /* of what is no op */
-};
-
 /* ------------------------------------------------------------------- the world */
-
-/* Submit one rank's op; what an act is made of. */
-typedef int (*submit_fn)(struct world *w, unsigned rank);
 
 /* A gathered copy is made, used, or can be given back. */
 static void check_copies(const struct world *w)
@@ -63,7 +46,7 @@ static void settle(struct world *w, submit_fn submit)
 	cr_assert_fail("a rank waits for ever");
 }
 
-static int on_both(struct world *w, submit_fn submit)
+int ops_on_both(struct world *w, submit_fn submit)
 {
 	for (unsigned r = 0; r < RANKS; r++)
 		submit(w, r);
@@ -76,19 +59,12 @@ static int on_both(struct world *w, submit_fn submit)
 	return (int)w->fault.code;
 }
 
-static void must(struct world *w, submit_fn submit, const char *what)
+void ops_must(struct world *w, submit_fn submit, const char *what)
 {
 	w->fault = FAULT_NULL;
-	cr_assert_eq(on_both(w, submit), 0, "%s: %s", what, w->fault.text);
+	cr_assert_eq(ops_on_both(w, submit), 0, "%s: %s", what, w->fault.text);
 }
 
-#define MUST(w, submit) must((w), (submit), #submit)
-
-#define UNIT_OP(name, type, which)                                                 \
-	static int name(struct world *w, unsigned r)                               \
-	{                                                                          \
-		return nodefix_on_unit(&w->n, w->m[r], type, w->which, &w->op[r]); \
-	}
 UNIT_OP(gather_plain, "Gather", plain)
 UNIT_OP(gather_cast, "Gather", cast)
 UNIT_OP(release_plain, "Release", plain)
@@ -213,6 +189,41 @@ static int convert(struct world *w, unsigned r)
 	return nodefix_submit(&w->n, w->m[r], "ConvertUnits", &m[r].base, &w->op[r]);
 }
 
+static int plan(struct world *w, unsigned r)
+{
+	static Shardd__V1__PlanBackwardRequest__Clip norm;
+	static Shardd__V1__PlanBackwardRequest m[RANKS];
+
+	shardd__v1__plan_backward_request__clip__init(&norm);
+	norm.max_norm = 1;
+	m[r] = (Shardd__V1__PlanBackwardRequest)SHARDD__V1__PLAN_BACKWARD_REQUEST__INIT;
+	m[r].clip = &norm;
+	m[r].inv_scale = 0.5;
+	return nodefix_submit(&w->n, w->m[r], "PlanBackward", &m[r].base, &w->op[r]);
+}
+
+/* It holds until the step. */
+static void mend_plan(struct world *w)
+{
+	MUST(w, step);
+}
+
+static int clip_value(struct world *w, unsigned r)
+{
+	Shardd__V1__ClipGradValueRequest m = SHARDD__V1__CLIP_GRAD_VALUE_REQUEST__INIT;
+
+	m.value = 0.5;
+	return nodefix_submit(&w->n, w->m[r], "ClipGradValue", &m.base, &w->op[r]);
+}
+
+static int unscale(struct world *w, unsigned r)
+{
+	Shardd__V1__UnscaleRequest m = SHARDD__V1__UNSCALE_REQUEST__INIT;
+
+	m.inv_scale = 0.5;
+	return nodefix_submit(&w->n, w->m[r], "Unscale", &m.base, &w->op[r]);
+}
+
 /* Frozen and tied tensors, buffers. */
 static state_unit *rich_spec(const char *name)
 {
@@ -272,7 +283,26 @@ static void begin(struct world *w, bool fake_engine)
 	MUST(w, commit);
 }
 
-/* Every byte that is charged is in a slab or a blob, and nothing is under way. */
+/* Of all ddps, with the rows that their ranks have handed in, and of SetPrefetch. */
+static uint64_t control_bytes(const struct world *w)
+{
+	uint64_t sum = 0;
+
+	for (unsigned r = 0; r < RANKS; r++)
+		sum += w->m[r]->ahead.lists * sizeof(struct member_list);
+
+	for (unsigned i = 0; i < DDP_MAX; i++) {
+		const struct ddp *d = w->job->ddps[i];
+
+		sum += d ? d->charged : 0;
+		for (unsigned r = 0; d && r < RANKS; r++)
+			for (uint32_t t = 0; d->ranks[r].rows && t < d->n; t++)
+				sum += d->ranks[r].rows[t].n * sizeof(int64_t);
+	}
+	return sum;
+}
+
+/* Every byte that is charged is in a slab, a blob, a ddp or a list, and nothing is under way. */
 static void check_exact(struct world *w)
 {
 	uint64_t slabs = 0, blobs = 0, classes = 0;
@@ -284,7 +314,7 @@ static void check_exact(struct world *w)
 		blobs += w->job->rec->blobs[i]->data.len;
 	for (unsigned c = 0; c < _MEM_N; c++)
 		classes += w->job->quota.by_class[c];
-	cr_assert_eq(w->job->quota.used, slabs + blobs);
+	cr_assert_eq(w->job->quota.used, slabs + blobs + control_bytes(w));
 	cr_assert_eq(w->job->quota.used, classes);
 	cr_assert_eq(w->job->rec->n_slabs, w->job->n_slabs);
 	cr_assert_eq(w->job->rec->n_units, w->job->n_units);
@@ -337,6 +367,7 @@ static void check_usable(struct world *w)
 	MUST(w, seed_cast);
 	MUST(w, seed_rich);
 	MUST(w, seed_twice);
+	ops_check_more(w);
 	cr_assert_not(w->job->torn);
 	MUST(w, gather_cast);
 	MUST(w, gather_plain);
@@ -356,11 +387,6 @@ static void check_usable(struct world *w)
 }
 
 /* ------------------------------------------------------------------- what is done */
-
-static void no_preparation(struct world *w)
-{
-	(void)w;
-}
 
 static void with_gathers(struct world *w)
 {
@@ -477,55 +503,56 @@ static void with_specs(struct world *w)
 	w->specs[1] = nodefix_spec("plain", 1000);
 }
 
-/* Both ranks and this one op, or one call. */
-static const struct act {
-	const char *name;
-	void (*prepare)(struct world *w);
-	submit_fn submit;
-	int (*call)(struct world *w);
-} acts[] = {
-	{ "Initialise, seed", no_preparation, seed_plain, NULL },
-	{ "Initialise, own", no_preparation, own, NULL },
-	{ "Initialise after a step", with_step, seed_plain, NULL },
-	{ "Gather", no_preparation, gather_plain, NULL },
-	{ "Gather with a cast", no_preparation, gather_cast, NULL },
-	{ "Gather after a step", with_step, gather_cast, NULL },
-	{ "Release", with_gathers, release_cast, NULL },
-	{ "GradientBuffer", no_preparation, gradient, NULL },
-	{ "AllocBuffer", no_preparation, alloc, NULL },
-	{ "FreeBuffer", no_preparation, free_buffer, NULL },
-	{ "Reduce", with_gradients, reduce, NULL },
-	{ "Reduce after a step", with_step, reduce, NULL },
-	{ "Accumulate", with_gradients, accumulate, NULL },
-	{ "Accumulate after a step", with_step, accumulate, NULL },
-	{ "Accumulate in another dtype", with_gradient_twice, accumulate_twice, NULL },
-	{ "Accumulate, more", with_more, accumulate_twice, NULL },
-	{ "Reduce, accumulated", with_more, reduce_twice, NULL },
-	{ "Reduce, some have accumulated", with_some, reduce_twice, NULL },
-	{ "Reduce, deferred", with_more, defer_twice, NULL },
-	{ "Reduce after a deferred one", with_deferred, reduce_twice, NULL },
-	{ "AllReduce", no_preparation, all_reduce, NULL },
-	{ "Broadcast", no_preparation, broadcast, NULL },
-	{ "Barrier", no_preparation, barrier, NULL },
-	{ "ClipGradNorm", with_reduced, clip, NULL },
-	{ "ClipGradNorm after a step", with_step, clip, NULL },
-	{ "Step", with_reduced, step, NULL },
-	{ "Step after a step", with_step, step, NULL },
-	{ "Commit", no_preparation, commit, NULL },
-	{ "Commit after a step", with_step, commit, NULL },
-	{ "registration", with_specs, NULL, register_more },
-	{ "registration of all there is", with_rich_specs, NULL, register_more },
-	{ "UnitBuffers", no_preparation, unit_buffers, NULL },
-	{ "BroadcastBuffers", no_preparation, broadcast_buffers, NULL },
-	{ "SummonFull", no_preparation, summon, NULL },
-	{ "SummonFull after a step", with_stepped, summon, NULL },
-	{ "ReturnFull", with_summoned, return_it, NULL },
-	{ "ReturnFull, written back", with_summoned, return_written, NULL },
-	{ "ConvertUnits", with_reduced, convert, NULL },
-	{ "ConvertUnits after a step", with_stepped, convert, NULL },
-	{ "a group", no_preparation, NULL, make_group },
-	{ "a job", no_preparation, NULL, make_job },
-	{ "joining", with_other_job, NULL, join },
+static const struct act acts[] = {
+	{ .name = "Initialise, seed", .submit = seed_plain },
+	{ .name = "Initialise, own", .submit = own },
+	{ .name = "Initialise after a step", .prepare = with_step, .submit = seed_plain },
+	{ .name = "Gather", .submit = gather_plain },
+	{ .name = "Gather with a cast", .submit = gather_cast },
+	{ .name = "Gather after a step", .prepare = with_step, .submit = gather_cast },
+	{ .name = "Release", .prepare = with_gathers, .submit = release_cast },
+	{ .name = "GradientBuffer", .submit = gradient },
+	{ .name = "AllocBuffer", .submit = alloc },
+	{ .name = "FreeBuffer", .submit = free_buffer },
+	{ .name = "Reduce", .prepare = with_gradients, .submit = reduce },
+	{ .name = "Reduce after a step", .prepare = with_step, .submit = reduce },
+	{ .name = "Accumulate", .prepare = with_gradients, .submit = accumulate },
+	{ .name = "Accumulate after a step", .prepare = with_step, .submit = accumulate },
+	{ .name = "Accumulate in another dtype",
+	  .prepare = with_gradient_twice,
+	  .submit = accumulate_twice },
+	{ .name = "Accumulate, more", .prepare = with_more, .submit = accumulate_twice },
+	{ .name = "Reduce, accumulated", .prepare = with_more, .submit = reduce_twice },
+	{ .name = "Reduce, some have accumulated", .prepare = with_some, .submit = reduce_twice },
+	{ .name = "Reduce, deferred", .prepare = with_more, .submit = defer_twice },
+	{ .name = "Reduce after a deferred one", .prepare = with_deferred, .submit = reduce_twice },
+	{ .name = "AllReduce", .submit = all_reduce },
+	{ .name = "Broadcast", .submit = broadcast },
+	{ .name = "Barrier", .submit = barrier },
+	{ .name = "ClipGradNorm", .prepare = with_reduced, .submit = clip },
+	{ .name = "ClipGradNorm after a step", .prepare = with_step, .submit = clip },
+	{ .name = "Step", .prepare = with_reduced, .submit = step },
+	{ .name = "Step after a step", .prepare = with_step, .submit = step },
+	{ .name = "Commit", .submit = commit },
+	{ .name = "Commit after a step", .prepare = with_step, .submit = commit },
+	{ .name = "registration", .prepare = with_specs, .call = register_more },
+	{ .name = "registration of all there is",
+	  .prepare = with_rich_specs,
+	  .call = register_more },
+	{ .name = "UnitBuffers", .submit = unit_buffers },
+	{ .name = "BroadcastBuffers", .submit = broadcast_buffers },
+	{ .name = "SummonFull", .submit = summon },
+	{ .name = "SummonFull after a step", .prepare = with_stepped, .submit = summon },
+	{ .name = "ReturnFull", .prepare = with_summoned, .submit = return_it },
+	{ .name = "ReturnFull, written back", .prepare = with_summoned, .submit = return_written },
+	{ .name = "ConvertUnits", .prepare = with_reduced, .submit = convert },
+	{ .name = "ConvertUnits after a step", .prepare = with_stepped, .submit = convert },
+	{ .name = "PlanBackward", .submit = plan, .mend = mend_plan },
+	{ .name = "ClipGradValue", .prepare = with_reduced, .submit = clip_value },
+	{ .name = "Unscale", .prepare = with_reduced, .submit = unscale },
+	{ .name = "a group", .call = make_group },
+	{ .name = "a job", .call = make_job },
+	{ .name = "joining", .prepare = with_other_job, .call = join },
 };
 
 /* -------------------------------------------------------------- what goes wrong */
@@ -580,7 +607,7 @@ static bool malloc_hit(struct world *w)
 static int do_act(struct world *w, const struct act *a)
 {
 	w->fault = FAULT_NULL;
-	return a->call ? a->call(w) : on_both(w, a->submit);
+	return a->call ? a->call(w) : ops_on_both(w, a->submit);
 }
 
 /* Return: whether something failed, so that there may be more. */
@@ -591,7 +618,8 @@ static bool try_one(const struct act *a, const struct trouble *t, unsigned n)
 	int r;
 
 	begin(&w, t->fake_engine);
-	a->prepare(&w);
+	if (a->prepare)
+		a->prepare(&w);
 	t->in(&w, n, t->error);
 	r = do_act(&w, a);
 	hit = t->hit(&w);
@@ -601,6 +629,8 @@ static bool try_one(const struct act *a, const struct trouble *t, unsigned n)
 	cr_assert(!r || (w.fault.code != FAULT_INVALID && w.fault.code != FAULT_NOT_FOUND),
 		  "%s: nobody's request was wrong: %s", a->name, w.fault.text);
 	nodefix_turns(&w.n);
+	if (a->mend)
+		a->mend(&w);
 	check_exact(&w);
 	if (r && a->call)
 		cr_assert_eq(do_act(&w, a), 0, "%s, again: %s", a->name, w.fault.text);
@@ -616,10 +646,11 @@ static unsigned try_all(const struct trouble *t)
 {
 	unsigned failures = 0;
 
-	for (size_t i = 0; i < ARRAY_SIZE(acts); i++) {
+	for (size_t i = 0; i < ARRAY_SIZE(acts) + ops_n_more; i++) {
+		bool more = i >= ARRAY_SIZE(acts);
 		unsigned n = 1;
 
-		while (try_one(&acts[i], t, n))
+		while (try_one(more ? &ops_more[i - ARRAY_SIZE(acts)] : &acts[i], t, n))
 			n++;
 		cr_assert_lt(n, 200);
 		failures += n - 1;
@@ -673,4 +704,46 @@ Test(fault_ops, a_gather_that_fails_strands_no_copy)
 		nodefix_end(&w.n);
 	}
 	cr_assert_geq(failed, 2);
+}
+
+/* Each rank that is not in it joins. Return: did nothing fail? */
+static bool join_again(struct world *w)
+{
+	w->fault = FAULT_NULL;
+	for (unsigned r = 0; r < RANKS; r++)
+		if (!w->op[r].op)
+			ops_join_even(w, r);
+	nodefix_turns(&w->n);
+	for (unsigned r = 0; r < RANKS; r++) {
+		cr_assert(!w->op[r].fault.code || w->op[r].fault.text[0]);
+		if (w->op[r].fault.code)
+			w->fault = w->op[r].fault;
+	}
+	return !w->fault.code;
+}
+
+/* Rank 0 has no more inputs, rank 1 goes on, and each allocation fails once on the way: they
+ * are told, if by another reason, and the group goes on. */
+Test(fault_ops, uneven_inputs_are_told_without_memory_too)
+{
+	static struct world w;
+	bool hit = true;
+
+	for (unsigned n = 1; hit; n++) {
+		begin(&w, false);
+		failmalloc_in(n);
+		ops_join_even(&w, 0);
+		barrier(&w, 1);
+		nodefix_turns(&w.n);
+		hit = failmalloc_hit();
+		failmalloc_in(0);
+		for (unsigned r = 0; r < RANKS; r++)
+			cr_assert(hit || w.op[r].fault.code == FAULT_STATE, "rank %u", r);
+		cr_assert(join_again(&w) || join_again(&w) || join_again(&w), "%s", w.fault.text);
+		MUST(&w, barrier);
+		check_exact(&w);
+		check_usable(&w);
+		nodefix_end(&w.n);
+		cr_assert_lt(n, 200);
+	}
 }
