@@ -300,6 +300,7 @@ static const struct wrong buckets[] = {
 	{ "DdpCreate", "sparse.unit", N(4), BAD, "sparse", "unit 'still': tensor 0 has no rows" },
 	{ "DdpCreate", "sparse.tensor", N(2), BAD, "sparse", "tensor 2 of unit 2" },
 	{ "DdpCreate", "sparse.tensor", N(MINUS), BAD, "sparse", "tensor 4294967295" },
+	{ "DdpCreate", "bucket_limits", LIST(5, 0), BAD, "bucket_limits", "[1] is 0" },
 	{ "DdpForward", "ddp", N(0), ABSENT, "ddp", "no ddp 0" },
 	{ "DdpForward", "ddp", N(2), ABSENT, "ddp", "no ddp 2" },
 	{ "DdpForward", "ddp", N(MINUS), ABSENT, "ddp", "no ddp 4294967295" },
