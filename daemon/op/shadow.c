@@ -81,12 +81,14 @@ static void stand_in(struct op *shadow, const struct match_entry *for_whom)
 	shadow->entry.pid = for_whom->pid;
 }
 
+/* One that is being ended is not to be ended again by what follows from that. */
 static struct op *shadow_at(const struct member *m, const struct group *g, uint64_t number)
 {
 	struct op *op, *tmp;
 
 	list_for_each (op, tmp, &((struct member *)m)->ops, link)
-		if (op->shadow && !op->announced && op->group == g && op->entry.number == number)
+		if (op->shadow && !op->announced && op->state != OP_RUN && op->group == g &&
+		    op->entry.number == number)
 			return op;
 	return NULL;
 }

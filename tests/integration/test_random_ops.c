@@ -583,6 +583,23 @@ static void op_barrier(struct self *s, struct rng *r)
 	took(s, shardd_barrier(s->c, SHARDD_WORLD, &train_err));
 }
 
+/* With collectives before and behind it that nobody waits for. */
+static void op_join(struct self *s, struct rng *r)
+{
+	shardd_group g = chance(r, 70) ? SHARDD_WORLD : s->other;
+	shardd_ticket t = 0;
+
+	s->last = "join";
+	if (chance(&s->own, 30))
+		ticket(s, shardd_barrier_submit(s->c, g, &t, &train_err), &t);
+	if (chance(r, 50))
+		ticket(s, shardd_join_even_submit(s->c, g, &t, &train_err), &t);
+	else
+		ticket(s, shardd_join_uneven_submit(s->c, g, chance(r, 50), &t, &train_err), &t);
+	if (chance(r, 30))
+		ticket(s, shardd_barrier_submit(s->c, g, &t, &train_err), &t);
+}
+
 static void die(struct self *s, struct rng *r)
 {
 	(void)r;
@@ -595,7 +612,7 @@ static const random_op all_ops[] = {
 	op_reduce, op_reduce, op_reduce, op_reduce_all, op_reduce_all, op_gather,  op_gather,
 	op_pass,   op_train,  op_policy, op_summon,     op_convert,    op_convert, op_buffers,
 	op_shards, op_shards, op_shards, op_clip,       op_clip,       op_step,    op_step,
-	op_commit, op_init,   op_alloc,  op_barrier,    op_barrier,    die,
+	op_commit, op_init,   op_alloc,  op_barrier,    op_barrier,    op_join,    die,
 };
 
 static void join(struct self *s)
