@@ -20,6 +20,7 @@ struct sparse_work {
 	bool apart;                   /* into a table first */
 	bool folds;                   /* rank by rank, as Reduce folds them: sparse_fold.c */
 	bool whole;                   /* then: replicas, none has ranks on two devices */
+	bool crossed;                 /* then: some have, and replicas have a factor */
 	uint32_t here;                /* then: sums of replicas on a device, at most */
 	uint64_t stride;              /* then: bytes between these */
 	void (*done)(struct coll *c); /* then: what follows */

@@ -8,6 +8,9 @@
  * and when all have had theirs the sums go the way of Reduce's:
  *
  *   --partial--> --replica--> added over replicas and devices --post--> added to the gradient
+ *
+ * Where replicas have a factor of their own and ranks on several devices, each replica's sum is
+ * added between the devices first, those without a rank of it adding -0 (reduce_replicas.c).
  */
 #include "core/check.h"
 #include "op/reduce_run.h"
@@ -28,6 +31,8 @@ bool sparse_folds(const struct unit *u, const struct reduce_plan *plan)
 
 static uint32_t partials_on(const struct coll *c, const struct sparse_work *w, unsigned d)
 {
+	if (w->crossed)
+		return c->n / c->unit->rec->shard_ranks;
 	return w->whole ? c->parts[d].n / c->unit->rec->shard_ranks : 1;
 }
 
@@ -36,6 +41,8 @@ void sparse_fold_init(const struct coll *c, struct sparse_work *w)
 	uint64_t bytes = w->elements * dtype_size(w->plan.sum_dtype);
 
 	w->whole = reduce_whole_replicas(c);
+	w->crossed = !w->whole && c->n > c->unit->rec->shard_ranks &&
+		     (w->plan.partial.how || w->plan.replica.how);
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		uint32_t here = partials_on(c, w, d);
 
@@ -102,7 +109,7 @@ static void between(struct coll *c)
 	const struct sparse_work *w = work_of(c);
 	void *data[NODE_MAX_DEVICES];
 
-	if (c->n_parts == 1) {
+	if (c->n_parts == 1 || w->crossed) {
 		add_to_gradient(c);
 		return;
 	}
@@ -152,9 +159,56 @@ static void finish_partials(struct coll *c)
 	coll_kernels(c, add_replicas);
 }
 
+/* What is between two partials is added too, and not looked at. */
+static void between_replicas(struct coll *c)
+{
+	const struct sparse_work *w = work_of(c);
+	void *data[NODE_MAX_DEVICES];
+
+	if (!coll_can_talk(c))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		data[d] = partial(c, d, 0);
+	comm_all_reduce(coll_between(c), coll_comm(c, finish_partials), data,
+			w->here * w->stride / dtype_size(w->plan.sum_dtype), w->plan.sum_dtype,
+			REDUCE_SUM);
+}
+
+/* -0 in all partials: whatever is added to it stays what it is. Of 16 bits two in one. */
+static void fill_partials(struct coll *c, void (*next)(struct coll *c))
+{
+	const struct sparse_work *w = work_of(c);
+	double nothing = w->plan.sum_dtype == DTYPE_FP32 ? -0.0 : -0x1p-134;
+
+	if (!coll_need_kops(c, 1))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		coll_kop(&c->parts[d], KOP_FILL, w->here * w->stride / sizeof(float))->fill =
+			(struct k_fill){ .dst = (float *)partial(c, d, 0),
+					 .kind = FILL_CONSTANT,
+					 .a = (float)nothing };
+	coll_kernels(c, next);
+}
+
 /* ------------------------------------------------------------- rank after rank */
 
 static void next_rank(struct coll *c);
+
+/* Which of the device's partials is that of the member whose turn it is, and whether it is
+ * the first that is added to it there. */
+static uint32_t partial_of(const struct coll *c, unsigned d, bool *ret_first)
+{
+	const struct coll_part *p = &c->parts[d];
+	uint32_t shard_ranks = c->unit->rec->shard_ranks, k = p->n / partials_on(c, work_of(c), d);
+
+	if (!work_of(c)->crossed) {
+		*ret_first = c->turn % k == 0;
+		return c->turn / k;
+	}
+	*ret_first = c->turn == 0 ||
+		     p->members[c->turn - 1] / shard_ranks != p->members[c->turn] / shard_ranks;
+	return p->members[c->turn] / shard_ranks;
+}
 
 /* The first of a replica is what the others are added to. */
 static void fold_rank(struct coll *c)
@@ -165,16 +219,16 @@ static void fold_rank(struct coll *c)
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
-		uint32_t k = p->n / partials_on(c, w, d);
 		struct k_reduce r = of_sums(w, NULL, &w->tables[d], 1);
+		bool first;
 
 		if (c->turn >= p->n)
 			continue;
 		w->tables[d] = region_addr(&p->scratch[SPARSE_TABLE]);
-		r.out = partial(c, d, c->turn / k);
+		r.out = partial(c, d, partial_of(c, d, &first));
 		r.in_dtype = DTYPE_FP32;
 		r.pre = w->plan.pre;
-		r.accumulate = c->turn % k;
+		r.accumulate = !first;
 		coll_kop(p, KOP_REDUCE, w->elements)->reduce = r;
 	}
 	c->turn++;
@@ -208,6 +262,8 @@ static void next_rank(struct coll *c)
 	}
 	if (any)
 		coll_kernels(c, add_rows);
+	else if (work_of(c)->crossed)
+		between_replicas(c);
 	else
 		finish_partials(c);
 }
@@ -216,5 +272,8 @@ void sparse_fold(struct coll *c, void (*done)(struct coll *c))
 {
 	work_of(c)->done = done;
 	c->turn = 0;
-	next_rank(c);
+	if (work_of(c)->crossed)
+		fill_partials(c, next_rank);
+	else
+		next_rank(c);
 }
