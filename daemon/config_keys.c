@@ -99,7 +99,8 @@ const struct config_key config_keys[] = {
 		  "service manager's own stop timeout." },
 	{ FIELD(flight_recorder_ops), .type = CONFIG_COUNT, .min = 16, .max = 1048576,
 	  .by_default = "4096",
-	  .help = "How many of the last operations are kept for reports." },
+	  .help = "How many of the last operations are kept for reports, and as many records of what\n"
+		  "devices did for them." },
 	{ LIST(allow_uids), .type = CONFIG_UIDS, .max = UINT32_MAX - 1, .by_default = "",
 	  .runtime = true,
 	  .help = "Users that may connect, by name or number. Both lists empty: whoever may open the\n"

@@ -245,6 +245,8 @@ void backend_submit(struct backend *b, struct backend_task *task)
 		      task->waits[i].slot < BACKEND_SIGNAL_SLOTS);
 	for (unsigned i = 0; i < task->n_kops; i++)
 		check_kop(&task->kops[i]);
+	task->began_us = 0;
+	task->ended_us = 0;
 	b->in_flight++;
 	b->submitted++;
 	b->ops->submit(b, task);
@@ -264,6 +266,8 @@ void backend_complete(struct backend *b, struct backend_task *task, int status)
 	CHECK(b->in_flight > 0);
 	CHECK(status <= 0);
 	b->in_flight--;
+	if (task->seen)
+		task->seen(task, status);
 	task->done(task, status);
 }
 

@@ -128,6 +128,13 @@ struct backend_task {
 	backend_done_cb done;
 	uint64_t ready; /* set before @issued */
 	void *impl;     /* the backend's own */
+	/* (optional) Told just before @done, for who keeps a record of what ran. */
+	backend_done_cb seen;
+	uint64_t record; /* the submitter's own */
+	/* When its first kernel began and its last one ended (clock_now_us), set before @seen;
+	 * 0: not known. */
+	uint64_t began_us;
+	uint64_t ended_us;
 };
 
 enum backend_news {

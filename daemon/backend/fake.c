@@ -12,6 +12,7 @@
 #include "backend/kop.h"
 #include "backend/memfd.h"
 #include "core/check.h"
+#include "core/clock.h"
 
 #define FAKE_CAPACITY (UINT64_C(64) << 30)
 
@@ -128,8 +129,10 @@ static void on_turn(struct work *work)
 	ft->task = NULL;
 	f->posted = false;
 	post(f);
+	task->began_us = clock_now_us();
 	for (unsigned i = 0; status == 0 && i < task->n_kops; i++)
 		kop_run(kernels_ref(), &task->kops[i], 0, task->kops[i].n);
+	task->ended_us = clock_now_us();
 	backend_complete(&f->backend, task, status);
 }
 

@@ -10,6 +10,7 @@
 #include "backend/kop.h"
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "core/clock.h"
 #include "core/list.h"
 
 /* Tasks that threads can be at; more wait in the loop thread's own queue. With a
@@ -38,6 +39,8 @@ struct job {
 	uint64_t chunk;            /* elements */
 	_Atomic uint64_t cursor;   /* the next chunk nobody has taken */
 	unsigned users;            /* threads inside; under the lock */
+	uint64_t began_us;         /* the first thread entered; under the lock */
+	uint64_t ended_us;         /* the last one has left */
 };
 
 struct workers {
@@ -107,6 +110,8 @@ static void on_job_done(struct work *work)
 	struct workers *w = job->workers;
 	struct backend_task *task = STEAL_PTR(job->task);
 
+	task->began_us = job->began_us;
+	task->ended_us = job->ended_us;
 	list_append(&w->free_jobs, &job->link);
 	start_waiting(w);
 	CHECK(w->unfinished > 0);
@@ -124,8 +129,10 @@ static void leave_job(struct workers *w, struct job *job)
 	list_unlink(&job->link);
 	last = --job->users == 0;
 	pthread_mutex_unlock(&w->lock);
-	if (last)
-		loopq_post(w->o.loopq, &job->work, on_job_done);
+	if (!last)
+		return;
+	job->ended_us = clock_now_us();
+	loopq_post(w->o.loopq, &job->work, on_job_done);
 }
 
 /* Wait for a job with chunks left and enter it. Return: NULL at the end. */
@@ -139,6 +146,8 @@ static struct job *enter_job(struct workers *w)
 	if (!list_empty(&w->queue)) {
 		job = list_first(&w->queue, struct job, link);
 		job->users++;
+		if (!job->began_us)
+			job->began_us = clock_now_us();
 	}
 	pthread_mutex_unlock(&w->lock);
 	return job;
@@ -192,6 +201,8 @@ static void start_task(struct workers *w, struct backend_task *task)
 	task->impl = NULL;
 	job->task = task;
 	job->users = 0;
+	job->began_us = 0;
+	job->ended_us = 0;
 	job->chunk = CHUNK;
 	atomic_store_explicit(&job->cursor, 0, memory_order_relaxed);
 	chunks = count_chunks(w, job);

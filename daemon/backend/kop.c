@@ -55,3 +55,71 @@ void kop_run(const struct kernels *k, const struct kop *kop, uint64_t begin, uin
 		CHECK(kop->kind != _KOP_N);
 	}
 }
+
+/* -------------------------------------------------------------------- bytes */
+
+static uint64_t reduce_bytes(const struct k_reduce *r)
+{
+	return r->k * dtype_size(r->in_dtype) + (r->accumulate ? 2 : 1) * dtype_size(r->out_dtype);
+}
+
+/* Parameters and state are read and written, the gradient is read. */
+static uint64_t optimizer_bytes(unsigned state)
+{
+	return (2 * (1 + state) + 1) * sizeof(float);
+}
+
+static uint64_t sgd_bytes(const struct k_sgd *s)
+{
+	if (s->buf && s->first) /* its first value is the gradient: it is not read */
+		return optimizer_bytes(1) - sizeof(float);
+	return optimizer_bytes(s->buf ? 1 : 0);
+}
+
+/* Each value is read, and what it is added to read and written. */
+static uint64_t add_rows_bytes(const struct k_add_rows *a)
+{
+	return a->n_rows * (dtype_size(a->dtype) + 2 * sizeof(float));
+}
+
+/* Of one element; those that change fp32 in place, or read it, have no dtype. */
+static uint64_t element_bytes(const struct kop *kop)
+{
+	switch (kop->kind) {
+	case KOP_CAST:
+		return dtype_size(kop->cast.src_dtype) + dtype_size(kop->cast.dst_dtype);
+	case KOP_REDUCE:
+		return reduce_bytes(&kop->reduce);
+	case KOP_ALL_REDUCE:
+		return (kop->all_reduce.k + 1) * dtype_size(kop->all_reduce.dtype);
+	case KOP_ADAMW:
+		return optimizer_bytes(kop->adamw.vmax ? 3 : 2);
+	case KOP_ADAM:
+		return optimizer_bytes(kop->adam.vmax ? 3 : 2);
+	case KOP_SGD:
+		return sgd_bytes(&kop->sgd);
+	case KOP_SCALE:
+	case KOP_CLAMP:
+	case KOP_UNSCALE:
+		return 2 * sizeof(float);
+	case KOP_NORM:
+	case KOP_FILL:
+		return sizeof(float);
+	case KOP_FOUND_INF:
+		return dtype_size(kop->found_inf.dtype);
+	case KOP_PACK:
+		return dtype_size(kop->pack.src_dtype) + dtype_size(kop->pack.dst_dtype);
+	case KOP_COPY:
+		return 2;
+	case KOP_ADD_ROWS:
+		return add_rows_bytes(&kop->add_rows);
+	case _KOP_N:
+		break;
+	}
+	return 0;
+}
+
+uint64_t kop_bytes(const struct kop *kop)
+{
+	return kop->n * element_bytes(kop);
+}

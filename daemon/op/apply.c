@@ -17,6 +17,7 @@
 /* What one device does of it. */
 struct apply_part {
 	struct backend_task task;
+	struct device_note note;
 	struct apply *apply;
 };
 
@@ -125,6 +126,7 @@ static bool make_room(struct apply *a)
 	}
 	for (unsigned d = 0; d < job->node->n_devices; d++) {
 		a->parts[d].apply = a;
+		a->parts[d].note = (struct device_note){ .name = "Step", .job = job };
 		a->parts[d].task.sync = true;
 		a->parts[d].task.done = on_applied;
 		a->parts[d].task.kops = calloc(kops[d] ? kops[d] : 1, sizeof(struct kop));
@@ -174,9 +176,14 @@ static void submit_parts(struct apply *a)
 		backend_submit(d->backend, &a->parts[d->index].task);
 		return;
 	}
-	for (unsigned d = 0; d < n; d++)
-		if (a->parts[d].task.n_kops)
-			backend_submit(node->devices[d].backend, &a->parts[d].task);
+	for (unsigned d = 0; d < n; d++) {
+		struct backend *b = node->devices[d].backend;
+
+		if (!a->parts[d].task.n_kops)
+			continue;
+		device_note_task(&a->parts[d].note, b, &a->parts[d].task);
+		backend_submit(b, &a->parts[d].task);
+	}
 }
 
 static void step_units(struct apply *a)

@@ -277,6 +277,8 @@ static struct back *back_new(struct job *job, struct unit *u)
 		for (unsigned d = 0; d < u->n_parts; d++) {
 			b->parts[d].back = b;
 			queue_task_init(&b->parts[d].queue, job);
+			b->parts[d].queue.note =
+				(struct device_note){ .name = "Step", .job = job, .unit = u };
 		}
 	}
 	for (unsigned d = 0; r == 0 && d < u->n_parts; d++)

@@ -114,6 +114,11 @@ static struct coll *coll_new(struct group *g, struct match_entry *const *entries
 	}
 	c->type = c->ops[0]->type;
 	c->unit = c->ops[0]->unit;
+	for (unsigned i = 0; i < c->n_parts; i++)
+		c->parts[i].queue.note = (struct device_note){ .name = c->type->name,
+							       .job = c->job,
+							       .unit = c->unit,
+							       .number = c->ops[0]->entry.number };
 	return c;
 }
 

@@ -516,6 +516,10 @@ static void enter(struct cast *cast, struct op *op)
 	cast->job->running++;
 	cast->ahead = !op;
 	cast->job->ahead_casts += cast->ahead;
+	for (unsigned d = 0; d < u->n_parts; d++)
+		cast->parts[d].queue.note = (struct device_note){
+			.name = cast->ahead ? "Gather ahead" : "Gather", .job = cast->job, .unit = u
+		};
 	if (!op)
 		return;
 	op_begin_run(op);

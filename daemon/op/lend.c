@@ -71,6 +71,8 @@ static struct lend_copy *copy_new(struct op *op, struct unit *u)
 	copy->op = op;
 	copy->unit = u;
 	queue_task_init(&copy->queue, op->m->job);
+	copy->queue.note =
+		(struct device_note){ .name = op->type->name, .job = op->m->job, .unit = u };
 	copy->kops = calloc(2 * u->rec->n_tensors, sizeof(*copy->kops));
 	if (!copy->kops || lend_share_init(&copy->share, op->m->job, u, index_of(op, u)) < 0) {
 		copy_free(copy);

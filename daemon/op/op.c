@@ -54,8 +54,10 @@ static void record_end(struct op *op)
 		return;
 	r->op = NULL;
 	r->number = op->entry.number;
+	r->active_us = op->active_us;
 	r->started_us = op->started_us;
 	r->finished_us = clock_now_us();
+	r->bytes = op->fault.code ? 0 : op->result.place.bytes;
 	if (op->fault.code)
 		snprintf(r->error, sizeof(r->error), "%s: %.130s", fault_code_name(op->fault.code),
 			 op->fault.text);
@@ -159,6 +161,8 @@ static void announce(struct op *op)
 static void activate(struct op *op)
 {
 	CHECK(op->state == OP_DEPS && !op->deps);
+	if (!op->active_us)
+		op->active_us = clock_now_us();
 	if (!op->fault.code && guard_check(op, &op->fault) == 0 &&
 	    op->type->check(op, &op->fault) == 0)
 		guard_begin(op, &op->fault);
@@ -224,7 +228,9 @@ static void enter(struct op *op)
 	if (op->type->collective && op->group) /* also one that was cancelled before its turn */
 		number(op);
 	count_deps(op);
-	if (!op->deps)
+	if (op->deps)
+		op->active_us = 0;
+	else
 		list_append(&ready_queue, &op->ready);
 }
 
@@ -402,8 +408,10 @@ int op_submit(struct member *m, const struct op_type *type, const ProtobufCMessa
 	m->job->ops_total++;
 	decode(op, request);
 	record_begin(op);
-	if (list_empty(&op->link))
+	if (list_empty(&op->link)) {
+		op->active_us = op->announced_us; /* if nothing is before it */
 		enter(op);
+	}
 	enter_held(m);
 	activate_ready();
 	return 0;

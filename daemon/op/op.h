@@ -99,6 +99,7 @@ struct op {
 	uint64_t seq;      /* 0: as it came */
 	uint64_t deadline_us;
 	uint64_t announced_us; /* when it came */
+	uint64_t active_us;    /* when it became active; 0: not yet */
 	uint64_t started_us;   /* when it began to run; 0: not yet */
 	unsigned deps;         /* earlier ops to wait for */
 	unsigned touches;

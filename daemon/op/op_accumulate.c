@@ -191,6 +191,8 @@ static struct accumulate *accumulate_new(struct op *op)
 	a->unit = op->unit;
 	a->plan = reduce_plan_for(a->job, a->unit);
 	queue_task_init(&a->queue, a->job);
+	a->queue.note =
+		(struct device_note){ .name = op->type->name, .job = a->job, .unit = op->unit };
 	if (queue_task_wait(&a->queue, op->after, op->n_after) == 0)
 		return a;
 	accumulate_free(a);

@@ -43,6 +43,7 @@ static void resume(struct parked *p)
 
 struct move {
 	struct backend_task task;
+	struct device_note note;
 	struct op *op;
 	struct region to;
 	struct kop kops[];
@@ -107,6 +108,7 @@ static void move(struct op *op, const struct region *from, struct region *to)
 	}
 	mv->op = op;
 	mv->to = *to;
+	mv->note = (struct device_note){ .name = op->type->name, .job = op->m->job };
 	mv->task = (struct backend_task){ .kops = mv->kops, .sync = true, .done = on_moved };
 	for (uint32_t i = 0; i < d->n; i++) {
 		const struct ddp_tensor *t = &d->tensors[i];
@@ -121,6 +123,7 @@ static void move(struct op *op, const struct region *from, struct region *to)
 						(char *)region_addr(from) + a->offset[i] } };
 	}
 	op->m->job->running++;
+	device_note_task(&mv->note, op->m->device->backend, &mv->task);
 	backend_submit(op->m->device->backend, &mv->task);
 }
 

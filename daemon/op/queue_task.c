@@ -64,6 +64,7 @@ void queue_task_submit(struct queue_task *t, struct backend *b, uint64_t deadlin
 	t->number = ++last_number;
 	if (t->n_waits)
 		watch(t, deadline_us);
+	device_note_task(&t->note, b, &t->task);
 	backend_submit(b, &t->task);
 }
 
@@ -77,6 +78,7 @@ void queue_task_follow(struct queue_task *t, struct backend *b)
 {
 	t->task.waits = NULL;
 	t->task.n_waits = 0;
+	device_note_task(&t->note, b, &t->task);
 	backend_submit(b, &t->task);
 }
 

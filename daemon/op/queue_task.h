@@ -8,9 +8,11 @@
 #define SHARDD_OP_QUEUE_TASK_H
 
 #include "job/job.h"
+#include "op/device_note.h"
 
 struct queue_task {
 	struct backend_task task;
+	struct device_note note; /* who submits may fill it; all zero: nothing is recorded */
 	struct job *job;
 	struct list link; /* job->waiting_tasks, while it may wait for a trainer */
 	uint64_t deadline_us;

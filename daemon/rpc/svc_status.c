@@ -496,11 +496,17 @@ static void get(struct rpc_call *call, const ProtobufCMessage *request, void *us
 }
 
 /* By whose job it was then: that may be gone, and the name be somebody else's by now. */
-static bool record_visible(const struct scope *scope, const struct record *r)
+static bool record_visible(const struct scope *scope, const char *job, uid_t uid)
 {
-	if (*scope->job && strcmp(scope->job, r->job) != 0)
+	if (*scope->job && strcmp(scope->job, job) != 0)
 		return false;
-	return scope->uid == r->uid || scope->uid == 0 || scope->uid == geteuid();
+	return scope->uid == uid || scope->uid == 0 || scope->uid == geteuid();
+}
+
+/* @us on the wire, where times begin with the daemon's and 0 is none. */
+static uint64_t since(uint64_t start, uint64_t us)
+{
+	return us ? us - start : 0;
 }
 
 static const char *record_state(const struct record *r)
@@ -529,12 +535,71 @@ static void fill_record(struct arena *a, const struct record *r, uint64_t start,
 	o->epoch = r->epoch;
 	o->state = (char *)record_state(r);
 	o->announced_us = r->announced_us - start;
-	o->started_us = r->op && r->op->started_us ? r->op->started_us - start
-			: r->started_us            ? r->started_us - start
-						   : 0;
-	o->finished_us = r->finished_us ? r->finished_us - start : 0;
+	o->active_us = since(start, r->op ? r->op->active_us : r->active_us);
+	o->started_us = since(start, r->op ? r->op->started_us : r->started_us);
+	o->finished_us = since(start, r->finished_us);
+	o->bytes = r->bytes;
 	o->error = text(a, r->error);
 	o->waits_for = text(a, waits);
+}
+
+static void fill_ops(struct arena *a, const struct scope *scope, uint32_t limit, uint64_t start,
+		     Shardd__V1__OpsReply *reply)
+{
+	const struct record *rec;
+	size_t n = 0, skip;
+
+	for (size_t i = 0; (rec = recorder_at(i)); i++)
+		n += record_visible(scope, rec->job, rec->uid);
+	skip = limit && n > limit ? n - limit : 0;
+	reply->ops = MESSAGES(a, n - skip, OpRecord, op_record);
+	for (size_t i = 0; reply->ops && (rec = recorder_at(i)); i++) {
+		if (!record_visible(scope, rec->job, rec->uid))
+			continue;
+		if (skip)
+			skip--;
+		else
+			fill_record(a, rec, start, reply->ops[reply->n_ops++]);
+	}
+}
+
+static void fill_device_record(struct arena *a, const struct device_record *r, uint64_t start,
+			       Shardd__V1__DeviceRecord *d)
+{
+	d->id = r->id;
+	d->job = text(a, r->job);
+	d->device = text(a, r->device);
+	d->queue = (char *)r->queue;
+	d->op = (char *)r->name;
+	d->unit = text(a, r->unit);
+	d->number = r->number;
+	d->epoch = r->epoch;
+	d->submitted_us = r->submitted_us - start;
+	d->began_us = since(start, r->began_us);
+	d->ended_us = r->pending ? 0 : since(start, r->ended_us);
+	d->kernels = r->kernels;
+	d->bytes = r->bytes;
+	d->error = text(a, r->status ? strerror(-r->status) : "");
+}
+
+static void fill_device_records(struct arena *a, const struct scope *scope, uint32_t limit,
+				uint64_t start, Shardd__V1__OpsReply *reply)
+{
+	const struct device_record *rec;
+	size_t n = 0, skip;
+
+	for (size_t i = 0; (rec = recorder_device_at(i)); i++)
+		n += record_visible(scope, rec->job, rec->uid);
+	skip = limit && n > limit ? n - limit : 0;
+	reply->devices = MESSAGES(a, n - skip, DeviceRecord, device_record);
+	for (size_t i = 0; reply->devices && (rec = recorder_device_at(i)); i++) {
+		if (!record_visible(scope, rec->job, rec->uid))
+			continue;
+		if (skip)
+			skip--;
+		else
+			fill_device_record(a, rec, start, reply->devices[reply->n_devices++]);
+	}
 }
 
 static void ops(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
@@ -545,27 +610,15 @@ static void ops(struct rpc_call *call, const ProtobufCMessage *request, void *us
 	uint64_t start = svc->jobs->node->started_us;
 	struct arena a = ARENA_NULL;
 	struct fault f = FAULT_NULL;
-	const struct record *rec;
 	struct scope scope;
-	size_t n = 0, skip = 0;
 
 	if (scope_of(call, r->job, &scope, &f) || check_job(svc->jobs, &scope, &f)) {
 		rpc_call_fail(call, &f);
 		return;
 	}
-	for (size_t i = 0; (rec = recorder_at(i)); i++)
-		n += record_visible(&scope, rec);
-	if (r->limit && n > r->limit)
-		skip = n - r->limit;
-	reply.ops = MESSAGES(&a, n - skip, OpRecord, op_record);
-	for (size_t i = 0; reply.ops && (rec = recorder_at(i)); i++) {
-		if (!record_visible(&scope, rec))
-			continue;
-		if (skip)
-			skip--;
-		else
-			fill_record(&a, rec, start, reply.ops[reply.n_ops++]);
-	}
+	fill_ops(&a, &scope, r->limit, start, &reply);
+	if (r->with_devices)
+		fill_device_records(&a, &scope, r->limit, start, &reply);
 	reply.now_us = clock_now_us() - start;
 	finish(call, &a, &reply.base);
 }

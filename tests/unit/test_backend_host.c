@@ -17,6 +17,7 @@
 #include "backend/backend_impl.h"
 #include "backend/host_topology.h"
 #include "core/check.h"
+#include "core/clock.h"
 #include "fdcheck.h"
 #include "looprun.h"
 
@@ -680,4 +681,49 @@ Test(backend_host, the_lowest_control_group_limit_counts)
 	cr_assert_eq(host_topology_cgroup_limit(root, "/a"), 8192u);
 	snprintf(command, sizeof(command), "rm -r %s", root);
 	cr_assert_eq(system(command), 0);
+}
+
+static void on_seen(struct backend_task *task, int status)
+{
+	cr_expect_eq(status, 0);
+	cr_expect_eq(CONTAINER_OF(task, struct counted, task)->done, 0, "before done");
+	task->record++;
+}
+
+/* The second of two tasks that are submitted together begins when threads are free, not when
+ * it was submitted; and the times of a task are not those of the one before in its place. */
+Test(backend_host, a_task_says_when_its_kernels_began_and_ended)
+{
+	enum { ELEMENTS = 1 << 22 };
+	float *x = calloc(ELEMENTS, sizeof(*x));
+	struct kop kop[2] = { { .kind = KOP_SCALE, .n = ELEMENTS, .scale = { x, 2 } },
+			      { .kind = KOP_SCALE, .n = 1, .scale = { x, 2 } } };
+	struct counted c[2] = { 0 };
+	struct fixture f;
+	uint64_t before;
+
+	cr_assert_not_null(x);
+	setup(&f, 1, 0);
+	before = clock_now_us();
+	for (unsigned i = 0; i < 2; i++) {
+		c[i].task = (struct backend_task){
+			.kops = &kop[i], .n_kops = 1, .done = on_done, .seen = on_seen
+		};
+		backend_submit(f.b, &c[i].task);
+	}
+	looprun_until(&f.run, is_done, &c[0], 30);
+	looprun_until(&f.run, is_done, &c[1], 30);
+	cr_expect_geq(c[0].task.began_us, before);
+	cr_expect_geq(c[0].task.ended_us, c[0].task.began_us);
+	cr_expect_geq(c[1].task.began_us, c[0].task.ended_us);
+	cr_expect_geq(c[1].task.ended_us, c[1].task.began_us);
+	cr_expect_leq(c[1].task.ended_us, clock_now_us());
+	cr_expect_eq(c[0].task.record, 1);
+	c[1].done = 0;
+	c[1].task.n_kops = 0;
+	backend_submit(f.b, &c[1].task);
+	looprun_until(&f.run, is_done, &c[1], 30);
+	cr_expect_eq(c[1].task.began_us, 0, "it has none");
+	teardown(&f);
+	free(x);
 }

@@ -1,0 +1,66 @@
+#include "op/device_note.h"
+
+#include <stdio.h>
+
+#include "backend/kop.h"
+#include "core/check.h"
+#include "core/clock.h"
+#include "op/recorder.h"
+
+static void on_seen(struct backend_task *task, int status)
+{
+	struct device_record *r = recorder_find_device(task->record);
+
+	if (!r)
+		return; /* overwritten meanwhile */
+	CHECK(r->pending > 0);
+	r->pending--;
+	if (!r->began_us)
+		r->began_us = task->began_us;
+	r->ended_us = task->ended_us ? task->ended_us : clock_now_us();
+	if (!r->status)
+		r->status = status;
+}
+
+static const char *queue_name(enum backend_queue queue)
+{
+	return queue == BACKEND_Q_GATHER ? "gather" : "main";
+}
+
+static struct device_record *begin(struct device_note *n, struct backend *b,
+				   const struct backend_task *task)
+{
+	struct device_record *r = recorder_add_device();
+
+	if (!r)
+		return NULL;
+	n->record = r->id;
+	r->name = n->name;
+	r->queue = queue_name(task->queue);
+	r->uid = n->job->rec->uid;
+	r->number = n->number;
+	r->epoch = n->job->rec->epoch;
+	r->submitted_us = clock_now_us();
+	snprintf(r->job, sizeof(r->job), "%s", n->job->rec->name);
+	snprintf(r->unit, sizeof(r->unit), "%.63s", n->unit ? n->unit->rec->name : "");
+	snprintf(r->device, sizeof(r->device), "%s", backend_info(b)->id);
+	return r;
+}
+
+void device_note_task(struct device_note *n, struct backend *b, struct backend_task *task)
+{
+	struct device_record *r;
+
+	task->seen = NULL;
+	if (!n->name)
+		return;
+	r = n->record ? recorder_find_device(n->record) : begin(n, b, task);
+	if (!r)
+		return;
+	r->pending++;
+	r->kernels += task->n_kops;
+	for (unsigned i = 0; i < task->n_kops; i++)
+		r->bytes += kop_bytes(&task->kops[i]);
+	task->record = r->id;
+	task->seen = on_seen;
+}

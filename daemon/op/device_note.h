@@ -1,0 +1,22 @@
+/*
+ * What ran on the devices, for the flight recorder: whoever submits tasks for an op carries a
+ * note of what they are. The tasks of one note stand one after the other in one queue; they
+ * are one record. Loop thread only.
+ */
+#ifndef SHARDD_OP_DEVICE_NOTE_H
+#define SHARDD_OP_DEVICE_NOTE_H
+
+#include "job/job.h"
+
+struct device_note {
+	const char *name;        /* static; NULL: it is not recorded */
+	const struct job *job;   /* borrowed, as is the unit, until the last is submitted */
+	const struct unit *unit; /* NULL: of several, or none */
+	uint64_t number;         /* of a collective; 0: it has none */
+	uint64_t record;         /* 0: nothing was submitted yet */
+};
+
+/* @task is about to be submitted to @b for @n. Sets what it says to the recorder. */
+void device_note_task(struct device_note *n, struct backend *b, struct backend_task *task);
+
+#endif
