@@ -16,6 +16,7 @@ static const struct ctl_verb verbs[] = {
 	{ "units", "JOB", "the units of a job", ctl_units },
 	{ "sessions", "", "the connected processes", ctl_sessions },
 	{ "ops", "[JOB] [-n N]", "the last ops, and what pending ones wait for", ctl_ops },
+	{ "trace", "[JOB] -o FILE [...]", "the same for chrome://tracing and Perfetto", ctl_trace },
 	{ "health", "", "SERVING (exit 0) or not", ctl_health },
 	{ "job", "create|delete|drain NAME ...", "make, free or end a job", ctl_job },
 	{ "run", "-n N [...] -- CMD...", "start N trainers of a job", ctl_run },
@@ -31,6 +32,7 @@ static void help(void)
 	     "             [--op-timeout MS] [--allow-torn]\n"
 	     "  job delete NAME [--force]\n"
 	     "  job drain NAME\n"
+	     "  trace [JOB] -o FILE [--last N] [--seconds S]\n"
 	     "  run -n N [--max-restarts K] [--standalone] [--job NAME] -- CMD...\n"
 	     "\n"
 	     "  --socket PATH  of the daemon; else $SHARDD_SOCKET, else " ENV_DEFAULT_SOCKET "\n"

@@ -53,6 +53,21 @@ Test(ctl_arguments, run_starts_as_many_as_a_job_may_have)
 	cr_expect_eq(run(ctl_run, WORDS("run", "-n", "0", "--", "true")), CTL_USAGE);
 }
 
+Test(ctl_arguments, a_trace_goes_to_one_file)
+{
+	cr_expect_eq(run(ctl_trace, WORDS("trace")), CTL_USAGE);
+	cr_expect_eq(run(ctl_trace, WORDS("trace", "job")), CTL_USAGE);
+	cr_expect_eq(run(ctl_trace, WORDS("trace", "-o")), CTL_USAGE);
+	cr_expect_eq(run(ctl_trace, WORDS("trace", "-o", "")), CTL_USAGE);
+	cr_expect_eq(run(ctl_trace, WORDS("trace", "-o", "f", "a", "b")), CTL_USAGE);
+	cr_expect_eq(run(ctl_trace, WORDS("trace", "-o", "f", "--last", "0")), CTL_USAGE);
+	cr_expect_eq(run(ctl_trace, WORDS("trace", "-o", "f", "--last", "many")), CTL_USAGE);
+	cr_expect_eq(run(ctl_trace, WORDS("trace", "-o", "f", "--seconds", "-1")), CTL_USAGE);
+	cr_expect_eq(run(ctl_trace, WORDS("trace", "-o", "f", "--seconds", "4294967296")),
+		     CTL_USAGE);
+	cr_expect_eq(run(ctl_trace, WORDS("trace", "-o", "f", "--nonsense")), CTL_USAGE);
+}
+
 Test(ctl_arguments, a_job_is_kept_or_ephemeral)
 {
 	static const char *const both[][2] = { { "--keep", "--ephemeral" },

@@ -1,0 +1,23 @@
+/*
+ * The flight recorder as a trace in the Chrome trace event format, which chrome://tracing
+ * and Perfetto show. A process for each job with lanes for each rank: what its trainer does
+ * between its ops, and its ops; and one for the devices, with lanes for each queue. Slices
+ * of one lane follow each other or lie in each other. Any thread.
+ */
+#ifndef SHARDD_CTL_TRACE_EVENTS_H
+#define SHARDD_CTL_TRACE_EVENTS_H
+
+#include <jansson.h>
+#include <stdint.h>
+
+#include "status.pb-c.h"
+
+struct trace_limits {
+	uint64_t last;    /* ops, and what devices did since the first of them; 0: all */
+	uint64_t seconds; /* what was still going on so long ago, and later; 0: all */
+};
+
+/* @reply: with all records that there are. Return: a new reference, NULL without memory. */
+json_t *trace_events(const Shardd__V1__OpsReply *reply, const struct trace_limits *limits);
+
+#endif

@@ -1,0 +1,366 @@
+/* From records to slices: lanes, phases, what trainers do in between, limits, bad names. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "ctl/trace_events.h"
+#include "fdcheck.h"
+
+TestSuite(ctl_trace, .timeout = 10, .init = fdcheck_begin, .fini = fdcheck_end);
+
+#define SECOND UINT64_C(1000000)
+
+static const struct trace_limits all;
+
+/* ------------------------------------------------------------------- records */
+
+#define MOST 8
+
+struct records {
+	Shardd__V1__OpRecord op[MOST];
+	Shardd__V1__DeviceRecord device[MOST];
+	Shardd__V1__OpRecord *ops[MOST];
+	Shardd__V1__DeviceRecord *devices[MOST];
+	Shardd__V1__OpsReply reply;
+};
+
+static void begin(struct records *r, uint64_t now)
+{
+	shardd__v1__ops_reply__init(&r->reply);
+	r->reply.ops = r->ops;
+	r->reply.devices = r->devices;
+	r->reply.now_us = now;
+}
+
+/* Times: came, active, began, ended; 0: not yet. */
+static Shardd__V1__OpRecord *op(struct records *r, const char *job, uint32_t rank, const char *name,
+				const char *unit, const uint64_t times[4])
+{
+	size_t i = r->reply.n_ops++;
+	Shardd__V1__OpRecord *o = r->ops[i] = &r->op[i];
+
+	shardd__v1__op_record__init(o);
+	o->id = i + 1;
+	o->job = (char *)job;
+	o->rank = rank;
+	o->pid = 100 + (int)rank;
+	o->op = (char *)name;
+	o->unit = (char *)unit;
+	o->state = "DONE";
+	o->announced_us = times[0];
+	o->active_us = times[1];
+	o->started_us = times[2];
+	o->finished_us = times[3];
+	return o;
+}
+
+#define TIMES(...) ((const uint64_t[4]){ __VA_ARGS__ })
+
+/* Times: submitted, began, ended. */
+static Shardd__V1__DeviceRecord *device(struct records *r, const char *queue, const char *name,
+					const char *unit, const uint64_t times[4])
+{
+	size_t i = r->reply.n_devices++;
+	Shardd__V1__DeviceRecord *d = r->devices[i] = &r->device[i];
+
+	shardd__v1__device_record__init(d);
+	d->id = i + 1;
+	d->job = "job";
+	d->device = "host:0";
+	d->queue = (char *)queue;
+	d->op = (char *)name;
+	d->unit = (char *)unit;
+	d->submitted_us = times[0];
+	d->began_us = times[1];
+	d->ended_us = times[2];
+	return d;
+}
+
+/* -------------------------------------------------------------------- slices */
+
+static json_t *events_of(const struct records *r, const struct trace_limits *limits, json_t **ret)
+{
+	json_t *events;
+
+	*ret = trace_events(&r->reply, limits);
+	cr_assert_not_null(*ret);
+	events = json_object_get(*ret, "traceEvents");
+	cr_assert(json_is_array(events));
+	return events;
+}
+
+static json_int_t number(const json_t *e, const char *key)
+{
+	cr_assert(json_is_integer(json_object_get(e, key)), "no number %s", key);
+	return json_integer_value(json_object_get(e, key));
+}
+
+static const char *text(const json_t *e, const char *key)
+{
+	cr_assert(json_is_string(json_object_get(e, key)), "no text %s", key);
+	return json_string_value(json_object_get(e, key));
+}
+
+/* What the lane of @e is called. */
+static const char *lane_of(const json_t *events, const json_t *e)
+{
+	const json_t *m;
+	size_t i;
+
+	json_array_foreach((json_t *)events, i, m)
+	{
+		if (strcmp(text(m, "ph"), "M") == 0 &&
+		    strcmp(text(m, "name"), "thread_name") == 0 &&
+		    number(m, "tid") == number(e, "tid") && number(m, "pid") == number(e, "pid"))
+			return text(json_object_get(m, "args"), "name");
+	}
+	cr_assert(false, "a slice in a lane without a name");
+	return "";
+}
+
+/* Slices as "lane|name|ts+dur", one a line, in the order of the file. */
+static void expect_slices(const json_t *events, const char *wanted)
+{
+	char got[4096] = "", line[512];
+	const json_t *e;
+	size_t i;
+
+	json_array_foreach((json_t *)events, i, e)
+	{
+		if (strcmp(text(e, "ph"), "X") != 0)
+			continue;
+		snprintf(line, sizeof(line), "%s|%s|%lld+%lld\n", lane_of(events, e),
+			 text(e, "name"), (long long)number(e, "ts"), (long long)number(e, "dur"));
+		strncat(got, line, sizeof(got) - strlen(got) - 1);
+	}
+	cr_expect_str_eq(got, wanted);
+}
+
+Test(ctl_trace, an_op_is_cut_into_what_it_waited_for_and_its_run)
+{
+	struct records r = { 0 };
+	json_t *events, *j;
+
+	begin(&r, 1000);
+	op(&r, "job", 0, "Reduce", "a", TIMES(100, 110, 130, 200))->number = 7;
+	op(&r, "job", 0, "Gather", "a", TIMES(200, 200, 210, 215));
+	op(&r, "job", 0, "Step", "", TIMES(300, 0, 0, 310))->error = "STATE: no";
+	op(&r, "job", 0, "Barrier", "", TIMES(400, 420, 0, 0))->state = "WAIT";
+	events = events_of(&r, &all, &j);
+	expect_slices(events, "rank 0 trainer|trainer|215+85\n"
+			      "rank 0 trainer|trainer|310+90\n"
+			      "rank 0|Reduce a|100+100\n"
+			      "rank 0|deps|100+10\n"
+			      "rank 0|peers|110+20\n"
+			      "rank 0|run|130+70\n"
+			      "rank 0|Gather a|200+15\n"
+			      "rank 0|parked|200+10\n"
+			      "rank 0|run|210+5\n"
+			      "rank 0|Step|300+10\n"
+			      "rank 0|deps|300+10\n"
+			      "rank 0|Barrier|400+600\n"
+			      "rank 0|deps|400+20\n"
+			      "rank 0|parked|420+580\n");
+	json_decref(j);
+}
+
+Test(ctl_trace, arguments_say_what_is_known)
+{
+	struct records r = { 0 };
+	json_t *events, *j, *args, *e;
+	Shardd__V1__OpRecord *o;
+	size_t i, found = 0;
+
+	begin(&r, 1000);
+	o = op(&r, "job", 3, "Reduce", "a", TIMES(100, 100, 110, 120));
+	o->number = 5;
+	o->bytes = 4096;
+	o->error = "ABORTED: rank 1 is gone";
+	o->state = "FAILED";
+	o->group = "world";
+	device(&r, "main", "Reduce", "a", TIMES(100, 105, 0, 0))->bytes = 12;
+	events = events_of(&r, &all, &j);
+	json_array_foreach(events, i, e)
+	{
+		args = json_object_get(e, "args");
+		if (strcmp(text(e, "name"), "Reduce a") != 0)
+			continue;
+		found++;
+		if (strcmp(text(e, "cat"), "device") == 0) {
+			cr_expect_str_eq(text(args, "state"), "RUN");
+			cr_expect_eq(number(args, "bytes"), 12);
+			cr_expect_str_eq(text(args, "job"), "job");
+			continue;
+		}
+		cr_expect_eq(number(args, "number"), 5);
+		cr_expect_eq(number(args, "bytes"), 4096);
+		cr_expect_eq(number(args, "pid"), 103);
+		cr_expect_str_eq(text(args, "fault"), "ABORTED: rank 1 is gone");
+		cr_expect_str_eq(text(args, "state"), "FAILED");
+		cr_expect_str_eq(text(args, "group"), "world");
+	}
+	cr_expect_eq(found, 2);
+	json_decref(j);
+}
+
+/* Ops in flight lie side by side; what the trainer does goes on beside them. */
+Test(ctl_trace, the_trainer_goes_on_while_an_op_is_in_flight)
+{
+	struct records r = { 0 };
+	json_t *events, *j;
+
+	begin(&r, 1000);
+	op(&r, "job", 0, "Reduce", "a", TIMES(100, 100, 100, 500));
+	op(&r, "job", 0, "Gather", "b", TIMES(110, 110, 110, 120));
+	op(&r, "job", 0, "Reduce", "b", TIMES(300, 300, 300, 600));
+	op(&r, "job", 0, "Step", "", TIMES(310, 600, 600, 610));
+	events = events_of(&r, &all, &j);
+	expect_slices(events, "rank 0 trainer|trainer|100+10\n"
+			      "rank 0 trainer|trainer|120+180\n"
+			      "rank 0 trainer|trainer|300+10\n"
+			      "rank 0|Reduce a|100+400\n"
+			      "rank 0|run|100+400\n"
+			      "rank 0 (2)|Gather b|110+10\n"
+			      "rank 0 (2)|run|110+10\n"
+			      "rank 0 (2)|Reduce b|300+300\n"
+			      "rank 0 (2)|run|300+300\n"
+			      "rank 0 (3)|Step|310+300\n"
+			      "rank 0 (3)|deps|310+290\n"
+			      "rank 0 (3)|run|600+10\n");
+	json_decref(j);
+}
+
+/* A rank that is another process now did nothing in between. */
+Test(ctl_trace, a_restart_is_no_work_of_the_trainer)
+{
+	struct records r = { 0 };
+	json_t *events, *j;
+
+	begin(&r, 1000);
+	op(&r, "job", 0, "Gather", "a", TIMES(100, 100, 100, 110));
+	op(&r, "job", 0, "Gather", "a", TIMES(500, 500, 500, 510))->pid = 4711;
+	events = events_of(&r, &all, &j);
+	expect_slices(events, "rank 0|Gather a|100+10\n"
+			      "rank 0|run|100+10\n"
+			      "rank 0|Gather a|500+10\n"
+			      "rank 0|run|500+10\n");
+	json_decref(j);
+}
+
+Test(ctl_trace, jobs_are_processes_and_devices_are_another)
+{
+	static const char *const processes[] = { "job a", "job b", "shardd" };
+	struct records r = { 0 };
+	json_t *events, *j, *e;
+	size_t i, n = 0;
+
+	begin(&r, 1000);
+	op(&r, "b", 1, "Gather", "u", TIMES(100, 100, 100, 110));
+	op(&r, "a", 10, "Gather", "u", TIMES(101, 101, 101, 111));
+	op(&r, "a", 2, "Gather", "u", TIMES(102, 102, 102, 112));
+	device(&r, "gather", "Gather", "u", TIMES(100, 102, 110, 0));
+	device(&r, "main", "Reduce", "u", TIMES(103, 0, 120, 0));
+	device(&r, "main", "Step", "", TIMES(104, 120, 0, 0));
+	events = events_of(&r, &all, &j);
+	json_array_foreach(events, i, e)
+	{
+		if (strcmp(text(e, "name"), "process_name") != 0)
+			continue;
+		cr_assert_lt(n, ARRAY_SIZE(processes));
+		cr_expect_str_eq(text(json_object_get(e, "args"), "name"), processes[n]);
+		cr_expect_eq(number(e, "pid"), (json_int_t)++n);
+	}
+	cr_expect_eq(n, ARRAY_SIZE(processes));
+	expect_slices(events, "rank 2|Gather u|102+10\n"
+			      "rank 2|run|102+10\n"
+			      "rank 10|Gather u|101+10\n"
+			      "rank 10|run|101+10\n"
+			      "rank 1|Gather u|100+10\n"
+			      "rank 1|run|100+10\n"
+			      "host:0 main|Reduce u|103+17\n" /* a GPU: it does not tell */
+			      "host:0 main (2)|Step|104+896\n"
+			      "host:0 main (2)|queue|104+16\n"
+			      "host:0 main (2)|run|120+880\n"
+			      "host:0 gather|Gather u|100+10\n"
+			      "host:0 gather|queue|100+2\n"
+			      "host:0 gather|run|102+8\n");
+	json_decref(j);
+}
+
+Test(ctl_trace, limits_leave_out_what_is_older)
+{
+	const struct trace_limits two = { .last = 2 }, recent = { .seconds = 4 },
+				  long_ago = { .seconds = 1000 };
+	struct records r = { 0 };
+	json_t *events, *j;
+
+	begin(&r, 10 * SECOND);
+	op(&r, "job", 0, "Gather", "a", TIMES(1 * SECOND, 1 * SECOND, 1 * SECOND, 2 * SECOND));
+	op(&r, "job", 0, "Gather", "b", TIMES(2 * SECOND, 2 * SECOND, 0, 0));
+	op(&r, "job", 0, "Gather", "c", TIMES(5 * SECOND, 5 * SECOND, 5 * SECOND, 7 * SECOND));
+	device(&r, "gather", "Gather", "a", TIMES(1 * SECOND, 0, 1900000, 0));
+	device(&r, "gather", "Gather", "c", TIMES(5 * SECOND, 0, 7 * SECOND, 0));
+	events = events_of(&r, &two, &j);
+	expect_slices(events, "rank 0 trainer|trainer|2000000+3000000\n"
+			      "rank 0|Gather b|2000000+8000000\n"
+			      "rank 0|parked|2000000+8000000\n"
+			      "rank 0 (2)|Gather c|5000000+2000000\n"
+			      "rank 0 (2)|run|5000000+2000000\n"
+			      "host:0 gather|Gather c|5000000+2000000\n");
+	json_decref(j);
+	events = events_of(&r, &recent, &j);
+	expect_slices(events, "rank 0 trainer|trainer|2000000+3000000\n"
+			      "rank 0|Gather b|2000000+8000000\n"
+			      "rank 0|parked|2000000+8000000\n"
+			      "rank 0 (2)|Gather c|5000000+2000000\n"
+			      "rank 0 (2)|run|5000000+2000000\n"
+			      "host:0 gather|Gather c|5000000+2000000\n");
+	json_decref(j);
+	(void)events_of(&r, &long_ago, &j);
+	json_decref(j);
+	cr_expect_eq(r.reply.n_ops, 3, "the reply is as it was");
+}
+
+/* What is in names is not what is in the file: quotes, control characters, bytes that are no
+ * UTF-8. The text is read again, so that a mistake in it would be seen. */
+Test(ctl_trace, names_cannot_break_the_file)
+{
+	static const char bad[] = "\",\"ph\":\"X\"}\\\n\t\x01\x7f</script>\xff\xc3";
+	struct records r = { 0 };
+	json_t *events, *j, *again;
+	json_error_t error;
+	size_t i, found = 0;
+	char *dumped;
+	json_t *e;
+
+	begin(&r, 1000);
+	op(&r, bad, 0, "Gather", bad, TIMES(100, 100, 100, 110))->error = (char *)bad;
+	device(&r, bad, "Gather", bad, TIMES(100, 0, 110, 0))->device = (char *)bad;
+	(void)events_of(&r, &all, &j);
+	dumped = json_dumps(j, JSON_COMPACT);
+	cr_assert_not_null(dumped);
+	for (const char *c = dumped; *c; c++)
+		cr_assert((unsigned char)*c >= 0x20, "a control character in the file");
+	again = json_loads(dumped, 0, &error);
+	cr_assert(again, "%s", error.text);
+	cr_expect(json_equal(j, again));
+	events = json_object_get(again, "traceEvents");
+	json_array_foreach(events, i, e) found +=
+		strcmp(text(e, "name"), "Gather \",\"ph\":\"X\"}\\\n\t\x01\x7f</script>??") == 0;
+	cr_expect_eq(found, 2);
+	free(dumped);
+	json_decref(again);
+	json_decref(j);
+}
+
+Test(ctl_trace, of_nothing_it_is_a_trace_all_the_same)
+{
+	struct records r = { 0 };
+	json_t *events, *j;
+
+	begin(&r, 1000);
+	events = events_of(&r, &all, &j);
+	cr_expect_eq(json_array_size(events), 0);
+	json_decref(j);
+}
