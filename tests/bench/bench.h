@@ -16,7 +16,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define BENCH_MAX_CASES 32
+#define BENCH_MAX_CASES 64
 #define BENCH_MAX_RANKS 64
 
 /* ---------------------------------------------------------------- options */
@@ -31,7 +31,7 @@ struct options {
 	uint64_t bytes;          /* of the unit, in its dtype */
 	enum shardd_dtype dtype; /* 0: the case's own */
 	unsigned repeat;         /* 0: the case's own number */
-	unsigned units;          /* of attach_units */
+	unsigned units;          /* 0: the case's own number */
 	const struct bench_case *cases[BENCH_MAX_CASES];
 	unsigned n_cases;
 };
@@ -50,16 +50,22 @@ struct bench {
 /* A measurement. @run: 0, or -1 when it failed, said on standard error. */
 struct bench_case {
 	const char *name;
+	const char *ops; /* what it measures of the protocol, for --help */
 	const char *help;
 	unsigned ranks;  /* by default */
 	unsigned repeat; /* by default */
 	int (*run)(struct bench *b, const struct bench_case *c);
+	const struct op_case *op; /* with case_op */
 };
 
-extern const struct bench_case bench_cases[]; /* ended by a NULL name */
+/* The tables of all cases, ended by NULL; each is ended by a NULL name. */
+extern const struct bench_case *const bench_tables[];
+extern const struct bench_case local_cases[], group_cases[], ddp_cases[];
+const struct bench_case *bench_case_named(const char *name);
 
 unsigned bench_ranks(const struct bench *b, const struct bench_case *c);
 unsigned bench_repeat(const struct bench *b, const struct bench_case *c);
+unsigned bench_units(const struct bench *b, unsigned by_default);
 enum shardd_dtype bench_dtype(const struct bench *b, enum shardd_dtype by_default);
 const char *bench_dtype_name(enum shardd_dtype dtype);
 
@@ -94,7 +100,8 @@ struct crew {
 	unsigned series;           /* how many kinds of op are measured */
 	unsigned repeat;           /* measured times of each */
 	uint64_t elements;         /* of the unit, or of each */
-	unsigned units;            /* attach_units */
+	unsigned units;            /* of cases with many of them */
+	const struct op_case *op;  /* of case_op */
 	enum shardd_dtype dtype;
 	enum shardd_optimizer_kind optimizer;
 	bool on_device; /* the daemon's memory is a GPU's */
@@ -122,6 +129,11 @@ struct trainer {
 	bool on_device;     /* what ops hand out are addresses on a GPU */
 	void *ones;         /* on a GPU: what gradients are written from */
 	const char *device; /* to connect for; NULL: any */
+	uint64_t step;      /* last committed */
+	uint64_t turn;      /* of case_op, from 0, with those that are not measured */
+	uint64_t buffer;    /* of case_op: one that it has allocated */
+	void *data;         /* its memory, or what the op handed out */
+	shardd_ddp ddp;
 };
 
 typedef void (*trainer_fn)(struct trainer *t);
@@ -145,6 +157,7 @@ void trainer_release(struct trainer *t);
 void trainer_gradient(struct trainer *t); /* ask for the buffer and write all of it */
 void trainer_reduce(struct trainer *t);
 void trainer_step(struct trainer *t, uint64_t number); /* step and commit */
+void trainer_fill(struct trainer *t, void *data, uint64_t elements, enum shardd_dtype dtype);
 
 /* The sample of turn @i; one to throw away for a warm-up turn (below 0). */
 struct sample *trainer_sample(const struct trainer *t, unsigned series, int i);
@@ -155,12 +168,25 @@ void sample_end(struct sample *s);
 void trainer_timed_wait(struct trainer *t, struct sample *s, shardd_ticket ticket,
 			struct shardd_result *ret, const char *what);
 
+/* Many equal units of one trainer. */
+struct model {
+	struct shardd_unit_info *info;
+	struct shardd_unit_spec *spec;
+	char (*name)[24];
+	shardd_ticket *ticket;
+	struct shardd_tensor w;
+};
+
+/* Specs of the crew's number of units; for the rest there is room. Never given back. */
+void model_make(struct model *m, struct crew *crew);
+
 /* ---------------------------------------------------------------- figures */
 
 struct figures {
 	const char *name;
 	unsigned ranks;
 	uint64_t bytes;    /* of the unit; 0: none */
+	unsigned units;    /* where it is their number that counts; 0: else */
 	const char *dtype; /* NULL: none */
 	unsigned n;        /* measurements */
 	double p50_us, p99_us;
@@ -180,6 +206,9 @@ void figures_collective(struct figures *f, const struct crew *crew, unsigned ser
 /* Times of every call of members [first, first+n) by itself. */
 void figures_calls(struct figures *f, const struct crew *crew, unsigned series, unsigned first,
 		   unsigned n);
+/* The same of one @member and the @n_series from @series on. */
+void figures_series(struct figures *f, const struct crew *crew, unsigned series, unsigned n_series,
+		    unsigned member);
 /* Traffic of @bytes in the median time, against @limit GB/s. */
 void figures_traffic(struct figures *f, double bytes, double limit);
 void figures_report(const struct bench *b, const struct figures *f);
@@ -246,12 +275,42 @@ __attribute__((noreturn)) void raw_echo_serve(const char *socket);
 #define RAW_ECHO "/bench.Echo/Echo"
 #define RAW_END  "/bench.Echo/End"
 
+/* --------------------------------------------------------------- single ops */
+
+/*
+ * An op that is measured by itself: what has to be there, the op, and what puts things
+ * back. All ranks begin a turn together. Either submit or call.
+ */
+struct op_case {
+	/* (optional) what its unit has that others do not */
+	void (*adapt)(struct trainer *t, struct shardd_unit_spec *spec, struct shardd_tensor *w);
+	void (*prepare)(struct trainer *t); /* (optional) once */
+	void (*before)(struct trainer *t);  /* (optional) in every turn, not measured */
+	int (*submit)(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err);
+	int (*call)(struct trainer *t, struct shardd_error *err); /* what has no ticket */
+	void (*after)(struct trainer *t);                         /* (optional) as before */
+	/* Times are from the first rank's call to the last rank's return; else each call's. */
+	bool collective;
+	enum shardd_optimizer_kind optimizer;
+	/* Memory traffic of one element: bytes in all, and elements of the dtype for each rank;
+	 * both 0: none to speak of. */
+	double once, each;
+	bool wide; /* fp32 for each rank, whatever the dtype */
+	enum limit_kind limit;
+};
+
+int case_op(struct bench *b, const struct bench_case *c);
+
 /* ------------------------------------------------------------------- cases */
 
 int case_gather(struct bench *b, const struct bench_case *c);
 int case_gather_cast(struct bench *b, const struct bench_case *c);
 int case_reduce(struct bench *b, const struct bench_case *c);
 int case_adamw(struct bench *b, const struct bench_case *c);
+int case_sgd(struct bench *b, const struct bench_case *c);
+int case_reduce_adamw(struct bench *b, const struct bench_case *c);
+int case_transformer(struct bench *b, const struct bench_case *c);
+int case_scale(struct bench *b, const struct bench_case *c);
 int case_norm(struct bench *b, const struct bench_case *c);
 int case_grpc_rtt(struct bench *b, const struct bench_case *c);
 int case_attach(struct bench *b, const struct bench_case *c);

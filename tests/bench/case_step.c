@@ -1,4 +1,4 @@
-/* reduce, adamw and norm: the collectives that calculate. */
+/* reduce, adamw, sgd and norm: the collectives that calculate. */
 #include "bench.h"
 
 /* One turn is a training step's second half; the case says which part is measured. */
@@ -23,7 +23,7 @@ static void reduce_main(struct trainer *t)
 }
 
 /* A step is applied by its commit: both are measured together. */
-static void adamw_main(struct trainer *t)
+static void step_main(struct trainer *t)
 {
 	trainer_enter(t);
 	for (int i = TRAINER_WARM_UP; i < (int)t->crew->repeat; i++) {
@@ -129,12 +129,25 @@ int case_reduce(struct bench *b, const struct bench_case *c)
 int case_adamw(struct bench *b, const struct bench_case *c)
 {
 	/* Reads p, g, m, v and writes p, m, v; the turn has the gradient buffers, too. */
-	const struct collective what = { .main = adamw_main,
+	const struct collective what = { .main = step_main,
 					 .dtype = SHARDD_FP32,
 					 .optimizer = SHARDD_ADAMW,
 					 .limit = LIMIT_TRIAD,
 					 .traffic = 7 * sizeof(float),
 					 .footprint = (4 + bench_ranks(b, c)) * sizeof(float) };
+
+	return collective_run(b, c, &what);
+}
+
+int case_sgd(struct bench *b, const struct bench_case *c)
+{
+	/* Reads p and g, writes p. */
+	const struct collective what = { .main = step_main,
+					 .dtype = SHARDD_FP32,
+					 .optimizer = SHARDD_SGD,
+					 .limit = LIMIT_TRIAD,
+					 .traffic = 3 * sizeof(float),
+					 .footprint = (2 + bench_ranks(b, c)) * sizeof(float) };
 
 	return collective_run(b, c, &what);
 }

@@ -1,4 +1,5 @@
-/* attach_units: a restarted trainer that finds a job with many units and gathers all.
+/* attach_units: a restarted trainer that finds a job with many units, gathers one of them
+ * (attach_first: all until then), and all.
  * reduce_units: the reductions of many units, submitted before any is waited for. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,17 +8,19 @@
 
 #include "bench.h"
 
-#define AT_ONCE 500u /* ops under way: below a session's limit */
+#define UNITS   1000u /* by default */
+#define AT_ONCE 500u  /* ops under way: below a session's limit */
 
-enum { UNITS_CONNECT, UNITS_JOIN, UNITS_REGISTER, UNITS_GATHER, UNITS_AGAIN, UNITS_TOTAL, UNITS_N };
-
-/* The units of one trainer. */
-struct model {
-	struct shardd_unit_info *info;
-	struct shardd_unit_spec *spec;
-	char (*name)[24];
-	shardd_ticket *ticket;
-	struct shardd_tensor w;
+enum {
+	UNITS_CONNECT,
+	UNITS_JOIN,
+	UNITS_REGISTER,
+	UNITS_FIRST,
+	UNITS_TO_FIRST,
+	UNITS_GATHER,
+	UNITS_AGAIN,
+	UNITS_TOTAL,
+	UNITS_N
 };
 
 static void *room(size_t n, size_t bytes)
@@ -31,7 +34,7 @@ static void *room(size_t n, size_t bytes)
 	return p;
 }
 
-static void model_make(struct model *m, struct crew *crew)
+void model_make(struct model *m, struct crew *crew)
 {
 	unsigned n = crew->units;
 
@@ -109,6 +112,10 @@ static void units_main(struct trainer *t)
 	sample_end(s[UNITS_REGISTER]);
 	if (!m.info[0].initialised)
 		each(t, &m, "initialise", init_one);
+	sample_begin(s[UNITS_FIRST]);
+	t->unit = m.info[t->crew->units / 2].unit;
+	trainer_gather(t);
+	sample_end(s[UNITS_FIRST]);
 	sample_begin(s[UNITS_GATHER]);
 	each(t, &m, "gather", gather_one);
 	sample_end(s[UNITS_GATHER]);
@@ -116,6 +123,8 @@ static void units_main(struct trainer *t)
 	sample_begin(s[UNITS_AGAIN]);
 	each(t, &m, "gather", gather_one);
 	sample_end(s[UNITS_AGAIN]);
+	s[UNITS_TO_FIRST]->begin_ns = s[UNITS_CONNECT]->begin_ns;
+	s[UNITS_TO_FIRST]->end_ns = s[UNITS_FIRST]->end_ns;
 	s[UNITS_TOTAL]->begin_ns = s[UNITS_CONNECT]->begin_ns;
 	s[UNITS_TOTAL]->end_ns = s[UNITS_GATHER]->end_ns;
 	trainer_leave(t);
@@ -123,13 +132,14 @@ static void units_main(struct trainer *t)
 
 int case_attach_units(struct bench *b, const struct bench_case *c)
 {
-	static const char *const names[] = { "units_connect", "units_join",  "units_register",
-					     "units_gather",  "units_again", "attach_units" };
-	uint64_t elements = b->o.bytes / 4 / b->o.units;
+	static const char *const names[] = { "units_connect", "units_join",   "units_register",
+					     "units_first",   "attach_first", "units_gather",
+					     "units_again",   "attach_units" };
+	uint64_t elements = b->o.bytes / 4 / bench_units(b, UNITS);
 	struct crew *crew = crew_new(b, 1, 0, UNITS_N, bench_repeat(b, c), elements ? elements : 1);
 
 	if (crew)
-		crew->units = b->o.units;
+		crew->units = bench_units(b, UNITS);
 	return figures_turns(b, crew, units_main, names, UNITS_N);
 }
 
@@ -172,7 +182,7 @@ static void reduce_units_main(struct trainer *t)
 
 int case_reduce_units(struct bench *b, const struct bench_case *c)
 {
-	uint64_t elements = b->o.bytes / 4 / b->o.units;
+	uint64_t elements = b->o.bytes / 4 / bench_units(b, UNITS);
 	struct crew *crew =
 		crew_new(b, bench_ranks(b, c), 0, 1, bench_repeat(b, c), elements ? elements : 1);
 	struct figures f = FIGURES_NULL;
@@ -180,7 +190,7 @@ int case_reduce_units(struct bench *b, const struct bench_case *c)
 
 	if (!crew)
 		return -1;
-	crew->units = b->o.units;
+	crew->units = bench_units(b, UNITS);
 	r = crew_run(crew, reduce_units_main);
 	if (r == 0) {
 		f.name = c->name;

@@ -96,6 +96,22 @@ void figures_calls(struct figures *f, const struct crew *crew, unsigned series, 
 	figures_set(f, us, ran, calls);
 }
 
+void figures_series(struct figures *f, const struct crew *crew, unsigned series, unsigned n_series,
+		    unsigned member)
+{
+	size_t calls = (size_t)n_series * crew->repeat;
+	double *us = room(calls), *ran = room(calls);
+
+	for (size_t k = 0; k < calls; k++) {
+		const struct sample *s = sample_of(crew, series + (unsigned)(k / crew->repeat),
+						   member, (unsigned)(k % crew->repeat));
+
+		us[k] = (double)(s->end_ns - s->begin_ns) / 1e3;
+		ran[k] = (double)s->ran_us;
+	}
+	figures_set(f, us, ran, calls);
+}
+
 void figures_traffic(struct figures *f, double bytes, double limit)
 {
 	f->gb_per_s = bytes / f->p50_us / 1e3;
@@ -134,6 +150,8 @@ static void json_line(const struct figures *f)
 		printf(", \"dtype\": \"%s\"", f->dtype);
 	else
 		printf(", \"dtype\": null");
+	if (f->units)
+		printf(", \"units\": %u", f->units);
 	printf(", \"n\": %u", f->n);
 	json_time("p50_us", timed ? f->p50_us : -1);
 	json_time("p99_us", timed ? f->p99_us : -1);

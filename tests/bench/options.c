@@ -12,36 +12,6 @@
 #define MAX_REPEAT    1000000
 #define MAX_UNITS     100000
 
-const struct bench_case bench_cases[] = {
-	{ "gather", "gather with storage = compute dtype (always fp32): a reference, no copy", 2,
-	  200, case_gather },
-	{ "gather_cast", "fp32 to bf16 (or --dtype fp16): the call that casts, and a later one", 2,
-	  15, case_gather_cast },
-	{ "reduce", "the gradients of all ranks into the fp32 shards", 2, 15, case_reduce },
-	{ "adamw", "step and commit of one AdamW unit", 2, 15, case_adamw },
-	{ "norm", "clip_grad_norm of one unit that needs no clipping", 2, 15, case_norm },
-	{ "grpc_rtt", "a barrier of a world of one, and an echo by bare gRPC core", 1, 5000,
-	  case_grpc_rtt },
-	{ "attach", "a restarted trainer: connect, join, register, first gather", 1, 50,
-	  case_attach },
-	{ "status", "Status.Get, and the command shardctl --json status, while trainers train", 8,
-	  1000, case_status },
-	{ "limits", "memory bandwidth here and now: copy, triad, read", 1, 1, case_limits },
-	{ "memory", "bytes held by class against the formula", 2, 1, case_memory },
-	{ "launch", "a small op in the device's queue: one alone, and of many under way", 1, 500,
-	  case_launch },
-	{ "attach_units", "a restarted trainer with many units (--units): all of them gathered", 1,
-	  10, case_attach_units },
-	{ "reduce_units",
-	  "reductions of many units (--units), all submitted before any is waited for", 2, 20,
-	  case_reduce_units },
-	{ "reduce_bare", "GPUs: reduces on streams against their kernel alone", 4, 30,
-	  case_reduce_bare },
-	{ "nccl_direct", "GPUs: NCCL called by one process, and an all_reduce by the daemon", 0, 20,
-	  case_nccl_direct },
-	{ .name = NULL },
-};
-
 static void usage(FILE *to)
 {
 	fputs("usage: shardd-bench [--json] [--socket PATH] [--ranks K] [--bytes N]\n"
@@ -53,15 +23,16 @@ static void usage(FILE *to)
 	      "  --backend B the daemon's, and what limits are taken of; default: host\n"
 	      "  --ranks K   trainers; default: by case\n"
 	      "  --bytes N   size of the unit in its dtype, with KiB, MiB or GiB; default 64MiB\n"
-	      "  --dtype D   of the gradients (reduce), of what is handed out (gather_cast,\n"
-	      "              memory); default: fp32, gather_cast: bf16\n"
+	      "  --dtype D   of the gradients, of what is handed out (gather_cast, memory);\n"
+	      "              default: fp32, gather_cast: bf16\n"
 	      "  --repeat R  measured turns, after three that are not; default: by case\n"
-	      "  --units U   attach_units, reduce_units: that many, of N bytes together; default "
-	      "1000\n"
-	      "Cases:\n",
+	      "  --units U   of cases with many units; default: by case\n"
+	      "Cases, and in brackets the ops of the protocol that they measure:\n",
 	      to);
-	for (const struct bench_case *c = bench_cases; c->name; c++)
-		fprintf(to, "  %-12s%s\n", c->name, c->help);
+	for (size_t k = 0; bench_tables[k]; k++)
+		for (const struct bench_case *c = bench_tables[k]; c->name; c++)
+			fprintf(to, "  %-18s%s%s%s%s\n", c->name, c->help, c->ops ? " [" : "",
+				c->ops ? c->ops : "", c->ops ? "]" : "");
 }
 
 static int wrong(const char *what, const char *value, const char *allowed)
@@ -133,14 +104,14 @@ static int take_backend(const char *value, const char **ret)
 
 static int take_case(struct options *o, const char *name)
 {
-	for (const struct bench_case *c = bench_cases; c->name; c++)
-		if (strcmp(name, c->name) == 0) {
-			if (o->n_cases == BENCH_MAX_CASES)
-				return wrong("case", name, "these are too many cases");
-			o->cases[o->n_cases++] = c;
-			return 0;
-		}
-	return wrong("case", name, "there is none of that name; --help lists them");
+	const struct bench_case *c = bench_case_named(name);
+
+	if (!c)
+		return wrong("case", name, "there is none of that name; --help lists them");
+	if (o->n_cases == BENCH_MAX_CASES)
+		return wrong("case", name, "these are too many cases");
+	o->cases[o->n_cases++] = c;
+	return 0;
 }
 
 static int take_option(struct options *o, int option)
@@ -189,7 +160,7 @@ int options_parse(struct options *o, int argc, char **argv)
 	};
 	int option, r;
 
-	*o = (struct options){ .bytes = DEFAULT_BYTES, .backend = "host", .units = 1000 };
+	*o = (struct options){ .bytes = DEFAULT_BYTES, .backend = "host" };
 	while ((option = getopt_long(argc, argv, "h", options, NULL)) != -1) {
 		r = take_option(o, option);
 		if (r)
@@ -215,6 +186,11 @@ unsigned bench_ranks(const struct bench *b, const struct bench_case *c)
 unsigned bench_repeat(const struct bench *b, const struct bench_case *c)
 {
 	return b->o.repeat ? b->o.repeat : c->repeat;
+}
+
+unsigned bench_units(const struct bench *b, unsigned by_default)
+{
+	return b->o.units ? b->o.units : by_default;
 }
 
 enum shardd_dtype bench_dtype(const struct bench *b, enum shardd_dtype by_default)

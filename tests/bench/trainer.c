@@ -64,6 +64,8 @@ void trainer_register(struct trainer *t)
 	struct shardd_error err;
 
 	spec.optimizer = (struct shardd_optimizer){ .kind = crew->optimizer, .lr = 1e-6 };
+	if (crew->op && crew->op->adapt)
+		crew->op->adapt(t, &spec, &w);
 	trainer_must(t, shardd_register(t->client, &spec, 1, &info, &err), &err, "register");
 	t->unit = info.unit;
 	if (!info.initialised)
@@ -123,9 +125,9 @@ static void fill_ones(void *data, uint64_t elements, enum shardd_dtype dtype)
 }
 
 /* The CPU cannot write there: a copy of what it has written once. */
-static void write_ones(struct trainer *t, void *data)
+static void write_ones(struct trainer *t, void *data, uint64_t elements, enum shardd_dtype dtype)
 {
-	size_t bytes = t->crew->elements * shardd_dtype_size(t->crew->dtype);
+	size_t bytes = elements * shardd_dtype_size(dtype);
 	struct shardd_error err;
 
 	if (!t->ones) {
@@ -134,9 +136,17 @@ static void write_ones(struct trainer *t, void *data)
 			fputs("shardd-bench: no memory for a gradient\n", stderr);
 			_exit(1);
 		}
-		fill_ones(t->ones, t->crew->elements, t->crew->dtype);
+		fill_ones(t->ones, elements, dtype);
 	}
 	trainer_must(t, shardd_write(t->client, data, t->ones, bytes, &err), &err, "write");
+}
+
+void trainer_fill(struct trainer *t, void *data, uint64_t elements, enum shardd_dtype dtype)
+{
+	if (t->on_device)
+		write_ones(t, data, elements, dtype);
+	else
+		fill_ones(data, elements, dtype);
 }
 
 void trainer_gradient(struct trainer *t)
@@ -145,10 +155,7 @@ void trainer_gradient(struct trainer *t)
 	void *data;
 
 	trainer_must(t, shardd_gradient(t->client, t->unit, &data, &err), &err, "gradient");
-	if (t->on_device)
-		write_ones(t, data);
-	else
-		fill_ones(data, t->crew->elements, t->crew->dtype);
+	trainer_fill(t, data, t->crew->elements, t->crew->dtype);
 }
 
 void trainer_reduce(struct trainer *t)

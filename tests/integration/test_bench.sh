@@ -67,6 +67,38 @@ case_lines status 'status status_command' --ranks 3
 case_lines limits 'limit_copy limit_triad limit_read'
 case_lines memory 'memory_shard memory_full memory_grad memory'
 case_lines memory 'memory_shard memory_full memory_grad memory' --dtype bf16 --ranks 3
+case_lines sgd sgd
+case_lines reduce_adamw 'reduce_adamw reduce_adamw_apart'
+case_lines reduce_adamw 'reduce_adamw reduce_adamw_apart' --dtype bf16 --ranks 3
+case_lines transformer transformer
+case_lines scale 'scale_register scale_op scale_op_few scale_status' --ranks 5 --units 40
+case_lines attach_units 'units_connect units_join units_register units_first attach_first units_gather units_again attach_units' --units 20
+# every case that measures one op by itself
+for name in release gradient accumulate alloc free begin_pass end_pass set_reshard set_prefetch \
+	unit_buffers init barrier commit verify set_factors plan join_uneven clip clip_value unscale \
+	reduce_sparse next_shard shard_done all_reduce broadcast broadcast_buffers summon return_full \
+	convert ddp_create ddp_forward ddp_backward ddp_ready ddp_finish; do
+	case_lines "$name" "$name"
+done
+case_lines accumulate accumulate --dtype bf16 --ranks 3
+case_lines all_reduce all_reduce --dtype fp16 --ranks 2
+case_lines broadcast_buffers broadcast_buffers --dtype fp16 --ranks 2
+
+# Every op of the daemon's table is named by a case.
+every_op_has_a_case() {
+	local ops op lacking=() entries
+	mapfile -t ops < <(sed -n 's/^\t\.name = "\([A-Za-z]*\)",$/\1/p' daemon/op/*.c)
+	entries=$(grep -o '&op_' daemon/op/table.c | wc -l)
+	((${#ops[@]} == entries)) ||
+		{ printf '# %d names for %d ops\n' ${#ops[@]} "$entries"; return 1; }
+	"$bench" --help | sed -n 's/.* \[\(.*\)\]$/\1/p' | tr ' ' '\n' >"$work/measured"
+	for op in "${ops[@]}"; do
+		grep -qx "$op" "$work/measured" || lacking+=("$op")
+	done
+	((${#lacking[@]} == 0)) || { printf '# without a case: %s\n' "${lacking[*]}"; return 1; }
+}
+every_op_has_a_case
+report $? 'every op has a case'
 
 # refused SENTENCE ARGUMENTS...
 refused() {

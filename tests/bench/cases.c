@@ -1,0 +1,63 @@
+/* Which cases there are. */
+#include <string.h>
+
+#include "bench.h"
+
+static const struct bench_case whole_cases[] = {
+	{ "gather", "Gather", "storage = compute dtype (always fp32): a reference, no copy", 2, 200,
+	  case_gather, NULL },
+	{ "gather_cast", "Gather", "fp32 to bf16 (or --dtype fp16): the call that casts, and later",
+	  2, 20, case_gather_cast, NULL },
+	{ "reduce", "Reduce", "the gradients of all ranks into the fp32 shards", 2, 20, case_reduce,
+	  NULL },
+	{ "adamw", "Step Commit", "a step of AdamW and its commit", 2, 20, case_adamw, NULL },
+	{ "sgd", "Step Commit", "a step of SGD without momentum and its commit", 2, 20, case_sgd,
+	  NULL },
+	{ "reduce_adamw", "Reduce Step Commit",
+	  "AdamW in backward, in the reduce; and the two apart, in the same turns", 4, 20,
+	  case_reduce_adamw, NULL },
+	{ "norm", "ClipGradNorm", "of all gradient shards, clipping nothing", 2, 20, case_norm,
+	  NULL },
+	{ "transformer", "Gather Release GradientBuffer Reduce Step Commit",
+	  "all ops of a training step of a transformer of 10 million parameters", 4, 20,
+	  case_transformer, NULL },
+	{ "grpc_rtt", "Barrier", "a barrier of a world of one, against a bare gRPC core echo", 1,
+	  5000, case_grpc_rtt, NULL },
+	{ "attach", NULL, "a restarted trainer: connect, join, register, first gather", 1, 50,
+	  case_attach, NULL },
+	{ "status", NULL,
+	  "Status.Get, and the command shardctl --json status, while trainers train", 8, 1000,
+	  case_status, NULL },
+	{ "limits", NULL, "memory bandwidth here and now: copy, triad, read", 1, 1, case_limits,
+	  NULL },
+	{ "memory", NULL, "bytes held by class against the formula", 2, 1, case_memory, NULL },
+	{ "launch", NULL, "a small op in the device's queue: one alone, and of many under way", 1,
+	  500, case_launch, NULL },
+	{ "attach_units", NULL,
+	  "a restarted trainer with many units (--units): the first gathered, all gathered", 1, 20,
+	  case_attach_units, NULL },
+	{ "reduce_units", NULL,
+	  "reductions of many units (--units), all submitted before any is waited for", 2, 20,
+	  case_reduce_units, NULL },
+	{ "scale", NULL,
+	  "many trainers register --units (10000) units at once: that, an op then and with 10 "
+	  "units, Status.Get meanwhile",
+	  64, 20, case_scale, NULL },
+	{ "reduce_bare", NULL, "GPUs: reduces on streams against their kernel alone", 4, 30,
+	  case_reduce_bare, NULL },
+	{ "nccl_direct", NULL, "GPUs: NCCL called by one process, and an all_reduce by the daemon",
+	  0, 20, case_nccl_direct, NULL },
+	{ .name = NULL },
+};
+
+const struct bench_case *const bench_tables[] = { whole_cases, local_cases, group_cases, ddp_cases,
+						  NULL };
+
+const struct bench_case *bench_case_named(const char *name)
+{
+	for (size_t k = 0; bench_tables[k]; k++)
+		for (const struct bench_case *c = bench_tables[k]; c->name; c++)
+			if (strcmp(name, c->name) == 0)
+				return c;
+	return NULL;
+}

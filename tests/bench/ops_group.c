@@ -1,0 +1,360 @@
+/* Ops that all ranks of a group take part in. */
+#include "bench.h"
+
+#define RANKS  4
+#define REPEAT 100
+#define FEW    20 /* turns where much memory is written */
+#define ROW    16 /* elements of a row of the embedding */
+
+/* ------------------------------------------------- what is around the ops */
+
+static void reduce_before(struct trainer *t)
+{
+	trainer_gradient(t);
+	trainer_reduce(t);
+}
+
+static void step_after(struct trainer *t)
+{
+	trainer_step(t, ++t->step);
+}
+
+static void pass_after(struct trainer *t)
+{
+	reduce_before(t);
+	step_after(t);
+}
+
+static uint64_t bytes_of(const struct trainer *t)
+{
+	return t->crew->elements * shardd_dtype_size(t->crew->dtype);
+}
+
+static void buffer_once(struct trainer *t)
+{
+	struct shardd_error err;
+
+	trainer_must(t, shardd_alloc(t->client, bytes_of(t), &t->buffer, &t->data, &err), &err,
+		     "alloc");
+	trainer_fill(t, t->data, t->crew->elements, t->crew->dtype);
+}
+
+/* ------------------------------------------------------------- without memory */
+
+static int barrier(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
+{
+	return shardd_barrier_submit(t->client, SHARDD_WORLD, ticket, err);
+}
+
+static int commit(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
+{
+	return shardd_commit_submit(t->client, ++t->step, NULL, 0, ticket, err);
+}
+
+static int verify(struct trainer *t, struct shardd_error *err)
+{
+	return shardd_verify_model(t->client, SHARDD_WORLD, err);
+}
+
+static int set_factors(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
+{
+	const struct shardd_factors factors = { .size = sizeof(factors),
+						.pre_divide = 2,
+						.post_divide = 1 + (double)(t->turn % 2) };
+
+	return shardd_set_factors_submit(t->client, t->unit, &factors, ticket, err);
+}
+
+static int plan(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
+{
+	const struct shardd_plan p = { .size = sizeof(p), .inv_scale = 0.5 };
+
+	return shardd_plan_backward_submit(t->client, SHARDD_WORLD, &p, ticket, err);
+}
+
+static int join_uneven(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
+{
+	return shardd_join_uneven_submit(t->client, SHARDD_WORLD, false, ticket, err);
+}
+
+/* ------------------------------------------------------------------ gradients */
+
+static int clip(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
+{
+	return shardd_clip_grad_norm_submit(t->client, SHARDD_WORLD, 1e-3, 2, ticket, err);
+}
+
+static int clip_value(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
+{
+	return shardd_clip_value_submit(t->client, SHARDD_WORLD, 0.5, NULL, 0, ticket, err);
+}
+
+static int unscale(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
+{
+	return shardd_unscale_submit(t->client, SHARDD_WORLD, 0.5, ticket, err);
+}
+
+static void embedding(struct trainer *t, struct shardd_unit_spec *spec, struct shardd_tensor *w)
+{
+	static uint64_t shape[2] = { 0, ROW };
+
+	(void)spec;
+	shape[0] = t->crew->elements / ROW;
+	w->shape = shape;
+	w->dims = 2;
+}
+
+/* Every sixteenth row, the same of every rank; values that the buffer has. */
+static int sparse(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
+{
+	static int64_t rows[256];
+	size_t n = t->crew->elements / ROW / 16;
+
+	n = n < 256 ? n : 256;
+	for (size_t i = 0; i < n; i++)
+		rows[i] = (int64_t)i * 16;
+	return shardd_reduce_sparse_submit(t->client, t->unit, 0, rows, n, t->buffer, 0, ticket,
+					   err);
+}
+
+/* ------------------------------------------------------------- own optimizer */
+
+static void by_trainer(struct trainer *t, struct shardd_unit_spec *spec, struct shardd_tensor *w)
+{
+	(void)t;
+	(void)w;
+	spec->optimizer = (struct shardd_optimizer){ .when = SHARDD_OPTIM_BY_TRAINER };
+}
+
+static int next_shard(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
+{
+	return shardd_next_shard_submit(t->client, SHARDD_WORLD, ticket, err);
+}
+
+static int shard_done(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
+{
+	return shardd_shard_done_submit(t->client, t->unit, ticket, err);
+}
+
+static void own_step(struct trainer *t)
+{
+	trainer_meet(t); /* a step before all shards are back is refused */
+	step_after(t);
+}
+
+static void done_after(struct trainer *t)
+{
+	struct shardd_error err;
+
+	trainer_must(t, shardd_shard_done(t->client, t->unit, &err), &err, "shard_done");
+	own_step(t);
+}
+
+static void next_before(struct trainer *t)
+{
+	struct shardd_error err;
+	struct shardd_shard shard;
+
+	reduce_before(t);
+	trainer_must(t, shardd_next_shard(t->client, SHARDD_WORLD, &shard, &err), &err,
+		     "next_shard");
+}
+
+/* ------------------------------------------------------------------- buffers */
+
+static int all_reduce(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
+{
+	return shardd_all_reduce_submit(t->client, SHARDD_WORLD, t->buffer, 0, t->crew->elements,
+					t->crew->dtype, SHARDD_AVG, ticket, err);
+}
+
+static int broadcast(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
+{
+	return shardd_broadcast_submit(t->client, SHARDD_WORLD, t->buffer, 0, bytes_of(t), 0,
+				       ticket, err);
+}
+
+/* As large as the unit. */
+static void with_buffers(struct trainer *t, struct shardd_unit_spec *spec, struct shardd_tensor *w)
+{
+	static struct shardd_buffer buffer = { .name = "mean", .dims = 1 };
+
+	(void)w;
+	buffer.shape = &t->crew->elements;
+	buffer.dtype = (enum shardd_buffer_dtype)t->crew->dtype;
+	spec->buffers = &buffer;
+	spec->n_buffers = 1;
+}
+
+static void buffers_once(struct trainer *t)
+{
+	struct shardd_error err;
+
+	trainer_must(t, shardd_unit_buffers(t->client, t->unit, &t->data, &err), &err,
+		     "unit_buffers");
+	trainer_fill(t, t->data, t->crew->elements, t->crew->dtype);
+}
+
+static int broadcast_buffers(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
+{
+	return shardd_broadcast_buffers_submit(t->client, t->unit, SHARDD_WORLD, 0, ticket, err);
+}
+
+/* ---------------------------------------------------------------- parameters */
+
+static int init(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
+{
+	return shardd_init_seed_submit(t->client, t->unit, 1, ticket, err);
+}
+
+static int summon(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
+{
+	return shardd_summon_submit(t->client, t->unit, ticket, err);
+}
+
+static void return_after(struct trainer *t)
+{
+	struct shardd_error err;
+
+	trainer_must(t, shardd_return(t->client, t->unit, false, &err), &err, "return");
+}
+
+static void summon_before(struct trainer *t)
+{
+	struct shardd_error err;
+
+	trainer_must(t, shardd_summon(t->client, t->unit, &t->data, &err), &err, "summon");
+}
+
+static int give_back(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
+{
+	return shardd_return_submit(t->client, t->unit, true, ticket, err);
+}
+
+static int convert(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
+{
+	const struct shardd_conversion to = { .size = sizeof(to),
+					      .layout = t->turn % 2 ? SHARDD_LAYOUT_FLAT
+								    : SHARDD_LAYOUT_DIM0 };
+
+	return shardd_convert_submit(t->client, &t->unit, 1, &to, ticket, err);
+}
+
+/* -------------------------------------------------------------------- tables */
+
+#define TOGETHER .collective = true
+static const struct op_case op_barrier = { .submit = barrier, TOGETHER },
+			    op_commit = { .submit = commit, TOGETHER },
+			    op_verify = { .call = verify, TOGETHER },
+			    op_set_factors = { .submit = set_factors, TOGETHER },
+			    op_plan = { .submit = plan,
+					.after = pass_after,
+					.optimizer = SHARDD_SGD,
+					TOGETHER },
+			    op_join_uneven = { .submit = join_uneven, TOGETHER },
+			    /* reads for the norm; reads and writes to scale */
+	op_clip = { .before = reduce_before,
+		    .submit = clip,
+		    .after = step_after,
+		    .optimizer = SHARDD_SGD,
+		    .once = 12,
+		    .limit = LIMIT_TRIAD,
+		    TOGETHER },
+			    op_clip_value = { .before = reduce_before,
+					      .submit = clip_value,
+					      .after = step_after,
+					      .optimizer = SHARDD_SGD,
+					      .once = 8,
+					      .limit = LIMIT_COPY,
+					      TOGETHER },
+			    op_unscale = { .before = reduce_before,
+					   .submit = unscale,
+					   .after = step_after,
+					   .optimizer = SHARDD_SGD,
+					   .once = 8,
+					   .limit = LIMIT_COPY,
+					   TOGETHER },
+			    op_sparse = { .adapt = embedding,
+					  .prepare = buffer_once,
+					  .submit = sparse,
+					  .after = step_after,
+					  .optimizer = SHARDD_SGD,
+					  TOGETHER },
+			    op_next_shard = { .adapt = by_trainer,
+					      .before = reduce_before,
+					      .submit = next_shard,
+					      .after = done_after,
+					      .once = 16,
+					      .limit = LIMIT_COPY,
+					      TOGETHER },
+			    op_shard_done = { .adapt = by_trainer,
+					      .before = next_before,
+					      .submit = shard_done,
+					      .after = own_step,
+					      .once = 8,
+					      .limit = LIMIT_COPY,
+					      TOGETHER },
+			    op_all_reduce = { .prepare = buffer_once,
+					      .submit = all_reduce,
+					      .each = 2,
+					      .limit = LIMIT_TRIAD,
+					      TOGETHER },
+			    /* one read, and a write for every rank but the root */
+	op_broadcast = { .prepare = buffer_once,
+			 .submit = broadcast,
+			 .each = 1,
+			 .limit = LIMIT_COPY,
+			 TOGETHER },
+			    op_broadcast_buffers = { .adapt = with_buffers,
+						     .prepare = buffers_once,
+						     .submit = broadcast_buffers,
+						     .each = 1,
+						     .limit = LIMIT_COPY,
+						     TOGETHER },
+			    op_init = { .submit = init, TOGETHER },
+			    op_summon = { .submit = summon,
+					  .after = return_after,
+					  .each = 2,
+					  .wide = true,
+					  .limit = LIMIT_COPY,
+					  TOGETHER },
+			    op_return = { .before = summon_before,
+					  .submit = give_back,
+					  .once = 8,
+					  .limit = LIMIT_COPY,
+					  TOGETHER },
+			    op_convert = { .submit = convert, TOGETHER };
+
+const struct bench_case group_cases[] = {
+	{ "init", "Initialise", "from a seed", RANKS, FEW, case_op, &op_init },
+	{ "barrier", "Barrier", "of all ranks", RANKS, REPEAT, case_op, &op_barrier },
+	{ "commit", "Commit", "with nothing to apply", RANKS, REPEAT, case_op, &op_commit },
+	{ "verify", "VerifyModel", "a model of one unit", RANKS, REPEAT, case_op, &op_verify },
+	{ "set_factors", "SetFactors", "of one unit", RANKS, REPEAT, case_op, &op_set_factors },
+	{ "plan", "PlanBackward", "with an inverse scale", RANKS, FEW, case_op, &op_plan },
+	{ "join_uneven", "JoinUneven", "no rank has inputs any more", RANKS, REPEAT, case_op,
+	  &op_join_uneven },
+	{ "clip", "ClipGradNorm", "the norm, and all scaled by it", RANKS, FEW, case_op, &op_clip },
+	{ "clip_value", "ClipGradValue", "every element clamped", RANKS, FEW, case_op,
+	  &op_clip_value },
+	{ "unscale", "Unscale", "all scaled, infinities looked for", RANKS, FEW, case_op,
+	  &op_unscale },
+	{ "reduce_sparse", "ReduceSparse", "up to 256 rows of 16 elements", RANKS, FEW, case_op,
+	  &op_sparse },
+	{ "next_shard", "NextShard", "a shard for the trainer's own optimizer", RANKS, FEW, case_op,
+	  &op_next_shard },
+	{ "shard_done", "ShardDone", "and back", RANKS, FEW, case_op, &op_shard_done },
+	{ "all_reduce", "AllReduce", "AVG of a buffer of each rank, fp32", RANKS, FEW, case_op,
+	  &op_all_reduce },
+	{ "broadcast", "Broadcast", "a buffer of rank 0 to all", RANKS, FEW, case_op,
+	  &op_broadcast },
+	{ "broadcast_buffers", "BroadcastBuffers", "a unit's, as large as the unit", RANKS, FEW,
+	  case_op, &op_broadcast_buffers },
+	{ "summon", "SummonFull", "a copy of all parameters for each rank", RANKS, FEW, case_op,
+	  &op_summon },
+	{ "return_full", "ReturnFull", "and each rank's own shard of it back", RANKS, FEW, case_op,
+	  &op_return },
+	{ "convert", "ConvertUnits", "from one layout to the other and back", RANKS, FEW, case_op,
+	  &op_convert },
+	{ .name = NULL },
+};
