@@ -191,7 +191,8 @@ struct figures {
 	unsigned n;        /* measurements */
 	double p50_us, p99_us;
 	double ran_us;   /* median of the daemon's own time from start to end; below 0: none */
-	double gb_per_s; /* memory traffic of the op by its median; below 0: none */
+	double traffic;  /* bytes that the op has to read and write, by definition; below 0: none */
+	double gb_per_s; /* of these by the median; below 0: none */
 	double limit;    /* GB/s of the same traffic without a daemon; below 0: none */
 	double ratio;    /* to the limit; below 0: none */
 	bool has_memory; /* the next three mean something */
@@ -199,7 +200,8 @@ struct figures {
 	double overhead_percent;
 };
 
-#define FIGURES_NULL ((struct figures){ .ran_us = -1, .gb_per_s = -1, .limit = -1, .ratio = -1 })
+#define FIGURES_NULL \
+	((struct figures){ .ran_us = -1, .traffic = -1, .gb_per_s = -1, .limit = -1, .ratio = -1 })
 
 /* Times of a collective: from the first rank's call to the last rank's return. */
 void figures_collective(struct figures *f, const struct crew *crew, unsigned series);

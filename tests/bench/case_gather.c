@@ -95,7 +95,7 @@ int case_gather_cast(struct bench *b, const struct bench_case *c)
 		figures_traffic(&f, (double)traffic, limit);
 		figures_report(b, &f);
 		f.name = "gather_cast_later";
-		f.gb_per_s = f.limit = f.ratio = -1;
+		f.traffic = f.gb_per_s = f.limit = f.ratio = -1;
 		figures_calls(&f, crew, 1, ranks > 1, ranks > 1 ? ranks - 1 : 1);
 		figures_report(b, &f);
 	}

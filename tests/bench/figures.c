@@ -114,6 +114,7 @@ void figures_series(struct figures *f, const struct crew *crew, unsigned series,
 
 void figures_traffic(struct figures *f, double bytes, double limit)
 {
+	f->traffic = bytes;
 	f->gb_per_s = bytes / f->p50_us / 1e3;
 	f->limit = limit;
 	f->ratio = limit > 0 ? f->gb_per_s / limit : -1;
@@ -156,6 +157,8 @@ static void json_line(const struct figures *f)
 	json_time("p50_us", timed ? f->p50_us : -1);
 	json_time("p99_us", timed ? f->p99_us : -1);
 	json_time("ran_us", f->ran_us);
+	if (f->traffic >= 0)
+		printf(", \"traffic_bytes\": %.0f", f->traffic);
 	json_number("gb_per_s", f->gb_per_s);
 	json_number("limit_gb_per_s", f->limit);
 	json_number("ratio_to_limit", f->ratio);
