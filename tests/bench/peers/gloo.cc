@@ -204,20 +204,20 @@ int main(int argc, char **argv)
 {
 	peer_options o = peer_parse(argc, argv);
 	std::vector<std::string> names(argv + optind, argv + argc);
-	char folder[] = "/tmp/shardd-gloo-XXXXXX";
+	std::string folder = std::filesystem::temp_directory_path() / "shardd-gloo-XXXXXX";
 	auto *samples = static_cast<peer_sample *>(
 		shared(static_cast<size_t>(o.ranks) * o.repeat * sizeof(peer_sample)));
 	meeting *m = meeting_new(o.ranks);
 	std::vector<pid_t> children;
 	int failed;
 
-	if (!mkdtemp(folder))
-		peer_die(argv[0], "cannot make a folder in /tmp");
+	if (!mkdtemp(folder.data()))
+		peer_die(argv[0], "cannot make a temporary folder");
 	for (unsigned rank = 0; rank < o.ranks; rank++) {
 		pid_t child = fork();
 
 		if (child == 0)
-			child_main(rank, o, folder, m, samples, names);
+			child_main(rank, o, folder.c_str(), m, samples, names);
 		children.push_back(child);
 	}
 	failed = reap(children);
