@@ -77,6 +77,9 @@ rc=$?
 ((rc)) && cp "$work/said" "$work/err"
 report $rc 'the rows follow from what was measured, and the table from the rows'
 
+grep -Eq '^Limits, 64 KiB: copy [0-9.]+ GB/s, triad [0-9.]+ GB/s, read [0-9.]+ GB/s\.$' "$work/out"
+report $? 'the limits of the machine are there'
+
 grep -q '^Skipped: PyTorch: no PyTorch with FSDP2 in .*none: --python\.$' "$work/out"
 report $? 'a peer that is missing is named'
 
