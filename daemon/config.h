@@ -35,6 +35,7 @@ struct config {
 	uint32_t max_units_per_job;    /* 100000 */
 	uint32_t max_world_size;       /* ranks of a job on this node; 1024 */
 	uint32_t max_inflight_ops;     /* unanswered, per session; 1024 */
+	uint32_t ring_spin_us;         /* looked for more before sleeping; 0: never; 50 */
 	uint32_t max_inflight_gathers; /* casts that run at once, per job; 0: no limit; 64 */
 	uint64_t reduce_batch_bytes;   /* of gradients reduced together; 0: never; 262144 */
 	uint64_t max_message_bytes;    /* of one gRPC message; 67108864 */

@@ -80,6 +80,10 @@ const struct config_key config_keys[] = {
 	{ FIELD(max_inflight_ops), .type = CONFIG_COUNT, .min = 1, .max = 1000000,
 	  .by_default = "1024",
 	  .help = "Unanswered operations per session; further ones are refused." },
+	{ FIELD(ring_spin_us), .type = CONFIG_COUNT, .min = 1, .max = 100000, .zero = true,
+	  .by_default = "50", .runtime = true,
+	  .help = "Microseconds for which the daemon and its trainers look for more on a ring before\n"
+		  "they sleep. Only while there are more processor cores than trainers. 0: never." },
 	{ FIELD(max_inflight_gathers), .type = CONFIG_COUNT, .min = 1, .max = 1000000, .zero = true,
 	  .by_default = "64", .runtime = true,
 	  .help = "Gathers with a cast that run at once in one job; further ones wait, the ranks in\n"

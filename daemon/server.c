@@ -17,6 +17,7 @@
 #include "devices.h"
 #include "net/listener.h"
 #include "op/op.h"
+#include "ring/rings.h"
 #include "rpc/rpc_server.h"
 #include "rpc/svc_health.h"
 #include "rpc/svc_shardd.h"
@@ -45,6 +46,7 @@ struct server {
 	struct node node;
 	struct jobs jobs;
 	struct sessions sessions;
+	struct rings rings;
 	struct health health;
 	struct svc_shardd svc_shardd;
 	struct svc_status svc_status;
@@ -259,6 +261,8 @@ static int start(struct server *s, int inherited_fd, struct fault *f)
 	set_limits(s);
 	jobs_init(&s->jobs, &s->node, &ops);
 	sessions_init(&s->sessions, &s->jobs);
+	rings_init(&s->rings, s->loop, &s->sessions, s->config.max_inflight_ops,
+		   s->config.ring_spin_us);
 	r = loopq_init(&s->loopq, s->loop);
 	if (r < 0)
 		return fault_errno(f, r, "starting the loop's queue");
@@ -316,6 +320,7 @@ void server_reconfigure(struct server *s, const struct config *config)
 	config_keep_fixed(&new, &s->config);
 	s->config = new;
 	set_limits(s);
+	rings_set_spin(&s->rings, s->config.ring_spin_us);
 	options = listener_options_of(&s->config, -1);
 	if (s->listener)
 		listener_reconfigure(s->listener, &options);
@@ -354,6 +359,7 @@ static void on_devices(uv_timer_t *timer)
 	jobs_deinit(&s->jobs);
 	recorder_deinit();
 	devices_end(&s->node);
+	rings_close(&s->rings);
 	loopq_close(&s->loopq);
 	uv_close((uv_handle_t *)&s->tick, NULL);
 	uv_timer_init(s->loop, &s->finish);
@@ -411,6 +417,7 @@ static void close_connections(struct server *s)
 	s->state = CLOSING;
 	s->run_until_us = clock_now_us() + RUN_ON_US;
 	s->listener = listener_close(s->listener);
+	rings_stop(&s->rings);
 	list_for_each (sc, tmp, &s->conns, link)
 		conn_close(sc->conn);
 	/* also those that belong to no session: their end is told to us */

@@ -5,7 +5,7 @@
  * are on one node). The first frame is HELLO, which binds the channel to a
  * session by the token that Attach returned; its first four bytes are what the
  * listener peeks at. Descriptors travel only from the daemon to the client, one
- * per SLAB frame, attached to the frame's first byte.
+ * per SLAB or RING frame, attached to the frame's first byte.
  */
 #ifndef SHARDD_LOCAL_ABI_H
 #define SHARDD_LOCAL_ABI_H
@@ -24,6 +24,8 @@ enum shd1_type {
 	SHD1_GET_SLAB = 3, /* client: hand me this slab */
 	SHD1_SLAB = 4,     /* daemon: here it is, with one descriptor */
 	SHD1_ERROR = 5,    /* daemon: why not; the channel stays open unless fatal */
+	SHD1_GET_RING = 6, /* client: make this session's ring; hand me a part of it */
+	SHD1_RING = 7,     /* daemon: here it is, with one descriptor */
 };
 
 /* Every frame starts so. */
@@ -62,6 +64,24 @@ struct shd1_slab {
 	uint64_t bytes;    /* of the slab */
 };
 
+enum shd1_ring_part {
+	SHD1_RING_MEMORY = 0, /* a memfd, see ring_abi.h; asked for first, once a session */
+	SHD1_RING_EVENT = 1,  /* an eventfd: written to wake the daemon */
+};
+
+struct shd1_get_ring {
+	struct shd1_header h;
+	uint32_t part; /* enum shd1_ring_part */
+	uint32_t zero;
+};
+
+struct shd1_ring {
+	struct shd1_header h;
+	uint32_t part;
+	uint32_t zero;
+	uint64_t bytes; /* of the memory */
+};
+
 struct shd1_error {
 	struct shd1_header h;
 	uint32_t code;  /* a gRPC status code */
@@ -74,6 +94,8 @@ static_assert(sizeof(struct shd1_hello) == 40, "hello");
 static_assert(sizeof(struct shd1_welcome) == 32, "welcome");
 static_assert(sizeof(struct shd1_get_slab) == 24, "get_slab");
 static_assert(sizeof(struct shd1_slab) == 32, "slab");
+static_assert(sizeof(struct shd1_get_ring) == 24, "get_ring");
+static_assert(sizeof(struct shd1_ring) == 32, "ring");
 static_assert(sizeof(struct shd1_error) == 280, "error");
 static_assert(sizeof(struct shd1_error) <= SHD1_MAX_FRAME, "frame limit");
 

@@ -141,6 +141,18 @@ static void on_hello(struct local *l, const struct shd1_hello *hello)
 	answer(l, &w.h, -1);
 }
 
+/* Is the channel some session's? Else it ends. */
+static bool check_bound(struct local *l, const struct shd1_header *h)
+{
+	struct fault f = FAULT_NULL;
+
+	if (l->state == LOCAL_BOUND)
+		return true;
+	fault_set(&f, FAULT_STATE, NULL, "the first frame must be HELLO");
+	end(l, h->tag, &f);
+	return false;
+}
+
 static void on_get_slab(struct local *l, const struct shd1_get_slab *g)
 {
 	struct shd1_slab s = { .h = { SHD1_MAGIC, SHD1_SLAB, sizeof(s), g->h.tag, 0 },
@@ -149,11 +161,8 @@ static void on_get_slab(struct local *l, const struct shd1_get_slab *g)
 	struct fault f = FAULT_NULL;
 	bool writable = false;
 
-	if (l->state != LOCAL_BOUND) {
-		fault_set(&f, FAULT_STATE, NULL, "the first frame must be HELLO");
-		end(l, g->h.tag, &f);
+	if (!check_bound(l, &g->h))
 		return;
-	}
 	if (l->ops->get_slab(l, g->slab, l->userdata, &fd, &writable, &s.bytes, &f)) {
 		if (l->state != LOCAL_CLOSED)
 			answer_error(l, g->h.tag, false, &f);
@@ -161,6 +170,25 @@ static void on_get_slab(struct local *l, const struct shd1_get_slab *g)
 	}
 	CHECK(fd >= 0);
 	s.writable = writable;
+	if (l->state != LOCAL_CLOSED)
+		answer(l, &s.h, STEAL_FD(fd));
+}
+
+static void on_get_ring(struct local *l, const struct shd1_get_ring *g)
+{
+	struct shd1_ring s = { .h = { SHD1_MAGIC, SHD1_RING, sizeof(s), g->h.tag, 0 },
+			       .part = g->part };
+	_cleanup_(fd_closep) int fd = -1;
+	struct fault f = FAULT_NULL;
+
+	if (!check_bound(l, &g->h))
+		return;
+	if (l->ops->get_ring(l, g->part, l->userdata, &fd, &s.bytes, &f)) {
+		if (l->state != LOCAL_CLOSED)
+			answer_error(l, g->h.tag, false, &f);
+		return;
+	}
+	CHECK(fd >= 0);
 	if (l->state != LOCAL_CLOSED)
 		answer(l, &s.h, STEAL_FD(fd));
 }
@@ -191,6 +219,8 @@ static void handle_frames(struct local *l)
 		at += size;
 		if (frame.h.type == SHD1_HELLO)
 			on_hello(l, &frame.hello);
+		else if (frame.h.type == SHD1_GET_RING)
+			on_get_ring(l, &frame.get_ring);
 		else
 			on_get_slab(l, &frame.get_slab);
 	}

@@ -28,6 +28,9 @@ struct local_ops {
 	 * @ret_fd: consumed by the caller. Return: 0 or a fault code (the channel stays). */
 	int (*get_slab)(struct local *l, uint32_t slab, void *userdata, int *ret_fd,
 			bool *ret_writable, uint64_t *ret_bytes, struct fault *f);
+	/* A descriptor of part @part of the session's ring; likewise. */
+	int (*get_ring)(struct local *l, uint32_t part, void *userdata, int *ret_fd,
+			uint64_t *ret_bytes, struct fault *f);
 	/* The channel is gone; called once, then it is freed. */
 	void (*closed)(struct local *l, void *userdata);
 };

@@ -12,6 +12,8 @@ static size_t client_frame_bytes(uint16_t type)
 		return sizeof(struct shd1_hello);
 	case SHD1_GET_SLAB:
 		return sizeof(struct shd1_get_slab);
+	case SHD1_GET_RING:
+		return sizeof(struct shd1_get_ring);
 	default:
 		return 0;
 	}
@@ -48,6 +50,7 @@ static int check_header(const struct shd1_header *h, struct fault *f)
 
 static int check_body(const union local_frame *frame, struct fault *f)
 {
+	/* a GET_RING is laid out as a GET_SLAB */
 	uint32_t zero = frame->h.type == SHD1_HELLO ? frame->hello.zero : frame->get_slab.zero;
 
 	if (frame->h.type == SHD1_HELLO && frame->hello.version == 0)

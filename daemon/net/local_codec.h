@@ -15,6 +15,7 @@ union local_frame {
 	struct shd1_header h;
 	struct shd1_hello hello;
 	struct shd1_get_slab get_slab;
+	struct shd1_get_ring get_ring;
 	uint8_t bytes[SHD1_MAX_FRAME];
 };
 

@@ -46,6 +46,28 @@ static int pack(const ProtobufCMessage *msg, uint8_t **ret, size_t *ret_bytes)
 	return 0;
 }
 
+/* @clean: a copy of the fault, whose texts @ret points to. */
+static void fill(struct fault *clean, Shardd__V1__ErrorInfo *ret)
+{
+	codec_clean_text(clean->text);
+	codec_clean_text(clean->field);
+	ret->code = (char *)fault_code_name(clean->code);
+	ret->domain = (char *)fault_domain_name(clean->domain);
+	ret->native = clean->native;
+	ret->field = clean->field;
+	ret->text = clean->text;
+}
+
+uint32_t status_map_info(const struct fault *f, uint8_t *to, size_t bytes)
+{
+	Shardd__V1__ErrorInfo info = SHARDD__V1__ERROR_INFO__INIT;
+	struct fault clean = *f;
+
+	fill(&clean, &info);
+	CHECK(protobuf_c_message_get_packed_size(&info.base) <= bytes);
+	return (uint32_t)protobuf_c_message_pack(&info.base, to);
+}
+
 int status_map_details(const struct fault *f, uint8_t **ret, size_t *ret_bytes)
 {
 	Shardd__V1__ErrorInfo info = SHARDD__V1__ERROR_INFO__INIT;
@@ -55,13 +77,7 @@ int status_map_details(const struct fault *f, uint8_t **ret, size_t *ret_bytes)
 	struct fault clean = *f;
 	int r;
 
-	codec_clean_text(clean.text);
-	codec_clean_text(clean.field);
-	info.code = (char *)fault_code_name(f->code);
-	info.domain = (char *)fault_domain_name(f->domain);
-	info.native = f->native;
-	info.field = clean.field;
-	info.text = clean.text;
+	fill(&clean, &info);
 	r = pack(&info.base, &any.value.data, &any.value.len);
 	if (r)
 		return r;

@@ -14,4 +14,8 @@ int status_map_code(enum fault_code code);
  * @ret: malloc'ed, the caller's. Return: 0 or -ENOMEM. Any thread. */
 int status_map_details(const struct fault *f, uint8_t **ret, size_t *ret_bytes);
 
+/* Pack the same ErrorInfo by itself. @bytes: 1024 always are enough. Return: how many.
+ * Any thread. */
+uint32_t status_map_info(const struct fault *f, uint8_t *to, size_t bytes);
+
 #endif

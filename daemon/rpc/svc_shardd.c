@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/check.h"
+#include "ring_abi.h"
 #include "rpc/codec.h"
 #include "rpc/svc_impl.h"
 #include "rpc/unit_spec.h"
@@ -17,8 +18,10 @@ struct session *svc_session(struct rpc_call *call)
 	struct session *s = c ? conn_user(c) : NULL;
 	struct fault f = FAULT_NULL;
 
-	if (s)
+	if (s) {
+		session_catch_up(s);
 		return s;
+	}
 	fault_set(&f, FAULT_STATE, NULL, "there is no session on this connection: call Attach");
 	rpc_call_fail(call, &f);
 	return NULL;
@@ -69,6 +72,7 @@ static void attach(struct rpc_call *call, const ProtobufCMessage *request, void 
 	reply.protocol = 1;
 	reply.version = (char *)SHARDD_VERSION;
 	reply.max_message_bytes = svc->max_message_bytes;
+	reply.ring = svc->sessions->rings ? RING_VERSION : 0;
 	reply.max_inflight_ops = svc->jobs->node->limits.max_inflight_ops;
 	rpc_call_reply(call, &reply.base);
 }

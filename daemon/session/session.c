@@ -83,6 +83,8 @@ static void tell_dependents(struct session *s)
 void session_end(struct session *s, const char *why)
 {
 	MAGIC_CHECK(s, SESSION_MAGIC);
+	if (s->ring)
+		s->sessions->rings->close(s);
 	if (s->member) {
 		s->member->watcher = NULL;
 		job_lost(s->member, why);

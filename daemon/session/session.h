@@ -23,6 +23,7 @@
 #define SESSION_MAX_WATCHES 16u
 
 struct local;
+struct ring;
 struct session;
 
 /* News for one that watches; embedded by the watcher, unlinked by it. */
@@ -33,8 +34,22 @@ struct session_watch {
 	void (*ended)(struct session_watch *w); /* the session is gone */
 };
 
+/* How sessions have rings: ring/ is above. */
+struct session_rings {
+	/* A descriptor of @part (enum shd1_ring_part) of the session's ring, which is made when
+	 * its memory is asked for. Return: 0 or a fault code. */
+	int (*get)(struct session *s, uint32_t part, int *ret_fd, uint64_t *ret_bytes,
+		   struct fault *f);
+	/* Take what the session has submitted by now. It has a ring. */
+	void (*catch_up)(struct session *s);
+	/* End it. It has one. */
+	void (*close)(struct session *s);
+};
+
 struct sessions {
-	struct jobs *jobs;  /* borrowed */
+	struct jobs *jobs;                 /* borrowed */
+	const struct session_rings *rings; /* NULL: there are none */
+	void *rings_data;
 	struct list all;    /* of struct session */
 	struct list locals; /* of all local channels, bound or not; session_local.c's */
 	uint32_t count;
@@ -54,6 +69,7 @@ struct session {
 	struct list watches;   /* of struct session_watch */
 	uint64_t created_us;
 	uint64_t ops_total;
+	struct ring *ring; /* ring/'s; NULL: none */
 	struct list link;
 };
 
@@ -75,6 +91,13 @@ int session_new(struct sessions *s, struct conn *c, const char *name, struct ses
 void session_end(struct session *s, const char *why);
 
 struct session *session_by_token(struct sessions *s, const uint8_t token[SHD1_TOKEN_BYTES]);
+
+/* What it has submitted on its ring comes before what it asks for now on another way. */
+static inline void session_catch_up(struct session *s)
+{
+	if (s->ring)
+		s->sessions->rings->catch_up(s);
+}
 
 /* Join as job_join does; JOB_E_BUSY likewise. Return: 0, JOB_E_BUSY or a fault code. */
 int session_join(struct session *s, struct job *job, const struct job_joining *how,

@@ -1,4 +1,4 @@
-/* What the local channel asks of a session: whose token it is, and slabs. */
+/* What the local channel asks of a session: whose token it is, slabs, its ring. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -49,6 +49,18 @@ static int on_get_slab(struct local *l, uint32_t id, void *userdata, int *ret_fd
 	return 0;
 }
 
+static int on_get_ring(struct local *l, uint32_t part, void *userdata, int *ret_fd,
+		       uint64_t *ret_bytes, struct fault *f)
+{
+	struct channel *ch = userdata;
+	struct session *s = ch->sl.session;
+
+	(void)l;
+	if (!s || !s->sessions->rings)
+		return fault_set(f, FAULT_UNAVAILABLE, NULL, "there are no rings");
+	return s->sessions->rings->get(s, part, ret_fd, ret_bytes, f);
+}
+
 static void on_closed(struct local *l, void *userdata)
 {
 	struct channel *ch = userdata;
@@ -63,7 +75,7 @@ static void on_closed(struct local *l, void *userdata)
 int session_local_new(struct sessions *s, uv_loop_t *loop, struct conn *c,
 		      uint64_t frame_timeout_us, void (*closed)(void *userdata), void *userdata)
 {
-	static const struct local_ops ops = { on_hello, on_get_slab, on_closed };
+	static const struct local_ops ops = { on_hello, on_get_slab, on_get_ring, on_closed };
 	struct channel *ch = calloc(1, sizeof(*ch));
 	int r;
 

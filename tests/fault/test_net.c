@@ -184,6 +184,17 @@ static int op_get_slab(struct local *l, uint32_t slab, void *userdata, int *ret_
 	return 0;
 }
 
+static int op_get_ring(struct local *l, uint32_t part, void *userdata, int *ret_fd,
+		       uint64_t *ret_bytes, struct fault *f)
+{
+	(void)l;
+	(void)part;
+	(void)userdata;
+	(void)ret_fd;
+	(void)ret_bytes;
+	return fault_set(f, FAULT_UNAVAILABLE, NULL, "there are no rings");
+}
+
 static void op_closed(struct local *l, void *userdata)
 {
 	(void)l;
@@ -191,7 +202,7 @@ static void op_closed(struct local *l, void *userdata)
 	channel_closed = true;
 }
 
-static const struct local_ops ops = { op_hello, op_get_slab, op_closed };
+static const struct local_ops ops = { op_hello, op_get_slab, op_get_ring, op_closed };
 
 /* The kernel limits the descriptors under way for each user, except for root. */
 static void become_nobody_with_few(rlim_t n)

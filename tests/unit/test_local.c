@@ -11,7 +11,14 @@
 #include "looprun.h"
 #include "net/local.h"
 
-enum { SLAB = 3, SLAB_BYTES = 8192, SESSION = 77, TIMEOUT_US = 80000, GRPC_NOT_FOUND = 5 };
+enum {
+	SLAB = 3,
+	SLAB_BYTES = 8192,
+	RING_BYTES = 12288,
+	SESSION = 77,
+	TIMEOUT_US = 80000,
+	GRPC_NOT_FOUND = 5
+};
 
 static struct looprun run;
 static struct local *channel;
@@ -50,6 +57,21 @@ static int op_get_slab(struct local *l, uint32_t slab, void *userdata, int *ret_
 	return 0;
 }
 
+/* Part 7 there is not. */
+static int op_get_ring(struct local *l, uint32_t part, void *userdata, int *ret_fd,
+		       uint64_t *ret_bytes, struct fault *f)
+{
+	(void)l;
+	(void)userdata;
+	if (part == 7)
+		return fault_set(f, FAULT_INVALID, "part", "a ring has no part 7");
+	*ret_fd = memfd_create("ring", MFD_CLOEXEC);
+	cr_assert_geq(*ret_fd, 0);
+	cr_assert_eq(pwrite(*ret_fd, "ring", 4, 0), 4);
+	*ret_bytes = RING_BYTES;
+	return 0;
+}
+
 static void op_closed(struct local *l, void *userdata)
 {
 	(void)userdata;
@@ -58,7 +80,7 @@ static void op_closed(struct local *l, void *userdata)
 	closed = true;
 }
 
-static const struct local_ops ops = { op_hello, op_get_slab, op_closed };
+static const struct local_ops ops = { op_hello, op_get_slab, op_get_ring, op_closed };
 
 static void open_channel(uint64_t timeout_us)
 {
@@ -235,6 +257,48 @@ Test(local, hello_is_welcomed)
 	say_hello();
 	cr_assert_eq(n_hello, 1);
 	cr_assert_eq(conn_protocol(local_conn(channel)), CONN_LOCAL);
+}
+
+static void ask_ring(uint32_t tag, uint32_t part)
+{
+	struct shd1_get_ring f = { .h = { SHD1_MAGIC, SHD1_GET_RING, sizeof(f), tag, 0 },
+				   .part = part };
+
+	send_bytes(&f, sizeof(f));
+}
+
+Test(local, the_ring_comes_with_its_descriptor)
+{
+	struct shd1_ring s;
+	char mark[4];
+	int fd = -1;
+
+	say_hello();
+	ask_ring(9, 1);
+	cr_assert_eq(receive(&s, sizeof(s), &fd), sizeof(s));
+	cr_assert_eq(s.h.type, SHD1_RING);
+	cr_assert_eq(s.h.tag, 9);
+	cr_assert_eq(s.part, 1);
+	cr_assert_eq(s.bytes, RING_BYTES);
+	cr_assert_geq(fd, 0, "the descriptor came along");
+	cr_assert_eq(pread(fd, mark, 4, 0), 4);
+	cr_assert_eq(memcmp(mark, "ring", 4), 0);
+	close(fd);
+}
+
+Test(local, a_part_of_the_ring_that_is_not_there)
+{
+	say_hello();
+	ask_ring(10, 7);
+	expect_error(10, 0);
+	ask_ring(11, 7);
+	expect_error(11, 0);
+}
+
+Test(local, a_ring_before_hello_is_fatal)
+{
+	ask_ring(12, 0);
+	expect_fatal(12);
 }
 
 Test(local, newer_client_is_told_our_version)

@@ -1,0 +1,34 @@
+/* What rings.c and ring_ops.c share. */
+#ifndef SHARDD_RING_RING_IMPL_H
+#define SHARDD_RING_RING_IMPL_H
+
+#include "ring/ring_queue.h"
+#include "ring/rings.h"
+
+#define RING_STRUCT_MAGIC 0x52494e47u
+
+struct ring {
+	uint32_t magic;
+	struct rings *rings;
+	struct session *session; /* borrowed; NULL: over */
+	struct ring_queue q;
+	int event_fd;
+	uv_poll_t poll;
+	struct list link;  /* rings->all */
+	struct list hot;   /* rings->hot */
+	struct list news;  /* rings->news */
+	struct list calls; /* of struct ring_call: submissions whose ops are under way */
+	uint64_t last_us;  /* when something was there */
+	bool broken;       /* nothing is taken any more: its session is about to end */
+};
+
+/* Do what was submitted; its completion may be posted before this returns. */
+void ring_submit(struct ring *r, const struct ring_submission *s);
+
+/* Completions go nowhere from here on. */
+void ring_forget_calls(struct ring *r);
+
+/* Post, and see to it that the client hears of it. */
+void ring_post(struct ring *r, uint64_t tag, uint16_t code, const void *data, uint32_t bytes);
+
+#endif

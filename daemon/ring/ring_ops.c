@@ -1,0 +1,142 @@
+/* From a submission to its op, and from the op's end to its completion. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "op/op.h"
+#include "ring/ring_impl.h"
+#include "ring_rule.h"
+#include "rpc/codec.h"
+#include "rpc/status_map.h"
+#include "shardd.pb-c.h"
+
+/* What a request may take when it is unpacked: 64 times its longest. */
+#define REQUEST_BUDGET (64u * RING_LONG_BYTES)
+
+/* A submission whose op is under way. */
+struct ring_call {
+	struct ring *ring; /* NULL: it is gone */
+	struct list link;
+	uint64_t tag;
+	struct codec_message request; /* the op borrows it until it is done */
+};
+
+static void post_fault(struct ring *r, uint64_t tag, const struct fault *f)
+{
+	uint8_t info[RING_LONG_BYTES];
+	uint32_t bytes = status_map_info(f, info, sizeof(info));
+
+	ring_post(r, tag, (uint16_t)status_map_code(f->code), info, bytes);
+}
+
+static void send_reply(const ProtobufCMessage *reply, void *ctx)
+{
+	struct ring_call *call = ctx;
+	uint8_t bytes[RING_LONG_BYTES];
+	size_t n = protobuf_c_message_get_packed_size(reply);
+
+	CHECK(n <= sizeof(bytes)); /* ring_abi's rule of which methods can go over it */
+	protobuf_c_message_pack(reply, bytes);
+	ring_post(call->ring, call->tag, 0, bytes, (uint32_t)n);
+}
+
+static void on_done(struct op *op, void *userdata)
+{
+	struct ring_call *call = userdata;
+
+	if (call->ring && op->fault.code)
+		post_fault(call->ring, call->tag, &op->fault);
+	else if (call->ring)
+		op->type->encode(op, send_reply, call);
+	list_unlink(&call->link);
+	codec_message_deinit(&call->request);
+	free(call);
+}
+
+void ring_forget_calls(struct ring *r)
+{
+	struct ring_call *call, *tmp;
+
+	list_for_each (call, tmp, &r->calls, link) {
+		list_unlink(&call->link);
+		call->ring = NULL;
+	}
+}
+
+/* The op that a number of the ABI means. NULL: none. */
+static const struct op_type *type_of(uint16_t op)
+{
+	static const struct op_type *types[256];
+	static bool known;
+	const ProtobufCServiceDescriptor *service = &shardd__v1__shardd__descriptor;
+
+	if (!known) {
+		known = true;
+		CHECK(service->n_methods <= ARRAY_SIZE(types));
+		for (unsigned i = 0; i < service->n_methods; i++)
+			if (ring_carries(&service->methods[i]))
+				types[i] = op_type_by_name(service->methods[i].name);
+	}
+	return op && op <= service->n_methods ? types[op - 1] : NULL;
+}
+
+static int unpack(struct ring_call *call, const struct op_type *type,
+		  const struct ring_submission *s, struct fault *f)
+{
+	int r = codec_unpack(&call->request, type->request, s->data, s->bytes, REQUEST_BUDGET);
+
+	if (r == CODEC_E_BUDGET)
+		return fault_set(f, FAULT_EXHAUSTED, NULL,
+				 "%s: the request takes too much memory when it is unpacked",
+				 type->name);
+	return r ? fault_set(f, FAULT_INVALID, NULL, "%s: the request is not such a message",
+			     type->name)
+		 : 0;
+}
+
+/* Return: 0 (it has been or will be answered by on_done) or a fault code. */
+static int begin(struct ring_call *call, struct ring *r, const struct ring_submission *s,
+		 struct fault *f)
+{
+	const struct op_type *type = type_of(s->op);
+	struct member *m;
+	struct op *op;
+
+	if (!type)
+		return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
+				 "method %u of the service does not go over the ring", s->op);
+	if (unpack(call, type, s, f))
+		return f->code;
+	m = session_member(r->session, f);
+	if (!m)
+		return f->code;
+	r->session->ops_total++;
+	return op_submit(m, type, call->request.msg, 0, on_done, call, &op, f);
+}
+
+void ring_submit(struct ring *r, const struct ring_submission *s)
+{
+	struct ring_call *call;
+	struct fault f = FAULT_NULL;
+
+	if (s->op == RING_NOP) {
+		ring_post(r, s->tag, 0, NULL, 0);
+		return;
+	}
+	call = calloc(1, sizeof(*call));
+	if (!call) {
+		fault_errno(&f, -ENOMEM, "taking in a submission");
+		post_fault(r, s->tag, &f);
+		return;
+	}
+	call->ring = r;
+	call->tag = s->tag;
+	list_init(&call->link);
+	list_append(&r->calls, &call->link);
+	if (begin(call, r, s, &f) == 0)
+		return;
+	post_fault(r, s->tag, &f);
+	list_unlink(&call->link);
+	codec_message_deinit(&call->request);
+	free(call);
+}

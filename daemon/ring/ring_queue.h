@@ -1,0 +1,69 @@
+/*
+ * The daemon's side of a ring (ring_abi.h): its memory, and its two queues. The other side
+ * is hostile: each entry is copied once and its fields are checked, indices that cannot be
+ * are an error, the daemon's own indices are kept where nobody else writes.
+ * One thread at a time.
+ */
+#ifndef SHARDD_RING_RING_QUEUE_H
+#define SHARDD_RING_RING_QUEUE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ring_abi.h"
+
+struct ring_queue {
+	struct ring_shared *shared; /* mapped; NULL: none */
+	struct ring_entry *sq, *cq;
+	uint8_t *sq_long, *cq_long;
+	uint64_t bytes;
+	uint32_t entries;
+	uint32_t sq_head, cq_tail;
+	uint32_t cq_head;    /* as last seen */
+	uint32_t unanswered; /* taken, not posted yet */
+	bool posted;         /* since the client was last woken */
+};
+
+/* A submission, by itself: nothing of it is in shared memory any more. */
+struct ring_submission {
+	uint64_t tag;
+	uint16_t op;
+	uint32_t bytes;
+	uint8_t data[RING_LONG_BYTES];
+};
+
+enum {
+	RING_E_BROKEN = 1, /* the client wrote what cannot be */
+};
+
+/* How many entries a queue has so that @ops fit: a power of two within the ABI's bounds. */
+uint32_t ring_queue_entries(uint32_t ops);
+
+/* Make the memory, asleep (daemon_sleeps). @ret_fd: a sealed memfd, the caller's.
+ * Return: 0 or negative errno. */
+int ring_queue_init(struct ring_queue *q, uint32_t entries, int *ret_fd);
+
+/* Tell the client that it is over, and unmap. Safe twice. */
+void ring_queue_deinit(struct ring_queue *q);
+
+/* How many submissions are there that can be taken. Return: that, or -RING_E_BROKEN. */
+int ring_queue_ready(struct ring_queue *q);
+
+/* Take one of those that are ready; the client sees it with ring_queue_taken.
+ * Return: 0 or RING_E_BROKEN. */
+int ring_queue_take(struct ring_queue *q, struct ring_submission *ret);
+void ring_queue_taken(struct ring_queue *q);
+
+/* Answer one that was taken. @bytes: RING_LONG_BYTES at most. */
+void ring_queue_post(struct ring_queue *q, uint64_t tag, uint16_t code, const void *data,
+		     uint32_t bytes);
+
+/* Wake the client if it sleeps and something was posted. Return: it slept. */
+bool ring_queue_wake(struct ring_queue *q);
+
+/* Say that the daemon sleeps. Return: false: it must not, something came meanwhile. */
+bool ring_queue_sleep(struct ring_queue *q);
+/* It does not. */
+void ring_queue_awake(struct ring_queue *q);
+
+#endif

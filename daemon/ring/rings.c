@@ -1,0 +1,313 @@
+#include "ring/rings.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "core/clock.h"
+#include "core/log.h"
+#include "ring/ring_impl.h"
+
+/* Taken from one ring before the next one has its turn. */
+#define BATCH 64
+/* Looks at the rings between two turns of the loop, so that nothing else waits long. */
+#define LOOKS 64
+
+/* ------------------------------------------------------------------ waking */
+
+void ring_post(struct ring *r, uint64_t tag, uint16_t code, const void *data, uint32_t bytes)
+{
+	ring_queue_post(&r->q, tag, code, data, bytes);
+	if (list_empty(&r->news))
+		list_append(&r->rings->news, &r->news);
+}
+
+/* Once for all that was posted meanwhile. */
+static void tell(struct rings *rings)
+{
+	while (!list_empty(&rings->news)) {
+		struct ring *r = list_first(&rings->news, struct ring, news);
+
+		list_unlink(&r->news);
+		ring_queue_wake(&r->q);
+	}
+}
+
+/* ------------------------------------------------------------------ looking */
+
+static void turn_out(struct ring *r)
+{
+	log_warn("ring", "session ended session=%llu pid=%d reason=\"its ring is corrupt\"",
+		 (unsigned long long)r->session->id, (int)proc_pid(r->session->proc));
+	r->broken = true;
+	conn_close(r->session->conn);
+}
+
+/* Return: how many were taken. */
+static unsigned take(struct ring *r, unsigned most)
+{
+	static struct ring_submission s; /* loop thread only, and not entered twice */
+	int ready = r->broken ? 0 : ring_queue_ready(&r->q);
+	unsigned n = 0;
+
+	while (ready > 0 && n < most && n < (unsigned)ready) {
+		if (ring_queue_take(&r->q, &s)) {
+			ready = -1;
+			break;
+		}
+		n++;
+		ring_submit(r, &s);
+	}
+	if (n)
+		ring_queue_taken(&r->q);
+	if (ready < 0)
+		turn_out(r);
+	return n;
+}
+
+static void cool(struct ring *r)
+{
+	if (r->broken || ring_queue_sleep(&r->q))
+		list_unlink(&r->hot);
+}
+
+/* Each that is hot once. Return: something was there. */
+static bool look(struct rings *rings)
+{
+	uint64_t now = clock_now_us();
+	struct ring *r, *tmp;
+	bool any = false;
+
+	list_for_each (r, tmp, &rings->hot, hot) {
+		if (take(r, BATCH)) {
+			r->last_us = now;
+			any = true;
+		} else if (now - r->last_us >= rings->spin_now_us) {
+			cool(r);
+		}
+	}
+	tell(rings);
+	return any;
+}
+
+/* The loop does not sleep while this is active. */
+static void on_idle(uv_idle_t *idle)
+{
+	struct rings *rings = idle->data;
+
+	for (unsigned i = 0; i < LOOKS && !list_empty(&rings->hot); i++) {
+		if (look(rings))
+			break;
+		__builtin_ia32_pause();
+	}
+	if (list_empty(&rings->hot))
+		uv_idle_stop(idle);
+}
+
+static void heat(struct ring *r)
+{
+	struct rings *rings = r->rings;
+
+	r->last_us = clock_now_us();
+	if (!list_empty(&r->hot))
+		return;
+	ring_queue_awake(&r->q);
+	list_append(&rings->hot, &r->hot);
+	uv_idle_start(&rings->idle, on_idle);
+}
+
+/* Before the loop sleeps. */
+static void on_prepare(uv_prepare_t *prepare)
+{
+	tell(prepare->data);
+}
+
+/* The client shares the file's flags: a read that could wait must not be one that waits. */
+static void on_event(uv_poll_t *poll, int status, int events)
+{
+	struct ring *r = poll->data;
+	uint64_t count;
+	struct iovec iov = { &count, sizeof(count) };
+
+	(void)status;
+	(void)events;
+	MAGIC_CHECK(r, RING_STRUCT_MAGIC);
+	(void)!preadv2(r->event_fd, &iov, 1, -1, RWF_NOWAIT);
+	heat(r);
+}
+
+/* ------------------------------------------------------------------ sessions */
+
+/* Spinning pays only while nobody needs the core for something better. */
+static void choose_spin(struct rings *rings)
+{
+	struct ring *r, *tmp;
+
+	rings->spin_now_us = rings->count < rings->cores ? rings->spin_us : 0;
+	list_for_each (r, tmp, &rings->all, link)
+		atomic_store_explicit(&r->q.shared->spin_us, rings->spin_now_us,
+				      memory_order_relaxed);
+}
+
+static void on_poll_closed(uv_handle_t *handle)
+{
+	struct ring *r = handle->data;
+
+	fd_close(r->event_fd);
+	free(r);
+}
+
+/* The session ends: so do its completions. */
+static void close_ring(struct session *s)
+{
+	struct ring *r = STEAL_PTR(s->ring);
+
+	MAGIC_CHECK(r, RING_STRUCT_MAGIC);
+	ring_forget_calls(r);
+	list_unlink(&r->link);
+	list_unlink(&r->hot);
+	list_unlink(&r->news);
+	r->rings->count--;
+	ring_queue_deinit(&r->q);
+	r->magic = 0;
+	r->session = NULL;
+	choose_spin(r->rings);
+	uv_close((uv_handle_t *)&r->poll, on_poll_closed);
+}
+
+/* The ops that came before: by its own order, what comes by another way comes after. */
+static void catch_up(struct session *s)
+{
+	struct ring *r = s->ring;
+
+	take(r, r->q.entries);
+}
+
+static struct ring *ring_new(struct rings *rings, struct session *s)
+{
+	struct ring *r = calloc(1, sizeof(*r));
+
+	if (!r)
+		return NULL;
+	r->magic = RING_STRUCT_MAGIC;
+	r->rings = rings;
+	r->session = s;
+	r->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	list_init(&r->link);
+	list_init(&r->hot);
+	list_init(&r->news);
+	list_init(&r->calls);
+	return r;
+}
+
+static int open_ring(struct rings *rings, struct session *s, int *ret_fd)
+{
+	struct ring *r = ring_new(rings, s);
+	int rc = !r ? -ENOMEM : r->event_fd < 0 ? -EMFILE : 0;
+
+	if (rc == 0)
+		rc = uv_poll_init(rings->loop, &r->poll, r->event_fd);
+	if (rc == 0) {
+		r->poll.data = r;
+		rc = ring_queue_init(&r->q, rings->entries, ret_fd);
+		if (rc)
+			uv_close((uv_handle_t *)&r->poll, on_poll_closed);
+	} else if (r) {
+		fd_close(r->event_fd);
+		free(r);
+	}
+	if (rc)
+		return rc;
+	uv_poll_start(&r->poll, UV_READABLE, on_event);
+	list_append(&rings->all, &r->link);
+	rings->count++;
+	s->ring = r;
+	choose_spin(rings);
+	return 0;
+}
+
+static int get(struct session *s, uint32_t part, int *ret_fd, uint64_t *ret_bytes, struct fault *f)
+{
+	struct rings *rings = s->sessions->rings_data;
+	int r;
+
+	if (part > SHD1_RING_EVENT)
+		return fault_set(f, FAULT_INVALID, "part", "a ring has no part %u", part);
+	if (part == SHD1_RING_MEMORY && s->ring)
+		return fault_set(f, FAULT_STATE, NULL, "this session has its ring already");
+	if (part == SHD1_RING_EVENT && !s->ring)
+		return fault_set(f, FAULT_STATE, NULL, "this session has no ring");
+	if (part == SHD1_RING_EVENT) {
+		*ret_fd = dup(s->ring->event_fd);
+		r = *ret_fd < 0 ? -errno : 0;
+	} else {
+		r = open_ring(rings, s, ret_fd);
+	}
+	if (r)
+		return fault_errno(f, r, "making a ring");
+	*ret_bytes = s->ring->q.bytes;
+	return 0;
+}
+
+/* ------------------------------------------------------------------ all of them */
+
+static uint32_t count_cores(void)
+{
+	cpu_set_t set;
+
+	return sched_getaffinity(0, sizeof(set), &set) ? 1 : (uint32_t)CPU_COUNT(&set);
+}
+
+void rings_init(struct rings *r, uv_loop_t *loop, struct sessions *s, uint32_t max_ops,
+		uint32_t spin_us)
+{
+	static const struct session_rings ops = { get, catch_up, close_ring };
+
+	*r = (struct rings){ .loop = loop,
+			     .entries = ring_queue_entries(max_ops),
+			     .spin_us = spin_us,
+			     .cores = count_cores(),
+			     .open = true };
+	list_init(&r->all);
+	list_init(&r->hot);
+	list_init(&r->news);
+	uv_prepare_init(loop, &r->prepare);
+	uv_idle_init(loop, &r->idle);
+	r->prepare.data = r;
+	r->idle.data = r;
+	uv_prepare_start(&r->prepare, on_prepare);
+	uv_unref((uv_handle_t *)&r->prepare);
+	s->rings = &ops;
+	s->rings_data = r;
+}
+
+void rings_set_spin(struct rings *r, uint32_t spin_us)
+{
+	r->spin_us = spin_us;
+	choose_spin(r);
+}
+
+void rings_stop(struct rings *rings)
+{
+	struct ring *r, *tmp;
+
+	list_for_each (r, tmp, &rings->all, link) {
+		r->broken = true;
+		ring_forget_calls(r);
+	}
+}
+
+void rings_close(struct rings *r)
+{
+	if (!r->open)
+		return;
+	CHECK(list_empty(&r->all));
+	r->open = false;
+	uv_close((uv_handle_t *)&r->prepare, NULL);
+	uv_close((uv_handle_t *)&r->idle, NULL);
+}

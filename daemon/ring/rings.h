@@ -1,0 +1,52 @@
+/*
+ * The rings of all sessions, on the loop: who is looked at, when the loop may sleep, and
+ * what becomes of a submission. Loop thread only.
+ *
+ *   ASLEEP --eventfd--> HOT (looked at in every turn of the loop) --nothing for spin_us--> ASLEEP
+ *      '-------------- its session ends --------------> CLOSED, freed by its handle
+ *
+ * A submission ends in op_submit, as a call does, and its op's end is its completion.
+ */
+#ifndef SHARDD_RING_RINGS_H
+#define SHARDD_RING_RINGS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <uv.h>
+
+#include "core/list.h"
+#include "session/session.h"
+
+struct ring;
+
+struct rings {
+	uv_loop_t *loop;
+	uint32_t entries;     /* of a queue */
+	uint32_t spin_us;     /* as configured */
+	uint32_t spin_now_us; /* 0 while cores are scarce */
+	uint32_t cores;
+	uint32_t count;
+	struct list all;
+	struct list hot;  /* to be looked at */
+	struct list news; /* whose clients may have to be woken */
+	uv_prepare_t prepare;
+	uv_idle_t idle;
+	bool open;
+};
+
+/* @max_ops: unanswered ones of a session. @spin_us: see ring_spin_us. Sessions of @s get
+ * their rings here from now on. */
+void rings_init(struct rings *r, uv_loop_t *loop, struct sessions *s, uint32_t max_ops,
+		uint32_t spin_us);
+
+/* A new setting. */
+void rings_set_spin(struct rings *r, uint32_t spin_us);
+
+/* Nothing is taken or posted any more: the daemon ends, and whoever waits is to hear that and
+ * not what it does to the others. */
+void rings_stop(struct rings *r);
+
+/* Close its handles; all sessions must be gone. Safe twice. */
+void rings_close(struct rings *r);
+
+#endif
