@@ -240,3 +240,26 @@ int channel_exchange(struct channel *c, uint32_t slab, uint64_t deadline, struct
 	c->arrived = true;
 	return 0;
 }
+
+int channel_ring(struct channel *c, uint32_t part, int *ret_fd, uint64_t *ret_bytes,
+		 struct shardd_error *err)
+{
+	struct shd1_get_ring get = { .part = part };
+	int r;
+
+	CHECK(!c->waiting && !c->arrived);
+	if (c->fd < 0)
+		return closed(c, err);
+	r = send_frame(c, &get.h, SHD1_GET_RING, sizeof(get), err);
+	if (r == 0)
+		r = await_frame(c, clock_now_us() + CHANNEL_TIMEOUT_MS * 1000u, err);
+	if (r < 0)
+		return r;
+	if (frame_is(c, SHD1_ERROR, sizeof(c->in.error)))
+		return error_frame(c, err);
+	if (!frame_is(c, SHD1_RING, sizeof(c->in.ring)) || c->in.ring.part != part || c->in_fd < 0)
+		return broken(c, "the daemon answered with another frame", err);
+	*ret_bytes = c->in.ring.bytes;
+	*ret_fd = STEAL_FD(c->in_fd);
+	return 0;
+}

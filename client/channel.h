@@ -1,6 +1,6 @@
 /*
  * The client's end of the local channel, SHD1: slabs are asked for by number and their
- * descriptors come back.
+ * descriptors come back; so do those of the session's ring.
  *
  * One exchange at a time. A caller that must not block leaves the exchange where it is,
  * and whoever comes next goes on with it; a slab that has arrived stays here until it is
@@ -29,6 +29,7 @@ struct channel {
 		struct shd1_header h;
 		struct shd1_welcome welcome;
 		struct shd1_slab slab;
+		struct shd1_ring ring;
 		struct shd1_error error;
 		uint8_t bytes[SHD1_MAX_FRAME];
 	} in;        /* a frame, complete up to @have */
@@ -53,6 +54,12 @@ int channel_exchange(struct channel *c, uint32_t slab, uint64_t deadline, struct
 
 /* The slab that arrived is done with. */
 void channel_installed(struct channel *c);
+
+/* A part of the session's ring (enum shd1_ring_part), while nothing else is under way.
+ * @ret_fd: the caller's. @ret_bytes: of its memory. Blocks at most CHANNEL_TIMEOUT_MS.
+ * Return: 0 or a negative shardd_code. */
+int channel_ring(struct channel *c, uint32_t part, int *ret_fd, uint64_t *ret_bytes,
+		 struct shardd_error *err);
 
 /* "Not yet": the error that says so. */
 int channel_again(struct shardd_error *err);

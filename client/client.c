@@ -58,6 +58,7 @@ static struct shardd_client *client_free(struct shardd_client *c)
 	if (!c)
 		return NULL;
 	tickets_deinit(&c->tickets);
+	ring_close(c->ring);
 	places_deinit(&c->places);
 	device_close(c);
 	rpc_client_close(c->rpc);
@@ -93,6 +94,8 @@ static struct shardd_client *client_new(void)
 static int attached(struct shardd_client *c, const char *path, const Shardd__V1__AttachReply *a,
 		    struct shardd_error *err)
 {
+	int r;
+
 	if (a->protocol != PROTOCOL || a->token.len != SHD1_TOKEN_BYTES)
 		return error_set(err, SHARDD_UNIMPLEMENTED, NULL,
 				 "daemon %s speaks protocol %u, this library %u", a->version,
@@ -107,7 +110,10 @@ static int attached(struct shardd_client *c, const char *path, const Shardd__V1_
 		map_without_channel(&c->map);
 		return 0;
 	}
-	return map_open(&c->map, path, a->token.data, a->session, err);
+	r = map_open(&c->map, path, a->token.data, a->session, err);
+	if (r < 0 || a->ring != RING_VERSION || env_no_ring())
+		return r;
+	return ring_open(&c->map.channel, path, &c->ring, err);
 }
 
 static int attach(struct shardd_client *c, const char *path, const char *name, uint32_t timeout_ms,

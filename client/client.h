@@ -11,6 +11,7 @@
 #include "cuda_context.h"
 #include "map.h"
 #include "places.h"
+#include "ring.h"
 #include "rpc_client.h"
 #include "shardd/shardd.h"
 #include "stream.h"
@@ -22,10 +23,20 @@
  * answer within this time hangs. */
 #define CLIENT_CALL_TIMEOUT_MS 60000u
 
+/* What ring_number said of an op last. */
+#define CLIENT_NUMBERS 64u
+struct op;
+struct client_number {
+	const struct op *op; /* NULL: not asked yet */
+	uint16_t number;
+};
+
 struct shardd_client {
 	uint32_t magic;
 	pid_t pid; /* whoever connected: a child after fork is turned away */
 	struct rpc_client *rpc;
+	struct ring *ring;                            /* NULL: all goes over gRPC */
+	struct client_number numbers[CLIENT_NUMBERS]; /* under @order */
 	struct map map;
 	struct tickets tickets;
 	struct places places;

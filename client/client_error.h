@@ -19,6 +19,10 @@ int error_os(struct shardd_error *err, enum shardd_code code, int native, const 
 /* Is it "not yet, ask again": -SHARDD_DEADLINE_EXCEEDED with native EAGAIN? */
 bool error_is_again(int r, const struct shardd_error *err);
 
+/* As the daemon said it. @info: of shardd.pb-c.h. */
+struct Shardd__V1__ErrorInfo;
+void error_from_info(struct shardd_error *err, int code, const struct Shardd__V1__ErrorInfo *info);
+
 /* No memory. Return: -SHARDD_RESOURCE_EXHAUSTED. */
 int error_memory(struct shardd_error *err);
 

@@ -3,6 +3,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "client_error.h"
 
@@ -11,6 +12,13 @@ const char *env_socket(const char *given)
 	const char *value = given ? given : getenv("SHARDD_SOCKET");
 
 	return value && *value ? value : ENV_DEFAULT_SOCKET;
+}
+
+bool env_no_ring(void)
+{
+	const char *value = getenv("SHARDD_RING");
+
+	return value && strcmp(value, "off") == 0;
 }
 
 int env_job(const char *given, const char **ret, struct shardd_error *err)

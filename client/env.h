@@ -2,6 +2,7 @@
 #ifndef SHARDD_CLIENT_ENV_H
 #define SHARDD_CLIENT_ENV_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "shardd/shardd.h"
@@ -10,6 +11,9 @@
 
 /* @given if it is one, else $SHARDD_SOCKET, else the default. Borrowed. */
 const char *env_socket(const char *given);
+
+/* SHARDD_RING=off: everything goes over gRPC. */
+bool env_no_ring(void);
 
 /* @given if it is not NULL, else $SHARDD_JOB.
  * Return: 0 or -SHARDD_INVALID_ARGUMENT (neither is there). */

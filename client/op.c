@@ -31,6 +31,40 @@ static uint32_t rpc_timeout(uint32_t timeout_ms)
 	return timeout_ms > INT32_MAX - RPC_GRACE_MS ? INT32_MAX : timeout_ms + RPC_GRACE_MS;
 }
 
+static int full(struct shardd_error *err)
+{
+	return error_set(err, SHARDD_RESOURCE_EXHAUSTED, NULL,
+			 "the ring to the daemon is full: wait for a ticket first");
+}
+
+/* Called with c->order held. Ops are static, so that their addresses tell them apart. */
+static uint16_t number_of(struct shardd_client *c, const struct op *op)
+{
+	struct client_number *n = &c->numbers[(uintptr_t)op / sizeof(*op) % CLIENT_NUMBERS];
+
+	if (n->op != op)
+		*n = (struct client_number){ op, ring_number(op->method) };
+	return n->number;
+}
+
+/* Over the ring, where it goes there. */
+static int send_request(struct shardd_client *c, const struct op *op,
+			const ProtobufCMessage *request, uint32_t timeout_ms, struct ticket *ticket,
+			struct shardd_error *err)
+{
+	uint16_t number = c->ring ? number_of(c, op) : 0;
+	int r = number ? ring_start(c->ring, number, request, op->method, op->reply, timeout_ms,
+				    &ticket->ring)
+		       : RING_E_TOO_LONG;
+
+	if (r == RING_E_FULL)
+		return full(err);
+	if (r == 0)
+		return 0;
+	return rpc_client_start(c->rpc, op->method, request, op->reply, false, timeout_ms,
+				&ticket->pending, err);
+}
+
 /* Number it and send it. Called with c->order held. */
 static int start(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
 		 uint64_t id, struct ticket *ticket, struct shardd_error *err)
@@ -52,8 +86,7 @@ static int start(struct shardd_client *c, const struct op *op, ProtobufCMessage 
 	header.seq = c->seq + 1;
 	header.timeout_ms = timeout_ms;
 	q->header = &header;
-	r = rpc_client_start(c->rpc, op->method, request, op->reply, false, rpc_timeout(timeout_ms),
-			     &ticket->pending, err);
+	r = send_request(c, op, request, rpc_timeout(timeout_ms), ticket, err);
 	q->header = NULL;
 	if (r == 0)
 		c->seq++;
@@ -82,6 +115,50 @@ static int submit_ordered(struct shardd_client *c, const struct op *op, Protobuf
 	tickets_release(&c->tickets, ticket);
 	*t = id;
 	return 0;
+}
+
+/* Answered by the ring itself. */
+static const struct op nop = { .method = "Nop" };
+
+static int submit_nop(struct shardd_client *c, shardd_ticket *t, struct shardd_error *err)
+{
+	struct ticket *ticket;
+	uint64_t id;
+	int r = add_ticket(c, &nop, &ticket, &id, err);
+
+	if (r < 0)
+		return r;
+	r = ring_start(c->ring, RING_NOP, NULL, nop.method, NULL,
+		       rpc_timeout(atomic_load(&c->timeout_ms)), &ticket->ring);
+	if (r) {
+		tickets_end(&c->tickets, id);
+		return full(err);
+	}
+	tickets_release(&c->tickets, ticket);
+	*t = id;
+	return 0;
+}
+
+int shardd_nop_submit(shardd_client *c, shardd_ticket *t, struct shardd_error *err)
+{
+	int r = client_check(c, err);
+
+	if (r < 0)
+		return r;
+	if (!t)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "ticket",
+				 "there is no place for the ticket");
+	if (!c->ring)
+		return error_set(err, SHARDD_UNIMPLEMENTED, NULL,
+				 "this client has no ring to the daemon");
+	return submit_nop(c, t, err);
+}
+
+int shardd_nop(shardd_client *c, struct shardd_error *err)
+{
+	shardd_ticket t;
+
+	return op_finish(c, shardd_nop_submit(c, &t, err), &t, NULL, err);
 }
 
 static int submit_out(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
@@ -165,10 +242,12 @@ static int take_result(struct shardd_client *c, struct ticket *ticket, int timeo
 	int r = 0;
 
 	if (!ticket->reply)
-		r = rpc_pending_result(ticket->pending, &ticket->reply, err);
+		r = ticket_result(ticket, &ticket->reply, err);
 	if (r < 0)
 		return r;
 	*ret = (struct shardd_result){ 0 };
+	if (!ticket->reply) /* of a nop */
+		return 0;
 	common_result(c, ticket->reply, ret);
 	if (ticket->op->result)
 		ticket->op->result(ticket->reply, ret, &p);
@@ -189,7 +268,7 @@ static int wait_claimed(struct shardd_client *c, shardd_ticket t, struct ticket 
 {
 	int r;
 
-	if (!ticket->reply && !rpc_pending_wait(ticket->pending, timeout_ms)) {
+	if (!ticket->reply && !ticket_wait(ticket, timeout_ms)) {
 		tickets_release(&c->tickets, ticket);
 		return not_yet(err);
 	}

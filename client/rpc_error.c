@@ -16,6 +16,14 @@ static void copy(char *to, size_t bytes, const char *from)
 	snprintf(to, bytes, "%s", from);
 }
 
+void error_from_info(struct shardd_error *err, int code, const struct Shardd__V1__ErrorInfo *info)
+{
+	*err = (struct shardd_error){ .code = code, .native = info->native };
+	copy(err->domain, sizeof(err->domain), info->domain);
+	copy(err->field, sizeof(err->field), info->field);
+	copy(err->text, sizeof(err->text), info->text);
+}
+
 /* Return: false: @value is not such a message. */
 static bool read_info(struct shardd_error *err, const ProtobufCBinaryData *value)
 {
@@ -24,10 +32,7 @@ static bool read_info(struct shardd_error *err, const ProtobufCBinaryData *value
 	info = shardd__v1__error_info__unpack(NULL, value->len, value->data);
 	if (!info)
 		return false;
-	err->native = info->native;
-	copy(err->domain, sizeof(err->domain), info->domain);
-	copy(err->field, sizeof(err->field), info->field);
-	copy(err->text, sizeof(err->text), info->text);
+	error_from_info(err, err->code, info);
 	shardd__v1__error_info__free_unpacked(info, NULL);
 	return true;
 }

@@ -16,6 +16,18 @@ void tickets_init(struct tickets *t)
 	pthread_mutex_init(&t->lock, NULL);
 }
 
+bool ticket_wait(struct ticket *ticket, int timeout_ms)
+{
+	return ticket->pending ? rpc_pending_wait(ticket->pending, timeout_ms)
+			       : ring_pending_wait(&ticket->ring, timeout_ms);
+}
+
+int ticket_result(struct ticket *ticket, ProtobufCMessage **ret, struct shardd_error *err)
+{
+	return ticket->pending ? rpc_pending_result(ticket->pending, ret, err)
+			       : ring_pending_result(&ticket->ring, ret, err);
+}
+
 static void ticket_free(struct ticket *ticket)
 {
 	if (!ticket)
@@ -23,6 +35,7 @@ static void ticket_free(struct ticket *ticket)
 	if (ticket->reply)
 		protobuf_c_message_free_unpacked(ticket->reply, NULL);
 	rpc_pending_free(ticket->pending);
+	ring_pending_free(&ticket->ring);
 	free(ticket);
 }
 
@@ -77,7 +90,7 @@ static void count_again(struct tickets *t)
 	for (uint32_t i = 0; i < t->count; i++) {
 		struct ticket *x = t->slots[i].ticket;
 
-		if (!x || x->claimed || x->answered || !rpc_pending_wait(x->pending, 0))
+		if (!x || x->claimed || x->answered || !ticket_wait(x, 0))
 			continue;
 		x->answered = true;
 		t->unanswered--;
@@ -175,7 +188,7 @@ bool tickets_is_answered(struct tickets *t, uint64_t id)
 	slot = find(t, id);
 	/* Whoever has claimed it sees to its answer. */
 	if (slot && !slot->ticket->claimed && !slot->ticket->answered &&
-	    rpc_pending_wait(slot->ticket->pending, 0))
+	    ticket_wait(slot->ticket, 0))
 		answered(t, slot->ticket);
 	is = !slot || slot->ticket->answered;
 	pthread_mutex_unlock(&t->lock);

@@ -13,6 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "ring.h"
 #include "rpc_client.h"
 #include "stream.h"
 
@@ -20,13 +21,18 @@ struct op;
 
 struct ticket {
 	const struct op *op;         /* static */
-	struct rpc_pending *pending; /* owned */
-	ProtobufCMessage *reply;     /* owned; taken already, its memory is not mapped yet */
-	struct stream_ref stream;    /* that it was submitted on */
-	void *out;                   /* (optional) of op->out; the waiter's */
+	struct rpc_pending *pending; /* owned; NULL: sent over the ring */
+	struct ring_pending ring;
+	ProtobufCMessage *reply;  /* owned; taken already, its memory is not mapped yet */
+	struct stream_ref stream; /* that it was submitted on */
+	void *out;                /* (optional) of op->out; the waiter's */
 	bool claimed;
 	bool answered; /* no longer one of the daemon's unanswered ops */
 };
+
+/* As rpc_pending_wait and rpc_pending_result, whichever way it was sent. */
+bool ticket_wait(struct ticket *ticket, int timeout_ms);
+int ticket_result(struct ticket *ticket, ProtobufCMessage **ret, struct shardd_error *err);
 
 struct ticket_slot {
 	struct ticket *ticket; /* owned; NULL: free */

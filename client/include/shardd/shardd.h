@@ -609,6 +609,12 @@ SHARDD_API int shardd_barrier_submit(shardd_client *c, shardd_group g, shardd_ti
 				     struct shardd_error *err);
 SHARDD_API int shardd_barrier(shardd_client *c, shardd_group g, struct shardd_error *err);
 
+/* Does nothing in the daemon: to see whether its loop answers, and how fast. Not an op: it has
+ * no number and needs no job. -SHARDD_UNIMPLEMENTED without a ring (SHARDD_RING=off, handover
+ * by IPC handle, an older daemon). */
+SHARDD_API int shardd_nop_submit(shardd_client *c, shardd_ticket *t, struct shardd_error *err);
+SHARDD_API int shardd_nop(shardd_client *c, struct shardd_error *err);
+
 /* Scale the gradient shards of all units of the group so that their total norm is
  * at most @max_norm (collective): coef = max_norm/(total + 1e-6), applied only if
  * below 1 (fairscale's rule: a NaN norm changes nothing). @norm_type: above 0, or

@@ -1,0 +1,513 @@
+#include "ring.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "channel.h"
+#include "client_error.h"
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "core/clock.h"
+#include "ring_rule.h"
+#include "rpc_client.h"
+#include "shardd.pb-c.h"
+
+/* How long one sleeps before it looks whether the daemon is still there. */
+#define SLEEP_US 100000u
+/* A slot whose submission nobody waits for any more. */
+#define ABANDONED ((struct ring_pending *)-1)
+
+/* A thread that sleeps until @p is done, or until it is asked to look. */
+struct ring_waiter {
+	struct ring_waiter *next;
+	const struct ring_pending *p;
+	pthread_cond_t wake;
+};
+
+struct ring {
+	struct ring_shared *shared;
+	const struct ring_entry *cq;
+	struct ring_entry *sq;
+	const uint8_t *cq_long;
+	uint8_t *sq_long;
+	uint64_t bytes;
+	uint32_t entries;
+	int event_fd; /* wakes the daemon */
+	int watch_fd; /* the local channel's, for its hang-up */
+	char path[128];
+
+	pthread_mutex_t lock; /* over all below */
+	uint32_t sq_tail, cq_head;
+	struct ring_pending **slots; /* by the tag's lower half; NULL: free */
+	uint32_t *free_slots;
+	uint32_t n_free;
+	bool looking;       /* a thread does, without the lock */
+	bool lost;          /* the daemon is gone */
+	uint64_t looked_us; /* whether it is, last */
+	struct ring_waiter *waiters;
+};
+
+/* ------------------------------------------------------------------ submission */
+
+/* @published: the index that was moved. */
+static void wake_daemon(struct ring *r, _Atomic uint32_t *published)
+{
+	const uint64_t one = 1;
+
+	/* between that and daemon_sleeps, as the daemon has one between the same two */
+	ring_barrier(published);
+	if (atomic_load_explicit(&r->shared->daemon_sleeps, memory_order_seq_cst) &&
+	    atomic_exchange_explicit(&r->shared->daemon_sleeps, 0, memory_order_relaxed))
+		while (write(r->event_fd, &one, sizeof(one)) < 0 && errno == EINTR)
+			;
+}
+
+uint16_t ring_number(const char *method)
+{
+	const ProtobufCServiceDescriptor *service = &shardd__v1__shardd__descriptor;
+	const char *name = strrchr(method, '/');
+
+	for (unsigned i = 0; name && i < service->n_methods; i++)
+		if (strcmp(service->methods[i].name, name + 1) == 0)
+			return ring_carries(&service->methods[i]) ? (uint16_t)(i + 1) : 0;
+	return 0;
+}
+
+/* With the lock held. */
+static void put(struct ring *r, uint16_t op, const ProtobufCMessage *request, uint32_t bytes,
+		uint32_t slot)
+{
+	uint32_t i = r->sq_tail & (r->entries - 1);
+	struct ring_entry *e = &r->sq[i];
+
+	e->tag = slot;
+	e->op = op;
+	e->code = 0;
+	e->bytes = bytes;
+	if (bytes)
+		protobuf_c_message_pack(request,
+					bytes <= RING_SHORT_BYTES
+						? e->data
+						: r->sq_long + (size_t)i * RING_LONG_BYTES);
+	r->sq_tail++;
+	/* with the daemon's acquire of sq_tail: the entry is there */
+	atomic_store_explicit(&r->shared->sq_tail, r->sq_tail, memory_order_release);
+}
+
+static bool has_room(const struct ring *r)
+{
+	/* with the daemon's release of sq_head: it has read those entries */
+	uint32_t head = atomic_load_explicit(&r->shared->sq_head, memory_order_acquire);
+
+	return r->n_free > 0 && r->sq_tail - head < r->entries;
+}
+
+int ring_start(struct ring *r, uint16_t op, const ProtobufCMessage *request, const char *method,
+	       const ProtobufCMessageDescriptor *reply, uint32_t timeout_ms, struct ring_pending *p)
+{
+	size_t bytes = request ? protobuf_c_message_get_packed_size(request) : 0;
+	int rc = 0;
+
+	if (bytes > RING_LONG_BYTES)
+		return RING_E_TOO_LONG;
+	*p = (struct ring_pending){ .ring = r,
+				    .method = method,
+				    .reply = reply,
+				    .timeout_ms = timeout_ms,
+				    .deadline_us = timeout_ms
+							   ? clock_now_us() + timeout_ms * 1000ull
+							   : 0 };
+	pthread_mutex_lock(&r->lock);
+	if (has_room(r)) {
+		p->slot = r->free_slots[--r->n_free];
+		p->lost = r->lost;
+		r->slots[p->slot] = p;
+		put(r, op, request, (uint32_t)bytes, p->slot);
+	} else {
+		p->ring = NULL;
+		rc = RING_E_FULL;
+	}
+	pthread_mutex_unlock(&r->lock);
+	if (rc == 0)
+		wake_daemon(r, &r->shared->sq_tail);
+	return rc;
+}
+
+/* ------------------------------------------------------------------ completions */
+
+static void wake_waiters(struct ring *r, const struct ring_pending *p)
+{
+	for (struct ring_waiter *w = r->waiters; w; w = w->next)
+		if (!p || w->p == p)
+			pthread_cond_signal(&w->wake);
+}
+
+static void take_message(struct ring_pending *p, const struct ring_entry *e, const uint8_t *longer)
+{
+	uint8_t *to = p->data;
+
+	p->code = e->code;
+	p->bytes = e->bytes;
+	if (e->bytes > RING_SHORT_BYTES) {
+		p->longer = malloc(e->bytes);
+		to = p->longer;
+	}
+	if (to)
+		memcpy(to, e->bytes > RING_SHORT_BYTES ? longer : e->data, e->bytes);
+	p->done = true;
+}
+
+static void take(struct ring *r)
+{
+	uint32_t i = r->cq_head & (r->entries - 1);
+	const struct ring_entry *e = &r->cq[i];
+	struct ring_pending *p;
+
+	r->cq_head++;
+	CHECK(e->tag < r->entries && r->slots[e->tag] && e->bytes <= RING_LONG_BYTES);
+	p = r->slots[e->tag];
+	r->slots[e->tag] = NULL;
+	r->free_slots[r->n_free++] = (uint32_t)e->tag;
+	if (p == ABANDONED)
+		return;
+	take_message(p, e, r->cq_long + (size_t)i * RING_LONG_BYTES);
+	wake_waiters(r, p);
+}
+
+static bool is_there(const struct ring *r)
+{
+	/* with the daemon's release of cq_tail: the entries are there */
+	return atomic_load_explicit(&r->shared->cq_tail, memory_order_seq_cst) != r->cq_head;
+}
+
+/* All that are there. Lock held. */
+static void take_all(struct ring *r)
+{
+	uint32_t tail = atomic_load_explicit(&r->shared->cq_tail, memory_order_acquire);
+	bool blocked;
+
+	if (tail == r->cq_head)
+		return;
+	while (r->cq_head != tail)
+		take(r);
+	/* with the daemon's acquire of cq_head: it may write there again */
+	atomic_store_explicit(&r->shared->cq_head, r->cq_head, memory_order_release);
+	/* it may have stopped taking, for want of room */
+	blocked = atomic_load_explicit(&r->shared->sq_head, memory_order_relaxed) != r->sq_tail;
+	if (blocked)
+		wake_daemon(r, &r->shared->cq_head);
+}
+
+/* ------------------------------------------------------------------ waiting */
+
+static bool hung_up(const struct ring *r)
+{
+	struct pollfd p = { .fd = r->watch_fd, .events = POLLRDHUP };
+
+	return atomic_load(&r->shared->closed) || poll(&p, 1, 0) > 0;
+}
+
+/* Without the lock; one thread. Return: something may be there. */
+static bool spin(const struct ring *r)
+{
+	uint32_t us = atomic_load_explicit(&r->shared->spin_us, memory_order_relaxed);
+	uint64_t end;
+
+	if (is_there(r) || !us)
+		return is_there(r);
+	end = clock_now_us() + us;
+	do {
+		for (unsigned i = 0; i < 64; i++) {
+			if (is_there(r))
+				return true;
+			__builtin_ia32_pause();
+		}
+	} while (clock_now_us() < end);
+	return false;
+}
+
+static void sleep_for(struct ring *r, uint64_t us)
+{
+	struct timespec ts = { .tv_sec = (time_t)(us / 1000000),
+			       .tv_nsec = (long)(us % 1000000) * 1000 };
+
+	/* before cq_tail is looked at: the daemon has a barrier between the same two */
+	atomic_store_explicit(&r->shared->client_sleeps, 1, memory_order_seq_cst);
+	if (!is_there(r))
+		syscall(SYS_futex, &r->shared->client_sleeps, FUTEX_WAIT, 1, &ts, NULL, 0);
+	atomic_store_explicit(&r->shared->client_sleeps, 0, memory_order_relaxed);
+}
+
+/* The daemon is gone, and with it all answers that are not there. Lock held. */
+static void lose(struct ring *r)
+{
+	if (r->lost)
+		return;
+	r->lost = true;
+	for (uint32_t i = 0; i < r->entries; i++)
+		if (r->slots[i] && r->slots[i] != ABANDONED)
+			r->slots[i]->lost = true;
+	wake_waiters(r, NULL);
+}
+
+/* For who never sleeps. Lock held. */
+static void glance(struct ring *r)
+{
+	uint64_t now;
+	bool gone;
+
+	take_all(r);
+	now = clock_now_us();
+	if (now - r->looked_us < SLEEP_US)
+		return;
+	r->looked_us = now;
+	gone = hung_up(r);
+	take_all(r);
+	if (gone)
+		lose(r);
+}
+
+/* Look, sleep a while at most. Lock dropped meanwhile. */
+static void look(struct ring *r, uint64_t until_us)
+{
+	uint64_t now;
+	bool gone = false;
+
+	r->looking = true;
+	pthread_mutex_unlock(&r->lock);
+	if (!spin(r)) {
+		now = clock_now_us();
+		if (now < until_us)
+			sleep_for(r, until_us - now < SLEEP_US ? until_us - now : SLEEP_US);
+		gone = hung_up(r);
+	}
+	pthread_mutex_lock(&r->lock);
+	r->looking = false;
+	take_all(r);
+	if (gone)
+		lose(r);
+}
+
+static void follow(struct ring *r, const struct ring_pending *p, uint64_t until_us)
+{
+	struct ring_waiter w = { .next = r->waiters, .p = p };
+	struct timespec at = { .tv_sec = (time_t)(until_us / 1000000),
+			       .tv_nsec = (long)(until_us % 1000000) * 1000 };
+	struct ring_waiter **link;
+	pthread_condattr_t attr;
+
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&w.wake, &attr);
+	pthread_condattr_destroy(&attr);
+	r->waiters = &w;
+	if (until_us == UINT64_MAX)
+		pthread_cond_wait(&w.wake, &r->lock);
+	else
+		pthread_cond_timedwait(&w.wake, &r->lock, &at);
+	for (link = &r->waiters; *link != &w; link = &(*link)->next)
+		;
+	*link = w.next;
+	pthread_cond_destroy(&w.wake);
+}
+
+static bool is_late(const struct ring_pending *p)
+{
+	return p->deadline_us && clock_now_us() >= p->deadline_us;
+}
+
+static bool has_ended(const struct ring_pending *p)
+{
+	return p->done || p->lost;
+}
+
+bool ring_pending_wait(struct ring_pending *p, int timeout_ms)
+{
+	struct ring *r = p->ring;
+	uint64_t until =
+		timeout_ms < 0 ? UINT64_MAX : clock_now_us() + (uint64_t)timeout_ms * 1000u;
+	bool ended;
+
+	if (!r)
+		return true;
+	if (p->deadline_us && p->deadline_us < until)
+		until = p->deadline_us;
+	pthread_mutex_lock(&r->lock);
+	if (!has_ended(p) && !r->looking)
+		glance(r);
+	while (!has_ended(p) && timeout_ms != 0 && clock_now_us() < until) {
+		if (r->looking)
+			follow(r, p, until);
+		else
+			look(r, until);
+	}
+	/* Somebody has to go on looking for those that wait. */
+	if (!r->looking && r->waiters)
+		pthread_cond_signal(&r->waiters->wake);
+	ended = has_ended(p) || is_late(p);
+	pthread_mutex_unlock(&r->lock);
+	return ended;
+}
+
+/* ------------------------------------------------------------------ outcome */
+
+static int failed(const struct ring_pending *p, const uint8_t *data, struct shardd_error *err)
+{
+	Shardd__V1__ErrorInfo *info = shardd__v1__error_info__unpack(NULL, p->bytes, data);
+	int code = p->code <= 16 ? p->code : SHARDD_UNKNOWN;
+
+	if (!info)
+		return error_set(err, (enum shardd_code)code, NULL, "%s failed", p->method);
+	if (err)
+		error_from_info(err, code, info);
+	shardd__v1__error_info__free_unpacked(info, NULL);
+	return -code;
+}
+
+int ring_pending_result(struct ring_pending *p, ProtobufCMessage **ret, struct shardd_error *err)
+{
+	const uint8_t *data = p->longer ? p->longer : p->data;
+	ProtobufCMessage *msg;
+
+	if (!p->done && p->lost)
+		return error_set(err, SHARDD_UNAVAILABLE, NULL,
+				 "the daemon at %s closed the connection: %s was not answered",
+				 p->ring->path, p->method);
+	if (!p->done)
+		return error_set(err, SHARDD_DEADLINE_EXCEEDED, NULL,
+				 "%s was not answered within %u ms", p->method, p->timeout_ms);
+	if (p->bytes > RING_SHORT_BYTES && !p->longer)
+		return error_memory(err);
+	if (p->code)
+		return failed(p, data, err);
+	if (!p->reply) { /* RING_NOP */
+		*ret = NULL;
+		return 0;
+	}
+	msg = protobuf_c_message_unpack(p->reply, NULL, p->bytes, data);
+	if (!msg)
+		return error_set(err, SHARDD_INTERNAL, NULL,
+				 "%s: the daemon's answer is not a valid %s", p->method,
+				 p->reply->name);
+	*ret = msg;
+	return 0;
+}
+
+void ring_pending_free(struct ring_pending *p)
+{
+	struct ring *r = STEAL_PTR(p->ring);
+
+	if (r) {
+		pthread_mutex_lock(&r->lock);
+		if (!p->done)
+			r->slots[p->slot] = ABANDONED;
+		pthread_mutex_unlock(&r->lock);
+	}
+	free(STEAL_PTR(p->longer));
+}
+
+/* ------------------------------------------------------------------ open, close */
+
+static bool is_right(const struct ring_shared *s, uint64_t bytes)
+{
+	struct ring_shared plan = { .magic = 0 };
+
+	if (s->magic != RING_MAGIC || s->entries < RING_MIN_ENTRIES ||
+	    s->entries > RING_MAX_ENTRIES || s->entries & (s->entries - 1))
+		return false;
+	ring_layout(&plan, s->entries);
+	return s->bytes == plan.bytes && bytes == plan.bytes && s->sq == plan.sq &&
+	       s->cq == plan.cq && s->sq_long == plan.sq_long && s->cq_long == plan.cq_long;
+}
+
+static int make_slots(struct ring *r)
+{
+	r->slots = calloc(r->entries, sizeof(struct ring_pending *));
+	r->free_slots = calloc(r->entries, sizeof(*r->free_slots));
+	if (!r->slots || !r->free_slots)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < r->entries; i++)
+		r->free_slots[r->n_free++] = r->entries - 1 - i;
+	return 0;
+}
+
+int ring_use(void *memory, uint64_t bytes, int event_fd, int watch_fd, const char *path,
+	     struct ring **ret, struct shardd_error *err)
+{
+	struct ring_shared *s = memory;
+	struct ring *r = calloc(1, sizeof(*r));
+
+	if (r)
+		*r = (struct ring){
+			.shared = s, .bytes = bytes, .event_fd = event_fd, .watch_fd = watch_fd
+		};
+	if (r && is_right(s, bytes)) {
+		pthread_mutex_init(&r->lock, NULL);
+		snprintf(r->path, sizeof(r->path), "%s", path);
+		r->entries = s->entries;
+		r->sq = (struct ring_entry *)((char *)s + s->sq);
+		r->cq = (const struct ring_entry *)((char *)s + s->cq);
+		r->sq_long = (uint8_t *)s + s->sq_long;
+		r->cq_long = (const uint8_t *)s + s->cq_long;
+		*ret = r;
+		if (make_slots(r) == 0)
+			return 0;
+		ring_close(r);
+		return error_memory(err);
+	}
+	munmap(memory, bytes);
+	fd_close(event_fd);
+	fd_close(watch_fd);
+	if (!r)
+		return error_memory(err);
+	free(r);
+	return error_set(err, SHARDD_INTERNAL, NULL, "the daemon's ring makes no sense");
+}
+
+int ring_open(struct channel *channel, const char *path, struct ring **ret,
+	      struct shardd_error *err)
+{
+	_cleanup_(fd_closep) int fd = -1, event_fd = -1;
+	uint64_t bytes = 0;
+	void *memory;
+	int watch_fd;
+	int r = channel_ring(channel, SHD1_RING_MEMORY, &fd, &bytes, err);
+
+	if (r == 0)
+		r = channel_ring(channel, SHD1_RING_EVENT, &event_fd, &bytes, err);
+	if (r < 0)
+		return r;
+	if (bytes < sizeof(struct ring_shared))
+		return error_set(err, SHARDD_INTERNAL, NULL, "the daemon's ring is too small");
+	memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (memory == MAP_FAILED)
+		return error_os(err, SHARDD_RESOURCE_EXHAUSTED, errno, "cannot map the ring");
+	watch_fd = dup(channel->fd);
+	if (watch_fd < 0) {
+		r = error_os(err, SHARDD_RESOURCE_EXHAUSTED, errno, "cannot watch the channel");
+		munmap(memory, bytes);
+		return r;
+	}
+	return ring_use(memory, bytes, STEAL_FD(event_fd), watch_fd, path, ret, err);
+}
+
+void ring_close(struct ring *r)
+{
+	if (!r)
+		return;
+	munmap(r->shared, r->bytes);
+	fd_close(r->event_fd);
+	fd_close(r->watch_fd);
+	free(r->slots);
+	free(r->free_slots);
+	pthread_mutex_destroy(&r->lock);
+	free(r);
+}

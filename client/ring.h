@@ -1,0 +1,72 @@
+/*
+ * The client's side of the ring (ring_abi.h): submissions out, completions back.
+ *
+ * No thread of its own: whoever waits looks, one at a time, the others sleep until their
+ * completion was found or the one who looked has gone (leader and followers, as for gRPC).
+ * The daemon is trusted to be right, not to be there: who sleeps wakes now and then to see
+ * whether it still is. Any thread.
+ */
+#ifndef SHARDD_CLIENT_RING_H
+#define SHARDD_CLIENT_RING_H
+
+#include <protobuf-c/protobuf-c.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ring_abi.h"
+#include "shardd/shardd.h"
+
+struct channel;
+struct ring;
+
+/* A submission that was sent; embedded in what waits for it. */
+struct ring_pending {
+	struct ring *ring; /* NULL: not sent over the ring */
+	const char *method;
+	const ProtobufCMessageDescriptor *reply;
+	uint32_t slot;
+	uint32_t timeout_ms;
+	uint64_t deadline_us; /* the daemon should have answered by then; 0: none */
+	bool done;
+	bool lost; /* it will never be answered */
+	uint16_t code;
+	uint32_t bytes;
+	uint8_t data[RING_SHORT_BYTES];
+	uint8_t *longer; /* owned; where @data is too small */
+};
+
+/* Ask for the ring of the session that @channel is bound to. @path: of the socket, for
+ * texts. Return: 0 or a negative shardd_code. */
+int ring_open(struct channel *channel, const char *path, struct ring **ret,
+	      struct shardd_error *err);
+
+/* The same over what has been mapped and opened already; all of it is consumed. @event_fd:
+ * wakes the daemon. @watch_fd: hangs up when the daemon has gone. */
+int ring_use(void *memory, uint64_t bytes, int event_fd, int watch_fd, const char *path,
+	     struct ring **ret, struct shardd_error *err);
+
+/* No other thread may use it; what is still under way is lost. NULL is allowed. */
+void ring_close(struct ring *r);
+
+enum {
+	RING_E_FULL = 1,     /* no room now */
+	RING_E_TOO_LONG = 2, /* this one goes another way */
+};
+
+/* The number of @method ("/shardd.v1.Shardd/Gather"), 0: it does not go over a ring. */
+uint16_t ring_number(const char *method);
+
+/* Submit, in the order of calls. @request: NULL for RING_NOP. @method: static.
+ * @p: must stay until it is done or freed. Return: 0 or RING_E_*. */
+int ring_start(struct ring *r, uint16_t op, const ProtobufCMessage *request, const char *method,
+	       const ProtobufCMessageDescriptor *reply, uint32_t timeout_ms,
+	       struct ring_pending *p);
+
+/* As rpc_pending_wait, rpc_pending_result. */
+bool ring_pending_wait(struct ring_pending *p, int timeout_ms);
+int ring_pending_result(struct ring_pending *p, ProtobufCMessage **ret, struct shardd_error *err);
+
+/* It need not be answered any more. Safe twice. */
+void ring_pending_free(struct ring_pending *p);
+
+#endif
