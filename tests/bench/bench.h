@@ -44,6 +44,7 @@ struct bench {
 	char dir[80];     /* private, removed at the end */
 	char socket[108]; /* of the daemon that is measured */
 	pid_t daemon;     /* 0: not ours */
+	bool no_spin;     /* a private daemon that sleeps at once (ring_spin_us 0) */
 	unsigned jobs;    /* made so far, for their names */
 };
 
@@ -315,6 +316,9 @@ int case_transformer(struct bench *b, const struct bench_case *c);
 int case_scale(struct bench *b, const struct bench_case *c);
 int case_norm(struct bench *b, const struct bench_case *c);
 int case_grpc_rtt(struct bench *b, const struct bench_case *c);
+int case_ring_rtt(struct bench *b, const struct bench_case *c);
+int case_ring_rtt_sleeping(struct bench *b, const struct bench_case *c);
+int case_submit(struct bench *b, const struct bench_case *c);
 int case_attach(struct bench *b, const struct bench_case *c);
 int case_status(struct bench *b, const struct bench_case *c);
 int case_memory(struct bench *b, const struct bench_case *c);

@@ -25,6 +25,7 @@ extern char **environ;
 
 static void barrier_main(struct trainer *t)
 {
+	setenv("SHARDD_RING", "off", 1);
 	trainer_enter(t);
 	for (int i = 10 * TRAINER_WARM_UP; i < (int)t->crew->repeat; i++) {
 		struct sample *s = trainer_sample(t, 0, i);

@@ -78,7 +78,8 @@ static void exec_daemon(const struct bench *b, pid_t parent)
 	log_path(b, log, sizeof(log));
 	snprintf(config, sizeof(config), "%s/shardd.yaml", b->dir);
 	fd = open(config, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-	if (fd >= 0 && dprintf(fd, "socket: %s\n", b->socket) > 0)
+	if (fd >= 0 &&
+	    dprintf(fd, "socket: %s\n%s", b->socket, b->no_spin ? "ring_spin_us: 0\n" : "") > 0)
 		fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
 	if (fd < 0 || dup2(fd, STDERR_FILENO) < 0 || dup2(fd, STDOUT_FILENO) < 0)
 		_exit(1);
