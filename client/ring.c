@@ -258,13 +258,20 @@ static void lose(struct ring *r)
 	wake_waiters(r, NULL);
 }
 
-/* For who never sleeps. Lock held. */
-static void glance(struct ring *r)
+static bool has_ended(const struct ring_pending *p)
+{
+	return p->done || p->lost;
+}
+
+/* Without sleeping; who never does sees here that the daemon is gone. Lock held. */
+static void glance(struct ring *r, const struct ring_pending *p)
 {
 	uint64_t now;
 	bool gone;
 
 	take_all(r);
+	if (has_ended(p))
+		return;
 	now = clock_now_us();
 	if (now - r->looked_us < SLEEP_US)
 		return;
@@ -324,11 +331,6 @@ static bool is_late(const struct ring_pending *p)
 	return p->deadline_us && clock_now_us() >= p->deadline_us;
 }
 
-static bool has_ended(const struct ring_pending *p)
-{
-	return p->done || p->lost;
-}
-
 bool ring_pending_wait(struct ring_pending *p, int timeout_ms)
 {
 	struct ring *r = p->ring;
@@ -342,7 +344,7 @@ bool ring_pending_wait(struct ring_pending *p, int timeout_ms)
 		until = p->deadline_us;
 	pthread_mutex_lock(&r->lock);
 	if (!has_ended(p) && !r->looking)
-		glance(r);
+		glance(r, p);
 	while (!has_ended(p) && timeout_ms != 0 && clock_now_us() < until) {
 		if (r->looking)
 			follow(r, p, until);
