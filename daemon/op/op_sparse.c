@@ -386,7 +386,8 @@ static void prepare(struct coll *c)
 
 /* ---------------------------------------------------------------------- the op */
 
-/* Buckets divide by those who have inputs, if they are asked to. */
+/* Buckets divide by those who have inputs, if they are asked to. DDP's Reducer multiplies a
+ * dense bucket by a reciprocal, and divides a sparse one. */
 static void plan_of(const struct coll *c, struct reduce_plan *ret)
 {
 	const state_unit *rec = c->unit->rec;
@@ -394,6 +395,8 @@ static void plan_of(const struct coll *c, struct reduce_plan *ret)
 	struct reduce_setting s = reduce_setting_now(c->unit, ranks, reduce_average_of(c->unit));
 
 	reduce_plan_make(&s, ret);
+	if (rec->reduce_profile == PROFILE_DDP)
+		ret->pre = k_divide_by((float)ranks, s.gradient_dtype);
 }
 
 static int begin_work(struct coll *c, struct fault *f)

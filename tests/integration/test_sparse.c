@@ -108,11 +108,12 @@ static void check_table(shardd_client *c, shardd_unit u, uint64_t elements, cons
 		TRAINER_CHECK(params[i] == 0);
 }
 
+/* @arg: a struct how; NULL: @plain. */
 static int sparse_trainer(const struct trainer *t)
 {
 	shardd_client *c = train_join(t);
 	uint64_t elements, buffer;
-	shardd_unit u = embedding(c, "table", &plain, &elements);
+	shardd_unit u = embedding(c, "table", t->arg ? t->arg : &plain, &elements);
 	float values[ENTRIES * WIDTH], want[ROWS * WIDTH] = { 0 };
 	int64_t rows[ENTRIES];
 	const int64_t wrong[] = { 0, ROWS }, negative = -1;
@@ -152,6 +153,16 @@ Test(sparse, rows_are_added_in_rank_order, .timeout = 60, .init = trainfix_begin
      .fini = trainfix_end)
 {
 	trainfix_run(3, sparse_trainer, NULL);
+}
+
+/* PyTorch's Reducer multiplies buckets of dense gradients by 1/W, and divides sparse ones: with
+ * 3 ranks that is another number. */
+Test(sparse, rows_of_ddp_are_divided, .timeout = 60, .init = trainfix_begin, .fini = trainfix_end)
+{
+	static const struct how ddp = { .profile = SHARDD_PROFILE_DDP,
+					.strategy = SHARDD_REPLICATE };
+
+	trainfix_run(3, sparse_trainer, (void *)&ddp);
 }
 
 /* ------------------------------------------------------------------ other profiles */
