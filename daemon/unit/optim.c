@@ -208,14 +208,31 @@ static void fused_rows(struct steps *x, const struct unit_run *run)
 	}
 }
 
+/* DDP: every tensor is a parameter of its own. */
+static void fused_whole(struct steps *x, const struct unit_run *run)
+{
+	uint64_t vectors = x->u->tensors[run->tensor].elements / FUSED_VECTOR * FUSED_VECTOR;
+	uint64_t tail = vectors > run->first ? vectors - run->first : 0;
+
+	x->now = stretch_of(x, run->tensor);
+	x->now.at = run->at;
+	x->now.n = run->n;
+	if (tail < run->n)
+		x->now.tail_from = tail;
+	end_stretch(x);
+}
+
 static void fused(struct steps *x)
 {
+	bool ddp = x->u->rec->reduce_profile >= PROFILE_DDP;
 	struct unit_run run;
 
 	for (uint32_t i = 0; i < x->u->rec->n_tensors; i++) {
 		if (!is_stepped(x->u, i) || !unit_part_run(x->u, x->p, i, &run))
 			continue;
-		if (x->u->layout.dim0)
+		if (ddp)
+			fused_whole(x, &run);
+		else if (x->u->layout.dim0)
 			fused_rows(x, &run);
 		else
 			fused_flat(x, &run);

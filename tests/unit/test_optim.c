@@ -366,3 +366,28 @@ Test(optim, the_fused_tail_is_that_of_each_shard)
 	cr_expect_eq(k[1].adamw.tail_from, 48);
 	nodefix_end(&x.n);
 }
+
+/* For DDP every tensor is one for PyTorch, whatever the layout: of 20 and 7 elements. */
+Test(optim, the_fused_tail_is_that_of_each_tensor_of_ddp)
+{
+	struct fixture x;
+	state_unit *spec = nodefix_spec("u", 20);
+	const uint64_t seven = 7;
+	state_tensor *t = state_tensor_new("bias", &seven, 1);
+	struct kop k[4];
+	struct unit *u;
+
+	cr_assert(t && state_unit_add_tensor(spec, t) == 0);
+	t->init_kind = FILL_CONSTANT;
+	spec->optimizer->profile = OPTIM_FUSED;
+	spec->strategy = STRATEGY_REPLICATE;
+	spec->reduce_profile = PROFILE_DDP;
+	u = setup(&x, spec);
+	cr_assert_eq(optim_step_kops(u, u->parts, 0.1, k), 2);
+	cr_expect_eq(k[0].n, 20);
+	cr_expect_eq(k[0].adamw.tail_from, 16);
+	cr_expect_eq(k[1].n, 7);
+	cr_expect_eq(k[1].adamw.p, optim_at(&u->parts[0].params, 20));
+	cr_expect_eq(k[1].adamw.tail_from, 0, "less than a vector is a tail");
+	nodefix_end(&x.n);
+}
