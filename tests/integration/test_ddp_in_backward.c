@@ -61,6 +61,8 @@ static struct shardd_optimizer optimizer_of(const struct way *w, enum shardd_opt
 {
 	bool sgd = w->kind == SHARDD_SGD;
 
+	if (when == SHARDD_OPTIM_BY_TRAINER)
+		return (struct shardd_optimizer){ .when = when };
 	return (struct shardd_optimizer){ .kind = w->kind,
 					  .lr = 0.01,
 					  .weight_decay = 0.1,
@@ -365,6 +367,28 @@ static int twice_trainer(const struct trainer *t)
 Test(ddp_in_backward, a_second_pass_before_the_step_is_refused)
 {
 	trainfix_run(2, twice_trainer, NULL);
+}
+
+/* The trainers' own optimizers do not get shards from buckets. */
+static int by_trainer(const struct trainer *t)
+{
+	static const struct way w = { "lent", SHARDD_PROFILE_DDP, .kind = SHARDD_SGD };
+	shardd_client *c = train_join(t);
+	struct model m = { .c = c, .w = &w };
+	const struct shardd_ddp_spec spec = { .size = sizeof(spec),
+					      .units = m.units,
+					      .n_units = UNITS };
+
+	register_units(&m, SHARDD_OPTIM_BY_TRAINER);
+	TRAIN_FAILS(shardd_ddp_create(c, &spec, &m.ddp, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
+	TRAINER_CHECK(strstr(train_err.text, "stepped by the trainers"));
+	train_leave(c);
+	return 0;
+}
+
+Test(ddp_in_backward, units_of_the_trainers_own_optimizer_are_refused)
+{
+	trainfix_run(2, by_trainer, NULL);
 }
 
 /* ----------------------------------------------------------------------- a death */
