@@ -204,14 +204,14 @@ int shardd_shard_pieces(shardd_client *c, shardd_unit u, struct shardd_shard_pie
 	const struct places_unit *pu = NULL;
 	int r = client_check(c, err);
 
-	if (r == 0 && n && !ret)
-		r = error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "ret is NULL, but n %zu", n);
 	if (r < 0)
 		return r;
+	if (n && !ret)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "ret is NULL, but n %zu", n);
 	pthread_mutex_lock(&c->places.lock);
 	r = find(&c->places, u, &pu, err);
 	if (r == 0) {
-		if (n && pu->n_pieces)
+		if (ret && pu->n_pieces)
 			memcpy(ret, pu->pieces,
 			       (n < pu->n_pieces ? n : pu->n_pieces) * sizeof(*ret));
 		*ret_n = pu->n_pieces;

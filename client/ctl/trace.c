@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/check.h"
 #include "core/cleanup.h"
 #include "ctl/ctl.h"
 #include "ctl/format.h"
@@ -105,6 +106,7 @@ int ctl_trace(struct ctl *ctl, int argc, char **argv)
 	trace = trace_events((const Shardd__V1__OpsReply *)reply, &a.limits);
 	if (!trace)
 		return ctl_broken();
+	CHECK(a.file); /* parsed: there is no other way here */
 	if (strcmp(a.file, "-") == 0)
 		return write_trace(stdout, trace) < 0 ? ctl_broken() : CTL_OK;
 	return write_file(a.file, trace);
