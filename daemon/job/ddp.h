@@ -81,6 +81,7 @@ struct ddp_rank {
 	uint32_t *missing;     /* by bucket: tensors that are not ready */
 	struct ddp_rows *rows; /* by tensor; NULL: none is sparse */
 	uint32_t launched;     /* buckets */
+	uint32_t under_way;    /* of these, of an earlier pass perhaps: what they read must stay */
 	struct backend_wait waits[DDP_MAX_WAITS]; /* its streams must have come so far */
 	unsigned n_waits;
 	struct fault fault; /* of the first bucket that failed in this pass */
@@ -142,6 +143,9 @@ const struct ddp_buckets *ddp_buckets_of(const struct ddp_rank *r);
 
 /* May rank @r begin another forward or backward? */
 int ddp_check_idle(const struct ddp_rank *r, const char *what, struct fault *f);
+
+/* Is any rank in a pass with the buckets that @u is in, or are such under way? */
+bool ddp_unit_is_busy(const struct job *job, const struct unit *u);
 /* A forward of @r begins. @ret_layout: the assignment it is to have after it. */
 int ddp_forward(struct ddp_rank *r, unsigned *ret_layout, struct fault *f);
 /* It has them. */

@@ -60,7 +60,34 @@ int ddp_check_idle(const struct ddp_rank *r, const char *what, struct fault *f)
 	if (r->finishing || r->moving)
 		return fault_set(f, FAULT_STATE, NULL, "%s: the %s before has not been answered",
 				 what, r->moving ? "DdpForward" : "DdpFinish");
+	if (r->under_way) /* its DdpFinish did not wait until the end */
+		return fault_set(f, FAULT_STATE, NULL,
+				 "%s: %u buckets of the pass before are still under way", what,
+				 r->under_way);
 	return 0;
+}
+
+static bool is_busy(const struct ddp *d)
+{
+	for (uint32_t i = 0; i < group_size(d->group); i++) {
+		const struct ddp_rank *r = &d->ranks[i];
+
+		if (r->open || r->moving || r->finishing || r->under_way)
+			return true;
+	}
+	return false;
+}
+
+bool ddp_unit_is_busy(const struct job *job, const struct unit *u)
+{
+	for (unsigned k = 0; k < DDP_MAX; k++) {
+		const struct ddp *d = job->ddps[k];
+
+		for (uint32_t i = 0; d && i < d->n; i++)
+			if (d->tensors[i].unit == u && is_busy(d))
+				return true;
+	}
+	return false;
 }
 
 /* Whoever has finished a pass has waited for all ranks, so the first one had everything

@@ -187,6 +187,12 @@ static int check_idle(const struct coll *c, const struct unit *u, struct fault *
 				 u->rec->name);
 	if (check_passing(u, f))
 		return f->code;
+	if (ddp_unit_is_busy(c->job, u))
+		return fault_set(
+			f, FAULT_STATE, NULL,
+			"unit '%.100s' is in buckets of a pass that is not over: DdpFinish "
+			"comes before it is converted",
+			u->rec->name);
 	for (uint32_t i = 0; !what && i < c->n; i++)
 		what = held_by(member_unit_find(c->members[i], u));
 	if (!what)

@@ -544,6 +544,8 @@ static void on_done(struct op *op, void *userdata)
 {
 	struct ddp_rank *rank = userdata;
 
+	CHECK(rank->under_way > 0);
+	rank->under_way--;
 	if (!rank->fault.code)
 		rank->fault = op->fault;
 }
@@ -605,8 +607,10 @@ void op_ddp_launch(struct op *op)
 		bool sparse = sparse_of(rank, &i);
 		const struct op_type *type = sparse ? &op_sparse : &op_ddp_bucket;
 
+		rank->under_way++; /* it may be over when it has begun */
 		if (op_spawn(op, type, sparse ? fill_sparse : fill, op, on_done, rank) == 0)
 			continue;
+		rank->under_way--;
 		fault_errno(&rank->fault, -ENOMEM, "launching a bucket");
 		op_give_up(op, type, rank->ddp->group, &rank->fault);
 	}
