@@ -31,8 +31,11 @@ static uint32_t rpc_timeout(uint32_t timeout_ms)
 	return timeout_ms > INT32_MAX - RPC_GRACE_MS ? INT32_MAX : timeout_ms + RPC_GRACE_MS;
 }
 
-static int full(struct shardd_error *err)
+static int not_taken(int ring_error, struct shardd_error *err)
 {
+	if (ring_error == RING_E_LOST)
+		return error_set(err, SHARDD_UNAVAILABLE, NULL,
+				 "the daemon has closed the connection");
 	return error_set(err, SHARDD_RESOURCE_EXHAUSTED, NULL,
 			 "the ring to the daemon is full: wait for a ticket first");
 }
@@ -57,8 +60,8 @@ static int send_request(struct shardd_client *c, const struct op *op,
 				    &ticket->ring)
 		       : RING_E_TOO_LONG;
 
-	if (r == RING_E_FULL)
-		return full(err);
+	if (r == RING_E_FULL || r == RING_E_LOST)
+		return not_taken(r, err);
 	if (r == 0)
 		return 0;
 	return rpc_client_start(c->rpc, op->method, request, op->reply, false, timeout_ms,
@@ -132,7 +135,7 @@ static int submit_nop(struct shardd_client *c, shardd_ticket *t, struct shardd_e
 		       rpc_timeout(atomic_load(&c->timeout_ms)), &ticket->ring);
 	if (r) {
 		tickets_end(&c->tickets, id);
-		return full(err);
+		return not_taken(r, err);
 	}
 	tickets_release(&c->tickets, ticket);
 	*t = id;

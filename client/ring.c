@@ -1,6 +1,7 @@
 #include "ring.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <poll.h>
 #include <pthread.h>
@@ -110,37 +111,6 @@ static bool has_room(const struct ring *r)
 	return r->n_free > 0 && r->sq_tail - head < r->entries;
 }
 
-int ring_start(struct ring *r, uint16_t op, const ProtobufCMessage *request, const char *method,
-	       const ProtobufCMessageDescriptor *reply, uint32_t timeout_ms, struct ring_pending *p)
-{
-	size_t bytes = request ? protobuf_c_message_get_packed_size(request) : 0;
-	int rc = 0;
-
-	if (bytes > RING_LONG_BYTES)
-		return RING_E_TOO_LONG;
-	*p = (struct ring_pending){ .ring = r,
-				    .method = method,
-				    .reply = reply,
-				    .timeout_ms = timeout_ms,
-				    .deadline_us = timeout_ms
-							   ? clock_now_us() + timeout_ms * 1000ull
-							   : 0 };
-	pthread_mutex_lock(&r->lock);
-	if (has_room(r)) {
-		p->slot = r->free_slots[--r->n_free];
-		p->lost = r->lost;
-		r->slots[p->slot] = p;
-		put(r, op, request, (uint32_t)bytes, p->slot);
-	} else {
-		p->ring = NULL;
-		rc = RING_E_FULL;
-	}
-	pthread_mutex_unlock(&r->lock);
-	if (rc == 0)
-		wake_daemon(r, &r->shared->sq_tail);
-	return rc;
-}
-
 /* ------------------------------------------------------------------ completions */
 
 static void wake_waiters(struct ring *r, const struct ring_pending *p)
@@ -204,6 +174,41 @@ static void take_all(struct ring *r)
 	blocked = atomic_load_explicit(&r->shared->sq_head, memory_order_relaxed) != r->sq_tail;
 	if (blocked)
 		wake_daemon(r, &r->shared->cq_head);
+}
+
+int ring_start(struct ring *r, uint16_t op, const ProtobufCMessage *request, const char *method,
+	       const ProtobufCMessageDescriptor *reply, uint32_t timeout_ms, struct ring_pending *p)
+{
+	size_t bytes = request ? protobuf_c_message_get_packed_size(request) : 0;
+	int rc = 0;
+
+	if (bytes > RING_LONG_BYTES)
+		return RING_E_TOO_LONG;
+	*p = (struct ring_pending){ .ring = r,
+				    .method = method,
+				    .reply = reply,
+				    .timeout_ms = timeout_ms,
+				    .deadline_us = timeout_ms
+							   ? clock_now_us() + timeout_ms * 1000ull
+							   : 0 };
+	pthread_mutex_lock(&r->lock);
+	if (!has_room(r) && !r->looking) /* of those that nobody waits for any more */
+		take_all(r);
+	if (r->lost) {
+		p->ring = NULL;
+		rc = RING_E_LOST;
+	} else if (has_room(r)) {
+		p->slot = r->free_slots[--r->n_free];
+		r->slots[p->slot] = p;
+		put(r, op, request, (uint32_t)bytes, p->slot);
+	} else {
+		p->ring = NULL;
+		rc = RING_E_FULL;
+	}
+	pthread_mutex_unlock(&r->lock);
+	if (rc == 0)
+		wake_daemon(r, &r->shared->sq_tail);
+	return rc;
 }
 
 /* ------------------------------------------------------------------ waiting */
@@ -492,7 +497,7 @@ int ring_open(struct channel *channel, const char *path, struct ring **ret,
 	memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (memory == MAP_FAILED)
 		return error_os(err, SHARDD_RESOURCE_EXHAUSTED, errno, "cannot map the ring");
-	watch_fd = dup(channel->fd);
+	watch_fd = fcntl(channel->fd, F_DUPFD_CLOEXEC, 3);
 	if (watch_fd < 0) {
 		r = error_os(err, SHARDD_RESOURCE_EXHAUSTED, errno, "cannot watch the channel");
 		munmap(memory, bytes);

@@ -51,6 +51,7 @@ void ring_close(struct ring *r);
 enum {
 	RING_E_FULL = 1,     /* no room now */
 	RING_E_TOO_LONG = 2, /* this one goes another way */
+	RING_E_LOST = 3,     /* the daemon is gone */
 };
 
 /* The number of @method ("/shardd.v1.Shardd/Gather"), 0: it does not go over a ring. */
