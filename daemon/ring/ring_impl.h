@@ -18,6 +18,7 @@ struct ring {
 	struct list hot;   /* rings->hot */
 	struct list news;  /* rings->news */
 	struct list calls; /* of struct ring_call: submissions whose ops are under way */
+	bool taking;       /* its submissions, just now */
 	uint64_t last_us;  /* when something was there */
 	bool broken;       /* nothing is taken any more: its session is about to end */
 };

@@ -1,6 +1,7 @@
 #include "ring/rings.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
@@ -48,13 +49,18 @@ static void turn_out(struct ring *r)
 	conn_close(r->session->conn);
 }
 
-/* Return: how many were taken. */
+/* Return: how many were taken. Not while it is at it already: what is taken may end a call
+ * that wants to catch up. */
 static unsigned take(struct ring *r, unsigned most)
 {
-	static struct ring_submission s; /* loop thread only, and not entered twice */
-	int ready = r->broken ? 0 : ring_queue_ready(&r->q);
+	struct ring_submission s;
 	unsigned n = 0;
+	int ready;
 
+	if (r->broken || r->taking)
+		return 0;
+	r->taking = true;
+	ready = ring_queue_ready(&r->q);
 	while (ready > 0 && n < most && n < (unsigned)ready) {
 		if (ring_queue_take(&r->q, &s)) {
 			ready = -1;
@@ -63,6 +69,7 @@ static unsigned take(struct ring *r, unsigned most)
 		n++;
 		ring_submit(r, &s);
 	}
+	r->taking = false;
 	if (n)
 		ring_queue_taken(&r->q);
 	if (ready < 0)
@@ -128,17 +135,31 @@ static void on_prepare(uv_prepare_t *prepare)
 }
 
 /* The client shares the file's flags: a read that could wait must not be one that waits. */
+static ssize_t clear_event(int fd)
+{
+	uint64_t count;
+	struct iovec iov = { &count, sizeof(count) };
+
+	return preadv2(fd, &iov, 1, -1, RWF_NOWAIT);
+}
+
 static void on_event(uv_poll_t *poll, int status, int events)
 {
 	struct ring *r = poll->data;
-	uint64_t count;
-	struct iovec iov = { &count, sizeof(count) };
 
 	(void)status;
 	(void)events;
 	MAGIC_CHECK(r, RING_STRUCT_MAGIC);
-	(void)!preadv2(r->event_fd, &iov, 1, -1, RWF_NOWAIT);
+	(void)!clear_event(r->event_fd);
 	heat(r);
+}
+
+/* Kernels before 5.8 cannot; there everything goes over gRPC. */
+static bool can_clear_events(void)
+{
+	_cleanup_(fd_closep) int fd = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK);
+
+	return fd >= 0 && clear_event(fd) == sizeof(uint64_t);
 }
 
 /* ------------------------------------------------------------------ sessions */
@@ -243,7 +264,7 @@ static int get(struct session *s, uint32_t part, int *ret_fd, uint64_t *ret_byte
 	if (part == SHD1_RING_EVENT && !s->ring)
 		return fault_set(f, FAULT_STATE, NULL, "this session has no ring");
 	if (part == SHD1_RING_EVENT) {
-		*ret_fd = dup(s->ring->event_fd);
+		*ret_fd = fcntl(s->ring->event_fd, F_DUPFD_CLOEXEC, 3);
 		r = *ret_fd < 0 ? -errno : 0;
 	} else {
 		r = open_ring(rings, s, ret_fd);
@@ -282,7 +303,7 @@ void rings_init(struct rings *r, uv_loop_t *loop, struct sessions *s, uint32_t m
 	r->idle.data = r;
 	uv_prepare_start(&r->prepare, on_prepare);
 	uv_unref((uv_handle_t *)&r->prepare);
-	s->rings = &ops;
+	s->rings = can_clear_events() ? &ops : NULL;
 	s->rings_data = r;
 }
 
