@@ -63,7 +63,7 @@ static uint32_t turn_of(const struct job *job, struct unit *u, uint32_t index)
 static void row_range(const struct unit *u, const struct unit_part *p, uint32_t all, uint32_t from,
 		      uint32_t to, uint64_t *ret_begin, uint64_t *ret_n)
 {
-	uint64_t row = unit_row_elements(u, p), each = (row + all - 1) / all;
+	uint64_t row = unit_row_elements(u, p), each = all ? (row + all - 1) / all : row;
 	uint64_t begin = from * each < row ? from * each : row;
 	uint64_t end = to * each < row ? to * each : row;
 

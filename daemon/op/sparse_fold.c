@@ -163,15 +163,16 @@ static void finish_partials(struct coll *c)
 static void between_replicas(struct coll *c)
 {
 	const struct sparse_work *w = work_of(c);
+	size_t size = dtype_size(w->plan.sum_dtype);
 	void *data[NODE_MAX_DEVICES];
 
+	CHECK(size > 0);
 	if (!coll_can_talk(c))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = partial(c, d, 0);
 	comm_all_reduce(coll_between(c), coll_comm(c, finish_partials), data,
-			w->here * w->stride / dtype_size(w->plan.sum_dtype), w->plan.sum_dtype,
-			REDUCE_SUM);
+			w->here * w->stride / size, w->plan.sum_dtype, REDUCE_SUM);
 }
 
 /* -0 in all partials: whatever is added to it stays what it is. Of 16 bits two in one. */

@@ -53,6 +53,7 @@ static int ask_part(int channel, uint32_t part, uint64_t *ret_bytes)
 			      .msg_iovlen = 1,
 			      .msg_control = &control,
 			      .msg_controllen = sizeof(control) };
+	struct cmsghdr *passed;
 	int fd = -1;
 
 	rawsock_send(channel, &get, sizeof(get));
@@ -61,8 +62,10 @@ static int ask_part(int channel, uint32_t part, uint64_t *ret_bytes)
 		TRAINER_CHECK(!in.error.fatal && in.error.text[0]);
 		return -1;
 	}
-	TRAINER_CHECK(in.h.type == SHD1_RING && in.ring.part == part && CMSG_FIRSTHDR(&msg));
-	memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&msg)), sizeof(fd));
+	passed = CMSG_FIRSTHDR(&msg);
+	TRAINER_CHECK(in.h.type == SHD1_RING && in.ring.part == part && passed);
+	if (passed)
+		memcpy(&fd, CMSG_DATA(passed), sizeof(fd));
 	*ret_bytes = in.ring.bytes;
 	return fd;
 }
@@ -321,7 +324,7 @@ static int scribbles(const struct trainer *t)
 		raw_join(r.rpc, "scribble", 0, 1, false);
 		for (unsigned i = 0; i < 2000; i++) {
 			random = random * 1664525u + 1013904223u;
-			words[i % 3 ? random % n : random % 128] =
+			words[i % 3 && n ? random % n : random % 128] =
 				i % 2 ? random : random % 64; /* indices that may be right */
 			if (i % 16 == 0)
 				atomic_fetch_add(&r.s->sq_tail, 1);
