@@ -3,6 +3,7 @@
  * And the small things all files use: messages, the environment, chance, clock, futexes.
  */
 #include <errno.h>
+#include <limits.h>
 #include <linux/futex.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -28,6 +29,9 @@ static pthread_mutex_t fail_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct fail fails[FAILS];
 static unsigned n_fails;
 static bool fails_read;
+static char *fail_from; /* a file: calls are counted from when it is there; NULL: all are */
+static long long fail_device = -1; /* only calls on it are counted; below 0: all are */
+#define ANY_DEVICE INT_MIN
 
 static void line(const char *fmt, va_list args)
 {
@@ -142,6 +146,9 @@ static void fails_parse(void)
 		fail_parse(&fails[n_fails++], s);
 	}
 	free(copy);
+	env = getenv("SHARDD_SIM_FAIL_FROM");
+	fail_from = env ? strdup(env) : NULL;
+	fail_device = sim_env("SHARDD_SIM_FAIL_DEVICE", -1);
 	fails_read = true;
 }
 
@@ -153,24 +160,23 @@ static bool same_function(const char *named, const char *called)
 	return strncmp(named, called, n) == 0 && (!called[n] || strncmp(called + n, "_v", 2) == 0);
 }
 
-/* Calls are counted from the moment on at which the file is there. */
-static bool fails_wait(void)
+/* Also where a call on @device is one that is counted. The environment was read once: the
+ * program's other threads may change it. */
+static bool counts(int device)
 {
-	const char *file = getenv("SHARDD_SIM_FAIL_FROM");
-
-	return file && access(file, F_OK) != 0;
+	if (fail_device >= 0 && device != ANY_DEVICE && device != fail_device)
+		return false;
+	return !fail_from || access(fail_from, F_OK) == 0;
 }
 
-bool sim_fail(const char *function, int *ret_code)
+static bool fail_on(const char *function, int device, int *ret_code)
 {
 	bool fail = false;
 
-	if (fails_wait())
-		return false;
 	pthread_mutex_lock(&fail_lock);
 	if (!fails_read)
 		fails_parse();
-	for (unsigned i = 0; i < n_fails; i++) {
+	for (unsigned i = 0; i < n_fails && counts(device); i++) {
 		struct fail *f = &fails[i];
 
 		if (!same_function(f->function, function) || ++f->calls != f->nth)
@@ -183,6 +189,11 @@ bool sim_fail(const char *function, int *ret_code)
 	return fail;
 }
 
+bool sim_fail(const char *function, int *ret_code)
+{
+	return fail_on(function, ANY_DEVICE, ret_code);
+}
+
 /* What a call most likely fails with, where nobody said. */
 static int default_code(const char *function)
 {
@@ -192,13 +203,6 @@ static int default_code(const char *function)
 	return takes ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_UNKNOWN;
 }
 
-static bool fails_on(const struct ctx *c)
-{
-	long long device = sim_env("SHARDD_SIM_FAIL_DEVICE", -1);
-
-	return device < 0 || (c && c->device == device);
-}
-
 CUresult sim_enter(const char *function, enum need need, struct ctx **ret)
 {
 	struct ctx *c = sim_current();
@@ -206,7 +210,7 @@ CUresult sim_enter(const char *function, enum need need, struct ctx **ret)
 
 	if (ret)
 		*ret = c;
-	if (fails_on(c) && sim_fail(function, &code))
+	if (fail_on(function, c ? c->device : -1, &code))
 		return (CUresult)code;
 	if (need == NEED_NOTHING)
 		return CUDA_SUCCESS;
