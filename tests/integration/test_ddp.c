@@ -5,7 +5,6 @@
  * parameters that are 0 leaves p = -gradient.
  */
 #include <criterion/criterion.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -996,102 +995,4 @@ static int broadcast_trainer(const struct trainer *t)
 Test(ddp, a_model_is_broadcast_at_once, .timeout = 60, .init = trainfix_begin, .fini = trainfix_end)
 {
 	trainfix_run(2, broadcast_trainer, NULL);
-}
-
-/* ------------------------------------------------------------ a pass left too early */
-
-static void await(atomic_uint *stage, unsigned value)
-{
-	for (unsigned ms = 0; atomic_load(stage) < value; ms++) {
-		TRAINER_CHECK(ms < 30000);
-		usleep(1000);
-	}
-}
-
-/* Rank 0 does not wait for its DdpFinish: its buckets wait for rank 1 all the same, with what
- * rank 0 has said of this pass. It cannot begin another one before they are over. */
-static void leave_early(struct model *m, const uint32_t *all)
-{
-	TRAIN_OK(shardd_ddp_ready(m->c, m->ddp, all, TENSORS, &train_err));
-	shardd_set_timeout(m->c, 50);
-	TRAIN_FAILS(shardd_ddp_finish(m->c, m->ddp, NULL, 0, &train_err), SHARDD_DEADLINE_EXCEEDED);
-	shardd_set_timeout(m->c, 0);
-	TRAIN_FAILS(shardd_ddp_backward(m->c, m->ddp, NULL, 0, NULL, 0, &train_err),
-		    SHARDD_FAILED_PRECONDITION);
-	TRAINER_CHECK(strstr(train_err.text, "still under way"));
-	TRAIN_FAILS(shardd_ddp_forward(m->c, m->ddp, m->views, TENSORS, &train_err),
-		    SHARDD_FAILED_PRECONDITION);
-}
-
-static int early_trainer(const struct trainer *t)
-{
-	atomic_uint *stage = t->arg;
-	struct model m = begin(t, false, false);
-	uint32_t all[TENSORS];
-
-	for (unsigned i = 0; i < TENSORS; i++)
-		all[i] = i;
-	forward(&m);
-	for (unsigned i = 0; i < TENSORS; i++)
-		write_gradient(&m, t, i, 0);
-	TRAIN_OK(shardd_ddp_backward(m.c, m.ddp, NULL, 0, NULL, 0, &train_err));
-	if (t->rank == 0) {
-		leave_early(&m, all);
-		atomic_store(stage, 1);
-		await(stage, 2);
-	} else {
-		await(stage, 1);
-		TRAIN_OK(shardd_ddp_ready(m.c, m.ddp, all, TENSORS, &train_err));
-		TRAIN_OK(shardd_ddp_finish(m.c, m.ddp, NULL, 0, &train_err));
-		atomic_store(stage, 2);
-	}
-	for (unsigned i = 0; i < TENSORS; i++)
-		check_tensor(&m, t->world, 3, i, 0);
-	/* and now it can */
-	if (t->rank == 0)
-		TRAIN_OK(shardd_ddp_forward(m.c, m.ddp, m.views, TENSORS, &train_err));
-	TRAIN_OK(shardd_barrier(m.c, SHARDD_WORLD, &train_err));
-	train_leave(m.c);
-	return 0;
-}
-
-Test(ddp, a_pass_that_was_left_early_ends_before_the_next, .timeout = 120, .init = trainfix_begin,
-     .fini = trainfix_end)
-{
-	trainfix_run(2, early_trainer, trainer_shared(sizeof(atomic_uint)));
-}
-
-/* What a bucket reads must not be converted under it. */
-static const struct shardd_conversion to_rows = { .size = sizeof(to_rows),
-						  .layout = SHARDD_LAYOUT_DIM0 };
-
-static int converting_trainer(const struct trainer *t)
-{
-	struct model m = begin(t, false, false);
-	uint32_t all[TENSORS];
-
-	for (unsigned i = 0; i < TENSORS; i++)
-		all[i] = i;
-	forward(&m);
-	for (unsigned i = 0; i < TENSORS; i++)
-		write_gradient(&m, t, i, 0);
-	TRAIN_OK(shardd_ddp_backward(m.c, m.ddp, NULL, 0, NULL, 0, &train_err));
-	for (unsigned k = 0; k < 2; k++) {
-		TRAIN_FAILS(shardd_convert(m.c, m.units, 1, &to_rows, &train_err),
-			    SHARDD_FAILED_PRECONDITION);
-		TRAINER_CHECK(strstr(train_err.text, "in buckets of a pass"));
-		if (k == 0)
-			TRAIN_OK(shardd_ddp_ready(m.c, m.ddp, all, TENSORS, &train_err));
-	}
-	TRAIN_OK(shardd_ddp_finish(m.c, m.ddp, NULL, 0, &train_err));
-	TRAIN_OK(shardd_step(m.c, SHARDD_WORLD, NULL, &train_err));
-	TRAIN_OK(shardd_convert(m.c, m.units, 1, &to_rows, &train_err));
-	train_leave(m.c);
-	return 0;
-}
-
-Test(ddp, units_are_not_converted_in_a_pass, .timeout = 120, .init = trainfix_begin,
-     .fini = trainfix_end)
-{
-	trainfix_run(2, converting_trainer, NULL);
 }
