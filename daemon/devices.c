@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "engine/engine_impl.h"
+#include "gpu/nccl_lib.h"
 
 #define MAX_UUIDS 32u
 
@@ -188,6 +189,7 @@ int devices_start(struct node *node, struct loopq *loopq, const struct config *c
 	unsigned n = 0;
 	int r;
 
+	nccl_lib_environment();
 	if (start_backends(loopq, config, backends, &n, f))
 		return (int)f->code;
 	for (unsigned i = 0; i < n; i++)

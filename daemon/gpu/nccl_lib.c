@@ -77,7 +77,7 @@ void nccl_lib_config(ncclConfig_t *ret)
 	};
 }
 
-static void set_environment(void)
+void nccl_lib_environment(void)
 {
 	setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
 	setenv("NCCL_DEBUG", "WARN", 0);
@@ -111,7 +111,7 @@ static int load(char *why, size_t bytes)
 	int r = 0;
 
 	path = path && *path ? path : "libnccl.so.2";
-	set_environment();
+	nccl_lib_environment();
 	so = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 	if (!so) {
 		snprintf(why, bytes, "no NCCL: %s", dlerror());

@@ -18,6 +18,10 @@
 
 #include "gpu/nccl_abi.h"
 
+/* Set them now: before there are threads of CUDA's, or ours that call it, since they may read
+ * the environment at any time. Later calls change nothing. */
+void nccl_lib_environment(void);
+
 /* What we need at least, and from when on an all-gather can do without multiprocessors. */
 #define NCCL_LIB_MIN_VERSION  22700
 #define NCCL_LIB_ZERO_VERSION 22800
