@@ -142,15 +142,23 @@ static int submit_nop(struct shardd_client *c, shardd_ticket *t, struct shardd_e
 	return 0;
 }
 
-int shardd_nop_submit(shardd_client *c, shardd_ticket *t, struct shardd_error *err)
+static int check_submit(const struct shardd_client *c, const shardd_ticket *t,
+			struct shardd_error *err)
 {
 	int r = client_check(c, err);
 
+	if (r < 0 || t)
+		return r;
+	return error_set(err, SHARDD_INVALID_ARGUMENT, "ticket",
+			 "there is no place for the ticket");
+}
+
+int shardd_nop_submit(shardd_client *c, shardd_ticket *t, struct shardd_error *err)
+{
+	int r = check_submit(c, t, err);
+
 	if (r < 0)
 		return r;
-	if (!t)
-		return error_set(err, SHARDD_INVALID_ARGUMENT, "ticket",
-				 "there is no place for the ticket");
 	if (!c->ring)
 		return error_set(err, SHARDD_UNIMPLEMENTED, NULL,
 				 "this client has no ring to the daemon");
@@ -168,13 +176,10 @@ static int submit_out(struct shardd_client *c, const struct op *op, ProtobufCMes
 		      void *out, shardd_ticket *t, struct shardd_error *err)
 {
 	struct shardd_error scratch;
-	int r = client_check(c, err);
+	int r = check_submit(c, t, err);
 
 	if (r < 0)
 		return r;
-	if (!t)
-		return error_set(err, SHARDD_INVALID_ARGUMENT, "ticket",
-				 "there is no place for the ticket");
 	pthread_mutex_lock(&c->order);
 	r = submit_ordered(c, op, request, out, t, err ? err : &scratch);
 	pthread_mutex_unlock(&c->order);

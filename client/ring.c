@@ -18,7 +18,6 @@
 #include "core/cleanup.h"
 #include "core/clock.h"
 #include "ring_rule.h"
-#include "rpc_client.h"
 #include "shardd.pb-c.h"
 
 /* How long one sleeps before it looks whether the daemon is still there. */
@@ -47,7 +46,7 @@ struct ring {
 
 	pthread_mutex_t lock; /* over all below */
 	uint32_t sq_tail, cq_head;
-	struct ring_pending **slots; /* by the tag's lower half; NULL: free */
+	struct ring_pending **slots; /* by tag; NULL: free */
 	uint32_t *free_slots;
 	uint32_t n_free;
 	bool looking;       /* a thread does, without the lock */
@@ -233,7 +232,7 @@ static bool spin(const struct ring *r)
 		for (unsigned i = 0; i < 64; i++) {
 			if (is_there(r))
 				return true;
-			__builtin_ia32_pause();
+			ring_pause();
 		}
 	} while (clock_now_us() < end);
 	return false;

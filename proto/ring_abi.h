@@ -89,6 +89,16 @@ static inline void ring_barrier(_Atomic uint32_t *index)
 	atomic_fetch_add_explicit(index, 0, memory_order_seq_cst);
 }
 
+/* Between two looks at memory that another core writes. */
+static inline void ring_pause(void)
+{
+#if defined(__x86_64__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield");
+#endif
+}
+
 /* Where everything is, for @entries. */
 static inline void ring_layout(struct ring_shared *s, uint32_t entries)
 {

@@ -110,7 +110,7 @@ static void on_idle(uv_idle_t *idle)
 	for (unsigned i = 0; i < LOOKS && !list_empty(&rings->hot); i++) {
 		if (look(rings))
 			break;
-		__builtin_ia32_pause();
+		ring_pause();
 	}
 	if (list_empty(&rings->hot))
 		uv_idle_stop(idle);
