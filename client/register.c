@@ -17,6 +17,7 @@ static_assert((int)SHARDD_HYBRID == SHARDD__V1__STRATEGY__STRATEGY_HYBRID, "stra
 static_assert((int)SHARDD_PROFILE_DDP_BUCKET_VIEW ==
 		      SHARDD__V1__REDUCE_PROFILE__REDUCE_PROFILE_DDP_BUCKET_VIEW,
 	      "reduce profiles");
+static_assert((int)SHARDD_DIV_RECIPROCAL == SHARDD__V1__DIV_MODE__DIV_MODE_RECIPROCAL, "division");
 static_assert((int)SHARDD_RESHARD_NEVER == SHARDD__V1__RESHARD__RESHARD_NEVER, "reshard");
 static_assert((int)SHARDD_BUFFER_UINT8 == SHARDD__V1__BUFFER_DTYPE__BUFFER_DTYPE_UINT8,
 	      "buffer dtypes");
@@ -184,6 +185,7 @@ static void choices_convert(const struct shardd_unit_spec *from, Shardd__V1__Uni
 	to->reduce_profile = (Shardd__V1__ReduceProfile)from->reduce_profile;
 	to->divide_factor = from->divide_factor;
 	to->force_sum = from->force_sum;
+	to->div_mode = (Shardd__V1__DivMode)from->div_mode;
 	to->reshard = (Shardd__V1__Reshard)from->reshard;
 	to->guarded = from->guarded;
 }

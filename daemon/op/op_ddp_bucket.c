@@ -12,6 +12,7 @@
 
 #include "core/check.h"
 #include "op/op_ddp.h"
+#include "op/reduce_run.h"
 #include "unit/optim.h"
 #include "unit/reduce_plan.h"
 
@@ -131,8 +132,7 @@ static void add_pieces(struct coll *c)
 static struct reduce_plan plan_of(const struct coll *c, uint32_t tensor)
 {
 	const struct unit *u = work_of(c)->d->tensors[tensor].unit;
-	struct reduce_setting s =
-		reduce_setting_now(u, op_ddp_divide_by(c), REDUCE_AVERAGE_OF_GLOO);
+	struct reduce_setting s = reduce_setting_now(u, op_ddp_divide_by(c), reduce_device_of(u));
 	struct reduce_plan plan;
 
 	reduce_plan_make(&s, &plan);

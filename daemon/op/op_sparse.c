@@ -392,11 +392,11 @@ static void plan_of(const struct coll *c, struct reduce_plan *ret)
 {
 	const state_unit *rec = c->unit->rec;
 	uint32_t ranks = rec->reduce_profile >= PROFILE_DDP ? op_ddp_divide_by(c) : c->n;
-	struct reduce_setting s = reduce_setting_now(c->unit, ranks, reduce_average_of(c->unit));
+	struct reduce_setting s = reduce_setting_now(c->unit, ranks, reduce_device_of(c->unit));
 
 	reduce_plan_make(&s, ret);
 	if (rec->reduce_profile == PROFILE_DDP)
-		ret->pre = k_divide_by((float)ranks, s.gradient_dtype);
+		ret->pre = reduce_divide_by(&s, ranks, s.gradient_dtype);
 }
 
 static int begin_work(struct coll *c, struct fault *f)

@@ -7,17 +7,17 @@
 #include "op/op_impl.h"
 #include "unit/pack.h"
 
-enum reduce_average reduce_average_of(const struct unit *u)
+enum reduce_device reduce_device_of(const struct unit *u)
 {
 	const struct backend_info *info = backend_info(u->parts[0].device->backend);
 
-	return strcmp(info->name, "host") ? REDUCE_AVERAGE_OF_NCCL : REDUCE_AVERAGE_OF_GLOO;
+	return strcmp(info->name, "host") ? REDUCE_AS_ON_GPU : REDUCE_AS_ON_CPU;
 }
 
 struct reduce_plan reduce_plan_for(const struct job *job, const struct unit *u)
 {
 	struct reduce_setting s =
-		reduce_setting_now(u, group_size(job->groups[u->rec->group]), reduce_average_of(u));
+		reduce_setting_now(u, group_size(job->groups[u->rec->group]), reduce_device_of(u));
 	struct reduce_plan plan;
 
 	reduce_plan_make(&s, &plan);

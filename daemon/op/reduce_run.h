@@ -48,8 +48,8 @@ enum dtype reduce_input_dtype(const struct coll *c);
 void reduce_by_span(struct coll *c, unsigned d, const struct k_reduce *r);
 void reduce_pack(struct coll *c, unsigned d);
 
-/* Whose average FSDP2's is on the unit's devices. */
-enum reduce_average reduce_average_of(const struct unit *u);
+/* Whose arithmetic PyTorch has on the unit's devices. */
+enum reduce_device reduce_device_of(const struct unit *u);
 struct reduce_plan reduce_plan_for(const struct job *job, const struct unit *u);
 
 /* Are the ranks of every replica of c->unit on one device? */

@@ -103,7 +103,9 @@ static int decode_reduce(state_unit *u, const Shardd__V1__UnitSpec *s, struct fa
 					   u->name, "units.reduce_dtype", f))
 		return f->code;
 	if (choice((int)s->reduce_profile, _PROFILE_N, &u->reduce_profile, u->name,
-		   "units.reduce_profile", "a profile of ReduceProfile", f))
+		   "units.reduce_profile", "a profile of ReduceProfile", f) ||
+	    choice((int)s->div_mode, _DIV_MODE_N, &u->div_mode, u->name, "units.div_mode",
+		   "a mode of DivMode", f))
 		return f->code;
 	return unit_spec_number(s->divide_factor, 0, UNIT_MAX_FACTOR, u->name,
 				"units.divide_factor", f);

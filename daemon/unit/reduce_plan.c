@@ -4,10 +4,32 @@
 
 #include "core/check.h"
 
-/* The systems divide by no more than what is above 1, FSDP2 by all but 1. */
-static struct k_factor divide_above_one(double by, enum dtype t)
+/* A division that XLA compiles is one. Where @by is a power of two both give the same. */
+static bool takes_inverse(const struct reduce_setting *s)
 {
-	return k_divide_by(by > 1 ? (float)by : 1, t);
+	if (s->div_mode)
+		return s->div_mode == DIV_MODE_RECIPROCAL;
+	return s->device == REDUCE_AS_ON_GPU && s->profile != PROFILE_XLA;
+}
+
+static struct k_factor multiply_by(double by, enum dtype t, float rounded_by)
+{
+	return by == 1 ? k_divide_by(1, t)
+		       : (struct k_factor){ .how = K_FACTOR_MUL, .dtype = t, .value = rounded_by };
+}
+
+struct k_factor reduce_divide_by(const struct reduce_setting *s, double by, enum dtype t)
+{
+	double inverse = 1 / (double)(float)by;
+
+	return takes_inverse(s) ? multiply_by(inverse, t, (float)inverse)
+				: k_divide_by((float)by, t);
+}
+
+/* The systems divide by no more than what is above 1, FSDP2 by all but 1. */
+static struct k_factor divide_above_one(const struct reduce_setting *s, double by, enum dtype t)
+{
+	return reduce_divide_by(s, by > 1 ? by : 1, t);
 }
 
 static float rounded(double x, enum dtype t)
@@ -24,12 +46,6 @@ static float rounded(double x, enum dtype t)
 	return back;
 }
 
-static struct k_factor multiply_by(double by, enum dtype t, float rounded_by)
-{
-	return by == 1 ? k_divide_by(1, t)
-		       : (struct k_factor){ .how = K_FACTOR_MUL, .dtype = t, .value = rounded_by };
-}
-
 /* As NCCL multiplies: by a constant of the tensor's type. */
 static struct k_factor premultiply(double by, enum dtype t)
 {
@@ -39,15 +55,15 @@ static struct k_factor premultiply(double by, enum dtype t)
 /* ÷pre, added and ÷post in one type. */
 static void plan_fairscale(const struct reduce_setting *s, struct reduce_plan *p)
 {
-	p->pre = divide_above_one(s->pre_divide, s->reduce_dtype);
-	p->post = divide_above_one(s->post_divide, s->reduce_dtype);
+	p->pre = divide_above_one(s, s->pre_divide, s->reduce_dtype);
+	p->post = divide_above_one(s, s->post_divide, s->reduce_dtype);
 }
 
 /* Factors of 1 and 1 that are not the default have the collective itself divide. */
 static void plan_xla(const struct reduce_setting *s, struct reduce_plan *p)
 {
-	p->pre = divide_above_one(s->pre_divide, s->gradient_dtype);
-	p->post = divide_above_one(s->post_divide, DTYPE_FP32);
+	p->pre = divide_above_one(s, s->pre_divide, s->gradient_dtype);
+	p->post = divide_above_one(s, s->post_divide, DTYPE_FP32);
 	if (s->pre_divide == 1 && s->post_divide == 1)
 		p->post = premultiply(1.0 / s->ranks, s->reduce_dtype);
 }
@@ -56,7 +72,7 @@ static void plan_xla(const struct reduce_setting *s, struct reduce_plan *p)
 static void average(const struct reduce_setting *s, uint32_t n, struct k_factor *before,
 		    struct k_factor *after)
 {
-	if (s->average == REDUCE_AVERAGE_OF_NCCL)
+	if (s->device == REDUCE_AS_ON_GPU)
 		*before = premultiply(1.0 / n, s->reduce_dtype);
 	else
 		*after = k_divide_by((float)n, s->reduce_dtype);
@@ -81,8 +97,8 @@ static void plan_fsdp2_sum(const struct reduce_setting *s, struct reduce_plan *p
 
 	while (s->reduce_dtype == DTYPE_FP16 && fmod(factor, pre) == 0 && factor / pre > pre)
 		pre *= 2;
-	p->pre = k_divide_by((float)pre, s->reduce_dtype);
-	p->post = k_divide_by((float)(factor / pre), s->reduce_dtype);
+	p->pre = reduce_divide_by(s, pre, s->reduce_dtype);
+	p->post = reduce_divide_by(s, factor / pre, s->reduce_dtype);
 }
 
 static void plan_fsdp2(const struct reduce_setting *s, struct reduce_plan *p)
@@ -94,7 +110,7 @@ static void plan_fsdp2(const struct reduce_setting *s, struct reduce_plan *p)
 		plan_fsdp2_average(s, p);
 	/* in place of a reduce-scatter of one rank, whatever else divides */
 	if (s->shard_ranks == 1 && s->divide_factor != 0)
-		p->partial = k_divide_by((float)s->divide_factor, s->reduce_dtype);
+		p->partial = reduce_divide_by(s, s->divide_factor, s->reduce_dtype);
 }
 
 /* A rounding alone: what a hook gives is copied into the bucket, which has the gradient's
@@ -130,7 +146,7 @@ void reduce_plan_make(const struct reduce_setting *s, struct reduce_plan *ret)
 		p.post = back_to_bucket(s);
 		/* fall through */
 	case PROFILE_DDP_BUCKET_VIEW:
-		p.pre = k_divide_by((float)s->ranks, s->reduce_dtype);
+		p.pre = reduce_divide_by(s, s->ranks, s->reduce_dtype);
 		p.adds_before = true;
 		break;
 	case PROFILE_FAIRSCALE:
@@ -149,7 +165,7 @@ struct k_factor reduce_either(struct k_factor a, struct k_factor b)
 }
 
 struct reduce_setting reduce_setting_of(const state_unit *rec, uint32_t ranks,
-					enum reduce_average average_of)
+					enum reduce_device device)
 {
 	return (struct reduce_setting){ .profile = (enum reduce_profile)rec->reduce_profile,
 					.gradient_dtype = (enum dtype)rec->gradient_dtype,
@@ -160,13 +176,14 @@ struct reduce_setting reduce_setting_of(const state_unit *rec, uint32_t ranks,
 					.post_divide = rec->post_divide,
 					.divide_factor = rec->divide_factor,
 					.force_sum = rec->force_sum,
-					.average = average_of };
+					.device = device,
+					.div_mode = (enum unit_div_mode)rec->div_mode };
 }
 
 struct reduce_setting reduce_setting_now(const struct unit *u, uint32_t ranks,
-					 enum reduce_average average_of)
+					 enum reduce_device device)
 {
-	struct reduce_setting s = reduce_setting_of(u->rec, ranks, average_of);
+	struct reduce_setting s = reduce_setting_of(u->rec, ranks, device);
 
 	if (!u->factors.given)
 		return s;

@@ -20,9 +20,12 @@
 #include "kernels.h"
 #include "unit/unit.h"
 
-/* What FSDP2 calls AVG is the collective library's: gloo adds and then divides, NCCL
- * multiplies each contribution by the inverse of their number, rounded to their type. */
-enum reduce_average { REDUCE_AVERAGE_OF_GLOO, REDUCE_AVERAGE_OF_NCCL };
+/* Where PyTorch's tensors would be, whose arithmetic differs:
+ *   AVG       gloo adds and then divides; NCCL multiplies each contribution by the inverse of
+ *             their number, rounded to their type
+ *   x.div_(d) x / d on a CPU; x * fp32(1 / d), the inverse taken in fp64, on a GPU
+ *             (BinaryDivTrueKernel.cu), unless the unit's div_mode says which */
+enum reduce_device { REDUCE_AS_ON_CPU, REDUCE_AS_ON_GPU };
 
 struct reduce_setting {
 	enum reduce_profile profile;
@@ -33,7 +36,8 @@ struct reduce_setting {
 	double pre_divide, post_divide;
 	double divide_factor; /* FSDP2: the user's; 0: none */
 	bool force_sum;       /* FSDP2 */
-	enum reduce_average average;
+	enum reduce_device device;
+	enum unit_div_mode div_mode; /* 0: of the device */
 };
 
 struct reduce_plan {
@@ -53,10 +57,13 @@ void reduce_plan_make(const struct reduce_setting *s, struct reduce_plan *ret);
 
 /* Of a resolved record, in a group of @ranks ranks. */
 struct reduce_setting reduce_setting_of(const state_unit *rec, uint32_t ranks,
-					enum reduce_average average);
+					enum reduce_device device);
 /* The same with the factors that @u has now. */
 struct reduce_setting reduce_setting_now(const struct unit *u, uint32_t ranks,
-					 enum reduce_average average);
+					 enum reduce_device device);
+
+/* What x.div_(@by) of the unit's system is, in @t; nothing where @by is 1. */
+struct k_factor reduce_divide_by(const struct reduce_setting *s, double by, enum dtype t);
 
 /* The one of two factors that is more than nothing: at most one may be (CHECKed). */
 struct k_factor reduce_either(struct k_factor a, struct k_factor b);

@@ -62,6 +62,8 @@ enum unit_reshard {
 	RESHARD_NEVER = 3,
 	_RESHARD_N
 };
+/* Of gradients, by a factor: 0 in a record is what PyTorch does on the unit's device. */
+enum unit_div_mode { DIV_MODE_TRUE = 1, DIV_MODE_RECIPROCAL = 2, _DIV_MODE_N };
 enum buffer_dtype {
 	BUFFER_FP32 = 1,
 	BUFFER_BF16 = 2,

@@ -111,6 +111,8 @@ static bool same_choices(const char *name, const state_unit *a, const state_unit
 		return DIFFERS(f, "divide_factor", "%.17g", a->divide_factor, b->divide_factor);
 	if (a->force_sum != b->force_sum)
 		return DIFFERS(f, "force_sum", "%d", a->force_sum, b->force_sum);
+	if (a->div_mode != b->div_mode)
+		return DIFFERS(f, "div_mode", "%u", a->div_mode, b->div_mode);
 	if (a->guarded != b->guarded)
 		return DIFFERS(f, "guarded", "%d", a->guarded, b->guarded);
 	if (a->n_buffers != b->n_buffers)

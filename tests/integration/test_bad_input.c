@@ -154,6 +154,7 @@ static const struct wrong units[] = {
 	{ "RegisterUnits", "units.layout", N(3), BAD, "units.layout", "DIM0" },
 	{ "RegisterUnits", "units.strategy", N(4), BAD, "units.strategy", "HYBRID" },
 	{ "RegisterUnits", "units.shard_ranks", N(3), BAD, "units.shard_ranks", "HYBRID" },
+	{ "RegisterUnits", "units.div_mode", N(3), BAD, "units.div_mode", "DivMode" },
 	{ "RegisterUnits", "units.reduce_profile", N(8), BAD, "units.reduce_profile", "ReduceProfile" },
 	{ "RegisterUnits", "units.reduce_dtype", N(4), BAD, "units.reduce_dtype", "BF16" },
 	{ "RegisterUnits", "units.reshard", N(4), BAD, "units.reshard", "NEVER" },

@@ -125,12 +125,21 @@ static void write_gradient(struct model *m, const struct trainer *t, unsigned i,
 	train_write(m->c, m->views[i].data, values, numels[i] * dtype_size(m->v.gradient));
 }
 
+/* The view's and the hooks' is a division, whose form is the device's; the copy's a product. */
+static struct k_factor factor_of(const struct variant *v, uint32_t world)
+{
+	enum dtype t = v->reduce ? v->reduce : v->gradient;
+
+	if (world == 1 || (v->profile != SHARDD_PROFILE_DDP && train_on_host()))
+		return k_divide_by((float)world, t);
+	return (struct k_factor){ K_FACTOR_MUL, t, (float)(1.0 / world) };
+}
+
 /* Average of tensor @i: in fp32, and as it stands in the views. @users: bit mask of ranks. */
 static void model_average(const struct variant *v, uint32_t world, unsigned users, unsigned i,
 			  unsigned pass, float *wide, void *narrow)
 {
 	enum dtype sum = v->reduce ? v->reduce : v->gradient;
-	struct k_factor pre = k_divide_by((float)world, sum);
 	uint8_t in[4][BIGGEST * sizeof(float)] = { 0 };
 	const void *pointers[4] = { in[0], in[1], in[2], in[3] };
 	struct k_reduce r = { .out = wide,
@@ -141,9 +150,7 @@ static void model_average(const struct variant *v, uint32_t world, unsigned user
 			      .sum_dtype = sum };
 	struct k_cast cast = { narrow, wide, v->gradient, DTYPE_FP32 };
 
-	if (v->profile == SHARDD_PROFILE_DDP && world > 1)
-		pre = (struct k_factor){ K_FACTOR_MUL, v->gradient, (float)(1.0 / world) };
-	r.pre = pre;
+	r.pre = factor_of(v, world);
 	for (uint32_t rank = 0; rank < world; rank++)
 		if (users >> rank & 1)
 			gradient_of(v, rank, i, pass, in[rank]);
@@ -799,14 +806,14 @@ static int join_trainer(const struct trainer *t)
 		for (unsigned i = 0; i < TENSORS; i++) {
 			uint8_t in[4][BIGGEST * sizeof(float)] = { 0 };
 			const void *pointers[4] = { in[0], in[1], in[2], in[3] };
-			float by = (float)(by_active ? t->world - pass : t->world);
+			const uint32_t by = by_active ? t->world - pass : t->world;
 			float want[BIGGEST];
 			struct k_reduce r = { .out = want,
 					      .out_dtype = DTYPE_FP32,
 					      .in = pointers,
 					      .k = t->world,
 					      .in_dtype = DTYPE_FP32,
-					      .pre = k_divide_by(by, DTYPE_FP32),
+					      .pre = factor_of(&m.v, by),
 					      .sum_dtype = DTYPE_FP32 };
 
 			for (uint32_t rank = 0; rank < t->world; rank++)

@@ -105,6 +105,7 @@ static void read_spec(const char *about, struct shardd_unit_spec *s)
 	*s = (struct shardd_unit_spec){
 		.size = sizeof(*s),
 		.gradient_dtype = (enum shardd_dtype)golden_dtype(about, "grad"),
+		.div_mode = SHARDD_DIV_TRUE, /* the vectors' tensors are a CPU's */
 		.optimizer = { .kind = SHARDD_SGD, .lr = 1 },
 	};
 	for (size_t i = 0; i < ARRAY_SIZE(systems); i++)

@@ -31,6 +31,7 @@ static struct shardd_unit_spec spec_of(const struct model_unit *m)
 		.post_divide = m->post,
 		.divide_factor = m->factor,
 		.force_sum = m->force,
+		.div_mode = (enum shardd_div_mode)m->div_mode,
 		.optimizer = { .kind = SHARDD_SGD, .lr = 1 },
 	};
 }
@@ -225,7 +226,7 @@ static unsigned make_profiles(uint32_t ranks, struct model_unit *ret)
 	return n;
 }
 
-/* Factors of the user. */
+/* Factors of the user, and every way to divide by them. */
 static unsigned make_factors(uint32_t ranks, struct model_unit *ret)
 {
 	static const double pairs[][2] = { { 1, 1 }, { 3, 1.5 }, { 1, 3 }, { 2, 0 }, { 0, 5 } };
@@ -248,6 +249,8 @@ static unsigned make_factors(uint32_t ranks, struct model_unit *ret)
 							.force = k % 2,
 							.passes = "s" };
 	}
+	for (unsigned k = 0; k < n; k++) /* their number is no multiple of 3 */
+		ret[k].div_mode = k % (1 + SHARDD_DIV_RECIPROCAL);
 	return n;
 }
 

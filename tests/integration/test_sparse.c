@@ -66,6 +66,12 @@ static bool one_device(void)
 	return !n || atoi(n) < 2;
 }
 
+/* tensor.div_(@by) of the device. */
+static float divided(float x, uint32_t by)
+{
+	return train_on_host() ? x / (float)by : x * (float)(1.0 / by);
+}
+
 /* Rank r has 25 - 10 * r entries, some of them the same row. Several devices do not add in
  * rank order: then no sum of these is rounded, nor divided by @world. */
 static size_t entries_of(uint32_t world, uint32_t rank, unsigned pass, int64_t *rows, float *values)
@@ -91,7 +97,7 @@ static void model_rows(uint32_t world, unsigned pass, float *table)
 
 		for (size_t i = 0; i < n; i++)
 			for (unsigned k = 0; k < WIDTH; k++)
-				table[rows[i] * WIDTH + k] += values[i * WIDTH + k] / (float)world;
+				table[rows[i] * WIDTH + k] += divided(values[i * WIDTH + k], world);
 	}
 }
 
@@ -185,7 +191,7 @@ static void add_exact(uint32_t world, double by, float *table)
 		exact_entries(rank, rows, values);
 		for (size_t i = 0; i < ENTRIES; i++)
 			for (unsigned k = 0; k < WIDTH; k++)
-				table[rows[i] * WIDTH + k] += values[i * WIDTH + k] / (float)by;
+				table[rows[i] * WIDTH + k] += divided(values[i * WIDTH + k], by);
 	}
 }
 

@@ -107,14 +107,29 @@ static double post_of(const struct model_unit *u, uint32_t w)
 	return u->post;
 }
 
-static float divide(enum dtype t, float x, double by)
+/* tensor.div_(by) of a CPU, of a GPU, or of XLA. */
+static float divide(const struct model_unit *u, const struct model_world *w, enum dtype t, float x,
+		    double by)
 {
-	return by == 1 ? to(t, x) : to(t, to(t, x) / (float)by);
+	bool inverse = u->div_mode ? u->div_mode == 2 : w->nccl && u->profile != XLA;
+
+	if (by == 1)
+		return to(t, x);
+	if (inverse)
+		return to(t, to(t, x) * (float)(1.0 / (double)(float)by));
+	return to(t, to(t, x) / (float)by);
 }
 
-static float divide_above_one(enum dtype t, float x, double by)
+/* gloo's AVG. */
+static float average(enum dtype t, float x, double n)
 {
-	return divide(t, x, by > 1 ? by : 1);
+	return n == 1 ? to(t, x) : to(t, to(t, x) / (float)n);
+}
+
+static float divide_above_one(const struct model_unit *u, const struct model_world *w, enum dtype t,
+			      float x, double by)
+{
+	return divide(u, w, t, x, by > 1 ? by : 1);
 }
 
 static float multiply(enum dtype t, float x, double by)
@@ -154,21 +169,21 @@ static float first(const struct model_unit *u, const struct model_world *w, floa
 
 	switch (u->profile) {
 	case XLA:
-		return to(t, divide_above_one(g, x, pre_of(u, s.w)));
+		return to(t, divide_above_one(u, w, g, x, pre_of(u, s.w)));
 	case FSDP2:
 		if (sums(u))
-			return t == DTYPE_FP16 ? divide(t, x, half_of(factor)) : to(t, x);
+			return t == DTYPE_FP16 ? divide(u, w, t, x, half_of(factor)) : to(t, x);
 		if (u->factor == 0 || u->factor == s.shard)
 			return w->nccl ? multiply(t, x, 1.0 / s.shard) : to(t, x);
 		return s.shard > 1 ? multiply(t, x, 1 / u->factor) : to(t, x);
 	case DDP:
 		return s.w == 1 ? x : to(g, x * (float)(1.0 / s.w));
 	case DDP_HOOK:
-		return divide(t, x, s.w);
+		return divide(u, w, t, x, s.w);
 	case DDP_VIEW:
-		return divide(g, x, s.w);
+		return divide(u, w, g, x, s.w);
 	default:
-		return divide_above_one(t, x, pre_of(u, s.w));
+		return divide_above_one(u, w, t, x, pre_of(u, s.w));
 	}
 }
 
@@ -181,10 +196,10 @@ static float scattered(const struct model_unit *u, const struct model_world *w, 
 	if (u->profile != FSDP2)
 		return x;
 	if (s.shard == 1)
-		return u->factor != 0 ? divide(t, x, u->factor) : x;
+		return u->factor != 0 ? divide(u, w, t, x, u->factor) : x;
 	if (sums(u) || w->nccl || (u->factor != 0 && u->factor != s.shard))
 		return x;
-	return divide(t, x, s.shard);
+	return average(t, x, s.shard);
 }
 
 static bool averages_replicas(const struct model_unit *u)
@@ -211,18 +226,19 @@ static float last(const struct model_unit *u, const struct model_world *w, float
 	case XLA:
 		if (u->pre == 1 && u->post == 1)
 			return multiply(t, x, 1.0 / s.w);
-		return divide_above_one(DTYPE_FP32, x, post_of(u, s.w));
+		return divide_above_one(u, w, DTYPE_FP32, x, post_of(u, s.w));
 	case FSDP2:
 		if (sums(u))
-			return divide(t, x, t == DTYPE_FP16 ? factor / half_of(factor) : factor);
-		return averages_replicas(u) && !w->nccl ? divide(t, x, s.replicas) : x;
+			return divide(u, w, t, x,
+				      t == DTYPE_FP16 ? factor / half_of(factor) : factor);
+		return averages_replicas(u) && !w->nccl ? average(t, x, s.replicas) : x;
 	case DDP_HOOK: /* copied back into the bucket */
 		return to(gradient_dtype(u), x);
 	case DDP:
 	case DDP_VIEW:
 		return x;
 	default:
-		return divide_above_one(t, x, post_of(u, s.w));
+		return divide_above_one(u, w, t, x, post_of(u, s.w));
 	}
 }
 

@@ -21,6 +21,7 @@ struct model_unit {
 	uint32_t shard_ranks; /* HYBRID */
 	double pre, post, factor;
 	bool force;
+	unsigned div_mode; /* enum shardd_div_mode */
 	/* One letter a pass: s Reduce, d Reduce with its all-reduce deferred, n Accumulate, m
 	 * Accumulate on odd ranks, nothing on the others, r Reduce of what was accumulated. */
 	const char *passes;
@@ -29,7 +30,7 @@ struct model_unit {
 struct model_world {
 	uint32_t ranks;
 	unsigned devices;
-	bool nccl; /* else averages are gloo's */
+	bool nccl; /* GPUs: averages are NCCL's, divisions CUDA's; else gloo's and a CPU's */
 	uint32_t device_of[MODEL_MAX_RANKS];
 };
 

@@ -70,7 +70,7 @@ class UnitSpec(C.Structure):
                 ("shard_ranks", C.c_uint32), ("reduce_dtype", C.c_int),
                 ("reduce_profile", C.c_int), ("divide_factor", C.c_double),
                 ("force_sum", C.c_bool), ("buffers", C.c_void_p), ("n_buffers", C.c_size_t),
-                ("reshard", C.c_int), ("guarded", C.c_bool)]
+                ("reshard", C.c_int), ("guarded", C.c_bool), ("div_mode", C.c_int)]
 
 
 class UnitInfo(C.Structure):

@@ -92,8 +92,7 @@ static void fsdp2_setting(const struct run *r, unsigned p, struct reduce_setting
 	s->reduce_dtype = t ? t : r->grad;
 	s->divide_factor = golden_number(r->about, "factor");
 	s->force_sum = golden_number(r->about, "force_sum") != 0;
-	s->average = golden_is(r->about, "comm", "nccl") ? REDUCE_AVERAGE_OF_NCCL
-							 : REDUCE_AVERAGE_OF_GLOO;
+	s->device = golden_is(r->about, "comm", "nccl") ? REDUCE_AS_ON_GPU : REDUCE_AS_ON_CPU;
 }
 
 /* What a user of the system would have asked of the daemon; its plan for that in pass @p. */
@@ -110,7 +109,8 @@ static void make_plan(struct run *r, unsigned p)
 	struct reduce_setting s = { .gradient_dtype = r->grad,
 				    .reduce_dtype = r->grad,
 				    .ranks = r->ranks * r->replicas,
-				    .shard_ranks = r->ranks };
+				    .shard_ranks = r->ranks,
+				    .div_mode = DIV_MODE_TRUE }; /* of tensors on a CPU */
 
 	layout_divide_factors(s.ranks, &s.pre_divide, &s.post_divide);
 	for (size_t i = 0; i < sizeof(systems) / sizeof(systems[0]); i++)

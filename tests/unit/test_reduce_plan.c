@@ -39,14 +39,14 @@ static state_unit *record(enum reduce_profile profile, enum dtype gradient, enum
 	return u;
 }
 
-static struct reduce_plan plan_of(state_unit *u, uint32_t ranks, enum reduce_average average)
+static struct reduce_plan plan_of(state_unit *u, uint32_t ranks, enum reduce_device device)
 {
 	struct fault f = FAULT_NULL;
 	struct reduce_setting s;
 	struct reduce_plan p;
 
 	cr_assert_eq(unit_resolve(u, ranks, &f), 0, "%s", f.text);
-	s = reduce_setting_of(u, ranks, average);
+	s = reduce_setting_of(u, ranks, device);
 	reduce_plan_make(&s, &p);
 	return p;
 }
@@ -56,7 +56,7 @@ Test(reduce_plan, default_factors_of_1_to_4096_ranks)
 {
 	for (uint32_t w = 1; w <= 4096; w++) {
 		state_unit *u = record(PROFILE_FSDP1_HOOK, DTYPE_FP32, 0);
-		struct reduce_plan p = plan_of(u, w, REDUCE_AVERAGE_OF_GLOO);
+		struct reduce_plan p = plan_of(u, w, REDUCE_AS_ON_CPU);
 		uint32_t pre = p.pre.how ? (uint32_t)p.pre.value : 1;
 		float post = p.post.how ? p.post.value : 1;
 
@@ -96,11 +96,14 @@ static const struct row rows[] = {
 	{ PROFILE_FAIRSCALE, F32, 0, 4, 1, 1, 1, 0, 0, 0, "", "", "", "" },
 	{ PROFILE_FAIRSCALE, F32, 0, 6, 1, 2, 0, 0, 0, 0, "/2 fp32", "", "", "/3 fp32" },
 	{ PROFILE_FAIRSCALE, F32, 0, 2, 1, 8, 0, 0, 0, 0, "/8 fp32", "", "", "" },
+	{ PROFILE_FAIRSCALE, F32, B16, 6, 1, 0, 0, 0, 0, 1, "*0.25 bf16", "", "",
+	  "*0.666666687 bf16" },
 	/* XLA: ÷pre in the gradient's dtype, ÷post in fp32 */
 	{ PROFILE_XLA, B16, 0, 6, 1, 0, 0, 0, 0, 0, "/4 bf16", "", "", "/1.5 fp32" },
 	{ PROFILE_XLA, B16, F32, 6, 1, 0, 0, 0, 0, 0, "/4 bf16", "", "", "/1.5 fp32" },
 	{ PROFILE_XLA, F16, 0, 3, 1, 1, 1, 0, 0, 0, "", "", "", "*0.333251953 fp16" },
 	{ PROFILE_XLA, F16, F32, 3, 1, 1, 1, 0, 0, 0, "", "", "", "*0.333333343 fp32" },
+	{ PROFILE_XLA, B16, 0, 6, 1, 0, 0, 0, 0, 1, "/4 bf16", "", "", "/1.5 fp32" },
 	{ PROFILE_XLA, F32, 0, 1, 1, 1, 1, 0, 0, 0, "", "", "", "" },
 	/* FSDP1: as fairscale, in the gradient's dtype or that of the hook */
 	{ PROFILE_FSDP1_HOOK, B16, 0, 6, 1, 0, 0, 0, 0, 0, "/4 bf16", "", "", "/1.5 bf16" },
@@ -121,13 +124,15 @@ static const struct row rows[] = {
 	{ PROFILE_FSDP2, B16, 0, 6, 2, 0, 0, 6, 0, 0, "*0.166992188 bf16", "", "", "" },
 	{ PROFILE_FSDP2, F32, 0, 1, 1, 0, 0, 4, 0, 0, "", "/4 fp32", "", "" },
 	/* forced SUM, and fp16, which is divided in two halves */
-	{ PROFILE_FSDP2, F32, 0, 3, 1, 0, 0, 0, 1, 1, "", "", "", "/3 fp32" },
+	{ PROFILE_FSDP2, F32, 0, 3, 1, 0, 0, 0, 1, 1, "", "", "", "*0.333333343 fp32" },
 	{ PROFILE_FSDP2, B16, 0, 3, 1, 0, 0, 5, 1, 0, "", "", "", "/5 bf16" },
-	{ PROFILE_FSDP2, F32, F16, 6, 1, 0, 0, 0, 0, 1, "/4 fp16", "", "", "/1.5 fp16" },
-	{ PROFILE_FSDP2, F32, F16, 6, 2, 0, 0, 0, 1, 1, "/4 fp16", "", "", "/1.5 fp16" },
-	{ PROFILE_FSDP2, F32, F16, 3, 1, 0, 0, 12, 0, 1, "/4 fp16", "", "", "/3 fp16" },
-	{ PROFILE_FSDP2, F32, F16, 3, 1, 0, 0, 2.5, 0, 1, "", "", "", "/2.5 fp16" },
-	{ PROFILE_FSDP2, F32, F16, 1, 1, 0, 0, 3, 0, 1, "/2 fp16", "/3 fp16", "", "/1.5 fp16" },
+	{ PROFILE_FSDP2, F32, F16, 6, 1, 0, 0, 0, 0, 1, "*0.25 fp16", "", "", "*0.666666687 fp16" },
+	{ PROFILE_FSDP2, F32, F16, 6, 2, 0, 0, 0, 1, 1, "*0.25 fp16", "", "", "*0.666666687 fp16" },
+	{ PROFILE_FSDP2, F32, F16, 3, 1, 0, 0, 12, 0, 1, "*0.25 fp16", "", "",
+	  "*0.333333343 fp16" },
+	{ PROFILE_FSDP2, F32, F16, 3, 1, 0, 0, 2.5, 0, 1, "", "", "", "*0.400000006 fp16" },
+	{ PROFILE_FSDP2, F32, F16, 1, 1, 0, 0, 3, 0, 1, "*0.5 fp16", "*0.333333343 fp16", "",
+	  "*0.666666687 fp16" },
 	/* FSDP2 divides by less than 1 too */
 	{ PROFILE_FSDP2, F32, 0, 2, 1, 0, 0, 0.5, 1, 0, "", "", "", "/0.5 fp32" },
 	/* DDP */
@@ -135,6 +140,8 @@ static const struct row rows[] = {
 	{ PROFILE_DDP, B16, 0, 3, 3, 0, 0, 0, 0, 0, "*0.333333343 bf16", "", "", "" },
 	{ PROFILE_DDP, F32, 0, 1, 1, 0, 0, 0, 0, 0, "", "", "", "" },
 	{ PROFILE_DDP_BUCKET_VIEW, B16, 0, 3, 3, 0, 0, 0, 0, 0, "/3 bf16", "", "", "" },
+	{ PROFILE_DDP_BUCKET_VIEW, B16, 0, 3, 3, 0, 0, 0, 0, 1, "*0.333333343 bf16", "", "", "" },
+	{ PROFILE_DDP_HOOK, F32, F16, 3, 3, 0, 0, 0, 0, 1, "*0.333333343 fp16", "", "", "" },
 	{ PROFILE_DDP_HOOK, F32, F16, 3, 3, 0, 0, 0, 0, 0, "/3 fp16", "", "", "" },
 	{ PROFILE_DDP_HOOK, B16, F16, 3, 3, 0, 0, 0, 0, 0, "/3 fp16", "", "", "*1 bf16" },
 	{ PROFILE_DDP_HOOK, F32, 0, 3, 3, 0, 0, 0, 0, 0, "/3 fp32", "", "", "" },
@@ -162,8 +169,8 @@ Test(reduce_plan, every_profile_divides_where_its_system_does)
 	for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
 		const struct row *r = &rows[i];
 		state_unit *u = row_record(r);
-		struct reduce_plan p = plan_of(
-			u, r->ranks, r->nccl ? REDUCE_AVERAGE_OF_NCCL : REDUCE_AVERAGE_OF_GLOO);
+		struct reduce_plan p =
+			plan_of(u, r->ranks, r->nccl ? REDUCE_AS_ON_GPU : REDUCE_AS_ON_CPU);
 
 		expect_factor(&p.pre, r->pre, "pre", i);
 		expect_factor(&p.partial, r->partial, "partial", i);
@@ -174,6 +181,31 @@ Test(reduce_plan, every_profile_divides_where_its_system_does)
 		cr_expect_eq(p.accumulate_dtype,
 			     r->profile == PROFILE_FSDP2 ? u->reduce_dtype : u->gradient_dtype,
 			     "case %zu", i);
+		state_unit_free(u);
+	}
+}
+
+/* Asked for, it is the same wherever the unit is. */
+Test(reduce_plan, division_is_as_the_unit_asks_on_every_device)
+{
+	static const char *const by[_DIV_MODE_N][2] = {
+		[DIV_MODE_TRUE] = { "/1.5 fp32", "/3 fp32" },
+		[DIV_MODE_RECIPROCAL] = { "*0.666666687 fp32", "*0.333333343 fp32" },
+	};
+
+	for (unsigned i = 0; i < 4 * (_PROFILE_N - 1); i++) {
+		enum reduce_profile profile = (enum reduce_profile)(1 + i / 4);
+		state_unit *u = record(profile, F32, 0);
+		struct reduce_plan p;
+
+		u->force_sum = profile == PROFILE_FSDP2;
+		u->div_mode = 1 + i % 2;
+		p = plan_of(u, 3, (enum reduce_device)(i / 2 % 2));
+		if (profile >= PROFILE_DDP_HOOK)
+			expect_factor(&p.pre, by[u->div_mode][1], "pre", i);
+		else if (profile != PROFILE_DDP) /* it multiplies everywhere */
+			expect_factor(&p.post, by[u->div_mode][profile == PROFILE_FSDP2], "post",
+				      i);
 		state_unit_free(u);
 	}
 }
@@ -197,7 +229,7 @@ Test(reduce_plan, open_dtypes_and_strategies_are_the_systems)
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
 		state_unit *u = record(cases[i].profile, B16, 0);
 
-		(void)plan_of(u, 4, REDUCE_AVERAGE_OF_GLOO);
+		(void)plan_of(u, 4, REDUCE_AS_ON_CPU);
 		cr_expect_eq(u->reduce_profile, (uint32_t)cases[i].is);
 		cr_expect_eq(u->reduce_dtype, (uint32_t)cases[i].dtype, "case %zu", i);
 		cr_expect_eq(u->strategy, (uint32_t)cases[i].strategy, "case %zu", i);

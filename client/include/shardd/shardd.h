@@ -297,6 +297,13 @@ enum shardd_reshard {
 	SHARDD_RESHARD_NEVER = 3,          /* kept until the parameters change */
 };
 
+/* How a gradient is divided by a factor that is no power of two. 0: as PyTorch does on the
+ * device, TRUE on a CPU, RECIPROCAL on a GPU (XLA's profile: TRUE on both). */
+enum shardd_div_mode {
+	SHARDD_DIV_TRUE = 1,       /* x / d */
+	SHARDD_DIV_RECIPROCAL = 2, /* x * fp32(1 / d), the inverse taken in fp64 */
+};
+
 /* Parameters that are gathered and reduced together, fp32 in the daemon. FLAT: its flat
  * parameter is the row-major concatenation of its tensors in this order; rank r of W owns
  * elements [r*S, (r+1)*S), S = ceil(N/W) rounded up to a multiple of shard_multiple,
@@ -325,6 +332,7 @@ struct shardd_unit_spec {
 	size_t n_buffers;
 	enum shardd_reshard reshard; /* 0: AFTER_FORWARD */
 	bool guarded;                /* its ops are checked against the passes */
+	enum shardd_div_mode div_mode;
 };
 
 typedef uint32_t shardd_unit;
