@@ -210,11 +210,6 @@ static int check_unit(const struct ddp_spec *s, const struct unit *u, uint32_t i
 				 "unit '%.100s' has another reduce_profile: DDP, DDP_HOOK or "
 				 "DDP_BUCKET_VIEW is allowed",
 				 u->rec->name);
-	if (u->rec->optimizer->when == OPTIM_BY_TRAINER)
-		return fault_set(f, FAULT_INVALID, "units",
-				 "unit '%.100s' is stepped by the trainers (BY_TRAINER): units in "
-				 "buckets are stepped AT_STEP or IN_BACKWARD",
-				 u->rec->name);
 	return 0;
 }
 

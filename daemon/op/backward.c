@@ -142,7 +142,8 @@ bool backward_prepare(struct coll *c, void (*again)(struct parked *p))
 	if (plan_concerns(c) && c->group->plan.inv_scale != 0 &&
 	    !coll_need_scratch(c, COLL_FOUND_INF, SHARDS_FOUND_BYTES, again))
 		return false;
-	if (c->unit->rec->optimizer->when == OPTIM_BY_TRAINER && !more_to_come(c))
+	if (c->unit->rec->optimizer->when == OPTIM_BY_TRAINER && c->type == &op_reduce &&
+	    !more_to_come(c))
 		lend_begin(c);
 	return true;
 }

@@ -7,6 +7,7 @@
  * one that dies in the middle of its step has changed nothing.
  *
  *   Reduce begins --> COMING --NextShard, when it is over--> OUT --ShardDone--> BACK --> GIVEN_BACK
+ *   DDP's last bucket of the unit ends --^
  *
  * for each rank and unit; units are handed out in the order of their Reduces. When all ranks
  * have given theirs back the unit's parameters are those of the next step: until then nobody
@@ -105,11 +106,8 @@ static void copy_share(struct lend_copy *copy, float *place, const struct region
 
 /* ------------------------------------------------------------------ the Reduce */
 
-void lend_begin(struct coll *c)
+static void begin(struct coll *c)
 {
-	if (c->begun)
-		return;
-	c->begun = true;
 	c->unit->shards_from = c->ops[0]->entry.number;
 	c->unit->shards_ready = false;
 	c->unit->shards_left = c->n;
@@ -117,8 +115,19 @@ void lend_begin(struct coll *c)
 		member_unit_find(c->members[i], c->unit)->shard_state = SHARD_COMING;
 }
 
+void lend_begin(struct coll *c)
+{
+	if (!c->begun)
+		begin(c);
+	c->begun = true;
+}
+
+/* A unit that is reduced in buckets is coming when the last of them is over: before, nobody
+ * knows which one that will be. Until then NextShard waits as it does before any Reduce. */
 void lend_ready(struct coll *c)
 {
+	if (!c->begun)
+		begin(c);
 	c->unit->shards_ready = true;
 	parked_resume_all(&c->group->awaiting);
 }

@@ -177,6 +177,20 @@ static uint64_t first_limit(const request *r)
 	return r->bucket_bytes ? r->bucket_bytes : BUCKETS_FIRST_BYTES;
 }
 
+/* What a rank is lent of a unit is noted with the unit, which a rank that is handed views only
+ * may never have asked for. */
+static bool know_units(const struct coll *c, const request *r)
+{
+	for (uint32_t i = 0; i < c->n; i++)
+		for (size_t k = 0; k < r->n_units; k++) {
+			const struct unit *u = job_unit_by_id(c->job, r->units[k]);
+
+			if (u && !member_unit(c->members[i], u))
+				return false;
+		}
+	return true;
+}
+
 static void run(struct coll *c)
 {
 	const request *r = c->ops[0]->args.create;
@@ -200,7 +214,7 @@ static void run(struct coll *c)
 
 	for (uint32_t i = 1; i < c->n && !f.code; i++)
 		(void)compare(c, c->ops[0], c->ops[i], &f);
-	if (!f.code && marks_init(&marks, c->job, r) < 0)
+	if (!f.code && (!know_units(c, r) || marks_init(&marks, c->job, r) < 0))
 		fault_errno(&f, -ENOMEM, "making a ddp");
 	if (!f.code)
 		(void)ddp_new(c->job, &spec, &d, &f);

@@ -1,6 +1,7 @@
 /* JoinUneven: this rank has no more inputs. Ends when all ranks of the group have said so;
  * until then shadows take part in its place (shadow.c). */
 #include "core/check.h"
+#include "job/ddp.h"
 #include "op/op_impl.h"
 
 static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
@@ -27,12 +28,29 @@ static int fault_differs(const struct op *first, const char *field, bool value, 
 			 value ? "true" : "false");
 }
 
+/* The optimizer of a rank that has no more inputs steps nothing, but has a share. */
+static int check_own(const struct op *op, struct fault *f)
+{
+	for (unsigned i = 0; i < DDP_MAX; i++) {
+		const struct ddp *d = op->m->job->ddps[i];
+
+		for (uint32_t k = 0; d && d->group == op->group && k < d->n; k++)
+			if (d->tensors[k].unit->rec->optimizer->when == OPTIM_BY_TRAINER)
+				return fault_set(f, FAULT_STATE, NULL,
+						 "unit '%.100s' is stepped by the trainers "
+						 "(BY_TRAINER): all of them have a share of it in "
+						 "every step, so none can be without inputs",
+						 d->tensors[k].unit->rec->name);
+	}
+	return 0;
+}
+
 static int check(struct op *op, struct fault *f)
 {
 	struct list *joins = &op->group->joins;
 	const struct op *first = list_empty(joins) ? NULL : join_at(joins->next);
 
-	if (uneven_told(op))
+	if (uneven_told(op) || check_own(op, f))
 		return f->code;
 	if (!first)
 		return 0;

@@ -1,7 +1,7 @@
 /*
  * Optimizers in backward on units that are reduced in buckets: the same bits as the ordinary
  * step, whatever buckets their tensors are in, with clipping, a scaled loss, unused tensors,
- * sparse ones and a static graph too; and what is refused.
+ * sparse ones and a static graph too; the trainers' own; and what is refused.
  */
 #include <criterion/criterion.h>
 #include <math.h>
@@ -42,6 +42,7 @@ struct way {
 	bool find_unused, static_graph, sparse;
 	bool held;    /* a unit is gathered until the pass is over */
 	bool at_step; /* both are: the plan alone differs */
+	bool own;     /* one of both is the trainers' own; without momentum and decay */
 };
 
 struct model {
@@ -63,6 +64,8 @@ static struct shardd_optimizer optimizer_of(const struct way *w, enum shardd_opt
 
 	if (when == SHARDD_OPTIM_BY_TRAINER)
 		return (struct shardd_optimizer){ .when = when };
+	if (w->own)
+		return (struct shardd_optimizer){ .kind = SHARDD_SGD, .lr = 0.01, .when = when };
 	return (struct shardd_optimizer){ .kind = w->kind,
 					  .lr = 0.01,
 					  .weight_decay = 0.1,
@@ -369,26 +372,130 @@ Test(ddp_in_backward, a_second_pass_before_the_step_is_refused)
 	trainfix_run(2, twice_trainer, NULL);
 }
 
-/* The trainers' own optimizers do not get shards from buckets. */
+/* ------------------------------------------------------------ the trainers' own */
+
+/* SGD as the daemon does it, on this rank's share of the unit whose buckets come next. A tensor
+ * that nobody has used is left alone. Return: the unit. */
+static shardd_unit step_own(struct model *m, const uint8_t *untouched, float lr)
+{
+	struct shardd_shard_piece pieces[TENSORS];
+	struct shardd_shard s;
+	unsigned unit = 0;
+	size_t n;
+
+	TRAIN_OK(shardd_next_shard(m->c, SHARDD_WORLD, &s, &train_err));
+	while (m->units[unit] != s.unit)
+		TRAINER_CHECK(++unit < UNITS);
+	TRAIN_OK(shardd_shard_pieces(m->c, s.unit, pieces, TENSORS, &n, &train_err));
+	for (size_t i = 0; i < n; i++) {
+		size_t bytes = pieces[i].elements * sizeof(float);
+		float *p = train_copy(m->c, s.params + pieces[i].at, bytes);
+		float *g = train_copy(m->c, s.gradient + pieces[i].at, bytes);
+		const struct k_sgd sgd = { .p = p, .g = g, .lr = lr, .tail_from = UINT64_MAX };
+
+		if (!untouched[first_of[unit] + pieces[i].tensor])
+			kernels_ref()->sgd(&sgd, 0, pieces[i].elements);
+		train_write(m->c, s.params + pieces[i].at, p, bytes);
+		free(p);
+		free(g);
+	}
+	TRAIN_OK(shardd_shard_done(m->c, s.unit, &train_err));
+	return s.unit;
+}
+
+/* Which tensors nobody uses in @step: all ranks say the same. */
+static unsigned find_untouched(const struct way *w, uint32_t world, unsigned step, uint8_t *ret)
+{
+	unsigned used_units = 0;
+
+	for (unsigned u = 0; u < UNITS; u++) {
+		bool used = false;
+
+		for (unsigned i = first_of[u]; i < first_of[u + 1]; i++) {
+			ret[i] = 1;
+			for (uint32_t r = 0; r < world; r++)
+				ret[i] &= is_unused(w, r, i, step);
+			used = used || !ret[i];
+		}
+		used_units += used;
+	}
+	return used_units;
+}
+
+static void own_way(shardd_client *c, const struct trainer *t, const struct way *w)
+{
+	struct model own = make(c, w, SHARDD_OPTIM_BY_TRAINER), at_step;
+	struct way other = *w;
+	char name[32];
+
+	snprintf(name, sizeof(name), "%s'", w->name);
+	other.name = name;
+	other.own = true;
+	at_step = make(c, &other, SHARDD_OPTIM_AT_STEP);
+	for (unsigned step = 1; step <= STEPS; step++) {
+		double lr = 0.01 * (1 + step % 2);
+		const struct shardd_step_options o = { .size = sizeof(o), .lr = &lr };
+		uint8_t untouched[TENSORS];
+		unsigned n = find_untouched(w, t->world, step, untouched), seen = 0;
+
+		pass(&own, t, step);
+		while (n--) {
+			shardd_unit u = step_own(&own, untouched, (float)lr);
+
+			TRAINER_CHECK(!(seen >> u & 1));
+			seen |= 1U << u;
+		}
+		pass(&at_step, t, step);
+		TRAIN_OK(shardd_step_with(c, SHARDD_WORLD, &o, NULL, &train_err));
+		compare(&own, &at_step);
+	}
+}
+
+/* Each rank steps a third of every unit; momentum and decay are left out of both. */
 static int by_trainer(const struct trainer *t)
 {
-	static const struct way w = { "lent", SHARDD_PROFILE_DDP, .kind = SHARDD_SGD };
+	static const struct way ways[] = {
+		{ "own", SHARDD_PROFILE_DDP, .kind = SHARDD_SGD },
+		{ "own view", SHARDD_PROFILE_DDP_BUCKET_VIEW, .kind = SHARDD_SGD },
+		{ "own unused", SHARDD_PROFILE_DDP, .kind = SHARDD_SGD, .find_unused = true },
+		{ "own sparse", SHARDD_PROFILE_DDP, .kind = SHARDD_SGD, .sparse = true },
+	};
 	shardd_client *c = train_join(t);
-	struct model m = { .c = c, .w = &w };
-	const struct shardd_ddp_spec spec = { .size = sizeof(spec),
-					      .units = m.units,
-					      .n_units = UNITS };
 
-	register_units(&m, SHARDD_OPTIM_BY_TRAINER);
-	TRAIN_FAILS(shardd_ddp_create(c, &spec, &m.ddp, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
-	TRAINER_CHECK(strstr(train_err.text, "stepped by the trainers"));
+	for (size_t i = 0; i < ARRAY_SIZE(ways); i++)
+		own_way(c, t, &ways[i]);
 	train_leave(c);
 	return 0;
 }
 
-Test(ddp_in_backward, units_of_the_trainers_own_optimizer_are_refused)
+Test(ddp_in_backward, the_trainers_own_optimizer_gets_shares_from_buckets)
 {
-	trainfix_run(2, by_trainer, NULL);
+	trainfix_run(WORLD, by_trainer, NULL);
+}
+
+/* A share that nobody steps would hold up all others. */
+static int own_join_trainer(const struct trainer *t)
+{
+	static const struct way w = { "joins", SHARDD_PROFILE_DDP, .kind = SHARDD_SGD };
+	shardd_client *c = train_join(t);
+	struct model m = make(c, &w, SHARDD_OPTIM_BY_TRAINER);
+	struct shardd_shard s;
+
+	TRAIN_FAILS(shardd_join_uneven(c, SHARDD_WORLD, false, NULL, NULL, &train_err),
+		    SHARDD_FAILED_PRECONDITION);
+	TRAINER_CHECK(strstr(train_err.text, "BY_TRAINER"));
+	pass(&m, t, 1);
+	TRAIN_OK(shardd_next_shard(c, SHARDD_WORLD, &s, &train_err));
+	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
+	TRAIN_FAILS(shardd_step(c, SHARDD_WORLD, NULL, &train_err), SHARDD_FAILED_PRECONDITION);
+	TRAINER_CHECK(strstr(train_err.text, "have not given back their shard"));
+	train_leave(c);
+	return 0;
+}
+
+Test(ddp_in_backward, a_rank_with_a_share_cannot_be_without_inputs)
+{
+	trainfix_run(2, own_join_trainer, NULL);
 }
 
 /* ----------------------------------------------------------------------- a death */
