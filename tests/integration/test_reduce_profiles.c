@@ -57,24 +57,33 @@ static uint64_t negative_zeros(shardd_client *c, const struct trainer *t)
 	return buffer;
 }
 
-static shardd_unit make_unit(shardd_client *c, unsigned k, const struct model_unit *m,
-			     enum shardd_layout layout, uint64_t zeros)
+/* All at once: what they own is in few slabs then. @ret: @n. */
+static void make_units(shardd_client *c, const struct model_unit *m, unsigned n,
+		       enum shardd_layout layout, uint64_t zeros, shardd_unit *ret)
 {
-	const uint64_t n = N;
-	const struct shardd_tensor tensor = { .name = "weight", .shape = &n, .dims = 1 };
-	struct shardd_unit_spec spec = spec_of(m);
-	struct shardd_unit_info info;
-	char name[32];
+	const uint64_t elements = N;
+	const struct shardd_tensor tensor = { .name = "weight", .shape = &elements, .dims = 1 };
+	struct shardd_unit_spec *specs = train_alloc(n * sizeof(*specs));
+	struct shardd_unit_info *info = train_alloc(n * sizeof(*info));
+	char(*names)[32] = train_alloc(n * sizeof(*names));
 
-	snprintf(name, sizeof(name), "unit %u", k);
-	spec.size = sizeof(spec);
-	spec.name = name;
-	spec.layout = layout;
-	spec.tensors = &tensor;
-	spec.n_tensors = 1;
-	TRAIN_OK(shardd_register(c, &spec, 1, &info, &train_err));
-	TRAIN_OK(shardd_init_broadcast(c, info.unit, 0, zeros, &train_err));
-	return info.unit;
+	for (unsigned k = 0; k < n; k++) {
+		snprintf(names[k], sizeof(names[k]), "unit %u", k);
+		specs[k] = spec_of(&m[k]);
+		specs[k].size = sizeof(specs[k]);
+		specs[k].name = names[k];
+		specs[k].layout = layout;
+		specs[k].tensors = &tensor;
+		specs[k].n_tensors = 1;
+	}
+	TRAIN_OK(shardd_register(c, specs, n, info, &train_err));
+	for (unsigned k = 0; k < n; k++) {
+		ret[k] = info[k].unit;
+		TRAIN_OK(shardd_init_broadcast(c, info[k].unit, 0, zeros, &train_err));
+	}
+	free(names);
+	free(info);
+	free(specs);
 }
 
 static void fill(shardd_client *c, shardd_unit u, const struct model_unit *m, uint32_t rank,
@@ -159,11 +168,10 @@ static int trainer(const struct trainer *t)
 	uint64_t zeros = negative_zeros(c, t);
 
 	TRAINER_CHECK(n <= MAX_UNITS);
-	for (unsigned k = 0; k < n; k++) {
-		u[k] = make_unit(c, k, &m[k], s->layout, zeros);
+	make_units(c, m, n, s->layout, zeros, u);
+	for (unsigned k = 0; k < n; k++)
 		for (unsigned pass = 0; m[k].passes[pass]; pass++)
 			run_pass(c, u[k], &m[k], t->rank, pass);
-	}
 	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
 	for (unsigned k = 0; k < n; k++)
 		compare(c, u[k], &m[k], &w, k);
@@ -342,8 +350,7 @@ static int many_trainer(const struct trainer *t)
 
 	TRAINER_CHECK(s->make(t->world, m) >= MANY);
 	model_world_init(&w, t->world, s->devices, !train_on_host());
-	for (unsigned k = 0; k < MANY; k++)
-		u[k] = make_unit(c, k, &m[k], SHARDD_LAYOUT_FLAT, zeros);
+	make_units(c, m, MANY, SHARDD_LAYOUT_FLAT, zeros, u);
 	for (unsigned pass = 0; pass < 2; pass++) {
 		for (unsigned k = 0; k < MANY; k++)
 			fill(c, u[k], &m[k], t->rank, pass);
