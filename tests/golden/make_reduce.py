@@ -21,11 +21,13 @@ parameters (padding cut off), and its metadata says how it came about:
 fsdp2, fsdp1, ddp and fairscale really run: every rank is a process. fairscale, which knows
 only CUDA, runs with torch.cuda's streams replaced by nothing (they order, they do not
 compute). fsdp1's low precision hooks tell the allocator about a stream, which a CPU has
-not: that call is replaced by nothing too. xla is its documented order, evaluated with
-tensors: torch_xla does not run here.
+not: that call is replaced by nothing too. FSDP1 refuses hooks in its hybrid strategies: there
+it is the reduction without one, whose factors and order are the hooks'. xla is its documented
+order, evaluated with tensors: torch_xla does not run here.
 """
 
 import contextlib
+import functools
 import warnings
 
 import numpy as np
@@ -72,6 +74,10 @@ def numbers(dtype, world):
     return torch.from_numpy(x.astype(np.float32)).to(DTYPES[dtype])
 
 
+# How the ranks of a world divide in hybrid strategies: of a shard group, and how many of those.
+HYBRID = {4: ((2, 2),), 6: ((3, 2), (2, 3)), 8: ((4, 2), (2, 4))}
+
+
 class Case:
     """One result: about it, and run(gradients of a pass -> list of tensors) of one rank."""
 
@@ -93,18 +99,19 @@ def collective(comm):
 # ---------------------------------------------------------------- fsdp2
 
 
-def fsdp2_mesh(shards, replicas):
+@functools.cache
+def mesh_of(shards, replicas):
     if replicas == 1:
         return dist.init_device_mesh("cpu", (shards,))
     return dist.init_device_mesh("cpu", (replicas, shards), mesh_dim_names=("replica", "shard"))
 
 
-def fsdp2_run(meshes, grad, reduce, shards, replicas, factor, force, passes):
+def fsdp2_run(grad, reduce, shards, replicas, factor, force, passes):
     def run(rank, comm, gradients):
         model = golden.Given(SHAPES)
         policy = MixedPrecisionPolicy(param_dtype=None if grad == "fp32" else DTYPES[grad],
                                       reduce_dtype=DTYPES.get(reduce))
-        fully_shard(model, mesh=meshes[shards, replicas], mp_policy=policy)
+        fully_shard(model, mesh=mesh_of(shards, replicas), mp_policy=policy)
         if factor:
             model.set_gradient_divide_factor(factor)
         model.set_force_sum_reduction_for_comms(bool(force))
@@ -118,19 +125,15 @@ def fsdp2_run(meshes, grad, reduce, shards, replicas, factor, force, passes):
 
 
 def fsdp2_cases(world):
-    meshes = {}
-
     def case(grad, reduce, shards=world, replicas=1, factor=0, force=0, passes="s"):
-        if (shards, replicas) not in meshes:
-            meshes[shards, replicas] = fsdp2_mesh(shards, replicas)
         low = (reduce if reduce != "none" else grad) == "fp16"
         # (W shards) * factor: AVG if it is W, else a sum premultiplied
         premul = factor and not force and not low and world > 1 and factor != shards
         average = not force and not low and world > 1 and not premul
         comms = ("nccl",) if premul else ("gloo", "rank") + (("nccl",) if average else ())
         return Case("fsdp2", "dim0",
-                    fsdp2_run(meshes, grad, reduce, shards, replicas, factor, force, passes),
-                    comms, grad=grad, reduce=reduce, out="fp32", ranks=shards,
+                    fsdp2_run(grad, reduce, shards, replicas, factor, force, passes), comms,
+                    grad=grad, reduce=reduce, out="fp32", ranks=shards,
                     replicas=replicas, factor=factor, force_sum=force, passes=passes)
 
     for grad in DTYPES:
@@ -144,18 +147,17 @@ def fsdp2_cases(world):
                 yield case(grad, reduce, factor=8.0)
     mixed = [("fp32", "none"), ("bf16", "fp32"), ("bf16", "none"), ("fp16", "none"),
              ("fp32", "bf16"), ("fp16", "bf16"), ("bf16", "fp16")]
-    if world in (2, 3, 4):
-        for grad, reduce in mixed:
-            for passes in ("ns", "nns", "ss", "sns"):
-                yield case(grad, reduce, passes=passes)
-    if world in (4, 6):
+    for grad, reduce in mixed:
+        for passes in ("ns", "nns", "ss", "sns"):
+            yield case(grad, reduce, passes=passes)
+    for shards, replicas in HYBRID.get(world, ()):
         for grad, reduce in mixed:
             for passes in ("s", "ds", "dds", "nds", "dns", "sds"):
-                yield case(grad, reduce, world // 2, 2, passes=passes)
-        yield case("fp32", "none", world // 2, 2, force=1)
-        yield case("bf16", "none", world // 2, 2, factor=float(world // 2))
-        yield case("bf16", "none", world // 2, 2, factor=5.0)
-        yield case("fp16", "none", world // 2, 2, factor=5.0)
+                yield case(grad, reduce, shards, replicas, passes=passes)
+        yield case("fp32", "none", shards, replicas, force=1)
+        yield case("bf16", "none", shards, replicas, factor=float(shards))
+        yield case("bf16", "none", shards, replicas, factor=5.0)
+        yield case("fp16", "none", shards, replicas, factor=5.0)
 
 
 # ---------------------------------------------------------------- fsdp1
@@ -163,9 +165,10 @@ def fsdp2_cases(world):
 FSDP1_HOOKS = {"fp16": fsdp_hooks.fp16_compress_hook, "bf16": fsdp_hooks.bf16_compress_hook}
 
 
-def fsdp1_run(grad, reduce, form, hook, passes):
+def fsdp1_run(grad, reduce, form, hook, passes, hybrid):
     strategy = {"all-reduce": ShardingStrategy.NO_SHARD,
-                "reduce-scatter": ShardingStrategy.FULL_SHARD}[form]
+                "reduce-scatter": ShardingStrategy.FULL_SHARD,
+                "hybrid": ShardingStrategy.HYBRID_SHARD}[form]
 
     def run(rank, comm, gradients):
         precision = None
@@ -174,6 +177,7 @@ def fsdp1_run(grad, reduce, form, hook, passes):
                                        reduce_dtype=DTYPES.get(reduce))
         model = FullyShardedDataParallel(golden.Given(SHAPES), mixed_precision=precision,
                                          device_id=torch.device("cpu"),
+                                         device_mesh=mesh_of(*hybrid) if hybrid else None,
                                          sharding_strategy=strategy)
         if hook != "none":
             state = fsdp_hooks.LowPrecisionState(dist.group.WORLD)
@@ -187,11 +191,12 @@ def fsdp1_run(grad, reduce, form, hook, passes):
 
 
 def fsdp1_cases(world):
-    def case(form, grad, reduce="none", hook="none", passes="s"):
+    def case(form, grad, reduce="none", hook="none", passes="s", hybrid=None):
+        shards, replicas = hybrid or (world, 1)
         return Case("fsdp1", "same" if form == "all-reduce" or world == 1 else "flat",
-                    fsdp1_run(grad, reduce, form, hook, passes), ("gloo", "rank"), form=form,
-                    grad=grad, reduce=reduce, hook=hook, out="fp32", ranks=world,
-                    passes=passes)
+                    fsdp1_run(grad, reduce, form, hook, passes, hybrid), ("gloo", "rank"),
+                    form=form, grad=grad, reduce=reduce, hook=hook, out="fp32", ranks=shards,
+                    replicas=replicas, passes=passes)
 
     for form in ("reduce-scatter", "all-reduce"):
         for grad in DTYPES:
@@ -200,10 +205,16 @@ def fsdp1_cases(world):
                     yield case(form, grad, reduce)
             for hook in FSDP1_HOOKS:
                 yield case(form, grad, hook=hook)
-    if world in (2, 3, 4):
-        for grad, reduce in (("fp32", "none"), ("bf16", "none"), ("bf16", "fp32")):
-            for passes in ("ns", "ss", "sns"):
-                yield case("reduce-scatter", grad, reduce, passes=passes)
+    for grad, reduce in (("fp32", "none"), ("bf16", "none"), ("bf16", "fp32")):
+        for passes in ("ns", "ss", "sns"):
+            yield case("reduce-scatter", grad, reduce, passes=passes)
+            yield case("all-reduce", grad, reduce, passes=passes)
+            for hybrid in HYBRID.get(world, ()):
+                yield case("hybrid", grad, reduce, passes=passes, hybrid=hybrid)
+    for hybrid in HYBRID.get(world, ()):
+        for grad, reduce in (("fp32", "none"), ("bf16", "none"), ("bf16", "fp32"),
+                             ("fp16", "none"), ("fp32", "bf16"), ("fp16", "bf16")):
+            yield case("hybrid", grad, reduce, hybrid=hybrid)
 
 
 # ---------------------------------------------------------------- ddp
@@ -318,8 +329,10 @@ def fairscale_cases(world):
         yield case(grad, 1, 1)
         yield case(grad, 1, 0, 1.0, 3.0)
         yield case(grad, 1, 1, 3.0, 1.5)
-        if world in (2, 3, 4):
-            for passes in ("ns", "ss", "sns"):
+        for passes in ("ns", "ss", "sns"):
+            if grad == "fp32":
+                yield case(grad, 0, passes=passes)
+            if world > 1:  # one rank has lost its parameters in the second pass, an error
                 yield case(grad, 1, 0, passes=passes)
                 yield case(grad, 1, 1, passes=passes)
 
@@ -331,36 +344,52 @@ def predivide(world):
     return fsdp_hooks.DefaultState._get_gradient_predivide_factor(world)
 
 
-def xla_run(grad, fp32, pre, post):
+def xla_reduce(g, rank, fp32, pre, post):
+    world = dist.get_world_size()
+    first, last = (pre, post) if pre else (predivide(world), world / predivide(world))
+    if first > 1:
+        g = g / first
+    g = torch.nn.functional.pad(g, [0, -N % (world * 128)])
+    if fp32:
+        g = g.float()
+    total = golden.fold(golden._gathered(g, None), dist.ReduceOp.SUM, False)
+    if (pre, post) == (1.0, 1.0):
+        total = total * torch.tensor(1.0 / world, dtype=total.dtype)
+    total = total.float()
+    if last > 1:
+        total = total / last
+    return total.chunk(world)[rank]
+
+
+def xla_run(grad, fp32, pre, post, passes):
+    """In no_sync autograd adds to the gradient, in its type; shards are added in fp32."""
     def run(rank, comm, gradients):
-        world = dist.get_world_size()
-        g = gradients[0].clone()
-        first, last = (pre, post) if pre else (predivide(world), world / predivide(world))
-        if first > 1:
-            g = g / first
-        g = torch.nn.functional.pad(g, [0, -N % (world * 128)])
-        if fp32:
-            g = g.float()
-        total = golden.fold(golden._gathered(g, None), dist.ReduceOp.SUM, False)
-        if (pre, post) == (1.0, 1.0):
-            total = total * torch.tensor(1.0 / world, dtype=total.dtype)
-        total = total.float()
-        if last > 1:
-            total = total / last
-        return [total.chunk(world)[rank]]
+        kept, shard = None, None
+        for i, kind in enumerate(passes):
+            kept = gradients[i].clone() if kept is None else kept + gradients[i]
+            if kind == "n":
+                continue
+            reduced, kept = xla_reduce(kept, rank, fp32, pre, post), None
+            shard = reduced if shard is None else shard + reduced
+        return [shard]
 
     return run
 
 
 def xla_cases(world):
+    def case(grad, fp32, pre=0.0, post=0.0, passes="s"):
+        return Case("xla", "flat", xla_run(grad, fp32, pre, post, passes), ("rank",), grad=grad,
+                    fp32_reduce_scatter=fp32, out="fp32", ranks=world, pre=pre, post=post,
+                    passes=passes)
+
     for grad in DTYPES:
         for fp32 in (0, 1):
+            if fp32 and grad == "fp32":
+                continue
             for pre, post in ((0.0, 0.0), (1.0, 1.0), (3.0, 1.5)):
-                if fp32 and grad == "fp32":
-                    continue
-                yield Case("xla", "flat", xla_run(grad, fp32, pre, post), ("rank",), grad=grad,
-                           fp32_reduce_scatter=fp32, out="fp32", ranks=world, pre=pre,
-                           post=post, passes="s")
+                yield case(grad, fp32, pre, post)
+            for passes in ("ns", "nns", "ss", "sns"):
+                yield case(grad, fp32, passes=passes)
 
 
 # ---------------------------------------------------------------- all of it
@@ -397,13 +426,13 @@ def whole(layout, parts, about):
         for other in parts[1:]:
             assert all(golden.same(a, b) for a, b in zip(parts[0], other)), about
         return torch.cat(parts[0])[:N]
-    if layout == "flat":
-        flat = torch.cat([p for rank in parts for p in rank])
-        assert not flat[N:].any(), about
-        return flat[:N]
     shards = about["ranks"]
     for rank in range(shards, len(parts)):  # replicas agree
         assert all(golden.same(a, b) for a, b in zip(parts[rank], parts[rank % shards])), about
+    if layout == "flat":
+        flat = torch.cat([p for rank in parts[:shards] for p in rank])
+        assert not flat[N:].any(), about
+        return flat[:N]
     return torch.cat([torch.cat([rank[i] for rank in parts[:shards]])
                       for i in range(len(SHAPES))])
 
