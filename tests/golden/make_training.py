@@ -3,8 +3,8 @@
 
     venv/bin/python make_training.py
 
-writes training.safetensors: the transformer of tests/torch on two ranks, five steps of
-AdamW (foreach=False), each rank with tokens of its own.
+writes training.safetensors: the transformer of tests/torch, made smaller, on two ranks and on
+four, ten steps of AdamW (foreach=False), each rank with tokens of its own.
 
   "in/NAME"      a parameter before the first step
   "CASE/g/NAME"  [step, rank, ...] its gradient on each rank, as its reduction got it:
@@ -16,18 +16,23 @@ The metadata of "unit/NAME" lists the parameters that fully_shard wraps together
 another name A of B. That of a case says how it was made:
 
   system    fsdp2, ddp
+  world     ranks
+  comm      gloo: it adds the gradients itself; on two ranks there is one order. rank: the
+            systems' own code with a sum in rank order in place of the collective (golden.py)
   compute   type of parameters and gradients in forward and backward; reduce: of the sum
 
-The square root is correctly rounded as in make_optim.py. gloo adds the gradients itself: on
-two ranks there is one order.
+The square root is correctly rounded as in make_optim.py.
 """
 
 import contextlib
 import os
 import sys
+import warnings
 
 import torch
+import torch.distributed as dist
 import torch.distributed.fsdp._fully_shard._fsdp_param_group as param_group
+from torch.nn.parallel import DistributedDataParallel
 
 import golden
 
@@ -36,12 +41,16 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 import test_training as training  # noqa: E402
 import transformer  # noqa: E402
 
-WORLD, STEPS = 2, 5
-CASES = {
-    "fsdp2": dict(system="fsdp2", compute="fp32", reduce="fp32"),
-    "fsdp2/bf16": dict(system="fsdp2", compute="bf16", reduce="fp32"),
-    "ddp": dict(system="ddp", compute="fp32", reduce="fp32"),
-}
+# Few enough parameters to store all of them after each step; rows that mostly do not divide.
+transformer.VOCABULARY, transformer.WIDTH, transformer.LENGTH = 23, 9, 7
+STEPS = 10
+FSDP2 = dict(system="fsdp2", compute="fp32", reduce="fp32")
+BF16 = dict(FSDP2, compute="bf16")
+DDP = dict(FSDP2, system="ddp")
+CASES = {"%(system)s/%(compute)s/w%(world)d/%(comm)s" % case: case for case in (
+    *(dict(c, world=2, comm="gloo") for c in (FSDP2, BF16, DDP)),
+    *(dict(c, world=4, comm="rank") for c in (FSDP2, BF16, DDP)),
+    dict(FSDP2, world=4, comm="gloo"))}
 
 
 @contextlib.contextmanager
@@ -82,7 +91,18 @@ def seen_by_ddp(model, gradients):
 
 def train(case):
     def run(rank, world):
-        model = training.wrap(transformer.make(), case["system"], case["compute"])
+        in_order = golden.folded() if case["comm"] == "rank" else contextlib.nullcontext()
+        with in_order:
+            return steps(rank)
+
+    def wrap():
+        if case["system"] == "ddp" and case["comm"] == "rank":
+            return DistributedDataParallel(transformer.make(),
+                                           process_group=golden.FoldGroup(dist.group.WORLD))
+        return training.wrap(transformer.make(), case["system"], case["compute"])
+
+    def steps(rank):
+        model = wrap()
         optimizer = training.adamw(model.parameters())
         rows = []
         for step in range(STEPS):
@@ -120,18 +140,19 @@ def add(tensors, name, case, ranks, initial):
 
 
 def main():
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     model = transformer.make()
     initial = dict(model.named_parameters())
     tensors = {"in/" + n: p for n, p in initial.items()}
     about = {"unit/" + unit: " ".join(names + ["head.weight=tokens.weight"] * (unit == "root"))
              for unit, names in training.groups(model).items()}
     for name, case in CASES.items():
-        add(tensors, name, case, golden.run(train(case), WORLD), initial)
+        add(tensors, name, case, golden.run(train(case), case["world"]), initial)
         beta1, beta2 = training.ADAMW["betas"]
         about[name] = golden.settings(
             optimizer="adamw", lr=training.ADAMW["lr"], beta1=beta1, beta2=beta2,
             eps=training.ADAMW["eps"], weight_decay=training.ADAMW["weight_decay"],
-            steps=STEPS, world=WORLD, **case)
+            steps=STEPS, **case)
     golden.save("training.safetensors", tensors, about)
 
 
