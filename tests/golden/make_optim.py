@@ -11,11 +11,12 @@ what a case has after each step, which its metadata describes:
   form       single (foreach=False), foreach, fused; f64: single with everything in double,
              rounded to fp32 after each step
   lr         one for each step; settings: as torch.optim names them
-  scaler     0, or 1 for a GradScaler. Then the gradients of a step are CASE/g (scaled by
-             CASE/scale, one element infinite where CASE/found is 1) and CASE/unscaled after
-             the step; CASE/t is the optimizer's step counter after it. A step that is skipped
-             is not counted. single: the scaler unscales (a multiplication by the inverse);
-             fused: the optimizer does (a division).
+  scaler     0, or for a GradScaler 1; 2: its unscale_ is called before its step. Then the
+             gradients of a step are CASE/g (scaled by CASE/scale, one element infinite where
+             CASE/found is 1) and CASE/unscaled after the step; CASE/t is the optimizer's step
+             counter after it. A step that is skipped is not counted. The scaler unscales (a
+             multiplication by the inverse); but of fused with scaler 1 the optimizer does (a
+             division).
 
 MKL, whose sqrt torch uses in single and foreach on x86, is off by one unit for one number
 in six: "single" and "foreach" run with numpy's correctly rounded sqrt instead, and
@@ -121,7 +122,11 @@ def run(kind, lr, form, options):
     return {key: torch.stack(row) for key, row in rows.items()}
 
 
-def run_scaled(kind, lr, form, options):
+def run_unscaled(kind, lr, form, options):
+    return run_scaled(kind, lr, form, options, True)
+
+
+def run_scaled(kind, lr, form, options, unscale=False):
     """With loss scaling: the third step is skipped, the scale halves then and grows later."""
     p, opt = make(kind, lr, form, options)
     scaler = torch.amp.GradScaler("cpu", init_scale=3.0 * 2.0**14, growth_interval=2,
@@ -135,6 +140,8 @@ def run_scaled(kind, lr, form, options):
             p.grad[N // 2] = np.inf
         rows["scale"].append(torch.tensor(scaler.get_scale()))
         rows.setdefault("g", []).append(p.grad.clone())
+        if unscale:
+            scaler.unscale_(opt)
         scaler.step(opt)
         scaler.update()
         rows["found"].append(torch.tensor(float(inf)))
@@ -196,11 +203,12 @@ def sgd_cases(tensors, about):
 def scaled_cases(tensors, about):
     lr, b1, b2, eps, wd = ADAM[0]
     options = dict(betas=(b1, b2), eps=eps, weight_decay=wd)
-    for form in ("single", "fused"):
-        rows = both_sqrt(run_scaled, torch.optim.AdamW, lr, form, options)
-        add(tensors, about, "scaled/adamw/%s" % form, rows, optimizer="adamw", form=form,
-            lr=":".join(repr(lr * s) for s in LR), beta1=b1, beta2=b2, eps=eps,
-            weight_decay=wd, amsgrad=0, maximize=0, scaler=1)
+    for form, scaler in (("single", 1), ("fused", 1), ("fused", 2)):
+        rows = both_sqrt(run_unscaled if scaler == 2 else run_scaled, torch.optim.AdamW, lr, form,
+                         options)
+        add(tensors, about, "scaled/adamw/%s/%d" % (form, scaler), rows, optimizer="adamw",
+            form=form, lr=":".join(repr(lr * s) for s in LR), beta1=b1, beta2=b2, eps=eps,
+            weight_decay=wd, amsgrad=0, maximize=0, scaler=scaler)
     options = dict(momentum=0.9, weight_decay=0.1)
     rows = both_sqrt(run_scaled, torch.optim.SGD, 0.03, "single", options)
     rows.pop("native")

@@ -1,77 +1,51 @@
 /*
- * The optimizer kernels against torch.optim: tests/golden/optim.safetensors, which
- * make_optim.py writes and describes. Bit for bit, but for p with MKL's square root and what
- * expect_near and ignore_sign_of_zero say.
+ * The optimizer kernels against torch.optim: tests/golden/optim.safetensors. Bit for bit, but
+ * for what golden_optim.c says, and for p with MKL's square root. test_golden_state and
+ * test_golden_steps compare what a daemon makes of the same.
  */
 #include <criterion/criterion.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/cleanup.h"
 #include "fdcheck.h"
-#include "golden.h"
+#include "golden_optim.h"
 
-#define MAX_N 64
+enum { N = GOLDEN_OPTIM_N };
 
 /* torch's fused kernels step one by one what is left behind whole vectors: of eight
  * elements, on the machine that made the vectors. */
 #define VECTOR 8
 
 struct run {
-	const struct safetensors *f;
-	const char *name, *about;
+	struct golden_optim o;
 	const struct kernels *k;
-	size_t n;
 	unsigned steps; /* taken, skipped ones not */
-	enum k_profile profile;
-	float p[MAX_N], g[MAX_N], m[MAX_N], v[MAX_N], vmax[MAX_N], buf[MAX_N];
-	double travel[MAX_N]; /* how far p has come, steps added up */
+	float p[N], g[N], m[N], v[N], vmax[N], buf[N];
+	double travel[N]; /* how far p has come, steps added up */
 };
-
-/* The learning rate of step @i: the i-th of "a:b:c". */
-static double lr_at(const struct run *r, unsigned i)
-{
-	char text[128], *at = text, *end;
-
-	golden_text(r->about, "lr", text, sizeof(text));
-	while (i--) {
-		at = strchr(at, ':');
-		cr_assert_not_null(at, "%s", r->name);
-		at++;
-	}
-	double lr = strtod(at, &end);
-
-	cr_assert(end != at && (*end == ':' || !*end), "%s", r->name);
-	return lr;
-}
-
-static double number(const struct run *r, const char *key)
-{
-	return golden_number(r->about, key);
-}
 
 static uint64_t tail_from(const struct run *r)
 {
-	return r->profile == K_FUSED ? r->n - r->n % VECTOR : UINT64_MAX;
+	return r->o.profile == K_FUSED ? N - N % VECTOR : UINT64_MAX;
 }
 
 /* Scalars as a caller computes them: in double, rounded once. */
 static struct k_adam_f64 scalars(const struct run *r, double lr)
 {
-	double b1 = number(r, "beta1"), b2 = number(r, "beta2"), t = r->steps + 1;
+	double b1 = r->o.beta1, b2 = r->o.beta2, t = r->steps + 1;
 
 	return (struct k_adam_f64){
-		.decay = 1 - lr * number(r, "weight_decay"),
-		.wd = number(r, "weight_decay"),
+		.decay = 1 - lr * r->o.weight_decay,
+		.wd = r->o.weight_decay,
 		.b1 = b1,
 		.w1 = 1 - b1,
 		.b2 = b2,
 		.w2 = 1 - b2,
 		.step_size = lr / (1 - pow(b1, t)),
 		.sq = sqrt(1 - pow(b2, t)),
-		.eps = number(r, "eps"),
+		.eps = r->o.eps,
 	};
 }
 
@@ -83,7 +57,7 @@ static void adamw_step(struct run *r, double lr)
 		.g = r->g,
 		.m = r->m,
 		.v = r->v,
-		.vmax = number(r, "amsgrad") != 0 ? r->vmax : NULL,
+		.vmax = r->o.amsgrad ? r->vmax : NULL,
 		.decay = (float)s.decay,
 		.w1 = (float)s.w1,
 		.b1 = (float)s.b1,
@@ -92,13 +66,13 @@ static void adamw_step(struct run *r, double lr)
 		.step_size = (float)s.step_size,
 		.sq = (float)s.sq,
 		.eps = (float)s.eps,
-		.profile = r->profile,
-		.maximize = number(r, "maximize") != 0,
+		.profile = r->o.profile,
+		.maximize = r->o.maximize,
 		.tail_from = tail_from(r),
 		.f64 = s,
 	};
 
-	r->k->adamw(&a, 0, r->n);
+	r->k->adamw(&a, 0, N);
 }
 
 static void adam_step(struct run *r, double lr)
@@ -109,7 +83,7 @@ static void adam_step(struct run *r, double lr)
 		.g = r->g,
 		.m = r->m,
 		.v = r->v,
-		.vmax = number(r, "amsgrad") != 0 ? r->vmax : NULL,
+		.vmax = r->o.amsgrad ? r->vmax : NULL,
 		.wd = (float)s.wd,
 		.w1 = (float)s.w1,
 		.b2 = (float)s.b2,
@@ -117,13 +91,13 @@ static void adam_step(struct run *r, double lr)
 		.step_size = (float)s.step_size,
 		.sq = (float)s.sq,
 		.eps = (float)s.eps,
-		.profile = r->profile,
-		.maximize = number(r, "maximize") != 0,
+		.profile = r->o.profile,
+		.maximize = r->o.maximize,
 		.tail_from = tail_from(r),
 		.f64 = s,
 	};
 
-	r->k->adam(&a, 0, r->n);
+	r->k->adam(&a, 0, N);
 }
 
 static void sgd_step(struct run *r, double lr)
@@ -131,91 +105,44 @@ static void sgd_step(struct run *r, double lr)
 	struct k_sgd a = {
 		.p = r->p,
 		.g = r->g,
-		.buf = number(r, "momentum") != 0 ? r->buf : NULL,
+		.buf = r->o.momentum != 0 ? r->buf : NULL,
 		.lr = (float)lr,
-		.wd = (float)number(r, "weight_decay"),
-		.mu = (float)number(r, "momentum"),
-		.dampening = number(r, "dampening"),
-		.nesterov = number(r, "nesterov") != 0,
+		.wd = (float)r->o.weight_decay,
+		.mu = (float)r->o.momentum,
+		.dampening = r->o.dampening,
+		.nesterov = r->o.nesterov,
 		.first = r->steps == 0,
-		.maximize = number(r, "maximize") != 0,
-		.profile = r->profile,
+		.maximize = r->o.maximize,
+		.profile = r->o.profile,
 		.tail_from = tail_from(r),
 	};
 
-	r->k->sgd(&a, 0, r->n);
+	r->k->sgd(&a, 0, N);
 }
 
 static void step(struct run *r, double lr)
 {
-	float before[MAX_N];
+	float before[N];
 
 	memcpy(before, r->p, sizeof(before));
-	if (golden_is(r->about, "optimizer", "sgd"))
+	if (golden_optim_is(&r->o, "sgd"))
 		sgd_step(r, lr);
-	else if (golden_is(r->about, "optimizer", "adam"))
+	else if (golden_optim_is(&r->o, "adam"))
 		adam_step(r, lr);
 	else
 		adamw_step(r, lr);
 	r->steps++;
-	for (size_t i = 0; i < r->n; i++)
+	for (size_t i = 0; i < N; i++)
 		r->travel[i] += fabs((double)r->p[i] - (double)before[i]);
 }
 
 /* ------------------------------------------------------------------ comparison */
 
-/* Row @i of a tensor [step, element] of the case. */
-static const float *row(const struct run *r, const char *part, unsigned i)
-{
-	struct safetensors_tensor t = golden_part(r->f, r->name, part);
-
-	cr_assert(t.dtype == DTYPE_FP32 && t.dims == 2 && t.shape[1] == r->n && i < t.shape[0]);
-	return (const float *)t.data + i * r->n;
-}
-
-/* In double torch interpolates m, we add two products: what is rounded to fp32 may be the
- * next number, and again after each step. */
-static void expect_near(const struct run *r, const char *part, const float *got, unsigned i)
-{
-	const float *want = row(r, part, i);
-
-	for (size_t e = 0; e < r->n; e++)
-		cr_assert_leq(fabs((double)got[e] - (double)want[e]),
-			      (i + 1) * (0x1p-23 * fabs((double)want[e]) + 0x1p-149),
-			      "%s: %s[%zu] after step %u is %a, not %a", r->name, part, e, i + 1,
-			      (double)got[e], (double)want[e]);
-}
-
-/* torch interpolates the elements behind whole pairs of vectors one by one, there by
- * subtracting where elsewhere it adds the opposite: with beta1 0 the product is a zero, so
- * that of a gradient of -0 the sign of m differs, and of a p that is -0. Nothing else can. */
-static void ignore_sign_of_zero(const struct run *r, const char *part, float *got, unsigned i)
-{
-	const float *want = row(r, part, i);
-
-	if (golden_is(r->about, "optimizer", "sgd") || number(r, "beta1") != 0 ||
-	    r->profile != K_EAGER_SINGLE)
-		return;
-	for (size_t e = r->n - r->n % (2 * VECTOR); e < r->n; e++)
-		if (got[e] == 0 && want[e] == 0)
-			got[e] = want[e];
-}
-
 static void expect(const struct run *r, const char *part, const float *got, unsigned i)
 {
-	char what[256];
-	float x[MAX_N];
+	char text[256];
 
-	if (!golden_has(r->f, r->name, part))
-		return;
-	if (r->profile == K_REFERENCE_F64) {
-		expect_near(r, part, got, i);
-		return;
-	}
-	memcpy(x, got, sizeof(x));
-	ignore_sign_of_zero(r, part, x, i);
-	snprintf(what, sizeof(what), "%s: %s after step %u", r->name, part, i + 1);
-	golden_expect(what, x, row(r, part, i), DTYPE_FP32, r->n);
+	cr_assert(golden_optim_same(&r->o, part, got, i, text, sizeof(text)), "%s", text);
 }
 
 /* MKL's square root, off by one unit for one number in six, moves an update by at most
@@ -224,17 +151,14 @@ static void expect(const struct run *r, const char *part, const float *got, unsi
  * that there only the size of the whole way bounds it. */
 static void expect_native(const struct run *r, unsigned i)
 {
-	const float *native;
+	const float *native = golden_optim_row(&r->o, "native", i);
 
-	if (!golden_has(r->f, r->name, "native"))
-		return;
-	native = row(r, "native", i);
-	for (size_t e = 0; e < r->n; e++) {
+	for (size_t e = 0; native && e < N; e++) {
 		double diff = fabs((double)r->p[e] - (double)native[e]);
 		double bound = (i + 1) * 0x1p-22 * (fabs((double)r->p[e]) + r->travel[e]);
 
 		cr_assert_leq(diff, bound + 0x1p-149, "%s: p[%zu] after step %u is %a, torch's %a",
-			      r->name, e, i + 1, (double)r->p[e], (double)native[e]);
+			      r->o.name, e, i + 1, (double)r->p[e], (double)native[e]);
 	}
 }
 
@@ -248,68 +172,58 @@ static void expect_state(const struct run *r, unsigned i)
 	expect_native(r, i);
 }
 
-static float number_at(const struct run *r, const char *part, unsigned i)
+/* The scaler multiplies by the inverse, rounded from double. Return: is an element infinite? */
+static bool multiply(struct run *r, float scale)
 {
-	struct safetensors_tensor t = golden_part(r->f, r->name, part);
-
-	cr_assert(t.dims == 1 && i < t.shape[0]);
-	return golden_at(t.data, t.dtype, i);
-}
-
-/* The scaler multiplies by the inverse, rounded from double; the fused optimizer divides, and
- * leaves the gradient alone if the step is skipped. Return: is it? */
-static bool unscale(struct run *r, unsigned i)
-{
-	float scale = number_at(r, "scale", i), found = 0, before[MAX_N];
+	float found = 0;
 	struct k_unscale a = { r->g, (float)(1.0 / (double)scale), &found };
 
-	memcpy(before, r->g, sizeof(before));
-	r->k->unscale(&a, 0, r->n);
-	cr_assert_eq(found, number_at(r, "found", i), "%s: step %u", r->name, i + 1);
-	for (size_t e = 0; r->profile == K_FUSED && e < r->n; e++)
-		r->g[e] = found != 0 ? before[e] : before[e] / scale;
-	expect(r, "unscaled", r->g, i);
+	r->k->unscale(&a, 0, N);
 	return found != 0;
 }
 
-static void start(struct run *r)
+/* The fused optimizer divides, and leaves the gradient alone if the step is skipped. Nobody
+ * but this has a use for that: who unscales here calls Unscale, as in torch unscale_. */
+static bool divide(struct run *r, float scale)
 {
-	struct safetensors_tensor p = golden_tensor(r->f, "in/p");
+	bool found = false;
 
-	cr_assert(p.dtype == DTYPE_FP32 && p.elements <= MAX_N);
-	r->n = p.elements;
-	memcpy(r->p, p.data, r->n * sizeof(float));
-	r->profile = golden_is(r->about, "form", "fused") ? K_FUSED
-		     : golden_is(r->about, "form", "f64") ? K_REFERENCE_F64
-							  : K_EAGER_SINGLE;
+	for (size_t e = 0; e < N; e++)
+		found = found || !isfinite(r->g[e]);
+	for (size_t e = 0; !found && e < N; e++)
+		r->g[e] /= scale;
+	return found;
+}
+
+/* Return: is the step to be skipped? */
+static bool unscale(struct run *r, unsigned i)
+{
+	float scale = golden_optim_number(&r->o, "scale", i);
+	bool found = golden_optim_divides(&r->o) ? divide(r, scale) : multiply(r, scale);
+
+	cr_assert_eq(found, golden_optim_number(&r->o, "found", i) != 0, "%s: step %u", r->o.name,
+		     i + 1);
+	expect(r, "unscaled", r->g, i);
+	return found;
 }
 
 static void check(const struct safetensors *f, const struct kernels *k, const char *name,
 		  const char *about)
 {
 	_cleanup_(freep) struct run *r = calloc(1, sizeof(*r));
-	struct safetensors_tensor g = golden_tensor(f, "in/g");
-	bool scaled = golden_number(about, "scaler") != 0;
 
 	cr_assert_not_null(r);
-	r->f = f;
-	r->name = name;
-	r->about = about;
 	r->k = k;
-	start(r);
-	cr_assert(g.dims == 2 && g.shape[0] == 5 && g.shape[1] == r->n);
-	for (unsigned i = 0; i < g.shape[0]; i++) {
-		bool skip = false;
-
-		memcpy(r->g, scaled ? row(r, "g", i) : (const float *)g.data + i * r->n,
-		       r->n * sizeof(float));
-		if (scaled)
-			skip = unscale(r, i);
-		if (!skip)
-			step(r, lr_at(r, i));
+	golden_optim_read(&r->o, f, name, about);
+	memcpy(r->p, r->o.start, sizeof(r->p));
+	for (unsigned i = 0; i < GOLDEN_OPTIM_STEPS; i++) {
+		memcpy(r->g, golden_optim_gradients(&r->o, i), sizeof(r->g));
+		if (!r->o.scaler || !unscale(r, i))
+			step(r, r->o.lr[i]);
 		expect_state(r, i);
-		if (scaled && number_at(r, "t", i) >= 0)
-			cr_assert_eq(number_at(r, "t", i), (float)r->steps, "%s", name);
+		if (r->o.scaler && golden_optim_number(&r->o, "t", i) >= 0)
+			cr_assert_eq(golden_optim_number(&r->o, "t", i), (float)r->steps, "%s",
+				     name);
 	}
 }
 
@@ -338,7 +252,7 @@ static void check_cases(const char *optimizer, const char *form, unsigned least)
 	}
 
 GOLDEN_OPTIM(adamw, single, 17)
-GOLDEN_OPTIM(adamw, fused, 17)
+GOLDEN_OPTIM(adamw, fused, 18)
 GOLDEN_OPTIM(adamw, f64, 4)
 GOLDEN_OPTIM(adam, single, 16)
 GOLDEN_OPTIM(adam, fused, 16)
