@@ -7,21 +7,26 @@ that a pass uses twice; see golden.py for what to install.
 writes ddp.safetensors. The metadata of a case is its settings:
 
   kind     join: inside join(), ranks have different numbers of inputs (inputs=1,3), and
-           take a step of SGD after each. unused: find_unused_parameters. static: a
+           take a step of SGD after each (fp32). unused: find_unused_parameters. static: a
            static graph with a parameter in two reentrant checkpoints, so that it gets its
            gradient twice, and one that nobody uses
+  grad     type of parameters and gradients, and so of the reduction: DDP's buckets have the
+           gradients'. Its mixed_precision, which adds in another, does not run without an
+           accelerator
   initial  join: divide_by_initial_world_size
   clear    is the gradient set to None after each pass?
   throws   join: throw_on_early_termination. errors: the exception of each rank, "exhausted"
            or "detected" or "none"; after how many passes: passes. Nothing else is stored
 
-and its tensors, N elements being those of the parameters one after another:
+and its tensors, all widened to fp32, N elements being those of the parameters one after
+another:
 
   g        [pass, rank, use, N]: gradients that the ranks' backwards gave
   used     [pass, rank, parameter]: how often it is used; 0 in all of a rank's pass: no input
   out      [pass, N]: gradients after the pass; the ranks that had an input agree
   has      [pass, parameter]: is there one? Else it is None, and out is 0
-  p        [N]: parameters at the end, on every rank
+  p        [N]: parameters at the end, on every rank; join in fp32 only, since the daemon's
+           parameters are fp32 whatever the gradients are
 
 Two ranks add in one order; with three the group adds in rank order (golden.py).
 """
@@ -41,10 +46,13 @@ SIZES = [int(torch.tensor(s).prod()) for s in SHAPES]
 N = sum(SIZES)
 TWICE, NEVER = 1, 3  # of a static graph
 LR = 0.1
-INPUTS = {2: (1, 3), 3: (2, 1, 4)}
+INPUTS = {2: (1, 3), 3: (2, 1, 4), 4: (2, 1, 4, 3)}
 # by pass, by rank: the parameters that are used
 UNUSED = {2: (((0, 1, 4), (0, 4)), ((0, 2), (0, 2, 3)), ((0, 1), (0, 1, 2, 4))),
-          3: (((0, 1), (0, 4), (0,)), ((0, 2), (0, 2), (3,)), ((1,), (0,), (0, 1, 2, 4)))}
+          3: (((0, 1), (0, 4), (0,)), ((0, 2), (0, 2), (3,)), ((1,), (0,), (0, 1, 2, 4))),
+          4: (((0, 1), (4,), (0,), (0, 1)), ((2,), (0, 2), (3,), (2, 3)),
+              ((1,), (0,), (0, 1, 2, 4), (0,)))}
+GRADS = ("fp32", "bf16")
 
 
 class Group(golden.FoldGroup):
@@ -79,10 +87,10 @@ class Model(golden.Given):
         return total
 
 
-def gradients(seed, *shape):
+def gradients(seed, grad, *shape):
     rng = torch.Generator().manual_seed(seed)
     scale = 10.0 ** torch.randint(-4, 3, (N,), generator=rng)
-    return torch.randn(*shape, N, generator=rng) * scale
+    return (torch.randn(*shape, N, generator=rng) * scale).to(golden.DTYPES[grad])
 
 
 def one_pass(model, g, used):
@@ -93,13 +101,14 @@ def one_pass(model, g, used):
 def grads_of(model):
     """The gradients, and which there are."""
     grads = [p.grad for p in model.module.parts]
-    flat = [torch.zeros(n) if g is None else g.flatten().clone() for g, n in zip(grads, SIZES)]
+    flat = [torch.zeros(n) if g is None else g.flatten().float() for g, n in zip(grads, SIZES)]
     return torch.cat(flat), torch.tensor([float(g is not None) for g in grads])
 
 
-def wrap(world, **settings):
-    return DistributedDataParallel(Model(SHAPES), process_group=group_for(world),
-                                   bucket_cap_mb=100 / 2**20, **settings)
+def wrap(world, grad="fp32", **settings):
+    return DistributedDataParallel(Model(SHAPES, golden.DTYPES[grad]),
+                                   process_group=group_for(world), bucket_cap_mb=100 / 2**20,
+                                   **settings)
 
 
 # ---------------------------------------------------------------- cases, of one rank
@@ -121,34 +130,36 @@ def train(model, rank, g, used, clear, step):
     return out
 
 
-def join_case(rank, world, initial):
+def join_case(rank, world, grad, initial):
     inputs = INPUTS[world]
-    g = gradients(world, max(inputs), world, 1)
+    g = gradients(world, grad, max(inputs), world, 1)
     used = [[[int(i < n)] * len(SHAPES) for n in inputs] for i in range(max(inputs))]
-    model = wrap(world)
+    model = wrap(world, grad)
     with model.join(divide_by_initial_world_size=bool(initial)):
-        out = train(model, rank, g, used, True, True)
-    p = torch.cat([p.detach().flatten() for p in model.module.parts])
+        out = train(model, rank, g, used, True, grad == "fp32")
+    p = None
+    if grad == "fp32":
+        p = torch.cat([p.detach().flatten() for p in model.module.parts])
     about = dict(kind="join", initial=initial, clear=1, lr=LR)
     return about, g, used, out, p
 
 
-def unused_case(rank, world, clear):
+def unused_case(rank, world, grad, clear):
     passes = UNUSED[world]
-    g = gradients(10 + world, len(passes), world, 1)
+    g = gradients(10 + world, grad, len(passes), world, 1)
     used = [[[int(i in which) for i in range(len(SHAPES))] for which in ranks]
             for ranks in passes]
-    model = wrap(world, find_unused_parameters=True)
+    model = wrap(world, grad, find_unused_parameters=True)
     out = train(model, rank, g, used, bool(clear), False)
     return dict(kind="unused", clear=clear), g, used, out, None
 
 
-def static_case(rank, world):
-    g = gradients(20 + world, 3, world, 2)
+def static_case(rank, world, grad):
+    g = gradients(20 + world, grad, 3, world, 2)
     row = [1] * len(SHAPES)
     row[TWICE], row[NEVER] = 2, 0
     used = [[row] * world] * 3
-    model = wrap(world, static_graph=True)
+    model = wrap(world, grad, static_graph=True)
     out = train(model, rank, g, used, True, False)
     return dict(kind="static", clear=1), g, used, out, None
 
@@ -157,7 +168,7 @@ def marked_twice(rank, world):
     """What a static graph is needed for."""
     model = wrap(world)
     try:
-        one_pass(model, gradients(1, 2), [1, 2, 1, 1, 1])
+        one_pass(model, gradients(1, "fp32", 2), [1, 2, 1, 1, 1])
     except RuntimeError as e:
         assert "marked as ready twice" in str(e), e
         return
@@ -165,7 +176,7 @@ def marked_twice(rank, world):
 
 
 def throwing_case(rank, world, inputs):
-    g = gradients(world, max(inputs), world, 1)
+    g = gradients(world, "fp32", max(inputs), world, 1)
     used = [[[int(i < n)] * len(SHAPES) for n in inputs] for i in range(max(inputs))]
     model = wrap(world)
     done = []
@@ -184,9 +195,15 @@ def throwing_case(rank, world, inputs):
 def child(rank, world):
     warnings.simplefilter("ignore")
     marked_twice(rank, world)
-    cases = {"join/initial": join_case(rank, world, 1), "join/active": join_case(rank, world, 0),
-             "unused/kept": unused_case(rank, world, 0),
-             "unused/cleared": unused_case(rank, world, 1), "static": static_case(rank, world)}
+    cases = {}
+    for grad in GRADS:
+        for name, case in (("join/initial", join_case(rank, world, grad, 1)),
+                           ("join/active", join_case(rank, world, grad, 0)),
+                           ("unused/kept", unused_case(rank, world, grad, 0)),
+                           ("unused/cleared", unused_case(rank, world, grad, 1)),
+                           ("static", static_case(rank, world, grad))):
+            case[0]["grad"] = grad
+            cases[name if grad == "fp32" else "%s/%s" % (name, grad)] = case
     throws = {inputs: throwing_case(rank, world, inputs)
               for inputs in (INPUTS[world], (2,) * world, (2,) + (0,) * (world - 1))}
     return cases, throws
@@ -207,7 +224,7 @@ def store(tensors, name, ranks):
     _, g, used, _, p = ranks[0]
     outs = [rank[3] for rank in ranks]
     results = [agreed(outs, i) for i in range(len(g))]
-    tensors[name + "/g"] = g
+    tensors[name + "/g"] = g.float()
     tensors[name + "/used"] = torch.tensor(used, dtype=torch.float32)
     tensors[name + "/out"] = torch.stack([out for out, _ in results])
     tensors[name + "/has"] = torch.stack([has for _, has in results])
