@@ -1,6 +1,8 @@
 #include "job/job_memory.h"
 
-#include "unit/reduce_plan.h"
+#include "core/check.h"
+#include "op/lend.h"
+#include "op/reduce_run.h"
 
 static uint64_t aligned(uint64_t bytes)
 {
@@ -57,19 +59,65 @@ static uint64_t shards_of(const struct job *job, const struct unit *u)
 
 static uint64_t copies_of(const struct unit *u)
 {
-	uint64_t all = (unit_part_elements(u) + unit_frozen_elements(u)) * u->spread, bytes = 0;
+	uint64_t all = (unit_part_elements(u) + unit_frozen_elements(u)) * u->spread;
 
-	if (u->has_full)
-		bytes += u->n_parts * array(all, (enum dtype)u->rec->compute_dtype);
-	for (unsigned d = 0; d < u->n_parts; d++)
-		bytes += aligned(u->parts[d].partials.bytes);
-	return bytes;
+	return u->has_full ? u->n_parts * array(all, (enum dtype)u->rec->compute_dtype) : 0;
+}
+
+static struct device *device_of(const struct job *job, const struct unit *u, uint32_t index)
+{
+	return group_device(job->groups[u->rec->group], index);
+}
+
+/* Is there a replica with ranks on two devices? */
+static bool has_split_replicas(const struct job *job, const struct unit *u)
+{
+	uint32_t ranks = group_size(job->groups[u->rec->group]), shard = u->rec->shard_ranks;
+
+	for (uint32_t i = 0; i < ranks; i++)
+		if (device_of(job, u, i) != device_of(job, u, i - i % shard))
+			return true;
+	return false;
+}
+
+/* Replicas of the device that has most of them. */
+static uint32_t replicas_here(const struct job *job, const struct unit *u)
+{
+	uint32_t ranks = group_size(job->groups[u->rec->group]), most = 0;
+
+	for (unsigned d = 0; d < u->n_parts; d++) {
+		uint32_t here = 0;
+
+		for (uint32_t i = 0; i < ranks; i++)
+			here += device_of(job, u, i) == u->parts[d].device;
+		most = here > most ? here : most;
+	}
+	return most / u->rec->shard_ranks;
+}
+
+/* Sums of replicas: each device has its own; where replicas are split over devices, and have a
+ * factor of their own, every device has its segment of all of them; else one sum of its ranks. */
+static uint64_t deferred_of(const struct job *job, const struct unit *u)
+{
+	uint32_t ranks = group_size(job->groups[u->rec->group]), sums = 1;
+	const struct reduce_plan plan = reduce_plan_for(job, u);
+	uint64_t elements = u->layout.elements;
+
+	if (!u->has_partials)
+		return 0;
+	if (!has_split_replicas(job, u)) {
+		sums = replicas_here(job, u);
+	} else if (plan.partial.how || plan.replica.how) {
+		sums = ranks / u->rec->shard_ranks;
+		elements = u->spread == 1 ? elements : unit_part_elements(u);
+	}
+	return u->n_parts * sums * array(elements, (enum dtype)u->rec->reduce_dtype);
 }
 
 /* Gradient shards that are there only while they are needed. */
 static uint64_t pooled_of(const struct unit *u)
 {
-	if (!unit_pools_gradient(u->rec) || !u->parts[0].grads.slab)
+	if (!unit_pools_gradient(u->rec) || !u->has_gradient)
 		return 0;
 	return u->n_parts * array(unit_part_elements(u), DTYPE_FP32);
 }
@@ -80,7 +128,20 @@ static enum dtype accumulate_dtype(const struct unit *u)
 						       : (enum dtype)u->rec->gradient_dtype;
 }
 
-static uint64_t held_of(const struct unit *u, const struct member_unit *mu)
+/* Parameters and gradient of what the rank is lent, one element at least. */
+static uint64_t lent_of(const struct job *job, struct unit *u, const struct member *m)
+{
+	uint64_t n;
+	uint32_t index;
+
+	CHECK(group_index(job->groups[u->rec->group], m->rank, &index));
+	n = lend_share_elements(job, u, index);
+	return 2 * array(n ? n : 1, DTYPE_FP32);
+}
+
+/* Whether there is something is what @mu says; how much, what the unit is. */
+static uint64_t held_of(const struct job *job, struct unit *u, const struct member *m,
+			const struct member_unit *mu)
 {
 	uint64_t bytes = 0;
 
@@ -88,18 +149,21 @@ static uint64_t held_of(const struct unit *u, const struct member_unit *mu)
 		bytes += array(u->layout.elements, (enum dtype)u->rec->gradient_dtype);
 	if (mu->accumulated.slab)
 		bytes += array(u->layout.elements, accumulate_dtype(u));
-	if (mu->summoned.slab)
+	if (mu->is_summoned)
 		bytes += array(unit_full_elements(u), DTYPE_FP32);
-	return bytes + aligned(mu->shard.bytes);
+	if (mu->shard_state == SHARD_OUT || mu->shard_state == SHARD_BACK)
+		bytes += lent_of(job, u, m);
+	return bytes;
 }
 
+/* Of a buffer the formula is what was asked for. */
 static uint64_t held_by(const struct job *job, const struct member *m)
 {
 	const struct member_buffer *b, *tmp;
 	uint64_t bytes = 0;
 
 	for (uint32_t i = 0; i < m->n_units && i < job->n_units; i++)
-		bytes += held_of(job->units[i], &m->units[i]);
+		bytes += held_of(job, job->units[i], m, &m->units[i]);
 	list_for_each (b, tmp, (struct list *)&m->buffers, link)
 		bytes += aligned(b->region.bytes);
 	return bytes;
@@ -109,7 +173,7 @@ static void add_formula(const struct job *job, struct job_memory *m)
 {
 	for (uint32_t i = 0; i < job->n_units; i++) {
 		m->formula[MEM_SHARD] += shards_of(job, job->units[i]);
-		m->formula[MEM_FULL] += copies_of(job->units[i]);
+		m->formula[MEM_FULL] += copies_of(job->units[i]) + deferred_of(job, job->units[i]);
 		m->formula[MEM_GRAD] += pooled_of(job->units[i]);
 	}
 	for (uint32_t r = 0; r < job->rec->world_size; r++)
