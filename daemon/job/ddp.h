@@ -146,6 +146,11 @@ int ddp_check_idle(const struct ddp_rank *r, const char *what, struct fault *f);
 
 /* Is any rank in a pass with the buckets that @u is in, or are such under way? */
 bool ddp_unit_is_busy(const struct job *job, const struct unit *u);
+/* Passes of rank @rank that have ended, of all ddps that have @u. */
+uint64_t ddp_unit_passes(const struct job *job, const struct unit *u, uint32_t rank);
+/* Is the rank in a pass in which it has handed over all gradients of @u: named them unused, said
+ * that they are there, or is to say so at its end (the first one of a static graph)? */
+bool ddp_unit_is_ready(const struct job *job, const struct unit *u, uint32_t rank);
 /* A forward of @r begins. @ret_layout: the assignment it is to have after it. */
 int ddp_forward(struct ddp_rank *r, unsigned *ret_layout, struct fault *f);
 /* It has them. */

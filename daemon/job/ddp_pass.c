@@ -90,6 +90,57 @@ bool ddp_unit_is_busy(const struct job *job, const struct unit *u)
 	return false;
 }
 
+static bool has_unit(const struct ddp *d, const struct unit *u)
+{
+	for (uint32_t i = 0; i < d->n; i++)
+		if (d->tensors[i].unit == u)
+			return true;
+	return false;
+}
+
+/* Of the job's @k-th ddp. Return: NULL if there is none of this epoch with @u and @rank. */
+static const struct ddp_rank *rank_with(const struct job *job, unsigned k, const struct unit *u,
+					uint32_t rank)
+{
+	const struct ddp *d = job->ddps[k];
+	uint32_t index;
+
+	if (!d || d->epoch != job->rec->epoch || !group_index(d->group, rank, &index))
+		return NULL;
+	return has_unit(d, u) ? &d->ranks[index] : NULL;
+}
+
+uint64_t ddp_unit_passes(const struct job *job, const struct unit *u, uint32_t rank)
+{
+	uint64_t passes = 0;
+
+	for (unsigned k = 0; k < DDP_MAX; k++) {
+		const struct ddp_rank *r = rank_with(job, k, u, rank);
+
+		passes += r ? r->begun - r->open : 0;
+	}
+	return passes;
+}
+
+static bool all_ready(const struct ddp_rank *r, const struct unit *u)
+{
+	for (uint32_t i = 0; i < r->ddp->n; i++)
+		if (r->ddp->tensors[i].unit == u && !(r->flags[i] & DDP_READY))
+			return false;
+	return true;
+}
+
+bool ddp_unit_is_ready(const struct job *job, const struct unit *u, uint32_t rank)
+{
+	for (unsigned k = 0; k < DDP_MAX; k++) {
+		const struct ddp_rank *r = rank_with(job, k, u, rank);
+
+		if (r && r->open && (is_first_static(r) || all_ready(r, u)))
+			return true;
+	}
+	return false;
+}
+
 /* Whoever has finished a pass has waited for all ranks, so the first one had everything
  * ready then; and no rank has new buckets in a pass in which another has old ones. */
 int ddp_forward(struct ddp_rank *r, unsigned *ret_layout, struct fault *f)

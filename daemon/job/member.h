@@ -44,6 +44,8 @@ struct member_unit {
 	uint8_t pass;           /* enum pass_state */
 	uint8_t reshard;        /* enum unit_reshard, its own policy; 0: the unit's */
 	bool held;              /* one of @gathers is the passes' */
+	uint64_t ddp_passes;    /* that had ended when it went into backward */
+	bool added;             /* in this backward, and not reduced since: its Accumulate */
 	uint32_t uses;          /* how often it let go of it since the last step */
 	struct region summoned; /* its copy of the parameters, from summon to return */
 	bool is_summoned;       /* that is the trainer's by now */

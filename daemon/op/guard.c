@@ -18,11 +18,12 @@ static const char *pass_of(const struct op *op)
 	return op->args.pass.kind == PASS_KIND_FORWARD ? "(FORWARD)" : "(BACKWARD)";
 }
 
-static int refuse(const struct op *op, const struct unit *u, enum pass_state s, struct fault *f)
+static int refuse(const struct op *op, enum pass_move move, const struct unit *u, enum pass_state s,
+		  struct fault *f)
 {
 	char allowed[160];
 
-	passes_allowed(op->move, allowed, sizeof(allowed));
+	passes_allowed(move, allowed, sizeof(allowed));
 	return fault_set(f, FAULT_STATE, NULL,
 			 "%s%s: unit '%.100s' is in state %s on rank %u: %s is allowed",
 			 op->type->name, pass_of(op), u->rec->name, pass_state_name(s), op->m->rank,
@@ -45,7 +46,7 @@ static int check_unit(const struct op *op, struct fault *f)
 	mu = member_unit(op->m, u);
 	if (!mu)
 		return fault_errno(f, -ENOMEM, "entering a pass");
-	return passes_move(mu->pass, op->move, &to) ? 0 : refuse(op, u, mu->pass, f);
+	return passes_move(mu->pass, op->move, &to) ? 0 : refuse(op, op->move, u, mu->pass, f);
 }
 
 static int check_all(const struct op *op, struct fault *f)
@@ -54,7 +55,7 @@ static int check_all(const struct op *op, struct fault *f)
 
 	for (uint32_t i = 0; m->in_pass && i < m->n_units; i++)
 		if (m->units[i].pass != PASS_IDLE)
-			return refuse(op, m->job->units[i], m->units[i].pass, f);
+			return refuse(op, op->move, m->job->units[i], m->units[i].pass, f);
 	return 0;
 }
 
@@ -138,8 +139,16 @@ int guard_check(struct op *op, struct fault *f)
 	return op->unit ? check_unit(op, f) : check_all(op, f);
 }
 
+int guard_refuse(const struct op *op, enum pass_move move, struct fault *f)
+{
+	return refuse(op, move, op->unit, member_unit_find(op->m, op->unit)->pass, f);
+}
+
 int guard_begin(struct op *op, struct fault *f)
 {
+	if (op->move == MOVE_BEGIN_BACKWARD)
+		member_unit_find(op->m, op->unit)->ddp_passes =
+			ddp_unit_passes(op->m->job, op->unit, op->m->rank);
 	if (op->move == MOVE_REDUCE || op->move == MOVE_ACCUMULATE)
 		return end_use(op, op->move == MOVE_REDUCE, f);
 	return 0;
@@ -160,6 +169,10 @@ void guard_done(struct op *op)
 	mu = member_unit_find(m, op->unit);
 	if (!mu || !passes_move(mu->pass, op->move, &to))
 		return;
+	if (op->move == MOVE_ACCUMULATE)
+		mu->added = true;
+	else if (op->move == MOVE_REDUCE || op->move == MOVE_BEGIN_BACKWARD)
+		mu->added = false;
 	m->in_pass += (to != PASS_IDLE) - (mu->pass != PASS_IDLE);
 	mu->pass = to;
 }

@@ -14,6 +14,8 @@ int guard_check(struct op *op, struct fault *f);
 /* Its own checks have passed, too: a Reduce lets go of what its backward read.
  * Return: 0 or a fault code. */
 int guard_begin(struct op *op, struct fault *f);
+/* As if @op were @move, which is not allowed now. Return: the fault's code. */
+int guard_refuse(const struct op *op, enum pass_move move, struct fault *f);
 /* It has ended well. */
 void guard_done(struct op *op);
 

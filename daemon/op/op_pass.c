@@ -55,22 +55,24 @@ const struct op_type op_begin_pass = {
 
 /* -------------------------------------------------------------------- EndPass */
 
-/* Is there a Reduce of this unit to wait for? Replicated units are reduced in buckets. */
-static bool is_reduced(const state_unit *rec)
+/* Are there gradients that a pass with sync reduces? */
+static bool is_reduced(const struct op *op)
 {
+	const state_unit *rec = op->unit->rec;
 	bool trainable = false;
 
 	for (size_t i = 0; i < rec->n_tensors; i++)
 		trainable = trainable || !rec->tensors[i]->frozen;
-	return trainable && rec->strategy != STRATEGY_REPLICATE;
+	return trainable && op->args.pass.sync && op->args.pass.kind == PASS_KIND_BACKWARD;
 }
 
+/* Replicated units may be reduced in buckets, which is known when it is the op's turn. */
 static enum pass_move end_of(const struct op *op)
 {
 	if (op->args.pass.kind == PASS_KIND_FORWARD)
 		return MOVE_END_FORWARD;
-	return op->args.pass.sync && is_reduced(op->unit->rec) ? MOVE_END_BACKWARD
-							       : MOVE_END_WITHOUT;
+	return is_reduced(op) && op->unit->rec->strategy != STRATEGY_REPLICATE ? MOVE_END_BACKWARD
+									       : MOVE_END_WITHOUT;
 }
 
 static int decode_end(struct op *op, const ProtobufCMessage *msg, struct fault *f)
@@ -84,11 +86,30 @@ static int decode_end(struct op *op, const ProtobufCMessage *msg, struct fault *
 	return 0;
 }
 
+/* Has a ddp got the gradients of this pass, or have they been reduced by another one since? */
+static bool is_in_buckets(const struct op *op, const struct member_unit *mu)
+{
+	const struct job *job = op->m->job;
+
+	return ddp_unit_is_ready(job, op->unit, op->m->rank) ||
+	       ddp_unit_passes(job, op->unit, op->m->rank) > mu->ddp_passes;
+}
+
 static int check_end(struct op *op, struct fault *f)
 {
-	(void)op;
-	(void)f;
-	return 0;
+	const struct member_unit *mu = member_unit_find(op->m, op->unit);
+	enum pass_state to;
+
+	if (!is_reduced(op) || is_in_buckets(op, mu))
+		return 0;
+	if (!passes_move(mu->pass, MOVE_END_BACKWARD, &to))
+		return guard_refuse(op, MOVE_END_BACKWARD, f);
+	if (!mu->added)
+		return 0;
+	return fault_set(f, FAULT_STATE, NULL,
+			 "EndPass(BACKWARD): the gradients of unit '%.100s' were accumulated on "
+			 "rank %u and not reduced: Reduce, or an end without sync, is allowed",
+			 op->unit->rec->name, op->m->rank);
 }
 
 /* Forward that was computed again inside backward goes on with the same parameters. */

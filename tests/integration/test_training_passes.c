@@ -180,6 +180,131 @@ Test(training_passes, what_does_not_fit_is_refused_with_the_state)
 	trainfix_run(2, refused_trainer, NULL);
 }
 
+/* A pass with sync whose gradients nobody reduces: refused, whatever the strategy. */
+static int unreduced_trainer(const struct trainer *t)
+{
+	static const enum shardd_strategy strategies[] = { SHARDD_SHARD, SHARDD_REPLICATE,
+							   SHARDD_HYBRID };
+	shardd_client *c = train_join(t);
+
+	for (size_t i = 0; i < ARRAY_SIZE(strategies); i++) {
+		struct shardd_unit_spec spec = like;
+		shardd_unit u[UNITS];
+		const void *data;
+		char name[16];
+		void *gradient;
+
+		snprintf(name, sizeof(name), "unreduced%zu.", i);
+		spec.guarded = true;
+		spec.strategy = strategies[i];
+		spec.shard_ranks = strategies[i] == SHARDD_HYBRID ? 1 : 0;
+		make_units(c, name, &spec, u);
+		TRAIN_OK(shardd_begin_pass(c, u[0], SHARDD_BACKWARD, &data, &train_err));
+		TRAIN_FAILS(shardd_end_pass(c, u[0], SHARDD_BACKWARD, true, &train_err),
+			    SHARDD_FAILED_PRECONDITION);
+		TRAINER_CHECK(strstr(train_err.text, "is in state BACKWARD_PRE"));
+		TRAINER_CHECK(strstr(train_err.text, "BACKWARD_POST is allowed"));
+		TRAIN_OK(shardd_gradient(c, u[0], &gradient, &train_err));
+		TRAIN_OK(shardd_accumulate(c, u[0], &train_err));
+		TRAIN_FAILS(shardd_end_pass(c, u[0], SHARDD_BACKWARD, true, &train_err),
+			    SHARDD_FAILED_PRECONDITION);
+		TRAINER_CHECK(strstr(train_err.text, "were accumulated on rank"));
+		TRAIN_OK(shardd_reduce(c, u[0], &train_err));
+		TRAIN_OK(shardd_end_pass(c, u[0], SHARDD_BACKWARD, true, &train_err));
+		TRAIN_OK(shardd_begin_pass(c, u[0], SHARDD_BACKWARD, &data, &train_err));
+		TRAIN_OK(shardd_end_pass(c, u[0], SHARDD_BACKWARD, false, &train_err));
+	}
+	train_leave(c);
+	return 0;
+}
+
+Test(training_passes, end_with_sync_only_when_reduced)
+{
+	trainfix_run(2, unreduced_trainer, NULL);
+}
+
+/* Two units of one ddp, in passes: what its buckets have got is reduced. */
+struct in_buckets {
+	shardd_client *c;
+	shardd_unit u[UNITS];
+	shardd_ddp ddp;
+	struct shardd_ddp_view views[UNITS];
+};
+
+static void begin_backward(struct in_buckets *b)
+{
+	const void *data;
+
+	TRAIN_OK(shardd_ddp_forward(b->c, b->ddp, b->views, UNITS, &train_err));
+	for (unsigned i = 0; i < UNITS; i++)
+		TRAIN_OK(shardd_begin_pass(b->c, b->u[i], SHARDD_BACKWARD, &data, &train_err));
+}
+
+static void end_backward(struct in_buckets *b, unsigned i)
+{
+	TRAIN_OK(shardd_end_pass(b->c, b->u[i], SHARDD_BACKWARD, true, &train_err));
+}
+
+static void not_yet(struct in_buckets *b, unsigned i)
+{
+	TRAIN_FAILS(shardd_end_pass(b->c, b->u[i], SHARDD_BACKWARD, true, &train_err),
+		    SHARDD_FAILED_PRECONDITION);
+	TRAINER_CHECK(strstr(train_err.text, "is in state BACKWARD_PRE"));
+}
+
+static void ready(struct in_buckets *b, uint32_t tensor)
+{
+	TRAIN_OK(shardd_ddp_ready(b->c, b->ddp, &tensor, 1, &train_err));
+}
+
+static void ddp_pass(struct in_buckets *b)
+{
+	begin_backward(b);
+	not_yet(b, 0);
+	TRAIN_OK(shardd_ddp_backward(b->c, b->ddp, NULL, 0, NULL, 0, &train_err));
+	for (uint32_t i = UNITS; i-- > 0;) {
+		not_yet(b, i);
+		ready(b, i);
+		if (i % 2) /* at once, or when the pass is over */
+			end_backward(b, i);
+	}
+	TRAIN_OK(shardd_ddp_finish(b->c, b->ddp, NULL, 0, &train_err));
+	for (unsigned i = 0; i < UNITS; i += 2)
+		end_backward(b, i);
+}
+
+static int buckets_trainer(const struct trainer *t)
+{
+	struct shardd_unit_spec spec = like;
+	struct in_buckets b = { .c = train_join(t) };
+	struct shardd_ddp_spec ddp = { .size = sizeof(ddp), .units = b.u, .n_units = UNITS };
+	uint32_t n;
+
+	spec.guarded = true;
+	spec.strategy = SHARDD_REPLICATE;
+	spec.reduce_profile = SHARDD_PROFILE_DDP;
+	spec.reduce_dtype = 0;
+	make_units(b.c, "bucket", &spec, b.u);
+	TRAIN_OK(shardd_ddp_create(b.c, &ddp, &b.ddp, &n, &train_err));
+	TRAINER_CHECK(n == UNITS);
+	for (unsigned step = 1; step < 4; step++) {
+		ddp_pass(&b);
+		TRAIN_OK(shardd_step(b.c, SHARDD_WORLD, NULL, &train_err));
+		TRAIN_OK(shardd_commit(b.c, step, NULL, 0, &train_err));
+	}
+	begin_backward(&b); /* the pass before is not this one's */
+	not_yet(&b, 0);
+	for (unsigned i = 0; i < UNITS; i++)
+		TRAIN_OK(shardd_end_pass(b.c, b.u[i], SHARDD_BACKWARD, false, &train_err));
+	train_leave(b.c);
+	return 0;
+}
+
+Test(training_passes, end_with_sync_when_the_buckets_have_all)
+{
+	trainfix_run(2, buckets_trainer, NULL);
+}
+
 /* ---------------------------------------------------- seen, and ended, from outside */
 
 static int told[2], go_on[2][2]; /* a trainer has come to its place; rank r may go on */
