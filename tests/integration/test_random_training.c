@@ -8,6 +8,7 @@
  */
 #include <criterion/criterion.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,8 +23,10 @@ TestSuite(random_training, .timeout = 8000);
 struct play {
 	struct random_case rc;
 	struct train_model model;
-	uint64_t lot;            /* of what does not matter: who does what, in which order */
-	shardd_client *const *c; /* by rank */
+	uint64_t lot; /* of what does not matter: who does what, in which order */
+	shardd_client *c[CASE_MAX_RANKS]; /* by index in the group */
+	shardd_group group;
+	shardd_ddp ddp; /* of the units in buckets; 0: there are none */
 	shardd_unit units[CASE_MAX_UNITS];
 	struct shardd_unit_info info[CASE_MAX_UNITS];
 	struct shardd_tensor_place places[CASE_MAX_UNITS][CASE_MAX_TENSORS];
@@ -92,6 +95,7 @@ static void fill_unit(const struct play *p, unsigned u, const struct shardd_tens
 		.name = from->name,
 		.tensors = tensors,
 		.n_tensors = from->n_tensors,
+		.group = p->group,
 		.compute_dtype = (enum shardd_dtype)from->compute,
 		.gradient_dtype = (enum shardd_dtype)m->gradient,
 		.shard_multiple = from->multiple,
@@ -162,7 +166,7 @@ static void initialise(struct play *p, unsigned u)
 	if (own)
 		ALL(p, &a, init_own, p->units[u], buffer[rank]);
 	else
-		ALL(p, &a, init_broadcast, p->units[u], root, buffer[rank]);
+		ALL(p, &a, init_broadcast, p->units[u], p->rc.ranks[root], buffer[rank]);
 	for (uint32_t r = 0; r < p->rc.world; r++)
 		if (buffer[r])
 			TRAIN_OK(shardd_free(p->c[r], buffer[r], &train_err));
@@ -298,15 +302,201 @@ static void unit_pass(struct play *p, unsigned u, unsigned pass)
 		ALL(p, &a, end_pass, p->units[u], SHARDD_BACKWARD, sync);
 }
 
+/* ------------------------------------------------------------- in buckets */
+
+enum { MAX_BUCKET_TENSORS = CASE_MAX_UNITS * CASE_MAX_TENSORS };
+
+/* What waits for the other ranks before it answers: each has a thread of its own. */
+struct own_thread {
+	struct play *p;
+	uint32_t rank;
+	pthread_t thread;
+};
+
+static void in_threads(struct play *p, void *(*fn)(void *arg))
+{
+	struct own_thread own[CASE_MAX_RANKS];
+
+	for (uint32_t r = 0; r < p->rc.world; r++) {
+		own[r] = (struct own_thread){ .p = p, .rank = r };
+		TRAINER_CHECK(pthread_create(&own[r].thread, NULL, fn, &own[r]) == 0);
+	}
+	for (uint32_t r = 0; r < p->rc.world; r++)
+		TRAINER_CHECK(pthread_join(own[r].thread, NULL) == 0);
+}
+
+static void *create_ddp(void *arg)
+{
+	struct own_thread *own = arg;
+	const struct play *p = own->p;
+	struct shardd_ddp_tensor sparse[MAX_BUCKET_TENSORS];
+	shardd_unit units[CASE_MAX_UNITS];
+	struct shardd_ddp_spec spec = { .size = sizeof(spec),
+					.group = p->group,
+					.units = units,
+					.sparse = sparse,
+					.bucket_bytes = p->rc.bucket_bytes,
+					.static_graph = p->rc.static_graph };
+	shardd_ddp ddp;
+
+	for (unsigned u = 0; u < p->rc.n_units; u++) {
+		if (!unit_of(p, u)->in_buckets)
+			continue;
+		units[spec.n_units++] = p->units[u];
+		for (uint32_t t = 0; t < unit_of(p, u)->n_tensors; t++)
+			if (unit_of(p, u)->tensors[t].sparse)
+				sparse[spec.n_sparse++] =
+					(struct shardd_ddp_tensor){ p->units[u], t };
+	}
+	TRAIN_OK(shardd_ddp_create(p->c[own->rank], &spec, &ddp, NULL, &train_err));
+	if (own->rank == 0)
+		own->p->ddp = ddp;
+	return NULL;
+}
+
+static void *finish_ddp(void *arg)
+{
+	struct own_thread *own = arg;
+
+	TRAIN_OK(shardd_ddp_finish(own->p->c[own->rank], own->p->ddp, NULL, 0, &train_err));
+	return NULL;
+}
+
+/* A rank's gradients of a pass: where they are, and the values of the sparse ones. */
+struct handed {
+	struct shardd_ddp_view views[MAX_BUCKET_TENSORS];
+	uint64_t buffers[MAX_BUCKET_TENSORS];
+	uint32_t n;
+};
+
+static unsigned index_of_unit(const struct play *p, shardd_unit id)
+{
+	unsigned u = 0;
+
+	while (p->units[u] != id)
+		u++;
+	return u;
+}
+
+/* Elements of row @row, or of all of it, in the dtype of the gradients; +0 in no row. */
+static void numbers_of(const struct play *p, unsigned u, unsigned t, uint32_t r, uint64_t first,
+		       uint64_t n, void *to)
+{
+	float *x = train_alloc(n * sizeof(*x));
+	const struct k_cast cast = { .dst = to,
+				     .src = x,
+				     .dst_dtype = unit_of(p, u)->reduce.gradient,
+				     .src_dtype = DTYPE_FP32 };
+
+	for (uint64_t i = 0; i < n; i++)
+		x[i] = train_model_number(&p->model, u, t, r, p->model.step, 0, first + i);
+	kernels_ref()->cast(&cast, 0, n);
+	free(x);
+}
+
+static void hand_over_rows(struct play *p, struct handed *h, uint32_t i, uint32_t r)
+{
+	unsigned u = index_of_unit(p, h->views[i].unit), t = h->views[i].tensor;
+	const struct case_tensor *tensor = &unit_of(p, u)->tensors[t];
+	uint64_t rows = tensor->shape[0], each = tensor->n / rows;
+	size_t size = dtype_size(unit_of(p, u)->reduce.gradient), n = 0;
+	uint32_t turn = random_below(&p->lot, (uint32_t)rows);
+	char *values = train_alloc(tensor->n * size);
+	int64_t present[16];
+	void *data;
+
+	for (uint64_t k = 0; k < rows; k++) {
+		uint64_t row = (k + turn) % rows;
+
+		if (!random_case_has_row(&p->rc, u, t, p->model.step, row))
+			continue;
+		numbers_of(p, u, t, r, row * each, each, values + n * each * size);
+		present[n++] = (int64_t)row;
+	}
+	TRAIN_OK(shardd_alloc(p->c[r], tensor->n * size, &h->buffers[i], &data, &train_err));
+	train_write(p->c[r], data, values, tensor->n * size);
+	TRAIN_OK(shardd_ddp_ready_rows(p->c[r], p->ddp, i, present, n, h->buffers[i], 0,
+				       &train_err));
+	free(values);
+}
+
+static void hand_over(struct play *p, struct handed *h, uint32_t i, uint32_t r)
+{
+	unsigned u = index_of_unit(p, h->views[i].unit), t = h->views[i].tensor;
+	uint64_t n = unit_of(p, u)->tensors[t].n;
+	size_t bytes = n * dtype_size(unit_of(p, u)->reduce.gradient);
+	void *values;
+
+	if (unit_of(p, u)->tensors[t].sparse) {
+		hand_over_rows(p, h, i, r);
+		return;
+	}
+	TRAINER_CHECK(h->views[i].elements == n);
+	values = train_alloc(bytes);
+	numbers_of(p, u, t, r, 0, n, values);
+	train_write(p->c[r], h->views[i].data, values, bytes);
+	TRAIN_OK(shardd_ddp_ready(p->c[r], p->ddp, &i, 1, &train_err));
+	free(values);
+}
+
+static uint32_t bucket_tensors(const struct play *p)
+{
+	uint32_t n = 0;
+
+	for (unsigned u = 0; u < p->rc.n_units; u++)
+		for (unsigned t = 0; unit_of(p, u)->in_buckets && t < unit_of(p, u)->n_tensors; t++)
+			n += unit_of(p, u)->tensors[t].n && !unit_of(p, u)->tensors[t].frozen;
+	return n;
+}
+
+static void each_in_passes(struct play *p, uint32_t r,
+			   void (*fn)(struct play *p, unsigned u, uint32_t r))
+{
+	for (unsigned u = 0; u < p->rc.n_units; u++)
+		if (unit_of(p, u)->in_buckets && unit_of(p, u)->guarded)
+			fn(p, u, r);
+}
+
+static void end_passes(struct play *p, unsigned u, uint32_t r)
+{
+	TRAIN_OK(shardd_end_pass(p->c[r], p->units[u], SHARDD_BACKWARD, true, &train_err));
+}
+
+/* All units in buckets at once: gradients get ready in an order that is each rank's own. */
+static void bucket_pass(struct play *p)
+{
+	struct handed h[CASE_MAX_RANKS] = { 0 };
+	uint32_t n = bucket_tensors(p);
+
+	for (uint32_t r = 0; r < p->rc.world; r++) {
+		uint32_t turn = random_below(&p->lot, n);
+
+		TRAIN_OK(shardd_ddp_forward(p->c[r], p->ddp, h[r].views, n, &train_err));
+		each_in_passes(p, r, begin_passes);
+		TRAIN_OK(shardd_ddp_backward(p->c[r], p->ddp, NULL, 0, NULL, 0, &train_err));
+		for (uint32_t i = 0; i < n; i++)
+			hand_over(p, &h[r], (i + turn) % n, r);
+	}
+	for (uint32_t r = 0; r < p->rc.world; r++) /* not before: it waits for rows on their way */
+		each_in_passes(p, r, end_passes);
+	in_threads(p, finish_ddp);
+	for (uint32_t r = 0; r < p->rc.world; r++)
+		for (uint32_t i = 0; i < n; i++)
+			if (h[r].buffers[i])
+				TRAIN_OK(shardd_free(p->c[r], h[r].buffers[i], &train_err));
+}
+
 static void backward(struct play *p)
 {
+	if (p->ddp)
+		bucket_pass(p);
 	for (unsigned pass = 0; pass < p->rc.n_passes[p->model.step]; pass++) {
 		unsigned first = random_below(&p->lot, p->rc.n_units);
 
 		for (unsigned i = 0; i < p->rc.n_units; i++) {
 			unsigned u = (first + i) % p->rc.n_units;
 
-			if (unit_of(p, u)->trained)
+			if (unit_of(p, u)->trained && !unit_of(p, u)->in_buckets)
 				unit_pass(p, u, pass);
 		}
 	}
@@ -337,7 +527,7 @@ static void plan(struct play *p)
 	struct all a;
 
 	if (s->planned)
-		ALL(p, &a, plan_backward, SHARDD_WORLD, &it);
+		ALL(p, &a, plan_backward, p->group, &it);
 }
 
 /* Equal but for the order of additions. */
@@ -358,17 +548,17 @@ static double treat(struct play *p, double want)
 	struct all a;
 
 	if (s->inv_scale != 0) {
-		ALL(p, &a, unscale, SHARDD_WORLD, s->inv_scale);
+		ALL(p, &a, unscale, p->group, s->inv_scale);
 		for (uint32_t r = 0; r < p->rc.world; r++)
 			TRAINER_CHECK(a.result[r].found_inf == p->model.found_inf);
 	}
 	if (s->max_norm != 0) {
-		ALL(p, &a, clip, SHARDD_WORLD, &clip);
+		ALL(p, &a, clip, p->group, &clip);
 		total = a.result[any_rank(p)].total_norm;
 		check_norm(total, want);
 	}
 	if (s->clamp != 0)
-		ALL(p, &a, clip_value, SHARDD_WORLD, s->clamp, NULL, 0);
+		ALL(p, &a, clip_value, p->group, s->clamp, NULL, 0);
 	return total;
 }
 
@@ -389,7 +579,7 @@ static void step_own(struct play *p, uint32_t r)
 {
 	struct shardd_shard shard;
 
-	TRAIN_OK(shardd_next_shard(p->c[r], SHARDD_WORLD, &shard, &train_err));
+	TRAIN_OK(shardd_next_shard(p->c[r], p->group, &shard, &train_err));
 	if (shard.elements)
 		step_shard(p->c[r], &shard);
 	TRAIN_OK(shardd_shard_done(p->c[r], shard.unit, &train_err));
@@ -414,7 +604,7 @@ static double step_group(struct play *p, double want)
 					       .discard = s->discard };
 	struct all a;
 
-	ALL(p, &a, step_with, SHARDD_WORLD, &o);
+	ALL(p, &a, step_with, p->group, &o);
 	TRAINER_CHECK(a.result[0].skipped == train_model_skips(&p->model));
 	if (!s->planned || s->max_norm == 0)
 		return total;
@@ -425,10 +615,47 @@ static double step_group(struct play *p, double want)
 	return a.result[0].total_norm;
 }
 
+/* What reductions divide by from here on. */
+static void set_factors(struct play *p)
+{
+	for (unsigned u = 0; u < p->rc.n_units; u++) {
+		const struct case_factors *f = &unit_of(p, u)->factors[p->model.step];
+		const struct shardd_factors to = { .size = sizeof(to),
+						   .pre_divide = f->pre,
+						   .post_divide = f->post,
+						   .divide_factor = f->factor,
+						   .force_sum = f->force };
+		struct all a;
+
+		if (f->given)
+			ALL(p, &a, set_factors, p->units[u], &to);
+	}
+}
+
+/* Lists of any guarded units, or none any more: each rank's own. They change no number. */
+static void set_lists(struct play *p, unsigned u)
+{
+	for (uint32_t r = 0; r < p->rc.world; r++)
+		for (int pass = SHARDD_FORWARD; pass <= SHARDD_BACKWARD; pass++) {
+			shardd_unit list[CASE_MAX_UNITS];
+			size_t n = 0;
+
+			for (unsigned i = 0; i < p->rc.n_units; i++)
+				if (unit_of(p, i)->guarded && random_below(&p->lot, 3))
+					list[n++] = p->units[i];
+			TRAIN_OK(shardd_set_prefetch(p->c[r], p->units[u], (enum shardd_pass)pass,
+						     list, n, &train_err));
+		}
+}
+
 static void train_step(struct play *p)
 {
 	double total;
 
+	set_factors(p);
+	for (unsigned u = 0; p->rc.prefetch && u < p->rc.n_units; u++)
+		if (unit_of(p, u)->guarded && random_below(&p->lot, 2))
+			set_lists(p, u);
 	plan(p);
 	backward(p);
 	step_all_own(p);
@@ -479,28 +706,40 @@ static void read_placement(struct play *p, struct model_world *w)
 	}
 }
 
+static void make_group(struct play *p)
+{
+	for (uint32_t r = 0; p->rc.grouped && r < p->rc.world; r++)
+		TRAIN_OK(shardd_group_create(p->c[r], "group", p->rc.ranks, p->rc.world, &p->group,
+					     &train_err));
+}
+
 static void play(shardd_client *const *c, uint64_t seed)
 {
-	struct play p = { .c = c, .lot = ~seed };
+	struct play p = { .lot = ~seed };
 	struct model_world world;
 	char name[32];
 
 	random_case_draw(seed, &p.rc);
 	snprintf(name, sizeof(name), "case%llu", (unsigned long long)seed);
-	for (uint32_t r = 0; r < p.rc.world; r++)
+	for (uint32_t r = 0; r < p.rc.job_world; r++)
 		train_join_as(c[r],
-			      &(struct trainer){ .job = name, .rank = r, .world = p.rc.world },
+			      &(struct trainer){ .job = name, .rank = r, .world = p.rc.job_world },
 			      SHARDD_EPHEMERAL);
+	for (uint32_t r = 0; r < p.rc.world; r++)
+		p.c[r] = c[p.rc.ranks[r]];
+	make_group(&p);
 	read_placement(&p, &world);
 	train_model_init(&p.model, &p.rc, &world);
 	register_all(&p);
 	for (unsigned u = 0; u < p.rc.n_units; u++)
 		initialise(&p, u);
+	if (bucket_tensors(&p))
+		in_threads(&p, create_ddp);
 	for (unsigned i = 0; i < p.rc.n_steps; i++) {
 		train_step(&p);
 		convert(&p);
 	}
-	for (uint32_t r = 0; r < p.rc.world; r++)
+	for (uint32_t r = 0; r < p.rc.job_world; r++)
 		TRAIN_OK(shardd_leave(c[r], &train_err));
 	train_model_deinit(&p.model);
 }
@@ -570,6 +809,7 @@ Test(random_training, is_that_of_the_model, .init = trainfix_begin, .fini = trai
 struct drawn {
 	unsigned worlds, profiles, kinds, whens, clips, forms, letters;
 	unsigned dim0, frozen, aliases, far_aliases, settings, low, planned, scaled, discarded;
+	unsigned factors, lists, parts, orders, buckets, sparse, static_graphs, in_passes;
 };
 
 static void count_unit(struct drawn *d, const struct case_unit *x, unsigned u)
@@ -580,6 +820,10 @@ static void count_unit(struct drawn *d, const struct case_unit *x, unsigned u)
 	d->forms |= 1u << x->optimizer.profile;
 	d->dim0 += x->layout == SHARDD_LAYOUT_DIM0;
 	d->low += x->compute != DTYPE_FP32;
+	for (unsigned i = 0; i < CASE_MAX_STEPS; i++)
+		d->factors += x->factors[i].given;
+	d->buckets += x->in_buckets;
+	d->in_passes += x->in_buckets && x->guarded;
 	for (const char *p = x->passes[0]; *p; p++)
 		d->letters |= 1u << (strchr("sdnmr", *p) - "sdnmr");
 	for (unsigned t = 0; t < x->n_tensors; t++) {
@@ -587,6 +831,7 @@ static void count_unit(struct drawn *d, const struct case_unit *x, unsigned u)
 		d->aliases += !x->tensors[t].n;
 		d->far_aliases += !x->tensors[t].n && x->tensors[t].of_unit != (int)u;
 		d->settings += x->tensors[t].has_weight_decay;
+		d->sparse += x->tensors[t].sparse;
 	}
 }
 
@@ -599,8 +844,13 @@ static void count(struct drawn *d, const struct random_case *rc)
 		d->scaled += rc->steps[i].inv_scale != 0;
 		d->discarded += rc->steps[i].discard;
 	}
-	for (unsigned u = 0; u < rc->n_units; u++)
+	d->lists += rc->prefetch;
+	d->parts += rc->job_world > rc->world;
+	d->orders += rc->grouped && rc->ranks[0] > rc->ranks[rc->world - 1];
+	for (unsigned u = 0; u < rc->n_units; u++) {
+		d->static_graphs += rc->static_graph && rc->units[u].in_buckets;
 		count_unit(d, &rc->units[u], u);
+	}
 }
 
 Test(random_training, draws_of_all_kinds)
@@ -622,4 +872,6 @@ Test(random_training, draws_of_all_kinds)
 	cr_assert(d.dim0 > 100 && d.frozen > 100 && d.aliases > 100 && d.far_aliases > 20);
 	cr_assert(d.settings > 100 && d.low > 100 && d.planned > 50);
 	cr_assert(d.scaled > 50 && d.discarded > 20);
+	cr_assert(d.factors > 100 && d.lists > 100 && d.parts > 100 && d.orders > 50);
+	cr_assert(d.buckets > 200 && d.sparse > 100 && d.static_graphs > 50 && d.in_passes > 50);
 }

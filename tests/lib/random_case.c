@@ -242,6 +242,104 @@ static void draw_step(uint64_t *s, struct random_case *rc, unsigned step)
 	draw_gradients(s, rc, x);
 }
 
+/* ---------------------------------------- what is drawn beside, by another row of numbers */
+
+/* Some of the ranks of a job, in any order. */
+static void draw_group(uint64_t *s, struct random_case *rc)
+{
+	uint32_t n;
+
+	rc->grouped = once_in(s, 3);
+	rc->job_world = rc->world;
+	if (rc->grouped)
+		rc->job_world += random_below(s, CASE_MAX_RANKS - rc->world + 1);
+	for (n = 0; n < rc->job_world; n++) {
+		uint32_t k = rc->grouped ? random_below(s, n + 1) : n;
+
+		if (k < n)
+			rc->ranks[n] = rc->ranks[k];
+		rc->ranks[k] = n;
+	}
+}
+
+static void draw_new_factors(uint64_t *s, const struct model_unit *m, struct case_factors *f)
+{
+	struct model_unit like = { .profile = m->profile };
+
+	f->given = m->profile && !is_ddp(m) && once_in(s, 4);
+	if (!f->given)
+		return;
+	draw_factors(s, &like);
+	*f = (struct case_factors){ true, like.pre, like.post, like.factor, like.force };
+}
+
+static bool fits_buckets(const struct case_unit *u)
+{
+	return u->trained && is_ddp(&u->reduce) && !u->own_optimizer;
+}
+
+/* Sums of rows are fp32 with these profiles; what is rounded before and after is test_sparse's. */
+static bool may_be_sparse(const struct case_unit *u, const struct case_tensor *t)
+{
+	return t->n && !t->frozen && t->dims > 0 && u->reduce.gradient == DTYPE_FP32 &&
+	       (u->reduce.reduce == DTYPE_NONE || u->reduce.reduce == DTYPE_FP32);
+}
+
+static void draw_buckets(uint64_t *s, struct random_case *rc)
+{
+	static const uint64_t bytes[] = { 0, 16, 64, 300 };
+
+	rc->bucket_bytes = PICK(s, bytes);
+	rc->static_graph = once_in(s, 4);
+	for (unsigned u = 0; u < rc->n_units; u++) {
+		struct case_unit *x = &rc->units[u];
+
+		x->in_buckets = fits_buckets(x) && !once_in(s, 4);
+		for (unsigned i = 0; x->in_buckets && i < rc->n_steps; i++)
+			strcpy(x->passes[i], "s");
+		for (unsigned t = 0; x->in_buckets && t < x->n_tensors; t++)
+			x->tensors[t].sparse = may_be_sparse(x, &x->tensors[t]) && once_in(s, 2);
+	}
+}
+
+static void draw_beside(uint64_t s, struct random_case *rc)
+{
+	draw_group(&s, rc);
+	rc->prefetch = once_in(&s, 2);
+	for (unsigned u = 0; u < rc->n_units; u++)
+		for (unsigned i = 0; rc->units[u].trained && i < rc->n_steps; i++)
+			draw_new_factors(&s, &rc->units[u].reduce, &rc->units[u].factors[i]);
+	draw_buckets(&s, rc);
+}
+
+struct model_unit random_case_reduce(const struct case_unit *u, unsigned step)
+{
+	struct model_unit m = u->reduce;
+
+	for (unsigned i = 0; i <= step; i++) {
+		if (!u->factors[i].given)
+			continue;
+		m.pre = u->factors[i].pre;
+		m.post = u->factors[i].post;
+		m.factor = u->factors[i].factor;
+		m.force = u->factors[i].force;
+	}
+	m.passes = u->passes[step];
+	return m;
+}
+
+bool random_case_has_row(const struct random_case *rc, unsigned u, unsigned t, unsigned step,
+			 uint64_t row)
+{
+	const struct case_tensor *tensor = &rc->units[u].tensors[t];
+	uint64_t tensors = (u * CASE_MAX_TENSORS + t) * CASE_MAX_STEPS + step;
+	uint64_t of_tensor = rc->seed * 977 + tensors, of_row = of_tensor * 64 + row;
+
+	/* one there is always: without any the tensor would be left alone */
+	return !tensor->sparse || row == random_below(&of_tensor, (uint32_t)tensor->shape[0]) ||
+	       random_below(&of_row, 3) > 0;
+}
+
 void random_case_draw(uint64_t seed, struct random_case *ret)
 {
 	uint64_t s = seed;
@@ -255,6 +353,7 @@ void random_case_draw(uint64_t seed, struct random_case *ret)
 	ret->n_steps = 1 + random_below(&s, CASE_MAX_STEPS);
 	for (unsigned i = 0; i < ret->n_steps; i++)
 		draw_step(&s, ret, i);
+	draw_beside(seed ^ 0xb5297a4d3f84d5b5u, ret);
 }
 
 /* ----------------------------------------------------------------- printing */
@@ -276,6 +375,8 @@ static void print_unit(const struct case_unit *u)
 		(int)o->profile, (int)o->when, o->amsgrad ? ", amsgrad" : "",
 		o->maximize ? ", maximize" : "", u->guarded ? ", guarded" : ", reshard",
 		(int)u->reshard);
+	if (u->in_buckets)
+		fprintf(stderr, "    in buckets\n");
 	for (unsigned i = 0; i < u->n_tensors; i++) {
 		const struct case_tensor *t = &u->tensors[i];
 
@@ -283,6 +384,8 @@ static void print_unit(const struct case_unit *u)
 			(int)t->shape[1], (int)t->shape[2], t->frozen ? " frozen" : "");
 		if (!t->n)
 			fprintf(stderr, " is tensor %d of unit %d", t->of, t->of_unit);
+		if (t->sparse)
+			fprintf(stderr, " sparse");
 		if (t->has_weight_decay)
 			fprintf(stderr, " decay %g", t->weight_decay);
 		if (t->has_lr_factor)
@@ -295,12 +398,19 @@ void random_case_print(const struct random_case *rc)
 {
 	fprintf(stderr, "case of seed %llu: %u ranks%s\n", (unsigned long long)rc->seed, rc->world,
 		rc->special ? ", special numbers" : "");
+	fprintf(stderr, "  %s of %u:", rc->grouped ? "a group" : "all", rc->job_world);
+	for (uint32_t r = 0; r < rc->world; r++)
+		fprintf(stderr, " %u", rc->ranks[r]);
+	fprintf(stderr, "; prefetch %s; buckets of %llu bytes%s\n",
+		rc->prefetch ? "by lists" : "learned", (unsigned long long)rc->bucket_bytes,
+		rc->static_graph ? ", static graph" : "");
 	for (unsigned u = 0; u < rc->n_units; u++)
 		print_unit(&rc->units[u]);
 	for (unsigned i = 0; i < rc->n_steps; i++) {
 		fprintf(stderr, "  step %u: passes", i);
 		for (unsigned u = 0; u < rc->n_units; u++)
-			fprintf(stderr, " %s", rc->units[u].passes[i]);
+			fprintf(stderr, " %s%s", rc->units[u].passes[i],
+				rc->units[u].factors[i].given ? " with new factors" : "");
 		fprintf(stderr,
 			", lr %g, scaled by %g, clipped to %g in norm %g, profile %d, clamped to "
 			"%g%s%s\n",

@@ -31,6 +31,14 @@ struct case_tensor {
 	bool has_weight_decay, has_lr_factor;
 	double weight_decay, lr_factor;
 	int of_unit, of; /* alias: what it stands for; else -1 */
+	bool sparse;     /* in buckets: its gradient is rows and values */
+};
+
+/* What SetFactors says before a step, of all that reductions divide by. */
+struct case_factors {
+	bool given;
+	double pre, post, factor;
+	bool force;
 };
 
 struct case_unit {
@@ -47,6 +55,8 @@ struct case_unit {
 	enum shardd_reshard reshard;
 	bool own_optimizer;                               /* the trainers': SGD with OWN_RATE */
 	char passes[CASE_MAX_STEPS][CASE_MAX_PASSES + 1]; /* letters as in reduce_model.h */
+	struct case_factors factors[CASE_MAX_STEPS];
+	bool in_buckets; /* of the case's ddp: in the first pass of a step, and not in the others */
 };
 
 /* What becomes of a step's gradients, in this order. */
@@ -69,7 +79,20 @@ struct random_case {
 	unsigned n_units, n_steps, n_passes[CASE_MAX_STEPS];
 	struct case_step steps[CASE_MAX_STEPS];
 	bool special; /* gradients with infinities, NaN and numbers that vanish */
+	/* The ranks are these of the job's, in this order; where that is another row than 0, 1... or
+	 * the job has more, they are a group. */
+	uint32_t job_world, ranks[CASE_MAX_RANKS];
+	bool grouped;
+	bool prefetch;     /* by lists; else what is learned is followed */
+	bool static_graph; /* of the ddp */
+	uint64_t bucket_bytes;
 };
+
+/* The unit's reductions in a step: as it is registered, or as factors were set since. */
+struct model_unit random_case_reduce(const struct case_unit *u, unsigned step);
+/* Has the gradient of a sparse tensor this row, on all ranks? At least one it has. */
+bool random_case_has_row(const struct random_case *rc, unsigned u, unsigned t, unsigned step,
+			 uint64_t row);
 
 void random_case_draw(uint64_t seed, struct random_case *ret);
 

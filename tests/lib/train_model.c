@@ -81,15 +81,22 @@ static const struct case_step *step_of(const struct train_model *m)
 
 static void backward(struct train_model *m, unsigned u, unsigned t, void *arg)
 {
-	struct model_unit reduce = unit_of(m, u)->reduce;
+	struct model_unit reduce = random_case_reduce(unit_of(m, u), m->step);
+	const struct case_tensor *tensor = &unit_of(m, u)->tensors[t];
+	uint64_t row = tensor->dims ? tensor->n / tensor->shape[0] : 1;
 	struct train_tensor *x = &m->tensors[u][t];
 	float found = 0;
 	struct k_unscale unscale = { x->g, (float)step_of(m)->inv_scale, &found };
 
 	(void)arg;
-	reduce.passes = unit_of(m, u)->passes[m->step];
-	for (uint64_t i = 0; i < unit_of(m, u)->tensors[t].n; i++)
-		x->g[i] = model_gradient(&reduce, &m->world, index_of(m, u, t, m->step, i));
+	/* PyTorch's Reducer divides sparse gradients, and multiplies dense ones */
+	if (tensor->sparse && reduce.profile == SHARDD_PROFILE_DDP)
+		reduce.profile = SHARDD_PROFILE_DDP_BUCKET_VIEW;
+	for (uint64_t i = 0; i < tensor->n; i++)
+		x->g[i] =
+			random_case_has_row(m->rc, u, t, m->step, i / row)
+				? model_gradient(&reduce, &m->world, index_of(m, u, t, m->step, i))
+				: 0;
 	if (step_of(m)->inv_scale != 0)
 		kernels_ref()->unscale(&unscale, 0, unit_of(m, u)->tensors[t].n);
 	m->found_inf |= found != 0;
