@@ -27,7 +27,8 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 	return 0;
 }
 
-/* DDP knows no partial sums: what is not to be reduced is accumulated. */
+/* Systems that reduce again what they reduced know no partial sums: what is not to be reduced
+ * is accumulated. */
 static int check_defer(const struct op *op, struct fault *f)
 {
 	const state_unit *rec = op->unit->rec;
@@ -41,8 +42,9 @@ static int check_defer(const struct op *op, struct fault *f)
 				 rec->name);
 	if (reduce_plan_for(op->m->job, op->unit).adds_before)
 		return fault_set(f, FAULT_INVALID, "defer_all_reduce",
-				 "unit '%.100s' has a DDP profile: Accumulate is allowed",
-				 rec->name);
+				 "unit '%.100s' has a %s profile, which knows no partial sums: "
+				 "Accumulate is allowed",
+				 rec->name, rec->reduce_profile >= PROFILE_DDP ? "DDP" : "FSDP1");
 	return 0;
 }
 

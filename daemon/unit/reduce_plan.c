@@ -125,6 +125,15 @@ static struct k_factor back_to_bucket(const struct reduce_setting *s)
 		       : k_divide_by(1, s->gradient_dtype);
 }
 
+/* Where FSDP1 (NO_SHARD, or one rank) and fairscale (one rank) do not shard, the reduced
+ * gradient lies where autograd adds the next. Of 16-bit gradients that one is wider than what
+ * is accumulated here: those are added as where they shard. */
+static bool is_whole(const struct reduce_setting *s)
+{
+	return s->shard_ranks == 1 && s->gradient_dtype == DTYPE_FP32 &&
+	       (s->profile == PROFILE_FSDP1_HOOK || s->ranks == 1);
+}
+
 void reduce_plan_make(const struct reduce_setting *s, struct reduce_plan *ret)
 {
 	struct reduce_plan p = { .sum_dtype = s->reduce_dtype,
@@ -153,6 +162,7 @@ void reduce_plan_make(const struct reduce_setting *s, struct reduce_plan *ret)
 	case PROFILE_FSDP1_HOOK:
 	case _PROFILE_N:
 		plan_fairscale(s, &p);
+		p.adds_before = is_whole(s);
 		break;
 	}
 	*ret = p;

@@ -48,8 +48,9 @@ struct reduce_plan {
 	struct k_factor post;
 	/* Of what a rank accumulates without a reduction; it is what is reduced then. */
 	enum dtype accumulate_dtype;
-	/* DDP: what earlier reductions have left is each rank's own gradient, to which the
-	 * next is added before it is reduced, so that it is divided and added again. */
+	/* DDP, and FSDP1 and fairscale where they do not shard: what earlier reductions have
+	 * left is each rank's own gradient, to which the next is added before it is reduced, so
+	 * that it is divided and added again. */
 	bool adds_before;
 };
 

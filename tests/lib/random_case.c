@@ -177,11 +177,13 @@ static void draw_unit(uint64_t *s, struct random_case *rc, unsigned number)
 
 /* ------------------------------------------------------------------- passes */
 
-/* Only where there are several replicas. */
+/* Only where there are several replicas, and FSDP1 shards or its gradients are narrow. */
 static bool may_defer(const struct model_unit *m, uint32_t world)
 {
 	uint32_t shard = m->strategy == SHARDD_HYBRID ? m->shard_ranks : 1;
 
+	if (m->profile == SHARDD_PROFILE_FSDP1_HOOK && shard == 1 && m->gradient == DTYPE_FP32)
+		return false;
 	return !is_ddp(m) && m->strategy != 0 && shard < world;
 }
 

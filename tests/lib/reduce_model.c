@@ -244,6 +244,7 @@ static float last(const struct model_unit *u, const struct model_world *w, float
 
 /* What one element has come to. */
 struct state {
+	bool adds_before; /* the reduced gradient is where autograd adds the next */
 	bool has, has_sum[MODEL_MAX_RANKS], has_partial;
 	float grad;
 	float sum[MODEL_MAX_RANKS];     /* accumulated, by rank */
@@ -257,7 +258,7 @@ static void accumulate(const struct model_unit *u, struct state *s, uint32_t r, 
 
 	if (s->has_sum[r])
 		s->sum[r] = to(t, s->sum[r] + x);
-	else if (is_ddp(u) && s->has)
+	else if (s->adds_before && s->has)
 		s->sum[r] = to(t, s->grad + x);
 	else
 		s->sum[r] = to(t, x);
@@ -357,13 +358,22 @@ static void reduce(const struct model_unit *u, const struct model_world *w, stru
 	for (uint32_t i = 1; one && i < n; i++)
 		sum = to(t, sum + p[i]);
 	sum = last(u, w, sum);
-	s->grad = s->has && !is_ddp(u) ? s->grad + sum : sum;
+	s->grad = s->has && !s->adds_before ? s->grad + sum : sum;
 	s->has = true;
+}
+
+/* DDP, and FSDP1 and fairscale where they do not shard, in fp32. */
+static bool adds_before(const struct model_unit *u, const struct model_world *w)
+{
+	bool whole = sizes_of(u, w).shard == 1 && gradient_dtype(u) == DTYPE_FP32;
+
+	return is_ddp(u) || (whole && u->profile == FSDP1) ||
+	       (whole && w->ranks == 1 && u->profile <= FAIRSCALE);
 }
 
 float model_gradient(const struct model_unit *u, const struct model_world *w, size_t i)
 {
-	struct state s = { 0 };
+	struct state s = { .adds_before = adds_before(u, w) };
 	unsigned pass = 0;
 
 	for (const char *p = u->passes; *p; p++, pass++) {
