@@ -89,7 +89,7 @@ const struct config_key config_keys[] = {
 	  .help = "Gathers with a cast that run at once in one job; further ones wait, the ranks in\n"
 		  "turn. 0: no limit." },
 	{ FIELD(reduce_batch_bytes), .type = CONFIG_BYTES, .min = 1, .max = GIB, .zero = true,
-	  .by_default = "256KiB", .runtime = true,
+	  .by_default = "1MiB", .runtime = true,
 	  .help = "On several devices: small units whose reductions wait at the same time are\n"
 		  "reduced together, up to so many bytes of gradients of a rank. 0: never." },
 	{ FIELD(max_message_bytes), .type = CONFIG_BYTES, .min = 64 * KIB, .max = GIB,
