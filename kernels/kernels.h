@@ -225,6 +225,26 @@ struct k_sgd {
 	uint64_t tail_from;
 };
 
+enum k_step_kind { K_STEP_SGD, K_STEP_ADAMW, K_STEP_ADAM, _K_STEP_N };
+struct k_step {
+	enum k_step_kind kind;
+	union {
+		struct k_sgd sgd;
+		struct k_adamw adamw;
+		struct k_adam adam;
+	};
+};
+
+/* A reduction to fp32 and the optimizer that takes what it gives, in one: element i of the
+ * step has for its gradient what element first + i of the reduction would write to its out,
+ * which is not written. So out is only read, and only if the reduction accumulates; g of the
+ * step is not read. Bit for bit what the two give apart. out overlaps nothing the step writes. */
+struct k_reduce_step {
+	struct k_reduce reduce; /* out_dtype fp32 */
+	uint64_t first;
+	struct k_step step;
+};
+
 /* Partials of a p-norm over blocks of KERNEL_NORM_BLOCK elements from index 0:
  * partial[b] = sum of |x|^p of block b (p infinite: maximum of |x|, NaN if any is NaN).
  * Sums are fp64: eight lanes, lane j takes elements j, j+8, ... of the block in order,
@@ -335,6 +355,7 @@ struct kernels {
 	void (*unscale)(const struct k_unscale *a, size_t begin, size_t end);
 	void (*add_rows)(const struct k_add_rows *a, size_t begin, size_t end);
 	void (*copy)(const struct k_copy *a, size_t begin, size_t end);
+	void (*reduce_step)(const struct k_reduce_step *a, size_t begin, size_t end);
 };
 
 /* The definition. Static. */

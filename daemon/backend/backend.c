@@ -215,6 +215,24 @@ static void check_add_rows(const struct kop *kop)
 	CHECK(!a->pre.how || is_dtype(a->pre.dtype));
 }
 
+static void check_step(const struct k_step *s)
+{
+	CHECK((unsigned)s->kind < _K_STEP_N);
+	if (s->kind == K_STEP_ADAM)
+		CHECK(s->adam.profile < _K_PROFILE_N);
+	else if (s->kind == K_STEP_ADAMW)
+		CHECK(s->adamw.profile < _K_PROFILE_N);
+	else
+		CHECK(s->sgd.profile < K_REFERENCE_F64);
+}
+
+static void check_reduce_step(const struct k_reduce_step *a)
+{
+	check_reduce(&a->reduce);
+	check_step(&a->step);
+	CHECK(a->reduce.out_dtype == DTYPE_FP32 && (a->reduce.out || !a->reduce.accumulate));
+}
+
 static void check_kop(const struct kop *kop)
 {
 	CHECK((unsigned)kop->kind < _KOP_N);
@@ -228,6 +246,8 @@ static void check_kop(const struct kop *kop)
 		CHECK(kop->sgd.profile < K_REFERENCE_F64);
 	if (kop->kind == KOP_NORM)
 		CHECK(kop->n == 0 || kop->norm.p > 0);
+	if (kop->kind == KOP_REDUCE_STEP)
+		check_reduce_step(&kop->reduce_step);
 	if (kop->kind == KOP_ADD_ROWS)
 		check_add_rows(kop);
 	if (kop->kind == KOP_ALL_REDUCE)

@@ -75,6 +75,7 @@ enum kop_kind {
 	KOP_CLAMP,
 	KOP_UNSCALE,
 	KOP_ADD_ROWS,
+	KOP_REDUCE_STEP,
 	_KOP_N
 };
 
@@ -98,6 +99,7 @@ struct kop {
 		struct k_clamp clamp;
 		struct k_unscale unscale;
 		struct k_add_rows add_rows;
+		struct k_reduce_step reduce_step;
 	};
 };
 

@@ -100,7 +100,8 @@ static CUresult open_marks(struct cuda *c)
 
 static CUresult open_memory(struct cuda *c)
 {
-	CUresult r = c->lib->cuMemAlloc(&c->scratch, _BACKEND_Q_N * SCRATCH_BYTES);
+	const uint64_t norms = _BACKEND_Q_N * SCRATCH_BYTES;
+	CUresult r = c->lib->cuMemAlloc(&c->scratch, norms + CUDA_BLOCK * sizeof(float));
 	void *pinned = NULL;
 
 	if (r == CUDA_SUCCESS)
@@ -108,6 +109,7 @@ static CUresult open_memory(struct cuda *c)
 	if (r != CUDA_SUCCESS)
 		return r;
 	c->pinned = pinned;
+	c->gradient = c->scratch + norms;
 	for (unsigned q = 0; q < _BACKEND_Q_N; q++) {
 		c->queues[q].scratch = c->scratch + q * SCRATCH_BYTES;
 		c->queues[q].stage.base = c->pinned + q * CUDA_STAGE_BYTES;

@@ -43,6 +43,9 @@
 #define CUDA_MAX_AHEAD 512u
 /* So often at least there is a mark, so that it is known. */
 #define CUDA_MARK_EVERY 64u
+/* Elements of a reduction whose optimizer follows at once: large enough that a launch costs
+ * nothing beside it, small enough for the gradient to stay in a device's second-level cache. */
+#define CUDA_BLOCK (UINT64_C(1) << 20)
 /* Devices in one process. */
 #define CUDA_MAX_DEVICES 64u
 
@@ -101,7 +104,7 @@ struct cuda_item {
 	bool ends; /* ends when told */
 	/* the executor's place in it */
 	unsigned kop;
-	uint64_t at;  /* bytes of a copy that is done in pieces */
+	uint64_t at;  /* in a kop that is done in pieces: bytes of a copy, elements of a step */
 	bool begun;   /* its waits are counted */
 	bool waited;  /* its waits are in the stream */
 	bool results; /* something comes back to the host: ends when executed */
@@ -162,6 +165,7 @@ struct cuda {
 	bool rdma;        /* allocations can be reached by network cards */
 	CUstream control; /* never waits for anybody */
 	CUdeviceptr scratch;
+	CUdeviceptr gradient; /* of one block, on its way to the optimizer: CUDA_BLOCK floats */
 	uint8_t *pinned;
 	struct cuda_mem *ready_page, *ready_page_ipc; /* the second may be NULL */
 	_Atomic bool ready_ipc_used;

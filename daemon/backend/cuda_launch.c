@@ -11,6 +11,7 @@
 
 #include "adam.h"
 #include "core/check.h"
+#include "step.h"
 
 static CUresult launch(struct cuda *c, struct cuda_queue *q, enum cuda_fn fn, unsigned blocks,
 		       void *args)
@@ -390,6 +391,75 @@ static enum cuda_step launch_copy(struct cuda *c, struct cuda_queue *q, struct c
 	return step;
 }
 
+/* ----------------------------------------- a reduction, and the step on it */
+
+/* Elements [at, at + n) of the reduction's out, but to @to. */
+static CUresult reduce_block(struct cuda *c, struct cuda_queue *q, const struct k_reduce *a,
+			     uint64_t at, uint64_t n, void *to)
+{
+	const void *in[KERNEL_MAX_INPUTS];
+	struct kop k = { .kind = KOP_REDUCE, .n = n, .reduce = *a };
+	CUresult r = CUDA_SUCCESS;
+
+	for (unsigned i = 0; i < a->k; i++)
+		in[i] = (const char *)a->in[i] + at * dtype_size(a->in_dtype);
+	k.reduce.in = in;
+	k.reduce.out = to;
+	if (a->accumulate)
+		r = copy(c, q, to, (const float *)a->out + at, n * sizeof(float));
+	return r == CUDA_SUCCESS ? launch_reduce(c, q, &k) : r;
+}
+
+static CUresult step_block(struct cuda *c, struct cuda_queue *q, const struct k_step *s, uint64_t n)
+{
+	struct kop k = { .n = n };
+
+	if (s->kind == K_STEP_ADAMW) {
+		k.adamw = s->adamw;
+		return launch_adamw(c, q, &k);
+	}
+	if (s->kind == K_STEP_ADAM) {
+		k.adam = s->adam;
+		return launch_adam(c, q, &k);
+	}
+	k.sgd = s->sgd;
+	return launch_sgd(c, q, &k);
+}
+
+static bool is_far_ahead(struct cuda *c, struct cuda_queue *q)
+{
+	uint64_t executed;
+
+	pthread_mutex_lock(&c->lock);
+	executed = q->executed;
+	pthread_mutex_unlock(&c->lock);
+	return q->launched - executed >= CUDA_MAX_AHEAD;
+}
+
+/* Block after block through the same memory: the stream has them one after the other. */
+static enum cuda_step launch_reduce_step(struct cuda *c, struct cuda_queue *q,
+					 struct cuda_item *item, const struct kop *k, CUresult *ret)
+{
+	const struct k_reduce_step *a = &k->reduce_step;
+	void *gradient = (void *)(uintptr_t)c->gradient;
+
+	CHECK(q->which == BACKEND_Q_MAIN);
+	while (item->at < k->n && *ret == CUDA_SUCCESS) {
+		uint64_t n = k->n - item->at < CUDA_BLOCK ? k->n - item->at : CUDA_BLOCK;
+		struct k_step step = k_step_at(&a->step, item->at, gradient);
+
+		if (q->launched - q->marked >= CUDA_MARK_EVERY)
+			return CUDA_STEP_MARK;
+		if (is_far_ahead(c, q))
+			return CUDA_STEP_FULL;
+		*ret = reduce_block(c, q, &a->reduce, a->first + item->at, n, gradient);
+		if (*ret == CUDA_SUCCESS)
+			*ret = step_block(c, q, &step, n);
+		item->at += n;
+	}
+	return CUDA_STEP_DONE;
+}
+
 /* Those that are one launch, or nearly. */
 static CUresult (*const launchers[_KOP_N])(struct cuda *, struct cuda_queue *,
 					   const struct kop *) = {
@@ -417,6 +487,8 @@ static enum cuda_step launch_one(struct cuda *c, struct cuda_queue *q, struct cu
 		return launch_norm(c, q, k, ret);
 	case KOP_COPY:
 		return launch_copy(c, q, item, k, ret);
+	case KOP_REDUCE_STEP:
+		return launch_reduce_step(c, q, item, k, ret);
 	default:
 		CHECK(launchers[k->kind]);
 		*ret = launchers[k->kind](c, q, k);
@@ -424,27 +496,19 @@ static enum cuda_step launch_one(struct cuda *c, struct cuda_queue *q, struct cu
 	}
 }
 
-static bool is_far_ahead(struct cuda *c, struct cuda_queue *q)
-{
-	uint64_t executed;
-
-	pthread_mutex_lock(&c->lock);
-	executed = q->executed;
-	pthread_mutex_unlock(&c->lock);
-	return q->launched - executed >= CUDA_MAX_AHEAD;
-}
-
 enum cuda_step cuda_launch(struct cuda *c, struct cuda_queue *q, struct cuda_item *item)
 {
 	while (item->kop < item->task->n_kops) {
 		const struct kop *k = &item->task->kops[item->kop];
+		enum cuda_step step = CUDA_STEP_DONE;
 		CUresult r = CUDA_SUCCESS;
 
 		if (k->n > 0) {
 			if (q->launched - q->marked >= CUDA_MARK_EVERY)
 				return CUDA_STEP_MARK;
-			if (is_far_ahead(c, q) || launch_one(c, q, item, k, &r) == CUDA_STEP_FULL)
-				return CUDA_STEP_FULL;
+			step = is_far_ahead(c, q) ? CUDA_STEP_FULL : launch_one(c, q, item, k, &r);
+			if (step != CUDA_STEP_DONE)
+				return step;
 		}
 		if (r != CUDA_SUCCESS) {
 			item->status = cuda_result(c, r, "a kernel");

@@ -51,6 +51,9 @@ void kop_run(const struct kernels *k, const struct kop *kop, uint64_t begin, uin
 	case KOP_ADD_ROWS:
 		k->add_rows(&kop->add_rows, begin, end);
 		break;
+	case KOP_REDUCE_STEP:
+		k->reduce_step(&kop->reduce_step, begin, end);
+		break;
 	case _KOP_N:
 		CHECK(kop->kind != _KOP_N);
 	}
@@ -80,6 +83,19 @@ static uint64_t sgd_bytes(const struct k_sgd *s)
 static uint64_t add_rows_bytes(const struct k_add_rows *a)
 {
 	return a->n_rows * (dtype_size(a->dtype) + 2 * sizeof(float));
+}
+
+static uint64_t step_bytes(const struct k_step *s)
+{
+	if (s->kind == K_STEP_SGD)
+		return sgd_bytes(&s->sgd);
+	return optimizer_bytes((s->kind == K_STEP_ADAMW ? s->adamw.vmax : s->adam.vmax) ? 3 : 2);
+}
+
+/* The gradient is neither written nor read, but for what it is added to. */
+static uint64_t reduce_step_bytes(const struct k_reduce_step *a)
+{
+	return reduce_bytes(&a->reduce) + step_bytes(&a->step) - 2 * sizeof(float);
 }
 
 /* Of one element; those that change fp32 in place, or read it, have no dtype. */
@@ -113,6 +129,8 @@ static uint64_t element_bytes(const struct kop *kop)
 		return 2;
 	case KOP_ADD_ROWS:
 		return add_rows_bytes(&kop->add_rows);
+	case KOP_REDUCE_STEP:
+		return reduce_step_bytes(&kop->reduce_step);
 	case _KOP_N:
 		break;
 	}

@@ -6,7 +6,8 @@
  *        |                                                                            ^
  *        |--somebody has it gathered--> due --last release--> stepping --> stepped    |
  *        |                               '---- Step, where memory was short ----------'
- *        '--nobody has--> stepping --> stepped --Step, Commit--> (next pass)
+ *        |--nobody has--> stepping --> stepped --Step, Commit--> (next pass)
+ *        '--nobody had from its start on--> stepped by its own kernel (fused.c)
  *
  * The optimizer runs on the same queue as the reduction, unit by unit, each as a whole on
  * all its devices; then its gradient shards go back to their pool. Parameters are changed
@@ -137,7 +138,7 @@ bool backward_prepare(struct coll *c, void (*again)(struct parked *p))
 		coll_end(c, &f);
 		return false;
 	}
-	if (!need_grads(c, again))
+	if (!c->fused && !need_grads(c, again))
 		return false;
 	if (plan_concerns(c) && c->group->plan.inv_scale != 0 &&
 	    !coll_need_scratch(c, COLL_FOUND_INF, SHARDS_FOUND_BYTES, again))
@@ -178,7 +179,7 @@ bool backward_is_planned(const struct coll *c)
 
 void backward_arrive(struct coll *c, void (*next)(struct coll *c))
 {
-	if (!backward_is_planned(c)) {
+	if (c->fused || !backward_is_planned(c)) {
 		next(c);
 		return;
 	}
@@ -207,24 +208,43 @@ static void back_free(struct back *b)
 }
 
 /* An epoch that has ended meanwhile has torn the job already, or there is no commit. */
+void backward_stepped(struct job *job, struct unit *u, bool in_time, int status)
+{
+	u->stepped = in_time; /* else its pass is over */
+	u->has_gradient = false;
+	u->version++;
+	u->rec->optimizer->steps++;
+	full_invalidate(job, u);
+	if (status)
+		apply_failed(job);
+}
+
+/* Its parameters are free again, whether it was stepped or not. */
+void backward_let_go(struct job *job, struct unit *u)
+{
+	CHECK(u->stepping && job->step.stepping > 0);
+	u->stepping = false;
+	job_give_grads(job, u);
+	job->step.stepping--;
+	parked_resume_all(&u->awaiting);
+	apply_go_on(job);
+}
+
+void backward_hold(struct job *job, struct unit *u)
+{
+	CHECK(!u->stepping);
+	u->stepping = true;
+	job->step.stepping++;
+}
+
 static void back_end(struct back *b)
 {
 	struct job *job = b->job;
 	struct unit *u = b->u;
 
-	u->stepping = false;
-	u->stepped = b->epoch == job->rec->epoch; /* else its pass is over */
-	u->has_gradient = false;
-	u->version++;
-	u->rec->optimizer->steps++;
-	full_invalidate(job, u);
-	job_give_grads(job, u);
-	if (b->status)
-		apply_failed(job);
+	backward_stepped(job, u, b->epoch == job->rec->epoch, b->status);
 	back_free(b);
-	job->step.stepping--;
-	parked_resume_all(&u->awaiting);
-	apply_go_on(job);
+	backward_let_go(job, u);
 	job->running--; /* only now: those resumed may have been the last of a deleted job */
 	job_settle(job);
 }
@@ -240,7 +260,7 @@ static void on_stepped(struct backend_task *task, int status)
 		back_end(b);
 }
 
-static double lr_of(const struct job *job, const struct unit *u)
+double backward_lr(const struct job *job, const struct unit *u)
 {
 	const struct pass_plan *plan = &job->groups[u->rec->group]->plan;
 
@@ -251,7 +271,7 @@ static double lr_of(const struct job *job, const struct unit *u)
 static int fill_part(struct back *b, unsigned d)
 {
 	const struct unit_part *p = &b->u->parts[d];
-	double lr = lr_of(b->job, b->u);
+	double lr = backward_lr(b->job, b->u);
 	size_t n = optim_step_kops(b->u, p, lr, NULL);
 	struct back_part *part = &b->parts[d];
 
@@ -304,8 +324,7 @@ void backward_released(struct job *job, struct unit *u)
 	if (!b)
 		return;
 	u->due = false;
-	u->stepping = true;
-	job->step.stepping++;
+	backward_hold(job, u);
 	job->running++;
 	backward_mark(job);
 	for (unsigned d = 0; d < u->n_parts; d++)
@@ -318,6 +337,10 @@ void backward_reduced(struct coll *c)
 {
 	struct unit *u = c->unit;
 
+	if (c->fused) {
+		fused_end(c);
+		return;
+	}
 	if (!u->has_gradient) { /* of an epoch that has ended */
 		unit_pass_end(u);
 		return;

@@ -163,6 +163,7 @@ static void let_go(struct coll *c)
 		c->forget(c);
 	c->forget = NULL;
 	lend_failed(c);
+	fused_failed(c);
 	c->begun = false;
 }
 

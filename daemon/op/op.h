@@ -252,6 +252,14 @@ struct coll_part {
 	uint64_t ready;   /* point of the queue at which all is over */
 };
 
+/* Reduce: whether its last kernel steps the unit (fused.c). */
+enum fused {
+	FUSED_NOT,
+	FUSED_WANTED,
+	FUSED_BEGUN,  /* nobody may read the parameters from here on */
+	FUSED_STEPPED /* the kernel was submitted */
+};
+
 /* A collective that runs: the ops of all members of a group. */
 struct coll {
 	uint32_t magic;
@@ -294,7 +302,8 @@ struct coll {
 	void (*arrived)(struct coll *c); /* what follows what the plan says */
 	void (*again)(struct parked *p); /* what follows when the shards are cleared */
 	float factor;                    /* for what they multiply */
-	bool begun;                      /* Reduce: shards are promised to the trainers */
+	enum fused fused;
+	bool begun; /* Reduce: shards are promised to the trainers */
 	double value;
 	void *work; /* DdpBucket's and ReduceSparse's own; freed with it */
 };

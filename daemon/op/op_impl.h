@@ -235,6 +235,31 @@ int backward_gather(struct op *op, void (*resume)(struct parked *p));
 int backward_check_over(const struct job *job, const struct group *g, struct fault *f);
 /* The pass is noted as changing parameters: who dies now leaves them torn. */
 void backward_mark(struct job *job);
+/* The learning rate of a step of @u in backward. */
+double backward_lr(const struct job *job, const struct unit *u);
+/* From here on nobody begins to read the parameters of @u, until backward_let_go; its gradient
+ * shards go back to their pool then. */
+void backward_hold(struct job *job, struct unit *u);
+void backward_let_go(struct job *job, struct unit *u);
+/* In between: it was stepped. @in_time: in the epoch that is. @status: the device's. */
+void backward_stepped(struct job *job, struct unit *u, bool in_time, int status);
+
+/* -- a Reduce whose last kernel steps the unit (fused.c) ------------------------- */
+
+struct unit_run;
+
+/* c->fused: may it be so? @c has its run, and perhaps the room for the optimizer's kops. */
+void fused_plan(struct coll *c);
+/* All it needs is there: it begins. */
+void fused_begin(struct coll *c);
+/* The last kernel of part @d comes. Return: false: it must not step any more, and there is no
+ * gradient to be had. */
+bool fused_ready(struct coll *c, unsigned d);
+/* @r, which is of @span of the part, and the steps of its elements. */
+void fused_kops(struct coll *c, unsigned d, const struct unit_run *span, const struct k_reduce *r);
+/* At the end of the Reduce; and if it has ended without that. */
+void fused_end(struct coll *c);
+void fused_failed(struct coll *c);
 
 /* -- the trainer's own optimizer (lend.c) --------------------------------------- */
 

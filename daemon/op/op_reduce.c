@@ -96,7 +96,7 @@ static void take_back(struct coll *c)
 static void done(struct coll *c)
 {
 	take_back(c);
-	c->unit->has_gradient = in_time(c);
+	c->unit->has_gradient = in_time(c) && !c->fused;
 	c->unit->some_lack = false;
 	job_give_partials(c->job, c->unit);
 	backward_reduced(c);
@@ -136,7 +136,7 @@ static void finish(struct coll *c)
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		reduce_finish(c, d);
-	coll_kernels(c, reduced);
+	reduce_kernels(c, reduced);
 }
 
 static void between(struct coll *c)
@@ -147,11 +147,14 @@ static void between(struct coll *c)
 /* With one device it is there already, unless an engine was asked for. */
 static void between_one(struct coll *c)
 {
-	void *grads = region_addr(&c->unit->parts[0].grads);
+	void *grads;
 
-	if (!c->job->node->engine_for_one)
+	if (!c->job->node->engine_for_one) {
 		reduced(c);
-	else if (coll_can_talk(c))
+		return;
+	}
+	grads = region_addr(&c->unit->parts[0].grads);
+	if (coll_can_talk(c))
 		comm_reduce_scatter(coll_between(c), coll_comm(c, reduced),
 				    (const void *[]){ grads }, &grads, unit_part_elements(c->unit),
 				    DTYPE_FP32);
@@ -173,7 +176,7 @@ static void advance(struct coll *c)
 	if (!coll_need_kops(c, c->reduce->kops))
 		return;
 	if (reduce_next_stage(c))
-		coll_kernels(c, advance);
+		reduce_kernels(c, advance);
 	else if (c->reduce->crossed)
 		reduce_replicas(c, deferred, reduced);
 	else if (c->reduce->defer)
@@ -196,25 +199,31 @@ static bool take_scratch(struct coll *c, void (*again)(struct parked *p))
 
 static const struct reduce_batch_ops in_batch = { rest, reduced };
 
-static void start(struct parked *p)
+/* What it needs to know of the gradients. Return: false: @c has ended. */
+static bool take_run(struct coll *c)
 {
-	struct coll *c = CONTAINER_OF(p, struct coll, parked);
-
-	if (coll_overtaken(c, true) || !coll_ready(c, start) || !backward_prepare(c, start))
-		return;
 	if (!c->unit->has_partials) /* left from an epoch before, perhaps of other sizes */
 		job_give_partials(c->job, c->unit);
 	if (!c->reduce)
 		c->reduce = reduce_run_new(c);
-	if (!c->reduce) {
+	if (!c->reduce)
 		coll_end_status(c, -ENOMEM);
-		return;
-	}
-	if (!take_scratch(c, start))
+	else
+		fused_plan(c);
+	return c->reduce;
+}
+
+static void start(struct parked *p)
+{
+	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+
+	if (coll_overtaken(c, true) || !coll_ready(c, start) || !take_run(c) ||
+	    !backward_prepare(c, start) || !take_scratch(c, start))
 		return;
 	c->reduce->accumulate = c->unit->has_gradient;
 	c->unit->has_gradient = false; /* until it is whole: a device may fail half-way */
 	c->unit->has_partials = false;
+	fused_begin(c);
 	if (!coll_need_kops(c, c->reduce->kops))
 		return;
 	if (reduce_batch_takes(c))

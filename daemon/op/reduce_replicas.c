@@ -113,7 +113,8 @@ static void fold_partials(struct coll *c, unsigned d)
 {
 	const struct reduce_run *run = c->reduce;
 	const void **in = &c->reduce->partials[d * run->here];
-	const struct k_reduce r = { .out = region_addr(&c->unit->parts[d].grads),
+	const struct region *grads = &c->unit->parts[d].grads;
+	const struct k_reduce r = { .out = grads->slab ? region_addr(grads) : NULL,
 				    .out_dtype = DTYPE_FP32,
 				    .in = in,
 				    .k = run->replicas,
@@ -171,7 +172,7 @@ static void next_replica(struct coll *c)
 	} else if (run->defer) {
 		run->deferred(c);
 	} else if (fill_parts(c, fold_partials)) {
-		coll_kernels(c, run->reduced);
+		reduce_kernels(c, run->reduced);
 	}
 }
 

@@ -194,8 +194,10 @@ static void begin(const struct coll *c, struct reduce_run *run)
 
 struct reduce_run *reduce_run_free(struct reduce_run *run)
 {
-	if (run)
+	if (run) {
 		free(run->span);
+		free(run->steps);
+	}
 	free(run);
 	return NULL;
 }
@@ -353,20 +355,23 @@ static struct k_factor head(const struct coll *c)
  * trainers' to write, and stays 0 in the shards. */
 void reduce_by_span(struct coll *c, unsigned d, const struct k_reduce *r)
 {
-	const struct unit_part *up = &c->unit->parts[d];
-	struct coll_part *p = &c->parts[d];
 	struct unit_run *spans = c->reduce->span;
 	const void **in = c->reduce->pieces + (size_t)d * c->reduce->spans * r->k;
-	unsigned n = unit_spans(c->unit, up, spans);
+	unsigned n = unit_spans(c->unit, &c->unit->parts[d], spans);
 
+	if (c->fused && !fused_ready(c, d))
+		return;
 	for (unsigned i = 0; i < n; i++, in += r->k) {
-		struct k_reduce *piece = &coll_kop(p, KOP_REDUCE, spans[i].n)->reduce;
+		struct k_reduce piece = *r;
 
 		for (unsigned j = 0; j < r->k; j++)
 			in[j] = (const char *)r->in[j] + spans[i].at * dtype_size(r->in_dtype);
-		*piece = *r;
-		piece->in = in;
-		piece->out = (float *)r->out + spans[i].at;
+		piece.in = in;
+		piece.out = r->out ? (float *)r->out + spans[i].at : NULL;
+		if (c->fused)
+			fused_kops(c, d, &spans[i], &piece);
+		else
+			coll_kop(&c->parts[d], KOP_REDUCE, spans[i].n)->reduce = piece;
 	}
 }
 
@@ -376,8 +381,8 @@ static void fold(struct coll *c, unsigned d)
 	struct reduce_run *run = c->reduce;
 	struct coll_part *p = &c->parts[d];
 	bool one = c->n_parts == 1;
-	struct k_reduce r = { .out = region_addr(one ? &c->unit->parts[0].grads
-						     : &p->scratch[REDUCE_SUMS]),
+	struct k_reduce r = { .out = address(one ? &c->unit->parts[0].grads
+						 : &p->scratch[REDUCE_SUMS]),
 			      .out_dtype = one ? DTYPE_FP32 : run->plan.sum_dtype,
 			      .in = run->apart ? &run->partials[d * run->here] : p->inputs,
 			      .k = run->apart ? partials_on(c, run, d) : p->n,
@@ -433,7 +438,7 @@ void reduce_finish(struct coll *c, unsigned d)
 	const struct reduce_run *run = c->reduce;
 	struct coll_part *p = &c->parts[d];
 	const struct unit_part *up = &c->unit->parts[d];
-	struct k_reduce r = { .out = region_addr(&up->grads),
+	struct k_reduce r = { .out = address(&up->grads),
 			      .out_dtype = DTYPE_FP32,
 			      .in = &p->inputs[p->n],
 			      .k = 1,

@@ -10,7 +10,7 @@
 #ifndef SHARDD_OP_REDUCE_RUN_H
 #define SHARDD_OP_REDUCE_RUN_H
 
-#include "op/op.h"
+#include "op/op_impl.h"
 #include "unit/reduce_plan.h"
 
 struct reduce_run {
@@ -32,8 +32,10 @@ struct reduce_run {
 	unsigned stage;
 	void (*deferred)(struct coll *c); /* crossed: what follows */
 	void (*reduced)(struct coll *c);
-	const void **added;     /* by member: what is added to what it has */
-	struct unit_run *span;  /* owned: of the part at work */
+	const void **added;    /* by member: what is added to what it has */
+	struct unit_run *span; /* owned: of the part at work */
+	struct kop *steps;     /* owned: fused: the optimizer's, of the part at work */
+	unsigned n_steps;
 	const void **pieces;    /* inputs of spans: @spans * (c->n + 1) */
 	const void *partials[]; /* @here per part */
 };
@@ -47,6 +49,15 @@ enum { REDUCE_SUMS = 0, REDUCE_PARTIALS = 1, REDUCE_CONVERTED = 2, REDUCE_PACKED
 enum dtype reduce_input_dtype(const struct coll *c);
 void reduce_by_span(struct coll *c, unsigned d, const struct k_reduce *r);
 void reduce_pack(struct coll *c, unsigned d);
+
+/* A stage; one that steps the unit is over only when it was executed. */
+static inline void reduce_kernels(struct coll *c, void (*next)(struct coll *c))
+{
+	if (c->fused)
+		coll_kernels_sync(c, next);
+	else
+		coll_kernels(c, next);
+}
 
 /* Whose arithmetic PyTorch has on the unit's devices. */
 enum reduce_device reduce_device_of(const struct unit *u);

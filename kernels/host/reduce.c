@@ -33,6 +33,7 @@ static void add(float *restrict acc, const float *restrict x, size_t n, const st
 
 struct plan {
 	const struct k_reduce *a;
+	size_t base; /* element of the inputs that is out's first */
 	struct factor pre, post;
 	bool plain_fold, plain_finish; /* in fp32 throughout */
 };
@@ -75,7 +76,7 @@ static void fold_rounded(const struct plan *p, float *acc, size_t at, size_t n)
 
 static void finish_plain(const struct plan *p, const float *acc, size_t at, size_t n)
 {
-	float *out = (float *)p->a->out + at;
+	float *out = (float *)p->a->out + (at - p->base);
 
 	if (p->a->accumulate)
 		add(out, acc, n, &p->post);
@@ -89,6 +90,7 @@ static void finish_rounded(const struct plan *p, float *acc, size_t at, size_t n
 	const struct k_reduce *a = p->a;
 	float buf[HOST_PIECE];
 
+	at -= p->base;
 	factor_apply(&p->post, acc, n);
 	if (a->accumulate) {
 		const float *old = host_load(buf, a->out, a->out_dtype, at, n);
@@ -116,14 +118,40 @@ static void piece(const struct plan *p, size_t at, size_t n)
 		finish_rounded(p, acc, at, n);
 }
 
-void HOST(reduce)(const struct k_reduce *a, size_t begin, size_t end)
+static struct plan plan_of(const struct k_reduce *a)
 {
 	struct plan p = { .a = a, .pre = factor_from(&a->pre), .post = factor_from(&a->post) };
 
 	p.plain_fold = a->sum_dtype == DTYPE_FP32 && p.pre.dtype == DTYPE_FP32;
 	p.plain_finish = a->out_dtype == DTYPE_FP32 && p.post.dtype == DTYPE_FP32;
+	return p;
+}
+
+static void pieces(const struct plan *p, size_t begin, size_t end)
+{
 	for (size_t at = begin, n; at < end; at += n) {
 		n = host_piece(at, end);
-		piece(&p, at, n);
+		piece(p, at, n);
 	}
+}
+
+void HOST(reduce)(const struct k_reduce *a, size_t begin, size_t end)
+{
+	struct plan p = plan_of(a);
+
+	pieces(&p, begin, end);
+}
+
+/* In place in a copy of what it is added to. */
+void HOST(reduce_to)(const struct k_reduce *a, float *to, size_t at, size_t n)
+{
+	struct k_reduce there = *a;
+	struct plan p;
+
+	if (a->accumulate)
+		memcpy(to, (const float *)a->out + at, n * sizeof(*to));
+	there.out = to;
+	p = plan_of(&there);
+	p.base = at;
+	pieces(&p, at, at + n);
 }

@@ -20,4 +20,5 @@ const struct kernels HOST(table) = {
 	.unscale = HOST(unscale),
 	.add_rows = HOST(add_rows),
 	.copy = HOST(copy),
+	.reduce_step = HOST(reduce_step),
 };

@@ -17,6 +17,7 @@ static const struct kernels ref = {
 	.unscale = ref_unscale,
 	.add_rows = ref_add_rows,
 	.copy = ref_copy,
+	.reduce_step = ref_reduce_step,
 };
 
 const struct kernels *kernels_ref(void)

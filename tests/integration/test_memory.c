@@ -182,16 +182,15 @@ static struct expected buffers(const struct scene *s, enum phase phase)
 				  s->world * taken(&pool) };
 }
 
-/* Gradient shards of an optimizer in backward: one unit's at a time; all of them where
- * they wait for their norm, and then given back. */
+/* Gradient shards of an optimizer in backward: none, since its reduce steps the unit; all of
+ * them where they wait for their norm, and then given back. */
 static struct expected late_gradients(const struct scene *s, enum phase phase)
 {
 	struct slabs pool = { 0 };
 	uint64_t used = 0;
 
-	for (unsigned u = 0; in_backward(s) && phase >= REDUCED && u < s->n_units; u++) {
-		if (!s->clips)
-			memset(pool.used, 0, sizeof(pool.used));
+	for (unsigned u = 0; s->clips && in_backward(s) && phase >= REDUCED && u < s->n_units;
+	     u++) {
 		take(&pool, array(trained(s, u), 4));
 		used += array(trained(s, u), 4);
 	}

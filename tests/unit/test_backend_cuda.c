@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "backend/cuda_impl.h"
 #include "backend/kop.h"
 #include "core/check.h"
 #include "cudafix.h"
@@ -339,6 +340,30 @@ static struct kop make_kop(enum kop_kind kind, float *x, struct arena *a, unsign
 						    .first_row = 1,
 						    .row_limit = 9 };
 		break;
+	case KOP_REDUCE_STEP:
+		kop.n = N - 3;
+		for (unsigned i = 0; i < k; i++)
+			a->in[i] = x + (1 + i % 2) * N;
+		kop.reduce_step = (struct k_reduce_step){
+			.reduce = { .out = form ? x + 4 * N : NULL,
+				    .in = a->in,
+				    .k = k,
+				    .in_dtype = DTYPE_FP32,
+				    .out_dtype = DTYPE_FP32,
+				    .sum_dtype = form > 1 ? DTYPE_BF16 : DTYPE_FP32,
+				    .pre = k_divide_by(3, DTYPE_FP32),
+				    .accumulate = form > 0 },
+			.first = 3,
+			.step = { .kind = K_STEP_SGD,
+				  .sgd = { .p = x,
+					   .buf = s3,
+					   .lr = 0.1f,
+					   .wd = 0.01f,
+					   .mu = 0.9f,
+					   .profile = K_FUSED,
+					   .tail_from = N / 2 } }
+		};
+		return kop;
 	case KOP_SCALE:
 		kop.scale = (struct k_scale){ s2, 0.37f };
 		break;
@@ -418,8 +443,45 @@ Test(backend_cuda, every_kernel_gives_the_reference_result)
 			check_kop(&f, f.b, &a, kind, 100 + form, false);
 	check_kop(&f, f.b, &a, KOP_REDUCE, 105, false);
 	check_kop(&f, f.b, &a, KOP_REDUCE, 117, false);
+	check_kop(&f, f.b, &a, KOP_REDUCE_STEP, 40, false);
+	check_kop(&f, f.b, &a, KOP_REDUCE_STEP, 101, false);
+	check_kop(&f, f.b, &a, KOP_REDUCE_STEP, 117, false);
 	backend_free(f.b, a.mem);
 	free(a.host);
+	cudafix_deinit(&f);
+}
+
+/* Through the memory of one block after the other, of which the last is not whole. */
+Test(backend_cuda, a_step_on_a_reduction_has_any_length)
+{
+	const size_t n = 2 * CUDA_BLOCK + 77;
+	float *host = malloc(2 * n * sizeof(*host)), *back = malloc(n * sizeof(*back));
+	struct backend_mem *mem;
+	struct cudafix f;
+	const void *in;
+	struct kop k = { .kind = KOP_REDUCE_STEP, .n = n };
+
+	cudafix_init(&f, 1);
+	mem = cudafix_alloc(&f, 24 * MIB);
+	for (size_t i = 0; i < 2 * n; i++)
+		host[i] = (float)(i % 1013) * 0.25f - 100;
+	cudafix_copy(&f, backend_addr(mem), host, 2 * n * sizeof(*host));
+	in = (float *)backend_addr(mem) + n;
+	k.reduce_step = (struct k_reduce_step){
+		.reduce = { .in = &in,
+			    .k = 1,
+			    .in_dtype = DTYPE_FP32,
+			    .out_dtype = DTYPE_FP32,
+			    .sum_dtype = DTYPE_FP32 },
+		.step.sgd = { .p = backend_addr(mem), .lr = 0.5f, .tail_from = UINT64_MAX }
+	};
+	cr_assert_eq(cudafix_run(&f, f.b, &k, 1), 0);
+	cudafix_copy(&f, back, backend_addr(mem), n * sizeof(*back));
+	for (size_t i = 0; i < n; i++)
+		cr_assert_eq(back[i], host[i] - 0.5f * host[n + i], "%zu", i);
+	backend_free(f.b, mem);
+	free(host);
+	free(back);
 	cudafix_deinit(&f);
 }
 

@@ -478,6 +478,21 @@ static struct kop make_kop(enum kop_kind kind, struct arena *a)
 						  .first_row = 1,
 						  .row_limit = 5 };
 		break;
+	case KOP_REDUCE_STEP:
+		k.reduce_step.reduce = (struct k_reduce){ .in = a->in + 1,
+							  .k = 2,
+							  .in_dtype = DTYPE_FP32,
+							  .out_dtype = DTYPE_FP32,
+							  .sum_dtype = DTYPE_FP32,
+							  .pre = k_divide_by(3, DTYPE_FP32) };
+		k.reduce_step.first = 1;
+		k.reduce_step.step.sgd = (struct k_sgd){ .p = a->s[0],
+							 .buf = a->s[3],
+							 .lr = 0.1f,
+							 .mu = 0.9f,
+							 .tail_from = UINT64_MAX };
+		k.n = N - 1;
+		break;
 	case KOP_PACK:
 		k.pack = (struct k_pack){ a->s[1], a->s[0], 5, 5, 7, DTYPE_BF16, DTYPE_FP32 };
 		k.n = N / 7 * 5;
@@ -517,6 +532,8 @@ static void run_ref(const struct kop *k)
 		return ref->unscale(&k->unscale, 0, k->n);
 	case KOP_ADD_ROWS:
 		return ref->add_rows(&k->add_rows, 0, k->n);
+	case KOP_REDUCE_STEP:
+		return ref->reduce_step(&k->reduce_step, 0, k->n);
 	case KOP_SGD:
 		return ref->sgd(&k->sgd, 0, k->n);
 	case KOP_NORM:

@@ -87,24 +87,32 @@ static void reduce(struct unit *x, float value)
 	both_ok("Reduce");
 }
 
-/* Everything of the reduce, but not the step behind it. */
+/* Everything of the reduce, but not the step behind it, which somebody's gather has kept apart. */
 static void submit_and_hold(struct unit *x, float value)
 {
 	struct backend *b = n.node.devices[0].backend;
 
+	NODEFIX_OK(nodefix_on_unit(&n, m[1], "Gather", x, &op[1]), &op[1]);
+	submit_reduce(x, value, false);
+	both_ok("Reduce");
+	cr_assert(x->due && !x->stepping);
+	backend_fake_hold(b, true);
+	NODEFIX_OK(nodefix_on_unit(&n, m[1], "Release", x, &op[1]), &op[1]);
+	cr_assert(x->stepping);
+}
+
+/* A reduce that steps the unit itself is on the device, with its first kernel. */
+static void submit_fused(struct unit *x, float value)
+{
 	for (unsigned i = 0; i < 2; i++) {
 		NODEFIX_OK(nodefix_on_unit(&n, m[i], "GradientBuffer", x, &op[i]), &op[i]);
 		nodefix_write(&op[i].result.place, value);
 	}
-	backend_fake_hold(b, true);
+	backend_fake_hold(n.node.devices[0].backend, true);
 	for (unsigned i = 0; i < 2; i++)
 		nodefix_reduce(&n, m[i], x, false, &op[i]);
-	for (unsigned i = 0; i < 10 && !x->stepping; i++) {
-		nodefix_turns(&n);
-		if (!x->stepping)
-			backend_fake_release(b, false);
-	}
-	cr_assert(x->stepping);
+	nodefix_turns(&n);
+	cr_assert(x->stepping && !op[0].over);
 }
 
 static void reduce_more(struct unit *x, float value)
@@ -282,7 +290,6 @@ Test(backward, a_gather_waits_for_the_step_that_runs)
 	both_ok("Reduce");
 	step();
 	submit_and_hold(u, 2);
-	both_ok("Reduce");
 	nodefix_on_unit(&n, m[0], "Gather", u, &op[0]);
 	nodefix_turns(&n);
 	cr_expect_not(op[0].over);
@@ -548,6 +555,49 @@ Test(backward, a_death_before_it_leaves_all_as_it_was)
 	cr_expect_eq(u->rec->optimizer->steps, 1);
 }
 
+Test(backward, a_death_while_a_reduce_steps_tears_the_job)
+{
+	commit(1);
+	submit_fused(u, 2);
+	nodefix_drop(&n, m[1], "died");
+	cr_expect(job->torn);
+	backend_fake_hold(n.node.devices[0].backend, false);
+	nodefix_turns(&n);
+	cr_expect_eq(job->running, 0);
+	cr_expect_not(u->stepping || u->stepped);
+	cr_expect_eq(job->step.stepping, 0);
+}
+
+/* Its kernel has not been submitted yet: what comes before it is under way. */
+Test(backward, a_death_before_a_reduce_steps_leaves_all_as_it_was)
+{
+	float before[ELEMENTS];
+
+	memcpy(before, nodefix_params(u), sizeof(before));
+	commit(1);
+	for (unsigned i = 0; i < 2; i++) {
+		NODEFIX_OK(nodefix_on_unit(&n, m[i], "GradientBuffer", u, &op[i]), &op[i]);
+		nodefix_write(&op[i].result.place, 1);
+		NODEFIX_OK(nodefix_on_unit(&n, m[i], "Accumulate", u, &op[i]), &op[i]);
+	}
+	submit_fused(u, 2);
+	cr_expect_eq(job->rec->uncommitted_steps, 0);
+	nodefix_drop(&n, m[1], "died");
+	cr_expect_not(job->torn);
+	backend_fake_hold(n.node.devices[0].backend, false);
+	nodefix_turns(&n);
+	cr_expect_eq(job->running, 0);
+	cr_expect_not(u->stepping || u->stepped);
+	cr_expect_eq(u->rec->optimizer->steps, 0);
+	cr_expect_arr_eq(before, nodefix_params(u), sizeof(before));
+	rejoin();
+	reduce(u, 2);
+	reduce(v, 2);
+	step();
+	commit(2);
+	cr_expect_eq(u->rec->optimizer->steps, 1);
+}
+
 /* Without a commit the job goes on from there. The pass that the step was of is over with its
  * epoch: the unit once counted as stepped in the pass of the next one, and took no gradient. */
 Test(backward, a_step_that_outlives_its_epoch_is_not_of_the_next_pass)
@@ -588,11 +638,28 @@ Test(backward, held_gradients_go_with_their_epoch)
 
 Test(backward, a_device_that_fails_tears_the_job)
 {
-	submit_reduce(u, 1, false);
-	backend_fake_fail(n.node.devices[0].backend, 1, -EIO); /* its kernel is on the way */
-	both_ok("Reduce");
+	NODEFIX_OK(nodefix_on_unit(&n, m[1], "Gather", u, &op[1]), &op[1]);
+	reduce(u, 1);
+	backend_fake_fail(n.node.devices[0].backend, 1, -EIO);
+	release(1, u);
 	nodefix_turns(&n);
 	cr_expect(job->torn);
+	cr_expect_not(u->stepping);
+}
+
+Test(backward, a_device_that_fails_a_reduce_that_steps_tears_the_job)
+{
+	for (unsigned i = 0; i < 2; i++) {
+		NODEFIX_OK(nodefix_on_unit(&n, m[i], "GradientBuffer", u, &op[i]), &op[i]);
+		nodefix_write(&op[i].result.place, 1);
+	}
+	backend_fake_fail(n.node.devices[0].backend, 1, -EIO);
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_reduce(&n, m[i], u, false, &op[i]);
+	both_fail(FAULT_INTERNAL, "Reduce");
+	cr_expect(job->torn);
+	cr_expect_not(u->stepping || u->has_gradient);
+	cr_expect_eq(job->step.stepping, 0);
 }
 
 Test(backward, initialise_begins_anew)
@@ -630,15 +697,20 @@ Test(backward, a_job_deleted_meanwhile_goes_afterwards)
 	cr_expect_eq(n.node.devices[0].quota.used, 0);
 }
 
-Test(backward, without_memory_a_reduce_is_refused)
+static void without_memory(bool more)
 {
-	NODEFIX_OK(nodefix_on_unit(&n, m[0], "GradientBuffer", u, &op[0]), &op[0]);
-	NODEFIX_OK(nodefix_on_unit(&n, m[1], "GradientBuffer", u, &op[1]), &op[1]);
-	nodefix_write(&op[0].result.place, 1);
-	nodefix_write(&op[1].result.place, 1);
+	for (unsigned i = 0; i < 2; i++) {
+		NODEFIX_OK(nodefix_on_unit(&n, m[i], "GradientBuffer", u, &op[i]), &op[i]);
+		nodefix_write(&op[i].result.place, 1);
+	}
 	job->quota.limit = job->quota.used;
 	for (unsigned i = 0; i < 2; i++)
-		nodefix_reduce(&n, m[i], u, false, &op[i]);
+		nodefix_reduce(&n, m[i], u, more, &op[i]);
+}
+
+Test(backward, without_memory_a_reduce_is_refused)
+{
+	without_memory(true);
 	both_fail(FAULT_EXHAUSTED, "bytes for gradient shards are not to be had");
 	cr_expect_not(u->has_gradient || u->due);
 	job->quota.limit = 0;
@@ -646,6 +718,13 @@ Test(backward, without_memory_a_reduce_is_refused)
 		nodefix_reduce(&n, m[i], u, false, &op[i]);
 	both_ok("Reduce");
 	nodefix_turns(&n);
+	cr_expect_eq(u->rec->optimizer->steps, 1);
+}
+
+Test(backward, a_reduce_that_steps_the_unit_needs_no_memory)
+{
+	without_memory(false);
+	both_ok("Reduce");
 	cr_expect_eq(u->rec->optimizer->steps, 1);
 }
 
@@ -667,21 +746,30 @@ Test(backward, an_element_takes_twelve_bytes_instead_of_sixteen)
 	cr_expect_eq(shard_bytes_of(OPTIM_IN_BACKWARD, "in backward"), 12u << 20);
 }
 
-/* Gradients of one unit after the other need the memory of one. */
+/* Gradients that wait for more, of one unit after the other, need the memory of one. */
 Test(backward, gradient_shards_take_turns)
 {
 	uint64_t most;
 
+	reduce_more(u, 1);
 	reduce(u, 1);
 	nodefix_turns(&n);
 	most = job->grads[0].bytes;
 	cr_expect_gt(most, 0);
+	reduce_more(v, 1);
 	reduce(v, 1);
 	nodefix_turns(&n);
 	cr_expect_eq(job->grads[0].bytes, most);
 	cr_expect_eq(job->grads[0].used, 0);
 	step();
 	commit(1);
+}
+
+Test(backward, a_gradient_that_nobody_waits_for_has_no_shards)
+{
+	reduce(u, 1);
+	cr_expect_eq(u->rec->optimizer->steps, 1, "with its reduce");
+	cr_expect_eq(job->grads[0].bytes, 0);
 }
 
 /* A shard that a trainer has is in the way of Initialise; one that nobody has asked for is

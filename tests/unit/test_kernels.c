@@ -421,6 +421,120 @@ static void run_copy(const struct kernels *k, const struct op_case *c, struct be
 	k->copy(&a, begin, end);
 }
 
+/* Elements of the reduction before the step's first. */
+#define FIRST 5u
+
+enum { STEP_SGD, STEP_ADAMW, STEP_ADAM };
+
+/* The optimizer that x says; its tail is the second half. Its arrays are the buffers 0, 2 and
+ * 3, and with flag2 1. */
+static struct k_step step_of(const struct op_case *c, const struct bed *b)
+{
+	struct k_step s = { .kind = K_STEP_SGD };
+	float *p = buf(b, 0), *m = buf(b, 2), *v = buf(b, 3), *vmax = c->flag2 ? buf(b, 1) : NULL;
+	uint64_t tail = b->n / 2;
+
+	if (c->x == STEP_SGD) {
+		s.sgd = (struct k_sgd){
+			.p = p, .buf = m, .lr = 0.1f, .wd = 0.01f, .mu = 0.9f, .tail_from = tail
+		};
+		s.sgd.dampening = 0.3;
+		s.sgd.profile = K_FUSED;
+	} else if (c->x == STEP_ADAMW) {
+		s.kind = K_STEP_ADAMW;
+		s.adamw = (struct k_adamw){ .p = p,
+					    .m = m,
+					    .v = v,
+					    .vmax = vmax,
+					    .decay = 0.999f,
+					    .w1 = 0.1f,
+					    .b1 = 0.9f,
+					    .b2 = 0.999f,
+					    .w2 = 0.001f,
+					    .step_size = 0.01f,
+					    .sq = 0.0316f,
+					    .eps = 1e-8f,
+					    .profile = c->flag2 ? K_FOREACH : K_FUSED,
+					    .tail_from = tail };
+	} else {
+		s.kind = K_STEP_ADAM;
+		s.adam = (struct k_adam){ .p = p,
+					  .m = m,
+					  .v = v,
+					  .vmax = vmax,
+					  .wd = 0.1f,
+					  .maximize = true,
+					  .profile = K_REFERENCE_F64,
+					  .tail_from = UINT64_MAX,
+					  .f64 = adam_f64 };
+	}
+	return s;
+}
+
+/* The buffers 4, 5 and 6 in turn, as type y; rounded as op says; flag: added to buffer 1. */
+static struct k_reduce reduce_of(const struct op_case *c, const struct bed *b, const void **in)
+{
+	const struct rounding *r = &roundings[c->op];
+
+	for (unsigned i = 0; i < c->k; i++)
+		in[i] = buf(b, 4 + i % 3);
+	return (struct k_reduce){ .out = c->flag ? buf(b, 1) : NULL,
+				  .out_dtype = F32,
+				  .in = in,
+				  .k = c->k,
+				  .in_dtype = (enum dtype)c->y,
+				  .sum_dtype = r->sum,
+				  .pre = { r->pre_how, r->pre, 3 },
+				  .post = { r->post_how, r->post, 0.7f },
+				  .accumulate = c->flag };
+}
+
+static void clip(const struct bed *b, size_t *begin, size_t *end)
+{
+	size_t n = b->n > FIRST ? b->n - FIRST : 0;
+
+	*begin = *begin < n ? *begin : n;
+	*end = *end < n ? *end : n;
+}
+
+static void run_reduce_step(const struct kernels *k, const struct op_case *c, struct bed *b,
+			    size_t begin, size_t end)
+{
+	const void *in[8];
+	struct k_reduce_step a = { reduce_of(c, b, in), FIRST, step_of(c, b) };
+
+	clip(b, &begin, &end);
+	k->reduce_step(&a, begin, end);
+}
+
+/* What it is defined by. */
+static void run_apart(const struct kernels *k, const struct op_case *c, struct bed *b, size_t begin,
+		      size_t end)
+{
+	const void *in[8];
+	struct k_reduce r = reduce_of(c, b, in);
+	struct k_step s = step_of(c, b);
+	_cleanup_(freep) float *g = calloc(b->n, sizeof(*g));
+
+	cr_assert_not_null(g);
+	clip(b, &begin, &end);
+	if (c->flag)
+		memcpy(g, buf(b, 1), b->n * sizeof(*g));
+	r.out = g;
+	k->reduce(&r, begin + FIRST, end + FIRST);
+	s.sgd.g = s.kind == K_STEP_SGD ? g + FIRST : s.sgd.g;
+	if (s.kind == K_STEP_ADAMW)
+		s.adamw.g = g + FIRST;
+	else if (s.kind == K_STEP_ADAM)
+		s.adam.g = g + FIRST;
+	if (s.kind == K_STEP_SGD)
+		k->sgd(&s.sgd, begin, end);
+	else if (s.kind == K_STEP_ADAMW)
+		k->adamw(&s.adamw, begin, end);
+	else
+		k->adam(&s.adam, begin, end);
+}
+
 static const struct op_case cases[] = {
 	{ "cast fp32 fp32", run_cast, F32, F32, 0, 0, 0, 0, 0, 0, 0 },
 	{ "cast fp32 bf16", run_cast, F32, BF16, 0, 0, 0, 0, 0, 0, 0 },
@@ -538,6 +652,42 @@ static const struct op_case cases[] = {
 	{ "fill uniform", run_fill, F32, F32, 1, FILL_UNIFORM, -0.5f, 0.25f, 0, 0, 0 },
 	{ "fill normal", run_fill, F32, F32, 2, FILL_NORMAL, 1, 0.02f, 0, 0, 0 },
 	{ "fill normal from an odd index", run_fill, F32, F32, 2, FILL_NORMAL, 0, 1, 0, 1, 0 },
+	{ "reduce 1 fp32, sgd", run_reduce_step, F32, F32, 1, 8, STEP_SGD, 1, 0, 0, 0 },
+	{ "reduce 2 fp32, sgd", run_reduce_step, F32, F32, 2, 0, STEP_SGD, 1, 0, 1, 0 },
+	{ "reduce 5 fp32, sgd", run_reduce_step, F32, F32, 5, 1, STEP_SGD, 1, 0, 0, 0 },
+	{ "reduce 4 fp32, sgd", run_reduce_step, F32, F32, 4, 4, STEP_SGD, 1, 0, 1, 0 },
+	{ "reduce 1 bf16, sgd", run_reduce_step, F32, F32, 1, 8, STEP_SGD, 2, 0, 1, 0 },
+	{ "reduce 2 bf16, sgd", run_reduce_step, F32, F32, 2, 0, STEP_SGD, 2, 0, 0, 0 },
+	{ "reduce 5 bf16, sgd", run_reduce_step, F32, F32, 5, 1, STEP_SGD, 2, 0, 1, 0 },
+	{ "reduce 4 bf16, sgd", run_reduce_step, F32, F32, 4, 4, STEP_SGD, 2, 0, 0, 0 },
+	{ "reduce 1 fp16, sgd", run_reduce_step, F32, F32, 1, 8, STEP_SGD, 3, 0, 0, 0 },
+	{ "reduce 2 fp16, sgd", run_reduce_step, F32, F32, 2, 0, STEP_SGD, 3, 0, 1, 0 },
+	{ "reduce 5 fp16, sgd", run_reduce_step, F32, F32, 5, 1, STEP_SGD, 3, 0, 0, 0 },
+	{ "reduce 4 fp16, sgd", run_reduce_step, F32, F32, 4, 4, STEP_SGD, 3, 0, 1, 0 },
+	{ "reduce 1 fp32, adamw", run_reduce_step, F32, F32, 1, 8, STEP_ADAMW, 1, 0, 1, 0 },
+	{ "reduce 2 fp32, adamw", run_reduce_step, F32, F32, 2, 0, STEP_ADAMW, 1, 0, 0, 1 },
+	{ "reduce 5 fp32, adamw", run_reduce_step, F32, F32, 5, 1, STEP_ADAMW, 1, 0, 1, 0 },
+	{ "reduce 4 fp32, adamw", run_reduce_step, F32, F32, 4, 4, STEP_ADAMW, 1, 0, 0, 1 },
+	{ "reduce 1 bf16, adamw", run_reduce_step, F32, F32, 1, 8, STEP_ADAMW, 2, 0, 0, 1 },
+	{ "reduce 2 bf16, adamw", run_reduce_step, F32, F32, 2, 0, STEP_ADAMW, 2, 0, 1, 0 },
+	{ "reduce 5 bf16, adamw", run_reduce_step, F32, F32, 5, 1, STEP_ADAMW, 2, 0, 0, 1 },
+	{ "reduce 4 bf16, adamw", run_reduce_step, F32, F32, 4, 4, STEP_ADAMW, 2, 0, 1, 0 },
+	{ "reduce 1 fp16, adamw", run_reduce_step, F32, F32, 1, 8, STEP_ADAMW, 3, 0, 1, 0 },
+	{ "reduce 2 fp16, adamw", run_reduce_step, F32, F32, 2, 0, STEP_ADAMW, 3, 0, 0, 1 },
+	{ "reduce 5 fp16, adamw", run_reduce_step, F32, F32, 5, 1, STEP_ADAMW, 3, 0, 1, 0 },
+	{ "reduce 4 fp16, adamw", run_reduce_step, F32, F32, 4, 4, STEP_ADAMW, 3, 0, 0, 1 },
+	{ "reduce 1 fp32, adam f64", run_reduce_step, F32, F32, 1, 8, STEP_ADAM, 1, 0, 0, 1 },
+	{ "reduce 2 fp32, adam f64", run_reduce_step, F32, F32, 2, 0, STEP_ADAM, 1, 0, 1, 0 },
+	{ "reduce 5 fp32, adam f64", run_reduce_step, F32, F32, 5, 1, STEP_ADAM, 1, 0, 0, 1 },
+	{ "reduce 4 fp32, adam f64", run_reduce_step, F32, F32, 4, 4, STEP_ADAM, 1, 0, 1, 0 },
+	{ "reduce 1 bf16, adam f64", run_reduce_step, F32, F32, 1, 8, STEP_ADAM, 2, 0, 1, 0 },
+	{ "reduce 2 bf16, adam f64", run_reduce_step, F32, F32, 2, 0, STEP_ADAM, 2, 0, 0, 1 },
+	{ "reduce 5 bf16, adam f64", run_reduce_step, F32, F32, 5, 1, STEP_ADAM, 2, 0, 1, 0 },
+	{ "reduce 4 bf16, adam f64", run_reduce_step, F32, F32, 4, 4, STEP_ADAM, 2, 0, 0, 1 },
+	{ "reduce 1 fp16, adam f64", run_reduce_step, F32, F32, 1, 8, STEP_ADAM, 3, 0, 0, 1 },
+	{ "reduce 2 fp16, adam f64", run_reduce_step, F32, F32, 2, 0, STEP_ADAM, 3, 0, 1, 0 },
+	{ "reduce 5 fp16, adam f64", run_reduce_step, F32, F32, 5, 1, STEP_ADAM, 3, 0, 0, 1 },
+	{ "reduce 4 fp16, adam f64", run_reduce_step, F32, F32, 4, 4, STEP_ADAM, 3, 0, 1, 0 },
 	{ "copy", run_copy, F32, F32, 0, 0, 0, 0, 0, 0, 0 },
 };
 
@@ -600,6 +750,27 @@ Test(kernels, cuts_do_not_matter, .init = fdcheck_begin, .fini = fdcheck_end, .t
 		for (size_t c = 0; k && c < ARRAY_SIZE(cases); c++)
 			if (cases[c].run != run_norm)
 				check_cut(k, &cases[c], 6007);
+	}
+}
+
+/* A step that takes the gradient from the reduction has the bits of one that reads it. */
+Test(kernels, fused_is_the_two_apart, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 120)
+{
+	for (size_t v = 0; v < ARRAY_SIZE(variants); v++) {
+		const struct kernels *k = kernels_named(variants[v]);
+
+		for (size_t c = 0; k && c < ARRAY_SIZE(cases); c++) {
+			_cleanup_(bed_deinit) struct bed fused = { 0 };
+			_cleanup_(bed_deinit) struct bed apart = { 0 };
+
+			if (cases[c].run != run_reduce_step)
+				continue;
+			bed_init(&fused, &cases[c], 7001);
+			bed_copy(&apart, &fused);
+			run_reduce_step(k, &cases[c], &fused, 3, 6990);
+			run_apart(k, &cases[c], &apart, 3, 6990);
+			expect_same(&apart, &fused, &cases[c], k->name);
+		}
 	}
 }
 

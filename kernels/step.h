@@ -1,0 +1,50 @@
+/* An optimizer step from one of its elements on: what cuts one into blocks asks here. */
+#ifndef SHARDD_KERNELS_STEP_H
+#define SHARDD_KERNELS_STEP_H
+
+#include "kernels.h"
+
+/* Where the tail of a fused step begins, seen from element @by. */
+static inline uint64_t k_tail_at(uint64_t tail_from, uint64_t by)
+{
+	if (tail_from == UINT64_MAX)
+		return tail_from;
+	return tail_from > by ? tail_from - by : 0;
+}
+
+/* @array from its element @by on; NULL stays NULL. */
+static inline float *k_from(float *array, uint64_t by)
+{
+	return array ? array + by : NULL;
+}
+
+/* Of struct k_adamw and struct k_adam. */
+#define K_ADAM_AT(a, by, from)                                  \
+	do {                                                    \
+		(a)->p = k_from((a)->p, by);                    \
+		(a)->g = (from);                                \
+		(a)->m = k_from((a)->m, by);                    \
+		(a)->v = k_from((a)->v, by);                    \
+		(a)->vmax = k_from((a)->vmax, by);              \
+		(a)->tail_from = k_tail_at((a)->tail_from, by); \
+	} while (0)
+
+/* Elements of @s from @by on; their gradients are at @g. */
+static inline struct k_step k_step_at(const struct k_step *s, uint64_t by, const float *g)
+{
+	struct k_step r = *s;
+
+	if (r.kind == K_STEP_ADAMW) {
+		K_ADAM_AT(&r.adamw, by, g);
+	} else if (r.kind == K_STEP_ADAM) {
+		K_ADAM_AT(&r.adam, by, g);
+	} else {
+		r.sgd.p = k_from(r.sgd.p, by);
+		r.sgd.g = g;
+		r.sgd.buf = k_from(r.sgd.buf, by);
+		r.sgd.tail_from = k_tail_at(r.sgd.tail_from, by);
+	}
+	return r;
+}
+
+#endif
