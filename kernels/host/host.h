@@ -45,10 +45,6 @@ void HOST(unscale)(const struct k_unscale *a, size_t begin, size_t end);
 void HOST(add_rows)(const struct k_add_rows *a, size_t begin, size_t end);
 void HOST(reduce_step)(const struct k_reduce_step *a, size_t begin, size_t end);
 
-/* to[0..n) = what elements [at, at+n) of the reduction's out would become; @to overlaps
- * nothing of it, and out, fp32, is not written. */
-void HOST(reduce_to)(const struct k_reduce *a, float *to, size_t at, size_t n);
-
 /* Both of the Adams. */
 void HOST(adam_step)(const struct adam_step *s, size_t begin, size_t end);
 

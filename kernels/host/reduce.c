@@ -1,9 +1,10 @@
 /*
- * The inputs of one piece are folded into an accumulator that stays in the
- * first-level cache; the result is written once. Where all is fp32 the loops are one for
- * each input; every rounding to another type is a pass of its own over the cached piece.
+ * Where all that is rounded to is fp32, and few inputs are there, all is one loop (fold.c).
+ * Else the inputs of one piece are folded into an accumulator that stays in the first-level
+ * cache, and the result is written once; every rounding to another type is a pass of its
+ * own over the cached piece.
  */
-#include "host/factor.h"
+#include "host/reduce.h"
 
 #include <string.h>
 
@@ -31,14 +32,22 @@ static void add(float *restrict acc, const float *restrict x, size_t n, const st
 			acc[i] += x[i] / by;
 }
 
-struct plan {
-	const struct k_reduce *a;
-	size_t base; /* element of the inputs that is out's first */
-	struct factor pre, post;
-	bool plain_fold, plain_finish; /* in fp32 throughout */
-};
+/* The plain fold, of as many inputs at once as one loop reads. */
+static void fold_streams(const struct host_reduce *p, float *acc, size_t at, size_t n)
+{
+	struct fold f = {
+		.to = acc, .dtype = p->a->in_dtype, .at = at, .n = n, .pre = p->pre, .post = 1
+	};
 
-static void fold_plain(const struct plan *p, float *acc, size_t at, size_t n)
+	for (unsigned j = 0; j < p->a->k; j += f.k) {
+		f.in = p->a->in + j;
+		f.k = p->a->k - j < FOLD_INPUTS ? p->a->k - j : FOLD_INPUTS;
+		f.go_on = j > 0;
+		HOST(fold)(&f);
+	}
+}
+
+static void fold_plain(const struct host_reduce *p, float *acc, size_t at, size_t n)
 {
 	const struct k_reduce *a = p->a;
 	float buf[HOST_PIECE];
@@ -49,7 +58,7 @@ static void fold_plain(const struct plan *p, float *acc, size_t at, size_t n)
 }
 
 /* Input @j, as it is added. */
-static void term(const struct plan *p, float *to, unsigned j, size_t at, size_t n)
+static void term(const struct host_reduce *p, float *to, unsigned j, size_t at, size_t n)
 {
 	const struct k_reduce *a = p->a;
 	const float *x = host_load(to, a->in[j], a->in_dtype, at, n);
@@ -60,7 +69,7 @@ static void term(const struct plan *p, float *to, unsigned j, size_t at, size_t 
 	HOST(round)(to, a->sum_dtype, n);
 }
 
-static void fold_rounded(const struct plan *p, float *acc, size_t at, size_t n)
+static void fold_rounded(const struct host_reduce *p, float *acc, size_t at, size_t n)
 {
 	const struct k_reduce *a = p->a;
 	float buf[HOST_PIECE];
@@ -74,84 +83,100 @@ static void fold_rounded(const struct plan *p, float *acc, size_t at, size_t n)
 	}
 }
 
-static void finish_plain(const struct plan *p, const float *acc, size_t at, size_t n)
+static void finish_plain(const struct host_reduce *p, void *to, const float *acc, size_t n)
 {
-	float *out = (float *)p->a->out + (at - p->base);
-
 	if (p->a->accumulate)
-		add(out, acc, n, &p->post);
+		add(to, acc, n, &p->post);
 	else
-		set(out, acc, n, &p->post);
+		set(to, acc, n, &p->post);
 }
 
 /* The same addition for every type: t comes second. */
-static void finish_rounded(const struct plan *p, float *acc, size_t at, size_t n)
+static void finish_rounded(const struct host_reduce *p, void *to, float *acc, size_t n)
 {
 	const struct k_reduce *a = p->a;
 	float buf[HOST_PIECE];
 
-	at -= p->base;
 	factor_apply(&p->post, acc, n);
 	if (a->accumulate) {
-		const float *old = host_load(buf, a->out, a->out_dtype, at, n);
+		const float *old = host_load(buf, to, a->out_dtype, 0, n);
 
 		for (size_t i = 0; i < n; i++)
 			acc[i] = old[i] + acc[i];
 	}
 	if (a->out_dtype == DTYPE_FP32)
-		memcpy((float *)a->out + at, acc, n * sizeof(*acc));
+		memcpy(to, acc, n * sizeof(*acc));
 	else
-		HOST(narrow)(a->out, a->out_dtype, at, acc, n);
+		HOST(narrow)(to, a->out_dtype, 0, acc, n);
 }
 
-static void piece(const struct plan *p, size_t at, size_t n)
+static void piece(const struct host_reduce *p, void *to, size_t at, size_t n)
 {
 	float acc[HOST_PIECE];
 
-	if (p->plain_fold)
+	if (p->plain_fold && p->known)
+		fold_streams(p, acc, at, n);
+	else if (p->plain_fold)
 		fold_plain(p, acc, at, n);
 	else
 		fold_rounded(p, acc, at, n);
 	if (p->plain_finish)
-		finish_plain(p, acc, at, n);
+		finish_plain(p, to, acc, n);
 	else
-		finish_rounded(p, acc, at, n);
+		finish_rounded(p, to, acc, n);
 }
 
-static struct plan plan_of(const struct k_reduce *a)
+/* All of it in one loop? */
+static bool is_one_fold(const struct host_reduce *p)
 {
-	struct plan p = { .a = a, .pre = factor_from(&a->pre), .post = factor_from(&a->post) };
-
-	p.plain_fold = a->sum_dtype == DTYPE_FP32 && p.pre.dtype == DTYPE_FP32;
-	p.plain_finish = a->out_dtype == DTYPE_FP32 && p.post.dtype == DTYPE_FP32;
-	return p;
+	return p->plain_fold && p->plain_finish && p->known && p->post.exact &&
+	       p->a->k <= FOLD_INPUTS;
 }
 
-static void pieces(const struct plan *p, size_t begin, size_t end)
+static void one_fold(const struct host_reduce *p, float *to, size_t at, size_t n)
 {
-	for (size_t at = begin, n; at < end; at += n) {
-		n = host_piece(at, end);
-		piece(p, at, n);
+	const struct fold f = { .to = to,
+				.in = p->a->in,
+				.k = p->a->k,
+				.dtype = p->a->in_dtype,
+				.at = at,
+				.n = n,
+				.pre = p->pre,
+				.post = p->post.inverse,
+				.add = p->a->accumulate };
+
+	HOST(fold)(&f);
+}
+
+void HOST(reduce_begin)(struct host_reduce *p, const struct k_reduce *a)
+{
+	*p = (struct host_reduce){ .a = a,
+				   .pre = factor_from(&a->pre),
+				   .post = factor_from(&a->post) };
+	p->plain_fold = a->sum_dtype == DTYPE_FP32 && p->pre.dtype == DTYPE_FP32;
+	p->plain_finish = a->out_dtype == DTYPE_FP32 && p->post.dtype == DTYPE_FP32;
+	p->known = HOST(fold_knows)(a->in_dtype);
+	p->one = is_one_fold(p);
+}
+
+void HOST(reduce_block)(const struct host_reduce *p, void *to, size_t at, size_t n)
+{
+	size_t size = dtype_size(p->a->out_dtype);
+
+	if (p->one)
+		one_fold(p, to, at, n);
+	for (size_t done = 0, m; done < n && !p->one; done += m) {
+		m = host_piece(done, n);
+		piece(p, (char *)to + done * size, at + done, m);
 	}
 }
 
 void HOST(reduce)(const struct k_reduce *a, size_t begin, size_t end)
 {
-	struct plan p = plan_of(a);
+	struct host_reduce p;
 
-	pieces(&p, begin, end);
-}
-
-/* In place in a copy of what it is added to. */
-void HOST(reduce_to)(const struct k_reduce *a, float *to, size_t at, size_t n)
-{
-	struct k_reduce there = *a;
-	struct plan p;
-
-	if (a->accumulate)
-		memcpy(to, (const float *)a->out + at, n * sizeof(*to));
-	there.out = to;
-	p = plan_of(&there);
-	p.base = at;
-	pieces(&p, at, at + n);
+	HOST(reduce_begin)(&p, a);
+	if (begin < end)
+		HOST(reduce_block)
+	(&p, (char *)a->out + begin * dtype_size(a->out_dtype), begin, end - begin);
 }

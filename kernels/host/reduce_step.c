@@ -1,34 +1,99 @@
 /*
  * A reduction and the step on what it gives, block by block: the gradient is written to a
- * block on the stack, which stays in the caches until the optimizer has read it.
+ * block on the stack, which stays in the first-level cache until the optimizer has read it.
+ * The blocks are so short that the processor computes one while it fetches the next, and
+ * that all arrays are read in a row; so what is the same for all is worked out once.
  */
-#include "host/host.h"
-
+#include "host/reduce.h"
 #include "step.h"
 
-/* Elements: long enough that each array is read in a row, short enough for the first-level
- * cache to have the gradient together with what it is made of. */
-#define BLOCK (2 * HOST_PIECE)
+#include <string.h>
 
-static void step(const struct k_step *s, size_t n)
+#define BLOCK 1024
+/* Inputs of fp32: a block is shorter, and while the optimizer computes so many elements, the same
+ * of the next block's inputs are fetched. Those of 16 bits are fetched in time as it is. */
+#define BLOCK_FP32 512
+#define PART       128
+
+/* The step of the next elements. */
+struct optimizer {
+	bool is_sgd;
+	struct k_sgd sgd;
+	struct adam_step adam;
+};
+
+static struct optimizer optimizer_of(const struct k_step *s, size_t begin)
 {
-	if (s->kind == K_STEP_ADAMW)
-		HOST(adamw)(&s->adamw, 0, n);
-	else if (s->kind == K_STEP_ADAM)
-		HOST(adam)(&s->adam, 0, n);
+	struct optimizer o = { .is_sgd = s->kind == K_STEP_SGD };
+
+	if (o.is_sgd)
+		o.sgd = s->sgd;
 	else
-		HOST(sgd)(&s->sgd, 0, n);
+		o.adam = s->kind == K_STEP_ADAMW ? adam_step_of_adamw(&s->adamw)
+						 : adam_step_of_adam(&s->adam);
+	k_sgd_at(&o.sgd, begin, NULL);
+	adam_step_at(&o.adam, begin, NULL);
+	return o;
+}
+
+/* The next @n elements, with their gradients at @g. */
+static void step(struct optimizer *o, size_t n, const float *g)
+{
+	o->sgd.g = g;
+	o->adam.g = g;
+	if (o->is_sgd) {
+		HOST(sgd)(&o->sgd, 0, n);
+		k_sgd_at(&o->sgd, n, NULL);
+	} else {
+		HOST(adam_step)(&o->adam, 0, n);
+		adam_step_at(&o->adam, n, NULL);
+	}
+}
+
+static void fetch(const struct k_reduce *r, size_t at, size_t n)
+{
+	for (unsigned j = 0; j < r->k; j++)
+		for (size_t i = 0; i < n; i += 64 / sizeof(float))
+			__builtin_prefetch((const float *)r->in[j] + at + i);
+}
+
+/* Inputs from @at on are the next block's; there are @next of them. */
+static void step_parts(struct optimizer *o, size_t n, const float *g, const struct k_reduce *r,
+		       size_t at, size_t next)
+{
+	for (size_t i = 0, part; i < n; i += part) {
+		part = n - i < PART ? n - i : PART;
+		if (i + part <= next)
+			fetch(r, at + i, part);
+		step(o, part, g + i);
+	}
+}
+
+static void step_block(struct optimizer *o, size_t n, const float *g, const struct k_reduce *r,
+		       size_t at, size_t next)
+{
+	if (r->in_dtype == DTYPE_FP32)
+		step_parts(o, n, g, r, at, next);
+	else
+		step(o, n, g);
 }
 
 void HOST(reduce_step)(const struct k_reduce_step *a, size_t begin, size_t end)
 {
-	float gradient[BLOCK];
+	const size_t block = a->reduce.in_dtype == DTYPE_FP32 ? BLOCK_FP32 : BLOCK;
+	struct optimizer o = optimizer_of(&a->step, begin);
+	const float *shard = a->reduce.out;
+	struct host_reduce reduce;
+	float g[BLOCK];
 
-	for (size_t at = begin, n; at < end; at += n) {
-		struct k_step part = k_step_at(&a->step, at, gradient);
+	HOST(reduce_begin)(&reduce, &a->reduce);
+	for (size_t i = begin, n; i < end; i += n) {
+		size_t at = a->first + i;
 
-		n = end - at < BLOCK ? end - at : BLOCK;
-		HOST(reduce_to)(&a->reduce, gradient, a->first + at, n);
-		step(&part, n);
+		n = end - i < block ? end - i : block;
+		if (a->reduce.accumulate)
+			memcpy(g, shard + at, n * sizeof(*g));
+		HOST(reduce_block)(&reduce, g, at, n);
+		step_block(&o, n, g, &a->reduce, at + n, end - i - n);
 	}
 }
