@@ -59,8 +59,6 @@ static void apply_done(struct job *job, struct unit **units, unsigned n, int sta
 		full_invalidate(job, u);
 		job_give_grads(job, u);
 	}
-	for (unsigned d = 0; n && d < job->node->n_devices; d++)
-		pool_trim(&job->grads[d], UINT64_MAX); /* what was held for this step */
 	if (status)
 		apply_failed(job);
 	if (n && !job->step.counted)

@@ -280,7 +280,8 @@ void drain_go_on(struct job *job);
 
 /* -- gathered copies ----------------------------------------------------- */
 
-/* Memory was refused: give idle copies back. Return: bytes freed. */
+/* Memory was refused: give back idle copies, and what pools keep for the next step; of other jobs,
+ * too, if @job has nothing. Return: bytes freed. */
 uint64_t full_evict(struct job *job, uint64_t want);
 /* Parameters of @u have changed: an idle copy is of no use any more. */
 void full_invalidate(struct job *job, struct unit *u);

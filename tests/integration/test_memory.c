@@ -183,7 +183,7 @@ static struct expected buffers(const struct scene *s, enum phase phase)
 }
 
 /* Gradient shards of an optimizer in backward: none, since its reduce steps the unit; all of
- * them where they wait for their norm, and then given back. */
+ * them where they wait for their norm, and then kept for the next step. */
 static struct expected late_gradients(const struct scene *s, enum phase phase)
 {
 	struct slabs pool = { 0 };
@@ -195,7 +195,7 @@ static struct expected late_gradients(const struct scene *s, enum phase phase)
 		used += array(trained(s, u), 4);
 	}
 	if (s->clips && phase == STEPPED)
-		return (struct expected){ 0, 0, taken(&pool) };
+		return (struct expected){ 0, taken(&pool), taken(&pool) };
 	return (struct expected){ s->clips ? used : 0, taken(&pool), taken(&pool) };
 }
 

@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "fdcheck.h"
 #include "nodefix.h"
+#include "op/op_impl.h"
 
 #define ELEMENTS 1000
 
@@ -383,7 +384,10 @@ Test(backward, a_clip_holds_all_until_the_step)
 	commit(1);
 	cr_expect_eq(u->rec->optimizer->steps, 1);
 	cr_expect_null(u->parts[0].grads.slab);
-	cr_expect_eq(job->grads[0].bytes, 0, "nothing is kept for the next step");
+	cr_expect_eq(job->grads[0].used, 0);
+	cr_expect_gt(job->grads[0].bytes, 0, "kept for the next step");
+	cr_expect_gt(full_evict(job, 1), 0, "but for nobody who needs it now");
+	cr_expect_eq(job->grads[0].bytes, 0);
 
 	reduce(plain[0], 2);
 	reduce(plain[1], 3);
@@ -770,6 +774,20 @@ Test(backward, a_gradient_that_nobody_waits_for_has_no_shards)
 	reduce(u, 1);
 	cr_expect_eq(u->rec->optimizer->steps, 1, "with its reduce");
 	cr_expect_eq(job->grads[0].bytes, 0);
+}
+
+/* Pools of other jobs keep what they have while this job has something itself. */
+Test(backward, what_another_job_keeps_is_there_for_who_has_nothing)
+{
+	struct job *other = nodefix_job(&n, "other", 1, 0);
+
+	reduce_more(u, 1);
+	reduce(u, 1);
+	nodefix_turns(&n);
+	cr_assert_gt(job->grads[0].bytes, 0);
+	cr_expect_gt(full_evict(other, 1), 0);
+	cr_expect_eq(job->grads[0].bytes, 0);
+	cr_expect_eq(full_evict(other, 1), 0);
 }
 
 /* A shard that a trainer has is in the way of Initialise; one that nobody has asked for is
