@@ -38,17 +38,24 @@ int client_check_size(size_t size, size_t first, const char *what, struct shardd
 			 first);
 }
 
+int client_check_bytes(const struct shardd_client *c, size_t bytes, struct shardd_error *err)
+{
+	if (!c->max_message || bytes <= c->max_message)
+		return 0;
+	return error_set(err, SHARDD_RESOURCE_EXHAUSTED, NULL,
+			 "this call has %zu bytes, the daemon takes %llu in a message", bytes,
+			 (unsigned long long)c->max_message);
+}
+
 int client_call(struct shardd_client *c, const char *method, const ProtobufCMessage *request,
 		const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret,
 		struct shardd_error *err)
 {
 	struct shardd_error scratch;
-	size_t bytes = protobuf_c_message_get_packed_size(request);
+	int r = client_check_bytes(c, protobuf_c_message_get_packed_size(request), err);
 
-	if (c->max_message && bytes > c->max_message)
-		return error_set(err, SHARDD_RESOURCE_EXHAUSTED, NULL,
-				 "this call has %zu bytes, the daemon takes %llu in a message",
-				 bytes, (unsigned long long)c->max_message);
+	if (r < 0)
+		return r;
 	return rpc_client_call(c->rpc, method, request, reply, CLIENT_CALL_TIMEOUT_MS, ret,
 			       err ? err : &scratch);
 }

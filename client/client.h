@@ -70,6 +70,9 @@ int client_check(const struct shardd_client *c, struct shardd_error *err);
  * longer struct is taken, its tail is not read. */
 int client_check_size(size_t size, size_t first, const char *what, struct shardd_error *err);
 
+/* Does the daemon take a message of @bytes? Return: 0 or -SHARDD_RESOURCE_EXHAUSTED. */
+int client_check_bytes(const struct shardd_client *c, size_t bytes, struct shardd_error *err);
+
 /* One call that is no op. @method: the name in the Shardd service. @ret: the
  * caller's (protobuf_c_message_free_unpacked). Return: 0 or a negative
  * shardd_code. */

@@ -18,7 +18,6 @@ void places_init(struct places *p)
 static void unit_deinit(struct places_unit *u)
 {
 	free(u->tensors);
-	free(u->buffers);
 	free(u->pieces);
 	*u = (struct places_unit){ 0 };
 }
@@ -39,6 +38,7 @@ static int grow(struct places *p, size_t n)
 
 	if (n <= p->n)
 		return 0;
+	n = n < 2 * p->n ? 2 * p->n : n;
 	grown = realloc(p->units, n * sizeof(*grown));
 	if (!grown)
 		return -1;
@@ -50,10 +50,11 @@ static int grow(struct places *p, size_t n)
 
 static int fill(struct places_unit *u, const Shardd__V1__RegisteredUnit *m)
 {
-	u->tensors = calloc(m->n_tensors + 1, sizeof(*u->tensors));
-	u->buffers = calloc(m->n_buffers + 1, sizeof(*u->buffers));
-	if (!u->tensors || !u->buffers)
+	u->tensors = malloc((m->n_tensors + 1) * sizeof(*u->tensors) +
+			    m->n_buffers * sizeof(*u->buffers));
+	if (!u->tensors)
 		return -1;
+	u->buffers = (struct shardd_buffer_place *)(u->tensors + m->n_tensors + 1);
 	for (size_t i = 0; i < m->n_tensors; i++)
 		u->tensors[i] = (struct shardd_tensor_place){
 			.unit = m->tensors[i]->unit,

@@ -9,9 +9,9 @@
 #include "shardd/shardd.h"
 
 struct places_unit {
-	struct shardd_tensor_place *tensors; /* owned */
-	struct shardd_buffer_place *buffers; /* owned */
-	struct shardd_shard_piece *pieces;   /* owned: of the shard that was handed out last */
+	struct shardd_tensor_place *tensors; /* owned, with the buffers behind them */
+	struct shardd_buffer_place *buffers;
+	struct shardd_shard_piece *pieces; /* owned: of the shard that was handed out last */
 	size_t n_tensors;
 	size_t n_buffers;
 	size_t n_pieces;

@@ -1,10 +1,12 @@
 /* Registering a model: from the structs of shardd.h to one message. */
+#include <stdarg.h>
 #include <stdlib.h>
 
 #include "client.h"
 #include "client_error.h"
 #include "core/cleanup.h"
 #include "shardd.pb-c.h"
+#include "wire.h"
 
 static_assert((int)SHARDD_INIT_NORMAL == SHARDD__V1__INIT__KIND__KIND_NORMAL, "inits");
 static_assert((int)SHARDD_ADAM == SHARDD__V1__OPTIMIZER__KIND__KIND_ADAM, "optimizers");
@@ -23,7 +25,8 @@ static_assert((int)SHARDD_BUFFER_UINT8 == SHARDD__V1__BUFFER_DTYPE__BUFFER_DTYPE
 	      "buffer dtypes");
 static_assert((int)SHARDD_FP16 == SHARDD__V1__DTYPE__DTYPE_FP16, "dtypes");
 
-/* The messages of one unit. Names and shapes are borrowed from the caller. */
+/* The messages of one unit, made anew for each in the same memory. Names and shapes are
+ * borrowed from the caller. */
 struct unit {
 	Shardd__V1__UnitSpec spec;
 	Shardd__V1__Optimizer optimizer;
@@ -31,28 +34,40 @@ struct unit {
 	Shardd__V1__Init *inits;
 	Shardd__V1__TensorOptimizer *settings;
 	Shardd__V1__BufferSpec *buffers;
+	size_t tensor_room, buffer_room;
 };
 
-/* The messages of a model. */
+/* A RegisterRequest, packed unit by unit: a model may have ten thousand. */
 struct model {
-	size_t count;
-	struct unit *units;
-	Shardd__V1__UnitSpec **specs; /* for the request */
+	struct unit unit;
+	uint8_t *bytes;
+	size_t n;
+	size_t room;
 };
+
+/* Key and length of an entry of a list, at most. */
+#define ENTRY_BYTES 11u
 
 static void model_deinit(struct model *m)
 {
-	for (size_t i = 0; i < m->count && m->units; i++) {
-		free(m->units[i].spec.tensors);
-		free(m->units[i].tensors);
-		free(m->units[i].inits);
-		free(m->units[i].settings);
-		free(m->units[i].spec.buffers);
-		free(m->units[i].buffers);
-	}
-	free(STEAL_PTR(m->units));
-	free(STEAL_PTR(m->specs));
-	m->count = 0;
+	free(m->unit.spec.tensors);
+	free(m->unit.tensors);
+	free(m->unit.inits);
+	free(m->unit.settings);
+	free(m->unit.spec.buffers);
+	free(m->unit.buffers);
+	free(m->bytes);
+	*m = (struct model){ 0 };
+}
+
+/* Make the array at @at one of @n elements. What was there is lost. */
+static bool renew(void *at, size_t n, size_t size)
+{
+	void **array = at;
+
+	free(*array);
+	*array = calloc(n, size);
+	return *array;
 }
 
 size_t shardd_dtype_size(enum shardd_dtype dtype)
@@ -67,16 +82,25 @@ size_t shardd_dtype_size(enum shardd_dtype dtype)
 	return 0;
 }
 
+__attribute__((format(printf, 2, 3))) static int is_null(struct shardd_error *err,
+							 const char *format, ...)
+{
+	char field[96];
+	va_list ap;
+
+	va_start(ap, format);
+	vsnprintf(field, sizeof(field), format, ap);
+	va_end(ap);
+	return error_set(err, SHARDD_INVALID_ARGUMENT, field, "%s is NULL", field);
+}
+
 static int tensor_convert(const struct shardd_tensor *from, size_t unit, size_t index,
 			  Shardd__V1__TensorSpec *to, Shardd__V1__Init *init,
 			  struct shardd_error *err)
 {
-	char field[96];
-
-	snprintf(field, sizeof(field), "units[%zu].tensors[%zu].%s", unit, index,
-		 from->name ? "shape" : "name");
 	if (!from->name || (from->dims && !from->shape))
-		return error_set(err, SHARDD_INVALID_ARGUMENT, field, "%s is NULL", field);
+		return is_null(err, "units[%zu].tensors[%zu].%s", unit, index,
+			       from->name ? "shape" : "name");
 	shardd__v1__init__init(init);
 	init->kind = (Shardd__V1__Init__Kind)(from->init ? from->init : SHARDD_INIT_CONSTANT);
 	init->a = from->init ? from->a : 0;
@@ -103,17 +127,39 @@ static void settings_convert(const struct shardd_tensor *from, Shardd__V1__Tenso
 	to->lr_factor = from->lr_factor;
 }
 
+static int tensor_room(struct unit *u, size_t n)
+{
+	if (n <= u->tensor_room)
+		return 0;
+	u->tensor_room = 0;
+	if (!renew(&u->tensors, n, sizeof(*u->tensors)) ||
+	    !renew(&u->inits, n, sizeof(*u->inits)) ||
+	    !renew(&u->settings, n, sizeof(*u->settings)) ||
+	    !renew(&u->spec.tensors, n, sizeof(*u->spec.tensors)))
+		return -1;
+	u->tensor_room = n;
+	return 0;
+}
+
+static int buffer_room(struct unit *u, size_t n)
+{
+	if (n <= u->buffer_room)
+		return 0;
+	u->buffer_room = 0;
+	if (!renew(&u->buffers, n, sizeof(*u->buffers)) ||
+	    !renew(&u->spec.buffers, n, sizeof(*u->spec.buffers)))
+		return -1;
+	u->buffer_room = n;
+	return 0;
+}
+
 static int tensors_convert(const struct shardd_unit_spec *from, size_t index, struct unit *u,
 			   struct shardd_error *err)
 {
 	size_t n = from->n_tensors;
 	int r = 0;
 
-	u->tensors = calloc(n + 1, sizeof(*u->tensors));
-	u->inits = calloc(n + 1, sizeof(*u->inits));
-	u->settings = calloc(n + 1, sizeof(*u->settings));
-	u->spec.tensors = calloc(n + 1, sizeof(Shardd__V1__TensorSpec *));
-	if (!u->tensors || !u->inits || !u->settings || !u->spec.tensors)
+	if (tensor_room(u, n + 1) < 0)
 		return error_memory(err);
 	u->spec.n_tensors = n;
 	for (size_t i = 0; i < n && r == 0; i++) {
@@ -129,19 +175,15 @@ static int buffers_convert(const struct shardd_unit_spec *from, size_t index, st
 			   struct shardd_error *err)
 {
 	size_t n = from->n_buffers;
-	char field[96];
 
-	u->buffers = calloc(n + 1, sizeof(*u->buffers));
-	u->spec.buffers = calloc(n + 1, sizeof(Shardd__V1__BufferSpec *));
-	if (!u->buffers || !u->spec.buffers)
+	if (buffer_room(u, n + 1) < 0)
 		return error_memory(err);
 	for (size_t i = 0; i < n; i++) {
 		const struct shardd_buffer *b = &from->buffers[i];
 
-		snprintf(field, sizeof(field), "units[%zu].buffers[%zu].%s", index, i,
-			 b->name ? "shape" : "name");
 		if (!b->name || (b->dims && !b->shape))
-			return error_set(err, SHARDD_INVALID_ARGUMENT, field, "%s is NULL", field);
+			return is_null(err, "units[%zu].buffers[%zu].%s", index, i,
+				       b->name ? "shape" : "name");
 		shardd__v1__buffer_spec__init(&u->buffers[i]);
 		u->buffers[i].name = (char *)b->name;
 		u->buffers[i].shape = (uint64_t *)b->shape;
@@ -194,14 +236,16 @@ static int unit_convert(const struct shardd_unit_spec *from, size_t index, struc
 			struct shardd_error *err)
 {
 	enum shardd_dtype compute = from->compute_dtype ? from->compute_dtype : SHARDD_FP32;
-	char field[96];
+	Shardd__V1__TensorSpec **tensors = u->spec.tensors;
+	Shardd__V1__BufferSpec **buffers = u->spec.buffers;
 	int r;
 
 	shardd__v1__unit_spec__init(&u->spec);
-	snprintf(field, sizeof(field), "units[%zu].%s", index, from->name ? "tensors" : "name");
+	u->spec.tensors = tensors;
+	u->spec.buffers = buffers;
 	if (!from->name || (from->n_tensors && !from->tensors) ||
 	    (from->n_buffers && !from->buffers))
-		return error_set(err, SHARDD_INVALID_ARGUMENT, field, "%s is NULL", field);
+		return is_null(err, "units[%zu].%s", index, from->name ? "tensors" : "name");
 	u->spec.name = (char *)from->name;
 	u->spec.group = from->group;
 	u->spec.storage_dtype = SHARDD__V1__DTYPE__DTYPE_FP32;
@@ -224,41 +268,75 @@ static const struct shardd_unit_spec *spec_at(const struct shardd_unit_spec *uni
 	return (const struct shardd_unit_spec *)((const char *)units + i * units->size);
 }
 
+static int unit_check_size(const struct shardd_unit_spec *units, size_t i, struct shardd_error *err)
+{
+	const struct shardd_unit_spec *from = spec_at(units, i);
+	char field[96];
+	int r;
+
+	if (i && from->size == units->size) /* as long as the first, which was checked */
+		return 0;
+	snprintf(field, sizeof(field), "units[%zu].size", i);
+	r = client_check_size(from->size, sizeof(*from), field, err);
+	if (r == 0 && from->size != units->size)
+		r = error_set(err, SHARDD_INVALID_ARGUMENT, field,
+			      "%s is %zu, but units[0].size is %zu", field, from->size,
+			      units->size);
+	return r;
+}
+
+/* Append the unit that was converted. */
+static int unit_pack(struct model *m, struct shardd_error *err)
+{
+	size_t bytes = protobuf_c_message_get_packed_size(&m->unit.spec.base);
+	size_t room = m->room ? m->room : 4096;
+	uint8_t *grown;
+
+	while (room - m->n < bytes + ENTRY_BYTES)
+		room *= 2;
+	if (room > m->room) {
+		grown = realloc(m->bytes, room);
+		if (!grown)
+			return error_memory(err);
+		m->bytes = grown;
+		m->room = room;
+	}
+	m->n += wire_entry(m->bytes + m->n, 1, bytes);
+	m->n += protobuf_c_message_pack(&m->unit.spec.base, m->bytes + m->n);
+	return 0;
+}
+
 static int model_convert(const struct shardd_unit_spec *units, size_t n, struct model *m,
 			 struct shardd_error *err)
 {
 	int r = 0;
 
-	m->units = calloc(n + 1, sizeof(*m->units));
-	m->specs = calloc(n + 1, sizeof(Shardd__V1__UnitSpec *));
-	if (!m->units || !m->specs)
-		return error_memory(err);
-	m->count = n;
 	for (size_t i = 0; i < n && r == 0; i++) {
-		const struct shardd_unit_spec *from = spec_at(units, i);
-		char field[96];
-
-		snprintf(field, sizeof(field), "units[%zu].size", i);
-		r = client_check_size(from->size, sizeof(*from), field, err);
-		if (r == 0 && from->size != units->size)
-			r = error_set(err, SHARDD_INVALID_ARGUMENT, field,
-				      "%s is %zu, but units[0].size is %zu", field, from->size,
-				      units->size);
+		r = unit_check_size(units, i, err);
 		if (r == 0)
-			r = unit_convert(from, i, &m->units[i], err);
-		m->specs[i] = &m->units[i].spec;
+			r = unit_convert(spec_at(units, i), i, &m->unit, err);
+		if (r == 0)
+			r = unit_pack(m, err);
 	}
 	return r;
 }
 
-static int take_reply(const Shardd__V1__RegisterReply *reply, size_t n,
-		      struct shardd_unit_info *ret, struct shardd_error *err)
+/* Where the reply goes. */
+struct registered {
+	struct shardd_client *c;
+	size_t n;
+	struct shardd_unit_info *ret; /* NULL: nobody asks */
+};
+
+static int take_units(const struct registered *to, const Shardd__V1__RegisterReply *reply,
+		      struct shardd_error *err)
 {
-	if (reply->n_units != n)
+	if (reply->n_units != to->n)
 		return error_set(err, SHARDD_INTERNAL, NULL,
-				 "the daemon answered with %zu units to %zu", reply->n_units, n);
-	for (size_t i = 0; i < n && ret; i++)
-		ret[i] = (struct shardd_unit_info){
+				 "the daemon answered with %zu units to %zu", reply->n_units,
+				 to->n);
+	for (size_t i = 0; i < to->n && to->ret; i++)
+		to->ret[i] = (struct shardd_unit_info){
 			.unit = reply->units[i]->unit,
 			.elements = reply->units[i]->elements,
 			.shard_elements = reply->units[i]->shard_elements,
@@ -267,14 +345,27 @@ static int take_reply(const Shardd__V1__RegisterReply *reply, size_t n,
 			.gradient_elements = reply->units[i]->gradient_elements,
 			.packed_elements = reply->units[i]->packed_elements,
 		};
-	return 0;
+	return places_take(&to->c->places, reply->units, to->n, err);
+}
+
+static int take_reply(const uint8_t *bytes, size_t n, void *userdata, struct shardd_error *err)
+{
+	struct wire_arena arena = WIRE_ARENA_NULL;
+	ProtobufCAllocator allocator = wire_allocator(&arena);
+	Shardd__V1__RegisterReply *reply = shardd__v1__register_reply__unpack(&allocator, n, bytes);
+	int r = reply ? take_units(userdata, reply, err) : RPC_E_REPLY;
+
+	if (!reply && arena.failed)
+		r = error_memory(err);
+	wire_arena_deinit(&arena);
+	return r;
 }
 
 int shardd_register(shardd_client *c, const struct shardd_unit_spec *units, size_t n,
 		    struct shardd_unit_info *ret, struct shardd_error *err)
 {
-	Shardd__V1__RegisterRequest request = SHARDD__V1__REGISTER_REQUEST__INIT;
-	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
+	struct registered to = { c, n, ret };
+	struct shardd_error scratch;
 	_cleanup_(model_deinit) struct model model = { 0 };
 	int r = client_check(c, err);
 
@@ -282,16 +373,12 @@ int shardd_register(shardd_client *c, const struct shardd_unit_spec *units, size
 		r = error_set(err, SHARDD_INVALID_ARGUMENT, "units", "units is NULL");
 	if (r == 0)
 		r = model_convert(units, n, &model, err);
+	if (r == 0)
+		r = client_check_bytes(c, model.n, err);
 	if (r < 0)
 		return r;
-	request.units = model.specs;
-	request.n_units = n;
-	r = client_call(c, "/shardd.v1.Shardd/RegisterUnits", &request.base,
-			&shardd__v1__register_reply__descriptor, &reply, err);
-	if (r < 0)
-		return r;
-	r = take_reply((const Shardd__V1__RegisterReply *)reply, n, ret, err);
-	if (r < 0)
-		return r;
-	return places_take(&c->places, ((const Shardd__V1__RegisterReply *)reply)->units, n, err);
+	return rpc_client_call_packed(c->rpc, "/shardd.v1.Shardd/RegisterUnits", model.bytes,
+				      model.n, &shardd__v1__register_reply__descriptor,
+				      CLIENT_CALL_TIMEOUT_MS, take_reply, &to,
+				      err ? err : &scratch);
 }

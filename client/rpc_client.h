@@ -57,4 +57,15 @@ int rpc_client_call(struct rpc_client *c, const char *method, const ProtobufCMes
 		    const ProtobufCMessageDescriptor *reply, uint32_t timeout_ms,
 		    ProtobufCMessage **ret, struct shardd_error *err);
 
+/* The same with a request that is packed already, and a reply (@reply: its type, for texts)
+ * that @take unpacks. @take: bytes are borrowed. Return: 0, a negative shardd_code, or
+ * RPC_E_REPLY: it is no such message. */
+enum { RPC_E_REPLY = 1 };
+typedef int (*rpc_reply_cb)(const uint8_t *reply, size_t bytes, void *userdata,
+			    struct shardd_error *err);
+int rpc_client_call_packed(struct rpc_client *c, const char *method, const uint8_t *request,
+			   size_t bytes, const ProtobufCMessageDescriptor *reply,
+			   uint32_t timeout_ms, rpc_reply_cb take, void *userdata,
+			   struct shardd_error *err);
+
 #endif

@@ -161,17 +161,18 @@ static grpc_call *core_call(struct rpc_pending *p)
 	return call;
 }
 
-int rpc_client_start(struct rpc_client *c, const char *method, const ProtobufCMessage *request,
-		     const ProtobufCMessageDescriptor *reply, bool streaming, uint32_t timeout_ms,
-		     struct rpc_pending **ret, struct shardd_error *err)
+/* @p: of pending_new, or NULL. @bytes is consumed. */
+static int start_pending(struct rpc_pending *p, grpc_byte_buffer *bytes, struct rpc_pending **ret,
+			 struct shardd_error *err)
 {
-	struct rpc_pending *p = pending_new(c, method, reply, streaming, timeout_ms);
-	grpc_byte_buffer *bytes;
+	struct rpc_client *c = p ? p->c : NULL;
 	grpc_call_error e;
+	int r;
 
-	if (!p)
+	if (!p) {
+		grpc_byte_buffer_destroy(bytes);
 		return error_memory(err);
-	bytes = pack(request);
+	}
 	p->call = core_call(p);
 	pthread_mutex_lock(&c->lock);
 	client_link(c, p);
@@ -179,12 +180,21 @@ int rpc_client_start(struct rpc_client *c, const char *method, const ProtobufCMe
 	pthread_mutex_unlock(&c->lock);
 	grpc_byte_buffer_destroy(bytes);
 	if (e != GRPC_CALL_OK) {
+		r = error_set(err, SHARDD_INTERNAL, NULL, "%s could not be started: %s", p->method,
+			      grpc_call_error_to_string(e));
 		rpc_pending_free(p);
-		return error_set(err, SHARDD_INTERNAL, NULL, "%s could not be started: %s", method,
-				 grpc_call_error_to_string(e));
+		return r;
 	}
 	*ret = p;
 	return 0;
+}
+
+int rpc_client_start(struct rpc_client *c, const char *method, const ProtobufCMessage *request,
+		     const ProtobufCMessageDescriptor *reply, bool streaming, uint32_t timeout_ms,
+		     struct rpc_pending **ret, struct shardd_error *err)
+{
+	return start_pending(pending_new(c, method, reply, streaming, timeout_ms), pack(request),
+			     ret, err);
 }
 
 /* ------------------------------------------------------------- outcome */
@@ -203,22 +213,32 @@ bool rpc_pending_wait(struct rpc_pending *p, int timeout_ms)
 	return ended;
 }
 
-/* Take the message that has come. Return: NULL: it is not one of that type. */
-static ProtobufCMessage *take_message(struct rpc_pending *p)
+/* Take the message that has come, in one piece: the caller's. */
+static bool take_bytes(struct rpc_pending *p, grpc_slice *ret)
 {
 	grpc_byte_buffer_reader reader;
-	ProtobufCMessage *msg = NULL;
-	grpc_slice bytes;
+	bool is = grpc_byte_buffer_reader_init(&reader, p->incoming);
 
-	if (grpc_byte_buffer_reader_init(&reader, p->incoming)) {
-		bytes = grpc_byte_buffer_reader_readall(&reader);
+	if (is) {
+		*ret = grpc_byte_buffer_reader_readall(&reader);
 		grpc_byte_buffer_reader_destroy(&reader);
-		msg = protobuf_c_message_unpack(p->reply, NULL, GRPC_SLICE_LENGTH(bytes),
-						GRPC_SLICE_START_PTR(bytes));
-		grpc_slice_unref(bytes);
 	}
 	grpc_byte_buffer_destroy(p->incoming);
 	p->incoming = NULL;
+	return is;
+}
+
+/* Return: NULL: it is not one of that type. */
+static ProtobufCMessage *take_message(struct rpc_pending *p)
+{
+	ProtobufCMessage *msg;
+	grpc_slice bytes;
+
+	if (!take_bytes(p, &bytes))
+		return NULL;
+	msg = protobuf_c_message_unpack(p->reply, NULL, GRPC_SLICE_LENGTH(bytes),
+					GRPC_SLICE_START_PTR(bytes));
+	grpc_slice_unref(bytes);
 	return msg;
 }
 
@@ -339,6 +359,41 @@ int rpc_client_call(struct rpc_client *c, const char *method, const ProtobufCMes
 		return r;
 	rpc_pending_wait(p, -1);
 	r = rpc_pending_result(p, ret, err);
+	rpc_pending_free(p);
+	return r;
+}
+
+static int give_bytes(struct rpc_pending *p, rpc_reply_cb take, void *userdata,
+		      struct shardd_error *err)
+{
+	int r = pending_error(p, err);
+	grpc_slice bytes;
+
+	if (r)
+		return r;
+	if (!p->incoming || !take_bytes(p, &bytes))
+		return bad_message(p, err);
+	r = take(GRPC_SLICE_START_PTR(bytes), GRPC_SLICE_LENGTH(bytes), userdata, err);
+	grpc_slice_unref(bytes);
+	return r == RPC_E_REPLY ? bad_message(p, err) : r;
+}
+
+int rpc_client_call_packed(struct rpc_client *c, const char *method, const uint8_t *request,
+			   size_t bytes, const ProtobufCMessageDescriptor *reply,
+			   uint32_t timeout_ms, rpc_reply_cb take, void *userdata,
+			   struct shardd_error *err)
+{
+	grpc_slice slice = grpc_slice_from_copied_buffer((const char *)request, bytes);
+	grpc_byte_buffer *buffer = grpc_raw_byte_buffer_create(&slice, 1);
+	struct rpc_pending *p;
+	int r;
+
+	grpc_slice_unref(slice);
+	r = start_pending(pending_new(c, method, reply, false, timeout_ms), buffer, &p, err);
+	if (r)
+		return r;
+	rpc_pending_wait(p, -1);
+	r = give_bytes(p, take, userdata, err);
 	rpc_pending_free(p);
 	return r;
 }

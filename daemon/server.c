@@ -47,6 +47,7 @@ struct server {
 	struct jobs jobs;
 	struct sessions sessions;
 	struct rings rings;
+	struct slices slices;
 	struct health health;
 	struct svc_shardd svc_shardd;
 	struct svc_status svc_status;
@@ -226,7 +227,8 @@ static int start_rpc(struct server *s, struct fault *f)
 	int r;
 
 	health_init(&s->health);
-	svc_shardd_init(&s->svc_shardd, &s->sessions, &s->jobs, s->config.max_message_bytes);
+	svc_shardd_init(&s->svc_shardd, &s->sessions, &s->jobs, &s->slices,
+			s->config.max_message_bytes);
 	svc_status_init(&s->svc_status, &s->sessions, &s->jobs, count_connections, s);
 	s->services[0] = s->svc_shardd.service;
 	s->services[1] = s->svc_status.service;
@@ -261,6 +263,7 @@ static int start(struct server *s, int inherited_fd, struct fault *f)
 	set_limits(s);
 	jobs_init(&s->jobs, &s->node, &ops);
 	sessions_init(&s->sessions, &s->jobs);
+	slices_init(&s->slices, s->loop);
 	rings_init(&s->rings, s->loop, &s->sessions, s->config.max_inflight_ops,
 		   s->config.ring_spin_us);
 	r = loopq_init(&s->loopq, s->loop);
@@ -360,6 +363,7 @@ static void on_devices(uv_timer_t *timer)
 	recorder_deinit();
 	devices_end(&s->node);
 	rings_close(&s->rings);
+	slices_close(&s->slices);
 	loopq_close(&s->loopq);
 	uv_close((uv_handle_t *)&s->tick, NULL);
 	uv_timer_init(s->loop, &s->finish);

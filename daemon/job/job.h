@@ -22,6 +22,7 @@
 #include "core/quota.h"
 #include "job/ddp.h"
 #include "job/group.h"
+#include "job/known.h"
 #include "job/member.h"
 #include "job/node.h"
 #include "store/state.h"
@@ -101,7 +102,9 @@ struct job {
 	struct unit **units; /* by id - 1 */
 	uint32_t n_units;
 	struct htab unit_names;
-	struct slab **slabs; /* of shards, owned refs */
+	struct list registrations; /* of rpc's: under way, the first one is at it */
+	struct knowns knowns;      /* what was registered, as it came */
+	struct slab **slabs;       /* of shards, owned refs */
 	uint32_t n_slabs;
 	struct slab **spare; /* owned refs: of a registration that goes on later */
 	unsigned n_spare;
@@ -213,7 +216,7 @@ int job_add_group(struct job *job);
 /* By id. Return: NULL if there is none. */
 struct group *job_group_by_id(struct job *job, uint32_t id);
 
-/* Register units, all or none (job_units.c). @specs: records without parts; those that
+/* Register units, all or none (registration.c, which can also do it in pieces). @specs: records without parts; those that
  * become units are taken over (their pointer is set to NULL). @ret_ids: @n ids.
  * Return: 0, JOB_E_LATER (ranks are not placed yet, memory or communicators are being made:
  * nothing has changed), or a fault. */

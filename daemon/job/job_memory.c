@@ -162,6 +162,8 @@ static uint64_t held_by(const struct job *job, const struct member *m)
 	const struct member_buffer *b, *tmp;
 	uint64_t bytes = 0;
 
+	if (!m->pool.used) /* all that follows is of its pool */
+		return 0;
 	for (uint32_t i = 0; i < m->n_units && i < job->n_units; i++)
 		bytes += held_of(job, job->units[i], m, &m->units[i]);
 	list_for_each (b, tmp, (struct list *)&m->buffers, link)
@@ -181,6 +183,7 @@ static void add_formula(const struct job *job, struct job_memory *m)
 			m->formula[MEM_GRAD] += held_by(job, job->ranks[r]);
 	for (size_t i = 0; i < job->rec->n_blobs; i++)
 		m->formula[MEM_CONTROL] += job->rec->blobs[i]->data.len;
+	m->formula[MEM_CONTROL] += known_bytes(job);
 }
 
 void job_memory(const struct job *job, struct job_memory *ret)

@@ -107,8 +107,8 @@ struct member_unit *member_unit_find(struct member *m, const struct unit *u)
 
 void member_gathered(struct member *m, struct unit *u, struct member_unit *mu)
 {
-	(void)m;
 	if (!mu->gathers++) {
+		m->gathered++;
 		u->gathered_ranks++;
 		list_unlink(&u->idle);
 	}
@@ -120,7 +120,8 @@ void member_released(struct member *m, struct unit *u, struct member_unit *mu)
 	CHECK(mu->gathers > 0);
 	if (--mu->gathers)
 		return;
-	CHECK(u->gathered_ranks > 0);
+	CHECK(u->gathered_ranks > 0 && m->gathered > 0);
+	m->gathered--;
 	if (--u->gathered_ranks == 0)
 		job_full_unused(m->job, u);
 }
@@ -188,11 +189,7 @@ int member_registered(struct member *m, uint32_t id)
 
 uint64_t member_gathered_units(const struct member *m)
 {
-	uint64_t n = 0;
-
-	for (uint32_t i = 0; i < m->n_units; i++)
-		n += m->units[i].gathers > 0;
-	return n;
+	return m->gathered;
 }
 
 struct member_buffer *member_buffer_find(struct member *m, uint64_t id)

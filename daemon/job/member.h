@@ -112,6 +112,7 @@ struct member {
 	struct pool pool;         /* its gradient and other buffers */
 	struct member_unit *units; /* by unit id - 1 */
 	uint32_t n_units;
+	uint32_t gathered; /* of them */
 	struct member_ahead ahead;
 	uint32_t in_pass;    /* of them: in another state than IDLE */
 	struct list buffers; /* of struct member_buffer */

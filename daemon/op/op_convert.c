@@ -388,6 +388,7 @@ static void swap_unit(struct job *job, struct changing *x)
 	state_unit *rec = u->rec;
 	state_part **parts = rec->parts;
 
+	known_drop(job); /* who registers what it was is to be told what it is */
 	full_invalidate(job, u);
 	job_give_partials(job, u); /* of an Initialise: nobody's, and of the old layout's size */
 	rec->layout = x->rec.layout;

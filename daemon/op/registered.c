@@ -16,8 +16,8 @@ static int make_arrays(struct registered *r, const struct unit *u)
 	return r->tensors && r->buffers && r->unit.tensors && r->unit.buffers ? 0 : -ENOMEM;
 }
 
-static void fill_tensor(const struct job *job, const struct unit *u, uint32_t i, uint32_t rank,
-			Shardd__V1__TensorPlace *p)
+void registered_tensor(const struct job *job, const struct unit *u, uint32_t i, uint32_t rank,
+		       Shardd__V1__TensorPlace *p)
 {
 	const struct unit_tensor *t = &u->tensors[i];
 	const struct unit *of = t->alias ? job->units[t->of_unit - 1] : u;
@@ -35,8 +35,9 @@ static void fill_tensor(const struct job *job, const struct unit *u, uint32_t i,
 	p->shard_elements = run.n;
 }
 
-static void fill_unit(Shardd__V1__RegisteredUnit *m, const struct unit *u)
+void registered_unit(const struct unit *u, Shardd__V1__RegisteredUnit *m)
 {
+	shardd__v1__registered_unit__init(m);
 	m->unit = u->id;
 	m->elements = unit_full_elements(u);
 	m->shard_elements = u->layout.shard_elements + u->layout.frozen_shard;
@@ -46,26 +47,30 @@ static void fill_unit(Shardd__V1__RegisteredUnit *m, const struct unit *u)
 	m->optimizer_steps = u->rec->optimizer->steps;
 }
 
+void registered_buffer(const struct unit *u, size_t i, const Shardd__V1__BufferPlace *before,
+		       Shardd__V1__BufferPlace *p)
+{
+	shardd__v1__buffer_place__init(p);
+	p->bytes = unit_buffer_bytes(u->rec->buffers[i]);
+	p->offset = before ? unit_buffer_next(u->rec, i - 1, before->offset) : 0;
+}
+
 int registered_init(struct registered *r, const struct job *job, const struct unit *u,
 		    uint32_t rank)
 {
 	*r = (struct registered){ 0 };
-	shardd__v1__registered_unit__init(&r->unit);
+	registered_unit(u, &r->unit);
 	if (make_arrays(r, u) < 0)
 		return -ENOMEM;
-	fill_unit(&r->unit, u);
 	r->unit.n_tensors = u->rec->n_tensors;
 	for (uint32_t i = 0; i < u->rec->n_tensors; i++) {
 		r->unit.tensors[i] = &r->tensors[i];
-		fill_tensor(job, u, i, rank, &r->tensors[i]);
+		registered_tensor(job, u, i, rank, &r->tensors[i]);
 	}
 	r->unit.n_buffers = u->rec->n_buffers;
 	for (size_t i = 0; i < u->rec->n_buffers; i++) {
 		r->unit.buffers[i] = &r->buffers[i];
-		shardd__v1__buffer_place__init(&r->buffers[i]);
-		r->buffers[i].bytes = unit_buffer_bytes(u->rec->buffers[i]);
-		r->buffers[i].offset =
-			i ? unit_buffer_next(u->rec, i - 1, r->buffers[i - 1].offset) : 0;
+		registered_buffer(u, i, i ? &r->buffers[i - 1] : NULL, &r->buffers[i]);
 	}
 	return 0;
 }

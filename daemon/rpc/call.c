@@ -50,6 +50,7 @@ static void call_free(struct rpc_call *call)
 	CHECK(list_empty(&call->link) && !call->sending);
 	drop_outgoing(call);
 	codec_message_deinit(&call->request);
+	grpc_slice_unref(call->packed);
 	if (call->payload)
 		grpc_byte_buffer_destroy(call->payload);
 	if (call->has_trailer) {
@@ -267,9 +268,9 @@ static void refuse(struct rpc_call *call, enum refusal refusal)
 
 static bool is_too_much(const struct rpc_call *call)
 {
-	uint64_t others = call->peer->held - call->request.used;
+	uint64_t others = call->peer->held - call->held;
 
-	return call->request.used > RPC_SMALL_BYTES &&
+	return call->held > RPC_SMALL_BYTES &&
 	       others >= RPC_MAX_HELD * call->server->max_message_bytes;
 }
 
@@ -309,7 +310,7 @@ void call_arrived(struct work *work)
 	call->peer = peer_table_find(&s->table, call->fd);
 	if (call->peer) {
 		call->peer->n_calls++;
-		call->peer->held += call->request.used;
+		call->peer->held += call->held;
 		list_append(&call->peer->calls, &call->link);
 	}
 	atomic_fetch_add(&call->refs, 1); /* the handler may end it */
@@ -333,6 +334,19 @@ struct conn *rpc_call_conn(struct rpc_call *call)
 const char *rpc_call_method(const struct rpc_call *call)
 {
 	return call->slot->method ? call->slot->path : call->unknown_method;
+}
+
+const uint8_t *rpc_call_packed(const struct rpc_call *call, size_t *ret_bytes)
+{
+	CHECK(call->slot->method->packed);
+	*ret_bytes = GRPC_SLICE_LENGTH(call->packed);
+	return GRPC_SLICE_START_PTR(call->packed);
+}
+
+void rpc_call_refuse(struct rpc_call *call)
+{
+	CHECK(call->refusal);
+	refuse(call, call->refusal);
 }
 
 uint64_t rpc_call_deadline_us(const struct rpc_call *call)
@@ -365,7 +379,7 @@ static void finish(struct rpc_call *call)
 	if (call->peer) {
 		list_unlink(&call->link);
 		call->peer->n_calls--;
-		call->peer->held -= call->request.used;
+		call->peer->held -= call->held;
 		call->peer = NULL;
 	}
 	pump(call);
@@ -384,23 +398,44 @@ static grpc_byte_buffer *pack(const ProtobufCMessage *message)
 	return buffer;
 }
 
-void rpc_call_reply(struct rpc_call *call, const ProtobufCMessage *reply)
+/* @buffer: the call's from here on. */
+static void reply_with(struct rpc_call *call, grpc_byte_buffer *buffer)
 {
 	struct batch b = { .n = 0 };
-	grpc_byte_buffer *buffer;
 
+	add_headers(call, &b);
+	batch_add(&b, GRPC_OP_SEND_MESSAGE)->data.send_message.send_message = buffer;
+	add_status(call, &b);
+	if (!call->close_posted)
+		add_close(call, &b);
+	CHECK(!call->payload);
+	call->payload = buffer; /* freed with the call */
+	batch_start(call, &b, &call->final_tag);
+}
+
+static void check_unary(const struct rpc_call *call)
+{
 	MAGIC_CHECK(call, RPC_CALL_MAGIC);
 	CHECK(!call->slot->method->streaming && !call->ended && !call->headers_sent);
+}
+
+void rpc_call_reply(struct rpc_call *call, const ProtobufCMessage *reply)
+{
+	check_unary(call);
+	if (!call->cancelled)
+		reply_with(call, pack(reply));
+	finish(call);
+}
+
+void rpc_call_reply_packed(struct rpc_call *call, const uint8_t *reply, size_t bytes)
+{
+	grpc_slice slice;
+
+	check_unary(call);
 	if (!call->cancelled) {
-		buffer = pack(reply);
-		add_headers(call, &b);
-		batch_add(&b, GRPC_OP_SEND_MESSAGE)->data.send_message.send_message = buffer;
-		add_status(call, &b);
-		if (!call->close_posted)
-			add_close(call, &b);
-		CHECK(!call->payload);
-		call->payload = buffer; /* freed with the call */
-		batch_start(call, &b, &call->final_tag);
+		slice = grpc_slice_from_copied_buffer((const char *)reply, bytes);
+		reply_with(call, grpc_raw_byte_buffer_create(&slice, 1));
+		grpc_slice_unref(slice);
 	}
 	finish(call);
 }

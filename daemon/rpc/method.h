@@ -18,7 +18,8 @@
 
 struct rpc_call;
 
-/* @request: unpacked, of the descriptor's input type; valid until the call ends. */
+/* @request: unpacked, of the descriptor's input type; valid until the call ends. NULL for a
+ * packed method. */
 typedef void (*rpc_handler)(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
 typedef void (*rpc_cancelled_cb)(struct rpc_call *call, void *userdata);
 
@@ -26,6 +27,7 @@ struct rpc_method {
 	const char *name; /* as in the .proto; NULL ends the table */
 	rpc_handler fn;
 	bool streaming; /* the server sends any number of messages */
+	bool packed;    /* the handler gets no message, but rpc_call_packed */
 };
 
 struct rpc_service {
@@ -43,6 +45,17 @@ const char *rpc_call_method(const struct rpc_call *call);
 /* The caller's deadline on the clock of clock_now_us; 0: none. */
 uint64_t rpc_call_deadline_us(const struct rpc_call *call);
 
+/* The request of a packed method as it came: borrowed, valid until the call ends. */
+const uint8_t *rpc_call_packed(const struct rpc_call *call, size_t *ret_bytes);
+
+/* Unpack it. Any thread, one at a time; the call must not end meanwhile. What comes back is
+ * valid until rpc_call_drop, or the call ends. Return: NULL: it is none such; then rpc_call_refuse. */
+const ProtobufCMessage *rpc_call_unpack(struct rpc_call *call);
+/* What it was unpacked to is not needed any more. */
+void rpc_call_drop(struct rpc_call *call);
+/* Say why that could not be done. Ends the call. */
+void rpc_call_refuse(struct rpc_call *call);
+
 /* Call @fn once if the caller gives up (cancel, deadline, connection lost) before
  * the call has ended. The call must still be ended; what is sent is dropped.
  * fn == NULL takes it back. */
@@ -50,6 +63,8 @@ void rpc_call_on_cancelled(struct rpc_call *call, rpc_cancelled_cb fn, void *use
 
 /* Unary: send @reply (borrowed) and status OK. Ends the call. */
 void rpc_call_reply(struct rpc_call *call, const ProtobufCMessage *reply);
+/* The same with a reply that is packed already; borrowed. */
+void rpc_call_reply_packed(struct rpc_call *call, const uint8_t *reply, size_t bytes);
 
 /* Status and details from @fault (borrowed). Ends the call. */
 void rpc_call_fail(struct rpc_call *call, const struct fault *fault);

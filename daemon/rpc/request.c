@@ -13,12 +13,10 @@
 #include "core/clock.h"
 #include "rpc/rpc_impl.h"
 
-/* Unpack into the call's own memory. */
-static enum refusal unpack(struct rpc_call *call)
+/* All of the request in one piece. */
+static enum refusal take_payload(struct rpc_call *call)
 {
 	grpc_byte_buffer_reader reader;
-	grpc_slice bytes;
-	int r;
 
 	if (!call->payload)
 		return REFUSAL_EMPTY;
@@ -26,16 +24,50 @@ static enum refusal unpack(struct rpc_call *call)
 		return REFUSAL_COMPRESSED;
 	if (!grpc_byte_buffer_reader_init(&reader, call->payload))
 		return REFUSAL_MALFORMED;
-	bytes = grpc_byte_buffer_reader_readall(&reader);
+	call->packed = grpc_byte_buffer_reader_readall(&reader);
+	call->held = GRPC_SLICE_LENGTH(call->packed);
 	grpc_byte_buffer_reader_destroy(&reader);
 	grpc_byte_buffer_destroy(call->payload);
 	call->payload = NULL;
-	r = codec_unpack(&call->request, call->slot->input, GRPC_SLICE_START_PTR(bytes),
-			 GRPC_SLICE_LENGTH(bytes), codec_budget(GRPC_SLICE_LENGTH(bytes)));
-	grpc_slice_unref(bytes);
+	return REFUSAL_NONE;
+}
+
+/* Into the call's own memory. */
+static enum refusal unpack(struct rpc_call *call)
+{
+	size_t bytes = GRPC_SLICE_LENGTH(call->packed);
+	int r = codec_unpack(&call->request, call->slot->input, GRPC_SLICE_START_PTR(call->packed),
+			     bytes, codec_budget(bytes));
+
 	if (r == CODEC_E_BUDGET)
 		return REFUSAL_BUDGET;
 	return r ? REFUSAL_MALFORMED : REFUSAL_NONE;
+}
+
+static enum refusal take_request(struct rpc_call *call)
+{
+	enum refusal r = take_payload(call);
+
+	if (r || call->slot->method->packed)
+		return r;
+	r = unpack(call);
+	grpc_slice_unref(call->packed);
+	call->packed = grpc_empty_slice();
+	call->held = call->request.used;
+	return r;
+}
+
+const ProtobufCMessage *rpc_call_unpack(struct rpc_call *call)
+{
+	MAGIC_CHECK(call, RPC_CALL_MAGIC);
+	CHECK(call->slot->method->packed && !call->request.msg);
+	call->refusal = unpack(call);
+	return call->request.msg;
+}
+
+void rpc_call_drop(struct rpc_call *call)
+{
+	codec_message_deinit(&call->request);
 }
 
 /* Core names a connection that it was given by "fd:" and the number. */
@@ -91,7 +123,7 @@ static void on_request(struct tag *tag, bool ok)
 		return;
 	}
 	if (slot->method)
-		call->refusal = unpack(call);
+		call->refusal = take_request(call);
 	else
 		copy_method(call);
 	call->fd = peer_fd(call->core);
@@ -114,6 +146,7 @@ static struct rpc_call *call_new(struct slot *slot)
 	grpc_metadata_array_init(&call->metadata);
 	grpc_call_details_init(&call->details);
 	call->status_text = grpc_empty_slice();
+	call->packed = grpc_empty_slice();
 	list_init(&call->link);
 	list_init(&call->outgoing);
 	call->request_tag.fn = on_request;

@@ -103,6 +103,8 @@ struct rpc_call {
 	grpc_call_details details;
 	grpc_byte_buffer *payload;
 	struct codec_message request;
+	grpc_slice packed; /* the request as it came, of a packed method */
+	uint64_t held;     /* what @peer is charged for both */
 	enum refusal refusal;
 	uint64_t deadline_us;
 	int fd; /* of the connection, as core names it; -1: unknown */

@@ -100,9 +100,9 @@ static void watch(struct rpc_call *call, const ProtobufCMessage *request, void *
 }
 
 static const struct rpc_method methods[] = {
-	{ "Check", check, false },
-	{ "Watch", watch, true },
-	{ NULL, NULL, false },
+	{ "Check", check, false, false },
+	{ "Watch", watch, true, false },
+	{ NULL, NULL, false, false },
 };
 
 void health_init(struct health *h)

@@ -1,112 +1,404 @@
-/* Registration of units. */
+/*
+ * Registration of units. A whole model may be ten thousand of them, times the ranks: the loop
+ * is not held for it.
+ *
+ *   COMPARE --the job knows this request--------------------------------------> REPLY
+ *      '--else--> DECODE --on a thread--> CHECK --a slice in a turn--> BUILD -----^
+ *                    ^------ something has to be made first: WAIT -----'
+ *
+ * All but DECODE and WAIT is done in slices (core/slices.h). Those of one job come one after
+ * the other, since they make or find the same units; nothing of the job changes before BUILD,
+ * which is done in one go. So a caller that goes away leaves all of its units or none.
+ */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
+#include <uv.h>
 
 #include "core/check.h"
-#include "op/registered.h"
+#include "core/clock.h"
+#include "job/registration.h"
+#include "rpc/register_reply.h"
 #include "rpc/svc_impl.h"
 #include "rpc/unit_spec.h"
 
-/* All specs of a request, as records. */
-static int decode_units(const Shardd__V1__RegisterRequest *r, state_unit **specs, struct fault *f)
+/* Shorter requests are decoded on the loop: sooner than a thread is woken. */
+#define DECODE_HERE_BYTES (16u << 10)
+/* Done before the clock is looked at again. */
+#define COMPARE_BYTES (1u << 20)
+#define STEP_TENSORS  64u
+
+enum stage { COMPARE, DECODE, CHECK_SPECS, BUILD, REPLY };
+
+struct registering {
+	struct slice slice;
+	struct list turn;     /* in job->registrations, but while it waits */
+	struct parked parked; /* while it waits */
+	struct rpc_call *call;
+	struct svc_shardd *svc;
+	struct member *m; /* a reference */
+	enum stage stage;
+	struct known_search search;
+	bool searching;
+	const uint8_t *request; /* the call's */
+	size_t request_bytes;
+
+	uv_work_t work;
+	bool working;   /* a thread is at it: it has what follows */
+	bool gone;      /* meanwhile its caller has gone */
+	bool undecoded; /* it is no such message */
+	uint32_t most;  /* units in one call */
+	struct fault fault;
+	state_unit **specs;
+	size_t n_specs;
+
+	struct registration *reg;
+	uint32_t *ids;
+	size_t n;
+	size_t replied; /* of these */
+	uint64_t charged;
+	struct register_reply reply;
+};
+
+static void advance(struct slice *slice);
+
+/* ------------------------------------------------------------------- the end */
+
+static void drop_specs(struct registering *r)
 {
-	for (size_t i = 0; i < r->n_units; i++)
-		if (unit_spec_decode(r->units[i], i, &specs[i], f))
-			return f->code;
+	registration_free(r->reg);
+	r->reg = NULL;
+	for (size_t i = 0; i < r->n_specs; i++)
+		state_unit_free(r->specs[i]);
+	free(r->specs);
+	r->specs = NULL;
+	r->n_specs = 0;
+	free(r->ids);
+	r->ids = NULL;
+}
+
+/* The next one of the job, if this one was at it. */
+static void pass_turn(struct registering *r)
+{
+	struct job *job = r->m->job;
+	bool first = job->registrations.next == &r->turn;
+
+	list_unlink(&r->turn);
+	if (first && !list_empty(&job->registrations)) {
+		struct registering *next =
+			list_first(&job->registrations, struct registering, turn);
+
+		slices_add(r->svc->slices, &next->slice, advance);
+	}
+}
+
+/* Its call has ended. */
+static void registering_free(struct registering *r)
+{
+	struct job *job = r->m->job;
+
+	CHECK(!r->working);
+	slice_drop(&r->slice);
+	list_unlink(&r->parked.link);
+	pass_turn(r);
+	drop_specs(r);
+	register_reply_deinit(&r->reply);
+	member_unref(r->m);
+	free(r);
+	if (job->deleted)
+		job_settle(job);
+}
+
+static void fail(struct registering *r, const struct fault *f)
+{
+	rpc_call_fail(r->call, f);
+	registering_free(r);
+}
+
+static void give_up(struct registering *r)
+{
+	struct fault f = FAULT_NULL;
+
+	fault_set(&f, FAULT_CANCELLED, NULL, "the caller has given up");
+	fail(r, &f);
+}
+
+static void on_cancelled(struct rpc_call *call, void *userdata)
+{
+	struct registering *r = userdata;
+
+	(void)call;
+	/* What was made for it so far. Another rank that waits for the same takes longer then. */
+	if (!list_empty(&r->parked.link))
+		job_drop_spare(r->m->job);
+	if (r->working)
+		r->gone = true;
+	else
+		give_up(r);
+}
+
+/* Is it still the member that asked, and may it? */
+static int check_member(const struct registering *r, struct fault *f)
+{
+	struct conn *c = rpc_call_conn(r->call);
+	struct session *s = c ? conn_user(c) : NULL;
+
+	if (!s || s->member != r->m)
+		return fault_set(f, FAULT_STATE, NULL, "this session has ended, or left its job");
+	return svc_check_joined(r->m, f);
+}
+
+/* ------------------------------------------------------------------- decoding */
+
+static int decode_all(struct registering *r, const Shardd__V1__RegisterRequest *q, struct fault *f)
+{
+	if (!q->n_units || q->n_units > r->most)
+		return fault_set(f, FAULT_INVALID, "units",
+				 "units has %zu entries: 1 to %u are allowed", q->n_units, r->most);
+	r->specs = calloc(q->n_units, sizeof(*r->specs));
+	if (!r->specs)
+		return fault_errno(f, -ENOMEM, "registering units");
+	for (; !f->code && r->n_specs < q->n_units; r->n_specs += !f->code)
+		unit_spec_decode(q->units[r->n_specs], r->n_specs, &r->specs[r->n_specs], f);
+	return f->code;
+}
+
+/* Any thread: touches nothing but @r. */
+static void decode(struct registering *r)
+{
+	const ProtobufCMessage *q = rpc_call_unpack(r->call);
+
+	r->undecoded = !q;
+	if (q)
+		decode_all(r, (const Shardd__V1__RegisterRequest *)q, &r->fault);
+	rpc_call_drop(r->call);
+}
+
+/* Return: false: the call has ended, and @r with it. */
+static bool decoded(struct registering *r)
+{
+	if (r->undecoded) {
+		rpc_call_refuse(r->call);
+		registering_free(r);
+		return false;
+	}
+	if (r->fault.code) {
+		fail(r, &r->fault);
+		return false;
+	}
+	r->stage = CHECK_SPECS;
+	return true;
+}
+
+static void on_work(uv_work_t *work)
+{
+	decode(CONTAINER_OF(work, struct registering, work));
+}
+
+static void on_worked(uv_work_t *work, int status)
+{
+	struct registering *r = CONTAINER_OF(work, struct registering, work);
+
+	CHECK(status == 0); /* nobody cancels it */
+	r->working = false;
+	if (r->gone)
+		give_up(r);
+	else if (decoded(r))
+		slices_add(r->svc->slices, &r->slice, advance);
+}
+
+/* ------------------------------------------------------------------- the steps */
+
+/* What became of a step. */
+enum { DONE, GO_ON, AWAIT };
+
+static int compare(struct registering *r)
+{
+	const struct known *known;
+	int e;
+
+	if (!r->searching)
+		known_search_init(&r->search, r->m->job);
+	r->searching = true;
+	e = known_search(&r->search, r->m->job, r->request, r->request_bytes, COMPARE_BYTES,
+			 &known);
+	if (e == KNOWN_MORE)
+		return GO_ON;
+	r->stage = DECODE;
+	if (e == KNOWN_NO)
+		return GO_ON;
+	r->ids = malloc(known->n * sizeof(*r->ids));
+	if (!r->ids)
+		return GO_ON;
+	memcpy(r->ids, known->ids, known->n * sizeof(*r->ids));
+	r->n = known->n;
+	r->stage = REPLY;
+	return GO_ON;
+}
+
+static int begin_decoding(struct registering *r)
+{
+	r->most = r->svc->jobs->node->limits.max_units_per_job;
+	if (r->request_bytes > DECODE_HERE_BYTES &&
+	    uv_queue_work(r->m->job->node->loop, &r->work, on_work, on_worked) == 0) {
+		r->working = true;
+		return AWAIT;
+	}
+	decode(r);
+	return decoded(r) ? GO_ON : DONE;
+}
+
+static void on_change(struct parked *p)
+{
+	struct registering *r = CONTAINER_OF(p, struct registering, parked);
+	struct job *job = r->m->job;
+	bool first = list_empty(&job->registrations);
+
+	list_append(&job->registrations, &r->turn);
+	if (first)
+		slices_add(r->svc->slices, &r->slice, advance);
+}
+
+/* Something is being made that it needs: then all over again. */
+static int wait_for_change(struct registering *r)
+{
+	drop_specs(r);
+	r->stage = DECODE;
+	pass_turn(r);
+	node_wait(r->m->job->node, &r->parked, on_change);
+	return AWAIT;
+}
+
+static int check_specs(struct registering *r)
+{
+	struct fault f = FAULT_NULL;
+	int e;
+
+	r->n = r->n_specs;
+	if (!r->reg) {
+		r->ids = calloc(r->n, sizeof(*r->ids));
+		if (!r->ids || registration_new(r->m->job, r->specs, r->n, r->ids, &r->reg) < 0)
+			fault_errno(&f, -ENOMEM, "registering units");
+	}
+	e = f.code ? (int)f.code : registration_check(r->reg, STEP_TENSORS, &f);
+	if (e == 0)
+		r->stage = BUILD;
+	if (!f.code)
+		return GO_ON;
+	job_drop_spare(r->m->job);
+	fail(r, &f);
+	return DONE;
+}
+
+static int build(struct registering *r)
+{
+	struct fault f = FAULT_NULL;
+	int e = registration_build(r->reg, &r->charged, &f);
+
+	if (e == JOB_E_LATER)
+		return wait_for_change(r);
+	if (e) {
+		fail(r, &f);
+		return DONE;
+	}
+	known_add(r->m->job, r->request, r->request_bytes, r->ids, (uint32_t)r->n);
+	r->stage = REPLY;
+	return GO_ON;
+}
+
+static int add_replies(struct registering *r)
+{
+	struct job *job = r->m->job;
+	size_t seen = 0;
+
+	while (r->replied < r->n && seen < STEP_TENSORS) {
+		uint32_t id = r->ids[r->replied];
+		const struct unit *u = job->units[id - 1];
+
+		if (member_registered(r->m, id) < 0 ||
+		    register_reply_add(&r->reply, job, u, r->m->rank) < 0)
+			return -ENOMEM;
+		seen += 1 + u->rec->n_tensors;
+		r->replied++;
+	}
 	return 0;
 }
 
-static int fill_units(struct registered *all, Shardd__V1__RegisteredUnit **units,
-		      const struct member *m, const uint32_t *ids, size_t n)
+static int reply(struct registering *r)
 {
-	int r = 0;
-
-	for (size_t i = 0; r == 0 && i < n; i++) {
-		units[i] = &all[i].unit;
-		r = registered_init(&all[i], m->job, m->job->units[ids[i] - 1], m->rank);
-	}
-	return r;
-}
-
-static void send_registered(struct rpc_call *call, const struct member *m, const uint32_t *ids,
-			    size_t n, uint64_t charged)
-{
-	Shardd__V1__RegisterReply reply = SHARDD__V1__REGISTER_REPLY__INIT;
-	struct registered *all = calloc(n, sizeof(*all));
-	Shardd__V1__RegisteredUnit **units = calloc(n, sizeof(*units));
 	struct fault f = FAULT_NULL;
+	int e = add_replies(r);
 
-	reply.units = units;
-	reply.n_units = n;
-	reply.charged_bytes = charged;
-	if (all && units && fill_units(all, units, m, ids, n) == 0) {
-		rpc_call_reply(call, &reply.base);
+	if (e == 0 && r->replied < r->n)
+		return GO_ON;
+	if (e == 0)
+		e = register_reply_end(&r->reply, r->charged);
+	if (e == 0) {
+		rpc_call_reply_packed(r->call, r->reply.bytes, r->reply.n);
+		registering_free(r);
 	} else {
-		fault_errno(&f, -ENOMEM, "answering a registration");
-		rpc_call_fail(call, &f);
+		fault_errno(&f, e, "answering a registration");
+		fail(r, &f);
 	}
-	for (size_t i = 0; all && i < n; i++)
-		registered_deinit(&all[i]);
-	free(all);
-	free(units);
+	return DONE;
 }
 
-static int register_now(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+static int step(struct registering *r)
 {
-	const Shardd__V1__RegisterRequest *r = (const Shardd__V1__RegisterRequest *)request;
-	struct member *m = svc_member(call);
-	size_t n = r->n_units; /* the request is gone when the call is answered */
-	state_unit **specs = calloc(n, sizeof(*specs));
-	uint32_t *ids = calloc(n, sizeof(*ids));
-	struct fault f = FAULT_NULL;
-	uint64_t charged = 0;
-	int e = 0;
-
-	(void)userdata;
-	if (m && (!specs || !ids))
-		fault_errno(&f, -ENOMEM, "registering units");
-	if (m && !f.code && svc_check_joined(m, &f) == 0 && decode_units(r, specs, &f) == 0)
-		e = job_register(m->job, specs, n, ids, &charged, &f);
-	for (size_t i = 0; m && !f.code && e != JOB_E_LATER && i < n; i++)
-		if (member_registered(m, ids[i]) < 0)
-			fault_errno(&f, -ENOMEM, "registering units");
-	if (m && f.code)
-		rpc_call_fail(call, &f);
-	else if (m && e != JOB_E_LATER)
-		send_registered(call, m, ids, n, charged);
-	for (size_t i = 0; specs && i < n; i++)
-		state_unit_free(specs[i]);
-	free(specs);
-	free(ids);
-	return m && !f.code && e == JOB_E_LATER ? SVC_LATER : SVC_ENDED;
+	switch (r->stage) {
+	case COMPARE:
+		return compare(r);
+	case DECODE:
+		return begin_decoding(r);
+	case CHECK_SPECS:
+		return check_specs(r);
+	case BUILD:
+		return build(r);
+	case REPLY:
+		return reply(r);
+	}
+	return DONE;
 }
 
-/* What was made for it so far. Another rank that waits for the same takes longer then. */
-static void register_given_up(struct rpc_call *call)
+/* As far as a slice goes. */
+static void advance(struct slice *slice)
 {
-	struct conn *c = rpc_call_conn(call);
-	struct session *s = c ? conn_user(c) : NULL;
+	struct registering *r = CONTAINER_OF(slice, struct registering, slice);
+	uint64_t end = clock_now_us() + SLICE_US;
 	struct fault f = FAULT_NULL;
-	struct member *m = s ? session_member(s, &f) : NULL;
+	int e = GO_ON;
 
-	if (m) /* else it has left the job, which has dropped it then */
-		job_drop_spare(m->job);
+	if (check_member(r, &f)) {
+		fail(r, &f);
+		return;
+	}
+	while (e == GO_ON && clock_now_us() < end)
+		e = step(r);
+	if (e == GO_ON)
+		slices_add(r->svc->slices, &r->slice, advance);
 }
 
 void svc_register(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
-	const Shardd__V1__RegisterRequest *r = (const Shardd__V1__RegisterRequest *)request;
-	struct svc_shardd *svc = userdata;
-	uint32_t most = svc->jobs->node->limits.max_units_per_job;
+	struct member *m = svc_member(call);
+	struct registering *r = m ? calloc(1, sizeof(*r)) : NULL;
 	struct fault f = FAULT_NULL;
 
-	if (!r->n_units || r->n_units > most) {
-		if (!svc_member(call))
-			return;
-		fault_set(&f, FAULT_INVALID, "units", "units has %zu entries: 1 to %u are allowed",
-			  r->n_units, most);
+	(void)request;
+	if (!m)
+		return;
+	if (!r) {
+		fault_errno(&f, -ENOMEM, "registering units");
 		rpc_call_fail(call, &f);
 		return;
 	}
-	svc_try(call, request, svc->jobs->node, register_now, register_given_up, svc);
+	*r = (struct registering){ .call = call, .svc = userdata, .m = member_ref(m) };
+	list_init(&r->slice.link);
+	list_init(&r->turn);
+	list_init(&r->parked.link);
+	r->request = rpc_call_packed(call, &r->request_bytes);
+	rpc_call_on_cancelled(call, on_cancelled, r);
+	list_append(&m->job->registrations, &r->turn);
+	if (m->job->registrations.next == &r->turn)
+		advance(&r->slice);
 }

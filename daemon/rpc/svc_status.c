@@ -627,9 +627,9 @@ void svc_status_init(struct svc_status *svc, struct sessions *sessions, struct j
 		     unsigned (*connections)(void *userdata), void *userdata)
 {
 	static const struct rpc_method methods[] = {
-		{ "Get", get, false },
-		{ "Ops", ops, false },
-		{ NULL, NULL, false },
+		{ "Get", get, false, false },
+		{ "Ops", ops, false, false },
+		{ NULL, NULL, false, false },
 	};
 
 	*svc = (struct svc_status){ sessions,

@@ -139,9 +139,9 @@ static void ops(struct rpc_call *call, const ProtobufCMessage *request, void *us
 }
 
 static const struct rpc_method methods[] = {
-	{ "Get", get, false },
-	{ "Ops", ops, true },
-	{ NULL, NULL, false },
+	{ "Get", get, false, false },
+	{ "Ops", ops, true, false },
+	{ NULL, NULL, false, false },
 };
 
 static const struct rpc_service service = { &shardd__v1__status__descriptor, methods, &host };

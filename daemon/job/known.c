@@ -1,0 +1,86 @@
+#include "job/known.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "job/job.h"
+
+static uint64_t charge_of(const struct known *k)
+{
+	return k->bytes ? k->n_bytes + k->n * sizeof(*k->ids) : 0;
+}
+
+static void forget(struct job *job, struct known *k)
+{
+	if (!k->bytes)
+		return;
+	quota_return(&job->quota, MEM_CONTROL, charge_of(k));
+	free(k->bytes);
+	free(k->ids);
+	*k = (struct known){ 0 };
+	job->knowns.changes++;
+}
+
+void known_search_init(struct known_search *s, const struct job *job)
+{
+	*s = (struct known_search){ .changes = job->knowns.changes };
+}
+
+int known_search(struct known_search *s, const struct job *job, const uint8_t *bytes,
+		 size_t n_bytes, size_t most, const struct known **ret)
+{
+	while (s->with < KNOWN_MAX && s->changes == job->knowns.changes) {
+		const struct known *k = &job->knowns.all[s->with];
+		size_t left = n_bytes - s->at, n = left < most ? left : most;
+		bool same = k->bytes && k->n_bytes == n_bytes &&
+			    memcmp(k->bytes + s->at, bytes + s->at, n) == 0;
+
+		if (same && n == left) {
+			*ret = k;
+			return KNOWN_YES;
+		}
+		s->at = same ? s->at + n : 0;
+		s->with += !same;
+		if (same)
+			return KNOWN_MORE;
+	}
+	return KNOWN_NO;
+}
+
+void known_add(struct job *job, const uint8_t *bytes, size_t n_bytes, const uint32_t *ids,
+	       uint32_t n)
+{
+	struct known k = { .n_bytes = n_bytes, .n = n };
+	struct known *to = &job->knowns.all[job->knowns.next];
+
+	if (n_bytes < KNOWN_MIN_BYTES)
+		return;
+	k.bytes = malloc(n_bytes);
+	k.ids = malloc(n * sizeof(*ids));
+	forget(job, to);
+	if (!k.bytes || !k.ids || quota_charge(&job->quota, MEM_CONTROL, charge_of(&k))) {
+		free(k.bytes);
+		free(k.ids);
+		return;
+	}
+	memcpy(k.bytes, bytes, n_bytes);
+	memcpy(k.ids, ids, n * sizeof(*ids));
+	*to = k;
+	job->knowns.next = (job->knowns.next + 1) % KNOWN_MAX;
+	job->knowns.changes++;
+}
+
+void known_drop(struct job *job)
+{
+	for (unsigned i = 0; i < KNOWN_MAX; i++)
+		forget(job, &job->knowns.all[i]);
+}
+
+uint64_t known_bytes(const struct job *job)
+{
+	uint64_t sum = 0;
+
+	for (unsigned i = 0; i < KNOWN_MAX; i++)
+		sum += charge_of(&job->knowns.all[i]);
+	return sum;
+}

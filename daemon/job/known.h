@@ -1,0 +1,55 @@
+/*
+ * What ranks of a job have registered, as it came over the wire, and the units it has become:
+ * the ranks of a job register the same model, so all but the first need only be compared.
+ * What is kept is charged to the job; without room nothing is kept. Loop thread only.
+ */
+#ifndef SHARDD_JOB_KNOWN_H
+#define SHARDD_JOB_KNOWN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct job;
+
+#define KNOWN_MAX 4u
+/* Shorter ones are registered in no time. */
+#define KNOWN_MIN_BYTES (16u << 10)
+
+struct known {
+	uint8_t *bytes; /* owned, as all in one piece */
+	size_t n_bytes;
+	uint32_t *ids; /* of the units, in the order of the request */
+	uint32_t n;
+};
+
+struct knowns {
+	struct known all[KNOWN_MAX];
+	unsigned next;    /* to be replaced */
+	uint64_t changes; /* so many times something was kept or dropped */
+};
+
+/* How far a request was compared, with which of them. */
+struct known_search {
+	unsigned with;
+	size_t at;
+	uint64_t changes;
+};
+
+enum { KNOWN_NO, KNOWN_YES, KNOWN_MORE };
+
+void known_search_init(struct known_search *s, const struct job *job);
+/* Compare up to @most bytes. Return: KNOWN_YES with *ret until the next change; KNOWN_NO;
+ * KNOWN_MORE. */
+int known_search(struct known_search *s, const struct job *job, const uint8_t *bytes,
+		 size_t n_bytes, size_t most, const struct known **ret);
+
+/* Keep it, if it is worth it and there is room. */
+void known_add(struct job *job, const uint8_t *bytes, size_t n_bytes, const uint32_t *ids,
+	       uint32_t n);
+/* Units are no more what was registered: forget all. Safe twice. */
+void known_drop(struct job *job);
+/* What all of it is charged. */
+uint64_t known_bytes(const struct job *job);
+
+#endif

@@ -1,0 +1,603 @@
+#include "job/registration.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "job/aliases.h"
+#include "job/units_impl.h"
+
+/* One registration under way: what must be undone if it fails. */
+struct registration {
+	struct job *job;
+	state_unit **specs;
+	size_t n;
+	uint32_t *ids; /* 0: new */
+	struct layout *layouts;
+	size_t n_new;
+	size_t checked;  /* of the specs */
+	bool later;      /* a group is not placed yet, or its communicators are being made */
+	bool aliases;    /* some tensor is one */
+	uint32_t before; /* units that were there */
+	struct {
+		uint64_t params_bytes; /* of all new units */
+		uint64_t other_bytes;  /* gradient shards and optimizer state */
+		struct slab *params;
+		struct slab *other;
+		uint64_t params_at; /* what has been cut off */
+		uint64_t other_at;
+	} on[NODE_MAX_DEVICES]; /* by device */
+	struct {
+		uint64_t bytes; /* of its buffers of all new units */
+		struct slab *slab;
+		uint64_t at;
+	} * ranks; /* by rank of the job */
+};
+
+/* New units go where the ranks of their group are, and need communicators there. */
+static int reg_place(struct group *g, struct fault *f)
+{
+	int e = group_place(g);
+
+	if (e == -ENOMEM)
+		return fault_errno(f, e, "placing a group");
+	if (e == 0)
+		e = group_comms(g, f);
+	return e == NODE_E_LATER ? JOB_E_LATER : e;
+}
+
+static int reg_check_unit(struct registration *r, size_t i, struct fault *f)
+{
+	state_unit *spec = r->specs[i];
+	struct group *g = job_group_by_id(r->job, spec->group);
+	struct unit *have;
+
+	if (!g)
+		return fault_set(f, FAULT_INVALID, "units.group",
+				 "unit '%.100s': group is %u: 0 to %u is allowed", spec->name,
+				 spec->group, r->job->n_groups - 1);
+	if (unit_resolve(spec, group_size(g), f))
+		return f->code;
+	if (!unit_layout(spec, group_size(g), &r->layouts[i]))
+		return fault_set(f, FAULT_INVALID, "units.tensors",
+				 "unit '%.100s': its shapes must be of 1 to 2^48 elements in "
+				 "total, those of aliases not counted",
+				 spec->name);
+	if (!unit_buffers_fit(spec))
+		return fault_set(f, FAULT_INVALID, "units.buffers",
+				 "unit '%.100s': its buffers must be of up to 2^50 bytes in total",
+				 spec->name);
+	for (size_t k = 0; k < spec->n_tensors; k++)
+		r->aliases = r->aliases || unit_is_alias(spec->tensors[k]);
+	have = htab_find(&r->job->unit_names, spec->name);
+	if (!have) {
+		r->n_new++;
+		return reg_place(g, f);
+	}
+	r->ids[i] = have->id;
+	return unit_same_spec(have->rec, spec, f) ? 0 : (int)f->code;
+}
+
+/* The same name twice in one call. */
+static int reg_check_names(struct registration *r, struct fault *f)
+{
+	struct htab names = HTAB_NULL;
+	int e = 0;
+
+	for (size_t i = 0; e == 0 && i < r->n; i++) {
+		e = htab_add(&names, r->specs[i]->name, r->specs[i]);
+		if (e == -EEXIST)
+			fault_set(f, FAULT_INVALID, "units.name", "unit '%.100s' is there twice",
+				  r->specs[i]->name);
+		else if (e)
+			fault_errno(f, e, "registering units");
+	}
+	htab_deinit(&names);
+	return f->code;
+}
+
+static int reg_check_tensors(const struct registration *r, struct fault *f)
+{
+	const struct job *job = r->job;
+	uint64_t tensors = 0;
+
+	for (uint32_t i = 0; i < job->n_units; i++)
+		tensors += job->units[i]->rec->n_tensors;
+	for (size_t i = 0; i < r->n; i++)
+		tensors += r->ids[i] ? 0 : r->specs[i]->n_tensors;
+	if (tensors <= JOB_MAX_TENSORS)
+		return 0;
+	return fault_set(f, FAULT_EXHAUSTED, NULL,
+			 "job '%s' would have %llu tensors: %u are allowed", job->rec->name,
+			 (unsigned long long)tensors, JOB_MAX_TENSORS);
+}
+
+/* What is another name of what. */
+static int reg_check_aliases(struct registration *r, struct fault *f)
+{
+	struct aliases a;
+
+	aliases_init(&a, r->job);
+	for (size_t i = 0; !f->code && i < r->n; i++)
+		if (aliases_add(&a, r->specs[i]) < 0)
+			fault_errno(f, -ENOMEM, "registering units");
+	for (size_t i = 0; !f->code && i < r->n; i++)
+		aliases_check(&a, r->specs[i], f);
+	aliases_deinit(&a);
+	return f->code;
+}
+
+/* What can be said of all of them together. */
+static int reg_check_all(struct registration *r, struct fault *f)
+{
+	uint32_t most = r->job->node->limits.max_units_per_job;
+
+	if (reg_check_names(r, f))
+		return f->code;
+	/* the limit may have been lowered since */
+	if (r->n_new && r->job->n_units + (uint64_t)r->n_new > most)
+		return fault_set(
+			f, FAULT_EXHAUSTED, NULL,
+			"job '%s' would have %llu units: %u (max_units_per_job) are allowed",
+			r->job->rec->name, (unsigned long long)r->job->n_units + r->n_new, most);
+	if (reg_check_tensors(r, f) || (r->aliases && reg_check_aliases(r, f)))
+		return f->code;
+	return r->later ? JOB_E_LATER : 0;
+}
+
+/* One unit's bytes fit 64 bits by far; those of a hundred thousand need not. */
+static uint64_t add(uint64_t a, uint64_t b)
+{
+	return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+}
+
+/* Beside the parameters. */
+static unsigned other_arrays(const state_unit *rec)
+{
+	return !unit_pools_gradient(rec) + unit_state_arrays(rec);
+}
+
+static void reg_sum_buffers(struct registration *r, const state_unit *spec)
+{
+	const state_group *g = r->job->groups[spec->group]->rec;
+	uint64_t bytes = unit_buffers_bytes(spec);
+
+	for (size_t i = 0; i < g->n_ranks; i++)
+		r->ranks[g->ranks[i]].bytes = add(r->ranks[g->ranks[i]].bytes, bytes);
+}
+
+static void reg_sum(struct registration *r)
+{
+	for (size_t i = 0; i < r->n; i++) {
+		struct group *g = r->job->groups[r->specs[i]->group];
+		const struct layout *l = &r->layouts[i];
+		unsigned spread = layout_spread(l, g->n_devices);
+		uint64_t bytes = unit_array_bytes(l, spread);
+
+		for (unsigned d = 0; !r->ids[i] && d < g->n_devices; d++) {
+			unsigned on = g->devices[d]->index;
+
+			r->on[on].params_bytes =
+				add(r->on[on].params_bytes, unit_params_bytes(l, spread));
+			r->on[on].other_bytes =
+				add(r->on[on].other_bytes, bytes * other_arrays(r->specs[i]));
+		}
+		if (!r->ids[i])
+			reg_sum_buffers(r, r->specs[i]);
+	}
+}
+
+/* What an earlier try of a registration took and kept. */
+static struct slab *take_spare(struct job *job, const struct device *d, uint64_t bytes)
+{
+	uint64_t granularity = backend_info(d->backend)->granularity;
+
+	for (unsigned i = 0; i < job->n_spare; i++) {
+		struct slab *s = job->spare[i];
+
+		if (s->device == d && s->bytes >= bytes && s->bytes - bytes < granularity) {
+			job->spare[i] = job->spare[--job->n_spare];
+			return s;
+		}
+	}
+	return NULL;
+}
+
+/* Return: 0, SLAB_E_*, or negative errno. */
+static int reg_slab(struct registration *r, unsigned d, uint64_t bytes, struct slab **ret)
+{
+	struct job *job = r->job;
+	struct device *device = &job->node->devices[d];
+
+	if (!bytes)
+		return 0;
+	*ret = take_spare(job, device, bytes);
+	if (*ret)
+		return 0;
+	return slab_new(device, &job->quota, MEM_SHARD, job_share(job), bytes, job->rec->name, -1,
+			ret);
+}
+
+static void keep_spare(struct job *job, struct slab **s)
+{
+	struct slab **grown = *s ? realloc(job->spare, (job->n_spare + 1) * sizeof(*grown)) : NULL;
+
+	if (grown) {
+		job->spare = grown;
+		job->spare[job->n_spare++] = STEAL_PTR(*s);
+	}
+	*s = slab_unref(*s);
+}
+
+/* Some memory is being made: keep the rest for the next try, or give it back. */
+static void reg_put_back(struct registration *r, bool keep)
+{
+	for (unsigned d = 0; d < r->job->node->n_devices; d++) {
+		if (keep) {
+			keep_spare(r->job, &r->on[d].params);
+			keep_spare(r->job, &r->on[d].other);
+		}
+		r->on[d].params = slab_unref(r->on[d].params);
+		r->on[d].other = slab_unref(r->on[d].other);
+	}
+	for (uint32_t i = 0; i < r->job->rec->world_size; i++) {
+		if (keep)
+			keep_spare(r->job, &r->ranks[i].slab);
+		r->ranks[i].slab = slab_unref(r->ranks[i].slab);
+	}
+	if (!keep)
+		job_drop_spare(r->job);
+}
+
+static int reg_memory_fault(struct registration *r, int error, struct fault *f)
+{
+	char holders[440];
+	uint64_t bytes = 0;
+
+	if (error < 0 && error != -ENOMEM) {
+		reg_put_back(r, false);
+		return fault_errno(f, error, "taking memory for shards");
+	}
+	for (unsigned d = 0; d < r->job->node->n_devices; d++)
+		bytes = add(bytes, add(r->on[d].params_bytes, r->on[d].other_bytes));
+	for (uint32_t i = 0; i < r->job->rec->world_size; i++)
+		bytes = add(bytes, r->ranks[i].bytes);
+	/* what this call has taken so far is not what the job holds */
+	reg_put_back(r, false);
+	job_holders(r->job, holders, sizeof(holders));
+	return fault_set(f, FAULT_EXHAUSTED, NULL, "%llu bytes for shards are not to be had: %s",
+			 (unsigned long long)bytes, holders);
+}
+
+static uint64_t rounded(const struct registration *r, unsigned d, uint64_t bytes)
+{
+	uint64_t granularity = backend_info(r->job->node->devices[d].backend)->granularity;
+
+	return bytes > UINT64_MAX - granularity
+		       ? UINT64_MAX
+		       : (bytes + granularity - 1) / granularity * granularity;
+}
+
+/* Is there room for all of it? Devices make memory in their own time: what is refused in
+ * the end should not be begun. */
+static int reg_room(const struct registration *r)
+{
+	uint64_t all = 0;
+
+	for (unsigned d = 0; d < r->job->node->n_devices; d++) {
+		uint64_t bytes = add(rounded(r, d, r->on[d].params_bytes),
+				     rounded(r, d, r->on[d].other_bytes));
+
+		for (uint32_t i = 0; i < r->job->rec->world_size; i++)
+			if (job_device_of(r->job, i) == d)
+				bytes = add(bytes, rounded(r, d, r->ranks[i].bytes));
+		if (bytes >
+		    add(quota_left(&r->job->node->devices[d].quota), job_spare_bytes(r->job)))
+			return SLAB_E_FULL;
+		all = add(all, bytes);
+	}
+	return all > add(quota_left(&r->job->quota), job_spare_bytes(r->job)) ? SLAB_E_QUOTA : 0;
+}
+
+/* All slabs, or none. Asks for all of them, so that devices make them beside each other. */
+static int reg_memory(struct registration *r, struct fault *f)
+{
+	bool later = false;
+	int room = reg_room(r);
+
+	if (room)
+		return reg_memory_fault(r, room, f);
+	for (unsigned i = 0; i < 2 * r->job->node->n_devices + r->job->rec->world_size; i++) {
+		unsigned d = i / 2, rank = i - 2 * r->job->node->n_devices;
+		int e;
+
+		if (d >= r->job->node->n_devices)
+			e = reg_slab(r, job_device_of(r->job, rank), r->ranks[rank].bytes,
+				     &r->ranks[rank].slab);
+		else
+			e = i % 2 ? reg_slab(r, d, r->on[d].other_bytes, &r->on[d].other)
+				  : reg_slab(r, d, r->on[d].params_bytes, &r->on[d].params);
+		later = later || e == SLAB_E_LATER;
+		if (e && e != SLAB_E_LATER)
+			return reg_memory_fault(r, e, f);
+	}
+	if (later)
+		reg_put_back(r, true);
+	return later ? JOB_E_LATER : 0;
+}
+
+/* Cut the next @bytes off @slab at *@at. */
+static struct region cut(struct slab *slab, uint64_t *at, uint64_t bytes)
+{
+	struct region r = { slab, *at, bytes };
+
+	*at += bytes;
+	CHECK(*at <= slab->bytes);
+	return r;
+}
+
+/* Memory for one part of a new unit, in the record and in the unit. */
+static int place(struct unit *u, struct registration *r, struct unit_part *p)
+{
+	uint64_t bytes = unit_array_bytes(&u->layout, u->spread);
+	unsigned states = unit_state_arrays(u->rec), d = p->device->index;
+	state_part *rec = state_unit_add_part(u->rec);
+
+	if (!rec)
+		return -ENOMEM;
+	p->params =
+		cut(r->on[d].params, &r->on[d].params_at, unit_params_bytes(&u->layout, u->spread));
+	if (state_region_set(&rec->params, &p->params) < 0)
+		return -ENOMEM;
+	if (!bytes) /* all of it is frozen */
+		return 0;
+	if (!unit_pools_gradient(u->rec))
+		p->grads = cut(r->on[d].other, &r->on[d].other_at, bytes);
+	if (states > 0)
+		p->state1 = cut(r->on[d].other, &r->on[d].other_at, bytes);
+	if (states > 1)
+		p->state2 = cut(r->on[d].other, &r->on[d].other_at, bytes);
+	if (states > 2)
+		p->state3 = cut(r->on[d].other, &r->on[d].other_at, bytes);
+	if ((p->grads.slab && state_region_set(&rec->grads, &p->grads) < 0) ||
+	    (states > 0 && state_region_set(&rec->state1, &p->state1) < 0) ||
+	    (states > 1 && state_region_set(&rec->state2, &p->state2) < 0) ||
+	    (states > 2 && state_region_set(&rec->state3, &p->state3) < 0))
+		return -ENOMEM;
+	return 0;
+}
+
+static int place_all(struct unit *u, struct registration *r)
+{
+	for (unsigned d = 0; d < u->n_parts; d++)
+		if (place(u, r, &u->parts[d]) < 0)
+			return -ENOMEM;
+	return 0;
+}
+
+/* Each rank's buffers, in the record and in the unit. */
+static int place_buffers(struct unit *u, struct registration *r)
+{
+	const state_group *g = r->job->groups[u->rec->group]->rec;
+	uint64_t bytes = unit_buffers_bytes(u->rec);
+
+	if (!bytes)
+		return 0;
+	u->buffers = calloc(g->n_ranks, sizeof(*u->buffers));
+	if (!u->buffers)
+		return -ENOMEM;
+	for (size_t i = 0; i < g->n_ranks; i++) {
+		uint32_t rank = g->ranks[i];
+
+		u->buffers[i] = cut(r->ranks[rank].slab, &r->ranks[rank].at, bytes);
+		if (state_unit_add_buffer_region(u->rec, &u->buffers[i]) < 0)
+			return -ENOMEM;
+	}
+	return 0;
+}
+
+/* Append one unit with its record and name. On failure nothing of it is left. */
+static int add_unit(struct registration *r, size_t i)
+{
+	struct job *job = r->job;
+	const struct group *g = job->groups[r->specs[i]->group];
+	struct unit *u = NULL;
+
+	if (unit_new(job->n_units + 1, r->specs[i], &r->layouts[i], g->devices, g->n_devices, &u) <
+	    0)
+		return -ENOMEM;
+	if (place_all(u, r) < 0 || place_buffers(u, r) < 0 ||
+	    htab_add(&job->unit_names, r->specs[i]->name, u) < 0) {
+		unit_free(u);
+		return -ENOMEM;
+	}
+	if (state_job_add_unit(job->rec, r->specs[i]) < 0) {
+		htab_remove(&job->unit_names, r->specs[i]->name);
+		unit_free(u);
+		return -ENOMEM;
+	}
+	job->units[job->n_units++] = u;
+	r->ids[i] = u->id;
+	return 0;
+}
+
+/* Give the units from @first on back to the caller's specs. */
+static void undo_units(struct registration *r, uint32_t first)
+{
+	struct job *job = r->job;
+
+	while (job->n_units > first) {
+		struct unit *u = job->units[--job->n_units];
+
+		htab_remove(&job->unit_names, u->rec->name);
+		job->rec->n_units--;
+		unit_free(u);
+	}
+}
+
+/* Into the job and its record. */
+static int enter_slabs(struct registration *r)
+{
+	struct job *job = r->job;
+	_cleanup_(freep) struct slab **all =
+		calloc(2 * NODE_MAX_DEVICES + job->rec->world_size, sizeof(*all));
+	size_t n = 0;
+
+	if (!all)
+		return -ENOMEM;
+	for (unsigned d = 0; d < job->node->n_devices; d++) {
+		if (r->on[d].params)
+			all[n++] = r->on[d].params;
+		if (r->on[d].other)
+			all[n++] = r->on[d].other;
+	}
+	for (uint32_t i = 0; i < job->rec->world_size; i++)
+		if (r->ranks[i].slab)
+			all[n++] = r->ranks[i].slab;
+	return job_add_slabs(job, all, n);
+}
+
+/* They are their ranks' own to write. */
+static void open_buffers(struct registration *r)
+{
+	for (uint32_t i = 0; i < r->job->rec->world_size; i++) {
+		struct slab *s = r->ranks[i].slab;
+
+		if (s) {
+			s->writable = true;
+			s->owner_rank = (int)i;
+		}
+	}
+}
+
+static int reg_build(struct registration *r, struct fault *f)
+{
+	struct job *job = r->job;
+	uint32_t first = job->n_units;
+	int e = 0;
+
+	CHECK(first == r->before); /* one registration of a job at a time */
+
+	if (job_units_grow(job, r->n_new) < 0)
+		return fault_errno(f, -ENOMEM, "registering units");
+	for (size_t i = 0; e == 0 && i < r->n; i++)
+		if (!r->ids[i])
+			e = add_unit(r, i);
+	if (e == 0 && r->aliases && job_units_resolve_aliases(job, first, f))
+		e = -ENOMEM; /* all else was checked */
+	if (e == 0)
+		e = enter_slabs(r);
+	if (e < 0) {
+		undo_units(r, first);
+		return fault_errno(f, -ENOMEM, "registering units");
+	}
+	open_buffers(r);
+	return 0;
+}
+
+/* The specs of new units belong to the job now. */
+static void take_specs(struct registration *r, uint32_t first)
+{
+	for (size_t i = 0; i < r->n; i++)
+		if (r->ids[i] > first)
+			r->specs[i] = NULL;
+}
+
+static int reg_run(struct registration *r, struct fault *f)
+{
+	int e = reg_check_all(r, f);
+
+	if (e || !r->n_new)
+		return e;
+	reg_sum(r);
+	e = reg_memory(r, f);
+	if (e)
+		return e;
+	(void)reg_build(r, f);
+	reg_put_back(r, false); /* the job has references of its own, if it took them */
+	return (int)f->code;
+}
+
+int registration_new(struct job *job, state_unit **specs, size_t n, uint32_t *ids,
+		     struct registration **ret)
+{
+	struct registration *r = calloc(1, sizeof(*r));
+
+	if (!r)
+		return -ENOMEM;
+	*r = (struct registration){
+		.job = job, .specs = specs, .n = n, .ids = ids, .before = job->n_units
+	};
+	for (size_t i = 0; i < n; i++)
+		ids[i] = 0;
+	r->layouts = calloc(n ? n : 1, sizeof(*r->layouts));
+	r->ranks = calloc(job->rec->world_size, sizeof(*r->ranks));
+	if (r->layouts && r->ranks) {
+		*ret = r;
+		return 0;
+	}
+	registration_free(r);
+	return -ENOMEM;
+}
+
+int registration_check(struct registration *r, size_t tensors, struct fault *f)
+{
+	size_t seen = 0;
+
+	while (r->checked < r->n && seen < tensors) {
+		int e = reg_check_unit(r, r->checked, f);
+
+		r->later = r->later || e == JOB_E_LATER;
+		if (f->code)
+			return (int)f->code;
+		seen += 1 + r->specs[r->checked++]->n_tensors;
+	}
+	return r->checked < r->n ? REGISTRATION_E_MORE : 0;
+}
+
+int registration_build(struct registration *r, uint64_t *ret_charged, struct fault *f)
+{
+	struct job *job = r->job;
+	uint64_t before = job->quota.used - job_spare_bytes(job);
+	int e = reg_run(r, f);
+
+	CHECK(r->checked == r->n);
+	if (e && e != JOB_E_LATER)
+		job_drop_spare(job);
+	if (e)
+		return e;
+	take_specs(r, r->before);
+	*ret_charged = job->quota.used - before;
+	return 0;
+}
+
+void registration_free(struct registration *r)
+{
+	if (!r)
+		return;
+	free(r->layouts);
+	free(r->ranks);
+	free(r);
+}
+
+int job_register(struct job *job, state_unit **specs, size_t n, uint32_t *ret_ids,
+		 uint64_t *ret_charged, struct fault *f)
+{
+	struct registration *r = NULL;
+	int e;
+
+	if (registration_new(job, specs, n, ret_ids, &r) < 0) {
+		job_drop_spare(job);
+		return fault_errno(f, -ENOMEM, "registering units");
+	}
+	do
+		e = registration_check(r, SIZE_MAX, f);
+	while (e == REGISTRATION_E_MORE);
+	if (e == 0)
+		e = registration_build(r, ret_charged, f);
+	else
+		job_drop_spare(job);
+	registration_free(r);
+	return e;
+}

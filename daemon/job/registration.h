@@ -1,0 +1,29 @@
+/*
+ * Registering units, a whole model at once: all of them or none. The look at each of them can
+ * be cut into pieces, with turns of the loop in between, in which nothing of the job shows
+ * them; then all are built in one go. One at a time in a job (CHECKed). Loop thread only.
+ */
+#ifndef SHARDD_JOB_REGISTRATION_H
+#define SHARDD_JOB_REGISTRATION_H
+
+#include "job/job.h"
+
+struct registration;
+
+/* As job_register, but nothing is done yet. @specs, @ids: the caller's, until it is freed.
+ * Return: 0 or -ENOMEM. */
+int registration_new(struct job *job, state_unit **specs, size_t n, uint32_t *ids,
+		     struct registration **ret);
+
+/* Look at further units, until they had @tensors. Return: 0 (that was the last one),
+ * REGISTRATION_E_MORE, or a fault. */
+enum { REGISTRATION_E_MORE = -1 };
+int registration_check(struct registration *r, size_t tensors, struct fault *f);
+
+/* After the last one: make the new ones. Return: as job_register. */
+int registration_build(struct registration *r, uint64_t *ret_charged, struct fault *f);
+
+/* NULL is allowed. */
+void registration_free(struct registration *r);
+
+#endif
