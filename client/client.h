@@ -33,7 +33,8 @@ struct client_number {
 
 struct shardd_client {
 	uint32_t magic;
-	pid_t pid; /* whoever connected: a child after fork is turned away */
+	pid_t pid;            /* whoever connected: a child after fork is turned away */
+	const uint32_t *here; /* 1 in that process, 0 in a child; NULL: ask for the pid */
 	struct rpc_client *rpc;
 	struct ring *ring;                            /* NULL: all goes over gRPC */
 	struct client_number numbers[CLIENT_NUMBERS]; /* under @order */

@@ -280,7 +280,9 @@ static int wait_claimed(struct shardd_client *c, shardd_ticket t, struct ticket 
 		tickets_release(&c->tickets, ticket);
 		return not_yet(err);
 	}
-	tickets_answered(&c->tickets, ticket);
+	if (ticket->op->result ||
+	    atomic_load(&c->streams)) /* taking it may last; else its end says it */
+		tickets_answered(&c->tickets, ticket);
 	r = take_result(c, ticket, timeout_ms, ret, err);
 	if (ticket->reply && error_is_again(r, err))
 		tickets_release(&c->tickets, ticket);
@@ -317,7 +319,7 @@ static int wait_ticket(struct shardd_client *c, shardd_ticket t, int timeout_ms,
 int shardd_poll(shardd_client *c, shardd_ticket t, struct shardd_result *ret,
 		struct shardd_error *err)
 {
-	struct shardd_error e = { 0 };
+	struct shardd_error e; /* set where r is negative */
 	struct shardd_result result;
 	int r = wait_ticket(c, t, 0, &result, &e);
 
@@ -333,7 +335,7 @@ int shardd_poll(shardd_client *c, shardd_ticket t, struct shardd_result *ret,
 int shardd_wait(shardd_client *c, shardd_ticket t, int timeout_ms, struct shardd_result *ret,
 		struct shardd_error *err)
 {
-	struct shardd_error e = { 0 };
+	struct shardd_error e; /* set where r is negative */
 	struct shardd_result result;
 	int r = wait_ticket(c, t, timeout_ms < 0 ? -1 : timeout_ms, &result, &e);
 

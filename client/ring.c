@@ -46,6 +46,7 @@ struct ring {
 
 	pthread_mutex_t lock; /* over all below */
 	uint32_t sq_tail, cq_head;
+	uint32_t sq_head;            /* as last seen */
 	struct ring_pending **slots; /* by tag; NULL: free */
 	uint32_t *free_slots;
 	uint32_t n_free;
@@ -57,13 +58,11 @@ struct ring {
 
 /* ------------------------------------------------------------------ submission */
 
-/* @published: the index that was moved. */
-static void wake_daemon(struct ring *r, _Atomic uint32_t *published)
+/* Behind the barrier of what was published. */
+static void wake_daemon(struct ring *r)
 {
 	const uint64_t one = 1;
 
-	/* between that and daemon_sleeps, as the daemon has one between the same two */
-	ring_barrier(published);
 	if (atomic_load_explicit(&r->shared->daemon_sleeps, memory_order_seq_cst) &&
 	    atomic_exchange_explicit(&r->shared->daemon_sleeps, 0, memory_order_relaxed))
 		while (write(r->event_fd, &one, sizeof(one)) < 0 && errno == EINTR)
@@ -98,16 +97,17 @@ static void put(struct ring *r, uint16_t op, const ProtobufCMessage *request, ui
 						? e->data
 						: r->sq_long + (size_t)i * RING_LONG_BYTES);
 	r->sq_tail++;
-	/* with the daemon's acquire of sq_tail: the entry is there */
-	atomic_store_explicit(&r->shared->sq_tail, r->sq_tail, memory_order_release);
+	/* with the daemon's acquire of sq_tail: the entry is there; and a barrier before
+	 * daemon_sleeps is looked at, as the daemon has one between the same two */
+	ring_publish(&r->shared->sq_tail, r->sq_tail);
 }
 
-static bool has_room(const struct ring *r)
+static bool has_room(struct ring *r)
 {
-	/* with the daemon's release of sq_head: it has read those entries */
-	uint32_t head = atomic_load_explicit(&r->shared->sq_head, memory_order_acquire);
-
-	return r->n_free > 0 && r->sq_tail - head < r->entries;
+	if (r->sq_tail - r->sq_head == r->entries)
+		/* with the daemon's release of sq_head: it has read those entries */
+		r->sq_head = atomic_load_explicit(&r->shared->sq_head, memory_order_acquire);
+	return r->n_free > 0 && r->sq_tail - r->sq_head < r->entries;
 }
 
 /* ------------------------------------------------------------------ completions */
@@ -131,7 +131,8 @@ static void take_message(struct ring_pending *p, const struct ring_entry *e, con
 	}
 	if (to)
 		memcpy(to, e->bytes > RING_SHORT_BYTES ? longer : e->data, e->bytes);
-	p->done = true;
+	/* with the acquire of whoever waits without the lock: all of it is there */
+	atomic_store_explicit(&p->done, true, memory_order_release);
 }
 
 static void take(struct ring *r)
@@ -148,7 +149,7 @@ static void take(struct ring *r)
 	if (p == ABANDONED)
 		return;
 	take_message(p, e, r->cq_long + (size_t)i * RING_LONG_BYTES);
-	wake_waiters(r, p);
+	wake_waiters(r, p); /* @p may be gone: only its address is looked at */
 }
 
 static bool is_there(const struct ring *r)
@@ -167,12 +168,12 @@ static void take_all(struct ring *r)
 		return;
 	while (r->cq_head != tail)
 		take(r);
-	/* with the daemon's acquire of cq_head: it may write there again */
-	atomic_store_explicit(&r->shared->cq_head, r->cq_head, memory_order_release);
+	/* with the daemon's acquire of cq_head: it may write there again; and a barrier, as above */
+	ring_publish(&r->shared->cq_head, r->cq_head);
 	/* it may have stopped taking, for want of room */
 	blocked = atomic_load_explicit(&r->shared->sq_head, memory_order_relaxed) != r->sq_tail;
 	if (blocked)
-		wake_daemon(r, &r->shared->cq_head);
+		wake_daemon(r);
 }
 
 int ring_start(struct ring *r, uint16_t op, const ProtobufCMessage *request, const char *method,
@@ -183,13 +184,15 @@ int ring_start(struct ring *r, uint16_t op, const ProtobufCMessage *request, con
 
 	if (bytes > RING_LONG_BYTES)
 		return RING_E_TOO_LONG;
-	*p = (struct ring_pending){ .ring = r,
-				    .method = method,
-				    .reply = reply,
-				    .timeout_ms = timeout_ms,
-				    .deadline_us = timeout_ms
-							   ? clock_now_us() + timeout_ms * 1000ull
-							   : 0 };
+	/* field by field: its data need not be cleared */
+	p->ring = r;
+	p->method = method;
+	p->reply = reply;
+	p->timeout_ms = timeout_ms;
+	p->deadline_us = timeout_ms ? clock_now_us() + timeout_ms * 1000ull : 0;
+	atomic_init(&p->done, false);
+	atomic_init(&p->lost, false);
+	p->longer = NULL;
 	pthread_mutex_lock(&r->lock);
 	if (!has_room(r) && !r->looking) /* of those that nobody waits for any more */
 		take_all(r);
@@ -206,7 +209,7 @@ int ring_start(struct ring *r, uint16_t op, const ProtobufCMessage *request, con
 	}
 	pthread_mutex_unlock(&r->lock);
 	if (rc == 0)
-		wake_daemon(r, &r->shared->sq_tail);
+		wake_daemon(r);
 	return rc;
 }
 
@@ -262,9 +265,15 @@ static void lose(struct ring *r)
 	wake_waiters(r, NULL);
 }
 
+static bool is_done(const struct ring_pending *p)
+{
+	/* with take_message's release */
+	return atomic_load_explicit(&p->done, memory_order_acquire);
+}
+
 static bool has_ended(const struct ring_pending *p)
 {
-	return p->done || p->lost;
+	return is_done(p) || atomic_load_explicit(&p->lost, memory_order_acquire);
 }
 
 /* Without sleeping; who never does sees here that the daemon is gone. Lock held. */
@@ -338,12 +347,12 @@ static bool is_late(const struct ring_pending *p)
 bool ring_pending_wait(struct ring_pending *p, int timeout_ms)
 {
 	struct ring *r = p->ring;
-	uint64_t until =
-		timeout_ms < 0 ? UINT64_MAX : clock_now_us() + (uint64_t)timeout_ms * 1000u;
+	uint64_t until;
 	bool ended;
 
-	if (!r)
+	if (!r || has_ended(p)) /* often with one that was waited for before */
 		return true;
+	until = timeout_ms < 0 ? UINT64_MAX : clock_now_us() + (uint64_t)timeout_ms * 1000u;
 	if (p->deadline_us && p->deadline_us < until)
 		until = p->deadline_us;
 	pthread_mutex_lock(&r->lock);
@@ -383,11 +392,11 @@ int ring_pending_result(struct ring_pending *p, ProtobufCMessage **ret, struct s
 	const uint8_t *data = p->longer ? p->longer : p->data;
 	ProtobufCMessage *msg;
 
-	if (!p->done && p->lost)
+	if (!is_done(p) && p->lost)
 		return error_set(err, SHARDD_UNAVAILABLE, NULL,
 				 "the daemon at %s closed the connection: %s was not answered",
 				 p->ring->path, p->method);
-	if (!p->done)
+	if (!is_done(p))
 		return error_set(err, SHARDD_DEADLINE_EXCEEDED, NULL,
 				 "%s was not answered within %u ms", p->method, p->timeout_ms);
 	if (p->bytes > RING_SHORT_BYTES && !p->longer)
@@ -411,9 +420,9 @@ void ring_pending_free(struct ring_pending *p)
 {
 	struct ring *r = STEAL_PTR(p->ring);
 
-	if (r) {
+	if (r && !is_done(p)) {
 		pthread_mutex_lock(&r->lock);
-		if (!p->done)
+		if (!is_done(p))
 			r->slots[p->slot] = ABANDONED;
 		pthread_mutex_unlock(&r->lock);
 	}

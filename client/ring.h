@@ -10,6 +10,7 @@
 #define SHARDD_CLIENT_RING_H
 
 #include <protobuf-c/protobuf-c.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -27,8 +28,8 @@ struct ring_pending {
 	uint32_t slot;
 	uint32_t timeout_ms;
 	uint64_t deadline_us; /* the daemon should have answered by then; 0: none */
-	bool done;
-	bool lost; /* it will never be answered */
+	atomic_bool done;     /* all below is there */
+	atomic_bool lost;     /* it will never be answered */
 	uint16_t code;
 	uint32_t bytes;
 	uint8_t data[RING_SHORT_BYTES];

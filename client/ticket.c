@@ -9,6 +9,7 @@
 #define SLOT_BITS 24u
 #define SLOT_MAX  (1u << SLOT_BITS)
 #define USES_MAX  (UINT64_MAX >> SLOT_BITS)
+#define SPARE_MAX 256u
 
 void tickets_init(struct tickets *t)
 {
@@ -28,14 +29,21 @@ int ticket_result(struct ticket *ticket, ProtobufCMessage **ret, struct shardd_e
 			       : ring_pending_result(&ticket->ring, ret, err);
 }
 
+/* Let go of what it has. */
+static void ticket_clear(struct ticket *ticket)
+{
+	if (ticket->reply)
+		protobuf_c_message_free_unpacked(STEAL_PTR(ticket->reply), NULL);
+	if (ticket->pending)
+		rpc_pending_free(STEAL_PTR(ticket->pending));
+	ring_pending_free(&ticket->ring);
+}
+
 static void ticket_free(struct ticket *ticket)
 {
 	if (!ticket)
 		return;
-	if (ticket->reply)
-		protobuf_c_message_free_unpacked(ticket->reply, NULL);
-	rpc_pending_free(ticket->pending);
-	ring_pending_free(&ticket->ring);
+	ticket_clear(ticket);
 	free(ticket);
 }
 
@@ -43,6 +51,13 @@ void tickets_deinit(struct tickets *t)
 {
 	for (uint32_t i = 0; i < t->count; i++)
 		ticket_free(STEAL_PTR(t->slots[i].ticket));
+	while (t->spare) {
+		struct ticket *x = t->spare;
+
+		t->spare = x->next;
+		free(x);
+	}
+	t->n_spare = 0;
 	free(STEAL_PTR(t->slots));
 	t->count = 0;
 	t->room = 0;
@@ -116,23 +131,50 @@ static int add(struct tickets *t, struct ticket *x, uint32_t limit, uint64_t *re
 	return 0;
 }
 
+/* A cleared one, or NULL without memory. */
+static struct ticket *take_spare(struct tickets *t)
+{
+	struct ticket *x = t->spare;
+
+	if (!x)
+		return calloc(1, sizeof(*x));
+	t->spare = x->next;
+	t->n_spare--;
+	x->stream = (struct stream_ref){ 0 };
+	x->out = NULL;
+	x->answered = false;
+	return x;
+}
+
+static void give_spare(struct tickets *t, struct ticket *x)
+{
+	if (t->n_spare == SPARE_MAX) {
+		free(x);
+		return;
+	}
+	x->next = t->spare;
+	t->spare = x;
+	t->n_spare++;
+}
+
 int tickets_add(struct tickets *t, const struct op *op, uint32_t limit, struct ticket **ret,
 		uint64_t *ret_id)
 {
-	struct ticket *x = calloc(1, sizeof(*x));
-	int r;
+	struct ticket *x;
+	int r = -ENOMEM;
 
-	if (!x)
-		return -ENOMEM;
-	x->op = op;
-	x->claimed = true;
 	pthread_mutex_lock(&t->lock);
-	r = add(t, x, limit, ret_id);
+	x = take_spare(t);
+	if (x) {
+		x->op = op;
+		atomic_init(&x->claimed, true);
+		r = add(t, x, limit, ret_id);
+		if (r)
+			give_spare(t, x);
+	}
 	pthread_mutex_unlock(&t->lock);
 	if (r == 0)
 		*ret = x;
-	else
-		free(x);
 	return r;
 }
 
@@ -156,10 +198,10 @@ int tickets_claim(struct tickets *t, uint64_t id, struct ticket **ret)
 
 void tickets_release(struct tickets *t, struct ticket *ticket)
 {
-	pthread_mutex_lock(&t->lock);
+	(void)t;
 	CHECK(ticket->claimed);
-	ticket->claimed = false;
-	pthread_mutex_unlock(&t->lock);
+	/* with the acquire of who claims it next: what this thread has noted in it */
+	atomic_store_explicit(&ticket->claimed, false, memory_order_release);
 }
 
 static void answered(struct tickets *t, struct ticket *ticket)
@@ -205,10 +247,11 @@ void tickets_end(struct tickets *t, uint64_t id)
 	CHECK(slot && slot->ticket->claimed);
 	ticket = STEAL_PTR(slot->ticket);
 	answered(t, ticket);
+	ticket_clear(ticket);
+	give_spare(t, ticket);
 	if (slot->uses < USES_MAX) {
 		slot->next_free = t->first_free;
 		t->first_free = slot_of(id);
 	}
 	pthread_mutex_unlock(&t->lock);
-	ticket_free(ticket);
 }

@@ -9,6 +9,7 @@
 #define SHARDD_CLIENT_TICKET_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -26,8 +27,9 @@ struct ticket {
 	ProtobufCMessage *reply;  /* owned; taken already, its memory is not mapped yet */
 	struct stream_ref stream; /* that it was submitted on */
 	void *out;                /* (optional) of op->out; the waiter's */
-	bool claimed;
-	bool answered; /* no longer one of the daemon's unanswered ops */
+	struct ticket *next;      /* in tickets.spare */
+	atomic_bool claimed;      /* set under the lock */
+	bool answered;            /* no longer one of the daemon's unanswered ops */
 };
 
 /* As rpc_pending_wait and rpc_pending_result, whichever way it was sent. */
@@ -46,7 +48,9 @@ struct tickets {
 	uint32_t count; /* of slots */
 	uint32_t room;
 	uint32_t first_free;
-	uint32_t unanswered; /* of the tickets in the table */
+	uint32_t unanswered;  /* of the tickets in the table */
+	struct ticket *spare; /* ended ones, to be used again; owned */
+	uint32_t n_spare;
 };
 
 #define TICKET_NO_SLOT UINT32_MAX
@@ -81,7 +85,7 @@ void tickets_answered(struct tickets *t, struct ticket *ticket);
 /* Has the op of ticket @id been answered, or its ticket ended? Never blocks. */
 bool tickets_is_answered(struct tickets *t, uint64_t id);
 
-/* End a claimed ticket: free it. */
+/* End a claimed ticket: it is gone. */
 void tickets_end(struct tickets *t, uint64_t id);
 
 #endif

@@ -89,6 +89,12 @@ static inline void ring_barrier(_Atomic uint32_t *index)
 	atomic_fetch_add_explicit(index, 0, memory_order_seq_cst);
 }
 
+/* Publish an index, with that barrier behind it, in one. */
+static inline void ring_publish(_Atomic uint32_t *index, uint32_t value)
+{
+	atomic_exchange_explicit(index, value, memory_order_seq_cst);
+}
+
 /* Between two looks at memory that another core writes. */
 static inline void ring_pause(void)
 {
