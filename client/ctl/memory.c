@@ -165,7 +165,7 @@ static int print_holders(struct ctl *ctl, Shardd__V1__StatusReply *s)
 	static const struct table_column columns[] = {
 		{ "SESSION", true },        { "PID", true },  { "CLIENT", false },
 		{ "JOB", false },           { "RANK", true }, { "HOLDS", true },
-		{ "GATHERED UNITS", true },
+		{ "GATHERED UNITS", true }, { "RING", true },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 
@@ -184,6 +184,7 @@ static int print_holders(struct ctl *ctl, Shardd__V1__StatusReply *s)
 			table_cell(t, "%d", x->rank);
 		table_cell(t, "%s", format_bytes(x->held_bytes).text);
 		table_cell(t, "%llu", (unsigned long long)gathered(s, x->session));
+		table_cell(t, "%s", format_bytes(x->ring ? x->ring->bytes : 0).text);
 	}
 	return ctl_print_table(ctl, "Held by sessions", t);
 }
@@ -212,12 +213,12 @@ static void pick_each(json_t *from, const char *key, const char *const *keys, si
 
 static json_t *memory_json(const Shardd__V1__StatusReply *s)
 {
-	static const char *const whole[] = { "devices", "slabs" };
+	static const char *const whole[] = { "devices", "slabs", "ring_bytes" };
 	static const char *const job[] = { "name",       "quota_bytes",       "used_bytes",
 					   "peak_bytes", "quarantined_bytes", "classes",
 					   "memory" };
-	static const char *const session[] = { "session", "pid",  "client_name",
-					       "job",     "rank", "held_bytes" };
+	static const char *const session[] = { "session", "pid",        "client_name", "job",
+					       "rank",    "held_bytes", "ring" };
 	_cleanup_(json_freep) json_t *all = json_from_message(&s->base);
 	json_t *to;
 

@@ -22,6 +22,34 @@ static void session_row(struct table *t, const Shardd__V1__SessionStatus *s)
 	table_cell(t, "%s", s->local_channel ? "yes" : "no");
 }
 
+static int print_rings(struct ctl *ctl, const Shardd__V1__StatusReply *s)
+{
+	static const struct table_column columns[] = {
+		{ "RING OF", true }, { "SUBMITTED", true }, { "COMPLETED", true },
+		{ "WAKES", true },   { "SAVED", true },     { "WOKEN", true },
+		{ "FULL", true },    { "MEMORY", true },
+	};
+	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
+
+	for (size_t i = 0; t && i < s->n_sessions; i++) {
+		const Shardd__V1__RingStatus *r = s->sessions[i]->ring;
+
+		if (!r)
+			continue;
+		table_cell(t, "%llu", (unsigned long long)s->sessions[i]->session);
+		table_cell(t, "%llu", (unsigned long long)r->submissions);
+		table_cell(t, "%llu", (unsigned long long)r->completions);
+		table_cell(t, "%llu", (unsigned long long)r->wakes);
+		table_cell(t, "%llu", (unsigned long long)(r->completions - r->wakes));
+		table_cell(t, "%llu", (unsigned long long)r->woken);
+		table_cell(t, "%llu", (unsigned long long)r->full);
+		table_cell(t, "%s", format_bytes(r->bytes).text);
+	}
+	if (t && !table_rows(t))
+		return CTL_OK;
+	return ctl_print_table(ctl, "Rings", t);
+}
+
 int ctl_sessions(struct ctl *ctl, int argc, char **argv)
 {
 	static const struct table_column columns[] = {
@@ -47,5 +75,6 @@ int ctl_sessions(struct ctl *ctl, int argc, char **argv)
 	t = table_new(columns, ARRAY_SIZE(columns));
 	for (size_t i = 0; t && i < s->n_sessions; i++)
 		session_row(t, s->sessions[i]);
-	return ctl_print_table(ctl, NULL, t);
+	r = ctl_print_table(ctl, NULL, t);
+	return r == CTL_OK ? print_rings(ctl, s) : r;
 }

@@ -20,6 +20,7 @@ struct ring {
 	struct list calls; /* of struct ring_call: submissions whose ops are under way */
 	bool taking;       /* its submissions, just now */
 	uint64_t last_us;  /* when something was there */
+	uint64_t n_woken;  /* by its eventfd */
 	bool broken;       /* nothing is taken any more: its session is about to end */
 };
 

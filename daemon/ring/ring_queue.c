@@ -62,6 +62,7 @@ static bool wake(struct ring_queue *q)
 	if (!atomic_load_explicit(&q->shared->client_sleeps, memory_order_seq_cst))
 		return false;
 	atomic_store_explicit(&q->shared->client_sleeps, 0, memory_order_relaxed);
+	q->n_wakes++;
 	syscall(SYS_futex, &q->shared->client_sleeps, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 	return true;
 }
@@ -101,6 +102,7 @@ int ring_queue_ready(struct ring_queue *q)
 	if (n > q->entries || kept < 0)
 		return -RING_E_BROKEN;
 	left = (int)(q->entries - q->unanswered) - kept;
+	q->n_full += (int)n > left;
 	return (int)n < left ? (int)n : left;
 }
 
@@ -121,6 +123,7 @@ int ring_queue_take(struct ring_queue *q, struct ring_submission *ret)
 	else
 		memcpy(ret->data, q->sq_long + (size_t)i * RING_LONG_BYTES, e.bytes);
 	q->sq_head++;
+	q->n_taken++;
 	q->unanswered++;
 	return 0;
 }
@@ -148,6 +151,7 @@ void ring_queue_post(struct ring_queue *q, uint64_t tag, uint16_t code, const vo
 		       data, bytes);
 	q->unanswered--;
 	q->cq_tail++;
+	q->n_posted++;
 	q->posted = true;
 	/* with the client's acquire of cq_tail: the entry is there */
 	atomic_store_explicit(&q->shared->cq_tail, q->cq_tail, memory_order_release);

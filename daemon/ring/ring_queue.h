@@ -22,6 +22,8 @@ struct ring_queue {
 	uint32_t cq_head;    /* as last seen */
 	uint32_t unanswered; /* taken, not posted yet */
 	bool posted;         /* since the client was last woken */
+	uint64_t n_taken, n_posted, n_wakes;
+	uint64_t n_full; /* times there was less room for completions than submissions */
 };
 
 /* A submission, by itself: nothing of it is in shared memory any more. */

@@ -151,6 +151,7 @@ static void on_event(uv_poll_t *poll, int status, int events)
 	(void)events;
 	MAGIC_CHECK(r, RING_STRUCT_MAGIC);
 	(void)!clear_event(r->event_fd);
+	r->n_woken++;
 	heat(r);
 }
 
@@ -194,6 +195,7 @@ static void close_ring(struct session *s)
 	list_unlink(&r->hot);
 	list_unlink(&r->news);
 	r->rings->count--;
+	quota_return(&r->rings->account, MEM_CONTROL, r->q.bytes);
 	ring_queue_deinit(&r->q);
 	r->magic = 0;
 	r->session = NULL;
@@ -245,6 +247,7 @@ static int open_ring(struct rings *rings, struct session *s, int *ret_fd)
 	if (rc)
 		return rc;
 	uv_poll_start(&r->poll, UV_READABLE, on_event);
+	CHECK(quota_charge(&rings->account, MEM_CONTROL, r->q.bytes) == 0); /* it has no limit */
 	list_append(&rings->all, &r->link);
 	rings->count++;
 	s->ring = r;
@@ -275,6 +278,25 @@ static int get(struct session *s, uint32_t part, int *ret_fd, uint64_t *ret_byte
 	return 0;
 }
 
+static void info(const struct session *s, struct session_ring_info *ret)
+{
+	const struct ring *r = s->ring;
+
+	*ret = (struct session_ring_info){ .bytes = r->q.bytes,
+					   .submissions = r->q.n_taken,
+					   .completions = r->q.n_posted,
+					   .wakes = r->q.n_wakes,
+					   .woken = r->n_woken,
+					   .full = r->q.n_full };
+}
+
+static uint64_t bytes_of_all(const struct sessions *s)
+{
+	const struct rings *rings = s->rings_data;
+
+	return rings->account.used;
+}
+
 /* ------------------------------------------------------------------ all of them */
 
 static uint32_t count_cores(void)
@@ -287,13 +309,14 @@ static uint32_t count_cores(void)
 void rings_init(struct rings *r, uv_loop_t *loop, struct sessions *s, uint32_t max_ops,
 		uint32_t spin_us)
 {
-	static const struct session_rings ops = { get, catch_up, close_ring };
+	static const struct session_rings ops = { get, catch_up, close_ring, info, bytes_of_all };
 
 	*r = (struct rings){ .loop = loop,
 			     .entries = ring_queue_entries(max_ops),
 			     .spin_us = spin_us,
 			     .cores = count_cores(),
 			     .open = true };
+	quota_init(&r->account, NULL, 0);
 	list_init(&r->all);
 	list_init(&r->hot);
 	list_init(&r->news);
@@ -327,7 +350,7 @@ void rings_close(struct rings *r)
 {
 	if (!r->open)
 		return;
-	CHECK(list_empty(&r->all));
+	CHECK(list_empty(&r->all) && !r->account.used);
 	r->open = false;
 	uv_close((uv_handle_t *)&r->prepare, NULL);
 	uv_close((uv_handle_t *)&r->idle, NULL);

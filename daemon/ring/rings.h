@@ -15,6 +15,7 @@
 #include <uv.h>
 
 #include "core/list.h"
+#include "core/quota.h"
 #include "session/session.h"
 
 struct ring;
@@ -26,6 +27,7 @@ struct rings {
 	uint32_t spin_now_us; /* 0 while cores are scarce */
 	uint32_t cores;
 	uint32_t count;
+	struct quota account; /* of their memory: the daemon's own, for sessions may be in no job */
 	struct list all;
 	struct list hot;  /* to be looked at */
 	struct list news; /* whose clients may have to be woken */

@@ -345,6 +345,23 @@ static bool session_visible(const struct scope *scope, const struct session *s)
 	return !*scope->job || (s->member && strcmp(s->member->job->rec->name, scope->job) == 0);
 }
 
+static void fill_ring(struct arena *a, const struct session *s, Shardd__V1__SessionStatus *r)
+{
+	struct session_ring_info info;
+	Shardd__V1__RingStatus **ring = s->ring ? MESSAGES(a, 1, RingStatus, ring_status) : NULL;
+
+	if (!ring)
+		return;
+	s->sessions->rings->info(s, &info);
+	r->ring = ring[0];
+	r->ring->bytes = info.bytes;
+	r->ring->submissions = info.submissions;
+	r->ring->completions = info.completions;
+	r->ring->wakes = info.wakes;
+	r->ring->woken = info.woken;
+	r->ring->full = info.full;
+}
+
 static void fill_session(struct arena *a, const struct session *s, Shardd__V1__SessionStatus *r)
 {
 	const struct member *m = s->member;
@@ -360,6 +377,7 @@ static void fill_session(struct arena *a, const struct session *s, Shardd__V1__S
 	r->ops_total = s->ops_total;
 	r->held_bytes = m ? m->pool.used : 0;
 	r->local_channel = !list_empty(&s->locals);
+	fill_ring(a, s, r);
 }
 
 static void fill_sessions(struct arena *a, struct sessions *sessions, const struct scope *scope,
@@ -488,6 +506,7 @@ static void get(struct rpc_call *call, const ProtobufCMessage *request, void *us
 	fill_sessions(&a, svc->sessions, &scope, &reply);
 	if (r->with_slabs)
 		fill_slabs(&a, svc->jobs, &scope, &reply);
+	reply.ring_bytes = svc->sessions->rings ? svc->sessions->rings->bytes(svc->sessions) : 0;
 	reply.connections = svc->connections(svc->userdata);
 	reply.open_descriptors = count_descriptors();
 	reply.log_dropped = log_dropped();

@@ -25,6 +25,7 @@
 struct local;
 struct ring;
 struct session;
+struct sessions;
 
 /* News for one that watches; embedded by the watcher, unlinked by it. */
 struct session_watch {
@@ -32,6 +33,15 @@ struct session_watch {
 	void (*fn)(struct session_watch *w, enum job_event_kind kind, uint64_t epoch,
 		   const char *text);
 	void (*ended)(struct session_watch *w); /* the session is gone */
+};
+
+/* What went over a ring, as status tells it. */
+struct session_ring_info {
+	uint64_t bytes; /* of its memory */
+	uint64_t submissions, completions;
+	uint64_t wakes; /* of the client */
+	uint64_t woken; /* of the daemon, by the client */
+	uint64_t full;  /* looks at submissions whose completions had no room */
 };
 
 /* How sessions have rings: ring/ is above. */
@@ -44,6 +54,10 @@ struct session_rings {
 	void (*catch_up)(struct session *s);
 	/* End it. It has one. */
 	void (*close)(struct session *s);
+	/* It has one. */
+	void (*info)(const struct session *s, struct session_ring_info *ret);
+	/* Memory of all of them. */
+	uint64_t (*bytes)(const struct sessions *s);
 };
 
 struct sessions {
