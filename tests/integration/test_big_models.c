@@ -73,7 +73,10 @@ static int same_trainer(const struct trainer *t)
 		TRAINER_CHECK(info.unit == some[k] + 1 && info.elements == some[k] + 1 &&
 			      info.shard_elements == shard);
 		alone = place_of(c, some[k] + 1);
-		TRAIN_SAME(&known, &alone, sizeof(known));
+		TRAINER_CHECK(known.unit == alone.unit && known.offset == alone.offset &&
+			      known.elements == alone.elements &&
+			      known.shard_offset == alone.shard_offset &&
+			      known.shard_elements == alone.shard_elements);
 		TRAINER_CHECK(known.shard_elements == (left < shard ? left : shard));
 	}
 	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
