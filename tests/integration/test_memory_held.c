@@ -395,6 +395,12 @@ static bool is_apart(const struct crew *w, const struct unit *u, bool defer)
 		       memory_array(memory_gradient(&u->is), memory_size(reduce_dtype(w)));
 }
 
+/* Nobody has the units gathered, and no norm is waited for: the reduction steps them. */
+static bool steps_itself(const struct crew *w)
+{
+	return w->s->like.optimizer.when == SHARDD_OPTIM_IN_BACKWARD && !w->s->clips;
+}
+
 static void reduce(struct crew *w, struct unit *u, bool defer)
 {
 	uint64_t part = memory_part(&u->is, false), size = memory_size(reduce_dtype(w));
@@ -407,7 +413,7 @@ static void reduce(struct crew *w, struct unit *u, bool defer)
 		EVERY(w, reduce_deferred, u->id);
 	else
 		EVERY(w, reduce, u->id);
-	if (w->s->like.optimizer.when > SHARDD_OPTIM_AT_STEP)
+	if (w->s->like.optimizer.when > SHARDD_OPTIM_AT_STEP && !steps_itself(w))
 		take_each(w, w->grads, u->grads, memory_array(part, 4));
 	take_each(w, w->scratch, beside[0], sums);
 	if (is_apart(w, u, defer) && !u->partials[0].there)
@@ -428,14 +434,11 @@ static void reduce(struct crew *w, struct unit *u, bool defer)
 
 static void reduce_all(struct crew *w, bool defer, const char *moment)
 {
-	bool stepped = w->s->like.optimizer.when == SHARDD_OPTIM_IN_BACKWARD && !w->s->clips;
-
 	for (unsigned i = 0; i < w->n_units; i++) {
 		reduce(w, &w->units[i], defer);
-		if (!stepped || defer)
+		if (!steps_itself(w) || defer)
 			continue;
 		give_each(w, w->full, w->units[i].copy);
-		give_each(w, w->grads, w->units[i].grads);
 		gather(w, &w->units[i]); /* which waits for the end of that */
 		TRAIN_OK(shardd_release(w->c[0], w->units[i].id, &train_err));
 	}
@@ -484,8 +487,6 @@ static void step(struct crew *w)
 		give_each(w, w->full, w->units[i].copy);
 		give_each(w, w->grads, w->units[i].grads);
 	}
-	for (unsigned d = 0; applies && d < w->devices; d++)
-		memory_trim(&w->grads[d]);
 	look(w, "stepped");
 }
 
@@ -772,6 +773,7 @@ Test(memory_held, replicated)
 		  .tensors = MODEL,
 		  .like = { .optimizer = WITH(SHARDD_ADAMW, SHARDD_OPTIM_AT_STEP),
 			    .compute_dtype = SHARDD_FP32,
+			    .gradient_dtype = SHARDD_FP16,
 			    .reduce_dtype = SHARDD_BF16,
 			    .reduce_profile = SHARDD_PROFILE_FSDP1_HOOK,
 			    .strategy = SHARDD_REPLICATE },

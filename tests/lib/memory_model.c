@@ -90,13 +90,6 @@ void memory_give(struct memory_pool *p, struct memory_piece *piece)
 		(p->slabs[s].n - i) * sizeof(p->slabs[s].pieces[0]));
 }
 
-/* Pieces name slabs by number, so only all of them can go. */
-void memory_trim(struct memory_pool *p)
-{
-	TRAINER_CHECK(p->used == 0);
-	*p = (struct memory_pool){ 0 };
-}
-
 /* ---------------------------------------------------------------------- units */
 
 uint32_t memory_shard_ranks(const struct memory_unit *u)

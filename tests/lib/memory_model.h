@@ -50,8 +50,6 @@ struct memory_piece {
 struct memory_piece memory_take(struct memory_pool *p, uint64_t bytes);
 /* Safe if it is not there. */
 void memory_give(struct memory_pool *p, struct memory_piece *piece);
-/* Slabs without a piece are given back. */
-void memory_trim(struct memory_pool *p);
 
 /* ---------------------------------------------------------------------- units */
 
