@@ -101,6 +101,7 @@ struct k_reduce {
 	enum dtype sum_dtype; /* not NONE */
 	struct k_factor post; /* on the sum */
 	bool accumulate;
+	bool stream; /* a hint, which changes no bit: out is larger than the caches */
 };
 
 /* Whether any rounding but that of fp32 is done in it: what the forms of it that are made

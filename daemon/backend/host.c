@@ -19,7 +19,8 @@ struct host {
 	struct backend backend; /* first */
 	struct unmapper unmapper;
 	struct workers *workers;
-	uint64_t used; /* bytes of all allocations */
+	uint64_t used;  /* bytes of all allocations */
+	uint64_t cache; /* of the last level, bytes; 0: not known */
 };
 
 static struct host *to_host(struct backend *b)
@@ -82,8 +83,19 @@ static int host_export(struct backend *b, struct backend_mem *mem, bool writable
 	return memfd_export(to_memfd(mem), writable, ret_fd);
 }
 
+/* What does not fit the caches anyway is written past them: a line need not be fetched before
+ * it is overwritten. Inputs of 16 bits gain nothing by that (docs/performance.md). */
+static void choose_stores(const struct host *h, struct kop *kop)
+{
+	if (kop->kind == KOP_REDUCE)
+		kop->reduce.stream = h->cache && kop->reduce.in_dtype == DTYPE_FP32 &&
+				     kop->n * sizeof(float) > h->cache;
+}
+
 static void host_submit(struct backend *b, struct backend_task *task)
 {
+	for (unsigned i = 0; i < task->n_kops; i++)
+		choose_stores(to_host(b), &task->kops[i]);
 	workers_submit(to_host(b)->workers, task);
 }
 
@@ -158,6 +170,7 @@ int backend_host_new(struct loopq *loopq, unsigned threads, uint64_t capacity, s
 		return r;
 	backend_init(&h->backend, &host_ops, loopq);
 	fill_info(&h->backend.info, &t, threads, capacity);
+	h->cache = t.cache;
 	r = start(h, &t);
 	if (r)
 		return r;

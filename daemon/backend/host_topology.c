@@ -115,6 +115,15 @@ static int keep_node_cpus(struct host_topology *t, hwloc_topology_t hw)
 	return 0;
 }
 
+static uint64_t last_level_cache(hwloc_topology_t hw)
+{
+	hwloc_obj_t cache = hwloc_get_obj_by_type(hw, HWLOC_OBJ_L3CACHE, 0);
+
+	if (!cache)
+		cache = hwloc_get_obj_by_type(hw, HWLOC_OBJ_L2CACHE, 0);
+	return cache ? cache->attr->cache.size : 0;
+}
+
 static int read_topology(struct host_topology *t, hwloc_topology_t hw)
 {
 	unsigned sockets = count(hw, HWLOC_OBJ_PACKAGE);
@@ -127,6 +136,7 @@ static int read_topology(struct host_topology *t, hwloc_topology_t hw)
 	if (t->cores == 0)
 		t->cores = 1;
 	t->n_nodes = nodes ? nodes : 1;
+	t->cache = last_level_cache(hw);
 	huge_page_mode(huge, sizeof(huge));
 	snprintf(t->detail, sizeof(t->detail),
 		 "sockets %u, cores %u, NUMA nodes %u, huge pages for shared memory: %s",

@@ -9,6 +9,7 @@ struct host_topology {
 	unsigned cores;       /* this process may run on */
 	unsigned n_nodes;     /* NUMA nodes, at least 1 */
 	cpu_set_t *node_cpus; /* processors of each node; NULL when there is one node */
+	uint64_t cache;       /* bytes of the last level, of one such cache; 0: not known */
 	uint64_t memory;      /* bytes: the machine's, or the control group's limit if lower */
 	char detail[128];     /* for people */
 };

@@ -31,7 +31,10 @@ static inline __attribute__((always_inline)) void loop(const struct fold *f, uns
 		sum *= post;
 		if (c.add)
 			sum = lanes_load(c.to, DTYPE_FP32, i) + sum;
-		lanes_store(c.to + i, sum);
+		if (c.stream)
+			lanes_stream(c.to + i, sum);
+		else
+			lanes_store(c.to + i, sum);
 	}
 }
 
@@ -82,6 +85,7 @@ static void rest(const struct fold *f)
 	}
 	if (f->go_on || f->add)
 		memcpy(to, f->to, f->n * sizeof(*to));
+	own.stream = false;
 	own.in = in;
 	own.at = 0;
 	own.to = to;
@@ -90,18 +94,41 @@ static void rest(const struct fold *f)
 	memcpy(f->to, to, f->n * sizeof(*to));
 }
 
+/* Up to the first address that can be streamed to. */
+static size_t head(const struct fold *f)
+{
+	size_t n = (0 - (uintptr_t)f->to / sizeof(float)) % LANES;
+
+	if (!f->stream)
+		return 0;
+	return n < f->n ? n : f->n;
+}
+
+/* The next @n elements of @left. */
+static struct fold take(struct fold *left, size_t n)
+{
+	struct fold part = *left;
+
+	part.n = n;
+	left->at += n;
+	left->to += n;
+	left->n -= n;
+	return part;
+}
+
 void HOST(fold)(const struct fold *f)
 {
-	struct fold part = *f;
+	struct fold left = *f, part = take(&left, head(f));
 
-	part.n = f->n / LANES * LANES;
-	if (part.n)
-		whole(&part);
-	part.at += part.n;
-	part.to += part.n;
-	part.n = f->n - part.n;
 	if (part.n)
 		rest(&part);
+	part = take(&left, left.n / LANES * LANES);
+	if (part.n)
+		whole(&part);
+	if (left.n)
+		rest(&left);
+	if (f->stream)
+		lanes_fence();
 }
 
 bool HOST(fold_knows)(enum dtype t)

@@ -18,6 +18,7 @@ struct fold {
 	struct factor pre; /* in fp32 */
 	float post;
 	bool go_on, add;
+	bool stream; /* past the caches */
 };
 
 void HOST(fold)(const struct fold *f);

@@ -71,6 +71,26 @@ static inline __attribute__((always_inline)) lanes lanes_load(const void *src, e
 	return (lanes)(__builtin_convertvector(h, lanes_u32) << 16);
 }
 
+/* Past the caches, to an address that LANES * sizeof(float) divides; lanes_fence comes after
+ * the last one, before anybody else is told. */
+static inline void lanes_stream(float *to, lanes x)
+{
+#if defined(__AVX512F__)
+	_mm512_stream_ps(to, (__m512)x);
+#elif defined(__AVX2__)
+	_mm256_stream_ps(to, (__m256)x);
+#else
+	memcpy(to, &x, sizeof(x));
+#endif
+}
+
+static inline void lanes_fence(void)
+{
+#if defined(__AVX2__)
+	_mm_sfence();
+#endif
+}
+
 static inline void lanes_store(float *to, lanes x)
 {
 	memcpy(to, &x, sizeof(x));

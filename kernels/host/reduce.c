@@ -143,7 +143,8 @@ static void one_fold(const struct host_reduce *p, float *to, size_t at, size_t n
 				.n = n,
 				.pre = p->pre,
 				.post = p->post.inverse,
-				.add = p->a->accumulate };
+				.add = p->a->accumulate,
+				.stream = p->a->stream };
 
 	HOST(fold)(&f);
 }

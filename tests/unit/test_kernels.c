@@ -188,7 +188,7 @@ static const struct rounding {
 	{ F32, NONE, F32, NONE, F32 },  { FP16, NONE, BF16, MUL, BF16 },
 };
 
-/* flag2: in place into the second input. */
+/* flag2: in place into the second input; z: past the caches. */
 static void run_reduce(const struct kernels *k, const struct op_case *c, struct bed *b,
 		       size_t begin, size_t end)
 {
@@ -202,7 +202,8 @@ static void run_reduce(const struct kernels *k, const struct op_case *c, struct 
 			      .sum_dtype = r->sum,
 			      .pre = { r->pre_how, r->pre, c->x },
 			      .post = { r->post_how, r->post, c->y },
-			      .accumulate = c->flag };
+			      .accumulate = c->flag,
+			      .stream = c->z != 0 };
 
 	for (unsigned i = 0; i < N_BUFS - 1; i++)
 		in[i] = buf(b, i + 1);
@@ -577,6 +578,15 @@ static const struct op_case cases[] = {
 	{ "reduce fp16 of one", run_reduce, FP16, FP16, 1, 8, 0, 0, 0, 0, 1 },
 	{ "reduce fp16, infinite factor", run_reduce, FP16, F32, 2, 9, 0, __builtin_inff(), 0, 0,
 	  0 },
+	{ "reduce 1 fp32 past the caches", run_reduce, F32, F32, 1, 0, 2, 0.5f, 1, 0, 0 },
+	{ "reduce 3 fp32 past the caches", run_reduce, F32, F32, 3, 0, 2, 0.5f, 1, 1, 0 },
+	{ "reduce 6 fp32 past the caches", run_reduce, F32, F32, 6, 0, 2, 0.5f, 1, 0, 0 },
+	{ "reduce 1 bf16 past the caches", run_reduce, BF16, F32, 1, 0, 2, 0.5f, 1, 0, 0 },
+	{ "reduce 3 bf16 past the caches", run_reduce, BF16, F32, 3, 0, 2, 0.5f, 1, 1, 0 },
+	{ "reduce 6 bf16 past the caches", run_reduce, BF16, F32, 6, 0, 2, 0.5f, 1, 0, 0 },
+	{ "reduce 1 fp16 past the caches", run_reduce, FP16, F32, 1, 0, 2, 0.5f, 1, 0, 0 },
+	{ "reduce 3 fp16 past the caches", run_reduce, FP16, F32, 3, 0, 2, 0.5f, 1, 1, 0 },
+	{ "reduce 6 fp16 past the caches", run_reduce, FP16, F32, 6, 0, 2, 0.5f, 1, 0, 0 },
 	{ "sum fp32", run_all_reduce, F32, F32, 3, REDUCE_SUM, 0, 0, 0, 0, 0 },
 	{ "avg fp32 in place", run_all_reduce, F32, F32, 3, REDUCE_AVG, 0, 0, 0, 1, 0 },
 	{ "max fp32", run_all_reduce, F32, F32, 4, REDUCE_MAX, 0, 0, 0, 0, 0 },
