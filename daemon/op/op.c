@@ -69,6 +69,8 @@ static bool touches_meet(const struct op *a, const struct op *b)
 {
 	if (!(a->touches & b->touches))
 		return false;
+	if (a->type->meets || b->type->meets)
+		return a->type->meets ? a->type->meets(a, b) : b->type->meets(b, a);
 	return !a->unit || !b->unit || a->unit == b->unit;
 }
 

@@ -77,6 +77,9 @@ struct op_type {
 	enum pass_move move;
 	/* (optional) Free what decode has put into args. */
 	void (*forget)(struct op *op);
+	/* (optional) Of an op without a unit that touches some: does it touch what @other does?
+	 * Else it touches all. */
+	bool (*meets)(const struct op *op, const struct op *other);
 };
 
 /* What an op reads or changes: two ops of one session that share something run one

@@ -13,6 +13,7 @@
 #include "core/check.h"
 #include "op/op_ddp.h"
 #include "op/reduce_run.h"
+#include "op/table.h"
 #include "unit/optim.h"
 #include "unit/reduce_plan.h"
 
@@ -60,6 +61,24 @@ static int check(struct op *op, struct fault *f)
 	op->entry.print.words[3] = op->args.ddp.bucket;
 	op->entry.print.words[4] = op->args.ddp.layout;
 	return 0;
+}
+
+/* Its units are to no other op meanwhile: what that does, a step before all, could take their
+ * gradients away. Passes come after a reduction for the state it leaves, and this leaves none.
+ * Another bucket of the group is behind this one on all ranks. */
+static bool meets(const struct op *op, const struct op *other)
+{
+	const struct ddp *d = op->args.ddp.d;
+	const struct ddp_buckets *b = &d->layouts[op->args.ddp.layout];
+	uint32_t j = b->begin[op->args.ddp.bucket], end = b->begin[op->args.ddp.bucket + 1];
+
+	if (other->type == &op_begin_pass || other->type == &op_end_pass)
+		return false;
+	if (other->type == &op_ddp_bucket)
+		return other->group == op->group;
+	while (other->unit && j < end && d->tensors[b->tensors[j]].unit != other->unit)
+		j++;
+	return j < end;
 }
 
 /* -------------------------------------------------------------- what it has */
@@ -495,6 +514,7 @@ const struct op_type op_ddp_bucket = {
 	.shadowed = true,
 	.check = check,
 	.run = run,
+	.meets = meets,
 };
 
 uint32_t op_ddp_divide_by(const struct coll *c)
@@ -591,6 +611,7 @@ static void fill(struct op *op, void *arg)
 	struct ddp_rank *rank = by->args.ddp.rank;
 
 	fill_waits(op, rank);
+	op->touches = TOUCH_GRADS;
 	op->args.ddp.d = rank->ddp;
 	op->args.ddp.rank = rank;
 	op->args.ddp.bucket = rank->launched - 1;

@@ -1,0 +1,162 @@
+/* Buckets under way, and what else is asked of their units meanwhile: another ddp, a Reduce, a
+ * Step. Each has its turn, so that none takes away what another still needs. */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "trainfix.h"
+
+TestSuite(ddp_beside, .init = trainfix_begin, .fini = trainfix_end, .timeout = 120);
+
+/* Large enough to be under way for a while. */
+enum { TENSORS = 2, N = 300000, ROUNDS = 10 };
+
+static const uint32_t all[TENSORS] = { 0, 1 };
+
+static shardd_unit make_unit(shardd_client *c, uint64_t n, enum shardd_optimizer_when when)
+{
+	const struct shardd_tensor tensors[TENSORS] = {
+		{ .name = "a", .shape = &n, .dims = 1 },
+		{ .name = "b", .shape = &n, .dims = 1 },
+	};
+	struct shardd_unit_spec spec = { .size = sizeof(spec),
+					 .name = "unit",
+					 .tensors = tensors,
+					 .n_tensors = TENSORS,
+					 .strategy = SHARDD_REPLICATE,
+					 .reduce_profile = SHARDD_PROFILE_DDP,
+					 .optimizer = { .when = when } };
+	struct shardd_unit_info info;
+
+	if (when != SHARDD_OPTIM_BY_TRAINER)
+		spec.optimizer = (struct shardd_optimizer){ SHARDD_SGD, .lr = 1, .when = when };
+	TRAIN_OK(shardd_register(c, &spec, 1, &info, &train_err));
+	TRAIN_OK(shardd_init_seed(c, info.unit, 7, &train_err));
+	return info.unit;
+}
+
+static shardd_ddp make_ddp(shardd_client *c, shardd_unit u, uint64_t bucket_bytes)
+{
+	struct shardd_ddp_spec spec = { .size = sizeof(spec),
+					.units = &u,
+					.n_units = 1,
+					.bucket_limits = &bucket_bytes,
+					.n_bucket_limits = 1 };
+	shardd_ddp d;
+
+	TRAIN_OK(shardd_ddp_create(c, &spec, &d, NULL, &train_err));
+	return d;
+}
+
+/* In a pass, with gradients of @value. */
+static void begin(shardd_client *c, shardd_ddp d, uint64_t n, float value)
+{
+	struct shardd_ddp_view views[TENSORS];
+	float *x = train_alloc(n * sizeof(float));
+
+	for (uint64_t i = 0; i < n; i++)
+		x[i] = value;
+	TRAIN_OK(shardd_ddp_forward(c, d, views, TENSORS, &train_err));
+	for (unsigned k = 0; k < TENSORS; k++)
+		train_write(c, views[k].data, x, n * sizeof(float));
+	TRAIN_OK(shardd_ddp_backward(c, d, NULL, 0, NULL, 0, &train_err));
+	free(x);
+}
+
+static void is_late(int rc)
+{
+	TRAINER_CHECK(rc == -SHARDD_FAILED_PRECONDITION);
+	TRAINER_CHECK(strstr(train_err.text, "reduced for the last time"));
+}
+
+static void check_params(shardd_client *c, shardd_unit u, uint64_t n, float want)
+{
+	size_t bytes = TENSORS * n * sizeof(float);
+	float *p = train_alloc(bytes);
+
+	train_params(c, u, p, bytes);
+	for (uint64_t i = 0; i < TENSORS * n; i++)
+		TRAINER_CHECK(p[i] == want);
+	free(p);
+}
+
+/* The first of two ddps gives out the shares; the other one comes too late. */
+static int twice_trainer(const struct trainer *t)
+{
+	shardd_client *c = train_join(t);
+	shardd_unit u = make_unit(c, N, SHARDD_OPTIM_BY_TRAINER);
+	shardd_ddp d[2] = { make_ddp(c, u, 1 << 30), make_ddp(c, u, 1 << 30) };
+	struct shardd_shard s;
+
+	for (unsigned round = 0; round < ROUNDS; round++) {
+		for (unsigned i = 0; i < 2; i++)
+			begin(c, d[i], N, 1);
+		for (unsigned i = 0; i < 2; i++)
+			TRAIN_OK(shardd_ddp_ready(c, d[i], all, TENSORS, &train_err));
+		TRAIN_OK(shardd_next_shard(c, SHARDD_WORLD, &s, &train_err));
+		TRAIN_OK(shardd_ddp_finish(c, d[0], NULL, 0, &train_err));
+		is_late(shardd_ddp_finish(c, d[1], NULL, 0, &train_err));
+		TRAIN_OK(shardd_shard_done(c, u, &train_err));
+		TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+	}
+	train_leave(c);
+	return 0;
+}
+
+Test(ddp_beside, shares_are_given_out_once)
+{
+	trainfix_run(2, twice_trainer, NULL);
+}
+
+/* The optimizer in backward gives the gradient back, which nobody else has by then. */
+static int reduce_trainer(const struct trainer *t)
+{
+	shardd_client *c = train_join(t);
+	shardd_unit u = make_unit(c, N, SHARDD_OPTIM_IN_BACKWARD);
+	shardd_ddp d = make_ddp(c, u, 1 << 30);
+	shardd_ticket reduce;
+
+	for (unsigned round = 0; round < ROUNDS; round++) {
+		TRAIN_OK(shardd_gradient(c, u, NULL, &train_err));
+		begin(c, d, N, 1);
+		TRAIN_OK(shardd_ddp_ready(c, d, all, TENSORS, &train_err));
+		TRAIN_OK(shardd_reduce_submit(c, u, &reduce, &train_err));
+		TRAIN_OK(shardd_ddp_finish(c, d, NULL, 0, &train_err));
+		is_late(shardd_wait(c, reduce, -1, NULL, &train_err));
+		TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+	}
+	check_params(c, u, N, -(float)ROUNDS);
+	train_leave(c);
+	return 0;
+}
+
+Test(ddp_beside, a_reduce_comes_after_the_bucket)
+{
+	trainfix_run(2, reduce_trainer, NULL);
+}
+
+/* What a Reduce has brought before is a gradient that the Step would use and give back. */
+static int step_trainer(const struct trainer *t)
+{
+	shardd_client *c = train_join(t);
+	shardd_unit u = make_unit(c, N, SHARDD_OPTIM_IN_BACKWARD);
+	shardd_ddp d = make_ddp(c, u, 1 << 30);
+	shardd_ticket more;
+
+	for (unsigned round = 0; round < ROUNDS; round++) {
+		TRAIN_OK(shardd_gradient(c, u, NULL, &train_err));
+		TRAIN_OK(shardd_reduce_more_submit(c, u, &more, &train_err));
+		TRAIN_OK(shardd_wait(c, more, -1, NULL, &train_err));
+		begin(c, d, N, 1);
+		TRAIN_OK(shardd_ddp_ready(c, d, all, TENSORS, &train_err));
+		TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+		check_params(c, u, N, -(float)(round + 1));
+		TRAIN_OK(shardd_ddp_finish(c, d, NULL, 0, &train_err));
+	}
+	train_leave(c);
+	return 0;
+}
+
+Test(ddp_beside, a_step_comes_after_the_bucket)
+{
+	trainfix_run(2, step_trainer, NULL);
+}
