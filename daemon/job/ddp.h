@@ -104,7 +104,7 @@ struct ddp {
 	uint32_t *arrival; /* tensors in the order in which they got ready on the first rank */
 	uint32_t n_arrived;
 	uint8_t *untouched;     /* by tensor: no rank used it in the last pass */
-	uint64_t *reduced;      /* by tensor: the last pass in which it was, of those begun */
+	uint64_t *reduced;      /* by tensor: passes that all ranks had begun when it was last */
 	struct ddp_rank *ranks; /* by index in the group */
 	uint64_t charged;
 };
@@ -167,9 +167,9 @@ int ddp_finish(struct ddp_rank *r, struct fault *f);
  * is unused. */
 void ddp_end_first_static(struct ddp_rank *r);
 
-/* Tensor @i was reduced in pass @pass, of those begun. Return: whether all of its unit have been,
+/* Tensor @i was reduced in the pass that is under way. Return: whether all of its unit have been,
  * it being the last. */
-bool ddp_reduced(struct ddp *d, uint32_t i, uint64_t pass);
+bool ddp_reduced(struct ddp *d, uint32_t i);
 
 /* The next bucket of @r that can be launched now; it counts as launched. Return: its
  * number, or -1. */

@@ -374,10 +374,22 @@ void ddp_end_first_static(struct ddp_rank *r)
 	}
 }
 
+/* All ranks that have inputs are in the same pass while its buckets are under way. How many one
+ * of them has begun is no number of it: who had no inputs for a while has begun fewer. */
+static uint64_t pass_of(const struct ddp *d)
+{
+	uint64_t begun = 0;
+
+	for (uint32_t i = 0; i < group_size(d->group); i++)
+		begun += d->ranks[i].begun;
+	return begun;
+}
+
 /* A unit's tensors are side by side. */
-bool ddp_reduced(struct ddp *d, uint32_t i, uint64_t pass)
+bool ddp_reduced(struct ddp *d, uint32_t i)
 {
 	const struct unit *u = d->tensors[i].unit;
+	uint64_t pass = pass_of(d);
 	uint32_t k = i;
 
 	d->reduced[i] = pass;

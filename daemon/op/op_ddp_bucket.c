@@ -542,8 +542,7 @@ bool op_ddp_unit_is_whole(const struct coll *c, struct ddp *d, uint32_t tensor)
 {
 	struct unit *u = d->tensors[tensor].unit;
 
-	if (c->ops[0]->m->epoch != c->job->rec->epoch ||
-	    !ddp_reduced(d, tensor, d->ranks[first_active(c)].begun))
+	if (c->ops[0]->m->epoch != c->job->rec->epoch || !ddp_reduced(d, tensor))
 		return false;
 	if (!u->has_gradient) /* no rank used any of it */
 		job_give_grads(c->job, u);

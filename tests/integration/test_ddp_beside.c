@@ -1,5 +1,6 @@
 /* Buckets under way, and what else is asked of their units meanwhile: another ddp, a Reduce, a
- * Step. Each has its turn, so that none takes away what another still needs. */
+ * Step. Each has its turn, so that none takes away what another still needs. And a pass after
+ * one in which a rank had no inputs. */
 #include <criterion/criterion.h>
 #include <string.h>
 
@@ -8,7 +9,7 @@
 TestSuite(ddp_beside, .init = trainfix_begin, .fini = trainfix_end, .timeout = 120);
 
 /* Large enough to be under way for a while. */
-enum { TENSORS = 2, N = 300000, ROUNDS = 10 };
+enum { TENSORS = 2, N = 300000, SMALL = 100, ROUNDS = 10 };
 
 static const uint32_t all[TENSORS] = { 0, 1 };
 
@@ -159,4 +160,33 @@ static int step_trainer(const struct trainer *t)
 Test(ddp_beside, a_step_comes_after_the_bucket)
 {
 	trainfix_run(2, step_trainer, NULL);
+}
+
+/* Rank 0 has no input in the second pass, so that it has begun as many after the third as rank 1
+ * after the second: a unit is stepped with all of its tensors none the less. */
+static int uneven_trainer(const struct trainer *t)
+{
+	shardd_client *c = train_join(t);
+	shardd_unit u = make_unit(c, SMALL, SHARDD_OPTIM_IN_BACKWARD);
+	shardd_ddp d = make_ddp(c, u, SMALL * sizeof(float));
+
+	for (unsigned pass = 1; pass <= 4; pass++) {
+		if (pass != 2 || t->rank) {
+			begin(c, d, SMALL, 2);
+			TRAIN_OK(shardd_ddp_ready(c, d, all, TENSORS, &train_err));
+			TRAIN_OK(shardd_ddp_finish(c, d, NULL, 0, &train_err));
+			TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+		}
+		if (pass == 2)
+			TRAIN_OK(
+				shardd_join_uneven(c, SHARDD_WORLD, false, NULL, NULL, &train_err));
+	}
+	check_params(c, u, SMALL, -7);
+	train_leave(c);
+	return 0;
+}
+
+Test(ddp_beside, a_rank_that_had_no_input_steps_whole_units_again)
+{
+	trainfix_run(2, uneven_trainer, NULL);
 }
