@@ -349,6 +349,8 @@ void backward_reduced(struct coll *c)
 		return;
 	if (u->rec->optimizer->when == OPTIM_BY_TRAINER) {
 		lend_ready(c);
+		if (u->rec->guarded)
+			guard_drop(c->job, u);
 	} else if (u->rec->optimizer->when == OPTIM_IN_BACKWARD && !u->arrived &&
 		   u->rec->optimizer->kind != OPTIM_NONE) {
 		u->due = true;

@@ -130,7 +130,8 @@ static void start_end(struct op *op)
 		op_end(op);
 		return;
 	}
-	if (lets_go(op) || op->unit->due) /* its parameters change now */
+	/* its parameters change now */
+	if (lets_go(op) || op->unit->due || op->unit->shards_left)
 		guard_let_go(op->m, op->unit);
 	op->result.kept = member_unit_find(op->m, op->unit)->held;
 	ahead_next(op);

@@ -1,6 +1,6 @@
 /* Buckets under way, and what else is asked of their units meanwhile: another ddp, a Reduce, a
- * Step. Each has its turn, so that none takes away what another still needs. And a pass after
- * one in which a rank had no inputs. */
+ * Step. Each has its turn, so that none takes away what another still needs. And what is left
+ * behind by a pass without a rank's inputs, by a policy, and by an epoch before. */
 #include <criterion/criterion.h>
 #include <string.h>
 
@@ -189,4 +189,56 @@ static int uneven_trainer(const struct trainer *t)
 Test(ddp_beside, a_rank_that_had_no_input_steps_whole_units_again)
 {
 	trainfix_run(2, uneven_trainer, NULL);
+}
+
+/* ------------------------------------------------------------- own optimizers, besides */
+
+/* What a policy keeps is let go of when the shares come, also by who has ended its pass without
+ * sync and so cannot let go of it himself. */
+static int kept_trainer(const struct trainer *t)
+{
+	const uint64_t n = SMALL;
+	const struct shardd_tensor tensor = { .name = "a", .shape = &n, .dims = 1 };
+	const struct shardd_unit_spec spec = { .size = sizeof(spec),
+					       .name = "unit",
+					       .tensors = &tensor,
+					       .n_tensors = 1,
+					       .strategy = SHARDD_REPLICATE,
+					       .reduce_profile = SHARDD_PROFILE_DDP,
+					       .optimizer = { .when = SHARDD_OPTIM_BY_TRAINER },
+					       .reshard = SHARDD_RESHARD_NEVER,
+					       .guarded = true };
+	shardd_client *c = train_join(t);
+	struct shardd_unit_info info;
+	struct shardd_ddp_view view;
+	struct shardd_shard s;
+	shardd_ddp d;
+
+	TRAIN_OK(shardd_register(c, &spec, 1, &info, &train_err));
+	TRAIN_OK(shardd_init_seed(c, info.unit, 7, &train_err));
+	d = make_ddp(c, info.unit, 1 << 20);
+	for (unsigned round = 0; round < ROUNDS; round++) {
+		TRAIN_OK(shardd_ddp_forward(c, d, &view, 1, &train_err));
+		TRAIN_OK(shardd_ddp_backward(c, d, NULL, 0, NULL, 0, &train_err));
+		TRAIN_OK(shardd_begin_pass(c, info.unit, SHARDD_BACKWARD, NULL, &train_err));
+		for (unsigned i = 0; i < 2; i++) {
+			if (i == round % 2) {
+				TRAIN_OK(shardd_ddp_ready(c, d, all, 1, &train_err));
+				TRAIN_OK(shardd_next_shard(c, SHARDD_WORLD, &s, &train_err));
+			} else {
+				TRAIN_OK(shardd_end_pass(c, info.unit, SHARDD_BACKWARD, false,
+							 &train_err));
+			}
+		}
+		TRAIN_OK(shardd_ddp_finish(c, d, NULL, 0, &train_err));
+		TRAIN_OK(shardd_shard_done(c, info.unit, &train_err));
+		TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+	}
+	train_leave(c);
+	return 0;
+}
+
+Test(ddp_beside, what_a_policy_keeps_does_not_hold_up_shares)
+{
+	trainfix_run(2, kept_trainer, NULL);
 }
