@@ -96,6 +96,19 @@ static int check_values(struct op *op, struct fault *f)
 	return 0;
 }
 
+/* The next Reduce replaces the gradient by sums that began with it as it is now. */
+static int check_accumulated(const struct op *op, struct fault *f)
+{
+	const struct member_unit *mu = member_unit_find(op->m, op->unit);
+
+	if (!mu || !mu->included)
+		return 0;
+	return fault_set(f, FAULT_STATE, NULL,
+			 "rank %u has accumulated gradients of unit '%.100s' on top of what was "
+			 "reduced: Reduce comes before more rows",
+			 op->m->rank, op->unit->rec->name);
+}
+
 static int check(struct op *op, struct fault *f)
 {
 	const struct unit *u = op->unit;
@@ -110,6 +123,8 @@ static int check(struct op *op, struct fault *f)
 				 "no sparse "
 				 "gradients",
 				 u->rec->name);
+	if (!op->args.sparse.d && check_accumulated(op, f))
+		return f->code;
 	op_print(op, "ReduceSparse of tensor '%.64s' of unit '%.64s'",
 		 u->rec->tensors[op->args.sparse.tensor]->name, u->rec->name);
 	op->entry.print.words[2] = op->args.sparse.tensor;

@@ -473,3 +473,47 @@ Test(sparse, gradients_have_buckets_of_their_own, .timeout = 60, .init = trainfi
 {
 	trainfix_run(2, sparse_ddp_trainer, NULL);
 }
+
+/* What a rank accumulates begins with the reduced gradient, where that is reduced again: rows that
+ * came between would be lost with the next Reduce. */
+static int between_trainer(const struct trainer *t)
+{
+	static const enum shardd_reduce_profile both[] = { SHARDD_PROFILE_DDP,
+							   SHARDD_PROFILE_FSDP1_HOOK };
+	const float ones[4] = { 1, 1, 1, 1 };
+	shardd_client *c = train_join(t);
+	uint64_t buffer;
+	int64_t row = 2;
+	void *at;
+
+	TRAIN_OK(shardd_alloc(c, sizeof(float), &buffer, &at, &train_err));
+	train_write(c, at, ones, sizeof(float));
+	for (size_t i = 0; i < ARRAY_SIZE(both); i++) {
+		const struct shardd_unit_spec like = { .strategy = SHARDD_REPLICATE,
+						       .reduce_profile = both[i],
+						       .optimizer = { SHARDD_SGD, .lr = 1 } };
+		const float want[4] = { -2, -2, -3, -2 };
+		shardd_unit u = train_zero_unit(c, i ? "fsdp1" : "ddp", 4, &like);
+		float got[4];
+
+		train_reduce(c, u, DTYPE_FP32, ones, 4);
+		train_fill_gradient(c, u, DTYPE_FP32, ones, 4);
+		TRAIN_OK(shardd_accumulate(c, u, &train_err));
+		TRAIN_FAILS(shardd_reduce_sparse(c, u, 0, &row, 1, buffer, 0, &train_err),
+			    SHARDD_FAILED_PRECONDITION);
+		TRAINER_CHECK(strstr(train_err.text, "accumulated"));
+		TRAIN_OK(shardd_reduce(c, u, &train_err));
+		TRAIN_OK(shardd_reduce_sparse(c, u, 0, &row, 1, buffer, 0, &train_err));
+		TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+		train_params(c, u, got, sizeof(got));
+		TRAIN_SAME(got, want, sizeof(want));
+	}
+	train_leave(c);
+	return 0;
+}
+
+Test(sparse, rows_are_not_lost_behind_an_accumulation, .timeout = 60, .init = trainfix_begin,
+     .fini = trainfix_end)
+{
+	trainfix_run(2, between_trainer, NULL);
+}

@@ -958,7 +958,8 @@ SHARDD_API int shardd_ddp_finish(shardd_client *c, shardd_ddp d, uint8_t *untouc
  * are added in fp32, on several devices those of each device first; with a 16-bit reduce_dtype
  * outside the DDP profiles, and with strategy HYBRID, as shardd_reduce adds a whole gradient. Errors:
  * INVALID_ARGUMENT (a row that the tensor does not have), FAILED_PRECONDITION (a unit that is
- * stepped in backward or by the trainer). */
+ * stepped in backward or by the trainer; a rank that has accumulated on top of what was reduced,
+ * where shardd_reduce reduces that again). */
 SHARDD_API int shardd_reduce_sparse_submit(shardd_client *c, shardd_unit u, uint32_t tensor,
 					   const int64_t *rows, size_t n, uint64_t buffer,
 					   uint64_t values_offset, shardd_ticket *t,
