@@ -34,7 +34,9 @@ static int check_own(const struct op *op, struct fault *f)
 	for (unsigned i = 0; i < DDP_MAX; i++) {
 		const struct ddp *d = op->m->job->ddps[i];
 
-		for (uint32_t k = 0; d && d->group == op->group && k < d->n; k++)
+		if (!d || d->group != op->group || d->epoch != op->m->epoch)
+			continue;
+		for (uint32_t k = 0; k < d->n; k++)
 			if (d->tensors[k].unit->rec->optimizer->when == OPTIM_BY_TRAINER)
 				return fault_set(f, FAULT_STATE, NULL,
 						 "unit '%.100s' is stepped by the trainers "

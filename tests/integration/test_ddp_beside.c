@@ -242,3 +242,28 @@ Test(ddp_beside, what_a_policy_keeps_does_not_hold_up_shares)
 {
 	trainfix_run(2, kept_trainer, NULL);
 }
+
+/* A ddp is over with its epoch: what was refused because of it is allowed then. */
+static int next_epoch_trainer(const struct trainer *t)
+{
+	shardd_client *c = train_join(t);
+
+	(void)make_ddp(c, make_unit(c, SMALL, SHARDD_OPTIM_BY_TRAINER), 1 << 20);
+	TRAIN_FAILS(shardd_join_uneven(c, SHARDD_WORLD, false, NULL, NULL, &train_err),
+		    SHARDD_FAILED_PRECONDITION);
+	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
+	if (t->rank)
+		TRAIN_OK(shardd_leave(c, &train_err));
+	else
+		TRAIN_FAILS(shardd_barrier(c, SHARDD_WORLD, &train_err), SHARDD_ABORTED);
+	(void)train_join_as(c, t, SHARDD_EPHEMERAL);
+	(void)make_unit(c, SMALL, SHARDD_OPTIM_BY_TRAINER);
+	TRAIN_OK(shardd_join_uneven(c, SHARDD_WORLD, false, NULL, NULL, &train_err));
+	train_leave(c);
+	return 0;
+}
+
+Test(ddp_beside, a_ddp_of_an_epoch_before_refuses_nothing)
+{
+	trainfix_run(2, next_epoch_trainer, NULL);
+}
