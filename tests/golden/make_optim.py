@@ -3,14 +3,16 @@
 
     venv/bin/python make_optim.py
 
-writes optim.safetensors. "in/p" [element] and "in/g" [step, element] are where all start and
-the gradients they get; "CASE/p", "CASE/m", "CASE/v", "CASE/vmax", "CASE/buf" [step, element]
+writes optim.safetensors. "in/p" [element] and "in/g" [step, element] are where cases start and
+the gradients they get, "in/wild/p" and "in/wild/g" the same with infinities, NaN and numbers
+whose squares are infinite in them; "CASE/p", "CASE/m", "CASE/v", "CASE/vmax", "CASE/buf" [step, element]
 what a case has after each step, which its metadata describes:
 
   optimizer  adamw, adam, sgd
   form       single (foreach=False), foreach, fused; f64: single with everything in double,
              rounded to fp32 after each step
   lr         one for each step; settings: as torch.optim names them
+  input      in, in/wild
   scaler     0, or for a GradScaler 1; 2: its unscale_ is called before its step. Then the
              gradients of a step are CASE/g (scaled by CASE/scale, one element infinite where
              CASE/found is 1) and CASE/unscaled after the step; CASE/t is the optimizer's step
@@ -63,8 +65,23 @@ def numbers(shape, seed):
     return torch.from_numpy(x.astype(np.float32))
 
 
-PARAMETERS = numbers(N, 2000)
-GRADIENTS = numbers((STEPS, N), 2001)
+WILD = (np.inf, -np.inf, np.nan, 3e38, -3e38, 2e19)
+
+
+def wild(shape, seed):
+    """With what is no number, or soon makes none, in every step or in one of them."""
+    x = numbers(shape, seed)
+    rows = x.view(-1, N)
+    elements = iter(np.random.default_rng(seed).permutation(N))
+    for value in WILD * 2:
+        rows[:, next(elements)] = value
+        rows[len(rows) // 2, next(elements)] = value
+    rows[:, -2:] = torch.tensor(WILD[1:3])  # behind whole vectors
+    return x
+
+
+INPUTS = {"in": (numbers(N, 2000), numbers((STEPS, N), 2001)),
+          "in/wild": (wild(N, 2002), wild((STEPS, N), 2003))}
 INFINITE = (0, 0, 1, 0, 0)
 
 
@@ -93,8 +110,8 @@ def round_all(p, state):
         t.copy_(t.float())
 
 
-def make(kind, lr, form, options):
-    p = torch.nn.Parameter(PARAMETERS.double() if form == "f64" else PARAMETERS.clone())
+def make(kind, lr, form, options, start):
+    p = torch.nn.Parameter(start.double() if form == "f64" else start.clone())
     flags = {"foreach": form == "foreach"}
     if form == "fused":
         flags = {"fused": True}
@@ -109,10 +126,11 @@ def step_rows(p, opt, rows):
             rows.setdefault(name, []).append(state[key].float().clone())
 
 
-def run(kind, lr, form, options):
-    p, opt = make(kind, lr, form, options)
+def run(kind, lr, form, options, source="in"):
+    start, gradients = INPUTS[source]
+    p, opt = make(kind, lr, form, options, start)
     rows = {}
-    for scale, g in zip(LR, GRADIENTS):
+    for scale, g in zip(LR, gradients):
         opt.param_groups[0]["lr"] = lr * scale
         p.grad = g.to(p.dtype).clone()
         opt.step()
@@ -128,12 +146,13 @@ def run_unscaled(kind, lr, form, options):
 
 def run_scaled(kind, lr, form, options, unscale=False):
     """With loss scaling: the third step is skipped, the scale halves then and grows later."""
-    p, opt = make(kind, lr, form, options)
+    start, gradients = INPUTS["in"]
+    p, opt = make(kind, lr, form, options, start)
     scaler = torch.amp.GradScaler("cpu", init_scale=3.0 * 2.0**14, growth_interval=2,
                                   growth_factor=1.5, backoff_factor=0.5)
     rows = {"scale": [], "t": [], "found": []}
     scaler.scale(torch.zeros(1))
-    for scale, g, inf in zip(LR, GRADIENTS, INFINITE):
+    for scale, g, inf in zip(LR, gradients, INFINITE):
         opt.param_groups[0]["lr"] = lr * scale
         p.grad = g * scaler.get_scale()
         if inf:
@@ -157,47 +176,63 @@ def add(tensors, about, case, rows, **settings):
     about[case] = golden.settings(**settings)
 
 
-def both_sqrt(function, kind, lr, form, options):
+def both_sqrt(function, kind, lr, form, options, *source):
     """Rows with a correctly rounded sqrt, and p with torch's own beside them."""
     with exact_sqrt():
-        rows = function(kind, lr, form, options)
+        rows = function(kind, lr, form, options, *source)
         if form == "single":
-            other = function(kind, lr, "foreach", options)
+            other = function(kind, lr, "foreach", options, *source)
             assert all(golden.same(rows[key], other[key]) for key in rows if key != "unscaled")
     if form == "single":
-        rows["native"] = function(kind, lr, form, options)["p"]
+        rows["native"] = function(kind, lr, form, options, *source)["p"]
     return rows
 
 
+KINDS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
+
+
+def adam_case(tensors, about, name, form, i, amsgrad, maximize, source="in"):
+    lr, b1, b2, eps, wd = ADAM[i]
+    options = dict(betas=(b1, b2), eps=eps, weight_decay=wd, amsgrad=amsgrad, maximize=maximize)
+    rows = both_sqrt(run, KINDS[name], lr, form, options, source)
+    case = "%s/%s/%d%s%s%s" % (name, form, i, "/amsgrad" * amsgrad, "/maximize" * maximize,
+                               source.removeprefix("in"))
+    add(tensors, about, case, rows, optimizer=name, form=form, input=source,
+        lr=":".join(repr(lr * s) for s in LR), beta1=b1, beta2=b2, eps=eps,
+        weight_decay=wd, amsgrad=int(amsgrad), maximize=int(maximize), scaler=0)
+
+
 def adam_cases(tensors, about):
-    kinds = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
-    choices = itertools.product(kinds, enumerate(ADAM), (False, True), (False, True))
-    for name, (i, (lr, b1, b2, eps, wd)), amsgrad, maximize in choices:
-        options = dict(betas=(b1, b2), eps=eps, weight_decay=wd, amsgrad=amsgrad,
-                       maximize=maximize)
+    choices = itertools.product(KINDS, range(len(ADAM)), (False, True), (False, True))
+    for name, i, amsgrad, maximize in choices:
         for form in ("single", "fused", "f64"):
-            if form == "f64" and (amsgrad or maximize):
-                continue
-            rows = both_sqrt(run, kinds[name], lr, form, options)
-            case = "%s/%s/%d%s%s" % (name, form, i, "/amsgrad" * amsgrad,
-                                     "/maximize" * maximize)
-            add(tensors, about, case, rows, optimizer=name, form=form,
-                lr=":".join(repr(lr * s) for s in LR), beta1=b1, beta2=b2, eps=eps,
-                weight_decay=wd, amsgrad=int(amsgrad), maximize=int(maximize), scaler=0)
+            if form != "f64" or not (amsgrad or maximize):
+                adam_case(tensors, about, name, form, i, amsgrad, maximize)
+    for name, form in itertools.product(KINDS, ("single", "fused", "f64")):
+        adam_case(tensors, about, name, form, 0, False, False, "in/wild")
+        if form != "f64":
+            adam_case(tensors, about, name, form, 2, True, False, "in/wild")
+            adam_case(tensors, about, name, form, 2, False, True, "in/wild")
+
+
+def sgd_case(tensors, about, form, i, maximize, source="in"):
+    lr, momentum, dampening, wd, nesterov = SGD[i]
+    options = dict(momentum=momentum, dampening=dampening, weight_decay=wd,
+                   nesterov=nesterov, maximize=maximize)
+    rows = both_sqrt(run, torch.optim.SGD, lr, form, options, source)
+    rows.pop("native", None)  # no square roots
+    case = "sgd/%s/%d%s%s" % (form, i, "/maximize" * maximize, source.removeprefix("in"))
+    add(tensors, about, case, rows, optimizer="sgd", form=form, input=source,
+        lr=":".join(repr(lr * s) for s in LR), momentum=momentum, dampening=dampening,
+        weight_decay=wd, nesterov=int(nesterov), maximize=int(maximize), scaler=0)
 
 
 def sgd_cases(tensors, about):
-    for (i, settings), maximize in itertools.product(enumerate(SGD), (False, True)):
-        lr, momentum, dampening, wd, nesterov = settings
-        options = dict(momentum=momentum, dampening=dampening, weight_decay=wd,
-                       nesterov=nesterov, maximize=maximize)
-        for form in ("single", "fused"):
-            rows = both_sqrt(run, torch.optim.SGD, lr, form, options)
-            rows.pop("native", None)  # no square roots
-            add(tensors, about, "sgd/%s/%d%s" % (form, i, "/maximize" * maximize), rows,
-                optimizer="sgd", form=form, lr=":".join(repr(lr * s) for s in LR),
-                momentum=momentum, dampening=dampening, weight_decay=wd,
-                nesterov=int(nesterov), maximize=int(maximize), scaler=0)
+    forms = "single", "fused"
+    for i, maximize, form in itertools.product(range(len(SGD)), (False, True), forms):
+        sgd_case(tensors, about, form, i, maximize)
+    for i, form in itertools.product((0, 3, 5), forms):
+        sgd_case(tensors, about, form, i, i == 3, "in/wild")
 
 
 def scaled_cases(tensors, about):
@@ -207,19 +242,21 @@ def scaled_cases(tensors, about):
         rows = both_sqrt(run_unscaled if scaler == 2 else run_scaled, torch.optim.AdamW, lr, form,
                          options)
         add(tensors, about, "scaled/adamw/%s/%d" % (form, scaler), rows, optimizer="adamw",
-            form=form, lr=":".join(repr(lr * s) for s in LR), beta1=b1, beta2=b2, eps=eps,
-            weight_decay=wd, amsgrad=0, maximize=0, scaler=scaler)
+            form=form, input="in", lr=":".join(repr(lr * s) for s in LR), beta1=b1, beta2=b2,
+            eps=eps, weight_decay=wd, amsgrad=0, maximize=0, scaler=scaler)
     options = dict(momentum=0.9, weight_decay=0.1)
     rows = both_sqrt(run_scaled, torch.optim.SGD, 0.03, "single", options)
     rows.pop("native")
     add(tensors, about, "scaled/sgd/single", rows, optimizer="sgd", form="single",
-        lr=":".join(repr(0.03 * s) for s in LR), momentum=0.9, dampening=0.0, weight_decay=0.1,
-        nesterov=0, maximize=0, scaler=1)
+        input="in", lr=":".join(repr(0.03 * s) for s in LR), momentum=0.9, dampening=0.0,
+        weight_decay=0.1, nesterov=0, maximize=0, scaler=1)
 
 
 def main():
     torch.set_num_threads(1)
-    tensors, about = {"in/p": PARAMETERS, "in/g": GRADIENTS}, {}
+    tensors, about = {}, {}
+    for source, (start, gradients) in INPUTS.items():
+        tensors.update({source + "/p": start, source + "/g": gradients})
     adam_cases(tensors, about)
     sgd_cases(tensors, about)
     scaled_cases(tensors, about)

@@ -41,10 +41,19 @@ static void read_settings(struct golden_optim *o)
 	o->eps = golden_number(o->about, "eps");
 }
 
+/* "p": where @about's case starts; "g": the gradients it gets. */
+static struct safetensors_tensor input(const struct safetensors *f, const char *about,
+				       const char *part)
+{
+	char name[32];
+
+	return golden_part(f, golden_text(about, "input", name, sizeof(name)), part);
+}
+
 void golden_optim_read(struct golden_optim *o, const struct safetensors *f, const char *name,
 		       const char *about)
 {
-	struct safetensors_tensor p = golden_tensor(f, "in/p");
+	struct safetensors_tensor p = input(f, about, "p");
 
 	*o = (struct golden_optim){ .f = f, .name = name, .about = about, .start = p.data };
 	cr_assert(p.dtype == DTYPE_FP32 && p.elements == GOLDEN_OPTIM_N);
@@ -79,7 +88,7 @@ const float *golden_optim_row(const struct golden_optim *o, const char *part, un
 
 const float *golden_optim_gradients(const struct golden_optim *o, unsigned i)
 {
-	struct safetensors_tensor g = golden_tensor(o->f, "in/g");
+	struct safetensors_tensor g = input(o->f, o->about, "g");
 
 	if (o->scaler)
 		return golden_optim_row(o, "g", i);
@@ -100,6 +109,8 @@ float golden_optim_number(const struct golden_optim *o, const char *part, unsign
  * next number, and again after each step. */
 static bool is_near(float got, float want, unsigned i)
 {
+	if (!isfinite(want))
+		return isnan(want) ? isnan(got) : got == want;
 	return fabs((double)got - (double)want) <=
 	       (i + 1) * (0x1p-23 * fabs((double)want) + 0x1p-149);
 }

@@ -148,18 +148,25 @@ static void expect(const struct run *r, const char *part, const float *got, unsi
 /* MKL's square root, off by one unit for one number in six, moves an update by at most
  * 2^-22 of itself and may make the subtraction from p round the other way, by 2^-23 of p;
  * both add up over the steps. Decay in the gradient (Adam) brings p back into m and v, so
- * that there only the size of the whole way bounds it. */
+ * that there only the size of the whole way bounds it. What is no number has no distance. */
+static bool is_native(const struct run *r, float native, unsigned i, size_t e)
+{
+	double diff = fabs((double)r->p[e] - (double)native);
+	double bound = (i + 1) * 0x1p-22 * (fabs((double)r->p[e]) + r->travel[e]);
+
+	if (!isfinite(native))
+		return isnan(native) ? isnan(r->p[e]) : r->p[e] == native;
+	return isfinite(r->p[e]) && diff <= bound + 0x1p-149;
+}
+
 static void expect_native(const struct run *r, unsigned i)
 {
 	const float *native = golden_optim_row(&r->o, "native", i);
 
-	for (size_t e = 0; native && e < N; e++) {
-		double diff = fabs((double)r->p[e] - (double)native[e]);
-		double bound = (i + 1) * 0x1p-22 * (fabs((double)r->p[e]) + r->travel[e]);
-
-		cr_assert_leq(diff, bound + 0x1p-149, "%s: p[%zu] after step %u is %a, torch's %a",
-			      r->o.name, e, i + 1, (double)r->p[e], (double)native[e]);
-	}
+	for (size_t e = 0; native && e < N; e++)
+		cr_assert(is_native(r, native[e], i, e),
+			  "%s: p[%zu] after step %u is %a, torch's %a", r->o.name, e, i + 1,
+			  (double)r->p[e], (double)native[e]);
 }
 
 static void expect_state(const struct run *r, unsigned i)
@@ -251,11 +258,11 @@ static void check_cases(const char *optimizer, const char *form, unsigned least)
 		check_cases(#optimizer, #form, least);                                     \
 	}
 
-GOLDEN_OPTIM(adamw, single, 17)
-GOLDEN_OPTIM(adamw, fused, 18)
-GOLDEN_OPTIM(adamw, f64, 4)
-GOLDEN_OPTIM(adam, single, 16)
-GOLDEN_OPTIM(adam, fused, 16)
-GOLDEN_OPTIM(adam, f64, 4)
-GOLDEN_OPTIM(sgd, single, 15)
-GOLDEN_OPTIM(sgd, fused, 14)
+GOLDEN_OPTIM(adamw, single, 20)
+GOLDEN_OPTIM(adamw, fused, 21)
+GOLDEN_OPTIM(adamw, f64, 5)
+GOLDEN_OPTIM(adam, single, 19)
+GOLDEN_OPTIM(adam, fused, 19)
+GOLDEN_OPTIM(adam, f64, 5)
+GOLDEN_OPTIM(sgd, single, 18)
+GOLDEN_OPTIM(sgd, fused, 17)
