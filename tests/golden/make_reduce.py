@@ -234,7 +234,8 @@ def ddp_run(grad, hook, view, passes, group):
     def run(rank, comm, gradients):
         model = DistributedDataParallel(golden.Given(SHAPES, DTYPES[grad]),
                                         process_group=group if comm == "rank" else None,
-                                        gradient_as_bucket_view=view != "copy")
+                                        gradient_as_bucket_view=view in ("view", "alias"),
+                                        batched_grad_copy=view == "batched")
         if hook != "none":
             model.register_comm_hook(group if comm == "rank" else None, DDP_HOOKS[hook])
         if view == "alias":  # from the second pass on the gradient is the bucket
@@ -263,6 +264,8 @@ def ddp_cases(world):
             yield case(grad, passes=passes)
             yield case(grad, "allreduce", passes=passes)
         yield case(grad, view="view", passes="ss")
+        for passes in ("s", "sns"):  # gradients are copied, their bucket is divided
+            yield case(grad, view="batched", passes=passes)
 
 
 # ---------------------------------------------------------------- fairscale

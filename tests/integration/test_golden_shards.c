@@ -80,11 +80,12 @@ static void fsdp1_spec(const char *about, struct shardd_unit_spec *s)
 static void ddp_spec(const char *about, struct shardd_unit_spec *s)
 {
 	bool plain = golden_is(about, "hook", "none");
+	bool whole = golden_is(about, "view", "alias") || golden_is(about, "view", "batched");
 
 	s->strategy = SHARDD_REPLICATE;
-	s->reduce_profile = !plain                              ? SHARDD_PROFILE_DDP_HOOK
-			    : golden_is(about, "view", "alias") ? SHARDD_PROFILE_DDP_BUCKET_VIEW
-								: SHARDD_PROFILE_DDP;
+	s->reduce_profile = !plain  ? SHARDD_PROFILE_DDP_HOOK
+			    : whole ? SHARDD_PROFILE_DDP_BUCKET_VIEW
+				    : SHARDD_PROFILE_DDP;
 	if (!plain && !golden_is(about, "hook", "allreduce"))
 		s->reduce_dtype = (enum shardd_dtype)golden_dtype(about, "hook");
 }

@@ -69,19 +69,20 @@ static void fsdp1_setting(const struct run *r, unsigned p, struct reduce_setting
 }
 
 /* With gradient_as_bucket_view a gradient is the bucket from the second pass on, as long as
- * it is not set to None. */
-static bool is_the_bucket(const struct run *r, unsigned p)
+ * it is not set to None; with batched_grad_copy it never is, but the bucket is divided alike. */
+static bool divides_the_bucket(const struct run *r, unsigned p)
 {
-	return golden_is(r->about, "view", "alias") || (golden_is(r->about, "view", "view") && p);
+	return golden_is(r->about, "view", "alias") || golden_is(r->about, "view", "batched") ||
+	       (golden_is(r->about, "view", "view") && p);
 }
 
 static void ddp_setting(const struct run *r, unsigned p, struct reduce_setting *s)
 {
 	bool plain = golden_is(r->about, "hook", "none");
 
-	s->profile = !plain                ? PROFILE_DDP_HOOK
-		     : is_the_bucket(r, p) ? PROFILE_DDP_BUCKET_VIEW
-					   : PROFILE_DDP;
+	s->profile = !plain                     ? PROFILE_DDP_HOOK
+		     : divides_the_bucket(r, p) ? PROFILE_DDP_BUCKET_VIEW
+						: PROFILE_DDP;
 	if (!plain && !golden_is(r->about, "hook", "allreduce"))
 		s->reduce_dtype = golden_dtype(r->about, "hook");
 }
@@ -410,6 +411,6 @@ static void check_system(const char *system, unsigned least)
 
 GOLDEN_REDUCE(fsdp2, 1518)
 GOLDEN_REDUCE(fsdp1, 630)
-GOLDEN_REDUCE(ddp, 630)
+GOLDEN_REDUCE(ddp, 690)
 GOLDEN_REDUCE(fairscale, 332)
 GOLDEN_REDUCE(xla, 210)
