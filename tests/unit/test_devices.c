@@ -208,12 +208,14 @@ static void expect_sum(struct world *w, struct unit *u, unsigned seed, float *ac
 
 static void reduce_on(unsigned devices, unsigned ranks, const unsigned *place)
 {
+	state_unit *spec = nodefix_spec("u", N);
 	float want[N] = { 0 }, got[N];
 	struct world w;
 	struct unit *u;
 
 	begin(&w, devices, ranks, place);
-	u = make_unit(&w, nodefix_spec("u", N));
+	spec->div_mode = DIV_MODE_TRUE;
+	u = make_unit(&w, spec);
 	ON_ALL(&w, nodefix_seed(&w.n, m, u, 3, op));
 	for (unsigned k = 0; k < 3; k++) {
 		hand_in(&w, u, 100 * k);

@@ -432,8 +432,8 @@ AHEAD_TEST(a_new_epoch_goes_on_with_what_was_learned, begin_two_ranks)
 	cr_expect_eq(m[1]->ahead.learned.mode, PREFETCH_RECORDING, "a new process");
 }
 
-/* Its optimizer runs as soon as the reduce lets go of it: nothing is begun in between, and what
- * was begun before is waited for. */
+/* Its optimizer runs with the reduction: nothing is begun while they do, and what was begun
+ * before is waited for. */
 AHEAD_TEST(a_step_in_backward_is_not_read_by_nobody, begin_cast)
 {
 	struct backend *b = n.node.devices[0].backend;
@@ -455,7 +455,6 @@ AHEAD_TEST(a_step_in_backward_is_not_read_by_nobody, begin_cast)
 	NODEFIX_OK(nodefix_on_unit(&n, m[0], "Gather", u[0], &op[0]), &op[0]);
 	backend_fake_hold(b, true);
 	nodefix_on_unit(&n, m[0], "Reduce", back, &op[1]);
-	backend_fake_release(b, false); /* the reduction; then the step is held */
 	nodefix_turns(&n);
 	cr_expect(back->stepping);
 	NODEFIX_OK(submit_pass("BeginPass", 0, 0, F, &op[0]), &op[0]);
