@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What DistributedDataParallel does with uneven inputs, unused parameters and a parameter
-that a pass uses twice; see golden.py for what to install.
+"""What DistributedDataParallel does with uneven inputs, unused parameters, a parameter that a
+pass uses twice and sparse gradients; see golden.py for what to install.
 
     venv/bin/python make_ddp.py
 
@@ -29,6 +29,15 @@ another:
            parameters are fp32 whatever the gradients are
 
 Two ranks add in one order; with three the group adds in rank order (golden.py).
+
+kind=sparse is an embedding with sparse gradients beside a tensor that has dense ones, of which
+only rank 0's are not zero. gloo itself adds sparse gradients, in rank order. Each pass begins without
+gradients:
+
+  rows     [pass, rank, entry]: of the table, -1 where the rank has no more. rows=once: a rank
+           has each at most once; twice: some more often
+  g        [pass, rank, entry, WIDTH]: their gradients; dense: [pass, rank, OTHER]
+  out      [pass, OTHER + ROWS * WIDTH]: gradients after the pass
 """
 
 import contextlib
@@ -164,6 +173,55 @@ def static_case(rank, world, grad):
     return dict(kind="static", clear=1), g, used, out, None
 
 
+# ---------------------------------------------------------------- sparse gradients
+
+ROWS, WIDTH, OTHER, ENTRIES = 11, 3, 5, 8
+
+
+class Embedding(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(ROWS, WIDTH, sparse=True)
+        self.other = torch.nn.Parameter(torch.zeros(OTHER))
+
+    def forward(self, rows, g, dense):
+        return (self.table(rows) * g).sum() + (self.other * dense).sum()
+
+
+def sparse_rows(world, twice):
+    """[pass, rank, entry]; in the last pass the last rank has none."""
+    rng = torch.Generator().manual_seed(30 + world)
+    rows = torch.full((3, world, ENTRIES), -1)
+    for i in range(3):
+        for rank in range(world):
+            n = 0 if (i, rank) == (2, world - 1) else ENTRIES - rank
+            rows[i, rank, :n] = torch.randint(0, ROWS, (n,), generator=rng) if twice \
+                else torch.randperm(ROWS, generator=rng)[:n]
+    return rows
+
+
+def sparse_case(rank, world, twice):
+    rows = sparse_rows(world, twice)
+    rng = torch.Generator().manual_seed(40 + world)
+    g = torch.randn((3, world, ENTRIES, WIDTH), generator=rng)
+    g *= 10.0 ** torch.randint(-4, 3, g.shape, generator=rng)
+    dense = torch.randn((3, world, OTHER), generator=rng)
+    dense[:, 1:] = 0
+    model = DistributedDataParallel(Embedding())
+    out = []
+    for i in range(3):
+        mine = rows[i, rank] >= 0
+        model(rows[i, rank][mine], g[i, rank][mine], dense[i, rank]).backward()
+        assert model.module.table.weight.grad.is_sparse
+        table = model.module.table.weight.grad.to_dense().flatten()
+        out.append(torch.cat([model.module.other.grad, table]))
+        model.zero_grad()
+    return rows, g, dense, torch.stack(out)
+
+
+# ---------------------------------------------------------------- errors
+
+
 def marked_twice(rank, world):
     """What a static graph is needed for."""
     model = wrap(world)
@@ -206,7 +264,10 @@ def child(rank, world):
             cases[name if grad == "fp32" else "%s/%s" % (name, grad)] = case
     throws = {inputs: throwing_case(rank, world, inputs)
               for inputs in (INPUTS[world], (2,) * world, (2,) + (0,) * (world - 1))}
-    return cases, throws
+    sparse = {}
+    if world <= 3:
+        sparse = {twice: sparse_case(rank, world, twice == "twice") for twice in ("once", "twice")}
+    return cases, throws, sparse
 
 
 # ---------------------------------------------------------------- all of it
@@ -233,6 +294,13 @@ def store(tensors, name, ranks):
         tensors[name + "/p"] = p
 
 
+def store_sparse(tensors, name, ranks):
+    rows, g, dense, out = ranks[0]
+    assert all(golden.same(out, rank[3]) for rank in ranks)
+    tensors.update({name + "/rows": rows.float(), name + "/g": g, name + "/dense": dense,
+                    name + "/out": out})
+
+
 def numbers(values):
     return ",".join(str(v) for v in values)
 
@@ -243,15 +311,19 @@ def main():
         ranks = golden.run(child, world)
         for case in ranks[0][0]:
             name = "%s/w%d" % (case, world)
-            store(tensors, name, [cases[case] for cases, _ in ranks])
+            store(tensors, name, [cases[case] for cases, _, _ in ranks])
             about[name] = golden.settings(world=world, throws=0, **ranks[0][0][case][0])
         for inputs in ranks[0][1]:
-            results = [throws[inputs] for _, throws in ranks]
+            results = [throws[inputs] for _, throws, _ in ranks]
             name = "throws/%s/w%d" % (numbers(inputs), world)
             about[name] = golden.settings(kind="join", world=world, throws=1,
                                           inputs=numbers(inputs),
                                           errors=numbers(r[0] for r in results),
                                           passes=numbers(r[1] for r in results))
+        for twice in ranks[0][2]:
+            name = "sparse/%s/w%d" % (twice, world)
+            store_sparse(tensors, name, [sparse[twice] for _, _, sparse in ranks])
+            about[name] = golden.settings(kind="sparse", world=world, grad="fp32", rows=twice)
     golden.save("ddp.safetensors", tensors, about)
 
 
