@@ -28,6 +28,7 @@ order, evaluated with tensors: torch_xla does not run here.
 
 import contextlib
 import functools
+import itertools
 import warnings
 
 import numpy as np
@@ -211,6 +212,10 @@ def fsdp1_cases(world):
             yield case("all-reduce", grad, reduce, passes=passes)
             for hybrid in HYBRID.get(world, ()):
                 yield case("hybrid", grad, reduce, passes=passes, hybrid=hybrid)
+    for form in ("reduce-scatter", "all-reduce"):
+        for grad, hook, passes in itertools.product(DTYPES, FSDP1_HOOKS, ("ns", "sns")):
+            if grad in ("fp32", hook):
+                yield case(form, grad, hook=hook, passes=passes)
     for hybrid in HYBRID.get(world, ()):
         for grad, reduce in (("fp32", "none"), ("bf16", "none"), ("bf16", "fp32"),
                              ("fp16", "none"), ("fp32", "bf16"), ("fp16", "bf16")):
@@ -256,6 +261,9 @@ def ddp_cases(world):
         return Case("ddp", "same", ddp_run(grad, hook, view, passes, group), ("gloo", "rank"),
                     grad=grad, hook=hook, view=view, out=grad, ranks=world, passes=passes)
 
+    for grad, hook, passes in itertools.product(DTYPES, ("fp16", "bf16"), ("ns", "sns")):
+        if grad in ("fp32", hook):
+            yield case(grad, hook, passes=passes)
     for grad in DTYPES:
         for hook in ("none", *DDP_HOOKS):
             for view in ("copy", "view", "alias"):

@@ -410,7 +410,7 @@ static void check_system(const char *system, unsigned least)
 	}
 
 GOLDEN_REDUCE(fsdp2, 1518)
-GOLDEN_REDUCE(fsdp1, 630)
-GOLDEN_REDUCE(ddp, 690)
+GOLDEN_REDUCE(fsdp1, 790)
+GOLDEN_REDUCE(ddp, 770)
 GOLDEN_REDUCE(fairscale, 332)
 GOLDEN_REDUCE(xla, 210)
