@@ -10,28 +10,15 @@
  * clip in 16 bits: nothing here is to equal that.
  */
 #include <criterion/criterion.h>
-#include <float.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "core/cleanup.h"
 #include "fdcheck.h"
-#include "golden.h"
+#include "golden_clip.h"
 #include "unit/norm.h"
 
-#define MAX_N 512
-
-static struct safetensors_tensor input(const struct safetensors *f, const char *about)
-{
-	struct safetensors_tensor t;
-	char kind[32], name[64];
-
-	snprintf(name, sizeof(name), "in/%s/fp32", golden_text(about, "kind", kind, sizeof(kind)));
-	t = golden_tensor(f, name);
-	cr_assert(t.dtype == DTYPE_FP32 && t.elements <= MAX_N);
-	return t;
-}
+#define MAX_N GOLDEN_CLIP_MAX_N
 
 static struct clip asked(const char *about)
 {
@@ -63,24 +50,6 @@ static double total_of(const struct kernels *k, const float *x, size_t n, double
 	return norm_of(sum, p);
 }
 
-/* Each of torch's roundings is half a unit: of the sum of a tensor, of its root, of the powers
- * and the sum of the norms of tensors and ranks, and the last root. A root divides what
- * was wrong before by p. Powers that are below what fp32 has are lost. */
-static void expect_total(const char *name, double got, double want, size_t n, double p)
-{
-	double relative = (2 * (20 + p) / p + 4) * 0x1p-24;
-	double lost = 2 * pow((double)n * 0x1p-149, 1 / p);
-
-	if (isinf(p) || !isfinite(got))
-		cr_assert(isnan(want) ? isnan(got) : (float)got == (float)want,
-			  "%s: norm %a, not %a", name, got, want);
-	else if (isinf(want)) /* of elements that are finite: a power of them is not, in fp32 */
-		cr_assert_gt(pow(got, p), FLT_MAX / 2, "%s: norm %a, not %a", name, got, want);
-	else
-		cr_assert_leq(fabs(got - want), relative * want + lost, "%s: norm %a, not %a", name,
-			      got, want);
-}
-
 static void expect_clipped(const struct safetensors *f, const struct kernels *k, const char *name,
 			   const struct clip *clip, double total,
 			   const struct safetensors_tensor *in)
@@ -101,24 +70,26 @@ static void expect_clipped(const struct safetensors *f, const struct kernels *k,
 static void check_norm(const struct safetensors *f, const struct kernels *k, const char *name,
 		       const char *about)
 {
-	struct safetensors_tensor total = golden_part(f, name, "total"), in = input(f, about);
+	struct safetensors_tensor in = golden_clip_input(f, about);
 	struct clip clip = asked(about);
-	double want = (double)golden_at(total.data, DTYPE_FP32, 0);
+	double want = (double)golden_at(golden_part(f, name, "total").data, DTYPE_FP32, 0), total;
 	struct fault fault = FAULT_NULL;
 	unsigned ranks = (unsigned)golden_number(about, "ranks");
 	bool refused = clip_check(&clip, want, &fault) != 0;
 
 	if (golden_is(about, "system", "torch"))
 		cr_assert_eq(refused, golden_number(about, "error") != 0, "%s", name);
-	expect_total(name, total_of(k, in.data, in.elements, clip.type, ranks), want, in.elements,
-		     clip.type);
+	total = total_of(k, in.data, in.elements, clip.type, ranks);
+	cr_assert(golden_clip_is_near(total, want, in.elements, clip.type), "%s: norm %a, not %a",
+		  name, total, want);
 	expect_clipped(f, k, name, &clip, want, &in);
 }
 
 static void check_value(const struct safetensors *f, const struct kernels *k, const char *name,
 			const char *about)
 {
-	struct safetensors_tensor in = input(f, about), want = golden_part(f, name, "g");
+	struct safetensors_tensor in = golden_clip_input(f, about),
+				  want = golden_part(f, name, "g");
 	float most = (float)golden_number(about, "max"), x[MAX_N];
 	struct k_clamp a = { x, -most, most };
 
