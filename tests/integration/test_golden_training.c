@@ -512,6 +512,12 @@ Test(golden_training, ddp_in_buckets)
 	replay((struct replay){ .of = "ddp/fp32/w2/gloo", .buckets = true });
 }
 
+Test(golden_training, ddp_in_buckets_in_backward)
+{
+	replay((struct replay){
+		.of = "ddp/fp32/w2/gloo", .buckets = true, .when = SHARDD_OPTIM_IN_BACKWARD });
+}
+
 Test(golden_training, fsdp2_of_four_flat)
 {
 	replay((struct replay){ .of = "fsdp2/fp32/w4/rank", .layout = SHARDD_LAYOUT_FLAT });
@@ -547,6 +553,17 @@ Test(golden_training, ddp_of_four_reduced)
 Test(golden_training, ddp_of_four_in_buckets)
 {
 	replay((struct replay){ .of = "ddp/fp32/w4/rank", .buckets = true });
+}
+
+Test(golden_training, ddp_of_four_reduced_in_backward)
+{
+	replay((struct replay){ .of = "ddp/fp32/w4/rank", .when = SHARDD_OPTIM_IN_BACKWARD });
+}
+
+Test(golden_training, ddp_of_four_in_buckets_in_backward)
+{
+	replay((struct replay){
+		.of = "ddp/fp32/w4/rank", .buckets = true, .when = SHARDD_OPTIM_IN_BACKWARD });
 }
 
 Test(golden_training, fsdp2_of_four_in_gloos_order_is_close)
