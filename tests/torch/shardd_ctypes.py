@@ -84,13 +84,26 @@ class Place(C.Structure):
                 ("shard_offset", C.c_uint64), ("shard_elements", C.c_uint64)]
 
 
+class DdpSpec(C.Structure):
+    _fields_ = [("size", C.c_size_t), ("group", C.c_uint32), ("units", C.POINTER(C.c_uint32)),
+                ("n_units", C.c_size_t), ("sparse", C.c_void_p), ("n_sparse", C.c_size_t),
+                ("bucket_bytes", C.c_uint64), ("first_bucket_bytes", C.c_uint64),
+                ("find_unused", C.c_bool), ("static_graph", C.c_bool),
+                ("bucket_limits", C.c_void_p), ("n_bucket_limits", C.c_size_t)]
+
+
+class DdpView(C.Structure):
+    _fields_ = [("unit", C.c_uint32), ("tensor", C.c_uint32), ("bucket", C.c_uint32),
+                ("data", C.c_void_p), ("elements", C.c_uint64)]
+
+
 class Failed(Exception):
     pass
 
 
 STRUCTS = {"error": Error, "options": Options, "job": Job, "tensor": Tensor,
            "optimizer": Optimizer, "unit_spec": UnitSpec, "unit_info": UnitInfo,
-           "tensor_place": Place}
+           "tensor_place": Place, "ddp_spec": DdpSpec, "ddp_view": DdpView}
 
 
 def other_sizes():
@@ -232,3 +245,33 @@ class Unit:
             if key not in self.frozen:
                 flat[self.at[key]:self.at[key] + self.numel(key)] = gradients[key].flatten()
         self.client.call("reduce", self.id)
+
+
+class Ddp:
+    """Units whose gradients are reduced in buckets, small enough that there are several."""
+
+    def __init__(self, client, units):
+        self.client, self.units = client, {unit.info.unit: unit for unit in units}
+        ids = (C.c_uint32 * len(self.units))(*self.units)
+        spec = DdpSpec(C.sizeof(DdpSpec), WORLD, ids, len(ids), bucket_bytes=20000,
+                       first_bucket_bytes=4000)
+        self.id, n = C.c_uint32(), C.c_uint32()
+        client.call("ddp_create", C.byref(spec), C.byref(self.id), C.byref(n))
+        self.views = (DdpView * n.value)()
+
+    def buckets(self):
+        """How many there are; one in the first pass."""
+        return 1 + max(v.bucket for v in self.views)
+
+    def reduce(self, gradients):
+        """Those of all units, ready one after the other, the last first."""
+        n = C.c_uint32(len(self.views))
+        self.client.call("ddp_forward", self.id, self.views, n)
+        self.client.call("ddp_backward", self.id, None, C.c_size_t(0), None, C.c_size_t(0))
+        for i in reversed(range(len(self.views))):
+            at, unit = self.views[i], self.units[self.views[i].unit]
+            g = gradients[list(unit.shapes)[at.tensor]].flatten()
+            assert g.numel() == at.elements
+            view(at.data, TYPES[unit.gradient], at.elements)[:] = g
+            self.client.call("ddp_ready", self.id, C.byref(C.c_uint32(i)), C.c_size_t(1))
+        self.client.call("ddp_finish", self.id, None, C.c_uint32(0))

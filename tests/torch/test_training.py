@@ -25,6 +25,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -71,14 +72,28 @@ def adamw(parameters):
 def step_in_backward(model):
     """Every parameter's own optimizer, run as soon as its gradient is final."""
     def step(parameter, optimizer):
-        with correctly_rounded():
-            optimizer.step()
+        optimizer.step()
         optimizer.zero_grad()
 
     for parameter in model.parameters():
         if parameter.requires_grad:
             optimizer = adamw([parameter])
             parameter.register_post_accumulate_grad_hook(lambda p, o=optimizer: step(p, o))
+
+
+class NoStream:
+    """What DDP waits for after a backward in which optimizers ran; a processor has none."""
+
+    def wait_stream(self, _):
+        pass
+
+
+def ddp_in_backward(model):
+    """DDP's own form of it: the parameters of a bucket are stepped when that is reduced."""
+    torch.accelerator.current_stream = NoStream
+    trained = [p for p in model.parameters() if p.requires_grad]
+    _apply_optimizer_in_backward(torch.optim.AdamW, trained, dict(ADAMW, foreach=False))
+    return DistributedDataParallel(model)
 
 
 def whole(model):
@@ -102,14 +117,19 @@ def wrap(model, system, compute):
 def in_torch(case):
     def run(rank, world):
         with golden.folded() if case["order"] == "rank" else contextlib.nullcontext():
-            model = wrap(transformer.make(), case["system"], case["compute"])
+            in_backward = case["when"] == shardd.IN_BACKWARD
             optimizer, states = None, []
-            if case["when"] == shardd.IN_BACKWARD:
-                step_in_backward(model)
+            if in_backward and case["system"] == "ddp":
+                model = ddp_in_backward(transformer.make())
             else:
-                optimizer = adamw(model.parameters())
+                model = wrap(transformer.make(), case["system"], case["compute"])
+                if in_backward:
+                    step_in_backward(model)
+                else:
+                    optimizer = adamw(model.parameters())
             for step in range(STEPS):
-                transformer.loss(model, rank, step).backward()
+                with correctly_rounded() if in_backward else contextlib.nullcontext():
+                    transformer.loss(model, rank, step).backward()
                 if optimizer:
                     with correctly_rounded():
                         optimizer.step()
@@ -171,16 +191,20 @@ def in_shardd(case, socket, job):
         model = transformer.make()
         client = shardd.Client(socket, job, rank, world)
         units, states = register(client, model, case), []
+        ddp = shardd.Ddp(client, units.values()) if case["buckets"] else None
         for step in range(STEPS):
             lend(model, units)
             transformer.loss(model, rank, step).backward()
             gradients = {n: p.grad for n, p in model.named_parameters()}
             for unit in units.values():
                 unit.release()
-            for unit in reversed(units.values()):
+            if ddp:
+                ddp.reduce(gradients)
+            for unit in reversed(units.values()) if not ddp else ():
                 unit.reduce(gradients)
             client.step()  # in backward it ends the pass, no more
             states.append({n: v for u in units.values() for n, v in u.master().items()})
+        assert not ddp or ddp.buckets() > 2
         client.barrier()
         client.leave()
         return states
@@ -220,10 +244,11 @@ def learned(states):
 
 
 def case_name(world, case):
-    return "%s %s, %d ranks, %s%s%s" % (
+    return "%s %s, %d ranks, %s%s%s%s" % (
         case["system"], case["compute"], world,
         {"gloo": "gloo's order", "rank": "order of the ranks"}[case["order"]],
         ", rows" if case["layout"] == shardd.DIM0 else "",
+        ", buckets" if case["buckets"] else "",
         ", in backward" if case["when"] == shardd.IN_BACKWARD else "")
 
 
@@ -255,8 +280,9 @@ BOUND = 2e-5
 
 def cases():
     def case(system="fsdp2", compute="fp32", order="gloo", layout=shardd.FLAT,
-             when=shardd.AT_STEP):
-        return dict(system=system, compute=compute, order=order, layout=layout, when=when)
+             when=shardd.AT_STEP, buckets=False):
+        return dict(system=system, compute=compute, order=order, layout=layout, when=when,
+                    buckets=buckets)
 
     yield 2, case()
     yield 2, case(layout=shardd.DIM0)
@@ -269,6 +295,9 @@ def cases():
     yield 2, case(when=shardd.IN_BACKWARD, layout=shardd.DIM0)
     yield 2, case("ddp")
     yield 4, case("ddp")
+    for world in 2, 4:
+        yield world, case("ddp", buckets=True)
+        yield world, case("ddp", when=shardd.IN_BACKWARD, buckets=True)
 
 
 @contextlib.contextmanager
