@@ -20,7 +20,9 @@ static_assert((int)SHARDD_PROFILE_DDP_BUCKET_VIEW ==
 		      SHARDD__V1__REDUCE_PROFILE__REDUCE_PROFILE_DDP_BUCKET_VIEW,
 	      "reduce profiles");
 static_assert((int)SHARDD_DIV_RECIPROCAL == SHARDD__V1__DIV_MODE__DIV_MODE_RECIPROCAL, "division");
-static_assert((int)SHARDD_RESHARD_NEVER == SHARDD__V1__RESHARD__RESHARD_NEVER, "reshard");
+static_assert((int)SHARDD_RESHARD_AFTER_FORWARD_ONLY ==
+		      SHARDD__V1__RESHARD__RESHARD_AFTER_FORWARD_ONLY,
+	      "reshard");
 static_assert((int)SHARDD_BUFFER_UINT8 == SHARDD__V1__BUFFER_DTYPE__BUFFER_DTYPE_UINT8,
 	      "buffer dtypes");
 static_assert((int)SHARDD_FP16 == SHARDD__V1__DTYPE__DTYPE_FP16, "dtypes");

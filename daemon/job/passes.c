@@ -78,15 +78,20 @@ static bool changes_before_step(const state_unit *rec)
 				  rec->optimizer->when == OPTIM_BY_TRAINER);
 }
 
+static bool after_forward(enum unit_reshard reshard)
+{
+	return reshard == RESHARD_AFTER_FORWARD || reshard == RESHARD_AFTER_FORWARD_ONLY;
+}
+
 /* FSDP2 frees after every backward; fairscale and those that follow it keep what cannot
  * change, unless it was not kept after forward either. */
 bool passes_let_go(const state_unit *rec, enum unit_reshard reshard, enum pass_kind pass, bool sync)
 {
-	if (pass == PASS_KIND_FORWARD || reshard == RESHARD_AFTER_FORWARD)
-		return reshard == RESHARD_AFTER_FORWARD;
-	if (sync && changes_before_step(rec))
+	if (pass == PASS_KIND_FORWARD)
+		return after_forward(reshard);
+	if (reshard == RESHARD_AFTER_FORWARD || (sync && changes_before_step(rec)))
 		return true;
-	if (reshard == RESHARD_NEVER)
+	if (reshard == RESHARD_NEVER || reshard == RESHARD_AFTER_FORWARD_ONLY)
 		return false;
 	return sync || rec->reduce_profile == PROFILE_FSDP2;
 }

@@ -51,7 +51,8 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 	op->args.policy.reshard = (uint32_t)r->reshard;
 	if ((int)r->reshard < 0 || (int)r->reshard >= _RESHARD_N)
 		return fault_set(f, FAULT_INVALID, "reshard",
-				 "reshard is %d: AFTER_FORWARD, AFTER_BACKWARD or NEVER is allowed",
+				 "reshard is %d: AFTER_FORWARD, AFTER_BACKWARD, NEVER or "
+				 "AFTER_FORWARD_ONLY is allowed",
 				 (int)r->reshard);
 	if (!r->n_units || r->n_units > op->m->job->n_units)
 		return fault_set(f, FAULT_INVALID, "units",

@@ -231,7 +231,7 @@ static void fill_passes(struct arena *a, const struct job *job, const struct uni
 static const char *reshard_name(uint32_t reshard)
 {
 	static const char *const names[_RESHARD_N] = { "", "AFTER_FORWARD", "AFTER_BACKWARD",
-						       "NEVER" };
+						       "NEVER", "AFTER_FORWARD_ONLY" };
 
 	return reshard < _RESHARD_N ? names[reshard] : "?";
 }

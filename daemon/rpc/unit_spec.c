@@ -120,7 +120,7 @@ static int decode_choices(state_unit *u, const Shardd__V1__UnitSpec *s, struct f
 	    choice((int)s->strategy, _STRATEGY_N, &u->strategy, u->name, "units.strategy",
 		   "SHARD, REPLICATE or HYBRID", f) ||
 	    choice((int)s->reshard, _RESHARD_N, &u->reshard, u->name, "units.reshard",
-		   "AFTER_FORWARD, AFTER_BACKWARD or NEVER", f))
+		   "AFTER_FORWARD, AFTER_BACKWARD, NEVER or AFTER_FORWARD_ONLY", f))
 		return f->code;
 	if (u->layout == LAYOUT_DIM0 && u->shard_multiple > 1)
 		return fault_set(

@@ -93,7 +93,7 @@ static bool choices_ok(const state_unit *u)
 {
 	return in(u->layout, 2) && in(u->strategy, 3) && u->shard_ranks &&
 	       in(u->reduce_profile, 7) && u->div_mode <= 2 && dtype_size(u->reduce_dtype) &&
-	       in(u->reshard, 3) && in(u->optimizer->profile, u->optimizer->kind == 1 ? 3 : 4) &&
+	       in(u->reshard, 4) && in(u->optimizer->profile, u->optimizer->kind == 1 ? 3 : 4) &&
 	       in(u->optimizer->when, 3);
 }
 

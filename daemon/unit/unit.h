@@ -60,6 +60,7 @@ enum unit_reshard {
 	RESHARD_AFTER_FORWARD = 1,
 	RESHARD_AFTER_BACKWARD = 2,
 	RESHARD_NEVER = 3,
+	RESHARD_AFTER_FORWARD_ONLY = 4,
 	_RESHARD_N
 };
 /* Of gradients, by a factor: 0 in a record is what PyTorch does on the unit's device. */

@@ -256,7 +256,7 @@ static const struct wrong ops[] = {
 	{ "SetReshard", "units", LIST(1, 1), BAD, "units", "units has 2 entries" },
 	{ "SetReshard", "units", LIST(MINUS), ABSENT, "units", "no unit 4294967295" },
 	{ "SetReshard", "units", LIST(1), BAD, "units", "unit 'u' is not guarded" },
-	{ "SetReshard", "reshard", N(4), BAD, "reshard", "AFTER_FORWARD, AFTER_BACKWARD or NEVER" },
+	{ "SetReshard", "reshard", N(5), BAD, "reshard", "NEVER or AFTER_FORWARD_ONLY" },
 	{ "SetReshard", "reshard", N(MINUS), BAD, "reshard", "reshard is -1" },
 	{ "SetFactors", "unit", N(7), ABSENT, "unit", "no unit 7" },
 	{ "SetFactors", "pre_divide", R(-1), BAD, "pre_divide", "pre_divide is -1" },

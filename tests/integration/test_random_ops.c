@@ -160,7 +160,7 @@ static void random_unit(struct rng *r, struct model *m, unsigned u, shardd_group
 		s->buffers = &m->buffer[u];
 		s->n_buffers = 1;
 	}
-	s->reshard = (enum shardd_reshard)below(r, 4);
+	s->reshard = (enum shardd_reshard)below(r, 5);
 	s->guarded = chance(r, 40);
 }
 
@@ -376,7 +376,7 @@ static void op_policy(struct self *s, struct rng *r)
 	if (chance(r, 20))
 		rc = shardd_set_factors_submit(s->c, any_unit(s, r), &factors, &t, &train_err);
 	else if (chance(r, 50))
-		rc = shardd_set_reshard_submit(s->c, units, n, (enum shardd_reshard)below(r, 4), &t,
+		rc = shardd_set_reshard_submit(s->c, units, n, (enum shardd_reshard)below(r, 5), &t,
 					       &train_err);
 	else
 		rc = shardd_set_prefetch_submit(s->c, any_unit(s, r),

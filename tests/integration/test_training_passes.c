@@ -95,7 +95,8 @@ static int same_trainer(const struct trainer *t)
 {
 	static const enum shardd_reshard policies[] = { SHARDD_RESHARD_AFTER_FORWARD,
 							SHARDD_RESHARD_AFTER_BACKWARD,
-							SHARDD_RESHARD_NEVER };
+							SHARDD_RESHARD_NEVER,
+							SHARDD_RESHARD_AFTER_FORWARD_ONLY };
 	shardd_client *c = train_join(t);
 	shardd_unit hand[UNITS], u[UNITS];
 

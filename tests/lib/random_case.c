@@ -167,7 +167,7 @@ static void draw_unit(uint64_t *s, struct random_case *rc, unsigned number)
 	u->compute = once_in(s, 3) ? draw_dtype(s) : DTYPE_FP32;
 	draw_reduce(s, rc->world, &u->reduce);
 	u->guarded = once_in(s, 3);
-	u->reshard = u->guarded ? (enum shardd_reshard)random_below(s, 4) : 0;
+	u->reshard = u->guarded ? (enum shardd_reshard)random_below(s, 5) : 0;
 	u->own_optimizer = once_in(s, 6);
 	if (u->own_optimizer)
 		u->optimizer.when = SHARDD_OPTIM_BY_TRAINER;

@@ -489,7 +489,7 @@ static void try_policy(const char *name, enum unit_reshard reshard, enum reduce_
 	cr_expect_eq(did_end(m[0], u, B, false), no_sync, "%s: no_sync", name);
 	did_begin(m[0], u, F);
 	cr_expect_eq(op[3].result.copied, !no_sync, "%s: it cannot have changed", name);
-	did_end(m[0], u, F, false);
+	cr_expect_eq(did_end(m[0], u, F, false), forward, "%s: forward again", name);
 	did_begin(m[0], u, B);
 	reduced(u, 1);
 	cr_expect_eq(did_end(m[0], u, B, true), sync, "%s: sync", name);
@@ -507,6 +507,16 @@ ONE_RANK(policies)
 	try_policy("f", RESHARD_AFTER_FORWARD, PROFILE_FAIRSCALE, false, false, false);
 	try_policy("b", RESHARD_AFTER_BACKWARD, PROFILE_FAIRSCALE, true, true, false);
 	try_policy("n", RESHARD_NEVER, PROFILE_FAIRSCALE, true, true, true);
+	try_policy("o", RESHARD_AFTER_FORWARD_ONLY, PROFILE_FAIRSCALE, false, true, true);
+}
+
+/* set_reshard_after_forward and set_reshard_after_backward in their four combinations. */
+ONE_RANK(policies_of_fsdp2)
+{
+	try_policy("tt", RESHARD_AFTER_FORWARD, PROFILE_FSDP2, false, false, false);
+	try_policy("ft", RESHARD_AFTER_BACKWARD, PROFILE_FSDP2, true, false, false);
+	try_policy("ff", RESHARD_NEVER, PROFILE_FSDP2, true, true, true);
+	try_policy("tf", RESHARD_AFTER_FORWARD_ONLY, PROFILE_FSDP2, false, true, true);
 }
 
 ONE_RANK(a_policy_changes_at_run_time_and_back)
@@ -518,6 +528,9 @@ ONE_RANK(a_policy_changes_at_run_time_and_back)
 	did_begin(m[0], u, F);
 	NODEFIX_OK(set_reshard(m[0], u, 0, &op[0]), &op[0]);
 	cr_expect_not(did_end(m[0], u, F, false), "as registered");
+	NODEFIX_OK(set_reshard(m[0], u, RESHARD_AFTER_FORWARD_ONLY, &op[0]), &op[0]);
+	did_begin(m[0], u, B);
+	cr_expect(did_end(m[0], u, B, false), "the next backward keeps it");
 }
 
 /* Kept by its policy it is nobody's: it does not keep others from changing it. */
@@ -633,6 +646,6 @@ ONE_RANK(numbers_that_mean_nothing)
 	r.n_units = 1;
 	nodefix_submit(&n, m[0], "SetReshard", &r.base, &op[0]);
 	expect_fault(&op[0].fault, FAULT_NOT_FOUND, "there is no unit 7");
-	set_reshard(m[0], u, 4, &op[0]);
-	expect_fault(&op[0].fault, FAULT_INVALID, "reshard is 4");
+	set_reshard(m[0], u, _RESHARD_N, &op[0]);
+	expect_fault(&op[0].fault, FAULT_INVALID, "reshard is 5");
 }

@@ -84,6 +84,11 @@ Test(passes, when_a_unit_is_let_go_of)
 		{ RESHARD_NEVER, PROFILE_FSDP2, OPTIM_AT_STEP, false, false, false },
 		{ RESHARD_AFTER_BACKWARD, PROFILE_XLA, OPTIM_AT_STEP, false, false, true },
 		{ RESHARD_NEVER, PROFILE_FAIRSCALE, OPTIM_IN_BACKWARD, false, false, true },
+		{ RESHARD_AFTER_FORWARD_ONLY, PROFILE_FSDP2, OPTIM_AT_STEP, true, false, false },
+		{ RESHARD_AFTER_FORWARD_ONLY, PROFILE_FAIRSCALE, OPTIM_AT_STEP, true, false,
+		  false },
+		{ RESHARD_AFTER_FORWARD_ONLY, PROFILE_FSDP2, OPTIM_IN_BACKWARD, true, false, true },
+		{ RESHARD_AFTER_FORWARD_ONLY, PROFILE_FSDP2, OPTIM_BY_TRAINER, true, false, true },
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {

@@ -295,6 +295,8 @@ enum shardd_reshard {
 	SHARDD_RESHARD_AFTER_FORWARD = 1,  /* released, gathered again for backward */
 	SHARDD_RESHARD_AFTER_BACKWARD = 2, /* kept from forward to the end of backward */
 	SHARDD_RESHARD_NEVER = 3,          /* kept until the parameters change */
+	/* released, gathered again for backward, and kept from then on as with NEVER */
+	SHARDD_RESHARD_AFTER_FORWARD_ONLY = 4,
 };
 
 /* How a gradient is divided by a factor that is no power of two. 0: as PyTorch does on the
