@@ -925,7 +925,9 @@ SHARDD_API int shardd_ddp_forward(shardd_client *c, shardd_ddp d, struct shardd_
 
 /* Before a backward that reduces (under no_sync it is left out, and gradients add up in the
  * views). @unused: tensors without a gradient on this rank, which contributes 0 for them;
- * @kept: the same, but with what their view holds from before. Both only with find_unused. */
+ * @kept: the same, but with what their view holds from before. Both only with find_unused. What
+ * this rank has used under no_sync since its last pass that reduced is in neither, even if this
+ * backward does not use it: it is marked with shardd_ddp_ready at once. */
 SHARDD_API int shardd_ddp_backward_submit(shardd_client *c, shardd_ddp d, const uint32_t *unused,
 					  size_t n_unused, const uint32_t *kept, size_t n_kept,
 					  shardd_ticket *t, struct shardd_error *err);
