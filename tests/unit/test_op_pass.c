@@ -187,6 +187,10 @@ enum action {
 	GRADIENT,
 	BARRIER,
 	RESHARD,
+	UNSCALE,
+	CLIP_VALUE,
+	PLAN,
+	FACTORS,
 	_ACTION_N,
 };
 
@@ -211,7 +215,29 @@ static const char *const action_names[_ACTION_N] = {
 	"GradientBuffer",
 	"Barrier",
 	"SetReshard",
+	"Unscale",
+	"ClipGradValue",
+	"PlanBackward",
+	"SetFactors",
 };
+
+static void submit_of_all(enum action a, struct nodefix_op *o)
+{
+	Shardd__V1__UnscaleRequest unscale = SHARDD__V1__UNSCALE_REQUEST__INIT;
+	Shardd__V1__ClipGradValueRequest clip = SHARDD__V1__CLIP_GRAD_VALUE_REQUEST__INIT;
+	Shardd__V1__PlanBackwardRequest plan = SHARDD__V1__PLAN_BACKWARD_REQUEST__INIT;
+	Shardd__V1__SetFactorsRequest factors = SHARDD__V1__SET_FACTORS_REQUEST__INIT;
+
+	unscale.inv_scale = plan.inv_scale = 0.5;
+	clip.value = 1;
+	factors.unit = u->id;
+	nodefix_submit(&n, m[0], action_names[a],
+		       a == UNSCALE      ? &unscale.base
+		       : a == CLIP_VALUE ? &clip.base
+		       : a == PLAN       ? &plan.base
+					 : &factors.base,
+		       o);
+}
 
 static void submit_other(enum action a, struct nodefix_op *o)
 {
@@ -285,6 +311,12 @@ static void act(enum action a, struct nodefix_op *o)
 	case RESHARD:
 		set_reshard(m[0], u, RESHARD_AFTER_FORWARD, o);
 		break;
+	case UNSCALE:
+	case CLIP_VALUE:
+	case PLAN:
+	case FACTORS:
+		submit_of_all(a, o);
+		break;
 	default:
 		submit_other(a, o);
 	}
@@ -311,14 +343,14 @@ static const struct {
 /* Which actions are allowed in which of the states above: by hand, apart from the code. */
 static const bool allowed[][_ACTION_N] = {
 	/* begin F  B, end F  Fs  B  Bs, reduce accumulate step clip commit init summon return
-	 * convert, gather release gradient barrier reshard */
-	{ 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1 },
-	{ 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1 },
-	{ 1, 0, 0, 0, 1, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1 },
-	{ 1, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1 },
-	{ 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1 },
-	{ 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1 },
-	{ 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 1, 1, 1 },
+	 * convert, gather release gradient barrier reshard, unscale clip by value plan factors */
+	{ 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 },
+	{ 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0 },
+	{ 1, 0, 0, 0, 1, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0 },
+	{ 1, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0 },
+	{ 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0 },
+	{ 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0 },
+	{ 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0 },
 };
 
 static void check_refused(size_t w, enum action a, const struct nodefix_op *o)
