@@ -862,7 +862,7 @@ Test(random_training, draws_of_all_kinds)
 		random_case_draw(seed, &rc);
 		count(&d, &rc);
 	}
-	cr_assert_eq(d.worlds, 0x1e);   /* 1 to 4 ranks */
+	cr_assert_eq(d.worlds, 0x1fe);  /* 1 to 8 ranks */
 	cr_assert_eq(d.profiles, 0xfe); /* all reduce profiles */
 	cr_assert_eq(d.kinds, 0xf);     /* none, SGD, AdamW, Adam */
 	cr_assert_eq(d.whens & 0xe, 0xe);

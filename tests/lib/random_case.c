@@ -249,12 +249,12 @@ static void draw_step(uint64_t *s, struct random_case *rc, unsigned step)
 /* Some of the ranks of a job, in any order. */
 static void draw_group(uint64_t *s, struct random_case *rc)
 {
-	uint32_t n;
+	uint32_t n, most = rc->world > CASE_USUAL_RANKS ? CASE_MAX_RANKS : CASE_USUAL_RANKS;
 
 	rc->grouped = once_in(s, 3);
 	rc->job_world = rc->world;
 	if (rc->grouped)
-		rc->job_world += random_below(s, CASE_MAX_RANKS - rc->world + 1);
+		rc->job_world += random_below(s, most - rc->world + 1);
 	for (n = 0; n < rc->job_world; n++) {
 		uint32_t k = rc->grouped ? random_below(s, n + 1) : n;
 
@@ -342,12 +342,22 @@ bool random_case_has_row(const struct random_case *rc, unsigned u, unsigned t, u
 	       random_below(&of_row, 3) > 0;
 }
 
+/* More than the usual number by another row of numbers, too. */
+static uint32_t draw_world(uint64_t *s, uint64_t beside)
+{
+	uint32_t usual = 1 + random_below(s, CASE_USUAL_RANKS);
+
+	if (!once_in(&beside, 16))
+		return usual;
+	return CASE_USUAL_RANKS + 1 + random_below(&beside, CASE_MAX_RANKS - CASE_USUAL_RANKS);
+}
+
 void random_case_draw(uint64_t seed, struct random_case *ret)
 {
 	uint64_t s = seed;
 
 	*ret = (struct random_case){ .seed = seed };
-	ret->world = 1 + random_below(&s, CASE_MAX_RANKS);
+	ret->world = draw_world(&s, seed ^ 0x68e31da4b492d08bu);
 	ret->n_units = 1 + random_below(&s, CASE_MAX_UNITS);
 	ret->special = once_in(&s, 8);
 	for (unsigned u = 0; u < ret->n_units; u++)

@@ -13,7 +13,8 @@
 #include "reduce_model.h"
 
 enum {
-	CASE_MAX_RANKS = 4,
+	CASE_USUAL_RANKS = 4, /* so that a case is cheap */
+	CASE_MAX_RANKS = 8,   /* of one case in sixteen */
 	CASE_MAX_UNITS = 3,
 	CASE_MAX_TENSORS = 5,
 	CASE_MAX_STEPS = 3,
