@@ -14,6 +14,7 @@
 #include "daemonfix.h"
 #include "fdcheck.h"
 #include "rawcall.h"
+#include "shardd/shardd.h"
 
 TestSuite(status, .timeout = 120, .init = fdcheck_begin, .fini = fdcheck_end);
 
@@ -305,5 +306,44 @@ Test(status, every_verb_of_an_idle_daemon)
 	check_text(&d, WORDS("sessions"), WORDS("none"));
 	check_text(&d, WORDS("ops"), WORDS("none"));
 	check_text(&d, WORDS("health"), WORDS("SERVING"));
+	daemonfix_stop(&d);
+}
+
+/* What a program is told: the same document, through the library. */
+static int ask(const struct trainer *t)
+{
+	struct shardd_options o = { .size = sizeof(o), .socket = t->socket, .name = "asks" };
+	struct shardd_job job = { .size = sizeof(job), .name = t->job, .world_size = 1 };
+	struct shardd_error err;
+	char *text = NULL;
+	json_t *said, *session;
+	shardd_client *c;
+
+	TRAINER_CHECK(shardd_connect(&o, &c, &err) == 0);
+	TRAINER_CHECK(shardd_status(c, t->job, &text, &err) == -SHARDD_NOT_FOUND && !text);
+	TRAINER_CHECK(shardd_status(c, NULL, NULL, &err) == -SHARDD_INVALID_ARGUMENT);
+	TRAINER_CHECK(shardd_status(NULL, NULL, &text, NULL) == -SHARDD_INVALID_ARGUMENT);
+	TRAINER_CHECK(shardd_join(c, &job, NULL, &err) == 0);
+	TRAINER_CHECK(shardd_status(c, t->job, &text, &err) == 0);
+	said = json_loads(text, 0, NULL);
+	free(text);
+	TRAINER_CHECK(json_array_size(json_object_get(said, "jobs")) == 1);
+	TRAINER_CHECK(json_integer_value(json_object_get(said, "pid")) > 0);
+	TRAINER_CHECK(!json_object_get(said, "slabs"));
+	session = json_array_get(json_object_get(said, "sessions"), 0);
+	TRAINER_CHECK(strcmp(json_string_value(json_object_get(session, "client_name")), "asks") ==
+		      0);
+	json_decref(said);
+	TRAINER_CHECK(shardd_leave(c, &err) == 0);
+	shardd_close(c);
+	return 0;
+}
+
+Test(status, a_program_is_told_the_same_by_the_library)
+{
+	struct daemonfix d;
+
+	daemonfix_start(&d, NULL);
+	trainers_run(&d, "asked", 1, ask, NULL, 60);
 	daemonfix_stop(&d);
 }

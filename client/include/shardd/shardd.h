@@ -111,6 +111,13 @@ SHARDD_API void shardd_close(shardd_client *c);
 SHARDD_API const char *shardd_daemon_version(const shardd_client *c);
 SHARDD_API uint64_t shardd_session(const shardd_client *c);
 
+/* What the daemon says of itself, its devices, jobs with their units and ranks, and sessions:
+ * one JSON document, the one that `shardctl --json status` prints. @job: only this one; NULL:
+ * all that this uid may see. @ret: the caller's, free(). Errors: NOT_FOUND (no such job).
+ * Blocks until the daemon has answered. Any thread. */
+SHARDD_API int shardd_status(shardd_client *c, const char *job, char **ret,
+			     struct shardd_error *err);
+
 /* --------------------------------------------------------- jobs and ranks */
 
 enum shardd_lifetime {
