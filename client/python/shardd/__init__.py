@@ -1,0 +1,77 @@
+"""shardd: a client of the daemon that owns sharded training state.
+
+::
+
+    import shardd
+
+    with shardd.connect() as client:                  # $SHARDD_SOCKET
+        me = client.join()                            # $SHARDD_JOB, $RANK, $WORLD_SIZE
+        [unit] = client.register([shardd.UnitSpec("block", [shardd.TensorSpec("w", (3, 5))])])
+        unit.init_seed(1)
+        weights = unit.gather()                       # shared by all ranks, not copied
+        print(weights.numpy().sum())
+        del weights
+        unit.release()
+
+This package needs no other; ``shardd.torch`` needs PyTorch. The manual is docs/python.md.
+"""
+
+from ._version import VERSION as __version__
+from .client import (
+    WORLD,
+    Buffer,
+    Client,
+    Device,
+    Membership,
+    Shard,
+    StepResult,
+    connect,
+    environment,
+)
+from .errors import (
+    Aborted,
+    AlreadyExists,
+    Cancelled,
+    DeadlineExceeded,
+    FailedPrecondition,
+    Internal,
+    InUse,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    ResourceExhausted,
+    SharddError,
+    Unavailable,
+    Unimplemented,
+    VersionMismatch,
+    WaitTimeout,
+)
+from .memory import Dtype, Memory
+from .specs import (
+    BufferSpec,
+    ClipProfile,
+    Init,
+    Layout,
+    Lifetime,
+    OptimizerKind,
+    OptimizerProfile,
+    OptimizerSpec,
+    OptimizerWhen,
+    Profile,
+    ReduceOp,
+    Strategy,
+    TensorSpec,
+    UnitSpec,
+)
+from .ticket import Ticket
+from .unit import Place, Unit
+
+__all__ = [
+    "WORLD", "Aborted", "AlreadyExists", "Buffer", "BufferSpec", "Cancelled", "Client",
+    "ClipProfile", "DeadlineExceeded", "Device", "Dtype", "FailedPrecondition", "InUse", "Init",
+    "Internal", "InvalidArgument", "Layout", "Lifetime", "Membership", "Memory", "NotFound",
+    "OptimizerKind", "OptimizerProfile", "OptimizerSpec", "OptimizerWhen", "PermissionDenied",
+    "Place", "Profile", "ReduceOp", "ResourceExhausted", "Shard", "SharddError", "StepResult",
+    "Strategy", "TensorSpec", "Ticket", "Unavailable", "Unimplemented", "Unit", "UnitSpec",
+    "VersionMismatch", "WaitTimeout", "__version__", "connect", "environment",
+]

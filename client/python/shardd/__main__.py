@@ -1,0 +1,55 @@
+"""``python -m shardd [SOCKET]``: what this Python sees of the daemon."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import shardd
+
+from . import _library
+
+
+def _bytes(n: int) -> str:
+    size = float(n)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def _report(client: shardd.Client, said: dict[str, Any]) -> None:
+    print(f"daemon {client.daemon_version}, pid {said['pid']}, at {client.socket}, "
+          f"up {said['uptime_s']} s")
+    for device in said["devices"]:
+        print(f"device {device['id']}: {_bytes(device['used_bytes'])} of "
+              f"{_bytes(device['capacity_bytes'])} used, kernels {device['kernels']}")
+    for job in said["jobs"]:
+        joined = sum(rank["state"] == "JOINED" for rank in job["ranks"])
+        print(f"job {job['name']}: {job['state']}, {joined} of {job['world_size']} ranks, "
+              f"step {job['step']}, {job['unit_count']} units, {_bytes(job['used_bytes'])}")
+    if not said["jobs"]:
+        print("no jobs")
+
+
+def main(arguments: list[str]) -> int:
+    """Return: 0, 1 (no daemon, or it refused), 2 (usage)."""
+    if len(arguments) > 1 or any(a.startswith("-") for a in arguments):
+        print("usage: python -m shardd [SOCKET]", file=sys.stderr)
+        return 2
+    try:
+        library = _library.library()
+        print(f"package {shardd.__version__}, library {library.shardd_version().decode()} "
+              f"({library._name})")
+        with shardd.connect(arguments[0] if arguments else None, name="python -m shardd",
+                            connect_timeout=0.5) as client:
+            _report(client, client.status())
+    except (shardd.SharddError, ImportError) as error:
+        print(f"shardd: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

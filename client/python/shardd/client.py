@@ -1,0 +1,413 @@
+"""A connection to the daemon: one session, and its ops."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes as C
+import json
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, NamedTuple, TypeVar
+
+from . import _abi, _library, specs
+from .errors import FailedPrecondition, InUse, Unavailable, Unimplemented, VersionMismatch
+from .memory import Dtype, Memory, _Mapped
+from .specs import ClipProfile, Lifetime, ReduceOp, UnitSpec
+from .ticket import Ticket
+from .unit import Unit
+
+T = TypeVar("T")
+WORLD = 0
+_FROM_ENV = 0xFFFFFFFF
+DEFAULT_SOCKET = "/run/shardd/shardd.sock"
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What a join found. ``epoch`` grows whenever the membership changes; ``resumed``: the job
+    has state from before; ``step`` and ``blob`` are those of the last commit if
+    ``has_commit``; ``torn``: a step was applied after it."""
+
+    epoch: int
+    world_size: int
+    rank: int
+    resumed: bool
+    has_commit: bool
+    torn: bool
+    step: int
+    blob: bytes
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where this rank's memory is. ``id``: "host:0", "cuda:0"; ``backend``: "host", "cuda"."""
+
+    id: str
+    backend: str
+    uuid: str
+    streams: bool
+
+
+class StepResult(NamedTuple):
+    """Of a step: was it skipped, was an infinity found, the norm of the plan's clip (or None)."""
+
+    skipped: bool
+    found_inf: bool
+    total_norm: float | None
+
+
+class Shard(NamedTuple):
+    """A shard for the trainer's own optimizer: flat fp32 copies, parameters to be changed."""
+
+    unit: Unit
+    params: Memory
+    gradient: Memory
+
+
+class Buffer:
+    """A buffer of this session's own, for init, all_reduce and broadcast. ``memory``: its bytes
+    as elements of the type asked for. A context manager: freed at the end."""
+
+    def __init__(self, client: Client, number: int, memory: Memory) -> None:
+        self._client, self.id, self.memory = client, number, memory
+
+    def free(self) -> None:
+        """Give it back. InUse: something looks at it. Twice is allowed."""
+        if not self.memory.released:
+            self.memory._mapped.end()
+            self._client.do("free", self.id)
+
+    def __enter__(self) -> Buffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.free()
+
+
+def socket_path(socket: str | None = None) -> str:
+    """@socket, else $SHARDD_SOCKET, else the usual place."""
+    return socket or os.environ.get("SHARDD_SOCKET") or DEFAULT_SOCKET
+
+
+def _not_there(error: Unavailable, socket: str) -> Unavailable:
+    return Unavailable(
+        f"{error.text}. Is a daemon running? Start one with `shardd --socket {socket}`, or run "
+        "the trainers under `shardctl run --standalone -n N -- COMMAND`, or set SHARDD_SOCKET "
+        "to the socket of the one that runs", error.field, error.domain, error.native, error.call)
+
+
+class Client:
+    """One connection and one session; may be used by several threads at once.
+
+    Not in a child after fork: connect there. Environment: SHARDD_SOCKET, SHARDD_DEVICE; and
+    for :meth:`join` SHARDD_JOB, RANK and WORLD_SIZE.
+
+    A context manager: leaves its job, if it is in one, and closes at the end; after an
+    exception it closes without leaving, so that the other ranks learn of it.
+    """
+
+    def __init__(self, socket: str | None = None, name: str | None = None,
+                 device: str | None = None, connect_timeout: float = 5.0) -> None:
+        """Connect. @name: shown in status. @device: "host:0", a GPU's UUID; None: chosen.
+        @connect_timeout: seconds to try while nobody listens.
+
+        Unavailable: nobody listens. PermissionDenied: the socket's mode. VersionMismatch.
+        """
+        self.socket, self.member = socket_path(socket), None  # type: str, Membership | None
+        self._open = False
+        self._pid = os.getpid()
+        self._lent: weakref.WeakSet[_Mapped] = weakref.WeakSet()
+        self._units: dict[int, Unit] = {}
+        handle = C.c_void_p()
+        options = _abi.Options(C.sizeof(_abi.Options), self.socket.encode(),
+                               name.encode() if name else None,
+                               max(1, int(connect_timeout * 1000)), 0,
+                               device.encode() if device else None)
+        try:
+            _library.call("connect", C.byref(options), C.byref(handle))
+        except Unavailable as error:
+            raise _not_there(error, self.socket) from None
+        self._handle, self._open = handle, True
+        self._check_version()
+
+    def _check_version(self) -> None:
+        daemon, library = self.daemon_version, _library.library().shardd_version().decode()
+        if not _library.same_version(daemon, library):
+            self.close()
+            raise VersionMismatch(
+                f"the daemon at {self.socket} is version {daemon}, this library {library}: "
+                "install both from the same release and restart the daemon (SIGTERM lets "
+                "trainers commit and leave first)")
+
+    # ---------------------------------------------------------------- calls
+
+    @property
+    def handle(self) -> C.c_void_p:
+        """The shardd_client, for calls by ctypes. FailedPrecondition: closed."""
+        if not self._open:
+            raise FailedPrecondition("this client is closed: connect again")
+        return self._handle
+
+    def submit(self, op: str, *arguments: Any, finish: Callable[[_abi.Result], T]) -> Ticket[T]:
+        """Submit ``shardd_OP_submit``; @finish makes the ticket's value of the result."""
+        number = C.c_uint64()
+        _library.call(op + "_submit", self.handle, *arguments, C.byref(number))
+        return Ticket(self, op, number.value, finish)
+
+    def do(self, op: str, *arguments: Any) -> None:
+        """Submit an op without a value and wait for its end."""
+        self.submit(op, *arguments, finish=lambda r: None).wait()
+
+    def lent(self, memory: Memory) -> Memory:
+        """Remember memory that ends with this client. Return: @memory."""
+        self._lent.add(memory._mapped)
+        return memory
+
+    # --------------------------------------------------------------- session
+
+    @property
+    def daemon_version(self) -> str:
+        """The daemon's version."""
+        text: bytes = _library.library().shardd_daemon_version(self.handle)
+        return text.decode()
+
+    @property
+    def session(self) -> int:
+        """This session's number."""
+        return int(_library.library().shardd_session(self.handle))
+
+    @property
+    def draining(self) -> bool:
+        """Has the job or the daemon been asked to drain? Then commit and leave."""
+        return bool(_library.library().shardd_draining(self.handle))
+
+    def set_timeout(self, seconds: float) -> None:
+        """Deadline of the ops submitted from here on; 0: the job's."""
+        _library.library().shardd_set_timeout(self.handle, int(seconds * 1000))
+
+    def status(self, job: str | None = None) -> dict[str, Any]:
+        """What the daemon says of itself, devices, jobs, sessions: as `shardctl --json status`."""
+        text = C.c_void_p()
+        _library.call("status", self.handle, job.encode() if job else None, C.byref(text))
+        try:
+            said: dict[str, Any] = json.loads(C.string_at(text.value or 0))
+        finally:
+            libc = C.CDLL(None)
+            libc.free.argtypes, libc.free.restype = [C.c_void_p], None
+            libc.free(text)
+        return said
+
+    def close(self) -> None:
+        """End the session: what it holds is dropped, and a rank that has not left counts as died.
+
+        InUse: something still looks at memory of this client. Twice is allowed, and in a child
+        after fork, where it does nothing: the connection is the parent's.
+        """
+        if not self._open:
+            return
+        if self._pid != os.getpid():
+            self._open = False
+            return
+        for mapped in list(self._lent):
+            mapped.end()
+        self._open = False
+        _library.library().shardd_close(self._handle)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None and self.member is not None:
+            self.leave()
+        try:
+            self.close()
+        except InUse:
+            if kind is None:
+                raise
+
+    def __del__(self) -> None:
+        # Memory that something looks at is not unmapped under it: the session ends with the
+        # process then.
+        with contextlib.suppress(BaseException):
+            self.close()
+
+    # ------------------------------------------------------------------ jobs
+
+    def join(self, job: str | None = None, world_size: int | None = None,
+             rank: int | None = None, lifetime: Lifetime | None = None, quota_bytes: int = 0,
+             ttl: int = 0, op_timeout: float = 0, allow_torn: bool = False) -> Membership:
+        """Join a job as a rank; it is made if it is not there. After Aborted: again.
+
+        None: from SHARDD_JOB, WORLD_SIZE, RANK. @ttl, @op_timeout: seconds, 0: the daemon's
+        default. Blocks until the daemon has answered, not until all ranks are there.
+        """
+        spec = _abi.Job(C.sizeof(_abi.Job), job.encode() if job is not None else None,
+                        world_size or 0, _FROM_ENV if rank is None else rank, lifetime or 0,
+                        quota_bytes, ttl, int(op_timeout * 1000), allow_torn)
+        found = _abi.Membership()
+        _library.call("join", self.handle, C.byref(spec), C.byref(found))
+        blob = C.string_at(found.blob, found.blob_bytes) if found.blob else b""
+        if self.device.backend != "host":
+            where = self.device.id
+            _library.call("leave", self.handle)
+            raise Unimplemented(f"this rank's memory would be on {where}, which Python cannot see "
+                                "yet: connect with device=\"host:0\", to a daemon that has it")
+        self.member = Membership(found.epoch, found.world_size, found.rank, found.resumed,
+                                 found.has_commit, found.torn, found.step, blob)
+        return self.member
+
+    def leave(self) -> None:
+        """Leave cleanly; ops of this session must be done."""
+        _library.call("leave", self.handle)
+        self.member = None
+
+    @property
+    def device(self) -> Device:
+        """Where this rank's memory is. FailedPrecondition: not joined yet."""
+        d = _abi.Device()
+        _library.call("get_device", self.handle, C.byref(d))
+        return Device(d.id.decode(), d.backend.decode(), d.uuid.decode(), d.streams)
+
+    def group(self, name: str, ranks: Sequence[int]) -> int:
+        """Make or find the group @name of exactly these ranks in this order. Return: its number,
+        for ops and UnitSpec.group."""
+        number = C.c_uint32()
+        _library.call("group_create", self.handle, name.encode(),
+                      (C.c_uint32 * max(1, len(ranks)))(*ranks), len(ranks), C.byref(number))
+        return number.value
+
+    def register(self, units: Sequence[UnitSpec]) -> list[Unit]:
+        """Register a whole model: all units or none. Every rank registers the same."""
+        made = (_abi.UnitSpec * max(1, len(units)))()
+        infos = (_abi.UnitInfo * max(1, len(units)))()
+        for spec, u in zip(units, made):
+            specs.fill(spec, u)
+        _library.call("register", self.handle, made, len(units), infos)
+        registered = [Unit(self, spec, info) for spec, info in zip(units, infos)]
+        self._units.update((unit.id, unit) for unit in registered)
+        return registered
+
+    # ------------------------------------------------------------------- ops
+
+    def alloc(self, shape: Sequence[int], dtype: Dtype = Dtype.FP32) -> Buffer:
+        """A writable buffer of this session's own, contents undefined."""
+        elements = 1
+        for extent in shape:
+            elements *= extent
+
+        def finish(r: _abi.Result) -> Buffer:
+            mapped = _Mapped(r.data, r.bytes, f"buffer {r.buffer}")
+            return Buffer(self, r.buffer, self.lent(Memory(mapped, 0, shape, dtype, True)))
+
+        return self.submit("alloc", elements * dtype.itemsize, finish=finish).wait()
+
+    def all_reduce(self, buffer: Buffer, op: ReduceOp = ReduceOp.SUM, group: int = WORLD,
+                   first: int = 0, count: int | None = None) -> None:
+        """@count elements of each member's @buffer, from index @first on, become the same
+        (collective); of FP32, BF16 or FP16."""
+        memory = buffer.memory
+        self.do("all_reduce", group, buffer.id, first * memory.dtype.itemsize,
+                memory.elements - first if count is None else count, memory.dtype, op)
+
+    def broadcast(self, buffer: Buffer, root: int, group: int = WORLD) -> None:
+        """@root's @buffer into everybody's (collective). @root: a rank of the job."""
+        self.do("broadcast", group, buffer.id, 0, buffer.memory.nbytes, root)
+
+    def barrier(self, group: int = WORLD) -> None:
+        """Wait for all ranks of the group (collective)."""
+        self.do("barrier", group)
+
+    def clip_grad_norm(self, max_norm: float, norm_type: float = 2.0, group: int = WORLD,
+                       profile: ClipProfile = ClipProfile.TORCH, error_if_nonfinite: bool = False,
+                       units: Sequence[Unit] | None = None, whole_job: bool = False) -> float:
+        """Scale the gradient shards so that their norm is at most @max_norm (collective).
+        @units: only these. Return: the norm before that."""
+        ids = (C.c_uint32 * len(units))(*(u.id for u in units)) if units else None
+        clip = _abi.Clip(C.sizeof(_abi.Clip), max_norm, norm_type, profile, error_if_nonfinite,
+                         ids, len(units or ()), whole_job)
+        return self.submit("clip", group, C.byref(clip),
+                           finish=lambda r: float(r.total_norm)).wait()
+
+    def clip_grad_value(self, value: float, group: int = WORLD) -> None:
+        """Clamp the gradient shards of the group's units to [-value, value] (collective)."""
+        self.do("clip_value", group, value, None, 0)
+
+    def unscale(self, inv_scale: float, group: int = WORLD) -> bool:
+        """Multiply the gradient shards (collective, once a step). Return: was there an infinity
+        or a NaN on any rank?"""
+        return self.submit("unscale", group, inv_scale, finish=lambda r: bool(r.found_inf)).wait()
+
+    def step(self, lr: float | None = None, group: int = WORLD, skip_if_found: bool = False,
+             discard: bool = False) -> StepResult:
+        """Step every unit of the group that has a gradient, and empty the gradients (collective).
+
+        @lr: instead of the units' own. @skip_if_found: not if unscale found an infinity.
+        @discard: only empty them. Nobody may have these units gathered.
+        """
+        rate = C.c_double(lr) if lr is not None else None
+        options = _abi.StepOptions(C.sizeof(_abi.StepOptions),
+                                   C.pointer(rate) if rate is not None else None,
+                                   skip_if_found, discard)
+        return self.submit("step_with", group, C.byref(options), finish=lambda r: StepResult(
+            r.skipped, r.found_inf, r.total_norm if r.has_total_norm else None)).wait()
+
+    def plan_backward(self, lr: float | None = None, inv_scale: float = 0,
+                      max_norm: float | None = None, norm_type: float = 2.0,
+                      profile: ClipProfile = ClipProfile.TORCH, group: int = WORLD) -> None:
+        """Say before a backward pass what becomes of its gradients until the step (collective)."""
+        rate = C.c_double(lr) if lr is not None else None
+        clip = _abi.Clip(C.sizeof(_abi.Clip), max_norm or 0, norm_type, profile)
+        plan = _abi.Plan(C.sizeof(_abi.Plan), C.pointer(clip) if max_norm is not None else None,
+                         inv_scale, C.pointer(rate) if rate is not None else None)
+        self.do("plan_backward", group, C.byref(plan))
+
+    def next_shard(self, group: int = WORLD) -> Shard:
+        """BY_TRAINER: this rank's shard of the next unit whose last reduce is over; waits."""
+        def finish(r: _abi.Result) -> Shard:
+            unit = self._units[r.unit]
+            mapped = _Mapped(r.data, r.bytes, f"shard of unit '{unit.spec.name}'") \
+                if r.elements else _Mapped(0, 0, "an empty shard")
+            params = self.lent(Memory(mapped, 0, (r.elements,), Dtype.FP32, True))
+            unit._lent["shard"] = params
+            return Shard(unit, params, Memory(mapped, r.gradient_offset, (r.elements,),
+                                              Dtype.FP32, True))
+
+        return self.submit("next_shard", group, finish=finish).wait()
+
+    def commit(self, step: int, blob: bytes = b"") -> None:
+        """Make @step what a restarted trainer goes on from, on all ranks or none (collective over
+        the job). @blob: up to 64 KiB of this rank's own state."""
+        self.do("commit", step, blob, len(blob))
+
+    def __repr__(self) -> str:
+        if not self._open:
+            return f"<shardd.Client of {self.socket}, closed>"
+        where = f"rank {self.member.rank} of {self.member.world_size}" if self.member else "no job"
+        return f"<shardd.Client session {self.session} at {self.socket}, {where}>"
+
+
+def connect(socket: str | None = None, **options: Any) -> Client:
+    """A :class:`Client`."""
+    return Client(socket, **options)
+
+
+def environment(env: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """(rank, world size) as torchrun, shardctl run, mpirun and srun say them; (0, 1) by itself.
+
+    InvalidArgument: only one of the two is there, or one is no number.
+    """
+    from .errors import InvalidArgument
+
+    for rank, world in (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+                        ("PMI_RANK", "PMI_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")):
+        if rank not in env and world not in env:
+            continue
+        try:
+            return int(env[rank]), int(env[world])
+        except (KeyError, ValueError):
+            raise InvalidArgument(
+                f"{rank}={env.get(rank, '')!r} and {world}={env.get(world, '')!r}: both are to be "
+                "set, to whole numbers", rank) from None
+    return 0, 1

@@ -1,0 +1,128 @@
+"""Errors, one class for each code of shardd.h.
+
+Every error that the library or the daemon reports is a :class:`SharddError` with the
+code's name, the field of the request that was wrong (where there is one), the sentence and
+the native number of the operating system, CUDA or NCCL (0 where there is none).
+"""
+
+from __future__ import annotations
+
+
+class SharddError(Exception):
+    """An op or call failed.
+
+    Attributes: ``code`` (the number of gRPC's status codes, positive), ``name``
+    ("INVALID_ARGUMENT"...), ``text`` (one sentence), ``field`` (which argument, or ""),
+    ``domain`` ("shardd", "os", "cuda", "nccl"), ``native`` (that domain's number, or 0).
+    """
+
+    code = 2
+    name = "UNKNOWN"
+
+    def __init__(self, text: str, field: str = "", domain: str = "shardd", native: int = 0,
+                 call: str = "") -> None:
+        super().__init__(text)
+        self.text, self.field, self.domain = text, field, domain
+        self.native, self.call = native, call
+
+    def __str__(self) -> str:
+        where = f"{self.call}: " if self.call else ""
+        field = f" ({self.field})" if self.field else ""
+        return f"{where}{self.name}{field}: {self.text}"
+
+
+class Cancelled(SharddError):
+    """The caller gave the op up."""
+
+    code, name = 1, "CANCELLED"
+
+
+class InvalidArgument(SharddError, ValueError):
+    """A value that is not allowed; ``field`` names it."""
+
+    code, name = 3, "INVALID_ARGUMENT"
+
+
+class DeadlineExceeded(SharddError, TimeoutError):
+    """The op's time is over; the text says what was waited for."""
+
+    code, name = 4, "DEADLINE_EXCEEDED"
+
+
+class WaitTimeout(DeadlineExceeded):
+    """Only the wait ended: the op goes on and its ticket stays."""
+
+
+class NotFound(SharddError, LookupError):
+    """No such job, unit, group or buffer."""
+
+    code, name = 5, "NOT_FOUND"
+
+
+class AlreadyExists(SharddError):
+    """It is there already."""
+
+    code, name = 6, "ALREADY_EXISTS"
+
+
+class PermissionDenied(SharddError, PermissionError):
+    """Another user's job, or a socket that this user may not use."""
+
+    code, name = 7, "PERMISSION_DENIED"
+
+
+class ResourceExhausted(SharddError, MemoryError):
+    """Memory, a quota or a limit; the text says who holds what."""
+
+    code, name = 8, "RESOURCE_EXHAUSTED"
+
+
+class FailedPrecondition(SharddError, RuntimeError):
+    """Not in this state; the text says in which state things are."""
+
+    code, name = 9, "FAILED_PRECONDITION"
+
+
+class Aborted(SharddError, RuntimeError):
+    """A rank died or left: the epoch is over, join again."""
+
+    code, name = 10, "ABORTED"
+
+
+class Unimplemented(SharddError, NotImplementedError):
+    """The library, the daemon or the device cannot do that."""
+
+    code, name = 12, "UNIMPLEMENTED"
+
+
+class Internal(SharddError, RuntimeError):
+    """The system or a device refused something."""
+
+    code, name = 13, "INTERNAL"
+
+
+class Unavailable(SharddError, ConnectionError):
+    """The daemon is not there, gone, or about to go."""
+
+    code, name = 14, "UNAVAILABLE"
+
+
+class VersionMismatch(SharddError, RuntimeError):
+    """Package, library and daemon are not of one version."""
+
+    code, name = 9, "FAILED_PRECONDITION"
+
+
+class InUse(BufferError):
+    """Memory was to be given back while a view, array or tensor still looks at it."""
+
+
+_CLASSES = {c.code: c for c in (
+    Cancelled, InvalidArgument, DeadlineExceeded, NotFound, AlreadyExists, PermissionDenied,
+    ResourceExhausted, FailedPrecondition, Aborted, Unimplemented, Internal, Unavailable)}
+
+
+def from_code(code: int, text: str, field: str = "", domain: str = "shardd", native: int = 0,
+              call: str = "") -> SharddError:
+    """The error of a code (positive or negative)."""
+    return _CLASSES.get(abs(code), SharddError)(text, field, domain, native, call)

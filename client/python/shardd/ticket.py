@@ -1,0 +1,68 @@
+"""Tickets: what an op that was submitted hands back to wait on."""
+
+from __future__ import annotations
+
+import ctypes as C
+import errno
+from typing import TYPE_CHECKING, Any, Callable, Generic, TypeVar
+
+from . import _abi, _library
+from .errors import WaitTimeout, from_code
+
+if TYPE_CHECKING:
+    from .client import Client
+
+T = TypeVar("T")
+
+
+class Ticket(Generic[T]):
+    """One op under way; ended by one :meth:`wait` that returns, or a :meth:`done` that is True.
+
+    Two threads must not wait for the same ticket.
+    """
+
+    __slots__ = ("_client", "_done", "_finish", "_number", "_value", "name")
+
+    def __init__(self, client: Client, name: str, number: int,
+                 finish: Callable[[_abi.Result], T]) -> None:
+        self._client, self.name, self._number, self._finish = client, name, number, finish
+        self._done = False
+        self._value: Any = None
+
+    def _ended(self, result: int, error: _abi.Error, r: _abi.Result) -> None:
+        if result == -4 and error.native == errno.EAGAIN:
+            raise WaitTimeout(error.text.decode(), native=error.native, call=self.name)
+        self._done = True
+        if result < 0:
+            self._value = from_code(result, error.text.decode(errors="replace"),
+                                    error.field.decode(), error.domain.decode(), error.native,
+                                    self.name)
+        else:
+            self._value = self._finish(r)
+
+    def done(self) -> bool:
+        """Has it ended, well or not? Never blocks."""
+        if self._done:
+            return True
+        error, r = _abi.Error(), _abi.Result()
+        result = _library.library().shardd_poll(self._client.handle, self._number, C.byref(r),
+                                                C.byref(error))
+        if result != 0:
+            self._ended(result, error, r)
+        return self._done
+
+    def wait(self, timeout: float | None = None) -> T:
+        """What the op gives, or its error.
+
+        @timeout: seconds; None: as long as the op's own deadline. WaitTimeout: not yet, the
+        ticket stays. May be called again after the end, with the same outcome.
+        """
+        if not self._done:
+            error, r = _abi.Error(), _abi.Result()
+            ms = -1 if timeout is None else max(0, int(timeout * 1000))
+            self._ended(_library.library().shardd_wait(
+                self._client.handle, self._number, ms, C.byref(r), C.byref(error)), error, r)
+        if isinstance(self._value, BaseException):
+            raise self._value
+        value: T = self._value
+        return value

@@ -1,0 +1,217 @@
+"""A registered unit and its ops."""
+
+from __future__ import annotations
+
+import ctypes as C
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import _abi, _library
+from .errors import FailedPrecondition
+from .memory import Dtype, Memory, _Mapped
+from .specs import UnitSpec
+from .ticket import Ticket
+
+if TYPE_CHECKING:
+    from .client import Buffer, Client
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor is, in elements: in what gather and summon hand out, in a gradient buffer
+    (if it is trained), and in this rank's shard."""
+
+    offset: int
+    elements: int
+    shard_offset: int
+    shard_elements: int
+
+
+class Unit:
+    """A unit as this client registered it.
+
+    ``id``: its number. ``elements``: of what gather hands out. ``gradient_elements``: of a
+    gradient buffer. ``packed_elements``: of what init_broadcast takes. ``initialised``: it has
+    parameters from an earlier life of the job. ``places``: tensor name -> :class:`Place`.
+
+    Memory that is handed out is the daemon's. It is given back by :meth:`release`,
+    :meth:`reduce`, :meth:`accumulate` and :meth:`give_back`, which raise
+    :class:`shardd.InUse`, and do nothing, while something looks at it.
+    """
+
+    def __init__(self, client: Client, spec: UnitSpec, info: _abi.UnitInfo) -> None:
+        self.client, self.spec, self.id = client, spec, int(info.unit)
+        self.elements, self.shard_elements = int(info.elements), int(info.shard_elements)
+        self.gradient_elements = int(info.gradient_elements)
+        self.packed_elements = int(info.packed_elements)
+        self.initialised, self.optimizer_steps = bool(info.initialised), int(info.optimizer_steps)
+        self.places = self._find_places()
+        self._lent: dict[str, Memory] = {}
+
+    def _find_places(self) -> dict[str, Place]:
+        n = len(self.spec.tensors)
+        places = (_abi.TensorPlace * max(1, n))()
+        _library.call("tensor_places", self.client.handle, self.id, places, n)
+        return {t.name: Place(p.offset, p.elements, p.shard_offset, p.shard_elements)
+                for t, p in zip(self.spec.tensors, places)}
+
+    # ------------------------------------------------------------- memory
+
+    def _lend(self, kind: str, r: _abi.Result, elements: int, dtype: Dtype,
+              writable: bool) -> Memory:
+        """The memory of @kind that is out already, if it is the same, else a new one."""
+        before = self._lent.get(kind)
+        if before is not None and not before.released and before.address == r.data:
+            return before
+        what = f"{kind} of unit '{self.spec.name}'"
+        memory = self.client.lent(
+            Memory(_Mapped(r.data, r.bytes, what), 0, (elements,), dtype, writable))
+        self._lent[kind] = memory
+        return memory
+
+    def _end(self, kind: str) -> None:
+        memory = self._lent.get(kind)
+        if memory is not None:
+            memory._mapped.end()
+            del self._lent[kind]
+
+    def tensor(self, memory: Memory, name: str) -> Memory:
+        """The part of gathered, summoned or gradient memory that tensor @name is."""
+        place = self.places[name]
+        shape = next(t.shape for t in self.spec.tensors if t.name == name)
+        return memory.part(place.offset, shape)
+
+    # ---------------------------------------------------------- parameters
+
+    def gather_submit(self) -> Ticket[Memory]:
+        """As gather, with a ticket."""
+        return self.client.submit("gather", self.id, finish=lambda r: self._lend(
+            "gathered parameters", r, self.elements, self.spec.compute_dtype, False))
+
+    def gather(self) -> Memory:
+        """The full parameters, read-only, shared by all ranks of the node.
+
+        Counted: as many releases give it back. Waits for no other rank.
+        """
+        return self.gather_submit().wait()
+
+    def release(self) -> int:
+        """Drop one reference. Return: how many are left. InUse: the last one, and something
+        looks at the memory."""
+        memory = self._lent.get("gathered parameters")
+        self._end("gathered parameters")
+        left = self.client.submit("release", self.id, finish=lambda r: int(r.references)).wait()
+        if left and memory is not None:
+            memory._mapped = _Mapped(memory._mapped.address, memory._mapped.nbytes,
+                                     memory._mapped.what)
+            self._lent["gathered parameters"] = self.client.lent(memory)
+        return left
+
+    def summon(self) -> Memory:
+        """The parameters in fp32, in memory of this rank's own to write to (collective)."""
+        return self.client.submit("summon", self.id, finish=lambda r: self._lend(
+            "summoned parameters", r, self.elements, Dtype.FP32, True)).wait()
+
+    def give_back(self, write: bool = False) -> None:
+        """End a summon (collective). @write: each rank's own shard of it becomes the
+        parameters."""
+        self._end("summoned parameters")
+        self.client.do("return", self.id, write)
+
+    def init_seed(self, seed: int) -> None:
+        """Every tensor by its ``init`` (collective); the same values for any world size."""
+        self.client.do("init_seed", self.id, seed)
+        self.initialised = True
+
+    def init_broadcast(self, root: int, buffer: Buffer | None) -> None:
+        """From @root's @buffer (collective): packed_elements in fp32, tensor after tensor;
+        None on the other ranks."""
+        self.client.do("init_broadcast", self.id, root, buffer.id if buffer else 0)
+        self.initialised = True
+
+    def init_own(self, buffer: Buffer) -> None:
+        """Each rank's shard from its own such @buffer (collective)."""
+        self.client.do("init_own", self.id, buffer.id)
+        self.initialised = True
+
+    # ----------------------------------------------------------- gradients
+
+    def gradient(self) -> Memory:
+        """This rank's buffer for the full gradients, writable, contents undefined: write all of
+        it. The same one until it is reduced or accumulated."""
+        return self.client.submit("gradient", self.id, finish=lambda r: self._lend(
+            "gradient buffer", r, self.gradient_elements, self.spec.gradients, True)).wait()
+
+    def _reduce(self, op: str) -> Ticket[None]:
+        self._end("gradient buffer")
+        return self.client.submit(op, self.id, finish=lambda r: None)
+
+    def reduce_submit(self, more: bool = False) -> Ticket[None]:
+        """As reduce, with a ticket."""
+        return self._reduce("reduce_more" if more else "reduce")
+
+    def reduce(self, more: bool = False) -> None:
+        """Reduce all ranks' gradient buffers, and what they have accumulated (collective).
+
+        @more: not the last time before the step.
+        """
+        self.reduce_submit(more).wait()
+
+    def reduce_deferred(self) -> None:
+        """Inside each replica only; the next reduce adds it before the replicas' all-reduce."""
+        self._reduce("reduce_deferred").wait()
+
+    def accumulate(self) -> None:
+        """Add this rank's gradient buffer to what it has accumulated; no communication."""
+        self._reduce("accumulate").wait()
+
+    def set_factors(self, pre_divide: float = 0, post_divide: float = 0, divide_factor: float = 0,
+                    force_sum: bool = False) -> None:
+        """By what reductions divide from here on (collective); 0: left open."""
+        factors = _abi.Factors(C.sizeof(_abi.Factors), pre_divide, post_divide, divide_factor,
+                               force_sum)
+        self.client.do("set_factors", self.id, C.byref(factors))
+
+    # ------------------------------------------------------------- buffers
+
+    def buffers(self) -> dict[str, Memory]:
+        """This rank's own buffers, by name; they stay with the job."""
+        def finish(r: Any) -> dict[str, Memory]:
+            n = len(self.spec.buffers)
+            places = (_abi.BufferPlace * max(1, n))()
+            _library.call("buffer_places", self.client.handle, self.id, places, n)
+            mapped = _Mapped(r.data, r.bytes, f"buffers of unit '{self.spec.name}'")
+            every = {b.name: Memory(mapped, p.offset, b.shape, b.dtype, True)
+                     for b, p in zip(self.spec.buffers, places)}
+            for memory in every.values():
+                self.client.lent(memory)
+            return every
+
+        if not self.spec.buffers:
+            raise FailedPrecondition(f"unit '{self.spec.name}' has no buffers")
+        return self.client.submit("unit_buffers", self.id, finish=finish).wait()
+
+    def broadcast_buffers(self, root: int = 0) -> None:
+        """The buffers of all ranks become those of @root (collective)."""
+        self.client.do("broadcast_buffers", self.id, self.spec.group, root)
+
+    # ------------------------------------------------------ shards (BY_TRAINER)
+
+    def pieces(self) -> list[tuple[str, int, int, int]]:
+        """What the shard of next_shard consists of: (tensor, first element, elements, at)."""
+        n = C.c_size_t()
+        _library.call("shard_pieces", self.client.handle, self.id, None, 0, C.byref(n))
+        pieces = (_abi.ShardPiece * max(1, n.value))()
+        _library.call("shard_pieces", self.client.handle, self.id, pieces, n.value, C.byref(n))
+        return [(self.spec.tensors[p.tensor].name, p.first, p.elements, p.at)
+                for p in pieces[:n.value]]
+
+    def shard_done(self) -> None:
+        """The changed parameters of the shard go back; its memory is gone."""
+        self._end("shard")
+        self.client.do("shard_done", self.id)
+
+    def __repr__(self) -> str:
+        out = ", ".join(kind for kind, m in self._lent.items() if not m.released)
+        return (f"<shardd.Unit {self.spec.name!r} {self.elements} elements "
+                f"{self.spec.compute_dtype.name}{', lent: ' + out if out else ''}>")

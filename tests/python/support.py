@@ -1,0 +1,109 @@
+"""What these tests share: a daemon, ranks as processes, and results as TAP."""
+
+import contextlib
+import multiprocessing
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import traceback
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "client" / "python"))
+LIB_DIR = os.environ.get("SHARDD_LIB_DIR", str(ROOT / "build" / "lib"))
+BIN_DIR = os.environ.get("SHARDD_BIN_DIR", str(ROOT / "build" / "bin"))
+os.environ.setdefault("SHARDD_LIBRARY", LIB_DIR + "/libshardd.so.0")
+sys.dont_write_bytecode = True
+
+spawn = multiprocessing.get_context("spawn")
+
+
+
+@contextlib.contextmanager
+def daemon(*arguments):
+    """The socket of a daemon of its own; it must end well."""
+    with tempfile.TemporaryDirectory() as folder:
+        socket = os.path.join(folder, "socket")
+        with open(os.path.join(folder, "log"), "w+") as log:
+            process = subprocess.Popen(
+                [os.path.join(BIN_DIR, "shardd"), "--socket", socket, "--backend", "host",
+                 *arguments], stdout=log, stderr=log)
+            try:
+                yield socket
+            finally:
+                process.terminate()
+                code = process.wait(60)
+                log.seek(0)
+                if code:
+                    sys.exit(f"the daemon ended with {code}:\n{log.read()}")
+
+
+def _rank(function, rank, world, arguments, results):
+    try:
+        results.put((rank, True, function(rank, world, *arguments)))
+    except BaseException:
+        results.put((rank, False, traceback.format_exc()))
+
+
+def ranks(function, world, *arguments, seconds=300):
+    """What @function(rank, world, *arguments) returns in processes of their own, by rank."""
+    results = spawn.Queue()
+    processes = [spawn.Process(target=_rank, args=(function, rank, world, arguments, results))
+                 for rank in range(world)]
+    for process in processes:
+        process.start()
+    try:
+        got = {}
+        for _ in processes:
+            rank, well, value = results.get(timeout=seconds)
+            assert well, f"rank {rank}:\n{value}"
+            got[rank] = value
+        return [got[rank] for rank in range(world)]
+    finally:
+        for process in processes:
+            process.join(20)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+class _Tap(unittest.TestResult):
+    def _say(self, test, line):
+        print(line, flush=True)
+
+    def addSuccess(self, test):
+        print("ok - " + test.id().replace("__main__.", ""), flush=True)
+
+    def _failed(self, test, err):
+        text = "".join(traceback.format_exception(*err))
+        print("".join("# " + line + "\n" for line in text.splitlines()), end="")
+        print("not ok - " + test.id().replace("__main__.", ""), flush=True)
+
+    def addError(self, test, err):
+        super().addError(test, err)
+        self._failed(test, err)
+
+    def addFailure(self, test, err):
+        super().addFailure(test, err)
+        self._failed(test, err)
+
+    def addSkip(self, test, reason):
+        print(f"ok - {test.id()} # SKIP {reason}", flush=True)
+
+
+def main():
+    """Run the tests of the calling script; its arguments choose by a part of the name."""
+    suite = unittest.defaultTestLoader.loadTestsFromModule(sys.modules["__main__"])
+    wanted = sys.argv[1:]
+    flat = [t for case in suite for t in case]
+    chosen = [t for t in flat if not wanted or any(w in t.id() for w in wanted)]
+    print(f"1..{len(chosen)}")
+    result = _Tap()
+    classes = {}
+    for test in chosen:
+        classes.setdefault(type(test), unittest.TestSuite()).addTest(test)
+    for one in classes.values():
+        one.run(result)
+    sys.exit(not chosen or not result.wasSuccessful())
