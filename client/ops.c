@@ -48,6 +48,13 @@ static void clip_result(const ProtobufCMessage *m, struct shardd_result *ret,
 	ret->total_norm = ((const Shardd__V1__ClipGradNormReply *)m)->total_norm;
 }
 
+static void reduce_result(const ProtobufCMessage *m, struct shardd_result *ret,
+			  const Shardd__V1__Placement **ret_place)
+{
+	(void)ret_place;
+	ret->skipped = ((const Shardd__V1__ReduceReply *)m)->unused;
+}
+
 static void unit_buffers_result(const ProtobufCMessage *m, struct shardd_result *ret,
 				const Shardd__V1__Placement **ret_place)
 {
@@ -80,7 +87,7 @@ OP(release, Release, release, release_result);
 OP(gradient, GradientBuffer, gradient_buffer, gradient_result);
 OP(alloc_buffer, AllocBuffer, alloc_buffer, alloc_result);
 OP(free_buffer, FreeBuffer, free_buffer, NULL);
-OP(reduce, Reduce, reduce, NULL);
+OP(reduce, Reduce, reduce, reduce_result);
 OP(all_reduce, AllReduce, all_reduce, NULL);
 OP(broadcast, Broadcast, broadcast, NULL);
 OP(barrier, Barrier, barrier, NULL);

@@ -35,6 +35,13 @@ static void step_result(const ProtobufCMessage *m, struct shardd_result *ret,
 	ret->total_norm = reply->total_norm;
 }
 
+static void reduce_result(const ProtobufCMessage *m, struct shardd_result *ret,
+			  const Shardd__V1__Placement **ret_place)
+{
+	(void)ret_place;
+	ret->skipped = ((const Shardd__V1__ReduceReply *)m)->unused;
+}
+
 static void next_shard_result(const ProtobufCMessage *m, struct shardd_result *ret,
 			      const Shardd__V1__Placement **ret_place)
 {
@@ -56,7 +63,7 @@ OP(clip_grad_norm, ClipGradNorm, clip_grad_norm, clip_result);
 OP(clip_grad_value, ClipGradValue, clip_grad_value, NULL);
 OP(unscale, Unscale, unscale, unscale_result);
 OP(step, Step, step, step_result);
-OP(reduce, Reduce, reduce, NULL);
+OP(reduce, Reduce, reduce, reduce_result);
 OP(plan_backward, PlanBackward, plan_backward, NULL);
 OP_KEEPING(next_shard, NextShard, next_shard, next_shard_result, next_shard_keep);
 OP(shard_done, ShardDone, shard_done, NULL);
@@ -228,6 +235,27 @@ int shardd_reduce_more(shardd_client *c, shardd_unit u, struct shardd_error *err
 	shardd_ticket t;
 
 	return op_finish(c, shardd_reduce_more_submit(c, u, &t, err), &t, NULL, err);
+}
+
+int shardd_reduce_unused_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
+				struct shardd_error *err)
+{
+	Shardd__V1__ReduceRequest q = SHARDD__V1__REDUCE_REQUEST__INIT;
+
+	q.unit = u;
+	q.unused = true;
+	return op_submit(c, &reduce, &q.base, t, err);
+}
+
+int shardd_reduce_unused(shardd_client *c, shardd_unit u, bool *by_all, struct shardd_error *err)
+{
+	struct shardd_result result;
+	shardd_ticket t;
+	int r = op_finish(c, shardd_reduce_unused_submit(c, u, &t, err), &t, &result, err);
+
+	if (r == 0 && by_all)
+		*by_all = result.skipped;
+	return r;
 }
 
 static int plan_clip(const struct shardd_clip *from, Shardd__V1__PlanBackwardRequest__Clip *to,

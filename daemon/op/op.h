@@ -170,8 +170,9 @@ struct op {
 		} policy;                    /* SetReshard, SetPrefetch */
 		struct unit_factors factors; /* SetFactors: resolved */
 		struct {
-			bool defer; /* the all-reduce between replicas */
-			bool more;  /* is to come in this backward pass */
+			bool defer;  /* the all-reduce between replicas */
+			bool more;   /* is to come in this backward pass */
+			bool unused; /* by this rank; when it is over: by all */
 		} reduce;
 		struct pass_plan plan;
 		struct {

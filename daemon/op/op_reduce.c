@@ -19,6 +19,10 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 
 	op->args.reduce.defer = r->defer_all_reduce;
 	op->args.reduce.more = r->more || r->defer_all_reduce;
+	op->args.reduce.unused = r->unused;
+	if (r->unused && r->defer_all_reduce)
+		return fault_set(f, FAULT_INVALID, "unused",
+				 "unused goes without defer_all_reduce: Reduce with one of them");
 	if (op_take_unit(op, r->unit, f))
 		return f->code;
 	/* the optimizer in backward changes parameters */
@@ -232,8 +236,31 @@ static void start(struct parked *p)
 		advance(c);
 }
 
+/* Is there nothing to reduce? A gradient of 0 would let decay and momentum move parameters. */
+static bool used_by_none(const struct coll *c)
+{
+	if (c->unit->has_partials)
+		return false;
+	for (uint32_t i = 0; i < c->n; i++) {
+		const struct member_unit *mu = member_unit_find(c->members[i], c->unit);
+
+		if (!c->ops[i]->args.reduce.unused || (mu && mu->accumulated.slab))
+			return false;
+	}
+	return true;
+}
+
 static void run(struct coll *c)
 {
+	bool none = used_by_none(c);
+
+	for (uint32_t i = 0; i < c->n; i++)
+		c->ops[i]->args.reduce.unused = none;
+	if (none) {
+		take_back(c);
+		coll_end(c, NULL);
+		return;
+	}
 	/* a prepared step still needs the gradients that this one would overwrite */
 	if (apply_ensure_step(c->job, &c->parked, start))
 		start(&c->parked);
@@ -243,6 +270,7 @@ static void encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__ReduceReply reply = SHARDD__V1__REDUCE_REPLY__INIT;
 
+	reply.unused = op->args.reduce.unused;
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 

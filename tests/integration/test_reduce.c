@@ -7,6 +7,7 @@
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/check.h"
 #include "trainfix.h"
@@ -324,4 +325,65 @@ Test(reduce, in_the_order_of_a_subgroup, .timeout = 60, .init = trainfix_begin,
      .fini = trainfix_end)
 {
 	trainfix_run(4, subgroup_trainer, NULL);
+}
+
+static void zeros(shardd_client *c, shardd_unit u, size_t n)
+{
+	float *data;
+
+	TRAIN_OK(shardd_gradient(c, u, (void **)&data, &train_err));
+	memset(data, 0, n * sizeof(*data));
+}
+
+/* Weight decay alone would move what has a gradient of 0. */
+static int unused_trainer(const struct trainer *t)
+{
+	static const struct shardd_optimizer decaying = { .kind = SHARDD_SGD,
+							  .lr = 1,
+							  .weight_decay = 0.5 };
+	struct shardd_unit_spec like = { .optimizer = decaying };
+	shardd_client *c = train_join(t);
+	shardd_unit u = train_register(c, "unit", 8, &like).unit;
+	float got[8], one[8] = { 1, 1, 1, 1, 1, 1, 1, 1 };
+	shardd_ticket ticket;
+	bool by_all = false;
+
+	TRAIN_OK(shardd_init_seed(c, u, 1, &train_err));
+	train_reduce(c, u, DTYPE_FP32, one, 8); /* p = -1/W of W: -1 */
+	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+
+	zeros(c, u, 8);
+	TRAIN_OK(shardd_reduce_unused(c, u, &by_all, &train_err));
+	TRAINER_CHECK(by_all);
+	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+	train_params(c, u, got, sizeof(got));
+	TRAINER_CHECK(got[0] == -1 && got[7] == -1);
+
+	if (t->rank == 0) { /* one uses it: the zeros of the others count */
+		train_reduce(c, u, DTYPE_FP32, one, 8);
+	} else {
+		zeros(c, u, 8);
+		TRAIN_OK(shardd_reduce_unused(c, u, &by_all, &train_err));
+		TRAINER_CHECK(!by_all);
+	}
+	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+	train_params(c, u, got, sizeof(got));
+	TRAINER_CHECK(got[0] == -0.5f - 1.0f / (float)t->world);
+
+	zeros(c, u, 8); /* what was accumulated before is used */
+	TRAIN_OK(shardd_accumulate(c, u, &train_err));
+	zeros(c, u, 8);
+	TRAIN_OK(shardd_reduce_unused_submit(c, u, &ticket, &train_err));
+	TRAIN_OK(shardd_wait(c, ticket, -1, NULL, &train_err));
+	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+	train_params(c, u, got, sizeof(got));
+	TRAINER_CHECK(got[0] == (-0.5f - 1.0f / (float)t->world) / 2);
+	train_leave(c);
+	return 0;
+}
+
+Test(reduce, what_no_rank_has_used_is_left_alone, .timeout = 60, .init = trainfix_begin,
+     .fini = trainfix_end)
+{
+	trainfix_run(2, unused_trainer, NULL);
 }

@@ -410,7 +410,7 @@ struct shardd_result {
 	uint64_t ran_us;
 	bool kept;                /* end_pass: the unit is still gathered, by its policy */
 	bool found_inf;           /* unscale, step */
-	bool skipped;             /* step */
+	bool skipped;             /* step; reduce: unused by all */
 	bool has_total_norm;      /* step: the plan has a clip, total_norm is its */
 	shardd_unit unit;         /* next_shard: whose shard data is */
 	uint64_t elements;        /* next_shard: of parameters, and of gradient */
@@ -715,6 +715,15 @@ SHARDD_API int shardd_step_with(shardd_client *c, shardd_group g,
 SHARDD_API int shardd_reduce_more_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
 					 struct shardd_error *err);
 SHARDD_API int shardd_reduce_more(shardd_client *c, shardd_unit u, struct shardd_error *err);
+
+/* As shardd_reduce, of a rank that has not used the unit in this pass: it has filled its gradient
+ * buffer with zeros, which count if another rank has used it. If all ranks say so (@by_all, or
+ * the result's skipped; NULL: not asked) and none has accumulated, nothing is reduced: the next step leaves the unit alone, as if it had been in no
+ * backward pass. */
+SHARDD_API int shardd_reduce_unused_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
+					   struct shardd_error *err);
+SHARDD_API int shardd_reduce_unused(shardd_client *c, shardd_unit u, bool *by_all,
+				    struct shardd_error *err);
 
 struct shardd_plan {
 	size_t size;                    /* sizeof(struct shardd_plan) */
