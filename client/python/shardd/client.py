@@ -179,6 +179,11 @@ class Client:
         return int(_library.library().shardd_session(self.handle))
 
     @property
+    def forked(self) -> bool:
+        """Is this a fork of the process that connected? Then it cannot be used."""
+        return self._pid != os.getpid()
+
+    @property
     def draining(self) -> bool:
         """Has the job or the daemon been asked to drain? Then commit and leave."""
         return bool(_library.library().shardd_draining(self.handle))

@@ -157,6 +157,13 @@ class Unit:
         """
         self.reduce_submit(more).wait()
 
+    def reduce_unused(self) -> bool:
+        """As reduce, of a rank that has not used the unit and has filled its buffer with zeros.
+        Return: True if no rank has used it: then the step leaves it alone."""
+        self._end("gradient buffer")
+        return self.client.submit("reduce_unused", self.id,
+                                  finish=lambda r: bool(r.skipped)).wait()
+
     def reduce_deferred(self) -> None:
         """Inside each replica only; the next reduce adds it before the replicas' all-reduce."""
         self._reduce("reduce_deferred").wait()

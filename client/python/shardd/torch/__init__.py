@@ -1,0 +1,26 @@
+"""shardd.torch: PyTorch's modules trained over the daemon.
+
+::
+
+    from shardd.torch import AdamW, fully_shard      # instead of torch's
+
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    optimizer = AdamW(model.parameters(), lr=1e-3)   # runs in the daemon
+
+The rest of the loop stays: forward, backward, ``optimizer.step()``, ``zero_grad()``. Rank, world
+size and job come from the launcher (torchrun, shardctl run, mpirun, srun). The manual is
+docs/python.md.
+"""
+
+from ._session import init, rank, session, shutdown, world_size
+from ._state import summon_full_params
+from ._wrap import ShardedModule, fully_shard
+from .amp import GradScaler
+from .optim import SGD, Adam, AdamW, Sharded, clip_grad_norm_, commit
+
+__all__ = [
+    "SGD", "Adam", "AdamW", "GradScaler", "Sharded", "ShardedModule", "clip_grad_norm_", "commit",
+    "fully_shard", "init", "rank", "session", "shutdown", "summon_full_params", "world_size",
+]

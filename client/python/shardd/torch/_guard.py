@@ -1,0 +1,72 @@
+"""What stands for a parameter while its values are in the daemon.
+
+A tensor with shape and dtype and no memory: it can be a module's parameter and be handed to an
+optimizer, and whoever computes with it gets a sentence instead of stale or freed memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..errors import FailedPrecondition
+
+_HARMLESS = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+_CONVERTS = ("aten._to_copy.default", "aten.to.dtype")
+
+
+def explain(name: str, kind: str, function: str) -> str:
+    """Why @function cannot be called on this @kind ("parameter", "gradient")."""
+    if kind == "gradient":
+        return (f"the gradient of '{name}' is in the daemon, sharded ({function}): clip with "
+                "shardd.torch.clip_grad_norm_, step with an optimizer of shardd.torch")
+    if function in _CONVERTS:
+        return (f"parameter '{name}' is sharded: after fully_shard neither its type nor its "
+                "device can be changed; call .to() before it, and use mp_policy for the type in "
+                "which forward computes")
+    return (f"parameter '{name}' is sharded: its values are in the daemon, and here only in "
+            f"forward and backward ({function}); else use shardd.torch.summon_full_params(model), "
+            "or model.state_dict(). If another module uses it too, wrap one that contains both")
+
+
+class Guard(torch.Tensor):
+    """See above. ``_is_param``: counts as torch.nn.Parameter."""
+
+    _name: str
+    _kind: str
+    _unit: Any
+    _is_param: bool
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def make(name: str, kind: str, shape: Sequence[int], dtype: torch.dtype,
+             requires_grad: bool = False, unit: Any = None) -> Guard:
+        """@unit: the ShardedUnit of a parameter, by which optimizers find it."""
+        guard: Guard = torch.Tensor._make_wrapper_subclass(
+            Guard, tuple(shape), dtype=dtype, device=torch.device("cpu"),
+            requires_grad=requires_grad)
+        guard._name, guard._kind, guard._unit = name, kind, unit
+        guard._is_param = kind == "parameter"
+        return guard
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        every = [*args, *(kwargs or {}).values()]
+        every += [x for a in every if isinstance(a, (list, tuple)) for x in a]
+        first = max((a for a in every if isinstance(a, Guard)), key=lambda a: a._kind == "gradient")
+        if func in _HARMLESS:
+            return Guard.make(first._name, first._kind, first.shape, first.dtype)
+        raise FailedPrecondition(explain(first._name, first._kind, str(func)))
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise FailedPrecondition(explain(self._name, self._kind, "copy.deepcopy"))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise FailedPrecondition(explain(self._name, self._kind, "pickle"))
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"<sharded {self._kind} '{self._name}' {list(self.shape)} {self.dtype}>"

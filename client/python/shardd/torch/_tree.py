@@ -1,0 +1,256 @@
+"""All units of one model: registration, the end of a backward pass, steps.
+
+Units are reduced in one order on all ranks, the reverse of the model's, whatever the order in
+which their gradients arrive: a rank that takes another branch than its peers hands in nothing
+for the units that it has not used, and nobody waits for ever.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable
+
+import torch
+from torch import nn
+
+from .. import _library
+from ..client import WORLD, Client
+from ..errors import Aborted, FailedPrecondition, InvalidArgument
+from ..specs import OptimizerSpec
+from ..ticket import Ticket
+from ._session import session
+from ._unit import ShardedUnit
+
+_roots: weakref.WeakKeyDictionary[Client, int] = weakref.WeakKeyDictionary()
+
+Settings = Callable[[ShardedUnit], "tuple[OptimizerSpec, dict[int, dict[str, Any]]]"]
+
+
+def unit_of(module: nn.Module) -> ShardedUnit | None:
+    """The unit of a wrapped module."""
+    unit = getattr(module, "_shardd_unit", None)
+    return unit if isinstance(unit, ShardedUnit) else None
+
+
+def units_of(module: nn.Module) -> list[ShardedUnit]:
+    """Those of @module and inside it, in the order of its modules."""
+    return [u for u in map(unit_of, module.modules()) if u is not None]
+
+
+class Tree:
+    """See above. ``sync``: backward reduces (else it only adds up: no_sync)."""
+
+    def __init__(self, root: ShardedUnit, settings: Settings | None) -> None:
+        """Register the units and initialise their parameters (collective)."""
+        self.root, self.client = root, session()
+        self.units = units_of(root.module)
+        self.order = [u for u in reversed(self.units) if u.trained]
+        self.optimizer: Any = None
+        self.sync = True
+        self.backward = False
+        self.reduced = False  # something since the last step
+        self._next = 0  # in order
+        self._some = False  # gradients in this pass
+        self._tickets: list[tuple[ShardedUnit, Ticket[bool]]] = []
+        self.arrived: set[int] = set()  # numbers of units with a gradient since the last step
+        self._name_units()
+        self.group = self._own_group()
+        self._register(settings)
+        self._modules = [m for m in root.module.modules() if m._parameters]
+        self._count = self._parameters()
+
+    def _name_units(self) -> None:
+        names = {id(m): n for n, m in self.root.module.named_modules()}
+        number = _roots.get(self.client, 0)
+        _roots[self.client] = number + 1
+        prefix = f"{number + 1}:" if number else ""
+        for unit in self.units:
+            if unit.tree is not None:
+                raise FailedPrecondition(
+                    f"unit '{unit.name}' was used before the module around it was wrapped: call "
+                    "fully_shard on all modules before the first forward")
+            unit.tree, unit.name = self, prefix + (names[id(unit.module)] or "root")
+
+    def _own_group(self) -> int:
+        """A step is of a group: every further model has one of its own."""
+        if _roots[self.client] == 1:
+            return WORLD
+        member = self.client.member
+        assert member is not None
+        return self.client.group(f"model {_roots[self.client]}", range(member.world_size))
+
+    def _register(self, settings: Settings | None) -> None:
+        some = [u for u in self.units if u.params]
+        specs = [u.spec(self.group, *(settings(u) if settings else (OptimizerSpec(), {})))
+                 for u in some]
+        if not some:
+            raise InvalidArgument("the model has no parameters to shard")
+        registration = self.client.register(specs)
+        _library.call("verify_model", self.client.handle, self.group)
+        generator = torch.random.get_rng_state()
+        for unit, registered in zip(some, registration):
+            unit.registered(registered)
+            from_meta(unit)
+            unit.initialise(self.client)
+        torch.random.set_rng_state(generator)
+
+    def _parameters(self) -> int:
+        return sum(len(m._parameters) for m in self._modules)
+
+    # ------------------------------------------------------------------ forward
+
+    def begin_forward(self) -> None:
+        """The root's forward begins, outside of backward."""
+        if self._parameters() != self._count:
+            raise FailedPrecondition(
+                "a parameter was added or removed after fully_shard: the daemon knows those that "
+                "were there; build the model first, then wrap it")
+        for unit in self.units:
+            unit.check()
+        self.settle()
+
+    def settle(self) -> None:
+        """If an exception ended the last backward, what it had gathered and produced goes."""
+        if not self.backward or torch._C._current_graph_task_id() != -1:
+            return
+        self.backward = False
+        self._tickets.clear()
+        for unit in self.units:
+            unit.in_backward = False
+            unit.forget_gradients()
+            unit.release()
+
+    def release_all(self) -> None:
+        """Nobody may have a unit gathered that is stepped, summoned or saved."""
+        self.settle()
+        for unit in self.units:
+            unit.release()
+
+    # ----------------------------------------------------------------- backward
+
+    def begin_backward(self) -> None:
+        """Something of a backward pass has come."""
+        if self.backward:
+            return
+        self.backward, self._next, self._some = True, 0, False
+        torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+        for unit in self.units:
+            unit.arrived.clear()
+
+    def pre_backward(self, unit: ShardedUnit) -> None:
+        """@unit's parameters are about to be needed."""
+        self.begin_backward()
+        unit.in_backward = True
+        unit.gather()
+
+    def gradient(self, unit: ShardedUnit, index: int, gradient: torch.Tensor) -> None:
+        """A gradient has arrived."""
+        self.begin_backward()
+        self._some = True
+        unit.add_gradient(index, gradient)
+        unit.arrived.add(index)
+        if len(unit.arrived) == len(unit.trained):
+            self._complete(unit)
+
+    def _complete(self, unit: ShardedUnit) -> None:
+        unit.in_backward = False
+        unit.release()
+        while self.sync and self._next < len(self.order):
+            unit = self.order[self._next]
+            if len(unit.arrived) < len(unit.trained):
+                break
+            self._reduce(unit)
+            self._next += 1
+
+    def _reduce(self, unit: ShardedUnit) -> None:
+        self._tickets.append((unit, unit.reduce_submit()))
+        self.reduced = True
+
+    def _end_backward(self) -> None:
+        """Runs when autograd has done all of the pass."""
+        self.backward = False
+        for unit in self.units:
+            unit.in_backward = False
+            unit.release()
+        if not self._some:  # torch.autograd.grad of inputs, say
+            return
+        if self.sync:
+            for unit in self.order[self._next:]:
+                self._reduce(unit)
+            for unit in self.order:
+                if unit.written:  # a second gradient after its reduction
+                    self._reduce(unit)
+        self._wait()
+        for unit in self.units:
+            unit.guard_gradients(True)
+
+    def _wait(self) -> None:
+        tickets, self._tickets = self._tickets, []
+        failed: Exception | None = None
+        for unit, ticket in tickets:
+            try:
+                if ticket.wait() and unit.unit is not None:
+                    self.arrived.add(unit.unit.id)
+            except Aborted:
+                raise
+            except Exception as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    # --------------------------------------------------------------------- steps
+
+    def stepped(self) -> None:
+        """The gradients have been used up."""
+        self.reduced = False
+        self.arrived.clear()
+        for unit in self.units:
+            unit.guard_gradients(False)
+
+    def by_number(self, number: int) -> ShardedUnit:
+        """The unit that the daemon calls @number."""
+        return next(u for u in self.units if u.unit is not None and u.unit.id == number)
+
+    def zero_grad(self) -> None:
+        """Drop all gradients there are (collective, if something was reduced)."""
+        self.settle()
+        for unit in self.units:
+            unit.forget_gradients()
+        if self.reduced:
+            self.release_all()
+            self.client.step(group=self.group, discard=True)
+        self.stepped()
+
+
+def tree_of(unit: ShardedUnit, settings: Settings | None = None) -> Tree:
+    """The tree of @unit, made now if it was not yet."""
+    root = unit
+    while root.parent is not None:
+        root = root.parent
+    if root.tree is None:
+        return Tree(root, settings)
+    return root.tree
+
+
+def from_meta(unit: ShardedUnit) -> None:
+    """Parameters and buffers on the meta device get values by their modules' own
+    reset_parameters(), unit by unit: no more than one is ever in this process's memory."""
+    modules: dict[int, nn.Module] = {}
+    for p in unit.params:
+        if p.initial is not None and p.initial.is_meta:
+            p.initial = nn.Parameter(torch.empty(p.shape), requires_grad=p.trained)
+            p.install(p.initial)
+            modules.update((id(m), m) for m, _ in p.owners)
+    for module in modules.values():
+        reset = getattr(module, "reset_parameters", None)
+        if reset is None:
+            raise InvalidArgument(
+                f"{type(module).__name__} has parameters on the meta device and no "
+                "reset_parameters() that would give them values: define it, or build the model "
+                "with values")
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                module._buffers[name] = torch.empty_like(buffer, device="cpu")
+        reset()
+    for p in unit.params:
+        p.install(p.guard)

@@ -1,0 +1,229 @@
+"""fully_shard: hooks on a module that gather, release and reduce its unit."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
+from ._tree import Tree, tree_of, unit_of, units_of
+from ._unit import ShardedUnit
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class ShardedModule:
+    """What a module can beside its own after fully_shard; names as FSDP2's FSDPModule."""
+
+    def _unit(self) -> ShardedUnit:
+        unit = unit_of(self)  # type: ignore[arg-type]
+        assert unit is not None
+        return unit
+
+    def unshard(self) -> None:
+        """Gather this module's own unit; :meth:`reshard` gives it back."""
+        unit = self._unit()
+        tree_of(unit)
+        unit.gather()
+        unit.install()
+
+    def reshard(self) -> None:
+        """Release this module's own unit."""
+        self._unit().release()
+
+    def set_requires_gradient_sync(self, sync: bool) -> None:
+        """False: backward adds gradients up on this rank, without the others; the whole model's."""
+        tree_of(self._unit()).sync = sync
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """set_requires_gradient_sync(False) inside."""
+        tree = tree_of(self._unit())
+        before, tree.sync = tree.sync, False
+        try:
+            yield
+        finally:
+            tree.sync = before
+
+    def set_reshard_after_forward(self, reshard: bool, recurse: bool = True) -> None:
+        """Is a unit released after its forward, to be gathered again for backward?"""
+        for unit in units_of(self) if recurse else [self._unit()]:  # type: ignore[arg-type]
+            unit.reshard_after_forward = reshard
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0,
+                        error_if_nonfinite: bool = False) -> torch.Tensor:
+        """As torch.nn.utils.clip_grad_norm_ of the whole model's gradients (collective).
+        Return: their norm before."""
+        tree = tree_of(self._unit())
+        return torch.tensor(tree.client.clip_grad_norm(
+            max_norm, norm_type, tree.group, error_if_nonfinite=error_if_nonfinite))
+
+    def extra_repr(self) -> str:
+        """What the module says of itself, and its unit."""
+        own = super().extra_repr()  # type: ignore[misc]
+        return (own + ", " if own else "") + repr(self._unit())
+
+
+# ---------------------------------------------------------------------- wrapping
+
+
+def _own_parameters(module: nn.Module, ignored: set[int]) -> list[tuple[nn.Module, str, str]]:
+    """(module, attribute, name) of all parameters below that no unit has yet."""
+    from ._guard import Guard
+
+    inner = {p.original: (u, p) for u in units_of(module) for p in u.params}
+    found = []
+    for prefix, owner in module.named_modules():
+        for attribute, value in owner._parameters.items():
+            if value is None or isinstance(value, Guard) or id(value) in ignored:
+                continue
+            name = f"{prefix}.{attribute}" if prefix else attribute
+            if id(value) in inner:
+                unit, other = inner[id(value)]
+                raise InvalidArgument(
+                    f"'{name}' is tied to '{other.name}' of {type(unit.module).__name__}, which is "
+                    "a unit already: parameters that are tied must be in one unit, so wrap "
+                    "the module that contains both and not the inner one", name)
+            found.append((owner, attribute, name))
+    return found
+
+
+def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | None = None,
+                shard_placement_fn: Any = None, mp_policy: Any = None, offload_policy: Any = None,
+                ignored_params: Iterable[nn.Parameter] | None = None) -> M:
+    """Shard the parameters of @module that no inner fully_shard has taken, as one unit.
+
+    Call it on inner modules first, on the model last, as PyTorch's FSDP2. The parameters go to
+    the daemon when the optimizer is built, or at the first forward; until they are
+    gathered for a forward or backward they cannot be computed with.
+
+    @reshard_after_forward: False: kept from forward to the end of backward. None: False for the
+    model, True for what is inside. @mp_policy: torch.distributed.fsdp's
+    MixedPrecisionPolicy. @ignored_params: left as they are, on every rank its own.
+    @mesh, @shard_placement_fn, @offload_policy: Unimplemented unless None; all ranks of the job
+    share, along dimension 0.
+
+    Return: @module, whose class now has the methods of :class:`ShardedModule` too.
+    """
+    for name, value in (("mesh", mesh), ("shard_placement_fn", shard_placement_fn),
+                        ("offload_policy", offload_policy)):
+        if value is not None:
+            raise Unimplemented(f"{name} is {value!r}: only None is known here", name)
+    if reshard_after_forward is not None and not isinstance(reshard_after_forward, bool):
+        raise Unimplemented(
+            f"reshard_after_forward={reshard_after_forward!r}: True, False or None; on one node a "
+            "gather is shared by all ranks, there is no smaller mesh to keep",
+            "reshard_after_forward")
+    if unit_of(module) is not None:
+        raise FailedPrecondition(f"fully_shard was called on this {type(module).__name__} before")
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        raise InvalidArgument(f"{type(module).__name__} has no forward: wrap what is in it")
+    parameters = _own_parameters(module, {id(p) for p in ignored_params or ()})
+    unit = ShardedUnit(module, parameters, reshard_after_forward, mp_policy)
+    for inner in units_of(module):
+        if inner.parent is None:
+            inner.parent = unit
+    object.__setattr__(module, "_shardd_unit", unit)
+    module.__class__ = type("Sharded" + type(module).__name__, (ShardedModule, type(module)), {})
+    _add_hooks(module, unit)
+    return module
+
+
+def _add_hooks(module: nn.Module, unit: ShardedUnit) -> None:
+    from . import _state
+
+    module.register_forward_pre_hook(_pre_forward, prepend=True, with_kwargs=True)
+    module.register_forward_hook(_post_forward, always_call=True)
+    _state.add_hooks(module, unit)
+
+
+# ------------------------------------------------------------------------- hooks
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """The floating-point tensors in @value as @dtype."""
+    def one(x: torch.Tensor) -> torch.Tensor:
+        return x.to(dtype) if torch.is_floating_point(x) else x
+
+    return pytree.tree_map_only(torch.Tensor, one, value)
+
+
+def _running(unit: ShardedUnit) -> Tree:
+    return unit.tree if unit.tree is not None else tree_of(unit)
+
+
+def _not_compiled(function: Any) -> Any:
+    """Hooks are no part of what torch.compile makes of a module."""
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(function)(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@_not_compiled
+def _pre_forward(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    unit = unit_of(module)
+    assert unit is not None
+    tree = _running(unit)
+    if unit is tree.root and not (tree.backward and torch._C._current_graph_task_id() != -1):
+        tree.begin_forward()
+    unit.gather()
+    unit.install()
+    policy = unit.mp_policy
+    if getattr(policy, "param_dtype", None) and getattr(policy, "cast_forward_inputs", True):
+        return _cast(args, policy.param_dtype), _cast(kwargs, policy.param_dtype)
+    return None
+
+
+def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    """All tensors in @value: in containers, and in attributes of objects of the user's."""
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif hasattr(leaf, "__dict__") and id(leaf) not in seen and \
+                not isinstance(leaf, (nn.Module, type)):
+            seen.add(id(leaf))
+            yield from _tensors(list(vars(leaf).values()), seen)
+
+
+@_not_compiled
+def _post_forward(module: nn.Module, args: Any, output: Any) -> Any:
+    """Also after an exception: then there is no output."""
+    unit = unit_of(module)
+    assert unit is not None
+    tree = unit.tree
+    if tree is None:  # it could not even be registered
+        return None
+    watched = False
+    if torch.is_grad_enabled():
+        for tensor in _tensors(output, set()):
+            if tensor.requires_grad:
+                tensor.register_hook(_before_backward(tree, unit))
+                watched = True
+    reshard = unit.reshard_after_forward
+    if reshard is None:
+        reshard = unit is not tree.root
+    unit.uninstall()
+    # What nothing announces in backward must stay until it is over.
+    hidden = torch.is_grad_enabled() and output is not None and not watched and \
+        any(t.requires_grad for t in _tensors(args, set()))
+    if not unit.in_backward and (output is None or (reshard and not hidden)):
+        unit.release()
+    dtype = getattr(unit.mp_policy, "output_dtype", None)
+    return _cast(output, dtype) if dtype is not None and output is not None else None
+
+
+def _before_backward(tree: Tree, unit: ShardedUnit) -> Any:
+    def hook(gradient: torch.Tensor) -> None:
+        tree.pre_backward(unit)
+
+    return hook

@@ -1,0 +1,92 @@
+"""Loss scaling: torch.amp.GradScaler's rule over the daemon's gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..errors import FailedPrecondition
+from .optim import _InDaemon
+
+
+class GradScaler:
+    """As torch.amp.GradScaler, for the optimizers of shardd.torch that run in the daemon.
+
+    The scale is every rank's own and stays equal, since an infinity is everybody's.
+    """
+
+    def __init__(self, device: str = "cpu", init_scale: float = 65536.0, growth_factor: float = 2.0,
+                 backoff_factor: float = 0.5, growth_interval: int = 2000,
+                 enabled: bool = True) -> None:
+        """@device: ignored. @growth_interval: steps without an infinity until it grows."""
+        self._scale, self._enabled = float(init_scale), enabled
+        self._growth, self._backoff = growth_factor, backoff_factor
+        self._interval, self._steps = growth_interval, 0
+        self._unscaled = False
+        self._found: bool | None = None
+
+    def scale(self, outputs: torch.Tensor) -> torch.Tensor:
+        """@outputs times the scale."""
+        return outputs * self._scale if self._enabled else outputs
+
+    def unscale_(self, optimizer: _InDaemon) -> None:
+        """Divide the gradients by the scale (collective, once a step)."""
+        if not self._enabled:
+            return
+        if self._unscaled:
+            raise FailedPrecondition("unscale_() was called before, since the last update()")
+        tree = optimizer._model
+        self._found = tree.client.unscale(1.0 / self._scale, tree.group)
+        self._unscaled = True
+
+    def step(self, optimizer: _InDaemon, *args: Any, **kwargs: Any) -> Any:
+        """Unscale, if that was not done, and step, unless there was an infinity (collective)."""
+        if not self._enabled:
+            return optimizer.step(*args, **kwargs)
+        if not self._unscaled:
+            self.unscale_(optimizer)
+        optimizer._skip_if_found = True
+        try:
+            return optimizer.step(*args, **kwargs)
+        finally:
+            optimizer._skip_if_found = False
+
+    def update(self, new_scale: float | None = None) -> None:
+        """After the step: shrink or grow the scale."""
+        if not self._enabled:
+            return
+        if self._found is None:
+            raise FailedPrecondition("update() before a step: there is nothing to go by")
+        if new_scale is not None:
+            self._scale = float(new_scale)
+        elif self._found:
+            self._scale, self._steps = self._scale * self._backoff, 0
+        else:
+            self._steps += 1
+            if self._steps == self._interval:
+                self._scale, self._steps = self._scale * self._growth, 0
+        self._found, self._unscaled = None, False
+
+    def get_scale(self) -> float:
+        """The scale; 1 if it is not enabled."""
+        return self._scale if self._enabled else 1.0
+
+    def is_enabled(self) -> bool:
+        """Does it scale at all?"""
+        return self._enabled
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's."""
+        if not self._enabled:
+            return {}
+        return {"scale": self._scale, "growth_factor": self._growth,
+                "backoff_factor": self._backoff, "growth_interval": self._interval,
+                "_growth_tracker": self._steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """As torch's."""
+        if self._enabled:
+            self._scale, self._growth = state["scale"], state["growth_factor"]
+            self._backoff, self._interval = state["backoff_factor"], state["growth_interval"]
+            self._steps = state["_growth_tracker"]

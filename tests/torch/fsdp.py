@@ -1,0 +1,111 @@
+"""The same training by PyTorch's FSDP2 and by shardd.torch: what differs, behind one interface."""
+
+import os
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "golden"), str(HERE.parent / "python")]
+
+import support  # noqa: E402, F401
+import test_training  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch.distributed import fsdp  # noqa: E402
+from torch.distributed.tensor import DTensor  # noqa: E402
+
+import shardd.torch  # noqa: E402
+
+
+class Fsdp2:
+    """PyTorch's, over gloo. Its optimizers take a square root that is correctly rounded: MKL's,
+    which PyTorch has on x86, rounds one number in six to its neighbour."""
+
+    name = "FSDP2"
+    exact = True  # square roots
+
+    def fully_shard(self, module, **options):
+        return fsdp.fully_shard(module, **options)
+
+    def optimizer(self, kind, params, **options):
+        return getattr(torch.optim, kind)(params, foreach=False, **options)
+
+    def step(self, optimizer):
+        if not self.exact:
+            return optimizer.step()
+        with test_training.correctly_rounded():
+            return optimizer.step()
+
+    def clip(self, model, norm):
+        total = torch.nn.utils.clip_grad_norm_(model.parameters(), norm)
+        return total.full_tensor() if isinstance(total, DTensor) else total
+
+    def sync(self, model, sync):
+        model.set_requires_gradient_sync(sync)
+
+    def whole(self, model):
+        return {name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone()
+                for name, p in model.named_parameters()}
+
+    def close(self):
+        pass
+
+
+class Shardd:
+    """The daemon's optimizers; with @own torch.optim's on the shard."""
+
+    name = "shardd"
+    own = False
+
+    def __init__(self, job):
+        shardd.torch.init(job=job, op_timeout=60)
+
+    def fully_shard(self, module, **options):
+        return shardd.torch.fully_shard(module, **options)
+
+    def optimizer(self, kind, params, **options):
+        if self.own:
+            return shardd.torch.Sharded(getattr(torch.optim, kind), params, foreach=False,
+                                        **options)
+        return getattr(shardd.torch, kind)(params, **options)
+
+    def step(self, optimizer):
+        return optimizer.step()
+
+    def clip(self, model, norm):
+        return shardd.torch.clip_grad_norm_(model.parameters(), norm)
+
+    def sync(self, model, sync):
+        model.set_requires_gradient_sync(sync)
+
+    def whole(self, model):
+        names = {name for name, _ in model.named_parameters()}
+        return {name: value for name, value in model.state_dict().items() if name in names}
+
+    def close(self):
+        shardd.torch.shutdown()
+
+
+def start(rank, world, socket, folder):
+    """A gloo group, and what shardd finds its daemon by."""
+    os.environ.update(SHARDD_SOCKET=socket, RANK=str(rank), WORLD_SIZE=str(world))
+    torch.set_num_threads(1)
+    store = dist.FileStore(os.path.join(folder, "store"), world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+
+
+def differences(ours, theirs, bound=0.0):
+    """Sentences; none: equal bit for bit, or with @bound that far apart at most."""
+    said = []
+    for step, (a, b) in enumerate(zip(ours, theirs)):
+        if a.keys() != b.keys():
+            said.append(f"step {step}: names differ: {a.keys() ^ b.keys()}")
+            continue
+        for name in a:
+            x, y = torch.as_tensor(a[name]).float(), torch.as_tensor(b[name]).float()
+            off = (x - y).abs().max().item() if x.numel() else 0.0
+            same = torch.eq(*(t.reshape(-1).view(torch.int32) for t in (x, y)))
+            different = x.numel() - same.sum().item()
+            if (not bound and different) or not off <= bound:
+                said.append(f"step {step}: {name}: {different} of {x.numel()} differ, by {off:g}")
+    return said

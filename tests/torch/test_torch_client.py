@@ -1,0 +1,534 @@
+#!/usr/bin/env python3
+"""What shardd.torch does beside numbers: bad input, whole states, failures, branches that differ.
+
+Prints one line of TAP a test.
+"""
+
+import os
+import unittest
+import unittest.mock
+import warnings
+
+import fsdp
+import support
+import torch
+from support import ranks
+from torch import nn
+
+import shardd
+import shardd.torch as st
+
+
+def model(seed=1):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def wrapped(seed=1, **options):
+    net = model(seed)
+    st.fully_shard(net[0], **options)
+    return st.fully_shard(net, **options)
+
+
+def numbers(step, rank=0, *shape):
+    draw = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(*(shape or (5, 4)), generator=draw)
+
+
+def train(net, optimizer, steps, rank=0):
+    for step in range(steps):
+        net(numbers(step, rank)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class OneRank(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.context = support.daemon()
+        os.environ["SHARDD_SOCKET"] = cls.context.__enter__()
+        torch.set_num_threads(1)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.context.__exit__(None, None, None)
+
+    def setUp(self):
+        st.init(job=self.id().split(".")[-1][:60], world_size=1, rank=0)
+
+    def tearDown(self):
+        st.shutdown()
+
+    def refused(self, kind, text):
+        return self.assertRaisesRegex(kind, text)
+
+    # -- bad input
+
+    def test_a_parameter_that_is_sharded_says_so(self):
+        net = wrapped()
+        with self.refused(shardd.FailedPrecondition, "summon_full_params"):
+            net[0].weight.sum()
+        with self.refused(shardd.FailedPrecondition, "0.weight|weight"):
+            nn.init.zeros_(net[0].weight)
+        self.assertIn("sharded parameter", repr(net[0].weight))
+
+    def test_type_and_device_cannot_be_changed(self):
+        net = wrapped()
+        with self.refused(shardd.FailedPrecondition, r"call .to\(\) before it"):
+            net.double()
+        net.to("cpu")  # nothing changes
+        with self.refused(shardd.InvalidArgument, "mp_policy"):
+            st.fully_shard(nn.Linear(2, 2).bfloat16())
+
+    def test_an_optimizer_built_before_wrapping(self):
+        net = model()
+        early = list(net.parameters())
+        st.fully_shard(net)
+        with self.refused(shardd.InvalidArgument, "call fully_shard first"):
+            st.AdamW(early)
+
+    def test_an_optimizer_built_after_the_first_forward(self):
+        net = wrapped()
+        net(numbers(0))
+        with self.refused(shardd.FailedPrecondition, "before the first forward"):
+            st.AdamW(net.parameters())
+
+    def test_an_optimizer_of_torch_cannot_step_sharded_gradients(self):
+        net = wrapped()
+        plain = torch.optim.SGD(net.parameters(), lr=0.1)
+        net(numbers(0)).sum().backward()
+        with self.refused(shardd.FailedPrecondition, "optimizer of shardd.torch"):
+            plain.step()
+        with self.refused(shardd.FailedPrecondition, "shardd.torch.clip_grad_norm_"):
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+
+    def test_an_optimizer_without_some_parameters(self):
+        net = wrapped()
+        with self.refused(shardd.InvalidArgument, "no parameter '2.bias'"):
+            st.AdamW([p for p in net.parameters() if p.ndim > 1])
+
+    def test_a_parameter_added_or_replaced(self):
+        net = wrapped()
+        net(numbers(0))
+        net[0].extra = nn.Parameter(torch.ones(1))
+        with self.refused(shardd.FailedPrecondition, "added or removed"):
+            net(numbers(0))
+        del net[0].extra
+        net[0].bias = nn.Parameter(torch.ones(8))
+        with self.refused(shardd.FailedPrecondition, "replaced after fully_shard"):
+            net(numbers(0))
+
+    def test_requires_grad_changed_after_wrapping(self):
+        net = wrapped()
+        net(numbers(0))
+        net[0].bias.requires_grad_(False)
+        with self.refused(shardd.FailedPrecondition, "requires_grad"):
+            net(numbers(0))
+
+    def test_tied_across_units(self):
+        net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+        net[1].weight = net[0].weight
+        st.fully_shard(net[0])
+        with self.refused(shardd.InvalidArgument, "tied to 'weight' of ShardedLinear"):
+            st.fully_shard(net)
+
+    def test_what_is_not_there(self):
+        for options in ({"mesh": 1}, {"offload_policy": 1}, {"shard_placement_fn": 1},
+                        {"reshard_after_forward": 2}):
+            with self.refused(shardd.Unimplemented, next(iter(options))):
+                st.fully_shard(model(), **options)
+        with self.refused(shardd.InvalidArgument, "ModuleList has no forward"):
+            st.fully_shard(nn.ModuleList())
+        net = wrapped()
+        with self.refused(shardd.FailedPrecondition, "before"):
+            st.fully_shard(net)
+
+    def test_settings_that_cannot_change(self):
+        net = wrapped()
+        optimizer = st.AdamW(net.parameters(), lr=0.1)
+        net(numbers(0)).sum().backward()
+        optimizer.param_groups[0]["betas"] = (0.5, 0.9)
+        with self.refused(shardd.Unimplemented, "betas was changed"):
+            optimizer.step()
+        with self.refused(shardd.Unimplemented, "in the daemon"):
+            optimizer.state_dict()
+        with self.refused(shardd.FailedPrecondition, "add_param_group"):
+            optimizer.add_param_group({"params": []})
+
+    def test_sparse_gradients(self):
+        net = st.fully_shard(nn.Embedding(5, 3, sparse=True))
+        with self.refused(shardd.Unimplemented, "sparse=False"):
+            net(torch.tensor([1, 2])).sum().backward()
+
+    def test_fork_after_connect(self):
+        net = wrapped()
+        net(numbers(0))
+        read, write = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            child = os.fork()
+        if child == 0:
+            try:
+                net(numbers(0))
+                said = "no error"
+            except shardd.FailedPrecondition as error:
+                said = str(error)
+            os.write(write, said.encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        self.assertIn("fork", os.read(read, 1000).decode())
+        os.close(read)
+        os.close(write)
+
+    # -- states
+
+    def test_state_dict_is_that_of_the_plain_model(self):
+        for net in (wrapped(), st.fully_shard(model())):
+            for _ in range(2):  # before and after the daemon has it
+                state = net.state_dict()
+                for name, value in model().state_dict().items():
+                    self.assertTrue(torch.equal(state[name], value), name)
+                net(numbers(0))
+            model().load_state_dict(state)
+
+    def test_load_state_dict(self):
+        other = model(7).state_dict()
+        for used in (False, True):
+            net = wrapped()
+            if used:
+                net(numbers(0))
+            net.load_state_dict(other)
+            out = net(numbers(0))
+            plain = model(7)
+            self.assertTrue(torch.equal(out, plain(numbers(0))))
+        with self.refused(RuntimeError, "size mismatch"):
+            net.load_state_dict({**other, "0.weight": torch.ones(2, 2)})
+        self.assertTrue(torch.equal(net(numbers(0)), plain(numbers(0))))
+
+    def test_state_in_bf16_is_kept_in_fp32(self):
+        policy = fsdp.fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+        net = wrapped(mp_policy=policy)
+        self.assertEqual(net(numbers(0)).dtype, torch.bfloat16)
+        self.assertTrue(torch.equal(net.state_dict()["0.weight"], model()[0].weight))
+
+    def test_summon_full_params(self):
+        net = wrapped()
+        for used in (False, True):
+            with st.summon_full_params(net), torch.no_grad():
+                net[0].weight.fill_(0.25 + used)
+            with st.summon_full_params(net, writeback=used is False):
+                self.assertEqual(net[0].weight[0, 0].item(), 0.25 + used)
+            net(numbers(0))
+        self.assertEqual(net.state_dict()["0.weight"][7, 3].item(), 1.25)
+
+    def test_from_the_meta_device(self):
+        with torch.device("meta"):
+            net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+        st.fully_shard(net[0])
+        st.fully_shard(net)
+        torch.manual_seed(1)
+        before = torch.random.get_rng_state()
+        optimizer = st.SGD(net.parameters(), lr=0.1)
+        self.assertTrue(torch.equal(before, torch.random.get_rng_state()))
+        weight = net.state_dict()["0.weight"]
+        self.assertTrue(0 < weight.abs().max() <= 0.5)
+        train(net, optimizer, 2)
+        self.assertFalse(torch.equal(weight, net.state_dict()["0.weight"]))
+        with torch.device("meta"):
+            net = nn.ParameterList([torch.empty(3)])
+
+        class Holds(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.held = net
+
+            def forward(self, x):
+                return x
+
+        with self.refused(shardd.InvalidArgument, "reset_parameters"):
+            st.fully_shard(Holds())(numbers(0))
+
+    def test_the_job_goes_on_in_the_next_process(self):
+        st.shutdown()
+        st.init(job="kept", world_size=1, rank=0, lifetime=shardd.Lifetime.KEEP)
+        net = wrapped(1)
+        train(net, st.AdamW(net.parameters(), lr=0.1), 3)
+        st.commit(3, {"data": 30})
+        state = net.state_dict()
+        st.shutdown()
+        st.init(job="kept", world_size=1, rank=0)
+        self.assertEqual(st.session().member.step, 3)
+        other = wrapped(2)  # its own values do not count
+        st.AdamW(other.parameters(), lr=0.1)
+        for name, value in other.state_dict().items():
+            self.assertTrue(torch.equal(value, state[name]), name)
+
+    # -- training
+
+    def test_an_exception_in_forward(self):
+        class Raises(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner, self.bad = nn.Linear(4, 4), False
+
+            def forward(self, x):
+                x = self.inner(x)
+                if self.bad:
+                    raise KeyError("bad")
+                return x
+
+        net = Raises()
+        st.fully_shard(net.inner)
+        st.fully_shard(net)
+        optimizer = st.SGD(net.parameters(), lr=0.1)
+        for bad in (False, True, False):
+            net.bad = bad
+            if bad:
+                with self.assertRaises(KeyError):
+                    net(numbers(0))
+                self.assertNotIn("gathered", repr(net))
+            else:
+                train(net, optimizer, 1)
+
+    def test_an_exception_in_backward(self):
+        net = wrapped()
+        optimizer = st.SGD(net.parameters(), lr=0.1)
+
+        def bad(gradient):
+            raise KeyError("bad")
+
+        x = numbers(0)
+        out = net[1](net[0](x))
+        del out
+        hidden = net[0].register_forward_hook(lambda m, a, o: o.register_hook(bad) and None)
+        with self.assertRaises(KeyError):
+            net(x).sum().backward()
+        hidden.remove()
+        optimizer.zero_grad()
+        before = net.state_dict()["2.bias"]
+        net(x).sum().backward()
+        optimizer.step()
+        self.assertTrue(torch.allclose(before - net.state_dict()["2.bias"], torch.tensor(0.5)))
+
+    def test_zero_grad_drops_what_was_reduced(self):
+        net = wrapped()
+        optimizer = st.SGD(net.parameters(), lr=0.1)
+        before = net.state_dict()
+        for sync in (True, False):
+            net.set_requires_gradient_sync(sync)
+            net(numbers(0)).sum().backward()
+            optimizer.zero_grad()
+        net.set_requires_gradient_sync(True)
+        optimizer.step()
+        for name, value in net.state_dict().items():
+            self.assertTrue(torch.equal(value, before[name]), name)
+
+    def test_gradients_of_inputs_reduce_nothing(self):
+        net = wrapped()
+        optimizer = st.SGD(net.parameters(), lr=0.1)
+        x = numbers(0).requires_grad_()
+        [gradient] = torch.autograd.grad(net(x).sum(), x)
+        plain = model()
+        y = numbers(0).requires_grad_()
+        [expected] = torch.autograd.grad(plain(y).sum(), y)
+        self.assertTrue(torch.equal(gradient, expected))
+        before = net.state_dict()
+        optimizer.step()
+        self.assertTrue(torch.equal(before["0.bias"], net.state_dict()["0.bias"]))
+
+    def test_backward_twice_through_one_graph(self):
+        net, plain = wrapped(), model()
+        optimizer = st.SGD(net.parameters(), lr=0.1)
+        ours = torch.optim.SGD(plain.parameters(), lr=0.1)
+        for m in (net, plain):
+            value = m(numbers(0)).pow(2).mean()
+            value.backward(retain_graph=True)
+            value.backward()
+        optimizer.step()
+        ours.step()
+        for name, value in plain.state_dict().items():
+            self.assertTrue(torch.equal(value, net.state_dict()[name]), name)
+
+    def test_eval_without_gradients(self):
+        net, plain = wrapped(), model()
+        optimizer = st.SGD(net.parameters(), lr=0.1)
+        net.eval()
+        with torch.no_grad():
+            self.assertTrue(torch.equal(net(numbers(0)), plain(numbers(0))))
+        net.train()
+        train(net, optimizer, 1)
+
+    def test_two_models_in_one_process(self):
+        a, b = wrapped(1), wrapped(2)
+        one, two = st.SGD(a.parameters(), lr=0.1), st.SGD(b.parameters(), lr=0.1)
+        a(numbers(0)).sum().backward()
+        b(numbers(0)).sum().backward()
+        before = b.state_dict()["0.bias"]
+        one.step()
+        self.assertTrue(torch.equal(before, b.state_dict()["0.bias"]))
+        two.step()
+        self.assertFalse(torch.equal(before, b.state_dict()["0.bias"]))
+        with self.refused(shardd.InvalidArgument, "several models"):
+            st.SGD([*a.parameters(), *b.parameters()])
+
+    def test_ignored_parameters_stay(self):
+        net = model()
+        kept = net[2].bias
+        st.fully_shard(net, ignored_params={kept})
+        optimizer = st.SGD([p for p in net.parameters() if p is not kept], lr=0.1)
+        train(net, optimizer, 1)
+        self.assertIs(net[2].bias, kept)
+        self.assertIsNotNone(kept.grad)
+
+    def test_loss_scaling(self):
+        net, plain = wrapped(), model()
+        optimizer = st.SGD(net.parameters(), lr=0.1)
+        other = torch.optim.SGD(plain.parameters(), lr=0.1)
+        ours = st.GradScaler(init_scale=1024.0, growth_interval=2)
+        theirs = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+        for step in range(6):
+            for scaler, m, o in ((ours, net, optimizer), (theirs, plain, other)):
+                value = m(numbers(step)).pow(2).mean()
+                if step == 3:
+                    value = value * float("inf")
+                scaler.scale(value).backward()
+                scaler.step(o)
+                scaler.update()
+                o.zero_grad()
+            self.assertEqual(ours.get_scale(), theirs.get_scale())
+        for name, value in plain.state_dict().items():
+            self.assertTrue(torch.equal(value, net.state_dict()[name]), name)
+
+    def test_learning_rates_of_groups(self):
+        net, plain = wrapped(), model()
+
+        def groups(m):
+            return [{"params": list(m[0].parameters()), "lr": 0.5},
+                    {"params": list(m[2].parameters()), "lr": 0.25}]
+
+        ours, theirs = st.SGD(groups(net)), torch.optim.SGD(groups(plain))
+        for optimizer, m in ((ours, net), (theirs, plain)):
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+            for step in range(3):
+                m(numbers(step)).pow(2).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                scheduler.step()
+        for name, value in plain.state_dict().items():
+            self.assertTrue(torch.equal(value, net.state_dict()[name]), name)
+        ours.param_groups[0]["lr"] = 7.0
+        with self.refused(shardd.Unimplemented, "proportion"):
+            ours.step()
+
+    def test_repr_shows_units_bytes_and_state(self):
+        net = wrapped()
+        self.assertIn("not registered yet", repr(net))
+        net.unshard()
+        self.assertIn("unit 'root': 2 parameters, 0.00 MiB, gathered", repr(net))
+        net.reshard()
+        self.assertIn("sharded", repr(net))
+
+
+class Launchers(unittest.TestCase):
+    def test_several_ranks_without_a_name(self):
+        with unittest.mock.patch.dict(os.environ, RANK="0", WORLD_SIZE="2"):
+            for name in ("SHARDD_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "MASTER_PORT"):
+                os.environ.pop(name, None)
+            with self.assertRaisesRegex(shardd.FailedPrecondition, "SHARDD_JOB"):
+                st.init()
+
+
+# ------------------------------------------------------------------------ two ranks
+
+
+class Experts(nn.Module):
+    """A mixture whose ranks take different branches."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
+        self.experts = nn.ModuleList([nn.Linear(6, 6) for _ in range(4)])
+
+    def forward(self, x, expert):
+        return self.last(torch.tanh(self.experts[expert](self.first(x))))
+
+
+def expert_of(rank, step):
+    return (step + rank) % 3  # never the last one
+
+
+def mixture(rank, world, socket):
+    os.environ["SHARDD_SOCKET"] = socket
+    torch.set_num_threads(1)
+    st.init(job="mixture", rank=rank, world_size=world, op_timeout=30)
+    net = Experts()
+    for expert in net.experts:
+        st.fully_shard(expert)
+    st.fully_shard(net)
+    optimizer = st.SGD(net.parameters(), lr=0.1, weight_decay=0.1)
+    for step in range(4):
+        net(numbers(step, rank), expert_of(rank, step)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    state = {k: v.tolist() for k, v in net.state_dict().items()}
+    st.shutdown()
+    return state
+
+
+def mixture_in_one_process():
+    net = Experts()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=0.1)
+    for step in range(4):
+        total = 0
+        for rank in range(2):
+            total = total + net(numbers(step, rank), expert_of(rank, step)).pow(2).mean()
+        (total / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return net.state_dict()
+
+
+def differ(rank, world, socket, shapes):
+    os.environ["SHARDD_SOCKET"] = socket
+    st.init(job="differ", rank=rank, world_size=world, op_timeout=30)
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4 + (rank if shapes else 0)))
+    for layer in net if shapes or rank else net[:1]:
+        st.fully_shard(layer)
+    st.fully_shard(net)
+    try:
+        net(numbers(0))
+    except (shardd.FailedPrecondition, shardd.Aborted) as error:
+        return str(error)
+    finally:
+        st.shutdown()
+    return ""
+
+
+class TwoRanks(unittest.TestCase):
+    def test_ranks_that_take_different_branches(self):
+        with support.daemon() as socket:
+            states = ranks(mixture, 2, socket)
+        expected = mixture_in_one_process()
+        for name, value in expected.items():
+            for state in states:
+                torch.testing.assert_close(torch.tensor(state[name]), value, msg=name)
+        fresh = Experts().state_dict()
+        name = "experts.3.weight"  # used by nobody: not even decayed
+        self.assertTrue(torch.equal(torch.tensor(states[0][name]), fresh[name]))
+
+    def test_ranks_with_different_models(self):
+        with support.daemon() as socket:
+            said = ranks(differ, 2, socket, True)
+        self.assertTrue(any("weight" in s or "bias" in s for s in said), said)
+
+    def test_ranks_with_different_units(self):
+        with support.daemon() as socket:
+            said = ranks(differ, 2, socket, False)
+        self.assertTrue(all(said), said)
+        self.assertTrue(any("unit" in s for s in said), said)
+
+
+if __name__ == "__main__":
+    support.main()
