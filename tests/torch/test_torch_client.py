@@ -42,6 +42,15 @@ def train(net, optimizer, steps, rank=0):
         optimizer.zero_grad()
 
 
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 9), nn.Linear(9, 4)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x)))
+
+
 class OneRank(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -419,6 +428,20 @@ class OneRank(unittest.TestCase):
         ours.param_groups[0]["lr"] = 7.0
         with self.refused(shardd.Unimplemented, "proportion"):
             ours.step()
+
+    def test_compiled_blocks(self):
+        torch._dynamo.reset()
+        nets = [Block(), Block()]
+        ours, theirs = (nn.Sequential(net, nn.Linear(4, 1)) for net in nets)
+        theirs.load_state_dict(ours.state_dict())
+        st.fully_shard(ours[0]).compile(backend="aot_eager")
+        st.fully_shard(ours)
+        torch._dynamo.utils.counters.clear()
+        train(ours, st.SGD(ours.parameters(), lr=0.1), 3)
+        self.assertGreater(torch._dynamo.utils.counters["stats"]["unique_graphs"], 0)
+        train(theirs, torch.optim.SGD(theirs.parameters(), lr=0.1), 3)
+        for name, value in theirs.state_dict().items():
+            torch.testing.assert_close(ours.state_dict()[name], value, msg=name)
 
     def test_repr_shows_units_bytes_and_state(self):
         net = wrapped()

@@ -259,9 +259,16 @@ class Client:
             _library.call("leave", self.handle)
             raise Unimplemented(f"this rank's memory would be on {where}, which Python cannot see "
                                 "yet: connect with device=\"host:0\", to a daemon that has it")
+        self._join = (job, world_size, rank, lifetime, quota_bytes, ttl, op_timeout, allow_torn)
         self.member = Membership(found.epoch, found.world_size, found.rank, found.resumed,
                                  found.has_commit, found.torn, found.step, blob)
         return self.member
+
+    def rejoin(self) -> Membership:
+        """Join again as the last time, after Aborted; units keep their numbers."""
+        if self.member is None:
+            raise FailedPrecondition("this client is in no job: join first")
+        return self.join(*self._join)
 
     def leave(self) -> None:
         """Leave cleanly; ops of this session must be done."""

@@ -14,6 +14,7 @@ size and job come from the launcher (torchrun, shardctl run, mpirun, srun). The 
 docs/python.md.
 """
 
+from ._resilient import Resilient, resilient
 from ._session import init, rank, session, shutdown, world_size
 from ._state import summon_full_params
 from ._wrap import ShardedModule, fully_shard
@@ -21,6 +22,7 @@ from .amp import GradScaler
 from .optim import SGD, Adam, AdamW, Sharded, clip_grad_norm_, commit
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "GradScaler", "Sharded", "ShardedModule", "clip_grad_norm_", "commit",
-    "fully_shard", "init", "rank", "session", "shutdown", "summon_full_params", "world_size",
+    "SGD", "Adam", "AdamW", "GradScaler", "Resilient", "Sharded", "ShardedModule",
+    "clip_grad_norm_", "commit", "fully_shard", "init", "rank", "resilient", "session", "shutdown",
+    "summon_full_params", "world_size",
 ]

@@ -85,6 +85,7 @@ class Tree:
                  for u in some]
         if not some:
             raise InvalidArgument("the model has no parameters to shard")
+        self._specs = specs
         registration = self.client.register(specs)
         _library.call("verify_model", self.client.handle, self.group)
         generator = torch.random.get_rng_state()
@@ -119,6 +120,26 @@ class Tree:
             unit.in_backward = False
             unit.forget_gradients()
             unit.release()
+
+    def rejoin(self, wait: float) -> None:
+        """After Aborted: forget what was held, which the daemon has dropped, and join the job's new
+        epoch; @wait: seconds, at most, until all ranks are there."""
+        self.backward, self.reduced = False, False
+        self._tickets.clear()
+        self.arrived.clear()
+        for unit in self.units:
+            unit.forget()
+        member = self.client.member
+        assert member is not None
+        self.client.rejoin()
+        self.client.set_timeout(wait)
+        try:
+            if self.group != WORLD:
+                self.group = self._own_group()
+            self.client.register(self._specs)
+            _library.call("verify_model", self.client.handle, self.group)
+        finally:
+            self.client.set_timeout(0)
 
     def release_all(self) -> None:
         """Nobody may have a unit gathered that is stepped, summoned or saved."""

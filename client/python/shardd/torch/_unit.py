@@ -292,6 +292,16 @@ class ShardedUnit:
         return unit.client.submit("reduce_unused" if unused else "reduce", unit.id,
                                   finish=lambda r: not r.skipped)
 
+    def forget(self) -> None:
+        """The daemon has dropped what this session held."""
+        self.uninstall()
+        if self.held:
+            _swap(self._storage, _nothing())
+        self.held = self.in_backward = False
+        self._gradients = None
+        self.forget_gradients()
+        self.guard_gradients(False)
+
     def forget_gradients(self) -> None:
         """What is in the buffer counts no more."""
         self.written.clear()

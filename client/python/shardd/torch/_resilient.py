@@ -1,0 +1,148 @@
+"""Training that goes on when a rank dies and comes back.
+
+The parameters and the optimizer's state are the daemon's and outlive the rank. What is left is this
+process's: which step is next, the random generators, and what the user's data needs. It is
+stored with every commit, and everybody goes back to it together.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sys
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import Aborted, FailedPrecondition, InvalidArgument
+from ._tree import Tree, tree_of, unit_of
+
+_LIMIT = 65536
+
+
+class Resilient:
+    """One ``with`` block is one step; made by :func:`resilient`.
+
+    ``step``: the number of the next one, from 0. ``state``: what the user wants to have back, a
+    dictionary that can be pickled. ``rejoins``: how often a rank's death was survived.
+    """
+
+    def __init__(self, model: nn.Module, state: dict[str, Any] | None, wait: float) -> None:
+        unit = unit_of(model)
+        if unit is None:
+            raise InvalidArgument("call fully_shard on the model first", "model")
+        self._tree: Tree = tree_of(unit)
+        self.step, self.state, self.rejoins = 0, dict(state or {}), 0
+        self._wait, self._began = wait, False
+        member = self._tree.client.member
+        assert member is not None
+        if member.torn:
+            raise FailedPrecondition(
+                "a step was applied and not committed when the job's ranks ended: the parameters "
+                "are past the last commit; join with allow_torn, or name another job")
+        if member.has_commit:
+            self._restore(member.blob)
+
+    def _pack(self) -> bytes:
+        numpy = sys.modules.get("numpy")
+        packed = pickle.dumps({
+            "step": self.step, "state": self.state,
+            "torch": bytes(torch.random.get_rng_state().tolist()),
+            "python": random.getstate(), "numpy": numpy.random.get_state() if numpy else None})
+        if len(packed) > _LIMIT:
+            raise InvalidArgument(
+                f"state has {len(packed)} bytes with the random generators, {_LIMIT} are allowed: "
+                "keep a position in the data, not the data", "state")
+        return packed
+
+    def _restore(self, blob: bytes) -> None:
+        try:
+            found = pickle.loads(blob)
+            self.step, self.state = found["step"], found["state"]
+            generators = found["torch"], found["python"], found["numpy"]
+        except Exception as error:
+            raise FailedPrecondition(
+                f"the job's last commit was not made by shardd.torch.resilient ({error}): name "
+                "another job") from error
+        torch.random.set_rng_state(torch.tensor(list(generators[0]), dtype=torch.uint8))
+        random.setstate(generators[1])
+        if generators[2] is not None:
+            import numpy
+
+            numpy.random.set_state(generators[2])
+
+    def __enter__(self) -> Resilient:
+        if not self.step and not self._committed():
+            # The first death may come in the first step: there must be something to go back to.
+            self._commit()
+        return self
+
+    def _committed(self) -> bool:
+        member = self._tree.client.member
+        return self._began or (member is not None and member.has_commit)
+
+    def _commit(self) -> None:
+        self._tree.release_all()
+        self._tree.client.commit(self.step, self._pack())
+        self._began = True
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> bool:
+        try:
+            if kind is None:
+                self.step += 1
+                self._commit()
+                return False
+            if not issubclass(kind, Aborted):
+                return False
+        except Aborted:
+            pass
+        self._rejoin()
+        return True
+
+    def _rejoin(self) -> None:
+        """Join until all ranks are there, and take what the last commit has."""
+        while True:
+            try:
+                self._tree.rejoin(self._wait)
+                break
+            except Aborted:  # another death
+                continue
+        member = self._tree.client.member
+        assert member is not None
+        if member.torn or not member.has_commit:
+            raise FailedPrecondition("a rank died when the parameters were past the last commit, "
+                                     "or before the first: start all ranks anew")
+        self.rejoins += 1
+        self._restore(member.blob)
+
+
+def resilient(model: nn.Module, state: dict[str, Any] | None = None,
+              wait: float = 300.0) -> Resilient:
+    """Survive the death of other ranks, and go on after one's own.
+
+    ::
+
+        run = resilient(model, {"seen": 0})
+        while run.step < steps:
+            with run:
+                loss = model(batch(run.step)).mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                run.state["seen"] += 1
+
+    At the end of the block the step is committed, on all ranks or none, with ``run.state`` and the
+    random generators of torch, random and numpy. If a rank dies, all others leave the block, wait
+    for it to come back (`shardctl run --max-restarts`, torchrun), and all go on from the last
+    commit. The block must contain the whole step, and the optimizer must be one that runs in the
+    daemon. Between building the optimizer and this call there must be nothing collective.
+
+    @wait: seconds for a rank to come back; then DeadlineExceeded.
+    """
+    return Resilient(model, state, wait)
+
+
+__all__ = ["Resilient", "resilient"]
