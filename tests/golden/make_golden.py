@@ -4,9 +4,9 @@
     python3 -m venv venv && venv/bin/pip install torch==2.13.0 numpy
     venv/bin/python make_golden.py
 
-writes adamw.txt, adam.txt, sgd.txt, cast.txt and clip.txt next to this script. They were made
-with torch 2.13.0 (CPU) on x86-64 with AVX-512; AVX2 gives the same bits, a processor
-without FMA does not (torch then rounds twice where kernels.h says fma).
+writes adamw.txt, adam.txt, sgd.txt, cast.txt and clip.txt next to this script, or into
+$GOLDEN_OUT. They were made with torch 2.13.0 (CPU) on x86-64 with AVX-512; AVX2 gives the same
+bits, a processor without FMA does not (torch then rounds twice where kernels.h says fma).
 
 Every number is the bits of an fp32 (bf16, fp16) in hexadecimal; settings are decimal.
 """
@@ -16,7 +16,7 @@ import os
 import numpy as np
 import torch
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+HERE = os.environ.get("GOLDEN_OUT") or os.path.dirname(os.path.abspath(__file__))
 N = 37  # odd: vector bodies and tails
 STEPS = 5
 
