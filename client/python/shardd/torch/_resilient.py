@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import Aborted, FailedPrecondition, InvalidArgument
+from ..errors import Aborted, FailedPrecondition, InvalidArgument, Unimplemented
 from ._tree import Tree, tree_of, unit_of
 
 _LIMIT = 65536
@@ -34,6 +34,8 @@ class Resilient:
         if unit is None:
             raise InvalidArgument("call fully_shard on the model first", "model")
         self._tree: Tree = tree_of(unit)
+        if not self._tree.alone:
+            raise Unimplemented("this process has several models: resilient knows one")
         self.step, self.state, self.rejoins = 0, dict(state or {}), 0
         self._wait, self._began = wait, False
         member = self._tree.client.member

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import nn
 
 from ..errors import FailedPrecondition
@@ -64,9 +63,12 @@ def summon_full_params(module: nn.Module, writeback: bool = True) -> Iterator[No
 
 def _save(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
     """After the module's state dict was made: copies in the place of guards (collective)."""
-    unit: ShardedUnit = module._shardd_unit  # type: ignore[assignment]
-    if not unit.params:
-        return
+    for unit in own_units(module):
+        if unit.params:
+            _save_unit(unit, state, prefix)
+
+
+def _save_unit(unit: ShardedUnit, state: dict[str, Any], prefix: str) -> None:
     with _summoned(unit, False):
         for p in unit.params:
             owner, attribute = p.owners[0]
@@ -79,27 +81,32 @@ def _save(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None
 
 
 def _before_load(module: nn.Module, state: Any, prefix: str, metadata: Any, *_: Any) -> None:
-    unit: ShardedUnit = module._shardd_unit  # type: ignore[assignment]
     if metadata.get("assign_to_params_buffers", False):
         raise FailedPrecondition("load_state_dict(assign=True) replaces parameters: leave it out")
-    if unit.params:
-        loading = _summoned(unit, True)
-        loading.__enter__()
-        unit.loading = loading  # type: ignore[attr-defined]
+    loading = contextlib.ExitStack()
+    for unit in own_units(module):
+        if unit.params:
+            loading.enter_context(_summoned(unit, True))
+    object.__setattr__(module, "_shardd_loading", loading)
 
 
 def _after_load(module: nn.Module, _: Any) -> None:
-    unit: ShardedUnit = module._shardd_unit  # type: ignore[assignment]
-    loading = unit.__dict__.pop("loading", None)
+    loading: contextlib.ExitStack | None = module.__dict__.pop("_shardd_loading", None)
     if loading is not None:
-        loading.__exit__(None, None, None)
+        loading.close()
 
 
-def add_hooks(module: nn.Module, unit: ShardedUnit) -> None:
+def own_units(module: nn.Module) -> list[ShardedUnit]:
+    """Those of the module itself."""
+    units: list[ShardedUnit] = getattr(module, "_shardd_units", [])
+    return units
+
+
+def add_hooks(module: nn.Module) -> None:
     """For a module that was wrapped."""
     module._register_state_dict_hook(_save)
     module.register_load_state_dict_pre_hook(_before_load)
     module.register_load_state_dict_post_hook(_after_load)
 
 
-__all__ = ["add_hooks", "summon_full_params", "torch"]
+__all__ = ["add_hooks", "own_units", "summon_full_params"]

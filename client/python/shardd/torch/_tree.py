@@ -27,14 +27,14 @@ Settings = Callable[[ShardedUnit], "tuple[OptimizerSpec, dict[int, dict[str, Any
 
 
 def unit_of(module: nn.Module) -> ShardedUnit | None:
-    """The unit of a wrapped module."""
-    unit = getattr(module, "_shardd_unit", None)
-    return unit if isinstance(unit, ShardedUnit) else None
+    """The unit of a wrapped module; of a replicated one the first."""
+    units: list[ShardedUnit] = getattr(module, "_shardd_units", [])
+    return units[0] if units else None
 
 
 def units_of(module: nn.Module) -> list[ShardedUnit]:
     """Those of @module and inside it, in the order of its modules."""
-    return [u for u in map(unit_of, module.modules()) if u is not None]
+    return [u for m in module.modules() for u in getattr(m, "_shardd_units", [])]
 
 
 class Tree:
@@ -61,23 +61,28 @@ class Tree:
 
     def _name_units(self) -> None:
         names = {id(m): n for n, m in self.root.module.named_modules()}
-        number = _roots.get(self.client, 0)
-        _roots[self.client] = number + 1
-        prefix = f"{number + 1}:" if number else ""
+        self._number = _roots.get(self.client, 0) + 1
+        _roots[self.client] = self._number
+        prefix = f"{self._number}:" if self._number > 1 else ""
         for unit in self.units:
             if unit.tree is not None:
                 raise FailedPrecondition(
                     f"unit '{unit.name}' was used before the module around it was wrapped: call "
-                    "fully_shard on all modules before the first forward")
-            unit.tree, unit.name = self, prefix + (names[id(unit.module)] or "root")
+                    "fully_shard or replicate on all modules before the first forward")
+            unit.tree, unit.name = self, prefix + (names[id(unit.module)] or "root") + unit.bucket
 
     def _own_group(self) -> int:
         """A step is of a group: every further model has one of its own."""
-        if _roots[self.client] == 1:
+        if self._number == 1:
             return WORLD
         member = self.client.member
         assert member is not None
-        return self.client.group(f"model {_roots[self.client]}", range(member.world_size))
+        return self.client.group(f"model {self._number}", range(member.world_size))
+
+    @property
+    def alone(self) -> bool:
+        """Is it the only model of this process?"""
+        return _roots[self.client] == 1
 
     def _register(self, settings: Settings | None) -> None:
         some = [u for u in self.units if u.params]
@@ -175,7 +180,7 @@ class Tree:
 
     def _complete(self, unit: ShardedUnit) -> None:
         unit.in_backward = False
-        unit.release()
+        self._let_go(unit)
         while self.sync and self._next < len(self.order):
             unit = self.order[self._next]
             if len(unit.arrived) < len(unit.trained):
@@ -192,9 +197,10 @@ class Tree:
         self.backward = False
         for unit in self.units:
             unit.in_backward = False
-            unit.release()
+            self._let_go(unit)
         if not self._some:  # torch.autograd.grad of inputs, say
             return
+        missing = self._missing()
         if self.sync:
             for unit in self.order[self._next:]:
                 self._reduce(unit)
@@ -204,6 +210,22 @@ class Tree:
         self._wait()
         for unit in self.units:
             unit.guard_gradients(True)
+        if missing:
+            raise FailedPrecondition(
+                f"{len(missing)} parameters have no gradient after backward: "
+                f"{', '.join(missing[:5])}{'...' if len(missing) > 5 else ''}; give replicate "
+                "find_unused_parameters=True, or use all parameters in every forward")
+
+    def _let_go(self, unit: ShardedUnit) -> None:
+        """Backward does not need it any more; replicas keep it until the step."""
+        if not unit.replicated:
+            unit.release()
+
+    def _missing(self) -> list[str]:
+        """Parameters that are to have a gradient after this pass, and have none."""
+        return [p.name for unit in self.units if unit.all_used and self.sync
+                for i, p in enumerate(unit.trained)
+                if i not in unit.arrived and i not in unit.written]
 
     def _wait(self) -> None:
         tickets, self._tickets = self._tickets, []

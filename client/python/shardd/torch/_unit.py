@@ -19,7 +19,7 @@ from .. import _abi, _library
 from ..client import Client
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
 from ..memory import Dtype
-from ..specs import Layout, OptimizerSpec, Profile, TensorSpec, UnitSpec
+from ..specs import Layout, OptimizerSpec, Profile, Strategy, TensorSpec, UnitSpec
 from ..ticket import Ticket
 from ..unit import Unit
 from ._guard import Guard
@@ -82,6 +82,9 @@ class ShardedUnit:
         self.tree: Tree | None = None
         self.reshard_after_forward = reshard
         self.mp_policy = mp_policy
+        self.bucket = ""  # behind the module's name
+        self.replicated = False
+        self.all_used = False  # a parameter without a gradient is an error
         self.params: list[Parameter] = []
         self._take(parameters)
         self.unit: Unit | None = None
@@ -140,10 +143,12 @@ class ShardedUnit:
         tensors = [TensorSpec(p.name, list(p.shape), frozen=not p.trained,
                               **settings.get(id(p.guard), {})) for p in self.params]
         return UnitSpec(
-            self.name, tensors, group=group, optimizer=optimizer, layout=Layout.DIM0,
+            self.name, tensors, group=group, optimizer=optimizer,
+            layout=Layout.FLAT if self.replicated else Layout.DIM0,
+            strategy=Strategy.REPLICATE if self.replicated else Strategy.SHARD,
             compute_dtype=dtype_of(self.compute, "mp_policy.param_dtype"),
             gradient_dtype=dtype_of(self.reduce, "mp_policy.reduce_dtype"),
-            reduce_profile=Profile.FSDP2)
+            reduce_profile=Profile.DDP if self.replicated else Profile.FSDP2)
 
     def registered(self, unit: Unit) -> None:
         """The daemon has it: make the full parameters, views of a storage without memory."""

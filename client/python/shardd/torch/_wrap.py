@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
+from . import _state
 from ._tree import Tree, tree_of, unit_of, units_of
 from ._unit import ShardedUnit
 
@@ -67,13 +68,14 @@ class ShardedModule:
     def extra_repr(self) -> str:
         """What the module says of itself, and its unit."""
         own = super().extra_repr()  # type: ignore[misc]
-        return (own + ", " if own else "") + repr(self._unit())
+        units = map(repr, _state.own_units(self))  # type: ignore[arg-type]
+        return "\n".join([own, *units] if own else units)
 
 
 # ---------------------------------------------------------------------- wrapping
 
 
-def _own_parameters(module: nn.Module, ignored: set[int]) -> list[tuple[nn.Module, str, str]]:
+def own_parameters(module: nn.Module, ignored: set[int]) -> list[tuple[nn.Module, str, str]]:
     """(module, attribute, name) of all parameters below that no unit has yet."""
     from ._guard import Guard
 
@@ -121,26 +123,25 @@ def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | No
             "gather is shared by all ranks, there is no smaller mesh to keep",
             "reshard_after_forward")
     if unit_of(module) is not None:
-        raise FailedPrecondition(f"fully_shard was called on this {type(module).__name__} before")
+        raise FailedPrecondition(
+            f"fully_shard or replicate was called on this {type(module).__name__} before")
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
         raise InvalidArgument(f"{type(module).__name__} has no forward: wrap what is in it")
-    parameters = _own_parameters(module, {id(p) for p in ignored_params or ()})
+    parameters = own_parameters(module, {id(p) for p in ignored_params or ()})
     unit = ShardedUnit(module, parameters, reshard_after_forward, mp_policy)
     for inner in units_of(module):
         if inner.parent is None:
             inner.parent = unit
-    object.__setattr__(module, "_shardd_unit", unit)
+    object.__setattr__(module, "_shardd_units", [unit])
     module.__class__ = type("Sharded" + type(module).__name__, (ShardedModule, type(module)), {})
-    _add_hooks(module, unit)
+    _add_hooks(module)
     return module
 
 
-def _add_hooks(module: nn.Module, unit: ShardedUnit) -> None:
-    from . import _state
-
+def _add_hooks(module: nn.Module) -> None:
     module.register_forward_pre_hook(_pre_forward, prepend=True, with_kwargs=True)
     module.register_forward_hook(_post_forward, always_call=True)
-    _state.add_hooks(module, unit)
+    _state.add_hooks(module)
 
 
 # ------------------------------------------------------------------------- hooks

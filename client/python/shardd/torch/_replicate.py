@@ -1,0 +1,158 @@
+"""replicate: DistributedDataParallel over the daemon.
+
+The parameters are there once a machine, mapped by all ranks; gradients are averaged as DDP does, in
+units that are its buckets. Units are reduced in one order on all ranks (shardd.torch._tree), so
+that nothing has to be found out about unused parameters while backward runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
+from ..memory import Dtype
+from . import _state
+from ._tree import Tree, tree_of, unit_of, units_of
+from ._unit import ShardedUnit
+from ._wrap import ShardedModule, _before_backward, _not_compiled, _tensors, own_parameters
+
+M = TypeVar("M", bound=nn.Module)
+
+_REFUSED = ("process_group", "device_ids", "output_device", "device_mesh", "mixed_precision",
+            "delay_all_reduce_named_params")
+
+
+class ReplicatedModule(ShardedModule):
+    """What a module can beside its own after replicate."""
+
+    def register_comm_hook(self, state: Any, hook: Any) -> None:
+        """Unimplemented: gradients are reduced by the daemon."""
+        raise Unimplemented("communication hooks are Python in the middle of a reduction, which "
+                            "is the daemon's", "hook")
+
+
+def _buckets(parameters: list[tuple[nn.Module, str, str]], limit: int) -> list[
+        list[tuple[nn.Module, str, str]]]:
+    """The parameters in units of at least @limit bytes, names of one parameter together."""
+    buckets: list[list[tuple[nn.Module, str, str]]] = [[]]
+    where: dict[int, int] = {}
+    nbytes = 0
+    for one in parameters:
+        value = one[0]._parameters[one[1]]
+        assert value is not None
+        if id(value) in where:
+            buckets[where[id(value)]].append(one)
+            continue
+        if nbytes >= limit:
+            buckets.append([])
+            nbytes = 0
+        where[id(value)] = len(buckets) - 1
+        buckets[-1].append(one)
+        nbytes += 4 * value.numel()
+    return buckets
+
+
+def replicate(module: M, *, broadcast_buffers: bool = True,
+              forward_sync_buffers: bool | None = None, bucket_cap_mb: float | None = None,
+              find_unused_parameters: bool = False, gradient_as_bucket_view: bool = False,
+              static_graph: bool = False, **options: Any) -> M:
+    """Train @module with the same parameters on every rank, as DistributedDataParallel does.
+
+    @broadcast_buffers, or its newer name @forward_sync_buffers: rank 0's buffers become everybody's before each forward in which gradients
+    are wanted. @bucket_cap_mb: MiB of gradients reduced together, 25. @find_unused_parameters,
+    @static_graph: parameters may be without a gradient; what no rank has used is left
+    alone by the optimizer (every parameter is a unit then). Else that is FailedPrecondition at the
+    end of backward. @gradient_as_bucket_view: no difference, this process keeps no gradients.
+    Other arguments of DistributedDataParallel are Unimplemented.
+
+    Return: @module, whose class now has the methods of :class:`ReplicatedModule` too. Build an
+    optimizer of shardd.torch afterwards; parameters have values from forward to the step.
+    """
+    for name, value in options.items():
+        if name not in _REFUSED:
+            raise TypeError(f"replicate() got an unexpected keyword argument '{name}'")
+        if value is not None:
+            raise Unimplemented(f"{name} is {value!r}: only None is known here", name)
+    if bucket_cap_mb is not None and not bucket_cap_mb > 0:
+        raise InvalidArgument(f"bucket_cap_mb is {bucket_cap_mb}: above 0 is allowed",
+                              "bucket_cap_mb")
+    if units_of(module):
+        raise FailedPrecondition("fully_shard or replicate was called on this "
+                                 f"{type(module).__name__}, or on something in it, before")
+    unused = find_unused_parameters or static_graph
+    limit = 0 if unused else int((bucket_cap_mb or 25) * 2**20)
+    if forward_sync_buffers is not None:
+        broadcast_buffers = forward_sync_buffers
+    units = [ShardedUnit(module, part, False, None)
+             for part in _buckets(own_parameters(module, set()), limit)]
+    for number, unit in enumerate(units):
+        unit.bucket = f"#{number}"
+        unit.replicated, unit.all_used = True, not unused
+        unit.parent = units[0] if number else None
+    object.__setattr__(module, "_shardd_units", units)
+    object.__setattr__(module, "_shardd_buffers", _Buffers(module) if broadcast_buffers else None)
+    module.__class__ = type("Replicated" + type(module).__name__,
+                            (ReplicatedModule, type(module)), {})
+    module.register_forward_pre_hook(_pre_forward, prepend=True)
+    module.register_forward_hook(_post_forward, always_call=True)
+    _state.add_hooks(module)
+    return module
+
+
+class _Buffers:
+    """The module's buffers, made rank 0's."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def broadcast(self, tree: Tree) -> None:
+        """Collective; one broadcast of all of them."""
+        buffers = [b for b in self.module.buffers() if b.numel()]
+        member = tree.client.member
+        if not buffers or member is None or member.world_size == 1:
+            return
+        total = sum(b.nbytes for b in buffers)
+        with tree.client.alloc((total,), Dtype.UINT8) as lent, torch.no_grad():
+            flat = torch.frombuffer(lent.memory.view(), dtype=torch.uint8)
+            if member.rank == 0:
+                torch.cat([_bytes(b) for b in buffers], out=flat)
+            tree.client.broadcast(lent, 0, tree.group)
+            at = 0
+            for b in buffers if member.rank else []:
+                part = flat[at:at + b.nbytes].clone()
+                b.copy_(part.view(b.dtype).view(b.shape))
+                at += b.nbytes
+            del flat
+
+
+def _bytes(buffer: torch.Tensor) -> torch.Tensor:
+    return buffer.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+@_not_compiled
+def _pre_forward(module: nn.Module, args: Any) -> None:
+    first = unit_of(module)
+    assert first is not None
+    tree = first.tree or tree_of(first)
+    if not (tree.backward and torch._C._current_graph_task_id() != -1):
+        tree.begin_forward()
+    for unit in tree.units:
+        unit.gather()
+        unit.install()
+    buffers: _Buffers | None = module._shardd_buffers  # type: ignore[assignment]
+    if buffers is not None and torch.is_grad_enabled() and tree.sync:
+        buffers.broadcast(tree)
+
+
+@_not_compiled
+def _post_forward(module: nn.Module, args: Any, output: Any) -> None:
+    first = unit_of(module)
+    assert first is not None
+    if first.tree is None or output is None or not torch.is_grad_enabled():
+        return
+    for tensor in _tensors(output, set()):
+        if tensor.requires_grad:
+            tensor.register_hook(_before_backward(first.tree, first))

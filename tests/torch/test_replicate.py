@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+"""shardd.torch.replicate against torch's DistributedDataParallel over gloo.
+
+The same loop runs with both; after every step losses, parameters and buffers are compared, on two
+ranks bit for bit. Prints one line of TAP a case; arguments choose by a part of the name.
+"""
+
+import sys
+import tempfile
+import traceback
+
+import fsdp
+import support
+import test_fully_shard as cases
+import torch
+import transformer
+from fsdp import Fsdp2, Shardd, differences
+from torch.nn.parallel import DistributedDataParallel
+
+import shardd
+
+CASES = {}
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+class Ddp(Fsdp2):
+    name = "DDP"
+
+    def replicate(self, module, **options):
+        return DistributedDataParallel(module, **options)
+
+    def whole(self, model):
+        return {name.removeprefix("module."): value.detach().clone()
+                for name, value in model.state_dict().items()}
+
+
+class Replicated(Shardd):
+    def replicate(self, module, **options):
+        return shardd.torch.replicate(module, **options)
+
+    def whole(self, model):
+        return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+@case
+def an_mlp_in_small_buckets(api, rank):
+    model = api.replicate(cases.mlp(), bucket_cap_mb=0.0001)
+    return cases.loop(api, model, cases.square(rank), rank)
+
+
+@case
+def a_gpt_with_tied_embeddings_and_a_frozen_layer(api, rank):
+    return cases.loop(api, api.replicate(transformer.make()), cases.gpt_loss(rank), rank)
+
+
+@case
+def batch_norm_with_buffers_of_rank_0(api, rank):
+    torch.manual_seed(2)
+    model = api.replicate(cases.Conv(), broadcast_buffers=True)
+    return cases.loop(
+        api, model, lambda m, s: m(cases.numbers(rank, s, 2, 3, 8, 8)).pow(2).mean(), rank)
+
+
+@case
+def batch_norm_with_buffers_of_their_own(api, rank):
+    torch.manual_seed(2)
+    model = api.replicate(cases.Conv(), broadcast_buffers=False)
+    return cases.loop(
+        api, model, lambda m, s: m(cases.numbers(rank, s, 2, 3, 8, 8)).pow(2).mean(), rank)
+
+
+@case
+def without_sync(api, rank):
+    def micro(model, step):
+        with model.no_sync():
+            transformer.loss(model, rank, step, 0).backward()
+        value = transformer.loss(model, rank, step, 1)
+        value.backward()
+        return value
+
+    return cases.loop(api, api.replicate(transformer.make()), None, rank, micro=micro)
+
+
+@case
+def two_backwards_before_a_step(api, rank):
+    def micro(model, step):
+        for i in range(2):
+            value = transformer.loss(model, rank, step, i)
+            value.backward()
+        return value
+
+    return cases.loop(api, api.replicate(transformer.make()), None, rank, micro=micro)
+
+
+@case
+def branches_that_some_ranks_use_and_one_that_none_does(api, rank):
+    model = cases.Branches()
+
+    def loss(wrapped, step):
+        model.used = [(step + rank) % 2]
+        return wrapped(cases.numbers(rank, step, 5, 6)).pow(2).mean()
+
+    return cases.loop(api, api.replicate(model, find_unused_parameters=True), loss, rank)
+
+
+@case
+def a_scheduler_and_sgd(api, rank):
+    return cases.loop(api, api.replicate(cases.mlp(), gradient_as_bucket_view=True),
+                      cases.square(rank), rank, "SGD", lr=0.1, momentum=0.9, weight_decay=0.1)
+
+
+def refusals(rank):
+    """Sentences about what should have been refused and was not."""
+    said = []
+
+    def expect(kind, text, function):
+        try:
+            function()
+            said.append(f"nothing was raised instead of {text}")
+        except kind as error:
+            if text not in str(error):
+                said.append(f"{text!r} is not in {error}")
+
+    replicate = shardd.torch.replicate
+    expect(shardd.Unimplemented, "mixed_precision",
+           lambda: replicate(cases.mlp(), mixed_precision=1))
+    expect(TypeError, "nonsense", lambda: replicate(cases.mlp(), nonsense=1))
+    expect(shardd.InvalidArgument, "bucket_cap_mb",
+           lambda: replicate(cases.mlp(), bucket_cap_mb=-1))
+    model = replicate(cases.Branches())
+    expect(shardd.FailedPrecondition, "before", lambda: replicate(model))
+    expect(shardd.Unimplemented, "communication hooks",
+           lambda: model.register_comm_hook(None, None))
+    expect(shardd.FailedPrecondition, "find_unused_parameters=True",
+           lambda: model(cases.numbers(rank, 0, 5, 6)).sum().backward())
+    return said
+
+
+def both(name, rank):
+    theirs = CASES[name](Ddp(), rank)
+    api = Replicated(f"{name}"[:60])
+    try:
+        return differences(CASES[name](api, rank), theirs)
+    finally:
+        api.close()
+
+
+def refused(name, rank):
+    api = Replicated(name)
+    try:
+        return refusals(rank)
+    finally:
+        api.close()
+
+
+def on_rank(rank, world, names, socket, folder):
+    fsdp.start(rank, world, socket, folder)
+    results = {}
+    for name in names:
+        try:
+            results[name] = (both if name in CASES else refused)(name, rank)
+        except Exception:
+            results[name] = [traceback.format_exc()]
+    torch.distributed.destroy_process_group()
+    return results
+
+
+def main():
+    wanted = sys.argv[1:]
+    names = [n for n in [*CASES, "bad_input"] if not wanted or any(w in n for w in wanted)]
+    print(f"1..{len(names)}")
+    failed = 0
+    with support.daemon() as socket, tempfile.TemporaryDirectory() as folder:
+        results = support.ranks(on_rank, 2, names, socket, folder, seconds=600)
+    for name in names:
+        said = [f"rank {r}: {s}" for r, got in enumerate(results) for s in got[name]]
+        for line in "\n".join(said[:12]).splitlines():
+            print("# " + line)
+        failed += bool(said)
+        print(f"{'not ok' if said else 'ok'} - {name}, 2 ranks", flush=True)
+    return failed > 0 or not names
+
+
+if __name__ == "__main__":
+    sys.exit(main())
