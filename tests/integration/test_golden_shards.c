@@ -3,7 +3,7 @@
  * tests/golden/reduce.safetensors (make_reduce.py) as a unit, in every layout. The gradients
  * that the systems' ranks had are handed in, and what then is in the gradient shards is
  * what they had, bit for bit, the sign of a zero too: SGD with lr 1 makes -g of parameters
- * that are -0. test_golden_reduce compares the plans alone, and with bounds what gloo itself
+ * that are -0. The cases of DDP go through buckets, too. test_golden_reduce compares the plans alone, and with bounds what gloo itself
  * gives on more than two ranks; here the order is ours, which "rank" recorded.
  */
 #include <criterion/criterion.h>
@@ -39,6 +39,7 @@ struct kase {
 struct scene {
 	unsigned world, n;
 	bool nccl;
+	bool buckets; /* of DDP alone, by buckets */
 	enum shardd_layout layout;
 	uint32_t multiple;
 	struct kase cases[MAX_CASES];
@@ -180,6 +181,8 @@ static bool is_for(const char *about, const struct scene *s)
 {
 	if (golden_number(about, "world") != s->world || has_own_order(about) ||
 	    changes_profile(about) || rounds_elsewhere(about))
+		return false;
+	if (s->buckets && !golden_is(about, "system", "ddp"))
 		return false;
 	return !averages(about) || s->world == 1 || golden_is(about, "comm", "nccl") == s->nccl;
 }
@@ -338,6 +341,106 @@ static void run_pass(struct replayed *r, unsigned p, unsigned from, unsigned to)
 		TRAIN_OK(shardd_wait(r->c, tickets[i], -1, NULL, &train_err));
 }
 
+/* ------------------------------------------------------------------- by buckets */
+
+/* Of the cases @which with the same passes: one ddp, in buckets that are rebuilt after the
+ * first. */
+struct bucketed {
+	shardd_ddp ddp;
+	unsigned n, which[MAX_CASES];
+	shardd_unit units[MAX_CASES];
+	uint32_t all[MAX_CASES * TENSORS];
+	struct shardd_ddp_view views[MAX_CASES * TENSORS];
+};
+
+/* The first case, from @first on, that is in no ddp yet, and those like it. */
+static void make_bucketed(const struct replayed *r, unsigned first, struct bucketed *b)
+{
+	struct shardd_ddp_spec spec = { .size = sizeof(spec),
+					.units = b->units,
+					.bucket_bytes = 2000,
+					.first_bucket_bytes = 500 };
+	uint32_t tensors;
+
+	b->n = 0;
+	for (unsigned k = first; k < r->s->n; k++)
+		if (strcmp(r->s->cases[k].passes, r->s->cases[first].passes) == 0) {
+			b->units[b->n] = r->info[k].unit;
+			b->which[b->n++] = k;
+		}
+	for (uint32_t i = 0; i < b->n * TENSORS; i++)
+		b->all[i] = i;
+	spec.n_units = b->n;
+	TRAIN_OK(shardd_ddp_create(r->c, &spec, &b->ddp, &tensors, &train_err));
+	TRAINER_CHECK(tensors == b->n * TENSORS);
+}
+
+/* As autograd does it: from the second pass on a gradient is there already. */
+static void add_to_view(const struct replayed *r, const struct shardd_ddp_view *v, enum dtype t,
+			const uint8_t *g, bool there)
+{
+	size_t bytes = v->elements * dtype_size(t);
+	uint8_t *x = train_copy(r->c, v->data, bytes);
+
+	for (size_t e = 0; e < v->elements; e++) {
+		float sum = golden_at(x, t, e) + golden_at(g, t, e);
+		const struct k_cast cast = { x + e * dtype_size(t), &sum, t, DTYPE_FP32 };
+
+		kernels_ref()->cast(&cast, 0, 1);
+	}
+	train_write(r->c, v->data, there ? x : g, bytes);
+	free(x);
+}
+
+static void pass_by_buckets(const struct replayed *r, struct bucketed *b, unsigned p)
+{
+	for (unsigned i = 0; i < b->n; i++) {
+		unsigned k = b->which[i];
+		enum dtype t = r->s->cases[k].grad;
+		uint8_t *whole = gradient(r, k, p);
+
+		for (unsigned j = 0; j < TENSORS; j++)
+			add_to_view(r, &b->views[i * TENSORS + j], t,
+				    whole + r->places[k][j].offset * dtype_size(t), p > 0);
+		free(whole);
+	}
+}
+
+static void run_bucketed(const struct replayed *r, struct bucketed *b)
+{
+	const char *passes = r->s->cases[b->which[0]].passes;
+	uint32_t n = b->n * TENSORS;
+
+	for (unsigned p = 0; passes[p]; p++) {
+		TRAIN_OK(shardd_ddp_forward(r->c, b->ddp, b->views, n, &train_err));
+		if (passes[p] == 's')
+			TRAIN_OK(shardd_ddp_backward(r->c, b->ddp, NULL, 0, NULL, 0, &train_err));
+		pass_by_buckets(r, b, p);
+		if (passes[p] != 's')
+			continue;
+		TRAIN_OK(shardd_ddp_ready(r->c, b->ddp, b->all, n, &train_err));
+		TRAIN_OK(shardd_ddp_finish(r->c, b->ddp, NULL, 0, &train_err));
+	}
+}
+
+static void run_all_bucketed(const struct replayed *r)
+{
+	struct bucketed *b = train_alloc(sizeof(*b));
+	bool done[MAX_CASES] = { false };
+
+	for (unsigned k = 0; k < r->s->n; k++) {
+		if (done[k])
+			continue;
+		make_bucketed(r, k, b);
+		run_bucketed(r, b);
+		for (unsigned i = 0; i < b->n; i++)
+			done[b->which[i]] = true;
+	}
+	free(b);
+}
+
+/* ----------------------------------------------------------------- comparing */
+
 static bool same(float a, float b)
 {
 	return f32_bits(a) == f32_bits(b) || (isnan(a) && isnan(b));
@@ -386,7 +489,9 @@ static int replay_trainer(const struct trainer *t)
 	*r = (struct replayed){ .c = train_join(t), .t = t, .s = t->arg };
 	register_units(r);
 	make_negative_zero(r);
-	for (unsigned from = 0; from < r->s->n; from += AT_ONCE)
+	if (r->s->buckets)
+		run_all_bucketed(r);
+	for (unsigned from = 0; !r->s->buckets && from < r->s->n; from += AT_ONCE)
 		for (unsigned p = 0; p < PASSES; p++)
 			run_pass(r, p, from, from + AT_ONCE < r->s->n ? from + AT_ONCE : r->s->n);
 	TRAIN_OK(shardd_step(r->c, SHARDD_WORLD, NULL, &train_err));
@@ -404,7 +509,7 @@ static const struct {
 } layouts[] = { { SHARDD_LAYOUT_FLAT, 1 }, { SHARDD_LAYOUT_FLAT, 128 }, { SHARDD_LAYOUT_DIM0, 1 } };
 
 /* At least @least cases, so that none is lost unseen. */
-static void replay(unsigned world, unsigned least)
+static void replay(unsigned world, bool buckets, unsigned least)
 {
 	_cleanup_(safetensors_freep) struct safetensors *f = golden_open("reduce.safetensors");
 	_cleanup_(freep) struct scene *s = calloc(1, sizeof(*s));
@@ -413,10 +518,11 @@ static void replay(unsigned world, unsigned least)
 	cr_assert_not_null(s);
 	s->world = world;
 	s->nccl = !train_on_host();
+	s->buckets = buckets;
 	read_scene(f, s);
 
 	cr_assert_geq(s->n, least, "%u cases of %u ranks", s->n, world);
-	for (size_t i = 0; i < ARRAY_SIZE(layouts); i++) {
+	for (size_t i = 0; i < (buckets ? 1 : ARRAY_SIZE(layouts)); i++) {
 		s->layout = layouts[i].layout;
 		s->multiple = layouts[i].multiple;
 		snprintf(job, sizeof(job), "w%u-%zu", world, i);
@@ -424,10 +530,15 @@ static void replay(unsigned world, unsigned least)
 	}
 }
 
-#define GOLDEN_SHARDS(ranks, world, least) \
-	Test(golden_shards, ranks)         \
-	{                                  \
-		replay(world, least);      \
+#define GOLDEN_SHARDS(ranks, world, least)   \
+	Test(golden_shards, ranks)           \
+	{                                    \
+		replay(world, false, least); \
+	}
+#define GOLDEN_BUCKETS(ranks, world, least)     \
+	Test(golden_shards, ranks##_in_buckets) \
+	{                                       \
+		replay(world, true, least);     \
 	}
 
 GOLDEN_SHARDS(one_rank, 1, 225)
@@ -436,3 +547,10 @@ GOLDEN_SHARDS(three_ranks, 3, 240)
 GOLDEN_SHARDS(four_ranks, 4, 340)
 GOLDEN_SHARDS(six_ranks, 6, 370)
 GOLDEN_SHARDS(eight_ranks, 8, 360)
+
+GOLDEN_BUCKETS(one_rank, 1, 60)
+GOLDEN_BUCKETS(two_ranks, 2, 60)
+GOLDEN_BUCKETS(three_ranks, 3, 60)
+GOLDEN_BUCKETS(four_ranks, 4, 60)
+GOLDEN_BUCKETS(six_ranks, 6, 60)
+GOLDEN_BUCKETS(eight_ranks, 8, 60)
