@@ -157,7 +157,7 @@ static const struct wrong units[] = {
 	{ "RegisterUnits", "units.div_mode", N(3), BAD, "units.div_mode", "DivMode" },
 	{ "RegisterUnits", "units.reduce_profile", N(8), BAD, "units.reduce_profile", "ReduceProfile" },
 	{ "RegisterUnits", "units.reduce_dtype", N(4), BAD, "units.reduce_dtype", "BF16" },
-	{ "RegisterUnits", "units.reshard", N(4), BAD, "units.reshard", "NEVER" },
+	{ "RegisterUnits", "units.reshard", N(5), BAD, "units.reshard", "NEVER" },
 	{ "RegisterUnits", "units.divide_factor", R(-1), BAD, "units.divide_factor", "-1" },
 	{ "RegisterUnits", "units.optimizer.lr", R(NAN), BAD, "units.optimizer.lr", "nan" },
 	{ "RegisterUnits", "units.optimizer.lr", R(-0.1), BAD, "units.optimizer.lr", "-0.1" },
