@@ -7,7 +7,6 @@
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "core/check.h"
 #include "trainfix.h"
@@ -332,7 +331,7 @@ static void zeros(shardd_client *c, shardd_unit u, size_t n)
 	float *data;
 
 	TRAIN_OK(shardd_gradient(c, u, (void **)&data, &train_err));
-	memset(data, 0, n * sizeof(*data));
+	train_set(c, data, 0, n * sizeof(*data));
 }
 
 /* Weight decay alone would move what has a gradient of 0. */
