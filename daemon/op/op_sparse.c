@@ -298,47 +298,72 @@ static bool any_left(const struct coll *c)
 	return false;
 }
 
-void sparse_add_rows(struct coll *c, unsigned d)
+struct k_add_rows sparse_rows_kop(const struct coll *c, unsigned d)
 {
-	struct coll_part *p = &c->parts[d];
-	struct sparse_work *w = c->work;
+	const struct coll_part *p = &c->parts[d];
+	const struct sparse_work *w = c->work;
 	uint32_t tensor = first_of(c)->args.sparse.tensor;
-	uint64_t n = n_of(c, p, c->turn), width = width_of(c->unit, tensor);
 
-	if (!n)
-		return;
-	coll_kop(p, KOP_ADD_ROWS, width)->add_rows = (struct k_add_rows){
+	return (struct k_add_rows){
 		.out = rows_go_to(c, d),
-		.row_elements = width,
+		.row_elements = width_of(c->unit, tensor),
 		.rows = (int64_t *)region_addr(&p->scratch[SPARSE_ROWS]) + w->given[d],
-		.n_rows = n,
-		.values = w->values[p->members[c->turn]],
+		.n_rows = n_of(c, p, c->turn),
+		.values = c->turn < p->n ? w->values[p->members[c->turn]] : NULL,
 		.dtype = (enum dtype)c->unit->rec->gradient_dtype,
 		.pre = before(c),
 		.row_limit = rows_of(c->unit, tensor),
 	};
-	w->given[d] += n;
 }
 
+void sparse_add_rows(struct coll *c, unsigned d)
+{
+	struct coll_part *p = &c->parts[d];
+	struct sparse_work *w = c->work;
+	struct k_add_rows a;
+
+	if (!n_of(c, p, c->turn))
+		return;
+	a = sparse_rows_kop(c, d);
+	coll_kop(p, KOP_ADD_ROWS, a.row_elements)->add_rows = a;
+	w->given[d] += a.n_rows;
+}
+
+static void add_next(struct coll *c);
+
 /* One rank of a device after the other: entries of several may name the same row. */
+static void add_turn(struct coll *c)
+{
+	if (!coll_need_kops(c, 1))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		if (sparse_repeats_now(c, d))
+			sparse_add_coalesced(c, d);
+		else
+			sparse_add_rows(c, d);
+	c->turn++;
+	coll_kernels(c, add_next);
+}
+
 static void add_next(struct coll *c)
 {
-	bool any = false;
+	bool any = false, repeats = false;
 
 	if (!any_left(c)) {
 		rows_added(c);
 		return;
 	}
-	if (!coll_need_kops(c, 1))
-		return;
 	while (!any) {
-		for (unsigned d = 0; d < c->n_parts; d++) {
-			sparse_add_rows(c, d);
-			any = any || c->parts[d].n_kops;
-		}
-		c->turn++;
+		for (unsigned d = 0; d < c->n_parts; d++)
+			any = any || n_of(c, &c->parts[d], c->turn);
+		c->turn += !any;
 	}
-	coll_kernels(c, add_next);
+	for (unsigned d = 0; d < c->n_parts; d++)
+		repeats = repeats || sparse_repeats_now(c, d);
+	if (repeats)
+		sparse_coalesce(c, add_turn);
+	else
+		add_turn(c);
 }
 
 static void zero(struct coll *c, unsigned d, float *at, uint64_t n)
@@ -369,11 +394,13 @@ static void copy_rows(struct coll *c, struct coll_part *p)
 	int64_t *to = w->all ? region_addr(&p->scratch[SPARSE_ROWS]) : NULL;
 
 	for (uint32_t turn = 0; turn < p->n; turn++) {
-		uint64_t n = n_of(c, p, turn);
+		const struct op *op = c->ops[p->members[turn]];
+		const struct sparse_repeats *r = op->owned;
+		uint64_t n = n_of(c, p, turn) + (r ? r->n_rows : 0);
 
 		if (n)
 			coll_kop(p, KOP_COPY, n * sizeof(*to))->copy =
-				(struct k_copy){ to, c->ops[p->members[turn]]->args.sparse.rows };
+				(struct k_copy){ to, r ? r->at : op->args.sparse.rows };
 		to += n;
 	}
 }
@@ -431,6 +458,8 @@ static int begin_work(struct coll *c, struct fault *f)
 	w->folds = sparse_folds(c->unit, &w->plan);
 	if (w->folds)
 		sparse_fold_init(c, w);
+	else if (sparse_repeats_init(c, rows_of(c->unit, tensor)) < 0)
+		return fault_errno(f, -ENOMEM, "ReduceSparse");
 	for (uint32_t i = 0; i < c->n; i++) {
 		struct op *op = c->ops[i];
 
@@ -451,10 +480,14 @@ static uint64_t scratch_of(const struct coll *c, unsigned which)
 	if (!w->all)
 		return 0;
 	if (which == SPARSE_ROWS)
-		return w->all * sizeof(int64_t);
+		return (w->all + sparse_repeats_indices(c)) * sizeof(int64_t);
 	if (which == SPARSE_TABLE)
 		return w->apart ? w->elements * sizeof(float) : 0;
-	return w->folds ? sparse_fold_scratch(c, which) : 0;
+	if (w->folds)
+		return sparse_fold_scratch(c, which);
+	if (which != SPARSE_COALESCED)
+		return 0;
+	return sparse_repeats_bytes(c, width_of(c->unit, first_of(c)->args.sparse.tensor));
 }
 
 static void start(struct parked *parked)

@@ -8,8 +8,22 @@
 #include "unit/reduce_plan.h"
 #include "unit/runs.h"
 
-/* Scratch on each device: row numbers; the whole tensor in fp32; sums in the plan's dtype. */
-enum { SPARSE_ROWS = 0, SPARSE_TABLE = 1, SPARSE_PARTIALS = 2, SPARSE_SUMS = 3 };
+/* Scratch on each device: row numbers; the whole tensor in fp32; sums in the plan's dtype, or
+ * where ranks are not folded the rows of one that names some of them again. */
+enum {
+	SPARSE_ROWS = 0,
+	SPARSE_TABLE = 1,
+	SPARSE_PARTIALS = 2,
+	SPARSE_COALESCED = 2,
+	SPARSE_SUMS = 3
+};
+
+/* Of an op that names a row several times, in op->owned; NULL: it does not, or ranks are
+ * folded, which adds a rank's own first anyhow. */
+struct sparse_repeats {
+	uint64_t n_rows; /* that it names */
+	int64_t at[];    /* of each entry its row's place in the list that follows: the rows */
+};
 
 /* Noted at the start: if the epoch ends meanwhile, the members give their buffers back, and
  * the memory stays until we are done. */
@@ -24,6 +38,7 @@ struct sparse_work {
 	uint32_t here;                /* then: sums of replicas on a device, at most */
 	uint64_t stride;              /* then: bytes between these */
 	void (*done)(struct coll *c); /* then: what follows */
+	void (*coalesced)(struct coll *c);
 	const void *tables[NODE_MAX_DEVICES];
 	uint64_t given[NODE_MAX_DEVICES]; /* rows of the part's members before this turn */
 	const void **partials;            /* behind @values; by device: @here of them */
@@ -33,9 +48,23 @@ struct sparse_work {
 /* What part @d has of the tensor, and where that is in the gradient. */
 struct unit_run sparse_run(const struct coll *c, unsigned d);
 float *sparse_gradient(const struct coll *c, unsigned d);
+/* The rows of the member whose turn it is on device @d, to the tensor. */
+struct k_add_rows sparse_rows_kop(const struct coll *c, unsigned d);
 /* The kop that adds the rows of the member whose turn it is on device @d; none if it has no
  * rows. */
 void sparse_add_rows(struct coll *c, unsigned d);
+
+/* Look for repeats of rows of the tensor's @rows. Return: 0 or -ENOMEM. */
+int sparse_repeats_init(const struct coll *c, uint64_t rows);
+/* Row numbers that all lists together have beside the entries'; bytes of the largest table. */
+uint64_t sparse_repeats_indices(const struct coll *c);
+uint64_t sparse_repeats_bytes(const struct coll *c, uint64_t width);
+/* Of the member whose turn it is on device @d, or NULL. */
+const struct sparse_repeats *sparse_repeats_now(const struct coll *c, unsigned d);
+/* Entries of this turn's members with repeats, to a table of their own each, then @next; which
+ * calls this for the devices that have one. */
+void sparse_coalesce(struct coll *c, void (*next)(struct coll *c));
+void sparse_add_coalesced(struct coll *c, unsigned d);
 
 /* Must ranks be folded one after the other? Where sums are rounded, or replicas have sums of
  * their own. */

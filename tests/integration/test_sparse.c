@@ -86,6 +86,19 @@ static size_t entries_of(uint32_t world, uint32_t rank, unsigned pass, int64_t *
 	return n;
 }
 
+/* What a rank gives to each row is added up first. */
+static void add_entries(const int64_t *rows, const float *values, size_t n, uint32_t by,
+			float *table)
+{
+	float own[ROWS * WIDTH] = { 0 };
+
+	for (size_t i = 0; i < n; i++)
+		for (unsigned k = 0; k < WIDTH; k++)
+			own[rows[i] * WIDTH + k] += divided(values[i * WIDTH + k], by);
+	for (size_t i = 0; i < ROWS * WIDTH; i++)
+		table[i] += own[i];
+}
+
 /* The scalar evaluation, added to @table. */
 static void model_rows(uint32_t world, unsigned pass, float *table)
 {
@@ -95,9 +108,7 @@ static void model_rows(uint32_t world, unsigned pass, float *table)
 	for (uint32_t rank = 0; rank < world; rank++) {
 		size_t n = entries_of(world, rank, pass, rows, values);
 
-		for (size_t i = 0; i < n; i++)
-			for (unsigned k = 0; k < WIDTH; k++)
-				table[rows[i] * WIDTH + k] += divided(values[i * WIDTH + k], world);
+		add_entries(rows, values, n, world, table);
 	}
 }
 
