@@ -21,6 +21,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+import shardd
+
 ADAMW = dict(lr=0.02, betas=(0.9, 0.99), eps=1e-5, weight_decay=0.05)
 STEPS = 4
 CASES = {}
@@ -332,6 +334,31 @@ def lstm_and_exotic_outputs(api, rank):
         api.fully_shard(model.last)
     api.fully_shard(model.lstm)
     return loop(api, api.fully_shard(model), square(rank), rank)
+
+
+@case
+def an_optimizer_in_backward(api, rank):
+    schedulers = []
+
+    def each(model, optimizer, step):
+        if not schedulers:
+            schedulers.append(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+        if api.name == "shardd" and step == 1:
+            try:
+                api.clip(model, 1.0)
+            except shardd.FailedPrecondition:
+                return
+            raise AssertionError("clipping was not refused")
+
+    def loss(model, step):
+        if schedulers:
+            schedulers[0].step()  # before backward, since that is when it steps
+        return transformer.loss(model, rank, step)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        options = {"in_backward": True} if api.name == "shardd" else {}
+        return loop(api, gpt(api), loss, rank, each=each, **ADAMW, **options)
 
 
 @case

@@ -319,6 +319,37 @@ class OneRank(unittest.TestCase):
         optimizer.step()
         self.assertTrue(torch.allclose(before - net.state_dict()["2.bias"], torch.tensor(0.5)))
 
+    def test_a_module_that_returns_nothing(self):
+        class Keeps(nn.Module):
+            def __init__(self):
+                super().__init__()
+                torch.manual_seed(1)
+                self.a, self.b, self.loss = nn.Linear(4, 4), nn.Linear(4, 4), None
+
+            def forward(self, x):
+                self.loss = self.b(torch.tanh(self.a(x))).pow(2).mean()
+
+        class Outer(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = Keeps()
+
+            def forward(self, x):
+                self.inner(x)
+                return self.inner.loss
+
+        net, plain = Outer(), Outer()
+        st.fully_shard(net.inner)
+        st.fully_shard(net)
+        for m, kind in ((net, st.SGD), (plain, torch.optim.SGD)):
+            optimizer = kind(m.parameters(), lr=0.1)
+            for step in range(2):
+                m(numbers(step)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        for name, value in plain.state_dict().items():
+            self.assertTrue(torch.equal(value, net.state_dict()[name]), name)
+
     def test_zero_grad_drops_what_was_reduced(self):
         net = wrapped()
         optimizer = st.SGD(net.parameters(), lr=0.1)

@@ -61,11 +61,12 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
               static_graph: bool = False, **options: Any) -> M:
     """Train @module with the same parameters on every rank, as DistributedDataParallel does.
 
-    @broadcast_buffers, or its newer name @forward_sync_buffers: rank 0's buffers become everybody's before each forward in which gradients
-    are wanted. @bucket_cap_mb: MiB of gradients reduced together, 25. @find_unused_parameters,
-    @static_graph: parameters may be without a gradient; what no rank has used is left
-    alone by the optimizer (every parameter is a unit then). Else that is FailedPrecondition at the
-    end of backward. @gradient_as_bucket_view: no difference, this process keeps no gradients.
+    @broadcast_buffers, or its newer name @forward_sync_buffers: rank 0's buffers become everybody's
+    before each forward in which gradients are wanted. @bucket_cap_mb: MiB of gradients that are
+    reduced together, 25. @find_unused_parameters, @static_graph: parameters may be without a
+    gradient; what no rank has used is left alone by the optimizer (every parameter is a unit
+    then). Else that is FailedPrecondition at the end of backward. @gradient_as_bucket_view: no
+    difference, this process keeps no gradients.
     Other arguments of DistributedDataParallel are Unimplemented.
 
     Return: @module, whose class now has the methods of :class:`ReplicatedModule` too. Build an

@@ -189,6 +189,8 @@ class Tree:
             self._next += 1
 
     def _reduce(self, unit: ShardedUnit) -> None:
+        if getattr(self.optimizer, "in_backward", False) and not self.reduced:
+            self.client.plan_backward(self.optimizer.rate(), group=self.group)
         self._tickets.append((unit, unit.reduce_submit()))
         self.reduced = True
 
@@ -242,6 +244,18 @@ class Tree:
             raise failed
 
     # --------------------------------------------------------------------- steps
+
+    def keeps_gradients(self, what: str) -> None:
+        """FailedPrecondition: the optimizer in backward has used them up."""
+        if getattr(self.optimizer, "in_backward", False):
+            raise FailedPrecondition(f"{what}: the optimizer steps in backward, the gradients are "
+                                     "gone; build it without in_backward")
+
+    def clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
+        """As torch.nn.utils.clip_grad_norm_ (collective). Return: the norm before."""
+        self.keeps_gradients("clip_grad_norm_")
+        return torch.tensor(self.client.clip_grad_norm(
+            max_norm, norm_type, self.group, error_if_nonfinite=error_if_nonfinite))
 
     def stepped(self) -> None:
         """The gradients have been used up."""

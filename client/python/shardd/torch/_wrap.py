@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -61,9 +62,7 @@ class ShardedModule:
                         error_if_nonfinite: bool = False) -> torch.Tensor:
         """As torch.nn.utils.clip_grad_norm_ of the whole model's gradients (collective).
         Return: their norm before."""
-        tree = tree_of(self._unit())
-        return torch.tensor(tree.client.clip_grad_norm(
-            max_norm, norm_type, tree.group, error_if_nonfinite=error_if_nonfinite))
+        return tree_of(self._unit()).clip(max_norm, norm_type, error_if_nonfinite)
 
     def extra_repr(self) -> str:
         """What the module says of itself, and its unit."""
@@ -214,10 +213,11 @@ def _post_forward(module: nn.Module, args: Any, output: Any) -> Any:
     if reshard is None:
         reshard = unit is not tree.root
     unit.uninstall()
+    failed = output is None and sys.exc_info()[0] is not None
     # What nothing announces in backward must stay until it is over.
-    hidden = torch.is_grad_enabled() and output is not None and not watched and \
-        any(t.requires_grad for t in _tensors(args, set()))
-    if not unit.in_backward and (output is None or (reshard and not hidden)):
+    hidden = torch.is_grad_enabled() and not watched and (
+        bool(unit.trained) or any(t.requires_grad for t in _tensors(args, set())))
+    if not unit.in_backward and (failed or (reshard and not hidden)):
         unit.release()
     dtype = getattr(unit.mp_policy, "output_dtype", None)
     return _cast(output, dtype) if dtype is not None and output is not None else None

@@ -37,6 +37,7 @@ class GradScaler:
         if self._unscaled:
             raise FailedPrecondition("unscale_() was called before, since the last update()")
         tree = optimizer._model
+        tree.keeps_gradients("unscale_")
         self._found = tree.client.unscale(1.0 / self._scale, tree.group)
         self._unscaled = True
 

@@ -97,8 +97,9 @@ class _InDaemon(_Sharded):
 
     _fixed: tuple[str, ...] = ()  # settings that cannot be changed once it is built
 
-    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+    def __init__(self, params: Any, defaults: dict[str, Any], in_backward: bool) -> None:
         super().__init__(params, defaults)
+        self.in_backward = in_backward
         self._base = max(float(g["lr"]) for g in self.param_groups)
         self._shares = [float(g["lr"]) / self._base if self._base else 1.0
                         for g in self.param_groups]
@@ -111,6 +112,9 @@ class _InDaemon(_Sharded):
 
     def _spec(self, group: dict[str, Any]) -> OptimizerSpec:
         raise NotImplementedError
+
+    def _when(self) -> OptimizerWhen:
+        return OptimizerWhen.IN_BACKWARD if self.in_backward else OptimizerWhen.AT_STEP
 
     def _settings(self, unit: ShardedUnit) -> tuple[OptimizerSpec, dict[int, dict[str, Any]]]:
         trained = [p.guard for p in unit.trained]
@@ -132,7 +136,7 @@ class _InDaemon(_Sharded):
             settings[id(p)] = own
         return spec, settings
 
-    def _rate(self) -> float:
+    def rate(self) -> float:
         """The learning rate of this step; groups have theirs in a fixed proportion."""
         for group, built in zip(self.param_groups, self._built):
             for name, value in built.items():
@@ -157,7 +161,7 @@ class _InDaemon(_Sharded):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        rate = self._rate()
+        rate = None if self.in_backward else self.rate()  # in backward it is the plan's
         self._model.release_all()
         result = self._model.client.step(rate, self._model.group,
                                          skip_if_found=self._skip_if_found)
@@ -179,7 +183,11 @@ def _refuse(**settings: Any) -> None:
 
 
 class AdamW(_InDaemon):
-    """torch.optim.AdamW, run by the daemon. @foreach, @fused: whose bits; not both."""
+    """torch.optim.AdamW, run by the daemon. @foreach, @fused: whose bits; not both.
+
+    @in_backward: each unit is stepped as soon as its gradients are reduced, which are never kept;
+    step() ends the pass. One backward that reduces for each step, and no clipping or scaling.
+    """
 
     _fixed = ("betas", "eps", "weight_decay", "amsgrad", "maximize")
     _kind = OptimizerKind.ADAMW
@@ -188,19 +196,20 @@ class AdamW(_InDaemon):
                  betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False,
                  foreach: bool | None = None, capturable: bool = False,
-                 differentiable: bool = False, fused: bool | None = None) -> None:
+                 differentiable: bool = False, fused: bool | None = None,
+                 in_backward: bool = False) -> None:
         """As torch.optim.AdamW; capturable and differentiable are Unimplemented."""
         _refuse(capturable=capturable, differentiable=differentiable)
         self._profile = _profile(foreach, fused)
         super().__init__(params, dict(
             lr=_number(lr, "lr"), betas=tuple(betas), eps=eps, weight_decay=weight_decay,
-            amsgrad=amsgrad, maximize=maximize))
+            amsgrad=amsgrad, maximize=maximize), in_backward)
 
     def _spec(self, group: dict[str, Any]) -> OptimizerSpec:
         return OptimizerSpec(
             self._kind, lr=float(group["lr"]), weight_decay=float(group["weight_decay"]),
             betas=group["betas"], eps=group["eps"], amsgrad=group["amsgrad"],
-            maximize=group["maximize"], profile=self._profile)
+            maximize=group["maximize"], profile=self._profile, when=self._when())
 
 
 class Adam(AdamW):
@@ -217,26 +226,28 @@ class Adam(AdamW):
 
 
 class SGD(_InDaemon):
-    """torch.optim.SGD, run by the daemon."""
+    """torch.optim.SGD, run by the daemon; @foreach, @fused, @in_backward as of AdamW."""
 
     _fixed = ("momentum", "dampening", "weight_decay", "nesterov", "maximize")
 
     def __init__(self, params: Iterable[Any], lr: float = 1e-3, momentum: float = 0.0,
                  dampening: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False, *,
                  maximize: bool = False, foreach: bool | None = None,
-                 differentiable: bool = False, fused: bool | None = None) -> None:
+                 differentiable: bool = False, fused: bool | None = None,
+                 in_backward: bool = False) -> None:
         """As torch.optim.SGD; differentiable is Unimplemented."""
         _refuse(differentiable=differentiable)
         self._profile = _profile(foreach, fused)
         super().__init__(params, dict(
             lr=_number(lr, "lr"), momentum=momentum, dampening=dampening,
-            weight_decay=weight_decay, nesterov=nesterov, maximize=maximize))
+            weight_decay=weight_decay, nesterov=nesterov, maximize=maximize), in_backward)
 
     def _spec(self, group: dict[str, Any]) -> OptimizerSpec:
         return OptimizerSpec(
             OptimizerKind.SGD, lr=float(group["lr"]), weight_decay=float(group["weight_decay"]),
             momentum=group["momentum"], dampening=group["dampening"],
-            nesterov=group["nesterov"], maximize=group["maximize"], profile=self._profile)
+            nesterov=group["nesterov"], maximize=group["maximize"], profile=self._profile,
+            when=self._when())
 
 
 def _profile(foreach: bool | None, fused: bool | None) -> OptimizerProfile:
@@ -348,8 +359,7 @@ def clip_grad_norm_(parameters: Iterable[Any], max_norm: float, norm_type: float
     if any(id(p.guard) not in given for u in tree.units for p in u.trained):
         raise Unimplemented("clip_grad_norm_ of some of a model's parameters: give all of them",
                             "parameters")
-    return torch.tensor(tree.client.clip_grad_norm(
-        max_norm, norm_type, tree.group, error_if_nonfinite=error_if_nonfinite))
+    return tree.clip(max_norm, norm_type, error_if_nonfinite)
 
 
 def commit(step: int, state: Any = None) -> None:
