@@ -130,9 +130,9 @@ static struct k_factor factor_of(const struct variant *v, uint32_t world)
 {
 	enum dtype t = v->reduce ? v->reduce : v->gradient;
 
-	if (world == 1 || (v->profile != SHARDD_PROFILE_DDP && train_on_host()))
-		return k_divide_by((float)world, t);
-	return (struct k_factor){ K_FACTOR_MUL, t, (float)(1.0 / world) };
+	if (v->profile == SHARDD_PROFILE_DDP && world > 1)
+		return (struct k_factor){ K_FACTOR_MUL, t, (float)(1.0 / world) };
+	return train_divide_by((float)world, t);
 }
 
 /* Average of tensor @i: in fp32, and as it stands in the views. @users: bit mask of ranks. */

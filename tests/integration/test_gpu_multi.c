@@ -236,14 +236,6 @@ struct gradient {
 	bool integers;
 };
 
-/* tensor.div_(@by) on a GPU. */
-static struct k_factor divide_by(float by)
-{
-	if (by == 1)
-		return k_divide_by(1, DTYPE_FP32);
-	return (struct k_factor){ K_FACTOR_MUL, DTYPE_FP32, (float)(1 / (double)by) };
-}
-
 /* What the ranks of one device contribute. */
 static float *model_partial(const struct gpu_layout *l, const struct ranks *r, unsigned device,
 			    const struct gradient *g, unsigned micro, float pre)
@@ -254,7 +246,7 @@ static float *model_partial(const struct gpu_layout *l, const struct ranks *r, u
 			      .in_dtype = g->dtype,
 			      .out_dtype = DTYPE_FP32,
 			      .sum_dtype = DTYPE_FP32,
-			      .pre = divide_by(pre) };
+			      .pre = train_divide_by(pre, DTYPE_FP32) };
 
 	for (uint32_t i = 0; i < r->n; i++)
 		if (gpu_of(l, r->rank[i]) == device)
@@ -280,7 +272,7 @@ static float *model_gradient(const struct gpu_layout *l, const struct ranks *r,
 	float pre, post;
 
 	default_factors(r->n, &pre, &post);
-	k.post = divide_by(post);
+	k.post = train_divide_by(post, DTYPE_FP32);
 	for (unsigned m = 0; m < g->micro; m++) {
 		for (unsigned d = 0; d < n; d++)
 			in[d] = model_partial(l, r, devices[d], g, m, pre);

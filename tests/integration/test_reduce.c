@@ -67,8 +67,8 @@ static float *model_gradient(const struct reduce_case *rc, uint32_t world)
 			      .out_dtype = DTYPE_FP32,
 			      .sum_dtype = DTYPE_FP32 };
 
-	r.pre = k_divide_by(given ? (float)rc->pre : default_factors[world][0], DTYPE_FP32);
-	r.post = k_divide_by(given ? (float)rc->post : default_factors[world][1], DTYPE_FP32);
+	r.pre = train_divide_by(given ? (float)rc->pre : default_factors[world][0], DTYPE_FP32);
+	r.post = train_divide_by(given ? (float)rc->post : default_factors[world][1], DTYPE_FP32);
 
 	for (unsigned m = 0; m < rc->micro; m++) {
 		for (uint32_t rank = 0; rank < world; rank++)
@@ -280,8 +280,8 @@ static void model_subgroup(const struct reduce_case *rc, float *want)
 			      .in_dtype = rc->dtype,
 			      .out_dtype = DTYPE_FP32,
 			      .sum_dtype = DTYPE_FP32,
-			      .pre = k_divide_by(2, DTYPE_FP32),
-			      .post = k_divide_by(1.5f, DTYPE_FP32) };
+			      .pre = train_divide_by(2, DTYPE_FP32),
+			      .post = train_divide_by(1.5f, DTYPE_FP32) };
 	struct k_sgd sgd = { .p = want, .g = g, .lr = 1 };
 
 	for (unsigned i = 0; i < 3; i++)

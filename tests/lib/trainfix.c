@@ -98,6 +98,13 @@ bool train_on_host(void)
 	return strcmp(daemonfix_backend(), "host") == 0;
 }
 
+struct k_factor train_divide_by(float by, enum dtype t)
+{
+	if (by == 1 || train_on_host())
+		return k_divide_by(by, t);
+	return (struct k_factor){ K_FACTOR_MUL, t, (float)(1 / (double)by) };
+}
+
 void train_not_here(const char *what)
 {
 	fprintf(stderr, "not on this backend: %s\n", what);

@@ -52,6 +52,8 @@ shardd_unit train_zero_unit(shardd_client *c, const char *name, uint64_t n,
 
 /* Is the daemon's memory ordinary memory of this machine, and not a GPU's? */
 bool train_on_host(void);
+/* What PyTorch's tensor.div_(@by) is on the daemon's devices, in @t. */
+struct k_factor train_divide_by(float by, enum dtype t);
 /* Say that the rest of a test is about @what, which a GPU does not have. */
 void train_not_here(const char *what);
 
