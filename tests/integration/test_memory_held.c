@@ -682,25 +682,31 @@ static void run_scene(const struct scene *s)
 /* --------------------------------------------------------------------- scenes */
 
 /* A weight, a bias of few rows, what is frozen, and another name of the first weight. */
-#define MODEL                                                                               \
-	{                                                                                   \
-		{ { 1001, 513, .frozen = false }, { 7, 3 }, { 101, 257, .frozen = true } }, \
-		{                                                                           \
-			{ 515, 1001 }, { 1, 5 },                                            \
-			{                                                                   \
-				1001, 513, .alias = true                                    \
-			}                                                                   \
-		}                                                                           \
+#define OF(r, c)                            \
+	{                                   \
+		.rows = (r), .columns = (c) \
 	}
-#define TRAINED_MODEL                                               \
-	{                                                           \
-		{ { 900, 700 }, { 5, 11 } },                        \
-		{                                                   \
-			{ 1301, 301 }, { 900, 700, .alias = true }, \
-			{                                           \
-				3, 1                                \
-			}                                           \
-		}                                                   \
+#define FROZEN(r, c)                                        \
+	{                                                   \
+		.rows = (r), .columns = (c), .frozen = true \
+	}
+#define ALIAS(r, c)                                        \
+	{                                                  \
+		.rows = (r), .columns = (c), .alias = true \
+	}
+#define MODEL                                                     \
+	{                                                         \
+		{ OF(1001, 513), OF(7, 3), FROZEN(101, 257) },    \
+		{                                                 \
+			OF(515, 1001), OF(1, 5), ALIAS(1001, 513) \
+		}                                                 \
+	}
+#define TRAINED_MODEL                                            \
+	{                                                        \
+		{ OF(900, 700), OF(5, 11) },                     \
+		{                                                \
+			OF(1301, 301), ALIAS(900, 700), OF(3, 1) \
+		}                                                \
 	}
 #define WITH(k, w)                                  \
 	{                                           \
