@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "core/check.h"
 #include "trainfix.h"
 
 #define ALIGN    256u
@@ -94,9 +95,12 @@ void memory_give(struct memory_pool *p, struct memory_piece *piece)
 
 uint32_t memory_shard_ranks(const struct memory_unit *u)
 {
-	if (u->like->strategy == SHARDD_HYBRID)
-		return u->like->shard_ranks;
-	return u->like->strategy == SHARDD_REPLICATE ? 1 : u->world;
+	uint32_t n = u->like->strategy == SHARDD_HYBRID      ? u->like->shard_ranks
+		     : u->like->strategy == SHARDD_REPLICATE ? 1
+							     : u->world;
+
+	CHECK(n > 0);
+	return n;
 }
 
 uint32_t memory_replicas(const struct memory_unit *u)
@@ -111,6 +115,7 @@ unsigned memory_device_of(const struct memory_unit *u, uint32_t rank)
 
 unsigned memory_spread(const struct memory_unit *u)
 {
+	CHECK(u->devices > 0);
 	return memory_shard_ranks(u) == 1 || memory_replicas(u) >= u->devices ? 1 : u->devices;
 }
 
@@ -239,6 +244,7 @@ uint64_t memory_lent(const struct memory_unit *u, uint32_t rank)
 		sharers += same;
 		before += same && r < rank;
 	}
+	CHECK(sharers > 0); /* the rank is one */
 	all = owned(u, part * part_ranks(u), (part + 1) * part_ranks(u));
 	each = (all + sharers - 1) / sharers;
 	begin = before * each < all ? before * each : all;
