@@ -210,11 +210,12 @@ static bool take_run(struct coll *c)
 		job_give_partials(c->job, c->unit);
 	if (!c->reduce)
 		c->reduce = reduce_run_new(c);
-	if (!c->reduce)
+	if (!c->reduce) {
 		coll_end_status(c, -ENOMEM);
-	else
-		fused_plan(c);
-	return c->reduce;
+		return false;
+	}
+	fused_plan(c);
+	return true;
 }
 
 static void start(struct parked *p)
