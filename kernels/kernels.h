@@ -56,6 +56,7 @@ struct k_cast {
 	const void *src;
 	enum dtype dst_dtype;
 	enum dtype src_dtype;
+	bool stream; /* a hint, which changes no bit: both together are larger than the caches */
 };
 
 /* x becomes round(dtype, round(dtype, x) / value), or "* value", the operation itself in
@@ -101,7 +102,7 @@ struct k_reduce {
 	enum dtype sum_dtype; /* not NONE */
 	struct k_factor post; /* on the sum */
 	bool accumulate;
-	bool stream; /* a hint, which changes no bit: out is larger than the caches */
+	bool stream; /* a hint, which changes no bit: all of it is larger than the caches */
 };
 
 /* Whether any rounding but that of fp32 is done in it: what the forms of it that are made

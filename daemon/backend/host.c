@@ -11,6 +11,7 @@
 #include "backend/host_topology.h"
 #include "backend/host_unmap.h"
 #include "backend/host_workers.h"
+#include "backend/kop.h"
 #include "backend/memfd.h"
 #include "core/check.h"
 #include "core/cleanup.h"
@@ -84,18 +85,26 @@ static int host_export(struct backend *b, struct backend_mem *mem, bool writable
 }
 
 /* What does not fit the caches anyway is written past them: a line need not be fetched before
- * it is overwritten. Inputs of 16 bits gain nothing by that (docs/performance.md). */
-static void choose_stores(const struct host *h, struct kop *kop)
+ * it is overwritten (docs/performance.md). */
+static void choose_stores(const struct host *h, struct backend_task *task)
 {
-	if (kop->kind == KOP_REDUCE)
-		kop->reduce.stream = h->cache && kop->reduce.in_dtype == DTYPE_FP32 &&
-				     kop->n * sizeof(float) > h->cache;
+	uint64_t bytes = 0;
+
+	for (unsigned i = 0; i < task->n_kops; i++)
+		bytes += kop_bytes(&task->kops[i]);
+	for (unsigned i = 0; i < task->n_kops; i++) {
+		struct kop *kop = &task->kops[i];
+
+		if (kop->kind == KOP_REDUCE)
+			kop->reduce.stream = h->cache && bytes > h->cache;
+		if (kop->kind == KOP_CAST)
+			kop->cast.stream = h->cache && bytes > h->cache;
+	}
 }
 
 static void host_submit(struct backend *b, struct backend_task *task)
 {
-	for (unsigned i = 0; i < task->n_kops; i++)
-		choose_stores(to_host(b), &task->kops[i]);
+	choose_stores(to_host(b), task);
 	workers_submit(to_host(b)->workers, task);
 }
 

@@ -36,8 +36,8 @@ static float rounded(double x, enum dtype t)
 {
 	float wide = (float)x, back;
 	uint16_t narrow[2];
-	struct k_cast to = { narrow, &wide, t, DTYPE_FP32 };
-	struct k_cast from = { &back, narrow, DTYPE_FP32, t };
+	struct k_cast to = { narrow, &wide, t, DTYPE_FP32, false };
+	struct k_cast from = { &back, narrow, DTYPE_FP32, t, false };
 
 	if (t == DTYPE_FP32)
 		return wide;

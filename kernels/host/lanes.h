@@ -84,6 +84,17 @@ static inline void lanes_stream(float *to, lanes x)
 #endif
 }
 
+/* @n bytes, whole vectors, to such an address. */
+static inline void lanes_stream_all(void *to, const void *from, size_t n)
+{
+	for (size_t i = 0; i < n; i += sizeof(lanes)) {
+		lanes x;
+
+		memcpy(&x, (const char *)from + i, sizeof(x));
+		lanes_stream((float *)((char *)to + i), x);
+	}
+}
+
 static inline void lanes_fence(void)
 {
 #if defined(__AVX2__)

@@ -13,7 +13,8 @@ static void cast_case(struct tester *t, enum dtype to, enum dtype from, size_t n
 	out = bed_add(b, to, n, s->out, BED_ANY);
 	in = bed_add(b, from, n, s->in, BED_ANY);
 	bed_upload(b);
-	kernels_ref()->cast(&(struct k_cast){ bed_host(b, out), bed_host(b, in), to, from }, 0, n);
+	kernels_ref()->cast(&(struct k_cast){ bed_host(b, out), bed_host(b, in), to, from, false },
+			    0, n);
 	device_launch(&t->device, CUDA_FN_CAST,
 		      &(struct cuda_cast){ .dst = bed_device(b, out),
 					   .src = bed_device(b, in),
@@ -53,7 +54,8 @@ static void run_cast_patterns(struct tester *t)
 			else
 				((uint16_t *)bed_host(b, in))[i] = (uint16_t)i;
 		bed_upload(b);
-		kernels_ref()->cast(&(struct k_cast){ bed_host(b, out), bed_host(b, in), to, from },
+		kernels_ref()->cast(&(struct k_cast){ bed_host(b, out), bed_host(b, in), to, from,
+						      false },
 				    0, n);
 		device_launch(&t->device, CUDA_FN_CAST,
 			      &(struct cuda_cast){ .dst = bed_device(b, out),

@@ -110,7 +110,7 @@ static void forward(struct model *m)
 static void gradient_of(const struct variant *v, uint32_t rank, unsigned i, unsigned pass, void *to)
 {
 	float *x = train_numbers(numels[i], rank * 1009 + i * 31 + pass * 7 + 1);
-	struct k_cast cast = { to, x, v->gradient, DTYPE_FP32 };
+	struct k_cast cast = { to, x, v->gradient, DTYPE_FP32, false };
 
 	x[0] = rank % 2 ? -0.0f : 0x1p-147f;
 	kernels_ref()->cast(&cast, 0, numels[i]);
@@ -148,7 +148,7 @@ static void model_average(const struct variant *v, uint32_t world, unsigned user
 			      .k = world,
 			      .in_dtype = v->gradient,
 			      .sum_dtype = sum };
-	struct k_cast cast = { narrow, wide, v->gradient, DTYPE_FP32 };
+	struct k_cast cast = { narrow, wide, v->gradient, DTYPE_FP32, false };
 
 	r.pre = factor_of(v, world);
 	for (uint32_t rank = 0; rank < world; rank++)

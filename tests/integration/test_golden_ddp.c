@@ -167,7 +167,7 @@ static size_t start_of(unsigned tensor)
 static void *narrowed(const struct model *m, const float *x, size_t n)
 {
 	void *to = train_alloc(n * sizeof(*x));
-	const struct k_cast cast = { to, x, m->r->grad, DTYPE_FP32 };
+	const struct k_cast cast = { to, x, m->r->grad, DTYPE_FP32, false };
 
 	kernels_ref()->cast(&cast, 0, n);
 	return to;

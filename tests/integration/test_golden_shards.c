@@ -289,7 +289,7 @@ static void *gradient(const struct replayed *r, unsigned k, unsigned p)
 		for (size_t e = 0; e < at->elements; e++, from++) {
 			float g = golden_at(x->in, x->grad, from) + (x->zeroed ? 0.0F : -0.0F);
 			const struct k_cast cast = { whole + (at->offset + e) * size, &g, x->grad,
-						     DTYPE_FP32 };
+						     DTYPE_FP32, false };
 
 			kernels_ref()->cast(&cast, 0, 1);
 		}
@@ -384,7 +384,7 @@ static void add_to_view(const struct replayed *r, const struct shardd_ddp_view *
 
 	for (size_t e = 0; e < v->elements; e++) {
 		float sum = golden_at(x, t, e) + golden_at(g, t, e);
-		const struct k_cast cast = { x + e * dtype_size(t), &sum, t, DTYPE_FP32 };
+		const struct k_cast cast = { x + e * dtype_size(t), &sum, t, DTYPE_FP32, false };
 
 		kernels_ref()->cast(&cast, 0, 1);
 	}

@@ -362,7 +362,7 @@ static void check_same(const struct parameter *x, const uint8_t *got, enum dtype
 {
 	size_t n = x->initial.elements, bytes = n * dtype_size(dtype);
 	void *want = train_alloc(bytes);
-	const struct k_cast cast = { want, value_of(x, step), dtype, DTYPE_FP32 };
+	const struct k_cast cast = { want, value_of(x, step), dtype, DTYPE_FP32, false };
 	char what[2 * NAME];
 
 	snprintf(what, sizeof(what), "%s after step %u", x->name, step);

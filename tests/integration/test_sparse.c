@@ -276,7 +276,7 @@ static const struct how folded[] = {
 static size_t narrow(void *to, const float *from, size_t n, enum shardd_dtype dtype)
 {
 	enum dtype t = dtype ? (enum dtype)dtype : DTYPE_FP32;
-	struct k_cast cast = { to, from, t, DTYPE_FP32 };
+	struct k_cast cast = { to, from, t, DTYPE_FP32, false };
 
 	kernels_ref()->cast(&cast, 0, n);
 	return n * dtype_size(t);

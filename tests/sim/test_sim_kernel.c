@@ -82,7 +82,7 @@ Test(sim_kernel, casts)
 {
 	struct cuda_cast a;
 	uint16_t wanted[N];
-	struct k_cast k = { wanted, copies[0], DTYPE_BF16, DTYPE_FP32 };
+	struct k_cast k = { wanted, copies[0], DTYPE_BF16, DTYPE_FP32, false };
 
 	open_all();
 	a = (struct cuda_cast){ arrays[5], arrays[0], N, DTYPE_BF16, DTYPE_FP32 };

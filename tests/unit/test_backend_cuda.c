@@ -266,7 +266,7 @@ static struct kop make_kop(enum kop_kind kind, float *x, struct arena *a, unsign
 		a->in[i] = x + (1 + i % 3) * N;
 	switch (kind) {
 	case KOP_CAST:
-		kop.cast = (struct k_cast){ s1, x, DTYPE_BF16, DTYPE_FP32 };
+		kop.cast = (struct k_cast){ s1, x, DTYPE_BF16, DTYPE_FP32, false };
 		break;
 	case KOP_REDUCE:
 		kop.reduce = (struct k_reduce){ .out = x,
@@ -496,7 +496,7 @@ Test(backend_cuda, a_fill_with_a_constant_and_a_cast_of_equal_types_are_exact)
 	mem = cudafix_alloc(&f, 2 * MIB);
 	x = backend_addr(mem);
 	k[0].fill = (struct k_fill){ .dst = x, .kind = FILL_CONSTANT, .a = -0.1 };
-	k[1].cast = (struct k_cast){ x + 4, x, DTYPE_FP32, DTYPE_FP32 };
+	k[1].cast = (struct k_cast){ x + 4, x, DTYPE_FP32, DTYPE_FP32, false };
 	cr_assert_eq(cudafix_run(&f, f.b, &k[0], 1), 0);
 	cr_assert_eq(cudafix_run(&f, f.b, &k[1], 1), 0);
 	cudafix_copy(&f, back, x, sizeof(back));

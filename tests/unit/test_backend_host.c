@@ -398,7 +398,7 @@ static struct kop make_kop(enum kop_kind kind, struct arena *a)
 
 	switch (kind) {
 	case KOP_CAST:
-		k.cast = (struct k_cast){ a->s[1], a->s[0], DTYPE_BF16, DTYPE_FP32 };
+		k.cast = (struct k_cast){ a->s[1], a->s[0], DTYPE_BF16, DTYPE_FP32, false };
 		break;
 	case KOP_REDUCE:
 		k.reduce = (struct k_reduce){ .out = a->s[0],

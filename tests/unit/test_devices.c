@@ -140,7 +140,7 @@ static void gather_on(unsigned devices, unsigned ranks, const unsigned *place, e
 	state_unit *spec = nodefix_spec("u", N);
 	float full[N];
 	uint16_t half[N];
-	struct k_cast cast = { half, full, dtype, DTYPE_FP32 };
+	struct k_cast cast = { half, full, dtype, DTYPE_FP32, false };
 	struct world w;
 	struct unit *u;
 

@@ -231,7 +231,7 @@ Test(golden, sgd, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 20)
 static uint16_t narrowed(float x, enum dtype t)
 {
 	uint16_t h;
-	struct k_cast a = { &h, &x, t, DTYPE_FP32 };
+	struct k_cast a = { &h, &x, t, DTYPE_FP32, false };
 
 	kernels_ref()->cast(&a, 0, 1);
 	return h;
@@ -240,7 +240,7 @@ static uint16_t narrowed(float x, enum dtype t)
 static float widened(uint16_t h, enum dtype t)
 {
 	float x;
-	struct k_cast a = { &x, &h, DTYPE_FP32, t };
+	struct k_cast a = { &x, &h, DTYPE_FP32, t, false };
 
 	kernels_ref()->cast(&a, 0, 1);
 	return x;

@@ -181,7 +181,7 @@ static void run_reduce(const struct run *r, void *out, enum dtype out_dtype, con
 
 static void narrow(const struct run *r, void *dst, const float *src, enum dtype t)
 {
-	struct k_cast a = { dst, src, t, DTYPE_FP32 };
+	struct k_cast a = { dst, src, t, DTYPE_FP32, false };
 
 	r->k->cast(&a, 0, r->n);
 }

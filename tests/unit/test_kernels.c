@@ -158,10 +158,11 @@ static void expect_same(const struct bed *x, const struct bed *y, const struct o
 			  "%s, %s: partial %zu differs", what, c->name, i);
 }
 
+/* z: past the caches. */
 static void run_cast(const struct kernels *k, const struct op_case *c, struct bed *b, size_t begin,
 		     size_t end)
 {
-	struct k_cast a = { buf(b, 0), buf(b, 1), c->out, c->in };
+	struct k_cast a = { buf(b, 0), buf(b, 1), c->out, c->in, c->z != 0 };
 
 	k->cast(&a, begin, end);
 }
@@ -539,7 +540,9 @@ static void run_apart(const struct kernels *k, const struct op_case *c, struct b
 static const struct op_case cases[] = {
 	{ "cast fp32 fp32", run_cast, F32, F32, 0, 0, 0, 0, 0, 0, 0 },
 	{ "cast fp32 bf16", run_cast, F32, BF16, 0, 0, 0, 0, 0, 0, 0 },
+	{ "cast fp32 bf16, past the caches", run_cast, F32, BF16, 0, 0, 0, 0, 1, 0, 0 },
 	{ "cast fp32 fp16", run_cast, F32, FP16, 0, 0, 0, 0, 0, 0, 0 },
+	{ "cast fp32 fp16, past the caches", run_cast, F32, FP16, 0, 0, 0, 0, 1, 0, 0 },
 	{ "cast bf16 fp32", run_cast, BF16, F32, 0, 0, 0, 0, 0, 0, 0 },
 	{ "cast bf16 bf16", run_cast, BF16, BF16, 0, 0, 0, 0, 0, 0, 0 },
 	{ "cast bf16 fp16", run_cast, BF16, FP16, 0, 0, 0, 0, 0, 0, 0 },
@@ -812,7 +815,7 @@ Test(kernels, all_16_bit_patterns, .init = fdcheck_begin, .fini = fdcheck_end, .
 	for (unsigned i = 0; i < 65536; i++)
 		patterns[i] = (uint16_t)i;
 	for (unsigned pair = 0; pair < 9; pair++) {
-		struct k_cast a = { want, patterns, pair % 3 + 1, pair / 3 + 1 };
+		struct k_cast a = { want, patterns, pair % 3 + 1, pair / 3 + 1, false };
 
 		if (a.src_dtype == F32)
 			continue;

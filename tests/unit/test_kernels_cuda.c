@@ -127,8 +127,8 @@ static struct k_factor any_factor(void)
 static float reduce_ref(struct k_reduce *a, float old)
 {
 	uint32_t memory = 0;
-	struct k_cast in = { &memory, &old, a->out_dtype, DTYPE_FP32 };
-	struct k_cast out = { &old, &memory, DTYPE_FP32, a->out_dtype };
+	struct k_cast in = { &memory, &old, a->out_dtype, DTYPE_FP32, false };
+	struct k_cast out = { &old, &memory, DTYPE_FP32, a->out_dtype, false };
 
 	a->out = &memory;
 	kernels_ref()->cast(&in, 0, 1);

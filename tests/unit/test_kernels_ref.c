@@ -27,7 +27,7 @@ static const struct format formats[] = {
 static float widen(enum dtype t, uint16_t h)
 {
 	float f;
-	struct k_cast a = { &f, &h, DTYPE_FP32, t };
+	struct k_cast a = { &f, &h, DTYPE_FP32, t, false };
 
 	kernels_ref()->cast(&a, 0, 1);
 	return f;
@@ -36,7 +36,7 @@ static float widen(enum dtype t, uint16_t h)
 static uint16_t narrow(enum dtype t, float f)
 {
 	uint16_t h;
-	struct k_cast a = { &h, &f, t, DTYPE_FP32 };
+	struct k_cast a = { &h, &f, t, DTYPE_FP32, false };
 
 	kernels_ref()->cast(&a, 0, 1);
 	return h;
@@ -259,8 +259,8 @@ static double reduced(const struct k_reduce *a, const double *x, double old)
 static double put_number(void *at, enum dtype t, unsigned i)
 {
 	float f = sinf((float)i * 1.7f) * powf(2, (float)(i * 7 % 31) - 18), back;
-	struct k_cast in = { at, &f, t, DTYPE_FP32 };
-	struct k_cast out = { &back, at, DTYPE_FP32, t };
+	struct k_cast in = { at, &f, t, DTYPE_FP32, false };
+	struct k_cast out = { &back, at, DTYPE_FP32, t, false };
 
 	kernels_ref()->cast(&in, 0, 1);
 	kernels_ref()->cast(&out, 0, 1);
@@ -280,7 +280,7 @@ static void check_reduced(struct k_reduce *a, unsigned seed)
 	const void *in[4] = { &x[0], &x[1], &x[2], &x[3] };
 	double values[4], old = put_number(&out, a->out_dtype, seed + 5), want;
 	float got;
-	struct k_cast wide = { &got, &out, DTYPE_FP32, a->out_dtype };
+	struct k_cast wide = { &got, &out, DTYPE_FP32, a->out_dtype, false };
 
 	a->in = in;
 	a->out = &out;

@@ -68,7 +68,7 @@ static void fill(const struct unit *u, const struct region *place, unsigned seed
 			    .a = -1,
 			    .b = 1 };
 	struct k_cast to = { region_addr(place), a.dst, (enum dtype)u->rec->gradient_dtype,
-			     DTYPE_FP32 };
+			     DTYPE_FP32, false };
 
 	CHECK(a.dst);
 	kernels_ref()->fill(&a, 0, u->layout.elements);
