@@ -1,24 +1,36 @@
 #include "job/job_memory.h"
 
 #include "core/check.h"
+#include "mem/stagger.h"
 #include "op/lend.h"
 #include "op/reduce_run.h"
 
-static uint64_t aligned(uint64_t bytes)
+static uint64_t rounded_up(uint64_t bytes)
 {
 	return (bytes + POOL_ALIGN - 1) / POOL_ALIGN * POOL_ALIGN;
 }
 
-static uint64_t array(uint64_t elements, enum dtype dtype)
+/* The A of docs/semantics.md. */
+static uint64_t aligned(const struct device *d, uint64_t bytes)
 {
-	return aligned(elements * dtype_size(dtype));
+	return rounded_up(bytes) + stagger_room(d, bytes);
+}
+
+static uint64_t array(const struct device *d, uint64_t elements, enum dtype dtype)
+{
+	return aligned(d, elements * dtype_size(dtype));
 }
 
 /* ------------------------------------------------------------ what is in use */
 
+static uint64_t taken(const struct region *r)
+{
+	return r->slab ? r->bytes + stagger_room(r->slab->device, r->bytes) : 0;
+}
+
 static uint64_t part_regions(const struct unit_part *p)
 {
-	return p->params.bytes + p->state1.bytes + p->state2.bytes + p->state3.bytes;
+	return taken(&p->params) + taken(&p->state1) + taken(&p->state2) + taken(&p->state3);
 }
 
 static void add_used(const struct job *job, struct job_memory *m)
@@ -29,7 +41,7 @@ static void add_used(const struct job *job, struct job_memory *m)
 		for (unsigned d = 0; d < u->n_parts; d++)
 			m->used[MEM_SHARD] +=
 				part_regions(&u->parts[d]) +
-				(unit_pools_gradient(u->rec) ? 0 : u->parts[d].grads.bytes);
+				(unit_pools_gradient(u->rec) ? 0 : taken(&u->parts[d].grads));
 		for (uint32_t r = 0; u->buffers && r < group_size(job->groups[u->rec->group]); r++)
 			m->used[MEM_SHARD] += u->buffers[r].bytes;
 	}
@@ -50,9 +62,10 @@ static uint64_t shards_of(const struct job *job, const struct unit *u)
 {
 	uint64_t trained = unit_part_elements(u), all = trained + unit_frozen_elements(u);
 	uint64_t ranks = group_size(job->groups[u->rec->group]);
+	const struct device *d = u->parts[0].device; /* all are of one kind */
 
-	return u->n_parts * (array(all, DTYPE_FP32) +
-			     array(trained, DTYPE_FP32) *
+	return u->n_parts * (array(d, all, DTYPE_FP32) +
+			     array(d, trained, DTYPE_FP32) *
 				     (!unit_pools_gradient(u->rec) + unit_state_arrays(u->rec))) +
 	       ranks * unit_buffers_bytes(u->rec);
 }
@@ -61,7 +74,9 @@ static uint64_t copies_of(const struct unit *u)
 {
 	uint64_t all = (unit_part_elements(u) + unit_frozen_elements(u)) * u->spread;
 
-	return u->has_full ? u->n_parts * array(all, (enum dtype)u->rec->compute_dtype) : 0;
+	return u->has_full ? u->n_parts * array(u->parts[0].device, all,
+						(enum dtype)u->rec->compute_dtype)
+			   : 0;
 }
 
 static struct device *device_of(const struct job *job, const struct unit *u, uint32_t index)
@@ -111,7 +126,9 @@ static uint64_t deferred_of(const struct job *job, const struct unit *u)
 		sums = ranks / u->rec->shard_ranks;
 		elements = u->spread == 1 ? elements : unit_part_elements(u);
 	}
-	return u->n_parts * sums * array(elements, (enum dtype)u->rec->reduce_dtype);
+	return u->n_parts *
+	       aligned(u->parts[0].device,
+		       sums * rounded_up(elements * dtype_size((enum dtype)u->rec->reduce_dtype)));
 }
 
 /* Gradient shards that are there only while they are needed. */
@@ -119,7 +136,7 @@ static uint64_t pooled_of(const struct unit *u)
 {
 	if (!unit_pools_gradient(u->rec) || !u->has_gradient)
 		return 0;
-	return u->n_parts * array(unit_part_elements(u), DTYPE_FP32);
+	return u->n_parts * array(u->parts[0].device, unit_part_elements(u), DTYPE_FP32);
 }
 
 static enum dtype accumulate_dtype(const struct unit *u)
@@ -136,7 +153,7 @@ static uint64_t lent_of(const struct job *job, struct unit *u, const struct memb
 
 	CHECK(group_index(job->groups[u->rec->group], m->rank, &index));
 	n = lend_share_elements(job, u, index);
-	return 2 * array(n ? n : 1, DTYPE_FP32);
+	return aligned(m->device, 2 * rounded_up((n ? n : 1) * sizeof(float)));
 }
 
 /* Whether there is something is what @mu says; how much, what the unit is. */
@@ -146,11 +163,11 @@ static uint64_t held_of(const struct job *job, struct unit *u, const struct memb
 	uint64_t bytes = 0;
 
 	if (mu->gradient.slab)
-		bytes += array(u->layout.elements, (enum dtype)u->rec->gradient_dtype);
+		bytes += array(m->device, u->layout.elements, (enum dtype)u->rec->gradient_dtype);
 	if (mu->accumulated.slab)
-		bytes += array(u->layout.elements, accumulate_dtype(u));
+		bytes += array(m->device, u->layout.elements, accumulate_dtype(u));
 	if (mu->is_summoned)
-		bytes += array(unit_full_elements(u), DTYPE_FP32);
+		bytes += array(m->device, unit_full_elements(u), DTYPE_FP32);
 	if (mu->shard_state == SHARD_OUT || mu->shard_state == SHARD_BACK)
 		bytes += lent_of(job, u, m);
 	return bytes;
@@ -167,7 +184,7 @@ static uint64_t held_by(const struct job *job, const struct member *m)
 	for (uint32_t i = 0; i < m->n_units && i < job->n_units; i++)
 		bytes += held_of(job, job->units[i], m, &m->units[i]);
 	list_for_each (b, tmp, (struct list *)&m->buffers, link)
-		bytes += aligned(b->region.bytes);
+		bytes += aligned(m->device, b->region.bytes);
 	return bytes;
 }
 

@@ -7,6 +7,7 @@
 #include "core/cleanup.h"
 #include "job/aliases.h"
 #include "job/units_impl.h"
+#include "mem/stagger.h"
 
 /* One registration under way: what must be undone if it fails. */
 struct registration {
@@ -167,21 +168,28 @@ static void reg_sum_buffers(struct registration *r, const state_unit *spec)
 		r->ranks[g->ranks[i]].bytes = add(r->ranks[g->ranks[i]].bytes, bytes);
 }
 
+/* What an array of @bytes takes on a device. */
+static uint64_t array_bytes(const struct device *d, uint64_t bytes)
+{
+	return bytes + stagger_room(d, bytes);
+}
+
 static void reg_sum(struct registration *r)
 {
 	for (size_t i = 0; i < r->n; i++) {
 		struct group *g = r->job->groups[r->specs[i]->group];
 		const struct layout *l = &r->layouts[i];
-		unsigned spread = layout_spread(l, g->n_devices);
-		uint64_t bytes = unit_array_bytes(l, spread);
+		unsigned spread = layout_spread(l, g->n_devices),
+			 others = other_arrays(r->specs[i]);
 
 		for (unsigned d = 0; !r->ids[i] && d < g->n_devices; d++) {
-			unsigned on = g->devices[d]->index;
+			const struct device *device = g->devices[d];
+			uint64_t params = array_bytes(device, unit_params_bytes(l, spread));
+			uint64_t other = array_bytes(device, unit_array_bytes(l, spread));
+			unsigned on = device->index;
 
-			r->on[on].params_bytes =
-				add(r->on[on].params_bytes, unit_params_bytes(l, spread));
-			r->on[on].other_bytes =
-				add(r->on[on].other_bytes, bytes * other_arrays(r->specs[i]));
+			r->on[on].params_bytes = add(r->on[on].params_bytes, params);
+			r->on[on].other_bytes = add(r->on[on].other_bytes, other * others);
 		}
 		if (!r->ids[i])
 			reg_sum_buffers(r, r->specs[i]);
@@ -327,12 +335,13 @@ static int reg_memory(struct registration *r, struct fault *f)
 	return later ? JOB_E_LATER : 0;
 }
 
-/* Cut the next @bytes off @slab at *@at. */
-static struct region cut(struct slab *slab, uint64_t *at, uint64_t bytes)
+/* Cut array @i of a unit, of @bytes, off @slab at *@at. */
+static struct region cut(struct slab *slab, uint64_t *at, uint64_t bytes, unsigned i)
 {
-	struct region r = { slab, *at, bytes };
+	uint64_t by = stagger_by(slab->device, bytes, STAGGER_ARRAY(i));
+	struct region r = { slab, *at + by, bytes };
 
-	*at += bytes;
+	*at += array_bytes(slab->device, bytes);
 	CHECK(*at <= slab->bytes);
 	return r;
 }
@@ -346,20 +355,20 @@ static int place(struct unit *u, struct registration *r, struct unit_part *p)
 
 	if (!rec)
 		return -ENOMEM;
-	p->params =
-		cut(r->on[d].params, &r->on[d].params_at, unit_params_bytes(&u->layout, u->spread));
+	p->params = cut(r->on[d].params, &r->on[d].params_at,
+			unit_params_bytes(&u->layout, u->spread), 0);
 	if (state_region_set(&rec->params, &p->params) < 0)
 		return -ENOMEM;
 	if (!bytes) /* all of it is frozen */
 		return 0;
 	if (!unit_pools_gradient(u->rec))
-		p->grads = cut(r->on[d].other, &r->on[d].other_at, bytes);
+		p->grads = cut(r->on[d].other, &r->on[d].other_at, bytes, 1);
 	if (states > 0)
-		p->state1 = cut(r->on[d].other, &r->on[d].other_at, bytes);
+		p->state1 = cut(r->on[d].other, &r->on[d].other_at, bytes, 2);
 	if (states > 1)
-		p->state2 = cut(r->on[d].other, &r->on[d].other_at, bytes);
+		p->state2 = cut(r->on[d].other, &r->on[d].other_at, bytes, 3);
 	if (states > 2)
-		p->state3 = cut(r->on[d].other, &r->on[d].other_at, bytes);
+		p->state3 = cut(r->on[d].other, &r->on[d].other_at, bytes, 4);
 	if ((p->grads.slab && state_region_set(&rec->grads, &p->grads) < 0) ||
 	    (states > 0 && state_region_set(&rec->state1, &p->state1) < 0) ||
 	    (states > 1 && state_region_set(&rec->state2, &p->state2) < 0) ||
@@ -390,7 +399,9 @@ static int place_buffers(struct unit *u, struct registration *r)
 	for (size_t i = 0; i < g->n_ranks; i++) {
 		uint32_t rank = g->ranks[i];
 
-		u->buffers[i] = cut(r->ranks[rank].slab, &r->ranks[rank].at, bytes);
+		u->buffers[i] = (struct region){ r->ranks[rank].slab, r->ranks[rank].at, bytes };
+		r->ranks[rank].at += bytes;
+		CHECK(r->ranks[rank].at <= r->ranks[rank].slab->bytes);
 		if (state_unit_add_buffer_region(u->rec, &u->buffers[i]) < 0)
 			return -ENOMEM;
 	}

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "core/check.h"
+#include "mem/stagger.h"
 
 struct block {
 	struct list link; /* pool_slab.blocks */
@@ -181,9 +182,20 @@ static struct block *find_fit(struct pool *p, uint64_t bytes, struct pool_slab *
 	return NULL;
 }
 
-static uint64_t round_up(uint64_t bytes)
+/* Of the block for a region of @bytes. */
+static uint64_t block_bytes(const struct pool *p, uint64_t bytes)
 {
-	return (bytes + POOL_ALIGN - 1) & ~(uint64_t)(POOL_ALIGN - 1);
+	uint64_t rounded = (bytes + POOL_ALIGN - 1) & ~(uint64_t)(POOL_ALIGN - 1);
+
+	return rounded + stagger_room(p->device, bytes);
+}
+
+/* Where in its block a region begins; what all ranks share is read by nothing beside others. */
+static uint64_t begin_in_block(const struct pool *p, uint64_t bytes)
+{
+	uint32_t rank = p->owner_rank < 0 ? 0 : (uint32_t)p->owner_rank;
+
+	return stagger_by(p->device, bytes, STAGGER_RANK(rank));
 }
 
 int pool_take(struct pool *p, uint64_t bytes, struct region *ret)
@@ -194,31 +206,34 @@ int pool_take(struct pool *p, uint64_t bytes, struct region *ret)
 
 	CHECK(p->device);
 	CHECK(bytes > 0);
-	if (bytes > UINT64_MAX - POOL_ALIGN)
+	if (bytes > UINT64_MAX - POOL_ALIGN - STAGGER_ROOM)
 		return SLAB_E_FULL;
-	b = find_fit(p, round_up(bytes), &ps);
+	b = find_fit(p, block_bytes(p, bytes), &ps);
 	if (!b) {
-		r = grow(p, round_up(bytes), &ps);
+		r = grow(p, block_bytes(p, bytes), &ps);
 		if (r)
 			return r;
 		b = list_first(&ps->blocks, struct block, link);
 	}
-	r = carve(ps, b, round_up(bytes));
+	r = carve(ps, b, block_bytes(p, bytes));
 	if (r)
 		return r;
-	*ret = (struct region){ .slab = ps->slab, .offset = b->offset, .bytes = bytes };
+	*ret = (struct region){ .slab = ps->slab,
+				.offset = b->offset + begin_in_block(p, bytes),
+				.bytes = bytes };
 	return 0;
 }
 
 /* The used block of @r; that there is one is the holder's duty. */
 static struct block *find_used(struct pool_slab *ps, const struct region *r)
 {
+	uint64_t begin = r->offset - begin_in_block(ps->pool, r->bytes);
 	struct block *b, *tmp;
 
 	list_for_each (b, tmp, &ps->blocks, link)
-		if (b->offset == r->offset)
+		if (b->offset == begin)
 			break;
-	CHECK(&b->link != &ps->blocks && b->used && b->bytes == round_up(r->bytes));
+	CHECK(&b->link != &ps->blocks && b->used && b->bytes == block_bytes(ps->pool, r->bytes));
 	return b;
 }
 

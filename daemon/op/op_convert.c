@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "core/check.h"
+#include "mem/stagger.h"
 #include "op/guard.h"
 #include "op/op_impl.h"
 #include "unit/reduce_plan.h"
@@ -256,6 +257,11 @@ static uint64_t array_bytes(const struct unit *u, unsigned i)
 		 : unit_params_bytes(&u->layout, u->spread);
 }
 
+static uint64_t array_room(const struct unit *u, unsigned d, unsigned i)
+{
+	return stagger_room(u->parts[d].device, array_bytes(u, i));
+}
+
 static int begin_unit(struct coll *c, struct changing *x, struct unit *u)
 {
 	struct fault f = FAULT_NULL;
@@ -277,7 +283,7 @@ static int begin_unit(struct coll *c, struct changing *x, struct unit *u)
 		for (unsigned i = 0; i < ARRAYS; i++)
 			if (array_of(&u->parts[d], i)->slab)
 				c->convert->on[u->parts[d].device->index].bytes[i > 0] +=
-					array_bytes(x->fresh, i);
+					array_bytes(x->fresh, i) + array_room(x->fresh, d, i);
 	return 0;
 }
 
@@ -351,8 +357,11 @@ static int place(struct convert *v, struct changing *x)
 
 			if (!array_of(&x->old->parts[d], i)->slab)
 				continue;
-			*array_of(p, i) = (struct region){ v->on[on].slabs[i > 0], *at, bytes };
-			*at += bytes;
+			*array_of(p, i) = (struct region){
+				v->on[on].slabs[i > 0],
+				*at + stagger_by(p->device, bytes, STAGGER_ARRAY(i)), bytes
+			};
+			*at += bytes + array_room(x->fresh, d, i);
 			if (state_region_set(record_of(rec, i), array_of(p, i)) < 0)
 				return -ENOMEM;
 		}

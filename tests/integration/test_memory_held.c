@@ -546,8 +546,10 @@ static void book_shards(struct crew *w)
 	for (unsigned i = 0; i < w->n_units; i++) {
 		const struct memory_unit *u = &w->units[i].is;
 
-		params += memory_array(memory_part(u, false) + memory_part(u, true), 4);
-		other += (kept + w->s->states) * memory_array(memory_part(u, false), 4);
+		params +=
+			memory_taken(memory_array(memory_part(u, false) + memory_part(u, true), 4));
+		other += (kept + w->s->states) *
+			 memory_taken(memory_array(memory_part(u, false), 4));
 		buffers += memory_array(w->s->buffer, 8);
 	}
 	w->shard.used = w->devices * (params + other) + w->s->world * buffers;
@@ -844,6 +846,26 @@ Test(memory_held, in_backward)
 			    .layout = SHARDD_LAYOUT_DIM0 },
 		  .states = 2,
 		  .clips = true },
+	};
+
+	run_scenes(scenes, ARRAY_SIZE(scenes));
+}
+
+/* Arrays with room to begin where others do not. */
+Test(memory_held, large)
+{
+	static const struct scene scenes[] = {
+		{ .name = "large arrays, 2 ranks",
+		  .world = 2,
+		  .tensors = { { OF(9000, 1001) }, { OF(3, 5) } },
+		  .like = { .optimizer = WITH(SHARDD_SGD, SHARDD_OPTIM_AT_STEP),
+			    .compute_dtype = SHARDD_FP32 } },
+		{ .name = "large shards of the trainers' own, bf16, 2 ranks",
+		  .world = 2,
+		  .tensors = { { OF(9000, 1001) }, { OF(3, 5) } },
+		  .like = { .optimizer = { .when = SHARDD_OPTIM_BY_TRAINER },
+			    .compute_dtype = SHARDD_BF16,
+			    .layout = SHARDD_LAYOUT_DIM0 } },
 	};
 
 	run_scenes(scenes, ARRAY_SIZE(scenes));

@@ -7,8 +7,10 @@
 #include "core/check.h"
 #include "trainfix.h"
 
-#define ALIGN    256u
-#define MIN_SLAB (1u << 20)
+#define ALIGN      256u
+#define MIN_SLAB   (1u << 20)
+#define LARGE      (32u << 20)
+#define LARGE_ROOM (64u << 10)
 
 static uint64_t up(uint64_t n, uint64_t to)
 {
@@ -23,6 +25,11 @@ uint64_t memory_page(uint64_t bytes)
 uint64_t memory_array(uint64_t elements, uint64_t size)
 {
 	return up(elements * size, ALIGN);
+}
+
+uint64_t memory_taken(uint64_t bytes)
+{
+	return up(bytes, ALIGN) + (train_on_host() && bytes >= LARGE ? LARGE_ROOM : 0);
 }
 
 uint64_t memory_size(enum shardd_dtype t)
@@ -57,7 +64,7 @@ struct memory_piece memory_take(struct memory_pool *p, uint64_t bytes)
 	unsigned s = 0, i = 0;
 	uint64_t at = 0;
 
-	bytes = up(bytes, ALIGN);
+	bytes = memory_taken(bytes);
 	while (s < p->n && !find_gap(p, s, bytes, &i, &at))
 		s++;
 	TRAINER_CHECK(s < MEMORY_MAX_SLABS && p->slabs[s].n < MEMORY_MAX_PIECES);

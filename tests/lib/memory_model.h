@@ -21,8 +21,10 @@ enum {
 
 /* G: up to what a device makes memory in. */
 uint64_t memory_page(uint64_t bytes);
-/* A: bytes of an array of @elements of @size bytes. */
+/* r: bytes of an array of @elements of @size bytes. */
 uint64_t memory_array(uint64_t elements, uint64_t size);
+/* A: what @bytes take. */
+uint64_t memory_taken(uint64_t bytes);
 uint64_t memory_size(enum shardd_dtype t);
 
 /* ---------------------------------------------------------------------- pools */

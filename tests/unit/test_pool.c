@@ -8,6 +8,7 @@
 #include "fdcheck.h"
 #include "looprun.h"
 #include "mem/pool.h"
+#include "mem/stagger.h"
 
 TestSuite(pool, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);
 
@@ -48,6 +49,32 @@ static struct region take(struct fixture *f, uint64_t bytes)
 	cr_assert_eq(r.bytes, bytes);
 	cr_assert_eq(r.offset % POOL_ALIGN, 0);
 	return r;
+}
+
+/* The pool is rank 2's. */
+Test(pool, large_regions_begin_where_those_of_other_ranks_do_not)
+{
+	const uint64_t large = STAGGER_FROM, block = large + STAGGER_ROOM;
+	struct fixture f;
+	struct region a, b, c;
+
+	setup(&f, 0, 0);
+	a = take(&f, large);
+	cr_assert_eq(a.offset, STAGGER_RANK(2) * STAGGER_STEP);
+	cr_assert_eq(f.p.used, block);
+	cr_assert_eq(f.p.bytes, block);
+	b = take(&f, large - 1);
+	cr_assert_neq(a.slab, b.slab);
+	cr_assert_eq(b.offset, 0, "is not large");
+	pool_give(&f.p, &a);
+	cr_assert_eq(f.p.used, large);
+	c = take(&f, large);
+	cr_assert_eq(c.offset, STAGGER_RANK(2) * STAGGER_STEP, "in the same place again");
+	cr_assert_eq(f.p.used, block + large);
+	pool_give(&f.p, &b);
+	pool_give(&f.p, &c);
+	cr_assert_eq(f.p.used, 0);
+	teardown(&f);
 }
 
 Test(pool, small_regions_share_a_slab_of_the_pool)

@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "fdcheck.h"
+#include "mem/stagger.h"
 #include "nodefix.h"
 
 TestSuite(registration, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);
@@ -63,6 +64,37 @@ static void expect_nothing(struct fixture *x, enum fault_code code, const char *
 	cr_expect_eq(x->charged, 77);
 	for (unsigned i = 0; i < UNITS; i++)
 		cr_expect(x->specs[i], "spec %u was taken", i);
+}
+
+/* Of powers of two: but for the room of each they would all begin at the same place of it. */
+Test(registration, large_arrays_begin_apart)
+{
+	struct fixture x;
+	bool taken[STAGGER_STEPS] = { false };
+	uint64_t bytes = STAGGER_FROM;
+
+	setup(&x, 0);
+	fresh_specs(&x);
+	state_unit_free(x.specs[0]);
+	x.specs[0] = nodefix_spec("a", bytes / sizeof(float));
+	x.specs[0]->optimizer->kind = OPTIM_ADAMW;
+	cr_assert_eq(reg(&x), 0, "%s", x.f.text);
+	const struct unit_part *p = &job_unit_by_id(x.job, 1)->parts[0];
+	const struct region *arrays[] = { &p->params, &p->grads, &p->state1, &p->state2 };
+
+	for (size_t i = 0; i < ARRAY_SIZE(arrays); i++) {
+		uint64_t step = arrays[i]->offset % STAGGER_ROOM / STAGGER_STEP;
+
+		cr_expect_eq(arrays[i]->bytes, bytes);
+		cr_expect(!taken[step], "array %zu begins as another", i);
+		taken[step] = true;
+		for (uint32_t rank = 0; rank < STAGGER_STEPS; rank++)
+			cr_expect_neq(step, STAGGER_RANK(rank) % STAGGER_STEPS);
+	}
+	cr_expect_geq(p->state1.offset, p->grads.offset + bytes);
+	cr_expect_geq(p->state2.offset, p->state1.offset + bytes);
+	cr_expect_eq(x.charged, x.job->slabs[0]->bytes + x.job->slabs[1]->bytes);
+	teardown(&x);
 }
 
 Test(registration, units_lie_side_by_side_and_are_charged_exactly)
