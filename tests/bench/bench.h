@@ -273,6 +273,8 @@ void raw_client_free(struct raw_client *c);
  * may be NULL. Ends the process if the status is not OK. */
 void raw_call(struct raw_client *c, const char *method, const void *request, size_t bytes,
 	      uint8_t **ret, size_t *ret_bytes);
+/* Until somebody serves there. */
+void raw_await_listener(const char *socket);
 /* Answer every call with its own request until RAW_END is called, then end the process. */
 __attribute__((noreturn)) void raw_echo_serve(const char *socket);
 #define RAW_ECHO "/bench.Echo/Echo"

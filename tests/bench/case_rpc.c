@@ -7,8 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -47,22 +45,6 @@ static void pause_ms(long ms)
 	nanosleep(&ts, NULL);
 }
 
-static void await_listener(const char *path)
-{
-	struct sockaddr_un addr = { .sun_family = AF_UNIX };
-	int fd;
-
-	snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", path);
-	for (;;) {
-		fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-		if (fd >= 0 && connect(fd, (const struct sockaddr *)&addr, sizeof(addr)) == 0)
-			break;
-		close(fd);
-		pause_ms(1);
-	}
-	close(fd);
-}
-
 /* Rank 0 asks; the helper is the server. */
 static void echo_main(struct trainer *t)
 {
@@ -71,7 +53,7 @@ static void echo_main(struct trainer *t)
 
 	if (t->rank > 0)
 		raw_echo_serve(t->crew->socket);
-	await_listener(t->crew->socket);
+	raw_await_listener(t->crew->socket);
 	client = raw_client_new(t->crew->socket);
 	for (int i = 10 * TRAINER_WARM_UP; i < (int)t->crew->repeat; i++) {
 		struct sample *s = trainer_sample(t, 0, i);

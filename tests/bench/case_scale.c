@@ -1,7 +1,8 @@
 /*
  * scale: many trainers register a whole model of many small units, all at once. Measured
  * are that, Status.Get while they do it and after, and an op of one trainer then; and the same
- * op with few units, in turns that alternate with those.
+ * op with few units, in turns that alternate with those. Beside Status.Get a bare gRPC server that
+ * does nothing is asked at the same time: what any answer takes while so many processes want a core.
  */
 #include <stdio.h>
 #include <time.h>
@@ -15,6 +16,11 @@
 #define PAUSE_MS 10     /* between these */
 
 enum { SCALE_REGISTER, SCALE_OP, SCALE_STATUS = SCALE_OP + OPS, SCALE_N = SCALE_STATUS + ASKS };
+
+/* Helpers, behind the ranks. */
+enum { ASK_STATUS, SERVE_ECHO, ASK_ECHO, HELPERS };
+
+static char echo_socket[108];
 
 static void gather_each(struct trainer *t, const shardd_unit *units)
 {
@@ -68,20 +74,36 @@ static void pause_ms(long ms)
 	nanosleep(&ts, NULL);
 }
 
-static void ask(struct trainer *t)
+static void ask(struct trainer *t, struct raw_client *client, const char *method)
 {
-	struct raw_client *client = raw_client_new(t->crew->socket);
-
 	while (atomic_load(&t->crew->ready) == 0)
 		pause_ms(1);
 	for (unsigned k = 0; k < ASKS; k++) {
 		struct sample *s = trainer_sample(t, SCALE_STATUS + k, (int)t->crew->turn - 1);
 
 		sample_begin(s);
-		raw_call(client, "/shardd.v1.Status/Get", "", 0, NULL, NULL);
+		raw_call(client, method, "", 0, NULL, NULL);
 		sample_end(s);
 		pause_ms(PAUSE_MS);
 	}
+}
+
+static void ask_status(struct trainer *t)
+{
+	struct raw_client *client = raw_client_new(t->crew->socket);
+
+	ask(t, client, "/shardd.v1.Status/Get");
+	raw_client_free(client);
+}
+
+static void ask_echo(struct trainer *t)
+{
+	struct raw_client *client;
+
+	raw_await_listener(echo_socket);
+	client = raw_client_new(echo_socket);
+	ask(t, client, RAW_ECHO);
+	raw_call(client, RAW_END, "", 0, NULL, NULL);
 	raw_client_free(client);
 }
 
@@ -89,8 +111,12 @@ static void scale_main(struct trainer *t)
 {
 	if (t->rank < t->crew->ranks)
 		train(t);
+	else if (t->rank == t->crew->ranks + ASK_STATUS)
+		ask_status(t);
+	else if (t->rank == t->crew->ranks + SERVE_ECHO)
+		raw_echo_serve(echo_socket);
 	else
-		ask(t);
+		ask_echo(t);
 }
 
 /* Turn 0 does not count. */
@@ -132,10 +158,11 @@ static void report(const struct bench *b, const struct crew *crew, const char *n
 int case_scale(struct bench *b, const struct bench_case *c)
 {
 	unsigned ranks = bench_ranks(b, c), repeat = bench_repeat(b, c);
-	struct crew *many = crew_new(b, ranks, 1, SCALE_N, repeat, ranks);
-	struct crew *few = crew_new(b, ranks, 1, SCALE_N, repeat, ranks);
+	struct crew *many = crew_new(b, ranks, HELPERS, SCALE_N, repeat, ranks);
+	struct crew *few = crew_new(b, ranks, HELPERS, SCALE_N, repeat, ranks);
 	int r = -1;
 
+	snprintf(echo_socket, sizeof(echo_socket), "%s/echo.sock", b->dir);
 	if (many && few) {
 		many->units = bench_units(b, UNITS);
 		few->units = many->units < FEW ? many->units : FEW;
@@ -145,7 +172,8 @@ int case_scale(struct bench *b, const struct bench_case *c)
 		report(b, many, "scale_register", SCALE_REGISTER, 1, 0);
 		report(b, many, "scale_op", SCALE_OP, OPS, 0);
 		report(b, few, "scale_op_few", SCALE_OP, OPS, 0);
-		report(b, many, "scale_status", SCALE_STATUS, ASKS, ranks);
+		report(b, many, "scale_status", SCALE_STATUS, ASKS, ranks + ASK_STATUS);
+		report(b, many, "scale_echo", SCALE_STATUS, ASKS, ranks + ASK_ECHO);
 	}
 	crew_free(many);
 	crew_free(few);

@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "bench.h"
@@ -217,6 +218,23 @@ static grpc_server *listen_at(const char *socket, grpc_completion_queue *cq)
 		give_up("echo: cannot listen at", socket);
 	grpc_server_credentials_release(creds);
 	return server;
+}
+
+void raw_await_listener(const char *path)
+{
+	struct sockaddr_un addr = { .sun_family = AF_UNIX };
+	const struct timespec pause = { .tv_nsec = 1000000 };
+	int fd;
+
+	snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", path);
+	for (;;) {
+		fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+		if (fd >= 0 && connect(fd, (const struct sockaddr *)&addr, sizeof(addr)) == 0)
+			break;
+		close(fd);
+		nanosleep(&pause, NULL);
+	}
+	close(fd);
 }
 
 void raw_echo_serve(const char *socket)
