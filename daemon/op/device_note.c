@@ -1,10 +1,9 @@
 #include "op/device_note.h"
 
-#include <stdio.h>
-
 #include "backend/kop.h"
 #include "core/check.h"
 #include "core/clock.h"
+#include "core/text.h"
 #include "op/recorder.h"
 
 static void on_seen(struct backend_task *task, int status)
@@ -41,9 +40,9 @@ static struct device_record *begin(struct device_note *n, struct backend *b,
 	r->number = n->number;
 	r->epoch = n->job->rec->epoch;
 	r->submitted_us = clock_now_us();
-	snprintf(r->job, sizeof(r->job), "%s", n->job->rec->name);
-	snprintf(r->unit, sizeof(r->unit), "%.63s", n->unit ? n->unit->rec->name : "");
-	snprintf(r->device, sizeof(r->device), "%s", backend_info(b)->id);
+	text_copy(r->job, sizeof(r->job), n->job->rec->name);
+	text_copy(r->unit, sizeof(r->unit), n->unit ? n->unit->rec->name : "");
+	text_copy(r->device, sizeof(r->device), backend_info(b)->id);
 	return r;
 }
 

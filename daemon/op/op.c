@@ -11,6 +11,7 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "core/text.h"
 #include "op/guard.h"
 #include "op/op_impl.h"
 
@@ -41,9 +42,9 @@ static void record_begin(struct op *op)
 	r->seq = op->seq;
 	r->epoch = op->m->epoch;
 	r->announced_us = op->announced_us;
-	snprintf(r->job, sizeof(r->job), "%s", op->m->job->rec->name);
-	snprintf(r->unit, sizeof(r->unit), "%.63s", op->unit ? op->unit->rec->name : "");
-	snprintf(r->group, sizeof(r->group), "%.31s", op->group ? op->group->rec->name : "");
+	text_copy(r->job, sizeof(r->job), op->m->job->rec->name);
+	text_copy(r->unit, sizeof(r->unit), op->unit ? op->unit->rec->name : "");
+	text_copy(r->group, sizeof(r->group), op->group ? op->group->rec->name : "");
 }
 
 static void record_end(struct op *op)
@@ -226,7 +227,7 @@ static void enter(struct op *op)
 	if (op->seq)
 		m->next_seq = op->seq + 1;
 	m->last_op = op->type->name;
-	snprintf(m->last_unit, sizeof(m->last_unit), "%.63s", op->unit ? op->unit->rec->name : "");
+	text_copy(m->last_unit, sizeof(m->last_unit), op->unit ? op->unit->rec->name : "");
 	if (op->type->collective && op->group) /* also one that was cancelled before its turn */
 		number(op);
 	count_deps(op);
