@@ -55,11 +55,21 @@ static void send_alive(uv_timer_t *timer)
 		process_notify_alive();
 }
 
+/* What is left is to return: a signal that comes now would only change the exit status, and
+ * lose the last lines of the log. */
+static void close_signal(uv_signal_t *handle)
+{
+	int signum = handle->signum;
+
+	uv_close((uv_handle_t *)handle, NULL);
+	signal(signum, SIG_IGN);
+}
+
 static void close_handles(struct service *d)
 {
-	uv_close((uv_handle_t *)&d->on_term, NULL);
-	uv_close((uv_handle_t *)&d->on_int, NULL);
-	uv_close((uv_handle_t *)&d->on_hup, NULL);
+	close_signal(&d->on_term);
+	close_signal(&d->on_int);
+	close_signal(&d->on_hup);
 	uv_close((uv_handle_t *)&d->status, NULL);
 	uv_close((uv_handle_t *)&d->watchdog, NULL);
 }
