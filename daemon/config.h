@@ -24,6 +24,7 @@ struct config {
 	char engine[16];               /* between GPUs: auto, local, nccl */
 	char gpu_order[16];            /* auto, timeline, events */
 	char gpu_measure_overlap[8];   /* yes, no */
+	char prefault[8];              /* yes, no */
 	uint32_t threads;              /* kernel threads; 0: one per core */
 	uint64_t memory_bytes;         /* of the device that may be used; 0: all there is */
 	uint64_t job_quota_bytes;      /* default of a job; 0: no own limit */

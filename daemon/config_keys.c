@@ -50,6 +50,9 @@ const struct config_key config_keys[] = {
 	  .by_default = "yes",
 	  .help = "Measure at start how kernels of two processes share each GPU, for shardctl status.\n"
 		  "Takes a moment." },
+	{ FIELD(prefault), .type = CONFIG_CHOICE, .choices = "yes|no", .by_default = "yes",
+	  .help = "Make the pages of new memory of this machine before they are used, in time that\n"
+		  "nobody else wants, as long as an eighth of the memory is left." },
 	{ FIELD(threads), .type = CONFIG_COUNT, .min = 1, .max = 1024, .zero = true, .by_default = "0",
 	  .help = "Threads that run kernels. 0: one per processor core." },
 	{ FIELD(memory_bytes), .type = CONFIG_BYTES, .min = MIB, .max = 1024 * TIB, .zero = true,

@@ -38,7 +38,7 @@ static void on_news(void *userdata, enum backend_news what)
 static int start_host(struct loopq *loopq, const struct config *c, struct backend **ret,
 		      unsigned *ret_n, struct fault *f)
 {
-	int r = backend_host_new(loopq, c->threads, 0, &ret[0]);
+	int r = backend_host_new(loopq, c->threads, 0, strcmp(c->prefault, "yes") == 0, &ret[0]);
 
 	if (r < 0) {
 		fault_errno(f, r, "starting the host backend");

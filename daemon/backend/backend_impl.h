@@ -76,8 +76,9 @@ void backend_issued(struct backend *b, struct backend_task *task, uint64_t ready
 void backend_complete(struct backend *b, struct backend_task *task, int status);
 
 /* Constructors of the implementations. @threads: kernel threads, 0: one per
- * core. @capacity: bytes, 0: the machine's memory. Return: 0 or negative errno. */
-int backend_host_new(struct loopq *loopq, unsigned threads, uint64_t capacity,
+ * core. @capacity: bytes, 0: the machine's memory. @prefault: make pages of new memory
+ * before they are used (host_fill.h). Return: 0 or negative errno. */
+int backend_host_new(struct loopq *loopq, unsigned threads, uint64_t capacity, bool prefault,
 		     struct backend **ret);
 
 /* GPUs by libcuda. One backend per device that CUDA_VISIBLE_DEVICES and @uuids (NULL or

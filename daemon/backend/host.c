@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "backend/backend_impl.h"
+#include "backend/host_fill.h"
 #include "backend/host_topology.h"
 #include "backend/host_unmap.h"
 #include "backend/host_workers.h"
@@ -19,6 +20,7 @@
 struct host {
 	struct backend backend; /* first */
 	struct unmapper unmapper;
+	struct filler filler; /* without prefault: not started */
 	struct workers *workers;
 	uint64_t used;  /* bytes of all allocations */
 	uint64_t cache; /* of the last level, bytes; 0: not known */
@@ -49,6 +51,7 @@ static int host_alloc(struct backend *b, uint64_t bytes, enum backend_share shar
 	if (r)
 		return r;
 	h->used += bytes;
+	filler_add(&h->filler, m);
 	*ret = &m->mem;
 	return 0;
 }
@@ -75,6 +78,7 @@ static void host_free(struct backend *b, struct backend_mem *mem)
 
 	CHECK(h->used >= mem->bytes);
 	h->used -= mem->bytes;
+	filler_drop(&h->filler, to_memfd(mem));
 	unmapper_free(&h->unmapper, to_memfd(mem));
 }
 
@@ -119,6 +123,7 @@ static void host_close(struct backend *b)
 
 	CHECK(h->used == 0);
 	workers_free(h->workers);
+	filler_deinit(&h->filler);
 	unmapper_deinit(&h->unmapper);
 	free(h);
 }
@@ -145,7 +150,7 @@ static void fill_info(struct backend_info *info, const struct host_topology *t, 
 	snprintf(info->detail, sizeof(info->detail), "%s", t->detail);
 }
 
-static int start(struct host *h, const struct host_topology *t)
+static int start(struct host *h, const struct host_topology *t, bool prefault)
 {
 	const struct workers_options o = {
 		.loopq = h->backend.loopq,
@@ -161,12 +166,19 @@ static int start(struct host *h, const struct host_topology *t)
 	if (r)
 		return r;
 	r = workers_new(&o, &h->workers);
-	if (r)
-		unmapper_deinit(&h->unmapper);
+	/* where huge pages come by advice, they come with the first touch of a mapping */
+	if (r == 0 && prefault && !t->huge_by_advice)
+		r = filler_init(&h->filler);
+	if (r == 0)
+		return 0;
+	if (h->workers)
+		workers_free(h->workers);
+	unmapper_deinit(&h->unmapper);
 	return r;
 }
 
-int backend_host_new(struct loopq *loopq, unsigned threads, uint64_t capacity, struct backend **ret)
+int backend_host_new(struct loopq *loopq, unsigned threads, uint64_t capacity, bool prefault,
+		     struct backend **ret)
 {
 	_cleanup_(host_topology_deinit) struct host_topology t = HOST_TOPOLOGY_NULL;
 	_cleanup_(freep) struct host *h = calloc(1, sizeof(*h));
@@ -180,7 +192,7 @@ int backend_host_new(struct loopq *loopq, unsigned threads, uint64_t capacity, s
 	backend_init(&h->backend, &host_ops, loopq);
 	fill_info(&h->backend.info, &t, threads, capacity);
 	h->cache = t.cache;
-	r = start(h, &t);
+	r = start(h, &t, prefault);
 	if (r)
 		return r;
 	*ret = &h->backend;

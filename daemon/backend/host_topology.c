@@ -138,6 +138,7 @@ static int read_topology(struct host_topology *t, hwloc_topology_t hw)
 	t->n_nodes = nodes ? nodes : 1;
 	t->cache = last_level_cache(hw);
 	huge_page_mode(huge, sizeof(huge));
+	t->huge_by_advice = strcmp(huge, "advise") == 0;
 	snprintf(t->detail, sizeof(t->detail),
 		 "sockets %u, cores %u, NUMA nodes %u, huge pages for shared memory: %s",
 		 sockets ? sockets : 1, t->cores, t->n_nodes, huge);

@@ -3,6 +3,7 @@
 #define SHARDD_BACKEND_HOST_TOPOLOGY_H
 
 #include <sched.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 struct host_topology {
@@ -11,6 +12,7 @@ struct host_topology {
 	cpu_set_t *node_cpus; /* processors of each node; NULL when there is one node */
 	uint64_t cache;       /* bytes of the last level, of one such cache; 0: not known */
 	uint64_t memory;      /* bytes: the machine's, or the control group's limit if lower */
+	bool huge_by_advice;  /* huge pages of shared memory are made where madvise asks for them */
 	char detail[128];     /* for people */
 };
 

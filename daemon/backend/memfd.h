@@ -15,7 +15,8 @@
 struct memfd {
 	struct backend_mem mem; /* first: it is what users of the backend hold */
 	int fd;
-	struct list link; /* of whoever frees it */
+	struct list link;  /* of whoever frees it */
+	struct fill *fill; /* host_fill.c's own */
 };
 
 /* Take @bytes, zero-filled, untouched. Any thread.

@@ -1,7 +1,8 @@
 /*
  * Kernel threads under load, for the thread sanitizer: bursts of tasks of all
  * sizes are submitted from a loop, some of them from callbacks; every result is
- * checked. Prints "workers ok" and exits with 0.
+ * checked. Beside them memory comes and goes whose pages are being made.
+ * Prints "workers ok" and exits with 0.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +16,8 @@
 #define ROUNDS  30
 #define TASKS   300 /* of a round; more than the threads take at once */
 #define KOPS    3
+#define MEMORY  4                   /* pieces that are there in a round */
+#define BYTES   (UINT64_C(9) << 20) /* of one */
 
 struct item {
 	struct backend_task task;
@@ -33,9 +36,30 @@ struct stress {
 	unsigned round;
 	unsigned open; /* tasks of this round */
 	struct item items[TASKS];
+	struct backend_mem *memory[MEMORY];
 };
 
 static void start_round(struct stress *s);
+
+static void drop_memory(struct stress *s)
+{
+	for (unsigned i = 0; i < MEMORY; i++)
+		if (s->memory[i])
+			backend_free(s->backend, s->memory[i]);
+}
+
+/* Touched at both ends: what is made behind our back must be zero, and stay ours. */
+static void take_memory(struct stress *s)
+{
+	for (unsigned i = 0; i < MEMORY; i++) {
+		char *at;
+
+		CHECK(backend_alloc(s->backend, BYTES, BACKEND_SHARE_FD, &s->memory[i]) == 0);
+		at = backend_addr(s->memory[i]);
+		CHECK(at[0] == 0 && at[BYTES - 1] == 0);
+		at[BYTES - 1] = 1;
+	}
+}
 
 /* Part @part of the item was 1, and has been doubled in each of two passes. */
 static void check_item(const struct item *it)
@@ -65,6 +89,7 @@ static void on_done(struct backend_task *task, int status)
 		return;
 	}
 	CHECK(backend_in_flight(s->backend) == 0);
+	drop_memory(s);
 	s->backend = backend_close(s->backend);
 	loopq_close(&s->queue);
 }
@@ -93,6 +118,8 @@ static void prepare(struct stress *s, struct item *it, uint64_t n)
 
 static void start_round(struct stress *s)
 {
+	drop_memory(s);
+	take_memory(s);
 	s->open = TASKS;
 	for (unsigned i = 0; i < TASKS; i++) {
 		prepare(s, &s->items[i], size_of(s->round, i));
@@ -106,7 +133,7 @@ int main(void)
 
 	CHECK(uv_loop_init(&s.loop) == 0);
 	CHECK(loopq_init(&s.queue, &s.loop) == 0);
-	CHECK(backend_host_new(&s.queue, THREADS, 0, &s.backend) == 0);
+	CHECK(backend_host_new(&s.queue, THREADS, 0, true, &s.backend) == 0);
 	start_round(&s);
 	uv_run(&s.loop, UV_RUN_DEFAULT);
 	CHECK(s.round == ROUNDS && !s.backend);

@@ -30,10 +30,15 @@ struct fixture {
 	struct backend *b;
 };
 
-static void setup(struct fixture *f, unsigned threads, uint64_t capacity)
+static void setup_filling(struct fixture *f, unsigned threads, uint64_t capacity, bool prefault)
 {
 	looprun_init(&f->run);
-	cr_assert_eq(backend_host_new(&f->run.queue, threads, capacity, &f->b), 0);
+	cr_assert_eq(backend_host_new(&f->run.queue, threads, capacity, prefault, &f->b), 0);
+}
+
+static void setup(struct fixture *f, unsigned threads, uint64_t capacity)
+{
+	setup_filling(f, threads, capacity, false);
 }
 
 static void teardown(struct fixture *f)
@@ -743,4 +748,68 @@ Test(backend_host, a_task_says_when_its_kernels_began_and_ended)
 	cr_expect_eq(c[1].task.began_us, 0, "it has none");
 	teardown(&f);
 	free(x);
+}
+
+/* ------------------------------------------------------------- pages made ahead */
+
+static uint64_t bytes_there(int fd)
+{
+	struct stat st;
+
+	cr_assert_eq(fstat(fd, &st), 0);
+	return (uint64_t)st.st_blocks * 512;
+}
+
+Test(backend_host, pages_are_made_before_they_are_used)
+{
+	const uint64_t bytes = 37 * MIB, end = clock_now_us() + 30000000;
+	struct backend_mem *mem;
+	struct fixture f;
+	int fd;
+
+	setup_filling(&f, 1, 0, true);
+	if (strstr(backend_info(f.b)->detail, "advise"))
+		cr_skip("huge pages come with the first touch here");
+	mem = alloc(&f, bytes);
+	fd = export(&f, mem, false);
+	while (bytes_there(fd) < bytes && clock_now_us() < end)
+		usleep(1000);
+	cr_assert_eq(bytes_there(fd), bytes);
+	cr_assert_eq(((char *)backend_addr(mem))[bytes - 1], 0);
+	close(fd);
+	backend_free(f.b, mem);
+	teardown(&f);
+}
+
+Test(backend_host, without_prefault_none_are)
+{
+	struct backend_mem *mem;
+	struct fixture f;
+	int fd;
+
+	setup(&f, 1, 0);
+	mem = alloc(&f, 8 * MIB);
+	fd = export(&f, mem, false);
+	usleep(50000);
+	cr_assert_eq(bytes_there(fd), 0);
+	close(fd);
+	backend_free(f.b, mem);
+	teardown(&f);
+}
+
+/* Freed while it waits, while it is at work, and with the backend. */
+Test(backend_host, memory_is_freed_while_its_pages_are_made)
+{
+	struct backend_mem *mem[64];
+	struct fixture f;
+
+	for (unsigned turn = 0; turn < 4; turn++) {
+		setup_filling(&f, 1, 0, true);
+		for (unsigned i = 0; i < ARRAY_SIZE(mem); i++)
+			mem[i] = alloc(&f, 8 * MIB);
+		usleep(turn * 1000);
+		for (unsigned i = 0; i < ARRAY_SIZE(mem); i++)
+			backend_free(f.b, mem[turn % 2 ? ARRAY_SIZE(mem) - 1 - i : i]);
+		teardown(&f);
+	}
 }

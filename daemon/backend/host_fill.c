@@ -1,0 +1,193 @@
+#include "backend/host_fill.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "core/cleanup.h"
+
+#define SLICE_BYTES (UINT64_C(4) << 20)
+/* Where less than this part of the machine's memory is left, it is left to others. */
+#define LEAVE_PART 8
+
+struct fill {
+	struct list link; /* filler.queue; in none while a slice of it is made */
+	struct memfd *of; /* under the lock; NULL: dropped */
+	int fd;           /* its own */
+	uint64_t bytes, at;
+};
+
+static struct fill *fill_free(struct fill *fill)
+{
+	fd_close(fill->fd);
+	free(fill);
+	return NULL;
+}
+
+/* A line "MemAvailable:  123 kB". */
+static bool read_kib(FILE *file, const char *name, uint64_t *ret)
+{
+	char line[128], key[32];
+	unsigned long long kib;
+
+	rewind(file);
+	while (fgets(line, sizeof(line), file))
+		if (sscanf(line, "%31[^:]: %llu", key, &kib) == 2 && strcmp(key, name) == 0) {
+			*ret = kib;
+			return true;
+		}
+	return false;
+}
+
+static bool is_memory_left(void)
+{
+	FILE *file = fopen("/proc/meminfo", "re");
+	uint64_t total, left;
+	bool enough;
+
+	if (!file)
+		return false;
+	enough = read_kib(file, "MemTotal", &total) && read_kib(file, "MemAvailable", &left) &&
+		 left > total / LEAVE_PART;
+	fclose(file);
+	return enough;
+}
+
+/* Return: is there more to do? */
+static bool fill_slice(struct fill *fill)
+{
+	uint64_t n = fill->bytes - fill->at < SLICE_BYTES ? fill->bytes - fill->at : SLICE_BYTES;
+
+	if (!is_memory_left() || fallocate(fill->fd, 0, (off_t)fill->at, (off_t)n) < 0)
+		return false;
+	fill->at += n;
+	return fill->at < fill->bytes;
+}
+
+/* Wait for one and take it out. Return: NULL at the end. */
+static struct fill *next_or_null(struct filler *f)
+{
+	struct fill *fill = NULL;
+
+	pthread_mutex_lock(&f->lock);
+	while (list_empty(&f->queue) && !f->stop)
+		pthread_cond_wait(&f->wake, &f->lock);
+	if (!f->stop) {
+		fill = list_first(&f->queue, struct fill, link);
+		list_unlink(&fill->link);
+	}
+	pthread_mutex_unlock(&f->lock);
+	return fill;
+}
+
+/* After a slice: go on with it next, or it is over. */
+static void put_back(struct filler *f, struct fill *fill, bool more)
+{
+	pthread_mutex_lock(&f->lock);
+	if (fill->of && more) {
+		list_append(f->queue.next, &fill->link); /* before the first */
+		fill = NULL;
+	} else if (fill->of) {
+		fill->of->fill = NULL;
+	}
+	pthread_mutex_unlock(&f->lock);
+	if (fill)
+		fill_free(fill);
+}
+
+static void *filler_main(void *arg)
+{
+	struct fill *fill;
+
+	setpriority(PRIO_PROCESS, 0, 19); /* of this thread alone, on Linux */
+	while ((fill = next_or_null(arg)))
+		put_back(arg, fill, fill_slice(fill));
+	return NULL;
+}
+
+int filler_init(struct filler *f)
+{
+	sigset_t all, old;
+	int r;
+
+	pthread_mutex_init(&f->lock, NULL);
+	pthread_cond_init(&f->wake, NULL);
+	list_init(&f->queue);
+	f->stop = false;
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	r = pthread_create(&f->thread, NULL, filler_main, f);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	if (r) {
+		pthread_cond_destroy(&f->wake);
+		pthread_mutex_destroy(&f->lock);
+		return -r;
+	}
+	pthread_setname_np(f->thread, "shardd-fill");
+	f->started = true;
+	return 0;
+}
+
+void filler_add(struct filler *f, struct memfd *m)
+{
+	struct fill *fill = f->started ? calloc(1, sizeof(*fill)) : NULL;
+
+	if (!fill)
+		return;
+	*fill = (struct fill){ .of = m, .bytes = m->mem.bytes };
+	list_init(&fill->link);
+	fill->fd = fcntl(m->fd, F_DUPFD_CLOEXEC, 3);
+	if (fill->fd < 0) {
+		free(fill);
+		return;
+	}
+	m->fill = fill;
+	pthread_mutex_lock(&f->lock);
+	list_append(&f->queue, &fill->link);
+	pthread_mutex_unlock(&f->lock);
+	pthread_cond_signal(&f->wake);
+}
+
+void filler_drop(struct filler *f, struct memfd *m)
+{
+	struct fill *queued = NULL;
+
+	if (!f->started)
+		return;
+	pthread_mutex_lock(&f->lock);
+	if (m->fill) {
+		m->fill->of = NULL;
+		if (!list_empty(&m->fill->link)) {
+			queued = m->fill;
+			list_unlink(&queued->link);
+		}
+		m->fill = NULL;
+	}
+	pthread_mutex_unlock(&f->lock);
+	if (queued)
+		fill_free(queued);
+}
+
+void filler_deinit(struct filler *f)
+{
+	if (!f->started)
+		return;
+	pthread_mutex_lock(&f->lock);
+	f->stop = true;
+	pthread_mutex_unlock(&f->lock);
+	pthread_cond_signal(&f->wake);
+	pthread_join(f->thread, NULL);
+	while (!list_empty(&f->queue)) {
+		struct fill *fill = list_first(&f->queue, struct fill, link);
+
+		list_unlink(&fill->link);
+		fill_free(fill);
+	}
+	pthread_cond_destroy(&f->wake);
+	pthread_mutex_destroy(&f->lock);
+	f->started = false;
+}
