@@ -47,6 +47,12 @@ const char *reader_state_name(enum reader_state s)
 	return s < _READER_N ? names[s] : "?";
 }
 
+void readers_rewrite(struct job *job)
+{
+	job->readers.rewritten = true;
+	job->readers.changes++;
+}
+
 uint64_t readers_generation(const struct job *job)
 {
 	return job->readers.changes + job->n_units;
@@ -66,8 +72,8 @@ static const struct unit *unit_to_change(const struct job *job)
 /* Has anything changed since the last commit? */
 static bool is_changed(const struct job *job)
 {
-	return job->rec->uncommitted_steps || job->step.mid || job->step.applying ||
-	       job->step.stepping;
+	return job->rec->uncommitted_steps || job->readers.rewritten || job->step.mid ||
+	       job->step.applying || job->step.stepping;
 }
 
 /* Is anything about to change, so that a hold would keep it waiting? */
@@ -244,6 +250,12 @@ void readers_grant(struct job *job)
 		list_append(&job->readers.holds, &r->turn);
 		answer(r, NULL);
 	}
+}
+
+void readers_committed(struct job *job)
+{
+	job->readers.rewritten = false;
+	readers_grant(job);
 }
 
 /* ------------------------------------------------------------------- writers */

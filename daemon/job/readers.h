@@ -65,6 +65,7 @@ struct readers {
 	struct list procs;   /* that may have parameters mapped */
 	unsigned writing;    /* collectives that have been let and have not ended */
 	uint64_t changes;    /* of where parameters are, beside new units */
+	bool rewritten;      /* since the last commit, by something that is no step */
 	bool look_again;     /* writers: their epoch has ended */
 	uint64_t overtaken;  /* holds, so far */
 };
@@ -94,6 +95,11 @@ int reader_maps(struct reader *r);
 /* May parameters of the job be written? If not, @resume is called with @p when they may, or
  * when the epoch has ended. Whoever is resumed asks again. */
 bool readers_let(struct job *job, struct parked *p, void (*resume)(struct parked *p));
+/* Parameters are written by something that is no step: until the next commit nobody may hold them,
+ * and what is initialised has changed. */
+void readers_rewrite(struct job *job);
+/* A commit: grant what can be granted now. */
+void readers_committed(struct job *job);
 /* Grant what can be granted now. */
 void readers_grant(struct job *job);
 /* An epoch of the job has ended, which those that wait to write belonged to. */

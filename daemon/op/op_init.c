@@ -286,7 +286,7 @@ static void start(struct parked *p)
 	if (!prepared(c, start))
 		return;
 	c->unit->rec->initialised = false; /* until it is whole: a device may fail half-way */
-	c->job->readers.changes++;
+	readers_rewrite(c->job);
 	unit_pass_end(c->unit); /* no shard is handed out meanwhile */
 	if (how == HOW_SEED)
 		from_seed(c);

@@ -375,7 +375,7 @@ static void write_back(struct parked *p)
 	if (!own_ready(c, write_back))
 		return;
 	c->unit->rec->initialised = false; /* until it is whole: a device may fail half-way */
-	c->job->readers.changes++;
+	readers_rewrite(c->job);
 	own_write(c, source, false, written);
 }
 
