@@ -153,6 +153,21 @@ Test(job_readers, hold_what_is_committed_and_keep_the_next_commit_waiting)
 	cr_assert_neq(nodefix_params(u)[3], before);
 }
 
+/* By who goes on without a commit. */
+Test(job_readers, wait_for_the_commit_of_a_step_that_was_applied)
+{
+	struct nodefix_op gather = { 0 };
+
+	prepare_step();
+	NODEFIX_OK(nodefix_on_unit(&n, m[0], "Gather", u, &gather), &gather);
+	NODEFIX_OK(nodefix_on_unit(&n, m[0], "Release", u, &gather), &gather);
+	cr_assert_eq(hold(&a), 0);
+	cr_assert(!a.told);
+	commit(1);
+	both_ok("Commit");
+	cr_assert(holds(&a) && a.r->step == 1);
+}
+
 /* Two that take turns without a gap would keep a writer waiting for ever. */
 Test(job_readers, are_granted_nothing_while_somebody_waits_to_write)
 {
@@ -286,6 +301,27 @@ Test(job_readers, wait_for_a_reduce_that_steps)
 	commit(1);
 	both_ok("Commit");
 	cr_assert(holds(&a));
+}
+
+/* Gathered by somebody when it began, so that it is stepped by what follows. */
+Test(job_readers, wait_for_a_reduce_that_leads_to_a_step)
+{
+	struct backend *d = n.node.devices[0].backend;
+	struct nodefix_op gather = { 0 };
+
+	NODEFIX_OK(nodefix_on_unit(&n, m[1], "Gather", v, &gather), &gather);
+	backend_fake_hold(d, true);
+	submit_reduce(v);
+	both_wait();
+	cr_assert(!v->due && !v->stepping && !job->rec->uncommitted_steps);
+	cr_assert_eq(hold(&a), 0);
+	cr_assert(!a.told);
+	backend_fake_hold(d, false);
+	both_ok("Reduce");
+	NODEFIX_OK(nodefix_on_unit(&n, m[1], "Release", v, &gather), &gather);
+	commit(1);
+	both_ok("Commit");
+	cr_assert(holds(&a) && a.r->step == 1);
 }
 
 /* Somebody has it gathered, so it is stepped later: nothing runs meanwhile. */
