@@ -684,6 +684,27 @@ Test(readers, wrong_calls_are_refused_in_words)
 	scene_end(&s);
 }
 
+/* Of who is on no GPU. */
+static int is_refused(const struct trainer *t)
+{
+	shardd_client *trainer = train_join(t), *c = train_connect(t);
+	shardd_reader *r;
+
+	train_zero_unit(trainer, "u", 100, NULL);
+	TRAIN_FAILS(shardd_reader_open(c, t->job, &r, &train_err), SHARDD_UNIMPLEMENTED);
+	told_now("only host memory can be read");
+	train_leave(trainer);
+	shardd_close(c);
+	return 0;
+}
+
+Test(readers, of_the_memory_of_a_gpu_are_refused)
+{
+	if (train_on_host())
+		cr_skip_test("this is host memory");
+	cr_assert_eq(trainer_wait(trainer_start(&trainfix, "live", 0, 1, is_refused, NULL), 60), 0);
+}
+
 /* A rank is no reader, who reads nothing holds nothing, pages that are not there. */
 static int raw_calls(const struct trainer *t)
 {
