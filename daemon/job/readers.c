@@ -237,10 +237,11 @@ int reader_release(struct reader *r, struct fault *f)
 
 void readers_grant(struct job *job)
 {
-	uint64_t now = clock_now_us();
+	uint64_t now;
 
 	if (list_empty(&job->readers.waiting) || !may_hold(job))
 		return;
+	now = clock_now_us();
 	while (!list_empty(&job->readers.waiting)) {
 		struct reader *r = list_first(&job->readers.waiting, struct reader, turn);
 

@@ -180,16 +180,16 @@ void svc_hold_step(struct rpc_call *call, const ProtobufCMessage *request, void 
 	const Shardd__V1__HoldStepRequest *r = (const Shardd__V1__HoldStepRequest *)request;
 	struct reader *reader = reader_of(call);
 	struct fault f = FAULT_NULL;
-	uint64_t ms;
+	uint64_t ms, until;
 
 	(void)userdata;
 	if (!reader)
 		return;
-	ms = r->timeout_ms ? r->timeout_ms : reader->job ? reader->job->rec->op_timeout_ms : 0;
+	ms = !r->timeout_ms && reader->job ? reader->job->rec->op_timeout_ms : r->timeout_ms;
+	until = ms ? clock_now_us() + ms * 1000u : UINT64_MAX;
 	/* before it may be granted, and the call be gone: its end takes this back */
 	rpc_call_on_cancelled(call, on_cancelled, reader);
-	if (reader_hold(reader, r->hold_ms, ms ? clock_now_us() + ms * 1000u : UINT64_MAX,
-			on_granted, call, &f)) {
+	if (reader_hold(reader, r->hold_ms, until, on_granted, call, &f)) {
 		rpc_call_on_cancelled(call, NULL, NULL);
 		rpc_call_fail(call, &f);
 	}
