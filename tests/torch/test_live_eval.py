@@ -140,6 +140,24 @@ class Live(unittest.TestCase):
     def test_of_replicate(self):
         self.check(lambda model: shardd.torch.replicate(model, bucket_cap_mb=1e-5))
 
+    def test_of_the_second_of_two_models(self):
+        with support.daemon("--set", "reader_hold_ms=10s") as socket:
+            shardd.torch.init(socket, "both", 0, 1)
+            try:
+                models = [nn.Linear(3, 2), nn.Linear(3, 2)]
+                wanted = [m.weight.detach().clone() for m in models]
+                for model in models:
+                    shardd.torch.fully_shard(model)
+                optimizers = [shardd.torch.SGD(m.parameters(), lr=0.0) for m in models]
+                shardd.torch.session().commit(1)
+                for number in (1, 2):
+                    seen = nn.Linear(3, 2)
+                    with shardd.torch.live(seen, "both", socket, model=number):
+                        self.assertTrue(torch.equal(seen.weight, wanted[number - 1]))
+                del optimizers, models, model
+            finally:
+                shardd.torch.shutdown()
+
     def test_refusals(self):
         with trained("live", Tied, shard) as (socket, _):
             for model, kind in ((nn.Linear(3, 4), shardd.NotFound),
