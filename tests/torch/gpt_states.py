@@ -4,6 +4,7 @@ test_live_eval.py runs as the trainer. The last argument is the folder."""
 import os
 import pathlib
 import sys
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "client" / "python" / "examples"), str(ROOT / "client" / "python")]
@@ -23,10 +24,24 @@ def save(model, engine, step):
         os.rename(part, folder / f"{step}.pt")
 
 
+def await_reader(engine):
+    """Nobody begins before somebody looks: the other rank waits in its next collective."""
+    until = time.monotonic() + 120
+    while engine.rank == 0:
+        client = engine.st.session()
+        [job] = client.status(os.environ["SHARDD_JOB"])["jobs"]
+        if job["readers"]:
+            return
+        if time.monotonic() > until:
+            raise SystemExit("no reader has come")
+        time.sleep(0.02)
+
+
 def one_step(model, optimizer, text, options, engine, step):
     """The commit of this step follows; what it steps is not applied before the state is asked for,
     so that steps are applied and not committed while somebody may look."""
     if step == 0:
+        await_reader(engine)
         save(model, engine, 0)
     loss = plain_step(model, optimizer, text, options, engine, step)
     save(model, engine, step + 1)

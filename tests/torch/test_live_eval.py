@@ -25,6 +25,7 @@ sys.path.insert(0, str(EXAMPLES))
 import live_eval  # noqa: E402
 
 STEPS = 25
+SAMPLES = 500  # an evaluation takes longer than a step: without a hold steps would mix in it
 MODEL = ["--layers", "2", "--width", "32", "--heads", "2", "--length", "16", "--data",
          str(support.ROOT / "README.md")]
 
@@ -36,7 +37,8 @@ def environment(socket):
 
 class LiveEval(unittest.TestCase):
     def test_each_loss_is_that_of_the_parameters_of_its_step(self):
-        with support.daemon() as socket, tempfile.TemporaryDirectory() as folder:
+        with support.daemon("--set", "reader_hold_ms=20s") as socket, \
+                tempfile.TemporaryDirectory() as folder:
             trainer = subprocess.Popen(
                 [os.path.join(support.BIN_DIR, "shardctl"), "--socket", socket, "run", "-n", "2",
                  "--job", "gpt", "--", sys.executable,
@@ -45,9 +47,9 @@ class LiveEval(unittest.TestCase):
                 env=environment(socket), text=True, stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT)
             looker = subprocess.Popen(
-                [sys.executable, str(EXAMPLES / "live_eval.py"), *MODEL, "--samples", "3", "--job",
-                 "gpt", "--json"], env=environment(socket), text=True, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE)
+                [sys.executable, str(EXAMPLES / "live_eval.py"), *MODEL, "--samples",
+                 str(SAMPLES), "--job", "gpt", "--json"], env=environment(socket), text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             said, _ = trainer.communicate(timeout=240)
             self.assertEqual(trainer.returncode, 0, said)
             out, err = looker.communicate(timeout=60)
@@ -58,8 +60,7 @@ class LiveEval(unittest.TestCase):
     def compare(self, seen, folder):
         steps = [one["step"] for one in seen]
         self.assertEqual(steps, sorted(set(steps)))
-        self.assertGreater(len(steps), STEPS // 3, steps)
-        options = types.SimpleNamespace(samples=3, length=16, data=support.ROOT / "README.md")
+        options = types.SimpleNamespace(samples=SAMPLES, length=16, data=support.ROOT / "README.md")
         given, wanted = live_eval.samples(options)
         model = live_eval.Gpt(2, 32, 2, 16).eval()
         losses = set()
@@ -68,6 +69,7 @@ class LiveEval(unittest.TestCase):
             self.assertEqual(one["loss"], live_eval.loss_of(model, given, wanted), one["step"])
             losses.add(one["loss"])
         self.assertEqual(len(losses), len(seen))  # they are no constant
+        self.assertGreater(len(steps), STEPS // 3, steps)
 
 
 @contextlib.contextmanager
