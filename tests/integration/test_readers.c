@@ -31,6 +31,7 @@ struct play {
 	stage at[WORLD];
 	stage reader;
 	enum shardd_optimizer_when when;
+	bool buckets;          /* of a ddp: units are replicated */
 	atomic_uint steps;     /* committed by rank 0 */
 	atomic_uint snapshots; /* that were good */
 	atomic_uint different; /* steps among them */
@@ -62,6 +63,11 @@ static void make_units(shardd_client *c, const struct play *p, shardd_unit *ret)
 
 		snprintf(name, sizeof(name), "layer.%u", i);
 		spec.name = name;
+		if (p->buckets) {
+			spec.layout = SHARDD_LAYOUT_FLAT;
+			spec.strategy = SHARDD_REPLICATE;
+			spec.reduce_profile = SHARDD_PROFILE_DDP;
+		}
 		spec.optimizer.when = p->when;
 		if (p->when != SHARDD_OPTIM_BY_TRAINER) {
 			spec.optimizer.kind = SHARDD_SGD;
@@ -104,6 +110,38 @@ static void step_shards(shardd_client *c)
 	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
 }
 
+enum { DDP_TENSORS = 2 * UNITS }; /* without other names */
+
+static shardd_ddp make_ddp(shardd_client *c, const shardd_unit *units)
+{
+	const struct shardd_ddp_spec spec = {
+		.size = sizeof(spec), .units = units, .n_units = UNITS, .bucket_bytes = 30000
+	};
+	uint32_t n;
+	shardd_ddp d;
+
+	TRAIN_OK(shardd_ddp_create(c, &spec, &d, &n, &train_err));
+	TRAINER_CHECK(n == DDP_TENSORS);
+	return d;
+}
+
+static void bucket_step(shardd_client *c, shardd_ddp d)
+{
+	struct shardd_ddp_view views[DDP_TENSORS];
+
+	TRAIN_OK(shardd_ddp_forward(c, d, views, DDP_TENSORS, &train_err));
+	TRAIN_OK(shardd_ddp_backward(c, d, NULL, 0, NULL, 0, &train_err));
+	for (uint32_t i = DDP_TENSORS; i-- > 0;) {
+		float *g = views[i].data;
+
+		for (uint64_t k = 0; k < views[i].elements; k++)
+			g[k] = -1;
+		TRAIN_OK(shardd_ddp_ready(c, d, &i, 1, &train_err));
+	}
+	TRAIN_OK(shardd_ddp_finish(c, d, NULL, 0, &train_err));
+	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+}
+
 /* All but the commit. */
 static void one_step(shardd_client *c, const struct play *p, const shardd_unit *units)
 {
@@ -119,13 +157,19 @@ static int trains(const struct trainer *t)
 	struct play *p = t->arg;
 	shardd_client *c = train_join(t);
 	shardd_unit units[UNITS];
+	shardd_ddp d = 0;
 	const void *full;
 
 	make_units(c, p, units);
+	if (p->buckets)
+		d = make_ddp(c, units);
 	TRAIN_OK(shardd_commit(c, 0, NULL, 0, &train_err));
 	stage_set(&p->at[t->rank], 1);
 	for (uint64_t step = 1; step <= STEPS; step++) {
-		one_step(c, p, units);
+		if (p->buckets)
+			bucket_step(c, d);
+		else
+			one_step(c, p, units);
 		if (step % 3 == 0) { /* applied, and not committed yet */
 			TRAIN_OK(shardd_gather(c, units[0], &full, &train_err));
 			TRAIN_OK(shardd_release(c, units[0], &train_err));
@@ -206,7 +250,7 @@ static int reads(const struct trainer *t)
 	return 0;
 }
 
-static void hammer(enum shardd_optimizer_when when)
+static void hammer(enum shardd_optimizer_when when, bool buckets)
 {
 	struct play *p = trainer_shared(sizeof(*p));
 	pid_t ranks[WORLD], readers[2];
@@ -214,6 +258,7 @@ static void hammer(enum shardd_optimizer_when when)
 	if (!train_on_host())
 		cr_skip_test("readers are for host memory");
 	p->when = when;
+	p->buckets = buckets;
 	for (uint32_t r = 0; r < WORLD; r++)
 		ranks[r] = trainer_start(&trainfix, "live", r, WORLD, trains, p);
 	AWAIT(atomic_load(&p->at[0]) && atomic_load(&p->at[1]), 30);
@@ -232,17 +277,27 @@ static void hammer(enum shardd_optimizer_when when)
 
 Test(readers, never_see_two_steps_mixed_at_step)
 {
-	hammer(SHARDD_OPTIM_AT_STEP);
+	hammer(SHARDD_OPTIM_AT_STEP, false);
 }
 
 Test(readers, never_see_two_steps_mixed_in_backward)
 {
-	hammer(SHARDD_OPTIM_IN_BACKWARD);
+	hammer(SHARDD_OPTIM_IN_BACKWARD, false);
+}
+
+Test(readers, never_see_two_steps_mixed_in_buckets)
+{
+	hammer(SHARDD_OPTIM_AT_STEP, true);
+}
+
+Test(readers, never_see_two_steps_mixed_in_buckets_in_backward)
+{
+	hammer(SHARDD_OPTIM_IN_BACKWARD, true);
 }
 
 Test(readers, never_see_two_steps_mixed_by_trainer)
 {
-	hammer(SHARDD_OPTIM_BY_TRAINER);
+	hammer(SHARDD_OPTIM_BY_TRAINER, false);
 }
 
 /* --------------------------------------------------- what waits, and for how long */
