@@ -200,6 +200,62 @@ Test(job_readers, are_granted_nothing_while_a_unit_is_to_be_initialised)
 	cr_assert(holds(&b));
 }
 
+/* What was summoned may be given back at any time, but not written. */
+Test(job_readers, keep_what_is_written_back_waiting)
+{
+	Shardd__V1__ReturnFullRequest r = SHARDD__V1__RETURN_FULL_REQUEST__INIT;
+	float before = nodefix_params(u)[3];
+
+	r.unit = u->id;
+	for (unsigned write = 0; write < 2; write++) {
+		for (unsigned i = 0; i < 2; i++)
+			nodefix_on_unit(&n, m[i], "SummonFull", u, &op[i]);
+		both_ok("SummonFull");
+		for (unsigned i = 0; i < 2; i++)
+			nodefix_write(&op[i].result.place, before + 1);
+		cr_assert_eq(hold(&a), 0);
+		cr_assert(holds(&a));
+		r.write = write;
+		for (unsigned i = 0; i < 2; i++)
+			nodefix_submit(&n, m[i], "ReturnFull", &r.base, &op[i]);
+		if (write)
+			both_wait();
+		else
+			both_ok("ReturnFull");
+		cr_assert_eq(nodefix_params(u)[3], before);
+		released(&a);
+		both_ok("ReturnFull");
+	}
+	cr_assert_eq(nodefix_params(u)[3], before + 1);
+	cr_assert_eq(hold(&a), 0);
+	cr_assert(!a.told); /* no commit knows of it */
+}
+
+/* It would be found elsewhere. */
+Test(job_readers, keep_a_conversion_waiting)
+{
+	Shardd__V1__ConvertUnitsRequest r[2];
+	uint64_t before = readers_generation(job);
+	uint32_t slab = u->parts[0].params.slab->id;
+
+	cr_assert_eq(hold(&a), 0);
+	for (unsigned i = 0; i < 2; i++) {
+		r[i] = (Shardd__V1__ConvertUnitsRequest)SHARDD__V1__CONVERT_UNITS_REQUEST__INIT;
+		r[i].units = &u->id;
+		r[i].n_units = 1;
+		r[i].layout = SHARDD__V1__LAYOUT__LAYOUT_DIM0;
+		nodefix_submit(&n, m[i], "ConvertUnits", &r[i].base, &op[i]);
+	}
+	both_wait();
+	cr_assert_eq(u->parts[0].params.slab->id, slab);
+	released(&a);
+	both_ok("ConvertUnits");
+	cr_assert_neq(u->parts[0].params.slab->id, slab);
+	cr_assert_gt(readers_generation(job), before);
+	cr_assert_eq(hold(&a), 0);
+	cr_assert(holds(&a)); /* the same parameters, and committed */
+}
+
 Test(job_readers, are_granted_at_the_commit_before_what_was_submitted_behind_it)
 {
 	struct nodefix_op next[2] = { 0 };
