@@ -39,6 +39,7 @@ struct config {
 	uint32_t ring_spin_us;         /* looked for more before sleeping; 0: never; 50 */
 	uint32_t max_inflight_gathers; /* casts that run at once, per job; 0: no limit; 64 */
 	uint64_t reduce_batch_bytes;   /* of gradients reduced together; 0: never; 262144 */
+	uint32_t reader_hold_ms;       /* the most a reader may hold a step; 1000 */
 	uint64_t max_message_bytes;    /* of one gRPC message; 67108864 */
 	uint32_t hello_timeout_ms;     /* until a connection says what it is; 5000 */
 	uint32_t drain_timeout_ms;     /* SIGTERM: how long trainers may take to leave; 10000 */

@@ -95,6 +95,10 @@ const struct config_key config_keys[] = {
 	  .by_default = "1MiB", .runtime = true,
 	  .help = "On several devices: small units whose reductions wait at the same time are\n"
 		  "reduced together, up to so many bytes of gradients of a rank. 0: never." },
+	{ FIELD(reader_hold_ms), .type = CONFIG_MILLIS, .min = 1, .max = HOUR_S * 1000,
+	  .by_default = "1s", .runtime = true,
+	  .help = "How long a reader of live parameters may hold a step at most, and does if it says\n"
+		  "nothing. What would change them waits so long, then goes on." },
 	{ FIELD(max_message_bytes), .type = CONFIG_BYTES, .min = 64 * KIB, .max = GIB,
 	  .by_default = "64MiB", .help = "Size of one gRPC message." },
 	{ FIELD(hello_timeout_ms), .type = CONFIG_MILLIS, .min = 1, .max = HOUR_S * 1000,

@@ -185,6 +185,7 @@ static void set_limits(struct server *s)
 		.max_inflight_ops = c->max_inflight_ops,
 		.max_inflight_gathers = c->max_inflight_gathers,
 		.reduce_batch_bytes = c->reduce_batch_bytes,
+		.reader_hold_ms = c->reader_hold_ms,
 	};
 }
 

@@ -228,6 +228,44 @@ static int print_ranks(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 	return ctl_print_table(ctl, "Ranks", t);
 }
 
+static void reader_row(struct table *t, const Shardd__V1__JobStatus *j,
+		       const Shardd__V1__ReaderStatus *r)
+{
+	bool has_step = strcmp(r->state, "HOLDS") == 0 || strcmp(r->state, "OVERTAKEN") == 0;
+
+	table_cell(t, "%s", j->name);
+	table_cell(t, "%d", r->pid);
+	table_cell(t, "%s", r->state);
+	if (has_step)
+		table_cell(t, "%llu", (unsigned long long)r->step);
+	else
+		table_cell(t, "-");
+	table_cell(t, "%llu ms", (unsigned long long)r->state_ms);
+	table_cell(t, "%llu ms", (unsigned long long)r->left_ms);
+	table_cell(t, "%s", *r->waits_for ? r->waits_for : "-");
+}
+
+/* Who reads live parameters, and keeps trainers waiting. */
+static int print_readers(struct ctl *ctl, const Shardd__V1__StatusReply *s)
+{
+	static const struct table_column columns[] = {
+		{ "JOB", false }, { "PID", true },  { "STATE", false },     { "STEP", true },
+		{ "FOR", true },  { "LEFT", true }, { "WAITS FOR", false },
+	};
+	_cleanup_(table_freep) struct table *t = NULL;
+	size_t n = 0;
+
+	for (size_t i = 0; i < s->n_jobs; i++)
+		n += s->jobs[i]->n_readers;
+	if (!n)
+		return CTL_OK;
+	t = table_new(columns, ARRAY_SIZE(columns));
+	for (size_t i = 0; t && i < s->n_jobs; i++)
+		for (size_t k = 0; k < s->jobs[i]->n_readers; k++)
+			reader_row(t, s->jobs[i], s->jobs[i]->readers[k]);
+	return ctl_print_table(ctl, "Readers", t);
+}
+
 static int print_status(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 {
 	int r;
@@ -244,6 +282,8 @@ static int print_status(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 		r = print_jobs(ctl, s);
 	if (r == CTL_OK)
 		r = print_ranks(ctl, s);
+	if (r == CTL_OK)
+		r = print_readers(ctl, s);
 	return r;
 }
 

@@ -25,7 +25,8 @@ static struct job *job_free(struct job *job)
 		return NULL;
 	MAGIC_CHECK(job, JOB_MAGIC);
 	CHECK(!job->members && !job->running && !job->quota.used);
-	CHECK(list_empty(&job->registrations));
+	CHECK(list_empty(&job->registrations) && list_empty(&job->readers.all));
+	CHECK(list_empty(&job->readers.writers) && list_empty(&job->readers.procs));
 	for (uint32_t i = 0; i < job->n_groups; i++)
 		group_free(job->groups[i]);
 	list_unlink(&job->link);
@@ -96,6 +97,7 @@ static struct job *job_new(struct jobs *jobs, state_job *rec)
 	list_init(&job->settled_waiters);
 	list_init(&job->waiting_tasks);
 	list_init(&job->registrations);
+	readers_init(&job->readers);
 	list_init(&job->link);
 	job->idle_since_us = clock_now_us();
 	job->ranks = calloc(rec->world_size, sizeof(struct member *));

@@ -25,6 +25,7 @@
 #include "job/known.h"
 #include "job/member.h"
 #include "job/node.h"
+#include "job/readers.h"
 #include "store/state.h"
 #include "unit/reads.h"
 #include "unit/unit.h"
@@ -121,6 +122,7 @@ struct job {
 	struct list cast_turns; /* members with gathers that wait for one to end, in turn */
 	struct job_step step;
 	struct ddp *ddps[DDP_MAX]; /* by id - 1, owned; NULL: none */
+	struct readers readers;    /* sessions that are no rank */
 
 	struct list waiting_tasks; /* on devices, for streams of trainers; owned by op/ */
 	uint32_t members;          /* objects alive, of all ranks and epochs */
@@ -237,6 +239,8 @@ struct unit *job_unit_by_id(struct job *job, uint32_t id);
 
 /* May this member have slab @id, and for writing? Return: borrowed, or NULL. */
 struct slab *job_slab_for(struct member *m, uint32_t id);
+/* May a reader of the job? Those of parameters alone. */
+struct slab *job_slab_for_reader(const struct job *job, uint32_t id);
 
 /* The job as a saved record and its slabs; the inverse makes the job (job.c).
  * @fds: one per slab of the record, in its order, borrowed; -1: there is none, which is

@@ -19,6 +19,16 @@ static void keep_while_mapped(struct job *job, struct slab *s)
 	}
 }
 
+/* So may readers, of parameters. */
+static void keep_for_reader(struct proc *p, void *arg)
+{
+	struct job *job = arg;
+
+	for (uint32_t i = 0; i < job->n_slabs; i++)
+		if (job->slabs[i]->exported && job->slabs[i]->owner_rank < 0)
+			(void)quarantine_slab(&job->node->quarantine, p, job->slabs[i]);
+}
+
 static void keep_full_slab(struct slab *s, void *arg)
 {
 	keep_while_mapped(arg, s);
@@ -33,6 +43,8 @@ static void release_memory(struct job *job)
 		pool_each_slab(&job->full[d], keep_full_slab, job);
 	for (uint32_t i = 0; i < job->n_slabs; i++)
 		keep_while_mapped(job, job->slabs[i]);
+	readers_each_proc(job, keep_for_reader, job);
+	readers_deinit(&job->readers);
 	list_for_each (u, tmp, &job->idle_full, idle)
 		list_unlink(&u->idle);
 	for (uint32_t i = 0; i < job->n_units; i++) {
@@ -90,6 +102,7 @@ void job_settle(struct job *job)
 	if (job->stale_partials && !job->running)
 		job_drop_partials(job);
 	wake_waiters(job);
+	readers_grant(job);
 	job_give_stray_grads(job);
 	if (!job->deleted || !ops_over(job))
 		return;
@@ -111,6 +124,7 @@ int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f
 		*ret_freed = job->quota.used;
 	fault_set(&told, FAULT_ABORTED, NULL, "job '%s' was deleted", job->rec->name);
 	job->deleted = true;
+	readers_lose_job(job);
 	job_epoch_end(job, &told);
 	htab_remove(&job->jobs->names, job->rec->name);
 	job->jobs->count--;
@@ -140,9 +154,12 @@ void jobs_tick(struct jobs *jobs, uint64_t now_us)
 		if (job->idle_since_us && !job->present &&
 		    now_us - job->idle_since_us >= (uint64_t)job->rec->ttl_s * 1000000u)
 			(void)job_delete(job, false, NULL, &f);
+		else
+			readers_tick(job, now_us);
 	}
 	list_for_each (job, tmp, &jobs->zombies, link)
-		job_settle(job);
+		if (!readers_tick(job, now_us))
+			job_settle(job);
 }
 
 void jobs_end(struct jobs *jobs)

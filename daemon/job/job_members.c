@@ -22,14 +22,17 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 
 		u->has_gradient = false;
 		u->factors = (struct unit_factors){ 0 };
-		if (u->copies_differ && !u->stepping)
+		if (u->copies_differ && !u->stepping) {
 			u->rec->initialised = false; /* no copy is more right than another */
+			job->readers.changes++;
+		}
 		u->copies_differ = u->copies_differ && u->stepping;
 	}
 	job_drop_partials(job);
 	job_pass_end(job, NULL);
 	job->stray_gradients = true;
 	job_give_stray_grads(job);
+	readers_epoch_ended(job);
 	for (uint32_t r = 0; r < job->rec->world_size; r++) {
 		struct member *m = job->ranks[r];
 
@@ -245,5 +248,6 @@ uint32_t job_drain(struct job *job)
 		job->jobs->ops.event(m, JOB_EVENT_DRAIN, "commit and leave");
 		told++;
 	}
+	readers_drain(job);
 	return told;
 }

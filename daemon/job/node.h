@@ -27,6 +27,7 @@ struct node_limits {
 	uint32_t max_inflight_ops;     /* per session */
 	uint32_t max_inflight_gathers; /* casts per job; 0: no limit */
 	uint64_t reduce_batch_bytes;   /* of gradients that are reduced together; 0: never */
+	uint32_t reader_hold_ms;       /* the most a reader may hold a step */
 };
 
 /* Waits in somebody's list until resumed. */

@@ -23,7 +23,7 @@ struct apply_part {
 
 struct apply {
 	struct job *job;
-	struct parked parked; /* until nobody reads the parameters any more */
+	struct parked parked; /* until nobody holds or reads the parameters any more */
 	struct unit **units;  /* those that are stepped */
 	unsigned n;
 	struct apply_part parts[NODE_MAX_DEVICES]; /* by device */
@@ -237,10 +237,34 @@ static void submit(struct parked *p)
 		step_units(a);
 }
 
+/* Nobody holds the parameters. */
+static void drain(struct parked *p)
+{
+	struct apply *a = CONTAINER_OF(p, struct apply, parked);
+	struct job *job = a->job;
+	int r = drain_ensure(job, p, submit);
+
+	if (r == 0) {
+		submit(p);
+	} else if (r < 0) {
+		apply_done(job, NULL, 0, r);
+		apply_free(a);
+	}
+}
+
+static void unheld(struct parked *p)
+{
+	struct apply *a = CONTAINER_OF(p, struct apply, parked);
+
+	if (a->job->step.epoch != a->job->rec->epoch)
+		submit(p); /* which will not do it */
+	else if (readers_let(a->job, p, unheld))
+		drain(p);
+}
+
 static void apply_start(struct job *job)
 {
 	struct apply *a = apply_new(job);
-	int r = -ENOMEM;
 
 	job->step.prepared = false;
 	job->step.applying = true;
@@ -248,14 +272,9 @@ static void apply_start(struct job *job)
 	job->step.epoch = job->rec->epoch;
 	job->running++;
 	if (a)
-		r = drain_ensure(job, &a->parked, submit);
-	if (r == 0) {
-		submit(&a->parked);
-	} else if (r < 0) {
-		apply_done(job, NULL, 0, r);
-		if (a)
-			apply_free(a);
-	}
+		unheld(&a->parked);
+	else
+		apply_done(job, NULL, 0, -ENOMEM);
 }
 
 /* Neither runs. */

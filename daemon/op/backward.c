@@ -130,6 +130,16 @@ static bool need_grads(struct coll *c, void (*again)(struct parked *p))
 	return false;
 }
 
+/* Will the unit be stepped because of it, without a Step? Then nobody may hold it from here on:
+ * held up later, the gradient would need memory that is not needed otherwise. */
+static bool leads_to_step(const struct coll *c)
+{
+	const state_optimizer *o = c->unit->rec->optimizer;
+
+	return o->when == OPTIM_IN_BACKWARD && o->kind != OPTIM_NONE && !more_to_come(c) &&
+	       !group_plan_holds(c->group);
+}
+
 bool backward_prepare(struct coll *c, void (*again)(struct parked *p))
 {
 	struct fault f = FAULT_NULL;
@@ -138,6 +148,8 @@ bool backward_prepare(struct coll *c, void (*again)(struct parked *p))
 		coll_end(c, &f);
 		return false;
 	}
+	if (leads_to_step(c) && !coll_may_write(c, again))
+		return false;
 	if (!c->fused && !need_grads(c, again))
 		return false;
 	if (plan_concerns(c) && c->group->plan.inv_scale != 0 &&

@@ -173,6 +173,7 @@ static void finish(struct coll *c, const struct fault *fault)
 	struct job *job = c->job;
 
 	let_go(c);
+	job->readers.writing -= c->writes;
 	for (uint32_t i = 0; i < c->n; i++) {
 		if (c->marked)
 			member_executed(c->members[i]);

@@ -161,3 +161,14 @@ void drain_go_on(struct job *job)
 		go(d);
 	}
 }
+
+bool coll_may_write(struct coll *c, void (*again)(struct parked *p))
+{
+	if (c->writes)
+		return true;
+	if (!readers_let(c->job, &c->parked, again))
+		return false;
+	c->writes = true;
+	c->job->readers.writing++;
+	return true;
+}

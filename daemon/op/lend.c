@@ -388,6 +388,10 @@ static void done_start(struct op *op)
 		op_park(op, &u->awaiting, done_resume);
 		return;
 	}
+	if (!readers_let(op->m->job, &op->parked, done_resume)) {
+		op->state = OP_PARKED;
+		return;
+	}
 	copy = copy_new(op, u);
 	op_begin_run(op);
 	if (!copy || take_waits(copy, op) < 0) {

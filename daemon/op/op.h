@@ -307,7 +307,8 @@ struct coll {
 	void (*again)(struct parked *p); /* what follows when the shards are cleared */
 	float factor;                    /* for what they multiply */
 	enum fused fused;
-	bool begun; /* Reduce: shards are promised to the trainers */
+	bool begun;  /* Reduce: shards are promised to the trainers */
+	bool writes; /* counted in the job's readers.writing */
 	double value;
 	void *work; /* DdpBucket's and ReduceSparse's own; freed with it */
 };

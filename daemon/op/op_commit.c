@@ -110,6 +110,7 @@ static void finish(struct parked *p)
 	rec->step = c->ops[0]->args.commit.step;
 	rec->uncommitted_steps = 0;
 	end_pass(c->job);
+	readers_committed(c->job); /* before what its ranks have submitted already */
 	coll_end(c, NULL);
 }
 

@@ -431,6 +431,7 @@ static void converted(struct coll *c)
 	for (unsigned i = 0; i < v->n; i++)
 		swap_unit(c->job, &v->units[i]);
 	job_drop_unused_slabs(c->job);
+	c->job->readers.changes++;
 	coll_end(c, NULL);
 }
 
@@ -635,7 +636,7 @@ static void start(struct parked *p)
 		coll_end(c, &f);
 		return;
 	}
-	if (!memory_ready(c) || !devices_ready(c))
+	if (!coll_may_write(c, start) || !memory_ready(c) || !devices_ready(c))
 		return;
 	r = drain_ensure(c->job, p, begin);
 	if (r < 0)

@@ -137,6 +137,7 @@ static void done(struct coll *c)
 	if (coll_promised(c) && coll_overtaken(c, false))
 		return; /* and the unit is as good as never initialised */
 	u->rec->initialised = true;
+	c->job->readers.changes++;
 	u->rec->optimizer->steps = 0;
 	if (u->torn) {
 		u->torn = false;
@@ -271,6 +272,8 @@ static void start(struct parked *p)
 		coll_end(c, &f);
 		return;
 	}
+	if (!coll_may_write(c, start))
+		return;
 	if (!c->drained) {
 		int r = drain_ensure(c->job, p, start);
 
@@ -283,7 +286,8 @@ static void start(struct parked *p)
 	if (!prepared(c, start))
 		return;
 	c->unit->rec->initialised = false; /* until it is whole: a device may fail half-way */
-	unit_pass_end(c->unit);            /* no shard is handed out meanwhile */
+	readers_rewrite(c->job);
+	unit_pass_end(c->unit); /* no shard is handed out meanwhile */
 	if (how == HOW_SEED)
 		from_seed(c);
 	else if (how == HOW_BROADCAST)

@@ -348,6 +348,7 @@ static void written(struct coll *c)
 	if (coll_promised(c) && coll_overtaken(c, false))
 		return; /* what was read may be anything: the unit stays uninitialised */
 	c->unit->rec->initialised = true;
+	c->job->readers.changes++;
 	returned(c);
 }
 
@@ -360,7 +361,7 @@ static void write_back(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 
-	if (coll_overtaken(c, false))
+	if (coll_overtaken(c, false) || !coll_may_write(c, write_back))
 		return;
 	if (!c->drained) {
 		int r = drain_ensure(c->job, p, write_back);
@@ -374,6 +375,7 @@ static void write_back(struct parked *p)
 	if (!own_ready(c, write_back))
 		return;
 	c->unit->rec->initialised = false; /* until it is whole: a device may fail half-way */
+	readers_rewrite(c->job);
 	own_write(c, source, false, written);
 }
 

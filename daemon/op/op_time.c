@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "core/check.h"
+#include "core/clock.h"
 #include "op/op_impl.h"
 #include "op/table.h"
 
@@ -49,9 +50,27 @@ static void missing_ranks(const struct op *op, char *buf, size_t bytes)
 	}
 }
 
+/* Is it one of those that readers can keep waiting, or does it wait for such a one? */
+static bool may_wait_for_readers(const struct op *op)
+{
+	const struct op_type *t = op->type;
+
+	if (op->state == OP_PARKED)
+		return t == &op_shard_done || op->m->job->step.applying;
+	return t == &op_commit || t == &op_init || t == &op_return || t == &op_convert ||
+	       (op->unit && op->unit->rec->optimizer->when == OPTIM_IN_BACKWARD && t == &op_reduce);
+}
+
 void op_waits_for(const struct op *op, char *buf, size_t bytes)
 {
+	const struct job *job = op->m->job;
+
 	buf[0] = '\0';
+	if ((op->state == OP_PARKED || op->state == OP_RUN) && !list_empty(&job->readers.writers) &&
+	    may_wait_for_readers(op)) {
+		readers_holding(job, clock_now_us(), buf, bytes);
+		return;
+	}
 	switch (op->state) {
 	case OP_HELD:
 		snprintf(buf, bytes, "this session's op with seq %llu",

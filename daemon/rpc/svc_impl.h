@@ -25,6 +25,10 @@ int svc_decode_job(const Shardd__V1__JobSpec *spec, struct job_spec *ret, struct
 /* May this member do more than ask? Return: 0 or a fault code. */
 int svc_check_joined(const struct member *m, struct fault *f);
 
+/* Find a job for the caller of @call. @name: of the field "job". Return: 0 or a fault code. */
+int svc_find_job(struct rpc_call *call, struct svc_shardd *svc, const char *name, struct job **ret,
+		 struct fault *f);
+
 /* svc_shardd_ops.c: every op of op/table.c */
 void svc_op(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
 
@@ -41,5 +45,10 @@ void svc_share_events(struct rpc_call *call, const ProtobufCMessage *request, vo
 
 /* svc_shardd_units.c */
 void svc_register(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
+
+/* svc_shardd_read.c */
+void svc_read_job(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
+void svc_hold_step(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
+void svc_release_step(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
 
 #endif

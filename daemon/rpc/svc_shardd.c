@@ -216,6 +216,9 @@ void svc_shardd_init(struct svc_shardd *svc, struct sessions *sessions, struct j
 		{ "ReduceSparse", svc_op, false, false },
 		{ "JoinUneven", svc_op, false, false },
 		{ "SetFactors", svc_op, false, false },
+		{ "ReadJob", svc_read_job, false, false },
+		{ "HoldStep", svc_hold_step, false, false },
+		{ "ReleaseStep", svc_release_step, false, false },
 		{ NULL, NULL, false, false },
 	};
 

@@ -82,8 +82,8 @@ void svc_create_job(struct rpc_call *call, const ProtobufCMessage *request, void
 	rpc_call_reply(call, &reply.base);
 }
 
-static int find_job(struct rpc_call *call, struct svc_shardd *svc, const char *name,
-		    struct job **ret, struct fault *f)
+int svc_find_job(struct rpc_call *call, struct svc_shardd *svc, const char *name, struct job **ret,
+		 struct fault *f)
 {
 	struct conn *c = rpc_call_conn(call);
 
@@ -100,7 +100,7 @@ void svc_delete_job(struct rpc_call *call, const ProtobufCMessage *request, void
 	struct fault f;
 	struct job *job;
 
-	if (find_job(call, userdata, r->job, &job, &f) ||
+	if (svc_find_job(call, userdata, r->job, &job, &f) ||
 	    job_delete(job, r->force, &reply.freed_bytes, &f)) {
 		rpc_call_fail(call, &f);
 		return;
@@ -117,7 +117,7 @@ void svc_drain_job(struct rpc_call *call, const ProtobufCMessage *request, void 
 	struct fault f;
 	struct job *job;
 
-	if (find_job(call, userdata, r->job, &job, &f)) {
+	if (svc_find_job(call, userdata, r->job, &job, &f)) {
 		rpc_call_fail(call, &f);
 		return;
 	}

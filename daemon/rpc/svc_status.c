@@ -274,6 +274,39 @@ static uint64_t quarantined_of(const struct job *job)
 	return sum;
 }
 
+static void fill_readers(struct arena *a, const struct job *job, Shardd__V1__JobStatus *j)
+{
+	uint64_t now = clock_now_us();
+	const struct reader *r, *tmp;
+	struct list *all = (struct list *)&job->readers.all;
+	char waits[320];
+	size_t n = 0;
+
+	readers_holding(job, now, waits, sizeof(waits));
+	j->waits_for_reader = text(a, list_empty(&job->readers.writers) ? "" : waits);
+	j->overtaken_reads = job->readers.overtaken;
+	list_for_each (r, tmp, all, link)
+		n++;
+	j->readers = n ? MESSAGES(a, n, ReaderStatus, reader_status) : NULL;
+	if (!j->readers)
+		return;
+	list_for_each (r, tmp, all, link) {
+		Shardd__V1__ReaderStatus *s = j->readers[j->n_readers++];
+		bool timed = r->state == READER_WAITING || r->state == READER_HOLDS;
+
+		s->session = r->session;
+		s->pid = (int32_t)proc_pid(r->proc);
+		s->state = (char *)reader_state_name(r->state);
+		s->step = r->state == READER_HOLDS || r->state == READER_OVERTAKEN ? r->step : 0;
+		s->state_ms = (now - r->since_us) / 1000;
+		s->left_ms = timed && r->until_us > now ? (r->until_us - now) / 1000 : 0;
+		waits[0] = '\0';
+		if (r->state == READER_WAITING)
+			readers_wait_for(job, waits, sizeof(waits));
+		s->waits_for = text(a, waits);
+	}
+}
+
 static void fill_job(struct arena *a, const struct job *job, bool with_units,
 		     Shardd__V1__JobStatus *j)
 {
@@ -298,6 +331,7 @@ static void fill_job(struct arena *a, const struct job *job, bool with_units,
 	j->n_ranks = j->ranks ? job->rec->world_size : 0;
 	for (uint32_t r = 0; r < j->n_ranks; r++)
 		fill_rank(a, job, r, j->ranks[r]);
+	fill_readers(a, job, j);
 	if (!with_units)
 		return;
 	j->units = MESSAGES(a, job->n_units, UnitStatus, unit_status);
@@ -336,13 +370,19 @@ static void fill_jobs(struct arena *a, struct jobs *jobs, const struct scope *sc
 
 /* ------------------------------------------------------ sessions and slabs */
 
+/* Of which it is a rank, or which it reads. */
+static const struct job *job_of(const struct session *s)
+{
+	return s->member ? s->member->job : s->reader ? s->reader->job : NULL;
+}
+
 static bool session_visible(const struct scope *scope, const struct session *s)
 {
 	uid_t uid = proc_uid(s->proc);
 
 	if (scope->uid != 0 && scope->uid != geteuid() && scope->uid != uid)
 		return false;
-	return !*scope->job || (s->member && strcmp(s->member->job->rec->name, scope->job) == 0);
+	return !*scope->job || (job_of(s) && strcmp(job_of(s)->rec->name, scope->job) == 0);
 }
 
 static void fill_ring(struct arena *a, const struct session *s, Shardd__V1__SessionStatus *r)
@@ -370,7 +410,7 @@ static void fill_session(struct arena *a, const struct session *s, Shardd__V1__S
 	r->pid = (int32_t)proc_pid(s->proc);
 	r->uid = proc_uid(s->proc);
 	r->client_name = text(a, s->name);
-	r->job = text(a, m ? m->job->rec->name : "");
+	r->job = text(a, job_of(s) ? job_of(s)->rec->name : "");
 	r->rank = m ? (int32_t)m->rank : -1;
 	r->age_s = (clock_now_us() - s->created_us) / 1000000u;
 	r->pending_ops = m ? m->pending : 0;

@@ -90,6 +90,7 @@ void session_end(struct session *s, const char *why)
 		job_lost(s->member, why);
 		drop_member(s);
 	}
+	s->reader = reader_free(s->reader);
 	tell_dependents(s);
 	conn_set_user(s->conn, NULL);
 	list_unlink(&s->link);
@@ -124,6 +125,10 @@ int session_join(struct session *s, struct job *job, const struct job_joining *h
 	struct member *m = NULL;
 	int r;
 
+	if (s->reader)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "this session reads a job and cannot be a rank: connect anew to "
+				 "join");
 	if (s->member && s->member->job != job && s->member->state != MEMBER_LEFT &&
 	    !s->member->job->deleted)
 		return fault_set(f, FAULT_STATE, NULL,
@@ -151,6 +156,29 @@ int session_leave(struct session *s, bool *ret_freed, struct fault *f)
 	if (m->state == MEMBER_DEAD) /* of a deleted job: nothing is left to leave */
 		return fault_set(f, FAULT_ABORTED, NULL, "%s", m->ended.text);
 	return job_leave(m, ret_freed, f);
+}
+
+int session_read(struct session *s, struct job *job, struct fault *f)
+{
+	struct reader *r;
+
+	if (s->member)
+		return fault_set(
+			f, FAULT_STATE, NULL,
+			"this session is, or was, rank %u of job '%s': connect anew to read",
+			s->member->rank, s->member->job->rec->name);
+	if (s->reader && s->reader->job == job)
+		return 0;
+	if (s->reader && (s->reader->state == READER_HOLDS || s->reader->state == READER_WAITING))
+		return fault_set(f, FAULT_STATE, NULL,
+				 "this session holds a step of job '%s', or waits for one: release "
+				 "it first",
+				 s->reader->job->rec->name);
+	if (reader_new(job, s->proc, s->id, &r) < 0)
+		return fault_errno(f, -ENOMEM, "reading a job");
+	reader_free(s->reader);
+	s->reader = r;
+	return 0;
 }
 
 struct member *session_member(struct session *s, struct fault *f)

@@ -79,6 +79,7 @@ struct session {
 	struct proc *proc; /* borrowed from the connection */
 	char name[SESSION_NAME_MAX + 1];
 	struct member *member; /* a reference; NULL: in no job */
+	struct reader *reader; /* owned; NULL: it reads no job */
 	struct list locals;    /* of struct session_local */
 	struct list watches;   /* of struct session_watch */
 	uint64_t created_us;
@@ -118,6 +119,10 @@ int session_join(struct session *s, struct job *job, const struct job_joining *h
 		 struct fault *f);
 /* Return: 0, JOB_E_LATER (its streams are still read: node_wait, then again), or a fault. */
 int session_leave(struct session *s, bool *ret_freed, struct fault *f);
+
+/* Read @job from here on, instead of what it has read before. A session that has joined, or
+ * holds a step, cannot. Return: 0 or a fault code. */
+int session_read(struct session *s, struct job *job, struct fault *f);
 
 /* The member, or a fault that tells to join. */
 struct member *session_member(struct session *s, struct fault *f);

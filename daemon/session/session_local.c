@@ -31,12 +31,22 @@ static int on_hello(struct local *l, const uint8_t token[SHD1_TOKEN_BYTES], void
 	return 0;
 }
 
+/* What the session may have. */
+static struct slab *slab_for(const struct session *s, uint32_t id)
+{
+	struct slab *slab;
+
+	if (!s || !s->reader)
+		return s && s->member ? job_slab_for(s->member, id) : NULL;
+	slab = s->reader->job ? job_slab_for_reader(s->reader->job, id) : NULL;
+	return slab && reader_maps(s->reader) == 0 ? slab : NULL;
+}
+
 static int on_get_slab(struct local *l, uint32_t id, void *userdata, int *ret_fd,
 		       bool *ret_writable, uint64_t *ret_bytes, struct fault *f)
 {
 	struct channel *ch = userdata;
-	struct session *s = ch->sl.session;
-	struct slab *slab = s && s->member ? job_slab_for(s->member, id) : NULL;
+	struct slab *slab = slab_for(ch->sl.session, id);
 	int r;
 
 	(void)l;

@@ -1,5 +1,6 @@
 /* Sessions when the N-th allocation fails: nothing is half-made. */
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <sys/socket.h>
 
 #include "core/check.h"
@@ -116,5 +117,76 @@ Test(fault_sessions, a_session_that_ends_takes_its_rank_with_it)
 	session_end(s, "is gone");
 	cr_expect_eq(job->ranks[1]->state, MEMBER_DEAD);
 	cr_expect_eq(job->present, 0);
+	end(&w);
+}
+
+/* Attach, make a job, read it, map something: as far as it goes. */
+static int look(struct world *w, struct session **s, struct fault *f)
+{
+	const struct job_spec spec = { .name = "job", .world_size = 2, .lifetime = JOB_KEEP };
+	struct job *job = NULL;
+
+	if (session_new(&w->sessions, w->conn, "reader", s, f) ||
+	    job_open(&w->n.jobs, &spec, 0, 0, &job, NULL, f) || session_read(*s, job, f))
+		return (int)f->code;
+	if (reader_maps((*s)->reader) < 0)
+		return fault_errno(f, -ENOMEM, "mapping");
+	return 0;
+}
+
+Test(fault_sessions, any_allocation_of_a_reader_may_fail)
+{
+	unsigned n = 0;
+	bool hit = true;
+
+	while (hit) {
+		struct session *s = NULL;
+		struct fault f = FAULT_NULL;
+		struct world w;
+		int r;
+
+		begin(&w);
+		failmalloc_in(++n);
+		r = look(&w, &s, &f);
+		hit = failmalloc_hit();
+		failmalloc_in(0);
+		cr_assert_eq(r != 0, hit, "%u: %s", n, f.text);
+		cr_assert(!r || (f.code == FAULT_EXHAUSTED && f.text[0]), "%u: %s", n, f.text);
+		if (s)
+			session_end(s, "is gone");
+		f = FAULT_NULL;
+		s = NULL;
+		cr_assert_eq(look(&w, &s, &f), 0, "again: %s", f.text);
+		session_end(s, "is gone");
+		end(&w);
+	}
+	cr_assert_gt(n, 8);
+}
+
+Test(fault_sessions, a_session_is_a_rank_or_a_reader)
+{
+	const struct job_joining how = { .rank = 1, .device = "" };
+	struct session *s = NULL;
+	struct fault f = FAULT_NULL;
+	struct job *other;
+	struct world w;
+	bool freed;
+
+	begin(&w);
+	cr_assert_eq(look(&w, &s, &f), 0, "%s", f.text);
+	cr_expect_eq(session_join(s, s->reader->job, &how, &f), FAULT_STATE);
+	/* of another job, as it holds nothing here */
+	other = nodefix_job(&w.n, "other", 2, 0);
+	f = FAULT_NULL;
+	cr_assert_eq(session_read(s, other, &f), 0, "%s", f.text);
+	cr_expect_eq(s->reader->job, other);
+	session_end(s, "is gone");
+	cr_assert_eq(session_new(&w.sessions, w.conn, "rank", &s, &f), 0);
+	cr_assert_eq(session_join(s, other, &how, &f), 0, "%s", f.text);
+	cr_expect_eq(session_read(s, other, &f), FAULT_STATE);
+	f = FAULT_NULL;
+	cr_assert_eq(session_leave(s, &freed, &f), 0, "%s", f.text);
+	cr_expect_eq(session_read(s, other, &f), FAULT_STATE);
+	session_end(s, "is gone");
 	end(&w);
 }

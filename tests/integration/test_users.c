@@ -1,4 +1,4 @@
-/* Two users on one daemon: neither sees, joins, drains or deletes what is the other's. */
+/* Two users on one daemon: neither sees, joins, reads, drains or deletes what is the other's. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -66,6 +66,7 @@ static int is_bob(const struct trainer *t)
 	static const char *const *const looks[] = { status, slabs, ops };
 	struct shardd_job job = { .size = sizeof(job), .name = t->job, .world_size = t->world };
 	char *out = train_alloc(1 << 20);
+	shardd_reader *reader;
 	shardd_client *c;
 
 	become(BOB);
@@ -79,6 +80,8 @@ static int is_bob(const struct trainer *t)
 	TRAINER_CHECK(strstr(out, "belongs to another user"));
 	c = train_connect(t);
 	TRAIN_FAILS(shardd_join(c, &job, NULL, &train_err), SHARDD_PERMISSION_DENIED);
+	told_now("belongs to another user");
+	TRAIN_FAILS(shardd_reader_open(c, t->job, &reader, &train_err), SHARDD_PERMISSION_DENIED);
 	told_now("belongs to another user");
 	free(out);
 	shardd_close(c);

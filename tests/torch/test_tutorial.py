@@ -47,7 +47,7 @@ class Pages(unittest.TestCase):
 
     def test_the_blocks_of_the_manual(self):
         parts = blocks("python.md")
-        self.assertEqual(len(parts), 2)
+        self.assertEqual(len(parts), 3)
         with support.daemon() as socket:
             for number, part in enumerate(parts):
                 self.run_program(part, SHARDD_SOCKET=socket, SHARDD_JOB=f"page{number}", RANK="0",

@@ -77,6 +77,7 @@ TEST(defaults_are_those_documented)
 	cr_assert_eq(c.max_inflight_gathers, 64);
 	cr_assert_eq(c.reduce_batch_bytes, 1048576);
 	cr_assert_str_eq(c.prefault, "yes");
+	cr_assert_eq(c.reader_hold_ms, 1000);
 	cr_assert_eq(c.max_message_bytes, 67108864);
 	cr_assert_eq(c.hello_timeout_ms, 5000);
 	cr_assert_eq(c.drain_timeout_ms, 10000);

@@ -860,5 +860,6 @@ SHARDD_API int shardd_convert(shardd_client *c, const shardd_unit *units, size_t
 #endif
 
 #include "shardd/ddp.h"
+#include "shardd/reader.h"
 
 #endif

@@ -38,6 +38,7 @@ from .errors import (
     InUse,
     InvalidArgument,
     NotFound,
+    Overtaken,
     PermissionDenied,
     ResourceExhausted,
     SharddError,
@@ -47,6 +48,7 @@ from .errors import (
     WaitTimeout,
 )
 from .memory import Dtype, Memory
+from .reader import Reader, ReadTensor, read
 from .specs import (
     BufferSpec,
     ClipProfile,
@@ -68,10 +70,11 @@ from .unit import Place, Unit
 
 __all__ = [
     "WORLD", "Aborted", "AlreadyExists", "Buffer", "BufferSpec", "Cancelled", "Client",
-    "ClipProfile", "DeadlineExceeded", "Device", "Dtype", "FailedPrecondition", "InUse", "Init",
-    "Internal", "InvalidArgument", "Layout", "Lifetime", "Membership", "Memory", "NotFound",
-    "OptimizerKind", "OptimizerProfile", "OptimizerSpec", "OptimizerWhen", "PermissionDenied",
-    "Place", "Profile", "ReduceOp", "ResourceExhausted", "Shard", "SharddError", "StepResult",
-    "Strategy", "TensorSpec", "Ticket", "Unavailable", "Unimplemented", "Unit", "UnitSpec",
-    "VersionMismatch", "WaitTimeout", "__version__", "connect", "environment",
+    "ClipProfile", "DeadlineExceeded", "Device", "Dtype", "FailedPrecondition", "InUse",
+    "Init", "Internal", "InvalidArgument", "Layout", "Lifetime", "Membership", "Memory",
+    "NotFound", "OptimizerKind", "OptimizerProfile", "OptimizerSpec", "OptimizerWhen",
+    "Overtaken", "PermissionDenied", "Place", "Profile", "ReadTensor", "Reader", "ReduceOp",
+    "ResourceExhausted", "Shard", "SharddError", "StepResult", "Strategy", "TensorSpec",
+    "Ticket", "Unavailable", "Unimplemented", "Unit", "UnitSpec", "VersionMismatch",
+    "WaitTimeout", "__version__", "connect", "environment", "read",
 ]

@@ -121,12 +121,29 @@ class ShardPiece(C.Structure):
                 ("at", C.c_uint64)]
 
 
+class ReadTensor(C.Structure):
+    _fields_ = [("name", C.c_char_p), ("shape", C.POINTER(C.c_uint64)),
+                ("strides", C.POINTER(C.c_uint64)), ("dims", C.c_uint32), ("frozen", C.c_bool),
+                ("elements", C.c_uint64), ("data", C.c_void_p)]
+
+
+class ReadUnit(C.Structure):
+    _fields_ = [("name", C.c_char_p), ("initialised", C.c_bool),
+                ("tensors", C.POINTER(ReadTensor)), ("n_tensors", C.c_size_t)]
+
+
+class Snapshot(C.Structure):
+    _fields_ = [("step", C.c_uint64), ("hold_ms", C.c_uint32), ("units", C.POINTER(ReadUnit)),
+                ("n_units", C.c_size_t), ("changed", C.c_bool)]
+
+
 STRUCTS = {
     "error": Error, "options": Options, "job": Job, "membership": Membership, "device": Device,
     "tensor": Tensor, "buffer": Buffer, "optimizer": Optimizer, "unit_spec": UnitSpec,
     "unit_info": UnitInfo, "tensor_place": TensorPlace, "buffer_place": BufferPlace,
     "result": Result, "factors": Factors, "clip": Clip, "step_options": StepOptions,
-    "plan": Plan, "shard_piece": ShardPiece,
+    "plan": Plan, "shard_piece": ShardPiece, "read_tensor": ReadTensor, "read_unit": ReadUnit,
+    "snapshot": Snapshot,
 }
 
 _u32, _u64, _int, _size = C.c_uint32, C.c_uint64, C.c_int, C.c_size_t
@@ -146,6 +163,9 @@ CALLS: dict[str, tuple[object, ...]] = {
     "tensor_places": (_p, _u32, C.POINTER(TensorPlace), _size),
     "buffer_places": (_p, _u32, C.POINTER(BufferPlace), _size),
     "shard_pieces": (_p, _u32, C.POINTER(ShardPiece), _size, C.POINTER(_size)),
+    "reader_open": (_p, _text, C.POINTER(_p)),
+    "reader_hold": (_p, _u32, _u32, C.POINTER(Snapshot)),
+    "reader_release": (_p,),
     "poll": (_p, _u64, C.POINTER(Result)),
     "wait": (_p, _u64, _int, C.POINTER(Result)),
 }
@@ -188,6 +208,7 @@ OPS: dict[str, tuple[object, ...]] = {
 PLAIN: dict[str, tuple[list[Any], Any]] = {
     "version": ([], _text), "close": ([_p], None), "daemon_version": ([_p], _text),
     "session": ([_p], _u64), "draining": ([_p], _bool), "set_timeout": ([_p, _u32], None),
+    "reader_close": ([_p], None),
 }
 
 

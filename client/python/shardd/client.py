@@ -119,6 +119,7 @@ class Client:
         self._open = False
         self._pid = os.getpid()
         self._lent: weakref.WeakSet[_Mapped] = weakref.WeakSet()
+        self.kept: list[_Mapped] = []  # given back, and looked at all the same
         self._units: dict[int, Unit] = {}
         handle = C.c_void_p()
         options = _abi.Options(C.sizeof(_abi.Options), self.socket.encode(),

@@ -89,6 +89,11 @@ class Aborted(SharddError, RuntimeError):
     code, name = 10, "ABORTED"
 
 
+class Overtaken(Aborted):
+    """A reader held a step longer than allowed, or its job ended: what it has read of the step is
+    not to be used."""
+
+
 class Unimplemented(SharddError, NotImplementedError):
     """The library, the daemon or the device cannot do that."""
 

@@ -1,0 +1,424 @@
+#include "job/readers.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "core/check.h"
+#include "core/clock.h"
+#include "job/job.h"
+
+/* A process that may have parameters of the job mapped, until it is gone: its session may end
+ * long before. */
+struct reader_proc {
+	struct list link; /* readers.procs */
+	struct proc *proc;
+	struct proc_watch watch;
+};
+
+void readers_init(struct readers *all)
+{
+	*all = (struct readers){ 0 };
+	list_init(&all->all);
+	list_init(&all->waiting);
+	list_init(&all->holds);
+	list_init(&all->writers);
+	list_init(&all->procs);
+}
+
+static void proc_free(struct reader_proc *p)
+{
+	list_unlink(&p->link);
+	list_unlink(&p->watch.link);
+	proc_unref(p->proc);
+	free(p);
+}
+
+void readers_deinit(struct readers *all)
+{
+	while (!list_empty(&all->procs))
+		proc_free(list_first(&all->procs, struct reader_proc, link));
+}
+
+const char *reader_state_name(enum reader_state s)
+{
+	static const char *const names[_READER_N] = { "IDLE", "WAITING", "HOLDS", "OVERTAKEN" };
+
+	return s < _READER_N ? names[s] : "?";
+}
+
+void readers_rewrite(struct job *job)
+{
+	job->readers.rewritten = true;
+	job->readers.changes++;
+}
+
+uint64_t readers_generation(const struct job *job)
+{
+	return job->readers.changes + job->n_units;
+}
+
+/* ------------------------------------------------------------ may it be read? */
+
+/* To be stepped in this backward pass, or its copies are not equal. */
+static const struct unit *unit_to_change(const struct job *job)
+{
+	for (uint32_t i = 0; i < job->n_units; i++)
+		if (job->units[i]->due || job->units[i]->copies_differ)
+			return job->units[i];
+	return NULL;
+}
+
+/* Has anything changed since the last commit? */
+static bool is_changed(const struct job *job)
+{
+	return job->rec->uncommitted_steps || job->readers.rewritten || job->step.mid ||
+	       job->step.applying || job->step.stepping;
+}
+
+/* Is anything about to change, so that a hold would keep it waiting? */
+static bool is_changing(const struct job *job)
+{
+	return job->step.prepared || job->readers.writing || !list_empty(&job->readers.writers) ||
+	       unit_to_change(job);
+}
+
+static bool may_hold(const struct job *job)
+{
+	return job->rec->has_commit && !job->torn && !is_changed(job) && !is_changing(job);
+}
+
+void readers_wait_for(const struct job *job, char *buf, size_t bytes)
+{
+	buf[0] = '\0';
+	if (job->torn)
+		snprintf(buf, bytes, "job '%s', which is TORN, to be initialised and committed",
+			 job->rec->name);
+	else if (!job->rec->has_commit)
+		snprintf(buf, bytes, "the first commit of job '%s'", job->rec->name);
+	else if (!may_hold(job))
+		snprintf(buf, bytes, "the commit that follows step %llu of job '%s'",
+			 (unsigned long long)job->rec->step, job->rec->name);
+}
+
+/* ------------------------------------------------------------------- readers */
+
+static void become(struct reader *r, enum reader_state state)
+{
+	list_unlink(&r->turn);
+	r->state = state;
+	r->since_us = clock_now_us();
+}
+
+static void answer(struct reader *r, const struct fault *f)
+{
+	reader_cb granted = r->granted;
+
+	r->granted = NULL;
+	granted(r, f);
+}
+
+/* The hold is over before its release. */
+static void overtake(struct reader *r, const char *why)
+{
+	become(r, READER_OVERTAKEN);
+	r->job->readers.overtaken++;
+	snprintf(r->why, sizeof(r->why),
+		 "step %llu was overtaken, what was read of it is not to be used: %s",
+		 (unsigned long long)r->step, why);
+}
+
+static void refuse(struct reader *r, enum fault_code code, const char *why)
+{
+	struct fault f = FAULT_NULL;
+
+	become(r, READER_IDLE);
+	fault_set(&f, code, NULL, "%s", why);
+	answer(r, &f);
+}
+
+/* Nobody holds any more: who waited goes on. The job may be gone then, if it was deleted. */
+static bool let_writers(struct job *job)
+{
+	if (!list_empty(&job->readers.holds) || list_empty(&job->readers.writers))
+		return false;
+	parked_resume_all(&job->readers.writers);
+	return true;
+}
+
+int reader_new(struct job *job, struct proc *proc, uint64_t session, struct reader **ret)
+{
+	struct reader *r = calloc(1, sizeof(*r));
+
+	if (!r)
+		return -ENOMEM;
+	r->job = job;
+	r->proc = proc_ref(proc);
+	r->session = session;
+	r->since_us = clock_now_us();
+	list_init(&r->link);
+	list_init(&r->turn);
+	list_append(&job->readers.all, &r->link);
+	*ret = r;
+	return 0;
+}
+
+struct reader *reader_free(struct reader *r)
+{
+	struct job *job;
+
+	if (!r)
+		return NULL;
+	job = r->job;
+	if (r->state == READER_WAITING)
+		refuse(r, FAULT_CANCELLED, "the session has ended");
+	list_unlink(&r->turn);
+	list_unlink(&r->link);
+	proc_unref(r->proc);
+	free(r);
+	if (job)
+		let_writers(job);
+	return NULL;
+}
+
+static int check_hold(const struct reader *r, uint32_t hold_ms, struct fault *f)
+{
+	uint32_t most = r->job ? r->job->node->limits.reader_hold_ms : 0;
+
+	if (!r->job)
+		return fault_set(f, FAULT_NOT_FOUND, NULL, "the job was deleted");
+	if (hold_ms > most)
+		return fault_set(f, FAULT_INVALID, "hold_ms",
+				 "hold_ms is %u: up to %u (reader_hold_ms) is allowed", hold_ms,
+				 most);
+	if (r->state != READER_IDLE)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "this session has a hold, or waits for one: release it first");
+	if (r->job->draining || r->job->jobs->draining)
+		return fault_set(f, FAULT_UNAVAILABLE, NULL,
+				 "job '%s' is draining: nobody may hold it", r->job->rec->name);
+	return 0;
+}
+
+int reader_hold(struct reader *r, uint32_t hold_ms, uint64_t deadline_us, reader_cb granted,
+		void *userdata, struct fault *f)
+{
+	if (check_hold(r, hold_ms, f))
+		return f->code;
+	become(r, READER_WAITING);
+	r->hold_ms = hold_ms ? hold_ms : r->job->node->limits.reader_hold_ms;
+	r->until_us = deadline_us;
+	r->granted = granted;
+	r->userdata = userdata;
+	list_append(&r->job->readers.waiting, &r->turn);
+	readers_grant(r->job);
+	return 0;
+}
+
+void reader_give_up(struct reader *r)
+{
+	CHECK(r->state == READER_WAITING);
+	r->granted = NULL;
+	become(r, READER_IDLE);
+}
+
+int reader_release(struct reader *r, struct fault *f)
+{
+	if (r->state == READER_OVERTAKEN) {
+		become(r, READER_IDLE);
+		return fault_set(f, FAULT_ABORTED, NULL, "%s", r->why);
+	}
+	if (r->state != READER_HOLDS)
+		return fault_set(f, FAULT_STATE, NULL, "this session holds no step");
+	become(r, READER_IDLE);
+	let_writers(r->job);
+	return 0;
+}
+
+void readers_grant(struct job *job)
+{
+	uint64_t now;
+
+	if (list_empty(&job->readers.waiting) || !may_hold(job))
+		return;
+	now = clock_now_us();
+	while (!list_empty(&job->readers.waiting)) {
+		struct reader *r = list_first(&job->readers.waiting, struct reader, turn);
+
+		become(r, READER_HOLDS);
+		r->step = job->rec->step;
+		r->until_us = now + (uint64_t)r->hold_ms * 1000u;
+		list_append(&job->readers.holds, &r->turn);
+		answer(r, NULL);
+	}
+}
+
+void readers_committed(struct job *job)
+{
+	job->readers.rewritten = false;
+	readers_grant(job);
+}
+
+/* ------------------------------------------------------------------- writers */
+
+/* Somebody waits to write: who has held long enough is overtaken. */
+static void expire(struct job *job, uint64_t now_us)
+{
+	struct reader *r, *tmp;
+	char why[96];
+
+	list_for_each (r, tmp, &job->readers.holds, turn) {
+		if (r->until_us > now_us)
+			continue;
+		snprintf(why, sizeof(why), "its %u ms were over, and the trainers went on",
+			 r->hold_ms);
+		overtake(r, why);
+	}
+}
+
+bool readers_let(struct job *job, struct parked *p, void (*resume)(struct parked *p))
+{
+	if (list_empty(&job->readers.holds))
+		return true;
+	expire(job, clock_now_us());
+	if (list_empty(&job->readers.holds))
+		return true;
+	p->resume = resume;
+	list_append(&job->readers.writers, &p->link);
+	return false;
+}
+
+void readers_holding(const struct job *job, uint64_t now_us, char *buf, size_t bytes)
+{
+	const struct reader *r;
+	unsigned others = 0;
+	char more[32] = "";
+
+	buf[0] = '\0';
+	if (list_empty(&job->readers.holds))
+		return;
+	for (const struct list *l = job->readers.holds.next->next; l != &job->readers.holds;
+	     l = l->next)
+		others++;
+	if (others)
+		snprintf(more, sizeof(more), " and %u others", others);
+	r = list_first(&job->readers.holds, struct reader, turn);
+	snprintf(buf, bytes, "a reader (pid %d%s), which holds step %llu for another %llu ms",
+		 (int)proc_pid(r->proc), more, (unsigned long long)r->step,
+		 (unsigned long long)(r->until_us > now_us ? (r->until_us - now_us) / 1000 : 0));
+}
+
+/* ------------------------------------------------------------ what happens to it */
+
+void readers_epoch_ended(struct job *job)
+{
+	/* not now: those that go on end, and whoever ends the epoch still needs the job */
+	job->readers.look_again = !list_empty(&job->readers.writers);
+}
+
+static void end_all(struct job *job, enum fault_code code, const char *why)
+{
+	struct reader *r, *tmp;
+
+	list_for_each (r, tmp, &job->readers.holds, turn)
+		overtake(r, why);
+	while (!list_empty(&job->readers.waiting))
+		refuse(list_first(&job->readers.waiting, struct reader, turn), code, why);
+}
+
+void readers_drain(struct job *job)
+{
+	char why[JOB_NAME_MAX + 32];
+
+	snprintf(why, sizeof(why), "job '%s' is draining", job->rec->name);
+	end_all(job, FAULT_UNAVAILABLE, why);
+	let_writers(job);
+}
+
+void readers_lose_job(struct job *job)
+{
+	char why[JOB_NAME_MAX + 32];
+
+	snprintf(why, sizeof(why), "job '%s' was deleted", job->rec->name);
+	end_all(job, FAULT_NOT_FOUND, why);
+	while (!list_empty(&job->readers.all)) {
+		struct reader *r = list_first(&job->readers.all, struct reader, link);
+
+		list_unlink(&r->link);
+		r->job = NULL;
+	}
+}
+
+static void end_waits(struct job *job, uint64_t now_us)
+{
+	struct reader *r, *tmp;
+	char waits[256], why[300];
+
+	list_for_each (r, tmp, &job->readers.waiting, turn) {
+		if (r->until_us > now_us)
+			continue;
+		readers_wait_for(job, waits, sizeof(waits));
+		snprintf(why, sizeof(why), "the wait for %s is over", waits);
+		refuse(r, FAULT_DEADLINE, why);
+	}
+}
+
+bool readers_tick(struct job *job, uint64_t now_us)
+{
+	bool again = job->readers.look_again;
+
+	readers_grant(job);
+	end_waits(job, now_us);
+	job->readers.look_again = false;
+	if (list_empty(&job->readers.writers))
+		return false;
+	expire(job, now_us);
+	if (!again)
+		return let_writers(job);
+	parked_resume_all(&job->readers.writers);
+	return true;
+}
+
+/* --------------------------------------------------------------- who has it mapped */
+
+static void on_gone(struct proc_watch *watch)
+{
+	proc_free(CONTAINER_OF(watch, struct reader_proc, watch));
+}
+
+/* A process that lives has its number for itself. */
+static bool is_known(const struct job *job, const struct proc *proc)
+{
+	const struct reader_proc *p, *tmp;
+
+	list_for_each (p, tmp, (struct list *)&job->readers.procs, link)
+		if (proc_pid(p->proc) == proc_pid(proc) && !proc_gone(p->proc))
+			return true;
+	return false;
+}
+
+int reader_maps(struct reader *r)
+{
+	struct reader_proc *p;
+
+	if (is_known(r->job, r->proc))
+		return 0;
+	p = calloc(1, sizeof(*p));
+	if (!p)
+		return -ENOMEM;
+	p->proc = proc_ref(r->proc);
+	list_init(&p->link);
+	list_init(&p->watch.link);
+	list_append(&r->job->readers.procs, &p->link);
+	proc_watch(p->proc, &p->watch, on_gone);
+	return 0;
+}
+
+void readers_each_proc(struct job *job, void (*fn)(struct proc *p, void *arg), void *arg)
+{
+	struct reader_proc *p, *tmp;
+
+	list_for_each (p, tmp, &job->readers.procs, link)
+		if (!proc_gone(p->proc))
+			fn(p->proc, arg);
+}

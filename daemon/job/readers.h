@@ -1,0 +1,126 @@
+/*
+ * Readers: sessions that are no rank and read a job's parameters where they are.
+ *
+ * A reader asks for a hold. It is granted only while the parameters in memory are those of the
+ * last commit and nothing is under way that changes them. As long as somebody holds, what would
+ * change them waits (readers_let): a step that is applied, an optimizer in backward, ShardDone,
+ * Initialise, ReturnFull, ConvertUnits. A hold has an end: who still waits then goes on, and the
+ * reader is told at its release that what it has read is not to be used. While somebody waits
+ * to write no hold is granted, so that readers that take turns cost no more than one of them.
+ *
+ *   IDLE --hold--> WAITING --as of a commit--> HOLDS --release--> IDLE
+ *    ^                 |                         '--time is up, and somebody writes--> OVERTAKEN
+ *    |--deadline, gives up                                                                 |
+ *    '----------------------------------------------release--------------------------------'
+ *
+ * A job that is deleted or drains ends all of it. Loop thread only.
+ */
+#ifndef SHARDD_JOB_READERS_H
+#define SHARDD_JOB_READERS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/fault.h"
+#include "core/list.h"
+#include "core/proc.h"
+
+struct job;
+struct parked;
+struct reader;
+
+enum reader_state {
+	READER_IDLE,
+	READER_WAITING,
+	READER_HOLDS,
+	READER_OVERTAKEN,
+	_READER_N,
+};
+
+/* A hold that was waited for: it is there, or, with @f (else NULL), will not be. Once. */
+typedef void (*reader_cb)(struct reader *r, const struct fault *f);
+
+struct reader {
+	struct list link; /* readers.all */
+	struct list turn; /* readers.waiting or readers.holds */
+	struct job *job;  /* borrowed; NULL: it was deleted */
+	struct proc *proc;
+	uint64_t session;
+	enum reader_state state;
+	uint32_t hold_ms;
+	uint64_t step;     /* held, or overtaken */
+	uint64_t since_us; /* in this state */
+	uint64_t until_us; /* WAITING: the wait's deadline; HOLDS: when others may go on */
+	reader_cb granted;
+	void *userdata;
+	char why[192]; /* OVERTAKEN */
+};
+
+/* A job's. */
+struct readers {
+	struct list all;
+	struct list waiting; /* in the order in which they asked */
+	struct list holds;
+	struct list writers; /* of struct parked: until nobody holds */
+	struct list procs;   /* that may have parameters mapped */
+	unsigned writing;    /* collectives that have been let and have not ended */
+	uint64_t changes;    /* of where parameters are, beside new units */
+	bool rewritten;      /* since the last commit, by something that is no step */
+	bool look_again;     /* writers: their epoch has ended */
+	uint64_t overtaken;  /* holds, so far */
+};
+
+void readers_init(struct readers *all);
+/* No memory of the job is left that could be mapped: nobody needs to be remembered. */
+void readers_deinit(struct readers *all);
+
+/* @proc: a reference is taken. Return: 0 or -ENOMEM. */
+int reader_new(struct job *job, struct proc *proc, uint64_t session, struct reader **ret);
+/* Its session ends: its hold with it. Who waited for that goes on. NULL is allowed.
+ * Return: NULL. */
+struct reader *reader_free(struct reader *r);
+
+/* Hold the parameters as of the last commit. @hold_ms: 0: reader_hold_ms. @deadline_us: of the wait.
+ * @granted: called when it is granted or refused, perhaps before this returns, unless this fails.
+ * Return: 0 or a fault code. */
+int reader_hold(struct reader *r, uint32_t hold_ms, uint64_t deadline_us, reader_cb granted,
+		void *userdata, struct fault *f);
+/* Whoever waited for a hold does so no more; it is not called. */
+void reader_give_up(struct reader *r);
+/* Return: 0: what was read is the step's; FAULT_ABORTED: it was overtaken; FAULT_STATE. */
+int reader_release(struct reader *r, struct fault *f);
+/* A descriptor of the parameters goes to its process. Return: 0 or -ENOMEM. */
+int reader_maps(struct reader *r);
+
+/* May parameters of the job be written? If not, @resume is called with @p when they may, or
+ * when the epoch has ended. Whoever is resumed asks again. */
+bool readers_let(struct job *job, struct parked *p, void (*resume)(struct parked *p));
+/* Parameters are written by something that is no step: until the next commit nobody may hold them,
+ * and what is initialised has changed. */
+void readers_rewrite(struct job *job);
+/* A commit: grant what can be granted now. */
+void readers_committed(struct job *job);
+/* Grant what can be granted now. */
+void readers_grant(struct job *job);
+/* An epoch of the job has ended, which those that wait to write belonged to. */
+void readers_epoch_ended(struct job *job);
+/* The job drains: holds end. */
+void readers_drain(struct job *job);
+/* The job is deleted: its readers have none any more. */
+void readers_lose_job(struct job *job);
+/* Deadlines. Return: some that waited to write went on; the job may be gone if it was deleted. */
+bool readers_tick(struct job *job, uint64_t now_us);
+
+/* Of what ReadJob tells: it grows with every change. */
+uint64_t readers_generation(const struct job *job);
+/* What a hold that is asked for now would wait for, in words; "" for nothing. */
+void readers_wait_for(const struct job *job, char *buf, size_t bytes);
+/* Who holds, in words, for those that wait to write; "" for nobody. */
+void readers_holding(const struct job *job, uint64_t now_us, char *buf, size_t bytes);
+/* Call @fn for each process that may have parameters mapped and lives. */
+void readers_each_proc(struct job *job, void (*fn)(struct proc *p, void *arg), void *arg);
+
+/* IDLE, WAITING... Return: static string. */
+const char *reader_state_name(enum reader_state s);
+
+#endif
