@@ -137,7 +137,7 @@ static void done(struct coll *c)
 	if (coll_promised(c) && coll_overtaken(c, false))
 		return; /* and the unit is as good as never initialised */
 	u->rec->initialised = true;
-	u->rec->optimizer->steps = 0;
+	unit_forget_steps(u);
 	if (u->torn) {
 		u->torn = false;
 		job_heal(c->job);
