@@ -150,6 +150,73 @@ def a_branch_that_no_rank_uses_is_left_alone(api, rank):
     return loop(api, shard_branches(api, Branches()), square(rank, 6), rank)
 
 
+def _branches_in_one_unit(api, rank, used, kind="AdamW", each=None, **options):
+    """@used: the branches, by step and rank. All of the model is one unit."""
+    model = api.fully_shard(Branches())
+
+    def loss(model, step):
+        model.used = used(step, rank)
+        return model(numbers(rank, step, 5, 6)).pow(2).mean()
+
+    return loop(api, model, loss, rank, kind, steps=6, each=each, **options)
+
+
+def by_turns(step, rank):
+    """The same on all ranks; the last branch comes late, and one is used by none at times."""
+    return [[0], [0, 1], [1], [2], [0, 1, 2], [0, 2]][step]
+
+
+@case
+def a_branch_within_a_unit_that_no_rank_uses(api, rank):
+    def each(model, optimizer, step):
+        for i, branch in enumerate(model.branches):
+            has = branch.weight.grad is not None
+            assert has == (i in model.used), f"step {step}: branch {i}"
+
+    return _branches_in_one_unit(api, rank, by_turns, each=each)
+
+
+@case
+def the_same_with_momentum(api, rank):
+    return _branches_in_one_unit(api, rank, by_turns, "SGD", lr=0.1, momentum=0.9,
+                                 weight_decay=0.1, dampening=0.3)
+
+
+@case
+def the_same_with_adam_and_amsgrad(api, rank):
+    return _branches_in_one_unit(api, rank, by_turns, "Adam", lr=0.05, amsgrad=True,
+                                 weight_decay=0.1)
+
+
+@case
+def the_same_in_backward(api, rank):
+    options = {"in_backward": True} if api.name == "shardd" else {}
+    return _branches_in_one_unit(api, rank, by_turns, **ADAMW, **options)
+
+
+@case
+def the_same_on_the_shard(api, rank):
+    api.exact, api.own = False, True
+    return _branches_in_one_unit(api, rank, by_turns, "Adagrad", lr=0.1, weight_decay=0.1)
+
+
+@case
+def branches_within_a_unit_that_some_ranks_use(api, rank):
+    def used(step, rank):  # together all of them: FSDP2 has no unused parameters here
+        return [(step + rank) % 3, (step + rank + 1) % 3] if rank else [(step + 2) % 3, step % 3]
+
+    if api.name == "FSDP2":  # else its ranks wait for each other, or add what does not fit
+        original = api.fully_shard
+
+        def fully_shard(module, **options):
+            module = original(module, **options)
+            module.set_reduce_scatter_unused_params(True)
+            return module
+
+        api.fully_shard = fully_shard
+    return _branches_in_one_unit(api, rank, used)
+
+
 @case
 def bf16_forward_and_fp32_sums(api, rank):
     policy = fsdp.fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

@@ -21,7 +21,7 @@ from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
 from ..memory import Dtype
 from ..specs import Layout, OptimizerSpec, Profile, Strategy, TensorSpec, UnitSpec
 from ..ticket import Ticket
-from ..unit import Unit
+from ..unit import Unit, reduce_options
 from ._guard import Guard
 from ._session import tensor_at
 
@@ -61,6 +61,7 @@ class Parameter:
         self.guard = Guard.make(name, "parameter", value.shape, value.dtype, value.requires_grad,
                                 unit)
         self.gradient_guard: Guard | None = None
+        self.reduced = False  # since the last step, and some rank has used it
 
     def install(self, value: torch.Tensor) -> None:
         """Make @value the parameter of the modules that have it."""
@@ -284,18 +285,32 @@ class ShardedUnit:
             self.written.add(index)
 
     def reduce_submit(self) -> Ticket[bool]:
-        """Hand the gradients in; what has none contributes 0 (collective). The ticket's value:
-        did any rank use the unit?"""
-        unused = not self.written
-        views = self._gradient_views()
-        for index, view in enumerate(views):
-            if index not in self.written:
-                view.zero_()
+        """Hand the gradients in; what has none contributes 0, if another rank has one
+        (collective). The ticket's value: did any rank use the unit?"""
+        unit, views = self._must(), self._gradient_views()
+        unused = [i for i in range(len(views)) if i not in self.written]
+        for index in unused:
+            views[index].zero_()
         self.written.clear()
         self._gradients = None
+
+        def finish(result: _abi.Result) -> bool:
+            if not result.skipped:
+                self._reduced(unused)
+            return not result.skipped
+
+        if len(unused) == len(views):
+            return unit.client.submit("reduce_unused", unit.id, finish=finish)
+        numbers = [self.params.index(self.trained[i]) for i in unused]
+        return unit.client.submit("reduce_with", unit.id, C.byref(reduce_options(numbers)),
+                                  finish=finish)
+
+    def _reduced(self, unused: list[int]) -> None:
+        """@unused: of the trained, by this rank. Another may have used them."""
         unit = self._must()
-        return unit.client.submit("reduce_unused" if unused else "reduce", unit.id,
-                                  finish=lambda r: not r.skipped)
+        by_all = set(unit.unused()) if unused else ()
+        for p in self.trained:
+            p.reduced = p.reduced or p.name not in by_all
 
     def forget(self) -> None:
         """The daemon has dropped what this session held."""
@@ -313,11 +328,13 @@ class ShardedUnit:
         self.arrived.clear()
 
     def guard_gradients(self, there: bool) -> None:
-        """Parameters have a gradient that cannot be touched, or none."""
-        for p in self.trained:
-            if there and p.gradient_guard is None:
+        """Parameters have a gradient that cannot be touched, if some rank has one; or none."""
+        for i, p in enumerate(self.trained):
+            p.reduced = p.reduced and there
+            some = there and (p.reduced or i in self.written)
+            if some and p.gradient_guard is None:
                 p.gradient_guard = Guard.make(p.name, "gradient", p.shape, torch.float32)
-            p.guard.grad = p.gradient_guard if there else None
+            p.guard.grad = p.gradient_guard if some else None
 
     # ----------------------------------------------------------- whole parameters
 
