@@ -14,6 +14,7 @@ import warnings
 import fsdp
 import golden
 import support
+import test_direct
 import torch
 import transformer
 from fsdp import Fsdp2, Shardd, differences
@@ -330,6 +331,35 @@ def activation_checkpointing_reentrant(api, rank):
     return _checkpointed(api, rank, True)
 
 
+def _checkpoints_within_a_unit(api, rank, reentrant):
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+        def forward(self, x):
+            def part(x):
+                return self.down(torch.tanh(self.up(x)))
+
+            return x + checkpoint(part, checkpoint(part, x, use_reentrant=reentrant),
+                                  use_reentrant=reentrant)
+
+    torch.manual_seed(8)
+    model = nn.Sequential(nn.Linear(7, 16), Checkpointed(), nn.Linear(16, 3))
+    api.fully_shard(model[1])
+    return loop(api, api.fully_shard(model), square(rank), rank)
+
+
+@case
+def checkpoints_within_a_unit(api, rank):
+    return _checkpoints_within_a_unit(api, rank, False)
+
+
+@case
+def checkpoints_within_a_unit_reentrant(api, rank):
+    return _checkpoints_within_a_unit(api, rank, True)
+
+
 @case
 def autocast(api, rank):
     def loss(model, step):
@@ -451,6 +481,71 @@ def clipping(api, rank):
         return {"norm": api.clip(model, 0.01)}
 
     return loop(api, shard_mlp(api, mlp()), square(rank), rank, "SGD", lr=0.5, each=each)
+
+
+class Round(nn.Module):
+    """Sizes that are multiples of 32: every weight is where PyTorch's own tensors are, too."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(12)
+        self.tokens, self.head = nn.Embedding(48, 32), nn.Linear(32, 48, bias=False)
+        self.blocks = nn.ModuleList([nn.Sequential(
+            nn.LayerNorm(32), nn.Linear(32, 96), nn.GELU(), nn.Linear(96, 32)) for _ in range(3)])
+
+    def forward(self, text):
+        x = self.tokens(text)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+def _computed_in_place(api, rank, expected, micro=None, **options):
+    """@expected: how many gradients a step has that are not copied."""
+    model = Round()
+    for block in model.blocks:
+        api.fully_shard(block, **options)
+    api.fully_shard(model, **options)
+
+    def loss(model, step, part=0):
+        draw = torch.Generator().manual_seed(100 * step + 10 * rank + part)
+        text = torch.randint(48, (5, 9), generator=draw)
+        return F.cross_entropy(model(text[:, :-1]).float().flatten(0, 1), text[:, 1:].flatten())
+
+    with test_direct.Counted() as counted:
+        states = loop(api, model, loss, rank, micro=micro and (lambda m, s: micro(loss, m, s)))
+    found = len(counted.direct)
+    assert found == (STEPS * expected if api.name == "shardd" else 0), f"{found} in place"
+    return states
+
+
+@case
+def weight_gradients_are_computed_in_place(api, rank):
+    return _computed_in_place(api, rank, 8)
+
+
+@case
+def the_same_in_bf16(api, rank):  # an embedding is added up in fp32
+    policy = fsdp.fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    return _computed_in_place(api, rank, 7, mp_policy=policy)
+
+
+@case
+def the_same_with_fp32_sums(api, rank):
+    policy = fsdp.fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return _computed_in_place(api, rank, 0, mp_policy=policy)
+
+
+@case
+def the_same_of_the_first_of_several_backwards(api, rank):
+    def micro(loss, model, step):
+        for part in range(3):
+            api.sync(model, part == 2)
+            value = loss(model, step, part)
+            value.backward()
+        return value
+
+    return _computed_in_place(api, rank, 8, micro)
 
 
 # ------------------------------------------------------------------------ running
