@@ -404,6 +404,23 @@ def a_scheduler_and_groups_with_their_own_decay(api, rank):
 
 
 @case
+def a_compiled_model(api, rank):
+    torch._dynamo.reset()
+    model = gpt(api)
+    model.compile(backend="aot_eager")
+    return loop(api, model, gpt_loss(rank), rank)
+
+
+@case
+def compiled_blocks(api, rank):
+    torch._dynamo.reset()
+    model = gpt(api)
+    for block in model.blocks:
+        block.compile(backend="aot_eager")
+    return loop(api, model, gpt_loss(rank), rank)
+
+
+@case
 def lstm_and_exotic_outputs(api, rank):
     class Out:
         def __init__(self, value):
