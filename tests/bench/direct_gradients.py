@@ -3,8 +3,9 @@
 
 One transformer per way on the same ranks, stepped in turns: first with all gradients copied, then
 with those of Linear and Embedding in place; the order changes from round to round. Prints the bytes
-of gradients that were copied in a step, and the times of a step and of its backward: medians, the
-least, and the median of the rounds' differences. Needs PyTorch; the daemon is SHARDD_BIN_DIR's.
+of gradients that were copied in a step, and the times of a step, of its backward, and what backward
+took of a processor, which other programs change least: medians, the least, and the median of the
+rounds' differences. Needs PyTorch; the daemon is SHARDD_BIN_DIR's.
 """
 
 import argparse
@@ -65,15 +66,16 @@ class Trained:
             st.fully_shard(block)
         st.fully_shard(self.model)
         self.optimizer = st.AdamW(self.model.parameters(), lr=1e-3)
-        self.steps, self.backwards, self.copied, self.arrived = [], [], 0, 0
+        self.steps, self.backwards, self.processor = [], [], []
 
     def step(self, text):
         _direct.enabled = self.direct
         begin = time.perf_counter()
         logits = self.model(text[:, :-1])
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
-        middle = time.perf_counter()
+        middle, busy = time.perf_counter(), time.process_time()
         loss.backward()
+        self.processor.append(time.process_time() - busy)
         after = time.perf_counter()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -111,16 +113,17 @@ def trainer(rank, world, socket, options):
         bytes_of[way] = counts
         trained[way].steps.clear()
         trained[way].backwards.clear()
+        trained[way].processor.clear()
     for turn in range(options.rounds):
         losses = [trained[way].step(text) for way in (WAYS if turn % 2 else WAYS[::-1])]
         assert losses[0] == losses[1], "the ways train differently"
     st.shutdown()
-    return {way: (bytes_of[way], t.steps, t.backwards) for way, t in trained.items()}
+    return {way: (bytes_of[way], t.steps, t.backwards, t.processor) for way, t in trained.items()}
 
 
 def row(name, values):
     low, middle = 1000 * min(values), 1000 * statistics.median(values)
-    return f"{name:18} {middle:9.1f} {low:9.1f}"
+    return f"{name:24} {middle:9.1f} {low:9.1f}"
 
 
 def main():
@@ -135,8 +138,8 @@ def main():
         arrived, copied = first[way][0]
         print(f"{way}: {copied / 2**20:.1f} of {arrived / 2**20:.1f} MiB of gradients copied in a "
               "step")
-    print(f"{'ms, rank 0':18} {'median':>9} {'least':>9}")
-    for what, index in (("step", 1), ("backward", 2)):
+    print(f"{'ms, rank 0':24} {'median':>9} {'least':>9}")
+    for what, index in (("step", 1), ("backward", 2), ("busy in backward", 3)):
         for way in WAYS:
             print(row(f"{what}, {way}", first[way][index]))
         differences = [a - b for a, b in zip(first["copied"][index], first["direct"][index])]
