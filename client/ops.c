@@ -55,6 +55,11 @@ static void reduce_result(const ProtobufCMessage *m, struct shardd_result *ret,
 	ret->skipped = ((const Shardd__V1__ReduceReply *)m)->unused;
 }
 
+static int reduce_keep(struct shardd_client *c, const ProtobufCMessage *m, struct shardd_error *err)
+{
+	return places_take_unused(&c->places, (const Shardd__V1__ReduceReply *)m, err);
+}
+
 static void unit_buffers_result(const ProtobufCMessage *m, struct shardd_result *ret,
 				const Shardd__V1__Placement **ret_place)
 {
@@ -87,7 +92,7 @@ OP(release, Release, release, release_result);
 OP(gradient, GradientBuffer, gradient_buffer, gradient_result);
 OP(alloc_buffer, AllocBuffer, alloc_buffer, alloc_result);
 OP(free_buffer, FreeBuffer, free_buffer, NULL);
-OP(reduce, Reduce, reduce, reduce_result);
+OP_KEEPING(reduce, Reduce, reduce, reduce_result, reduce_keep);
 OP(all_reduce, AllReduce, all_reduce, NULL);
 OP(broadcast, Broadcast, broadcast, NULL);
 OP(barrier, Barrier, barrier, NULL);

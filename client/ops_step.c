@@ -42,6 +42,11 @@ static void reduce_result(const ProtobufCMessage *m, struct shardd_result *ret,
 	ret->skipped = ((const Shardd__V1__ReduceReply *)m)->unused;
 }
 
+static int reduce_keep(struct shardd_client *c, const ProtobufCMessage *m, struct shardd_error *err)
+{
+	return places_take_unused(&c->places, (const Shardd__V1__ReduceReply *)m, err);
+}
+
 static void next_shard_result(const ProtobufCMessage *m, struct shardd_result *ret,
 			      const Shardd__V1__Placement **ret_place)
 {
@@ -63,7 +68,7 @@ OP(clip_grad_norm, ClipGradNorm, clip_grad_norm, clip_result);
 OP(clip_grad_value, ClipGradValue, clip_grad_value, NULL);
 OP(unscale, Unscale, unscale, unscale_result);
 OP(step, Step, step, step_result);
-OP(reduce, Reduce, reduce, reduce_result);
+OP_KEEPING(reduce, Reduce, reduce, reduce_result, reduce_keep);
 OP(plan_backward, PlanBackward, plan_backward, NULL);
 OP_KEEPING(next_shard, NextShard, next_shard, next_shard_result, next_shard_keep);
 OP(shard_done, ShardDone, shard_done, NULL);
@@ -256,6 +261,33 @@ int shardd_reduce_unused(shardd_client *c, shardd_unit u, bool *by_all, struct s
 	if (r == 0 && by_all)
 		*by_all = result.skipped;
 	return r;
+}
+
+int shardd_reduce_with_submit(shardd_client *c, shardd_unit u,
+			      const struct shardd_reduce_options *o, shardd_ticket *t,
+			      struct shardd_error *err)
+{
+	Shardd__V1__ReduceRequest q = SHARDD__V1__REDUCE_REQUEST__INIT;
+	int r = check_size(o->size, sizeof(*o), "options.size", err);
+
+	if (r < 0)
+		return r;
+	if (o->n_unused && !o->unused)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "options.unused",
+				 "unused is NULL, but n_unused %zu", o->n_unused);
+	q.unit = u;
+	q.more = o->more;
+	q.unused_tensors = (uint32_t *)o->unused;
+	q.n_unused_tensors = o->n_unused;
+	return op_submit(c, &reduce, &q.base, t, err);
+}
+
+int shardd_reduce_with(shardd_client *c, shardd_unit u, const struct shardd_reduce_options *o,
+		       struct shardd_result *ret, struct shardd_error *err)
+{
+	shardd_ticket t;
+
+	return op_finish(c, shardd_reduce_with_submit(c, u, o, &t, err), &t, ret, err);
 }
 
 static int plan_clip(const struct shardd_clip *from, Shardd__V1__PlanBackwardRequest__Clip *to,

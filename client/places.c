@@ -19,6 +19,7 @@ static void unit_deinit(struct places_unit *u)
 {
 	free(u->tensors);
 	free(u->pieces);
+	free(u->unused);
 	*u = (struct places_unit){ 0 };
 }
 
@@ -139,6 +140,35 @@ int places_take_pieces(struct places *p, const Shardd__V1__NextShardReply *reply
 	return r < 0 ? error_memory(err) : 0;
 }
 
+static int fill_unused(struct places_unit *u, const Shardd__V1__ReduceReply *reply)
+{
+	bool *unused = NULL;
+
+	if (reply->n_unused_tensors) {
+		unused = calloc(u->n_tensors, sizeof(*unused));
+		if (!unused)
+			return -1;
+	}
+	for (size_t i = 0; i < reply->n_unused_tensors; i++)
+		if (reply->unused_tensors[i] < u->n_tensors)
+			unused[reply->unused_tensors[i]] = true;
+	free(u->unused);
+	u->unused = unused;
+	return 0;
+}
+
+int places_take_unused(struct places *p, const Shardd__V1__ReduceReply *reply,
+		       struct shardd_error *err)
+{
+	int r = 0;
+
+	pthread_mutex_lock(&p->lock);
+	if (reply->unit && reply->unit <= p->n && p->units[reply->unit - 1].tensors)
+		r = fill_unused(&p->units[reply->unit - 1], reply);
+	pthread_mutex_unlock(&p->lock);
+	return r < 0 ? error_memory(err) : 0;
+}
+
 /* A list of a unit, for the caller. */
 struct list_of {
 	const char *what;
@@ -197,6 +227,26 @@ int shardd_buffer_places(shardd_client *c, shardd_unit u, struct shardd_buffer_p
 			 struct shardd_error *err)
 {
 	return give(c, u, buffers_of, ret, n, err);
+}
+
+int shardd_unit_unused(shardd_client *c, shardd_unit u, bool *ret, size_t n,
+		       struct shardd_error *err)
+{
+	const struct places_unit *pu = NULL;
+	int r = client_check(c, err);
+
+	if (r < 0)
+		return r;
+	pthread_mutex_lock(&c->places.lock);
+	r = find(&c->places, u, &pu, err);
+	if (r == 0 && (n != pu->n_tensors || !ret))
+		r = error_set(err, SHARDD_INVALID_ARGUMENT, "n",
+			      "there is room for %zu tensors: the unit has %zu", ret ? n : 0,
+			      pu->n_tensors);
+	for (size_t i = 0; r == 0 && i < n; i++)
+		ret[i] = pu->unused && pu->unused[i];
+	pthread_mutex_unlock(&c->places.lock);
+	return r;
 }
 
 int shardd_shard_pieces(shardd_client *c, shardd_unit u, struct shardd_shard_piece *ret, size_t n,

@@ -12,6 +12,8 @@ struct places_unit {
 	struct shardd_tensor_place *tensors; /* owned, with the buffers behind them */
 	struct shardd_buffer_place *buffers;
 	struct shardd_shard_piece *pieces; /* owned: of the shard that was handed out last */
+	/* owned: by tensor, did the last reduce leave it without a gradient? NULL: none */
+	bool *unused;
 	size_t n_tensors;
 	size_t n_buffers;
 	size_t n_pieces;
@@ -30,6 +32,9 @@ int places_take(struct places *p, Shardd__V1__RegisteredUnit *const *units, size
 		struct shardd_error *err);
 /* The same of a shard for the trainer's own optimizer, of a unit that was noted before. */
 int places_take_pieces(struct places *p, const Shardd__V1__NextShardReply *reply,
+		       struct shardd_error *err);
+/* The same of what a reduce says of its unit's tensors. */
+int places_take_unused(struct places *p, const Shardd__V1__ReduceReply *reply,
 		       struct shardd_error *err);
 
 #endif

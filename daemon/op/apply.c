@@ -55,7 +55,7 @@ static void apply_done(struct job *job, struct unit **units, unsigned n, int sta
 
 		u->version++;
 		u->has_gradient = false;
-		u->rec->optimizer->steps++;
+		unit_stepped(u);
 		full_invalidate(job, u);
 		job_give_grads(job, u);
 	}

@@ -225,7 +225,7 @@ void backward_stepped(struct job *job, struct unit *u, bool in_time, int status)
 	u->stepped = in_time; /* else its pass is over */
 	u->has_gradient = false;
 	u->version++;
-	u->rec->optimizer->steps++;
+	unit_stepped(u);
 	full_invalidate(job, u);
 	if (status)
 		apply_failed(job);

@@ -8,7 +8,8 @@
  * - it is the unit's only Reduce of the pass, or its last one: then the shards that hold those before
  *   are an input more, and are given back afterwards;
  * - it is not one of a batch, nor of a DDP's buckets, and no trainer's stream is waited for: with a
- *   promise that was not kept nothing may have been changed.
+ *   promise that was not kept nothing may have been changed;
+ * - all of its tensors were used.
  *
  * Everywhere else the unit is stepped behind its Reduce, or later (backward.c), with the same bits.
  * The pass counts as changing parameters from the submission of that kernel on.
@@ -20,6 +21,7 @@
 #include "op/op_impl.h"
 #include "op/reduce_batch.h"
 #include "op/reduce_run.h"
+#include "op/reduce_unused.h"
 #include "step.h"
 #include "unit/optim.h"
 #include "unit/runs.h"
@@ -46,8 +48,8 @@ static bool is_possible(const struct coll *c)
 	const state_optimizer *o = u->rec->optimizer;
 
 	return o->kind != OPTIM_NONE && o->when == OPTIM_IN_BACKWARD && is_last(c) &&
-	       !group_plan_holds(c->group) && !u->some_lack && !is_still_read(u) &&
-	       !coll_promised(c) && !reduce_batch_takes(c) &&
+	       !group_plan_holds(c->group) && !u->some_lack && !reduce_leaves_out(c) &&
+	       !is_still_read(u) && !coll_promised(c) && !reduce_batch_takes(c) &&
 	       !(c->n_parts == 1 && c->job->node->engine_for_one);
 }
 

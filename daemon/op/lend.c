@@ -330,7 +330,7 @@ static void unit_done(struct job *job, struct unit *u, int status)
 	u->stepped = u->shards_from > 0; /* else: an epoch ended while copies were made equal */
 	u->has_gradient = false;
 	u->version++;
-	u->rec->optimizer->steps++;
+	unit_stepped(u);
 	full_invalidate(job, u);
 	job_give_grads(job, u);
 	parked_resume_all(&u->awaiting);

@@ -173,6 +173,9 @@ struct op {
 			bool defer;  /* the all-reduce between replicas */
 			bool more;   /* is to come in this backward pass */
 			bool unused; /* by this rank; when it is over: by all */
+			/* tensors that this rank has not used; when it is over, in @owned: that none has */
+			const uint32_t *tensors; /* the request's; valid until done */
+			size_t n_tensors;
 		} reduce;
 		struct pass_plan plan;
 		struct {

@@ -138,7 +138,7 @@ static void done(struct coll *c)
 		return; /* and the unit is as good as never initialised */
 	u->rec->initialised = true;
 	c->job->readers.changes++;
-	u->rec->optimizer->steps = 0;
+	unit_forget_steps(u);
 	if (u->torn) {
 		u->torn = false;
 		job_heal(c->job);

@@ -12,6 +12,7 @@
 #include "op/op_impl.h"
 #include "op/reduce_batch.h"
 #include "op/reduce_run.h"
+#include "op/reduce_unused.h"
 
 static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
@@ -28,7 +29,7 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 	/* the optimizer in backward changes parameters */
 	op->touches = TOUCH_GRADS | (unit_pools_gradient(op->unit->rec) ? TOUCH_PARAMS : 0);
 	op->group = job_group_by_id(op->m->job, op->unit->rec->group);
-	return 0;
+	return reduce_unused_decode(op, r, f);
 }
 
 /* Systems that reduce again what they reduced know no partial sums: what is not to be reduced
@@ -101,7 +102,6 @@ static void done(struct coll *c)
 {
 	take_back(c);
 	c->unit->has_gradient = in_time(c) && !c->fused;
-	c->unit->some_lack = false;
 	job_give_partials(c->job, c->unit);
 	backward_reduced(c);
 	coll_end(c, NULL);
@@ -214,6 +214,8 @@ static bool take_run(struct coll *c)
 		coll_end_status(c, -ENOMEM);
 		return false;
 	}
+	if (!c->unit->has_gradient) /* then it says nothing, and is of a gradient that was dropped */
+		c->unit->some_lack = false;
 	fused_plan(c);
 	return true;
 }
@@ -225,6 +227,10 @@ static void start(struct parked *p)
 	if (coll_overtaken(c, true) || !coll_ready(c, start) || !take_run(c) ||
 	    !backward_prepare(c, start) || !take_scratch(c, start))
 		return;
+	if (reduce_unused_note(c) < 0) {
+		coll_end_status(c, -ENOMEM);
+		return;
+	}
 	c->reduce->accumulate = c->unit->has_gradient;
 	c->unit->has_gradient = false; /* until it is whole: a device may fail half-way */
 	c->unit->has_partials = false;
@@ -237,26 +243,15 @@ static void start(struct parked *p)
 		advance(c);
 }
 
-/* Is there nothing to reduce? A gradient of 0 would let decay and momentum move parameters. */
-static bool used_by_none(const struct coll *c)
-{
-	if (c->unit->has_partials)
-		return false;
-	for (uint32_t i = 0; i < c->n; i++) {
-		const struct member_unit *mu = member_unit_find(c->members[i], c->unit);
-
-		if (!c->ops[i]->args.reduce.unused || (mu && mu->accumulated.slab))
-			return false;
-	}
-	return true;
-}
-
+/* If there is nothing to reduce: a gradient of 0 would let decay and momentum move parameters. */
 static void run(struct coll *c)
 {
-	bool none = used_by_none(c);
+	int none = reduce_unused_agree(c);
 
-	for (uint32_t i = 0; i < c->n; i++)
-		c->ops[i]->args.reduce.unused = none;
+	if (none < 0) {
+		coll_end_status(c, none);
+		return;
+	}
 	if (none) {
 		take_back(c);
 		coll_end(c, NULL);
@@ -271,7 +266,7 @@ static void encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__ReduceReply reply = SHARDD__V1__REDUCE_REPLY__INIT;
 
-	reply.unused = op->args.reduce.unused;
+	reduce_unused_reply(op, &reply);
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 

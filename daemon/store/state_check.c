@@ -174,9 +174,12 @@ static int check_unit(const state_job *j, const state_unit *u, struct fault *f)
 		return bad(f, "factors or optimizer settings are not numbers", u->name);
 	if (!choices_ok(u))
 		return bad(f, "an unknown layout, strategy or profile", u->name);
-	for (size_t i = 0; i < u->n_tensors; i++)
+	for (size_t i = 0; i < u->n_tensors; i++) {
 		if (!tensor_ok(u->tensors[i]))
 			return bad(f, "a tensor without a name or initialiser", u->name);
+		if (u->tensors[i]->missed > u->optimizer->steps)
+			return bad(f, "a tensor that missed more steps than there were", u->name);
+	}
 	for (size_t i = 0; i < u->n_buffers; i++)
 		if (!name_ok(u->buffers[i]->name, 255) || !in(u->buffers[i]->dtype, 7))
 			return bad(f, "a buffer without a name or dtype", u->name);

@@ -15,6 +15,7 @@ struct stretch {
 	uint64_t at; /* element of the part's arrays */
 	uint64_t n;
 	double lr, weight_decay;
+	uint64_t steps;     /* that its tensors have had */
 	uint64_t tail_from; /* FUSED: element of the stretch; UINT64_MAX: none */
 };
 
@@ -39,7 +40,7 @@ static enum k_profile profile_of(const state_optimizer *o)
 
 static struct k_adam_f64 f64_of(const state_optimizer *o, const struct stretch *s)
 {
-	double t = (double)(o->steps + 1);
+	double t = (double)(s->steps + 1);
 
 	return (struct k_adam_f64){ .decay = 1.0 - s->lr * s->weight_decay,
 				    .wd = s->weight_decay,
@@ -91,7 +92,7 @@ static void sgd_kop(const state_optimizer *o, const struct unit_part *p, const s
 				   .wd = (float)s->weight_decay,
 				   .mu = (float)o->momentum,
 				   .nesterov = o->nesterov,
-				   .first = o->steps == 0,
+				   .first = s->steps == 0,
 				   .maximize = o->maximize,
 				   .dampening = o->dampening,
 				   .profile = profile_of(o),
@@ -125,7 +126,13 @@ static struct stretch stretch_of(const struct steps *x, uint32_t tensor)
 
 	return (struct stretch){ .lr = t->has_lr_factor ? x->lr * t->lr_factor : x->lr,
 				 .weight_decay = t->has_weight_decay ? t->weight_decay : own,
+				 .steps = unit_steps(x->u, tensor),
 				 .tail_from = UINT64_MAX };
+}
+
+static bool is_alike(const struct stretch *a, const struct stretch *b)
+{
+	return a->lr == b->lr && a->weight_decay == b->weight_decay && a->steps == b->steps;
 }
 
 /* What lies between two runs (padding of rows) goes with the one before: it stays 0. */
@@ -133,7 +140,7 @@ static void add_merged(struct steps *x, const struct unit_run *run)
 {
 	struct stretch next = stretch_of(x, run->tensor);
 
-	if (x->now.n && next.lr == x->now.lr && next.weight_decay == x->now.weight_decay) {
+	if (x->now.n && is_alike(&next, &x->now)) {
 		x->now.n = run->at + run->n - x->now.at;
 		return;
 	}
@@ -241,7 +248,7 @@ static void fused(struct steps *x)
 
 static bool is_special(const state_tensor *t)
 {
-	return t->has_weight_decay || t->has_lr_factor;
+	return t->has_weight_decay || t->has_lr_factor || t->missed;
 }
 
 static bool has_special(const state_unit *rec)
@@ -268,6 +275,7 @@ size_t optim_step_kops(const struct unit *u, const struct unit_part *p, double l
 		x.now = (struct stretch){ .n = p->n,
 					  .lr = lr,
 					  .weight_decay = o->weight_decay,
+					  .steps = o->steps,
 					  .tail_from = UINT64_MAX };
 		end_stretch(&x);
 	}

@@ -225,3 +225,26 @@ bool unit_lacks_gradient(const struct unit *u, uint32_t tensor)
 {
 	return !u->has_gradient || (u->some_lack && u->lacks[tensor]);
 }
+
+void unit_stepped(struct unit *u)
+{
+	u->rec->optimizer->steps++;
+	for (uint32_t i = 0; u->some_lack && i < u->rec->n_tensors; i++)
+		u->rec->tensors[i]->missed += u->lacks[i];
+	u->some_lack = false;
+}
+
+uint64_t unit_steps(const struct unit *u, uint32_t tensor)
+{
+	uint64_t steps = u->rec->optimizer->steps, missed = u->rec->tensors[tensor]->missed;
+
+	CHECK(missed <= steps);
+	return steps - missed;
+}
+
+void unit_forget_steps(struct unit *u)
+{
+	u->rec->optimizer->steps = 0;
+	for (uint32_t i = 0; i < u->rec->n_tensors; i++)
+		u->rec->tensors[i]->missed = 0;
+}

@@ -133,8 +133,8 @@ struct unit {
 	bool has_partials;           /* sums of replicas, since the last all-reduce between them */
 	struct unit_factors factors; /* set since the epoch began */
 	bool torn; /* changed after the last commit by a step whose trainer died */
-	/* by tensor: it has no gradient although the unit has one; only what is reduced in
-	 * buckets can be so. NULL: never */
+	/* by tensor: it has no gradient although the unit has one, since no rank has used it.
+	 * NULL: never */
 	uint8_t *lacks;
 	bool some_lack;
 
@@ -253,6 +253,15 @@ void unit_got_gradient(struct unit *u, uint32_t tensor);
 int unit_track_gradients(struct unit *u);
 /* Has the tensor no gradient? The optimizer leaves it as it is then. */
 bool unit_lacks_gradient(const struct unit *u, uint32_t tensor);
+
+/* The optimizer has stepped @u on the gradient it had. A tensor without one has missed the step:
+ * PyTorch counts the steps of each parameter, and bias correction and the first step's momentum
+ * follow that count. */
+void unit_stepped(struct unit *u);
+/* How often the optimizer has stepped the tensor. */
+uint64_t unit_steps(const struct unit *u, uint32_t tensor);
+/* Begin to count again. */
+void unit_forget_steps(struct unit *u);
 
 /* What gather hands out on @p when unit_is_direct. */
 struct region unit_direct_region(const struct unit *u, const struct unit_part *p);

@@ -83,6 +83,15 @@ static int defer_twice(struct world *w, unsigned r)
 	return nodefix_defer(&w->n, w->m[r], w->twice, &w->op[r]);
 }
 
+UNIT_OP(gradient_rich, "GradientBuffer", rich)
+
+static int leave_out(struct world *w, unsigned r)
+{
+	static const uint32_t weight = 0;
+
+	return nodefix_leave_out(&w->n, w->m[r], w->rich, &weight, &w->op[r]);
+}
+
 static int seed_plain(struct world *w, unsigned r)
 {
 	return nodefix_seed(&w->n, w->m[r], w->plain, 1, &w->op[r]);
@@ -224,20 +233,21 @@ static int unscale(struct world *w, unsigned r)
 	return nodefix_submit(&w->n, w->m[r], "Unscale", &m.base, &w->op[r]);
 }
 
-/* Frozen and tied tensors, buffers. */
+/* Frozen and tied tensors, two that are trained, buffers. */
 static state_unit *rich_spec(const char *name)
 {
 	static const uint64_t shape[] = { 3, 2 }, whole = 1000;
 	state_unit *spec = nodefix_spec(name, 7);
 	state_tensor *frozen = state_tensor_new("frozen", shape, 2);
 	state_tensor *tied = state_tensor_new("tied", &whole, 1);
+	state_tensor *bias = state_tensor_new("bias", shape, 2);
 	state_buffer *buffer = state_buffer_new("mean", shape, 2);
 
 	frozen->frozen = true;
 	buffer->dtype = BUFFER_FP32;
 	CHECK(state_tensor_set_alias(tied, "plain", "weight") == 0);
 	CHECK(state_unit_add_tensor(spec, frozen) == 0 && state_unit_add_tensor(spec, tied) == 0);
-	CHECK(state_unit_add_buffer(spec, buffer) == 0);
+	CHECK(state_unit_add_tensor(spec, bias) == 0 && state_unit_add_buffer(spec, buffer) == 0);
 	spec->layout = LAYOUT_DIM0;
 	return spec;
 }
@@ -398,6 +408,12 @@ static void with_gradients(struct world *w)
 	MUST(w, gradient);
 }
 
+static void with_rich_gradients(struct world *w)
+{
+	MUST(w, seed_rich);
+	MUST(w, gradient_rich);
+}
+
 static void with_reduced(struct world *w)
 {
 	MUST(w, gradient);
@@ -515,6 +531,7 @@ static const struct act acts[] = {
 	{ .name = "AllocBuffer", .submit = alloc },
 	{ .name = "FreeBuffer", .submit = free_buffer },
 	{ .name = "Reduce", .prepare = with_gradients, .submit = reduce },
+	{ .name = "Reduce of some tensors", .prepare = with_rich_gradients, .submit = leave_out },
 	{ .name = "Reduce after a step", .prepare = with_step, .submit = reduce },
 	{ .name = "Accumulate", .prepare = with_gradients, .submit = accumulate },
 	{ .name = "Accumulate after a step", .prepare = with_step, .submit = accumulate },

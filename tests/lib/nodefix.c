@@ -340,6 +340,17 @@ int nodefix_defer(struct nodefix *n, struct member *m, const struct unit *u, str
 	return nodefix_submit(n, m, "Reduce", &r.base, op);
 }
 
+int nodefix_leave_out(struct nodefix *n, struct member *m, const struct unit *u,
+		      const uint32_t *tensor, struct nodefix_op *op)
+{
+	Shardd__V1__ReduceRequest r = SHARDD__V1__REDUCE_REQUEST__INIT;
+
+	r.unit = u->id;
+	r.unused_tensors = (uint32_t *)tensor;
+	r.n_unused_tensors = 1;
+	return nodefix_submit(n, m, "Reduce", &r.base, op);
+}
+
 int nodefix_seed(struct nodefix *n, struct member *m, const struct unit *u, uint64_t seed,
 		 struct nodefix_op *op)
 {

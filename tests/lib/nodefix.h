@@ -106,6 +106,9 @@ int nodefix_on_unit(struct nodefix *n, struct member *m, const char *type, const
 int nodefix_defer(struct nodefix *n, struct member *m, const struct unit *u, struct nodefix_op *op);
 int nodefix_reduce(struct nodefix *n, struct member *m, const struct unit *u, bool more,
 		   struct nodefix_op *op);
+/* Reduce of a rank that has not used *@tensor, which stays until the op is over. */
+int nodefix_leave_out(struct nodefix *n, struct member *m, const struct unit *u,
+		      const uint32_t *tensor, struct nodefix_op *op);
 int nodefix_seed(struct nodefix *n, struct member *m, const struct unit *u, uint64_t seed,
 		 struct nodefix_op *op);
 int nodefix_own(struct nodefix *n, struct member *m, const struct unit *u, uint64_t buffer,

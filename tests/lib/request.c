@@ -184,6 +184,8 @@ static void fill_ops(ProtobufCMessage *m, const char *method)
 		r->how_case = SHARDD__V1__INITIALISE_REQUEST__HOW_BROADCAST;
 		r->broadcast = &good.from;
 		r->buffer = good.buffer;
+	} else if (strcmp(method, "Reduce") == 0) {
+		((Shardd__V1__ReduceRequest *)m)->unit = 1;
 	} else if (strcmp(method, "AllReduce") == 0) {
 		Shardd__V1__AllReduceRequest *r = (Shardd__V1__AllReduceRequest *)m;
 

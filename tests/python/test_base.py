@@ -394,6 +394,28 @@ class Daemon(unittest.TestCase):
             unit.release()
             unit.reduce()
 
+    def test_tensors_that_were_not_used(self):
+        with self.client("unused") as client:
+            decaying = shardd.OptimizerSpec(shardd.OptimizerKind.SGD, lr=0.5, weight_decay=1.0)
+            [unit] = client.register([spec(optimizer=decaying)])
+            unit.init_seed(1)  # w is 2, b is 1
+            fill(unit.gradient(), 0.0)
+            unit.reduce(unused=["b"])
+            self.assertEqual(unit.unused(), ["b"])
+            client.step()
+            weights = unit.gather()
+            self.assertEqual(floats(unit.tensor(weights, "w")), [[1.0] * 5] * 3)
+            self.assertEqual(floats(unit.tensor(weights, "b")), [1.0] * 5)
+            unit.release()
+            fill(unit.gradient(), 0.0)
+            unit.reduce()
+            self.assertEqual(unit.unused(), [])
+            fill(unit.gradient(), 0.0)
+            with self.assertRaisesRegex(shardd.InvalidArgument, "no tensor 'c'"):
+                unit.reduce(unused=["c"])
+            unit.reduce(unused=["b", "w"])
+            self.assertEqual(unit.unused(), ["w", "b"])
+
     def test_two_ranks_share_one_gathered_unit(self):
         values = ranks(two_ranks, 2, self.socket)
         self.assertEqual(values[0], values[1])

@@ -14,6 +14,7 @@ import warnings
 import fsdp
 import golden
 import support
+import test_direct
 import torch
 import transformer
 from fsdp import Fsdp2, Shardd, differences
@@ -150,6 +151,73 @@ def a_branch_that_no_rank_uses_is_left_alone(api, rank):
     return loop(api, shard_branches(api, Branches()), square(rank, 6), rank)
 
 
+def _branches_in_one_unit(api, rank, used, kind="AdamW", each=None, **options):
+    """@used: the branches, by step and rank. All of the model is one unit."""
+    model = api.fully_shard(Branches())
+
+    def loss(model, step):
+        model.used = used(step, rank)
+        return model(numbers(rank, step, 5, 6)).pow(2).mean()
+
+    return loop(api, model, loss, rank, kind, steps=6, each=each, **options)
+
+
+def by_turns(step, rank):
+    """The same on all ranks; the last branch comes late, and one is used by none at times."""
+    return [[0], [0, 1], [1], [2], [0, 1, 2], [0, 2]][step]
+
+
+@case
+def a_branch_within_a_unit_that_no_rank_uses(api, rank):
+    def each(model, optimizer, step):
+        for i, branch in enumerate(model.branches):
+            has = branch.weight.grad is not None
+            assert has == (i in model.used), f"step {step}: branch {i}"
+
+    return _branches_in_one_unit(api, rank, by_turns, each=each)
+
+
+@case
+def the_same_with_momentum(api, rank):
+    return _branches_in_one_unit(api, rank, by_turns, "SGD", lr=0.1, momentum=0.9,
+                                 weight_decay=0.1, dampening=0.3)
+
+
+@case
+def the_same_with_adam_and_amsgrad(api, rank):
+    return _branches_in_one_unit(api, rank, by_turns, "Adam", lr=0.05, amsgrad=True,
+                                 weight_decay=0.1)
+
+
+@case
+def the_same_in_backward(api, rank):
+    options = {"in_backward": True} if api.name == "shardd" else {}
+    return _branches_in_one_unit(api, rank, by_turns, **ADAMW, **options)
+
+
+@case
+def the_same_on_the_shard(api, rank):
+    api.exact, api.own = False, True
+    return _branches_in_one_unit(api, rank, by_turns, "Adagrad", lr=0.1, weight_decay=0.1)
+
+
+@case
+def branches_within_a_unit_that_some_ranks_use(api, rank):
+    def used(step, rank):  # together all of them: FSDP2 has no unused parameters here
+        return [(step + rank) % 3, (step + rank + 1) % 3] if rank else [(step + 2) % 3, step % 3]
+
+    if api.name == "FSDP2":  # else its ranks wait for each other, or add what does not fit
+        original = api.fully_shard
+
+        def fully_shard(module, **options):
+            module = original(module, **options)
+            module.set_reduce_scatter_unused_params(True)
+            return module
+
+        api.fully_shard = fully_shard
+    return _branches_in_one_unit(api, rank, used)
+
+
 @case
 def bf16_forward_and_fp32_sums(api, rank):
     policy = fsdp.fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -263,6 +331,35 @@ def activation_checkpointing_reentrant(api, rank):
     return _checkpointed(api, rank, True)
 
 
+def _checkpoints_within_a_unit(api, rank, reentrant):
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+        def forward(self, x):
+            def part(x):
+                return self.down(torch.tanh(self.up(x)))
+
+            return x + checkpoint(part, checkpoint(part, x, use_reentrant=reentrant),
+                                  use_reentrant=reentrant)
+
+    torch.manual_seed(8)
+    model = nn.Sequential(nn.Linear(7, 16), Checkpointed(), nn.Linear(16, 3))
+    api.fully_shard(model[1])
+    return loop(api, api.fully_shard(model), square(rank), rank)
+
+
+@case
+def checkpoints_within_a_unit(api, rank):
+    return _checkpoints_within_a_unit(api, rank, False)
+
+
+@case
+def checkpoints_within_a_unit_reentrant(api, rank):
+    return _checkpoints_within_a_unit(api, rank, True)
+
+
 @case
 def autocast(api, rank):
     def loss(model, step):
@@ -304,6 +401,23 @@ def a_scheduler_and_groups_with_their_own_decay(api, rank):
         warnings.simplefilter("ignore")
         return loop(api, shard_mlp(api, mlp()), square(rank), rank, params=params, each=each,
                     **ADAMW)
+
+
+@case
+def a_compiled_model(api, rank):
+    torch._dynamo.reset()
+    model = gpt(api)
+    model.compile(backend="aot_eager")
+    return loop(api, model, gpt_loss(rank), rank)
+
+
+@case
+def compiled_blocks(api, rank):
+    torch._dynamo.reset()
+    model = gpt(api)
+    for block in model.blocks:
+        block.compile(backend="aot_eager")
+    return loop(api, model, gpt_loss(rank), rank)
 
 
 @case
@@ -384,6 +498,71 @@ def clipping(api, rank):
         return {"norm": api.clip(model, 0.01)}
 
     return loop(api, shard_mlp(api, mlp()), square(rank), rank, "SGD", lr=0.5, each=each)
+
+
+class Round(nn.Module):
+    """Sizes that are multiples of 32: every weight is where PyTorch's own tensors are, too."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(12)
+        self.tokens, self.head = nn.Embedding(48, 32), nn.Linear(32, 48, bias=False)
+        self.blocks = nn.ModuleList([nn.Sequential(
+            nn.LayerNorm(32), nn.Linear(32, 96), nn.GELU(), nn.Linear(96, 32)) for _ in range(3)])
+
+    def forward(self, text):
+        x = self.tokens(text)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+def _computed_in_place(api, rank, expected, micro=None, **options):
+    """@expected: how many gradients a step has that are not copied."""
+    model = Round()
+    for block in model.blocks:
+        api.fully_shard(block, **options)
+    api.fully_shard(model, **options)
+
+    def loss(model, step, part=0):
+        draw = torch.Generator().manual_seed(100 * step + 10 * rank + part)
+        text = torch.randint(48, (5, 9), generator=draw)
+        return F.cross_entropy(model(text[:, :-1]).float().flatten(0, 1), text[:, 1:].flatten())
+
+    with test_direct.Counted() as counted:
+        states = loop(api, model, loss, rank, micro=micro and (lambda m, s: micro(loss, m, s)))
+    found = len(counted.direct)
+    assert found == (STEPS * expected if api.name == "shardd" else 0), f"{found} in place"
+    return states
+
+
+@case
+def weight_gradients_are_computed_in_place(api, rank):
+    return _computed_in_place(api, rank, 8)
+
+
+@case
+def the_same_in_bf16(api, rank):  # an embedding is added up in fp32
+    policy = fsdp.fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    return _computed_in_place(api, rank, 7, mp_policy=policy)
+
+
+@case
+def the_same_with_fp32_sums(api, rank):
+    policy = fsdp.fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return _computed_in_place(api, rank, 0, mp_policy=policy)
+
+
+@case
+def the_same_of_the_first_of_several_backwards(api, rank):
+    def micro(loss, model, step):
+        for part in range(3):
+            api.sync(model, part == 2)
+            value = loss(model, step, part)
+            value.backward()
+        return value
+
+    return _computed_in_place(api, rank, 8, micro)
 
 
 # ------------------------------------------------------------------------ running

@@ -5,6 +5,7 @@ Prints one line of TAP a test.
 """
 
 import os
+import shutil
 import unittest
 import unittest.mock
 import warnings
@@ -473,6 +474,57 @@ class OneRank(unittest.TestCase):
         train(theirs, torch.optim.SGD(theirs.parameters(), lr=0.1), 3)
         for name, value in theirs.state_dict().items():
             torch.testing.assert_close(ours.state_dict()[name], value, msg=name)
+
+    def compiled(self, backend, call):
+        """Train a compiled model of several units, and the same as it is. Return: both states."""
+        torch._dynamo.reset()
+        torch.manual_seed(3)
+        ours, theirs = (nn.Sequential(nn.Linear(4, 16), Block(), nn.Tanh(), nn.Linear(16, 4),
+                                      Block(), nn.Linear(4, 1)) for _ in range(2))
+        for net in (ours, theirs):
+            net[1] = nn.Sequential(nn.Linear(16, 4), Block(), nn.Linear(4, 16))
+        theirs.load_state_dict(ours.state_dict())
+        for inner in (ours[1], ours[4]):
+            st.fully_shard(inner)
+        st.fully_shard(ours)
+        optimizer = st.SGD(ours.parameters(), lr=0.1)
+        if call == "method":
+            ours.compile(backend=backend)
+            compiled = ours
+        else:
+            compiled = torch.compile(ours, backend=backend)
+        torch._dynamo.utils.counters.clear()
+        train(compiled, optimizer, 2)
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        self.assertGreater(graphs, 0)
+        train(compiled, optimizer, 4)
+        with torch.no_grad():
+            compiled.eval()
+            out = compiled(numbers(9))
+        train(compiled.train(), optimizer, 2)
+        train(theirs, torch.optim.SGD(theirs.parameters(), lr=0.1), 2)
+        train(theirs, torch.optim.SGD(theirs.parameters(), lr=0.1), 4)
+        torch.testing.assert_close(out, theirs.eval()(numbers(9)))
+        train(theirs.train(), torch.optim.SGD(theirs.parameters(), lr=0.1), 2)
+        self.assertLessEqual(torch._dynamo.utils.counters["stats"]["unique_graphs"], 3 * graphs,
+                             "compiled again in each step")
+        state = ours.state_dict()
+        return [(name, state[name], value) for name, value in theirs.state_dict().items()]
+
+    def test_a_compiled_model(self):
+        for call in ("method", "function"):
+            # which says when something was compiled too often
+            with self.assertNoLogs("torch._dynamo.convert_frame", "WARNING"):
+                states = self.compiled("aot_eager", call)
+            for name, ours, theirs in states:
+                self.assertTrue(torch.equal(ours, theirs), (call, name))
+            st.shutdown()
+            st.init(job="again", world_size=1, rank=0)
+
+    @unittest.skipUnless(shutil.which("g++"), "inductor needs a compiler")
+    def test_a_model_compiled_by_inductor(self):
+        for name, ours, theirs in self.compiled("inductor", "method"):
+            torch.testing.assert_close(ours, theirs, msg=name)
 
     def test_repr_shows_units_bytes_and_state(self):
         net = wrapped()

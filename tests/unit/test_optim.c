@@ -240,6 +240,35 @@ Test(optim, a_learning_rate_may_be_a_multiple)
 	nodefix_end(&x.n);
 }
 
+/* A step that a tensor had no gradient for is none of its own. */
+Test(optim, a_tensor_counts_the_steps_that_it_had)
+{
+	struct fixture x;
+	struct kop k[4];
+	struct unit *u = setup(&x, layered());
+
+	for (unsigned step = 0; step < 3; step++) {
+		cr_assert_eq(unit_track_gradients(u), 0);
+		u->has_gradient = false;
+		for (uint32_t i = 0; i < 4; i++)
+			if (i != 2 || step == 1)
+				unit_got_gradient(u, i);
+		cr_expect_eq(optim_step_kops(u, u->parts, 0.5, k), step == 1 ? 4 : 3);
+		unit_stepped(u);
+	}
+	cr_expect_eq(unit_steps(u, 0), 3);
+	cr_expect_eq(unit_steps(u, 2), 1);
+	unit_got_gradient(u, 2);
+	u->some_lack = false;
+	cr_assert_eq(optim_step_kops(u, u->parts, 0.5, k), 4, "the next as its neighbour no more");
+	cr_expect_eq(k[0].adamw.step_size, (float)(0.5 / (1 - pow(0.9, 4))));
+	cr_expect_eq(k[2].adamw.step_size, (float)(0.5 / (1 - pow(0.9, 2))));
+	unit_forget_steps(u);
+	cr_expect_eq(optim_step_kops(u, u->parts, 0.5, k), 3);
+	cr_expect_eq(k[2].adamw.step_size, (float)(0.5 / (1 - 0.9)));
+	nodefix_end(&x.n);
+}
+
 Test(optim, settings_that_are_equal_to_the_units_make_no_difference)
 {
 	struct fixture x;

@@ -200,6 +200,7 @@ HARM(pre, u->pre_divide = 0)
 HARM(post, u->post_divide = NAN)
 HARM(kind, u->optimizer->kind = 4)
 HARM(lr, u->optimizer->lr = INFINITY)
+HARM(missed, u->tensors[0]->missed = u->optimizer->steps + 1)
 HARM(init, u->tensors[0]->init_kind = 4)
 HARM(slab, u->parts[0]->params->slab = 999)
 HARM(offset, u->parts[0]->params->offset = UINT64_MAX - 255)
@@ -261,6 +262,7 @@ Test(state, decode_checks_every_number)
 		{ harm_post, "not numbers" },
 		{ harm_kind, "not numbers" },
 		{ harm_lr, "not numbers" },
+		{ harm_missed, "more steps than there were" },
 		{ harm_layout, "layout, strategy" },
 		{ harm_strategy, "layout, strategy" },
 		{ harm_profile, "layout, strategy" },

@@ -725,6 +725,31 @@ SHARDD_API int shardd_reduce_unused_submit(shardd_client *c, shardd_unit u, shar
 SHARDD_API int shardd_reduce_unused(shardd_client *c, shardd_unit u, bool *by_all,
 				    struct shardd_error *err);
 
+struct shardd_reduce_options {
+	size_t size;            /* sizeof(struct shardd_reduce_options) */
+	const uint32_t *unused; /* trained tensors by their index, ascending; NULL: none */
+	size_t n_unused;
+	bool more; /* as shardd_reduce_more */
+};
+
+/* As shardd_reduce, of a rank that has used some tensors of the unit and not those in @o: it has
+ * filled their part of its gradient buffer with zeros, which count if another rank has used
+ * them. What no rank has used has no gradient (shardd_unit_unused): the next step leaves it
+ * and its optimizer state alone, and does not count for it. @ret: skipped: nothing of the unit was used by any
+ * rank. May be NULL. Errors: INVALID_ARGUMENT (no such tensors). */
+SHARDD_API int shardd_reduce_with_submit(shardd_client *c, shardd_unit u,
+					 const struct shardd_reduce_options *o, shardd_ticket *t,
+					 struct shardd_error *err);
+SHARDD_API int shardd_reduce_with(shardd_client *c, shardd_unit u,
+				  const struct shardd_reduce_options *o, struct shardd_result *ret,
+				  struct shardd_error *err);
+
+/* Which tensors of @u no rank has used, by the unit's reduce whose end this client heard of last:
+ * all @n of the unit's into @ret. Errors: NOT_FOUND (not registered by this client),
+ * INVALID_ARGUMENT (@n is not how many there are). Never blocks. Any thread. */
+SHARDD_API int shardd_unit_unused(shardd_client *c, shardd_unit u, bool *ret, size_t n,
+				  struct shardd_error *err);
+
 struct shardd_plan {
 	size_t size;                    /* sizeof(struct shardd_plan) */
 	const struct shardd_clip *clip; /* NULL: none */

@@ -116,6 +116,11 @@ class Plan(C.Structure):
                 ("lr", C.POINTER(C.c_double))]
 
 
+class ReduceOptions(C.Structure):
+    _fields_ = [("size", C.c_size_t), ("unused", C.POINTER(C.c_uint32)),
+                ("n_unused", C.c_size_t), ("more", C.c_bool)]
+
+
 class ShardPiece(C.Structure):
     _fields_ = [("tensor", C.c_uint32), ("first", C.c_uint64), ("elements", C.c_uint64),
                 ("at", C.c_uint64)]
@@ -142,8 +147,8 @@ STRUCTS = {
     "tensor": Tensor, "buffer": Buffer, "optimizer": Optimizer, "unit_spec": UnitSpec,
     "unit_info": UnitInfo, "tensor_place": TensorPlace, "buffer_place": BufferPlace,
     "result": Result, "factors": Factors, "clip": Clip, "step_options": StepOptions,
-    "plan": Plan, "shard_piece": ShardPiece, "read_tensor": ReadTensor, "read_unit": ReadUnit,
-    "snapshot": Snapshot,
+    "plan": Plan, "reduce_options": ReduceOptions, "shard_piece": ShardPiece,
+    "read_tensor": ReadTensor, "read_unit": ReadUnit, "snapshot": Snapshot,
 }
 
 _u32, _u64, _int, _size = C.c_uint32, C.c_uint64, C.c_int, C.c_size_t
@@ -166,6 +171,7 @@ CALLS: dict[str, tuple[object, ...]] = {
     "reader_open": (_p, _text, C.POINTER(_p)),
     "reader_hold": (_p, _u32, _u32, C.POINTER(Snapshot)),
     "reader_release": (_p,),
+    "unit_unused": (_p, _u32, C.POINTER(_bool), _size),
     "poll": (_p, _u64, C.POINTER(Result)),
     "wait": (_p, _u64, _int, C.POINTER(Result)),
 }
@@ -184,6 +190,7 @@ OPS: dict[str, tuple[object, ...]] = {
     "reduce_deferred": (_u32,),
     "reduce_more": (_u32,),
     "reduce_unused": (_u32,),
+    "reduce_with": (_u32, C.POINTER(ReduceOptions)),
     "accumulate": (_u32,),
     "all_reduce": (_u32, _u64, _u64, _u64, _int, _int),
     "broadcast": (_u32, _u64, _u64, _u64, _u32),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes as C
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import _abi, _library
-from .errors import FailedPrecondition
+from .errors import FailedPrecondition, InvalidArgument
 from .memory import Dtype, Memory, _Mapped
 from .specs import UnitSpec
 from .ticket import Ticket
@@ -25,6 +26,12 @@ class Place:
     elements: int
     shard_offset: int
     shard_elements: int
+
+
+def reduce_options(unused: Sequence[int], more: bool = False) -> _abi.ReduceOptions:
+    """For reduce_with. @unused: numbers of tensors, ascending."""
+    return _abi.ReduceOptions(C.sizeof(_abi.ReduceOptions),
+                              (C.c_uint32 * max(1, len(unused)))(*unused), len(unused), more)
 
 
 class Unit:
@@ -142,20 +149,36 @@ class Unit:
         return self.client.submit("gradient", self.id, finish=lambda r: self._lend(
             "gradient buffer", r, self.gradient_elements, self.spec.gradients, True)).wait()
 
-    def _reduce(self, op: str) -> Ticket[None]:
+    def _reduce(self, op: str, *arguments: Any) -> Ticket[None]:
         self._end("gradient buffer")
-        return self.client.submit(op, self.id, finish=lambda r: None)
+        return self.client.submit(op, self.id, *arguments, finish=lambda r: None)
 
-    def reduce_submit(self, more: bool = False) -> Ticket[None]:
+    def _number(self, name: str) -> int:
+        for number, tensor in enumerate(self.spec.tensors):
+            if tensor.name == name:
+                return number
+        raise InvalidArgument(f"unit '{self.spec.name}' has no tensor '{name}'", "unused")
+
+    def reduce_submit(self, more: bool = False, unused: Sequence[str] = ()) -> Ticket[None]:
         """As reduce, with a ticket."""
-        return self._reduce("reduce_more" if more else "reduce")
+        numbers = sorted(map(self._number, unused))
+        return self._reduce("reduce_with", C.byref(reduce_options(numbers, more)))
 
-    def reduce(self, more: bool = False) -> None:
+    def reduce(self, more: bool = False, unused: Sequence[str] = ()) -> None:
         """Reduce all ranks' gradient buffers, and what they have accumulated (collective).
 
-        @more: not the last time before the step.
+        @more: not the last time before the step. @unused: names of tensors that this rank has not
+        used, where it has written zeros; they count if another rank has used them.
         """
-        self.reduce_submit(more).wait()
+        self.reduce_submit(more, unused).wait()
+
+    def unused(self) -> list[str]:
+        """The tensors that no rank had used in the last reduce that was waited for: the step
+        leaves them and their optimizer state alone."""
+        n = len(self.spec.tensors)
+        flags = (C.c_bool * max(1, n))()
+        _library.call("unit_unused", self.client.handle, self.id, flags, n)
+        return [t.name for t, unused in zip(self.spec.tensors, flags) if unused]
 
     def reduce_unused(self) -> bool:
         """As reduce, of a rank that has not used the unit and has filled its buffer with zeros.

@@ -19,7 +19,7 @@ from ..errors import Aborted, FailedPrecondition, InvalidArgument
 from ..specs import OptimizerSpec
 from ..ticket import Ticket
 from ._session import session
-from ._unit import ShardedUnit
+from ._unit import NO_TASK, ShardedUnit
 
 _roots: weakref.WeakKeyDictionary[Client, int] = weakref.WeakKeyDictionary()
 
@@ -162,18 +162,25 @@ class Tree:
         torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
         for unit in self.units:
             unit.arrived.clear()
+            unit.promised.clear()
+            unit.task = NO_TASK
 
     def pre_backward(self, unit: ShardedUnit) -> None:
-        """@unit's parameters are about to be needed."""
+        """@unit's parameters are about to be needed: also by its modules, where a part of its forward
+        is computed again."""
         self.begin_backward()
-        unit.in_backward = True
+        unit.in_backward, unit.task = True, torch._C._current_graph_task_id()
         unit.gather()
+        unit.install()
 
     def gradient(self, unit: ShardedUnit, index: int, gradient: torch.Tensor) -> None:
         """A gradient has arrived."""
         self.begin_backward()
         self._some = True
-        unit.add_gradient(index, gradient)
+        if not unit.add_gradient(index, gradient):
+            return
+        if unit.task not in (NO_TASK, torch._C._current_graph_task_id()):
+            return  # of a part that is computed again, by a backward in the unit's: more may come
         unit.arrived.add(index)
         if len(unit.arrived) == len(unit.trained):
             self._complete(unit)

@@ -21,7 +21,8 @@ from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
 from ..memory import Dtype
 from ..specs import Layout, OptimizerSpec, Profile, Strategy, TensorSpec, UnitSpec
 from ..ticket import Ticket
-from ..unit import Unit
+from ..unit import Unit, reduce_options
+from . import _direct
 from ._guard import Guard
 from ._session import tensor_at
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 DTYPES = {torch.float32: Dtype.FP32, torch.bfloat16: Dtype.BF16, torch.float16: Dtype.FP16}
 TORCH_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in DTYPES.items()}
+
+
+NO_TASK = -1  # autograd's number of none
 
 
 def dtype_of(dtype: torch.dtype, what: str) -> Dtype:
@@ -61,6 +65,7 @@ class Parameter:
         self.guard = Guard.make(name, "parameter", value.shape, value.dtype, value.requires_grad,
                                 unit)
         self.gradient_guard: Guard | None = None
+        self.reduced = False  # since the last step, and some rank has used it
 
     def install(self, value: torch.Tensor) -> None:
         """Make @value the parameter of the modules that have it."""
@@ -91,8 +96,11 @@ class ShardedUnit:
         self.held = False  # gathered
         self.installed = False  # the modules have the full parameters
         self.in_backward = False
+        self.task = NO_TASK  # of autograd's, in which its backward began
         self.written: set[int] = set()  # indices into trained: there is something in the buffer
         self.arrived: set[int] = set()  # in this backward pass
+        # in the buffer already, and on its way to add_gradient: by which of autograd's tasks
+        self.promised: dict[int, int] = {}
         self._views: dict[int, list[torch.Tensor]] = {}  # by the buffer's address
         self._gradients: list[torch.Tensor] | None = None
 
@@ -163,6 +171,8 @@ class ShardedUnit:
         for i, p in enumerate(self.trained):
             assert p.full is not None
             p.full.register_post_accumulate_grad_hook(self._taker(i))
+            if len(p.owners) == 1 and self.compute == self.reduce:
+                _direct.attach(*p.owners[0], p.full, self, i)
         self._storage.resize_(0)
 
     def initialise(self, client: Client) -> None:
@@ -270,32 +280,66 @@ class ShardedUnit:
             self._gradients = self._views[address]
         return self._gradients
 
-    def add_gradient(self, index: int, gradient: torch.Tensor) -> None:
-        """Copy a gradient into the daemon's buffer, or add it to what is there."""
+    def direct_gradient(self, index: int, accumulator: Any) -> torch.Tensor | None:
+        """The parameter's part of the daemon's buffer, for the gradient that backward is about to
+        compute and @accumulator, autograd's node, to hand on. None: something is there already, or
+        the gradient goes elsewhere (torch.autograd.grad), or the place is not aligned."""
+        assert self.tree is not None
+        self.tree.begin_backward()
+        if index in self.written or index in self.promised or not _direct.arrives(accumulator):
+            return None
+        view = self._gradient_views()[index]
+        if view.data_ptr() % _direct.ALIGNMENT:
+            return None
+        self.promised[index] = torch._C._current_graph_task_id()
+        return view.detach()
+
+    def add_gradient(self, index: int, gradient: torch.Tensor) -> bool:
+        """Copy a gradient into the daemon's buffer, if it is not there, or add it to what is
+        there. Return: False: it is not the last of this pass."""
         if gradient.layout != torch.strided:
             raise Unimplemented(
                 f"the gradient of '{self.name}.{self.trained[index].name}' is {gradient.layout}: "
                 "only dense gradients are reduced by fully_shard (sparse=False in nn.Embedding)")
-        view = self._gradient_views()[index]
+        view, task = self._gradient_views()[index], torch._C._current_graph_task_id()
+        if self.promised.get(index, task) != task:  # a backward within that one: reentrant
+            view.add_(gradient)                     # checkpointing
+            return False
         if index in self.written:
             view.add_(gradient)
-        else:
+        elif gradient.data_ptr() != view.data_ptr():
             view.copy_(gradient)
-            self.written.add(index)
+        self.written.add(index)
+        self.promised.pop(index, None)
+        return True
 
     def reduce_submit(self) -> Ticket[bool]:
-        """Hand the gradients in; what has none contributes 0 (collective). The ticket's value:
-        did any rank use the unit?"""
-        unused = not self.written
-        views = self._gradient_views()
-        for index, view in enumerate(views):
-            if index not in self.written:
-                view.zero_()
+        """Hand the gradients in; what has none contributes 0, if another rank has one
+        (collective). The ticket's value: did any rank use the unit?"""
+        unit, views = self._must(), self._gradient_views()
+        unused = [i for i in range(len(views)) if i not in self.written]
+        for index in unused:
+            views[index].zero_()
         self.written.clear()
         self._gradients = None
+
+        def finish(result: _abi.Result) -> bool:
+            if not result.skipped:
+                self._reduced(unused)
+            return not result.skipped
+
+        if len(unused) == len(views):
+            return unit.client.submit("reduce_unused", unit.id, finish=finish)
+        numbers = [self.params.index(self.trained[i]) for i in unused]
+        return unit.client.submit("reduce_with", unit.id, C.byref(reduce_options(numbers)),
+                                  finish=finish)
+
+    def _reduced(self, unused: list[int]) -> None:
+        """@unused: of the trained, by this rank. Another may have used them."""
         unit = self._must()
-        return unit.client.submit("reduce_unused" if unused else "reduce", unit.id,
-                                  finish=lambda r: not r.skipped)
+        by_all = set(unit.unused()) if unused else ()
+        for p in self.trained:
+            p.reduced = p.reduced or p.name not in by_all
 
     def forget(self) -> None:
         """The daemon has dropped what this session held."""
@@ -311,13 +355,16 @@ class ShardedUnit:
         """What is in the buffer counts no more."""
         self.written.clear()
         self.arrived.clear()
+        self.promised.clear()
 
     def guard_gradients(self, there: bool) -> None:
-        """Parameters have a gradient that cannot be touched, or none."""
-        for p in self.trained:
-            if there and p.gradient_guard is None:
+        """Parameters have a gradient that cannot be touched, if some rank has one; or none."""
+        for i, p in enumerate(self.trained):
+            p.reduced = p.reduced and there
+            some = there and (p.reduced or i in self.written)
+            if some and p.gradient_guard is None:
                 p.gradient_guard = Guard.make(p.name, "gradient", p.shape, torch.float32)
-            p.guard.grad = p.gradient_guard if there else None
+            p.guard.grad = p.gradient_guard if some else None
 
     # ----------------------------------------------------------- whole parameters
 

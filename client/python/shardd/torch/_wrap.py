@@ -159,14 +159,29 @@ def _running(unit: ShardedUnit) -> Tree:
 
 
 def _not_compiled(function: Any) -> Any:
-    """Hooks are no part of what torch.compile makes of a module."""
+    """Hooks are no part of what torch.compile makes of a module. What says so imports the compiler,
+    which takes seconds: it is not asked for before somebody compiles. From then on the module has
+    hooks of which the compiler knows, and does not look into this wrapper for each of them."""
+    known: list[Any] = []
+
     @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return torch.compiler.disable(function)(*args, **kwargs)
-        return function(*args, **kwargs)
+    def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:
+            return function(module, *args, **kwargs)
+        if not known:
+            known.append(torch.compiler.disable(function))
+        return _told(module, wrapper, known[0])(module, *args, **kwargs)
 
     return wrapper
+
+
+def _told(module: nn.Module, wrapper: Any, known: Any) -> Any:
+    """@module has @known as a hook in the place of @wrapper. Return: @known."""
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for number, hook in hooks.items():
+            if hook is wrapper:
+                hooks[number] = known
+    return known
 
 
 @_not_compiled

@@ -304,7 +304,7 @@ class Sharded(_Sharded):
             p = unit.params[index]
             stand_in, shape = self._of[id(p.guard)], _rows(p, first, n)
             stand_in.data = params[at:at + n].view(shape)
-            stand_in.grad = gradient[at:at + n].view(shape)
+            stand_in.grad = gradient[at:at + n].view(shape) if p.reduced else None
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step unit by unit, in the order of their reductions (collective)."""
