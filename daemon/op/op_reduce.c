@@ -89,7 +89,7 @@ static void take_back(struct coll *c)
 		struct member *m = c->members[i];
 		struct member_unit *mu = member_unit_find(m, c->unit);
 
-		if (m->state != MEMBER_JOINED)
+		if (m->state != MEMBER_JOINED || c->ops[i]->shadow)
 			continue;
 		pool_give(&m->pool, &mu->gradient);
 		pool_give(&m->pool, &mu->accumulated);
@@ -245,6 +245,8 @@ static bool used_by_none(const struct coll *c)
 	for (uint32_t i = 0; i < c->n; i++) {
 		const struct member_unit *mu = member_unit_find(c->members[i], c->unit);
 
+		if (c->ops[i]->shadow)
+			continue;
 		if (!c->ops[i]->args.reduce.unused || (mu && mu->accumulated.slab))
 			return false;
 	}
@@ -278,6 +280,7 @@ static void encode(const struct op *op, op_reply_cb send, void *ctx)
 const struct op_type op_reduce = {
 	.name = "Reduce",
 	.collective = true,
+	.shadowed = true,
 	.request = &shardd__v1__reduce_request__descriptor,
 	.decode = decode,
 	.check = check,
