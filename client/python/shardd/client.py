@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, NamedTuple, TypeVar
 
-from . import _abi, _library, specs
+from . import _abi, _library, _restart, specs
 from .errors import FailedPrecondition, InUse, Unavailable, Unimplemented, VersionMismatch
 from .memory import Dtype, Memory, _Mapped
 from .specs import ClipProfile, Lifetime, ReduceOp, UnitSpec
@@ -130,6 +130,7 @@ class Client:
         except Unavailable as error:
             raise _not_there(error, self.socket) from None
         self._handle, self._open = handle, True
+        _restart.clients.add(self)
         self._check_version()
 
     def _check_version(self) -> None:
@@ -182,6 +183,11 @@ class Client:
     def forked(self) -> bool:
         """Is this a fork of the process that connected? Then it cannot be used."""
         return self._pid != os.getpid()
+
+    @property
+    def connected(self) -> bool:
+        """Can it be used, in this process?"""
+        return self._open and not self.forked
 
     @property
     def draining(self) -> bool:
@@ -392,6 +398,7 @@ class Client:
         """Make @step what a restarted trainer goes on from, on all ranks or none (collective over
         the job). @blob: up to 64 KiB of this rank's own state."""
         self.do("commit", step, blob, len(blob))
+        _restart.committed()
 
     def __repr__(self) -> str:
         if not self._open:

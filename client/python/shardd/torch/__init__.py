@@ -14,6 +14,7 @@ size and job come from the launcher (torchrun, shardctl run, mpirun, srun). The 
 docs/python.md.
 """
 
+from ._again import by_environment, guard
 from ._replicate import ReplicatedModule, replicate
 from ._resilient import Resilient, resilient
 from ._session import init, rank, session, shutdown, world_size
@@ -24,6 +25,8 @@ from .optim import SGD, Adam, AdamW, Sharded, clip_grad_norm_, commit
 
 __all__ = [
     "SGD", "Adam", "AdamW", "GradScaler", "ReplicatedModule", "Resilient", "Sharded",
-    "ShardedModule", "clip_grad_norm_", "commit", "fully_shard", "init", "rank", "replicate",
-    "resilient", "session", "shutdown", "summon_full_params", "world_size",
+    "ShardedModule", "clip_grad_norm_", "commit", "fully_shard", "guard", "init", "rank",
+    "replicate", "resilient", "session", "shutdown", "summon_full_params", "world_size",
 ]
+
+by_environment()
