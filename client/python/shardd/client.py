@@ -337,6 +337,21 @@ class Client:
         """Wait for all ranks of the group (collective)."""
         self.do("barrier", group)
 
+    def join_uneven(self, divide_by_active: bool = False, group: int = WORLD) -> tuple[int, int]:
+        """This rank has no more inputs: the daemon takes part in its place, with zeros, until all
+        ranks of the group have called this (DDP's join). @divide_by_active: gradients by the ranks
+        that have inputs. Return: the rank that joined last, and in how many collectives this one
+        was replaced."""
+        last, shadowed = C.c_uint32(), C.c_uint64()
+        _library.call("join_uneven", self.handle, group, divide_by_active, C.byref(last),
+                      C.byref(shadowed))
+        return last.value, shadowed.value
+
+    def join_even(self, group: int = WORLD) -> None:
+        """As join_uneven, but it is an error, FailedPrecondition on all ranks of the group, if one
+        that has not called this asks for a collective."""
+        _library.call("join_even", self.handle, group)
+
     def clip_grad_norm(self, max_norm: float, norm_type: float = 2.0, group: int = WORLD,
                        profile: ClipProfile = ClipProfile.TORCH, error_if_nonfinite: bool = False,
                        units: Sequence[Unit] | None = None, whole_job: bool = False) -> float:

@@ -47,6 +47,7 @@ class Tree:
         self.order = [u for u in reversed(self.units) if u.trained]
         self.optimizer: Any = None
         self.sync = True
+        self.uneven = False  # inside join()
         self.backward = False
         self.reduced = False  # something since the last step
         self._next = 0  # in order
@@ -132,6 +133,7 @@ class Tree:
         self.backward, self.reduced = False, False
         self._tickets.clear()
         self.arrived.clear()
+        self.uneven = False
         for unit in self.units:
             unit.forget()
         member = self.client.member

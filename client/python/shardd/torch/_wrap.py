@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
-from . import _state
+from . import _hooks, _state
 from ._tree import Tree, tree_of, unit_of, units_of
 from ._unit import ShardedUnit
 
@@ -63,6 +63,13 @@ class ShardedModule:
         """As torch.nn.utils.clip_grad_norm_ of the whole model's gradients (collective).
         Return: their norm before."""
         return tree_of(self._unit()).clip(max_norm, norm_type, error_if_nonfinite)
+
+    def register_comm_hook(self, state: Any, hook: Any) -> None:
+        """Reduce this module's units, and those inside it, as FSDP1 does with one of
+        torch.distributed.algorithms._comm_hooks.default_hooks: reduce_scatter_hook,
+        fp16_compress_hook, bf16_compress_hook. Before the optimizer is built. @state: None, or
+        what has a process group of all ranks. Other hooks are Unimplemented."""
+        _hooks.register(units_of(self), state, hook)  # type: ignore[arg-type]
 
     def extra_repr(self) -> str:
         """What the module says of itself, and its unit."""
