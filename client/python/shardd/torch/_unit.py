@@ -246,9 +246,14 @@ class ShardedUnit:
             self.installed = False
 
     def check(self) -> None:
-        """Is it still what was wrapped? FailedPrecondition: a parameter was replaced, or begins
-        or ceases to be trained."""
+        """Is it still what was wrapped? FailedPrecondition: a parameter was replaced or has other
+        memory, or begins or ceases to be trained."""
         for p in self.params:
+            if p.full is not None and p.full.untyped_storage()._cdata != self._storage._cdata:
+                raise FailedPrecondition(
+                    f"the type, device or data of parameter '{self.name}.{p.name}' was changed "
+                    "while it was gathered: the daemon has the old one; call .to() before "
+                    "wrapping, or change values in shardd.torch.summon_full_params(model)")
             now = p.full if self.installed else p.guard
             for module, attribute in p.owners:
                 if module._parameters.get(attribute) is not now:
