@@ -25,11 +25,15 @@ def environment(socket):
                 PYTHONDONTWRITEBYTECODE="1")
 
 
+def by_torchrun(ranks, *command):
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+            str(ranks), *command]
+
+
 def torchrun(socket, *arguments, ranks=2):
     """What rank 0 prints."""
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-         str(ranks), str(EXAMPLE), *SMALL, *arguments], env=environment(socket), text=True,
+        by_torchrun(ranks, str(EXAMPLE), *SMALL, *arguments), env=environment(socket), text=True,
         capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -89,19 +93,23 @@ class TrainGpt(unittest.TestCase):
         [pid] = [r["pid"] for r in status["ranks"] if r["rank"] == 1]
         return pid
 
+    def by_shardctl(self, restarts, *command):
+        return [os.path.join(support.BIN_DIR, "shardctl"), "--socket", self.socket, "run", "-n",
+                "2", "--max-restarts", str(restarts), "--", sys.executable, *command]
+
     def run_and_kill(self, job, at=None, whom=lambda pid: pid, restarts=0, guard="3"):
         """Losses by step, with what @whom makes of rank 1's process killed when step @at was
-        printed. @restarts: by shardctl. Return: them, and how often the ranks have rejoined."""
+        printed. @restarts: by shardctl; None: torchrun instead. Return: them, and how often the
+        ranks have rejoined."""
+        program = [str(EXAMPLE), *SMALL, "--resilient", "--steps", str(STEPS)]
         process = subprocess.Popen(
-            [os.path.join(support.BIN_DIR, "shardctl"), "--socket", self.socket, "run", "-n", "2",
-             "--job", job, "--max-restarts", str(restarts), "--", sys.executable, str(EXAMPLE),
-             *SMALL, "--resilient", "--steps", str(STEPS)],
-            env=dict(environment(self.socket), SHARDD_GUARD=guard), text=True,
+            by_torchrun(2, *program) if restarts is None else self.by_shardctl(restarts, *program),
+            env=dict(environment(self.socket), SHARDD_GUARD=guard, SHARDD_JOB=job), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         got, said, rejoined, killed = {}, [], 0, None
         for line in process.stdout:
             said.append(line)
-            _, _, text = line.partition("] ")
+            text = line[max(0, line.find("{")):]  # shardctl says before it which rank's it is
             if not text.startswith("{"):
                 continue
             found = json.loads(text)
@@ -122,6 +130,7 @@ class TrainGpt(unittest.TestCase):
         self.assertEqual(sorted(undisturbed), list(range(STEPS)))
         for job, how in (
                 ("forked again by its guard", dict()),
+                ("the same under torchrun", dict(restarts=None)),
                 ("started again by shardctl", dict(restarts=1, guard="0")),
                 ("its guard killed", dict(restarts=1, whom=parent_of))):
             with self.subTest(job):
