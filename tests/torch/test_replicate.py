@@ -5,6 +5,7 @@ The same loop runs with both; after every step losses, parameters and buffers ar
 ranks bit for bit. Prints one line of TAP a case; arguments choose by a part of the name.
 """
 
+import copy
 import sys
 import tempfile
 import traceback
@@ -17,6 +18,7 @@ import transformer
 from fsdp import Fsdp2, Shardd, differences
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, quantization_hooks
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
 
 import shardd
 
@@ -229,6 +231,48 @@ def an_early_end_is_an_error_of_all(api, rank):
     return [{"done": torch.tensor(-1)}]
 
 
+# ------------------------------------------------------------------ mixed precision
+
+
+def by_hand(api, model, loss, reduce):
+    """DDP's mixed precision, which it has on GPUs only: its hook's order of cast, sum, division."""
+    optimizer = api.optimizer("AdamW", model.parameters(), **cases.ADAMW)
+    states = []
+    for step in range(cases.STEPS):
+        low = copy.deepcopy(model).bfloat16()
+        value = loss(low, step)
+        value.backward()
+        for p, q in zip(model.parameters(), low.parameters()):
+            gradient = q.grad.to(reduce)
+            torch.distributed.all_reduce(gradient)
+            p.grad = gradient.div_(2).float()
+        api.step(optimizer)
+        states.append({**api.whole(model), "loss": value.detach()})
+    return states
+
+
+def mixed(api, rank, reduce):
+    def loss(model, step):
+        x = cases.numbers(rank, step, 5, 7)
+        return model(x if api.name == "shardd" else x.bfloat16()).float().pow(2).mean()
+
+    if api.name != "shardd":
+        return by_hand(api, cases.mlp(), loss, reduce)
+    policy = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=reduce)
+    model = api.replicate(cases.mlp(), mixed_precision=policy)
+    return cases.loop(api, model, loss, rank)
+
+
+@case
+def mixed_precision_with_sums_in_bf16(api, rank):
+    return mixed(api, rank, torch.bfloat16)
+
+
+@case
+def mixed_precision_with_sums_in_fp32(api, rank):
+    return mixed(api, rank, torch.float32)
+
+
 # ---------------------------------------------------------------------------- hooks
 
 
@@ -273,8 +317,17 @@ def refusals(rank):
                 said.append(f"{text!r} is not in {error}")
 
     replicate = shardd.torch.replicate
-    expect(shardd.Unimplemented, "mixed_precision",
+    expect(shardd.Unimplemented, "delay_all_reduce_named_params",
+           lambda: replicate(cases.mlp(), delay_all_reduce_named_params=1))
+    expect(shardd.InvalidArgument, "mixed_precision", lambda: replicate(
+        cases.mlp(), mixed_precision=_MixedPrecision(param_dtype=torch.float64)))
+    expect(shardd.InvalidArgument, "mixed_precision is 1",
            lambda: replicate(cases.mlp(), mixed_precision=1))
+    norm = replicate(cases.Conv(), mixed_precision=_MixedPrecision(buffer_dtype=torch.float16))
+    if norm.norm.running_mean.dtype != torch.float16:
+        said.append("buffers are not of buffer_dtype")
+    expect(shardd.Unimplemented, "with mixed_precision",
+           lambda: norm.register_comm_hook(None, default_hooks.allreduce_hook))
     expect(TypeError, "nonsense", lambda: replicate(cases.mlp(), nonsense=1))
     expect(shardd.InvalidArgument, "bucket_cap_mb",
            lambda: replicate(cases.mlp(), bucket_cap_mb=-1))

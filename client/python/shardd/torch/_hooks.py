@@ -80,6 +80,9 @@ def register(units: Sequence[ShardedUnit], state: Any, hook: Any) -> None:
             raise FailedPrecondition("register_comm_hook after the first forward, or after the "
                                      "optimizer was built: the daemon knows by then how gradients "
                                      "are reduced; call it right after wrapping")
+        if unit.pre_divide:
+            raise Unimplemented("with mixed_precision gradients are reduced by the hook that comes "
+                                "with it: leave one of the two out", "hook")
         if unit.hook is not None:
             raise FailedPrecondition("register_comm_hook was called before: one hook is allowed")
     check_all_ranks(getattr(state, "process_group", state), "state")

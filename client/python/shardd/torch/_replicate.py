@@ -15,17 +15,25 @@ import torch
 from torch import nn
 
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
+from ..specs import Profile
 from . import _hooks, _state
 from ._buffers import Buffers
 from ._join import uneven
 from ._session import world_size
 from ._tree import tree_of, unit_of, units_of
-from ._unit import ShardedUnit
-from ._wrap import ShardedModule, _before_backward, _not_compiled, _tensors, own_parameters
+from ._unit import ShardedUnit, dtype_of
+from ._wrap import (
+    ShardedModule,
+    _before_backward,
+    _cast,
+    _not_compiled,
+    _tensors,
+    own_parameters,
+)
 
 M = TypeVar("M", bound=nn.Module)
 
-_REFUSED = ("device_ids", "output_device", "mixed_precision", "delay_all_reduce_named_params")
+_REFUSED = ("device_ids", "output_device", "delay_all_reduce_named_params")
 
 
 class ReplicatedModule(ShardedModule):
@@ -81,7 +89,7 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
               forward_sync_buffers: bool | None = None, bucket_cap_mb: float | None = None,
               find_unused_parameters: bool = False, gradient_as_bucket_view: bool = False,
               static_graph: bool = False, process_group: Any = None, device_mesh: Any = None,
-              **options: Any) -> M:
+              mixed_precision: Any = None, **options: Any) -> M:
     """Train @module with the same parameters on every rank, as DistributedDataParallel does.
 
     @broadcast_buffers, or its newer name @forward_sync_buffers: rank 0's buffers become everybody's
@@ -90,6 +98,7 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
     gradient; what no rank has used is left alone by the optimizer (every parameter is a unit
     then). Else that is FailedPrecondition at the end of backward. @gradient_as_bucket_view: no
     difference, this process keeps no gradients. @process_group, @device_mesh: of all ranks.
+    @mixed_precision: with param_dtype, reduce_dtype and buffer_dtype, as DDP's own.
     Other arguments of DistributedDataParallel are Unimplemented.
 
     Return: @module, whose class now has the methods of :class:`ReplicatedModule` too. Build an
@@ -102,6 +111,8 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
             raise Unimplemented(f"{name} is {value!r}: only None is known here", name)
     _hooks.check_all_ranks(process_group, "process_group")
     _hooks.check_all_ranks(device_mesh, "device_mesh")
+    if mixed_precision is not None:
+        _check_policy(mixed_precision)
     if bucket_cap_mb is not None and not bucket_cap_mb > 0:
         raise InvalidArgument(f"bucket_cap_mb is {bucket_cap_mb}: above 0 is allowed",
                               "bucket_cap_mb")
@@ -112,25 +123,44 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
     limit = 0 if unused else int((bucket_cap_mb or 25) * 2**20)
     if forward_sync_buffers is not None:
         broadcast_buffers = forward_sync_buffers
-    units = [ShardedUnit(module, part, False, None)
+    units = [ShardedUnit(module, part, False, mixed_precision)
              for part in _buckets(own_parameters(module, set()), limit)]
     for number, unit in enumerate(units):
         unit.bucket = f"#{number}"
         unit.replicated, unit.all_used = True, not unused
         unit.parent = units[0] if number else None
+        if mixed_precision is not None:  # the sum is divided, in its own type
+            unit.hook, unit.pre_divide = (Profile.FSDP1_HOOK, None), 1.0
+    _cast_buffers(module, getattr(mixed_precision, "buffer_dtype", None))
     object.__setattr__(module, "_shardd_units", units)
     object.__setattr__(module, "_shardd_buffers", Buffers(module, units[0])
                        if broadcast_buffers else None)
     module.__class__ = type("Replicated" + type(module).__name__,
                             (ReplicatedModule, type(module)), {})
-    module.register_forward_pre_hook(_pre_forward, prepend=True)
+    module.register_forward_pre_hook(_pre_forward, prepend=True, with_kwargs=True)
     module.register_forward_hook(_post_forward, always_call=True)
     _state.add_hooks(module)
     return module
 
 
+def _check_policy(policy: Any) -> None:
+    """Is @policy like DDP's _MixedPrecision, with types that the daemon has?"""
+    if not hasattr(policy, "param_dtype") or not hasattr(policy, "reduce_dtype"):
+        raise InvalidArgument(f"mixed_precision is {policy!r}: torch.nn.parallel.distributed."
+                              "_MixedPrecision is allowed", "mixed_precision")
+    for name in ("param_dtype", "reduce_dtype"):
+        if getattr(policy, name) is not None:
+            dtype_of(getattr(policy, name), f"mixed_precision.{name}")
+
+
+def _cast_buffers(module: nn.Module, dtype: torch.dtype | None) -> None:
+    for buffer in module.buffers() if dtype is not None else ():
+        if buffer.is_floating_point():
+            buffer.data = buffer.to(dtype)
+
+
 @_not_compiled
-def _pre_forward(module: nn.Module, args: Any) -> None:
+def _pre_forward(module: nn.Module, args: Any, kwargs: Any) -> Any:
     first = unit_of(module)
     assert first is not None
     tree = first.tree or tree_of(first)
@@ -143,6 +173,8 @@ def _pre_forward(module: nn.Module, args: Any) -> None:
     if buffers is not None and torch.is_grad_enabled() and tree.sync:
         # in join those of the last rank that has inputs, as there
         buffers.broadcast(tree, world_size() - 1 if tree.uneven else 0, tree.uneven)
+    dtype = getattr(first.mp_policy, "param_dtype", None)
+    return (_cast(args, dtype), _cast(kwargs, dtype)) if dtype is not None else None
 
 
 @_not_compiled

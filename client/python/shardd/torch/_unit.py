@@ -94,6 +94,7 @@ class ShardedUnit:
         self.replicated = False
         self.all_used = False  # a parameter without a gradient is an error
         self.hook: tuple[Profile, torch.dtype | None] | None = None  # of register_comm_hook
+        self.pre_divide = 0.0  # of the gradients; 0: as the profile has it
         self.buffer_bytes = 0  # each rank's own, in the daemon
         self.params: list[Parameter] = []
         self._take(parameters)
@@ -161,7 +162,7 @@ class ShardedUnit:
             strategy=Strategy.REPLICATE if self.replicated else Strategy.SHARD,
             compute_dtype=dtype_of(self.compute, "mp_policy.param_dtype"),
             gradient_dtype=dtype_of(self.reduce, "mp_policy.reduce_dtype"),
-            reduce_profile=profile,
+            reduce_profile=profile, pre_divide=self.pre_divide,
             reduce_dtype=dtype_of(reduce_dtype, "hook") if reduce_dtype else None,
             buffers=buffers if self.buffer_bytes else ())
 
