@@ -5,6 +5,8 @@ Prints one line of TAP a test.
 """
 
 import os
+import subprocess
+import sys
 import threading
 import unittest
 import unittest.mock
@@ -534,7 +536,29 @@ class OneRank(unittest.TestCase):
         self.assertIn("sharded", repr(net))
 
 
+GUARDED = """
+import os, signal
+import shardd.torch as st
+st.init(guard=True, job="guarded", rank=0, world_size=1)
+restarts = st.guard()
+st.session().commit(restarts + 1)
+print("life", restarts, flush=True)
+if restarts < 3:
+    os.kill(os.getpid(), signal.SIGKILL)
+st.shutdown()
+"""
+
+
 class Launchers(unittest.TestCase):
+    def test_a_guarded_process_joins_again_at_once(self):
+        with support.daemon() as socket:
+            path = str(support.ROOT / "client" / "python")
+            done = subprocess.run(
+                [sys.executable, "-B", "-c", GUARDED], text=True, capture_output=True, timeout=120,
+                env=dict(os.environ, PYTHONPATH=path, SHARDD_SOCKET=socket))
+        self.assertEqual((done.returncode, done.stdout.split("\n")[:-1]),
+                         (0, [f"life {n}" for n in range(4)]), done.stderr)
+
     def test_a_daemon_that_is_not_there(self):
         with self.assertRaisesRegex(shardd.Unavailable, "Start one with"):
             st.init(socket="/nonexistent/socket", job="x", rank=0, world_size=1)
