@@ -245,9 +245,9 @@ static bool used_by_none(const struct coll *c)
 	for (uint32_t i = 0; i < c->n; i++) {
 		const struct member_unit *mu = member_unit_find(c->members[i], c->unit);
 
-		if (c->ops[i]->shadow)
-			continue;
-		if (!c->ops[i]->args.reduce.unused || (mu && mu->accumulated.slab))
+		if (!c->ops[i]->args.reduce.unused)
+			return false;
+		if (mu && mu->accumulated.slab && !c->ops[i]->shadow)
 			return false;
 	}
 	return true;

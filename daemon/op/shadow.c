@@ -24,6 +24,8 @@ static void adapt(struct op *shadow)
 		shadow->args.sparse.rows = NULL;
 		shadow->args.sparse.n = 0;
 	}
+	if (shadow->type == &op_reduce)
+		shadow->args.reduce.unused = true;
 	if (shadow->type == &op_ddp_bucket)
 		shadow->args.ddp.rank = &shadow->args.ddp.d->ranks[shadow->entry.index];
 }
