@@ -218,7 +218,9 @@ bool job_may_use(const struct job *job, uid_t uid)
 static int check_same(const struct job *job, const struct job_spec *spec, struct fault *f)
 {
 	if (spec->world_size != job->rec->world_size)
-		return fault_set(f, FAULT_STATE, NULL, "job '%s' has world size %u, not %u",
+		return fault_set(f, FAULT_STATE, NULL,
+				 "job '%s' has world size %u, not %u: start as many ranks, name "
+				 "another job, or delete it (shardctl job delete)",
 				 job->rec->name, job->rec->world_size, spec->world_size);
 	if (spec->lifetime && spec->lifetime != (enum job_lifetime)job->rec->lifetime)
 		return fault_set(f, FAULT_STATE, NULL, "job '%s' has lifetime %s, not %s",

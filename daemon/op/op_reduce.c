@@ -90,7 +90,7 @@ static void take_back(struct coll *c)
 		struct member *m = c->members[i];
 		struct member_unit *mu = member_unit_find(m, c->unit);
 
-		if (m->state != MEMBER_JOINED)
+		if (m->state != MEMBER_JOINED || c->ops[i]->shadow)
 			continue;
 		pool_give(&m->pool, &mu->gradient);
 		pool_give(&m->pool, &mu->accumulated);
@@ -273,6 +273,7 @@ static void encode(const struct op *op, op_reply_cb send, void *ctx)
 const struct op_type op_reduce = {
 	.name = "Reduce",
 	.collective = true,
+	.shadowed = true,
 	.request = &shardd__v1__reduce_request__descriptor,
 	.decode = decode,
 	.check = check,

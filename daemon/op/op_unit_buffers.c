@@ -136,10 +136,22 @@ static void *address(const struct coll *c, const struct stretch *s, uint32_t ind
 	return region_addr(&c->job->units[s->first]->buffers[index]);
 }
 
+/* The last rank of the group that has inputs, where the root has none: its own are the newest. */
+static uint32_t root_of(const struct coll *c)
+{
+	uint32_t root = coll_index(c, c->ops[0]->args.buf.root), i = c->n;
+
+	if (!c->ops[root]->shadow)
+		return root;
+	while (c->ops[--i]->shadow)
+		CHECK(i);
+	return i;
+}
+
 /* Whose buffers on a device get them first: the root's, or the first member's. */
 static uint32_t first_on(const struct coll *c, const struct coll_part *p)
 {
-	uint32_t root = coll_index(c, c->ops[0]->args.buf.root);
+	uint32_t root = root_of(c);
 
 	return coll_part(c, root) == p ? root : p->members[0];
 }
@@ -190,7 +202,7 @@ static void to_other_devices(struct coll *c)
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = address(c, &s, first_on(c, &c->parts[d]));
 	comm_broadcast(coll_between(c), coll_comm(c, to_other_devices), data, s.bytes,
-		       c->part_of[coll_index(c, c->ops[0]->args.buf.root)]);
+		       c->part_of[root_of(c)]);
 }
 
 /* The first stage does nothing but wait for the streams that wrote the buffers. */

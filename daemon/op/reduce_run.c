@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "core/check.h"
-#include "op/op_impl.h"
+#include "op/op_ddp.h"
 #include "unit/pack.h"
 
 enum reduce_device reduce_device_of(const struct unit *u)
@@ -14,14 +14,18 @@ enum reduce_device reduce_device_of(const struct unit *u)
 	return strcmp(info->name, "host") ? REDUCE_AS_ON_GPU : REDUCE_AS_ON_CPU;
 }
 
-struct reduce_plan reduce_plan_for(const struct job *job, const struct unit *u)
+static struct reduce_plan plan_by(const struct unit *u, uint32_t ranks)
 {
-	struct reduce_setting s =
-		reduce_setting_now(u, group_size(job->groups[u->rec->group]), reduce_device_of(u));
+	struct reduce_setting s = reduce_setting_now(u, ranks, reduce_device_of(u));
 	struct reduce_plan plan;
 
 	reduce_plan_make(&s, &plan);
 	return plan;
+}
+
+struct reduce_plan reduce_plan_for(const struct job *job, const struct unit *u)
+{
+	return plan_by(u, group_size(job->groups[u->rec->group]));
 }
 
 static void *address(const struct region *r)
@@ -80,13 +84,21 @@ static const struct member_unit *of(const struct coll *c, uint32_t member)
 	return member_unit_find(c->members[member], c->unit);
 }
 
+/* A rank without inputs contributes zeros, whatever it has. */
+static bool is_shadow(const struct coll *c, uint32_t member)
+{
+	return c->ops[member]->shadow;
+}
+
 /* Where a rank's gradient is to be folded, and in which type. */
 static const void *input_of(const struct coll *c, uint32_t member, enum dtype *dtype)
 {
 	const struct member_unit *mu = of(c, member);
-	bool accumulated = mu->accumulated.slab;
+	bool accumulated = !is_shadow(c, member) && mu->accumulated.slab;
 
 	*dtype = accumulated ? c->reduce->plan.accumulate_dtype : gradient_dtype(c->unit);
+	if (is_shadow(c, member))
+		return address(&c->parts[c->part_of[member]].scratch[REDUCE_ZEROS]);
 	return address(accumulated ? &mu->accumulated : &mu->gradient);
 }
 
@@ -167,7 +179,7 @@ static void measure(const struct coll *c, struct reduce_run *like)
 	like->shard_ranks = u->rec->shard_ranks;
 	like->replicas = c->n / like->shard_ranks;
 	like->whole = reduce_whole_replicas(c);
-	like->plan = reduce_plan_for(c->job, u);
+	like->plan = plan_by(u, op_ddp_divide_by(c));
 	like->crossed = like->replicas > 1 && !like->whole &&
 			(like->plan.partial.how || like->plan.replica.how);
 	for (unsigned d = 0; d < c->n_parts; d++) {
@@ -180,6 +192,15 @@ static void measure(const struct coll *c, struct reduce_run *like)
 	like->kops = c->n + 1 > u->rec->n_tensors ? c->n + 1 : u->rec->n_tensors;
 }
 
+static uint64_t zero_bytes(const struct coll *c)
+{
+	bool any = false;
+
+	for (uint32_t i = 0; i < c->n; i++)
+		any = any || is_shadow(c, i);
+	return any ? rounded_up(c->unit->layout.elements * dtype_size(gradient_dtype(c->unit))) : 0;
+}
+
 static void begin(const struct coll *c, struct reduce_run *run)
 {
 	run->added = &run->partials[run->here * c->n_parts];
@@ -189,6 +210,8 @@ static void begin(const struct coll *c, struct reduce_run *run)
 	run->apart = must_be_apart(c, run);
 	run->stride = rounded_up((run->crossed ? reduce_segment(c) : c->unit->layout.elements) *
 				 dtype_size(run->plan.sum_dtype));
+	run->zero_bytes = zero_bytes(c);
+	CHECK(!run->zero_bytes || run->plan.accumulate_dtype == gradient_dtype(c->unit));
 	run->lonely_bytes = lonely_bytes(c, run);
 }
 
@@ -230,12 +253,22 @@ uint64_t reduce_scratch(const struct coll *c, unsigned which)
 	if (which == REDUCE_PARTIALS)
 		return run->apart && !c->unit->parts[0].partials.slab ? run->here * run->stride : 0;
 	if (which == REDUCE_CONVERTED)
-		return run->lonely_bytes;
+		return run->zero_bytes ? run->zero_bytes : run->lonely_bytes;
 	if (c->n_parts == 1 || (run->defer && !run->crossed))
 		return 0;
 	if (which == REDUCE_PACKED && !unit_is_packed(c->unit))
 		return 0;
 	return unit_part_elements(c->unit) * c->unit->spread * dtype_size(run->plan.sum_dtype);
+}
+
+static void zero(struct coll *c, unsigned d)
+{
+	struct coll_part *p = &c->parts[d];
+
+	if (c->reduce->zero_bytes)
+		coll_kop(p, KOP_FILL, c->reduce->zero_bytes / sizeof(float))->fill =
+			(struct k_fill){ .dst = region_addr(&p->scratch[REDUCE_ZEROS]),
+					 .kind = FILL_CONSTANT };
 }
 
 /* What is new, added to what was accumulated. */
@@ -247,7 +280,7 @@ static void add_new(struct coll *c, unsigned d)
 		const struct member_unit *mu = of(c, p->members[i]);
 		const void **new = &c->reduce->added[p->members[i]];
 
-		if (!mu->accumulated.slab || !mu->gradient.slab)
+		if (is_shadow(c, p->members[i]) || !mu->accumulated.slab || !mu->gradient.slab)
 			continue;
 		*new = region_addr(&mu->gradient);
 		reduce_add_kop(c->unit, &c->reduce->plan, region_addr(&mu->accumulated), new,
@@ -264,7 +297,7 @@ static void include(struct coll *c, unsigned d)
 	if (!c->reduce->plan.adds_before || !c->reduce->accumulate)
 		return;
 	for (uint32_t i = 0; i < p->n; i++)
-		if (!of(c, p->members[i])->included)
+		if (!is_shadow(c, p->members[i]) && !of(c, p->members[i])->included)
 			reduce_include_kop(c->unit, &c->unit->parts[d],
 					   &c->reduce->added[p->members[i]],
 					   input_of(c, p->members[i], &dtype),
@@ -417,10 +450,10 @@ unsigned reduce_sums(const struct coll *c)
 
 bool reduce_next_stage(struct coll *c)
 {
-	static void (*const stages[])(struct coll * c, unsigned d) = { add_new, include,
-								       convert, fold_replicas,
-								       fold,    reduce_pack };
-	unsigned n = c->reduce->crossed ? 3 : c->reduce->defer ? 4 : ARRAY_SIZE(stages);
+	static void (*const stages[])(struct coll * c,
+				      unsigned d) = { zero,          add_new, include,    convert,
+						      fold_replicas, fold,    reduce_pack };
+	unsigned n = c->reduce->crossed ? 4 : c->reduce->defer ? 5 : ARRAY_SIZE(stages);
 	bool any = false;
 
 	while (!any && c->reduce->stage < n) {

@@ -29,6 +29,7 @@ struct reduce_run {
 	size_t kops;           /* of a device in one stage, at most */
 	uint64_t stride;       /* bytes between partials */
 	uint64_t lonely_bytes; /* of gradients to be converted beside accumulated ones */
+	uint64_t zero_bytes;   /* what ranks without inputs contribute; then nothing is lonely */
 	unsigned stage;
 	void (*deferred)(struct coll *c); /* crossed: what follows */
 	void (*reduced)(struct coll *c);
@@ -40,8 +41,14 @@ struct reduce_run {
 	const void *partials[]; /* @here per part */
 };
 
-/* Scratch of a reduction. */
-enum { REDUCE_SUMS = 0, REDUCE_PARTIALS = 1, REDUCE_CONVERTED = 2, REDUCE_PACKED = 3 };
+/* Scratch of a reduction. Where there are zeros nothing is converted. */
+enum {
+	REDUCE_SUMS = 0,
+	REDUCE_PARTIALS = 1,
+	REDUCE_CONVERTED = 2,
+	REDUCE_ZEROS = REDUCE_CONVERTED,
+	REDUCE_PACKED = 3
+};
 
 /* What the files of it share. The dtype of a rank's gradient that is to be folded, after what
  * accumulated was converted; @r by the pieces of tensors; the sums in the order in which they

@@ -72,7 +72,7 @@ static bool some_may(const struct coll *c)
 		const struct member_unit *mu = member_unit_find(c->members[i], c->unit);
 
 		if ((!op->args.reduce.unused && !op->args.reduce.n_tensors) ||
-		    (mu && mu->accumulated.slab))
+		    (mu && mu->accumulated.slab && !op->shadow))
 			return false;
 	}
 	return !c->unit->has_partials;

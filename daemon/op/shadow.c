@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "op/op_ddp.h"
+#include "op/table.h"
 
 static struct op *next_join(const struct group *g, struct list **at)
 {
@@ -23,6 +24,11 @@ static void adapt(struct op *shadow)
 		shadow->args.sparse.rows = NULL;
 		shadow->args.sparse.n = 0;
 	}
+	if (shadow->type == &op_reduce) {
+		shadow->args.reduce.unused = true;
+		shadow->args.reduce.tensors = NULL;
+		shadow->args.reduce.n_tensors = 0;
+	}
 	if (shadow->type == &op_ddp_bucket)
 		shadow->args.ddp.rank = &shadow->args.ddp.d->ranks[shadow->entry.index];
 }
@@ -36,17 +42,28 @@ static int refuse(struct op *op, const struct op *join)
 		op->type->name, join->m->rank, member_pid(join->m), op->group->rec->name);
 }
 
+/* A rank's Reduce counts as zeros where gradients are whole on every rank, as with DDP; a share
+ * of the optimizer's own would be wanting. */
+static bool is_allowed(const struct op *op)
+{
+	const state_unit *rec = op->unit ? op->unit->rec : NULL;
+
+	if (op->type != &op_reduce)
+		return op->type->shadowed;
+	return rec->reduce_profile >= PROFILE_DDP && rec->optimizer->when != OPTIM_BY_TRAINER;
+}
+
 /* Return: the shadow, or NULL: none was made, and @op fails. */
 static struct op *make(struct op *join, struct op *op)
 {
-	struct op *shadow = op->type->shadowed ? op_shadow(join, op) : NULL;
+	struct op *shadow = is_allowed(op) ? op_shadow(join, op) : NULL;
 
 	if (shadow) {
 		join->args.join.shadowed++;
 		adapt(shadow);
 		return shadow;
 	}
-	if (op->type->shadowed)
+	if (is_allowed(op))
 		fault_errno(&op->fault, -ENOMEM, "taking part for a rank that has joined");
 	else
 		refuse(op, join);

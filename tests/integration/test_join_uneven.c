@@ -5,6 +5,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
+#include "core/check.h"
 #include "trainfix.h"
 
 /* Rank 0 has joined; what it cannot take part in is refused to rank 1, and numbers stay
@@ -91,4 +92,147 @@ Test(join_uneven, uneven_inputs_end_for_all_and_all_go_on, .timeout = 60, .init 
      .fini = trainfix_end)
 {
 	trainfix_run(3, even_trainer, NULL);
+}
+
+/* ------------------------------------------------------------- without buckets */
+
+enum { N = 5, BY_ACTIVE = 1, IN_BACKWARD = 2 };
+
+static float input_of(uint32_t rank, unsigned pass)
+{
+	return 0.3f * (float)(rank + 1) + (float)pass;
+}
+
+/* What DDP's profile makes of those who have inputs in @pass. */
+static float average(const struct trainer *t, unsigned pass, bool by_active)
+{
+	float by = 1.0f / (float)(by_active ? t->world - pass : t->world), sum = 0;
+
+	for (uint32_t rank = pass; rank < t->world; rank++)
+		sum += input_of(rank, pass) * by;
+	return sum;
+}
+
+static void submit(shardd_client *c, shardd_unit u, float value, bool reduce)
+{
+	float x[N];
+
+	for (unsigned i = 0; i < N; i++)
+		x[i] = value;
+	train_fill_gradient(c, u, DTYPE_FP32, x, N);
+	if (reduce)
+		TRAIN_OK(shardd_reduce(c, u, &train_err));
+	else
+		TRAIN_OK(shardd_accumulate(c, u, &train_err));
+}
+
+/* Step, and see that the parameters have gone from *@at by @by. */
+static void step(shardd_client *c, shardd_unit u, float *at, float by)
+{
+	float want[N], got[N];
+
+	*at -= by;
+	for (unsigned i = 0; i < N; i++)
+		want[i] = *at;
+	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+	train_params(c, u, got, sizeof(got));
+	TRAIN_SAME(got, want, sizeof(got));
+}
+
+static shardd_unit replica(shardd_client *c, unsigned how)
+{
+	const uint64_t one = 1;
+	const struct shardd_buffer mean = { .name = "mean", .shape = &one, .dims = 1 };
+	const struct shardd_unit_spec spec = {
+		.strategy = SHARDD_REPLICATE,
+		.reduce_profile = SHARDD_PROFILE_DDP,
+		.optimizer = { .kind = SHARDD_SGD,
+			       .lr = 1,
+			       .when = how & IN_BACKWARD ? SHARDD_OPTIM_IN_BACKWARD
+							 : SHARDD_OPTIM_AT_STEP },
+		.buffers = &mean,
+		.n_buffers = 1,
+	};
+
+	return train_zero_unit(c, "replica", N, &spec);
+}
+
+/* Rank r has r + 1 inputs. Who has no more counts for nothing, whatever it has accumulated; the
+ * last rank is the root of what is sent then. When all have joined all are as before. */
+static int reduce_trainer(const struct trainer *t)
+{
+	unsigned how = (unsigned)(uintptr_t)t->arg;
+	shardd_client *c = train_join(t);
+	shardd_unit u = replica(c, how);
+	float at = 0;
+	void *mean;
+
+	TRAIN_OK(shardd_unit_buffers(c, u, &mean, &train_err));
+	for (unsigned pass = 0; pass <= t->rank; pass++) {
+		train_poke(c, mean, (float)t->rank);
+		TRAIN_OK(shardd_broadcast_buffers(c, u, SHARDD_WORLD, 0, &train_err));
+		TRAINER_CHECK(train_peek(c, mean) == (pass ? (float)(t->world - 1) : 0));
+		submit(c, u, input_of(t->rank, pass), true);
+		step(c, u, &at, average(t, pass, how & BY_ACTIVE));
+	}
+	if (t->rank == 0)
+		submit(c, u, 6, false);
+	TRAIN_OK(shardd_join_uneven(c, SHARDD_WORLD, how & BY_ACTIVE, NULL, NULL, &train_err));
+	for (unsigned pass = 1; pass < t->world; pass++)
+		at -= pass > t->rank ? average(t, pass, how & BY_ACTIVE) : 0;
+	submit(c, u, 0, true);
+	step(c, u, &at, 6 * (1.0f / (float)t->world));
+	train_leave(c);
+	return 0;
+}
+
+Test(join_uneven, reductions_without_buckets, .timeout = 120, .init = trainfix_begin,
+     .fini = trainfix_end)
+{
+	trainfix_run(2, reduce_trainer, NULL);
+	trainfix_run(3, reduce_trainer, NULL);
+}
+
+Test(join_uneven, reductions_by_those_who_have_inputs, .timeout = 120, .init = trainfix_begin,
+     .fini = trainfix_end)
+{
+	trainfix_run(3, reduce_trainer, (void *)BY_ACTIVE);
+}
+
+Test(join_uneven, reductions_that_step, .timeout = 120, .init = trainfix_begin,
+     .fini = trainfix_end)
+{
+	trainfix_run(3, reduce_trainer, (void *)(BY_ACTIVE | IN_BACKWARD));
+}
+
+/* Rank 1's reductions of what rank 0 has a part of, or its step, are refused. */
+static int parts_trainer(const struct trainer *t)
+{
+	const struct shardd_unit_spec specs[] = {
+		{ .optimizer = { .kind = SHARDD_SGD, .lr = 1 } },
+		{ .strategy = SHARDD_REPLICATE,
+		  .reduce_profile = SHARDD_PROFILE_DDP,
+		  .optimizer = { .when = SHARDD_OPTIM_BY_TRAINER } },
+	};
+	shardd_client *c = train_join(t);
+
+	for (unsigned i = 0; i < ARRAY_SIZE(specs); i++) {
+		shardd_unit u = train_zero_unit(c, i ? "own" : "shards", N, &specs[i]);
+		float x[N] = { 0 };
+
+		train_fill_gradient(c, u, DTYPE_FP32, x, N);
+		if (t->rank) {
+			TRAIN_FAILS(shardd_reduce(c, u, &train_err), SHARDD_FAILED_PRECONDITION);
+			TRAINER_CHECK(strstr(train_err.text, "no more inputs"));
+		}
+		TRAIN_OK(shardd_join_uneven(c, SHARDD_WORLD, false, NULL, NULL, &train_err));
+	}
+	train_leave(c);
+	return 0;
+}
+
+Test(join_uneven, parts_of_ones_own_are_refused, .timeout = 60, .init = trainfix_begin,
+     .fini = trainfix_end)
+{
+	trainfix_run(2, parts_trainer, NULL);
 }

@@ -5,6 +5,7 @@ The same loop runs with both; after every step losses, parameters and buffers ar
 ranks bit for bit. Prints one line of TAP a case; arguments choose by a part of the name.
 """
 
+import copy
 import sys
 import tempfile
 import traceback
@@ -15,7 +16,9 @@ import test_fully_shard as cases
 import torch
 import transformer
 from fsdp import Fsdp2, Shardd, differences
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, quantization_hooks
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
 
 import shardd
 
@@ -33,14 +36,31 @@ class Ddp(Fsdp2):
     def replicate(self, module, **options):
         return DistributedDataParallel(module, **options)
 
+    def hook(self, model, hook):
+        def named_otherwise(state, bucket):  # by its name it asks for NCCL
+            return hook(state, bucket)
+
+        named_otherwise.__annotations__ = hook.__annotations__
+        model.register_comm_hook(None, named_otherwise)
+
     def whole(self, model):
         return {name.removeprefix("module."): value.detach().clone()
                 for name, value in model.state_dict().items()}
 
 
+class Alone:
+    """As a process group of one rank."""
+
+    def size(self):
+        return 1
+
+
 class Replicated(Shardd):
     def replicate(self, module, **options):
         return shardd.torch.replicate(module, **options)
+
+    def hook(self, model, hook):
+        model.register_comm_hook(None, hook)
 
     def whole(self, model):
         return {name: value.clone() for name, value in model.state_dict().items()}
@@ -113,6 +133,177 @@ def a_scheduler_and_sgd(api, rank):
                       cases.square(rank), rank, "SGD", lr=0.1, momentum=0.9, weight_decay=0.1)
 
 
+# ------------------------------------------------------------------- uneven inputs
+
+
+def uneven(api, model, loss, rank, inputs, kind="AdamW", **options):
+    """Rank r has inputs[r] of them. Losses, and the model that comes of it: outside of join whole
+    states can be had, and a step of all ranks."""
+    optimizer = api.optimizer(kind, model.parameters(), lr=0.02)
+    states = []
+
+    def train(step):
+        value = loss(model, step)
+        value.backward()
+        api.step(optimizer)
+        optimizer.zero_grad()
+        states.append({"loss": value.detach()})
+
+    with model.join(**options):
+        for step in range(inputs[rank]):
+            train(step)
+    states.append(api.whole(model))
+    if kind == "SGD":  # there the state of others is that of their last step
+        train(9)
+        states.append(api.whole(model))
+    return states
+
+
+def images(rank):
+    return lambda model, step: model(cases.numbers(rank, step, 2, 3, 8, 8)).pow(2).mean()
+
+
+@case
+def uneven_inputs_of_an_mlp(api, rank):
+    model = api.replicate(cases.mlp(), bucket_cap_mb=0.0001)
+    return uneven(api, model, cases.square(rank), rank, (2, 5))
+
+
+@case
+def uneven_inputs_divided_by_those_who_have_them(api, rank):
+    return uneven(api, api.replicate(cases.mlp()), cases.square(rank), rank, (4, 1), "SGD",
+                  divide_by_initial_world_size=False)
+
+
+@case
+def uneven_inputs_and_a_rank_without_any(api, rank):
+    return uneven(api, api.replicate(transformer.make()), cases.gpt_loss(rank), rank, (0, 3), "SGD")
+
+
+@case
+def even_inputs_inside_join(api, rank):
+    return uneven(api, api.replicate(cases.mlp()), cases.square(rank), rank, (2, 2), "SGD")
+
+
+@case
+def uneven_inputs_and_batch_norm(api, rank):
+    torch.manual_seed(2)
+    return uneven(api, api.replicate(cases.Conv()), images(rank), rank, (2, 4), "SGD")
+
+
+@case
+def uneven_inputs_and_batch_norm_of_rank_0(api, rank):
+    torch.manual_seed(2)
+    return uneven(api, api.replicate(cases.Conv()), images(rank), rank, (4, 2), "SGD")
+
+
+@case
+def uneven_inputs_and_unused_parameters(api, rank):
+    model = cases.Branches()
+
+    def loss(wrapped, step):
+        model.used = [(step + rank) % 2]
+        return wrapped(cases.numbers(rank, step, 5, 6)).pow(2).mean()
+
+    return uneven(api, api.replicate(model, find_unused_parameters=True), loss, rank, (1, 3), "SGD")
+
+
+@case
+def join_that_is_not_enabled(api, rank):
+    return uneven(api, api.replicate(cases.mlp()), cases.square(rank), rank, (2, 2), "SGD",
+                  enable=False)
+
+
+@case
+def an_early_end_is_an_error_of_all(api, rank):
+    model = api.replicate(cases.mlp())
+    optimizer = api.optimizer("SGD", model.parameters(), lr=0.02)
+    done = 0
+    try:
+        with model.join(throw_on_early_termination=True):
+            for step in range((2, 4)[rank]):
+                cases.square(rank)(model, step).backward()
+                api.step(optimizer)
+                optimizer.zero_grad()
+                done += 1
+    except RuntimeError:
+        return [{"done": torch.tensor(done), **api.whole(model)}]
+    return [{"done": torch.tensor(-1)}]
+
+
+# ------------------------------------------------------------------ mixed precision
+
+
+def by_hand(api, model, loss, reduce):
+    """DDP's mixed precision, which it has on GPUs only: its hook's order of cast, sum, division."""
+    optimizer = api.optimizer("AdamW", model.parameters(), **cases.ADAMW)
+    states = []
+    for step in range(cases.STEPS):
+        low = copy.deepcopy(model).bfloat16()
+        value = loss(low, step)
+        value.backward()
+        for p, q in zip(model.parameters(), low.parameters()):
+            gradient = q.grad.to(reduce)
+            torch.distributed.all_reduce(gradient)
+            p.grad = gradient.div_(2).float()
+        api.step(optimizer)
+        states.append({**api.whole(model), "loss": value.detach()})
+    return states
+
+
+def mixed(api, rank, reduce):
+    def loss(model, step):
+        x = cases.numbers(rank, step, 5, 7)
+        return model(x if api.name == "shardd" else x.bfloat16()).float().pow(2).mean()
+
+    if api.name != "shardd":
+        return by_hand(api, cases.mlp(), loss, reduce)
+    policy = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=reduce)
+    model = api.replicate(cases.mlp(), mixed_precision=policy)
+    return cases.loop(api, model, loss, rank)
+
+
+@case
+def mixed_precision_with_sums_in_bf16(api, rank):
+    return mixed(api, rank, torch.bfloat16)
+
+
+@case
+def mixed_precision_with_sums_in_fp32(api, rank):
+    return mixed(api, rank, torch.float32)
+
+
+# ---------------------------------------------------------------------------- hooks
+
+
+@case
+def the_hook_that_changes_nothing(api, rank):
+    model = api.replicate(cases.mlp())
+    api.hook(model, default_hooks.allreduce_hook)
+    return cases.loop(api, model, cases.square(rank), rank)
+
+
+@case
+def gradients_compressed_to_fp16(api, rank):
+    model = api.replicate(transformer.make())
+    api.hook(model, default_hooks.fp16_compress_hook)
+    return cases.loop(api, model, cases.gpt_loss(rank), rank)
+
+
+@case
+def gradients_compressed_to_bf16(api, rank):
+    model = api.replicate(transformer.make())
+    api.hook(model, default_hooks.bf16_compress_hook)
+    return cases.loop(api, model, cases.gpt_loss(rank), rank)
+
+
+@case
+def a_compressing_wrapper(api, rank):
+    model = api.replicate(cases.mlp())
+    api.hook(model, default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook))
+    return cases.loop(api, model, cases.square(rank), rank)
+
+
 def refusals(rank):
     """Sentences about what should have been refused and was not."""
     said = []
@@ -126,17 +317,44 @@ def refusals(rank):
                 said.append(f"{text!r} is not in {error}")
 
     replicate = shardd.torch.replicate
-    expect(shardd.Unimplemented, "mixed_precision",
+    expect(shardd.Unimplemented, "delay_all_reduce_named_params",
+           lambda: replicate(cases.mlp(), delay_all_reduce_named_params=1))
+    expect(shardd.InvalidArgument, "mixed_precision", lambda: replicate(
+        cases.mlp(), mixed_precision=_MixedPrecision(param_dtype=torch.float64)))
+    expect(shardd.InvalidArgument, "mixed_precision is 1",
            lambda: replicate(cases.mlp(), mixed_precision=1))
+    norm = replicate(cases.Conv(), mixed_precision=_MixedPrecision(buffer_dtype=torch.float16))
+    if norm.norm.running_mean.dtype != torch.float16:
+        said.append("buffers are not of buffer_dtype")
+    expect(shardd.Unimplemented, "with mixed_precision",
+           lambda: norm.register_comm_hook(None, default_hooks.allreduce_hook))
     expect(TypeError, "nonsense", lambda: replicate(cases.mlp(), nonsense=1))
     expect(shardd.InvalidArgument, "bucket_cap_mb",
            lambda: replicate(cases.mlp(), bucket_cap_mb=-1))
+    expect(shardd.Unimplemented, "process_group is of 1 ranks",
+           lambda: replicate(cases.mlp(), process_group=Alone()))
+    expect(shardd.InvalidArgument, "device_mesh is 'cpu'",
+           lambda: replicate(cases.mlp(), device_mesh="cpu"))
+    replicate(cases.mlp(), process_group=torch.distributed.group.WORLD)
     model = replicate(cases.Branches())
     expect(shardd.FailedPrecondition, "before", lambda: replicate(model))
-    expect(shardd.Unimplemented, "communication hooks",
-           lambda: model.register_comm_hook(None, None))
+    quantized = quantization_hooks.quantization_pertensor_hook
+    for hook in (None, 5, lambda state, bucket: None, quantized,
+                 default_hooks.fp16_compress_wrapper(quantized)):
+        expect(shardd.Unimplemented, "bf16_compress_hook of torch.distributed",
+               lambda: model.register_comm_hook(None, hook))
+    expect(shardd.InvalidArgument, "process group",
+           lambda: model.register_comm_hook("x", default_hooks.allreduce_hook))
+    alone = torch.distributed.new_group([0])
+    expect(shardd.Unimplemented, "all 2 of the job", lambda: model.register_comm_hook(
+        alone if rank == 0 else Alone(), default_hooks.allreduce_hook))
+    model.register_comm_hook(torch.distributed.group.WORLD, default_hooks.allreduce_hook)
+    expect(shardd.FailedPrecondition, "called before",
+           lambda: model.register_comm_hook(None, default_hooks.allreduce_hook))
     expect(shardd.FailedPrecondition, "find_unused_parameters=True",
            lambda: model(cases.numbers(rank, 0, 5, 6)).sum().backward())
+    expect(shardd.FailedPrecondition, "right after wrapping",
+           lambda: model.register_comm_hook(None, default_hooks.allreduce_hook))
     return said
 
 

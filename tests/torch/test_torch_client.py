@@ -6,9 +6,13 @@ Prints one line of TAP a test.
 
 import os
 import shutil
+import subprocess
+import sys
+import threading
 import unittest
 import unittest.mock
 import warnings
+from collections import OrderedDict
 
 import fsdp
 import support
@@ -89,6 +93,55 @@ class OneRank(unittest.TestCase):
         net.to("cpu")  # nothing changes
         with self.refused(shardd.InvalidArgument, "mp_policy"):
             st.fully_shard(nn.Linear(2, 2).bfloat16())
+
+    def test_type_and_device_of_what_is_gathered(self):
+        net = st.replicate(model())
+        net(numbers(0))
+        net.double()
+        with self.refused(shardd.FailedPrecondition, "type, device or data of parameter"):
+            net(numbers(0))
+        net = st.fully_shard(model(), reshard_after_forward=False)
+        net(numbers(0))
+        with self.refused(shardd.FailedPrecondition, r"call .to\(\) before it"):
+            net.double()
+
+    def test_forwards_of_two_threads(self):
+        class Waits(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer, self.inside, self.on = nn.Linear(4, 3), threading.Event(), None
+
+            def forward(self, x):
+                self.inside.set()
+                if self.on:
+                    self.on.wait(30)
+                return self.layer(x)
+
+        for wrap in (st.replicate, st.fully_shard):
+            net = wrap(Waits())
+            net(numbers(0))
+            net.inside.clear()
+            net.on = threading.Event()
+            other = threading.Thread(target=net, args=(numbers(0),))
+            other.start()
+            net.inside.wait(30)
+            with self.refused(shardd.FailedPrecondition, "two threads"):
+                net(numbers(0))
+            net.on.set()
+            other.join()
+            net(numbers(0)).sum().backward()  # in turns
+
+    def test_a_job_of_another_shape(self):
+        st.shutdown()
+        st.init(job="shaped", world_size=1, rank=0, lifetime=shardd.Lifetime.KEEP)
+        wrapped()(numbers(0))
+        st.shutdown()
+        with self.refused(shardd.SharddError, "'shaped' has world size 1, not 2: .*job delete"):
+            st.init(job="shaped", world_size=2, rank=0)
+        st.init(job="shaped", world_size=1, rank=0)
+        other = st.fully_shard(nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 3)))
+        with self.refused(shardd.SharddError, "registered with.*job delete"):
+            other(numbers(0))
 
     def test_an_optimizer_built_before_wrapping(self):
         net = model()
@@ -535,7 +588,33 @@ class OneRank(unittest.TestCase):
         self.assertIn("sharded", repr(net))
 
 
+GUARDED = """
+import os, signal
+import shardd.torch as st
+st.init(guard=True, job="guarded", rank=0, world_size=1)
+restarts = st.guard()
+st.session().commit(restarts + 1)
+print("life", restarts, flush=True)
+if restarts < 3:
+    os.kill(os.getpid(), signal.SIGKILL)
+st.shutdown()
+"""
+
+
 class Launchers(unittest.TestCase):
+    def test_a_guarded_process_joins_again_at_once(self):
+        with support.daemon() as socket:
+            path = str(support.ROOT / "client" / "python")
+            done = subprocess.run(
+                [sys.executable, "-B", "-c", GUARDED], text=True, capture_output=True, timeout=120,
+                env=dict(os.environ, PYTHONPATH=path, SHARDD_SOCKET=socket))
+        self.assertEqual((done.returncode, done.stdout.split("\n")[:-1]),
+                         (0, [f"life {n}" for n in range(4)]), done.stderr)
+
+    def test_a_daemon_that_is_not_there(self):
+        with self.assertRaisesRegex(shardd.Unavailable, "Start one with"):
+            st.init(socket="/nonexistent/socket", job="x", rank=0, world_size=1)
+
     def test_several_ranks_without_a_name(self):
         with unittest.mock.patch.dict(os.environ, RANK="0", WORLD_SIZE="2"):
             for name in ("SHARDD_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "MASTER_PORT"):
@@ -595,12 +674,14 @@ def mixture_in_one_process():
     return net.state_dict()
 
 
-def differ(rank, world, socket, shapes):
+def differ(rank, world, socket, how):
     os.environ["SHARDD_SOCKET"] = socket
     st.init(job="differ", rank=rank, world_size=world, op_timeout=30)
     torch.manual_seed(1)
-    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4 + (rank if shapes else 0)))
-    for layer in net if shapes or rank else net[:1]:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4 + (rank if how == "shapes" else 0)))
+    if how == "order" and rank:
+        net = nn.Sequential(OrderedDict([("1", net[1]), ("0", net[0])]))
+    for layer in net if how != "units" or rank else net[:1]:
         st.fully_shard(layer)
     st.fully_shard(net)
     try:
@@ -626,14 +707,15 @@ class TwoRanks(unittest.TestCase):
 
     def test_ranks_with_different_models(self):
         with support.daemon() as socket:
-            said = ranks(differ, 2, socket, True)
+            said = ranks(differ, 2, socket, "shapes")
         self.assertTrue(any("weight" in s or "bias" in s for s in said), said)
 
     def test_ranks_with_different_units(self):
-        with support.daemon() as socket:
-            said = ranks(differ, 2, socket, False)
-        self.assertTrue(all(said), said)
-        self.assertTrue(any("unit" in s for s in said), said)
+        for how in ("units", "order"):
+            with self.subTest(how), support.daemon() as socket:
+                said = ranks(differ, 2, socket, how)
+                self.assertTrue(all(said), said)
+                self.assertTrue(any("unit" in s for s in said), said)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import unittest
 
 import fsdp  # noqa: F401  finds the package
@@ -24,18 +25,30 @@ def environment(socket):
                 PYTHONDONTWRITEBYTECODE="1")
 
 
+def by_torchrun(ranks, *command):
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+            str(ranks), *command]
+
+
 def torchrun(socket, *arguments, ranks=2):
     """What rank 0 prints."""
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-         str(ranks), str(EXAMPLE), *SMALL, *arguments], env=environment(socket), text=True,
+        by_torchrun(ranks, str(EXAMPLE), *SMALL, *arguments), env=environment(socket), text=True,
         capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
+def parent_of(pid):
+    with open(f"/proc/{pid}/stat") as stat:
+        return int(stat.read().rpartition(")")[2].split()[1])
+
+
 def losses(lines):
     return {line["step"]: line["loss"] for line in lines if "loss" in line}
+
+
+STEPS = 150  # more than there are before the kill has been noticed
 
 
 class TrainGpt(unittest.TestCase):
@@ -74,38 +87,56 @@ class TrainGpt(unittest.TestCase):
     def test_losses_with_adamw_are_printed_alike(self):
         self.compare(places=4)  # PyTorch's square root is not correctly rounded
 
-    def run_and_kill(self, job, at):
-        """Losses by step, with rank 1 killed when step @at was printed (None: never)."""
+    def pid_of_rank_1(self, job):
+        with shardd.connect(self.socket) as client:
+            [status] = client.status(job)["jobs"]
+        [pid] = [r["pid"] for r in status["ranks"] if r["rank"] == 1]
+        return pid
+
+    def by_shardctl(self, restarts, *command):
+        return [os.path.join(support.BIN_DIR, "shardctl"), "--socket", self.socket, "run", "-n",
+                "2", "--max-restarts", str(restarts), "--", sys.executable, *command]
+
+    def run_and_kill(self, job, at=None, whom=lambda pid: pid, restarts=0, guard="3"):
+        """Losses by step, with what @whom makes of rank 1's process killed when step @at was
+        printed. @restarts: by shardctl; None: torchrun instead. Return: them, and how often the
+        ranks have rejoined."""
+        program = [str(EXAMPLE), *SMALL, "--resilient", "--steps", str(STEPS)]
         process = subprocess.Popen(
-            [os.path.join(support.BIN_DIR, "shardctl"), "--socket", self.socket, "run", "-n", "2",
-             "--job", job, "--max-restarts", "1", "--", sys.executable, str(EXAMPLE), *SMALL,
-             "--resilient", "--steps", "150"], env=environment(self.socket), text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT)
-        got, said, rejoined = {}, [], False
+            by_torchrun(2, *program) if restarts is None else self.by_shardctl(restarts, *program),
+            env=dict(environment(self.socket), SHARDD_GUARD=guard, SHARDD_JOB=job), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        got, said, rejoined, killed = {}, [], 0, None
         for line in process.stdout:
             said.append(line)
-            _, _, text = line.partition("] ")
+            text = line[max(0, line.find("{")):]  # shardctl says before it which rank's it is
             if not text.startswith("{"):
                 continue
             found = json.loads(text)
-            rejoined = rejoined or "rejoined" in found
+            rejoined += "rejoined" in found
             got.update(losses([found]))
+            if killed and rejoined and "loss" in found:
+                print(f"# {job}: {time.monotonic() - killed:.2f} s from the kill to the next step")
+                killed = None
             if at is not None and found.get("step") == at:
-                with shardd.connect(self.socket) as client:
-                    [status] = client.status(job)["jobs"]
-                [pid] = [r["pid"] for r in status["ranks"] if r["rank"] == 1]
-                os.kill(pid, signal.SIGKILL)
-                at = None
+                killed, at = time.monotonic(), None
+                os.kill(whom(self.pid_of_rank_1(job)), signal.SIGKILL)
         self.assertEqual(process.wait(60), 0, "".join(said))
         return got, rejoined
 
     def test_a_rank_that_is_killed_comes_back(self):
-        undisturbed, rejoined = self.run_and_kill("calm", None)
-        self.assertFalse(rejoined)
-        disturbed, rejoined = self.run_and_kill("killed", 3)
-        self.assertTrue(rejoined)
-        self.assertEqual(sorted(disturbed), list(range(150)))
-        self.assertEqual(disturbed, undisturbed)
+        undisturbed, rejoined = self.run_and_kill("calm")
+        self.assertEqual(rejoined, 0)
+        self.assertEqual(sorted(undisturbed), list(range(STEPS)))
+        for job, how in (
+                ("forked again by its guard", dict()),
+                ("the same under torchrun", dict(restarts=None)),
+                ("started again by shardctl", dict(restarts=1, guard="0")),
+                ("its guard killed", dict(restarts=1, whom=parent_of))):
+            with self.subTest(job):
+                disturbed, rejoined = self.run_and_kill(job.replace(" ", "-"), 3, **how)
+                self.assertEqual(rejoined, 1)
+                self.assertEqual(disturbed, undisturbed)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,7 @@ Prints one line of TAP a case.
 
 import contextlib
 import os
-import subprocess
 import sys
-import tempfile
 import traceback
 import warnings
 
@@ -31,15 +29,18 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.join(HERE, "..", "golden"))
+sys.path[:0] = [os.path.join(HERE, "..", "golden"), os.path.join(HERE, "..", "python")]
 
+import by_hand  # noqa: E402
 import golden  # noqa: E402
-import shardd_ctypes as shardd  # noqa: E402
+import support  # noqa: E402
 import transformer  # noqa: E402
+
+import shardd  # noqa: E402
 
 STEPS = 10
 ADAMW = dict(lr=0.02, betas=(0.9, 0.99), eps=1e-5, weight_decay=0.05)
-TYPES = {"fp32": (torch.float32, shardd.FP32), "bf16": (torch.bfloat16, shardd.BF16)}
+TYPES = {"fp32": (torch.float32, shardd.Dtype.FP32), "bf16": (torch.bfloat16, shardd.Dtype.BF16)}
 
 
 # ---------------------------------------------------------------- PyTorch
@@ -127,7 +128,7 @@ def wrap(model, system, compute, order):
 def in_torch(case):
     def run(rank, world):
         with golden.folded() if case["order"] == "rank" else contextlib.nullcontext():
-            in_backward = case["when"] == shardd.IN_BACKWARD
+            in_backward = case["when"] == shardd.OptimizerWhen.IN_BACKWARD
             optimizer, states = None, []
             if in_backward and case["system"] == "ddp":
                 model = ddp_in_backward(transformer.make())
@@ -164,21 +165,18 @@ def groups(model):
 
 def register(client, model, case):
     parameters, units = dict(model.named_parameters()), {}
-    optimizer = shardd.Optimizer(
-        kind=shardd.ADAMW, lr=ADAMW["lr"], weight_decay=ADAMW["weight_decay"],
-        beta1=ADAMW["betas"][0], beta2=ADAMW["betas"][1], eps=ADAMW["eps"], profile=1,
-        when=case["when"])
+    optimizer = shardd.OptimizerSpec(shardd.OptimizerKind.ADAMW, when=case["when"], **ADAMW)
     ddp = case["system"] == "ddp"
     for key, names in groups(model).items():
-        units[key] = client.register(
+        units[key] = client.unit(
             key, {n: tuple(parameters[n].shape) for n in names},
             frozen=[n for n in names if not parameters[n].requires_grad],
             tied={"head.weight": "tokens.weight"} if key == "root" else None,
             optimizer=optimizer, layout=case["layout"],
             compute_dtype=TYPES[case["compute"]][1],
-            reduce_dtype=shardd.FP32,
-            reduce_profile=shardd.DDP if ddp else shardd.FSDP2,
-            strategy=shardd.REPLICATE if ddp else shardd.SHARD)
+            reduce_dtype=shardd.Dtype.FP32,
+            reduce_profile=shardd.Profile.DDP if ddp else shardd.Profile.FSDP2,
+            strategy=shardd.Strategy.REPLICATE if ddp else shardd.Strategy.SHARD)
         units[key].initialise({n: parameters[n].detach() for n in names})
     return units
 
@@ -199,9 +197,9 @@ def lend(model, units):
 def in_shardd(case, socket, job):
     def run(rank, world):
         model = transformer.make()
-        client = shardd.Client(socket, job, rank, world)
+        client = by_hand.Client(socket, job, rank, world)
         units, states = register(client, model, case), []
-        ddp = shardd.Ddp(client, units.values()) if case["buckets"] else None
+        ddp = by_hand.Ddp(client, units.values()) if case["buckets"] else None
         for step in range(STEPS):
             lend(model, units)
             transformer.loss(model, rank, step).backward()
@@ -217,6 +215,7 @@ def in_shardd(case, socket, job):
         assert not ddp or ddp.buckets() > 2
         client.barrier()
         client.leave()
+        client.close()
         return states
 
     return run
@@ -257,17 +256,17 @@ def case_name(world, case):
     return "%s %s, %d ranks, %s%s%s%s" % (
         case["system"], case["compute"], world,
         {"gloo": "gloo's order", "rank": "order of the ranks"}[case["order"]],
-        ", rows" if case["layout"] == shardd.DIM0 else "",
+        ", rows" if case["layout"] == shardd.Layout.DIM0 else "",
         ", buckets" if case["buckets"] else "",
-        ", in backward" if case["when"] == shardd.IN_BACKWARD else "")
+        ", in backward" if case["when"] == shardd.OptimizerWhen.IN_BACKWARD else "")
 
 
 def check(world, case, socket, job):
     theirs = golden.run(in_torch(case), world)
     ours = golden.run(in_shardd(case, socket, job), world)
     learned(ours[0])
-    if case["when"] == shardd.IN_BACKWARD:
-        case = dict(case, when=shardd.AT_STEP)
+    if case["when"] == shardd.OptimizerWhen.IN_BACKWARD:
+        case = dict(case, when=shardd.OptimizerWhen.AT_STEP)
         same(theirs[0], golden.run(in_torch(case), world)[0], "PyTorch in backward and after")
         after = golden.run(in_shardd(case, socket, job + "after"), world)
         same(ours[0], after[0], "shardd in backward and after")
@@ -292,54 +291,37 @@ BOUND = 2e-5
 
 
 def cases():
-    def case(system="fsdp2", compute="fp32", order="gloo", layout=shardd.FLAT,
-             when=shardd.AT_STEP, buckets=False):
+    def case(system="fsdp2", compute="fp32", order="gloo", layout=shardd.Layout.FLAT,
+             when=shardd.OptimizerWhen.AT_STEP, buckets=False):
         return dict(system=system, compute=compute, order=order, layout=layout, when=when,
                     buckets=buckets)
 
     yield 2, case()
-    yield 2, case(layout=shardd.DIM0)
+    yield 2, case(layout=shardd.Layout.DIM0)
     yield 4, case()
     yield 4, case(order="rank")
-    yield 4, case(order="rank", layout=shardd.DIM0)
+    yield 4, case(order="rank", layout=shardd.Layout.DIM0)
     yield 2, case(compute="bf16")
-    yield 4, case(compute="bf16", order="rank", layout=shardd.DIM0)
-    yield 2, case(when=shardd.IN_BACKWARD)
-    yield 2, case(when=shardd.IN_BACKWARD, layout=shardd.DIM0)
+    yield 4, case(compute="bf16", order="rank", layout=shardd.Layout.DIM0)
+    yield 2, case(when=shardd.OptimizerWhen.IN_BACKWARD)
+    yield 2, case(when=shardd.OptimizerWhen.IN_BACKWARD, layout=shardd.Layout.DIM0)
     yield 2, case("ddp")
     yield 4, case("ddp")
     for world in 2, 4:
         yield world, case("ddp", buckets=True)
-        yield world, case("ddp", when=shardd.IN_BACKWARD, buckets=True)
-
-
-@contextlib.contextmanager
-def daemon():
-    with tempfile.TemporaryDirectory() as folder:
-        socket = os.path.join(folder, "socket")
-        log = open(os.path.join(folder, "log"), "w+")
-        process = subprocess.Popen(
-            [os.path.join(os.environ["SHARDD_BIN_DIR"], "shardd"), "--socket", socket,
-             "--backend", "host"], stdout=log, stderr=log)
-        try:
-            yield socket
-        finally:
-            process.terminate()
-            if process.wait(30):
-                log.seek(0)
-                sys.exit("the daemon ended with %d:\n%s" % (process.returncode, log.read()))
+        yield world, case("ddp", when=shardd.OptimizerWhen.IN_BACKWARD, buckets=True)
 
 
 def main():
     todo, failed = list(cases()), 0
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     print("1..%d" % (len(todo) + 1))
-    wrong = shardd.other_sizes()
+    wrong = by_hand.other_sizes()
     if wrong:
         print("not ok - structs are those of shardd.h # not so: " + ", ".join(wrong))
         return True
     print("ok - structs are those of shardd.h")
-    with daemon() as socket:
+    with support.daemon() as socket:
         for number, (world, case) in enumerate(todo):
             try:
                 check(world, case, socket, "job%d" % number)

@@ -40,10 +40,11 @@ class Pages(unittest.TestCase):
         parts = blocks("tutorial.md")
         self.assertGreater(len(parts), 5)
         shardctl = os.path.join(support.BIN_DIR, "shardctl")
-        said = self.run_program("\n".join(parts), shardctl, "run", "--standalone", "-n", "2",
-                                "--max-restarts", "1", "--")
-        self.assertIn("[0] done", said)
-        self.assertIn("summon_full_params", said)
+        for restarts, guard in (("1", "0"), ("0", "1")):
+            said = self.run_program("\n".join(parts), shardctl, "run", "--standalone", "-n", "2",
+                                    "--max-restarts", restarts, "--", SHARDD_GUARD=guard)
+            self.assertIn("[0] done", said)
+            self.assertIn("summon_full_params", said)
 
     def test_the_blocks_of_the_manual(self):
         parts = blocks("python.md")

@@ -144,9 +144,10 @@ SHARDD_API int shardd_reduce_sparse(shardd_client *c, shardd_unit u, uint32_t te
 
 /* This rank has no more inputs: it takes part in the group's collectives with zeros until
  * all its ranks have called this, and returns then. Until then only collectives that can be
- * done without it are allowed to the others: buckets, ReduceSparse, BroadcastBuffers, Barrier,
+ * done without it are allowed to the others: buckets, Reduce with a DDP profile, ReduceSparse,
+ * BroadcastBuffers (whose root, if it is such a rank, is the last one that is not), Barrier,
  * ClipGradNorm and Step.
- * @divide_by_active: buckets divide by the ranks that still have inputs instead of by all;
+ * @divide_by_active: reductions divide by the ranks that still have inputs instead of by all;
  * all ranks say the same. @last: the rank that joined last, whose model is the newest;
  * @shadowed: collectives in which this rank was replaced. Both may be NULL. */
 SHARDD_API int shardd_join_uneven_submit(shardd_client *c, shardd_group g, bool divide_by_active,

@@ -3,7 +3,7 @@
 
     torchrun --nproc-per-node 2 train_gpt.py --data FILE --engine shardd
     torchrun --nproc-per-node 2 train_gpt.py --data FILE --engine fsdp2
-    shardctl run --standalone -n 2 --max-restarts 1 -- python3 train_gpt.py --data FILE --resilient
+    shardctl run --standalone -n 2 -- python3 train_gpt.py --data FILE --resilient
 
 Engines: shardd (shardd.torch.fully_shard), fsdp2 (torch.distributed.fsdp.fully_shard over gloo),
 ddp (DistributedDataParallel over gloo), single (one process, without any of them). Rank 0 prints
@@ -246,6 +246,10 @@ def report(options, engine, seconds, steps, peaks):
 
 def main():
     options = arguments()
+    if options.resilient:
+        import shardd.torch
+
+        shardd.torch.guard()  # what follows runs in a child, and again when a signal ends that
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     text = torch.frombuffer(bytearray(options.data.read_bytes()), dtype=torch.uint8)

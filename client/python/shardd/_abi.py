@@ -162,6 +162,8 @@ CALLS: dict[str, tuple[object, ...]] = {
     "join": (_p, C.POINTER(Job), C.POINTER(Membership)),
     "get_device": (_p, C.POINTER(Device)),
     "leave": (_p,),
+    "join_uneven": (_p, _u32, _bool, _units, _ticket),
+    "join_even": (_p, _u32),
     "group_create": (_p, _text, _units, _size, _units),
     "register": (_p, C.POINTER(UnitSpec), _size, C.POINTER(UnitInfo)),
     "verify_model": (_p, _u32),

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, NamedTuple, TypeVar
 
-from . import _abi, _library, specs
+from . import _abi, _library, _restart, specs
 from .errors import FailedPrecondition, InUse, Unavailable, Unimplemented, VersionMismatch
 from .memory import Dtype, Memory, _Mapped
 from .specs import ClipProfile, Lifetime, ReduceOp, UnitSpec
@@ -131,6 +131,7 @@ class Client:
         except Unavailable as error:
             raise _not_there(error, self.socket) from None
         self._handle, self._open = handle, True
+        _restart.clients.add(self)
         self._check_version()
 
     def _check_version(self) -> None:
@@ -183,6 +184,11 @@ class Client:
     def forked(self) -> bool:
         """Is this a fork of the process that connected? Then it cannot be used."""
         return self._pid != os.getpid()
+
+    @property
+    def connected(self) -> bool:
+        """Can it be used, in this process?"""
+        return self._open and not self.forked
 
     @property
     def draining(self) -> bool:
@@ -332,6 +338,21 @@ class Client:
         """Wait for all ranks of the group (collective)."""
         self.do("barrier", group)
 
+    def join_uneven(self, divide_by_active: bool = False, group: int = WORLD) -> tuple[int, int]:
+        """This rank has no more inputs: the daemon takes part in its place, with zeros, until all
+        ranks of the group have called this (DDP's join). @divide_by_active: gradients by the ranks
+        that have inputs. Return: the rank that joined last, and in how many collectives this one
+        was replaced."""
+        last, shadowed = C.c_uint32(), C.c_uint64()
+        _library.call("join_uneven", self.handle, group, divide_by_active, C.byref(last),
+                      C.byref(shadowed))
+        return last.value, shadowed.value
+
+    def join_even(self, group: int = WORLD) -> None:
+        """As join_uneven, but it is an error, FailedPrecondition on all ranks of the group, if one
+        that has not called this asks for a collective."""
+        _library.call("join_even", self.handle, group)
+
     def clip_grad_norm(self, max_norm: float, norm_type: float = 2.0, group: int = WORLD,
                        profile: ClipProfile = ClipProfile.TORCH, error_if_nonfinite: bool = False,
                        units: Sequence[Unit] | None = None, whole_job: bool = False) -> float:
@@ -393,6 +414,7 @@ class Client:
         """Make @step what a restarted trainer goes on from, on all ranks or none (collective over
         the job). @blob: up to 64 KiB of this rank's own state."""
         self.do("commit", step, blob, len(blob))
+        _restart.committed()
 
     def __repr__(self) -> str:
         if not self._open:

@@ -14,6 +14,7 @@ size and job come from the launcher (torchrun, shardctl run, mpirun, srun). The 
 docs/python.md.
 """
 
+from ._again import by_environment, guard
 from ._live import live
 from ._replicate import ReplicatedModule, replicate
 from ._resilient import Resilient, resilient
@@ -25,6 +26,8 @@ from .optim import SGD, Adam, AdamW, Sharded, clip_grad_norm_, commit
 
 __all__ = [
     "SGD", "Adam", "AdamW", "GradScaler", "ReplicatedModule", "Resilient", "Sharded",
-    "ShardedModule", "clip_grad_norm_", "commit", "fully_shard", "init", "live", "rank",
+    "ShardedModule", "clip_grad_norm_", "commit", "fully_shard", "guard", "init", "live", "rank",
     "replicate", "resilient", "session", "shutdown", "summon_full_params", "world_size",
 ]
+
+by_environment()

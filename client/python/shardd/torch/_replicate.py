@@ -7,31 +7,61 @@ that nothing has to be found out about unused parameters while backward runs.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
-from ..memory import Dtype
-from . import _state
-from ._tree import Tree, tree_of, unit_of, units_of
-from ._unit import ShardedUnit
-from ._wrap import ShardedModule, _before_backward, _not_compiled, _tensors, own_parameters
+from ..specs import Profile
+from . import _hooks, _state
+from ._buffers import Buffers
+from ._join import uneven
+from ._session import world_size
+from ._tree import tree_of, unit_of, units_of
+from ._unit import ShardedUnit, dtype_of
+from ._wrap import (
+    ShardedModule,
+    _before_backward,
+    _cast,
+    _not_compiled,
+    _tensors,
+    own_parameters,
+)
 
 M = TypeVar("M", bound=nn.Module)
 
-_REFUSED = ("process_group", "device_ids", "output_device", "device_mesh", "mixed_precision",
-            "delay_all_reduce_named_params")
+_REFUSED = ("device_ids", "output_device", "delay_all_reduce_named_params")
 
 
 class ReplicatedModule(ShardedModule):
     """What a module can beside its own after replicate."""
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
-        """Unimplemented: gradients are reduced by the daemon."""
-        raise Unimplemented("communication hooks are Python in the middle of a reduction, which "
-                            "is the daemon's", "hook")
+        """Reduce as one of torch.distributed.algorithms.ddp_comm_hooks.default_hooks does:
+        allreduce_hook, fp16_compress_hook, bf16_compress_hook, or one of the two compressing
+        wrappers around the first. Before the optimizer is built. @state: None, or a process group
+        of all ranks. Other hooks are Unimplemented."""
+        _hooks.register(_state.own_units(self), state, hook)  # type: ignore[arg-type]
+
+    @contextlib.contextmanager
+    def join(self, divide_by_initial_world_size: bool = True, enable: bool = True,
+             throw_on_early_termination: bool = False) -> Iterator[None]:
+        """For ranks with different numbers of inputs, as DistributedDataParallel.join: around the
+        loop over the inputs. A rank that leaves it waits for the others, and takes part in their
+        reductions, steps and clipping with zeros; anything else that is collective is refused to
+        them meanwhile. Buffers become those of the last rank that has inputs, at the end those of
+        the last one that had.
+
+        @divide_by_initial_world_size: False: gradients are divided by the ranks that have inputs.
+        @enable: False: nothing happens. @throw_on_early_termination: no rank waits, all of them
+        get FailedPrecondition when the first has no more inputs.
+        """
+        with uneven(self, self._shardd_buffers, divide_by_initial_world_size,  # type: ignore
+                    enable, throw_on_early_termination):
+            yield
 
 
 def _buckets(parameters: list[tuple[nn.Module, str, str]], limit: int) -> list[
@@ -58,7 +88,8 @@ def _buckets(parameters: list[tuple[nn.Module, str, str]], limit: int) -> list[
 def replicate(module: M, *, broadcast_buffers: bool = True,
               forward_sync_buffers: bool | None = None, bucket_cap_mb: float | None = None,
               find_unused_parameters: bool = False, gradient_as_bucket_view: bool = False,
-              static_graph: bool = False, **options: Any) -> M:
+              static_graph: bool = False, process_group: Any = None, device_mesh: Any = None,
+              mixed_precision: Any = None, **options: Any) -> M:
     """Train @module with the same parameters on every rank, as DistributedDataParallel does.
 
     @broadcast_buffers, or its newer name @forward_sync_buffers: rank 0's buffers become everybody's
@@ -66,7 +97,8 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
     reduced together, 25. @find_unused_parameters, @static_graph: parameters may be without a
     gradient; what no rank has used is left alone by the optimizer (every parameter is a unit
     then). Else that is FailedPrecondition at the end of backward. @gradient_as_bucket_view: no
-    difference, this process keeps no gradients.
+    difference, this process keeps no gradients. @process_group, @device_mesh: of all ranks.
+    @mixed_precision: with param_dtype, reduce_dtype and buffer_dtype, as DDP's own.
     Other arguments of DistributedDataParallel are Unimplemented.
 
     Return: @module, whose class now has the methods of :class:`ReplicatedModule` too. Build an
@@ -77,6 +109,10 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
             raise TypeError(f"replicate() got an unexpected keyword argument '{name}'")
         if value is not None:
             raise Unimplemented(f"{name} is {value!r}: only None is known here", name)
+    _hooks.check_all_ranks(process_group, "process_group")
+    _hooks.check_all_ranks(device_mesh, "device_mesh")
+    if mixed_precision is not None:
+        _check_policy(mixed_precision)
     if bucket_cap_mb is not None and not bucket_cap_mb > 0:
         raise InvalidArgument(f"bucket_cap_mb is {bucket_cap_mb}: above 0 is allowed",
                               "bucket_cap_mb")
@@ -87,54 +123,44 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
     limit = 0 if unused else int((bucket_cap_mb or 25) * 2**20)
     if forward_sync_buffers is not None:
         broadcast_buffers = forward_sync_buffers
-    units = [ShardedUnit(module, part, False, None)
+    units = [ShardedUnit(module, part, False, mixed_precision)
              for part in _buckets(own_parameters(module, set()), limit)]
     for number, unit in enumerate(units):
         unit.bucket = f"#{number}"
         unit.replicated, unit.all_used = True, not unused
         unit.parent = units[0] if number else None
+        if mixed_precision is not None:  # the sum is divided, in its own type
+            unit.hook, unit.pre_divide = (Profile.FSDP1_HOOK, None), 1.0
+    _cast_buffers(module, getattr(mixed_precision, "buffer_dtype", None))
     object.__setattr__(module, "_shardd_units", units)
-    object.__setattr__(module, "_shardd_buffers", _Buffers(module) if broadcast_buffers else None)
+    object.__setattr__(module, "_shardd_buffers", Buffers(module, units[0])
+                       if broadcast_buffers else None)
     module.__class__ = type("Replicated" + type(module).__name__,
                             (ReplicatedModule, type(module)), {})
-    module.register_forward_pre_hook(_pre_forward, prepend=True)
+    module.register_forward_pre_hook(_pre_forward, prepend=True, with_kwargs=True)
     module.register_forward_hook(_post_forward, always_call=True)
     _state.add_hooks(module)
     return module
 
 
-class _Buffers:
-    """The module's buffers, made rank 0's."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-
-    def broadcast(self, tree: Tree) -> None:
-        """Collective; one broadcast of all of them."""
-        buffers = [b for b in self.module.buffers() if b.numel()]
-        member = tree.client.member
-        if not buffers or member is None or member.world_size == 1:
-            return
-        total = sum(b.nbytes for b in buffers)
-        with tree.client.alloc((total,), Dtype.UINT8) as lent, torch.no_grad():
-            flat = torch.frombuffer(lent.memory.view(), dtype=torch.uint8)
-            if member.rank == 0:
-                torch.cat([_bytes(b) for b in buffers], out=flat)
-            tree.client.broadcast(lent, 0, tree.group)
-            at = 0
-            for b in buffers if member.rank else []:
-                part = flat[at:at + b.nbytes].clone()
-                b.copy_(part.view(b.dtype).view(b.shape))
-                at += b.nbytes
-            del flat
+def _check_policy(policy: Any) -> None:
+    """Is @policy like DDP's _MixedPrecision, with types that the daemon has?"""
+    if not hasattr(policy, "param_dtype") or not hasattr(policy, "reduce_dtype"):
+        raise InvalidArgument(f"mixed_precision is {policy!r}: torch.nn.parallel.distributed."
+                              "_MixedPrecision is allowed", "mixed_precision")
+    for name in ("param_dtype", "reduce_dtype"):
+        if getattr(policy, name) is not None:
+            dtype_of(getattr(policy, name), f"mixed_precision.{name}")
 
 
-def _bytes(buffer: torch.Tensor) -> torch.Tensor:
-    return buffer.detach().contiguous().reshape(-1).view(torch.uint8)
+def _cast_buffers(module: nn.Module, dtype: torch.dtype | None) -> None:
+    for buffer in module.buffers() if dtype is not None else ():
+        if buffer.is_floating_point():
+            buffer.data = buffer.to(dtype)
 
 
 @_not_compiled
-def _pre_forward(module: nn.Module, args: Any) -> None:
+def _pre_forward(module: nn.Module, args: Any, kwargs: Any) -> Any:
     first = unit_of(module)
     assert first is not None
     tree = first.tree or tree_of(first)
@@ -143,15 +169,20 @@ def _pre_forward(module: nn.Module, args: Any) -> None:
     for unit in tree.units:
         unit.gather()
         unit.install()
-    buffers: _Buffers | None = module._shardd_buffers  # type: ignore[assignment]
+    buffers: Buffers | None = module._shardd_buffers  # type: ignore[assignment]
     if buffers is not None and torch.is_grad_enabled() and tree.sync:
-        buffers.broadcast(tree)
+        # in join those of the last rank that has inputs, as there
+        buffers.broadcast(tree, world_size() - 1 if tree.uneven else 0, tree.uneven)
+    dtype = getattr(first.mp_policy, "param_dtype", None)
+    return (_cast(args, dtype), _cast(kwargs, dtype)) if dtype is not None else None
 
 
 @_not_compiled
 def _post_forward(module: nn.Module, args: Any, output: Any) -> None:
     first = unit_of(module)
     assert first is not None
+    if first.tree is not None:
+        first.tree.end_forward()
     if first.tree is None or output is None or not torch.is_grad_enabled():
         return
     for tensor in _tensors(output, set()):

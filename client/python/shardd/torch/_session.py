@@ -12,6 +12,7 @@ import torch
 
 from ..client import Client, environment
 from ..errors import FailedPrecondition, InUse
+from ._again import guard as _guard
 
 _current: Client | None = None
 
@@ -32,18 +33,21 @@ def _job_name(world_size: int) -> str:
 
 
 def init(socket: str | None = None, job: str | None = None, rank: int | None = None,
-         world_size: int | None = None, **options: Any) -> Client:
+         world_size: int | None = None, guard: bool = False, **options: Any) -> Client:
     """Connect and join, where the environment does not say what is wanted.
 
     Without this the first module that is used does it: $SHARDD_SOCKET, $SHARDD_JOB (or the
     launcher's own number of the run), and rank and world size of torchrun, shardctl run, mpirun
-    or srun; one rank without any of them. @options: of :meth:`shardd.Client.join`.
+    or srun; one rank without any of them. @guard: first of all :func:`guard`, by default not.
+    @options: of :meth:`shardd.Client.join`.
     FailedPrecondition: there is one already. Return: the client.
     """
     global _current
     if _current is not None and not _current.forked:
         raise FailedPrecondition("this process has a session already: call "
                                  "shardd.torch.shutdown() first")
+    if guard:
+        _guard()
     found_rank, found_world = environment()
     rank = found_rank if rank is None else rank
     world_size = found_world if world_size is None else world_size

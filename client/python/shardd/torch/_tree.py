@@ -7,6 +7,7 @@ for the units that it has not used, and nobody waits for ever.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any, Callable
 
@@ -15,9 +16,10 @@ from torch import nn
 
 from .. import _library
 from ..client import WORLD, Client
-from ..errors import Aborted, FailedPrecondition, InvalidArgument
+from ..errors import Aborted, FailedPrecondition, InvalidArgument, SharddError
 from ..specs import OptimizerSpec
 from ..ticket import Ticket
+from ..unit import Unit
 from ._session import session
 from ._unit import NO_TASK, ShardedUnit
 
@@ -47,6 +49,8 @@ class Tree:
         self.order = [u for u in reversed(self.units) if u.trained]
         self.optimizer: Any = None
         self.sync = True
+        self.uneven = False  # inside join()
+        self._thread: int | None = None  # that is in the root's forward
         self.backward = False
         self.reduced = False  # something since the last step
         self._next = 0  # in order
@@ -91,7 +95,7 @@ class Tree:
         if not some:
             raise InvalidArgument("the model has no parameters to shard")
         self._specs = specs
-        registration = self.client.register(specs)
+        registration = self._registration()
         _library.call("verify_model", self.client.handle, self.group)
         generator = torch.random.get_rng_state()
         for unit, registered in zip(some, registration):
@@ -100,13 +104,30 @@ class Tree:
             unit.initialise(self.client)
         torch.random.set_rng_state(generator)
 
+    def _registration(self) -> list[Unit]:
+        member = self.client.member
+        try:
+            return self.client.register(self._specs)
+        except SharddError as error:
+            if member is None or not member.resumed or "is registered with" not in error.text:
+                raise
+            raise FailedPrecondition(
+                f"{error.text}; if these units are those of another model, which trained under the "
+                "job's name before, name another job (SHARDD_JOB), or delete that one "
+                "(shardctl job delete)") from error
+
     def _parameters(self) -> int:
         return sum(len(m._parameters) for m in self._modules)
 
     # ------------------------------------------------------------------ forward
 
     def begin_forward(self) -> None:
-        """The root's forward begins, outside of backward."""
+        """The root's forward begins, outside of backward; :meth:`end_forward` follows."""
+        if self.elsewhere:
+            raise FailedPrecondition(
+                "two threads are in the forward of one model: its units are gathered and reduced "
+                "in one order, by one thread; give each thread a rank or a model of its own, or "
+                "let them take turns")
         if self._parameters() != self._count:
             raise FailedPrecondition(
                 "a parameter was added or removed after fully_shard: the daemon knows those that "
@@ -114,6 +135,17 @@ class Tree:
         for unit in self.units:
             unit.check()
         self.settle()
+        self._thread = threading.get_ident()
+
+    @property
+    def elsewhere(self) -> bool:
+        """Is another thread in the root's forward?"""
+        return self._thread not in (None, threading.get_ident())
+
+    def end_forward(self) -> None:
+        """The root's forward is over, perhaps by an exception."""
+        if not self.elsewhere:
+            self._thread = None
 
     def settle(self) -> None:
         """If an exception ended the last backward, what it had gathered and produced goes."""
@@ -132,6 +164,7 @@ class Tree:
         self.backward, self.reduced = False, False
         self._tickets.clear()
         self.arrived.clear()
+        self.uneven = False
         for unit in self.units:
             unit.forget()
         member = self.client.member

@@ -19,7 +19,15 @@ from .. import _abi, _library
 from ..client import Client
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
 from ..memory import Dtype
-from ..specs import Layout, OptimizerSpec, Profile, Strategy, TensorSpec, UnitSpec
+from ..specs import (
+    BufferSpec,
+    Layout,
+    OptimizerSpec,
+    Profile,
+    Strategy,
+    TensorSpec,
+    UnitSpec,
+)
 from ..ticket import Ticket
 from ..unit import Unit, reduce_options
 from . import _direct
@@ -90,6 +98,9 @@ class ShardedUnit:
         self.bucket = ""  # behind the module's name
         self.replicated = False
         self.all_used = False  # a parameter without a gradient is an error
+        self.hook: tuple[Profile, torch.dtype | None] | None = None  # of register_comm_hook
+        self.pre_divide = 0.0  # of the gradients; 0: as the profile has it
+        self.buffer_bytes = 0  # each rank's own, in the daemon
         self.params: list[Parameter] = []
         self._take(parameters)
         self.unit: Unit | None = None
@@ -150,13 +161,18 @@ class ShardedUnit:
         """@settings: by the id of a parameter's guard, what differs from @optimizer."""
         tensors = [TensorSpec(p.name, list(p.shape), frozen=not p.trained,
                               **settings.get(id(p.guard), {})) for p in self.params]
+        profile, reduce_dtype = self.hook or (
+            Profile.DDP if self.replicated else Profile.FSDP2, None)
+        buffers = [BufferSpec("all buffers", (self.buffer_bytes,), Dtype.UINT8)]
         return UnitSpec(
             self.name, tensors, group=group, optimizer=optimizer,
             layout=Layout.FLAT if self.replicated else Layout.DIM0,
             strategy=Strategy.REPLICATE if self.replicated else Strategy.SHARD,
             compute_dtype=dtype_of(self.compute, "mp_policy.param_dtype"),
             gradient_dtype=dtype_of(self.reduce, "mp_policy.reduce_dtype"),
-            reduce_profile=Profile.DDP if self.replicated else Profile.FSDP2)
+            reduce_profile=profile, pre_divide=self.pre_divide,
+            reduce_dtype=dtype_of(reduce_dtype, "hook") if reduce_dtype else None,
+            buffers=buffers if self.buffer_bytes else ())
 
     def registered(self, unit: Unit) -> None:
         """The daemon has it: make the full parameters, views of a storage without memory."""
@@ -241,9 +257,14 @@ class ShardedUnit:
             self.installed = False
 
     def check(self) -> None:
-        """Is it still what was wrapped? FailedPrecondition: a parameter was replaced, or begins
-        or ceases to be trained."""
+        """Is it still what was wrapped? FailedPrecondition: a parameter was replaced or has other
+        memory, or begins or ceases to be trained."""
         for p in self.params:
+            if p.full is not None and p.full.untyped_storage()._cdata != self._storage._cdata:
+                raise FailedPrecondition(
+                    f"the type, device or data of parameter '{self.name}.{p.name}' was changed "
+                    "while it was gathered: the daemon has the old one; call .to() before "
+                    "wrapping, or change values in shardd.torch.summon_full_params(model)")
             now = p.full if self.installed else p.guard
             for module, attribute in p.owners:
                 if module._parameters.get(attribute) is not now:

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
-from . import _state
+from ..errors import FailedPrecondition, InvalidArgument, SharddError, Unimplemented
+from . import _hooks, _state
 from ._tree import Tree, tree_of, unit_of, units_of
 from ._unit import ShardedUnit
 
@@ -63,6 +63,13 @@ class ShardedModule:
         """As torch.nn.utils.clip_grad_norm_ of the whole model's gradients (collective).
         Return: their norm before."""
         return tree_of(self._unit()).clip(max_norm, norm_type, error_if_nonfinite)
+
+    def register_comm_hook(self, state: Any, hook: Any) -> None:
+        """Reduce this module's units, and those inside it, as FSDP1 does with one of
+        torch.distributed.algorithms._comm_hooks.default_hooks: reduce_scatter_hook,
+        fp16_compress_hook, bf16_compress_hook. Before the optimizer is built. @state: None, or
+        what has a process group of all ranks. Other hooks are Unimplemented."""
+        _hooks.register(units_of(self), state, hook)  # type: ignore[arg-type]
 
     def extra_repr(self) -> str:
         """What the module says of itself, and its unit."""
@@ -216,8 +223,10 @@ def _post_forward(module: nn.Module, args: Any, output: Any) -> Any:
     unit = unit_of(module)
     assert unit is not None
     tree = unit.tree
-    if tree is None:  # it could not even be registered
+    if tree is None or tree.elsewhere:  # it was refused; nothing is this thread's to end
         return None
+    if unit is tree.root:
+        tree.end_forward()
     watched = False
     if torch.is_grad_enabled():
         for tensor in _tensors(output, set()):
@@ -232,7 +241,10 @@ def _post_forward(module: nn.Module, args: Any, output: Any) -> Any:
     # What nothing announces in backward must stay until it is over.
     hidden = torch.is_grad_enabled() and not watched and (
         bool(unit.trained) or any(t.requires_grad for t in _tensors(args, set())))
-    if not unit.in_backward and (failed or (reshard and not hidden)):
+    if not unit.in_backward and failed:
+        with contextlib.suppress(SharddError):  # perhaps what ended forward is why
+            unit.release()
+    elif not unit.in_backward and reshard and not hidden:
         unit.release()
     dtype = getattr(unit.mp_policy, "output_dtype", None)
     return _cast(output, dtype) if dtype is not None and output is not None else None

@@ -1,0 +1,197 @@
+"""A process that runs the program again when it has died by a signal: by a fork.
+
+The process that a launcher started becomes the guard: it has imported everything, and has no
+thread, no connection and no model. Its child runs the program from the call on. When a signal
+ends the child (SIGKILL, SIGSEGV, no memory) the guard forks another, which continues at the same
+line: it has to import nothing. Everything else passes through: signals to the child, its exit
+code to the launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import itertools
+import mmap
+import os
+import signal
+import sys
+import threading
+import time
+import weakref
+from typing import Any, NoReturn
+
+from .errors import FailedPrecondition, InvalidArgument
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_TASKS = "/proc/self/task"
+# Somebody wants the end: no restart after them.
+_ENDINGS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+_WATCHED = _ENDINGS | {signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD}
+_IN_VAIN = 2  # deaths in a row without a commit between them
+
+_libc = ctypes.CDLL(None, use_errno=True)
+clients: weakref.WeakSet[Any] = weakref.WeakSet()  # every shardd.Client of this process
+_progress: mmap.mmap | None = None  # in a guarded process: one byte that the guard reads
+_restarts = 0
+
+
+def committed() -> None:
+    """The program has got on: its next death is worth a restart."""
+    if _progress is not None:
+        _progress[0] = 1
+
+
+def _threads() -> int:
+    try:
+        return len(os.listdir(_TASKS))
+    except OSError:
+        return threading.active_count()
+
+
+def _alone() -> bool:
+    """Has this process one thread only? One that was joined just now may be seen for a moment."""
+    for _ in range(20):
+        if _threads() == 1:
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def _refuse(max_restarts: int) -> None:
+    if max_restarts < 0:
+        raise InvalidArgument(f"max_restarts is {max_restarts}: 0 or more is allowed",
+                              "max_restarts")
+    if threading.current_thread() is not threading.main_thread():
+        raise FailedPrecondition("guard() is to be called by the main thread, before any other "
+                                 "is started")
+    if any(client.connected for client in clients):
+        raise FailedPrecondition("this process is connected already, and the connection would not "
+                                 "survive guard()'s fork: call guard() before init() and before "
+                                 "the optimizer is built")
+
+
+def _die_with(guard: int) -> None:
+    """In the child: SIGKILL when the guard ends, whose place the launcher fills anew."""
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != guard:  # it had ended before
+        os._exit(1)
+
+
+class _Guard:
+    """The parent's side, and the moment of the fork. ``progress``: shared with the child."""
+
+    def __init__(self, max_restarts: int) -> None:
+        self.max_restarts, self.progress = max_restarts, mmap.mmap(-1, mmap.PAGESIZE)
+        self._in_vain = 0
+        self._asked = False  # to end
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+        self._on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def _restore(self) -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL if self._on_child is None
+                      else self._on_child)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def start(self) -> int:
+        """Fork. Return: the child; 0 in it. FailedPrecondition: there are other threads, which a
+        fork would leave behind (those of OpenBLAS end by themselves before it)."""
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # None, or closed
+                stream.flush()
+        self.progress[0] = 0
+        guard = os.getpid()
+        told, tell = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(tell)
+            _die_with(guard)
+            if not os.read(told, 1):
+                os._exit(1)
+            os.close(told)
+            self._restore()
+            return 0
+        os.close(told)
+        alone = _alone()
+        if alone:
+            os.write(tell, b"g")
+        os.close(tell)
+        if not alone:
+            os.waitpid(child, 0)
+            self._restore()
+            raise FailedPrecondition(
+                f"this process has {_threads()} threads, which a fork would leave behind: call "
+                "guard() after the imports, before anything else")
+        return child
+
+    def watch(self, child: int) -> int:
+        """Wait for its end, passing signals on. Return: its exit code, or -signal."""
+        while True:
+            said = signal.sigwaitinfo(_WATCHED)
+            if said.si_signo == signal.SIGCHLD:
+                pid, status = os.waitpid(child, os.WNOHANG)
+                if pid:
+                    return os.waitstatus_to_exitcode(status)
+            elif said.si_code <= 0:  # else it is the terminal's: the child has it, too
+                self._asked = self._asked or said.si_signo in _ENDINGS
+                os.kill(child, said.si_signo)
+
+    def may_restart(self, child: int, ended_by: int, restarts: int) -> bool:
+        """Is there to be another child? Says so, or why not."""
+        self._in_vain = 0 if self.progress[0] else self._in_vain + 1
+        if self._asked or ended_by in _ENDINGS:
+            return False
+        may, then = True, f"restart {restarts + 1} of {self.max_restarts}"
+        if restarts == self.max_restarts:
+            may, then = False, f"{restarts} restarts were all there may be"
+        elif self._in_vain == _IN_VAIN:
+            may, then = False, "no step was committed in two lives, so that there is no third"
+        name = signal.strsignal(ended_by) or "no name"
+        os.write(2, f"shardd: process {child} was ended by signal {ended_by} ({name}); {then}\n"
+                 .encode())
+        return may
+
+
+def _end(code: int) -> NoReturn:
+    """As the child has ended, by its signal if it was one."""
+    if code >= 0:
+        os._exit(code)
+    if -code != signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
+    with contextlib.suppress(Exception):  # one core file is enough
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
+    os.kill(os.getpid(), -code)
+    os._exit(128 - code)
+
+
+def guard(max_restarts: int) -> int:
+    """Fork, and return in the child, again and again. Return: how many restarts there were.
+
+    Twice is once; nothing happens if SHARDD_GUARD is 0. The text for users is that of
+    :func:`shardd.torch.guard`.
+    """
+    global _progress, _restarts
+    if _progress is not None or os.environ.get("SHARDD_GUARD") == "0":
+        return _restarts
+    _refuse(max_restarts)
+    # What is there stays there: the collector does not touch it, so that it stays shared.
+    gc.collect()
+    gc.freeze()
+    parent = _Guard(max_restarts)
+    for restarts in itertools.count():
+        child = parent.start()
+        if child == 0:
+            _progress, _restarts = parent.progress, restarts
+            return restarts
+        _libc.prctl(_PR_SET_NAME, b"shardd-guard", 0, 0, 0)
+        code = parent.watch(child)
+        if code >= 0 or not parent.may_restart(child, -code, restarts):
+            _end(code)
+    raise AssertionError
+
+
+__all__ = ["committed", "guard"]

@@ -1,0 +1,54 @@
+"""guard: what :mod:`shardd._restart` does, for a program that trains with PyTorch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from .. import _library, _restart
+from ..errors import InvalidArgument
+
+
+def _load() -> None:
+    """What the first optimizer, forward and connection would import."""
+    import torch._dynamo
+    import torch.optim  # noqa: F401
+
+    with contextlib.suppress(ImportError):  # said by who needs it
+        _library.library()
+
+
+def guard(max_restarts: int = 3) -> int:
+    """Run the rest of the program in a child of this process, and again when a signal ends it.
+
+    Call it once, after the imports and before all else: no thread may run, and nothing may be
+    connected. This process stays, under its id, as the guard; the program goes on in a child, and
+    after the child's death by a signal (SIGKILL, SIGSEGV, no memory) in another one, from this
+    call on, with everything imported: with :func:`resilient` it costs a fork, building the model
+    and joining. An exit code, also that of an exception, is the guard's own, and no reason for a
+    restart. SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 go to the child; a child dies
+    with its guard. Works under any launcher.
+
+    @max_restarts: at most; and no third child if two in a row have committed nothing.
+    Environment: SHARDD_GUARD=N does it when shardd.torch is imported, with N restarts;
+    SHARDD_GUARD=0 makes this function do nothing.
+    FailedPrecondition: other threads, or a connection. Return: how many restarts there were.
+    """
+    _load()
+    return _restart.guard(max_restarts)
+
+
+def by_environment() -> None:
+    """guard, if $SHARDD_GUARD asks for it. Processes that are started from here are their
+    parent's care."""
+    asked = os.environ.get("SHARDD_GUARD", "0")
+    if asked in ("", "0"):
+        return
+    if not asked.isdecimal():
+        raise InvalidArgument(f"SHARDD_GUARD is {asked!r}: how many restarts there may be, 0 for "
+                              "no guard", "SHARDD_GUARD")
+    del os.environ["SHARDD_GUARD"]
+    guard(int(asked))
+
+
+__all__ = ["by_environment", "guard"]

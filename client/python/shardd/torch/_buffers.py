@@ -1,0 +1,65 @@
+"""The buffers of a replicated module, which become those of one rank.
+
+They are in the module, where forward changes them; to be sent they are copied into memory of this
+rank's own that the daemon has, and out of it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ..client import WORLD
+from ..errors import FailedPrecondition
+from ._session import tensor_at
+from ._tree import Tree
+from ._unit import ShardedUnit
+
+
+class Buffers:
+    """Those of @module; @unit: the one that is registered with room for them."""
+
+    def __init__(self, module: nn.Module, unit: ShardedUnit) -> None:
+        self._module, self._unit = module, unit
+        unit.buffer_bytes = sum(b.nbytes for b in module.buffers())
+        self._flat: torch.Tensor | None = None
+        self._epoch = -1  # for which _flat holds
+
+    def _room(self, tree: Tree) -> torch.Tensor:
+        member, unit = tree.client.member, self._unit.unit
+        assert member is not None and unit is not None
+        if self._flat is None or self._epoch != member.epoch:
+            address = tree.client.submit("unit_buffers", unit.id, finish=lambda r: r.data).wait()
+            self._flat = tensor_at(address or 0, self._unit.buffer_bytes, torch.uint8)
+            self._epoch = member.epoch
+        return self._flat
+
+    def _now(self) -> list[torch.Tensor]:
+        buffers = [b for b in self._module.buffers() if b.numel()]
+        if sum(b.nbytes for b in buffers) != self._unit.buffer_bytes:
+            raise FailedPrecondition(
+                "a buffer was added, removed or resized after replicate: the daemon has room for "
+                "those that were there; make them before, or give broadcast_buffers=False")
+        return buffers
+
+    def broadcast(self, tree: Tree, root: int, written_by_all: bool = False) -> None:
+        """All ranks' become @root's (collective); inside join, if @root has no more inputs, those
+        of the last rank that has: then all write theirs."""
+        member, unit = tree.client.member, self._unit.unit
+        buffers = self._now()
+        if not buffers or member is None or unit is None or member.world_size == 1:
+            return
+        with torch.no_grad():
+            flat = self._room(tree)
+            if written_by_all or member.rank == root:
+                torch.cat([_bytes(b) for b in buffers], out=flat)
+            tree.client.do("broadcast_buffers", unit.id, WORLD, root)
+            at = 0
+            for b in buffers if written_by_all or member.rank != root else []:
+                part = flat[at:at + b.nbytes].clone()
+                b.copy_(part.view(b.dtype).view(b.shape))
+                at += b.nbytes
+
+
+def _bytes(buffer: torch.Tensor) -> torch.Tensor:
+    return buffer.detach().contiguous().reshape(-1).view(torch.uint8)

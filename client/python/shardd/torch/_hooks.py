@@ -1,0 +1,93 @@
+"""Communication hooks: PyTorch's own, which the daemon has as profiles of a reduction."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
+from ..specs import Profile
+from ._session import world_size
+from ._unit import ShardedUnit
+
+_Found = tuple[Profile, "torch.dtype | None"]
+
+# Of a hook by its name in the module.
+_DDP: dict[str, _Found] = {
+    "allreduce_hook": (Profile.DDP_HOOK, None),
+    "fp16_compress_hook": (Profile.DDP_HOOK, torch.float16),
+    "bf16_compress_hook": (Profile.DDP_HOOK, torch.bfloat16),
+}
+_FSDP: dict[str, _Found] = {
+    "reduce_scatter_hook": (Profile.FSDP1_HOOK, None),
+    "fp16_compress_hook": (Profile.FSDP1_HOOK, torch.float16),
+    "bf16_compress_hook": (Profile.FSDP1_HOOK, torch.bfloat16),
+}
+
+
+def _module(replicated: bool) -> Any:
+    """Where PyTorch has its hooks. Imported when one is wanted: it takes a while."""
+    if replicated:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as ddp
+
+        return ddp
+    from torch.distributed.algorithms._comm_hooks import default_hooks as fsdp
+
+    return fsdp
+
+
+def _unwrapped(hook: Any, module: Any) -> Any:
+    """What a compressing wrapper of PyTorch's around its own allreduce_hook comes to."""
+    name = getattr(hook, "__qualname__", "").split(".")[0]
+    if getattr(hook, "__module__", "") != module.__name__ or not name.endswith("_wrapper"):
+        return hook
+    if inspect.getclosurevars(hook).nonlocals.get("hook") is not module.allreduce_hook:
+        return hook
+    return getattr(module, name.replace("_wrapper", "_hook"))
+
+
+def check_all_ranks(group: Any, name: str) -> None:
+    """@group: None, or a process group, or a mesh, of all ranks; argument @name."""
+    if group is None:
+        return
+    size = getattr(group, "size", None)
+    if not callable(size):
+        raise InvalidArgument(f"{name} is {group!r}: None, or a process group of all ranks", name)
+    if size() != world_size():
+        raise Unimplemented(f"{name} is of {size()} ranks: gradients are reduced over all "
+                            f"{world_size()} of the job", name)
+
+
+def _find(hook: Any, replicated: bool) -> _Found:
+    known, module = _DDP if replicated else _FSDP, _module(replicated)
+    hook = _unwrapped(hook, module) if replicated else hook
+    for name, found in known.items():
+        if hook is getattr(module, name):
+            return found
+    raise Unimplemented(
+        f"{getattr(hook, '__qualname__', hook)!s} would be Python in the middle of a reduction, "
+        f"which is the daemon's: {', '.join(known)} of {module.__name__} are known", "hook")
+
+
+def register(units: Sequence[ShardedUnit], state: Any, hook: Any) -> None:
+    """The units are reduced as @hook does it, from their registration on."""
+    found = _find(hook, units[0].replicated)
+    for unit in units:
+        if unit.unit is not None:
+            raise FailedPrecondition("register_comm_hook after the first forward, or after the "
+                                     "optimizer was built: the daemon knows by then how gradients "
+                                     "are reduced; call it right after wrapping")
+        if unit.pre_divide:
+            raise Unimplemented("with mixed_precision gradients are reduced by the hook that comes "
+                                "with it: leave one of the two out", "hook")
+        if unit.hook is not None:
+            raise FailedPrecondition("register_comm_hook was called before: one hook is allowed")
+    check_all_ranks(getattr(state, "process_group", state), "state")
+    for unit in units:
+        unit.hook = found
+
+
+__all__ = ["check_all_ranks", "register"]

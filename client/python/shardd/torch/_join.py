@@ -1,0 +1,65 @@
+"""join: ranks with different numbers of inputs.
+
+The daemon takes part for a rank that has no more (JoinUneven); what is left here is whose buffers
+are the newest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from ..errors import FailedPrecondition
+from ..specs import ReduceOp
+from ._buffers import Buffers
+from ._tree import Tree, tree_of, unit_of
+
+
+def _newest(tree: Tree, was_last: bool) -> int:
+    """The highest rank of those that had most inputs (collective)."""
+    member = tree.client.member
+    assert member is not None
+    with tree.client.alloc((1,)) as best:
+        best.memory.view()[0] = float(member.rank if was_last else -1)
+        tree.client.all_reduce(best, ReduceOp.MAX, tree.group)
+        return int(best.memory.view()[0])
+
+
+@contextlib.contextmanager
+def _told(tree: Tree) -> Iterator[None]:
+    """A rank that is told by its collective answers it, so that the group can go on."""
+    try:
+        yield
+    except FailedPrecondition as error:
+        if "error_if_uneven" in error.text:
+            with contextlib.suppress(FailedPrecondition):
+                tree.client.join_even(tree.group)
+        raise
+
+
+@contextlib.contextmanager
+def uneven(module: nn.Module, buffers: Buffers | None, by_all: bool, enable: bool,
+           throw: bool) -> Iterator[None]:
+    """See ReplicatedModule.join."""
+    unit = unit_of(module)
+    assert unit is not None
+    if not enable:
+        yield
+        return
+    tree: Any = tree_of(unit)
+    tree.uneven = True
+    try:
+        with _told(tree) if throw else contextlib.nullcontext():
+            yield
+        tree.release_all()
+        if throw:
+            tree.client.join_even(tree.group)
+            return
+        _, shadowed = tree.client.join_uneven(not by_all, tree.group)
+    finally:
+        tree.uneven = False
+    if buffers is not None:
+        buffers.broadcast(tree, _newest(tree, not shadowed))
