@@ -142,10 +142,11 @@ class OneRank(unittest.TestCase):
             st.fully_shard(net)
 
     def test_what_is_not_there(self):
-        for options in ({"mesh": 1}, {"offload_policy": 1}, {"shard_placement_fn": 1},
-                        {"reshard_after_forward": 2}):
+        for options in ({"offload_policy": 1}, {"reshard_after_forward": 2}):
             with self.refused(shardd.Unimplemented, next(iter(options))):
                 st.fully_shard(model(), **options)
+        with self.refused(shardd.InvalidArgument, "shard_placement_fn is 1"):
+            st.fully_shard(model(), shard_placement_fn=1)
         with self.refused(shardd.InvalidArgument, "ModuleList has no forward"):
             st.fully_shard(nn.ModuleList())
         net = wrapped()
