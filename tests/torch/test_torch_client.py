@@ -160,8 +160,9 @@ class OneRank(unittest.TestCase):
         optimizer.param_groups[0]["betas"] = (0.5, 0.9)
         with self.refused(shardd.Unimplemented, "betas was changed"):
             optimizer.step()
-        with self.refused(shardd.Unimplemented, "in the daemon"):
-            optimizer.state_dict()
+        with self.refused(shardd.Unimplemented, "betas is"):
+            optimizer.load_state_dict({**optimizer.state_dict(), "param_groups": [
+                {**optimizer.state_dict()["param_groups"][0], "betas": (0.1, 0.2)}]})
         with self.refused(shardd.FailedPrecondition, "add_param_group"):
             optimizer.add_param_group({"params": []})
 

@@ -210,6 +210,31 @@ def two_models_on_parts_of_the_ranks(rank):
     return _against_fsdp2(rank, both["data"], mine, "halves")
 
 
+@case(4)
+def sharded_states_on_a_mesh(rank):
+    """DTensors have the mesh that was given, and FSDP2's local rows."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    theirs = cases.gpt(Fsdp2(), mesh=mesh).state_dict()
+    api = Shardd("mesh-states")
+    said = []
+    try:
+        model = cases.gpt(api, mesh=mesh)
+        st.AdamW(model.parameters())
+        ours = st.state_dict(model, full=False)
+        for name, value in theirs.items():
+            other = ours[name]
+            if other.device_mesh != mesh or other.placements != value.placements or \
+                    not torch.equal(other.to_local(), value.to_local()):
+                said.append(f"{name}: {other.placements} on {other.device_mesh}")
+        st.load_state_dict(model, {k: v * 2 for k, v in theirs.items()})
+        for name, value in model.state_dict().items():
+            if not torch.equal(value, theirs[name].full_tensor() * 2):
+                said.append(f"{name} was not loaded")
+    finally:
+        api.close()
+    return said
+
+
 @case(2)
 def other_arguments(rank):
     said = []

@@ -19,6 +19,7 @@ from ..errors import Aborted, FailedPrecondition, InvalidArgument, Unimplemented
 from ..specs import OptimizerSpec
 from ..ticket import Ticket
 from . import _mesh
+from ._progress import Bar
 from ._session import session
 from ._unit import ShardedUnit
 
@@ -132,10 +133,13 @@ class Tree:
         registration = self.client.register(specs)
         _library.call("verify_model", self.client.handle, self.group)
         generator = torch.random.get_rng_state()
-        for unit, registered in zip(some, registration):
-            unit.registered(registered)
-            from_meta(unit)
-            unit.initialise(self.client)
+        rank = self.client.member.rank if self.client.member else 0
+        with Bar("initialising", sum(4 * u.elements for u in some), rank) as bar:
+            for unit, registered in zip(some, registration):
+                unit.registered(registered)
+                from_meta(unit)
+                unit.initialise(self.client)
+                bar.add(4 * unit.elements, unit.name)
         torch.random.set_rng_state(generator)
 
     def _parameters(self) -> int:
