@@ -19,6 +19,8 @@ import torch
 import transformer
 from fsdp import Fsdp2, Shardd, differences
 from torch import nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import state_dict as dsd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -233,6 +235,59 @@ def sharded_states_on_a_mesh(rank):
     finally:
         api.close()
     return said
+
+
+@case(4)
+def a_checkpoint_goes_to_other_numbers_of_shards(rank):
+    """FSDP2 saves four shards of everything, replicas of two load them, and save; FSDP2 loads."""
+    folders = [tempfile.mkdtemp() if rank == 0 else None for _ in range(2)]
+    torch.distributed.broadcast_object_list(folders)
+    theirs = cases.gpt(Fsdp2())
+    optimizer = torch.optim.AdamW(theirs.parameters(), foreach=False)
+    for step in range(2):
+        cases.gpt_loss(rank)(theirs, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def saved():
+        return {"model": dsd.get_model_state_dict(theirs),
+                "optim": dsd.get_optimizer_state_dict(theirs, optimizer)}
+
+    def whole(state):
+        every = {**state["model"], **{f"{n}.{k}": v for n, s in state["optim"]["state"].items()
+                                      for k, v in s.items()}}
+        return {n: v.full_tensor() if hasattr(v, "full_tensor") else v for n, v in every.items()}
+
+    want = whole(saved())
+    dcp.save(saved(), checkpoint_id=folders[0])
+    api = Shardd("other-numbers")
+    said = []
+    try:
+        model = transformer.make()
+        with torch.no_grad():
+            model.places.fill_(7)
+        st.fully_shard(model, policy=transformer.Block,
+                       mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("r", "s")))
+        ours = st.AdamW(model.parameters())
+        for number in range(2):
+            state = {"model": st.state_dict(model, full=False),
+                     "optim": st.optimizer_state_dict(ours, full=False)}
+            if number == 0:
+                dcp.load(state, checkpoint_id=folders[0])
+                st.load_state_dict(model, state["model"])
+                ours.load_state_dict(state["optim"])
+        said += differences([whole({"model": st.state_dict(model),
+                                    "optim": st.optimizer_state_dict(ours)})], [want])
+        dcp.save(state, checkpoint_id=folders[1])
+    finally:
+        api.close()
+    for step in range(2):
+        cases.gpt_loss(rank)(theirs, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    state = saved()
+    dcp.load(state, checkpoint_id=folders[1])
+    return said + differences([whole(state)], [want])
 
 
 @case(2)

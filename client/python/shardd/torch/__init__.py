@@ -16,8 +16,8 @@ docs/python.md.
 
 from ._replicate import ReplicatedModule, replicate
 from ._resilient import Resilient, resilient
-from ._session import init, rank, session, shutdown, world_size
 from ._rows import Rows
+from ._session import init, rank, session, shutdown, world_size
 from ._state import load_state_dict, state_dict, summon_full_params
 from ._wrap import ShardedModule, fully_shard
 from .amp import GradScaler

@@ -40,7 +40,7 @@ def world(size: int) -> Mesh:
 
 def _numbers(mesh: Any) -> list[list[int]]:
     """The rows of a mesh: replicas. InvalidArgument: it is none."""
-    made = []
+    made: list[list[Any]] = []
     if isinstance(mesh, Sequence) and not isinstance(mesh, (str, bytes)):
         rows = mesh if any(isinstance(r, Sequence) for r in mesh) else [mesh]
         made = [list(row) if isinstance(row, Sequence) else [None] for row in rows]

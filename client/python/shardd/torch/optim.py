@@ -179,7 +179,7 @@ class _InDaemon(_Sharded):
         different numbers of steps; other settings than lr that are not this optimizer's.
         """
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
-            state_dict = hook(self, state_dict) or state_dict
+            state_dict = hook(self, dict(state_dict)) or state_dict
         _optim_state.load(self, state_dict)
         for post in self._optimizer_load_state_dict_post_hooks.values():
             post(self)
@@ -219,7 +219,7 @@ class AdamW(_InDaemon):
     """
 
     _fixed = ("betas", "eps", "weight_decay", "amsgrad", "maximize")
-    _like = torch.optim.AdamW
+    _like: Any = torch.optim.AdamW
     _kind = OptimizerKind.ADAMW
 
     def __init__(self, params: Iterable[Any], lr: float = 1e-3,
