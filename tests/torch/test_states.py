@@ -192,6 +192,27 @@ def sharded_values_are_those_of_fsdp2(rank):
     return said
 
 
+@case
+def pytorchs_own_functions(rank):
+    """get_state_dict and set_state_dict on a model and an optimizer of shardd."""
+    said = []
+    for full, flattened in ((False, False), (True, False), (False, True)):
+        options = dsd.StateDictOptions(full_state_dict=full,
+                                       flatten_optimizer_state_dict=flattened)
+        run = Run(ours(), "Adam", rank)
+        run.train(0, BEFORE)
+        state = copy.deepcopy(dsd.get_state_dict(run.model, run.optimizer, options=options))
+        want = [*run.train(BEFORE, AFTER), flat(run.full()["optim"])]
+        st.shutdown()
+        run = Run(ours(), "Adam", rank, seed=6)
+        dsd.set_state_dict(run.model, run.optimizer, model_state_dict=state[0],
+                           optim_state_dict=state[1], options=dsd.StateDictOptions(
+                               flatten_optimizer_state_dict=flattened))
+        said += differences([*run.train(BEFORE, AFTER), flat(run.full()["optim"])], want)
+        st.shutdown()
+    return said
+
+
 def plain(kind, state=None):
     """A model and optimizer of PyTorch alone."""
     model = transformer.make()

@@ -37,6 +37,15 @@ def _arrays(optimizer: _InDaemon, unit: ShardedUnit) -> tuple[str, ...]:
     return _ADAM if group["amsgrad"] else _ADAM[:2]
 
 
+def names(optimizer: _InDaemon, guard: Any) -> tuple[str, ...]:
+    """What the state of a parameter consists of."""
+    unit: ShardedUnit = guard._unit
+    if not any(p.guard is guard for p in unit.trained):
+        return ()
+    arrays = _arrays(optimizer, unit)
+    return ("step", *arrays) if arrays and arrays[0] in _ADAM else arrays
+
+
 class _Array:
     """One array, summoned. ``steps``: that the unit has had. ``write``: it is written at the end,
     and with it ``steps``."""
@@ -243,4 +252,4 @@ def load(optimizer: _InDaemon, state: Mapping[str, Any]) -> None:
         group.update(changed)
 
 
-__all__ = ["groups", "load", "named", "numbered", "read"]
+__all__ = ["groups", "load", "named", "names", "numbered", "read"]

@@ -93,6 +93,22 @@ class _Sharded(torch.optim.Optimizer):
         self.state_dict()
 
 
+class _Elsewhere(dict[Any, Any]):
+    """``optimizer.state``, which the daemon has: of a parameter the names of what is there. Not
+    empty to who asks: torch.distributed's get_optimizer_state_dict would step an optimizer that
+    has none."""
+
+    def __init__(self, optimizer: _InDaemon) -> None:
+        super().__init__()
+        self._optimizer = optimizer
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __missing__(self, parameter: Any) -> dict[str, None]:
+        return dict.fromkeys(_optim_state.names(self._optimizer, parameter))
+
+
 class _InDaemon(_Sharded):
     """An optimizer that the daemon runs. Subclasses: ``_spec``, and which settings it has."""
 
@@ -101,6 +117,7 @@ class _InDaemon(_Sharded):
 
     def __init__(self, params: Any, defaults: dict[str, Any], in_backward: bool) -> None:
         super().__init__(params, defaults)
+        self.state = _Elsewhere(self)  # type: ignore[assignment]
         self.in_backward = in_backward
         self._base = max(float(g["lr"]) for g in self.param_groups)
         self._shares = [float(g["lr"]) / self._base if self._base else 1.0
