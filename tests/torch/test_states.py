@@ -49,7 +49,7 @@ def alone(function):
 class Run:
     """A transformer on one engine. @seed: of its values before anything is loaded."""
 
-    def __init__(self, api, kind, rank, seed=5, **options):
+    def __init__(self, api, kind, rank, seed=5, settings=None, **options):
         self.api, self.rank = api, rank
         model = transformer.make()
         with torch.no_grad():
@@ -59,7 +59,8 @@ class Run:
         for block in model.blocks:
             api.fully_shard(block, **options)
         self.model = api.fully_shard(model, **options)
-        self.optimizer = api.optimizer(kind, self.model.parameters(), **KINDS[kind])
+        self.optimizer = api.optimizer(kind, self.model.parameters(), **KINDS[kind],
+                                       **(settings or {}))
 
     def train(self, first, steps):
         """Return: a dictionary a step."""
@@ -193,6 +194,42 @@ def sharded_values_are_those_of_fsdp2(rank):
 
 
 @case
+def an_optimizer_of_torch_on_the_shard(rank):
+    """Full, by number and name, and sharded; against FSDP2's, too."""
+    said = []
+
+    class OnShard(Shardd):
+        own = True
+
+    class Theirs(Fsdp2):
+        exact = False
+
+    def run(seed=5):
+        ours.number += 1
+        return Run(OnShard(f"states-{ours.number}"), "Adam", rank, seed)
+
+    theirs = Run(Theirs(), "Adam", rank)
+    theirs.train(0, BEFORE)
+    first = run()
+    first.train(0, BEFORE)
+    saved = {"full": first.full(), "sharded": first.sharded(),
+             "numbers": {"model": st.state_dict(first.model), "optim":
+                         first.optimizer.state_dict()}}
+    said += differences([flat(saved["full"]["optim"])], [flat(theirs.full()["optim"])])
+    if not isinstance(saved["sharded"]["optim"]["state"]["places"]["exp_avg"], DTensor):
+        said.append("not sharded")
+    want = [*theirs.train(BEFORE, AFTER), flat(theirs.full()["optim"])]
+    st.shutdown()
+    for way, state in saved.items():
+        second = run(6)
+        second.load(state)
+        said += [f"{way}: {s}" for s in differences(
+            [*second.train(BEFORE, AFTER), flat(second.full()["optim"])], want)]
+        st.shutdown()
+    return said
+
+
+@case
 def pytorchs_own_functions(rank):
     """get_state_dict and set_state_dict on a model and an optimizer of shardd."""
     said = []
@@ -285,6 +322,56 @@ def rows_without_torch_distributed(rank):
     except shardd.InvalidArgument as error:
         if "full=True" not in str(error):
             said.append(str(error))
+    st.shutdown()
+    return said
+
+
+@alone
+def an_optimizer_on_a_shard_without_rows(rank):
+    """There is one row, which rank 0 has."""
+    st.init(job="no-rows", op_timeout=60)
+    model = st.fully_shard(torch.nn.Linear(3, 1))
+    optimizer = st.Sharded(torch.optim.Adam, model.parameters(), lr=0.1)
+
+    def train(steps):
+        for step in steps:
+            model(cases.numbers(rank, step, 5, 3)).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return {**model.state_dict(), **flat({"state": {
+            str(n): s for n, s in optimizer.state_dict()["state"].items()}})}
+
+    before = train(range(2))
+    state, rows = optimizer.state_dict(), st.optimizer_state_dict(optimizer, full=False)
+    said = []
+    if before["0.step"] != 2 or not before["0.exp_avg"].all() or \
+            before["0.exp_avg"].shape != (1, 3):
+        said.append(f"{before}")
+    if rows["state"]["weight"]["exp_avg"].rows.shape != ((1, 3), (0, 3))[rank]:
+        said.append(f"{rows['state']['weight']}")
+    parameters = model.state_dict()
+    want = train(range(2, 4))
+    for saved in (state, rows):
+        model.load_state_dict(parameters)
+        optimizer.load_state_dict(saved)
+        said += differences([train(range(2, 4))], [want])
+    st.shutdown()
+    return said
+
+
+@alone
+def in_backward_and_at_the_step(rank):
+    """What an optimizer in backward has made, one that steps afterwards goes on with."""
+    first = Run(Shardd("in-backward"), "AdamW", rank, settings={"in_backward": True})
+    first.train(0, BEFORE)
+    state = first.full()
+    want = [*first.train(BEFORE, AFTER), flat(first.full()["optim"])]
+    first.load(state)
+    said = differences([*first.train(BEFORE, AFTER), flat(first.full()["optim"])], want)
+    st.shutdown()
+    second = Run(Shardd("at-the-step"), "AdamW", rank, seed=6)
+    second.load(state)
+    said += differences([*second.train(BEFORE, AFTER), flat(second.full()["optim"])], want)
     st.shutdown()
     return said
 

@@ -132,7 +132,7 @@ def numbered(optimizer: _InDaemon) -> dict[int, int]:
     return {id(p): number for number, p in enumerate(every)}
 
 
-def named(optimizer: _InDaemon) -> dict[int, str]:
+def named(optimizer: Any) -> dict[int, str]:
     """Their names in the model, of tied ones the first."""
     return {id(p): name for name, p in optimizer._model.root.module.named_parameters()}
 

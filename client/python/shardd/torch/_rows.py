@@ -88,11 +88,16 @@ def take(unit: ShardedUnit, p: Parameter, whole: torch.Tensor) -> Any:
     """A copy of this rank's rows of @whole, which has the shape of @p."""
     if unit.replicated or not p.shape:
         return whole.detach().clone()
-    assert unit.tree is not None
     first, n = extent(unit, p)
-    local, mesh = whole.detach()[first:first + n].clone(), _device_mesh(unit.tree)
+    return wrap(unit, p, whole.detach()[first:first + n].clone())
+
+
+def wrap(unit: ShardedUnit, p: Parameter, local: torch.Tensor) -> Any:
+    """This rank's rows of something of the shape of @p, as they are in a sharded state dict."""
+    assert unit.tree is not None
+    mesh = _device_mesh(unit.tree)
     if mesh is None:
-        return Rows(local, first, tuple(p.shape))
+        return Rows(local, extent(unit, p)[0], tuple(p.shape))
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(local, mesh, _placements(mesh), run_check=False, shape=p.shape,
@@ -149,4 +154,4 @@ def _is_cut_alike(unit: ShardedUnit, p: Parameter, value: Any) -> bool:
     return bool(value.device_mesh == mesh and tuple(value.placements) == _placements(mesh))
 
 
-__all__ = ["Rows", "check", "extent", "is_sharded", "mesh_of", "put", "take"]
+__all__ = ["Rows", "check", "extent", "is_sharded", "mesh_of", "put", "take", "wrap"]

@@ -15,7 +15,7 @@ from torch import nn
 
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
 from ..specs import OptimizerKind, OptimizerProfile, OptimizerSpec, OptimizerWhen
-from . import _optim_state
+from . import _inner_state, _optim_state
 from ._guard import Guard
 from ._session import session, tensor_at
 from ._tree import Tree, tree_of, units_of
@@ -82,15 +82,6 @@ class _Sharded(torch.optim.Optimizer):
             raise FailedPrecondition("add_param_group after the optimizer was built: the daemon "
                                      "has the optimizer's state by now; give all groups at once")
         super().add_param_group(param_group)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Unimplemented, unless the daemon runs it: each rank has the state of its shard alone."""
-        raise Unimplemented("the state of an optimizer on the shard is this rank's own: save "
-                            "optimizer.inner.state_dict() on every rank, for as many ranks")
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        """Unimplemented, as state_dict."""
-        self.state_dict()
 
 
 class _Elsewhere(dict[Any, Any]):
@@ -335,6 +326,7 @@ class Sharded(_Sharded):
         for group in groups:
             own = dict(group, params=[self._stand_in(p) for p in group["params"]])
             shards.append(own)
+        self.guards = [list(g["params"]) for g in groups]
         self.inner = inner(shards, **options)
         self.param_groups = self.inner.param_groups
 
@@ -377,6 +369,17 @@ class Sharded(_Sharded):
         self._model.stepped()
         return loss
 
+    def state_dict(self) -> dict[str, Any]:
+        """As the inner optimizer's of a plain model, whole tensors on every rank (collective)."""
+        numbers = {id(p): i for i, p in enumerate(p for g in self.guards for p in g)}
+        state = {numbers[p]: s for p, s in _inner_state.read(self, True).items()}
+        return {"state": dict(sorted(state.items())),
+                "param_groups": _inner_state.groups(self, numbers)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """What :meth:`state_dict` gave, a plain model's, or one by names (collective)."""
+        _inner_state.load(self, state_dict)
+
     def _take_back(self, unit: ShardedUnit) -> None:
         for p in unit.trained:
             stand_in = self._of[id(p.guard)]
@@ -411,14 +414,18 @@ def clip_grad_norm_(parameters: Iterable[Any], max_norm: float, norm_type: float
     return tree.clip(max_norm, norm_type, error_if_nonfinite)
 
 
-def optimizer_state_dict(optimizer: _InDaemon, *, full: bool = True) -> dict[str, Any]:
-    """The state of a daemon's optimizer by the names of the model's parameters (collective), as
+def optimizer_state_dict(optimizer: _InDaemon | Sharded, *, full: bool = True) -> dict[str, Any]:
+    """The state of an optimizer by the names of the model's parameters (collective), as
     torch.distributed.checkpoint.state_dict.get_optimizer_state_dict gives it of FSDP2.
 
     @full: whole tensors. Else each rank's rows: DTensors, as :func:`state_dict`. Also of what was
-    never stepped, as zeros, so that it can be loaded into. optimizer.load_state_dict takes it.
+    never stepped, as zeros, so that it can be loaded into (not of Sharded, which knows of its
+    state when it has stepped). optimizer.load_state_dict takes it.
     """
     names = _optim_state.named(optimizer)
+    if isinstance(optimizer, Sharded):
+        return {"state": {names[p]: s for p, s in _inner_state.read(optimizer, full).items()},
+                "param_groups": _inner_state.groups(optimizer, names)}
     state = _optim_state.read(optimizer, full, True)
     return {"state": {names[p]: s for p, s in state.items()},
             "param_groups": _optim_state.groups(optimizer, names)}
