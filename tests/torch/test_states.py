@@ -360,6 +360,19 @@ def an_optimizer_on_a_shard_without_rows(rank):
 
 
 @alone
+def whole_tensors_on_rank_0_alone(rank):
+    run = Run(Shardd("rank-0"), "AdamW", rank)
+    run.train(0, 1)
+    everywhere = run.full()
+    model = st.state_dict(run.model, rank0_only=True)
+    optim = st.optimizer_state_dict(run.optimizer, rank0_only=True)
+    st.shutdown()
+    if rank:
+        return [] if not model and not optim else [f"{list(model)} {list(optim)}"]
+    return differences([model, flat(optim)], [everywhere["model"], flat(everywhere["optim"])])
+
+
+@alone
 def in_backward_and_at_the_step(rank):
     """What an optimizer in backward has made, one that steps afterwards goes on with."""
     first = Run(Shardd("in-backward"), "AdamW", rank, settings={"in_backward": True})

@@ -86,32 +86,34 @@ def _bar(optimizer: _InDaemon, what: str) -> Bar:
 # ------------------------------------------------------------------------ out of it
 
 
-def _read_unit(optimizer: _InDaemon, unit: ShardedUnit, full: bool, bar: Bar) -> list[State]:
-    """By trained parameter: its state, with the unit's steps."""
+def _read_unit(optimizer: _InDaemon, unit: ShardedUnit, full: bool, wanted: bool,
+               bar: Bar) -> list[State]:
+    """By trained parameter: its state, with the unit's steps; nothing unless @wanted here."""
     found: list[State] = [{} for _ in unit.trained]
     for number, name in enumerate(_arrays(optimizer, unit), 1):
         with _summoned(unit, number) as array:
-            for p, state in zip(unit.trained, found):
+            for p, state in zip(unit.trained, found) if wanted else ():
                 if name in _ADAM:
                     state["step"] = torch.tensor(float(array.steps))
                 state[name] = (array.of(p).clone() if full
                                else _rows.take(unit, p, array.of(p)))
-            if not array.steps:
+            if wanted and not array.steps:
                 for state in found:
                     state["new"] = True
         bar.add(4 * unit.elements, unit.name)
     return found
 
 
-def read(optimizer: _InDaemon, full: bool, with_new: bool) -> dict[int, State]:
+def read(optimizer: _InDaemon, full: bool, with_new: bool,
+         wanted: bool = True) -> dict[int, State]:
     """By the id of a parameter its state (collective). @with_new: also if it was never stepped:
-    then all is 0."""
+    then all is 0. @wanted: else this rank takes part, and gets nothing."""
     tree = optimizer._model
     tree.release_all()
     found = {}
     with _bar(optimizer, "saving the optimizer's state") as bar:
         for unit in tree.units:
-            for p, state in zip(unit.trained, _read_unit(optimizer, unit, full, bar)
+            for p, state in zip(unit.trained, _read_unit(optimizer, unit, full, wanted, bar)
                                 if unit.trained else ()):
                 if state and (not state.pop("new", False) or with_new):
                     found[id(p.guard)] = state

@@ -18,6 +18,7 @@ from ._tree import from_meta, units_of
 from ._unit import Parameter, ShardedUnit
 
 _sharded: contextvars.ContextVar[bool] = contextvars.ContextVar("sharded", default=False)
+_unwanted: contextvars.ContextVar[bool] = contextvars.ContextVar("unwanted", default=False)
 _running: tuple[nn.Module, Bar] | None = None  # the outermost module that is saved or loaded
 
 
@@ -121,6 +122,8 @@ def _save_unit(unit: ShardedUnit, state: dict[str, Any], prefix: str) -> None:
     with _summoned(unit, False):
         for p in unit.params:
             value = _installed(p)
+            if _unwanted.get():
+                continue
             copy = _rows.take(unit, p, value) if _sharded.get() else value.detach().clone()
             for name in _names(unit, p, prefix):
                 if name in state:
@@ -175,16 +178,20 @@ def add_hooks(module: nn.Module) -> None:
     module.register_load_state_dict_post_hook(_after_load)
 
 
-def state_dict(module: nn.Module, *, full: bool = True) -> dict[str, Any]:
+def state_dict(module: nn.Module, *, full: bool = True,
+               rank0_only: bool = False) -> dict[str, Any]:
     """``module.state_dict()`` (collective). @full: whole tensors, as of a plain model. Else each
     rank's rows of the parameters: as FSDP2's state dict DTensors, for
     torch.distributed.checkpoint, or :class:`Rows` if torch.distributed is not initialised;
-    of a replicated model whole tensors. Either costs the memory of one unit beside the result."""
-    token = _sharded.set(not full)
+    of a replicated model whole tensors. Either costs the memory of one unit beside the result.
+    @rank0_only: with @full: nothing on the other ranks, which only take part."""
+    tokens = _sharded.set(not full), _unwanted.set(full and rank0_only and rank_if_any() != 0)
     try:
-        return module.state_dict()
+        state = module.state_dict()
+        return {} if _unwanted.get() else state
     finally:
-        _sharded.reset(token)
+        _sharded.reset(tokens[0])
+        _unwanted.reset(tokens[1])
 
 
 def load_state_dict(module: nn.Module, state: Mapping[str, Any], strict: bool = True) -> Any:

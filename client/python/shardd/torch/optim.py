@@ -17,7 +17,7 @@ from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
 from ..specs import OptimizerKind, OptimizerProfile, OptimizerSpec, OptimizerWhen
 from . import _inner_state, _optim_state
 from ._guard import Guard
-from ._session import session, tensor_at
+from ._session import rank_if_any, session, tensor_at
 from ._tree import Tree, tree_of, units_of
 from ._unit import Parameter, ShardedUnit
 
@@ -414,21 +414,26 @@ def clip_grad_norm_(parameters: Iterable[Any], max_norm: float, norm_type: float
     return tree.clip(max_norm, norm_type, error_if_nonfinite)
 
 
-def optimizer_state_dict(optimizer: _InDaemon | Sharded, *, full: bool = True) -> dict[str, Any]:
+def optimizer_state_dict(optimizer: _InDaemon | Sharded, *, full: bool = True,
+                         rank0_only: bool = False) -> dict[str, Any]:
     """The state of an optimizer by the names of the model's parameters (collective), as
     torch.distributed.checkpoint.state_dict.get_optimizer_state_dict gives it of FSDP2.
 
     @full: whole tensors. Else each rank's rows: DTensors, as :func:`state_dict`. Also of what was
     never stepped, as zeros, so that it can be loaded into (not of Sharded, which knows of its
-    state when it has stepped). optimizer.load_state_dict takes it.
+    state when it has stepped). optimizer.load_state_dict takes it. @rank0_only: with @full: nothing
+    on the other ranks, which only take part.
     """
     names = _optim_state.named(optimizer)
+    wanted = not (full and rank0_only and rank_if_any())
     if isinstance(optimizer, Sharded):
-        return {"state": {names[p]: s for p, s in _inner_state.read(optimizer, full).items()},
-                "param_groups": _inner_state.groups(optimizer, names)}
-    state = _optim_state.read(optimizer, full, True)
-    return {"state": {names[p]: s for p, s in state.items()},
-            "param_groups": _optim_state.groups(optimizer, names)}
+        state, groups = _inner_state.read(optimizer, full), _inner_state.groups(optimizer, names)
+    else:
+        state = _optim_state.read(optimizer, full, True, wanted)
+        groups = _optim_state.groups(optimizer, names)
+    if not wanted:
+        return {}
+    return {"state": {names[p]: s for p, s in state.items()}, "param_groups": groups}
 
 
 def commit(step: int, state: Any = None) -> None:
