@@ -139,7 +139,10 @@ struct op {
 			uint32_t root;
 		} buf; /* AllReduce, Broadcast */
 		struct {
-			bool write;
+			uint32_t state; /* SummonFull: 0: the parameters */
+			bool write;     /* ReturnFull */
+			bool has_steps;
+			uint64_t steps;
 		} summon;
 		struct {
 			const uint32_t *units; /* the request's; valid until done */
@@ -301,6 +304,7 @@ struct coll {
 	void (*next)(struct coll *c); /* what follows the present stage */
 	struct {
 		bool packed;
+		unsigned state; /* what is written: unit_state */
 		void (*after)(struct coll *c);
 	} own;                           /* own_write's */
 	struct convert *convert;         /* ConvertUnits' own */

@@ -156,10 +156,10 @@ void coll_gather_array(struct coll *c, const struct region *const *arrays, bool 
 /* Is there on each device what own_write needs? Return: as coll_ready. */
 bool own_ready(struct coll *c, void (*again)(struct parked *p));
 /* What each rank owns of c->unit, from @source's memory of member @i (on its device; asked
- * here) into the parameters: there in the order of the gathered unit, or @packed,
- * tensor after tensor as they were registered. Then @after. */
+ * here) into the parameters, or with @state that array of what is trained: there in the order
+ * of the gathered unit, or @packed, tensor after tensor as they were registered. Then @after. */
 void own_write(struct coll *c, const float *(*source)(const struct coll *c, uint32_t i),
-	       bool packed, void (*after)(struct coll *c));
+	       bool packed, unsigned state, void (*after)(struct coll *c));
 /* -- gradient shards (shards.c) ------------------------------------------------ */
 
 /* Those that a collective works on: of its unit, or of the units of its group that have a

@@ -293,7 +293,7 @@ static void start(struct parked *p)
 	else if (how == HOW_BROADCAST)
 		from_root(c);
 	else
-		own_write(c, own_source, true, zero);
+		own_write(c, own_source, true, 0, zero);
 }
 
 static void run(struct coll *c)

@@ -1,7 +1,8 @@
 /*
  * SummonFull and ReturnFull: the parameters as they are stored, in memory of each rank's own,
- * and back. Everybody's copy is as the parameters were; of what comes back each rank's own
- * shard counts, nothing else. In between the unit stands still: it is not gathered, reduced
+ * and back; or in their place an array of the optimizer's state, in which what is frozen is 0.
+ * Everybody's copy is as the unit was; of what comes back each rank's own shard counts, nothing
+ * else. In between the unit stands still: it is not gathered, reduced
  * or stepped, and a rank that is lost gives its copy back unread.
  */
 #include <errno.h>
@@ -35,19 +36,46 @@ int op_check_not_summoned(const struct op *op, struct fault *f)
 
 static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
+	const Shardd__V1__SummonFullRequest *r = (const Shardd__V1__SummonFullRequest *)msg;
+
 	op->touches = TOUCH_PARAMS | TOUCH_GRADS;
-	if (op_take_unit(op, ((const Shardd__V1__SummonFullRequest *)msg)->unit, f))
+	op->args.summon.state = r->state;
+	if (op_take_unit(op, r->unit, f))
 		return f->code;
 	op->group = job_group_by_id(op->m->job, op->unit->rec->group);
+	if (r->state > unit_state_arrays(op->unit->rec))
+		return fault_set(f, FAULT_INVALID, "state",
+				 "state is %u: 0 to %u is allowed, the optimizer of unit '%.100s' "
+				 "has no more arrays",
+				 r->state, unit_state_arrays(op->unit->rec), op->unit->rec->name);
 	return 0;
 }
 
 static int check(struct op *op, struct fault *f)
 {
+	static const char *const what[1 + UNIT_MAX_STATES] = { "", " (state 1)", " (state 2)",
+							       " (state 3)" };
+
 	if (op_check_not_torn(op, f) || op_check_initialised(op, f) || op_check_not_summoned(op, f))
 		return f->code;
-	op_print(op, "SummonFull of unit '%.64s'", op->unit->rec->name);
+	op_print(op, "SummonFull of unit '%.64s'%s", op->unit->rec->name,
+		 what[op->args.summon.state]);
+	op->entry.print.words[2] = op->args.summon.state;
 	return 0;
+}
+
+static uint32_t state_of(const struct coll *c)
+{
+	return c->ops[0]->args.summon.state;
+}
+
+/* Elements of all that is summoned that come from the unit: of state, what is trained. */
+static uint64_t elements_of(const struct coll *c)
+{
+	uint64_t all = unit_full_elements(c->unit);
+	uint64_t trained = unit_part_elements(c->unit) * c->unit->spread;
+
+	return state_of(c) && trained < all ? trained : all;
 }
 
 /* Of whom it did not come to be summoned. */
@@ -103,6 +131,7 @@ static bool take_memory(struct coll *c)
 
 static void summoned(struct coll *c)
 {
+	c->unit->summoned_state = state_of(c);
 	for (uint32_t i = 0; i < c->n; i++) {
 		struct member_unit *mu = of_member(c, i);
 
@@ -117,15 +146,25 @@ static void summoned(struct coll *c)
 	coll_end(c, NULL);
 }
 
+static void copy_to(struct coll_part *p, float *to, const float *from, uint64_t n, uint64_t all)
+{
+	if (n)
+		coll_kop(p, KOP_COPY, n * sizeof(float))->copy = (struct k_copy){ to, from };
+	if (n < all)
+		coll_kop(p, KOP_FILL, all - n)->fill =
+			(struct k_fill){ .dst = to + n, .kind = FILL_CONSTANT };
+}
+
 /* The whole in its right order on each device: at @from of it. */
 static void copy_to_all(struct coll *c, const float *const *from)
 {
-	if (!coll_need_kops(c, c->n))
+	uint64_t n = elements_of(c), all = unit_full_elements(c->unit);
+
+	if (!coll_need_kops(c, 2 * c->n))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		for (uint32_t k = 0; k < c->parts[d].n; k++)
-			coll_kop(&c->parts[d], KOP_COPY, bytes_of(c->unit))->copy =
-				(struct k_copy){ (void *)c->parts[d].inputs[k], from[d] };
+			copy_to(&c->parts[d], (float *)c->parts[d].inputs[k], from[d], n, all);
 	coll_kernels(c, summoned);
 }
 
@@ -166,7 +205,8 @@ static void unpack(struct coll *c)
 		struct unit_array full = { region_addr(&p->scratch[1]), DTYPE_FP32 };
 		struct unit_array parts = { region_addr(&p->scratch[0]), DTYPE_FP32 };
 
-		p->n_kops = unit_unpack_kops(c->unit, UNIT_ALL, &full, &parts, p->kops);
+		p->n_kops = unit_unpack_kops(c->unit, state_of(c) ? UNIT_TRAINED : UNIT_ALL, &full,
+					     &parts, p->kops);
 	}
 	coll_kernels(c, copy_unpacked);
 }
@@ -193,31 +233,32 @@ void coll_gather_array(struct coll *c, const struct region *const *arrays, bool 
 	comm_all_gather(coll_between(c), coll_comm(c, next), send, recv, count, DTYPE_FP32);
 }
 
-static void gather_params(struct coll *c, bool frozen, void (*next)(struct coll *c))
+static void gather_array(struct coll *c, bool frozen, void (*next)(struct coll *c))
 {
 	const struct region *arrays[NODE_MAX_DEVICES];
 
 	for (unsigned d = 0; d < c->n_parts; d++)
-		arrays[d] = &c->unit->parts[d].params;
+		arrays[d] = unit_state(&c->unit->parts[d], state_of(c));
 	coll_gather_array(c, arrays, frozen, next);
 }
 
 static void gather_frozen(struct coll *c)
 {
-	gather_params(c, true, unpack);
+	gather_array(c, true, unpack);
 }
 
 static void gather_trained(struct coll *c)
 {
-	gather_params(c, false, gather_frozen);
+	gather_array(c, false, state_of(c) ? unpack : gather_frozen);
 }
 
+/* Of a unit in which all is frozen there is no state to look at. */
 static void copy_parts(struct coll *c)
 {
-	const float *from[NODE_MAX_DEVICES];
+	const float *from[NODE_MAX_DEVICES] = { NULL };
 
-	for (unsigned d = 0; d < c->n_parts; d++)
-		from[d] = region_addr(&c->unit->parts[d].params);
+	for (unsigned d = 0; elements_of(c) && d < c->n_parts; d++)
+		from[d] = region_addr(unit_state(&c->unit->parts[d], state_of(c)));
 	copy_to_all(c, from);
 }
 
@@ -282,6 +323,7 @@ static void encode(const struct op *op, op_reply_cb send, void *ctx)
 
 	op_place(op, &place, handle);
 	reply.place = &place;
+	reply.optimizer_steps = op->unit->rec->optimizer->steps;
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 
@@ -298,16 +340,34 @@ const struct op_type op_summon = {
 
 /* -------------------------------------------------------------------- return */
 
+/* A double counts as far. */
+#define MAX_STEPS (UINT64_C(1) << 53)
+
+static int decode_steps(struct op *op, const Shardd__V1__ReturnFullRequest *r, struct fault *f)
+{
+	op->args.summon.write = r->write;
+	op->args.summon.has_steps = r->has_optimizer_steps;
+	op->args.summon.steps = r->has_optimizer_steps ? r->optimizer_steps : 0;
+	if (r->has_optimizer_steps && !r->write)
+		return fault_set(f, FAULT_INVALID, "has_optimizer_steps",
+				 "has_optimizer_steps is set without write: what is not written "
+				 "has no steps to set");
+	if (op->args.summon.steps > MAX_STEPS)
+		return fault_set(f, FAULT_INVALID, "optimizer_steps",
+				 "optimizer_steps is %llu: 0 to 2^53 is allowed",
+				 (unsigned long long)r->optimizer_steps);
+	return 0;
+}
+
 static int decode_return(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__ReturnFullRequest *r = (const Shardd__V1__ReturnFullRequest *)msg;
 
 	op->touches = TOUCH_PARAMS | TOUCH_GRADS;
-	op->args.summon.write = r->write;
 	if (op_take_unit(op, r->unit, f))
 		return f->code;
 	op->group = job_group_by_id(op->m->job, op->unit->rec->group);
-	return 0;
+	return decode_steps(op, r, f);
 }
 
 static int check_return(struct op *op, struct fault *f)
@@ -321,6 +381,8 @@ static int check_return(struct op *op, struct fault *f)
 	op_print(op, "ReturnFull of unit '%.64s' (%s)", op->unit->rec->name,
 		 op->args.summon.write ? "written back" : "not written back");
 	op->entry.print.words[2] = op->args.summon.write;
+	op->entry.print.words[3] = op->args.summon.has_steps;
+	op->entry.print.words[4] = op->args.summon.steps;
 	return 0;
 }
 
@@ -337,9 +399,12 @@ static void returned(struct coll *c)
 	coll_end(c, NULL);
 }
 
-/* Parameters that no committed step knows: a restart would find them, so it has to know. */
+/* Parameters, or state, that no committed step knows: a restart would find them, so it has to
+ * know. */
 static void written(struct coll *c)
 {
+	const struct op *op = c->ops[0];
+
 	c->unit->version++;
 	full_invalidate(c->job, c->unit);
 	c->job->rec->uncommitted_steps++;
@@ -349,6 +414,10 @@ static void written(struct coll *c)
 		return; /* what was read may be anything: the unit stays uninitialised */
 	c->unit->rec->initialised = true;
 	c->job->readers.changes++;
+	if (op->args.summon.has_steps) {
+		unit_forget_steps(c->unit);
+		c->unit->rec->optimizer->steps = op->args.summon.steps;
+	}
 	returned(c);
 }
 
@@ -376,7 +445,7 @@ static void write_back(struct parked *p)
 		return;
 	c->unit->rec->initialised = false; /* until it is whole: a device may fail half-way */
 	readers_rewrite(c->job);
-	own_write(c, source, false, written);
+	own_write(c, source, false, c->unit->summoned_state, written);
 }
 
 static void run_return(struct coll *c)

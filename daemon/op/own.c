@@ -53,17 +53,28 @@ static uint64_t source_at(const struct coll *c, const struct unit_run *run)
 	return c->own.packed ? c->unit->tensors[run->tensor].packed + run->first : run->full;
 }
 
+/* Optimizer state there is of what is trained alone. */
+static bool run_of(const struct coll *c, uint32_t i, uint32_t tensor, struct unit_run *ret)
+{
+	return !(c->own.state && c->unit->tensors[tensor].frozen) &&
+	       unit_rank_run(c->unit, i, tensor, ret);
+}
+
+static float *target_at(const struct coll *c, unsigned d, uint64_t at)
+{
+	return optim_at(unit_state(&c->unit->parts[d], c->own.state), at);
+}
+
 static void next_rank(struct coll *c);
 
 static void copy_home(struct coll *c, uint32_t i)
 {
-	struct unit_part *up = &c->unit->parts[c->part_of[i]];
 	const float *from = source_of(c, i);
 	struct unit_run run;
 
 	for (uint32_t t = 0; t < c->unit->rec->n_tensors; t++)
-		if (unit_rank_run(c->unit, i, t, &run))
-			copy(&c->parts[c->part_of[i]], optim_at(&up->params, run.at),
+		if (run_of(c, i, t, &run))
+			copy(coll_part(c, i), target_at(c, c->part_of[i], run.at),
 			     from + source_at(c, &run), run.n);
 }
 
@@ -95,9 +106,9 @@ static void take_apart(struct coll *c)
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		for (uint32_t t = 0; holds(c, d, i) && t < c->unit->rec->n_tensors; t++)
-			if (unit_rank_run(c->unit, i, t, &run))
-				copy(&c->parts[d], optim_at(&c->unit->parts[d].params, run.at),
-				     shown(c, d) + run.shard, run.n);
+			if (run_of(c, i, t, &run))
+				copy(&c->parts[d], target_at(c, d, run.at), shown(c, d) + run.shard,
+				     run.n);
 	coll_kernels(c, next_rank);
 }
 
@@ -123,7 +134,7 @@ static void bring_together(struct coll *c)
 	if (!coll_need_kops(c, c->unit->rec->n_tensors))
 		return;
 	for (uint32_t t = 0; t < c->unit->rec->n_tensors; t++)
-		if (unit_rank_run(c->unit, i, t, &run))
+		if (run_of(c, i, t, &run))
 			copy(coll_part(c, i), shown(c, c->part_of[i]) + run.shard,
 			     from + source_at(c, &run), run.n);
 	coll_kernels(c, show);
@@ -150,10 +161,11 @@ bool own_ready(struct coll *c, void (*again)(struct parked *p))
 }
 
 void own_write(struct coll *c, const float *(*source)(const struct coll *c, uint32_t i),
-	       bool packed, void (*after)(struct coll *c))
+	       bool packed, unsigned state, void (*after)(struct coll *c))
 {
 	note_sources(c, source);
 	c->own.packed = packed;
+	c->own.state = state;
 	c->own.after = after;
 	c->turn = 0;
 	next_rank(c);

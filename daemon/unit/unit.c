@@ -1,5 +1,6 @@
 #include "unit/unit.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +32,15 @@ unsigned unit_state_arrays(const state_unit *rec)
 	if (rec->optimizer->kind == OPTIM_ADAMW || rec->optimizer->kind == OPTIM_ADAM)
 		return rec->optimizer->amsgrad ? 3 : 2;
 	return rec->optimizer->kind == OPTIM_SGD && rec->optimizer->momentum != 0 ? 1 : 0;
+}
+
+struct region *unit_state(struct unit_part *p, unsigned i)
+{
+	struct region *const arrays[] = { &p->params, &p->state1, &p->state2, &p->state3 };
+
+	static_assert(ARRAY_SIZE(arrays) == 1 + UNIT_MAX_STATES, "all of them");
+	CHECK(i < ARRAY_SIZE(arrays));
+	return arrays[i];
 }
 
 bool unit_pools_gradient(const state_unit *rec)

@@ -149,6 +149,7 @@ struct unit {
 
 	uint32_t gathered_ranks; /* ranks that hold at least one gather */
 	uint32_t summoned_ranks; /* ranks that have a copy to write to */
+	unsigned summoned_state; /* of what: unit_state */
 
 	/* Of a backward pass, from the unit's last Reduce to the Step. */
 	bool due;             /* to be stepped when nobody has it gathered any more */
@@ -173,6 +174,9 @@ uint64_t unit_params_bytes(const struct layout *l, unsigned spread);
 
 /* How many optimizer-state arrays (0 to UNIT_MAX_STATES) the record asks for. */
 unsigned unit_state_arrays(const state_unit *rec);
+/* An array of @p: 0: the parameters, 1 to UNIT_MAX_STATES: of optimizer state, which may not be
+ * there. */
+struct region *unit_state(struct unit_part *p, unsigned i);
 
 /* Do gradient shards come from a pool while they are needed, instead of being there always? */
 bool unit_pools_gradient(const state_unit *rec);

@@ -160,6 +160,15 @@ static int commit(struct world *w, unsigned r)
 UNIT_OP(summon, "SummonFull", plain)
 UNIT_OP(unit_buffers, "UnitBuffers", rich)
 
+static int summon_state(struct world *w, unsigned r)
+{
+	Shardd__V1__SummonFullRequest m = SHARDD__V1__SUMMON_FULL_REQUEST__INIT;
+
+	m.unit = w->plain->id;
+	m.state = 2;
+	return nodefix_submit(&w->n, w->m[r], "SummonFull", &m.base, &w->op[r]);
+}
+
 static int give_back(struct world *w, unsigned r, bool write)
 {
 	Shardd__V1__ReturnFullRequest m = SHARDD__V1__RETURN_FULL_REQUEST__INIT;
@@ -507,6 +516,11 @@ static void with_summoned(struct world *w)
 	MUST(w, summon);
 }
 
+static void with_summoned_state(struct world *w)
+{
+	MUST(w, summon_state);
+}
+
 static void with_rich_specs(struct world *w)
 {
 	w->specs[0] = rich_spec("x");
@@ -562,6 +576,10 @@ static const struct act acts[] = {
 	{ .name = "SummonFull after a step", .prepare = with_stepped, .submit = summon },
 	{ .name = "ReturnFull", .prepare = with_summoned, .submit = return_it },
 	{ .name = "ReturnFull, written back", .prepare = with_summoned, .submit = return_written },
+	{ .name = "SummonFull of state", .prepare = with_stepped, .submit = summon_state },
+	{ .name = "ReturnFull of state, written back",
+	  .prepare = with_summoned_state,
+	  .submit = return_written },
 	{ .name = "ConvertUnits", .prepare = with_reduced, .submit = convert },
 	{ .name = "ConvertUnits after a step", .prepare = with_stepped, .submit = convert },
 	{ .name = "PlanBackward", .submit = plan, .mend = mend_plan },

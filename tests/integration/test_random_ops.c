@@ -389,15 +389,19 @@ static void op_summon(struct self *s, struct rng *r)
 {
 	shardd_unit u = any_unit(s, r);
 	struct shardd_result res = { 0 };
+	uint64_t steps = below(r, 10);
 	shardd_ticket t = 0;
 	int rc;
 
 	s->last = "summon";
 	if (chance(r, 35)) {
-		ticket(s, shardd_return_submit(s->c, u, chance(r, 50), &t, &train_err), &t);
+		ticket(s,
+		       shardd_return_state_submit(s->c, u, chance(r, 50),
+						  chance(r, 20) ? &steps : NULL, &t, &train_err),
+		       &t);
 		return;
 	}
-	rc = shardd_summon_submit(s->c, u, &t, &train_err);
+	rc = shardd_summon_state_submit(s->c, u, chance(r, 30) ? below(r, 5) : 0, &t, &train_err);
 	rc = rc < 0 ? rc : shardd_wait(s->c, t, -1, &res, &train_err);
 	took(s, rc);
 	if (rc == 0)

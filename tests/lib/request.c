@@ -214,6 +214,10 @@ static void fill_ops(ProtobufCMessage *m, const char *method)
 	} else if (strcmp(method, "SetPrefetch") == 0) {
 		((Shardd__V1__SetPrefetchRequest *)m)->unit = 1;
 		((Shardd__V1__SetPrefetchRequest *)m)->pass = SHARDD__V1__PASS__PASS_FORWARD;
+	} else if (strcmp(method, "SummonFull") == 0) {
+		((Shardd__V1__SummonFullRequest *)m)->unit = 1;
+	} else if (strcmp(method, "ReturnFull") == 0) {
+		((Shardd__V1__ReturnFullRequest *)m)->unit = 1;
 	} else if (strcmp(method, "SetFactors") == 0) {
 		((Shardd__V1__SetFactorsRequest *)m)->unit = 1;
 	} else if (strcmp(method, "Unscale") == 0) {

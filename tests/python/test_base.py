@@ -206,6 +206,30 @@ class Daemon(unittest.TestCase):
             self.assertEqual(floats(unit.tensor(unit.gather(), "b")), [9.0] * 5)
             unit.release()
 
+    def test_the_state_of_the_optimizer_is_read_and_written(self):
+        adam = shardd.OptimizerSpec(shardd.OptimizerKind.ADAMW, lr=0.1, betas=(0.5, 0.75))
+        with self.client("summoned-state") as client:
+            [unit] = client.register([spec(optimizer=adam)])
+            unit.init_seed(1)
+            fill(unit.gradient(), 2.0)
+            unit.reduce()
+            client.step()
+            for state, value in ((1, 1.0), (2, 1.0)):  # (1 - 0.5) * 2, (1 - 0.75) * 4
+                memory, steps = unit.summon_state(state)
+                self.assertEqual(steps, 1)
+                self.assertEqual(floats(unit.tensor(memory, "b")), [value] * 5)
+                fill(unit.tensor(memory, "b"), 6.0 + state)
+                unit.give_back(write=True, optimizer_steps=9)
+                self.assertTrue(memory.released)
+                memory, steps = unit.summon_state(state)
+                self.assertEqual((steps, floats(unit.tensor(memory, "b"))), (9, [6.0 + state] * 5))
+                unit.give_back()
+                if state == 1:
+                    self.assertEqual(unit.summon_state(2)[1], 9)
+                    unit.give_back(write=True, optimizer_steps=1)
+            with self.assertRaises(shardd.InvalidArgument):
+                unit.summon_state(3)
+
     def test_types_of_elements(self):
         with self.client("types") as client:
             [bf16, fp16] = client.register([

@@ -196,10 +196,11 @@ class OneRank(unittest.TestCase):
             st.fully_shard(net)
 
     def test_what_is_not_there(self):
-        for options in ({"mesh": 1}, {"offload_policy": 1}, {"shard_placement_fn": 1},
-                        {"reshard_after_forward": 2}):
+        for options in ({"offload_policy": 1}, {"reshard_after_forward": 2}):
             with self.refused(shardd.Unimplemented, next(iter(options))):
                 st.fully_shard(model(), **options)
+        with self.refused(shardd.InvalidArgument, "shard_placement_fn is 1"):
+            st.fully_shard(model(), shard_placement_fn=1)
         with self.refused(shardd.InvalidArgument, "ModuleList has no forward"):
             st.fully_shard(nn.ModuleList())
         net = wrapped()
@@ -213,8 +214,9 @@ class OneRank(unittest.TestCase):
         optimizer.param_groups[0]["betas"] = (0.5, 0.9)
         with self.refused(shardd.Unimplemented, "betas was changed"):
             optimizer.step()
-        with self.refused(shardd.Unimplemented, "in the daemon"):
-            optimizer.state_dict()
+        with self.refused(shardd.Unimplemented, "betas is"):
+            optimizer.load_state_dict({**optimizer.state_dict(), "param_groups": [
+                {**optimizer.state_dict()["param_groups"][0], "betas": (0.1, 0.2)}]})
         with self.refused(shardd.FailedPrecondition, "add_param_group"):
             optimizer.add_param_group({"params": []})
 

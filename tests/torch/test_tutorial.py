@@ -48,11 +48,17 @@ class Pages(unittest.TestCase):
 
     def test_the_blocks_of_the_manual(self):
         parts = blocks("python.md")
-        self.assertEqual(len(parts), 3)
-        with support.daemon() as socket:
-            for number, part in enumerate(parts):
+        self.assertEqual(len(parts), 4)
+        with support.daemon() as socket, tempfile.TemporaryDirectory() as folder:
+            # The last one goes on with the model of the one before, where it may write files.
+            between = ("import os\n"
+                       f"os.chdir({folder!r})\n"
+                       "torch.distributed.init_process_group(\"gloo\", rank=0, world_size=1,\n"
+                       "    store=torch.distributed.HashStore())\n")
+            for number, part in enumerate((parts[0], parts[1], parts[2] + between + parts[3])):
                 self.run_program(part, SHARDD_SOCKET=socket, SHARDD_JOB=f"page{number}", RANK="0",
                                  WORLD_SIZE="1")
+            self.assertTrue(os.listdir(os.path.join(folder, "step-1000")))
 
 
 if __name__ == "__main__":

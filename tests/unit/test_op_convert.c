@@ -391,3 +391,102 @@ Test(op_convert, a_summoned_unit_whose_rank_is_lost)
 		nodefix_end(&x.n);
 	}
 }
+
+/* Put (@to) or take state array 2 of the unit tensor after tensor, on all devices. */
+static void state_packed(struct unit *u, float *packed, bool to)
+{
+	for (unsigned d = 0; d < u->n_parts; d++)
+		for (uint32_t t = 0; t < u->rec->n_tensors; t++) {
+			float *at, *here = packed + u->tensors[t].packed;
+			struct unit_run run;
+
+			if (u->tensors[t].frozen || !unit_part_run(u, &u->parts[d], t, &run))
+				continue;
+			at = optim_at(&u->parts[d].state2, run.at);
+			memcpy(to ? at : here + run.first, to ? here + run.first : at,
+			       run.n * sizeof(float));
+		}
+}
+
+static void summon_state(struct fixture *x, const float *want)
+{
+	Shardd__V1__SummonFullRequest r = SHARDD__V1__SUMMON_FULL_REQUEST__INIT;
+
+	r.unit = x->u->id;
+	r.state = 2;
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_submit(&x->n, x->m[i], "SummonFull", &r.base, &x->op[i]);
+	for (unsigned i = 0; i < RANKS; i++) {
+		const struct region *place = &x->op[i].result.place;
+
+		nodefix_ok(&x->op[i], "SummonFull");
+		cr_assert_eq(place->bytes, unit_full_elements(x->u) * sizeof(float));
+		for (uint32_t t = 0; t < x->u->rec->n_tensors; t++)
+			for (uint64_t k = 0; k < x->u->tensors[t].elements; k++)
+				cr_assert_eq(
+					optim_at(place,
+						 unit_tensor_full(x->u, &x->u->tensors[t]) + k)[0],
+					want[x->u->tensors[t].packed + k]);
+		nodefix_write(place, 100 + (float)i);
+	}
+}
+
+static void return_state(struct fixture *x, uint64_t steps)
+{
+	Shardd__V1__ReturnFullRequest r = SHARDD__V1__RETURN_FULL_REQUEST__INIT;
+
+	r.unit = x->u->id;
+	r.write = 1;
+	r.has_optimizer_steps = 1;
+	r.optimizer_steps = steps;
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_submit(&x->n, x->m[i], "ReturnFull", &r.base, &x->op[i]);
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_ok(&x->op[i], "ReturnFull");
+	cr_expect_eq(x->u->rec->optimizer->steps, steps);
+}
+
+/* Each rank's own rows are what it wrote, on every device that has them. */
+static void expect_owners(struct fixture *x, float *state)
+{
+	struct unit_run run;
+
+	state_packed(x->u, state, false);
+	for (uint32_t i = 0; i < x->u->layout.ranks; i++)
+		for (uint32_t t = 0; t < x->u->rec->n_tensors; t++)
+			for (uint64_t k = 0; !x->u->tensors[t].frozen &&
+					     unit_rank_run(x->u, i, t, &run) && k < run.n;
+			     k++)
+				cr_assert_eq(state[x->u->tensors[t].packed + run.first + k],
+					     100 + (float)i);
+}
+
+static void state_goes_and_comes(unsigned devices, enum unit_layout_kind layout,
+				 enum unit_strategy strategy)
+{
+	float state[64] = { 0 };
+	struct fixture x;
+
+	setup(&x, devices, 0);
+	convert(&x, layout, strategy);
+	for (uint32_t t = 0; t < x.u->rec->n_tensors; t++)
+		for (uint64_t k = 0; k < x.u->tensors[t].elements; k++)
+			state[x.u->tensors[t].packed + k] =
+				x.u->tensors[t].frozen ? 0
+						       : 1 + (float)(x.u->tensors[t].packed + k);
+	state_packed(x.u, state, true);
+	summon_state(&x, state);
+	return_state(&x, 5);
+	expect_owners(&x, state);
+	expect_params(&x);
+	nodefix_end(&x.n);
+}
+
+Test(op_convert, the_state_of_an_optimizer_is_summoned_and_written_back)
+{
+	for (unsigned devices = 1; devices <= 3; devices++) {
+		state_goes_and_comes(devices, LAYOUT_FLAT, STRATEGY_SHARD);
+		state_goes_and_comes(devices, LAYOUT_DIM0, STRATEGY_SHARD);
+		state_goes_and_comes(devices, LAYOUT_DIM0, STRATEGY_REPLICATE);
+	}
+}

@@ -415,6 +415,7 @@ struct shardd_result {
 	shardd_unit unit;         /* next_shard: whose shard data is */
 	uint64_t elements;        /* next_shard: of parameters, and of gradient */
 	uint64_t gradient_offset; /* next_shard: bytes from data to the gradient */
+	uint64_t optimizer_steps; /* summon: that the unit has had */
 };
 
 /* Done? Return: 1 (then the ticket is ended and @ret, if not NULL, is filled), 0 (not
@@ -857,6 +858,23 @@ SHARDD_API int shardd_summon(shardd_client *c, shardd_unit u, void **data,
 SHARDD_API int shardd_return_submit(shardd_client *c, shardd_unit u, bool write, shardd_ticket *t,
 				    struct shardd_error *err);
 SHARDD_API int shardd_return(shardd_client *c, shardd_unit u, bool write, struct shardd_error *err);
+
+/* The same of an array of the optimizer's state, by its number @state; 0: the parameters. Adam,
+ * AdamW: 1 exp_avg, 2 exp_avg_sq, 3 max_exp_avg_sq (amsgrad); SGD with momentum: 1. What is frozen
+ * is 0 in it. @optimizer_steps: how many the unit has had; may be NULL. INVALID_ARGUMENT: its
+ * optimizer has no such array. */
+SHARDD_API int shardd_summon_state_submit(shardd_client *c, shardd_unit u, uint32_t state,
+					  shardd_ticket *t, struct shardd_error *err);
+SHARDD_API int shardd_summon_state(shardd_client *c, shardd_unit u, uint32_t state, void **data,
+				   uint64_t *optimizer_steps, struct shardd_error *err);
+/* Give that memory back (collective). With @write each rank's own shard of it becomes that array;
+ * then @optimizer_steps, if not NULL and the same on all ranks, is how many steps the unit has had
+ * from then on, up to 2^53. */
+SHARDD_API int shardd_return_state_submit(shardd_client *c, shardd_unit u, bool write,
+					  const uint64_t *optimizer_steps, shardd_ticket *t,
+					  struct shardd_error *err);
+SHARDD_API int shardd_return_state(shardd_client *c, shardd_unit u, bool write,
+				   const uint64_t *optimizer_steps, struct shardd_error *err);
 
 /* How units are to be laid out. */
 struct shardd_conversion {

@@ -91,7 +91,7 @@ class Result(C.Structure):
                 ("number", C.c_uint64), ("waited_us", C.c_uint64), ("ran_us", C.c_uint64),
                 ("kept", C.c_bool), ("found_inf", C.c_bool), ("skipped", C.c_bool),
                 ("has_total_norm", C.c_bool), ("unit", C.c_uint32), ("elements", C.c_uint64),
-                ("gradient_offset", C.c_uint64)]
+                ("gradient_offset", C.c_uint64), ("optimizer_steps", C.c_uint64)]
 
 
 class Factors(C.Structure):
@@ -210,6 +210,8 @@ OPS: dict[str, tuple[object, ...]] = {
     "broadcast_buffers": (_u32, _u32, _u32),
     "summon": (_u32,),
     "return": (_u32, _bool),
+    "summon_state": (_u32, _u32),
+    "return_state": (_u32, _bool, C.POINTER(_u64)),
 }
 
 

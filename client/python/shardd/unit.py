@@ -119,11 +119,20 @@ class Unit:
         return self.client.submit("summon", self.id, finish=lambda r: self._lend(
             "summoned parameters", r, self.elements, Dtype.FP32, True)).wait()
 
-    def give_back(self, write: bool = False) -> None:
+    def summon_state(self, state: int) -> tuple[Memory, int]:
+        """Array @state of the optimizer's state instead: Adam, AdamW: 1 exp_avg, 2 exp_avg_sq, 3
+        max_exp_avg_sq; SGD: 1 its momentum; laid out alike, what is frozen 0 (collective).
+        Return: with it how many steps the unit has had. InvalidArgument: there is no such array."""
+        return self.client.submit("summon_state", self.id, state, finish=lambda r: (self._lend(
+            "summoned parameters", r, self.elements, Dtype.FP32, True),
+            int(r.optimizer_steps))).wait()
+
+    def give_back(self, write: bool = False, optimizer_steps: int | None = None) -> None:
         """End a summon (collective). @write: each rank's own shard of it becomes the
-        parameters."""
+        parameters, or the state; then @optimizer_steps, if given, is how many the unit has had."""
+        steps = None if optimizer_steps is None else C.c_uint64(optimizer_steps)
         self._end("summoned parameters")
-        self.client.do("return", self.id, write)
+        self.client.do("return_state", self.id, write, None if steps is None else C.byref(steps))
 
     def init_seed(self, seed: int) -> None:
         """Every tensor by its ``init`` (collective); the same values for any world size."""

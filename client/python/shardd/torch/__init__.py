@@ -18,16 +18,18 @@ from ._again import by_environment, guard
 from ._live import live
 from ._replicate import ReplicatedModule, replicate
 from ._resilient import Resilient, resilient
+from ._rows import Rows
 from ._session import init, rank, session, shutdown, world_size
-from ._state import summon_full_params
+from ._state import load_state_dict, state_dict, summon_full_params
 from ._wrap import ShardedModule, fully_shard
 from .amp import GradScaler
-from .optim import SGD, Adam, AdamW, Sharded, clip_grad_norm_, commit
+from .optim import SGD, Adam, AdamW, Sharded, clip_grad_norm_, commit, optimizer_state_dict
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "GradScaler", "ReplicatedModule", "Resilient", "Sharded",
-    "ShardedModule", "clip_grad_norm_", "commit", "fully_shard", "guard", "init", "live", "rank",
-    "replicate", "resilient", "session", "shutdown", "summon_full_params", "world_size",
+    "SGD", "Adam", "AdamW", "GradScaler", "ReplicatedModule", "Resilient", "Rows", "Sharded",
+    "ShardedModule", "clip_grad_norm_", "commit", "fully_shard", "guard", "init", "live",
+    "load_state_dict", "optimizer_state_dict", "rank", "replicate", "resilient", "session",
+    "shutdown", "state_dict", "summon_full_params", "world_size",
 ]
 
 by_environment()

@@ -78,6 +78,12 @@ def rank() -> int:
     return member.rank if member else 0
 
 
+def rank_if_any() -> int:
+    """The same, or 0 before there is a session."""
+    member = _current.member if _current is not None else None
+    return member.rank if member else 0
+
+
 def world_size() -> int:
     """How many ranks the job has."""
     member = session().member

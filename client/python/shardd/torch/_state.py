@@ -1,16 +1,25 @@
-"""Whole parameters: state_dict, load_state_dict, summon_full_params."""
+"""Parameters as tensors: state_dict, load_state_dict, summon_full_params."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import contextvars
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..errors import FailedPrecondition
-from ._tree import units_of
+from . import _rows
+from ._progress import Bar
+from ._session import rank_if_any
+from ._tree import from_meta, units_of
 from ._unit import Parameter, ShardedUnit
+
+_sharded: contextvars.ContextVar[bool] = contextvars.ContextVar("sharded", default=False)
+_unwanted: contextvars.ContextVar[bool] = contextvars.ContextVar("unwanted", default=False)
+_running: tuple[nn.Module, Bar] | None = None  # the outermost module that is saved or loaded
 
 
 def _names(unit: ShardedUnit, p: Parameter, prefix: str) -> Iterator[str]:
@@ -25,6 +34,8 @@ def _names(unit: ShardedUnit, p: Parameter, prefix: str) -> Iterator[str]:
 def _summoned(unit: ShardedUnit, write: bool) -> Iterator[None]:
     """The module has fp32 parameters that may be written to (collective once registered)."""
     if unit.unit is None:
+        if write:
+            from_meta(unit)  # else what is written would be nowhere
         for p in unit.params:
             assert p.initial is not None
             p.install(p.initial)
@@ -61,20 +72,59 @@ def summon_full_params(module: nn.Module, writeback: bool = True) -> Iterator[No
         yield
 
 
+def _begin(module: nn.Module, what: str) -> None:
+    """A bar, unless one runs for a module around this one."""
+    global _running
+    if _running is not None:
+        if any(m is module for m in _running[0].modules()) and _running[0] is not module:
+            return
+        _running[1].close()  # of one that an exception ended
+    total = sum(4 * u.elements for u in units_of(module))
+    _running = module, Bar(what, total, rank_if_any())
+
+
+def _advance(unit: ShardedUnit) -> None:
+    if _running is not None:
+        _running[1].add(4 * unit.elements, unit.name)
+
+
+def _end(module: nn.Module) -> None:
+    global _running
+    if _running is not None and _running[0] is module:
+        _running[1].close()
+        _running = None
+
+
+def _before_save(module: nn.Module, *_: Any) -> None:
+    _begin(module, "saving")
+
+
 def _save(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
     """After the module's state dict was made: copies in the place of guards (collective)."""
     for unit in own_units(module):
         if unit.params:
             _save_unit(unit, state, prefix)
+            _advance(unit)
+    _end(module)
+
+
+def _installed(p: Parameter) -> torch.Tensor:
+    owner, attribute = p.owners[0]
+    value = owner._parameters[attribute]
+    assert value is not None
+    return value
 
 
 def _save_unit(unit: ShardedUnit, state: dict[str, Any], prefix: str) -> None:
+    if _sharded.get() and unit.unit is None:
+        raise FailedPrecondition("the model is not sharded yet, which it is when the optimizer is "
+                                 "built: do that first, or take full=True")
     with _summoned(unit, False):
         for p in unit.params:
-            owner, attribute = p.owners[0]
-            value = owner._parameters[attribute]
-            assert value is not None
-            copy = value.detach().clone()
+            value = _installed(p)
+            if _unwanted.get():
+                continue
+            copy = _rows.take(unit, p, value) if _sharded.get() else value.detach().clone()
             for name in _names(unit, p, prefix):
                 if name in state:
                     state[name] = copy
@@ -83,17 +133,35 @@ def _save_unit(unit: ShardedUnit, state: dict[str, Any], prefix: str) -> None:
 def _before_load(module: nn.Module, state: Any, prefix: str, metadata: Any, *_: Any) -> None:
     if metadata.get("assign_to_params_buffers", False):
         raise FailedPrecondition("load_state_dict(assign=True) replaces parameters: leave it out")
-    loading = contextlib.ExitStack()
-    for unit in own_units(module):
-        if unit.params:
-            loading.enter_context(_summoned(unit, True))
-    object.__setattr__(module, "_shardd_loading", loading)
+    _begin(module, "loading")
+    with contextlib.ExitStack() as loading:
+        for unit in own_units(module):
+            if unit.params:
+                loading.enter_context(_summoned(unit, True))
+                _whole(unit, state, prefix)
+        object.__setattr__(module, "_shardd_loading", loading.pop_all())
+
+
+def _whole(unit: ShardedUnit, state: Any, prefix: str) -> None:
+    """What is sharded in @state becomes tensors that PyTorch's own loading can copy: those of the
+    unit, in which this rank's rows are what @state has."""
+    for p in unit.params:
+        for name in _names(unit, p, prefix):
+            if name in state and _rows.is_sharded(state[name]):
+                _rows.check(p, state[name], name)
+                whole = _installed(p).detach()
+                _rows.put(unit, p, state[name], whole)
+                state[name] = whole
 
 
 def _after_load(module: nn.Module, _: Any) -> None:
     loading: contextlib.ExitStack | None = module.__dict__.pop("_shardd_loading", None)
     if loading is not None:
         loading.close()
+    for unit in own_units(module):
+        if unit.params:
+            _advance(unit)
+    _end(module)
 
 
 def own_units(module: nn.Module) -> list[ShardedUnit]:
@@ -104,9 +172,33 @@ def own_units(module: nn.Module) -> list[ShardedUnit]:
 
 def add_hooks(module: nn.Module) -> None:
     """For a module that was wrapped."""
+    module.register_state_dict_pre_hook(_before_save)
     module._register_state_dict_hook(_save)
     module.register_load_state_dict_pre_hook(_before_load)
     module.register_load_state_dict_post_hook(_after_load)
 
 
-__all__ = ["add_hooks", "own_units", "summon_full_params"]
+def state_dict(module: nn.Module, *, full: bool = True,
+               rank0_only: bool = False) -> dict[str, Any]:
+    """``module.state_dict()`` (collective). @full: whole tensors, as of a plain model. Else each
+    rank's rows of the parameters: as FSDP2's state dict DTensors, for
+    torch.distributed.checkpoint, or :class:`Rows` if torch.distributed is not initialised;
+    of a replicated model whole tensors. Either costs the memory of one unit beside the result.
+    @rank0_only: with @full: nothing on the other ranks, which only take part."""
+    tokens = _sharded.set(not full), _unwanted.set(full and rank0_only and rank_if_any() != 0)
+    try:
+        state = module.state_dict()
+        return {} if _unwanted.get() else state
+    finally:
+        _sharded.reset(tokens[0])
+        _unwanted.reset(tokens[1])
+
+
+def load_state_dict(module: nn.Module, state: Mapping[str, Any], strict: bool = True) -> Any:
+    """``module.load_state_dict(state, strict)`` (collective): values of a plain model, of any state
+    dict of FSDP2, or of :func:`state_dict`. Whole tensors: each rank's rows of its own count, so
+    give the same on all ranks."""
+    return module.load_state_dict(state, strict)
+
+
+__all__ = ["add_hooks", "load_state_dict", "own_units", "state_dict", "summon_full_params"]

@@ -16,10 +16,13 @@ from torch import nn
 
 from .. import _library
 from ..client import WORLD, Client
-from ..errors import Aborted, FailedPrecondition, InvalidArgument, SharddError
+from ..errors import (Aborted, FailedPrecondition, InvalidArgument, SharddError,
+                      Unimplemented)
 from ..specs import OptimizerSpec
 from ..ticket import Ticket
 from ..unit import Unit
+from . import _mesh
+from ._progress import Bar
 from ._session import session
 from ._unit import NO_TASK, ShardedUnit
 
@@ -45,6 +48,7 @@ class Tree:
     def __init__(self, root: ShardedUnit, settings: Settings | None) -> None:
         """Register the units and initialise their parameters (collective)."""
         self.root, self.client = root, session()
+        self.mesh = self._one_mesh(units_of(root.module))
         self.units = units_of(root.module)
         self.order = [u for u in reversed(self.units) if u.trained]
         self.optimizer: Any = None
@@ -68,6 +72,8 @@ class Tree:
         self._number = _roots.get(self.client, 0) + 1
         _roots[self.client] = self._number
         prefix = f"{self._number}:" if self._number > 1 else ""
+        if self.mesh is not None and len(self.mesh.ranks) < self._world:  # others have others
+            prefix = f"{self.mesh.label}:{prefix}"
         for unit in self.units:
             if unit.tree is not None:
                 raise FailedPrecondition(
@@ -75,13 +81,47 @@ class Tree:
                     "fully_shard or replicate on all modules before the first forward")
             unit.tree, unit.name = self, prefix + (names[id(unit.module)] or "root") + unit.bucket
 
-    def _own_group(self) -> int:
-        """A step is of a group: every further model has one of its own."""
-        if self._number == 1:
-            return WORLD
+    def _one_mesh(self, units: list[ShardedUnit]) -> _mesh.Mesh | None:
+        """All units', checked against the job; None: all ranks of it share."""
         member = self.client.member
         assert member is not None
-        return self.client.group(f"model {self._number}", range(member.world_size))
+        meshes = {u.mesh and (u.mesh.ranks, u.mesh.shard): u.mesh for u in units}
+        if len(meshes) != 1:
+            raise Unimplemented("units of one model have different meshes: a step is of the same "
+                                "ranks for all of it; give every fully_shard the same mesh", "mesh")
+        [mesh] = meshes.values()
+        if mesh is None:
+            return None
+        if member.rank not in mesh.ranks:
+            raise InvalidArgument(f"mesh has the ranks {list(mesh.ranks)}, and this is rank "
+                                  f"{member.rank} of the job: wrap on the ranks of a mesh alone",
+                                  "mesh")
+        if max(mesh.ranks) >= member.world_size:
+            raise InvalidArgument(f"mesh has rank {max(mesh.ranks)}, and the job "
+                                  f"{member.world_size} ranks", "mesh")
+        return mesh
+
+    def _own_group(self) -> int:
+        """A step is of a group: every further model has one of its own, as has a mesh that is not
+        all ranks in their order."""
+        every = tuple(range(self._world))
+        if self.mesh is not None and self.mesh.ranks != every:
+            return self.client.group(f"model {self._number} of {self.mesh.label}",
+                                     self.mesh.ranks)
+        if self._number == 1:
+            return WORLD
+        return self.client.group(f"model {self._number}", every)
+
+    @property
+    def _world(self) -> int:
+        member = self.client.member
+        assert member is not None
+        return member.world_size
+
+    @property
+    def first_rank(self) -> int:
+        """Whose parameters are everybody's."""
+        return self.mesh.ranks[0] if self.mesh is not None else 0
 
     @property
     def alone(self) -> bool:
@@ -98,10 +138,13 @@ class Tree:
         registration = self._registration()
         _library.call("verify_model", self.client.handle, self.group)
         generator = torch.random.get_rng_state()
-        for unit, registered in zip(some, registration):
-            unit.registered(registered)
-            from_meta(unit)
-            unit.initialise(self.client)
+        rank = self.client.member.rank if self.client.member else 0
+        with Bar("initialising", sum(4 * u.elements for u in some), rank) as bar:
+            for unit, registered in zip(some, registration):
+                unit.registered(registered)
+                from_meta(unit)
+                unit.initialise(self.client)
+                bar.add(4 * unit.elements, unit.name)
         torch.random.set_rng_state(generator)
 
     def _registration(self) -> list[Unit]:

@@ -32,6 +32,7 @@ from ..ticket import Ticket
 from ..unit import Unit, reduce_options
 from . import _direct
 from ._guard import Guard
+from ._mesh import Mesh
 from ._session import tensor_at
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class ShardedUnit:
         self.mp_policy = mp_policy
         self.bucket = ""  # behind the module's name
         self.replicated = False
+        self.mesh: Mesh | None = None  # None: all ranks of the job
         self.all_used = False  # a parameter without a gradient is an error
         self.hook: tuple[Profile, torch.dtype | None] | None = None  # of register_comm_hook
         self.pre_divide = 0.0  # of the gradients; 0: as the profile has it
@@ -167,7 +169,9 @@ class ShardedUnit:
         return UnitSpec(
             self.name, tensors, group=group, optimizer=optimizer,
             layout=Layout.FLAT if self.replicated else Layout.DIM0,
-            strategy=Strategy.REPLICATE if self.replicated else Strategy.SHARD,
+            strategy=(Strategy.REPLICATE if self.replicated else Strategy.HYBRID
+                      if self.mesh and self.mesh.replicas > 1 else Strategy.SHARD),
+            shard_ranks=self.mesh.shard if self.mesh and self.mesh.replicas > 1 else 0,
             compute_dtype=dtype_of(self.compute, "mp_policy.param_dtype"),
             gradient_dtype=dtype_of(self.reduce, "mp_policy.reduce_dtype"),
             reduce_profile=profile, pre_divide=self.pre_divide,
@@ -194,13 +198,14 @@ class ShardedUnit:
     def initialise(self, client: Client) -> None:
         """The daemon's parameters become rank 0's (collective)."""
         assert self.unit is not None
+        root = self.tree.first_rank if self.tree is not None else 0
         if not self.unit.initialised:
-            if client.member is not None and client.member.rank == 0:
+            if client.member is not None and client.member.rank == root:
                 with client.alloc((self.unit.packed_elements,)) as buffer:
                     self._pack(buffer.memory.address, self.unit.packed_elements)
-                    self.unit.init_broadcast(0, buffer)
+                    self.unit.init_broadcast(root, buffer)
             else:
-                self.unit.init_broadcast(0, None)
+                self.unit.init_broadcast(root, None)
         for p in self.params:
             p.initial = None
 
@@ -418,7 +423,8 @@ class ShardedUnit:
         return [(p.tensor, p.first, p.elements, p.at) for p in pieces[:n.value]]
 
     def __repr__(self) -> str:
-        state = "gathered" if self.held else "sharded" if self.unit else "not registered yet"
+        kept = "replicated" if self.replicated else "sharded"
+        state = "gathered" if self.held else kept if self.unit else "not registered yet"
         if self.in_backward:
             state += ", in backward"
         if self.written:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..errors import FailedPrecondition, InvalidArgument, SharddError, Unimplemented
-from . import _hooks, _state
+from . import _hooks, _mesh, _policy, _state
 from ._tree import Tree, tree_of, unit_of, units_of
 from ._unit import ShardedUnit
 
@@ -102,9 +102,30 @@ def own_parameters(module: nn.Module, ignored: set[int]) -> list[tuple[nn.Module
     return found
 
 
+def _check_placement(parameters: list[tuple[nn.Module, str, str]], placement: Any) -> None:
+    """@placement: of torch's shard_placement_fn; it may say what is done anyway."""
+    if not callable(placement):
+        raise InvalidArgument(f"shard_placement_fn is {placement!r}: a function of a parameter is "
+                              "wanted", "shard_placement_fn")
+    for module, attribute, name in parameters:
+        said = placement(module._parameters[attribute])
+        if said is None or getattr(said, "dim", None) == 0:
+            continue
+        raise Unimplemented(
+            f"shard_placement_fn puts '{name}' on {said}: parameters are cut along their first "
+            "dimension, Shard(0) or None; the losses are the same", "shard_placement_fn")
+
+
+def _check_offload(policy: Any) -> None:
+    """OffloadPolicy and CPUOffloadPolicy are met: shards are host memory as it is."""
+    if policy is not None and type(policy).__name__ not in ("OffloadPolicy", "CPUOffloadPolicy"):
+        raise Unimplemented(f"offload_policy is {policy!r}: None, OffloadPolicy and "
+                            "CPUOffloadPolicy are known here", "offload_policy")
+
+
 def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | None = None,
                 shard_placement_fn: Any = None, mp_policy: Any = None, offload_policy: Any = None,
-                ignored_params: Iterable[nn.Parameter] | None = None) -> M:
+                ignored_params: Iterable[nn.Parameter] | None = None, policy: Any = None) -> M:
     """Shard the parameters of @module that no inner fully_shard has taken, as one unit.
 
     Call it on inner modules first, on the model last, as PyTorch's FSDP2. The parameters go to
@@ -114,15 +135,18 @@ def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | No
     @reshard_after_forward: False: kept from forward to the end of backward. None: False for the
     model, True for what is inside. @mp_policy: torch.distributed.fsdp's
     MixedPrecisionPolicy. @ignored_params: left as they are, on every rank its own.
-    @mesh, @shard_placement_fn, @offload_policy: Unimplemented unless None; all ranks of the job
-    share, along dimension 0.
+    @mesh: a DeviceMesh of "cpu", or ranks in plain numbers: (0, 1, 2, 3) share the parameters,
+    ((0, 1), (2, 3)) are replicas of two ranks each, whose gradients are averaged too (HSDP). The
+    same for all units of a model; None: all ranks of the job. @shard_placement_fn: may say
+    Shard(0), else Unimplemented. @offload_policy: nothing to do, shards are host memory.
+    @policy: which modules inside become units, too, with the same arguments: module classes, a
+    function of a module that says True, False or a dictionary of other arguments, or a policy of
+    torch.distributed.fsdp.wrap (ModuleWrapPolicy, CustomPolicy, size_based_auto_wrap_policy...).
 
     Return: @module, whose class now has the methods of :class:`ShardedModule` too.
     """
-    for name, value in (("mesh", mesh), ("shard_placement_fn", shard_placement_fn),
-                        ("offload_policy", offload_policy)):
-        if value is not None:
-            raise Unimplemented(f"{name} is {value!r}: only None is known here", name)
+    _check_offload(offload_policy)
+    ignored = list(ignored_params or ())
     if reshard_after_forward is not None and not isinstance(reshard_after_forward, bool):
         raise Unimplemented(
             f"reshard_after_forward={reshard_after_forward!r}: True, False or None; on one node a "
@@ -133,11 +157,22 @@ def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | No
             f"fully_shard or replicate was called on this {type(module).__name__} before")
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
         raise InvalidArgument(f"{type(module).__name__} has no forward: wrap what is in it")
-    parameters = own_parameters(module, {id(p) for p in ignored_params or ()})
+    given = _mesh.parse(mesh)
+    if policy is not None:
+        arguments = dict(mesh=given, reshard_after_forward=reshard_after_forward,
+                         shard_placement_fn=shard_placement_fn, mp_policy=mp_policy,
+                         ignored_params=ignored)
+        for inner, other in _policy.targets(module, policy, ignored):
+            if unit_of(inner) is None:
+                fully_shard(inner, **{**arguments, **other})
+    parameters = own_parameters(module, {id(p) for p in ignored})
+    if shard_placement_fn is not None:
+        _check_placement(parameters, shard_placement_fn)
     unit = ShardedUnit(module, parameters, reshard_after_forward, mp_policy)
-    for inner in units_of(module):
-        if inner.parent is None:
-            inner.parent = unit
+    unit.mesh = given
+    for below in units_of(module):
+        if below.parent is None:
+            below.parent = unit
     object.__setattr__(module, "_shardd_units", [unit])
     module.__class__ = type("Sharded" + type(module).__name__, (ShardedModule, type(module)), {})
     _add_hooks(module)

@@ -7,7 +7,7 @@ runs any optimizer of torch.optim on this rank's shard.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
 import torch
@@ -15,8 +15,9 @@ from torch import nn
 
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
 from ..specs import OptimizerKind, OptimizerProfile, OptimizerSpec, OptimizerWhen
+from . import _inner_state, _optim_state
 from ._guard import Guard
-from ._session import session, tensor_at
+from ._session import rank_if_any, session, tensor_at
 from ._tree import Tree, tree_of, units_of
 from ._unit import Parameter, ShardedUnit
 
@@ -82,23 +83,32 @@ class _Sharded(torch.optim.Optimizer):
                                      "has the optimizer's state by now; give all groups at once")
         super().add_param_group(param_group)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Unimplemented: the state is in the daemon, and stays there when this process ends."""
-        raise Unimplemented("the optimizer's state is in the daemon, where it outlives this "
-                            "process: it cannot be read out yet")
 
-    def load_state_dict(self, state_dict: Any) -> None:
-        """Unimplemented, as state_dict."""
-        self.state_dict()
+class _Elsewhere(dict[Any, Any]):
+    """``optimizer.state``, which the daemon has: of a parameter the names of what is there. Not
+    empty to who asks: torch.distributed's get_optimizer_state_dict would step an optimizer that
+    has none."""
+
+    def __init__(self, optimizer: _InDaemon) -> None:
+        super().__init__()
+        self._optimizer = optimizer
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __missing__(self, parameter: Any) -> dict[str, None]:
+        return dict.fromkeys(_optim_state.names(self._optimizer, parameter))
 
 
 class _InDaemon(_Sharded):
     """An optimizer that the daemon runs. Subclasses: ``_spec``, and which settings it has."""
 
     _fixed: tuple[str, ...] = ()  # settings that cannot be changed once it is built
+    _like: Any = None  # torch.optim's
 
     def __init__(self, params: Any, defaults: dict[str, Any], in_backward: bool) -> None:
         super().__init__(params, defaults)
+        self.state = _Elsewhere(self)  # type: ignore[assignment]
         self.in_backward = in_backward
         self._base = max(float(g["lr"]) for g in self.param_groups)
         self._shares = [float(g["lr"]) / self._base if self._base else 1.0
@@ -155,6 +165,33 @@ class _InDaemon(_Sharded):
                     "lr")
         return base
 
+    def state_dict(self) -> dict[str, Any]:
+        """As torch.optim's of a plain model: whole tensors, on every rank (collective). It can be
+        loaded into torch.optim's optimizer of the same name, too."""
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
+        numbers = _optim_state.numbered(self)
+        state = {numbers[p]: s for p, s in _optim_state.read(self, True, False).items()}
+        made: dict[str, Any] = {"state": dict(sorted(state.items())),
+                                "param_groups": _optim_state.groups(self, numbers)}
+        for post in self._optimizer_state_dict_post_hooks.values():
+            made = post(self, made) or made
+        return made
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """What :meth:`state_dict` gave, torch.optim's of a plain model, or one by names as
+        :func:`optimizer_state_dict` gives (collective). With what differs between ranks each
+        rank's rows of its own count.
+
+        InvalidArgument: of other parameters. Unimplemented: parameters of one unit that have had
+        different numbers of steps; other settings than lr that are not this optimizer's.
+        """
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = hook(self, dict(state_dict)) or state_dict
+        _optim_state.load(self, state_dict)
+        for post in self._optimizer_load_state_dict_post_hooks.values():
+            post(self)
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step all units that have a gradient (collective). Return: what @closure returns."""
         loss = None
@@ -190,6 +227,7 @@ class AdamW(_InDaemon):
     """
 
     _fixed = ("betas", "eps", "weight_decay", "amsgrad", "maximize")
+    _like: Any = torch.optim.AdamW
     _kind = OptimizerKind.ADAMW
 
     def __init__(self, params: Iterable[Any], lr: float = 1e-3,
@@ -215,6 +253,7 @@ class AdamW(_InDaemon):
 class Adam(AdamW):
     """torch.optim.Adam, run by the daemon."""
 
+    _like = torch.optim.Adam
     _kind = OptimizerKind.ADAM
 
     def __init__(self, params: Iterable[Any], lr: float = 1e-3,
@@ -229,6 +268,7 @@ class SGD(_InDaemon):
     """torch.optim.SGD, run by the daemon; @foreach, @fused, @in_backward as of AdamW."""
 
     _fixed = ("momentum", "dampening", "weight_decay", "nesterov", "maximize")
+    _like = torch.optim.SGD
 
     def __init__(self, params: Iterable[Any], lr: float = 1e-3, momentum: float = 0.0,
                  dampening: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False, *,
@@ -286,6 +326,7 @@ class Sharded(_Sharded):
         for group in groups:
             own = dict(group, params=[self._stand_in(p) for p in group["params"]])
             shards.append(own)
+        self.guards = [list(g["params"]) for g in groups]
         self.inner = inner(shards, **options)
         self.param_groups = self.inner.param_groups
 
@@ -328,6 +369,17 @@ class Sharded(_Sharded):
         self._model.stepped()
         return loss
 
+    def state_dict(self) -> dict[str, Any]:
+        """As the inner optimizer's of a plain model, whole tensors on every rank (collective)."""
+        numbers = {id(p): i for i, p in enumerate(p for g in self.guards for p in g)}
+        state = {numbers[p]: s for p, s in _inner_state.read(self, True).items()}
+        return {"state": dict(sorted(state.items())),
+                "param_groups": _inner_state.groups(self, numbers)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """What :meth:`state_dict` gave, a plain model's, or one by names (collective)."""
+        _inner_state.load(self, state_dict)
+
     def _take_back(self, unit: ShardedUnit) -> None:
         for p in unit.trained:
             stand_in = self._of[id(p.guard)]
@@ -360,6 +412,28 @@ def clip_grad_norm_(parameters: Iterable[Any], max_norm: float, norm_type: float
         raise Unimplemented("clip_grad_norm_ of some of a model's parameters: give all of them",
                             "parameters")
     return tree.clip(max_norm, norm_type, error_if_nonfinite)
+
+
+def optimizer_state_dict(optimizer: _InDaemon | Sharded, *, full: bool = True,
+                         rank0_only: bool = False) -> dict[str, Any]:
+    """The state of an optimizer by the names of the model's parameters (collective), as
+    torch.distributed.checkpoint.state_dict.get_optimizer_state_dict gives it of FSDP2.
+
+    @full: whole tensors. Else each rank's rows: DTensors, as :func:`state_dict`. Also of what was
+    never stepped, as zeros, so that it can be loaded into (not of Sharded, which knows of its
+    state when it has stepped). optimizer.load_state_dict takes it. @rank0_only: with @full: nothing
+    on the other ranks, which only take part.
+    """
+    names = _optim_state.named(optimizer)
+    wanted = not (full and rank0_only and rank_if_any())
+    if isinstance(optimizer, Sharded):
+        state, groups = _inner_state.read(optimizer, full), _inner_state.groups(optimizer, names)
+    else:
+        state = _optim_state.read(optimizer, full, True, wanted)
+        groups = _optim_state.groups(optimizer, names)
+    if not wanted:
+        return {}
+    return {"state": {names[p]: s for p, s in state.items()}, "param_groups": groups}
 
 
 def commit(step: int, state: Any = None) -> None:

@@ -1,0 +1,257 @@
+"""The state of the daemon's optimizers as state dicts: torch.optim's, and those by names.
+
+Every array of a unit's state is summoned, read or written, and given back; so no more than one of
+one unit is in memory beside the state dict itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes as C
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import InvalidArgument, Unimplemented
+from . import _rows
+from ._progress import Bar
+from ._session import tensor_at
+from ._unit import Parameter, ShardedUnit, _nothing, _swap
+
+if TYPE_CHECKING:
+    from .optim import _InDaemon
+
+_ADAM = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+# What says how PyTorch computes, and not what.
+_ELSEWHERE = ("foreach", "fused", "capturable", "differentiable")
+
+State = dict[str, Any]
+
+
+def _arrays(optimizer: _InDaemon, unit: ShardedUnit) -> tuple[str, ...]:
+    """The names of the arrays that the unit's state consists of, in the daemon's order."""
+    group = optimizer._by_id[id(unit.trained[0].guard)]
+    if "momentum" in group:
+        return ("momentum_buffer",) if group["momentum"] else ()
+    return _ADAM if group["amsgrad"] else _ADAM[:2]
+
+
+def names(optimizer: _InDaemon, guard: Any) -> tuple[str, ...]:
+    """What the state of a parameter consists of."""
+    unit: ShardedUnit = guard._unit
+    if not any(p.guard is guard for p in unit.trained):
+        return ()
+    arrays = _arrays(optimizer, unit)
+    return ("step", *arrays) if arrays and arrays[0] in _ADAM else arrays
+
+
+class _Array:
+    """One array, summoned. ``steps``: that the unit has had. ``write``: it is written at the end,
+    and with it ``steps``."""
+
+    def __init__(self, unit: ShardedUnit, flat: torch.Tensor, steps: int) -> None:
+        self._unit, self._flat, self.steps, self.write = unit, flat, steps, False
+
+    def of(self, p: Parameter) -> torch.Tensor:
+        """What is @p's; not to be kept."""
+        assert self._unit.unit is not None
+        place = self._unit.unit.places[p.name]
+        return self._flat[place.offset:place.offset + place.elements].view(p.shape)
+
+
+@contextlib.contextmanager
+def _summoned(unit: ShardedUnit, number: int) -> Iterator[_Array]:
+    """Array @number of the unit's state (collective)."""
+    assert unit.unit is not None
+    client = unit.unit.client
+    address, steps = client.submit("summon_state", unit.unit.id, number, finish=lambda r: (
+        r.data, int(r.optimizer_steps))).wait()
+    array = _Array(unit, tensor_at(address, unit.unit.elements, torch.float32), steps)
+    try:
+        yield array
+    finally:
+        _swap(array._flat.untyped_storage(), _nothing())
+        count = C.byref(C.c_uint64(array.steps)) if array.write else None
+        client.do("return_state", unit.unit.id, array.write, count)
+
+
+def _bar(optimizer: _InDaemon, what: str) -> Bar:
+    member = optimizer._model.client.member
+    total = sum(4 * u.elements * len(_arrays(optimizer, u))
+                for u in optimizer._model.units if u.trained)
+    return Bar(what, total, member.rank if member else 0)
+
+
+# ------------------------------------------------------------------------ out of it
+
+
+def _read_unit(optimizer: _InDaemon, unit: ShardedUnit, full: bool, wanted: bool,
+               bar: Bar) -> list[State]:
+    """By trained parameter: its state, with the unit's steps; nothing unless @wanted here."""
+    found: list[State] = [{} for _ in unit.trained]
+    for number, name in enumerate(_arrays(optimizer, unit), 1):
+        with _summoned(unit, number) as array:
+            for p, state in zip(unit.trained, found) if wanted else ():
+                if name in _ADAM:
+                    state["step"] = torch.tensor(float(array.steps))
+                state[name] = (array.of(p).clone() if full
+                               else _rows.take(unit, p, array.of(p)))
+            if wanted and not array.steps:
+                for state in found:
+                    state["new"] = True
+        bar.add(4 * unit.elements, unit.name)
+    return found
+
+
+def read(optimizer: _InDaemon, full: bool, with_new: bool,
+         wanted: bool = True) -> dict[int, State]:
+    """By the id of a parameter its state (collective). @with_new: also if it was never stepped:
+    then all is 0. @wanted: else this rank takes part, and gets nothing."""
+    tree = optimizer._model
+    tree.release_all()
+    found = {}
+    with _bar(optimizer, "saving the optimizer's state") as bar:
+        for unit in tree.units:
+            for p, state in zip(unit.trained, _read_unit(optimizer, unit, full, wanted, bar)
+                                if unit.trained else ()):
+                if state and (not state.pop("new", False) or with_new):
+                    found[id(p.guard)] = state
+    return found
+
+
+def groups(optimizer: _InDaemon, name: Mapping[int, Any]) -> list[dict[str, Any]]:
+    """The parameter groups with what torch.optim's have beside; @name: of a parameter, by id."""
+    also = optimizer._like([torch.zeros(1)]).defaults
+    return [{**also, **{k: v for k, v in group.items() if k != "params"},
+             "params": [name[id(p)] for p in group["params"]]}
+            for group in optimizer.param_groups]
+
+
+def numbered(optimizer: _InDaemon) -> dict[int, int]:
+    """The parameters' numbers in torch.optim's state dicts, by id."""
+    every = [p for group in optimizer.param_groups for p in group["params"]]
+    return {id(p): number for number, p in enumerate(every)}
+
+
+def named(optimizer: Any) -> dict[int, str]:
+    """Their names in the model, of tied ones the first."""
+    return {id(p): name for name, p in optimizer._model.root.module.named_parameters()}
+
+
+# ------------------------------------------------------------------------- into it
+
+
+def _matching(optimizer: _InDaemon,
+              saved: list[Any]) -> list[tuple[dict[str, Any], Any, list[Any]]]:
+    """(own group, saved one, the saved one's keys in the order of the own one's parameters)."""
+    own = optimizer.param_groups
+    if len(own) != len(saved):
+        raise InvalidArgument(f"the state has {len(saved)} parameter groups, this optimizer "
+                              f"{len(own)}", "param_groups")
+    names = named(optimizer)
+    found = []
+    for number, group in enumerate(own):
+        keys = [names[id(p)] for p in group["params"]]
+        like = next((s for s in saved if set(s["params"]) == set(keys)), None)
+        if like is None:  # by number
+            like = saved[number]
+            if any(isinstance(k, str) for k in like["params"]) or \
+                    len(like["params"]) != len(keys):
+                raise InvalidArgument(
+                    f"group {number} of this optimizer has {len(keys)} parameters, as "
+                    f"{', '.join(map(repr, keys[:3]))}, and none of the state's has the same",
+                    "param_groups")
+            keys = list(like["params"])
+        found.append((group, like, keys))
+    return found
+
+
+def _new_settings(optimizer: _InDaemon, group: dict[str, Any], saved: Any) -> dict[str, Any]:
+    """What of @saved becomes @group's. Unimplemented: another value of what the daemon has been
+    told."""
+    changed = {}
+    for key, value in saved.items():
+        if key in ("params", "param_names", *_ELSEWHERE):
+            continue
+        if key == "decoupled_weight_decay":
+            if bool(value) != optimizer._like([torch.zeros(1)]).defaults[key]:
+                raise Unimplemented("the state is one of the other of Adam and AdamW: build that "
+                                    "one", key)
+        elif key not in optimizer._fixed:
+            changed[key] = float(value) if key == "lr" else value
+        elif (tuple(value) if key == "betas" else value) != group[key]:
+            raise Unimplemented(
+                f"{key} is {value} in the state and {group[key]} here: build the optimizer with "
+                "the same settings; only lr may change once it is built", key)
+    return changed
+
+
+def _steps(unit: ShardedUnit, states: list[Any], arrays: tuple[str, ...], dampened: bool) -> int:
+    """How many the unit has had by @states."""
+    if "momentum_buffer" in arrays:
+        there = [s.get("momentum_buffer") is not None for s in states]
+        if dampened and any(there) and not all(there):
+            raise Unimplemented(f"some parameters of unit '{unit.name}' have momentum and some do "
+                                "not yet: with dampening that is one thing for all of a unit")
+        return int(any(there))
+    counts = {int(s["step"]) if s else 0 for s in states}
+    if len(counts) > 1:
+        raise Unimplemented(
+            f"the parameters of unit '{unit.name}' have had {sorted(counts)} steps: here a unit is "
+            "stepped as one; wrap what was not always used as units of their own")
+    return counts.pop()
+
+
+def _check(unit: ShardedUnit, states: list[Any], arrays: tuple[str, ...]) -> None:
+    for p, state in zip(unit.trained, states):
+        for name in arrays:
+            if state and state.get(name) is not None:
+                _rows.check(p, state[name], f"{name} of {p.name}")
+            elif state and name in _ADAM:
+                raise InvalidArgument(f"the state of '{p.name}' has no {name}: it is of an "
+                                      "optimizer with other settings", name)
+
+
+def _write_unit(unit: ShardedUnit, states: list[Any], arrays: tuple[str, ...], steps: int,
+                bar: Bar) -> None:
+    for number, name in enumerate(arrays, 1):
+        with _summoned(unit, number) as array:
+            for p, state in zip(unit.trained, states):
+                value = state.get(name)
+                if value is None:
+                    array.of(p).zero_()
+                else:
+                    _rows.put(unit, p, value, array.of(p))
+            array.write, array.steps = True, steps
+        bar.add(4 * unit.elements, unit.name)
+
+
+def load(optimizer: _InDaemon, state: Mapping[str, Any]) -> None:
+    """Everything of @state: by number or by name (collective). All is checked before anything
+    changes."""
+    tree = optimizer._model
+    by_id: dict[int, Any] = {}
+    settings = []
+    for group, saved, keys in _matching(optimizer, state["param_groups"]):
+        settings.append((group, _new_settings(optimizer, group, saved)))
+        by_id.update((id(p), state["state"].get(key) or {})
+                     for p, key in zip(group["params"], keys))
+    plan = []
+    for unit in tree.units:
+        if unit.trained:
+            arrays, states = _arrays(optimizer, unit), [by_id[id(p.guard)] for p in unit.trained]
+            group = optimizer._by_id[id(unit.trained[0].guard)]
+            _check(unit, states, arrays)
+            if arrays:
+                plan.append((unit, states, arrays,
+                             _steps(unit, states, arrays, bool(group.get("dampening")))))
+    tree.release_all()
+    with _bar(optimizer, "loading the optimizer's state") as bar:
+        for unit, states, arrays, steps in plan:
+            _write_unit(unit, states, arrays, steps, bar)
+    for group, changed in settings:
+        group.update(changed)
+
+
+__all__ = ["groups", "load", "named", "names", "numbered", "read"]

@@ -1,0 +1,157 @@
+"""This rank's rows of whole tensors, and back: what sharded state dicts consist of.
+
+Where torch.distributed is initialised they are DTensors as FSDP2's, Shard(0) over the ranks; else
+:class:`Rows`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import FailedPrecondition, InvalidArgument
+from ._mesh import Mesh, world
+from ._unit import Parameter, ShardedUnit
+
+if TYPE_CHECKING:
+    from ._tree import Tree
+
+_meshes: weakref.WeakKeyDictionary[Tree, Any] = weakref.WeakKeyDictionary()
+
+
+@dataclass(eq=False)
+class Rows:
+    """Rows ``first``, ``first + 1``... of a tensor of ``shape``, as one rank has them. torch.save
+    and torch.load take it, also with weights_only."""
+
+    rows: torch.Tensor
+    first: int
+    shape: tuple[int, ...]
+
+
+torch.serialization.add_safe_globals([Rows])
+
+
+def mesh_of(tree: Tree) -> Mesh:
+    """Which ranks share the model, and how."""
+    member = tree.client.member
+    assert member is not None
+    return tree.mesh or world(member.world_size)
+
+
+def _device_mesh(tree: Tree) -> Any:
+    """torch's mesh of these ranks; None: torch.distributed is not initialised."""
+    dist = torch.distributed
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    mesh, member = mesh_of(tree), tree.client.member
+    if mesh.given is not None:
+        return mesh.given
+    if tree not in _meshes:
+        assert member is not None
+        if (dist.get_rank(), dist.get_world_size()) != (member.rank, member.world_size):
+            raise FailedPrecondition(
+                f"torch.distributed has this process as rank {dist.get_rank()} of "
+                f"{dist.get_world_size()}, the job as {member.rank} of {member.world_size}: "
+                "start both with the same numbers, or take full=True")
+        from torch.distributed.device_mesh import DeviceMesh
+
+        ranks = torch.tensor(mesh.ranks)
+        _meshes[tree] = DeviceMesh(
+            "cpu", ranks if mesh.replicas == 1 else ranks.view(mesh.replicas, mesh.shard))
+    return _meshes[tree]
+
+
+def extent(unit: ShardedUnit, p: Parameter) -> tuple[int, int]:
+    """This rank's rows of @p: the first, and how many. All of it, if it is on every rank."""
+    assert unit.tree is not None and unit.tree.client.member is not None
+    rows = p.shape[0] if p.shape else 1
+    if unit.replicated or not p.shape:
+        return 0, rows
+    mesh = mesh_of(unit.tree)
+    position = mesh.ranks.index(unit.tree.client.member.rank) % mesh.shard
+    each = -(-rows // mesh.shard)
+    first = min(position * each, rows)
+    return first, min(each, rows - first)
+
+
+def _placements(mesh: Any) -> tuple[Any, ...]:
+    from torch.distributed.tensor import Replicate, Shard
+
+    return (*[Replicate()] * (mesh.ndim - 1), Shard(0))
+
+
+def take(unit: ShardedUnit, p: Parameter, whole: torch.Tensor) -> Any:
+    """A copy of this rank's rows of @whole, which has the shape of @p."""
+    if unit.replicated or not p.shape:
+        return whole.detach().clone()
+    first, n = extent(unit, p)
+    return wrap(unit, p, whole.detach()[first:first + n].clone())
+
+
+def wrap(unit: ShardedUnit, p: Parameter, local: torch.Tensor) -> Any:
+    """This rank's rows of something of the shape of @p, as they are in a sharded state dict."""
+    assert unit.tree is not None
+    mesh = _device_mesh(unit.tree)
+    if mesh is None:
+        return Rows(local, extent(unit, p)[0], tuple(p.shape))
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(local, mesh, _placements(mesh), run_check=False, shape=p.shape,
+                              stride=torch.empty(p.shape, device="meta").stride())
+
+
+def is_sharded(value: Any) -> bool:
+    """Is it one rank's part of a tensor?"""
+    return isinstance(value, Rows) or hasattr(value, "full_tensor")
+
+
+def check(p: Parameter, value: Any, what: str) -> None:
+    """InvalidArgument: @value, of the name @what, is nothing that @p could become."""
+    if not isinstance(value, (torch.Tensor, Rows)):
+        raise InvalidArgument(f"'{what}' is a {type(value).__name__}: a tensor is wanted", what)
+    if tuple(value.shape) != tuple(p.shape):
+        raise InvalidArgument(f"'{what}' has the shape {list(value.shape)}, and parameter "
+                              f"'{p.name}' {list(p.shape)}", what)
+
+
+def _put_rows(unit: ShardedUnit, p: Parameter, value: Rows, whole: torch.Tensor) -> None:
+    if unit.tree is None:
+        raise FailedPrecondition("the model is not sharded yet, which it is when the optimizer is "
+                                 "built: do that before loading rows")
+    first, n = extent(unit, p)
+    if (value.first, len(value.rows)) != (first, n):
+        raise InvalidArgument(
+            f"the state has rows {value.first} to {value.first + len(value.rows)} of '{p.name}', "
+            f"and this rank has {first} to {first + n}: it was saved by another rank, or by more "
+            "or fewer of them; save with full=True to change their number")
+    whole[first:first + n].copy_(value.rows)
+
+
+def put(unit: ShardedUnit, p: Parameter, value: Any, whole: torch.Tensor) -> None:
+    """Make @whole, or at least this rank's rows of it, what @value is: a whole tensor, a DTensor
+    (collective over its mesh, unless it is cut as the unit is) or Rows."""
+    with torch.no_grad():
+        if isinstance(value, Rows):
+            _put_rows(unit, p, value, whole)
+        elif not hasattr(value, "full_tensor"):
+            whole.copy_(value)
+        elif _is_cut_alike(unit, p, value):
+            first, n = extent(unit, p)
+            whole[first:first + n].copy_(value.to_local())
+        else:
+            whole.copy_(value.full_tensor())
+
+
+def _is_cut_alike(unit: ShardedUnit, p: Parameter, value: Any) -> bool:
+    """The same on all ranks."""
+    if unit.tree is None or unit.replicated or not p.shape:
+        return False
+    mesh = _device_mesh(unit.tree)
+    return bool(value.device_mesh == mesh and tuple(value.placements) == _placements(mesh))
+
+
+__all__ = ["Rows", "check", "extent", "is_sharded", "mesh_of", "put", "take", "wrap"]
