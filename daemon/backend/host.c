@@ -78,7 +78,6 @@ static void host_free(struct backend *b, struct backend_mem *mem)
 
 	CHECK(h->used >= mem->bytes);
 	h->used -= mem->bytes;
-	filler_drop(&h->filler, to_memfd(mem));
 	unmapper_free(&h->unmapper, to_memfd(mem));
 }
 
@@ -123,8 +122,8 @@ static void host_close(struct backend *b)
 
 	CHECK(h->used == 0);
 	workers_free(h->workers);
-	filler_deinit(&h->filler);
 	unmapper_deinit(&h->unmapper);
+	filler_deinit(&h->filler);
 	free(h);
 }
 
@@ -161,7 +160,7 @@ static int start(struct host *h, const struct host_topology *t, bool prefault)
 		.done = on_task_done,
 		.userdata = &h->backend,
 	};
-	int r = unmapper_init(&h->unmapper);
+	int r = unmapper_init(&h->unmapper, &h->filler);
 
 	if (r)
 		return r;

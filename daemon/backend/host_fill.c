@@ -16,17 +16,10 @@
 
 struct fill {
 	struct list link; /* filler.queue; in none while a slice of it is made */
-	struct memfd *of; /* under the lock; NULL: dropped */
-	int fd;           /* its own */
+	struct memfd *of; /* borrowed; under the lock; NULL: dropped */
+	int fd;           /* borrowed from it */
 	uint64_t bytes, at;
 };
-
-static struct fill *fill_free(struct fill *fill)
-{
-	fd_close(fill->fd);
-	free(fill);
-	return NULL;
-}
 
 /* A line "MemAvailable:  123 kB". */
 static bool read_kib(FILE *file, const char *name, uint64_t *ret)
@@ -79,6 +72,7 @@ static struct fill *next_or_null(struct filler *f)
 	if (!f->stop) {
 		fill = list_first(&f->queue, struct fill, link);
 		list_unlink(&fill->link);
+		f->current = fill;
 	}
 	pthread_mutex_unlock(&f->lock);
 	return fill;
@@ -88,6 +82,8 @@ static struct fill *next_or_null(struct filler *f)
 static void put_back(struct filler *f, struct fill *fill, bool more)
 {
 	pthread_mutex_lock(&f->lock);
+	f->current = NULL;
+	pthread_cond_broadcast(&f->idle);
 	if (fill->of && more) {
 		list_append(f->queue.next, &fill->link); /* before the first */
 		fill = NULL;
@@ -95,8 +91,7 @@ static void put_back(struct filler *f, struct fill *fill, bool more)
 		fill->of->fill = NULL;
 	}
 	pthread_mutex_unlock(&f->lock);
-	if (fill)
-		fill_free(fill);
+	free(fill);
 }
 
 static void *filler_main(void *arg)
@@ -116,6 +111,7 @@ int filler_init(struct filler *f)
 
 	pthread_mutex_init(&f->lock, NULL);
 	pthread_cond_init(&f->wake, NULL);
+	pthread_cond_init(&f->idle, NULL);
 	list_init(&f->queue);
 	f->stop = false;
 	sigfillset(&all);
@@ -123,6 +119,7 @@ int filler_init(struct filler *f)
 	r = pthread_create(&f->thread, NULL, filler_main, f);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	if (r) {
+		pthread_cond_destroy(&f->idle);
 		pthread_cond_destroy(&f->wake);
 		pthread_mutex_destroy(&f->lock);
 		return -r;
@@ -138,13 +135,8 @@ void filler_add(struct filler *f, struct memfd *m)
 
 	if (!fill)
 		return;
-	*fill = (struct fill){ .of = m, .bytes = m->mem.bytes };
+	*fill = (struct fill){ .of = m, .fd = m->fd, .bytes = m->mem.bytes };
 	list_init(&fill->link);
-	fill->fd = fcntl(m->fd, F_DUPFD_CLOEXEC, 3);
-	if (fill->fd < 0) {
-		free(fill);
-		return;
-	}
 	m->fill = fill;
 	pthread_mutex_lock(&f->lock);
 	list_append(&f->queue, &fill->link);
@@ -154,22 +146,22 @@ void filler_add(struct filler *f, struct memfd *m)
 
 void filler_drop(struct filler *f, struct memfd *m)
 {
-	struct fill *queued = NULL;
+	struct fill *fill;
 
 	if (!f->started)
 		return;
 	pthread_mutex_lock(&f->lock);
-	if (m->fill) {
-		m->fill->of = NULL;
-		if (!list_empty(&m->fill->link)) {
-			queued = m->fill;
-			list_unlink(&queued->link);
-		}
-		m->fill = NULL;
+	fill = STEAL_PTR(m->fill);
+	if (fill)
+		fill->of = NULL;
+	if (fill && fill != f->current) {
+		list_unlink(&fill->link);
+		free(fill);
+		fill = NULL;
 	}
+	while (fill && f->current == fill) /* who is at it frees it */
+		pthread_cond_wait(&f->idle, &f->lock);
 	pthread_mutex_unlock(&f->lock);
-	if (queued)
-		fill_free(queued);
 }
 
 void filler_deinit(struct filler *f)
@@ -185,8 +177,9 @@ void filler_deinit(struct filler *f)
 		struct fill *fill = list_first(&f->queue, struct fill, link);
 
 		list_unlink(&fill->link);
-		fill_free(fill);
+		free(fill);
 	}
+	pthread_cond_destroy(&f->idle);
 	pthread_cond_destroy(&f->wake);
 	pthread_mutex_destroy(&f->lock);
 	f->started = false;

@@ -19,9 +19,10 @@ struct fill;
 struct filler {
 	pthread_t thread;
 	pthread_mutex_t lock;
-	pthread_cond_t wake;
-	struct list queue; /* of struct fill, oldest first; under the lock */
-	bool stop;         /* under the lock */
+	pthread_cond_t wake, idle;
+	struct list queue;    /* of struct fill, oldest first; under the lock */
+	struct fill *current; /* that a slice is made of; under the lock */
+	bool stop;            /* under the lock */
 	bool started;
 };
 
@@ -31,7 +32,8 @@ int filler_init(struct filler *f);
 /* Begin with @m some time. For want of memory it is left out. Any thread, does not block. */
 void filler_add(struct filler *f, struct memfd *m);
 
-/* @m is about to be freed: it is not looked at any more. Any thread, does not block. */
+/* @m is about to be freed: it is not looked at any more. Waits for the end of a slice; not for the
+ * loop. Without init, and after deinit, nothing is to be done. */
 void filler_drop(struct filler *f, struct memfd *m);
 
 /* Stop within a slice, join. Safe without init. */

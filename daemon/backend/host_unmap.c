@@ -21,12 +21,14 @@ static void *unmapper_main(void *arg)
 {
 	struct memfd *m;
 
-	while ((m = next_or_null(arg)))
+	while ((m = next_or_null(arg))) {
+		filler_drop(((struct unmapper *)arg)->filler, m);
 		memfd_free(m);
+	}
 	return NULL;
 }
 
-int unmapper_init(struct unmapper *u)
+int unmapper_init(struct unmapper *u, struct filler *filler)
 {
 	sigset_t all, old;
 	int r;
@@ -35,6 +37,7 @@ int unmapper_init(struct unmapper *u)
 	pthread_cond_init(&u->wake, NULL);
 	list_init(&u->queue);
 	u->stop = false;
+	u->filler = filler;
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
 	r = pthread_create(&u->thread, NULL, unmapper_main, u);
