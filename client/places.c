@@ -144,14 +144,14 @@ static int fill_unused(struct places_unit *u, const Shardd__V1__ReduceReply *rep
 {
 	bool *unused = NULL;
 
-	if (reply->n_unused_tensors) {
+	if (reply->unused || reply->unused_bits.len) {
 		unused = calloc(u->n_tensors, sizeof(*unused));
 		if (!unused)
 			return -1;
 	}
-	for (size_t i = 0; i < reply->n_unused_tensors; i++)
-		if (reply->unused_tensors[i] < u->n_tensors)
-			unused[reply->unused_tensors[i]] = true;
+	for (size_t i = 0; unused && i < u->n_tensors; i++)
+		unused[i] = reply->unused || (i / 8 < reply->unused_bits.len &&
+					      (reply->unused_bits.data[i / 8] >> i % 8 & 1));
 	free(u->unused);
 	u->unused = unused;
 	return 0;

@@ -6,8 +6,13 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* Is a message of this kind never longer than RING_LONG_BYTES? So it is without lists and
- * texts; of bytes there is only a handle of CUDA's. */
+/* Bytes that are never many: a handle of CUDA's, and a bit for each of 4096 tensors. */
+static inline bool ring_are_few(const char *field)
+{
+	return strcmp(field, "ipc_handle") == 0 || strcmp(field, "unused_bits") == 0;
+}
+
+/* Is a message of this kind never longer than RING_LONG_BYTES? So it is without lists and texts. */
 static inline bool ring_fits(const ProtobufCMessageDescriptor *message)
 {
 	for (unsigned i = 0; i < message->n_fields; i++) {
@@ -15,7 +20,7 @@ static inline bool ring_fits(const ProtobufCMessageDescriptor *message)
 
 		if (f->label == PROTOBUF_C_LABEL_REPEATED || f->type == PROTOBUF_C_TYPE_STRING)
 			return false;
-		if (f->type == PROTOBUF_C_TYPE_BYTES && strcmp(f->name, "ipc_handle") != 0)
+		if (f->type == PROTOBUF_C_TYPE_BYTES && !ring_are_few(f->name))
 			return false;
 		if (f->type == PROTOBUF_C_TYPE_MESSAGE && !ring_fits(f->descriptor))
 			return false;

@@ -6,6 +6,9 @@
 
 #include "core/check.h"
 
+/* Of the reply's bits; what goes over a ring. */
+#define MAX_TENSORS 4096u
+
 static bool is_trained(const struct unit *u, uint32_t tensor)
 {
 	return !u->tensors[tensor].frozen && !u->tensors[tensor].alias;
@@ -21,6 +24,12 @@ static int check_tensor(const struct unit *u, const uint32_t *tensors, size_t i,
 		return fault_set(f, FAULT_INVALID, "unused_tensors",
 				 "there is no tensor %u of unit '%.100s': 0 to %zu are allowed",
 				 tensor, u->rec->name, u->rec->n_tensors - 1);
+	if (tensor >= MAX_TENSORS)
+		return fault_set(
+			f, FAULT_INVALID, "unused_tensors",
+			"tensor %u of unit '%.100s': only of the first %u can be said that "
+			"they are not used; register smaller units",
+			tensor, u->rec->name, MAX_TENSORS);
 	if (!is_trained(u, tensor))
 		return fault_set(f, FAULT_INVALID, "unused_tensors",
 				 "tensor '%.100s' of unit '%.100s' is not trained here: only those "
@@ -103,18 +112,30 @@ static size_t find(const struct coll *c, uint32_t *ret, bool *ret_all)
 	return n;
 }
 
-/* From here on args.reduce is what all of them say. */
+static size_t bits_bytes(const uint32_t *tensors, size_t n)
+{
+	return n ? tensors[n - 1] / 8 + 1 : 0;
+}
+
+/* From here on args.reduce is what all of them say; behind the tensors there are the bits. What
+ * all have not used has no bits: that is said otherwise. */
 static int tell(struct coll *c, const uint32_t *tensors, size_t n, bool all)
 {
+	size_t bytes = all ? 0 : bits_bytes(tensors, n);
+
 	for (uint32_t i = 0; i < c->n; i++) {
 		struct op *op = c->ops[i];
+		uint8_t *bits;
 
 		CHECK(!op->owned);
-		op->owned = malloc((n ? n : 1) * sizeof(*tensors));
+		op->owned = calloc(1, n * sizeof(*tensors) + bytes + 1);
 		if (!op->owned)
 			return -ENOMEM;
 		if (n)
 			memcpy(op->owned, tensors, n * sizeof(*tensors));
+		bits = (uint8_t *)op->owned + n * sizeof(*tensors);
+		for (size_t k = 0; bytes && k < n; k++)
+			bits[tensors[k] / 8] |= (uint8_t)(1u << tensors[k] % 8);
 	}
 	for (uint32_t i = 0; i < c->n; i++) {
 		c->ops[i]->args.reduce.unused = all;
@@ -186,6 +207,8 @@ void reduce_unused_reply(const struct op *op, Shardd__V1__ReduceReply *reply)
 {
 	reply->unit = op->unit->id;
 	reply->unused = op->args.reduce.unused;
-	reply->unused_tensors = (uint32_t *)op->args.reduce.tensors;
-	reply->n_unused_tensors = op->args.reduce.n_tensors;
+	if (op->args.reduce.unused || !op->args.reduce.n_tensors)
+		return;
+	reply->unused_bits.data = (uint8_t *)(op->args.reduce.tensors + op->args.reduce.n_tensors);
+	reply->unused_bits.len = bits_bytes(op->args.reduce.tensors, op->args.reduce.n_tensors);
 }
