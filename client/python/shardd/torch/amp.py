@@ -23,8 +23,7 @@ class GradScaler:
         self._scale, self._enabled = float(init_scale), enabled
         self._growth, self._backoff = growth_factor, backoff_factor
         self._interval, self._steps = growth_interval, 0
-        self._unscaled = False
-        self._found: bool | None = None
+        self._found: dict[int, bool] = {}  # by optimizer, since the last update
 
     def scale(self, outputs: torch.Tensor) -> torch.Tensor:
         """@outputs times the scale."""
@@ -34,18 +33,17 @@ class GradScaler:
         """Divide the gradients by the scale (collective, once a step)."""
         if not self._enabled:
             return
-        if self._unscaled:
+        if id(optimizer) in self._found:
             raise FailedPrecondition("unscale_() was called before, since the last update()")
         tree = optimizer._model
         tree.keeps_gradients("unscale_")
-        self._found = tree.client.unscale(1.0 / self._scale, tree.group)
-        self._unscaled = True
+        self._found[id(optimizer)] = tree.client.unscale(1.0 / self._scale, tree.group)
 
     def step(self, optimizer: _InDaemon, *args: Any, **kwargs: Any) -> Any:
         """Unscale, if that was not done, and step, unless there was an infinity (collective)."""
         if not self._enabled:
             return optimizer.step(*args, **kwargs)
-        if not self._unscaled:
+        if id(optimizer) not in self._found:
             self.unscale_(optimizer)
         optimizer._skip_if_found = True
         try:
@@ -57,17 +55,17 @@ class GradScaler:
         """After the step: shrink or grow the scale."""
         if not self._enabled:
             return
-        if self._found is None:
+        if not self._found:
             raise FailedPrecondition("update() before a step: there is nothing to go by")
         if new_scale is not None:
             self._scale = float(new_scale)
-        elif self._found:
+        elif any(self._found.values()):
             self._scale, self._steps = self._scale * self._backoff, 0
         else:
             self._steps += 1
             if self._steps == self._interval:
                 self._scale, self._steps = self._scale * self._growth, 0
-        self._found, self._unscaled = None, False
+        self._found.clear()
 
     def get_scale(self) -> float:
         """The scale; 1 if it is not enabled."""
