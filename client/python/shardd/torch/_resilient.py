@@ -7,9 +7,11 @@ stored with every commit, and everybody goes back to it together.
 
 from __future__ import annotations
 
+import ctypes
 import pickle
 import random
 import sys
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch import nn
 
 from ..errors import Aborted, FailedPrecondition, InvalidArgument, Unimplemented
 from ._tree import Tree, tree_of, unit_of
+from .optim import Sharded
 
 _LIMIT = 65536
 
@@ -29,13 +32,21 @@ class Resilient:
     dictionary that can be pickled. ``rejoins``: how often a rank's death was survived.
     """
 
-    def __init__(self, model: nn.Module, state: dict[str, Any] | None, wait: float) -> None:
+    def __init__(self, model: nn.Module, state: dict[str, Any] | None, wait: float,
+                 also: Iterable[Any]) -> None:
         unit = unit_of(model)
         if unit is None:
             raise InvalidArgument("call fully_shard on the model first", "model")
         self._tree: Tree = tree_of(unit)
         if not self._tree.alone:
             raise Unimplemented("this process has several models: resilient knows one")
+        if isinstance(self._tree.optimizer, Sharded):
+            raise Unimplemented(
+                "resilient with shardd.torch.Sharded: its state is in this process and dies with it; "
+                "use AdamW, Adam or SGD of shardd.torch")
+        self._also = list(also)
+        self._buffers = _persistent(model)
+        self._built = [_bytes(module._buffers[name]) for module, name in self._buffers]
         self.step, self.state, self.rejoins = 0, dict(state or {}), 0
         self._wait, self._began = wait, False
         member = self._tree.client.member
@@ -50,24 +61,52 @@ class Resilient:
     def _pack(self) -> bytes:
         numpy = sys.modules.get("numpy")
         packed = pickle.dumps({
-            "step": self.step, "state": self.state,
+            "step": self.step, "state": self.state, "also": [x.state_dict() for x in self._also],
+            "lr": [g["lr"] for g in self._groups()], "buffers": self._changed_buffers(),
             "torch": bytes(torch.random.get_rng_state().tolist()),
             "python": random.getstate(), "numpy": numpy.random.get_state() if numpy else None})
         if len(packed) > _LIMIT:
             raise InvalidArgument(
-                f"state has {len(packed)} bytes with the random generators, {_LIMIT} are allowed: "
-                "keep a position in the data, not the data", "state")
+                f"state has {len(packed)} bytes with the random generators and the model's buffers "
+                f"that have changed, {_LIMIT} are allowed: keep a position in the data, not the data",
+                "state")
         return packed
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return self._tree.optimizer.param_groups if self._tree.optimizer is not None else []
+
+    def _changed_buffers(self) -> dict[int, bytes]:
+        """By number, those that are not as the model was built; a restarted rank has the others."""
+        now = [_bytes(module._buffers[name]) for module, name in self._buffers]
+        return {i: b for i, (b, built) in enumerate(zip(now, self._built)) if b != built}
+
+    def _restore_buffers(self, changed: dict[int, bytes]) -> None:
+        for i, (module, name) in enumerate(self._buffers):
+            buffer, saved = module._buffers[name], changed.get(i, self._built[i])
+            if buffer is not None and saved:
+                flat = torch.frombuffer(bytearray(saved), dtype=buffer.dtype)
+                with torch.no_grad():
+                    buffer.copy_(flat.view(buffer.shape))
 
     def _restore(self, blob: bytes) -> None:
         try:
             found = pickle.loads(blob)
             self.step, self.state = found["step"], found["state"]
             generators = found["torch"], found["python"], found["numpy"]
+            rates, also, buffers = found["lr"], found["also"], found["buffers"]
         except Exception as error:
             raise FailedPrecondition(
                 f"the job's last commit was not made by shardd.torch.resilient ({error}): name "
                 "another job") from error
+        if len(also) != len(self._also) or len(rates) != len(self._groups()):
+            raise FailedPrecondition(
+                "the job's last commit has other schedulers or parameter groups than this program: "
+                "start it as before, or name another job")
+        for one, saved in zip(self._also, also):
+            one.load_state_dict(saved)
+        for group, lr in zip(self._groups(), rates):
+            group["lr"] = lr
+        self._restore_buffers(buffers)
         torch.random.set_rng_state(torch.tensor(list(generators[0]), dtype=torch.uint8))
         random.setstate(generators[1])
         if generators[2] is not None:
@@ -121,30 +160,45 @@ class Resilient:
         self._restore(member.blob)
 
 
+def _bytes(buffer: torch.Tensor | None) -> bytes:
+    if buffer is None:
+        return b""
+    whole = buffer.detach().contiguous()
+    return ctypes.string_at(whole.data_ptr(), whole.nbytes) if whole.nbytes else b""
+
+
+def _persistent(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    """The buffers that a state dict has: the module, and its name there."""
+    return [(module, name) for module in model.modules() for name in module._buffers
+            if name not in module._non_persistent_buffers_set]
+
+
 def resilient(model: nn.Module, state: dict[str, Any] | None = None,
-              wait: float = 300.0) -> Resilient:
+              wait: float = 300.0, also: Iterable[Any] = ()) -> Resilient:
     """Survive the death of other ranks, and go on after one's own.
 
     ::
 
-        run = resilient(model, {"seen": 0})
+        run = resilient(model, {"seen": 0}, also=[scheduler])
         while run.step < steps:
             with run:
                 loss = model(batch(run.step)).mean()
                 loss.backward()
                 optimizer.step()
+                scheduler.step()
                 optimizer.zero_grad()
                 run.state["seen"] += 1
 
-    At the end of the block the step is committed, on all ranks or none, with ``run.state`` and the
-    random generators of torch, random and numpy. If a rank dies, all others leave the block, wait
-    for it to come back (`shardctl run --max-restarts`, torchrun), and all go on from the last
-    commit. The block must contain the whole step, and the optimizer must be one that runs in the
+    At the end of the block the step is committed, on all ranks or none, with ``run.state``, the
+    model's persistent buffers, the learning rates, what is in ``also`` (schedulers, a GradScaler:
+    what has a state_dict) and the random generators of torch, random and numpy; 64 KiB in all. If
+    a rank dies, all others leave the block, wait for it to come back (:func:`guard`, `shardctl run
+    --max-restarts`), and all go on from the last commit. The block must contain the whole step, and the optimizer must be one that runs in the
     daemon. Between building the optimizer and this call there must be nothing collective.
 
     @wait: seconds for a rank to come back; then DeadlineExceeded.
     """
-    return Resilient(model, state, wait)
+    return Resilient(model, state, wait, also)
 
 
 __all__ = ["Resilient", "resilient"]
