@@ -150,6 +150,15 @@ class OneRank(unittest.TestCase):
         with self.refused(shardd.InvalidArgument, "call fully_shard first"):
             st.AdamW(early)
 
+    def test_an_optimizer_of_torch_built_before_wrapping(self):
+        net = model()
+        early = torch.optim.SGD(net.parameters(), lr=0.1)
+        st.fully_shard(net)
+        other = torch.optim.SGD(model().parameters(), lr=0.1)
+        with self.refused(shardd.FailedPrecondition, "built before fully_shard.*afterwards"):
+            early.step()
+        other.step()
+
     def test_an_optimizer_built_after_the_first_forward(self):
         net = wrapped()
         net(numbers(0))

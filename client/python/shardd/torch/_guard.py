@@ -21,7 +21,8 @@ def explain(name: str, kind: str, function: str) -> str:
     """Why @function cannot be called on this @kind ("parameter", "gradient")."""
     if kind == "gradient":
         return (f"the gradient of '{name}' is in the daemon, sharded ({function}): clip with "
-                "shardd.torch.clip_grad_norm_, step with an optimizer of shardd.torch")
+                "shardd.torch.clip_grad_norm_, step with an optimizer of shardd.torch (any of "
+                "torch.optim: shardd.torch.Sharded), scale with shardd.torch.GradScaler")
     if function in _CONVERTS:
         return (f"parameter '{name}' is sharded: after fully_shard neither its type nor its "
                 "device can be changed; call .to() before it, and use mp_policy for the type in "

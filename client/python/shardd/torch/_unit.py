@@ -10,10 +10,12 @@ saved in forward sees the parameters again in backward, wherever they were gathe
 from __future__ import annotations
 
 import ctypes as C
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .. import _abi, _library
 from ..client import Client
@@ -61,6 +63,30 @@ def _nothing() -> Any:
     return torch.empty(0).untyped_storage()
 
 
+_originals: dict[int, weakref.ref[nn.Parameter]] = {}
+
+
+def _take_original(value: nn.Parameter) -> None:
+    key = id(value)
+    _originals[key] = weakref.ref(value, lambda _: _originals.pop(key, None))
+
+
+def _is_original(value: Any) -> bool:
+    known = _originals.get(id(value))
+    return known is not None and known() is value
+
+
+def _not_of_before(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if any(_is_original(p) for group in optimizer.param_groups for p in group["params"]):
+        raise FailedPrecondition(
+            f"this {type(optimizer).__name__} was built before fully_shard or replicate: it has the "
+            "parameters of then, which nothing trains any more; build it afterwards, as one of "
+            "shardd.torch (any of torch.optim: shardd.torch.Sharded)")
+
+
+register_optimizer_step_pre_hook(_not_of_before)
+
+
 class Parameter:
     """A parameter of a unit. ``owners``: every (module, attribute) that has it: tied weights are
     one parameter. ``name``: the first of its names, from the unit's module on."""
@@ -70,6 +96,7 @@ class Parameter:
         self.shape, self.trained = value.shape, value.requires_grad
         self.initial: nn.Parameter | None = value
         self.original = id(value)
+        _take_original(value)
         self.full: nn.Parameter | None = None
         self.guard = Guard.make(name, "parameter", value.shape, value.dtype, value.requires_grad,
                                 unit)
