@@ -157,9 +157,11 @@ void jobs_tick(struct jobs *jobs, uint64_t now_us)
 		else
 			readers_tick(job, now_us);
 	}
-	list_for_each (job, tmp, &jobs->zombies, link)
-		if (!readers_tick(job, now_us))
-			job_settle(job);
+	list_for_each (job, tmp, &jobs->zombies, link) {
+		if (readers_tick(job, now_us))
+			break; /* who goes on may end other jobs: the rest at the next tick */
+		job_settle(job);
+	}
 }
 
 void jobs_end(struct jobs *jobs)

@@ -341,7 +341,7 @@ const struct op_type op_summon = {
 /* -------------------------------------------------------------------- return */
 
 /* A double counts as far. */
-#define MAX_STEPS (UINT64_C(1) << 53)
+#define MAX_STEPS (UINT64_C(1) << 52)
 
 static int decode_steps(struct op *op, const Shardd__V1__ReturnFullRequest *r, struct fault *f)
 {
@@ -354,7 +354,7 @@ static int decode_steps(struct op *op, const Shardd__V1__ReturnFullRequest *r, s
 				 "has no steps to set");
 	if (op->args.summon.steps > MAX_STEPS)
 		return fault_set(f, FAULT_INVALID, "optimizer_steps",
-				 "optimizer_steps is %llu: 0 to 2^53 is allowed",
+				 "optimizer_steps is %llu: 0 to 2^52 is allowed",
 				 (unsigned long long)r->optimizer_steps);
 	return 0;
 }
@@ -414,7 +414,8 @@ static void written(struct coll *c)
 		return; /* what was read may be anything: the unit stays uninitialised */
 	c->unit->rec->initialised = true;
 	c->job->readers.changes++;
-	if (op->args.summon.has_steps) {
+	/* of the same number of steps tensors have missed what they had missed before */
+	if (op->args.summon.has_steps && op->args.summon.steps != c->unit->rec->optimizer->steps) {
 		unit_forget_steps(c->unit);
 		c->unit->rec->optimizer->steps = op->args.summon.steps;
 	}

@@ -869,7 +869,7 @@ SHARDD_API int shardd_summon_state(shardd_client *c, shardd_unit u, uint32_t sta
 				   uint64_t *optimizer_steps, struct shardd_error *err);
 /* Give that memory back (collective). With @write each rank's own shard of it becomes that array;
  * then @optimizer_steps, if not NULL and the same on all ranks, is how many steps the unit has had
- * from then on, up to 2^53. */
+ * from then on, up to 2^52. */
 SHARDD_API int shardd_return_state_submit(shardd_client *c, shardd_unit u, bool write,
 					  const uint64_t *optimizer_steps, shardd_ticket *t,
 					  struct shardd_error *err);
