@@ -150,6 +150,29 @@ class OneRank(unittest.TestCase):
         with self.refused(shardd.InvalidArgument, "call fully_shard first"):
             st.AdamW(early)
 
+    def test_what_fsdp2_modules_can(self):
+        from torch.distributed.fsdp import FSDPModule
+
+        net = wrapped()
+        own = {name for name in vars(FSDPModule) if not name.startswith("_")}
+        missing = {name for name in own if not hasattr(net, name)}
+        self.assertEqual(missing, {  # of collectives that are the daemon's
+            "reset_iter_state", "set_all_reduce_hook", "set_custom_all_gather",
+            "set_allocate_memory_from_process_group_for_comm", "set_custom_reduce_scatter",
+            "set_force_sum_reduction_for_comms", "set_post_optim_event",
+            "set_reduce_scatter_divide_factor", "set_reduce_scatter_max_input_buffers",
+            "set_reduce_scatter_unused_params", "set_separate_reduce_scatter_group",
+            "set_symm_mem_for_comm"})
+        st.SGD(net.parameters(), lr=0.1)
+        net.set_is_last_backward(True)
+        net.set_modules_to_forward_prefetch([net])
+        net.unshard(async_op=True).wait()
+        net.reshard()
+        with self.refused(shardd.Unimplemented, "multiply the loss"):
+            net.set_gradient_divide_factor(2.0)
+        with self.refused(shardd.Unimplemented, "only True"):
+            net.set_unshard_in_backward(False)
+
     def test_an_optimizer_of_torch_built_before_wrapping(self):
         net = model()
         early = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -28,20 +28,53 @@ class ShardedModule:
         assert unit is not None
         return unit
 
-    def unshard(self) -> None:
-        """Gather this module's own unit; :meth:`reshard` gives it back."""
+    def unshard(self, async_op: bool = False) -> Unsharded | None:
+        """Gather this module's own unit; :meth:`reshard` gives it back. Return: with @async_op
+        something to wait for; the parameters are there before it returns."""
         unit = self._unit()
         tree_of(unit)
         unit.gather()
         unit.install()
+        return Unsharded() if async_op else None
 
     def reshard(self) -> None:
         """Release this module's own unit."""
         self._unit().release()
 
-    def set_requires_gradient_sync(self, sync: bool) -> None:
+    def set_requires_gradient_sync(self, sync: bool, *, recurse: bool = True) -> None:
         """False: backward adds gradients up on this rank, without the others; the whole model's."""
+        if not recurse:
+            raise Unimplemented("recurse=False: gradients are added up of the whole model or of "
+                                "nothing of it", "recurse")
         tree_of(self._unit()).sync = sync
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """Nothing is to be done: reductions are waited for at the end of each backward."""
+
+    def set_modules_to_forward_prefetch(self, modules: Iterable[nn.Module]) -> None:
+        """Nothing is to be done: gathered parameters are in the machine's memory once, for all
+        ranks, and a gather moves them only to cast them."""
+
+    def set_modules_to_backward_prefetch(self, modules: Iterable[nn.Module]) -> None:
+        """Nothing is to be done, as in forward."""
+
+    def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
+        """Unimplemented unless True."""
+        _only("unshard_in_backward", unshard_in_backward, True)
+
+    def set_reshard_after_backward(self, reshard_after_backward: bool, *,
+                                   recurse: bool = True) -> None:
+        """Unimplemented unless True: for several backwards before a step there is no_sync()."""
+        _only("reshard_after_backward", reshard_after_backward, True)
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+        """Unimplemented unless True: replicas are reduced with their shards."""
+        _only("requires_all_reduce", requires_all_reduce, True)
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """Unimplemented: gradients are divided by the number of ranks; multiply the loss."""
+        raise Unimplemented("set_gradient_divide_factor: gradients are divided by the number of "
+                            "ranks; multiply the loss instead", "factor")
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -76,6 +109,18 @@ class ShardedModule:
         own = super().extra_repr()  # type: ignore[misc]
         units = map(repr, _state.own_units(self))  # type: ignore[arg-type]
         return "\n".join([own, *units] if own else units)
+
+
+class Unsharded:
+    """What unshard(async_op=True) gives."""
+
+    def wait(self) -> None:
+        """Nothing is left to wait for."""
+
+
+def _only(name: str, value: bool, known: bool) -> None:
+    if value is not known:
+        raise Unimplemented(f"{name} is {value!r}: only {known} is known here", name)
 
 
 # ---------------------------------------------------------------------- wrapping
