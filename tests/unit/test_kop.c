@@ -15,7 +15,7 @@ Test(kop, bytes_are_what_is_read_and_written)
 		struct kop kop;
 		uint64_t bytes;
 	} rows[] = {
-		{ { .kind = KOP_CAST, .cast = { NULL, NULL, DTYPE_BF16, DTYPE_FP32 } }, 6 },
+		{ { .kind = KOP_CAST, .cast = { NULL, NULL, DTYPE_BF16, DTYPE_FP32, false } }, 6 },
 		{ { .kind = KOP_REDUCE,
 		    .reduce = { .k = 4, .in_dtype = DTYPE_BF16, .out_dtype = DTYPE_FP32 } },
 		  4 * 2 + 4 },
