@@ -228,11 +228,11 @@ int shardd_reader_open(shardd_client *c, const char *job, shardd_reader **ret,
 
 	err = err ? err : &scratch;
 	e = client_check(c, err);
-	if (e == 0 && (!job || !ret))
-		e = error_set(err, SHARDD_INVALID_ARGUMENT, job ? "ret" : "job",
-			      "the argument is NULL");
 	if (e < 0)
 		return e;
+	if (!job || !ret)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, job ? "ret" : "job",
+				 "the argument is NULL");
 	r = calloc(1, sizeof(*r));
 	if (r)
 		r->job = strdup(job);
