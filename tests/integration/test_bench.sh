@@ -54,8 +54,8 @@ END
 
 case_lines gather gather
 case_lines gather gather --ranks 4
-case_lines gather_cast 'gather_cast_first gather_cast_later'
-case_lines gather_cast 'gather_cast_first gather_cast_later' --dtype fp16 --ranks 1
+case_lines gather_cast 'gather_cast_first gather_cast_later gather_cast_nop'
+case_lines gather_cast 'gather_cast_first gather_cast_later gather_cast_nop' --dtype fp16 --ranks 1
 case_lines reduce reduce
 case_lines reduce reduce --dtype bf16 --ranks 4
 case_lines reduce reduce --dtype fp16 --ranks 3
@@ -71,7 +71,7 @@ case_lines sgd sgd
 case_lines reduce_adamw 'reduce_adamw reduce_adamw_apart'
 case_lines reduce_adamw 'reduce_adamw reduce_adamw_apart' --dtype bf16 --ranks 3
 case_lines transformer transformer
-case_lines scale 'scale_register scale_op scale_op_few scale_status' --ranks 5 --units 40
+case_lines scale 'scale_register scale_op scale_op_few scale_status scale_echo' --ranks 5 --units 40
 case_lines attach_units 'units_connect units_join units_register units_first attach_first units_gather units_again attach_units' --units 20
 # every case that measures one op by itself
 for name in release gradient accumulate alloc free begin_pass end_pass set_reshard set_prefetch \
