@@ -5,6 +5,7 @@
 #include <linux/futex.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -237,6 +238,7 @@ static bool spin(const struct ring *r)
 				return true;
 			ring_pause();
 		}
+		sched_yield(); /* the daemon may have been put on this core */
 	} while (clock_now_us() < end);
 	return false;
 }

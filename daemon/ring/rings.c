@@ -18,6 +18,8 @@
 #define BATCH 64
 /* Looks at the rings between two turns of the loop, so that nothing else waits long. */
 #define LOOKS 64
+/* Turns of the loop without anything before others may have the core. */
+#define YIELD_TURNS 2u
 
 /* ------------------------------------------------------------------ waking */
 
@@ -107,13 +109,18 @@ static void on_idle(uv_idle_t *idle)
 {
 	struct rings *rings = idle->data;
 
-	for (unsigned i = 0; i < LOOKS && !list_empty(&rings->hot); i++) {
-		if (look(rings))
-			break;
-		ring_pause();
+	bool any = false;
+
+	for (unsigned i = 0; i < LOOKS && !any && !list_empty(&rings->hot); i++) {
+		any = look(rings);
+		if (!any)
+			ring_pause();
 	}
+	rings->idle_turns = any ? 0 : rings->idle_turns + 1;
 	if (list_empty(&rings->hot))
 		uv_idle_stop(idle);
+	else if (rings->idle_turns > YIELD_TURNS)
+		sched_yield(); /* who is to submit may have been put on this core */
 }
 
 static void heat(struct ring *r)

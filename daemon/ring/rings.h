@@ -25,6 +25,7 @@ struct rings {
 	uint32_t entries;     /* of a queue */
 	uint32_t spin_us;     /* as configured */
 	uint32_t spin_now_us; /* 0 while cores are scarce */
+	unsigned idle_turns;  /* in a row in which nothing was there */
 	uint32_t cores;
 	uint32_t count;
 	struct quota account; /* of their memory: the daemon's own, for sessions may be in no job */
