@@ -140,18 +140,26 @@ int places_take_pieces(struct places *p, const Shardd__V1__NextShardReply *reply
 	return r < 0 ? error_memory(err) : 0;
 }
 
+/* Tensors for which a reply has a bit. */
+#define BITS 4096u
+
+static bool has_bit(const ProtobufCBinaryData *bits, size_t i)
+{
+	return i / 8 < bits->len && (bits->data[i / 8] >> i % 8 & 1);
+}
+
+/* Those behind the bits are only unused if all are. */
 static int fill_unused(struct places_unit *u, const Shardd__V1__ReduceReply *reply)
 {
 	bool *unused = NULL;
 
-	if (reply->unused || reply->unused_bits.len) {
+	if (reply->unused_bits.len) {
 		unused = calloc(u->n_tensors, sizeof(*unused));
 		if (!unused)
 			return -1;
 	}
 	for (size_t i = 0; unused && i < u->n_tensors; i++)
-		unused[i] = reply->unused || (i / 8 < reply->unused_bits.len &&
-					      (reply->unused_bits.data[i / 8] >> i % 8 & 1));
+		unused[i] = i < BITS ? has_bit(&reply->unused_bits, i) : reply->unused;
 	free(u->unused);
 	u->unused = unused;
 	return 0;

@@ -112,16 +112,18 @@ static size_t find(const struct coll *c, uint32_t *ret, bool *ret_all)
 	return n;
 }
 
+/* Only where all are unused there may be more than MAX_TENSORS. */
 static size_t bits_bytes(const uint32_t *tensors, size_t n)
 {
-	return n ? tensors[n - 1] / 8 + 1 : 0;
+	if (!n)
+		return 0;
+	return tensors[n - 1] < MAX_TENSORS ? tensors[n - 1] / 8 + 1 : MAX_TENSORS / 8;
 }
 
-/* From here on args.reduce is what all of them say; behind the tensors there are the bits. What
- * all have not used has no bits: that is said otherwise. */
+/* From here on args.reduce is what all of them say; behind the tensors there are the bits. */
 static int tell(struct coll *c, const uint32_t *tensors, size_t n, bool all)
 {
-	size_t bytes = all ? 0 : bits_bytes(tensors, n);
+	size_t bytes = bits_bytes(tensors, n);
 
 	for (uint32_t i = 0; i < c->n; i++) {
 		struct op *op = c->ops[i];
@@ -134,7 +136,7 @@ static int tell(struct coll *c, const uint32_t *tensors, size_t n, bool all)
 		if (n)
 			memcpy(op->owned, tensors, n * sizeof(*tensors));
 		bits = (uint8_t *)op->owned + n * sizeof(*tensors);
-		for (size_t k = 0; bytes && k < n; k++)
+		for (size_t k = 0; k < n && tensors[k] < MAX_TENSORS; k++)
 			bits[tensors[k] / 8] |= (uint8_t)(1u << tensors[k] % 8);
 	}
 	for (uint32_t i = 0; i < c->n; i++) {
@@ -207,8 +209,8 @@ void reduce_unused_reply(const struct op *op, Shardd__V1__ReduceReply *reply)
 {
 	reply->unit = op->unit->id;
 	reply->unused = op->args.reduce.unused;
-	if (op->args.reduce.unused || !op->args.reduce.n_tensors)
-		return;
+	if (!op->owned || !op->args.reduce.n_tensors)
+		return; /* without @owned: what it named was of its request alone */
 	reply->unused_bits.data = (uint8_t *)(op->args.reduce.tensors + op->args.reduce.n_tensors);
 	reply->unused_bits.len = bits_bytes(op->args.reduce.tensors, op->args.reduce.n_tensors);
 }

@@ -440,6 +440,21 @@ class Daemon(unittest.TestCase):
             unit.reduce(unused=["b", "w"])
             self.assertEqual(unit.unused(), ["w", "b"])
 
+    def test_as_many_unused_tensors_as_a_reply_tells_apart(self):
+        tensors = [shardd.TensorSpec(f"t{i}", (1,), frozen=i == 0) for i in range(4100)]
+        with self.client("many") as client:
+            [unit] = client.register([shardd.UnitSpec("many", tensors)])
+            unit.init_seed(1)
+            fill(unit.gradient(), 0.0)
+            with self.assertRaisesRegex(shardd.InvalidArgument, "only of the first 4096"):
+                unit.reduce(unused=["t4096"])
+            unit.reduce(unused=["t4095", "t1"])
+            self.assertEqual(unit.unused(), ["t1", "t4095"])
+            client.step(discard=True)
+            fill(unit.gradient(), 0.0)
+            self.assertTrue(unit.reduce_unused())
+            self.assertEqual(unit.unused(), [f"t{i}" for i in range(1, 4100)])
+
     def test_two_ranks_share_one_gathered_unit(self):
         values = ranks(two_ranks, 2, self.socket)
         self.assertEqual(values[0], values[1])
