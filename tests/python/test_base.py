@@ -230,6 +230,31 @@ class Daemon(unittest.TestCase):
             with self.assertRaises(shardd.InvalidArgument):
                 unit.summon_state(3)
 
+    def test_tensors_that_were_not_always_used_have_had_fewer_steps(self):
+        adam = shardd.OptimizerSpec(shardd.OptimizerKind.ADAMW, lr=0.1)
+        with self.client("steps-by-tensor") as client:
+            [unit] = client.register([spec(optimizer=adam)])
+            unit.init_seed(1)
+            with self.assertRaises(shardd.InvalidArgument):
+                unit.steps()
+            for unused in ([], ["b"], ["b"]):
+                fill(unit.gradient(), 0.0)
+                unit.reduce(unused=unused)
+                client.step()
+            self.assertEqual(unit.summon_state(1)[1], 3)
+            self.assertEqual(unit.steps(), {"w": 3, "b": 1})
+            unit.give_back(write=True, optimizer_steps=7, steps={"b": 5})
+            self.assertEqual(unit.summon_state(2)[1], 7)
+            self.assertEqual(unit.steps(), {"w": 7, "b": 5})
+            unit.give_back(write=True, optimizer_steps=7)  # they keep what they had
+            unit.summon()
+            self.assertEqual(unit.steps(), {"w": 7, "b": 5})
+            unit.give_back(write=True, optimizer_steps=8)
+            unit.summon()
+            self.assertEqual(unit.steps(), {"w": 8, "b": 8})
+            with self.assertRaisesRegex(shardd.InvalidArgument, "has no tensor 'c'"):
+                unit.give_back(write=True, optimizer_steps=8, steps={"c": 1})
+
     def test_types_of_elements(self):
         with self.client("types") as client:
             [bf16, fp16] = client.register([

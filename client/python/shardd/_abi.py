@@ -121,6 +121,12 @@ class ReduceOptions(C.Structure):
                 ("n_unused", C.c_size_t), ("more", C.c_bool)]
 
 
+class ReturnOptions(C.Structure):
+    _fields_ = [("size", C.c_size_t), ("write", C.c_bool),
+                ("optimizer_steps", C.POINTER(C.c_uint64)),
+                ("tensor_steps", C.POINTER(C.c_uint64)), ("n_tensors", C.c_size_t)]
+
+
 class ShardPiece(C.Structure):
     _fields_ = [("tensor", C.c_uint32), ("first", C.c_uint64), ("elements", C.c_uint64),
                 ("at", C.c_uint64)]
@@ -147,7 +153,8 @@ STRUCTS = {
     "tensor": Tensor, "buffer": Buffer, "optimizer": Optimizer, "unit_spec": UnitSpec,
     "unit_info": UnitInfo, "tensor_place": TensorPlace, "buffer_place": BufferPlace,
     "result": Result, "factors": Factors, "clip": Clip, "step_options": StepOptions,
-    "plan": Plan, "reduce_options": ReduceOptions, "shard_piece": ShardPiece,
+    "plan": Plan, "reduce_options": ReduceOptions, "return_options": ReturnOptions,
+    "shard_piece": ShardPiece,
     "read_tensor": ReadTensor, "read_unit": ReadUnit, "snapshot": Snapshot,
 }
 
@@ -174,6 +181,7 @@ CALLS: dict[str, tuple[object, ...]] = {
     "reader_hold": (_p, _u32, _u32, C.POINTER(Snapshot)),
     "reader_release": (_p,),
     "unit_unused": (_p, _u32, C.POINTER(_bool), _size),
+    "unit_steps": (_p, _u32, C.POINTER(_u64), _size),
     "poll": (_p, _u64, C.POINTER(Result)),
     "wait": (_p, _u64, _int, C.POINTER(Result)),
 }
@@ -211,7 +219,7 @@ OPS: dict[str, tuple[object, ...]] = {
     "summon": (_u32,),
     "return": (_u32, _bool),
     "summon_state": (_u32, _u32),
-    "return_state": (_u32, _bool, C.POINTER(_u64)),
+    "return_with": (_u32, C.POINTER(ReturnOptions)),
 }
 
 

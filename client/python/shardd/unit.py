@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes as C
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -127,12 +127,38 @@ class Unit:
             "summoned parameters", r, self.elements, Dtype.FP32, True),
             int(r.optimizer_steps))).wait()
 
-    def give_back(self, write: bool = False, optimizer_steps: int | None = None) -> None:
+    def steps(self) -> dict[str, int]:
+        """How many steps each tensor had had at the last summon: fewer than the unit where no
+        rank had used it. InvalidArgument: the unit was not summoned."""
+        n = len(self.spec.tensors)
+        counts = (C.c_uint64 * max(1, n))()
+        _library.call("unit_steps", self.client.handle, self.id, counts, n)
+        return {t.name: int(count) for t, count in zip(self.spec.tensors, counts)}
+
+    def give_back(self, write: bool = False, optimizer_steps: int | None = None,
+                  steps: Mapping[str, int] | None = None) -> None:
         """End a summon (collective). @write: each rank's own shard of it becomes the
-        parameters, or the state; then @optimizer_steps, if given, is how many the unit has had."""
-        steps = None if optimizer_steps is None else C.c_uint64(optimizer_steps)
+        parameters, or the state; then @optimizer_steps, if given, is how many the unit has had,
+        and @steps those of tensors that have had fewer."""
+        options = self.return_options(write, optimizer_steps, steps)
         self._end("summoned parameters")
-        self.client.do("return_state", self.id, write, None if steps is None else C.byref(steps))
+        self.client.do("return_with", self.id, C.byref(options))
+
+    def return_options(self, write: bool, optimizer_steps: int | None = None,
+                       steps: Mapping[str, int] | None = None) -> _abi.ReturnOptions:
+        """For return_with."""
+        options = _abi.ReturnOptions(C.sizeof(_abi.ReturnOptions), write)
+        if optimizer_steps is not None:
+            options.optimizer_steps = C.pointer(C.c_uint64(optimizer_steps))
+        if steps is not None:
+            for name in steps:
+                self._number(name)
+            if optimizer_steps is None:
+                raise InvalidArgument("steps of tensors go with optimizer_steps", "steps")
+            counts = [steps.get(t.name, optimizer_steps) for t in self.spec.tensors]
+            options.tensor_steps = (C.c_uint64 * len(counts))(*counts)
+            options.n_tensors = len(counts)
+        return options
 
     def init_seed(self, seed: int) -> None:
         """Every tensor by its ``init`` (collective); the same values for any world size."""
@@ -166,7 +192,7 @@ class Unit:
         for number, tensor in enumerate(self.spec.tensors):
             if tensor.name == name:
                 return number
-        raise InvalidArgument(f"unit '{self.spec.name}' has no tensor '{name}'", "unused")
+        raise InvalidArgument(f"unit '{self.spec.name}' has no tensor '{name}'", "tensor")
 
     def reduce_submit(self, more: bool = False, unused: Sequence[str] = ()) -> Ticket[None]:
         """As reduce, with a ticket."""
