@@ -53,7 +53,8 @@ class ShardedModule:
 
     def set_modules_to_forward_prefetch(self, modules: Iterable[nn.Module]) -> None:
         """Nothing is to be done: gathered parameters are in the machine's memory once, for all
-        ranks, and a gather moves them only to cast them."""
+        ranks; a gather only casts them or brings them together, and from the second step on the
+        daemon begins with the next unit's by itself, in the order that it has seen."""
 
     def set_modules_to_backward_prefetch(self, modules: Iterable[nn.Module]) -> None:
         """Nothing is to be done, as in forward."""
