@@ -4,7 +4,6 @@
  * copy back unread.
  */
 #include "op/op_impl.h"
-#include "unit/optim.h"
 
 /* A double counts as far. */
 #define MAX_STEPS (UINT64_C(1) << 52)

@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "core/check.h"
 #include "op/guard.h"
 #include "op/op_impl.h"
 #include "unit/optim.h"
