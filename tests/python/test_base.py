@@ -17,7 +17,6 @@ from support import ranks
 
 import shardd
 from shardd import _abi, _library
-from shardd.client import environment
 
 try:
     import numpy
@@ -99,16 +98,6 @@ class Errors(unittest.TestCase):
                 self.assertRaises(shardd.VersionMismatch) as caught:
             _library._load()
         self.assertIn("0.99.0", str(caught.exception))
-
-    def test_environment_of_launchers(self):
-        self.assertEqual(environment({}), (0, 1))
-        self.assertEqual(environment({"RANK": "1", "WORLD_SIZE": "4"}), (1, 4))
-        self.assertEqual(environment({"OMPI_COMM_WORLD_RANK": "2",
-                                      "OMPI_COMM_WORLD_SIZE": "3"}), (2, 3))
-        self.assertEqual(environment({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}), (0, 2))
-        for bad in ({"RANK": "1"}, {"RANK": "x", "WORLD_SIZE": "2"}):
-            with self.assertRaises(shardd.InvalidArgument):
-                environment(bad)
 
 
 class Daemon(unittest.TestCase):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
 import shardd
 
 from . import _library
+from ._launch import launched_or_alone
 
 
 def _bytes(n: int) -> str:
@@ -33,6 +35,18 @@ def _report(client: shardd.Client, said: dict[str, Any]) -> None:
         print("no jobs")
 
 
+def _report_launch() -> None:
+    """What a join without arguments would be. Nothing by itself."""
+    found = launched_or_alone()
+    if not found.launcher:
+        return
+    job = os.environ.get("SHARDD_JOB") or found.job
+    print(f"this process: rank {found.rank} of {found.world_size} of "
+          f"{f'job {job}' if job else 'a job without a name: set SHARDD_JOB'}, by "
+          f"{found.launcher}")
+    found.check_one_machine()
+
+
 def main(arguments: list[str]) -> int:
     """Return: 0, 1 (no daemon, or it refused), 2 (usage)."""
     if len(arguments) > 1 or any(a.startswith("-") for a in arguments):
@@ -45,6 +59,7 @@ def main(arguments: list[str]) -> int:
         with shardd.connect(arguments[0] if arguments else None, name="python -m shardd",
                             connect_timeout=0.5) as client:
             _report(client, client.status())
+        _report_launch()
     except (shardd.SharddError, ImportError) as error:
         print(f"shardd: {error}", file=sys.stderr)
         return 1

@@ -7,11 +7,12 @@ import ctypes as C
 import json
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, NamedTuple, TypeVar
 
 from . import _abi, _library, _restart, specs
+from ._launch import launched
 from .errors import FailedPrecondition, InUse, Unavailable, Unimplemented, VersionMismatch
 from .memory import Dtype, Memory, _Mapped
 from .specs import ClipProfile, Lifetime, ReduceOp, UnitSpec
@@ -102,7 +103,7 @@ class Client:
     """One connection and one session; may be used by several threads at once.
 
     Not in a child after fork: connect there. Environment: SHARDD_SOCKET, SHARDD_DEVICE; and
-    for :meth:`join` SHARDD_JOB, RANK and WORLD_SIZE.
+    for :meth:`join` SHARDD_JOB and what launchers set.
 
     A context manager: leaves its job, if it is in one, and closes at the end; after an
     exception it closes without leaving, so that the other ranks learn of it.
@@ -252,12 +253,14 @@ class Client:
              ttl: int = 0, op_timeout: float = 0, allow_torn: bool = False) -> Membership:
         """Join a job as a rank; it is made if it is not there. After Aborted: again.
 
-        None: from SHARDD_JOB, WORLD_SIZE, RANK. @ttl, @op_timeout: seconds, 0: the daemon's
-        default. Blocks until the daemon has answered, not until all ranks are there.
+        None: what the launcher has said (docs/python.md); the job is $SHARDD_JOB first. @ttl,
+        @op_timeout: seconds, 0: the daemon's default. Blocks until the daemon has answered, not
+        until all ranks are there. Unimplemented: the launcher has started ranks on other
+        machines.
         """
-        spec = _abi.Job(C.sizeof(_abi.Job), job.encode() if job is not None else None,
-                        world_size or 0, _FROM_ENV if rank is None else rank, lifetime or 0,
-                        quota_bytes, ttl, int(op_timeout * 1000), allow_torn)
+        asked = _as_launched(job, world_size, rank)
+        spec = _abi.Job(C.sizeof(_abi.Job), *asked, lifetime or 0, quota_bytes, ttl,
+                        int(op_timeout * 1000), allow_torn)
         found = _abi.Membership()
         _library.call("join", self.handle, C.byref(spec), C.byref(found))
         blob = C.string_at(found.blob, found.blob_bytes) if found.blob else b""
@@ -423,26 +426,22 @@ class Client:
         return f"<shardd.Client session {self.session} at {self.socket}, {where}>"
 
 
+def _as_launched(job: str | None, world_size: int | None,
+                 rank: int | None) -> tuple[bytes | None, int, int]:
+    """What a join asks for. What neither the caller nor a launcher has said is left to the
+    library, which says by which variable to."""
+    job = job if job is not None else os.environ.get("SHARDD_JOB") or None
+    found = launched() if None in (job, world_size, rank) else None
+    if found is not None:
+        if world_size is None:
+            found.check_one_machine()
+            world_size = found.world_size
+        rank = found.rank if rank is None else rank
+        job = found.job if job is None else job
+    return (job.encode() if job is not None else None, world_size or 0,
+            _FROM_ENV if rank is None else rank)
+
+
 def connect(socket: str | None = None, **options: Any) -> Client:
     """A :class:`Client`."""
     return Client(socket, **options)
-
-
-def environment(env: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """(rank, world size) as torchrun, shardctl run, mpirun and srun say them; (0, 1) by itself.
-
-    InvalidArgument: only one of the two is there, or one is no number.
-    """
-    from .errors import InvalidArgument
-
-    for rank, world in (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-                        ("PMI_RANK", "PMI_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")):
-        if rank not in env and world not in env:
-            continue
-        try:
-            return int(env[rank]), int(env[world])
-        except (KeyError, ValueError):
-            raise InvalidArgument(
-                f"{rank}={env.get(rank, '')!r} and {world}={env.get(world, '')!r}: both are to be "
-                "set, to whole numbers", rank) from None
-    return 0, 1

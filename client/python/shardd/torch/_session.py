@@ -10,22 +10,19 @@ from typing import Any
 
 import torch
 
-from ..client import Client, environment
+from .._launch import Launch, launched_or_alone
+from ..client import Client
 from ..errors import FailedPrecondition, InUse
 from ._again import guard as _guard
 
 _current: Client | None = None
 
 
-def _job_name(world_size: int) -> str:
+def _job_name(found: Launch, world_size: int) -> str:
     """$SHARDD_JOB, else one that all ranks of a launcher come to, else this process's own."""
-    given = os.environ.get("SHARDD_JOB")
-    if given:
-        return given
-    for name in ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "OMPI_MCA_ess_base_jobid", "MASTER_PORT"):
-        value = os.environ.get(name)
-        if value and value != "none":
-            return "torch-" + "".join(c if c.isalnum() or c in "._-" else "-" for c in value)[:50]
+    name = os.environ.get("SHARDD_JOB") or found.job
+    if name:
+        return name
     if world_size > 1:
         raise FailedPrecondition("several ranks and no name for their job: set SHARDD_JOB to the "
                                  "same name for all of them")
@@ -40,7 +37,8 @@ def init(socket: str | None = None, job: str | None = None, rank: int | None = N
     launcher's own number of the run), and rank and world size of torchrun, shardctl run, mpirun
     or srun; one rank without any of them. @guard: first of all :func:`guard`, by default not.
     @options: of :meth:`shardd.Client.join`.
-    FailedPrecondition: there is one already. Return: the client.
+    FailedPrecondition: there is one already. Unimplemented: the launcher has started ranks on
+    other machines. Return: the client.
     """
     global _current
     if _current is not None and not _current.forked:
@@ -48,10 +46,12 @@ def init(socket: str | None = None, job: str | None = None, rank: int | None = N
                                  "shardd.torch.shutdown() first")
     if guard:
         _guard()
-    found_rank, found_world = environment()
-    rank = found_rank if rank is None else rank
-    world_size = found_world if world_size is None else world_size
-    name = job or _job_name(world_size)
+    found = launched_or_alone()
+    if world_size is None:
+        found.check_one_machine()
+        world_size = found.world_size
+    rank = found.rank if rank is None else rank
+    name = job or _job_name(found, world_size)
     client = Client(socket, name=f"rank {rank} of {name}"[:64])
     client.join(name, world_size, rank, **options)
     _current = client
