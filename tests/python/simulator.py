@@ -1,4 +1,4 @@
-"""The simulated GPUs of tests/sim for tests in Python: streams, and what lies at device addresses."""
+"""The simulated GPUs of tests/sim for tests in Python: streams, and what is at device addresses."""
 
 import ctypes as C
 import os

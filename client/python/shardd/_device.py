@@ -101,6 +101,14 @@ def _uuid(device: int) -> str:
     return "GPU-" + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
+def uuid(number: int) -> str:
+    """Of a GPU of this process."""
+    device = C.c_int()
+    _check(_cuda().cuInit(0), "the driver does not start")
+    _check(_cuda().cuDeviceGet(C.byref(device), number), f"there is no GPU {number}")
+    return _uuid(device.value)
+
+
 def _find(uuid: str) -> tuple[int, int]:
     """(number in this process, CUdevice)."""
     n, device = C.c_int(), C.c_int()
@@ -169,7 +177,7 @@ class Gpu:
         then = _LEGACY if stream is None else stream
         if behind is None or then in (-1, behind or _LEGACY):
             return
-        with self._entered():
+        with self.entered():
             self._wait(behind or _LEGACY, then)
 
     def _wait(self, first: int, then: int) -> None:
@@ -184,7 +192,8 @@ class Gpu:
             cuda.cuEventDestroy_v2(event)
 
     @contextlib.contextmanager
-    def _entered(self) -> Iterator[None]:
+    def entered(self) -> Iterator[None]:
+        """Inside, the client's context is this thread's."""
         before = _current()
         _check(_cuda().cuCtxSetCurrent(self._context), f"the context on {self.name} is gone")
         try:
@@ -193,4 +202,4 @@ class Gpu:
             _cuda().cuCtxSetCurrent(before)
 
 
-__all__ = ["HOST", "Gpu", "Host", "Lent", "Where"]
+__all__ = ["HOST", "Gpu", "Host", "Lent", "Where", "uuid"]

@@ -322,12 +322,14 @@ class Client:
         if stream is None:
             _library.library().shardd_clear_stream(self.handle)
         else:
-            _library.call("set_stream", self.handle, stream)
+            # The default stream is that of the current context.
+            with self.where.entered() if isinstance(self.where, Gpu) else contextlib.nullcontext():
+                _library.call("set_stream", self.handle, stream)
         self._streams.now = stream
 
     def follow_stream(self, current: Callable[[], int | None] | None) -> None:
         """Ask @current for the stream before every op, in the thread that submits it, instead of
-        :meth:`set_stream`. None: no more."""
+        :meth:`set_stream`. None: no more; threads keep the stream that they have."""
         self._follow = current
 
     def _stream(self) -> int | None:
