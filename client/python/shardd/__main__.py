@@ -21,16 +21,35 @@ def _bytes(n: int) -> str:
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
+def _device(device: dict[str, Any]) -> None:
+    print(f"device {device['id']}: {_bytes(device['used_bytes'])} of "
+          f"{_bytes(device['capacity_bytes'])} used, kernels {device['kernels']}")
+    if device.get("uuid"):
+        order = device.get("order")
+        print(f"  {device['uuid']}, {device['detail']}, streams "
+              f"{'ordered by ' + order if order else 'not ordered'}")
+    if device.get("lost"):
+        print(f"  lost: {device['lost']}")
+
+
+def _ranks(job: dict[str, Any]) -> None:
+    """Where the memory of those is that are on a GPU."""
+    places = [f"rank {rank['rank']} on {rank['device']}" for rank in job["ranks"]
+              if rank.get("device", "host:0") not in ("", "host:0")]
+    if places:
+        print(f"  {', '.join(places)}")
+
+
 def _report(client: shardd.Client, said: dict[str, Any]) -> None:
     print(f"daemon {client.daemon_version}, pid {said['pid']}, at {client.socket}, "
           f"up {said['uptime_s']} s")
     for device in said["devices"]:
-        print(f"device {device['id']}: {_bytes(device['used_bytes'])} of "
-              f"{_bytes(device['capacity_bytes'])} used, kernels {device['kernels']}")
+        _device(device)
     for job in said["jobs"]:
         joined = sum(rank["state"] == "JOINED" for rank in job["ranks"])
         print(f"job {job['name']}: {job['state']}, {joined} of {job['world_size']} ranks, "
               f"step {job['step']}, {job['unit_count']} units, {_bytes(job['used_bytes'])}")
+        _ranks(job)
     if not said["jobs"]:
         print("no jobs")
 

@@ -86,6 +86,8 @@ class BufferPlace(C.Structure):
 
 
 class Result(C.Structure):
+    # Not the library's: the CUDA stream on which the op was submitted.
+    stream: int | None = None
     _fields_ = [("data", C.c_void_p), ("bytes", C.c_uint64), ("buffer", C.c_uint64),
                 ("total_norm", C.c_double), ("references", C.c_uint32), ("copied", C.c_bool),
                 ("number", C.c_uint64), ("waited_us", C.c_uint64), ("ran_us", C.c_uint64),
@@ -168,6 +170,9 @@ CALLS: dict[str, tuple[object, ...]] = {
     "status": (_p, _text, C.POINTER(_p)),
     "join": (_p, C.POINTER(Job), C.POINTER(Membership)),
     "get_device": (_p, C.POINTER(Device)),
+    "set_stream": (_p, _p),
+    "read": (_p, _p, _p, _size),
+    "write": (_p, _p, _p, _size),
     "leave": (_p,),
     "join_uneven": (_p, _u32, _bool, _units, _ticket),
     "join_even": (_p, _u32),
@@ -227,7 +232,7 @@ OPS: dict[str, tuple[object, ...]] = {
 PLAIN: dict[str, tuple[list[Any], Any]] = {
     "version": ([], _text), "close": ([_p], None), "daemon_version": ([_p], _text),
     "session": ([_p], _u64), "draining": ([_p], _bool), "set_timeout": ([_p, _u32], None),
-    "reader_close": ([_p], None),
+    "reader_close": ([_p], None), "clear_stream": ([_p], None),
 }
 
 

@@ -6,12 +6,14 @@ import contextlib
 import ctypes as C
 import json
 import os
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, NamedTuple, TypeVar
 
 from . import _abi, _library, _restart, specs
+from ._device import HOST, Gpu, Where
 from ._launch import launched
 from .errors import FailedPrecondition, InUse, Unavailable, Unimplemented, VersionMismatch
 from .memory import Dtype, Memory, _Mapped
@@ -122,6 +124,9 @@ class Client:
         self._lent: weakref.WeakSet[_Mapped] = weakref.WeakSet()
         self.kept: list[_Mapped] = []  # given back, and looked at all the same
         self._units: dict[int, Unit] = {}
+        self.where: Where = HOST  # this rank's memory
+        self._streams = threading.local()  # now: that of a thread
+        self._follow: Callable[[], int | None] | None = None
         handle = C.c_void_p()
         options = _abi.Options(C.sizeof(_abi.Options), self.socket.encode(),
                                name.encode() if name else None,
@@ -156,12 +161,17 @@ class Client:
     def submit(self, op: str, *arguments: Any, finish: Callable[[_abi.Result], T]) -> Ticket[T]:
         """Submit ``shardd_OP_submit``; @finish makes the ticket's value of the result."""
         number = C.c_uint64()
+        stream = self._stream()
         _library.call(op + "_submit", self.handle, *arguments, C.byref(number))
-        return Ticket(self, op, number.value, finish)
+        return Ticket(self, op, number.value, finish, stream)
 
     def do(self, op: str, *arguments: Any) -> None:
         """Submit an op without a value and wait for its end."""
         self.submit(op, *arguments, finish=lambda r: None).wait()
+
+    def mapped(self, r: _abi.Result, what: str) -> _Mapped:
+        """The memory that an op's result has, @what in sentences about it."""
+        return _Mapped(r.data or 0, r.bytes, what, self.where, r.stream)
 
     def lent(self, memory: Memory) -> Memory:
         """Remember memory that ends with this client. Return: @memory."""
@@ -227,6 +237,8 @@ class Client:
             mapped.end()
         self._open = False
         _library.library().shardd_close(self._handle)
+        if isinstance(self.where, Gpu):
+            self.where.close()
 
     def __enter__(self) -> Client:
         return self
@@ -264,15 +276,21 @@ class Client:
         found = _abi.Membership()
         _library.call("join", self.handle, C.byref(spec), C.byref(found))
         blob = C.string_at(found.blob, found.blob_bytes) if found.blob else b""
-        if self.device.backend != "host":
-            where = self.device.id
-            _library.call("leave", self.handle)
-            raise Unimplemented(f"this rank's memory would be on {where}, which Python cannot see "
-                                "yet: connect with device=\"host:0\", to a daemon that has it")
+        self._find_memory()
         self._join = (job, world_size, rank, lifetime, quota_bytes, ttl, op_timeout, allow_torn)
         self.member = Membership(found.epoch, found.world_size, found.rank, found.resumed,
                                  found.has_commit, found.torn, found.step, blob)
         return self.member
+
+    def _find_memory(self) -> None:
+        device = self.device
+        if device.backend == "host" or self.where is not HOST:  # it stays where it was
+            return
+        try:
+            self.where = Gpu(self, device.id, device.uuid)
+        except BaseException:
+            _library.call("leave", self.handle)
+            raise
 
     def rejoin(self) -> Membership:
         """Join again as the last time, after Aborted; units keep their numbers."""
@@ -291,6 +309,41 @@ class Client:
         d = _abi.Device()
         _library.call("get_device", self.handle, C.byref(d))
         return Device(d.id.decode(), d.backend.decode(), d.uuid.decode(), d.streams)
+
+    def set_stream(self, stream: int | None) -> None:
+        """GPUs: the ops that this thread submits from here on are ordered with the CUDA stream
+        @stream, a handle (of PyTorch's: ``.cuda_stream``; 0: CUDA's default stream).
+
+        An op begins after the work that is on the stream when it is submitted, and its ticket ends
+        when the daemon has queued it: what is put on the stream then runs after it, and nothing
+        waits for the device. None: tickets end when ops have been executed, and what this process's
+        kernels write must be complete before an op is submitted that reads it.
+
+        FailedPrecondition: the memory is not on a GPU. InvalidArgument: a stream of another
+        context.
+        """
+        if stream is None:
+            _library.library().shardd_clear_stream(self.handle)
+        else:
+            # The default stream is that of the current context.
+            with self.where.entered() if isinstance(self.where, Gpu) else contextlib.nullcontext():
+                _library.call("set_stream", self.handle, stream)
+        self._streams.now = stream
+
+    def follow_stream(self, current: Callable[[], int | None] | None) -> None:
+        """Ask @current for the stream before every op, in the thread that submits it, instead of
+        :meth:`set_stream`. None: no more; threads keep the stream that they have."""
+        self._follow = current
+
+    def _stream(self) -> int | None:
+        """This thread's."""
+        now: int | None = getattr(self._streams, "now", None)
+        if self._follow is not None:
+            wanted = self._follow()
+            if wanted != now:
+                self.set_stream(wanted)
+                now = wanted
+        return now
 
     def group(self, name: str, ranks: Sequence[int]) -> int:
         """Make or find the group @name of exactly these ranks in this order. Return: its number,
@@ -320,7 +373,7 @@ class Client:
             elements *= extent
 
         def finish(r: _abi.Result) -> Buffer:
-            mapped = _Mapped(r.data, r.bytes, f"buffer {r.buffer}")
+            mapped = self.mapped(r, f"buffer {r.buffer}")
             return Buffer(self, r.buffer, self.lent(Memory(mapped, 0, shape, dtype, True)))
 
         return self.submit("alloc", elements * dtype.itemsize, finish=finish).wait()
@@ -404,8 +457,8 @@ class Client:
         """BY_TRAINER: this rank's shard of the next unit whose last reduce is over; waits."""
         def finish(r: _abi.Result) -> Shard:
             unit = self._units[r.unit]
-            mapped = _Mapped(r.data, r.bytes, f"shard of unit '{unit.spec.name}'") \
-                if r.elements else _Mapped(0, 0, "an empty shard")
+            mapped = self.mapped(r, f"shard of unit '{unit.spec.name}'" if r.elements
+                                 else "an empty shard")
             params = self.lent(Memory(mapped, 0, (r.elements,), Dtype.FP32, True))
             unit._lent["shard"] = params
             return Shard(unit, params, Memory(mapped, r.gradient_offset, (r.elements,),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _abi, _library
 from .errors import FailedPrecondition, InvalidArgument
-from .memory import Dtype, Memory, _Mapped
+from .memory import Dtype, Memory
 from .specs import UnitSpec
 from .ticket import Ticket
 
@@ -69,10 +69,10 @@ class Unit:
         """The memory of @kind that is out already, if it is the same, else a new one."""
         before = self._lent.get(kind)
         if before is not None and not before.released and before.address == r.data:
+            before._mapped.stream = r.stream
             return before
-        what = f"{kind} of unit '{self.spec.name}'"
-        memory = self.client.lent(
-            Memory(_Mapped(r.data, r.bytes, what), 0, (elements,), dtype, writable))
+        mapped = self.client.mapped(r, f"{kind} of unit '{self.spec.name}'")
+        memory = self.client.lent(Memory(mapped, 0, (elements,), dtype, writable))
         self._lent[kind] = memory
         return memory
 
@@ -109,8 +109,7 @@ class Unit:
         self._end("gathered parameters")
         left = self.client.submit("release", self.id, finish=lambda r: int(r.references)).wait()
         if left and memory is not None:
-            memory._mapped = _Mapped(memory._mapped.address, memory._mapped.nbytes,
-                                     memory._mapped.what)
+            memory._mapped = memory._mapped.anew()
             self._lent["gathered parameters"] = self.client.lent(memory)
         return left
 
@@ -245,7 +244,7 @@ class Unit:
             n = len(self.spec.buffers)
             places = (_abi.BufferPlace * max(1, n))()
             _library.call("buffer_places", self.client.handle, self.id, places, n)
-            mapped = _Mapped(r.data, r.bytes, f"buffers of unit '{self.spec.name}'")
+            mapped = self.client.mapped(r, f"buffers of unit '{self.spec.name}'")
             every = {b.name: Memory(mapped, p.offset, b.shape, b.dtype, True)
                      for b, p in zip(self.spec.buffers, places)}
             for memory in every.values():

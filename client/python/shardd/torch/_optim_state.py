@@ -15,9 +15,9 @@ import torch
 
 from ..errors import InvalidArgument, Unimplemented
 from . import _rows
+from ._device import nothing, tensor_at
 from ._progress import Bar
-from ._session import tensor_at
-from ._unit import Parameter, ShardedUnit, _nothing, _swap
+from ._unit import Parameter, ShardedUnit, _swap
 
 if TYPE_CHECKING:
     from .optim import _InDaemon
@@ -71,7 +71,7 @@ def _summoned(unit: ShardedUnit, number: int) -> Iterator[_Array]:
     try:
         yield array
     finally:
-        _swap(array._flat.untyped_storage(), _nothing())
+        _swap(array._flat.untyped_storage(), nothing())
         options = unit.unit.return_options(
             array.write, *((max(array.steps.values()), array.steps) if array.write else ()))
         client.do("return_with", unit.unit.id, C.byref(options))

@@ -15,7 +15,7 @@ from torch import nn
 
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
 from ..specs import OptimizerKind, OptimizerProfile, OptimizerSpec, OptimizerWhen
-from . import _inner_state, _optim_state
+from . import _device, _inner_state, _optim_state
 from ._guard import Guard
 from ._session import rank_if_any, session, tensor_at
 from ._tree import Tree, tree_of, units_of
@@ -337,7 +337,7 @@ class Sharded(_Sharded):
         [p] = [p for p in unit.params if p.guard is guard]
         assert unit.unit is not None
         shape = _rows(p, 0, unit.unit.places[p.name].shard_elements)
-        self._of[id(guard)] = nn.Parameter(torch.zeros(()).expand(shape))
+        self._of[id(guard)] = nn.Parameter(torch.zeros((), device=_device.here).expand(shape))
         return self._of[id(guard)]
 
     def _lend(self, unit: ShardedUnit, params: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -383,7 +383,8 @@ class Sharded(_Sharded):
     def _take_back(self, unit: ShardedUnit) -> None:
         for p in unit.trained:
             stand_in = self._of[id(p.guard)]
-            stand_in.grad, stand_in.data = None, torch.zeros(()).expand(stand_in.shape)
+            stand_in.grad = None
+            stand_in.data = torch.zeros((), device=_device.here).expand(stand_in.shape)
 
 
 def _rows(p: Parameter, first: int, n: int) -> tuple[int, ...]:
