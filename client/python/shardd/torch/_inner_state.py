@@ -21,7 +21,7 @@ from ._tree import Tree
 from ._unit import Parameter, ShardedUnit
 
 if TYPE_CHECKING:
-    from .optim import Sharded
+    from ._sharded import Sharded
 
 State = dict[str, Any]
 

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from ..errors import Aborted, FailedPrecondition, InvalidArgument, Unimplemented
+from ._sharded import Sharded
 from ._tree import Tree, tree_of, unit_of
-from .optim import Sharded
 
 _LIMIT = 65536
 

@@ -366,9 +366,10 @@ class ShardedUnit:
         self.promised.pop(index, None)
         return True
 
-    def reduce_submit(self) -> Ticket[bool]:
+    def reduce_submit(self, more: bool = False) -> Ticket[bool]:
         """Hand the gradients in; what has none contributes 0, if another rank has one
-        (collective). The ticket's value: did any rank use the unit?"""
+        (collective). @more: not the last time before the step. The ticket's value: did any rank
+        use the unit?"""
         unit, views = self._must(), self._gradient_views()
         unused = [i for i in range(len(views)) if i not in self.written]
         for index in unused:
@@ -381,11 +382,21 @@ class ShardedUnit:
                 self._reduced(unused)
             return not result.skipped
 
-        if len(unused) == len(views):
+        if len(unused) == len(views) and not more:
             return unit.client.submit("reduce_unused", unit.id, finish=finish)
         numbers = [self.params.index(self.trained[i]) for i in unused]
-        return unit.client.submit("reduce_with", unit.id, C.byref(reduce_options(numbers)),
+        return unit.client.submit("reduce_with", unit.id, C.byref(reduce_options(numbers, more)),
                                   finish=finish)
+
+    def end_reductions(self) -> None:
+        """All before were with more: an optimizer in the process gets what they came to
+        (collective)."""
+        views = self._gradient_views()
+        kept = {i: views[i].clone() for i in self.written}  # of a pass that is not to be reduced
+        self._gradients = None
+        self._must().client.do("reduce_unused", self._must().id)
+        for i, gradient in kept.items():
+            self._gradient_views()[i].copy_(gradient)
 
     def _reduced(self, unused: list[int]) -> None:
         """@unused: of the trained, by this rank. Another may have used them."""
