@@ -6,6 +6,7 @@ losses and parameters after every step bit for bit, on two ranks. Prints one lin
 arguments choose by a part of the name.
 """
 
+import os
 import sys
 import tempfile
 import traceback
@@ -391,12 +392,116 @@ def replicated_as_the_daemons_own(rank):
                                 for i, kind in enumerate((sharded_sgd, st.SGD))])
 
 
+# ------------------------------------------------------------------------ state dicts
+
+
+class Scalars(nn.Module):
+    """A scalar, and more rows than there are ranks, or fewer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(9)
+        self.scale, self.one = nn.Parameter(torch.tensor(1.5)), nn.Linear(7, 1)
+        self.body = nn.Linear(7, 7)
+
+    def forward(self, x):
+        return self.scale * self.one(torch.tanh(self.body(x)))
+
+
+KINDS = {"Adam": dict(lr=0.05, amsgrad=True), "NAdam": dict(lr=0.05),
+         "Adagrad": dict(lr=0.1), "SGD": dict(lr=0.1, momentum=0.9)}
+
+
+def sharded_plainly(model):
+    st.fully_shard(model.body)
+    return st.fully_shard(model)
+
+
+def replicated(model):
+    return st.replicate(model, bucket_cap_mb=1e-4)
+
+
+def hybrid(model):
+    mesh = ((0,), (1,)) if st.world_size() == 2 else ((0, 1), (2, 3))
+    st.fully_shard(model.body, mesh=mesh)
+    return st.fully_shard(model, mesh=mesh)
+
+
+def _train(model, optimizer, rank, steps, one_rank=True):
+    out = []
+    for step in steps:
+        # every rank the same, so that a plain model is stepped alike
+        value = model(cases.numbers(0 if one_rank else rank, step, 5, 7)).pow(2).mean()
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        out.append({"loss": value.detach(), **{k: v.clone() for k, v in
+                                               model.state_dict().items()}})
+    return out
+
+
+def _flat(state):
+    return {f"{name}.{key}": value for name, one in state["state"].items()
+            for key, value in one.items()}
+
+
+def _states(wrap, rank):
+    """Against torch.optim on a plain model, bit for bit, and back into itself by each kind of
+    state dict."""
+    said = []
+    for kind, options in KINDS.items():
+        st.init(job=f"states-{wrap.__name__}-{kind}", op_timeout=60)
+        plain, model = Scalars(), wrap(Scalars())
+        other = getattr(torch.optim, kind)(plain.parameters(), foreach=False, **options)
+        optimizer = st.Sharded(getattr(torch.optim, kind), model.parameters(), foreach=False,
+                               **options)
+        said += differences(_train(model, optimizer, rank, range(2)),
+                            _train(plain, other, rank, range(2)))
+        want = other.state_dict()
+        got = optimizer.state_dict()
+        for number, one in want["state"].items():
+            for key, value in one.items():
+                found = got["state"][number].get(key)
+                if not torch.equal(torch.as_tensor(found), torch.as_tensor(value)) or \
+                        torch.as_tensor(found).shape != torch.as_tensor(value).shape:
+                    said.append(f"{kind}: {key} of {number}: {found}, not {value}")
+        by_name = st.optimizer_state_dict(optimizer, full=False)
+        parameters = model.state_dict()
+        goes_on = _train(model, optimizer, rank, range(2, 4), False)
+        for saved in (got, want, by_name):
+            model.load_state_dict(parameters)
+            optimizer.load_state_dict(saved)
+            said += differences(_train(model, optimizer, rank, range(2, 4), False), goes_on)
+        st.shutdown()
+        said = [f"{kind}: {s}" if not s.startswith(kind) else s for s in said]
+    return said
+
+
+@case
+def states_of_shards_and_scalars(rank):
+    return _states(sharded_plainly, rank)
+
+
+@case
+def states_of_a_replicated_model(rank):
+    return _states(replicated, rank)
+
+
+@case
+def states_of_replicas_of_shards(rank):
+    return _states(hybrid, rank)
+
+
 # ------------------------------------------------------------------------ running
 
 
-def on_rank(rank, world, names, socket, folder):
+def on_rank(rank, world, names, socket, folder, distributed):
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
-    fsdp.start(rank, world, socket, folder)
+    if distributed:
+        fsdp.start(rank, world, socket, folder)
+    else:
+        os.environ.update(SHARDD_SOCKET=socket, RANK=str(rank), WORLD_SIZE=str(world))
+        torch.set_num_threads(1)
     results = {}
     for name in names:
         try:
@@ -404,17 +509,27 @@ def on_rank(rank, world, names, socket, folder):
         except Exception:
             results[name] = [traceback.format_exc()]
             st.shutdown()
-    torch.distributed.destroy_process_group()
+    if distributed:
+        torch.distributed.destroy_process_group()
     return results
 
 
 def main():
     wanted = sys.argv[1:]
     names = [n for n in CASES if not wanted or any(w in n for w in wanted)]
-    print(f"1..{len(names)}")
-    with support.daemon() as socket, tempfile.TemporaryDirectory() as folder:
-        results = support.ranks(on_rank, 2, names, socket, folder, seconds=900)
-    return fsdp.tell(names, results, 2) > 0 or not names
+    four = [n for n in names if n == "states_of_replicas_of_shards"]
+    alone = [n for n in names if n.startswith("states_of")]
+    plans = [(2, [n for n in names if n not in alone], True), (2, alone, False), (4, four, False)]
+    print(f"1..{sum(len(p[1]) for p in plans)}")
+    failed = 0
+    for world, chosen, distributed in plans:
+        if not chosen:
+            continue
+        with support.daemon() as socket, tempfile.TemporaryDirectory() as folder:
+            results = support.ranks(on_rank, world, chosen, socket, folder, distributed,
+                                    seconds=900)
+        failed += fsdp.tell(chosen, results, world)
+    return failed > 0 or not names
 
 
 if __name__ == "__main__":
