@@ -6,6 +6,7 @@ losses and parameters after every step bit for bit, on two ranks. Prints one lin
 arguments choose by a part of the name.
 """
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -242,10 +243,15 @@ def in_backward_shards_go_as_they_come(rank):
     stepped, seen = [], []
     inner = optimizer.inner.step
     optimizer.inner.step = lambda: (stepped.append(1), inner())
-    x = torch.randn(3, 8, requires_grad=True)
-    x.register_hook(lambda g: seen.append(len(stepped)))
-    model(x).pow(2).mean().backward()
-    said = [] if len(stepped) == 6 and seen == [] or seen[0] > 0 else [f"{seen} of {len(stepped)}"]
+
+    def before_backward(layer, call):
+        layer.register_forward_hook(lambda m, args, out: out.register_hook(call) and None)
+
+    # what was reduced until then is taken with the next reduction
+    before_backward(model[1], lambda g: st.session().barrier())
+    before_backward(model[0], lambda g: seen.append(len(stepped)))
+    model(torch.randn(3, 8)).pow(2).mean().backward()
+    said = [] if seen == [4] and len(stepped) == 6 else [f"{seen} of {len(stepped)}"]
     said += _refused(shardd.FailedPrecondition, "steps in backward",
                      lambda: model.clip_grad_norm_(1.0))
     said += _refused(shardd.FailedPrecondition, "steps in backward",
@@ -390,6 +396,49 @@ def replicated_as_the_daemons_own(rank):
     said += differences(_run("replicated-back", in_backward, rank, before, model=make), want)
     return said + differences(*[_run(f"replicated-clip-{i}", kind, rank, after=clip, model=make)
                                 for i, kind in enumerate((sharded_sgd, st.SGD))])
+
+
+@case
+def steps_that_wait_for_the_commit(rank):
+    """As those that do not, also where parameters are wanted before it."""
+    def run(resilient):
+        st.init(job=f"wait-{resilient}", op_timeout=60)
+        model, states, waits = sharded_mlp(), [], []
+        optimizer = sharded_sgd(model.parameters(), lr=0.1, momentum=0.9, resilient=resilient)
+        block = st.resilient(model) if resilient else contextlib.nullcontext()
+        for step in range(4):
+            with block:
+                cases.square(rank)(model, step).backward()
+                optimizer.step()
+                waits.append(len(optimizer._stepped))
+                optimizer.zero_grad()
+                if step == 1:
+                    with torch.no_grad():
+                        states.append({"loss": cases.square(rank)(model, 7)})
+                if step == 2:
+                    states.append(model.state_dict())
+                    cases.square(rank)(model, 8).backward()  # a second step in one block
+                    optimizer.step()
+            states.append(model.state_dict())
+        said = [] if waits == [3 * resilient] * 4 else [f"{waits} units waited"]
+        if not resilient:
+            said += _refused(shardd.FailedPrecondition, "resilient=True",
+                             lambda: st.resilient(model))
+        st.shutdown()
+        return states, said
+
+    (with_it, said), (without, also) = run(True), run(False)
+    return differences(with_it, without) + said + also
+
+
+@case
+def no_room_for_the_state(rank):
+    st.init(job="no-room", op_timeout=60)
+    model = st.replicate(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
+    said = _refused(shardd.Unimplemented, "broadcast_buffers=False",
+                    lambda: sharded_sgd(model.parameters(), lr=0.1, resilient=True))
+    st.shutdown()
+    return said
 
 
 # ------------------------------------------------------------------------ state dicts

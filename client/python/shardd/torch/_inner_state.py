@@ -59,7 +59,8 @@ def _trained(optimizer: Sharded) -> list[tuple[ShardedUnit, Parameter, torch.Ten
             for unit in optimizer._model.units for p in unit.trained]
 
 
-def _is_cut(value: Any, stand_in: torch.Tensor) -> bool:
+def is_cut(value: Any, stand_in: torch.Tensor) -> bool:
+    """Is it of each element of the share, and not of the parameter?"""
     return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape == stand_in.shape
 
 
@@ -68,7 +69,7 @@ def _describe(optimizer: Sharded) -> list[State]:
     what is cut, and all else as it is."""
     tree = optimizer._model
     ranks, trained = _rows.mesh_of(tree).ranks, _trained(optimizer)
-    own = [{key: value.dtype if _is_cut(value, stand_in) else (value,)
+    own = [{key: value.dtype if is_cut(value, stand_in) else (value,)
             for key, value in optimizer.inner.state.get(stand_in, {}).items()}
            for _, _, stand_in in trained]
     first = [next((r for r, (_, n) in zip(ranks, _share.extents(unit, p)) if n), ranks[0])
@@ -180,4 +181,4 @@ def load(optimizer: Sharded, saved: Mapping[str, Any]) -> None:
         group.update({k: v for k, v in other.items() if k not in ("params", "param_names")})
 
 
-__all__ = ["groups", "load", "read"]
+__all__ = ["groups", "is_cut", "load", "read"]

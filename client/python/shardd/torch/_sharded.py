@@ -16,7 +16,7 @@ from torch import nn
 
 from ..errors import InvalidArgument, Unimplemented
 from ..specs import OptimizerSpec, OptimizerWhen
-from . import _inner_state, _share
+from . import _inner_state, _kept, _share
 from ._guard import Guard
 from ._session import tensor_at
 from ._unit import Parameter, ShardedUnit
@@ -27,28 +27,38 @@ class Sharded(_Sharded):
     """Any optimizer of torch.optim, on this rank's shard: ``Sharded(torch.optim.Adagrad,
     model.parameters(), lr=0.1)``.
 
-    Its state is in this process: it ends with it. The shard of every parameter is some of its
+    Its state is in this process: it ends with it, unless it is built for resilient. The shard of every parameter is some of its
     rows, or a part of its elements: an optimizer that needs whole tensors is none for this. The
     parameter groups are the inner optimizer's, so that schedulers work on them.
     """
 
     def __init__(self, inner: type[torch.optim.Optimizer], params: Iterable[Any],
-                 in_backward: bool = False, **options: Any) -> None:
-        """@inner: a class of torch.optim's kind. @options: for it. @in_backward: as of AdamW."""
+                 in_backward: bool = False, resilient: bool = False, **options: Any) -> None:
+        """@inner: a class of torch.optim's kind. @options: for it. @in_backward: as of AdamW.
+        @resilient: with room in the daemon for its state, twice, which shardd.torch.resilient
+        needs."""
         groups = _groups(params)
         super().__init__(groups, {})
-        by_trainer = OptimizerSpec(when=OptimizerWhen.BY_TRAINER)
-        self._model = _tree(self.param_groups, self, lambda unit: (
-            by_trainer if unit.trained else OptimizerSpec(), {}))
+        self.kept = _kept.Kept({
+            id(p): arrays for group in groups for arrays in [_kept.arrays(inner, group, options)]
+            for p in group["params"]}) if resilient else None
+        self._model = _tree(self.param_groups, self, self._settings)
         self.in_backward = self.steps_here = in_backward
         self.adds_up = not in_backward
         self._coming = 0  # shares of units that were reduced for the last time, and not stepped
+        self.puts_off = False  # giving them back, until parameters are wanted or committed
+        self._stepped: list[int] = []  # units of which they were not given back
         self._of: dict[int, nn.Parameter] = {}
         shards = [dict(group, params=[self._stand_in(p) for p in group["params"]])
                   for group in groups]
         self.guards = [list(g["params"]) for g in groups]
         self.inner = inner(shards, **options)
         self.param_groups = self.inner.param_groups
+
+    def _settings(self, unit: ShardedUnit) -> tuple[OptimizerSpec, dict[int, dict[str, Any]]]:
+        if self.kept is not None and unit.tree is not None:
+            self.kept.reserve(unit.tree)
+        return OptimizerSpec(when=OptimizerWhen.BY_TRAINER) if unit.trained else OptimizerSpec(), {}
 
     def _stand_in(self, guard: Guard) -> nn.Parameter:
         """The inner optimizer's parameter; it gets the share's memory in every step, and has its
@@ -92,7 +102,10 @@ class Sharded(_Sharded):
                 self.inner.step()
             finally:
                 self._take_back(unit)
-        client.do("shard_done", number)
+        if self.puts_off and not self.in_backward:
+            self._stepped.append(number)
+        else:
+            client.do("shard_done", number)
 
     def came(self, unit: ShardedUnit) -> None:
         """In backward: @unit was reduced. A replica is held until the step."""
@@ -122,9 +135,27 @@ class Sharded(_Sharded):
         self._model.collect()
         if not (self._skip_if_found and self._found_inf):
             self._step_all()
-        self._model.client.step(group=self._model.group, skip_if_found=self._skip_if_found)
+        if not self._stepped:
+            self._model.client.step(group=self._model.group, skip_if_found=self._skip_if_found)
         self._model.stepped()
         return loss
+
+    def finish(self) -> None:
+        """Give back what was stepped (collective, if there is something). A rank that died before
+        has changed nothing, since none begins before all are here."""
+        stepped, self._stepped = self._stepped, []
+        if not stepped:
+            return
+        client, group = self._model.client, self._model.group
+        client.barrier(group)
+        for number in stepped:
+            client.do("shard_done", number)
+        client.step(group=group)
+
+    def forget(self) -> None:
+        """The daemon has dropped what this session held."""
+        self._coming = 0
+        self._stepped.clear()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients there are (collective, if there are any that were reduced)."""

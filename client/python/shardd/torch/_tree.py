@@ -190,8 +190,18 @@ class Tree:
         if not self.elsewhere:
             self._thread = None
 
+    def finish(self) -> None:
+        """Parameters are wanted: a step that waits for the commit is made now (collective)."""
+        if self.optimizer is not None:
+            self.optimizer.finish()
+
     def settle(self) -> None:
-        """If an exception ended the last backward, what it had gathered and produced goes."""
+        """Parameters are wanted, and no backward is running: if an exception ended the last one, what
+        it had gathered and produced goes."""
+        self.finish()
+        self._end_failed()
+
+    def _end_failed(self) -> None:
         if not self.backward or torch._C._current_graph_task_id() != -1:
             return
         self.backward = False
@@ -211,6 +221,8 @@ class Tree:
         self.uneven = False
         for unit in self.units:
             unit.forget()
+        if self.optimizer is not None:
+            self.optimizer.forget()
         member = self.client.member
         assert member is not None
         self.client.rejoin()
@@ -386,7 +398,7 @@ class Tree:
 
     def zero_grad(self) -> None:
         """Drop all gradients there are (collective, if something was reduced)."""
-        self.settle()
+        self._end_failed()
         for unit in self.units:
             unit.forget_gradients()
         if self.reduced:

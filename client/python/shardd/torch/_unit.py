@@ -130,6 +130,7 @@ class ShardedUnit:
         self.hook: tuple[Profile, torch.dtype | None] | None = None  # of register_comm_hook
         self.pre_divide = 0.0  # of the gradients; 0: as the profile has it
         self.buffer_bytes = 0  # each rank's own, in the daemon
+        self.state_bytes = 0  # the same, of an optimizer's state; never with those
         self.params: list[Parameter] = []
         self._take(parameters)
         self.unit: Unit | None = None
@@ -192,7 +193,9 @@ class ShardedUnit:
                               **settings.get(id(p.guard), {})) for p in self.params]
         profile, reduce_dtype = self.hook or (
             Profile.DDP if self.replicated else Profile.FSDP2, None)
-        buffers = [BufferSpec("all buffers", (self.buffer_bytes,), Dtype.UINT8)]
+        nbytes = self.buffer_bytes or self.state_bytes
+        buffers = [BufferSpec("optimizer" if self.state_bytes else "all buffers", (nbytes,),
+                              Dtype.UINT8)]
         return UnitSpec(
             self.name, tensors, group=group, optimizer=optimizer,
             layout=Layout.FLAT if self.replicated else Layout.DIM0,
@@ -203,7 +206,7 @@ class ShardedUnit:
             gradient_dtype=dtype_of(self.reduce, "mp_policy.reduce_dtype"),
             reduce_profile=profile, pre_divide=self.pre_divide,
             reduce_dtype=dtype_of(reduce_dtype, "hook") if reduce_dtype else None,
-            buffers=buffers if self.buffer_bytes else ())
+            buffers=buffers if nbytes else ())
 
     def registered(self, unit: Unit) -> None:
         """The daemon has it: make the full parameters, views of a storage without memory."""
@@ -255,6 +258,8 @@ class ShardedUnit:
         """The storage gets the gathered memory. Twice is once."""
         if self.held or not self.params:
             return
+        if self.tree is not None:
+            self.tree.finish()
         unit = self._must()
         ticket: Ticket[tuple[int, int]] = unit.client.submit(
             "gather", unit.id, finish=lambda r: (r.data, unit.elements))

@@ -80,6 +80,12 @@ class _Sharded(torch.optim.Optimizer):
         """Drop the gradients there are (collective, if there are any that were reduced)."""
         self._model.zero_grad()
 
+    def finish(self) -> None:
+        """Make a step that was put off (collective)."""
+
+    def forget(self) -> None:
+        """The daemon has dropped what this session held."""
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Only while it is built: what is trained is known to the daemon by then."""
         if hasattr(self, "_model"):
