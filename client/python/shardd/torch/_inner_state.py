@@ -148,9 +148,9 @@ def _local(unit: ShardedUnit, p: Parameter, stand_in: torch.Tensor, state: Mappi
     """This rank's part of a parameter's @state (collective)."""
     made: State = {}
     for key, value in state.items():
-        if not isinstance(value, _rows.Rows) and not (
-                isinstance(value, torch.Tensor) and (value.dim() or
-                                                     not p.shape and key not in numbers)):
+        cut = isinstance(value, _rows.Rows) or (isinstance(value, torch.Tensor) and (
+            value.dim() > 0 or (not p.shape and key not in numbers)))
+        if not cut:
             made[key] = value.clone() if isinstance(value, torch.Tensor) else value
             continue
         _rows.check(p, value, f"{key} of {p.name}")

@@ -96,7 +96,8 @@ class Kept:
 
     def _write(self, unit: ShardedUnit, stand_ins: list[nn.Parameter], optimizer: Sharded,
                memory: torch.Tensor) -> None:
-        described, at = [], self._described(unit)
+        described: list[dict[str, Any]] = []
+        at = self._described(unit)
         for stand_in in stand_ins:
             described.append({})
             for key, value in optimizer.inner.state.get(stand_in, {}).items():
@@ -117,8 +118,9 @@ class Kept:
 
     def _check(self, fits: bool, unit: ShardedUnit, why: str) -> None:
         if not fits:
-            raise InvalidArgument(f"the optimizer's state of unit '{unit.name}' has {why}: it cannot "
-                                  "be kept in the daemon; build it without resilient", "resilient")
+            raise InvalidArgument(
+                f"the optimizer's state of unit '{unit.name}' has {why}: it cannot be kept in the "
+                "daemon; build it without resilient", "resilient")
 
     # ------------------------------------------------------------------- out of it
 

@@ -58,7 +58,7 @@ class Resilient:
             self._restore(member.blob)
 
     def _state_that_is_kept(self) -> Kept | None:
-        """Of an optimizer in this process, which waits with its steps for the commit from here on."""
+        """Of an optimizer in this process; from here on its steps wait for the commit."""
         optimizer = self._tree.optimizer
         if not isinstance(optimizer, Sharded):
             return None
@@ -211,9 +211,10 @@ def resilient(model: nn.Module, state: dict[str, Any] | None = None,
     model's persistent buffers, the learning rates, what is in ``also`` (schedulers, a GradScaler:
     what has a state_dict) and the random generators of torch, random and numpy; 64 KiB in all. If
     a rank dies, all others leave the block, wait for it to come back (:func:`guard`, `shardctl run
-    --max-restarts`), and all go on from the last commit. The block must contain the whole step, and the optimizer must be one that runs in the
-    daemon, or Sharded with resilient=True, whose steps wait for the commit, or until parameters are
-    wanted. Between building the optimizer and this call there must be nothing collective.
+    --max-restarts`), and all go on from the last commit. The block must contain the
+    whole step, and the optimizer must be one that runs in the daemon, or Sharded with
+    resilient=True, whose steps wait for the commit, or until parameters are wanted. Between
+    building the optimizer and this call there must be nothing collective.
 
     @wait: seconds for a rank to come back; then DeadlineExceeded.
     """

@@ -27,9 +27,10 @@ class Sharded(_Sharded):
     """Any optimizer of torch.optim, on this rank's shard: ``Sharded(torch.optim.Adagrad,
     model.parameters(), lr=0.1)``.
 
-    Its state is in this process: it ends with it, unless it is built for resilient. The shard of every parameter is some of its
-    rows, or a part of its elements: an optimizer that needs whole tensors is none for this. The
-    parameter groups are the inner optimizer's, so that schedulers work on them.
+    Its state is in this process: it ends with it, unless it is built for resilient. The shard of
+    every parameter is some of its rows, or a part of its elements: an optimizer that needs whole
+    tensors is none for this. The parameter groups are the inner optimizer's, so that schedulers
+    work on them.
     """
 
     def __init__(self, inner: type[torch.optim.Optimizer], params: Iterable[Any],

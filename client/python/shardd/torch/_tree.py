@@ -196,8 +196,8 @@ class Tree:
             self.optimizer.finish()
 
     def settle(self) -> None:
-        """Parameters are wanted, and no backward is running: if an exception ended the last one, what
-        it had gathered and produced goes."""
+        """Parameters are wanted, and no backward runs: if an exception ended the last one, what it
+        had gathered and produced goes."""
         self.finish()
         self._end_failed()
 
