@@ -345,6 +345,13 @@ void backward_released(struct job *job, struct unit *u)
 
 /* -------------------------------------------------------------- the Reduce ends */
 
+static void offer(struct coll *c)
+{
+	lend_ready(c);
+	if (c->unit->rec->guarded)
+		guard_drop(c->job, c->unit);
+}
+
 void backward_reduced(struct coll *c)
 {
 	struct unit *u = c->unit;
@@ -360,9 +367,7 @@ void backward_reduced(struct coll *c)
 	if (more_to_come(c))
 		return;
 	if (u->rec->optimizer->when == OPTIM_BY_TRAINER) {
-		lend_ready(c);
-		if (u->rec->guarded)
-			guard_drop(c->job, u);
+		offer(c);
 	} else if (u->rec->optimizer->when == OPTIM_IN_BACKWARD && !u->arrived &&
 		   u->rec->optimizer->kind != OPTIM_NONE) {
 		u->due = true;
@@ -370,6 +375,19 @@ void backward_reduced(struct coll *c)
 			guard_drop(c->job, u); /* what a policy keeps, as at a step */
 		backward_released(c->job, u);
 	}
+}
+
+/* What is the daemon's to step waits for its Step. */
+int backward_end_unused(struct coll *c, struct fault *f)
+{
+	struct unit *u = c->unit;
+
+	if (u->rec->optimizer->when != OPTIM_BY_TRAINER || more_to_come(c) || !u->has_gradient)
+		return 0;
+	if (check_reduce(u, f))
+		return f->code;
+	offer(c);
+	return 0;
 }
 
 /* --------------------------------------------------------------- who looks on */

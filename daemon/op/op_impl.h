@@ -224,6 +224,9 @@ void backward_arrive(struct coll *c, void (*next)(struct coll *c));
 /* At the end of the Reduce, when unit.has_gradient says how it ended: step the unit, now or
  * when nobody has it gathered any more; or offer its shards to the trainers. */
 void backward_reduced(struct coll *c);
+/* A Reduce of c->unit that no rank has anything for. If it is the last of its pass, what those
+ * before it have left is the trainers' now. Return: 0, or the code of @f: it cannot be the last. */
+int backward_end_unused(struct coll *c, struct fault *f);
 /* Somebody has let go of @u: step it if that is due. */
 void backward_released(struct job *job, struct unit *u);
 /* Before a gather: are the parameters of the pass before stepped? Return: 0; 1: it waits,

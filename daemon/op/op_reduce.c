@@ -243,6 +243,19 @@ static void start(struct parked *p)
 		advance(c);
 }
 
+/* Nothing is reduced, but the pass of the unit may be over with it. */
+static void end_without(struct coll *c)
+{
+	struct fault f = FAULT_NULL;
+
+	if (backward_end_unused(c, &f)) {
+		coll_end(c, &f);
+		return;
+	}
+	take_back(c);
+	coll_end(c, NULL);
+}
+
 /* If there is nothing to reduce: a gradient of 0 would let decay and momentum move parameters. */
 static void run(struct coll *c)
 {
@@ -253,8 +266,7 @@ static void run(struct coll *c)
 		return;
 	}
 	if (none) {
-		take_back(c);
-		coll_end(c, NULL);
+		end_without(c);
 		return;
 	}
 	/* a prepared step still needs the gradients that this one would overwrite */

@@ -142,6 +142,95 @@ Test(own_optimizer, shards_come_in_order_and_go_back)
 	trainfix_run(WORLD, same_trainer, NULL);
 }
 
+/* ------------------------------------------------- clipped, and reduced twice */
+
+static void hand_in_twice(shardd_client *c, const struct trainer *t, shardd_unit u, unsigned i)
+{
+	for (unsigned pass = 0; pass < 2; pass++) {
+		float *x = train_numbers(padded(i, SHARDD_LAYOUT_DIM0), t->rank * 10 + pass);
+
+		train_fill_gradient(c, u, DTYPE_FP32, x, padded(i, SHARDD_LAYOUT_DIM0));
+		TRAIN_OK(shardd_reduce_more(c, u, &train_err));
+		free(x);
+	}
+}
+
+/* What comes last has nothing: the rest is handed out as it is. */
+static void end_pass(shardd_client *c, shardd_unit u)
+{
+	void *gradient;
+	bool by_all;
+
+	TRAIN_OK(shardd_gradient(c, u, &gradient, &train_err));
+	TRAIN_OK(shardd_reduce_unused(c, u, &by_all, &train_err));
+	TRAINER_CHECK(by_all);
+}
+
+static int clipping_trainer(const struct trainer *t)
+{
+	shardd_client *c = train_join(t);
+	shardd_unit own = make_unit(c, 0, SHARDD_LAYOUT_DIM0, true);
+	shardd_unit plain = make_unit(c, 0, SHARDD_LAYOUT_DIM0, false);
+	double norm, norm_of_plain;
+	struct shardd_shard s;
+	void *gradient;
+
+	hand_in_twice(c, t, own, 0);
+	TRAIN_OK(shardd_clip_grad_norm(c, SHARDD_WORLD, 0.25, 2, &norm, &train_err));
+	end_pass(c, own);
+	TRAIN_FAILS(shardd_clip_grad_norm(c, SHARDD_WORLD, 0.25, 2, NULL, &train_err),
+		    SHARDD_FAILED_PRECONDITION);
+	TRAIN_OK(shardd_gradient(c, own, &gradient, &train_err));
+	TRAIN_FAILS(shardd_reduce_unused(c, own, NULL, &train_err), SHARDD_FAILED_PRECONDITION);
+	told_now("its shards are the trainers'");
+	TRAIN_OK(shardd_next_shard(c, SHARDD_WORLD, &s, &train_err));
+	step_shard(c, &s);
+	TRAIN_OK(shardd_shard_done(c, own, &train_err));
+	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+	hand_in_twice(c, t, plain, 0);
+	TRAIN_OK(shardd_clip_grad_norm(c, SHARDD_WORLD, 0.25, 2, &norm_of_plain, &train_err));
+	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+	TRAINER_CHECK(norm == norm_of_plain && norm > 0.25);
+	compare(c, own, plain, 0, SHARDD_LAYOUT_DIM0);
+	train_leave(c);
+	return 0;
+}
+
+Test(own_optimizer, has_what_was_reduced_twice_and_clipped)
+{
+	trainfix_run(WORLD, clipping_trainer, NULL);
+}
+
+/* A pass that nothing was reduced in hands nothing out. */
+static int idle_trainer(const struct trainer *t)
+{
+	shardd_client *c = train_join(t);
+	shardd_unit own = make_unit(c, 0, SHARDD_LAYOUT_DIM0, true);
+	struct shardd_shard s;
+
+	end_pass(c, own);
+	shardd_set_timeout(c, 100);
+	TRAIN_FAILS(shardd_next_shard(c, SHARDD_WORLD, &s, &train_err), SHARDD_DEADLINE_EXCEEDED);
+	shardd_set_timeout(c, 0);
+	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
+	hand_in_twice(c, t, own, 0);
+	TRAIN_OK(shardd_step_with(
+		c, SHARDD_WORLD,
+		&(struct shardd_step_options){ .size = sizeof(struct shardd_step_options),
+					       .discard = true },
+		NULL, &train_err));
+	end_pass(c, own);
+	shardd_set_timeout(c, 100);
+	TRAIN_FAILS(shardd_next_shard(c, SHARDD_WORLD, &s, &train_err), SHARDD_DEADLINE_EXCEEDED);
+	train_leave(c);
+	return 0;
+}
+
+Test(own_optimizer, has_nothing_where_nothing_was_reduced)
+{
+	trainfix_run(WORLD, idle_trainer, NULL);
+}
+
 /* ----------------------------------------------------------------- wrong calls */
 
 static int wrong_trainer(const struct trainer *t)

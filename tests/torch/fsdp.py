@@ -109,3 +109,16 @@ def differences(ours, theirs, bound=0.0):
             if (not bound and different) or not off <= bound:
                 said.append(f"step {step}: {name}: {different} of {x.numel()} differ, by {off:g}")
     return said
+
+
+def tell(names, results, world):
+    """A line of TAP for each case. @results: by rank, of each case its sentences. Return: how many
+    have failed."""
+    failed = 0
+    for name in names:
+        said = [f"rank {r}: {s}" for r, got in enumerate(results) for s in got[name]]
+        for line in "\n".join(said[:12]).splitlines():
+            print("# " + line)
+        failed += bool(said)
+        print(f"{'not ok' if said else 'ok'} - {name}, {world} ranks", flush=True)
+    return failed

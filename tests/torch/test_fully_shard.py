@@ -606,12 +606,7 @@ def main():
     failed = 0
     for world, chosen, order in plans:
         results = run(world, chosen, order)
-        for name in chosen:
-            said = [f"rank {r}: {s}" for r, got in enumerate(results) for s in got[name]]
-            for line in "\n".join(said[:12]).splitlines():
-                print("# " + line)
-            failed += bool(said)
-            print(f"{'not ok' if said else 'ok'} - {name}, {world} ranks", flush=True)
+        failed += fsdp.tell(chosen, results, world)
     return failed > 0 or not names
 
 

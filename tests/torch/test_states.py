@@ -526,7 +526,7 @@ def on_rank(rank, world, names, socket, folder, distributed):
 
 def main():
     wanted = sys.argv[1:]
-    failed = count = 0
+    failed = 0
     plans = [(2, [n for n in CASES if not wanted or any(w in n for w in wanted)], True)]
     chosen = [n for n in ALONE if not wanted or any(w in n for w in wanted)]
     plans += [(1, [n for n in chosen if n == "a_plain_model_and_back"], False),
@@ -538,14 +538,8 @@ def main():
         with support.daemon() as socket, tempfile.TemporaryDirectory() as folder:
             results = support.ranks(on_rank, world, names, socket, folder, distributed,
                                     seconds=900)
-        for name in names:
-            count += 1
-            said = [f"rank {r}: {s}" for r, got in enumerate(results) for s in got[name]]
-            for line in "\n".join(said[:12]).splitlines():
-                print("# " + line)
-            failed += bool(said)
-            print(f"{'not ok' if said else 'ok'} - {name}, {world} ranks", flush=True)
-    return failed > 0 or not count
+        failed += fsdp.tell(names, results, world)
+    return failed > 0 or not any(p[1] for p in plans)
 
 
 if __name__ == "__main__":

@@ -20,10 +20,11 @@ from ._replicate import ReplicatedModule, replicate
 from ._resilient import Resilient, resilient
 from ._rows import Rows
 from ._session import init, rank, session, shutdown, world_size
+from ._sharded import Sharded
 from ._state import load_state_dict, state_dict, summon_full_params
 from ._wrap import ShardedModule, fully_shard
 from .amp import GradScaler
-from .optim import SGD, Adam, AdamW, Sharded, clip_grad_norm_, commit, optimizer_state_dict
+from .optim import SGD, Adam, AdamW, clip_grad_norm_, commit, optimizer_state_dict
 
 __all__ = [
     "SGD", "Adam", "AdamW", "GradScaler", "ReplicatedModule", "Resilient", "Rows", "Sharded",

@@ -1,110 +1,113 @@
 """State dicts of an optimizer of torch.optim that runs on the shards.
 
-Its state is in the ranks' processes: of a parameter each has that of its rows, and what is no
-tensor of the parameter's shape (the number of steps) is the same on all. Rank 0 has rows of every
-parameter, others may have none: what there is, is what it has.
+Its state is in the ranks' processes: of a parameter each has that of its share (_share.py), and
+what is no tensor of the parameter's shape (the number of steps) is the same on all that have
+some of it. A rank may have nothing of a parameter: what there is, is what the first one has that
+does.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import InvalidArgument, Unimplemented
+from ..errors import InvalidArgument
 from ..memory import Dtype
-from . import _device, _rows
+from . import _device, _rows, _share
 from ._device import tensor_at
 from ._tree import Tree
 from ._unit import Parameter, ShardedUnit
 
 if TYPE_CHECKING:
-    from .optim import Sharded
+    from ._sharded import Sharded
 
 State = dict[str, Any]
 
 
-def _broadcast(tree: Tree, data: bytearray, root: int, first: int, n: int) -> None:
-    """@root's bytes [@first, @first + @n) of @data become everybody's (collective)."""
-    with tree.client.alloc((max(1, len(data)),), Dtype.UINT8) as lent:
-        flat = tensor_at(lent.memory.address, max(1, len(data)), torch.uint8)
-        own = torch.frombuffer(data, dtype=torch.uint8)
-        flat[:len(data)].copy_(own)
-        tree.client.do("broadcast", tree.group, lent.id, first, n, root)
-        own[first:first + n].copy_(flat[first:first + n])
+def _share_out(tree: Tree, whole: torch.Tensor, pieces: Iterable[tuple[int, int, int]]) -> None:
+    """@pieces: (rank, first, n): that rank's elements of @whole become everybody's (collective)."""
+    if not whole.numel():
+        return
+    own, each = whole.view(-1).view(torch.uint8), whole.itemsize
+    with tree.client.alloc((whole.nbytes,), Dtype.UINT8) as lent:
+        flat = tensor_at(lent.memory.address, whole.nbytes, torch.uint8)
+        flat.copy_(own)
+        for root, first, n in pieces:
+            if n:
+                tree.client.do("broadcast", tree.group, lent.id, first * each, n * each, root)
+        own.copy_(flat)
         del flat
 
 
-def _said(tree: Tree, value: Any) -> Any:
-    """What the first rank says (collective)."""
+def _said(tree: Tree, value: Any, root: int) -> Any:
+    """What rank @root says (collective)."""
     packed = pickle.dumps(value)
-    size = bytearray(len(packed).to_bytes(8, "little"))
-    _broadcast(tree, size, tree.first_rank, 0, 8)
-    n = int.from_bytes(size, "little")
-    data = bytearray(packed[:n].ljust(n, b"\0"))
-    _broadcast(tree, data, tree.first_rank, 0, n)
-    return pickle.loads(bytes(data))
+    size = torch.tensor([len(packed)])
+    _share_out(tree, size, [(root, 0, 1)])
+    n = int(size)
+    data = torch.frombuffer(bytearray(packed[:n].ljust(n, b"\0")), dtype=torch.uint8)
+    _share_out(tree, data, [(root, 0, n)])
+    return pickle.loads(bytes(data.tolist()))
 
 
 def _trained(optimizer: Sharded) -> list[tuple[ShardedUnit, Parameter, torch.Tensor]]:
     """With each parameter what the inner optimizer has in its place."""
-    found: list[tuple[ShardedUnit, Parameter, torch.Tensor]] = []
-    for unit in optimizer._model.units:
-        for p in unit.trained:
-            if unit.replicated or not p.shape:
-                raise Unimplemented(f"'{p.name}' is not cut by rows, of a replicated model or a "
-                                    "scalar: such an optimizer's state cannot be saved")
-            found.append((unit, p, optimizer._of[id(p.guard)]))
-    return found
+    return [(unit, p, optimizer._of[id(p.guard)])
+            for unit in optimizer._model.units for p in unit.trained]
 
 
-def _is_cut(value: Any, stand_in: torch.Tensor) -> bool:
+def is_cut(value: Any, stand_in: torch.Tensor) -> bool:
+    """Is it of each element of the share, and not of the parameter?"""
     return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape == stand_in.shape
 
 
 def _describe(optimizer: Sharded) -> list[State]:
-    """Of every parameter: the types of what is cut by rows, and all else as it is."""
-    return [{key: value.dtype if _is_cut(value, stand_in) else (value,)
-             for key, value in optimizer.inner.state.get(stand_in, {}).items()}
-            for _, _, stand_in in _trained(optimizer)]
+    """Of every parameter, as the first rank that has some of it says (collective): the types of
+    what is cut, and all else as it is."""
+    tree = optimizer._model
+    ranks, trained = _rows.mesh_of(tree).ranks, _trained(optimizer)
+    own = [{key: value.dtype if is_cut(value, stand_in) else (value,)
+            for key, value in optimizer.inner.state.get(stand_in, {}).items()}
+           for _, _, stand_in in trained]
+    first = [next((r for r, (_, n) in zip(ranks, _share.extents(unit, p)) if n), ranks[0])
+             for unit, p, _ in trained]
+    said = {root: _said(tree, own, root) for root in sorted(set(first))}
+    return [said[root][i] for i, root in enumerate(first)]
 
 
-def _whole(unit: ShardedUnit, p: Parameter, rows: torch.Tensor) -> torch.Tensor:
-    """All ranks' @rows (collective)."""
+def _whole(unit: ShardedUnit, p: Parameter, part: torch.Tensor) -> torch.Tensor:
+    """All ranks' @part of something of the shape of @p (collective)."""
     assert unit.tree is not None
-    mesh, nbytes = _rows.mesh_of(unit.tree), p.shape.numel() * rows.dtype.itemsize
-    if not nbytes:
-        return torch.empty(p.shape, dtype=rows.dtype, device=_device.here)
-    data, each = bytearray(nbytes), nbytes // p.shape[0]
-    flat = torch.frombuffer(data, dtype=torch.uint8)
-    first, n = _rows.extent(unit, p)
-    flat[first * each:(first + n) * each].copy_(rows.contiguous().reshape(-1).view(torch.uint8))
-    per = -(-p.shape[0] // mesh.shard)
-    for position in range(mesh.shard):
-        begin, end = (min(i * per, p.shape[0]) for i in (position, position + 1))
-        if begin < end:
-            _broadcast(unit.tree, data, mesh.ranks[position], begin * each, (end - begin) * each)
-    whole = torch.frombuffer(data, dtype=rows.dtype).view(p.shape)
-    return whole.clone().to(_device.here)
+    whole = torch.empty(p.shape, dtype=part.dtype, device=_device.here)
+    first, n = _share.own(unit, p)
+    whole.view(-1)[first:first + n].copy_(part.reshape(-1))
+    _share_out(unit.tree, whole, [(root, *piece) for root, piece in zip(
+        _rows.mesh_of(unit.tree).ranks, _share.extents(unit, p))])
+    return whole
+
+
+def _taken(unit: ShardedUnit, p: Parameter, part: torch.Tensor, full: bool) -> Any:
+    """@part, as it is in a state dict (collective)."""
+    if full or not p.shape or not _share.by_rows(unit):
+        whole = _whole(unit, p, part)
+        return whole if full else _rows.take(unit, p, whole)
+    rows = part.numel() // p.shape[1:].numel() if part.numel() else 0
+    return _rows.wrap(unit, p, part.view(rows, *p.shape[1:]).clone())
 
 
 def read(optimizer: Sharded, full: bool) -> dict[int, State]:
     """By the id of a parameter its state (collective)."""
     optimizer._model.release_all()
     found = {}
-    described = _said(optimizer._model, _describe(optimizer))
-    for (unit, p, stand_in), there in zip(_trained(optimizer), described):
-        own, n = optimizer.inner.state.get(stand_in, {}), _rows.extent(unit, p)[1]
-        state: State = {}
-        for key, said in there.items():
-            if isinstance(said, tuple):
-                state[key] = said[0]
-                continue
-            empty = torch.zeros((n, *p.shape[1:]), dtype=said, device=_device.here)
-            rows = own[key].view(empty.shape) if key in own else empty
-            state[key] = _whole(unit, p, rows) if full else _rows.wrap(unit, p, rows.clone())
+    for (unit, p, stand_in), there in zip(_trained(optimizer), _describe(optimizer)):
+        own, n = optimizer.inner.state.get(stand_in, {}), _share.own(unit, p)[1]
+        state = {key: said[0] if isinstance(said, tuple) else _taken(
+                     unit, p, own[key] if key in own else
+                     torch.zeros(n, dtype=said, device=_device.here), full)
+                 for key, said in there.items()}
         if state:
             found[id(p.guard)] = state
     return found
@@ -117,21 +120,47 @@ def groups(optimizer: Sharded, name: Mapping[int, Any]) -> list[dict[str, Any]]:
             for group, guards in zip(optimizer.param_groups, optimizer.guards)]
 
 
+def _numbers(trained: list[tuple[ShardedUnit, Parameter, torch.Tensor]],
+             by_id: Mapping[int, Mapping[str, Any]]) -> set[str]:
+    """The keys of what is one number for all of a parameter, to be told from the state of a
+    parameter that is a number itself."""
+    return {"step", *(key for _, p, _ in trained if p.shape for key, value in
+                      by_id[id(p.guard)].items()
+                      if isinstance(value, torch.Tensor) and not value.dim())}
+
+
+def _put(unit: ShardedUnit, p: Parameter, value: Any, whole: torch.Tensor) -> None:
+    """Make @whole, or at least this rank's share of it, what @value is (collective)."""
+    assert unit.tree is not None
+    if _share.by_rows(unit) or not _rows.is_sharded(value):
+        _rows.put(unit, p, value, whole)
+    elif not isinstance(value, _rows.Rows):
+        whole.copy_(value.full_tensor())
+    else:  # the share is of other rows, too, which other ranks have
+        _rows.put(unit, p, value, whole)
+        mesh, row = _rows.mesh_of(unit.tree), p.shape[1:].numel()
+        per = -(-p.shape[0] // mesh.shard)
+        _share_out(unit.tree, whole, [
+            (mesh.ranks[i], first * row, n * row) for i in range(mesh.shard)
+            for first, n in [_share.cut(p.shape[0], per, i)]])
+
+
 def _local(unit: ShardedUnit, p: Parameter, stand_in: torch.Tensor, state: Mapping[str, Any],
-           ) -> State:
-    """This rank's part of a parameter's @state."""
+           numbers: set[str]) -> State:
+    """This rank's part of a parameter's @state (collective)."""
     made: State = {}
     for key, value in state.items():
-        if not isinstance(value, _rows.Rows) and not (
-                isinstance(value, torch.Tensor) and value.dim()):
+        cut = isinstance(value, _rows.Rows) or (isinstance(value, torch.Tensor) and (
+            value.dim() > 0 or (not p.shape and key not in numbers)))
+        if not cut:
             made[key] = value.clone() if isinstance(value, torch.Tensor) else value
             continue
         _rows.check(p, value, f"{key} of {p.name}")
         source = value.rows if isinstance(value, _rows.Rows) else value
         whole = torch.zeros(p.shape, dtype=source.dtype, device=_device.here)
-        _rows.put(unit, p, value, whole)
-        first, n = _rows.extent(unit, p)
-        made[key] = whole[first:first + n].clone().view(stand_in.shape)
+        _put(unit, p, value, whole)
+        first, n = _share.own(unit, p)
+        made[key] = whole.reshape(-1)[first:first + n].clone().view(stand_in.shape)
     return made
 
 
@@ -144,12 +173,14 @@ def load(optimizer: Sharded, saved: Mapping[str, Any]) -> None:
     by_id = {id(p): saved["state"].get(key) or {}
              for group, guards in zip(saved["param_groups"], optimizer.guards)
              for key, p in zip(group["params"], guards)}
-    made = [(stand_in, _local(unit, p, stand_in, by_id[id(p.guard)]))
-            for unit, p, stand_in in _trained(optimizer)]
+    trained = _trained(optimizer)
+    numbers = _numbers(trained, by_id)
+    made = [(stand_in, _local(unit, p, stand_in, by_id[id(p.guard)], numbers))
+            for unit, p, stand_in in trained]
     for stand_in, state in made:
         optimizer.inner.state[stand_in] = state
     for group, other in zip(optimizer.param_groups, saved["param_groups"]):
         group.update({k: v for k, v in other.items() if k not in ("params", "param_names")})
 
 
-__all__ = ["groups", "load", "read"]
+__all__ = ["groups", "is_cut", "load", "read"]

@@ -1,6 +1,7 @@
 """Training that goes on when a rank dies and comes back.
 
-The parameters and the optimizer's state are the daemon's and outlive the rank. What is left is this
+The parameters and the optimizer's state are the daemon's and outlive the rank; the state of one
+that runs in the process is written there with every commit (_kept.py). What is left is this
 process's: which step is next, the random generators, and what the user's data needs. It is
 stored with every commit, and everybody goes back to it together.
 """
@@ -20,8 +21,9 @@ from torch import nn
 
 from ..errors import Aborted, FailedPrecondition, InvalidArgument, Unimplemented
 from . import _device
+from ._kept import Kept
+from ._sharded import Sharded
 from ._tree import Tree, tree_of, unit_of
-from .optim import Sharded
 
 _LIMIT = 65536
 
@@ -41,10 +43,7 @@ class Resilient:
         self._tree: Tree = tree_of(unit)
         if not self._tree.alone:
             raise Unimplemented("this process has several models: resilient knows one")
-        if isinstance(self._tree.optimizer, Sharded):
-            raise Unimplemented(
-                "resilient with shardd.torch.Sharded: its state is in this process and dies with it; "
-                "use AdamW, Adam or SGD of shardd.torch")
+        self._kept = self._state_that_is_kept()
         self._also = list(also)
         self._buffers = _persistent(model)
         self._built = [_bytes(module._buffers[name]) for module, name in self._buffers]
@@ -59,10 +58,23 @@ class Resilient:
         if member.has_commit:
             self._restore(member.blob)
 
-    def _pack(self) -> bytes:
+    def _state_that_is_kept(self) -> Kept | None:
+        """Of an optimizer in this process; from here on its steps wait for the commit."""
+        optimizer = self._tree.optimizer
+        if not isinstance(optimizer, Sharded):
+            return None
+        if optimizer.kept is None:
+            raise FailedPrecondition(
+                "the state of shardd.torch.Sharded is in this process and dies with it: build the "
+                "optimizer with resilient=True, so that there is room for it in the daemon")
+        optimizer.puts_off = True
+        return optimizer.kept
+
+    def _pack(self, half: int) -> bytes:
         numpy = sys.modules.get("numpy")
         packed = pickle.dumps({
-            "step": self.step, "state": self.state, "also": [x.state_dict() for x in self._also],
+            "step": self.step, "state": self.state, "half": half,
+            "also": [x.state_dict() for x in self._also],
             "lr": [g["lr"] for g in self._groups()], "buffers": self._changed_buffers(),
             "torch": bytes(torch.random.get_rng_state().tolist()), "gpu": _device.random_state(),
             "python": random.getstate(), "numpy": numpy.random.get_state() if numpy else None})
@@ -96,6 +108,7 @@ class Resilient:
             generators = found["torch"], found["python"], found["numpy"]
             rates, also, buffers = found["lr"], found["also"], found["buffers"]
             on_gpu = found["gpu"]
+            half = found["half"]
         except Exception as error:
             raise FailedPrecondition(
                 f"the job's last commit was not made by shardd.torch.resilient ({error}): name "
@@ -109,6 +122,8 @@ class Resilient:
         for group, lr in zip(self._groups(), rates):
             group["lr"] = lr
         self._restore_buffers(buffers)
+        if self._kept is not None:
+            self._kept.read(self._tree.optimizer, half)
         torch.random.set_rng_state(torch.tensor(list(generators[0]), dtype=torch.uint8))
         _device.set_random_state(on_gpu)
         random.setstate(generators[1])
@@ -128,8 +143,12 @@ class Resilient:
         return self._began or (member is not None and member.has_commit)
 
     def _commit(self) -> None:
-        self._tree.release_all()
-        self._tree.client.commit(self.step, self._pack())
+        half = self._kept.write(self._tree.optimizer) if self._kept is not None else 0
+        packed = self._pack(half)
+        self._tree.release_all()  # steps what waited for it: from here on a death is not survived
+        self._tree.client.commit(self.step, packed)
+        if self._kept is not None:
+            self._kept.half = half
         self._began = True
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
@@ -196,8 +215,10 @@ def resilient(model: nn.Module, state: dict[str, Any] | None = None,
     model's persistent buffers, the learning rates, what is in ``also`` (schedulers, a GradScaler:
     what has a state_dict) and the random generators of torch, random and numpy; 64 KiB in all. If
     a rank dies, all others leave the block, wait for it to come back (:func:`guard`, `shardctl run
-    --max-restarts`), and all go on from the last commit. The block must contain the whole step, and the optimizer must be one that runs in the
-    daemon. Between building the optimizer and this call there must be nothing collective.
+    --max-restarts`), and all go on from the last commit. The block must contain the
+    whole step, and the optimizer must be one that runs in the daemon, or Sharded with
+    resilient=True, whose steps wait for the commit, or until parameters are wanted. Between
+    building the optimizer and this call there must be nothing collective.
 
     @wait: seconds for a rank to come back; then DeadlineExceeded.
     """

@@ -198,12 +198,23 @@ class Tree:
         if not self.elsewhere:
             self._thread = None
 
+    def finish(self) -> None:
+        """Parameters are wanted: a step that waits for the commit is made now (collective)."""
+        if self.optimizer is not None:
+            self.optimizer.finish()
+
     def settle(self) -> None:
-        """If an exception ended the last backward, what it had gathered and produced goes."""
+        """Parameters are wanted, and no backward runs: if an exception ended the last one, what it
+        had gathered and produced goes."""
+        self.finish()
+        self._end_failed()
+
+    def _end_failed(self) -> None:
         if not self.backward or torch._C._current_graph_task_id() != -1:
             return
         self.backward = False
-        self._tickets.clear()
+        if not (self._adds_up or self._steps_here):  # else what was reduced is still to be taken
+            self._tickets.clear()
         for unit in self.units:
             unit.in_backward = False
             unit.forget_gradients()
@@ -218,6 +229,8 @@ class Tree:
         self.uneven = False
         for unit in self.units:
             unit.forget()
+        if self.optimizer is not None:
+            self.optimizer.forget()
         member = self.client.member
         assert member is not None
         self.client.rejoin()
@@ -249,10 +262,20 @@ class Tree:
             unit.promised.clear()
             unit.task = NO_TASK
 
+    @property
+    def _adds_up(self) -> bool:
+        return getattr(self.optimizer, "adds_up", False)
+
+    @property
+    def _steps_here(self) -> bool:
+        return getattr(self.optimizer, "steps_here", False)
+
     def pre_backward(self, unit: ShardedUnit) -> None:
         """@unit's parameters are about to be needed: also by its modules, where a part of its forward
         is computed again."""
         self.begin_backward()
+        if self._steps_here and any(u is unit for u, _ in self._tickets):
+            self._take_done(unit)
         unit.in_backward, unit.task = True, torch._C._current_graph_task_id()
         unit.gather()
         unit.install()
@@ -280,9 +303,12 @@ class Tree:
             self._next += 1
 
     def _reduce(self, unit: ShardedUnit) -> None:
-        if getattr(self.optimizer, "in_backward", False) and not self.reduced:
+        if self._steps_here:
+            self._let_go(unit)  # who steps waits until nobody has it
+            self._take_done()
+        elif getattr(self.optimizer, "in_backward", False) and not self.reduced:
             self.client.plan_backward(self.optimizer.rate(), group=self.group)
-        self._tickets.append((unit, unit.reduce_submit()))
+        self._tickets.append((unit, unit.reduce_submit(self._adds_up)))
         self.reduced = True
 
     def _end_backward(self) -> None:
@@ -320,13 +346,25 @@ class Tree:
                 for i, p in enumerate(unit.trained)
                 if i not in unit.arrived and i not in unit.written]
 
+    def _arrive(self, unit: ShardedUnit, ticket: Ticket[bool]) -> None:
+        if ticket.wait() and unit.unit is not None:
+            self.arrived.add(unit.unit.id)
+            if self._steps_here:
+                self.optimizer.came(unit)
+
+    def _take_done(self, last: ShardedUnit | None = None) -> None:
+        """What has been reduced by now, in order; with @last: wait until that has."""
+        while self._tickets and (last is not None or self._tickets[0][1].done()):
+            unit, ticket = self._tickets.pop(0)
+            self._arrive(unit, ticket)
+            last = None if unit is last else last
+
     def _wait(self) -> None:
         tickets, self._tickets = self._tickets, []
         failed: Exception | None = None
         for unit, ticket in tickets:
             try:
-                if ticket.wait() and unit.unit is not None:
-                    self.arrived.add(unit.unit.id)
+                self._arrive(unit, ticket)
             except Aborted:
                 raise
             except Exception as error:
@@ -335,6 +373,12 @@ class Tree:
             raise failed
 
     # --------------------------------------------------------------------- steps
+
+    def collect(self) -> None:
+        """Nothing is gathered, and nothing is being reduced: also if an exception ended the last
+        backward."""
+        self.release_all()
+        self._wait()
 
     def keeps_gradients(self, what: str) -> None:
         """FailedPrecondition: the optimizer in backward has used them up."""
@@ -352,6 +396,7 @@ class Tree:
     def stepped(self) -> None:
         """The gradients have been used up."""
         self.reduced = False
+        self._tickets.clear()
         self.arrived.clear()
         for unit in self.units:
             unit.guard_gradients(False)
@@ -362,7 +407,7 @@ class Tree:
 
     def zero_grad(self) -> None:
         """Drop all gradients there are (collective, if something was reduced)."""
-        self.settle()
+        self._end_failed()
         for unit in self.units:
             unit.forget_gradients()
         if self.reduced:

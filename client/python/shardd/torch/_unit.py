@@ -127,6 +127,7 @@ class ShardedUnit:
         self.hook: tuple[Profile, torch.dtype | None] | None = None  # of register_comm_hook
         self.pre_divide = 0.0  # of the gradients; 0: as the profile has it
         self.buffer_bytes = 0  # each rank's own, in the daemon
+        self.state_bytes = 0  # the same, of an optimizer's state; never with those
         self.params: list[Parameter] = []
         self._take(parameters)
         self.unit: Unit | None = None
@@ -189,7 +190,9 @@ class ShardedUnit:
                               **settings.get(id(p.guard), {})) for p in self.params]
         profile, reduce_dtype = self.hook or (
             Profile.DDP if self.replicated else Profile.FSDP2, None)
-        buffers = [BufferSpec("all buffers", (self.buffer_bytes,), Dtype.UINT8)]
+        nbytes = self.buffer_bytes or self.state_bytes
+        buffers = [BufferSpec("optimizer" if self.state_bytes else "all buffers", (nbytes,),
+                              Dtype.UINT8)]
         return UnitSpec(
             self.name, tensors, group=group, optimizer=optimizer,
             layout=Layout.FLAT if self.replicated else Layout.DIM0,
@@ -200,7 +203,7 @@ class ShardedUnit:
             gradient_dtype=dtype_of(self.reduce, "mp_policy.reduce_dtype"),
             reduce_profile=profile, pre_divide=self.pre_divide,
             reduce_dtype=dtype_of(reduce_dtype, "hook") if reduce_dtype else None,
-            buffers=buffers if self.buffer_bytes else ())
+            buffers=buffers if nbytes else ())
 
     def registered(self, unit: Unit) -> None:
         """The daemon has it: make the full parameters, views of a storage without memory."""
@@ -252,6 +255,8 @@ class ShardedUnit:
         """The storage gets the gathered memory. Twice is once."""
         if self.held or not self.params:
             return
+        if self.tree is not None:
+            self.tree.finish()
         unit = self._must()
         ticket: Ticket[tuple[int, int]] = unit.client.submit(
             "gather", unit.id, finish=lambda r: (r.data, unit.elements))
@@ -362,9 +367,10 @@ class ShardedUnit:
         self.promised.pop(index, None)
         return True
 
-    def reduce_submit(self) -> Ticket[bool]:
+    def reduce_submit(self, more: bool = False) -> Ticket[bool]:
         """Hand the gradients in; what has none contributes 0, if another rank has one
-        (collective). The ticket's value: did any rank use the unit?"""
+        (collective). @more: not the last time before the step. The ticket's value: did any rank
+        use the unit?"""
         unit, views = self._must(), self._gradient_views()
         unused = [i for i in range(len(views)) if i not in self.written]
         for index in unused:
@@ -377,11 +383,21 @@ class ShardedUnit:
                 self._reduced(unused)
             return not result.skipped
 
-        if len(unused) == len(views):
+        if len(unused) == len(views) and not more:
             return unit.client.submit("reduce_unused", unit.id, finish=finish)
         numbers = [self.params.index(self.trained[i]) for i in unused]
-        return unit.client.submit("reduce_with", unit.id, C.byref(reduce_options(numbers)),
+        return unit.client.submit("reduce_with", unit.id, C.byref(reduce_options(numbers, more)),
                                   finish=finish)
+
+    def end_reductions(self) -> None:
+        """All before were with more: an optimizer in the process gets what they came to
+        (collective)."""
+        views = self._gradient_views()
+        kept = {i: views[i].clone() for i in self.written}  # of a pass that is not to be reduced
+        self._gradients = None
+        self._must().client.do("reduce_unused", self._must().id)
+        for i, gradient in kept.items():
+            self._gradient_views()[i].copy_(gradient)
 
     def _reduced(self, unused: list[int]) -> None:
         """@unused: of the trained, by this rank. Another may have used them."""

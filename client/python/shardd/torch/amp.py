@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ..errors import FailedPrecondition
-from .optim import _InDaemon
+from .optim import _Sharded
 
 
 class GradScaler:
-    """As torch.amp.GradScaler, for the optimizers of shardd.torch that run in the daemon.
+    """As torch.amp.GradScaler, for the optimizers of shardd.torch; one for several models, too.
 
     The scale is every rank's own and stays equal, since an infinity is everybody's.
     """
@@ -24,12 +25,15 @@ class GradScaler:
         self._growth, self._backoff = growth_factor, backoff_factor
         self._interval, self._steps = growth_interval, 0
         self._found: dict[int, bool] = {}  # by optimizer, since the last update
+        self._stepped: set[int] = set()
 
-    def scale(self, outputs: torch.Tensor) -> torch.Tensor:
-        """@outputs times the scale."""
-        return outputs * self._scale if self._enabled else outputs
+    def scale(self, outputs: Any) -> Any:
+        """@outputs, a tensor or tensors in a container, times the scale."""
+        if not self._enabled:
+            return outputs
+        return pytree.tree_map_only(torch.Tensor, lambda x: x * self._scale, outputs)
 
-    def unscale_(self, optimizer: _InDaemon) -> None:
+    def unscale_(self, optimizer: _Sharded) -> None:
         """Divide the gradients by the scale (collective, once a step)."""
         if not self._enabled:
             return
@@ -37,14 +41,19 @@ class GradScaler:
             raise FailedPrecondition("unscale_() was called before, since the last update()")
         tree = optimizer._model
         tree.keeps_gradients("unscale_")
-        self._found[id(optimizer)] = tree.client.unscale(1.0 / self._scale, tree.group)
+        optimizer._found_inf = tree.client.unscale(1.0 / self._scale, tree.group)
+        self._found[id(optimizer)] = optimizer._found_inf
 
-    def step(self, optimizer: _InDaemon, *args: Any, **kwargs: Any) -> Any:
+    def step(self, optimizer: _Sharded, *args: Any, **kwargs: Any) -> Any:
         """Unscale, if that was not done, and step, unless there was an infinity (collective)."""
         if not self._enabled:
             return optimizer.step(*args, **kwargs)
         if id(optimizer) not in self._found:
             self.unscale_(optimizer)
+        if id(optimizer) in self._stepped:
+            raise FailedPrecondition("step() was called before with this optimizer, since the last "
+                                     "update()")
+        self._stepped.add(id(optimizer))
         optimizer._skip_if_found = True
         try:
             return optimizer.step(*args, **kwargs)
@@ -66,6 +75,7 @@ class GradScaler:
             if self._steps == self._interval:
                 self._scale, self._steps = self._scale * self._growth, 0
         self._found.clear()
+        self._stepped.clear()
 
     def get_scale(self) -> float:
         """The scale; 1 if it is not enabled."""
@@ -84,8 +94,10 @@ class GradScaler:
                 "_growth_tracker": self._steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """As torch's."""
+        """As torch's; a step that was begun counts no more."""
         if self._enabled:
+            self._found.clear()
+            self._stepped.clear()
             self._scale, self._growth = state["scale"], state["growth_factor"]
             self._backoff, self._interval = state["backoff_factor"], state["growth_interval"]
             self._steps = state["_growth_tracker"]

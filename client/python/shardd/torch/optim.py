@@ -1,7 +1,7 @@
 """Optimizers over the daemon, with the interface of torch.optim.
 
-AdamW, Adam and SGD run in the daemon, on the shards, where their state lives. :class:`Sharded`
-runs any optimizer of torch.optim on this rank's shard.
+AdamW, Adam and SGD run in the daemon, on the shards, where their state lives. (Any optimizer of
+torch.optim, on this rank's shard: _sharded.py.)
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
 import torch
-from torch import nn
 
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
 from ..specs import OptimizerKind, OptimizerProfile, OptimizerSpec, OptimizerWhen
-from . import _device, _inner_state, _optim_state
+from . import _optim_state
 from ._guard import Guard
-from ._session import rank_if_any, session, tensor_at
+from ._session import rank_if_any, session
 from ._tree import Tree, tree_of, units_of
-from ._unit import Parameter, ShardedUnit
+from ._unit import ShardedUnit
 
 
 def _check(groups: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
@@ -71,10 +70,21 @@ class _Sharded(torch.optim.Optimizer):
     """What all optimizers here have in common."""
 
     _model: Tree
+    in_backward = False
+    adds_up = False  # no reduction is the last before the step but the one that it makes itself
+    steps_here = False  # in backward, in this process
+    _skip_if_found = False  # set by a GradScaler, for its step; the next one: by its unscale_
+    _found_inf = False
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients there are (collective, if there are any that were reduced)."""
         self._model.zero_grad()
+
+    def finish(self) -> None:
+        """Make a step that was put off (collective)."""
+
+    def forget(self) -> None:
+        """The daemon has dropped what this session held."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Only while it is built: what is trained is known to the daemon by then."""
@@ -82,6 +92,11 @@ class _Sharded(torch.optim.Optimizer):
             raise FailedPrecondition("add_param_group after the optimizer was built: the daemon "
                                      "has the optimizer's state by now; give all groups at once")
         super().add_param_group(param_group)
+
+    def _named(self, names: Mapping[int, str], full: bool,
+               wanted: bool) -> tuple[dict[int, Any], list[dict[str, Any]]]:
+        """Its state by the id of a parameter, and the groups by @names (collective)."""
+        raise NotImplementedError
 
 
 class _Elsewhere(dict[Any, Any]):
@@ -117,8 +132,6 @@ class _InDaemon(_Sharded):
         self._share = dict(zip(map(id, self.param_groups), self._shares))
         self._model = _tree(self.param_groups, self, self._settings)
         self._built = [{k: g[k] for k in self._fixed} for g in self.param_groups]
-        self._skip_if_found = False
-        self._found_inf = False
 
     def _spec(self, group: dict[str, Any]) -> OptimizerSpec:
         raise NotImplementedError
@@ -191,6 +204,10 @@ class _InDaemon(_Sharded):
         _optim_state.load(self, state_dict)
         for post in self._optimizer_load_state_dict_post_hooks.values():
             post(self)
+
+    def _named(self, names: Mapping[int, str], full: bool,
+               wanted: bool) -> tuple[dict[int, Any], list[dict[str, Any]]]:
+        return _optim_state.read(self, full, True, wanted), _optim_state.groups(self, names)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step all units that have a gradient (collective). Return: what @closure returns."""
@@ -297,104 +314,6 @@ def _profile(foreach: bool | None, fused: bool | None) -> OptimizerProfile:
             else OptimizerProfile.EAGER_SINGLE)
 
 
-class Sharded(_Sharded):
-    """Any optimizer of torch.optim, on this rank's shard: ``Sharded(torch.optim.Adagrad,
-    model.parameters(), lr=0.1)``.
-
-    Its state is in this process: it ends with it. The shard of every parameter is some of its
-    rows, or a part of its elements: an optimizer that needs whole tensors is none for this. The
-    parameter groups are the inner optimizer's, so that schedulers work on them.
-    """
-
-    def __init__(self, inner: type[torch.optim.Optimizer], params: Iterable[Any],
-                 **options: Any) -> None:
-        """@inner: a class of torch.optim's kind. @options: for it."""
-        given = [p if isinstance(p, dict) else {"params": [p]} for p in params]
-        groups = [dict(g, params=list(g["params"])) for g in given]
-        if groups and not any("params" in p for p in given if isinstance(p, dict)):
-            raise InvalidArgument("no parameters", "params")
-        merged = [g for g in groups if len(g) > 1]
-        plain = [p for g in groups if len(g) == 1 for p in g["params"]]
-        groups = ([{"params": plain}] if plain else []) + merged
-        super().__init__(groups, {})
-        by_trainer = OptimizerSpec(when=OptimizerWhen.BY_TRAINER)
-        self._model = _tree(self.param_groups, self, lambda unit: (
-            by_trainer if unit.trained else OptimizerSpec(), {}))
-        self._shards: dict[int, list[nn.Parameter]] = {}
-        self._of: dict[int, nn.Parameter] = {}
-        shards = []
-        for group in groups:
-            own = dict(group, params=[self._stand_in(p) for p in group["params"]])
-            shards.append(own)
-        self.guards = [list(g["params"]) for g in groups]
-        self.inner = inner(shards, **options)
-        self.param_groups = self.inner.param_groups
-
-    def _stand_in(self, guard: Guard) -> nn.Parameter:
-        """The inner optimizer's parameter; it gets the shard's memory in every step, and has its
-        shape before, for optimizers that make their state at once."""
-        unit: ShardedUnit = guard._unit
-        [p] = [p for p in unit.params if p.guard is guard]
-        assert unit.unit is not None
-        shape = _rows(p, 0, unit.unit.places[p.name].shard_elements)
-        self._of[id(guard)] = nn.Parameter(torch.zeros((), device=_device.here).expand(shape))
-        return self._of[id(guard)]
-
-    def _lend(self, unit: ShardedUnit, params: torch.Tensor, gradient: torch.Tensor) -> None:
-        for index, first, n, at in unit.pieces():
-            p = unit.params[index]
-            stand_in, shape = self._of[id(p.guard)], _rows(p, first, n)
-            stand_in.data = params[at:at + n].view(shape)
-            stand_in.grad = gradient[at:at + n].view(shape) if p.reduced else None
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step unit by unit, in the order of their reductions (collective)."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._model.release_all()
-        client = self._model.client
-        for _ in range(len(self._model.arrived)):
-            result = client.submit("next_shard", self._model.group, finish=lambda r: (
-                r.unit, r.data, r.elements, r.gradient_offset)).wait()
-            unit = self._model.by_number(result[0])
-            if result[2]:
-                self._lend(unit, tensor_at(result[1], result[2], torch.float32),
-                           tensor_at(result[1] + result[3], result[2], torch.float32))
-                self.inner.step()
-                self._take_back(unit)
-            client.do("shard_done", result[0])
-        client.step(group=self._model.group)
-        self._model.stepped()
-        return loss
-
-    def state_dict(self) -> dict[str, Any]:
-        """As the inner optimizer's of a plain model, whole tensors on every rank (collective)."""
-        numbers = {id(p): i for i, p in enumerate(p for g in self.guards for p in g)}
-        state = {numbers[p]: s for p, s in _inner_state.read(self, True).items()}
-        return {"state": dict(sorted(state.items())),
-                "param_groups": _inner_state.groups(self, numbers)}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """What :meth:`state_dict` gave, a plain model's, or one by names (collective)."""
-        _inner_state.load(self, state_dict)
-
-    def _take_back(self, unit: ShardedUnit) -> None:
-        for p in unit.trained:
-            stand_in = self._of[id(p.guard)]
-            stand_in.grad = None
-            stand_in.data = torch.zeros((), device=_device.here).expand(stand_in.shape)
-
-
-def _rows(p: Parameter, first: int, n: int) -> tuple[int, ...]:
-    """The shape of a piece: whole rows if it is some, else flat."""
-    row = p.shape[1:].numel() if len(p.shape) else 1
-    if len(p.shape) and row and first % row == 0 and n % row == 0:
-        return (n // row, *p.shape[1:])
-    return (n,)
-
-
 def clip_grad_norm_(parameters: Iterable[Any], max_norm: float, norm_type: float = 2.0,
                     error_if_nonfinite: bool = False, foreach: bool | None = None) -> torch.Tensor:
     """torch.nn.utils.clip_grad_norm_ on sharded gradients: of all of a model (collective).
@@ -415,23 +334,20 @@ def clip_grad_norm_(parameters: Iterable[Any], max_norm: float, norm_type: float
     return tree.clip(max_norm, norm_type, error_if_nonfinite)
 
 
-def optimizer_state_dict(optimizer: _InDaemon | Sharded, *, full: bool = True,
+def optimizer_state_dict(optimizer: _Sharded, *, full: bool = True,
                          rank0_only: bool = False) -> dict[str, Any]:
     """The state of an optimizer by the names of the model's parameters (collective), as
     torch.distributed.checkpoint.state_dict.get_optimizer_state_dict gives it of FSDP2.
 
     @full: whole tensors. Else each rank's rows: DTensors, as :func:`state_dict`. Also of what was
     never stepped, as zeros, so that it can be loaded into (not of Sharded, which knows of its
-    state when it has stepped; nor whole momentum, since zeros would say that it is there). optimizer.load_state_dict takes it. @rank0_only: with @full: nothing
+    state when it has stepped; nor whole momentum, since zeros would say that it is there).
+    optimizer.load_state_dict takes it. @rank0_only: with @full: nothing
     on the other ranks, which only take part.
     """
     names = _optim_state.named(optimizer)
     wanted = not (full and rank0_only and rank_if_any())
-    if isinstance(optimizer, Sharded):
-        state, groups = _inner_state.read(optimizer, full), _inner_state.groups(optimizer, names)
-    else:
-        state = _optim_state.read(optimizer, full, True, wanted)
-        groups = _optim_state.groups(optimizer, names)
+    state, groups = optimizer._named(names, full, wanted)
     if not wanted:
         return {}
     return {"state": {names[p]: s for p, s in state.items()}, "param_groups": groups}
