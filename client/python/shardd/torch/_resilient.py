@@ -62,7 +62,7 @@ class Resilient:
         numpy = sys.modules.get("numpy")
         packed = pickle.dumps({
             "step": self.step, "state": self.state, "also": [x.state_dict() for x in self._also],
-            "lr": [g["lr"] for g in self._groups()], "buffers": self._changed_buffers(),
+            "groups": self._settings(), "buffers": self._changed_buffers(),
             "torch": bytes(torch.random.get_rng_state().tolist()),
             "python": random.getstate(), "numpy": numpy.random.get_state() if numpy else None})
         if len(packed) > _LIMIT:
@@ -74,6 +74,11 @@ class Resilient:
 
     def _groups(self) -> list[dict[str, Any]]:
         return self._tree.optimizer.param_groups if self._tree.optimizer is not None else []
+
+    def _settings(self) -> list[dict[str, Any]]:
+        """The optimizer's of every group; what schedulers have put beside them is theirs."""
+        return [{name: group[name] for name in self._tree.optimizer.defaults if name in group}
+                for group in self._groups()]
 
     def _changed_buffers(self) -> dict[int, bytes]:
         """By number, those that are not as the model was built; a restarted rank has the others."""
@@ -93,19 +98,19 @@ class Resilient:
             found = pickle.loads(blob)
             self.step, self.state = found["step"], found["state"]
             generators = found["torch"], found["python"], found["numpy"]
-            rates, also, buffers = found["lr"], found["also"], found["buffers"]
+            groups, also, buffers = found["groups"], found["also"], found["buffers"]
         except Exception as error:
             raise FailedPrecondition(
                 f"the job's last commit was not made by shardd.torch.resilient ({error}): name "
                 "another job") from error
-        if len(also) != len(self._also) or len(rates) != len(self._groups()):
+        if len(also) != len(self._also) or len(groups) != len(self._groups()):
             raise FailedPrecondition(
                 "the job's last commit has other schedulers or parameter groups than this program: "
                 "start it as before, or name another job")
         for one, saved in zip(self._also, also):
             one.load_state_dict(saved)
-        for group, lr in zip(self._groups(), rates):
-            group["lr"] = lr
+        for group, saved in zip(self._groups(), groups):
+            group.update(saved)
         self._restore_buffers(buffers)
         torch.random.set_rng_state(torch.tensor(list(generators[0]), dtype=torch.uint8))
         random.setstate(generators[1])
@@ -190,9 +195,9 @@ def resilient(model: nn.Module, state: dict[str, Any] | None = None,
                 run.state["seen"] += 1
 
     At the end of the block the step is committed, on all ranks or none, with ``run.state``, the
-    model's persistent buffers, the learning rates, what is in ``also`` (schedulers, a GradScaler:
-    what has a state_dict) and the random generators of torch, random and numpy; 64 KiB in all. If
-    a rank dies, all others leave the block, wait for it to come back (:func:`guard`, `shardctl run
+    model's persistent buffers, the settings of the parameter groups, what is in ``also``
+    (schedulers, a GradScaler: what has a state_dict) and the random generators of torch, random and
+    numpy; 64 KiB in all. If a rank dies, all others leave the block, wait for it to come back (:func:`guard`, `shardctl run
     --max-restarts`), and all go on from the last commit. The block must contain the whole step, and the optimizer must be one that runs in the
     daemon. Between building the optimizer and this call there must be nothing collective.
 

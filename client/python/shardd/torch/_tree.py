@@ -273,7 +273,8 @@ class Tree:
 
     def _reduce(self, unit: ShardedUnit) -> None:
         if getattr(self.optimizer, "in_backward", False) and not self.reduced:
-            self.client.plan_backward(self.optimizer.rate(), group=self.group)
+            rate, settings = self.optimizer.rates()
+            self.client.plan_backward(rate, group=self.group, settings=settings)
         self._tickets.append((unit, unit.reduce_submit()))
         self.reduced = True
 
