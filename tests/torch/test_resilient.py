@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What resilient brings back beside parameters: buffers, schedulers, learning rates, the scaler."""
+"""What resilient brings back beside parameters: buffers, schedulers, settings, the scaler."""
 
 import json
 import os
@@ -23,12 +23,14 @@ st.guard()
 torch.manual_seed(3)
 model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
 st.fully_shard(model)
-optimizer = st.SGD(model.parameters(), lr=0.1)
+optimizer = st.SGD(model.parameters(), lr=0.1, momentum=0.9)
 scheduler, scaler = StepLR(optimizer, 2, gamma=0.5), st.GradScaler(init_scale=64, growth_interval=3)
 run = st.resilient(model, also=[scheduler, scaler])
 killed = pathlib.Path(sys.argv[1])
 while run.step < 8:
     with run:
+        for group in optimizer.param_groups:  # a schedule that nobody else knows of
+            group.update(weight_decay=group["weight_decay"] + 0.01, momentum=0.9 * group["momentum"])
         x = torch.randn(5, 6, generator=torch.Generator().manual_seed(10 * run.step + st.rank()))
         scaler.scale(model(x).pow(2).mean()).backward()
         if run.step == 5 and st.rank() == 1 and sys.argv[2] == "kill" and not killed.exists():
@@ -40,6 +42,7 @@ while run.step < 8:
         optimizer.zero_grad()
 state = {k: v.tolist() for k, v in model.state_dict().items()}
 state["lr"], state["scale"] = scheduler.get_last_lr(), scaler.get_scale()
+state["momentum"] = optimizer.param_groups[0]["momentum"]
 pathlib.Path(f"{killed}.{st.rank()}").write_text(json.dumps(state))
 """
 
@@ -65,6 +68,7 @@ class Resilient(unittest.TestCase):
             self.assertEqual(calm[0]["1.num_batches_tracked"], 8)
             self.assertEqual(calm[0]["lr"], [0.1 * 0.5**4])
             self.assertEqual(calm[0]["scale"], 64 * 2.0**2)
+            self.assertAlmostEqual(calm[0]["momentum"], 0.9**9)
 
 
 if __name__ == "__main__":
