@@ -67,15 +67,6 @@ static void unit_buffers_result(const ProtobufCMessage *m, struct shardd_result 
 	*ret_place = ((const Shardd__V1__UnitBuffersReply *)m)->place;
 }
 
-static void summon_result(const ProtobufCMessage *m, struct shardd_result *ret,
-			  const Shardd__V1__Placement **ret_place)
-{
-	const Shardd__V1__SummonFullReply *reply = (const Shardd__V1__SummonFullReply *)m;
-
-	ret->optimizer_steps = reply->optimizer_steps;
-	*ret_place = reply->place;
-}
-
 static int convert_keep(struct shardd_client *c, const ProtobufCMessage *m,
 			struct shardd_error *err)
 {
@@ -104,8 +95,6 @@ OP(commit, Commit, commit, NULL);
 OP(accumulate, Accumulate, accumulate, NULL);
 OP(unit_buffers, UnitBuffers, unit_buffers, unit_buffers_result);
 OP(broadcast_buffers, BroadcastBuffers, broadcast_buffers, NULL);
-OP(summon, SummonFull, summon_full, summon_result);
-OP(return_full, ReturnFull, return_full, NULL);
 OP_KEEPING(convert, ConvertUnits, convert_units, NULL, convert_keep);
 
 /* --------------------------------------------------------------- initialise */
@@ -494,74 +483,6 @@ int shardd_broadcast_buffers(shardd_client *c, shardd_unit u, shardd_group g, ui
 	shardd_ticket t;
 
 	return op_finish(c, shardd_broadcast_buffers_submit(c, u, g, root, &t, err), &t, NULL, err);
-}
-
-int shardd_summon_state_submit(shardd_client *c, shardd_unit u, uint32_t state, shardd_ticket *t,
-			       struct shardd_error *err)
-{
-	Shardd__V1__SummonFullRequest q = SHARDD__V1__SUMMON_FULL_REQUEST__INIT;
-
-	q.unit = u;
-	q.state = state;
-	return op_submit(c, &summon, &q.base, t, err);
-}
-
-int shardd_summon_state(shardd_client *c, shardd_unit u, uint32_t state, void **data,
-			uint64_t *optimizer_steps, struct shardd_error *err)
-{
-	struct shardd_result result;
-	shardd_ticket t;
-	int r = op_finish(c, shardd_summon_state_submit(c, u, state, &t, err), &t, &result, err);
-
-	if (r == 0 && data)
-		*data = result.data;
-	if (r == 0 && optimizer_steps)
-		*optimizer_steps = result.optimizer_steps;
-	return r;
-}
-
-int shardd_summon_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
-			 struct shardd_error *err)
-{
-	return shardd_summon_state_submit(c, u, 0, t, err);
-}
-
-int shardd_summon(shardd_client *c, shardd_unit u, void **data, struct shardd_error *err)
-{
-	return shardd_summon_state(c, u, 0, data, NULL, err);
-}
-
-int shardd_return_state_submit(shardd_client *c, shardd_unit u, bool write,
-			       const uint64_t *optimizer_steps, shardd_ticket *t,
-			       struct shardd_error *err)
-{
-	Shardd__V1__ReturnFullRequest q = SHARDD__V1__RETURN_FULL_REQUEST__INIT;
-
-	q.unit = u;
-	q.write = write;
-	q.has_optimizer_steps = optimizer_steps != NULL;
-	q.optimizer_steps = optimizer_steps ? *optimizer_steps : 0;
-	return op_submit(c, &return_full, &q.base, t, err);
-}
-
-int shardd_return_state(shardd_client *c, shardd_unit u, bool write,
-			const uint64_t *optimizer_steps, struct shardd_error *err)
-{
-	shardd_ticket t;
-	int r = shardd_return_state_submit(c, u, write, optimizer_steps, &t, err);
-
-	return op_finish(c, r, &t, NULL, err);
-}
-
-int shardd_return_submit(shardd_client *c, shardd_unit u, bool write, shardd_ticket *t,
-			 struct shardd_error *err)
-{
-	return shardd_return_state_submit(c, u, write, NULL, t, err);
-}
-
-int shardd_return(shardd_client *c, shardd_unit u, bool write, struct shardd_error *err)
-{
-	return shardd_return_state(c, u, write, NULL, err);
 }
 
 int shardd_convert_submit(shardd_client *c, const shardd_unit *units, size_t n,

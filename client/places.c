@@ -20,6 +20,7 @@ static void unit_deinit(struct places_unit *u)
 	free(u->tensors);
 	free(u->pieces);
 	free(u->unused);
+	free(u->steps);
 	*u = (struct places_unit){ 0 };
 }
 
@@ -108,8 +109,12 @@ static int find(struct places *p, shardd_unit u, const struct places_unit **ret,
 	return 0;
 }
 
-static int fill_pieces(struct places_unit *u, const Shardd__V1__NextShardReply *reply)
+/* Note of a unit what a reply says of it. Return: 0, or -1 for want of memory. */
+typedef int (*fill_fn)(struct places_unit *u, const void *reply);
+
+static int fill_pieces(struct places_unit *u, const void *data)
 {
+	const Shardd__V1__NextShardReply *reply = data;
 	struct shardd_shard_piece *pieces = calloc(reply->n_pieces + 1, sizeof(*pieces));
 
 	if (!pieces)
@@ -128,16 +133,22 @@ static int fill_pieces(struct places_unit *u, const Shardd__V1__NextShardReply *
 }
 
 /* Of a unit that another client registered nobody asks for its tensors here. */
-int places_take_pieces(struct places *p, const Shardd__V1__NextShardReply *reply,
-		       struct shardd_error *err)
+static int take(struct places *p, uint32_t unit, fill_fn note, const void *reply,
+		struct shardd_error *err)
 {
 	int r = 0;
 
 	pthread_mutex_lock(&p->lock);
-	if (reply->unit && reply->unit <= p->n && p->units[reply->unit - 1].tensors)
-		r = fill_pieces(&p->units[reply->unit - 1], reply);
+	if (unit && unit <= p->n && p->units[unit - 1].tensors)
+		r = note(&p->units[unit - 1], reply);
 	pthread_mutex_unlock(&p->lock);
 	return r < 0 ? error_memory(err) : 0;
+}
+
+int places_take_pieces(struct places *p, const Shardd__V1__NextShardReply *reply,
+		       struct shardd_error *err)
+{
+	return take(p, reply->unit, fill_pieces, reply, err);
 }
 
 /* Tensors for which a reply has a bit. */
@@ -149,8 +160,9 @@ static bool has_bit(const ProtobufCBinaryData *bits, size_t i)
 }
 
 /* Those behind the bits are only unused if all are. */
-static int fill_unused(struct places_unit *u, const Shardd__V1__ReduceReply *reply)
+static int fill_unused(struct places_unit *u, const void *data)
 {
+	const Shardd__V1__ReduceReply *reply = data;
 	bool *unused = NULL;
 
 	if (reply->unused_bits.len) {
@@ -168,13 +180,28 @@ static int fill_unused(struct places_unit *u, const Shardd__V1__ReduceReply *rep
 int places_take_unused(struct places *p, const Shardd__V1__ReduceReply *reply,
 		       struct shardd_error *err)
 {
-	int r = 0;
+	return take(p, reply->unit, fill_unused, reply, err);
+}
 
-	pthread_mutex_lock(&p->lock);
-	if (reply->unit && reply->unit <= p->n && p->units[reply->unit - 1].tensors)
-		r = fill_unused(&p->units[reply->unit - 1], reply);
-	pthread_mutex_unlock(&p->lock);
-	return r < 0 ? error_memory(err) : 0;
+static int fill_steps(struct places_unit *u, const void *data)
+{
+	const Shardd__V1__SummonFullReply *reply = data;
+	uint64_t *steps = calloc(u->n_tensors + 1, sizeof(*steps));
+
+	if (!steps)
+		return -1;
+	for (size_t i = 0; i < u->n_tensors; i++)
+		steps[i] =
+			i < reply->n_tensor_steps ? reply->tensor_steps[i] : reply->optimizer_steps;
+	free(u->steps);
+	u->steps = steps;
+	return 0;
+}
+
+int places_take_steps(struct places *p, const Shardd__V1__SummonFullReply *reply,
+		      struct shardd_error *err)
+{
+	return take(p, reply->unit, fill_steps, reply, err);
 }
 
 /* A list of a unit, for the caller. */
@@ -193,6 +220,12 @@ static struct list_of tensors_of(const struct places_unit *u)
 static struct list_of buffers_of(const struct places_unit *u)
 {
 	return (struct list_of){ "buffers", sizeof(*u->buffers), u->n_buffers, u->buffers };
+}
+
+static struct list_of steps_of(const struct places_unit *u)
+{
+	return (struct list_of){ "tensors with steps", sizeof(*u->steps),
+				 u->steps ? u->n_tensors : 0, u->steps };
 }
 
 static int copy(const struct list_of *from, void *ret, size_t n, struct shardd_error *err)
@@ -235,6 +268,12 @@ int shardd_buffer_places(shardd_client *c, shardd_unit u, struct shardd_buffer_p
 			 struct shardd_error *err)
 {
 	return give(c, u, buffers_of, ret, n, err);
+}
+
+int shardd_unit_steps(shardd_client *c, shardd_unit u, uint64_t *ret, size_t n,
+		      struct shardd_error *err)
+{
+	return give(c, u, steps_of, ret, n, err);
 }
 
 int shardd_unit_unused(shardd_client *c, shardd_unit u, bool *ret, size_t n,

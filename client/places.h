@@ -14,6 +14,8 @@ struct places_unit {
 	struct shardd_shard_piece *pieces; /* owned: of the shard that was handed out last */
 	/* owned: by tensor, did the last reduce leave it without a gradient? NULL: none */
 	bool *unused;
+	/* owned: by tensor, how many steps it had had when it was summoned last; NULL: never */
+	uint64_t *steps;
 	size_t n_tensors;
 	size_t n_buffers;
 	size_t n_pieces;
@@ -36,5 +38,8 @@ int places_take_pieces(struct places *p, const Shardd__V1__NextShardReply *reply
 /* The same of what a reduce says of its unit's tensors. */
 int places_take_unused(struct places *p, const Shardd__V1__ReduceReply *reply,
 		       struct shardd_error *err);
+/* The same of what SummonFull says of them. */
+int places_take_steps(struct places *p, const Shardd__V1__SummonFullReply *reply,
+		      struct shardd_error *err);
 
 #endif

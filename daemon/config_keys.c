@@ -52,7 +52,8 @@ const struct config_key config_keys[] = {
 		  "Takes a moment." },
 	{ FIELD(prefault), .type = CONFIG_CHOICE, .choices = "yes|no", .by_default = "yes",
 	  .help = "Make the pages of new memory of this machine before they are used, in time that\n"
-		  "nobody else wants, as long as an eighth of the memory is left." },
+		  "nobody else wants, as long as an eighth of the memory (of the machine, and of the\n"
+		  "container's limit) is left." },
 	{ FIELD(threads), .type = CONFIG_COUNT, .min = 1, .max = 1024, .zero = true, .by_default = "0",
 	  .help = "Threads that run kernels. 0: one per processor core." },
 	{ FIELD(memory_bytes), .type = CONFIG_BYTES, .min = MIB, .max = 1024 * TIB, .zero = true,

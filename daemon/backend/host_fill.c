@@ -8,10 +8,12 @@
 #include <string.h>
 #include <sys/resource.h>
 
+#include "backend/cgroup.h"
 #include "core/cleanup.h"
 
 #define SLICE_BYTES (UINT64_C(4) << 20)
-/* Where less than this part of the machine's memory is left, it is left to others. */
+/* Where less than this part of the machine's memory, or of the control group's limit, is left, it
+ * is left to others. */
 #define LEAVE_PART 8
 
 struct fill {
@@ -36,7 +38,7 @@ static bool read_kib(FILE *file, const char *name, uint64_t *ret)
 	return false;
 }
 
-static bool is_memory_left(void)
+static bool is_left_in_machine(void)
 {
 	FILE *file = fopen("/proc/meminfo", "re");
 	uint64_t total, left;
@@ -50,12 +52,19 @@ static bool is_memory_left(void)
 	return enough;
 }
 
+static bool is_left_in_group(void)
+{
+	return cgroup_own_left() > cgroup_own_limit() / LEAVE_PART;
+}
+
 /* Return: is there more to do? */
 static bool fill_slice(struct fill *fill)
 {
 	uint64_t n = fill->bytes - fill->at < SLICE_BYTES ? fill->bytes - fill->at : SLICE_BYTES;
 
-	if (!is_memory_left() || fallocate(fill->fd, 0, (off_t)fill->at, (off_t)n) < 0)
+	if (!is_left_in_machine() || !is_left_in_group())
+		return false;
+	if (fallocate(fill->fd, 0, (off_t)fill->at, (off_t)n) < 0)
 		return false;
 	fill->at += n;
 	return fill->at < fill->bytes;

@@ -3,17 +3,16 @@
 #include <errno.h>
 #include <hwloc.h>
 #include <hwloc/glibc-sched.h>
-#include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "backend/cgroup.h"
 #include "core/cleanup.h"
 
-#define CGROUP_ROOT "/sys/fs/cgroup"
-#define SHMEM_HUGE  "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+#define SHMEM_HUGE "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
 /* First line of a small file, without its end. Return: whether there was one. */
 static bool read_line(const char *path, char *buf, size_t bytes)
@@ -26,56 +25,10 @@ static bool read_line(const char *path, char *buf, size_t bytes)
 	return true;
 }
 
-static uint64_t group_limit(const char *root, const char *group)
-{
-	char path[PATH_MAX], line[64], *end;
-	unsigned long long value;
-
-	if ((size_t)snprintf(path, sizeof(path), "%s%s/memory.max", root, group) >= sizeof(path))
-		return UINT64_MAX;
-	if (!read_line(path, line, sizeof(line)))
-		return UINT64_MAX;
-	value = strtoull(line, &end, 10); /* "max": no digits */
-	return end == line ? UINT64_MAX : value;
-}
-
-uint64_t host_topology_cgroup_limit(const char *root, const char *path)
-{
-	char group[PATH_MAX];
-	uint64_t limit = UINT64_MAX;
-	char *slash;
-
-	snprintf(group, sizeof(group), "%s", strcmp(path, "/") == 0 ? "" : path);
-	while (true) {
-		uint64_t here = group_limit(root, group);
-
-		if (here < limit)
-			limit = here;
-		slash = strrchr(group, '/');
-		if (!slash)
-			return limit;
-		*slash = '\0';
-	}
-}
-
-/* The line "0::/path" of /proc/self/cgroup is the one of cgroup v2. */
-static uint64_t own_cgroup_limit(void)
-{
-	_cleanup_(fclosep) FILE *f = fopen("/proc/self/cgroup", "re");
-	char line[PATH_MAX];
-
-	while (f && fgets(line, sizeof(line), f)) {
-		line[strcspn(line, "\n")] = '\0';
-		if (strncmp(line, "0::/", 4) == 0)
-			return host_topology_cgroup_limit(CGROUP_ROOT, line + 3);
-	}
-	return UINT64_MAX;
-}
-
 static uint64_t memory_bytes(void)
 {
 	uint64_t machine = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-	uint64_t limit = own_cgroup_limit();
+	uint64_t limit = cgroup_own_limit();
 
 	return limit < machine ? limit : machine;
 }

@@ -24,8 +24,4 @@ int host_topology_init(struct host_topology *t);
 /* Safe after HOST_TOPOLOGY_NULL and twice. */
 void host_topology_deinit(struct host_topology *t);
 
-/* Lowest memory.max (cgroup v2) of the group @path and those above it, below
- * @root (/sys/fs/cgroup). Return: bytes, UINT64_MAX if none is set. */
-uint64_t host_topology_cgroup_limit(const char *root, const char *path);
-
 #endif

@@ -143,6 +143,8 @@ struct op {
 			bool write;     /* ReturnFull */
 			bool has_steps;
 			uint64_t steps;
+			const uint64_t *tensor_steps; /* the request's; valid until done */
+			size_t n_tensor_steps;        /* as many as tensors, or 0 */
 		} summon;
 		struct {
 			const uint32_t *units; /* the request's; valid until done */

@@ -1,13 +1,11 @@
 /*
- * SummonFull and ReturnFull: the parameters as they are stored, in memory of each rank's own,
- * and back; or in their place an array of the optimizer's state, in which what is frozen is 0.
- * Everybody's copy is as the unit was; of what comes back each rank's own shard counts, nothing
- * else. In between the unit stands still: it is not gathered, reduced
- * or stepped, and a rank that is lost gives its copy back unread.
+ * SummonFull: the parameters as they are stored, in memory of each rank's own; or in their place
+ * an array of the optimizer's state, in which what is frozen is 0. Everybody's copy is as the unit
+ * was. Until ReturnFull the unit stands still: it is not gathered, reduced or stepped.
  */
 #include <errno.h>
+#include <stdlib.h>
 
-#include "core/check.h"
 #include "op/guard.h"
 #include "op/op_impl.h"
 #include "unit/optim.h"
@@ -31,8 +29,6 @@ int op_check_not_summoned(const struct op *op, struct fault *f)
 			 "%s: unit '%.100s' is summoned by %u ranks: return it first",
 			 op->type->name, op->unit->rec->name, op->unit->summoned_ranks);
 }
-
-/* -------------------------------------------------------------------- summon */
 
 static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
@@ -262,6 +258,22 @@ static void copy_parts(struct coll *c)
 	copy_to_all(c, from);
 }
 
+/* Room for each reply's steps by tensor. */
+static bool steps_ready(struct coll *c)
+{
+	for (uint32_t i = 0; i < c->n; i++) {
+		struct op *op = c->ops[i];
+
+		if (!op->owned)
+			op->owned = calloc(c->unit->rec->n_tensors, sizeof(uint64_t));
+		if (!op->owned) {
+			coll_end_status(c, -ENOMEM);
+			return false;
+		}
+	}
+	return true;
+}
+
 static bool prepared(struct coll *c)
 {
 	uint64_t bytes = (unit_part_elements(c->unit) + unit_frozen_elements(c->unit)) *
@@ -272,7 +284,7 @@ static bool prepared(struct coll *c)
 		return false;
 	if (unit_is_packed(c->unit) && !coll_need_scratch(c, 1, bytes, start))
 		return false;
-	return take_memory(c);
+	return steps_ready(c) && take_memory(c);
 }
 
 static int check_idle(const struct unit *u, struct fault *f)
@@ -315,6 +327,18 @@ static void run(struct coll *c)
 		start(&c->parked);
 }
 
+/* By tensor into @ret. Return: how many there are to tell, 0 if all have had the unit's. */
+static size_t fill_steps(const struct unit *u, uint64_t *ret)
+{
+	bool some_missed = false;
+
+	for (uint32_t i = 0; i < u->rec->n_tensors; i++) {
+		ret[i] = unit_trains(u, i) ? unit_steps(u, i) : u->rec->optimizer->steps;
+		some_missed |= ret[i] != u->rec->optimizer->steps;
+	}
+	return some_missed ? u->rec->n_tensors : 0;
+}
+
 static void encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__SummonFullReply reply = SHARDD__V1__SUMMON_FULL_REPLY__INIT;
@@ -323,7 +347,10 @@ static void encode(const struct op *op, op_reply_cb send, void *ctx)
 
 	op_place(op, &place, handle);
 	reply.place = &place;
+	reply.unit = op->unit->id;
 	reply.optimizer_steps = op->unit->rec->optimizer->steps;
+	reply.tensor_steps = op->owned;
+	reply.n_tensor_steps = fill_steps(op->unit, op->owned);
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 
@@ -336,141 +363,4 @@ const struct op_type op_summon = {
 	.run = run,
 	.encode = encode,
 	.move = MOVE_SUMMON,
-};
-
-/* -------------------------------------------------------------------- return */
-
-/* A double counts as far. */
-#define MAX_STEPS (UINT64_C(1) << 52)
-
-static int decode_steps(struct op *op, const Shardd__V1__ReturnFullRequest *r, struct fault *f)
-{
-	op->args.summon.write = r->write;
-	op->args.summon.has_steps = r->has_optimizer_steps;
-	op->args.summon.steps = r->has_optimizer_steps ? r->optimizer_steps : 0;
-	if (r->has_optimizer_steps && !r->write)
-		return fault_set(f, FAULT_INVALID, "has_optimizer_steps",
-				 "has_optimizer_steps is set without write: what is not written "
-				 "has no steps to set");
-	if (op->args.summon.steps > MAX_STEPS)
-		return fault_set(f, FAULT_INVALID, "optimizer_steps",
-				 "optimizer_steps is %llu: 0 to 2^52 is allowed",
-				 (unsigned long long)r->optimizer_steps);
-	return 0;
-}
-
-static int decode_return(struct op *op, const ProtobufCMessage *msg, struct fault *f)
-{
-	const Shardd__V1__ReturnFullRequest *r = (const Shardd__V1__ReturnFullRequest *)msg;
-
-	op->touches = TOUCH_PARAMS | TOUCH_GRADS;
-	if (op_take_unit(op, r->unit, f))
-		return f->code;
-	op->group = job_group_by_id(op->m->job, op->unit->rec->group);
-	return decode_steps(op, r, f);
-}
-
-static int check_return(struct op *op, struct fault *f)
-{
-	const struct member_unit *mu = member_unit_find(op->m, op->unit);
-
-	if (!mu || !mu->is_summoned)
-		return fault_set(f, FAULT_STATE, NULL,
-				 "ReturnFull of unit '%.100s': this rank has not summoned it",
-				 op->unit->rec->name);
-	op_print(op, "ReturnFull of unit '%.64s' (%s)", op->unit->rec->name,
-		 op->args.summon.write ? "written back" : "not written back");
-	op->entry.print.words[2] = op->args.summon.write;
-	op->entry.print.words[3] = op->args.summon.has_steps;
-	op->entry.print.words[4] = op->args.summon.steps;
-	return 0;
-}
-
-static void take_back(struct coll *c)
-{
-	for (uint32_t i = 0; i < c->n; i++)
-		if (c->members[i]->state == MEMBER_JOINED)
-			member_unsummon(c->members[i], c->unit, of_member(c, i));
-}
-
-static void returned(struct coll *c)
-{
-	take_back(c);
-	coll_end(c, NULL);
-}
-
-/* Parameters, or state, that no committed step knows: a restart would find them, so it has to
- * know. */
-static void written(struct coll *c)
-{
-	const struct op *op = c->ops[0];
-
-	c->unit->version++;
-	full_invalidate(c->job, c->unit);
-	c->job->rec->uncommitted_steps++;
-	if (c->ops[0]->m->epoch != c->job->rec->epoch)
-		job_tear(c->job);
-	if (coll_promised(c) && coll_overtaken(c, false))
-		return; /* what was read may be anything: the unit stays uninitialised */
-	c->unit->rec->initialised = true;
-	c->job->readers.changes++;
-	/* of the same number of steps tensors have missed what they had missed before */
-	if (op->args.summon.has_steps && op->args.summon.steps != c->unit->rec->optimizer->steps) {
-		unit_forget_steps(c->unit);
-		c->unit->rec->optimizer->steps = op->args.summon.steps;
-	}
-	returned(c);
-}
-
-static const float *source(const struct coll *c, uint32_t i)
-{
-	return region_addr(&of_member(c, i)->summoned);
-}
-
-static void write_back(struct parked *p)
-{
-	struct coll *c = CONTAINER_OF(p, struct coll, parked);
-
-	if (coll_overtaken(c, false) || !coll_may_write(c, write_back))
-		return;
-	if (!c->drained) {
-		int r = drain_ensure(c->job, p, write_back);
-
-		c->drained = true;
-		if (r < 0)
-			coll_end_status(c, r);
-		if (r)
-			return;
-	}
-	if (!own_ready(c, write_back))
-		return;
-	c->unit->rec->initialised = false; /* until it is whole: a device may fail half-way */
-	readers_rewrite(c->job);
-	own_write(c, source, false, c->unit->summoned_state, written);
-}
-
-static void run_return(struct coll *c)
-{
-	if (c->ops[0]->args.summon.write)
-		write_back(&c->parked);
-	else if (coll_need_kops(c, 0))
-		coll_kernels(c, returned); /* behind the streams that may still use it */
-}
-
-static void encode_return(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__ReturnFullReply reply = SHARDD__V1__RETURN_FULL_REPLY__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
-const struct op_type op_return = {
-	.name = "ReturnFull",
-	.collective = true,
-	.request = &shardd__v1__return_full_request__descriptor,
-	.decode = decode_return,
-	.check = check_return,
-	.run = run_return,
-	.encode = encode_return,
-	.move = MOVE_RETURN,
 };

@@ -9,11 +9,6 @@
 /* Of the reply's bits; what goes over a ring. */
 #define MAX_TENSORS 4096u
 
-static bool is_trained(const struct unit *u, uint32_t tensor)
-{
-	return !u->tensors[tensor].frozen && !u->tensors[tensor].alias;
-}
-
 /* ------------------------------------------------------------------- one rank */
 
 static int check_tensor(const struct unit *u, const uint32_t *tensors, size_t i, struct fault *f)
@@ -30,7 +25,7 @@ static int check_tensor(const struct unit *u, const uint32_t *tensors, size_t i,
 			"tensor %u of unit '%.100s': only of the first %u can be said that "
 			"they are not used; register smaller units",
 			tensor, u->rec->name, MAX_TENSORS);
-	if (!is_trained(u, tensor))
+	if (!unit_trains(u, tensor))
 		return fault_set(f, FAULT_INVALID, "unused_tensors",
 				 "tensor '%.100s' of unit '%.100s' is not trained here: only those "
 				 "with a gradient can be without one",
@@ -102,7 +97,7 @@ static size_t find(const struct coll *c, uint32_t *ret, bool *ret_all)
 
 	*ret_all = true;
 	for (uint32_t i = 0; i < c->unit->rec->n_tensors; i++) {
-		if (!is_trained(c->unit, i))
+		if (!unit_trains(c->unit, i))
 			continue;
 		if (used_by_none(c, i))
 			ret[n++] = i;

@@ -231,6 +231,11 @@ void unit_got_gradient(struct unit *u, uint32_t tensor)
 	u->lacks[tensor] = 0;
 }
 
+bool unit_trains(const struct unit *u, uint32_t tensor)
+{
+	return !u->tensors[tensor].frozen && !u->tensors[tensor].alias;
+}
+
 bool unit_lacks_gradient(const struct unit *u, uint32_t tensor)
 {
 	return !u->has_gradient || (u->some_lack && u->lacks[tensor]);

@@ -251,6 +251,9 @@ uint64_t unit_full_room(const struct unit *u);
 /* Bytes of parameters, gradients and optimizer state of all ranks. */
 uint64_t unit_shard_bytes(const struct unit *u);
 
+/* Is the tensor neither frozen nor another one's alias? */
+bool unit_trains(const struct unit *u, uint32_t tensor);
+
 /* Tensor @tensor alone has a gradient from here on; unit_track_gradients before. */
 void unit_got_gradient(struct unit *u, uint32_t tensor);
 /* Return: 0 or -ENOMEM. */

@@ -273,6 +273,60 @@ Test(summon_state, what_was_read_trains_on_where_it_is_written_three)
 	trainfix_run(3, moved_trainer, NULL);
 }
 
+static void refuse_steps(shardd_client *c, shardd_unit u)
+{
+	uint64_t steps = 4, by_tensor[TENSORS + 1] = { 4, 4, 5, 4 }, got[TENSORS];
+	struct shardd_return_options o = { .size = sizeof(o),
+					   .write = true,
+					   .optimizer_steps = &steps,
+					   .tensor_steps = by_tensor,
+					   .n_tensors = TENSORS };
+
+	TRAIN_FAILS(shardd_return_with(c, u, &o, &train_err), SHARDD_INVALID_ARGUMENT);
+	CHECK(strstr(train_err.text, "tensor 2 of unit") && strstr(train_err.text, "5 steps of 4"));
+	o.n_tensors = TENSORS + 1;
+	TRAIN_FAILS(shardd_return_with(c, u, &o, &train_err), SHARDD_INVALID_ARGUMENT);
+	CHECK(strstr(train_err.text, "has 4 tensors"));
+	o.optimizer_steps = NULL;
+	o.n_tensors = TENSORS;
+	TRAIN_FAILS(shardd_return_with(c, u, &o, &train_err), SHARDD_INVALID_ARGUMENT);
+	CHECK(strstr(train_err.text, "has_optimizer_steps"));
+	TRAIN_FAILS(shardd_unit_steps(c, u, got, TENSORS - 1, &train_err), SHARDD_INVALID_ARGUMENT);
+	TRAIN_OK(shardd_unit_steps(c, u, got, TENSORS, &train_err));
+	CHECK(got[0] == 0 && got[3] == 0);
+}
+
+/* Ranks that do not say the same of a tensor. */
+static int unlike_trainer(const struct trainer *t)
+{
+	shardd_client *c = train_join(t);
+	uint64_t steps = 4, by_tensor[TENSORS] = { 4, 4, 4, 3 + t->rank }, got[TENSORS];
+	struct shardd_return_options o = { .size = sizeof(o),
+					   .write = true,
+					   .optimizer_steps = &steps,
+					   .tensor_steps = by_tensor,
+					   .n_tensors = TENSORS };
+	struct model m;
+	void *data = NULL;
+
+	model_register(c, 0, &m);
+	TRAIN_OK(shardd_summon_state(c, m.info.unit, 1, &data, NULL, &train_err));
+	TRAIN_FAILS(shardd_return_with(c, m.info.unit, &o, &train_err), SHARDD_FAILED_PRECONDITION);
+	by_tensor[3] = 3;
+	TRAIN_OK(shardd_return_with(c, m.info.unit, &o, &train_err));
+	TRAIN_OK(shardd_summon(c, m.info.unit, &data, &train_err));
+	TRAIN_OK(shardd_unit_steps(c, m.info.unit, got, TENSORS, &train_err));
+	CHECK(got[0] == 4 && got[2] == 4 && got[3] == 3);
+	TRAIN_OK(shardd_return(c, m.info.unit, false, &train_err));
+	train_leave(c);
+	return 0;
+}
+
+Test(summon_state, steps_of_tensors_are_the_same_on_all_ranks)
+{
+	trainfix_run(2, unlike_trainer, NULL);
+}
+
 static int refused_trainer(const struct trainer *t)
 {
 	shardd_client *c = train_join(t);
@@ -291,6 +345,7 @@ static int refused_trainer(const struct trainer *t)
 	steps = 1;
 	TRAIN_FAILS(shardd_return_state(c, m.info.unit, false, &steps, &train_err),
 		    SHARDD_INVALID_ARGUMENT);
+	refuse_steps(c, m.info.unit);
 	TRAIN_OK(shardd_return(c, m.info.unit, false, &train_err));
 	train_leave(c);
 	return 0;

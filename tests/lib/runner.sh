@@ -214,9 +214,10 @@ run_build() {
 	fi
 }
 
-# run_group GROUP WIDTH: its entries, WIDTH at a time.
+# run_group GROUP WIDTH INNER: its entries, WIDTH at a time, each with INNER of its own tests at a
+# time if it can.
 run_group() {
-	local i pid mine=() inner=1
+	local i pid mine=() inner=$3
 	declare -A running=()
 	for i in "${!entry_group[@]}"; do
 		[[ ${entry_group[i]} == "$1" ]] && mine+=("$i")

@@ -20,15 +20,14 @@ sys.dont_write_bytecode = True
 spawn = multiprocessing.get_context("spawn")
 
 
-
 @contextlib.contextmanager
-def daemon(*arguments):
+def daemon(*arguments, backend="host"):
     """The socket of a daemon of its own; it must end well."""
     with tempfile.TemporaryDirectory() as folder:
         socket = os.path.join(folder, "socket")
         with open(os.path.join(folder, "log"), "w+") as log:
             process = subprocess.Popen(
-                [os.path.join(BIN_DIR, "shardd"), "--socket", socket, "--backend", "host",
+                [os.path.join(BIN_DIR, "shardd"), "--socket", socket, "--backend", backend,
                  *arguments], stdout=log, stderr=log)
             try:
                 yield socket

@@ -17,7 +17,6 @@ from support import ranks
 
 import shardd
 from shardd import _abi, _library
-from shardd.client import environment
 
 try:
     import numpy
@@ -99,16 +98,6 @@ class Errors(unittest.TestCase):
                 self.assertRaises(shardd.VersionMismatch) as caught:
             _library._load()
         self.assertIn("0.99.0", str(caught.exception))
-
-    def test_environment_of_launchers(self):
-        self.assertEqual(environment({}), (0, 1))
-        self.assertEqual(environment({"RANK": "1", "WORLD_SIZE": "4"}), (1, 4))
-        self.assertEqual(environment({"OMPI_COMM_WORLD_RANK": "2",
-                                      "OMPI_COMM_WORLD_SIZE": "3"}), (2, 3))
-        self.assertEqual(environment({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}), (0, 2))
-        for bad in ({"RANK": "1"}, {"RANK": "x", "WORLD_SIZE": "2"}):
-            with self.assertRaises(shardd.InvalidArgument):
-                environment(bad)
 
 
 class Daemon(unittest.TestCase):
@@ -252,6 +241,31 @@ class Daemon(unittest.TestCase):
                     unit.give_back(write=True, optimizer_steps=1)
             with self.assertRaises(shardd.InvalidArgument):
                 unit.summon_state(3)
+
+    def test_tensors_that_were_not_always_used_have_had_fewer_steps(self):
+        adam = shardd.OptimizerSpec(shardd.OptimizerKind.ADAMW, lr=0.1)
+        with self.client("steps-by-tensor") as client:
+            [unit] = client.register([spec(optimizer=adam)])
+            unit.init_seed(1)
+            with self.assertRaises(shardd.InvalidArgument):
+                unit.steps()
+            for unused in ([], ["b"], ["b"]):
+                fill(unit.gradient(), 0.0)
+                unit.reduce(unused=unused)
+                client.step()
+            self.assertEqual(unit.summon_state(1)[1], 3)
+            self.assertEqual(unit.steps(), {"w": 3, "b": 1})
+            unit.give_back(write=True, optimizer_steps=7, steps={"b": 5})
+            self.assertEqual(unit.summon_state(2)[1], 7)
+            self.assertEqual(unit.steps(), {"w": 7, "b": 5})
+            unit.give_back(write=True, optimizer_steps=7)  # they keep what they had
+            unit.summon()
+            self.assertEqual(unit.steps(), {"w": 7, "b": 5})
+            unit.give_back(write=True, optimizer_steps=8)
+            unit.summon()
+            self.assertEqual(unit.steps(), {"w": 8, "b": 8})
+            with self.assertRaisesRegex(shardd.InvalidArgument, "has no tensor 'c'"):
+                unit.give_back(write=True, optimizer_steps=8, steps={"c": 1})
 
     def test_types_of_elements(self):
         with self.client("types") as client:

@@ -66,7 +66,8 @@ def train(api, rank, kind, schedule=None, groups=one, between=None, shard=shard_
         api.step(optimizer)
         optimizer.zero_grad()
         if scheduler is not None:
-            scheduler.step(*([1.0] if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) else []))
+            flat = isinstance(scheduler, lr_scheduler.ReduceLROnPlateau)
+            scheduler.step(*([1.0] if flat else []))
         rates = {f"lr {i}": torch.as_tensor(g["lr"]).clone()
                  for i, g in enumerate(optimizer.param_groups)}
         states.append({**api.whole(model), **rates, "loss": value.detach()})
@@ -243,8 +244,8 @@ def replicas(api, rank):
             "__getitem__": lambda self, i: self.module[i]})
         return model
 
-    states = train(api, rank, "AdamW", one_cycle, by_layer({}, {"eps": 1e-3}, {"betas": (0.5, 0.9)}),
-                   shard=shard, **ADAMW)
+    groups = by_layer({}, {"eps": 1e-3}, {"betas": (0.5, 0.9)})
+    states = train(api, rank, "AdamW", one_cycle, groups, shard=shard, **ADAMW)
     return [{name.removeprefix("module."): v for name, v in s.items()} for s in states]
 
 

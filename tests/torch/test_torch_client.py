@@ -766,7 +766,35 @@ def differ(rank, world, socket, how):
     return ""
 
 
+def in_bf16(rank, world, socket):
+    """Four steps of six units. Return: what the daemon says of this rank's gathers."""
+    os.environ["SHARDD_SOCKET"] = socket
+    client = st.init(job="ahead", rank=rank, world_size=world, op_timeout=60)
+    net = nn.Sequential(*(nn.Linear(32, 32) for _ in range(6)))
+    policy = fsdp.fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    for layer in net:
+        st.fully_shard(layer, mp_policy=policy)
+    st.fully_shard(net)
+    optimizer = st.SGD(net.parameters(), lr=0.1)
+    for _ in range(4):
+        net(torch.ones(2, 32, dtype=torch.bfloat16)).float().pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    said = client.status("ahead")["jobs"][0]["ranks"][rank]
+    st.shutdown()
+    return {name: value for name, value in said.items() if name.startswith("prefetch")}
+
+
 class TwoRanks(unittest.TestCase):
+    def test_copies_are_begun_ahead(self):
+        """The daemon learns the order in the first step; of 12 gathers in each of the other three
+        all but the first can be expected."""
+        with support.daemon() as socket:
+            for said in ranks(in_bf16, 2, socket):
+                self.assertEqual(said["prefetch"], "FOLLOWING", said)
+                self.assertGreaterEqual(said["prefetch_hits"], 30, said)
+                self.assertEqual(said["prefetch_deviations"], 0, said)
+
     def test_ranks_that_take_different_branches(self):
         with support.daemon() as socket:
             states = ranks(mixture, 2, socket)

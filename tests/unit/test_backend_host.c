@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "backend/backend_impl.h"
+#include "backend/cgroup.h"
 #include "backend/host_topology.h"
 #include "core/check.h"
 #include "core/clock.h"
@@ -669,40 +670,75 @@ Test(backend_host, threads_are_spread_over_numa_nodes)
 	teardown(&f);
 }
 
-static void write_limit(const char *root, const char *group, const char *value)
+static void write_group(const char *root, const char *group, const char *name, const char *value)
 {
 	char path[300];
 	FILE *file;
 
-	snprintf(path, sizeof(path), "%s%s/memory.max", root, group);
+	snprintf(path, sizeof(path), "%s%s/%s", root, group, name);
 	file = fopen(path, "we");
 	cr_assert_not_null(file);
 	fprintf(file, "%s\n", value);
 	fclose(file);
 }
 
-Test(backend_host, the_lowest_control_group_limit_counts)
+/* Groups "/a" and "/a/b" below a new folder, whose name comes into @root. */
+static void make_groups(char *root)
 {
-	char root[] = "/tmp/shardd-test-XXXXXX", command[64], path[300];
+	char path[300];
 
 	cr_assert_not_null(mkdtemp(root));
 	snprintf(path, sizeof(path), "%s/a", root);
 	cr_assert_eq(mkdir(path, 0700), 0);
 	snprintf(path, sizeof(path), "%s/a/b", root);
 	cr_assert_eq(mkdir(path, 0700), 0);
-	cr_assert_eq(host_topology_cgroup_limit(root, "/a/b"), UINT64_MAX);
-	write_limit(root, "/a/b", "max");
-	cr_assert_eq(host_topology_cgroup_limit(root, "/a/b"), UINT64_MAX);
-	write_limit(root, "/a", "1073741824");
-	cr_assert_eq(host_topology_cgroup_limit(root, "/a/b"), 1073741824u);
-	write_limit(root, "/a/b", "4096");
-	cr_assert_eq(host_topology_cgroup_limit(root, "/a/b"), 4096u);
-	cr_assert_eq(host_topology_cgroup_limit(root, "/a"), 1073741824u);
-	write_limit(root, "", "8192");
-	cr_assert_eq(host_topology_cgroup_limit(root, "/"), 8192u);
-	cr_assert_eq(host_topology_cgroup_limit(root, "/a"), 8192u);
+}
+
+static void remove_groups(const char *root)
+{
+	char command[64];
+
 	snprintf(command, sizeof(command), "rm -r %s", root);
 	cr_assert_eq(system(command), 0);
+}
+
+Test(backend_host, the_lowest_control_group_limit_counts)
+{
+	char root[] = "/tmp/shardd-test-XXXXXX";
+
+	make_groups(root);
+	cr_assert_eq(cgroup_memory_limit(root, "/a/b"), UINT64_MAX);
+	write_group(root, "/a/b", "memory.max", "max");
+	cr_assert_eq(cgroup_memory_limit(root, "/a/b"), UINT64_MAX);
+	write_group(root, "/a", "memory.max", "1073741824");
+	cr_assert_eq(cgroup_memory_limit(root, "/a/b"), 1073741824u);
+	write_group(root, "/a/b", "memory.max", "4096");
+	cr_assert_eq(cgroup_memory_limit(root, "/a/b"), 4096u);
+	cr_assert_eq(cgroup_memory_limit(root, "/a"), 1073741824u);
+	write_group(root, "", "memory.max", "8192");
+	cr_assert_eq(cgroup_memory_limit(root, "/"), 8192u);
+	cr_assert_eq(cgroup_memory_limit(root, "/a"), 8192u);
+	remove_groups(root);
+}
+
+Test(backend_host, what_is_left_is_of_the_group_that_has_the_least)
+{
+	char root[] = "/tmp/shardd-test-XXXXXX";
+
+	make_groups(root);
+	write_group(root, "/a/b", "memory.current", "1000");
+	write_group(root, "/a", "memory.current", "6000");
+	cr_assert_eq(cgroup_memory_left(root, "/a/b"), UINT64_MAX, "no limit");
+	write_group(root, "/a/b", "memory.max", "4096");
+	cr_assert_eq(cgroup_memory_left(root, "/a/b"), 3096u);
+	write_group(root, "/a", "memory.max", "8192");
+	cr_assert_eq(cgroup_memory_left(root, "/a/b"), 2192u, "of the one above");
+	write_group(root, "/a", "memory.stat", "anon 1\ninactive_file 500\nactive_file 5");
+	cr_assert_eq(cgroup_memory_left(root, "/a/b"), 2692u, "pages nobody uses are free");
+	write_group(root, "/a", "memory.current", "9000");
+	write_group(root, "/a", "memory.stat", "inactive_file 0");
+	cr_assert_eq(cgroup_memory_left(root, "/a/b"), 0u, "over the limit");
+	remove_groups(root);
 }
 
 static void on_seen(struct backend_task *task, int status)
@@ -781,19 +817,39 @@ Test(backend_host, pages_are_made_before_they_are_used)
 	teardown(&f);
 }
 
-Test(backend_host, without_prefault_none_are)
+static unsigned n_threads_named(const char *wanted)
 {
-	struct backend_mem *mem;
+	DIR *dir = opendir("/proc/self/task");
+	struct dirent *e;
+	unsigned n = 0;
+
+	cr_assert_not_null(dir);
+	while ((e = readdir(dir))) {
+		char path[320], name[64] = "";
+		FILE *comm;
+
+		snprintf(path, sizeof(path), "/proc/self/task/%s/comm", e->d_name);
+		comm = e->d_name[0] == '.' ? NULL : fopen(path, "re");
+		if (!comm)
+			continue;
+		if (fscanf(comm, "%63s", name) == 1)
+			n += strcmp(name, wanted) == 0;
+		fclose(comm);
+	}
+	closedir(dir);
+	return n;
+}
+
+Test(backend_host, without_prefault_nobody_makes_pages)
+{
 	struct fixture f;
-	int fd;
 
 	setup(&f, 1, 0);
-	mem = alloc(&f, 8 * MIB);
-	fd = export(&f, mem, false);
-	usleep(50000);
-	cr_assert_eq(bytes_there(fd), 0);
-	close(fd);
-	backend_free(f.b, mem);
+	cr_assert_eq(n_threads_named("shardd-fill"), 0);
+	teardown(&f);
+	setup_filling(&f, 1, 0, true);
+	if (!strstr(backend_info(f.b)->detail, "advise"))
+		cr_assert_eq(n_threads_named("shardd-fill"), 1);
 	teardown(&f);
 }
 

@@ -901,6 +901,30 @@ SHARDD_API int shardd_return_state_submit(shardd_client *c, shardd_unit u, bool 
 SHARDD_API int shardd_return_state(shardd_client *c, shardd_unit u, bool write,
 				   const uint64_t *optimizer_steps, struct shardd_error *err);
 
+struct shardd_return_options {
+	size_t size; /* sizeof(struct shardd_return_options) */
+	bool write;
+	const uint64_t *optimizer_steps; /* NULL: as they are */
+	/* By tensor, none more than @optimizer_steps; of what is not trained it does not matter. NULL:
+	 * if @optimizer_steps changes all of them have had as many, else what they had. */
+	const uint64_t *tensor_steps;
+	size_t n_tensors; /* of @tensor_steps: all of the unit's, or 0 */
+};
+
+/* As shardd_return_state, for units with tensors that were not used in every step. */
+SHARDD_API int shardd_return_with_submit(shardd_client *c, shardd_unit u,
+					 const struct shardd_return_options *o, shardd_ticket *t,
+					 struct shardd_error *err);
+SHARDD_API int shardd_return_with(shardd_client *c, shardd_unit u,
+				  const struct shardd_return_options *o, struct shardd_error *err);
+
+/* How many steps each tensor of @u had had when it was summoned last, as far as this client has heard
+ * of its end: all @n of the unit's into @ret. Less than the unit's where no rank had used the tensor
+ * (shardd_reduce_with). Errors: NOT_FOUND (not registered by this client), INVALID_ARGUMENT (@n is
+ * not how many there are, or it was not summoned). Never blocks. Any thread. */
+SHARDD_API int shardd_unit_steps(shardd_client *c, shardd_unit u, uint64_t *ret, size_t n,
+				 struct shardd_error *err);
+
 /* How units are to be laid out. */
 struct shardd_conversion {
 	size_t size;                   /* sizeof(struct shardd_conversion) */

@@ -18,6 +18,7 @@ import json
 import os
 import pathlib
 import resource
+import sys
 import threading
 import time
 
@@ -62,24 +63,73 @@ class Gpt(nn.Module):
         return self.head(self.norm(x))
 
 
+def number(least):
+    """A whole number of an option, and no smaller one."""
+    def parse(text):
+        if not (text.isascii() and text.isdigit() and least <= int(text) < 2**31):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
+        return int(text)
+
+    return parse
+
+
+def file(text):
+    if not os.access(text, os.R_OK) or not os.path.isfile(text):
+        raise argparse.ArgumentTypeError(f"there is no file {text!r} that can be read")
+    return pathlib.Path(text)
+
+
+def model_arguments(parser):
+    """Of the model, and what it reads."""
+    parser.add_argument("--data", required=True, type=file, help="any file")
+    parser.add_argument("--layers", type=number(1), default=4)
+    parser.add_argument("--width", type=number(1), default=128)
+    parser.add_argument("--heads", type=number(1), default=4)
+    parser.add_argument("--length", type=number(1), default=64, help="bytes of a sample")
+
+
+def parsed(parser):
+    options = parser.parse_args()
+    if options.width % options.heads:
+        parser.error(f"--width {options.width} is no multiple of --heads {options.heads}")
+    return options
+
+
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, type=pathlib.Path, help="any file")
+    model_arguments(parser)
     parser.add_argument("--engine", default="shardd", choices=["shardd", "fsdp2", "ddp", "single"])
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--length", type=int, default=64, help="bytes of a sample")
-    parser.add_argument("--batch", type=int, default=8, help="samples of all ranks in a step")
+    parser.add_argument("--steps", type=number(0), default=20)
+    parser.add_argument("--batch", type=number(1), default=8, help="samples of all ranks in a step")
     parser.add_argument("--optimizer", default="adamw", choices=["adamw", "sgd"])
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--bf16", action="store_true", help="forward in bf16 (shardd, fsdp2)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=1, help="of PyTorch, in a rank")
+    parser.add_argument("--seed", type=number(0), default=1)
+    parser.add_argument("--threads", type=number(1), default=1, help="of PyTorch, in a rank")
     parser.add_argument("--resilient", action="store_true", help="survive deaths (shardd)")
     parser.add_argument("--json", action="store_true", help="one object a line")
-    return parser.parse_args()
+    options = parsed(parser)
+    if options.data.stat().st_size < options.length + 2:
+        parser.error(f"--data is to have {options.length + 2} bytes or more for --length "
+                     f"{options.length}")
+    if options.resilient and options.engine != "shardd":
+        parser.error("--resilient goes with --engine shardd")
+    if options.bf16 and options.engine not in ("shardd", "fsdp2"):
+        parser.error("--bf16 goes with --engine shardd and fsdp2")
+    if options.engine in ("fsdp2", "ddp") and "RANK" not in os.environ:
+        parser.error(f"--engine {options.engine} is started by torchrun, as the first lines of "
+                     "this program show")
+    return options
+
+
+def in_sentences(kind, error, trace):
+    """sys.excepthook: what the user can do something about is said in a sentence. The exception
+    is not caught, so that the other ranks learn that this one has died."""
+    shardd = sys.modules.get("shardd")
+    if issubclass(kind, (OSError, ImportError, *([shardd.SharddError] if shardd else []))):
+        print(f"{pathlib.Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 # ------------------------------------------------------------------------- engines
@@ -254,10 +304,9 @@ def main():
     torch.manual_seed(options.seed)
     text = torch.frombuffer(bytearray(options.data.read_bytes()), dtype=torch.uint8)
     engine = ENGINES[options.engine](options)
-    if options.batch % engine.world or len(text) < options.length + 2:
-        raise SystemExit("--batch is to be a multiple of the ranks, --data longer than --length")
-    if options.resilient and options.engine != "shardd":
-        raise SystemExit("--resilient goes with --engine shardd")
+    if options.batch % engine.world:
+        raise SystemExit(f"train_gpt: --batch {options.batch} is no multiple of the "
+                         f"{engine.world} ranks")
     peaks = [Peak(pid) for pid in (
         ["self", engine.daemon()] if engine.rank == 0 and engine.daemon() else ["self"])]
     model = engine.wrap(Gpt(options.layers, options.width, options.heads, options.length))
@@ -281,5 +330,6 @@ def main():
 
 
 if __name__ == "__main__":
+    sys.excepthook = in_sentences
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     main()

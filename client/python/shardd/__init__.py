@@ -5,7 +5,7 @@
     import shardd
 
     with shardd.connect() as client:                  # $SHARDD_SOCKET
-        me = client.join()                            # $SHARDD_JOB, $RANK, $WORLD_SIZE
+        me = client.join()                            # as the launcher says
         [unit] = client.register([shardd.UnitSpec("block", [shardd.TensorSpec("w", (3, 5))])])
         unit.init_seed(1)
         weights = unit.gather()                       # shared by all ranks, not copied
@@ -16,6 +16,7 @@
 This package needs no other; ``shardd.torch`` needs PyTorch. The manual is docs/python.md.
 """
 
+from ._launch import environment
 from ._version import VERSION as __version__
 from .client import (
     WORLD,
@@ -26,7 +27,6 @@ from .client import (
     Shard,
     StepResult,
     connect,
-    environment,
 )
 from .errors import (
     Aborted,

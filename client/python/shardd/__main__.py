@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
 import shardd
 
 from . import _library
+from ._launch import launched_or_alone
 
 
 def _bytes(n: int) -> str:
@@ -19,18 +21,49 @@ def _bytes(n: int) -> str:
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
+def _device(device: dict[str, Any]) -> None:
+    print(f"device {device['id']}: {_bytes(device['used_bytes'])} of "
+          f"{_bytes(device['capacity_bytes'])} used, kernels {device['kernels']}")
+    if device.get("uuid"):
+        order = device.get("order")
+        print(f"  {device['uuid']}, {device['detail']}, streams "
+              f"{'ordered by ' + order if order else 'not ordered'}")
+    if device.get("lost"):
+        print(f"  lost: {device['lost']}")
+
+
+def _ranks(job: dict[str, Any]) -> None:
+    """Where the memory of those is that are on a GPU."""
+    places = [f"rank {rank['rank']} on {rank['device']}" for rank in job["ranks"]
+              if rank.get("device", "host:0") not in ("", "host:0")]
+    if places:
+        print(f"  {', '.join(places)}")
+
+
 def _report(client: shardd.Client, said: dict[str, Any]) -> None:
     print(f"daemon {client.daemon_version}, pid {said['pid']}, at {client.socket}, "
           f"up {said['uptime_s']} s")
     for device in said["devices"]:
-        print(f"device {device['id']}: {_bytes(device['used_bytes'])} of "
-              f"{_bytes(device['capacity_bytes'])} used, kernels {device['kernels']}")
+        _device(device)
     for job in said["jobs"]:
         joined = sum(rank["state"] == "JOINED" for rank in job["ranks"])
         print(f"job {job['name']}: {job['state']}, {joined} of {job['world_size']} ranks, "
               f"step {job['step']}, {job['unit_count']} units, {_bytes(job['used_bytes'])}")
+        _ranks(job)
     if not said["jobs"]:
         print("no jobs")
+
+
+def _report_launch() -> None:
+    """What a join without arguments would be. Nothing by itself."""
+    found = launched_or_alone()
+    if not found.launcher:
+        return
+    job = os.environ.get("SHARDD_JOB") or found.job
+    print(f"this process: rank {found.rank} of {found.world_size} of "
+          f"{f'job {job}' if job else 'a job without a name: set SHARDD_JOB'}, by "
+          f"{found.launcher}")
+    found.check_one_machine()
 
 
 def main(arguments: list[str]) -> int:
@@ -45,6 +78,7 @@ def main(arguments: list[str]) -> int:
         with shardd.connect(arguments[0] if arguments else None, name="python -m shardd",
                             connect_timeout=0.5) as client:
             _report(client, client.status())
+        _report_launch()
     except (shardd.SharddError, ImportError) as error:
         print(f"shardd: {error}", file=sys.stderr)
         return 1

@@ -86,6 +86,8 @@ class BufferPlace(C.Structure):
 
 
 class Result(C.Structure):
+    # Not the library's: the CUDA stream on which the op was submitted.
+    stream: int | None = None
     _fields_ = [("data", C.c_void_p), ("bytes", C.c_uint64), ("buffer", C.c_uint64),
                 ("total_norm", C.c_double), ("references", C.c_uint32), ("copied", C.c_bool),
                 ("number", C.c_uint64), ("waited_us", C.c_uint64), ("ran_us", C.c_uint64),
@@ -131,6 +133,12 @@ class ReduceOptions(C.Structure):
                 ("n_unused", C.c_size_t), ("more", C.c_bool)]
 
 
+class ReturnOptions(C.Structure):
+    _fields_ = [("size", C.c_size_t), ("write", C.c_bool),
+                ("optimizer_steps", C.POINTER(C.c_uint64)),
+                ("tensor_steps", C.POINTER(C.c_uint64)), ("n_tensors", C.c_size_t)]
+
+
 class ShardPiece(C.Structure):
     _fields_ = [("tensor", C.c_uint32), ("first", C.c_uint64), ("elements", C.c_uint64),
                 ("at", C.c_uint64)]
@@ -156,8 +164,9 @@ STRUCTS = {
     "error": Error, "options": Options, "job": Job, "membership": Membership, "device": Device,
     "tensor": Tensor, "buffer": Buffer, "optimizer": Optimizer, "unit_spec": UnitSpec,
     "unit_info": UnitInfo, "tensor_place": TensorPlace, "buffer_place": BufferPlace,
-    "result": Result, "factors": Factors, "clip": Clip,
-    "step_settings": StepSettings, "step_options": StepOptions, "plan": Plan, "reduce_options": ReduceOptions, "shard_piece": ShardPiece,
+    "result": Result, "factors": Factors, "clip": Clip, "step_settings": StepSettings,
+    "step_options": StepOptions, "plan": Plan, "reduce_options": ReduceOptions,
+    "return_options": ReturnOptions, "shard_piece": ShardPiece,
     "read_tensor": ReadTensor, "read_unit": ReadUnit, "snapshot": Snapshot,
 }
 
@@ -171,6 +180,9 @@ CALLS: dict[str, tuple[object, ...]] = {
     "status": (_p, _text, C.POINTER(_p)),
     "join": (_p, C.POINTER(Job), C.POINTER(Membership)),
     "get_device": (_p, C.POINTER(Device)),
+    "set_stream": (_p, _p),
+    "read": (_p, _p, _p, _size),
+    "write": (_p, _p, _p, _size),
     "leave": (_p,),
     "join_uneven": (_p, _u32, _bool, _units, _ticket),
     "join_even": (_p, _u32),
@@ -184,6 +196,7 @@ CALLS: dict[str, tuple[object, ...]] = {
     "reader_hold": (_p, _u32, _u32, C.POINTER(Snapshot)),
     "reader_release": (_p,),
     "unit_unused": (_p, _u32, C.POINTER(_bool), _size),
+    "unit_steps": (_p, _u32, C.POINTER(_u64), _size),
     "poll": (_p, _u64, C.POINTER(Result)),
     "wait": (_p, _u64, _int, C.POINTER(Result)),
 }
@@ -221,7 +234,7 @@ OPS: dict[str, tuple[object, ...]] = {
     "summon": (_u32,),
     "return": (_u32, _bool),
     "summon_state": (_u32, _u32),
-    "return_state": (_u32, _bool, C.POINTER(_u64)),
+    "return_with": (_u32, C.POINTER(ReturnOptions)),
 }
 
 
@@ -229,7 +242,7 @@ OPS: dict[str, tuple[object, ...]] = {
 PLAIN: dict[str, tuple[list[Any], Any]] = {
     "version": ([], _text), "close": ([_p], None), "daemon_version": ([_p], _text),
     "session": ([_p], _u64), "draining": ([_p], _bool), "set_timeout": ([_p, _u32], None),
-    "reader_close": ([_p], None),
+    "reader_close": ([_p], None), "clear_stream": ([_p], None),
 }
 
 

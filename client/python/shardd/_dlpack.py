@@ -54,16 +54,17 @@ for _kept in (_deleter, _destructor):
     _api.Py_IncRef(C.py_object(_kept))
 
 
-def capsule(address: int, shape: Sequence[int], dtype: tuple[int, int], owner: Any,
-            versioned: bool, writable: bool) -> Any:
-    """A capsule of the elements at @address. @dtype: DLPack's (code, bits)."""
+def capsule(address: int, shape: Sequence[int], dtype: tuple[int, int], device: tuple[int, int],
+            owner: Any, versioned: bool, writable: bool) -> Any:
+    """A capsule of the elements at @address. @dtype: DLPack's (code, bits). @device: its (type,
+    number)."""
     n = len(shape)
     extents, strides, step = (C.c_int64 * max(1, n))(*shape), (C.c_int64 * max(1, n))(), 1
     for i in reversed(range(n)):
         strides[i] = step
         step *= max(1, shape[i])
     code, bits = dtype
-    tensor = _Tensor(address, 1, 0, n, code, bits, 1, extents, strides, 0)
+    tensor = _Tensor(address, *device, n, code, bits, 1, extents, strides, 0)
     deleter = C.cast(_deleter, C.c_void_p)
     managed: Any
     if versioned:

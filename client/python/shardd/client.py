@@ -6,12 +6,15 @@ import contextlib
 import ctypes as C
 import json
 import os
+import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, NamedTuple, TypeVar
 
 from . import _abi, _library, _restart, specs
+from ._device import HOST, Gpu, Where
+from ._launch import launched
 from .errors import FailedPrecondition, InUse, Unavailable, Unimplemented, VersionMismatch
 from .memory import Dtype, Memory, _Mapped
 from .specs import ClipProfile, Lifetime, ReduceOp, StepSettings, UnitSpec
@@ -102,7 +105,7 @@ class Client:
     """One connection and one session; may be used by several threads at once.
 
     Not in a child after fork: connect there. Environment: SHARDD_SOCKET, SHARDD_DEVICE; and
-    for :meth:`join` SHARDD_JOB, RANK and WORLD_SIZE.
+    for :meth:`join` SHARDD_JOB and what launchers set.
 
     A context manager: leaves its job, if it is in one, and closes at the end; after an
     exception it closes without leaving, so that the other ranks learn of it.
@@ -121,6 +124,9 @@ class Client:
         self._lent: weakref.WeakSet[_Mapped] = weakref.WeakSet()
         self.kept: list[_Mapped] = []  # given back, and looked at all the same
         self._units: dict[int, Unit] = {}
+        self.where: Where = HOST  # this rank's memory
+        self._streams = threading.local()  # now: that of a thread
+        self._follow: Callable[[], int | None] | None = None
         handle = C.c_void_p()
         options = _abi.Options(C.sizeof(_abi.Options), self.socket.encode(),
                                name.encode() if name else None,
@@ -155,12 +161,17 @@ class Client:
     def submit(self, op: str, *arguments: Any, finish: Callable[[_abi.Result], T]) -> Ticket[T]:
         """Submit ``shardd_OP_submit``; @finish makes the ticket's value of the result."""
         number = C.c_uint64()
+        stream = self._stream()
         _library.call(op + "_submit", self.handle, *arguments, C.byref(number))
-        return Ticket(self, op, number.value, finish)
+        return Ticket(self, op, number.value, finish, stream)
 
     def do(self, op: str, *arguments: Any) -> None:
         """Submit an op without a value and wait for its end."""
         self.submit(op, *arguments, finish=lambda r: None).wait()
+
+    def mapped(self, r: _abi.Result, what: str) -> _Mapped:
+        """The memory that an op's result has, @what in sentences about it."""
+        return _Mapped(r.data or 0, r.bytes, what, self.where, r.stream)
 
     def lent(self, memory: Memory) -> Memory:
         """Remember memory that ends with this client. Return: @memory."""
@@ -226,6 +237,8 @@ class Client:
             mapped.end()
         self._open = False
         _library.library().shardd_close(self._handle)
+        if isinstance(self.where, Gpu):
+            self.where.close()
 
     def __enter__(self) -> Client:
         return self
@@ -252,24 +265,32 @@ class Client:
              ttl: int = 0, op_timeout: float = 0, allow_torn: bool = False) -> Membership:
         """Join a job as a rank; it is made if it is not there. After Aborted: again.
 
-        None: from SHARDD_JOB, WORLD_SIZE, RANK. @ttl, @op_timeout: seconds, 0: the daemon's
-        default. Blocks until the daemon has answered, not until all ranks are there.
+        None: what the launcher has said (docs/python.md); the job is $SHARDD_JOB first. @ttl,
+        @op_timeout: seconds, 0: the daemon's default. Blocks until the daemon has answered, not
+        until all ranks are there. Unimplemented: the launcher has started ranks on other
+        machines.
         """
-        spec = _abi.Job(C.sizeof(_abi.Job), job.encode() if job is not None else None,
-                        world_size or 0, _FROM_ENV if rank is None else rank, lifetime or 0,
-                        quota_bytes, ttl, int(op_timeout * 1000), allow_torn)
+        asked = _as_launched(job, world_size, rank)
+        spec = _abi.Job(C.sizeof(_abi.Job), *asked, lifetime or 0, quota_bytes, ttl,
+                        int(op_timeout * 1000), allow_torn)
         found = _abi.Membership()
         _library.call("join", self.handle, C.byref(spec), C.byref(found))
         blob = C.string_at(found.blob, found.blob_bytes) if found.blob else b""
-        if self.device.backend != "host":
-            where = self.device.id
-            _library.call("leave", self.handle)
-            raise Unimplemented(f"this rank's memory would be on {where}, which Python cannot see "
-                                "yet: connect with device=\"host:0\", to a daemon that has it")
+        self._find_memory()
         self._join = (job, world_size, rank, lifetime, quota_bytes, ttl, op_timeout, allow_torn)
         self.member = Membership(found.epoch, found.world_size, found.rank, found.resumed,
                                  found.has_commit, found.torn, found.step, blob)
         return self.member
+
+    def _find_memory(self) -> None:
+        device = self.device
+        if device.backend == "host" or self.where is not HOST:  # it stays where it was
+            return
+        try:
+            self.where = Gpu(self, device.id, device.uuid)
+        except BaseException:
+            _library.call("leave", self.handle)
+            raise
 
     def rejoin(self) -> Membership:
         """Join again as the last time, after Aborted; units keep their numbers."""
@@ -288,6 +309,41 @@ class Client:
         d = _abi.Device()
         _library.call("get_device", self.handle, C.byref(d))
         return Device(d.id.decode(), d.backend.decode(), d.uuid.decode(), d.streams)
+
+    def set_stream(self, stream: int | None) -> None:
+        """GPUs: the ops that this thread submits from here on are ordered with the CUDA stream
+        @stream, a handle (of PyTorch's: ``.cuda_stream``; 0: CUDA's default stream).
+
+        An op begins after the work that is on the stream when it is submitted, and its ticket ends
+        when the daemon has queued it: what is put on the stream then runs after it, and nothing
+        waits for the device. None: tickets end when ops have been executed, and what this process's
+        kernels write must be complete before an op is submitted that reads it.
+
+        FailedPrecondition: the memory is not on a GPU. InvalidArgument: a stream of another
+        context.
+        """
+        if stream is None:
+            _library.library().shardd_clear_stream(self.handle)
+        else:
+            # The default stream is that of the current context.
+            with self.where.entered() if isinstance(self.where, Gpu) else contextlib.nullcontext():
+                _library.call("set_stream", self.handle, stream)
+        self._streams.now = stream
+
+    def follow_stream(self, current: Callable[[], int | None] | None) -> None:
+        """Ask @current for the stream before every op, in the thread that submits it, instead of
+        :meth:`set_stream`. None: no more; threads keep the stream that they have."""
+        self._follow = current
+
+    def _stream(self) -> int | None:
+        """This thread's."""
+        now: int | None = getattr(self._streams, "now", None)
+        if self._follow is not None:
+            wanted = self._follow()
+            if wanted != now:
+                self.set_stream(wanted)
+                now = wanted
+        return now
 
     def group(self, name: str, ranks: Sequence[int]) -> int:
         """Make or find the group @name of exactly these ranks in this order. Return: its number,
@@ -317,7 +373,7 @@ class Client:
             elements *= extent
 
         def finish(r: _abi.Result) -> Buffer:
-            mapped = _Mapped(r.data, r.bytes, f"buffer {r.buffer}")
+            mapped = self.mapped(r, f"buffer {r.buffer}")
             return Buffer(self, r.buffer, self.lent(Memory(mapped, 0, shape, dtype, True)))
 
         return self.submit("alloc", elements * dtype.itemsize, finish=finish).wait()
@@ -406,8 +462,8 @@ class Client:
         """BY_TRAINER: this rank's shard of the next unit whose last reduce is over; waits."""
         def finish(r: _abi.Result) -> Shard:
             unit = self._units[r.unit]
-            mapped = _Mapped(r.data, r.bytes, f"shard of unit '{unit.spec.name}'") \
-                if r.elements else _Mapped(0, 0, "an empty shard")
+            mapped = self.mapped(r, f"shard of unit '{unit.spec.name}'" if r.elements
+                                 else "an empty shard")
             params = self.lent(Memory(mapped, 0, (r.elements,), Dtype.FP32, True))
             unit._lent["shard"] = params
             return Shard(unit, params, Memory(mapped, r.gradient_offset, (r.elements,),
@@ -428,26 +484,22 @@ class Client:
         return f"<shardd.Client session {self.session} at {self.socket}, {where}>"
 
 
+def _as_launched(job: str | None, world_size: int | None,
+                 rank: int | None) -> tuple[bytes | None, int, int]:
+    """What a join asks for. What neither the caller nor a launcher has said is left to the
+    library, which says by which variable to."""
+    job = job if job is not None else os.environ.get("SHARDD_JOB") or None
+    found = launched() if None in (job, world_size, rank) else None
+    if found is not None:
+        if world_size is None:
+            found.check_one_machine()
+            world_size = found.world_size
+        rank = found.rank if rank is None else rank
+        job = found.job if job is None else job
+    return (job.encode() if job is not None else None, world_size or 0,
+            _FROM_ENV if rank is None else rank)
+
+
 def connect(socket: str | None = None, **options: Any) -> Client:
     """A :class:`Client`."""
     return Client(socket, **options)
-
-
-def environment(env: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """(rank, world size) as torchrun, shardctl run, mpirun and srun say them; (0, 1) by itself.
-
-    InvalidArgument: only one of the two is there, or one is no number.
-    """
-    from .errors import InvalidArgument
-
-    for rank, world in (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-                        ("PMI_RANK", "PMI_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")):
-        if rank not in env and world not in env:
-            continue
-        try:
-            return int(env[rank]), int(env[world])
-        except (KeyError, ValueError):
-            raise InvalidArgument(
-                f"{rank}={env.get(rank, '')!r} and {world}={env.get(world, '')!r}: both are to be "
-                "set, to whole numbers", rank) from None
-    return 0, 1

@@ -4,18 +4,20 @@ A :class:`Memory` is a piece of a mapping. What looks at it (memoryviews, NumPy 
 PyTorch tensors) keeps an inner object alive; so when the memory is to be given back we know
 whether anything still looks at it, and refuse with :class:`shardd.InUse` instead of leaving
 a view whose contents change or vanish. Afterwards every use of the Memory raises.
+
+On a GPU it is the same, without the buffer protocol: the processor cannot read it.
 """
 
 from __future__ import annotations
 
-import ctypes as C
 import gc
 import weakref
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
-from .errors import FailedPrecondition, InUse
+from ._device import HOST, Where
+from .errors import FailedPrecondition, InUse, InvalidArgument
 
 
 class Dtype(IntEnum):
@@ -44,13 +46,19 @@ _TYPES: dict[Dtype, tuple[int, str, tuple[int, int]]] = {
 
 
 class _Mapped:
-    """The bytes behind one or more Memory objects, as long as they are lent."""
+    """The bytes behind one or more Memory objects, as long as they are lent. ``stream``: on a GPU,
+    that on which they are there; None: they are there already."""
 
-    def __init__(self, address: int, nbytes: int, what: str) -> None:
-        self.what = what
+    def __init__(self, address: int, nbytes: int, what: str, where: Where = HOST,
+                 stream: int | None = None) -> None:
+        self.what, self.where, self.stream = what, where, stream
         self.address = address
         self.nbytes = nbytes
-        self.array: Any = (C.c_ubyte * nbytes).from_address(address)
+        self.array: Any = where.hold(address, nbytes)
+
+    def anew(self) -> _Mapped:
+        """The same bytes, lent again."""
+        return _Mapped(self.address, self.nbytes, self.what, self.where, self.stream)
 
     def look(self) -> Any:
         if self.array is None:
@@ -103,6 +111,17 @@ class Memory:
         return self._mapped.address + self._offset
 
     @property
+    def device(self) -> tuple[int, int]:
+        """DLPack's: (1, 0) the host, (2, n) GPU n of this process."""
+        return self._mapped.where.dlpack
+
+    @property
+    def stream(self) -> int | None:
+        """The CUDA stream on which the contents are there, that of the op that lent it
+        (:meth:`Client.set_stream`); None: they are there for everybody."""
+        return self._mapped.stream
+
+    @property
     def released(self) -> bool:
         """Was it given back?"""
         return self._mapped.array is None
@@ -116,8 +135,15 @@ class Memory:
         return part
 
     def view(self) -> memoryview:
-        """A memoryview of this shape; bf16 and fp16 as their bits, unsigned 16-bit numbers."""
-        flat = memoryview(self._mapped.look()).cast("B")
+        """A memoryview of this shape; bf16 and fp16 as their bits, unsigned 16-bit numbers.
+        BufferError: the memory is on a GPU."""
+        seen = self._mapped.look()
+        if self.device != HOST.dlpack:
+            raise BufferError(
+                f"{self._mapped.what} is on {self._mapped.where.name}, where the processor cannot "
+                "read: copy with tobytes() and write(), or look at it there with from_dlpack() of "
+                "PyTorch or CuPy")
+        flat = memoryview(seen).cast("B")
         if not self.writable:
             flat = flat.toreadonly()
         flat = flat[self._offset:self._offset + self.nbytes]
@@ -145,31 +171,68 @@ class Memory:
         return self.__array__()
 
     def tobytes(self) -> bytes:
-        """A copy."""
-        return self.view().tobytes()
+        """A copy; from a GPU after what is on this thread's stream."""
+        address = self.address
+        return self._mapped.where.read(address, self.nbytes)
+
+    def write(self, data: Any) -> None:
+        """Copy @data, as many bytes with the buffer protocol, into it; to a GPU after what is on
+        this thread's stream. BufferError: the memory is read-only."""
+        address, given = self.address, memoryview(data)
+        if not self.writable:
+            raise BufferError(f"{self._mapped.what} is read-only")
+        if given.nbytes != self.nbytes:
+            raise InvalidArgument(f"{given.nbytes} bytes for {self.nbytes} of {self._mapped.what}",
+                                  "data")
+        self._mapped.where.write(address, memoryview(given.tobytes()))
+
+    def device_view(self) -> DeviceView:
+        """For CuPy and Numba: see :class:`DeviceView`. BufferError: it is host memory."""
+        return DeviceView(self)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)  # kDLCPU
+        return self.device
 
     def __dlpack__(self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None,
                    copy: Any = None) -> Any:
         """For torch.from_dlpack and numpy.from_dlpack: without a copy.
 
         Read-only memory needs a consumer that knows DLPack 1.0's flag for it; to others it is
-        a BufferError, since they would write.
+        a BufferError, since they would write. On a GPU the consumer's @stream is made to wait for
+        :attr:`stream`, as the array API standard has it: None and 1 are CUDA's default stream, 2
+        the thread's own, -1 is no wait, else it is the handle of one.
         """
         from . import _dlpack
 
-        if dl_device not in (None, (1, 0)):
-            raise BufferError(f"this memory is on device (1, 0), not {dl_device}")
+        look, where = self._mapped.look(), self._mapped.where
+        if dl_device is not None and tuple(dl_device) != where.dlpack:
+            raise BufferError(f"this memory is on device {where.dlpack}, not {tuple(dl_device)}")
         if copy:
             raise BufferError("ask for a view and copy that")
         versioned = max_version is not None and max_version[0] >= 1
         if not self.writable and not versioned:
             raise BufferError("read-only memory, and the consumer does not know read-only memory")
-        return _dlpack.capsule(self.address, self.shape, _TYPES[self.dtype][2],
-                               self._mapped.look(), versioned, self.writable)
+        where.order(stream, self._mapped.stream)
+        return _dlpack.capsule(self.address, self.shape, _TYPES[self.dtype][2], where.dlpack,
+                               look, versioned, self.writable)
 
     def __repr__(self) -> str:
         state = "given back" if self.released else "writable" if self.writable else "read-only"
         return f"<shardd.Memory {self.dtype.name} {list(self.shape)} {self._mapped.what}, {state}>"
+
+
+class DeviceView:
+    """Memory on a GPU for who knows ``__cuda_array_interface__`` and no DLPack: as a memoryview it
+    keeps the memory from being given back. bf16 as its bits, unsigned 16-bit numbers."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._held, mapped = memory._mapped.look(), memory._mapped
+        if memory.device == HOST.dlpack:
+            raise BufferError(f"{mapped.what} is host memory: use view()")
+        form = _TYPES[memory.dtype][1] if memory.dtype != Dtype.FP16 else "e"
+        kind = {"f": "f", "d": "f", "e": "f", "q": "i", "i": "i"}.get(form, "u")
+        stream = mapped.stream
+        self.__cuda_array_interface__ = {
+            "shape": memory.shape, "typestr": f"<{kind}{memory.dtype.itemsize}", "strides": None,
+            "data": (memory.address if memory.elements else 0, not memory.writable),
+            "version": 3, "stream": None if stream is None else stream or 1}

@@ -18,14 +18,16 @@ T = TypeVar("T")
 class Ticket(Generic[T]):
     """One op under way; ended by one :meth:`wait` that returns, or a :meth:`done` that is True.
 
-    Two threads must not wait for the same ticket.
+    With a stream (:meth:`Client.set_stream`) it ends when the daemon has queued it, and what is put
+    on the stream from then on runs after it. Two threads must not wait for the same ticket.
     """
 
-    __slots__ = ("_client", "_done", "_finish", "_number", "_value", "name")
+    __slots__ = ("_client", "_done", "_finish", "_number", "_stream", "_value", "name")
 
     def __init__(self, client: Client, name: str, number: int,
-                 finish: Callable[[_abi.Result], T]) -> None:
+                 finish: Callable[[_abi.Result], T], stream: int | None = None) -> None:
         self._client, self.name, self._number, self._finish = client, name, number, finish
+        self._stream = stream
         self._done = False
         self._value: Any = None
 
@@ -38,6 +40,7 @@ class Ticket(Generic[T]):
                                     error.field.decode(), error.domain.decode(), error.native,
                                     self.name)
         else:
+            r.stream = self._stream
             self._value = self._finish(r)
 
     def done(self) -> bool:

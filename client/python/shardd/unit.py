@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes as C
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import _abi, _library
 from .errors import FailedPrecondition, InvalidArgument
-from .memory import Dtype, Memory, _Mapped
+from .memory import Dtype, Memory
 from .specs import UnitSpec
 from .ticket import Ticket
 
@@ -69,10 +69,10 @@ class Unit:
         """The memory of @kind that is out already, if it is the same, else a new one."""
         before = self._lent.get(kind)
         if before is not None and not before.released and before.address == r.data:
+            before._mapped.stream = r.stream
             return before
-        what = f"{kind} of unit '{self.spec.name}'"
-        memory = self.client.lent(
-            Memory(_Mapped(r.data, r.bytes, what), 0, (elements,), dtype, writable))
+        mapped = self.client.mapped(r, f"{kind} of unit '{self.spec.name}'")
+        memory = self.client.lent(Memory(mapped, 0, (elements,), dtype, writable))
         self._lent[kind] = memory
         return memory
 
@@ -109,8 +109,7 @@ class Unit:
         self._end("gathered parameters")
         left = self.client.submit("release", self.id, finish=lambda r: int(r.references)).wait()
         if left and memory is not None:
-            memory._mapped = _Mapped(memory._mapped.address, memory._mapped.nbytes,
-                                     memory._mapped.what)
+            memory._mapped = memory._mapped.anew()
             self._lent["gathered parameters"] = self.client.lent(memory)
         return left
 
@@ -127,12 +126,38 @@ class Unit:
             "summoned parameters", r, self.elements, Dtype.FP32, True),
             int(r.optimizer_steps))).wait()
 
-    def give_back(self, write: bool = False, optimizer_steps: int | None = None) -> None:
+    def steps(self) -> dict[str, int]:
+        """How many steps each tensor had had at the last summon: fewer than the unit where no
+        rank had used it. InvalidArgument: the unit was not summoned."""
+        n = len(self.spec.tensors)
+        counts = (C.c_uint64 * max(1, n))()
+        _library.call("unit_steps", self.client.handle, self.id, counts, n)
+        return {t.name: int(count) for t, count in zip(self.spec.tensors, counts)}
+
+    def give_back(self, write: bool = False, optimizer_steps: int | None = None,
+                  steps: Mapping[str, int] | None = None) -> None:
         """End a summon (collective). @write: each rank's own shard of it becomes the
-        parameters, or the state; then @optimizer_steps, if given, is how many the unit has had."""
-        steps = None if optimizer_steps is None else C.c_uint64(optimizer_steps)
+        parameters, or the state; then @optimizer_steps, if given, is how many the unit has had,
+        and @steps those of tensors that have had fewer."""
+        options = self.return_options(write, optimizer_steps, steps)
         self._end("summoned parameters")
-        self.client.do("return_state", self.id, write, None if steps is None else C.byref(steps))
+        self.client.do("return_with", self.id, C.byref(options))
+
+    def return_options(self, write: bool, optimizer_steps: int | None = None,
+                       steps: Mapping[str, int] | None = None) -> _abi.ReturnOptions:
+        """For return_with."""
+        options = _abi.ReturnOptions(C.sizeof(_abi.ReturnOptions), write)
+        if optimizer_steps is not None:
+            options.optimizer_steps = C.pointer(C.c_uint64(optimizer_steps))
+        if steps is not None:
+            for name in steps:
+                self._number(name)
+            if optimizer_steps is None:
+                raise InvalidArgument("steps of tensors go with optimizer_steps", "steps")
+            counts = [steps.get(t.name, optimizer_steps) for t in self.spec.tensors]
+            options.tensor_steps = (C.c_uint64 * len(counts))(*counts)
+            options.n_tensors = len(counts)
+        return options
 
     def init_seed(self, seed: int) -> None:
         """Every tensor by its ``init`` (collective); the same values for any world size."""
@@ -166,7 +191,7 @@ class Unit:
         for number, tensor in enumerate(self.spec.tensors):
             if tensor.name == name:
                 return number
-        raise InvalidArgument(f"unit '{self.spec.name}' has no tensor '{name}'", "unused")
+        raise InvalidArgument(f"unit '{self.spec.name}' has no tensor '{name}'", "tensor")
 
     def reduce_submit(self, more: bool = False, unused: Sequence[str] = ()) -> Ticket[None]:
         """As reduce, with a ticket."""
@@ -219,7 +244,7 @@ class Unit:
             n = len(self.spec.buffers)
             places = (_abi.BufferPlace * max(1, n))()
             _library.call("buffer_places", self.client.handle, self.id, places, n)
-            mapped = _Mapped(r.data, r.bytes, f"buffers of unit '{self.spec.name}'")
+            mapped = self.client.mapped(r, f"buffers of unit '{self.spec.name}'")
             every = {b.name: Memory(mapped, p.offset, b.shape, b.dtype, True)
                      for b, p in zip(self.spec.buffers, places)}
             for memory in every.values():

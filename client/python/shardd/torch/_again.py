@@ -6,7 +6,7 @@ import contextlib
 import os
 
 from .. import _library, _restart
-from ..errors import InvalidArgument
+from ..errors import FailedPrecondition, InvalidArgument
 
 
 def _load() -> None:
@@ -32,9 +32,15 @@ def guard(max_restarts: int = 3) -> int:
     @max_restarts: at most; and no third child if two in a row have committed nothing.
     Environment: SHARDD_GUARD=N does it when shardd.torch is imported, with N restarts;
     SHARDD_GUARD=0 makes this function do nothing.
-    FailedPrecondition: other threads, or a connection. Return: how many restarts there were.
+    FailedPrecondition: other threads, a connection, or CUDA in use. Return: how many restarts
+    there were.
     """
     _load()
+    import torch
+
+    if torch.cuda.is_initialized():
+        raise FailedPrecondition("CUDA cannot be used in a child of a process that has used it: "
+                                 "call guard() before anything is on a GPU")
     return _restart.guard(max_restarts)
 
 

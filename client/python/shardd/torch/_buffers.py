@@ -52,7 +52,7 @@ class Buffers:
         with torch.no_grad():
             flat = self._room(tree)
             if written_by_all or member.rank == root:
-                torch.cat([_bytes(b) for b in buffers], out=flat)
+                torch.cat([_bytes(b).to(flat.device) for b in buffers], out=flat)
             tree.client.do("broadcast_buffers", unit.id, WORLD, root)
             at = 0
             for b in buffers if written_by_all or member.rank != root else []:

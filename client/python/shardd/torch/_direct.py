@@ -19,6 +19,8 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
+from . import _device
+
 if TYPE_CHECKING:
     from ._unit import ShardedUnit
 
@@ -57,7 +59,7 @@ def _place(weight: torch.Tensor) -> Any:
     """Where its gradient is to go, if this use of it is one that we know. None: as ever."""
     place = getattr(weight, _PLACE, None)
     if (place is None or not enabled or not torch.is_grad_enabled()
-            or torch.is_autocast_enabled("cpu")
+            or torch.is_autocast_enabled(_device.here.type)
             or torch._C._are_functorch_transforms_active()
             or forward_ad._current_level >= 0):
         return None
@@ -93,7 +95,8 @@ def _embedding(self: nn.Embedding, input: torch.Tensor) -> torch.Tensor:
         return F.embedding(input, self.weight)
     place = _place(self.weight)
     if (place is None or type(input) is not torch.Tensor or not input.numel()
-            or self.weight.dtype != torch.float32):  # others are added up in fp32
+            # Others are added up in fp32; a GPU adds in no order here.
+            or self.weight.dtype != torch.float32 or self.weight.is_cuda):
         return F.embedding(input, self.weight)
     out: torch.Tensor = _Embedding.apply(input, self.weight, place)
     return out
@@ -104,7 +107,7 @@ def _embedding(self: nn.Embedding, input: torch.Tensor) -> torch.Tensor:
 
 def _buffer(ctx: Any, edge: int) -> torch.Tensor | None:
     """Where the weight's gradient can be written to, in backward. @edge: which input it is."""
-    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+    if torch.is_grad_enabled() or torch.is_autocast_enabled(_device.here.type):
         return None  # backward is to be differentiated, or computes in another type
     unit, index = ctx.place
     return unit.direct_gradient(index, ctx.next_functions[edge][0])  # type: ignore[no-any-return]

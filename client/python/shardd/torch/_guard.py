@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..errors import FailedPrecondition
+from . import _device
 
 _HARMLESS = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 _CONVERTS = ("aten._to_copy.default", "aten.to.dtype")
@@ -39,17 +40,20 @@ class Guard(torch.Tensor):
     _kind: str
     _unit: Any
     _is_param: bool
+    _where: torch.device | None
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def make(name: str, kind: str, shape: Sequence[int], dtype: torch.dtype,
-             requires_grad: bool = False, unit: Any = None) -> Guard:
-        """@unit: the ShardedUnit of a parameter, by which optimizers find it."""
+             requires_grad: bool = False, unit: Any = None,
+             where: torch.device | None = None) -> Guard:
+        """@unit: the ShardedUnit of a parameter, by which optimizers find it. @where: its device;
+        None: that of the session."""
         guard: Guard = torch.Tensor._make_wrapper_subclass(
             Guard, tuple(shape), dtype=dtype, device=torch.device("cpu"),
             requires_grad=requires_grad)
-        guard._name, guard._kind, guard._unit = name, kind, unit
+        guard._name, guard._kind, guard._unit, guard._where = name, kind, unit, where
         guard._is_param = kind == "parameter"
         return guard
 
@@ -60,8 +64,19 @@ class Guard(torch.Tensor):
         every += [x for a in every if isinstance(a, (list, tuple)) for x in a]
         first = max((a for a in every if isinstance(a, Guard)), key=lambda a: a._kind == "gradient")
         if func in _HARMLESS:
-            return Guard.make(first._name, first._kind, first.shape, first.dtype)
+            return Guard.make(first._name, first._kind, first.shape, first.dtype,
+                              where=first._where)
         raise FailedPrecondition(explain(first._name, first._kind, str(func)))
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """Where the values are when they are gathered: inputs belong there."""
+        return self._where if self._where is not None else _device.here
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        """Of CUDA's?"""
+        return self.device.type == "cuda"
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise FailedPrecondition(explain(self._name, self._kind, "copy.deepcopy"))

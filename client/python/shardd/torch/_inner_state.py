@@ -15,8 +15,8 @@ import torch
 
 from ..errors import InvalidArgument, Unimplemented
 from ..memory import Dtype
-from . import _rows
-from ._session import tensor_at
+from . import _device, _rows
+from ._device import tensor_at
 from ._tree import Tree
 from ._unit import Parameter, ShardedUnit
 
@@ -74,10 +74,10 @@ def _describe(optimizer: Sharded) -> list[State]:
 def _whole(unit: ShardedUnit, p: Parameter, rows: torch.Tensor) -> torch.Tensor:
     """All ranks' @rows (collective)."""
     assert unit.tree is not None
-    mesh, whole = _rows.mesh_of(unit.tree), torch.empty(p.shape, dtype=rows.dtype)
-    if not whole.numel():
-        return whole
-    data, each = bytearray(whole.nbytes), whole.nbytes // p.shape[0]
+    mesh, nbytes = _rows.mesh_of(unit.tree), p.shape.numel() * rows.dtype.itemsize
+    if not nbytes:
+        return torch.empty(p.shape, dtype=rows.dtype, device=_device.here)
+    data, each = bytearray(nbytes), nbytes // p.shape[0]
     flat = torch.frombuffer(data, dtype=torch.uint8)
     first, n = _rows.extent(unit, p)
     flat[first * each:(first + n) * each].copy_(rows.contiguous().reshape(-1).view(torch.uint8))
@@ -86,7 +86,8 @@ def _whole(unit: ShardedUnit, p: Parameter, rows: torch.Tensor) -> torch.Tensor:
         begin, end = (min(i * per, p.shape[0]) for i in (position, position + 1))
         if begin < end:
             _broadcast(unit.tree, data, mesh.ranks[position], begin * each, (end - begin) * each)
-    return torch.frombuffer(data, dtype=rows.dtype).view(p.shape).clone()
+    whole = torch.frombuffer(data, dtype=rows.dtype).view(p.shape)
+    return whole.clone().to(_device.here)
 
 
 def read(optimizer: Sharded, full: bool) -> dict[int, State]:
@@ -101,7 +102,7 @@ def read(optimizer: Sharded, full: bool) -> dict[int, State]:
             if isinstance(said, tuple):
                 state[key] = said[0]
                 continue
-            empty = torch.zeros((n, *p.shape[1:]), dtype=said)
+            empty = torch.zeros((n, *p.shape[1:]), dtype=said, device=_device.here)
             rows = own[key].view(empty.shape) if key in own else empty
             state[key] = _whole(unit, p, rows) if full else _rows.wrap(unit, p, rows.clone())
         if state:
@@ -127,7 +128,7 @@ def _local(unit: ShardedUnit, p: Parameter, stand_in: torch.Tensor, state: Mappi
             continue
         _rows.check(p, value, f"{key} of {p.name}")
         source = value.rows if isinstance(value, _rows.Rows) else value
-        whole = torch.zeros(p.shape, dtype=source.dtype)
+        whole = torch.zeros(p.shape, dtype=source.dtype, device=_device.here)
         _rows.put(unit, p, value, whole)
         first, n = _rows.extent(unit, p)
         made[key] = whole[first:first + n].clone().view(stand_in.shape)

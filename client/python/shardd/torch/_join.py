@@ -7,6 +7,7 @@ are the newest.
 from __future__ import annotations
 
 import contextlib
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,9 +24,9 @@ def _newest(tree: Tree, was_last: bool) -> int:
     member = tree.client.member
     assert member is not None
     with tree.client.alloc((1,)) as best:
-        best.memory.view()[0] = float(member.rank if was_last else -1)
+        best.memory.write(array("f", [member.rank if was_last else -1]))
         tree.client.all_reduce(best, ReduceOp.MAX, tree.group)
-        return int(best.memory.view()[0])
+        return int(array("f", best.memory.tobytes())[0])
 
 
 @contextlib.contextmanager

@@ -57,9 +57,9 @@ def _check_torch(mesh: Any) -> None:
     if mesh.ndim > 2:
         raise Unimplemented(f"mesh has {mesh.ndim} dimensions: one (shards) or two (replicas, "
                             "shards) are allowed; take a sub-mesh of it, mesh[\"name\"]", "mesh")
-    if mesh.device_type != "cpu":
-        raise Unimplemented(f"mesh is of {mesh.device_type}: only host memory is sharded from "
-                            "Python yet; give init_device_mesh(\"cpu\", ...)", "mesh")
+    if mesh.device_type not in ("cpu", "cuda"):
+        raise Unimplemented(f"mesh is of {mesh.device_type}: host memory and CUDA's are sharded; "
+                            "give init_device_mesh(\"cpu\" or \"cuda\", ...)", "mesh")
 
 
 def parse(mesh: Any) -> Mesh | None:

@@ -15,9 +15,9 @@ import torch
 
 from ..errors import InvalidArgument, Unimplemented
 from . import _rows
+from ._device import nothing, tensor_at
 from ._progress import Bar
-from ._session import tensor_at
-from ._unit import Parameter, ShardedUnit, _nothing, _swap
+from ._unit import Parameter, ShardedUnit, _swap
 
 if TYPE_CHECKING:
     from .optim import _InDaemon
@@ -47,10 +47,10 @@ def names(optimizer: _InDaemon, guard: Any) -> tuple[str, ...]:
 
 
 class _Array:
-    """One array, summoned. ``steps``: that the unit has had. ``write``: it is written at the end,
-    and with it ``steps``."""
+    """One array, summoned. ``steps``: that each tensor has had, by name. ``write``: it is written
+    at the end, and with it ``steps``."""
 
-    def __init__(self, unit: ShardedUnit, flat: torch.Tensor, steps: int) -> None:
+    def __init__(self, unit: ShardedUnit, flat: torch.Tensor, steps: dict[str, int]) -> None:
         self._unit, self._flat, self.steps, self.write = unit, flat, steps, False
 
     def of(self, p: Parameter) -> torch.Tensor:
@@ -65,15 +65,16 @@ def _summoned(unit: ShardedUnit, number: int) -> Iterator[_Array]:
     """Array @number of the unit's state (collective)."""
     assert unit.unit is not None
     client = unit.unit.client
-    address, steps = client.submit("summon_state", unit.unit.id, number, finish=lambda r: (
-        r.data, int(r.optimizer_steps))).wait()
-    array = _Array(unit, tensor_at(address, unit.unit.elements, torch.float32), steps)
+    address: int = client.submit("summon_state", unit.unit.id, number,
+                                 finish=lambda r: r.data).wait()
+    array = _Array(unit, tensor_at(address, unit.unit.elements, torch.float32), unit.unit.steps())
     try:
         yield array
     finally:
-        _swap(array._flat.untyped_storage(), _nothing())
-        count = C.byref(C.c_uint64(array.steps)) if array.write else None
-        client.do("return_state", unit.unit.id, array.write, count)
+        _swap(array._flat.untyped_storage(), nothing())
+        options = unit.unit.return_options(
+            array.write, *((max(array.steps.values()), array.steps) if array.write else ()))
+        client.do("return_with", unit.unit.id, C.byref(options))
 
 
 def _bar(optimizer: _InDaemon, what: str) -> Bar:
@@ -88,17 +89,16 @@ def _bar(optimizer: _InDaemon, what: str) -> Bar:
 
 def _read_unit(optimizer: _InDaemon, unit: ShardedUnit, full: bool, wanted: bool,
                bar: Bar) -> list[State]:
-    """By trained parameter: its state, with the unit's steps; nothing unless @wanted here."""
+    """By trained parameter: its state, with its steps; nothing unless @wanted here."""
     found: list[State] = [{} for _ in unit.trained]
     for number, name in enumerate(_arrays(optimizer, unit), 1):
         with _summoned(unit, number) as array:
             for p, state in zip(unit.trained, found) if wanted else ():
                 if name in _ADAM:
-                    state["step"] = torch.tensor(float(array.steps))
+                    state["step"] = torch.tensor(float(array.steps[p.name]))
                 state[name] = (array.of(p).clone() if full
                                else _rows.take(unit, p, array.of(p)))
-            if wanted and not array.steps:
-                for state in found:
+                if not array.steps[p.name]:
                     state["new"] = True
         bar.add(4 * unit.elements, unit.name)
     return found
@@ -115,7 +115,9 @@ def read(optimizer: _InDaemon, full: bool, with_new: bool,
         for unit in tree.units:
             for p, state in zip(unit.trained, _read_unit(optimizer, unit, full, wanted, bar)
                                 if unit.trained else ()):
-                if state and (not state.pop("new", False) or with_new):
+                # zeros say of momentum that it is there
+                new = state.pop("new", False)
+                if state and (not new or (with_new and not (full and "step" not in state))):
                     found[id(p.guard)] = state
     return found
 
@@ -183,20 +185,14 @@ def _new_settings(optimizer: _InDaemon, group: dict[str, Any], saved: Any) -> di
     return changed
 
 
-def _steps(unit: ShardedUnit, states: list[Any], arrays: tuple[str, ...], dampened: bool) -> int:
-    """How many the unit has had by @states."""
-    if "momentum_buffer" in arrays:
-        there = [s.get("momentum_buffer") is not None for s in states]
-        if dampened and any(there) and not all(there):
-            raise Unimplemented(f"some parameters of unit '{unit.name}' have momentum and some do "
-                                "not yet: with dampening that is one thing for all of a unit")
-        return int(any(there))
-    counts = {int(s["step"]) if s else 0 for s in states}
-    if len(counts) > 1:
-        raise Unimplemented(
-            f"the parameters of unit '{unit.name}' have had {sorted(counts)} steps: here a unit is "
-            "stepped as one; wrap what was not always used as units of their own")
-    return counts.pop()
+def _steps(unit: ShardedUnit, states: list[Any], arrays: tuple[str, ...]) -> dict[str, int]:
+    """How many each trained tensor has had by @states; of momentum: whether it is there."""
+    def count(state: Any) -> int:
+        if "momentum_buffer" in arrays:
+            return int(state.get("momentum_buffer") is not None)
+        return int(state["step"]) if state else 0
+
+    return {p.name: count(state) for p, state in zip(unit.trained, states)}
 
 
 def _check(unit: ShardedUnit, states: list[Any], arrays: tuple[str, ...]) -> None:
@@ -209,8 +205,8 @@ def _check(unit: ShardedUnit, states: list[Any], arrays: tuple[str, ...]) -> Non
                                       "optimizer with other settings", name)
 
 
-def _write_unit(unit: ShardedUnit, states: list[Any], arrays: tuple[str, ...], steps: int,
-                bar: Bar) -> None:
+def _write_unit(unit: ShardedUnit, states: list[Any], arrays: tuple[str, ...],
+                steps: dict[str, int], bar: Bar) -> None:
     for number, name in enumerate(arrays, 1):
         with _summoned(unit, number) as array:
             for p, state in zip(unit.trained, states):
@@ -237,11 +233,9 @@ def load(optimizer: _InDaemon, state: Mapping[str, Any]) -> None:
     for unit in tree.units:
         if unit.trained:
             arrays, states = _arrays(optimizer, unit), [by_id[id(p.guard)] for p in unit.trained]
-            group = optimizer._by_id[id(unit.trained[0].guard)]
             _check(unit, states, arrays)
             if arrays:
-                plan.append((unit, states, arrays,
-                             _steps(unit, states, arrays, bool(group.get("dampening")))))
+                plan.append((unit, states, arrays, _steps(unit, states, arrays)))
     tree.release_all()
     with _bar(optimizer, "loading the optimizer's state") as bar:
         for unit, states, arrays, steps in plan:

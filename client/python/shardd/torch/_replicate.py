@@ -16,7 +16,7 @@ from torch import nn
 
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
 from ..specs import Profile
-from . import _hooks, _state
+from . import _device, _hooks, _state
 from ._buffers import Buffers
 from ._join import uneven
 from ._session import world_size
@@ -33,7 +33,7 @@ from ._wrap import (
 
 M = TypeVar("M", bound=nn.Module)
 
-_REFUSED = ("device_ids", "output_device", "delay_all_reduce_named_params")
+_REFUSED = ("delay_all_reduce_named_params",)
 
 
 class ReplicatedModule(ShardedModule):
@@ -89,7 +89,8 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
               forward_sync_buffers: bool | None = None, bucket_cap_mb: float | None = None,
               find_unused_parameters: bool = False, gradient_as_bucket_view: bool = False,
               static_graph: bool = False, process_group: Any = None, device_mesh: Any = None,
-              mixed_precision: Any = None, **options: Any) -> M:
+              mixed_precision: Any = None, device_ids: Any = None, output_device: Any = None,
+              **options: Any) -> M:
     """Train @module with the same parameters on every rank, as DistributedDataParallel does.
 
     @broadcast_buffers, or its newer name @forward_sync_buffers: rank 0's buffers become everybody's
@@ -98,6 +99,7 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
     gradient; what no rank has used is left alone by the optimizer (every parameter is a unit
     then). Else that is FailedPrecondition at the end of backward. @gradient_as_bucket_view: no
     difference, this process keeps no gradients. @process_group, @device_mesh: of all ranks.
+    @device_ids, @output_device: the device of @module, or None.
     @mixed_precision: with param_dtype, reduce_dtype and buffer_dtype, as DDP's own.
     Other arguments of DistributedDataParallel are Unimplemented.
 
@@ -109,6 +111,8 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
             raise TypeError(f"replicate() got an unexpected keyword argument '{name}'")
         if value is not None:
             raise Unimplemented(f"{name} is {value!r}: only None is known here", name)
+    for name, value in (("device_ids", device_ids), ("output_device", output_device)):
+        _device.check_one((p.device for p in module.parameters()), value, name)
     _hooks.check_all_ranks(process_group, "process_group")
     _hooks.check_all_ranks(device_mesh, "device_mesh")
     if mixed_precision is not None:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ..errors import Aborted, FailedPrecondition, InvalidArgument, Unimplemented
+from . import _device
 from ._tree import Tree, tree_of, unit_of
 from .optim import Sharded
 
@@ -63,7 +64,7 @@ class Resilient:
         packed = pickle.dumps({
             "step": self.step, "state": self.state, "also": [x.state_dict() for x in self._also],
             "groups": self._settings(), "buffers": self._changed_buffers(),
-            "torch": bytes(torch.random.get_rng_state().tolist()),
+            "torch": bytes(torch.random.get_rng_state().tolist()), "gpu": _device.random_state(),
             "python": random.getstate(), "numpy": numpy.random.get_state() if numpy else None})
         if len(packed) > _LIMIT:
             raise InvalidArgument(
@@ -99,6 +100,7 @@ class Resilient:
             self.step, self.state = found["step"], found["state"]
             generators = found["torch"], found["python"], found["numpy"]
             groups, also, buffers = found["groups"], found["also"], found["buffers"]
+            on_gpu = found["gpu"]
         except Exception as error:
             raise FailedPrecondition(
                 f"the job's last commit was not made by shardd.torch.resilient ({error}): name "
@@ -113,6 +115,7 @@ class Resilient:
             group.update(saved)
         self._restore_buffers(buffers)
         torch.random.set_rng_state(torch.tensor(list(generators[0]), dtype=torch.uint8))
+        _device.set_random_state(on_gpu)
         random.setstate(generators[1])
         if generators[2] is not None:
             import numpy
@@ -168,7 +171,7 @@ class Resilient:
 def _bytes(buffer: torch.Tensor | None) -> bytes:
     if buffer is None:
         return b""
-    whole = buffer.detach().contiguous()
+    whole = buffer.detach().cpu().contiguous()
     return ctypes.string_at(whole.data_ptr(), whole.nbytes) if whole.nbytes else b""
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import FailedPrecondition, InvalidArgument
+from . import _device
 from ._mesh import Mesh, world
 from ._unit import Parameter, ShardedUnit
 
@@ -60,8 +61,9 @@ def _device_mesh(tree: Tree) -> Any:
         from torch.distributed.device_mesh import DeviceMesh
 
         ranks = torch.tensor(mesh.ranks)
-        _meshes[tree] = DeviceMesh(
-            "cpu", ranks if mesh.replicas == 1 else ranks.view(mesh.replicas, mesh.shard))
+        if mesh.replicas > 1:
+            ranks = ranks.view(mesh.replicas, mesh.shard)
+        _meshes[tree] = DeviceMesh(_device.here.type, ranks)
     return _meshes[tree]
 
 

@@ -6,26 +6,26 @@ import atexit
 import contextlib
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from ..client import Client, environment
-from ..errors import FailedPrecondition, InUse
+from .._launch import Launch, launched_or_alone
+from ..client import Client
+from ..errors import FailedPrecondition, InUse, InvalidArgument
+from . import _device
 from ._again import guard as _guard
+from ._device import tensor_at as tensor_at
 
 _current: Client | None = None
 
 
-def _job_name(world_size: int) -> str:
+def _job_name(found: Launch, world_size: int) -> str:
     """$SHARDD_JOB, else one that all ranks of a launcher come to, else this process's own."""
-    given = os.environ.get("SHARDD_JOB")
-    if given:
-        return given
-    for name in ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "OMPI_MCA_ess_base_jobid", "MASTER_PORT"):
-        value = os.environ.get(name)
-        if value and value != "none":
-            return "torch-" + "".join(c if c.isalnum() or c in "._-" else "-" for c in value)[:50]
+    name = os.environ.get("SHARDD_JOB") or found.job
+    if name:
+        return name
     if world_size > 1:
         raise FailedPrecondition("several ranks and no name for their job: set SHARDD_JOB to the "
                                  "same name for all of them")
@@ -33,28 +33,65 @@ def _job_name(world_size: int) -> str:
 
 
 def init(socket: str | None = None, job: str | None = None, rank: int | None = None,
-         world_size: int | None = None, guard: bool = False, **options: Any) -> Client:
+         world_size: int | None = None, guard: bool = False, device: Any = None,
+         **options: Any) -> Client:
     """Connect and join, where the environment does not say what is wanted.
 
     Without this the first module that is used does it: $SHARDD_SOCKET, $SHARDD_JOB (or the
     launcher's own number of the run), and rank and world size of torchrun, shardctl run, mpirun
     or srun; one rank without any of them. @guard: first of all :func:`guard`, by default not.
+    @device: where this rank computes: "cpu", "cuda:1" (as PyTorch numbers it), a GPU's UUID;
+    None: $SHARDD_DEVICE, or the current GPU if PyTorch has begun to use one, or the daemon's
+    choice.
     @options: of :meth:`shardd.Client.join`.
-    FailedPrecondition: there is one already. Return: the client.
+    FailedPrecondition: there is one already, or its memory is on a GPU that PyTorch does not
+    have. Unimplemented: the launcher has started ranks on other machines. Return: the client.
     """
+    return _connect(socket, job, rank, world_size, guard,
+                    _device.wanted(()) if device is None else _device.named(device), options)
+
+
+def _connect(socket: str | None, job: str | None, rank: int | None, world_size: int | None,
+             guard: bool, device: str | None, options: dict[str, Any]) -> Client:
     global _current
     if _current is not None and not _current.forked:
         raise FailedPrecondition("this process has a session already: call "
                                  "shardd.torch.shutdown() first")
     if guard:
         _guard()
-    found_rank, found_world = environment()
-    rank = found_rank if rank is None else rank
-    world_size = found_world if world_size is None else world_size
-    name = job or _job_name(world_size)
-    client = Client(socket, name=f"rank {rank} of {name}"[:64])
-    client.join(name, world_size, rank, **options)
+    found = launched_or_alone()
+    if world_size is None:
+        found.check_one_machine()
+        world_size = found.world_size
+    rank = found.rank if rank is None else rank
+    name = job or _job_name(found, world_size)
+    client = Client(socket, name=f"rank {rank} of {name}"[:64], device=device)
+    try:
+        client.join(name, world_size, rank, **options)
+    except InvalidArgument as error:
+        raise (_device.not_there(error) if error.field == "device" else error) from None
+    try:
+        _device.take(client)
+    except FailedPrecondition:
+        _leave(client)
+        raise
     _current = client
+    return client
+
+
+def session_for(devices: Iterable[torch.device]) -> Client:
+    """The same, for a model whose parameters are on @devices: that is what the daemon is asked for
+    if there is no session yet. FailedPrecondition: the rank's memory is elsewhere."""
+    devices = list(devices)
+    began = _current is None
+    client = _connect(None, None, None, None, False, _device.wanted(devices), {}) \
+        if began else session()
+    try:
+        _device.check(client, devices)
+    except FailedPrecondition:
+        if began:
+            shutdown()
+        raise
     return client
 
 
@@ -100,6 +137,13 @@ def shutdown() -> None:
     client, _current = _current, None
     if client is None or client.forked:
         return
+    try:
+        _leave(client)
+    finally:
+        _device.drop()
+
+
+def _leave(client: Client) -> None:
     if client.member is not None:
         client.leave()
     # Tensors that look at memory of the session are unmapped with the process only.
@@ -114,13 +158,3 @@ def _at_exit() -> None:
 
 
 atexit.register(_at_exit)
-
-
-def tensor_at(address: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
-    """A flat tensor over memory that the daemon lent; whoever makes it ends it in time."""
-    nbytes = elements * dtype.itemsize
-    storage: Any = torch._C._construct_storage_from_data_pointer(
-        address, torch.device("cpu"), nbytes)
-    empty: Any = torch.empty(0, dtype=dtype)
-    seen: torch.Tensor = empty.set_(storage, 0, (elements,))
-    return seen

@@ -21,9 +21,9 @@ from ..errors import (Aborted, FailedPrecondition, InvalidArgument, SharddError,
 from ..specs import OptimizerSpec
 from ..ticket import Ticket
 from ..unit import Unit
-from . import _mesh
+from . import _device, _mesh
 from ._progress import Bar
-from ._session import session
+from ._session import session_for
 from ._unit import NO_TASK, ShardedUnit
 
 _roots: weakref.WeakKeyDictionary[Client, int] = weakref.WeakKeyDictionary()
@@ -47,7 +47,12 @@ class Tree:
 
     def __init__(self, root: ShardedUnit, settings: Settings | None) -> None:
         """Register the units and initialise their parameters (collective)."""
-        self.root, self.client = root, session()
+        self.root = root
+        self.client = session_for(p.initial.device for u in units_of(root.module)
+                                  for p in u.params if p.initial is not None)
+        if _device.here.type != "cpu" and any(u.offload for u in units_of(root.module)):
+            raise Unimplemented(f"CPUOffloadPolicy: this rank's memory is on {_device.here}; leave "
+                                "it out, or take a daemon with host memory", "offload_policy")
         self.mesh = self._one_mesh(units_of(root.module))
         self.units = units_of(root.module)
         self.order = [u for u in reversed(self.units) if u.trained]
@@ -92,6 +97,10 @@ class Tree:
         [mesh] = meshes.values()
         if mesh is None:
             return None
+        if mesh.given is not None and mesh.given.device_type != _device.here.type:
+            raise InvalidArgument(f"mesh is of {mesh.given.device_type}, and this rank's memory on "
+                                  f"{_device.here}: give init_device_mesh(\"{_device.here.type}\", "
+                                  "...)", "mesh")
         if member.rank not in mesh.ranks:
             raise InvalidArgument(f"mesh has the ranks {list(mesh.ranks)}, and this is rank "
                                   f"{member.rank} of the job: wrap on the ranks of a mesh alone",
@@ -137,15 +146,14 @@ class Tree:
         self._specs = specs
         registration = self._registration()
         _library.call("verify_model", self.client.handle, self.group)
-        generator = torch.random.get_rng_state()
         rank = self.client.member.rank if self.client.member else 0
-        with Bar("initialising", sum(4 * u.elements for u in some), rank) as bar:
+        with _device.same_random(), \
+                Bar("initialising", sum(4 * u.elements for u in some), rank) as bar:
             for unit, registered in zip(some, registration):
                 unit.registered(registered)
                 from_meta(unit)
                 unit.initialise(self.client)
                 bar.add(4 * unit.elements, unit.name)
-        torch.random.set_rng_state(generator)
 
     def _registration(self) -> list[Unit]:
         member = self.client.member
@@ -339,7 +347,8 @@ class Tree:
         """As torch.nn.utils.clip_grad_norm_ (collective). Return: the norm before."""
         self.keeps_gradients("clip_grad_norm_")
         return torch.tensor(self.client.clip_grad_norm(
-            max_norm, norm_type, self.group, error_if_nonfinite=error_if_nonfinite))
+            max_norm, norm_type, self.group, error_if_nonfinite=error_if_nonfinite),
+            device=_device.here)
 
     def stepped(self) -> None:
         """The gradients have been used up."""
@@ -379,7 +388,8 @@ def from_meta(unit: ShardedUnit) -> None:
     modules: dict[int, nn.Module] = {}
     for p in unit.params:
         if p.initial is not None and p.initial.is_meta:
-            p.initial = nn.Parameter(torch.empty(p.shape), requires_grad=p.trained)
+            p.initial = nn.Parameter(torch.empty(p.shape, device=_device.here),
+                                     requires_grad=p.trained)
             p.install(p.initial)
             modules.update((id(m), m) for m, _ in p.owners)
     for module in modules.values():
@@ -391,7 +401,7 @@ def from_meta(unit: ShardedUnit) -> None:
                 "with values")
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
-                module._buffers[name] = torch.empty_like(buffer, device="cpu")
+                module._buffers[name] = torch.empty_like(buffer, device=_device.here)
         reset()
     for p in unit.params:
         p.install(p.guard)

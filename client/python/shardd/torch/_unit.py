@@ -32,10 +32,10 @@ from ..specs import (
 )
 from ..ticket import Ticket
 from ..unit import Unit, reduce_options
-from . import _direct
+from . import _device, _direct
+from ._device import nothing, tensor_at
 from ._guard import Guard
 from ._mesh import Mesh
-from ._session import tensor_at
 
 if TYPE_CHECKING:
     from ._tree import Tree
@@ -57,10 +57,6 @@ def dtype_of(dtype: torch.dtype, what: str) -> Dtype:
 def _swap(storage: Any, other: Any) -> None:
     """Each has the other's memory: no tensor of them notices but by what it reads."""
     storage._swap_data_ptr_(other)
-
-
-def _nothing() -> Any:
-    return torch.empty(0).untyped_storage()
 
 
 _originals: dict[int, weakref.ref[nn.Parameter]] = {}
@@ -99,7 +95,7 @@ class Parameter:
         _take_original(value)
         self.full: nn.Parameter | None = None
         self.guard = Guard.make(name, "parameter", value.shape, value.dtype, value.requires_grad,
-                                unit)
+                                unit, None if value.is_meta else value.device)
         self.gradient_guard: Guard | None = None
         self.reduced = False  # since the last step, and some rank has used it
 
@@ -126,6 +122,7 @@ class ShardedUnit:
         self.bucket = ""  # behind the module's name
         self.replicated = False
         self.mesh: Mesh | None = None  # None: all ranks of the job
+        self.offload = False  # shards are to be host memory
         self.all_used = False  # a parameter without a gradient is an error
         self.hook: tuple[Profile, torch.dtype | None] | None = None  # of register_comm_hook
         self.pre_divide = 0.0  # of the gradients; 0: as the profile has it
@@ -159,9 +156,9 @@ class ShardedUnit:
             p.install(p.guard)
 
     def _check(self, name: str, value: torch.Tensor) -> None:
-        if value.device.type not in ("cpu", "meta"):
-            raise Unimplemented(f"parameter '{name}' is on {value.device}: only host memory is "
-                                "sharded from Python yet; call .to('cpu') before fully_shard")
+        if value.device.type not in ("cpu", "cuda", "meta"):
+            raise Unimplemented(f"parameter '{name}' is on {value.device}: host memory and CUDA's "
+                                "are sharded; call .to('cpu') or .to('cuda') before fully_shard")
         if value.dtype != torch.float32:
             raise InvalidArgument(
                 f"parameter '{name}' is {value.dtype}: parameters are kept in float32; call "
@@ -208,7 +205,7 @@ class ShardedUnit:
     def registered(self, unit: Unit) -> None:
         """The daemon has it: make the full parameters, views of a storage without memory."""
         self.unit = unit
-        base = torch.empty(max(1, unit.elements), dtype=self.compute)
+        base = _device.without_memory(max(1, unit.elements), self.compute)
         self._storage = base.untyped_storage()
         for p in self.params:
             place = unit.places[p.name]
@@ -220,7 +217,7 @@ class ShardedUnit:
             p.full.register_post_accumulate_grad_hook(self._taker(i))
             if len(p.owners) == 1 and self.compute == self.reduce:
                 _direct.attach(*p.owners[0], p.full, self, i)
-        self._storage.resize_(0)
+        _swap(self._storage, nothing())
 
     def initialise(self, client: Client) -> None:
         """The daemon's parameters become rank 0's (collective)."""
@@ -259,8 +256,7 @@ class ShardedUnit:
         ticket: Ticket[tuple[int, int]] = unit.client.submit(
             "gather", unit.id, finish=lambda r: (r.data, unit.elements))
         address, elements = ticket.wait()
-        _swap(self._storage, torch._C._construct_storage_from_data_pointer(
-            address, torch.device("cpu"), elements * self.compute.itemsize))
+        _swap(self._storage, _device.storage_at(address, elements * self.compute.itemsize))
         self.held = True
 
     def release(self) -> None:
@@ -268,7 +264,7 @@ class ShardedUnit:
         self.uninstall()
         if not self.held:
             return
-        _swap(self._storage, _nothing())
+        _swap(self._storage, nothing())
         self.held = False
         unit = self._must()
         unit.client.do("release", unit.id)
@@ -398,7 +394,7 @@ class ShardedUnit:
         """The daemon has dropped what this session held."""
         self.uninstall()
         if self.held:
-            _swap(self._storage, _nothing())
+            _swap(self._storage, nothing())
         self.held = self.in_backward = False
         self._gradients = None
         self.forget_gradients()
@@ -436,7 +432,7 @@ class ShardedUnit:
         """End of summon (collective)."""
         for p in self.params:
             p.install(p.guard)
-        _swap(self._summoned.untyped_storage(), _nothing())
+        _swap(self._summoned.untyped_storage(), nothing())
         unit = self._must()
         unit.client.do("return", unit.id, write)
 

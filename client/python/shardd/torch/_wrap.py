@@ -53,7 +53,8 @@ class ShardedModule:
 
     def set_modules_to_forward_prefetch(self, modules: Iterable[nn.Module]) -> None:
         """Nothing is to be done: gathered parameters are in the machine's memory once, for all
-        ranks, and a gather moves them only to cast them."""
+        ranks; a gather only casts them or brings them together, and from the second step on the
+        daemon begins with the next unit's by itself, in the order that it has seen."""
 
     def set_modules_to_backward_prefetch(self, modules: Iterable[nn.Module]) -> None:
         """Nothing is to be done, as in forward."""
@@ -162,7 +163,8 @@ def _check_placement(parameters: list[tuple[nn.Module, str, str]], placement: An
 
 
 def _check_offload(policy: Any) -> None:
-    """OffloadPolicy and CPUOffloadPolicy are met: shards are host memory as it is."""
+    """OffloadPolicy means nothing, CPUOffloadPolicy that shards are host memory, as they are where
+    the daemon has no GPU."""
     if policy is not None and type(policy).__name__ not in ("OffloadPolicy", "CPUOffloadPolicy"):
         raise Unimplemented(f"offload_policy is {policy!r}: None, OffloadPolicy and "
                             "CPUOffloadPolicy are known here", "offload_policy")
@@ -180,10 +182,11 @@ def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | No
     @reshard_after_forward: False: kept from forward to the end of backward. None: False for the
     model, True for what is inside. @mp_policy: torch.distributed.fsdp's
     MixedPrecisionPolicy. @ignored_params: left as they are, on every rank its own.
-    @mesh: a DeviceMesh of "cpu", or ranks in plain numbers: (0, 1, 2, 3) share the parameters,
+    @mesh: a DeviceMesh of the model's device, or ranks in plain numbers: (0, 1, 2, 3) share the parameters,
     ((0, 1), (2, 3)) are replicas of two ranks each, whose gradients are averaged too (HSDP). The
     same for all units of a model; None: all ranks of the job. @shard_placement_fn: may say
-    Shard(0), else Unimplemented. @offload_policy: nothing to do, shards are host memory.
+    Shard(0), else Unimplemented. @offload_policy: CPUOffloadPolicy is for host memory only, where
+    there is nothing to do.
     @policy: which modules inside become units, too, with the same arguments: module classes, a
     function of a module that says True, False or a dictionary of other arguments, or a policy of
     torch.distributed.fsdp.wrap (ModuleWrapPolicy, CustomPolicy, size_based_auto_wrap_policy...).
@@ -206,7 +209,7 @@ def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | No
     if policy is not None:
         arguments = dict(mesh=given, reshard_after_forward=reshard_after_forward,
                          shard_placement_fn=shard_placement_fn, mp_policy=mp_policy,
-                         ignored_params=ignored)
+                         offload_policy=offload_policy, ignored_params=ignored)
         for inner, other in _policy.targets(module, policy, ignored):
             if unit_of(inner) is None:
                 fully_shard(inner, **{**arguments, **other})
@@ -215,6 +218,7 @@ def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | No
         _check_placement(parameters, shard_placement_fn)
     unit = ShardedUnit(module, parameters, reshard_after_forward, mp_policy)
     unit.mesh = given
+    unit.offload = type(offload_policy).__name__ == "CPUOffloadPolicy"
     for below in units_of(module):
         if below.parent is None:
             below.parent = unit

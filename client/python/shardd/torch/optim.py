@@ -22,7 +22,7 @@ from ..specs import (
     OptimizerWhen,
     StepSettings,
 )
-from . import _inner_state, _optim_state
+from . import _device, _inner_state, _optim_state
 from ._guard import Guard
 from ._session import rank_if_any, session, tensor_at
 from ._tree import Tree, tree_of, units_of
@@ -325,7 +325,8 @@ class AdamW(_InDaemon):
         return OptimizerSpec(
             self._kind, lr=float(group["lr"]), weight_decay=float(group["weight_decay"]),
             betas=(float(group["betas"][0]), float(group["betas"][1])), eps=float(group["eps"]),
-            amsgrad=group["amsgrad"], maximize=group["maximize"], profile=self._profile, when=self._when())
+            amsgrad=group["amsgrad"], maximize=group["maximize"], profile=self._profile,
+            when=self._when())
 
 
 class Adam(AdamW):
@@ -414,7 +415,7 @@ class Sharded(_Sharded):
         [p] = [p for p in unit.params if p.guard is guard]
         assert unit.unit is not None
         shape = _rows(p, 0, unit.unit.places[p.name].shard_elements)
-        self._of[id(guard)] = nn.Parameter(torch.zeros(()).expand(shape))
+        self._of[id(guard)] = nn.Parameter(torch.zeros((), device=_device.here).expand(shape))
         return self._of[id(guard)]
 
     def _lend(self, unit: ShardedUnit, params: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -460,7 +461,8 @@ class Sharded(_Sharded):
     def _take_back(self, unit: ShardedUnit) -> None:
         for p in unit.trained:
             stand_in = self._of[id(p.guard)]
-            stand_in.grad, stand_in.data = None, torch.zeros(()).expand(stand_in.shape)
+            stand_in.grad = None
+            stand_in.data = torch.zeros((), device=_device.here).expand(stand_in.shape)
 
 
 def _rows(p: Parameter, first: int, n: int) -> tuple[int, ...]:
@@ -498,7 +500,7 @@ def optimizer_state_dict(optimizer: _InDaemon | Sharded, *, full: bool = True,
 
     @full: whole tensors. Else each rank's rows: DTensors, as :func:`state_dict`. Also of what was
     never stepped, as zeros, so that it can be loaded into (not of Sharded, which knows of its
-    state when it has stepped). optimizer.load_state_dict takes it. @rank0_only: with @full: nothing
+    state when it has stepped; nor whole momentum, since zeros would say that it is there). optimizer.load_state_dict takes it. @rank0_only: with @full: nothing
     on the other ranks, which only take part.
     """
     names = _optim_state.named(optimizer)

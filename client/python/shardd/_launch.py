@@ -1,0 +1,223 @@
+"""What a launcher has told this process: its rank, how many there are, and which run it is.
+
+Launchers may lie within one another (torchrun in a step of srun, mpirun in an allocation): the
+innermost counts, so they are asked in this order. What a launcher's set-up leaves in the
+environment of processes that it has not started itself is no answer: SLURM_NTASKS is there in a
+batch script and in the shell of salloc, too, where there is one process.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Callable
+
+from .errors import InvalidArgument, Unimplemented
+
+_Env = Mapping[str, str]
+_NAME_MAX = 60  # of the 64 bytes that the daemon allows
+
+
+def _first(env: _Env, *names: str) -> str | None:
+    return next((env[name] for name in names if env.get(name)), None)
+
+
+# ----------------------------------------------------------------------- names of runs
+
+
+def _stat(pid: int) -> tuple[str, int, str] | None:
+    """A process's name, its parent, and when it began; None: not to be seen."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            head, _, rest = file.read().rpartition(")")
+    except OSError:
+        return None
+    fields = rest.split()
+    return head.partition("(")[2], int(fields[1]), fields[19]
+
+
+def _hydra() -> str | None:
+    """Hydra gives its runs no number; on one machine all ranks have one proxy above them."""
+    pid = os.getppid()
+    while pid > 1:
+        seen = _stat(pid)
+        if seen is None:
+            return None
+        name, parent, began = seen
+        if name == "hydra_pmi_proxy":
+            return f"{pid}-{began}"
+        pid = parent
+    return None
+
+
+def _of_torch(env: _Env) -> str | None:
+    run = env.get("TORCHELASTIC_RUN_ID")
+    return run if run and run != "none" else None  # torchrun without --rdzv-id says "none"
+
+
+def _of_openmpi(env: _Env) -> str | None:
+    return _first(env, "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+
+
+def _of_pmi(env: _Env) -> str | None:
+    return _first(env, "PMI_JOBID") or _hydra()
+
+
+def _of_slurm(env: _Env) -> str | None:
+    job, step = env.get("SLURM_JOB_ID"), env.get("SLURM_STEP_ID")
+    return f"{job}.{step}" if job and step else None
+
+
+# --------------------------------------------------------------------------- launchers
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """``rank``, ``world``: the variables that say them; ``here``: those that say how many of the
+    ranks are on this machine; ``prefix``: of the job's name, which ``run`` goes on with."""
+
+    launcher: str
+    rank: str
+    world: str
+    here: tuple[str, ...]
+    prefix: str
+    run: Callable[[_Env], str | None]
+
+
+_KINDS = (
+    _Kind("a launcher", "RANK", "WORLD_SIZE", ("LOCAL_WORLD_SIZE",), "torch",
+          _of_torch),
+    _Kind("mpirun of Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+          ("OMPI_COMM_WORLD_LOCAL_SIZE",), "mpi", _of_openmpi),
+    _Kind("mpiexec", "PMI_RANK", "PMI_SIZE", ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"), "mpi",
+          _of_pmi),
+    _Kind("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", (), "slurm", _of_slurm),
+)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """``world_size`` ranks were started by ``launcher``, this one as ``rank``. ``job``: a name
+    that all of them come to and no other run does, or None. ``elsewhere``: why not all of them
+    can be on this machine, or ""."""
+
+    launcher: str
+    rank: int
+    world_size: int
+    job: str | None
+    elsewhere: str = ""
+
+    def check_one_machine(self) -> None:
+        """Unimplemented: there are ranks on other machines, which another daemon would have."""
+        if self.elsewhere:
+            raise Unimplemented(
+                f"{self.elsewhere}: all ranks of a job must be on the machine of their daemon as "
+                "yet. Start them all on one machine; if they are (in containers that share the "
+                "daemon's socket), say so by SHARDD_NODES=1", "world_size")
+
+
+def _number(env: _Env, name: str) -> int | None:
+    text = env.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def _numbers(env: _Env, kind: _Kind) -> tuple[int, int]:
+    rank, world = _number(env, kind.rank), _number(env, kind.world)
+    if rank is None or world is None or rank >= world:
+        raise InvalidArgument(
+            f"{kind.rank}={env.get(kind.rank, '')!r} and {kind.world}={env.get(kind.world, '')!r}: "
+            "both are to be set, to whole numbers, the first from 0 and smaller than the second",
+            kind.rank)
+    return rank, world
+
+
+def _there(env: _Env) -> Iterator[_Kind]:
+    return (kind for kind in _KINDS if kind.rank in env and kind.world in env)
+
+
+def _called(env: _Env, kind: _Kind) -> str:
+    """RANK and WORLD_SIZE are set by shardctl run, too, and by hand."""
+    return "torchrun" if kind is _KINDS[0] and "TORCHELASTIC_RUN_ID" in env else kind.launcher
+
+
+def _job_name(prefix: str, run: str) -> str:
+    """A name that the daemon allows, and another one for another run."""
+    name = prefix + "-" + "".join(
+        c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in run)
+    if name == f"{prefix}-{run}" and len(name) <= _NAME_MAX:
+        return name
+    return f"{name[:_NAME_MAX - 9]}-{zlib.crc32(run.encode(errors='replace')):08x}"
+
+
+def _job(env: _Env, kind: _Kind) -> str | None:
+    """RANK and WORLD_SIZE may be what a script has made of another launcher's variables: then
+    that one has the name. A port is the last resort: two runs may have the same."""
+    others = [k for k in _there(env) if k is not kind]
+    world = env[kind.world]
+    same = [k for k in others if env[k.world] == world]
+    for k in (kind, *same):
+        run = k.run(env)
+        if run:
+            return _job_name(k.prefix, run)
+    if kind is not _KINDS[0]:
+        return None
+    port = env.get("MASTER_PORT")
+    if port:
+        return _job_name("torch", port)
+    runs = ((k, k.run(env)) for k in others)
+    return next((_job_name(k.prefix, run) for k, run in runs if run), None)
+
+
+def _elsewhere(env: _Env, kind: _Kind, world: int) -> str:
+    nodes = env.get("SHARDD_NODES")
+    if nodes is not None and nodes != "1":
+        raise InvalidArgument(f"SHARDD_NODES={nodes!r}: only 1 is allowed, which says that all "
+                              "ranks are on this machine", "SHARDD_NODES")
+    if nodes == "1":
+        return ""
+    here = next((n for n in (_number(env, name) for name in kind.here) if n is not None), None)
+    if here is not None and here < world:
+        return f"{_called(env, kind)} has started {world} ranks, {here} of them on this machine"
+    steps = _number(env, "SLURM_STEP_NUM_NODES")
+    if kind.prefix != "torch" and here is None and steps is not None and steps > 1:
+        return f"{kind.launcher} has started {world} ranks on {steps} nodes"
+    return ""
+
+
+def launched(env: _Env = os.environ) -> Launch | None:
+    """What the innermost launcher says; None: there is none that says rank and world size.
+
+    InvalidArgument: they are no numbers.
+    """
+    for kind in _there(env):
+        rank, world = _numbers(env, kind)
+        return Launch(_called(env, kind), rank, world, _job(env, kind),
+                      _elsewhere(env, kind, world))
+    return None
+
+
+def launched_or_alone(env: _Env = os.environ) -> Launch:
+    """The same, or one rank of one.
+
+    InvalidArgument: as there, or only one of RANK and WORLD_SIZE is set.
+    """
+    found = launched(env)
+    if found is None and ("RANK" in env or "WORLD_SIZE" in env):
+        _numbers(env, _KINDS[0])
+    return found or Launch("", 0, 1, None)
+
+
+def environment(env: _Env = os.environ) -> tuple[int, int]:
+    """(rank, world size) as torchrun, shardctl run, mpirun and srun say them; (0, 1) by itself.
+
+    InvalidArgument: only one of the two is there, or one is no number. Unimplemented: there are
+    ranks on other machines.
+    """
+    found = launched_or_alone(env)
+    found.check_one_machine()
+    return found.rank, found.world_size
+
+
+__all__ = ["Launch", "environment", "launched", "launched_or_alone"]

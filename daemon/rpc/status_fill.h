@@ -1,0 +1,50 @@
+/* Parts of the Status service's answers, filled from an arena: one file for each kind of object.
+ * Without memory a part is left out and the arena says that it failed. Loop thread only. */
+#ifndef SHARDD_RPC_STATUS_FILL_H
+#define SHARDD_RPC_STATUS_FILL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+#include "core/quota.h"
+#include "rpc/arena.h"
+#include "session/session.h"
+#include "status.pb-c.h"
+
+/* What a question is about, and what the asker may see. */
+struct status_scope {
+	uid_t uid;
+	const char *job; /* "": all */
+};
+
+bool status_visible(const struct status_scope *scope, const struct job *job);
+
+/* A copy. An empty string for what could not be copied: fields must not be NULL. A name that was cut
+ * may end inside a character. */
+char *status_text(struct arena *a, const char *s);
+
+/* @n messages of @type and pointers to them. Return: the pointers, NULL without memory. */
+void *status_messages(struct arena *a, size_t n, const ProtobufCMessageDescriptor *type);
+
+#define STATUS_MESSAGES(a, n, type, name) \
+	((Shardd__V1__##type **)status_messages((a), (n), &shardd__v1__##name##__descriptor))
+
+Shardd__V1__ClassBytes **status_classes(struct arena *a, const struct quota *q, size_t *ret_n);
+
+void status_fill_devices(struct arena *a, const struct node *node, Shardd__V1__StatusReply *reply);
+void status_fill_comms(struct arena *a, const struct node *node, Shardd__V1__StatusReply *reply);
+void status_fill_slabs(struct arena *a, struct jobs *jobs, const struct status_scope *scope,
+		       Shardd__V1__StatusReply *reply);
+void status_fill_jobs(struct arena *a, struct jobs *jobs, const struct status_scope *scope,
+		      bool with_units, Shardd__V1__StatusReply *reply);
+void status_fill_sessions(struct arena *a, struct sessions *sessions,
+			  const struct status_scope *scope, Shardd__V1__StatusReply *reply);
+
+/* The last @limit records; 0: all. @start: when the daemon began, in microseconds. */
+void status_fill_ops(struct arena *a, const struct status_scope *scope, uint32_t limit,
+		     uint64_t start, Shardd__V1__OpsReply *reply);
+void status_fill_device_records(struct arena *a, const struct status_scope *scope, uint32_t limit,
+				uint64_t start, Shardd__V1__OpsReply *reply);
+
+#endif

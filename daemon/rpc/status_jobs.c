@@ -1,0 +1,236 @@
+/* Jobs with their ranks, readers and units. */
+#include <string.h>
+
+#include "core/check.h"
+#include "core/clock.h"
+#include "job/job_memory.h"
+#include "op/op.h"
+#include "rpc/status_fill.h"
+
+static void fill_memory(struct arena *a, const struct job *job, Shardd__V1__JobStatus *j)
+{
+	struct job_memory m;
+
+	j->memory = STATUS_MESSAGES(a, _MEM_N, ClassMemory, class_memory);
+	j->n_memory = j->memory ? _MEM_N : 0;
+	job_memory(job, &m);
+	for (size_t i = 0; i < j->n_memory; i++) {
+		Shardd__V1__ClassMemory *c = j->memory[i];
+
+		c->name = (char *)mem_class_name((enum mem_class)i);
+		c->formula_bytes = m.formula[i];
+		c->used_bytes = m.used[i];
+		c->taken_bytes = job->quota.by_class[i];
+		c->peak_bytes = quota_peak(&job->quota, (enum mem_class)i);
+	}
+}
+
+static void fill_prefetch(const struct member_ahead *ahead, Shardd__V1__RankStatus *r)
+{
+	r->prefetch = (char *)(ahead->lists ? "LISTS" : prefetch_mode_name(ahead->learned.mode));
+	r->prefetch_started = ahead->started;
+	r->prefetch_skipped = ahead->skipped;
+	r->prefetch_hits = ahead->hits;
+	r->prefetch_misses = ahead->misses;
+	r->prefetch_deviations = ahead->learned.deviations;
+}
+
+static void fill_rank(struct arena *a, const struct job *job, uint32_t rank,
+		      Shardd__V1__RankStatus *r)
+{
+	const struct member *m = job->ranks[rank];
+	char last[128];
+
+	r->rank = rank;
+	r->state = (char *)(m ? member_state_name(m->state) : "EMPTY");
+	r->last_op = (char *)"";
+	r->prefetch = (char *)"";
+	r->device = status_text(a, job->placed[rank] ? backend_info(job->placed[rank]->backend)->id
+						     : "");
+	r->next_number = job->groups[0]->match.next[rank] + 1;
+	if (!m)
+		return;
+	snprintf(last, sizeof(last), "%s%s%s", m->last_op, m->last_unit[0] ? " " : "",
+		 m->last_unit);
+	r->pid = member_pid(m);
+	r->session = m->session;
+	r->last_op = status_text(a, last);
+	r->pending_ops = m->pending;
+	r->gathered_units = member_gathered_units(m);
+	fill_prefetch(&m->ahead, r);
+}
+
+static uint32_t *gathered_by(struct arena *a, const struct job *job, const struct unit *u,
+			     size_t *ret_n)
+{
+	uint32_t *ranks =
+		u->gathered_ranks ? arena_take(a, u->gathered_ranks * sizeof(*ranks)) : NULL;
+
+	*ret_n = 0;
+	for (uint32_t r = 0; ranks && r < job->rec->world_size; r++) {
+		const struct member *m = job->ranks[r];
+
+		if (m && u->id <= m->n_units && m->units[u->id - 1].gathers &&
+		    *ret_n < u->gathered_ranks)
+			ranks[(*ret_n)++] = r;
+	}
+	return ranks;
+}
+
+static const struct member_unit *unit_of(const struct job *job, uint32_t rank, const struct unit *u)
+{
+	const struct member *m = job->ranks[rank];
+	const struct member_unit *mu = m && u->id <= m->n_units ? &m->units[u->id - 1] : NULL;
+
+	return mu && (mu->pass != PASS_IDLE || mu->held) ? mu : NULL;
+}
+
+static void fill_passes(struct arena *a, const struct job *job, const struct unit *u,
+			Shardd__V1__UnitStatus *s)
+{
+	size_t n = 0;
+
+	for (uint32_t r = 0; u->rec->guarded && r < job->rec->world_size; r++)
+		n += unit_of(job, r, u) != NULL;
+	s->passes = n ? STATUS_MESSAGES(a, n, UnitRank, unit_rank) : NULL;
+	for (uint32_t r = 0; s->passes && r < job->rec->world_size; r++) {
+		const struct member_unit *mu = unit_of(job, r, u);
+		Shardd__V1__UnitRank *p;
+
+		if (!mu)
+			continue;
+		p = s->passes[s->n_passes++];
+		p->rank = r;
+		p->state = (char *)pass_state_name((enum pass_state)mu->pass);
+		p->holds = mu->held;
+	}
+}
+
+static const char *reshard_name(uint32_t reshard)
+{
+	static const char *const names[_RESHARD_N] = { "", "AFTER_FORWARD", "AFTER_BACKWARD",
+						       "NEVER", "AFTER_FORWARD_ONLY" };
+
+	return reshard < _RESHARD_N ? names[reshard] : "?";
+}
+
+static void fill_unit(struct arena *a, const struct job *job, const struct unit *u,
+		      Shardd__V1__UnitStatus *s)
+{
+	s->unit = u->id;
+	s->name = status_text(a, u->rec->name);
+	s->elements = unit_full_elements(u);
+	s->shard_elements = u->layout.shard_elements;
+	s->compute_dtype = (char *)dtype_name((enum dtype)u->rec->compute_dtype);
+	s->gradient_dtype = (char *)dtype_name((enum dtype)u->rec->gradient_dtype);
+	s->initialised = u->rec->initialised;
+	s->shard_bytes = unit_shard_bytes(u);
+	s->layout = (char *)unit_layout_name(u->rec->layout);
+	s->strategy = (char *)unit_strategy_name(u->rec->strategy);
+	s->shard_ranks = u->rec->shard_ranks;
+	s->frozen_elements = unit_frozen_numel(u);
+	s->buffer_bytes = unit_buffers_bytes(u->rec) * u->rec->n_buffer_regions;
+	s->summoned_ranks = u->summoned_ranks;
+	for (unsigned d = 0; u->has_full && d < u->n_parts; d++)
+		s->full_bytes += u->parts[d].full.bytes;
+	s->gathered_by = gathered_by(a, job, u, &s->n_gathered_by);
+	s->has_gradient = u->has_gradient;
+	s->optimizer_steps = u->rec->optimizer->steps;
+	s->guarded = u->rec->guarded;
+	s->reshard = (char *)(u->rec->guarded ? reshard_name(u->rec->reshard) : "");
+	fill_passes(a, job, u, s);
+}
+
+static uint64_t quarantined_of(const struct job *job)
+{
+	struct slab *s, *tmp;
+	uint64_t sum = 0;
+
+	list_for_each (s, tmp, &job->node->devices[0].table->slabs, link)
+		if (s->payer == &job->quota)
+			sum += s->quarantined;
+	return sum;
+}
+
+static void fill_readers(struct arena *a, const struct job *job, Shardd__V1__JobStatus *j)
+{
+	uint64_t now = clock_now_us();
+	const struct reader *r, *tmp;
+	struct list *all = (struct list *)&job->readers.all;
+	char waits[320];
+	size_t n = 0;
+
+	readers_holding(job, now, waits, sizeof(waits));
+	j->waits_for_reader = status_text(a, list_empty(&job->readers.writers) ? "" : waits);
+	j->overtaken_reads = job->readers.overtaken;
+	list_for_each (r, tmp, all, link)
+		n++;
+	j->readers = n ? STATUS_MESSAGES(a, n, ReaderStatus, reader_status) : NULL;
+	if (!j->readers)
+		return;
+	list_for_each (r, tmp, all, link) {
+		Shardd__V1__ReaderStatus *s = j->readers[j->n_readers++];
+		bool timed = r->state == READER_WAITING || r->state == READER_HOLDS;
+
+		s->session = r->session;
+		s->pid = (int32_t)proc_pid(r->proc);
+		s->state = (char *)reader_state_name(r->state);
+		s->step = r->state == READER_HOLDS || r->state == READER_OVERTAKEN ? r->step : 0;
+		s->state_ms = (now - r->since_us) / 1000;
+		s->left_ms = timed && r->until_us > now ? (r->until_us - now) / 1000 : 0;
+		waits[0] = '\0';
+		if (r->state == READER_WAITING)
+			readers_wait_for(job, waits, sizeof(waits));
+		s->waits_for = status_text(a, waits);
+	}
+}
+
+static void fill_job(struct arena *a, const struct job *job, bool with_units,
+		     Shardd__V1__JobStatus *j)
+{
+	j->name = status_text(a, job->rec->name);
+	j->uid = job->rec->uid;
+	j->state = (char *)job_state_name(job);
+	j->world_size = job->rec->world_size;
+	j->step = job->rec->step;
+	j->epoch = job->rec->epoch;
+	j->lifetime = (char *)(job->rec->lifetime == JOB_KEEP ? "KEEP" : "EPHEMERAL");
+	j->quota_bytes = job->quota.limit;
+	j->used_bytes = job->quota.used;
+	j->quarantined_bytes = quarantined_of(job);
+	j->peak_bytes = quota_peak_used(&job->quota);
+	j->classes = status_classes(a, &job->quota, &j->n_classes);
+	fill_memory(a, job, j);
+	j->unit_count = job->n_units;
+	j->ops_total = job->ops_total;
+	j->ops_failed = job->ops_failed;
+	j->last_error = status_text(a, job->last_error);
+	j->ranks = STATUS_MESSAGES(a, job->rec->world_size, RankStatus, rank_status);
+	j->n_ranks = j->ranks ? job->rec->world_size : 0;
+	for (uint32_t r = 0; r < j->n_ranks; r++)
+		fill_rank(a, job, r, j->ranks[r]);
+	fill_readers(a, job, j);
+	if (!with_units)
+		return;
+	j->units = STATUS_MESSAGES(a, job->n_units, UnitStatus, unit_status);
+	j->n_units = j->units ? job->n_units : 0;
+	for (uint32_t i = 0; i < j->n_units; i++)
+		fill_unit(a, job, job->units[i], j->units[i]);
+}
+
+void status_fill_jobs(struct arena *a, struct jobs *jobs, const struct status_scope *scope,
+		      bool with_units, Shardd__V1__StatusReply *reply)
+{
+	struct list *lists[] = { &jobs->all, &jobs->zombies };
+	struct job *job, *tmp;
+	size_t n = 0;
+
+	for (size_t i = 0; i < ARRAY_SIZE(lists); i++)
+		list_for_each (job, tmp, lists[i], link)
+			n += status_visible(scope, job);
+	reply->jobs = STATUS_MESSAGES(a, n, JobStatus, job_status);
+	for (size_t i = 0; reply->jobs && i < ARRAY_SIZE(lists); i++)
+		list_for_each (job, tmp, lists[i], link)
+			if (status_visible(scope, job))
+				fill_job(a, job, with_units, reply->jobs[reply->n_jobs++]);
+}

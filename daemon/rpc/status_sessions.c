@@ -1,0 +1,70 @@
+/* Sessions, and what is under way on them. */
+#include <string.h>
+#include <unistd.h>
+
+#include "core/clock.h"
+#include "rpc/status_fill.h"
+
+/* Of which it is a rank, or which it reads. */
+static const struct job *job_of(const struct session *s)
+{
+	return s->member ? s->member->job : s->reader ? s->reader->job : NULL;
+}
+
+static bool session_visible(const struct status_scope *scope, const struct session *s)
+{
+	uid_t uid = proc_uid(s->proc);
+
+	if (scope->uid != 0 && scope->uid != geteuid() && scope->uid != uid)
+		return false;
+	return !*scope->job || (job_of(s) && strcmp(job_of(s)->rec->name, scope->job) == 0);
+}
+
+static void fill_ring(struct arena *a, const struct session *s, Shardd__V1__SessionStatus *r)
+{
+	struct session_ring_info info;
+	Shardd__V1__RingStatus **ring =
+		s->ring ? STATUS_MESSAGES(a, 1, RingStatus, ring_status) : NULL;
+
+	if (!ring)
+		return;
+	s->sessions->rings->info(s, &info);
+	r->ring = ring[0];
+	r->ring->bytes = info.bytes;
+	r->ring->submissions = info.submissions;
+	r->ring->completions = info.completions;
+	r->ring->wakes = info.wakes;
+	r->ring->woken = info.woken;
+	r->ring->full = info.full;
+}
+
+static void fill_session(struct arena *a, const struct session *s, Shardd__V1__SessionStatus *r)
+{
+	const struct member *m = s->member;
+
+	r->session = s->id;
+	r->pid = (int32_t)proc_pid(s->proc);
+	r->uid = proc_uid(s->proc);
+	r->client_name = status_text(a, s->name);
+	r->job = status_text(a, job_of(s) ? job_of(s)->rec->name : "");
+	r->rank = m ? (int32_t)m->rank : -1;
+	r->age_s = (clock_now_us() - s->created_us) / 1000000u;
+	r->pending_ops = m ? m->pending : 0;
+	r->ops_total = s->ops_total;
+	r->held_bytes = m ? m->pool.used : 0;
+	r->local_channel = !list_empty(&s->locals);
+	fill_ring(a, s, r);
+}
+
+void status_fill_sessions(struct arena *a, struct sessions *sessions,
+			  const struct status_scope *scope, Shardd__V1__StatusReply *reply)
+{
+	struct session *s, *tmp;
+
+	reply->sessions = STATUS_MESSAGES(a, sessions->count, SessionStatus, session_status);
+	if (!reply->sessions)
+		return;
+	list_for_each (s, tmp, &sessions->all, link)
+		if (session_visible(scope, s))
+			fill_session(a, s, reply->sessions[reply->n_sessions++]);
+}

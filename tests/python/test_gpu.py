@@ -1,0 +1,382 @@
+#!/usr/bin/env python3
+"""The base package with memory on GPUs, which are the simulator's: no processor can read their
+addresses, streams run late, and what does not wait where it must has wrong numbers."""
+
+import array
+import ctypes as C
+import os
+import subprocess
+import sys
+import threading
+import time
+import unittest
+
+import simulator
+import support
+from support import ranks
+
+import shardd
+from shardd import _dlpack
+
+DEVICES = 2
+B = [1.0] * 5
+
+
+def spec(name="block", **settings):
+    return shardd.UnitSpec(name, [
+        shardd.TensorSpec("w", (3, 5), shardd.Init.CONSTANT, 2.0),
+        shardd.TensorSpec("b", (5,), shardd.Init.CONSTANT, 1.0)], **settings)
+
+
+def sgd(lr):
+    return shardd.OptimizerSpec(shardd.OptimizerKind.SGD, lr=lr)
+
+
+def packed(value, n=20):
+    return array.array("f", [value] * n)
+
+
+def floats(memory):
+    return array.array("f", memory.tobytes()).tolist()
+
+
+get_pointer = C.PYFUNCTYPE(C.c_void_p, C.py_object, C.c_char_p)(
+    ("PyCapsule_GetPointer", C.pythonapi))
+set_name = C.PYFUNCTYPE(C.c_int, C.py_object, C.c_char_p)(("PyCapsule_SetName", C.pythonapi))
+
+
+def taken(capsule, name=b"dltensor_versioned"):
+    """What a consumer finds in a capsule, which it then owns."""
+    kind = _dlpack._Versioned if b"versioned" in name else _dlpack._Managed
+    managed = C.cast(get_pointer(capsule, name), C.POINTER(kind)).contents
+    set_name(capsule, b"used_" + name)
+    return managed
+
+
+def given_back(managed):
+    """The consumer does not want it any more."""
+    C.CFUNCTYPE(None, C.c_void_p)(managed.deleter)(C.addressof(managed))
+
+
+@unittest.skipUnless(simulator.THERE, simulator.WHY_NOT)
+class Gpus(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        simulator.use(DEVICES)
+        cls.gpu = simulator.Gpu()
+        cls.context = support.daemon(backend="cuda")
+        cls.socket = cls.context.__enter__()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.context.__exit__(None, None, None)
+
+    def client(self, job, **options):
+        client = shardd.connect(self.socket, **options)
+        client.join(job, 1, 0)
+        return client
+
+    def unit(self, client, **settings):
+        [unit] = client.register([spec(**settings)])
+        unit.init_seed(1)
+        return unit
+
+    # ------------------------------------------------------------------- DLPack
+
+    def test_a_capsule_says_which_gpu_and_what_is_there(self):
+        with self.client("capsule") as client:
+            self.assertEqual((client.device.id, client.device.streams), ("cuda:0", True))
+            unit = self.unit(client)
+            gathered = unit.gather()
+            part = unit.tensor(gathered, "w")
+            self.assertEqual(part.__dlpack_device__(), (2, 0))
+            managed = taken(part.__dlpack__(max_version=(1, 0)))
+            t = managed.tensor
+            self.assertEqual((managed.major, managed.flags), (1, 1))  # read-only
+            self.assertEqual((t.device_type, t.device_id, t.byte_offset), (2, 0, 0))
+            self.assertEqual((t.code, t.bits, t.lanes, t.ndim), (2, 32, 1, 2))
+            self.assertEqual((t.shape[:2], t.strides[:2]), ([3, 5], [5, 1]))
+            self.assertEqual(t.data, gathered.address + 4 * unit.places["w"].offset)
+            seen = self.gpu.host_address(self.gpu.stream(), t.data, 60)
+            self.assertEqual((C.c_float * 15).from_address(seen)[:], [2.0] * 15)
+            self.assertNotEqual(seen, t.data)
+            given_back(managed)
+            unit.release()
+
+    def test_a_capsule_of_memory_to_write_to(self):
+        with self.client("writable") as client:
+            unit = self.unit(client, compute_dtype=shardd.Dtype.BF16)
+            gradient = unit.gradient()
+            managed = taken(gradient.__dlpack__(stream=-1), b"dltensor")
+            t = managed.tensor
+            self.assertEqual((t.device_type, t.code, t.bits, t.shape[0]), (2, 4, 16, 20))
+            self.assertEqual(t.data, gradient.address)
+            given_back(managed)
+            with self.assertRaisesRegex(BufferError, "does not know read-only"):
+                unit.gather().__dlpack__()
+            unit.release()
+
+    def test_a_tensor_keeps_memory_from_being_given_back(self):
+        with self.client("kept") as client:
+            unit = self.unit(client)
+            gathered = unit.gather()
+            managed = taken(gathered.__dlpack__(max_version=(1, 1)))
+            with self.assertRaisesRegex(shardd.InUse, "gathered parameters of unit 'block'"):
+                unit.release()
+            with self.assertRaises(shardd.InUse):
+                client.close()
+            given_back(managed)
+            ignored = gathered.__dlpack__(max_version=(1, 1))
+            del ignored  # by a consumer that never took it
+            self.assertEqual(unit.release(), 0)
+            for use in (gathered.tobytes, gathered.device_view, lambda: gathered.address,
+                        lambda: gathered.__dlpack__(max_version=(1, 0)),
+                        lambda: gathered.write(b"")):
+                with self.assertRaisesRegex(shardd.FailedPrecondition, "given back to the daemon"):
+                    use()
+
+    def test_other_devices_and_streams_are_refused(self):
+        with self.client("refused") as client:
+            gathered = self.unit(client).gather()
+            for wrong in ((1, 0), (2, 1)):
+                with self.assertRaisesRegex(BufferError, r"on device \(2, 0\)"):
+                    gathered.__dlpack__(dl_device=wrong, max_version=(1, 0))
+            for wrong in (0, -2, "x"):
+                with self.assertRaisesRegex(BufferError, "CUDA stream's handle"):
+                    gathered.__dlpack__(stream=wrong, max_version=(1, 0))
+
+    def test_a_gpu_has_the_number_of_this_process(self):
+        self.assertEqual(ranks(number_of_second, 1, self.socket), [("cuda:1", (2, 0))])
+        self.assertEqual(ranks(number_of_second, 1, self.socket, "0,1"), [("cuda:1", (2, 1))])
+
+    def test_a_gpu_that_this_process_does_not_see(self):
+        [said] = ranks(number_of_second, 1, self.socket, "0")
+        self.assertIn("not visible in this process (CUDA_VISIBLE_DEVICES is 0)", said)
+
+    # ------------------------------------------------------------ the processor
+
+    def test_the_processor_is_refused(self):
+        with self.client("processor") as client:
+            gradient = self.unit(client).gradient()
+            uses = [gradient.view, gradient.numpy, gradient.__array__]
+            if sys.version_info >= (3, 12):
+                uses.append(lambda: memoryview(gradient))
+            for use in uses:
+                with self.assertRaisesRegex(BufferError, "is on cuda:0, where the processor"):
+                    use()
+
+    def test_copies(self):
+        with self.client("copies") as client:
+            unit = self.unit(client)
+            gathered, gradient = unit.gather(), unit.gradient()
+            self.assertEqual(floats(unit.tensor(gathered, "b")), B)
+            unit.tensor(gradient, "w").write(packed(3.0, 15))
+            unit.tensor(gradient, "b").write(packed(4.0, 5))
+            self.assertEqual(floats(gradient)[:20], [3.0] * 15 + [4.0] * 5)
+            with self.assertRaisesRegex(shardd.InvalidArgument, "8 bytes for 80"):
+                gradient.write(packed(1.0, 2))
+            with self.assertRaisesRegex(BufferError, "read-only"):
+                gathered.write(packed(1.0))
+
+    def test_cuda_array_interface(self):
+        with self.client("interface") as client:
+            unit = self.unit(client)
+            gathered = unit.gather()
+            seen = unit.tensor(gathered, "w").device_view()
+            self.assertEqual(seen.__cuda_array_interface__, {
+                "shape": (3, 5), "typestr": "<f4", "strides": None, "version": 3, "stream": None,
+                "data": (gathered.address + 4 * unit.places["w"].offset, True)})
+            with self.assertRaises(shardd.InUse):
+                unit.release()
+            del seen
+            unit.release()
+            client.set_stream(0)
+            seen = unit.gradient().device_view().__cuda_array_interface__
+            self.assertEqual((seen["stream"], seen["data"][1]), (1, False))
+
+    # ------------------------------------------------------------------ streams
+
+    def test_ops_are_ordered_with_the_stream(self):
+        """Gradients are copied to the GPU behind other work, and nobody waits for it."""
+        gpu = self.gpu
+        with self.client("ordered") as client:
+            unit = self.unit(client, optimizer=sgd(1.0))
+            stream, out = gpu.stream(), gpu.pinned(80)
+            client.set_stream(stream)
+            values = gpu.pinned(80)
+            for step in range(5):
+                gradient = unit.gradient()
+                self.assertEqual(gradient.stream, stream)
+                gpu.synchronize(stream)
+                C.memmove(values, packed(0.25 * (step + 1)).tobytes(), 80)
+                gpu.hold(stream)
+                gpu.copy_in(stream, gradient.address, values)
+                ticket = unit.reduce_submit()
+                ticket.wait()
+                self.assertFalse(gpu.idle(stream))
+                gpu.let_go()
+                client.step()
+                gathered = unit.gather()
+                gpu.copy_out(stream, out, unit.tensor(gathered, "b").address - 60)
+                gpu.synchronize(stream)
+                unit.release()
+                left = -0.25 * sum(range(1, step + 2))
+                self.assertEqual(array.array("f", bytes(out)).tolist(),
+                                 [2 + left] * 15 + [1 + left] * 5)
+            client.set_stream(None)
+            self.assertIsNone(unit.gather().stream)
+            unit.release()
+
+    def exported(self, job, consumer, stream):
+        """Export memory on a stream that is held, to @consumer, which DLPack gets as @stream.
+        Return: did the consumer's next work wait?"""
+        gpu = self.gpu
+        with self.client(job) as client:
+            unit = self.unit(client)
+            own, out = gpu.stream(), gpu.pinned(20)
+            unit.gather()  # new memory waits for streams: let it be mapped
+            unit.release()
+            client.set_stream(own)
+            gpu.hold(own)
+            gathered = unit.tensor(unit.gather(), "b")
+            managed = taken(gathered.__dlpack__(stream=stream(own), max_version=(1, 0)))
+            gpu.copy_out(consumer, out, managed.tensor.data)
+            until = time.monotonic() + 0.3
+            while not gpu.idle(consumer) and time.monotonic() < until:
+                time.sleep(0.001)
+            waited = not gpu.idle(consumer)
+            gpu.let_go()
+            gpu.synchronize(own)
+            gpu.synchronize(consumer)
+            self.assertEqual(array.array("f", bytes(out)).tolist(), B)
+            given_back(managed)
+            unit.release()
+            client.set_stream(None)
+        return waited
+
+    def test_a_consumer_on_another_stream_waits(self):
+        consumer = self.gpu.stream()
+        self.assertTrue(self.exported("behind", consumer, lambda own: consumer))
+
+    def test_a_consumer_on_the_default_stream_waits(self):
+        self.assertTrue(self.exported("default", 1, lambda own: None))
+        self.assertTrue(self.exported("default", 1, lambda own: 1))
+
+    def test_a_consumer_that_wants_no_order_does_not_wait(self):
+        consumer, gpu = self.gpu.stream(), self.gpu
+        with self.client("unordered") as client:
+            unit = self.unit(client)
+            own, out = gpu.stream(), gpu.pinned(20)
+            gathered = unit.tensor(unit.gather(), "b")
+            client.set_stream(own)
+            gpu.hold(own)
+            self.assertEqual(unit.gather().stream, own)
+            managed = taken(gathered.__dlpack__(stream=-1, max_version=(1, 0)))
+            gpu.copy_out(consumer, out, managed.tensor.data)
+            gpu.synchronize(consumer)  # for ever, if it waited for own
+            self.assertFalse(gpu.idle(own))
+            gpu.let_go()
+            given_back(managed)
+            unit.release()
+            unit.release()
+            client.set_stream(None)
+
+    def test_the_stream_is_the_threads(self):
+        with self.client("threads") as client:
+            unit = self.unit(client)
+            client.set_stream(self.gpu.stream())
+            found = []
+
+            def work():
+                self.gpu.enter()
+                found.append(unit.gather().stream)
+                unit.release()
+
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+            self.assertEqual(found, [None])
+            client.set_stream(None)
+
+    def test_streams_that_are_followed(self):
+        with self.client("followed") as client:
+            unit = self.unit(client)
+            streams = [self.gpu.stream(), self.gpu.stream()]
+            now = [streams[0]]
+            client.follow_stream(lambda: now[0])
+            self.assertEqual(unit.gather().stream, streams[0])
+            now[0] = streams[1]
+            self.assertEqual(unit.gather().stream, streams[1])
+            unit.release()
+            now[0] = None
+            unit.release()
+            self.assertIsNone(unit.gather().stream)
+            unit.release()
+            client.follow_stream(None)
+
+    def test_a_stream_that_is_none(self):
+        with self.client("none") as client, self.assertRaises(shardd.InvalidArgument):
+            client.set_stream(12345678)
+
+    # -------------------------------------------------------------------- more
+
+    def test_two_ranks_on_two_gpus(self):
+        self.assertEqual(ranks(two_ranks, 2, self.socket),
+                         [("cuda:0", [0.5] * 5), ("cuda:1", [0.5] * 5)])
+
+    def test_a_reader_is_refused(self):
+        with self.client("read") as client:
+            self.unit(client)
+            client.commit(1)
+            with self.assertRaisesRegex(shardd.Unimplemented, "memory of cuda:0"):
+                shardd.read("read", self.socket)
+
+    def test_module_prints_the_devices(self):
+        environ = dict(os.environ, PYTHONPATH=str(support.ROOT / "client/python"))
+        with self.client("printed"):
+            said = subprocess.run([sys.executable, "-m", "shardd", self.socket], env=environ,
+                                  capture_output=True, text=True)
+        self.assertEqual((said.returncode, said.stderr), (0, ""))
+        for number in range(DEVICES):
+            self.assertIn(f"device cuda:{number}: ", said.stdout)
+            self.assertIn(f"  {simulator.UUID.format(number)}, Simulated GPU {number}, 4 "
+                          "multiprocessors", said.stdout)
+            self.assertIn("streams ordered by timeline", said.stdout)
+        self.assertIn("rank 0 on cuda:0", said.stdout)
+
+
+def number_of_second(rank, world, socket, visible="1"):
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    with shardd.connect(socket, device="cuda:1") as client:
+        try:
+            client.join("second", 1, 0)
+        except shardd.FailedPrecondition as error:
+            return str(error)
+        with client.alloc((4,)) as buffer:
+            found = client.device.id, buffer.memory.__dlpack_device__()
+            buffer.memory.write(packed(7.0, 4))
+            assert floats(buffer.memory) == [7.0] * 4
+    return found
+
+
+def two_ranks(rank, world, socket):
+    with shardd.connect(socket, device=f"cuda:{rank}") as client:
+        client.join("two", world, rank)
+        [unit] = client.register([spec(optimizer=sgd(1.0))])
+        if rank == 0:
+            with client.alloc((unit.packed_elements,)) as values:
+                values.memory.write(packed(2.0, unit.packed_elements))
+                unit.init_broadcast(0, values)
+        else:
+            unit.init_broadcast(0, None)
+        unit.gradient().write(packed(1.0 + rank, unit.gradient_elements))  # mean 1.5
+        unit.reduce()
+        client.step()
+        got = floats(unit.tensor(unit.gather(), "b"))
+        unit.release()
+        client.barrier()
+        return client.device.id, got
+
+
+if __name__ == "__main__":
+    support.main()

@@ -1,0 +1,93 @@
+"""shardd.torch on a simulated GPU, with a PyTorch that has no CUDA.
+
+What PyTorch would compute on the GPU the processor computes, in the memory where the simulator has
+the GPU's. The processor waits for the GPU's stream when an op was answered, as a kernel behind it
+would. Gradients arrive in their buffer late: when a reduction is submitted they are taken out, and
+a copy that puts them back stands on the stream, behind a wait that ends only afterwards. So an op
+that is not ordered with the stream reduces NaNs.
+"""
+
+import ctypes as C
+
+import simulator
+import torch
+
+import shardd
+from shardd.torch import _device
+
+PER_NAN = 0xFF  # every byte of a number that is none
+
+
+class Stream:
+    """The current stream of all threads, and what is late on it."""
+
+    def __init__(self, number=0):
+        self.gpu = simulator.Gpu(number)
+        self.now = self.gpu.stream()
+        self.late = 0  # gradients, so far
+        self._buffers = {}  # of gradients, by unit: address, bytes
+        self._pinned = {}  # by size
+
+    def change(self):
+        """Another one, which runs behind this one, as PyTorch's wait_stream has it."""
+        other = self.gpu.stream()
+        self.gpu.follow(other, self.now)
+        self.now = other
+
+    def host(self, address, nbytes):
+        return self.gpu.host_address(self.now, address, nbytes)
+
+    def asked(self, unit, finish):
+        """The finish of an op that asks for a gradient buffer."""
+        def remember(result):
+            self._buffers[unit] = result.data, result.bytes
+            return finish(result)
+
+        return remember
+
+    def take_out(self, unit):
+        """The gradients of @unit leave their buffer; what brings them back is on the stream."""
+        address, nbytes = self._buffers[unit]
+        at = self.host(address, nbytes)
+        pinned = self._pinned.setdefault((unit, nbytes), self.gpu.pinned(nbytes))
+        C.memmove(pinned, at, nbytes)
+        self.gpu.hold(self.now)
+        C.memset(at, PER_NAN, nbytes)
+        self.gpu.copy_in(self.now, address, pinned)
+        self.late += 1
+
+
+def install(number=0):
+    """This process's PyTorch computes on GPU @number of the simulator. Return: its stream."""
+    stream = Stream(number)
+    real_wait, real_submit = shardd.Ticket.wait, shardd.Client.submit
+
+    def take(client):
+        assert client.where.dlpack == (2, number), client.where.dlpack
+        client.follow_stream(lambda: stream.now)
+
+    def storage_at(address, nbytes):
+        return torch._C._construct_storage_from_data_pointer(
+            stream.host(address, nbytes) if nbytes else 0, torch.device("cpu"), nbytes)
+
+    def wait(ticket, timeout=None):
+        value = real_wait(ticket, timeout)
+        stream.gpu.synchronize(stream.now)
+        return value
+
+    def submit(client, op, *arguments, finish):
+        stream.gpu.enter()
+        if op == "gradient":
+            finish = stream.asked(arguments[0], finish)
+        if op not in ("reduce_with", "reduce_unused"):
+            return real_submit(client, op, *arguments, finish=finish)
+        stream.take_out(arguments[0])
+        try:
+            return real_submit(client, op, *arguments, finish=finish)
+        finally:
+            stream.gpu.let_go()
+
+    _device.wanted = lambda devices: simulator.UUID.format(number)
+    _device.take, _device.storage_at = take, storage_at
+    shardd.Ticket.wait, shardd.Client.submit = wait, submit
+    return stream
