@@ -1,10 +1,12 @@
 /* Clipping, loss scaling, optimizers in backward, the trainer's own optimizer. */
 #include <math.h>
 #include <stddef.h>
+#include <stdlib.h>
 
 #include "client_error.h"
 #include "core/check.h"
 #include "op.h"
+#include "settings.h"
 
 static_assert((int)SHARDD_CLIP_TORCH == SHARDD__V1__CLIP_PROFILE__CLIP_PROFILE_TORCH,
 	      "clip profiles");
@@ -205,6 +207,8 @@ int shardd_step_with_submit(shardd_client *c, shardd_group g, const struct shard
 	Shardd__V1__StepRequest q = SHARDD__V1__STEP_REQUEST__INIT;
 	int r = check_size(o->size, sizeof(*o), "options.size", err);
 
+	if (r == 0)
+		r = settings_out(o->settings, o->n_settings, &q.settings, err);
 	if (r < 0)
 		return r;
 	q.group = g;
@@ -212,7 +216,10 @@ int shardd_step_with_submit(shardd_client *c, shardd_group g, const struct shard
 	q.lr = o->lr ? *o->lr : 0;
 	q.skip_if_found = o->skip_if_found;
 	q.discard = o->discard;
-	return op_submit(c, &step, &q.base, t, err);
+	q.n_settings = o->n_settings;
+	r = op_submit(c, &step, &q.base, t, err);
+	free(q.settings);
+	return r;
 }
 
 int shardd_step_with(shardd_client *c, shardd_group g, const struct shardd_step_options *o,
@@ -318,6 +325,8 @@ int shardd_plan_backward_submit(shardd_client *c, shardd_group g, const struct s
 
 	if (r == 0 && plan->clip)
 		r = plan_clip(plan->clip, &clip, err);
+	if (r == 0)
+		r = settings_out(plan->settings, plan->n_settings, &q.settings, err);
 	if (r < 0)
 		return r;
 	q.group = g;
@@ -325,7 +334,10 @@ int shardd_plan_backward_submit(shardd_client *c, shardd_group g, const struct s
 	q.inv_scale = plan->inv_scale;
 	q.has_lr = plan->lr != NULL;
 	q.lr = plan->lr ? *plan->lr : 0;
-	return op_submit(c, &plan_backward, &q.base, t, err);
+	q.n_settings = plan->n_settings;
+	r = op_submit(c, &plan_backward, &q.base, t, err);
+	free(q.settings);
+	return r;
 }
 
 int shardd_plan_backward(shardd_client *c, shardd_group g, const struct shardd_plan *plan,

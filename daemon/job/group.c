@@ -34,6 +34,7 @@ struct group *group_free(struct group *g)
 {
 	if (g) {
 		CHECK(list_empty(&g->awaiting));
+		group_set_plan(g, NULL);
 		match_deinit(&g->match);
 		free(g->devices);
 		free(g->untold);
@@ -122,4 +123,14 @@ bool group_index(const struct group *g, uint32_t rank, uint32_t *ret)
 bool group_plan_holds(const struct group *g)
 {
 	return g->plan.has_clip || g->plan.inv_scale != 0;
+}
+
+void group_set_plan(struct group *g, const struct pass_plan *plan)
+{
+	const struct pass_plan none = { 0 };
+	struct step_rates rates = g->plan.rates;
+
+	g->plan = plan ? *plan : none;
+	settings_ref(g->plan.rates.settings);
+	step_rates_clear(&rates);
 }

@@ -11,6 +11,7 @@
 #include "job/node.h"
 #include "store/state.h"
 #include "unit/norm.h"
+#include "unit/settings.h"
 
 struct job;
 
@@ -18,10 +19,9 @@ struct job;
 struct pass_plan {
 	bool set;
 	bool has_clip;
-	bool has_lr;
 	struct clip clip;
 	double inv_scale; /* 0: none */
-	double lr;
+	struct step_rates rates;
 };
 
 struct group {
@@ -49,6 +49,8 @@ struct group {
 
 /* Does the plan hold back the optimizer until the Step? */
 bool group_plan_holds(const struct group *g);
+/* Make @plan the present one; NULL: none. It keeps a reference of its own. */
+void group_set_plan(struct group *g, const struct pass_plan *plan);
 
 /* Return: 0 or -ENOMEM. */
 int group_new(struct job *job, uint32_t id, const state_group *rec, match_complete_cb complete,

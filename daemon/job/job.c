@@ -30,6 +30,7 @@ static struct job *job_free(struct job *job)
 	for (uint32_t i = 0; i < job->n_groups; i++)
 		group_free(job->groups[i]);
 	list_unlink(&job->link);
+	step_rates_clear(&job->step.rates);
 	htab_deinit(&job->unit_names);
 	free(job->groups);
 	free(job->ranks);

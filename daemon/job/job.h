@@ -28,6 +28,7 @@
 #include "job/readers.h"
 #include "store/state.h"
 #include "unit/reads.h"
+#include "unit/settings.h"
 #include "unit/unit.h"
 
 #define JOB_NAME_MAX   64
@@ -61,8 +62,7 @@ struct job_ops {
  * follows, or by the next op that needs the parameters. */
 struct job_step {
 	bool prepared;
-	bool has_lr;
-	double lr;
+	struct step_rates rates; /* until it is applied */
 	uint32_t group;
 	bool applying;
 	uint64_t epoch;  /* in which applying began */

@@ -48,7 +48,7 @@ void job_pass_end(struct job *job, struct group *g)
 
 		if (g && other != g)
 			continue;
-		other->plan = (struct pass_plan){ 0 };
+		group_set_plan(other, NULL);
 		other->unscaled = false;
 		other->found_inf = false;
 	}

@@ -65,6 +65,7 @@ static void apply_done(struct job *job, struct unit **units, unsigned n, int sta
 		job->rec->uncommitted_steps++;
 	job->step.counted = false;
 	job->step.applying = false;
+	step_rates_clear(&job->step.rates);
 	if (job->step.epoch != job->rec->epoch)
 		job_tear(job); /* a trainer died meanwhile, without a commit to cover this */
 	apply_go_on(job);
@@ -94,17 +95,12 @@ static bool takes_part(const struct job *job, const struct unit *u)
 	       u->rec->optimizer->kind != OPTIM_NONE;
 }
 
-static double lr_of(const struct job *job, const struct unit *u)
-{
-	return optim_lr(u, job->step.has_lr, job->step.lr);
-}
-
 /* Kops that @u needs on part @d: of the factor, or of the step. */
 static size_t kops_of(const struct job *job, const struct unit *u, unsigned d)
 {
 	const struct unit_part *p = &u->parts[d];
 	size_t scale = job->step.scales ? optim_scale_kops(u, p, 0, NULL) : 0;
-	size_t step = optim_step_kops(u, p, lr_of(job, u), NULL);
+	size_t step = optim_step_kops(u, p, &job->step.rates, NULL);
 
 	return scale > step ? scale : step;
 }
@@ -153,7 +149,7 @@ static void step_unit(struct apply *a, const struct unit *u)
 	for (unsigned d = 0; d < u->n_parts; d++) {
 		struct backend_task *task = &a->parts[u->parts[d].device->index].task;
 
-		task->n_kops += (unsigned)optim_step_kops(u, &u->parts[d], lr_of(a->job, u),
+		task->n_kops += (unsigned)optim_step_kops(u, &u->parts[d], &a->job->step.rates,
 							  &task->kops[task->n_kops]);
 	}
 }

@@ -272,25 +272,23 @@ static void on_stepped(struct backend_task *task, int status)
 		back_end(b);
 }
 
-double backward_lr(const struct job *job, const struct unit *u)
+const struct step_rates *backward_rates(const struct job *job, const struct unit *u)
 {
-	const struct pass_plan *plan = &job->groups[u->rec->group]->plan;
-
-	return optim_lr(u, plan->has_lr, plan->lr);
+	return &job->groups[u->rec->group]->plan.rates;
 }
 
 /* Streams that still read the shards themselves; who reads a copy is not concerned. */
 static int fill_part(struct back *b, unsigned d)
 {
 	const struct unit_part *p = &b->u->parts[d];
-	double lr = backward_lr(b->job, b->u);
-	size_t n = optim_step_kops(b->u, p, lr, NULL);
+	const struct step_rates *rates = backward_rates(b->job, b->u);
+	size_t n = optim_step_kops(b->u, p, rates, NULL);
 	struct back_part *part = &b->parts[d];
 
 	part->kops = calloc(n ? n : 1, sizeof(*part->kops));
 	if (!part->kops)
 		return -ENOMEM;
-	optim_step_kops(b->u, p, lr, part->kops);
+	optim_step_kops(b->u, p, rates, part->kops);
 	part->queue.task = (struct backend_task){
 		.kops = part->kops, .n_kops = (unsigned)n, .sync = true, .done = on_stepped
 	};

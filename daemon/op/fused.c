@@ -60,7 +60,7 @@ static size_t most_steps(const struct coll *c)
 
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		size_t n = optim_step_kops(c->unit, &c->unit->parts[d],
-					   backward_lr(c->job, c->unit), NULL);
+					   backward_rates(c->job, c->unit), NULL);
 
 		most = n > most ? n : most;
 	}
@@ -113,7 +113,7 @@ bool fused_ready(struct coll *c, unsigned d)
 		backward_mark(c->job);
 	c->fused = FUSED_STEPPED;
 	run->n_steps = (unsigned)optim_step_kops(c->unit, &c->unit->parts[d],
-						 backward_lr(c->job, c->unit), run->steps);
+						 backward_rates(c->job, c->unit), run->steps);
 	return true;
 }
 

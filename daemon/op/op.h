@@ -158,8 +158,8 @@ struct op {
 			bool whole_job; /* ClipGradNorm: of every group */
 		} clip;
 		struct {
-			double lr;
-			bool has_lr, skip_if_found, discard;
+			struct step_rates rates; /* with a reference */
+			bool skip_if_found, discard;
 		} step;
 		struct {
 			enum pass_kind kind; /* 0: Gather */

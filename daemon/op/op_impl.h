@@ -185,6 +185,17 @@ struct clip_fields {
 /* Check them (op_clip.c). Return: 0 or a fault code. */
 int clip_decode(const struct clip_fields *r, struct clip *ret, struct fault *f);
 
+/* -- what a request says of settings (step_settings.c) --------------------------- */
+
+/* Take @n of them into @rates, after lr and the op's group: all is checked. Return: 0 or a fault
+ * code. */
+int rates_take(const struct op *op, Shardd__V1__StepSettings *const *list, size_t n,
+	       struct step_rates *rates, struct fault *f);
+int rates_check_lr(const struct step_rates *rates, struct fault *f);
+/* Of the fingerprint: what to say of them, behind a text. @buf: room for RATES_TEXT bytes. */
+#define RATES_TEXT 192
+const char *rates_text(const struct step_rates *rates, char *buf);
+
 /* Multiply all of them by @inv, noting in the group whether one held an infinity or NaN
  * before that; then @next. coll_need_scratch of COLL_FOUND_INF has been asked for. */
 void shards_unscale(struct coll *c, float inv, void (*next)(struct coll *c));
@@ -238,8 +249,8 @@ int backward_gather(struct op *op, void (*resume)(struct parked *p));
 int backward_check_over(const struct job *job, const struct group *g, struct fault *f);
 /* The pass is noted as changing parameters: who dies now leaves them torn. */
 void backward_mark(struct job *job);
-/* The learning rate of a step of @u in backward. */
-double backward_lr(const struct job *job, const struct unit *u);
+/* At what @u is stepped in backward: the plan's. */
+const struct step_rates *backward_rates(const struct job *job, const struct unit *u);
 /* From here on nobody begins to read the parameters of @u, until backward_let_go; its gradient
  * shards go back to their pool then. */
 void backward_hold(struct job *job, struct unit *u);

@@ -32,36 +32,43 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 
 	op->touches = TOUCH_GRADS;
 	op->args.plan = (struct pass_plan){
-		.set = true, .inv_scale = r->inv_scale, .has_lr = r->has_lr, .lr = r->lr
+		.set = true,
+		.inv_scale = r->inv_scale,
+		.rates = { .has_lr = r->has_lr, .lr = r->lr },
 	};
 	if (!(r->inv_scale >= 0) || isinf(r->inv_scale))
 		return fault_set(f, FAULT_INVALID, "inv_scale",
 				 "inv_scale is %g: 0 (none) or a positive number is allowed",
 				 r->inv_scale);
-	if (r->has_lr && (!isfinite(r->lr) || r->lr < 0))
-		return fault_set(f, FAULT_INVALID, "lr",
-				 "lr is %g: 0 or a positive number is allowed", r->lr);
-	if (r->clip && decode_clip(op, r->clip, f))
+	if (rates_check_lr(&op->args.plan.rates, f) || (r->clip && decode_clip(op, r->clip, f)) ||
+	    op_take_group(op, r->group, f))
 		return f->code;
-	return op_take_group(op, r->group, f);
+	return rates_take(op, r->settings, r->n_settings, &op->args.plan.rates, f);
+}
+
+static void forget(struct op *op)
+{
+	step_rates_clear(&op->args.plan.rates);
 }
 
 static int check(struct op *op, struct fault *f)
 {
 	const struct pass_plan *plan = &op->args.plan;
 	uint64_t *words = op->entry.print.words;
+	char text[RATES_TEXT];
 
 	if (op_check_not_torn(op, f))
 		return f->code;
-	op_print(op, "PlanBackward (max_norm %.9g, norm %g, profile %d, inv_scale %.9g, lr %.9g)",
+	op_print(op, "PlanBackward (max_norm %.9g, norm %g, profile %d, inv_scale %.9g)%s",
 		 plan->clip.max_norm, plan->clip.type, plan->clip.profile, plan->inv_scale,
-		 plan->lr);
+		 rates_text(&plan->rates, text));
 	memcpy(&words[2], &plan->clip.max_norm, sizeof(double));
 	memcpy(&words[3], &plan->clip.type, sizeof(double));
 	words[4] = (uint64_t)plan->clip.profile | (uint64_t)plan->clip.error_if_nonfinite << 8 |
-		   (uint64_t)plan->has_lr << 9 | (uint64_t)plan->has_clip << 10;
+		   (uint64_t)plan->rates.has_lr << 9 | (uint64_t)plan->has_clip << 10;
 	memcpy(&words[5], &plan->inv_scale, sizeof(double));
-	memcpy(&words[6], &plan->lr, sizeof(double));
+	memcpy(&words[6], &plan->rates.lr, sizeof(double));
+	words[7] = settings_word(plan->rates.settings);
 	return 0;
 }
 
@@ -90,7 +97,7 @@ static void start(struct parked *p)
 	if (coll_overtaken(c, true))
 		return;
 	if (check_begin(c, &f) == 0)
-		c->group->plan = c->ops[0]->args.plan;
+		group_set_plan(c->group, &c->ops[0]->args.plan);
 	coll_end(c, &f);
 }
 
@@ -116,4 +123,5 @@ const struct op_type op_plan = {
 	.run = run,
 	.encode = encode,
 	.move = MOVE_NEEDS_IDLE,
+	.forget = forget,
 };

@@ -3,7 +3,6 @@
  * backward pass: what PlanBackward said is decided here, and optimizers in backward have
  * left nothing to do, or all of it.
  */
-#include <math.h>
 #include <string.h>
 
 #include "core/check.h"
@@ -16,30 +15,35 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 	const Shardd__V1__StepRequest *r = (const Shardd__V1__StepRequest *)msg;
 
 	op->touches = TOUCH_PARAMS | TOUCH_GRADS;
-	op->args.step.lr = r->lr;
-	op->args.step.has_lr = r->has_lr;
+	op->args.step.rates = (struct step_rates){ .has_lr = r->has_lr, .lr = r->lr };
 	op->args.step.skip_if_found = r->skip_if_found;
 	op->args.step.discard = r->discard;
-	if (r->has_lr && (!isfinite(r->lr) || r->lr < 0))
-		return fault_set(f, FAULT_INVALID, "lr",
-				 "lr is %g: 0 or a positive number is allowed", r->lr);
-	return op_take_group(op, r->group, f);
+	if (rates_check_lr(&op->args.step.rates, f) || op_take_group(op, r->group, f))
+		return f->code;
+	return rates_take(op, r->settings, r->n_settings, &op->args.step.rates, f);
+}
+
+static void forget(struct op *op)
+{
+	step_rates_clear(&op->args.step.rates);
 }
 
 static int check(struct op *op, struct fault *f)
 {
+	const struct step_rates *rates = &op->args.step.rates;
+	char text[RATES_TEXT];
 	uint64_t bits = 0;
 
 	if (op_check_not_torn(op, f))
 		return f->code;
-	if (op->args.step.has_lr)
-		memcpy(&bits, &op->args.step.lr, sizeof(bits));
-	op_print(op, op->args.step.has_lr ? "Step%s%s with lr %.17g" : "Step%s%s",
-		 op->args.step.skip_if_found ? " (skip_if_found)" : "",
-		 op->args.step.discard ? " (discard)" : "", op->args.step.lr);
-	op->entry.print.words[2] = op->args.step.has_lr;
+	if (rates->has_lr)
+		memcpy(&bits, &rates->lr, sizeof(bits));
+	op_print(op, "Step%s%s%s", op->args.step.skip_if_found ? " (skip_if_found)" : "",
+		 op->args.step.discard ? " (discard)" : "", rates_text(rates, text));
+	op->entry.print.words[2] = rates->has_lr;
 	op->entry.print.words[4] = op->args.step.skip_if_found | op->args.step.discard << 1;
 	op->entry.print.words[3] = bits;
+	op->entry.print.words[5] = settings_word(rates->settings);
 	return 0;
 }
 
@@ -84,7 +88,9 @@ static bool is_stepped_by_us(const struct coll *c, const struct unit *u)
 /* Optimizers in backward had no way to know of a learning rate that comes now. */
 static int check_lr(const struct coll *c, struct fault *f)
 {
-	for (uint32_t i = 0; c->ops[0]->args.step.has_lr && i < c->job->n_units; i++) {
+	if (!step_rates_given(&c->ops[0]->args.step.rates))
+		return 0;
+	for (uint32_t i = 0; i < c->job->n_units; i++) {
 		const struct unit *u = c->job->units[i];
 
 		if (is_of(c, u) && u->stepped && u->rec->optimizer->kind != OPTIM_NONE)
@@ -93,9 +99,10 @@ static int check_lr(const struct coll *c, struct fault *f)
 					 "of such units is PlanBackward's to say",
 					 u->rec->name);
 	}
-	if (c->ops[0]->args.step.has_lr && c->group->plan.has_lr)
+	if (step_rates_given(&c->group->plan.rates))
 		return fault_set(f, FAULT_INVALID, "lr",
-				 "lr is given here and in PlanBackward: once is allowed");
+				 "lr or settings are given here and in PlanBackward: once is "
+				 "allowed");
 	return 0;
 }
 
@@ -194,8 +201,8 @@ static void go(struct coll *c)
 	step->scales = plan->has_clip && clip_factor(&plan->clip, c->value, &step->factor);
 	step->prepared = true;
 	step->group = c->group->id;
-	step->has_lr = op->args.step.has_lr || plan->has_lr;
-	step->lr = plan->has_lr ? plan->lr : op->args.step.lr;
+	step_rates_copy(&step->rates,
+			step_rates_given(&plan->rates) ? &plan->rates : &op->args.step.rates);
 	answer(c, false, c->group->found_inf);
 	end_pass(c);
 	coll_end(c, NULL);
@@ -261,4 +268,5 @@ const struct op_type op_step = {
 	.run = run,
 	.encode = encode,
 	.move = MOVE_NEEDS_IDLE,
+	.forget = forget,
 };

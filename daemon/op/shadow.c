@@ -29,6 +29,8 @@ static void adapt(struct op *shadow)
 		shadow->args.reduce.tensors = NULL;
 		shadow->args.reduce.n_tensors = 0;
 	}
+	if (shadow->type == &op_step)
+		settings_ref(shadow->args.step.rates.settings);
 	if (shadow->type == &op_ddp_bucket)
 		shadow->args.ddp.rank = &shadow->args.ddp.d->ranks[shadow->entry.index];
 }

@@ -1,5 +1,6 @@
 /* The optimizer of a UnitSpec. */
 #include "rpc/unit_spec_impl.h"
+#include "unit/settings.h"
 #include "unit/unit.h"
 
 static int decode_sgd(state_unit *u, const Shardd__V1__Optimizer *o, struct fault *f)
@@ -21,9 +22,11 @@ static int decode_sgd(state_unit *u, const Shardd__V1__Optimizer *o, struct faul
 	if (o->amsgrad)
 		return fault_set(f, FAULT_INVALID, "units.optimizer.amsgrad",
 				 "unit '%.64s': amsgrad is for ADAM and ADAMW", u->name);
-	if (unit_spec_number(o->dampening, 0, 1, u->name, "units.optimizer.dampening", f))
+	if (unit_spec_number(o->dampening, 0, SETTING_MAX_MOMENTUM, u->name,
+			     "units.optimizer.dampening", f))
 		return f->code;
-	return unit_spec_number(o->momentum, 0, 1, u->name, "units.optimizer.momentum", f);
+	return unit_spec_number(o->momentum, 0, SETTING_MAX_MOMENTUM, u->name,
+				"units.optimizer.momentum", f);
 }
 
 static int decode_adam(state_unit *u, const Shardd__V1__Optimizer *o, struct fault *f)
@@ -34,10 +37,10 @@ static int decode_adam(state_unit *u, const Shardd__V1__Optimizer *o, struct fau
 	rec->beta2 = o->beta2;
 	rec->eps = o->eps;
 	rec->amsgrad = o->amsgrad;
-	if (unit_spec_number(o->beta1, 0, 0.9999999, u->name, "units.optimizer.beta1", f) ||
-	    unit_spec_number(o->beta2, 0, 0.99999999, u->name, "units.optimizer.beta2", f))
+	if (unit_spec_number(o->beta1, 0, SETTING_MAX_BETA1, u->name, "units.optimizer.beta1", f) ||
+	    unit_spec_number(o->beta2, 0, SETTING_MAX_BETA2, u->name, "units.optimizer.beta2", f))
 		return f->code;
-	return unit_spec_number(o->eps, 0, 1, u->name, "units.optimizer.eps", f);
+	return unit_spec_number(o->eps, 0, SETTING_MAX_EPS, u->name, "units.optimizer.eps", f);
 }
 
 static int decode_choices(state_unit *u, const Shardd__V1__Optimizer *o, struct fault *f)
@@ -81,8 +84,9 @@ int unit_spec_optimizer(state_unit *u, const Shardd__V1__Optimizer *o, struct fa
 				 "allowed",
 				 u->name, o->kind);
 	}
-	if (unit_spec_number(o->lr, 0, 1e6, u->name, "units.optimizer.lr", f) ||
-	    unit_spec_number(o->weight_decay, 0, 1e6, u->name, "units.optimizer.weight_decay", f))
+	if (unit_spec_number(o->lr, 0, SETTING_MAX_LR, u->name, "units.optimizer.lr", f) ||
+	    unit_spec_number(o->weight_decay, 0, SETTING_MAX_DECAY, u->name,
+			     "units.optimizer.weight_decay", f))
 		return f->code;
 	rec->kind = (uint32_t)o->kind;
 	rec->lr = o->lr;

@@ -6,6 +6,7 @@
 #include "core/htab.h"
 #include "kernels.h"
 #include "rpc/unit_spec_impl.h"
+#include "unit/settings.h"
 #include "unit/unit.h"
 
 #define MAX_DIMS    16u
@@ -76,8 +77,8 @@ static int decode_settings(state_tensor *t, const Shardd__V1__TensorSpec *spec, 
 	t->weight_decay = o->has_weight_decay ? o->weight_decay : 0;
 	t->has_lr_factor = o->has_lr_factor;
 	t->lr_factor = o->has_lr_factor ? o->lr_factor : 0;
-	if (unit_spec_number(t->weight_decay, 0, 1e6, unit, "units.tensors.optimizer.weight_decay",
-			     f))
+	if (unit_spec_number(t->weight_decay, 0, SETTING_MAX_DECAY, unit,
+			     "units.tensors.optimizer.weight_decay", f))
 		return f->code;
 	return unit_spec_number(t->lr_factor, 0, 1e6, unit, "units.tensors.optimizer.lr_factor", f);
 }

@@ -14,7 +14,7 @@ float *optim_at(const struct region *r, uint64_t i)
 struct stretch {
 	uint64_t at; /* element of the part's arrays */
 	uint64_t n;
-	double lr, weight_decay;
+	struct setting set;
 	uint64_t steps;     /* that its tensors have had */
 	uint64_t tail_from; /* FUSED: element of the stretch; UINT64_MAX: none */
 };
@@ -23,7 +23,7 @@ struct stretch {
 struct steps {
 	const struct unit *u;
 	const struct unit_part *p;
-	double lr;        /* of the unit */
+	const struct step_rates *rates;
 	struct kop *kops; /* NULL: they are only counted */
 	size_t n;
 	struct stretch now; /* not yet a kop */
@@ -38,19 +38,32 @@ static enum k_profile profile_of(const state_optimizer *o)
 	return (enum k_profile)(o->profile ? o->profile - OPTIM_EAGER_SINGLE : 0);
 }
 
-static struct k_adam_f64 f64_of(const state_optimizer *o, const struct stretch *s)
+/* PyTorch computes with a learning rate that is a tensor as with any tensor: what follows from it
+ * is rounded at each operation, as are the numbers that it meets. */
+static void round_lr(const struct setting *s, double corrected, struct k_adam_f64 *x)
 {
-	double t = (double)(s->steps + 1);
+	float lr = (float)s->lr;
 
-	return (struct k_adam_f64){ .decay = 1.0 - s->lr * s->weight_decay,
-				    .wd = s->weight_decay,
-				    .b1 = o->beta1,
-				    .w1 = 1.0 - o->beta1,
-				    .b2 = o->beta2,
-				    .w2 = 1.0 - o->beta2,
-				    .step_size = s->lr / (1.0 - pow(o->beta1, t)),
-				    .sq = sqrt(1.0 - pow(o->beta2, t)),
-				    .eps = o->eps };
+	x->decay = 1.0f - lr * (float)s->weight_decay;
+	x->step_size = lr / (float)corrected;
+}
+
+static struct k_adam_f64 f64_of(const struct setting *s, uint64_t steps)
+{
+	double t = (double)(steps + 1), corrected = 1.0 - pow(s->beta1, t);
+	struct k_adam_f64 x = { .decay = 1.0 - s->lr * s->weight_decay,
+				.wd = s->weight_decay,
+				.b1 = s->beta1,
+				.w1 = 1.0 - s->beta1,
+				.b2 = s->beta2,
+				.w2 = 1.0 - s->beta2,
+				.step_size = s->lr / corrected,
+				.sq = sqrt(1.0 - pow(s->beta2, t)),
+				.eps = s->eps };
+
+	if (s->lr_fp32)
+		round_lr(s, corrected, &x);
+	return x;
 }
 
 /* What k_adamw and k_adam have in common; @x: f64_of. */
@@ -59,13 +72,13 @@ static struct k_adam_f64 f64_of(const state_optimizer *o, const struct stretch *
 	.m = optim_at(&(part)->state1, (s)->at), .v = optim_at(&(part)->state2, (s)->at),     \
 	.vmax = optim_at(&(part)->state3, (s)->at), .w1 = (float)(x).w1, .b2 = (float)(x).b2, \
 	.w2 = (float)(x).w2, .step_size = (float)(x).step_size, .sq = (float)(x).sq,          \
-	.eps = (float)(x).eps, .profile = profile_of(o), .maximize = (o)->maximize,           \
+	.eps = (float)(x).eps, .profile = profile_of(o), .maximize = (s)->set.maximize,       \
 	.tail_from = (s)->tail_from, .f64 = (x)
 
 static void adamw_kop(const state_optimizer *o, const struct unit_part *p, const struct stretch *s,
 		      struct kop *kop)
 {
-	struct k_adam_f64 x = f64_of(o, s);
+	struct k_adam_f64 x = f64_of(&s->set, s->steps);
 
 	kop->kind = KOP_ADAMW;
 	kop->adamw =
@@ -75,7 +88,7 @@ static void adamw_kop(const state_optimizer *o, const struct unit_part *p, const
 static void adam_kop(const state_optimizer *o, const struct unit_part *p, const struct stretch *s,
 		     struct kop *kop)
 {
-	struct k_adam_f64 x = f64_of(o, s);
+	struct k_adam_f64 x = f64_of(&s->set, s->steps);
 
 	kop->kind = KOP_ADAM;
 	kop->adam = (struct k_adam){ ADAM_OF(o, p, s, x), .wd = (float)x.wd };
@@ -84,17 +97,19 @@ static void adam_kop(const state_optimizer *o, const struct unit_part *p, const 
 static void sgd_kop(const state_optimizer *o, const struct unit_part *p, const struct stretch *s,
 		    struct kop *kop)
 {
+	const struct setting *set = &s->set;
+
 	kop->kind = KOP_SGD;
 	kop->sgd = (struct k_sgd){ .p = optim_at(&p->params, s->at),
 				   .g = optim_at(&p->grads, s->at),
 				   .buf = optim_at(&p->state1, s->at),
-				   .lr = (float)s->lr,
-				   .wd = (float)s->weight_decay,
-				   .mu = (float)o->momentum,
-				   .nesterov = o->nesterov,
+				   .lr = (float)set->lr,
+				   .wd = (float)set->weight_decay,
+				   .mu = p->state1.slab ? (float)set->momentum : 0,
+				   .nesterov = set->nesterov,
 				   .first = s->steps == 0,
-				   .maximize = o->maximize,
-				   .dampening = o->dampening,
+				   .maximize = set->maximize,
+				   .dampening = set->dampening,
 				   .profile = profile_of(o),
 				   .tail_from = s->tail_from };
 }
@@ -118,21 +133,47 @@ static void end_stretch(struct steps *x)
 		sgd_kop(o, x->p, &x->now, kop);
 }
 
-/* The settings of a tensor's elements. */
+/* What the unit was registered with, at the learning rate of the step. */
+static struct setting registered(const state_optimizer *o, const struct step_rates *rates)
+{
+	return (struct setting){ .lr = rates->has_lr ? rates->lr : o->lr,
+				 .weight_decay = o->weight_decay,
+				 .momentum = o->momentum,
+				 .dampening = o->dampening,
+				 .beta1 = o->beta1,
+				 .beta2 = o->beta2,
+				 .eps = o->eps,
+				 .nesterov = o->nesterov,
+				 .maximize = o->maximize };
+}
+
+static struct setting setting_of(const struct steps *x, uint32_t tensor)
+{
+	const struct settings *given = x->rates->settings;
+	const struct setting *own = given ? settings_find(given, x->u->id, tensor) : NULL;
+	const state_tensor *t = x->u->rec->tensors[tensor];
+	struct setting s;
+
+	if (own)
+		return *own;
+	s = registered(x->u->rec->optimizer, x->rates);
+	if (t->has_lr_factor)
+		s.lr *= t->lr_factor;
+	if (t->has_weight_decay)
+		s.weight_decay = t->weight_decay;
+	return s;
+}
+
 static struct stretch stretch_of(const struct steps *x, uint32_t tensor)
 {
-	const state_tensor *t = x->u->rec->tensors[tensor];
-	double own = x->u->rec->optimizer->weight_decay;
-
-	return (struct stretch){ .lr = t->has_lr_factor ? x->lr * t->lr_factor : x->lr,
-				 .weight_decay = t->has_weight_decay ? t->weight_decay : own,
+	return (struct stretch){ .set = setting_of(x, tensor),
 				 .steps = unit_steps(x->u, tensor),
 				 .tail_from = UINT64_MAX };
 }
 
 static bool is_alike(const struct stretch *a, const struct stretch *b)
 {
-	return a->lr == b->lr && a->weight_decay == b->weight_decay && a->steps == b->steps;
+	return setting_same(&a->set, &b->set) && a->steps == b->steps;
 }
 
 /* What lies between two runs (padding of rows) goes with the one before: it stays 0. */
@@ -259,24 +300,35 @@ static bool has_special(const state_unit *rec)
 	return false;
 }
 
-size_t optim_step_kops(const struct unit *u, const struct unit_part *p, double lr, struct kop *kops)
+/* Is every tensor of @u stepped alike? @ret: by what then. */
+static bool is_uniform(const struct unit *u, const struct step_rates *rates, struct setting *ret)
+{
+	const struct settings *s = rates->settings;
+
+	if (has_special(u->rec) || u->some_lack || (s && settings_names(s, u->id)))
+		return false;
+	*ret = s && s->rest != UINT32_MAX ? s->all[s->rest] : registered(u->rec->optimizer, rates);
+	return true;
+}
+
+size_t optim_step_kops(const struct unit *u, const struct unit_part *p,
+		       const struct step_rates *rates, struct kop *kops)
 {
 	const state_optimizer *o = u->rec->optimizer;
-	struct steps x = { .u = u, .p = p, .lr = lr, .kops = kops };
+	struct steps x = { .u = u, .p = p, .rates = rates, .kops = kops };
+	struct setting all;
 
 	CHECK(o->kind < _OPTIM_N);
 	if (!p->n || o->kind == OPTIM_NONE)
 		return 0;
 	if (o->profile == OPTIM_FUSED) {
 		fused(&x);
-	} else if (has_special(u->rec) || u->some_lack) {
+	} else if (!is_uniform(u, rates, &all)) {
 		merged(&x);
 	} else {
-		x.now = (struct stretch){ .n = p->n,
-					  .lr = lr,
-					  .weight_decay = o->weight_decay,
-					  .steps = o->steps,
-					  .tail_from = UINT64_MAX };
+		x.now = (struct stretch){
+			.n = p->n, .set = all, .steps = o->steps, .tail_from = UINT64_MAX
+		};
 		end_stretch(&x);
 	}
 	return x.n;

@@ -6,22 +6,17 @@
 #define SHARDD_UNIT_OPTIM_H
 
 #include "backend/backend.h"
+#include "unit/settings.h"
 #include "unit/unit.h"
 
-/* Kops of the optimizer step number rec->steps + 1 of part @p of @u on its gradient, with
- * learning rate @lr: one for each stretch whose tensors have equal settings, in their order;
+/* Kops of the optimizer step number rec->steps + 1 of part @p of @u on its gradient, at
+ * @rates, or as the unit was registered: one for each stretch whose tensors have equal settings, in their order;
  * with profile FUSED one for each of what PyTorch would step as one tensor. Scalars are
  * computed in double and rounded once, as in PyTorch's eager single-tensor path (semantics
  * 4.17). @kops: room for as many as NULL gives.
  * Return: how many; 0 if the unit has no optimizer, or the part no elements. */
-size_t optim_step_kops(const struct unit *u, const struct unit_part *p, double lr,
-		       struct kop *kops);
-
-/* The learning rate of a step of @u: @lr, if there is one for all, else the unit's own. */
-static inline double optim_lr(const struct unit *u, bool has_lr, double lr)
-{
-	return has_lr ? lr : u->rec->optimizer->lr;
-}
+size_t optim_step_kops(const struct unit *u, const struct unit_part *p,
+		       const struct step_rates *rates, struct kop *kops);
 
 /* Kops that multiply the gradient of @p, but no padding (0 times NaN). @kops: as above. */
 size_t optim_scale_kops(const struct unit *u, const struct unit_part *p, float factor,

@@ -47,6 +47,51 @@ static int step_other_lr(const struct stuff *s)
 	return shardd_step(s->c, SHARDD_WORLD, &(double){ 0.5 }, &train_err);
 }
 
+static int step_setting(const struct stuff *s, double lr, double eps)
+{
+	const struct shardd_step_settings setting = { .lr = lr, .eps = eps };
+	const struct shardd_step_options o = { .size = sizeof(o),
+					       .settings = &setting,
+					       .n_settings = 1 };
+
+	return shardd_step_with(s->c, SHARDD_WORLD, &o, NULL, &train_err);
+}
+
+static int step_set(const struct stuff *s)
+{
+	return step_setting(s, 0.25, 0);
+}
+
+static int step_set_lr(const struct stuff *s)
+{
+	return step_setting(s, 0.5, 0);
+}
+
+static int step_set_eps(const struct stuff *s)
+{
+	return step_setting(s, 0.25, 0.125);
+}
+
+static int plan_set(const struct stuff *s, double lr)
+{
+	const struct shardd_step_settings setting = { .lr = lr };
+	const struct shardd_plan plan = { .size = sizeof(plan),
+					  .settings = &setting,
+					  .n_settings = 1 };
+
+	return shardd_plan_backward(s->c, SHARDD_WORLD, &plan, &train_err);
+}
+
+static int plan_a(const struct stuff *s)
+{
+	return plan_set(s, 0.25);
+}
+
+static int plan_b(const struct stuff *s)
+{
+	return plan_set(s, 0.5);
+}
+
 static int reduce_a(const struct stuff *s)
 {
 	return shardd_reduce(s->c, s->a, &train_err);
@@ -139,6 +184,13 @@ static const struct difference differences[] = {
 	{ "bytes", "Broadcast of 64 bytes", "Broadcast of 32 bytes", broadcast_0, broadcast_less },
 	{ "lr", "Step with lr 0.25", "Step with lr 0.5", step_lr, step_other_lr },
 	{ "lr at all", "Step with lr 0.25", "Step", step_lr, step },
+	{ "settings", "Step with 1 settings (first lr 0.25", "(first lr 0.5", step_set,
+	  step_set_lr },
+	{ "settings' rest", "(first lr 0.25, weight_decay 0; word ", "Step with 1", step_set,
+	  step_set_eps },
+	{ "settings at all", "Step with 1 settings", "Step", step_set, step },
+	{ "plan", "0) with 1 settings (first lr 0.25", "0) with 1 settings (first lr 0.5", plan_a,
+	  plan_b },
 	{ "step", "Commit of step 5", "Commit of step 6", commit_5, commit_6 },
 	{ "norm", "ClipGradNorm to 1 ", "ClipGradNorm to 2 ", clip_1, clip_2 },
 	{ "seed", "Initialise of unit 'a' (seed 1)", "Initialise of unit 'a' (seed 2)", seed_1,

@@ -469,9 +469,33 @@ static void op_shards(struct self *s, struct rng *r)
 		took(s, shardd_shard_done(s->c, x.unit, &train_err));
 }
 
+/* Of a step or a plan: mostly none, and now and then some that the daemon refuses. @tensors: room
+ * for as many as @units. Return: how many. */
+static size_t some_settings(struct rng *r, const shardd_unit *units, unsigned n, uint32_t *tensors,
+			    struct shardd_step_settings ret[2])
+{
+	if (!chance(r, 30))
+		return 0;
+	for (unsigned i = 0; i < 2; i++)
+		ret[i] = (struct shardd_step_settings){ .lr = 0.1 * i,
+							.beta1 = 0.5,
+							.beta2 = 0.5,
+							.eps = 1e-8,
+							.maximize = chance(r, 20),
+							.momentum = chance(r, 10) ? 0.5 : 0 };
+	for (unsigned i = 0; i < n; i++)
+		tensors[i] = chance(r, 95) ? 0 : below(r, MAX_TENSORS + 1);
+	ret[1].units = units;
+	ret[1].tensors = tensors;
+	ret[1].n = n;
+	return 1 + (n > 0);
+}
+
 static void op_clip(struct self *s, struct rng *r)
 {
 	shardd_unit units[MAX_UNITS];
+	uint32_t tensors[MAX_UNITS];
+	struct shardd_step_settings settings[2];
 	unsigned n = some_units(s, r, units);
 	shardd_group g = chance(r, 80) ? SHARDD_WORLD : s->other;
 	struct shardd_clip clip = { .size = sizeof(clip), .max_norm = 1, .norm_type = below(r, 3) };
@@ -497,6 +521,8 @@ static void op_clip(struct self *s, struct rng *r)
 	default:
 		plan.clip = chance(r, 60) ? &clip : NULL;
 		plan.lr = chance(r, 30) ? &lr : NULL;
+		plan.settings = settings;
+		plan.n_settings = some_settings(r, units, n, tensors, settings);
 		ticket(s, shardd_plan_backward_submit(s->c, g, &plan, &t, &train_err), &t);
 		break;
 	}
@@ -504,11 +530,15 @@ static void op_clip(struct self *s, struct rng *r)
 
 static void op_step(struct self *s, struct rng *r)
 {
-	struct shardd_step_options o = { .size = sizeof(o) };
+	shardd_unit units[MAX_UNITS];
+	uint32_t tensors[MAX_UNITS];
+	struct shardd_step_settings settings[2];
+	struct shardd_step_options o = { .size = sizeof(o), .settings = settings };
 	double lr = 0.1;
 	shardd_ticket t = 0;
 
 	s->last = "step";
+	o.n_settings = some_settings(r, units, some_units(s, r, units), tensors, settings);
 	o.lr = chance(r, 20) ? &lr : NULL;
 	o.skip_if_found = chance(r, 30);
 	o.discard = chance(r, 10);

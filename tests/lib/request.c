@@ -147,6 +147,9 @@ void request_reset(void)
 		good.tensor[i].init = &good.init;
 		good.tensors[i] = &good.tensor[i];
 	}
+	shardd__v1__step_settings__init(&good.setting);
+	good.setting.lr = 0.1;
+	good.settings[0] = &good.setting;
 	good_unit(0, "new0");
 	good_unit(1, "new1");
 	reset_rows();
@@ -220,6 +223,12 @@ static void fill_ops(ProtobufCMessage *m, const char *method)
 		((Shardd__V1__ReturnFullRequest *)m)->unit = 1;
 	} else if (strcmp(method, "SetFactors") == 0) {
 		((Shardd__V1__SetFactorsRequest *)m)->unit = 1;
+	} else if (strcmp(method, "Step") == 0) {
+		((Shardd__V1__StepRequest *)m)->settings = good.settings;
+		((Shardd__V1__StepRequest *)m)->n_settings = 1;
+	} else if (strcmp(method, "PlanBackward") == 0) {
+		((Shardd__V1__PlanBackwardRequest *)m)->settings = good.settings;
+		((Shardd__V1__PlanBackwardRequest *)m)->n_settings = 1;
 	} else if (strcmp(method, "Unscale") == 0) {
 		((Shardd__V1__UnscaleRequest *)m)->inv_scale = 1;
 	}

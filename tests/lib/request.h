@@ -47,7 +47,8 @@ struct request_parts {
 	Shardd__V1__DdpTensor sparse, *sparses[1];
 	Shardd__V1__SparseRows rows;
 	int64_t row[2];
-	uint32_t unit_id[1], place[1]; /* of a ddp: its unit, a tensor's index */
+	Shardd__V1__StepSettings setting, *settings[1]; /* of all tensors */
+	uint32_t unit_id[1], place[1];                  /* of a ddp: its unit, a tensor's index */
 	uint64_t shape[2];
 	uint32_t ranks[2];
 	uint64_t buffer; /* of the session */

@@ -134,6 +134,29 @@ class Daemon(unittest.TestCase):
             me = client.join("step", 1, 0)
             self.assertEqual((me.has_commit, me.step, me.blob), (True, 7, b"where the data is"))
 
+    def test_settings_of_a_step(self):
+        with self.client("settings") as client:
+            [unit] = client.register([spec(optimizer=sgd(0.5))])
+            unit.init_seed(1)
+            own = shardd.StepSettings(0.25, units=[unit.id], tensors=[1])
+            fill(unit.gradient(), 1.0)
+            unit.reduce()
+            client.step(0.125, settings=[own])
+            self.assertEqual(floats(unit.tensor(unit.gather(), "b")), [0.75] * 5)
+            self.assertEqual(floats(unit.tensor(unit.gather(), "w")), [[1.875] * 5] * 3)
+            for _ in range(2):
+                unit.release()
+            client.plan_backward(settings=[shardd.StepSettings(0.5), own])
+            fill(unit.gradient(), 1.0)
+            unit.reduce()
+            with self.assertRaisesRegex(shardd.InvalidArgument, "once is allowed"):
+                client.step(settings=[own])
+            client.step()
+            self.assertEqual(floats(unit.tensor(unit.gather(), "b")), [0.5] * 5)
+            self.assertEqual(floats(unit.tensor(unit.gather(), "w")), [[1.375] * 5] * 3)
+            with self.assertRaisesRegex(ValueError, "the unit of each"):
+                client.step(settings=[shardd.StepSettings(0.5, tensors=[1])])
+
     def test_released_memory_raises(self):
         with self.client("released") as client:
             [unit] = client.register([spec()])

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What resilient brings back beside parameters: buffers, schedulers, learning rates, the scaler, and
-the state of an optimizer that runs in the process."""
+"""What resilient brings back beside parameters: buffers, schedulers, settings, the scaler, and the
+state of an optimizer that runs in the process."""
 
 import json
 import os
@@ -30,7 +30,7 @@ else:
     st.fully_shard(model[0])
     st.fully_shard(model)
 if kind == "SGD":
-    optimizer = st.SGD(model.parameters(), lr=0.1)
+    optimizer = st.SGD(model.parameters(), lr=0.1, momentum=0.9)
 else:
     optimizer = st.Sharded(getattr(torch.optim, kind), model.parameters(), resilient=True, lr=0.1)
 scheduler, scaler = StepLR(optimizer, 2, gamma=0.5), st.GradScaler(init_scale=64, growth_interval=3)
@@ -44,6 +44,10 @@ def die(when):
 
 while run.step < 8:
     with run:
+        for group in optimizer.param_groups:  # a schedule that nobody else knows of
+            group["weight_decay"] += 0.01
+            if kind == "SGD":
+                group["momentum"] *= 0.9
         x = torch.randn(5, 6, generator=torch.Generator().manual_seed(10 * run.step + st.rank()))
         scaler.scale(model(x).pow(2).mean()).backward()
         die("before the step")
@@ -54,6 +58,8 @@ while run.step < 8:
         die("before the commit")
 state = {k: v.tolist() for k, v in model.state_dict().items()}
 state["lr"], state["scale"] = scheduler.get_last_lr(), scaler.get_scale()
+group = optimizer.param_groups[0]
+state["decay"], state["momentum"] = group["weight_decay"], group.get("momentum")
 pathlib.Path(f"{killed}.{st.rank()}").write_text(json.dumps(state))
 """
 
@@ -81,6 +87,9 @@ class Resilient(unittest.TestCase):
             self.assertEqual(calm[0]["1.num_batches_tracked"], 8)
             self.assertEqual(calm[0]["lr"], [0.1 * 0.5**4])
             self.assertEqual(calm[0]["scale"], 64 * 2.0**2)
+            self.assertAlmostEqual(calm[0]["decay"], 8 * 0.01)
+            if kind == "SGD":
+                self.assertAlmostEqual(calm[0]["momentum"], 0.9**9)
 
     def test_all_that_a_step_leaves_comes_back(self):
         self.compare("fully_shard", "SGD")

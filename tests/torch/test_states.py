@@ -461,16 +461,17 @@ def what_does_not_fit(rank):
     expect(shardd.InvalidArgument, "shape",
            lambda s: s["state"][name].__setitem__("exp_avg", torch.zeros(2)))
     expect(shardd.InvalidArgument, "no exp_avg_sq", lambda s: s["state"][name].pop("exp_avg_sq"))
-    expect(shardd.Unimplemented, "eps is 1",
-           lambda s: s["param_groups"][0].__setitem__("eps", 1.0))
+    expect(shardd.Unimplemented, "amsgrad is",
+           lambda s: s["param_groups"][0].__setitem__("amsgrad", "another"))
     expect(shardd.Unimplemented, "Adam and AdamW",
            lambda s: s["param_groups"][0].__setitem__("decoupled_weight_decay", False))
     said += differences([flat(st.optimizer_state_dict(run.optimizer))], [flat(before)])
     changed = st.optimizer_state_dict(run.optimizer)
-    changed["param_groups"][0]["lr"] = 0.5
+    changed["param_groups"][0].update(lr=0.5, eps=0.25)
     run.optimizer.load_state_dict(changed)
-    if run.optimizer.param_groups[0]["lr"] != 0.5:
-        said.append("the learning rate was not loaded")
+    group = run.optimizer.param_groups[0]
+    if (group["lr"], group["eps"]) != (0.5, 0.25):
+        said.append("the learning rate or eps was not loaded")
     st.shutdown()
     return said
 

@@ -243,14 +243,50 @@ class OneRank(unittest.TestCase):
         net = wrapped()
         optimizer = st.AdamW(net.parameters(), lr=0.1)
         net(numbers(0)).sum().backward()
-        optimizer.param_groups[0]["betas"] = (0.5, 0.9)
-        with self.refused(shardd.Unimplemented, "betas was changed"):
+        optimizer.param_groups[0]["amsgrad"] = True
+        with self.refused(shardd.Unimplemented, "amsgrad is True now and was False"):
             optimizer.step()
-        with self.refused(shardd.Unimplemented, "betas is"):
+        optimizer.param_groups[0].update(amsgrad=False, betas=(0.5, 1.5))
+        with self.refused(shardd.InvalidArgument, "settings.beta2 is 1.5"):
+            optimizer.step()
+        with self.refused(shardd.Unimplemented, "amsgrad is True in the state"):
             optimizer.load_state_dict({**optimizer.state_dict(), "param_groups": [
-                {**optimizer.state_dict()["param_groups"][0], "betas": (0.1, 0.2)}]})
+                {**optimizer.state_dict()["param_groups"][0], "amsgrad": True}]})
         with self.refused(shardd.FailedPrecondition, "add_param_group"):
             optimizer.add_param_group({"params": []})
+        for lr, text in ((torch.tensor([0.1, 0.2]), "2 elements"),
+                         (torch.tensor(0.1).half(), "tensor of torch.float16")):
+            with self.refused(shardd.InvalidArgument, text):
+                st.AdamW(wrapped(2).parameters(), lr=lr)
+        with self.refused(shardd.InvalidArgument, "foreach"):
+            st.AdamW(wrapped(2).parameters(), lr=torch.tensor(0.1), foreach=True)
+
+    def test_a_momentum_that_comes_later(self):
+        net = wrapped()
+        optimizer = st.SGD(net.parameters(), lr=0.1)
+        optimizer.param_groups[0]["momentum"] = 0.5
+        net(numbers(0)).sum().backward()
+        with self.refused(shardd.Unimplemented, "was 0 when the optimizer was built"):
+            optimizer.step()
+
+    def test_what_is_sent_of_settings(self):
+        net = wrapped()
+        biases = [p for p in net.parameters() if p.dim() == 1]
+        weights = [p for p in net.parameters() if p.dim() > 1]
+        optimizer = st.AdamW([{"params": weights}, {"params": biases, "weight_decay": 0.0}])
+        self.assertEqual(optimizer.rates(), (1e-3, []), "the daemon was told of the decay")
+        first, second = optimizer.param_groups
+        first["lr"] = second["lr"] = 0.5
+        self.assertEqual(optimizer.rates(), (0.5, []))
+        second["lr"] = 0.25
+        rate, (one, other) = optimizer.rates()
+        self.assertEqual((rate, one.lr, list(one.units)), (None, 0.5, []))
+        self.assertEqual((other.lr, other.weight_decay, len(other.units)), (0.25, 0.0, 2))
+        for group in optimizer.param_groups:
+            group.update(lr=0.5, betas=(0.5, 0.6), weight_decay=0.25)
+        rate, [one] = optimizer.rates()
+        self.assertEqual((rate, one.betas, list(one.units)), (None, (0.5, 0.6), []),
+                         "equal ones are one")
 
     def test_sparse_gradients(self):
         net = st.fully_shard(nn.Embedding(5, 3, sparse=True))
@@ -544,9 +580,12 @@ class OneRank(unittest.TestCase):
                 scheduler.step()
         for name, value in plain.state_dict().items():
             self.assertTrue(torch.equal(value, net.state_dict()[name]), name)
-        ours.param_groups[0]["lr"] = 7.0
-        with self.refused(shardd.Unimplemented, "proportion"):
-            ours.step()
+        ours.param_groups[0]["lr"] = 0.0  # in another proportion
+        before = net.state_dict()
+        net(numbers(9)).pow(2).mean().backward()
+        ours.step()
+        for name, value in net.state_dict().items():
+            self.assertEqual(torch.equal(value, before[name]), name.startswith("0."), name)
 
     def test_compiled_blocks(self):
         torch._dynamo.reset()

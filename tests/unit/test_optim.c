@@ -11,6 +11,9 @@
 
 TestSuite(optim, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);
 
+/* A step that says no more than this. */
+#define LR(x) (&(const struct step_rates){ .has_lr = true, .lr = (x) })
+
 struct fixture {
 	struct nodefix n;
 	struct job *job;
@@ -26,8 +29,8 @@ static struct unit *setup(struct fixture *x, state_unit *spec)
 /* The only kop of a unit without settings per tensor. */
 static bool one_kop(const struct unit *u, double lr, struct kop *ret)
 {
-	CHECK(optim_step_kops(u, u->parts, lr, NULL) <= 1);
-	return optim_step_kops(u, u->parts, lr, ret) == 1;
+	CHECK(optim_step_kops(u, u->parts, LR(lr), NULL) <= 1);
+	return optim_step_kops(u, u->parts, LR(lr), ret) == 1;
 }
 
 Test(optim, adamw_scalars_are_rounded_once)
@@ -208,8 +211,8 @@ Test(optim, tensors_of_their_own_settings_have_kops_of_their_own)
 	struct kop k[4];
 	struct unit *u = setup(&x, layered());
 
-	cr_expect_eq(optim_step_kops(u, u->parts, 0.5, NULL), 3);
-	cr_assert_eq(optim_step_kops(u, u->parts, 0.5, k), 3, "equal neighbours are one kop");
+	cr_expect_eq(optim_step_kops(u, u->parts, LR(0.5), NULL), 3);
+	cr_assert_eq(optim_step_kops(u, u->parts, LR(0.5), k), 3, "equal neighbours are one kop");
 	for (unsigned i = 0; i < 3; i++) {
 		cr_expect_eq(k[i].n, want[i].n);
 		cr_expect_eq(k[i].adamw.decay, (float)(1.0 - 0.5 * want[i].decay));
@@ -231,7 +234,7 @@ Test(optim, a_learning_rate_may_be_a_multiple)
 	spec->tensors[3]->has_lr_factor = true;
 	spec->tensors[3]->lr_factor = 3;
 	u = setup(&x, spec);
-	cr_assert_eq(optim_step_kops(u, u->parts, 0.1, k), 4);
+	cr_assert_eq(optim_step_kops(u, u->parts, LR(0.1), k), 4);
 	cr_expect_eq(k[2].n, 7);
 	cr_expect_eq(k[3].n, 5);
 	cr_expect_eq(k[2].adamw.step_size, (float)(0.1 / (1 - 0.9)));
@@ -253,20 +256,162 @@ Test(optim, a_tensor_counts_the_steps_that_it_had)
 		for (uint32_t i = 0; i < 4; i++)
 			if (i != 2 || step == 1)
 				unit_got_gradient(u, i);
-		cr_expect_eq(optim_step_kops(u, u->parts, 0.5, k), step == 1 ? 4 : 3);
+		cr_expect_eq(optim_step_kops(u, u->parts, LR(0.5), k), step == 1 ? 4 : 3);
 		unit_stepped(u);
 	}
 	cr_expect_eq(unit_steps(u, 0), 3);
 	cr_expect_eq(unit_steps(u, 2), 1);
 	unit_got_gradient(u, 2);
 	u->some_lack = false;
-	cr_assert_eq(optim_step_kops(u, u->parts, 0.5, k), 4, "the next as its neighbour no more");
+	cr_assert_eq(optim_step_kops(u, u->parts, LR(0.5), k), 4,
+		     "the next as its neighbour no more");
 	cr_expect_eq(k[0].adamw.step_size, (float)(0.5 / (1 - pow(0.9, 4))));
 	cr_expect_eq(k[2].adamw.step_size, (float)(0.5 / (1 - pow(0.9, 2))));
 	unit_forget_steps(u);
-	cr_expect_eq(optim_step_kops(u, u->parts, 0.5, k), 3);
+	cr_expect_eq(optim_step_kops(u, u->parts, LR(0.5), k), 3);
 	cr_expect_eq(k[2].adamw.step_size, (float)(0.5 / (1 - 0.9)));
 	nodefix_end(&x.n);
+}
+
+/* Of the four tensors of layered(): the second and the last. */
+static struct settings *two_named(const struct unit *u, struct setting a, struct setting b)
+{
+	struct settings *s = settings_new(2, 2);
+
+	cr_assert_not_null(s);
+	s->all[0] = a;
+	s->all[1] = b;
+	s->named[0] = (struct setting_of){ u->id, 3, 1 };
+	s->named[1] = (struct setting_of){ u->id, 1, 0 };
+	cr_expect_null(settings_sort(s));
+	return s;
+}
+
+Test(optim, a_step_may_say_all_of_a_tensor)
+{
+	static const struct setting a = { .lr = 0.3, .beta1 = 0.5, .beta2 = 0.75, .eps = 0.125 };
+	static const struct setting b = { .lr = 7, .weight_decay = 0.5, .maximize = true };
+	struct fixture x;
+	struct kop k[4];
+	struct unit *u = setup(&x, layered());
+	struct step_rates rates = { .has_lr = true, .lr = 0.5 };
+
+	rates.settings = two_named(u, a, b);
+	cr_expect_eq(optim_step_kops(u, u->parts, &rates, NULL), 4);
+	cr_assert_eq(optim_step_kops(u, u->parts, &rates, k), 4);
+	cr_expect_eq(k[0].n, 10);
+	cr_expect_eq(k[0].adamw.step_size, (float)(0.5 / (1 - 0.9)), "what is not named");
+	cr_expect_eq(k[1].n, 3);
+	cr_expect_eq(k[1].adamw.step_size, (float)(0.3 / (1 - 0.5)));
+	cr_expect_eq(k[1].adamw.b2, 0.75f);
+	cr_expect_eq(k[1].adamw.eps, 0.125f);
+	cr_expect_eq(k[1].adamw.decay, 1.0f);
+	cr_expect_eq(k[2].adamw.decay, (float)(1 - 0.5 * 0.01), "and of the unit's decay again");
+	cr_expect_not(k[2].adamw.maximize);
+	cr_expect_eq(k[3].n, 5);
+	cr_expect_eq(k[3].adamw.p, optim_at(&u->parts[0].params, 20));
+	cr_expect_eq(k[3].adamw.decay, (float)(1 - 7 * 0.5));
+	cr_expect(k[3].adamw.maximize);
+	step_rates_clear(&rates);
+	nodefix_end(&x.n);
+}
+
+Test(optim, a_step_may_say_all_of_the_rest)
+{
+	static const struct setting a = { .lr = 0.3, .beta1 = 0.5, .weight_decay = 2 };
+	struct fixture x;
+	struct kop k[4];
+	struct unit *u = setup(&x, layered());
+	struct step_rates rates = { .has_lr = true, .lr = 0.5 };
+
+	rates.settings = two_named(u, a, a);
+	rates.settings->rest = 1;
+	cr_expect_eq(optim_step_kops(u, u->parts, &rates, NULL), 1, "all of them are equal");
+	rates.settings->all[0].lr = 0.1;
+	cr_assert_eq(optim_step_kops(u, u->parts, &rates, k), 3);
+	cr_expect_eq(k[0].adamw.decay, (float)(1 - 0.3 * 2), "not the lr of the step");
+	cr_expect_eq(k[1].adamw.decay, (float)(1 - 0.1 * 2), "nor the tensor's decay");
+	cr_expect_eq(k[2].n, 12);
+	rates.settings->n_named = 0;
+	cr_assert_eq(optim_step_kops(u, u->parts, &rates, k), 1, "instead of a decay of its own");
+	cr_expect_eq(k[0].n, 25);
+	step_rates_clear(&rates);
+	nodefix_end(&x.n);
+}
+
+/* As PyTorch does with one that is a tensor: all that follows from it, in fp32. */
+Test(optim, a_rate_in_fp32_is_rounded_at_each_operation)
+{
+	static const struct setting s = {
+		.lr = 0.168f, .lr_fp32 = true, .weight_decay = 0.7, .beta1 = 0.7, .beta2 = 0.999
+	};
+	struct fixture x;
+	struct kop k = { 0 };
+	struct unit *u = setup(&x, nodefix_spec("u", 10));
+	struct step_rates rates = { .settings = settings_new(1, 0) };
+
+	rates.settings->all[0] = s;
+	rates.settings->rest = 0;
+	cr_assert_eq(optim_step_kops(u, u->parts, &rates, &k), 1);
+	cr_expect_eq(k.adamw.decay, 1.0f - 0.168f * 0.7f);
+	cr_expect_neq(k.adamw.decay, (float)(1 - (double)0.168f * 0.7), "once, at the end");
+	cr_expect_eq(k.adamw.step_size, 0.168f / (float)(1 - 0.7));
+	cr_expect_neq(k.adamw.step_size, (float)((double)0.168f / (1 - 0.7)), "once");
+	step_rates_clear(&rates);
+	nodefix_end(&x.n);
+}
+
+/* Registered after the step was checked: it has no buffer, whatever the settings say. */
+Test(optim, a_momentum_without_memory_is_none)
+{
+	static const struct setting s = { .lr = 0.1, .momentum = 0.9, .dampening = 0.5 };
+	struct fixture x;
+	state_unit *spec = nodefix_spec("u", 10);
+	struct kop k = { 0 };
+	struct unit *u;
+	struct step_rates rates = { .settings = settings_new(1, 0) };
+
+	spec->optimizer->kind = OPTIM_SGD;
+	u = setup(&x, spec);
+	rates.settings->all[0] = s;
+	rates.settings->rest = 0;
+	cr_assert_eq(optim_step_kops(u, u->parts, &rates, &k), 1);
+	cr_expect_eq(k.sgd.mu, 0);
+	cr_expect_null(k.sgd.buf);
+	cr_expect_eq(k.sgd.dampening, 0.5);
+	step_rates_clear(&rates);
+	nodefix_end(&x.n);
+}
+
+Test(optim, settings_are_found_by_unit_and_tensor)
+{
+	enum { N = 9 };
+	struct settings *s = settings_new(N, N);
+	struct step_rates mine = { .settings = settings_ref(s) }, other = { 0 };
+	uint64_t word;
+
+	for (uint32_t i = 0; i < N; i++) {
+		s->all[i].lr = i;
+		s->named[i] = (struct setting_of){ 3 + i * 5 % N / 3, i * 5 % 3, i };
+	}
+	cr_expect_null(settings_sort(s));
+	for (uint32_t i = 0; i < N; i++)
+		cr_expect_eq(settings_find(s, 3 + i * 5 % N / 3, i * 5 % 3)->lr, i);
+	cr_expect_null(settings_find(s, 3, 3));
+	cr_expect(settings_names(s, 5) && !settings_names(s, 2) && !settings_names(s, 6));
+	s->rest = 4;
+	cr_expect_eq(settings_find(s, 2, 0)->lr, 4);
+	word = settings_word(s);
+	s->all[8].eps = 1e-300;
+	cr_expect_neq(settings_word(s), word);
+	s->named[2] = s->named[3];
+	cr_expect_eq(settings_sort(s), &s->named[3]);
+	step_rates_copy(&other, &mine);
+	step_rates_copy(&other, &other);
+	cr_expect_eq(s->refs, 3);
+	settings_unref(s);
+	step_rates_clear(&mine);
+	step_rates_clear(&other); /* the leak checker looks whether that was all */
 }
 
 Test(optim, settings_that_are_equal_to_the_units_make_no_difference)
@@ -278,7 +423,7 @@ Test(optim, settings_that_are_equal_to_the_units_make_no_difference)
 
 	spec->tensors[1]->weight_decay = spec->optimizer->weight_decay;
 	u = setup(&x, spec);
-	cr_assert_eq(optim_step_kops(u, u->parts, 0.1, k), 1);
+	cr_assert_eq(optim_step_kops(u, u->parts, LR(0.1), k), 1);
 	cr_expect_eq(k[0].n, 25);
 	nodefix_end(&x.n);
 }
@@ -385,8 +530,8 @@ Test(optim, the_fused_tail_is_that_of_each_shard)
 
 	spec->optimizer->profile = OPTIM_FUSED;
 	u = setup(&x, spec);
-	cr_expect_eq(optim_step_kops(u, u->parts, 0.1, NULL), 2);
-	cr_assert_eq(optim_step_kops(u, u->parts, 0.1, k), 2);
+	cr_expect_eq(optim_step_kops(u, u->parts, LR(0.1), NULL), 2);
+	cr_assert_eq(optim_step_kops(u, u->parts, LR(0.1), k), 2);
 	cr_expect_eq(k[0].adamw.profile, K_FUSED);
 	cr_expect_eq(k[0].n, 50);
 	cr_expect_eq(k[0].adamw.tail_from, 48);
@@ -412,7 +557,7 @@ Test(optim, the_fused_tail_is_that_of_each_tensor_of_ddp)
 	spec->strategy = STRATEGY_REPLICATE;
 	spec->reduce_profile = PROFILE_DDP;
 	u = setup(&x, spec);
-	cr_assert_eq(optim_step_kops(u, u->parts, 0.1, k), 2);
+	cr_assert_eq(optim_step_kops(u, u->parts, LR(0.1), k), 2);
 	cr_expect_eq(k[0].n, 20);
 	cr_expect_eq(k[0].adamw.tail_from, 16);
 	cr_expect_eq(k[1].n, 7);

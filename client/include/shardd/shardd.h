@@ -696,14 +696,37 @@ SHARDD_API int shardd_unscale_submit(shardd_client *c, shardd_group g, double in
 SHARDD_API int shardd_unscale(shardd_client *c, shardd_group g, double inv_scale, bool *found_inf,
 			      struct shardd_error *err);
 
+/* What the optimizer goes by in one step, in place of what tensors were registered with: all of
+ * it counts, whatever is 0. */
+struct shardd_step_settings {
+	double lr;    /* no multiple of the tensor's is taken of it */
+	bool lr_fp32; /* Adam, AdamW: it is computed with in fp32, as PyTorch does if it is a tensor */
+	double weight_decay;
+	double momentum, dampening; /* SGD; momentum 0 for units registered with 0 */
+	bool nesterov;              /* SGD */
+	double beta1, beta2, eps;   /* Adam, AdamW */
+	bool maximize;
+	/* Whose: tensor tensors[i], by its index in the spec, of unit units[i]. n 0: of all that no
+	 * others of the same step name. */
+	const shardd_unit *units;
+	const uint32_t *tensors;
+	size_t n;
+};
+
 struct shardd_step_options {
 	size_t size;        /* sizeof(struct shardd_step_options) */
 	const double *lr;   /* for this step; NULL: the units' own, or the plan's */
 	bool skip_if_found; /* found_inf of the last unscale: no step, no count, no gradients */
 	bool discard;       /* the same in any case */
+	/* for this step; NULL: none. @lr is then for the tensors that they leave out */
+	const struct shardd_step_settings *settings;
+	size_t n_settings;
 };
 
-/* As shardd_step. @ret: skipped, found_inf and, with a plan, total_norm; may be NULL. */
+/* As shardd_step. @ret: skipped, found_inf and, with a plan, total_norm; may be NULL. Errors of
+ * settings: INVALID_ARGUMENT (a number out of range, a tensor that is not trained, twice, or of
+ * another group; momentum for a unit that was registered without), NOT_FOUND (no such unit),
+ * FAILED_PRECONDITION (ranks that do not agree). */
 SHARDD_API int shardd_step_with_submit(shardd_client *c, shardd_group g,
 				       const struct shardd_step_options *o, shardd_ticket *t,
 				       struct shardd_error *err);
@@ -756,6 +779,8 @@ struct shardd_plan {
 	const struct shardd_clip *clip; /* NULL: none */
 	double inv_scale;               /* 0: none; found_inf skips the step */
 	const double *lr;               /* for the steps of this pass; NULL: the units' own */
+	const struct shardd_step_settings *settings; /* the same, as of a step */
+	size_t n_settings;
 };
 
 /* Say before a backward pass what becomes of its gradients as they arrive, until the step

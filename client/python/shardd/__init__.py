@@ -61,6 +61,7 @@ from .specs import (
     OptimizerWhen,
     Profile,
     ReduceOp,
+    StepSettings,
     Strategy,
     TensorSpec,
     UnitSpec,
@@ -74,7 +75,7 @@ __all__ = [
     "Init", "Internal", "InvalidArgument", "Layout", "Lifetime", "Membership", "Memory",
     "NotFound", "OptimizerKind", "OptimizerProfile", "OptimizerSpec", "OptimizerWhen",
     "Overtaken", "PermissionDenied", "Place", "Profile", "ReadTensor", "Reader", "ReduceOp",
-    "ResourceExhausted", "Shard", "SharddError", "StepResult", "Strategy", "TensorSpec",
-    "Ticket", "Unavailable", "Unimplemented", "Unit", "UnitSpec", "VersionMismatch",
-    "WaitTimeout", "__version__", "connect", "environment", "read",
+    "ResourceExhausted", "Shard", "SharddError", "StepResult", "StepSettings", "Strategy",
+    "TensorSpec", "Ticket", "Unavailable", "Unimplemented", "Unit", "UnitSpec",
+    "VersionMismatch", "WaitTimeout", "__version__", "connect", "environment", "read",
 ]

@@ -108,14 +108,24 @@ class Clip(C.Structure):
                 ("whole_job", C.c_bool)]
 
 
+class StepSettings(C.Structure):
+    _fields_ = [("lr", C.c_double), ("lr_fp32", C.c_bool), ("weight_decay", C.c_double),
+                ("momentum", C.c_double), ("dampening", C.c_double), ("nesterov", C.c_bool),
+                ("beta1", C.c_double), ("beta2", C.c_double), ("eps", C.c_double),
+                ("maximize", C.c_bool), ("units", C.POINTER(C.c_uint32)),
+                ("tensors", C.POINTER(C.c_uint32)), ("n", C.c_size_t)]
+
+
 class StepOptions(C.Structure):
     _fields_ = [("size", C.c_size_t), ("lr", C.POINTER(C.c_double)),
-                ("skip_if_found", C.c_bool), ("discard", C.c_bool)]
+                ("skip_if_found", C.c_bool), ("discard", C.c_bool),
+                ("settings", C.POINTER(StepSettings)), ("n_settings", C.c_size_t)]
 
 
 class Plan(C.Structure):
     _fields_ = [("size", C.c_size_t), ("clip", C.POINTER(Clip)), ("inv_scale", C.c_double),
-                ("lr", C.POINTER(C.c_double))]
+                ("lr", C.POINTER(C.c_double)), ("settings", C.POINTER(StepSettings)),
+                ("n_settings", C.c_size_t)]
 
 
 class ReduceOptions(C.Structure):
@@ -154,9 +164,9 @@ STRUCTS = {
     "error": Error, "options": Options, "job": Job, "membership": Membership, "device": Device,
     "tensor": Tensor, "buffer": Buffer, "optimizer": Optimizer, "unit_spec": UnitSpec,
     "unit_info": UnitInfo, "tensor_place": TensorPlace, "buffer_place": BufferPlace,
-    "result": Result, "factors": Factors, "clip": Clip, "step_options": StepOptions,
-    "plan": Plan, "reduce_options": ReduceOptions, "return_options": ReturnOptions,
-    "shard_piece": ShardPiece,
+    "result": Result, "factors": Factors, "clip": Clip, "step_settings": StepSettings,
+    "step_options": StepOptions, "plan": Plan, "reduce_options": ReduceOptions,
+    "return_options": ReturnOptions, "shard_piece": ShardPiece,
     "read_tensor": ReadTensor, "read_unit": ReadUnit, "snapshot": Snapshot,
 }
 

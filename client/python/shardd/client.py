@@ -17,7 +17,7 @@ from ._device import HOST, Gpu, Where
 from ._launch import launched
 from .errors import FailedPrecondition, InUse, Unavailable, Unimplemented, VersionMismatch
 from .memory import Dtype, Memory, _Mapped
-from .specs import ClipProfile, Lifetime, ReduceOp, UnitSpec
+from .specs import ClipProfile, Lifetime, ReduceOp, StepSettings, UnitSpec
 from .ticket import Ticket
 from .unit import Unit
 
@@ -430,27 +430,32 @@ class Client:
         return self.submit("unscale", group, inv_scale, finish=lambda r: bool(r.found_inf)).wait()
 
     def step(self, lr: float | None = None, group: int = WORLD, skip_if_found: bool = False,
-             discard: bool = False) -> StepResult:
+             discard: bool = False, settings: Sequence[StepSettings] = ()) -> StepResult:
         """Step every unit of the group that has a gradient, and empty the gradients (collective).
 
         @lr: instead of the units' own. @skip_if_found: not if unscale found an infinity.
-        @discard: only empty them. Nobody may have these units gathered.
+        @discard: only empty them. @settings: for this step; @lr is for the tensors that they leave
+        out. Nobody may have these units gathered.
         """
         rate = C.c_double(lr) if lr is not None else None
         options = _abi.StepOptions(C.sizeof(_abi.StepOptions),
                                    C.pointer(rate) if rate is not None else None,
-                                   skip_if_found, discard)
+                                   skip_if_found, discard, specs.step_settings(settings),
+                                   len(settings))
         return self.submit("step_with", group, C.byref(options), finish=lambda r: StepResult(
             r.skipped, r.found_inf, r.total_norm if r.has_total_norm else None)).wait()
 
     def plan_backward(self, lr: float | None = None, inv_scale: float = 0,
                       max_norm: float | None = None, norm_type: float = 2.0,
-                      profile: ClipProfile = ClipProfile.TORCH, group: int = WORLD) -> None:
-        """Say before a backward pass what becomes of its gradients until the step (collective)."""
+                      profile: ClipProfile = ClipProfile.TORCH, group: int = WORLD,
+                      settings: Sequence[StepSettings] = ()) -> None:
+        """Say before a backward pass what becomes of its gradients until the step (collective).
+        @settings: as of step, which has none then."""
         rate = C.c_double(lr) if lr is not None else None
         clip = _abi.Clip(C.sizeof(_abi.Clip), max_norm or 0, norm_type, profile)
         plan = _abi.Plan(C.sizeof(_abi.Plan), C.pointer(clip) if max_norm is not None else None,
-                         inv_scale, C.pointer(rate) if rate is not None else None)
+                         inv_scale, C.pointer(rate) if rate is not None else None,
+                         specs.step_settings(settings), len(settings))
         self.do("plan_backward", group, C.byref(plan))
 
     def next_shard(self, group: int = WORLD) -> Shard:

@@ -164,6 +164,49 @@ class OptimizerSpec:
 
 
 @dataclass
+class StepSettings:
+    """What the optimizer goes by in one step, in place of what tensors were registered with: all
+    of it counts, for tensor ``tensors[i]`` (by its index in the spec) of unit ``units[i]``; without
+    any for all that no others of the same step name. ``lr_fp32``: Adam and AdamW compute with
+    ``lr`` in fp32, as PyTorch does if it is a tensor.
+    """
+
+    lr: float
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    maximize: bool = False
+    lr_fp32: bool = False
+    units: Sequence[int] = ()
+    tensors: Sequence[int] = ()
+
+    def fill(self, s: Any) -> None:
+        """Write it into a struct shardd_step_settings, which keeps alive what it points to."""
+        if len(self.units) != len(self.tensors):
+            raise ValueError(f"settings of {len(self.units)} units and {len(self.tensors)} "
+                             "tensors: give the unit of each tensor")
+        s.lr, s.lr_fp32, s.weight_decay = self.lr, self.lr_fp32, self.weight_decay
+        s.momentum, s.dampening, s.nesterov = self.momentum, self.dampening, self.nesterov
+        s.beta1, s.beta2, s.eps, s.maximize = *self.betas, self.eps, self.maximize
+        s.n = len(self.units)
+        if s.n:
+            s.units, s.tensors = (C.c_uint32 * s.n)(*self.units), (C.c_uint32 * s.n)(*self.tensors)
+
+
+def step_settings(settings: Sequence[StepSettings]) -> Any:
+    """An array of struct shardd_step_settings; None of none."""
+    if not settings:
+        return None
+    made = (_abi.StepSettings * len(settings))()
+    for one, s in zip(settings, made):
+        one.fill(s)
+    return made
+
+
+@dataclass
 class UnitSpec:
     """Parameters that are gathered and reduced together; fields as struct shardd_unit_spec."""
 

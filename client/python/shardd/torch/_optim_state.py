@@ -33,7 +33,7 @@ def _arrays(optimizer: _InDaemon, unit: ShardedUnit) -> tuple[str, ...]:
     """The names of the arrays that the unit's state consists of, in the daemon's order."""
     group = optimizer._by_id[id(unit.trained[0].guard)]
     if "momentum" in group:
-        return ("momentum_buffer",) if group["momentum"] else ()
+        return ("momentum_buffer",) if optimizer.keeps_momentum(group) else ()
     return _ADAM if group["amsgrad"] else _ADAM[:2]
 
 
@@ -170,9 +170,9 @@ def _matching(optimizer: _InDaemon,
 
 
 def _new_settings(optimizer: _InDaemon, group: dict[str, Any], saved: Any) -> dict[str, Any]:
-    """What of @saved becomes @group's. Unimplemented: another value of what the daemon has been
-    told."""
+    """What of @saved becomes @group's. Unimplemented: it needs memory that the daemon has not."""
     changed = {}
+    optimizer.check_kept(group, saved, "in the state")
     for key, value in saved.items():
         if key in ("params", "param_names", *_ELSEWHERE):
             continue
@@ -180,12 +180,8 @@ def _new_settings(optimizer: _InDaemon, group: dict[str, Any], saved: Any) -> di
             if bool(value) != optimizer._like([torch.zeros(1)]).defaults[key]:
                 raise Unimplemented("the state is one of the other of Adam and AdamW: build that "
                                     "one", key)
-        elif key not in optimizer._fixed:
-            changed[key] = float(value) if key == "lr" else value
-        elif (tuple(value) if key == "betas" else value) != group[key]:
-            raise Unimplemented(
-                f"{key} is {value} in the state and {group[key]} here: build the optimizer with "
-                "the same settings; only lr may change once it is built", key)
+        else:
+            changed[key] = value
     return changed
 
 

@@ -75,7 +75,7 @@ class Resilient:
         packed = pickle.dumps({
             "step": self.step, "state": self.state, "half": half,
             "also": [x.state_dict() for x in self._also],
-            "lr": [g["lr"] for g in self._groups()], "buffers": self._changed_buffers(),
+            "groups": self._settings(), "buffers": self._changed_buffers(),
             "torch": bytes(torch.random.get_rng_state().tolist()), "gpu": _device.random_state(),
             "python": random.getstate(), "numpy": numpy.random.get_state() if numpy else None})
         if len(packed) > _LIMIT:
@@ -87,6 +87,13 @@ class Resilient:
 
     def _groups(self) -> list[dict[str, Any]]:
         return self._tree.optimizer.param_groups if self._tree.optimizer is not None else []
+
+    def _settings(self) -> list[dict[str, Any]]:
+        """The optimizer's of every group; what schedulers have put beside them is theirs."""
+        optimizer: Any = self._tree.optimizer
+        named = optimizer.inner if isinstance(optimizer, Sharded) else optimizer
+        return [{name: group[name] for name in named.defaults if name in group}
+                for group in self._groups()]
 
     def _changed_buffers(self) -> dict[int, bytes]:
         """By number, those that are not as the model was built; a restarted rank has the others."""
@@ -106,21 +113,21 @@ class Resilient:
             found = pickle.loads(blob)
             self.step, self.state = found["step"], found["state"]
             generators = found["torch"], found["python"], found["numpy"]
-            rates, also, buffers = found["lr"], found["also"], found["buffers"]
+            groups, also, buffers = found["groups"], found["also"], found["buffers"]
             on_gpu = found["gpu"]
             half = found["half"]
         except Exception as error:
             raise FailedPrecondition(
                 f"the job's last commit was not made by shardd.torch.resilient ({error}): name "
                 "another job") from error
-        if len(also) != len(self._also) or len(rates) != len(self._groups()):
+        if len(also) != len(self._also) or len(groups) != len(self._groups()):
             raise FailedPrecondition(
                 "the job's last commit has other schedulers or parameter groups than this program: "
                 "start it as before, or name another job")
         for one, saved in zip(self._also, also):
             one.load_state_dict(saved)
-        for group, lr in zip(self._groups(), rates):
-            group["lr"] = lr
+        for group, saved in zip(self._groups(), groups):
+            group.update(saved)
         self._restore_buffers(buffers)
         if self._kept is not None:
             self._kept.read(self._tree.optimizer, half)
@@ -212,12 +219,12 @@ def resilient(model: nn.Module, state: dict[str, Any] | None = None,
                 run.state["seen"] += 1
 
     At the end of the block the step is committed, on all ranks or none, with ``run.state``, the
-    model's persistent buffers, the learning rates, what is in ``also`` (schedulers, a GradScaler:
-    what has a state_dict) and the random generators of torch, random and numpy; 64 KiB in all. If
-    a rank dies, all others leave the block, wait for it to come back (:func:`guard`, `shardctl run
-    --max-restarts`), and all go on from the last commit. The block must contain the
-    whole step, and the optimizer must be one that runs in the daemon, or Sharded with
-    resilient=True, whose steps wait for the commit, or until parameters are wanted. Between
+    model's persistent buffers, the settings of the parameter groups, what is in ``also``
+    (schedulers, a GradScaler: what has a state_dict) and the random generators of torch, random
+    and numpy; 64 KiB in all. If a rank dies, all others leave the block, wait for it to come back
+    (:func:`guard`, `shardctl run --max-restarts`), and all go on from the last commit. The block
+    must contain the whole step, and the optimizer must be one that runs in the daemon, or Sharded
+    with resilient=True, whose steps wait for the commit, or until parameters are wanted. Between
     building the optimizer and this call there must be nothing collective.
 
     @wait: seconds for a rank to come back; then DeadlineExceeded.

@@ -307,7 +307,8 @@ class Tree:
             self._let_go(unit)  # who steps waits until nobody has it
             self._take_done()
         elif getattr(self.optimizer, "in_backward", False) and not self.reduced:
-            self.client.plan_backward(self.optimizer.rate(), group=self.group)
+            rate, settings = self.optimizer.rates()
+            self.client.plan_backward(rate, group=self.group, settings=settings)
         self._tickets.append((unit, unit.reduce_submit(self._adds_up)))
         self.reduced = True
 

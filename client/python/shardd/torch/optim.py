@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Mapping
+from dataclasses import astuple, replace
 from typing import Any, Callable
 
 import torch
 
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
-from ..specs import OptimizerKind, OptimizerProfile, OptimizerSpec, OptimizerWhen
+from ..specs import (
+    OptimizerKind,
+    OptimizerProfile,
+    OptimizerSpec,
+    OptimizerWhen,
+    StepSettings,
+)
 from . import _optim_state
 from ._guard import Guard
 from ._session import rank_if_any, session
@@ -116,22 +123,26 @@ class _Elsewhere(dict[Any, Any]):
 
 
 class _InDaemon(_Sharded):
-    """An optimizer that the daemon runs. Subclasses: ``_spec``, and which settings it has."""
+    """An optimizer that the daemon runs. Subclasses: ``_spec``.
 
-    _fixed: tuple[str, ...] = ()  # settings that cannot be changed once it is built
+    Groups may differ in everything, and everything may change from step to step, but for what the
+    daemon has memory for: ``_fixed``, and whether there is a momentum.
+    """
+
+    _fixed: tuple[str, ...] = ()
     _like: Any = None  # torch.optim's
+    _profile = OptimizerProfile.EAGER_SINGLE
 
     def __init__(self, params: Any, defaults: dict[str, Any], in_backward: bool) -> None:
         super().__init__(params, defaults)
         self.state = _Elsewhere(self)  # type: ignore[assignment]
         self.in_backward = in_backward
-        self._base = max(float(g["lr"]) for g in self.param_groups)
-        self._shares = [float(g["lr"]) / self._base if self._base else 1.0
-                        for g in self.param_groups]
         self._by_id = _check(self.param_groups)
-        self._share = dict(zip(map(id, self.param_groups), self._shares))
+        self._mixed = False  # the daemon was not told all there is to be told
+        self._places: dict[int, tuple[int, int]] = {}
         self._model = _tree(self.param_groups, self, self._settings)
-        self._built = [{k: g[k] for k in self._fixed} for g in self.param_groups]
+        self._built = [self._setting(g) for g in self.param_groups]
+        self._kept = {id(g): self._memory(g) for g in self.param_groups}
 
     def _spec(self, group: dict[str, Any]) -> OptimizerSpec:
         raise NotImplementedError
@@ -139,7 +150,30 @@ class _InDaemon(_Sharded):
     def _when(self) -> OptimizerWhen:
         return OptimizerWhen.IN_BACKWARD if self.in_backward else OptimizerWhen.AT_STEP
 
+    def _setting(self, group: dict[str, Any]) -> StepSettings:
+        s = self._spec(group)
+        return StepSettings(s.lr, s.weight_decay, s.momentum, s.dampening, s.nesterov, s.betas,
+                            s.eps, s.maximize, lr_fp32=self._is_rounded(group["lr"]))
+
+    def _is_rounded(self, lr: Any) -> bool:
+        """Does PyTorch round what it computes with @lr? As it does with any tensor of float32."""
+        if not isinstance(lr, torch.Tensor) or lr.dtype == torch.float64:
+            return False
+        if lr.dtype != torch.float32:
+            raise InvalidArgument(f"lr is a tensor of {lr.dtype}: float32 and float64 are allowed, "
+                                  "and numbers", "lr")
+        return self._profile == OptimizerProfile.EAGER_SINGLE
+
+    def _memory(self, group: dict[str, Any]) -> dict[str, Any]:
+        """What the daemon keeps for a group."""
+        kept = {name: group[name] for name in self._fixed}
+        if "momentum" in group:
+            kept["momentum"] = bool(group["momentum"])
+        return kept
+
     def _settings(self, unit: ShardedUnit) -> tuple[OptimizerSpec, dict[int, dict[str, Any]]]:
+        """What a unit is registered with: all of its first parameter's, and each one's
+        weight_decay."""
         trained = [p.guard for p in unit.trained]
         if not trained:
             return OptimizerSpec(), {}
@@ -147,36 +181,68 @@ class _InDaemon(_Sharded):
         spec, settings = self._spec(first), {}
         for p in trained:
             group, own = self._by_id[id(p)], {}
-            for name in self._fixed:
-                if name != "weight_decay" and group[name] != first[name]:
+            for name, kept in self._memory(group).items():
+                if kept != self._memory(first)[name]:
                     raise Unimplemented(
-                        f"{name} differs between parameters of unit '{unit.name}': only lr and "
-                        "weight_decay may; wrap them as units of their own", name)
+                        f"{name} differs between parameters of unit '{unit.name}', for which the "
+                        "daemon's memory is one: wrap them as units of their own", name)
             if group["weight_decay"] != first["weight_decay"]:
                 own["weight_decay"] = float(group["weight_decay"])
-            if self._share[id(group)] != 1.0:
-                own["lr_factor"] = self._share[id(group)]
+            if _but_for_rates(self._setting(group)) != _but_for_rates(self._setting(first)):
+                self._mixed = True
             settings[id(p)] = own
         return spec, settings
 
-    def rate(self) -> float:
-        """The learning rate of this step; groups have theirs in a fixed proportion."""
-        for group, built in zip(self.param_groups, self._built):
-            for name, value in built.items():
-                if group[name] != value:
-                    raise Unimplemented(
-                        f"{name} was changed from {value} to {group[name]}: the daemon takes a new "
-                        "lr in every step, the other settings once (OneCycleLR: "
-                        "cycle_momentum=False)", name)
-        rates = [float(g["lr"]) for g in self.param_groups]
-        base = max(rates)
-        for rate, share in zip(rates, self._shares):
-            if abs(rate - base * share) > 1e-12 * base:
+    def keeps_momentum(self, group: dict[str, Any]) -> bool:
+        """Has the daemon memory for it?"""
+        return bool(self._kept[id(group)]["momentum"])
+
+    def check_kept(self, group: dict[str, Any], other: Mapping[str, Any], where: str) -> None:
+        """Unimplemented: @other's settings would need memory that @group's parameters have not."""
+        kept = self._kept[id(group)]
+        for name in self._fixed:
+            if name in other and other[name] != kept[name]:
                 raise Unimplemented(
-                    f"the learning rates {rates} are in another proportion than when the optimizer "
-                    "was built: the daemon takes one for all groups and keeps their proportion",
-                    "lr")
-        return base
+                    f"{name} is {other[name]} {where} and was {kept[name]} when the optimizer was "
+                    "built: the daemon has its state since then; build it with what it is to be",
+                    name)
+        if other.get("momentum") and not kept["momentum"]:
+            raise Unimplemented(
+                f"momentum is {other['momentum']} {where} and was 0 when the optimizer was built: "
+                "the daemon has no memory for it; build it with a momentum above 0", "momentum")
+
+    def rates(self) -> tuple[float | None, list[StepSettings]]:
+        """By what the next step is: one learning rate, where the daemon knows all the rest; or
+        everything."""
+        for group in self.param_groups:
+            self.check_kept(group, group, "now")
+        now = [self._setting(g) for g in self.param_groups]
+        lr = now[0].lr
+        if not self._mixed and all(replace(built, lr=lr) == s and not s.lr_fp32
+                                   for built, s in zip(self._built, now)):
+            return lr, []
+        return None, self._by_tensor(now)
+
+    def _by_tensor(self, now: list[StepSettings]) -> list[StepSettings]:
+        """Those of the groups, equal ones as one; those of the most tensors name none."""
+        found: dict[Any, tuple[StepSettings, list[int], list[int]]] = {}
+        for setting, group in zip(now, self.param_groups):
+            _, units, tensors = found.setdefault(astuple(setting), (setting, [], []))
+            for unit, tensor in self._tensors(group):
+                units.append(unit)
+                tensors.append(tensor)
+        rest = max(found.values(), key=lambda f: len(f[1]))
+        named = [replace(s, units=units, tensors=tensors) for s, units, tensors in found.values()
+                 if units and s is not rest[0]]
+        return [rest[0], *named]
+
+    def _tensors(self, group: dict[str, Any]) -> list[tuple[int, int]]:
+        """What is trained of it: the daemon's numbers of units, and of tensors in them."""
+        if not self._places:
+            self._places = {id(p.guard): (unit.unit.id, i) for unit in self._model.units
+                            if unit.unit is not None
+                            for i, p in enumerate(unit.params) if p.trained}
+        return [self._places[id(p)] for p in group["params"] if id(p) in self._places]
 
     def state_dict(self) -> dict[str, Any]:
         """As torch.optim's of a plain model: whole tensors, on every rank (collective). It can be
@@ -197,7 +263,7 @@ class _InDaemon(_Sharded):
         rank's rows of its own count.
 
         InvalidArgument: of other parameters. Unimplemented: parameters of one unit that have had
-        different numbers of steps; other settings than lr that are not this optimizer's.
+        different numbers of steps; settings that need other memory than this optimizer has.
         """
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = hook(self, dict(state_dict)) or state_dict
@@ -215,19 +281,31 @@ class _InDaemon(_Sharded):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        rate = None if self.in_backward else self.rate()  # in backward it is the plan's
+        # in backward they are the plan's
+        rate, settings = (None, []) if self.in_backward else self.rates()
         self._model.release_all()
-        result = self._model.client.step(rate, self._model.group,
+        result = self._model.client.step(rate, self._model.group, settings=settings,
                                          skip_if_found=self._skip_if_found)
         self._found_inf = result.found_inf
         self._model.stepped()
         return loss
 
 
-def _number(value: Any, name: str) -> float:
-    if isinstance(value, torch.Tensor):
-        raise InvalidArgument(f"{name} is a tensor: give a number", name)
-    return float(value)
+def _but_for_rates(setting: StepSettings) -> StepSettings:
+    """Without what every parameter can be registered with, or every step says."""
+    return replace(setting, lr=0.0, lr_fp32=False, weight_decay=0.0)
+
+
+def _rate(lr: Any, foreach: bool | None) -> Any:
+    """A number, or a tensor of one, which stays one: schedulers fill it."""
+    if not isinstance(lr, torch.Tensor):
+        return float(lr)
+    if lr.numel() != 1:
+        raise InvalidArgument(f"lr is a tensor of {lr.numel()} elements: one is allowed", "lr")
+    if foreach:
+        raise InvalidArgument("lr is a tensor, which foreach does not take: give a number, or "
+                              "foreach=False", "lr")
+    return lr
 
 
 def _refuse(**settings: Any) -> None:
@@ -243,7 +321,7 @@ class AdamW(_InDaemon):
     step() ends the pass. One backward that reduces for each step, and no clipping or scaling.
     """
 
-    _fixed = ("betas", "eps", "weight_decay", "amsgrad", "maximize")
+    _fixed = ("amsgrad",)
     _like: Any = torch.optim.AdamW
     _kind = OptimizerKind.ADAMW
 
@@ -257,14 +335,15 @@ class AdamW(_InDaemon):
         _refuse(capturable=capturable, differentiable=differentiable)
         self._profile = _profile(foreach, fused)
         super().__init__(params, dict(
-            lr=_number(lr, "lr"), betas=tuple(betas), eps=eps, weight_decay=weight_decay,
+            lr=_rate(lr, foreach), betas=tuple(betas), eps=eps, weight_decay=weight_decay,
             amsgrad=amsgrad, maximize=maximize), in_backward)
 
     def _spec(self, group: dict[str, Any]) -> OptimizerSpec:
         return OptimizerSpec(
             self._kind, lr=float(group["lr"]), weight_decay=float(group["weight_decay"]),
-            betas=group["betas"], eps=group["eps"], amsgrad=group["amsgrad"],
-            maximize=group["maximize"], profile=self._profile, when=self._when())
+            betas=(float(group["betas"][0]), float(group["betas"][1])), eps=float(group["eps"]),
+            amsgrad=group["amsgrad"], maximize=group["maximize"], profile=self._profile,
+            when=self._when())
 
 
 class Adam(AdamW):
@@ -284,7 +363,6 @@ class Adam(AdamW):
 class SGD(_InDaemon):
     """torch.optim.SGD, run by the daemon; @foreach, @fused, @in_backward as of AdamW."""
 
-    _fixed = ("momentum", "dampening", "weight_decay", "nesterov", "maximize")
     _like = torch.optim.SGD
 
     def __init__(self, params: Iterable[Any], lr: float = 1e-3, momentum: float = 0.0,
@@ -296,13 +374,13 @@ class SGD(_InDaemon):
         _refuse(differentiable=differentiable)
         self._profile = _profile(foreach, fused)
         super().__init__(params, dict(
-            lr=_number(lr, "lr"), momentum=momentum, dampening=dampening,
+            lr=_rate(lr, None), momentum=momentum, dampening=dampening,
             weight_decay=weight_decay, nesterov=nesterov, maximize=maximize), in_backward)
 
     def _spec(self, group: dict[str, Any]) -> OptimizerSpec:
         return OptimizerSpec(
             OptimizerKind.SGD, lr=float(group["lr"]), weight_decay=float(group["weight_decay"]),
-            momentum=group["momentum"], dampening=group["dampening"],
+            momentum=float(group["momentum"]), dampening=float(group["dampening"]),
             nesterov=group["nesterov"], maximize=group["maximize"], profile=self._profile,
             when=self._when())
 

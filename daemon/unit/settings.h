@@ -1,0 +1,87 @@
+/*
+ * What a step says of the optimizer's settings: in place of what units and tensors were
+ * registered with, for the tensors that it names, and perhaps for all others.
+ *
+ * Made of a request (op/step_settings.c) and not changed afterwards. Whoever needs them holds a
+ * reference: the ops that ask for them, the plan of a pass, the prepared step. Loop thread only.
+ */
+#ifndef SHARDD_UNIT_SETTINGS_H
+#define SHARDD_UNIT_SETTINGS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* What is allowed, of units as of steps. From 0 on. */
+#define SETTING_MAX_LR       1e6
+#define SETTING_MAX_DECAY    1e6
+#define SETTING_MAX_MOMENTUM 1.0
+#define SETTING_MAX_BETA1    0.9999999
+#define SETTING_MAX_BETA2    0.99999999
+#define SETTING_MAX_EPS      1.0
+
+/* All that a step of one tensor goes by, but its kind and profile. */
+struct setting {
+	double lr;
+	double weight_decay;
+	double momentum, dampening; /* SGD */
+	double beta1, beta2, eps;   /* Adam, AdamW */
+	bool lr_fp32;               /* Adam, AdamW: lr, and what follows from it, in fp32 */
+	bool nesterov;
+	bool maximize;
+};
+
+/* Whose they are. */
+struct setting_of {
+	uint32_t unit, tensor;
+	uint32_t index; /* into settings.all */
+};
+
+struct settings {
+	unsigned refs;
+	uint32_t rest; /* index of those for what is not named; UINT32_MAX: there are none */
+	uint32_t n_named, n;
+	struct setting_of *named; /* by unit, then tensor; each once */
+	struct setting *all;
+};
+
+/* Room for @n of them, of @n_named tensors, all zero; rest: none. Return: one reference, or NULL
+ * without memory. */
+struct settings *settings_new(uint32_t n, uint32_t n_named);
+/* NULL is allowed. Return: @s. */
+struct settings *settings_ref(struct settings *s);
+/* NULL is allowed. Return: NULL. */
+struct settings *settings_unref(struct settings *s);
+
+/* Put the names in order. Return: the one that is there twice, or NULL. */
+const struct setting_of *settings_sort(struct settings *s);
+/* Those of @tensor of @unit, borrowed. NULL: what it was registered with. */
+const struct setting *settings_find(const struct settings *s, uint32_t unit, uint32_t tensor);
+/* Is any tensor of @unit named? */
+bool settings_names(const struct settings *s, uint32_t unit);
+/* Is @tensor of @unit? */
+bool settings_names_tensor(const struct settings *s, uint32_t unit, uint32_t tensor);
+/* For fingerprints: equal settings of the same tensors, in one order, equal words. 0: NULL. */
+uint64_t settings_word(const struct settings *s);
+/* Do both lead to the same step? */
+bool setting_same(const struct setting *a, const struct setting *b);
+
+/* At what a step is to be. */
+struct step_rates {
+	bool has_lr; /* for what has no setting: instead of the units' own */
+	double lr;
+	struct settings *settings; /* NULL, or a reference of whoever has this */
+};
+
+/* Does it say anything? */
+static inline bool step_rates_given(const struct step_rates *r)
+{
+	return r->has_lr || r->settings;
+}
+
+/* Make @to the same as @from, with a reference of its own; what it had is given back. */
+void step_rates_copy(struct step_rates *to, const struct step_rates *from);
+/* Say nothing. */
+void step_rates_clear(struct step_rates *r);
+
+#endif
