@@ -3,11 +3,13 @@
 import os
 import pathlib
 import sys
+import tempfile
+import traceback
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "golden"), str(HERE.parent / "python")]
 
-import support  # noqa: E402, F401
+import support  # noqa: E402
 import test_training  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
@@ -109,3 +111,41 @@ def differences(ours, theirs, bound=0.0):
             if (not bound and different) or not off <= bound:
                 said.append(f"step {step}: {name}: {different} of {x.numel()} differ, by {off:g}")
     return said
+
+
+def _on_rank(rank, world, names, trial, socket, folder):
+    start(rank, world, socket, folder)
+    results = {}
+    for name in names:
+        try:
+            results[name] = trial(name, rank)
+        except Exception:
+            results[name] = [traceback.format_exc()]
+            shardd.torch.shutdown()
+    dist.destroy_process_group()
+    return results
+
+
+def wanted(names):
+    """Those that have one of the program's arguments in them; all, if there are none."""
+    return [n for n in names if not sys.argv[1:] or any(part in n for part in sys.argv[1:])]
+
+
+def report(plans, seconds=900):
+    """Run, and print one line of TAP a name. @plans: (ranks, names, trial) each; trial(name, rank)
+    returns sentences about what is wrong, in processes that run all names of their plan, with a
+    daemon of their own. Return: the exit status."""
+    plans = [(world, names, trial) for world, names, trial in plans if names]
+    print(f"1..{sum(len(names) for _, names, _ in plans)}")
+    failed = not plans
+    for world, names, trial in plans:
+        with support.daemon() as socket, tempfile.TemporaryDirectory() as folder:
+            results = support.ranks(_on_rank, world, names, trial, socket, folder,
+                                    seconds=seconds)
+        for name in names:
+            said = [f"rank {r}: {s}" for r, got in enumerate(results) for s in got[name]]
+            for line in "\n".join(said[:12]).splitlines():
+                print("# " + line)
+            failed = failed or bool(said)
+            print(f"{'not ok' if said else 'ok'} - {name}, {world} ranks", flush=True)
+    return int(failed)

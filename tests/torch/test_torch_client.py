@@ -660,54 +660,6 @@ class Launchers(unittest.TestCase):
 # ------------------------------------------------------------------------ two ranks
 
 
-class Experts(nn.Module):
-    """A mixture whose ranks take different branches."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(5)
-        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
-        self.experts = nn.ModuleList([nn.Linear(6, 6) for _ in range(4)])
-
-    def forward(self, x, expert):
-        return self.last(torch.tanh(self.experts[expert](self.first(x))))
-
-
-def expert_of(rank, step):
-    return (step + rank) % 3  # never the last one
-
-
-def mixture(rank, world, socket):
-    os.environ["SHARDD_SOCKET"] = socket
-    torch.set_num_threads(1)
-    st.init(job="mixture", rank=rank, world_size=world, op_timeout=30)
-    net = Experts()
-    for expert in net.experts:
-        st.fully_shard(expert)
-    st.fully_shard(net)
-    optimizer = st.SGD(net.parameters(), lr=0.1, weight_decay=0.1)
-    for step in range(4):
-        net(numbers(step, rank), expert_of(rank, step)).pow(2).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    state = {k: v.tolist() for k, v in net.state_dict().items()}
-    st.shutdown()
-    return state
-
-
-def mixture_in_one_process():
-    net = Experts()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=0.1)
-    for step in range(4):
-        total = 0
-        for rank in range(2):
-            total = total + net(numbers(step, rank), expert_of(rank, step)).pow(2).mean()
-        (total / 2).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return net.state_dict()
-
-
 def differ(rank, world, socket, how):
     os.environ["SHARDD_SOCKET"] = socket
     st.init(job="differ", rank=rank, world_size=world, op_timeout=30)
@@ -755,17 +707,6 @@ class TwoRanks(unittest.TestCase):
                 self.assertEqual(said["prefetch"], "FOLLOWING", said)
                 self.assertGreaterEqual(said["prefetch_hits"], 30, said)
                 self.assertEqual(said["prefetch_deviations"], 0, said)
-
-    def test_ranks_that_take_different_branches(self):
-        with support.daemon() as socket:
-            states = ranks(mixture, 2, socket)
-        expected = mixture_in_one_process()
-        for name, value in expected.items():
-            for state in states:
-                torch.testing.assert_close(torch.tensor(state[name]), value, msg=name)
-        fresh = Experts().state_dict()
-        name = "experts.3.weight"  # used by nobody: not even decayed
-        self.assertTrue(torch.equal(torch.tensor(states[0][name]), fresh[name]))
 
     def test_ranks_with_different_models(self):
         with support.daemon() as socket:
