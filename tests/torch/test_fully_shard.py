@@ -383,6 +383,19 @@ def adam_with_amsgrad(api, rank):
 
 
 @case
+def fused_adamw(api, rank):
+    api.exact = False  # no square root of MKL's in it
+    return loop(api, gpt(api), gpt_loss(rank), rank, fused=True, **ADAMW)
+
+
+@case
+def fused_adam_with_amsgrad(api, rank):
+    api.exact = False
+    return loop(api, shard_mlp(api, mlp()), square(rank), rank, "Adam", lr=0.01, amsgrad=True,
+                weight_decay=0.1, fused=True)
+
+
+@case
 def a_scheduler_and_groups_with_their_own_decay(api, rank):
     schedulers = []
 

@@ -133,6 +133,19 @@ def a_scheduler_and_sgd(api, rank):
                       cases.square(rank), rank, "SGD", lr=0.1, momentum=0.9, weight_decay=0.1)
 
 
+@case
+def fused_adamw(api, rank):
+    api.exact = False  # no square root of MKL's in it
+    return cases.loop(api, api.replicate(transformer.make()), cases.gpt_loss(rank), rank,
+                      fused=True, **cases.ADAMW)
+
+
+@case
+def fused_sgd_with_momentum(api, rank):
+    return cases.loop(api, api.replicate(cases.mlp()), cases.square(rank), rank, "SGD", lr=0.1,
+                      momentum=0.9, weight_decay=0.1, nesterov=True, fused=True)
+
+
 # ------------------------------------------------------------------- uneven inputs
 
 
