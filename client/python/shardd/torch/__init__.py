@@ -14,6 +14,7 @@ size and job come from the launcher (torchrun, shardctl run, mpirun, srun). The 
 docs/python.md.
 """
 
+from . import _needs  # noqa: F401
 from ._again import by_environment, guard
 from ._live import live
 from ._replicate import ReplicatedModule, replicate
