@@ -77,7 +77,7 @@ def make_wheel(source, folder):
 
 
 def make_sdist(source, folder):
-    hook = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
+    hook = "import sys; from setuptools.build_meta import *; print(build_sdist(sys.argv[1]))"
     said = run(builder(), "-c", hook, str(folder), cwd=source, env=environment())
     return pathlib.Path(folder) / said.split()[-1]
 

@@ -206,8 +206,8 @@ class Counted:
 
 
 class Net(nn.Module):
-    """Each way in which a weight can be used. @uses: of body, before and behind what is checkpointed;
-    @inside: there."""
+    """Each way in which a weight can be used. @uses: of body, before and behind what is
+    checkpointed; @inside: there."""
 
     def __init__(self, width=16):
         super().__init__()

@@ -355,7 +355,7 @@ def refusals(rank):
     for hook in (None, 5, lambda state, bucket: None, quantized,
                  default_hooks.fp16_compress_wrapper(quantized)):
         expect(shardd.Unimplemented, "bf16_compress_hook of torch.distributed",
-               lambda: model.register_comm_hook(None, hook))
+               lambda hook=hook: model.register_comm_hook(None, hook))
     expect(shardd.InvalidArgument, "process group",
            lambda: model.register_comm_hook("x", default_hooks.allreduce_hook))
     alone = torch.distributed.new_group([0])

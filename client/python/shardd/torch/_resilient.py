@@ -43,8 +43,8 @@ class Resilient:
             raise Unimplemented("this process has several models: resilient knows one")
         if isinstance(self._tree.optimizer, Sharded):
             raise Unimplemented(
-                "resilient with shardd.torch.Sharded: its state is in this process and dies with it; "
-                "use AdamW, Adam or SGD of shardd.torch")
+                "resilient with shardd.torch.Sharded: its state is in this process and dies with "
+                "it; use AdamW, Adam or SGD of shardd.torch")
         self._also = list(also)
         self._buffers = _persistent(model)
         self._built = [_bytes(module._buffers[name]) for module, name in self._buffers]
@@ -69,7 +69,8 @@ class Resilient:
         if len(packed) > _LIMIT:
             raise InvalidArgument(
                 f"state has {len(packed)} bytes with the random generators and the model's buffers "
-                f"that have changed, {_LIMIT} are allowed: keep a position in the data, not the data",
+                f"that have changed, {_LIMIT} are allowed: keep a position in the data, not the "
+                "data",
                 "state")
         return packed
 
@@ -196,8 +197,9 @@ def resilient(model: nn.Module, state: dict[str, Any] | None = None,
     model's persistent buffers, the learning rates, what is in ``also`` (schedulers, a GradScaler:
     what has a state_dict) and the random generators of torch, random and numpy; 64 KiB in all. If
     a rank dies, all others leave the block, wait for it to come back (:func:`guard`, `shardctl run
-    --max-restarts`), and all go on from the last commit. The block must contain the whole step, and the optimizer must be one that runs in the
-    daemon. Between building the optimizer and this call there must be nothing collective.
+    --max-restarts`), and all go on from the last commit. The block must contain the whole step, and
+    the optimizer must be one that runs in the daemon. Between building the optimizer and this call
+    there must be nothing collective.
 
     @wait: seconds for a rank to come back; then DeadlineExceeded.
     """

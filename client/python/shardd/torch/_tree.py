@@ -16,8 +16,7 @@ from torch import nn
 
 from .. import _library
 from ..client import WORLD, Client
-from ..errors import (Aborted, FailedPrecondition, InvalidArgument, SharddError,
-                      Unimplemented)
+from ..errors import Aborted, FailedPrecondition, InvalidArgument, SharddError, Unimplemented
 from ..specs import OptimizerSpec
 from ..ticket import Ticket
 from ..unit import Unit
@@ -250,8 +249,8 @@ class Tree:
             unit.task = NO_TASK
 
     def pre_backward(self, unit: ShardedUnit) -> None:
-        """@unit's parameters are about to be needed: also by its modules, where a part of its forward
-        is computed again."""
+        """@unit's parameters are about to be needed: also by its modules, where a part of its
+        forward is computed again."""
         self.begin_backward()
         unit.in_backward, unit.task = True, torch._C._current_graph_task_id()
         unit.gather()

@@ -75,8 +75,8 @@ def _is_original(value: Any) -> bool:
 def _not_of_before(optimizer: Any, args: Any, kwargs: Any) -> None:
     if any(_is_original(p) for group in optimizer.param_groups for p in group["params"]):
         raise FailedPrecondition(
-            f"this {type(optimizer).__name__} was built before fully_shard or replicate: it has the "
-            "parameters of then, which nothing trains any more; build it afterwards, as one of "
+            f"this {type(optimizer).__name__} was built before fully_shard or replicate: it has "
+            "the parameters of then, which nothing trains any more; build it afterwards, as one of "
             "shardd.torch (any of torch.optim: shardd.torch.Sharded)")
 
 

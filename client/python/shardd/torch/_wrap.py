@@ -182,11 +182,11 @@ def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | No
     @reshard_after_forward: False: kept from forward to the end of backward. None: False for the
     model, True for what is inside. @mp_policy: torch.distributed.fsdp's
     MixedPrecisionPolicy. @ignored_params: left as they are, on every rank its own.
-    @mesh: a DeviceMesh of the model's device, or ranks in plain numbers: (0, 1, 2, 3) share the parameters,
-    ((0, 1), (2, 3)) are replicas of two ranks each, whose gradients are averaged too (HSDP). The
-    same for all units of a model; None: all ranks of the job. @shard_placement_fn: may say
-    Shard(0), else Unimplemented. @offload_policy: CPUOffloadPolicy is for host memory only, where
-    there is nothing to do.
+    @mesh: a DeviceMesh of the model's device, or ranks in plain numbers: (0, 1, 2, 3) share the
+    parameters, ((0, 1), (2, 3)) are replicas of two ranks each, whose gradients are averaged too
+    (HSDP). The same for all units of a model; None: all ranks of the job. @shard_placement_fn: may
+    say Shard(0), else Unimplemented. @offload_policy: CPUOffloadPolicy is for host memory only,
+    where there is nothing to do.
     @policy: which modules inside become units, too, with the same arguments: module classes, a
     function of a module that says True, False or a dictionary of other arguments, or a policy of
     torch.distributed.fsdp.wrap (ModuleWrapPolicy, CustomPolicy, size_based_auto_wrap_policy...).
