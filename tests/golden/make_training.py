@@ -31,9 +31,7 @@ import warnings
 
 import golden
 import torch
-import torch.distributed as dist
 import torch.distributed.fsdp._fully_shard._fsdp_param_group as param_group
-from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "torch"))
 
@@ -94,14 +92,8 @@ def train(case):
         with in_order:
             return steps(rank)
 
-    def wrap():
-        if case["system"] == "ddp" and case["comm"] == "rank":
-            return DistributedDataParallel(transformer.make(),
-                                           process_group=golden.FoldGroup(dist.group.WORLD))
-        return training.wrap(transformer.make(), case["system"], case["compute"])
-
     def steps(rank):
-        model = wrap()
+        model = training.wrap(transformer.make(), case["system"], case["compute"], case["comm"])
         optimizer = training.adamw(model.parameters())
         rows = []
         for step in range(STEPS):
