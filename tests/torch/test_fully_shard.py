@@ -241,6 +241,69 @@ def nothing_is_released_after_forward(api, rank):
 
 
 @case
+def a_divide_factor_that_changes(api, rank):
+    model = shard_mlp(api, mlp())
+    units = (model, model[0], model[2])
+
+    def divide_by(factor):
+        for unit in units:
+            unit.set_gradient_divide_factor(factor)
+
+    for unit in units:
+        unit.set_force_sum_reduction_for_comms(True)  # gloo has nothing for factors else
+    divide_by(3.0)
+
+    def loss(model, step):
+        if step == 2:
+            divide_by(0.7)
+        return square(rank)(model, step)
+
+    return loop(api, model, loss, rank, "SGD", lr=0.1)
+
+
+class Energy(nn.Module):
+    """@nested: its other method calls forward, and goes on with a parameter."""
+
+    def __init__(self, nested):
+        super().__init__()
+        self.body, self.nested, self.gain = mlp(), nested, nn.Parameter(torch.full((3,), 0.5))
+
+    def forward(self, x):
+        return self.body(x) * self.gain
+
+    def energy(self, x, *, scale):
+        out = self(x) if self.nested else self.body(x)
+        return scale * (out * self.gain).float().pow(2).mean()
+
+
+def _a_method(api, rank, nested, **options):
+    register = (shardd.torch if api.name == "shardd" else fsdp.fsdp).register_fsdp_forward_method
+    model = Energy(nested)
+    register(model, "energy")  # not wrapped: nothing happens
+    for layer in (model.body[0], model.body[2]):
+        api.fully_shard(layer, **options)
+    api.fully_shard(model, **options)
+    register(model, "energy")
+
+    def loss(model, step):
+        x = numbers(rank, step, 5, 7)
+        return model(x).float().pow(2).mean() if step == 2 else model.energy(x, scale=0.5)
+
+    return loop(api, model, loss, rank)
+
+
+@case
+def a_method_that_is_a_forward_too(api, rank):
+    return _a_method(api, rank, False)
+
+
+@case
+def a_method_that_calls_forward_in_bf16(api, rank):
+    policy = fsdp.fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return _a_method(api, rank, True, mp_policy=policy)
+
+
+@case
 def the_root_is_released_too(api, rank):
     return loop(api, gpt(api, reshard_after_forward=True), gpt_loss(rank), rank)
 

@@ -155,21 +155,31 @@ class OneRank(unittest.TestCase):
 
         net = wrapped()
         own = {name for name in vars(FSDPModule) if not name.startswith("_")}
-        missing = {name for name in own if not hasattr(net, name)}
-        self.assertEqual(missing, {  # of collectives that are the daemon's
-            "reset_iter_state", "set_all_reduce_hook", "set_custom_all_gather",
-            "set_allocate_memory_from_process_group_for_comm", "set_custom_reduce_scatter",
-            "set_force_sum_reduction_for_comms", "set_post_optim_event",
-            "set_reduce_scatter_divide_factor", "set_reduce_scatter_max_input_buffers",
-            "set_reduce_scatter_unused_params", "set_separate_reduce_scatter_group",
-            "set_symm_mem_for_comm"})
+        self.assertEqual({name for name in own if not hasattr(net, name)}, set())
+        self.assertIsInstance(net, st.FSDPModule)
+        self.assertNotIsInstance(model(), st.FSDPModule)
+        st.share_comm_ctx([net, net[0]])
+        with self.refused(shardd.InvalidArgument, "Sequential is not wrapped"):
+            st.share_comm_ctx([net, model()])
+        with self.refused(shardd.InvalidArgument, "has no method 'generate'"):
+            st.register_fsdp_forward_method(net, "generate")
+        with self.refused(shardd.InvalidArgument, "divide factor is 0"):
+            net.set_gradient_divide_factor(0)
+        for name in ("set_all_reduce_hook", "set_custom_all_gather", "set_custom_reduce_scatter"):
+            with self.refused(shardd.Unimplemented, f"{name}: .* none of your code"):
+                getattr(net, name)(None)
+        with self.refused(shardd.FailedPrecondition, "ShardedLinear is a part of one"):
+            net[0].reset_iter_state()
+        with self.refused(shardd.Unimplemented, "divided as DistributedDataParallel"):
+            st.replicate(model()).set_gradient_divide_factor(2.0)
         st.SGD(net.parameters(), lr=0.1)
         net.set_is_last_backward(True)
         net.set_modules_to_forward_prefetch([net])
-        net.unshard(async_op=True).wait()
-        net.reshard()
-        with self.refused(shardd.Unimplemented, "multiply the loss"):
-            net.set_gradient_divide_factor(2.0)
+        handle = net.unshard(async_op=True)
+        self.assertIsInstance(handle, st.UnshardHandle)
+        handle.wait()
+        net.reset_iter_state()
+        self.assertNotIn("gathered", repr(net))
         with self.refused(shardd.Unimplemented, "only True"):
             net.set_unshard_in_backward(False)
 
