@@ -6,14 +6,12 @@ ranks bit for bit. Prints one line of TAP a case; arguments choose by a part of 
 """
 
 import contextlib
+import functools
 import sys
-import tempfile
-import traceback
 import warnings
 
 import fsdp
 import golden
-import support
 import test_direct
 import torch
 import transformer
@@ -24,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import shardd
 
+warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
 ADAMW = dict(lr=0.02, betas=(0.9, 0.99), eps=1e-5, weight_decay=0.05)
 STEPS = 4
 CASES = {}
@@ -655,40 +654,11 @@ def both(name, rank, order):
     return differences(ours, theirs, BOUNDS.get(name, 0.0))
 
 
-def on_rank(rank, world, names, order, socket, folder):
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
-    fsdp.start(rank, world, socket, folder)
-    results = {}
-    for name in names:
-        try:
-            results[name] = both(name, rank, order)
-        except Exception:
-            results[name] = [traceback.format_exc()]
-    torch.distributed.destroy_process_group()
-    return results
-
-
-def run(world, names, order):
-    with support.daemon() as socket, tempfile.TemporaryDirectory() as folder:
-        return support.ranks(on_rank, world, names, order, socket, folder, seconds=600)
-
-
 def main():
-    wanted = sys.argv[1:]
-    names = [n for n in CASES if not wanted or any(w in n for w in wanted)]
+    names = fsdp.wanted(CASES)
     four = [n for n in names if n in ("an_mlp", "a_gpt_with_tied_embeddings_and_a_frozen_layer")]
-    plans = [(2, names, "gloo")] + ([(4, four, "rank")] if four else [])
-    print(f"1..{sum(len(p[1]) for p in plans)}")
-    failed = 0
-    for world, chosen, order in plans:
-        results = run(world, chosen, order)
-        for name in chosen:
-            said = [f"rank {r}: {s}" for r, got in enumerate(results) for s in got[name]]
-            for line in "\n".join(said[:12]).splitlines():
-                print("# " + line)
-            failed += bool(said)
-            print(f"{'not ok' if said else 'ok'} - {name}, {world} ranks", flush=True)
-    return failed > 0 or not names
+    return fsdp.report(fsdp.Plan(2, names, functools.partial(both, order="gloo")),
+                       fsdp.Plan(4, four, functools.partial(both, order="rank")))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ Prints one line of TAP a cell; arguments choose by a part of the name.
 import contextlib
 import copy
 import sys
-import warnings
 
 import fsdp
 import golden
@@ -33,7 +32,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import shardd
 
-warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
 BF16, FP32 = torch.bfloat16, torch.float32
 
 # ------------------------------------------------------------------------- models
@@ -333,10 +331,10 @@ def trial(name, rank):
 
 
 def main():
-    return fsdp.report([
-        (2, fsdp.wanted(CELLS), trial),
-        (4, fsdp.wanted([f"{cell}: {order}" for cell in CELLS
-                         for order in ("in the order of the ranks", "in gloo's order")]), trial)])
+    orders = [f"{cell}: {order}" for cell in CELLS
+              for order in ("in the order of the ranks", "in gloo's order")]
+    return fsdp.report(fsdp.Plan(2, fsdp.wanted(CELLS), trial),
+                       fsdp.Plan(4, fsdp.wanted(orders), trial))
 
 
 if __name__ == "__main__":

@@ -56,23 +56,7 @@ class Block(nn.Module):
         return x + self.down(torch.tanh(self.up(x)))
 
 
-class OneRank(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.context = support.daemon()
-        os.environ["SHARDD_SOCKET"] = cls.context.__enter__()
-        torch.set_num_threads(1)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.context.__exit__(None, None, None)
-
-    def setUp(self):
-        st.init(job=self.id().split(".")[-1][:60], world_size=1, rank=0)
-
-    def tearDown(self):
-        st.shutdown()
-
+class OneRank(fsdp.OneRank):
     def refused(self, kind, text):
         return self.assertRaisesRegex(kind, text)
 
