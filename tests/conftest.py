@@ -1,6 +1,6 @@
-"""`pytest tests/python tests/torch`: a script of these folders is a program that prints TAP, since most
-of what it tests runs in processes of several ranks, started once for many cases. Each case is a
-test of pytest's, with what was said about it.
+"""`pytest tests/python tests/torch`: a script of these folders is a program that prints TAP, since
+most of what it tests runs in processes of several ranks, started once for many cases. Each case is
+a test of pytest's, with what was said about it.
 
     pytest tests/torch/test_states.py --case AdamW     # cases with that in their name
 """

@@ -17,13 +17,13 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "python"))
 
-import support  # noqa: E402
-import torch  # noqa: E402
-from torch import nn  # noqa: E402
+import support
+import torch
+from torch import nn
 
-import shardd.torch as st  # noqa: E402
-from shardd.torch import _direct  # noqa: E402
-from shardd.torch._unit import ShardedUnit  # noqa: E402
+import shardd.torch as st
+from shardd.torch import _direct
+from shardd.torch._unit import ShardedUnit
 
 WAYS = ("copied", "direct")
 

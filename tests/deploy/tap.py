@@ -19,7 +19,8 @@ def run(*tests):
         except Exception:
             failed += 1
             print(f"not ok - {name}")
-            print("".join("  " + line for line in traceback.format_exc().splitlines(True)), flush=True)
+            said = traceback.format_exc().splitlines(True)
+            print("".join("  " + line for line in said), flush=True)
         else:
             print(f"ok - {name}", flush=True)
     print(f"1..{len(tests)}")

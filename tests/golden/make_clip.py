@@ -19,17 +19,15 @@ fp32: where the systems clip them they are shards, which mixed precision has in 
 fairscale runs with torch.cuda's streams and .cuda() replaced by nothing.
 """
 
-import contextlib
 import itertools
 import warnings
 
+import golden
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-
-import golden
 
 SHAPES = [(5, 3), (7,), (1,), (2, 2, 3), (43, 5)]  # 250 elements: a multiple of 1 and 2 only
 N = sum(int(np.prod(s)) for s in SHAPES)

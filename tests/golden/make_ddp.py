@@ -31,8 +31,8 @@ another:
 Two ranks add in one order; with three the group adds in rank order (golden.py).
 
 kind=sparse is an embedding with sparse gradients beside a tensor that has dense ones, of which
-only rank 0's are not zero. gloo itself adds sparse gradients, in rank order. Each pass begins without
-gradients:
+only rank 0's are not zero. gloo itself adds sparse gradients, in rank order. Each pass begins
+without gradients:
 
   rows     [pass, rank, entry]: of the table, -1 where the rank has no more. rows=once: a rank
            has each at most once; twice: some more often
@@ -40,15 +40,13 @@ gradients:
   out      [pass, OTHER + ROWS * WIDTH]: gradients after the pass
 """
 
-import contextlib
 import warnings
 
+import golden
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
-
-import golden
 
 SHAPES = [(5, 3), (7,), (1,), (2, 2, 3), (29,)]
 SIZES = [int(torch.tensor(s).prod()) for s in SHAPES]

@@ -25,6 +25,7 @@ import json
 import os
 import types
 
+import golden
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -32,8 +33,6 @@ from torch.distributed.algorithms._comm_hooks.default_hooks import DefaultState
 from torch.distributed.fsdp._flat_param import FlatParamHandle
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_common
 from torch.nn.parallel import DistributedDataParallel
-
-import golden
 
 LARGEST = 4096
 

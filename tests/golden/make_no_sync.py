@@ -21,11 +21,10 @@ Two ranks add in one order; with three the group adds in rank order (golden.py).
 import contextlib
 import warnings
 
+import golden
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-
-import golden
 
 SHAPES = [(5, 3), (7,), (1,), (2, 2, 3), (29,)]
 SIZES = [int(torch.tensor(s).prod()) for s in SHAPES]

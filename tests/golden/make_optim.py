@@ -5,8 +5,8 @@
 
 writes optim.safetensors. "in/p" [element] and "in/g" [step, element] are where cases start and
 the gradients they get, "in/wild/p" and "in/wild/g" the same with infinities, NaN and numbers
-whose squares are infinite in them; "CASE/p", "CASE/m", "CASE/v", "CASE/vmax", "CASE/buf" [step, element]
-what a case has after each step, which its metadata describes:
+whose squares are infinite in them; "CASE/p", "CASE/m", "CASE/v", "CASE/vmax", "CASE/buf"
+[step, element] what a case has after each step, which its metadata describes:
 
   optimizer  adamw, adam, sgd
   form       single (foreach=False), foreach, fused; f64: single with everything in double,
@@ -28,10 +28,9 @@ foreach gives the bits of single here, which this script asserts, so it is not s
 
 import itertools
 
+import golden
 import numpy as np
 import torch
-
-import golden
 
 N = 61  # odd: bodies of vectors and tails
 STEPS = 5

@@ -31,16 +31,20 @@ import functools
 import itertools
 import warnings
 
+import golden
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms._comm_hooks import default_hooks as fsdp_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as ddp_hooks
-from torch.distributed.fsdp import (FullyShardedDataParallel, MixedPrecision,
-                                    MixedPrecisionPolicy, ShardingStrategy, fully_shard)
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
 from torch.nn.parallel import DistributedDataParallel
-
-import golden
 
 SHAPES = [(5, 3), (7,), (1,), (2, 2, 3), (29, 5)]  # divide by nothing, some have few rows
 N = sum(int(np.prod(s)) for s in SHAPES)

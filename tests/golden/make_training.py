@@ -29,17 +29,14 @@ import os
 import sys
 import warnings
 
-import torch
-import torch.distributed as dist
-import torch.distributed.fsdp._fully_shard._fsdp_param_group as param_group
-from torch.nn.parallel import DistributedDataParallel
-
 import golden
+import torch
+import torch.distributed.fsdp._fully_shard._fsdp_param_group as param_group
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "torch"))
 
-import test_training as training  # noqa: E402
-import transformer  # noqa: E402
+import test_training as training
+import transformer
 
 # Few enough parameters to store all of them after each step; rows that mostly do not divide.
 transformer.VOCABULARY, transformer.WIDTH, transformer.LENGTH = 23, 9, 7
@@ -95,14 +92,8 @@ def train(case):
         with in_order:
             return steps(rank)
 
-    def wrap():
-        if case["system"] == "ddp" and case["comm"] == "rank":
-            return DistributedDataParallel(transformer.make(),
-                                           process_group=golden.FoldGroup(dist.group.WORLD))
-        return training.wrap(transformer.make(), case["system"], case["compute"])
-
     def steps(rank):
-        model = wrap()
+        model = training.wrap(transformer.make(), case["system"], case["compute"], case["comm"])
         optimizer = training.adamw(model.parameters())
         rows = []
         for step in range(STEPS):

@@ -160,9 +160,9 @@ class Guard(unittest.TestCase):
         other.start()
         other.join()
         self.assertIn("main thread", said[0])
-        with support.daemon() as socket:
-            with shardd.connect(socket), refused(shardd.FailedPrecondition, "connected already"):
-                _restart.guard(1)
+        with support.daemon() as socket, shardd.connect(socket), \
+                refused(shardd.FailedPrecondition, "connected already"):
+            _restart.guard(1)
 
 
 if __name__ == "__main__":

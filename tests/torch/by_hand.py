@@ -46,7 +46,7 @@ def other_sizes():
     with tempfile.TemporaryDirectory() as folder:
         program = os.path.join(folder, "sizes")
         subprocess.run(["cc", f"-I{support.ROOT}/client/include", "-xc", "-", "-o", program],
-                       check=True, input="\n".join(lines + ["}"]), text=True)
+                       check=True, input="\n".join([*lines, "}"]), text=True)
         sizes = subprocess.run([program], check=True, capture_output=True, text=True).stdout
     return [name for name, size in zip(STRUCTS, sizes.split())
             if C.sizeof(STRUCTS[name]) != int(size)]

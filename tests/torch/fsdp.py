@@ -1,13 +1,18 @@
-"""The same training by PyTorch's FSDP2 and by shardd.torch: what differs, behind one interface."""
+"""The same training by PyTorch's FSDP2 and by shardd.torch: what differs, behind one interface; and
+running cases on several ranks."""
 
 import os
 import pathlib
 import sys
+import tempfile
+import traceback
+import unittest
+from typing import Callable, NamedTuple
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "golden"), str(HERE.parent / "python")]
 
-import support  # noqa: E402, F401
+import support  # noqa: E402
 import test_training  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
@@ -87,9 +92,11 @@ class Shardd:
 
 
 def start(rank, world, socket, folder):
-    """A gloo group, and what shardd finds its daemon by."""
+    """What shardd finds its daemon by, and a gloo group, if there is a @folder for it."""
     os.environ.update(SHARDD_SOCKET=socket, RANK=str(rank), WORLD_SIZE=str(world))
     torch.set_num_threads(1)
+    if folder is None:
+        return
     store = dist.FileStore(os.path.join(folder, "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
 
@@ -111,6 +118,55 @@ def differences(ours, theirs, bound=0.0):
     return said
 
 
+class OneRank(unittest.TestCase):
+    """With a daemon; each test with a job of its name, of which this process is all."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.context = support.daemon()
+        os.environ["SHARDD_SOCKET"] = cls.context.__enter__()
+        torch.set_num_threads(1)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.context.__exit__(None, None, None)
+
+    def setUp(self):
+        shardd.torch.init(job=self.id().split(".")[-1][:60], world_size=1, rank=0)
+
+    def tearDown(self):
+        shardd.torch.shutdown()
+
+
+class Plan(NamedTuple):
+    """@trial(name, rank) returns sentences about what is wrong, on so many ranks; all @names run in
+    one start of them. @gloo: with a process group."""
+
+    world: int
+    names: list[str]
+    trial: Callable[[str, int], list[str]]
+    gloo: bool = True
+
+
+def _on_rank(rank, world, plan, socket, folder):
+    start(rank, world, socket, folder if plan.gloo else None)
+    results = {}
+    for name in plan.names:
+        try:
+            results[name] = plan.trial(name, rank)
+        except Exception:
+            results[name] = [traceback.format_exc()]
+            shardd.torch.shutdown()
+    if plan.gloo:
+        dist.destroy_process_group()
+    return results
+
+
+def wanted(names):
+    """Those that have one of the program's arguments in them; all, if there are none."""
+    return [n for n in names if not sys.argv[1:] or any(part in n for part in sys.argv[1:])]
+
+
 def tell(names, results, world):
     """A line of TAP for each case. @results: by rank, of each case its sentences. Return: how many
     have failed."""
@@ -122,3 +178,15 @@ def tell(names, results, world):
         failed += bool(said)
         print(f"{'not ok' if said else 'ok'} - {name}, {world} ranks", flush=True)
     return failed
+
+
+def report(*plans):
+    """Run them, each with a daemon of its own, and tell. Return: the exit status."""
+    plans = [plan for plan in plans if plan.names]
+    print(f"1..{sum(len(plan.names) for plan in plans)}")
+    failed = 0
+    for plan in plans:
+        with support.daemon() as socket, tempfile.TemporaryDirectory() as folder:
+            results = support.ranks(_on_rank, plan.world, plan, socket, folder, seconds=900)
+        failed += tell(plan.names, results, plan.world)
+    return int(failed > 0 or not plans)

@@ -4,11 +4,10 @@
 Prints one line of TAP a test.
 """
 
-import os
 import unittest
 import unittest.mock
 
-import fsdp  # noqa: F401
+import fsdp
 import support
 import torch
 from torch import nn
@@ -206,8 +205,8 @@ class Counted:
 
 
 class Net(nn.Module):
-    """Each way in which a weight can be used. @uses: of body, before and behind what is checkpointed;
-    @inside: there."""
+    """Each way in which a weight can be used. @uses: of body, before and behind what is
+    checkpointed; @inside: there."""
 
     def __init__(self, width=16):
         super().__init__()
@@ -227,23 +226,7 @@ class Net(nn.Module):
         return self.head(x) + self.tied(x)
 
 
-class OneRank(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.context = support.daemon()
-        os.environ["SHARDD_SOCKET"] = cls.context.__enter__()
-        torch.set_num_threads(1)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.context.__exit__(None, None, None)
-
-    def setUp(self):
-        st.init(job=self.id().split(".")[-1][:60], world_size=1, rank=0)
-
-    def tearDown(self):
-        st.shutdown()
-
+class OneRank(fsdp.OneRank):
     def both(self, loss, tolerance=None):
         """Train a step or three both ways. Return: the arrivals of the last step."""
         plain, net = Net(), st.fully_shard(Net())

@@ -6,14 +6,12 @@ ranks bit for bit. Prints one line of TAP a case; arguments choose by a part of 
 """
 
 import contextlib
+import functools
 import sys
-import tempfile
-import traceback
 import warnings
 
 import fsdp
 import golden
-import support
 import test_direct
 import torch
 import transformer
@@ -24,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import shardd
 
+warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
 ADAMW = dict(lr=0.02, betas=(0.9, 0.99), eps=1e-5, weight_decay=0.05)
 STEPS = 4
 CASES = {}
@@ -241,6 +240,69 @@ def nothing_is_released_after_forward(api, rank):
 
 
 @case
+def a_divide_factor_that_changes(api, rank):
+    model = shard_mlp(api, mlp())
+    units = (model, model[0], model[2])
+
+    def divide_by(factor):
+        for unit in units:
+            unit.set_gradient_divide_factor(factor)
+
+    for unit in units:
+        unit.set_force_sum_reduction_for_comms(True)  # gloo has nothing for factors else
+    divide_by(3.0)
+
+    def loss(model, step):
+        if step == 2:
+            divide_by(0.7)
+        return square(rank)(model, step)
+
+    return loop(api, model, loss, rank, "SGD", lr=0.1)
+
+
+class Energy(nn.Module):
+    """@nested: its other method calls forward, and goes on with a parameter."""
+
+    def __init__(self, nested):
+        super().__init__()
+        self.body, self.nested, self.gain = mlp(), nested, nn.Parameter(torch.full((3,), 0.5))
+
+    def forward(self, x):
+        return self.body(x) * self.gain
+
+    def energy(self, x, *, scale):
+        out = self(x) if self.nested else self.body(x)
+        return scale * (out * self.gain).float().pow(2).mean()
+
+
+def _a_method(api, rank, nested, **options):
+    register = (shardd.torch if api.name == "shardd" else fsdp.fsdp).register_fsdp_forward_method
+    model = Energy(nested)
+    register(model, "energy")  # not wrapped: nothing happens
+    for layer in (model.body[0], model.body[2]):
+        api.fully_shard(layer, **options)
+    api.fully_shard(model, **options)
+    register(model, "energy")
+
+    def loss(model, step):
+        x = numbers(rank, step, 5, 7)
+        return model(x).float().pow(2).mean() if step == 2 else model.energy(x, scale=0.5)
+
+    return loop(api, model, loss, rank)
+
+
+@case
+def a_method_that_is_a_forward_too(api, rank):
+    return _a_method(api, rank, False)
+
+
+@case
+def a_method_that_calls_forward_in_bf16(api, rank):
+    policy = fsdp.fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return _a_method(api, rank, True, mp_policy=policy)
+
+
+@case
 def the_root_is_released_too(api, rank):
     return loop(api, gpt(api, reshard_after_forward=True), gpt_loss(rank), rank)
 
@@ -380,6 +442,19 @@ def sgd_with_momentum(api, rank):
 def adam_with_amsgrad(api, rank):
     return loop(api, shard_mlp(api, mlp()), square(rank), rank, "Adam", lr=0.01, amsgrad=True,
                 weight_decay=0.1)
+
+
+@case
+def fused_adamw(api, rank):
+    api.exact = False  # no square root of MKL's in it
+    return loop(api, gpt(api), gpt_loss(rank), rank, fused=True, **ADAMW)
+
+
+@case
+def fused_adam_with_amsgrad(api, rank):
+    api.exact = False
+    return loop(api, shard_mlp(api, mlp()), square(rank), rank, "Adam", lr=0.01, amsgrad=True,
+                weight_decay=0.1, fused=True)
 
 
 @case
@@ -579,35 +654,11 @@ def both(name, rank, order):
     return differences(ours, theirs, BOUNDS.get(name, 0.0))
 
 
-def on_rank(rank, world, names, order, socket, folder):
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
-    fsdp.start(rank, world, socket, folder)
-    results = {}
-    for name in names:
-        try:
-            results[name] = both(name, rank, order)
-        except Exception:
-            results[name] = [traceback.format_exc()]
-    torch.distributed.destroy_process_group()
-    return results
-
-
-def run(world, names, order):
-    with support.daemon() as socket, tempfile.TemporaryDirectory() as folder:
-        return support.ranks(on_rank, world, names, order, socket, folder, seconds=600)
-
-
 def main():
-    wanted = sys.argv[1:]
-    names = [n for n in CASES if not wanted or any(w in n for w in wanted)]
+    names = fsdp.wanted(CASES)
     four = [n for n in names if n in ("an_mlp", "a_gpt_with_tied_embeddings_and_a_frozen_layer")]
-    plans = [(2, names, "gloo")] + ([(4, four, "rank")] if four else [])
-    print(f"1..{sum(len(p[1]) for p in plans)}")
-    failed = 0
-    for world, chosen, order in plans:
-        results = run(world, chosen, order)
-        failed += fsdp.tell(chosen, results, world)
-    return failed > 0 or not names
+    return fsdp.report(fsdp.Plan(2, names, functools.partial(both, order="gloo")),
+                       fsdp.Plan(4, four, functools.partial(both, order="rank")))
 
 
 if __name__ == "__main__":

@@ -7,11 +7,8 @@ a part of the name.
 """
 
 import sys
-import tempfile
-import traceback
 
 import fsdp
-import support
 import test_fully_shard as cases
 import torch
 from fsdp import Fsdp2, Shardd, differences
@@ -21,6 +18,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 import shardd
 
+torch.Tensor.record_stream = lambda *_: None  # what the hooks call has no form for CPUs
 HOOKS = ("reduce_scatter_hook", "fp16_compress_hook", "bf16_compress_hook")
 
 
@@ -83,36 +81,14 @@ def refusals(rank):
     return said
 
 
-def on_rank(rank, world, names, socket, folder):
-    fsdp.start(rank, world, socket, folder)
-    torch.Tensor.record_stream = lambda *_: None  # what the hooks call has no form for CPUs
-    results = {}
-    for name in names:
-        hook, _, micros = name.partition(", ")
-        try:
-            results[name] = compare(rank, hook, 1 + bool(micros)) if hook in HOOKS \
-                else refusals(rank)
-        except Exception:
-            results[name] = [traceback.format_exc()]
-    dist.destroy_process_group()
-    return results
+def trial(name, rank):
+    hook, _, micros = name.partition(", ")
+    return compare(rank, hook, 1 + bool(micros)) if hook in HOOKS else refusals(rank)
 
 
 def main():
-    wanted = sys.argv[1:]
-    every = [*HOOKS, *(f"{hook}, two backwards" for hook in HOOKS), "bad_input"]
-    names = [n for n in every if not wanted or any(w in n for w in wanted)]
-    print(f"1..{len(names)}")
-    failed = 0
-    with support.daemon() as socket, tempfile.TemporaryDirectory() as folder:
-        results = support.ranks(on_rank, 2, names, socket, folder, seconds=600)
-    for name in names:
-        said = [f"rank {r}: {s}" for r, got in enumerate(results) for s in got[name]]
-        for line in "\n".join(said[:12]).splitlines():
-            print("# " + line)
-        failed += bool(said)
-        print(f"{'not ok' if said else 'ok'} - {name}, 2 ranks", flush=True)
-    return failed > 0 or not names
+    names = [*HOOKS, *(f"{hook}, two backwards" for hook in HOOKS), "bad_input"]
+    return fsdp.report(fsdp.Plan(2, fsdp.wanted(names), trial))
 
 
 if __name__ == "__main__":

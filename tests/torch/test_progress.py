@@ -51,19 +51,19 @@ def on_rank(rank, world, socket):
     st.init(job="bars", rank=rank, world_size=world, op_timeout=60)
     _progress.DELAY = _progress._EVERY = 0
     said = []
-    net = model()
-    with terminal() as out:
-        optimizer = st.AdamW(net.parameters())
-    said.append("".join(out))
-    for act in (net.state_dict, lambda: net.load_state_dict(state),
-                optimizer.state_dict, lambda: optimizer.load_state_dict(optim)):
+
+    def shown(act):
         with terminal() as out:
             found = act()
-        if act == net.state_dict:
-            state = found
-        elif act == optimizer.state_dict:
-            optim = found
         said.append("".join(out))
+        return found
+
+    net = model()
+    optimizer = shown(lambda: st.AdamW(net.parameters()))
+    state = shown(net.state_dict)
+    shown(lambda: net.load_state_dict(state))
+    states = shown(optimizer.state_dict)
+    shown(lambda: optimizer.load_state_dict(states))
     st.shutdown()
     return said
 

@@ -7,11 +7,8 @@ ranks bit for bit. Prints one line of TAP a case; arguments choose by a part of 
 
 import copy
 import sys
-import tempfile
-import traceback
 
 import fsdp
-import support
 import test_fully_shard as cases
 import torch
 import transformer
@@ -131,6 +128,19 @@ def branches_that_some_ranks_use_and_one_that_none_does(api, rank):
 def a_scheduler_and_sgd(api, rank):
     return cases.loop(api, api.replicate(cases.mlp(), gradient_as_bucket_view=True),
                       cases.square(rank), rank, "SGD", lr=0.1, momentum=0.9, weight_decay=0.1)
+
+
+@case
+def fused_adamw(api, rank):
+    api.exact = False  # no square root of MKL's in it
+    return cases.loop(api, api.replicate(transformer.make()), cases.gpt_loss(rank), rank,
+                      fused=True, **cases.ADAMW)
+
+
+@case
+def fused_sgd_with_momentum(api, rank):
+    return cases.loop(api, api.replicate(cases.mlp()), cases.square(rank), rank, "SGD", lr=0.1,
+                      momentum=0.9, weight_decay=0.1, nesterov=True, fused=True)
 
 
 # ------------------------------------------------------------------- uneven inputs
@@ -342,7 +352,7 @@ def refusals(rank):
     for hook in (None, 5, lambda state, bucket: None, quantized,
                  default_hooks.fp16_compress_wrapper(quantized)):
         expect(shardd.Unimplemented, "bf16_compress_hook of torch.distributed",
-               lambda: model.register_comm_hook(None, hook))
+               lambda hook=hook: model.register_comm_hook(None, hook))
     expect(shardd.InvalidArgument, "process group",
            lambda: model.register_comm_hook("x", default_hooks.allreduce_hook))
     alone = torch.distributed.new_group([0])
@@ -375,32 +385,12 @@ def refused(name, rank):
         api.close()
 
 
-def on_rank(rank, world, names, socket, folder):
-    fsdp.start(rank, world, socket, folder)
-    results = {}
-    for name in names:
-        try:
-            results[name] = (both if name in CASES else refused)(name, rank)
-        except Exception:
-            results[name] = [traceback.format_exc()]
-    torch.distributed.destroy_process_group()
-    return results
+def trial(name, rank):
+    return (both if name in CASES else refused)(name, rank)
 
 
 def main():
-    wanted = sys.argv[1:]
-    names = [n for n in [*CASES, "bad_input"] if not wanted or any(w in n for w in wanted)]
-    print(f"1..{len(names)}")
-    failed = 0
-    with support.daemon() as socket, tempfile.TemporaryDirectory() as folder:
-        results = support.ranks(on_rank, 2, names, socket, folder, seconds=600)
-    for name in names:
-        said = [f"rank {r}: {s}" for r, got in enumerate(results) for s in got[name]]
-        for line in "\n".join(said[:12]).splitlines():
-            print("# " + line)
-        failed += bool(said)
-        print(f"{'not ok' if said else 'ok'} - {name}, 2 ranks", flush=True)
-    return failed > 0 or not names
+    return fsdp.report(fsdp.Plan(2, fsdp.wanted([*CASES, "bad_input"]), trial))
 
 
 if __name__ == "__main__":

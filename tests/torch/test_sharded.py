@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """shardd.torch.Sharded, an optimizer of torch.optim on the shard: all that the daemon's can.
 
-Against FSDP2 with the same optimizer, and against the daemon's own where the arithmetic is the same:
-losses and parameters after every step bit for bit, on two ranks. Prints one line of TAP a case;
-arguments choose by a part of the name.
+Against FSDP2 with the same optimizer, and against the daemon's own where the arithmetic is the
+same: losses and parameters after every step bit for bit, on two ranks. Prints one line of TAP a
+case; arguments choose by a part of the name.
 """
 
 import contextlib

@@ -10,11 +10,8 @@ import copy
 import os
 import sys
 import tempfile
-import traceback
-import warnings
 
 import fsdp
-import support
 import test_fully_shard as cases
 import torch
 import transformer
@@ -506,41 +503,16 @@ def replicas_have_whole_tensors(rank):
 # ------------------------------------------------------------------------ running
 
 
-def on_rank(rank, world, names, socket, folder, distributed):
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
-    if distributed:
-        fsdp.start(rank, world, socket, folder)
-    else:
-        os.environ.update(SHARDD_SOCKET=socket, RANK=str(rank), WORLD_SIZE=str(world))
-        torch.set_num_threads(1)
-    results = {}
-    for name in names:
-        try:
-            results[name] = (CASES if distributed else ALONE)[name](rank)
-        except Exception:
-            results[name] = [traceback.format_exc()]
-            st.shutdown()
-    if distributed:
-        torch.distributed.destroy_process_group()
-    return results
+def trial(name, rank):
+    return {**CASES, **ALONE}[name](rank)
 
 
 def main():
-    wanted = sys.argv[1:]
-    failed = 0
-    plans = [(2, [n for n in CASES if not wanted or any(w in n for w in wanted)], True)]
-    chosen = [n for n in ALONE if not wanted or any(w in n for w in wanted)]
-    plans += [(1, [n for n in chosen if n == "a_plain_model_and_back"], False),
-              (2, [n for n in chosen if n != "a_plain_model_and_back"], False)]
-    print(f"1..{sum(len(p[1]) for p in plans)}")
-    for world, names, distributed in plans:
-        if not names:
-            continue
-        with support.daemon() as socket, tempfile.TemporaryDirectory() as folder:
-            results = support.ranks(on_rank, world, names, socket, folder, distributed,
-                                    seconds=900)
-        failed += fsdp.tell(names, results, world)
-    return failed > 0 or not any(p[1] for p in plans)
+    alone = fsdp.wanted(ALONE)
+    plain = [n for n in alone if n == "a_plain_model_and_back"]
+    return fsdp.report(fsdp.Plan(2, fsdp.wanted(CASES), trial),
+                       fsdp.Plan(1, plain, trial, gloo=False),
+                       fsdp.Plan(2, [n for n in alone if n not in plain], trial, gloo=False))
 
 
 if __name__ == "__main__":

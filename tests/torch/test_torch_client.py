@@ -56,23 +56,7 @@ class Block(nn.Module):
         return x + self.down(torch.tanh(self.up(x)))
 
 
-class OneRank(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.context = support.daemon()
-        os.environ["SHARDD_SOCKET"] = cls.context.__enter__()
-        torch.set_num_threads(1)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.context.__exit__(None, None, None)
-
-    def setUp(self):
-        st.init(job=self.id().split(".")[-1][:60], world_size=1, rank=0)
-
-    def tearDown(self):
-        st.shutdown()
-
+class OneRank(fsdp.OneRank):
     def refused(self, kind, text):
         return self.assertRaisesRegex(kind, text)
 
@@ -155,21 +139,31 @@ class OneRank(unittest.TestCase):
 
         net = wrapped()
         own = {name for name in vars(FSDPModule) if not name.startswith("_")}
-        missing = {name for name in own if not hasattr(net, name)}
-        self.assertEqual(missing, {  # of collectives that are the daemon's
-            "reset_iter_state", "set_all_reduce_hook", "set_custom_all_gather",
-            "set_allocate_memory_from_process_group_for_comm", "set_custom_reduce_scatter",
-            "set_force_sum_reduction_for_comms", "set_post_optim_event",
-            "set_reduce_scatter_divide_factor", "set_reduce_scatter_max_input_buffers",
-            "set_reduce_scatter_unused_params", "set_separate_reduce_scatter_group",
-            "set_symm_mem_for_comm"})
+        self.assertEqual({name for name in own if not hasattr(net, name)}, set())
+        self.assertIsInstance(net, st.FSDPModule)
+        self.assertNotIsInstance(model(), st.FSDPModule)
+        st.share_comm_ctx([net, net[0]])
+        with self.refused(shardd.InvalidArgument, "Sequential is not wrapped"):
+            st.share_comm_ctx([net, model()])
+        with self.refused(shardd.InvalidArgument, "has no method 'generate'"):
+            st.register_fsdp_forward_method(net, "generate")
+        with self.refused(shardd.InvalidArgument, "divide factor is 0"):
+            net.set_gradient_divide_factor(0)
+        for name in ("set_all_reduce_hook", "set_custom_all_gather", "set_custom_reduce_scatter"):
+            with self.refused(shardd.Unimplemented, f"{name}: .* none of your code"):
+                getattr(net, name)(None)
+        with self.refused(shardd.FailedPrecondition, "ShardedLinear is a part of one"):
+            net[0].reset_iter_state()
+        with self.refused(shardd.Unimplemented, "divided as DistributedDataParallel"):
+            st.replicate(model()).set_gradient_divide_factor(2.0)
         st.SGD(net.parameters(), lr=0.1)
         net.set_is_last_backward(True)
         net.set_modules_to_forward_prefetch([net])
-        net.unshard(async_op=True).wait()
-        net.reshard()
-        with self.refused(shardd.Unimplemented, "multiply the loss"):
-            net.set_gradient_divide_factor(2.0)
+        handle = net.unshard(async_op=True)
+        self.assertIsInstance(handle, st.UnshardHandle)
+        handle.wait()
+        net.reset_iter_state()
+        self.assertNotIn("gathered", repr(net))
         with self.refused(shardd.Unimplemented, "only True"):
             net.set_unshard_in_backward(False)
 
@@ -699,54 +693,6 @@ class Launchers(unittest.TestCase):
 # ------------------------------------------------------------------------ two ranks
 
 
-class Experts(nn.Module):
-    """A mixture whose ranks take different branches."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(5)
-        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
-        self.experts = nn.ModuleList([nn.Linear(6, 6) for _ in range(4)])
-
-    def forward(self, x, expert):
-        return self.last(torch.tanh(self.experts[expert](self.first(x))))
-
-
-def expert_of(rank, step):
-    return (step + rank) % 3  # never the last one
-
-
-def mixture(rank, world, socket):
-    os.environ["SHARDD_SOCKET"] = socket
-    torch.set_num_threads(1)
-    st.init(job="mixture", rank=rank, world_size=world, op_timeout=30)
-    net = Experts()
-    for expert in net.experts:
-        st.fully_shard(expert)
-    st.fully_shard(net)
-    optimizer = st.SGD(net.parameters(), lr=0.1, weight_decay=0.1)
-    for step in range(4):
-        net(numbers(step, rank), expert_of(rank, step)).pow(2).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    state = {k: v.tolist() for k, v in net.state_dict().items()}
-    st.shutdown()
-    return state
-
-
-def mixture_in_one_process():
-    net = Experts()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=0.1)
-    for step in range(4):
-        total = 0
-        for rank in range(2):
-            total = total + net(numbers(step, rank), expert_of(rank, step)).pow(2).mean()
-        (total / 2).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return net.state_dict()
-
-
 def differ(rank, world, socket, how):
     os.environ["SHARDD_SOCKET"] = socket
     st.init(job="differ", rank=rank, world_size=world, op_timeout=30)
@@ -794,17 +740,6 @@ class TwoRanks(unittest.TestCase):
                 self.assertEqual(said["prefetch"], "FOLLOWING", said)
                 self.assertGreaterEqual(said["prefetch_hits"], 30, said)
                 self.assertEqual(said["prefetch_deviations"], 0, said)
-
-    def test_ranks_that_take_different_branches(self):
-        with support.daemon() as socket:
-            states = ranks(mixture, 2, socket)
-        expected = mixture_in_one_process()
-        for name, value in expected.items():
-            for state in states:
-                torch.testing.assert_close(torch.tensor(state[name]), value, msg=name)
-        fresh = Experts().state_dict()
-        name = "experts.3.weight"  # used by nobody: not even decayed
-        self.assertTrue(torch.equal(torch.tensor(states[0][name]), fresh[name]))
 
     def test_ranks_with_different_models(self):
         with support.daemon() as socket:

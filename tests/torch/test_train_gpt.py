@@ -87,6 +87,9 @@ class TrainGpt(unittest.TestCase):
     def test_losses_with_adamw_are_printed_alike(self):
         self.compare(places=4)  # PyTorch's square root is not correctly rounded
 
+    def test_losses_with_fused_adamw_are_those_of_fsdp2(self):
+        self.compare("--fused")  # whose square root is
+
     def pid_of_rank_1(self, job):
         with shardd.connect(self.socket) as client:
             [status] = client.status(job)["jobs"]

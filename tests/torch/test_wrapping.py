@@ -8,12 +8,10 @@ import functools
 import os
 import sys
 import tempfile
-import traceback
 import warnings
 
 import fsdp
 import golden
-import support
 import test_fully_shard as cases
 import torch
 import transformer
@@ -340,40 +338,19 @@ def what_a_module_says_of_itself(rank):
 # ------------------------------------------------------------------------ running
 
 
-def on_rank(rank, world, names, socket, folder):
-    for about in ("FSDP2-wrapped module .* returned a view", "FSDP will not all-gather",
-                  "FSDP is switching to use `NO_SHARD`"):
-        warnings.filterwarnings("ignore", message=about)
-    fsdp.start(rank, world, socket, folder)
-    results = {}
-    for name in names:
-        try:
-            results[name] = CASES[name][1](rank)
-        except Exception:
-            results[name] = [traceback.format_exc()]
-            st.shutdown()
-    torch.distributed.destroy_process_group()
-    return results
+for about in ("FSDP2-wrapped module .* returned a view", "FSDP will not all-gather",
+              "FSDP is switching to use `NO_SHARD`"):
+    warnings.filterwarnings("ignore", message=about)
+
+
+def trial(name, rank):
+    return CASES[name][1](rank)
 
 
 def main():
-    wanted = sys.argv[1:]
-    names = [n for n in CASES if not wanted or any(w in n for w in wanted)]
-    print(f"1..{len(names)}")
-    failed = 0
-    for world in (1, 2, 4):
-        chosen = [n for n in names if CASES[n][0] == world]
-        if not chosen:
-            continue
-        with support.daemon() as socket, tempfile.TemporaryDirectory() as folder:
-            results = support.ranks(on_rank, world, chosen, socket, folder, seconds=900)
-        for name in chosen:
-            said = [f"rank {r}: {s}" for r, got in enumerate(results) for s in got[name]]
-            for line in "\n".join(said[:12]).splitlines():
-                print("# " + line)
-            failed += bool(said)
-            print(f"{'not ok' if said else 'ok'} - {name}, {world} ranks", flush=True)
-    return failed > 0 or not names
+    names = fsdp.wanted(CASES)
+    return fsdp.report(*(fsdp.Plan(world, [n for n in names if CASES[n][0] == world], trial)
+                         for world in (1, 2, 4)))
 
 
 if __name__ == "__main__":

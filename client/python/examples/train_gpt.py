@@ -102,6 +102,8 @@ def arguments():
     parser.add_argument("--steps", type=number(0), default=20)
     parser.add_argument("--batch", type=number(1), default=8, help="samples of all ranks in a step")
     parser.add_argument("--optimizer", default="adamw", choices=["adamw", "sgd"])
+    parser.add_argument("--fused", action="store_true", help="AdamW's fused form: with it the "
+                        "losses of shardd and fsdp2 are the same bit for bit")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--bf16", action="store_true", help="forward in bf16 (shardd, fsdp2)")
     parser.add_argument("--seed", type=number(0), default=1)
@@ -116,6 +118,8 @@ def arguments():
         parser.error("--resilient goes with --engine shardd")
     if options.bf16 and options.engine not in ("shardd", "fsdp2"):
         parser.error("--bf16 goes with --engine shardd and fsdp2")
+    if options.fused and options.optimizer == "sgd":
+        parser.error("--fused is for adamw: FSDP2 has no fused SGD")
     if options.engine in ("fsdp2", "ddp") and "RANK" not in os.environ:
         parser.error(f"--engine {options.engine} is started by torchrun, as the first lines of "
                      "this program show")
@@ -149,7 +153,8 @@ class Single:
     def optimizer(self, model):
         if self.options.optimizer == "sgd":
             return self.optimizers.SGD(model.parameters(), lr=self.options.lr, momentum=0.9)
-        return self.optimizers.AdamW(model.parameters(), lr=self.options.lr)
+        return self.optimizers.AdamW(model.parameters(), lr=self.options.lr,
+                                     fused=self.options.fused or None)
 
     optimizers = torch.optim
 

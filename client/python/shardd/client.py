@@ -15,7 +15,7 @@ from typing import Any, Callable, NamedTuple, TypeVar
 from . import _abi, _library, _restart, specs
 from ._device import HOST, Gpu, Where
 from ._launch import launched
-from .errors import FailedPrecondition, InUse, Unavailable, Unimplemented, VersionMismatch
+from .errors import FailedPrecondition, InUse, Unavailable, VersionMismatch
 from .memory import Dtype, Memory, _Mapped
 from .specs import ClipProfile, Lifetime, ReduceOp, StepSettings, UnitSpec
 from .ticket import Ticket

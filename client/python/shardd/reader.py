@@ -6,8 +6,8 @@
         with reader.snapshot(timeout=60) as step:
             print(step, reader["block.weight"].numpy().mean())
 
-What is read is the daemon's own memory, mapped for reading: nothing is copied. Inside the block it is
-what was committed as ``step``; the trainers wait with what would change it, but not longer
+What is read is the daemon's own memory, mapped for reading: nothing is copied. Inside the block it
+is what was committed as ``step``; the trainers wait with what would change it, but not longer
 than the daemon's reader_hold_ms.
 """
 
@@ -122,7 +122,7 @@ class Reader:
 
     @contextlib.contextmanager
     def snapshot(self, timeout: float | None = None, hold: float | None = None) -> Iterator[int]:
-        """:meth:`hold` for a ``with`` block, whose value is the step, and :meth:`release` at its end.
+        """:meth:`hold` for a ``with`` block, whose value is the step; :meth:`release` at its end.
 
         Overtaken at the end: what the block has computed is not to be used. An exception of the
         block goes before it.
@@ -215,5 +215,5 @@ def _listed(found: Any) -> Iterator[ReadTensor]:
 
 
 def read(job: str | None = None, socket: str | None = None, **options: Any) -> Reader:
-    """A :class:`Reader` of @job, with a connection of its own. None: $SHARDD_JOB, $SHARDD_SOCKET."""
+    """A :class:`Reader` of @job, connected by itself. None: $SHARDD_JOB, $SHARDD_SOCKET."""
     return Reader(job, socket, **options)

@@ -14,7 +14,9 @@ size and job come from the launcher (torchrun, shardctl run, mpirun, srun). The 
 docs/python.md.
 """
 
+from . import _needs  # noqa: F401
 from ._again import by_environment, guard
+from ._forward import register_fsdp_forward_method, share_comm_ctx
 from ._live import live
 from ._replicate import ReplicatedModule, replicate
 from ._resilient import Resilient, resilient
@@ -23,13 +25,16 @@ from ._session import init, rank, session, shutdown, world_size
 from ._sharded import Sharded
 from ._state import load_state_dict, state_dict, summon_full_params
 from ._wrap import ShardedModule, fully_shard
+from ._wrap import ShardedModule as FSDPModule
+from ._wrap import Unsharded as UnshardHandle
 from .amp import GradScaler
 from .optim import SGD, Adam, AdamW, clip_grad_norm_, commit, optimizer_state_dict
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "GradScaler", "ReplicatedModule", "Resilient", "Rows", "Sharded",
-    "ShardedModule", "clip_grad_norm_", "commit", "fully_shard", "guard", "init", "live",
-    "load_state_dict", "optimizer_state_dict", "rank", "replicate", "resilient", "session",
+    "SGD", "Adam", "AdamW", "FSDPModule", "GradScaler", "ReplicatedModule", "Resilient", "Rows",
+    "Sharded", "ShardedModule", "UnshardHandle", "clip_grad_norm_", "commit", "fully_shard",
+    "guard", "init", "live", "load_state_dict", "optimizer_state_dict", "rank",
+    "register_fsdp_forward_method", "replicate", "resilient", "session", "share_comm_ctx",
     "shutdown", "state_dict", "summon_full_params", "world_size",
 ]
 

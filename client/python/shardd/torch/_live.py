@@ -44,7 +44,7 @@ def _check(name: str, parameter: nn.Parameter, t: ReadTensor) -> None:
 
 
 def _view(reader: Reader, t: ReadTensor) -> nn.Parameter:
-    seen = torch.from_dlpack(reader[t.name])
+    seen = torch.utils.dlpack.from_dlpack(reader[t.name])
     if t.strides:
         seen = seen.as_strided(t.shape, t.strides)
     return nn.Parameter(seen, requires_grad=False)

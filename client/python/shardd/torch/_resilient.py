@@ -81,7 +81,8 @@ class Resilient:
         if len(packed) > _LIMIT:
             raise InvalidArgument(
                 f"state has {len(packed)} bytes with the random generators and the model's buffers "
-                f"that have changed, {_LIMIT} are allowed: keep a position in the data, not the data",
+                f"that have changed, {_LIMIT} are allowed: keep a position in the data, not the "
+                "data",
                 "state")
         return packed
 

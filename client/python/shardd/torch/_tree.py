@@ -16,8 +16,7 @@ from torch import nn
 
 from .. import _library
 from ..client import WORLD, Client
-from ..errors import (Aborted, FailedPrecondition, InvalidArgument, SharddError,
-                      Unimplemented)
+from ..errors import Aborted, FailedPrecondition, InvalidArgument, SharddError, Unimplemented
 from ..specs import OptimizerSpec
 from ..ticket import Ticket
 from ..unit import Unit
@@ -271,8 +270,8 @@ class Tree:
         return getattr(self.optimizer, "steps_here", False)
 
     def pre_backward(self, unit: ShardedUnit) -> None:
-        """@unit's parameters are about to be needed: also by its modules, where a part of its forward
-        is computed again."""
+        """@unit's parameters are about to be needed: also by its modules, where a part of its
+        forward is computed again."""
         self.begin_backward()
         if self._steps_here and any(u is unit for u, _ in self._tickets):
             self._take_done(unit)

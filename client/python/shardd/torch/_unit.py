@@ -75,8 +75,8 @@ def _is_original(value: Any) -> bool:
 def _not_of_before(optimizer: Any, args: Any, kwargs: Any) -> None:
     if any(_is_original(p) for group in optimizer.param_groups for p in group["params"]):
         raise FailedPrecondition(
-            f"this {type(optimizer).__name__} was built before fully_shard or replicate: it has the "
-            "parameters of then, which nothing trains any more; build it afterwards, as one of "
+            f"this {type(optimizer).__name__} was built before fully_shard or replicate: it has "
+            "the parameters of then, which nothing trains any more; build it afterwards, as one of "
             "shardd.torch (any of torch.optim: shardd.torch.Sharded)")
 
 
@@ -126,6 +126,8 @@ class ShardedUnit:
         self.all_used = False  # a parameter without a gradient is an error
         self.hook: tuple[Profile, torch.dtype | None] | None = None  # of register_comm_hook
         self.pre_divide = 0.0  # of the gradients; 0: as the profile has it
+        self.within = 0  # calls of register_fsdp_forward_method's that are under way
+        self.divide_factor, self.force_sum = 0.0, False  # FSDP2's; 0: by the number of ranks
         self.buffer_bytes = 0  # each rank's own, in the daemon
         self.state_bytes = 0  # the same, of an optimizer's state; never with those
         self.params: list[Parameter] = []
@@ -202,6 +204,7 @@ class ShardedUnit:
             compute_dtype=dtype_of(self.compute, "mp_policy.param_dtype"),
             gradient_dtype=dtype_of(self.reduce, "mp_policy.reduce_dtype"),
             reduce_profile=profile, pre_divide=self.pre_divide,
+            divide_factor=self.divide_factor, force_sum=self.force_sum,
             reduce_dtype=dtype_of(reduce_dtype, "hook") if reduce_dtype else None,
             buffers=buffers if nbytes else ())
 
@@ -406,8 +409,17 @@ class ShardedUnit:
         for p in self.trained:
             p.reduced = p.reduced or p.name not in by_all
 
+    def set_factors(self, divide_factor: float, force_sum: bool) -> None:
+        """By what reductions divide from here on (collective, if it is registered)."""
+        if self.unit is not None:
+            self.unit.set_factors(divide_factor=divide_factor, force_sum=force_sum)
+        self.divide_factor, self.force_sum = divide_factor, force_sum
+
     def forget(self) -> None:
-        """The daemon has dropped what this session held."""
+        """The daemon has dropped what this session held, and what was set in the epoch."""
+        if self.unit is not None:
+            self.divide_factor = self.unit.spec.divide_factor
+            self.force_sum = self.unit.spec.force_sum
         self.uninstall()
         if self.held:
             _swap(self._storage, nothing())

@@ -13,14 +13,14 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..errors import FailedPrecondition, InvalidArgument, SharddError, Unimplemented
-from . import _hooks, _mesh, _policy, _state
+from . import _fsdp2, _hooks, _mesh, _policy, _state
 from ._tree import Tree, tree_of, unit_of, units_of
 from ._unit import ShardedUnit
 
 M = TypeVar("M", bound=nn.Module)
 
 
-class ShardedModule:
+class ShardedModule(_fsdp2.Settings):
     """What a module can beside its own after fully_shard; names as FSDP2's FSDPModule."""
 
     def _unit(self) -> ShardedUnit:
@@ -71,11 +71,6 @@ class ShardedModule:
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """Unimplemented unless True: replicas are reduced with their shards."""
         _only("requires_all_reduce", requires_all_reduce, True)
-
-    def set_gradient_divide_factor(self, factor: float) -> None:
-        """Unimplemented: gradients are divided by the number of ranks; multiply the loss."""
-        raise Unimplemented("set_gradient_divide_factor: gradients are divided by the number of "
-                            "ranks; multiply the loss instead", "factor")
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -182,11 +177,11 @@ def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | No
     @reshard_after_forward: False: kept from forward to the end of backward. None: False for the
     model, True for what is inside. @mp_policy: torch.distributed.fsdp's
     MixedPrecisionPolicy. @ignored_params: left as they are, on every rank its own.
-    @mesh: a DeviceMesh of the model's device, or ranks in plain numbers: (0, 1, 2, 3) share the parameters,
-    ((0, 1), (2, 3)) are replicas of two ranks each, whose gradients are averaged too (HSDP). The
-    same for all units of a model; None: all ranks of the job. @shard_placement_fn: may say
-    Shard(0), else Unimplemented. @offload_policy: CPUOffloadPolicy is for host memory only, where
-    there is nothing to do.
+    @mesh: a DeviceMesh of the model's device, or ranks in plain numbers: (0, 1, 2, 3) share the
+    parameters, ((0, 1), (2, 3)) are replicas of two ranks each, whose gradients are averaged too
+    (HSDP). The same for all units of a model; None: all ranks of the job. @shard_placement_fn: may
+    say Shard(0), else Unimplemented. @offload_policy: CPUOffloadPolicy is for host memory only,
+    where there is nothing to do.
     @policy: which modules inside become units, too, with the same arguments: module classes, a
     function of a module that says True, False or a dictionary of other arguments, or a policy of
     torch.distributed.fsdp.wrap (ModuleWrapPolicy, CustomPolicy, size_based_auto_wrap_policy...).
@@ -309,7 +304,7 @@ def _post_forward(module: nn.Module, args: Any, output: Any) -> Any:
     tree = unit.tree
     if tree is None or tree.elsewhere:  # it was refused; nothing is this thread's to end
         return None
-    if unit is tree.root:
+    if unit is tree.root and not unit.within:
         tree.end_forward()
     watched = False
     if torch.is_grad_enabled():
@@ -317,6 +312,10 @@ def _post_forward(module: nn.Module, args: Any, output: Any) -> Any:
             if tensor.requires_grad:
                 tensor.register_hook(_before_backward(tree, unit))
                 watched = True
+    dtype = getattr(unit.mp_policy, "output_dtype", None)
+    changed = _cast(output, dtype) if dtype is not None and output is not None else None
+    if unit.within:  # the method that has called forward goes on with the parameters
+        return changed
     reshard = unit.reshard_after_forward
     if reshard is None:
         reshard = unit is not tree.root
@@ -330,8 +329,7 @@ def _post_forward(module: nn.Module, args: Any, output: Any) -> Any:
             unit.release()
     elif not unit.in_backward and reshard and not hidden:
         unit.release()
-    dtype = getattr(unit.mp_policy, "output_dtype", None)
-    return _cast(output, dtype) if dtype is not None and output is not None else None
+    return changed
 
 
 def _before_backward(tree: Tree, unit: ShardedUnit) -> Any:

@@ -420,8 +420,8 @@ def optimizer_state_dict(optimizer: _Sharded, *, full: bool = True,
     @full: whole tensors. Else each rank's rows: DTensors, as :func:`state_dict`. Also of what was
     never stepped, as zeros, so that it can be loaded into (not of Sharded, which knows of its
     state when it has stepped; nor whole momentum, since zeros would say that it is there).
-    optimizer.load_state_dict takes it. @rank0_only: with @full: nothing
-    on the other ranks, which only take part.
+    optimizer.load_state_dict takes it. @rank0_only: with @full: nothing on the other ranks, which
+    only take part.
     """
     names = _optim_state.named(optimizer)
     wanted = not (full and rank0_only and rank_if_any())

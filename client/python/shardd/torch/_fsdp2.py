@@ -1,0 +1,98 @@
+"""What FSDP2's modules can beside what shardd.torch._wrap has: settings of reductions, and of
+collectives, most of which are not here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
+
+if TYPE_CHECKING:
+    from ._unit import ShardedUnit
+
+
+class Settings:
+    """Methods of :class:`ShardedModule` that set how this module's own unit is reduced."""
+
+    def _unit(self) -> ShardedUnit:
+        raise NotImplementedError
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """Gradients of this module's own unit are divided by @factor, instead of by the number of
+        ranks, in the reductions that follow (collective once the model is in the daemon; then it
+        holds until a rank dies, and is to be set again by all)."""
+        if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not factor > 0:
+            raise InvalidArgument(f"the divide factor is {factor!r}: a number above 0 is allowed",
+                                  "factor")
+        unit = _settable(self._unit(), "set_gradient_divide_factor")
+        unit.set_factors(float(factor), unit.force_sum)
+
+    def set_reduce_scatter_divide_factor(self, factor: float) -> None:
+        """The former name of :meth:`set_gradient_divide_factor`."""
+        self.set_gradient_divide_factor(factor)
+
+    def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
+        """Sums are divided afterwards, as FSDP2 does it for fp16: other bits, where the number of
+        ranks is no power of two (collective once the model is in the daemon)."""
+        unit = _settable(self._unit(), "set_force_sum_reduction_for_comms")
+        unit.set_factors(unit.divide_factor, bool(enable))
+
+    def reset_iter_state(self) -> None:
+        """After an exception in forward or backward: what was gathered is released, gradients that
+        were not reduced yet are lost. Of the whole model, by its root. Not needed: the next
+        forward does it, too."""
+        unit = self._unit()
+        if unit.parent is not None:
+            raise FailedPrecondition("reset_iter_state is for the model, and this "
+                                     f"{type(unit.module).__name__} is a part of one")
+        if unit.tree is not None:
+            unit.tree.release_all()
+            for one in unit.tree.units:
+                one.forget_gradients()
+
+    def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *,
+                                         recurse: bool = True) -> None:
+        """Nothing is to be done: what one rank has not used is 0 from it if another has. What no
+        rank has used is left alone, also with True."""
+
+    def set_post_optim_event(self, event: Any) -> None:
+        """Nothing is to be done: a gather waits for the step."""
+
+    def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *,
+                                             recurse: bool = True) -> None:
+        """Nothing is to be done: gradients are reduced from where they are."""
+
+    def set_separate_reduce_scatter_group(self, enable: bool = True, *,
+                                          recurse: bool = True) -> None:
+        """Nothing is to be done: this process has no communicators."""
+
+    def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
+        """Nothing is to be done, as for the group."""
+
+    def set_symm_mem_for_comm(self, backend: Any = None) -> None:
+        """Nothing is to be done, as for the group."""
+
+    def set_custom_all_gather(self, comm: Any) -> None:
+        """Unimplemented: gathers are the daemon's."""
+        _no_own("set_custom_all_gather")
+
+    def set_custom_reduce_scatter(self, comm: Any) -> None:
+        """Unimplemented: reductions are the daemon's."""
+        _no_own("set_custom_reduce_scatter")
+
+    def set_all_reduce_hook(self, hook: Any, *, stream: Any = None) -> None:
+        """Unimplemented: reductions are the daemon's."""
+        _no_own("set_all_reduce_hook")
+
+
+def _no_own(name: str) -> None:
+    raise Unimplemented(f"{name}: gathers and reductions are done by the daemon, which runs none "
+                        "of your code; register_comm_hook knows PyTorch's own hooks", name)
+
+
+def _settable(unit: ShardedUnit, name: str) -> ShardedUnit:
+    if unit.replicated or unit.hook:
+        raise Unimplemented(f"{name}: after replicate and with a communication hook gradients are "
+                            "divided as DistributedDataParallel and FSDP1 do; multiply the loss",
+                            "factor")
+    return unit
