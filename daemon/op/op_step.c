@@ -152,9 +152,22 @@ static void drop_gradients(struct coll *c)
 }
 
 /* The pass is over, whatever is to be done yet: that is in job->step. */
+/* What no trainer was handed is not of the next pass. */
+static void drop_never_handed_out(struct coll *c)
+{
+	for (uint32_t i = 0; i < c->job->n_units; i++) {
+		struct unit *u = c->job->units[i];
+
+		if (is_of(c, u) && u->rec->optimizer->when == OPTIM_BY_TRAINER)
+			u->has_gradient = false;
+	}
+}
+
 static void end_pass(struct coll *c)
 {
 	struct job_step *step = &c->job->step;
+
+	drop_never_handed_out(c);
 
 	guard_step(c->job, c->group->id);
 	step->counted = step->mid;

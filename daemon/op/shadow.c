@@ -5,6 +5,8 @@
  * all have joined everybody has the same numbers.
  */
 #include <errno.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "core/check.h"
 #include "op/op_ddp.h"
@@ -55,16 +57,33 @@ static bool is_allowed(const struct op *op)
 	return rec->reduce_profile >= PROFILE_DDP && rec->optimizer->when != OPTIM_BY_TRAINER;
 }
 
+/* Arguments that lie in @op's own memory, for a shadow to have its own. @ret: NULL: there are none.
+ * Return: 0 or -ENOMEM. */
+static int copy_owned(const struct op *op, void **ret)
+{
+	size_t bytes = op->type == &op_clip ? op->args.clip.n_units * sizeof(uint32_t) : 0;
+
+	*ret = bytes ? malloc(bytes) : NULL;
+	if (*ret)
+		memcpy(*ret, op->owned, bytes);
+	return bytes && !*ret ? -ENOMEM : 0;
+}
+
 /* Return: the shadow, or NULL: none was made, and @op fails. */
 static struct op *make(struct op *join, struct op *op)
 {
-	struct op *shadow = is_allowed(op) ? op_shadow(join, op) : NULL;
+	struct op *shadow = NULL;
+	void *owned = NULL;
 
+	if (is_allowed(op) && copy_owned(op, &owned) == 0)
+		shadow = op_shadow(join, op);
 	if (shadow) {
 		join->args.join.shadowed++;
+		shadow->owned = owned;
 		adapt(shadow);
 		return shadow;
 	}
+	free(owned);
 	if (is_allowed(op))
 		fault_errno(&op->fault, -ENOMEM, "taking part for a rank that has joined");
 	else

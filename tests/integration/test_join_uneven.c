@@ -47,6 +47,51 @@ Test(join_uneven, what_a_joined_rank_cannot_do_is_refused, .timeout = 60, .init 
 	trainfix_run(2, refused_trainer, NULL);
 }
 
+/* The norm of one of two units, of which the joined rank's part is the daemon's to give: also
+ * where the first rank of the group is the one that has joined. */
+static int clipping_trainer(const struct trainer *t)
+{
+	static const uint64_t shape[] = { 8 };
+	struct shardd_tensor tensor = { .name = "w", .shape = shape, .dims = 1 };
+	struct shardd_unit_spec specs[2] = { { .size = sizeof(specs[0]), .name = "a" },
+					     { .size = sizeof(specs[1]), .name = "b" } };
+	struct shardd_unit_info infos[2];
+	shardd_client *c = train_join(t);
+	struct shardd_clip clip = { .size = sizeof(clip), .max_norm = 100, .n_units = 1 };
+	double norm = 0;
+
+	for (unsigned i = 0; i < 2; i++) {
+		specs[i].tensors = &tensor;
+		specs[i].n_tensors = 1;
+		specs[i].optimizer = (struct shardd_optimizer){ .kind = SHARDD_SGD };
+	}
+	TRAIN_OK(shardd_register(c, specs, 2, infos, &train_err));
+	for (unsigned i = 0; i < 2; i++) {
+		float ones[8] = { 1, 1, 1, 1, 1, 1, 1, 1 };
+		void *gradient;
+
+		TRAIN_OK(shardd_init_seed(c, infos[i].unit, 1, &train_err));
+		TRAIN_OK(shardd_gradient(c, infos[i].unit, &gradient, &train_err));
+		train_write(c, gradient, ones, sizeof(ones));
+		TRAIN_OK(shardd_reduce(c, infos[i].unit, &train_err));
+	}
+	clip.units = &infos[1].unit;
+	if (t->rank != *(const uint32_t *)t->arg) {
+		TRAIN_OK(shardd_clip(c, SHARDD_WORLD, &clip, &norm, &train_err));
+		TRAINER_CHECK(norm * norm > 7.99 && norm * norm < 8.01);
+	}
+	TRAIN_OK(shardd_join_uneven(c, SHARDD_WORLD, false, NULL, NULL, &train_err));
+	train_leave(c);
+	return 0;
+}
+
+Test(join_uneven, units_are_clipped_without_the_rank_that_has_joined, .timeout = 60,
+     .init = trainfix_begin, .fini = trainfix_end)
+{
+	for (uint32_t joined = 0; joined < 2; joined++)
+		trainfix_run(2, clipping_trainer, &joined);
+}
+
 /* Ranks 0 and 1 ask for more before rank 2 has joined: that is no more input of theirs. Then
  * rank 2 goes on, with several collectives under way. */
 static int even_trainer(const struct trainer *t)
