@@ -8,7 +8,7 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, NamedTuple, TypeVar
 
@@ -122,6 +122,7 @@ class Client:
         self._open = False
         self._pid = os.getpid()
         self._lent: weakref.WeakSet[_Mapped] = weakref.WeakSet()
+        self._waiting: set[int] = set()  # threads
         self.kept: list[_Mapped] = []  # given back, and looked at all the same
         self._units: dict[int, Unit] = {}
         self.where: Where = HOST  # this rank's memory
@@ -164,6 +165,16 @@ class Client:
         stream = self._stream()
         _library.call(op + "_submit", self.handle, *arguments, C.byref(number))
         return Ticket(self, op, number.value, finish, stream)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Inside, this thread is in a call that may last, and the client cannot be closed."""
+        thread = threading.get_ident()
+        self._waiting.add(thread)
+        try:
+            yield
+        finally:
+            self._waiting.discard(thread)
 
     def do(self, op: str, *arguments: Any) -> None:
         """Submit an op without a value and wait for its end."""
@@ -225,14 +236,18 @@ class Client:
     def close(self) -> None:
         """End the session: what it holds is dropped, and a rank that has not left counts as died.
 
-        InUse: something still looks at memory of this client. Twice is allowed, and in a child
-        after fork, where it does nothing: the connection is the parent's.
+        InUse: something still looks at memory of this client, or another thread waits for an op
+        of it. Twice is allowed, and in a child after fork, where it does nothing: the connection
+        is the parent's.
         """
         if not self._open:
             return
         if self._pid != os.getpid():
             self._open = False
             return
+        if self._waiting:
+            raise InUse("another thread waits for an op of this client: let that end first, at the "
+                        "latest by its deadline (Client.set_timeout), or wait with a timeout")
         for mapped in list(self._lent):
             mapped.end()
         self._open = False

@@ -63,8 +63,10 @@ class Ticket(Generic[T]):
         if not self._done:
             error, r = _abi.Error(), _abi.Result()
             ms = -1 if timeout is None else max(0, int(timeout * 1000))
-            self._ended(_library.library().shardd_wait(
-                self._client.handle, self._number, ms, C.byref(r), C.byref(error)), error, r)
+            with self._client.waiting():
+                result = _library.library().shardd_wait(
+                    self._client.handle, self._number, ms, C.byref(r), C.byref(error))
+            self._ended(result, error, r)
         if isinstance(self._value, BaseException):
             raise self._value
         value: T = self._value

@@ -29,11 +29,11 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
 
     @functools.wraps(method)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        given = hooks._pre_forward(module, args, kwargs)
-        args, kwargs = (args, kwargs) if given is None else given
         output = changed = None
         unit.within += 1
         try:
+            given = hooks._pre_forward(module, args, kwargs)
+            args, kwargs = (args, kwargs) if given is None else given
             output = method(*args, **kwargs)
         finally:  # as the hook that is always called
             unit.within -= 1

@@ -8,16 +8,17 @@ does.
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import InvalidArgument
 from ..memory import Dtype
 from . import _device, _rows, _share
 from ._device import tensor_at
+from ._optim_state import matching
 from ._tree import Tree
 from ._unit import Parameter, ShardedUnit
 
@@ -145,17 +146,27 @@ def _put(unit: ShardedUnit, p: Parameter, value: Any, whole: torch.Tensor) -> No
             for first, n in [_share.cut(p.shape[0], per, i)]])
 
 
+def _of_elements(p: Parameter, key: str, value: Any, numbers: set[str]) -> bool:
+    """Is it of each element of the parameter?"""
+    return isinstance(value, _rows.Rows) or (isinstance(value, torch.Tensor) and (
+        value.dim() > 0 or (not p.shape and key not in numbers)))
+
+
+def _check(unit: ShardedUnit, p: Parameter, state: Mapping[str, Any], numbers: set[str]) -> None:
+    for key, value in state.items():
+        if _of_elements(p, key, value, numbers):
+            _rows.check(p, value, f"{key} of {p.name}")
+            _rows.check_own(unit, p, value)
+
+
 def _local(unit: ShardedUnit, p: Parameter, stand_in: torch.Tensor, state: Mapping[str, Any],
            numbers: set[str]) -> State:
     """This rank's part of a parameter's @state (collective)."""
     made: State = {}
     for key, value in state.items():
-        cut = isinstance(value, _rows.Rows) or (isinstance(value, torch.Tensor) and (
-            value.dim() > 0 or (not p.shape and key not in numbers)))
-        if not cut:
+        if not _of_elements(p, key, value, numbers):
             made[key] = value.clone() if isinstance(value, torch.Tensor) else value
             continue
-        _rows.check(p, value, f"{key} of {p.name}")
         source = value.rows if isinstance(value, _rows.Rows) else value
         whole = torch.zeros(p.shape, dtype=source.dtype, device=_device.here)
         _put(unit, p, value, whole)
@@ -167,20 +178,22 @@ def _local(unit: ShardedUnit, p: Parameter, stand_in: torch.Tensor, state: Mappi
 def load(optimizer: Sharded, saved: Mapping[str, Any]) -> None:
     """Everything of @saved, by number or by name (collective)."""
     optimizer._model.release_all()
-    if [len(g["params"]) for g in saved["param_groups"]] != list(map(len, optimizer.guards)):
-        raise InvalidArgument("the state has other parameter groups than this optimizer",
-                              "param_groups")
-    by_id = {id(p): saved["state"].get(key) or {}
-             for group, guards in zip(saved["param_groups"], optimizer.guards)
-             for key, p in zip(group["params"], guards)}
     trained = _trained(optimizer)
-    numbers = _numbers(trained, by_id)
+    with optimizer._model.all_or_none("load the optimizer's state"):
+        matched = matching(optimizer, optimizer.guards, saved["param_groups"])
+        by_id = {id(p): saved["state"].get(key) or {}
+                 for (_, keys), guards in zip(matched, optimizer.guards)
+                 for key, p in zip(keys, guards)}
+        numbers = _numbers(trained, by_id)
+        for unit, p, _ in trained:
+            _check(unit, p, by_id[id(p.guard)], numbers)
     made = [(stand_in, _local(unit, p, stand_in, by_id[id(p.guard)], numbers))
             for unit, p, stand_in in trained]
     for stand_in, state in made:
         optimizer.inner.state[stand_in] = state
-    for group, other in zip(optimizer.param_groups, saved["param_groups"]):
-        group.update({k: v for k, v in other.items() if k not in ("params", "param_names")})
+    for group, (other, _) in zip(optimizer.param_groups, matched):
+        group.update({k: copy.deepcopy(v) for k, v in other.items()
+                      if k not in ("params", "param_names")})
 
 
 __all__ = ["groups", "is_cut", "load", "read"]

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import FailedPrecondition
+from ..errors import FailedPrecondition, Unimplemented
 from ..specs import ReduceOp
 from ._buffers import Buffers
 from ._tree import Tree, tree_of, unit_of
@@ -51,6 +51,9 @@ def uneven(module: nn.Module, buffers: Buffers | None, by_all: bool, enable: boo
         yield
         return
     tree: Any = tree_of(unit)
+    if getattr(tree.optimizer, "inner", None) is not None:
+        raise Unimplemented("join() with shardd.torch.Sharded: a rank without inputs has to step "
+                            "its shares, too; use AdamW, Adam or SGD of shardd.torch")
     tree.uneven = True
     try:
         with _told(tree) if throw else contextlib.nullcontext():

@@ -7,6 +7,7 @@ one unit is in memory beside the state dict itself.
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes as C
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -144,17 +145,17 @@ def named(optimizer: Any) -> dict[int, str]:
 # ------------------------------------------------------------------------- into it
 
 
-def _matching(optimizer: _InDaemon,
-              saved: list[Any]) -> list[tuple[dict[str, Any], Any, list[Any]]]:
-    """(own group, saved one, the saved one's keys in the order of the own one's parameters)."""
-    own = optimizer.param_groups
+def matching(optimizer: Any, own: list[list[Any]],
+             saved: list[Any]) -> list[tuple[Any, list[Any]]]:
+    """For each of the optimizer's @own groups of parameters: (the saved one, its keys in the order
+    of the own one's parameters). InvalidArgument: they are of others."""
     if len(own) != len(saved):
         raise InvalidArgument(f"the state has {len(saved)} parameter groups, this optimizer "
                               f"{len(own)}", "param_groups")
     names = named(optimizer)
     found = []
-    for number, group in enumerate(own):
-        keys = [names[id(p)] for p in group["params"]]
+    for number, parameters in enumerate(own):
+        keys = [names[id(p)] for p in parameters]
         like = next((s for s in saved if set(s["params"]) == set(keys)), None)
         if like is None:  # by number
             like = saved[number]
@@ -165,7 +166,7 @@ def _matching(optimizer: _InDaemon,
                     f"{', '.join(map(repr, keys[:3]))}, and none of the state's has the same",
                     "param_groups")
             keys = list(like["params"])
-        found.append((group, like, keys))
+        found.append((like, keys))
     return found
 
 
@@ -181,7 +182,7 @@ def _new_settings(optimizer: _InDaemon, group: dict[str, Any], saved: Any) -> di
                 raise Unimplemented("the state is one of the other of Adam and AdamW: build that "
                                     "one", key)
         else:
-            changed[key] = value
+            changed[key] = copy.deepcopy(value)
     return changed
 
 
@@ -200,9 +201,13 @@ def _check(unit: ShardedUnit, states: list[Any], arrays: tuple[str, ...]) -> Non
         for name in arrays:
             if state and state.get(name) is not None:
                 _rows.check(p, state[name], f"{name} of {p.name}")
+                _rows.check_own(unit, p, state[name])
             elif state and name in _ADAM:
                 raise InvalidArgument(f"the state of '{p.name}' has no {name}: it is of an "
                                       "optimizer with other settings", name)
+        if state and arrays[:1] == _ADAM[:1] and "step" not in state:
+            raise InvalidArgument(f"the state of '{p.name}' has no step: it is of another kind of "
+                                  "optimizer", "step")
 
 
 def _write_unit(unit: ShardedUnit, states: list[Any], arrays: tuple[str, ...],
@@ -219,24 +224,35 @@ def _write_unit(unit: ShardedUnit, states: list[Any], arrays: tuple[str, ...],
         bar.add(4 * unit.elements, unit.name)
 
 
-def load(optimizer: _InDaemon, state: Mapping[str, Any]) -> None:
-    """Everything of @state: by number or by name (collective). All is checked before anything
-    changes."""
-    tree = optimizer._model
+_Plan = list[tuple[ShardedUnit, list[Any], tuple[str, ...], dict[str, int]]]
+
+
+def _plan(optimizer: _InDaemon, state: Mapping[str, Any]) -> tuple[list[Any], _Plan]:
+    """(group, its new settings) for each, and what is to be written. Raises what is wrong."""
     by_id: dict[int, Any] = {}
-    settings = []
-    for group, saved, keys in _matching(optimizer, state["param_groups"]):
+    settings, plan = [], []
+    own = [g["params"] for g in optimizer.param_groups]
+    for group, (saved, keys) in zip(optimizer.param_groups,
+                                    matching(optimizer, own, state["param_groups"])):
         settings.append((group, _new_settings(optimizer, group, saved)))
         by_id.update((id(p), state["state"].get(key) or {})
                      for p, key in zip(group["params"], keys))
-    plan = []
-    for unit in tree.units:
+    for unit in optimizer._model.units:
         if unit.trained:
             arrays, states = _arrays(optimizer, unit), [by_id[id(p.guard)] for p in unit.trained]
             _check(unit, states, arrays)
             if arrays:
                 plan.append((unit, states, arrays, _steps(unit, states, arrays)))
+    return settings, plan
+
+
+def load(optimizer: _InDaemon, state: Mapping[str, Any]) -> None:
+    """Everything of @state: by number or by name (collective). All is checked, by all ranks, before
+    anything changes."""
+    tree = optimizer._model
     tree.release_all()
+    with tree.all_or_none("load the optimizer's state"):
+        settings, plan = _plan(optimizer, state)
     with _bar(optimizer, "loading the optimizer's state") as bar:
         for unit, states, arrays, steps in plan:
             _write_unit(unit, states, arrays, steps, bar)
@@ -244,4 +260,4 @@ def load(optimizer: _InDaemon, state: Mapping[str, Any]) -> None:
         group.update(changed)
 
 
-__all__ = ["groups", "load", "named", "names", "numbered", "read"]
+__all__ = ["groups", "load", "matching", "named", "names", "numbered", "read"]

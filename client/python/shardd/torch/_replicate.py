@@ -185,7 +185,7 @@ def _pre_forward(module: nn.Module, args: Any, kwargs: Any) -> Any:
 def _post_forward(module: nn.Module, args: Any, output: Any) -> None:
     first = unit_of(module)
     assert first is not None
-    if first.tree is not None:
+    if first.tree is not None and not first.within:
         first.tree.end_forward()
     if first.tree is None or output is None or not torch.is_grad_enabled():
         return

@@ -91,9 +91,7 @@ class Resilient:
 
     def _settings(self) -> list[dict[str, Any]]:
         """The optimizer's of every group; what schedulers have put beside them is theirs."""
-        optimizer: Any = self._tree.optimizer
-        named = optimizer.inner if isinstance(optimizer, Sharded) else optimizer
-        return [{name: group[name] for name in named.defaults if name in group}
+        return [{name: group[name] for name in self._tree.optimizer.defaults if name in group}
                 for group in self._groups()]
 
     def _changed_buffers(self) -> dict[int, bytes]:
@@ -128,7 +126,11 @@ class Resilient:
         for one, saved in zip(self._also, also):
             one.load_state_dict(saved)
         for group, saved in zip(self._groups(), groups):
-            group.update(saved)
+            for name, value in saved.items():
+                if isinstance(value, torch.Tensor) and isinstance(group.get(name), torch.Tensor):
+                    group[name].copy_(value)  # the program may have it, too
+                else:
+                    group[name] = value
         self._restore_buffers(buffers)
         if self._kept is not None:
             self._kept.read(self._tree.optimizer, half)

@@ -120,7 +120,10 @@ def check(p: Parameter, value: Any, what: str) -> None:
                               f"'{p.name}' {list(p.shape)}", what)
 
 
-def _put_rows(unit: ShardedUnit, p: Parameter, value: Rows, whole: torch.Tensor) -> None:
+def check_own(unit: ShardedUnit, p: Parameter, value: Any) -> None:
+    """InvalidArgument: @value is Rows that are not this rank's."""
+    if not isinstance(value, Rows):
+        return
     if unit.tree is None:
         raise FailedPrecondition("the model is not sharded yet, which it is when the optimizer is "
                                  "built: do that before loading rows")
@@ -130,6 +133,11 @@ def _put_rows(unit: ShardedUnit, p: Parameter, value: Rows, whole: torch.Tensor)
             f"the state has rows {value.first} to {value.first + len(value.rows)} of '{p.name}', "
             f"and this rank has {first} to {first + n}: it was saved by another rank, or by more "
             "or fewer of them; save with full=True to change their number")
+
+
+def _put_rows(unit: ShardedUnit, p: Parameter, value: Rows, whole: torch.Tensor) -> None:
+    check_own(unit, p, value)
+    first, n = extent(unit, p)
     whole[first:first + n].copy_(value.rows)
 
 
@@ -156,4 +164,4 @@ def _is_cut_alike(unit: ShardedUnit, p: Parameter, value: Any) -> bool:
     return bool(value.device_mesh == mesh and tuple(value.placements) == _placements(mesh))
 
 
-__all__ = ["Rows", "check", "extent", "is_sharded", "mesh_of", "put", "take", "wrap"]
+__all__ = ["Rows", "check", "check_own", "extent", "is_sharded", "mesh_of", "put", "take", "wrap"]

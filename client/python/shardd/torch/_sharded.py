@@ -8,13 +8,14 @@ In backward a unit's reduction is the last one, and its share comes at once.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
 import torch
 from torch import nn
 
-from ..errors import InvalidArgument, Unimplemented
+from ..errors import Unimplemented
 from ..specs import OptimizerSpec, OptimizerWhen
 from . import _device, _inner_state, _kept, _share
 from ._device import tensor_at
@@ -38,8 +39,10 @@ class Sharded(_Sharded):
         """@inner: a class of torch.optim's kind. @options: for it. @in_backward: as of AdamW.
         @resilient: with room in the daemon for its state, twice, which shardd.torch.resilient
         needs."""
-        groups = _groups(params)
-        super().__init__(groups, {})
+        super().__init__(params, {})
+        groups = [{k: v for k, v in g.items() if k != "param_names"} for g in self.param_groups]
+        inner([dict(g, params=[nn.Parameter(torch.zeros(1))]) for g in groups], **options)  # valid?
+        self.state = _Inside(self)  # type: ignore[assignment]
         self.kept = _kept.Kept({
             id(p): arrays for group in groups for arrays in [_kept.arrays(inner, group, options)]
             for p in group["params"]}) if resilient else None
@@ -54,7 +57,7 @@ class Sharded(_Sharded):
                   for group in groups]
         self.guards = [list(g["params"]) for g in groups]
         self.inner = inner(shards, **options)
-        self.param_groups = self.inner.param_groups
+        self.param_groups, self.defaults = self.inner.param_groups, self.inner.defaults
 
     def _settings(self, unit: ShardedUnit) -> tuple[OptimizerSpec, dict[int, dict[str, Any]]]:
         if self.kept is not None and unit.tree is not None:
@@ -102,6 +105,9 @@ class Sharded(_Sharded):
                 self._lend(unit, tensor_at(address, elements, torch.float32),
                            tensor_at(address + offset, elements, torch.float32))
                 self.inner.step()
+            except BaseException:
+                client.do("shard_done", number)
+                raise
             finally:
                 self._take_back(unit)
         if self.puts_off and not self.in_backward:
@@ -170,31 +176,36 @@ class Sharded(_Sharded):
 
     # ----------------------------------------------------------------- state dicts
 
-    def state_dict(self) -> dict[str, Any]:
-        """As the inner optimizer's of a plain model, whole tensors on every rank (collective)."""
+    def _numbered(self) -> tuple[dict[int, Any], list[dict[str, Any]]]:
         numbers = {id(p): i for i, p in enumerate(p for g in self.guards for p in g)}
         state = {numbers[p]: s for p, s in _inner_state.read(self, True).items()}
-        return {"state": dict(sorted(state.items())),
-                "param_groups": _inner_state.groups(self, numbers)}
+        return state, _inner_state.groups(self, numbers)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """What :meth:`state_dict` gave, a plain model's, or one by names (collective)."""
-        _inner_state.load(self, state_dict)
+    def _load(self, state: Mapping[str, Any]) -> None:
+        _inner_state.load(self, state)
 
     def _named(self, names: Mapping[int, str], full: bool,
                wanted: bool) -> tuple[dict[int, Any], list[dict[str, Any]]]:
         return _inner_state.read(self, full), _inner_state.groups(self, names)
 
 
-def _groups(params: Iterable[Any]) -> list[dict[str, Any]]:
-    """Parameters, or groups of them, as groups."""
-    given = [p if isinstance(p, dict) else {"params": [p]} for p in params]
-    groups = [dict(g, params=list(g["params"])) for g in given]
-    if groups and not any("params" in p for p in given if isinstance(p, dict)):
-        raise InvalidArgument("no parameters", "params")
-    merged = [g for g in groups if len(g) > 1]
-    plain = [p for g in groups if len(g) == 1 for p in g["params"]]
-    return ([{"params": plain}] if plain else []) + merged
+class _Inside(dict[Any, Any]):
+    """``optimizer.state``, which the inner optimizer has, of shares. Who asks whether there is any
+    is torch.distributed's get_optimizer_state_dict, which would take shares for parameters."""
+
+    def __init__(self, optimizer: Sharded) -> None:
+        super().__init__()
+        self._optimizer = weakref.ref(optimizer)
+
+    def __bool__(self) -> bool:
+        raise Unimplemented(
+            "the state of shardd.torch.Sharded is by shares, which PyTorch's functions do not "
+            "know: take shardd.torch.optimizer_state_dict(optimizer), or its state_dict()")
+
+    def __missing__(self, guard: Any) -> Any:
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        return optimizer.inner.state[optimizer._of[id(guard)]]
 
 
 def _shape(p: Parameter, first: int, n: int) -> tuple[int, ...]:

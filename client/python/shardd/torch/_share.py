@@ -31,6 +31,8 @@ def extents(unit: ShardedUnit, p: Parameter) -> list[tuple[int, int]]:
         rows = p.shape[0] if p.shape else 1
         per = -(-rows // ranks) * (n // rows if rows else 0)
         return [cut(n, per, position) for position in range(ranks)]
+    if not p.trained:
+        return [(0, 0)] * ranks
     # One after the other, cut into equal pieces.
     at = sum(q.shape.numel() for q in unit.trained[:unit.trained.index(p)])
     per = -(-sum(q.shape.numel() for q in unit.trained) // ranks)

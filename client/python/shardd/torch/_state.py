@@ -13,7 +13,7 @@ from torch import nn
 from ..errors import FailedPrecondition
 from . import _rows
 from ._progress import Bar
-from ._session import rank_if_any
+from ._session import rank_if_any, session
 from ._tree import from_meta, units_of
 from ._unit import Parameter, ShardedUnit
 
@@ -34,7 +34,8 @@ def _names(unit: ShardedUnit, p: Parameter, prefix: str) -> Iterator[str]:
 def _summoned(unit: ShardedUnit, write: bool) -> Iterator[None]:
     """The module has fp32 parameters that may be written to (collective once registered)."""
     if unit.unit is None:
-        if write:
+        if write and any(p.initial is not None and p.initial.is_meta for p in unit.params):
+            session()  # whose device they come to be on
             from_meta(unit)  # else what is written would be nowhere
         for p in unit.params:
             assert p.initial is not None
@@ -72,15 +73,16 @@ def summon_full_params(module: nn.Module, writeback: bool = True) -> Iterator[No
         yield
 
 
-def _begin(module: nn.Module, what: str) -> None:
-    """A bar, unless one runs for a module around this one."""
+def _begin(module: nn.Module, what: str) -> bool:
+    """A bar, unless one runs for a module around this one. Return: there is none around it."""
     global _running
     if _running is not None:
         if any(m is module for m in _running[0].modules()) and _running[0] is not module:
-            return
+            return False
         _running[1].close()  # of one that an exception ended
     total = sum(4 * u.elements for u in units_of(module))
     _running = module, Bar(what, total, rank_if_any())
+    return True
 
 
 def _advance(unit: ShardedUnit) -> None:
@@ -133,7 +135,8 @@ def _save_unit(unit: ShardedUnit, state: dict[str, Any], prefix: str) -> None:
 def _before_load(module: nn.Module, state: Any, prefix: str, metadata: Any, *_: Any) -> None:
     if metadata.get("assign_to_params_buffers", False):
         raise FailedPrecondition("load_state_dict(assign=True) replaces parameters: leave it out")
-    _begin(module, "loading")
+    if _begin(module, "loading"):
+        _check(module, state, prefix)
     with contextlib.ExitStack() as loading:
         for unit in own_units(module):
             if unit.params:
@@ -142,13 +145,27 @@ def _before_load(module: nn.Module, state: Any, prefix: str, metadata: Any, *_: 
         object.__setattr__(module, "_shardd_loading", loading.pop_all())
 
 
+def _check(module: nn.Module, state: Any, prefix: str) -> None:
+    """What is sharded in @state, of all units in @module, before any of it is loaded (collective
+    once registered)."""
+    paths = {id(m): path + "." if path else "" for path, m in module.named_modules()}
+    units = units_of(module)
+    tree = next((u.tree for u in units if u.tree is not None), None)
+    with tree.all_or_none("load the parameters") if tree else contextlib.nullcontext():
+        for unit in units:
+            for p in unit.params:
+                for name in _names(unit, p, prefix + paths[id(unit.module)]):
+                    if name in state and _rows.is_sharded(state[name]):
+                        _rows.check(p, state[name], name)
+                        _rows.check_own(unit, p, state[name])
+
+
 def _whole(unit: ShardedUnit, state: Any, prefix: str) -> None:
     """What is sharded in @state becomes tensors that PyTorch's own loading can copy: those of the
     unit, in which this rank's rows are what @state has."""
     for p in unit.params:
         for name in _names(unit, p, prefix):
             if name in state and _rows.is_sharded(state[name]):
-                _rows.check(p, state[name], name)
                 whole = _installed(p).detach()
                 _rows.put(unit, p, state[name], whole)
                 state[name] = whole

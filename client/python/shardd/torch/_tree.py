@@ -7,8 +7,11 @@ for the units that it has not used, and nobody waits for ever.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
+from array import array
+from collections.abc import Iterator
 from typing import Any, Callable
 
 import torch
@@ -17,7 +20,7 @@ from torch import nn
 from .. import _library
 from ..client import WORLD, Client
 from ..errors import Aborted, FailedPrecondition, InvalidArgument, SharddError, Unimplemented
-from ..specs import OptimizerSpec
+from ..specs import OptimizerSpec, ReduceOp
 from ..ticket import Ticket
 from ..unit import Unit
 from . import _device, _mesh
@@ -247,6 +250,25 @@ class Tree:
         self.settle()
         for unit in self.units:
             unit.release()
+
+    @contextlib.contextmanager
+    def all_or_none(self, what: str) -> Iterator[None]:
+        """Inside is nothing collective; behind it all ranks go on, or none: if one has raised, it
+        raises that, and the others InvalidArgument (collective)."""
+        failed: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            failed = error
+        with self.client.alloc((1,)) as said:
+            said.memory.write(array("f", [failed is not None]))
+            self.client.all_reduce(said, ReduceOp.MAX, self.group)
+            some = array("f", said.memory.tobytes())[0] > 0
+        if failed is not None:
+            raise failed
+        if some:
+            raise InvalidArgument(f"another rank cannot {what}: its error says why; nothing was "
+                                  "changed")
 
     # ----------------------------------------------------------------- backward
 

@@ -316,10 +316,16 @@ class ShardedUnit:
     # ----------------------------------------------------------------- gradients
 
     def _taker(self, index: int) -> Any:
+        """Hooks of tensors are not seen by the garbage collector: it must not hold the unit."""
+        weak = weakref.ref(self)
+
         def take(parameter: torch.Tensor) -> None:
             gradient, parameter.grad = parameter.grad, None
-            assert self.tree is not None and gradient is not None
-            self.tree.gradient(self, index, gradient)
+            unit = weak()
+            if unit is None:
+                return  # a loss that has outlived its model
+            assert unit.tree is not None and gradient is not None
+            unit.tree.gradient(unit, index, gradient)
 
         return take
 

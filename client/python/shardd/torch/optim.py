@@ -105,6 +105,39 @@ class _Sharded(torch.optim.Optimizer):
         """Its state by the id of a parameter, and the groups by @names (collective)."""
         raise NotImplementedError
 
+    def _numbered(self) -> tuple[dict[int, Any], list[dict[str, Any]]]:
+        """Its state by the number of a parameter, whole tensors, and the groups (collective)."""
+        raise NotImplementedError
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        """Everything of @state (collective)."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch.optim's of a plain model: whole tensors, on every rank (collective). It can be
+        loaded into torch.optim's optimizer of the same name, too."""
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
+        state, groups = self._numbered()
+        made: dict[str, Any] = {"state": dict(sorted(state.items())), "param_groups": groups}
+        for post in self._optimizer_state_dict_post_hooks.values():
+            made = post(self, made) or made
+        return made
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """What :meth:`state_dict` gave, torch.optim's of a plain model, or one by names as
+        :func:`optimizer_state_dict` gives (collective). With what differs between ranks each
+        rank's rows of its own count.
+
+        InvalidArgument: of other parameters, here or on another rank. Unimplemented: settings that
+        need other memory than this optimizer has. Nothing has changed then.
+        """
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = hook(self, dict(state_dict)) or state_dict
+        self._load(state_dict)
+        for post in self._optimizer_load_state_dict_post_hooks.values():
+            post(self)
+
 
 class _Elsewhere(dict[Any, Any]):
     """``optimizer.state``, which the daemon has: of a parameter the names of what is there. Not
@@ -244,32 +277,13 @@ class _InDaemon(_Sharded):
                             for i, p in enumerate(unit.params) if p.trained}
         return [self._places[id(p)] for p in group["params"] if id(p) in self._places]
 
-    def state_dict(self) -> dict[str, Any]:
-        """As torch.optim's of a plain model: whole tensors, on every rank (collective). It can be
-        loaded into torch.optim's optimizer of the same name, too."""
-        for hook in self._optimizer_state_dict_pre_hooks.values():
-            hook(self)
+    def _numbered(self) -> tuple[dict[int, Any], list[dict[str, Any]]]:
         numbers = _optim_state.numbered(self)
         state = {numbers[p]: s for p, s in _optim_state.read(self, True, False).items()}
-        made: dict[str, Any] = {"state": dict(sorted(state.items())),
-                                "param_groups": _optim_state.groups(self, numbers)}
-        for post in self._optimizer_state_dict_post_hooks.values():
-            made = post(self, made) or made
-        return made
+        return state, _optim_state.groups(self, numbers)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """What :meth:`state_dict` gave, torch.optim's of a plain model, or one by names as
-        :func:`optimizer_state_dict` gives (collective). With what differs between ranks each
-        rank's rows of its own count.
-
-        InvalidArgument: of other parameters. Unimplemented: parameters of one unit that have had
-        different numbers of steps; settings that need other memory than this optimizer has.
-        """
-        for hook in self._optimizer_load_state_dict_pre_hooks.values():
-            state_dict = hook(self, dict(state_dict)) or state_dict
-        _optim_state.load(self, state_dict)
-        for post in self._optimizer_load_state_dict_post_hooks.values():
-            post(self)
+    def _load(self, state: Mapping[str, Any]) -> None:
+        _optim_state.load(self, state)
 
     def _named(self, names: Mapping[int, str], full: bool,
                wanted: bool) -> tuple[dict[int, Any], list[dict[str, Any]]]:
