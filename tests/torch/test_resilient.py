@@ -22,7 +22,7 @@ import shardd.torch as st
 
 st.guard()
 torch.manual_seed(3)
-model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
 flag, how, wrap, kind = sys.argv[1:]
 if wrap == "replicate":
     st.replicate(model, bucket_cap_mb=1e-4)

@@ -4,7 +4,9 @@
 Prints one line of TAP a test.
 """
 
+import gc
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import threading
 import unittest
 import unittest.mock
 import warnings
+import weakref
 from collections import OrderedDict
 
 import fsdp
@@ -196,11 +199,59 @@ class OneRank(fsdp.OneRank):
         with self.refused(shardd.InvalidArgument, "no parameter '2.bias'"):
             st.AdamW([p for p in net.parameters() if p.ndim > 1])
 
+    def test_modules_that_come_after_wrapping(self):
+        def append(net):
+            net.append(nn.Linear(4, 4))
+
+        def replace(net):
+            net[0] = nn.Linear(4, 8)
+
+        def at_the_root(net):
+            net.gain = nn.Parameter(torch.ones(1))
+
+        for change in (append, replace, at_the_root):
+            for wrap in (wrapped, lambda: st.replicate(model())):
+                st.shutdown()
+                st.init(job=f"changed-{change.__name__}", world_size=1, rank=0)
+                net = wrap()
+                st.SGD(net.parameters(), lr=0.1)
+                change(net)
+                with self.refused(shardd.FailedPrecondition, "added, removed or replaced"):
+                    net(numbers(0))
+
+    def test_what_a_guard_is_asked_for_in_vain(self):
+        net = wrapped()
+        with self.refused(shardd.FailedPrecondition, "summon_full_params"):
+            net[0].weight.data = torch.zeros(8, 4)
+        with self.refused(shardd.Unimplemented, "register_comm_hook"):
+            net[0].weight.register_hook(print)
+        with self.refused(shardd.Unimplemented, "in_backward"):
+            net[0].weight.register_post_accumulate_grad_hook(print)
+        with self.refused(shardd.Unimplemented, "state_dict"):
+            pickle.dumps(net)
+        for whole in (torch.optim.LBFGS, torch.optim.Adafactor):
+            with self.refused(shardd.Unimplemented, "element by element"):
+                st.Sharded(whole, net.parameters())
+        with self.refused(shardd.InvalidArgument, "MixedPrecisionPolicy"):
+            st.fully_shard(model(), mp_policy="bf16")
+        with self.refused(shardd.Unimplemented, "one module is one unit"):
+            st.fully_shard([model(), model()])
+
+    def test_a_model_that_is_dropped_is_freed(self):
+        net = wrapped()
+        optimizer = st.Sharded(torch.optim.Adagrad, net.parameters(), lr=0.1)
+        net(numbers(0)).sum().backward()
+        optimizer.step()
+        alive = weakref.ref(net), weakref.ref(optimizer)
+        del net, optimizer
+        gc.collect()
+        self.assertEqual([a() for a in alive], [None, None])
+
     def test_a_parameter_added_or_replaced(self):
         net = wrapped()
         net(numbers(0))
         net[0].extra = nn.Parameter(torch.ones(1))
-        with self.refused(shardd.FailedPrecondition, "added or removed"):
+        with self.refused(shardd.FailedPrecondition, "added, removed or replaced"):
             net(numbers(0))
         del net[0].extra
         net[0].bias = nn.Parameter(torch.ones(8))
@@ -478,6 +529,55 @@ class OneRank(fsdp.OneRank):
             optimizer.zero_grad()
         net.set_requires_gradient_sync(True)
         optimizer.step()
+        for name, value in net.state_dict().items():
+            self.assertTrue(torch.equal(value, before[name]), name)
+
+    def test_however_gradients_are_dropped(self):
+        """The daemon drops them, too: the next step is by what came after."""
+        def of_the_model(net, optimizer):
+            net.zero_grad()
+
+        def one_by_one(net, optimizer):
+            for p in net.parameters():
+                p.grad = None
+
+        for wrap in (wrapped, lambda: st.replicate(model(), bucket_cap_mb=1e-4)):
+            for drop in (of_the_model, one_by_one, lambda net, optimizer: optimizer.zero_grad()):
+                for late in (False, True):  # behind the next forward
+                    if drop is one_by_one and (late or wrap is not wrapped):
+                        continue  # those are not the guards: see the manual
+                    st.shutdown()
+                    st.init(job=f"dropped-{id(drop)}-{late}"[:60], world_size=1, rank=0)
+                    net, plain = wrap(), model()
+                    optimizer = st.SGD(net.parameters(), lr=0.1)
+                    theirs = torch.optim.SGD(plain.parameters(), lr=0.1)
+                    net(numbers(0)).sum().backward()
+                    if late:
+                        loss = net(numbers(1)).sum()
+                        drop(net, optimizer)
+                    else:
+                        drop(net, optimizer)
+                        loss = net(numbers(1)).sum()
+                    loss.backward()
+                    optimizer.step()
+                    plain(numbers(1)).sum().backward()
+                    theirs.step()
+                    for name, value in plain.state_dict().items():
+                        self.assertTrue(torch.equal(value, net.state_dict()[name]), name)
+
+    def test_all_gradients_are_dropped_or_none(self):
+        net = wrapped()
+        optimizer = st.SGD(net.parameters(), lr=0.1)
+        net(numbers(0)).sum().backward()
+        net[0].weight.grad = None
+        with self.refused(shardd.FailedPrecondition, "1 of .* were set to None"):
+            net(numbers(0))
+        optimizer.zero_grad()
+        before = net.state_dict()
+        net(numbers(0)).sum().backward()
+        for p in net.parameters():
+            p.grad = None
+        optimizer.step()  # without a gradient there is nothing to do
         for name, value in net.state_dict().items():
             self.assertTrue(torch.equal(value, before[name]), name)
 

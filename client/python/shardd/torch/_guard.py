@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..errors import FailedPrecondition
+from ..errors import FailedPrecondition, Unimplemented
 from . import _device
 
 _HARMLESS = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
@@ -77,6 +77,29 @@ class Guard(torch.Tensor):
     def is_cuda(self) -> bool:  # type: ignore[override]
         """Of CUDA's?"""
         return self.device.type == "cuda"
+
+    @property
+    def data(self) -> Any:  # type: ignore[override]
+        """As stiff as the guard itself."""
+        return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
+
+    @data.setter
+    def data(self, value: Any) -> None:
+        if isinstance(value, Guard):  # a .to() that changes nothing
+            return
+        raise FailedPrecondition(explain(self._name, self._kind, "data = ..."))
+
+    def register_hook(self, hook: Any) -> Any:
+        """Unimplemented: a gradient goes to the daemon as it arrives."""
+        raise Unimplemented(
+            f"register_hook of the sharded parameter '{self._name}': its gradient goes to the "
+            "daemon; for a hook of all gradients see register_comm_hook")
+
+    def register_post_accumulate_grad_hook(self, hook: Any) -> Any:
+        """Unimplemented: nothing accumulates here."""
+        raise Unimplemented(
+            f"register_post_accumulate_grad_hook of the sharded parameter '{self._name}': its "
+            "gradient goes to the daemon; an optimizer steps in backward with in_backward=True")
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise FailedPrecondition(explain(self._name, self._kind, "copy.deepcopy"))

@@ -8,6 +8,7 @@ that nothing has to be found out about unused parameters while backward runs.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -32,8 +33,6 @@ from ._wrap import (
 )
 
 M = TypeVar("M", bound=nn.Module)
-
-_REFUSED = ("delay_all_reduce_named_params",)
 
 
 class ReplicatedModule(ShardedModule):
@@ -106,11 +105,13 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
     Return: @module, whose class now has the methods of :class:`ReplicatedModule` too. Build an
     optimizer of shardd.torch afterwards; parameters have values from forward to the step.
     """
+    known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
     for name, value in options.items():
-        if name not in _REFUSED:
+        if name not in known:
             raise TypeError(f"replicate() got an unexpected keyword argument '{name}'")
-        if value is not None:
-            raise Unimplemented(f"{name} is {value!r}: only None is known here", name)
+        if value != known[name].default:
+            raise Unimplemented(f"{name} is {value!r}: only {known[name].default!r} is known here",
+                                name)
     for name, value in (("device_ids", device_ids), ("output_device", output_device)):
         _device.check_one((p.device for p in module.parameters()), value, name)
     _hooks.check_all_ranks(process_group, "process_group")

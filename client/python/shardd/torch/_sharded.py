@@ -23,6 +23,9 @@ from ._guard import Guard
 from ._unit import Parameter, ShardedUnit
 from .optim import _Sharded, _tree
 
+# Of torch.optim; of other packages nobody knows.
+_WHOLE = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
+
 
 class Sharded(_Sharded):
     """Any optimizer of torch.optim, on this rank's shard: ``Sharded(torch.optim.Adagrad,
@@ -40,6 +43,9 @@ class Sharded(_Sharded):
         @resilient: with room in the daemon for its state, twice, which shardd.torch.resilient
         needs."""
         super().__init__(params, {})
+        if inner.__name__ in _WHOLE:
+            raise Unimplemented(f"{inner.__name__} needs whole tensors, or all of them at once: "
+                                "Sharded is for optimizers that work element by element", "inner")
         groups = [{k: v for k, v in g.items() if k != "param_names"} for g in self.param_groups]
         inner([dict(g, params=[nn.Parameter(torch.zeros(1))]) for g in groups], **options)  # valid?
         self.state = _Inside(self)  # type: ignore[assignment]
@@ -140,6 +146,7 @@ class Sharded(_Sharded):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._model.take_dropped()
         self._model.collect()
         if not (self._skip_if_found and self._found_inf):
             self._step_all()

@@ -71,7 +71,7 @@ class Tree:
         self._name_units()
         self.group = self._own_group()
         self._register(settings)
-        self._modules = [m for m in root.module.modules() if m._parameters]
+        self._modules = _with_parameters(root.module)
         self._count = self._parameters()
 
     def _name_units(self) -> None:
@@ -181,12 +181,16 @@ class Tree:
                 "two threads are in the forward of one model: its units are gathered and reduced "
                 "in one order, by one thread; give each thread a rank or a model of its own, or "
                 "let them take turns")
-        if self._parameters() != self._count:
+        modules = _with_parameters(self.root.module)
+        if len(modules) != len(self._modules) or self._parameters() != self._count or \
+                any(a is not b for a, b in zip(modules, self._modules)):
             raise FailedPrecondition(
-                "a parameter was added or removed after fully_shard: the daemon knows those that "
-                "were there; build the model first, then wrap it")
+                "a parameter, or a module that has some, was added, removed or replaced after the "
+                "model was wrapped: the daemon knows those that were there; build the model first, "
+                "then call fully_shard or replicate")
         for unit in self.units:
             unit.check()
+        self.take_dropped()
         self.settle()
         self._thread = threading.get_ident()
 
@@ -276,6 +280,7 @@ class Tree:
         """Something of a backward pass has come."""
         if self.backward:
             return
+        self.take_dropped()
         self.backward, self._next, self._some = True, 0, False
         torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
         for unit in self.units:
@@ -411,6 +416,7 @@ class Tree:
     def clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
         """As torch.nn.utils.clip_grad_norm_ (collective). Return: the norm before."""
         self.keeps_gradients("clip_grad_norm_")
+        self.take_dropped()
         return torch.tensor(self.client.clip_grad_norm(
             max_norm, norm_type, self.group, error_if_nonfinite=error_if_nonfinite),
             device=_device.here)
@@ -427,15 +433,42 @@ class Tree:
         """The unit that the daemon calls @number."""
         return next(u for u in self.units if u.unit is not None and u.unit.id == number)
 
+    def _dropped(self) -> bool:
+        """Has the program set p.grad to None, of all that the daemon has gradients of?
+        FailedPrecondition: of some."""
+        there = [p for unit in self.units for p in unit.trained if p.told]
+        gone = [p.name for p in there if p.guard.grad is None]
+        if gone and len(gone) < len(there):
+            raise FailedPrecondition(
+                f"{len(gone)} of {len(there)} gradients were set to None, as that of "
+                f"'{gone[0]}': the daemon drops all of a model's or none; call the optimizer's "
+                "zero_grad(), or that of the whole model")
+        return bool(gone)
+
+    def take_dropped(self) -> None:
+        """What the program has dropped by p.grad = None, or a zero_grad() that does so, is dropped
+        (collective, if it was reduced)."""
+        if self._dropped():
+            self.zero_grad()
+
     def zero_grad(self) -> None:
         """Drop all gradients there are (collective, if something was reduced)."""
         self._end_failed()
         for unit in self.units:
             unit.forget_gradients()
         if self.reduced:
+            held = [(u, u.installed) for u in self.units if u.held]
             self.release_all()
             self.client.step(group=self.group, discard=True)
+            for unit, installed in held:  # between forward and backward
+                unit.gather()
+                if installed:
+                    unit.install()
         self.stepped()
+
+
+def _with_parameters(module: nn.Module) -> list[nn.Module]:
+    return [m for m in module.modules() if m._parameters]
 
 
 def tree_of(unit: ShardedUnit, settings: Settings | None = None) -> Tree:

@@ -98,6 +98,7 @@ class Parameter:
                                 unit, None if value.is_meta else value.device)
         self.gradient_guard: Guard | None = None
         self.reduced = False  # since the last step, and some rank has used it
+        self.told = False  # the guard has the gradient's guard
 
     def install(self, value: torch.Tensor) -> None:
         """Make @value the parameter of the modules that have it."""
@@ -447,7 +448,7 @@ class ShardedUnit:
             some = there and (p.reduced or i in self.written)
             if some and p.gradient_guard is None:
                 p.gradient_guard = Guard.make(p.name, "gradient", p.shape, torch.float32)
-            p.guard.grad = p.gradient_guard if some else None
+            p.guard.grad, p.told = p.gradient_guard if some else None, some
 
     # ----------------------------------------------------------- whole parameters
 

@@ -28,6 +28,18 @@ class ShardedModule(_fsdp2.Settings):
         assert unit is not None
         return unit
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients (of the whole model: collective, if they were reduced). Of a part of
+        it only together with the rest."""
+        unit = self._unit()
+        if unit.tree is not None and unit is unit.tree.root:
+            unit.tree.zero_grad()
+        super().zero_grad()  # type: ignore[misc]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise Unimplemented(f"a {type(self).__name__} cannot be pickled, since its parameters are "
+                            "in the daemon: save its state_dict()")
+
     def unshard(self, async_op: bool = False) -> Unsharded | None:
         """Gather this module's own unit; :meth:`reshard` gives it back. Return: with @async_op
         something to wait for; the parameters are there before it returns."""
@@ -189,6 +201,12 @@ def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | No
     Return: @module, whose class now has the methods of :class:`ShardedModule` too.
     """
     _check_offload(offload_policy)
+    if not isinstance(module, nn.Module):
+        raise Unimplemented(f"fully_shard of a {type(module).__name__}: one module is one unit; "
+                            "wrap each, or a module around them", "module")
+    if mp_policy is not None and not hasattr(mp_policy, "param_dtype"):
+        raise InvalidArgument(f"mp_policy is {mp_policy!r}: a MixedPrecisionPolicy of "
+                              "torch.distributed.fsdp is wanted", "mp_policy")
     ignored = list(ignored_params or ())
     if reshard_after_forward is not None and not isinstance(reshard_after_forward, bool):
         raise Unimplemented(

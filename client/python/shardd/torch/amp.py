@@ -81,6 +81,30 @@ class GradScaler:
         """The scale; 1 if it is not enabled."""
         return self._scale if self._enabled else 1.0
 
+    def get_growth_factor(self) -> float:
+        """By what the scale grows."""
+        return self._growth
+
+    def set_growth_factor(self, new_factor: float) -> None:
+        """Another one."""
+        self._growth = new_factor
+
+    def get_backoff_factor(self) -> float:
+        """By what the scale shrinks."""
+        return self._backoff
+
+    def set_backoff_factor(self, new_factor: float) -> None:
+        """Another one."""
+        self._backoff = new_factor
+
+    def get_growth_interval(self) -> int:
+        """Steps without an infinity until the scale grows."""
+        return self._interval
+
+    def set_growth_interval(self, new_interval: int) -> None:
+        """Another number."""
+        self._interval = new_interval
+
     def is_enabled(self) -> bool:
         """Does it scale at all?"""
         return self._enabled

@@ -295,6 +295,7 @@ class _InDaemon(_Sharded):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._model.take_dropped()
         # in backward they are the plan's
         rate, settings = (None, []) if self.in_backward else self.rates()
         self._model.release_all()
