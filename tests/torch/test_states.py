@@ -406,6 +406,39 @@ def an_optimizer_on_a_shard_without_rows(rank):
 
 
 @alone
+def what_one_rank_cannot_load_no_rank_does(rank):
+    said = []
+    for own in (False, True):
+        api = Shardd(f"one-cannot-{own}")
+        api.own = own
+        run = Run(api, "Adam", rank)
+        run.train(0, 1)
+        state, want = run.sharded(), [flat(run.full()["optim"]), st.state_dict(run.model)]
+        run.train(1, 1)
+        there = [flat(run.full()["optim"]), st.state_dict(run.model)]
+        name = "blocks.0.down.weight"
+        wrong, optim = copy.copy(state), copy.deepcopy(state["optim"])
+        if rank:
+            rows = state["model"][name]
+            wrong["model"] = {**state["model"], name: st.Rows(rows.rows, 3, rows.shape)}
+            optim["state"][name]["exp_avg"] = st.Rows(rows.rows, 3, rows.shape)
+        for load in (lambda r=run, w=wrong: st.load_state_dict(r.model, w["model"]),
+                     lambda r=run, o=optim: r.optimizer.load_state_dict(o)):
+            try:
+                load()
+                said.append("nothing was raised")
+            except shardd.InvalidArgument as error:
+                if ("full=True" if rank else "another rank") not in str(error):
+                    said.append(str(error))
+        said += differences([flat(run.full()["optim"]), st.state_dict(run.model)], there)
+        run.load(state)
+        said += differences([flat(run.full()["optim"]), st.state_dict(run.model)], want)
+        run.train(1, 1)
+        st.shutdown()
+    return said
+
+
+@alone
 def whole_tensors_on_rank_0_alone(rank):
     run = Run(Shardd("rank-0"), "AdamW", rank)
     run.train(0, 1)

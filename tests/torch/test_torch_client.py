@@ -237,6 +237,59 @@ class OneRank(fsdp.OneRank):
         with self.refused(shardd.Unimplemented, "one module is one unit"):
             st.fully_shard([model(), model()])
 
+    def test_groups_of_sharded_are_those_of_torch(self):
+        def groups(net):
+            return [{"params": list(net[0].parameters()), "lr": 0.5},
+                    {"params": [net[2].weight]}, {"params": net[2].bias}]
+
+        net, plain = wrapped(), model()
+        ours = st.Sharded(torch.optim.Adam, groups(net), lr=0.1)
+        theirs = torch.optim.Adam(groups(plain), lr=0.1)
+        self.assertEqual([(g["lr"], len(g["params"])) for g in ours.param_groups],
+                         [(g["lr"], len(g["params"])) for g in theirs.param_groups])
+        self.assertEqual(ours.defaults, theirs.defaults)
+        for optimizer, m in ((ours, net), (theirs, plain)):
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=5)
+            for step in range(4):
+                m(numbers(step)).pow(2).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                schedule.step()
+        for name, value in plain.state_dict().items():
+            self.assertTrue(torch.equal(value, net.state_dict()[name]), name)
+
+    def test_states_by_name_are_loaded_by_name(self):
+        net = wrapped()
+        optimizer = st.Sharded(torch.optim.Adam, net.parameters(), lr=0.1)
+        train(net, optimizer, 2)
+        saved = st.optimizer_state_dict(optimizer)
+        saved["param_groups"][0]["params"].reverse()
+        optimizer.load_state_dict(saved)
+        again = st.optimizer_state_dict(optimizer)
+        for name, state in saved["state"].items():
+            self.assertTrue(torch.equal(state["exp_avg"], again["state"][name]["exp_avg"]), name)
+        saved["param_groups"][0]["params"][0] = "nobody"
+        with self.refused(shardd.InvalidArgument, "has the same"):
+            optimizer.load_state_dict(saved)
+
+    def test_a_frozen_parameter_of_a_replicated_model(self):
+        net, plain = model(), model()
+        for m in (net, plain):
+            m[0].bias.requires_grad_(False)
+        st.replicate(net)
+        ours = st.Sharded(torch.optim.SGD, net.parameters(), lr=0.1)
+        theirs = torch.optim.SGD(plain.parameters(), lr=0.1)
+        train(net, ours, 2)
+        train(plain, theirs, 2)
+        for name, value in plain.state_dict().items():
+            self.assertTrue(torch.equal(value, net.state_dict()[name]), name)
+
+    def test_an_optimizer_can_be_built_after_a_refused_one(self):
+        net = wrapped()
+        with self.refused(ValueError, "learning rate"):
+            st.Sharded(torch.optim.Adam, net.parameters(), lr=-1.0)
+        train(net, st.Sharded(torch.optim.Adam, net.parameters(), lr=0.1), 1)
+
     def test_a_model_that_is_dropped_is_freed(self):
         net = wrapped()
         optimizer = st.Sharded(torch.optim.Adagrad, net.parameters(), lr=0.1)
