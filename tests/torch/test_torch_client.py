@@ -237,6 +237,16 @@ class OneRank(fsdp.OneRank):
         with self.refused(shardd.Unimplemented, "one module is one unit"):
             st.fully_shard([model(), model()])
 
+    def test_steps_of_resilient_are_not_nested(self):
+        net = wrapped()
+        optimizer = st.SGD(net.parameters(), lr=0.1)
+        run = st.resilient(net)
+        with run:
+            with self.refused(shardd.FailedPrecondition, "one behind the other"), run:
+                pass
+            train(net, optimizer, 1)
+        self.assertEqual(run.step, 1)
+
     def test_groups_of_sharded_are_those_of_torch(self):
         def groups(net):
             return [{"params": list(net[0].parameters()), "lr": 0.5},
@@ -898,6 +908,7 @@ class TwoRanks(unittest.TestCase):
         with support.daemon() as socket:
             said = ranks(differ, 2, socket, "shapes")
         self.assertTrue(any("weight" in s or "bias" in s for s in said), said)
+        self.assertTrue(all("build the same model" in s for s in said), said)
 
     def test_ranks_with_different_units(self):
         for how in ("units", "order"):
@@ -905,6 +916,7 @@ class TwoRanks(unittest.TestCase):
                 said = ranks(differ, 2, socket, how)
                 self.assertTrue(all(said), said)
                 self.assertTrue(any("unit" in s for s in said), said)
+                self.assertTrue(all("build the same model" in s for s in said), said)
 
 
 if __name__ == "__main__":

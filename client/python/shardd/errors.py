@@ -25,6 +25,10 @@ class SharddError(Exception):
         self.text, self.field, self.domain = text, field, domain
         self.native, self.call = native, call
 
+    def advised(self, what: str) -> SharddError:
+        """The same with a sentence more: @what is to be done."""
+        return type(self)(f"{self.text}; {what}", self.field, self.domain, self.native, self.call)
+
     def __str__(self) -> str:
         where = f"{self.call}: " if self.call else ""
         field = f" ({self.field})" if self.field else ""

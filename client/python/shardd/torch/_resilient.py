@@ -45,6 +45,7 @@ class Resilient:
             raise Unimplemented("this process has several models: resilient knows one")
         self._kept = self._state_that_is_kept()
         self._also = list(also)
+        self._inside = False  # a with-block
         self._buffers = _persistent(model)
         self._built = [_bytes(module._buffers[name]) for module, name in self._buffers]
         self.step, self.state, self.rejoins = 0, dict(state or {}), 0
@@ -143,9 +144,13 @@ class Resilient:
             numpy.random.set_state(generators[2])
 
     def __enter__(self) -> Resilient:
+        if self._inside:
+            raise FailedPrecondition("a step of this run is under way: with-blocks of it are one "
+                                     "behind the other, not one in the other")
         if not self.step and not self._committed():
             # The first death may come in the first step: there must be something to go back to.
             self._commit()
+        self._inside = True
         return self
 
     def _committed(self) -> bool:
@@ -163,6 +168,7 @@ class Resilient:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> bool:
+        self._inside = False
         try:
             if kind is None:
                 self.step += 1

@@ -70,6 +70,9 @@ def _connect(socket: str | None, job: str | None, rank: int | None, world_size: 
         client.join(name, world_size, rank, **options)
     except InvalidArgument as error:
         raise (_device.not_there(error) if error.field == "device" else error) from None
+    except FailedPrecondition as error:
+        raise error.advised("end that process, or name another job (SHARDD_JOB)") \
+            if "is taken by" in error.text else error from None
     try:
         _device.take(client)
     except FailedPrecondition:

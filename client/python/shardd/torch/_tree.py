@@ -146,8 +146,11 @@ class Tree:
         if not some:
             raise InvalidArgument("the model has no parameters to shard")
         self._specs = specs
-        registration = self._registration()
-        _library.call("verify_model", self.client.handle, self.group)
+        try:
+            registration = self._registration()
+            _library.call("verify_model", self.client.handle, self.group)
+        except SharddError as error:
+            raise error.advised(_SAME_MODEL) if _is_of_models(error) else error from None
         rank = self.client.member.rank if self.client.member else 0
         with _device.same_random(), \
                 Bar("initialising", sum(4 * u.elements for u in some), rank) as bar:
@@ -465,6 +468,17 @@ class Tree:
                 if installed:
                     unit.install()
         self.stepped()
+
+
+_SAME_MODEL = ("all ranks are to build the same model, wrap it in the same order and give its "
+               "optimizer the same settings; a rank that has left has said why")
+
+
+def _is_of_models(error: SharddError) -> bool:
+    """Is it, as far as can be known, that ranks have different models?"""
+    return "name another job" not in error.text and any(
+        said in error.text for said in ("is registered with", "models differ", "ops differ",
+                                        "has left job"))
 
 
 def _with_parameters(module: nn.Module) -> list[nn.Module]:
