@@ -222,6 +222,13 @@ static int idle_trainer(const struct trainer *t)
 	end_pass(c, own);
 	shardd_set_timeout(c, 100);
 	TRAIN_FAILS(shardd_next_shard(c, SHARDD_WORLD, &s, &train_err), SHARDD_DEADLINE_EXCEEDED);
+	shardd_set_timeout(c, 0);
+	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
+	hand_in_twice(c, t, own, 0); /* and a Step that nothing was handed out before */
+	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+	end_pass(c, own);
+	shardd_set_timeout(c, 100);
+	TRAIN_FAILS(shardd_next_shard(c, SHARDD_WORLD, &s, &train_err), SHARDD_DEADLINE_EXCEEDED);
 	train_leave(c);
 	return 0;
 }
