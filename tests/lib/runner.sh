@@ -214,10 +214,10 @@ run_build() {
 	fi
 }
 
-# run_group GROUP WIDTH INNER: its entries, WIDTH at a time, each with INNER of its own tests at a
-# time if it can.
+# run_group GROUP WIDTH: its entries, WIDTH at a time, each with as many of its own tests at a time
+# as inner_of, a function of tests/run, says for GROUP/CONFIG.
 run_group() {
-	local i pid mine=() inner=$3
+	local i pid mine=() inner=0
 	declare -A running=()
 	for i in "${!entry_group[@]}"; do
 		[[ ${entry_group[i]} == "$1" ]] && mine+=("$i")
@@ -234,7 +234,7 @@ run_group() {
 			count_entry "${running[$pid]}"
 			unset "running[$pid]"
 		fi
-		run_entry "$i" "$inner" &
+		run_entry "$i" "$((inner ? inner : $(inner_of "$1/${entry_config[i]}")))" &
 		running[$!]=$i
 	done
 	while ((${#running[@]})); do
