@@ -417,6 +417,27 @@ class Daemon(unittest.TestCase):
                 thread.join()
             self.assertEqual(failed, [])
 
+    def test_a_client_is_not_closed_under_a_thread_that_waits(self):
+        client = shardd.connect(self.socket)
+        client.join("waited-for", 2, 0, op_timeout=1)
+        ended = []
+
+        def wait():
+            try:
+                client.barrier()  # rank 1 never comes
+            except shardd.DeadlineExceeded as error:
+                ended.append(error)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while not client._waiting:
+            pass
+        with self.assertRaisesRegex(shardd.InUse, "another thread waits"):
+            client.close()
+        thread.join()
+        self.assertEqual(len(ended), 1)
+        client.close()
+
     def test_status(self):
         with self.client("asked") as client:
             client.register([spec("seen")])

@@ -8,12 +8,9 @@ Prints one line of TAP a case; arguments choose by a part of the name.
 import copy
 import functools
 import sys
-import tempfile
-import traceback
 import warnings
 
 import fsdp
-import support
 import torch
 from fsdp import Fsdp2, Shardd, differences
 from test_fully_shard import ADAMW, mlp, shard_mlp, square
@@ -253,6 +250,7 @@ def replicas(api, rank):
 
 
 def both(name, rank):
+    warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
     theirs = CASES[name](Fsdp2(), rank)
     api = Shardd(name)
     try:
@@ -262,33 +260,8 @@ def both(name, rank):
     return differences(ours, theirs)
 
 
-def on_rank(rank, world, names, socket, folder):
-    warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
-    fsdp.start(rank, world, socket, folder)
-    results = {}
-    for name in names:
-        try:
-            results[name] = both(name, rank)
-        except Exception:
-            results[name] = [traceback.format_exc()]
-    torch.distributed.destroy_process_group()
-    return results
-
-
 def main():
-    wanted = sys.argv[1:]
-    names = [n for n in CASES if not wanted or any(w in n for w in wanted)]
-    print(f"1..{len(names)}")
-    with support.daemon() as socket, tempfile.TemporaryDirectory() as folder:
-        results = support.ranks(on_rank, 2, names, socket, folder, seconds=600)
-    failed = 0
-    for name in names:
-        said = [f"rank {r}: {s}" for r, got in enumerate(results) for s in got[name]]
-        for line in "\n".join(said[:12]).splitlines():
-            print("# " + line)
-        failed += bool(said)
-        print(f"{'not ok' if said else 'ok'} - {name}", flush=True)
-    return failed > 0 or not names
+    return fsdp.report(fsdp.Plan(2, fsdp.wanted(CASES), both))
 
 
 if __name__ == "__main__":

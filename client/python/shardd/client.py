@@ -233,6 +233,13 @@ class Client:
             libc.free(text)
         return said
 
+    def _let_go(self) -> None:
+        if self._waiting:
+            raise InUse("another thread waits for an op of this client: let that end first, at the "
+                        "latest by its deadline (Client.set_timeout), or wait with a timeout")
+        for mapped in list(self._lent):
+            mapped.end()
+
     def close(self) -> None:
         """End the session: what it holds is dropped, and a rank that has not left counts as died.
 
@@ -245,12 +252,12 @@ class Client:
         if self._pid != os.getpid():
             self._open = False
             return
-        if self._waiting:
-            raise InUse("another thread waits for an op of this client: let that end first, at the "
-                        "latest by its deadline (Client.set_timeout), or wait with a timeout")
-        for mapped in list(self._lent):
-            mapped.end()
-        self._open = False
+        self._open = False  # from here on no thread begins to wait
+        try:
+            self._let_go()
+        except InUse:
+            self._open = True
+            raise
         _library.library().shardd_close(self._handle)
         if isinstance(self.where, Gpu):
             self.where.close()
