@@ -7,14 +7,10 @@ case; arguments choose by a part of the name.
 """
 
 import contextlib
-import os
 import sys
-import tempfile
-import traceback
 import warnings
 
 import fsdp
-import support
 import test_fully_shard as cases
 import torch
 from fsdp import Fsdp2, Shardd, differences
@@ -544,41 +540,18 @@ def states_of_replicas_of_shards(rank):
 # ------------------------------------------------------------------------ running
 
 
-def on_rank(rank, world, names, socket, folder, distributed):
+def trial(name, rank):
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
-    if distributed:
-        fsdp.start(rank, world, socket, folder)
-    else:
-        os.environ.update(SHARDD_SOCKET=socket, RANK=str(rank), WORLD_SIZE=str(world))
-        torch.set_num_threads(1)
-    results = {}
-    for name in names:
-        try:
-            results[name] = CASES[name](rank)
-        except Exception:
-            results[name] = [traceback.format_exc()]
-            st.shutdown()
-    if distributed:
-        torch.distributed.destroy_process_group()
-    return results
+    return CASES[name](rank)
 
 
 def main():
-    wanted = sys.argv[1:]
-    names = [n for n in CASES if not wanted or any(w in n for w in wanted)]
-    four = [n for n in names if n == "states_of_replicas_of_shards"]
+    names = fsdp.wanted(CASES)
     alone = [n for n in names if n.startswith("states_of")]
-    plans = [(2, [n for n in names if n not in alone], True), (2, alone, False), (4, four, False)]
-    print(f"1..{sum(len(p[1]) for p in plans)}")
-    failed = 0
-    for world, chosen, distributed in plans:
-        if not chosen:
-            continue
-        with support.daemon() as socket, tempfile.TemporaryDirectory() as folder:
-            results = support.ranks(on_rank, world, chosen, socket, folder, distributed,
-                                    seconds=900)
-        failed += fsdp.tell(chosen, results, world)
-    return failed > 0 or not names
+    four = [n for n in names if n == "states_of_replicas_of_shards"]
+    return fsdp.report(fsdp.Plan(2, [n for n in names if n not in alone], trial),
+                       fsdp.Plan(2, alone, trial, gloo=False),
+                       fsdp.Plan(4, four, trial, gloo=False))
 
 
 if __name__ == "__main__":
