@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/fnv.h"
+
 struct htab_entry {
 	char *key; /* owned; NULL: free */
 	void *value;
@@ -13,10 +15,10 @@ struct htab_entry {
 /* FNV-1a, 64 bit. */
 static uint64_t hash(const char *key)
 {
-	uint64_t h = 14695981039346656037u;
+	uint64_t h = FNV_BEGIN;
 
 	for (; *key; key++)
-		h = (h ^ (unsigned char)*key) * 1099511628211u;
+		h = fnv_add(h, (unsigned char)*key);
 	return h;
 }
 

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "core/check.h"
+#include "core/fnv.h"
 #include "op/convert.h"
 #include "op/guard.h"
 #include "op/op_impl.h"
@@ -77,7 +78,7 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 
 static int check(struct op *op, struct fault *f)
 {
-	uint64_t hash = 14695981039346656037u;
+	uint64_t hash = FNV_BEGIN;
 
 	if (op_check_not_torn(op, f))
 		return f->code;
@@ -87,7 +88,7 @@ static int check(struct op *op, struct fault *f)
 		if (convert_record(op, job_unit_by_id(op->m->job, op->args.convert.units[i]), &rec,
 				   f))
 			return f->code;
-		hash = (hash ^ op->args.convert.units[i]) * 1099511628211u;
+		hash = fnv_add(hash, op->args.convert.units[i]);
 	}
 	op_print(op, "ConvertUnits of %zu units to layout %u, multiple %u, strategy %u of %u",
 		 op->args.convert.n, op->args.convert.layout, op->args.convert.multiple,

@@ -3,6 +3,7 @@
  * becomes the parameters, or the state, nothing else of it counts; a rank that is lost gives its
  * copy back unread.
  */
+#include "core/fnv.h"
 #include "op/op_impl.h"
 
 /* A double counts as far. */
@@ -64,10 +65,10 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 
 static uint64_t hash_of_steps(const struct op *op)
 {
-	uint64_t hash = 14695981039346656037u; /* FNV-1a, by words */
+	uint64_t hash = FNV_BEGIN;
 
 	for (size_t i = 0; i < op->args.summon.n_tensor_steps; i++)
-		hash = (hash ^ op->args.summon.tensor_steps[i]) * 1099511628211u;
+		hash = fnv_add(hash, op->args.summon.tensor_steps[i]);
 	return hash;
 }
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/check.h"
+#include "core/fnv.h"
 #include "op/op_impl.h"
 #include "op/table.h"
 #include "unit/norm.h"
@@ -97,10 +98,10 @@ int shards_take_units(struct op *op, const uint32_t *units, size_t n, struct fau
 uint64_t shards_word(const struct op *op)
 {
 	const uint32_t *ids = op->owned;
-	uint64_t h = 14695981039346656037u;
+	uint64_t h = FNV_BEGIN;
 
 	for (size_t i = 0; i < op->args.clip.n_units; i++)
-		h = (h ^ ids[i]) * 1099511628211u;
+		h = fnv_add(h, ids[i]);
 	return h;
 }
 

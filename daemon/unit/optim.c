@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "core/check.h"
+#include "core/fnv.h"
 #include "unit/runs.h"
 
 float *optim_at(const struct region *r, uint64_t i)
@@ -358,13 +359,13 @@ size_t optim_scale_kops(const struct unit *u, const struct unit_part *p, float f
  * tensor when other units come or go. */
 static uint64_t stream_of(const char *unit, const char *tensor)
 {
-	uint64_t h = 14695981039346656037u;
+	uint64_t h = FNV_BEGIN;
 
 	for (const char *p = unit; *p; p++)
-		h = (h ^ (unsigned char)*p) * 1099511628211u;
-	h = (h ^ 0xff) * 1099511628211u;
+		h = fnv_add(h, (unsigned char)*p);
+	h = fnv_add(h, 0xff);
 	for (const char *p = tensor; *p; p++)
-		h = (h ^ (unsigned char)*p) * 1099511628211u;
+		h = fnv_add(h, (unsigned char)*p);
 	return h;
 }
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/check.h"
+#include "core/fnv.h"
 
 struct settings *settings_new(uint32_t n, uint32_t n_named)
 {
@@ -93,18 +94,13 @@ bool settings_names(const struct settings *s, uint32_t unit)
 }
 
 /* FNV-1a, a word at a time. */
-static uint64_t add(uint64_t h, uint64_t word)
-{
-	return (h ^ word) * 1099511628211u;
-}
-
 static uint64_t add_number(uint64_t h, double x)
 {
 	uint64_t bits;
 
 	memcpy(&bits, &x, sizeof(bits));
 	/* the upper bits of a word must not come to its upper bits alone */
-	return add(add(h, bits >> 32), bits & UINT32_MAX);
+	return fnv_add(fnv_add(h, bits >> 32), bits & UINT32_MAX);
 }
 
 static uint64_t add_setting(uint64_t h, const struct setting *s)
@@ -114,21 +110,22 @@ static uint64_t add_setting(uint64_t h, const struct setting *s)
 
 	for (size_t i = 0; i < ARRAY_SIZE(numbers); i++)
 		h = add_number(h, numbers[i]);
-	return add(h,
-		   (uint64_t)s->lr_fp32 | (uint64_t)s->nesterov << 1 | (uint64_t)s->maximize << 2);
+	return fnv_add(h, (uint64_t)s->lr_fp32 | (uint64_t)s->nesterov << 1 |
+				  (uint64_t)s->maximize << 2);
 }
 
 uint64_t settings_word(const struct settings *s)
 {
-	uint64_t h = 14695981039346656037u;
+	uint64_t h = FNV_BEGIN;
 
 	if (!s)
 		return 0;
-	h = add(add(h, s->n), s->rest);
+	h = fnv_add(fnv_add(h, s->n), s->rest);
 	for (uint32_t i = 0; i < s->n; i++)
 		h = add_setting(h, &s->all[i]);
 	for (uint32_t i = 0; i < s->n_named; i++)
-		h = add(add(add(h, s->named[i].unit), s->named[i].tensor), s->named[i].index);
+		h = fnv_add(fnv_add(fnv_add(h, s->named[i].unit), s->named[i].tensor),
+			    s->named[i].index);
 	return h;
 }
 

@@ -1,0 +1,15 @@
+/* FNV-1a with 64 bits: not against those who choose what is hashed. */
+#ifndef SHARDD_CORE_FNV_H
+#define SHARDD_CORE_FNV_H
+
+#include <stdint.h>
+
+#define FNV_BEGIN UINT64_C(14695981039346656037)
+
+/* One step: of a byte, as it is defined, or of a whole word. */
+static inline uint64_t fnv_add(uint64_t hash, uint64_t x)
+{
+	return (hash ^ x) * UINT64_C(1099511628211);
+}
+
+#endif
