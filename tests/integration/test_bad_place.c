@@ -116,6 +116,7 @@ Test(bad_place, a_socket_that_a_killed_daemon_left)
 
 	witness_begin(&b, NULL);
 	memcpy(path, b.d.socket, sizeof(path));
+	daemonfix_may_end(&b.d);
 	kill(b.d.pid, SIGKILL);
 	cr_assert_eq(waitpid(b.d.pid, NULL, 0), b.d.pid);
 	r = rawsock_connect(path);

@@ -356,6 +356,12 @@ Test(jobs, a_drained_job_is_left_with_a_commit)
 
 /* ------------------------------------------------------- the daemon's own end */
 
+static void sigterm(void)
+{
+	daemonfix_may_end(&trainfix);
+	cr_assert_eq(kill(trainfix.pid, SIGTERM), 0);
+}
+
 Test(jobs, sigterm_lets_trainers_commit_and_leave)
 {
 	struct play *p = play_new(SHARDD_EPHEMERAL, 0);
@@ -363,7 +369,7 @@ Test(jobs, sigterm_lets_trainers_commit_and_leave)
 	stage_set(&p->go, 1);
 	start_all(p, "s", drains);
 	all_at(p, 1);
-	cr_assert_eq(kill(trainfix.pid, SIGTERM), 0);
+	sigterm();
 	end_all(p);
 	cr_assert_eq(failfix_await_daemon(10), 0);
 }
@@ -400,7 +406,7 @@ Test(jobs_own, sigterm_does_not_wait_for_ever, .init = begin_with_short_drain, .
 	start_all(p, "s", ignores);
 	all_at(p, 1);
 	begin_us = clock_now_us();
-	cr_assert_eq(kill(trainfix.pid, SIGTERM), 0);
+	sigterm();
 	cr_assert_eq(failfix_await_daemon(20), 0);
 	cr_assert_geq(clock_now_us() - begin_us, 600000u);
 	told_check(&p->told[0], SHARDD_UNAVAILABLE, "");
@@ -421,13 +427,13 @@ Test(jobs_own, a_second_sigterm_ends_at_once, .init = begin_with_long_drain, .fi
 
 	start_all(p, "s", ignores);
 	all_at(p, 1);
-	cr_assert_eq(kill(trainfix.pid, SIGTERM), 0);
+	sigterm();
 	/* still there, and says what it does */
 	AWAIT(fail_logged(&trainfix, "draining trainers=2"), 20);
 	cr_assert(fail_has_job(&trainfix, "s"));
 	cr_assert_eq(trainer_wait(trainer_start(&trainfix, "s2", 0, WORLD, is_not_let_in, p), 30),
 		     0);
-	cr_assert_eq(kill(trainfix.pid, SIGTERM), 0);
+	sigterm();
 	cr_assert_eq(failfix_await_daemon(10), 0);
 	told_check(&p->told[0], SHARDD_UNAVAILABLE, "");
 	stage_set(&p->go, 1);

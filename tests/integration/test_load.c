@@ -3,7 +3,6 @@
  * the machine must not fail a test.
  */
 #include <criterion/criterion.h>
-#include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +11,7 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "daemonfix.h"
+#include "daemonwatch.h"
 #include "fdcheck.h"
 #include "rawcall.h"
 #include "shardd/shardd.h"
@@ -172,7 +172,7 @@ static void await_steps(const struct shared *s, uint64_t steps)
 
 	while (s->steps < steps) {
 		cr_assert(clock_now_us() < deadline, "the trainers do not train");
-		poll(NULL, 0, TURN_MS);
+		daemonwatch_turn(TURN_MS);
 	}
 }
 
@@ -262,7 +262,7 @@ static void await_flag(const atomic_bool *flag)
 
 	while (!*flag) {
 		cr_assert(clock_now_us() < deadline, "the trainer has not got there");
-		poll(NULL, 0, TURN_MS);
+		daemonwatch_turn(TURN_MS);
 	}
 }
 

@@ -17,6 +17,7 @@
 #include "core/cleanup.h"
 #include "core/clock.h"
 #include "daemonfix.h"
+#include "daemonwatch.h"
 #include "fdcheck.h"
 #include "rawsock.h"
 
@@ -290,7 +291,7 @@ static void await_gone(pid_t pid)
 
 	while (!is_gone(pid)) {
 		cr_assert(clock_now_us() < deadline, "process %d is still there", (int)pid);
-		poll(NULL, 0, TURN_MS);
+		daemonwatch_turn(TURN_MS);
 	}
 }
 
@@ -313,7 +314,7 @@ static void await_empty(const char *dir)
 
 	while (!is_empty(dir)) {
 		cr_assert(clock_now_us() < deadline, "something is left in %s", dir);
-		poll(NULL, 0, TURN_MS);
+		daemonwatch_turn(TURN_MS);
 	}
 }
 
@@ -342,7 +343,7 @@ static int reap(struct spawned *s)
 
 	while (waitpid(s->pid, &status, WNOHANG) == 0) {
 		cr_assert(clock_now_us() < deadline, "shardctl does not end");
-		poll(NULL, 0, TURN_MS);
+		daemonwatch_turn(TURN_MS);
 	}
 	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }

@@ -3,7 +3,6 @@
  * people and as JSON.
  */
 #include <criterion/criterion.h>
-#include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +11,7 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "daemonfix.h"
+#include "daemonwatch.h"
 #include "fdcheck.h"
 #include "rawcall.h"
 #include "shardd/shardd.h"
@@ -89,7 +89,7 @@ static int play(const struct trainer *t)
 	await_waiting(w[1]);
 	s->set = true;
 	while (!s->over)
-		poll(NULL, 0, TURN_MS);
+		daemonwatch_turn(TURN_MS);
 	rpc_pending_free(waits);
 	rpc_client_close(w[0]);
 	rpc_client_close(w[1]);
@@ -280,7 +280,7 @@ Test(status, every_verb_while_ops_wait)
 	deadline = clock_now_us() + 30 * 1000000ull;
 	while (!s->set) {
 		cr_assert(clock_now_us() < deadline, "the scene is not set");
-		poll(NULL, 0, TURN_MS);
+		daemonwatch_turn(TURN_MS);
 	}
 	check_texts(&d);
 	check_status(&d);

@@ -20,6 +20,7 @@
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "core/clock.h"
+#include "daemonwatch.h"
 
 enum {
 	START_S = 20,
@@ -81,7 +82,7 @@ static int await_exit(pid_t pid, uint64_t deadline_us)
 	while (waitpid(pid, &status, WNOHANG) == 0) {
 		if (clock_now_us() > deadline_us)
 			return -1;
-		poll(NULL, 0, TURN_MS);
+		daemonwatch_turn(TURN_MS);
 	}
 	return exit_code(status);
 }
@@ -150,18 +151,6 @@ static bool accepts(const char *path)
 	return ok;
 }
 
-static void print_log(const struct daemonfix *d)
-{
-	FILE *f = fopen(d->log, "re");
-	char line[1024];
-
-	fprintf(stderr, "---- log of the daemon\n");
-	while (f && fgets(line, sizeof(line), f))
-		fputs(line, stderr);
-	fprintf(stderr, "----\n");
-	fclosep(&f);
-}
-
 /* The daemon makes no folders in it. */
 static void remove_dir(struct daemonfix *d)
 {
@@ -178,10 +167,11 @@ static void remove_dir(struct daemonfix *d)
 /* Fail the test with the daemon's log; nothing of it stays behind. */
 static _Noreturn void give_up(struct daemonfix *d, const char *why)
 {
+	daemonwatch_drop(d->pid);
 	if (d->pid > 0)
 		kill_and_reap(d->pid);
 	d->pid = 0;
-	print_log(d);
+	daemonwatch_print_log(d->log);
 	remove_dir(d);
 	fail("daemon: %s", why);
 }
@@ -216,6 +206,12 @@ void daemonfix_start(struct daemonfix *d, const char *const *args)
 			give_up(d, "does not serve");
 		poll(NULL, 0, TURN_MS);
 	}
+	daemonwatch_add(d->pid, d->log);
+}
+
+void daemonfix_may_end(const struct daemonfix *d)
+{
+	daemonwatch_drop(d->pid);
 }
 
 /* Return: what in the log is a defect of the daemon, or NULL. */
@@ -238,6 +234,8 @@ void daemonfix_stop(struct daemonfix *d)
 	char why[64];
 	int code;
 
+	daemonwatch_look();
+	daemonfix_may_end(d);
 	kill(d->pid, SIGTERM);
 	code = await_exit(d->pid, deadline_in(STOP_S));
 	if (code < 0)
@@ -255,10 +253,7 @@ void daemonfix_check_alive(struct daemonfix *d)
 	static const char *const health[] = { "health", NULL };
 	char out[512];
 
-	if (waitpid(d->pid, NULL, WNOHANG) != 0) {
-		d->pid = 0;
-		give_up(d, "is gone");
-	}
+	daemonwatch_look();
 	if (daemonfix_ctl_text(d, health, out, sizeof(out)) != 0)
 		give_up(d, out);
 }
@@ -329,6 +324,8 @@ static int run_ctl(struct daemonfix *d, const char *const *args, bool json, char
 	if (code < 0)
 		kill_and_reap(pid);
 	MUST(code >= 0, "shardctl %s does not end", args[0]);
+	if (code != 0)
+		daemonwatch_look();
 	return code;
 }
 
@@ -363,6 +360,8 @@ unsigned daemonfix_fds(struct daemonfix *d)
 
 	snprintf(path, sizeof(path), "/proc/%d/fd", (int)d->pid);
 	dir = opendir(path);
+	if (!dir)
+		daemonwatch_look();
 	MUST(dir, "%s: %s", path, strerror(errno));
 	while ((e = readdir(dir)))
 		n += e->d_name[0] != '.';
@@ -404,7 +403,7 @@ void daemonfix_settles(struct daemonfix *d, unsigned fds, uint64_t bytes)
 		MUST(clock_now_us() < deadline,
 		     "daemon: descriptors %u then, %u now; bytes %llu then, %llu now", fds, now_fds,
 		     (unsigned long long)bytes, (unsigned long long)now_bytes);
-		poll(NULL, 0, TURN_MS);
+		daemonwatch_turn(TURN_MS);
 	}
 }
 
@@ -443,6 +442,8 @@ int trainer_wait(pid_t pid, unsigned seconds)
 
 	if (code < 0)
 		kill_and_reap(pid);
+	if (code != 0)
+		daemonwatch_look();
 	MUST(code >= 0, "trainer %d did not end in %u s", (int)pid, seconds);
 	return code;
 }
@@ -469,8 +470,9 @@ void trainers_run(struct daemonfix *d, const char *job, uint32_t world, trainer_
 	}
 	free(pids);
 	free(codes);
+	daemonwatch_look();
 	if (!ok)
-		print_log(d);
+		daemonwatch_print_log(d->log);
 	MUST(ok, "trainers of job %s failed", job);
 }
 

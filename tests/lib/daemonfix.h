@@ -36,6 +36,10 @@ void daemonfix_start(struct daemonfix *d, const char *const *args);
  * sanitizer report and no broken invariant. Prints the log if it fails. */
 void daemonfix_stop(struct daemonfix *d);
 
+/* From here on its end is no failure: the test tells it to end, or kills and reaps it. Until
+ * then every wait of the fixtures fails at once when the daemon has ended. */
+void daemonfix_may_end(const struct daemonfix *d);
+
 /* Still there and answering? Fails the test if not. */
 void daemonfix_check_alive(struct daemonfix *d);
 

@@ -52,9 +52,11 @@ void failfix_end(void)
 
 int failfix_await_daemon(unsigned seconds)
 {
-	int code = trainer_wait(trainfix.pid, seconds);
 	static const char *const defects[] = { "Sanitizer", "runtime error:", "broken invariant" };
+	int code;
 
+	daemonfix_may_end(&trainfix);
+	code = trainer_wait(trainfix.pid, seconds);
 	trainfix.pid = 0;
 	for (size_t i = 0; i < ARRAY_SIZE(defects); i++)
 		cr_assert(!fail_logged(&trainfix, defects[i]), "%s in the log", defects[i]);

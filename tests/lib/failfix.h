@@ -13,6 +13,7 @@
 
 #include "core/clock.h"
 #include "daemonfix.h"
+#include "daemonwatch.h"
 #include "trainfix.h"
 
 /* Wait until @cond holds; in the test process it fails the test after @seconds, in a
@@ -23,7 +24,7 @@
 		while (!(cond)) {                                                       \
 			cr_assert(clock_now_us() < await_until_, "not within %u s: %s", \
 				  (unsigned)(seconds), #cond);                          \
-			poll(NULL, 0, 1);                                               \
+			daemonwatch_turn(1);                                            \
 		}                                                                       \
 	} while (0)
 #define TRAINER_AWAIT(cond, seconds)                                                             \
