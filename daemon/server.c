@@ -170,9 +170,11 @@ static void on_epoch_ended(struct job *job, const struct fault *why)
 
 /* -------------------------------------------------------------------- start */
 
-static void set_limits(struct server *s)
+/* Return: 0, or -ENOMEM: those of users stay as they were. */
+static int set_limits(struct server *s)
 {
 	const struct config *c = &s->config;
+	struct user_limits users;
 
 	s->node.limits = (struct node_limits){
 		.job_quota_bytes = c->job_quota_bytes,
@@ -187,6 +189,8 @@ static void set_limits(struct server *s)
 		.reduce_batch_bytes = c->reduce_batch_bytes,
 		.reader_hold_ms = c->reader_hold_ms,
 	};
+	config_user_limits(c, &users);
+	return users_configure(&s->node.users, &users);
 }
 
 static struct listener_options listener_options_of(const struct config *c, int inherited_fd)
@@ -261,12 +265,14 @@ static int start(struct server *s, int inherited_fd, struct fault *f)
 	node_init(&s->node, s->loop);
 	s->node.comm_broke = on_comm_broke;
 	s->node.started_us = clock_now_us();
-	set_limits(s);
+	r = set_limits(s);
 	jobs_init(&s->jobs, &s->node, &ops);
 	sessions_init(&s->sessions, &s->jobs);
 	slices_init(&s->slices, s->loop);
 	rings_init(&s->rings, s->loop, &s->sessions, s->config.max_inflight_ops,
 		   s->config.ring_spin_us);
+	if (r < 0)
+		return fault_errno(f, r, "setting the limits of users");
 	r = loopq_init(&s->loopq, s->loop);
 	if (r < 0)
 		return fault_errno(f, r, "starting the loop's queue");
@@ -323,7 +329,8 @@ void server_reconfigure(struct server *s, const struct config *config)
 
 	config_keep_fixed(&new, &s->config);
 	s->config = new;
-	set_limits(s);
+	if (set_limits(s) < 0)
+		log_error("server", "no memory, the limits of users stay as they were");
 	rings_set_spin(&s->rings, s->config.ring_spin_us);
 	options = listener_options_of(&s->config, -1);
 	if (s->listener)
