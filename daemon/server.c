@@ -193,14 +193,18 @@ static int set_limits(struct server *s)
 	return users_configure(&s->node.users, &users);
 }
 
-static struct listener_options listener_options_of(const struct config *c, int inherited_fd)
+static struct listener_options listener_options_of(struct server *s, int inherited_fd)
 {
+	const struct config *c = &s->config;
+
 	return (struct listener_options){
 		.path = c->socket,
 		.inherited_fd = inherited_fd,
 		.mode = c->socket_mode,
 		.group = c->socket_group,
 		.max_connections = c->max_connections,
+		.reserved = c->reserved_connections,
+		.users = &s->node.users,
 		.max_pending_per_uid = c->max_connections / 2 + 1,
 		.hello_timeout_us = (uint64_t)c->hello_timeout_ms * 1000u,
 		.allow_uids = c->allow_uids,
@@ -244,7 +248,7 @@ static int start_rpc(struct server *s, struct fault *f)
 
 static int start_listener(struct server *s, int inherited_fd, struct fault *f)
 {
-	struct listener_options options = listener_options_of(&s->config, inherited_fd);
+	struct listener_options options = listener_options_of(s, inherited_fd);
 
 	return listener_new(s->loop, &options, on_connection, s, &s->listener, f);
 }
@@ -332,7 +336,7 @@ void server_reconfigure(struct server *s, const struct config *config)
 	if (set_limits(s) < 0)
 		log_error("server", "no memory, the limits of users stay as they were");
 	rings_set_spin(&s->rings, s->config.ring_spin_us);
-	options = listener_options_of(&s->config, -1);
+	options = listener_options_of(s, -1);
 	if (s->listener)
 		listener_reconfigure(s->listener, &options);
 }
@@ -371,6 +375,7 @@ static void on_devices(uv_timer_t *timer)
 	recorder_deinit();
 	devices_end(&s->node);
 	rings_close(&s->rings);
+	svc_status_close(&s->svc_status);
 	slices_close(&s->slices);
 	loopq_close(&s->loopq);
 	uv_close((uv_handle_t *)&s->tick, NULL);

@@ -194,6 +194,8 @@ static struct user *user_new(struct users *us, uid_t uid)
 	u->uid = uid;
 	u->users = us;
 	list_init(&u->link);
+	list_init(&u->unread);
+	list_init(&u->waiting);
 	list_append(&us->buckets[uid % USERS_BUCKETS], &u->link);
 	us->count++;
 	user_find_limits(u);
@@ -231,6 +233,7 @@ struct user *user_unref(struct user *u)
 		return NULL;
 	for (unsigned k = 0; k < _USER_KINDS; k++)
 		CHECK(u->used[k] == 0);
+	CHECK(!u->channels_due && list_empty(&u->unread) && list_empty(&u->waiting));
 	CHECK(u->users->count > 0);
 	u->users->count--;
 	list_unlink(&u->link);
@@ -242,16 +245,27 @@ struct user *user_unref(struct user *u)
 
 /* ------------------------------------------------------------------ charges */
 
-bool user_has_room(const struct user *u, enum user_kind kind, uint64_t n)
+uint64_t user_left(const struct user *u, enum user_kind kind)
 {
-	return !u || (u->used[kind] <= u->most[kind] && n <= u->most[kind] - u->used[kind]);
+	return u->most[kind] > u->used[kind] ? u->most[kind] - u->used[kind] : 0;
 }
 
-static void user_add(struct user *u, enum user_kind kind, uint64_t n)
+bool user_has_room(const struct user *u, enum user_kind kind, uint64_t n)
+{
+	return !u || n <= user_left(u, kind);
+}
+
+void user_add(struct user *u, enum user_kind kind, uint64_t n)
 {
 	u->used[kind] += n;
 	if (u->peak[kind] < u->used[kind])
 		u->peak[kind] = u->used[kind];
+}
+
+void user_sub(struct user *u, enum user_kind kind, uint64_t n)
+{
+	CHECK(u->used[kind] >= n);
+	u->used[kind] -= n;
 }
 
 int user_charge(struct user_charge *c, struct user *u, enum user_kind kind, uint64_t n,
@@ -277,8 +291,7 @@ int user_charge_resize(struct user_charge *c, uint64_t n, struct fault *f)
 		user_refuse(c->user, c->kind, n - c->n, f);
 		return USER_E_LIMIT;
 	}
-	CHECK(c->user->used[c->kind] >= c->n);
-	c->user->used[c->kind] -= c->n;
+	user_sub(c->user, c->kind, c->n);
 	user_add(c->user, c->kind, n);
 	c->n = n;
 	return 0;
@@ -288,8 +301,7 @@ void user_charge_deinit(struct user_charge *c)
 {
 	if (!c->user)
 		return;
-	CHECK(c->user->used[c->kind] >= c->n);
-	c->user->used[c->kind] -= c->n;
+	user_sub(c->user, c->kind, c->n);
 	user_unref(c->user);
 	*c = USER_CHARGE_NULL;
 }

@@ -79,6 +79,10 @@ struct user {
 	uint64_t most[_USER_KINDS]; /* UINT64_MAX: no limit */
 	uint64_t peak[_USER_KINDS];
 	uint64_t refused[_USER_KINDS];
+	uint32_t channels_due; /* sessions that have no local channel yet; session/ counts */
+	struct list unread;    /* net/local.c's: channels with descriptors on their way */
+	struct list waiting;   /* rpc/svc_status.c's: calls whose turn has not come */
+	uint64_t status_at_us; /* when the next one may begin */
 };
 
 /* What an object costs its user. Embed by value. */
@@ -120,6 +124,8 @@ bool user_is_admin(uid_t uid);
 /* Could @n more be charged? @u: NULL: yes. */
 bool user_has_room(const struct user *u, enum user_kind kind, uint64_t n);
 
+uint64_t user_left(const struct user *u, enum user_kind kind);
+
 /* Charge @n to @u (NULL: nobody) in @c, which is empty. @f (may be NULL): the sentence of
  * user_refuse. Return: 0 or USER_E_LIMIT. */
 int user_charge(struct user_charge *c, struct user *u, enum user_kind kind, uint64_t n,
@@ -142,8 +148,12 @@ bool user_kind_is_bytes(enum user_kind kind);
 /* One after the other, of all users: @u NULL: the first. Return: borrowed, or NULL. */
 struct user *users_next(const struct users *us, const struct user *u);
 
-/* Counting without a struct user_charge, for what is counted for every op. Whoever does it
- * holds a reference to @u, and gives back what it took. Return: false: the limit is reached. */
+/* Counting without a struct user_charge, for what has counters of its own. Whoever does it
+ * holds a reference to @u, and gives back what it took. user_take_one: Return: false: the limit
+ * is reached. user_add: room was looked for before. */
+void user_add(struct user *u, enum user_kind kind, uint64_t n);
+void user_sub(struct user *u, enum user_kind kind, uint64_t n);
+
 static inline bool user_take_one(struct user *u, enum user_kind kind)
 {
 	if (__builtin_expect(u->used[kind] >= u->most[kind], 0))

@@ -88,7 +88,9 @@ struct job {
 	struct node *node; /* borrowed */
 	state_job *rec;    /* owned */
 	struct quota quota;
-	bool deleted; /* a zombie: out of the registry's names */
+	struct user_charge owner;  /* one of its owner's jobs */
+	struct user_charge memory; /* what it takes of our own: job_own_bytes */
+	bool deleted;              /* a zombie: out of the registry's names */
 	bool draining;
 	bool torn;
 	uint64_t idle_since_us; /* no trainers since; 0: there are some */
@@ -299,6 +301,13 @@ void job_pass_end(struct job *job, struct group *g);
  * use any more; job_drop_partials: those of all units, as soon as nothing runs. */
 void job_give_partials(struct job *job, struct unit *u);
 void job_drop_partials(struct job *job);
+
+/* Bytes of our own that a job of that many units and tensors takes at most, whatever its ranks
+ * do: records, and what each rank has of each unit. */
+uint64_t job_own_bytes(const struct job *job, uint64_t units, uint64_t tensors);
+/* A slab of @bytes was refused by the account: was it by its owner's limits? Then @f says so.
+ * Return: 0, or a fault code. */
+int job_owner_fault(const struct job *job, uint64_t bytes, struct fault *f);
 
 /* Who holds how much, for RESOURCE_EXHAUSTED texts. */
 void job_holders(const struct job *job, char *buf, size_t bytes);
