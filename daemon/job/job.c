@@ -134,6 +134,7 @@ static struct job *job_new(struct jobs *jobs, state_job *rec, struct fault *f)
 	job->magic = JOB_MAGIC;
 	job->jobs = jobs;
 	job->node = jobs->node;
+	job->number = ++jobs->last_number ? jobs->last_number : ++jobs->last_number;
 	job->unit_names = HTAB_NULL;
 	list_init(&job->idle_full);
 	list_init(&job->cast_turns);

@@ -88,6 +88,7 @@ struct job {
 	struct node *node; /* borrowed */
 	state_job *rec;    /* owned */
 	struct quota quota;
+	uint32_t number;           /* no other living job has it; not 0 */
 	struct user_charge owner;  /* one of its owner's jobs */
 	struct user_charge memory; /* what it takes of our own: job_own_bytes */
 	bool deleted;              /* a zombie: out of the registry's names */
@@ -143,7 +144,8 @@ struct jobs {
 	struct list all;
 	struct list zombies;
 	uint32_t count;
-	bool draining; /* no new jobs and trainers */
+	uint32_t last_number; /* of a job */
+	bool draining;        /* no new jobs and trainers */
 };
 
 void jobs_init(struct jobs *jobs, struct node *node, const struct job_ops *ops);
@@ -174,6 +176,12 @@ int job_open(struct jobs *jobs, const struct job_spec *spec, uid_t uid, gid_t gi
 /* Find by name, for its owner or an administrator. Return: 0 or a fault. */
 int job_find(struct jobs *jobs, const char *name, uid_t uid, struct job **ret, struct fault *f);
 bool job_may_use(const struct job *job, uid_t uid);
+
+/* For whom a device works. */
+static inline struct backend_owner job_as_owner(const struct job *job)
+{
+	return (struct backend_owner){ job->rec->uid, job->number };
+}
 
 enum {
 	JOB_E_BUSY = -1,  /* ops of an earlier epoch still run: job_wait_settled, then again */
