@@ -79,6 +79,7 @@ static void svc_status_get(struct rpc_call *call, const ProtobufCMessage *reques
 	status_fill_comms(&a, node, &reply);
 	status_fill_jobs(&a, svc->jobs, &scope, r->with_units, &reply);
 	status_fill_sessions(&a, svc->sessions, &scope, &reply);
+	status_fill_users(&a, &node->users, &scope, &reply);
 	if (r->with_slabs)
 		status_fill_slabs(&a, svc->jobs, &scope, &reply);
 	reply.ring_bytes = svc->sessions->rings ? svc->sessions->rings->bytes(svc->sessions) : 0;
