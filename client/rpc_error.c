@@ -70,8 +70,11 @@ static int lost(const struct rpc_pending *p, struct shardd_error *err)
 		return error_set(err, SHARDD_UNAVAILABLE, NULL, "the connection has been closed");
 	if (!c->answered)
 		return error_set(err, SHARDD_UNAVAILABLE, NULL,
-				 "the daemon at %s closed the connection before it answered: "
-				 "it may not admit uid %u",
+				 "the daemon at %s closed the connection before it answered: it "
+				 "does not admit uid %u (allow_uids, allow_gids), or there are as "
+				 "many connections as it or this user may have (max_connections, "
+				 "max_connections_per_user, max_unattached_per_user): its log "
+				 "says which",
 				 c->path, (unsigned)c->uid);
 	return error_set(err, SHARDD_UNAVAILABLE, NULL,
 			 "the daemon at %s closed the connection: %s was not answered", c->path,

@@ -97,11 +97,26 @@ void config_keep_fixed(struct config *c, const struct config *running)
 	}
 }
 
+/* Items of a list of limits could be taken for a mapping or, with an @, for nothing at all. */
+static void write_quoted_items(FILE *out, const char *value)
+{
+	while (*value) {
+		size_t n = strcspn(value, ",");
+
+		fprintf(out, "\"%.*s\"%s", (int)n, value, value[n] ? ", " : "");
+		value += n + (value[n] == ',');
+	}
+}
+
 /* "key: value", quoted where YAML could take it for something else. */
 static void write_value(FILE *out, const struct config_key *k, const char *value)
 {
 	fprintf(out, "%s: ", k->name);
-	if (config_key_is_list(k)) {
+	if (k->type == CONFIG_LIMITS) {
+		fputc('[', out);
+		write_quoted_items(out, value);
+		fputs("]\n", out);
+	} else if (config_key_is_list(k)) {
 		fprintf(out, "[%s]\n", value);
 	} else if (k->type == CONFIG_TEXT || k->type == CONFIG_PATH) {
 		fputc('"', out);

@@ -12,6 +12,7 @@
 #include <sys/types.h>
 
 #include "core/fault.h"
+#include "core/user.h"
 
 #define CONFIG_MAX_IDS 64
 
@@ -32,6 +33,7 @@ struct config {
 	uint32_t op_timeout_ms;        /* default deadline of an op; default 600000 */
 	uint32_t stall_after_ms;       /* an op that waits longer is reported; 5000 */
 	uint32_t max_connections;      /* 4096 */
+	uint32_t reserved_connections; /* of these, for root and the daemon's user; 64 */
 	uint32_t max_jobs;             /* 256 */
 	uint32_t max_units_per_job;    /* 100000 */
 	uint32_t max_world_size;       /* ranks of a job on this node; 1024 */
@@ -48,6 +50,20 @@ struct config {
 	uint32_t n_allow_uids;
 	gid_t allow_gids[CONFIG_MAX_IDS];
 	uint32_t n_allow_gids;
+	/* of one user; 0: no limit */
+	uint32_t max_connections_per_user;                /* 2048 */
+	uint32_t max_unattached_per_user;                 /* 256 */
+	uint32_t max_sessions_per_user;                   /* 1024 */
+	uint32_t max_jobs_per_user;                       /* 64 */
+	uint32_t max_slabs_per_user;                      /* 8192 */
+	uint64_t max_state_bytes_per_user;                /* 0 */
+	uint64_t max_daemon_bytes_per_user;               /* 1073741824 */
+	uint64_t max_message_bytes_per_user;              /* 268435456 */
+	uint32_t max_fds_per_user;                        /* 256 */
+	uint32_t max_ops_per_user;                        /* 65536 */
+	uint32_t max_status_calls_per_user;               /* 8 */
+	struct user_override user_limits[CONFIG_MAX_IDS]; /* for single users and groups */
+	uint32_t n_user_limits;
 	char log_level[16];  /* error, warn, info, debug; info */
 	char log_format[16]; /* text, json; text */
 	char log_file[512];  /* "": stderr */
@@ -82,6 +98,9 @@ int config_fixed_changes(const struct config *old, const struct config *new, cha
 
 /* Give @c the values that @running has of the keys that cannot change while running. */
 void config_keep_fixed(struct config *c, const struct config *running);
+
+/* The limits of users in @c, whose overrides @ret borrows. */
+void config_user_limits(const struct config *c, struct user_limits *ret);
 
 /* Write every key with help, unit and default as a commented YAML file: what
  * deploy/shardd.yaml.example is checked against. */

@@ -18,6 +18,11 @@
 	.bytes = sizeof(((struct config *)0)->key)
 #define LIST(key) FIELD(key), .count_offset = offsetof(struct config, n_##key)
 
+/* A limit of each user: 0 is none. */
+#define PER_USER(key, kind, most, value)                                          \
+	FIELD(key), .type = CONFIG_##kind, .min = 1, .max = (most), .zero = true, \
+		    .by_default = (value), .runtime = true
+
 /* A socket address holds 108 bytes, the terminating 0 among them. */
 #define SOCKET_PATH_MAX 107
 
@@ -75,6 +80,11 @@ const struct config_key config_keys[] = {
 	{ FIELD(max_connections), .type = CONFIG_COUNT, .min = 1, .max = 1000000, .by_default = "4096",
 	  .runtime = true,
 	  .help = "Open connections; further ones are closed at once." },
+	{ FIELD(reserved_connections), .type = CONFIG_COUNT, .min = 1, .max = 1000000, .zero = true,
+	  .by_default = "64", .runtime = true,
+	  .help = "Of these, places that only the superuser and the daemon's own user can take, so\n"
+		  "that an operator gets in when others have taken the rest. More than half of them\n"
+		  "counts as half." },
 	{ FIELD(max_jobs), .type = CONFIG_COUNT, .min = 1, .max = 100000, .by_default = "256",
 	  .runtime = true, .help = "Jobs at a time." },
 	{ FIELD(max_units_per_job), .type = CONFIG_COUNT, .min = 1, .max = 10000000,
@@ -113,6 +123,37 @@ const struct config_key config_keys[] = {
 	  .by_default = "4096",
 	  .help = "How many of the last operations are kept for reports, and as many records of what\n"
 		  "devices did for them." },
+	{ PER_USER(max_connections_per_user, COUNT, 1000000, "2048"),
+	  .help = "Open connections of one user. This and the limits that follow hold for each user,\n"
+		  "but not for the superuser and the daemon's own user. 0: no limit." },
+	{ PER_USER(max_unattached_per_user, COUNT, 1000000, "256"),
+	  .help = "Connections of one user that are no trainer's yet: that have not said what they\n"
+		  "are, or have not attached. A job's ranks that start at the same time count." },
+	{ PER_USER(max_sessions_per_user, COUNT, 1000000, "1024"),
+	  .help = "Attached processes (ranks, readers, tools) of one user." },
+	{ PER_USER(max_jobs_per_user, COUNT, 100000, "64"),
+	  .help = "Jobs of one user, from their creation until their memory is back." },
+	{ PER_USER(max_slabs_per_user, COUNT, 1000000, "8192"),
+	  .help = "Slabs of memory of one user's jobs. Each takes a descriptor of the daemon's." },
+	{ PER_USER(max_state_bytes_per_user, BYTES, 1024 * TIB, "0"),
+	  .help = "Memory of all jobs of one user, whatever the quotas of the jobs." },
+	{ PER_USER(max_daemon_bytes_per_user, BYTES, TIB, "1GiB"),
+	  .help = "The daemon's own memory that one user causes: rings, what is registered,\n"
+		  "settings, tables of ranks and units, requests that are being worked on." },
+	{ PER_USER(max_message_bytes_per_user, BYTES, TIB, "256MiB"),
+	  .help = "Bytes of one user's gRPC messages that have not come in full." },
+	{ PER_USER(max_fds_per_user, COUNT, 1000000, "256"),
+	  .help = "Descriptors that wait until a process of one user receives them." },
+	{ PER_USER(max_ops_per_user, COUNT, 100000000, "65536"),
+	  .help = "Unanswered operations of all sessions of one user." },
+	{ PER_USER(max_status_calls_per_user, COUNT, 1000000, "8"),
+	  .help = "Unanswered calls of Status (shardctl) of one user." },
+	{ LIST(user_limits), .type = CONFIG_LIMITS, .by_default = "", .runtime = true,
+	  .help = "Other limits for single users and groups, in place of the max_..._per_user above:\n"
+		  "\"alice:max_sessions=2000\", \"@ml:max_state_bytes=64GiB\", \"1000:max_jobs=0\". A\n"
+		  "name or a number; a group has an @ before it; 0: no limit. One for the user comes\n"
+		  "before those for groups; of several groups the highest counts. One that names the\n"
+		  "superuser or the daemon's own user holds for them, too." },
 	{ LIST(allow_uids), .type = CONFIG_UIDS, .max = UINT32_MAX - 1, .by_default = "",
 	  .runtime = true,
 	  .help = "Users that may connect, by name or number. Both lists empty: whoever may open the\n"

@@ -23,6 +23,7 @@ enum config_type {
 	CONFIG_SECONDS, /* uint32_t of seconds; 5s, 2h */
 	CONFIG_UIDS,    /* uid_t[CONFIG_MAX_IDS] and a count */
 	CONFIG_GIDS,    /* gid_t[CONFIG_MAX_IDS] and a count */
+	CONFIG_LIMITS,  /* struct user_override[CONFIG_MAX_IDS] and a count */
 };
 
 struct config_key {
@@ -42,15 +43,15 @@ struct config_key {
 extern const struct config_key config_keys[];
 extern const size_t config_n_keys;
 
-/* Longest value as text: a full list of ids. */
-#define CONFIG_VALUE_MAX 1024
+/* Longest value as text: a full list of limits, at most 64 bytes an entry. */
+#define CONFIG_VALUE_MAX 4096
 
 /* Return: the key, or NULL. */
 const struct config_key *config_key_find(const char *name);
 
 static inline bool config_key_is_list(const struct config_key *k)
 {
-	return k->type == CONFIG_UIDS || k->type == CONFIG_GIDS;
+	return k->type == CONFIG_UIDS || k->type == CONFIG_GIDS || k->type == CONFIG_LIMITS;
 }
 
 /* Where the value lies in @c. */
@@ -60,6 +61,16 @@ const void *config_key_value(const struct config *c, const struct config_key *k)
 /* Set from text. Return: 0 or FAULT_INVALID; on error @c is unchanged. */
 int config_key_parse(struct config *c, const struct config_key *k, const char *text,
 		     struct fault *f);
+
+/* A number within the limits of @k, with its units ("64MiB"). */
+bool config_parse_amount(const struct config_key *k, const char *text, uint64_t *ret);
+/* A user or group (@group) of this machine, by name or number. */
+bool config_parse_id(bool group, const char *name, uint32_t *ret);
+
+/* A list of limits of users (config_limits.c), as config_key_parse and _format. */
+int config_limits_parse(struct config *c, const struct config_key *k, const char *text,
+			struct fault *f);
+void config_limits_format(const struct config *c, char *buf);
 
 /* The value as config_key_parse reads it; list items separated by ",".
  * @buf: CONFIG_VALUE_MAX bytes. */

@@ -106,7 +106,7 @@ static const char *parse_digits(const char *s, uint64_t *ret)
 	return s;
 }
 
-static bool parse_amount(const struct config_key *k, const char *text, uint64_t *ret)
+bool config_parse_amount(const struct config_key *k, const char *text, uint64_t *ret)
 {
 	uint64_t n;
 	const char *rest = parse_digits(text, &n);
@@ -131,7 +131,7 @@ static int set_amount(struct config *c, const struct config_key *k, const char *
 {
 	uint64_t n;
 
-	if (!parse_amount(k, text, &n))
+	if (!config_parse_amount(k, text, &n))
 		return refuse_amount(k, text, f);
 	if (k->type == CONFIG_BYTES)
 		*(uint64_t *)config_key_field(c, k) = n;
@@ -241,18 +241,18 @@ static bool find_group(const char *name, uint32_t *ret)
 	return true;
 }
 
-static bool parse_id(const struct config_key *k, const char *name, uint32_t *ret)
+bool config_parse_id(bool group, const char *name, uint32_t *ret)
 {
 	uint64_t n;
 	const char *rest = parse_digits(name, &n);
 
-	if (rest && *rest == '\0' && n <= k->max) {
+	if (rest && *rest == '\0' && n < UINT32_MAX) {
 		*ret = (uint32_t)n;
 		return true;
 	}
 	if (isdigit((unsigned char)name[0]) || name[0] == '\0')
 		return false;
-	return k->type == CONFIG_UIDS ? find_user(name, ret) : find_group(name, ret);
+	return group ? find_group(name, ret) : find_user(name, ret);
 }
 
 _Static_assert(sizeof(uid_t) == sizeof(uint32_t) && sizeof(gid_t) == sizeof(uint32_t),
@@ -269,7 +269,7 @@ static int parse_ids(const struct config_key *k, char *text, uint32_t *ids, uint
 			return fault_set(f, FAULT_INVALID, k->name,
 					 "%s has more than %d entries; list a group instead",
 					 k->name, CONFIG_MAX_IDS);
-		if (!parse_id(k, item, &ids[n]))
+		if (!config_parse_id(k->type == CONFIG_GIDS, item, &ids[n]))
 			return fault_set(f, FAULT_INVALID, k->name,
 					 "%s has '%.64s'; an entry must be a number up to %" PRIu64
 					 " or the name of a %s on this machine",
@@ -311,6 +311,8 @@ int config_key_parse(struct config *c, const struct config_key *k, const char *t
 	case CONFIG_UIDS:
 	case CONFIG_GIDS:
 		return set_ids(c, k, text, f);
+	case CONFIG_LIMITS:
+		return config_limits_parse(c, k, text, f);
 	default:
 		return set_amount(c, k, text, f);
 	}
@@ -347,6 +349,9 @@ void config_key_format(const struct config *c, const struct config_key *k, char 
 	case CONFIG_UIDS:
 	case CONFIG_GIDS:
 		format_ids(c, k, buf);
+		break;
+	case CONFIG_LIMITS:
+		config_limits_format(c, buf);
 		break;
 	case CONFIG_BYTES:
 		format_amount(k, *(const uint64_t *)value, buf, CONFIG_VALUE_MAX);

@@ -170,9 +170,11 @@ static void on_epoch_ended(struct job *job, const struct fault *why)
 
 /* -------------------------------------------------------------------- start */
 
-static void set_limits(struct server *s)
+/* Return: 0, or -ENOMEM: those of users stay as they were. */
+static int set_limits(struct server *s)
 {
 	const struct config *c = &s->config;
+	struct user_limits users;
 
 	s->node.limits = (struct node_limits){
 		.job_quota_bytes = c->job_quota_bytes,
@@ -187,16 +189,22 @@ static void set_limits(struct server *s)
 		.reduce_batch_bytes = c->reduce_batch_bytes,
 		.reader_hold_ms = c->reader_hold_ms,
 	};
+	config_user_limits(c, &users);
+	return users_configure(&s->node.users, &users);
 }
 
-static struct listener_options listener_options_of(const struct config *c, int inherited_fd)
+static struct listener_options listener_options_of(struct server *s, int inherited_fd)
 {
+	const struct config *c = &s->config;
+
 	return (struct listener_options){
 		.path = c->socket,
 		.inherited_fd = inherited_fd,
 		.mode = c->socket_mode,
 		.group = c->socket_group,
 		.max_connections = c->max_connections,
+		.reserved = c->reserved_connections,
+		.users = &s->node.users,
 		.max_pending_per_uid = c->max_connections / 2 + 1,
 		.hello_timeout_us = (uint64_t)c->hello_timeout_ms * 1000u,
 		.allow_uids = c->allow_uids,
@@ -240,7 +248,7 @@ static int start_rpc(struct server *s, struct fault *f)
 
 static int start_listener(struct server *s, int inherited_fd, struct fault *f)
 {
-	struct listener_options options = listener_options_of(&s->config, inherited_fd);
+	struct listener_options options = listener_options_of(s, inherited_fd);
 
 	return listener_new(s->loop, &options, on_connection, s, &s->listener, f);
 }
@@ -261,12 +269,14 @@ static int start(struct server *s, int inherited_fd, struct fault *f)
 	node_init(&s->node, s->loop);
 	s->node.comm_broke = on_comm_broke;
 	s->node.started_us = clock_now_us();
-	set_limits(s);
+	r = set_limits(s);
 	jobs_init(&s->jobs, &s->node, &ops);
 	sessions_init(&s->sessions, &s->jobs);
 	slices_init(&s->slices, s->loop);
 	rings_init(&s->rings, s->loop, &s->sessions, s->config.max_inflight_ops,
 		   s->config.ring_spin_us);
+	if (r < 0)
+		return fault_errno(f, r, "setting the limits of users");
 	r = loopq_init(&s->loopq, s->loop);
 	if (r < 0)
 		return fault_errno(f, r, "starting the loop's queue");
@@ -323,9 +333,10 @@ void server_reconfigure(struct server *s, const struct config *config)
 
 	config_keep_fixed(&new, &s->config);
 	s->config = new;
-	set_limits(s);
+	if (set_limits(s) < 0)
+		log_error("server", "no memory, the limits of users stay as they were");
 	rings_set_spin(&s->rings, s->config.ring_spin_us);
-	options = listener_options_of(&s->config, -1);
+	options = listener_options_of(s, -1);
 	if (s->listener)
 		listener_reconfigure(s->listener, &options);
 }
@@ -364,6 +375,7 @@ static void on_devices(uv_timer_t *timer)
 	recorder_deinit();
 	devices_end(&s->node);
 	rings_close(&s->rings);
+	svc_status_close(&s->svc_status);
 	slices_close(&s->slices);
 	loopq_close(&s->loopq);
 	uv_close((uv_handle_t *)&s->tick, NULL);

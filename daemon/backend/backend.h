@@ -114,6 +114,15 @@ struct backend_task;
 /* @status: 0, or negative errno if the device failed the task. */
 typedef void (*backend_done_cb)(struct backend_task *task, int status);
 
+/* For whom the device works: users share its threads evenly, and so do the jobs of a user. */
+struct backend_owner {
+	uint32_t user; /* uid */
+	uint32_t job;  /* a number that no other living job has; 0: the daemon's own work */
+};
+
+/* Room for what a backend notes of a task, in 8 bytes. */
+#define BACKEND_TASK_ROOM 18u
+
 /* A set of kernels that are independent of each other. Embedded by its owner,
  * borrowed by the backend from submit to the last callback, with everything it points
  * to. All zero but @done is an empty task: it only takes part in the order. */
@@ -128,8 +137,10 @@ struct backend_task {
 	 * at least @ready when the task has been executed. Before @done; not if it fails. */
 	backend_done_cb issued;
 	backend_done_cb done;
-	uint64_t ready; /* set before @issued */
-	void *impl;     /* the backend's own */
+	uint64_t ready;                   /* set before @issued */
+	void *impl;                       /* the backend's own */
+	uint64_t room[BACKEND_TASK_ROOM]; /* the backend's own */
+	struct backend_owner owner;       /* on the host: whose turn it is */
 	/* (optional) Told just before @done, for who keeps a record of what ran. */
 	backend_done_cb seen;
 	uint64_t record; /* the submitter's own */

@@ -7,15 +7,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "backend/host_fair.h"
 #include "backend/kop.h"
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "core/clock.h"
 #include "core/list.h"
-
-/* Tasks that threads can be at; more wait in the loop thread's own queue. With a
- * fixed number nothing is allocated per task, so submitting cannot fail. */
-#define MAX_JOBS 256
 
 /* Elements of a chunk: large enough that taking one costs nothing beside it. Small
  * tasks are cut finer, so that all threads get a part. Both are whole norm blocks. */
@@ -23,6 +20,8 @@
 #define SMALL_CHUNK KERNEL_NORM_BLOCK
 /* KOP_COPY counts bytes. */
 #define COPY_FACTOR 4u
+/* A chunk that moves more is cut as small as a norm block allows: it is what others wait for. */
+#define CHUNK_BYTES (4u << 20)
 
 /* The cursor holds which kop (high bits) and which chunk of it (low bits). */
 #define CURSOR_CHUNK_BITS 40
@@ -30,10 +29,11 @@
 #define CURSOR(kop)       ((uint64_t)(kop) << CURSOR_CHUNK_BITS)
 #define MAX_KOPS          (1u << (64 - CURSOR_CHUNK_BITS))
 
-/* One task the threads are at. */
+/* One task the threads are at; lies in the task's room, so that submitting allocates nothing
+ * and cannot fail. */
 struct job {
 	struct work work;          /* back to the loop */
-	struct list link;          /* workers.queue while chunks may be left; else free_jobs */
+	struct fair_task turn;     /* while chunks may be left; under the lock */
 	struct workers *workers;   /* back pointer */
 	struct backend_task *task; /* borrowed */
 	uint64_t chunk;            /* elements */
@@ -43,26 +43,30 @@ struct job {
 	uint64_t ended_us;         /* the last one has left */
 };
 
+_Static_assert(sizeof(struct job) <= sizeof(((struct backend_task *)0)->room), "a task has room");
+
 struct workers {
 	struct workers_options o;
 	pthread_mutex_t lock;
 	pthread_cond_t wake;
-	struct list queue; /* of struct job, oldest first; under the lock */
-	bool stop;         /* under the lock */
-
-	/* loop thread only */
-	struct list free_jobs;
-	struct backend_task *waiting, *waiting_last; /* without a job, linked by impl */
-	unsigned unfinished;                         /* tasks */
-
-	unsigned started; /* threads */
+	struct fair fair;    /* of struct job, by turn; under the lock */
+	_Atomic bool shared; /* several jobs wait: after each chunk look whose turn it is */
+	bool stop;           /* under the lock */
+	unsigned unfinished; /* tasks; loop thread only */
+	unsigned started;    /* threads */
 	pthread_t *threads;
-	struct job jobs[MAX_JOBS];
 };
+
+static struct job *job_of(struct backend_task *task)
+{
+	return (struct job *)(void *)task->room;
+}
 
 static uint64_t chunk_of(const struct job *job, const struct kop *kop)
 {
-	return kop->kind == KOP_COPY ? job->chunk * COPY_FACTOR : job->chunk;
+	if (kop->kind == KOP_COPY)
+		return job->chunk * COPY_FACTOR;
+	return kop->n && kop_bytes(kop) / kop->n > CHUNK_BYTES / CHUNK ? SMALL_CHUNK : job->chunk;
 }
 
 /* Take the next chunk. Relaxed: what the chunk consists of was published by the
@@ -93,75 +97,128 @@ static bool take_chunk(struct job *job, const struct kop **kop, uint64_t *begin,
 	return false;
 }
 
-static void run_chunks(const struct workers *w, struct job *job)
-{
+/* A thread's way through tasks: the chunk that it has taken, if there is one. */
+struct piece {
 	const struct kop *kop;
 	uint64_t begin, end;
+};
 
-	while (take_chunk(job, &kop, &begin, &end))
-		kop_run(w->o.kernels, kop, begin, end);
+static bool take_piece(struct job *job, struct piece *p)
+{
+	return take_chunk(job, &p->kop, &p->begin, &p->end);
 }
 
-static void start_waiting(struct workers *w);
+static uint64_t piece_bytes(const struct piece *p)
+{
+	return kop_bytes(p->kop) / p->kop->n * (p->end - p->begin);
+}
+
+/* Run @p, and as long as nobody else wants the threads what follows it. Return: bytes of what
+ * followed; *ret_over: no chunk is left. */
+static uint64_t run_chunks(struct workers *w, struct job *job, struct piece *p, bool *ret_over)
+{
+	uint64_t more = 0;
+
+	for (;;) {
+		kop_run(w->o.kernels, p->kop, p->begin, p->end);
+		*ret_over = false;
+		if (atomic_load_explicit(&w->shared, memory_order_relaxed))
+			return more;
+		*ret_over = !take_piece(job, p);
+		if (*ret_over)
+			return more;
+		more += piece_bytes(p);
+	}
+}
 
 static void on_job_done(struct work *work)
 {
 	struct job *job = CONTAINER_OF(work, struct job, work);
 	struct workers *w = job->workers;
-	struct backend_task *task = STEAL_PTR(job->task);
+	struct backend_task *task = job->task;
 
 	task->began_us = job->began_us;
 	task->ended_us = job->ended_us;
-	list_append(&w->free_jobs, &job->link);
-	start_waiting(w);
 	CHECK(w->unfinished > 0);
 	w->unfinished--;
 	w->o.done(w->o.userdata, task);
 }
 
-/* No chunk of @job is left. All that were taken are done when the last thread
- * inside leaves: it tells the loop, and the job is not ours any more. */
-static void leave_job(struct workers *w, struct job *job)
+/* Several jobs, or one: threads inside a task look at this after each chunk. */
+static void note_shared(struct workers *w)
 {
-	bool last;
+	atomic_store_explicit(&w->shared, fair_shared(&w->fair), memory_order_relaxed);
+}
 
-	pthread_mutex_lock(&w->lock);
-	list_unlink(&job->link);
-	last = --job->users == 0;
-	pthread_mutex_unlock(&w->lock);
-	if (!last)
-		return;
+/* Out of @job; under the lock. With @over no chunk of it is left, and nobody enters it any more:
+ * all that were taken are done when the last thread inside leaves. Return: this is that one, and
+ * the job is nobody else's any more. */
+static bool leave_job(struct workers *w, struct job *job, bool over)
+{
+	if (over) {
+		fair_remove(&w->fair, &job->turn);
+		note_shared(w);
+	}
+	CHECK(job->users > 0);
+	job->users--;
+	return job->users == 0 && list_empty(&job->turn.link);
+}
+
+static void tell_done(struct workers *w, struct job *job)
+{
 	job->ended_us = clock_now_us();
 	loopq_post(w->o.loopq, &job->work, on_job_done);
 }
 
-/* Wait for a job with chunks left and enter it. Return: NULL at the end. */
-static struct job *enter_job(struct workers *w)
+/* Whose turn it is; under the lock. */
+static void enter_job(struct job *job)
 {
-	struct job *job = NULL;
+	job->users++;
+	if (!job->began_us)
+		job->began_us = clock_now_us();
+}
 
-	pthread_mutex_lock(&w->lock);
-	while (list_empty(&w->queue) && !w->stop)
-		pthread_cond_wait(&w->wake, &w->lock);
-	if (!list_empty(&w->queue)) {
-		job = list_first(&w->queue, struct job, link);
-		job->users++;
-		if (!job->began_us)
-			job->began_us = clock_now_us();
+/* One turn: a task, at least a chunk of it. Under the lock, which is given up meanwhile. */
+static void take_turn(struct workers *w)
+{
+	struct fair_task *turn = fair_next(&w->fair);
+	struct job *job = CONTAINER_OF(turn, struct job, turn);
+	struct piece p;
+	bool over, last;
+
+	enter_job(job);
+	over = !take_piece(job, &p);
+	if (!over) {
+		uint64_t more;
+
+		fair_served(turn, piece_bytes(&p));
+		pthread_mutex_unlock(&w->lock);
+		more = run_chunks(w, job, &p, &over);
+		pthread_mutex_lock(&w->lock);
+		if (!list_empty(&turn->link)) /* else its place may be another's by now */
+			fair_served(turn, more);
 	}
+	last = leave_job(w, job, over);
+	if (!last)
+		return;
 	pthread_mutex_unlock(&w->lock);
-	return job;
+	tell_done(w, job);
+	pthread_mutex_lock(&w->lock);
 }
 
 static void *worker_main(void *arg)
 {
 	struct workers *w = arg;
-	struct job *job;
 
-	while ((job = enter_job(w))) {
-		run_chunks(w, job);
-		leave_job(w, job);
+	pthread_mutex_lock(&w->lock);
+	for (;;) {
+		while (!fair_next(&w->fair) && !w->stop)
+			pthread_cond_wait(&w->wake, &w->lock);
+		if (!fair_next(&w->fair))
+			break;
+		take_turn(w);
 	}
+	pthread_mutex_unlock(&w->lock);
 	return NULL;
 }
 
@@ -182,7 +239,8 @@ static uint64_t count_chunks(const struct workers *w, const struct job *job)
 static void publish_job(struct workers *w, struct job *job, uint64_t chunks)
 {
 	pthread_mutex_lock(&w->lock);
-	list_append(&w->queue, &job->link);
+	fair_add(&w->fair, &job->turn, job->task->owner);
+	note_shared(w);
 	pthread_mutex_unlock(&w->lock);
 	if (chunks >= w->o.threads) {
 		pthread_cond_broadcast(&w->wake);
@@ -192,19 +250,15 @@ static void publish_job(struct workers *w, struct job *job, uint64_t chunks)
 		pthread_cond_signal(&w->wake);
 }
 
-static void start_task(struct workers *w, struct backend_task *task)
+void workers_submit(struct workers *w, struct backend_task *task)
 {
-	struct job *job = list_first(&w->free_jobs, struct job, link);
+	struct job *job = job_of(task);
 	uint64_t chunks;
 
-	list_unlink(&job->link);
-	task->impl = NULL;
-	job->task = task;
-	job->users = 0;
-	job->began_us = 0;
-	job->ended_us = 0;
-	job->chunk = CHUNK;
-	atomic_store_explicit(&job->cursor, 0, memory_order_relaxed);
+	CHECK(task->n_kops < MAX_KOPS);
+	w->unfinished++;
+	*job = (struct job){ .workers = w, .task = task, .chunk = CHUNK };
+	list_init(&job->turn.link);
 	chunks = count_chunks(w, job);
 	if (chunks < w->o.threads) {
 		job->chunk = SMALL_CHUNK;
@@ -214,29 +268,6 @@ static void start_task(struct workers *w, struct backend_task *task)
 		loopq_post(w->o.loopq, &job->work, on_job_done);
 	else
 		publish_job(w, job, chunks);
-}
-
-static void start_waiting(struct workers *w)
-{
-	while (w->waiting && !list_empty(&w->free_jobs)) {
-		struct backend_task *task = w->waiting;
-
-		w->waiting = task->impl;
-		start_task(w, task);
-	}
-}
-
-void workers_submit(struct workers *w, struct backend_task *task)
-{
-	CHECK(task->n_kops < MAX_KOPS);
-	w->unfinished++;
-	task->impl = NULL;
-	if (w->waiting)
-		w->waiting_last->impl = task;
-	else
-		w->waiting = task;
-	w->waiting_last = task;
-	start_waiting(w);
 }
 
 /* A machine of several NUMA nodes: the threads are spread over them, each staying
@@ -282,13 +313,7 @@ int workers_new(const struct workers_options *o, struct workers **ret)
 	w->threads = calloc(o->threads, sizeof(*w->threads));
 	pthread_mutex_init(&w->lock, NULL);
 	pthread_cond_init(&w->wake, NULL);
-	list_init(&w->queue);
-	list_init(&w->free_jobs);
-	for (unsigned i = 0; i < MAX_JOBS; i++) {
-		w->jobs[i].workers = w;
-		list_init(&w->jobs[i].link);
-		list_append(&w->free_jobs, &w->jobs[i].link);
-	}
+	fair_init(&w->fair);
 	r = w->threads ? start_threads(w) : -ENOMEM;
 	if (r) {
 		workers_free(w);
@@ -303,7 +328,7 @@ struct workers *workers_free(struct workers *w)
 {
 	if (!w)
 		return NULL;
-	CHECK(w->unfinished == 0 && !w->waiting);
+	CHECK(w->unfinished == 0);
 	pthread_mutex_lock(&w->lock);
 	w->stop = true;
 	pthread_mutex_unlock(&w->lock);

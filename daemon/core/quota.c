@@ -16,7 +16,9 @@ uint64_t quota_left(const struct quota *q)
 	for (; q; q = q->parent) {
 		uint64_t limit = q->limit ? q->limit : UINT64_MAX;
 		uint64_t here = limit > q->used ? limit - q->used : 0;
+		uint64_t user = q->user ? user_left(q->user, USER_STATE) : UINT64_MAX;
 
+		here = user < here ? user : here;
 		if (here < left)
 			left = here;
 	}
@@ -37,6 +39,8 @@ int quota_charge(struct quota *q, enum mem_class class, uint64_t bytes)
 	for (; q; q = q->parent) {
 		q->used += bytes;
 		q->by_class[class] += bytes;
+		if (q->user)
+			user_add(q->user, USER_STATE, bytes);
 	}
 	return 0;
 }
@@ -47,6 +51,8 @@ void quota_undo(struct quota *q, enum mem_class class, uint64_t bytes)
 		CHECK(q->by_class[class] >= bytes && q->used >= bytes);
 		q->used -= bytes;
 		q->by_class[class] -= bytes;
+		if (q->user)
+			user_sub(q->user, USER_STATE, bytes);
 	}
 }
 

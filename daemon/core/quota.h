@@ -8,6 +8,8 @@
 
 #include <stdint.h>
 
+#include "core/user.h"
+
 enum mem_class {
 	MEM_SHARD = 0, /* master parameters, gradient shards, optimizer state: hard */
 	MEM_FULL,      /* gathered copies: pooled, revocable */
@@ -18,6 +20,7 @@ enum mem_class {
 
 struct quota {
 	struct quota *parent; /* borrowed; outlives this one; may be NULL */
+	struct user *user;    /* borrowed; NULL: none. Charged with USER_STATE beside */
 	uint64_t limit;       /* bytes; 0: none */
 	uint64_t used;        /* bytes, sum of @by_class */
 	uint64_t by_class[_MEM_N];
@@ -29,7 +32,7 @@ enum {
 	QUOTA_E_LIMIT = 1, /* this account or a parent has not that much left */
 };
 
-/* Limit @limit bytes (0: none). Allocates nothing. */
+/* Limit @limit bytes (0: none), no user. Allocates nothing. */
 void quota_init(struct quota *q, struct quota *parent, uint64_t limit);
 
 /* Take @bytes from this account and all above, or nothing.

@@ -12,6 +12,11 @@
 
 #define JOB_MAGIC 0x4a4f4221u
 
+/* About what records take, with their names: of a rank, of a unit, of a tensor. */
+#define JOB_RANK_BYTES   (sizeof(struct member) + 256u)
+#define JOB_UNIT_BYTES   1024u
+#define JOB_TENSOR_BYTES 512u
+
 void jobs_init(struct jobs *jobs, struct node *node, const struct job_ops *ops)
 {
 	*jobs = (struct jobs){ .node = node, .ops = *ops, .names = HTAB_NULL };
@@ -36,6 +41,8 @@ static struct job *job_free(struct job *job)
 	free(job->ranks);
 	free(job->placed);
 	state_job_free(job->rec);
+	user_charge_deinit(&job->memory);
+	user_charge_deinit(&job->owner);
 	job->magic = 0;
 	free(job);
 	return NULL;
@@ -70,6 +77,7 @@ static void open_accounts(struct job *job)
 
 	quota_init(&job->quota, node->n_devices == 1 ? &node->devices[0].quota : NULL,
 		   job->rec->quota_bytes);
+	job->quota.user = job->owner.user;
 	for (unsigned d = 0; d < node->n_devices; d++) {
 		pool_init(&job->full[d], &node->devices[d], &job->quota, MEM_FULL, job_share(job),
 			  job->rec->name, -1);
@@ -80,16 +88,53 @@ static void open_accounts(struct job *job)
 	}
 }
 
-/* A job around @rec, with its groups; nothing else yet. Takes @rec on success. */
-static struct job *job_new(struct jobs *jobs, state_job *rec)
+uint64_t job_own_bytes(const struct job *job, uint64_t units, uint64_t tensors)
+{
+	uint64_t ranks = job->rec->world_size;
+
+	return sizeof(struct job) + ranks * JOB_RANK_BYTES +
+	       units * (sizeof(struct unit) + JOB_UNIT_BYTES + ranks * sizeof(struct member_unit)) +
+	       tensors * JOB_TENSOR_BYTES;
+}
+
+/* Its owner pays. Return: 0 or a fault code. */
+static int job_charge(struct job *job, struct fault *f)
+{
+	struct user *u = users_get(&job->jobs->node->users, job->rec->uid, NULL, 0);
+
+	if (!u)
+		return fault_errno(f, -ENOMEM, "making a job");
+	if (user_charge(&job->owner, u, USER_JOBS, 1, f) == 0)
+		(void)user_charge(&job->memory, u, USER_MEMORY, job_own_bytes(job, 0, 0), f);
+	user_unref(u);
+	return f->code;
+}
+
+int job_owner_fault(const struct job *job, uint64_t bytes, struct fault *f)
+{
+	struct user *u = job->owner.user;
+
+	if (!user_has_room(u, USER_SLABS, 1))
+		return user_refuse(u, USER_SLABS, 1, f);
+	if (!user_has_room(u, USER_STATE, bytes))
+		return user_refuse(u, USER_STATE, bytes, f);
+	return 0;
+}
+
+/* A job around @rec, with its groups; nothing else yet. Takes @rec on success. Return: NULL with
+ * @f. */
+static struct job *job_new(struct jobs *jobs, state_job *rec, struct fault *f)
 {
 	struct job *job = calloc(1, sizeof(*job));
 
-	if (!job)
+	if (!job) {
+		fault_errno(f, -ENOMEM, "making a job");
 		return NULL;
+	}
 	job->magic = JOB_MAGIC;
 	job->jobs = jobs;
 	job->node = jobs->node;
+	job->number = ++jobs->last_number ? jobs->last_number : ++jobs->last_number;
 	job->unit_names = HTAB_NULL;
 	list_init(&job->idle_full);
 	list_init(&job->cast_turns);
@@ -104,12 +149,17 @@ static struct job *job_new(struct jobs *jobs, state_job *rec)
 	job->ranks = calloc(rec->world_size, sizeof(struct member *));
 	job->placed = calloc(rec->world_size, sizeof(struct device *));
 	job->rec = rec;
+	if (job_charge(job, f)) {
+		job->rec = NULL;
+		return job_free(job);
+	}
 	open_accounts(job);
 	while (job->ranks && job->placed && job->n_groups < rec->n_groups)
 		if (job_add_group(job) < 0)
 			break;
 	if (!job->ranks || !job->placed || job->n_groups < rec->n_groups) {
 		job->rec = NULL;
+		fault_errno(f, -ENOMEM, "making a job");
 		return job_free(job);
 	}
 	return job;
@@ -198,7 +248,11 @@ static int job_make(struct jobs *jobs, const struct job_spec *spec, uid_t uid, g
 				 "job.ipc is set, but memory of %s has no CUDA IPC handle",
 				 backend_info(jobs->node->devices[0].backend)->id);
 	rec = rec_from_spec(l, spec, uid, gid);
-	job = rec ? job_new(jobs, rec) : NULL;
+	job = rec ? job_new(jobs, rec, f) : NULL;
+	if (!job && f->code) {
+		state_job_free(rec);
+		return f->code;
+	}
 	if (!job) {
 		state_job_free(rec);
 		return fault_errno(f, -ENOMEM, "making a job");
@@ -308,11 +362,11 @@ static int restore_place(struct job *job, uint32_t rank)
 int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **ret,
 		struct fault *f)
 {
-	struct job *job = job_new(jobs, rec);
+	struct job *job = job_new(jobs, rec, f);
 	int r = 0;
 
 	if (!job)
-		return fault_errno(f, -ENOMEM, "restoring a job");
+		return f->code;
 	job->slabs = calloc(rec->n_slabs ? rec->n_slabs : 1, sizeof(struct slab *));
 	for (size_t i = 0; job->slabs && r == 0 && i < rec->n_slabs; i++) {
 		r = restore_slab(job, rec->slabs[i], fds[i], &job->slabs[i]);

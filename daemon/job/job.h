@@ -88,7 +88,10 @@ struct job {
 	struct node *node; /* borrowed */
 	state_job *rec;    /* owned */
 	struct quota quota;
-	bool deleted; /* a zombie: out of the registry's names */
+	uint32_t number;           /* no other living job has it; not 0 */
+	struct user_charge owner;  /* one of its owner's jobs */
+	struct user_charge memory; /* what it takes of our own: job_own_bytes */
+	bool deleted;              /* a zombie: out of the registry's names */
 	bool draining;
 	bool torn;
 	uint64_t idle_since_us; /* no trainers since; 0: there are some */
@@ -141,7 +144,8 @@ struct jobs {
 	struct list all;
 	struct list zombies;
 	uint32_t count;
-	bool draining; /* no new jobs and trainers */
+	uint32_t last_number; /* of a job */
+	bool draining;        /* no new jobs and trainers */
 };
 
 void jobs_init(struct jobs *jobs, struct node *node, const struct job_ops *ops);
@@ -172,6 +176,12 @@ int job_open(struct jobs *jobs, const struct job_spec *spec, uid_t uid, gid_t gi
 /* Find by name, for its owner or an administrator. Return: 0 or a fault. */
 int job_find(struct jobs *jobs, const char *name, uid_t uid, struct job **ret, struct fault *f);
 bool job_may_use(const struct job *job, uid_t uid);
+
+/* For whom a device works. */
+static inline struct backend_owner job_as_owner(const struct job *job)
+{
+	return (struct backend_owner){ job->rec->uid, job->number };
+}
 
 enum {
 	JOB_E_BUSY = -1,  /* ops of an earlier epoch still run: job_wait_settled, then again */
@@ -299,6 +309,13 @@ void job_pass_end(struct job *job, struct group *g);
  * use any more; job_drop_partials: those of all units, as soon as nothing runs. */
 void job_give_partials(struct job *job, struct unit *u);
 void job_drop_partials(struct job *job);
+
+/* Bytes of our own that a job of that many units and tensors takes at most, whatever its ranks
+ * do: records, and what each rank has of each unit. */
+uint64_t job_own_bytes(const struct job *job, uint64_t units, uint64_t tensors);
+/* A slab of @bytes was refused by the account: was it by its owner's limits? Then @f says so.
+ * Return: 0, or a fault code. */
+int job_owner_fault(const struct job *job, uint64_t bytes, struct fault *f);
 
 /* Who holds how much, for RESOURCE_EXHAUSTED texts. */
 void job_holders(const struct job *job, char *buf, size_t bytes);

@@ -17,6 +17,11 @@ int member_new(struct job *job, uint32_t rank, struct proc *proc, uint64_t sessi
 
 	if (!m)
 		return -ENOMEM;
+	m->user = users_get(&job->node->users, proc_uid(proc), NULL, 0);
+	if (!m->user) {
+		free(m);
+		return -ENOMEM;
+	}
 	m->magic = MEMBER_MAGIC;
 	m->refs = 1;
 	m->state = MEMBER_JOINED;
@@ -62,6 +67,7 @@ struct member *member_unref(struct member *m)
 	CHECK(!m->link && !m->executing && !m->ahead.lists);
 	pool_deinit(&m->pool);
 	proc_unref(m->proc);
+	user_unref(m->user);
 	free(m->units);
 	free(m->registered);
 	m->job->members--;
@@ -311,6 +317,7 @@ void member_op_begun(struct member *m)
 {
 	member_ref(m);
 	m->pending++;
+	m->user->used[USER_OPS]++; /* op_submit has looked for room */
 	m->ops_total++;
 }
 
@@ -318,6 +325,7 @@ void member_op_ended(struct member *m)
 {
 	CHECK(m->pending > 0);
 	m->pending--;
+	user_give_one(m->user, USER_OPS);
 	if (m->retiring && !m->pending && !m->executing)
 		retire_now(m);
 	member_unref(m);

@@ -90,6 +90,7 @@ struct member {
 	struct job *job; /* borrowed; the job outlives its members */
 	uint32_t rank;
 	struct proc *proc;  /* a reference */
+	struct user *user;  /* whose process it is; a reference */
 	uint64_t session;   /* number, for texts and status */
 	uint64_t epoch;     /* it joined last */
 	struct fault ended; /* STALE: what ended that epoch */

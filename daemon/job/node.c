@@ -14,6 +14,7 @@ void node_init(struct node *node, uv_loop_t *loop)
 	list_init(&node->comms);
 	list_init(&node->waiters);
 	quarantine_init(&node->quarantine);
+	users_init(&node->users);
 }
 
 /* ------------------------------------------------------------------- waiting */
@@ -409,4 +410,5 @@ void node_deinit(struct node *node)
 		CHECK(!nc->making && !nc->ending && list_empty(&nc->windows));
 		free_comms(nc);
 	}
+	users_deinit(&node->users);
 }

@@ -10,6 +10,7 @@
 
 #include "backend/backend.h"
 #include "core/fault.h"
+#include "core/user.h"
 #include "engine/engine.h"
 #include "mem/quarantine.h"
 #include "mem/slab.h"
@@ -53,6 +54,7 @@ struct node {
 	struct list waiters;   /* of struct parked; see node_wait */
 	struct quarantine quarantine;
 	struct node_limits limits;
+	struct users users; /* who uses how much of all this */
 	uint64_t started_us;
 	/* (optional) A communicator broke; @why is one sentence. */
 	void (*comm_broke)(struct node *node, struct node_comm *nc, const char *why);

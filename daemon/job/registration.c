@@ -98,7 +98,8 @@ static int reg_check_names(struct registration *r, struct fault *f)
 	return f->code;
 }
 
-static int reg_check_tensors(const struct registration *r, struct fault *f)
+/* Of the job, with those of the new units. */
+static uint64_t reg_tensors(const struct registration *r)
 {
 	const struct job *job = r->job;
 	uint64_t tensors = 0;
@@ -107,6 +108,14 @@ static int reg_check_tensors(const struct registration *r, struct fault *f)
 		tensors += job->units[i]->rec->n_tensors;
 	for (size_t i = 0; i < r->n; i++)
 		tensors += r->ids[i] ? 0 : r->specs[i]->n_tensors;
+	return tensors;
+}
+
+static int reg_check_tensors(const struct registration *r, struct fault *f)
+{
+	const struct job *job = r->job;
+	uint64_t tensors = reg_tensors(r);
+
 	if (tensors <= JOB_MAX_TENSORS)
 		return 0;
 	return fault_set(f, FAULT_EXHAUSTED, NULL,
@@ -271,6 +280,10 @@ static int reg_memory_fault(struct registration *r, int error, struct fault *f)
 		bytes = add(bytes, add(r->on[d].params_bytes, r->on[d].other_bytes));
 	for (uint32_t i = 0; i < r->job->rec->world_size; i++)
 		bytes = add(bytes, r->ranks[i].bytes);
+	if (error == SLAB_E_QUOTA && job_owner_fault(r->job, bytes, f)) {
+		reg_put_back(r, false);
+		return f->code;
+	}
 	/* what this call has taken so far is not what the job holds */
 	reg_put_back(r, false);
 	job_holders(r->job, holders, sizeof(holders));
@@ -515,17 +528,33 @@ static void take_specs(struct registration *r, uint32_t first)
 			r->specs[i] = NULL;
 }
 
+/* What the new units cost beside their memory. Return: 0 or a fault code. */
+static int reg_charge(struct registration *r, struct fault *f)
+{
+	struct job *job = r->job;
+	uint64_t bytes = job_own_bytes(job, job->n_units + r->n_new, reg_tensors(r));
+
+	return user_charge_resize(&job->memory, bytes, f) ? (int)f->code : 0;
+}
+
 static int reg_run(struct registration *r, struct fault *f)
 {
+	uint64_t own = r->job->memory.n;
 	int e = reg_check_all(r, f);
 
 	if (e || !r->n_new)
 		return e;
-	reg_sum(r);
-	e = reg_memory(r, f);
+	e = reg_charge(r, f);
 	if (e)
 		return e;
-	(void)reg_build(r, f);
+	reg_sum(r);
+	e = reg_memory(r, f);
+	if (e) {
+		(void)user_charge_resize(&r->job->memory, own, NULL);
+		return e;
+	}
+	if (reg_build(r, f))
+		(void)user_charge_resize(&r->job->memory, own, NULL);
 	reg_put_back(r, false); /* the job has references of its own, if it took them */
 	return (int)f->code;
 }

@@ -145,6 +145,8 @@ int slab_new(struct device *d, struct quota *payer, enum mem_class class, enum b
 	s = build(d, payer, class, bytes, job, owner_rank);
 	if (!s)
 		return -ENOMEM;
+	if (!user_has_room(payer->user, USER_SLABS, 1))
+		return SLAB_E_QUOTA;
 	r = charge(d, payer, class, bytes);
 	if (r)
 		return r;
@@ -153,6 +155,7 @@ int slab_new(struct device *d, struct quota *payer, enum mem_class class, enum b
 		undo_charge(d, payer, class, bytes);
 		return r == BACKEND_E_FULL ? SLAB_E_FULL : r == BACKEND_E_LATER ? SLAB_E_LATER : r;
 	}
+	CHECK(user_charge(&s->cost, payer->user, USER_SLABS, 1, NULL) == 0);
 	enter(d, s, d->table->next++);
 	*ret = STEAL_PTR(s);
 	return 0;
@@ -178,6 +181,8 @@ int slab_import(struct device *d, struct quota *payer, enum mem_class class, uin
 		uncharge(d, payer, class, bytes);
 		return r;
 	}
+	/* it is there: an owner with too many of them gets no more, but keeps it */
+	(void)user_charge(&s->cost, payer->user, USER_SLABS, 1, NULL);
 	enter(d, s, id);
 	if (d->table->next <= id)
 		d->table->next = id + 1;
@@ -204,6 +209,7 @@ void slab_bury(struct slab *s)
 		backend_free(s->device->backend, s->mem);
 		uncharge(s->device, s->payer, s->class, s->bytes);
 	}
+	user_charge_deinit(&s->cost);
 	s->magic = 0;
 	free(s);
 }

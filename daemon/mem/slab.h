@@ -42,11 +42,12 @@ struct slab {
 	unsigned refs;
 	uint32_t id;
 	enum mem_class class;
-	bool writable;         /* for those it is exported to; may be set before that */
-	bool borrowed;         /* @mem is the backend's own, charged to nobody */
-	int owner_rank;        /* whose it is alone; -1: all ranks of the job */
-	struct device *device; /* borrowed */
-	struct quota *payer;   /* borrowed; outlives the slab */
+	bool writable;           /* for those it is exported to; may be set before that */
+	bool borrowed;           /* @mem is the backend's own, charged to nobody */
+	int owner_rank;          /* whose it is alone; -1: all ranks of the job */
+	struct device *device;   /* borrowed */
+	struct quota *payer;     /* borrowed; outlives the slab */
+	struct user_charge cost; /* one of the payer's user's slabs */
 	struct backend_mem *mem;
 	uint64_t bytes;
 	uint64_t quarantined; /* bytes of it that wait for a process to end: all or none */
@@ -62,7 +63,7 @@ struct slab {
 };
 
 enum {
-	SLAB_E_QUOTA = 1, /* the payer has no such amount left */
+	SLAB_E_QUOTA = 1, /* the payer has no such amount left, or its user too many slabs */
 	SLAB_E_FULL = 2,  /* the device has no such amount left, or the table is full */
 	SLAB_E_LATER = 3, /* the backend is making it: ask again at its news */
 };

@@ -90,6 +90,21 @@ bool admit_peer(const struct admit *a, int sock, const struct ucred *cred)
 	return a->n_gids > 0 && has_group_of(a, sock);
 }
 
+gid_t *admit_groups(int sock, const struct ucred *cred, size_t *ret_n)
+{
+	size_t n = 0;
+	_cleanup_(freep) gid_t *more = peer_groups(sock, &n);
+	gid_t *all = malloc((n + 1) * sizeof(*all));
+
+	if (!all)
+		return NULL;
+	all[0] = cred->gid;
+	if (n)
+		memcpy(all + 1, more, n * sizeof(*all));
+	*ret_n = n + 1;
+	return all;
+}
+
 void admit_deinit(struct admit *a)
 {
 	free(a->uids);

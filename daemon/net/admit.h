@@ -27,6 +27,10 @@ int admit_set(struct admit *a, const uid_t *uids, size_t n_uids, const gid_t *gi
  * rest does not decide. */
 bool admit_peer(const struct admit *a, int sock, const struct ucred *cred);
 
+/* All groups of the peer of @sock, its primary one first: malloc'ed, the caller's. Return: NULL
+ * without memory. */
+gid_t *admit_groups(int sock, const struct ucred *cred, size_t *ret_n);
+
 /* Safe after ADMIT_NULL and twice. */
 void admit_deinit(struct admit *a);
 

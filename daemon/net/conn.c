@@ -28,11 +28,30 @@ struct conn {
 	uv_poll_t poll;
 	struct proc *proc; /* one reference */
 	struct proc_watch gone;
+	struct conn_place place;
 	bool closing;
 	void *user;
 	conn_closed_cb fn;
 	void *userdata;
 };
+
+int conn_place_take(struct conn_place *p, struct user *u, struct fault *f)
+{
+	int r = user_charge(&p->open, u, USER_CONNECTIONS, 1, f);
+
+	if (r)
+		return r;
+	r = user_charge(&p->unattached, u, USER_UNATTACHED, 1, f);
+	if (r)
+		user_charge_deinit(&p->open);
+	return r;
+}
+
+void conn_place_give(struct conn_place *p)
+{
+	user_charge_deinit(&p->unattached);
+	user_charge_deinit(&p->open);
+}
 
 static void on_handle_closed(uv_handle_t *handle)
 {
@@ -45,6 +64,7 @@ static void on_handle_closed(uv_handle_t *handle)
 	fd_close(c->watch_fd);
 	fd_close(c->fd);
 	proc_unref(c->proc);
+	conn_place_give(&c->place);
 	c->magic = 0;
 	free(c);
 }
@@ -123,6 +143,25 @@ int conn_new(uv_loop_t *loop, enum conn_protocol protocol, int fd, struct proc *
 	proc_watch(proc, &c->gone, on_proc_gone);
 	*ret = c;
 	return 0;
+}
+
+void conn_set_place(struct conn *c, struct conn_place *p)
+{
+	MAGIC_CHECK(c, CONN_MAGIC);
+	CHECK(!c->place.open.user);
+	c->place = *p;
+	*p = CONN_PLACE_NULL;
+}
+
+struct user *conn_account(const struct conn *c)
+{
+	return c->place.open.user;
+}
+
+void conn_attached(struct conn *c)
+{
+	MAGIC_CHECK(c, CONN_MAGIC);
+	user_charge_deinit(&c->place.unattached);
 }
 
 uint64_t conn_id(const struct conn *c)

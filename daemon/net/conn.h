@@ -14,8 +14,22 @@
 
 #include "core/list.h"
 #include "core/proc.h"
+#include "core/user.h"
 
 enum conn_protocol { CONN_GRPC, CONN_LOCAL };
+
+/* What a socket costs its user, from accept to its end. */
+struct conn_place {
+	struct user_charge open;
+	struct user_charge unattached; /* until it is a session's, or a channel of one */
+};
+
+#define CONN_PLACE_NULL ((struct conn_place){ .open = USER_CHARGE_NULL })
+
+/* Take a place of @u (NULL: nobody pays). @f may be NULL. Return: 0 or USER_E_LIMIT. */
+int conn_place_take(struct conn_place *p, struct user *u, struct fault *f);
+/* Safe after CONN_PLACE_NULL and twice. */
+void conn_place_give(struct conn_place *p);
 
 struct conn;
 typedef void (*conn_closed_cb)(struct conn *c, void *userdata);
@@ -29,6 +43,13 @@ uint64_t conn_id(const struct conn *c);
 enum conn_protocol conn_protocol(const struct conn *c);
 struct proc *conn_proc(struct conn *c); /* borrowed */
 int conn_fd(const struct conn *c);      /* borrowed */
+
+/* Move @p into the connection, which has none. */
+void conn_set_place(struct conn *c, struct conn_place *p);
+/* Whose it is. Return: borrowed, or NULL: nobody pays. */
+struct user *conn_account(const struct conn *c);
+/* It is a session's, or a channel of one. Safe twice. */
+void conn_attached(struct conn *c);
 
 /* A slot for whoever rides on the connection (the session). */
 void conn_set_user(struct conn *c, void *user);

@@ -30,7 +30,9 @@ struct listener {
 	struct listen_socket socket;
 	struct admit admit;
 	struct pending_set pending;
+	struct users *users;      /* borrowed; NULL: nobody pays */
 	unsigned max_connections; /* 0: no limit */
+	unsigned reserved;        /* of these */
 	unsigned handed_out;      /* connections that fn got and that have not ended */
 	int reserve;              /* given up to accept and refuse when descriptors run out */
 	uv_poll_t poll;
@@ -81,7 +83,8 @@ static void log_shortage(struct listener *l, int negative_errno, const char *wha
 		  uv_strerror(negative_errno), listener_connections(l));
 }
 
-static void on_hello(struct pending_set *set, enum conn_protocol protocol, int fd)
+static void on_hello(struct pending_set *set, enum conn_protocol protocol, int fd,
+		     struct conn_place *place)
 {
 	struct listener *l = CONTAINER_OF(set, struct listener, pending);
 	struct proc *proc = NULL;
@@ -99,9 +102,66 @@ static void on_hello(struct pending_set *set, enum conn_protocol protocol, int f
 		log_shortage(l, r, proc ? "conn_new" : "pidfd_open");
 		return;
 	}
+	conn_set_place(c, place);
 	l->handed_out++;
 	/* Last: the callee may close the listener. */
 	l->fn(c, l->userdata);
+}
+
+/* Is there room for @u? The last places are for those who administer the daemon; half of
+ * them also for the channels of processes that have attached. */
+static bool listener_is_full(const struct listener *l, const struct ucred *cred,
+			     const struct user *u)
+{
+	unsigned half = l->max_connections / 2;
+	unsigned reserved = l->reserved < half ? l->reserved : half;
+
+	if (!l->max_connections)
+		return false;
+	if (!l->users || user_is_admin(cred->uid))
+		reserved = 0;
+	else if (u && u->channels_due > u->used[USER_UNATTACHED])
+		reserved /= 2;
+	return listener_connections(l) >= l->max_connections - reserved;
+}
+
+static struct user *listener_user(const struct listener *l, int fd, const struct ucred *cred)
+{
+	size_t n = 0;
+	_cleanup_(freep) gid_t *gids = l->users ? admit_groups(fd, cred, &n) : NULL;
+
+	return l->users ? users_get(l->users, cred->uid, gids, n) : NULL;
+}
+
+static void log_user_limit(struct listener *l, const struct ucred *cred, const struct fault *f)
+{
+	log_write(log_due(&l->limit_logged_us) ? LOG_WARN : LOG_DEBUG, "net",
+		  "connection refused uid=%u pid=%d reason=\"%s\"", cred->uid, (int)cred->pid,
+		  f->text);
+}
+
+/* Room is there, or the socket is closed. @fd: consumed. */
+static void listener_let_in(struct listener *l, int fd, const struct ucred *cred, struct user *u)
+{
+	struct conn_place place = CONN_PLACE_NULL;
+	struct fault f = FAULT_NULL;
+	int r;
+
+	if (listener_is_full(l, cred, u)) {
+		log_limit(l, "max_connections", cred->uid);
+		fd_close(fd);
+		return;
+	}
+	if (conn_place_take(&place, u, &f)) {
+		log_user_limit(l, cred, &f);
+		fd_close(fd);
+		return;
+	}
+	r = pending_add(&l->pending, fd, cred->uid, &place);
+	if (r == PENDING_E_LIMIT)
+		log_limit(l, "pending_per_uid", cred->uid);
+	else if (r < 0)
+		log_shortage(l, r, "poll");
 }
 
 /* A new socket: who is it, and is there room? Consumes @fd. */
@@ -109,7 +169,7 @@ static void take(struct listener *l, int fd)
 {
 	struct ucred cred;
 	socklen_t len = sizeof(cred);
-	int r;
+	struct user *u;
 
 	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) < 0) {
 		log_shortage(l, -errno, "getsockopt");
@@ -121,16 +181,14 @@ static void take(struct listener *l, int fd)
 		fd_close(fd);
 		return;
 	}
-	if (l->max_connections > 0 && listener_connections(l) >= l->max_connections) {
-		log_limit(l, "max_connections", cred.uid);
+	u = listener_user(l, fd, &cred);
+	if (l->users && !u) {
+		log_shortage(l, -ENOMEM, "users_get");
 		fd_close(fd);
 		return;
 	}
-	r = pending_add(&l->pending, fd, cred.uid);
-	if (r == PENDING_E_LIMIT)
-		log_limit(l, "pending_per_uid", cred.uid);
-	else if (r < 0)
-		log_shortage(l, r, "poll");
+	listener_let_in(l, fd, &cred, u);
+	user_unref(u);
 }
 
 static int open_reserve(void)
@@ -266,6 +324,8 @@ static void start(struct listener *l, const struct listener_options *o)
 	int r;
 
 	l->max_connections = o->max_connections;
+	l->reserved = o->reserved;
+	l->users = o->users;
 	pending_init(&l->pending, l->loop, on_hello);
 	pending_limits(&l->pending, o->max_pending_per_uid, o->hello_timeout_us);
 	uv_timer_init(l->loop, &l->pause);
@@ -311,6 +371,7 @@ void listener_reconfigure(struct listener *l, const struct listener_options *o)
 		log_error("net", "no memory, who may connect stays as it was");
 	l->n_denied = 0;
 	l->max_connections = o->max_connections;
+	l->reserved = o->reserved;
 	pending_limits(&l->pending, o->max_pending_per_uid, o->hello_timeout_us);
 }
 

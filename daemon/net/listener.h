@@ -29,6 +29,9 @@ struct listener_options {
 	unsigned mode;                /* of the socket file, 0660 */
 	const char *group;            /* owner group of the socket file; NULL or "": unchanged */
 	unsigned max_connections;     /* further ones are closed at once; 0: no limit */
+	unsigned reserved;            /* of these, for root and the daemon's user; half of them
+				   * also for channels of sessions that have none yet */
+	struct users *users;          /* borrowed: who pays; NULL: nobody */
 	unsigned max_pending_per_uid; /* that have not said hello yet: one user cannot take all
 				       * the room; 0: no limit */
 	uint64_t hello_timeout_us;

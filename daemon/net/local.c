@@ -10,6 +10,8 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <uv.h>
 
@@ -39,6 +41,8 @@ struct local {
 	uv_timer_t timer; /* for the first frame, half a frame, a last answer */
 	unsigned n_handles;
 	struct local_out out;
+	struct user_charge unread; /* descriptors that were sent and perhaps not received */
+	struct list unread_link;   /* its user's unread */
 	size_t n_in;
 	uint8_t in[4 * SHD1_MAX_FRAME];
 };
@@ -83,6 +87,51 @@ static void on_timeout(uv_timer_t *timer)
 static void start_timer(struct local *l)
 {
 	uv_timer_start(&l->timer, on_timeout, (l->frame_timeout_us + 999) / 1000, 0);
+}
+
+/* ---------------------------------------------- descriptors on their way */
+
+static void local_forget_unread(struct local *l)
+{
+	list_unlink(&l->unread_link);
+	user_charge_deinit(&l->unread);
+}
+
+/* Has the peer received all there was? The kernel tells only that nothing is left. */
+static void local_look_unread(struct local *l)
+{
+	int bytes = 0;
+
+	if (l->out.n == 0 && ioctl(conn_fd(l->conn), SIOCOUTQ, &bytes) == 0 && bytes == 0)
+		local_forget_unread(l);
+}
+
+/* Each channel of the user that has some: no more of them than the limit. */
+static void local_look_all(struct user *u)
+{
+	struct local *l, *tmp;
+
+	list_for_each (l, tmp, &u->unread, unread_link)
+		local_look_unread(l);
+}
+
+/* One more is to be sent. What a client does not receive stays in the kernel, which counts it
+ * against the daemon. Return: 0 or a fault code. */
+static int local_charge_fd(struct local *l, struct fault *f)
+{
+	struct user *u = conn_account(l->conn);
+
+	if (!u)
+		return 0;
+	local_look_unread(l);
+	if (!user_has_room(u, USER_FDS, 1))
+		local_look_all(u);
+	if (l->unread.user)
+		return user_charge_resize(&l->unread, l->unread.n + 1, f) ? (int)f->code : 0;
+	if (user_charge(&l->unread, u, USER_FDS, 1, f))
+		return f->code;
+	list_append(&u->unread, &l->unread_link);
+	return 0;
 }
 
 /* Consumes @fd. */
@@ -163,7 +212,8 @@ static void on_get_slab(struct local *l, const struct shd1_get_slab *g)
 
 	if (!check_bound(l, &g->h))
 		return;
-	if (l->ops->get_slab(l, g->slab, l->userdata, &fd, &writable, &s.bytes, &f)) {
+	if (local_charge_fd(l, &f) ||
+	    l->ops->get_slab(l, g->slab, l->userdata, &fd, &writable, &s.bytes, &f)) {
 		if (l->state != LOCAL_CLOSED)
 			answer_error(l, g->h.tag, false, &f);
 		return;
@@ -183,7 +233,8 @@ static void on_get_ring(struct local *l, const struct shd1_get_ring *g)
 
 	if (!check_bound(l, &g->h))
 		return;
-	if (l->ops->get_ring(l, g->part, l->userdata, &fd, &s.bytes, &f)) {
+	if (local_charge_fd(l, &f) ||
+	    l->ops->get_ring(l, g->part, l->userdata, &fd, &s.bytes, &f)) {
 		if (l->state != LOCAL_CLOSED)
 			answer_error(l, g->h.tag, false, &f);
 		return;
@@ -310,6 +361,7 @@ static void on_conn_closed(struct conn *c, void *userdata)
 	CHECK(c == l->conn);
 	l->state = LOCAL_CLOSED;
 	l->ops->closed(l, l->userdata);
+	local_forget_unread(l);
 	l->conn = NULL;
 	local_out_deinit(&l->out);
 	/* The poll before the connection closes its descriptor. */
@@ -355,6 +407,7 @@ int local_new(uv_loop_t *loop, struct conn *c, const struct local_ops *ops, void
 	l->poll.data = l;
 	l->timer.data = l;
 	local_out_init(&l->out);
+	list_init(&l->unread_link);
 	clear_passing(conn_fd(c));
 	conn_on_closed(c, on_conn_closed, l);
 	start_timer(l);

@@ -27,6 +27,7 @@ struct pending {
 	int fd;
 	struct pending_set *set;
 	struct pending_uid *uid;
+	struct conn_place place;
 	struct list link;         /* in waiting */
 	struct list partial_link; /* in partial */
 	uint64_t since_us;
@@ -82,8 +83,8 @@ static void on_poll_closed(uv_handle_t *handle)
 	free(p);
 }
 
-/* Out of the set. Return: its descriptor, the caller's. */
-static int pending_take(struct pending *p)
+/* Out of the set. @place: what it costs. Return: its descriptor, the caller's. */
+static int pending_take(struct pending *p, struct conn_place *place)
 {
 	int fd = STEAL_FD(p->fd);
 
@@ -91,17 +92,38 @@ static int pending_take(struct pending *p)
 	p->set->count--;
 	p->uid->n--;
 	uid_put(p->uid);
+	*place = p->place;
+	p->place = CONN_PLACE_NULL;
 	list_unlink(&p->link);
 	list_unlink(&p->partial_link);
 	uv_close((uv_handle_t *)&p->poll, on_poll_closed);
 	return fd;
 }
 
+static void pending_end(struct pending *p)
+{
+	struct conn_place place;
+
+	fd_close(pending_take(p, &place));
+	conn_place_give(&place);
+}
+
 static void pending_drop(struct pending *p, const char *why)
 {
 	log_debug("net", "connection closed before its hello uid=%u reason=\"%s\"", p->uid->uid,
 		  why);
-	fd_close(pending_take(p));
+	pending_end(p);
+}
+
+/* The set may be closed when this returns. */
+static void pending_hand_out(struct pending *p, enum conn_protocol protocol)
+{
+	struct pending_set *set = p->set;
+	struct conn_place place;
+	int fd = pending_take(p, &place);
+
+	set->hello(set, protocol, fd, &place);
+	conn_place_give(&place);
 }
 
 static void on_timer(uv_timer_t *timer);
@@ -138,7 +160,6 @@ static void park(struct pending *p)
 static void on_readable(uv_poll_t *poll, int status, int events)
 {
 	struct pending *p = poll->data;
-	struct pending_set *set = p->set;
 	uint8_t data[HELLO_BYTES];
 	enum hello hello;
 	ssize_t n;
@@ -161,7 +182,7 @@ static void on_readable(uv_poll_t *poll, int status, int events)
 	else if (hello == HELLO_MORE)
 		park(p);
 	else
-		set->hello(set, hello == HELLO_GRPC ? CONN_GRPC : CONN_LOCAL, pending_take(p));
+		pending_hand_out(p, hello == HELLO_GRPC ? CONN_GRPC : CONN_LOCAL);
 }
 
 static void drop_overdue(struct pending_set *set, uint64_t now)
@@ -210,7 +231,8 @@ void pending_limits(struct pending_set *set, unsigned max_per_uid, uint64_t time
 }
 
 /* Return: 0 or negative errno; @fd is taken only with 0. */
-static int add_watched(struct pending_set *set, int fd, struct pending_uid *uid)
+static int add_watched(struct pending_set *set, int fd, struct pending_uid *uid,
+		       struct conn_place *place)
 {
 	_cleanup_(freep) struct pending *p = calloc(1, sizeof(*p));
 	int r;
@@ -224,6 +246,8 @@ static int add_watched(struct pending_set *set, int fd, struct pending_uid *uid)
 	p->fd = fd;
 	p->set = set;
 	p->uid = uid;
+	p->place = *place;
+	*place = CONN_PLACE_NULL;
 	p->since_us = clock_now_us();
 	p->poll.data = p;
 	list_init(&p->link);
@@ -235,7 +259,7 @@ static int add_watched(struct pending_set *set, int fd, struct pending_uid *uid)
 	return 0;
 }
 
-int pending_add(struct pending_set *set, int fd, uid_t uid)
+int pending_add(struct pending_set *set, int fd, uid_t uid, struct conn_place *place)
 {
 	struct pending_uid *u = uid_get(set, uid);
 	int r = -ENOMEM;
@@ -244,9 +268,10 @@ int pending_add(struct pending_set *set, int fd, uid_t uid)
 	if (u && set->max_per_uid > 0 && u->n >= set->max_per_uid)
 		r = PENDING_E_LIMIT;
 	else if (u)
-		r = add_watched(set, fd, u);
+		r = add_watched(set, fd, u, place);
 	if (r) {
 		fd_close(fd);
+		conn_place_give(place);
 		if (u)
 			uid_put(u);
 		return r;
@@ -271,7 +296,7 @@ void pending_close(struct pending_set *set, pending_closed_cb closed)
 {
 	MAGIC_CHECK(set, PENDING_SET_MAGIC);
 	while (!list_empty(&set->waiting))
-		fd_close(pending_take(list_first(&set->waiting, struct pending, link)));
+		pending_end(list_first(&set->waiting, struct pending, link));
 	CHECK(set->count == 0 && list_empty(&set->uids));
 	set->closed = closed;
 	uv_close((uv_handle_t *)&set->timer, on_timer_closed);

@@ -18,8 +18,9 @@
 
 struct pending_set;
 
-/* @fd said hello: the callee's now. The set may be closed inside. */
-typedef void (*pending_hello_cb)(struct pending_set *set, enum conn_protocol protocol, int fd);
+/* @fd said hello: the callee's now, with @place, which it may move. The set may be closed inside. */
+typedef void (*pending_hello_cb)(struct pending_set *set, enum conn_protocol protocol, int fd,
+				 struct conn_place *place);
 typedef void (*pending_closed_cb)(struct pending_set *set);
 
 struct pending_set {
@@ -46,9 +47,9 @@ void pending_init(struct pending_set *set, uv_loop_t *loop, pending_hello_cb hel
 
 void pending_limits(struct pending_set *set, unsigned max_per_uid, uint64_t timeout_us);
 
-/* Take @fd (always consumed), whose peer runs as @uid.
+/* Take @fd and @place (always consumed), whose peer runs as @uid.
  * Return: 0, PENDING_E_LIMIT, negative errno. */
-int pending_add(struct pending_set *set, int fd, uid_t uid);
+int pending_add(struct pending_set *set, int fd, uid_t uid, struct conn_place *place);
 
 /* Close all sockets and the timer; @closed from the loop, then the memory is free. */
 void pending_close(struct pending_set *set, pending_closed_cb closed);

@@ -175,6 +175,7 @@ static void submit_parts(struct apply *a)
 
 		if (!a->parts[d].task.n_kops)
 			continue;
+		a->parts[d].task.owner = job_as_owner(a->job);
 		device_note_task(&a->parts[d].note, b, &a->parts[d].task);
 		backend_submit(b, &a->parts[d].task);
 	}

@@ -306,6 +306,9 @@ static int check_seq(const struct member *m, uint64_t seq, struct fault *f)
 		return fault_set(f, FAULT_EXHAUSTED, NULL,
 				 "%u ops of this session are unanswered, which is max_inflight_ops",
 				 m->pending);
+	if (m->user->used[USER_OPS] >= m->user->most[USER_OPS] &&
+	    (seq != m->next_seq || list_empty(&m->held)))
+		return user_refuse(m->user, USER_OPS, 1, f);
 	return 0;
 }
 

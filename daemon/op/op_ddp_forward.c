@@ -123,6 +123,7 @@ static void move(struct op *op, const struct region *from, struct region *to)
 						(char *)region_addr(from) + a->offset[i] } };
 	}
 	op->m->job->running++;
+	mv->task.owner = job_as_owner(op->m->job);
 	device_note_task(&mv->note, op->m->device->backend, &mv->task);
 	backend_submit(op->m->device->backend, &mv->task);
 }

@@ -181,6 +181,8 @@ int op_memory_fault(const struct job *job, int error, uint64_t bytes, const char
 
 	if (error < 0 && error != -ENOMEM && error != -ENOSPC)
 		return fault_errno(f, error, what);
+	if (error == SLAB_E_QUOTA && job_owner_fault(job, bytes, f))
+		return f->code;
 	job_holders(job, holders, sizeof(holders));
 	return fault_set(f, FAULT_EXHAUSTED, NULL, "%llu bytes for %s are not to be had: %s",
 			 (unsigned long long)bytes, what, holders);

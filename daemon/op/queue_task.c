@@ -60,6 +60,7 @@ void queue_task_submit(struct queue_task *t, struct backend *b, uint64_t deadlin
 {
 	t->task.waits = t->waits;
 	t->task.n_waits = t->n_waits;
+	t->task.owner = job_as_owner(t->job);
 	t->backend = b;
 	t->number = ++last_number;
 	if (t->n_waits)
@@ -78,6 +79,7 @@ void queue_task_follow(struct queue_task *t, struct backend *b)
 {
 	t->task.waits = NULL;
 	t->task.n_waits = 0;
+	t->task.owner = job_as_owner(t->job);
 	device_note_task(&t->note, b, &t->task);
 	backend_submit(b, &t->task);
 }

@@ -225,6 +225,8 @@ int rates_take(const struct op *op, message *const *list, size_t n, struct step_
 	s = settings_new((uint32_t)n, named); /* no more than what is named, and one */
 	if (!s)
 		return fault_errno(f, -ENOMEM, "taking the settings of a step");
+	if (user_charge(&s->charge, op->m->user, USER_MEMORY, settings_bytes(s->n, named), f))
+		return f->code;
 	if (fill(s, list, f) || check_all(op, s, f))
 		return f->code;
 	rates->settings = settings_ref(s);

@@ -12,6 +12,7 @@ struct ring {
 	struct rings *rings;
 	struct session *session; /* borrowed; NULL: over */
 	struct ring_queue q;
+	struct user_charge charge; /* its memory */
 	int event_fd;
 	uv_poll_t poll;
 	struct list link;  /* rings->all */

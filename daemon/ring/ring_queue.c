@@ -31,6 +31,14 @@ static int make_memory(uint64_t bytes)
 	return STEAL_FD(fd);
 }
 
+uint64_t ring_queue_bytes(uint32_t entries)
+{
+	struct ring_shared plan;
+
+	ring_layout(&plan, entries);
+	return plan.bytes;
+}
+
 int ring_queue_init(struct ring_queue *q, uint32_t entries, int *ret_fd)
 {
 	struct ring_shared plan = { .magic = RING_MAGIC, .version = RING_VERSION };

@@ -38,6 +38,8 @@ enum {
 	RING_E_BROKEN = 1, /* the client wrote what cannot be */
 };
 
+/* What the memory of a ring takes. */
+uint64_t ring_queue_bytes(uint32_t entries);
 /* How many entries a queue has so that @ops fit: a power of two within the ABI's bounds. */
 uint32_t ring_queue_entries(uint32_t ops);
 

@@ -204,6 +204,7 @@ static void close_ring(struct session *s)
 	r->rings->count--;
 	quota_return(&r->rings->account, MEM_CONTROL, r->q.bytes);
 	ring_queue_deinit(&r->q);
+	user_charge_deinit(&r->charge);
 	r->magic = 0;
 	r->session = NULL;
 	choose_spin(r->rings);
@@ -235,10 +236,18 @@ static struct ring *ring_new(struct rings *rings, struct session *s)
 	return r;
 }
 
-static int open_ring(struct rings *rings, struct session *s, int *ret_fd)
+/* Without memory for it, or where its user has no room for it, there is none. */
+static int open_ring(struct rings *rings, struct session *s, int *ret_fd, struct fault *f)
 {
-	struct ring *r = ring_new(rings, s);
-	int rc = !r ? -ENOMEM : r->event_fd < 0 ? -EMFILE : 0;
+	struct user_charge charge = USER_CHARGE_NULL;
+	struct ring *r;
+	int rc;
+
+	if (user_charge(&charge, session_account(s), USER_MEMORY, ring_queue_bytes(rings->entries),
+			f))
+		return -EDQUOT;
+	r = ring_new(rings, s);
+	rc = !r ? -ENOMEM : r->event_fd < 0 ? -EMFILE : 0;
 
 	if (rc == 0)
 		rc = uv_poll_init(rings->loop, &r->poll, r->event_fd);
@@ -251,8 +260,11 @@ static int open_ring(struct rings *rings, struct session *s, int *ret_fd)
 		fd_close(r->event_fd);
 		free(r);
 	}
-	if (rc)
+	if (rc) {
+		user_charge_deinit(&charge);
 		return rc;
+	}
+	r->charge = charge;
 	uv_poll_start(&r->poll, UV_READABLE, on_event);
 	CHECK(quota_charge(&rings->account, MEM_CONTROL, r->q.bytes) == 0); /* it has no limit */
 	list_append(&rings->all, &r->link);
@@ -277,8 +289,10 @@ static int get(struct session *s, uint32_t part, int *ret_fd, uint64_t *ret_byte
 		*ret_fd = fcntl(s->ring->event_fd, F_DUPFD_CLOEXEC, 3);
 		r = *ret_fd < 0 ? -errno : 0;
 	} else {
-		r = open_ring(rings, s, ret_fd);
+		r = open_ring(rings, s, ret_fd, f);
 	}
+	if (r && f->code)
+		return f->code;
 	if (r)
 		return fault_errno(f, r, "making a ring");
 	*ret_bytes = s->ring->q.bytes;

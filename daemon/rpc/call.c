@@ -68,11 +68,43 @@ static void call_free(struct rpc_call *call)
 		server_idle(s);
 }
 
+static void on_freed(struct work *work)
+{
+	struct rpc_call *call = CONTAINER_OF(work, struct rpc_call, freed);
+
+	user_charge_deinit(&call->charge);
+	call_free(call);
+}
+
 void call_unref(struct rpc_call *call)
 {
 	MAGIC_CHECK(call, RPC_CALL_MAGIC);
-	if (atomic_fetch_sub(&call->refs, 1) == 1)
+	if (atomic_fetch_sub(&call->refs, 1) != 1)
+		return;
+	if (call->charge.user) /* accounts are the loop's */
+		loopq_post(call->server->loopq, &call->freed, on_freed);
+	else
 		call_free(call);
+}
+
+/* What the requests of @p's calls hold is its user's. */
+static void peer_hold(struct peer *p, uint64_t bytes)
+{
+	struct user *u = conn_account(p->conn);
+
+	p->held += bytes;
+	if (u)
+		user_add(u, USER_MEMORY, bytes);
+}
+
+void peer_let_go(struct peer *p, uint64_t bytes)
+{
+	struct user *u = conn_account(p->conn);
+
+	CHECK(p->held >= bytes);
+	p->held -= bytes;
+	if (u)
+		user_sub(u, USER_MEMORY, bytes);
 }
 
 static grpc_op *batch_add(struct batch *b, grpc_op_type type)
@@ -274,6 +306,14 @@ static bool is_too_much(const struct rpc_call *call)
 	       others >= RPC_MAX_HELD * call->server->max_message_bytes;
 }
 
+/* Small ones are let in: what others wait for may be among them. */
+static bool is_over_account(const struct rpc_call *call)
+{
+	const struct user *u = conn_account(call->peer->conn);
+
+	return call->held > RPC_SMALL_BYTES && u && u->used[USER_MEMORY] > u->most[USER_MEMORY];
+}
+
 static void dispatch(struct rpc_call *call)
 {
 	struct rpc_server *s = call->server;
@@ -292,6 +332,8 @@ static void dispatch(struct rpc_call *call)
 			  "the unanswered calls of this connection hold %llu bytes, no large one "
 			  "is taken",
 			  (unsigned long long)call->peer->held);
+	else if (is_over_account(call))
+		user_refuse(conn_account(call->peer->conn), USER_MEMORY, call->held, &f);
 	if (f.code)
 		rpc_call_fail(call, &f);
 	else if (call->refusal)
@@ -310,7 +352,7 @@ void call_arrived(struct work *work)
 	call->peer = peer_table_find(&s->table, call->fd);
 	if (call->peer) {
 		call->peer->n_calls++;
-		call->peer->held += call->held;
+		peer_hold(call->peer, call->held);
 		list_append(&call->peer->calls, &call->link);
 	}
 	atomic_fetch_add(&call->refs, 1); /* the handler may end it */
@@ -329,6 +371,15 @@ void call_arrived(struct work *work)
 struct conn *rpc_call_conn(struct rpc_call *call)
 {
 	return call->peer ? call->peer->conn : NULL;
+}
+
+int rpc_call_charge(struct rpc_call *call, enum user_kind kind, struct fault *f)
+{
+	struct conn *c = rpc_call_conn(call);
+
+	if (!c || user_charge(&call->charge, conn_account(c), kind, 1, f) == 0)
+		return 0;
+	return f->code;
 }
 
 const char *rpc_call_method(const struct rpc_call *call)
@@ -379,7 +430,7 @@ static void finish(struct rpc_call *call)
 	if (call->peer) {
 		list_unlink(&call->link);
 		call->peer->n_calls--;
-		call->peer->held -= call->held;
+		peer_let_go(call->peer, call->held);
 		call->peer = NULL;
 	}
 	pump(call);

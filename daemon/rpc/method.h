@@ -39,6 +39,10 @@ struct rpc_service {
 /* The connection it came by; NULL if that has closed meanwhile. Borrowed. */
 struct conn *rpc_call_conn(struct rpc_call *call);
 
+/* Charge one of @kind to its user until the answer has been taken by the peer or is dropped.
+ * Return: 0 or a fault code. */
+int rpc_call_charge(struct rpc_call *call, enum user_kind kind, struct fault *f);
+
 /* Name of the method, "/package.Service/Method". Borrowed. */
 const char *rpc_call_method(const struct rpc_call *call);
 

@@ -117,6 +117,8 @@ struct rpc_call {
 	/* Loop thread. */
 	struct list link; /* peer.calls */
 	struct peer *peer;
+	struct user_charge charge; /* until it is freed, on the loop */
+	struct work freed;
 	rpc_cancelled_cb cancelled_fn;
 	void *cancelled_data;
 	bool ended;           /* the handler has said its last word */
@@ -183,6 +185,9 @@ void peer_table_clear(struct peer_table *t, const struct peer *p);
 int call_arm(struct slot *slot);
 
 /* --- call.c --- */
+
+/* Requests of its calls hold so much less. */
+void peer_let_go(struct peer *p, uint64_t bytes);
 
 /* Any thread. */
 void call_unref(struct rpc_call *call);

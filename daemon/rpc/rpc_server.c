@@ -300,6 +300,7 @@ static void peer_free(struct rpc_server *s, struct peer *p)
 		list_unlink(&call->link);
 		grpc_call_cancel(call->core, NULL);
 	}
+	peer_let_go(p, p->held);
 	list_unlink(&p->link);
 	free(p);
 }

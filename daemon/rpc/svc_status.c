@@ -2,6 +2,8 @@
 #include "rpc/svc_status.h"
 
 #include <dirent.h>
+#include <errno.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "core/clock.h"
@@ -56,7 +58,7 @@ static void finish(struct rpc_call *call, struct arena *a, const ProtobufCMessag
 	arena_free(a);
 }
 
-static void get(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+static void svc_status_get(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	const Shardd__V1__StatusRequest *r = (const Shardd__V1__StatusRequest *)request;
 	struct svc_status *svc = userdata;
@@ -77,6 +79,7 @@ static void get(struct rpc_call *call, const ProtobufCMessage *request, void *us
 	status_fill_comms(&a, node, &reply);
 	status_fill_jobs(&a, svc->jobs, &scope, r->with_units, &reply);
 	status_fill_sessions(&a, svc->sessions, &scope, &reply);
+	status_fill_users(&a, &node->users, &scope, &reply);
 	if (r->with_slabs)
 		status_fill_slabs(&a, svc->jobs, &scope, &reply);
 	reply.ring_bytes = svc->sessions->rings ? svc->sessions->rings->bytes(svc->sessions) : 0;
@@ -87,7 +90,7 @@ static void get(struct rpc_call *call, const ProtobufCMessage *request, void *us
 	finish(call, &a, &reply.base);
 }
 
-static void ops(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+static void svc_status_ops(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	const Shardd__V1__OpsRequest *r = (const Shardd__V1__OpsRequest *)request;
 	struct svc_status *svc = userdata;
@@ -108,18 +111,152 @@ static void ops(struct rpc_call *call, const ProtobufCMessage *request, void *us
 	finish(call, &a, &reply.base);
 }
 
+/* -------------------------------------------------------------------- turns */
+
+/* What is answered in less than this is not worth a wait. */
+#define STATUS_FREE_US 500u
+/* So many times what a call took goes by until its user's next one. */
+#define STATUS_PAUSE 9u
+
+/* A call whose turn has not come. */
+struct status_turn {
+	struct list link; /* user.waiting */
+	struct svc_status *svc;
+	struct rpc_call *call;
+	const ProtobufCMessage *request; /* the call's */
+	rpc_handler fn;
+};
+
+static void status_run(struct svc_status *svc, struct user *u, struct rpc_call *call,
+		       const ProtobufCMessage *request, rpc_handler fn)
+{
+	uint64_t began = clock_now_us(), took;
+
+	fn(call, request, svc);
+	took = clock_now_us() - began;
+	if (took > STATUS_FREE_US)
+		u->status_at_us = began + took + took * STATUS_PAUSE;
+}
+
+static void status_turn_free(struct status_turn *t)
+{
+	list_unlink(&t->link);
+	free(t);
+}
+
+static void status_cancelled(struct rpc_call *call, void *userdata)
+{
+	struct fault f = FAULT_NULL;
+
+	status_turn_free(userdata);
+	fault_set(&f, FAULT_CANCELLED, NULL, "the caller has given up");
+	rpc_call_fail(call, &f);
+}
+
+static void status_arm(struct svc_status *svc);
+
+/* Each user whose time has come has one turn. */
+static void status_on_timer(uv_timer_t *timer)
+{
+	struct svc_status *svc = timer->data;
+	struct users *us = &svc->jobs->node->users;
+	uint64_t now = clock_now_us();
+
+	for (struct user *u = users_next(us, NULL); u; u = users_next(us, u)) {
+		struct status_turn *t, turn;
+
+		if (list_empty(&u->waiting) || now < u->status_at_us)
+			continue;
+		t = list_first(&u->waiting, struct status_turn, link);
+		turn = *t;
+		rpc_call_on_cancelled(t->call, NULL, NULL);
+		status_turn_free(t);
+		status_run(svc, u, turn.call, turn.request, turn.fn);
+	}
+	status_arm(svc);
+}
+
+static void status_arm(struct svc_status *svc)
+{
+	const struct users *us = &svc->jobs->node->users;
+	uint64_t at = UINT64_MAX, now = clock_now_us();
+
+	for (struct user *u = users_next(us, NULL); u; u = users_next(us, u))
+		if (!list_empty(&u->waiting) && u->status_at_us < at)
+			at = u->status_at_us;
+	if (at != UINT64_MAX)
+		uv_timer_start(&svc->timer, status_on_timer, at > now ? (at - now + 999) / 1000 : 0,
+			       0);
+}
+
+static void status_wait(struct svc_status *svc, struct user *u, struct rpc_call *call,
+			const ProtobufCMessage *request, rpc_handler fn)
+{
+	struct status_turn *t = malloc(sizeof(*t));
+	struct fault f = FAULT_NULL;
+
+	if (!t) {
+		fault_errno(&f, -ENOMEM, "waiting for a turn");
+		rpc_call_fail(call, &f);
+		return;
+	}
+	*t = (struct status_turn){ .svc = svc, .call = call, .request = request, .fn = fn };
+	list_init(&t->link);
+	list_append(&u->waiting, &t->link);
+	rpc_call_on_cancelled(call, status_cancelled, t);
+	status_arm(svc);
+}
+
+/* Now, or when its user's turn has come. */
+static void status_call(struct rpc_call *call, const ProtobufCMessage *request,
+			struct svc_status *svc, rpc_handler fn)
+{
+	struct conn *c = rpc_call_conn(call);
+	struct user *u = c ? conn_account(c) : NULL;
+	struct fault f = FAULT_NULL;
+
+	if (!u)
+		fn(call, request, svc);
+	else if (rpc_call_charge(call, USER_STATUS_CALLS, &f))
+		rpc_call_fail(call, &f);
+	else if (list_empty(&u->waiting) && clock_now_us() >= u->status_at_us)
+		status_run(svc, u, call, request, fn);
+	else
+		status_wait(svc, u, call, request, fn);
+}
+
+static void svc_status_on_get(struct rpc_call *call, const ProtobufCMessage *request,
+			      void *userdata)
+{
+	status_call(call, request, userdata, svc_status_get);
+}
+
+static void svc_status_on_ops(struct rpc_call *call, const ProtobufCMessage *request,
+			      void *userdata)
+{
+	status_call(call, request, userdata, svc_status_ops);
+}
+
 void svc_status_init(struct svc_status *svc, struct sessions *sessions, struct jobs *jobs,
 		     unsigned (*connections)(void *userdata), void *userdata)
 {
 	static const struct rpc_method methods[] = {
-		{ "Get", get, false, false },
-		{ "Ops", ops, false, false },
+		{ "Get", svc_status_on_get, false, false },
+		{ "Ops", svc_status_on_ops, false, false },
 		{ NULL, NULL, false, false },
 	};
 
-	*svc = (struct svc_status){ sessions,
-				    jobs,
-				    connections,
-				    userdata,
-				    { &shardd__v1__status__descriptor, methods, svc } };
+	*svc = (struct svc_status){ .sessions = sessions,
+				    .jobs = jobs,
+				    .connections = connections,
+				    .userdata = userdata,
+				    .service = { &shardd__v1__status__descriptor, methods, svc } };
+	uv_timer_init(jobs->node->loop, &svc->timer);
+	svc->timer.data = svc;
+}
+
+void svc_status_close(struct svc_status *svc)
+{
+	if (svc->jobs)
+		uv_close((uv_handle_t *)&svc->timer, NULL);
 }

@@ -28,7 +28,12 @@ int session_new(struct sessions *all, struct conn *c, const char *name, struct s
 	s = calloc(1, sizeof(*s));
 	if (!s)
 		return fault_errno(f, -ENOMEM, "making a session");
+	if (user_charge(&s->charge, conn_account(c), USER_SESSIONS, 1, f)) {
+		free(s);
+		return f->code;
+	}
 	if (getrandom(s->token, sizeof(s->token), GRND_NONBLOCK) != (ssize_t)sizeof(s->token)) {
+		user_charge_deinit(&s->charge);
 		free(s);
 		return fault_errno(f, -EAGAIN, "making a session token");
 	}
@@ -45,8 +50,21 @@ int session_new(struct sessions *all, struct conn *c, const char *name, struct s
 	list_append(&all->all, &s->link);
 	all->count++;
 	conn_set_user(c, s);
+	conn_attached(c);
+	s->channel_due = s->charge.user != NULL;
+	if (s->channel_due)
+		s->charge.user->channels_due++;
 	*ret = s;
 	return 0;
+}
+
+void session_channel_came(struct session *s)
+{
+	if (!s->channel_due)
+		return;
+	s->channel_due = false;
+	CHECK(s->charge.user->channels_due > 0);
+	s->charge.user->channels_due--;
 }
 
 static void drop_member(struct session *s)
@@ -96,6 +114,8 @@ void session_end(struct session *s, const char *why)
 	list_unlink(&s->link);
 	s->sessions->count--;
 	explicit_bzero(s->token, sizeof(s->token));
+	session_channel_came(s);
+	user_charge_deinit(&s->charge);
 	s->magic = 0;
 	free(s);
 }

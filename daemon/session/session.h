@@ -75,8 +75,10 @@ struct session {
 	struct sessions *sessions; /* borrowed */
 	uint64_t id;
 	uint8_t token[SHD1_TOKEN_BYTES];
-	struct conn *conn; /* borrowed; its user is this session */
-	struct proc *proc; /* borrowed from the connection */
+	struct conn *conn;         /* borrowed; its user is this session */
+	struct proc *proc;         /* borrowed from the connection */
+	struct user_charge charge; /* one of its user's sessions */
+	bool channel_due;          /* none of its channels has come yet */
 	char name[SESSION_NAME_MAX + 1];
 	struct member *member; /* a reference; NULL: in no job */
 	struct reader *reader; /* owned; NULL: it reads no job */
@@ -106,6 +108,15 @@ int session_new(struct sessions *s, struct conn *c, const char *name, struct ses
 void session_end(struct session *s, const char *why);
 
 struct session *session_by_token(struct sessions *s, const uint8_t token[SHD1_TOKEN_BYTES]);
+
+/* Whose it is. Return: borrowed, or NULL: nobody pays. */
+static inline struct user *session_account(const struct session *s)
+{
+	return s->charge.user;
+}
+
+/* A channel of it has come, or none will. Safe twice. */
+void session_channel_came(struct session *s);
 
 /* What it has submitted on its ring comes before what it asks for now on another way. */
 static inline void session_catch_up(struct session *s)

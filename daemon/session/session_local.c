@@ -26,6 +26,8 @@ static int on_hello(struct local *l, const uint8_t token[SHD1_TOKEN_BYTES], void
 		return fault_set(f, FAULT_DENIED, "token",
 				 "no session of this user has this token");
 	ch->sl.session = s;
+	session_channel_came(s);
+	conn_attached(local_conn(l));
 	list_append(&s->locals, &ch->sl.link);
 	*ret_session = s->id;
 	return 0;

@@ -6,6 +6,12 @@
 #include "core/check.h"
 #include "core/fnv.h"
 
+uint64_t settings_bytes(uint32_t n, uint32_t n_named)
+{
+	return sizeof(struct settings) + (uint64_t)n * sizeof(struct setting) +
+	       (uint64_t)n_named * sizeof(struct setting_of);
+}
+
 struct settings *settings_new(uint32_t n, uint32_t n_named)
 {
 	struct settings *s = calloc(1, sizeof(*s));
@@ -36,6 +42,7 @@ struct settings *settings_unref(struct settings *s)
 	CHECK(s->refs > 0);
 	if (--s->refs)
 		return NULL;
+	user_charge_deinit(&s->charge);
 	free(s->all);
 	free(s->named);
 	free(s);

@@ -12,6 +12,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/user.h"
+
 /* What is allowed, of units as of steps. From 0 on. */
 #define SETTING_MAX_LR       1e6
 #define SETTING_MAX_DECAY    1e6
@@ -39,12 +41,15 @@ struct setting_of {
 
 struct settings {
 	unsigned refs;
+	struct user_charge charge; /* of whoever sent them */
 	uint32_t rest; /* index of those for what is not named; UINT32_MAX: there are none */
 	uint32_t n_named, n;
 	struct setting_of *named; /* by unit, then tensor; each once */
 	struct setting *all;
 };
 
+/* Bytes of that. */
+uint64_t settings_bytes(uint32_t n, uint32_t n_named);
 /* Room for @n of them, of @n_named tensors, all zero; rest: none. Return: one reference, or NULL
  * without memory. */
 struct settings *settings_new(uint32_t n, uint32_t n_named);

@@ -611,7 +611,7 @@ Test(backend_host, kernels_of_no_elements_between_others_are_passed_over)
 	teardown(&f);
 }
 
-#define TASKS 1000u /* more than the workers take at once */
+#define TASKS 1000u
 
 static bool all_done(void *arg)
 {
@@ -644,6 +644,59 @@ Test(backend_host, a_burst_of_tasks_completes_each_once)
 		cr_assert_eq(c[i].done, 1);
 		cr_assert_eq(x[i], i % 5 ? 2 * (float)i : (float)i);
 	}
+	teardown(&f);
+}
+
+#define HOG_TASKS 64u
+#define HOG_N     (4u << 20)
+
+static bool ours_is_done(void *arg)
+{
+	const struct counted *ours = arg;
+
+	return ours->done > 0;
+}
+
+static bool hogs_are_done(void *arg)
+{
+	const struct counted *c = arg;
+
+	for (unsigned i = 0; i < HOG_TASKS; i++)
+		if (!c[i].done)
+			return false;
+	return true;
+}
+
+/* Tasks began in the order in which they came: a user's queue of large ones kept another user's
+ * small one waiting for all of them. */
+Test(backend_host, a_small_task_does_not_wait_for_the_large_ones_of_another_user)
+{
+	static struct counted hog[HOG_TASKS], ours;
+	static struct kop kops[HOG_TASKS];
+	float *x = calloc(HOG_N, sizeof(*x)), y = 3;
+	struct kop kop = { .kind = KOP_SCALE, .n = 1, .scale = { &y, 2 } };
+	struct fixture f;
+	unsigned before = 0;
+
+	setup(&f, 1, 0);
+	for (unsigned i = 0; i < HOG_TASKS; i++) {
+		kops[i] = (struct kop){ .kind = KOP_SCALE, .n = HOG_N, .scale = { x, 1 } };
+		hog[i].task = (struct backend_task){
+			.kops = &kops[i], .n_kops = 1, .done = on_done, .owner = { 1000, 1 }
+		};
+		backend_submit(f.b, &hog[i].task);
+	}
+	ours.task = (struct backend_task){
+		.kops = &kop, .n_kops = 1, .done = on_done, .owner = { 2000, 2 }
+	};
+	backend_submit(f.b, &ours.task);
+	looprun_until(&f.run, ours_is_done, &ours, 30);
+	for (unsigned i = 0; i < HOG_TASKS; i++)
+		before += hog[i].done > 0;
+	cr_expect_lt(before, HOG_TASKS / 2, "%u of %u large ones came first", before, HOG_TASKS);
+	cr_expect_eq(y, 6.0f);
+	looprun_until(&f.run, hogs_are_done, hog, 60);
+	free(x);
 	teardown(&f);
 }
 

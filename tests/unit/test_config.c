@@ -70,6 +70,19 @@ TEST(defaults_are_those_documented)
 	cr_assert_eq(c.op_timeout_ms, 600000);
 	cr_assert_eq(c.stall_after_ms, 5000);
 	cr_assert_eq(c.max_connections, 4096);
+	cr_assert_eq(c.reserved_connections, 64);
+	cr_assert_eq(c.max_connections_per_user, 2048);
+	cr_assert_eq(c.max_unattached_per_user, 256);
+	cr_assert_eq(c.max_sessions_per_user, 1024);
+	cr_assert_eq(c.max_jobs_per_user, 64);
+	cr_assert_eq(c.max_slabs_per_user, 8192);
+	cr_assert_eq(c.max_state_bytes_per_user, 0);
+	cr_assert_eq(c.max_daemon_bytes_per_user, 1u << 30);
+	cr_assert_eq(c.max_message_bytes_per_user, 256u << 20);
+	cr_assert_eq(c.max_fds_per_user, 256);
+	cr_assert_eq(c.max_ops_per_user, 65536);
+	cr_assert_eq(c.max_status_calls_per_user, 8);
+	cr_assert_eq(c.n_user_limits, 0);
 	cr_assert_eq(c.max_jobs, 256);
 	cr_assert_eq(c.max_units_per_job, 100000);
 	cr_assert_eq(c.max_world_size, 1024);
@@ -244,6 +257,98 @@ TEST(lists_take_names_and_numbers)
 	cr_assert_eq(c.allow_gids[0], 0);
 	cr_assert_eq(set(&c, "allow_uids", ""), 0);
 	cr_assert_eq(c.n_allow_uids, 0);
+}
+
+TEST(limits_of_users_take_names_numbers_and_groups)
+{
+	struct user_limits limits;
+	struct config c;
+
+	config_default(&c);
+	cr_assert_eq(set(&c, "user_limits",
+			 "root:max_sessions=7, @root:max_state_bytes=2GiB,1000:max_jobs=0"),
+		     0);
+	cr_assert_eq(set(&c, "max_ops_per_user", "5"), 0);
+	config_user_limits(&c, &limits);
+	cr_assert_eq(limits.n_overrides, 3);
+	cr_expect_eq(limits.overrides[0].id, 0);
+	cr_expect_not(limits.overrides[0].group);
+	cr_expect_eq(limits.overrides[0].kind, USER_SESSIONS);
+	cr_expect_eq(limits.overrides[0].most, 7);
+	cr_expect(limits.overrides[1].group);
+	cr_expect_eq(limits.overrides[1].kind, USER_STATE);
+	cr_expect_eq(limits.overrides[1].most, 2ull << 30);
+	cr_expect_eq(limits.overrides[2].id, 1000);
+	cr_expect_eq(limits.overrides[2].most, 0);
+	cr_expect_eq(limits.most[USER_OPS], 5);
+	cr_expect_eq(limits.most[USER_STATE], 0);
+	cr_expect_eq(limits.most[USER_STATUS_CALLS], 8);
+}
+
+TEST(every_default_limit_of_a_user_has_its_key)
+{
+	struct user_limits limits;
+	struct config c;
+
+	config_default(&c);
+	for (unsigned k = 0; k < _USER_KINDS; k++) {
+		cr_assert_eq(set(&c, user_kind_key(k), "77"), 0, "%s", user_kind_key(k));
+		config_user_limits(&c, &limits);
+		cr_expect_eq(limits.most[k], 77, "%s", user_kind_key(k));
+	}
+}
+
+TEST(a_wrong_limit_of_a_user_says_what_is_wrong)
+{
+	static const struct {
+		const char *value, *why;
+	} cases[] = {
+		{ "root", "no ':' and '='" },
+		{ "root:max_jobs", "no ':' and '='" },
+		{ "max_jobs=5", "no ':' and '='" },
+		{ ":max_jobs=5", "no such user" },
+		{ "@:max_jobs=5", "no such group" },
+		{ "nobody-of-that-name:max_jobs=5", "no such user" },
+		{ "@no-such-group:max_jobs=5", "no such group" },
+		{ "4294967295:max_jobs=5", "no such user" },
+		{ "root:jobs=5", "no such limit" },
+		{ "root:max_job=5", "no such limit" },
+		{ "root:max_jobs=", "no number" },
+		{ "root:max_jobs=-1", "no number" },
+		{ "root:max_jobs=5GiB", "no number" },
+		{ "root:max_jobs=5,0:max_jobs=6", "twice" },
+	};
+	struct config c;
+
+	config_default(&c);
+	cr_assert_eq(set(&c, "user_limits", "1:max_jobs=1"), 0);
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		struct fault f = FAULT_NULL;
+
+		cr_expect_eq(config_set(&c, "user_limits", cases[i].value, &f), FAULT_INVALID, "%s",
+			     cases[i].value);
+		cr_expect(strstr(f.text, cases[i].why), "%s: %s", cases[i].value, f.text);
+	}
+	cr_expect_eq(c.n_user_limits, 1);
+}
+
+TEST(limits_of_users_are_bounded)
+{
+	char text[CONFIG_VALUE_MAX + 256] = "", back[CONFIG_VALUE_MAX];
+	struct config c, again;
+
+	config_default(&c);
+	config_default(&again);
+	for (int i = 0; i < CONFIG_MAX_IDS; i++)
+		snprintf(text + strlen(text), 80, "%s@%u:max_message_bytes=9223372036854775807",
+			 i ? "," : "", 4294967294u - (unsigned)i);
+	cr_assert_eq(set(&c, "user_limits", text), 0);
+	config_key_format(&c, config_key_find("user_limits"), back);
+	cr_assert_eq(set(&again, "user_limits", back), 0);
+	cr_expect_eq(memcmp(&c, &again, sizeof(c)), 0);
+	strcat(text, ",1:max_jobs=1");
+	cr_expect_eq(set(&c, "user_limits", text), FAULT_INVALID);
+	cr_expect_eq(c.n_user_limits, CONFIG_MAX_IDS);
 }
 
 TEST(lists_are_bounded)
@@ -527,6 +632,7 @@ TEST(what_is_written_reads_back_the_same)
 	config_default(&c);
 	cr_assert_eq(set(&c, "socket", "/tmp/a \"quoted\" \\ path: #1"), 0);
 	cr_assert_eq(set(&c, "allow_uids", "1,2,3"), 0);
+	cr_assert_eq(set(&c, "user_limits", "1:max_jobs=2,@5:max_state_bytes=1GiB"), 0);
 	cr_assert_eq(set(&c, "socket_mode", "0007"), 0);
 	cr_assert_eq(set(&c, "op_timeout_ms", "1234"), 0);
 	cr_assert_eq(set(&c, "memory_bytes", "1048577"), 0);

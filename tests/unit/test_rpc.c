@@ -660,14 +660,14 @@ Test(rpc, calls_over_the_limit_of_a_connection_are_refused)
 	finish(NULL);
 }
 
-struct user {
+struct caller {
 	struct rpc_client *c;
 	pthread_t thread;
 };
 
 static void *use(void *arg)
 {
-	struct user *u = arg;
+	struct caller *u = arg;
 
 	for (int i = 0; i < 200; i++)
 		cr_assert_eq(call_get(u->c, i % 2 ? "odd" : "even", NULL), 0);
@@ -676,7 +676,7 @@ static void *use(void *arg)
 
 Test(rpc, threads_share_a_client)
 {
-	struct user users[4];
+	struct caller users[4];
 	struct rpc_pending *p;
 	struct rpc_client *c;
 
@@ -841,6 +841,7 @@ Test(rpc, client_that_is_not_admitted_is_told_so)
 	atomic_store(&host.refusing, true);
 	c = connect_client();
 	cr_assert_eq(call_get(c, "x", &err), -SHARDD_UNAVAILABLE);
-	cr_assert(strstr(err.text, "may not admit uid"), "%s", err.text);
+	cr_assert(strstr(err.text, "does not admit uid"), "%s", err.text);
+	cr_assert(strstr(err.text, "max_connections_per_user"), "%s", err.text);
 	finish(c);
 }

@@ -1,0 +1,71 @@
+/* shardctl users: who uses how much of the daemon, and of what is allowed. */
+#include <string.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "ctl/ctl.h"
+#include "ctl/format.h"
+
+static bool users_is_bytes(const char *name)
+{
+	size_t n = strlen(name);
+
+	return n > 6 && strcmp(name + n - 6, "_bytes") == 0;
+}
+
+static void users_amount(struct table *t, const char *name, uint64_t n)
+{
+	if (n == UINT64_MAX)
+		table_cell(t, "-");
+	else if (users_is_bytes(name))
+		table_cell(t, "%s", format_bytes(n).text);
+	else
+		table_cell(t, "%llu", (unsigned long long)n);
+}
+
+/* What was never used is left out. */
+static void users_rows(struct table *t, const Shardd__V1__UserStatus *u)
+{
+	for (size_t i = 0; i < u->n_usage; i++) {
+		const Shardd__V1__UserUsage *k = u->usage[i];
+
+		if (!k->peak && !k->refused)
+			continue;
+		table_cell(t, "%u", u->uid);
+		table_cell(t, "%s", k->name);
+		users_amount(t, k->name, k->used);
+		users_amount(t, k->name, k->limit);
+		if (k->limit == UINT64_MAX)
+			table_cell(t, "-");
+		else
+			table_cell(t, "%s", format_percent(k->used, k->limit).text);
+		users_amount(t, k->name, k->peak);
+		table_cell(t, "%llu", (unsigned long long)k->refused);
+	}
+}
+
+int ctl_users(struct ctl *ctl, int argc, char **argv)
+{
+	static const struct table_column columns[] = {
+		{ "UID", true },   { "WHAT", false }, { "USED", true },    { "LIMIT", true },
+		{ "OF IT", true }, { "PEAK", true },  { "REFUSED", true },
+	};
+	Shardd__V1__StatusRequest request = SHARDD__V1__STATUS_REQUEST__INIT;
+	_cleanup_(ctl_status_freep) Shardd__V1__StatusReply *s = NULL;
+	_cleanup_(json_freep) json_t *all = NULL;
+	_cleanup_(table_freep) struct table *t = NULL;
+	int r = ctl_no_arguments(argc, argv);
+
+	if (r == CTL_OK)
+		r = ctl_get_status(ctl, &request, &s);
+	if (r != CTL_OK)
+		return r;
+	if (ctl->json) {
+		all = json_from_message(&s->base);
+		return ctl_print_json(json_pack("{s:O?}", "users", json_object_get(all, "users")));
+	}
+	t = table_new(columns, ARRAY_SIZE(columns));
+	for (size_t i = 0; t && i < s->n_users; i++)
+		users_rows(t, s->users[i]);
+	return ctl_print_table(ctl, NULL, t);
+}

@@ -1,0 +1,105 @@
+#include "backend/host_fair.h"
+
+#include "core/check.h"
+
+static void share_init(struct fair_share *s)
+{
+	*s = (struct fair_share){ .id = 0 };
+	list_init(&s->link);
+	list_init(&s->tasks);
+	list_init(&s->jobs);
+}
+
+void fair_init(struct fair *f)
+{
+	f->active = 0;
+	list_init(&f->users);
+	for (unsigned u = 0; u < FAIR_USERS; u++) {
+		share_init(&f->user[u]);
+		for (unsigned j = 0; j < FAIR_JOBS; j++)
+			share_init(&f->job[u][j]);
+	}
+}
+
+/* Of those in @active the one that has had least; of equals the one that came last. */
+static struct fair_share *share_least(const struct list *active)
+{
+	struct fair_share *s, *tmp, *least = NULL;
+
+	list_for_each (s, tmp, active, link)
+		if (!least || s->served < least->served)
+			least = s;
+	return least;
+}
+
+/* The place of @id among @n: its own, or a free one, or with all taken one it shares. */
+static struct fair_share *share_find(struct fair_share *all, unsigned n, uint32_t id)
+{
+	struct fair_share *unused = NULL;
+
+	for (unsigned i = 0; i < n; i++) {
+		struct fair_share *s = &all[(id + i) % n];
+
+		if (!list_empty(&s->link) && s->id == id)
+			return s;
+		if (list_empty(&s->link) && !unused)
+			unused = s;
+	}
+	return unused ? unused : &all[id % n];
+}
+
+/* Into @active, if it is not there: it begins where the one with least stands. */
+static void share_enter(struct list *active, struct fair_share *s, uint32_t id)
+{
+	const struct fair_share *least;
+
+	if (!list_empty(&s->link))
+		return;
+	least = share_least(active);
+	s->id = id;
+	s->served = least ? least->served : 0;
+	list_append(active->next, &s->link); /* before the first one */
+}
+
+void fair_add(struct fair *f, struct fair_task *t, struct backend_owner owner)
+{
+	struct fair_share *u = share_find(f->user, FAIR_USERS, owner.user);
+	struct fair_share *j = share_find(f->job[u - f->user], FAIR_JOBS, owner.job);
+
+	share_enter(&f->users, u, owner.user);
+	f->active += list_empty(&j->link);
+	share_enter(&u->jobs, j, owner.job);
+	list_init(&t->link);
+	list_append(&j->tasks, &t->link);
+	t->user = u;
+	t->job = j;
+}
+
+void fair_remove(struct fair *f, struct fair_task *t)
+{
+	if (list_empty(&t->link))
+		return;
+	list_unlink(&t->link);
+	if (!list_empty(&t->job->tasks))
+		return;
+	CHECK(f->active > 0);
+	f->active--;
+	list_unlink(&t->job->link);
+	if (list_empty(&t->user->jobs))
+		list_unlink(&t->user->link);
+}
+
+struct fair_task *fair_next(const struct fair *f)
+{
+	const struct fair_share *u = share_least(&f->users);
+
+	if (!u)
+		return NULL;
+	return list_first(&share_least(&u->jobs)->tasks, struct fair_task, link);
+}
+
+void fair_served(struct fair_task *t, uint64_t bytes)
+{
+	t->user->served += bytes;
+	t->job->served += bytes;
+}

@@ -1,0 +1,65 @@
+/*
+ * Whose turn it is: tasks of several users and jobs that share the host's threads.
+ *
+ * Users are served in proportion to nothing but that they are there: the next piece is one of
+ * the user who has had least since there was somebody to share with, of that user's job that has
+ * had least, of that job's oldest task. Who comes anew begins where the one with least stands, so
+ * nobody saves up, and is served before it at the first draw: what a small task waits for are the
+ * pieces that run, one a thread. Bytes are what is counted.
+ *
+ * Exact for FAIR_USERS users and FAIR_JOBS jobs of each at a time; more share a place. Nothing
+ * is allocated. No thread of its own, no lock: the caller's.
+ */
+#ifndef SHARDD_BACKEND_HOST_FAIR_H
+#define SHARDD_BACKEND_HOST_FAIR_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "backend/backend.h"
+#include "core/list.h"
+
+#define FAIR_USERS 64u
+#define FAIR_JOBS  16u
+
+/* The tasks of one job, or of one user. */
+struct fair_share {
+	struct list link;  /* in its parent's active ones, the newest first */
+	struct list tasks; /* of a job: struct fair_task, oldest first */
+	struct list jobs;  /* of a user: struct fair_share */
+	uint32_t id;
+	uint64_t served; /* bytes */
+};
+
+struct fair_task {
+	struct list link; /* share->tasks */
+	struct fair_share *user;
+	struct fair_share *job;
+};
+
+struct fair {
+	struct list users; /* of struct fair_share, with tasks, the newest first */
+	unsigned active;   /* jobs with tasks, of all users */
+	struct fair_share user[FAIR_USERS];
+	struct fair_share job[FAIR_USERS][FAIR_JOBS];
+};
+
+void fair_init(struct fair *f);
+
+/* @t is the owner's newest task. */
+void fair_add(struct fair *f, struct fair_task *t, struct backend_owner owner);
+/* Nothing of @t is left to be begun. Safe twice. */
+void fair_remove(struct fair *f, struct fair_task *t);
+
+/* Whose turn it is. Return: NULL: there are none. */
+struct fair_task *fair_next(const struct fair *f);
+/* It has been given so many bytes of work. */
+void fair_served(struct fair_task *t, uint64_t bytes);
+
+/* Are there tasks of several jobs? */
+static inline bool fair_shared(const struct fair *f)
+{
+	return f->active > 1;
+}
+
+#endif

@@ -1,0 +1,144 @@
+/* Limits of users: the list of exceptions from and to text, and all of them for core/user.h. */
+#include "config_keys.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+
+#define ENTRY_MAX 64u /* bytes of one as text: "@4294967295:max_daemon_bytes=..." */
+
+_Static_assert(ENTRY_MAX *CONFIG_MAX_IDS <= CONFIG_VALUE_MAX, "a full list fits as text");
+
+static int config_limits_refuse(const struct config_key *k, const char *item, const char *why,
+				struct fault *f)
+{
+	return fault_set(f, FAULT_INVALID, k->name,
+			 "%s has '%.64s': %s; an entry must be such as alice:max_sessions=100 or "
+			 "@ml:max_jobs=20",
+			 k->name, item, why);
+}
+
+/* "max_sessions" to its kind. */
+static bool config_limits_kind(const char *name, enum user_kind *ret)
+{
+	if (strncmp(name, "max_", 4) != 0)
+		return false;
+	for (unsigned i = 0; i < _USER_KINDS; i++)
+		if (strcmp(name + 4, user_kind_name(i)) == 0) {
+			*ret = i;
+			return true;
+		}
+	return false;
+}
+
+static bool config_limits_amount(enum user_kind kind, const char *text, uint64_t *ret)
+{
+	static const struct config_key bytes = { .type = CONFIG_BYTES,
+						 .max = INT64_MAX,
+						 .zero = true };
+	static const struct config_key count = { .type = CONFIG_COUNT,
+						 .max = UINT32_MAX,
+						 .zero = true };
+
+	return config_parse_amount(user_kind_is_bytes(kind) ? &bytes : &count, text, ret);
+}
+
+/* One entry, which is cut up. */
+static int config_limits_item(const struct config_key *k, char *item, struct user_override *ret,
+			      struct fault *f)
+{
+	_cleanup_(freep) char *whole = strdup(item);
+	bool group = item[0] == '@';
+	char *who = item + group, *limit = strchr(who, ':'), *value;
+
+	if (!whole)
+		return fault_errno(f, -ENOMEM, k->name);
+	value = limit ? strchr(limit, '=') : NULL;
+	if (!value)
+		return config_limits_refuse(k, whole, "it has no ':' and '=' behind it", f);
+	*limit++ = '\0';
+	*value++ = '\0';
+	ret->group = group;
+	if (!config_parse_id(group, who, &ret->id))
+		return config_limits_refuse(k, whole,
+					    group ? "there is no such group on this machine"
+						  : "there is no such user on this machine",
+					    f);
+	if (!config_limits_kind(limit, &ret->kind))
+		return config_limits_refuse(k, whole, "there is no such limit", f);
+	if (!config_limits_amount(ret->kind, value, &ret->most))
+		return config_limits_refuse(k, whole, "the value is no number that is allowed", f);
+	return 0;
+}
+
+static bool config_limits_has(const struct user_override *list, size_t n,
+			      const struct user_override *o)
+{
+	for (size_t i = 0; i < n; i++)
+		if (list[i].group == o->group && list[i].id == o->id && list[i].kind == o->kind)
+			return true;
+	return false;
+}
+
+int config_limits_parse(struct config *c, const struct config_key *k, const char *text,
+			struct fault *f)
+{
+	_cleanup_(freep) char *copy = strdup(text);
+	struct user_override list[CONFIG_MAX_IDS] = { 0 };
+	uint32_t n = 0;
+
+	if (!copy)
+		return fault_errno(f, -ENOMEM, k->name);
+	for (char *save = NULL, *item = strtok_r(copy, ", ", &save); item;
+	     item = strtok_r(NULL, ", ", &save), n++) {
+		if (n == CONFIG_MAX_IDS)
+			return fault_set(f, FAULT_INVALID, k->name, "%s has more than %d entries",
+					 k->name, CONFIG_MAX_IDS);
+		if (config_limits_item(k, item, &list[n], f))
+			return f->code;
+		if (config_limits_has(list, n, &list[n]))
+			return config_limits_refuse(k, item, "it has this limit twice", f);
+	}
+	memcpy(c->user_limits, list, sizeof(list));
+	c->n_user_limits = n;
+	return 0;
+}
+
+void config_limits_format(const struct config *c, char *buf)
+{
+	size_t used = 0;
+
+	buf[0] = '\0';
+	for (uint32_t i = 0; i < c->n_user_limits; i++) {
+		const struct user_override *o = &c->user_limits[i];
+
+		used += (size_t)snprintf(buf + used, CONFIG_VALUE_MAX - used,
+					 "%s%s%" PRIu32 ":max_%s=%" PRIu64, i ? "," : "",
+					 o->group ? "@" : "", o->id, user_kind_name(o->kind),
+					 o->most);
+		CHECK(used < CONFIG_VALUE_MAX);
+	}
+}
+
+void config_user_limits(const struct config *c, struct user_limits *ret)
+{
+	*ret = (struct user_limits){
+		.most = { [USER_CONNECTIONS] = c->max_connections_per_user,
+			  [USER_UNATTACHED] = c->max_unattached_per_user,
+			  [USER_SESSIONS] = c->max_sessions_per_user,
+			  [USER_JOBS] = c->max_jobs_per_user,
+			  [USER_SLABS] = c->max_slabs_per_user,
+			  [USER_STATE] = c->max_state_bytes_per_user,
+			  [USER_MEMORY] = c->max_daemon_bytes_per_user,
+			  [USER_MESSAGE_BYTES] = c->max_message_bytes_per_user,
+			  [USER_FDS] = c->max_fds_per_user,
+			  [USER_OPS] = c->max_ops_per_user,
+			  [USER_STATUS_CALLS] = c->max_status_calls_per_user },
+		.overrides = c->user_limits,
+		.n_overrides = c->n_user_limits,
+	};
+}

@@ -1,0 +1,171 @@
+/*
+ * Who uses how much of the daemon: one account for each user (uid), with a limit for each kind
+ * of thing that a client can make the daemon spend.
+ *
+ * The charge lives in the object that costs (struct user_charge) and goes back with it. An
+ * account lives as long as somebody holds a reference; every charge holds one, so an account
+ * that is freed has all its counters at zero (CHECKed).
+ *
+ * A limit comes from the first of these that names its kind: an override for the user; the most
+ * generous override for one of the user's groups; the default. Root and the daemon's own user
+ * have no limits but those that an override for the user names: an operator gets in, and in a
+ * container where everything is one user the limits of the whole daemon are what counts.
+ * Groups are those of the peer's newest connection. Loop thread only.
+ */
+#ifndef SHARDD_CORE_USER_H
+#define SHARDD_CORE_USER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "core/check.h"
+#include "core/fault.h"
+#include "core/list.h"
+
+enum user_kind {
+	USER_CONNECTIONS,   /* sockets, whatever they speak */
+	USER_UNATTACHED,    /* of these: neither a session's nor a channel of one */
+	USER_SESSIONS,      /* attached processes */
+	USER_JOBS,          /* owned, until their last byte is back */
+	USER_SLABS,         /* of the owner's jobs: a descriptor and a mapping of ours each */
+	USER_STATE,         /* bytes of these slabs */
+	USER_MEMORY,        /* bytes of our own: rings, specs, settings, arrays, requests */
+	USER_MESSAGE_BYTES, /* of gRPC messages that have not come in full */
+	USER_FDS,           /* descriptors on their way to a client that does not read */
+	USER_OPS,           /* unanswered, of all sessions */
+	USER_STATUS_CALLS,  /* unanswered calls of service Status */
+	_USER_KINDS,
+};
+
+struct user;
+struct users;
+
+/* A limit of one user or one group. */
+struct user_override {
+	bool group;
+	uint32_t id; /* a uid, or a gid */
+	enum user_kind kind;
+	uint64_t most; /* 0: no limit */
+};
+
+struct user_limits {
+	uint64_t most[_USER_KINDS]; /* 0: no limit */
+	const struct user_override *overrides;
+	size_t n_overrides;
+};
+
+#define USERS_BUCKETS 64u
+
+struct users {
+	struct list buckets[USERS_BUCKETS]; /* of struct user, by uid */
+	uint32_t count;
+	uint64_t most[_USER_KINDS];
+	struct user_override *overrides; /* owned */
+	size_t n_overrides;
+	uint64_t refused[_USER_KINDS]; /* of all users, for status */
+};
+
+struct user {
+	uint32_t magic;
+	uint32_t refs;
+	uid_t uid;
+	struct users *users; /* borrowed */
+	struct list link;
+	gid_t *gids; /* owned: of the newest connection */
+	size_t n_gids;
+	uint64_t used[_USER_KINDS];
+	uint64_t most[_USER_KINDS]; /* UINT64_MAX: no limit */
+	uint64_t peak[_USER_KINDS];
+	uint64_t refused[_USER_KINDS];
+	uint32_t channels_due; /* sessions that have no local channel yet; session/ counts */
+	struct list unread;    /* net/local.c's: channels with descriptors on their way */
+	struct list waiting;   /* rpc/svc_status.c's: calls whose turn has not come */
+	uint64_t status_at_us; /* when the next one may begin */
+};
+
+/* What an object costs its user. Embed by value. */
+struct user_charge {
+	struct user *user; /* a reference; NULL: nothing is charged */
+	enum user_kind kind;
+	uint64_t n;
+};
+
+#define USER_CHARGE_NULL ((struct user_charge){ .user = NULL })
+
+enum {
+	USER_E_LIMIT = 1, /* the limit is reached; nothing is charged */
+};
+
+/* No limits yet. */
+void users_init(struct users *us);
+/* CHECKs that no account is left. Safe twice. */
+void users_deinit(struct users *us);
+
+/* New limits (start, SIGHUP), also for the accounts that are there. What is charged stays.
+ * @limits: copied. Return: 0, or -ENOMEM: nothing changed. */
+int users_configure(struct users *us, const struct user_limits *limits);
+
+/* The account of @uid, made if it is not there. @gids: groups of the process that connects,
+ * its primary one among them; none: those known stay. Return: a reference, or NULL: no memory. */
+struct user *users_get(struct users *us, uid_t uid, const gid_t *gids, size_t n_gids);
+
+/* Return: borrowed, or NULL: nothing of that user is here. */
+struct user *users_find(const struct users *us, uid_t uid);
+
+struct user *user_ref(struct user *u);
+/* Return: NULL. NULL is allowed. */
+struct user *user_unref(struct user *u);
+
+/* Root, or the daemon's own user. */
+bool user_is_admin(uid_t uid);
+
+/* Could @n more be charged? @u: NULL: yes. */
+bool user_has_room(const struct user *u, enum user_kind kind, uint64_t n);
+
+uint64_t user_left(const struct user *u, enum user_kind kind);
+
+/* Charge @n to @u (NULL: nobody) in @c, which is empty. @f (may be NULL): the sentence of
+ * user_refuse. Return: 0 or USER_E_LIMIT. */
+int user_charge(struct user_charge *c, struct user *u, enum user_kind kind, uint64_t n,
+		struct fault *f);
+/* Charge more, or give a part back. Return: 0, or USER_E_LIMIT: nothing changed. */
+int user_charge_resize(struct user_charge *c, uint64_t n, struct fault *f);
+/* Give it back. Safe after USER_CHARGE_NULL and twice. */
+void user_charge_deinit(struct user_charge *c);
+
+/* The limit of @kind is reached: count it and say so in @f: FAULT_EXHAUSTED, which limit, its
+ * value, what is used, what to do. @n: that were asked for. Return: FAULT_EXHAUSTED. */
+int user_refuse(struct user *u, enum user_kind kind, uint64_t n, struct fault *f);
+
+/* "sessions", "state_bytes", ... as in status and overrides (max_NAME). Return: static string. */
+const char *user_kind_name(enum user_kind kind);
+/* The key of the default: "max_sessions_per_user". Return: static string. */
+const char *user_kind_key(enum user_kind kind);
+bool user_kind_is_bytes(enum user_kind kind);
+
+/* One after the other, of all users: @u NULL: the first. Return: borrowed, or NULL. */
+struct user *users_next(const struct users *us, const struct user *u);
+
+/* Counting without a struct user_charge, for what has counters of its own. Whoever does it
+ * holds a reference to @u, and gives back what it took. user_take_one: Return: false: the limit
+ * is reached. user_add: room was looked for before. */
+void user_add(struct user *u, enum user_kind kind, uint64_t n);
+void user_sub(struct user *u, enum user_kind kind, uint64_t n);
+
+static inline bool user_take_one(struct user *u, enum user_kind kind)
+{
+	if (__builtin_expect(u->used[kind] >= u->most[kind], 0))
+		return false;
+	u->used[kind]++;
+	return true;
+}
+
+static inline void user_give_one(struct user *u, enum user_kind kind)
+{
+	CHECK(u->used[kind] > 0);
+	u->used[kind]--;
+}
+
+#endif

@@ -1,0 +1,28 @@
+/* Users, with what they use of their limits. */
+#include "rpc/status_fill.h"
+
+static void status_fill_user(struct arena *a, const struct user *u, Shardd__V1__UserStatus *r)
+{
+	r->uid = u->uid;
+	r->usage = STATUS_MESSAGES(a, _USER_KINDS, UserUsage, user_usage);
+	for (unsigned k = 0; r->usage && k < _USER_KINDS; k++) {
+		Shardd__V1__UserUsage *usage = r->usage[r->n_usage++];
+
+		usage->name = status_text(a, user_kind_name(k));
+		usage->used = u->used[k];
+		usage->limit = u->most[k];
+		usage->peak = u->peak[k] > u->used[k] ? u->peak[k] : u->used[k];
+		usage->refused = u->refused[k];
+	}
+}
+
+void status_fill_users(struct arena *a, const struct users *users, const struct status_scope *scope,
+		       Shardd__V1__StatusReply *reply)
+{
+	reply->users = STATUS_MESSAGES(a, users->count, UserStatus, user_status);
+	if (!reply->users)
+		return;
+	for (struct user *u = users_next(users, NULL); u; u = users_next(users, u))
+		if (user_is_admin(scope->uid) || scope->uid == u->uid)
+			status_fill_user(a, u, reply->users[reply->n_users++]);
+}
