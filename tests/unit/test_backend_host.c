@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include "backend/backend_impl.h"
-#include "backend/cgroup.h"
 #include "backend/host_topology.h"
 #include "core/check.h"
 #include "core/clock.h"
@@ -668,77 +667,6 @@ Test(backend_host, threads_are_spread_over_numa_nodes)
 	run_kops(&f, &kop, 1);
 	cr_assert_eq(x, 8.0f);
 	teardown(&f);
-}
-
-static void write_group(const char *root, const char *group, const char *name, const char *value)
-{
-	char path[300];
-	FILE *file;
-
-	snprintf(path, sizeof(path), "%s%s/%s", root, group, name);
-	file = fopen(path, "we");
-	cr_assert_not_null(file);
-	fprintf(file, "%s\n", value);
-	fclose(file);
-}
-
-/* Groups "/a" and "/a/b" below a new folder, whose name comes into @root. */
-static void make_groups(char *root)
-{
-	char path[300];
-
-	cr_assert_not_null(mkdtemp(root));
-	snprintf(path, sizeof(path), "%s/a", root);
-	cr_assert_eq(mkdir(path, 0700), 0);
-	snprintf(path, sizeof(path), "%s/a/b", root);
-	cr_assert_eq(mkdir(path, 0700), 0);
-}
-
-static void remove_groups(const char *root)
-{
-	char command[64];
-
-	snprintf(command, sizeof(command), "rm -r %s", root);
-	cr_assert_eq(system(command), 0);
-}
-
-Test(backend_host, the_lowest_control_group_limit_counts)
-{
-	char root[] = "/tmp/shardd-test-XXXXXX";
-
-	make_groups(root);
-	cr_assert_eq(cgroup_memory_limit(root, "/a/b"), UINT64_MAX);
-	write_group(root, "/a/b", "memory.max", "max");
-	cr_assert_eq(cgroup_memory_limit(root, "/a/b"), UINT64_MAX);
-	write_group(root, "/a", "memory.max", "1073741824");
-	cr_assert_eq(cgroup_memory_limit(root, "/a/b"), 1073741824u);
-	write_group(root, "/a/b", "memory.max", "4096");
-	cr_assert_eq(cgroup_memory_limit(root, "/a/b"), 4096u);
-	cr_assert_eq(cgroup_memory_limit(root, "/a"), 1073741824u);
-	write_group(root, "", "memory.max", "8192");
-	cr_assert_eq(cgroup_memory_limit(root, "/"), 8192u);
-	cr_assert_eq(cgroup_memory_limit(root, "/a"), 8192u);
-	remove_groups(root);
-}
-
-Test(backend_host, what_is_left_is_of_the_group_that_has_the_least)
-{
-	char root[] = "/tmp/shardd-test-XXXXXX";
-
-	make_groups(root);
-	write_group(root, "/a/b", "memory.current", "1000");
-	write_group(root, "/a", "memory.current", "6000");
-	cr_assert_eq(cgroup_memory_left(root, "/a/b"), UINT64_MAX, "no limit");
-	write_group(root, "/a/b", "memory.max", "4096");
-	cr_assert_eq(cgroup_memory_left(root, "/a/b"), 3096u);
-	write_group(root, "/a", "memory.max", "8192");
-	cr_assert_eq(cgroup_memory_left(root, "/a/b"), 2192u, "of the one above");
-	write_group(root, "/a", "memory.stat", "anon 1\ninactive_file 500\nactive_file 5");
-	cr_assert_eq(cgroup_memory_left(root, "/a/b"), 2692u, "pages nobody uses are free");
-	write_group(root, "/a", "memory.current", "9000");
-	write_group(root, "/a", "memory.stat", "inactive_file 0");
-	cr_assert_eq(cgroup_memory_left(root, "/a/b"), 0u, "over the limit");
-	remove_groups(root);
 }
 
 static void on_seen(struct backend_task *task, int status)
