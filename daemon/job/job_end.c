@@ -239,6 +239,21 @@ static void name_largest(const struct job *job, char *buf, size_t bytes)
 	}
 }
 
+/* Of what is in use, what only waits for processes to let go of it. */
+static void name_quarantined(const struct job *job, char *buf, size_t bytes)
+{
+	uint64_t sum = 0;
+	size_t at = strlen(buf);
+
+	for (unsigned d = 0; d < job->node->n_devices; d++)
+		sum += job->node->devices[d].quarantined;
+	if (sum)
+		snprintf(buf + at, bytes - at,
+			 "; %llu of it are quarantined, held by processes of jobs that ended: see "
+			 "shardctl memory",
+			 (unsigned long long)sum);
+}
+
 void job_holders(const struct job *job, char *buf, size_t bytes)
 {
 	const struct quota *q = &job->quota;
@@ -259,7 +274,7 @@ void job_holders(const struct job *job, char *buf, size_t bytes)
 			 (unsigned long long)node_used(job->node),
 			 (unsigned long long)node_capacity(job->node),
 			 job->node->devices[0].table->n, job->node->devices[0].table->max);
-	name_largest(job, buf, bytes);
+	name_quarantined(job, buf, bytes);
 	for (unsigned d = 0; d < job->node->n_devices; d++) {
 		const char *why = backend_info(job->node->devices[d].backend)->short_of;
 
@@ -267,6 +282,7 @@ void job_holders(const struct job *job, char *buf, size_t bytes)
 		if (*why)
 			snprintf(buf + at, bytes - at, "; %s", why);
 	}
+	name_largest(job, buf, bytes);
 }
 
 void job_note_error(struct job *job, const struct fault *f)

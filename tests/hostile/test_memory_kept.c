@@ -27,8 +27,8 @@
 TestSuite(memory_kept, .timeout = 120, .init = fdcheck_begin, .fini = fdcheck_end);
 
 #define MIB      (UINT64_C(1) << 20)
-#define ELEMENTS (8 * MIB / 4)  /* of the unit: 8 MiB of parameters */
-#define BUFFER   (16 * MIB)     /* that the trainer writes */
+#define ELEMENTS (8 * MIB / 4) /* of the unit: 8 MiB of parameters */
+#define BUFFER   (16 * MIB)    /* that the trainer writes */
 #define JOB      "kept"
 
 enum { PARAMS, GRAD, N_SLABS };
@@ -217,6 +217,22 @@ static void need_holders(void)
 		cr_skip("this kernel does not tell who holds a memfd");
 }
 
+/* shardctl memory names the process that holds both: this one. */
+static void check_holder(struct daemonfix *d)
+{
+	static const char *const args[] = { "memory", NULL };
+	json_t *all = daemonfix_ctl(d, args), *list = json_object_get(all, "holders"), *item;
+	unsigned n = 0;
+	size_t i;
+
+	json_array_foreach(list, i,
+			   item) if (json_integer_value(json_object_get(item, "pid")) == getpid() &&
+				     strcmp(json_string_value(json_object_get(item, "job")), JOB) ==
+					     0) n++;
+	cr_assert_geq(n, N_SLABS, "%zu holders", json_array_size(list));
+	json_decref(all);
+}
+
 /* The account said 0 as soon as the trainer was gone, and the memory was still there. */
 static void pass_on(const char *seal, bool params_stay)
 {
@@ -242,7 +258,9 @@ static void pass_on(const char *seal, bool params_stay)
 	}
 	cr_assert(fail_job_is(&w.d, JOB, "DELETED"));
 	cr_assert_eq(fail_quarantined(&w.d), daemonfix_bytes(&w.d));
-	cr_assert_geq(fail_quarantined(&w.d), 8 * MIB + BUFFER, "not what is there, but what can be");
+	cr_assert_geq(fail_quarantined(&w.d), 8 * MIB + BUFFER,
+		      "not what is there, but what can be");
+	check_holder(&w.d);
 	/* what need not be there is not: all but sealed parameters */
 	AWAIT(bytes_there(fds[GRAD]) == 0, 30);
 	if (params_stay)

@@ -206,8 +206,8 @@ Test(memory_limit, what_the_group_has_left_is_a_limit_too)
 /* The prefault helper does not fill the group. */
 Test(memory_limit, pages_made_ahead_leave_room)
 {
-	static const char *const args[] = { "--set", "prefault=yes", "--set",
-					    "memory_bytes=600MiB", NULL };
+	static const char *const args[] = { "--set", "prefault=yes", "--set", "memory_bytes=600MiB",
+					    NULL };
 
 	take_all(args);
 }
