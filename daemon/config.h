@@ -27,7 +27,8 @@ struct config {
 	char gpu_measure_overlap[8];   /* yes, no */
 	char prefault[8];              /* yes, no */
 	uint32_t threads;              /* kernel threads; 0: one per core */
-	uint64_t memory_bytes;         /* of the device that may be used; 0: all there is */
+	uint64_t memory_bytes;         /* of the device that may be used; 0: a share of it */
+	char seal_parameters[8];       /* against new writable mappings */
 	uint64_t job_quota_bytes;      /* default of a job; 0: no own limit */
 	uint32_t job_ttl_s;            /* how long a job lives without trainers; default 86400 */
 	uint32_t op_timeout_ms;        /* default deadline of an op; default 600000 */

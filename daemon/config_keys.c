@@ -63,7 +63,13 @@ const struct config_key config_keys[] = {
 	  .help = "Threads that run kernels. 0: one per processor core." },
 	{ FIELD(memory_bytes), .type = CONFIG_BYTES, .min = MIB, .max = 1024 * TIB, .zero = true,
 	  .by_default = "0",
-	  .help = "Memory all jobs together may use. 0: all there is." },
+	  .help = "Memory all jobs together may use. 0: of this machine's memory four fifths, of the\n"
+		  "machine's or of the control group's limit, whichever is lower; of a GPU all there is.\n"
+		  "More than the machine or the group has is refused at start." },
+	{ FIELD(seal_parameters), .type = CONFIG_CHOICE, .choices = "yes|no", .by_default = "yes",
+	  .help = "Seal the memory of parameters before it is handed out, so that nobody can map it\n"
+		  "for writing any more, not even root or another process of the daemon's user\n"
+		  "(F_SEAL_FUTURE_WRITE). no: for memory that another daemon process is to take over." },
 	{ FIELD(job_quota_bytes), .type = CONFIG_BYTES, .min = MIB, .max = 1024 * TIB, .zero = true,
 	  .by_default = "0", .runtime = true,
 	  .help = "Memory one job may use unless it asks for less. 0: no limit of its own. Holds for\n"

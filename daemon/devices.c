@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "backend/backend_impl.h"
+#include "backend/host_memory.h"
 #include "core/check.h"
 #include "core/log.h"
 #include "engine/engine_impl.h"
@@ -107,13 +108,50 @@ static int start_backends(struct loopq *loopq, const struct config *c, struct ba
 	return start_host(loopq, c, ret, ret_n, f);
 }
 
-static void add_device(struct node *node, struct backend *b, const struct config *c,
+/* More than there is cannot be meant; more than there is now may be, when others end. */
+static int devices_check_memory(const struct config *c, const struct host_memory *m,
+				struct fault *f)
+{
+	unsigned long long want = c->memory_bytes, total = host_memory_total(m);
+
+	if (want > total)
+		return fault_set(f, FAULT_INVALID, "memory_bytes",
+				 "memory_bytes is %llu, but %s has %llu bytes: set it to at most "
+				 "that, or to 0 for four fifths of it",
+				 want, m->limit < m->machine ? "the control group" : "the machine",
+				 total);
+	if (want > host_memory_left(m))
+		log_warn("server",
+			 "memory_bytes is more than there is now memory_bytes=%llu available=%llu "
+			 "group_left=%lld total=%llu",
+			 want, (unsigned long long)m->available,
+			 m->left == UINT64_MAX ? -1 : (long long)m->left, total);
+	return 0;
+}
+
+/* Of host memory 0 is a share, since trainers need memory of the same machine; of a GPU it is
+ * all of it. @ret: 0: all. */
+static int devices_limit(const struct backend *b, const struct config *c, uint64_t *ret,
+			 struct fault *f)
+{
+	struct host_memory m;
+
+	*ret = c->memory_bytes;
+	if (backend_info(b)->ordinal >= 0 || host_memory_read(&HOST_MEMORY_OWN, &m) < 0)
+		return 0;
+	if (!c->memory_bytes)
+		*ret = host_memory_share(&m);
+	return c->memory_bytes ? devices_check_memory(c, &m, f) : 0;
+}
+
+static void add_device(struct node *node, struct backend *b, uint64_t limit, bool seals,
 		       void (*lost)(struct node *node, struct device *device))
 {
 	struct device *d = &node->devices[node->n_devices];
 	const struct backend_info *info = backend_info(b);
 
-	device_init(d, b, c->memory_bytes);
+	device_init(d, b, limit);
+	d->seals = seals;
 	if (node->n_devices)
 		device_follow(d, &node->devices[0], node->n_devices);
 	news[node->n_devices] = (struct news){ node, d, lost };
@@ -186,14 +224,21 @@ int devices_start(struct node *node, struct loopq *loopq, const struct config *c
 		  void (*lost)(struct node *node, struct device *device), struct fault *f)
 {
 	struct backend *backends[NODE_MAX_DEVICES];
+	uint64_t limit = 0;
 	unsigned n = 0;
 	int r;
 
 	nccl_lib_environment();
 	if (start_backends(loopq, config, backends, &n, f))
 		return (int)f->code;
-	for (unsigned i = 0; i < n; i++)
-		add_device(node, backends[i], config, lost);
+	for (unsigned i = 0; i < n; i++) {
+		if (!f->code)
+			(void)devices_limit(backends[i], config, &limit, f);
+		add_device(node, backends[i], limit, strcmp(config->seal_parameters, "yes") == 0,
+			   lost);
+	}
+	if (f->code)
+		return (int)f->code; /* devices_end closes them */
 	r = engine_local_new(loopq, &node->local);
 	if (r < 0)
 		return fault_errno(f, r, "starting the local engine");

@@ -1,4 +1,5 @@
 /* shardctl memory: who holds which bytes. */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -6,6 +7,7 @@
 #include "core/cleanup.h"
 #include "ctl/ctl.h"
 #include "ctl/format.h"
+#include "ctl/holders.h"
 
 #define LARGEST 10u /* slabs that are shown */
 
@@ -189,6 +191,82 @@ static int print_holders(struct ctl *ctl, Shardd__V1__StatusReply *s)
 	return ctl_print_table(ctl, "Held by sessions", t);
 }
 
+/* ----------------------------------------- who keeps quarantined memory */
+
+/* What waits for processes to end, or to let go of it. */
+struct kept {
+	const Shardd__V1__SlabStatus **slabs;
+	uint64_t *inodes; /* of each */
+	size_t n;
+	struct holders holders;
+};
+
+static void kept_deinit(struct kept *k)
+{
+	holders_deinit(&k->holders);
+	free(k->slabs);
+	free(k->inodes);
+}
+
+/* Return: 0 or negative errno. */
+static int kept_find(const Shardd__V1__StatusReply *s, struct kept *ret)
+{
+	*ret = (struct kept){ .slabs = calloc(s->n_slabs + 1, sizeof(void *)),
+			      .inodes = calloc(s->n_slabs + 1, sizeof(uint64_t)) };
+	if (!ret->slabs || !ret->inodes)
+		return -ENOMEM;
+	for (size_t i = 0; i < s->n_slabs; i++) {
+		if (!s->slabs[i]->quarantined_bytes || !s->slabs[i]->inode)
+			continue;
+		ret->slabs[ret->n] = s->slabs[i];
+		ret->inodes[ret->n++] = s->slabs[i]->inode;
+	}
+	return ret->n ? holders_find(ret->inodes, ret->n, s->pid, &ret->holders) : 0;
+}
+
+static int print_kept(struct ctl *ctl, const struct kept *k)
+{
+	static const struct table_column columns[] = {
+		{ "PID", true },  { "COMMAND", false }, { "SLAB", true },
+		{ "JOB", false }, { "BYTES", true },
+	};
+	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
+	char title[128] = "Quarantined memory is held by";
+
+	if (!k->n)
+		return CTL_OK;
+	for (size_t i = 0; t && i < k->holders.n; i++) {
+		const struct holder *h = &k->holders.all[i];
+
+		table_cell(t, "%d", h->pid);
+		table_cell(t, "%s", h->command);
+		table_cell(t, "%u", k->slabs[h->index]->slab);
+		table_cell(t, "%s", k->slabs[h->index]->job);
+		table_cell(t, "%s", format_bytes(k->slabs[h->index]->bytes).text);
+	}
+	if (k->holders.unseen)
+		snprintf(title, sizeof(title),
+			 "Quarantined memory is held by (%u processes of others not looked into)",
+			 k->holders.unseen);
+	return ctl_print_table(ctl, title, t);
+}
+
+static json_t *kept_json(const struct kept *k)
+{
+	json_t *list = json_array();
+
+	for (size_t i = 0; i < k->holders.n; i++) {
+		const struct holder *h = &k->holders.all[i];
+		const Shardd__V1__SlabStatus *s = k->slabs[h->index];
+
+		json_array_append_new(list,
+				      json_pack("{s:i, s:s, s:I, s:s, s:I}", "pid", h->pid,
+						"command", h->command, "slab", (json_int_t)s->slab,
+						"job", s->job, "bytes", (json_int_t)s->bytes));
+	}
+	return list;
+}
+
 /* The keys of @from that are named, in a new object. */
 static json_t *pick(json_t *from, const char *const *keys, size_t n)
 {
@@ -211,7 +289,7 @@ static void pick_each(json_t *from, const char *key, const char *const *keys, si
 	json_object_set_new(to, key, list);
 }
 
-static json_t *memory_json(const Shardd__V1__StatusReply *s)
+static json_t *memory_json(const Shardd__V1__StatusReply *s, const struct kept *kept)
 {
 	static const char *const whole[] = { "devices", "slabs", "ring_bytes" };
 	static const char *const job[] = { "name",       "quota_bytes",       "used_bytes",
@@ -227,13 +305,30 @@ static json_t *memory_json(const Shardd__V1__StatusReply *s)
 	to = pick(all, whole, ARRAY_SIZE(whole));
 	pick_each(all, "jobs", job, ARRAY_SIZE(job), to);
 	pick_each(all, "sessions", session, ARRAY_SIZE(session), to);
+	json_object_set_new(to, "holders", kept_json(kept));
 	return to;
+}
+
+static int print_all(struct ctl *ctl, Shardd__V1__StatusReply *s, const struct kept *kept)
+{
+	int r = print_devices(ctl, s);
+
+	if (r == CTL_OK)
+		r = print_jobs(ctl, s);
+	if (r == CTL_OK)
+		r = print_classes(ctl, s);
+	if (r == CTL_OK)
+		r = print_slabs(ctl, s);
+	if (r == CTL_OK)
+		r = print_kept(ctl, kept);
+	return r == CTL_OK ? print_holders(ctl, s) : r;
 }
 
 int ctl_memory(struct ctl *ctl, int argc, char **argv)
 {
 	Shardd__V1__StatusRequest request = SHARDD__V1__STATUS_REQUEST__INIT;
 	_cleanup_(ctl_status_freep) Shardd__V1__StatusReply *s = NULL;
+	struct kept kept = { 0 };
 	int r = ctl_no_arguments(argc, argv);
 
 	if (r != CTL_OK)
@@ -242,14 +337,12 @@ int ctl_memory(struct ctl *ctl, int argc, char **argv)
 	r = ctl_get_status(ctl, &request, &s);
 	if (r != CTL_OK)
 		return r;
+	if (kept_find(s, &kept) < 0)
+		kept.holders = HOLDERS_NULL; /* what the daemon says is complete without */
 	if (ctl->json)
-		return ctl_print_json(memory_json(s));
-	r = print_devices(ctl, s);
-	if (r == CTL_OK)
-		r = print_jobs(ctl, s);
-	if (r == CTL_OK)
-		r = print_classes(ctl, s);
-	if (r == CTL_OK)
-		r = print_slabs(ctl, s);
-	return r == CTL_OK ? print_holders(ctl, s) : r;
+		r = ctl_print_json(memory_json(s, &kept));
+	else
+		r = print_all(ctl, s, &kept);
+	kept_deinit(&kept);
+	return r;
 }

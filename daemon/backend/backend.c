@@ -8,6 +8,7 @@
 void backend_init(struct backend *b, const struct backend_ops *ops, struct loopq *loopq)
 {
 	CHECK(ops->alloc && ops->free && ops->export && ops->import && ops->submit && ops->close);
+	CHECK(!ops->is_held == !ops->empty && !ops->is_held == !ops->seal);
 	CHECK(!ops->ready || (ops->signals_new && ops->signals_poison && ops->signals_free));
 	*b = (struct backend){ .magic = BACKEND_MAGIC, .ops = ops, .loopq = loopq };
 }
@@ -55,6 +56,12 @@ int backend_alloc(struct backend *b, uint64_t bytes, enum backend_share share,
 	CHECK(mem->share == share);
 	*ret = mem;
 	return 0;
+}
+
+void backend_forget_shortage(struct backend *b)
+{
+	MAGIC_CHECK(b, BACKEND_MAGIC);
+	b->info.short_of[0] = '\0';
 }
 
 int backend_import(struct backend *b, int fd, uint64_t bytes, struct backend_mem **ret)
@@ -107,6 +114,34 @@ int backend_export(struct backend *b, struct backend_mem *mem, bool writable, in
 	CHECK(fd >= 0);
 	*ret_fd = fd;
 	return 0;
+}
+
+bool backend_is_held(struct backend *b, struct backend_mem *mem)
+{
+	MAGIC_CHECK(b, BACKEND_MAGIC);
+	return b->ops->is_held && b->ops->is_held(b, mem);
+}
+
+void backend_empty(struct backend *b, struct backend_mem *mem)
+{
+	MAGIC_CHECK(b, BACKEND_MAGIC);
+	if (b->ops->empty)
+		b->ops->empty(b, mem);
+}
+
+int backend_seal(struct backend *b, struct backend_mem *mem)
+{
+	int r;
+
+	MAGIC_CHECK(b, BACKEND_MAGIC);
+	r = b->ops->seal ? b->ops->seal(b, mem) : 0;
+	CHECK(r <= 0);
+	return r;
+}
+
+uint64_t backend_inode(const struct backend_mem *mem)
+{
+	return mem->inode;
 }
 
 int backend_export_ipc(struct backend *b, struct backend_mem *mem,

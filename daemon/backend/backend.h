@@ -162,6 +162,7 @@ struct backend_info {
 	int ordinal;   /* the driver's, in this process; -1 for the host */
 	enum backend_order order;
 	char lost[160];          /* why the device is lost; "" while it works */
+	char short_of[192];      /* why the last allocation found no room; "": it found room */
 	char mode[160];          /* how kernels of several processes share it, for people */
 	const char *name;        /* host, cuda, fake */
 	uint64_t capacity_bytes; /* of the device */
@@ -169,7 +170,7 @@ struct backend_info {
 	uint64_t granularity;    /* allocations are multiples of this, bytes */
 	unsigned threads;        /* that run kernels */
 	char kernels[32];        /* which implementation */
-	char detail[128];        /* for people: processor, NUMA nodes, huge pages */
+	char detail[192];        /* for people: processor, NUMA nodes, huge pages */
 };
 
 const struct backend_info *backend_info(const struct backend *b);
@@ -186,6 +187,9 @@ void backend_on_news(struct backend *b, backend_news_cb fn, void *userdata);
 int backend_alloc(struct backend *b, uint64_t bytes, enum backend_share share,
 		  struct backend_mem **ret);
 
+/* An amount is asked for anew: what info.short_of says is of the one before. */
+void backend_forget_shortage(struct backend *b);
+
 /* Give the memory back. Unmapping large memory takes long, so it happens on a
  * helper thread. NULL is allowed. */
 void backend_free(struct backend *b, struct backend_mem *mem);
@@ -198,6 +202,20 @@ uint64_t backend_bytes(const struct backend_mem *mem);
  * @writable: false gives one that cannot be mapped for writing.
  * Return: 0 or negative errno. */
 int backend_export(struct backend *b, struct backend_mem *mem, bool writable, int *ret_fd);
+
+/* Does a process that was handed a descriptor of @mem, or got one from such a process, still
+ * have it open or mapped? False where the backend cannot know. */
+bool backend_is_held(struct backend *b, struct backend_mem *mem);
+/* Nobody needs what is in @mem any more, but others hold it: give its pages back on a helper
+ * thread, again and again if need be. backend_free is still to come. Sealed memory keeps its
+ * pages. */
+void backend_empty(struct backend *b, struct backend_mem *mem);
+/* From now on nobody can map or open @mem for writing, not even root; the daemon's own mapping
+ * stays. For memory of which no descriptor was handed out, and never a writable one will be.
+ * Return: 0 (also where a backend has nothing like it) or negative errno. */
+int backend_seal(struct backend *b, struct backend_mem *mem);
+/* The inode that /proc shows for who holds it; 0: none. */
+uint64_t backend_inode(const struct backend_mem *mem);
 
 /* What another process opens legacy CUDA IPC memory with: the handle of the whole
  * allocation; it begins at offset 0. Only for BACKEND_SHARE_IPC.

@@ -23,6 +23,10 @@ struct backend_ops {
 
 	/* (optional) */
 	void (*tick)(struct backend *b, uint64_t now_us);
+	/* (optional, together) Without: backend_is_held is always false, nothing is sealed. */
+	bool (*is_held)(struct backend *b, struct backend_mem *mem);
+	void (*empty)(struct backend *b, struct backend_mem *mem); /* asynchronous inside */
+	int (*seal)(struct backend *b, struct backend_mem *mem);
 	/* (optional) Without: no BACKEND_SHARE_IPC. */
 	int (*export_ipc)(struct backend *b, struct backend_mem *mem, uint8_t *ret_handle);
 	/* (optional, together) Without: BACKEND_ORDER_NONE. */
@@ -57,6 +61,7 @@ struct backend_mem {
 	void *addr;
 	uint64_t bytes;
 	enum backend_share share;
+	uint64_t inode; /* of its memfd; 0: it has none */
 };
 
 /* First member of every implementation's own struct. */

@@ -5,7 +5,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/check.h"
 #include "core/cleanup.h"
+
+/* The first version says "no limit" with the largest number of pages. */
+#define NO_LIMIT (UINT64_C(1) << 62)
 
 /* Bytes of one group, UINT64_MAX: no limit. */
 typedef uint64_t (*group_fn)(const char *root, const char *group);
@@ -31,35 +35,81 @@ static bool read_number(const char *root, const char *group, const char *name, u
 	return true;
 }
 
-/* A line "inactive_file 4096" of memory.stat. Return: 0 if there is none. */
-static uint64_t unused_pages(const char *root, const char *group)
+/* A line "inactive_file 4096" of memory.stat. Return: whether there is one. */
+static bool read_stat(const char *root, const char *group, const char *name, uint64_t *ret)
 {
 	_cleanup_(fclosep) FILE *f = open_in(root, group, "memory.stat");
 	unsigned long long value;
 	char key[64];
 
 	while (f && fscanf(f, "%63s %llu", key, &value) == 2)
-		if (strcmp(key, "inactive_file") == 0)
-			return value;
-	return 0;
+		if (strcmp(key, name) == 0) {
+			*ret = value;
+			return true;
+		}
+	return false;
 }
 
-static uint64_t group_limit(const char *root, const char *group)
+static uint64_t cgroup_least_of(uint64_t a, uint64_t b)
 {
-	uint64_t limit;
-
-	return read_number(root, group, "memory.max", &limit) ? limit : UINT64_MAX;
+	return a < b ? a : b;
 }
 
-static uint64_t group_left(const char *root, const char *group)
+/* The value of a file of one number. Return: UINT64_MAX: there is none, or it says "max", or
+ * what the first version says for that: the largest number of pages. */
+static uint64_t cgroup_number(const char *root, const char *group, const char *name)
 {
-	uint64_t limit = group_limit(root, group), used, unused;
+	uint64_t value;
 
-	if (limit == UINT64_MAX || !read_number(root, group, "memory.current", &used))
+	return read_number(root, group, name, &value) && value < NO_LIMIT ? value : UINT64_MAX;
+}
+
+/* Limits of groups above those that we can see are in hierarchical_memory_limit. */
+static uint64_t cgroup_limit_v1(const char *root, const char *group)
+{
+	uint64_t all;
+
+	if (!read_stat(root, group, "hierarchical_memory_limit", &all) || all >= NO_LIMIT)
+		all = UINT64_MAX;
+	return cgroup_least_of(all, cgroup_number(root, group, "memory.limit_in_bytes"));
+}
+
+/* Above memory.high the kernel slows a group down until it has less. */
+static uint64_t cgroup_limit_v2(const char *root, const char *group)
+{
+	return cgroup_least_of(cgroup_number(root, group, "memory.max"),
+			       cgroup_number(root, group, "memory.high"));
+}
+
+/* @limit less what is used, file pages taken for free: the kernel takes them first. @prefix: of
+ * the keys that count the groups below too. */
+static uint64_t cgroup_left_of(const char *root, const char *group, uint64_t limit,
+			       const char *usage, const char *prefix)
+{
+	static const char *const lists[] = { "inactive_file", "active_file" };
+	uint64_t used, pages;
+
+	if (limit == UINT64_MAX || !read_number(root, group, usage, &used))
 		return UINT64_MAX;
-	unused = unused_pages(root, group);
-	used -= unused < used ? unused : used;
+	for (size_t i = 0; i < ARRAY_SIZE(lists); i++) {
+		char key[64];
+
+		snprintf(key, sizeof(key), "%s%s", prefix, lists[i]);
+		if (read_stat(root, group, key, &pages))
+			used -= cgroup_least_of(pages, used);
+	}
 	return used < limit ? limit - used : 0;
+}
+
+static uint64_t cgroup_left_v1(const char *root, const char *group)
+{
+	return cgroup_left_of(root, group, cgroup_limit_v1(root, group), "memory.usage_in_bytes",
+			      "total_");
+}
+
+static uint64_t cgroup_left_v2(const char *root, const char *group)
+{
+	return cgroup_left_of(root, group, cgroup_limit_v2(root, group), "memory.current", "");
 }
 
 /* The least of the group and of those above it. */
@@ -82,36 +132,51 @@ static uint64_t least(const char *root, const char *path, group_fn bytes_of)
 	}
 }
 
-uint64_t cgroup_memory_limit(const char *root, const char *path)
+/* One line of /proc/self/cgroup: "0::/path" is the group of the second version, and
+ * "4:memory:/path" that of the memory controller of the first. Return: its group, or NULL. */
+static const char *cgroup_of_line(char *line, bool *ret_v1)
 {
-	return least(root, path, group_limit);
+	char *names = strchr(line, ':'), *path = names ? strchr(names + 1, ':') : NULL;
+
+	line[strcspn(line, "\n")] = '\0';
+	if (!path || path[1] != '/')
+		return NULL;
+	*path++ = '\0';
+	*ret_v1 = *++names != '\0';
+	if (!*ret_v1)
+		return path;
+	for (char *save, *name = strtok_r(names, ",", &save); name;
+	     name = strtok_r(NULL, ",", &save))
+		if (strcmp(name, "memory") == 0)
+			return path;
+	return NULL;
 }
 
-uint64_t cgroup_memory_left(const char *root, const char *path)
+/* Both versions may be mounted; the memory controller is in one of them. */
+static uint64_t cgroup_least(const struct cgroup_place *at, group_fn v1, group_fn v2)
 {
-	return least(root, path, group_left);
-}
-
-/* The line "0::/path" of /proc/self/cgroup is the one of cgroup v2. */
-static uint64_t own(group_fn bytes_of)
-{
-	_cleanup_(fclosep) FILE *f = fopen("/proc/self/cgroup", "re");
-	char line[PATH_MAX];
+	_cleanup_(fclosep) FILE *f = fopen(at->self, "re");
+	char line[PATH_MAX], root[PATH_MAX];
+	uint64_t bytes = UINT64_MAX;
+	bool is_v1;
 
 	while (f && fgets(line, sizeof(line), f)) {
-		line[strcspn(line, "\n")] = '\0';
-		if (strncmp(line, "0::/", 4) == 0)
-			return least(CGROUP_ROOT, line + 3, bytes_of);
+		const char *path = cgroup_of_line(line, &is_v1);
+
+		if (!path)
+			continue;
+		snprintf(root, sizeof(root), "%s%s", at->root, is_v1 ? "/memory" : "");
+		bytes = cgroup_least_of(bytes, least(root, path, is_v1 ? v1 : v2));
 	}
-	return UINT64_MAX;
+	return bytes;
 }
 
-uint64_t cgroup_own_limit(void)
+uint64_t cgroup_memory_limit(const struct cgroup_place *at)
 {
-	return own(group_limit);
+	return cgroup_least(at, cgroup_limit_v1, cgroup_limit_v2);
 }
 
-uint64_t cgroup_own_left(void)
+uint64_t cgroup_memory_left(const struct cgroup_place *at)
 {
-	return own(group_left);
+	return cgroup_least(at, cgroup_left_v1, cgroup_left_v2);
 }

@@ -1,23 +1,29 @@
-/* Memory that the control group of this process (cgroup v2), and those above it, may have: a
- * container's limit. */
+/*
+ * Memory that the control groups of this process may have, of either version: a container's
+ * limit. The lowest limit of its group and of all above it counts; in a container the groups
+ * above are out of sight, and the first that is seen is the container's own.
+ */
 #ifndef SHARDD_BACKEND_CGROUP_H
 #define SHARDD_BACKEND_CGROUP_H
 
 #include <stdint.h>
 
-#define CGROUP_ROOT "/sys/fs/cgroup"
+/* Where to look; tests have places of their own. */
+struct cgroup_place {
+	const char *self; /* file with the groups of this process */
+	const char *root; /* where they are mounted; the memory controller of version 1 below it */
+};
 
-/* Lowest memory.max of the group @path ("/a/b") and those above it, below @root. Any thread; reads
- * files. Return: bytes, UINT64_MAX if none is set. */
-uint64_t cgroup_memory_limit(const char *root, const char *path);
+#define CGROUP_OWN ((struct cgroup_place){ "/proc/self/cgroup", "/sys/fs/cgroup" })
 
-/* What is left until the first of those limits is reached: memory.max less memory.current, file
- * pages that nobody has used lately (inactive_file of memory.stat) taken for free, since the
- * kernel takes them first. Any thread; reads files. Return: bytes, UINT64_MAX if no limit is set. */
-uint64_t cgroup_memory_left(const char *root, const char *path);
+/* The lowest of memory.max and memory.high (version 2), memory.limit_in_bytes and
+ * hierarchical_memory_limit (version 1). Any thread; reads files of the kernel.
+ * Return: bytes, UINT64_MAX if none is set. */
+uint64_t cgroup_memory_limit(const struct cgroup_place *at);
 
-/* The two of this process. */
-uint64_t cgroup_own_limit(void);
-uint64_t cgroup_own_left(void);
+/* What is left until the first of those limits is reached. File pages count as free, since the
+ * kernel takes them first. Any thread; reads files of the kernel.
+ * Return: bytes, UINT64_MAX if no limit is set. */
+uint64_t cgroup_memory_left(const struct cgroup_place *at);
 
 #endif

@@ -114,6 +114,24 @@ static void fake_free(struct backend *b, struct backend_mem *mem)
 	memfd_free(to_memfd(mem));
 }
 
+static bool fake_is_held(struct backend *b, struct backend_mem *mem)
+{
+	(void)b;
+	return memfd_is_held(to_memfd(mem));
+}
+
+static void fake_empty(struct backend *b, struct backend_mem *mem)
+{
+	(void)b;
+	(void)memfd_empty(to_memfd(mem));
+}
+
+static int fake_seal(struct backend *b, struct backend_mem *mem)
+{
+	(void)b;
+	return memfd_seal(to_memfd(mem));
+}
+
 static void post(struct fake *f);
 
 /* One task a turn, and nothing of the backend is touched after its callback, so
@@ -179,6 +197,9 @@ static const struct backend_ops fake_ops = {
 	.free = fake_free,
 	.export = fake_export,
 	.import = fake_import,
+	.is_held = fake_is_held,
+	.empty = fake_empty,
+	.seal = fake_seal,
 	.submit = fake_submit,
 	.close = fake_close,
 };

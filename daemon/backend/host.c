@@ -9,6 +9,7 @@
 
 #include "backend/backend_impl.h"
 #include "backend/host_fill.h"
+#include "backend/host_room.h"
 #include "backend/host_topology.h"
 #include "backend/host_unmap.h"
 #include "backend/host_workers.h"
@@ -21,6 +22,7 @@ struct host {
 	struct backend backend; /* first */
 	struct unmapper unmapper;
 	struct filler filler; /* without prefault: not started */
+	struct host_room room;
 	struct workers *workers;
 	uint64_t used;  /* bytes of all allocations */
 	uint64_t cache; /* of the last level, bytes; 0: not known */
@@ -47,10 +49,14 @@ static int host_alloc(struct backend *b, uint64_t bytes, enum backend_share shar
 	/* A memfd of any size can be made; that the pages are there is our promise. */
 	if (h->used > b->info.capacity_bytes || bytes > b->info.capacity_bytes - h->used)
 		return BACKEND_E_FULL;
+	if (!host_room_take(&h->room, bytes, unmapper_pending(&h->unmapper), b->info.short_of,
+			    sizeof(b->info.short_of)))
+		return BACKEND_E_FULL;
 	r = memfd_new(bytes, &m);
 	if (r)
 		return r;
 	h->used += bytes;
+	list_append(&h->room.all, &m->live);
 	filler_add(&h->filler, m);
 	*ret = &m->mem;
 	return 0;
@@ -68,6 +74,7 @@ static int host_import(struct backend *b, int fd, uint64_t bytes, struct backend
 	if (r)
 		return r;
 	h->used += bytes; /* it exists already: never refused for lack of space */
+	list_append(&h->room.all, &m->live);
 	*ret = &m->mem;
 	return 0;
 }
@@ -78,6 +85,7 @@ static void host_free(struct backend *b, struct backend_mem *mem)
 
 	CHECK(h->used >= mem->bytes);
 	h->used -= mem->bytes;
+	list_unlink(&to_memfd(mem)->live);
 	unmapper_free(&h->unmapper, to_memfd(mem));
 }
 
@@ -85,6 +93,26 @@ static int host_export(struct backend *b, struct backend_mem *mem, bool writable
 {
 	(void)b;
 	return memfd_export(to_memfd(mem), writable, ret_fd);
+}
+
+static bool host_is_held(struct backend *b, struct backend_mem *mem)
+{
+	(void)b;
+	return memfd_is_held(to_memfd(mem));
+}
+
+static void host_empty(struct backend *b, struct backend_mem *mem)
+{
+	struct memfd *m = to_memfd(mem);
+
+	if (!m->sealed && memfd_resident(m))
+		unmapper_empty(&to_host(b)->unmapper, m);
+}
+
+static int host_seal(struct backend *b, struct backend_mem *mem)
+{
+	(void)b;
+	return memfd_seal(to_memfd(mem));
 }
 
 /* What does not fit the caches anyway is written past them: a line need not be fetched before
@@ -132,6 +160,9 @@ static const struct backend_ops host_ops = {
 	.free = host_free,
 	.export = host_export,
 	.import = host_import,
+	.is_held = host_is_held,
+	.empty = host_empty,
+	.seal = host_seal,
 	.submit = host_submit,
 	.close = host_close,
 };
@@ -146,7 +177,8 @@ static void fill_info(struct backend_info *info, const struct host_topology *t, 
 	info->granularity = (uint64_t)sysconf(_SC_PAGESIZE);
 	info->threads = threads ? threads : t->cores;
 	snprintf(info->kernels, sizeof(info->kernels), "%s", kernels_host()->name);
-	snprintf(info->detail, sizeof(info->detail), "%s", t->detail);
+	snprintf(info->detail, sizeof(info->detail), "%s%s", t->detail,
+		 memfd_knows_holders() ? "" : ", holders of memory are not known");
 }
 
 static int start(struct host *h, const struct host_topology *t, bool prefault)
@@ -191,6 +223,7 @@ int backend_host_new(struct loopq *loopq, unsigned threads, uint64_t capacity, b
 	backend_init(&h->backend, &host_ops, loopq);
 	fill_info(&h->backend.info, &t, threads, capacity);
 	h->cache = t.cache;
+	host_room_init(&h->room, &HOST_MEMORY_OWN);
 	r = start(h, &t, prefault);
 	if (r)
 		return r;

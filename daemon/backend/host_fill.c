@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
-#include "backend/cgroup.h"
+#include "backend/host_memory.h"
 #include "core/cleanup.h"
 
 #define SLICE_BYTES (UINT64_C(4) << 20)
@@ -23,38 +23,12 @@ struct fill {
 	uint64_t bytes, at;
 };
 
-/* A line "MemAvailable:  123 kB". */
-static bool read_kib(FILE *file, const char *name, uint64_t *ret)
+static bool fill_is_memory_left(void)
 {
-	char line[128], key[32];
-	unsigned long long kib;
+	struct host_memory m;
 
-	rewind(file);
-	while (fgets(line, sizeof(line), file))
-		if (sscanf(line, "%31[^:]: %llu", key, &kib) == 2 && strcmp(key, name) == 0) {
-			*ret = kib;
-			return true;
-		}
-	return false;
-}
-
-static bool is_left_in_machine(void)
-{
-	FILE *file = fopen("/proc/meminfo", "re");
-	uint64_t total, left;
-	bool enough;
-
-	if (!file)
-		return false;
-	enough = read_kib(file, "MemTotal", &total) && read_kib(file, "MemAvailable", &left) &&
-		 left > total / LEAVE_PART;
-	fclose(file);
-	return enough;
-}
-
-static bool is_left_in_group(void)
-{
-	return cgroup_own_left() > cgroup_own_limit() / LEAVE_PART;
+	return host_memory_read(&HOST_MEMORY_OWN, &m) == 0 &&
+	       m.available > m.machine / LEAVE_PART && m.left > m.limit / LEAVE_PART;
 }
 
 /* Return: is there more to do? */
@@ -62,7 +36,7 @@ static bool fill_slice(struct fill *fill)
 {
 	uint64_t n = fill->bytes - fill->at < SLICE_BYTES ? fill->bytes - fill->at : SLICE_BYTES;
 
-	if (!is_left_in_machine() || !is_left_in_group())
+	if (!fill_is_memory_left())
 		return false;
 	if (fallocate(fill->fd, 0, (off_t)fill->at, (off_t)n) < 0)
 		return false;

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "backend/cgroup.h"
+#include "backend/host_memory.h"
 #include "core/cleanup.h"
 
 #define SHMEM_HUGE "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
@@ -27,10 +27,11 @@ static bool read_line(const char *path, char *buf, size_t bytes)
 
 static uint64_t memory_bytes(void)
 {
-	uint64_t machine = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-	uint64_t limit = cgroup_own_limit();
+	struct host_memory m;
 
-	return limit < machine ? limit : machine;
+	if (host_memory_read(&HOST_MEMORY_OWN, &m) == 0)
+		return host_memory_total(&m);
+	return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
 /* The word in brackets of "always within_size [advise] never deny force". */

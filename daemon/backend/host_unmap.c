@@ -1,31 +1,126 @@
 #include "backend/host_unmap.h"
 
+#include <errno.h>
 #include <signal.h>
+#include <time.h>
 
-static struct memfd *next_or_null(struct unmapper *u)
+#include "core/check.h"
+
+/* Wait for something to do, no longer than a second while memory is left over. */
+static void unmapper_sleep(struct unmapper *u)
+{
+	struct timespec until;
+
+	if (list_empty(&u->left)) {
+		pthread_cond_wait(&u->wake, &u->lock);
+		return;
+	}
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_sec++;
+	pthread_cond_timedwait(&u->wake, &u->lock, &until);
+}
+
+/* The next of the queue, with what is to be done. Return: NULL: look at what is left over, or
+ * stop. */
+static struct memfd *unmapper_next(struct unmapper *u, bool *ret_free)
 {
 	struct memfd *m = NULL;
 
 	pthread_mutex_lock(&u->lock);
-	while (list_empty(&u->queue) && !u->stop)
-		pthread_cond_wait(&u->wake, &u->lock);
+	if (list_empty(&u->queue) && !u->stop)
+		unmapper_sleep(u);
 	if (!list_empty(&u->queue)) {
 		m = list_first(&u->queue, struct memfd, link);
 		list_unlink(&m->link);
+		*ret_free = m->free;
 	}
 	pthread_mutex_unlock(&u->lock);
 	return m;
 }
 
+static void unmapper_let_go(struct unmapper *u, struct memfd *m)
+{
+	list_unlink(&m->link);
+	u->n_left--;
+	memfd_free(m);
+}
+
+/* Pages that came back go again; what nobody holds any more is closed. */
+static void unmapper_look_at_left(struct unmapper *u)
+{
+	struct memfd *m, *tmp;
+
+	list_for_each (m, tmp, &u->left, link)
+		if (memfd_is_held(m))
+			(void)memfd_empty(m);
+		else
+			unmapper_let_go(u, m);
+}
+
+static void unmapper_leave_over(struct unmapper *u, struct memfd *m)
+{
+	if (u->n_left == UNMAPPER_MAX_LEFT)
+		unmapper_let_go(u, list_first(&u->left, struct memfd, link));
+	(void)memfd_empty(m);
+	list_append(&u->left, &m->link);
+	u->n_left++;
+}
+
+static void unmapper_do(struct unmapper *u, struct memfd *m, bool free)
+{
+	uint64_t bytes = m->mem.bytes;
+
+	filler_drop(u->filler, m);
+	if (!free) {
+		(void)memfd_empty(m);
+		return;
+	}
+	if (memfd_is_held(m))
+		unmapper_leave_over(u, m);
+	else
+		memfd_free(m);
+	pthread_mutex_lock(&u->lock);
+	CHECK(u->pending >= bytes);
+	u->pending -= bytes;
+	pthread_mutex_unlock(&u->lock);
+}
+
+static bool unmapper_stopped(struct unmapper *u)
+{
+	bool stopped;
+
+	pthread_mutex_lock(&u->lock);
+	stopped = u->stop && list_empty(&u->queue);
+	pthread_mutex_unlock(&u->lock);
+	return stopped;
+}
+
 static void *unmapper_main(void *arg)
 {
+	struct unmapper *u = arg;
 	struct memfd *m;
+	bool free;
 
-	while ((m = next_or_null(arg))) {
-		filler_drop(((struct unmapper *)arg)->filler, m);
-		memfd_free(m);
+	while (!unmapper_stopped(u)) {
+		m = unmapper_next(u, &free);
+		if (m)
+			unmapper_do(u, m, free);
+		else
+			unmapper_look_at_left(u);
 	}
+	while (!list_empty(&u->left))
+		unmapper_let_go(u, list_first(&u->left, struct memfd, link));
 	return NULL;
+}
+
+static void unmapper_init_wake(struct unmapper *u)
+{
+	pthread_condattr_t attr;
+
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&u->wake, &attr);
+	pthread_condattr_destroy(&attr);
 }
 
 int unmapper_init(struct unmapper *u, struct filler *filler)
@@ -34,8 +129,11 @@ int unmapper_init(struct unmapper *u, struct filler *filler)
 	int r;
 
 	pthread_mutex_init(&u->lock, NULL);
-	pthread_cond_init(&u->wake, NULL);
+	unmapper_init_wake(u);
 	list_init(&u->queue);
+	list_init(&u->left);
+	u->n_left = 0;
+	u->pending = 0;
 	u->stop = false;
 	u->filler = filler;
 	sigfillset(&all);
@@ -51,12 +149,41 @@ int unmapper_init(struct unmapper *u, struct filler *filler)
 	return 0;
 }
 
+/* It may be there already, to be emptied; freeing does that too. */
+static void unmapper_queue(struct unmapper *u, struct memfd *m)
+{
+	if (list_empty(&m->link))
+		list_append(&u->queue, &m->link);
+}
+
 void unmapper_free(struct unmapper *u, struct memfd *m)
 {
 	pthread_mutex_lock(&u->lock);
-	list_append(&u->queue, &m->link);
+	CHECK(!m->free);
+	m->free = true;
+	u->pending += m->mem.bytes;
+	unmapper_queue(u, m);
 	pthread_mutex_unlock(&u->lock);
 	pthread_cond_signal(&u->wake);
+}
+
+void unmapper_empty(struct unmapper *u, struct memfd *m)
+{
+	pthread_mutex_lock(&u->lock);
+	CHECK(!m->free);
+	unmapper_queue(u, m);
+	pthread_mutex_unlock(&u->lock);
+	pthread_cond_signal(&u->wake);
+}
+
+uint64_t unmapper_pending(struct unmapper *u)
+{
+	uint64_t bytes;
+
+	pthread_mutex_lock(&u->lock);
+	bytes = u->pending;
+	pthread_mutex_unlock(&u->lock);
+	return bytes;
 }
 
 void unmapper_deinit(struct unmapper *u)

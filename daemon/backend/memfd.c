@@ -2,16 +2,23 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/check.h"
 #include "core/cleanup.h"
 
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U /* Linux 6.3 */
+#endif
+
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010 /* Linux 5.1 */
 #endif
 
 #define SIZE_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
@@ -40,9 +47,51 @@ static int prepare_fd(int fd, uint64_t bytes)
 {
 	if (ftruncate(fd, (off_t)bytes) < 0)
 		return errno == EFBIG ? BACKEND_E_FULL : memory_error(errno);
-	if (fchmod(fd, 0600) < 0 || fcntl(fd, F_ADD_SEALS, SIZE_SEALS | F_SEAL_SEAL) < 0)
+	if (fchmod(fd, 0600) < 0 || fcntl(fd, F_ADD_SEALS, SIZE_SEALS) < 0)
 		return -errno;
 	return 0;
+}
+
+/* Another open file of the same memory: a duplicate would share the access mode, and the
+ * kernel would not count it. Return: the descriptor, or -1 with errno. */
+static int memfd_reopen(int fd, int mode)
+{
+	char path[32];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return open(path, mode | O_CLOEXEC);
+}
+
+/* What memfd_create returns is not among the open files that the kernel counts, so the one we
+ * keep is opened anew. Without /proc we keep the first. */
+static int memfd_counted(int *fd)
+{
+	_cleanup_(fd_closep) int again = memfd_reopen(*fd, O_RDWR);
+
+	if (again < 0)
+		return errno == ENOENT ? 0 : memory_error(errno);
+	fd_close(*fd);
+	*fd = STEAL_FD(again);
+	/* Who opens it while memfd_is_held looks makes the kernel send SIGIO, which would end
+	 * us; SIGURG is ignored. */
+	(void)fcntl(*fd, F_SETSIG, SIGURG);
+	return 0;
+}
+
+/* Granted if nobody else has it open. Return: 1 granted, 0 not, or negative errno. */
+static int memfd_try_lease(int fd)
+{
+	if (fcntl(fd, F_SETLEASE, F_WRLCK) < 0)
+		return errno == EAGAIN ? 0 : -errno;
+	(void)fcntl(fd, F_SETLEASE, F_UNLCK);
+	return 1;
+}
+
+static uint64_t inode_of(int fd)
+{
+	struct stat st;
+
+	return fstat(fd, &st) < 0 ? 0 : (uint64_t)st.st_ino;
 }
 
 /* Consumes @fd on success. */
@@ -61,9 +110,10 @@ static int map_fd(int *fd, uint64_t bytes, struct memfd **ret)
 	if (bytes >= HUGE_BYTES)
 		madvise(addr, bytes, MADV_HUGEPAGE);
 	madvise(addr, bytes, MADV_DONTDUMP);
-	m->mem = (struct backend_mem){ .addr = addr, .bytes = bytes };
+	m->mem = (struct backend_mem){ .addr = addr, .bytes = bytes, .inode = inode_of(*fd) };
 	m->fd = STEAL_FD(*fd);
 	list_init(&m->link);
+	list_init(&m->live);
 	*ret = STEAL_PTR(m);
 	return 0;
 }
@@ -79,6 +129,8 @@ int memfd_new(uint64_t bytes, struct memfd **ret)
 	if (fd < 0)
 		return memory_error(errno);
 	r = prepare_fd(fd, bytes);
+	if (r == 0)
+		r = memfd_counted(&fd);
 	if (r)
 		return r;
 	return map_fd(&fd, bytes, ret);
@@ -96,8 +148,9 @@ int memfd_import(int fd, uint64_t bytes, struct memfd **ret)
 		return -EINVAL;
 	seals = fcntl(fd, F_GET_SEALS); /* fails on what is no memfd */
 	flags = fcntl(fd, F_GETFL);
-	if (seals < 0 || (seals & SIZE_SEALS) != SIZE_SEALS || (seals & F_SEAL_WRITE) ||
-	    flags < 0 || (flags & O_ACCMODE) != O_RDWR)
+	if (seals < 0 || (seals & SIZE_SEALS) != SIZE_SEALS ||
+	    (seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)) || flags < 0 ||
+	    (flags & O_ACCMODE) != O_RDWR)
 		return -EINVAL;
 	own = fcntl(fd, F_DUPFD_CLOEXEC, 3);
 	if (own < 0)
@@ -106,21 +159,84 @@ int memfd_import(int fd, uint64_t bytes, struct memfd **ret)
 	return r > 0 ? -ENOMEM : r;
 }
 
-int memfd_export(const struct memfd *m, bool writable, int *ret_fd)
+int memfd_seal(struct memfd *m)
 {
-	char path[32];
+	CHECK(!m->exported);
+	if (fcntl(m->fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE) < 0)
+		return -errno;
+	m->sealed = true;
+	return 0;
+}
+
+int memfd_export(struct memfd *m, bool writable, int *ret_fd)
+{
 	int fd;
 
-	if (writable) {
-		fd = fcntl(m->fd, F_DUPFD_CLOEXEC, 3);
-	} else {
-		/* A duplicate would share our access mode; a new open file does not. */
-		snprintf(path, sizeof(path), "/proc/self/fd/%d", m->fd);
-		fd = open(path, O_RDONLY | O_CLOEXEC);
-	}
+	CHECK(!(writable && m->sealed));
+	/* From now on the seals are as they are: who can write could add some. */
+	if (!m->exported && fcntl(m->fd, F_ADD_SEALS, F_SEAL_SEAL) < 0 && errno != EPERM)
+		return -errno; /* EPERM: an imported one, that has it */
+	fd = memfd_reopen(m->fd, writable ? O_RDWR : O_RDONLY);
 	if (fd < 0)
 		return -errno;
+	m->exported = true;
 	*ret_fd = fd;
+	return 0;
+}
+
+/* A memfd as ours are: is a holder seen for as long as it holds it? */
+static bool memfd_probe(void)
+{
+	_cleanup_(fd_closep) int fd = create_fd();
+	_cleanup_(fd_closep) int other = -1;
+	bool seen;
+
+	if (fd < 0 || prepare_fd(fd, 4096) || memfd_counted(&fd) || memfd_try_lease(fd) != 1)
+		return false;
+	other = memfd_reopen(fd, O_RDONLY);
+	seen = other >= 0 && memfd_try_lease(fd) == 0;
+	other = fd_close(other);
+	other = memfd_reopen(fd, O_RDWR);
+	seen = seen && other >= 0 && memfd_try_lease(fd) == 0;
+	other = fd_close(other);
+	return seen && memfd_try_lease(fd) == 1;
+}
+
+static bool knows_holders;
+
+static void memfd_find_out(void)
+{
+	knows_holders = memfd_probe();
+}
+
+bool memfd_knows_holders(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+	pthread_once(&once, memfd_find_out);
+	return knows_holders;
+}
+
+bool memfd_is_held(const struct memfd *m)
+{
+	return m->exported && memfd_knows_holders() && memfd_try_lease(m->fd) == 0;
+}
+
+uint64_t memfd_resident(const struct memfd *m)
+{
+	struct stat st;
+
+	/* of 512 bytes each, whatever st_blksize says */
+	return fstat(m->fd, &st) < 0 ? 0 : (uint64_t)st.st_blocks * 512;
+}
+
+int memfd_empty(const struct memfd *m)
+{
+	if (memfd_resident(m) == 0)
+		return 0;
+	if (fallocate(m->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)m->mem.bytes) <
+	    0)
+		return -errno;
 	return 0;
 }
 
@@ -128,6 +244,8 @@ struct memfd *memfd_free(struct memfd *m)
 {
 	if (!m)
 		return NULL;
+	if (m->exported && (memfd_is_held(m) || !memfd_knows_holders()))
+		(void)memfd_empty(m);
 	munmap(m->mem.addr, m->mem.bytes);
 	fd_close(m->fd);
 	free(m);

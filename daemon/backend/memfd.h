@@ -5,6 +5,10 @@
  * Sealed against growing and shrinking, so that no holder of a descriptor can
  * make the daemon fault with SIGBUS. Mode 0600, so that a process of another
  * user cannot open a read-only descriptor anew for writing through /proc.
+ *
+ * Every descriptor that is handed out is an open file of its own. The kernel counts
+ * open files, and a mapping keeps its file open, so a write lease on our own file is
+ * granted if and only if no other process holds or maps the memory (memfd_is_held).
  */
 #ifndef SHARDD_BACKEND_MEMFD_H
 #define SHARDD_BACKEND_MEMFD_H
@@ -15,7 +19,11 @@
 struct memfd {
 	struct backend_mem mem; /* first: it is what users of the backend hold */
 	int fd;
-	struct list link;  /* of whoever frees it */
+	bool exported;     /* a descriptor was handed out */
+	bool sealed;       /* against new writable mappings: its pages cannot be given back */
+	struct list link;  /* of whoever frees or empties it */
+	struct list live;  /* of whoever counts it */
+	bool free;         /* host_unmap.c's own, under its lock */
 	struct fill *fill; /* host_fill.c's own */
 };
 
@@ -24,14 +32,34 @@ struct memfd {
 int memfd_new(uint64_t bytes, struct memfd **ret);
 
 /* Map memory that another process made with memfd_new. @fd: borrowed.
- * Return: 0, -EINVAL (no memfd, other size, not sealed, read-only), or negative
- * errno. */
+ * Return: 0, -EINVAL (no memfd, other size, not sealed, sealed against writing,
+ * read-only), or negative errno. */
 int memfd_import(int fd, uint64_t bytes, struct memfd **ret);
 
-/* @ret_fd: close-on-exec, the caller's. Return: 0 or negative errno. */
-int memfd_export(const struct memfd *m, bool writable, int *ret_fd);
+/* From here on nobody can map or write it through a new mapping or descriptor, not even
+ * root; the daemon's own mapping stays as it is. Before the first export.
+ * Return: 0 or negative errno. */
+int memfd_seal(struct memfd *m);
 
-/* Unmap and close; takes long for large memory. NULL is allowed. Return: NULL. */
+/* @ret_fd: close-on-exec, the caller's. Return: 0 or negative errno. */
+int memfd_export(struct memfd *m, bool writable, int *ret_fd);
+
+/* Does this kernel tell who holds a memfd? Found out once. Any thread. */
+bool memfd_knows_holders(void);
+
+/* Does anybody beside the daemon's own file and mapping have it open or mapped? False if
+ * this kernel does not tell. Any thread; does not block. */
+bool memfd_is_held(const struct memfd *m);
+
+/* Give its pages back though others hold it: it then reads as zeros. Does nothing if it has
+ * none. Takes long for large memory. Return: 0 or -EPERM (sealed). */
+int memfd_empty(const struct memfd *m);
+
+/* Bytes of pages that are there. Any thread; does not block. */
+uint64_t memfd_resident(const struct memfd *m);
+
+/* Unmap and close; first its pages are given back, if another process may hold it. Takes
+ * long for large memory. NULL is allowed. Return: NULL. */
 struct memfd *memfd_free(struct memfd *m);
 
 #endif

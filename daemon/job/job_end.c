@@ -148,6 +148,8 @@ void jobs_tick(struct jobs *jobs, uint64_t now_us)
 {
 	struct job *job, *tmp;
 
+	for (unsigned d = 0; d < jobs->node->n_devices; d++)
+		slabs_sweep(&jobs->node->devices[d]);
 	list_for_each (job, tmp, &jobs->all, link) {
 		struct fault f = FAULT_NULL;
 
@@ -174,6 +176,8 @@ void jobs_end(struct jobs *jobs)
 		CHECK(job_delete(job, false, NULL, &f) == 0);
 	}
 	quarantine_deinit(&jobs->node->quarantine);
+	for (unsigned d = 0; d < jobs->node->n_devices; d++)
+		slabs_let_go(&jobs->node->devices[d]);
 }
 
 bool jobs_gone(struct jobs *jobs)
@@ -235,6 +239,21 @@ static void name_largest(const struct job *job, char *buf, size_t bytes)
 	}
 }
 
+/* Of what is in use, what only waits for processes to let go of it. */
+static void name_quarantined(const struct job *job, char *buf, size_t bytes)
+{
+	uint64_t sum = 0;
+	size_t at = strlen(buf);
+
+	for (unsigned d = 0; d < job->node->n_devices; d++)
+		sum += job->node->devices[d].quarantined;
+	if (sum)
+		snprintf(buf + at, bytes - at,
+			 "; %llu of it are quarantined, held by processes of jobs that ended: see "
+			 "shardctl memory",
+			 (unsigned long long)sum);
+}
+
 void job_holders(const struct job *job, char *buf, size_t bytes)
 {
 	const struct quota *q = &job->quota;
@@ -255,6 +274,14 @@ void job_holders(const struct job *job, char *buf, size_t bytes)
 			 (unsigned long long)node_used(job->node),
 			 (unsigned long long)node_capacity(job->node),
 			 job->node->devices[0].table->n, job->node->devices[0].table->max);
+	name_quarantined(job, buf, bytes);
+	for (unsigned d = 0; d < job->node->n_devices; d++) {
+		const char *why = backend_info(job->node->devices[d].backend)->short_of;
+
+		at = strlen(buf);
+		if (*why)
+			snprintf(buf + at, bytes - at, "; %s", why);
+	}
 	name_largest(job, buf, bytes);
 }
 

@@ -295,6 +295,13 @@ static struct pool_slab *largest_empty(struct pool *p)
 	return best;
 }
 
+/* Somebody waits for its charge. Ranks that live have it mapped, and may not use it. */
+static void spare_slab(struct pool_slab *ps)
+{
+	ps->slab->spare = true;
+	drop_slab(ps);
+}
+
 static uint64_t trim_all(struct pool *p)
 {
 	struct pool_slab *ps, *tmp;
@@ -302,7 +309,7 @@ static uint64_t trim_all(struct pool *p)
 
 	list_for_each (ps, tmp, &p->slabs, link)
 		if (can_drop(ps))
-			drop_slab(ps);
+			spare_slab(ps);
 	return before - p->bytes;
 }
 
@@ -315,7 +322,7 @@ uint64_t pool_trim(struct pool *p, uint64_t want)
 		return trim_all(p); /* the order does not matter: one walk */
 	while (freed < want && (ps = largest_empty(p))) {
 		freed += ps->slab->bytes;
-		drop_slab(ps);
+		spare_slab(ps);
 	}
 	return freed;
 }

@@ -139,6 +139,7 @@ int slab_new(struct device *d, struct quota *payer, enum mem_class class, enum b
 	int r;
 
 	CHECK(bytes > 0);
+	backend_forget_shortage(d->backend);
 	if (bytes > UINT64_MAX - granularity || d->table->n >= d->table->max || !d->table->next)
 		return SLAB_E_FULL;
 	bytes = (bytes + granularity - 1) / granularity * granularity;
@@ -198,10 +199,31 @@ struct slab *slab_ref(struct slab *s)
 	return s;
 }
 
-void slab_bury(struct slab *s)
+static void slab_count_kept(struct slab *s, uint64_t bytes)
 {
-	MAGIC_CHECK(s, SLAB_MAGIC);
-	CHECK(s->refs == 0 && !s->leave);
+	struct device *d = s->device;
+
+	CHECK(d->quarantined >= s->quarantined);
+	d->quarantined += bytes - s->quarantined;
+	d->n_kept = bytes ? d->n_kept + 1 : d->n_kept - 1;
+	s->quarantined = bytes;
+	s->kept = bytes > 0;
+}
+
+static void slab_keep(struct slab *s)
+{
+	slab_count_kept(s, s->bytes);
+	backend_empty(s->device->backend, s->mem);
+}
+
+static bool slab_must_be_kept(const struct slab *s)
+{
+	return !s->borrowed && s->exported && !s->spare && !s->device->letting_go &&
+	       backend_is_held(s->device->backend, s->mem);
+}
+
+static void slab_end(struct slab *s)
+{
 	list_unlink(&s->link);
 	s->device->n_slabs--;
 	s->device->table->n--;
@@ -212,6 +234,40 @@ void slab_bury(struct slab *s)
 	user_charge_deinit(&s->cost);
 	s->magic = 0;
 	free(s);
+}
+
+void slab_bury(struct slab *s)
+{
+	MAGIC_CHECK(s, SLAB_MAGIC);
+	CHECK(s->refs == 0 && !s->leave);
+	if (slab_must_be_kept(s))
+		slab_keep(s);
+	else
+		slab_end(s);
+}
+
+void slabs_sweep(struct device *d)
+{
+	struct slab *s, *tmp;
+
+	if (!d->n_kept)
+		return;
+	list_for_each (s, tmp, &d->table->slabs, link) {
+		if (!s->kept || s->device != d)
+			continue;
+		if (slab_must_be_kept(s)) {
+			backend_empty(d->backend, s->mem);
+		} else {
+			slab_count_kept(s, 0);
+			slab_end(s);
+		}
+	}
+}
+
+void slabs_let_go(struct device *d)
+{
+	d->letting_go = true;
+	slabs_sweep(d);
 }
 
 struct slab *slab_unref(struct slab *s)
@@ -245,6 +301,11 @@ int slab_export(struct slab *s, int *ret_fd, bool *ret_writable)
 	int r;
 
 	MAGIC_CHECK(s, SLAB_MAGIC);
+	if (s->device->seals && s->class == MEM_SHARD && !s->writable && !s->exported) {
+		r = backend_seal(s->device->backend, s->mem);
+		if (r && r != -EINVAL) /* a kernel without that seal */
+			return r;
+	}
 	r = backend_export(s->device->backend, s->mem, s->writable, ret_fd);
 	if (r)
 		return r;

@@ -2,7 +2,14 @@
  * A slab: one allocation that can be exported, charged to one account.
  *
  * The charge lives in the slab: taken when it is built, returned when its last
- * reference goes. Loop thread only.
+ * reference is gone and nobody else can hold the memory. A process that was handed
+ * a descriptor may have passed it on, or forked; so a slab that the backend says is
+ * held stays, charged and quarantined, until slabs_sweep finds it free.
+ *
+ *   referenced --last slab_unref--> nobody holds it ------------------> freed
+ *                     '-----------> held: KEPT, emptied --free at last-----^
+ *
+ * Loop thread only.
  */
 #ifndef SHARDD_MEM_SLAB_H
 #define SHARDD_MEM_SLAB_H
@@ -32,6 +39,9 @@ struct device {
 	struct slab_table *table; /* @own, or that of the node's first device */
 	struct slab_table own;
 	uint32_t n_slabs;       /* on this device */
+	uint32_t n_kept;        /* of them, kept only because others hold them */
+	bool letting_go;        /* none is kept any more */
+	bool seals;             /* parameters are sealed before they are handed out */
 	uint64_t quarantined;   /* bytes */
 	struct slab *ready;     /* the backend's ready page, for clients; NULL: not asked for yet */
 	struct slab *ready_ipc; /* the same for jobs with CUDA IPC handles */
@@ -53,6 +63,8 @@ struct slab {
 	uint64_t quarantined; /* bytes of it that wait for a process to end: all or none */
 	unsigned holds;       /* processes that it waits for; quarantine.c's own */
 	unsigned exported;    /* descriptors handed out */
+	bool kept;            /* without a reference, for as long as others hold it */
+	bool spare;           /* its pool gave it up early: its charge does not wait for others */
 	void *pool;           /* pool.c's own; NULL outside of a pool */
 	/* Somebody registered it with an engine: slab_unref calls @leave instead of freeing it,
 	 * and that calls slab_bury when the engine has let go. Both NULL otherwise. */
@@ -105,6 +117,12 @@ struct slab *slab_ref(struct slab *s);
 void slab_bury(struct slab *s);
 /* Return: NULL. NULL is allowed. */
 struct slab *slab_unref(struct slab *s);
+
+/* Free what was kept and nobody holds any more; the rest is emptied again. Now and then. */
+void slabs_sweep(struct device *d);
+/* Keep nothing any more, now and from now on: for the daemon's end. What others hold is empty
+ * then, unless it is sealed. */
+void slabs_let_go(struct device *d);
 
 /* Find by id among the slabs of the device's table. Return: borrowed, or NULL. */
 struct slab *slab_find(const struct device *d, uint32_t id);

@@ -113,5 +113,6 @@ void status_fill_slabs(struct arena *a, struct jobs *jobs, const struct status_s
 		r->used_bytes = pool_slab_used(s);
 		r->quarantined_bytes = s->quarantined;
 		r->exported = s->exported;
+		r->inode = backend_inode(s->mem);
 	}
 }

@@ -15,12 +15,12 @@
 #include <unistd.h>
 
 #include "backend/backend_impl.h"
-#include "backend/cgroup.h"
 #include "backend/host_topology.h"
 #include "core/check.h"
 #include "core/clock.h"
 #include "fdcheck.h"
 #include "looprun.h"
+#include "ownfd.h"
 
 TestSuite(backend_host, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);
 
@@ -263,25 +263,68 @@ Test(backend_host, another_user_cannot_open_a_read_only_descriptor_for_writing)
 	teardown(&f);
 }
 
-Test(backend_host, a_descriptor_works_after_the_memory_was_freed)
+static uint64_t bytes_there(int fd)
 {
+	struct stat st;
+
+	cr_assert_eq(fstat(fd, &st), 0);
+	return (uint64_t)st.st_blocks * 512;
+}
+
+/* Who still has it mapped is not killed by a touch, finds zeros, and keeps no memory. */
+Test(backend_host, what_others_hold_is_empty_after_it_was_freed)
+{
+	const uint64_t end = clock_now_us() + 30000000;
 	struct fixture f;
 	struct backend_mem *mem;
-	char *view;
+	volatile char *view;
 	int fd;
 
 	setup(&f, 1, 0);
 	mem = alloc(&f, MIB);
 	memset(backend_addr(mem), 0x5a, MIB);
 	fd = export(&f, mem, false);
-	backend_free(f.b, mem);
-	teardown(&f); /* waits until it is unmapped */
 	view = mmap(NULL, MIB, PROT_READ, MAP_SHARED, fd, 0);
 	cr_assert_neq(view, MAP_FAILED);
-	cr_assert_eq(view[0], 0x5a);
-	cr_assert_eq(view[MIB - 1], 0x5a);
-	munmap(view, MIB);
+	backend_free(f.b, mem);
+	while (bytes_there(fd) && clock_now_us() < end)
+		usleep(1000);
+	cr_assert_eq(view[0], 0);
+	cr_assert_eq(view[MIB - 1], 0);
+	if (memfd_knows_holders()) { /* a touch brought pages back */
+		cr_assert_gt(bytes_there(fd), 0);
+		while (bytes_there(fd) && clock_now_us() < end)
+			usleep(1000);
+		cr_assert_eq(bytes_there(fd), 0, "not for long");
+	}
+	teardown(&f); /* waits until it is unmapped */
+	munmap((void *)view, MIB);
 	close(fd);
+}
+
+Test(backend_host, memory_is_emptied_and_still_there)
+{
+	const uint64_t end = clock_now_us() + 30000000;
+	struct fixture f;
+	struct backend_mem *mem;
+	int fd;
+
+	setup(&f, 1, 0);
+	mem = alloc(&f, MIB);
+	memset(backend_addr(mem), 0x5a, MIB);
+	fd = export(&f, mem, true);
+	cr_assert_eq(backend_is_held(f.b, mem), memfd_knows_holders());
+	cr_assert_eq(backend_inode(mem), CONTAINER_OF(mem, struct memfd, mem)->mem.inode);
+	backend_empty(f.b, mem);
+	while (bytes_there(fd) && clock_now_us() < end)
+		usleep(1000);
+	cr_assert_eq(bytes_there(fd), 0);
+	close(fd);
+	cr_assert_not(backend_is_held(f.b, mem));
+	cr_assert_eq(((char *)backend_addr(mem))[5], 0);
+	backend_empty(f.b, mem); /* in the queue twice at most */
+	backend_free(f.b, mem);
+	teardown(&f);
 }
 
 Test(backend_host, size_and_seals_cannot_be_changed)
@@ -313,7 +356,7 @@ Test(backend_host, import_takes_what_another_daemon_made)
 	setup(&f, 1, 0);
 	old = alloc(&f, MIB);
 	((char *)backend_addr(old))[3] = 9;
-	fd = export(&f, old, true);
+	fd = own_fd(old);
 	backend_free(f.b, old);
 	cr_assert_eq(backend_import(f.b, fd, MIB, &again), 0);
 	close(fd); /* was only borrowed */
@@ -723,77 +766,6 @@ Test(backend_host, threads_are_spread_over_numa_nodes)
 	teardown(&f);
 }
 
-static void write_group(const char *root, const char *group, const char *name, const char *value)
-{
-	char path[300];
-	FILE *file;
-
-	snprintf(path, sizeof(path), "%s%s/%s", root, group, name);
-	file = fopen(path, "we");
-	cr_assert_not_null(file);
-	fprintf(file, "%s\n", value);
-	fclose(file);
-}
-
-/* Groups "/a" and "/a/b" below a new folder, whose name comes into @root. */
-static void make_groups(char *root)
-{
-	char path[300];
-
-	cr_assert_not_null(mkdtemp(root));
-	snprintf(path, sizeof(path), "%s/a", root);
-	cr_assert_eq(mkdir(path, 0700), 0);
-	snprintf(path, sizeof(path), "%s/a/b", root);
-	cr_assert_eq(mkdir(path, 0700), 0);
-}
-
-static void remove_groups(const char *root)
-{
-	char command[64];
-
-	snprintf(command, sizeof(command), "rm -r %s", root);
-	cr_assert_eq(system(command), 0);
-}
-
-Test(backend_host, the_lowest_control_group_limit_counts)
-{
-	char root[] = "/tmp/shardd-test-XXXXXX";
-
-	make_groups(root);
-	cr_assert_eq(cgroup_memory_limit(root, "/a/b"), UINT64_MAX);
-	write_group(root, "/a/b", "memory.max", "max");
-	cr_assert_eq(cgroup_memory_limit(root, "/a/b"), UINT64_MAX);
-	write_group(root, "/a", "memory.max", "1073741824");
-	cr_assert_eq(cgroup_memory_limit(root, "/a/b"), 1073741824u);
-	write_group(root, "/a/b", "memory.max", "4096");
-	cr_assert_eq(cgroup_memory_limit(root, "/a/b"), 4096u);
-	cr_assert_eq(cgroup_memory_limit(root, "/a"), 1073741824u);
-	write_group(root, "", "memory.max", "8192");
-	cr_assert_eq(cgroup_memory_limit(root, "/"), 8192u);
-	cr_assert_eq(cgroup_memory_limit(root, "/a"), 8192u);
-	remove_groups(root);
-}
-
-Test(backend_host, what_is_left_is_of_the_group_that_has_the_least)
-{
-	char root[] = "/tmp/shardd-test-XXXXXX";
-
-	make_groups(root);
-	write_group(root, "/a/b", "memory.current", "1000");
-	write_group(root, "/a", "memory.current", "6000");
-	cr_assert_eq(cgroup_memory_left(root, "/a/b"), UINT64_MAX, "no limit");
-	write_group(root, "/a/b", "memory.max", "4096");
-	cr_assert_eq(cgroup_memory_left(root, "/a/b"), 3096u);
-	write_group(root, "/a", "memory.max", "8192");
-	cr_assert_eq(cgroup_memory_left(root, "/a/b"), 2192u, "of the one above");
-	write_group(root, "/a", "memory.stat", "anon 1\ninactive_file 500\nactive_file 5");
-	cr_assert_eq(cgroup_memory_left(root, "/a/b"), 2692u, "pages nobody uses are free");
-	write_group(root, "/a", "memory.current", "9000");
-	write_group(root, "/a", "memory.stat", "inactive_file 0");
-	cr_assert_eq(cgroup_memory_left(root, "/a/b"), 0u, "over the limit");
-	remove_groups(root);
-}
-
 static void on_seen(struct backend_task *task, int status)
 {
 	cr_expect_eq(status, 0);
@@ -840,14 +812,6 @@ Test(backend_host, a_task_says_when_its_kernels_began_and_ended)
 }
 
 /* ------------------------------------------------------------- pages made ahead */
-
-static uint64_t bytes_there(int fd)
-{
-	struct stat st;
-
-	cr_assert_eq(fstat(fd, &st), 0);
-	return (uint64_t)st.st_blocks * 512;
-}
 
 Test(backend_host, pages_are_made_before_they_are_used)
 {

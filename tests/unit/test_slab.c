@@ -2,13 +2,16 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "backend/backend_impl.h"
 #include "fdcheck.h"
 #include "looprun.h"
 #include "mem/slab.h"
+#include "ownfd.h"
 
 TestSuite(slab, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 20);
 
@@ -178,7 +181,6 @@ Test(slab, memory_of_another_daemon_is_imported_under_its_id)
 	struct fixture f;
 	struct slab *s, *again, *next, *none = NULL;
 	struct region r;
-	bool writable;
 	uint32_t id;
 	int fd;
 
@@ -187,7 +189,7 @@ Test(slab, memory_of_another_daemon_is_imported_under_its_id)
 	r = (struct region){ s, 8, 16 };
 	*(char *)region_addr(&r) = 42;
 	id = s->id + 100;
-	cr_assert_eq(slab_export(s, &fd, &writable), 0);
+	fd = own_fd(s->mem);
 	cr_assert_eq(slab_import(&f.d, &f.job, MEM_GRAD, 2 * f.page, "j", s->id, fd, &none),
 		     -EINVAL);
 	cr_assert_eq(slab_import(&f.d, &f.job, MEM_GRAD, f.page, "j", id, fd, &none), -EINVAL);
@@ -209,4 +211,110 @@ Test(slab, memory_of_another_daemon_is_imported_under_its_id)
 	slab_unref(next);
 	slab_unref(again);
 	teardown(&f);
+}
+
+static void hand_out(struct slab *s, int *ret_fd)
+{
+	bool writable;
+
+	cr_assert_eq(slab_export(s, ret_fd, &writable), 0);
+}
+
+static void need_holders(void)
+{
+	if (!memfd_knows_holders())
+		cr_skip("this kernel does not tell who holds a memfd");
+}
+
+static uint64_t bytes_there(int fd)
+{
+	struct stat st;
+
+	cr_assert_eq(fstat(fd, &st), 0);
+	return (uint64_t)st.st_blocks * 512;
+}
+
+/* The account said 0 when the last reference was gone, whoever still held the memory. */
+Test(slab, a_slab_is_charged_until_nobody_can_hold_it)
+{
+	struct fixture f;
+	struct slab *s;
+	uint32_t id;
+	int fd;
+
+	need_holders();
+	setup(&f, 8, 0);
+	s = take(&f, MEM_GRAD, 2 * f.page);
+	id = s->id;
+	memset(backend_addr(s->mem), 1, 2 * f.page);
+	hand_out(s, &fd);
+	slab_unref(s);
+	cr_assert_eq(f.job.used, 2 * f.page);
+	cr_assert_eq(f.d.quarantined, 2 * f.page);
+	cr_assert_eq(slab_find(&f.d, id), s, "status shows it");
+	cr_assert_eq(s->quarantined, 2 * f.page);
+	cr_assert_eq(bytes_there(fd), 0, "its pages are given back nevertheless");
+	slabs_sweep(&f.d);
+	cr_assert_eq(f.job.used, 2 * f.page);
+	cr_assert_eq(pwrite(fd, "x", 1, 0), 1);
+	slabs_sweep(&f.d);
+	cr_assert_eq(bytes_there(fd), 0, "and those that came back");
+	close(fd);
+	slabs_sweep(&f.d);
+	cr_assert_eq(f.job.used, 0);
+	cr_assert_eq(f.d.quarantined, 0);
+	cr_assert_null(slab_find(&f.d, id));
+	teardown(&f);
+}
+
+Test(slab, nothing_is_kept_when_the_daemon_ends)
+{
+	struct fixture f;
+	struct slab *s, *later;
+	int fd[2];
+
+	setup(&f, 8, 0);
+	s = take(&f, MEM_FULL, f.page);
+	later = take(&f, MEM_FULL, f.page);
+	hand_out(s, &fd[0]);
+	hand_out(later, &fd[1]);
+	slab_unref(s);
+	slabs_let_go(&f.d);
+	cr_assert_eq(f.job.used, f.page);
+	slab_unref(later);
+	cr_assert_eq(f.job.used, 0);
+	close(fd[0]);
+	close(fd[1]);
+	teardown(&f);
+}
+
+Test(slab, parameters_are_sealed_where_that_is_asked_for)
+{
+	enum { SEALS, CLASS, WRITABLE, SEALED };
+	static const int cases[][4] = {
+		{ true, MEM_SHARD, false, true }, { false, MEM_SHARD, false, false },
+		{ true, MEM_SHARD, true, false }, /* buffers of a unit are their ranks' to write */
+		{ true, MEM_FULL, false, false }, /* copies are given back while ranks map them */
+		{ true, MEM_GRAD, true, false },
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct fixture f;
+		struct slab *s;
+		int fd, again;
+
+		setup(&f, 8, 0);
+		f.d.seals = cases[i][SEALS];
+		s = take(&f, (enum mem_class)cases[i][CLASS], f.page);
+		s->writable = cases[i][WRITABLE];
+		hand_out(s, &fd);
+		hand_out(s, &again);
+		cr_assert_eq(!!(fcntl(fd, F_GET_SEALS) & F_SEAL_FUTURE_WRITE), cases[i][SEALED],
+			     "case %zu", i);
+		cr_assert(fcntl(fd, F_GET_SEALS) & F_SEAL_SEAL);
+		close(fd);
+		close(again);
+		slab_unref(s);
+		teardown(&f);
+	}
 }
