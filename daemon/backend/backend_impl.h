@@ -127,5 +127,13 @@ unsigned backend_fake_calls(const struct backend *b);
 /* Hold back completions until released (in submission order, or reversed). */
 void backend_fake_hold(struct backend *b, bool hold);
 void backend_fake_release(struct backend *b, bool reversed);
+/* Held back: let one completion through, the oldest; with queues, of those that were issued
+ * the oldest that can be executed, when none is left to be issued. Return: false: there is none. */
+bool backend_fake_step(struct backend *b);
+/* Give it queues of its own, as a GPU has (BACKEND_ORDER_TIMELINE); before its first use.
+ * Return: 0 or negative errno. */
+int backend_fake_queues(struct backend *b);
+/* Slots of signals were raised, or poisoned: tasks may be able to run. */
+void backend_fake_look(struct backend *b);
 
 #endif

@@ -1,7 +1,8 @@
 /*
  * A backend without threads: memory is real (memfds), kernels are the reference
  * ones and run on the loop when the task completes. Calls fail on demand, and
- * completions can be held back, so that a test decides what happens when.
+ * completions can be held back, so that a test decides what happens when. With
+ * queues (fake_queue.h) it orders tasks as a GPU does: issued first, executed later.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -9,6 +10,7 @@
 #include <unistd.h>
 
 #include "backend/backend_impl.h"
+#include "backend/fake_queue.h"
 #include "backend/kop.h"
 #include "backend/memfd.h"
 #include "core/check.h"
@@ -33,10 +35,12 @@ struct fake {
 	struct work work;       /* posted while @ready is not empty */
 	bool posted;
 	bool hold;
+	bool executes; /* held: one issued task is let through */
 	uint64_t used; /* bytes of all allocations */
 	unsigned calls;
 	unsigned fail_in; /* the how-manieth call from now on fails; 0: none */
 	int fail_err;
+	struct fake_queues queues;
 	struct fake_task tasks[FAKE_TASKS];
 };
 
@@ -111,7 +115,7 @@ static void fake_free(struct backend *b, struct backend_mem *mem)
 
 	CHECK(f->used >= mem->bytes);
 	f->used -= mem->bytes;
-	memfd_free(to_memfd(mem));
+	fake_queues_free(&f->queues, to_memfd(mem));
 }
 
 static bool fake_is_held(struct backend *b, struct backend_mem *mem)
@@ -134,19 +138,51 @@ static int fake_seal(struct backend *b, struct backend_mem *mem)
 
 static void post(struct fake *f);
 
+/* With queues: done when it is issued, unless it is sync. */
+static void issue(struct fake *f, struct backend_task *task, int status)
+{
+	bool sync = task->sync;
+
+	fake_queues_issue(&f->queues, &f->backend, task, status);
+	post(f);
+	if (!sync)
+		backend_complete(&f->backend, task, status);
+}
+
+static void execute_next(struct fake *f)
+{
+	struct fake_exec *e = fake_queues_next(&f->queues);
+
+	f->executes = false;
+	post(f);
+	if (e)
+		fake_queues_execute(&f->queues, &f->backend, e);
+}
+
 /* One task a turn, and nothing of the backend is touched after its callback, so
  * that the callback may submit or close. */
 static void on_turn(struct work *work)
 {
 	struct fake *f = CONTAINER_OF(work, struct fake, work);
-	struct fake_task *ft = list_first(&f->ready, struct fake_task, link);
-	struct backend_task *task = ft->task;
-	int status = ft->status;
+	struct fake_task *ft;
+	struct backend_task *task;
+	int status;
 
+	f->posted = false;
+	if (list_empty(&f->ready)) {
+		execute_next(f);
+		return;
+	}
+	ft = list_first(&f->ready, struct fake_task, link);
+	task = ft->task;
+	status = ft->status;
 	list_unlink(&ft->link);
 	ft->task = NULL;
-	f->posted = false;
 	post(f);
+	if (f->queues.on) {
+		issue(f, task, status);
+		return;
+	}
 	task->began_us = clock_now_us();
 	for (unsigned i = 0; status == 0 && i < task->n_kops; i++)
 		kop_run(kernels_ref(), &task->kops[i], 0, task->kops[i].n);
@@ -154,9 +190,14 @@ static void on_turn(struct work *work)
 	backend_complete(&f->backend, task, status);
 }
 
+/* What was issued is executed when nothing is left to be issued, and is not held. */
 static void post(struct fake *f)
 {
-	if (f->posted || list_empty(&f->ready))
+	bool execute = f->queues.pending && (f->executes || !f->hold);
+
+	if (f->posted || (list_empty(&f->ready) && !execute))
+		return;
+	if (list_empty(&f->ready) && !fake_queues_can(&f->queues))
 		return;
 	f->posted = true;
 	loopq_post(f->backend.loopq, &f->work, on_turn);
@@ -184,11 +225,17 @@ static void fake_submit(struct backend *b, struct backend_task *task)
 	post(f);
 }
 
+static struct backend_mem *fake_ready(struct backend *b)
+{
+	return &to_fake(b)->queues.ready->mem;
+}
+
 static void fake_close(struct backend *b)
 {
 	struct fake *f = to_fake(b);
 
 	CHECK(f->used == 0 && !f->posted);
+	fake_queues_deinit(&f->queues);
 	free(f);
 }
 
@@ -202,6 +249,10 @@ static const struct backend_ops fake_ops = {
 	.seal = fake_seal,
 	.submit = fake_submit,
 	.close = fake_close,
+	.ready = fake_ready,
+	.signals_new = fake_signals_new,
+	.signals_poison = fake_signals_poison,
+	.signals_free = fake_signals_free,
 };
 
 void backend_fake_fail(struct backend *b, unsigned n, int err)
@@ -236,6 +287,44 @@ void backend_fake_release(struct backend *b, bool reversed)
 		list_append(&f->ready, link);
 	}
 	post(f);
+}
+
+bool backend_fake_step(struct backend *b)
+{
+	struct fake *f = to_fake(b);
+	struct list *link = f->held.next;
+
+	CHECK(f->hold);
+	if (list_empty(&f->held) && !fake_queues_can(&f->queues))
+		return false;
+	if (list_empty(&f->held)) {
+		f->executes = true;
+	} else {
+		list_unlink(link);
+		list_append(&f->ready, link);
+	}
+	post(f);
+	return true;
+}
+
+void backend_fake_look(struct backend *b)
+{
+	post(to_fake(b));
+}
+
+int backend_fake_queues(struct backend *b)
+{
+	struct fake *f = to_fake(b);
+	int r = memfd_new(b->info.granularity, &f->queues.ready);
+
+	if (r)
+		return r;
+	for (unsigned i = 0; i < _BACKEND_Q_N; i++)
+		list_init(&f->queues.tasks[i]);
+	list_init(&f->queues.frees);
+	f->queues.on = true;
+	b->info.order = BACKEND_ORDER_TIMELINE;
+	return 0;
 }
 
 int backend_fake_new(struct loopq *loopq, uint64_t capacity, struct backend **ret)

@@ -88,5 +88,7 @@ void engine_fake_fail(struct engine *e, unsigned n, int status);
 unsigned engine_fake_calls(const struct engine *e);
 /* Hold operations back; false lets those held complete, in their order. */
 void engine_fake_hold(struct engine *e, bool hold);
+/* Held back: let the oldest operation through. Return: false: there is none. */
+bool engine_fake_step(struct engine *e);
 
 #endif

@@ -304,6 +304,20 @@ void engine_fake_hold(struct engine *e, bool hold)
 	post(f);
 }
 
+bool engine_fake_step(struct engine *e)
+{
+	struct fake_engine *f = to_fake(e);
+	struct list *link = f->held.next;
+
+	CHECK(e->ops == &fake_ops && f->hold);
+	if (list_empty(&f->held))
+		return false;
+	list_unlink(link);
+	list_append(&f->ready, link);
+	post(f);
+	return true;
+}
+
 int engine_fake_new(struct loopq *loopq, struct engine **ret)
 {
 	struct fake_engine *f = calloc(1, sizeof(*f));

@@ -331,8 +331,20 @@ static int ddp_fill(struct ddp *d, const struct ddp_spec *s)
 	return 0;
 }
 
-/* A place for one more; those of epochs that are over go: their ranks have joined anew, which
- * they could only when all their ops were over. */
+/* May an op of its epoch still read it? That one keeps its rank from joining again, not others
+ * from making a ddp of another group. */
+static bool ddp_is_read(const struct ddp *d)
+{
+	for (uint32_t i = 0; i < group_size(d->group); i++) {
+		const struct member *m = d->job->ranks[d->group->rec->ranks[i]];
+
+		if (m && m->pending && (m->state != MEMBER_JOINED || m->epoch == d->epoch))
+			return true;
+	}
+	return false;
+}
+
+/* A place for one more; those of epochs that are over go, when nothing reads them. */
 static struct ddp **find_place(struct job *job)
 {
 	struct ddp **free_place = NULL;
@@ -340,7 +352,7 @@ static struct ddp **find_place(struct job *job)
 	for (unsigned i = 0; i < DDP_MAX; i++) {
 		struct ddp **d = &job->ddps[i];
 
-		if (*d && (*d)->epoch != job->rec->epoch) {
+		if (*d && (*d)->epoch != job->rec->epoch && !ddp_is_read(*d)) {
 			ddp_free(*d);
 			*d = NULL;
 		}

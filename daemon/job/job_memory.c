@@ -168,7 +168,8 @@ static uint64_t held_of(const struct job *job, struct unit *u, const struct memb
 		bytes += array(m->device, u->layout.elements, accumulate_dtype(u));
 	if (mu->is_summoned)
 		bytes += array(m->device, unit_full_elements(u), DTYPE_FP32);
-	if (mu->shard_state == SHARD_OUT || mu->shard_state == SHARD_BACK)
+	if (mu->shard_state == SHARD_GOING || mu->shard_state == SHARD_OUT ||
+	    mu->shard_state == SHARD_BACK)
 		bytes += lent_of(job, u, m);
 	return bytes;
 }

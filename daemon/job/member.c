@@ -214,6 +214,8 @@ struct member_buffer *member_buffer_add(struct member *m, const struct region *r
 
 	if (!b)
 		return NULL;
+	b->m = m;
+	b->refs = 1;
 	b->id = ++m->next_buffer;
 	b->region = *r;
 	list_init(&b->link);
@@ -227,8 +229,26 @@ void member_buffer_free(struct member *m, struct member_buffer *b)
 	CHECK(m->n_buffers > 0);
 	m->n_buffers--;
 	list_unlink(&b->link);
-	pool_give(&m->pool, &b->region);
+	member_buffer_unref(b);
+}
+
+struct member_buffer *member_buffer_ref(struct member_buffer *b)
+{
+	CHECK(b->refs > 0);
+	b->refs++;
+	return b;
+}
+
+struct member_buffer *member_buffer_unref(struct member_buffer *b)
+{
+	if (!b)
+		return NULL;
+	CHECK(b->refs > 0);
+	if (--b->refs)
+		return NULL;
+	pool_give(&b->m->pool, &b->region);
 	free(b);
+	return NULL;
 }
 
 void member_reset(struct member *m)

@@ -32,9 +32,18 @@ struct unit;
 enum member_state { MEMBER_JOINED, MEMBER_STALE, MEMBER_LEFT, MEMBER_DEAD, _MEMBER_N };
 
 /* BY_TRAINER, from the unit's last Reduce of a backward pass on. */
-enum shard_state { SHARD_NONE, SHARD_COMING, SHARD_OUT, SHARD_BACK, SHARD_GIVEN_BACK };
+enum shard_state {
+	SHARD_NONE,
+	SHARD_COMING,
+	SHARD_GOING, /* NextShard copies it, and holds the memory until the trainer has it */
+	SHARD_OUT,
+	SHARD_BACK, /* ShardDone reads it, and holds the memory */
+	SHARD_GIVEN_BACK
+};
 
-/* What a member holds of one unit. */
+/* What a member holds of one unit. An op that has begun takes the regions that it reads or
+ * writes out of here, into its own state, and puts back or gives to the pool what is left at its
+ * end: member_reset gives back only what no op has. */
 struct member_unit {
 	bool registered;
 	uint32_t gathers;       /* references, releases to come */
@@ -54,7 +63,7 @@ struct member_unit {
 	struct region accumulated;
 	bool included;
 	enum shard_state shard_state;
-	struct region shard; /* OUT, BACK: its copy of its shard: parameters, gradient */
+	struct region shard; /* OUT: its copy of its shard: parameters, gradient */
 	bool expected;       /* it is to be used next: its gather was begun ahead, or is there */
 	struct member_list *ahead[2]; /* of forward and backward; NULL: none */
 };
@@ -76,9 +85,12 @@ struct member_ahead {
 	uint64_t misses;  /* uses in such a step whose copy had yet to be begun */
 };
 
-/* A buffer of its own (AllocBuffer). */
+/* A buffer of its own (AllocBuffer). Counted: one reference is the table's, one of each op
+ * that names it, from its check to its end. The last one gives the memory to the pool. */
 struct member_buffer {
-	struct list link;
+	struct list link; /* member.buffers, until it is freed */
+	struct member *m; /* borrowed: ops and the table go before it */
+	unsigned refs;
 	uint64_t id;
 	struct region region;
 };
@@ -162,7 +174,11 @@ uint64_t member_gathered_units(const struct member *m);
 /* Buffers by id. Return: NULL if there is none. */
 struct member_buffer *member_buffer_find(struct member *m, uint64_t id);
 struct member_buffer *member_buffer_add(struct member *m, const struct region *r);
+/* It is in the table no more. Its memory stays as long as an op holds it. */
 void member_buffer_free(struct member *m, struct member_buffer *b);
+struct member_buffer *member_buffer_ref(struct member_buffer *b);
+/* Return: NULL. NULL is allowed. */
+struct member_buffer *member_buffer_unref(struct member_buffer *b);
 
 /* An op of the member is there, or over: op/ counts them by these. */
 void member_op_begun(struct member *m);
@@ -185,8 +201,8 @@ void member_will_execute(struct member *m);
 void member_marked(struct member *m, uint64_t ready);
 void member_executed(struct member *m);
 
-/* Drop every reference and buffer; the process lives and stays: the memory may be
- * handed to it again. */
+/* Drop every reference and buffer that no op holds; the process lives and stays: the memory
+ * may be handed to it again. */
 void member_reset(struct member *m);
 
 /* The same for a process that is gone or leaves: what it could write to goes to

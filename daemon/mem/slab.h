@@ -89,6 +89,15 @@ struct region {
 
 #define REGION_NULL ((struct region){ 0 })
 
+/* Take @r over: *r becomes REGION_NULL, so that it has one holder. */
+static inline struct region region_steal(struct region *r)
+{
+	struct region taken = *r;
+
+	*r = REGION_NULL;
+	return taken;
+}
+
 /* Limit: the smaller of @limit (0: none) and the backend's capacity. */
 void device_init(struct device *d, struct backend *backend, uint64_t limit);
 /* One of several devices of a node: number its slabs with those of @first, which has

@@ -167,6 +167,13 @@ static void let_go(struct coll *c)
 	c->begun = false;
 }
 
+/* Its member's epoch has ended meanwhile: what it has come to is of no use there. */
+static void tell_of_end(struct op *op)
+{
+	if (!op->type->lasts)
+		(void)op_told_of_end(op);
+}
+
 /* Nothing of it runs any more. */
 static void finish(struct coll *c, const struct fault *fault)
 {
@@ -181,6 +188,8 @@ static void finish(struct coll *c, const struct fault *fault)
 			continue;
 		if (fault && fault->code)
 			c->ops[i]->fault = *fault;
+		else
+			tell_of_end(c->ops[i]);
 		op_end(c->ops[i]);
 	}
 	coll_free(c);

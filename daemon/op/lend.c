@@ -6,7 +6,7 @@
  * its share in a buffer of its own, which it alone can write to: it cannot touch another's, and
  * one that dies in the middle of its step has changed nothing.
  *
- *   Reduce begins --> COMING --NextShard, when it is over--> OUT --ShardDone--> BACK --> GIVEN_BACK
+ *   Reduce begins --> COMING --NextShard, when it is over--> GOING --> OUT --ShardDone--> BACK --> GIVEN_BACK
  *   DDP's last bucket of the unit ends --^
  *
  * for each rank and unit; units are handed out in the order of their Reduces. When all ranks
@@ -26,6 +26,7 @@ struct lend_copy {
 	struct queue_task queue;
 	struct op *op;
 	struct unit *unit;
+	struct region place; /* the trainer's copy, held while it is copied */
 	struct lend_share share;
 	struct kop *kops; /* owned; room for two a run */
 };
@@ -56,6 +57,7 @@ static void copy_free(struct lend_copy *copy)
 {
 	if (!copy)
 		return;
+	pool_give(&copy->op->m->pool, &copy->place);
 	queue_task_deinit(&copy->queue);
 	lend_share_deinit(&copy->share);
 	free(copy->kops);
@@ -181,12 +183,12 @@ static void on_handed_out(struct backend_task *task, int status)
 	struct job *job = op->m->job;
 	struct member_unit *mu = member_unit_find(op->m, copy->unit);
 
-	if (op->m->state != MEMBER_JOINED) {
-		fault_set(&op->fault, FAULT_ABORTED, NULL, "%s", op->m->ended.text);
-	} else if (status) {
-		fault_errno(&op->fault, status, "handing out a shard");
-		pool_give(&op->m->pool, &mu->shard);
-		mu->shard_state = SHARD_COMING;
+	if (!op_told_of_end(op)) {
+		mu->shard_state = status ? SHARD_COMING : SHARD_OUT;
+		if (status)
+			fault_errno(&op->fault, status, "handing out a shard");
+		else
+			mu->shard = region_steal(&copy->place);
 	}
 	copy_free(copy);
 	op_end(op);
@@ -196,16 +198,15 @@ static void on_handed_out(struct backend_task *task, int status)
 
 static void hand_out(struct op *op, struct unit *u, struct lend_copy *copy)
 {
-	struct member_unit *mu = member_unit_find(op->m, u);
 	const struct lend_share *s = &copy->share;
-	float *place = region_addr(&mu->shard);
+	float *place = region_addr(&copy->place);
 
-	mu->shard_state = SHARD_OUT;
+	member_unit_find(op->m, u)->shard_state = SHARD_GOING;
 	op_begin_run(op);
 	op->result.unit = u;
 	op->result.elements = s->elements;
 	op->result.gradient_offset = array_bytes(s->elements);
-	op->result.place = mu->shard;
+	op->result.place = copy->place;
 	op->result.place.bytes = 2 * array_bytes(s->elements);
 	op->result.writable = true;
 	copy_share(copy, place, &s->part->params, false);
@@ -220,6 +221,7 @@ static void next_resume(struct parked *p);
 static void next_start(struct op *op)
 {
 	struct unit *u = first_coming(op);
+	struct region place = REGION_NULL;
 	struct lend_copy *copy;
 	uint64_t bytes;
 	int r;
@@ -229,21 +231,23 @@ static void next_start(struct op *op)
 		return;
 	}
 	bytes = 2 * array_bytes(elements_of(op, u));
-	r = op_take_memory(op, bytes, &member_unit_find(op->m, u)->shard);
+	r = op_take_memory(op, bytes, &place);
 	if (r == SLAB_E_LATER) {
 		op->state = OP_PARKED;
 		node_wait(op->m->job->node, &op->parked, next_resume);
 		return;
 	}
 	copy = r ? NULL : copy_new(op, u);
-	if (copy)
+	if (copy) {
+		copy->place = region_steal(&place);
 		op->owned = lend_pieces_new(&copy->share);
+	}
 	if (copy && op->owned) {
 		hand_out(op, u, copy);
 		return;
 	}
 	copy_free(copy);
-	pool_give(&op->m->pool, &member_unit_find(op->m, u)->shard);
+	pool_give(&op->m->pool, &place);
 	op_memory_fault(op->m->job, r ? r : -ENOMEM, bytes, "a shard for the trainer", &op->fault);
 	op_begin_run(op);
 	op_end(op);
@@ -297,6 +301,7 @@ static int done_check(struct op *op, struct fault *f)
 	static const char *const why[] = {
 		[SHARD_NONE] = "its last Reduce has not come",
 		[SHARD_COMING] = "it has not been handed out by NextShard",
+		[SHARD_GOING] = "NextShard has not been answered",
 		[SHARD_OUT] = "",
 		[SHARD_BACK] = "it is being given back already",
 		[SHARD_GIVEN_BACK] = "it has been given back already",
@@ -349,10 +354,7 @@ static void on_given_back(struct backend_task *task, int status)
 		apply_failed(job);
 		fault_errno(&op->fault, status, "taking a shard back");
 	}
-	if (op->m->state != MEMBER_JOINED) {
-		fault_set(&op->fault, FAULT_ABORTED, NULL, "%s", op->m->ended.text);
-	} else {
-		pool_give(&op->m->pool, &mu->shard);
+	if (!op_told_of_end(op)) {
 		mu->shard_state = SHARD_GIVEN_BACK;
 		CHECK(u->shards_left > 0);
 		u->shards_left--;
@@ -382,6 +384,7 @@ static void done_resume(struct parked *p);
 static void done_start(struct op *op)
 {
 	struct unit *u = op->unit;
+	struct member_unit *mu = member_unit_find(op->m, u);
 	struct lend_copy *copy;
 
 	if (unit_is_read(u)) {
@@ -400,11 +403,11 @@ static void done_start(struct op *op)
 		op_end(op);
 		return;
 	}
-	member_unit_find(op->m, u)->shard_state = SHARD_BACK;
+	mu->shard_state = SHARD_BACK;
+	copy->place = region_steal(&mu->shard);
 	backward_mark(op->m->job);
 	u->copies_differ = lend_has_copies(u);
-	copy_share(copy, region_addr(&member_unit_find(op->m, u)->shard), &copy->share.part->params,
-		   true);
+	copy_share(copy, region_addr(&copy->place), &copy->share.part->params, true);
 	copy->queue.task.done = on_given_back;
 	op->m->job->running++;
 	queue_task_submit(&copy->queue, op->m->device->backend, op->deadline_us);

@@ -557,6 +557,7 @@ void op_end(struct op *op)
 		op->group->shadows--;
 	if (op->type->leave && !op->shadow)
 		op->type->leave(op);
+	op->held = member_buffer_unref(op->held);
 	answer(op);
 	free_args(op);
 	op->magic = 0;

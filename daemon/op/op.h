@@ -80,6 +80,9 @@ struct op_type {
 	/* (optional) Of an op without a unit that touches some: does it touch what @other does?
 	 * Else it touches all. */
 	bool (*meets)(const struct op *op, const struct op *other);
+	/* Collective: what it has done outlasts the epoch (parameters, a commit), so that it ends
+	 * well although a member's epoch has ended meanwhile. Else it ends with that reason. */
+	bool lasts;
 };
 
 /* What an op reads or changes: two ops of one session that share something run one
@@ -106,9 +109,10 @@ struct op {
 	uint64_t started_us;   /* when it began to run; 0: not yet */
 	unsigned deps;         /* earlier ops to wait for */
 	unsigned touches;
-	struct unit *unit;   /* NULL: none, or all */
-	uint64_t buffer;     /* id; 0: none */
-	struct group *group; /* collectives */
+	struct unit *unit;          /* NULL: none, or all */
+	uint64_t buffer;            /* id; 0: none */
+	struct member_buffer *held; /* a reference to that, from its check on; NULL: not yet */
+	struct group *group;        /* collectives */
 	struct match_entry entry;
 	bool numbered;
 	bool announced;
@@ -280,9 +284,10 @@ struct coll {
 	struct job *job;
 	struct unit *unit;
 	uint32_t n;
-	struct op **ops;         /* by member index; NULL: answered */
-	struct member **members; /* by member index */
-	uint32_t *part_of;       /* by member index: which part its device is */
+	struct op **ops; /* by member index; NULL: answered */
+	struct member *
+		*members;  /* by member index; held by their ops, then by member_will_execute */
+	uint32_t *part_of; /* by member index: which part its device is */
 	struct coll_part *parts; /* by device, in the group's order */
 	unsigned n_parts;
 	unsigned pending; /* parts whose stage is not over */

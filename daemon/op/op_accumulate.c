@@ -21,11 +21,12 @@ struct accumulate {
 	struct queue_task queue;
 	struct reduce_plan plan;
 	struct kop kop;
-	void *to;
-	const void *from;
-	bool adds;   /* to what is there */
-	bool marked; /* the member counts it among what its memory waits for */
-	bool told;   /* of when that is over */
+	struct region gradient, sum; /* taken out of the member's table until it is answered */
+	bool included;               /* what was reduced earlier is in @sum */
+	const void *from;            /* that is added */
+	bool adds;                   /* to what is there */
+	bool marked;                 /* the member counts it among what its memory waits for */
+	bool told;                   /* of when that is over */
 };
 
 static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
@@ -62,29 +63,33 @@ static void accumulate_free(struct accumulate *a)
 	free(a);
 }
 
-static bool joined(const struct accumulate *a)
-{
-	return a->m->state == MEMBER_JOINED && a->m->epoch == a->job->rec->epoch;
-}
-
 static void answer(struct accumulate *a, int status)
 {
 	struct op *op = STEAL_PTR(a->op);
 
 	if (!op)
 		return;
-	if (status) {
+	if (!op_told_of_end(op) && status) {
 		op_device_fault(a->job, "Accumulate", &op->fault);
 		fault_errno(&op->fault, status, "Accumulate");
 	}
 	op_end(op);
 }
 
-/* The buffer goes back as soon as the order of the device says when it is read. */
-static void give_buffer(struct accumulate *a)
+/* The buffer goes back as soon as the order of the device says when it is read, and the sum is the
+ * rank's again, while it is in the epoch. */
+static void give_back(struct accumulate *a)
 {
-	if (joined(a))
-		pool_give(&a->m->pool, &member_unit(a->m, a->unit)->gradient);
+	struct member *m = a->m;
+	struct member_unit *mu = member_unit_find(m, a->unit);
+
+	pool_give(&m->pool, &a->gradient);
+	if (m->state == MEMBER_JOINED && m->epoch == a->job->rec->epoch) {
+		CHECK(!mu->accumulated.slab); /* ops on it come behind this one */
+		mu->accumulated = region_steal(&a->sum);
+		mu->included = a->included;
+	}
+	pool_give(&m->pool, &a->sum);
 }
 
 static void finish(struct accumulate *a, int status)
@@ -92,7 +97,7 @@ static void finish(struct accumulate *a, int status)
 	struct job *job = a->job;
 
 	if (a->op)
-		give_buffer(a);
+		give_back(a);
 	if (a->marked && !a->told)
 		member_marked(a->m, 0);
 	if (a->marked)
@@ -120,7 +125,7 @@ static void on_issued(struct backend_task *task, int status)
 		return;
 	a->op->result.queue = BACKEND_Q_MAIN;
 	a->op->result.ready = task->ready;
-	give_buffer(a);
+	give_back(a);
 	answer(a, 0);
 	node_wake(a->job->node);
 }
@@ -128,17 +133,18 @@ static void on_issued(struct backend_task *task, int status)
 /* --------------------------------------------------------------- the kernels */
 
 /* Return: whether there is one. */
-static bool fill_kernel(struct accumulate *a, struct member_unit *mu)
+static bool fill_kernel(struct accumulate *a)
 {
 	const struct unit_part *p = unit_part_on(a->unit, a->m->device);
+	void *to = region_addr(&a->sum);
 
 	if (a->adds)
-		reduce_add_kop(a->unit, &a->plan, a->to, &a->from, &a->kop);
-	else if (mu->included)
-		reduce_include_kop(a->unit, p, &a->from, a->to, &a->kop);
+		reduce_add_kop(a->unit, &a->plan, to, &a->from, &a->kop);
+	else if (a->included)
+		reduce_include_kop(a->unit, p, &a->from, to, &a->kop);
 	else if (a->from)
-		reduce_convert_kop(a->unit, &a->plan, a->to, a->from, &a->kop);
-	return a->adds || mu->included || a->from;
+		reduce_convert_kop(a->unit, &a->plan, to, a->from, &a->kop);
+	return a->adds || a->included || a->from;
 }
 
 /* Without a kernel the task is but the place in the order of the device. */
@@ -157,26 +163,32 @@ static void submit(struct accumulate *a, bool kernel)
 
 /* ------------------------------------------------------------------- the op */
 
-/* Where the sum is to be. Return: 0, or as pool_take. */
-static int place_sum(struct accumulate *a, struct member_unit *mu)
+/* Where the sum is to be: a place for it, if there is none. Return: 0, or as pool_take. */
+static int place_sum(struct accumulate *a, const struct member_unit *mu)
 {
 	uint64_t bytes = a->unit->layout.elements * dtype_size(a->plan.accumulate_dtype);
-	int r;
 
+	if (mu->accumulated.slab ||
+	    a->plan.accumulate_dtype == (enum dtype)a->unit->rec->gradient_dtype)
+		return 0;
+	return op_take_memory(a->op, bytes, &a->sum);
+}
+
+/* The rank's gradient and sum are the accumulation's now. */
+static void take_memory(struct accumulate *a, struct member_unit *mu)
+{
 	a->adds = mu->accumulated.slab;
 	a->from = region_addr(&mu->gradient);
-	if (!a->adds && a->plan.accumulate_dtype == (enum dtype)a->unit->rec->gradient_dtype) {
-		mu->accumulated = mu->gradient;
-		mu->gradient = REGION_NULL;
-		mu->included = a->plan.adds_before && a->unit->has_gradient;
+	a->gradient = region_steal(&mu->gradient);
+	if (a->adds) {
+		a->sum = region_steal(&mu->accumulated);
+		a->included = mu->included;
+		mu->included = false;
+	} else if (!a->sum.slab) { /* the same dtype: the buffer becomes the sum */
+		a->sum = region_steal(&a->gradient);
+		a->included = a->plan.adds_before && a->unit->has_gradient;
 		a->from = NULL;
-	} else if (!a->adds) {
-		r = op_take_memory(a->op, bytes, &mu->accumulated);
-		if (r)
-			return r;
 	}
-	a->to = region_addr(&mu->accumulated);
-	return 0;
 }
 
 static struct accumulate *accumulate_new(struct op *op)
@@ -228,7 +240,7 @@ static void start(struct op *op)
 		return;
 	}
 	a = accumulate_new(op);
-	r = a ? place_sum(a, member_unit(op->m, op->unit)) : -ENOMEM;
+	r = a ? place_sum(a, member_unit_find(op->m, op->unit)) : -ENOMEM;
 	if (r) {
 		accumulate_free(a);
 		refuse(op, r);
@@ -236,7 +248,8 @@ static void start(struct op *op)
 	}
 	job->running++;
 	op_begin_run(op);
-	kernel = fill_kernel(a, member_unit(a->m, a->unit));
+	take_memory(a, member_unit_find(a->m, a->unit));
+	kernel = fill_kernel(a);
 	if (kernel || backend_info(a->m->device->backend)->order != BACKEND_ORDER_NONE)
 		submit(a, kernel);
 	else

@@ -58,12 +58,12 @@ static void *address(const struct coll *c, uint32_t i)
 	struct fault f = FAULT_NULL;
 	void *at = op_buffer_at((struct op *)op, op->args.buf.offset, op->args.buf.bytes, &f);
 
-	CHECK(at); /* checked when announced, and nothing of the buffer since */
+	CHECK(at); /* the op holds it since it was checked */
 	return at;
 }
 
-/* The buffer of a part's member @i, of the first one. Noted at the start: if the epoch ends
- * meanwhile, the member gives its buffers back, and their memory stays until we are done. */
+/* The buffer of a part's member @i, of the first one. Noted at the start: the ops hold their
+ * buffers until it ends. */
 static void *buffer_of(const struct coll_part *p, uint32_t i)
 {
 	return (void *)p->inputs[i];

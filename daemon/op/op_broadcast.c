@@ -33,8 +33,7 @@ static int check(struct op *op, struct fault *f)
 	return 0;
 }
 
-/* Noted at the start: if the epoch ends meanwhile, the members give their buffers back, and
- * the memory stays until we are done. */
+/* Noted at the start: the ops hold their buffers until it ends. */
 static void fill_inputs(struct coll *c)
 {
 	for (unsigned d = 0; d < c->n_parts; d++) {
@@ -46,7 +45,7 @@ static void fill_inputs(struct coll *c)
 
 			p->inputs[i] =
 				op_buffer_at(op, op->args.buf.offset, op->args.buf.bytes, &f);
-			CHECK(p->inputs[i]); /* checked when announced, and nothing of it since */
+			CHECK(p->inputs[i]); /* the op holds it since it was checked */
 		}
 	}
 }

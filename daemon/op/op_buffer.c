@@ -93,7 +93,7 @@ static int free_check(struct op *op, struct fault *f)
 static void free_start(struct op *op)
 {
 	op_begin_run(op);
-	member_buffer_free(op->m, member_buffer_find(op->m, op->buffer));
+	member_buffer_free(op->m, op->held);
 	op_end(op);
 }
 

@@ -140,5 +140,6 @@ const struct op_type op_commit = {
 	.check = check,
 	.run = run,
 	.encode = encode,
+	.lasts = true,
 	.move = MOVE_NEEDS_IDLE,
 };

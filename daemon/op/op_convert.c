@@ -328,5 +328,6 @@ const struct op_type op_convert = {
 	.check = check,
 	.run = run,
 	.encode = encode,
+	.lasts = true,
 	.move = MOVE_NEEDS_IDLE,
 };

@@ -51,7 +51,7 @@ static int check(struct op *op, struct fault *f)
 
 	if (op_check_not_torn(op, f))
 		return f->code;
-	if (!member_buffer_find(op->m, op->buffer))
+	if (!op_hold_buffer(op, op->buffer))
 		return fault_set(f, FAULT_STATE, NULL,
 				 "bucket %u of ddp %u: this rank has given its gradients back",
 				 op->args.ddp.bucket, d->id);
@@ -158,8 +158,7 @@ static struct reduce_plan plan_of(const struct coll *c, uint32_t tensor)
 	return plan;
 }
 
-/* Addresses are noted at the start: if the epoch ends meanwhile, the members give their
- * buffers back, and the memory stays until we are done. */
+/* Addresses are noted at the start: the ops hold their buffers until it ends. */
 static int begin_work(struct coll *c)
 {
 	const struct op *op = c->ops[0];
@@ -184,11 +183,11 @@ static int begin_work(struct coll *c)
 	w->base = (char **)(w->inputs + inputs);
 	w->pieces = (struct piece *)(w->base + c->n);
 	for (uint32_t i = 0; i < c->n; i++) {
-		struct member_buffer *mb = member_buffer_find(c->members[i], c->ops[i]->buffer);
+		const struct member_buffer *mb = c->ops[i]->held;
 
 		if (c->ops[i]->shadow)
 			continue;
-		CHECK(mb); /* checked when announced, and nothing frees it since */
+		CHECK(mb); /* taken when it was checked */
 		w->base[i] = (char *)region_addr(&mb->region) + b->offset[first];
 	}
 	add_pieces(c);

@@ -62,11 +62,9 @@ static void finish(struct op *op, struct region *to, int status)
 	struct ddp_rank *rank = op->args.ddp.rank;
 	struct member_buffer *old = buffer_of(op), *b = NULL;
 
-	if (status) {
+	if (!op_told_of_end(op) && status) {
 		fault_errno(&op->fault, status, "moving gradients to new buckets");
-	} else if (op->m->state != MEMBER_JOINED) {
-		fault_set(&op->fault, FAULT_ABORTED, NULL, "%s", op->m->ended.text);
-	} else {
+	} else if (!op->fault.code) {
 		b = member_buffer_add(op->m, to);
 		if (!b)
 			fault_errno(&op->fault, -ENOMEM, "new buckets");
@@ -95,8 +93,9 @@ static void on_moved(struct backend_task *task, int status)
 	job_settle(job);
 }
 
-static void move(struct op *op, const struct region *from, struct region *to)
+static void move(struct op *op, struct region *to)
 {
+	const struct region *from = &op_hold_buffer(op, op->args.ddp.rank->buffer)->region;
 	const struct ddp *d = op->args.ddp.d;
 	const struct ddp_buckets *a = ddp_buckets_of(op->args.ddp.rank);
 	const struct ddp_buckets *b = &d->layouts[op->args.ddp.layout];
@@ -174,7 +173,7 @@ static void start(struct op *op)
 		op_memory_fault(op->m->job, r, bytes, "buckets of gradients", &op->fault);
 		op_end(op);
 	} else if (old) {
-		move(op, &old->region, &to);
+		move(op, &to);
 	} else {
 		finish(op, &to, 0);
 	}

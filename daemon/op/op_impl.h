@@ -16,9 +16,14 @@ void op_park(struct op *op, struct list *list, void (*resume)(struct parked *p))
 int op_take_unit(struct op *op, uint32_t id, struct fault *f);
 int op_take_group(struct op *op, uint32_t id, struct fault *f);
 
-/* The member's buffer, which must hold [offset, offset+bytes). Return: its address, or
- * NULL with @f filled. */
+/* The member's buffer, which must hold [offset, offset+bytes): the op holds it from here on to
+ * its end. Return: its address, or NULL with @f filled. */
 uint8_t *op_buffer_at(struct op *op, uint64_t offset, uint64_t bytes, struct fault *f);
+/* Hold buffer @id of the member to the op's end. Return: NULL: there is none. */
+struct member_buffer *op_hold_buffer(struct op *op, uint64_t id);
+/* The member's epoch, in which the op began, has ended: op->fault says so, unless it says
+ * something already. Return: whether it has. */
+bool op_told_of_end(struct op *op);
 
 /* Begin the fingerprint: words[0] the type, words[1] the unit; text from @fmt. */
 void op_print(struct op *op, const char *fmt, ...) __attribute__((format(printf, 2, 3)));

@@ -91,7 +91,7 @@ static int check(struct op *op, struct fault *f)
 	return 0;
 }
 
-/* What @op's rank brings: checked again, the buffer may be gone since. */
+/* What @op's rank brings: the op holds its buffer since it was checked. */
 static const float *source_of(struct op *op)
 {
 	struct fault f = FAULT_NULL;
@@ -151,7 +151,8 @@ static int check_unused(const struct coll *c, struct fault *f)
 	for (uint32_t i = 0; i < c->n; i++) {
 		const struct member_unit *mu = member_unit_find(c->members[i], c->unit);
 
-		if (mu && mu->shard.slab)
+		if (mu && (mu->shard.slab || mu->shard_state == SHARD_GOING ||
+			   mu->shard_state == SHARD_BACK))
 			return fault_set(
 				f, FAULT_STATE, NULL,
 				"rank %u has its shard of unit '%.100s': it has to give it "
@@ -317,5 +318,6 @@ const struct op_type op_init = {
 	.check = check,
 	.run = run,
 	.encode = encode,
+	.lasts = true,
 	.move = MOVE_NEEDS_IDLE,
 };

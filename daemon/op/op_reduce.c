@@ -83,24 +83,9 @@ static bool in_time(const struct coll *c)
 	return c->ops[0]->m->epoch == c->job->rec->epoch;
 }
 
-/* The buffers are taken back: the next gradient gets its own. */
-static void take_back(struct coll *c)
-{
-	for (uint32_t i = 0; i < c->n; i++) {
-		struct member *m = c->members[i];
-		struct member_unit *mu = member_unit_find(m, c->unit);
-
-		if (m->state != MEMBER_JOINED || c->ops[i]->shadow)
-			continue;
-		pool_give(&m->pool, &mu->gradient);
-		pool_give(&m->pool, &mu->accumulated);
-		mu->included = false;
-	}
-}
-
 static void done(struct coll *c)
 {
-	take_back(c);
+	reduce_give_inputs(c); /* the next gradient gets its own */
 	c->unit->has_gradient = in_time(c) && !c->fused;
 	job_give_partials(c->job, c->unit);
 	backward_reduced(c);
@@ -116,7 +101,7 @@ static void reduced(struct coll *c)
 /* The partials stay for the next reduction. */
 static void deferred(struct coll *c)
 {
-	take_back(c);
+	reduce_give_inputs(c);
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct region *made = &c->parts[d].scratch[REDUCE_PARTIALS];
 
@@ -203,11 +188,13 @@ static bool take_scratch(struct coll *c, void (*again)(struct parked *p))
 
 static const struct reduce_batch_ops in_batch = { rest, reduced };
 
-/* What it needs to know of the gradients. Return: false: @c has ended. */
+/* What it needs to know of the gradients, which are its own from here on. Return: false: @c has
+ * ended. */
 static bool take_run(struct coll *c)
 {
 	if (!c->unit->has_partials) /* left from an epoch before, perhaps of other sizes */
 		job_give_partials(c->job, c->unit);
+	c->forget = reduce_put_back;
 	if (!c->reduce)
 		c->reduce = reduce_run_new(c);
 	if (!c->reduce) {
@@ -243,6 +230,21 @@ static void start(struct parked *p)
 		advance(c);
 }
 
+/* What they have brought is of no use. It has just begun, so that all are in the epoch. */
+static void drop_gradients(struct coll *c)
+{
+	for (uint32_t i = 0; i < c->n; i++) {
+		struct member *m = c->members[i];
+		struct member_unit *mu = member_unit_find(m, c->unit);
+
+		if (c->ops[i]->shadow)
+			continue;
+		pool_give(&m->pool, &mu->gradient);
+		pool_give(&m->pool, &mu->accumulated);
+		mu->included = false;
+	}
+}
+
 /* Nothing is reduced, but the pass of the unit may be over with it. */
 static void end_without(struct coll *c)
 {
@@ -252,7 +254,7 @@ static void end_without(struct coll *c)
 		coll_end(c, &f);
 		return;
 	}
-	take_back(c);
+	drop_gradients(c);
 	coll_end(c, NULL);
 }
 

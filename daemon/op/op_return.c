@@ -3,6 +3,10 @@
  * becomes the parameters, or the state, nothing else of it counts; a rank that is lost gives its
  * copy back unread.
  */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "core/check.h"
 #include "core/fnv.h"
 #include "op/op_impl.h"
 
@@ -89,17 +93,57 @@ static int check(struct op *op, struct fault *f)
 	return 0;
 }
 
-static void take_back(struct coll *c)
+/* By member: the copy that it returns, the collective's from its beginning on. */
+static struct region *copy_of(const struct coll *c, uint32_t i)
 {
-	for (uint32_t i = 0; i < c->n; i++)
-		if (c->members[i]->state == MEMBER_JOINED)
-			member_unsummon(c->members[i], c->unit,
-					member_unit_find(c->members[i], c->unit));
+	return (struct region *)c->work + i;
+}
+
+static bool is_in_time(const struct coll *c, uint32_t i)
+{
+	const struct member *m = c->members[i];
+
+	return m->state == MEMBER_JOINED && m->epoch == c->job->rec->epoch;
+}
+
+static bool take_copies(struct coll *c)
+{
+	if (c->work)
+		return true;
+	c->work = calloc(c->n, sizeof(struct region));
+	if (!c->work) {
+		coll_end_status(c, -ENOMEM);
+		return false;
+	}
+	for (uint32_t i = 0; i < c->n; i++) {
+		struct member_unit *mu = member_unit_find(c->members[i], c->unit);
+
+		*copy_of(c, i) = region_steal(&mu->summoned);
+	}
+	return true;
+}
+
+/* It has ended without that: they are the trainers' still. */
+static void put_back(struct coll *c)
+{
+	for (uint32_t i = 0; c->work && i < c->n; i++) {
+		struct member *m = c->members[i];
+
+		if (is_in_time(c, i) && copy_of(c, i)->slab)
+			member_unit_find(m, c->unit)->summoned = region_steal(copy_of(c, i));
+		pool_give(&m->pool, copy_of(c, i));
+	}
 }
 
 static void returned(struct coll *c)
 {
-	take_back(c);
+	for (uint32_t i = 0; i < c->n; i++) {
+		struct member *m = c->members[i];
+
+		pool_give(&m->pool, copy_of(c, i));
+		if (is_in_time(c, i))
+			member_unsummon(m, c->unit, member_unit_find(m, c->unit));
+	}
 	coll_end(c, NULL);
 }
 
@@ -139,7 +183,7 @@ static void written(struct coll *c)
 
 static const float *source(const struct coll *c, uint32_t i)
 {
-	return region_addr(&member_unit_find(c->members[i], c->unit)->summoned);
+	return region_addr(copy_of(c, i));
 }
 
 static void write_back(struct parked *p)
@@ -157,7 +201,7 @@ static void write_back(struct parked *p)
 		if (r)
 			return;
 	}
-	if (!own_ready(c, write_back))
+	if (!own_ready(c, write_back) || !take_copies(c))
 		return;
 	c->unit->rec->initialised = false; /* until it is whole: a device may fail half-way */
 	readers_rewrite(c->job);
@@ -166,9 +210,10 @@ static void write_back(struct parked *p)
 
 static void run(struct coll *c)
 {
+	c->forget = put_back;
 	if (c->ops[0]->args.summon.write)
 		write_back(&c->parked);
-	else if (coll_need_kops(c, 0))
+	else if (take_copies(c) && coll_need_kops(c, 0))
 		coll_kernels(c, returned); /* behind the streams that may still use it */
 }
 
@@ -187,5 +232,6 @@ const struct op_type op_return = {
 	.check = check,
 	.run = run,
 	.encode = encode,
+	.lasts = true,
 	.move = MOVE_RETURN,
 };

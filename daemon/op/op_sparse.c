@@ -467,7 +467,7 @@ static int begin_work(struct coll *c, struct fault *f)
 		if (!op->args.sparse.n)
 			continue;
 		w->values[i] = op_buffer_at(op, op->args.sparse.values_offset, 0, f);
-		CHECK(w->values[i]); /* checked when announced, and nothing of it since */
+		CHECK(w->values[i]); /* the op holds them since it was checked */
 	}
 	CHECK(w->apart || sparse_run(c, 0).n == w->elements);
 	return 0;

@@ -11,9 +11,10 @@
 #include "unit/optim.h"
 #include "unit/pack.h"
 
-static struct member_unit *of_member(const struct coll *c, uint32_t i)
+/* By member: the memory for its copy, the collective's until it is the trainer's. */
+static struct region *copy_of(const struct coll *c, uint32_t i)
 {
-	return member_unit_find(c->members[i], c->unit);
+	return (struct region *)c->work + i;
 }
 
 static uint64_t bytes_of(const struct unit *u)
@@ -77,28 +78,23 @@ static uint64_t elements_of(const struct coll *c)
 /* Of whom it did not come to be summoned. */
 static void give_back(struct coll *c)
 {
-	for (uint32_t i = 0; i < c->n; i++) {
-		struct member_unit *mu = of_member(c, i);
-
-		if (mu && !mu->is_summoned)
-			pool_give(&c->members[i]->pool, &mu->summoned);
-	}
+	for (uint32_t i = 0; i < c->n; i++)
+		pool_give(&c->members[i]->pool, copy_of(c, i));
 }
 
 static int take(struct coll *c, uint32_t i)
 {
 	struct member *m = c->members[i];
-	struct member_unit *mu = member_unit(m, c->unit);
 	uint64_t bytes = bytes_of(c->unit);
 	int r;
 
-	if (!mu)
+	if (!member_unit(m, c->unit))
 		return -ENOMEM;
-	if (mu->summoned.slab)
+	if (copy_of(c, i)->slab)
 		return 0;
-	r = pool_take(&m->pool, bytes, &mu->summoned);
+	r = pool_take(&m->pool, bytes, copy_of(c, i));
 	if (r > 0 && r != SLAB_E_LATER && full_evict(c->job, UINT64_MAX))
-		r = pool_take(&m->pool, bytes, &mu->summoned);
+		r = pool_take(&m->pool, bytes, copy_of(c, i));
 	return r;
 }
 
@@ -125,20 +121,27 @@ static bool take_memory(struct coll *c)
 	return r == 0 && !later;
 }
 
+/* The copy is the trainer's. */
+static void hand_over(struct coll *c, uint32_t i)
+{
+	struct member_unit *mu = member_unit_find(c->members[i], c->unit);
+	struct op *op = c->ops[i];
+
+	mu->summoned = region_steal(copy_of(c, i));
+	mu->is_summoned = true;
+	c->unit->summoned_ranks++;
+	op->result.place = mu->summoned;
+	op->result.place.bytes = bytes_of(c->unit);
+	op->result.writable = true;
+}
+
+/* Who is not in the epoch any more is told why, and its copy goes back. */
 static void summoned(struct coll *c)
 {
 	c->unit->summoned_state = state_of(c);
-	for (uint32_t i = 0; i < c->n; i++) {
-		struct member_unit *mu = of_member(c, i);
-
-		if (c->members[i]->state != MEMBER_JOINED)
-			continue;
-		mu->is_summoned = true;
-		c->unit->summoned_ranks++;
-		c->ops[i]->result.place = mu->summoned;
-		c->ops[i]->result.place.bytes = bytes_of(c->unit);
-		c->ops[i]->result.writable = true;
-	}
+	for (uint32_t i = 0; i < c->n; i++)
+		if (!op_told_of_end(c->ops[i]))
+			hand_over(c, i);
 	coll_end(c, NULL);
 }
 
@@ -164,14 +167,11 @@ static void copy_to_all(struct coll *c, const float *const *from)
 	coll_kernels(c, summoned);
 }
 
-/* Noted at the start: if the epoch ends meanwhile, the members give their memory back, and it
- * stays until we are done. */
 static void note_memory(struct coll *c)
 {
 	for (unsigned d = 0; d < c->n_parts; d++)
 		for (uint32_t k = 0; k < c->parts[d].n; k++)
-			c->parts[d].inputs[k] =
-				region_addr(&of_member(c, c->parts[d].members[k])->summoned);
+			c->parts[d].inputs[k] = region_addr(copy_of(c, c->parts[d].members[k]));
 }
 
 static void copy_scratch(struct coll *c, unsigned k)
@@ -322,6 +322,11 @@ static void start(struct parked *p)
 
 static void run(struct coll *c)
 {
+	c->work = calloc(c->n, sizeof(struct region));
+	if (!c->work) {
+		coll_end_status(c, -ENOMEM);
+		return;
+	}
 	c->forget = give_back;
 	if (apply_ensure(c->job, &c->parked, start))
 		start(&c->parked);

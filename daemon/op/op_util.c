@@ -28,9 +28,29 @@ int op_take_group(struct op *op, uint32_t id, struct fault *f)
 			 op->m->job->rec->name, op->m->job->n_groups - 1);
 }
 
+struct member_buffer *op_hold_buffer(struct op *op, uint64_t id)
+{
+	struct member_buffer *b = op->held ? NULL : member_buffer_find(op->m, id);
+
+	if (b)
+		op->held = member_buffer_ref(b);
+	CHECK(!op->held || op->held->id == id);
+	return op->held;
+}
+
+bool op_told_of_end(struct op *op)
+{
+	const struct member *m = op->m;
+
+	if (m->state == MEMBER_JOINED && m->epoch == m->job->rec->epoch)
+		return false;
+	fault_set(&op->fault, FAULT_ABORTED, NULL, "%s", m->ended.text);
+	return true;
+}
+
 uint8_t *op_buffer_at(struct op *op, uint64_t offset, uint64_t bytes, struct fault *f)
 {
-	struct member_buffer *b = member_buffer_find(op->m, op->buffer);
+	const struct member_buffer *b = op_hold_buffer(op, op->buffer);
 
 	if (!b) {
 		fault_set(f, FAULT_NOT_FOUND, "buffer", "there is no buffer %llu in this session",

@@ -29,8 +29,7 @@ static void copy(struct coll_part *p, float *dst, const float *src, uint64_t n)
 	coll_kop(p, KOP_COPY, n * sizeof(float))->copy = (struct k_copy){ dst, src };
 }
 
-/* Noted at the start: if the epoch ends meanwhile, the members give their memory back, and it
- * stays as it is until we are done. */
+/* Noted at the start: the collective, or its ops, hold that memory until it ends. */
 static void note_sources(struct coll *c, const float *(*source)(const struct coll *c, uint32_t i))
 {
 	for (unsigned d = 0; d < c->n_parts; d++)

@@ -79,9 +79,9 @@ void reduce_include_kop(const struct unit *u, const struct unit_part *p, const v
 
 /* ----------------------------------------------------------------- the stages */
 
-static const struct member_unit *of(const struct coll *c, uint32_t member)
+static const struct reduce_input *of(const struct coll *c, uint32_t member)
 {
-	return member_unit_find(c->members[member], c->unit);
+	return &c->reduce->inputs[member];
 }
 
 /* A rank without inputs contributes zeros, whatever it has. */
@@ -90,16 +90,65 @@ static bool is_shadow(const struct coll *c, uint32_t member)
 	return c->ops[member]->shadow;
 }
 
+static void take_input(struct reduce_input *in, struct member_unit *mu)
+{
+	*in = (struct reduce_input){ region_steal(&mu->gradient), region_steal(&mu->accumulated),
+				     mu->included };
+	mu->included = false;
+}
+
+static void take_inputs(const struct coll *c, struct reduce_run *run)
+{
+	for (uint32_t i = 0; i < c->n; i++)
+		if (!is_shadow(c, i))
+			take_input(&run->inputs[i], member_unit_find(c->members[i], c->unit));
+}
+
+static void give_input(struct reduce_input *in, struct member *m)
+{
+	pool_give(&m->pool, &in->gradient);
+	pool_give(&m->pool, &in->accumulated);
+}
+
+void reduce_give_inputs(struct coll *c)
+{
+	for (uint32_t i = 0; c->reduce && i < c->n; i++)
+		give_input(&c->reduce->inputs[i], c->members[i]);
+}
+
+static void put_input_back(struct reduce_input *in, struct member_unit *mu)
+{
+	CHECK(!mu->gradient.slab && !mu->accumulated.slab); /* ops on them come behind this one */
+	mu->gradient = region_steal(&in->gradient);
+	mu->accumulated = region_steal(&in->accumulated);
+	mu->included = in->included;
+}
+
+void reduce_put_back(struct coll *c)
+{
+	for (uint32_t i = 0; c->reduce && i < c->n; i++) {
+		struct reduce_input *in = &c->reduce->inputs[i];
+		struct member *m = c->members[i];
+
+		if (!in->gradient.slab && !in->accumulated.slab)
+			continue;
+		if (m->state == MEMBER_JOINED && m->epoch == c->job->rec->epoch)
+			put_input_back(in, member_unit_find(m, c->unit));
+		else
+			give_input(in, m);
+	}
+}
+
 /* Where a rank's gradient is to be folded, and in which type. */
 static const void *input_of(const struct coll *c, uint32_t member, enum dtype *dtype)
 {
-	const struct member_unit *mu = of(c, member);
-	bool accumulated = !is_shadow(c, member) && mu->accumulated.slab;
+	const struct reduce_input *in = of(c, member);
+	bool accumulated = in->accumulated.slab;
 
 	*dtype = accumulated ? c->reduce->plan.accumulate_dtype : gradient_dtype(c->unit);
 	if (is_shadow(c, member))
 		return address(&c->parts[c->part_of[member]].scratch[REDUCE_ZEROS]);
-	return address(accumulated ? &mu->accumulated : &mu->gradient);
+	return address(accumulated ? &in->accumulated : &in->gradient);
 }
 
 /* Some ranks have accumulated, others have not, and the types are not the same. */
@@ -146,7 +195,7 @@ static uint64_t lonely_bytes(const struct coll *c, const struct reduce_run *run)
 		uint32_t lonely = 0;
 
 		for (uint32_t i = 0; i < c->parts[d].n; i++)
-			lonely += !of(c, c->parts[d].members[i])->accumulated.slab;
+			lonely += !run->inputs[c->parts[d].members[i]].accumulated.slab;
 		most = lonely > most ? lonely : most;
 		all += lonely;
 	}
@@ -236,12 +285,15 @@ struct reduce_run *reduce_run_new(struct coll *c)
 	measure(c, &like);
 	pointers = (size_t)like.here * c->n_parts + c->n +
 		   (size_t)like.spans * (c->n + 1 + (like.crossed ? like.here * c->n_parts : 0));
-	run = calloc(1, sizeof(*run) + pointers * sizeof(run->partials[0]));
+	run = calloc(1, sizeof(*run) + pointers * sizeof(run->partials[0]) +
+				c->n * sizeof(run->inputs[0]));
 	if (!run) {
 		free(like.span);
 		return NULL;
 	}
 	*run = like;
+	run->inputs = (struct reduce_input *)&run->partials[pointers];
+	take_inputs(c, run);
 	begin(c, run);
 	return run;
 }
@@ -277,13 +329,13 @@ static void add_new(struct coll *c, unsigned d)
 	struct coll_part *p = &c->parts[d];
 
 	for (uint32_t i = 0; i < p->n; i++) {
-		const struct member_unit *mu = of(c, p->members[i]);
+		const struct reduce_input *in = of(c, p->members[i]);
 		const void **new = &c->reduce->added[p->members[i]];
 
-		if (is_shadow(c, p->members[i]) || !mu->accumulated.slab || !mu->gradient.slab)
+		if (!in->accumulated.slab || !in->gradient.slab)
 			continue;
-		*new = region_addr(&mu->gradient);
-		reduce_add_kop(c->unit, &c->reduce->plan, region_addr(&mu->accumulated), new,
+		*new = region_addr(&in->gradient);
+		reduce_add_kop(c->unit, &c->reduce->plan, region_addr(&in->accumulated), new,
 			       &p->kops[p->n_kops++]);
 	}
 }

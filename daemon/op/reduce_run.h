@@ -13,6 +13,12 @@
 #include "op/op_impl.h"
 #include "unit/reduce_plan.h"
 
+/* What a rank has brought: the run's from its beginning on. Nothing for a rank without inputs. */
+struct reduce_input {
+	struct region gradient, accumulated;
+	bool included; /* what earlier reductions left is in @accumulated */
+};
+
 struct reduce_run {
 	struct reduce_plan plan;
 	bool defer;            /* keep the partials, reduce no further */
@@ -33,9 +39,10 @@ struct reduce_run {
 	unsigned stage;
 	void (*deferred)(struct coll *c); /* crossed: what follows */
 	void (*reduced)(struct coll *c);
-	const void **added;    /* by member: what is added to what it has */
-	struct unit_run *span; /* owned: of the part at work */
-	struct kop *steps;     /* owned: fused: the optimizer's, of the part at work */
+	struct reduce_input *inputs; /* by member */
+	const void **added;          /* by member: what is added to what it has */
+	struct unit_run *span;       /* owned: of the part at work */
+	struct kop *steps;           /* owned: fused: the optimizer's, of the part at work */
 	unsigned n_steps;
 	const void **pieces;    /* inputs of spans: @spans * (c->n + 1) */
 	const void *partials[]; /* @here per part */
@@ -83,10 +90,14 @@ void reduce_include_kop(const struct unit *u, const struct unit_part *p, const v
 void reduce_convert_kop(const struct unit *u, const struct reduce_plan *plan, void *to,
 			const void *from, struct kop *kop);
 
-/* For a collective whose members have brought what they reduce. Return: NULL without
- * memory. */
+/* For a collective whose members have brought what they reduce: that is taken out of their
+ * tables. Return: NULL without memory. */
 struct reduce_run *reduce_run_new(struct coll *c);
-/* Return: NULL. NULL is allowed. */
+/* Its inputs were used, or it has ended without that: they go back to their members' pools, or
+ * to the tables of the members that are still in the epoch. Both safe twice. */
+void reduce_give_inputs(struct coll *c);
+void reduce_put_back(struct coll *c);
+/* No inputs are left. Return: NULL. NULL is allowed. */
 struct reduce_run *reduce_run_free(struct reduce_run *run);
 
 /* The next stage of @c's kernels: true, and kops are there, or false: there is none left

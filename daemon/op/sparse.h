@@ -25,8 +25,7 @@ struct sparse_repeats {
 	int64_t at[];    /* of each entry its row's place in the list that follows: the rows */
 };
 
-/* Noted at the start: if the epoch ends meanwhile, the members give their buffers back, and
- * the memory stays until we are done. */
+/* Noted at the start: the ops hold their buffers until it ends. */
 struct sparse_work {
 	struct reduce_plan plan;
 	uint64_t elements;            /* of the tensor */

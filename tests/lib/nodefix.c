@@ -54,12 +54,14 @@ static void begin_engine(struct nodefix *n, bool fake)
 	looprun_until(&n->run, comm_there, n, 5);
 }
 
-static void begin_devices(struct nodefix *n, unsigned devices, uint64_t capacity)
+static void begin_devices(struct nodefix *n, const struct nodefix_options *o)
 {
-	for (unsigned i = 0; i < (devices ? devices : 1); i++) {
+	for (unsigned i = 0; i < (o->devices ? o->devices : 1); i++) {
 		struct backend *b;
 
-		cr_assert_eq(backend_fake_new(&n->run.queue, capacity, &b), 0);
+		cr_assert_eq(backend_fake_new(&n->run.queue, o->capacity, &b), 0);
+		if (o->queues)
+			cr_assert_eq(backend_fake_queues(b), 0);
 		snprintf(b->info.id, sizeof(b->info.id), "fake:%u", i);
 		device_init(&n->node.devices[i], b, 0);
 		if (i)
@@ -84,7 +86,7 @@ void nodefix_begin(struct nodefix *n, const struct nodefix_options *o)
 	looprun_init(&n->run);
 	cr_assert_eq(recorder_init(o->recorder ? o->recorder : 64), 0);
 	node_init(&n->node, &n->run.loop);
-	begin_devices(n, o->devices, o->capacity);
+	begin_devices(n, o);
 	n->node.limits = (struct node_limits){ .job_ttl_s = 3600,
 					       .max_jobs = 16,
 					       .max_units_per_job = 10000000,
@@ -288,12 +290,20 @@ int nodefix_submit(struct nodefix *n, struct member *m, const char *type, Protob
 {
 	const struct op_type *t = op_type_by_name(type);
 	Shardd__V1__OpHeader h = SHARDD__V1__OP_HEADER__INIT;
+	Shardd__V1__StreamPoint point = SHARDD__V1__STREAM_POINT__INIT, *points[] = { &point };
 	struct op *op = NULL;
 
 	CHECK(t && t->request == msg->descriptor);
-	*o = (struct nodefix_op){
-		.seq = o->seq, .epoch = o->epoch, .timeout_ms = o->timeout_ms, .n = n
-	};
+	*o = (struct nodefix_op){ .seq = o->seq,
+				  .epoch = o->epoch,
+				  .timeout_ms = o->timeout_ms,
+				  .stream = o->stream,
+				  .after = o->after,
+				  .n = n };
+	point.value = o->after;
+	h.stream = o->stream;
+	h.n_after = o->after != 0;
+	h.after = points;
 	h.seq = o->seq;
 	h.epoch = o->epoch;
 	h.timeout_ms = o->timeout_ms;

@@ -21,6 +21,7 @@ struct nodefix_options {
 	unsigned devices;  /* 0: one; several have the fake engine between them */
 	uint64_t capacity; /* of each device, bytes; 0: plenty */
 	bool fake_engine;  /* else the local one */
+	bool queues;       /* devices order tasks as GPUs do */
 	size_t recorder;   /* records; 0: 64 */
 };
 
@@ -74,13 +75,15 @@ struct unit *nodefix_register(struct job *job, state_unit *spec);
 struct unit *nodefix_unit(struct nodefix *n, struct job *job, state_unit *spec,
 			  struct member **members, uint32_t n_members);
 
-/* One op: what the test says of it, and what came of it. The first three may be set
+/* One op: what the test says of it, and what came of it. The first five may be set
  * before it is submitted; the rest is cleared then. Written to until the op is over, in
  * nodefix_end at the latest. */
 struct nodefix_op {
 	uint64_t seq;
 	uint64_t epoch;
 	uint32_t timeout_ms;
+	bool stream;    /* answered when it is ordered */
+	uint64_t after; /* it comes after this point of the rank's slot 0; 0: after nothing */
 
 	struct nodefix *n;
 	struct op *op; /* NULL: over */

@@ -1,0 +1,243 @@
+#include "backend/fake_queue.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/kop.h"
+#include "backend/memfd.h"
+#include "core/check.h"
+#include "core/clock.h"
+
+/* ------------------------------------------------------------------- signals */
+
+struct fake_signals {
+	struct backend_signals signals; /* first */
+	struct backend_mem *mem;        /* borrowed */
+	unsigned users;                 /* waits in queues */
+	bool poisoned;
+	bool ended;
+	void (*freed)(void *userdata);
+	void *userdata;
+};
+
+static struct fake_signals *signals_of(struct backend_signals *s)
+{
+	return CONTAINER_OF(s, struct fake_signals, signals);
+}
+
+int fake_signals_new(struct backend *b, struct backend_mem *mem, struct backend_signals **ret)
+{
+	struct fake_signals *s = calloc(1, sizeof(*s));
+
+	CHECK(s);
+	s->signals.backend = b;
+	s->mem = mem;
+	*ret = &s->signals;
+	return 0;
+}
+
+void fake_signals_poison(struct backend_signals *s)
+{
+	signals_of(s)->poisoned = true;
+	backend_fake_look(s->backend);
+}
+
+static void signals_end(struct fake_signals *s)
+{
+	if (!s->ended || s->users)
+		return;
+	if (s->freed)
+		s->freed(s->userdata);
+	free(s);
+}
+
+void fake_signals_free(struct backend_signals *signals, void (*freed)(void *userdata),
+		       void *userdata)
+{
+	struct fake_signals *s = signals_of(signals);
+
+	s->ended = true;
+	s->freed = freed;
+	s->userdata = userdata;
+	signals_end(s);
+}
+
+static bool is_reached(const struct backend_wait *w)
+{
+	const struct fake_signals *s = signals_of(w->signals);
+	const char *page = s->mem->addr;
+	uint64_t word;
+
+	if (s->poisoned)
+		return true;
+	memcpy(&word, page + (size_t)w->slot * BACKEND_SLOT_STRIDE, sizeof(word));
+	return word >= w->value;
+}
+
+/* -------------------------------------------------------------------- issuing */
+
+static void *copy_of(const void *from, size_t bytes)
+{
+	void *to = malloc(bytes ? bytes : 1);
+
+	CHECK(to); /* tests only: nothing to go on with */
+	if (bytes)
+		memcpy(to, from, bytes);
+	return to;
+}
+
+/* The list of inputs of a kernel that has one. Return: where the kernel keeps it, or NULL. */
+static const void *const **inputs_of(struct kop *kop, unsigned *ret_n)
+{
+	struct k_reduce *r = kop->kind == KOP_REDUCE        ? &kop->reduce
+			     : kop->kind == KOP_REDUCE_STEP ? &kop->reduce_step.reduce
+							    : NULL;
+
+	*ret_n = kop->kind == KOP_ALL_REDUCE ? kop->all_reduce.k : r ? r->k : 0;
+	if (kop->kind == KOP_ALL_REDUCE)
+		return &kop->all_reduce.in;
+	return r ? &r->in : NULL;
+}
+
+static void copy_kops(struct fake_exec *e, const struct backend_task *task)
+{
+	unsigned n;
+
+	e->kops = copy_of(task->kops, task->n_kops * sizeof(*e->kops));
+	e->n_kops = task->n_kops;
+	for (unsigned i = 0; i < e->n_kops; i++) {
+		const void *const **in = inputs_of(&e->kops[i], &n);
+
+		if (in)
+			*in = copy_of(*in, n * sizeof(**in));
+	}
+}
+
+void fake_queues_issue(struct fake_queues *q, struct backend *b, struct backend_task *task,
+		       int status)
+{
+	struct fake_exec *e = calloc(1, sizeof(*e));
+
+	CHECK(e);
+	e->task = task->sync ? task : NULL;
+	e->queue = task->queue;
+	e->status = status;
+	e->point = ++q->issued[task->queue];
+	e->waits = copy_of(task->waits, task->n_waits * sizeof(*e->waits));
+	e->n_waits = task->n_waits;
+	for (unsigned i = 0; i < e->n_waits; i++)
+		signals_of(e->waits[i].signals)->users++;
+	copy_kops(e, task);
+	list_init(&e->link);
+	list_append(&q->tasks[task->queue], &e->link);
+	q->pending++;
+	if (task->issued && status == 0)
+		backend_issued(b, task, e->point);
+}
+
+/* ------------------------------------------------------------------ executing */
+
+static bool can_run(const struct fake_exec *e)
+{
+	for (unsigned i = 0; i < e->n_waits; i++)
+		if (!is_reached(&e->waits[i]))
+			return false;
+	return true;
+}
+
+static struct fake_exec *first_ready(const struct fake_queues *q)
+{
+	for (unsigned i = 0; q->on && i < _BACKEND_Q_N; i++) {
+		struct fake_exec *e;
+
+		if (list_empty(&q->tasks[i]))
+			continue;
+		e = list_first(&q->tasks[i], struct fake_exec, link);
+		if (can_run(e))
+			return e;
+	}
+	return NULL;
+}
+
+bool fake_queues_can(const struct fake_queues *q)
+{
+	return first_ready(q);
+}
+
+struct fake_exec *fake_queues_next(struct fake_queues *q)
+{
+	struct fake_exec *e = first_ready(q);
+
+	if (e)
+		list_unlink(&e->link);
+	return e;
+}
+
+static void exec_free(struct fake_exec *e)
+{
+	unsigned n;
+
+	for (unsigned i = 0; i < e->n_kops; i++) {
+		const void *const **in = inputs_of(&e->kops[i], &n);
+
+		if (in)
+			free((void *)*in);
+	}
+	for (unsigned i = 0; i < e->n_waits; i++) {
+		struct fake_signals *s = signals_of(e->waits[i].signals);
+
+		CHECK(s->users > 0);
+		s->users--;
+		signals_end(s);
+	}
+	free(e->kops);
+	free(e->waits);
+	free(e);
+}
+
+static void free_all(struct fake_queues *q)
+{
+	struct memfd *m, *tmp;
+
+	list_for_each (m, tmp, &q->frees, link) {
+		list_unlink(&m->link);
+		memfd_free(m);
+	}
+}
+
+void fake_queues_execute(struct fake_queues *q, struct backend *b, struct fake_exec *e)
+{
+	struct backend_task *task = e->task;
+	uint64_t began = clock_now_us();
+	int status = e->status;
+	char *word = (char *)q->ready->mem.addr + e->queue * BACKEND_SLOT_STRIDE;
+
+	for (unsigned i = 0; status == 0 && i < e->n_kops; i++)
+		kop_run(kernels_ref(), &e->kops[i], 0, e->kops[i].n);
+	memcpy(word, &e->point, sizeof(e->point));
+	exec_free(e);
+	CHECK(q->pending > 0);
+	if (--q->pending == 0)
+		free_all(q);
+	if (!task)
+		return;
+	task->began_us = began;
+	task->ended_us = clock_now_us();
+	backend_complete(b, task, status);
+}
+
+void fake_queues_free(struct fake_queues *q, struct memfd *m)
+{
+	if (!q->on || !q->pending) {
+		memfd_free(m);
+		return;
+	}
+	list_init(&m->link);
+	list_append(&q->frees, &m->link);
+}
+
+void fake_queues_deinit(struct fake_queues *q)
+{
+	CHECK(!q->pending);
+	q->ready = memfd_free(q->ready);
+}
