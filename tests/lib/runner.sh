@@ -10,8 +10,8 @@
 
 entry_config=() entry_group=() entry_name=() entry_kind=()
 entry_limit=() entry_target=() entry_command=()
-declare -A broken_build=() sum_passed=() sum_failed=() sum_skipped=() sum_ms=()
-sum_order=() skipped_lines=() failed_lines=()
+declare -A broken_build=() sum_passed=() sum_failed=() sum_skipped=() sum_ms=() sum_cpu=()
+sum_order=() skipped_lines=() failed_lines=() time_lines=()
 scratch=''
 shopt -s nullglob
 
@@ -100,16 +100,18 @@ execute() {
 	exec env --default-signal=INT --default-signal=QUIT timeout --kill-after=10 "$2" bash -c "$4"
 }
 
-# The body of a background job: leaves out, tap, rc and ms in its folder.
+# The body of a background job: leaves out, tap, rc, ms and cpu in its folder.
 run_entry() {
 	local i=$1 dir=$scratch/$1 command=${entry_command[$1]} start rc
+	local TIMEFORMAT='%U %S'
 	mkdir -p "$dir/t"
 	if [[ ${entry_kind[i]} == criterion ]]; then
 		command+=" -j$2 --tap=$dir/tap"
 	fi
 	start=$(milliseconds)
-	(execute "$dir" "${entry_limit[i]}" "$(build_dir "${entry_config[i]}")" "$command") \
-		>"$dir/out" 2>&1 </dev/null
+	# in braces: a subshell of which the time is asked for itself says nothing
+	{ time { (execute "$dir" "${entry_limit[i]}" "$(build_dir "${entry_config[i]}")" "$command") \
+		>"$dir/out" 2>&1 </dev/null; }; } 2>"$dir/cpu"
 	rc=$?
 	case $rc in
 	124 | 137) printf '# ended after its time limit of %s s\n' "${entry_limit[i]}" >>"$dir/out" ;;
@@ -156,6 +158,24 @@ count_tap() {
 	done < <(grep -aE '^(1\.\.[0-9]|(not )?ok )' "$1" 2>/dev/null)
 }
 
+# note_time KEY NAME MS FILE: for the table and print_slowest. FILE: seconds in user and system mode.
+note_time() {
+	local user system cpu
+	read -r user system <"$4"
+	cpu=$((10#${user/./} + 10#${system/./}))
+	((sum_cpu[$1] += cpu))
+	time_lines+=("$3 $cpu $2")
+}
+
+# The entries that took longest, and the processor time of each with all that it started.
+print_slowest() {
+	local ms cpu name
+	printf '\n# %9s %9s  slowest\n' seconds 'cpu s'
+	printf '%s\n' "${time_lines[@]}" | sort -rn | head -n 20 | while read -r ms cpu name; do
+		printf '# %9s %9s  %s\n' "$(seconds "$ms")" "$(seconds "$cpu")" "$name"
+	done
+}
+
 # A program that ended badly, or reported fewer tests than it has, failed, whatever
 # else it said.
 count_entry() {
@@ -184,6 +204,7 @@ count_entry() {
 	elif ((rc != 0 && rc != 77 && failed == 0)); then
 		failed=1
 	fi
+	note_time "${entry_group[i]} ${entry_config[i]}" "$name" "$(<"$dir/ms")" "$dir/cpu"
 	tally "${entry_group[i]} ${entry_config[i]}" "$name" $passed $failed $skipped "$(<"$dir/ms")"
 	if ((failed)); then
 		printf -- '---- output of %s, exit status %s\n' "$name" "$rc"
@@ -198,12 +219,15 @@ count_entry() {
 # run_build CONFIG COMMAND...: its output is shown only when it fails. In the
 # background, so that a signal ends it at once.
 run_build() {
-	local config=$1 start
+	local config=$1 start ok=1 TIMEFORMAT='%U %S'
 	shift
 	start=$(milliseconds)
 	printf '  ...   build %s (%s)\n' "$config" "$(build_dir "$config")"
-	(export SHARDD_TEST_ID=$scratch/build; "$@") >"$scratch/build" 2>&1 </dev/null &
-	if wait $!; then
+	{ time { (export SHARDD_TEST_ID=$scratch/build; "$@") >"$scratch/build" 2>&1 </dev/null; }; } \
+		2>"$scratch/build-cpu" &
+	wait $! || ok=0
+	note_time "build $config" "build/$config" $(($(milliseconds) - start)) "$scratch/build-cpu"
+	if ((ok)); then
 		tally "build $config" "build/$config" 1 0 0 $(($(milliseconds) - start))
 	else
 		broken_build[$config]=1
@@ -214,10 +238,18 @@ run_build() {
 	fi
 }
 
-# run_group GROUP WIDTH: its entries, WIDTH at a time, each with as many of its own tests at a time
-# as inner_of, a function of tests/run, says for GROUP/CONFIG.
+# reap: wait for one of the entries in `running`, a variable of run_group, and count it.
+reap() {
+	local pid
+	wait -n -p pid "${!running[@]}"
+	count_entry "${running[$pid]}"
+	unset "running[$pid]"
+}
+
+# run_group GROUP WIDTH: its entries, WIDTH at a time, but alone those that is_alone names; each with
+# as many of its own tests at a time as inner_of says for GROUP/CONFIG. Both are functions of tests/run.
 run_group() {
-	local i pid mine=() inner=0
+	local i name width mine=() inner=0
 	declare -A running=()
 	for i in "${!entry_group[@]}"; do
 		[[ ${entry_group[i]} == "$1" ]] && mine+=("$i")
@@ -225,35 +257,36 @@ run_group() {
 	# A lone program may use the width for its own tests.
 	((${#mine[@]} == 1)) && inner=$2
 	for i in "${mine[@]}"; do
+		name=$(full_name "$i") width=$2
 		if [[ -v broken_build[${entry_config[i]}] && ${entry_group[i]} != lint ]]; then
-			tally "${entry_group[i]} ${entry_config[i]}" "$(full_name "$i") (not built)" 0 1 0 0
+			tally "${entry_group[i]} ${entry_config[i]}" "$name (not built)" 0 1 0 0
 			continue
 		fi
-		if ((${#running[@]} >= $2)); then
-			wait -n -p pid "${!running[@]}"
-			count_entry "${running[$pid]}"
-			unset "running[$pid]"
-		fi
+		is_alone "$name" && width=1
+		while ((${#running[@]} >= width)); do
+			reap
+		done
 		run_entry "$i" "$((inner ? inner : $(inner_of "$1/${entry_config[i]}")))" &
 		running[$!]=$i
+		((width > 1)) || reap
 	done
 	while ((${#running[@]})); do
-		wait -n -p pid "${!running[@]}"
-		count_entry "${running[$pid]}"
-		unset "running[$pid]"
+		reap
 	done
 }
 
 finish() {
 	local key group config passed=0 failed=0 skipped=0 ran=0
-	printf '\n# %-12s %-6s %8s %8s %8s %9s\n' group build passed failed skipped seconds
+	printf '\n# %-12s %-6s %8s %8s %8s %9s %9s\n' group build passed failed skipped seconds 'cpu s'
 	for key in "${sum_order[@]}"; do
 		read -r group config <<<"$key"
-		printf '# %-12s %-6s %8d %8d %8d %9s\n' "$group" "$config" "${sum_passed[$key]}" \
-			"${sum_failed[$key]}" "${sum_skipped[$key]}" "$(seconds "${sum_ms[$key]}")"
+		printf '# %-12s %-6s %8d %8d %8d %9s %9s\n' "$group" "$config" "${sum_passed[$key]}" \
+			"${sum_failed[$key]}" "${sum_skipped[$key]}" "$(seconds "${sum_ms[$key]}")" \
+			"$(seconds "${sum_cpu[$key]:-0}")"
 		((passed += sum_passed[$key], failed += sum_failed[$key], skipped += sum_skipped[$key]))
 		[[ $group == build ]] || ((ran += sum_passed[$key]))
 	done
+	((${#time_lines[@]})) && print_slowest
 	((${#skipped_lines[@]})) && printf 'skipped: %s\n' "${skipped_lines[@]}"
 	((${#failed_lines[@]})) && printf 'failed: %s\n' "${failed_lines[@]}"
 	printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
