@@ -240,14 +240,19 @@ int memfd_empty(const struct memfd *m)
 	return 0;
 }
 
-struct memfd *memfd_free(struct memfd *m)
+struct memfd *memfd_let_go(struct memfd *m)
 {
 	if (!m)
 		return NULL;
-	if (m->exported && (memfd_is_held(m) || !memfd_knows_holders()))
-		(void)memfd_empty(m);
 	munmap(m->mem.addr, m->mem.bytes);
 	fd_close(m->fd);
 	free(m);
 	return NULL;
+}
+
+struct memfd *memfd_free(struct memfd *m)
+{
+	if (m && m->exported && (memfd_is_held(m) || !memfd_knows_holders()))
+		(void)memfd_empty(m);
+	return memfd_let_go(m);
 }

@@ -58,6 +58,10 @@ int memfd_empty(const struct memfd *m);
 /* Bytes of pages that are there. Any thread; does not block. */
 uint64_t memfd_resident(const struct memfd *m);
 
+/* Unmap and close, whoever else has it: what is in it stays for them. NULL is allowed.
+ * Return: NULL. */
+struct memfd *memfd_let_go(struct memfd *m);
+
 /* Unmap and close; first its pages are given back, if another process may hold it. Takes
  * long for large memory. NULL is allowed. Return: NULL. */
 struct memfd *memfd_free(struct memfd *m);

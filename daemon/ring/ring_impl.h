@@ -15,13 +15,15 @@ struct ring {
 	struct user_charge charge; /* its memory */
 	int event_fd;
 	uv_poll_t poll;
-	struct list link;  /* rings->all */
+	struct list link;  /* rings->all; over and held: rings->left */
 	struct list hot;   /* rings->hot */
 	struct list news;  /* rings->news */
 	struct list calls; /* of struct ring_call: submissions whose ops are under way */
 	bool taking;       /* its submissions, just now */
 	uint64_t last_us;  /* when something was there */
 	uint64_t n_woken;  /* by its eventfd */
+	bool released;     /* its memory is back */
+	bool closed;       /* its handle is */
 	bool broken;       /* nothing is taken any more: its session is about to end */
 };
 

@@ -1,7 +1,6 @@
 #include "ring/ring_queue.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <string.h>
@@ -9,8 +8,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "backend/memfd.h"
 #include "core/check.h"
-#include "core/cleanup.h"
 
 uint32_t ring_queue_entries(uint32_t ops)
 {
@@ -19,16 +18,6 @@ uint32_t ring_queue_entries(uint32_t ops)
 	while (n < ops && n < RING_MAX_ENTRIES)
 		n *= 2;
 	return n;
-}
-
-static int make_memory(uint64_t bytes)
-{
-	_cleanup_(fd_closep) int fd = memfd_create("shardd-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-
-	if (fd < 0 || ftruncate(fd, (off_t)bytes) < 0 ||
-	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
-		return -errno;
-	return STEAL_FD(fd);
 }
 
 uint64_t ring_queue_bytes(uint32_t entries)
@@ -42,26 +31,31 @@ uint64_t ring_queue_bytes(uint32_t entries)
 int ring_queue_init(struct ring_queue *q, uint32_t entries, int *ret_fd)
 {
 	struct ring_shared plan = { .magic = RING_MAGIC, .version = RING_VERSION };
-	_cleanup_(fd_closep) int fd = -1;
-	void *p;
+	struct memfd *m;
+	char *p;
+	int r;
 
 	ring_layout(&plan, entries);
-	fd = make_memory(plan.bytes);
-	if (fd < 0)
-		return fd;
-	p = mmap(NULL, plan.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (p == MAP_FAILED)
-		return -errno;
+	r = memfd_new(plan.bytes, &m);
+	if (r)
+		return r < 0 ? r : -ENOMEM;
+	r = memfd_export(m, true, ret_fd);
+	if (r) {
+		memfd_free(m);
+		return r;
+	}
+	p = m->mem.addr;
+	madvise(p, plan.bytes, MADV_NOHUGEPAGE); /* most of it is never touched */
 	memcpy(p, &plan, offsetof(struct ring_shared, sq_tail));
-	*q = (struct ring_queue){ .shared = p,
-				  .sq = (struct ring_entry *)((char *)p + plan.sq),
-				  .cq = (struct ring_entry *)((char *)p + plan.cq),
+	*q = (struct ring_queue){ .memory = m,
+				  .shared = (struct ring_shared *)(void *)p,
+				  .sq = (struct ring_entry *)(void *)(p + plan.sq),
+				  .cq = (struct ring_entry *)(void *)(p + plan.cq),
 				  .sq_long = (uint8_t *)p + plan.sq_long,
 				  .cq_long = (uint8_t *)p + plan.cq_long,
 				  .bytes = plan.bytes,
 				  .entries = entries };
 	atomic_store(&q->shared->daemon_sleeps, 1);
-	*ret_fd = STEAL_FD(fd);
 	return 0;
 }
 
@@ -75,13 +69,23 @@ static bool wake(struct ring_queue *q)
 	return true;
 }
 
-void ring_queue_deinit(struct ring_queue *q)
+void ring_queue_end(struct ring_queue *q)
 {
 	if (!q->shared)
 		return;
 	atomic_store(&q->shared->closed, 1);
 	wake(q);
-	munmap(q->shared, q->bytes);
+}
+
+bool ring_queue_is_held(const struct ring_queue *q)
+{
+	return memfd_is_held(q->memory);
+}
+
+void ring_queue_deinit(struct ring_queue *q)
+{
+	ring_queue_end(q);
+	q->memory = memfd_let_go(q->memory);
 	q->shared = NULL;
 }
 

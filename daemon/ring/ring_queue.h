@@ -12,8 +12,11 @@
 
 #include "ring_abi.h"
 
+struct memfd;
+
 struct ring_queue {
-	struct ring_shared *shared; /* mapped; NULL: none */
+	struct memfd *memory;       /* of which @shared is the mapping */
+	struct ring_shared *shared; /* NULL: none */
 	struct ring_entry *sq, *cq;
 	uint8_t *sq_long, *cq_long;
 	uint64_t bytes;
@@ -47,7 +50,14 @@ uint32_t ring_queue_entries(uint32_t ops);
  * Return: 0 or negative errno. */
 int ring_queue_init(struct ring_queue *q, uint32_t entries, int *ret_fd);
 
-/* Tell the client that it is over, and unmap. Safe twice. */
+/* Tell the client that it is over. Safe twice, and without init. */
+void ring_queue_end(struct ring_queue *q);
+
+/* Does the client, or somebody who got it from the client, still have the memory? */
+bool ring_queue_is_held(const struct ring_queue *q);
+
+/* End it, and let go of the memory. A client that still looks at it finds what was there last.
+ * Safe twice. */
 void ring_queue_deinit(struct ring_queue *q);
 
 /* How many submissions are there that can be taken. Return: that, or -RING_E_BROKEN. */

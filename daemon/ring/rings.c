@@ -18,6 +18,8 @@
 #define BATCH 64
 /* Looks at the rings between two turns of the loop, so that nothing else waits long. */
 #define LOOKS 64
+/* How often is looked who still has the memory of rings that are over. */
+#define SWEEP_US 100000u
 /* Turns of the loop without anything before others may have the core. */
 #define YIELD_TURNS 2u
 
@@ -135,10 +137,45 @@ static void heat(struct ring *r)
 	uv_idle_start(&rings->idle, on_idle);
 }
 
+/* ------------------------------------------------------- memory of those that are over */
+
+static void ring_free_if_over(struct ring *r)
+{
+	if (r->released && r->closed)
+		free(r);
+}
+
+/* Its memory goes, and the charge for it. */
+static void ring_release(struct ring *r)
+{
+	list_unlink(&r->link);
+	quota_return(&r->rings->account, MEM_CONTROL, r->q.bytes);
+	user_charge_deinit(&r->charge);
+	ring_queue_deinit(&r->q);
+	r->released = true;
+	ring_free_if_over(r);
+}
+
+/* A client that ends its sessions and keeps their rings, or gives them to others, pays for them.
+ * One that unmaps its ring, or ends, does not wait for this. */
+static void rings_sweep(struct rings *rings, bool all)
+{
+	struct ring *r, *tmp;
+
+	list_for_each (r, tmp, &rings->left, link)
+		if (all || !ring_queue_is_held(&r->q))
+			ring_release(r);
+	rings->swept_us = clock_now_us();
+}
+
 /* Before the loop sleeps. */
 static void on_prepare(uv_prepare_t *prepare)
 {
-	tell(prepare->data);
+	struct rings *rings = prepare->data;
+
+	tell(rings);
+	if (!list_empty(&rings->left) && clock_now_us() - rings->swept_us >= SWEEP_US)
+		rings_sweep(rings, false);
 }
 
 /* The client shares the file's flags: a read that could wait must not be one that waits. */
@@ -188,7 +225,8 @@ static void on_poll_closed(uv_handle_t *handle)
 	struct ring *r = handle->data;
 
 	fd_close(r->event_fd);
-	free(r);
+	r->closed = true;
+	ring_free_if_over(r);
 }
 
 /* The session ends: so do its completions. */
@@ -202,13 +240,15 @@ static void close_ring(struct session *s)
 	list_unlink(&r->hot);
 	list_unlink(&r->news);
 	r->rings->count--;
-	quota_return(&r->rings->account, MEM_CONTROL, r->q.bytes);
-	ring_queue_deinit(&r->q);
-	user_charge_deinit(&r->charge);
+	ring_queue_end(&r->q);
 	r->magic = 0;
 	r->session = NULL;
 	choose_spin(r->rings);
 	uv_close((uv_handle_t *)&r->poll, on_poll_closed);
+	if (ring_queue_is_held(&r->q))
+		list_append(&r->rings->left, &r->link);
+	else
+		ring_release(r);
 }
 
 /* The ops that came before: by its own order, what comes by another way comes after. */
@@ -254,6 +294,7 @@ static int open_ring(struct rings *rings, struct session *s, int *ret_fd, struct
 	if (rc == 0) {
 		r->poll.data = r;
 		rc = ring_queue_init(&r->q, rings->entries, ret_fd);
+		r->released = rc != 0;
 		if (rc)
 			uv_close((uv_handle_t *)&r->poll, on_poll_closed);
 	} else if (r) {
@@ -339,6 +380,7 @@ void rings_init(struct rings *r, uv_loop_t *loop, struct sessions *s, uint32_t m
 			     .open = true };
 	quota_init(&r->account, NULL, 0);
 	list_init(&r->all);
+	list_init(&r->left);
 	list_init(&r->hot);
 	list_init(&r->news);
 	uv_prepare_init(loop, &r->prepare);
@@ -371,6 +413,7 @@ void rings_close(struct rings *r)
 {
 	if (!r->open)
 		return;
+	rings_sweep(r, true);
 	CHECK(list_empty(&r->all) && !r->account.used);
 	r->open = false;
 	uv_close((uv_handle_t *)&r->prepare, NULL);

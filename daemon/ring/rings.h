@@ -30,8 +30,10 @@ struct rings {
 	uint32_t count;
 	struct quota account; /* of their memory: the daemon's own, for sessions may be in no job */
 	struct list all;
-	struct list hot;  /* to be looked at */
-	struct list news; /* whose clients may have to be woken */
+	struct list left;  /* of sessions that ended: others have their memory */
+	uint64_t swept_us; /* when those were last looked at */
+	struct list hot;   /* to be looked at */
+	struct list news;  /* whose clients may have to be woken */
 	uv_prepare_t prepare;
 	uv_idle_t idle;
 	bool open;

@@ -169,6 +169,25 @@ static int leaves_a_child_behind(const struct trainer *t)
 	return 0;
 }
 
+/* Its ring, all pages there. */
+static int passes_its_ring_on(const struct trainer *t)
+{
+	struct rpc_client *c = raw_connect(t->socket);
+	int channel = bound_channel(t->socket, c), fd;
+	struct shd1_get_ring g = { .h = { SHD1_MAGIC, SHD1_GET_RING, sizeof(g), 9, 0 },
+				   .part = SHD1_RING_MEMORY };
+	struct play *p = t->arg;
+	struct shd1_ring ring;
+
+	rawsock_send(channel, &g, sizeof(g));
+	fd = receive_fd(channel, &ring, sizeof(ring));
+	TRAINER_CHECK(fd >= 0 && ring.h.type == SHD1_RING && ring.bytes > 0);
+	rawsock_send_fd(p->pair[1], "x", 1, fd);
+	stage_set(&p->at, 1);
+	pause();
+	return 0;
+}
+
 /* --------------------------------------------------------------- in the test */
 
 static uint64_t bytes_there(int fd)
@@ -373,4 +392,52 @@ Test(memory_kept, the_daemon_ends_while_others_hold_memory)
 	close(fds[GRAD]);
 	close(p->pair[0]);
 	close(p->pair[1]);
+}
+
+static bool has_sessions(struct daemonfix *d)
+{
+	static const char *const args[] = { "memory", NULL };
+	json_t *all = daemonfix_ctl(d, args);
+	bool any = json_array_size(json_object_get(all, "sessions")) > 0;
+
+	json_decref(all);
+	return any;
+}
+
+static uint64_t ring_bytes(struct daemonfix *d)
+{
+	static const char *const args[] = { "memory", NULL };
+	json_t *all = daemonfix_ctl(d, args);
+	uint64_t bytes = (uint64_t)json_integer_value(json_object_get(all, "ring_bytes"));
+
+	json_decref(all);
+	return bytes;
+}
+
+/* A ring is some 2 MiB: its session ended, and nobody paid for it. */
+Test(memory_kept, rings_of_sessions_that_ended)
+{
+	struct play *p = trainer_shared(sizeof(*p));
+	struct witness w;
+	struct stat st;
+	pid_t pid;
+	char x;
+	int fd;
+
+	need_holders();
+	cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, p->pair), 0);
+	witness_begin(&w, NULL);
+	cr_assert_eq(ring_bytes(&w.d), 0);
+	pid = trainer_start(&w.d, JOB, 0, 1, passes_its_ring_on, p);
+	fd = receive_fd(p->pair[0], &x, 1);
+	cr_assert_eq(fstat(fd, &st), 0);
+	cr_assert_eq(ring_bytes(&w.d), st.st_size);
+	fail_kill(pid);
+	AWAIT(!has_sessions(&w.d), 30);
+	cr_assert_eq(ring_bytes(&w.d), st.st_size);
+	close(fd);
+	AWAIT(ring_bytes(&w.d) == 0, 30);
+	close(p->pair[0]);
+	close(p->pair[1]);
+	witness_end(&w);
 }

@@ -223,6 +223,7 @@ static int start_once(const char *setting, char *out, size_t bytes)
 	cr_assert_eq(pipe2(fds, O_CLOEXEC), 0);
 	pid = fork();
 	if (pid == 0) {
+		alarm(20); /* where it is not refused it runs */
 		dup2(fds[1], STDERR_FILENO);
 		dup2(fds[1], STDOUT_FILENO);
 		execl(SHARDD_BIN_DIR "/shardd", "shardd", "--socket", "/tmp/shardd-test-none.sock",

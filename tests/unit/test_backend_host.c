@@ -834,6 +834,36 @@ Test(backend_host, pages_are_made_before_they_are_used)
 	teardown(&f);
 }
 
+/* The helper makes pages in the order of the allocations: when those of the second are there, it is
+ * through with the first. */
+Test(backend_host, pages_of_emptied_memory_are_not_made)
+{
+	const uint64_t end = clock_now_us() + 30000000;
+	struct backend_mem *mem, *next;
+	struct fixture f;
+	int fd, last;
+
+	setup_filling(&f, 1, 0, true);
+	if (strstr(backend_info(f.b)->detail, "advise"))
+		cr_skip("huge pages come with the first touch here");
+	mem = alloc(&f, 256 * MIB);
+	fd = export(&f, mem, false);
+	while (bytes_there(fd) == 0 && clock_now_us() < end)
+		usleep(100);
+	backend_empty(f.b, mem);
+	next = alloc(&f, MIB);
+	last = export(&f, next, false);
+	while ((bytes_there(last) < MIB || bytes_there(fd)) && clock_now_us() < end)
+		usleep(1000);
+	cr_assert_eq(bytes_there(last), MIB);
+	cr_assert_eq(bytes_there(fd), 0);
+	close(fd);
+	close(last);
+	backend_free(f.b, mem);
+	backend_free(f.b, next);
+	teardown(&f);
+}
+
 static unsigned n_threads_named(const char *wanted)
 {
 	DIR *dir = opendir("/proc/self/task");

@@ -2,9 +2,11 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "backend/backend_impl.h"
+#include "backend/memfd.h"
 #include "fdcheck.h"
 #include "looprun.h"
 #include "mem/pool.h"
@@ -266,5 +268,57 @@ Test(pool, random_take_and_give_agree_with_a_model)
 		pool_give(&f.p, &live[0]);
 		cr_assert_gt(pool_trim(&f.p, 1), 0);
 	}
+	teardown(&f);
+}
+
+static uint64_t bytes_there(int fd)
+{
+	struct stat st;
+
+	cr_assert_eq(fstat(fd, &st), 0);
+	return (uint64_t)st.st_blocks * 512;
+}
+
+/* A slab of 1 MiB with pages, in no region any more. @ret_fd: a rank's. */
+static void filled_slab(struct fixture *f, int *ret_fd)
+{
+	struct region r = take(f, MIB);
+	bool writable;
+
+	memset(region_addr(&r), 1, MIB);
+	cr_assert_eq(slab_export(r.slab, ret_fd, &writable), 0);
+	pool_give(&f->p, &r);
+	cr_assert_eq(bytes_there(*ret_fd), MIB);
+}
+
+/* The charge went back, and ranks that live had the pages mapped nevertheless. */
+Test(pool, what_is_trimmed_is_free_in_reality_too)
+{
+	struct fixture f;
+	int fd;
+
+	setup(&f, 0, 4 * MIB);
+	filled_slab(&f, &fd);
+	cr_assert_eq(pool_trim(&f.p, UINT64_MAX), MIB);
+	cr_assert_eq(f.job.used, 0, "who asked for memory can have it");
+	cr_assert_eq(bytes_there(fd), 0);
+	close(fd);
+	teardown(&f);
+}
+
+Test(pool, the_end_of_a_pool_does_not_end_the_charge_of_what_is_held)
+{
+	struct fixture f;
+	int fd;
+
+	if (!memfd_knows_holders())
+		cr_skip("this kernel does not tell who holds a memfd");
+	setup(&f, 0, 4 * MIB);
+	filled_slab(&f, &fd);
+	pool_deinit(&f.p);
+	cr_assert_eq(f.job.used, MIB);
+	cr_assert_eq(bytes_there(fd), 0);
+	close(fd);
+	slabs_sweep(&f.d);
 	teardown(&f);
 }
