@@ -1,7 +1,7 @@
 /*
  * Random ops of all ranks, and random disturbances among them: thousands, each at a random
  * boundary of whatever is under way. In the order of a seed, which is told; SHARDD_TEST_SEED
- * sets it, SHARDD_TEST_LONG asks for ten times as many.
+ * sets it, SHARDD_TEST_LONG=1 asks for ten times as many.
  *
  * Nobody checks what an op says: it is refused, aborted or ends well. The daemon stays, every
  * op ends once, the ranks train again afterwards, and every byte is back.
@@ -124,10 +124,11 @@ static unsigned play(struct nodefix *n, const struct stage *stage)
 static void disturb(const struct stage *stage, unsigned at_least)
 {
 	static struct nodefix n;
+	const char *text = getenv("SHARDD_TEST_LONG");
 	uint64_t seed = seed_of();
 	unsigned done = 0, scenes = 0;
 
-	at_least *= getenv("SHARDD_TEST_LONG") ? 10 : 1;
+	at_least *= text && strtoul(text, NULL, 10) ? 10 : 1;
 	scene_node_begin(&n, stage);
 	while (done < at_least) {
 		state = seed + scenes * UINT64_C(0x9e3779b97f4a7c15);
