@@ -18,6 +18,7 @@
 enum {
 	GATE_EVENTS = 64, /* of one look: then what the loop asks has its turn */
 	GATE_TICK_MS = 250,
+	GATE_PACE_MS = 1,
 };
 
 /* The same limit of the same user is logged again after so long. */
@@ -192,16 +193,22 @@ static void gate_take_news(struct gate *g, uint64_t now_us)
 }
 
 /* In the order in which they began to wait. */
-static void gate_retry_all(struct gate *g, uint64_t now_us)
+static void gate_retry(struct list *waiting, uint64_t now_us)
 {
 	struct list all = LIST_INIT(all);
 
+	list_take_all(&all, waiting);
+	while (!list_empty(&all))
+		gate_pipe_retry(list_first(&all, struct gate_conn, waiting), now_us);
+}
+
+static void gate_retry_all(struct gate *g, uint64_t now_us)
+{
+	gate_retry(&g->paced, now_us);
 	if (g->returns_seen == g->total.returns)
 		return;
 	g->returns_seen = g->total.returns;
-	list_take_all(&all, &g->waiting);
-	while (!list_empty(&all))
-		gate_pipe_retry(list_first(&all, struct gate_conn, waiting), now_us);
+	gate_retry(&g->waiting, now_us);
 }
 
 static void gate_tick_all(struct gate *g, uint64_t now_us)
@@ -234,7 +241,8 @@ static void *gate_main(void *userdata)
 	uint64_t now = clock_now_us(), tick_at = now;
 
 	while (!atomic_load(&g->stopping)) {
-		int n = epoll_wait(g->epoll_fd, events, GATE_EVENTS, GATE_TICK_MS);
+		int n = epoll_wait(g->epoll_fd, events, GATE_EVENTS,
+				   list_empty(&g->paced) ? GATE_TICK_MS : GATE_PACE_MS);
 
 		CHECK(n >= 0 || errno == EINTR);
 		now = clock_now_us();
@@ -294,6 +302,7 @@ int gate_new(struct loopq *loopq, const struct gate_limits *limits, struct gate 
 	mpsc_init(&g->inbox);
 	list_init(&g->conns);
 	list_init(&g->waiting);
+	list_init(&g->paced);
 	list_init(&g->users);
 	atomic_init(&g->heartbeat_us, clock_now_us());
 	r = gate_start(g);

@@ -162,8 +162,13 @@ static enum gate_verdict gate_flow_open(struct gate_flow *f, uint32_t id, uint64
 	if (!f->attached && f->n_streams >= l->unattached_streams)
 		return gate_flow_stall(f, GATE_WAIT_OWN, "grpc_unattached_streams",
 				       l->unattached_streams, now_us);
+	if (f->opened_us < now_us)
+		f->opened_us = now_us;
+	if (f->opened_us - now_us >= GATE_OPEN_AHEAD * GATE_OPEN_US)
+		return gate_flow_stall(f, GATE_WAIT_PACE, "pace", GATE_OPEN_US, now_us);
 	if (!gate_flow_grow(f))
 		return gate_flow_close(f, "memory", 0, "no memory for a stream");
+	f->opened_us += GATE_OPEN_US;
 	f->streams[f->n_streams++] = (struct gate_stream){ .id = id, .since_us = now_us };
 	f->n_waiting++;
 	f->last_id = id;
@@ -494,8 +499,11 @@ static void gate_flow_down_head(struct gate_flow *f)
 	bool ends = (frame->type == GATE_DATA || frame->type == GATE_HEADERS) &&
 		    (frame->flags & GATE_FLAG_END_STREAM);
 
-	if (ends || frame->type == GATE_RST)
-		gate_flow_remove(f, frame->stream);
+	if (!ends && frame->type != GATE_RST)
+		return;
+	if (gate_flow_find(f, frame->stream) && f->opened_us >= GATE_OPEN_US)
+		f->opened_us -= GATE_OPEN_US;
+	gate_flow_remove(f, frame->stream);
 }
 
 void gate_flow_down(struct gate_flow *f, const uint8_t *data, size_t n, uint64_t now_us)

@@ -67,7 +67,7 @@ struct gate_conn {
 	struct work broken; /* the news of a breach */
 
 	struct list link;    /* gate.conns */
-	struct list waiting; /* gate.waiting while it stalls */
+	struct list waiting; /* gate.waiting or gate.paced while it stalls */
 	struct gate_user *user;
 	struct gate_side client, core;
 	struct gate_buffer up, down;
@@ -100,6 +100,7 @@ struct gate {
 	struct gate_limits limits;
 	struct gate_purse total;
 	struct list conns, waiting, users;
+	struct list paced;     /* those that stall for a moment only */
 	uint64_t returns_seen; /* of @total when those that wait were tried last */
 	uint8_t scratch[GATE_TURN_BYTES];
 

@@ -205,7 +205,8 @@ static void gate_pipe_wait(struct gate_conn *gc, enum gate_verdict v)
 {
 	list_unlink(&gc->waiting);
 	if (v == GATE_STALL)
-		list_append(&gc->gate->waiting, &gc->waiting);
+		list_append(gc->flow.wait == GATE_WAIT_PACE ? &gc->gate->paced : &gc->gate->waiting,
+			    &gc->waiting);
 }
 
 static void gate_pipe_read_client(struct gate_conn *gc, uint64_t now_us)

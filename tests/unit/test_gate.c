@@ -548,3 +548,32 @@ Test(gate, a_stream_that_core_has_ended)
 	cr_assert(f.charged == 0 && f.n_streams == 0);
 	gate_flow_deinit(&f);
 }
+
+/* Calls that are answered cost no time; calls that pile up come one after the other. */
+Test(gate, calls_ahead_of_their_answers_are_paced)
+{
+	static struct gate_limits many;
+	struct gate_flow f;
+	unsigned opened;
+
+	many = small_limits;
+	many.streams = 1000;
+	flow_begin(&f);
+	f.limits = &many;
+	gate_flow_attach(&f);
+	for (uint32_t id = 1; id < 250; id += 2) {
+		put_headers(id);
+		passes(&f);
+		answer(&f, id);
+	}
+	for (uint32_t i = 200; i < 500; i++)
+		put_headers(1 + 2 * i);
+	cr_assert_eq(send_all(&f), GATE_STALL);
+	cr_assert(f.wait == GATE_WAIT_PACE);
+	opened = f.n_streams;
+	cr_assert(opened >= GATE_OPEN_AHEAD && opened <= GATE_OPEN_AHEAD + 1, "%u", opened);
+	now += 4 * GATE_OPEN_US;
+	cr_assert_eq(send_all(&f), GATE_STALL);
+	cr_assert_eq(f.n_streams, opened + 4);
+	gate_flow_deinit(&f);
+}
