@@ -152,13 +152,22 @@ static void gate_add(struct gate_conn *gc, uint64_t now_us)
 	gate_broken(gc);
 }
 
-static void gate_remove(struct gate_conn *gc)
+/* The thread lets go of it. */
+static void gate_finish(struct gate_conn *gc)
 {
 	gate_pipe_close(gc);
 	gate_user_put(gc->user);
 	gc->user = NULL;
 	list_unlink(&gc->link);
 	gate_conn_unref(gc);
+}
+
+static void gate_remove(struct gate_conn *gc, uint64_t now_us)
+{
+	if (gate_pipe_end(gc, now_us))
+		list_append(&gc->gate->paced, &gc->waiting);
+	else
+		gate_finish(gc);
 }
 
 static void gate_answer(struct gate_conn *gc, uint64_t now_us)
@@ -176,7 +185,7 @@ static void gate_answer(struct gate_conn *gc, uint64_t now_us)
 		gate_pipe_retry(gc, now_us);
 	}
 	if (asked & GATE_ASK_END)
-		gate_remove(gc);
+		gate_remove(gc, now_us);
 	gate_conn_unref(gc);
 }
 
@@ -198,8 +207,17 @@ static void gate_retry(struct list *waiting, uint64_t now_us)
 	struct list all = LIST_INIT(all);
 
 	list_take_all(&all, waiting);
-	while (!list_empty(&all))
-		gate_pipe_retry(list_first(&all, struct gate_conn, waiting), now_us);
+	while (!list_empty(&all)) {
+		struct gate_conn *gc = list_first(&all, struct gate_conn, waiting);
+
+		list_unlink(&gc->waiting);
+		if (!gc->linger_us)
+			gate_pipe_retry(gc, now_us);
+		else if (gate_pipe_linger(gc, now_us))
+			gate_finish(gc);
+		else
+			list_append(&gc->gate->paced, &gc->waiting);
+	}
 }
 
 static void gate_retry_all(struct gate *g, uint64_t now_us)
@@ -254,6 +272,8 @@ static void *gate_main(void *userdata)
 		tick_at = now + GATE_TICK_MS * 1000u;
 	}
 	gate_take_news(g, now); /* what was ended just before */
+	while (!list_empty(&g->paced))
+		gate_finish(list_first(&g->paced, struct gate_conn, waiting));
 	return NULL;
 }
 

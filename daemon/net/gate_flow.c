@@ -127,6 +127,11 @@ static void gate_flow_remove(struct gate_flow *f, uint32_t id)
 	memmove(s, s + 1, (f->n_streams - i) * sizeof(*s));
 }
 
+void gate_flow_drop(struct gate_flow *f, uint32_t id)
+{
+	gate_flow_remove(f, id);
+}
+
 /* The client says no more on it: what is missing never comes, and core ends it. */
 static void gate_flow_ended(struct gate_flow *f, uint32_t id)
 {

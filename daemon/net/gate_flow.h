@@ -99,6 +99,9 @@ enum gate_verdict gate_flow_up(struct gate_flow *f, const uint8_t *data, size_t 
 /* The next @n bytes from core, which are trusted. */
 void gate_flow_down(struct gate_flow *f, const uint8_t *data, size_t n, uint64_t now_us);
 
+/* Forget stream @id: the gate has ended it itself. */
+void gate_flow_drop(struct gate_flow *f, uint32_t id);
+
 /* Is a deadline over? Return: GATE_PASS or GATE_CLOSE. */
 enum gate_verdict gate_flow_tick(struct gate_flow *f, uint64_t now_us);
 

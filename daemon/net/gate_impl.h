@@ -75,6 +75,8 @@ struct gate_conn {
 	bool open;              /* the thread has it */
 	bool closed;            /* nothing is moved any more; the loop closes it */
 	uint64_t core_ended_us; /* since when the rest waits for the client */
+	uint64_t linger_us;     /* when its next calls are ended; 0: it does not linger */
+	uint64_t linger_end_us; /* when all that are left are ended at once */
 };
 
 /* One line of the log was written about it. */
@@ -118,6 +120,11 @@ void gate_pipe_ready(struct gate_side *side, uint32_t events, uint64_t now_us);
 void gate_pipe_retry(struct gate_conn *gc, uint64_t now_us);
 /* Deadlines. */
 void gate_pipe_tick(struct gate_conn *gc, uint64_t now_us);
+/* The client is gone. Return: whether core's calls are to be ended one by one first, by
+ * gate_pipe_linger; else it may be closed. */
+bool gate_pipe_end(struct gate_conn *gc, uint64_t now_us);
+/* End some calls. Return: whether it is over. */
+bool gate_pipe_linger(struct gate_conn *gc, uint64_t now_us);
 /* Close both sockets, give everything back. */
 void gate_pipe_close(struct gate_conn *gc);
 
