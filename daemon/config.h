@@ -47,6 +47,22 @@ struct config {
 	uint32_t hello_timeout_ms;     /* until a connection says what it is; 5000 */
 	uint32_t drain_timeout_ms;     /* SIGTERM: how long trainers may take to leave; 10000 */
 	uint32_t flight_recorder_ops;  /* how many last ops are kept; 4096 */
+
+	/* Limits of the gate before gRPC (net/gate_limits.h). */
+	uint32_t grpc_header_bytes;       /* of one header block; 16384 */
+	uint32_t grpc_continuations;      /* CONTINUATION frames of a header block; 4 */
+	uint32_t grpc_unattached_streams; /* calls at once before Attach; 32 */
+	uint64_t grpc_unattached_bytes;   /* of messages not complete, before Attach; 1048576 */
+	uint64_t grpc_connection_bytes;   /* the same after Attach; 134217728 */
+	uint64_t grpc_user_bytes;         /* the same of a user; 268435456 */
+	uint64_t grpc_total_bytes;        /* the same of all; 1073741824 */
+	uint32_t grpc_message_timeout_ms; /* until the message of a call is complete; 60000 */
+	uint32_t grpc_idle_timeout_ms;    /* without a byte, before Attach; 60000 */
+	uint32_t grpc_resets_per_s;       /* 250 */
+	uint32_t grpc_pings_per_s;        /* 100 */
+	uint32_t grpc_settings_per_s;     /* 5 */
+	uint32_t grpc_control_per_s;      /* other frames that carry nothing; 1000 */
+
 	uid_t allow_uids[CONFIG_MAX_IDS];
 	uint32_t n_allow_uids;
 	gid_t allow_gids[CONFIG_MAX_IDS];

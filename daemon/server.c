@@ -11,10 +11,12 @@
 #include <string.h>
 
 #include "core/check.h"
+#include "core/cleanup.h"
 #include "core/clock.h"
 #include "core/log.h"
 #include "core/loopq.h"
 #include "devices.h"
+#include "net/gate.h"
 #include "net/listener.h"
 #include "op/op.h"
 #include "ring/rings.h"
@@ -35,6 +37,12 @@
  * but to abort it takes longer than to let it end. */
 #define RUN_ON_US 500000u
 
+/* Calls of a connection beyond its ops: status, watches. */
+#define EXTRA_CALLS 64u
+/* Core may have so many times what messages that are not complete may take: they are there,
+ * and messages that are being unpacked, and answers. */
+#define CORE_SHARE 4u
+
 enum server_state { RUNNING, DRAINING, CLOSING, ENDING };
 
 struct server {
@@ -53,6 +61,8 @@ struct server {
 	struct svc_status svc_status;
 	struct rpc_service services[3];
 	struct rpc_server *rpc;
+	struct gate *gate;
+	uint64_t rpc_cpu_us; /* of the gRPC thread, when the watchdog last asked */
 	struct listener *listener;
 	struct list conns; /* of struct server_conn */
 	uv_timer_t tick;
@@ -68,6 +78,7 @@ struct server_conn {
 	struct list link;
 	struct server *server;
 	struct conn *conn;
+	struct gate_conn *gate; /* NULL: not made */
 };
 
 /* The daemon's one server: job callbacks carry no userdata of their own. */
@@ -89,6 +100,7 @@ static void on_grpc_closed(struct conn *c, void *userdata)
 		session_end(session, "is gone");
 	}
 	rpc_server_forget(s->rpc, c);
+	gate_conn_end(sc->gate);
 	if (s->listener)
 		listener_conn_ended(s->listener);
 	list_unlink(&sc->link);
@@ -101,6 +113,26 @@ static void on_local_closed(void *userdata)
 
 	if (s->listener)
 		listener_conn_ended(s->listener);
+}
+
+static void on_attached(struct conn *c, void *userdata)
+{
+	struct server_conn *sc = userdata;
+
+	(void)c;
+	gate_attached(sc->gate);
+}
+
+/* The gate before it, and core behind the gate. Return: 0 or negative errno. */
+static int connect_grpc(struct server_conn *sc)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	int r = gate_open(sc->server->gate, sc->conn, &fd, &sc->gate);
+
+	if (r < 0)
+		return r;
+	conn_on_ridden(sc->conn, on_attached, sc);
+	return rpc_server_adopt(sc->server->rpc, sc->conn, fd);
 }
 
 static void take_grpc(struct server *s, struct conn *c)
@@ -120,7 +152,7 @@ static void take_grpc(struct server *s, struct conn *c)
 	list_init(&sc->link);
 	list_append(&s->conns, &sc->link);
 	conn_on_closed(c, on_grpc_closed, sc);
-	r = rpc_server_adopt(s->rpc, c);
+	r = connect_grpc(sc);
 	if (r < 0) {
 		log_warn("server", "connection refused pid=%d error=\"%s\"",
 			 (int)proc_pid(conn_proc(c)), strerror(-r));
@@ -229,10 +261,46 @@ static void on_comm_broke(struct node *node, struct node_comm *nc, const char *w
 	jobs_comm_broke(&the_server->jobs, nc, why);
 }
 
+static struct gate_limits gate_limits_of(const struct config *c)
+{
+	/* One message has to fit, with frames that are not full. */
+	uint64_t message = c->max_message_bytes + c->max_message_bytes / 16;
+
+	return (struct gate_limits){
+		.header_bytes = c->grpc_header_bytes,
+		.continuations = c->grpc_continuations,
+		.frame_bytes = RPC_FRAME_BYTES,
+		.streams = c->max_inflight_ops + EXTRA_CALLS + RPC_EXTRA_STREAMS,
+		.unattached_streams = c->grpc_unattached_streams,
+		.unattached_bytes = c->grpc_unattached_bytes,
+		.connection_bytes =
+			c->grpc_connection_bytes > message ? c->grpc_connection_bytes : message,
+		.user_bytes = c->grpc_user_bytes,
+		.total_bytes = c->grpc_total_bytes,
+		.message_timeout_ms = c->grpc_message_timeout_ms,
+		.idle_timeout_ms = c->grpc_idle_timeout_ms,
+		.resets_per_s = c->grpc_resets_per_s,
+		.pings_per_s = c->grpc_pings_per_s,
+		.settings_per_s = c->grpc_settings_per_s,
+		.control_per_s = c->grpc_control_per_s,
+	};
+}
+
+static int start_gate(struct server *s, struct fault *f)
+{
+	struct gate_limits limits = gate_limits_of(&s->config);
+	int r = gate_new(&s->loopq, &limits, &s->gate);
+
+	return r < 0 ? fault_errno(f, r, "starting the gate of gRPC") : 0;
+}
+
 static int start_rpc(struct server *s, struct fault *f)
 {
 	struct rpc_options options = { .max_message_bytes = s->config.max_message_bytes,
-				       .max_calls_per_conn = s->config.max_inflight_ops + 64 };
+				       .max_calls_per_conn =
+					       s->config.max_inflight_ops + EXTRA_CALLS,
+				       .max_metadata_bytes = s->config.grpc_header_bytes,
+				       .memory_bytes = CORE_SHARE * s->config.grpc_total_bytes };
 	int r;
 
 	health_init(&s->health);
@@ -283,7 +351,7 @@ static int start(struct server *s, int inherited_fd, struct fault *f)
 	if (recorder_init(s->config.flight_recorder_ops) < 0)
 		return fault_errno(f, -ENOMEM, "making the flight recorder");
 	if (devices_start(&s->node, &s->loopq, &s->config, on_device_lost, f) || start_rpc(s, f) ||
-	    start_listener(s, inherited_fd, f))
+	    start_gate(s, f) || start_listener(s, inherited_fd, f))
 		return f->code;
 	health_set(&s->health, true);
 	return 0;
@@ -330,6 +398,7 @@ void server_reconfigure(struct server *s, const struct config *config)
 {
 	struct config new = *config;
 	struct listener_options options;
+	struct gate_limits limits;
 
 	config_keep_fixed(&new, &s->config);
 	s->config = new;
@@ -337,8 +406,10 @@ void server_reconfigure(struct server *s, const struct config *config)
 		log_error("server", "no memory, the limits of users stay as they were");
 	rings_set_spin(&s->rings, s->config.ring_spin_us);
 	options = listener_options_of(s, -1);
+	limits = gate_limits_of(&s->config);
 	if (s->listener)
 		listener_reconfigure(s->listener, &options);
+	gate_reconfigure(s->gate, &limits);
 }
 
 /* ----------------------------------------------------------------------- stop */
@@ -377,6 +448,7 @@ static void on_devices(uv_timer_t *timer)
 	rings_close(&s->rings);
 	svc_status_close(&s->svc_status);
 	slices_close(&s->slices);
+	s->gate = gate_close(s->gate);
 	loopq_close(&s->loopq);
 	uv_close((uv_handle_t *)&s->tick, NULL);
 	uv_timer_init(s->loop, &s->finish);
@@ -514,9 +586,25 @@ static void on_tick(uv_timer_t *timer)
 			       0);
 }
 
-bool server_healthy(const struct server *s)
+/* A gRPC thread that does not answer but works is held up by what somebody sent: that is no
+ * reason to end what all others have here. One that does neither hangs. */
+static bool rpc_alive(struct server *s)
 {
-	return s->rpc && clock_now_us() - rpc_server_heartbeat_us(s->rpc) < HEARTBEAT_LIMIT_US;
+	uint64_t before = s->rpc_cpu_us;
+
+	if (!s->rpc)
+		return false;
+	s->rpc_cpu_us = rpc_server_cpu_us(s->rpc);
+	if (clock_now_us() - rpc_server_heartbeat_us(s->rpc) < HEARTBEAT_LIMIT_US)
+		return true;
+	log_warn("server", "the gRPC thread is silent cpu_us=%llu",
+		 (unsigned long long)(s->rpc_cpu_us - before));
+	return s->rpc_cpu_us != before;
+}
+
+bool server_healthy(struct server *s)
+{
+	return rpc_alive(s) && clock_now_us() - gate_heartbeat_us(s->gate) < HEARTBEAT_LIMIT_US;
 }
 
 void server_summary(const struct server *s, char *buf, size_t bytes)

@@ -28,8 +28,9 @@ void server_reconfigure(struct server *s, const struct config *config);
  * wait at once. */
 void server_stop(struct server *s, uint32_t timeout_ms, server_stopped_cb done, void *userdata);
 
-/* Has the gRPC thread answered lately? For the watchdog, which the loop itself feeds. */
-bool server_healthy(const struct server *s);
+/* Have the gRPC thread and its gate answered lately, or does the former at least work? For
+ * the watchdog, which the loop itself feeds. */
+bool server_healthy(struct server *s);
 
 /* One line for STATUS=: jobs, trainers, bytes. */
 void server_summary(const struct server *s, char *buf, size_t bytes);

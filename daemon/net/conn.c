@@ -33,6 +33,8 @@ struct conn {
 	void *user;
 	conn_closed_cb fn;
 	void *userdata;
+	conn_ridden_cb ridden_fn;
+	void *ridden_data;
 };
 
 int conn_place_take(struct conn_place *p, struct user *u, struct fault *f)
@@ -75,7 +77,7 @@ void conn_close(struct conn *c)
 	if (c->closing)
 		return;
 	c->closing = true;
-	/* gRPC holds a duplicate: only a shutdown reaches what is behind all of them. */
+	/* The gate holds a duplicate: only a shutdown reaches what is behind all of them. */
 	shutdown(c->fd, SHUT_RDWR);
 	list_unlink(&c->gone.link);
 	uv_close((uv_handle_t *)&c->poll, on_handle_closed);
@@ -187,6 +189,15 @@ int conn_fd(const struct conn *c)
 void conn_set_user(struct conn *c, void *user)
 {
 	c->user = user;
+	if (user && c->ridden_fn)
+		c->ridden_fn(c, c->ridden_data);
+}
+
+void conn_on_ridden(struct conn *c, conn_ridden_cb fn, void *userdata)
+{
+	MAGIC_CHECK(c, CONN_MAGIC);
+	c->ridden_fn = fn;
+	c->ridden_data = userdata;
 }
 
 void *conn_user(const struct conn *c)

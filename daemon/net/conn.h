@@ -2,8 +2,9 @@
  * One admitted connection: who is on the other side, and until when.
  *
  * Made by the listener once the first bytes said which protocol it is. Owns the
- * socket, and a duplicate to watch for the hang-up; gRPC core gets a duplicate of its
- * own, so that a session ends with its connection whatever core does.
+ * socket, and a duplicate to watch for the hang-up; the gate before gRPC core
+ * (net/gate.h) has a duplicate of its own, so that a session ends with its connection
+ * whatever the gate and core do.
  * Loop thread only.
  */
 #ifndef SHARDD_NET_CONN_H
@@ -54,6 +55,10 @@ void conn_attached(struct conn *c);
 /* A slot for whoever rides on the connection (the session). */
 void conn_set_user(struct conn *c, void *user);
 void *conn_user(const struct conn *c);
+
+/* @fn is called when somebody begins to ride on it; NULL: nobody is told. */
+typedef void (*conn_ridden_cb)(struct conn *c, void *userdata);
+void conn_on_ridden(struct conn *c, conn_ridden_cb fn, void *userdata);
 
 /* Has the peer hung up? True also before the closed callback. */
 bool conn_hung_up(const struct conn *c);

@@ -11,17 +11,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "core/cleanup.h"
 #include "core/clock.h"
 #include "core/log.h"
 #include "rpc/rpc_impl.h"
 
-#define N_ARMED      8u /* requests of a method that are awaited at once */
-#define HEARTBEAT_US 1000000
-/* Streams beyond max_calls_per_conn that core lets in, so that a client hears a
- * sentence rather than waits; further ones wait on the client's side. */
-#define EXTRA_STREAMS 64u
+#define N_ARMED        8u /* requests of a method that are awaited at once */
+#define HEARTBEAT_US   1000000
+#define METADATA_BYTES 16384u
 
 /* ------------------------------------------------------------ the thread */
 
@@ -137,26 +136,51 @@ static grpc_arg int_arg(const char *key, uint64_t value)
 	return (grpc_arg){ GRPC_ARG_INTEGER, (char *)key, { .integer = clamped } };
 }
 
+/* The last resort: net/gate keeps clients far below it. */
+static grpc_resource_quota *core_quota(const struct rpc_options *options)
+{
+	grpc_resource_quota *quota = grpc_resource_quota_create("shardd");
+
+	if (options->memory_bytes)
+		grpc_resource_quota_resize(quota, options->memory_bytes);
+	return quota;
+}
+
 static grpc_server *core_new(const struct rpc_options *options)
 {
+	grpc_resource_quota *quota = core_quota(options);
+	grpc_server *core;
 	grpc_arg args[] = {
 		int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, options->max_message_bytes),
 		int_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS,
-			(uint64_t)options->max_calls_per_conn + EXTRA_STREAMS),
+			(uint64_t)options->max_calls_per_conn + RPC_EXTRA_STREAMS),
+		int_arg(GRPC_ARG_MAX_METADATA_SIZE,
+			options->max_metadata_bytes ? options->max_metadata_bytes : METADATA_BYTES),
+		int_arg(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, RPC_FRAME_BYTES),
 		/* A message that is small on the wire and large behind it is refused. */
 		int_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
 		/* A unix socket tells by itself that the peer is gone; a client that
 		 * waits in its own code for hours answers no ping. */
 		int_arg(GRPC_ARG_KEEPALIVE_TIME_MS, INT_MAX),
+		/* A client may ping as often as it likes, with and without calls: core
+		 * would end its session after a few. The gate counts pings, and says so. */
+		int_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
+		int_arg(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 0),
+		int_arg(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0),
 		int_arg(GRPC_ARG_HTTP2_BDP_PROBE, 0),
 		int_arg(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 1 << 20),
 		{ GRPC_ARG_STRING,
 		  (char *)GRPC_ARG_OPTIMIZATION_TARGET,
 		  { .string = (char *)"latency" } },
+		{ GRPC_ARG_POINTER,
+		  (char *)GRPC_ARG_RESOURCE_QUOTA,
+		  { .pointer = { quota, grpc_resource_quota_arg_vtable() } } },
 	};
 	grpc_channel_args list = { ARRAY_SIZE(args), args };
 
-	return grpc_server_create(&list, NULL);
+	core = grpc_server_create(&list, NULL);
+	grpc_resource_quota_unref(quota); /* core has its own reference */
+	return core;
 }
 
 static void log_core(gpr_log_func_args *args)
@@ -244,6 +268,16 @@ uint64_t rpc_server_heartbeat_us(const struct rpc_server *s)
 	return atomic_load_explicit(&s->heartbeat_us, memory_order_relaxed);
 }
 
+uint64_t rpc_server_cpu_us(const struct rpc_server *s)
+{
+	struct timespec ts;
+	clockid_t clock;
+
+	if (pthread_getcpuclockid(s->thread, &clock) != 0 || clock_gettime(clock, &ts) < 0)
+		return 0;
+	return (uint64_t)ts.tv_sec * 1000000u + (uint64_t)ts.tv_nsec / 1000u;
+}
+
 size_t rpc_server_calls(const struct rpc_server *s)
 {
 	return s->n_calls;
@@ -251,8 +285,8 @@ size_t rpc_server_calls(const struct rpc_server *s)
 
 /* ---------------------------------------------------------- connections */
 
-/* Core insists on it. The flag belongs to the socket, so the conn's descriptor has it
- * from then on as well. */
+/* Core insists on it. The flag belongs to the socket, so the descriptor it was duplicated
+ * from has it from then on as well. */
 static int set_nonblocking(int fd)
 {
 	int flags = fcntl(fd, F_GETFL);
@@ -262,7 +296,7 @@ static int set_nonblocking(int fd)
 	return 0;
 }
 
-int rpc_server_adopt(struct rpc_server *s, struct conn *c)
+int rpc_server_adopt(struct rpc_server *s, struct conn *c, int from)
 {
 	_cleanup_(freep) struct peer *p = calloc(1, sizeof(*p));
 	_cleanup_(fd_closep) int fd = -1;
@@ -272,7 +306,7 @@ int rpc_server_adopt(struct rpc_server *s, struct conn *c)
 		return -ENOMEM;
 	if (s->closing)
 		return -ESHUTDOWN;
-	fd = peer_table_dup(&s->table, conn_fd(c));
+	fd = peer_table_dup(&s->table, from);
 	if (fd < 0)
 		return fd;
 	r = set_nonblocking(fd);

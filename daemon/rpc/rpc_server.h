@@ -18,9 +18,17 @@
 
 struct rpc_server;
 
+/* Streams beyond max_calls_per_conn that core lets in, so that a client hears a
+ * sentence rather than waits; further ones wait on the client's side. */
+#define RPC_EXTRA_STREAMS 64u
+/* The longest frame core accepts, which it tells clients: HTTP/2's default. */
+#define RPC_FRAME_BYTES 16384u
+
 struct rpc_options {
 	uint64_t max_message_bytes;  /* larger ones: RESOURCE_EXHAUSTED */
 	uint32_t max_calls_per_conn; /* unanswered at once: RESOURCE_EXHAUSTED */
+	uint32_t max_metadata_bytes; /* headers of a call, unpacked; 0: 16384 */
+	uint64_t memory_bytes;       /* core's own buffers: then it slows senders; 0: no limit */
 };
 
 /* @services: borrowed until close, an array of @n. Starts the thread.
@@ -28,9 +36,10 @@ struct rpc_options {
 int rpc_server_new(struct loopq *loopq, const struct rpc_options *options,
 		   const struct rpc_service *services, size_t n, struct rpc_server **ret);
 
-/* Give gRPC a duplicate of the connection's socket; calls from it carry @c.
+/* Give gRPC a duplicate of @fd (borrowed), from which it reads what @c's client sends: the
+ * inner end of its gate, or its socket itself. Calls from it carry @c.
  * Return: 0 or negative errno. */
-int rpc_server_adopt(struct rpc_server *s, struct conn *c);
+int rpc_server_adopt(struct rpc_server *s, struct conn *c, int fd);
 
 /* The connection is about to be freed: its calls have rpc_call_conn NULL from
  * here on, and are cancelled. */
@@ -42,6 +51,10 @@ size_t rpc_server_calls(const struct rpc_server *s);
 /* When the thread was last seen alive, on the clock of clock_now_us; it answers at
  * least once a second. For the watchdog. Any thread. */
 uint64_t rpc_server_heartbeat_us(const struct rpc_server *s);
+
+/* Processor time of the thread. If it grows, a thread that does not answer is busy with what
+ * somebody sent, and does not hang. */
+uint64_t rpc_server_cpu_us(const struct rpc_server *s);
 
 typedef void (*rpc_server_closed_cb)(void *userdata);
 

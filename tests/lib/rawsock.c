@@ -148,9 +148,8 @@ static size_t add_header(uint8_t *at, const char *name, const char *value)
 	return 3 + n + v;
 }
 
-bool rawsock_h2_headers(int fd, uint32_t stream, const char *path)
+size_t rawsock_h2_block(uint8_t *block, const char *path)
 {
-	uint8_t block[512];
 	size_t n = 0;
 
 	n += add_header(block + n, ":method", "POST");
@@ -159,7 +158,35 @@ bool rawsock_h2_headers(int fd, uint32_t stream, const char *path)
 	n += add_header(block + n, ":authority", "shardd");
 	n += add_header(block + n, "content-type", "application/grpc");
 	n += add_header(block + n, "te", "trailers");
-	return rawsock_h2_frame(fd, H2_HEADERS, H2_END_HEADERS, stream, block, n);
+	return n;
+}
+
+bool rawsock_h2_headers(int fd, uint32_t stream, const char *path)
+{
+	uint8_t block[512];
+
+	return rawsock_h2_frame(fd, H2_HEADERS, H2_END_HEADERS, stream, block,
+				rawsock_h2_block(block, path));
+}
+
+bool rawsock_h2_answered(int fd, uint32_t stream, unsigned seconds)
+{
+	uint64_t deadline = clock_now_us() + seconds * 1000000ull;
+	uint8_t head[9], body[16384];
+
+	while (clock_now_us() < deadline && rawsock_read(fd, head, sizeof(head), seconds)) {
+		size_t n = (size_t)head[0] << 16 | (size_t)head[1] << 8 | head[2];
+		uint32_t id = ((uint32_t)head[5] & 0x7f) << 24 | (uint32_t)head[6] << 16 |
+			      (uint32_t)head[7] << 8 | head[8];
+		bool ends =
+			(head[3] == H2_DATA || head[3] == H2_HEADERS) && (head[4] & H2_END_STREAM);
+
+		if (n > sizeof(body) || !rawsock_read(fd, body, n, seconds))
+			return false;
+		if (id == stream && (ends || head[3] == H2_RST))
+			return true;
+	}
+	return false;
 }
 
 bool rawsock_h2_call(int fd, uint32_t stream, const char *path, const ProtobufCMessage *request)

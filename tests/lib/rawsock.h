@@ -28,8 +28,17 @@ bool rawsock_read(int fd, void *data, size_t bytes, unsigned seconds);
 
 /* --- HTTP/2 --- */
 
-enum { H2_DATA = 0, H2_HEADERS = 1, H2_RST = 3, H2_SETTINGS = 4, H2_PING = 6, H2_WINDOW = 8 };
-enum { H2_END_STREAM = 1, H2_END_HEADERS = 4 };
+enum {
+	H2_DATA = 0,
+	H2_HEADERS = 1,
+	H2_PRIORITY = 2,
+	H2_RST = 3,
+	H2_SETTINGS = 4,
+	H2_PING = 6,
+	H2_WINDOW = 8,
+	H2_CONTINUATION = 9
+};
+enum { H2_END_STREAM = 1, H2_ACK = 1, H2_END_HEADERS = 4, H2_PADDED = 8, H2_PRIORITIES = 32 };
 
 /* Preface and an empty SETTINGS. */
 void rawsock_h2_begin(int fd);
@@ -38,6 +47,10 @@ bool rawsock_h2_frame(int fd, unsigned type, unsigned flags, uint32_t stream, co
 		      size_t bytes);
 /* HEADERS of a call: @path is "/shardd.v1.Shardd/Attach". */
 bool rawsock_h2_headers(int fd, uint32_t stream, const char *path);
+/* The header block of one, into @block of 512 bytes. Return: its length. */
+size_t rawsock_h2_block(uint8_t *block, const char *path);
+/* Read frames until @stream is ended by the peer, at most @seconds. Return: whether it is. */
+bool rawsock_h2_answered(int fd, uint32_t stream, unsigned seconds);
 /* A whole unary call: headers and @request. */
 bool rawsock_h2_call(int fd, uint32_t stream, const char *path, const ProtobufCMessage *request);
 

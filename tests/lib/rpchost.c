@@ -39,7 +39,7 @@ static void add_conn(struct rpchost *h, int fd)
 		CHECK(++i < ARRAY_SIZE(h->conns));
 	h->conns[i] = c;
 	atomic_fetch_add(&h->n_conns, 1);
-	if (!h->server || rpc_server_adopt(h->server, c) != 0)
+	if (!h->server || rpc_server_adopt(h->server, c, conn_fd(c)) != 0)
 		conn_close(c); /* the server is closing */
 }
 
@@ -97,7 +97,8 @@ unsigned rpchost_begin(void)
 void rpchost_start(struct rpchost *h, const struct rpc_options *options,
 		   const struct rpc_service *services, size_t n)
 {
-	static const struct rpc_options defaults = { 64u << 20, 1024 };
+	static const struct rpc_options defaults = { .max_message_bytes = 64u << 20,
+						     .max_calls_per_conn = 1024 };
 
 	*h = (struct rpchost){ .listen_fd = -1 };
 	make_socket(h);

@@ -299,7 +299,7 @@ Test(rpc, malformed_message_is_refused_naming_the_method)
 Test(rpc, message_over_the_limit_is_refused)
 {
 	static char job[200001];
-	struct rpc_options options = { 100000, 16 };
+	struct rpc_options options = { .max_message_bytes = 100000, .max_calls_per_conn = 16 };
 	struct shardd_error err;
 	struct rpc_client *c;
 
@@ -638,7 +638,7 @@ static void release_held(void *arg)
 
 Test(rpc, calls_over_the_limit_of_a_connection_are_refused)
 {
-	struct rpc_options options = { 1 << 20, 4 };
+	struct rpc_options options = { .max_message_bytes = 1 << 20, .max_calls_per_conn = 4 };
 	struct rpc_pending *p[4];
 	struct shardd_error err;
 	struct rpc_client *c, *other;

@@ -1,0 +1,77 @@
+/*
+ * What one gRPC connection may cost: its limits, its rates, and the bytes it keeps
+ * others from having. Used by net/gate_flow.c; no I/O.
+ */
+#ifndef SHARDD_NET_GATE_LIMITS_H
+#define SHARDD_NET_GATE_LIMITS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* A second's worth of each rate, times this, may come at once. */
+#define GATE_BURST 4u
+
+/* The keys of the configuration (config_keys.c says what each protects), and two that
+ * follow from others. */
+struct gate_limits {
+	uint32_t header_bytes;       /* of the frames of one header block */
+	uint32_t continuations;      /* CONTINUATION frames of one header block */
+	uint32_t frame_bytes;        /* of a frame's body: what core advertises */
+	uint32_t streams;            /* open at once, what core advertises */
+	uint32_t unattached_streams; /* the same before Attach: more wait */
+	uint64_t unattached_bytes;   /* of messages that are not complete, before Attach */
+	uint64_t connection_bytes;   /* the same after Attach */
+	uint64_t user_bytes;         /* the same of all connections of a user */
+	uint64_t total_bytes;        /* the same of all connections */
+	uint32_t message_timeout_ms; /* from the start of a call to the end of its message */
+	uint32_t idle_timeout_ms;    /* without a byte, before Attach */
+	uint32_t resets_per_s;       /* RST_STREAM; a tenth of it before Attach */
+	uint32_t pings_per_s;        /* PING */
+	uint32_t settings_per_s;     /* SETTINGS */
+	uint32_t control_per_s;      /* frames that carry nothing for a call */
+};
+
+/* A limit that was exceeded. */
+struct gate_breach {
+	const char *limit; /* the key; "http2" for a frame that HTTP/2 does not allow */
+	uint64_t value;    /* of the limit */
+	const char *what;  /* half a sentence */
+};
+
+/* ---------------------------------------------------------------- rates */
+
+/* Tokens that come back with time: @level in millionths of one. */
+struct gate_rate {
+	uint64_t level;
+	uint64_t last_us;
+};
+
+/* Full. */
+void gate_rate_init(struct gate_rate *r, uint32_t per_s, uint64_t now_us);
+
+/* Take one token. Return: false if there is none. */
+bool gate_rate_take(struct gate_rate *r, uint32_t per_s, uint64_t now_us);
+
+/* Give @n back, at most to full. */
+void gate_rate_add(struct gate_rate *r, uint32_t per_s, uint64_t n);
+
+/* --------------------------------------------------------------- budgets */
+
+/*
+ * Bytes that several connections share. When it is used up, one connection at a time may
+ * go on: the one that has the turn, as far as its own limit allows. So what has begun can
+ * end, whoever holds the rest, and no two connections wait for each other.
+ */
+struct gate_purse {
+	uint64_t used;
+	uint64_t returns; /* how often bytes were given back: a reason to try again */
+	const void *turn; /* who may exceed it; NULL: nobody does */
+};
+
+/* May @who add @bytes to a purse of @limit? Takes the turn if that is needed and free. */
+bool gate_purse_admits(struct gate_purse *p, uint64_t limit, uint64_t bytes, const void *who);
+
+/* @who no longer holds anything of it. */
+void gate_purse_leave(struct gate_purse *p, const void *who);
+
+#endif
