@@ -40,8 +40,8 @@ void status_fill_jobs(struct arena *a, struct jobs *jobs, const struct status_sc
 		      bool with_units, Shardd__V1__StatusReply *reply);
 void status_fill_sessions(struct arena *a, struct sessions *sessions,
 			  const struct status_scope *scope, Shardd__V1__StatusReply *reply);
-void status_fill_users(struct arena *a, const struct users *users,
-		       const struct status_scope *scope, Shardd__V1__StatusReply *reply);
+void status_fill_users(struct arena *a, const struct users *users, const struct status_scope *scope,
+		       Shardd__V1__StatusReply *reply);
 
 /* The last @limit records; 0: all. @start: when the daemon began, in microseconds. */
 void status_fill_ops(struct arena *a, const struct status_scope *scope, uint32_t limit,

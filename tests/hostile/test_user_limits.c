@@ -525,3 +525,68 @@ HOG(rings, "daemon_bytes", hog_rings, 0, { "max_daemon_bytes_per_user=6MiB" })
 HOG(descriptors_that_are_not_received, "fds", hog_descriptors, 4, { "max_fds_per_user=4" })
 HOG(ops, "ops", hog_ops, 10, { "max_ops_per_user=10" })
 HOG(status_calls, "status_calls", hog_status, 0, { "max_status_calls_per_user=2" })
+
+/* ---------------------------------------------------------------- in a loop */
+
+enum { LARGE_JOB = 4000, ASKERS = 4 };
+
+/* All about a large job, on several connections, again as soon as it is answered. */
+static int hog_status_loop(const struct trainer *t)
+{
+	Shardd__V1__StatusRequest r = SHARDD__V1__STATUS_REQUEST__INIT;
+	struct rpc_pending *pending[ASKERS];
+	struct rpc_client *c[ASKERS];
+	struct play *p = t->arg;
+	struct shardd_error err;
+	char name[32];
+
+	user_limits_become(ALICE);
+	for (unsigned i = 0; i < ASKERS; i++)
+		c[i] = i ? raw_connect(t->socket) : raw_trainer(t->socket, "hog", 0, 1, false);
+	for (unsigned i = 0; i < LARGE_JOB; i++) {
+		snprintf(name, sizeof(name), "unit-%u", i);
+		raw_register(c[0], name, 8);
+	}
+	r.with_units = true;
+	r.with_slabs = true;
+	for (unsigned i = 0; i < ASKERS; i++)
+		pending[i] = raw_start(c[i], "Status/Get", &r.base);
+	for (stage_set(&p->full, 1);;)
+		for (unsigned i = 0; i < ASKERS; i++) {
+			if (raw_finish(pending[i], NULL, &err) != 0) {
+				fprintf(stderr, "Status/Get: %s\n", err.text);
+				return 1;
+			}
+			pending[i] = raw_start(c[i], "Status/Get", &r.base);
+		}
+	return 0;
+}
+
+/* An answer takes the loop milliseconds; asked for in a loop it took all of its time. */
+Test(user_limits, status_in_a_loop)
+{
+	static const char *const args[] = { "--set", "socket_mode=0666",
+					    "--set", "max_slabs_per_user=0",
+					    "--set", "max_status_calls_per_user=0",
+					    NULL };
+	struct play *p;
+	pid_t hog;
+
+	if (geteuid() != 0)
+		cr_skip_test("becoming two other users needs the superuser");
+	failfix_begin(args);
+	chmod(trainfix.dir, 0755);
+	p = trainer_shared(sizeof(*p));
+	run_bob(p, "alone");
+	hog = trainer_start(&trainfix, "hog", 0, 1, hog_status_loop, p);
+	AWAIT(atomic_load(&p->full) == 1, 120);
+	run_bob(p, "beside Status of a large job in a loop");
+	cr_expect_lt(atomic_load(&p->p99_us), 1000000u);
+	fail_kill(hog);
+	AWAIT(usage(ALICE, "connections", "used") == 0 ||
+		      usage(ALICE, "connections", "used") == UINT64_MAX,
+	      30);
+	delete_jobs();
+	AWAIT(usage(ALICE, "connections", "used") == UINT64_MAX, 30);
+	failfix_end();
+}
