@@ -16,7 +16,7 @@
 #include "core/proc.h"
 #include "net/gate.h"
 
-enum { CLIENTS = 4, ROUNDS = 150, FRAMES = 60, FRAME = 9 + 4000, PATIENCE_MS = 20000 };
+enum { CLIENTS = 4, ROUNDS = 150, FRAMES = 60, FRAME = 9 + 4000, CALLS = 100, PATIENCE_MS = 20000 };
 
 static const struct gate_limits limits = {
 	.header_bytes = 1000,
@@ -170,6 +170,18 @@ static int client_connect(void)
 	return pair[0];
 }
 
+/* Calls that are never answered: when the client is gone the gate ends them one by one. */
+static void open_calls(int fd)
+{
+	uint8_t headers[10] = { 0, 0, 1, 1, 4 };
+
+	for (uint8_t i = 0; i < CALLS; i++) {
+		headers[8] = (uint8_t)(2 * i + 1);
+		CHECK(send_all(fd, headers, sizeof(headers)));
+		CHECK(read_same(fd, headers, sizeof(headers)));
+	}
+}
+
 /* Frames of a type that means nothing: what comes back is followed, too. */
 static void client_round(unsigned round, unsigned seed)
 {
@@ -180,6 +192,8 @@ static void client_round(unsigned round, unsigned seed)
 	int fd = client_connect();
 
 	CHECK(send_all(fd, preface, 24) && read_same(fd, preface, 24));
+	if (round % 4 == 0)
+		open_calls(fd);
 	for (unsigned i = 0; i < frames; i++) {
 		memset(frame + 9, (int)(i + round), FRAME - 9);
 		CHECK(send_all(fd, frame, FRAME));
