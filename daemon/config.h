@@ -54,7 +54,6 @@ struct config {
 	uint32_t grpc_unattached_streams; /* calls at once before Attach; 32 */
 	uint64_t grpc_unattached_bytes;   /* of messages not complete, before Attach; 1048576 */
 	uint64_t grpc_connection_bytes;   /* the same after Attach; 134217728 */
-	uint64_t grpc_user_bytes;         /* the same of a user; 268435456 */
 	uint64_t grpc_total_bytes;        /* the same of all; 1073741824 */
 	uint32_t grpc_message_timeout_ms; /* until the message of a call is complete; 60000 */
 	uint32_t grpc_idle_timeout_ms;    /* without a byte, before Attach; 60000 */

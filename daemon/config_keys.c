@@ -137,12 +137,10 @@ const struct config_key config_keys[] = {
 	{ FIELD(grpc_connection_bytes), .type = CONFIG_BYTES, .min = MIB, .max = TIB,
 	  .by_default = "128MiB", .runtime = true,
 	  .help = "The same after Attach; at least max_message_bytes. What is more waits." },
-	{ FIELD(grpc_user_bytes), .type = CONFIG_BYTES, .min = MIB, .max = TIB,
-	  .by_default = "256MiB", .runtime = true,
-	  .help = "The same of all gRPC connections of a user. Beyond it they send in turn." },
 	{ FIELD(grpc_total_bytes), .type = CONFIG_BYTES, .min = MIB, .max = TIB,
 	  .by_default = "1GiB", .runtime = true,
-	  .help = "The same of all gRPC connections. Beyond it they send in turn." },
+	  .help = "The same of all gRPC connections. Beyond it they send in turn. What those of one\n"
+		  "user may have: max_message_bytes_per_user." },
 	{ FIELD(grpc_message_timeout_ms), .type = CONFIG_MILLIS, .min = 1, .max = HOUR_S * 1000,
 	  .by_default = "1min", .runtime = true,
 	  .help = "How long the message of a gRPC call may take to come. Then its connection is\n"
@@ -191,7 +189,8 @@ const struct config_key config_keys[] = {
 	  .help = "The daemon's own memory that one user causes: rings, what is registered,\n"
 		  "settings, tables of ranks and units, requests that are being worked on." },
 	{ PER_USER(max_message_bytes_per_user, BYTES, TIB, "256MiB"),
-	  .help = "Bytes of one user's gRPC messages that have not come in full." },
+	  .help = "Bytes of messages that one user's gRPC connections have begun to send and not\n"
+		  "finished. Beyond it these connections send in turn." },
 	{ PER_USER(max_fds_per_user, COUNT, 1000000, "256"),
 	  .help = "Descriptors that wait until a process of one user receives them." },
 	{ PER_USER(max_ops_per_user, COUNT, 100000000, "65536"),

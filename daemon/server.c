@@ -123,11 +123,20 @@ static void on_attached(struct conn *c, void *userdata)
 	gate_attached(sc->gate);
 }
 
+/* Of all connections of its user together; UINT64_MAX: none. */
+static uint64_t message_bytes_limit(const struct conn *c)
+{
+	const struct user *u = conn_account(c);
+
+	return u ? u->most[USER_MESSAGE_BYTES] : UINT64_MAX;
+}
+
 /* The gate before it, and core behind the gate. Return: 0 or negative errno. */
 static int connect_grpc(struct server_conn *sc)
 {
 	_cleanup_(fd_closep) int fd = -1;
-	int r = gate_open(sc->server->gate, sc->conn, &fd, &sc->gate);
+	int r = gate_open(sc->server->gate, sc->conn, message_bytes_limit(sc->conn), &fd,
+			  &sc->gate);
 
 	if (r < 0)
 		return r;
@@ -182,6 +191,28 @@ static unsigned count_connections(void *userdata)
 	struct server *s = userdata;
 
 	return s->listener ? listener_connections(s->listener) : 0;
+}
+
+/* The gate counts these, on its own thread. */
+static uint64_t count_message_bytes(uid_t uid, void *userdata)
+{
+	struct server *s = userdata;
+	struct server_conn *sc, *tmp;
+	uint64_t bytes = 0;
+
+	list_for_each (sc, tmp, &s->conns, link)
+		if (sc->gate && proc_uid(conn_proc(sc->conn)) == uid)
+			bytes += gate_held_bytes(sc->gate);
+	return bytes;
+}
+
+static void set_message_bytes_limits(struct server *s)
+{
+	struct server_conn *sc, *tmp;
+
+	list_for_each (sc, tmp, &s->conns, link)
+		if (sc->gate)
+			gate_set_user_bytes(sc->gate, message_bytes_limit(sc->conn));
 }
 
 /* ---------------------------------------------------------------- job events */
@@ -275,7 +306,6 @@ static struct gate_limits gate_limits_of(const struct config *c)
 		.unattached_bytes = c->grpc_unattached_bytes,
 		.connection_bytes =
 			c->grpc_connection_bytes > message ? c->grpc_connection_bytes : message,
-		.user_bytes = c->grpc_user_bytes,
 		.total_bytes = c->grpc_total_bytes,
 		.message_timeout_ms = c->grpc_message_timeout_ms,
 		.idle_timeout_ms = c->grpc_idle_timeout_ms,
@@ -296,6 +326,10 @@ static int start_gate(struct server *s, struct fault *f)
 
 static int start_rpc(struct server *s, struct fault *f)
 {
+	static const struct svc_status_sources status_sources = {
+		.connections = count_connections,
+		.message_bytes = count_message_bytes,
+	};
 	struct rpc_options options = { .max_message_bytes = s->config.max_message_bytes,
 				       .max_calls_per_conn =
 					       s->config.max_inflight_ops + EXTRA_CALLS,
@@ -306,7 +340,7 @@ static int start_rpc(struct server *s, struct fault *f)
 	health_init(&s->health);
 	svc_shardd_init(&s->svc_shardd, &s->sessions, &s->jobs, &s->slices,
 			s->config.max_message_bytes);
-	svc_status_init(&s->svc_status, &s->sessions, &s->jobs, count_connections, s);
+	svc_status_init(&s->svc_status, &s->sessions, &s->jobs, &status_sources, s);
 	s->services[0] = s->svc_shardd.service;
 	s->services[1] = s->svc_status.service;
 	s->services[2] = *health_service(&s->health);
@@ -410,6 +444,7 @@ void server_reconfigure(struct server *s, const struct config *config)
 	if (s->listener)
 		listener_reconfigure(s->listener, &options);
 	gate_reconfigure(s->gate, &limits);
+	set_message_bytes_limits(s);
 }
 
 /* ----------------------------------------------------------------------- stop */

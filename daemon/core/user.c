@@ -268,6 +268,13 @@ void user_sub(struct user *u, enum user_kind kind, uint64_t n)
 	u->used[kind] -= n;
 }
 
+void user_sample_messages(struct user *u, uint64_t n)
+{
+	u->message_bytes = n;
+	if (u->peak[USER_MESSAGE_BYTES] < n)
+		u->peak[USER_MESSAGE_BYTES] = n;
+}
+
 int user_charge(struct user_charge *c, struct user *u, enum user_kind kind, uint64_t n,
 		struct fault *f)
 {

@@ -79,10 +79,11 @@ struct user {
 	uint64_t most[_USER_KINDS]; /* UINT64_MAX: no limit */
 	uint64_t peak[_USER_KINDS];
 	uint64_t refused[_USER_KINDS];
-	uint32_t channels_due; /* sessions that have no local channel yet; session/ counts */
-	struct list unread;    /* net/local.c's: channels with descriptors on their way */
-	struct list waiting;   /* rpc/svc_status.c's: calls whose turn has not come */
-	uint64_t status_at_us; /* when the next one may begin */
+	uint32_t channels_due;  /* sessions that have no local channel yet; session/ counts */
+	struct list unread;     /* net/local.c's: channels with descriptors on their way */
+	uint64_t message_bytes; /* the last sample of USER_MESSAGE_BYTES */
+	struct list waiting;    /* rpc/svc_status.c's: calls whose turn has not come */
+	uint64_t status_at_us;  /* when the next one may begin */
 };
 
 /* What an object costs its user. Embed by value. */
@@ -153,6 +154,9 @@ struct user *users_next(const struct users *us, const struct user *u);
  * is reached. user_add: room was looked for before. */
 void user_add(struct user *u, enum user_kind kind, uint64_t n);
 void user_sub(struct user *u, enum user_kind kind, uint64_t n);
+/* USER_MESSAGE_BYTES is counted by the gate (net/gate.h): @n are used now. Nothing is charged;
+ * the peak is that of these samples. */
+void user_sample_messages(struct user *u, uint64_t n);
 
 static inline bool user_take_one(struct user *u, enum user_kind kind)
 {

@@ -143,8 +143,10 @@ static void gate_add(struct gate_conn *gc, uint64_t now_us)
 	atomic_fetch_add(&gc->refs, 1); /* the thread's, until gate_remove */
 	list_append(&g->conns, &gc->link);
 	gc->user = gate_user_get(g, gc->uid);
-	if (gc->user)
+	if (gc->user) {
 		gc->user->n++;
+		gc->user->purse.limit = atomic_load(&gc->user_bytes);
+	}
 	if (gc->user && gate_pipe_open(gc, now_us) == 0)
 		return;
 	gc->closed = true;
@@ -182,6 +184,10 @@ static void gate_answer(struct gate_conn *gc, uint64_t now_us)
 		gate_add(gc, now_us);
 	if ((asked & GATE_ASK_ATTACHED) && gc->open) {
 		gate_flow_attach(&gc->flow);
+		gate_pipe_retry(gc, now_us);
+	}
+	if ((asked & GATE_ASK_LIMIT) && gc->user) {
+		gc->user->purse.limit = atomic_load(&gc->user_bytes);
 		gate_pipe_retry(gc, now_us);
 	}
 	if (asked & GATE_ASK_END)
@@ -368,7 +374,8 @@ static int gate_connect(struct gate_conn *gc, struct conn *c, int *ret)
 	return 0;
 }
 
-int gate_open(struct gate *g, struct conn *c, int *ret_fd, struct gate_conn **ret)
+int gate_open(struct gate *g, struct conn *c, uint64_t user_bytes, int *ret_fd,
+	      struct gate_conn **ret)
 {
 	struct gate_conn *gc = calloc(1, sizeof(*gc));
 	int r;
@@ -382,6 +389,7 @@ int gate_open(struct gate *g, struct conn *c, int *ret_fd, struct gate_conn **re
 	gc->conn = c;
 	gc->uid = proc_uid(conn_proc(c));
 	gc->pid = proc_pid(conn_proc(c));
+	atomic_init(&gc->user_bytes, user_bytes);
 	gc->client = (struct gate_side){ .gc = gc, .fd = -1 };
 	gc->core = (struct gate_side){ .gc = gc, .fd = -1 };
 	list_init(&gc->link);
@@ -400,6 +408,19 @@ void gate_attached(struct gate_conn *gc)
 {
 	MAGIC_CHECK(gc, GATE_CONN_MAGIC);
 	gate_ask(gc, GATE_ASK_ATTACHED);
+}
+
+void gate_set_user_bytes(struct gate_conn *gc, uint64_t user_bytes)
+{
+	MAGIC_CHECK(gc, GATE_CONN_MAGIC);
+	if (atomic_exchange(&gc->user_bytes, user_bytes) != user_bytes)
+		gate_ask(gc, GATE_ASK_LIMIT);
+}
+
+uint64_t gate_held_bytes(const struct gate_conn *gc)
+{
+	MAGIC_CHECK(gc, GATE_CONN_MAGIC);
+	return atomic_load_explicit(&gc->held, memory_order_relaxed);
 }
 
 void gate_conn_end(struct gate_conn *gc)

@@ -32,13 +32,22 @@ void gate_reconfigure(struct gate *g, const struct gate_limits *limits);
 
 /* Put the gate before @c, of which it duplicates the socket. @c must outlive
  * gate_conn_end.
+ * @user_bytes: how much the user's connections together may have in messages that are not
+ * complete; UINT64_MAX: no limit.
  * @ret_fd: core's end of the pair, non-blocking; the caller's.
  * @ret: the caller ends it with gate_conn_end when @c has closed.
  * Return: 0 or negative errno. */
-int gate_open(struct gate *g, struct conn *c, int *ret_fd, struct gate_conn **ret);
+int gate_open(struct gate *g, struct conn *c, uint64_t user_bytes, int *ret_fd,
+	      struct gate_conn **ret);
 
 /* @gc has a session: the limits of attached connections hold. */
 void gate_attached(struct gate_conn *gc);
+
+/* The limit of the user has changed. It holds for all connections of the user. */
+void gate_set_user_bytes(struct gate_conn *gc, uint64_t user_bytes);
+
+/* Bytes of messages that @gc has begun to send and not finished. */
+uint64_t gate_held_bytes(const struct gate_conn *gc);
 
 /* The conn is about to be freed: no more news of it. Both descriptors are closed by the
  * thread, soon. NULL is allowed. */

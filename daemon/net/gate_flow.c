@@ -241,9 +241,9 @@ static enum gate_verdict gate_flow_admit(struct gate_flow *f, const struct gate_
 		return gate_flow_close(f, key, own, "a message is larger");
 	if (f->charged + cost > own)
 		return gate_flow_stall(f, GATE_WAIT_OWN, key, own, now_us);
-	if (!gate_purse_admits(f->user, l->user_bytes, cost, f))
-		return gate_flow_stall(f, GATE_WAIT_OTHERS, "grpc_user_bytes", l->user_bytes,
-				       now_us);
+	if (!gate_purse_admits(f->user, f->user->limit, cost, f))
+		return gate_flow_stall(f, GATE_WAIT_OTHERS, "max_message_bytes_per_user",
+				       f->user->limit, now_us);
 	if (!gate_purse_admits(f->total, l->total_bytes, cost, f)) {
 		if (f->charged == 0)
 			gate_purse_leave(f->user, f);

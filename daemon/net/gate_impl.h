@@ -52,7 +52,7 @@ struct gate_user {
 };
 
 /* What the loop asks of the thread; bits of gate_conn.asked. */
-enum { GATE_ASK_ADD = 1, GATE_ASK_ATTACHED = 2, GATE_ASK_END = 4 };
+enum { GATE_ASK_ADD = 1, GATE_ASK_ATTACHED = 2, GATE_ASK_END = 4, GATE_ASK_LIMIT = 8 };
 
 struct gate_conn {
 	uint32_t magic;
@@ -60,11 +60,13 @@ struct gate_conn {
 	atomic_uint asked;  /* (both) */
 	atomic_bool queued; /* (both) it is in gate.inbox */
 	struct mpsc_node node;
-	struct gate *gate;  /* (both) */
-	uid_t uid;          /* (both) */
-	pid_t pid;          /* (both) */
-	struct conn *conn;  /* (loop) borrowed; NULL: ended */
-	struct work broken; /* the news of a breach */
+	struct gate *gate;           /* (both) */
+	uid_t uid;                   /* (both) */
+	pid_t pid;                   /* (both) */
+	_Atomic uint64_t user_bytes; /* (both) the limit of its user */
+	_Atomic uint64_t held;       /* (both) flow.charged, as the loop may see it */
+	struct conn *conn;           /* (loop) borrowed; NULL: ended */
+	struct work broken;          /* the news of a breach */
 
 	struct list link;    /* gate.conns */
 	struct list waiting; /* gate.waiting or gate.paced while it stalls */

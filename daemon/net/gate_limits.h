@@ -21,7 +21,6 @@ struct gate_limits {
 	uint32_t unattached_streams; /* the same before Attach: more wait */
 	uint64_t unattached_bytes;   /* of messages that are not complete, before Attach */
 	uint64_t connection_bytes;   /* the same after Attach */
-	uint64_t user_bytes;         /* the same of all connections of a user */
 	uint64_t total_bytes;        /* the same of all connections */
 	uint32_t message_timeout_ms; /* from the start of a call to the end of its message */
 	uint32_t idle_timeout_ms;    /* without a byte, before Attach */
@@ -64,6 +63,7 @@ void gate_rate_add(struct gate_rate *r, uint32_t per_s, uint64_t n);
  */
 struct gate_purse {
 	uint64_t used;
+	uint64_t limit;   /* of a user's; that of all connections is gate_limits.total_bytes */
 	uint64_t returns; /* how often bytes were given back: a reason to try again */
 	const void *turn; /* who may exceed it; NULL: nobody does */
 };

@@ -67,6 +67,7 @@ static void gate_pipe_watch(struct gate_conn *gc)
 	}
 	gate_pipe_set(&gc->client, client);
 	gate_pipe_set(&gc->core, core);
+	atomic_store_explicit(&gc->held, gc->flow.charged, memory_order_relaxed);
 }
 
 /* --------------------------------------------------------------- buffers */

@@ -9,9 +9,9 @@ static void status_fill_user(struct arena *a, const struct user *u, Shardd__V1__
 		Shardd__V1__UserUsage *usage = r->usage[r->n_usage++];
 
 		usage->name = status_text(a, user_kind_name(k));
-		usage->used = u->used[k];
+		usage->used = k == USER_MESSAGE_BYTES ? u->message_bytes : u->used[k];
 		usage->limit = u->most[k];
-		usage->peak = u->peak[k] > u->used[k] ? u->peak[k] : u->used[k];
+		usage->peak = u->peak[k] > usage->used ? u->peak[k] : usage->used;
 		usage->refused = u->refused[k];
 	}
 }

@@ -58,6 +58,13 @@ static void finish(struct rpc_call *call, struct arena *a, const ProtobufCMessag
 	arena_free(a);
 }
 
+/* The gate counts them on its thread; what status shows is what was there when it was asked. */
+static void svc_status_note_messages(const struct svc_status *svc, const struct users *users)
+{
+	for (struct user *u = users_next(users, NULL); u; u = users_next(users, u))
+		user_sample_messages(u, svc->sources->message_bytes(u->uid, svc->userdata));
+}
+
 static void svc_status_get(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	const Shardd__V1__StatusRequest *r = (const Shardd__V1__StatusRequest *)request;
@@ -79,11 +86,12 @@ static void svc_status_get(struct rpc_call *call, const ProtobufCMessage *reques
 	status_fill_comms(&a, node, &reply);
 	status_fill_jobs(&a, svc->jobs, &scope, r->with_units, &reply);
 	status_fill_sessions(&a, svc->sessions, &scope, &reply);
+	svc_status_note_messages(svc, &node->users);
 	status_fill_users(&a, &node->users, &scope, &reply);
 	if (r->with_slabs)
 		status_fill_slabs(&a, svc->jobs, &scope, &reply);
 	reply.ring_bytes = svc->sessions->rings ? svc->sessions->rings->bytes(svc->sessions) : 0;
-	reply.connections = svc->connections(svc->userdata);
+	reply.connections = svc->sources->connections(svc->userdata);
 	reply.open_descriptors = count_descriptors();
 	reply.log_dropped = log_dropped();
 	reply.draining = svc->jobs->draining;
@@ -238,7 +246,7 @@ static void svc_status_on_ops(struct rpc_call *call, const ProtobufCMessage *req
 }
 
 void svc_status_init(struct svc_status *svc, struct sessions *sessions, struct jobs *jobs,
-		     unsigned (*connections)(void *userdata), void *userdata)
+		     const struct svc_status_sources *sources, void *userdata)
 {
 	static const struct rpc_method methods[] = {
 		{ "Get", svc_status_on_get, false, false },
@@ -248,7 +256,7 @@ void svc_status_init(struct svc_status *svc, struct sessions *sessions, struct j
 
 	*svc = (struct svc_status){ .sessions = sessions,
 				    .jobs = jobs,
-				    .connections = connections,
+				    .sources = sources,
 				    .userdata = userdata,
 				    .service = { &shardd__v1__status__descriptor, methods, svc } };
 	uv_timer_init(jobs->node->loop, &svc->timer);

@@ -10,17 +10,24 @@
 #include "rpc/method.h"
 #include "session/session.h"
 
-struct svc_status {
-	struct sessions *sessions;               /* borrowed */
-	struct jobs *jobs;                       /* borrowed */
+/* What only the server knows. Each gets the userdata of svc_status_init. */
+struct svc_status_sources {
 	unsigned (*connections)(void *userdata); /* open now */
+	uint64_t (*message_bytes)(uid_t uid,
+				  void *userdata); /* of messages that are not complete */
+};
+
+struct svc_status {
+	struct sessions *sessions;                /* borrowed */
+	struct jobs *jobs;                        /* borrowed */
+	const struct svc_status_sources *sources; /* borrowed */
 	void *userdata;
 	uv_timer_t timer;           /* for calls whose turn has not come */
 	struct rpc_service service; /* filled by init */
 };
 
 void svc_status_init(struct svc_status *svc, struct sessions *sessions, struct jobs *jobs,
-		     unsigned (*connections)(void *userdata), void *userdata);
+		     const struct svc_status_sources *sources, void *userdata);
 
 /* No call is left. Safe if it was never begun. */
 void svc_status_close(struct svc_status *svc);

@@ -22,7 +22,6 @@ static const struct gate_limits limits = {
 	.unattached_streams = 3,
 	.unattached_bytes = 8192,
 	.connection_bytes = 16384,
-	.user_bytes = 16384,
 	.total_bytes = 20000,
 	.message_timeout_ms = 1000,
 	.idle_timeout_ms = 1000,
@@ -108,6 +107,7 @@ static void run_begin(struct run *r)
 
 	memset(r, 0, sizeof(*r));
 	r->now = 1000000;
+	r->user.limit = 16384;
 	gate_flow_init(&r->flow, &limits, &r->user, &r->total, r->now);
 	up_piece(r, (const uint8_t *)preface, sizeof(preface) - 1);
 	CHECK(r->verdict == GATE_PASS);

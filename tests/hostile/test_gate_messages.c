@@ -83,7 +83,7 @@ Test(gate_messages, half_sent_on_many_connections)
 {
 	static const char *const args[] = { "--set", "grpc_message_timeout_ms=4s",
 					    "--set", "grpc_connection_bytes=72MiB",
-					    "--set", "grpc_user_bytes=72MiB",
+					    "--set", "user_limits=0:max_message_bytes=72MiB",
 					    NULL };
 	struct attack a;
 	int fds[16];

@@ -26,7 +26,6 @@ static const struct gate_limits limits = {
 	.unattached_streams = 2,
 	.unattached_bytes = 65536,
 	.connection_bytes = 1 << 20,
-	.user_bytes = 1 << 20,
 	.total_bytes = 1 << 20,
 	.message_timeout_ms = 20000,
 	.idle_timeout_ms = 20000,
@@ -114,7 +113,7 @@ static void on_connected(struct work *work)
 	CHECK(conn_new(&loop, CONN_GRPC, s->fd, proc, &c) == 0);
 	proc_unref(proc);
 	conn_on_closed(c, on_closed, s);
-	CHECK(gate_open(gate, c, &fd, &s->gc) == 0);
+	CHECK(gate_open(gate, c, 1 << 20, &fd, &s->gc) == 0);
 	echo_start(fd);
 	gate_attached(s->gc);
 	if (conn_id(c) % 16 == 0)

@@ -17,7 +17,6 @@ static const struct gate_limits small_limits = {
 	.unattached_streams = 2,
 	.unattached_bytes = 32768,
 	.connection_bytes = 65536,
-	.user_bytes = 65536,
 	.total_bytes = 131072,
 	.message_timeout_ms = 1000,
 	.idle_timeout_ms = 2000,
@@ -85,7 +84,8 @@ static void put_message(uint32_t stream, unsigned flags, uint32_t message, size_
 static void flow_begin(struct gate_flow *f)
 {
 	now = 1000000;
-	user = total = (struct gate_purse){ .used = 0 };
+	user = (struct gate_purse){ .limit = 65536 };
+	total = (struct gate_purse){ .used = 0 };
 	gate_flow_init(f, &small_limits, &user, &total, now);
 	wire.n = 0;
 	put("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 24);
