@@ -236,10 +236,25 @@ static void forget_devices(Shardd__V1__StatusReply *s)
 		s->devices[i]->overhead_bytes = 0;
 }
 
+/* What is used stays as it was; a call of Status before this one may not be over yet. */
+static void forget_peaks(Shardd__V1__StatusReply *s)
+{
+	for (size_t i = 0; i < s->n_users; i++)
+		for (size_t k = 0; k < s->users[i]->n_usage; k++) {
+			Shardd__V1__UserUsage *u = s->users[i]->usage[k];
+
+			u->peak = 0;
+			u->refused = 0;
+			if (strcmp(u->name, "status_calls") == 0)
+				u->used = 0;
+		}
+}
+
 static void forget_counters(Shardd__V1__StatusReply *s)
 {
 	s->uptime_s = 0;
 	forget_devices(s);
+	forget_peaks(s);
 	for (size_t i = 0; i < s->n_jobs; i++) {
 		Shardd__V1__JobStatus *j = s->jobs[i];
 

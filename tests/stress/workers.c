@@ -97,7 +97,7 @@ static void on_done(struct backend_task *task, int status)
 /* Sizes from nothing to more than a chunk for every thread. */
 static uint64_t size_of(unsigned round, unsigned index)
 {
-	if (index == 0)
+	if (index < 4)
 		return round % 5 == 0 ? 900001 : 200001;
 	return index % 7 == 0 ? 0 : index * 13u % 997u;
 }
@@ -123,6 +123,8 @@ static void start_round(struct stress *s)
 	s->open = TASKS;
 	for (unsigned i = 0; i < TASKS; i++) {
 		prepare(s, &s->items[i], size_of(s->round, i));
+		/* several large ones, so that threads go from one user's to another's */
+		s->items[i].task.owner = (struct backend_owner){ i % 3, i % 5 };
 		backend_submit(s->backend, &s->items[i].task);
 	}
 }
