@@ -6,6 +6,8 @@
  * The test process is the helper that gets the descriptors, so what is there is what fstat says.
  */
 #include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -252,6 +254,22 @@ static void check_holder(struct daemonfix *d)
 	json_decref(all);
 }
 
+/* We are the daemon's user, who may open what is the daemon's. */
+static void check_sealed(int params)
+{
+	char path[64];
+	int rw;
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", params);
+	rw = open(path, O_RDWR | O_CLOEXEC);
+	cr_assert_geq(rw, 0);
+	cr_assert_eq(mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_SHARED, rw, 0), MAP_FAILED);
+	cr_assert_eq(errno, EPERM);
+	cr_assert_eq(pwrite(rw, "x", 1, 0), -1);
+	cr_assert_eq(errno, EPERM);
+	close(rw);
+}
+
 /* The account said 0 as soon as the trainer was gone, and the memory was still there. */
 static void pass_on(const char *seal, bool params_stay)
 {
@@ -268,6 +286,8 @@ static void pass_on(const char *seal, bool params_stay)
 	get_descriptors(p, fds);
 	AWAIT(atomic_load(&p->at) == 1, 30);
 	cr_assert_geq(all_there(fds), 8 * MIB + BUFFER);
+	if (params_stay)
+		check_sealed(fds[PARAMS]);
 	end_trainer(&w.d, pid);
 	/* at any time: first what is there, then what the account says of it */
 	for (unsigned i = 0; i < 20; i++) {

@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "backend/host_memory.h"
 #include "core/cleanup.h"
 #include "failfix.h"
 #include "fdcheck.h"
@@ -263,4 +264,22 @@ Test(memory_limit, more_than_the_control_group_has_is_refused_at_start)
 	cr_assert_eq(code, 2, "%s", out);
 	cr_assert(strstr(out, "the control group has 629145600 bytes"), "%s", out);
 	cage_end(&c);
+}
+
+/* All of it is never available; who says so is told, and may mean it. */
+Test(memory_limit, more_than_is_available_now_is_a_warning)
+{
+	struct host_memory m;
+	char setting[64];
+	const char *args[] = { "--set", setting, NULL };
+	struct witness w;
+
+	if (strcmp(daemonfix_backend(), "host") != 0)
+		cr_skip("this is about the host's memory");
+	cr_assert_eq(host_memory_read(&HOST_MEMORY_OWN, &m), 0);
+	snprintf(setting, sizeof(setting), "memory_bytes=%llu",
+		 (unsigned long long)host_memory_total(&m));
+	witness_begin(&w, args);
+	cr_assert(fail_logged(&w.d, "memory_bytes is more than there is now"));
+	witness_end(&w);
 }
