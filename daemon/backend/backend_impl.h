@@ -133,6 +133,9 @@ bool backend_fake_step(struct backend *b);
 /* Give it queues of its own, as a GPU has (BACKEND_ORDER_TIMELINE); before its first use.
  * Return: 0 or negative errno. */
 int backend_fake_queues(struct backend *b);
+/* From now on memory is made later (BACKEND_E_LATER, then BACKEND_NEWS_MEMORY), as a GPU makes
+ * it: when nothing else is left to be let through. */
+void backend_fake_later(struct backend *b, bool later);
 /* Slots of signals were raised, or poisoned: tasks may be able to run. */
 void backend_fake_look(struct backend *b);
 

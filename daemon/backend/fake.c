@@ -35,8 +35,10 @@ struct fake {
 	struct work work;       /* posted while @ready is not empty */
 	bool posted;
 	bool hold;
-	bool executes; /* held: one issued task is let through */
-	uint64_t used; /* bytes of all allocations */
+	bool executes;            /* held: one issued task is let through */
+	bool later;               /* memory is made in a later turn, as a GPU makes it */
+	struct list making, made; /* of struct fake_made */
+	uint64_t used;            /* bytes of all allocations */
 	unsigned calls;
 	unsigned fail_in; /* the how-manieth call from now on fails; 0: none */
 	int fail_err;
@@ -55,6 +57,65 @@ static struct fake *to_fake(struct backend *b)
 static struct memfd *to_memfd(struct backend_mem *mem)
 {
 	return CONTAINER_OF(mem, struct memfd, mem);
+}
+
+/* Memory that was asked for, and is made when nothing else is to be done. */
+struct fake_made {
+	struct list link;
+	uint64_t bytes;
+};
+
+/* Return: true: @bytes were asked for before, and are there. */
+static bool was_made(struct fake *f, uint64_t bytes)
+{
+	struct fake_made *m, *tmp;
+
+	list_for_each (m, tmp, &f->made, link)
+		if (m->bytes == bytes) {
+			list_unlink(&m->link);
+			free(m);
+			return true;
+		}
+	return false;
+}
+
+static void post(struct fake *f);
+
+static void make_later(struct fake *f, uint64_t bytes)
+{
+	struct fake_made *m, *tmp;
+
+	list_for_each (m, tmp, &f->making, link)
+		if (m->bytes == bytes)
+			return;
+	m = malloc(sizeof(*m));
+	CHECK(m); /* tests only: nothing to go on with */
+	m->bytes = bytes;
+	list_init(&m->link);
+	list_append(&f->making, &m->link);
+	post(f);
+}
+
+static void make_all(struct fake *f)
+{
+	struct fake_made *m, *tmp;
+
+	f->executes = false;
+	list_for_each (m, tmp, &f->making, link) {
+		list_unlink(&m->link);
+		list_append(&f->made, &m->link);
+	}
+	backend_tell(&f->backend, BACKEND_NEWS_MEMORY);
+}
+
+static void forget_made(struct list *list)
+{
+	struct fake_made *m, *tmp;
+
+	list_for_each (m, tmp, list, link) {
+		list_unlink(&m->link);
+		free(m);
+	}
 }
 
 /* Count a call. Return: 0, or what it must fail with. */
@@ -76,6 +137,10 @@ static int fake_alloc(struct backend *b, uint64_t bytes, enum backend_share shar
 		return r;
 	if (f->used > b->info.capacity_bytes || bytes > b->info.capacity_bytes - f->used)
 		return BACKEND_E_FULL;
+	if (f->later && !was_made(f, bytes)) {
+		make_later(f, bytes);
+		return BACKEND_E_LATER;
+	}
 	r = memfd_new(bytes, &m);
 	if (r)
 		return r;
@@ -136,8 +201,6 @@ static int fake_seal(struct backend *b, struct backend_mem *mem)
 	return memfd_seal(to_memfd(mem));
 }
 
-static void post(struct fake *f);
-
 /* With queues: done when it is issued, unless it is sync. */
 static void issue(struct fake *f, struct backend_task *task, int status)
 {
@@ -170,7 +233,10 @@ static void on_turn(struct work *work)
 
 	f->posted = false;
 	if (list_empty(&f->ready)) {
-		execute_next(f);
+		if (fake_queues_can(&f->queues))
+			execute_next(f);
+		else
+			make_all(f);
 		return;
 	}
 	ft = list_first(&f->ready, struct fake_task, link);
@@ -190,14 +256,19 @@ static void on_turn(struct work *work)
 	backend_complete(&f->backend, task, status);
 }
 
-/* What was issued is executed when nothing is left to be issued, and is not held. */
+/* What was issued is executed when nothing is left to be issued, then memory is made; both
+ * unless they are held. */
+static bool has_work(const struct fake *f)
+{
+	if (!list_empty(&f->ready))
+		return true;
+	return (f->executes || !f->hold) &&
+	       (fake_queues_can(&f->queues) || !list_empty(&f->making));
+}
+
 static void post(struct fake *f)
 {
-	bool execute = f->queues.pending && (f->executes || !f->hold);
-
-	if (f->posted || (list_empty(&f->ready) && !execute))
-		return;
-	if (list_empty(&f->ready) && !fake_queues_can(&f->queues))
+	if (f->posted || !has_work(f))
 		return;
 	f->posted = true;
 	loopq_post(f->backend.loopq, &f->work, on_turn);
@@ -236,6 +307,8 @@ static void fake_close(struct backend *b)
 
 	CHECK(f->used == 0 && !f->posted);
 	fake_queues_deinit(&f->queues);
+	forget_made(&f->making);
+	forget_made(&f->made);
 	free(f);
 }
 
@@ -295,7 +368,7 @@ bool backend_fake_step(struct backend *b)
 	struct list *link = f->held.next;
 
 	CHECK(f->hold);
-	if (list_empty(&f->held) && !fake_queues_can(&f->queues))
+	if (list_empty(&f->held) && !fake_queues_can(&f->queues) && list_empty(&f->making))
 		return false;
 	if (list_empty(&f->held)) {
 		f->executes = true;
@@ -305,6 +378,11 @@ bool backend_fake_step(struct backend *b)
 	}
 	post(f);
 	return true;
+}
+
+void backend_fake_later(struct backend *b, bool later)
+{
+	to_fake(b)->later = later;
 }
 
 void backend_fake_look(struct backend *b)
@@ -337,6 +415,8 @@ int backend_fake_new(struct loopq *loopq, uint64_t capacity, struct backend **re
 	backend_init(&f->backend, &fake_ops, loopq);
 	list_init(&f->ready);
 	list_init(&f->held);
+	list_init(&f->making);
+	list_init(&f->made);
 	info = &f->backend.info;
 	info->name = "fake";
 	info->capacity_bytes = capacity ? capacity : FAKE_CAPACITY;

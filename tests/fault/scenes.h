@@ -21,6 +21,7 @@ struct stage {
 	bool queues;   /* devices order tasks as GPUs do, and ranks have streams */
 	bool streams;  /* then: ops are answered when they are ordered */
 	bool promises; /* then: and come after a point that streams reach only at the end */
+	bool later;    /* while completions are held, memory is made later */
 	bool batches;  /* reductions of several devices are batched */
 };
 

@@ -136,6 +136,7 @@ BOUNDARIES(four_ranks_two_devices, .ranks = 4, .devices = 2, .batches = true)
 BOUNDARIES(one_rank_on_a_queue, .ranks = 1, .devices = 1, .queues = true, .streams = true)
 BOUNDARIES(two_ranks_on_a_queue, .ranks = 2, .devices = 1, .queues = true)
 BOUNDARIES(two_ranks_on_two_queues, .ranks = 2, .devices = 2, .queues = true, .streams = true)
+BOUNDARIES(two_ranks_and_memory_made_later, .ranks = 2, .devices = 2, .later = true)
 BOUNDARIES(two_ranks_with_promises, .ranks = 2, .devices = 2, .queues = true, .streams = true,
 	   .promises = true)
 

@@ -159,5 +159,7 @@ DISTURBANCES(one_rank, 600, .ranks = 1, .devices = 1)
 DISTURBANCES(two_ranks, 1200, .ranks = 2, .devices = 1)
 DISTURBANCES(four_ranks_two_devices, 1200, .ranks = 4, .devices = 2, .batches = true)
 DISTURBANCES(four_ranks_two_queues, 1000, .ranks = 4, .devices = 2, .queues = true, .streams = true)
+DISTURBANCES(two_ranks_and_memory_made_later, 600, .ranks = 2, .devices = 2, .queues = true,
+	     .later = true)
 DISTURBANCES(two_ranks_with_promises, 1000, .ranks = 2, .devices = 2, .queues = true,
 	     .streams = true, .promises = true)

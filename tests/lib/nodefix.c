@@ -54,6 +54,12 @@ static void begin_engine(struct nodefix *n, bool fake)
 	looprun_until(&n->run, comm_there, n, 5);
 }
 
+static void on_news(void *userdata, enum backend_news news)
+{
+	if (news == BACKEND_NEWS_MEMORY)
+		node_wake(userdata);
+}
+
 static void begin_devices(struct nodefix *n, const struct nodefix_options *o)
 {
 	for (unsigned i = 0; i < (o->devices ? o->devices : 1); i++) {
@@ -63,6 +69,7 @@ static void begin_devices(struct nodefix *n, const struct nodefix_options *o)
 		if (o->queues)
 			cr_assert_eq(backend_fake_queues(b), 0);
 		snprintf(b->info.id, sizeof(b->info.id), "fake:%u", i);
+		backend_on_news(b, on_news, &n->node);
 		device_init(&n->node.devices[i], b, 0);
 		if (i)
 			device_follow(&n->node.devices[i], &n->node.devices[0], i);
