@@ -29,6 +29,7 @@ struct conn {
 	struct proc *proc; /* one reference */
 	struct proc_watch gone;
 	bool closing;
+	bool leave_shutdown; /* to somebody else */
 	void *user;
 	conn_closed_cb fn;
 	void *userdata;
@@ -57,8 +58,9 @@ void conn_close(struct conn *c)
 	if (c->closing)
 		return;
 	c->closing = true;
-	/* The gate holds a duplicate: only a shutdown reaches what is behind all of them. */
-	shutdown(c->fd, SHUT_RDWR);
+	/* Others may hold a duplicate: only a shutdown reaches what is behind all of them. */
+	if (!c->leave_shutdown)
+		shutdown(c->fd, SHUT_RDWR);
 	list_unlink(&c->gone.link);
 	uv_close((uv_handle_t *)&c->poll, on_handle_closed);
 }
@@ -125,6 +127,12 @@ int conn_new(uv_loop_t *loop, enum conn_protocol protocol, int fd, struct proc *
 	proc_watch(proc, &c->gone, on_proc_gone);
 	*ret = c;
 	return 0;
+}
+
+void conn_leave_shutdown(struct conn *c)
+{
+	MAGIC_CHECK(c, CONN_MAGIC);
+	c->leave_shutdown = true;
 }
 
 uint64_t conn_id(const struct conn *c)

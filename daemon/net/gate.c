@@ -392,6 +392,7 @@ int gate_open(struct gate *g, struct conn *c, int *ret_fd, struct gate_conn **re
 		return r;
 	}
 	*ret = gc;
+	conn_leave_shutdown(c);
 	gate_ask(gc, GATE_ASK_ADD);
 	return 0;
 }

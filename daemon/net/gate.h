@@ -40,8 +40,9 @@ int gate_open(struct gate *g, struct conn *c, int *ret_fd, struct gate_conn **re
 /* @gc has a session: the limits of attached connections hold. */
 void gate_attached(struct gate_conn *gc);
 
-/* The conn is about to be freed: no more news of it. Both descriptors are closed by the
- * thread, soon. NULL is allowed. */
+/* The conn is about to be freed: no more news of it. What core has said by now is passed on,
+ * then the socket is shut down and both descriptors are closed, by the thread, soon. NULL is
+ * allowed. */
 void gate_conn_end(struct gate_conn *gc);
 
 /* When the thread was last seen alive, on the clock of clock_now_us; it wakes several times
