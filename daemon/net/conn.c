@@ -30,6 +30,7 @@ struct conn {
 	struct proc_watch gone;
 	struct conn_place place;
 	bool closing;
+	bool leave_shutdown; /* to somebody else */
 	void *user;
 	conn_closed_cb fn;
 	void *userdata;
@@ -77,8 +78,9 @@ void conn_close(struct conn *c)
 	if (c->closing)
 		return;
 	c->closing = true;
-	/* The gate holds a duplicate: only a shutdown reaches what is behind all of them. */
-	shutdown(c->fd, SHUT_RDWR);
+	/* Others may hold a duplicate: only a shutdown reaches what is behind all of them. */
+	if (!c->leave_shutdown)
+		shutdown(c->fd, SHUT_RDWR);
 	list_unlink(&c->gone.link);
 	uv_close((uv_handle_t *)&c->poll, on_handle_closed);
 }
@@ -164,6 +166,12 @@ void conn_attached(struct conn *c)
 {
 	MAGIC_CHECK(c, CONN_MAGIC);
 	user_charge_deinit(&c->place.unattached);
+}
+
+void conn_leave_shutdown(struct conn *c)
+{
+	MAGIC_CHECK(c, CONN_MAGIC);
+	c->leave_shutdown = true;
 }
 
 uint64_t conn_id(const struct conn *c)

@@ -67,6 +67,10 @@ bool conn_hung_up(const struct conn *c);
  * conn_close was called. The conn is freed after it returns. */
 void conn_on_closed(struct conn *c, conn_closed_cb fn, void *userdata);
 
+/* Whoever has a duplicate of the socket passes on what is still to be said, and shuts it down
+ * after the closed callback: conn_close does not. */
+void conn_leave_shutdown(struct conn *c);
+
 /* End it from our side: shuts the socket down, which ends gRPC's side too. The
  * closed callback follows from the loop. Safe twice. */
 void conn_close(struct conn *c);

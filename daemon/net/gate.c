@@ -400,6 +400,7 @@ int gate_open(struct gate *g, struct conn *c, uint64_t user_bytes, int *ret_fd,
 		return r;
 	}
 	*ret = gc;
+	conn_leave_shutdown(c);
 	gate_ask(gc, GATE_ASK_ADD);
 	return 0;
 }

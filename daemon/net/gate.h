@@ -49,8 +49,9 @@ void gate_set_user_bytes(struct gate_conn *gc, uint64_t user_bytes);
 /* Bytes of messages that @gc has begun to send and not finished. */
 uint64_t gate_held_bytes(const struct gate_conn *gc);
 
-/* The conn is about to be freed: no more news of it. Both descriptors are closed by the
- * thread, soon. NULL is allowed. */
+/* The conn is about to be freed: no more news of it. What core has said by now is passed on,
+ * then the socket is shut down and both descriptors are closed, by the thread, soon. NULL is
+ * allowed. */
 void gate_conn_end(struct gate_conn *gc);
 
 /* When the thread was last seen alive, on the clock of clock_now_us; it wakes several times

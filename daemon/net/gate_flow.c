@@ -186,6 +186,7 @@ static enum gate_verdict gate_flow_open(struct gate_flow *f, uint32_t id, uint64
 static enum gate_verdict gate_flow_block(struct gate_flow *f, const struct gate_frame *frame)
 {
 	f->block_bytes += frame->bytes;
+	f->opened_us += (uint64_t)frame->bytes / GATE_OPEN_BYTES * GATE_OPEN_US;
 	f->block = frame->flags & GATE_FLAG_END_HEADERS ? 0 : frame->stream;
 	if (f->block_bytes > f->limits->header_bytes)
 		return gate_flow_close(f, "grpc_header_bytes", f->limits->header_bytes,
@@ -201,14 +202,10 @@ static enum gate_verdict gate_flow_headers(struct gate_flow *f, const struct gat
 
 	if (frame->stream % 2 == 0)
 		return gate_flow_wrong(f, "HEADERS on a stream that no client may open");
-	if (frame->stream > f->last_id)
-		v = gate_flow_open(f, frame->stream, now_us);
-	else if (!gate_flow_find(f, frame->stream))
-		v = gate_flow_control(f, now_us); /* core has ended it meanwhile */
-	else if (!ends)
-		v = gate_flow_wrong(f, "a second header block that does not end its stream");
-	else
-		v = GATE_PASS;
+	/* calls of gRPC have no trailers from the client */
+	if (frame->stream <= f->last_id)
+		return gate_flow_wrong(f, "a second header block of a stream");
+	v = gate_flow_open(f, frame->stream, now_us);
 	if (v != GATE_PASS)
 		return v;
 	if (ends)

@@ -31,6 +31,8 @@ enum gate_verdict {
  * makes room for one more, so who waits for answers is never held up. */
 #define GATE_OPEN_AHEAD 64u
 #define GATE_OPEN_US    250u
+/* So many bytes of headers cost as much as a call: each may be a field of its own. */
+#define GATE_OPEN_BYTES 1024u
 
 /* Why it stalls. */
 enum gate_wait {

@@ -25,6 +25,7 @@
 
 /* A client that is gone with more calls than that has them ended so many at a time: core takes
  * some 100 us for each, in which it serves nobody else. */
+#define GATE_LAST_TURNS   16u
 #define GATE_LINGER_CALLS 16u
 #define GATE_LINGER_BATCH 4u
 #define GATE_LINGER_US    2000000u
@@ -275,16 +276,17 @@ static void gate_pipe_judge(struct gate_conn *gc, uint64_t now_us)
 
 /* ------------------------------------------------------------ core to client */
 
-static void gate_pipe_read_core(struct gate_conn *gc, uint64_t now_us)
+/* Return: false if there was nothing. */
+static bool gate_pipe_read_core(struct gate_conn *gc, uint64_t now_us)
 {
 	uint8_t *scratch = gc->gate->scratch;
 	ssize_t sent, n = gate_pipe_recv(gc->core.fd, scratch, GATE_TURN_BYTES);
 
 	if (n == -EAGAIN)
-		return;
+		return false;
 	if (n <= 0) {
 		gate_pipe_core_ended(gc, now_us);
-		return;
+		return false;
 	}
 	gate_flow_down(&gc->flow, scratch, (size_t)n, now_us);
 	sent = gate_pipe_send(gc->client.fd, scratch, (size_t)n);
@@ -294,6 +296,7 @@ static void gate_pipe_read_core(struct gate_conn *gc, uint64_t now_us)
 		gate_pipe_no_memory(gc);
 	if (gc->flow.wait != GATE_WAIT_NONE && !gc->closed)
 		gate_pipe_judge(gc, now_us); /* a stream may have ended */
+	return true;
 }
 
 static void gate_pipe_write_client(struct gate_conn *gc)
@@ -383,11 +386,28 @@ static bool gate_pipe_may_linger(const struct gate_conn *gc)
 	       f->up.n_head == 0 && (f->up.left == 0 || f->up.frame.type == GATE_DATA);
 }
 
+/* A reply that core has written before the loop closed the connection, as far as the client
+ * takes it now. */
+static void gate_pipe_last_words(struct gate_conn *gc, uint64_t now_us)
+{
+	for (unsigned i = 0; i < GATE_LAST_TURNS && !gc->client.ended && !gc->core.ended; i++) {
+		if (gate_pipe_may_write(&gc->down))
+			gate_pipe_write_client(gc);
+		if (gc->down.data)
+			return;
+		if (!gate_pipe_read_core(gc, now_us))
+			return;
+	}
+}
+
 bool gate_pipe_end(struct gate_conn *gc, uint64_t now_us)
 {
+	if (gc->open && !gc->closed)
+		gate_pipe_last_words(gc, now_us);
 	list_unlink(&gc->waiting);
 	gc->closed = true;
 	gate_pipe_watch(gc);
+	shutdown(gc->client.fd, SHUT_RDWR);
 	gc->client.fd = fd_close(gc->client.fd);
 	gate_pipe_drop(&gc->down);
 	gate_pipe_cut(&gc->up);

@@ -476,17 +476,17 @@ Test(gate, wrong_frames)
 		size_t n;
 	} wrong[] = {
 		{ GATE_HEADERS, 4, 2, 10 },      { GATE_HEADERS, 4, 0, 10 },
-		{ GATE_HEADERS, 4, 1, 10 },      { GATE_CONTINUATION, 4, 1, 10 },
-		{ GATE_CONTINUATION, 4, 0, 10 }, { GATE_DATA, 0, 3, 300 },
-		{ GATE_DATA, 0, 0, 300 },        { GATE_DATA, 0, 2, 300 },
-		{ GATE_PUSH_PROMISE, 4, 1, 10 }, { GATE_PING, 0, 1, 8 },
-		{ GATE_PING, 0, 0, 7 },          { GATE_SETTINGS, 0, 0, 7 },
-		{ GATE_SETTINGS, 0, 1, 6 },      { GATE_SETTINGS, 1, 0, 6 },
-		{ GATE_RST, 0, 0, 4 },           { GATE_RST, 0, 1, 5 },
-		{ GATE_RST, 0, 3, 4 },           { GATE_WINDOW_UPDATE, 0, 0, 5 },
-		{ GATE_WINDOW_UPDATE, 0, 3, 4 }, { GATE_PRIORITY, 0, 0, 5 },
-		{ GATE_PRIORITY, 0, 1, 4 },      { GATE_GOAWAY, 0, 0, 7 },
-		{ GATE_GOAWAY, 0, 1, 8 },
+		{ GATE_HEADERS, 4, 1, 10 },      { GATE_HEADERS, 5, 1, 10 },
+		{ GATE_CONTINUATION, 4, 1, 10 }, { GATE_CONTINUATION, 4, 0, 10 },
+		{ GATE_DATA, 0, 3, 300 },        { GATE_DATA, 0, 0, 300 },
+		{ GATE_DATA, 0, 2, 300 },        { GATE_PUSH_PROMISE, 4, 1, 10 },
+		{ GATE_PING, 0, 1, 8 },          { GATE_PING, 0, 0, 7 },
+		{ GATE_SETTINGS, 0, 0, 7 },      { GATE_SETTINGS, 0, 1, 6 },
+		{ GATE_SETTINGS, 1, 0, 6 },      { GATE_RST, 0, 0, 4 },
+		{ GATE_RST, 0, 1, 5 },           { GATE_RST, 0, 3, 4 },
+		{ GATE_WINDOW_UPDATE, 0, 0, 5 }, { GATE_WINDOW_UPDATE, 0, 3, 4 },
+		{ GATE_PRIORITY, 0, 0, 5 },      { GATE_PRIORITY, 0, 1, 4 },
+		{ GATE_GOAWAY, 0, 0, 7 },        { GATE_GOAWAY, 0, 1, 8 },
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(wrong); i++) {
