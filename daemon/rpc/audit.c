@@ -6,6 +6,7 @@
 #include "core/clock.h"
 #include "core/log.h"
 #include "core/pace.h"
+#include "core/text.h"
 
 /* The daemon's one. */
 static struct pace audit_pace;
@@ -37,14 +38,25 @@ void audit(const struct proc *who, const char *event, const char *job, const cha
 		 (int)proc_pid(who), job, *more ? " " : "", more, skipped);
 }
 
+/* What a client has sent is shown, and cannot look like further keys of the line. */
+static void audit_quote(char *buf, size_t bytes, const char *text)
+{
+	text_copy(buf, bytes, text);
+	for (char *c = buf; *c; c++)
+		if (*c == '"' || *c == '\\')
+			*c = '\'';
+}
+
 void audit_refused(const struct proc *who, const char *event, const char *job,
 		   const struct fault *why)
 {
-	char skipped[48];
+	char skipped[48], name[76], text[301];
 
 	if (!audit_may(who, skipped, sizeof(skipped)))
 		return;
-	log_warn("rpc", "refused what=%s uid=%u pid=%d job=\"%.75s\" code=%s why=\"%.300s\"%s",
-		 event, (unsigned)proc_uid(who), (int)proc_pid(who), job,
-		 fault_code_name(why->code), why->text, skipped);
+	audit_quote(name, sizeof(name), job);
+	audit_quote(text, sizeof(text), why->text);
+	log_warn("rpc", "refused what=%s uid=%u pid=%d job=\"%s\" code=%s why=\"%s\"%s", event,
+		 (unsigned)proc_uid(who), (int)proc_pid(who), name, fault_code_name(why->code),
+		 text, skipped);
 }

@@ -288,6 +288,27 @@ Test(names, a_socket_that_is_closed_to_a_user_ends_shardctl_with_3)
 	cr_assert_eq(run_one(p, "x", is_shut_out), 0);
 }
 
+/* A name is the client's text: it must not read as keys of the line. */
+static int forges(const struct trainer *t)
+{
+	struct shardd_job job = { .size = sizeof(job), .name = "x\" uid=0 y=\"", .world_size = 1 };
+	shardd_client *c;
+
+	become(BOB);
+	c = train_connect(t);
+	TRAIN_FAILS(shardd_join(c, &job, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
+	shardd_close(c);
+	return 0;
+}
+
+Test(names, a_name_cannot_forge_a_line_of_the_log)
+{
+	struct play *p = trainer_shared(sizeof(*p));
+
+	cr_assert_eq(run_one(p, "x", forges), 0);
+	cr_assert(fail_logged(&trainfix, "job=\"x' uid=0 y='\" code=INVALID_ARGUMENT"));
+}
+
 /* A loop of refusals fills nobody's log. */
 static int refused_in_a_loop(const struct trainer *t)
 {

@@ -134,11 +134,11 @@ enum shardd_lifetime {
 };
 
 struct shardd_job {
-	size_t size;                   /* sizeof(struct shardd_job) */
-	const char *name;              /* 1 to 64 of [A-Za-z0-9._-], this user's; root and the daemon's
+	size_t size;         /* sizeof(struct shardd_job) */
+	const char *name;    /* 1 to 64 of [A-Za-z0-9._-], this user's; root and the daemon's
 					* user: UID/NAME is another user's; NULL: $SHARDD_JOB */
-	uint32_t world_size;           /* 0: $WORLD_SIZE */
-	uint32_t rank;                 /* SHARDD_RANK_FROM_ENV: $RANK */
+	uint32_t world_size; /* 0: $WORLD_SIZE */
+	uint32_t rank;       /* SHARDD_RANK_FROM_ENV: $RANK */
 	enum shardd_lifetime lifetime; /* 0: as it is; a new job: EPHEMERAL */
 	uint64_t quota_bytes;          /* 0: the daemon's default */
 	uint32_t ttl_s;                /* up to its max_job_ttl_s; 0: the daemon's default */
