@@ -1,6 +1,7 @@
 #include "client.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -88,6 +89,8 @@ static struct shardd_client *client_free(struct shardd_client *c)
 	device_close(c);
 	rpc_client_close(c->rpc);
 	free(c->version);
+	free(c->socket);
+	free(c->job);
 	free(c->blob);
 	c->magic = 0;
 	if (c->here)
@@ -118,6 +121,15 @@ static struct shardd_client *client_new(void)
 	return c;
 }
 
+static void take_instance(struct shardd_client *c, const Shardd__V1__AttachReply *a)
+{
+	if (a->instance.len == EXPECT_BYTES)
+		memcpy(c->instance, a->instance.data, EXPECT_BYTES);
+	for (unsigned i = 0; i < EXPECT_BYTES; i++)
+		snprintf(c->instance_text + 2 * (size_t)i, 3, "%02x", c->instance[i]);
+	c->started_unix_s = a->started_unix_s;
+}
+
 /* What the daemon answered to Attach; binds the local channel. */
 static int attached(struct shardd_client *c, const char *path, const Shardd__V1__AttachReply *a,
 		    struct shardd_error *err)
@@ -132,8 +144,10 @@ static int attached(struct shardd_client *c, const char *path, const Shardd__V1_
 	c->max_ops = a->max_inflight_ops;
 	c->max_message = a->max_message_bytes;
 	c->version = strdup(a->version);
-	if (!c->version)
+	c->socket = strdup(path);
+	if (!c->version || !c->socket)
 		return error_memory(err);
+	take_instance(c, a);
 	if (c->handover == SHARDD_HANDOVER_IPC) {
 		map_without_channel(&c->map);
 		return 0;
@@ -183,6 +197,7 @@ int shardd_connect(const struct shardd_options *options, shardd_client **ret,
 			return r;
 		o = *options;
 	}
+	env_warn("libshardd");
 	path = env_socket(o.socket);
 	timeout_ms = o.connect_timeout_ms ? o.connect_timeout_ms : CONNECT_TIMEOUT_MS;
 	c = client_new();
@@ -215,6 +230,16 @@ const char *shardd_daemon_version(const shardd_client *c)
 uint64_t shardd_session(const shardd_client *c)
 {
 	return c ? c->session : 0;
+}
+
+const char *shardd_instance(const shardd_client *c)
+{
+	return c ? c->instance_text : "";
+}
+
+uint64_t shardd_daemon_started(const shardd_client *c)
+{
+	return c ? c->started_unix_s : 0;
 }
 
 bool shardd_draining(const shardd_client *c)

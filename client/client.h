@@ -9,6 +9,7 @@
 #include <sys/types.h>
 
 #include "cuda_context.h"
+#include "expect.h"
 #include "map.h"
 #include "places.h"
 #include "ring.h"
@@ -42,10 +43,14 @@ struct shardd_client {
 	struct tickets tickets;
 	struct places places;
 	uint64_t session;
-	char *version;        /* the daemon's */
-	uint32_t max_ops;     /* a session may have unanswered; 0: no limit */
-	uint64_t max_message; /* bytes; 0: no limit */
-	atomic_bool draining; /* as of the last answer */
+	char *version; /* the daemon's */
+	char *socket;  /* its path */
+	uint8_t instance[EXPECT_BYTES];
+	char instance_text[2 * EXPECT_BYTES + 1];
+	uint64_t started_unix_s; /* the daemon */
+	uint32_t max_ops;        /* a session may have unanswered; 0: no limit */
+	uint64_t max_message;    /* bytes; 0: no limit */
+	atomic_bool draining;    /* as of the last answer */
 	_Atomic uint32_t timeout_ms;
 
 	enum shardd_handover handover;
@@ -58,6 +63,8 @@ struct shardd_client {
 	/* Held from the choice of a number until the op is sent, and over a join. */
 	pthread_mutex_t order;
 	bool joined;
+	char *job; /* of the last join; NULL: none */
+	bool keep; /* that job stays when all have left */
 	uint64_t epoch;
 	uint64_t seq; /* of the last op */
 	void *blob;   /* of the last join */

@@ -2,10 +2,13 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "client_error.h"
+#include "env_names.h"
 
 const char *env_socket(const char *given)
 {
@@ -50,4 +53,18 @@ int env_number(const char *name, uint32_t max, uint32_t *ret, struct shardd_erro
 				 max);
 	*ret = (uint32_t)number;
 	return 0;
+}
+
+static void env_say(const char *name, const char *nearest, void *userdata)
+{
+	fprintf(stderr, "%s: %s is set, which nothing reads%s%s%s\n", (const char *)userdata, name,
+		nearest ? ": is " : "", nearest ? nearest : "", nearest ? " meant?" : "");
+}
+
+void env_warn(const char *who)
+{
+	static atomic_flag said = ATOMIC_FLAG_INIT;
+
+	if (!atomic_flag_test_and_set(&said))
+		env_names_unknown(env_say, (void *)who);
 }

@@ -23,4 +23,8 @@ int env_job(const char *given, const char **ret, struct shardd_error *err);
  * Return: 0 or -SHARDD_INVALID_ARGUMENT naming the variable and its value. */
 int env_number(const char *name, uint32_t max, uint32_t *ret, struct shardd_error *err);
 
+/* Say on standard error, once in a process, which SHARDD_ variables nothing of shardd reads. @who:
+ * says it. Any thread. */
+void env_warn(const char *who);
+
 #endif

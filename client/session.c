@@ -30,6 +30,7 @@ static int complete(const struct shardd_job *job, Shardd__V1__JobSpec *spec, uin
 	spec->ttl_s = job->ttl_s;
 	spec->op_timeout_ms = job->op_timeout_ms;
 	spec->allow_torn = job->allow_torn;
+	spec->is_private = job->is_private;
 	return r;
 }
 
@@ -43,6 +44,7 @@ static int joined(struct shardd_client *c, Shardd__V1__JoinReply *reply, uint32_
 	if (reply->blob.len)
 		c->blob = STEAL_PTR(reply->blob.data);
 	c->joined = true;
+	c->keep = reply->lifetime == SHARDD__V1__LIFETIME__LIFETIME_KEEP;
 	c->epoch = reply->epoch;
 	c->seq = 0;
 	atomic_store(&c->draining, false);
@@ -57,6 +59,7 @@ static int joined(struct shardd_client *c, Shardd__V1__JoinReply *reply, uint32_
 			.step = reply->step,
 			.blob = c->blob,
 			.blob_bytes = reply->blob.len,
+			.created = reply->created,
 		};
 	return 0;
 }
@@ -69,6 +72,8 @@ static int leave(struct shardd_client *c, struct shardd_error *err)
 			    &shardd__v1__leave_reply__descriptor, &reply, err);
 
 	if (r == 0) {
+		if (c->job && !c->keep)
+			expect_forget(c->socket, c->job);
 		c->joined = false;
 		c->epoch = 0;
 		c->seq = 0;
@@ -76,16 +81,33 @@ static int leave(struct shardd_client *c, struct shardd_error *err)
 	return r;
 }
 
+/* It has state here from now on. Without memory it is not remembered. */
+static void note_job(struct shardd_client *c, const char *name)
+{
+	expect_note(c->socket, name, c->instance);
+	free(c->job);
+	c->job = strdup(name);
+}
+
 /* Called with c->order held. */
 static int join(struct shardd_client *c, Shardd__V1__JoinRequest *request,
 		struct shardd_membership *ret, struct shardd_error *err)
 {
 	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
-	int r = client_call(c, "/shardd.v1.Shardd/Join", &request->base,
-			    &shardd__v1__join_reply__descriptor, &reply, err);
+	uint8_t expected[EXPECT_BYTES] = { 0 };
+	bool any;
+	int r = expect_find(c->socket, request->job->name, expected, &any, err);
 
 	if (r < 0)
 		return r;
+	if (any)
+		request->instance = (ProtobufCBinaryData){ EXPECT_BYTES, expected };
+	r = client_call(c, "/shardd.v1.Shardd/Join", &request->base,
+			&shardd__v1__join_reply__descriptor, &reply, err);
+
+	if (r < 0)
+		return r;
+	note_job(c, request->job->name);
 	r = device_take(c, (const Shardd__V1__JoinReply *)reply, err);
 	if (r == 0)
 		return joined(c, (Shardd__V1__JoinReply *)reply, request->rank, ret);

@@ -62,6 +62,11 @@ int config_check(const struct config *c, struct fault *f)
 		return fault_set(f, FAULT_INVALID, "job_quota_bytes",
 				 "job_quota_bytes is larger than memory_bytes; it must be at most "
 				 "that");
+	if (c->job_ttl_s > c->max_job_ttl_s)
+		return fault_set(
+			f, FAULT_INVALID, "job_ttl_s",
+			"job_ttl_s is %u s: up to max_job_ttl_s, which is %u s, is allowed",
+			c->job_ttl_s, c->max_job_ttl_s);
 	return 0;
 }
 

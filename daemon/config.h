@@ -31,6 +31,8 @@ struct config {
 	char seal_parameters[8];       /* against new writable mappings */
 	uint64_t job_quota_bytes;      /* default of a job; 0: no own limit */
 	uint32_t job_ttl_s;            /* how long a job lives without trainers; default 86400 */
+	uint32_t max_job_ttl_s;        /* the most a job may ask for; default 604800 */
+	uint32_t uncommitted_ttl_s;    /* of crashed jobs without a commit; 0: their own; 600 */
 	uint32_t op_timeout_ms;        /* default deadline of an op; default 600000 */
 	uint32_t stall_after_ms;       /* an op that waits longer is reported; 5000 */
 	uint32_t max_connections;      /* 4096 */

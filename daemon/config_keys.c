@@ -77,6 +77,15 @@ const struct config_key config_keys[] = {
 	{ FIELD(job_ttl_s), .type = CONFIG_SECONDS, .min = 1, .max = 365 * DAY_S, .by_default = "1d",
 	  .runtime = true,
 	  .help = "How long a job and its memory are kept after its last trainer has left." },
+	{ FIELD(max_job_ttl_s), .type = CONFIG_SECONDS, .min = 1, .max = 365 * DAY_S,
+	  .by_default = "7d", .runtime = true,
+	  .help = "The longest time a job may ask to be kept; a longer one is refused. At least\n"
+		  "job_ttl_s." },
+	{ FIELD(uncommitted_ttl_s), .type = CONFIG_SECONDS, .min = 1, .max = 365 * DAY_S,
+	  .zero = true, .by_default = "10min", .runtime = true,
+	  .help = "How long an EPHEMERAL job is kept that never committed a step, after its last\n"
+		  "trainer has died, if that is less than its own time: there is nothing to go on\n"
+		  "from. 0: its own time." },
 	{ FIELD(op_timeout_ms), .type = CONFIG_MILLIS, .min = 1, .max = 30 * DAY_MS,
 	  .by_default = "10min", .runtime = true,
 	  .help = "Deadline of an operation that names none; then it ends with DEADLINE_EXCEEDED." },

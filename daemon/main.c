@@ -8,7 +8,9 @@
 #include "core/cleanup.h"
 #include "core/log.h"
 #include "core/log_format.h"
+#include "core/threads.h"
 #include "process.h"
+#include "server.h"
 #include "service.h"
 
 struct shardd {
@@ -31,6 +33,11 @@ static int run(struct shardd *d)
 
 	if (process_inherited_socket(&fd, &f) != 0)
 		return complain(&f);
+	if (threads_probe(server_threads(&d->config), &f) != 0) {
+		fd_close(fd);
+		complain(&f);
+		return EXIT_INTERNAL;
+	}
 	r = log_open(&options);
 	if (r < 0) {
 		fault_set(&f, FAULT_INVALID, "log_file", "log_file '%s' cannot be opened: %s",

@@ -3,14 +3,18 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <malloc.h>
 #include <signal.h>
+#include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <systemd/sd-daemon.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "core/check.h"
 #include "core/cleanup.h"
+#include "service.h"
 
 static int fill_standard_fds(void)
 {
@@ -36,6 +40,16 @@ static void raise_fd_limit(void)
 	setrlimit(RLIMIT_NOFILE, &limit); /* refused: the soft limit does */
 }
 
+/* The allocator takes 64 MiB of addresses for each new thread, up to eight a core. Where they are
+ * counted, two such arenas must do for all. */
+static void save_addresses(void)
+{
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+		mallopt(M_ARENA_MAX, 2);
+}
+
 int process_prepare(void)
 {
 	int r = fill_standard_fds();
@@ -44,6 +58,7 @@ int process_prepare(void)
 		return r;
 	signal(SIGPIPE, SIG_IGN);
 	raise_fd_limit();
+	save_addresses();
 	return 0;
 }
 
@@ -64,6 +79,65 @@ int process_inherited_socket(int *ret_fd, struct fault *f)
 				 "stream socket");
 	*ret_fd = n == 1 ? SD_LISTEN_FDS_START : -1;
 	return 0;
+}
+
+/* Set before the signals that read them can come. */
+static volatile sig_atomic_t start_stopped; /* by which signal */
+static const char *volatile start_sentence;
+static struct sigaction start_old[3];
+static const int start_signals[] = { SIGTERM, SIGINT, SIGALRM };
+
+static void start_on_signal(int signum)
+{
+	start_stopped = signum;
+	start_sentence = "the start did not end after SIGTERM or SIGINT";
+	alarm(START_STOP_S);
+}
+
+/* Something that should have ended hangs; what can be done is to say so and to end. */
+static void start_on_alarm(int signum)
+{
+	const char *parts[] = { "shardd: ", start_sentence, "\n" };
+
+	(void)signum;
+	for (size_t i = 0; i < ARRAY_SIZE(parts); i++)
+		if (write(STDERR_FILENO, parts[i], strlen(parts[i])) < 0)
+			break;
+	_exit(EXIT_INTERNAL);
+}
+
+void process_start_begin(void)
+{
+	struct sigaction stop = { .sa_handler = start_on_signal, .sa_flags = SA_RESTART };
+	struct sigaction late = { .sa_handler = start_on_alarm };
+
+	start_stopped = 0;
+	start_sentence = "the start hangs";
+	for (size_t i = 0; i < ARRAY_SIZE(start_signals); i++)
+		sigaction(start_signals[i], start_signals[i] == SIGALRM ? &late : &stop,
+			  &start_old[i]);
+}
+
+void process_start_end(void)
+{
+	alarm(0);
+	for (size_t i = 0; i < ARRAY_SIZE(start_signals); i++)
+		sigaction(start_signals[i], &start_old[i], NULL);
+	if (start_stopped)
+		raise(start_stopped);
+}
+
+void process_deadline(const char *sentence)
+{
+	if (!start_stopped)
+		start_sentence = sentence;
+	alarm(START_STOP_S);
+}
+
+void process_deadline_over(void)
+{
+	if (!start_stopped)
+		alarm(0);
 }
 
 uint64_t process_watchdog_us(void)

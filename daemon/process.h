@@ -9,6 +9,8 @@
 
 #include "core/fault.h"
 
+#define START_STOP_S 10u
+
 /* Open /dev/null in place of a missing descriptor 0, 1 or 2, so that no socket
  * ever gets such a number; ignore SIGPIPE; raise the soft limit of descriptors to
  * the hard one. Before anything is opened. Return: 0 or negative errno. */
@@ -18,6 +20,17 @@ int process_prepare(void);
  * @ret_fd: the caller's, or -1 if there is none.
  * Return: 0 or FAULT_INVALID (more than one, or no listening Unix stream socket). */
 int process_inherited_socket(int *ret_fd, struct fault *f);
+
+/* Until process_start_end, SIGTERM and SIGINT are noted, and end the process if the start is not
+ * over START_STOP_S later; the loop does not run yet, so nobody else could. */
+void process_start_begin(void);
+/* Back to what was before. A signal that was noted is raised again. */
+void process_start_end(void);
+
+/* End the process with @sentence unless process_deadline_over is called within START_STOP_S: for
+ * calls into libraries that may hang. */
+void process_deadline(const char *sentence);
+void process_deadline_over(void);
 
 /* Interval in which the service manager wants to hear from us; 0: not at all. */
 uint64_t process_watchdog_us(void);

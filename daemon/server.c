@@ -9,17 +9,22 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
+#include <time.h>
 
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "core/clock.h"
 #include "core/log.h"
 #include "core/loopq.h"
+#include "core/threads.h"
 #include "devices.h"
 #include "net/gate.h"
 #include "net/listener.h"
 #include "op/op.h"
+#include "process.h"
 #include "ring/rings.h"
+#include "rpc/audit.h"
 #include "rpc/rpc_server.h"
 #include "rpc/svc_health.h"
 #include "rpc/svc_shardd.h"
@@ -35,7 +40,11 @@
 #define HEARTBEAT_LIMIT_US (10u * 1000000u)
 /* What runs between devices when the last connection is closed: nobody asks for its result,
  * but to abort it takes longer than to let it end. */
-#define RUN_ON_US 500000u
+#define RUN_ON_US           500000u
+#define SERVER_POOL_THREADS 4u /* libuv's, which decode long registrations */
+#define SERVER_HELPERS      6u /* log, gate, cq, unmap, fill; one to spare */
+/* Instead of what names units and processes of a job that is closed to administrators. */
+#define PRIVATE "the job is private"
 
 /* Calls of a connection beyond its ops: status, watches. */
 #define EXTRA_CALLS 64u
@@ -94,9 +103,9 @@ static void on_grpc_closed(struct conn *c, void *userdata)
 
 	if (session) {
 		if (session->member)
-			log_info("server", "session ended session=%llu pid=%d job=%s rank=%u",
-				 (unsigned long long)session->id, (int)proc_pid(session->proc),
-				 session->member->job->rec->name, session->member->rank);
+			audit(session->proc, "session ended", session->member->job->label,
+			      "rank=%u session=%llu", session->member->rank,
+			      (unsigned long long)session->id);
 		session_end(session, "is gone");
 	}
 	rpc_server_forget(s->rpc, c);
@@ -220,15 +229,23 @@ static void set_message_bytes_limits(struct server *s)
 static void on_job_event(struct member *m, enum job_event_kind kind, const char *text)
 {
 	if (kind == JOB_EVENT_STALL)
-		log_warn("server", "stalled job=%s rank=%u pid=%d what=\"%s\"", m->job->rec->name,
-			 m->rank, member_pid(m), text);
+		log_warn("server", "stalled job=%s rank=%u pid=%d what=\"%s\"", m->job->label,
+			 m->rank, member_pid(m), m->job->rec->is_private ? PRIVATE : text);
 	session_event(m, kind, text);
 }
 
 static void on_epoch_ended(struct job *job, const struct fault *why)
 {
-	log_info("server", "epoch ended job=%s epoch=%llu ranks=%u why=\"%s\"", job->rec->name,
-		 (unsigned long long)job->rec->epoch, job->joined, why->text);
+	log_info("server", "epoch ended job=%s epoch=%llu ranks=%u why=\"%s\"", job->label,
+		 (unsigned long long)job->rec->epoch, job->joined,
+		 job->rec->is_private ? PRIVATE : why->text);
+}
+
+static void on_expired(const struct job *job)
+{
+	log_info("server", "job expired job=%s ttl_s=%u committed=%s crashed=%s bytes=%llu",
+		 job->label, job->rec->ttl_s, job->rec->has_commit ? "yes" : "no",
+		 job->crashed ? "yes" : "no", (unsigned long long)job->quota.used);
 }
 
 /* -------------------------------------------------------------------- start */
@@ -242,6 +259,8 @@ static int set_limits(struct server *s)
 	s->node.limits = (struct node_limits){
 		.job_quota_bytes = c->job_quota_bytes,
 		.job_ttl_s = c->job_ttl_s,
+		.max_job_ttl_s = c->max_job_ttl_s,
+		.uncommitted_ttl_s = c->uncommitted_ttl_s,
 		.op_timeout_ms = c->op_timeout_ms,
 		.stall_after_ms = c->stall_after_ms,
 		.max_jobs = c->max_jobs,
@@ -324,6 +343,42 @@ static int start_gate(struct server *s, struct fault *f)
 	return r < 0 ? fault_errno(f, r, "starting the gate of gRPC") : 0;
 }
 
+/* gRPC core's: executor and event engine may have one a core each, and there are four more. */
+static unsigned server_core_threads(void)
+{
+	return 2 * uv_available_parallelism() + 8;
+}
+
+unsigned server_threads(const struct config *config)
+{
+	unsigned kernels = config->threads ? config->threads : uv_available_parallelism();
+
+	return kernels + server_core_threads() + SERVER_POOL_THREADS + SERVER_HELPERS;
+}
+
+static void pool_nothing(uv_work_t *work)
+{
+	(void)work;
+}
+
+static void pool_started(uv_work_t *work, int status)
+{
+	(void)status;
+	free(work);
+}
+
+/* libuv starts its threads with the first work, and aborts if it cannot: not while trainers are
+ * here. */
+static int start_pool(struct server *s, struct fault *f)
+{
+	uv_work_t *work = calloc(1, sizeof(*work));
+
+	if (!work)
+		return fault_errno(f, -ENOMEM, "starting the pool of threads");
+	CHECK(uv_queue_work(s->loop, work, pool_nothing, pool_started) == 0);
+	return 0;
+}
+
 static int start_rpc(struct server *s, struct fault *f)
 {
 	static const struct svc_status_sources status_sources = {
@@ -337,6 +392,9 @@ static int start_rpc(struct server *s, struct fault *f)
 				       .memory_bytes = CORE_SHARE * s->config.grpc_total_bytes };
 	int r;
 
+	/* what devices have taken is gone for it */
+	if (threads_probe(server_core_threads() + SERVER_POOL_THREADS + 1, f) || start_pool(s, f))
+		return f->code;
 	health_init(&s->health);
 	svc_shardd_init(&s->svc_shardd, &s->sessions, &s->jobs, &s->slices,
 			s->config.max_message_bytes);
@@ -344,7 +402,9 @@ static int start_rpc(struct server *s, struct fault *f)
 	s->services[0] = s->svc_shardd.service;
 	s->services[1] = s->svc_status.service;
 	s->services[2] = *health_service(&s->health);
+	process_deadline("gRPC core did not start: it may lack threads or memory (ulimit -u, -v)");
 	r = rpc_server_new(&s->loopq, &options, s->services, ARRAY_SIZE(s->services), &s->rpc);
+	process_deadline_over();
 	return r < 0 ? fault_errno(f, r, "starting gRPC") : 0;
 }
 
@@ -364,13 +424,17 @@ static int start(struct server *s, int inherited_fd, struct fault *f)
 				     .failed = op_failed,
 				     .event = on_job_event,
 				     .signals_gone = queue_tasks_forget,
-				     .epoch_ended = on_epoch_ended };
+				     .epoch_ended = on_epoch_ended,
+				     .expired = on_expired };
 	int r;
 
 	/* first what cannot fail: whatever fails below, all of it is ended again */
 	node_init(&s->node, s->loop);
 	s->node.comm_broke = on_comm_broke;
 	s->node.started_us = clock_now_us();
+	s->node.started_unix_s = (uint64_t)time(NULL);
+	if (getrandom(s->node.instance, NODE_INSTANCE_BYTES, 0) != NODE_INSTANCE_BYTES)
+		return fault_errno(f, -errno, "making an instance id");
 	r = set_limits(s);
 	jobs_init(&s->jobs, &s->node, &ops);
 	sessions_init(&s->sessions, &s->jobs);

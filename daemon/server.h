@@ -35,4 +35,7 @@ bool server_healthy(struct server *s);
 /* One line for STATUS=: jobs, trainers, bytes. */
 void server_summary(const struct server *s, char *buf, size_t bytes);
 
+/* How many threads a daemon has at most by itself: kernels, helpers, gRPC core's and libuv's. */
+unsigned server_threads(const struct config *config);
+
 #endif

@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "core/log.h"
+#include "env_names.h"
 #include "process.h"
 #include "server.h"
 
@@ -123,7 +124,8 @@ static void on_reload_signal(uv_signal_t *handle, int signum)
 		return;
 	process_notify_reloading();
 	if (args_config(d->args, &new, &f) != 0)
-		log_error("server", "the old configuration stays: %s", f.text);
+		log_error("server", "the old configuration stays key=%s why=\"%s\"",
+			  *f.field ? f.field : "none", f.text);
 	else
 		apply_config(d, &new);
 	process_notify_ready();
@@ -187,6 +189,13 @@ static int on_refused(struct service *d, const struct fault *f)
 	return code;
 }
 
+static void warn_unknown(const char *name, const char *nearest, void *userdata)
+{
+	(void)userdata;
+	log_warn("server", "environment variable is not known name=%.64s nearest=%s", name,
+		 nearest ? nearest : "none");
+}
+
 int service_run(const struct args *args, const struct config *config, int inherited_fd)
 {
 	struct service d = { .args = args, .started = *config, .config = *config };
@@ -195,10 +204,13 @@ int service_run(const struct args *args, const struct config *config, int inheri
 
 	CHECK(uv_loop_init(&d.loop) == 0);
 	add_handles(&d);
+	env_names_unknown(warn_unknown, NULL);
+	process_start_begin();
 	if (server_new(&d.loop, config, inherited_fd, &d.server, &f) == 0)
 		on_started(&d, inherited_fd);
 	else
 		code = on_refused(&d, &f);
+	process_start_end();
 	if (d.server && d.stopping)
 		server_stop(d.server, 0, on_stopped, &d);
 	uv_run(&d.loop, UV_RUN_DEFAULT);

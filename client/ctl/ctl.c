@@ -1,8 +1,11 @@
 #include "ctl/ctl.h"
 
+#include <ctype.h>
+#include <pwd.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "core/check.h"
 
@@ -48,8 +51,10 @@ int ctl_call(struct ctl *ctl, const char *method, const ProtobufCMessage *reques
 	struct shardd_error err = { 0 };
 	int r = 0;
 
-	if (!ctl->rpc)
-		r = rpc_client_connect(ctl->socket, 0, &ctl->rpc, &err);
+	if (!ctl->rpc && rpc_client_connect(ctl->socket, 0, &ctl->rpc, &err) < 0) {
+		ctl_error(&err);
+		return err.code == SHARDD_INVALID_ARGUMENT ? CTL_USAGE : CTL_UNREACHABLE;
+	}
 	if (r == 0)
 		r = rpc_client_call(ctl->rpc, method, request, reply, CALL_TIMEOUT_MS, ret, &err);
 	return r < 0 ? ctl_error(&err) : CTL_OK;
@@ -112,4 +117,53 @@ enum table_color ctl_state_color(const char *state)
 		if (strcmp(colors[i].state, state) == 0)
 			return colors[i].color;
 	return TABLE_PLAIN;
+}
+
+int ctl_job_name(const char *given, char buf[CTL_JOB_MAX], char **ret)
+{
+	const char *slash = strchr(given, '/');
+	char user[CTL_USER_MAX];
+	const struct passwd *p;
+
+	*ret = (char *)given;
+	if (!slash || isdigit((unsigned char)given[0]))
+		return CTL_OK;
+	if (slash - given >= CTL_USER_MAX)
+		return ctl_usage("job \"%s\": there is no such user", given);
+	snprintf(user, sizeof(user), "%.*s", (int)(slash - given), given);
+	p = getpwnam(user);
+	if (!p)
+		return ctl_usage("job \"%s\": there is no user \"%s\"", given, user);
+	snprintf(buf, CTL_JOB_MAX, "%u/%.100s", (unsigned)p->pw_uid, slash + 1);
+	*ret = buf;
+	return CTL_OK;
+}
+
+const char *ctl_user(uint32_t uid, char buf[CTL_USER_MAX])
+{
+	const struct passwd *p = getpwuid(uid);
+
+	if (p && strlen(p->pw_name) < CTL_USER_MAX)
+		snprintf(buf, CTL_USER_MAX, "%s", p->pw_name);
+	else
+		snprintf(buf, CTL_USER_MAX, "%u", uid);
+	return buf;
+}
+
+void ctl_job_text(uint32_t uid, const char *name, char buf[CTL_JOB_MAX])
+{
+	char user[CTL_USER_MAX];
+
+	if (!*name || uid == geteuid())
+		snprintf(buf, CTL_JOB_MAX, "%.90s", *name ? name : "-");
+	else
+		snprintf(buf, CTL_JOB_MAX, "%s/%.90s", ctl_user(uid, user), name);
+}
+
+void ctl_job_cell(struct table *t, uint32_t uid, const char *name)
+{
+	char text[CTL_JOB_MAX];
+
+	ctl_job_text(uid, name, text);
+	table_cell(t, "%s", text);
 }

@@ -16,6 +16,9 @@
 #include "rpc_client.h"
 #include "status.pb-c.h"
 
+#define CTL_USER_MAX 33
+#define CTL_JOB_MAX  128
+
 enum ctl_exit {
 	CTL_OK = 0,
 	CTL_FAILED = 1, /* the daemon answered with an error */
@@ -76,6 +79,17 @@ int ctl_print_json(json_t *j);
 
 /* Print @t under a title (NULL: none). Return: an exit code. */
 int ctl_print_table(struct ctl *ctl, const char *title, const struct table *t);
+
+/* What the caller calls a job: NAME of its own user, else UID/NAME or USER/NAME; the daemon knows
+ * no user names. @buf: for it. Return: CTL_OK, or CTL_USAGE (printed). */
+int ctl_job_name(const char *given, char buf[CTL_JOB_MAX], char **ret);
+
+/* A user's name, or its number. Return: @buf. */
+const char *ctl_user(uint32_t uid, char buf[CTL_USER_MAX]);
+
+/* A job in a table: NAME, or USER/NAME of another user's; - for none. */
+void ctl_job_cell(struct table *t, uint32_t uid, const char *name);
+void ctl_job_text(uint32_t uid, const char *name, char buf[CTL_JOB_MAX]);
 
 /* Bytes of the class @name; 0 if there is none. */
 uint64_t ctl_class(Shardd__V1__ClassBytes *const *classes, size_t n, const char *name);

@@ -52,6 +52,9 @@ static int create_option(Shardd__V1__JobSpec *job, int o)
 	case 'a':
 		job->allow_torn = true;
 		return CTL_OK;
+	case 'p':
+		job->is_private = true;
+		return CTL_OK;
 	default:
 		return CTL_USAGE;
 	}
@@ -59,7 +62,7 @@ static int create_option(Shardd__V1__JobSpec *job, int o)
 
 /* @argv[0]: create. A job that is made by hand is kept unless said otherwise: it is
  * to be there before its trainers, and after them. */
-static int parse_create(Shardd__V1__JobSpec *job, int argc, char **argv)
+static int parse_create(Shardd__V1__JobSpec *job, char name[CTL_JOB_MAX], int argc, char **argv)
 {
 	static const struct option options[] = {
 		{ "world-size", required_argument, NULL, 'w' },
@@ -69,6 +72,7 @@ static int parse_create(Shardd__V1__JobSpec *job, int argc, char **argv)
 		{ "ttl", required_argument, NULL, 't' },
 		{ "op-timeout", required_argument, NULL, 'o' },
 		{ "allow-torn", no_argument, NULL, 'a' },
+		{ "private", no_argument, NULL, 'p' },
 		{ 0 },
 	};
 	int r = CTL_OK;
@@ -82,7 +86,9 @@ static int parse_create(Shardd__V1__JobSpec *job, int argc, char **argv)
 		return ctl_usage("job create takes the name of one job");
 	if (!job->world_size)
 		return ctl_usage("job create needs --world-size N");
-	job->name = argv[optind];
+	r = ctl_job_name(argv[optind], name, &job->name);
+	if (r != CTL_OK)
+		return r;
 	if (job->lifetime == SHARDD__V1__LIFETIME__LIFETIME_UNSPECIFIED)
 		job->lifetime = SHARDD__V1__LIFETIME__LIFETIME_KEEP;
 	return CTL_OK;
@@ -93,7 +99,8 @@ static int job_create(struct ctl *ctl, int argc, char **argv)
 	Shardd__V1__CreateJobRequest request = SHARDD__V1__CREATE_JOB_REQUEST__INIT;
 	Shardd__V1__JobSpec job = SHARDD__V1__JOB_SPEC__INIT;
 	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
-	int r = parse_create(&job, argc, argv);
+	char name[CTL_JOB_MAX];
+	int r = parse_create(&job, name, argc, argv);
 
 	request.job = &job;
 	if (r == CTL_OK)
@@ -119,6 +126,7 @@ static int job_delete(struct ctl *ctl, int argc, char **argv)
 	};
 	Shardd__V1__DeleteJobRequest request = SHARDD__V1__DELETE_JOB_REQUEST__INIT;
 	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
+	char name[CTL_JOB_MAX];
 	int r, o;
 
 	while ((o = getopt_long(argc, argv, "", options, NULL)) != -1) {
@@ -128,9 +136,10 @@ static int job_delete(struct ctl *ctl, int argc, char **argv)
 	}
 	if (argc - optind != 1)
 		return ctl_usage("job delete takes the name of one job");
-	request.job = argv[optind];
-	r = ctl_call(ctl, "/shardd.v1.Shardd/DeleteJob", &request.base,
-		     &shardd__v1__delete_job_reply__descriptor, &reply);
+	r = ctl_job_name(argv[optind], name, &request.job);
+	if (r == CTL_OK)
+		r = ctl_call(ctl, "/shardd.v1.Shardd/DeleteJob", &request.base,
+			     &shardd__v1__delete_job_reply__descriptor, &reply);
 	if (r != CTL_OK)
 		return r;
 	if (ctl->json)
@@ -144,13 +153,15 @@ static int job_drain(struct ctl *ctl, int argc, char **argv)
 {
 	Shardd__V1__DrainJobRequest request = SHARDD__V1__DRAIN_JOB_REQUEST__INIT;
 	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
+	char name[CTL_JOB_MAX];
 	int r;
 
 	if (argc != 2 || argv[1][0] == '-')
 		return ctl_usage("job drain takes the name of one job");
-	request.job = argv[1];
-	r = ctl_call(ctl, "/shardd.v1.Shardd/DrainJob", &request.base,
-		     &shardd__v1__drain_job_reply__descriptor, &reply);
+	r = ctl_job_name(argv[1], name, &request.job);
+	if (r == CTL_OK)
+		r = ctl_call(ctl, "/shardd.v1.Shardd/DrainJob", &request.base,
+			     &shardd__v1__drain_job_reply__descriptor, &reply);
 	if (r != CTL_OK)
 		return r;
 	if (ctl->json)

@@ -31,8 +31,10 @@ static void devices_cell(struct table *t, const Shardd__V1__JobStatus *j)
 
 static void job_row(struct table *t, const Shardd__V1__JobStatus *j)
 {
+	char user[CTL_USER_MAX];
+
 	table_cell(t, "%s", j->name);
-	table_cell(t, "%u", j->uid);
+	table_cell(t, "%s", ctl_user(j->uid, user));
 	table_color_cell(t, ctl_state_color(j->state), "%s", j->state);
 	table_cell(t, "%u", j->world_size);
 	table_cell(t, "%llu", (unsigned long long)j->step);
@@ -47,7 +49,7 @@ static void job_row(struct table *t, const Shardd__V1__JobStatus *j)
 int ctl_jobs(struct ctl *ctl, int argc, char **argv)
 {
 	static const struct table_column columns[] = {
-		{ "JOB", false }, { "UID", true },      { "STATE", false },      { "WORLD", true },
+		{ "JOB", false }, { "OWNER", false },   { "STATE", false },      { "WORLD", true },
 		{ "STEP", true }, { "EPOCH", true },    { "LIFETIME", false },   { "UNITS", true },
 		{ "USED", true }, { "DEVICES", false }, { "LAST ERROR", false },
 	};

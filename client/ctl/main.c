@@ -30,7 +30,7 @@ static void help(void)
 		printf("  %-8s %-30s %s\n", verbs[i].name, verbs[i].arguments, verbs[i].help);
 	puts("\n"
 	     "  job create NAME --world-size N [--keep|--ephemeral] [--quota BYTES] [--ttl S]\n"
-	     "             [--op-timeout MS] [--allow-torn]\n"
+	     "             [--op-timeout MS] [--allow-torn] [--private]\n"
 	     "  job delete NAME [--force]\n"
 	     "  job drain NAME\n"
 	     "  trace [JOB] -o FILE [--last N] [--seconds S]\n"
@@ -102,6 +102,7 @@ int main(int argc, char **argv)
 
 	if (r >= 0)
 		return r;
+	env_warn("shardctl");
 	ctl.socket = env_socket(ctl.socket);
 	if (optind == argc)
 		return ctl_usage("no verb was given");

@@ -55,7 +55,7 @@ static int print_jobs(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 	for (size_t i = 0; t && i < s->n_jobs; i++) {
 		const Shardd__V1__JobStatus *j = s->jobs[i];
 
-		table_cell(t, "%s", j->name);
+		ctl_job_cell(t, j->uid, j->name);
 		if (j->quota_bytes && j->quota_bytes != UINT64_MAX)
 			table_cell(t, "%s", format_bytes(j->quota_bytes).text);
 		else
@@ -74,7 +74,7 @@ static int print_jobs(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 static void class_row(struct table *t, const Shardd__V1__JobStatus *j,
 		      const Shardd__V1__ClassMemory *c)
 {
-	table_cell(t, "%s", j->name);
+	ctl_job_cell(t, j->uid, j->name);
 	table_cell(t, "%s", c->name);
 	table_cell(t, "%s", format_bytes(c->formula_bytes).text);
 	table_cell(t, "%s", format_bytes(c->used_bytes).text);
@@ -111,7 +111,7 @@ static int larger_slab(const void *a, const void *b)
 static void slab_row(struct table *t, const Shardd__V1__SlabStatus *s)
 {
 	table_cell(t, "%u", s->slab);
-	table_cell(t, "%s", *s->job ? s->job : "-");
+	ctl_job_cell(t, s->uid, s->job);
 	table_cell(t, "%s", s->class_);
 	if (s->owner_rank < 0)
 		table_cell(t, "all ranks");
@@ -179,7 +179,7 @@ static int print_holders(struct ctl *ctl, Shardd__V1__StatusReply *s)
 		table_cell(t, "%llu", (unsigned long long)x->session);
 		table_cell(t, "%d", x->pid);
 		table_cell(t, "%s", x->client_name);
-		table_cell(t, "%s", *x->job ? x->job : "-");
+		ctl_job_cell(t, x->job_uid, x->job);
 		if (x->rank < 0)
 			table_cell(t, "-");
 		else

@@ -36,7 +36,7 @@ static void time_cells(struct table *t, const Shardd__V1__OpRecord *o, uint64_t 
 static void op_row(struct table *t, const Shardd__V1__OpRecord *o, uint64_t now)
 {
 	table_cell(t, "%llu", (unsigned long long)o->id);
-	table_cell(t, "%s", *o->job ? o->job : "-");
+	ctl_job_cell(t, o->uid, o->job);
 	table_cell(t, "%u", o->rank);
 	table_cell(t, "%d", o->pid);
 	table_cell(t, "%s", o->op);
@@ -74,7 +74,7 @@ static int print_ops(struct ctl *ctl, const Shardd__V1__OpsReply *reply)
 	return ctl_print_table(ctl, NULL, t);
 }
 
-static int parse(Shardd__V1__OpsRequest *request, int argc, char **argv)
+static int parse(Shardd__V1__OpsRequest *request, char name[CTL_JOB_MAX], int argc, char **argv)
 {
 	static const struct option options[] = {
 		{ "number", required_argument, NULL, 'n' },
@@ -95,7 +95,7 @@ static int parse(Shardd__V1__OpsRequest *request, int argc, char **argv)
 	if (argc - optind > 1)
 		return ctl_usage("ops takes the name of one job");
 	if (argc - optind == 1)
-		request->job = argv[optind];
+		return ctl_job_name(argv[optind], name, &request->job);
 	return CTL_OK;
 }
 
@@ -103,7 +103,8 @@ int ctl_ops(struct ctl *ctl, int argc, char **argv)
 {
 	Shardd__V1__OpsRequest request = SHARDD__V1__OPS_REQUEST__INIT;
 	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
-	int r = parse(&request, argc, argv);
+	char name[CTL_JOB_MAX];
+	int r = parse(&request, name, argc, argv);
 
 	if (r == CTL_OK)
 		r = ctl_call(ctl, "/shardd.v1.Status/Ops", &request.base,

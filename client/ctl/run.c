@@ -19,11 +19,13 @@
 #include "ctl/ctl.h"
 #include "ctl/format.h"
 #include "ctl/run_daemon.h"
+#include "ctl/run_instance.h"
 #include "ctl/run_proc.h"
 
 #define MAX_TRAINERS  1024u /* the daemon's limit of a job's ranks */
 #define HELP_PRINTED  -1
 #define KILL_AFTER_US (5 * 1000000u)
+#define ASK_EVERY_MS  200 /* a daemon that is not there yet */
 
 struct trainer {
 	struct run_proc proc;
@@ -38,6 +40,7 @@ struct run {
 	char **command;     /* borrowed */
 	const char *socket; /* borrowed */
 	char job[80];
+	char instance[RUN_INSTANCE_MAX]; /* of the daemon that has the job; "": not known */
 
 	struct trainer *trainers; /* n */
 	struct pollfd *fds;
@@ -140,8 +143,12 @@ static int parse(struct run *run, int argc, char **argv)
 static int start_trainer(struct run *run, uint32_t rank)
 {
 	char rank_env[32], local_rank[32], world[32], local_world[32], job[96];
-	char socket[128 + sizeof("SHARDD_SOCKET=")];
-	const char *env[] = { rank_env, world, local_rank, local_world, socket, job, NULL };
+	char socket[128 + sizeof("SHARDD_SOCKET=")], instance[80];
+	/* who is started again goes on from state that this run of the daemon has */
+	bool again = run->trainers[rank].restarts && *run->instance;
+	const char *env[] = {
+		rank_env, world, local_rank, local_world, socket, job, again ? instance : NULL, NULL
+	};
 	struct run_command command = { run->command, env, SIGKILL };
 	int r;
 
@@ -151,6 +158,7 @@ static int start_trainer(struct run *run, uint32_t rank)
 	snprintf(local_world, sizeof(local_world), "LOCAL_WORLD_SIZE=%u", run->n);
 	snprintf(socket, sizeof(socket), "SHARDD_SOCKET=%s", run->socket);
 	snprintf(job, sizeof(job), "SHARDD_JOB=%s", run->job);
+	snprintf(instance, sizeof(instance), "SHARDD_INSTANCE=%s", run->instance);
 	r = run_proc_start(&run->trainers[rank].proc, &command);
 	if (r < 0)
 		fprintf(stderr, "shardctl: INTERNAL: cannot start rank %u: %s\n", rank,
@@ -215,6 +223,11 @@ static void trainer_ended(struct run *run, uint32_t rank)
 		give_up(run, code);
 		return;
 	}
+	if (run_instance_lost(run->socket, run->instance, run->job)) {
+		say_end(rank, pid, code, "; no restart");
+		give_up(run, CTL_FAILED);
+		return;
+	}
 	t->restarts++;
 	snprintf(then, sizeof(then), "; restart %u of %u", t->restarts, run->max_restarts);
 	say_end(rank, pid, code, then);
@@ -245,12 +258,26 @@ static void take_signal(struct run *run)
 	stop(run, (int)info.ssi_signo);
 }
 
+/* Before anything is restarted it must be known from which run of the daemon it goes on. */
+static bool must_ask(const struct run *run)
+{
+	return run->max_restarts && !*run->instance && !run->stopping;
+}
+
+static void ask(struct run *run)
+{
+	uint64_t started;
+
+	if (must_ask(run) && !getenv("SHARDD_INSTANCE"))
+		run_instance_ask(run->socket, run->instance, &started);
+}
+
 static int poll_timeout(const struct run *run)
 {
 	uint64_t now = clock_now_us();
 
 	if (!run->kill_at)
-		return -1;
+		return must_ask(run) ? ASK_EVERY_MS : -1;
 	return now >= run->kill_at ? 0 : (int)((run->kill_at - now + 999) / 1000);
 }
 
@@ -268,6 +295,7 @@ static void turn(struct run *run)
 	struct pollfd *daemon = run->fds + 1;
 	struct pollfd *trainers = daemon + RUN_PROC_FDS;
 
+	ask(run);
 	run->fds[0] = (struct pollfd){ .fd = run->signals, .events = POLLIN };
 	run_proc_fds(&run->daemon.proc, daemon);
 	for (uint32_t i = 0; i < run->n; i++)

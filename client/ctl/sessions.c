@@ -10,7 +10,7 @@ static void session_row(struct table *t, const Shardd__V1__SessionStatus *s)
 	table_cell(t, "%d", s->pid);
 	table_cell(t, "%u", s->uid);
 	table_cell(t, "%s", s->client_name);
-	table_cell(t, "%s", *s->job ? s->job : "-");
+	ctl_job_cell(t, s->job_uid, s->job);
 	if (s->rank < 0)
 		table_cell(t, "-");
 	else

@@ -14,7 +14,7 @@ static void print_daemon(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 	       s->connections, s->open_descriptors);
 	if (s->log_dropped)
 		printf(", %llu log lines dropped", (unsigned long long)s->log_dropped);
-	printf("\n  socket %s\n", ctl->socket);
+	printf("\n  socket %s, instance %s\n", ctl->socket, s->instance);
 	ctl->printed++;
 }
 
@@ -158,16 +158,18 @@ static unsigned joined_ranks(const Shardd__V1__JobStatus *j)
 static int print_jobs(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 {
 	static const struct table_column columns[] = {
-		{ "JOB", false },   { "STATE", false },      { "RANKS", true }, { "STEP", true },
-		{ "EPOCH", true },  { "UNITS", true },       { "USED", true },  { "OPS", true },
-		{ "FAILED", true }, { "LAST ERROR", false },
+		{ "JOB", false }, { "OWNER", false }, { "STATE", false },      { "RANKS", true },
+		{ "STEP", true }, { "EPOCH", true },  { "UNITS", true },       { "USED", true },
+		{ "OPS", true },  { "FAILED", true }, { "LAST ERROR", false },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
+	char user[CTL_USER_MAX];
 
 	for (size_t i = 0; t && i < s->n_jobs; i++) {
 		const Shardd__V1__JobStatus *j = s->jobs[i];
 
 		table_cell(t, "%s", j->name);
+		table_cell(t, "%s", ctl_user(j->uid, user));
 		table_color_cell(t, ctl_state_color(j->state), "%s", j->state);
 		table_cell(t, "%u/%u", joined_ranks(j), j->world_size);
 		table_cell(t, "%llu", (unsigned long long)j->step);
@@ -197,7 +199,7 @@ static void ahead_cell(struct table *t, const Shardd__V1__RankStatus *r)
 static void rank_row(struct table *t, const Shardd__V1__JobStatus *j,
 		     const Shardd__V1__RankStatus *r)
 {
-	table_cell(t, "%s", j->name);
+	ctl_job_cell(t, j->uid, j->name);
 	table_cell(t, "%u", r->rank);
 	table_color_cell(t, ctl_state_color(r->state), "%s", r->state);
 	if (r->pid > 0)
@@ -233,7 +235,7 @@ static void reader_row(struct table *t, const Shardd__V1__JobStatus *j,
 {
 	bool has_step = strcmp(r->state, "HOLDS") == 0 || strcmp(r->state, "OVERTAKEN") == 0;
 
-	table_cell(t, "%s", j->name);
+	ctl_job_cell(t, j->uid, j->name);
 	table_cell(t, "%d", r->pid);
 	table_cell(t, "%s", r->state);
 	if (has_step)

@@ -38,7 +38,8 @@ static int parse_option(struct arguments *a, int o)
 	}
 }
 
-static int parse(struct arguments *a, Shardd__V1__OpsRequest *request, int argc, char **argv)
+static int parse(struct arguments *a, Shardd__V1__OpsRequest *request, char name[CTL_JOB_MAX],
+		 int argc, char **argv)
 {
 	static const struct option options[] = {
 		{ "output", required_argument, NULL, 'o' },
@@ -57,7 +58,7 @@ static int parse(struct arguments *a, Shardd__V1__OpsRequest *request, int argc,
 	if (argc - optind > 1)
 		return ctl_usage("trace takes the name of one job");
 	if (argc - optind == 1)
-		request->job = argv[optind];
+		return ctl_job_name(argv[optind], name, &request->job);
 	return CTL_OK;
 }
 
@@ -95,7 +96,8 @@ int ctl_trace(struct ctl *ctl, int argc, char **argv)
 	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
 	_cleanup_(json_freep) json_t *trace = NULL;
 	struct arguments a = { 0 };
-	int r = parse(&a, &request, argc, argv);
+	char name[CTL_JOB_MAX];
+	int r = parse(&a, &request, name, argc, argv);
 
 	request.with_devices = true;
 	if (r == CTL_OK)

@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "ctl/ctl.h"
 #include "ctl/json.h"
 #include "ctl/lanes.h"
 
@@ -131,7 +132,7 @@ static int compare_ops(const void *a, const void *b)
 {
 	const Shardd__V1__OpRecord *x = *(Shardd__V1__OpRecord *const *)a,
 				   *y = *(Shardd__V1__OpRecord *const *)b;
-	int job = strcmp(x->job, y->job);
+	int job = x->uid != y->uid ? (x->uid < y->uid ? -1 : 1) : strcmp(x->job, y->job);
 
 	if (job)
 		return job;
@@ -140,9 +141,14 @@ static int compare_ops(const void *a, const void *b)
 	return x->id < y->id ? -1 : x->id > y->id;
 }
 
+static bool same_job(const Shardd__V1__OpRecord *a, const Shardd__V1__OpRecord *b)
+{
+	return a->uid == b->uid && strcmp(a->job, b->job) == 0;
+}
+
 static bool same_rank(const Shardd__V1__OpRecord *a, const Shardd__V1__OpRecord *b)
 {
-	return a->rank == b->rank && strcmp(a->job, b->job) == 0;
+	return a->rank == b->rank && same_job(a, b);
 }
 
 static json_t *op_args(const Shardd__V1__OpRecord *o)
@@ -212,14 +218,15 @@ static void rank_lanes(struct trace *t, Shardd__V1__OpRecord **ops, struct lane_
 
 static void add_ops(struct trace *t, Shardd__V1__OpRecord **ops, struct lane_span *spans, size_t n)
 {
-	char text[96];
+	char text[CTL_JOB_MAX + 8], job[CTL_JOB_MAX];
 
 	qsort(ops, n, sizeof(ops[0]), compare_ops);
 	for (size_t i = 0, same; i < n; i += same) {
 		for (same = 1; i + same < n && same_rank(ops[i], ops[i + same]);)
 			same++;
-		snprintf(text, sizeof(text), "job %s", ops[i]->job);
-		if (!i || strcmp(ops[i]->job, ops[i - 1]->job) != 0)
+		ctl_job_text(ops[i]->uid, ops[i]->job, job);
+		snprintf(text, sizeof(text), "job %s", job);
+		if (!i || !same_job(ops[i], ops[i - 1]))
 			new_process(t, text);
 		rank_lanes(t, &ops[i], spans, same);
 	}
@@ -251,12 +258,14 @@ static int compare_devices(const void *a, const void *b)
 
 static json_t *device_args(const Shardd__V1__DeviceRecord *d)
 {
+	char job[CTL_JOB_MAX];
 	json_t *args = json_pack("{sI sI sI}", "id", (json_int_t)d->id, "epoch",
 				 (json_int_t)d->epoch, "kernels", (json_int_t)d->kernels);
 
 	if (!args)
 		return NULL;
-	set_text(args, "job", d->job);
+	ctl_job_text(d->uid, d->job, job);
+	set_text(args, "job", job);
 	set_number(args, "number", d->number);
 	set_number(args, "bytes", d->bytes);
 	set_text(args, "state", !d->ended_us ? "RUN" : *d->error ? "FAILED" : "DONE");

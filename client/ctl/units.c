@@ -76,30 +76,25 @@ static int print_units(struct ctl *ctl, const Shardd__V1__JobStatus *j)
 	return ctl_print_table(ctl, NULL, t);
 }
 
-static const Shardd__V1__JobStatus *find_job(const Shardd__V1__StatusReply *s, const char *name)
-{
-	for (size_t i = 0; i < s->n_jobs; i++)
-		if (strcmp(s->jobs[i]->name, name) == 0)
-			return s->jobs[i];
-	return NULL;
-}
-
 int ctl_units(struct ctl *ctl, int argc, char **argv)
 {
 	Shardd__V1__StatusRequest request = SHARDD__V1__STATUS_REQUEST__INIT;
 	_cleanup_(ctl_status_freep) Shardd__V1__StatusReply *s = NULL;
 	_cleanup_(json_freep) json_t *all = NULL;
 	const Shardd__V1__JobStatus *job;
+	char name[CTL_JOB_MAX];
 	int r;
 
 	if (argc != 2)
 		return ctl_usage("units takes the name of one job");
-	request.job = argv[1];
+	r = ctl_job_name(argv[1], name, &request.job);
+	if (r != CTL_OK)
+		return r;
 	request.with_units = true;
 	r = ctl_get_status(ctl, &request, &s);
 	if (r != CTL_OK)
 		return r;
-	job = find_job(s, argv[1]);
+	job = s->n_jobs ? s->jobs[0] : NULL; /* deleted ones of that name come last */
 	if (!job) {
 		fprintf(stderr, "shardctl: NOT_FOUND: there is no job \"%s\"\n", argv[1]);
 		return CTL_FAILED;

@@ -34,7 +34,11 @@ static const char usage[] =
 	"  --kill-at STEP   in that step, from 2 on, rank R kills itself in the middle of its\n"
 	"  --kill-rank R    backward, if the job had no commit when the process joined it\n"
 	"\n"
-	"Environment: SHARDD_SOCKET, SHARDD_JOB (charlm), RANK (0), WORLD_SIZE (1).\n";
+	"Environment: SHARDD_SOCKET, SHARDD_JOB (charlm), RANK (0), WORLD_SIZE (1).\n"
+	"\n"
+	"Exit code: 0 all steps are committed, or the job was drained; 1 an error; 2 wrong\n"
+	"arguments; 3 SIGINT or SIGTERM ended it before: all ranks stop behind one step, which is\n"
+	"committed, and the job stays for a restart.\n";
 
 /* Options given as numbers: where they go and what is allowed. */
 struct number_option {

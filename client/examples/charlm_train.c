@@ -332,6 +332,11 @@ static int train_epoch(struct trainer *t)
 		if (t->stop) {
 			trainer_say(t, "rank %u was asked to stop: step %" PRIu64 " is committed\n",
 				    t->me.rank, step);
+			if (!shardd_draining(t->client) && step < t->options->steps) {
+				/* Who leaves an EPHEMERAL job for good takes its state along. */
+				t->unfinished = true;
+				return 0;
+			}
 			break;
 		}
 	}
@@ -355,6 +360,7 @@ static int train(struct trainer *t)
 		finish_all(t);
 		if (stop_asked || shardd_draining(t->client)) {
 			trainer_say(t, "rank %u stops: %s\n", t->me.rank, why.text);
+			t->unfinished = true;
 			return 0;
 		}
 		trainer_say(t, "rank %u goes back: %s\n", t->me.rank, why.text);
@@ -407,5 +413,7 @@ int train_run(const struct train_options *options)
 		fprintf(stderr, "charlm: %s: %s\n", shardd_code_name(rc), t.err.text);
 	shardd_close(t.client);
 	trainer_deinit(&t);
+	if (rc >= 0 && t.unfinished)
+		return TRAIN_UNFINISHED;
 	return rc < 0 ? 1 : 0;
 }

@@ -11,7 +11,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define TRAIN_NO_RANK UINT64_MAX
+#define TRAIN_NO_RANK    UINT64_MAX
+#define TRAIN_UNFINISHED 3 /* a signal ended it before the last step; the job stays */
 
 struct train_options {
 	const char *data; /* file */
@@ -28,7 +29,8 @@ struct train_options {
 };
 
 /* Train. Prints to stdout, errors as one sentence to stderr.
- * Return: 0, or 1 if the training could not be done. Blocks until the end. */
+ * Return: 0 (the last step is committed, or the job or the daemon drained), 1 if the training could
+ * not be done, or TRAIN_UNFINISHED. Blocks until the end. */
 int train_run(const struct train_options *options);
 
 #endif

@@ -55,6 +55,7 @@ const char *fault_code_name(enum fault_code code)
 		[FAULT_CANCELLED] = "CANCELLED",
 		[FAULT_UNAVAILABLE] = "UNAVAILABLE",
 		[FAULT_UNIMPLEMENTED] = "UNIMPLEMENTED",
+		[FAULT_LOST] = "DATA_LOSS",
 		[FAULT_INTERNAL] = "INTERNAL",
 	};
 

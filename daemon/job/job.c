@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+#include <time.h>
 
 #include "core/check.h"
 #include "core/clock.h"
@@ -149,6 +149,7 @@ static struct job *job_new(struct jobs *jobs, state_job *rec, struct fault *f)
 	job->ranks = calloc(rec->world_size, sizeof(struct member *));
 	job->placed = calloc(rec->world_size, sizeof(struct device *));
 	job->rec = rec;
+	job_label(rec->uid, rec->name, job->label);
 	if (job_charge(job, f)) {
 		job->rec = NULL;
 		return job_free(job);
@@ -176,7 +177,7 @@ static int charge_blobs(struct job *job)
 
 static int job_publish(struct job *job)
 {
-	if (htab_add(&job->jobs->names, job->rec->name, job) < 0)
+	if (htab_add(&job->jobs->names, job->label, job) < 0)
 		return -ENOMEM;
 	list_append(&job->jobs->all, &job->link);
 	job->jobs->count++;
@@ -200,10 +201,10 @@ static int add_world(state_job *rec)
 	return -ENOMEM;
 }
 
-static state_job *rec_from_spec(const struct node_limits *l, const struct job_spec *spec, uid_t uid,
-				gid_t gid)
+static state_job *rec_from_spec(const struct node_limits *l, const struct job_spec *spec,
+				const char *name, uid_t uid, gid_t gid)
 {
-	state_job *rec = state_job_new(spec->name, spec->world_size);
+	state_job *rec = state_job_new(name, spec->world_size);
 
 	if (!rec)
 		return NULL;
@@ -215,6 +216,7 @@ static state_job *rec_from_spec(const struct node_limits *l, const struct job_sp
 	rec->op_timeout_ms = spec->op_timeout_ms ? spec->op_timeout_ms : l->op_timeout_ms;
 	rec->allow_torn = spec->allow_torn;
 	rec->ipc = spec->ipc;
+	rec->is_private = spec->is_private;
 	if (add_world(rec) < 0) {
 		state_job_free(rec);
 		return NULL;
@@ -222,8 +224,8 @@ static state_job *rec_from_spec(const struct node_limits *l, const struct job_sp
 	return rec;
 }
 
-static int job_make(struct jobs *jobs, const struct job_spec *spec, uid_t uid, gid_t gid,
-		    struct job **ret, struct fault *f)
+static int job_make(struct jobs *jobs, const struct job_spec *spec, const char *name, uid_t uid,
+		    gid_t gid, struct job **ret, struct fault *f)
 {
 	const struct node_limits *l = &jobs->node->limits;
 	state_job *rec;
@@ -243,11 +245,16 @@ static int job_make(struct jobs *jobs, const struct job_spec *spec, uid_t uid, g
 				 "job.quota_bytes is %llu: up to %llu (job_quota_bytes) is allowed",
 				 (unsigned long long)spec->quota_bytes,
 				 (unsigned long long)l->job_quota_bytes);
+	if (l->max_job_ttl_s && spec->ttl_s > l->max_job_ttl_s)
+		return fault_set(f, FAULT_INVALID, "job.ttl_s",
+				 "job.ttl_s is %u: up to %u (max_job_ttl_s) is allowed, 0 means %u "
+				 "(job_ttl_s)",
+				 spec->ttl_s, l->max_job_ttl_s, l->job_ttl_s);
 	if (spec->ipc && backend_info(jobs->node->devices[0].backend)->ordinal < 0)
 		return fault_set(f, FAULT_INVALID, "job.ipc",
 				 "job.ipc is set, but memory of %s has no CUDA IPC handle",
 				 backend_info(jobs->node->devices[0].backend)->id);
-	rec = rec_from_spec(l, spec, uid, gid);
+	rec = rec_from_spec(l, spec, name, uid, gid);
 	job = rec ? job_new(jobs, rec, f) : NULL;
 	if (!job && f->code) {
 		state_job_free(rec);
@@ -263,11 +270,6 @@ static int job_make(struct jobs *jobs, const struct job_spec *spec, uid_t uid, g
 	}
 	*ret = job;
 	return 0;
-}
-
-bool job_may_use(const struct job *job, uid_t uid)
-{
-	return uid == job->rec->uid || uid == 0 || uid == geteuid();
 }
 
 static int check_same(const struct job *job, const struct job_spec *spec, struct fault *f)
@@ -292,39 +294,58 @@ static int check_same(const struct job *job, const struct job_spec *spec, struct
 				 "job '%s' hands its memory over as descriptors, not as CUDA IPC "
 				 "handles: its first trainer decides",
 				 job->rec->name);
+	if (spec->is_private && !job->rec->is_private)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "job '%s' is not private: its first trainer decides",
+				 job->rec->name);
 	return 0;
+}
+
+/* Nothing of an earlier run of the daemon is here: who goes on from it must not begin anew
+ * without a word. */
+static int job_check_instance(const struct node *node, const struct job_spec *spec, struct fault *f)
+{
+	time_t started = (time_t)node->started_unix_s;
+	char when[32] = "?";
+	struct tm tm;
+
+	if (!spec->instance || memcmp(spec->instance, node->instance, sizeof(node->instance)) == 0)
+		return 0;
+	if (gmtime_r(&started, &tm))
+		strftime(when, sizeof(when), "%Y-%m-%d %H:%M:%S UTC", &tm);
+	return fault_set(
+		f, FAULT_LOST, NULL,
+		"the daemon was restarted at %s: the state of job '%.75s' is gone; restore a "
+		"checkpoint, or start the whole run anew to begin at step 0",
+		when, spec->name);
 }
 
 int job_open(struct jobs *jobs, const struct job_spec *spec, uid_t uid, gid_t gid, struct job **ret,
 	     bool *ret_created, struct fault *f)
 {
-	struct job *job = htab_find(&jobs->names, spec->name);
+	char label[JOB_LABEL_MAX + 1];
+	struct job *job = NULL;
+	struct job_ref ref;
 	int r;
 
+	if (job_ref_parse(spec->name, "job.name", &ref, f) ||
+	    job_check_instance(jobs->node, spec, f))
+		return f->code;
+	if (ref.has_uid && ref.uid != uid) {
+		if (job_find(jobs, spec->name, uid, &job, f) || job_check_open(job, uid, f))
+			return f->code;
+	} else {
+		job_label(uid, ref.name, label);
+		job = htab_find(&jobs->names, label);
+	}
 	if (ret_created)
 		*ret_created = !job;
 	if (!job)
-		return job_make(jobs, spec, uid, gid, ret, f);
-	if (!job_may_use(job, uid))
-		return fault_set(f, FAULT_DENIED, NULL, "job '%s' belongs to another user",
-				 spec->name);
+		return job_make(jobs, spec, ref.name, uid, gid, ret, f);
 	r = check_same(job, spec, f);
 	if (r == 0)
 		*ret = job;
 	return r;
-}
-
-int job_find(struct jobs *jobs, const char *name, uid_t uid, struct job **ret, struct fault *f)
-{
-	struct job *job = htab_find(&jobs->names, name);
-
-	if (!job)
-		return fault_set(f, FAULT_NOT_FOUND, NULL, "there is no job '%.64s'", name);
-	if (!job_may_use(job, uid))
-		return fault_set(f, FAULT_DENIED, NULL, "job '%.64s' belongs to another user",
-				 name);
-	*ret = job;
-	return 0;
 }
 
 struct group *job_group_by_id(struct job *job, uint32_t id)

@@ -32,6 +32,7 @@
 #include "unit/unit.h"
 
 #define JOB_NAME_MAX   64
+#define JOB_LABEL_MAX  (JOB_NAME_MAX + 11) /* UID/NAME */
 #define JOB_MAX_BLOB   65536u
 #define JOB_MAX_GROUPS 256u
 /* Of all units: their records are memory that no account pays for. */
@@ -56,6 +57,8 @@ struct job_ops {
 	void (*signals_gone)(struct job *job, const struct backend_signals *signals);
 	/* (optional) The job's epoch ended, why: for the log. */
 	void (*epoch_ended)(struct job *job, const struct fault *why);
+	/* (optional) Its time without trainers is over: it is deleted now. For the log. */
+	void (*expired)(const struct job *job);
 };
 
 /* A step that all ranks have asked for and that is applied by the commit that
@@ -84,9 +87,10 @@ struct job_waiter {
 
 struct job {
 	uint32_t magic;
-	struct jobs *jobs; /* borrowed, the registry */
-	struct node *node; /* borrowed */
-	state_job *rec;    /* owned */
+	struct jobs *jobs;             /* borrowed, the registry */
+	struct node *node;             /* borrowed */
+	state_job *rec;                /* owned */
+	char label[JOB_LABEL_MAX + 1]; /* UID/NAME: its key in the registry, and for logs */
 	struct quota quota;
 	uint32_t number;           /* no other living job has it; not 0 */
 	struct user_charge owner;  /* one of its owner's jobs */
@@ -94,6 +98,7 @@ struct job {
 	bool deleted;              /* a zombie: out of the registry's names */
 	bool draining;
 	bool torn;
+	bool crashed;           /* its last trainer did not leave cleanly */
 	uint64_t idle_since_us; /* no trainers since; 0: there are some */
 
 	struct member **ranks;  /* by rank; the last member, whatever its state; owned ref */
@@ -140,7 +145,7 @@ struct job {
 struct jobs {
 	struct node *node; /* borrowed */
 	struct job_ops ops;
-	struct htab names;
+	struct htab names; /* by label */
 	struct list all;
 	struct list zombies;
 	uint32_t count;
@@ -166,16 +171,36 @@ struct job_spec {
 	uint32_t op_timeout_ms;
 	bool allow_torn;
 	bool ipc;
+	bool is_private;
+	const uint8_t *instance; /* NODE_INSTANCE_BYTES: the daemon that has what the caller goes
+				  * on from; NULL: it expects nothing */
 };
 
-/* Make the job, or find it and check that it is the same and @uid's (0 and the
- * daemon's own uid may use any). @ret_created may be NULL. Return: 0 or a fault. */
+/* Make the job, or find it and check that it is the same. A plain name is one of @uid's own
+ * jobs; UID/NAME is there already. @ret_created may be NULL. Return: 0, or a fault: FAULT_LOST
+ * if spec->instance is another run of the daemon. */
 int job_open(struct jobs *jobs, const struct job_spec *spec, uid_t uid, gid_t gid, struct job **ret,
 	     bool *ret_created, struct fault *f);
 
-/* Find by name, for its owner or an administrator. Return: 0 or a fault. */
+/* Find by NAME or UID/NAME, for its owner or an administrator (job_names.c). What belongs to
+ * others is, for whoever is neither, not there. Return: 0 or a fault. */
 int job_find(struct jobs *jobs, const char *name, uid_t uid, struct job **ret, struct fault *f);
+/* The owner, or an administrator: root, and the user that the daemon runs as. */
 bool job_may_use(const struct job *job, uid_t uid);
+bool job_is_admin(uid_t uid);
+/* May @uid see what is in the job: units, pids, ops? */
+bool job_may_look(const struct job *job, uid_t uid);
+/* job_may_look, or a fault that says to whom the job is closed. */
+int job_check_open(const struct job *job, uid_t uid, struct fault *f);
+/* What a job is called: NAME, or UID/NAME. */
+struct job_ref {
+	bool has_uid;
+	uid_t uid;
+	const char *name; /* points into the text */
+};
+/* @field: of the request. Return: 0 or FAULT_INVALID. */
+int job_ref_parse(const char *text, const char *field, struct job_ref *ret, struct fault *f);
+void job_label(uid_t uid, const char *name, char ret[JOB_LABEL_MAX + 1]);
 
 /* For whom a device works. */
 static inline struct backend_owner job_as_owner(const struct job *job)

@@ -126,7 +126,7 @@ int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f
 	job->deleted = true;
 	readers_lose_job(job);
 	job_epoch_end(job, &told);
-	htab_remove(&job->jobs->names, job->rec->name);
+	htab_remove(&job->jobs->names, job->label);
 	job->jobs->count--;
 	list_unlink(&job->link);
 	list_append(&job->jobs->zombies, &job->link);
@@ -144,6 +144,27 @@ int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f
 	return 0;
 }
 
+/* How long it is kept without trainers. What crashed before its first commit has nothing to
+ * resume from. A KEEP job is as it was asked for: made anew by its trainers it would be none. */
+static uint64_t job_kept_us(const struct job *job)
+{
+	uint64_t ttl = job->rec->ttl_s, early = job->node->limits.uncommitted_ttl_s;
+
+	if (early && early < ttl && job->crashed && !job->rec->has_commit &&
+	    job->rec->lifetime == JOB_EPHEMERAL)
+		ttl = early;
+	return ttl * 1000000u;
+}
+
+static void job_expire(struct job *job)
+{
+	struct fault f = FAULT_NULL;
+
+	if (job->jobs->ops.expired)
+		job->jobs->ops.expired(job);
+	(void)job_delete(job, false, NULL, &f);
+}
+
 void jobs_tick(struct jobs *jobs, uint64_t now_us)
 {
 	struct job *job, *tmp;
@@ -151,11 +172,9 @@ void jobs_tick(struct jobs *jobs, uint64_t now_us)
 	for (unsigned d = 0; d < jobs->node->n_devices; d++)
 		slabs_sweep(&jobs->node->devices[d]);
 	list_for_each (job, tmp, &jobs->all, link) {
-		struct fault f = FAULT_NULL;
-
 		if (job->idle_since_us && !job->present &&
-		    now_us - job->idle_since_us >= (uint64_t)job->rec->ttl_s * 1000000u)
-			(void)job_delete(job, false, NULL, &f);
+		    now_us - job->idle_since_us >= job_kept_us(job))
+			job_expire(job);
 		else
 			readers_tick(job, now_us);
 	}

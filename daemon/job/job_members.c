@@ -190,6 +190,7 @@ static void leave_common(struct member *m, enum member_state state)
 	if (job->present)
 		return;
 	job->idle_since_us = clock_now_us();
+	job->crashed = state == MEMBER_DEAD;
 	job->draining = false; /* done: the next trainers may go on from the last commit */
 }
 

@@ -8,6 +8,12 @@
 #include "core/check.h"
 #include "job/window.h"
 
+void node_instance_text(const struct node *node, char ret[2 * NODE_INSTANCE_BYTES + 1])
+{
+	for (unsigned i = 0; i < NODE_INSTANCE_BYTES; i++)
+		snprintf(ret + 2 * (size_t)i, 3, "%02x", node->instance[i]);
+}
+
 void node_init(struct node *node, uv_loop_t *loop)
 {
 	node->loop = loop;

@@ -15,12 +15,15 @@
 #include "mem/quarantine.h"
 #include "mem/slab.h"
 
-#define NODE_MAX_DEVICES 16
+#define NODE_MAX_DEVICES    16
+#define NODE_INSTANCE_BYTES 16
 
 struct node_limits {
-	uint64_t job_quota_bytes; /* default; 0: none */
-	uint32_t job_ttl_s;       /* default */
-	uint32_t op_timeout_ms;   /* default */
+	uint64_t job_quota_bytes;   /* default; 0: none */
+	uint32_t job_ttl_s;         /* default */
+	uint32_t max_job_ttl_s;     /* the most a job may ask for; 0: no limit */
+	uint32_t uncommitted_ttl_s; /* of crashed jobs without a commit; 0: their own */
+	uint32_t op_timeout_ms;     /* default */
 	uint32_t stall_after_ms;
 	uint32_t max_jobs;
 	uint32_t max_units_per_job;
@@ -56,6 +59,8 @@ struct node {
 	struct node_limits limits;
 	struct users users; /* who uses how much of all this */
 	uint64_t started_us;
+	uint8_t instance[NODE_INSTANCE_BYTES]; /* of this run of the daemon: random */
+	uint64_t started_unix_s;               /* when it began, for people */
 	/* (optional) A communicator broke; @why is one sentence. */
 	void (*comm_broke)(struct node *node, struct node_comm *nc, const char *why);
 };
@@ -90,6 +95,9 @@ struct node_comm {
 enum {
 	NODE_E_LATER = -1, /* it is being made: node_wait, then ask again */
 };
+
+/* Of this run of the daemon: 32 hexadecimal digits. */
+void node_instance_text(const struct node *node, char ret[2 * NODE_INSTANCE_BYTES + 1]);
 
 /* No devices yet. */
 void node_init(struct node *node, uv_loop_t *loop);

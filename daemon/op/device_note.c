@@ -37,6 +37,7 @@ static struct device_record *begin(struct device_note *n, struct backend *b,
 	r->name = n->name;
 	r->queue = queue_name(task->queue);
 	r->uid = n->job->rec->uid;
+	r->is_private = n->job->rec->is_private;
 	r->number = n->number;
 	r->epoch = n->job->rec->epoch;
 	r->submitted_us = clock_now_us();

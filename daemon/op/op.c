@@ -37,6 +37,7 @@ static void record_begin(struct op *op)
 	r->op = op;
 	r->name = op->type->name;
 	r->uid = op->m->job->rec->uid;
+	r->is_private = op->m->job->rec->is_private;
 	r->rank = op->m->rank;
 	r->pid = member_pid(op->m);
 	r->seq = op->seq;

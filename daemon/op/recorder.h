@@ -21,6 +21,7 @@ struct record {
 	char group[32];
 	const char *name; /* static */
 	uid_t uid;        /* the job's owner: a later job of that name may be another's */
+	bool is_private;  /* the job was */
 	uint32_t rank;
 	int pid;
 	uint64_t number;
@@ -43,6 +44,7 @@ struct device_record {
 	const char *queue; /* static */
 	const char *name;  /* of the op; static */
 	uid_t uid;         /* as above */
+	bool is_private;   /* as above */
 	uint64_t number;   /* of a collective */
 	uint64_t epoch;
 	uint64_t submitted_us; /* the first */

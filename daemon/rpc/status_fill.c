@@ -43,5 +43,10 @@ Shardd__V1__ClassBytes **status_classes(struct arena *a, const struct quota *q, 
 
 bool status_visible(const struct status_scope *s, const struct job *job)
 {
-	return job_may_use(job, s->uid) && (!*s->job || strcmp(s->job, job->rec->name) == 0);
+	return job_may_use(job, s->uid) && status_named(s, job->rec->uid, job->rec->name);
+}
+
+bool status_named(const struct status_scope *s, uid_t uid, const char *job)
+{
+	return !s->job || (s->job->rec->uid == uid && strcmp(s->job->rec->name, job) == 0);
 }

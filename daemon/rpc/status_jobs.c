@@ -185,21 +185,27 @@ static void fill_readers(struct arena *a, const struct job *job, Shardd__V1__Job
 	}
 }
 
-static void fill_job(struct arena *a, const struct job *job, bool with_units,
-		     Shardd__V1__JobStatus *j)
+/* What anybody who may know of the job may know. */
+static void fill_outside(struct arena *a, const struct job *job, Shardd__V1__JobStatus *j)
 {
 	j->name = status_text(a, job->rec->name);
 	j->uid = job->rec->uid;
 	j->state = (char *)job_state_name(job);
-	j->world_size = job->rec->world_size;
-	j->step = job->rec->step;
-	j->epoch = job->rec->epoch;
-	j->lifetime = (char *)(job->rec->lifetime == JOB_KEEP ? "KEEP" : "EPHEMERAL");
+	j->is_private = job->rec->is_private;
 	j->quota_bytes = job->quota.limit;
 	j->used_bytes = job->quota.used;
 	j->quarantined_bytes = quarantined_of(job);
 	j->peak_bytes = quota_peak_used(&job->quota);
 	j->classes = status_classes(a, &job->quota, &j->n_classes);
+}
+
+static void fill_job(struct arena *a, const struct job *job, bool with_units,
+		     Shardd__V1__JobStatus *j)
+{
+	j->world_size = job->rec->world_size;
+	j->step = job->rec->step;
+	j->epoch = job->rec->epoch;
+	j->lifetime = (char *)(job->rec->lifetime == JOB_KEEP ? "KEEP" : "EPHEMERAL");
 	fill_memory(a, job, j);
 	j->unit_count = job->n_units;
 	j->ops_total = job->ops_total;
@@ -218,6 +224,14 @@ static void fill_job(struct arena *a, const struct job *job, bool with_units,
 		fill_unit(a, job, job->units[i], j->units[i]);
 }
 
+static void fill_visible(struct arena *a, const struct job *job, const struct status_scope *scope,
+			 bool with_units, Shardd__V1__JobStatus *j)
+{
+	fill_outside(a, job, j);
+	if (job_may_look(job, scope->uid))
+		fill_job(a, job, with_units, j);
+}
+
 void status_fill_jobs(struct arena *a, struct jobs *jobs, const struct status_scope *scope,
 		      bool with_units, Shardd__V1__StatusReply *reply)
 {
@@ -232,5 +246,6 @@ void status_fill_jobs(struct arena *a, struct jobs *jobs, const struct status_sc
 	for (size_t i = 0; reply->jobs && i < ARRAY_SIZE(lists); i++)
 		list_for_each (job, tmp, lists[i], link)
 			if (status_visible(scope, job))
-				fill_job(a, job, with_units, reply->jobs[reply->n_jobs++]);
+				fill_visible(a, job, scope, with_units,
+					     reply->jobs[reply->n_jobs++]);
 }

@@ -107,6 +107,7 @@ void status_fill_slabs(struct arena *a, struct jobs *jobs, const struct status_s
 		r = reply->slabs[reply->n_slabs++];
 		r->slab = s->id;
 		r->job = status_text(a, job->rec->name);
+		r->uid = job->rec->uid;
 		r->class_ = (char *)mem_class_name(s->class);
 		r->owner_rank = s->owner_rank;
 		r->bytes = s->bytes;

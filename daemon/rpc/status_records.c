@@ -1,16 +1,16 @@
 /* What ops and devices have done last. */
 #include <string.h>
-#include <unistd.h>
 
 #include "op/op.h"
 #include "rpc/status_fill.h"
 
 /* By whose job it was then: that may be gone, and the name be somebody else's by now. */
-static bool record_visible(const struct status_scope *scope, const char *job, uid_t uid)
+static bool record_visible(const struct status_scope *scope, const char *job, uid_t uid,
+			   bool is_private)
 {
-	if (*scope->job && strcmp(scope->job, job) != 0)
+	if (!status_named(scope, uid, job))
 		return false;
-	return scope->uid == uid || scope->uid == 0 || scope->uid == geteuid();
+	return scope->uid == uid || (!is_private && job_is_admin(scope->uid));
 }
 
 /* @us on the wire, where times begin with the daemon's and 0 is none. */
@@ -35,6 +35,7 @@ static void fill_record(struct arena *a, const struct record *r, uint64_t start,
 		op_waits_for(r->op, waits, sizeof(waits));
 	o->id = r->id;
 	o->job = status_text(a, r->job);
+	o->uid = r->uid;
 	o->rank = r->rank;
 	o->pid = r->pid;
 	o->op = (char *)r->name;
@@ -60,11 +61,11 @@ void status_fill_ops(struct arena *a, const struct status_scope *scope, uint32_t
 	size_t n = 0, skip;
 
 	for (size_t i = 0; (rec = recorder_at(i)); i++)
-		n += record_visible(scope, rec->job, rec->uid);
+		n += record_visible(scope, rec->job, rec->uid, rec->is_private);
 	skip = limit && n > limit ? n - limit : 0;
 	reply->ops = STATUS_MESSAGES(a, n - skip, OpRecord, op_record);
 	for (size_t i = 0; reply->ops && (rec = recorder_at(i)); i++) {
-		if (!record_visible(scope, rec->job, rec->uid))
+		if (!record_visible(scope, rec->job, rec->uid, rec->is_private))
 			continue;
 		if (skip)
 			skip--;
@@ -78,6 +79,7 @@ static void fill_device_record(struct arena *a, const struct device_record *r, u
 {
 	d->id = r->id;
 	d->job = status_text(a, r->job);
+	d->uid = r->uid;
 	d->device = status_text(a, r->device);
 	d->queue = (char *)r->queue;
 	d->op = (char *)r->name;
@@ -99,11 +101,11 @@ void status_fill_device_records(struct arena *a, const struct status_scope *scop
 	size_t n = 0, skip;
 
 	for (size_t i = 0; (rec = recorder_device_at(i)); i++)
-		n += record_visible(scope, rec->job, rec->uid);
+		n += record_visible(scope, rec->job, rec->uid, rec->is_private);
 	skip = limit && n > limit ? n - limit : 0;
 	reply->devices = STATUS_MESSAGES(a, n - skip, DeviceRecord, device_record);
 	for (size_t i = 0; reply->devices && (rec = recorder_device_at(i)); i++) {
-		if (!record_visible(scope, rec->job, rec->uid))
+		if (!record_visible(scope, rec->job, rec->uid, rec->is_private))
 			continue;
 		if (skip)
 			skip--;

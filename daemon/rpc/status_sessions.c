@@ -1,6 +1,4 @@
 /* Sessions, and what is under way on them. */
-#include <string.h>
-#include <unistd.h>
 
 #include "core/clock.h"
 #include "rpc/status_fill.h"
@@ -13,11 +11,13 @@ static const struct job *job_of(const struct session *s)
 
 static bool session_visible(const struct status_scope *scope, const struct session *s)
 {
-	uid_t uid = proc_uid(s->proc);
+	const struct job *job = job_of(s);
 
-	if (scope->uid != 0 && scope->uid != geteuid() && scope->uid != uid)
+	if (scope->uid != proc_uid(s->proc) && !job_is_admin(scope->uid))
 		return false;
-	return !*scope->job || (job_of(s) && strcmp(job_of(s)->rec->name, scope->job) == 0);
+	if (job && !job_may_look(job, scope->uid))
+		return false; /* its pids and ranks are what is closed */
+	return !scope->job || job == scope->job;
 }
 
 static void fill_ring(struct arena *a, const struct session *s, Shardd__V1__SessionStatus *r)
@@ -47,6 +47,7 @@ static void fill_session(struct arena *a, const struct session *s, Shardd__V1__S
 	r->uid = proc_uid(s->proc);
 	r->client_name = status_text(a, s->name);
 	r->job = status_text(a, job_of(s) ? job_of(s)->rec->name : "");
+	r->job_uid = job_of(s) ? job_of(s)->rec->uid : 0;
 	r->rank = m ? (int32_t)m->rank : -1;
 	r->age_s = (clock_now_us() - s->created_us) / 1000000u;
 	r->pending_ops = m ? m->pending : 0;

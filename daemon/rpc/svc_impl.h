@@ -22,6 +22,9 @@ void svc_try(struct rpc_call *call, const ProtobufCMessage *request, struct node
 /* svc_shardd_jobs.c: what others need of it. */
 struct fault svc_not_connected(void);
 int svc_decode_job(const Shardd__V1__JobSpec *spec, struct job_spec *ret, struct fault *f);
+/* For the log: a job was made; a call about a job is refused, which ends the call. */
+void svc_log_created(const struct proc *who, const struct job *job);
+void svc_refuse(struct rpc_call *call, const char *what, const char *job, const struct fault *f);
 /* May this member do more than ask? Return: 0 or a fault code. */
 int svc_check_joined(const struct member *m, struct fault *f);
 

@@ -73,6 +73,8 @@ static void attach(struct rpc_call *call, const ProtobufCMessage *request, void 
 	reply.version = (char *)SHARDD_VERSION;
 	reply.max_message_bytes = svc->max_message_bytes;
 	reply.ring = svc->sessions->rings ? RING_VERSION : 0;
+	reply.instance = (ProtobufCBinaryData){ NODE_INSTANCE_BYTES, svc->jobs->node->instance };
+	reply.started_unix_s = svc->jobs->node->started_unix_s;
 	reply.max_inflight_ops = svc->jobs->node->limits.max_inflight_ops;
 	rpc_call_reply(call, &reply.base);
 }

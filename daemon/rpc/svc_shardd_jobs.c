@@ -4,7 +4,8 @@
 #include <string.h>
 
 #include "core/check.h"
-#include "core/log.h"
+#include "core/text.h"
+#include "rpc/audit.h"
 #include "rpc/svc_impl.h"
 #include "rpc/unit_spec.h"
 
@@ -16,29 +17,13 @@ struct fault svc_not_connected(void)
 	return f;
 }
 
-/* 1 to 64 of [A-Za-z0-9._-]. */
-static int check_job_name(const char *name, const char *field, struct fault *f)
-{
-	static const char allowed[] =
-		"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
-	size_t n = strlen(name), good = strspn(name, allowed);
-
-	if (!n || n > JOB_NAME_MAX)
-		return fault_set(f, FAULT_INVALID, field,
-				 "%s is %zu bytes: 1 to %u of [A-Za-z0-9._-] are allowed", field, n,
-				 JOB_NAME_MAX);
-	if (good < n)
-		return fault_set(f, FAULT_INVALID, field,
-				 "%s has byte 0x%02x at %zu: [A-Za-z0-9._-] are allowed", field,
-				 (unsigned char)name[good], good);
-	return 0;
-}
-
 int svc_decode_job(const Shardd__V1__JobSpec *spec, struct job_spec *ret, struct fault *f)
 {
+	struct job_ref ref;
+
 	if (!spec)
 		return fault_set(f, FAULT_INVALID, "job", "job is missing");
-	if (check_job_name(spec->name, "job.name", f))
+	if (job_ref_parse(spec->name, "job.name", &ref, f))
 		return f->code;
 	if (!spec->world_size)
 		return fault_set(f, FAULT_INVALID, "job.world_size",
@@ -54,8 +39,25 @@ int svc_decode_job(const Shardd__V1__JobSpec *spec, struct job_spec *ret, struct
 				  .ttl_s = spec->ttl_s,
 				  .op_timeout_ms = spec->op_timeout_ms,
 				  .allow_torn = spec->allow_torn,
-				  .ipc = spec->ipc };
+				  .ipc = spec->ipc,
+				  .is_private = spec->is_private };
 	return 0;
+}
+
+void svc_log_created(const struct proc *who, const struct job *job)
+{
+	audit(who, "created", job->label, "world_size=%u lifetime=%s ttl_s=%u private=%s",
+	      job->rec->world_size, job->rec->lifetime == JOB_KEEP ? "KEEP" : "EPHEMERAL",
+	      job->rec->ttl_s, job->rec->is_private ? "yes" : "no");
+}
+
+void svc_refuse(struct rpc_call *call, const char *what, const char *job, const struct fault *f)
+{
+	struct conn *c = rpc_call_conn(call);
+
+	if (c)
+		audit_refused(conn_proc(c), what, job, f);
+	rpc_call_fail(call, f);
 }
 
 void svc_create_job(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
@@ -72,12 +74,11 @@ void svc_create_job(struct rpc_call *call, const ProtobufCMessage *request, void
 	if (f.code || svc_decode_job(r->job, &spec, &f) ||
 	    job_open(svc->jobs, &spec, proc_uid(conn_proc(c)), proc_gid(conn_proc(c)), &job,
 		     &created, &f)) {
-		rpc_call_fail(call, &f);
+		svc_refuse(call, "create", r->job ? r->job->name : "", &f);
 		return;
 	}
 	if (created)
-		log_info("rpc", "job created job=%s world_size=%u", job->rec->name,
-			 job->rec->world_size);
+		svc_log_created(conn_proc(c), job);
 	reply.created = created;
 	rpc_call_reply(call, &reply.base);
 }
@@ -88,9 +89,7 @@ int svc_find_job(struct rpc_call *call, struct svc_shardd *svc, const char *name
 	struct conn *c = rpc_call_conn(call);
 
 	*f = c ? FAULT_NULL : svc_not_connected();
-	if (f->code || check_job_name(name, "job", f))
-		return f->code;
-	return job_find(svc->jobs, name, proc_uid(conn_proc(c)), ret, f);
+	return f->code ? (int)f->code : job_find(svc->jobs, name, proc_uid(conn_proc(c)), ret, f);
 }
 
 void svc_delete_job(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
@@ -98,15 +97,19 @@ void svc_delete_job(struct rpc_call *call, const ProtobufCMessage *request, void
 	const Shardd__V1__DeleteJobRequest *r = (const Shardd__V1__DeleteJobRequest *)request;
 	Shardd__V1__DeleteJobReply reply = SHARDD__V1__DELETE_JOB_REPLY__INIT;
 	struct fault f;
+	char label[JOB_LABEL_MAX + 1];
 	struct job *job;
 
-	if (svc_find_job(call, userdata, r->job, &job, &f) ||
-	    job_delete(job, r->force, &reply.freed_bytes, &f)) {
-		rpc_call_fail(call, &f);
+	if (svc_find_job(call, userdata, r->job, &job, &f) == 0) {
+		text_copy(label, sizeof(label), job->label); /* the job may go at once */
+		job_delete(job, r->force, &reply.freed_bytes, &f);
+	}
+	if (f.code) {
+		svc_refuse(call, "delete", r->job, &f);
 		return;
 	}
-	log_info("rpc", "job deleted job=%s bytes=%llu", r->job,
-		 (unsigned long long)reply.freed_bytes);
+	audit(conn_proc(rpc_call_conn(call)), "deleted", label, "bytes=%llu forced=%s",
+	      (unsigned long long)reply.freed_bytes, r->force ? "yes" : "no");
 	rpc_call_reply(call, &reply.base);
 }
 
@@ -118,10 +121,11 @@ void svc_drain_job(struct rpc_call *call, const ProtobufCMessage *request, void 
 	struct job *job;
 
 	if (svc_find_job(call, userdata, r->job, &job, &f)) {
-		rpc_call_fail(call, &f);
+		svc_refuse(call, "drain", r->job, &f);
 		return;
 	}
 	reply.ranks = job_drain(job);
+	audit(conn_proc(rpc_call_conn(call)), "draining", job->label, "ranks=%u", reply.ranks);
 	rpc_call_reply(call, &reply.base);
 }
 

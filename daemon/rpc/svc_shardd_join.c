@@ -3,7 +3,8 @@
 #include <stdlib.h>
 
 #include "core/check.h"
-#include "core/log.h"
+#include "core/text.h"
+#include "rpc/audit.h"
 #include "rpc/svc_impl.h"
 
 /* ------------------------------------------------------------- the answer */
@@ -66,7 +67,7 @@ static int fill_link(const struct member *m, struct link_parts *parts, Shardd__V
 	return events ? fill_events(m, parts, l, f) : 0;
 }
 
-static void send_join(struct rpc_call *call, const struct member *m)
+static void send_join(struct rpc_call *call, const struct member *m, bool created)
 {
 	Shardd__V1__JoinReply reply = SHARDD__V1__JOIN_REPLY__INIT;
 	Shardd__V1__Device device = SHARDD__V1__DEVICE__INIT;
@@ -78,6 +79,10 @@ static void send_join(struct rpc_call *call, const struct member *m)
 	struct fault f = FAULT_NULL;
 
 	reply.epoch = m->epoch;
+	reply.created = created;
+	reply.lifetime = (Shardd__V1__Lifetime)rec->lifetime;
+	reply.instance = (ProtobufCBinaryData){ NODE_INSTANCE_BYTES, m->job->node->instance };
+	reply.started_unix_s = m->job->node->started_unix_s;
 	reply.world_size = rec->world_size;
 	reply.resumed = rec->has_commit || (rec->epoch > 1 && rec->n_units);
 	reply.has_commit = rec->has_commit;
@@ -98,7 +103,7 @@ static void send_join(struct rpc_call *call, const struct member *m)
 	rpc_call_reply(call, &reply.base);
 }
 
-/* Joined: with signals for its streams, if it wants them. */
+/* Joined: with signals for its streams, if it wants them. @userdata: not NULL if it made the job. */
 static int answer_join(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	const Shardd__V1__JoinRequest *r = (const Shardd__V1__JoinRequest *)request;
@@ -106,7 +111,6 @@ static int answer_join(struct rpc_call *call, const ProtobufCMessage *request, v
 	struct fault f = FAULT_NULL;
 	int e = 0;
 
-	(void)userdata;
 	if (!m)
 		return SVC_ENDED;
 	if (m->state == MEMBER_DEAD || m->state == MEMBER_LEFT)
@@ -118,7 +122,7 @@ static int answer_join(struct rpc_call *call, const ProtobufCMessage *request, v
 	if (f.code)
 		rpc_call_fail(call, &f);
 	else
-		send_join(call, m);
+		send_join(call, m, userdata);
 	return SVC_ENDED;
 }
 
@@ -144,7 +148,8 @@ static void on_join_cancelled(struct rpc_call *call, void *userdata)
 }
 
 /* Return: 0 or a fault code, then the call is answered; or JOB_E_BUSY. */
-static int join_now(struct rpc_call *call, struct job *job, const Shardd__V1__JoinRequest *r)
+static int join_now(struct rpc_call *call, struct job *job, const Shardd__V1__JoinRequest *r,
+		    bool created)
 {
 	const struct job_joining how = { r->rank, r->device, r->no_channel };
 	struct conn *c = rpc_call_conn(call);
@@ -155,13 +160,12 @@ static int join_now(struct rpc_call *call, struct job *job, const Shardd__V1__Jo
 	if (e == JOB_E_BUSY)
 		return e;
 	if (e) {
-		rpc_call_fail(call, &f);
+		svc_refuse(call, "join", job->label, &f);
 		return e;
 	}
-	log_info("rpc", "rank joined job=%s rank=%u pid=%d session=%llu epoch=%llu", job->rec->name,
-		 r->rank, member_pid(s->member), (unsigned long long)s->id,
-		 (unsigned long long)s->member->epoch);
-	svc_try(call, &r->base, job->node, answer_join, NULL, NULL);
+	audit(s->proc, "joined", job->label, "rank=%u session=%llu epoch=%llu", r->rank,
+	      (unsigned long long)s->id, (unsigned long long)s->member->epoch);
+	svc_try(call, &r->base, job->node, answer_join, NULL, created ? call : NULL);
 	return 0;
 }
 
@@ -174,7 +178,7 @@ static void on_settled(struct job_waiter *w)
 	if (j->job->deleted) {
 		fault_set(&f, FAULT_NOT_FOUND, NULL, "job '%s' was deleted", j->job->rec->name);
 		rpc_call_fail(j->call, &f);
-	} else if (join_now(j->call, j->job, j->request) == JOB_E_BUSY) {
+	} else if (join_now(j->call, j->job, j->request, false) == JOB_E_BUSY) {
 		rpc_call_on_cancelled(j->call, on_join_cancelled, j);
 		job_wait_settled(j->job, &j->waiter);
 		return;
@@ -199,6 +203,19 @@ static void join_later(struct rpc_call *call, struct job *job, const Shardd__V1_
 	job_wait_settled(job, &j->waiter);
 }
 
+/* The run of the daemon that the trainer goes on from. */
+static int join_instance(const Shardd__V1__JoinRequest *r, struct job_spec *spec, struct fault *f)
+{
+	if (!r->instance.len)
+		return 0;
+	if (r->instance.len != NODE_INSTANCE_BYTES)
+		return fault_set(f, FAULT_INVALID, "instance",
+				 "instance is %zu bytes: 0 or %u are allowed", r->instance.len,
+				 NODE_INSTANCE_BYTES);
+	spec->instance = r->instance.data;
+	return 0;
+}
+
 void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	const Shardd__V1__JoinRequest *r = (const Shardd__V1__JoinRequest *)request;
@@ -215,15 +232,14 @@ void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *user
 	if (svc_decode_job(r->job, &spec, &f) == 0 && r->rank >= spec.world_size)
 		fault_set(&f, FAULT_INVALID, "rank", "rank is %u: 0 to %u is allowed", r->rank,
 			  spec.world_size - 1);
-	if (f.code ||
+	if (f.code || join_instance(r, &spec, &f) ||
 	    job_open(svc->jobs, &spec, proc_uid(s->proc), proc_gid(s->proc), &job, &created, &f)) {
-		rpc_call_fail(call, &f);
+		svc_refuse(call, "join", r->job ? r->job->name : "", &f);
 		return;
 	}
 	if (created)
-		log_info("rpc", "job created job=%s world_size=%u", job->rec->name,
-			 job->rec->world_size);
-	e = join_now(call, job, r);
+		svc_log_created(s->proc, job);
+	e = join_now(call, job, r, created);
 	if (e == JOB_E_BUSY)
 		join_later(call, job, r);
 	else if (e && created) /* nobody asked for a job without its first rank */
@@ -235,6 +251,7 @@ static int leave_now(struct rpc_call *call, const ProtobufCMessage *request, voi
 	Shardd__V1__LeaveReply reply = SHARDD__V1__LEAVE_REPLY__INIT;
 	struct session *s = svc_session(call);
 	struct fault f = FAULT_NULL;
+	char label[JOB_LABEL_MAX + 1] = "";
 	bool freed = false;
 	int e;
 
@@ -242,6 +259,8 @@ static int leave_now(struct rpc_call *call, const ProtobufCMessage *request, voi
 	(void)userdata;
 	if (!s)
 		return SVC_ENDED;
+	if (s->member) /* its job may go with it */
+		text_copy(label, sizeof(label), s->member->job->label);
 	e = session_leave(s, &freed, &f);
 	if (e == JOB_E_LATER)
 		return SVC_LATER;
@@ -249,8 +268,8 @@ static int leave_now(struct rpc_call *call, const ProtobufCMessage *request, voi
 		rpc_call_fail(call, &f);
 		return SVC_ENDED;
 	}
-	log_info("rpc", "rank left session=%llu pid=%d job_freed=%d", (unsigned long long)s->id,
-		 (int)proc_pid(s->proc), freed);
+	audit(s->proc, "left", label, "session=%llu job_freed=%d", (unsigned long long)s->id,
+	      freed);
 	reply.job_freed = freed;
 	rpc_call_reply(call, &reply.base);
 	return SVC_ENDED;

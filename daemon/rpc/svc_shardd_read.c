@@ -120,9 +120,10 @@ void svc_read_job(struct rpc_call *call, const ProtobufCMessage *request, void *
 
 	if (!s)
 		return;
-	if (svc_find_job(call, userdata, r->job, &job, &f) || check_memory(job, &f) ||
+	if (svc_find_job(call, userdata, r->job, &job, &f) ||
+	    job_check_open(job, proc_uid(s->proc), &f) || check_memory(job, &f) ||
 	    check_first(job, r->first, &f) || session_read(s, job, &f)) {
-		rpc_call_fail(call, &f);
+		svc_refuse(call, "read", r->job, &f);
 		return;
 	}
 	fill_page(&a, job, r->first ? r->first - 1 : 0, &reply);

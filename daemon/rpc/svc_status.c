@@ -10,7 +10,6 @@
 #include "core/log.h"
 #include "rpc/arena.h"
 #include "rpc/status_fill.h"
-#include "rpc/unit_spec.h"
 
 static uint32_t count_descriptors(void)
 {
@@ -25,24 +24,18 @@ static uint32_t count_descriptors(void)
 	return n - 3; /* ., .., and the directory itself */
 }
 
-static int scope_of(struct rpc_call *call, const char *job, struct status_scope *ret,
-		    struct fault *f)
+static int scope_of(struct rpc_call *call, struct jobs *jobs, const char *name,
+		    struct status_scope *ret, struct fault *f)
 {
 	struct conn *c = rpc_call_conn(call);
+	struct job *job = NULL;
 
 	if (!c)
 		return fault_set(f, FAULT_CANCELLED, NULL, "the connection is closed");
-	if (*job && unit_spec_name(job, JOB_NAME_MAX, "job", f))
+	if (*name && job_find(jobs, name, proc_uid(conn_proc(c)), &job, f))
 		return f->code;
 	*ret = (struct status_scope){ proc_uid(conn_proc(c)), job };
 	return 0;
-}
-
-static int check_job(struct jobs *jobs, const struct status_scope *scope, struct fault *f)
-{
-	struct job *job;
-
-	return *scope->job ? job_find(jobs, scope->job, scope->uid, &job, f) : 0;
 }
 
 static void finish(struct rpc_call *call, struct arena *a, const ProtobufCMessage *reply)
@@ -74,13 +67,17 @@ static void svc_status_get(struct rpc_call *call, const ProtobufCMessage *reques
 	struct arena a = ARENA_NULL;
 	struct fault f = FAULT_NULL;
 	struct status_scope scope;
+	char instance[2 * NODE_INSTANCE_BYTES + 1];
 
-	if (scope_of(call, r->job, &scope, &f) || check_job(svc->jobs, &scope, &f)) {
+	if (scope_of(call, svc->jobs, r->job, &scope, &f)) {
 		rpc_call_fail(call, &f);
 		return;
 	}
 	reply.version = (char *)SHARDD_VERSION;
 	reply.pid = (int32_t)getpid();
+	node_instance_text(node, instance);
+	reply.instance = instance;
+	reply.started_unix_s = node->started_unix_s;
 	reply.uptime_s = (clock_now_us() - node->started_us) / 1000000u;
 	status_fill_devices(&a, node, &reply);
 	status_fill_comms(&a, node, &reply);
@@ -108,7 +105,7 @@ static void svc_status_ops(struct rpc_call *call, const ProtobufCMessage *reques
 	struct fault f = FAULT_NULL;
 	struct status_scope scope;
 
-	if (scope_of(call, r->job, &scope, &f) || check_job(svc->jobs, &scope, &f)) {
+	if (scope_of(call, svc->jobs, r->job, &scope, &f)) {
 		rpc_call_fail(call, &f);
 		return;
 	}

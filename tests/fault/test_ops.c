@@ -491,10 +491,13 @@ static int make_job(struct world *w)
 
 static int join(struct world *w)
 {
-	struct job *job = htab_find(&w->n.jobs.names, "other");
+	struct fault none = FAULT_NULL;
+	struct job *job = NULL;
 	struct member *m = NULL;
+	int found = job_find(&w->n.jobs, "other", getuid(), &job, &none);
 	int r = nodefix_try_join(&w->n, job, 1, NULL, NULL, &m, &w->fault);
 
+	cr_assert_eq(found, 0);
 	cr_assert_eq(job->present, r == 0);
 	cr_assert_eq(job->members, r == 0);
 	return r;

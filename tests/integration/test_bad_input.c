@@ -67,7 +67,8 @@ static const struct wrong session_and_jobs[] = {
 	{ "CreateJob", "job.name", T(""), BAD, "job.name", "1 to 64" },
 	{ "CreateJob", "job.name", LONG(65), BAD, "job.name", "65 bytes" },
 	{ "CreateJob", "job.name", LONG(65536), BAD, "job.name", "65536 bytes" },
-	{ "CreateJob", "job.name", T("a/b"), BAD, "job.name", "0x2f at 1" },
+	{ "CreateJob", "job.name", T("a b"), BAD, "job.name", "0x20 at 1" },
+	{ "CreateJob", "job.name", T("a/b"), BAD, "job.name", "before the slash" },
 	{ "CreateJob", "job.name", T("a\033[1m"), BAD, "job.name", "0x1b at 1" },
 	{ "CreateJob", "job.name", T("\xc3\xa9"), BAD, "job.name", "0xc3 at 0" },
 	{ "CreateJob", "job.world_size", N(0), BAD, "job.world_size", "is 0" },
@@ -83,6 +84,8 @@ static const struct wrong session_and_jobs[] = {
 	{ "DrainJob", "job", T("nobody"), ABSENT, "", "no job 'nobody'" },
 
 	{ "Join", "job", NONE, BAD, "job", "missing" },
+	{ "Join", "instance", B(15), BAD, "instance", "15 bytes" },
+	{ "Join", "instance", B(16), SHARDD_DATA_LOSS, "", "the daemon was restarted at" },
 	{ "Join", "job.name", LONG(65536), BAD, "job.name", "65536 bytes" },
 	{ "Join", "job.world_size", N(0), BAD, "job.world_size", "is 0" },
 	{ "Join", "job.world_size", N(MINUS), BAD, "job.world_size", "4294967295" },
@@ -293,7 +296,7 @@ static const struct wrong ops[] = {
 	{ "Status/Get", "job", T("nobody"), ABSENT, "", "no job 'nobody'" },
 	{ "Status/Get", "job", LONG(65536), BAD, "job", "65536 bytes" },
 	{ "Status/Get", "job", T("a\x1f"), BAD, "job", "0x1f" },
-	{ "Status/Get", "job", T("\xff"), BAD, "job", "UTF-8" },
+	{ "Status/Get", "job", T("\xff"), BAD, "job", "0xff at 0" },
 	{ "Status/Ops", "job", T("nobody"), ABSENT, "", "no job 'nobody'" },
 	{ "Status/Ops", "job", LONG(65536), BAD, "job", "65536 bytes" },
 };

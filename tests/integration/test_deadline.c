@@ -53,14 +53,15 @@ static int waits(const struct trainer *t)
 Test(deadline, who_is_missing_is_told_to_all_that_wait)
 {
 	struct play *p = trainer_shared(sizeof(*p));
-	char text[256];
+	char text[256], words[64];
 
 	for (uint32_t r = 0; r < 2; r++)
 		p->pids[r] = trainer_start(&trainfix, "late", r, WORLD, waits, p);
 	AWAIT(fail_has_op(&trainfix, "late", 0, "Barrier", "WAIT"), 20);
 	fail_op_text(&trainfix, "late", 0, "Barrier", "waits_for", text, sizeof(text));
 	cr_assert(strstr(text, "rank 2 (not joined)"), "waits for: %s", text);
-	AWAIT(fail_logged(&trainfix, "stalled job=late"), 20);
+	snprintf(words, sizeof(words), "stalled job=%u/late", (unsigned)geteuid());
+	AWAIT(fail_logged(&trainfix, words), 20);
 	for (uint32_t r = 0; r < 2; r++) {
 		told_check(&p->told[r], SHARDD_DEADLINE_EXCEEDED, "rank 2 (not joined)");
 		told_check(&p->told[r], SHARDD_DEADLINE_EXCEEDED, "Barrier");

@@ -25,6 +25,10 @@ TestSuite(shardctl, .timeout = 120, .init = fdcheck_begin, .fini = fdcheck_end);
 
 enum { TURN_MS = 5, LIMIT_S = 40 };
 
+/* More than a socket address holds. */
+#define TEN  "/012345678"
+#define LONG TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN
+
 #define WORDS(...) ((const char *const[]){ __VA_ARGS__, NULL })
 
 /* ------------------------------------------------------------------ exit codes */
@@ -94,11 +98,15 @@ Test(shardctl, what_the_daemon_refuses_ends_with_1)
 {
 	static const struct expected rows[] = {
 		{ { "units", "nobody" }, 1, "NOT_FOUND" },
+		{ { "units", "12345/nobody" }, 1, "NOT_FOUND" },
+		{ { "units", "no-such-user/j" }, 2, "there is no user" },
+		{ { "trace", "nobody", "-o", "-" }, 1, "NOT_FOUND" },
+		{ { "trace", "-o", "/nonexistent/file" }, 2, "cannot be written" },
 		{ { "ops", "nobody" }, 1, "NOT_FOUND" },
 		{ { "job", "delete", "nobody" }, 1, "NOT_FOUND" },
 		{ { "job", "drain", "nobody" }, 1, "NOT_FOUND" },
 		{ { "job", "drain", "a b" }, 1, "INVALID_ARGUMENT" },
-		{ { "job", "create", "a/b", "--world-size", "1" }, 1, "[A-Za-z0-9._-]" },
+		{ { "job", "create", "a b", "--world-size", "1" }, 1, "[A-Za-z0-9._-]" },
 		{ { "job", "create", "a", "--world-size", "70000" }, 1, "max_world_size" },
 		{ { "job", "create", "a", "--world-size", "2" }, 0, "created" },
 		{ { "job", "create", "a", "--world-size", "2" }, 0, "already" },
@@ -124,6 +132,9 @@ Test(shardctl, a_daemon_that_is_not_there_ends_with_3)
 		{ { "--socket", "/nonexistent/s", "health" }, 3, "UNAVAILABLE" },
 		{ { "--socket", "/nonexistent/s", "job", "delete", "a" }, 3, "UNAVAILABLE" },
 		{ { "--socket", "/dev/null", "status" }, 3, "/dev/null" },
+		{ { "--socket", LONG, "status" }, 2, "INVALID_ARGUMENT" },
+		{ { "--socket", "/nonexistent/s", "trace", "-o", "-" }, 3, "UNAVAILABLE" },
+		{ { "--socket", "/nonexistent/s", "run", "-n", "1", "--", "false" }, 1, "rank 0" },
 	};
 	struct daemonfix d;
 

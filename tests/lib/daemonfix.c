@@ -176,20 +176,12 @@ static _Noreturn void give_up(struct daemonfix *d, const char *why)
 	fail("daemon: %s", why);
 }
 
-void daemonfix_start(struct daemonfix *d, const char *const *args)
+/* On d->socket; waits until it accepts. */
+static void launch(struct daemonfix *d, const char *const *args)
 {
 	uint64_t deadline = deadline_in(START_S);
-	const char *base = getenv("TMPDIR");
 	pid_t parent = getpid();
 
-	/* The socket's path must fit into a socket address, ours into the struct. */
-	if (!base || !*base || strlen(base) > sizeof(d->dir) - sizeof("/shardd-test-XXXXXX"))
-		base = "/tmp";
-	memset(d, 0, sizeof(*d));
-	snprintf(d->dir, sizeof(d->dir), "%s/shardd-test-XXXXXX", base);
-	MUST(mkdtemp(d->dir), "%s: %s", d->dir, strerror(errno));
-	snprintf(d->socket, sizeof(d->socket), "%s/s", d->dir);
-	snprintf(d->log, sizeof(d->log), "%s/log", d->dir);
 	fflush(NULL);
 	d->pid = fork();
 	MUST(d->pid >= 0, "fork: %s", strerror(errno));
@@ -212,6 +204,27 @@ void daemonfix_start(struct daemonfix *d, const char *const *args)
 void daemonfix_may_end(const struct daemonfix *d)
 {
 	daemonwatch_drop(d->pid);
+}
+
+void daemonfix_restart(struct daemonfix *d, const char *const *args)
+{
+	kill_and_reap(d->pid);
+	launch(d, args);
+}
+
+void daemonfix_start(struct daemonfix *d, const char *const *args)
+{
+	const char *base = getenv("TMPDIR");
+
+	/* The socket's path must fit into a socket address, ours into the struct. */
+	if (!base || !*base || strlen(base) > sizeof(d->dir) - sizeof("/shardd-test-XXXXXX"))
+		base = "/tmp";
+	memset(d, 0, sizeof(*d));
+	snprintf(d->dir, sizeof(d->dir), "%s/shardd-test-XXXXXX", base);
+	MUST(mkdtemp(d->dir), "%s: %s", d->dir, strerror(errno));
+	snprintf(d->socket, sizeof(d->socket), "%s/s", d->dir);
+	snprintf(d->log, sizeof(d->log), "%s/log", d->dir);
+	launch(d, args);
 }
 
 /* Return: what in the log is a defect of the daemon, or NULL. */

@@ -32,6 +32,9 @@ const char *daemonfix_device(void);
  * by NULL; may be NULL. Fails the test if it does not come up in 20 s. */
 void daemonfix_start(struct daemonfix *d, const char *const *args);
 
+/* SIGKILL, and another one on the same socket; what the first has written stays in the log. */
+void daemonfix_restart(struct daemonfix *d, const char *const *args);
+
 /* SIGTERM, wait; fails the test unless it exits 0 within 30 s and the log holds no
  * sanitizer report and no broken invariant. Prints the log if it fails. */
 void daemonfix_stop(struct daemonfix *d);

@@ -67,6 +67,8 @@ TEST(defaults_are_those_documented)
 	cr_assert_eq(c.memory_bytes, 0);
 	cr_assert_eq(c.job_quota_bytes, 0);
 	cr_assert_eq(c.job_ttl_s, 86400);
+	cr_assert_eq(c.max_job_ttl_s, 7 * 86400);
+	cr_assert_eq(c.uncommitted_ttl_s, 600);
 	cr_assert_eq(c.op_timeout_ms, 600000);
 	cr_assert_eq(c.stall_after_ms, 5000);
 	cr_assert_eq(c.max_connections, 4096);

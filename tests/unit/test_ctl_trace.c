@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "core/check.h"
 #include "ctl/trace_events.h"
@@ -43,6 +44,7 @@ static Shardd__V1__OpRecord *op(struct records *r, const char *job, uint32_t ran
 	shardd__v1__op_record__init(o);
 	o->id = i + 1;
 	o->job = (char *)job;
+	o->uid = geteuid(); /* ours: else its name has the user's before it */
 	o->rank = rank;
 	o->pid = 100 + (int)rank;
 	o->op = (char *)name;
@@ -67,6 +69,7 @@ static Shardd__V1__DeviceRecord *device(struct records *r, const char *queue, co
 	shardd__v1__device_record__init(d);
 	d->id = i + 1;
 	d->job = "job";
+	d->uid = geteuid();
 	d->device = "host:0";
 	d->queue = (char *)queue;
 	d->op = (char *)name;
@@ -245,6 +248,28 @@ Test(ctl_trace, a_restart_is_no_work_of_the_trainer)
 			      "rank 0|run|100+10\n"
 			      "rank 0|Gather a|500+10\n"
 			      "rank 0|run|500+10\n");
+	json_decref(j);
+}
+
+/* They were one process of the trace, since they have one name. */
+Test(ctl_trace, jobs_of_one_name_and_two_users_are_apart)
+{
+	struct records r = { 0 };
+	json_t *events, *j, *e;
+	size_t i, n = 0;
+
+	begin(&r, 1000);
+	op(&r, "a", 0, "Gather", "u", TIMES(100, 100, 100, 110));
+	op(&r, "a", 0, "Gather", "u", TIMES(100, 100, 100, 110))->uid = 4000000000u;
+	events = events_of(&r, &all, &j);
+	json_array_foreach(events, i, e)
+	{
+		const char *name =
+			json_string_value(json_object_get(json_object_get(e, "args"), "name"));
+
+		n += name && (strcmp(name, "job a") == 0 || strcmp(name, "job 4000000000/a") == 0);
+	}
+	cr_expect_eq(n, 2);
 	json_decref(j);
 }
 

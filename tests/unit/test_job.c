@@ -99,11 +99,8 @@ JOB_TEST(a_job_is_its_owners_and_the_administrators)
 	struct fault f;
 
 	cr_assert_eq(open_as(&spec, OTHER_UID, &job, NULL, &f), 0);
-	open_as(&spec, OTHER_UID + 1, &found, NULL, &f);
-	expect_fault(&f, FAULT_DENIED, "belongs to another user");
-	f = FAULT_NULL;
 	job_find(&n.jobs, "a", OTHER_UID + 1, &found, &f);
-	expect_fault(&f, FAULT_DENIED, "belongs to another user");
+	expect_fault(&f, FAULT_NOT_FOUND, "there is no job 'a'");
 	f = FAULT_NULL;
 	job_find(&n.jobs, "b", OTHER_UID, &found, &f);
 	expect_fault(&f, FAULT_NOT_FOUND, "'b'");
@@ -113,6 +110,127 @@ JOB_TEST(a_job_is_its_owners_and_the_administrators)
 	cr_expect_eq(job_find(&n.jobs, "a", 0, &found, &f), 0);
 	cr_expect_eq(job_find(&n.jobs, "a", geteuid(), &found, &f), 0);
 	cr_expect_eq(found, job);
+}
+
+/* A name was taken for all users by the first who used it, and the refusal said so. */
+JOB_TEST(two_users_have_a_job_of_one_name)
+{
+	const struct job_spec spec = { .name = "a", .world_size = 2 };
+	struct job *hers = NULL, *his = NULL, *found = NULL;
+	struct fault f = FAULT_NULL;
+	bool created = false;
+	char other[JOB_LABEL_MAX + 1];
+
+	cr_assert_eq(open_as(&spec, OTHER_UID, &hers, &created, &f), 0);
+	cr_assert(created);
+	cr_assert_eq(open_as(&spec, OTHER_UID + 1, &his, &created, &f), 0, "%s", f.text);
+	cr_assert(created && his != hers);
+	cr_assert_eq(job_find(&n.jobs, "a", OTHER_UID, &found, &f), 0);
+	cr_expect_eq(found, hers);
+	cr_assert_eq(job_find(&n.jobs, "a", OTHER_UID + 1, &found, &f), 0);
+	cr_expect_eq(found, his);
+	job_label(OTHER_UID, "a", other);
+	cr_assert_eq(job_find(&n.jobs, other, OTHER_UID, &found, &f), 0, "her own, in full");
+	cr_assert_eq(job_find(&n.jobs, other, 0, &found, &f), 0);
+	cr_expect_eq(found, hers);
+	job_find(&n.jobs, other, OTHER_UID + 1, &found, &f);
+	expect_fault(&f, FAULT_NOT_FOUND, "there is no job");
+	f = FAULT_NULL;
+	job_find(&n.jobs, "a", 0, &found, &f);
+	expect_fault(&f, FAULT_INVALID, other);
+	f = FAULT_NULL;
+	cr_assert_eq(job_delete(hers, false, NULL, &f), 0);
+	cr_assert_eq(job_find(&n.jobs, "a", 0, &found, &f), 0);
+	cr_expect_eq(found, his);
+	cr_assert_eq(open_as(&spec, 0, &found, &created, &f), 0, "the administrator's own");
+	cr_expect(created && found != his);
+}
+
+JOB_TEST(a_job_of_another_user_is_not_made_in_his_name)
+{
+	const uid_t uids[] = { OTHER_UID + 1, 0 };
+	struct job *job = NULL;
+	char other[JOB_LABEL_MAX + 1];
+	struct job_spec spec = { .name = other, .world_size = 2 };
+
+	job_label(OTHER_UID, "a", other);
+	for (size_t i = 0; i < ARRAY_SIZE(uids); i++) {
+		struct fault f = FAULT_NULL;
+
+		open_as(&spec, uids[i], &job, NULL, &f);
+		expect_fault(&f, FAULT_NOT_FOUND, "there is no job");
+	}
+	cr_expect_null(job);
+}
+
+JOB_TEST(names_with_a_slash_have_a_uid_before_it)
+{
+	static const char *const wrong[] = {
+		"/a",           "x/a",           "1/",   "1/a/b", "-1/a",
+		"4294967295/a", "99999999999/a", "1 /a", "1/a b", ""
+	};
+	struct job_ref ref;
+
+	for (size_t i = 0; i < ARRAY_SIZE(wrong); i++) {
+		struct fault f = FAULT_NULL;
+
+		job_ref_parse(wrong[i], "job", &ref, &f);
+		cr_expect_eq(f.code, FAULT_INVALID, "%s", wrong[i]);
+	}
+	{
+		struct fault f = FAULT_NULL;
+
+		cr_assert_eq(job_ref_parse("4294967294/a.b-c_D9", "job", &ref, &f), 0);
+		cr_expect(ref.has_uid && ref.uid == 4294967294u);
+		cr_expect_str_eq(ref.name, "a.b-c_D9");
+	}
+}
+
+JOB_TEST(a_private_job_is_closed_to_administrators)
+{
+	const struct job_spec spec = { .name = "a", .world_size = 2, .is_private = true };
+	struct job *job = NULL, *found = NULL;
+	char label[JOB_LABEL_MAX + 1];
+	struct job_spec theirs = { .name = label, .world_size = 2 };
+	struct fault f = FAULT_NULL;
+
+	cr_assert_eq(open_as(&spec, OTHER_UID, &job, NULL, &f), 0);
+	cr_expect(job_may_look(job, OTHER_UID));
+	cr_expect(!job_may_look(job, 0) && job_may_use(job, 0), "it can be deleted");
+	job_label(OTHER_UID, "a", label);
+	open_as(&theirs, 0, &found, NULL, &f);
+	expect_fault(&f, FAULT_DENIED, "private");
+}
+
+JOB_TEST(who_expects_another_run_of_the_daemon_is_told)
+{
+	static const uint8_t other[NODE_INSTANCE_BYTES] = { 1 };
+	struct job_spec spec = { .name = "a", .world_size = 2, .instance = other };
+	struct job *job = NULL;
+	struct fault f = FAULT_NULL;
+
+	open_as(&spec, OTHER_UID, &job, NULL, &f);
+	expect_fault(&f, FAULT_LOST, "the daemon was restarted at");
+	expect_fault(&f, FAULT_LOST, "the state of job 'a' is gone");
+	cr_expect_null(job);
+	cr_expect_eq(n.jobs.count, 0, "and no job was made");
+	f = FAULT_NULL;
+	spec.instance = n.node.instance;
+	cr_assert_eq(open_as(&spec, OTHER_UID, &job, NULL, &f), 0);
+}
+
+JOB_TEST(a_job_cannot_ask_to_be_kept_for_ever)
+{
+	struct job_spec spec = { .name = "a", .world_size = 2, .ttl_s = 101 };
+	struct job *job = NULL;
+	struct fault f = FAULT_NULL;
+
+	n.node.limits.max_job_ttl_s = 100;
+	open_as(&spec, OTHER_UID, &job, NULL, &f);
+	expect_fault(&f, FAULT_INVALID, "max_job_ttl_s");
+	f = FAULT_NULL;
+	spec.ttl_s = 100;
+	cr_assert_eq(open_as(&spec, OTHER_UID, &job, NULL, &f), 0);
 }
 
 JOB_TEST(the_node_has_its_limits)

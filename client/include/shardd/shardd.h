@@ -53,6 +53,7 @@ enum shardd_code {
 	SHARDD_UNIMPLEMENTED = 12,
 	SHARDD_INTERNAL = 13,
 	SHARDD_UNAVAILABLE = 14, /* the daemon is gone or about to go */
+	SHARDD_DATA_LOSS = 15,   /* the daemon was restarted: the job's state is gone */
 };
 
 struct shardd_error {
@@ -95,6 +96,7 @@ struct shardd_options {
 /* Connect and attach a session. Blocks at most twice the connect timeout, and 10 s for
  * the channel by which memory comes.
  * @options: borrowed; NULL for all defaults. @ret: the caller's, shardd_close.
+ * The first call of a process names SHARDD_ variables that nothing reads on standard error.
  * Errors: UNAVAILABLE (nobody listens; or the daemon closed the connection, as it
  * does when it does not admit this uid or gid), PERMISSION_DENIED (the socket's mode),
  * INVALID_ARGUMENT. Any thread. */
@@ -111,6 +113,12 @@ SHARDD_API void shardd_close(shardd_client *c);
 SHARDD_API const char *shardd_daemon_version(const shardd_client *c);
 SHARDD_API uint64_t shardd_session(const shardd_client *c);
 
+/* This run of the daemon: 32 hexadecimal digits, valid until shardd_close; and when it started,
+ * seconds since 1970. A daemon that is started again is another run, without any state of the
+ * first. Any thread. */
+SHARDD_API const char *shardd_instance(const shardd_client *c);
+SHARDD_API uint64_t shardd_daemon_started(const shardd_client *c);
+
 /* What the daemon says of itself, its devices, jobs with their units and ranks, and sessions:
  * one JSON document, the one that `shardctl --json status` prints. @job: only this one; NULL:
  * all that this uid may see. @ret: the caller's, free(). Errors: NOT_FOUND (no such job).
@@ -126,15 +134,17 @@ enum shardd_lifetime {
 };
 
 struct shardd_job {
-	size_t size;                   /* sizeof(struct shardd_job) */
-	const char *name;              /* 1 to 64 of [A-Za-z0-9._-]; NULL: $SHARDD_JOB */
-	uint32_t world_size;           /* 0: $WORLD_SIZE */
-	uint32_t rank;                 /* SHARDD_RANK_FROM_ENV: $RANK */
+	size_t size;         /* sizeof(struct shardd_job) */
+	const char *name;    /* 1 to 64 of [A-Za-z0-9._-], this user's; root and the daemon's
+					* user: UID/NAME is another user's; NULL: $SHARDD_JOB */
+	uint32_t world_size; /* 0: $WORLD_SIZE */
+	uint32_t rank;       /* SHARDD_RANK_FROM_ENV: $RANK */
 	enum shardd_lifetime lifetime; /* 0: as it is; a new job: EPHEMERAL */
 	uint64_t quota_bytes;          /* 0: the daemon's default */
-	uint32_t ttl_s;                /* 0: the daemon's default */
+	uint32_t ttl_s;                /* up to its max_job_ttl_s; 0: the daemon's default */
 	uint32_t op_timeout_ms;        /* default deadline of an op; 0: the daemon's default */
 	bool allow_torn;               /* go on from a step that was applied but not committed */
+	bool is_private; /* closed to other users, root and the daemon's uid among them */
 };
 
 #define SHARDD_RANK_FROM_ENV UINT32_MAX
@@ -150,6 +160,7 @@ struct shardd_membership {
 	uint64_t step;    /* last committed step */
 	const void *blob; /* this rank's, stored with it; valid until the next join or close */
 	size_t blob_bytes;
+	bool created; /* this join made the job */
 };
 
 /* Join a job as a rank; the job is made if it is not there. After ABORTED, call
@@ -160,8 +171,12 @@ struct shardd_membership {
  * and @blob belong to parameters that are no more.
  * Errors: INVALID_ARGUMENT (name, rank, world size), FAILED_PRECONDITION (the job
  * is there with another world size, lifetime or quota; the rank is taken), UNAVAILABLE
- * (the job or the daemon drains), PERMISSION_DENIED (another uid's job),
- * RESOURCE_EXHAUSTED. Any thread. */
+ * (the job or the daemon drains), PERMISSION_DENIED (another uid's private job), NOT_FOUND
+ * (UID/NAME), RESOURCE_EXHAUSTED.
+ * DATA_LOSS: the job's state was in a run of the daemon that is over, says $SHARDD_INSTANCE (what
+ * shardd_instance said then; set for trainers that are started again), or this process has joined
+ * it there and not left. The job is not made anew, nothing is trained from step 0.
+ * SHARDD_INSTANCE=any: it may be. Any thread. */
 SHARDD_API int shardd_join(shardd_client *c, const struct shardd_job *job,
 			   struct shardd_membership *ret, struct shardd_error *err);
 

@@ -32,6 +32,7 @@ from .errors import (
     Aborted,
     AlreadyExists,
     Cancelled,
+    DataLoss,
     DeadlineExceeded,
     FailedPrecondition,
     Internal,
@@ -71,7 +72,8 @@ from .unit import Place, Unit
 
 __all__ = [
     "WORLD", "Aborted", "AlreadyExists", "Buffer", "BufferSpec", "Cancelled", "Client",
-    "ClipProfile", "DeadlineExceeded", "Device", "Dtype", "FailedPrecondition", "InUse",
+    "ClipProfile", "DataLoss", "DeadlineExceeded", "Device", "Dtype", "FailedPrecondition",
+    "InUse",
     "Init", "Internal", "InvalidArgument", "Layout", "Lifetime", "Membership", "Memory",
     "NotFound", "OptimizerKind", "OptimizerProfile", "OptimizerSpec", "OptimizerWhen",
     "Overtaken", "PermissionDenied", "Place", "Profile", "ReadTensor", "Reader", "ReduceOp",

@@ -22,13 +22,15 @@ class Options(C.Structure):
 class Job(C.Structure):
     _fields_ = [("size", C.c_size_t), ("name", C.c_char_p), ("world_size", C.c_uint32),
                 ("rank", C.c_uint32), ("lifetime", C.c_int), ("quota_bytes", C.c_uint64),
-                ("ttl_s", C.c_uint32), ("op_timeout_ms", C.c_uint32), ("allow_torn", C.c_bool)]
+                ("ttl_s", C.c_uint32), ("op_timeout_ms", C.c_uint32), ("allow_torn", C.c_bool),
+                ("is_private", C.c_bool)]
 
 
 class Membership(C.Structure):
     _fields_ = [("epoch", C.c_uint64), ("world_size", C.c_uint32), ("rank", C.c_uint32),
                 ("resumed", C.c_bool), ("has_commit", C.c_bool), ("torn", C.c_bool),
-                ("step", C.c_uint64), ("blob", C.c_void_p), ("blob_bytes", C.c_size_t)]
+                ("step", C.c_uint64), ("blob", C.c_void_p), ("blob_bytes", C.c_size_t),
+                ("created", C.c_bool)]
 
 
 class Device(C.Structure):
@@ -241,7 +243,8 @@ OPS: dict[str, tuple[object, ...]] = {
 # The rest: arguments and what it returns.
 PLAIN: dict[str, tuple[list[Any], Any]] = {
     "version": ([], _text), "close": ([_p], None), "daemon_version": ([_p], _text),
-    "session": ([_p], _u64), "draining": ([_p], _bool), "set_timeout": ([_p, _u32], None),
+    "session": ([_p], _u64), "instance": ([_p], _text), "daemon_started": ([_p], _u64),
+    "draining": ([_p], _bool), "set_timeout": ([_p, _u32], None),
     "reader_close": ([_p], None), "clear_stream": ([_p], None),
 }
 

@@ -33,7 +33,10 @@ _IN_VAIN = 2  # deaths in a row without a commit between them
 
 _libc = ctypes.CDLL(None, use_errno=True)
 clients: weakref.WeakSet[Any] = weakref.WeakSet()  # every shardd.Client of this process
-_progress: mmap.mmap | None = None  # in a guarded process: one byte that the guard reads
+# In a guarded process, what its guard reads: a byte that is 1 after a commit, then the instance of
+# the daemon that has the state, which the next life goes on from.
+_progress: mmap.mmap | None = None
+_INSTANCE = slice(1, 33)
 _restarts = 0
 
 
@@ -41,6 +44,12 @@ def committed() -> None:
     """The program has got on: its next death is worth a restart."""
     if _progress is not None:
         _progress[0] = 1
+
+
+def joined(instance: str) -> None:
+    """The program has state in that run of the daemon: the next life must find it there."""
+    if _progress is not None and len(instance) == 32:
+        _progress[_INSTANCE] = instance.encode()
 
 
 def _threads() -> int:
@@ -137,6 +146,12 @@ class _Guard:
                 self._asked = self._asked or said.si_signo in _ENDINGS
                 os.kill(child, said.si_signo)
 
+    def expect(self) -> None:
+        """Tell the next child which run of the daemon it goes on from."""
+        instance = bytes(self.progress[_INSTANCE])
+        if instance.strip(b"\0") and not os.environ.get("SHARDD_INSTANCE"):
+            os.environ["SHARDD_INSTANCE"] = instance.decode()
+
     def may_restart(self, child: int, ended_by: int, restarts: int) -> bool:
         """Is there to be another child? Says so, or why not."""
         self._in_vain = 0 if self.progress[0] else self._in_vain + 1
@@ -191,7 +206,8 @@ def guard(max_restarts: int) -> int:
         code = parent.watch(child)
         if code >= 0 or not parent.may_restart(child, -code, restarts):
             _end(code)
+        parent.expect()
     raise AssertionError
 
 
-__all__ = ["committed", "guard"]
+__all__ = ["committed", "guard", "joined"]

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, NamedTuple, TypeVar
 
-from . import _abi, _library, _restart, specs
+from . import _abi, _again, _library, _restart, specs
 from ._device import HOST, Gpu, Where
 from ._launch import launched
 from .errors import FailedPrecondition, InUse, Unavailable, VersionMismatch
@@ -31,7 +31,7 @@ DEFAULT_SOCKET = "/run/shardd/shardd.sock"
 class Membership:
     """What a join found. ``epoch`` grows whenever the membership changes; ``resumed``: the job
     has state from before; ``step`` and ``blob`` are those of the last commit if
-    ``has_commit``; ``torn``: a step was applied after it."""
+    ``has_commit``; ``torn``: a step was applied after it; ``created``: this join made the job."""
 
     epoch: int
     world_size: int
@@ -41,6 +41,7 @@ class Membership:
     torn: bool
     step: int
     blob: bytes
+    created: bool = False
 
 
 @dataclass(frozen=True)
@@ -203,6 +204,17 @@ class Client:
         return int(_library.library().shardd_session(self.handle))
 
     @property
+    def instance(self) -> str:
+        """This run of the daemon: one that is started again is another, without any state."""
+        text: bytes = _library.library().shardd_instance(self.handle)
+        return text.decode()
+
+    @property
+    def daemon_started(self) -> int:
+        """When the daemon started, seconds since 1970."""
+        return int(_library.library().shardd_daemon_started(self.handle))
+
+    @property
     def forked(self) -> bool:
         """Is this a fork of the process that connected? Then it cannot be used."""
         return self._pid != os.getpid()
@@ -284,24 +296,31 @@ class Client:
 
     def join(self, job: str | None = None, world_size: int | None = None,
              rank: int | None = None, lifetime: Lifetime | None = None, quota_bytes: int = 0,
-             ttl: int = 0, op_timeout: float = 0, allow_torn: bool = False) -> Membership:
+             ttl: int = 0, op_timeout: float = 0, allow_torn: bool = False,
+             private: bool = False) -> Membership:
         """Join a job as a rank; it is made if it is not there. After Aborted: again.
 
         None: what the launcher has said (docs/python.md); the job is $SHARDD_JOB first. @ttl,
         @op_timeout: seconds, 0: the daemon's default. Blocks until the daemon has answered, not
-        until all ranks are there. Unimplemented: the launcher has started ranks on other
-        machines.
+        until all ranks are there. @private: closed to other users, root among them.
+        Unimplemented: the launcher has started ranks on other machines. DataLoss: the job's
+        state was in a run of the daemon that is over; nothing is begun anew.
         """
         asked = _as_launched(job, world_size, rank)
+        if self.member is None:
+            _again.check(self, asked[0].decode() if asked[0] else None)
         spec = _abi.Job(C.sizeof(_abi.Job), *asked, lifetime or 0, quota_bytes, ttl,
-                        int(op_timeout * 1000), allow_torn)
+                        int(op_timeout * 1000), allow_torn, private)
         found = _abi.Membership()
         _library.call("join", self.handle, C.byref(spec), C.byref(found))
         blob = C.string_at(found.blob, found.blob_bytes) if found.blob else b""
         self._find_memory()
-        self._join = (job, world_size, rank, lifetime, quota_bytes, ttl, op_timeout, allow_torn)
+        self._join = (job, world_size, rank, lifetime, quota_bytes, ttl, op_timeout, allow_torn,
+                      private)
+        _restart.joined(self.instance)
         self.member = Membership(found.epoch, found.world_size, found.rank, found.resumed,
-                                 found.has_commit, found.torn, found.step, blob)
+                                 found.has_commit, found.torn, found.step, blob,
+                                 found.created)
         return self.member
 
     def _find_memory(self) -> None:

@@ -116,6 +116,12 @@ class Unavailable(SharddError, ConnectionError):
     code, name = 14, "UNAVAILABLE"
 
 
+class DataLoss(SharddError, RuntimeError):
+    """The daemon was restarted: the job's state is gone. Nothing was begun anew."""
+
+    code, name = 15, "DATA_LOSS"
+
+
 class VersionMismatch(SharddError, RuntimeError):
     """Package, library and daemon are not of one version."""
 
@@ -128,7 +134,8 @@ class InUse(BufferError):
 
 _CLASSES = {c.code: c for c in (
     Cancelled, InvalidArgument, DeadlineExceeded, NotFound, AlreadyExists, PermissionDenied,
-    ResourceExhausted, FailedPrecondition, Aborted, Unimplemented, Internal, Unavailable)}
+    ResourceExhausted, FailedPrecondition, Aborted, Unimplemented, Internal, Unavailable,
+    DataLoss)}
 
 
 def from_code(code: int, text: str, field: str = "", domain: str = "shardd", native: int = 0,

@@ -1,0 +1,50 @@
+#include "ctl/run_instance.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "core/cleanup.h"
+#include "ctl/ctl.h"
+
+#define CALL_MS 2000u
+
+bool run_instance_ask(const char *socket, char ret[RUN_INSTANCE_MAX], uint64_t *ret_started)
+{
+	Shardd__V1__StatusRequest request = SHARDD__V1__STATUS_REQUEST__INIT;
+	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
+	const Shardd__V1__StatusReply *s;
+	struct rpc_client *rpc = NULL;
+	struct shardd_error err;
+	int r = rpc_client_connect(socket, 0, &rpc, &err);
+
+	if (r == 0)
+		r = rpc_client_call(rpc, "/shardd.v1.Status/Get", &request.base,
+				    &shardd__v1__status_reply__descriptor, CALL_MS, &reply, &err);
+	rpc_client_close(rpc);
+	s = (const Shardd__V1__StatusReply *)reply;
+	if (r < 0 || strlen(s->instance) + 1 != RUN_INSTANCE_MAX)
+		return false;
+	snprintf(ret, RUN_INSTANCE_MAX, "%s", s->instance);
+	*ret_started = s->started_unix_s;
+	return true;
+}
+
+bool run_instance_lost(const char *socket, const char *known, const char *job)
+{
+	char now[RUN_INSTANCE_MAX], when[32] = "?";
+	uint64_t started;
+	time_t at;
+	struct tm tm;
+
+	if (!*known || !run_instance_ask(socket, now, &started) || strcmp(now, known) == 0)
+		return false;
+	at = (time_t)started;
+	if (gmtime_r(&at, &tm))
+		strftime(when, sizeof(when), "%Y-%m-%d %H:%M:%S UTC", &tm);
+	fprintf(stderr,
+		"shardctl: DATA_LOSS: the daemon was restarted at %s: the state of job %s is gone; "
+		"restore a checkpoint, or start the whole run anew to begin at step 0\n",
+		when, job);
+	return true;
+}

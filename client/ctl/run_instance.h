@@ -1,0 +1,21 @@
+/*
+ * Which run of the daemon has the state of the trainers' job. A daemon that was restarted has
+ * none of it: a trainer that is started again must not begin at step 0 there. One thread.
+ */
+#ifndef SHARDD_CTL_RUN_INSTANCE_H
+#define SHARDD_CTL_RUN_INSTANCE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define RUN_INSTANCE_MAX 33
+
+/* Ask the daemon at @socket, without waiting for one that does not listen. @ret: 32 hexadecimal
+ * digits. @ret_started: when it started, seconds since 1970. Return: was there an answer? */
+bool run_instance_ask(const char *socket, char ret[RUN_INSTANCE_MAX], uint64_t *ret_started);
+
+/* Is the daemon at @socket another run than @known? Then it is said on standard error, for job
+ * @job. One that does not answer is not: the trainer waits for it, and is told the same. */
+bool run_instance_lost(const char *socket, const char *known, const char *job);
+
+#endif

@@ -1,0 +1,29 @@
+/*
+ * Which run of the daemon a process goes on from. A daemon that was restarted has nothing of
+ * an earlier one; a trainer that expects state must be told so, and must not begin at step 0.
+ *
+ * $SHARDD_INSTANCE says it for a process that was started again (shardctl run and the Python
+ * guard set it); what this process has joined itself is remembered here. Any thread.
+ */
+#ifndef SHARDD_CLIENT_EXPECT_H
+#define SHARDD_CLIENT_EXPECT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "shardd/shardd.h"
+
+#define EXPECT_BYTES 16u
+
+/* The run of the daemon at @socket that job @job was on. @ret_any: false: nothing is expected.
+ * Return: 0, or -SHARDD_INVALID_ARGUMENT: $SHARDD_INSTANCE is none. */
+int expect_find(const char *socket, const char *job, uint8_t ret[EXPECT_BYTES], bool *ret_any,
+		struct shardd_error *err);
+
+/* This process has joined @job there. Without memory it is not remembered. */
+void expect_note(const char *socket, const char *job, const uint8_t instance[EXPECT_BYTES]);
+
+/* It has left, and the job need not be there any more. */
+void expect_forget(const char *socket, const char *job);
+
+#endif

@@ -1,0 +1,84 @@
+"""What a worker that torchrun has started again can know of the state of its job.
+
+torchrun ends all workers when one fails and starts new ones, with another number in
+TORCHELASTIC_RESTART_COUNT. It passes nothing on, but it stays: a daemon that is younger than
+torchrun was started during the run, and has nothing of what was trained before.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from .errors import DataLoss, NotFound
+
+if TYPE_CHECKING:
+    from .client import Client
+
+_MARK = b"TORCHELASTIC_RESTART_COUNT="
+
+
+def restarts(env: Mapping[str, str] = os.environ) -> int:
+    """How often torchrun has started its workers again; 0 without torchrun."""
+    text = env.get("TORCHELASTIC_RESTART_COUNT", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+
+
+def _agent() -> int | None:
+    """The process that starts the workers: the first above us that is none itself."""
+    pid = os.getppid()
+    try:
+        while pid > 1:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if not any(entry.startswith(_MARK) for entry in file.read().split(b"\0")):
+                    return pid
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                pid = int(file.read().rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
+def _began(pid: int) -> float | None:
+    """When a process began, seconds since 1970."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+    up = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.time() - up + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def check(client: Client, job: str | None) -> None:
+    """Before a first join: is the state there that a restarted worker expects?
+
+    DataLoss: no such job, and the daemon was started after torchrun. If the daemon is older
+    nobody can know whether there ever was one (the first start may have failed before it joined):
+    that is said on standard error.
+    """
+    again = restarts()
+    if not again or job is None or os.environ.get("SHARDD_INSTANCE"):
+        return
+    try:
+        client.status(job)
+        return
+    except NotFound:
+        pass
+    agent = _agent()
+    began = _began(agent) if agent is not None else None
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(client.daemon_started))
+    if began is not None and client.daemon_started > began + 1:
+        raise DataLoss(
+            f"the daemon was restarted at {when}, after torchrun (process {agent}) began: the "
+            f"state of job {job!r} is gone; restore a checkpoint, or start torchrun anew to begin "
+            "at step 0 (SHARDD_INSTANCE=any: begin now)")
+    print(f"shardd: this is restart {again} of torchrun's workers, and the daemon, which runs since "
+          f"{when}, has no job {job!r}: it was not joined before, or was freed. Training begins at "
+          "its first step", file=sys.stderr, flush=True)
+
+
+__all__ = ["check", "restarts"]

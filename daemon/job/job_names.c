@@ -1,0 +1,140 @@
+/*
+ * What jobs are called. A name belongs to its user: the registry's key is UID/NAME, so two
+ * users may each have a job of one name, and nobody learns which names others have. A user
+ * asks for NAME or for UID/NAME; a foreign job is, for anybody but its owner and the
+ * administrators, not there.
+ */
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/check.h"
+#include "job/job.h"
+
+void job_label(uid_t uid, const char *name, char ret[JOB_LABEL_MAX + 1])
+{
+	int n = snprintf(ret, JOB_LABEL_MAX + 1, "%u/%.*s", (unsigned)uid, JOB_NAME_MAX, name);
+
+	CHECK(n > 0 && n <= JOB_LABEL_MAX);
+}
+
+/* 1 to 64 of [A-Za-z0-9._-]. */
+static int job_name_check(const char *name, const char *field, struct fault *f)
+{
+	static const char allowed[] =
+		"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
+	size_t n = strlen(name), good = strspn(name, allowed);
+
+	if (!n || n > JOB_NAME_MAX)
+		return fault_set(f, FAULT_INVALID, field,
+				 "%s is %zu bytes: 1 to %u of [A-Za-z0-9._-] are allowed", field, n,
+				 JOB_NAME_MAX);
+	if (good < n)
+		return fault_set(f, FAULT_INVALID, field,
+				 "%s has byte 0x%02x at %zu: [A-Za-z0-9._-] are allowed", field,
+				 (unsigned char)name[good], good);
+	return 0;
+}
+
+/* Digits up to @end. Return: are they a uid? */
+static bool job_uid_parse(const char *text, const char *end, uid_t *ret)
+{
+	uint64_t n = 0;
+
+	if (text == end || end - text > 10)
+		return false;
+	for (; text < end; text++) {
+		if (!isdigit((unsigned char)*text))
+			return false;
+		n = n * 10 + (uint64_t)(*text - '0');
+	}
+	*ret = (uid_t)n;
+	return n < UINT32_MAX;
+}
+
+int job_ref_parse(const char *text, const char *field, struct job_ref *ret, struct fault *f)
+{
+	const char *slash = strchr(text, '/');
+	struct job_ref ref = { .name = slash ? slash + 1 : text, .has_uid = slash };
+
+	if (slash && !job_uid_parse(text, slash, &ref.uid))
+		return fault_set(f, FAULT_INVALID, field,
+				 "%s has '%.10s' before the slash: UID/NAME needs a user id there",
+				 field, text);
+	if (job_name_check(ref.name, field, f))
+		return f->code;
+	*ret = ref;
+	return 0;
+}
+
+bool job_is_admin(uid_t uid)
+{
+	return uid == 0 || uid == geteuid();
+}
+
+bool job_may_use(const struct job *job, uid_t uid)
+{
+	return uid == job->rec->uid || job_is_admin(uid);
+}
+
+bool job_may_look(const struct job *job, uid_t uid)
+{
+	return uid == job->rec->uid || (!job->rec->is_private && job_is_admin(uid));
+}
+
+int job_check_open(const struct job *job, uid_t uid, struct fault *f)
+{
+	if (job_may_look(job, uid))
+		return 0;
+	return fault_set(f, FAULT_DENIED, NULL,
+			 "job '%s' is private: only its owner joins or reads it", job->label);
+}
+
+static struct job *job_by_label(const struct jobs *jobs, uid_t uid, const char *name)
+{
+	char label[JOB_LABEL_MAX + 1];
+
+	job_label(uid, name, label);
+	return htab_find(&jobs->names, label);
+}
+
+/* The one job of that name, whoever has it. Several: a fault that lists them. */
+static int job_only(struct jobs *jobs, const char *name, struct job **ret, struct fault *f)
+{
+	struct job *job, *tmp, *found = NULL;
+	char list[256] = "";
+	unsigned n = 0;
+
+	list_for_each (job, tmp, &jobs->all, link) {
+		size_t at = strlen(list);
+
+		if (strcmp(job->rec->name, name) != 0)
+			continue;
+		snprintf(list + at, sizeof(list) - at, "%s%s", n++ ? ", " : "", job->label);
+		found = job;
+	}
+	if (n > 1)
+		return fault_set(f, FAULT_INVALID, "job",
+				 "%u users have a job '%.64s': name one of %s", n, name, list);
+	*ret = found;
+	return 0;
+}
+
+int job_find(struct jobs *jobs, const char *name, uid_t uid, struct job **ret, struct fault *f)
+{
+	struct job *job = NULL;
+	struct job_ref ref;
+
+	if (job_ref_parse(name, "job", &ref, f))
+		return f->code;
+	if (!ref.has_uid || ref.uid == uid || job_is_admin(uid))
+		job = job_by_label(jobs, ref.has_uid ? ref.uid : uid, ref.name);
+	if (!job && !ref.has_uid && job_is_admin(uid) && job_only(jobs, ref.name, &job, f))
+		return f->code;
+	if (!job)
+		return fault_set(f, FAULT_NOT_FOUND, NULL, "there is no job '%.75s'", name);
+	*ret = job;
+	return 0;
+}

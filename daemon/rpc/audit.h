@@ -1,0 +1,20 @@
+/*
+ * Who did what to which job: one log line for each create, join, leave, drain, delete and
+ * refusal, with uid, pid and job. A user who does that in a loop gets PACE_A_SECOND lines a
+ * second; the next line says how many were skipped. Loop thread only.
+ */
+#ifndef SHARDD_RPC_AUDIT_H
+#define SHARDD_RPC_AUDIT_H
+
+#include "core/fault.h"
+#include "core/proc.h"
+
+/* "job EVENT uid= pid= job= ...". @job: its label. @fmt: further key=value pairs, or "". */
+void audit(const struct proc *who, const char *event, const char *job, const char *fmt, ...)
+	__attribute__((format(printf, 4, 5)));
+
+/* "refused what=EVENT uid= pid= job= code= why=". @job: what the client asked for, any text. */
+void audit_refused(const struct proc *who, const char *event, const char *job,
+		   const struct fault *why);
+
+#endif
