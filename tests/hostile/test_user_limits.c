@@ -5,10 +5,12 @@
  */
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -31,9 +33,11 @@ struct play {
 	atomic_ullong p50_us, p99_us;
 };
 
+/* And nobody who only waits outlives a test that has failed. */
 static void user_limits_become(uid_t uid)
 {
 	TRAINER_CHECK(setgid(uid) == 0 && setuid(uid) == 0);
+	TRAINER_CHECK(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
 }
 
 static void hold(const struct trainer *t)
