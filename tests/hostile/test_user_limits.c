@@ -5,10 +5,12 @@
  */
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -31,9 +33,11 @@ struct play {
 	atomic_ullong p50_us, p99_us;
 };
 
+/* And nobody who only waits outlives a test that has failed. */
 static void user_limits_become(uid_t uid)
 {
 	TRAINER_CHECK(setgid(uid) == 0 && setuid(uid) == 0);
+	TRAINER_CHECK(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
 }
 
 static void hold(const struct trainer *t)
@@ -229,6 +233,37 @@ static int hog_rings(const struct trainer *t)
 			break;
 	}
 	TRAINER_CHECK(n > 0);
+	hold(t);
+	return 0;
+}
+
+/* Records of units, each with a place for each rank of a large world. */
+static int hog_records(const struct trainer *t)
+{
+	Shardd__V1__RegisterRequest r = SHARDD__V1__REGISTER_REQUEST__INIT;
+	Shardd__V1__UnitSpec unit = SHARDD__V1__UNIT_SPEC__INIT, *units = &unit;
+	Shardd__V1__TensorSpec tensor = SHARDD__V1__TENSOR_SPEC__INIT, *tensors = &tensor;
+	struct rpc_client *c;
+	struct shardd_error err;
+	uint64_t elements = 1;
+	char name[16];
+	unsigned n = 0;
+
+	user_limits_become(ALICE);
+	c = raw_trainer(t->socket, "hog", 0, 512, false);
+	tensor.name = (char *)"t";
+	tensor.shape = &elements;
+	tensor.n_shape = 1;
+	unit.name = name;
+	unit.tensors = &tensors;
+	unit.n_tensors = 1;
+	r.units = &units;
+	r.n_units = 1;
+	do {
+		TRAINER_CHECK(n < 1000);
+		snprintf(name, sizeof(name), "u%u", n++);
+	} while (raw_call(c, "RegisterUnits", &r.base, NULL, &err) == 0);
+	TRAINER_CHECK(n > 1 && strstr(err.text, "bytes of the daemon's own memory"));
 	hold(t);
 	return 0;
 }
@@ -522,6 +557,7 @@ HOG(jobs, "jobs", hog_jobs, 3, { "max_jobs_per_user=3" })
 HOG(slabs, "slabs", hog_slabs, 6, { "max_slabs_per_user=6" })
 HOG(state, "state_bytes", hog_state, 0, { "max_state_bytes_per_user=32MiB" })
 HOG(rings, "daemon_bytes", hog_rings, 0, { "max_daemon_bytes_per_user=6MiB" })
+HOG(records, "daemon_bytes", hog_records, 0, { "max_daemon_bytes_per_user=6MiB" })
 HOG(descriptors_that_are_not_received, "fds", hog_descriptors, 4, { "max_fds_per_user=4" })
 HOG(ops, "ops", hog_ops, 10, { "max_ops_per_user=10" })
 HOG(status_calls, "status_calls", hog_status, 0, { "max_status_calls_per_user=2" })

@@ -3,8 +3,10 @@
  * again. The steps of another user's small job wait for pieces of them, not for all of them.
  */
 #include <criterion/criterion.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -30,9 +32,11 @@ static void begin(void)
 
 TestSuite(worker_share, .init = begin, .fini = failfix_end, .timeout = 180);
 
+/* And nobody who only waits outlives a test that has failed. */
 static void worker_share_become(uid_t uid)
 {
 	TRAINER_CHECK(setgid(uid) == 0 && setuid(uid) == 0);
+	TRAINER_CHECK(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
 }
 
 static int hog(const struct trainer *t)

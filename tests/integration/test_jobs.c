@@ -477,6 +477,7 @@ Test(jobs_own, sighup_brings_new_limits, .init = begin_with_file, .fini = end_wi
 	static const char *const first[] = { "job", "create", "--world-size", "1", "a", NULL };
 	static const char *const second[] = { "job", "create", "--world-size", "1", "b", NULL };
 	static const char *const third[] = { "job", "create", "--world-size", "1", "c", NULL };
+	char out[1024];
 
 	cr_assert_eq(ctl(first, "created"), 0);
 	cr_assert_neq(ctl(second, "max_jobs"), 0);
@@ -488,4 +489,12 @@ Test(jobs_own, sighup_brings_new_limits, .init = begin_with_file, .fini = end_wi
 	cr_assert_eq(kill(trainfix.pid, SIGHUP), 0);
 	AWAIT(daemonfix_ctl_text(&trainfix, second, (char[512]){ 0 }, 512) == 0, 20);
 	cr_assert_neq(ctl(third, "max_jobs"), 0);
+	/* limits of a user, too; one that names root holds for root */
+	write_config("max_jobs: 9\nuser_limits: [\"root:max_jobs=2\"]\n");
+	cr_assert_eq(kill(trainfix.pid, SIGHUP), 0);
+	AWAIT((daemonfix_ctl_text(&trainfix, third, out, sizeof(out)), strstr(out, "user_limits")),
+	      20);
+	cr_assert(strstr(out,
+			 "user 0 has 2 jobs, which is the limit ('0:max_jobs' of user_limits)"),
+		  "%s", out);
 }
