@@ -113,9 +113,9 @@ int holders_find(const uint64_t *inodes, size_t n, pid_t daemon, struct holders 
 	DIR *dir = opendir("/proc");
 	struct holders h = HOLDERS_NULL;
 	struct dirent *e;
-	int r = !l.found ? -ENOMEM : !dir ? -errno : 0;
+	int r = !l.found || !dir ? -ENOMEM : 0;
 
-	while (r == 0 && (e = readdir(dir)))
+	while (r == 0 && l.found && dir && (e = readdir(dir)))
 		if (isdigit((unsigned char)e->d_name[0]) && atol(e->d_name) != daemon &&
 		    atol(e->d_name) != getpid())
 			r = holders_of_process(&h, &l, e->d_name);

@@ -270,6 +270,34 @@ static void check_sealed(int params)
 	close(rw);
 }
 
+/* Of the deleted job. At any time: first what is there, then what the account says of it. */
+static void check_account(struct daemonfix *d, const int fds[N_SLABS])
+{
+	for (unsigned i = 0; i < 20; i++) {
+		uint64_t there = all_there(fds);
+
+		cr_assert_geq(daemonfix_bytes(d), there);
+	}
+	cr_assert(fail_job_is(d, JOB, "DELETED"));
+	cr_assert_eq(fail_quarantined(d), daemonfix_bytes(d));
+	cr_assert_geq(fail_quarantined(d), 8 * MIB + BUFFER, "not what is there, but what can be");
+	check_holder(d);
+}
+
+static void check_pages(struct daemonfix *d, const int fds[N_SLABS], bool params_stay)
+{
+	/* what need not be there is not: all but sealed parameters */
+	AWAIT(bytes_there(fds[GRAD]) == 0, 30);
+	if (params_stay)
+		cr_assert_geq(bytes_there(fds[PARAMS]), 8 * MIB);
+	else
+		AWAIT(bytes_there(fds[PARAMS]) == 0, 30);
+	/* pages that the helper brings back are on the account, and go again */
+	cr_assert_eq(pwrite(fds[GRAD], "x", 1, 0), 1);
+	cr_assert_geq(daemonfix_bytes(d), 8 * MIB + BUFFER);
+	AWAIT(bytes_there(fds[GRAD]) == 0, 30);
+}
+
 /* The account said 0 as soon as the trainer was gone, and the memory was still there. */
 static void pass_on(const char *seal, bool params_stay)
 {
@@ -289,27 +317,8 @@ static void pass_on(const char *seal, bool params_stay)
 	if (params_stay)
 		check_sealed(fds[PARAMS]);
 	end_trainer(&w.d, pid);
-	/* at any time: first what is there, then what the account says of it */
-	for (unsigned i = 0; i < 20; i++) {
-		uint64_t there = all_there(fds);
-
-		cr_assert_geq(daemonfix_bytes(&w.d), there);
-	}
-	cr_assert(fail_job_is(&w.d, JOB, "DELETED"));
-	cr_assert_eq(fail_quarantined(&w.d), daemonfix_bytes(&w.d));
-	cr_assert_geq(fail_quarantined(&w.d), 8 * MIB + BUFFER,
-		      "not what is there, but what can be");
-	check_holder(&w.d);
-	/* what need not be there is not: all but sealed parameters */
-	AWAIT(bytes_there(fds[GRAD]) == 0, 30);
-	if (params_stay)
-		cr_assert_geq(bytes_there(fds[PARAMS]), 8 * MIB);
-	else
-		AWAIT(bytes_there(fds[PARAMS]) == 0, 30);
-	/* pages that the helper brings back are on the account, and go again */
-	cr_assert_eq(pwrite(fds[GRAD], "x", 1, 0), 1);
-	cr_assert_geq(daemonfix_bytes(&w.d), 8 * MIB + BUFFER);
-	AWAIT(bytes_there(fds[GRAD]) == 0, 30);
+	check_account(&w.d, fds);
+	check_pages(&w.d, fds, params_stay);
 	close(fds[GRAD]);
 	AWAIT(daemonfix_bytes(&w.d) < BUFFER + 8 * MIB, 30);
 	cr_assert_geq(daemonfix_bytes(&w.d), 8 * MIB, "the other is still held");
