@@ -59,7 +59,7 @@ Test(state, what_a_unit_can_be_goes_on_too)
 	left_behind(&l);
 	nodefix_begin(&n, NULL);
 	cr_assert_eq(left_take_over(&n, &l, l.bytes, l.n), 0);
-	job = htab_find(&n.jobs.names, "job");
+	job = list_first(&n.jobs.all, struct job, link);
 	u = job_unit_by_id(job, 2);
 	cr_expect_eq(u->rec->layout, LAYOUT_DIM0);
 	cr_expect_eq(u->layout.shard_elements, 4);

@@ -21,6 +21,7 @@ Test(status_map, codes_are_those_of_grpc)
 		{ FAULT_DEADLINE, 4 },  { FAULT_NOT_FOUND, 5 },      { FAULT_DENIED, 7 },
 		{ FAULT_EXHAUSTED, 8 }, { FAULT_STATE, 9 },          { FAULT_ABORTED, 10 },
 		{ FAULT_INTERNAL, 13 }, { FAULT_UNIMPLEMENTED, 12 }, { FAULT_UNAVAILABLE, 14 },
+		{ FAULT_LOST, 15 },
 	};
 
 	cr_assert_eq(sizeof(table) / sizeof(table[0]), _FAULT_N);
