@@ -86,7 +86,7 @@ Test(restarted_daemon, a_trainer_that_reconnects_is_told)
 	stage_set(&p->go, 1);
 	AWAIT(atomic_load(&p->at) == 2, 30);
 	cr_assert(!fail_has_job(&trainfix, "kept"), "it was not made anew");
-	cr_assert(fail_logged(&trainfix, "code=DATA_LOSS"));
+	AWAIT(fail_logged(&trainfix, "code=DATA_LOSS"), 20);
 	stage_set(&p->go, 2);
 	cr_assert_eq(trainer_wait(pid, 30), 0);
 }

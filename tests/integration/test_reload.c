@@ -61,14 +61,14 @@ Test(reload, a_broken_file_is_named_with_line_and_key_and_changes_nothing)
 	snprintf(words, sizeof(words), "key=job_ttl_s why=\"");
 	reload("max_job_ttl_s: 10s\n", words); /* below job_ttl_s */
 	json_decref(daemonfix_ctl(&trainfix, create));
-	cr_assert(fail_logged(&trainfix, "job created"));
-	cr_assert(fail_logged(&trainfix, "ttl_s=3600"), "what was valid before is in force");
+	AWAIT(fail_logged(&trainfix, "job created"), 20);
+	AWAIT(fail_logged(&trainfix, "ttl_s=3600"), 20);
 	json_decref(daemonfix_ctl(&trainfix, delete));
 	reload("job_ttl_s: 2h\n", "configuration read anew");
 }
 
 Test(reload, unknown_variables_are_named_at_start)
 {
-	cr_assert(fail_logged(&trainfix, "name=SHARDD_MEMORY_BYTE nearest=SHARDD_MEMORY_BYTES"));
+	AWAIT(fail_logged(&trainfix, "name=SHARDD_MEMORY_BYTE nearest=SHARDD_MEMORY_BYTES"), 20);
 	cr_assert(!fail_logged(&trainfix, "name=SHARDD_JOB"));
 }
