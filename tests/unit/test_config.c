@@ -98,7 +98,6 @@ TEST(defaults_are_those_documented)
 	cr_assert_eq(c.grpc_unattached_streams, 32);
 	cr_assert_eq(c.grpc_unattached_bytes, 1u << 20);
 	cr_assert_eq(c.grpc_connection_bytes, 128u << 20);
-	cr_assert_eq(c.grpc_user_bytes, 256u << 20);
 	cr_assert_eq(c.grpc_total_bytes, 1u << 30);
 	cr_assert_eq(c.grpc_message_timeout_ms, 60000);
 	cr_assert_eq(c.grpc_idle_timeout_ms, 60000);
