@@ -543,8 +543,8 @@ static void on_devices(uv_timer_t *timer)
 	}
 	jobs_deinit(&s->jobs);
 	recorder_deinit();
-	devices_end(&s->node);
-	rings_close(&s->rings);
+	rings_close(&s->rings); /* a ring that a client still has is on its user's account */
+	devices_end(&s->node);  /* with the users */
 	svc_status_close(&s->svc_status);
 	slices_close(&s->slices);
 	s->gate = gate_close(s->gate);
