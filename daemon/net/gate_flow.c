@@ -332,6 +332,7 @@ static enum gate_verdict gate_flow_other(struct gate_flow *f, const struct gate_
 		return gate_flow_wrong(f, "WINDOW_UPDATE of a wrong length or stream");
 	if (frame->type == GATE_GOAWAY && (frame->bytes < 8 || frame->stream != 0))
 		return gate_flow_wrong(f, "GOAWAY of a wrong length or stream");
+	f->goaway = f->goaway || frame->type == GATE_GOAWAY;
 	return gate_flow_control(f, now_us);
 }
 

@@ -57,6 +57,7 @@ struct gate_flow {
 	const struct gate_limits *limits; /* borrowed */
 	struct gate_purse *user, *total;  /* borrowed */
 	bool attached;
+	bool goaway; /* the client has said that it ends */
 	struct gate_breach breach;
 
 	struct gate_stream *streams; /* ordered by id; owned */

@@ -75,6 +75,7 @@ struct gate_conn {
 	struct gate_buffer up, down;
 	struct gate_flow flow;
 	bool open;              /* the thread has it */
+	bool core_deaf;         /* core takes nothing more, and the client had not ended */
 	bool closed;            /* nothing is moved any more; the loop closes it */
 	uint64_t core_ended_us; /* since when the rest waits for the client */
 	uint64_t linger_us;     /* when its next calls are ended; 0: it does not linger */

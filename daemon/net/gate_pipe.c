@@ -169,6 +169,7 @@ static void gate_pipe_no_memory(struct gate_conn *gc)
 /* Core takes nothing more. What it has said before its end is still to be read. */
 static void gate_pipe_core_deaf(struct gate_conn *gc)
 {
+	gc->core_deaf = !gc->client.ended;
 	gc->client.ended = true;
 	gate_pipe_drop(&gc->up);
 }
@@ -189,11 +190,24 @@ static void gate_pipe_client_ended(struct gate_conn *gc)
 	gate_pipe_drop(&gc->down);
 }
 
+/* Core has ended a connection that its client has not: it found what the gate does not look
+ * at, as bytes beyond a window of flow control. */
+static void gate_pipe_core_refused(struct gate_conn *gc)
+{
+	if (gc->closed || (gc->client.ended && !gc->core_deaf) || gc->flow.goaway)
+		return;
+	gc->closed = true;
+	gc->flow.breach = (struct gate_breach){ "http2", 0, "gRPC core refused what was sent" };
+	gate_broken(gc);
+}
+
 /* What follows from who has ended. */
 static void gate_pipe_settle(struct gate_conn *gc)
 {
-	if (gc->core.ended && !gc->down.data)
+	if (gc->core.ended && !gc->down.data) {
+		gate_pipe_core_refused(gc);
 		shutdown(gc->client.fd, SHUT_RDWR);
+	}
 	if (gc->client.ended && !gc->up.data)
 		shutdown(gc->core.fd, SHUT_WR);
 	gate_pipe_watch(gc);

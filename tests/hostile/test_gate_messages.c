@@ -27,6 +27,15 @@ static void closed_by(struct attack *a, int fd, const char *limit)
 	attack_logged(a, limit);
 }
 
+/* What is sent here ignores flow control: core may refuse it before the message is late. */
+static void closed_late_or_refused(struct attack *a, int fd)
+{
+	if (attack_figures_only())
+		return;
+	cr_expect(rawsock_closed(fd, 30), "%s: still open", a->name);
+	attack_logged_either(a, "grpc_message_timeout_ms", "http2");
+}
+
 /* Half of a message of 60 MiB on each of @n streams, as much of it as flow control lets
  * through: @frames of 16 KiB each, the streams in turn. */
 static void half_messages(int fd, uint32_t first, unsigned n, unsigned frames)
@@ -56,7 +65,7 @@ Test(gate_messages, half_sent_on_all_streams)
 	attack_begin(&a, "half_messages_1088", args);
 	fd = attack_connect(&a, true);
 	half_messages(fd, 3, 1087, 256);
-	closed_by(&a, fd, "grpc_message_timeout_ms");
+	closed_late_or_refused(&a, fd);
 	close(fd);
 	attack_end(&a, AFTER_MS, 300);
 }
@@ -72,7 +81,7 @@ Test(gate_messages, half_sent_before_attach)
 	attack_begin(&a, "half_messages_unattached", args);
 	fd = attack_connect(&a, false);
 	half_messages(fd, 1, 32, 4);
-	closed_by(&a, fd, "grpc_message_timeout_ms");
+	closed_late_or_refused(&a, fd);
 	close(fd);
 	attack_end(&a, AFTER_MS, 32);
 }

@@ -11,6 +11,7 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "daemonwatch.h"
 #include "rawcall.h"
 #include "rawsock.h"
 #include "trainfix.h"
@@ -287,9 +288,16 @@ static bool line_is_ours(const struct attack *a, const char *limit)
 
 void attack_logged(struct attack *a, const char *limit)
 {
+	attack_logged_either(a, limit, limit);
+}
+
+void attack_logged_either(struct attack *a, const char *limit, const char *other)
+{
 	uint64_t deadline = clock_now_us() + PATIENCE_S * 1000000ull;
 
-	while (!attack_figures_only() && !line_is_ours(a, limit)) {
+	while (!attack_figures_only() && !line_is_ours(a, limit) && !line_is_ours(a, other)) {
+		if (clock_now_us() >= deadline)
+			daemonwatch_print_log(a->w.d.log);
 		cr_assert(clock_now_us() < deadline, "no line about %s", limit);
 		poll(NULL, 0, TURN_MS);
 	}

@@ -57,6 +57,9 @@ void attack_await(struct attack *a, unsigned n);
  * process's uid and pid; fails the test after 30 s. */
 void attack_logged(struct attack *a, const char *limit);
 
+/* The same, or about @other. */
+void attack_logged_either(struct attack *a, const char *limit, const char *other);
+
 /* How often "connection closed limit=@limit " is in the log. */
 unsigned attack_log_lines(struct attack *a, const char *limit);
 
