@@ -247,7 +247,7 @@ reap() {
 }
 
 # run_group GROUP WIDTH: its entries, WIDTH at a time, but alone those that is_alone names; each with
-# as many of its own tests at a time as inner_of says for GROUP/CONFIG. Both are functions of tests/run.
+# as many of its own tests at a time as inner_of says for GROUP/CONFIG/NAME. Both are functions of tests/run.
 run_group() {
 	local i name width mine=() inner=0
 	declare -A running=()
@@ -266,7 +266,7 @@ run_group() {
 		while ((${#running[@]} >= width)); do
 			reap
 		done
-		run_entry "$i" "$((inner ? inner : $(inner_of "$1/${entry_config[i]}")))" &
+		run_entry "$i" "$((inner ? inner : $(inner_of "$name")))" &
 		running[$!]=$i
 		((width > 1)) || reap
 	done
