@@ -268,7 +268,7 @@ static void name_quarantined(const struct job *job, char *buf, size_t bytes)
 		sum += job->node->devices[d].quarantined;
 	if (sum)
 		snprintf(buf + at, bytes - at,
-			 "; %llu of it are quarantined, held by processes of jobs that ended: see "
+			 "; %llu bytes of it are quarantined, held by processes of ended jobs: see "
 			 "shardctl memory",
 			 (unsigned long long)sum);
 }

@@ -74,11 +74,11 @@ def check(client: Client, job: str | None) -> None:
     if began is not None and client.daemon_started > began + 1:
         raise DataLoss(
             f"the daemon was restarted at {when}, after torchrun (process {agent}) began: the "
-            f"state of job {job!r} is gone; restore a checkpoint, or start torchrun anew to begin "
-            "at step 0 (SHARDD_INSTANCE=any: begin now)")
+            f"state of job {job!r} is gone; restore a checkpoint, or start torchrun again from "
+            "step 0 (SHARDD_INSTANCE=any lets this worker begin now)")
     print(f"shardd: this is restart {again} of torchrun's workers, and the daemon, which runs since "
-          f"{when}, has no job {job!r}: it was not joined before, or was freed. Training begins at "
-          "its first step", file=sys.stderr, flush=True)
+          f"{when}, has no job {job!r}: nobody joined it before, or it was freed. Training begins at "
+          "step 0", file=sys.stderr, flush=True)
 
 
 __all__ = ["check", "restarts"]
