@@ -296,7 +296,8 @@ static int check_same(const struct job *job, const struct job_spec *spec, struct
 				 job->rec->name);
 	if (spec->is_private && !job->rec->is_private)
 		return fault_set(f, FAULT_STATE, NULL,
-				 "job '%s' is not private: its first trainer decides",
+				 "job '%s' is not private: its first trainer decided that; delete "
+				 "the job to create it as a private one",
 				 job->rec->name);
 	return 0;
 }

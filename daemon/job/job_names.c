@@ -1,8 +1,8 @@
 /*
  * What jobs are called. A name belongs to its user: the registry's key is UID/NAME, so two
  * users may each have a job of one name, and nobody learns which names others have. A user
- * asks for NAME or for UID/NAME; a foreign job is, for anybody but its owner and the
- * administrators, not there.
+ * asks for NAME or for UID/NAME; for anybody but its owner and the administrators a job does not
+ * exist.
  */
 #include <ctype.h>
 #include <stdio.h>

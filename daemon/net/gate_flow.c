@@ -250,8 +250,8 @@ static enum gate_verdict gate_flow_admit(struct gate_flow *f, const struct gate_
 	return GATE_PASS;
 }
 
-/* The first frame of a message, if it is a small one, never waits: it may be all there is of
- * it. So who sends small messages is not held up by who sends large ones. */
+/* The first frame of a message, if it is a small one, never waits: it may be the
+ * whole message. So a client of small messages does not wait for a client of large ones. */
 static enum gate_verdict gate_flow_charge(struct gate_flow *f, struct gate_stream *s,
 					  uint32_t bytes, uint64_t now_us)
 {
