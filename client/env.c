@@ -57,8 +57,9 @@ int env_number(const char *name, uint32_t max, uint32_t *ret, struct shardd_erro
 
 static void env_say(const char *name, const char *nearest, void *userdata)
 {
-	fprintf(stderr, "%s: %s is set, which nothing reads%s%s%s\n", (const char *)userdata, name,
-		nearest ? ": is " : "", nearest ? nearest : "", nearest ? " meant?" : "");
+	fprintf(stderr, "%s: the variable %s is set, but nothing reads it%s%s%s\n",
+		(const char *)userdata, name, nearest ? "; did you mean " : "",
+		nearest ? nearest : "", nearest ? "?" : "");
 }
 
 void env_warn(const char *who)

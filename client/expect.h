@@ -1,9 +1,9 @@
 /*
- * Which run of the daemon a process goes on from. A daemon that was restarted has nothing of
- * an earlier one; a trainer that expects state must be told so, and must not begin at step 0.
+ * Which run of the daemon a process continues from. A restarted daemon has nothing of an earlier
+ * run; a trainer that expects state must get an error, and must not begin at step 0.
  *
- * $SHARDD_INSTANCE says it for a process that was started again (shardctl run and the Python
- * guard set it); what this process has joined itself is remembered here. Any thread.
+ * $SHARDD_INSTANCE names it for a process that was started again (shardctl run and the Python
+ * guard set it). This file remembers what the process has joined itself. Any thread.
  */
 #ifndef SHARDD_CLIENT_EXPECT_H
 #define SHARDD_CLIENT_EXPECT_H
@@ -16,7 +16,7 @@
 #define EXPECT_BYTES 16u
 
 /* The run of the daemon at @socket that job @job was on. @ret_any: false: nothing is expected.
- * Return: 0, or -SHARDD_INVALID_ARGUMENT: $SHARDD_INSTANCE is none. */
+ * Return: 0, or -SHARDD_INVALID_ARGUMENT: $SHARDD_INSTANCE is not one. */
 int expect_find(const char *socket, const char *job, uint8_t ret[EXPECT_BYTES], bool *ret_any,
 		struct shardd_error *err);
 

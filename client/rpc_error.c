@@ -71,9 +71,9 @@ static int lost(const struct rpc_pending *p, struct shardd_error *err)
 	if (!c->answered)
 		return error_set(err, SHARDD_UNAVAILABLE, NULL,
 				 "the daemon at %s closed the connection before it answered: it "
-				 "does not admit uid %u (allow_uids, allow_gids), or there are as "
-				 "many connections as it or this user may have (max_connections, "
-				 "max_connections_per_user, max_unattached_per_user): its log "
+				 "does not admit uid %u (allow_uids, allow_gids), or a limit of "
+				 "connections is reached (max_connections, "
+				 "max_connections_per_user, max_unattached_per_user); its log "
 				 "says which",
 				 c->path, (unsigned)c->uid);
 	return error_set(err, SHARDD_UNAVAILABLE, NULL,

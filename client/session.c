@@ -81,7 +81,7 @@ static int leave(struct shardd_client *c, struct shardd_error *err)
 	return r;
 }
 
-/* It has state here from now on. Without memory it is not remembered. */
+/* The job has state here from now on. Without memory nobody remembers that. */
 static void note_job(struct shardd_client *c, const char *name)
 {
 	expect_note(c->socket, name, c->instance);

@@ -65,7 +65,7 @@ int config_check(const struct config *c, struct fault *f)
 	if (c->job_ttl_s > c->max_job_ttl_s)
 		return fault_set(
 			f, FAULT_INVALID, "job_ttl_s",
-			"job_ttl_s is %u s: up to max_job_ttl_s, which is %u s, is allowed",
+			"job_ttl_s is %u s; it must be at most max_job_ttl_s, which is %u s",
 			c->job_ttl_s, c->max_job_ttl_s);
 	return 0;
 }

@@ -63,13 +63,13 @@ const struct config_key config_keys[] = {
 	  .help = "Threads that run kernels. 0: one per processor core." },
 	{ FIELD(memory_bytes), .type = CONFIG_BYTES, .min = MIB, .max = 1024 * TIB, .zero = true,
 	  .by_default = "0",
-	  .help = "Memory all jobs together may use. 0: of this machine's memory four fifths, of the\n"
-		  "machine's or of the control group's limit, whichever is lower; of a GPU all there is.\n"
-		  "More than the machine or the group has is refused at start." },
+	  .help = "Memory that all jobs together may use. 0: four fifths of the machine's memory or\n"
+		  "of the control group's limit, whichever is lower; of a GPU, all of it. The daemon\n"
+		  "does not start with more than the machine or the control group has." },
 	{ FIELD(seal_parameters), .type = CONFIG_CHOICE, .choices = "yes|no", .by_default = "yes",
-	  .help = "Seal the memory of parameters before it is handed out, so that nobody can map it\n"
-		  "for writing any more, not even root or another process of the daemon's user\n"
-		  "(F_SEAL_FUTURE_WRITE). no: for memory that another daemon process is to take over." },
+	  .help = "Seal the memory of parameters before it is handed out (F_SEAL_FUTURE_WRITE), so\n"
+		  "that nobody can map it for writing, not even root or another process of the\n"
+		  "daemon's user. no: for memory that another daemon process takes over." },
 	{ FIELD(job_quota_bytes), .type = CONFIG_BYTES, .min = MIB, .max = 1024 * TIB, .zero = true,
 	  .by_default = "0", .runtime = true,
 	  .help = "Memory one job may use unless it asks for less. 0: no limit of its own. Holds for\n"
@@ -79,13 +79,13 @@ const struct config_key config_keys[] = {
 	  .help = "How long a job and its memory are kept after its last trainer has left." },
 	{ FIELD(max_job_ttl_s), .type = CONFIG_SECONDS, .min = 1, .max = 365 * DAY_S,
 	  .by_default = "7d", .runtime = true,
-	  .help = "The longest time a job may ask to be kept; a longer one is refused. At least\n"
-		  "job_ttl_s." },
+	  .help = "The longest time that a job may ask to be kept; the daemon refuses a longer one.\n"
+		  "At least job_ttl_s." },
 	{ FIELD(uncommitted_ttl_s), .type = CONFIG_SECONDS, .min = 1, .max = 365 * DAY_S,
 	  .zero = true, .by_default = "10min", .runtime = true,
-	  .help = "How long an EPHEMERAL job is kept that never committed a step, after its last\n"
-		  "trainer has died, if that is less than its own time: there is nothing to go on\n"
-		  "from. 0: its own time." },
+	  .help = "How long an EPHEMERAL job that has never committed a step is kept after its last\n"
+		  "trainer died, if its own time is longer: there is nothing to resume from. 0: its\n"
+		  "own time." },
 	{ FIELD(op_timeout_ms), .type = CONFIG_MILLIS, .min = 1, .max = 30 * DAY_MS,
 	  .by_default = "10min", .runtime = true,
 	  .help = "Deadline of an operation that names none; then it ends with DEADLINE_EXCEEDED." },
@@ -97,9 +97,9 @@ const struct config_key config_keys[] = {
 	  .help = "Open connections; further ones are closed at once." },
 	{ FIELD(reserved_connections), .type = CONFIG_COUNT, .min = 1, .max = 1000000, .zero = true,
 	  .by_default = "64", .runtime = true,
-	  .help = "Of these, places that only the superuser and the daemon's own user can take, so\n"
-		  "that an operator gets in when others have taken the rest. More than half of them\n"
-		  "counts as half." },
+	  .help = "How many of max_connections only the superuser and the daemon's own user can take,\n"
+		  "so that an operator can connect when others have taken the rest. More than half of\n"
+		  "max_connections counts as half." },
 	{ FIELD(max_jobs), .type = CONFIG_COUNT, .min = 1, .max = 100000, .by_default = "256",
 	  .runtime = true, .help = "Jobs at a time." },
 	{ FIELD(max_units_per_job), .type = CONFIG_COUNT, .min = 1, .max = 10000000,
@@ -132,46 +132,47 @@ const struct config_key config_keys[] = {
 	  .help = "A connection that has not said by then what it is gets closed." },
 	{ FIELD(grpc_header_bytes), .type = CONFIG_COUNT, .min = 1024, .max = 1048576,
 	  .by_default = "16384",
-	  .help = "Bytes of one header block of a gRPC connection, and of the headers of a call." },
+	  .help = "Bytes of one header block of a gRPC connection, and of the headers of a call. More\n"
+		  "closes the connection." },
 	{ FIELD(grpc_continuations), .type = CONFIG_COUNT, .min = 1, .max = 1024, .by_default = "4",
 	  .runtime = true,
-	  .help = "CONTINUATION frames of one header block of a gRPC connection." },
+	  .help = "CONTINUATION frames of one header block. More closes the gRPC connection." },
 	{ FIELD(grpc_unattached_streams), .type = CONFIG_COUNT, .min = 1, .max = 1000000,
 	  .by_default = "32", .runtime = true,
-	  .help = "Calls that a gRPC connection may have open before Attach; further ones wait." },
+	  .help = "Calls that a gRPC connection may have open before Attach; further calls wait." },
 	{ FIELD(grpc_unattached_bytes), .type = CONFIG_BYTES, .min = 64 * KIB, .max = GIB,
 	  .by_default = "1MiB", .runtime = true,
-	  .help = "Bytes of messages that a gRPC connection has begun to send and not finished,\n"
-		  "before Attach." },
+	  .help = "Bytes of incomplete messages of one gRPC connection before Attach." },
 	{ FIELD(grpc_connection_bytes), .type = CONFIG_BYTES, .min = MIB, .max = TIB,
 	  .by_default = "128MiB", .runtime = true,
-	  .help = "The same after Attach; at least max_message_bytes. What is more waits." },
+	  .help = "Bytes of incomplete messages of one gRPC connection after Attach; what is above it\n"
+		  "waits. The daemon raises it to max_message_bytes where it is lower." },
 	{ FIELD(grpc_total_bytes), .type = CONFIG_BYTES, .min = MIB, .max = TIB,
 	  .by_default = "1GiB", .runtime = true,
-	  .help = "The same of all gRPC connections. Beyond it they send in turn. What those of one\n"
-		  "user may have: max_message_bytes_per_user." },
+	  .help = "Bytes of incomplete messages of all gRPC connections. Above it the connections\n"
+		  "send in turn. The limit for one user is max_message_bytes_per_user." },
 	{ FIELD(grpc_message_timeout_ms), .type = CONFIG_MILLIS, .min = 1, .max = HOUR_S * 1000,
 	  .by_default = "1min", .runtime = true,
-	  .help = "How long the message of a gRPC call may take to come. Then its connection is\n"
-		  "closed, so that what it has sent holds no memory." },
+	  .help = "How long a gRPC call may take to send its message. Then the daemon closes the\n"
+		  "connection and frees the memory of what it sent." },
 	{ FIELD(grpc_idle_timeout_ms), .type = CONFIG_MILLIS, .min = 1, .max = HOUR_S * 1000,
 	  .by_default = "1min", .runtime = true,
-	  .help = "A gRPC connection without a session and without a call that sends nothing for so\n"
-		  "long is closed." },
+	  .help = "The daemon closes a gRPC connection that has no session and no call and sends\n"
+		  "nothing for this long." },
 	{ FIELD(grpc_resets_per_s), .type = CONFIG_COUNT, .min = 10, .max = 1000000,
 	  .by_default = "250", .runtime = true,
-	  .help = "Calls that a gRPC connection may give up in a second; four times as many at once.\n"
-		  "A tenth of it before Attach." },
+	  .help = "Calls that a gRPC connection may cancel per second; four times as many at once. A\n"
+		  "tenth of it before Attach." },
 	{ FIELD(grpc_pings_per_s), .type = CONFIG_COUNT, .min = 1, .max = 1000000,
 	  .by_default = "100", .runtime = true,
-	  .help = "PING frames of a gRPC connection in a second; four times as many at once." },
+	  .help = "PING frames of a gRPC connection per second; four times as many at once." },
 	{ FIELD(grpc_settings_per_s), .type = CONFIG_COUNT, .min = 1, .max = 1000000,
 	  .by_default = "5", .runtime = true,
-	  .help = "SETTINGS frames of a gRPC connection in a second; four times as many at once." },
+	  .help = "SETTINGS frames of a gRPC connection per second; four times as many at once." },
 	{ FIELD(grpc_control_per_s), .type = CONFIG_COUNT, .min = 10, .max = 1000000,
 	  .by_default = "1000", .runtime = true,
-	  .help = "Other frames of a gRPC connection in a second that carry nothing for a call; four\n"
-		  "times as many at once. Each call and each KiB of answers allows for more." },
+	  .help = "Other control frames of a gRPC connection per second; four times as many at once.\n"
+		  "Each call and each KiB of answers allows for more." },
 	{ FIELD(drain_timeout_ms), .type = CONFIG_MILLIS, .min = 0, .max = DAY_MS,
 	  .by_default = "10s", .runtime = true,
 	  .help = "How long trainers may take to commit and leave after SIGTERM. Keep it below the\n"
@@ -181,37 +182,39 @@ const struct config_key config_keys[] = {
 	  .help = "How many of the last operations are kept for reports, and as many records of what\n"
 		  "devices did for them." },
 	{ PER_USER(max_connections_per_user, COUNT, 1000000, "2048"),
-	  .help = "Open connections of one user. This and the limits that follow hold for each user,\n"
-		  "but not for the superuser and the daemon's own user. 0: no limit." },
+	  .help = "Open connections of one user. This limit and those below apply to each user except\n"
+		  "the superuser and the daemon's own user. 0: no limit." },
 	{ PER_USER(max_unattached_per_user, COUNT, 1000000, "256"),
-	  .help = "Connections of one user that are no trainer's yet: that have not said what they\n"
-		  "are, or have not attached. A job's ranks that start at the same time count." },
+	  .help = "Connections of one user that belong to no session yet. Each rank of a job that\n"
+		  "starts counts until it has attached." },
 	{ PER_USER(max_sessions_per_user, COUNT, 1000000, "1024"),
 	  .help = "Attached processes (ranks, readers, tools) of one user." },
 	{ PER_USER(max_jobs_per_user, COUNT, 100000, "64"),
-	  .help = "Jobs of one user, from their creation until their memory is back." },
+	  .help = "Jobs of one user, from their creation until their memory is freed." },
 	{ PER_USER(max_slabs_per_user, COUNT, 1000000, "8192"),
-	  .help = "Slabs of memory of one user's jobs. Each takes a descriptor of the daemon's." },
+	  .help = "Memory slabs of one user's jobs. The daemon needs a descriptor for each." },
 	{ PER_USER(max_state_bytes_per_user, BYTES, 1024 * TIB, "0"),
-	  .help = "Memory of all jobs of one user, whatever the quotas of the jobs." },
+	  .help = "Memory of all jobs of one user together, whatever the quotas of the jobs." },
 	{ PER_USER(max_daemon_bytes_per_user, BYTES, TIB, "1GiB"),
-	  .help = "The daemon's own memory that one user causes: rings, what is registered,\n"
-		  "settings, tables of ranks and units, requests that are being worked on." },
+	  .help = "The daemon's own memory that one user causes: rings; records of ranks, units and\n"
+		  "settings; requests in progress." },
 	{ PER_USER(max_message_bytes_per_user, BYTES, TIB, "256MiB"),
-	  .help = "Bytes of messages that one user's gRPC connections have begun to send and not\n"
-		  "finished. Beyond it these connections send in turn." },
+	  .help = "Bytes of incomplete messages of all gRPC connections of one user. Above it these\n"
+		  "connections send in turn." },
 	{ PER_USER(max_fds_per_user, COUNT, 1000000, "256"),
-	  .help = "Descriptors that wait until a process of one user receives them." },
+	  .help = "Descriptors that the daemon has sent to one user's processes and that they have\n"
+		  "not received yet." },
 	{ PER_USER(max_ops_per_user, COUNT, 100000000, "65536"),
 	  .help = "Unanswered operations of all sessions of one user." },
 	{ PER_USER(max_status_calls_per_user, COUNT, 1000000, "8"),
-	  .help = "Unanswered calls of Status (shardctl) of one user." },
+	  .help = "Unanswered Status calls (shardctl) of one user." },
 	{ LIST(user_limits), .type = CONFIG_LIMITS, .by_default = "", .runtime = true,
-	  .help = "Other limits for single users and groups, in place of the max_..._per_user above:\n"
-		  "\"alice:max_sessions=2000\", \"@ml:max_state_bytes=64GiB\", \"1000:max_jobs=0\". A\n"
-		  "name or a number; a group has an @ before it; 0: no limit. One for the user comes\n"
-		  "before those for groups; of several groups the highest counts. One that names the\n"
-		  "superuser or the daemon's own user holds for them, too." },
+	  .help = "Limits of single users and groups that replace the max_..._per_user above:\n"
+		  "\"alice:max_sessions=2000\", \"@ml:max_state_bytes=64GiB\", \"1000:max_jobs=0\". Users\n"
+		  "and groups are names or numbers, groups with an @ before them; 0: no limit. An\n"
+		  "entry for a user takes precedence over entries for groups; of several groups the\n"
+		  "highest limit applies. An entry for the superuser or the daemon's own user applies\n"
+		  "to them, too." },
 	{ LIST(allow_uids), .type = CONFIG_UIDS, .max = UINT32_MAX - 1, .by_default = "",
 	  .runtime = true,
 	  .help = "Users that may connect, by name or number. Both lists empty: whoever may open the\n"

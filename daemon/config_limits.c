@@ -16,10 +16,11 @@ _Static_assert(ENTRY_MAX *CONFIG_MAX_IDS <= CONFIG_VALUE_MAX, "a full list fits 
 static int config_limits_refuse(const struct config_key *k, const char *item, const char *why,
 				struct fault *f)
 {
-	return fault_set(f, FAULT_INVALID, k->name,
-			 "%s has '%.64s': %s; an entry must be such as alice:max_sessions=100 or "
-			 "@ml:max_jobs=20",
-			 k->name, item, why);
+	return fault_set(
+		f, FAULT_INVALID, k->name,
+		"%s has '%.64s': %s; write USER:LIMIT=VALUE or @GROUP:LIMIT=VALUE, such as "
+		"alice:max_sessions=100 or @ml:max_state_bytes=64GiB",
+		k->name, item, why);
 }
 
 /* "max_sessions" to its kind. */
@@ -59,7 +60,7 @@ static int config_limits_item(const struct config_key *k, char *item, struct use
 		return fault_errno(f, -ENOMEM, k->name);
 	value = limit ? strchr(limit, '=') : NULL;
 	if (!value)
-		return config_limits_refuse(k, whole, "it has no ':' and '=' behind it", f);
+		return config_limits_refuse(k, whole, "it has no ':' with a '=' after it", f);
 	*limit++ = '\0';
 	*value++ = '\0';
 	ret->group = group;
@@ -69,9 +70,16 @@ static int config_limits_item(const struct config_key *k, char *item, struct use
 						  : "there is no such user on this machine",
 					    f);
 	if (!config_limits_kind(limit, &ret->kind))
-		return config_limits_refuse(k, whole, "there is no such limit", f);
+		return config_limits_refuse(k, whole,
+					    "there is no such limit (a limit is the key "
+					    "max_..._per_user without _per_user)",
+					    f);
 	if (!config_limits_amount(ret->kind, value, &ret->most))
-		return config_limits_refuse(k, whole, "the value is no number that is allowed", f);
+		return config_limits_refuse(k, whole,
+					    user_kind_is_bytes(ret->kind)
+						    ? "the value must be bytes, such as 64GiB, or 0"
+						    : "the value must be a whole number, or 0",
+					    f);
 	return 0;
 }
 
@@ -101,7 +109,8 @@ int config_limits_parse(struct config *c, const struct config_key *k, const char
 		if (config_limits_item(k, item, &list[n], f))
 			return f->code;
 		if (config_limits_has(list, n, &list[n]))
-			return config_limits_refuse(k, item, "it has this limit twice", f);
+			return config_limits_refuse(k, item,
+						    "an entry before it sets the same limit", f);
 	}
 	memcpy(c->user_limits, list, sizeof(list));
 	c->n_user_limits = n;

@@ -12,7 +12,7 @@
 
 #define ENV_PREFIX   "SHARDD_"
 #define ENV_NAME_MAX 64u
-#define ENV_NEAR     3u /* so many letters may be wrong, missing or too much */
+#define ENV_NEAR     3u /* letters that may be wrong, missing or surplus */
 
 /* What is read beside the configuration's keys. */
 static const char *const env_others[] = {
@@ -85,7 +85,8 @@ static void env_look(const char *name, env_names_cb fn, void *userdata)
 
 		if (!d)
 			return;
-		if (d >= least)
+		/* SHARDD_JOB is three changes at most from every name of three letters */
+		if (d >= least || (d > 1 && name[strlen(ENV_PREFIX)] != known[strlen(ENV_PREFIX)]))
 			continue;
 		least = d;
 		memcpy(nearest, known, sizeof(nearest));

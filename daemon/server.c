@@ -48,8 +48,8 @@
 
 /* Calls of a connection beyond its ops: status, watches. */
 #define EXTRA_CALLS 64u
-/* Core may have so many times what messages that are not complete may take: they are there,
- * and messages that are being unpacked, and answers. */
+/* Core's quota, as a multiple of what incomplete messages may take: it also has messages that
+ * are being unpacked, and answers. */
 #define CORE_SHARE 4u
 
 enum server_state { RUNNING, DRAINING, CLOSING, ENDING };

@@ -192,7 +192,7 @@ static int on_refused(struct service *d, const struct fault *f)
 static void warn_unknown(const char *name, const char *nearest, void *userdata)
 {
 	(void)userdata;
-	log_warn("server", "environment variable is not known name=%.64s nearest=%s", name,
+	log_warn("server", "nothing reads this environment variable name=%.64s nearest=%s", name,
 		 nearest ? nearest : "none");
 }
 

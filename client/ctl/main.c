@@ -15,7 +15,7 @@ static const struct ctl_verb verbs[] = {
 	{ "jobs", "", "all jobs", ctl_jobs },
 	{ "units", "JOB", "the units of a job", ctl_units },
 	{ "sessions", "", "the connected processes", ctl_sessions },
-	{ "users", "", "who uses how much of what is allowed", ctl_users },
+	{ "users", "", "what each user uses of each limit", ctl_users },
 	{ "ops", "[JOB] [-n N]", "the last ops, and what pending ones wait for", ctl_ops },
 	{ "trace", "[JOB] -o FILE [...]", "the same for chrome://tracing and Perfetto", ctl_trace },
 	{ "health", "", "SERVING (exit 0) or not", ctl_health },

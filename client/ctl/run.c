@@ -113,6 +113,17 @@ static void default_job(struct run *run)
 		snprintf(run->job, sizeof(run->job), "run-%d", (int)getpid());
 }
 
+/* USER/NAME to UID/NAME, which is what trainers know. */
+static int resolve_job(struct run *run)
+{
+	char buf[CTL_JOB_MAX], *name;
+	int r = ctl_job_name(run->job, buf, &name);
+
+	if (r == CTL_OK && name == buf)
+		snprintf(run->job, sizeof(run->job), "%.79s", buf);
+	return r;
+}
+
 static int parse(struct run *run, int argc, char **argv)
 {
 	static const struct option options[] = {
@@ -128,6 +139,8 @@ static int parse(struct run *run, int argc, char **argv)
 	default_job(run);
 	while (r == CTL_OK && (o = getopt_long(argc, argv, "+hn:", options, NULL)) != -1)
 		r = option(run, o);
+	if (r == CTL_OK)
+		r = resolve_job(run);
 	if (r != CTL_OK)
 		return r;
 	if (!run->n)
@@ -144,7 +157,7 @@ static int start_trainer(struct run *run, uint32_t rank)
 {
 	char rank_env[32], local_rank[32], world[32], local_world[32], job[96];
 	char socket[128 + sizeof("SHARDD_SOCKET=")], instance[80];
-	/* who is started again goes on from state that this run of the daemon has */
+	/* a trainer that is started again continues from state of this run of the daemon */
 	bool again = run->trainers[rank].restarts && *run->instance;
 	const char *env[] = {
 		rank_env, world, local_rank, local_world, socket, job, again ? instance : NULL, NULL

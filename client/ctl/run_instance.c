@@ -43,8 +43,9 @@ bool run_instance_lost(const char *socket, const char *known, const char *job)
 	if (gmtime_r(&at, &tm))
 		strftime(when, sizeof(when), "%Y-%m-%d %H:%M:%S UTC", &tm);
 	fprintf(stderr,
-		"shardctl: DATA_LOSS: the daemon was restarted at %s: the state of job %s is gone; "
-		"restore a checkpoint, or start the whole run anew to begin at step 0\n",
+		"shardctl: DATA_LOSS: the daemon was restarted at %s: the state of job '%s' is "
+		"gone; "
+		"restore a checkpoint, or start the whole run again from step 0\n",
 		when, job);
 	return true;
 }

@@ -14,8 +14,8 @@
  * digits. @ret_started: when it started, seconds since 1970. Return: was there an answer? */
 bool run_instance_ask(const char *socket, char ret[RUN_INSTANCE_MAX], uint64_t *ret_started);
 
-/* Is the daemon at @socket another run than @known? Then it is said on standard error, for job
- * @job. One that does not answer is not: the trainer waits for it, and is told the same. */
+/* Is the daemon at @socket another run than @known? If so, says it on standard error, for job
+ * @job. False if it does not answer: the trainer finds out itself. */
 bool run_instance_lost(const char *socket, const char *known, const char *job);
 
 #endif

@@ -99,6 +99,8 @@ int ctl_units(struct ctl *ctl, int argc, char **argv)
 		fprintf(stderr, "shardctl: NOT_FOUND: there is no job \"%s\"\n", argv[1]);
 		return CTL_FAILED;
 	}
+	if (!ctl->json && job->is_private && !job->lifetime[0])
+		printf("job %s is private: only its owner sees its units\n", job->name);
 	if (!ctl->json)
 		return print_units(ctl, job);
 	all = json_from_message(&job->base);

@@ -26,12 +26,15 @@ static void users_amount(struct table *t, const char *name, uint64_t n)
 /* What was never used is left out. */
 static void users_rows(struct table *t, const Shardd__V1__UserStatus *u)
 {
+	char user[CTL_USER_MAX];
+
 	for (size_t i = 0; i < u->n_usage; i++) {
 		const Shardd__V1__UserUsage *k = u->usage[i];
 
 		if (!k->peak && !k->refused)
 			continue;
 		table_cell(t, "%u", u->uid);
+		table_cell(t, "%s", ctl_user(u->uid, user));
 		table_cell(t, "%s", k->name);
 		users_amount(t, k->name, k->used);
 		users_amount(t, k->name, k->limit);
@@ -44,11 +47,23 @@ static void users_rows(struct table *t, const Shardd__V1__UserStatus *u)
 	}
 }
 
+/* No limit is null: a JSON integer cannot hold the 2^64 - 1 of the message. */
+static void users_json_limits(json_t *users, const Shardd__V1__StatusReply *s)
+{
+	for (size_t i = 0; i < s->n_users; i++) {
+		json_t *usage = json_object_get(json_array_get(users, i), "usage");
+
+		for (size_t k = 0; k < s->users[i]->n_usage; k++)
+			if (s->users[i]->usage[k]->limit == UINT64_MAX)
+				json_object_set_new(json_array_get(usage, k), "limit", json_null());
+	}
+}
+
 int ctl_users(struct ctl *ctl, int argc, char **argv)
 {
 	static const struct table_column columns[] = {
-		{ "UID", true },   { "WHAT", false }, { "USED", true },    { "LIMIT", true },
-		{ "OF IT", true }, { "PEAK", true },  { "REFUSED", true },
+		{ "UID", true },   { "USER", false }, { "WHAT", false }, { "USED", true },
+		{ "LIMIT", true }, { "OF IT", true }, { "PEAK", true },  { "REFUSED", true },
 	};
 	Shardd__V1__StatusRequest request = SHARDD__V1__STATUS_REQUEST__INIT;
 	_cleanup_(ctl_status_freep) Shardd__V1__StatusReply *s = NULL;
@@ -62,6 +77,7 @@ int ctl_users(struct ctl *ctl, int argc, char **argv)
 		return r;
 	if (ctl->json) {
 		all = json_from_message(&s->base);
+		users_json_limits(json_object_get(all, "users"), s);
 		return ctl_print_json(json_pack("{s:O?}", "users", json_object_get(all, "users")));
 	}
 	t = table_new(columns, ARRAY_SIZE(columns));

@@ -187,7 +187,7 @@ void backend_on_news(struct backend *b, backend_news_cb fn, void *userdata);
 int backend_alloc(struct backend *b, uint64_t bytes, enum backend_share share,
 		  struct backend_mem **ret);
 
-/* An amount is asked for anew: what info.short_of says is of the one before. */
+/* A new amount is asked for: info.short_of describes the one before, and is cleared. */
 void backend_forget_shortage(struct backend *b);
 
 /* Give the memory back. Unmapping large memory takes long, so it happens on a
@@ -214,7 +214,7 @@ void backend_empty(struct backend *b, struct backend_mem *mem);
  * stays. For memory of which no descriptor was handed out, and never a writable one will be.
  * Return: 0 (also where a backend has nothing like it) or negative errno. */
 int backend_seal(struct backend *b, struct backend_mem *mem);
-/* The inode that /proc shows for who holds it; 0: none. */
+/* The inode that /proc shows for a process that holds it; 0: none. */
 uint64_t backend_inode(const struct backend_mem *mem);
 
 /* What another process opens legacy CUDA IPC memory with: the handle of the whole

@@ -1,11 +1,10 @@
 /*
  * Whose turn it is: tasks of several users and jobs that share the host's threads.
  *
- * Users are served in proportion to nothing but that they are there: the next piece is one of
- * the user who has had least since there was somebody to share with, of that user's job that has
- * had least, of that job's oldest task. Who comes anew begins where the one with least stands, so
- * nobody saves up, and is served before it at the first draw: what a small task waits for are the
- * pieces that run, one a thread. Bytes are what is counted.
+ * All users have equal shares, counted in bytes. The next piece is one of the user who has had
+ * least since there was somebody to share with, of that user's job that has had least, of that
+ * job's oldest task. A new user begins at the count of the one with least, so that nobody saves
+ * up, and goes first at a tie: a small task waits only for the pieces that run, one a thread.
  *
  * Exact for FAIR_USERS users and FAIR_JOBS jobs of each at a time; more share a place. Nothing
  * is allocated. No thread of its own, no lock: the caller's.
@@ -53,7 +52,7 @@ void fair_remove(struct fair *f, struct fair_task *t);
 
 /* Whose turn it is. Return: NULL: there are none. */
 struct fair_task *fair_next(const struct fair *f);
-/* It has been given so many bytes of work. */
+/* It has been given @bytes of work. */
 void fair_served(struct fair_task *t, uint64_t bytes);
 
 /* Are there tasks of several jobs? */

@@ -1,6 +1,6 @@
 /*
  * How much memory this process can have: the machine's and its control groups', whichever is
- * less. Plain figures, read anew at every call from files of the kernel. Any thread.
+ * less. Plain figures, read from files of the kernel at every call. Any thread.
  */
 #ifndef SHARDD_BACKEND_HOST_MEMORY_H
 #define SHARDD_BACKEND_HOST_MEMORY_H

@@ -62,8 +62,8 @@ static int memfd_reopen(int fd, int mode)
 	return open(path, mode | O_CLOEXEC);
 }
 
-/* What memfd_create returns is not among the open files that the kernel counts, so the one we
- * keep is opened anew. Without /proc we keep the first. */
+/* What memfd_create returns is not among the open files that the kernel counts, so we open
+ * it once more and keep that file. Without /proc we keep the first. */
 static int memfd_counted(int *fd)
 {
 	_cleanup_(fd_closep) int again = memfd_reopen(*fd, O_RDWR);

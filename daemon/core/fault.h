@@ -23,7 +23,7 @@ enum fault_code {
 	FAULT_CANCELLED,     /* by the caller */
 	FAULT_UNAVAILABLE,   /* the daemon is on its way out */
 	FAULT_UNIMPLEMENTED, /* no such method */
-	FAULT_LOST,          /* what the caller goes on from is gone: the daemon was restarted */
+	FAULT_LOST,          /* the caller's state is gone: the daemon was restarted */
 	FAULT_INTERNAL,      /* the system refused us something; native holds errno */
 	_FAULT_N,
 };

@@ -82,12 +82,16 @@ int threads_probe(unsigned n, struct fault *f)
 	threads_end(&g, threads, started);
 	if (r == 0)
 		return 0;
-	fault_set(
-		f, FAULT_EXHAUSTED, "threads",
-		"cannot start a thread: %s (%u of the %u threads that are needed were started): "
-		"raise the limit of processes (ulimit -u, TasksMax, pids.max) or of address space "
-		"(ulimit -v)",
-		strerror_r(r, buf, sizeof(buf)), started, n);
+	if (started < n)
+		fault_set(f, FAULT_EXHAUSTED, "threads",
+			  "cannot start thread %u of %u: %s; raise the limit of processes (ulimit "
+			  "-u, TasksMax, pids.max) or of address space (ulimit -v)",
+			  started + 1, n, strerror_r(r, buf, sizeof(buf)));
+	else
+		fault_set(f, FAULT_EXHAUSTED, "threads",
+			  "cannot start: no address space for %zu MiB beside %u threads: %s; raise "
+			  "its limit (ulimit -v)",
+			  SPARE_BYTES >> 20, n, strerror_r(r, buf, sizeof(buf)));
 	f->domain = FAULT_DOMAIN_OS;
 	f->native = r;
 	return f->code;

@@ -1,14 +1,14 @@
 /*
- * Can threads be started? gRPC core hangs and libuv aborts where a thread of theirs cannot be
- * made, so the daemon finds out before it depends on them.
+ * Can threads be started? gRPC core hangs and libuv aborts if they cannot start a thread,
+ * so the daemon finds out before it depends on them.
  */
 #ifndef SHARDD_CORE_THREADS_H
 #define SHARDD_CORE_THREADS_H
 
 #include "core/fault.h"
 
-/* Start @n threads that are all there at once, with some address space to spare, and end them
- * again. Blocks for moments. Return: 0, or FAULT_EXHAUSTED with the limits that may be raised. */
+/* Start @n threads at the same time, with some address space to spare, and end them again. Blocks
+ * for moments. Return: 0, or FAULT_EXHAUSTED with the limits that may be raised. */
 int threads_probe(unsigned n, struct fault *f);
 
 #endif

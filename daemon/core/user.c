@@ -11,7 +11,7 @@
 
 #define USER_MAGIC 0x55534552u
 
-/* How a kind is called, and what its user can do when the limit is reached. */
+/* The names of a kind, and what its user can do at the limit. */
 static const struct kind_text {
 	const char *name, *key, *noun, *advice;
 } user_kinds[_USER_KINDS] = {
@@ -167,7 +167,7 @@ struct user *users_next(const struct users *us, const struct user *u)
 	return NULL;
 }
 
-/* Without memory those of the connection before stay. */
+/* Without memory the groups of the previous connection stay. */
 static void user_set_gids(struct user *u, const gid_t *gids, size_t n)
 {
 	gid_t *copy;

@@ -8,8 +8,8 @@
  *
  * A limit comes from the first of these that names its kind: an override for the user; the most
  * generous override for one of the user's groups; the default. Root and the daemon's own user
- * have no limits but those that an override for the user names: an operator gets in, and in a
- * container where everything is one user the limits of the whole daemon are what counts.
+ * have no limits but those that an override for the user names: an operator can connect, and in
+ * a container where everything is one user only the limits of the whole daemon apply.
  * Groups are those of the peer's newest connection. Loop thread only.
  */
 #ifndef SHARDD_CORE_USER_H

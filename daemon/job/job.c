@@ -296,13 +296,14 @@ static int check_same(const struct job *job, const struct job_spec *spec, struct
 				 job->rec->name);
 	if (spec->is_private && !job->rec->is_private)
 		return fault_set(f, FAULT_STATE, NULL,
-				 "job '%s' is not private: its first trainer decides",
+				 "job '%s' is not private: its first trainer decided that; delete "
+				 "the job to create it as a private one",
 				 job->rec->name);
 	return 0;
 }
 
-/* Nothing of an earlier run of the daemon is here: who goes on from it must not begin anew
- * without a word. */
+/* Nothing of an earlier run of the daemon is here: a trainer that goes on from it must not
+ * silently begin again at step 0. */
 static int job_check_instance(const struct node *node, const struct job_spec *spec, struct fault *f)
 {
 	time_t started = (time_t)node->started_unix_s;
@@ -316,7 +317,7 @@ static int job_check_instance(const struct node *node, const struct job_spec *sp
 	return fault_set(
 		f, FAULT_LOST, NULL,
 		"the daemon was restarted at %s: the state of job '%.75s' is gone; restore a "
-		"checkpoint, or start the whole run anew to begin at step 0",
+		"checkpoint, or start the whole run again from step 0",
 		when, spec->name);
 }
 
@@ -332,6 +333,11 @@ int job_open(struct jobs *jobs, const struct job_spec *spec, uid_t uid, gid_t gi
 	    job_check_instance(jobs->node, spec, f))
 		return f->code;
 	if (ref.has_uid && ref.uid != uid) {
+		job_label(ref.uid, ref.name, label);
+		if (job_is_admin(uid) && !htab_find(&jobs->names, label))
+			return fault_set(f, FAULT_NOT_FOUND, NULL,
+					 "there is no job '%s', and only user %u can create it",
+					 label, (unsigned)ref.uid);
 		if (job_find(jobs, spec->name, uid, &job, f) || job_check_open(job, uid, f))
 			return f->code;
 	} else {

@@ -172,18 +172,18 @@ struct job_spec {
 	bool allow_torn;
 	bool ipc;
 	bool is_private;
-	const uint8_t *instance; /* NODE_INSTANCE_BYTES: the daemon that has what the caller goes
-				  * on from; NULL: it expects nothing */
+	const uint8_t *instance; /* NODE_INSTANCE_BYTES: the daemon that has the caller's state;
+				  * NULL: it expects none */
 };
 
 /* Make the job, or find it and check that it is the same. A plain name is one of @uid's own
- * jobs; UID/NAME is there already. @ret_created may be NULL. Return: 0, or a fault: FAULT_LOST
- * if spec->instance is another run of the daemon. */
+ * jobs; UID/NAME of another user must exist. @ret_created may be NULL. Return: 0, or a fault:
+ * FAULT_LOST if spec->instance is another run of the daemon. */
 int job_open(struct jobs *jobs, const struct job_spec *spec, uid_t uid, gid_t gid, struct job **ret,
 	     bool *ret_created, struct fault *f);
 
-/* Find by NAME or UID/NAME, for its owner or an administrator (job_names.c). What belongs to
- * others is, for whoever is neither, not there. Return: 0 or a fault. */
+/* Find by NAME or UID/NAME, for its owner or an administrator (job_names.c). For anybody
+ * else the job does not exist. Return: 0 or a fault. */
 int job_find(struct jobs *jobs, const char *name, uid_t uid, struct job **ret, struct fault *f);
 /* The owner, or an administrator: root, and the user that the daemon runs as. */
 bool job_may_use(const struct job *job, uid_t uid);
@@ -335,8 +335,8 @@ void job_pass_end(struct job *job, struct group *g);
 void job_give_partials(struct job *job, struct unit *u);
 void job_drop_partials(struct job *job);
 
-/* Bytes of our own that a job of that many units and tensors takes at most, whatever its ranks
- * do: records, and what each rank has of each unit. */
+/* The most bytes of our own that a job of @units and @tensors takes: records, and what each rank
+ * has of each unit. */
 uint64_t job_own_bytes(const struct job *job, uint64_t units, uint64_t tensors);
 /* A slab of @bytes was refused by the account: was it by its owner's limits? Then @f says so.
  * Return: 0, or a fault code. */

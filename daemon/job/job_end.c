@@ -144,8 +144,8 @@ int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f
 	return 0;
 }
 
-/* How long it is kept without trainers. What crashed before its first commit has nothing to
- * resume from. A KEEP job is as it was asked for: made anew by its trainers it would be none. */
+/* How long it is kept without trainers. A job that crashed before its first commit has
+ * nothing to resume from. A KEEP job stays: its trainers would create it again as EPHEMERAL. */
 static uint64_t job_kept_us(const struct job *job)
 {
 	uint64_t ttl = job->rec->ttl_s, early = job->node->limits.uncommitted_ttl_s;
@@ -268,7 +268,7 @@ static void name_quarantined(const struct job *job, char *buf, size_t bytes)
 		sum += job->node->devices[d].quarantined;
 	if (sum)
 		snprintf(buf + at, bytes - at,
-			 "; %llu of it are quarantined, held by processes of jobs that ended: see "
+			 "; %llu bytes of it are quarantined, held by processes of ended jobs: see "
 			 "shardctl memory",
 			 (unsigned long long)sum);
 }

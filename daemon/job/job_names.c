@@ -1,8 +1,8 @@
 /*
  * What jobs are called. A name belongs to its user: the registry's key is UID/NAME, so two
  * users may each have a job of one name, and nobody learns which names others have. A user
- * asks for NAME or for UID/NAME; a foreign job is, for anybody but its owner and the
- * administrators, not there.
+ * asks for NAME or for UID/NAME; for anybody but its owner and the administrators a job does not
+ * exist.
  */
 #include <ctype.h>
 #include <stdio.h>
@@ -60,9 +60,10 @@ int job_ref_parse(const char *text, const char *field, struct job_ref *ret, stru
 	struct job_ref ref = { .name = slash ? slash + 1 : text, .has_uid = slash };
 
 	if (slash && !job_uid_parse(text, slash, &ref.uid))
-		return fault_set(f, FAULT_INVALID, field,
-				 "%s has '%.10s' before the slash: UID/NAME needs a user id there",
-				 field, text);
+		return fault_set(
+			f, FAULT_INVALID, field,
+			"%s is '%.75s': before the slash must be a numeric user id (UID/NAME)",
+			field, text);
 	if (job_name_check(ref.name, field, f))
 		return f->code;
 	*ret = ref;

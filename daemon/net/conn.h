@@ -56,7 +56,7 @@ void conn_attached(struct conn *c);
 void conn_set_user(struct conn *c, void *user);
 void *conn_user(const struct conn *c);
 
-/* @fn is called when somebody begins to ride on it; NULL: nobody is told. */
+/* @fn is called when conn_set_user gives the connection a user; NULL: no call. */
 typedef void (*conn_ridden_cb)(struct conn *c, void *userdata);
 void conn_on_ridden(struct conn *c, conn_ridden_cb fn, void *userdata);
 
@@ -67,8 +67,8 @@ bool conn_hung_up(const struct conn *c);
  * conn_close was called. The conn is freed after it returns. */
 void conn_on_closed(struct conn *c, conn_closed_cb fn, void *userdata);
 
-/* Whoever has a duplicate of the socket passes on what is still to be said, and shuts it down
- * after the closed callback: conn_close does not. */
+/* The holder of a duplicate of the socket sends what is left and shuts the socket down after the
+ * closed callback: conn_close does not. */
 void conn_leave_shutdown(struct conn *c);
 
 /* End it from our side: shuts the socket down, which ends gRPC's side too. The

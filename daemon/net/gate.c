@@ -21,7 +21,7 @@ enum {
 	GATE_PACE_MS = 1,
 };
 
-/* The same limit of the same user is logged again after so long. */
+/* The pause before the same limit of the same user is logged again. */
 #define GATE_LOG_AGAIN_US 10000000u
 
 /* ---------------------------------------------------------------- news */

@@ -60,7 +60,7 @@ static enum gate_verdict gate_flow_rate(struct gate_flow *f, struct gate_rate *r
 static enum gate_verdict gate_flow_control(struct gate_flow *f, uint64_t now_us)
 {
 	return gate_flow_rate(f, &f->control, f->limits->control_per_s, "grpc_control_per_s",
-			      now_us, "too many frames that carry nothing");
+			      now_us, "too many control frames");
 }
 
 /* ------------------------------------------------------------- streams */
@@ -190,7 +190,7 @@ static enum gate_verdict gate_flow_block(struct gate_flow *f, const struct gate_
 	f->block = frame->flags & GATE_FLAG_END_HEADERS ? 0 : frame->stream;
 	if (f->block_bytes > f->limits->header_bytes)
 		return gate_flow_close(f, "grpc_header_bytes", f->limits->header_bytes,
-				       "a header block is longer");
+				       "a header block is too long");
 	return GATE_PASS;
 }
 
@@ -221,7 +221,7 @@ static enum gate_verdict gate_flow_continuation(struct gate_flow *f, const struc
 		return gate_flow_wrong(f, "CONTINUATION without its HEADERS");
 	if (++f->block_continuations > f->limits->continuations)
 		return gate_flow_close(f, "grpc_continuations", f->limits->continuations,
-				       "a header block has more CONTINUATION frames");
+				       "a header block has too many CONTINUATION frames");
 	return gate_flow_block(f, frame);
 }
 
@@ -235,7 +235,7 @@ static enum gate_verdict gate_flow_admit(struct gate_flow *f, const struct gate_
 
 	/* Alone it waits for nobody but itself. */
 	if (f->charged + cost > own && s->charged == f->charged)
-		return gate_flow_close(f, key, own, "a message is larger");
+		return gate_flow_close(f, key, own, "a message is too large");
 	if (f->charged + cost > own)
 		return gate_flow_stall(f, GATE_WAIT_OWN, key, own, now_us);
 	if (!gate_purse_admits(f->user, f->user->limit, cost, f))
@@ -250,8 +250,8 @@ static enum gate_verdict gate_flow_admit(struct gate_flow *f, const struct gate_
 	return GATE_PASS;
 }
 
-/* The first frame of a message, if it is a small one, never waits: it may be all there is of
- * it. So who sends small messages is not held up by who sends large ones. */
+/* The first frame of a message, if it is a small one, never waits: it may be the
+ * whole message. So a client of small messages does not wait for a client of large ones. */
 static enum gate_verdict gate_flow_charge(struct gate_flow *f, struct gate_stream *s,
 					  uint32_t bytes, uint64_t now_us)
 {
@@ -297,7 +297,7 @@ static enum gate_verdict gate_flow_reset(struct gate_flow *f, const struct gate_
 		per_s = per_s / 10 ? per_s / 10 : 1;
 	gate_flow_remove(f, frame->stream);
 	return gate_flow_rate(f, &f->resets, per_s, "grpc_resets_per_s", now_us,
-			      "too many calls are given up");
+			      "too many calls are cancelled");
 }
 
 static enum gate_verdict gate_flow_settings(struct gate_flow *f, const struct gate_frame *frame,
@@ -310,7 +310,7 @@ static enum gate_verdict gate_flow_settings(struct gate_flow *f, const struct ga
 	if (ack)
 		return gate_flow_control(f, now_us);
 	return gate_flow_rate(f, &f->settings, f->limits->settings_per_s, "grpc_settings_per_s",
-			      now_us, "too many SETTINGS");
+			      now_us, "too many SETTINGS frames");
 }
 
 static enum gate_verdict gate_flow_ping(struct gate_flow *f, const struct gate_frame *frame,
@@ -319,7 +319,7 @@ static enum gate_verdict gate_flow_ping(struct gate_flow *f, const struct gate_f
 	if (frame->stream != 0 || frame->bytes != 8)
 		return gate_flow_wrong(f, "PING of a wrong length or stream");
 	return gate_flow_rate(f, &f->pings, f->limits->pings_per_s, "grpc_pings_per_s", now_us,
-			      "too many PING");
+			      "too many PING frames");
 }
 
 /* Those of a fixed length, GOAWAY, and types that HTTP/2 does not know. */
@@ -343,7 +343,7 @@ static enum gate_verdict gate_flow_head(struct gate_flow *f, uint64_t now_us)
 
 	if (frame->bytes > f->limits->frame_bytes)
 		return gate_flow_close(f, "frame_bytes", f->limits->frame_bytes,
-				       "a frame is longer than agreed");
+				       "a frame is too long");
 	if (f->block && frame->type != GATE_CONTINUATION)
 		return gate_flow_wrong(f, "a frame inside a header block");
 	switch (frame->type) {
@@ -440,7 +440,8 @@ static enum gate_verdict gate_flow_begin(struct gate_flow *f, const uint8_t *dat
 	for (size_t i = 0; i < *ret_used; i++)
 		if (data[i] != (uint8_t)gate_flow_preface[f->n_preface + i]) {
 			*ret_used = i;
-			return gate_flow_wrong(f, "the preface is none of HTTP/2's");
+			return gate_flow_wrong(
+				f, "the connection does not begin with the preface of HTTP/2");
 		}
 	f->n_preface = (uint8_t)(f->n_preface + *ret_used);
 	return GATE_PASS;
@@ -532,7 +533,7 @@ static enum gate_verdict gate_flow_tick_streams(struct gate_flow *f, uint64_t no
 		if (!f->streams[i].whole && now_us - f->streams[i].since_us > limit_us)
 			return gate_flow_close(f, "grpc_message_timeout_ms",
 					       f->limits->message_timeout_ms,
-					       "a message is not complete");
+					       "a message did not arrive in full in time");
 	return GATE_PASS;
 }
 
@@ -547,11 +548,11 @@ enum gate_verdict gate_flow_tick(struct gate_flow *f, uint64_t now_us)
 	if (f->wait == GATE_WAIT_OWN &&
 	    now_us - f->wait_since_us > (uint64_t)l->message_timeout_ms * 1000u)
 		return gate_flow_close(f, f->wait_limit, f->wait_value,
-				       "what it waits for does not end");
+				       "the calls that it waits for do not end");
 	if (!f->attached && f->n_streams == 0 &&
 	    now_us - f->last_us > (uint64_t)l->idle_timeout_ms * 1000u)
 		return gate_flow_close(f, "grpc_idle_timeout_ms", l->idle_timeout_ms,
-				       "it says nothing before Attach");
+				       "a connection without a session was idle too long");
 	return GATE_PASS;
 }
 

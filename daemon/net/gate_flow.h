@@ -26,12 +26,12 @@ enum gate_verdict {
 	GATE_CLOSE, /* the rest must not pass: see gate_flow.breach */
 };
 
-/* Calls that a client opens ahead of their answers: so many at once, then one in so many
- * microseconds. Core takes some 100 us for each, and serves nobody else meanwhile. Each answer
- * makes room for one more, so who waits for answers is never held up. */
+/* Calls that a client may open ahead of their answers: GATE_OPEN_AHEAD at once, then one in
+ * GATE_OPEN_US. Core takes some 100 us for each, during which it serves nobody else. Each answer
+ * makes room for one more, so a client that waits for answers is never delayed. */
 #define GATE_OPEN_AHEAD 64u
 #define GATE_OPEN_US    250u
-/* So many bytes of headers cost as much as a call: each may be a field of its own. */
+/* Bytes of headers that cost as much as a call: each may be a field of its own. */
 #define GATE_OPEN_BYTES 1024u
 
 /* Why it stalls. */

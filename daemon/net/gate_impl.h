@@ -123,8 +123,8 @@ void gate_pipe_ready(struct gate_side *side, uint32_t events, uint64_t now_us);
 void gate_pipe_retry(struct gate_conn *gc, uint64_t now_us);
 /* Deadlines. */
 void gate_pipe_tick(struct gate_conn *gc, uint64_t now_us);
-/* The client is gone. Return: whether core's calls are to be ended one by one first, by
- * gate_pipe_linger; else it may be closed. */
+/* The client is gone. Return: true: gate_pipe_linger must end core's calls one by one
+ * first; false: it may be closed. */
 bool gate_pipe_end(struct gate_conn *gc, uint64_t now_us);
 /* End some calls. Return: whether it is over. */
 bool gate_pipe_linger(struct gate_conn *gc, uint64_t now_us);

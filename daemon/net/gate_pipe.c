@@ -23,8 +23,8 @@
 /* A client that does not take what core said last. */
 #define GATE_LAST_WORDS_US 5000000u
 
-/* A client that is gone with more calls than that has them ended so many at a time: core takes
- * some 100 us for each, in which it serves nobody else. */
+/* If a client is gone and had more than GATE_LINGER_CALLS, they end GATE_LINGER_BATCH at a time:
+ * core takes some 100 us for each, during which it serves nobody else. */
 #define GATE_LAST_TURNS   16u
 #define GATE_LINGER_CALLS 16u
 #define GATE_LINGER_BATCH 4u
@@ -201,7 +201,7 @@ static void gate_pipe_core_refused(struct gate_conn *gc)
 	gate_broken(gc);
 }
 
-/* What follows from who has ended. */
+/* What follows once a side has ended. */
 static void gate_pipe_settle(struct gate_conn *gc)
 {
 	if (gc->core.ended && !gc->down.data) {

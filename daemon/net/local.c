@@ -115,8 +115,8 @@ static void local_look_all(struct user *u)
 		local_look_unread(l);
 }
 
-/* One more is to be sent. What a client does not receive stays in the kernel, which counts it
- * against the daemon. Return: 0 or a fault code. */
+/* Charge one more before it is sent. What a client does not receive stays in the kernel, which
+ * counts it against the daemon. Return: 0 or a fault code. */
 static int local_charge_fd(struct local *l, struct fault *f)
 {
 	struct user *u = conn_account(l->conn);

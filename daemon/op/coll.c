@@ -167,7 +167,7 @@ static void let_go(struct coll *c)
 	c->begun = false;
 }
 
-/* Its member's epoch has ended meanwhile: what it has come to is of no use there. */
+/* Its member's epoch ended while it ran: its result is of no use there. */
 static void tell_of_end(struct op *op)
 {
 	if (!op->type->lasts)

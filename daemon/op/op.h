@@ -80,8 +80,8 @@ struct op_type {
 	/* (optional) Of an op without a unit that touches some: does it touch what @other does?
 	 * Else it touches all. */
 	bool (*meets)(const struct op *op, const struct op *other);
-	/* Collective: what it has done outlasts the epoch (parameters, a commit), so that it ends
-	 * well although a member's epoch has ended meanwhile. Else it ends with that reason. */
+	/* Collective: its result outlasts the epoch (parameters, a commit), so it succeeds even
+	 * if a member's epoch ends while it runs. Else it ends with that reason. */
 	bool lasts;
 };
 

@@ -163,7 +163,7 @@ static void submit(struct accumulate *a, bool kernel)
 
 /* ------------------------------------------------------------------- the op */
 
-/* Where the sum is to be: a place for it, if there is none. Return: 0, or as pool_take. */
+/* Find, or take, the memory for the sum. Return: 0, or as pool_take. */
 static int place_sum(struct accumulate *a, const struct member_unit *mu)
 {
 	uint64_t bytes = a->unit->layout.elements * dtype_size(a->plan.accumulate_dtype);

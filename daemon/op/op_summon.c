@@ -135,7 +135,7 @@ static void hand_over(struct coll *c, uint32_t i)
 	op->result.writable = true;
 }
 
-/* Who is not in the epoch any more is told why, and its copy goes back. */
+/* A rank that has left the epoch gets the reason, and its copy goes back. */
 static void summoned(struct coll *c)
 {
 	c->unit->summoned_state = state_of(c);

@@ -276,7 +276,7 @@ static struct ring *ring_new(struct rings *rings, struct session *s)
 	return r;
 }
 
-/* Without memory for it, or where its user has no room for it, there is none. */
+/* Fails without memory for it, or if it would exceed its user's limit. */
 static int open_ring(struct rings *rings, struct session *s, int *ret_fd, struct fault *f)
 {
 	struct user_charge charge = USER_CHARGE_NULL;

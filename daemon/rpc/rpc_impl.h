@@ -186,7 +186,7 @@ int call_arm(struct slot *slot);
 
 /* --- call.c --- */
 
-/* Requests of its calls hold so much less. */
+/* Requests of its calls hold @bytes less. */
 void peer_let_go(struct peer *p, uint64_t bytes);
 
 /* Any thread. */

@@ -203,7 +203,7 @@ static void join_later(struct rpc_call *call, struct job *job, const Shardd__V1_
 	job_wait_settled(job, &j->waiter);
 }
 
-/* The run of the daemon that the trainer goes on from. */
+/* The run of the daemon that the trainer continues from. */
 static int join_instance(const Shardd__V1__JoinRequest *r, struct job_spec *spec, struct fault *f)
 {
 	if (!r->instance.len)

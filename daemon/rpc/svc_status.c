@@ -120,7 +120,7 @@ static void svc_status_ops(struct rpc_call *call, const ProtobufCMessage *reques
 
 /* What is answered in less than this is not worth a wait. */
 #define STATUS_FREE_US 500u
-/* So many times what a call took goes by until its user's next one. */
+/* The pause before a user's next call: this many times what the last one took. */
 #define STATUS_PAUSE 9u
 
 /* A call whose turn has not come. */

@@ -1,9 +1,9 @@
 /* Service shardd.v1.Status: who holds what. Callers see their own jobs; root and the
  * daemon's uid see all. Loop thread only.
  *
- * An answer about a large job takes the loop milliseconds. So a user gets a tenth of its time
- * for that: the next call of the same user begins when nine times what the last one took has
- * gone by. Calls of others, and everything else, go on meanwhile. */
+ * An answer about a large job takes the loop milliseconds. So a user gets at most a tenth
+ * of its time for that: after a call, the next one of the same user waits nine times as long as
+ * the call took. Calls of others, and everything else, go on. */
 #ifndef SHARDD_RPC_SVC_STATUS_H
 #define SHARDD_RPC_SVC_STATUS_H
 

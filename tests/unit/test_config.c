@@ -317,9 +317,9 @@ TEST(a_wrong_limit_of_a_user_says_what_is_wrong)
 	static const struct {
 		const char *value, *why;
 	} cases[] = {
-		{ "root", "no ':' and '='" },
-		{ "root:max_jobs", "no ':' and '='" },
-		{ "max_jobs=5", "no ':' and '='" },
+		{ "root", "no ':' with a '='" },
+		{ "root:max_jobs", "no ':' with a '='" },
+		{ "max_jobs=5", "no ':' with a '='" },
 		{ ":max_jobs=5", "no such user" },
 		{ "@:max_jobs=5", "no such group" },
 		{ "nobody-of-that-name:max_jobs=5", "no such user" },
@@ -327,10 +327,10 @@ TEST(a_wrong_limit_of_a_user_says_what_is_wrong)
 		{ "4294967295:max_jobs=5", "no such user" },
 		{ "root:jobs=5", "no such limit" },
 		{ "root:max_job=5", "no such limit" },
-		{ "root:max_jobs=", "no number" },
-		{ "root:max_jobs=-1", "no number" },
-		{ "root:max_jobs=5GiB", "no number" },
-		{ "root:max_jobs=5,0:max_jobs=6", "twice" },
+		{ "root:max_jobs=", "a whole number" },
+		{ "root:max_jobs=-1", "a whole number" },
+		{ "root:max_jobs=5GiB", "a whole number" },
+		{ "root:max_jobs=5,0:max_jobs=6", "the same limit" },
 	};
 	struct config c;
 

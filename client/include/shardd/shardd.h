@@ -173,10 +173,10 @@ struct shardd_membership {
  * is there with another world size, lifetime or quota; the rank is taken), UNAVAILABLE
  * (the job or the daemon drains), PERMISSION_DENIED (another uid's private job), NOT_FOUND
  * (UID/NAME), RESOURCE_EXHAUSTED.
- * DATA_LOSS: the job's state was in a run of the daemon that is over, says $SHARDD_INSTANCE (what
- * shardd_instance said then; set for trainers that are started again), or this process has joined
- * it there and not left. The job is not made anew, nothing is trained from step 0.
- * SHARDD_INSTANCE=any: it may be. Any thread. */
+ * DATA_LOSS: the job's state was in an earlier run of the daemon: $SHARDD_INSTANCE names that run
+ * (as shardd_instance; launchers set it for trainers that they start again), or this process
+ * joined the job there and has not left it. No job is made and nothing starts again at step 0.
+ * SHARDD_INSTANCE=any turns this check off. Any thread. */
 SHARDD_API int shardd_join(shardd_client *c, const struct shardd_job *job,
 			   struct shardd_membership *ret, struct shardd_error *err);
 

@@ -28,7 +28,7 @@ def restarts(env: Mapping[str, str] = os.environ) -> int:
 
 
 def _agent() -> int | None:
-    """The process that starts the workers: the first above us that is none itself."""
+    """The process that starts the workers: the first above us that is not a worker."""
     pid = os.getppid()
     try:
         while pid > 1:
@@ -56,9 +56,9 @@ def _began(pid: int) -> float | None:
 def check(client: Client, job: str | None) -> None:
     """Before a first join: is the state there that a restarted worker expects?
 
-    DataLoss: no such job, and the daemon was started after torchrun. If the daemon is older
-    nobody can know whether there ever was one (the first start may have failed before it joined):
-    that is said on standard error.
+    DataLoss: no such job, and the daemon was started after torchrun. If the daemon is
+    older, nobody can know whether there ever was one (the first start may have failed before it
+    joined): a line on standard error says so.
     """
     again = restarts()
     if not again or job is None or os.environ.get("SHARDD_INSTANCE"):
@@ -74,11 +74,11 @@ def check(client: Client, job: str | None) -> None:
     if began is not None and client.daemon_started > began + 1:
         raise DataLoss(
             f"the daemon was restarted at {when}, after torchrun (process {agent}) began: the "
-            f"state of job {job!r} is gone; restore a checkpoint, or start torchrun anew to begin "
-            "at step 0 (SHARDD_INSTANCE=any: begin now)")
-    print(f"shardd: this is restart {again} of torchrun's workers, and the daemon, which runs since "
-          f"{when}, has no job {job!r}: it was not joined before, or was freed. Training begins at "
-          "its first step", file=sys.stderr, flush=True)
+            f"state of job {job!r} is gone; restore a checkpoint, or start torchrun again from "
+            "step 0 (SHARDD_INSTANCE=any lets this worker begin now)")
+    print(f"shardd: this is restart {again} of torchrun's workers, and the daemon, which has run "
+          f"since {when}, has no job {job!r}: nobody joined it before, or it was freed. Training "
+          "begins at step 0", file=sys.stderr, flush=True)
 
 
 __all__ = ["check", "restarts"]

@@ -34,7 +34,7 @@ _IN_VAIN = 2  # deaths in a row without a commit between them
 _libc = ctypes.CDLL(None, use_errno=True)
 clients: weakref.WeakSet[Any] = weakref.WeakSet()  # every shardd.Client of this process
 # In a guarded process, what its guard reads: a byte that is 1 after a commit, then the instance of
-# the daemon that has the state, which the next life goes on from.
+# the daemon that has the state, which the next life continues from.
 _progress: mmap.mmap | None = None
 _INSTANCE = slice(1, 33)
 _restarts = 0
@@ -147,7 +147,7 @@ class _Guard:
                 os.kill(child, said.si_signo)
 
     def expect(self) -> None:
-        """Tell the next child which run of the daemon it goes on from."""
+        """Tell the next child which run of the daemon it continues from."""
         instance = bytes(self.progress[_INSTANCE])
         if instance.strip(b"\0") and not os.environ.get("SHARDD_INSTANCE"):
             os.environ["SHARDD_INSTANCE"] = instance.decode()

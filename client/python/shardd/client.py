@@ -304,7 +304,7 @@ class Client:
         @op_timeout: seconds, 0: the daemon's default. Blocks until the daemon has answered, not
         until all ranks are there. @private: closed to other users, root among them.
         Unimplemented: the launcher has started ranks on other machines. DataLoss: the job's
-        state was in a run of the daemon that is over; nothing is begun anew.
+        state was in an earlier run of the daemon; nothing starts again at step 0.
         """
         asked = _as_launched(job, world_size, rank)
         if self.member is None:

@@ -117,7 +117,7 @@ class Unavailable(SharddError, ConnectionError):
 
 
 class DataLoss(SharddError, RuntimeError):
-    """The daemon was restarted: the job's state is gone. Nothing was begun anew."""
+    """The daemon was restarted: the job's state is gone. Nothing was started again at step 0."""
 
     code, name = 15, "DATA_LOSS"
 
