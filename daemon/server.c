@@ -543,8 +543,8 @@ static void on_devices(uv_timer_t *timer)
 	}
 	jobs_deinit(&s->jobs);
 	recorder_deinit();
+	rings_close(&s->rings); /* those that others hold are on their users' accounts still */
 	devices_end(&s->node);
-	rings_close(&s->rings);
 	svc_status_close(&s->svc_status);
 	slices_close(&s->slices);
 	s->gate = gate_close(s->gate);
