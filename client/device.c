@@ -8,7 +8,8 @@
 #include "client_error.h"
 #include "map_cuda.h"
 
-/* How long closing waits for streams that still wait for the daemon. */
+/* How long closing waits for streams that still wait for the daemon, or have not come to what
+ * an op put on them. */
 #define QUIET_TIMEOUT_MS 10000
 
 /* --------------------------------------------------------------------- join */
@@ -121,7 +122,8 @@ void device_close(struct shardd_client *c)
 		map_deinit(&c->map);
 		return;
 	}
-	/* A stream that waits for ever, for a daemon that is gone, keeps what it reads. */
+	/* A stream that waits for ever, for a daemon that is gone, keeps what it reads; one that
+	 * does not come so far keeps what it writes. */
 	if (!streams_settle(c->streams, QUIET_TIMEOUT_MS)) {
 		map_abandon(&c->map);
 		map_deinit(&c->map);

@@ -59,6 +59,12 @@ static int signal_word(struct streams *s, const struct stream_link *link, struct
 	if (r != CUDA_SUCCESS)
 		return cuda_error(s->cuda, r, err, "the stream cannot raise its word");
 	x->value++;
+	/* Not every op is answered with something to wait for, behind which the raising is: a
+	 * release is not, nor is one that failed or that nobody waits for. */
+	x->raising = true;
+	r = s->cuda->lib->cuEventRecord(x->raised, x->stream);
+	if (r != CUDA_SUCCESS)
+		return cuda_error(s->cuda, r, err, "the stream takes no event");
 	return 0;
 }
 
@@ -132,20 +138,52 @@ int stream_end(struct streams *s, const struct stream_ref *ref,
 
 /* --------------------------------------------------------------------- quiet */
 
+/* Return: 1 (the device has not come to it), 0, or a negative shardd_code. */
+static int is_pending(struct streams *s, CUevent event, bool *pending, struct shardd_error *err)
+{
+	CUresult r = *pending ? s->cuda->lib->cuEventQuery(event) : CUDA_SUCCESS;
+
+	if (r == CUDA_ERROR_NOT_READY)
+		return 1;
+	if (r != CUDA_SUCCESS)
+		return cuda_error(s->cuda, r, err, "a stream has failed");
+	*pending = false;
+	return 0;
+}
+
 /* Locked. Return: 1 (a stream waits), 0, or a negative shardd_code. */
 static int is_waiting(struct streams *s, struct shardd_error *err)
 {
-	for (uint32_t i = 0; i < s->count; i++) {
-		struct stream *x = s->items[i];
-		CUresult r = x->marked ? s->cuda->lib->cuEventQuery(x->mark) : CUDA_SUCCESS;
+	int r = 0;
 
-		if (r == CUDA_ERROR_NOT_READY)
-			return 1;
-		if (r != CUDA_SUCCESS)
-			return cuda_error(s->cuda, r, err, "a stream has failed");
-		x->marked = false;
+	for (uint32_t i = 0; i < s->count && r == 0; i++)
+		r = is_pending(s, s->items[i]->mark, &s->items[i]->marked, err);
+	return r;
+}
+
+/* Locked, and no op begins. Return: 1 (a stream waits, or has a word to raise), 0, or a
+ * negative shardd_code. */
+static int is_using(struct streams *s, struct shardd_error *err)
+{
+	int r = is_waiting(s, err);
+
+	for (uint32_t i = 0; i < s->count && r == 0; i++)
+		r = is_pending(s, s->items[i]->raised, &s->items[i]->raising, err);
+	return r;
+}
+
+/* Locked, so that no wait is added: it ends. Return: what @look says last. */
+static int look_until(struct streams *s, int (*look)(struct streams *s, struct shardd_error *err),
+		      uint64_t start, int timeout_ms, struct shardd_error *err)
+{
+	int r;
+
+	while ((r = look(s, err)) > 0) {
+		if (timeout_ms >= 0 && clock_now_us() - start >= (uint64_t)timeout_ms * 1000u)
+			break;
+		nap();
 	}
-	return 0;
+	return r;
 }
 
 static int not_now(struct shardd_error *err)
@@ -168,12 +206,7 @@ int streams_quiet(struct streams *s, int timeout_ms, struct shardd_error *err)
 		pthread_mutex_lock(&s->lock);
 	else if (pthread_mutex_trylock(&s->lock) != 0)
 		return not_now(err);
-	/* With the lock held no wait is added, so it ends. */
-	while ((r = is_waiting(s, err)) > 0) {
-		if (timeout_ms >= 0 && clock_now_us() - start >= (uint64_t)timeout_ms * 1000u)
-			break;
-		nap();
-	}
+	r = look_until(s, is_waiting, start, timeout_ms, err);
 	if (r == 0)
 		return 0;
 	pthread_mutex_unlock(&s->lock);
@@ -192,12 +225,13 @@ bool streams_settle(struct streams *s, int timeout_ms)
 	struct shardd_error err;
 	int r = cuda_enter(s->cuda, &scope, &err);
 
-	if (r == 0)
-		r = streams_quiet(s, timeout_ms, &err);
-	if (r == 0)
-		streams_unquiet(s);
+	if (r == 0) {
+		pthread_mutex_lock(&s->lock);
+		r = look_until(s, is_using, clock_now_us(), timeout_ms, &err);
+		pthread_mutex_unlock(&s->lock);
+	}
 	/* A lost device runs nothing any more. */
-	return !error_is_again(r, &err);
+	return r <= 0;
 }
 
 #endif

@@ -71,8 +71,9 @@ int stream_end(struct streams *s, const struct stream_ref *ref,
 int streams_quiet(struct streams *s, int timeout_ms, struct shardd_error *err);
 void streams_unquiet(struct streams *s);
 
-/* The client is about to unmap all: wait that long for the streams that wait for the
- * daemon. Return: false: some still do. */
+/* The client is about to unmap all, and nobody submits: wait that long for the streams that
+ * wait for the daemon or have not come to the raising of their word. Return: false: some
+ * still do. */
 bool streams_settle(struct streams *s, int timeout_ms);
 
 #ifdef SHARDD_CUDA

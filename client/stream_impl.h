@@ -14,6 +14,8 @@ struct stream {
 	uint64_t value; /* the word's, when all that is on the stream is done; order lock */
 	CUevent mark;   /* behind the last wait that was put on the stream */
 	bool marked;    /* that wait may still be pending; lock */
+	CUevent raised; /* TIMELINE: behind the last raising of the word */
+	bool raising;   /* that raising may still be pending; order lock, or closing */
 
 	/* EVENTS, else NULL */
 	CUevent *ring;

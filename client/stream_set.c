@@ -38,6 +38,8 @@ static void stream_free(const struct cuda *cuda, struct stream *x)
 			cuda->lib->cuEventDestroy(x->ring[i]);
 	if (x->mark)
 		cuda->lib->cuEventDestroy(x->mark);
+	if (x->raised)
+		cuda->lib->cuEventDestroy(x->raised);
 	free(x->ring);
 	free(x->holders);
 	free(x);
@@ -143,6 +145,8 @@ static int prepare(struct streams *s, const struct stream_link *link, struct str
 	CUresult r = s->cuda->lib->cuEventCreate(&x->mark, CU_EVENT_DISABLE_TIMING);
 	int shared;
 
+	if (r == CUDA_SUCCESS)
+		r = s->cuda->lib->cuEventCreate(&x->raised, CU_EVENT_DISABLE_TIMING);
 	if (r != CUDA_SUCCESS)
 		return cuda_error(s->cuda, r, err, "no event can be made");
 	shared = stream_link_share(s, link, x, err);

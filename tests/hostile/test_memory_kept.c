@@ -443,30 +443,53 @@ static uint64_t ring_bytes(struct daemonfix *d)
 	return bytes;
 }
 
-/* A ring is some 2 MiB: its session ended, and nobody paid for it. */
-Test(memory_kept, rings_of_sessions_that_ended)
+/* The ring of a session that has ended. Return: its descriptor. */
+static int keep_a_ring(struct witness *w, struct play *p)
 {
-	struct play *p = trainer_shared(sizeof(*p));
-	struct witness w;
 	struct stat st;
 	pid_t pid;
 	char x;
 	int fd;
 
-	need_holders();
 	cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, p->pair), 0);
-	witness_begin(&w, NULL);
-	cr_assert_eq(ring_bytes(&w.d), 0);
-	pid = trainer_start(&w.d, JOB, 0, 1, passes_its_ring_on, p);
+	witness_begin(w, NULL);
+	cr_assert_eq(ring_bytes(&w->d), 0);
+	pid = trainer_start(&w->d, JOB, 0, 1, passes_its_ring_on, p);
 	fd = receive_fd(p->pair[0], &x, 1);
 	cr_assert_eq(fstat(fd, &st), 0);
-	cr_assert_eq(ring_bytes(&w.d), st.st_size);
+	cr_assert_eq(ring_bytes(&w->d), st.st_size);
 	fail_kill(pid);
-	AWAIT(!has_sessions(&w.d), 30);
-	cr_assert_eq(ring_bytes(&w.d), st.st_size);
+	AWAIT(!has_sessions(&w->d), 30);
+	cr_assert_eq(ring_bytes(&w->d), st.st_size);
+	return fd;
+}
+
+/* A ring is some 2 MiB: its session ended, and nobody paid for it. */
+Test(memory_kept, rings_of_sessions_that_ended)
+{
+	struct play *p = trainer_shared(sizeof(*p));
+	struct witness w;
+	int fd;
+
+	need_holders();
+	fd = keep_a_ring(&w, p);
 	close(fd);
 	AWAIT(ring_bytes(&w.d) == 0, 30);
 	close(p->pair[0]);
 	close(p->pair[1]);
 	witness_end(&w);
+}
+
+Test(memory_kept, the_daemon_ends_while_others_hold_a_ring)
+{
+	struct play *p = trainer_shared(sizeof(*p));
+	struct witness w;
+	int fd;
+
+	need_holders();
+	fd = keep_a_ring(&w, p);
+	daemonfix_stop(&w.d);
+	close(fd);
+	close(p->pair[0]);
+	close(p->pair[1]);
 }

@@ -4,6 +4,7 @@ import ctypes as C
 import os
 import pathlib
 import threading
+import time
 
 from support import ROOT
 
@@ -32,6 +33,7 @@ class Gpu:
         self._word = C.c_uint64()
         self._call("cuMemAlloc_v2", C.byref(self._word), C.c_size_t(8))
         self._helper = self.stream()
+        self._steps = []
 
     def _call(self, name, *arguments):
         result = getattr(self.lib, name)(*arguments)
@@ -80,6 +82,13 @@ class Gpu:
     def let_go(self):
         self._call("cuStreamWriteValue64_v2", C.c_void_p(self._helper), self._word, C.c_uint64(1),
                    0)
+
+    def busy(self, stream, seconds):
+        """What is put on the stream from here on runs so much later: a kernel that lasts."""
+        until = time.monotonic() + seconds
+        kept = C.CFUNCTYPE(C.c_int, C.c_void_p)(lambda _: time.monotonic() >= until)
+        self._steps.append(kept)
+        self._call("sim_stream_enqueue", C.c_void_p(stream), kept, None)
 
     def follow(self, stream, first):
         """What is put on @stream from here on runs after what is on @first."""

@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 import unittest
 
@@ -20,6 +21,14 @@ sys.dont_write_bytecode = True
 spawn = multiprocessing.get_context("spawn")
 
 
+def _await_start(process, socket, seconds=60):
+    """Until it listens, or has ended. GPUs take their time, on a busy machine more of it than
+    shardd.connect gives a daemon to appear."""
+    until = time.monotonic() + seconds
+    while not os.path.exists(socket) and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+
+
 @contextlib.contextmanager
 def daemon(*arguments, backend="host"):
     """The socket of a daemon of its own; it must end well."""
@@ -30,6 +39,7 @@ def daemon(*arguments, backend="host"):
                 [os.path.join(BIN_DIR, "shardd"), "--socket", socket, "--backend", backend,
                  *arguments], stdout=log, stderr=log)
             try:
+                _await_start(process, socket)
                 yield socket
             finally:
                 process.terminate()

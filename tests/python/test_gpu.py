@@ -314,6 +314,22 @@ class Gpus(unittest.TestCase):
             unit.release()
             client.follow_stream(None)
 
+    def test_closing_waits_for_what_is_on_a_stream(self):
+        """A release is answered at once; the word that it raises is raised by the stream, in
+        memory that closing takes away."""
+        stream = self.gpu.stream()
+        with self.client("closed") as client:
+            unit = self.unit(client)
+            unit.gather()
+            unit.release()
+            client.set_stream(stream)
+            unit.gather()
+            self.gpu.busy(stream, 0.3)
+            unit.release()
+            client.set_stream(None)
+            self.assertFalse(self.gpu.idle(stream))
+        self.gpu.synchronize(stream)
+
     def test_a_stream_that_is_none(self):
         with self.client("none") as client, self.assertRaises(shardd.InvalidArgument):
             client.set_stream(12345678)

@@ -298,6 +298,35 @@ Test(client_cuda_stream, a_stream_that_waits_for_ever_keeps_its_memory)
 	end(&w);
 }
 
+/* An op that is answered with nothing to wait for, as a release is, leaves its raising of the
+ * word on a stream that has not come so far. */
+Test(client_cuda_stream, a_word_that_is_to_be_raised_stays_mapped)
+{
+	Shardd__V1__StreamPoint after = SHARDD__V1__STREAM_POINT__INIT;
+	struct stream_ref ref;
+	CUdeviceptr held;
+	CUstream other;
+	struct world w;
+
+	begin(&w, false);
+	set(&w);
+	cr_assert_eq(w.cu->cuMemAlloc(&held, 8), CUDA_SUCCESS);
+	cr_assert_eq(w.cu->cuStreamCreateWithPriority(&other, CU_STREAM_NON_BLOCKING, 0),
+		     CUDA_SUCCESS);
+	cr_assert_eq(w.cu->cuStreamWriteValue64(other, held, 0, CU_STREAM_WRITE_VALUE_DEFAULT),
+		     CUDA_SUCCESS);
+	cr_assert_eq(w.cu->cuStreamSynchronize(other), CUDA_SUCCESS);
+	cr_assert_eq(w.cu->cuStreamWaitValue64(w.stream, held, 1, CU_STREAM_WAIT_VALUE_GEQ),
+		     CUDA_SUCCESS);
+	cr_assert_eq(stream_begin(w.streams, 1, &ref, &after, &w.err), 1, "%s", w.err.text);
+	cr_assert_eq(stream_end(w.streams, &ref, NULL, &w.err), 0, "%s", w.err.text);
+	cr_expect(!streams_settle(w.streams, 20));
+	cr_assert_eq(w.cu->cuStreamWriteValue64(other, held, 1, CU_STREAM_WRITE_VALUE_DEFAULT),
+		     CUDA_SUCCESS);
+	cr_expect(streams_settle(w.streams, 30000));
+	end(&w);
+}
+
 /* ------------------------------------------------------------------------ events */
 
 struct submitter {

@@ -105,8 +105,9 @@ SHARDD_API int shardd_connect(const struct shardd_options *options, shardd_clien
 
 /* End the session: the daemon drops all it holds for it; every pointer handed out
  * becomes invalid. A rank that has not left counts as died. NULL is allowed.
- * Blocks shortly; on a GPU up to 10 s while streams still wait for the daemon: what they
- * wait for then stays mapped until the process ends. No other thread may be using the client. */
+ * Blocks shortly; on a GPU up to 10 s while streams still wait for the daemon, or have not come
+ * to where an op was submitted on them: what they use then stays mapped until the process ends.
+ * No other thread may be using the client. */
 SHARDD_API void shardd_close(shardd_client *c);
 
 /* The daemon's version and this session's number. Any thread. */
