@@ -26,6 +26,7 @@ int group_new(struct job *job, uint32_t id, const state_group *rec, match_comple
 		free(g);
 		return -ENOMEM;
 	}
+	g->match.user = job->owner.user;
 	*ret = g;
 	return 0;
 }

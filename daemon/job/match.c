@@ -16,11 +16,29 @@ int match_init(struct match *m, uint32_t size, match_complete_cb complete, match
 			     .failed = failed,
 			     .userdata = userdata };
 	m->next = calloc(size, sizeof(*m->next));
-	return m->next ? 0 : -ENOMEM;
+	m->stopped = calloc(size, sizeof(*m->stopped));
+	if (m->next && m->stopped)
+		return 0;
+	free(m->next);
+	free(m->stopped);
+	return -ENOMEM;
+}
+
+static uint64_t slots_bytes(const struct match *m, uint64_t n)
+{
+	return n * (sizeof(struct match_slot) + m->size * sizeof(struct match_entry *));
+}
+
+/* @n slots are gone. */
+static void slots_uncharge(struct match *m, size_t n)
+{
+	if (m->user)
+		user_sub(m->user, USER_MEMORY, slots_bytes(m, n));
 }
 
 void match_deinit(struct match *m)
 {
+	slots_uncharge(m, m->n_slots);
 	for (size_t i = 0; i < m->n_slots; i++) {
 		for (uint32_t k = 0; m->slots[i].entries && k < m->size; k++)
 			CHECK(!m->slots[i].entries[k]);
@@ -28,6 +46,7 @@ void match_deinit(struct match *m)
 	}
 	free(m->slots);
 	free(m->next);
+	free(m->stopped);
 	*m = (struct match){ 0 };
 }
 
@@ -89,8 +108,24 @@ static int slots_reach(struct match *m, uint64_t number)
 		if (!s->entries)
 			return -ENOMEM;
 		m->n_slots++;
+		/* what is needed to end an op is not refused: match_reserve has looked for room */
+		if (m->user)
+			user_add(m->user, USER_MEMORY, slots_bytes(m, 1));
 	}
 	return 0;
+}
+
+int match_reserve(struct match *m, uint32_t index, struct fault *f)
+{
+	uint64_t end = m->base + m->n_slots, number = m->next[index] + 1;
+	uint64_t more = number < end ? 0 : slots_bytes(m, number + 1 - end);
+
+	CHECK(index < m->size);
+	if (more && !user_has_room(m->user, USER_MEMORY, more)) {
+		user_refuse(m->user, USER_MEMORY, more, f);
+		return MATCH_E_LIMIT;
+	}
+	return slots_reach(m, number);
 }
 
 /* Take every entry out of the slot and tell its op. */
@@ -190,6 +225,7 @@ void match_passed(struct match *m, const struct match_entry *entry)
 	s->passed++;
 	while (done < m->n_slots && m->slots[done].passed == m->size)
 		free(m->slots[done++].entries);
+	slots_uncharge(m, done);
 	memmove(m->slots, m->slots + done, (m->n_slots - done) * sizeof(*m->slots));
 	m->n_slots -= done;
 	m->base += done;
@@ -207,11 +243,13 @@ void match_reset(struct match *m, const struct fault *fault)
 	}
 	for (size_t i = 0; i < m->n_slots; i++)
 		free(m->slots[i].entries);
+	slots_uncharge(m, m->n_slots);
 	m->n_slots = 0;
 	m->base = 1;
 	m->generation++;
 	m->has_left = false;
 	memset(m->next, 0, m->size * sizeof(*m->next));
+	memset(m->stopped, 0, m->size * sizeof(*m->stopped));
 }
 
 void match_member_left(struct match *m, uint32_t index, const struct fault *fault)
@@ -229,4 +267,11 @@ void match_member_left(struct match *m, uint32_t index, const struct fault *faul
 		if (s)
 			slot_fail(m, s, fault);
 	}
+}
+
+void match_stop(struct match *m, uint32_t index, const struct fault *fault)
+{
+	CHECK(index < m->size);
+	m->stopped[index] = true;
+	match_member_left(m, index, fault);
 }

@@ -21,6 +21,7 @@
 #include <stdint.h>
 
 #include "core/fault.h"
+#include "core/user.h"
 
 /* What must be equal on all ranks, and how to say it to a person. */
 struct fingerprint {
@@ -64,6 +65,8 @@ struct match {
 	struct match_slot *slots;
 	size_t n_slots;
 	size_t cap_slots;
+	struct user *user;       /* borrowed, who pays for the slots; NULL: nobody */
+	bool *stopped;           /* by member: none of its collectives is numbered any more */
 	bool has_left;           /* a member has left cleanly... */
 	uint32_t left_index;     /* ...this one, */
 	struct fault left_fault; /* and what its peers are told */
@@ -77,6 +80,18 @@ int match_init(struct match *m, uint32_t size, match_complete_cb complete, match
 	       void *userdata);
 /* No entry may be announced. Safe on a zeroed struct and twice. */
 void match_deinit(struct match *m);
+
+enum {
+	MATCH_E_LIMIT = 1, /* the user that pays has no room for its slot */
+};
+
+/* Make the slot of the next collective of member @index, if it is not there. Return: 0,
+ * MATCH_E_LIMIT with @f, or -ENOMEM. */
+int match_reserve(struct match *m, uint32_t index, struct fault *f);
+
+/* A collective of member @index could not be numbered: no later one may take its place. So none
+ * is numbered until the next epoch, and its peers are told @fault. */
+void match_stop(struct match *m, uint32_t index, const struct fault *fault);
 
 /* Number the next collective of member @entry->index, in its program order. */
 void match_number(struct match *m, struct match_entry *entry);

@@ -232,6 +232,7 @@ static enum gate_verdict gate_flow_admit(struct gate_flow *f, const struct gate_
 	const struct gate_limits *l = f->limits;
 	uint64_t own = f->attached ? l->connection_bytes : l->unattached_bytes;
 	const char *key = f->attached ? "grpc_connection_bytes" : "grpc_unattached_bytes";
+	bool had_turn = f->user->turn == f;
 
 	/* Alone it waits for nobody but itself. */
 	if (f->charged + cost > own && s->charged == f->charged)
@@ -242,8 +243,10 @@ static enum gate_verdict gate_flow_admit(struct gate_flow *f, const struct gate_
 		return gate_flow_stall(f, GATE_WAIT_OTHERS, "max_message_bytes_per_user",
 				       f->user->limit, now_us);
 	if (!gate_purse_admits(f->total, l->total_bytes, cost, f)) {
-		if (f->charged == 0)
-			gate_purse_leave(f->user, f);
+		/* Who waits for the turn of all does not keep that of its user meanwhile: who has
+		 * the one may wait for the other. */
+		gate_purse_leave(f->user, f);
+		f->total->returns += had_turn;
 		return gate_flow_stall(f, GATE_WAIT_OTHERS, "grpc_total_bytes", l->total_bytes,
 				       now_us);
 	}

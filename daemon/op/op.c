@@ -194,20 +194,45 @@ static void activate_ready(void)
 
 /* --------------------------------------------------------------- the order */
 
+/* @op has no number, so nothing behind it has: peers would meet it one collective too early. */
+static void stop_numbers(const struct op *op, const struct fault *why)
+{
+	struct fault told = FAULT_NULL;
+
+	fault_set(&told, FAULT_ABORTED, NULL, "rank %u (pid %d) was refused its %s: %.300s",
+		  op->m->rank, member_pid(op->m), op->type->name, why->text);
+	match_stop(&op->group->match, op->entry.index, &told);
+}
+
 /* Slots are kept until all members have passed them. A rank that gives up one collective
  * after the other while its peers are elsewhere must not fill the memory with them. */
 static void number(struct op *op)
 {
 	struct match *match = &op->group->match;
 	uint64_t ahead = match_ahead(match, op->entry.index);
+	int r;
 
 	if (uneven_check(op))
 		return;
+	if (match->stopped[op->entry.index]) {
+		fault_set(&op->fault, FAULT_EXHAUSTED, NULL,
+			  "a collective of rank %u in group '%.64s' was refused, and what follows "
+			  "it has no number: join again",
+			  op->m->rank, op->group->rec->name);
+		return;
+	}
 	if (ahead >= (uint64_t)op->m->job->node->limits.max_inflight_ops + MAX_GIVEN_UP) {
 		fault_set(
 			&op->fault, FAULT_EXHAUSTED, NULL,
 			"rank %u is %llu collectives ahead of a peer in group '%.64s': join again",
 			op->m->rank, (unsigned long long)ahead, op->group->rec->name);
+		return;
+	}
+	r = match_reserve(match, op->entry.index, &op->fault);
+	if (r < 0)
+		fault_errno(&op->fault, r, "numbering a collective");
+	if (r) {
+		stop_numbers(op, &op->fault);
 		return;
 	}
 	match_number(match, &op->entry);

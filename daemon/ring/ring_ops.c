@@ -12,6 +12,8 @@
 
 /* What a request may take when it is unpacked: 64 times its longest. */
 #define REQUEST_BUDGET (64u * RING_LONG_BYTES)
+/* One that takes no more is let in whatever its user has: others may wait for what it asks. */
+#define REQUEST_SMALL 4096u
 
 /* A submission whose op is under way. */
 struct ring_call {
@@ -19,7 +21,34 @@ struct ring_call {
 	struct list link;
 	uint64_t tag;
 	struct codec_message request; /* the op borrows it until it is done */
+	struct user *payer;           /* a reference; NULL: nobody pays */
+	uint64_t paid;                /* for the request */
 };
+
+static void free_call(struct ring_call *call)
+{
+	if (call->payer)
+		user_sub(call->payer, USER_MEMORY, call->paid);
+	user_unref(call->payer);
+	list_unlink(&call->link);
+	codec_message_deinit(&call->request);
+	free(call);
+}
+
+/* What the request takes is its user's. */
+static int pay(struct ring_call *call, struct user *u, struct fault *f)
+{
+	uint64_t bytes = call->request.used;
+
+	if (bytes > REQUEST_SMALL && !user_has_room(u, USER_MEMORY, bytes))
+		return user_refuse(u, USER_MEMORY, bytes, f);
+	if (!u)
+		return 0;
+	call->payer = user_ref(u);
+	call->paid = bytes;
+	user_add(u, USER_MEMORY, bytes);
+	return 0;
+}
 
 static void post_fault(struct ring *r, uint64_t tag, const struct fault *f)
 {
@@ -48,9 +77,7 @@ static void on_done(struct op *op, void *userdata)
 		post_fault(call->ring, call->tag, &op->fault);
 	else if (call->ring)
 		op->type->encode(op, send_reply, call);
-	list_unlink(&call->link);
-	codec_message_deinit(&call->request);
-	free(call);
+	free_call(call);
 }
 
 void ring_forget_calls(struct ring *r)
@@ -105,7 +132,7 @@ static int begin(struct ring_call *call, struct ring *r, const struct ring_submi
 	if (!type)
 		return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
 				 "method %u of the service does not go over the ring", s->op);
-	if (unpack(call, type, s, f))
+	if (unpack(call, type, s, f) || pay(call, session_account(r->session), f))
 		return f->code;
 	m = session_member(r->session, f);
 	if (!m)
@@ -136,7 +163,5 @@ void ring_submit(struct ring *r, const struct ring_submission *s)
 	if (begin(call, r, s, &f) == 0)
 		return;
 	post_fault(r, s->tag, &f);
-	list_unlink(&call->link);
-	codec_message_deinit(&call->request);
-	free(call);
+	free_call(call);
 }

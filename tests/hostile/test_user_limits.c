@@ -268,6 +268,50 @@ static int hog_records(const struct trainer *t)
 	return 0;
 }
 
+/* Collectives of a rank of a large world that gives up one after the other: each has a place for
+ * every rank until its peers have come to it. */
+static int hog_collectives(const struct trainer *t)
+{
+	enum { GROUPS = 64, ROUNDS = 20, AT_ONCE = 100, WORLD = 512 };
+	Shardd__V1__CreateGroupRequest g = SHARDD__V1__CREATE_GROUP_REQUEST__INIT;
+	Shardd__V1__BarrierRequest r = SHARDD__V1__BARRIER_REQUEST__INIT;
+	Shardd__V1__OpHeader header = SHARDD__V1__OP_HEADER__INIT;
+	struct rpc_pending *pending[AT_ONCE];
+	uint32_t ranks[WORLD];
+	struct shardd_error err;
+	struct rpc_client *c;
+	unsigned refused = 0;
+	char name[16];
+
+	user_limits_become(ALICE);
+	c = raw_trainer(t->socket, "hog", 0, WORLD, false);
+	for (unsigned i = 0; i < WORLD; i++)
+		ranks[i] = i;
+	g.name = name;
+	g.ranks = ranks;
+	g.n_ranks = WORLD;
+	header.timeout_ms = 1;
+	r.header = &header;
+	for (unsigned i = 0; !refused && i < GROUPS; i++) {
+		Shardd__V1__CreateGroupReply *made;
+
+		snprintf(name, sizeof(name), "g%u", i);
+		made = raw_must(c, "CreateGroup", &g.base);
+		r.group = made->group;
+		shardd__v1__create_group_reply__free_unpacked(made, NULL);
+		for (unsigned k = 0; !refused && k < ROUNDS; k++) {
+			for (unsigned n = 0; n < AT_ONCE; n++)
+				pending[n] = raw_start(c, "Barrier", &r.base);
+			for (unsigned n = 0; n < AT_ONCE; n++)
+				refused += raw_finish(pending[n], NULL, &err) < 0 &&
+					   strstr(err.text, "bytes of the daemon's own memory");
+		}
+	}
+	TRAINER_CHECK(refused);
+	hold(t);
+	return 0;
+}
+
 /* Descriptors that nobody receives stay in the kernel, which counts them against the daemon. */
 static int hog_descriptors(const struct trainer *t)
 {
@@ -563,6 +607,7 @@ HOG(slabs, "slabs", hog_slabs, 6, { "max_slabs_per_user=6" })
 HOG(state, "state_bytes", hog_state, 0, { "max_state_bytes_per_user=32MiB" })
 HOG(rings, "daemon_bytes", hog_rings, 0, { "max_daemon_bytes_per_user=6MiB" })
 HOG(records, "daemon_bytes", hog_records, 0, { "max_daemon_bytes_per_user=6MiB" })
+HOG(collectives, "daemon_bytes", hog_collectives, 0, { "max_daemon_bytes_per_user=6MiB" })
 HOG(descriptors_that_are_not_received, "fds", hog_descriptors, 4, { "max_fds_per_user=4" })
 HOG(ops, "ops", hog_ops, 10, { "max_ops_per_user=10" })
 HOG(status_calls, "status_calls", hog_status, 0, { "max_status_calls_per_user=2" })

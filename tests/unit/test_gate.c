@@ -406,6 +406,39 @@ Test(gate, small_messages_do_not_wait)
 	gate_flow_deinit(&f);
 }
 
+/* Of one user: one has the turn of all and needs the user's, the other the other way round. */
+Test(gate, turns_are_not_waited_for_in_a_circle)
+{
+	struct gate_flow a, b;
+	size_t others;
+
+	flow_begin(&a);
+	gate_flow_init(&b, &small_limits, &user, &total, now);
+	gate_flow_attach(&a);
+	gate_flow_attach(&b);
+	total.used = small_limits.total_bytes; /* other users' */
+	put_headers(1);
+	put_message(1, 0, 60000, 10000);
+	passes(&a);
+	cr_assert_eq(total.turn, &a);
+	others = user.limit - user.used;
+	user.used += others; /* more of its connections */
+	put("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 24);
+	put_headers(1);
+	put_message(1, 0, 60000, 100);
+	passes(&b);
+	put_frame(GATE_DATA, 0, 1, 10000);
+	cr_assert_eq(send_all(&b), GATE_STALL);
+	wire.n = 0;
+	put_frame(GATE_DATA, 0, 1, 10000);
+	passes(&a);
+	user.used -= others;
+	total.used -= small_limits.total_bytes;
+	gate_flow_deinit(&a);
+	gate_flow_deinit(&b);
+	cr_assert(user.used == 0 && total.used == 0 && !user.turn && !total.turn);
+}
+
 Test(gate, a_message_has_a_deadline)
 {
 	struct gate_flow f;
