@@ -64,7 +64,7 @@ static void attach(struct rpc_call *call, const ProtobufCMessage *request, void 
 		fault_set(&f, FAULT_CANCELLED, NULL, "the connection is closed");
 	if (f.code || check_attach(r, &f) ||
 	    session_new(svc->sessions, c, r->client_name, &s, &f)) {
-		rpc_call_fail(call, &f);
+		svc_refuse(call, "attach", "", &f);
 		return;
 	}
 	reply.session = s->id;

@@ -11,13 +11,23 @@ static void send_reply(const ProtobufCMessage *reply, void *ctx)
 	rpc_call_reply(ctx, reply);
 }
 
+/* That a limit was the reason is in the log. */
+static void fail(struct rpc_call *call, const struct op_type *type, const struct member *m,
+		 const struct fault *f)
+{
+	if (f->code == FAULT_EXHAUSTED)
+		svc_refuse(call, type->name, m->job->label, f);
+	else
+		rpc_call_fail(call, f);
+}
+
 static void on_done(struct op *op, void *userdata)
 {
 	struct rpc_call *call = userdata;
 
 	rpc_call_on_cancelled(call, NULL, NULL);
 	if (op->fault.code)
-		rpc_call_fail(call, &op->fault);
+		fail(call, op->type, op->m, &op->fault);
 	else
 		op->type->encode(op, send_reply, call);
 }
@@ -82,7 +92,7 @@ void svc_op(struct rpc_call *call, const ProtobufCMessage *request, void *userda
 		      &op, &f);
 	submitting = outer;
 	if (r)
-		rpc_call_fail(call, &f);
+		fail(call, type_of(call), m, &f);
 	else if (!p.over)
 		rpc_call_on_cancelled(call, on_cancelled, op);
 }

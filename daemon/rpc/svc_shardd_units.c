@@ -111,7 +111,10 @@ static void registering_free(struct registering *r)
 
 static void fail(struct registering *r, const struct fault *f)
 {
-	rpc_call_fail(r->call, f);
+	if (f->code == FAULT_EXHAUSTED)
+		svc_refuse(r->call, "register", r->m->job->label, f);
+	else
+		rpc_call_fail(r->call, f);
 	registering_free(r);
 }
 

@@ -68,7 +68,8 @@ ASK(ask_ddp_forward);
 ASK(ask_ddp_backward);
 ASK(ask_ddp_finish);
 
-/* All of them, for random ones. */
+/* All of them, for random ones. None submits more than MOST_OF_AN_ASK ops. */
+#define MOST_OF_AN_ASK 4u
 extern const ask_fn all_asks[];
 extern const size_t n_all_asks;
 

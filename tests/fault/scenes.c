@@ -14,16 +14,37 @@ static struct proc *gone; /* of a process that has ended */
 
 /* ------------------------------------------------------------------- the node */
 
+static bool is_gone(void *arg)
+{
+	return proc_gone(arg);
+}
+
+/* One child for all nodes of this process, which is not reaped: its pid stays its own. */
+static struct proc *dead_process(struct nodefix *n)
+{
+	static pid_t pid;
+	struct proc *p;
+	siginfo_t end;
+
+	if (!pid) {
+		pid = fork();
+		cr_assert_geq(pid, 0);
+		if (pid == 0)
+			_exit(0);
+		cr_assert_eq(waitid(P_PID, (id_t)pid, &end, WEXITED | WNOWAIT), 0);
+	}
+	cr_assert_eq(proc_new_pid(&n->run.loop, pid, getuid(), getgid(), &p), 0);
+	looprun_until(&n->run, is_gone, p, 10);
+	return p;
+}
+
 void scene_node_begin(struct nodefix *n, const struct stage *stage)
 {
 	const struct nodefix_options o = { .devices = stage->devices, .queues = stage->queues };
-	struct nodefix_child child;
 
 	nodefix_begin(n, &o);
 	n->node.limits.reduce_batch_bytes = stage->batches ? 1u << 20 : 0;
-	nodefix_fork(n, &child);
-	nodefix_kill(n, &child);
-	gone = child.proc;
+	gone = dead_process(n);
 }
 
 void scene_node_end(struct nodefix *n)

@@ -150,7 +150,8 @@ Test(boundaries, every_op_of_the_table_has_a_scenario)
 			found = found || strcmp(scenarios[k].type, op_table[i]->name) == 0;
 		cr_expect(found,
 			  "%s is in the table of ops and has no scenario: add to scenarios[] in "
-			  "tests/fault/scenes.c what prepares a job for it and how a rank asks for "
+			  "tests/fault/scenarios.c what prepares a job for it and how a rank asks "
+			  "for "
 			  "it",
 			  op_table[i]->name);
 	}

@@ -17,8 +17,6 @@
 
 TestSuite(disturbances, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 600);
 
-#define MOST_OF_AN_ASK 3u /* ops that one of asks.h submits */
-
 static uint64_t state;
 static uint64_t ops, failed; /* of all scenes so far */
 

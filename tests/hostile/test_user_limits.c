@@ -554,7 +554,16 @@ struct hog_case {
 	trainer_fn hog;
 	uint64_t limit; /* 0: what is used is not exactly the limit */
 	const char *set[5];
+	const char *what; /* the log says that it was refused; NULL: need not */
 };
+
+static void expect_logged(const char *what)
+{
+	char line[64];
+
+	snprintf(line, sizeof(line), "refused what=%s uid=%u pid=", what, (unsigned)ALICE);
+	AWAIT(fail_logged(&trainfix, line), 20);
+}
 
 static void a_hog(const struct hog_case *h)
 {
@@ -577,6 +586,8 @@ static void a_hog(const struct hog_case *h)
 	cr_expect_geq(usage(ALICE, h->kind, "refused"), 1);
 	if (h->limit)
 		cr_expect_eq(usage(ALICE, h->kind, "used"), h->limit);
+	if (h->what)
+		expect_logged(h->what);
 	run_bob(p, h->kind);
 	/* a second for a step of microseconds: it is not told to wait for the hog */
 	cr_expect_lt(atomic_load(&p->p99_us), 1000000u);
@@ -598,19 +609,20 @@ static void a_hog(const struct hog_case *h)
 		a_hog(&h);                                        \
 	}
 
-HOG(connections_without_a_session, "unattached", hog_sockets, 10, { "max_unattached_per_user=10" })
+HOG(connections_without_a_session, "unattached", hog_sockets, 10, { "max_unattached_per_user=10" },
+    NULL)
 HOG(connections, "connections", hog_sockets, 10,
-    { "max_connections_per_user=10", "max_unattached_per_user=0" })
-HOG(sessions, "sessions", hog_sessions, 5, { "max_sessions_per_user=5" })
-HOG(jobs, "jobs", hog_jobs, 3, { "max_jobs_per_user=3" })
-HOG(slabs, "slabs", hog_slabs, 6, { "max_slabs_per_user=6" })
-HOG(state, "state_bytes", hog_state, 0, { "max_state_bytes_per_user=32MiB" })
-HOG(rings, "daemon_bytes", hog_rings, 0, { "max_daemon_bytes_per_user=6MiB" })
-HOG(records, "daemon_bytes", hog_records, 0, { "max_daemon_bytes_per_user=6MiB" })
-HOG(collectives, "daemon_bytes", hog_collectives, 0, { "max_daemon_bytes_per_user=6MiB" })
-HOG(descriptors_that_are_not_received, "fds", hog_descriptors, 4, { "max_fds_per_user=4" })
-HOG(ops, "ops", hog_ops, 10, { "max_ops_per_user=10" })
-HOG(status_calls, "status_calls", hog_status, 0, { "max_status_calls_per_user=2" })
+    { "max_connections_per_user=10", "max_unattached_per_user=0" }, NULL)
+HOG(sessions, "sessions", hog_sessions, 5, { "max_sessions_per_user=5" }, "attach")
+HOG(jobs, "jobs", hog_jobs, 3, { "max_jobs_per_user=3" }, "create")
+HOG(slabs, "slabs", hog_slabs, 6, { "max_slabs_per_user=6" }, "AllocBuffer")
+HOG(state, "state_bytes", hog_state, 0, { "max_state_bytes_per_user=32MiB" }, "AllocBuffer")
+HOG(rings, "daemon_bytes", hog_rings, 0, { "max_daemon_bytes_per_user=6MiB" }, NULL)
+HOG(records, "daemon_bytes", hog_records, 0, { "max_daemon_bytes_per_user=6MiB" }, "register")
+HOG(collectives, "daemon_bytes", hog_collectives, 0, { "max_daemon_bytes_per_user=6MiB" }, NULL)
+HOG(descriptors_that_are_not_received, "fds", hog_descriptors, 4, { "max_fds_per_user=4" }, NULL)
+HOG(ops, "ops", hog_ops, 10, { "max_ops_per_user=10" }, NULL)
+HOG(status_calls, "status_calls", hog_status, 0, { "max_status_calls_per_user=2" }, NULL)
 
 /* ---------------------------------------------------------------- in a loop */
 
