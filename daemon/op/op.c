@@ -226,6 +226,7 @@ static void number(struct op *op)
 			&op->fault, FAULT_EXHAUSTED, NULL,
 			"rank %u is %llu collectives ahead of a peer in group '%.64s': join again",
 			op->m->rank, (unsigned long long)ahead, op->group->rec->name);
+		stop_numbers(op, &op->fault);
 		return;
 	}
 	r = match_reserve(match, op->entry.index, &op->fault);

@@ -352,6 +352,39 @@ Test(match, a_member_that_left_fails_what_it_has_not_announced)
 	match_deinit(&f.m);
 }
 
+Test(match, slots_are_their_owners_and_a_refused_rank_gets_no_number)
+{
+	struct user_limits limits = { .most = { [USER_MEMORY] = 8192 } };
+	struct fault f = FAULT_NULL, why = fault_of(FAULT_ABORTED, "refused");
+	struct call mine[64], peer;
+	struct users users;
+	struct user *u;
+	struct match m;
+	unsigned completed = 0, n = 0;
+
+	users_init(&users);
+	cr_assert_eq(users_configure(&users, &limits), 0);
+	u = users_get(&users, 30001, NULL, 0);
+	cr_assert_eq(match_init(&m, 2, on_complete, on_failed, &completed), 0);
+	m.user = u;
+	while (n < 64 && match_reserve(&m, 0, &f) == 0)
+		announce(&m, &mine[n++], 0, 1);
+	cr_assert(n > 1 && n < 64 && f.code == FAULT_EXHAUSTED);
+	cr_assert_leq(u->used[USER_MEMORY], 8192);
+	match_stop(&m, 0, &why);
+	cr_assert(m.stopped[0] && !m.stopped[1]);
+	for (unsigned i = 0; i <= n; i++) {
+		announce(&m, &peer, 1, 1);
+		cr_assert_eq(peer.outcome, i < n ? COMPLETE : FAILED);
+	}
+	cr_assert_eq(completed, n);
+	match_reset(&m, &why);
+	cr_assert(!m.stopped[0] && u->used[USER_MEMORY] == 0);
+	match_deinit(&m);
+	user_unref(u);
+	users_deinit(&users);
+}
+
 Test(match, deinit_is_safe_twice_and_on_a_zeroed_struct)
 {
 	struct match m = { 0 };
