@@ -210,7 +210,6 @@ static void number(struct op *op)
 {
 	struct match *match = &op->group->match;
 	uint64_t ahead = match_ahead(match, op->entry.index);
-	int r;
 
 	if (uneven_check(op))
 		return;
@@ -229,10 +228,8 @@ static void number(struct op *op)
 		stop_numbers(op, &op->fault);
 		return;
 	}
-	r = match_reserve(match, op->entry.index, &op->fault);
-	if (r < 0)
-		fault_errno(&op->fault, r, "numbering a collective");
-	if (r) {
+	/* without memory for a slot it has its number, and fails there when it is announced */
+	if (match_reserve(match, op->entry.index, &op->fault) == MATCH_E_LIMIT) {
 		stop_numbers(op, &op->fault);
 		return;
 	}
