@@ -112,16 +112,23 @@ Test(gate_messages, half_sent_on_many_connections)
 	attack_end(&a, AFTER_MS, 300);
 }
 
-/* One message that says it is larger than a connection may send before Attach. */
+/* One message that counts as more than a connection may send before Attach, in frames that are
+ * smaller than what they count as: with more bytes than HTTP/2's first window of 64 KiB core could
+ * be first to refuse it. */
 Test(gate_messages, a_large_message_before_attach)
 {
-	static const char *const args[] = { "--set", "grpc_unattached_bytes=128KiB", NULL };
+	static const char *const args[] = { "--set", "grpc_unattached_bytes=64KiB", NULL };
+	static const char body[1024] = "\0\3\xc0\0\0";
+	struct attack_bytes b = { .n = 0 };
 	struct attack a;
 	int fd;
 
 	attack_begin(&a, "large_unattached", args);
 	fd = attack_connect(&a, false);
-	half_messages(fd, 1, 1, 30);
+	attack_put_headers(&b, 1, JOIN);
+	for (unsigned i = 0; i < 20; i++)
+		attack_put_frame(&b, H2_DATA, 0, 1, body, sizeof(body));
+	attack_flush(&b, fd);
 	closed_by(&a, fd, "grpc_unattached_bytes");
 	close(fd);
 	attack_end(&a, AFTER_MS, 32);
