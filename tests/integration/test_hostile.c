@@ -342,7 +342,9 @@ Test(hostile, a_client_that_never_reads_its_answers)
 				     calls % 2 ? &status.base : &ops.base))
 			break;
 	fprintf(stderr, "# %u calls were taken of a client that does not read\n", calls);
-	daemonfix_check_alive(&b.d);
+	/* Up to as many calls as a connection may have open are answered first: 20 ms of the
+	 * processor, some 300 with a sanitizer, of which a busy machine gives a part. */
+	witness_serves(&b, 60);
 	fd_close(fd);
 	witness_end(&b);
 }
