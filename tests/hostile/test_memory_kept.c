@@ -457,10 +457,10 @@ static int keep_a_ring(struct witness *w, struct play *p)
 	pid = trainer_start(&w->d, JOB, 0, 1, passes_its_ring_on, p);
 	fd = receive_fd(p->pair[0], &x, 1);
 	cr_assert_eq(fstat(fd, &st), 0);
-	cr_assert_eq(ring_bytes(&w->d), st.st_size);
+	cr_assert_eq(ring_bytes(&w->d), (uint64_t)st.st_size);
 	fail_kill(pid);
 	AWAIT(!has_sessions(&w->d), 30);
-	cr_assert_eq(ring_bytes(&w->d), st.st_size);
+	cr_assert_eq(ring_bytes(&w->d), (uint64_t)st.st_size);
 	return fd;
 }
 

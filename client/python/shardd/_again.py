@@ -76,9 +76,9 @@ def check(client: Client, job: str | None) -> None:
             f"the daemon was restarted at {when}, after torchrun (process {agent}) began: the "
             f"state of job {job!r} is gone; restore a checkpoint, or start torchrun again from "
             "step 0 (SHARDD_INSTANCE=any lets this worker begin now)")
-    print(f"shardd: this is restart {again} of torchrun's workers, and the daemon, which has run "
-          f"since {when}, has no job {job!r}: nobody joined it before, or it was freed. Training "
-          "begins at step 0", file=sys.stderr, flush=True)
+    print(f"shardd: this is restart {again} of torchrun's workers, and the daemon, which has "
+          f"run since {when}, has no job {job!r}: nobody joined it before, or it was freed. "
+          "Training begins at step 0", file=sys.stderr, flush=True)
 
 
 __all__ = ["check", "restarts"]
