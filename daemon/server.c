@@ -181,6 +181,8 @@ static void take_grpc(struct server *s, struct conn *c)
 static void on_connection(struct conn *c, void *userdata)
 {
 	struct server *s = userdata;
+	pid_t pid = proc_pid(conn_proc(c));
+	uid_t uid = proc_uid(conn_proc(c));
 	int r;
 
 	if (conn_protocol(c) == CONN_GRPC) {
@@ -190,7 +192,8 @@ static void on_connection(struct conn *c, void *userdata)
 	r = session_local_new(&s->sessions, s->loop, c,
 			      (uint64_t)s->config.hello_timeout_ms * 1000u, on_local_closed, s);
 	if (r < 0) {
-		log_warn("server", "local channel refused error=\"%s\"", strerror(-r));
+		log_warn("server", "local channel refused uid=%u pid=%d error=\"%s\"", uid,
+			 (int)pid, strerror(-r));
 		listener_conn_ended(s->listener);
 	}
 }

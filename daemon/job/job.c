@@ -224,6 +224,16 @@ static state_job *rec_from_spec(const struct node_limits *l, const struct job_sp
 	return rec;
 }
 
+static unsigned jobs_of(const struct jobs *jobs, uid_t uid)
+{
+	struct job *job, *tmp;
+	unsigned n = 0;
+
+	list_for_each (job, tmp, &jobs->all, link)
+		n += job->rec->uid == uid;
+	return n;
+}
+
 static int job_make(struct jobs *jobs, const struct job_spec *spec, const char *name, uid_t uid,
 		    gid_t gid, struct job **ret, struct fault *f)
 {
@@ -235,7 +245,9 @@ static int job_make(struct jobs *jobs, const struct job_spec *spec, const char *
 		return fault_set(f, FAULT_UNAVAILABLE, NULL, "the daemon is draining: no new jobs");
 	if (jobs->count >= l->max_jobs)
 		return fault_set(f, FAULT_EXHAUSTED, NULL,
-				 "there are %u jobs, which is max_jobs: delete one", jobs->count);
+				 "there are %u jobs, %u of them yours, which is the limit "
+				 "(max_jobs): delete one, or raise the limit in shardd.yaml",
+				 jobs->count, jobs_of(jobs, uid));
 	if (spec->world_size > l->max_world_size)
 		return fault_set(f, FAULT_INVALID, "job.world_size",
 				 "job.world_size is %u: 1 to %u (max_world_size) is allowed",

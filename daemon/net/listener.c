@@ -69,11 +69,11 @@ static void log_denied(struct listener *l, const struct ucred *cred)
 		  cred->pid);
 }
 
-static void log_limit(struct listener *l, const char *limit, uid_t uid)
+static void log_limit(struct listener *l, const char *limit, const struct ucred *cred)
 {
 	log_write(log_due(&l->limit_logged_us) ? LOG_WARN : LOG_DEBUG, "net",
-		  "connection refused limit=%s uid=%u connections=%u", limit, uid,
-		  listener_connections(l));
+		  "connection refused limit=%s uid=%u pid=%d connections=%u", limit, cred->uid,
+		  (int)cred->pid, listener_connections(l));
 }
 
 static void log_shortage(struct listener *l, int negative_errno, const char *what)
@@ -148,7 +148,7 @@ static void listener_let_in(struct listener *l, int fd, const struct ucred *cred
 	int r;
 
 	if (listener_is_full(l, cred, u)) {
-		log_limit(l, "max_connections", cred->uid);
+		log_limit(l, "max_connections", cred);
 		fd_close(fd);
 		return;
 	}
@@ -159,7 +159,7 @@ static void listener_let_in(struct listener *l, int fd, const struct ucred *cred
 	}
 	r = pending_add(&l->pending, fd, cred->uid, &place);
 	if (r == PENDING_E_LIMIT)
-		log_limit(l, "pending_per_uid", cred->uid);
+		log_limit(l, "pending_per_uid", cred);
 	else if (r < 0)
 		log_shortage(l, r, "poll");
 }

@@ -333,7 +333,8 @@ static void fill_jobs(struct rpc_client *c)
 	r.job->world_size = 4;
 	raw_done(c, "CreateJob", &r.base);
 	r.job->name = (char *)"third";
-	raw_refused(c, "CreateJob", &r.base, FULL, NULL, "2 jobs, which is max_jobs");
+	raw_refused(c, "CreateJob", &r.base, FULL, NULL,
+		    "2 jobs, 2 of them yours, which is the limit (max_jobs)");
 	delete_job(c, "other", false);
 }
 
