@@ -32,20 +32,22 @@ static struct fair_share *share_least(const struct list *active)
 	return least;
 }
 
-/* The place of @id among @n: its own, or a free one, or with all taken one it shares. */
-static struct fair_share *share_find(struct fair_share *all, unsigned n, uint32_t id)
+/* The place of @id among the @n of @all: its own in @active, or a free one, or with all taken one
+ * it shares. @active is short, and empty most of the time: the others are looked at last. */
+static struct fair_share *share_find(const struct list *active, struct fair_share *all, unsigned n,
+				     uint32_t id)
 {
-	struct fair_share *unused = NULL;
+	struct fair_share *s, *tmp;
 
-	for (unsigned i = 0; i < n; i++) {
-		struct fair_share *s = &all[(id + i) % n];
-
-		if (!list_empty(&s->link) && s->id == id)
+	list_for_each (s, tmp, active, link)
+		if (s->id == id)
 			return s;
-		if (list_empty(&s->link) && !unused)
-			unused = s;
+	for (unsigned i = 0; i < n; i++) {
+		s = &all[(id + i) % n];
+		if (list_empty(&s->link))
+			return s;
 	}
-	return unused ? unused : &all[id % n];
+	return &all[id % n];
 }
 
 /* Into @active, if it is not there: it begins where the one with least stands. */
@@ -63,8 +65,8 @@ static void share_enter(struct list *active, struct fair_share *s, uint32_t id)
 
 void fair_add(struct fair *f, struct fair_task *t, struct backend_owner owner)
 {
-	struct fair_share *u = share_find(f->user, FAIR_USERS, owner.user);
-	struct fair_share *j = share_find(f->job[u - f->user], FAIR_JOBS, owner.job);
+	struct fair_share *u = share_find(&f->users, f->user, FAIR_USERS, owner.user);
+	struct fair_share *j = share_find(&u->jobs, f->job[u - f->user], FAIR_JOBS, owner.job);
 
 	share_enter(&f->users, u, owner.user);
 	f->active += list_empty(&j->link);

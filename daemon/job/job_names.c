@@ -126,7 +126,7 @@ static int job_only(struct jobs *jobs, const char *name, struct job **ret, struc
 int job_find(struct jobs *jobs, const char *name, uid_t uid, struct job **ret, struct fault *f)
 {
 	struct job *job = NULL;
-	struct job_ref ref;
+	struct job_ref ref = { .name = "" };
 
 	if (job_ref_parse(name, "job", &ref, f))
 		return f->code;

@@ -174,7 +174,7 @@ static void open_calls(int fd)
 {
 	uint8_t headers[10] = { 0, 0, 1, 1, 4 };
 
-	for (uint8_t i = 0; i < CALLS; i++) {
+	for (unsigned i = 0; i < CALLS; i++) {
 		headers[8] = (uint8_t)(2 * i + 1);
 		CHECK(send_all(fd, headers, sizeof(headers)));
 		CHECK(read_same(fd, headers, sizeof(headers)));
