@@ -17,9 +17,9 @@ def usual_python():
     return f"{folder}/bin/python"
 
 
-def compiles(header):
-    words = ["c++", "-E", "-x", "c++", "-"]
-    if not shutil.which("c++"):
+def compiles(header, compiler="c++", language="c++"):
+    words = [compiler, "-E", "-x", language, "-"]
+    if not shutil.which(compiler):
         return False
     done = subprocess.run(words, input=f"#include <{header}>\n", text=True,
                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -43,8 +43,9 @@ class Peers:
         self.skipped = {name: "not asked for (--without)" for name in without}
         self.folder.mkdir(parents=True, exist_ok=True)
         self.find("gloo", compiles("gloo/context.h"), f"no headers of Gloo's: {INSTALL}")
-        self.find("mpi", shutil.which("mpicc") and shutil.which("mpirun"),
-                  f"no mpicc and mpirun: {INSTALL}")
+        # Debian has mpicc in the package that starts programs, and mpi.h in another one
+        self.find("mpi", compiles("mpi.h", "mpicc", "c") and shutil.which("mpirun"),
+                  f"no mpicc with mpi.h, or no mpirun: {INSTALL}")
         if "torch" not in self.skipped:
             self.find("torch", has_torch(python), f"no PyTorch with FSDP2 in {python}: --python")
         self.build()
