@@ -12,6 +12,7 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "daemonwatch.h"
+#include "local_abi.h"
 #include "rawcall.h"
 #include "rawsock.h"
 #include "trainfix.h"
@@ -39,7 +40,7 @@ struct attack_samples {
 
 struct attack_shared {
 	_Atomic uint32_t stop;
-	struct attack_samples status, ring;
+	struct attack_samples status, ring, local;
 };
 
 /* --------------------------------------------------------------- bystander */
@@ -62,12 +63,48 @@ static void bystander_pause(void)
 	nanosleep(&ts, NULL);
 }
 
+/* One frame there, one of @type back. */
+static void local_ask(int fd, const void *frame, size_t bytes, unsigned type)
+{
+	struct shd1_header h;
+	char rest[SHD1_MAX_FRAME];
+
+	TRAINER_CHECK(rawsock_send(fd, frame, bytes) == bytes);
+	TRAINER_CHECK(rawsock_read(fd, &h, sizeof(h), PATIENCE_S));
+	TRAINER_CHECK(h.type == type && h.bytes <= SHD1_MAX_FRAME);
+	TRAINER_CHECK(rawsock_read(fd, rest, h.bytes - sizeof(h), PATIENCE_S));
+}
+
+/* A local channel of a session of @c. Return: its descriptor. */
+static int local_open(struct rpc_client *c, const char *path)
+{
+	struct shd1_hello hello = { .h = { SHD1_MAGIC, SHD1_HELLO, sizeof(hello), 1, 0 },
+				    .version = SHD1_VERSION };
+	int fd = rawsock_connect(path);
+
+	TRAINER_CHECK(fd >= 0);
+	raw_attach_token(c, hello.token);
+	local_ask(fd, &hello, sizeof(hello), SHD1_WELCOME);
+	return fd;
+}
+
+/* A slab that the session does not have: the daemon's loop looks it up and refuses it. */
+static void local_round_trip(int fd)
+{
+	static const struct shd1_get_slab ask = {
+		.h = { SHD1_MAGIC, SHD1_GET_SLAB, sizeof(ask), 1, 0 }, .slab = UINT32_MAX
+	};
+
+	local_ask(fd, &ask, sizeof(ask), SHD1_ERROR);
+}
+
 static int bystander_main(const struct trainer *t)
 {
 	struct attack_shared *shared = t->arg;
 	Shardd__V1__StatusRequest status = SHARDD__V1__STATUS_REQUEST__INIT;
-	struct rpc_client *other = raw_connect(t->socket);
+	struct rpc_client *other = raw_connect(t->socket), *third = raw_connect(t->socket);
 	shardd_client *c = train_join(t);
+	int local = local_open(third, t->socket);
 
 	while (!atomic_load(&shared->stop)) {
 		uint64_t began = clock_now_us();
@@ -77,9 +114,14 @@ static int bystander_main(const struct trainer *t)
 		began = clock_now_us();
 		raw_done(other, "Status/Get", &status.base);
 		sample_add(&shared->status, began);
+		began = clock_now_us();
+		local_round_trip(local);
+		sample_add(&shared->local, began);
 		bystander_pause();
 	}
 	train_leave(c);
+	close(local);
+	rpc_client_close(third);
 	rpc_client_close(other);
 	return 0;
 }
@@ -202,30 +244,23 @@ void attack_begin(struct attack *a, const char *name, const char *const *args)
 	attack_await(a, WARM_UP);
 	a->shared->status.from = atomic_load(&a->shared->status.n);
 	a->shared->ring.from = atomic_load(&a->shared->ring.n);
+	a->shared->local.from = atomic_load(&a->shared->local.n);
 	a->rss_kib = attack_rss_kib(a);
 	a->cpu_us = proc_cpu_us(a->w.d.pid);
 	a->began_us = clock_now_us();
 }
 
-static void print_figures(struct attack *a, uint32_t status_us, uint32_t ring_us, uint64_t mib,
-			  double seconds)
+static void print_samples(const char *what, struct attack_samples *s, uint32_t p99_us)
 {
-	struct attack_shared *s = a->shared;
-
-	fprintf(stderr,
-		"# %-28s %5.1f s  status p50 %u p99 %u max %u us (%u)  ring p50 %u p99 %u max %u "
-		"us "
-		"(%u)  daemon +%llu MiB, %.1f s of processor\n",
-		a->name, seconds, samples_at(&s->status, 0.5), status_us, samples_at(&s->status, 1),
-		s->status.n - s->status.from, samples_at(&s->ring, 0.5), ring_us,
-		samples_at(&s->ring, 1), s->ring.n - s->ring.from, (unsigned long long)mib,
-		(double)(proc_cpu_us(a->w.d.pid) - a->cpu_us) / 1e6);
+	fprintf(stderr, "  %s p50 %u p99 %u max %u us (%u)", what, samples_at(s, 0.5), p99_us,
+		samples_at(s, 1), s->n - s->from);
 }
 
 void attack_end(struct attack *a, unsigned ms, unsigned max_mib)
 {
 	uint64_t until = clock_now_us() + ms * 1000ull, peak;
-	uint32_t status_us, ring_us;
+	struct attack_shared *s = a->shared;
+	uint32_t status_us, ring_us, local_us;
 	double seconds;
 	uint64_t mib;
 
@@ -237,13 +272,20 @@ void attack_end(struct attack *a, unsigned ms, unsigned max_mib)
 	cr_assert_eq(trainer_wait(a->bystander, 2 * PATIENCE_S), 0, "the bystander noticed");
 	peak = proc_status(a->w.d.pid, "VmHWM");
 	mib = peak > a->rss_kib ? (peak - a->rss_kib) >> 10 : 0;
-	status_us = samples_p99(&a->shared->status);
-	ring_us = samples_p99(&a->shared->ring);
-	print_figures(a, status_us, ring_us, mib, seconds);
+	status_us = samples_p99(&s->status);
+	ring_us = samples_p99(&s->ring);
+	local_us = samples_p99(&s->local);
+	fprintf(stderr, "# %-28s %5.1f s", a->name, seconds);
+	print_samples("status", &s->status, status_us);
+	print_samples("ring", &s->ring, ring_us);
+	print_samples("local", &s->local, local_us);
+	fprintf(stderr, "  daemon +%llu MiB, %.1f s of processor\n", (unsigned long long)mib,
+		(double)(proc_cpu_us(a->w.d.pid) - a->cpu_us) / 1e6);
 	if (!attack_figures_only()) {
 		cr_expect(SANITIZED || mib <= max_mib, "%llu MiB", (unsigned long long)mib);
 		cr_expect_lt(status_us, ATTACK_P99_US);
 		cr_expect_lt(ring_us, ATTACK_P99_US);
+		cr_expect_lt(local_us, ATTACK_P99_US);
 	}
 	witness_end(&a->w);
 }

@@ -2,8 +2,8 @@
  * An attack on a daemon that others use: what they notice of it, in figures.
  *
  * A bystander is a process of its own that trains in a job of one rank: it measures the
- * round trip of Status over gRPC and of an op that does nothing over the ring. The
- * attacker is the test process, with plain sockets.
+ * round trip of Status over gRPC, of an op that does nothing over the ring, and of a frame
+ * over the local channel. The attacker is the test process, with plain sockets.
  */
 #ifndef SHARDD_TESTS_ATTACK_H
 #define SHARDD_TESTS_ATTACK_H
@@ -40,7 +40,7 @@ struct attack {
 /* A daemon with @args (may be NULL) and a bystander that has measured a little. */
 void attack_begin(struct attack *a, const char *name, const char *const *args);
 
-/* Let the bystander go on for @ms more, then print the figures of the attack: both p99,
+/* Let the bystander go on for @ms more, then print the figures of the attack: each p99,
  * how much the daemon has grown at most, its processor time. Fails the test if a p99 is
  * above ATTACK_P99_US, if the daemon has grown by more than @max_mib, if the bystander
  * noticed an error, or if the daemon is not what it was. */

@@ -118,7 +118,7 @@ void raw_refused(struct rpc_client *c, const char *method, const ProtobufCMessag
 
 /* ------------------------------------------------------------- being a trainer */
 
-uint64_t raw_attach(struct rpc_client *c)
+uint64_t raw_attach_token(struct rpc_client *c, uint8_t token[SHD1_TOKEN_BYTES])
 {
 	Shardd__V1__AttachRequest request = SHARDD__V1__ATTACH_REQUEST__INIT;
 	Shardd__V1__AttachReply *reply;
@@ -128,8 +128,17 @@ uint64_t raw_attach(struct rpc_client *c)
 	request.protocol = 1;
 	reply = raw_must(c, "Attach", &request.base);
 	session = reply->session;
+	CHECK(reply->token.len == SHD1_TOKEN_BYTES);
+	memcpy(token, reply->token.data, SHD1_TOKEN_BYTES);
 	protobuf_c_message_free_unpacked(&reply->base, NULL);
 	return session;
+}
+
+uint64_t raw_attach(struct rpc_client *c)
+{
+	uint8_t token[SHD1_TOKEN_BYTES];
+
+	return raw_attach_token(c, token);
 }
 
 uint64_t raw_join(struct rpc_client *c, const char *job, uint32_t rank, uint32_t world, bool keep)

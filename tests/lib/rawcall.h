@@ -6,6 +6,7 @@
 #ifndef SHARDD_TESTS_RAWCALL_H
 #define SHARDD_TESTS_RAWCALL_H
 
+#include "local_abi.h"
 #include "rpc_client.h"
 #include "shardd.pb-c.h"
 #include "status.pb-c.h"
@@ -35,8 +36,10 @@ bool raw_refusal_is(int r, const struct shardd_error *err, int code, const char 
 /* raw_refused for a call that was started. */
 void raw_finish_refused(struct rpc_pending *p, int code, const char *field, const char *words);
 
-/* Attach, and join @job as @rank of @world (KEEP if @keep). Return: the epoch. */
+/* Attach. @token: for the session's local channel. Return: the session's number. */
 uint64_t raw_attach(struct rpc_client *c);
+uint64_t raw_attach_token(struct rpc_client *c, uint8_t token[SHD1_TOKEN_BYTES]);
+/* Join @job as @rank of @world (KEEP if @keep). Return: the epoch. */
 uint64_t raw_join(struct rpc_client *c, const char *job, uint32_t rank, uint32_t world, bool keep);
 /* Connect, attach, join. */
 struct rpc_client *raw_trainer(const char *socket, const char *job, uint32_t rank, uint32_t world,
