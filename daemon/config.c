@@ -172,7 +172,7 @@ static void write_allowed(FILE *out, const struct config_key *k)
 		fprintf(out, "# A list, at most %d entries.", CONFIG_MAX_IDS);
 	else
 		fputc('#', out);
-	fprintf(out, " %s\n", k->runtime ? "Read anew at SIGHUP." : "A change needs a restart.");
+	fprintf(out, " %s\n", k->runtime ? "Reread at SIGHUP." : "A change needs a restart.");
 }
 
 void config_write_example(FILE *out)

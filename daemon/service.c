@@ -110,7 +110,7 @@ static void apply_config(struct service *d, const struct config *new)
 		log_warn("server", "these keys change only with a restart keys=%s", fixed);
 	d->config = *new;
 	server_reconfigure(d->server, new);
-	log_info("server", "configuration read anew");
+	log_info("server", "configuration reread");
 }
 
 static void on_reload_signal(uv_signal_t *handle, int signum)

@@ -10,7 +10,7 @@
 #include "core/log.h"
 
 /* Serve until a signal ends it.
- * @args: borrowed; read anew at SIGHUP. @inherited_fd: a listening socket, consumed;
+ * @args: borrowed; reread at SIGHUP. @inherited_fd: a listening socket, consumed;
  * -1: bind the configured one. The log is open. Return: an exit code. */
 int service_run(const struct args *args, const struct config *config, int inherited_fd);
 

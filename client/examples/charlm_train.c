@@ -333,7 +333,7 @@ static int train_epoch(struct trainer *t)
 			trainer_say(t, "rank %u was asked to stop: step %" PRIu64 " is committed\n",
 				    t->me.rank, step);
 			if (!shardd_draining(t->client) && step < t->options->steps) {
-				/* Who leaves an EPHEMERAL job for good takes its state along. */
+				/* Leaving an EPHEMERAL job for good ends it and its state. */
 				t->unfinished = true;
 				return 0;
 			}

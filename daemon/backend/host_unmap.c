@@ -20,8 +20,8 @@ static void unmapper_sleep(struct unmapper *u)
 	pthread_cond_timedwait(&u->wake, &u->lock, &until);
 }
 
-/* The next of the queue, with what is to be done. Return: NULL: look at what is left over, or
- * stop. */
+/* Take the next entry of the queue. @ret_free: whether to free it. Return: NULL if the queue is
+ * empty (look at the entries that wait) or the thread stops. */
 static struct memfd *unmapper_next(struct unmapper *u, bool *ret_free)
 {
 	struct memfd *m = NULL;

@@ -72,8 +72,8 @@ static int memfd_counted(int *fd)
 		return errno == ENOENT ? 0 : memory_error(errno);
 	fd_close(*fd);
 	*fd = STEAL_FD(again);
-	/* Who opens it while memfd_is_held looks makes the kernel send SIGIO, which would end
-	 * us; SIGURG is ignored. */
+	/* If a process opens the memfd while memfd_is_held holds the lease, the kernel sends
+	 * SIGIO, which would end the daemon. SIGURG is ignored. */
 	(void)fcntl(*fd, F_SETSIG, SIGURG);
 	return 0;
 }

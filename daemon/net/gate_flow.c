@@ -243,8 +243,8 @@ static enum gate_verdict gate_flow_admit(struct gate_flow *f, const struct gate_
 		return gate_flow_stall(f, GATE_WAIT_OTHERS, "max_message_bytes_per_user",
 				       f->user->limit, now_us);
 	if (!gate_purse_admits(f->total, l->total_bytes, cost, f)) {
-		/* Who waits for the turn of all does not keep that of its user meanwhile: who has
-		 * the one may wait for the other. */
+		/* A connection that waits for the total budget gives up its user's turn: two
+		 * connections that each hold one and wait for the other would never end. */
 		gate_purse_leave(f->user, f);
 		f->total->returns += had_turn;
 		return gate_flow_stall(f, GATE_WAIT_OTHERS, "grpc_total_bytes", l->total_bytes,

@@ -79,7 +79,7 @@ void reduce_include_kop(const struct unit *u, const struct unit_part *p, const v
 
 /* ----------------------------------------------------------------- the stages */
 
-static const struct reduce_input *of(const struct coll *c, uint32_t member)
+static const struct reduce_input *reduce_input_of(const struct coll *c, uint32_t member)
 {
 	return &c->reduce->inputs[member];
 }
@@ -142,7 +142,7 @@ void reduce_put_back(struct coll *c)
 /* Where a rank's gradient is to be folded, and in which type. */
 static const void *input_of(const struct coll *c, uint32_t member, enum dtype *dtype)
 {
-	const struct reduce_input *in = of(c, member);
+	const struct reduce_input *in = reduce_input_of(c, member);
 	bool accumulated = in->accumulated.slab;
 
 	*dtype = accumulated ? c->reduce->plan.accumulate_dtype : gradient_dtype(c->unit);
@@ -154,7 +154,7 @@ static const void *input_of(const struct coll *c, uint32_t member, enum dtype *d
 /* Some ranks have accumulated, others have not, and the types are not the same. */
 static bool is_lonely(const struct coll *c, uint32_t member)
 {
-	return c->reduce->lonely_bytes && !of(c, member)->accumulated.slab;
+	return c->reduce->lonely_bytes && !reduce_input_of(c, member)->accumulated.slab;
 }
 
 static unsigned factors(const struct k_factor *a, const struct k_factor *b,
@@ -329,7 +329,7 @@ static void add_new(struct coll *c, unsigned d)
 	struct coll_part *p = &c->parts[d];
 
 	for (uint32_t i = 0; i < p->n; i++) {
-		const struct reduce_input *in = of(c, p->members[i]);
+		const struct reduce_input *in = reduce_input_of(c, p->members[i]);
 		const void **new = &c->reduce->added[p->members[i]];
 
 		if (!in->accumulated.slab || !in->gradient.slab)
@@ -349,7 +349,7 @@ static void include(struct coll *c, unsigned d)
 	if (!c->reduce->plan.adds_before || !c->reduce->accumulate)
 		return;
 	for (uint32_t i = 0; i < p->n; i++)
-		if (!is_shadow(c, p->members[i]) && !of(c, p->members[i])->included)
+		if (!is_shadow(c, p->members[i]) && !reduce_input_of(c, p->members[i])->included)
 			reduce_include_kop(c->unit, &c->unit->parts[d],
 					   &c->reduce->added[p->members[i]],
 					   input_of(c, p->members[i], &dtype),

@@ -1,6 +1,6 @@
 /*
- * Who did what to which job: one log line for each create, join, leave, drain, delete and
- * refusal, with uid, pid and job. A user who does that in a loop gets PACE_A_SECOND lines a
+ * Audit log: one line for each create, join, leave, drain, delete and refusal, with uid, pid
+ * and job. A user who does that in a loop gets PACE_A_SECOND lines a
  * second; the next line says how many were skipped. Loop thread only.
  */
 #ifndef SHARDD_RPC_AUDIT_H

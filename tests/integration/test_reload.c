@@ -64,7 +64,7 @@ Test(reload, a_broken_file_is_named_with_line_and_key_and_changes_nothing)
 	AWAIT(fail_logged(&trainfix, "job created"), 20);
 	AWAIT(fail_logged(&trainfix, "ttl_s=3600"), 20);
 	json_decref(daemonfix_ctl(&trainfix, delete));
-	reload("job_ttl_s: 2h\n", "configuration read anew");
+	reload("job_ttl_s: 2h\n", "configuration reread");
 }
 
 Test(reload, unknown_variables_are_named_at_start)
