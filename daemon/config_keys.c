@@ -214,7 +214,9 @@ const struct config_key config_keys[] = {
 		  "and groups are names or numbers, groups with an @ before them; 0: no limit. An\n"
 		  "entry for a user takes precedence over entries for groups; of several groups the\n"
 		  "highest limit applies. An entry for the superuser or the daemon's own user applies\n"
-		  "to them, too." },
+		  "to them, too. \"alice:worker_weight=300\": while users wait for the host's kernel\n"
+		  "threads, alice gets three times the share of a user with the default of 100 (1 to\n"
+		  "10000)." },
 	{ LIST(allow_uids), .type = CONFIG_UIDS, .max = UINT32_MAX - 1, .by_default = "",
 	  .runtime = true,
 	  .help = "Users that may connect, by name or number. Both lists empty: whoever may open the\n"

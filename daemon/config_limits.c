@@ -23,9 +23,15 @@ static int config_limits_refuse(const struct config_key *k, const char *item, co
 		k->name, item, why);
 }
 
-/* "max_sessions" to its kind. */
+#define WEIGHT_NAME "worker_weight"
+
+/* "max_sessions" or "worker_weight" to its kind. */
 static bool config_limits_kind(const char *name, enum user_kind *ret)
 {
+	if (strcmp(name, WEIGHT_NAME) == 0) {
+		*ret = USER_WORKER_WEIGHT;
+		return true;
+	}
 	if (strncmp(name, "max_", 4) != 0)
 		return false;
 	for (unsigned i = 0; i < _USER_KINDS; i++)
@@ -44,8 +50,21 @@ static bool config_limits_amount(enum user_kind kind, const char *text, uint64_t
 	static const struct config_key count = { .type = CONFIG_COUNT,
 						 .max = UINT32_MAX,
 						 .zero = true };
+	static const struct config_key weight = { .type = CONFIG_COUNT,
+						  .min = 1,
+						  .max = USER_WEIGHT_MAX };
 
+	if (kind == USER_WORKER_WEIGHT)
+		return config_parse_amount(&weight, text, ret);
 	return config_parse_amount(user_kind_is_bytes(kind) ? &bytes : &count, text, ret);
+}
+
+static const char *config_limits_allowed(enum user_kind kind)
+{
+	if (kind == USER_WORKER_WEIGHT)
+		return "the value must be a whole number from 1 to 10000";
+	return user_kind_is_bytes(kind) ? "the value must be bytes, such as 64GiB, or 0"
+					: "the value must be a whole number, or 0";
 }
 
 /* One entry, which is cut up. */
@@ -72,14 +91,11 @@ static int config_limits_item(const struct config_key *k, char *item, struct use
 	if (!config_limits_kind(limit, &ret->kind))
 		return config_limits_refuse(k, whole,
 					    "there is no such limit (a limit is the key "
-					    "max_..._per_user without _per_user)",
+					    "max_..._per_user without _per_user, or " WEIGHT_NAME
+					    ")",
 					    f);
 	if (!config_limits_amount(ret->kind, value, &ret->most))
-		return config_limits_refuse(k, whole,
-					    user_kind_is_bytes(ret->kind)
-						    ? "the value must be bytes, such as 64GiB, or 0"
-						    : "the value must be a whole number, or 0",
-					    f);
+		return config_limits_refuse(k, whole, config_limits_allowed(ret->kind), f);
 	return 0;
 }
 
@@ -124,11 +140,12 @@ void config_limits_format(const struct config *c, char *buf)
 	buf[0] = '\0';
 	for (uint32_t i = 0; i < c->n_user_limits; i++) {
 		const struct user_override *o = &c->user_limits[i];
+		bool weight = o->kind == USER_WORKER_WEIGHT;
 
 		used += (size_t)snprintf(buf + used, CONFIG_VALUE_MAX - used,
-					 "%s%s%" PRIu32 ":max_%s=%" PRIu64, i ? "," : "",
-					 o->group ? "@" : "", o->id, user_kind_name(o->kind),
-					 o->most);
+					 "%s%s%" PRIu32 ":%s%s=%" PRIu64, i ? "," : "",
+					 o->group ? "@" : "", o->id, weight ? "" : "max_",
+					 weight ? WEIGHT_NAME : user_kind_name(o->kind), o->most);
 		CHECK(used < CONFIG_VALUE_MAX);
 	}
 }

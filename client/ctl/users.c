@@ -23,7 +23,9 @@ static void users_amount(struct table *t, const char *name, uint64_t n)
 		table_cell(t, "%llu", (unsigned long long)n);
 }
 
-/* What was never used is left out. */
+#define WEIGHT_DEFAULT 100u /* of user_limits */
+
+/* What was never used is left out, and a weight that is the default. */
 static void users_rows(struct table *t, const Shardd__V1__UserStatus *u)
 {
 	char user[CTL_USER_MAX];
@@ -45,6 +47,14 @@ static void users_rows(struct table *t, const Shardd__V1__UserStatus *u)
 		users_amount(t, k->name, k->peak);
 		table_cell(t, "%llu", (unsigned long long)k->refused);
 	}
+	if (u->worker_weight == WEIGHT_DEFAULT)
+		return;
+	table_cell(t, "%u", u->uid);
+	table_cell(t, "%s", ctl_user(u->uid, user));
+	table_cell(t, "worker_weight");
+	table_cell(t, "%u", u->worker_weight);
+	for (unsigned i = 0; i < 4; i++)
+		table_cell(t, "-");
 }
 
 /* No limit is null: a JSON integer cannot hold the 2^64 - 1 of the message. */

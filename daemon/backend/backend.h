@@ -114,11 +114,14 @@ struct backend_task;
 /* @status: 0, or negative errno if the device failed the task. */
 typedef void (*backend_done_cb)(struct backend_task *task, int status);
 
-/* For whom the device works: users share its threads evenly, and so do the jobs of a user. */
+/* For whom the device works: users share its threads by weight, the jobs of a user evenly. */
 struct backend_owner {
-	uint32_t user; /* uid */
-	uint32_t job;  /* a number that no other living job has; 0: the daemon's own work */
+	uint32_t user;   /* uid */
+	uint32_t job;    /* a number that no other living job has; 0: the daemon's own work */
+	uint32_t weight; /* the user's; 0: BACKEND_WEIGHT */
 };
+
+#define BACKEND_WEIGHT 100u
 
 /* Room for what a backend notes of a task, in 8 bytes. */
 #define BACKEND_TASK_ROOM 18u

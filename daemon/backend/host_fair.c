@@ -69,6 +69,7 @@ void fair_add(struct fair *f, struct fair_task *t, struct backend_owner owner)
 	struct fair_share *j = share_find(&u->jobs, f->job[u - f->user], FAIR_JOBS, owner.job);
 
 	share_enter(&f->users, u, owner.user);
+	u->weight = owner.weight ? owner.weight : BACKEND_WEIGHT;
 	f->active += list_empty(&j->link);
 	share_enter(&u->jobs, j, owner.job);
 	list_init(&t->link);
@@ -102,6 +103,6 @@ struct fair_task *fair_next(const struct fair *f)
 
 void fair_served(struct fair_task *t, uint64_t bytes)
 {
-	t->user->served += bytes;
+	t->user->served += bytes * BACKEND_WEIGHT / t->user->weight;
 	t->job->served += bytes;
 }

@@ -1,9 +1,9 @@
 /*
  * Whose turn it is: tasks of several users and jobs that share the host's threads.
  *
- * All users have equal shares, counted in bytes. The next piece is one of the user who has had
- * least since there was somebody to share with, of that user's job that has had least, of that
- * job's oldest task. A new user begins at the count of the one with least, so that nobody saves
+ * Users share by weight, counted in bytes; the jobs of a user share evenly. The next piece is
+ * one of the user who has had least for its weight since there was somebody to share with, of
+ * that user's job that has had least, of that job's oldest task. A new user begins at the count of the one with least, so that nobody saves
  * up, and goes first at a tie: a small task waits only for the pieces that run, one a thread.
  *
  * Exact for FAIR_USERS users and FAIR_JOBS jobs of each at a time; more share a place. Nothing
@@ -27,7 +27,8 @@ struct fair_share {
 	struct list tasks; /* of a job: struct fair_task, oldest first */
 	struct list jobs;  /* of a user: struct fair_share */
 	uint32_t id;
-	uint64_t served; /* bytes */
+	uint32_t weight;
+	uint64_t served; /* bytes, times BACKEND_WEIGHT / weight */
 };
 
 struct fair_task {

@@ -98,6 +98,9 @@ static const struct user_override *user_override_of(const struct user *u, enum u
 
 static void user_find_limits(struct user *u)
 {
+	const struct user_override *weight = user_override_of(u, USER_WORKER_WEIGHT);
+
+	u->worker_weight = weight ? (uint32_t)weight->most : USER_WEIGHT_DEFAULT;
 	for (unsigned k = 0; k < _USER_KINDS; k++) {
 		const struct user_override *o = user_override_of(u, k);
 

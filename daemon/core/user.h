@@ -1,6 +1,6 @@
 /*
- * Who uses how much of the daemon: one account for each user (uid), with a limit for each kind
- * of thing that a client can make the daemon spend.
+ * Accounts of resources: one account per user (uid), with a limit for each kind of resource
+ * that a client can make the daemon spend.
  *
  * The charge lives in the object that costs (struct user_charge) and goes back with it. An
  * account lives as long as somebody holds a reference; every charge holds one, so an account
@@ -37,7 +37,12 @@ enum user_kind {
 	USER_OPS,           /* unanswered, of all sessions */
 	USER_STATUS_CALLS,  /* unanswered calls of service Status */
 	_USER_KINDS,
+	USER_WORKER_WEIGHT = _USER_KINDS, /* of overrides only: it is set, nothing is counted */
 };
+
+/* A user's weight when users share the host's threads, as cgroup v2's cpu.weight. */
+#define USER_WEIGHT_DEFAULT 100u
+#define USER_WEIGHT_MAX     10000u
 
 struct user;
 struct users;
@@ -47,7 +52,7 @@ struct user_override {
 	bool group;
 	uint32_t id; /* a uid, or a gid */
 	enum user_kind kind;
-	uint64_t most; /* 0: no limit */
+	uint64_t most; /* 0: no limit; USER_WORKER_WEIGHT: the weight, 1..USER_WEIGHT_MAX */
 };
 
 struct user_limits {
@@ -79,6 +84,7 @@ struct user {
 	uint64_t most[_USER_KINDS]; /* UINT64_MAX: no limit */
 	uint64_t peak[_USER_KINDS];
 	uint64_t refused[_USER_KINDS];
+	uint32_t worker_weight; /* 1..USER_WEIGHT_MAX */
 	uint32_t channels_due;  /* sessions that have no local channel yet; session/ counts */
 	struct list unread;     /* net/local.c's: channels with descriptors on their way */
 	uint64_t message_bytes; /* the last sample of USER_MESSAGE_BYTES */

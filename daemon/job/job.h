@@ -205,7 +205,9 @@ void job_label(uid_t uid, const char *name, char ret[JOB_LABEL_MAX + 1]);
 /* For whom a device works. */
 static inline struct backend_owner job_as_owner(const struct job *job)
 {
-	return (struct backend_owner){ job->rec->uid, job->number };
+	return (struct backend_owner){ .user = job->rec->uid,
+				       .job = job->number,
+				       .weight = job->owner.user->worker_weight };
 }
 
 enum {

@@ -4,6 +4,7 @@
 static void status_fill_user(struct arena *a, const struct user *u, Shardd__V1__UserStatus *r)
 {
 	r->uid = u->uid;
+	r->worker_weight = u->worker_weight;
 	r->usage = STATUS_MESSAGES(a, _USER_KINDS, UserUsage, user_usage);
 	for (unsigned k = 0; r->usage && k < _USER_KINDS; k++) {
 		Shardd__V1__UserUsage *usage = r->usage[r->n_usage++];

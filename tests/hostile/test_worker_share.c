@@ -13,17 +13,28 @@
 #include "core/check.h"
 #include "failfix.h"
 
-enum { ALICE = 30001, BOB = 30002, UNITS = 16, LARGE = 4 << 20, SMALL = 4096, STEPS = 200 };
+enum {
+	ALICE = 30001,
+	BOB = 30002,
+	CAROL = 30003 /* weight 300 */,
+	UNITS = 16,
+	LARGE = 4 << 20,
+	SMALL = 4096,
+	STEPS = 200
+};
 
 struct play {
 	stage busy, stop;
 	atomic_ullong rounds;
+	uid_t uid;
 	atomic_ullong p50_us, p99_us;
 };
 
 static void begin(void)
 {
-	static const char *const args[] = { "--set", "socket_mode=0666", "--set", "threads=2",
+	static const char *const args[] = { "--set", "socket_mode=0666",
+					    "--set", "threads=2",
+					    "--set", "user_limits=30003:worker_weight=300",
 					    NULL };
 
 	failfix_begin(args);
@@ -47,7 +58,7 @@ static int hog(const struct trainer *t)
 	shardd_client *c;
 	char name[16];
 
-	worker_share_become(ALICE);
+	worker_share_become(p->uid);
 	c = train_connect(t);
 	train_join_as(c, t, SHARDD_EPHEMERAL);
 	for (unsigned i = 0; i < UNITS; i++) {
@@ -127,6 +138,7 @@ Test(worker_share, a_step_does_not_wait_for_what_another_user_has_queued)
 		return;
 	}
 	alone = measure(p, "alone");
+	p->uid = ALICE;
 	pid = trainer_start(&trainfix, "hog", 0, 1, hog, p);
 	AWAIT(atomic_load(&p->busy) == 1, 60);
 	beside = measure(p, "beside initialises of 16 MiB, sixteen at a time");
@@ -136,4 +148,38 @@ Test(worker_share, a_step_does_not_wait_for_what_another_user_has_queued)
 	most = 20 * alone > 20000 ? 20 * alone : 20000;
 	cr_expect_lt(beside, most, "%llu us beside, %llu us alone", (unsigned long long)beside,
 		     (unsigned long long)alone);
+}
+
+/* Both keep the threads busy; one has three times the weight. */
+Test(worker_share, users_share_the_threads_by_weight)
+{
+	struct play *p[2] = { trainer_shared(sizeof(*p[0])), trainer_shared(sizeof(*p[1])) };
+	static const uid_t uids[2] = { ALICE, CAROL };
+	unsigned long long from[2], done[2];
+	pid_t pid[2];
+
+	if (geteuid() != 0)
+		cr_skip_test("becoming two other users needs the superuser");
+	if (!train_on_host()) {
+		train_not_here("the threads of the host");
+		return;
+	}
+	for (unsigned i = 0; i < 2; i++) {
+		p[i]->uid = uids[i];
+		pid[i] = trainer_start(&trainfix, i ? "carols" : "alices", 0, 1, hog, p[i]);
+		AWAIT(atomic_load(&p[i]->busy) == 1, 60);
+	}
+	for (unsigned i = 0; i < 2; i++)
+		from[i] = atomic_load(&p[i]->rounds);
+	AWAIT(atomic_load(&p[0]->rounds) >= from[0] + 4 * UNITS, 120);
+	for (unsigned i = 0; i < 2; i++) {
+		done[i] = atomic_load(&p[i]->rounds) - from[i];
+		stage_set(&p[i]->stop, 1);
+	}
+	for (unsigned i = 0; i < 2; i++)
+		cr_expect_eq(trainer_wait(pid[i], 60), 0);
+	fprintf(stderr, "# initialises done with weight 100 and 300: %llu and %llu\n", done[0],
+		done[1]);
+	cr_expect_gt(done[1], 2 * done[0]);
+	cr_expect_lt(done[1], 4 * done[0]);
 }

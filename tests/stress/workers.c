@@ -124,7 +124,7 @@ static void start_round(struct stress *s)
 	for (unsigned i = 0; i < TASKS; i++) {
 		prepare(s, &s->items[i], size_of(s->round, i));
 		/* several large ones, so that threads go from one user's to another's */
-		s->items[i].task.owner = (struct backend_owner){ i % 3, i % 5 };
+		s->items[i].task.owner = (struct backend_owner){ i % 3, i % 5, 1 + i % 200 };
 		backend_submit(s->backend, &s->items[i].task);
 	}
 }

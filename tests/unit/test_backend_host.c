@@ -725,12 +725,12 @@ Test(backend_host, a_small_task_does_not_wait_for_the_large_ones_of_another_user
 	for (unsigned i = 0; i < HOG_TASKS; i++) {
 		kops[i] = (struct kop){ .kind = KOP_SCALE, .n = HOG_N, .scale = { x, 1 } };
 		hog[i].task = (struct backend_task){
-			.kops = &kops[i], .n_kops = 1, .done = on_done, .owner = { 1000, 1 }
+			.kops = &kops[i], .n_kops = 1, .done = on_done, .owner = { 1000, 1, 0 }
 		};
 		backend_submit(f.b, &hog[i].task);
 	}
 	ours.task = (struct backend_task){
-		.kops = &kop, .n_kops = 1, .done = on_done, .owner = { 2000, 2 }
+		.kops = &kop, .n_kops = 1, .done = on_done, .owner = { 2000, 2, 0 }
 	};
 	backend_submit(f.b, &ours.task);
 	looprun_until(&f.run, ours_is_done, &ours, 30);

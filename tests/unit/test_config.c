@@ -280,11 +280,14 @@ TEST(limits_of_users_take_names_numbers_and_groups)
 
 	config_default(&c);
 	cr_assert_eq(set(&c, "user_limits",
-			 "root:max_sessions=7, @root:max_state_bytes=2GiB,1000:max_jobs=0"),
+			 "root:max_sessions=7, @root:max_state_bytes=2GiB,1000:max_jobs=0,"
+			 "@7:worker_weight=300"),
 		     0);
 	cr_assert_eq(set(&c, "max_ops_per_user", "5"), 0);
 	config_user_limits(&c, &limits);
-	cr_assert_eq(limits.n_overrides, 3);
+	cr_assert_eq(limits.n_overrides, 4);
+	cr_expect_eq(limits.overrides[3].kind, USER_WORKER_WEIGHT);
+	cr_expect_eq(limits.overrides[3].most, 300);
 	cr_expect_eq(limits.overrides[0].id, 0);
 	cr_expect_not(limits.overrides[0].group);
 	cr_expect_eq(limits.overrides[0].kind, USER_SESSIONS);
@@ -331,6 +334,9 @@ TEST(a_wrong_limit_of_a_user_says_what_is_wrong)
 		{ "root:max_jobs=-1", "a whole number" },
 		{ "root:max_jobs=5GiB", "a whole number" },
 		{ "root:max_jobs=5,0:max_jobs=6", "the same limit" },
+		{ "root:worker_weight=0", "from 1 to 10000" },
+		{ "root:worker_weight=10001", "from 1 to 10000" },
+		{ "root:max_worker_weight=5", "no such limit" },
 	};
 	struct config c;
 
@@ -646,7 +652,9 @@ TEST(what_is_written_reads_back_the_same)
 	config_default(&c);
 	cr_assert_eq(set(&c, "socket", "/tmp/a \"quoted\" \\ path: #1"), 0);
 	cr_assert_eq(set(&c, "allow_uids", "1,2,3"), 0);
-	cr_assert_eq(set(&c, "user_limits", "1:max_jobs=2,@5:max_state_bytes=1GiB"), 0);
+	cr_assert_eq(set(&c, "user_limits",
+			 "1:max_jobs=2,@5:max_state_bytes=1GiB,@5:worker_weight=7"),
+		     0);
 	cr_assert_eq(set(&c, "socket_mode", "0007"), 0);
 	cr_assert_eq(set(&c, "op_timeout_ms", "1234"), 0);
 	cr_assert_eq(set(&c, "memory_bytes", "1048577"), 0);

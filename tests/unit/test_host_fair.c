@@ -29,7 +29,7 @@ static void item_add(struct fair *f, struct work_item *w, unsigned pieces, uint3
 		     uint32_t job)
 {
 	*w = (struct work_item){ .pieces = pieces };
-	fair_add(f, &w->turn, (struct backend_owner){ user, job });
+	fair_add(f, &w->turn, (struct backend_owner){ user, job, 0 });
 }
 
 /* One piece of @bytes to whose turn it is. Return: that one. */
@@ -210,5 +210,27 @@ TEST(a_task_is_taken_out_once)
 	fair_remove(f, &w.turn);
 	cr_expect_eq(f->active, 0);
 	cr_expect_null(fair_next(f));
+	free(f);
+}
+
+/* By weight, not by how many tasks or jobs there are; and a weight changes with the next task. */
+TEST(users_share_by_weight)
+{
+	struct work_item heavy, light, plain;
+	struct fair *f = fair_new();
+
+	heavy = light = plain = (struct work_item){ .pieces = 100000 };
+	fair_add(f, &plain.turn, (struct backend_owner){ 1, 1, 0 });
+	fair_add(f, &heavy.turn, (struct backend_owner){ 2, 2, 3 * BACKEND_WEIGHT });
+	fair_add(f, &light.turn, (struct backend_owner){ 3, 3, BACKEND_WEIGHT / 10 });
+	for (unsigned i = 0; i < 4100; i++)
+		serve(f, MIB);
+	cr_expect_leq(abs((int)heavy.served - 3000), 2, "%u", heavy.served);
+	cr_expect_leq(abs((int)plain.served - 1000), 2, "%u", plain.served);
+	cr_expect_leq(abs((int)light.served - 100), 2, "%u", light.served);
+	fair_remove(f, &heavy.turn);
+	fair_remove(f, &light.turn);
+	fair_remove(f, &plain.turn);
+	cr_expect_eq(f->active, 0);
 	free(f);
 }

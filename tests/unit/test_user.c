@@ -155,6 +155,34 @@ TEST(an_override_for_the_user_comes_before_groups_and_groups_before_the_default)
 	users_deinit(&us);
 }
 
+static void expect_weight(struct users *us, uid_t uid, const gid_t *gids, size_t n, uint32_t weight)
+{
+	struct user *u = users_get(us, uid, gids, n);
+
+	cr_expect_eq(u->worker_weight, weight, "uid %u: %u", uid, u->worker_weight);
+	user_unref(u);
+}
+
+TEST(a_weight_is_the_users_or_the_largest_of_its_groups_or_the_default)
+{
+	static const struct user_override o[] = {
+		{ true, ML, USER_WORKER_WEIGHT, 200 },
+		{ true, BIG, USER_WORKER_WEIGHT, 50 },
+		{ false, ALICE, USER_WORKER_WEIGHT, 10 },
+		{ false, 0, USER_JOBS, 1 },
+	};
+	static const gid_t both[] = { 5, ML, BIG }, big[] = { BIG };
+	struct users us;
+
+	users_begin(&us, o, ARRAY_SIZE(o));
+	expect_weight(&us, ALICE, both, 3, 10);
+	expect_weight(&us, BOB, both, 3, 200);
+	expect_weight(&us, BOB, big, 1, 50);
+	expect_weight(&us, BOB + 1, NULL, 0, USER_WEIGHT_DEFAULT);
+	expect_weight(&us, 0, NULL, 0, USER_WEIGHT_DEFAULT);
+	users_deinit(&us);
+}
+
 TEST(no_limit_is_more_generous_than_any)
 {
 	static const struct user_override o[] = {
