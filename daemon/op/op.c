@@ -13,7 +13,12 @@
 #include "core/clock.h"
 #include "core/text.h"
 #include "op/guard.h"
-#include "op/op_impl.h"
+#include "op/op_run.h"
+#include "op/queue_task.h"
+#include "op/recorder.h"
+#include "op/surrogate.h"
+#include "op/uneven.h"
+#include "shardd.pb-c.h"
 
 #define OP_MAGIC 0x4f504f50u
 
@@ -123,7 +128,7 @@ static void refuse_peers(struct op *op, const struct fault *own)
 		NULL, "rank %u (pid %d) was refused its %s at number %llu: %.300s", op->m->rank,
 		member_pid(op->m), op->type->name, (unsigned long long)op->entry.number, own->text);
 	match_refuse(&g->match, &op->entry, &f); /* and @op is gone, if it was announced */
-	shadow_refuse(g, number, op, &f);
+	surrogate_refuse(g, number, op, &f);
 }
 
 /* The peers' ends may at last end what this op waits for: nobody else is to start it or
@@ -141,12 +146,12 @@ void op_announce(struct op *op)
 {
 	op->state = OP_WAIT;
 	op->announced = true;
-	if (op->shadow)
-		op->group->shadows--;
+	if (op->surrogate)
+		op->group->surrogates--;
 	if (match_announce(&op->group->match, &op->entry) < 0) {
 		op->announced = false;
-		if (op->shadow)
-			op->group->shadows++;
+		if (op->surrogate)
+			op->group->surrogates++;
 		fault_errno(&op->fault, -ENOMEM, "announcing a collective");
 		fail_now(op);
 	}
@@ -158,7 +163,7 @@ static void announce(struct op *op)
 		fail_now(op);
 		return;
 	}
-	shadow_announce(op);
+	surrogate_announce(op);
 	op_announce(op);
 }
 
@@ -168,8 +173,8 @@ static void activate(struct op *op)
 	if (!op->active_us)
 		op->active_us = clock_now_us();
 	if (!op->fault.code && guard_check(op, &op->fault) == 0 &&
-	    op->type->check(op, &op->fault) == 0)
-		guard_begin(op, &op->fault);
+	    op->type->check(op, &op->fault) == 0 && op->type->begin)
+		op->type->begin(op, &op->fault);
 	if (op->fault.code)
 		fail_now(op);
 	else if (op->type->collective)
@@ -236,7 +241,7 @@ static void number(struct op *op)
 	match_number(match, &op->entry);
 	op->numbered = true;
 	if (!uneven_strict(op->group))
-		shadow_number(op);
+		surrogate_number(op);
 }
 
 /* In its turn: from here on its place among the session's ops is fixed. */
@@ -453,13 +458,13 @@ static void nobody_waits(struct op *op, void *userdata)
 	(void)userdata;
 }
 
-struct op *op_shadow(struct op *join, struct op *of)
+struct op *op_new_surrogate(struct op *join, struct op *of)
 {
 	struct op *op = op_new(join->m, of->type);
 
 	if (!op)
 		return NULL;
-	op->shadow = true;
+	op->surrogate = true;
 	op->by_active = join->args.join.by_active;
 	op->state = OP_PARKED;
 	op->deadline_us = of->deadline_us;
@@ -475,7 +480,7 @@ struct op *op_shadow(struct op *join, struct op *of)
 	list_append(&op->m->ops, &op->link);
 	match_number(&op->group->match, &op->entry);
 	op->numbered = true;
-	op->group->shadows++;
+	op->group->surrogates++;
 	return op;
 }
 
@@ -512,7 +517,7 @@ void op_give_up(struct op *by, const struct op_type *type, struct group *g, cons
 	if (g->n_untold && g->untold[e.index])
 		return; /* its collectives have no numbers */
 	match_number(&g->match, &e);
-	shadow_skip(g, e.number);
+	surrogate_skip(g, e.number);
 	fault_set(&f, FAULT_STATE, NULL, "rank %u (pid %d) cannot take part in %s: %.300s", e.rank,
 		  e.pid, type->name, why->text);
 	match_refuse(&g->match, &e, &f);
@@ -542,11 +547,6 @@ static void free_args(struct op *op)
 	if (op->type->forget)
 		op->type->forget(op);
 	free(op->owned);
-	if (strcmp(op->type->name, "Commit") != 0)
-		return;
-	if (op->args.commit.charged)
-		quota_return(&op->m->job->quota, MEM_CONTROL, op->args.commit.bytes);
-	free(op->args.commit.blob);
 }
 
 /* Tell who asked; once. */
@@ -577,9 +577,9 @@ void op_end(struct op *op)
 	list_unlink(&op->link);
 	if (op->numbered)
 		match_passed(&op->group->match, &op->entry);
-	if (op->shadow && !op->announced)
-		op->group->shadows--;
-	if (op->type->leave && !op->shadow)
+	if (op->surrogate && !op->announced)
+		op->group->surrogates--;
+	if (op->type->leave && !op->surrogate)
 		op->type->leave(op);
 	op->held = member_buffer_unref(op->held);
 	answer(op);

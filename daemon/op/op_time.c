@@ -4,8 +4,9 @@
 
 #include "core/check.h"
 #include "core/clock.h"
-#include "op/op_impl.h"
-#include "op/table.h"
+#include "op/op.h"
+#include "op/op_util.h"
+#include "op/queue_task.h"
 
 static void append(char *buf, size_t bytes, size_t *at, const char *fmt, ...)
 	__attribute__((format(printf, 4, 5)));
@@ -50,15 +51,17 @@ static void missing_ranks(const struct op *op, char *buf, size_t bytes)
 	}
 }
 
-/* Is it one of those that readers can keep waiting, or does it wait for such a one? */
+bool op_writes_params(const struct op *op)
+{
+	return op->state != OP_PARKED;
+}
+
+/* Can readers keep it waiting, or the step that it waits for? */
 static bool may_wait_for_readers(const struct op *op)
 {
-	const struct op_type *t = op->type;
-
-	if (op->state == OP_PARKED)
-		return t == &op_shard_done || op->m->job->step.applying;
-	return t == &op_commit || t == &op_init || t == &op_return || t == &op_convert ||
-	       (op->unit && op->unit->rec->optimizer->when == OPTIM_IN_BACKWARD && t == &op_reduce);
+	if (op->state == OP_PARKED && op->m->job->step.applying)
+		return true;
+	return op->type->waits_for_readers && op->type->waits_for_readers(op);
 }
 
 void op_waits_for(const struct op *op, char *buf, size_t bytes)
@@ -84,7 +87,7 @@ void op_waits_for(const struct op *op, char *buf, size_t bytes)
 		break;
 	case OP_PARKED:
 		snprintf(buf, bytes, "%s",
-			 op->type == &op_next_shard  ? "a unit whose gradient is reduced"
+			 op->type->parked_for        ? op->type->parked_for
 			 : op->m->job->step.applying ? "the step that is applied"
 						     : "a cast");
 		break;

@@ -1,4 +1,6 @@
 /* Helpers for the op files: fields, texts, replies. */
+#include "op/op_util.h"
+
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -6,7 +8,16 @@
 
 #include "core/check.h"
 #include "core/clock.h"
-#include "op/op_impl.h"
+#include "op/op.h"
+#include "shardd.pb-c.h"
+
+const struct op_type *op_type_by_name(const char *name)
+{
+	for (size_t i = 0; op_table[i]; i++)
+		if (strcmp(op_table[i]->name, name) == 0)
+			return op_table[i];
+	return NULL;
+}
 
 int op_take_unit(struct op *op, uint32_t id, struct fault *f)
 {
@@ -118,6 +129,15 @@ int op_check_trained(const struct op *op, struct fault *f)
 			 op->unit->rec->name);
 }
 
+int op_check_not_summoned(const struct op *op, struct fault *f)
+{
+	if (!op->unit->summoned_ranks)
+		return 0;
+	return fault_set(f, FAULT_STATE, NULL,
+			 "%s: unit '%.100s' is summoned by %u ranks: return it first",
+			 op->type->name, op->unit->rec->name, op->unit->summoned_ranks);
+}
+
 int op_check_not_torn(const struct op *op, struct fault *f)
 {
 	const struct job *job = op->m->job;
@@ -166,11 +186,7 @@ void op_place(const struct op *op, Shardd__V1__Placement *place, uint8_t *handle
 
 int op_take_memory(struct op *op, uint64_t bytes, struct region *ret)
 {
-	int r = pool_take(&op->m->pool, bytes, ret);
-
-	if (r > 0 && r != SLAB_E_LATER && full_evict(op->m->job, UINT64_MAX))
-		r = pool_take(&op->m->pool, bytes, ret);
-	return r;
+	return job_take(op->m->job, &op->m->pool, bytes, ret);
 }
 
 bool op_wait_for_memory(struct op *op, void (*resume)(struct parked *p))

@@ -5,10 +5,13 @@
  * by their collectives, each of which fails until their rank has called JoinUneven too, and
  * been told there once more. Numbers are equal again then, and the group goes on.
  */
+#include "op/uneven.h"
+
 #include <string.h>
 
 #include "core/check.h"
-#include "op/op_impl.h"
+#include "op/op.h"
+#include "op/op_run.h"
 
 static struct op *first_join(const struct group *g)
 {

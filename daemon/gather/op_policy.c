@@ -1,0 +1,165 @@
+/*
+ * SetReshard: when this session's rank lets go of units, from here on. SetPrefetch: what it
+ * begins to gather as soon as it has a unit.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gather/ops.h"
+#include "op/op.h"
+#include "op/op_run.h"
+#include "op/op_util.h"
+#include "shardd.pb-c.h"
+
+static struct unit *unit_at(const struct op *op, size_t i)
+{
+	return job_unit_by_id(op->m->job, op->args.policy.units[i]);
+}
+
+static int not_guarded(const struct unit *u, const char *field, struct fault *f)
+{
+	return fault_set(f, FAULT_INVALID, field,
+			 "unit '%.100s' is not guarded: units with guarded are allowed",
+			 u->rec->name);
+}
+
+/* The request's units, all of which must be there. */
+static int take_units(struct op *op, const uint32_t *units, size_t n, struct fault *f)
+{
+	op->args.policy.units = malloc(n * sizeof(*units));
+	if (!op->args.policy.units)
+		return fault_errno(f, -ENOMEM, "setting a policy");
+	memcpy(op->args.policy.units, units, n * sizeof(*units));
+	op->args.policy.n = n;
+	for (size_t i = 0; i < n; i++)
+		if (!unit_at(op, i))
+			return fault_set(f, FAULT_NOT_FOUND, "units",
+					 "there is no unit %u in job '%s': it has 1 to %u",
+					 units[i], op->m->job->rec->name, op->m->job->n_units);
+	return 0;
+}
+
+static void forget(struct op *op)
+{
+	free(op->args.policy.units);
+}
+
+/* ----------------------------------------------------------------- SetReshard */
+
+static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__SetReshardRequest *r = (const Shardd__V1__SetReshardRequest *)msg;
+
+	op->touches = TOUCH_PARAMS;
+	op->args.policy.reshard = (uint32_t)r->reshard;
+	if ((int)r->reshard < 0 || (int)r->reshard >= _RESHARD_N)
+		return fault_set(f, FAULT_INVALID, "reshard",
+				 "reshard is %d: AFTER_FORWARD, AFTER_BACKWARD, NEVER or "
+				 "AFTER_FORWARD_ONLY is allowed",
+				 (int)r->reshard);
+	if (!r->n_units || r->n_units > op->m->job->n_units)
+		return fault_set(f, FAULT_INVALID, "units",
+				 "units has %zu entries: 1 to the job's %u units are allowed",
+				 r->n_units, op->m->job->n_units);
+	if (take_units(op, r->units, r->n_units, f))
+		return f->code;
+	for (size_t i = 0; i < r->n_units; i++)
+		if (!unit_at(op, i)->rec->guarded)
+			return not_guarded(unit_at(op, i), "units", f);
+	return 0;
+}
+
+static int check(struct op *op, struct fault *f)
+{
+	for (size_t i = 0; i < op->args.policy.n; i++)
+		if (!member_unit(op->m, unit_at(op, i)))
+			return fault_errno(f, -ENOMEM, "setting a policy");
+	return 0;
+}
+
+static void start(struct op *op)
+{
+	op_begin_run(op);
+	for (size_t i = 0; i < op->args.policy.n; i++)
+		member_unit_find(op->m, unit_at(op, i))->reshard = (uint8_t)op->args.policy.reshard;
+	op_end(op);
+}
+
+static void encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__SetReshardReply reply = SHARDD__V1__SET_RESHARD_REPLY__INIT;
+
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_set_reshard = {
+	.name = "SetReshard",
+	.request = &shardd__v1__set_reshard_request__descriptor,
+	.decode = decode,
+	.check = check,
+	.start = start,
+	.encode = encode,
+	.forget = forget,
+};
+
+/* ---------------------------------------------------------------- SetPrefetch */
+
+static int decode_prefetch(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__SetPrefetchRequest *r = (const Shardd__V1__SetPrefetchRequest *)msg;
+
+	op->touches = TOUCH_PARAMS;
+	op->args.policy.kind = (enum pass_kind)r->pass;
+	if ((int)r->pass != PASS_KIND_FORWARD && (int)r->pass != PASS_KIND_BACKWARD)
+		return fault_set(f, FAULT_INVALID, "pass",
+				 "pass is %d: FORWARD or BACKWARD is allowed", (int)r->pass);
+	if (op_take_unit(op, r->unit, f))
+		return f->code;
+	if (!op->unit->rec->guarded)
+		return not_guarded(op->unit, "unit", f);
+	if (r->n_units > MEMBER_MAX_AHEAD)
+		return fault_set(f, FAULT_INVALID, "units",
+				 "units has %zu entries: up to %u are allowed", r->n_units,
+				 MEMBER_MAX_AHEAD);
+	return r->n_units ? take_units(op, r->units, r->n_units, f) : 0;
+}
+
+static int check_prefetch(struct op *op, struct fault *f)
+{
+	(void)op;
+	(void)f;
+	return 0;
+}
+
+static void start_prefetch(struct op *op)
+{
+	struct member_unit *mu = member_unit(op->m, op->unit);
+	int r = -ENOMEM;
+
+	op_begin_run(op);
+	if (mu)
+		r = member_set_ahead(op->m, mu, op->args.policy.kind == PASS_KIND_BACKWARD,
+				     op->args.policy.units, (uint32_t)op->args.policy.n);
+	if (r)
+		op_memory_fault(op->m->job, r > 0 ? SLAB_E_QUOTA : r, sizeof(struct member_list),
+				"a list of units", &op->fault);
+	op_end(op);
+}
+
+static void encode_prefetch(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__SetPrefetchReply reply = SHARDD__V1__SET_PREFETCH_REPLY__INIT;
+
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_set_prefetch = {
+	.name = "SetPrefetch",
+	.request = &shardd__v1__set_prefetch_request__descriptor,
+	.decode = decode_prefetch,
+	.check = check_prefetch,
+	.start = start_prefetch,
+	.encode = encode_prefetch,
+	.forget = forget,
+};

@@ -1,0 +1,99 @@
+/* ClipGradValue: every element of the gradient shards of a group's units into [-v, v]; a NaN
+ * stays what it is, as in PyTorch. */
+#include <math.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "op/op.h"
+#include "op/op_util.h"
+#include "step/apply.h"
+#include "step/ops.h"
+#include "step/shards.h"
+#include "unit/optim.h"
+#include "work/coll.h"
+#include "shardd.pb-c.h"
+
+static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__ClipGradValueRequest *r = (const Shardd__V1__ClipGradValueRequest *)msg;
+
+	op->touches = TOUCH_GRADS;
+	op->args.clip.value = r->value;
+	if (!(r->value >= 0))
+		return fault_set(f, FAULT_INVALID, "value",
+				 "value is %g: 0 or a positive number is allowed", r->value);
+	if (op_take_group(op, r->group, f))
+		return f->code;
+	return shards_take_units(op, r->units, r->n_units, f);
+}
+
+static int check(struct op *op, struct fault *f)
+{
+	if (op_check_not_torn(op, f))
+		return f->code;
+	op_print(op, "ClipGradValue to %.17g (units %zu)", op->args.clip.value,
+		 op->args.clip.n_units);
+	memcpy(&op->entry.print.words[2], &op->args.clip.value, sizeof(double));
+	op->entry.print.words[3] = shards_word(op);
+	return 0;
+}
+
+static void done(struct coll *c)
+{
+	coll_end(c, NULL);
+}
+
+static void clamp_part(struct coll *c, unsigned d)
+{
+	float value = (float)c->ops[0]->args.clip.value;
+
+	for (uint32_t i = 0; i < c->job->n_units; i++) {
+		const struct unit *u = c->job->units[i];
+
+		if (shards_take_part(c, u) && u->parts[d].n)
+			coll_kop(&c->parts[d], KOP_CLAMP, u->parts[d].n)->clamp =
+				(struct k_clamp){ optim_at(&u->parts[d].grads, 0), -value, value };
+	}
+}
+
+static void start(struct parked *p)
+{
+	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+	struct fault f = FAULT_NULL;
+
+	if (coll_overtaken(c, true))
+		return;
+	if (shards_check_whole(c, &f)) {
+		coll_end(c, &f);
+		return;
+	}
+	if (!coll_need_kops(c, c->job->n_units))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		clamp_part(c, d);
+	coll_kernels(c, done);
+}
+
+static void run(struct coll *c)
+{
+	if (apply_ensure(c->job, &c->parked, start))
+		start(&c->parked);
+}
+
+static void encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__ClipGradValueReply reply = SHARDD__V1__CLIP_GRAD_VALUE_REPLY__INIT;
+
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_clip_value = {
+	.name = "ClipGradValue",
+	.collective = true,
+	.request = &shardd__v1__clip_grad_value_request__descriptor,
+	.decode = decode,
+	.check = check,
+	.run = run,
+	.encode = encode,
+	.move = MOVE_NEEDS_IDLE,
+};

@@ -1,0 +1,297 @@
+/* AllReduce: elements of each member's buffer become the same on all. Inside a device one
+ * kernel in the group's order; between devices see below. */
+#include "core/check.h"
+#include "op/op.h"
+#include "op/op_util.h"
+#include "unitio/ops.h"
+#include "work/coll.h"
+#include "shardd.pb-c.h"
+
+static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__AllReduceRequest *r = (const Shardd__V1__AllReduceRequest *)msg;
+	size_t size = dtype_size((enum dtype)r->dtype);
+
+	op->buffer = r->buffer;
+	op->args.buf.offset = r->offset;
+	op->args.buf.count = r->count;
+	op->args.buf.bytes = r->count * size;
+	op->args.buf.dtype = (enum dtype)r->dtype;
+	op->args.buf.op = (enum reduce_op)r->op;
+	if (!size)
+		return fault_set(f, FAULT_INVALID, "dtype",
+				 "dtype is %d: FP32, BF16 or FP16 is allowed", r->dtype);
+	if (op->args.buf.op <= REDUCE_NONE || op->args.buf.op >= _REDUCE_N)
+		return fault_set(f, FAULT_INVALID, "op",
+				 "op is %d: SUM, AVG, MAX or MIN is allowed", r->op);
+	if (!r->count || r->count > LAYOUT_MAX_ELEMENTS)
+		return fault_set(f, FAULT_INVALID, "count", "count is %llu: 1 to 2^48 is allowed",
+				 (unsigned long long)r->count);
+	if (r->offset % size)
+		return fault_set(f, FAULT_INVALID, "offset",
+				 "offset is %llu: a multiple of %zu is allowed",
+				 (unsigned long long)r->offset, size);
+	return op_take_group(op, r->group, f);
+}
+
+static const char *word_of(enum reduce_op op)
+{
+	static const char *const words[_REDUCE_N] = { [REDUCE_SUM] = "sum",
+						      [REDUCE_AVG] = "avg",
+						      [REDUCE_MAX] = "max",
+						      [REDUCE_MIN] = "min" };
+
+	return words[op];
+}
+
+static int check(struct op *op, struct fault *f)
+{
+	if (!op_buffer_at(op, op->args.buf.offset, op->args.buf.bytes, f))
+		return f->code;
+	op_print(op, "AllReduce of %llu %s (%s)", (unsigned long long)op->args.buf.count,
+		 dtype_name(op->args.buf.dtype), word_of(op->args.buf.op));
+	op->entry.print.words[2] = op->args.buf.count;
+	op->entry.print.words[3] = op->args.buf.dtype;
+	op->entry.print.words[4] = op->args.buf.op;
+	return 0;
+}
+
+static void *address(const struct coll *c, uint32_t i)
+{
+	const struct op *op = c->ops[i];
+	struct fault f = FAULT_NULL;
+	void *at = op_buffer_at((struct op *)op, op->args.buf.offset, op->args.buf.bytes, &f);
+
+	CHECK(at); /* the op holds it since it was checked */
+	return at;
+}
+
+/* The buffer of a part's member @i, of the first one. Noted at the start: the ops hold their
+ * buffers until it ends. */
+static void *buffer_of(const struct coll_part *p, uint32_t i)
+{
+	return (void *)p->inputs[i];
+}
+
+static void *first_of(const struct coll_part *p)
+{
+	return buffer_of(p, 0);
+}
+
+static void done(struct coll *c)
+{
+	coll_end(c, NULL);
+}
+
+/* The first member's buffer on each device holds the result: to the others. */
+static void spread(struct coll *c)
+{
+	if (!coll_need_kops(c, c->n))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+
+		for (uint32_t i = 1; i < p->n; i++)
+			coll_kop(p, KOP_COPY, c->ops[0]->args.buf.bytes)->copy =
+				(struct k_copy){ buffer_of(p, i), first_of(p) };
+	}
+	coll_kernels(c, done);
+}
+
+static void fill_inputs(struct coll *c)
+{
+	for (unsigned d = 0; d < c->n_parts; d++)
+		for (uint32_t i = 0; i < c->parts[d].n; i++)
+			c->parts[d].inputs[i] = address(c, c->parts[d].members[i]);
+}
+
+/* -- one device: one kernel, in the group's order ----------------------------- */
+
+static void between_one(struct coll *c)
+{
+	const struct op *op = c->ops[0];
+	void *data[] = { first_of(&c->parts[0]) };
+
+	if (!coll_can_talk(c))
+		return;
+	comm_all_reduce(coll_between(c), coll_comm(c, spread), data, op->args.buf.count,
+			op->args.buf.dtype, op->args.buf.op);
+}
+
+static void fold(struct coll *c, struct coll_part *p)
+{
+	const struct op *op = c->ops[0];
+
+	coll_kop(p, KOP_ALL_REDUCE, op->args.buf.count)->all_reduce =
+		(struct k_all_reduce){ .out = first_of(p),
+				       .in = p->inputs,
+				       .k = p->n,
+				       .dtype = op->args.buf.dtype,
+				       .op = op->args.buf.op };
+}
+
+/* -- several devices, sum and average: fp32 sums travel, narrowed once at the end ---- */
+
+static void narrow(struct coll *c)
+{
+	const struct op *op = c->ops[0];
+	bool average = op->args.buf.op == REDUCE_AVG;
+
+	if (!coll_need_kops(c, 1))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+
+		coll_kop(p, KOP_CAST, op->args.buf.count)->cast =
+			(struct k_cast){ .dst = first_of(p),
+					 .src = region_addr(&p->scratch[average]),
+					 .dst_dtype = op->args.buf.dtype,
+					 .src_dtype = DTYPE_FP32 };
+	}
+	coll_kernels(c, spread);
+}
+
+static void divide(struct coll *c)
+{
+	if (c->ops[0]->args.buf.op != REDUCE_AVG) {
+		narrow(c);
+		return;
+	}
+	if (!coll_need_kops(c, 1))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+
+		p->inputs[p->n] = region_addr(&p->scratch[0]);
+		coll_kop(p, KOP_REDUCE, c->ops[0]->args.buf.count)->reduce =
+			(struct k_reduce){ .out = region_addr(&p->scratch[1]),
+					   .in = &p->inputs[p->n],
+					   .k = 1,
+					   .in_dtype = DTYPE_FP32,
+					   .out_dtype = DTYPE_FP32,
+					   .sum_dtype = DTYPE_FP32,
+					   .post = k_divide_by((float)c->n, DTYPE_FP32) };
+	}
+	coll_kernels(c, narrow);
+}
+
+static void add_between(struct coll *c)
+{
+	void *sums[NODE_MAX_DEVICES];
+
+	if (!coll_can_talk(c))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		sums[d] = region_addr(&c->parts[d].scratch[0]);
+	comm_all_reduce(coll_between(c), coll_comm(c, divide), sums, c->ops[0]->args.buf.count,
+			DTYPE_FP32, REDUCE_SUM);
+}
+
+static void add_inside(struct coll *c, struct coll_part *p)
+{
+	const struct op *op = c->ops[0];
+
+	coll_kop(p, KOP_REDUCE, op->args.buf.count)->reduce =
+		(struct k_reduce){ .out = region_addr(&p->scratch[0]),
+				   .in = p->inputs,
+				   .k = p->n,
+				   .in_dtype = op->args.buf.dtype,
+				   .out_dtype = DTYPE_FP32,
+				   .sum_dtype = DTYPE_FP32 };
+}
+
+/* -- several devices, maximum and minimum: every device folds what all of them found, so
+ * that NaN and zeros of either sign come out as on one device ------------------------ */
+
+static void fold_all(struct coll *c)
+{
+	const struct op *op = c->ops[0];
+
+	if (!coll_need_kops(c, 1))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+
+		for (unsigned k = 0; k < c->n_parts; k++)
+			p->found[k] = (char *)region_addr(&p->scratch[0]) + k * op->args.buf.bytes;
+		coll_kop(p, KOP_ALL_REDUCE, op->args.buf.count)->all_reduce =
+			(struct k_all_reduce){ .out = first_of(p),
+					       .in = p->found,
+					       .k = c->n_parts,
+					       .dtype = op->args.buf.dtype,
+					       .op = op->args.buf.op };
+	}
+	coll_kernels(c, spread);
+}
+
+static void show_between(struct coll *c)
+{
+	const void *send[NODE_MAX_DEVICES];
+	void *recv[NODE_MAX_DEVICES];
+
+	if (!coll_can_talk(c))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		send[d] = first_of(&c->parts[d]);
+		recv[d] = region_addr(&c->parts[d].scratch[0]);
+	}
+	comm_all_gather(coll_between(c), coll_comm(c, fold_all), send, recv,
+			c->ops[0]->args.buf.count, c->ops[0]->args.buf.dtype);
+}
+
+/* ------------------------------------------------------------------ the op */
+
+static bool need_scratch(struct coll *c, void (*again)(struct parked *p))
+{
+	const struct op *op = c->ops[0];
+	uint64_t sums = op->args.buf.count * sizeof(float);
+
+	if (c->n_parts == 1)
+		return true;
+	if (op->args.buf.op == REDUCE_MAX || op->args.buf.op == REDUCE_MIN)
+		return coll_need_scratch(c, 0, op->args.buf.bytes * c->n_parts, again);
+	return coll_need_scratch(c, 0, sums, again) &&
+	       (op->args.buf.op != REDUCE_AVG || coll_need_scratch(c, 1, sums, again));
+}
+
+static void start(struct parked *parked)
+{
+	struct coll *c = CONTAINER_OF(parked, struct coll, parked);
+	enum reduce_op op = c->ops[0]->args.buf.op;
+	bool add = op == REDUCE_SUM || op == REDUCE_AVG;
+
+	if (coll_overtaken(c, false) || !coll_ready(c, start) || !need_scratch(c, start) ||
+	    !coll_need_kops(c, 1))
+		return;
+	fill_inputs(c);
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		if (c->n_parts > 1 && add)
+			add_inside(c, &c->parts[d]);
+		else
+			fold(c, &c->parts[d]);
+	}
+	coll_kernels(c, c->n_parts == 1 ? between_one : add ? add_between : show_between);
+}
+
+static void run(struct coll *c)
+{
+	start(&c->parked);
+}
+
+static void encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__AllReduceReply reply = SHARDD__V1__ALL_REDUCE_REPLY__INIT;
+
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_all_reduce = {
+	.name = "AllReduce",
+	.collective = true,
+	.request = &shardd__v1__all_reduce_request__descriptor,
+	.decode = decode,
+	.check = check,
+	.run = run,
+	.encode = encode,
+	.reads_inputs = true,
+};

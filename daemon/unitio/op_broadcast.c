@@ -1,0 +1,135 @@
+/* Broadcast: bytes of the root's buffer into everybody's. */
+#include "core/check.h"
+#include "op/op.h"
+#include "op/op_util.h"
+#include "unitio/ops.h"
+#include "work/coll.h"
+#include "shardd.pb-c.h"
+
+static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__BroadcastRequest *r = (const Shardd__V1__BroadcastRequest *)msg;
+	uint32_t index;
+
+	op->buffer = r->buffer;
+	op->args.buf.offset = r->offset;
+	op->args.buf.bytes = r->bytes;
+	op->args.buf.root = r->root;
+	if (op_take_group(op, r->group, f))
+		return f->code;
+	if (!r->bytes)
+		return fault_set(f, FAULT_INVALID, "bytes", "bytes is 0: 1 or more is allowed");
+	if (!group_index(op->group, r->root, &index))
+		return fault_set(f, FAULT_INVALID, "root",
+				 "root is %u: a rank of group '%.64s' is allowed", r->root,
+				 op->group->rec->name);
+	return 0;
+}
+
+static int check(struct op *op, struct fault *f)
+{
+	if (!op_buffer_at(op, op->args.buf.offset, op->args.buf.bytes, f))
+		return f->code;
+	op_print(op, "Broadcast of %llu bytes from rank %u", (unsigned long long)op->args.buf.bytes,
+		 op->args.buf.root);
+	op->entry.print.words[2] = op->args.buf.bytes;
+	op->entry.print.words[3] = op->args.buf.root;
+	return 0;
+}
+
+/* Noted at the start: the ops hold their buffers until it ends. */
+static void fill_inputs(struct coll *c)
+{
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+
+		for (uint32_t i = 0; i < p->n; i++) {
+			struct op *op = c->ops[p->members[i]];
+			struct fault f = FAULT_NULL;
+
+			p->inputs[i] =
+				op_buffer_at(op, op->args.buf.offset, op->args.buf.bytes, &f);
+			CHECK(p->inputs[i]); /* the op holds it since it was checked */
+		}
+	}
+}
+
+/* Whose buffer on a device gets it first: the root's, or the first member's. */
+static uint32_t first_on(const struct coll *c, const struct coll_part *p)
+{
+	uint32_t root = coll_index(c, c->ops[0]->args.buf.root);
+
+	for (uint32_t i = 0; i < p->n; i++)
+		if (p->members[i] == root)
+			return i;
+	return 0;
+}
+
+static void done(struct coll *c)
+{
+	coll_end(c, NULL);
+}
+
+static void to_others(struct coll *c)
+{
+	if (!coll_need_kops(c, c->n))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+		uint32_t first = first_on(c, p);
+
+		for (uint32_t i = 0; i < p->n; i++)
+			if (i != first)
+				coll_kop(p, KOP_COPY, c->ops[0]->args.buf.bytes)->copy =
+					(struct k_copy){ (void *)p->inputs[i], p->inputs[first] };
+	}
+	coll_kernels(c, done);
+}
+
+static void to_other_devices(struct coll *c)
+{
+	const struct op *op = c->ops[0];
+	struct coll_part *root = coll_part(c, coll_index(c, op->args.buf.root));
+	void *data[NODE_MAX_DEVICES];
+
+	if (!coll_can_talk(c))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		data[d] = (void *)c->parts[d].inputs[first_on(c, &c->parts[d])];
+	comm_broadcast(coll_between(c), coll_comm(c, to_others), data, op->args.buf.bytes,
+		       (unsigned)(root - c->parts));
+}
+
+/* The first stage does nothing but wait for the streams that filled the buffers. */
+static void start(struct parked *p)
+{
+	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+
+	if (coll_overtaken(c, false) || !coll_ready(c, start) || !coll_need_kops(c, 0))
+		return;
+	fill_inputs(c);
+	coll_kernels(c, to_other_devices);
+}
+
+static void run(struct coll *c)
+{
+	start(&c->parked);
+}
+
+static void encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__BroadcastReply reply = SHARDD__V1__BROADCAST_REPLY__INIT;
+
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_broadcast = {
+	.name = "Broadcast",
+	.collective = true,
+	.request = &shardd__v1__broadcast_request__descriptor,
+	.decode = decode,
+	.check = check,
+	.run = run,
+	.encode = encode,
+	.reads_inputs = true,
+};

@@ -1,0 +1,127 @@
+/* AllocBuffer and FreeBuffer: writable memory of the session's own. */
+#include <errno.h>
+
+#include "core/check.h"
+#include "op/op.h"
+#include "op/op_run.h"
+#include "op/op_util.h"
+#include "unitio/ops.h"
+#include "shardd.pb-c.h"
+
+static int alloc_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__AllocBufferRequest *r = (const Shardd__V1__AllocBufferRequest *)msg;
+
+	op->args.alloc.bytes = r->bytes;
+	if (r->bytes && r->bytes <= LAYOUT_MAX_ELEMENTS * sizeof(float))
+		return 0;
+	return fault_set(f, FAULT_INVALID, "bytes", "bytes is %llu: 1 to 2^50 is allowed",
+			 (unsigned long long)r->bytes);
+}
+
+static int alloc_check(struct op *op, struct fault *f)
+{
+	if (op->m->n_buffers < MEMBER_MAX_BUFFERS)
+		return 0;
+	return fault_set(f, FAULT_EXHAUSTED, NULL,
+			 "this session has %u buffers, the most allowed: free one",
+			 op->m->n_buffers);
+}
+
+static void alloc_resume(struct parked *p);
+
+static void alloc_start(struct op *op)
+{
+	struct member_buffer *b = NULL;
+	struct region region;
+	int r;
+
+	if (op_wait_for_memory(op, alloc_resume))
+		return;
+	r = op_take_memory(op, op->args.alloc.bytes, &region);
+	if (r == SLAB_E_LATER) {
+		op->state = OP_PARKED;
+		node_wait(op->m->job->node, &op->parked, alloc_resume);
+		return;
+	}
+	op_begin_run(op);
+	if (r == 0) {
+		b = member_buffer_add(op->m, &region);
+		if (!b) {
+			pool_give(&op->m->pool, &region);
+			r = -ENOMEM;
+		}
+	}
+	if (b) {
+		op->result.buffer = b->id;
+		op->result.place = b->region;
+		op->result.place.bytes = op->args.alloc.bytes;
+		op->result.writable = true;
+		if (op->m->executing)
+			op->result.ready = op->m->ready;
+	} else {
+		op_memory_fault(op->m->job, r, op->args.alloc.bytes, "a buffer", &op->fault);
+	}
+	op_end(op);
+}
+
+static void alloc_resume(struct parked *p)
+{
+	alloc_start(CONTAINER_OF(p, struct op, parked));
+}
+
+static void alloc_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__AllocBufferReply reply = SHARDD__V1__ALLOC_BUFFER_REPLY__INIT;
+	Shardd__V1__Placement place;
+	uint8_t handle[BACKEND_IPC_BYTES];
+
+	op_place(op, &place, handle);
+	reply.place = &place;
+	reply.buffer = op->result.buffer;
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+static int free_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	(void)f;
+	op->buffer = ((const Shardd__V1__FreeBufferRequest *)msg)->buffer;
+	return 0;
+}
+
+static int free_check(struct op *op, struct fault *f)
+{
+	return op_buffer_at(op, 0, 0, f) ? 0 : (int)f->code;
+}
+
+static void free_start(struct op *op)
+{
+	op_begin_run(op);
+	member_buffer_free(op->m, op->held);
+	op_end(op);
+}
+
+static void free_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__FreeBufferReply reply = SHARDD__V1__FREE_BUFFER_REPLY__INIT;
+
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_alloc_buffer = {
+	.name = "AllocBuffer",
+	.request = &shardd__v1__alloc_buffer_request__descriptor,
+	.decode = alloc_decode,
+	.check = alloc_check,
+	.start = alloc_start,
+	.encode = alloc_encode,
+};
+
+const struct op_type op_free_buffer = {
+	.name = "FreeBuffer",
+	.request = &shardd__v1__free_buffer_request__descriptor,
+	.decode = free_decode,
+	.check = free_check,
+	.start = free_start,
+	.encode = free_encode,
+};

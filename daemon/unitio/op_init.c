@@ -1,0 +1,333 @@
+/*
+ * Initialise: the parameters of a unit, from a seed, from one rank, or each shard from
+ * its own rank. Optimizer state is zeroed. Heals a unit of a torn job.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "copies/full.h"
+#include "copies/hold.h"
+#include "core/check.h"
+#include "op/guard.h"
+#include "op/op.h"
+#include "op/op_util.h"
+#include "step/apply.h"
+#include "unit/optim.h"
+#include "unit/runs.h"
+#include "unitio/ops.h"
+#include "unitio/own.h"
+#include "work/coll.h"
+#include "work/drain.h"
+#include "shardd.pb-c.h"
+
+typedef Shardd__V1__InitialiseRequest request;
+
+#define HOW_SEED      SHARDD__V1__INITIALISE_REQUEST__HOW_SEED
+#define HOW_BROADCAST SHARDD__V1__INITIALISE_REQUEST__HOW_BROADCAST
+#define HOW_OWN       SHARDD__V1__INITIALISE_REQUEST__HOW_OWN
+
+static int decode_source(struct op *op, const request *r, struct fault *f)
+{
+	uint64_t need = op->unit->packed * sizeof(float);
+	bool must = r->how_case == HOW_OWN ||
+		    (r->how_case == HOW_BROADCAST && op->args.init.root == op->m->rank);
+
+	op->buffer = r->buffer;
+	op->args.init.data = r->data.data;
+	op->args.init.data_bytes = r->data.len;
+	if (r->buffer && r->data.len)
+		return fault_set(f, FAULT_INVALID, "data",
+				 "buffer and data are both given: one is allowed");
+	if (!must && (r->buffer || r->data.len))
+		return fault_set(
+			f, FAULT_INVALID, "buffer",
+			"this rank gives no parameters, so buffer must be 0 and data empty");
+	if (must && !r->buffer && r->data.len != need)
+		return fault_set(f, FAULT_INVALID, "data",
+				 "data is %zu bytes: unit '%.100s' needs %llu, or a buffer",
+				 r->data.len, op->unit->rec->name, (unsigned long long)need);
+	return 0;
+}
+
+static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const request *r = (const request *)msg;
+
+	if (op_take_unit(op, r->unit, f))
+		return f->code;
+	op->group = job_group_by_id(op->m->job, op->unit->rec->group);
+	op->touches = TOUCH_PARAMS | TOUCH_GRADS;
+	op->args.init.how = (int)r->how_case;
+	if (r->how_case == HOW_SEED) {
+		op->args.init.seed = r->seed->seed;
+	} else if (r->how_case == HOW_BROADCAST) {
+		uint32_t index;
+
+		op->args.init.root = r->broadcast->root;
+		if (!group_index(op->group, r->broadcast->root, &index))
+			return fault_set(f, FAULT_INVALID, "broadcast.root",
+					 "broadcast.root is %u: a rank of group '%.64s' is allowed",
+					 r->broadcast->root, op->group->rec->name);
+	} else if (r->how_case != HOW_OWN) {
+		return fault_set(f, FAULT_INVALID, "how", "how is missing: seed, broadcast or own");
+	}
+	return decode_source(op, r, f);
+}
+
+/* What all ranks must say the same, in words. */
+static void print_how(struct op *op)
+{
+	const char *name = op->unit->rec->name;
+
+	if (op->args.init.how == HOW_SEED)
+		op_print(op, "Initialise of unit '%.64s' (seed %llu)", name,
+			 (unsigned long long)op->args.init.seed);
+	else if (op->args.init.how == HOW_BROADCAST)
+		op_print(op, "Initialise of unit '%.64s' (from rank %u)", name, op->args.init.root);
+	else
+		op_print(op, "Initialise of unit '%.64s' (own)", name);
+}
+
+static int check(struct op *op, struct fault *f)
+{
+	if (op_check_not_summoned(op, f) ||
+	    (op->buffer && !op_buffer_at(op, 0, op->unit->packed * sizeof(float), f)))
+		return f->code;
+	print_how(op);
+	op->entry.print.words[2] = (uint64_t)op->args.init.how;
+	op->entry.print.words[3] = op->args.init.seed;
+	op->entry.print.words[4] = op->args.init.root;
+	return 0;
+}
+
+/* What @op's rank brings: the op holds its buffer since it was checked. */
+static const float *source_of(struct op *op)
+{
+	struct fault f = FAULT_NULL;
+
+	if (op->args.init.data_bytes)
+		return (const float *)op->args.init.data;
+	return (const float *)op_buffer_at(op, 0, op->unit->packed * sizeof(float), &f);
+}
+
+static struct k_copy copy_of(float *dst, const float *src)
+{
+	return (struct k_copy){ dst, src };
+}
+
+static void copy_kop(struct coll_part *p, float *dst, const float *src, uint64_t elements)
+{
+	if (elements)
+		coll_kop(p, KOP_COPY, elements * sizeof(float))->copy = copy_of(dst, src);
+}
+
+static void job_heal(struct job *job)
+{
+	for (uint32_t i = 0; i < job->n_units; i++)
+		if (job->units[i]->torn)
+			return;
+	/* what was committed belongs to parameters that are no more */
+	job->torn = false;
+	job->rec->uncommitted_steps = 0;
+	job->rec->has_commit = false;
+	job->rec->step = 0;
+}
+
+static void done(struct coll *c)
+{
+	struct unit *u = c->unit;
+
+	u->version++;
+	u->has_gradient = false;
+	u->has_partials = false;
+	c->job->stale_partials = true;
+	c->job->stray_gradients = true;
+	full_invalidate(c->job, u);
+	if (coll_promised(c) && coll_overtaken(c, false))
+		return; /* and the unit is as good as never initialised */
+	u->rec->initialised = true;
+	c->job->readers.changes++;
+	unit_forget_steps(u);
+	if (u->torn) {
+		u->torn = false;
+		job_heal(c->job);
+	}
+	coll_end(c, NULL);
+}
+
+static int check_unused(const struct coll *c, struct fault *f)
+{
+	for (uint32_t i = 0; i < c->n; i++) {
+		const struct member_unit *mu = member_unit_find(c->members[i], c->unit);
+
+		if (mu && (mu->shard.slab || mu->shard_state == SHARD_GOING ||
+			   mu->shard_state == SHARD_BACK))
+			return fault_set(
+				f, FAULT_STATE, NULL,
+				"rank %u has its shard of unit '%.100s': it has to give it "
+				"back (ShardDone) before the unit is initialised",
+				c->members[i]->rank, c->unit->rec->name);
+	}
+	if (!c->unit->gathered_ranks)
+		return 0;
+	return fault_set(
+		f, FAULT_STATE, NULL,
+		"unit '%.100s' is still gathered by %u ranks: release it before it is initialised",
+		c->unit->rec->name, c->unit->gathered_ranks);
+}
+
+/* The last stage: whoever begins a unit anew has no optimizer state. */
+static void zero(struct coll *c)
+{
+	if (!coll_need_kops(c, UNIT_MAX_STATES))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		c->parts[d].n_kops = optim_zero_kops(&c->unit->parts[d], c->parts[d].kops);
+	coll_kernels_sync(c, done);
+}
+
+static void from_seed(struct coll *c)
+{
+	if (!coll_need_kops(c, c->unit->rec->n_tensors))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		c->parts[d].n_kops = optim_seed_kops(c->unit, &c->unit->parts[d],
+						     c->ops[0]->args.init.seed, c->parts[d].kops);
+	coll_kernels(c, zero);
+}
+
+/* -- from the root's memory, on several devices through a whole copy on each -- */
+
+static float *whole(const struct coll_part *p)
+{
+	return region_addr(&p->scratch[0]);
+}
+
+static void keep(struct coll *c, unsigned d, const float *from)
+{
+	const struct unit_part *up = &c->unit->parts[d];
+	struct unit_run run;
+
+	for (uint32_t t = 0; t < c->unit->rec->n_tensors; t++)
+		if (unit_part_run(c->unit, up, t, &run))
+			copy_kop(&c->parts[d], optim_at(&up->params, run.at),
+				 from + c->unit->tensors[t].packed + run.first, run.n);
+}
+
+static void keep_parts(struct coll *c)
+{
+	if (!coll_need_kops(c, c->unit->rec->n_tensors))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		keep(c, d, whole(&c->parts[d]));
+	coll_kernels(c, zero);
+}
+
+static void show_root(struct coll *c)
+{
+	uint32_t root = coll_index(c, c->ops[0]->args.init.root);
+	void *data[NODE_MAX_DEVICES];
+
+	if (!coll_can_talk(c))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		data[d] = whole(&c->parts[d]);
+	comm_broadcast(coll_between(c), coll_comm(c, keep_parts), data,
+		       c->unit->packed * sizeof(float), c->part_of[root]);
+}
+
+static void from_root(struct coll *c)
+{
+	uint32_t root = coll_index(c, c->ops[0]->args.init.root);
+	struct coll_part *p = coll_part(c, root);
+
+	if (!coll_need_kops(c, c->unit->rec->n_tensors))
+		return;
+	if (c->n_parts == 1)
+		keep(c, 0, source_of(c->ops[root]));
+	else
+		copy_kop(p, whole(p), source_of(c->ops[root]), c->unit->packed);
+	coll_kernels(c, c->n_parts == 1 ? zero : show_root);
+}
+
+static const float *own_source(const struct coll *c, uint32_t i)
+{
+	return source_of(c->ops[i]);
+}
+
+/* ------------------------------------------------------------------ the op */
+
+static bool prepared(struct coll *c, void (*again)(struct parked *p))
+{
+	int how = c->ops[0]->args.init.how;
+
+	if (how == HOW_SEED || c->n_parts == 1)
+		return true;
+	if (how == HOW_OWN)
+		return own_ready(c, again);
+	return coll_ready(c, again) &&
+	       coll_need_scratch(c, 0, c->unit->packed * sizeof(float), again);
+}
+
+static void start(struct parked *p)
+{
+	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+	struct fault f = FAULT_NULL;
+	int how = c->ops[0]->args.init.how;
+
+	if (coll_overtaken(c, false))
+		return;
+	hold_drop(c->job, c->unit);
+	if (check_unused(c, &f)) {
+		coll_end(c, &f);
+		return;
+	}
+	if (!coll_may_write(c, start))
+		return;
+	if (!c->drained) {
+		int r = drain_ensure(c->job, p, start);
+
+		c->drained = true;
+		if (r < 0)
+			coll_end_status(c, r);
+		if (r)
+			return;
+	}
+	if (!prepared(c, start))
+		return;
+	c->unit->rec->initialised = false; /* until it is whole: a device may fail half-way */
+	readers_rewrite(c->job);
+	unit_pass_end(c->unit); /* no shard is handed out meanwhile */
+	if (how == HOW_SEED)
+		from_seed(c);
+	else if (how == HOW_BROADCAST)
+		from_root(c);
+	else
+		own_write(c, own_source, true, 0, zero);
+}
+
+static void run(struct coll *c)
+{
+	if (apply_ensure(c->job, &c->parked, start))
+		start(&c->parked);
+}
+
+static void encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__InitialiseReply reply = SHARDD__V1__INITIALISE_REPLY__INIT;
+
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_init = {
+	.name = "Initialise",
+	.collective = true,
+	.request = &shardd__v1__initialise_request__descriptor,
+	.decode = decode,
+	.check = check,
+	.run = run,
+	.encode = encode,
+	.lasts = true,
+	.move = MOVE_NEEDS_IDLE,
+	.waits_for_readers = op_writes_params,
+};
