@@ -53,7 +53,7 @@ void full_invalidate(struct job *job, struct unit *u)
 }
 
 /* Room for the copies, if need be in place of copies that nobody uses. */
-static int take_full(struct job *job, struct unit *u, bool evict)
+static int full_take_full(struct job *job, struct unit *u, bool evict)
 {
 	int r;
 
@@ -68,7 +68,7 @@ static int take_full(struct job *job, struct unit *u, bool evict)
 
 /* End those that wait for the copy: all of them, or only those whose streams can wait for
  * the rest. The first one made it. */
-static void answer_waiting(struct unit *u, int status, bool streams_only)
+static void full_answer_waiting(struct unit *u, int status, bool streams_only)
 {
 	struct list now = LIST_INIT(now);
 
@@ -110,7 +110,7 @@ void full_wait_turn(struct op *op, void (*resume)(struct parked *p))
 
 /* The first gather of the member whose turn it is; it goes behind the others then. Ops that
  * were ended meanwhile have left the list. */
-static struct parked *take_turn(struct job *job)
+static struct parked *full_take_turn(struct job *job)
 {
 	while (!list_empty(&job->cast_turns)) {
 		struct member *m = list_first(&job->cast_turns, struct member, cast_turn);
@@ -129,27 +129,27 @@ static struct parked *take_turn(struct job *job)
 }
 
 /* Not all of those that waited need a cast by now. */
-static void next_in_queue(struct job *job)
+static void full_next_in_queue(struct job *job)
 {
 	struct parked *p;
 
-	while (full_may_begin(job) && (p = take_turn(job)))
+	while (full_may_begin(job) && (p = full_take_turn(job)))
 		p->resume(p);
 }
 
 /* -------------------------------------------------------------- the cast */
 
 /* Its readers and writers are in the pool's queue. */
-static void give_staged(struct cast *cast)
+static void full_give_staged(struct cast *cast)
 {
 	for (unsigned d = 0; d < cast->unit->n_parts; d++)
 		pool_give(&cast->job->full[cast->unit->parts[d].device->index],
 			  &cast->parts[d].staged);
 }
 
-static void cast_free(struct cast *cast)
+static void full_cast_free(struct cast *cast)
 {
-	give_staged(cast);
+	full_give_staged(cast);
 	for (unsigned d = 0; d < cast->unit->n_parts; d++) {
 		queue_task_deinit(&cast->parts[d].queue);
 		free(cast->parts[d].unpack);
@@ -159,7 +159,7 @@ static void cast_free(struct cast *cast)
 }
 
 /* Executed, or failed. */
-static void cast_end(struct cast *cast, int status)
+static void full_cast_end(struct cast *cast, int status)
 {
 	struct job *job = cast->job;
 	struct unit *u = cast->unit;
@@ -168,20 +168,20 @@ static void cast_end(struct cast *cast, int status)
 	u->executing = false;
 	u->full_version = status ? 0 : cast->version;
 	job->ahead_casts -= cast->ahead;
-	cast_free(cast);
+	full_cast_free(cast);
 	job->casts--;
-	answer_waiting(u, status, false);
+	full_answer_waiting(u, status, false);
 	job_full_unused(job, u);
 	if (!job->ahead_casts)
 		drain_go_on(job);
 	job_unit_released(job, u);
-	next_in_queue(job);
+	full_next_in_queue(job);
 	node_wake(job->node);
 	job->running--; /* only now: those resumed may have been the last of a deleted job */
 	job_settle(job);
 }
 
-static void on_marker_issued(struct backend_task *task, int status)
+static void full_on_marker_issued(struct backend_task *task, int status)
 {
 	struct cast_part *p = CONTAINER_OF(task, struct cast_part, queue.task);
 	struct cast *cast = p->cast;
@@ -194,10 +194,10 @@ static void on_marker_issued(struct backend_task *task, int status)
 	u->casting = false;
 	u->executing = true;
 	u->full_version = cast->version;
-	answer_waiting(u, 0, true);
+	full_answer_waiting(u, 0, true);
 }
 
-static void on_marker_executed(struct backend_task *task, int status)
+static void full_on_marker_executed(struct backend_task *task, int status)
 {
 	struct cast *cast = CONTAINER_OF(task, struct cast_part, queue.task)->cast;
 
@@ -205,16 +205,16 @@ static void on_marker_executed(struct backend_task *task, int status)
 	if (cast->between.between && cast->breaks != cast->between.between->breaks)
 		cast->status = cast->status ? cast->status : ENGINE_E_ABORTED;
 	if (--cast->pending == 0)
-		cast_end(cast, cast->status);
+		full_cast_end(cast, cast->status);
 }
 
-static bool has_queues(const struct unit *u)
+static bool full_has_queues(const struct unit *u)
 {
 	return backend_info(u->parts[0].device->backend)->order != BACKEND_ORDER_NONE;
 }
 
 /* The streams of the first stage are watched until the marker behind it was executed. */
-static void submit_markers(struct cast *cast)
+static void full_submit_markers(struct cast *cast)
 {
 	struct unit *u = cast->unit;
 
@@ -224,116 +224,117 @@ static void submit_markers(struct cast *cast)
 
 		p->queue.task = (struct backend_task){ .queue = BACKEND_Q_GATHER,
 						       .sync = true,
-						       .issued = on_marker_issued,
-						       .done = on_marker_executed };
+						       .issued = full_on_marker_issued,
+						       .done = full_on_marker_executed };
 		queue_task_follow(&p->queue, u->parts[d].device->backend);
 	}
 }
 
-static void finish(struct cast *cast)
+static void full_finish(struct cast *cast)
 {
-	if (has_queues(cast->unit))
-		submit_markers(cast);
+	if (full_has_queues(cast->unit))
+		full_submit_markers(cast);
 	else
-		cast_end(cast, 0);
+		full_cast_end(cast, 0);
 }
 
-static void on_unpacked(struct backend_task *task, int status)
+static void full_on_unpacked(struct backend_task *task, int status)
 {
 	struct cast *cast = CONTAINER_OF(task, struct cast_part, queue.task)->cast;
 
 	cast->status = cast->status ? cast->status : status;
 	if (--cast->pending)
 		return;
-	give_staged(cast);
+	full_give_staged(cast);
 	if (cast->status)
-		cast_end(cast, cast->status);
+		full_cast_end(cast, cast->status);
 	else
-		finish(cast);
+		full_finish(cast);
 }
 
-static enum dtype compute_dtype(const struct cast *cast)
+static enum dtype full_compute_dtype(const struct cast *cast)
 {
 	return (enum dtype)cast->unit->rec->compute_dtype;
 }
 
-static void unpack(struct cast *cast)
+static void full_unpack(struct cast *cast)
 {
 	struct unit *u = cast->unit;
 
 	cast->pending = u->n_parts;
 	for (unsigned d = 0; d < u->n_parts; d++) {
 		struct cast_part *p = &cast->parts[d];
-		struct unit_array full = { region_addr(&u->parts[d].full), compute_dtype(cast) };
-		struct unit_array parts = { region_addr(&p->staged), compute_dtype(cast) };
+		struct unit_array full = { region_addr(&u->parts[d].full),
+					   full_compute_dtype(cast) };
+		struct unit_array parts = { region_addr(&p->staged), full_compute_dtype(cast) };
 
 		p->queue.task = (struct backend_task){ .kops = p->unpack,
 						       .queue = BACKEND_Q_GATHER,
-						       .done = on_unpacked };
+						       .done = full_on_unpacked };
 		p->queue.task.n_kops = unit_unpack_kops(u, UNIT_ALL, &full, &parts, p->unpack);
 		queue_task_follow(&p->queue, u->parts[d].device->backend);
 	}
 }
 
 /* Where the parts are brought together on each device. */
-static const struct region *together(const struct cast *cast, unsigned d)
+static const struct region *full_together(const struct cast *cast, unsigned d)
 {
 	return cast->parts[d].staged.slab ? &cast->parts[d].staged : &cast->unit->parts[d].full;
 }
 
-static bool is_sent_as_it_is(const struct unit *u)
+static bool full_is_sent_as_it_is(const struct unit *u)
 {
 	return u->rec->compute_dtype == u->rec->storage_dtype;
 }
 
 /* All devices' copies, and, where the shards themselves are sent, those too. */
-static void check_windows(struct cast *cast, struct node_comm *nc)
+static void full_check_windows(struct cast *cast, struct node_comm *nc)
 {
 	struct region full[NODE_MAX_DEVICES], shards[NODE_MAX_DEVICES];
 	struct unit *u = cast->unit;
 
 	for (unsigned d = 0; d < u->n_parts; d++) {
-		full[d] = *together(cast, d);
+		full[d] = *full_together(cast, d);
 		shards[d] = u->parts[d].params;
 	}
 	window_check(nc, BACKEND_Q_GATHER, full);
-	if (is_sent_as_it_is(u))
+	if (full_is_sent_as_it_is(u))
 		window_check(nc, BACKEND_Q_GATHER, shards);
 }
 
-static void on_gathered(struct comm_op *op, int status);
+static void full_on_gathered(struct comm_op *op, int status);
 
 /* Each device sends its shards as they are, or what it has cast of them, which lies where
  * it belongs already. */
-static void all_gather(struct cast *cast, struct node_comm *nc, bool frozen)
+static void full_all_gather(struct cast *cast, struct node_comm *nc, bool frozen)
 {
 	struct unit *u = cast->unit;
-	enum dtype dtype = compute_dtype(cast);
+	enum dtype dtype = full_compute_dtype(cast);
 	uint64_t trained = unit_part_elements(u);
 	uint64_t count = frozen ? unit_frozen_elements(u) : trained;
 	const void *send[NODE_MAX_DEVICES];
 	void *recv[NODE_MAX_DEVICES];
 
 	for (unsigned d = 0; d < u->n_parts; d++) {
-		char *to = region_addr(together(cast, d));
+		char *to = region_addr(full_together(cast, d));
 
 		recv[d] = to + (frozen ? trained * u->spread : 0) * dtype_size(dtype);
-		send[d] = is_sent_as_it_is(u)
+		send[d] = full_is_sent_as_it_is(u)
 				  ? (char *)optim_at(&u->parts[d].params, frozen ? trained : 0)
 				  : (char *)recv[d] + d * count * dtype_size(dtype);
 	}
-	cast->comm_op.done = on_gathered;
+	cast->comm_op.done = full_on_gathered;
 	comm_all_gather(nc->comm[BACKEND_Q_GATHER], &cast->comm_op, send, recv, count, dtype);
 }
 
 /* The next all-gather of those that there are, or what follows. */
-static void between_devices(struct cast *cast)
+static void full_between_devices(struct cast *cast)
 {
 	struct unit *u = cast->unit;
 	struct node_comm *nc = cast->job->groups[u->rec->group]->nc;
 
 	if (nc->state != COMM_READY) { /* it broke while the shards were cast */
-		cast_end(cast, ENGINE_E_ABORTED);
+		full_cast_end(cast, ENGINE_E_ABORTED);
 		return;
 	}
 	if (cast->gathered == 0 && !unit_part_elements(u))
@@ -341,42 +342,42 @@ static void between_devices(struct cast *cast)
 	if (cast->gathered == 1 && !unit_frozen_elements(u))
 		cast->gathered++;
 	if (cast->gathered < 2)
-		all_gather(cast, nc, cast->gathered == 1);
+		full_all_gather(cast, nc, cast->gathered == 1);
 	else if (unit_is_packed(u))
-		unpack(cast);
+		full_unpack(cast);
 	else
-		finish(cast);
+		full_finish(cast);
 }
 
-static void on_gathered(struct comm_op *op, int status)
+static void full_on_gathered(struct comm_op *op, int status)
 {
 	struct cast *cast = CONTAINER_OF(op, struct cast, comm_op);
 
 	cast->gathered++;
 	if (status)
-		cast_end(cast, status);
+		full_cast_end(cast, status);
 	else
-		between_devices(cast);
+		full_between_devices(cast);
 }
 
-static void begin_between(struct cast *cast)
+static void full_begin_between(struct cast *cast)
 {
 	struct unit *u = cast->unit;
 	struct node_comm *nc = cast->job->groups[u->rec->group]->nc;
 
 	if (u->spread < u->n_parts) { /* each device has all of it */
-		finish(cast);
+		full_finish(cast);
 		return;
 	}
 	if (u->n_parts > 1 && nc->state == COMM_READY) {
 		cast->breaks = nc->breaks;
 		queue_task_watch(&cast->between, nc, cast->deadline_us);
-		check_windows(cast, nc);
+		full_check_windows(cast, nc);
 	}
-	between_devices(cast);
+	full_between_devices(cast);
 }
 
-static void on_cast(struct backend_task *task, int status)
+static void full_on_cast(struct backend_task *task, int status)
 {
 	struct cast *cast = CONTAINER_OF(task, struct cast_part, queue.task)->cast;
 
@@ -384,20 +385,20 @@ static void on_cast(struct backend_task *task, int status)
 	if (--cast->pending)
 		return;
 	if (cast->status)
-		cast_end(cast, cast->status);
+		full_cast_end(cast, cast->status);
 	else
-		begin_between(cast);
+		full_begin_between(cast);
 }
 
 /* @n elements from @from of the part's parameters to @to of the copy. */
-static void cast_kop(struct cast *cast, unsigned d, uint64_t to, uint64_t from, uint64_t n)
+static void full_cast_kop(struct cast *cast, unsigned d, uint64_t to, uint64_t from, uint64_t n)
 {
 	struct cast_part *p = &cast->parts[d];
-	enum dtype dtype = compute_dtype(cast);
+	enum dtype dtype = full_compute_dtype(cast);
 	struct kop *kop = &p->kops[p->queue.task.n_kops];
-	char *dst = region_addr(together(cast, d));
+	char *dst = region_addr(full_together(cast, d));
 
-	if (!n || is_sent_as_it_is(cast->unit))
+	if (!n || full_is_sent_as_it_is(cast->unit))
 		return;
 	*kop = (struct kop){ .kind = KOP_CAST, .n = n };
 	kop->cast = (struct k_cast){ .dst = dst + to * dtype_size(dtype),
@@ -408,7 +409,7 @@ static void cast_kop(struct cast *cast, unsigned d, uint64_t to, uint64_t from, 
 }
 
 /* Padding that is handed out is cast too. */
-static void cast_part(struct cast *cast, unsigned d)
+static void full_cast_part(struct cast *cast, unsigned d)
 {
 	struct unit *u = cast->unit;
 	struct unit_part *p = &u->parts[d];
@@ -418,14 +419,14 @@ static void cast_part(struct cast *cast, unsigned d)
 
 	part->queue.task = (struct backend_task){ .kops = part->kops,
 						  .queue = BACKEND_Q_GATHER,
-						  .done = on_cast };
-	cast_kop(cast, d, p->begin, 0, padded ? trained : p->n);
-	cast_kop(cast, d, trained * u->spread + frozen * (d % u->spread), trained, frozen);
+						  .done = full_on_cast };
+	full_cast_kop(cast, d, p->begin, 0, padded ? trained : p->n);
+	full_cast_kop(cast, d, trained * u->spread + frozen * (d % u->spread), trained, frozen);
 	queue_task_submit(&part->queue, p->device->backend, cast->deadline_us);
 }
 
 /* Streams that may still read what was in this memory before. */
-static int take_reads(struct cast *cast, unsigned d)
+static int full_take_reads(struct cast *cast, unsigned d)
 {
 	struct unit_part *p = &cast->unit->parts[d];
 	struct reads *stray = &cast->job->stray[p->device->index];
@@ -437,7 +438,7 @@ static int take_reads(struct cast *cast, unsigned d)
 	return 0;
 }
 
-static void forget_reads(struct cast *cast)
+static void full_forget_reads(struct cast *cast)
 {
 	for (unsigned d = 0; d < cast->unit->n_parts; d++) {
 		struct unit_part *p = &cast->unit->parts[d];
@@ -448,7 +449,7 @@ static void forget_reads(struct cast *cast)
 }
 
 /* Return: NULL without memory. */
-static struct cast *cast_new(struct job *job, struct unit *u, uint64_t deadline_us)
+static struct cast *full_cast_new(struct job *job, struct unit *u, uint64_t deadline_us)
 {
 	struct cast *cast = calloc(1, sizeof(*cast) + u->n_parts * sizeof(cast->parts[0]));
 	int r = 0;
@@ -466,19 +467,19 @@ static struct cast *cast_new(struct job *job, struct unit *u, uint64_t deadline_
 		queue_task_init(&cast->parts[d].queue, cast->job);
 	}
 	for (unsigned d = 0; r == 0 && d < u->n_parts; d++)
-		r = take_reads(cast, d);
+		r = full_take_reads(cast, d);
 	for (unsigned d = 0; r == 0 && unit_is_packed(u) && d < u->n_parts; d++) {
 		cast->parts[d].unpack = calloc(u->rec->n_tensors, sizeof(struct kop));
 		r = cast->parts[d].unpack ? 0 : -ENOMEM;
 	}
 	if (r == 0)
 		return cast;
-	cast_free(cast);
+	full_cast_free(cast);
 	return NULL;
 }
 
 /* Memory in which the parts are brought together, on every device. Return: as pool_take. */
-static int stage(struct cast *cast)
+static int full_stage(struct cast *cast)
 {
 	struct unit *u = cast->unit;
 	uint64_t bytes = unit_full_room(u);
@@ -496,11 +497,11 @@ static int stage(struct cast *cast)
 }
 
 /* The first thing that is done: it may be the last thing that the op sees. */
-static void enter(struct cast *cast, struct op *op)
+static void full_enter(struct cast *cast, struct op *op)
 {
 	struct unit *u = cast->unit;
 
-	forget_reads(cast);
+	full_forget_reads(cast);
 	u->casting = true;
 	cast->job->casts++;
 	cast->job->running++;
@@ -526,23 +527,23 @@ int full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struct op 
 	if (r)
 		return r;
 	list_unlink(&u->idle);
-	r = take_full(job, u, op);
+	r = full_take_full(job, u, op);
 	if (r == SLAB_E_LATER)
 		return NODE_E_LATER;
-	cast = r ? NULL : cast_new(job, u, deadline_us);
+	cast = r ? NULL : full_cast_new(job, u, deadline_us);
 	if (!r)
-		r = cast ? stage(cast) : -ENOMEM;
+		r = cast ? full_stage(cast) : -ENOMEM;
 	if (r) {
 		if (cast)
-			cast_free(cast);
+			full_cast_free(cast);
 		if (!u->gathered_ranks)
 			job_give_full(job, u);
 		return r == SLAB_E_LATER
 			       ? NODE_E_LATER
 			       : op_memory_fault(job, r, unit_full_room(u), "a gathered unit", f);
 	}
-	enter(cast, op);
+	full_enter(cast, op);
 	for (unsigned d = 0; d < u->n_parts; d++)
-		cast_part(cast, d);
+		full_cast_part(cast, d);
 	return 0;
 }

@@ -12,7 +12,7 @@ enum unit_reshard hold_reshard(const struct op *op)
 }
 
 /* Is another rank still to come to where this one has been, or is this unit what comes next? */
-static bool is_wanted(const struct job *job, const struct unit *u, uint32_t uses)
+static bool hold_is_wanted(const struct job *job, const struct unit *u, uint32_t uses)
 {
 	const struct group *g = job->groups[u->rec->group];
 
@@ -34,7 +34,7 @@ void hold_let_go(struct member *m, struct unit *u)
 		return;
 	mu->held = false;
 	mu->uses++;
-	u->drop = !is_wanted(m->job, u, mu->uses);
+	u->drop = !hold_is_wanted(m->job, u, mu->uses);
 	member_released(m, u, mu);
 	job_unit_released(m->job, u);
 }

@@ -46,12 +46,12 @@ struct work {
 	const void *inputs[];
 };
 
-static struct work *work_of(const struct coll *c)
+static struct work *op_ddp_bucket_work_of(const struct coll *c)
 {
 	return c->work;
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_ddp_bucket_check(struct op *op, struct fault *f)
 {
 	const struct ddp *d = op->args.ddp.d;
 
@@ -72,7 +72,7 @@ static int check(struct op *op, struct fault *f)
 /* Its units are to no other op meanwhile: what that does, a step before all, could take their
  * gradients away. Passes come after a reduction for the state it leaves, and this leaves none.
  * Another bucket of the group is behind this one on all ranks. */
-static bool meets(const struct op *op, const struct op *other)
+static bool op_ddp_bucket_meets(const struct op *op, const struct op *other)
 {
 	const struct ddp *d = op->args.ddp.d;
 	const struct ddp_buckets *b = &d->layouts[op->args.ddp.layout];
@@ -90,25 +90,26 @@ static bool meets(const struct op *op, const struct op *other)
 /* -------------------------------------------------------------- what it has */
 
 /* A surrogate's rank has no pass. */
-static bool uses(const struct coll *c, uint32_t i, uint32_t tensor)
+static bool op_ddp_bucket_uses(const struct coll *c, uint32_t i, uint32_t tensor)
 {
-	return !(work_of(c)->d->ranks[i].flags[tensor] & DDP_UNUSED);
+	return !(op_ddp_bucket_work_of(c)->d->ranks[i].flags[tensor] & DDP_UNUSED);
 }
 
-static bool is_touched(const struct coll *c, uint32_t tensor)
+static bool op_ddp_bucket_is_touched(const struct coll *c, uint32_t tensor)
 {
 	for (uint32_t i = 0; i < c->n; i++)
-		if (work_of(c)->base[i] && uses(c, i, tensor))
+		if (op_ddp_bucket_work_of(c)->base[i] && op_ddp_bucket_uses(c, i, tensor))
 			return true;
 	return false;
 }
 
-static bool gives_zeros(const struct coll *c, uint32_t i, uint32_t tensor)
+static bool op_ddp_bucket_gives_zeros(const struct coll *c, uint32_t i, uint32_t tensor)
 {
-	return !work_of(c)->base[i] || work_of(c)->d->ranks[i].flags[tensor] & DDP_ZERO;
+	return !op_ddp_bucket_work_of(c)->base[i] ||
+	       op_ddp_bucket_work_of(c)->d->ranks[i].flags[tensor] & DDP_ZERO;
 }
 
-static uint64_t offset_of(const struct work *w, uint32_t tensor)
+static uint64_t op_ddp_bucket_offset_of(const struct work *w, uint32_t tensor)
 {
 	uint32_t first = w->b->tensors[w->b->begin[w->bucket]];
 
@@ -116,47 +117,49 @@ static uint64_t offset_of(const struct work *w, uint32_t tensor)
 	return (w->b->offset[tensor] - w->b->offset[first]) / w->size;
 }
 
-static bool joins(const struct coll *c, const struct piece *p, uint32_t tensor)
+static bool op_ddp_bucket_joins(const struct coll *c, const struct piece *p, uint32_t tensor)
 {
-	const struct work *w = work_of(c);
+	const struct work *w = op_ddp_bucket_work_of(c);
 	const struct ddp_tensor *t = &w->d->tensors[tensor];
 
-	if (t->unit != w->d->tensors[p->tensor].unit || offset_of(w, tensor) != p->off + p->n ||
+	if (t->unit != w->d->tensors[p->tensor].unit ||
+	    op_ddp_bucket_offset_of(w, tensor) != p->off + p->n ||
 	    ddp_run(w->d, 0, tensor).at != p->at + p->n)
 		return false;
 	for (uint32_t i = 0; i < c->n; i++)
-		if (gives_zeros(c, i, tensor) != gives_zeros(c, i, p->tensor))
+		if (op_ddp_bucket_gives_zeros(c, i, tensor) !=
+		    op_ddp_bucket_gives_zeros(c, i, p->tensor))
 			return false;
 	return true;
 }
 
-static void add_pieces(struct coll *c)
+static void op_ddp_bucket_add_pieces(struct coll *c)
 {
-	struct work *w = work_of(c);
+	struct work *w = op_ddp_bucket_work_of(c);
 
 	for (uint32_t j = w->b->begin[w->bucket]; j < w->b->begin[w->bucket + 1]; j++) {
 		uint32_t i = w->b->tensors[j];
 		uint64_t n = w->d->tensors[i].elements;
 		struct piece *p = w->n_pieces ? &w->pieces[w->n_pieces - 1] : NULL;
 
-		if (!is_touched(c, i))
+		if (!op_ddp_bucket_is_touched(c, i))
 			continue;
-		if (p && joins(c, p, i))
+		if (p && op_ddp_bucket_joins(c, p, i))
 			p->n += n;
 		else
-			w->pieces[w->n_pieces++] =
-				(struct piece){ offset_of(w, i), n, i, ddp_run(w->d, 0, i).at };
+			w->pieces[w->n_pieces++] = (struct piece){ op_ddp_bucket_offset_of(w, i), n,
+								   i, ddp_run(w->d, 0, i).at };
 	}
 	for (uint32_t k = 0; k < w->n_pieces; k++)
 		for (uint32_t i = 0; i < c->n; i++)
-			if (gives_zeros(c, i, w->pieces[k].tensor) &&
+			if (op_ddp_bucket_gives_zeros(c, i, w->pieces[k].tensor) &&
 			    w->pieces[k].n * w->size > w->zeros)
 				w->zeros = w->pieces[k].n * w->size;
 }
 
-static struct reduce_plan plan_of(const struct coll *c, uint32_t tensor)
+static struct reduce_plan op_ddp_bucket_plan_of(const struct coll *c, uint32_t tensor)
 {
-	const struct unit *u = work_of(c)->d->tensors[tensor].unit;
+	const struct unit *u = op_ddp_bucket_work_of(c)->d->tensors[tensor].unit;
 	struct reduce_setting s = reduce_setting_now(u, coll_divide_by(c), reduce_device_of(u));
 	struct reduce_plan plan;
 
@@ -165,15 +168,15 @@ static struct reduce_plan plan_of(const struct coll *c, uint32_t tensor)
 }
 
 /* Addresses are noted at the start: the ops hold their buffers until it ends. */
-static int begin_work(struct coll *c)
+static int op_ddp_bucket_begin_work(struct coll *c)
 {
 	const struct op *op = c->ops[0];
 	const struct ddp_buckets *b = &op->args.ddp.d->layouts[op->args.ddp.layout];
 	uint32_t bucket = op->args.ddp.bucket, first = b->tensors[b->begin[bucket]];
 	size_t n = b->begin[bucket + 1] - b->begin[bucket];
-	size_t inputs = n * (c->n + 2 * (size_t)c->n_parts);
-	struct work *w = calloc(1, sizeof(*w) + inputs * sizeof(void *) + c->n * sizeof(char *) +
-					   n * sizeof(struct piece));
+	size_t op_ddp_bucket_inputs = n * (c->n + 2 * (size_t)c->n_parts);
+	struct work *w = calloc(1, sizeof(*w) + op_ddp_bucket_inputs * sizeof(void *) +
+					   c->n * sizeof(char *) + n * sizeof(struct piece));
 
 	if (!w)
 		return -ENOMEM;
@@ -184,9 +187,9 @@ static int begin_work(struct coll *c)
 	w->arriving = b->begin[bucket];
 	w->dtype = (enum dtype)w->d->tensors[first].unit->rec->gradient_dtype;
 	w->size = dtype_size(w->dtype);
-	w->sum_dtype = plan_of(c, first).sum_dtype; /* of its other units, too */
+	w->sum_dtype = op_ddp_bucket_plan_of(c, first).sum_dtype; /* of its other units, too */
 	w->next = w->inputs;
-	w->base = (char **)(w->inputs + inputs);
+	w->base = (char **)(w->inputs + op_ddp_bucket_inputs);
 	w->pieces = (struct piece *)(w->base + c->n);
 	for (uint32_t i = 0; i < c->n; i++) {
 		const struct member_buffer *mb = c->ops[i]->held;
@@ -196,24 +199,24 @@ static int begin_work(struct coll *c)
 		CHECK(mb); /* taken when it was checked */
 		w->base[i] = (char *)region_addr(&mb->region) + b->offset[first];
 	}
-	add_pieces(c);
+	op_ddp_bucket_add_pieces(c);
 	return 0;
 }
 
 /* -------------------------------------------------------------------- the end */
 
-static void next_unit(struct coll *c);
+static void op_ddp_bucket_next_unit(struct coll *c);
 
-static void unit_arrived(struct coll *c)
+static void op_ddp_bucket_unit_arrived(struct coll *c)
 {
 	backward_reduced(c);
-	next_unit(c);
+	op_ddp_bucket_next_unit(c);
 }
 
 /* Units whose last gradient of the pass is here, one after the other. */
-static void next_unit(struct coll *c)
+static void op_ddp_bucket_next_unit(struct coll *c)
 {
-	struct work *w = work_of(c);
+	struct work *w = op_ddp_bucket_work_of(c);
 	struct ddp *d = c->ops[0]->args.ddp.d;
 
 	while (w->arriving < w->b->begin[w->bucket + 1]) {
@@ -223,7 +226,7 @@ static void next_unit(struct coll *c)
 			continue;
 		c->unit = d->tensors[i].unit;
 		if (backward_is_planned(c)) {
-			backward_arrive(c, unit_arrived);
+			backward_arrive(c, op_ddp_bucket_unit_arrived);
 			return;
 		}
 		backward_reduced(c);
@@ -232,35 +235,36 @@ static void next_unit(struct coll *c)
 	coll_end(c, NULL);
 }
 
-static void done(struct coll *c)
+static void op_ddp_bucket_done(struct coll *c)
 {
-	struct work *w = work_of(c);
+	struct work *w = op_ddp_bucket_work_of(c);
 	bool over = c->ops[0]->m->epoch != c->job->rec->epoch;
 
 	for (uint32_t j = w->b->begin[w->bucket]; j < w->b->begin[w->bucket + 1]; j++) {
 		uint32_t i = w->b->tensors[j];
 		const struct ddp_tensor *t = &w->d->tensors[i];
-		bool touched = is_touched(c, i);
+		bool touched = op_ddp_bucket_is_touched(c, i);
 
 		c->ops[0]->args.ddp.d->untouched[i] = !touched;
 		/* a gradient of an epoch that has ended is of no use to the next one */
 		if (touched && !over)
 			unit_got_gradient(t->unit, t->tensor);
 	}
-	next_unit(c);
+	op_ddp_bucket_next_unit(c);
 }
 
 /* -------------------------------------------------------------------- kernels */
 
-static const void **inputs(struct coll *c, struct coll_part *p, const struct piece *piece)
+static const void **op_ddp_bucket_inputs(struct coll *c, struct coll_part *p,
+					 const struct piece *piece)
 {
-	struct work *w = work_of(c);
+	struct work *w = op_ddp_bucket_work_of(c);
 	const void **in = w->next;
 
 	for (uint32_t k = 0; k < p->n; k++) {
 		uint32_t i = p->members[k];
 
-		*w->next++ = gives_zeros(c, i, piece->tensor)
+		*w->next++ = op_ddp_bucket_gives_zeros(c, i, piece->tensor)
 				     ? region_addr(&p->scratch[1])
 				     : (void *)(w->base[i] + piece->off * w->size);
 	}
@@ -269,37 +273,39 @@ static const void **inputs(struct coll *c, struct coll_part *p, const struct pie
 
 /* What is left alone, but has no gradient either: norms must not see what is there from
  * earlier steps. */
-static void zero_untouched(struct coll *c, unsigned d)
+static void op_ddp_bucket_zero_untouched(struct coll *c, unsigned d)
 {
-	const struct work *w = work_of(c);
+	const struct work *w = op_ddp_bucket_work_of(c);
 
 	for (uint32_t j = w->b->begin[w->bucket]; j < w->b->begin[w->bucket + 1]; j++) {
 		uint32_t i = w->b->tensors[j];
 		const struct ddp_tensor *t = &w->d->tensors[i];
-		const struct unit_run run = ddp_run(w->d, d, i);
+		const struct unit_run op_ddp_bucket_run = ddp_run(w->d, d, i);
 
-		if (run.n && !is_touched(c, i) && unit_lacks_gradient(t->unit, t->tensor))
-			coll_kop(&c->parts[d], KOP_FILL, run.n)->fill =
-				(struct k_fill){ .dst = optim_at(&t->unit->parts[d].grads, run.at),
+		if (op_ddp_bucket_run.n && !op_ddp_bucket_is_touched(c, i) &&
+		    unit_lacks_gradient(t->unit, t->tensor))
+			coll_kop(&c->parts[d], KOP_FILL, op_ddp_bucket_run.n)->fill =
+				(struct k_fill){ .dst = optim_at(&t->unit->parts[d].grads,
+								 op_ddp_bucket_run.at),
 						 .kind = FILL_CONSTANT };
 	}
 }
 
-static size_t tensors_of(const struct work *w)
+static size_t op_ddp_bucket_tensors_of(const struct work *w)
 {
 	return w->b->begin[w->bucket + 1] - w->b->begin[w->bucket];
 }
 
 /* -- one device ---------------------------------------------------------------- */
 
-static float *gradients(const struct work *w, const struct piece *p)
+static float *op_ddp_bucket_gradients(const struct work *w, const struct piece *p)
 {
 	return optim_at(&w->d->tensors[p->tensor].unit->parts[0].grads, p->at);
 }
 
-static void back_to_ranks(struct coll *c)
+static void op_ddp_bucket_back_to_ranks(struct coll *c)
 {
-	struct work *w = work_of(c);
+	struct work *w = op_ddp_bucket_work_of(c);
 
 	if (!coll_need_kops(c, (size_t)w->n_pieces * c->n))
 		return;
@@ -310,53 +316,54 @@ static void back_to_ranks(struct coll *c)
 			if (w->base[i])
 				coll_kop(&c->parts[0], KOP_CAST, p->n)->cast =
 					(struct k_cast){ .dst = w->base[i] + p->off * w->size,
-							 .src = gradients(w, p),
+							 .src = op_ddp_bucket_gradients(w, p),
 							 .dst_dtype = w->dtype,
 							 .src_dtype = DTYPE_FP32 };
 	}
-	coll_kernels(c, done);
+	coll_kernels(c, op_ddp_bucket_done);
 }
 
-static void fold(struct coll *c)
+static void op_ddp_bucket_fold(struct coll *c)
 {
-	struct work *w = work_of(c);
+	struct work *w = op_ddp_bucket_work_of(c);
 
-	if (!coll_need_kops(c, tensors_of(w)))
+	if (!coll_need_kops(c, op_ddp_bucket_tensors_of(w)))
 		return;
 	for (uint32_t k = 0; k < w->n_pieces; k++) {
 		const struct piece *p = &w->pieces[k];
-		struct reduce_plan plan = plan_of(c, p->tensor);
+		struct reduce_plan plan = op_ddp_bucket_plan_of(c, p->tensor);
 
 		coll_kop(&c->parts[0], KOP_REDUCE, p->n)->reduce =
-			(struct k_reduce){ .out = gradients(w, p),
+			(struct k_reduce){ .out = op_ddp_bucket_gradients(w, p),
 					   .out_dtype = DTYPE_FP32,
-					   .in = inputs(c, &c->parts[0], p),
+					   .in = op_ddp_bucket_inputs(c, &c->parts[0], p),
 					   .k = c->n,
 					   .in_dtype = w->dtype,
 					   .pre = plan.pre,
 					   .sum_dtype = plan.sum_dtype,
 					   .post = plan.post };
 	}
-	zero_untouched(c, 0);
-	coll_kernels(c, back_to_ranks);
+	op_ddp_bucket_zero_untouched(c, 0);
+	coll_kernels(c, op_ddp_bucket_back_to_ranks);
 }
 
 /* -- several devices ------------------------------------------------------------ */
 
 /* From element @off on. */
-static void *sums(const struct coll *c, const struct coll_part *p, uint64_t off)
+static void *op_ddp_bucket_sums(const struct coll *c, const struct coll_part *p, uint64_t off)
 {
-	return (char *)region_addr(&p->scratch[0]) + off * dtype_size(work_of(c)->sum_dtype);
+	return (char *)region_addr(&p->scratch[0]) +
+	       off * dtype_size(op_ddp_bucket_work_of(c)->sum_dtype);
 }
 
 /* @n elements of the bucket's sums from @off on, to @out. */
-static void finish_kop(struct coll *c, struct coll_part *p, const struct piece *piece, uint64_t off,
-		       uint64_t n, void *out, enum dtype dtype)
+static void op_ddp_bucket_finish_kop(struct coll *c, struct coll_part *p, const struct piece *piece,
+				     uint64_t off, uint64_t n, void *out, enum dtype dtype)
 {
-	struct work *w = work_of(c);
-	struct reduce_plan plan = plan_of(c, piece->tensor);
+	struct work *w = op_ddp_bucket_work_of(c);
+	struct reduce_plan plan = op_ddp_bucket_plan_of(c, piece->tensor);
 
-	*w->next = sums(c, p, off);
+	*w->next = op_ddp_bucket_sums(c, p, off);
 	coll_kop(p, KOP_REDUCE, n)->reduce = (struct k_reduce){ .out = out,
 								.out_dtype = dtype,
 								.in = w->next++,
@@ -366,20 +373,24 @@ static void finish_kop(struct coll *c, struct coll_part *p, const struct piece *
 								.post = plan.post };
 }
 
-static void finish_part(struct coll *c, unsigned d)
+static void op_ddp_bucket_finish_part(struct coll *c, unsigned d)
 {
-	struct work *w = work_of(c);
+	struct work *w = op_ddp_bucket_work_of(c);
 	struct coll_part *p = &c->parts[d];
 
 	for (uint32_t j = w->b->begin[w->bucket]; j < w->b->begin[w->bucket + 1]; j++) {
 		uint32_t i = w->b->tensors[j];
-		const struct unit_run run = ddp_run(w->d, d, i);
+		const struct unit_run op_ddp_bucket_run = ddp_run(w->d, d, i);
 		struct piece whole = { .tensor = i };
 
-		if (run.n && is_touched(c, i))
-			finish_kop(c, p, &whole, offset_of(w, i) + run.first, run.n,
-				   optim_at(&w->d->tensors[i].unit->parts[d].grads, run.at),
-				   DTYPE_FP32);
+		if (op_ddp_bucket_run.n && op_ddp_bucket_is_touched(c, i))
+			op_ddp_bucket_finish_kop(c, p, &whole,
+						 op_ddp_bucket_offset_of(w, i) +
+							 op_ddp_bucket_run.first,
+						 op_ddp_bucket_run.n,
+						 optim_at(&w->d->tensors[i].unit->parts[d].grads,
+							  op_ddp_bucket_run.at),
+						 DTYPE_FP32);
 	}
 	for (uint32_t k = 0; k < w->n_pieces; k++) {
 		const struct piece *pc = &w->pieces[k];
@@ -390,42 +401,42 @@ static void finish_part(struct coll *c, unsigned d)
 
 			w->next = in; /* the same for all of them */
 			if (base)
-				finish_kop(c, p, pc, pc->off, pc->n, base + pc->off * w->size,
-					   w->dtype);
+				op_ddp_bucket_finish_kop(c, p, pc, pc->off, pc->n,
+							 base + pc->off * w->size, w->dtype);
 		}
 		w->next = in + 1;
 	}
-	zero_untouched(c, d);
+	op_ddp_bucket_zero_untouched(c, d);
 }
 
-static void finish_all(struct coll *c)
+static void op_ddp_bucket_finish_all(struct coll *c)
 {
-	struct work *w = work_of(c);
+	struct work *w = op_ddp_bucket_work_of(c);
 
-	if (!coll_need_kops(c, tensors_of(w) * (c->n + 2)))
+	if (!coll_need_kops(c, op_ddp_bucket_tensors_of(w) * (c->n + 2)))
 		return;
 	w->next = w->inputs;
 	for (unsigned d = 0; d < c->n_parts; d++)
-		finish_part(c, d);
-	coll_kernels(c, done);
+		op_ddp_bucket_finish_part(c, d);
+	coll_kernels(c, op_ddp_bucket_done);
 }
 
-static void to_other_devices(struct coll *c)
+static void op_ddp_bucket_to_other_devices(struct coll *c)
 {
-	struct work *w = work_of(c);
+	struct work *w = op_ddp_bucket_work_of(c);
 	void *data[NODE_MAX_DEVICES];
 
 	if (!coll_can_talk(c))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
-		data[d] = sums(c, &c->parts[d], 0);
-	comm_all_reduce(coll_between(c), coll_comm(c, finish_all), data, w->b->elements[w->bucket],
-			w->sum_dtype, REDUCE_SUM);
+		data[d] = op_ddp_bucket_sums(c, &c->parts[d], 0);
+	comm_all_reduce(coll_between(c), coll_comm(c, op_ddp_bucket_finish_all), data,
+			w->b->elements[w->bucket], w->sum_dtype, REDUCE_SUM);
 }
 
-static void fold_parts(struct coll *c)
+static void op_ddp_bucket_fold_parts(struct coll *c)
 {
-	struct work *w = work_of(c);
+	struct work *w = op_ddp_bucket_work_of(c);
 
 	if (!coll_need_kops(c, w->n_pieces))
 		return;
@@ -433,28 +444,30 @@ static void fold_parts(struct coll *c)
 		struct coll_part *p = &c->parts[d];
 
 		for (uint32_t k = 0; k < w->n_pieces; k++) {
-			struct reduce_plan plan = plan_of(c, w->pieces[k].tensor);
+			struct reduce_plan plan = op_ddp_bucket_plan_of(c, w->pieces[k].tensor);
 
 			coll_kop(p, KOP_REDUCE, w->pieces[k].n)->reduce =
-				(struct k_reduce){ .out = sums(c, p, w->pieces[k].off),
+				(struct k_reduce){ .out = op_ddp_bucket_sums(c, p,
+									     w->pieces[k].off),
 						   .out_dtype = w->sum_dtype,
-						   .in = inputs(c, p, &w->pieces[k]),
+						   .in = op_ddp_bucket_inputs(c, p, &w->pieces[k]),
 						   .k = p->n,
 						   .in_dtype = w->dtype,
 						   .pre = plan.pre,
 						   .sum_dtype = w->sum_dtype };
 		}
 	}
-	coll_kernels(c, to_other_devices);
+	coll_kernels(c, op_ddp_bucket_to_other_devices);
 }
 
 /* ------------------------------------------------------------------ the op */
 
-static void make_zeros(struct coll *c)
+static void op_ddp_bucket_make_zeros(struct coll *c)
 {
-	void (*next)(struct coll * c) = c->n_parts > 1 ? fold_parts : fold;
+	void (*next)(struct coll * c) =
+		c->n_parts > 1 ? op_ddp_bucket_fold_parts : op_ddp_bucket_fold;
 
-	if (!work_of(c)->zeros) {
+	if (!op_ddp_bucket_work_of(c)->zeros) {
 		next(c);
 		return;
 	}
@@ -463,7 +476,7 @@ static void make_zeros(struct coll *c)
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
 
-		coll_kop(p, KOP_FILL, (work_of(c)->zeros + 3) / sizeof(float))->fill =
+		coll_kop(p, KOP_FILL, (op_ddp_bucket_work_of(c)->zeros + 3) / sizeof(float))->fill =
 			(struct k_fill){ .dst = region_addr(&p->scratch[1]),
 					 .kind = FILL_CONSTANT };
 	}
@@ -471,9 +484,9 @@ static void make_zeros(struct coll *c)
 }
 
 /* Return: as backward_prepare. */
-static bool prepare_units(struct coll *c, void (*again)(struct parked *p))
+static bool op_ddp_bucket_prepare_units(struct coll *c, void (*again)(struct parked *p))
 {
-	const struct work *w = work_of(c);
+	const struct work *w = op_ddp_bucket_work_of(c);
 
 	for (uint32_t j = w->b->begin[w->bucket]; j < w->b->begin[w->bucket + 1]; j++) {
 		c->unit = w->d->tensors[w->b->tensors[j]].unit;
@@ -484,36 +497,37 @@ static bool prepare_units(struct coll *c, void (*again)(struct parked *p))
 	return true;
 }
 
-static void start(struct parked *parked)
+static void op_ddp_bucket_start(struct parked *parked)
 {
 	struct coll *c = CONTAINER_OF(parked, struct coll, parked);
 	struct work *w;
 
-	if (coll_overtaken(c, true) || !coll_ready(c, start))
+	if (coll_overtaken(c, true) || !coll_ready(c, op_ddp_bucket_start))
 		return;
-	if (!c->work && begin_work(c) < 0) {
+	if (!c->work && op_ddp_bucket_begin_work(c) < 0) {
 		coll_end_status(c, -ENOMEM);
 		return;
 	}
-	if (!prepare_units(c, start))
+	if (!op_ddp_bucket_prepare_units(c, op_ddp_bucket_start))
 		return;
-	w = work_of(c);
+	w = op_ddp_bucket_work_of(c);
 	if (c->n_parts > 1 &&
-	    !coll_need_scratch(c, 0, w->b->elements[w->bucket] * dtype_size(w->sum_dtype), start))
+	    !coll_need_scratch(c, 0, w->b->elements[w->bucket] * dtype_size(w->sum_dtype),
+			       op_ddp_bucket_start))
 		return;
-	if (w->zeros && !coll_need_scratch(c, 1, w->zeros + sizeof(float), start))
+	if (w->zeros && !coll_need_scratch(c, 1, w->zeros + sizeof(float), op_ddp_bucket_start))
 		return;
-	make_zeros(c);
+	op_ddp_bucket_make_zeros(c);
 }
 
-static void run(struct coll *c)
+static void op_ddp_bucket_run(struct coll *c)
 {
 	/* a prepared step still needs the gradients that this one would overwrite */
-	if (apply_ensure_step(c->job, &c->parked, start))
-		start(&c->parked);
+	if (apply_ensure_step(c->job, &c->parked, op_ddp_bucket_start))
+		op_ddp_bucket_start(&c->parked);
 }
 
-static void surrogate_init(struct op *op)
+static void op_ddp_bucket_surrogate_init(struct op *op)
 {
 	op->args.ddp.rank = &op->args.ddp.d->ranks[op->entry.index];
 }
@@ -522,9 +536,9 @@ const struct op_type op_ddp_bucket = {
 	.name = "DdpBucket",
 	.collective = true,
 	.surrogates = true,
-	.check = check,
-	.run = run,
-	.meets = meets,
+	.check = op_ddp_bucket_check,
+	.run = op_ddp_bucket_run,
+	.meets = op_ddp_bucket_meets,
 	.reads_inputs = true,
-	.surrogate_init = surrogate_init,
+	.surrogate_init = op_ddp_bucket_surrogate_init,
 };

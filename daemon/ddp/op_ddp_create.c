@@ -17,7 +17,8 @@
 typedef Shardd__V1__DdpCreateRequest request;
 
 /* One without rows could never be ready. */
-static int check_sparse(struct job *job, const Shardd__V1__DdpTensor *t, struct fault *f)
+static int op_ddp_create_check_sparse(struct job *job, const Shardd__V1__DdpTensor *t,
+				      struct fault *f)
 {
 	const struct unit *u = job_unit_by_id(job, t->unit);
 	struct fault no_rows = FAULT_NULL;
@@ -26,12 +27,12 @@ static int check_sparse(struct job *job, const Shardd__V1__DdpTensor *t, struct 
 		return fault_set(f, FAULT_INVALID, "sparse",
 				 "sparse names tensor %u of unit %u, which is not there", t->tensor,
 				 t->unit);
-	if (op_sparse_check(u, t->tensor, NULL, 0, &no_rows))
+	if (op_sparse_check_rows(u, t->tensor, NULL, 0, &no_rows))
 		return fault_set(f, FAULT_INVALID, "sparse", "%s", no_rows.text);
 	return 0;
 }
 
-static int check_limits(const request *r, struct fault *f)
+static int op_ddp_create_check_limits(const request *r, struct fault *f)
 {
 	if (r->n_bucket_limits > DDP_MAX_LIMITS)
 		return fault_set(f, FAULT_INVALID, "bucket_limits",
@@ -48,7 +49,7 @@ static int check_limits(const request *r, struct fault *f)
 	return 0;
 }
 
-static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_ddp_create_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const request *r = (const request *)msg;
 
@@ -58,15 +59,15 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 		return fault_set(f, FAULT_INVALID, "units",
 				 "units has %zu entries: 1 to %u are allowed", r->n_units,
 				 op->m->job->n_units);
-	if (check_limits(r, f))
+	if (op_ddp_create_check_limits(r, f))
 		return f->code;
 	for (size_t i = 0; i < r->n_sparse; i++)
-		if (check_sparse(op->m->job, r->sparse[i], f))
+		if (op_ddp_create_check_sparse(op->m->job, r->sparse[i], f))
 			return f->code;
 	return op_take_group(op, r->group, f);
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_ddp_create_check(struct op *op, struct fault *f)
 {
 	if (op_check_not_torn(op, f))
 		return f->code;
@@ -75,7 +76,8 @@ static int check(struct op *op, struct fault *f)
 }
 
 /* Where two lists first differ; SIZE_MAX: nowhere. */
-static size_t first_difference(const uint32_t *a, size_t n_a, const uint32_t *b, size_t n_b)
+static size_t op_ddp_create_first_difference(const uint32_t *a, size_t n_a, const uint32_t *b,
+					     size_t n_b)
 {
 	size_t i = 0;
 
@@ -84,7 +86,7 @@ static size_t first_difference(const uint32_t *a, size_t n_a, const uint32_t *b,
 	return i == n_a && i == n_b ? SIZE_MAX : i;
 }
 
-static const char *unit_name(const struct job *job, const request *r, size_t i)
+static const char *op_ddp_create_unit_name(const struct job *job, const request *r, size_t i)
 {
 	const struct unit *u =
 		i < r->n_units ? job_unit_by_id((struct job *)job, r->units[i]) : NULL;
@@ -92,7 +94,7 @@ static const char *unit_name(const struct job *job, const request *r, size_t i)
 	return u ? u->rec->name : "none";
 }
 
-static bool same_limits(const request *a, const request *b)
+static bool op_ddp_create_same_limits(const request *a, const request *b)
 {
 	if (a->n_bucket_limits != b->n_bucket_limits)
 		return false;
@@ -102,7 +104,7 @@ static bool same_limits(const request *a, const request *b)
 	return true;
 }
 
-static bool same_sparse(const request *a, const request *b)
+static bool op_ddp_create_same_sparse(const request *a, const request *b)
 {
 	if (a->n_sparse != b->n_sparse)
 		return false;
@@ -113,26 +115,28 @@ static bool same_sparse(const request *a, const request *b)
 	return true;
 }
 
-static int compare(const struct coll *c, const struct op *a, const struct op *b, struct fault *f)
+static int op_ddp_create_compare(const struct coll *c, const struct op *a, const struct op *b,
+				 struct fault *f)
 {
 	const request *x = a->args.create, *y = b->args.create;
-	size_t at = first_difference(x->units, x->n_units, y->units, y->n_units);
+	size_t at = op_ddp_create_first_difference(x->units, x->n_units, y->units, y->n_units);
 
 	if (at != SIZE_MAX)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "DdpCreate: units differ at position %zu: rank %u (pid %d) has "
 				 "'%.100s', rank %u (pid %d) '%.100s'",
-				 at, a->m->rank, member_pid(a->m), unit_name(c->job, x, at),
-				 b->m->rank, member_pid(b->m), unit_name(c->job, y, at));
+				 at, a->m->rank, member_pid(a->m),
+				 op_ddp_create_unit_name(c->job, x, at), b->m->rank,
+				 member_pid(b->m), op_ddp_create_unit_name(c->job, y, at));
 	if (x->bucket_bytes != y->bucket_bytes || x->first_bucket_bytes != y->first_bucket_bytes ||
-	    !same_limits(x, y) || x->find_unused != y->find_unused ||
+	    !op_ddp_create_same_limits(x, y) || x->find_unused != y->find_unused ||
 	    x->static_graph != y->static_graph)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "DdpCreate: bucket_bytes, first_bucket_bytes, bucket_limits, "
 				 "find_unused or static_graph of rank %u (pid %d) and rank %u (pid "
 				 "%d) differ",
 				 a->m->rank, member_pid(a->m), b->m->rank, member_pid(b->m));
-	if (!same_sparse(x, y))
+	if (!op_ddp_create_same_sparse(x, y))
 		return fault_set(
 			f, FAULT_STATE, NULL,
 			"DdpCreate: sparse tensors of rank %u (pid %d) and rank %u (pid %d) "
@@ -147,13 +151,13 @@ struct marks {
 	uint8_t *flags;
 };
 
-static void marks_deinit(struct marks *m)
+static void op_ddp_create_marks_deinit(struct marks *m)
 {
 	free(m->begin);
 	free(m->flags);
 }
 
-static int marks_init(struct marks *m, const struct job *job, const request *r)
+static int op_ddp_create_marks_init(struct marks *m, const struct job *job, const request *r)
 {
 	uint32_t n = 0;
 
@@ -168,7 +172,7 @@ static int marks_init(struct marks *m, const struct job *job, const request *r)
 	return m->begin && m->flags ? 0 : -ENOMEM;
 }
 
-static bool is_sparse(const void *arg, uint32_t unit, uint32_t tensor)
+static bool op_ddp_create_is_sparse(const void *arg, uint32_t unit, uint32_t tensor)
 {
 	const struct marks *m = arg;
 
@@ -176,7 +180,7 @@ static bool is_sparse(const void *arg, uint32_t unit, uint32_t tensor)
 }
 
 /* As PyTorch: a small first bucket only if the user has set nothing. */
-static uint64_t first_limit(const request *r)
+static uint64_t op_ddp_create_first_limit(const request *r)
 {
 	if (r->first_bucket_bytes)
 		return r->first_bucket_bytes;
@@ -185,7 +189,7 @@ static uint64_t first_limit(const request *r)
 
 /* What a rank is lent of a unit is noted with the unit, which a rank that is handed views only
  * may never have asked for. */
-static bool know_units(const struct coll *c, const request *r)
+static bool op_ddp_create_know_units(const struct coll *c, const request *r)
 {
 	for (uint32_t i = 0; i < c->n; i++)
 		for (size_t k = 0; k < r->n_units; k++) {
@@ -197,17 +201,17 @@ static bool know_units(const struct coll *c, const request *r)
 	return true;
 }
 
-static void run(struct coll *c)
+static void op_ddp_create_run(struct coll *c)
 {
 	const request *r = c->ops[0]->args.create;
-	_cleanup_(marks_deinit) struct marks marks = { 0 };
-	const uint64_t two[] = { first_limit(r),
+	_cleanup_(op_ddp_create_marks_deinit) struct marks marks = { 0 };
+	const uint64_t two[] = { op_ddp_create_first_limit(r),
 				 r->bucket_bytes ? r->bucket_bytes : BUCKETS_CAP_BYTES };
 	struct ddp_spec spec = {
 		.group = c->group,
 		.units = r->units,
 		.n_units = r->n_units,
-		.is_sparse = is_sparse,
+		.is_sparse = op_ddp_create_is_sparse,
 		.arg = &marks,
 		.limits = r->n_bucket_limits ? r->bucket_limits : two,
 		.n_limits = r->n_bucket_limits ? (unsigned)r->n_bucket_limits : ARRAY_SIZE(two),
@@ -219,8 +223,9 @@ static void run(struct coll *c)
 	struct ddp *d = NULL;
 
 	for (uint32_t i = 1; i < c->n && !f.code; i++)
-		(void)compare(c, c->ops[0], c->ops[i], &f);
-	if (!f.code && (!know_units(c, r) || marks_init(&marks, c->job, r) < 0))
+		(void)op_ddp_create_compare(c, c->ops[0], c->ops[i], &f);
+	if (!f.code &&
+	    (!op_ddp_create_know_units(c, r) || op_ddp_create_marks_init(&marks, c->job, r) < 0))
 		fault_errno(&f, -ENOMEM, "making a ddp");
 	if (!f.code)
 		(void)ddp_new(c->job, &spec, &d, &f);
@@ -229,7 +234,7 @@ static void run(struct coll *c)
 	coll_end(c, &f);
 }
 
-static void encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_ddp_create_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__DdpCreateReply reply = SHARDD__V1__DDP_CREATE_REPLY__INIT;
 
@@ -242,8 +247,8 @@ const struct op_type op_ddp_create = {
 	.name = "DdpCreate",
 	.collective = true,
 	.request = &shardd__v1__ddp_create_request__descriptor,
-	.decode = decode,
-	.check = check,
-	.run = run,
-	.encode = encode,
+	.decode = op_ddp_create_decode,
+	.check = op_ddp_create_check,
+	.run = op_ddp_create_run,
+	.encode = op_ddp_create_encode,
 };

@@ -11,7 +11,7 @@
 #include "op/op_util.h"
 #include "shardd.pb-c.h"
 
-static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_ddp_forward_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__DdpForwardRequest *r = (const Shardd__V1__DdpForwardRequest *)msg;
 
@@ -19,7 +19,7 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 	return op_ddp_take(op, r->ddp, f);
 }
 
-static void enter(struct op *op)
+static void op_ddp_forward_enter(struct op *op)
 {
 	if (ddp_forward(op->args.ddp.rank, &op->args.ddp.layout, &op->fault))
 		return;
@@ -27,22 +27,22 @@ static void enter(struct op *op)
 	op_ddp_follow(op);
 }
 
-static void leave(struct op *op)
+static void op_ddp_forward_leave(struct op *op)
 {
 	if (op->args.ddp.holds)
 		op->args.ddp.rank->moving = false;
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_ddp_forward_check(struct op *op, struct fault *f)
 {
 	return op_check_not_torn(op, f);
 }
 
-static void start(struct op *op);
+static void op_ddp_forward_start(struct op *op);
 
-static void resume(struct parked *p)
+static void op_ddp_forward_resume(struct parked *p)
 {
-	start(CONTAINER_OF(p, struct op, parked));
+	op_ddp_forward_start(CONTAINER_OF(p, struct op, parked));
 }
 
 /* -- moving what is in the old buckets ------------------------------------------ */
@@ -55,7 +55,7 @@ struct move {
 	struct kop kops[];
 };
 
-static struct member_buffer *buffer_of(const struct op *op)
+static struct member_buffer *op_ddp_forward_buffer_of(const struct op *op)
 {
 	uint64_t id = op->args.ddp.rank->buffer;
 
@@ -63,10 +63,10 @@ static struct member_buffer *buffer_of(const struct op *op)
 }
 
 /* It is the rank's from here on; the old one goes. */
-static void finish(struct op *op, struct region *to, int status)
+static void op_ddp_forward_finish(struct op *op, struct region *to, int status)
 {
 	struct ddp_rank *rank = op->args.ddp.rank;
-	struct member_buffer *old = buffer_of(op), *b = NULL;
+	struct member_buffer *old = op_ddp_forward_buffer_of(op), *b = NULL;
 
 	if (!op_told_of_end(op) && status) {
 		fault_errno(&op->fault, status, "moving gradients to new buckets");
@@ -86,7 +86,7 @@ static void finish(struct op *op, struct region *to, int status)
 	op_end(op);
 }
 
-static void on_moved(struct backend_task *task, int status)
+static void op_ddp_forward_on_moved(struct backend_task *task, int status)
 {
 	struct move *mv = CONTAINER_OF(task, struct move, task);
 	struct op *op = mv->op;
@@ -94,12 +94,12 @@ static void on_moved(struct backend_task *task, int status)
 	struct region to = mv->to;
 
 	free(mv);
-	finish(op, &to, status);
+	op_ddp_forward_finish(op, &to, status);
 	job->running--; /* only now: it may have been the last of a deleted job */
 	job_settle(job);
 }
 
-static void move(struct op *op, struct region *to)
+static void op_ddp_forward_move(struct op *op, struct region *to)
 {
 	const struct region *from = &op_hold_buffer(op, op->args.ddp.rank->buffer)->region;
 	const struct ddp *d = op->args.ddp.d;
@@ -108,13 +108,15 @@ static void move(struct op *op, struct region *to)
 	struct move *mv = calloc(1, sizeof(*mv) + d->n * sizeof(mv->kops[0]));
 
 	if (!mv) {
-		finish(op, to, -ENOMEM);
+		op_ddp_forward_finish(op, to, -ENOMEM);
 		return;
 	}
 	mv->op = op;
 	mv->to = *to;
 	mv->note = (struct device_note){ .name = op->type->name, .job = op->m->job };
-	mv->task = (struct backend_task){ .kops = mv->kops, .sync = true, .done = on_moved };
+	mv->task = (struct backend_task){ .kops = mv->kops,
+					  .sync = true,
+					  .done = op_ddp_forward_on_moved };
 	for (uint32_t i = 0; i < d->n; i++) {
 		const struct ddp_tensor *t = &d->tensors[i];
 		size_t size = dtype_size((enum dtype)t->unit->rec->gradient_dtype);
@@ -134,17 +136,17 @@ static void move(struct op *op, struct region *to)
 }
 
 /* The same as before? */
-static bool stays(const struct op *op)
+static bool op_ddp_forward_stays(const struct op *op)
 {
 	const struct ddp_rank *rank = op->args.ddp.rank;
 
 	return !op->args.ddp.d->layouts[0].bytes ||
-	       (buffer_of(op) && rank->layout == op->args.ddp.layout);
+	       (op_ddp_forward_buffer_of(op) && rank->layout == op->args.ddp.layout);
 }
 
-static void stay(struct op *op)
+static void op_ddp_forward_stay(struct op *op)
 {
-	const struct member_buffer *b = buffer_of(op);
+	const struct member_buffer *b = op_ddp_forward_buffer_of(op);
 
 	op_begin_run(op);
 	if (b)
@@ -155,23 +157,23 @@ static void stay(struct op *op)
 	op_end(op);
 }
 
-static void start(struct op *op)
+static void op_ddp_forward_start(struct op *op)
 {
 	uint64_t bytes = op->args.ddp.d->layouts[op->args.ddp.layout].bytes;
-	const struct member_buffer *old = buffer_of(op);
+	const struct member_buffer *old = op_ddp_forward_buffer_of(op);
 	struct region to = REGION_NULL;
 	int r;
 
-	if (stays(op)) {
-		stay(op);
+	if (op_ddp_forward_stays(op)) {
+		op_ddp_forward_stay(op);
 		return;
 	}
-	if (op_wait_for_memory(op, resume))
+	if (op_wait_for_memory(op, op_ddp_forward_resume))
 		return;
 	r = op->m->n_buffers < MEMBER_MAX_BUFFERS ? op_take_memory(op, bytes, &to) : -ENOSPC;
 	if (r == SLAB_E_LATER) {
 		op->state = OP_PARKED;
-		node_wait(op->m->job->node, &op->parked, resume);
+		node_wait(op->m->job->node, &op->parked, op_ddp_forward_resume);
 		return;
 	}
 	op_begin_run(op);
@@ -179,16 +181,16 @@ static void start(struct op *op)
 		op_memory_fault(op->m->job, r, bytes, "buckets of gradients", &op->fault);
 		op_end(op);
 	} else if (old) {
-		move(op, &to);
+		op_ddp_forward_move(op, &to);
 	} else {
-		finish(op, &to, 0);
+		op_ddp_forward_finish(op, &to, 0);
 	}
 }
 
 /* -- the answer ----------------------------------------------------------------- */
 
-static void fill_views(const struct op *op, Shardd__V1__DdpView *views,
-		       Shardd__V1__DdpView **pointers)
+static void op_ddp_forward_fill_views(const struct op *op, Shardd__V1__DdpView *views,
+				      Shardd__V1__DdpView **pointers)
 {
 	const struct ddp *d = op->args.ddp.d;
 	const struct ddp_buckets *b = ddp_buckets_of(op->args.ddp.rank);
@@ -206,7 +208,7 @@ static void fill_views(const struct op *op, Shardd__V1__DdpView *views,
 	}
 }
 
-static void encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_ddp_forward_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__DdpForwardReply reply = SHARDD__V1__DDP_FORWARD_REPLY__INIT;
 	const struct ddp *d = op->args.ddp.d;
@@ -223,7 +225,7 @@ static void encode(const struct op *op, op_reply_cb send, void *ctx)
 	}
 	/* without memory for them the caller sees that they are missing */
 	if (views && pointers && reply.generation != op->args.ddp.known) {
-		fill_views(op, views, pointers);
+		op_ddp_forward_fill_views(op, views, pointers);
 		reply.views = pointers;
 		reply.n_views = d->n;
 	}
@@ -235,10 +237,10 @@ static void encode(const struct op *op, op_reply_cb send, void *ctx)
 const struct op_type op_ddp_forward = {
 	.name = "DdpForward",
 	.request = &shardd__v1__ddp_forward_request__descriptor,
-	.decode = decode,
-	.enter = enter,
-	.leave = leave,
-	.check = check,
-	.start = start,
-	.encode = encode,
+	.decode = op_ddp_forward_decode,
+	.enter = op_ddp_forward_enter,
+	.leave = op_ddp_forward_leave,
+	.check = op_ddp_forward_check,
+	.start = op_ddp_forward_start,
+	.encode = op_ddp_forward_encode,
 };

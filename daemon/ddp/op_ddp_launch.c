@@ -9,7 +9,7 @@
 #include "op/op_run.h"
 #include "reduce/ops.h"
 
-static void on_done(struct op *op, void *userdata)
+static void op_ddp_launch_on_done(struct op *op, void *userdata)
 {
 	struct ddp_rank *rank = userdata;
 
@@ -19,7 +19,7 @@ static void on_done(struct op *op, void *userdata)
 		rank->fault = op->fault;
 }
 
-static void fill_waits(struct op *op, const struct ddp_rank *rank)
+static void op_ddp_launch_fill_waits(struct op *op, const struct ddp_rank *rank)
 {
 	op->group = rank->ddp->group;
 	for (unsigned i = 0; i < rank->n_waits; i++)
@@ -27,7 +27,8 @@ static void fill_waits(struct op *op, const struct ddp_rank *rank)
 }
 
 /* The tensor of the bucket that was just launched, if it is a sparse one. */
-static const struct ddp_tensor *sparse_of(const struct ddp_rank *rank, uint32_t *ret_index)
+static const struct ddp_tensor *op_ddp_launch_sparse_of(const struct ddp_rank *rank,
+							uint32_t *ret_index)
 {
 	const struct ddp_buckets *b = ddp_buckets_of(rank);
 
@@ -35,14 +36,14 @@ static const struct ddp_tensor *sparse_of(const struct ddp_rank *rank, uint32_t 
 	return rank->ddp->tensors[*ret_index].sparse ? &rank->ddp->tensors[*ret_index] : NULL;
 }
 
-static void fill_sparse(struct op *op, void *arg)
+static void op_ddp_launch_fill_sparse(struct op *op, void *arg)
 {
 	const struct op *by = arg;
 	struct ddp_rank *rank = by->args.ddp.rank;
 	uint32_t i;
-	const struct ddp_tensor *t = sparse_of(rank, &i);
+	const struct ddp_tensor *t = op_ddp_launch_sparse_of(rank, &i);
 
-	fill_waits(op, rank);
+	op_ddp_launch_fill_waits(op, rank);
 	op->unit = t->unit;
 	op->touches = TOUCH_GRADS;
 	op->buffer = rank->rows[i].n ? rank->rows[i].buffer : 0;
@@ -54,12 +55,12 @@ static void fill_sparse(struct op *op, void *arg)
 	op->args.sparse.index = i;
 }
 
-static void fill(struct op *op, void *arg)
+static void op_ddp_launch_fill(struct op *op, void *arg)
 {
 	const struct op *by = arg;
 	struct ddp_rank *rank = by->args.ddp.rank;
 
-	fill_waits(op, rank);
+	op_ddp_launch_fill_waits(op, rank);
 	op->touches = TOUCH_GRADS;
 	op->args.ddp.d = rank->ddp;
 	op->args.ddp.rank = rank;
@@ -74,11 +75,12 @@ void op_ddp_launch(struct op *op)
 	uint32_t i;
 
 	while (ddp_launch(rank) >= 0) {
-		bool sparse = sparse_of(rank, &i);
+		bool sparse = op_ddp_launch_sparse_of(rank, &i);
 		const struct op_type *type = sparse ? &op_sparse : &op_ddp_bucket;
 
 		rank->under_way++; /* it may be over when it has begun */
-		if (op_spawn(op, type, sparse ? fill_sparse : fill, op, on_done, rank) == 0)
+		if (op_spawn(op, type, sparse ? op_ddp_launch_fill_sparse : op_ddp_launch_fill, op,
+			     op_ddp_launch_on_done, rank) == 0)
 			continue;
 		rank->under_way--;
 		fault_errno(&rank->fault, -ENOMEM, "launching a bucket");

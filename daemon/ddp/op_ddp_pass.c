@@ -49,12 +49,12 @@ void op_ddp_follow(struct op *op)
 	op->touches |= TOUCH_GRADS | (op->args.ddp.d->in_backward ? TOUCH_PARAMS : 0);
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_ddp_pass_check(struct op *op, struct fault *f)
 {
 	return op_check_not_torn(op, f);
 }
 
-static void end_now(struct op *op)
+static void op_ddp_pass_end_now(struct op *op)
 {
 	op_begin_run(op);
 	op_end(op);
@@ -62,7 +62,7 @@ static void end_now(struct op *op)
 
 /* -------------------------------------------------------------- DdpBackward */
 
-static int backward_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_ddp_pass_backward_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__DdpBackwardRequest *r = (const Shardd__V1__DdpBackwardRequest *)msg;
 
@@ -76,7 +76,7 @@ static int backward_decode(struct op *op, const ProtobufCMessage *msg, struct fa
 	return op_ddp_check_list(op, r->unused_kept, r->n_unused_kept, "unused_kept", f);
 }
 
-static void backward_enter(struct op *op)
+static void op_ddp_pass_backward_enter(struct op *op)
 {
 	struct ddp_rank *rank = op->args.ddp.rank;
 
@@ -86,7 +86,7 @@ static void backward_enter(struct op *op)
 		op_ddp_launch(op); /* a bucket of nothing but unused tensors */
 }
 
-static void backward_encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_ddp_pass_backward_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__DdpBackwardReply reply = SHARDD__V1__DDP_BACKWARD_REPLY__INIT;
 
@@ -96,17 +96,18 @@ static void backward_encode(const struct op *op, op_reply_cb send, void *ctx)
 const struct op_type op_ddp_backward = {
 	.name = "DdpBackward",
 	.request = &shardd__v1__ddp_backward_request__descriptor,
-	.decode = backward_decode,
-	.enter = backward_enter,
-	.check = check,
-	.start = end_now,
-	.encode = backward_encode,
+	.decode = op_ddp_pass_backward_decode,
+	.enter = op_ddp_pass_backward_enter,
+	.check = op_ddp_pass_check,
+	.start = op_ddp_pass_end_now,
+	.encode = op_ddp_pass_backward_encode,
 };
 
 /* ----------------------------------------------------------------- DdpReady */
 
 /* They are needed until the bucket is launched, when the request may be gone. */
-static int take_rows(struct op *op, const Shardd__V1__DdpReadyRequest *r, struct fault *f)
+static int op_ddp_pass_take_rows(struct op *op, const Shardd__V1__DdpReadyRequest *r,
+				 struct fault *f)
 {
 	const Shardd__V1__SparseRows *rows = r->rows;
 	const struct ddp_tensor *t = &op->args.ddp.d->tensors[r->n_tensors ? r->tensors[0] : 0];
@@ -114,7 +115,7 @@ static int take_rows(struct op *op, const Shardd__V1__DdpReadyRequest *r, struct
 	if (r->n_tensors != 1)
 		return fault_set(f, FAULT_INVALID, "rows",
 				 "rows are given for %zu tensors: one is allowed", r->n_tensors);
-	if (op_sparse_check(t->unit, t->tensor, rows->rows, rows->n_rows, f) ||
+	if (op_sparse_check_rows(t->unit, t->tensor, rows->rows, rows->n_rows, f) ||
 	    ddp_rows_copy(op->m->job, rows->rows, rows->n_rows, &op->args.ddp.rows, f))
 		return f->code;
 	op->args.ddp.rows.buffer = rows->buffer;
@@ -123,7 +124,8 @@ static int take_rows(struct op *op, const Shardd__V1__DdpReadyRequest *r, struct
 	return 0;
 }
 
-static int check_rows(struct op *op, const Shardd__V1__DdpReadyRequest *r, struct fault *f)
+static int op_ddp_pass_check_rows(struct op *op, const Shardd__V1__DdpReadyRequest *r,
+				  struct fault *f)
 {
 	const struct ddp *d = op->args.ddp.d;
 	char name[140];
@@ -141,10 +143,10 @@ static int check_rows(struct op *op, const Shardd__V1__DdpReadyRequest *r, struc
 					 "tensor '%s' has no sparse gradient: rows must be absent",
 					 ddp_tensor_name(d, t, name, sizeof(name)));
 	}
-	return r->rows ? take_rows(op, r, f) : 0;
+	return r->rows ? op_ddp_pass_take_rows(op, r, f) : 0;
 }
 
-static int ready_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_ddp_pass_ready_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__DdpReadyRequest *r = (const Shardd__V1__DdpReadyRequest *)msg;
 
@@ -153,10 +155,10 @@ static int ready_decode(struct op *op, const ProtobufCMessage *msg, struct fault
 	if (op_ddp_take(op, r->ddp, f) ||
 	    op_ddp_check_list(op, r->tensors, r->n_tensors, "tensors", f))
 		return f->code;
-	return check_rows(op, r, f);
+	return op_ddp_pass_check_rows(op, r, f);
 }
 
-static void ready_enter(struct op *op)
+static void op_ddp_pass_ready_enter(struct op *op)
 {
 	struct ddp_rank *rank = op->args.ddp.rank;
 
@@ -167,13 +169,13 @@ static void ready_enter(struct op *op)
 		op_ddp_launch(op);
 }
 
-static void ready_leave(struct op *op)
+static void op_ddp_pass_ready_leave(struct op *op)
 {
 	if (op->args.ddp.has_rows)
 		ddp_rows_deinit(op->m->job, &op->args.ddp.rows); /* unless they were taken */
 }
 
-static void ready_encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_ddp_pass_ready_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__DdpReadyReply reply = SHARDD__V1__DDP_READY_REPLY__INIT;
 
@@ -183,22 +185,22 @@ static void ready_encode(const struct op *op, op_reply_cb send, void *ctx)
 const struct op_type op_ddp_ready = {
 	.name = "DdpReady",
 	.request = &shardd__v1__ddp_ready_request__descriptor,
-	.decode = ready_decode,
-	.enter = ready_enter,
-	.leave = ready_leave,
-	.check = check,
-	.start = end_now,
-	.encode = ready_encode,
+	.decode = op_ddp_pass_ready_decode,
+	.enter = op_ddp_pass_ready_enter,
+	.leave = op_ddp_pass_ready_leave,
+	.check = op_ddp_pass_check,
+	.start = op_ddp_pass_end_now,
+	.encode = op_ddp_pass_ready_encode,
 };
 
 /* ---------------------------------------------------------------- DdpFinish */
 
-static int finish_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_ddp_pass_finish_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	return op_ddp_take(op, ((const Shardd__V1__DdpFinishRequest *)msg)->ddp, f);
 }
 
-static void finish_enter(struct op *op)
+static void op_ddp_pass_finish_enter(struct op *op)
 {
 	struct ddp_rank *rank = op->args.ddp.rank;
 
@@ -213,25 +215,25 @@ static void finish_enter(struct op *op)
 	op_ddp_follow(op);
 }
 
-static void finish_leave(struct op *op)
+static void op_ddp_pass_finish_leave(struct op *op)
 {
 	if (op->args.ddp.holds)
 		op->args.ddp.rank->finishing = false;
 }
 
-static void finish_start(struct op *op);
+static void op_ddp_pass_finish_start(struct op *op);
 
-static void finish_resume(struct parked *p)
+static void op_ddp_pass_finish_resume(struct parked *p)
 {
-	finish_start(CONTAINER_OF(p, struct op, parked));
+	op_ddp_pass_finish_start(CONTAINER_OF(p, struct op, parked));
 }
 
 /* Its buckets are ordered by now; without a stream they must have been executed. */
-static void finish_start(struct op *op)
+static void op_ddp_pass_finish_start(struct op *op)
 {
 	struct ddp_rank *rank = op->args.ddp.rank;
 
-	if (op_wait_for_memory(op, finish_resume))
+	if (op_wait_for_memory(op, op_ddp_pass_finish_resume))
 		return;
 	op_begin_run(op);
 	if (rank->fault.code) {
@@ -243,7 +245,7 @@ static void finish_start(struct op *op)
 	op_end(op);
 }
 
-static void finish_encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_ddp_pass_finish_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__DdpFinishReply reply = SHARDD__V1__DDP_FINISH_REPLY__INIT;
 	const struct ddp *d = op->args.ddp.d;
@@ -259,10 +261,10 @@ static void finish_encode(const struct op *op, op_reply_cb send, void *ctx)
 const struct op_type op_ddp_finish = {
 	.name = "DdpFinish",
 	.request = &shardd__v1__ddp_finish_request__descriptor,
-	.decode = finish_decode,
-	.enter = finish_enter,
-	.leave = finish_leave,
-	.check = check,
-	.start = finish_start,
-	.encode = finish_encode,
+	.decode = op_ddp_pass_finish_decode,
+	.enter = op_ddp_pass_finish_enter,
+	.leave = op_ddp_pass_finish_leave,
+	.check = op_ddp_pass_check,
+	.start = op_ddp_pass_finish_start,
+	.encode = op_ddp_pass_finish_encode,
 };

@@ -10,7 +10,7 @@
 #include "op/uneven.h"
 #include "shardd.pb-c.h"
 
-static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_join_uneven_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__JoinUnevenRequest *r = (const Shardd__V1__JoinUnevenRequest *)msg;
 
@@ -20,12 +20,13 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 	return op_take_group(op, r->group, f);
 }
 
-static struct op *join_at(struct list *at)
+static struct op *op_join_uneven_join_at(struct list *at)
 {
 	return CONTAINER_OF(list_entry(at, struct parked, link), struct op, parked);
 }
 
-static int fault_differs(const struct op *first, const char *field, bool value, struct fault *f)
+static int op_join_uneven_fault_differs(const struct op *first, const char *field, bool value,
+					struct fault *f)
 {
 	return fault_set(f, FAULT_STATE, NULL,
 			 "%s is %s here, but rank %u (pid %d) has joined with %s: all ranks say "
@@ -35,7 +36,7 @@ static int fault_differs(const struct op *first, const char *field, bool value, 
 }
 
 /* The optimizer of a rank that has no more inputs steps nothing, but has a share. */
-static int check_own(const struct op *op, struct fault *f)
+static int op_join_uneven_check_own(const struct op *op, struct fault *f)
 {
 	for (unsigned i = 0; i < DDP_MAX; i++) {
 		const struct ddp *d = op->m->job->ddps[i];
@@ -53,23 +54,25 @@ static int check_own(const struct op *op, struct fault *f)
 	return 0;
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_join_uneven_check(struct op *op, struct fault *f)
 {
 	struct list *joins = &op->group->joins;
-	const struct op *first = list_empty(joins) ? NULL : join_at(joins->next);
+	const struct op *first = list_empty(joins) ? NULL : op_join_uneven_join_at(joins->next);
 
-	if (uneven_told(op) || check_own(op, f))
+	if (uneven_told(op) || op_join_uneven_check_own(op, f))
 		return f->code;
 	if (!first)
 		return 0;
 	if (first->args.join.strict != op->args.join.strict)
-		return fault_differs(first, "error_if_uneven", first->args.join.strict, f);
+		return op_join_uneven_fault_differs(first, "error_if_uneven",
+						    first->args.join.strict, f);
 	if (first->args.join.by_active != op->args.join.by_active)
-		return fault_differs(first, "divide_by_active", first->args.join.by_active, f);
+		return op_join_uneven_fault_differs(first, "divide_by_active",
+						    first->args.join.by_active, f);
 	return 0;
 }
 
-static uint32_t joined(const struct group *g)
+static uint32_t op_join_uneven_joined(const struct group *g)
 {
 	uint32_t n = 0;
 
@@ -79,17 +82,17 @@ static uint32_t joined(const struct group *g)
 }
 
 /* Only the end of the epoch or its own deadline resume it otherwise, by ending it. */
-static void never(struct parked *p)
+static void op_join_uneven_never(struct parked *p)
 {
 	(void)p;
 	CHECK(false);
 }
 
 /* Everything before it is over on each of them, so nothing is under way in the group. */
-static void end_all(struct group *g, uint32_t last)
+static void op_join_uneven_end_all(struct group *g, uint32_t last)
 {
 	while (!list_empty(&g->joins)) {
-		struct op *op = join_at(g->joins.next);
+		struct op *op = op_join_uneven_join_at(g->joins.next);
 
 		op_begin_run(op);
 		op->args.join.last = last;
@@ -97,21 +100,21 @@ static void end_all(struct group *g, uint32_t last)
 	}
 }
 
-static void start(struct op *op)
+static void op_join_uneven_start(struct op *op)
 {
 	struct group *g = op->group;
 	uint32_t rank = op->m->rank;
 
-	op_park(op, &g->joins, never);
-	if (joined(g) == group_size(g))
-		end_all(g, rank);
+	op_park(op, &g->joins, op_join_uneven_never);
+	if (op_join_uneven_joined(g) == group_size(g))
+		op_join_uneven_end_all(g, rank);
 	else if (op->args.join.strict)
 		uneven_begin(op);
 	else
 		surrogate_begin(op);
 }
 
-static void encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_join_uneven_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__JoinUnevenReply reply = SHARDD__V1__JOIN_UNEVEN_REPLY__INIT;
 
@@ -123,8 +126,8 @@ static void encode(const struct op *op, op_reply_cb send, void *ctx)
 const struct op_type op_join_uneven = {
 	.name = "JoinUneven",
 	.request = &shardd__v1__join_uneven_request__descriptor,
-	.decode = decode,
-	.check = check,
-	.start = start,
-	.encode = encode,
+	.decode = op_join_uneven_decode,
+	.check = op_join_uneven_check,
+	.start = op_join_uneven_start,
+	.encode = op_join_uneven_encode,
 };

@@ -4,7 +4,7 @@
 #include "op/op.h"
 
 /* Whose parameters may be read now, by nobody's wish? */
-static bool is_possible(const struct member *m, const struct unit *u)
+static bool ahead_is_possible(const struct member *m, const struct unit *u)
 {
 	const struct job *job = m->job;
 	uint32_t index;
@@ -16,29 +16,29 @@ static bool is_possible(const struct member *m, const struct unit *u)
 }
 
 /* Those that somebody waits for come first. */
-static bool is_room(const struct job *job)
+static bool ahead_is_room(const struct job *job)
 {
 	return full_may_begin(job) && list_empty(&job->cast_turns);
 }
 
-static void begin(const struct op *op, struct unit *u)
+static void ahead_begin(const struct op *op, struct unit *u)
 {
 	struct member *m = op->m;
 	struct member_unit *mu = member_unit(m, u);
 	struct fault f = FAULT_NULL;
 
-	if (!mu || unit_is_direct(u) || !is_possible(m, u))
+	if (!mu || unit_is_direct(u) || !ahead_is_possible(m, u))
 		return;
 	mu->expected = true;
 	if (u->casting || u->executing || full_valid(u))
 		return;
-	if (is_room(m->job) && full_begin(m->job, u, op->deadline_us, NULL, &f) == 0)
+	if (ahead_is_room(m->job) && full_begin(m->job, u, op->deadline_us, NULL, &f) == 0)
 		m->ahead.started++;
 	else
 		m->ahead.skipped++;
 }
 
-static prefetch_use use_of(const struct op *op)
+static prefetch_use ahead_use_of(const struct op *op)
 {
 	return prefetch_use_of(op->unit->id, op->args.pass.kind);
 }
@@ -55,7 +55,7 @@ void ahead_asked(struct op *op)
 }
 
 /* A step of which the order is known, or is given: was this what should have been begun? */
-static void count(struct op *op, struct member_unit *mu, bool known)
+static void ahead_count(struct op *op, struct member_unit *mu, bool known)
 {
 	struct member_ahead *a = &op->m->ahead;
 
@@ -76,11 +76,11 @@ void ahead_used(struct op *op)
 	if (op->args.pass.kind)
 		list = mu->ahead[op->args.pass.kind == PASS_KIND_BACKWARD];
 	if (!unit_is_direct(op->unit)) {
-		count(op, mu, known);
-		(void)prefetch_used(&a->learned, use_of(op));
+		ahead_count(op, mu, known);
+		(void)prefetch_used(&a->learned, ahead_use_of(op));
 	}
 	for (uint32_t i = 0; list && i < list->n; i++)
-		begin(op, job_unit_by_id(op->m->job, list->units[i]));
+		ahead_begin(op, job_unit_by_id(op->m->job, list->units[i]));
 	ahead_next(op);
 }
 
@@ -90,5 +90,5 @@ void ahead_next(const struct op *op)
 	prefetch_use next = a->lists ? 0 : prefetch_next(&a->learned);
 
 	if (next)
-		begin(op, job_unit_by_id(op->m->job, prefetch_unit(next)));
+		ahead_begin(op, job_unit_by_id(op->m->job, prefetch_unit(next)));
 }

@@ -17,7 +17,7 @@
 #include "step/backward.h"
 #include "shardd.pb-c.h"
 
-static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_gather_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__GatherRequest *r = (const Shardd__V1__GatherRequest *)msg;
 
@@ -40,7 +40,7 @@ int gather_check(struct op *op, struct fault *f)
 }
 
 /* Hand @place out and count it. @ready: when it is there; 0: now. */
-static void give(struct op *op, struct region place, bool copied, uint64_t ready)
+static void op_gather_give(struct op *op, struct region place, bool copied, uint64_t ready)
 {
 	struct member_unit *mu = member_unit(op->m, op->unit);
 	bool pass = op->type == &op_begin_pass;
@@ -66,16 +66,16 @@ static void give(struct op *op, struct region place, bool copied, uint64_t ready
 }
 
 /* The copy on the device of @op's rank. */
-static void give_full(struct op *op, bool copied)
+static void op_gather_give_full(struct op *op, bool copied)
 {
 	struct unit *u = op->unit;
 	const struct unit_part *p = unit_part_on(u, op->m->device);
 	struct region place = { p->full.slab, p->full.offset, unit_full_bytes(u) };
 
-	give(op, place, copied, u->executing ? p->ready : 0);
+	op_gather_give(op, place, copied, u->executing ? p->ready : 0);
 }
 
-static void gather_fault(struct op *op, int status)
+static void op_gather_gather_fault(struct op *op, int status)
 {
 	const struct node_comm *nc = op->m->job->groups[op->unit->rec->group]->nc;
 
@@ -92,27 +92,27 @@ void gather_answer(struct op *op, int status)
 	bool first = op->state == OP_RUN;
 
 	if (status) {
-		gather_fault(op, status);
+		op_gather_gather_fault(op, status);
 		op_end(op);
 	} else {
-		give_full(op, first);
+		op_gather_give_full(op, first);
 	}
 }
 
-static void resume(struct parked *p);
+static void op_gather_resume(struct parked *p);
 
-static void wait_for_node(struct op *op)
+static void op_gather_wait_for_node(struct op *op)
 {
 	op->state = OP_PARKED;
-	node_wait(op->m->job->node, &op->parked, resume);
+	node_wait(op->m->job->node, &op->parked, op_gather_resume);
 }
 
-static void begin_cast(struct op *op)
+static void op_gather_begin_cast(struct op *op)
 {
 	int r = full_begin(op->m->job, op->unit, op->deadline_us, op, &op->fault);
 
 	if (r == NODE_E_LATER)
-		wait_for_node(op);
+		op_gather_wait_for_node(op);
 	else if (r)
 		op_end(op);
 }
@@ -124,32 +124,32 @@ void gather_start(struct op *op)
 	int r;
 
 	op->state = OP_PARKED;
-	if (!apply_ensure_step(job, &op->parked, resume))
+	if (!apply_ensure_step(job, &op->parked, op_gather_resume))
 		return;
 	ahead_asked(op);
-	r = backward_gather(op, resume);
+	r = backward_gather(op, op_gather_resume);
 	if (r == BACKWARD_WAITS)
 		return;
 	if (r || op_check_not_torn(op, &op->fault)) /* by the step that was applied meanwhile */
 		op_end(op);
 	else if (unit_is_direct(u))
-		give(op, unit_direct_region(u, unit_part_on(u, op->m->device)), false, 0);
+		op_gather_give(op, unit_direct_region(u, unit_part_on(u, op->m->device)), false, 0);
 	else if (u->casting || (u->executing && !op->stream))
-		op_park(op, &u->waiting, resume);
+		op_park(op, &u->waiting, op_gather_resume);
 	else if (full_valid(u))
-		give_full(op, false);
+		op_gather_give_full(op, false);
 	else if (!full_may_begin(job))
-		full_wait_turn(op, resume);
+		full_wait_turn(op, op_gather_resume);
 	else
-		begin_cast(op);
+		op_gather_begin_cast(op);
 }
 
-static void resume(struct parked *p)
+static void op_gather_resume(struct parked *p)
 {
 	gather_start(CONTAINER_OF(p, struct op, parked));
 }
 
-static void encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_gather_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__GatherReply reply = SHARDD__V1__GATHER_REPLY__INIT;
 	Shardd__V1__Placement place;
@@ -165,9 +165,9 @@ static void encode(const struct op *op, op_reply_cb send, void *ctx)
 const struct op_type op_gather = {
 	.name = "Gather",
 	.request = &shardd__v1__gather_request__descriptor,
-	.decode = decode,
+	.decode = op_gather_decode,
 	.check = gather_check,
 	.start = gather_start,
-	.encode = encode,
+	.encode = op_gather_encode,
 	.copied = gather_answer,
 };

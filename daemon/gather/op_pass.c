@@ -14,7 +14,7 @@
 #include "op/op_util.h"
 #include "shardd.pb-c.h"
 
-static int take_pass(struct op *op, uint32_t unit, int pass, struct fault *f)
+static int op_pass_take_pass(struct op *op, uint32_t unit, int pass, struct fault *f)
 {
 	/* after this unit's reductions too: they change the state */
 	op->touches = TOUCH_PARAMS | TOUCH_GRADS;
@@ -27,18 +27,18 @@ static int take_pass(struct op *op, uint32_t unit, int pass, struct fault *f)
 
 /* ------------------------------------------------------------------ BeginPass */
 
-static int decode_begin(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_pass_decode_begin(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__BeginPassRequest *r = (const Shardd__V1__BeginPassRequest *)msg;
 
-	if (take_pass(op, r->unit, (int)r->pass, f))
+	if (op_pass_take_pass(op, r->unit, (int)r->pass, f))
 		return f->code;
 	op->move =
 		op->args.pass.kind == PASS_KIND_FORWARD ? MOVE_BEGIN_FORWARD : MOVE_BEGIN_BACKWARD;
 	return 0;
 }
 
-static void encode_begin(const struct op *op, op_reply_cb send, void *ctx)
+static void op_pass_encode_begin(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__BeginPassReply reply = SHARDD__V1__BEGIN_PASS_REPLY__INIT;
 	Shardd__V1__Placement place;
@@ -51,7 +51,7 @@ static void encode_begin(const struct op *op, op_reply_cb send, void *ctx)
 }
 
 /* Which passes of its ddps the unit has seen when this one begins. */
-static int begin_begin(struct op *op, struct fault *f)
+static int op_pass_begin_begin(struct op *op, struct fault *f)
 {
 	(void)f;
 	if (op->move == MOVE_BEGIN_BACKWARD)
@@ -60,7 +60,7 @@ static int begin_begin(struct op *op, struct fault *f)
 	return 0;
 }
 
-static const char *detail(const struct op *op)
+static const char *op_pass_detail(const struct op *op)
 {
 	return op->args.pass.kind == PASS_KIND_FORWARD ? "(FORWARD)" : "(BACKWARD)";
 }
@@ -68,20 +68,20 @@ static const char *detail(const struct op *op)
 const struct op_type op_begin_pass = {
 	.name = "BeginPass",
 	.request = &shardd__v1__begin_pass_request__descriptor,
-	.decode = decode_begin,
+	.decode = op_pass_decode_begin,
 	.check = gather_check,
 	.start = gather_start,
-	.encode = encode_begin,
-	.begin = begin_begin,
+	.encode = op_pass_encode_begin,
+	.begin = op_pass_begin_begin,
 	.is_pass = true,
-	.detail = detail,
+	.detail = op_pass_detail,
 	.copied = gather_answer,
 };
 
 /* -------------------------------------------------------------------- EndPass */
 
 /* Are there gradients that a pass with sync reduces? */
-static bool is_reduced(const struct op *op)
+static bool op_pass_is_reduced(const struct op *op)
 {
 	const state_unit *rec = op->unit->rec;
 	bool trainable = false;
@@ -92,27 +92,28 @@ static bool is_reduced(const struct op *op)
 }
 
 /* Replicated units may be reduced in buckets, which is known when it is the op's turn. */
-static enum pass_move end_of(const struct op *op)
+static enum pass_move op_pass_end_of(const struct op *op)
 {
 	if (op->args.pass.kind == PASS_KIND_FORWARD)
 		return MOVE_END_FORWARD;
-	return is_reduced(op) && op->unit->rec->strategy != STRATEGY_REPLICATE ? MOVE_END_BACKWARD
-									       : MOVE_END_WITHOUT;
+	return op_pass_is_reduced(op) && op->unit->rec->strategy != STRATEGY_REPLICATE
+		       ? MOVE_END_BACKWARD
+		       : MOVE_END_WITHOUT;
 }
 
-static int decode_end(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_pass_decode_end(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__EndPassRequest *r = (const Shardd__V1__EndPassRequest *)msg;
 
-	if (take_pass(op, r->unit, (int)r->pass, f))
+	if (op_pass_take_pass(op, r->unit, (int)r->pass, f))
 		return f->code;
 	op->args.pass.sync = r->sync;
-	op->move = end_of(op);
+	op->move = op_pass_end_of(op);
 	return 0;
 }
 
 /* Has a ddp got the gradients of this pass, or have they been reduced by another one since? */
-static bool is_in_buckets(const struct op *op, const struct member_unit *mu)
+static bool op_pass_is_in_buckets(const struct op *op, const struct member_unit *mu)
 {
 	const struct job *job = op->m->job;
 
@@ -120,12 +121,12 @@ static bool is_in_buckets(const struct op *op, const struct member_unit *mu)
 	       ddp_unit_passes(job, op->unit, op->m->rank) > mu->ddp_passes;
 }
 
-static int check_end(struct op *op, struct fault *f)
+static int op_pass_check_end(struct op *op, struct fault *f)
 {
 	const struct member_unit *mu = member_unit_find(op->m, op->unit);
 	enum pass_state to;
 
-	if (!is_reduced(op) || is_in_buckets(op, mu))
+	if (!op_pass_is_reduced(op) || op_pass_is_in_buckets(op, mu))
 		return 0;
 	if (!passes_move(mu->pass, MOVE_END_BACKWARD, &to))
 		return guard_refuse(op, MOVE_END_BACKWARD, f);
@@ -138,7 +139,7 @@ static int check_end(struct op *op, struct fault *f)
 }
 
 /* Forward that was computed again inside backward goes on with the same parameters. */
-static bool lets_go(const struct op *op)
+static bool op_pass_lets_go(const struct op *op)
 {
 	const struct member_unit *mu = member_unit_find(op->m, op->unit);
 
@@ -147,7 +148,7 @@ static bool lets_go(const struct op *op)
 			     op->args.pass.sync);
 }
 
-static void start_end(struct op *op)
+static void op_pass_start_end(struct op *op)
 {
 	op_begin_run(op);
 	if (hold_note_reads(op) < 0) {
@@ -156,14 +157,14 @@ static void start_end(struct op *op)
 		return;
 	}
 	/* its parameters change now */
-	if (lets_go(op) || op->unit->due || op->unit->shards_left)
+	if (op_pass_lets_go(op) || op->unit->due || op->unit->shards_left)
 		hold_let_go(op->m, op->unit);
 	op->result.kept = member_unit_find(op->m, op->unit)->held;
 	ahead_next(op);
 	op_end(op);
 }
 
-static void encode_end(const struct op *op, op_reply_cb send, void *ctx)
+static void op_pass_encode_end(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__EndPassReply reply = SHARDD__V1__END_PASS_REPLY__INIT;
 
@@ -174,10 +175,10 @@ static void encode_end(const struct op *op, op_reply_cb send, void *ctx)
 const struct op_type op_end_pass = {
 	.name = "EndPass",
 	.request = &shardd__v1__end_pass_request__descriptor,
-	.decode = decode_end,
-	.check = check_end,
-	.start = start_end,
-	.encode = encode_end,
+	.decode = op_pass_decode_end,
+	.check = op_pass_check_end,
+	.start = op_pass_start_end,
+	.encode = op_pass_encode_end,
 	.is_pass = true,
-	.detail = detail,
+	.detail = op_pass_detail,
 };

@@ -12,12 +12,12 @@
 #include "op/op_util.h"
 #include "shardd.pb-c.h"
 
-static struct unit *unit_at(const struct op *op, size_t i)
+static struct unit *op_policy_unit_at(const struct op *op, size_t i)
 {
 	return job_unit_by_id(op->m->job, op->args.policy.units[i]);
 }
 
-static int not_guarded(const struct unit *u, const char *field, struct fault *f)
+static int op_policy_not_guarded(const struct unit *u, const char *field, struct fault *f)
 {
 	return fault_set(f, FAULT_INVALID, field,
 			 "unit '%.100s' is not guarded: units with guarded are allowed",
@@ -25,7 +25,7 @@ static int not_guarded(const struct unit *u, const char *field, struct fault *f)
 }
 
 /* The request's units, all of which must be there. */
-static int take_units(struct op *op, const uint32_t *units, size_t n, struct fault *f)
+static int op_policy_take_units(struct op *op, const uint32_t *units, size_t n, struct fault *f)
 {
 	op->args.policy.units = malloc(n * sizeof(*units));
 	if (!op->args.policy.units)
@@ -33,21 +33,21 @@ static int take_units(struct op *op, const uint32_t *units, size_t n, struct fau
 	memcpy(op->args.policy.units, units, n * sizeof(*units));
 	op->args.policy.n = n;
 	for (size_t i = 0; i < n; i++)
-		if (!unit_at(op, i))
+		if (!op_policy_unit_at(op, i))
 			return fault_set(f, FAULT_NOT_FOUND, "units",
 					 "there is no unit %u in job '%s': it has 1 to %u",
 					 units[i], op->m->job->rec->name, op->m->job->n_units);
 	return 0;
 }
 
-static void forget(struct op *op)
+static void op_policy_forget(struct op *op)
 {
 	free(op->args.policy.units);
 }
 
 /* ----------------------------------------------------------------- SetReshard */
 
-static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_policy_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__SetReshardRequest *r = (const Shardd__V1__SetReshardRequest *)msg;
 
@@ -62,31 +62,32 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 		return fault_set(f, FAULT_INVALID, "units",
 				 "units has %zu entries: 1 to the job's %u units are allowed",
 				 r->n_units, op->m->job->n_units);
-	if (take_units(op, r->units, r->n_units, f))
+	if (op_policy_take_units(op, r->units, r->n_units, f))
 		return f->code;
 	for (size_t i = 0; i < r->n_units; i++)
-		if (!unit_at(op, i)->rec->guarded)
-			return not_guarded(unit_at(op, i), "units", f);
+		if (!op_policy_unit_at(op, i)->rec->guarded)
+			return op_policy_not_guarded(op_policy_unit_at(op, i), "units", f);
 	return 0;
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_policy_check(struct op *op, struct fault *f)
 {
 	for (size_t i = 0; i < op->args.policy.n; i++)
-		if (!member_unit(op->m, unit_at(op, i)))
+		if (!member_unit(op->m, op_policy_unit_at(op, i)))
 			return fault_errno(f, -ENOMEM, "setting a policy");
 	return 0;
 }
 
-static void start(struct op *op)
+static void op_policy_start(struct op *op)
 {
 	op_begin_run(op);
 	for (size_t i = 0; i < op->args.policy.n; i++)
-		member_unit_find(op->m, unit_at(op, i))->reshard = (uint8_t)op->args.policy.reshard;
+		member_unit_find(op->m, op_policy_unit_at(op, i))->reshard =
+			(uint8_t)op->args.policy.reshard;
 	op_end(op);
 }
 
-static void encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_policy_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__SetReshardReply reply = SHARDD__V1__SET_RESHARD_REPLY__INIT;
 
@@ -96,16 +97,16 @@ static void encode(const struct op *op, op_reply_cb send, void *ctx)
 const struct op_type op_set_reshard = {
 	.name = "SetReshard",
 	.request = &shardd__v1__set_reshard_request__descriptor,
-	.decode = decode,
-	.check = check,
-	.start = start,
-	.encode = encode,
-	.forget = forget,
+	.decode = op_policy_decode,
+	.check = op_policy_check,
+	.start = op_policy_start,
+	.encode = op_policy_encode,
+	.forget = op_policy_forget,
 };
 
 /* ---------------------------------------------------------------- SetPrefetch */
 
-static int decode_prefetch(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_policy_decode_prefetch(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__SetPrefetchRequest *r = (const Shardd__V1__SetPrefetchRequest *)msg;
 
@@ -117,22 +118,22 @@ static int decode_prefetch(struct op *op, const ProtobufCMessage *msg, struct fa
 	if (op_take_unit(op, r->unit, f))
 		return f->code;
 	if (!op->unit->rec->guarded)
-		return not_guarded(op->unit, "unit", f);
+		return op_policy_not_guarded(op->unit, "unit", f);
 	if (r->n_units > MEMBER_MAX_AHEAD)
 		return fault_set(f, FAULT_INVALID, "units",
 				 "units has %zu entries: up to %u are allowed", r->n_units,
 				 MEMBER_MAX_AHEAD);
-	return r->n_units ? take_units(op, r->units, r->n_units, f) : 0;
+	return r->n_units ? op_policy_take_units(op, r->units, r->n_units, f) : 0;
 }
 
-static int check_prefetch(struct op *op, struct fault *f)
+static int op_policy_check_prefetch(struct op *op, struct fault *f)
 {
 	(void)op;
 	(void)f;
 	return 0;
 }
 
-static void start_prefetch(struct op *op)
+static void op_policy_start_prefetch(struct op *op)
 {
 	struct member_unit *mu = member_unit(op->m, op->unit);
 	int r = -ENOMEM;
@@ -147,7 +148,7 @@ static void start_prefetch(struct op *op)
 	op_end(op);
 }
 
-static void encode_prefetch(const struct op *op, op_reply_cb send, void *ctx)
+static void op_policy_encode_prefetch(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__SetPrefetchReply reply = SHARDD__V1__SET_PREFETCH_REPLY__INIT;
 
@@ -157,9 +158,9 @@ static void encode_prefetch(const struct op *op, op_reply_cb send, void *ctx)
 const struct op_type op_set_prefetch = {
 	.name = "SetPrefetch",
 	.request = &shardd__v1__set_prefetch_request__descriptor,
-	.decode = decode_prefetch,
-	.check = check_prefetch,
-	.start = start_prefetch,
-	.encode = encode_prefetch,
-	.forget = forget,
+	.decode = op_policy_decode_prefetch,
+	.check = op_policy_check_prefetch,
+	.start = op_policy_start_prefetch,
+	.encode = op_policy_encode_prefetch,
+	.forget = op_policy_forget,
 };

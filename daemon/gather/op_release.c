@@ -9,7 +9,7 @@
 #include "step/backward.h"
 #include "shardd.pb-c.h"
 
-static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_release_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__ReleaseRequest *r = (const Shardd__V1__ReleaseRequest *)msg;
 
@@ -17,14 +17,14 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 	return op_take_unit(op, r->unit, f);
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_release_check(struct op *op, struct fault *f)
 {
 	(void)op;
 	(void)f;
 	return 0;
 }
 
-static void start(struct op *op)
+static void op_release_start(struct op *op)
 {
 	struct member_unit *mu = member_unit_find(op->m, op->unit);
 
@@ -43,7 +43,7 @@ static void start(struct op *op)
 	op_end(op);
 }
 
-static void encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_release_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__ReleaseReply reply = SHARDD__V1__RELEASE_REPLY__INIT;
 
@@ -54,8 +54,8 @@ static void encode(const struct op *op, op_reply_cb send, void *ctx)
 const struct op_type op_release = {
 	.name = "Release",
 	.request = &shardd__v1__release_request__descriptor,
-	.decode = decode,
-	.check = check,
-	.start = start,
-	.encode = encode,
+	.decode = op_release_decode,
+	.check = op_release_check,
+	.start = op_release_start,
+	.encode = op_release_encode,
 };

@@ -6,8 +6,8 @@
 
 /* ------------------------------------------------------------------- checks */
 
-static int refuse(const struct op *op, enum pass_move move, const struct unit *u, enum pass_state s,
-		  struct fault *f)
+static int guard_refuse_move(const struct op *op, enum pass_move move, const struct unit *u,
+			     enum pass_state s, struct fault *f)
 {
 	char allowed[160];
 
@@ -18,7 +18,7 @@ static int refuse(const struct op *op, enum pass_move move, const struct unit *u
 			 pass_state_name(s), op->m->rank, allowed);
 }
 
-static int check_unit(const struct op *op, struct fault *f)
+static int guard_check_unit(const struct op *op, struct fault *f)
 {
 	struct unit *u = op->unit;
 	struct member_unit *mu;
@@ -34,16 +34,19 @@ static int check_unit(const struct op *op, struct fault *f)
 	mu = member_unit(op->m, u);
 	if (!mu)
 		return fault_errno(f, -ENOMEM, "entering a pass");
-	return passes_move(mu->pass, op->move, &to) ? 0 : refuse(op, op->move, u, mu->pass, f);
+	return passes_move(mu->pass, op->move, &to)
+		       ? 0
+		       : guard_refuse_move(op, op->move, u, mu->pass, f);
 }
 
-static int check_all(const struct op *op, struct fault *f)
+static int guard_check_all(const struct op *op, struct fault *f)
 {
 	struct member *m = op->m;
 
 	for (uint32_t i = 0; m->in_pass && i < m->n_units; i++)
 		if (m->units[i].pass != PASS_IDLE)
-			return refuse(op, op->move, m->job->units[i], m->units[i].pass, f);
+			return guard_refuse_move(op, op->move, m->job->units[i], m->units[i].pass,
+						 f);
 	return 0;
 }
 
@@ -53,12 +56,12 @@ int guard_check(struct op *op, struct fault *f)
 {
 	if (op->move == MOVE_NONE)
 		return 0;
-	return op->unit ? check_unit(op, f) : check_all(op, f);
+	return op->unit ? guard_check_unit(op, f) : guard_check_all(op, f);
 }
 
 int guard_refuse(const struct op *op, enum pass_move move, struct fault *f)
 {
-	return refuse(op, move, op->unit, member_unit_find(op->m, op->unit)->pass, f);
+	return guard_refuse_move(op, move, op->unit, member_unit_find(op->m, op->unit)->pass, f);
 }
 
 /* A rank that was lost meanwhile is in no pass any more. */

@@ -79,7 +79,7 @@ uint8_t *op_buffer_at(struct op *op, uint64_t offset, uint64_t bytes, struct fau
 }
 
 /* The type's place in the table, so that equal words mean equal ops. */
-static uint64_t type_word(const struct op_type *type)
+static uint64_t op_type_word(const struct op_type *type)
 {
 	uint64_t i = 0;
 
@@ -93,7 +93,7 @@ void op_print(struct op *op, const char *fmt, ...)
 	struct fingerprint *p = &op->entry.print;
 	va_list ap;
 
-	p->words[0] = type_word(op->type);
+	p->words[0] = op_type_word(op->type);
 	p->words[1] = op->unit ? op->unit->id : 0;
 	va_start(ap, fmt);
 	vsnprintf(p->text, sizeof(p->text), fmt, ap);

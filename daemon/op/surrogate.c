@@ -14,14 +14,14 @@
 #include "op/op.h"
 #include "op/op_run.h"
 
-static struct op *next_join(const struct group *g, struct list **at)
+static struct op *surrogate_next_join(const struct group *g, struct list **at)
 {
 	if (*at == &g->joins)
 		return NULL;
 	return CONTAINER_OF(list_entry(*at, struct parked, link), struct op, parked);
 }
 
-static int refuse(struct op *op, const struct op *join)
+static int surrogate_impossible(struct op *op, const struct op *join)
 {
 	return fault_set(
 		&op->fault, FAULT_STATE, NULL,
@@ -30,7 +30,7 @@ static int refuse(struct op *op, const struct op *join)
 		op->type->name, join->m->rank, member_pid(join->m), op->group->rec->name);
 }
 
-static bool is_allowed(const struct op *op)
+static bool surrogate_is_allowed(const struct op *op)
 {
 	return op->type->surrogates &&
 	       (!op->type->surrogate_allowed || op->type->surrogate_allowed(op));
@@ -38,7 +38,7 @@ static bool is_allowed(const struct op *op)
 
 /* Arguments that lie in @op's own memory, for a surrogate to have its own. @ret: NULL: there are none.
  * Return: 0 or -ENOMEM. */
-static int copy_owned(const struct op *op, void **ret)
+static int surrogate_copy_owned(const struct op *op, void **ret)
 {
 	size_t bytes = op->type->surrogate_owned ? op->type->surrogate_owned(op) : 0;
 
@@ -49,12 +49,12 @@ static int copy_owned(const struct op *op, void **ret)
 }
 
 /* Return: the surrogate, or NULL: none was made, and @op fails. */
-static struct op *make(struct op *join, struct op *op)
+static struct op *surrogate_make(struct op *join, struct op *op)
 {
 	struct op *surrogate = NULL;
 	void *owned = NULL;
 
-	if (is_allowed(op) && copy_owned(op, &owned) == 0)
+	if (surrogate_is_allowed(op) && surrogate_copy_owned(op, &owned) == 0)
 		surrogate = op_new_surrogate(join, op);
 	if (surrogate) {
 		join->args.join.surrogates++;
@@ -64,10 +64,10 @@ static struct op *make(struct op *join, struct op *op)
 		return surrogate;
 	}
 	free(owned);
-	if (is_allowed(op))
+	if (surrogate_is_allowed(op))
 		fault_errno(&op->fault, -ENOMEM, "taking part for a rank that has joined");
 	else
-		refuse(op, join);
+		surrogate_impossible(op, join);
 	match_skip(&op->group->match, join->entry.index);
 	return NULL;
 }
@@ -77,22 +77,22 @@ void surrogate_number(struct op *op)
 	struct group *g = op->group;
 	struct op *join;
 
-	for (struct list *at = g->joins.next; (join = next_join(g, &at)); at = at->next)
+	for (struct list *at = g->joins.next; (join = surrogate_next_join(g, &at)); at = at->next)
 		if (g->match.next[join->entry.index] < op->entry.number)
-			(void)make(join, op);
+			(void)surrogate_make(join, op);
 }
 
 void surrogate_skip(struct group *g, uint64_t number)
 {
 	struct op *join;
 
-	for (struct list *at = g->joins.next; (join = next_join(g, &at)); at = at->next)
+	for (struct list *at = g->joins.next; (join = surrogate_next_join(g, &at)); at = at->next)
 		if (g->match.next[join->entry.index] < number)
 			match_skip(&g->match, join->entry.index);
 }
 
 /* In texts it is the one whose ask it repeats. */
-static void stand_in(struct op *surrogate, const struct match_entry *for_whom)
+static void surrogate_stand_in(struct op *surrogate, const struct match_entry *for_whom)
 {
 	surrogate->entry.print = for_whom->print;
 	surrogate->entry.rank = for_whom->rank;
@@ -121,7 +121,7 @@ void surrogate_announce(struct op *op)
 
 		if (!surrogate)
 			continue;
-		stand_in(surrogate, &op->entry);
+		surrogate_stand_in(surrogate, &op->entry);
 		op_announce(surrogate);
 	}
 }
@@ -141,7 +141,7 @@ void surrogate_refuse(struct group *g, uint64_t number, const struct op *op,
 }
 
 /* An op of a peer with that number that is not over. */
-static struct op *peer_at(const struct group *g, uint64_t number)
+static struct op *surrogate_peer_at(const struct group *g, uint64_t number)
 {
 	for (uint32_t i = 0; i < group_size(g); i++) {
 		struct member *m = g->job->ranks[g->rec->ranks[i]];
@@ -158,7 +158,7 @@ static struct op *peer_at(const struct group *g, uint64_t number)
 }
 
 /* What peers have asked for already. */
-static void catch_up(struct op *join)
+static void surrogate_catch_up(struct op *join)
 {
 	struct group *g = join->group;
 	uint32_t index = join->entry.index;
@@ -166,21 +166,21 @@ static void catch_up(struct op *join)
 	while (g->match.next[index] < match_last(&g->match)) {
 		uint64_t number = g->match.next[index] + 1;
 		struct match_slot *slot = match_slot(&g->match, number);
-		struct op *peer = slot && slot->failed ? NULL : peer_at(g, number);
+		struct op *peer = slot && slot->failed ? NULL : surrogate_peer_at(g, number);
 		struct op *surrogate = NULL;
 
 		if (!peer) {
 			match_skip(&g->match, index);
 			continue;
 		}
-		surrogate = make(join, peer);
+		surrogate = surrogate_make(join, peer);
 		if (!surrogate) {
 			op_cancel(peer, peer->fault.code, "");
 			continue;
 		}
 		slot = match_slot(&g->match, number);
 		if (slot && slot->announced) {
-			stand_in(surrogate, slot->first);
+			surrogate_stand_in(surrogate, slot->first);
 			op_announce(surrogate);
 		}
 	}
@@ -188,5 +188,5 @@ static void catch_up(struct op *join)
 
 void surrogate_begin(struct op *join)
 {
-	catch_up(join);
+	surrogate_catch_up(join);
 }

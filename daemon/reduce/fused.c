@@ -33,13 +33,13 @@
 
 /* ----------------------------------------------------------------- whether */
 
-static bool is_last(const struct coll *c)
+static bool fused_is_last(const struct coll *c)
 {
 	return !c->ops[0]->args.reduce.more && !c->ops[0]->args.reduce.defer;
 }
 
 /* By streams that have let go of the shards themselves, and have not come so far. */
-static bool is_still_read(const struct unit *u)
+static bool fused_is_still_read(const struct unit *u)
 {
 	for (unsigned d = 0; unit_is_direct(u) && d < u->n_parts; d++)
 		if (u->parts[d].reads.n)
@@ -47,19 +47,19 @@ static bool is_still_read(const struct unit *u)
 	return unit_is_read(u);
 }
 
-static bool is_possible(const struct coll *c)
+static bool fused_is_possible(const struct coll *c)
 {
 	const struct unit *u = c->unit;
 	const state_optimizer *o = u->rec->optimizer;
 
-	return o->kind != OPTIM_NONE && o->when == OPTIM_IN_BACKWARD && is_last(c) &&
+	return o->kind != OPTIM_NONE && o->when == OPTIM_IN_BACKWARD && fused_is_last(c) &&
 	       !group_plan_holds(c->group) && !u->some_lack && !reduce_leaves_out(c) &&
-	       !is_still_read(u) && !coll_promised(c) && !reduce_batch_takes(c) &&
+	       !fused_is_still_read(u) && !coll_promised(c) && !reduce_batch_takes(c) &&
 	       !(c->n_parts == 1 && c->job->node->engine_for_one);
 }
 
 /* The steps of a part cut its spans into at most so many kops. */
-static size_t most_steps(const struct coll *c)
+static size_t fused_most_steps(const struct coll *c)
 {
 	size_t most = 0;
 
@@ -79,9 +79,9 @@ void fused_plan(struct coll *c)
 	size_t steps;
 
 	c->fused = FUSED_NOT;
-	if (!is_possible(c))
+	if (!fused_is_possible(c))
 		return;
-	steps = most_steps(c);
+	steps = fused_most_steps(c);
 	free(run->steps);
 	run->steps = calloc(steps ? steps : 1, sizeof(*run->steps));
 	if (!run->steps)
@@ -103,7 +103,7 @@ void fused_begin(struct coll *c)
 	c->fused = FUSED_BEGUN;
 }
 
-static bool in_time(const struct coll *c)
+static bool fused_in_time(const struct coll *c)
 {
 	return c->ops[0]->m->epoch == c->job->rec->epoch;
 }
@@ -112,7 +112,7 @@ bool fused_ready(struct coll *c, unsigned d)
 {
 	struct reduce_run *run = c->reduce;
 
-	if (c->fused == FUSED_BEGUN && !in_time(c))
+	if (c->fused == FUSED_BEGUN && !fused_in_time(c))
 		return false;
 	if (c->fused == FUSED_BEGUN)
 		backward_mark(c->job);
@@ -122,7 +122,7 @@ bool fused_ready(struct coll *c, unsigned d)
 	return true;
 }
 
-static struct k_step step_of(const struct kop *kop)
+static struct k_step fused_step_of(const struct kop *kop)
 {
 	struct k_step s = { 0 };
 
@@ -140,7 +140,7 @@ static struct k_step step_of(const struct kop *kop)
 	return s;
 }
 
-static uint64_t begin_of(const struct k_step *s, const struct unit_part *p)
+static uint64_t fused_begin_of(const struct k_step *s, const struct unit_part *p)
 {
 	const float *first = s->kind == K_STEP_ADAMW  ? s->adamw.p
 			     : s->kind == K_STEP_ADAM ? s->adam.p
@@ -156,8 +156,8 @@ void fused_kops(struct coll *c, unsigned d, const struct unit_run *span, const s
 	uint64_t span_end = span->at + span->n;
 
 	for (unsigned i = 0; i < run->n_steps; i++) {
-		const struct k_step step = step_of(&run->steps[i]);
-		uint64_t at = begin_of(&step, &c->unit->parts[d]), end = at + run->steps[i].n;
+		const struct k_step step = fused_step_of(&run->steps[i]);
+		uint64_t at = fused_begin_of(&step, &c->unit->parts[d]), end = at + run->steps[i].n;
 		uint64_t from = at > span->at ? at : span->at;
 
 		end = end < span_end ? end : span_end;
@@ -175,7 +175,7 @@ void fused_kops(struct coll *c, unsigned d, const struct unit_run *span, const s
 void fused_end(struct coll *c)
 {
 	if (c->fused == FUSED_STEPPED)
-		backward_stepped(c->job, c->unit, in_time(c), 0);
+		backward_stepped(c->job, c->unit, fused_in_time(c), 0);
 	else
 		unit_pass_end(c->unit); /* of an epoch that has ended */
 	c->fused = FUSED_NOT;

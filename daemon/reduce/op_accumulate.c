@@ -37,7 +37,7 @@ struct accumulate {
 	bool told;                   /* of when that is over */
 };
 
-static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_accumulate_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__AccumulateRequest *r = (const Shardd__V1__AccumulateRequest *)msg;
 
@@ -45,7 +45,7 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 	return op_take_unit(op, r->unit, f);
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_accumulate_check(struct op *op, struct fault *f)
 {
 	const struct member_unit *mu = member_unit_find(op->m, op->unit);
 
@@ -62,7 +62,7 @@ static int check(struct op *op, struct fault *f)
 
 /* ------------------------------------------------------------------ the end */
 
-static void accumulate_free(struct accumulate *a)
+static void op_accumulate_accumulate_free(struct accumulate *a)
 {
 	if (!a)
 		return;
@@ -71,7 +71,7 @@ static void accumulate_free(struct accumulate *a)
 	free(a);
 }
 
-static void answer(struct accumulate *a, int status)
+static void op_accumulate_answer(struct accumulate *a, int status)
 {
 	struct op *op = STEAL_PTR(a->op);
 
@@ -86,7 +86,7 @@ static void answer(struct accumulate *a, int status)
 
 /* The buffer goes back as soon as the order of the device says when it is read, and the sum is the
  * rank's again, while it is in the epoch. */
-static void give_back(struct accumulate *a)
+static void op_accumulate_give_back(struct accumulate *a)
 {
 	struct member *m = a->m;
 	struct member_unit *mu = member_unit_find(m, a->unit);
@@ -100,29 +100,29 @@ static void give_back(struct accumulate *a)
 	pool_give(&m->pool, &a->sum);
 }
 
-static void finish(struct accumulate *a, int status)
+static void op_accumulate_finish(struct accumulate *a, int status)
 {
 	struct job *job = a->job;
 
 	if (a->op)
-		give_back(a);
+		op_accumulate_give_back(a);
 	if (a->marked && !a->told)
 		member_marked(a->m, 0);
 	if (a->marked)
 		member_executed(a->m);
-	answer(a, status);
-	accumulate_free(a);
+	op_accumulate_answer(a, status);
+	op_accumulate_accumulate_free(a);
 	node_wake(job->node);
 	job->running--; /* only now: those resumed may have been the last of a deleted job */
 	job_settle(job);
 }
 
-static void on_executed(struct backend_task *task, int status)
+static void op_accumulate_on_executed(struct backend_task *task, int status)
 {
-	finish(CONTAINER_OF(task, struct accumulate, queue.task), status);
+	op_accumulate_finish(CONTAINER_OF(task, struct accumulate, queue.task), status);
 }
 
-static void on_issued(struct backend_task *task, int status)
+static void op_accumulate_on_issued(struct backend_task *task, int status)
 {
 	struct accumulate *a = CONTAINER_OF(task, struct accumulate, queue.task);
 
@@ -133,15 +133,15 @@ static void on_issued(struct backend_task *task, int status)
 		return;
 	a->op->result.queue = BACKEND_Q_MAIN;
 	a->op->result.ready = task->ready;
-	give_back(a);
-	answer(a, 0);
+	op_accumulate_give_back(a);
+	op_accumulate_answer(a, 0);
 	node_wake(a->job->node);
 }
 
 /* --------------------------------------------------------------- the kernels */
 
 /* Return: whether there is one. */
-static bool fill_kernel(struct accumulate *a)
+static bool op_accumulate_fill_kernel(struct accumulate *a)
 {
 	const struct unit_part *p = unit_part_on(a->unit, a->m->device);
 	void *to = region_addr(&a->sum);
@@ -156,14 +156,14 @@ static bool fill_kernel(struct accumulate *a)
 }
 
 /* Without a kernel the task is but the place in the order of the device. */
-static void submit(struct accumulate *a, bool kernel)
+static void op_accumulate_submit(struct accumulate *a, bool kernel)
 {
 	a->queue.task = (struct backend_task){ .kops = &a->kop,
 					       .n_kops = kernel,
 					       .queue = BACKEND_Q_MAIN,
 					       .sync = true,
-					       .issued = on_issued,
-					       .done = on_executed };
+					       .issued = op_accumulate_on_issued,
+					       .done = op_accumulate_on_executed };
 	member_will_execute(a->m);
 	a->marked = true;
 	queue_task_submit(&a->queue, a->m->device->backend, a->op->deadline_us);
@@ -172,7 +172,7 @@ static void submit(struct accumulate *a, bool kernel)
 /* ------------------------------------------------------------------- the op */
 
 /* Find, or take, the memory for the sum. Return: 0, or as pool_take. */
-static int place_sum(struct accumulate *a, const struct member_unit *mu)
+static int op_accumulate_place_sum(struct accumulate *a, const struct member_unit *mu)
 {
 	uint64_t bytes = a->unit->layout.elements * dtype_size(a->plan.accumulate_dtype);
 
@@ -183,7 +183,7 @@ static int place_sum(struct accumulate *a, const struct member_unit *mu)
 }
 
 /* The rank's gradient and sum are the accumulation's now. */
-static void take_memory(struct accumulate *a, struct member_unit *mu)
+static void op_accumulate_take_memory(struct accumulate *a, struct member_unit *mu)
 {
 	a->adds = mu->accumulated.slab;
 	a->from = region_addr(&mu->gradient);
@@ -199,7 +199,7 @@ static void take_memory(struct accumulate *a, struct member_unit *mu)
 	}
 }
 
-static struct accumulate *accumulate_new(struct op *op)
+static struct accumulate *op_accumulate_accumulate_new(struct op *op)
 {
 	struct accumulate *a = calloc(1, sizeof(*a));
 
@@ -215,16 +215,16 @@ static struct accumulate *accumulate_new(struct op *op)
 		(struct device_note){ .name = op->type->name, .job = a->job, .unit = op->unit };
 	if (queue_task_wait(&a->queue, op->after, op->n_after) == 0)
 		return a;
-	accumulate_free(a);
+	op_accumulate_accumulate_free(a);
 	return NULL;
 }
 
-static void resume(struct parked *p);
+static void op_accumulate_resume(struct parked *p);
 
-static void refuse(struct op *op, int error)
+static void op_accumulate_refuse(struct op *op, int error)
 {
 	if (error == SLAB_E_LATER) {
-		node_wait(op->m->job->node, &op->parked, resume);
+		node_wait(op->m->job->node, &op->parked, op_accumulate_resume);
 		return;
 	}
 	op_memory_fault(op->m->job, error, unit_gradient_bytes(op->unit), "accumulated gradients",
@@ -232,7 +232,7 @@ static void refuse(struct op *op, int error)
 	op_end(op);
 }
 
-static void start(struct op *op)
+static void op_accumulate_start(struct op *op)
 {
 	struct job *job = op->m->job;
 	struct accumulate *a;
@@ -241,42 +241,42 @@ static void start(struct op *op)
 
 	op->state = OP_PARKED;
 	/* a prepared step takes the gradients that DDP would add */
-	if (!apply_ensure(job, &op->parked, resume))
+	if (!apply_ensure(job, &op->parked, op_accumulate_resume))
 		return;
 	if (op_check_not_torn(op, &op->fault)) { /* by that step */
 		op_end(op);
 		return;
 	}
-	a = accumulate_new(op);
-	r = a ? place_sum(a, member_unit_find(op->m, op->unit)) : -ENOMEM;
+	a = op_accumulate_accumulate_new(op);
+	r = a ? op_accumulate_place_sum(a, member_unit_find(op->m, op->unit)) : -ENOMEM;
 	if (r) {
-		accumulate_free(a);
-		refuse(op, r);
+		op_accumulate_accumulate_free(a);
+		op_accumulate_refuse(op, r);
 		return;
 	}
 	job->running++;
 	op_begin_run(op);
-	take_memory(a, member_unit_find(a->m, a->unit));
-	kernel = fill_kernel(a);
+	op_accumulate_take_memory(a, member_unit_find(a->m, a->unit));
+	kernel = op_accumulate_fill_kernel(a);
 	if (kernel || backend_info(a->m->device->backend)->order != BACKEND_ORDER_NONE)
-		submit(a, kernel);
+		op_accumulate_submit(a, kernel);
 	else
-		finish(a, 0);
+		op_accumulate_finish(a, 0);
 }
 
-static void resume(struct parked *p)
+static void op_accumulate_resume(struct parked *p)
 {
-	start(CONTAINER_OF(p, struct op, parked));
+	op_accumulate_start(CONTAINER_OF(p, struct op, parked));
 }
 
-static void encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_accumulate_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__AccumulateReply reply = SHARDD__V1__ACCUMULATE_REPLY__INIT;
 
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 
-static int begin(struct op *op, struct fault *f)
+static int op_accumulate_begin(struct op *op, struct fault *f)
 {
 	return hold_end_use(op, false, f);
 }
@@ -284,10 +284,10 @@ static int begin(struct op *op, struct fault *f)
 const struct op_type op_accumulate = {
 	.name = "Accumulate",
 	.request = &shardd__v1__accumulate_request__descriptor,
-	.decode = decode,
-	.check = check,
-	.start = start,
-	.encode = encode,
+	.decode = op_accumulate_decode,
+	.check = op_accumulate_check,
+	.start = op_accumulate_start,
+	.encode = op_accumulate_encode,
 	.move = MOVE_ACCUMULATE,
-	.begin = begin,
+	.begin = op_accumulate_begin,
 };

@@ -13,7 +13,7 @@
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 
-static int check_number(double x, const char *field, struct fault *f)
+static int op_factors_check_number(double x, const char *field, struct fault *f)
 {
 	if (isfinite(x) && x >= 0 && x <= UNIT_MAX_FACTOR)
 		return 0;
@@ -21,7 +21,7 @@ static int check_number(double x, const char *field, struct fault *f)
 			 UNIT_MAX_FACTOR);
 }
 
-static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_factors_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__SetFactorsRequest *r = (const Shardd__V1__SetFactorsRequest *)msg;
 
@@ -31,16 +31,17 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 						  .post_divide = r->post_divide,
 						  .divide_factor = r->divide_factor,
 						  .force_sum = r->force_sum };
-	if (op_take_unit(op, r->unit, f) || check_number(r->pre_divide, "pre_divide", f) ||
-	    check_number(r->post_divide, "post_divide", f) ||
-	    check_number(r->divide_factor, "divide_factor", f))
+	if (op_take_unit(op, r->unit, f) ||
+	    op_factors_check_number(r->pre_divide, "pre_divide", f) ||
+	    op_factors_check_number(r->post_divide, "post_divide", f) ||
+	    op_factors_check_number(r->divide_factor, "divide_factor", f))
 		return f->code;
 	op->group = job_group_by_id(op->m->job, op->unit->rec->group);
 	return reduce_resolve_factors(op->unit->rec, group_size(op->group), &op->args.factors, f);
 }
 
 /* Of a guarded unit its state says so too. */
-static int check_between_passes(const struct op *op, struct fault *f)
+static int op_factors_check_between_passes(const struct op *op, struct fault *f)
 {
 	const struct member_unit *mu = member_unit_find(op->m, op->unit);
 	const char *rest = mu && mu->gradient.slab  ? "this rank has asked for its gradient buffer"
@@ -56,7 +57,7 @@ static int check_between_passes(const struct op *op, struct fault *f)
 		op->unit->rec->name, rest);
 }
 
-static uint64_t bits_of(double x)
+static uint64_t op_factors_bits_of(double x)
 {
 	uint64_t bits;
 
@@ -64,29 +65,29 @@ static uint64_t bits_of(double x)
 	return bits;
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_factors_check(struct op *op, struct fault *f)
 {
 	const struct unit_factors *x = &op->args.factors;
 
-	if (check_between_passes(op, f))
+	if (op_factors_check_between_passes(op, f))
 		return f->code;
 	op_print(op, "SetFactors of unit '%.64s' (%.9g before, %.9g after, divide_factor %.9g%s)",
 		 op->unit->rec->name, x->pre_divide, x->post_divide, x->divide_factor,
 		 x->force_sum ? ", force_sum" : "");
-	op->entry.print.words[2] = bits_of(x->pre_divide);
-	op->entry.print.words[3] = bits_of(x->post_divide);
-	op->entry.print.words[4] = bits_of(x->divide_factor);
+	op->entry.print.words[2] = op_factors_bits_of(x->pre_divide);
+	op->entry.print.words[3] = op_factors_bits_of(x->post_divide);
+	op->entry.print.words[4] = op_factors_bits_of(x->divide_factor);
 	op->entry.print.words[5] = x->force_sum;
 	return 0;
 }
 
-static void run(struct coll *c)
+static void op_factors_run(struct coll *c)
 {
 	c->unit->factors = c->ops[0]->args.factors;
 	coll_end(c, NULL);
 }
 
-static void encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_factors_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__SetFactorsReply reply = SHARDD__V1__SET_FACTORS_REPLY__INIT;
 
@@ -97,9 +98,9 @@ const struct op_type op_set_factors = {
 	.name = "SetFactors",
 	.collective = true,
 	.request = &shardd__v1__set_factors_request__descriptor,
-	.decode = decode,
-	.check = check,
-	.run = run,
-	.encode = encode,
+	.decode = op_factors_decode,
+	.check = op_factors_check,
+	.run = op_factors_run,
+	.encode = op_factors_encode,
 	.move = MOVE_NEEDS_IDLE,
 };

@@ -9,7 +9,7 @@
 #include "reduce/ops.h"
 #include "shardd.pb-c.h"
 
-static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_gradient_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__GradientBufferRequest *r = (const Shardd__V1__GradientBufferRequest *)msg;
 
@@ -17,25 +17,25 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 	return op_take_unit(op, r->unit, f);
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_gradient_check(struct op *op, struct fault *f)
 {
 	return op_check_in_group(op, f) || op_check_trained(op, f) ? (int)f->code : 0;
 }
 
-static void resume(struct parked *p);
+static void op_gradient_resume(struct parked *p);
 
-static void start(struct op *op)
+static void op_gradient_start(struct op *op)
 {
 	struct member_unit *mu = member_unit(op->m, op->unit);
 	int r = mu ? 0 : -ENOMEM;
 
-	if (op_wait_for_memory(op, resume))
+	if (op_wait_for_memory(op, op_gradient_resume))
 		return;
 	if (mu && !mu->gradient.slab)
 		r = op_take_memory(op, unit_gradient_bytes(op->unit), &mu->gradient);
 	if (r == SLAB_E_LATER) {
 		op->state = OP_PARKED;
-		node_wait(op->m->job->node, &op->parked, resume);
+		node_wait(op->m->job->node, &op->parked, op_gradient_resume);
 		return;
 	}
 	op_begin_run(op);
@@ -52,12 +52,12 @@ static void start(struct op *op)
 	op_end(op);
 }
 
-static void resume(struct parked *p)
+static void op_gradient_resume(struct parked *p)
 {
-	start(CONTAINER_OF(p, struct op, parked));
+	op_gradient_start(CONTAINER_OF(p, struct op, parked));
 }
 
-static void encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_gradient_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__GradientBufferReply reply = SHARDD__V1__GRADIENT_BUFFER_REPLY__INIT;
 	Shardd__V1__Placement place;
@@ -71,8 +71,8 @@ static void encode(const struct op *op, op_reply_cb send, void *ctx)
 const struct op_type op_gradient = {
 	.name = "GradientBuffer",
 	.request = &shardd__v1__gradient_buffer_request__descriptor,
-	.decode = decode,
-	.check = check,
-	.start = start,
-	.encode = encode,
+	.decode = op_gradient_decode,
+	.check = op_gradient_check,
+	.start = op_gradient_start,
+	.encode = op_gradient_encode,
 };

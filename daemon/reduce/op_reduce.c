@@ -23,7 +23,7 @@
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 
-static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_reduce_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__ReduceRequest *r = (const Shardd__V1__ReduceRequest *)msg;
 
@@ -43,7 +43,7 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 
 /* Systems that reduce again what they reduced know no partial sums: what is not to be reduced
  * is accumulated. */
-static int check_defer(const struct op *op, struct fault *f)
+static int op_reduce_check_defer(const struct op *op, struct fault *f)
 {
 	const state_unit *rec = op->unit->rec;
 
@@ -62,12 +62,12 @@ static int check_defer(const struct op *op, struct fault *f)
 	return 0;
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_reduce_check(struct op *op, struct fault *f)
 {
 	struct member_unit *mu = member_unit_find(op->m, op->unit);
 
 	if (op_check_not_torn(op, f) || op_check_initialised(op, f) || op_check_trained(op, f) ||
-	    op_check_not_summoned(op, f) || check_defer(op, f))
+	    op_check_not_summoned(op, f) || op_reduce_check_defer(op, f))
 		return f->code;
 	if (!mu || (!mu->gradient.slab && !mu->accumulated.slab))
 		return fault_set(f, FAULT_STATE, NULL,
@@ -87,15 +87,15 @@ static int check(struct op *op, struct fault *f)
 /* ------------------------------------------------------------------ the end */
 
 /* A gradient of an epoch that has ended is of no use to the next one. */
-static bool in_time(const struct coll *c)
+static bool op_reduce_in_time(const struct coll *c)
 {
 	return c->ops[0]->m->epoch == c->job->rec->epoch;
 }
 
-static void done(struct coll *c)
+static void op_reduce_done(struct coll *c)
 {
 	reduce_give_inputs(c); /* the next gradient gets its own */
-	c->unit->has_gradient = in_time(c) && !c->fused;
+	c->unit->has_gradient = op_reduce_in_time(c) && !c->fused;
 	job_give_partials(c->job, c->unit);
 	if (c->fused)
 		fused_end(c);
@@ -105,13 +105,13 @@ static void done(struct coll *c)
 }
 
 /* The gradient shards are whole. */
-static void reduced(struct coll *c)
+static void op_reduce_reduced(struct coll *c)
 {
-	backward_arrive(c, done);
+	backward_arrive(c, op_reduce_done);
 }
 
 /* The partials stay for the next reduction. */
-static void deferred(struct coll *c)
+static void op_reduce_deferred(struct coll *c)
 {
 	reduce_give_inputs(c);
 	for (unsigned d = 0; d < c->n_parts; d++) {
@@ -122,41 +122,41 @@ static void deferred(struct coll *c)
 		c->unit->parts[d].partials = *made;
 		*made = REGION_NULL;
 	}
-	c->unit->has_gradient = c->reduce->accumulate && in_time(c);
-	c->unit->has_partials = in_time(c);
-	if (!in_time(c))
+	c->unit->has_gradient = c->reduce->accumulate && op_reduce_in_time(c);
+	c->unit->has_partials = op_reduce_in_time(c);
+	if (!op_reduce_in_time(c))
 		job_give_partials(c->job, c->unit);
 	coll_end(c, NULL);
 }
 
 /* ------------------------------------------------------------ between devices */
 
-static void finish(struct coll *c)
+static void op_reduce_finish(struct coll *c)
 {
 	if (!coll_need_kops(c, c->reduce->kops))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		reduce_finish(c, d);
-	reduce_kernels(c, reduced);
+	reduce_kernels(c, op_reduce_reduced);
 }
 
-static void between(struct coll *c)
+static void op_reduce_between(struct coll *c)
 {
-	reduce_talk(c, finish);
+	reduce_talk(c, op_reduce_finish);
 }
 
 /* With one device it is there already, unless an engine was asked for. */
-static void between_one(struct coll *c)
+static void op_reduce_between_one(struct coll *c)
 {
 	void *grads;
 
 	if (!c->job->node->engine_for_one) {
-		reduced(c);
+		op_reduce_reduced(c);
 		return;
 	}
 	grads = region_addr(&c->unit->parts[0].grads);
 	if (coll_can_talk(c))
-		comm_reduce_scatter(coll_between(c), coll_comm(c, reduced),
+		comm_reduce_scatter(coll_between(c), coll_comm(c, op_reduce_reduced),
 				    (const void *[]){ grads }, &grads, unit_part_elements(c->unit),
 				    DTYPE_FP32);
 }
@@ -164,30 +164,30 @@ static void between_one(struct coll *c)
 /* -------------------------------------------------------------------- stages */
 
 /* Its kernels have run. */
-static void rest(struct coll *c)
+static void op_reduce_rest(struct coll *c)
 {
 	if (c->n_parts == 1)
-		between_one(c);
+		op_reduce_between_one(c);
 	else
-		between(c);
+		op_reduce_between(c);
 }
 
-static void advance(struct coll *c)
+static void op_reduce_advance(struct coll *c)
 {
 	if (!coll_need_kops(c, c->reduce->kops))
 		return;
 	if (reduce_next_stage(c))
-		reduce_kernels(c, advance);
+		reduce_kernels(c, op_reduce_advance);
 	else if (c->reduce->crossed)
-		reduce_replicas(c, deferred, reduced);
+		reduce_replicas(c, op_reduce_deferred, op_reduce_reduced);
 	else if (c->reduce->defer)
-		deferred(c);
+		op_reduce_deferred(c);
 	else
-		rest(c);
+		op_reduce_rest(c);
 }
 
 /* Return: false: it waits, or has ended. */
-static bool take_scratch(struct coll *c, void (*again)(struct parked *p))
+static bool op_reduce_take_scratch(struct coll *c, void (*again)(struct parked *p))
 {
 	for (unsigned k = REDUCE_SUMS; k <= REDUCE_PACKED; k++) {
 		uint64_t bytes = reduce_scratch(c, k);
@@ -198,9 +198,9 @@ static bool take_scratch(struct coll *c, void (*again)(struct parked *p))
 	return true;
 }
 
-static const struct reduce_batch_ops in_batch = { rest, reduced };
+static const struct reduce_batch_ops in_batch = { op_reduce_rest, op_reduce_reduced };
 
-static void let_go(struct coll *c)
+static void op_reduce_let_go(struct coll *c)
 {
 	reduce_put_back(c);
 	lend_failed(c);
@@ -208,19 +208,19 @@ static void let_go(struct coll *c)
 	c->begun = false;
 }
 
-static void destroy(struct coll *c)
+static void op_reduce_destroy(struct coll *c)
 {
 	c->reduce = reduce_run_free(c->reduce);
 }
 
 /* What it needs to know of the gradients, which are its own from here on. Return: false: @c has
  * ended. */
-static bool take_run(struct coll *c)
+static bool op_reduce_take_run(struct coll *c)
 {
 	if (!c->unit->has_partials) /* left from an epoch before, perhaps of other sizes */
 		job_give_partials(c->job, c->unit);
-	c->forget = let_go;
-	c->destroy = destroy;
+	c->forget = op_reduce_let_go;
+	c->destroy = op_reduce_destroy;
 	if (!c->reduce)
 		c->reduce = reduce_run_new(c);
 	if (!c->reduce) {
@@ -233,12 +233,12 @@ static bool take_run(struct coll *c)
 	return true;
 }
 
-static void start(struct parked *p)
+static void op_reduce_start(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 
-	if (coll_overtaken(c, true) || !coll_ready(c, start) || !take_run(c) ||
-	    !backward_prepare(c, start) || !take_scratch(c, start))
+	if (coll_overtaken(c, true) || !coll_ready(c, op_reduce_start) || !op_reduce_take_run(c) ||
+	    !backward_prepare(c, op_reduce_start) || !op_reduce_take_scratch(c, op_reduce_start))
 		return;
 	if (reduce_unused_note(c) < 0) {
 		coll_end_status(c, -ENOMEM);
@@ -253,11 +253,11 @@ static void start(struct parked *p)
 	if (reduce_batch_takes(c))
 		reduce_batch_add(c, &in_batch);
 	else
-		advance(c);
+		op_reduce_advance(c);
 }
 
 /* What they have brought is of no use. It has just begun, so that all are in the epoch. */
-static void drop_gradients(struct coll *c)
+static void op_reduce_drop_gradients(struct coll *c)
 {
 	for (uint32_t i = 0; i < c->n; i++) {
 		struct member *m = c->members[i];
@@ -272,7 +272,7 @@ static void drop_gradients(struct coll *c)
 }
 
 /* Nothing is reduced, but the pass of the unit may be over with it. */
-static void end_without(struct coll *c)
+static void op_reduce_end_without(struct coll *c)
 {
 	struct fault f = FAULT_NULL;
 
@@ -280,12 +280,12 @@ static void end_without(struct coll *c)
 		coll_end(c, &f);
 		return;
 	}
-	drop_gradients(c);
+	op_reduce_drop_gradients(c);
 	coll_end(c, NULL);
 }
 
 /* If there is nothing to reduce: a gradient of 0 would let decay and momentum move parameters. */
-static void run(struct coll *c)
+static void op_reduce_run(struct coll *c)
 {
 	int none = reduce_unused_agree(c);
 
@@ -296,15 +296,15 @@ static void run(struct coll *c)
 		return;
 	}
 	if (none) {
-		end_without(c);
+		op_reduce_end_without(c);
 		return;
 	}
 	/* a prepared step still needs the gradients that this one would overwrite */
-	if (apply_ensure_step(c->job, &c->parked, start))
-		start(&c->parked);
+	if (apply_ensure_step(c->job, &c->parked, op_reduce_start))
+		op_reduce_start(&c->parked);
 }
 
-static void encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_reduce_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__ReduceReply reply = SHARDD__V1__REDUCE_REPLY__INIT;
 
@@ -314,26 +314,26 @@ static void encode(const struct op *op, op_reply_cb send, void *ctx)
 
 /* Zeros count where gradients are whole on every rank, as with DDP; a share of the optimizer's
  * own would be missing. */
-static bool surrogate_allowed(const struct op *op)
+static bool op_reduce_surrogate_allowed(const struct op *op)
 {
 	const state_unit *rec = op->unit->rec;
 
 	return rec->reduce_profile >= PROFILE_DDP && rec->optimizer->when != OPTIM_BY_TRAINER;
 }
 
-static void surrogate_init(struct op *op)
+static void op_reduce_surrogate_init(struct op *op)
 {
 	op->args.reduce.unused = true;
 	op->args.reduce.tensors = NULL;
 	op->args.reduce.n_tensors = 0;
 }
 
-static bool waits_for_readers(const struct op *op)
+static bool op_reduce_waits_for_readers(const struct op *op)
 {
 	return op_writes_params(op) && op->unit->rec->optimizer->when == OPTIM_IN_BACKWARD;
 }
 
-static int begin(struct op *op, struct fault *f)
+static int op_reduce_begin(struct op *op, struct fault *f)
 {
 	return hold_end_use(op, true, f);
 }
@@ -343,14 +343,14 @@ const struct op_type op_reduce = {
 	.collective = true,
 	.surrogates = true,
 	.request = &shardd__v1__reduce_request__descriptor,
-	.decode = decode,
-	.check = check,
-	.run = run,
-	.encode = encode,
+	.decode = op_reduce_decode,
+	.check = op_reduce_check,
+	.run = op_reduce_run,
+	.encode = op_reduce_encode,
 	.move = MOVE_REDUCE,
 	.reads_inputs = true,
-	.begin = begin,
-	.surrogate_allowed = surrogate_allowed,
-	.surrogate_init = surrogate_init,
-	.waits_for_readers = waits_for_readers,
+	.begin = op_reduce_begin,
+	.surrogate_allowed = op_reduce_surrogate_allowed,
+	.surrogate_init = op_reduce_surrogate_init,
+	.waits_for_readers = op_reduce_waits_for_readers,
 };

@@ -24,13 +24,13 @@
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 
-static uint64_t rows_of(const struct unit *u, uint32_t tensor)
+static uint64_t op_sparse_rows_of(const struct unit *u, uint32_t tensor)
 {
 	return u->rec->tensors[tensor]->shape[0];
 }
 
 /* Elements of a row. */
-static uint64_t width_of(const struct unit *u, uint32_t tensor)
+static uint64_t op_sparse_width_of(const struct unit *u, uint32_t tensor)
 {
 	const state_tensor *t = u->rec->tensors[tensor];
 	uint64_t n;
@@ -39,13 +39,13 @@ static uint64_t width_of(const struct unit *u, uint32_t tensor)
 	return n / t->shape[0];
 }
 
-static size_t size_of(const struct unit *u)
+static size_t op_sparse_size_of(const struct unit *u)
 {
 	return dtype_size((enum dtype)u->rec->gradient_dtype);
 }
 
-int op_sparse_check(const struct unit *u, uint32_t tensor, const int64_t *rows, size_t n,
-		    struct fault *f)
+int op_sparse_check_rows(const struct unit *u, uint32_t tensor, const int64_t *rows, size_t n,
+			 struct fault *f)
 {
 	const state_tensor *t = tensor < u->rec->n_tensors ? u->rec->tensors[tensor] : NULL;
 
@@ -63,7 +63,7 @@ int op_sparse_check(const struct unit *u, uint32_t tensor, const int64_t *rows, 
 	return 0;
 }
 
-static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_sparse_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__ReduceSparseRequest *r = (const Shardd__V1__ReduceSparseRequest *)msg;
 	const Shardd__V1__SparseRows *rows = r->rows;
@@ -74,8 +74,8 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 	if (op_take_unit(op, r->unit, f))
 		return f->code;
 	op->group = job_group_by_id(op->m->job, op->unit->rec->group);
-	if (op_sparse_check(op->unit, r->tensor, rows ? rows->rows : NULL, rows ? rows->n_rows : 0,
-			    f))
+	if (op_sparse_check_rows(op->unit, r->tensor, rows ? rows->rows : NULL,
+				 rows ? rows->n_rows : 0, f))
 		return f->code;
 	if (!rows || !rows->n_rows)
 		return 0;
@@ -86,10 +86,10 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 	return 0;
 }
 
-static int check_values(struct op *op, struct fault *f)
+static int op_sparse_check_values(struct op *op, struct fault *f)
 {
-	uint64_t width = width_of(op->unit, op->args.sparse.tensor);
-	size_t size = size_of(op->unit);
+	uint64_t width = op_sparse_width_of(op->unit, op->args.sparse.tensor);
+	size_t size = op_sparse_size_of(op->unit);
 
 	CHECK(size > 0 && width > 0);
 	if (op->args.sparse.values_offset % size)
@@ -104,7 +104,7 @@ static int check_values(struct op *op, struct fault *f)
 }
 
 /* The next Reduce replaces the gradient by sums that began with it as it is now. */
-static int check_accumulated(const struct op *op, struct fault *f)
+static int op_sparse_check_accumulated(const struct op *op, struct fault *f)
 {
 	const struct member_unit *mu = member_unit_find(op->m, op->unit);
 
@@ -116,13 +116,13 @@ static int check_accumulated(const struct op *op, struct fault *f)
 			 op->m->rank, op->unit->rec->name);
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_sparse_check(struct op *op, struct fault *f)
 {
 	const struct unit *u = op->unit;
 
 	if (op_check_not_torn(op, f) || op_check_initialised(op, f))
 		return f->code;
-	if (op->args.sparse.n && check_values(op, f))
+	if (op->args.sparse.n && op_sparse_check_values(op, f))
 		return f->code;
 	if (unit_pools_gradient(u->rec) && !op->args.sparse.d)
 		return fault_set(f, FAULT_STATE, NULL,
@@ -130,7 +130,7 @@ static int check(struct op *op, struct fault *f)
 				 "no sparse "
 				 "gradients",
 				 u->rec->name);
-	if (!op->args.sparse.d && check_accumulated(op, f))
+	if (!op->args.sparse.d && op_sparse_check_accumulated(op, f))
 		return f->code;
 	op_print(op, "ReduceSparse of tensor '%.64s' of unit '%.64s'",
 		 u->rec->tensors[op->args.sparse.tensor]->name, u->rec->name);
@@ -141,18 +141,19 @@ static int check(struct op *op, struct fault *f)
 
 /* -------------------------------------------------------------------- running */
 
-static const struct op *first_of(const struct coll *c)
+static const struct op *op_sparse_first_of(const struct coll *c)
 {
 	return c->ops[0];
 }
 
 struct unit_run sparse_run(const struct coll *c, unsigned d)
 {
-	struct unit_run run = { 0 };
+	struct unit_run op_sparse_run = { 0 };
 
-	if (!unit_part_run(c->unit, &c->unit->parts[d], first_of(c)->args.sparse.tensor, &run))
-		run.n = 0;
-	return run;
+	if (!unit_part_run(c->unit, &c->unit->parts[d], op_sparse_first_of(c)->args.sparse.tensor,
+			   &op_sparse_run))
+		op_sparse_run.n = 0;
+	return op_sparse_run;
 }
 
 float *sparse_gradient(const struct coll *c, unsigned d)
@@ -160,7 +161,7 @@ float *sparse_gradient(const struct coll *c, unsigned d)
 	return optim_at(&c->unit->parts[d].grads, sparse_run(c, d).at);
 }
 
-static float *rows_go_to(const struct coll *c, unsigned d)
+static float *op_sparse_rows_go_to(const struct coll *c, unsigned d)
 {
 	const struct sparse_work *w = c->work;
 
@@ -168,7 +169,7 @@ static float *rows_go_to(const struct coll *c, unsigned d)
 }
 
 /* Of each rank's values, and of the sum: in fp32 no profile has two of either. */
-static struct k_factor before(const struct coll *c)
+static struct k_factor op_sparse_before(const struct coll *c)
 {
 	const struct reduce_plan *plan = &((const struct sparse_work *)c->work)->plan;
 
@@ -179,7 +180,7 @@ static struct k_factor before(const struct coll *c)
 		       : plan->pre;
 }
 
-static struct k_factor after(const struct coll *c)
+static struct k_factor op_sparse_after(const struct coll *c)
 {
 	const struct reduce_plan *plan = &((const struct sparse_work *)c->work)->plan;
 
@@ -188,7 +189,7 @@ static struct k_factor after(const struct coll *c)
 }
 
 /* Beside buckets a unit has a gradient as a whole: what got none is 0. */
-static void has_gradient(struct unit *u, const struct op *op)
+static void op_sparse_has_gradient(struct unit *u, const struct op *op)
 {
 	if (op->args.sparse.d) {
 		unit_got_gradient(u, op->args.sparse.tensor);
@@ -201,10 +202,10 @@ static void has_gradient(struct unit *u, const struct op *op)
 	u->has_gradient = true;
 }
 
-static void pass_on(const struct coll *c, const struct sparse_work *w)
+static void op_sparse_pass_on(const struct coll *c, const struct sparse_work *w)
 {
-	struct ddp *d = first_of(c)->args.sparse.d;
-	uint32_t i = first_of(c)->args.sparse.index, k = 0;
+	struct ddp *d = op_sparse_first_of(c)->args.sparse.d;
+	uint32_t i = op_sparse_first_of(c)->args.sparse.index, k = 0;
 
 	while (c->ops[k]->surrogate)
 		k++;
@@ -212,60 +213,60 @@ static void pass_on(const struct coll *c, const struct sparse_work *w)
 	reduce_ddp_surrogates_passed(c, d, ddp_buckets_of(&d->ranks[k])->of[i]);
 }
 
-static void end(struct coll *c)
+static void op_sparse_end(struct coll *c)
 {
 	coll_end(c, NULL);
 }
 
-static void whole(struct coll *c)
+static void op_sparse_whole(struct coll *c)
 {
 	backward_reduced(c);
-	end(c);
+	op_sparse_end(c);
 }
 
-static void done(struct coll *c)
+static void op_sparse_done(struct coll *c)
 {
-	const struct op *op = first_of(c);
+	const struct op *op = op_sparse_first_of(c);
 	const struct sparse_work *w = c->work;
 
 	if (op->args.sparse.d)
-		pass_on(c, w);
+		op_sparse_pass_on(c, w);
 	if (op->m->epoch == c->job->rec->epoch && (w->all || !op->args.sparse.d))
-		has_gradient(c->unit, op);
+		op_sparse_has_gradient(c->unit, op);
 	if (op->args.sparse.d &&
 	    reduce_ddp_unit_is_whole(c, op->args.sparse.d, op->args.sparse.index))
-		backward_arrive(c, whole);
+		backward_arrive(c, op_sparse_whole);
 	else
-		end(c);
+		op_sparse_end(c);
 }
 
 /* ------------------------------------------------------------------- the table */
 
-static void add_table(struct coll *c)
+static void op_sparse_add_table(struct coll *c)
 {
 	struct sparse_work *w = c->work;
 
 	if (!coll_need_kops(c, 1))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
-		struct unit_run run = sparse_run(c, d);
+		struct unit_run op_sparse_run = sparse_run(c, d);
 
-		w->tables[d] = rows_go_to(c, d) + run.first;
-		if (run.n)
-			coll_kop(&c->parts[d], KOP_REDUCE, run.n)->reduce =
+		w->tables[d] = op_sparse_rows_go_to(c, d) + op_sparse_run.first;
+		if (op_sparse_run.n)
+			coll_kop(&c->parts[d], KOP_REDUCE, op_sparse_run.n)->reduce =
 				(struct k_reduce){ .out = sparse_gradient(c, d),
 						   .out_dtype = DTYPE_FP32,
 						   .in = &w->tables[d],
 						   .k = 1,
 						   .in_dtype = DTYPE_FP32,
 						   .sum_dtype = DTYPE_FP32,
-						   .post = after(c),
+						   .post = op_sparse_after(c),
 						   .accumulate = true };
 	}
-	coll_kernels(c, done);
+	coll_kernels(c, op_sparse_done);
 }
 
-static void to_other_devices(struct coll *c)
+static void op_sparse_to_other_devices(struct coll *c)
 {
 	const struct sparse_work *w = c->work;
 	void *data[NODE_MAX_DEVICES];
@@ -273,35 +274,35 @@ static void to_other_devices(struct coll *c)
 	if (!coll_can_talk(c))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
-		data[d] = rows_go_to(c, d);
-	comm_all_reduce(coll_between(c), coll_comm(c, add_table), data, w->elements, DTYPE_FP32,
-			REDUCE_SUM);
+		data[d] = op_sparse_rows_go_to(c, d);
+	comm_all_reduce(coll_between(c), coll_comm(c, op_sparse_add_table), data, w->elements,
+			DTYPE_FP32, REDUCE_SUM);
 }
 
-static void rows_added(struct coll *c)
+static void op_sparse_rows_added(struct coll *c)
 {
 	const struct sparse_work *w = c->work;
 
 	if (!w->apart || !w->all)
-		done(c);
+		op_sparse_done(c);
 	else if (c->n_parts > 1)
-		to_other_devices(c);
+		op_sparse_to_other_devices(c);
 	else
-		add_table(c);
+		op_sparse_add_table(c);
 }
 
 /* -------------------------------------------------------------------- its rows */
 
-static uint64_t n_of(const struct coll *c, const struct coll_part *p, uint32_t turn)
+static uint64_t op_sparse_n_of(const struct coll *c, const struct coll_part *p, uint32_t turn)
 {
 	return turn < p->n ? c->ops[p->members[turn]]->args.sparse.n : 0;
 }
 
-static bool any_left(const struct coll *c)
+static bool op_sparse_any_left(const struct coll *c)
 {
 	for (unsigned d = 0; d < c->n_parts; d++)
 		for (uint32_t turn = c->turn; turn < c->parts[d].n; turn++)
-			if (n_of(c, &c->parts[d], turn))
+			if (op_sparse_n_of(c, &c->parts[d], turn))
 				return true;
 	return false;
 }
@@ -310,17 +311,17 @@ struct k_add_rows sparse_rows_kop(const struct coll *c, unsigned d)
 {
 	const struct coll_part *p = &c->parts[d];
 	const struct sparse_work *w = c->work;
-	uint32_t tensor = first_of(c)->args.sparse.tensor;
+	uint32_t tensor = op_sparse_first_of(c)->args.sparse.tensor;
 
 	return (struct k_add_rows){
-		.out = rows_go_to(c, d),
-		.row_elements = width_of(c->unit, tensor),
+		.out = op_sparse_rows_go_to(c, d),
+		.row_elements = op_sparse_width_of(c->unit, tensor),
 		.rows = (int64_t *)region_addr(&p->scratch[SPARSE_ROWS]) + w->given[d],
-		.n_rows = n_of(c, p, c->turn),
+		.n_rows = op_sparse_n_of(c, p, c->turn),
 		.values = c->turn < p->n ? w->values[p->members[c->turn]] : NULL,
 		.dtype = (enum dtype)c->unit->rec->gradient_dtype,
-		.pre = before(c),
-		.row_limit = rows_of(c->unit, tensor),
+		.pre = op_sparse_before(c),
+		.row_limit = op_sparse_rows_of(c->unit, tensor),
 	};
 }
 
@@ -330,17 +331,17 @@ void sparse_add_rows(struct coll *c, unsigned d)
 	struct sparse_work *w = c->work;
 	struct k_add_rows a;
 
-	if (!n_of(c, p, c->turn))
+	if (!op_sparse_n_of(c, p, c->turn))
 		return;
 	a = sparse_rows_kop(c, d);
 	coll_kop(p, KOP_ADD_ROWS, a.row_elements)->add_rows = a;
 	w->given[d] += a.n_rows;
 }
 
-static void add_next(struct coll *c);
+static void op_sparse_add_next(struct coll *c);
 
 /* One rank of a device after the other: entries of several may name the same row. */
-static void add_turn(struct coll *c)
+static void op_sparse_add_turn(struct coll *c)
 {
 	if (!coll_need_kops(c, 1))
 		return;
@@ -350,31 +351,31 @@ static void add_turn(struct coll *c)
 		else
 			sparse_add_rows(c, d);
 	c->turn++;
-	coll_kernels(c, add_next);
+	coll_kernels(c, op_sparse_add_next);
 }
 
-static void add_next(struct coll *c)
+static void op_sparse_add_next(struct coll *c)
 {
 	bool any = false, repeats = false;
 
-	if (!any_left(c)) {
-		rows_added(c);
+	if (!op_sparse_any_left(c)) {
+		op_sparse_rows_added(c);
 		return;
 	}
 	while (!any) {
 		for (unsigned d = 0; d < c->n_parts; d++)
-			any = any || n_of(c, &c->parts[d], c->turn);
+			any = any || op_sparse_n_of(c, &c->parts[d], c->turn);
 		c->turn += !any;
 	}
 	for (unsigned d = 0; d < c->n_parts; d++)
 		repeats = repeats || sparse_repeats_now(c, d);
 	if (repeats)
-		sparse_coalesce(c, add_turn);
+		sparse_coalesce(c, op_sparse_add_turn);
 	else
-		add_turn(c);
+		op_sparse_add_turn(c);
 }
 
-static void zero(struct coll *c, unsigned d, float *at, uint64_t n)
+static void op_sparse_zero(struct coll *c, unsigned d, float *at, uint64_t n)
 {
 	if (n)
 		coll_kop(&c->parts[d], KOP_FILL, n)->fill =
@@ -382,21 +383,21 @@ static void zero(struct coll *c, unsigned d, float *at, uint64_t n)
 }
 
 /* What is added to: a unit without a gradient gets one that is 0. */
-static void zero_gradient(struct coll *c, unsigned d)
+static void op_sparse_zero_gradient(struct coll *c, unsigned d)
 {
-	const struct op *op = first_of(c);
+	const struct op *op = op_sparse_first_of(c);
 	const struct sparse_work *w = c->work;
 	const struct unit_part *up = &c->unit->parts[d];
 
 	if (!op->args.sparse.d && !c->unit->has_gradient)
-		zero(c, d, optim_at(&up->grads, 0), up->n);
+		op_sparse_zero(c, d, optim_at(&up->grads, 0), up->n);
 	else if (unit_lacks_gradient(c->unit, op->args.sparse.tensor) ||
 		 (op->args.sparse.d && w->all))
-		zero(c, d, sparse_gradient(c, d), sparse_run(c, d).n);
+		op_sparse_zero(c, d, sparse_gradient(c, d), sparse_run(c, d).n);
 }
 
 /* The rows of a part's members, to where the device reads them. */
-static void copy_rows(struct coll *c, struct coll_part *p)
+static void op_sparse_copy_rows(struct coll *c, struct coll_part *p)
 {
 	const struct sparse_work *w = c->work;
 	int64_t *to = w->all ? region_addr(&p->scratch[SPARSE_ROWS]) : NULL;
@@ -404,7 +405,7 @@ static void copy_rows(struct coll *c, struct coll_part *p)
 	for (uint32_t turn = 0; turn < p->n; turn++) {
 		const struct op *op = c->ops[p->members[turn]];
 		const struct sparse_repeats *r = op->owned;
-		uint64_t n = n_of(c, p, turn) + (r ? r->n_rows : 0);
+		uint64_t n = op_sparse_n_of(c, p, turn) + (r ? r->n_rows : 0);
 
 		if (n)
 			coll_kop(p, KOP_COPY, n * sizeof(*to))->copy =
@@ -413,32 +414,32 @@ static void copy_rows(struct coll *c, struct coll_part *p)
 	}
 }
 
-static void fold(struct coll *c)
+static void op_sparse_fold(struct coll *c)
 {
-	sparse_fold(c, done);
+	sparse_fold(c, op_sparse_done);
 }
 
-static void prepare(struct coll *c)
+static void op_sparse_prepare(struct coll *c)
 {
 	const struct sparse_work *w = c->work;
 
 	if (!coll_need_kops(c, (size_t)c->n + 2))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
-		zero_gradient(c, d);
+		op_sparse_zero_gradient(c, d);
 		if (w->apart && w->all && !w->folds)
-			zero(c, d, rows_go_to(c, d), w->elements);
-		copy_rows(c, &c->parts[d]);
+			op_sparse_zero(c, d, op_sparse_rows_go_to(c, d), w->elements);
+		op_sparse_copy_rows(c, &c->parts[d]);
 	}
 	c->turn = 0;
-	coll_kernels(c, w->folds && w->all ? fold : add_next);
+	coll_kernels(c, w->folds && w->all ? op_sparse_fold : op_sparse_add_next);
 }
 
 /* ---------------------------------------------------------------------- the op */
 
 /* Buckets divide by those who have inputs, if they are asked to. DDP's Reducer multiplies a
  * dense bucket by a reciprocal, and divides a sparse one. */
-static void plan_of(const struct coll *c, struct reduce_plan *ret)
+static void op_sparse_plan_of(const struct coll *c, struct reduce_plan *ret)
 {
 	const state_unit *rec = c->unit->rec;
 	uint32_t ranks = rec->reduce_profile >= PROFILE_DDP ? coll_divide_by(c) : c->n;
@@ -449,24 +450,24 @@ static void plan_of(const struct coll *c, struct reduce_plan *ret)
 		ret->pre = reduce_divide_by(&s, ranks, s.gradient_dtype);
 }
 
-static int begin_work(struct coll *c, struct fault *f)
+static int op_sparse_begin_work(struct coll *c, struct fault *f)
 {
 	size_t pointers = c->n * (1 + (size_t)c->n_parts);
 	struct sparse_work *w = calloc(1, sizeof(*w) + pointers * sizeof(void *));
-	uint32_t tensor = first_of(c)->args.sparse.tensor;
+	uint32_t tensor = op_sparse_first_of(c)->args.sparse.tensor;
 
 	if (!w)
 		return fault_errno(f, -ENOMEM, "ReduceSparse");
 	c->work = w;
-	plan_of(c, &w->plan);
-	w->elements = rows_of(c->unit, tensor) * width_of(c->unit, tensor);
+	op_sparse_plan_of(c, &w->plan);
+	w->elements = op_sparse_rows_of(c->unit, tensor) * op_sparse_width_of(c->unit, tensor);
 	w->apart = c->n_parts > 1 || c->unit->rec->reduce_profile < PROFILE_DDP ||
 		   w->plan.post.how != K_FACTOR_NONE;
 	w->partials = w->values + c->n;
 	w->folds = sparse_folds(c->unit, &w->plan);
 	if (w->folds)
 		sparse_fold_init(c, w);
-	else if (sparse_repeats_init(c, rows_of(c->unit, tensor)) < 0)
+	else if (sparse_repeats_init(c, op_sparse_rows_of(c->unit, tensor)) < 0)
 		return fault_errno(f, -ENOMEM, "ReduceSparse");
 	for (uint32_t i = 0; i < c->n; i++) {
 		struct op *op = c->ops[i];
@@ -481,7 +482,7 @@ static int begin_work(struct coll *c, struct fault *f)
 	return 0;
 }
 
-static uint64_t scratch_of(const struct coll *c, unsigned which)
+static uint64_t op_sparse_scratch_of(const struct coll *c, unsigned which)
 {
 	const struct sparse_work *w = c->work;
 
@@ -495,47 +496,49 @@ static uint64_t scratch_of(const struct coll *c, unsigned which)
 		return sparse_fold_scratch(c, which);
 	if (which != SPARSE_COALESCED)
 		return 0;
-	return sparse_repeats_bytes(c, width_of(c->unit, first_of(c)->args.sparse.tensor));
+	return sparse_repeats_bytes(
+		c, op_sparse_width_of(c->unit, op_sparse_first_of(c)->args.sparse.tensor));
 }
 
-static void start(struct parked *parked)
+static void op_sparse_start(struct parked *parked)
 {
 	struct coll *c = CONTAINER_OF(parked, struct coll, parked);
 	struct fault f = FAULT_NULL;
 
-	if (coll_overtaken(c, true) || !coll_ready(c, start))
+	if (coll_overtaken(c, true) || !coll_ready(c, op_sparse_start))
 		return;
-	if (!c->work && begin_work(c, &f)) {
+	if (!c->work && op_sparse_begin_work(c, &f)) {
 		coll_end(c, &f);
 		return;
 	}
-	if (first_of(c)->args.sparse.d && !backward_prepare(c, start))
+	if (op_sparse_first_of(c)->args.sparse.d && !backward_prepare(c, op_sparse_start))
 		return;
 	for (unsigned k = SPARSE_ROWS; k <= SPARSE_SUMS; k++) {
-		uint64_t bytes = scratch_of(c, k);
+		uint64_t bytes = op_sparse_scratch_of(c, k);
 
-		if (bytes && !coll_need_scratch(c, k, bytes, start))
+		if (bytes && !coll_need_scratch(c, k, bytes, op_sparse_start))
 			return;
 	}
-	prepare(c);
+	op_sparse_prepare(c);
 }
 
-static void run(struct coll *c)
+static void op_sparse_run(struct coll *c)
 {
 	/* a prepared step still needs the gradients that this one would change */
-	if (first_of(c)->args.sparse.d ? apply_ensure_step(c->job, &c->parked, start)
-				       : apply_ensure(c->job, &c->parked, start))
-		start(&c->parked);
+	if (op_sparse_first_of(c)->args.sparse.d
+		    ? apply_ensure_step(c->job, &c->parked, op_sparse_start)
+		    : apply_ensure(c->job, &c->parked, op_sparse_start))
+		op_sparse_start(&c->parked);
 }
 
-static void encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_sparse_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__ReduceSparseReply reply = SHARDD__V1__REDUCE_SPARSE_REPLY__INIT;
 
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 
-static void surrogate_init(struct op *op)
+static void op_sparse_surrogate_init(struct op *op)
 {
 	op->args.sparse.rows = NULL;
 	op->args.sparse.n = 0;
@@ -546,10 +549,10 @@ const struct op_type op_sparse = {
 	.collective = true,
 	.surrogates = true,
 	.request = &shardd__v1__reduce_sparse_request__descriptor,
-	.decode = decode,
-	.check = check,
-	.run = run,
-	.encode = encode,
+	.decode = op_sparse_decode,
+	.check = op_sparse_check,
+	.run = op_sparse_run,
+	.encode = op_sparse_encode,
 	.reads_inputs = true,
-	.surrogate_init = surrogate_init,
+	.surrogate_init = op_sparse_surrogate_init,
 };

@@ -26,7 +26,7 @@ struct reduce_batch {
 	void (*next)(struct reduce_batch *b);
 };
 
-static struct coll *last_of(const struct reduce_batch *b)
+static struct coll *reduce_batch_last_of(const struct reduce_batch *b)
 {
 	return b->colls[b->n - 1];
 }
@@ -38,9 +38,9 @@ bool reduce_batch_takes(const struct coll *c)
 	       unit_gradient_bytes(c->unit) <= c->job->node->limits.reduce_batch_bytes;
 }
 
-static void next_batch(struct group *g);
+static void reduce_batch_next_batch(struct group *g);
 
-static void free_batch(struct reduce_batch *b, const struct coll *c)
+static void reduce_batch_free_batch(struct reduce_batch *b, const struct coll *c)
 {
 	for (unsigned d = 0; d < ARRAY_SIZE(b->kops); d++)
 		free(b->kops[d]);
@@ -50,7 +50,7 @@ static void free_batch(struct reduce_batch *b, const struct coll *c)
 }
 
 /* Each goes its own way again. */
-static void part(struct reduce_batch *b, void (*then)(struct coll *c))
+static void reduce_batch_part(struct reduce_batch *b, void (*then)(struct coll *c))
 {
 	struct group *g = b->group;
 	struct coll *colls[BATCH_MAX];
@@ -59,7 +59,7 @@ static void part(struct reduce_batch *b, void (*then)(struct coll *c))
 	struct job *job = g->job;
 
 	memcpy(colls, b->colls, n * sizeof(colls[0]));
-	free_batch(b, colls[0]);
+	reduce_batch_free_batch(b, colls[0]);
 	g->small_runs = false;
 	job->running++; /* the last of them may be the last of a deleted job */
 	for (unsigned i = 0; i < n; i++) {
@@ -69,17 +69,17 @@ static void part(struct reduce_batch *b, void (*then)(struct coll *c))
 		else
 			then(colls[i]);
 	}
-	next_batch(g);
+	reduce_batch_next_batch(g);
 	job->running--;
 	job_settle(job);
 }
 
 /* ------------------------------------------------------------------- kernels */
 
-static void arrived(struct coll *c)
+static void reduce_batch_arrived(struct coll *c)
 {
 	struct reduce_batch *b = c->batch;
-	struct coll *last = last_of(b);
+	struct coll *last = reduce_batch_last_of(b);
 
 	b->status = b->status ? b->status : c->status;
 	if (--b->pending)
@@ -89,15 +89,15 @@ static void arrived(struct coll *c)
 		b->own[d] = NULL;
 	}
 	if (b->status)
-		part(b, NULL);
+		reduce_batch_part(b, NULL);
 	else
 		b->next(b);
 }
 
 /* What all of them have to do on device @d, into b->kops. */
-static int collect(struct reduce_batch *b, unsigned d)
+static int reduce_batch_collect(struct reduce_batch *b, unsigned d)
 {
-	struct coll_part *last = &last_of(b)->parts[d];
+	struct coll_part *last = &reduce_batch_last_of(b)->parts[d];
 	struct kop *all;
 	unsigned n = 0;
 
@@ -119,23 +119,23 @@ static int collect(struct reduce_batch *b, unsigned d)
 	return 0;
 }
 
-static enum backend_order order(const struct coll *c)
+static enum backend_order reduce_batch_order(const struct coll *c)
 {
 	return backend_info(c->parts[0].device->backend)->order;
 }
 
 /* One task on each device, behind the streams of all: the others' first tasks are empty and
  * stand before it in the order of the device. */
-static void submit(struct reduce_batch *b, void (*next)(struct reduce_batch *b))
+static void reduce_batch_submit(struct reduce_batch *b, void (*next)(struct reduce_batch *b))
 {
-	struct coll *last = last_of(b);
+	struct coll *last = reduce_batch_last_of(b);
 	int r = 0;
 
 	for (unsigned d = 0; r == 0 && d < last->n_parts; d++)
-		r = collect(b, d);
+		r = reduce_batch_collect(b, d);
 	if (r) {
 		b->status = r;
-		part(b, NULL);
+		reduce_batch_part(b, NULL);
 		return;
 	}
 	for (unsigned d = 0; d < last->n_parts; d++) {
@@ -143,15 +143,15 @@ static void submit(struct reduce_batch *b, void (*next)(struct reduce_batch *b))
 		last->parts[d].kops = b->kops[d];
 	}
 	b->next = next;
-	b->began = b->began || order(last) == BACKEND_ORDER_NONE;
+	b->began = b->began || reduce_batch_order(last) == BACKEND_ORDER_NONE;
 	b->pending = b->began ? 1 : b->n;
 	for (unsigned i = 0; !b->began && i + 1 < b->n; i++)
-		coll_kernels(b->colls[i], arrived);
+		coll_kernels(b->colls[i], reduce_batch_arrived);
 	b->began = true;
-	coll_kernels(last, arrived);
+	coll_kernels(last, reduce_batch_arrived);
 }
 
-static void forget_kops(struct coll *c)
+static void reduce_batch_forget_kops(struct coll *c)
 {
 	for (unsigned d = 0; d < c->n_parts; d++)
 		c->parts[d].n_kops = 0;
@@ -159,12 +159,12 @@ static void forget_kops(struct coll *c)
 
 /* ------------------------------------------------------------ between devices */
 
-static size_t element(const struct coll *c)
+static size_t reduce_batch_element(const struct coll *c)
 {
 	return dtype_size(c->reduce->plan.sum_dtype);
 }
 
-static uint64_t segments_of(const struct reduce_batch *b)
+static uint64_t reduce_batch_segments_of(const struct reduce_batch *b)
 {
 	uint64_t all = 0;
 
@@ -173,40 +173,41 @@ static uint64_t segments_of(const struct reduce_batch *b)
 	return all;
 }
 
-static void over(struct reduce_batch *b)
+static void reduce_batch_over(struct reduce_batch *b)
 {
-	part(b, b->ops->done);
+	reduce_batch_part(b, b->ops->done);
 }
 
-static void finish(struct reduce_batch *b)
+static void reduce_batch_finish(struct reduce_batch *b)
 {
 	for (unsigned i = 0; i < b->n; i++) {
 		struct coll *c = b->colls[i];
 
-		forget_kops(c);
+		reduce_batch_forget_kops(c);
 		for (unsigned d = 0; d < c->n_parts; d++)
 			reduce_finish(c, d);
 	}
-	submit(b, over);
+	reduce_batch_submit(b, reduce_batch_over);
 }
 
-static void talk(struct reduce_batch *b)
+static void reduce_batch_talk(struct reduce_batch *b)
 {
-	struct coll *last = last_of(b);
+	struct coll *last = reduce_batch_last_of(b);
 	const void *send[NODE_MAX_DEVICES];
 	void *recv[NODE_MAX_DEVICES];
-	uint64_t count = segments_of(b);
+	uint64_t count = reduce_batch_segments_of(b);
 	enum dtype dtype = last->reduce->plan.sum_dtype;
 
 	if (!last->group->nc || last->group->nc->state != COMM_READY) {
 		b->status = ENGINE_E_ABORTED;
-		part(b, NULL);
+		reduce_batch_part(b, NULL);
 		return;
 	}
-	b->next = finish;
+	b->next = reduce_batch_finish;
 	b->pending = 1;
 	for (unsigned i = 0; i < b->n; i++)
-		(void)coll_comm(b->colls[i], arrived); /* watched, each by its own deadline */
+		(void)coll_comm(b->colls[i],
+				reduce_batch_arrived); /* watched, each by its own deadline */
 	for (unsigned d = 0; d < last->n_parts; d++) {
 		send[d] = region_addr(&b->sums[d]);
 		recv[d] = last->unit->spread == 1 ? region_addr(&b->sums[d])
@@ -220,24 +221,25 @@ static void talk(struct reduce_batch *b)
 
 /* @c's sums to where all lie side by side, in every device's segment behind those of the
  * @before elements of others. */
-static void bring(const struct reduce_batch *b, struct coll *c, unsigned d, uint64_t before)
+static void reduce_batch_bring(const struct reduce_batch *b, struct coll *c, unsigned d,
+			       uint64_t before)
 {
 	struct coll_part *p = &c->parts[d];
-	uint64_t all = segments_of(b), own = reduce_segment(c);
+	uint64_t all = reduce_batch_segments_of(b), own = reduce_segment(c);
 	char *to = region_addr(&b->sums[d]);
 	const char *from = region_addr(&p->scratch[reduce_sums(c)]);
 
 	for (unsigned s = 0; s < c->unit->spread; s++)
-		coll_kop(p, KOP_COPY, own * element(c))->copy =
-			(struct k_copy){ .dst = to + (s * all + before) * element(c),
-					 .src = from + s * own * element(c) };
-	p->sums = to + ((c->unit->spread == 1 ? 0 : d * all) + before) * element(c);
+		coll_kop(p, KOP_COPY, own * reduce_batch_element(c))->copy =
+			(struct k_copy){ .dst = to + (s * all + before) * reduce_batch_element(c),
+					 .src = from + s * own * reduce_batch_element(c) };
+	p->sums = to + ((c->unit->spread == 1 ? 0 : d * all) + before) * reduce_batch_element(c);
 }
 
-static bool take_sums(struct reduce_batch *b)
+static bool reduce_batch_take_sums(struct reduce_batch *b)
 {
-	struct coll *c = last_of(b);
-	uint64_t bytes = segments_of(b) * c->unit->spread * element(c);
+	struct coll *c = reduce_batch_last_of(b);
+	uint64_t bytes = reduce_batch_segments_of(b) * c->unit->spread * reduce_batch_element(c);
 	int r = 0;
 
 	for (unsigned d = 0; r == 0 && d < c->n_parts; d++)
@@ -248,50 +250,50 @@ static bool take_sums(struct reduce_batch *b)
 }
 
 /* Without memory for that, and if it is but one, each by itself. */
-static void between(struct reduce_batch *b)
+static void reduce_batch_between(struct reduce_batch *b)
 {
 	uint64_t before = 0;
 
-	if (b->n == 1 || !take_sums(b)) {
-		part(b, b->ops->rest);
+	if (b->n == 1 || !reduce_batch_take_sums(b)) {
+		reduce_batch_part(b, b->ops->rest);
 		return;
 	}
 	for (unsigned i = 0; i < b->n; i++) {
 		struct coll *c = b->colls[i];
 
-		forget_kops(c);
+		reduce_batch_forget_kops(c);
 		for (unsigned d = 0; d < c->n_parts; d++)
-			bring(b, c, d, before);
+			reduce_batch_bring(b, c, d, before);
 		before += reduce_segment(c);
 	}
-	submit(b, talk);
+	reduce_batch_submit(b, reduce_batch_talk);
 }
 
 /* ------------------------------------------------------------------ the batch */
 
 /* The next kernels of each, until none has any before devices talk. */
-static void stage(struct reduce_batch *b)
+static void reduce_batch_stage(struct reduce_batch *b)
 {
 	bool any = false;
 
 	for (unsigned i = 0; i < b->n; i++) {
-		forget_kops(b->colls[i]);
+		reduce_batch_forget_kops(b->colls[i]);
 		any = reduce_next_stage(b->colls[i]) || any;
 	}
 	if (any)
-		submit(b, stage);
+		reduce_batch_submit(b, reduce_batch_stage);
 	else
-		between(b);
+		reduce_batch_between(b);
 }
 
 /* Side by side in one collective? */
-static bool goes_with(const struct coll *c, const struct coll *first)
+static bool reduce_batch_goes_with(const struct coll *c, const struct coll *first)
 {
 	return c->reduce->plan.sum_dtype == first->reduce->plan.sum_dtype &&
 	       c->unit->spread == first->unit->spread;
 }
 
-static void take(struct reduce_batch *b)
+static void reduce_batch_take(struct reduce_batch *b)
 {
 	struct group *g = b->group;
 	uint64_t bytes = 0;
@@ -300,8 +302,8 @@ static void take(struct reduce_batch *b)
 		struct coll *c = list_first(&g->small, struct coll, small);
 
 		bytes += unit_gradient_bytes(c->unit);
-		if (b->n &&
-		    (bytes > g->job->node->limits.reduce_batch_bytes || !goes_with(c, b->colls[0])))
+		if (b->n && (bytes > g->job->node->limits.reduce_batch_bytes ||
+			     !reduce_batch_goes_with(c, b->colls[0])))
 			return;
 		list_unlink(&c->small);
 		if (coll_overtaken(c, true)) /* while it waited */
@@ -312,7 +314,7 @@ static void take(struct reduce_batch *b)
 }
 
 /* Without memory for a batch the first of them ends. */
-static void next_batch(struct group *g)
+static void reduce_batch_next_batch(struct group *g)
 {
 	while (!g->small_runs && !list_empty(&g->small)) {
 		struct coll *first = list_first(&g->small, struct coll, small);
@@ -326,9 +328,9 @@ static void next_batch(struct group *g)
 		b->group = g;
 		b->ops = first->batch_ops;
 		g->small_runs = true;
-		take(b);
+		reduce_batch_take(b);
 		if (b->n) {
-			stage(b);
+			reduce_batch_stage(b);
 			continue;
 		}
 		g->small_runs = false;
@@ -344,7 +346,7 @@ void reduce_batch_add(struct coll *c, const struct reduce_batch_ops *ops)
 	c->batch_ops = ops;
 	list_append(&g->small, &c->small);
 	job->running++; /* what ends meanwhile may be the last of a deleted job */
-	next_batch(g);
+	reduce_batch_next_batch(g);
 	job->running--;
 	job_settle(job);
 }

@@ -47,7 +47,7 @@ void reduce_talk(struct coll *c, void (*next)(struct coll *c))
 /* ------------------------------------------------------------- one replica */
 
 /* -0: whatever is added to it stays what it is, +0 and -0 too. Of 16 bits two in one. */
-static void fill_nothing(struct coll *c, struct coll_part *p, void *to)
+static void reduce_replicas_fill_nothing(struct coll *c, struct coll_part *p, void *to)
 {
 	enum dtype t = c->reduce->plan.sum_dtype;
 	uint64_t n = c->unit->layout.elements;
@@ -58,7 +58,7 @@ static void fill_nothing(struct coll *c, struct coll_part *p, void *to)
 }
 
 /* Its ranks on device @d, which are there side by side. */
-static void fold_here(struct coll *c, unsigned d)
+static void reduce_replicas_fold_here(struct coll *c, unsigned d)
 {
 	const struct reduce_run *run = c->reduce;
 	struct coll_part *p = &c->parts[d];
@@ -79,10 +79,10 @@ static void fold_here(struct coll *c, unsigned d)
 					   .pre = run->plan.pre,
 					   .sum_dtype = run->plan.sum_dtype };
 	else
-		fill_nothing(c, p, to);
+		reduce_replicas_fill_nothing(c, p, to);
 }
 
-static char *partial(const struct coll *c, unsigned d, uint32_t replica)
+static char *reduce_replicas_partial(const struct coll *c, unsigned d, uint32_t replica)
 {
 	const struct region *kept = &c->unit->parts[d].partials;
 	char *at = region_addr(kept->slab ? kept : &c->parts[d].scratch[REDUCE_PARTIALS]);
@@ -91,14 +91,14 @@ static char *partial(const struct coll *c, unsigned d, uint32_t replica)
 }
 
 /* What it has come to, added to what was kept of it. */
-static void keep_here(struct coll *c, unsigned d)
+static void reduce_replicas_keep_here(struct coll *c, unsigned d)
 {
 	const struct reduce_run *run = c->reduce;
 	struct coll_part *p = &c->parts[d];
 
 	p->inputs[p->n] = p->sums;
 	coll_kop(p, KOP_REDUCE, reduce_segment(c))->reduce =
-		(struct k_reduce){ .out = partial(c, d, run->replica),
+		(struct k_reduce){ .out = reduce_replicas_partial(c, d, run->replica),
 				   .out_dtype = run->plan.sum_dtype,
 				   .in = &p->inputs[p->n],
 				   .k = 1,
@@ -109,7 +109,7 @@ static void keep_here(struct coll *c, unsigned d)
 }
 
 /* All of them, over the replicas. */
-static void fold_partials(struct coll *c, unsigned d)
+static void reduce_replicas_fold_partials(struct coll *c, unsigned d)
 {
 	const struct reduce_run *run = c->reduce;
 	const void **in = &c->reduce->partials[d * run->here];
@@ -125,14 +125,14 @@ static void fold_partials(struct coll *c, unsigned d)
 				    .accumulate = run->accumulate };
 
 	for (uint32_t i = 0; i < run->replicas; i++)
-		in[i] = partial(c, d, i);
+		in[i] = reduce_replicas_partial(c, d, i);
 	reduce_by_span(c, d, &r);
 }
 
 /* -------------------------------------------------------------------- stages */
 
 /* Return: false: @c has ended. */
-static bool fill_parts(struct coll *c, void (*fill)(struct coll *c, unsigned d))
+static bool reduce_replicas_fill_parts(struct coll *c, void (*fill)(struct coll *c, unsigned d))
 {
 	if (!coll_need_kops(c, c->reduce->kops))
 		return false;
@@ -141,37 +141,38 @@ static bool fill_parts(struct coll *c, void (*fill)(struct coll *c, unsigned d))
 	return true;
 }
 
-static void next_replica(struct coll *c);
+static void reduce_replicas_next_replica(struct coll *c);
 
-static void keep(struct coll *c)
+static void reduce_replicas_keep(struct coll *c)
 {
-	if (!fill_parts(c, keep_here))
+	if (!reduce_replicas_fill_parts(c, reduce_replicas_keep_here))
 		return;
 	c->reduce->replica++;
-	coll_kernels(c, next_replica);
+	coll_kernels(c, reduce_replicas_next_replica);
 }
 
-static void talk(struct coll *c)
+static void reduce_replicas_talk(struct coll *c)
 {
-	reduce_talk(c, keep);
+	reduce_talk(c, reduce_replicas_keep);
 }
 
-static void pack(struct coll *c)
+static void reduce_replicas_pack(struct coll *c)
 {
-	if (fill_parts(c, reduce_pack))
-		coll_kernels(c, talk);
+	if (reduce_replicas_fill_parts(c, reduce_pack))
+		coll_kernels(c, reduce_replicas_talk);
 }
 
-static void next_replica(struct coll *c)
+static void reduce_replicas_next_replica(struct coll *c)
 {
 	struct reduce_run *run = c->reduce;
 
 	if (run->replica < run->replicas) {
-		if (fill_parts(c, fold_here))
-			coll_kernels(c, unit_is_packed(c->unit) ? pack : talk);
+		if (reduce_replicas_fill_parts(c, reduce_replicas_fold_here))
+			coll_kernels(c, unit_is_packed(c->unit) ? reduce_replicas_pack
+								: reduce_replicas_talk);
 	} else if (run->defer) {
 		run->deferred(c);
-	} else if (fill_parts(c, fold_partials)) {
+	} else if (reduce_replicas_fill_parts(c, reduce_replicas_fold_partials)) {
 		reduce_kernels(c, run->reduced);
 	}
 }
@@ -182,5 +183,5 @@ void reduce_replicas(struct coll *c, void (*deferred)(struct coll *c),
 	CHECK(c->reduce->crossed && c->n_parts > 1 && !c->reduce->plan.adds_before);
 	c->reduce->deferred = deferred;
 	c->reduce->reduced = reduced;
-	next_replica(c);
+	reduce_replicas_next_replica(c);
 }

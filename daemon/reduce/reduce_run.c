@@ -16,7 +16,7 @@ enum reduce_device reduce_device_of(const struct unit *u)
 	return strcmp(info->name, "host") ? REDUCE_AS_ON_GPU : REDUCE_AS_ON_CPU;
 }
 
-static struct reduce_plan plan_by(const struct unit *u, uint32_t ranks)
+static struct reduce_plan reduce_run_plan_by(const struct unit *u, uint32_t ranks)
 {
 	struct reduce_setting s = reduce_setting_now(u, ranks, reduce_device_of(u));
 	struct reduce_plan plan;
@@ -27,15 +27,15 @@ static struct reduce_plan plan_by(const struct unit *u, uint32_t ranks)
 
 struct reduce_plan reduce_plan_for(const struct job *job, const struct unit *u)
 {
-	return plan_by(u, group_size(job->groups[u->rec->group]));
+	return reduce_run_plan_by(u, group_size(job->groups[u->rec->group]));
 }
 
-static void *address(const struct region *r)
+static void *reduce_run_address(const struct region *r)
 {
 	return r->slab ? region_addr(r) : NULL;
 }
 
-static enum dtype gradient_dtype(const struct unit *u)
+static enum dtype reduce_run_gradient_dtype(const struct unit *u)
 {
 	return (enum dtype)u->rec->gradient_dtype;
 }
@@ -43,7 +43,8 @@ static enum dtype gradient_dtype(const struct unit *u)
 /* ------------------------------------------------------- one rank's gradients */
 
 /* out += *in, rounded to @out_dtype once, whatever the two are. */
-static struct k_reduce add_to(void *out, enum dtype out_dtype, const void **in, enum dtype in_dtype)
+static struct k_reduce reduce_run_add_to(void *out, enum dtype out_dtype, const void **in,
+					 enum dtype in_dtype)
 {
 	return (struct k_reduce){ .out = out,
 				  .out_dtype = out_dtype,
@@ -61,14 +62,15 @@ void reduce_convert_kop(const struct unit *u, const struct reduce_plan *plan, vo
 	kop->cast = (struct k_cast){ .dst = to,
 				     .src = from,
 				     .dst_dtype = plan->accumulate_dtype,
-				     .src_dtype = gradient_dtype(u) };
+				     .src_dtype = reduce_run_gradient_dtype(u) };
 }
 
 void reduce_add_kop(const struct unit *u, const struct reduce_plan *plan, void *to,
 		    const void **from, struct kop *kop)
 {
 	*kop = (struct kop){ .kind = KOP_REDUCE, .n = u->layout.elements };
-	kop->reduce = add_to(to, plan->accumulate_dtype, from, gradient_dtype(u));
+	kop->reduce =
+		reduce_run_add_to(to, plan->accumulate_dtype, from, reduce_run_gradient_dtype(u));
 }
 
 void reduce_include_kop(const struct unit *u, const struct unit_part *p, const void **shard,
@@ -76,37 +78,39 @@ void reduce_include_kop(const struct unit *u, const struct unit_part *p, const v
 {
 	*shard = region_addr(&p->grads);
 	*kop = (struct kop){ .kind = KOP_REDUCE, .n = u->layout.elements };
-	kop->reduce = add_to((void *)to, gradient_dtype(u), shard, DTYPE_FP32);
+	kop->reduce =
+		reduce_run_add_to((void *)to, reduce_run_gradient_dtype(u), shard, DTYPE_FP32);
 }
 
 /* ----------------------------------------------------------------- the stages */
 
-static const struct reduce_input *reduce_input_of(const struct coll *c, uint32_t member)
+static const struct reduce_input *reduce_run_reduce_input_of(const struct coll *c, uint32_t member)
 {
 	return &c->reduce->inputs[member];
 }
 
 /* A rank without inputs contributes zeros, whatever it has. */
-static bool is_surrogate(const struct coll *c, uint32_t member)
+static bool reduce_run_is_surrogate(const struct coll *c, uint32_t member)
 {
 	return c->ops[member]->surrogate;
 }
 
-static void take_input(struct reduce_input *in, struct member_unit *mu)
+static void reduce_run_take_input(struct reduce_input *in, struct member_unit *mu)
 {
 	*in = (struct reduce_input){ region_steal(&mu->gradient), region_steal(&mu->accumulated),
 				     mu->included };
 	mu->included = false;
 }
 
-static void take_inputs(const struct coll *c, struct reduce_run *run)
+static void reduce_run_take_inputs(const struct coll *c, struct reduce_run *run)
 {
 	for (uint32_t i = 0; i < c->n; i++)
-		if (!is_surrogate(c, i))
-			take_input(&run->inputs[i], member_unit_find(c->members[i], c->unit));
+		if (!reduce_run_is_surrogate(c, i))
+			reduce_run_take_input(&run->inputs[i],
+					      member_unit_find(c->members[i], c->unit));
 }
 
-static void give_input(struct reduce_input *in, struct member *m)
+static void reduce_run_give_input(struct reduce_input *in, struct member *m)
 {
 	pool_give(&m->pool, &in->gradient);
 	pool_give(&m->pool, &in->accumulated);
@@ -115,10 +119,10 @@ static void give_input(struct reduce_input *in, struct member *m)
 void reduce_give_inputs(struct coll *c)
 {
 	for (uint32_t i = 0; c->reduce && i < c->n; i++)
-		give_input(&c->reduce->inputs[i], c->members[i]);
+		reduce_run_give_input(&c->reduce->inputs[i], c->members[i]);
 }
 
-static void put_input_back(struct reduce_input *in, struct member_unit *mu)
+static void reduce_run_put_input_back(struct reduce_input *in, struct member_unit *mu)
 {
 	CHECK(!mu->gradient.slab && !mu->accumulated.slab); /* ops on them come behind this one */
 	mu->gradient = region_steal(&in->gradient);
@@ -135,32 +139,33 @@ void reduce_put_back(struct coll *c)
 		if (!in->gradient.slab && !in->accumulated.slab)
 			continue;
 		if (m->state == MEMBER_JOINED && m->epoch == c->job->rec->epoch)
-			put_input_back(in, member_unit_find(m, c->unit));
+			reduce_run_put_input_back(in, member_unit_find(m, c->unit));
 		else
-			give_input(in, m);
+			reduce_run_give_input(in, m);
 	}
 }
 
 /* Where a rank's gradient is to be folded, and in which type. */
-static const void *input_of(const struct coll *c, uint32_t member, enum dtype *dtype)
+static const void *reduce_run_input_of(const struct coll *c, uint32_t member, enum dtype *dtype)
 {
-	const struct reduce_input *in = reduce_input_of(c, member);
+	const struct reduce_input *in = reduce_run_reduce_input_of(c, member);
 	bool accumulated = in->accumulated.slab;
 
-	*dtype = accumulated ? c->reduce->plan.accumulate_dtype : gradient_dtype(c->unit);
-	if (is_surrogate(c, member))
-		return address(&c->parts[c->part_of[member]].scratch[REDUCE_ZEROS]);
-	return address(accumulated ? &in->accumulated : &in->gradient);
+	*dtype =
+		accumulated ? c->reduce->plan.accumulate_dtype : reduce_run_gradient_dtype(c->unit);
+	if (reduce_run_is_surrogate(c, member))
+		return reduce_run_address(&c->parts[c->part_of[member]].scratch[REDUCE_ZEROS]);
+	return reduce_run_address(accumulated ? &in->accumulated : &in->gradient);
 }
 
 /* Some ranks have accumulated, others have not, and the types are not the same. */
-static bool is_lonely(const struct coll *c, uint32_t member)
+static bool reduce_run_is_lonely(const struct coll *c, uint32_t member)
 {
-	return c->reduce->lonely_bytes && !reduce_input_of(c, member)->accumulated.slab;
+	return c->reduce->lonely_bytes && !reduce_run_reduce_input_of(c, member)->accumulated.slab;
 }
 
-static unsigned factors(const struct k_factor *a, const struct k_factor *b,
-			const struct k_factor *c)
+static unsigned reduce_run_factors(const struct k_factor *a, const struct k_factor *b,
+				   const struct k_factor *c)
 {
 	return (a->how != K_FACTOR_NONE) + (b->how != K_FACTOR_NONE) +
 	       (c && c->how != K_FACTOR_NONE);
@@ -168,30 +173,31 @@ static unsigned factors(const struct k_factor *a, const struct k_factor *b,
 
 /* One fold is enough for one replica, or replicas of one rank each, whose factors one kernel
  * can apply, and for one replica a device. */
-static bool must_be_apart(const struct coll *c, const struct reduce_run *run)
+static bool reduce_run_must_be_apart(const struct coll *c, const struct reduce_run *run)
 {
 	const struct reduce_plan *p = &run->plan;
 
 	if (run->defer || run->had_partials || run->crossed)
 		return true;
 	if (run->replicas == 1)
-		return factors(&p->partial, &p->post, NULL) > 1;
+		return reduce_run_factors(&p->partial, &p->post, NULL) > 1;
 	if (run->shard_ranks == 1)
-		return factors(&p->pre, &p->partial, &p->replica) > 1;
-	return run->here > 1 || c->n_parts == 1 || factors(&p->partial, &p->replica, NULL) > 1;
+		return reduce_run_factors(&p->pre, &p->partial, &p->replica) > 1;
+	return run->here > 1 || c->n_parts == 1 ||
+	       reduce_run_factors(&p->partial, &p->replica, NULL) > 1;
 }
 
-static uint64_t rounded_up(uint64_t bytes)
+static uint64_t reduce_run_rounded_up(uint64_t bytes)
 {
 	return (bytes + POOL_ALIGN - 1) / POOL_ALIGN * POOL_ALIGN;
 }
 
 /* Room for what lonely ranks have to convert, on the device that has most of them. */
-static uint64_t lonely_bytes(const struct coll *c, const struct reduce_run *run)
+static uint64_t reduce_run_lonely_bytes(const struct coll *c, const struct reduce_run *run)
 {
 	uint32_t most = 0, all = 0;
 
-	if (run->plan.accumulate_dtype == gradient_dtype(c->unit))
+	if (run->plan.accumulate_dtype == reduce_run_gradient_dtype(c->unit))
 		return 0;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		uint32_t lonely = 0;
@@ -202,8 +208,8 @@ static uint64_t lonely_bytes(const struct coll *c, const struct reduce_run *run)
 		all += lonely;
 	}
 	return all == c->n ? 0
-			   : most * rounded_up(c->unit->layout.elements *
-					       dtype_size(run->plan.accumulate_dtype));
+			   : most * reduce_run_rounded_up(c->unit->layout.elements *
+							  dtype_size(run->plan.accumulate_dtype));
 }
 
 bool reduce_whole_replicas(const struct coll *c)
@@ -216,25 +222,26 @@ bool reduce_whole_replicas(const struct coll *c)
 	return true;
 }
 
-static uint32_t partials_on(const struct coll *c, const struct reduce_run *run, unsigned d)
+static uint32_t reduce_run_partials_on(const struct coll *c, const struct reduce_run *run,
+				       unsigned d)
 {
 	if (run->crossed)
 		return run->replicas;
 	return run->whole ? c->parts[d].n / run->shard_ranks : 1;
 }
 
-static void measure(const struct coll *c, struct reduce_run *like)
+static void reduce_run_measure(const struct coll *c, struct reduce_run *like)
 {
 	const struct unit *u = c->unit;
 
 	like->shard_ranks = u->rec->shard_ranks;
 	like->replicas = c->n / like->shard_ranks;
 	like->whole = reduce_whole_replicas(c);
-	like->plan = plan_by(u, coll_divide_by(c));
+	like->plan = reduce_run_plan_by(u, coll_divide_by(c));
 	like->crossed = like->replicas > 1 && !like->whole &&
 			(like->plan.partial.how || like->plan.replica.how);
 	for (unsigned d = 0; d < c->n_parts; d++) {
-		uint32_t here = partials_on(c, like, d),
+		uint32_t here = reduce_run_partials_on(c, like, d),
 			 n = unit_spans(u, &u->parts[d], like->span);
 
 		like->here = here > like->here ? here : like->here;
@@ -243,27 +250,30 @@ static void measure(const struct coll *c, struct reduce_run *like)
 	like->kops = c->n + 1 > u->rec->n_tensors ? c->n + 1 : u->rec->n_tensors;
 }
 
-static uint64_t zero_bytes(const struct coll *c)
+static uint64_t reduce_run_zero_bytes(const struct coll *c)
 {
 	bool any = false;
 
 	for (uint32_t i = 0; i < c->n; i++)
-		any = any || is_surrogate(c, i);
-	return any ? rounded_up(c->unit->layout.elements * dtype_size(gradient_dtype(c->unit))) : 0;
+		any = any || reduce_run_is_surrogate(c, i);
+	return any ? reduce_run_rounded_up(c->unit->layout.elements *
+					   dtype_size(reduce_run_gradient_dtype(c->unit)))
+		   : 0;
 }
 
-static void begin(const struct coll *c, struct reduce_run *run)
+static void reduce_run_begin(const struct coll *c, struct reduce_run *run)
 {
 	run->added = &run->partials[run->here * c->n_parts];
 	run->pieces = &run->added[c->n];
 	run->defer = c->ops[0]->args.reduce.defer;
 	run->had_partials = c->unit->has_partials;
-	run->apart = must_be_apart(c, run);
-	run->stride = rounded_up((run->crossed ? reduce_segment(c) : c->unit->layout.elements) *
-				 dtype_size(run->plan.sum_dtype));
-	run->zero_bytes = zero_bytes(c);
-	CHECK(!run->zero_bytes || run->plan.accumulate_dtype == gradient_dtype(c->unit));
-	run->lonely_bytes = lonely_bytes(c, run);
+	run->apart = reduce_run_must_be_apart(c, run);
+	run->stride = reduce_run_rounded_up(
+		(run->crossed ? reduce_segment(c) : c->unit->layout.elements) *
+		dtype_size(run->plan.sum_dtype));
+	run->zero_bytes = reduce_run_zero_bytes(c);
+	CHECK(!run->zero_bytes || run->plan.accumulate_dtype == reduce_run_gradient_dtype(c->unit));
+	run->lonely_bytes = reduce_run_lonely_bytes(c, run);
 }
 
 struct reduce_run *reduce_run_free(struct reduce_run *run)
@@ -284,7 +294,7 @@ struct reduce_run *reduce_run_new(struct coll *c)
 	like.span = calloc(c->unit->rec->n_tensors, sizeof(*like.span));
 	if (!like.span)
 		return NULL;
-	measure(c, &like);
+	reduce_run_measure(c, &like);
 	pointers = (size_t)like.here * c->n_parts + c->n +
 		   (size_t)like.spans * (c->n + 1 + (like.crossed ? like.here * c->n_parts : 0));
 	run = calloc(1, sizeof(*run) + pointers * sizeof(run->partials[0]) +
@@ -295,8 +305,8 @@ struct reduce_run *reduce_run_new(struct coll *c)
 	}
 	*run = like;
 	run->inputs = (struct reduce_input *)&run->partials[pointers];
-	take_inputs(c, run);
-	begin(c, run);
+	reduce_run_take_inputs(c, run);
+	reduce_run_begin(c, run);
 	return run;
 }
 
@@ -315,7 +325,7 @@ uint64_t reduce_scratch(const struct coll *c, unsigned which)
 	return unit_part_elements(c->unit) * c->unit->spread * dtype_size(run->plan.sum_dtype);
 }
 
-static void zero(struct coll *c, unsigned d)
+static void reduce_run_zero(struct coll *c, unsigned d)
 {
 	struct coll_part *p = &c->parts[d];
 
@@ -326,12 +336,12 @@ static void zero(struct coll *c, unsigned d)
 }
 
 /* What is new, added to what was accumulated. */
-static void add_new(struct coll *c, unsigned d)
+static void reduce_run_add_new(struct coll *c, unsigned d)
 {
 	struct coll_part *p = &c->parts[d];
 
 	for (uint32_t i = 0; i < p->n; i++) {
-		const struct reduce_input *in = reduce_input_of(c, p->members[i]);
+		const struct reduce_input *in = reduce_run_reduce_input_of(c, p->members[i]);
 		const void **new = &c->reduce->added[p->members[i]];
 
 		if (!in->accumulated.slab || !in->gradient.slab)
@@ -343,7 +353,7 @@ static void add_new(struct coll *c, unsigned d)
 }
 
 /* DDP: each rank's gradient is the one that earlier reductions left, and more. */
-static void include(struct coll *c, unsigned d)
+static void reduce_run_include(struct coll *c, unsigned d)
 {
 	struct coll_part *p = &c->parts[d];
 	enum dtype dtype;
@@ -351,28 +361,29 @@ static void include(struct coll *c, unsigned d)
 	if (!c->reduce->plan.adds_before || !c->reduce->accumulate)
 		return;
 	for (uint32_t i = 0; i < p->n; i++)
-		if (!is_surrogate(c, p->members[i]) && !reduce_input_of(c, p->members[i])->included)
+		if (!reduce_run_is_surrogate(c, p->members[i]) &&
+		    !reduce_run_reduce_input_of(c, p->members[i])->included)
 			reduce_include_kop(c->unit, &c->unit->parts[d],
 					   &c->reduce->added[p->members[i]],
-					   input_of(c, p->members[i], &dtype),
+					   reduce_run_input_of(c, p->members[i], &dtype),
 					   &p->kops[p->n_kops++]);
 }
 
 /* Those that did not accumulate, in the type of those that did. */
-static void convert(struct coll *c, unsigned d)
+static void reduce_run_convert(struct coll *c, unsigned d)
 {
 	struct coll_part *p = &c->parts[d];
 	enum dtype to = c->reduce->plan.accumulate_dtype, from;
-	char *at = address(&p->scratch[REDUCE_CONVERTED]);
+	char *at = reduce_run_address(&p->scratch[REDUCE_CONVERTED]);
 
 	for (uint32_t i = 0; i < p->n; i++) {
-		p->inputs[i] = input_of(c, p->members[i], &from);
-		if (!is_lonely(c, p->members[i]))
+		p->inputs[i] = reduce_run_input_of(c, p->members[i], &from);
+		if (!reduce_run_is_lonely(c, p->members[i]))
 			continue;
 		reduce_convert_kop(c->unit, &c->reduce->plan, at, p->inputs[i],
 				   &p->kops[p->n_kops++]);
 		p->inputs[i] = at;
-		at += rounded_up(c->unit->layout.elements * dtype_size(to));
+		at += reduce_run_rounded_up(c->unit->layout.elements * dtype_size(to));
 	}
 }
 
@@ -381,18 +392,19 @@ enum dtype reduce_input_dtype(const struct coll *c)
 {
 	enum dtype dtype;
 
-	(void)input_of(c, 0, &dtype);
+	(void)reduce_run_input_of(c, 0, &dtype);
 	return c->reduce->lonely_bytes ? c->reduce->plan.accumulate_dtype : dtype;
 }
 
 /* Each replica's sum, added to those that were kept. */
-static void fold_replicas(struct coll *c, unsigned d)
+static void reduce_run_fold_replicas(struct coll *c, unsigned d)
 {
 	struct reduce_run *run = c->reduce;
 	struct coll_part *p = &c->parts[d];
 	const struct unit_part *up = &c->unit->parts[d];
-	char *at = address(up->partials.slab ? &up->partials : &p->scratch[REDUCE_PARTIALS]);
-	uint32_t here = partials_on(c, run, d), k = p->n / here;
+	char *at = reduce_run_address(up->partials.slab ? &up->partials
+							: &p->scratch[REDUCE_PARTIALS]);
+	uint32_t here = reduce_run_partials_on(c, run, d), k = p->n / here;
 
 	for (uint32_t j = 0; run->apart && j < here; j++) {
 		run->partials[d * run->here + j] = at + j * run->stride;
@@ -410,7 +422,7 @@ static void fold_replicas(struct coll *c, unsigned d)
 }
 
 /* Before the devices' sums are added: on one device that is all. */
-static struct k_factor tail(const struct coll *c)
+static struct k_factor reduce_run_tail(const struct coll *c)
 {
 	const struct reduce_run *run = c->reduce;
 	struct k_factor none = { .how = K_FACTOR_NONE }, post = run->plan.post;
@@ -424,7 +436,7 @@ static struct k_factor tail(const struct coll *c)
 		       : none;
 }
 
-static struct k_factor head(const struct coll *c)
+static struct k_factor reduce_run_head(const struct coll *c)
 {
 	const struct reduce_run *run = c->reduce;
 
@@ -463,20 +475,20 @@ void reduce_by_span(struct coll *c, unsigned d, const struct k_reduce *r)
 }
 
 /* A device's sum of everything; on one device into the gradient shards. */
-static void fold(struct coll *c, unsigned d)
+static void reduce_run_fold(struct coll *c, unsigned d)
 {
 	struct reduce_run *run = c->reduce;
 	struct coll_part *p = &c->parts[d];
 	bool one = c->n_parts == 1;
-	struct k_reduce r = { .out = address(one ? &c->unit->parts[0].grads
-						 : &p->scratch[REDUCE_SUMS]),
+	struct k_reduce r = { .out = reduce_run_address(one ? &c->unit->parts[0].grads
+							    : &p->scratch[REDUCE_SUMS]),
 			      .out_dtype = one ? DTYPE_FP32 : run->plan.sum_dtype,
 			      .in = run->apart ? &run->partials[d * run->here] : p->inputs,
-			      .k = run->apart ? partials_on(c, run, d) : p->n,
+			      .k = run->apart ? reduce_run_partials_on(c, run, d) : p->n,
 			      .in_dtype = run->apart ? run->plan.sum_dtype : reduce_input_dtype(c),
-			      .pre = head(c),
+			      .pre = reduce_run_head(c),
 			      .sum_dtype = run->plan.sum_dtype,
-			      .post = tail(c),
+			      .post = reduce_run_tail(c),
 			      .accumulate = one && run->accumulate && !run->plan.adds_before };
 
 	if (one)
@@ -490,8 +502,8 @@ void reduce_pack(struct coll *c, unsigned d)
 {
 	struct coll_part *p = &c->parts[d];
 	enum dtype dtype = c->reduce->plan.sum_dtype;
-	struct unit_array full = { address(&p->scratch[REDUCE_SUMS]), dtype };
-	struct unit_array parts = { address(&p->scratch[REDUCE_PACKED]), dtype };
+	struct unit_array full = { reduce_run_address(&p->scratch[REDUCE_SUMS]), dtype };
+	struct unit_array parts = { reduce_run_address(&p->scratch[REDUCE_PACKED]), dtype };
 
 	if (parts.at)
 		p->n_kops = unit_pack_kops(c->unit, UNIT_TRAINED, &parts, &full, p->kops);
@@ -504,9 +516,11 @@ unsigned reduce_sums(const struct coll *c)
 
 bool reduce_next_stage(struct coll *c)
 {
-	static void (*const stages[])(struct coll * c,
-				      unsigned d) = { zero,          add_new, include,    convert,
-						      fold_replicas, fold,    reduce_pack };
+	static void (*const stages[])(struct coll * c, unsigned d) = {
+		reduce_run_zero,    reduce_run_add_new,       reduce_run_include,
+		reduce_run_convert, reduce_run_fold_replicas, reduce_run_fold,
+		reduce_pack
+	};
 	unsigned n = c->reduce->crossed ? 4 : c->reduce->defer ? 5 : ARRAY_SIZE(stages);
 	bool any = false;
 
@@ -525,7 +539,7 @@ void reduce_finish(struct coll *c, unsigned d)
 	const struct reduce_run *run = c->reduce;
 	struct coll_part *p = &c->parts[d];
 	const struct unit_part *up = &c->unit->parts[d];
-	struct k_reduce r = { .out = address(&up->grads),
+	struct k_reduce r = { .out = reduce_run_address(&up->grads),
 			      .out_dtype = DTYPE_FP32,
 			      .in = &p->inputs[p->n],
 			      .k = 1,

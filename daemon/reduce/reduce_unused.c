@@ -14,7 +14,8 @@
 
 /* ------------------------------------------------------------------- one rank */
 
-static int check_tensor(const struct unit *u, const uint32_t *tensors, size_t i, struct fault *f)
+static int reduce_unused_check_tensor(const struct unit *u, const uint32_t *tensors, size_t i,
+				      struct fault *f)
 {
 	uint32_t tensor = tensors[i];
 
@@ -49,30 +50,30 @@ int reduce_unused_decode(struct op *op, const Shardd__V1__ReduceRequest *r, stru
 				 "unused_tensors go without %s: Reduce with one of them",
 				 r->unused ? "unused" : "defer_all_reduce");
 	for (size_t i = 0; i < r->n_unused_tensors; i++)
-		if (check_tensor(op->unit, r->unused_tensors, i, f))
+		if (reduce_unused_check_tensor(op->unit, r->unused_tensors, i, f))
 			return f->code;
 	return 0;
 }
 
-static int compare(const void *a, const void *b)
+static int reduce_unused_compare(const void *a, const void *b)
 {
 	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
 
 	return x < y ? -1 : x > y;
 }
 
-static bool names(const struct op *op, uint32_t tensor)
+static bool reduce_unused_names(const struct op *op, uint32_t tensor)
 {
 	return op->args.reduce.unused ||
 	       (op->args.reduce.n_tensors &&
 		bsearch(&tensor, op->args.reduce.tensors, op->args.reduce.n_tensors, sizeof(tensor),
-			compare));
+			reduce_unused_compare));
 }
 
 /* ------------------------------------------------------------------- all ranks */
 
 /* Can there be a tensor that none has used? The rule is that there is not. */
-static bool some_may(const struct coll *c)
+static bool reduce_unused_some_may(const struct coll *c)
 {
 	for (uint32_t i = 0; i < c->n; i++) {
 		const struct op *op = c->ops[i];
@@ -85,16 +86,16 @@ static bool some_may(const struct coll *c)
 	return !c->unit->has_partials;
 }
 
-static bool used_by_none(const struct coll *c, uint32_t tensor)
+static bool reduce_unused_used_by_none(const struct coll *c, uint32_t tensor)
 {
 	for (uint32_t i = 0; i < c->n; i++)
-		if (!names(c->ops[i], tensor))
+		if (!reduce_unused_names(c->ops[i], tensor))
 			return false;
 	return true;
 }
 
 /* Into @ret, room for all. Return: how many; @ret_all: is that all there is? */
-static size_t find(const struct coll *c, uint32_t *ret, bool *ret_all)
+static size_t reduce_unused_find(const struct coll *c, uint32_t *ret, bool *ret_all)
 {
 	size_t n = 0;
 
@@ -102,7 +103,7 @@ static size_t find(const struct coll *c, uint32_t *ret, bool *ret_all)
 	for (uint32_t i = 0; i < c->unit->rec->n_tensors; i++) {
 		if (!unit_trains(c->unit, i))
 			continue;
-		if (used_by_none(c, i))
+		if (reduce_unused_used_by_none(c, i))
 			ret[n++] = i;
 		else
 			*ret_all = false;
@@ -111,7 +112,7 @@ static size_t find(const struct coll *c, uint32_t *ret, bool *ret_all)
 }
 
 /* Only where all are unused there may be more than MAX_TENSORS. */
-static size_t bits_bytes(const uint32_t *tensors, size_t n)
+static size_t reduce_unused_bits_bytes(const uint32_t *tensors, size_t n)
 {
 	if (!n)
 		return 0;
@@ -119,9 +120,9 @@ static size_t bits_bytes(const uint32_t *tensors, size_t n)
 }
 
 /* From here on args.reduce is what all of them say; behind the tensors there are the bits. */
-static int tell(struct coll *c, const uint32_t *tensors, size_t n, bool all)
+static int reduce_unused_tell(struct coll *c, const uint32_t *tensors, size_t n, bool all)
 {
-	size_t bytes = bits_bytes(tensors, n);
+	size_t bytes = reduce_unused_bits_bytes(tensors, n);
 
 	for (uint32_t i = 0; i < c->n; i++) {
 		struct op *op = c->ops[i];
@@ -146,7 +147,7 @@ static int tell(struct coll *c, const uint32_t *tensors, size_t n, bool all)
 }
 
 /* Nothing of what they say comes to anything. */
-static void overrule(struct coll *c)
+static void reduce_unused_overrule(struct coll *c)
 {
 	for (uint32_t i = 0; i < c->n; i++) {
 		c->ops[i]->args.reduce.unused = false;
@@ -161,24 +162,24 @@ int reduce_unused_agree(struct coll *c)
 	size_t n;
 	int r;
 
-	if (!some_may(c)) {
-		overrule(c);
+	if (!reduce_unused_some_may(c)) {
+		reduce_unused_overrule(c);
 		return 0;
 	}
 	tensors = calloc(c->unit->rec->n_tensors, sizeof(*tensors));
 	if (!tensors)
 		return -ENOMEM;
-	n = find(c, tensors, &all);
-	r = tell(c, tensors, n, all);
+	n = reduce_unused_find(c, tensors, &all);
+	r = reduce_unused_tell(c, tensors, n, all);
 	free(tensors);
 	return r;
 }
 
 /* --------------------------------------------------------------------- the unit */
 
-static bool is_left_out(const struct coll *c, uint32_t tensor)
+static bool reduce_unused_is_left_out(const struct coll *c, uint32_t tensor)
 {
-	return names(c->ops[0], tensor);
+	return reduce_unused_names(c->ops[0], tensor);
 }
 
 bool reduce_leaves_out(const struct coll *c)
@@ -198,7 +199,7 @@ int reduce_unused_note(struct coll *c)
 	if (some && unit_track_gradients(u) < 0)
 		return -ENOMEM;
 	for (uint32_t i = 0; some && i < u->rec->n_tensors; i++)
-		u->lacks[i] = is_left_out(c, i) && (!u->has_gradient || u->lacks[i]);
+		u->lacks[i] = reduce_unused_is_left_out(c, i) && (!u->has_gradient || u->lacks[i]);
 	u->some_lack = some;
 	return 0;
 }
@@ -210,5 +211,6 @@ void reduce_unused_reply(const struct op *op, Shardd__V1__ReduceReply *reply)
 	if (!op->owned || !op->args.reduce.n_tensors)
 		return; /* without @owned: what it named was of its request alone */
 	reply->unused_bits.data = (uint8_t *)(op->args.reduce.tensors + op->args.reduce.n_tensors);
-	reply->unused_bits.len = bits_bytes(op->args.reduce.tensors, op->args.reduce.n_tensors);
+	reply->unused_bits.len =
+		reduce_unused_bits_bytes(op->args.reduce.tensors, op->args.reduce.n_tensors);
 }

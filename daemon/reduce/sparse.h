@@ -77,7 +77,7 @@ void sparse_fold(struct coll *c, void (*done)(struct coll *c));
 
 /* Rows of tensor @tensor of @u: are they in range, and is it one that has rows? Return: 0 or a
  * fault code. */
-int op_sparse_check(const struct unit *u, uint32_t tensor, const int64_t *rows, size_t n,
-		    struct fault *f);
+int op_sparse_check_rows(const struct unit *u, uint32_t tensor, const int64_t *rows, size_t n,
+			 struct fault *f);
 
 #endif

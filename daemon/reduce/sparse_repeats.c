@@ -11,13 +11,13 @@
 #include "reduce/sparse.h"
 #include "work/coll.h"
 
-static const struct sparse_repeats *of(const struct coll *c, uint32_t member)
+static const struct sparse_repeats *sparse_repeats_of(const struct coll *c, uint32_t member)
 {
 	return c->ops[member]->owned;
 }
 
 /* Return: 0 or -ENOMEM. @slot: of each of the tensor's rows, its number in @r from 1 on. */
-static int note(struct op *op, uint32_t *slot)
+static int sparse_repeats_note(struct op *op, uint32_t *slot)
 {
 	uint64_t n = op->args.sparse.n;
 	struct sparse_repeats *r = malloc(sizeof(*r) + 2 * n * sizeof(int64_t));
@@ -51,7 +51,7 @@ int sparse_repeats_init(const struct coll *c, uint64_t rows)
 		if (c->ops[i]->args.sparse.n < 2)
 			continue;
 		slot = calloc(rows, sizeof(*slot)); /* touched only where a row is named */
-		status = slot ? note(c->ops[i], slot) : -ENOMEM;
+		status = slot ? sparse_repeats_note(c->ops[i], slot) : -ENOMEM;
 		free(slot);
 	}
 	return status;
@@ -62,7 +62,7 @@ uint64_t sparse_repeats_indices(const struct coll *c)
 	uint64_t n = 0;
 
 	for (uint32_t i = 0; i < c->n; i++)
-		n += of(c, i) ? of(c, i)->n_rows : 0;
+		n += sparse_repeats_of(c, i) ? sparse_repeats_of(c, i)->n_rows : 0;
 	return n;
 }
 
@@ -71,8 +71,8 @@ uint64_t sparse_repeats_bytes(const struct coll *c, uint64_t width)
 	uint64_t most = 0;
 
 	for (uint32_t i = 0; i < c->n; i++)
-		if (of(c, i) && of(c, i)->n_rows > most)
-			most = of(c, i)->n_rows;
+		if (sparse_repeats_of(c, i) && sparse_repeats_of(c, i)->n_rows > most)
+			most = sparse_repeats_of(c, i)->n_rows;
 	return most * width * sizeof(float);
 }
 
@@ -80,17 +80,17 @@ const struct sparse_repeats *sparse_repeats_now(const struct coll *c, unsigned d
 {
 	const struct coll_part *p = &c->parts[d];
 
-	return c->turn < p->n ? of(c, p->members[c->turn]) : NULL;
+	return c->turn < p->n ? sparse_repeats_of(c, p->members[c->turn]) : NULL;
 }
 
 /* ------------------------------------------------------------------ its table */
 
-static float *table(const struct coll *c, unsigned d)
+static float *sparse_repeats_table(const struct coll *c, unsigned d)
 {
 	return region_addr(&c->parts[d].scratch[SPARSE_COALESCED]);
 }
 
-static void add_own(struct coll *c)
+static void sparse_repeats_add_own(struct coll *c)
 {
 	struct sparse_work *w = c->work;
 
@@ -103,7 +103,7 @@ static void add_own(struct coll *c)
 		if (!r)
 			continue;
 		a = sparse_rows_kop(c, d);
-		a.out = table(c, d);
+		a.out = sparse_repeats_table(c, d);
 		a.row_limit = r->n_rows;
 		coll_kop(&c->parts[d], KOP_ADD_ROWS, a.row_elements)->add_rows = a;
 		w->given[d] += a.n_rows;
@@ -122,10 +122,10 @@ void sparse_coalesce(struct coll *c, void (*next)(struct coll *c))
 		if (r)
 			coll_kop(&c->parts[d], KOP_FILL,
 				 r->n_rows * sparse_rows_kop(c, d).row_elements)
-				->fill =
-				(struct k_fill){ .dst = table(c, d), .kind = FILL_CONSTANT };
+				->fill = (struct k_fill){ .dst = sparse_repeats_table(c, d),
+							  .kind = FILL_CONSTANT };
 	}
-	coll_kernels(c, add_own);
+	coll_kernels(c, sparse_repeats_add_own);
 }
 
 void sparse_add_coalesced(struct coll *c, unsigned d)
@@ -135,7 +135,7 @@ void sparse_add_coalesced(struct coll *c, unsigned d)
 	struct k_add_rows a = sparse_rows_kop(c, d);
 
 	a.n_rows = r->n_rows;
-	a.values = table(c, d);
+	a.values = sparse_repeats_table(c, d);
 	a.dtype = DTYPE_FP32;
 	a.pre = (struct k_factor){ .how = K_FACTOR_NONE };
 	coll_kop(&c->parts[d], KOP_ADD_ROWS, a.row_elements)->add_rows = a;

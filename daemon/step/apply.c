@@ -78,7 +78,7 @@ static void apply_done(struct job *job, struct unit **units, unsigned n, int sta
 	job_settle(job);
 }
 
-static void on_applied(struct backend_task *task, int status)
+static void apply_on_applied(struct backend_task *task, int status)
 {
 	struct apply *a = CONTAINER_OF(task, struct apply_part, task)->apply;
 	struct job *job = a->job;
@@ -94,14 +94,14 @@ static void on_applied(struct backend_task *task, int status)
 	apply_free(a);
 }
 
-static bool takes_part(const struct job *job, const struct unit *u)
+static bool apply_takes_part(const struct job *job, const struct unit *u)
 {
 	return u->has_gradient && u->rec->group == job->step.group &&
 	       u->rec->optimizer->kind != OPTIM_NONE;
 }
 
 /* Kops that @u needs on part @d: of the factor, or of the step. */
-static size_t kops_of(const struct job *job, const struct unit *u, unsigned d)
+static size_t apply_kops_of(const struct job *job, const struct unit *u, unsigned d)
 {
 	const struct unit_part *p = &u->parts[d];
 	size_t scale = job->step.scales ? optim_scale_kops(u, p, 0, NULL) : 0;
@@ -111,7 +111,7 @@ static size_t kops_of(const struct job *job, const struct unit *u, unsigned d)
 }
 
 /* On each device for the kops of all units. */
-static bool make_room(struct apply *a)
+static bool apply_make_room(struct apply *a)
 {
 	const struct job *job = a->job;
 	size_t kops[NODE_MAX_DEVICES] = { 0 };
@@ -120,14 +120,14 @@ static bool make_room(struct apply *a)
 	for (uint32_t i = 0; i < job->n_units; i++) {
 		const struct unit *u = job->units[i];
 
-		for (unsigned d = 0; takes_part(job, u) && d < u->n_parts; d++)
-			kops[u->parts[d].device->index] += kops_of(job, u, d);
+		for (unsigned d = 0; apply_takes_part(job, u) && d < u->n_parts; d++)
+			kops[u->parts[d].device->index] += apply_kops_of(job, u, d);
 	}
 	for (unsigned d = 0; d < job->node->n_devices; d++) {
 		a->parts[d].apply = a;
 		a->parts[d].note = (struct device_note){ .name = "Step", .job = job };
 		a->parts[d].task.sync = true;
-		a->parts[d].task.done = on_applied;
+		a->parts[d].task.done = apply_on_applied;
 		a->parts[d].task.kops = calloc(kops[d] ? kops[d] : 1, sizeof(struct kop));
 		there = there && a->parts[d].task.kops;
 	}
@@ -143,13 +143,13 @@ static struct apply *apply_new(struct job *job)
 	a->job = job;
 	list_init(&a->parked.link);
 	a->units = calloc(job->n_units ? job->n_units : 1, sizeof(struct unit *));
-	if (a->units && make_room(a))
+	if (a->units && apply_make_room(a))
 		return a;
 	apply_free(a);
 	return NULL;
 }
 
-static void step_unit(struct apply *a, const struct unit *u)
+static void apply_step_unit(struct apply *a, const struct unit *u)
 {
 	for (unsigned d = 0; d < u->n_parts; d++) {
 		struct backend_task *task = &a->parts[u->parts[d].device->index].task;
@@ -161,7 +161,7 @@ static void step_unit(struct apply *a, const struct unit *u)
 
 /* Only to devices that have something to do: another may be lost, which is not our affair.
  * With nothing to do at all it still ends from the loop. */
-static void submit_parts(struct apply *a)
+static void apply_submit_parts(struct apply *a)
 {
 	struct node *node = a->job->node;
 	unsigned n = node->n_devices;
@@ -186,7 +186,7 @@ static void submit_parts(struct apply *a)
 	}
 }
 
-static void step_units(struct apply *a)
+static void apply_step_units(struct apply *a)
 {
 	a->next = NULL;
 	for (unsigned d = 0; d < a->job->node->n_devices; d++) {
@@ -194,14 +194,14 @@ static void step_units(struct apply *a)
 		a->parts[d].task.sync = true;
 	}
 	for (unsigned i = 0; i < a->n; i++)
-		step_unit(a, a->units[i]);
-	submit_parts(a);
+		apply_step_unit(a, a->units[i]);
+	apply_submit_parts(a);
 }
 
 /* The factor of a planned clip: an op on the same elements comes before the step. */
-static void scale_units(struct apply *a)
+static void apply_scale_units(struct apply *a)
 {
-	a->next = step_units;
+	a->next = apply_step_units;
 	for (unsigned i = 0; i < a->n; i++) {
 		const struct unit *u = a->units[i];
 
@@ -212,12 +212,12 @@ static void scale_units(struct apply *a)
 				u, &u->parts[d], a->job->step.factor, &task->kops[task->n_kops]);
 		}
 	}
-	submit_parts(a);
+	apply_submit_parts(a);
 }
 
 /* The epoch may have ended while streams were waited for: then what they brought is worth
  * nothing, and the step never was. */
-static void submit(struct parked *p)
+static void apply_submit(struct parked *p)
 {
 	struct apply *a = CONTAINER_OF(p, struct apply, parked);
 	struct job *job = a->job;
@@ -229,39 +229,39 @@ static void submit(struct parked *p)
 		return;
 	}
 	for (uint32_t i = 0; i < job->n_units; i++) {
-		CHECK(!takes_part(job, job->units[i]) || !job->units[i]->gathered_ranks);
-		if (takes_part(job, job->units[i]))
+		CHECK(!apply_takes_part(job, job->units[i]) || !job->units[i]->gathered_ranks);
+		if (apply_takes_part(job, job->units[i]))
 			a->units[a->n++] = job->units[i];
 	}
 	if (job->step.scales)
-		scale_units(a);
+		apply_scale_units(a);
 	else
-		step_units(a);
+		apply_step_units(a);
 }
 
 /* Nobody holds the parameters. */
-static void drain(struct parked *p)
+static void apply_drain(struct parked *p)
 {
 	struct apply *a = CONTAINER_OF(p, struct apply, parked);
 	struct job *job = a->job;
-	int r = drain_ensure(job, p, submit);
+	int r = drain_ensure(job, p, apply_submit);
 
 	if (r == 0) {
-		submit(p);
+		apply_submit(p);
 	} else if (r < 0) {
 		apply_done(job, NULL, 0, r);
 		apply_free(a);
 	}
 }
 
-static void unheld(struct parked *p)
+static void apply_unheld(struct parked *p)
 {
 	struct apply *a = CONTAINER_OF(p, struct apply, parked);
 
 	if (a->job->step.epoch != a->job->rec->epoch)
-		submit(p); /* which will not do it */
-	else if (readers_let(a->job, p, unheld))
-		drain(p);
+		apply_submit(p); /* which will not do it */
+	else if (readers_let(a->job, p, apply_unheld))
+		apply_drain(p);
 }
 
 static void apply_start(struct job *job)
@@ -274,7 +274,7 @@ static void apply_start(struct job *job)
 	job->step.epoch = job->rec->epoch;
 	job->running++;
 	if (a)
-		unheld(&a->parked);
+		apply_unheld(&a->parked);
 	else
 		apply_done(job, NULL, 0, -ENOMEM);
 }
@@ -290,7 +290,7 @@ void apply_go_on(struct job *job)
 		parked_resume_all(&job->step.waiting);
 }
 
-static void wait(struct job *job, struct parked *p, void (*resume)(struct parked *p))
+static void apply_wait(struct job *job, struct parked *p, void (*resume)(struct parked *p))
 {
 	p->resume = resume;
 	list_append(&job->step.waiting, &p->link);
@@ -301,7 +301,7 @@ bool apply_ensure(struct job *job, struct parked *p, void (*resume)(struct parke
 {
 	if (!job->step.prepared && !job->step.applying && !job->step.stepping)
 		return true;
-	wait(job, p, resume);
+	apply_wait(job, p, resume);
 	return false;
 }
 
@@ -309,6 +309,6 @@ bool apply_ensure_step(struct job *job, struct parked *p, void (*resume)(struct 
 {
 	if (!job->step.prepared && !job->step.applying)
 		return true;
-	wait(job, p, resume);
+	apply_wait(job, p, resume);
 	return false;
 }

@@ -57,7 +57,7 @@ struct back {
 
 /* ------------------------------------------------------------ the Reduce begins */
 
-static int check_reduce(const struct unit *u, struct fault *f)
+static int backward_check_reduce(const struct unit *u, struct fault *f)
 {
 	if (u->shards_from)
 		return fault_set(f, FAULT_STATE, NULL,
@@ -74,20 +74,20 @@ static int check_reduce(const struct unit *u, struct fault *f)
 	return 0;
 }
 
-static bool plan_concerns(const struct coll *c)
+static bool backward_plan_concerns(const struct coll *c)
 {
 	return group_plan_holds(c->group) && !c->more &&
 	       c->unit->rec->optimizer->kind != OPTIM_NONE;
 }
 
-static void cleared(struct coll *c)
+static void backward_cleared(struct coll *c)
 {
 	c->again(&c->parked);
 }
 
 /* What lies between tensors in memory that was something else before. Return: false: it is
  * being cleared, @again is called when that is ordered, or @c has ended. */
-static bool clear_gaps(struct coll *c, void (*again)(struct parked *p))
+static bool backward_clear_gaps(struct coll *c, void (*again)(struct parked *p))
 {
 	struct unit_run *gaps = calloc(c->unit->rec->n_tensors, sizeof(*gaps));
 	unsigned all = 0;
@@ -112,11 +112,11 @@ static bool clear_gaps(struct coll *c, void (*again)(struct parked *p))
 	if (!all)
 		return true;
 	c->again = again;
-	coll_kernels(c, cleared);
+	coll_kernels(c, backward_cleared);
 	return false;
 }
 
-static bool need_grads(struct coll *c, void (*again)(struct parked *p))
+static bool backward_need_grads(struct coll *c, void (*again)(struct parked *p))
 {
 	bool fresh = !c->unit->parts[0].grads.slab;
 	struct fault f = FAULT_NULL;
@@ -125,7 +125,7 @@ static bool need_grads(struct coll *c, void (*again)(struct parked *p))
 	if (r > 0 && r != SLAB_E_LATER && job_evict(c->job, UINT64_MAX))
 		r = job_take_grads(c->job, c->unit);
 	if (r == 0)
-		return !fresh || !c->unit->layout.dim0 || clear_gaps(c, again);
+		return !fresh || !c->unit->layout.dim0 || backward_clear_gaps(c, again);
 	if (r == SLAB_E_LATER) {
 		node_wait(c->job->node, &c->parked, again);
 		return false;
@@ -138,7 +138,7 @@ static bool need_grads(struct coll *c, void (*again)(struct parked *p))
 
 /* Will the unit be stepped because of it, without a Step? Then nobody may hold it from here on:
  * held up later, the gradient would need memory that is not needed otherwise. */
-static bool leads_to_step(const struct coll *c)
+static bool backward_leads_to_step(const struct coll *c)
 {
 	const state_optimizer *o = c->unit->rec->optimizer;
 
@@ -150,15 +150,15 @@ bool backward_prepare(struct coll *c, void (*again)(struct parked *p))
 {
 	struct fault f = FAULT_NULL;
 
-	if (!c->begun && check_reduce(c->unit, &f)) { /* begun: it had waited for memory */
+	if (!c->begun && backward_check_reduce(c->unit, &f)) { /* begun: it had waited for memory */
 		coll_end(c, &f);
 		return false;
 	}
-	if (leads_to_step(c) && !coll_may_write(c, again))
+	if (backward_leads_to_step(c) && !coll_may_write(c, again))
 		return false;
-	if (!c->fused && !need_grads(c, again))
+	if (!c->fused && !backward_need_grads(c, again))
 		return false;
-	if (plan_concerns(c) && c->group->plan.inv_scale != 0 &&
+	if (backward_plan_concerns(c) && c->group->plan.inv_scale != 0 &&
 	    !coll_need_scratch(c, COLL_FOUND_INF, SHARDS_FOUND_BYTES, again))
 		return false;
 	if (c->lends)
@@ -168,7 +168,7 @@ bool backward_prepare(struct coll *c, void (*again)(struct parked *p))
 
 /* -------------------------------------------------------- as the plan says */
 
-static void arrived(struct coll *c)
+static void backward_arrived(struct coll *c)
 {
 	struct unit *u = c->unit;
 
@@ -180,18 +180,18 @@ static void arrived(struct coll *c)
 	c->arrived(c);
 }
 
-static void take_norm(struct coll *c)
+static void backward_take_norm(struct coll *c)
 {
 	if (c->group->plan.has_clip)
-		shards_norm(c, c->group->plan.clip.type, arrived);
+		shards_norm(c, c->group->plan.clip.type, backward_arrived);
 	else
-		arrived(c);
+		backward_arrived(c);
 }
 
 /* A rank may have died since: then there is neither a plan nor a use for it. */
 bool backward_is_planned(const struct coll *c)
 {
-	return plan_concerns(c) && c->ops[0]->m->epoch == c->job->rec->epoch;
+	return backward_plan_concerns(c) && c->ops[0]->m->epoch == c->job->rec->epoch;
 }
 
 void backward_arrive(struct coll *c, void (*next)(struct coll *c))
@@ -202,9 +202,9 @@ void backward_arrive(struct coll *c, void (*next)(struct coll *c))
 	}
 	c->arrived = next;
 	if (c->group->plan.inv_scale != 0)
-		shards_unscale(c, (float)c->group->plan.inv_scale, take_norm);
+		shards_unscale(c, (float)c->group->plan.inv_scale, backward_take_norm);
 	else
-		take_norm(c);
+		backward_take_norm(c);
 }
 
 /* ------------------------------------------------------------------ stepping */
@@ -215,7 +215,7 @@ void backward_mark(struct job *job)
 	job->step.mid = true;
 }
 
-static void back_free(struct back *b)
+static void backward_back_free(struct back *b)
 {
 	for (unsigned d = 0; d < b->u->n_parts; d++) {
 		queue_task_deinit(&b->parts[d].queue);
@@ -254,19 +254,19 @@ void backward_hold(struct job *job, struct unit *u)
 	job->step.stepping++;
 }
 
-static void back_end(struct back *b)
+static void backward_back_end(struct back *b)
 {
 	struct job *job = b->job;
 	struct unit *u = b->u;
 
 	backward_stepped(job, u, b->epoch == job->rec->epoch, b->status);
-	back_free(b);
+	backward_back_free(b);
 	backward_let_go(job, u);
 	job->running--; /* only now: those resumed may have been the last of a deleted job */
 	job_settle(job);
 }
 
-static void on_stepped(struct backend_task *task, int status)
+static void backward_on_stepped(struct backend_task *task, int status)
 {
 	struct back_part *p = CONTAINER_OF(task, struct back_part, queue.task);
 	struct back *b = p->back;
@@ -274,7 +274,7 @@ static void on_stepped(struct backend_task *task, int status)
 	queue_task_done(&p->queue);
 	b->status = b->status ? b->status : status;
 	if (--b->pending == 0)
-		back_end(b);
+		backward_back_end(b);
 }
 
 const struct step_rates *backward_rates(const struct job *job, const struct unit *u)
@@ -283,7 +283,7 @@ const struct step_rates *backward_rates(const struct job *job, const struct unit
 }
 
 /* Streams that still read the shards themselves; who reads a copy is not concerned. */
-static int fill_part(struct back *b, unsigned d)
+static int backward_fill_part(struct back *b, unsigned d)
 {
 	const struct unit_part *p = &b->u->parts[d];
 	const struct step_rates *rates = backward_rates(b->job, b->u);
@@ -295,12 +295,12 @@ static int fill_part(struct back *b, unsigned d)
 		return -ENOMEM;
 	optim_step_kops(b->u, p, rates, part->kops);
 	part->queue.task = (struct backend_task){
-		.kops = part->kops, .n_kops = (unsigned)n, .sync = true, .done = on_stepped
+		.kops = part->kops, .n_kops = (unsigned)n, .sync = true, .done = backward_on_stepped
 	};
 	return unit_is_direct(b->u) ? queue_task_wait(&part->queue, p->reads.waits, p->reads.n) : 0;
 }
 
-static struct back *back_new(struct job *job, struct unit *u)
+static struct back *backward_back_new(struct job *job, struct unit *u)
 {
 	struct back *b = calloc(1, sizeof(*b) + u->n_parts * sizeof(b->parts[0]));
 	int r = b ? 0 : -ENOMEM;
@@ -318,11 +318,11 @@ static struct back *back_new(struct job *job, struct unit *u)
 		}
 	}
 	for (unsigned d = 0; r == 0 && d < u->n_parts; d++)
-		r = fill_part(b, d);
+		r = backward_fill_part(b, d);
 	if (r == 0)
 		return b;
 	if (b)
-		back_free(b);
+		backward_back_free(b);
 	return NULL;
 }
 
@@ -335,7 +335,7 @@ void backward_released(struct job *job, struct unit *u)
 		parked_resume_all(&u->awaiting); /* ShardDone; whoever is too early waits again */
 	if (!u->due || u->stepping || unit_is_read(u))
 		return;
-	b = back_new(job, u);
+	b = backward_back_new(job, u);
 	if (!b)
 		return;
 	u->due = false;
@@ -348,7 +348,7 @@ void backward_released(struct job *job, struct unit *u)
 
 /* -------------------------------------------------------------- the Reduce ends */
 
-static void offer(struct coll *c)
+static void backward_offer(struct coll *c)
 {
 	lend_ready(c);
 	if (c->unit->rec->guarded)
@@ -366,7 +366,7 @@ void backward_reduced(struct coll *c)
 	if (c->more)
 		return;
 	if (u->rec->optimizer->when == OPTIM_BY_TRAINER) {
-		offer(c);
+		backward_offer(c);
 	} else if (u->rec->optimizer->when == OPTIM_IN_BACKWARD && !u->arrived &&
 		   u->rec->optimizer->kind != OPTIM_NONE) {
 		u->due = true;
@@ -383,28 +383,28 @@ int backward_end_unused(struct coll *c, struct fault *f)
 
 	if (u->rec->optimizer->when != OPTIM_BY_TRAINER || c->more || !u->has_gradient)
 		return 0;
-	if (check_reduce(u, f))
+	if (backward_check_reduce(u, f))
 		return f->code;
-	offer(c);
+	backward_offer(c);
 	return 0;
 }
 
 /* --------------------------------------------------------------- who looks on */
 
-static bool holds(const struct op *op)
+static bool backward_holds(const struct op *op)
 {
 	const struct member_unit *mu = member_unit_find(op->m, op->unit);
 
 	return mu && mu->gathers;
 }
 
-static int wait_for_step(struct op *op, void (*resume)(struct parked *p))
+static int backward_wait_for_step(struct op *op, void (*resume)(struct parked *p))
 {
 	op_park(op, &op->unit->awaiting, resume);
 	return BACKWARD_WAITS;
 }
 
-static int gather_own(struct op *op, void (*resume)(struct parked *p))
+static int backward_gather_own(struct op *op, void (*resume)(struct parked *p))
 {
 	const struct member_unit *mu = member_unit_find(op->m, op->unit);
 
@@ -413,7 +413,7 @@ static int gather_own(struct op *op, void (*resume)(struct parked *p))
 				 "unit '%.100s' cannot be gathered: this rank has not given its "
 				 "shard back (NextShard, ShardDone)",
 				 op->unit->rec->name);
-	return wait_for_step(op, resume);
+	return backward_wait_for_step(op, resume);
 }
 
 /* Who has the unit gathered already gets what he has. */
@@ -421,12 +421,12 @@ int backward_gather(struct op *op, void (*resume)(struct parked *p))
 {
 	struct unit *u = op->unit;
 
-	if (u->shards_left && !holds(op))
-		return gather_own(op, resume);
+	if (u->shards_left && !backward_holds(op))
+		return backward_gather_own(op, resume);
 	if (u->due)
 		backward_released(op->m->job, u);
-	if (u->stepping || (u->due && u->gathered_ranks && !holds(op)))
-		return wait_for_step(op, resume);
+	if (u->stepping || (u->due && u->gathered_ranks && !backward_holds(op)))
+		return backward_wait_for_step(op, resume);
 	if (u->due && !unit_is_read(u))
 		return fault_errno(&op->fault, -ENOMEM, "stepping a unit in backward");
 	return 0;

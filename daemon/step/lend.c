@@ -42,7 +42,7 @@ struct lend_copy {
 	struct kop *kops; /* owned; room for two a run */
 };
 
-static uint32_t index_of(const struct op *op, const struct unit *u)
+static uint32_t lend_index_of(const struct op *op, const struct unit *u)
 {
 	uint32_t index = 0;
 
@@ -50,12 +50,12 @@ static uint32_t index_of(const struct op *op, const struct unit *u)
 	return index;
 }
 
-static uint64_t elements_of(const struct op *op, struct unit *u)
+static uint64_t lend_elements_of(const struct op *op, struct unit *u)
 {
-	return lend_share_elements(op->m->job, u, index_of(op, u));
+	return lend_share_elements(op->m->job, u, lend_index_of(op, u));
 }
 
-static uint64_t array_bytes(uint64_t elements)
+static uint64_t lend_array_bytes(uint64_t elements)
 {
 	uint64_t bytes = (elements ? elements : 1) * sizeof(float);
 
@@ -64,7 +64,7 @@ static uint64_t array_bytes(uint64_t elements)
 
 /* -------------------------------------------------------------------- copies */
 
-static void copy_free(struct lend_copy *copy)
+static void lend_copy_free(struct lend_copy *copy)
 {
 	if (!copy)
 		return;
@@ -76,7 +76,7 @@ static void copy_free(struct lend_copy *copy)
 }
 
 /* Return: NULL without memory. */
-static struct lend_copy *copy_new(struct op *op, struct unit *u)
+static struct lend_copy *lend_copy_new(struct op *op, struct unit *u)
 {
 	struct lend_copy *copy = calloc(1, sizeof(*copy));
 
@@ -88,8 +88,8 @@ static struct lend_copy *copy_new(struct op *op, struct unit *u)
 	copy->queue.note =
 		(struct device_note){ .name = op->type->name, .job = op->m->job, .unit = u };
 	copy->kops = calloc(2 * u->rec->n_tensors, sizeof(*copy->kops));
-	if (!copy->kops || lend_share_init(&copy->share, op->m->job, u, index_of(op, u)) < 0) {
-		copy_free(copy);
+	if (!copy->kops || lend_share_init(&copy->share, op->m->job, u, lend_index_of(op, u)) < 0) {
+		lend_copy_free(copy);
 		return NULL;
 	}
 	copy->queue.task = (struct backend_task){ .kops = copy->kops, .sync = true };
@@ -98,7 +98,8 @@ static struct lend_copy *copy_new(struct op *op, struct unit *u)
 
 /* All elements of the share between @array of the part and @place; pieces that follow each
  * other on both sides in one. */
-static void copy_share(struct lend_copy *copy, float *place, const struct region *array, bool back)
+static void lend_copy_share(struct lend_copy *copy, float *place, const struct region *array,
+			    bool back)
 {
 	const struct lend_share *s = &copy->share;
 
@@ -119,7 +120,7 @@ static void copy_share(struct lend_copy *copy, float *place, const struct region
 
 /* ------------------------------------------------------------------ the Reduce */
 
-static void begin(struct coll *c)
+static void lend_promise(struct coll *c)
 {
 	c->unit->shards_from = c->ops[0]->entry.number;
 	c->unit->shards_ready = false;
@@ -131,7 +132,7 @@ static void begin(struct coll *c)
 void lend_begin(struct coll *c)
 {
 	if (!c->begun)
-		begin(c);
+		lend_promise(c);
 	c->begun = true;
 }
 
@@ -140,7 +141,7 @@ void lend_begin(struct coll *c)
 void lend_ready(struct coll *c)
 {
 	if (!c->begun)
-		begin(c);
+		lend_promise(c);
 	c->unit->shards_ready = true;
 	parked_resume_all(&c->group->awaiting);
 }
@@ -157,20 +158,20 @@ void lend_failed(struct coll *c)
 
 /* ------------------------------------------------------------------- NextShard */
 
-static int next_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int lend_next_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__NextShardRequest *r = (const Shardd__V1__NextShardRequest *)msg;
 
 	return op_take_group(op, r->group, f);
 }
 
-static int next_check(struct op *op, struct fault *f)
+static int lend_next_check(struct op *op, struct fault *f)
 {
 	return op_check_not_torn(op, f);
 }
 
 /* The first in the order of the Reduces that this rank has not got. */
-static struct unit *first_coming(const struct op *op)
+static struct unit *lend_first_coming(const struct op *op)
 {
 	const struct job *job = op->m->job;
 	struct unit *first = NULL;
@@ -187,7 +188,7 @@ static struct unit *first_coming(const struct op *op)
 	return first;
 }
 
-static void on_handed_out(struct backend_task *task, int status)
+static void lend_on_handed_out(struct backend_task *task, int status)
 {
 	struct lend_copy *copy = CONTAINER_OF(task, struct lend_copy, queue.task);
 	struct op *op = copy->op;
@@ -201,13 +202,13 @@ static void on_handed_out(struct backend_task *task, int status)
 		else
 			mu->shard = region_steal(&copy->place);
 	}
-	copy_free(copy);
+	lend_copy_free(copy);
 	op_end(op);
 	job->running--; /* only now: the op may have been the last of a deleted job */
 	job_settle(job);
 }
 
-static void hand_out(struct op *op, struct unit *u, struct lend_copy *copy)
+static void lend_hand_out(struct op *op, struct unit *u, struct lend_copy *copy)
 {
 	const struct lend_share *s = &copy->share;
 	float *place = region_addr(&copy->place);
@@ -216,60 +217,61 @@ static void hand_out(struct op *op, struct unit *u, struct lend_copy *copy)
 	op_begin_run(op);
 	op->result.unit = u;
 	op->result.elements = s->elements;
-	op->result.gradient_offset = array_bytes(s->elements);
+	op->result.gradient_offset = lend_array_bytes(s->elements);
 	op->result.place = copy->place;
-	op->result.place.bytes = 2 * array_bytes(s->elements);
+	op->result.place.bytes = 2 * lend_array_bytes(s->elements);
 	op->result.writable = true;
-	copy_share(copy, place, &s->part->params, false);
-	copy_share(copy, place + array_bytes(s->elements) / sizeof(float), &s->part->grads, false);
-	copy->queue.task.done = on_handed_out;
+	lend_copy_share(copy, place, &s->part->params, false);
+	lend_copy_share(copy, place + lend_array_bytes(s->elements) / sizeof(float),
+			&s->part->grads, false);
+	copy->queue.task.done = lend_on_handed_out;
 	op->m->job->running++;
 	queue_task_submit(&copy->queue, op->m->device->backend, op->deadline_us);
 }
 
-static void next_resume(struct parked *p);
+static void lend_next_resume(struct parked *p);
 
-static void next_start(struct op *op)
+static void lend_next_start(struct op *op)
 {
-	struct unit *u = first_coming(op);
+	struct unit *u = lend_first_coming(op);
 	struct region place = REGION_NULL;
 	struct lend_copy *copy;
 	uint64_t bytes;
 	int r;
 
 	if (!u || !u->shards_ready) {
-		op_park(op, &op->group->awaiting, next_resume);
+		op_park(op, &op->group->awaiting, lend_next_resume);
 		return;
 	}
-	bytes = 2 * array_bytes(elements_of(op, u));
+	bytes = 2 * lend_array_bytes(lend_elements_of(op, u));
 	r = op_take_memory(op, bytes, &place);
 	if (r == SLAB_E_LATER) {
 		op->state = OP_PARKED;
-		node_wait(op->m->job->node, &op->parked, next_resume);
+		node_wait(op->m->job->node, &op->parked, lend_next_resume);
 		return;
 	}
-	copy = r ? NULL : copy_new(op, u);
+	copy = r ? NULL : lend_copy_new(op, u);
 	if (copy) {
 		copy->place = region_steal(&place);
 		op->owned = lend_pieces_new(&copy->share);
 	}
 	if (copy && op->owned) {
-		hand_out(op, u, copy);
+		lend_hand_out(op, u, copy);
 		return;
 	}
-	copy_free(copy);
+	lend_copy_free(copy);
 	pool_give(&op->m->pool, &place);
 	op_memory_fault(op->m->job, r ? r : -ENOMEM, bytes, "a shard for the trainer", &op->fault);
 	op_begin_run(op);
 	op_end(op);
 }
 
-static void next_resume(struct parked *p)
+static void lend_next_resume(struct parked *p)
 {
-	next_start(CONTAINER_OF(p, struct op, parked));
+	lend_next_start(CONTAINER_OF(p, struct op, parked));
 }
 
-static void next_encode(const struct op *op, op_reply_cb send, void *ctx)
+static void lend_next_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__NextShardReply reply = SHARDD__V1__NEXT_SHARD_REPLY__INIT;
 	const struct lend_pieces *pieces = op->owned;
@@ -291,16 +293,16 @@ static void next_encode(const struct op *op, op_reply_cb send, void *ctx)
 const struct op_type op_next_shard = {
 	.name = "NextShard",
 	.request = &shardd__v1__next_shard_request__descriptor,
-	.decode = next_decode,
-	.check = next_check,
-	.start = next_start,
-	.encode = next_encode,
+	.decode = lend_next_decode,
+	.check = lend_next_check,
+	.start = lend_next_start,
+	.encode = lend_next_encode,
 	.parked_for = "a unit whose gradient is reduced",
 };
 
 /* ------------------------------------------------------------------- ShardDone */
 
-static int done_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int lend_done_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__ShardDoneRequest *r = (const Shardd__V1__ShardDoneRequest *)msg;
 
@@ -308,7 +310,7 @@ static int done_decode(struct op *op, const ProtobufCMessage *msg, struct fault 
 	return op_take_unit(op, r->unit, f);
 }
 
-static int done_check(struct op *op, struct fault *f)
+static int lend_done_check(struct op *op, struct fault *f)
 {
 	static const char *const why[] = {
 		[SHARD_NONE] = "its last Reduce has not come",
@@ -340,7 +342,7 @@ static int done_check(struct op *op, struct fault *f)
 }
 
 /* All shards are new, in all copies: the unit is stepped. */
-static void unit_done(struct job *job, struct unit *u, int status)
+static void lend_unit_done(struct job *job, struct unit *u, int status)
 {
 	if (status)
 		apply_failed(job);
@@ -353,7 +355,7 @@ static void unit_done(struct job *job, struct unit *u, int status)
 	parked_resume_all(&u->awaiting);
 }
 
-static void on_given_back(struct backend_task *task, int status)
+static void lend_on_given_back(struct backend_task *task, int status)
 {
 	struct lend_copy *copy = CONTAINER_OF(task, struct lend_copy, queue.task);
 	struct op *op = copy->op;
@@ -361,7 +363,7 @@ static void on_given_back(struct backend_task *task, int status)
 	struct unit *u = copy->unit;
 	struct member_unit *mu = member_unit_find(op->m, u);
 
-	copy_free(copy);
+	lend_copy_free(copy);
 	if (status) {
 		apply_failed(job);
 		fault_errno(&op->fault, status, "taking a shard back");
@@ -371,9 +373,9 @@ static void on_given_back(struct backend_task *task, int status)
 		CHECK(u->shards_left > 0);
 		u->shards_left--;
 		if (!u->shards_left && lend_has_copies(u))
-			lend_copies(job, u, unit_done);
+			lend_copies(job, u, lend_unit_done);
 		else if (!u->shards_left)
-			unit_done(job, u, 0);
+			lend_unit_done(job, u, 0);
 	}
 	op_end(op);
 	job->running--; /* only now: the op may have been the last of a deleted job */
@@ -381,7 +383,7 @@ static void on_given_back(struct backend_task *task, int status)
 }
 
 /* After the streams that wrote the shard, and those that read the parameters themselves. */
-static int take_waits(struct lend_copy *copy, const struct op *op)
+static int lend_take_waits(struct lend_copy *copy, const struct op *op)
 {
 	const struct reads *reads = &unit_part_on(op->unit, op->m->device)->reads;
 	int r = queue_task_wait(&copy->queue, op->after, op->n_after);
@@ -391,26 +393,26 @@ static int take_waits(struct lend_copy *copy, const struct op *op)
 	return r;
 }
 
-static void done_resume(struct parked *p);
+static void lend_done_resume(struct parked *p);
 
-static void done_start(struct op *op)
+static void lend_done_start(struct op *op)
 {
 	struct unit *u = op->unit;
 	struct member_unit *mu = member_unit_find(op->m, u);
 	struct lend_copy *copy;
 
 	if (unit_is_read(u)) {
-		op_park(op, &u->awaiting, done_resume);
+		op_park(op, &u->awaiting, lend_done_resume);
 		return;
 	}
-	if (!readers_let(op->m->job, &op->parked, done_resume)) {
+	if (!readers_let(op->m->job, &op->parked, lend_done_resume)) {
 		op->state = OP_PARKED;
 		return;
 	}
-	copy = copy_new(op, u);
+	copy = lend_copy_new(op, u);
 	op_begin_run(op);
-	if (!copy || take_waits(copy, op) < 0) {
-		copy_free(copy);
+	if (!copy || lend_take_waits(copy, op) < 0) {
+		lend_copy_free(copy);
 		fault_errno(&op->fault, -ENOMEM, "taking a shard back");
 		op_end(op);
 		return;
@@ -419,25 +421,25 @@ static void done_start(struct op *op)
 	copy->place = region_steal(&mu->shard);
 	backward_mark(op->m->job);
 	u->copies_differ = lend_has_copies(u);
-	copy_share(copy, region_addr(&copy->place), &copy->share.part->params, true);
-	copy->queue.task.done = on_given_back;
+	lend_copy_share(copy, region_addr(&copy->place), &copy->share.part->params, true);
+	copy->queue.task.done = lend_on_given_back;
 	op->m->job->running++;
 	queue_task_submit(&copy->queue, op->m->device->backend, op->deadline_us);
 }
 
-static void done_resume(struct parked *p)
+static void lend_done_resume(struct parked *p)
 {
-	done_start(CONTAINER_OF(p, struct op, parked));
+	lend_done_start(CONTAINER_OF(p, struct op, parked));
 }
 
-static void done_encode(const struct op *op, op_reply_cb send, void *ctx)
+static void lend_done_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__ShardDoneReply reply = SHARDD__V1__SHARD_DONE_REPLY__INIT;
 
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 
-static bool done_waits_for_readers(const struct op *op)
+static bool lend_done_waits_for_readers(const struct op *op)
 {
 	return op->state == OP_PARKED;
 }
@@ -445,9 +447,9 @@ static bool done_waits_for_readers(const struct op *op)
 const struct op_type op_shard_done = {
 	.name = "ShardDone",
 	.request = &shardd__v1__shard_done_request__descriptor,
-	.decode = done_decode,
-	.check = done_check,
-	.start = done_start,
-	.encode = done_encode,
-	.waits_for_readers = done_waits_for_readers,
+	.decode = lend_done_decode,
+	.check = lend_done_check,
+	.start = lend_done_start,
+	.encode = lend_done_encode,
+	.waits_for_readers = lend_done_waits_for_readers,
 };

@@ -37,12 +37,12 @@ bool lend_has_copies(const struct unit *u)
 	return u->spread < u->n_parts;
 }
 
-static struct node_comm *comm_of(const struct copies *c)
+static struct node_comm *lend_copies_comm_of(const struct copies *c)
 {
 	return c->job->groups[c->u->rec->group]->nc;
 }
 
-static void copies_free(struct copies *c)
+static void lend_copies_copies_free(struct copies *c)
 {
 	for (unsigned d = 0; d < c->u->n_parts; d++)
 		queue_task_deinit(&c->parts[d].queue);
@@ -50,8 +50,8 @@ static void copies_free(struct copies *c)
 	free(c);
 }
 
-static void finish(struct job *job, struct unit *u, int status,
-		   void (*done)(struct job *job, struct unit *u, int status))
+static void lend_copies_finish(struct job *job, struct unit *u, int status,
+			       void (*done)(struct job *job, struct unit *u, int status))
 {
 	u->stepping = false;
 	u->copies_differ = false;
@@ -62,17 +62,17 @@ static void finish(struct job *job, struct unit *u, int status,
 	job_settle(job);
 }
 
-static void copies_end(struct copies *c, int status)
+static void lend_copies_copies_end(struct copies *c, int status)
 {
 	struct job *job = c->job;
 	struct unit *u = c->u;
 	void (*done)(struct job * job, struct unit * u, int status) = c->done;
 
-	copies_free(c);
-	finish(job, u, status, done);
+	lend_copies_copies_free(c);
+	lend_copies_finish(job, u, status, done);
 }
 
-static void on_marker(struct backend_task *task, int status)
+static void lend_copies_on_marker(struct backend_task *task, int status)
 {
 	struct copies_part *p = CONTAINER_OF(task, struct copies_part, queue.task);
 	struct copies *c = p->copies;
@@ -81,64 +81,65 @@ static void on_marker(struct backend_task *task, int status)
 	c->status = c->status ? c->status : status;
 	if (--c->pending)
 		return;
-	if (!c->status && c->breaks != comm_of(c)->breaks)
+	if (!c->status && c->breaks != lend_copies_comm_of(c)->breaks)
 		c->status = -EIO;
-	copies_end(c, c->status);
+	lend_copies_copies_end(c, c->status);
 }
 
 /* What was sent is ordered: whoever reads it next may do so in another queue. */
-static void submit_markers(struct copies *c)
+static void lend_copies_submit_markers(struct copies *c)
 {
 	c->pending = c->u->n_parts;
 	for (unsigned d = 0; d < c->u->n_parts; d++) {
 		struct copies_part *p = &c->parts[d];
 
-		p->queue.task = (struct backend_task){ .sync = true, .done = on_marker };
+		p->queue.task =
+			(struct backend_task){ .sync = true, .done = lend_copies_on_marker };
 		queue_task_submit(&p->queue, c->u->parts[d].device->backend, 0);
 	}
 }
 
-static void on_sent(struct comm_op *op, int status);
+static void lend_copies_on_sent(struct comm_op *op, int status);
 
-static void send_out(struct copies *c, uint64_t begin, uint64_t end)
+static void lend_copies_send_out(struct copies *c, uint64_t begin, uint64_t end)
 {
 	void *data[NODE_MAX_DEVICES];
 
 	for (unsigned d = 0; d < c->u->n_parts; d++)
 		data[d] = optim_at(&c->u->parts[d].params, begin);
-	c->comm_op = (struct comm_op){ .done = on_sent };
-	comm_broadcast(comm_of(c)->comm[BACKEND_Q_MAIN], &c->comm_op, data,
+	c->comm_op = (struct comm_op){ .done = lend_copies_on_sent };
+	comm_broadcast(lend_copies_comm_of(c)->comm[BACKEND_Q_MAIN], &c->comm_op, data,
 		       (end - begin) * sizeof(float), c->turn++);
 }
 
-static void next_device(struct copies *c)
+static void lend_copies_next_device(struct copies *c)
 {
 	uint64_t begin = 0, end = 0;
-	int r = comm_of(c)->state == COMM_READY ? 0 : -EIO;
+	int r = lend_copies_comm_of(c)->state == COMM_READY ? 0 : -EIO;
 
 	while (r == 0 && begin == end && c->turn < c->u->n_parts) {
 		r = lend_share_of_device(c->job, c->u, c->turn, &begin, &end);
 		c->turn += begin == end;
 	}
 	if (r)
-		copies_end(c, r);
+		lend_copies_copies_end(c, r);
 	else if (begin < end)
-		send_out(c, begin, end);
+		lend_copies_send_out(c, begin, end);
 	else
-		submit_markers(c);
+		lend_copies_submit_markers(c);
 }
 
-static void on_sent(struct comm_op *op, int status)
+static void lend_copies_on_sent(struct comm_op *op, int status)
 {
 	struct copies *c = CONTAINER_OF(op, struct copies, comm_op);
 
 	if (status)
-		copies_end(c, status < 0 ? status : -EIO);
+		lend_copies_copies_end(c, status < 0 ? status : -EIO);
 	else
-		next_device(c);
+		lend_copies_next_device(c);
 }
 
-static struct copies *copies_new(struct job *job, struct unit *u)
+static struct copies *lend_copies_copies_new(struct job *job, struct unit *u)
 {
 	struct copies *c = calloc(1, sizeof(*c) + u->n_parts * sizeof(c->parts[0]));
 
@@ -157,19 +158,19 @@ static struct copies *copies_new(struct job *job, struct unit *u)
 void lend_copies(struct job *job, struct unit *u,
 		 void (*done)(struct job *job, struct unit *u, int status))
 {
-	struct copies *c = copies_new(job, u);
+	struct copies *c = lend_copies_copies_new(job, u);
 
 	CHECK(u->spread == 1 && lend_has_copies(u));
 	u->stepping = true;
 	job->step.stepping++;
 	job->running++;
 	if (!c) {
-		finish(job, u, -ENOMEM, done);
+		lend_copies_finish(job, u, -ENOMEM, done);
 		return;
 	}
 	c->done = done;
-	c->breaks = comm_of(c)->breaks;
-	if (comm_of(c)->state == COMM_READY)
-		queue_task_watch(&c->between, comm_of(c), 0);
-	next_device(c);
+	c->breaks = lend_copies_comm_of(c)->breaks;
+	if (lend_copies_comm_of(c)->state == COMM_READY)
+		queue_task_watch(&c->between, lend_copies_comm_of(c), 0);
+	lend_copies_next_device(c);
 }

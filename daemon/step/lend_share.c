@@ -6,25 +6,26 @@
 #include "step/lend.h"
 #include "shardd.pb-c.h"
 
-static const struct group *group_of(const struct job *job, const struct unit *u)
+static const struct group *lend_share_group_of(const struct job *job, const struct unit *u)
 {
 	return job->groups[u->rec->group];
 }
 
-static unsigned part_of(const struct job *job, struct unit *u, uint32_t index)
+static unsigned lend_share_part_of(const struct job *job, struct unit *u, uint32_t index)
 {
-	return (unsigned)(unit_part_on(u, group_device(group_of(job, u), index)) - u->parts);
+	return (unsigned)(unit_part_on(u, group_device(lend_share_group_of(job, u), index)) -
+			  u->parts);
 }
 
 /* Does every rank have its shard on its own device, and for itself? */
-static bool own_shards(const struct job *job, struct unit *u)
+static bool lend_share_own_shards(const struct job *job, struct unit *u)
 {
-	uint32_t n = group_size(group_of(job, u));
+	uint32_t n = group_size(lend_share_group_of(job, u));
 
 	if (u->layout.ranks != n)
 		return false;
 	for (uint32_t i = 0; i < n; i++)
-		if (part_of(job, u, i) != unit_rank_position(u, i))
+		if (lend_share_part_of(job, u, i) != unit_rank_position(u, i))
 			return false;
 	return true;
 }
@@ -35,12 +36,12 @@ struct sharers {
 	uint32_t all, before, here;
 };
 
-static struct sharers count_sharers(const struct job *job, struct unit *u, unsigned d)
+static struct sharers lend_share_count_sharers(const struct job *job, struct unit *u, unsigned d)
 {
 	struct sharers s = { 0 };
 
-	for (uint32_t i = 0; i < group_size(group_of(job, u)); i++) {
-		unsigned p = part_of(job, u, i);
+	for (uint32_t i = 0; i < group_size(lend_share_group_of(job, u)); i++) {
+		unsigned p = lend_share_part_of(job, u, i);
 
 		s.all += p % u->spread == d % u->spread;
 		s.before += p % u->spread == d % u->spread && p < d;
@@ -50,19 +51,19 @@ static struct sharers count_sharers(const struct job *job, struct unit *u, unsig
 }
 
 /* Which of the ranks on its device. */
-static uint32_t turn_of(const struct job *job, struct unit *u, uint32_t index)
+static uint32_t lend_share_turn_of(const struct job *job, struct unit *u, uint32_t index)
 {
-	unsigned d = part_of(job, u, index);
+	unsigned d = lend_share_part_of(job, u, index);
 	uint32_t turn = 0;
 
 	for (uint32_t i = 0; i < index; i++)
-		turn += part_of(job, u, i) == d;
+		turn += lend_share_part_of(job, u, i) == d;
 	return turn;
 }
 
 /* Pieces [from, to) of a row in @all pieces. */
-static void row_range(const struct unit *u, const struct unit_part *p, uint32_t all, uint32_t from,
-		      uint32_t to, uint64_t *ret_begin, uint64_t *ret_n)
+static void lend_share_row_range(const struct unit *u, const struct unit_part *p, uint32_t all,
+				 uint32_t from, uint32_t to, uint64_t *ret_begin, uint64_t *ret_n)
 {
 	uint64_t row = unit_row_elements(u, p), each = all ? (row + all - 1) / all : row;
 	uint64_t begin = from * each < row ? from * each : row;
@@ -72,18 +73,18 @@ static void row_range(const struct unit *u, const struct unit_part *p, uint32_t 
 	*ret_n = end - begin;
 }
 
-static void rank_range(const struct job *job, struct unit *u, uint32_t index, uint64_t *ret_begin,
-		       uint64_t *ret_n)
+static void lend_share_rank_range(const struct job *job, struct unit *u, uint32_t index,
+				  uint64_t *ret_begin, uint64_t *ret_n)
 {
-	unsigned d = part_of(job, u, index);
-	struct sharers s = count_sharers(job, u, d);
-	uint32_t k = s.before + turn_of(job, u, index);
+	unsigned d = lend_share_part_of(job, u, index);
+	struct sharers s = lend_share_count_sharers(job, u, d);
+	uint32_t k = s.before + lend_share_turn_of(job, u, index);
 
-	row_range(u, &u->parts[d], s.all, k, k + 1, ret_begin, ret_n);
+	lend_share_row_range(u, &u->parts[d], s.all, k, k + 1, ret_begin, ret_n);
 }
 
 /* Up to the end of what a rank has in its shard: what lies between tensors is in it. */
-static uint64_t end_of_shard(const struct unit *u, uint32_t index)
+static uint64_t lend_share_end_of_shard(const struct unit *u, uint32_t index)
 {
 	struct unit_run run;
 	uint64_t end = 0;
@@ -99,9 +100,9 @@ uint64_t lend_share_elements(const struct job *job, struct unit *u, uint32_t ind
 {
 	uint64_t begin, n;
 
-	if (own_shards(job, u))
-		return end_of_shard(u, index);
-	rank_range(job, u, index, &begin, &n);
+	if (lend_share_own_shards(job, u))
+		return lend_share_end_of_shard(u, index);
+	lend_share_rank_range(job, u, index, &begin, &n);
 	return n;
 }
 
@@ -109,15 +110,15 @@ int lend_share_init(struct lend_share *s, const struct job *job, struct unit *u,
 {
 	uint64_t begin;
 
-	*s = (struct lend_share){ .part = &u->parts[part_of(job, u, index)] };
+	*s = (struct lend_share){ .part = &u->parts[lend_share_part_of(job, u, index)] };
 	s->runs = calloc(u->rec->n_tensors, sizeof(*s->runs));
 	if (!s->runs)
 		return -ENOMEM;
-	if (own_shards(job, u)) {
-		s->elements = end_of_shard(u, index);
+	if (lend_share_own_shards(job, u)) {
+		s->elements = lend_share_end_of_shard(u, index);
 		s->n_runs = unit_rank_runs(u, index, UNIT_TRAINED, s->runs);
 	} else {
-		rank_range(job, u, index, &begin, &s->elements);
+		lend_share_rank_range(job, u, index, &begin, &s->elements);
 		s->n_runs = unit_row_runs(u, s->part, begin, s->elements, s->runs);
 	}
 	return 0;
@@ -133,13 +134,13 @@ int lend_share_of_device(const struct job *job, struct unit *u, unsigned d, uint
 			 uint64_t *ret_end)
 {
 	struct unit_run *runs = calloc(u->rec->n_tensors, sizeof(*runs));
-	struct sharers s = count_sharers(job, u, d);
+	struct sharers s = lend_share_count_sharers(job, u, d);
 	uint64_t begin, n;
 	unsigned n_runs;
 
 	if (!runs)
 		return -ENOMEM;
-	row_range(u, &u->parts[d], s.all, s.before, s.before + s.here, &begin, &n);
+	lend_share_row_range(u, &u->parts[d], s.all, s.before, s.before + s.here, &begin, &n);
 	n_runs = unit_row_runs(u, &u->parts[d], begin, n, runs);
 	*ret_begin = n_runs ? runs[0].at : 0;
 	*ret_end = n_runs ? runs[n_runs - 1].at + runs[n_runs - 1].n : 0;

@@ -39,7 +39,7 @@ int clip_decode(const struct clip_fields *r, struct clip *ret, struct fault *f)
 	return 0;
 }
 
-static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_clip_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__ClipGradNormRequest *r = (const Shardd__V1__ClipGradNormRequest *)msg;
 	const struct clip_fields fields = { .max_norm = r->max_norm,
@@ -62,7 +62,7 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 	return shards_take_units(op, r->units, r->n_units, f);
 }
 
-static uint64_t bits_of(double x)
+static uint64_t op_clip_bits_of(double x)
 {
 	uint64_t bits;
 
@@ -70,7 +70,7 @@ static uint64_t bits_of(double x)
 	return bits;
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_clip_check(struct op *op, struct fault *f)
 {
 	const struct clip *clip = &op->args.clip.clip;
 
@@ -78,8 +78,8 @@ static int check(struct op *op, struct fault *f)
 		return f->code;
 	op_print(op, "ClipGradNorm to %.17g (norm %g, profile %d, units %zu)", clip->max_norm,
 		 clip->type, clip->profile, op->args.clip.n_units);
-	op->entry.print.words[2] = bits_of(clip->max_norm);
-	op->entry.print.words[3] = bits_of(clip->type);
+	op->entry.print.words[2] = op_clip_bits_of(clip->max_norm);
+	op->entry.print.words[3] = op_clip_bits_of(clip->type);
 	op->entry.print.words[4] = (uint64_t)clip->profile |
 				   (uint64_t)clip->error_if_nonfinite << 8 |
 				   (uint64_t)op->args.clip.whole_job << 16;
@@ -87,14 +87,14 @@ static int check(struct op *op, struct fault *f)
 	return 0;
 }
 
-static void done(struct coll *c)
+static void op_clip_done(struct coll *c)
 {
 	for (uint32_t i = 0; i < c->n; i++)
 		c->ops[i]->result.total_norm = c->value;
 	coll_end(c, NULL);
 }
 
-static size_t kops_of(const struct coll *c, unsigned d, float factor, struct kop *kops)
+static size_t op_clip_kops_of(const struct coll *c, unsigned d, float factor, struct kop *kops)
 {
 	size_t n = 0;
 
@@ -108,7 +108,7 @@ static size_t kops_of(const struct coll *c, unsigned d, float factor, struct kop
 	return n;
 }
 
-static void scale(struct coll *c)
+static void op_clip_scale(struct coll *c)
 {
 	const struct clip *clip = &c->ops[0]->args.clip.clip;
 	struct fault f = FAULT_NULL;
@@ -123,22 +123,22 @@ static void scale(struct coll *c)
 		return;
 	}
 	if (!clip_factor(clip, c->value, &factor)) {
-		done(c);
+		op_clip_done(c);
 		return;
 	}
 	for (unsigned d = 0; d < c->n_parts; d++) {
-		size_t n = kops_of(c, d, factor, NULL);
+		size_t n = op_clip_kops_of(c, d, factor, NULL);
 
 		room = n > room ? n : room;
 	}
 	if (!coll_need_kops(c, room))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
-		c->parts[d].n_kops = (unsigned)kops_of(c, d, factor, c->parts[d].kops);
-	coll_kernels(c, done);
+		c->parts[d].n_kops = (unsigned)op_clip_kops_of(c, d, factor, c->parts[d].kops);
+	coll_kernels(c, op_clip_done);
 }
 
-static void start(struct parked *p)
+static void op_clip_start(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 	struct fault f = FAULT_NULL;
@@ -148,16 +148,16 @@ static void start(struct parked *p)
 	if (shards_check_whole(c, &f))
 		coll_end(c, &f);
 	else
-		shards_norm(c, c->ops[0]->args.clip.clip.type, scale);
+		shards_norm(c, c->ops[0]->args.clip.clip.type, op_clip_scale);
 }
 
-static void run(struct coll *c)
+static void op_clip_run(struct coll *c)
 {
-	if (apply_ensure(c->job, &c->parked, start))
-		start(&c->parked);
+	if (apply_ensure(c->job, &c->parked, op_clip_start))
+		op_clip_start(&c->parked);
 }
 
-static void encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_clip_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__ClipGradNormReply reply = SHARDD__V1__CLIP_GRAD_NORM_REPLY__INIT;
 
@@ -165,7 +165,7 @@ static void encode(const struct op *op, op_reply_cb send, void *ctx)
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 
-static size_t surrogate_owned(const struct op *op)
+static size_t op_clip_surrogate_owned(const struct op *op)
 {
 	return op->args.clip.n_units * sizeof(uint32_t);
 }
@@ -175,10 +175,10 @@ const struct op_type op_clip = {
 	.collective = true,
 	.surrogates = true,
 	.request = &shardd__v1__clip_grad_norm_request__descriptor,
-	.decode = decode,
-	.check = check,
-	.run = run,
-	.encode = encode,
+	.decode = op_clip_decode,
+	.check = op_clip_check,
+	.run = op_clip_run,
+	.encode = op_clip_encode,
 	.move = MOVE_NEEDS_IDLE,
-	.surrogate_owned = surrogate_owned,
+	.surrogate_owned = op_clip_surrogate_owned,
 };

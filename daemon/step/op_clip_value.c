@@ -13,7 +13,7 @@
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 
-static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_clip_value_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__ClipGradValueRequest *r = (const Shardd__V1__ClipGradValueRequest *)msg;
 
@@ -27,7 +27,7 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 	return shards_take_units(op, r->units, r->n_units, f);
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_clip_value_check(struct op *op, struct fault *f)
 {
 	if (op_check_not_torn(op, f))
 		return f->code;
@@ -38,12 +38,12 @@ static int check(struct op *op, struct fault *f)
 	return 0;
 }
 
-static void done(struct coll *c)
+static void op_clip_value_done(struct coll *c)
 {
 	coll_end(c, NULL);
 }
 
-static void clamp_part(struct coll *c, unsigned d)
+static void op_clip_value_clamp_part(struct coll *c, unsigned d)
 {
 	float value = (float)c->ops[0]->args.clip.value;
 
@@ -56,7 +56,7 @@ static void clamp_part(struct coll *c, unsigned d)
 	}
 }
 
-static void start(struct parked *p)
+static void op_clip_value_start(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 	struct fault f = FAULT_NULL;
@@ -70,17 +70,17 @@ static void start(struct parked *p)
 	if (!coll_need_kops(c, c->job->n_units))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
-		clamp_part(c, d);
-	coll_kernels(c, done);
+		op_clip_value_clamp_part(c, d);
+	coll_kernels(c, op_clip_value_done);
 }
 
-static void run(struct coll *c)
+static void op_clip_value_run(struct coll *c)
 {
-	if (apply_ensure(c->job, &c->parked, start))
-		start(&c->parked);
+	if (apply_ensure(c->job, &c->parked, op_clip_value_start))
+		op_clip_value_start(&c->parked);
 }
 
-static void encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_clip_value_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__ClipGradValueReply reply = SHARDD__V1__CLIP_GRAD_VALUE_REPLY__INIT;
 
@@ -91,9 +91,9 @@ const struct op_type op_clip_value = {
 	.name = "ClipGradValue",
 	.collective = true,
 	.request = &shardd__v1__clip_grad_value_request__descriptor,
-	.decode = decode,
-	.check = check,
-	.run = run,
-	.encode = encode,
+	.decode = op_clip_value_decode,
+	.check = op_clip_value_check,
+	.run = op_clip_value_run,
+	.encode = op_clip_value_encode,
 	.move = MOVE_NEEDS_IDLE,
 };

@@ -16,7 +16,7 @@
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 
-static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_commit_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__CommitRequest *r = (const Shardd__V1__CommitRequest *)msg;
 
@@ -35,7 +35,7 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 	return 0;
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_commit_check(struct op *op, struct fault *f)
 {
 	struct job *job = op->m->job;
 
@@ -55,7 +55,7 @@ static int check(struct op *op, struct fault *f)
 }
 
 /* Every rank has an entry from here on, so that what follows cannot fail half-way. */
-static int reserve_blobs(struct coll *c)
+static int op_commit_reserve_blobs(struct coll *c)
 {
 	for (uint32_t i = 0; i < c->n; i++)
 		if (!state_job_blob(c->job->rec, c->ops[i]->m->rank) &&
@@ -65,7 +65,7 @@ static int reserve_blobs(struct coll *c)
 }
 
 /* The old blob's charge goes back, the new one's passes to the record. */
-static void store_blob(struct op *op)
+static void op_commit_store_blob(struct op *op)
 {
 	struct job *job = op->m->job;
 	size_t old = state_job_blob(job->rec, op->m->rank)->data.len;
@@ -77,7 +77,7 @@ static void store_blob(struct op *op)
 }
 
 /* Units that were stepped in backward may be reduced again. */
-static void end_pass(struct job *job)
+static void op_commit_end_pass(struct job *job)
 {
 	job->step.mid = false;
 	for (uint32_t i = 0; i < job->n_units; i++)
@@ -85,7 +85,7 @@ static void end_pass(struct job *job)
 			unit_pass_end(job->units[i]);
 }
 
-static void finish(struct parked *p)
+static void op_commit_finish(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 	state_job *rec = c->job->rec;
@@ -111,34 +111,34 @@ static void finish(struct parked *p)
 		return;
 	}
 	for (uint32_t i = 0; i < c->n; i++)
-		store_blob(c->ops[i]);
+		op_commit_store_blob(c->ops[i]);
 	rec->has_commit = true;
 	rec->step = c->ops[0]->args.commit.step;
 	rec->uncommitted_steps = 0;
-	end_pass(c->job);
+	op_commit_end_pass(c->job);
 	readers_committed(c->job); /* before what its ranks have submitted already */
 	coll_end(c, NULL);
 }
 
-static void run(struct coll *c)
+static void op_commit_run(struct coll *c)
 {
-	if (reserve_blobs(c) < 0) {
+	if (op_commit_reserve_blobs(c) < 0) {
 		coll_end_status(c, -ENOMEM);
 		return;
 	}
 	c->job->step.committing = true;
-	if (apply_ensure(c->job, &c->parked, finish))
-		finish(&c->parked);
+	if (apply_ensure(c->job, &c->parked, op_commit_finish))
+		op_commit_finish(&c->parked);
 }
 
-static void encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_commit_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__CommitReply reply = SHARDD__V1__COMMIT_REPLY__INIT;
 
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 
-static void forget(struct op *op)
+static void op_commit_forget(struct op *op)
 {
 	if (op->args.commit.charged)
 		quota_return(&op->m->job->quota, MEM_CONTROL, op->args.commit.bytes);
@@ -149,12 +149,12 @@ const struct op_type op_commit = {
 	.name = "Commit",
 	.collective = true,
 	.request = &shardd__v1__commit_request__descriptor,
-	.decode = decode,
-	.check = check,
-	.run = run,
-	.encode = encode,
+	.decode = op_commit_decode,
+	.check = op_commit_check,
+	.run = op_commit_run,
+	.encode = op_commit_encode,
 	.lasts = true,
-	.forget = forget,
+	.forget = op_commit_forget,
 	.move = MOVE_NEEDS_IDLE,
 	.ends_step = true,
 	.waits_for_readers = op_writes_params,

@@ -19,8 +19,8 @@
 
 typedef Shardd__V1__PlanBackwardRequest request;
 
-static int decode_clip(struct op *op, const Shardd__V1__PlanBackwardRequest__Clip *c,
-		       struct fault *f)
+static int op_plan_decode_clip(struct op *op, const Shardd__V1__PlanBackwardRequest__Clip *c,
+			       struct fault *f)
 {
 	const struct clip_fields fields = { .max_norm = c->max_norm,
 					    .norm_type = c->norm_type,
@@ -34,7 +34,7 @@ static int decode_clip(struct op *op, const Shardd__V1__PlanBackwardRequest__Cli
 	return clip_decode(&fields, &op->args.plan.clip, f);
 }
 
-static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_plan_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const request *r = (const request *)msg;
 
@@ -48,18 +48,18 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 		return fault_set(f, FAULT_INVALID, "inv_scale",
 				 "inv_scale is %g: 0 (none) or a positive number is allowed",
 				 r->inv_scale);
-	if (rates_check_lr(&op->args.plan.rates, f) || (r->clip && decode_clip(op, r->clip, f)) ||
-	    op_take_group(op, r->group, f))
+	if (rates_check_lr(&op->args.plan.rates, f) ||
+	    (r->clip && op_plan_decode_clip(op, r->clip, f)) || op_take_group(op, r->group, f))
 		return f->code;
 	return rates_take(op, r->settings, r->n_settings, &op->args.plan.rates, f);
 }
 
-static void forget(struct op *op)
+static void op_plan_forget(struct op *op)
 {
 	step_rates_clear(&op->args.plan.rates);
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_plan_check(struct op *op, struct fault *f)
 {
 	const struct pass_plan *plan = &op->args.plan;
 	uint64_t *words = op->entry.print.words;
@@ -81,7 +81,7 @@ static int check(struct op *op, struct fault *f)
 }
 
 /* A gradient that is there already was not dealt with so. */
-static int check_begin(const struct coll *c, struct fault *f)
+static int op_plan_check_begin(const struct coll *c, struct fault *f)
 {
 	if (shards_check_whole(c, f))
 		return f->code;
@@ -97,25 +97,25 @@ static int check_begin(const struct coll *c, struct fault *f)
 	return 0;
 }
 
-static void start(struct parked *p)
+static void op_plan_start(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 	struct fault f = FAULT_NULL;
 
 	if (coll_overtaken(c, true))
 		return;
-	if (check_begin(c, &f) == 0)
+	if (op_plan_check_begin(c, &f) == 0)
 		group_set_plan(c->group, &c->ops[0]->args.plan);
 	coll_end(c, &f);
 }
 
-static void run(struct coll *c)
+static void op_plan_run(struct coll *c)
 {
-	if (apply_ensure(c->job, &c->parked, start))
-		start(&c->parked);
+	if (apply_ensure(c->job, &c->parked, op_plan_start))
+		op_plan_start(&c->parked);
 }
 
-static void encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_plan_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__PlanBackwardReply reply = SHARDD__V1__PLAN_BACKWARD_REPLY__INIT;
 
@@ -126,10 +126,10 @@ const struct op_type op_plan = {
 	.name = "PlanBackward",
 	.collective = true,
 	.request = &shardd__v1__plan_backward_request__descriptor,
-	.decode = decode,
-	.check = check,
-	.run = run,
-	.encode = encode,
+	.decode = op_plan_decode,
+	.check = op_plan_check,
+	.run = op_plan_run,
+	.encode = op_plan_encode,
 	.move = MOVE_NEEDS_IDLE,
-	.forget = forget,
+	.forget = op_plan_forget,
 };

@@ -18,7 +18,7 @@
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 
-static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_step_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__StepRequest *r = (const Shardd__V1__StepRequest *)msg;
 
@@ -31,12 +31,12 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 	return rates_take(op, r->settings, r->n_settings, &op->args.step.rates, f);
 }
 
-static void forget(struct op *op)
+static void op_step_forget(struct op *op)
 {
 	step_rates_clear(&op->args.step.rates);
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_step_check(struct op *op, struct fault *f)
 {
 	const struct step_rates *rates = &op->args.step.rates;
 	char text[RATES_TEXT];
@@ -56,7 +56,7 @@ static int check(struct op *op, struct fault *f)
 }
 
 /* Nobody may read parameters that are about to change under him. */
-static int check_released(const struct coll *c, struct fault *f)
+static int op_step_check_released(const struct coll *c, struct fault *f)
 {
 	for (uint32_t i = 0; i < c->job->n_units; i++) {
 		const struct unit *u = c->job->units[i];
@@ -83,25 +83,25 @@ static int check_released(const struct coll *c, struct fault *f)
 	return 0;
 }
 
-static bool is_of(const struct coll *c, const struct unit *u)
+static bool op_step_is_of(const struct coll *c, const struct unit *u)
 {
 	return u->rec->group == c->group->id;
 }
 
-static bool is_stepped_by_us(const struct coll *c, const struct unit *u)
+static bool op_step_is_stepped_by_us(const struct coll *c, const struct unit *u)
 {
-	return is_of(c, u) && u->has_gradient && u->rec->optimizer->kind != OPTIM_NONE;
+	return op_step_is_of(c, u) && u->has_gradient && u->rec->optimizer->kind != OPTIM_NONE;
 }
 
 /* Optimizers in backward had no way to know of a learning rate that comes now. */
-static int check_lr(const struct coll *c, struct fault *f)
+static int op_step_check_lr(const struct coll *c, struct fault *f)
 {
 	if (!step_rates_given(&c->ops[0]->args.step.rates))
 		return 0;
 	for (uint32_t i = 0; i < c->job->n_units; i++) {
 		const struct unit *u = c->job->units[i];
 
-		if (is_of(c, u) && u->stepped && u->rec->optimizer->kind != OPTIM_NONE)
+		if (op_step_is_of(c, u) && u->stepped && u->rec->optimizer->kind != OPTIM_NONE)
 			return fault_set(f, FAULT_STATE, NULL,
 					 "unit '%.100s' was stepped in backward: the learning rate "
 					 "of such units is PlanBackward's to say",
@@ -115,12 +115,12 @@ static int check_lr(const struct coll *c, struct fault *f)
 }
 
 /* With a plan every gradient has been dealt with by its last Reduce. */
-static int check_arrived(const struct coll *c, struct fault *f)
+static int op_step_check_arrived(const struct coll *c, struct fault *f)
 {
 	for (uint32_t i = 0; group_plan_holds(c->group) && i < c->job->n_units; i++) {
 		const struct unit *u = c->job->units[i];
 
-		if (is_stepped_by_us(c, u) && !u->arrived)
+		if (op_step_is_stepped_by_us(c, u) && !u->arrived)
 			return fault_set(f, FAULT_STATE, NULL,
 					 "the last Reduce of unit '%.100s' in this backward pass "
 					 "is missing: all of them said that there is more to come",
@@ -130,7 +130,7 @@ static int check_arrived(const struct coll *c, struct fault *f)
 }
 
 /* The order of a ClipGradNorm: devices, units, blocks. */
-static double planned_norm(const struct coll *c)
+static double op_step_planned_norm(const struct coll *c)
 {
 	double type = c->group->plan.clip.type, sum = 0;
 
@@ -139,7 +139,7 @@ static double planned_norm(const struct coll *c)
 			const struct unit *u = c->job->units[i];
 			const double *at = u->norms;
 
-			if (!is_stepped_by_us(c, u) || !norm_counts(u, d))
+			if (!op_step_is_stepped_by_us(c, u) || !norm_counts(u, d))
 				continue;
 			for (unsigned before = 0; before < d; before++)
 				at += norm_counts(u, before) ? norm_blocks(&u->parts[before]) : 0;
@@ -151,31 +151,31 @@ static double planned_norm(const struct coll *c)
 }
 
 /* Gradients that nobody steps with. */
-static void drop_gradients(struct coll *c)
+static void op_step_drop_gradients(struct coll *c)
 {
 	for (uint32_t i = 0; i < c->job->n_units; i++)
-		if (is_of(c, c->job->units[i]))
+		if (op_step_is_of(c, c->job->units[i]))
 			c->job->units[i]->has_gradient = false;
 	c->job->stray_gradients = true;
 }
 
 /* The pass is over, whatever is to be done yet: that is in job->step. */
 /* What no trainer was handed is not of the next pass. */
-static void drop_never_handed_out(struct coll *c)
+static void op_step_drop_never_handed_out(struct coll *c)
 {
 	for (uint32_t i = 0; i < c->job->n_units; i++) {
 		struct unit *u = c->job->units[i];
 
-		if (is_of(c, u) && u->rec->optimizer->when == OPTIM_BY_TRAINER)
+		if (op_step_is_of(c, u) && u->rec->optimizer->when == OPTIM_BY_TRAINER)
 			u->has_gradient = false;
 	}
 }
 
-static void end_pass(struct coll *c)
+static void op_step_end_pass(struct coll *c)
 {
 	struct job_step *step = &c->job->step;
 
-	drop_never_handed_out(c);
+	op_step_drop_never_handed_out(c);
 
 	hold_step(c->job, c->group->id);
 	step->counted = step->mid;
@@ -183,7 +183,7 @@ static void end_pass(struct coll *c)
 	job_pass_end(c->job, c->group);
 }
 
-static void answer(struct coll *c, bool skipped, bool found)
+static void op_step_answer(struct coll *c, bool skipped, bool found)
 {
 	/* what is discarded need not have come, so it has no norm */
 	bool has_norm = c->group->plan.has_clip && !c->ops[0]->args.step.discard;
@@ -198,22 +198,22 @@ static void answer(struct coll *c, bool skipped, bool found)
 	}
 }
 
-static void skip(struct coll *c, bool found)
+static void op_step_skip(struct coll *c, bool found)
 {
-	answer(c, true, found);
-	drop_gradients(c);
-	end_pass(c);
+	op_step_answer(c, true, found);
+	op_step_drop_gradients(c);
+	op_step_end_pass(c);
 	coll_end(c, NULL);
 }
 
-static int check_all(const struct coll *c, struct fault *f)
+static int op_step_check_all(const struct coll *c, struct fault *f)
 {
-	if (check_released(c, f) || backward_check_over(c->job, c->group, f))
+	if (op_step_check_released(c, f) || backward_check_over(c->job, c->group, f))
 		return f->code;
-	return check_lr(c, f);
+	return op_step_check_lr(c, f);
 }
 
-static void go(struct coll *c)
+static void op_step_go(struct coll *c)
 {
 	struct job_step *step = &c->job->step;
 	const struct pass_plan *plan = &c->group->plan;
@@ -224,12 +224,12 @@ static void go(struct coll *c)
 	step->group = c->group->id;
 	step_rates_copy(&step->rates,
 			step_rates_given(&plan->rates) ? &plan->rates : &op->args.step.rates);
-	answer(c, false, c->group->found_inf);
-	end_pass(c);
+	op_step_answer(c, false, c->group->found_inf);
+	op_step_end_pass(c);
 	coll_end(c, NULL);
 }
 
-static void prepare(struct parked *p)
+static void op_step_prepare(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 	const struct op *op = c->ops[0];
@@ -239,36 +239,36 @@ static void prepare(struct parked *p)
 
 	if (coll_overtaken(c, true))
 		return;
-	if (check_all(c, &f)) {
+	if (op_step_check_all(c, &f)) {
 		coll_end(c, &f);
 		return;
 	}
 	if (op->args.step.discard) {
-		skip(c, found);
+		op_step_skip(c, found);
 		return;
 	}
-	if (check_arrived(c, &f)) {
+	if (op_step_check_arrived(c, &f)) {
 		coll_end(c, &f);
 		return;
 	}
 	if (plan->has_clip)
-		c->value = planned_norm(c);
+		c->value = op_step_planned_norm(c);
 	if (found && (op->args.step.skip_if_found || plan->inv_scale != 0))
-		skip(c, found);
+		op_step_skip(c, found);
 	else if (plan->has_clip && clip_check(&plan->clip, c->value, &f))
 		coll_end(c, &f);
 	else
-		go(c);
+		op_step_go(c);
 }
 
-static void run(struct coll *c)
+static void op_step_run(struct coll *c)
 {
 	/* two steps without a commit between them: the first one is applied now */
-	if (apply_ensure(c->job, &c->parked, prepare))
-		prepare(&c->parked);
+	if (apply_ensure(c->job, &c->parked, op_step_prepare))
+		op_step_prepare(&c->parked);
 }
 
-static void encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_step_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__StepReply reply = SHARDD__V1__STEP_REPLY__INIT;
 
@@ -279,7 +279,7 @@ static void encode(const struct op *op, op_reply_cb send, void *ctx)
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 
-static void surrogate_init(struct op *op)
+static void op_step_surrogate_init(struct op *op)
 {
 	settings_ref(op->args.step.rates.settings);
 }
@@ -289,12 +289,12 @@ const struct op_type op_step = {
 	.collective = true,
 	.surrogates = true,
 	.request = &shardd__v1__step_request__descriptor,
-	.decode = decode,
-	.check = check,
-	.run = run,
-	.encode = encode,
+	.decode = op_step_decode,
+	.check = op_step_check,
+	.run = op_step_run,
+	.encode = op_step_encode,
 	.move = MOVE_NEEDS_IDLE,
-	.forget = forget,
+	.forget = op_step_forget,
 	.ends_step = true,
-	.surrogate_init = surrogate_init,
+	.surrogate_init = op_step_surrogate_init,
 };

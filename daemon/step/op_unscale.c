@@ -15,7 +15,7 @@
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 
-static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_unscale_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__UnscaleRequest *r = (const Shardd__V1__UnscaleRequest *)msg;
 
@@ -27,7 +27,7 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 	return op_take_group(op, r->group, f);
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_unscale_check(struct op *op, struct fault *f)
 {
 	if (op_check_not_torn(op, f))
 		return f->code;
@@ -36,7 +36,7 @@ static int check(struct op *op, struct fault *f)
 	return 0;
 }
 
-static void done(struct coll *c)
+static void op_unscale_done(struct coll *c)
 {
 	c->group->unscaled = c->ops[0]->m->epoch == c->job->rec->epoch;
 	for (uint32_t i = 0; i < c->n; i++)
@@ -44,7 +44,7 @@ static void done(struct coll *c)
 	coll_end(c, NULL);
 }
 
-static void start(struct parked *p)
+static void op_unscale_start(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 	struct fault f = FAULT_NULL;
@@ -58,17 +58,17 @@ static void start(struct parked *p)
 			  c->group->rec->name);
 	if (f.code)
 		coll_end(c, &f);
-	else if (coll_need_scratch(c, COLL_FOUND_INF, SHARDS_FOUND_BYTES, start))
-		shards_unscale(c, (float)c->ops[0]->args.clip.value, done);
+	else if (coll_need_scratch(c, COLL_FOUND_INF, SHARDS_FOUND_BYTES, op_unscale_start))
+		shards_unscale(c, (float)c->ops[0]->args.clip.value, op_unscale_done);
 }
 
-static void run(struct coll *c)
+static void op_unscale_run(struct coll *c)
 {
-	if (apply_ensure(c->job, &c->parked, start))
-		start(&c->parked);
+	if (apply_ensure(c->job, &c->parked, op_unscale_start))
+		op_unscale_start(&c->parked);
 }
 
-static void encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_unscale_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__UnscaleReply reply = SHARDD__V1__UNSCALE_REPLY__INIT;
 
@@ -80,9 +80,9 @@ const struct op_type op_unscale = {
 	.name = "Unscale",
 	.collective = true,
 	.request = &shardd__v1__unscale_request__descriptor,
-	.decode = decode,
-	.check = check,
-	.run = run,
-	.encode = encode,
+	.decode = op_unscale_decode,
+	.check = op_unscale_check,
+	.run = op_unscale_run,
+	.encode = op_unscale_encode,
 	.move = MOVE_NEEDS_IDLE,
 };

@@ -18,7 +18,7 @@
 
 /* ------------------------------------------------------------- which of them */
 
-static int compare_ids(const void *a, const void *b)
+static int shards_compare_ids(const void *a, const void *b)
 {
 	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
 
@@ -26,7 +26,7 @@ static int compare_ids(const void *a, const void *b)
 }
 
 /* By its group. A collective of the whole job has all its devices. */
-static bool is_asked_for(const struct coll *c, const struct unit *u)
+static bool shards_is_asked_for(const struct coll *c, const struct unit *u)
 {
 	return u->rec->group == c->group->id ||
 	       (c->type == &op_clip && c->ops[0]->args.clip.whole_job);
@@ -38,24 +38,24 @@ bool shards_take_part(const struct coll *c, const struct unit *u)
 
 	if (c->unit)
 		return u == c->unit;
-	if (!u->has_gradient || !is_asked_for(c, u))
+	if (!u->has_gradient || !shards_is_asked_for(c, u))
 		return false;
-	return !op->args.clip.n_units ||
-	       bsearch(&u->id, op->owned, op->args.clip.n_units, sizeof(uint32_t), compare_ids);
+	return !op->args.clip.n_units || bsearch(&u->id, op->owned, op->args.clip.n_units,
+						 sizeof(uint32_t), shards_compare_ids);
 }
 
 /* The units to ask shards_take_part of: all, or the one. */
-static uint32_t first_of(const struct coll *c)
+static uint32_t shards_first_of(const struct coll *c)
 {
 	return c->unit ? c->unit->id - 1 : 0;
 }
 
-static uint32_t end_of(const struct coll *c)
+static uint32_t shards_end_of(const struct coll *c)
 {
 	return c->unit ? c->unit->id : c->job->n_units;
 }
 
-static int check_unit(const struct op *op, uint32_t id, struct fault *f)
+static int shards_check_unit(const struct op *op, uint32_t id, struct fault *f)
 {
 	const struct unit *u = job_unit_by_id(op->m->job, id);
 
@@ -82,13 +82,13 @@ int shards_take_units(struct op *op, const uint32_t *units, size_t n, struct fau
 				 "units has %zu entries: job '%s' has %u units", n,
 				 op->m->job->rec->name, op->m->job->n_units);
 	for (size_t i = 0; i < n; i++)
-		if (check_unit(op, units[i], f))
+		if (shards_check_unit(op, units[i], f))
 			return f->code;
 	ids = malloc(n * sizeof(*ids));
 	if (!ids)
 		return fault_errno(f, -ENOMEM, "choosing units");
 	memcpy(ids, units, n * sizeof(*ids));
-	qsort(ids, n, sizeof(*ids), compare_ids);
+	qsort(ids, n, sizeof(*ids), shards_compare_ids);
 	for (size_t i = 0; i < n; i++)
 		if (!kept || ids[kept - 1] != ids[i])
 			ids[kept++] = ids[i];
@@ -113,7 +113,7 @@ int shards_check_whole(const struct coll *c, struct fault *f)
 	for (uint32_t i = 0; i < c->job->n_units; i++) {
 		const struct unit *u = c->job->units[i];
 
-		if (!is_asked_for(c, u))
+		if (!shards_is_asked_for(c, u))
 			continue;
 		if (u->stepped || u->stepping || u->due)
 			return fault_set(f, FAULT_STATE, NULL,
@@ -144,14 +144,14 @@ const struct unit_part *shards_part(const struct coll *c, const struct unit *u, 
 }
 
 /* Kops on one device: one for each unit. */
-static size_t kops_room(const struct coll *c)
+static size_t shards_kops_room(const struct coll *c)
 {
-	return end_of(c) - first_of(c);
+	return shards_end_of(c) - shards_first_of(c);
 }
 
 /* ---------------------------------------------------------------- unscaling */
 
-static void keep_found(struct coll *c)
+static void shards_keep_found(struct coll *c)
 {
 	void (*next)(struct coll * c) = c->after;
 
@@ -162,7 +162,7 @@ static void keep_found(struct coll *c)
 	next(c);
 }
 
-static void read_found(struct coll *c)
+static void shards_read_found(struct coll *c)
 {
 	if (!coll_need_kops(c, 1))
 		return;
@@ -170,14 +170,14 @@ static void read_found(struct coll *c)
 		coll_kop(&c->parts[d], KOP_COPY, sizeof(float))->copy =
 			(struct k_copy){ &c->parts[d].found_inf,
 					 region_addr(&c->parts[d].scratch[COLL_FOUND_INF]) };
-	coll_kernels_sync(c, keep_found);
+	coll_kernels_sync(c, shards_keep_found);
 }
 
-static void multiply(struct coll *c)
+static void shards_multiply(struct coll *c)
 {
-	if (!coll_need_kops(c, kops_room(c)))
+	if (!coll_need_kops(c, shards_kops_room(c)))
 		return;
-	for (uint32_t i = first_of(c); i < end_of(c); i++) {
+	for (uint32_t i = shards_first_of(c); i < shards_end_of(c); i++) {
 		const struct unit *u = c->job->units[i];
 
 		for (unsigned d = 0; shards_take_part(c, u) && d < c->n_parts; d++)
@@ -188,7 +188,7 @@ static void multiply(struct coll *c)
 						region_addr(&c->parts[d].scratch[COLL_FOUND_INF])
 					};
 	}
-	coll_kernels(c, read_found);
+	coll_kernels(c, shards_read_found);
 }
 
 void shards_unscale(struct coll *c, float inv, void (*next)(struct coll *c))
@@ -201,16 +201,16 @@ void shards_unscale(struct coll *c, float inv, void (*next)(struct coll *c))
 		coll_kop(&c->parts[d], KOP_FILL, 1)->fill =
 			(struct k_fill){ .dst = region_addr(&c->parts[d].scratch[COLL_FOUND_INF]),
 					 .kind = FILL_CONSTANT };
-	coll_kernels(c, multiply);
+	coll_kernels(c, shards_multiply);
 }
 
 /* -------------------------------------------------------------------- norms */
 
-static size_t all_blocks(const struct coll *c)
+static size_t shards_all_blocks(const struct coll *c)
 {
 	size_t n = 0;
 
-	for (uint32_t i = first_of(c); i < end_of(c); i++)
+	for (uint32_t i = shards_first_of(c); i < shards_end_of(c); i++)
 		n += shards_take_part(c, c->job->units[i]) ? norm_partials(c->job->units[i]) : 0;
 	return n;
 }
@@ -219,17 +219,17 @@ void shards_norm(struct coll *c, double type, void (*next)(struct coll *c))
 {
 	size_t at = 0;
 
-	if (!coll_need_kops(c, kops_room(c)))
+	if (!coll_need_kops(c, shards_kops_room(c)))
 		return;
 	free(c->partials);
-	c->n_partials = all_blocks(c);
+	c->n_partials = shards_all_blocks(c);
 	c->partials = calloc(c->n_partials + 1, sizeof(*c->partials));
 	if (!c->partials) {
 		coll_end_status(c, -ENOMEM);
 		return;
 	}
 	for (unsigned d = 0; d < c->n_parts; d++) {
-		for (uint32_t i = first_of(c); i < end_of(c); i++) {
+		for (uint32_t i = shards_first_of(c); i < shards_end_of(c); i++) {
 			const struct unit *u = c->job->units[i];
 			const struct unit_part *p =
 				shards_take_part(c, u) ? shards_part(c, u, d) : NULL;

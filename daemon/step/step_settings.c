@@ -17,7 +17,7 @@
 
 typedef Shardd__V1__StepSettings message;
 
-static void settings_unrefp(struct settings **s)
+static void step_settings_settings_unrefp(struct settings **s)
 {
 	*s = settings_unref(*s);
 }
@@ -32,14 +32,14 @@ int rates_check_lr(const struct step_rates *rates, struct fault *f)
 
 /* ----------------------------------------------------------------- the numbers */
 
-static int check_number(double x, double most, const char *field, struct fault *f)
+static int step_settings_check_number(double x, double most, const char *field, struct fault *f)
 {
 	if (isfinite(x) && x >= 0 && x <= most)
 		return 0;
 	return fault_set(f, FAULT_INVALID, field, "%s is %g: 0 to %.9g is allowed", field, x, most);
 }
 
-static int check_numbers(const message *m, struct fault *f)
+static int step_settings_check_numbers(const message *m, struct fault *f)
 {
 	const struct {
 		double x, most;
@@ -55,7 +55,7 @@ static int check_numbers(const message *m, struct fault *f)
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(all); i++)
-		if (check_number(all[i].x, all[i].most, all[i].field, f))
+		if (step_settings_check_number(all[i].x, all[i].most, all[i].field, f))
 			return f->code;
 	if (m->nesterov && (m->momentum == 0 || m->dampening != 0))
 		return fault_set(f, FAULT_INVALID, "settings.nesterov",
@@ -63,7 +63,7 @@ static int check_numbers(const message *m, struct fault *f)
 	return 0;
 }
 
-static struct setting setting_from(const message *m)
+static struct setting step_settings_setting_from(const message *m)
 {
 	return (struct setting){ .lr = m->lr,
 				 .lr_fp32 = m->lr_fp32,
@@ -80,8 +80,8 @@ static struct setting setting_from(const message *m)
 /* --------------------------------------------------------------- whose they are */
 
 /* How many tensors are named, at most each of the job once: before memory is taken for them. */
-static int count_named(const struct op *op, message *const *list, size_t n, uint32_t *ret,
-		       struct fault *f)
+static int step_settings_count_named(const struct op *op, message *const *list, size_t n,
+				     uint32_t *ret, struct fault *f)
 {
 	const struct job *job = op->m->job;
 	size_t there = 0, named = 0, without = 0;
@@ -109,7 +109,7 @@ static int count_named(const struct op *op, message *const *list, size_t n, uint
 	return 0;
 }
 
-static int no_memory_for(const struct unit *u, struct fault *f)
+static int step_settings_no_memory_for(const struct unit *u, struct fault *f)
 {
 	return fault_set(f, FAULT_INVALID, "settings.momentum",
 			 "unit '%.100s' was registered with momentum 0 and has no memory for it: 0 "
@@ -117,13 +117,14 @@ static int no_memory_for(const struct unit *u, struct fault *f)
 			 u->rec->name);
 }
 
-static bool lacks_memory(const struct unit *u, const struct setting *s)
+static bool step_settings_lacks_memory(const struct unit *u, const struct setting *s)
 {
 	return u->rec->optimizer->kind == OPTIM_SGD && s->momentum != 0 &&
 	       u->rec->optimizer->momentum == 0;
 }
 
-static int check_unit(const struct op *op, const struct unit *u, uint32_t id, struct fault *f)
+static int step_settings_check_unit(const struct op *op, const struct unit *u, uint32_t id,
+				    struct fault *f)
 {
 	if (!u)
 		return fault_set(f, FAULT_NOT_FOUND, "settings.units",
@@ -139,12 +140,12 @@ static int check_unit(const struct op *op, const struct unit *u, uint32_t id, st
 	return 0;
 }
 
-static int check_named(const struct op *op, const struct setting_of *of, const struct setting *s,
-		       struct fault *f)
+static int step_settings_check_named(const struct op *op, const struct setting_of *of,
+				     const struct setting *s, struct fault *f)
 {
 	const struct unit *u = job_unit_by_id(op->m->job, of->unit);
 
-	if (check_unit(op, u, of->unit, f))
+	if (step_settings_check_unit(op, u, of->unit, f))
 		return f->code;
 	if (of->tensor >= u->rec->n_tensors)
 		return fault_set(f, FAULT_INVALID, "settings.tensors",
@@ -155,11 +156,11 @@ static int check_named(const struct op *op, const struct setting_of *of, const s
 				 "tensor '%.100s' of unit '%.100s' is frozen or another's name: it "
 				 "is not stepped",
 				 u->rec->tensors[of->tensor]->name, u->rec->name);
-	return lacks_memory(u, s) ? no_memory_for(u, f) : 0;
+	return step_settings_lacks_memory(u, s) ? step_settings_no_memory_for(u, f) : 0;
 }
 
 /* Would @u be stepped by those that name nothing? */
-static bool gets_rest(const struct settings *s, const struct unit *u)
+static bool step_settings_gets_rest(const struct settings *s, const struct unit *u)
 {
 	for (uint32_t i = 0; i < u->rec->n_tensors; i++)
 		if (!u->tensors[i].frozen && !u->tensors[i].alias &&
@@ -168,43 +169,44 @@ static bool gets_rest(const struct settings *s, const struct unit *u)
 	return false;
 }
 
-static int check_rest(const struct op *op, const struct settings *s, struct fault *f)
+static int step_settings_check_rest(const struct op *op, const struct settings *s, struct fault *f)
 {
 	const struct job *job = op->m->job;
 
 	for (uint32_t i = 0; s->rest != UINT32_MAX && i < job->n_units; i++) {
 		const struct unit *u = job->units[i];
 
-		if (u->rec->group == op->group->id && lacks_memory(u, &s->all[s->rest]) &&
-		    gets_rest(s, u))
-			return no_memory_for(u, f);
+		if (u->rec->group == op->group->id &&
+		    step_settings_lacks_memory(u, &s->all[s->rest]) &&
+		    step_settings_gets_rest(s, u))
+			return step_settings_no_memory_for(u, f);
 	}
 	return 0;
 }
 
-static int check_all(const struct op *op, struct settings *s, struct fault *f)
+static int step_settings_check_all(const struct op *op, struct settings *s, struct fault *f)
 {
 	const struct setting_of *twice = settings_sort(s);
 
 	for (uint32_t i = 0; i < s->n_named; i++)
-		if (check_named(op, &s->named[i], &s->all[s->named[i].index], f))
+		if (step_settings_check_named(op, &s->named[i], &s->all[s->named[i].index], f))
 			return f->code;
 	if (twice)
 		return fault_set(f, FAULT_INVALID, "settings.tensors",
 				 "tensor %u of unit %u is named twice", twice->tensor, twice->unit);
-	return check_rest(op, s, f);
+	return step_settings_check_rest(op, s, f);
 }
 
 /* ------------------------------------------------------------------- all of it */
 
-static int fill(struct settings *s, message *const *list, struct fault *f)
+static int step_settings_fill(struct settings *s, message *const *list, struct fault *f)
 {
 	uint32_t at = 0;
 
 	for (uint32_t i = 0; i < s->n; i++) {
-		if (check_numbers(list[i], f))
+		if (step_settings_check_numbers(list[i], f))
 			return f->code;
-		s->all[i] = setting_from(list[i]);
+		s->all[i] = step_settings_setting_from(list[i]);
 		if (!list[i]->n_units)
 			s->rest = i;
 		for (size_t k = 0; k < list[i]->n_units; k++)
@@ -218,19 +220,19 @@ static int fill(struct settings *s, message *const *list, struct fault *f)
 int rates_take(const struct op *op, message *const *list, size_t n, struct step_rates *rates,
 	       struct fault *f)
 {
-	_cleanup_(settings_unrefp) struct settings *s = NULL;
+	_cleanup_(step_settings_settings_unrefp) struct settings *s = NULL;
 	uint32_t named = 0;
 
 	if (!n)
 		return 0;
-	if (count_named(op, list, n, &named, f))
+	if (step_settings_count_named(op, list, n, &named, f))
 		return f->code;
 	s = settings_new((uint32_t)n, named); /* no more than what is named, and one */
 	if (!s)
 		return fault_errno(f, -ENOMEM, "taking the settings of a step");
 	if (user_charge(&s->charge, op->m->user, USER_MEMORY, settings_bytes(s->n, named), f))
 		return f->code;
-	if (fill(s, list, f) || check_all(op, s, f))
+	if (step_settings_fill(s, list, f) || step_settings_check_all(op, s, f))
 		return f->code;
 	rates->settings = settings_ref(s);
 	return 0;

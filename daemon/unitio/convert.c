@@ -47,7 +47,7 @@ int convert_record(const struct op *op, const struct unit *u, state_unit *ret, s
 /* The arrays of a part, parameters first. */
 #define ARRAYS (2 + UNIT_MAX_STATES)
 
-static struct region *array_of(struct unit_part *p, unsigned i)
+static struct region *convert_array_of(struct unit_part *p, unsigned i)
 {
 	struct region *const arrays[ARRAYS] = { &p->params, &p->grads, &p->state1, &p->state2,
 						&p->state3 };
@@ -55,7 +55,7 @@ static struct region *array_of(struct unit_part *p, unsigned i)
 	return arrays[i];
 }
 
-static state_region **record_of(state_part *p, unsigned i)
+static state_region **convert_record_of(state_part *p, unsigned i)
 {
 	state_region **const fields[ARRAYS] = { &p->params, &p->grads, &p->state1, &p->state2,
 						&p->state3 };
@@ -63,7 +63,7 @@ static state_region **record_of(state_part *p, unsigned i)
 	return fields[i];
 }
 
-static void free_parts(state_unit *rec)
+static void convert_free_parts(state_unit *rec)
 {
 	for (size_t i = 0; i < rec->n_parts; i++)
 		shardd__state__part__free_unpacked(rec->parts[i], NULL);
@@ -79,7 +79,7 @@ static void convert_free(struct coll *c)
 
 	for (unsigned i = 0; i < v->n; i++) {
 		unit_free(v->units[i].fresh);
-		free_parts(&v->units[i].rec);
+		convert_free_parts(&v->units[i].rec);
 	}
 	for (unsigned d = 0; d < NODE_MAX_DEVICES; d++)
 		for (unsigned k = 0; k < 2; k++)
@@ -88,18 +88,18 @@ static void convert_free(struct coll *c)
 	free(v);
 }
 
-static uint64_t array_bytes(const struct unit *u, unsigned i)
+static uint64_t convert_array_bytes(const struct unit *u, unsigned i)
 {
 	return i ? unit_array_bytes(&u->layout, u->spread)
 		 : unit_params_bytes(&u->layout, u->spread);
 }
 
-static uint64_t array_room(const struct unit *u, unsigned d, unsigned i)
+static uint64_t convert_array_room(const struct unit *u, unsigned d, unsigned i)
 {
-	return stagger_room(u->parts[d].device, array_bytes(u, i));
+	return stagger_room(u->parts[d].device, convert_array_bytes(u, i));
 }
 
-static int begin_unit(struct coll *c, struct changing *x, struct unit *u)
+static int convert_begin_unit(struct coll *c, struct changing *x, struct unit *u)
 {
 	struct fault f = FAULT_NULL;
 	struct layout l;
@@ -118,9 +118,10 @@ static int begin_unit(struct coll *c, struct changing *x, struct unit *u)
 	}
 	for (unsigned d = 0; d < u->n_parts; d++)
 		for (unsigned i = 0; i < ARRAYS; i++)
-			if (array_of(&u->parts[d], i)->slab)
+			if (convert_array_of(&u->parts[d], i)->slab)
 				c->convert->on[u->parts[d].device->index].bytes[i > 0] +=
-					array_bytes(x->fresh, i) + array_room(x->fresh, d, i);
+					convert_array_bytes(x->fresh, i) +
+					convert_array_room(x->fresh, d, i);
 	return 0;
 }
 
@@ -140,7 +141,7 @@ int convert_new(struct coll *c)
 	while (r == 0 && v->n < op->args.convert.n) {
 		struct unit *u = job_unit_by_id(c->job, op->args.convert.units[v->n]);
 
-		r = begin_unit(c, &v->units[v->n++], u);
+		r = convert_begin_unit(c, &v->units[v->n++], u);
 	}
 	return r;
 }
@@ -178,7 +179,7 @@ uint64_t convert_bytes(const struct coll *c)
 }
 
 /* The regions of the new arrays, in the unit and in its record. */
-static int place(struct convert *v, struct changing *x)
+static int convert_place_one(struct convert *v, struct changing *x)
 {
 	for (unsigned d = 0; d < x->old->n_parts; d++) {
 		struct unit_part *p = &x->fresh->parts[d];
@@ -188,16 +189,17 @@ static int place(struct convert *v, struct changing *x)
 		if (!rec)
 			return -ENOMEM;
 		for (unsigned i = 0; i < ARRAYS; i++) {
-			uint64_t *at = &v->on[on].at[i > 0], bytes = array_bytes(x->fresh, i);
+			uint64_t *at = &v->on[on].at[i > 0],
+				 bytes = convert_array_bytes(x->fresh, i);
 
-			if (!array_of(&x->old->parts[d], i)->slab)
+			if (!convert_array_of(&x->old->parts[d], i)->slab)
 				continue;
-			*array_of(p, i) = (struct region){
+			*convert_array_of(p, i) = (struct region){
 				v->on[on].slabs[i > 0],
 				*at + stagger_by(p->device, bytes, STAGGER_ARRAY(i)), bytes
 			};
-			*at += bytes + array_room(x->fresh, d, i);
-			if (state_region_set(record_of(rec, i), array_of(p, i)) < 0)
+			*at += bytes + convert_array_room(x->fresh, d, i);
+			if (state_region_set(convert_record_of(rec, i), convert_array_of(p, i)) < 0)
 				return -ENOMEM;
 		}
 	}
@@ -210,13 +212,13 @@ int convert_place(struct convert *v)
 
 	CHECK(!v->units[0].rec.n_parts);
 	for (unsigned i = 0; r == 0 && i < v->n; i++)
-		r = place(v, &v->units[i]);
+		r = convert_place_one(v, &v->units[i]);
 	return r;
 }
 
 /* ------------------------------------------------------------------ the swap */
 
-static void swap_region(struct region *a, struct region *b)
+static void convert_swap_region(struct region *a, struct region *b)
 {
 	struct region t = *a;
 
@@ -225,7 +227,7 @@ static void swap_region(struct region *a, struct region *b)
 }
 
 /* What is reached by pointers from outside stays: the unit, its parts, its record. */
-static void swap_unit(struct job *job, struct changing *x)
+static void convert_swap_unit(struct job *job, struct changing *x)
 {
 	struct unit *u = x->old, *fresh = x->fresh;
 	struct unit_tensor *tensors = u->tensors;
@@ -245,12 +247,13 @@ static void swap_unit(struct job *job, struct changing *x)
 	fresh->tensors = tensors;
 	for (unsigned d = 0; d < u->n_parts; d++)
 		for (unsigned i = 0; i < ARRAYS; i++)
-			swap_region(array_of(&u->parts[d], i), array_of(&fresh->parts[d], i));
+			convert_swap_region(convert_array_of(&u->parts[d], i),
+					    convert_array_of(&fresh->parts[d], i));
 	unit_lay_out(u, &fresh->layout, NULL);
 	u->version++;
 }
 
-static void converted(struct coll *c)
+static void convert_converted(struct coll *c)
 {
 	struct convert *v = c->convert;
 	struct slab *fresh[2 * NODE_MAX_DEVICES];
@@ -264,7 +267,7 @@ static void converted(struct coll *c)
 		return;
 	}
 	for (unsigned i = 0; i < v->n; i++)
-		swap_unit(c->job, &v->units[i]);
+		convert_swap_unit(c->job, &v->units[i]);
 	job_drop_unused_slabs(c->job);
 	c->job->readers.changes++;
 	coll_end(c, NULL);
@@ -272,19 +275,19 @@ static void converted(struct coll *c)
 
 /* ---------------------------------------------------------------- repacking */
 
-static struct changing *current(const struct coll *c)
+static struct changing *convert_current(const struct coll *c)
 {
 	return &c->convert->units[c->convert->unit];
 }
 
 /* Where element @at of the array of the old part at position @q is to be read on device @d. */
-static const float *source(const struct coll *c, unsigned d, unsigned q, uint64_t at)
+static const float *convert_source(const struct coll *c, unsigned d, unsigned q, uint64_t at)
 {
-	struct unit *old = current(c)->old;
+	struct unit *old = convert_current(c)->old;
 	uint64_t trained = unit_part_elements(old);
 
 	if (old->spread == 1)
-		return optim_at(array_of(&old->parts[d], c->convert->array), at);
+		return optim_at(convert_array_of(&old->parts[d], c->convert->array), at);
 	if (at >= trained)
 		at += trained * (old->spread - 1) + q * unit_frozen_elements(old);
 	else
@@ -294,23 +297,24 @@ static const float *source(const struct coll *c, unsigned d, unsigned q, uint64_
 }
 
 /* What the new run @to takes of the old run @from, both of one tensor. */
-static void copy_common(struct coll *c, unsigned d, unsigned q, const struct unit_run *to,
-			const struct unit_run *from)
+static void convert_copy_common(struct coll *c, unsigned d, unsigned q, const struct unit_run *to,
+				const struct unit_run *from)
 {
 	uint64_t begin = to->first > from->first ? to->first : from->first;
 	uint64_t to_end = to->first + to->n, from_end = from->first + from->n;
 	uint64_t end = to_end < from_end ? to_end : from_end;
-	struct region *array = array_of(&current(c)->fresh->parts[d], c->convert->array);
+	struct region *array =
+		convert_array_of(&convert_current(c)->fresh->parts[d], c->convert->array);
 
 	if (begin < end)
 		coll_kop(&c->parts[d], KOP_COPY, (end - begin) * sizeof(float))->copy =
 			(struct k_copy){ optim_at(array, to->at + begin - to->first),
-					 source(c, d, q, from->at + begin - from->first) };
+					 convert_source(c, d, q, from->at + begin - from->first) };
 }
 
-static void repack_part(struct coll *c, unsigned d)
+static void convert_repack_part(struct coll *c, unsigned d)
 {
-	struct changing *x = current(c);
+	struct changing *x = convert_current(c);
 	struct unit_run to, from;
 
 	for (uint32_t t = 0; t < x->old->rec->n_tensors; t++) {
@@ -320,38 +324,38 @@ static void repack_part(struct coll *c, unsigned d)
 			continue;
 		for (unsigned q = 0; q < x->old->spread; q++)
 			if (unit_part_run(x->old, &x->old->parts[q], t, &from))
-				copy_common(c, d, q, &to, &from);
+				convert_copy_common(c, d, q, &to, &from);
 	}
 }
 
-static void repack(struct coll *c)
+static void convert_repack(struct coll *c)
 {
-	struct changing *x = current(c);
+	struct changing *x = convert_current(c);
 
 	if (!coll_need_kops(c, (size_t)x->old->rec->n_tensors * x->old->spread))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
-		repack_part(c, d);
+		convert_repack_part(c, d);
 	c->convert->array++;
 	coll_kernels_sync(c, convert_arrays);
 }
 
-static void gather(struct coll *c, bool frozen, void (*next)(struct coll *c))
+static void convert_gather(struct coll *c, bool frozen, void (*next)(struct coll *c))
 {
 	const struct region *arrays[NODE_MAX_DEVICES];
 
 	for (unsigned d = 0; d < c->n_parts; d++)
-		arrays[d] = array_of(&current(c)->old->parts[d], c->convert->array);
-	c->unit = current(c)->old;
+		arrays[d] = convert_array_of(&convert_current(c)->old->parts[d], c->convert->array);
+	c->unit = convert_current(c)->old;
 	own_gather_array(c, arrays, frozen, next);
 }
 
-static void gather_frozen(struct coll *c)
+static void convert_gather_frozen(struct coll *c)
 {
 	if (c->convert->array)
-		repack(c);
+		convert_repack(c);
 	else
-		gather(c, true, repack);
+		convert_gather(c, true, convert_repack);
 }
 
 void convert_arrays(struct coll *c)
@@ -363,15 +367,15 @@ void convert_arrays(struct coll *c)
 		v->array = 0;
 	}
 	if (v->unit == v->n) {
-		converted(c);
+		convert_converted(c);
 		return;
 	}
-	if (!array_of(&current(c)->old->parts[0], v->array)->slab) {
+	if (!convert_array_of(&convert_current(c)->old->parts[0], v->array)->slab) {
 		v->array++;
 		convert_arrays(c);
-	} else if (current(c)->old->spread > 1) {
-		gather(c, false, gather_frozen);
+	} else if (convert_current(c)->old->spread > 1) {
+		convert_gather(c, false, convert_gather_frozen);
 	} else {
-		repack(c);
+		convert_repack(c);
 	}
 }

@@ -7,7 +7,7 @@
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 
-static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_all_reduce_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__AllReduceRequest *r = (const Shardd__V1__AllReduceRequest *)msg;
 	size_t size = dtype_size((enum dtype)r->dtype);
@@ -34,7 +34,7 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 	return op_take_group(op, r->group, f);
 }
 
-static const char *word_of(enum reduce_op op)
+static const char *op_all_reduce_word_of(enum reduce_op op)
 {
 	static const char *const words[_REDUCE_N] = { [REDUCE_SUM] = "sum",
 						      [REDUCE_AVG] = "avg",
@@ -44,19 +44,19 @@ static const char *word_of(enum reduce_op op)
 	return words[op];
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_all_reduce_check(struct op *op, struct fault *f)
 {
 	if (!op_buffer_at(op, op->args.buf.offset, op->args.buf.bytes, f))
 		return f->code;
 	op_print(op, "AllReduce of %llu %s (%s)", (unsigned long long)op->args.buf.count,
-		 dtype_name(op->args.buf.dtype), word_of(op->args.buf.op));
+		 dtype_name(op->args.buf.dtype), op_all_reduce_word_of(op->args.buf.op));
 	op->entry.print.words[2] = op->args.buf.count;
 	op->entry.print.words[3] = op->args.buf.dtype;
 	op->entry.print.words[4] = op->args.buf.op;
 	return 0;
 }
 
-static void *address(const struct coll *c, uint32_t i)
+static void *op_all_reduce_address(const struct coll *c, uint32_t i)
 {
 	const struct op *op = c->ops[i];
 	struct fault f = FAULT_NULL;
@@ -68,23 +68,23 @@ static void *address(const struct coll *c, uint32_t i)
 
 /* The buffer of a part's member @i, of the first one. Noted at the start: the ops hold their
  * buffers until it ends. */
-static void *buffer_of(const struct coll_part *p, uint32_t i)
+static void *op_all_reduce_buffer_of(const struct coll_part *p, uint32_t i)
 {
 	return (void *)p->inputs[i];
 }
 
-static void *first_of(const struct coll_part *p)
+static void *op_all_reduce_first_of(const struct coll_part *p)
 {
-	return buffer_of(p, 0);
+	return op_all_reduce_buffer_of(p, 0);
 }
 
-static void done(struct coll *c)
+static void op_all_reduce_done(struct coll *c)
 {
 	coll_end(c, NULL);
 }
 
 /* The first member's buffer on each device holds the result: to the others. */
-static void spread(struct coll *c)
+static void op_all_reduce_spread(struct coll *c)
 {
 	if (!coll_need_kops(c, c->n))
 		return;
@@ -93,37 +93,38 @@ static void spread(struct coll *c)
 
 		for (uint32_t i = 1; i < p->n; i++)
 			coll_kop(p, KOP_COPY, c->ops[0]->args.buf.bytes)->copy =
-				(struct k_copy){ buffer_of(p, i), first_of(p) };
+				(struct k_copy){ op_all_reduce_buffer_of(p, i),
+						 op_all_reduce_first_of(p) };
 	}
-	coll_kernels(c, done);
+	coll_kernels(c, op_all_reduce_done);
 }
 
-static void fill_inputs(struct coll *c)
+static void op_all_reduce_fill_inputs(struct coll *c)
 {
 	for (unsigned d = 0; d < c->n_parts; d++)
 		for (uint32_t i = 0; i < c->parts[d].n; i++)
-			c->parts[d].inputs[i] = address(c, c->parts[d].members[i]);
+			c->parts[d].inputs[i] = op_all_reduce_address(c, c->parts[d].members[i]);
 }
 
 /* -- one device: one kernel, in the group's order ----------------------------- */
 
-static void between_one(struct coll *c)
+static void op_all_reduce_between_one(struct coll *c)
 {
 	const struct op *op = c->ops[0];
-	void *data[] = { first_of(&c->parts[0]) };
+	void *data[] = { op_all_reduce_first_of(&c->parts[0]) };
 
 	if (!coll_can_talk(c))
 		return;
-	comm_all_reduce(coll_between(c), coll_comm(c, spread), data, op->args.buf.count,
-			op->args.buf.dtype, op->args.buf.op);
+	comm_all_reduce(coll_between(c), coll_comm(c, op_all_reduce_spread), data,
+			op->args.buf.count, op->args.buf.dtype, op->args.buf.op);
 }
 
-static void fold(struct coll *c, struct coll_part *p)
+static void op_all_reduce_fold(struct coll *c, struct coll_part *p)
 {
 	const struct op *op = c->ops[0];
 
 	coll_kop(p, KOP_ALL_REDUCE, op->args.buf.count)->all_reduce =
-		(struct k_all_reduce){ .out = first_of(p),
+		(struct k_all_reduce){ .out = op_all_reduce_first_of(p),
 				       .in = p->inputs,
 				       .k = p->n,
 				       .dtype = op->args.buf.dtype,
@@ -132,7 +133,7 @@ static void fold(struct coll *c, struct coll_part *p)
 
 /* -- several devices, sum and average: fp32 sums travel, narrowed once at the end ---- */
 
-static void narrow(struct coll *c)
+static void op_all_reduce_narrow(struct coll *c)
 {
 	const struct op *op = c->ops[0];
 	bool average = op->args.buf.op == REDUCE_AVG;
@@ -143,18 +144,18 @@ static void narrow(struct coll *c)
 		struct coll_part *p = &c->parts[d];
 
 		coll_kop(p, KOP_CAST, op->args.buf.count)->cast =
-			(struct k_cast){ .dst = first_of(p),
+			(struct k_cast){ .dst = op_all_reduce_first_of(p),
 					 .src = region_addr(&p->scratch[average]),
 					 .dst_dtype = op->args.buf.dtype,
 					 .src_dtype = DTYPE_FP32 };
 	}
-	coll_kernels(c, spread);
+	coll_kernels(c, op_all_reduce_spread);
 }
 
-static void divide(struct coll *c)
+static void op_all_reduce_divide(struct coll *c)
 {
 	if (c->ops[0]->args.buf.op != REDUCE_AVG) {
-		narrow(c);
+		op_all_reduce_narrow(c);
 		return;
 	}
 	if (!coll_need_kops(c, 1))
@@ -172,10 +173,10 @@ static void divide(struct coll *c)
 					   .sum_dtype = DTYPE_FP32,
 					   .post = k_divide_by((float)c->n, DTYPE_FP32) };
 	}
-	coll_kernels(c, narrow);
+	coll_kernels(c, op_all_reduce_narrow);
 }
 
-static void add_between(struct coll *c)
+static void op_all_reduce_add_between(struct coll *c)
 {
 	void *sums[NODE_MAX_DEVICES];
 
@@ -183,11 +184,11 @@ static void add_between(struct coll *c)
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		sums[d] = region_addr(&c->parts[d].scratch[0]);
-	comm_all_reduce(coll_between(c), coll_comm(c, divide), sums, c->ops[0]->args.buf.count,
-			DTYPE_FP32, REDUCE_SUM);
+	comm_all_reduce(coll_between(c), coll_comm(c, op_all_reduce_divide), sums,
+			c->ops[0]->args.buf.count, DTYPE_FP32, REDUCE_SUM);
 }
 
-static void add_inside(struct coll *c, struct coll_part *p)
+static void op_all_reduce_add_inside(struct coll *c, struct coll_part *p)
 {
 	const struct op *op = c->ops[0];
 
@@ -203,7 +204,7 @@ static void add_inside(struct coll *c, struct coll_part *p)
 /* -- several devices, maximum and minimum: every device folds what all of them found, so
  * that NaN and zeros of either sign come out as on one device ------------------------ */
 
-static void fold_all(struct coll *c)
+static void op_all_reduce_fold_all(struct coll *c)
 {
 	const struct op *op = c->ops[0];
 
@@ -215,16 +216,16 @@ static void fold_all(struct coll *c)
 		for (unsigned k = 0; k < c->n_parts; k++)
 			p->found[k] = (char *)region_addr(&p->scratch[0]) + k * op->args.buf.bytes;
 		coll_kop(p, KOP_ALL_REDUCE, op->args.buf.count)->all_reduce =
-			(struct k_all_reduce){ .out = first_of(p),
+			(struct k_all_reduce){ .out = op_all_reduce_first_of(p),
 					       .in = p->found,
 					       .k = c->n_parts,
 					       .dtype = op->args.buf.dtype,
 					       .op = op->args.buf.op };
 	}
-	coll_kernels(c, spread);
+	coll_kernels(c, op_all_reduce_spread);
 }
 
-static void show_between(struct coll *c)
+static void op_all_reduce_show_between(struct coll *c)
 {
 	const void *send[NODE_MAX_DEVICES];
 	void *recv[NODE_MAX_DEVICES];
@@ -232,16 +233,16 @@ static void show_between(struct coll *c)
 	if (!coll_can_talk(c))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
-		send[d] = first_of(&c->parts[d]);
+		send[d] = op_all_reduce_first_of(&c->parts[d]);
 		recv[d] = region_addr(&c->parts[d].scratch[0]);
 	}
-	comm_all_gather(coll_between(c), coll_comm(c, fold_all), send, recv,
+	comm_all_gather(coll_between(c), coll_comm(c, op_all_reduce_fold_all), send, recv,
 			c->ops[0]->args.buf.count, c->ops[0]->args.buf.dtype);
 }
 
 /* ------------------------------------------------------------------ the op */
 
-static bool need_scratch(struct coll *c, void (*again)(struct parked *p))
+static bool op_all_reduce_need_scratch(struct coll *c, void (*again)(struct parked *p))
 {
 	const struct op *op = c->ops[0];
 	uint64_t sums = op->args.buf.count * sizeof(float);
@@ -254,31 +255,33 @@ static bool need_scratch(struct coll *c, void (*again)(struct parked *p))
 	       (op->args.buf.op != REDUCE_AVG || coll_need_scratch(c, 1, sums, again));
 }
 
-static void start(struct parked *parked)
+static void op_all_reduce_start(struct parked *parked)
 {
 	struct coll *c = CONTAINER_OF(parked, struct coll, parked);
 	enum reduce_op op = c->ops[0]->args.buf.op;
 	bool add = op == REDUCE_SUM || op == REDUCE_AVG;
 
-	if (coll_overtaken(c, false) || !coll_ready(c, start) || !need_scratch(c, start) ||
-	    !coll_need_kops(c, 1))
+	if (coll_overtaken(c, false) || !coll_ready(c, op_all_reduce_start) ||
+	    !op_all_reduce_need_scratch(c, op_all_reduce_start) || !coll_need_kops(c, 1))
 		return;
-	fill_inputs(c);
+	op_all_reduce_fill_inputs(c);
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		if (c->n_parts > 1 && add)
-			add_inside(c, &c->parts[d]);
+			op_all_reduce_add_inside(c, &c->parts[d]);
 		else
-			fold(c, &c->parts[d]);
+			op_all_reduce_fold(c, &c->parts[d]);
 	}
-	coll_kernels(c, c->n_parts == 1 ? between_one : add ? add_between : show_between);
+	coll_kernels(c, c->n_parts == 1 ? op_all_reduce_between_one
+			: add           ? op_all_reduce_add_between
+					: op_all_reduce_show_between);
 }
 
-static void run(struct coll *c)
+static void op_all_reduce_run(struct coll *c)
 {
-	start(&c->parked);
+	op_all_reduce_start(&c->parked);
 }
 
-static void encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_all_reduce_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__AllReduceReply reply = SHARDD__V1__ALL_REDUCE_REPLY__INIT;
 
@@ -289,9 +292,9 @@ const struct op_type op_all_reduce = {
 	.name = "AllReduce",
 	.collective = true,
 	.request = &shardd__v1__all_reduce_request__descriptor,
-	.decode = decode,
-	.check = check,
-	.run = run,
-	.encode = encode,
+	.decode = op_all_reduce_decode,
+	.check = op_all_reduce_check,
+	.run = op_all_reduce_run,
+	.encode = op_all_reduce_encode,
 	.reads_inputs = true,
 };

@@ -5,25 +5,25 @@
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 
-static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_barrier_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	op->touches = TOUCH_ALL;
 	return op_take_group(op, ((const Shardd__V1__BarrierRequest *)msg)->group, f);
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_barrier_check(struct op *op, struct fault *f)
 {
 	(void)f;
 	op_print(op, "Barrier");
 	return 0;
 }
 
-static void run(struct coll *c)
+static void op_barrier_run(struct coll *c)
 {
 	coll_end(c, NULL);
 }
 
-static void encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_barrier_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__BarrierReply reply = SHARDD__V1__BARRIER_REPLY__INIT;
 
@@ -35,8 +35,8 @@ const struct op_type op_barrier = {
 	.collective = true,
 	.surrogates = true,
 	.request = &shardd__v1__barrier_request__descriptor,
-	.decode = decode,
-	.check = check,
-	.run = run,
-	.encode = encode,
+	.decode = op_barrier_decode,
+	.check = op_barrier_check,
+	.run = op_barrier_run,
+	.encode = op_barrier_encode,
 };

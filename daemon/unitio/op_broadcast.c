@@ -6,7 +6,7 @@
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 
-static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_broadcast_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__BroadcastRequest *r = (const Shardd__V1__BroadcastRequest *)msg;
 	uint32_t index;
@@ -26,7 +26,7 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 	return 0;
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_broadcast_check(struct op *op, struct fault *f)
 {
 	if (!op_buffer_at(op, op->args.buf.offset, op->args.buf.bytes, f))
 		return f->code;
@@ -38,7 +38,7 @@ static int check(struct op *op, struct fault *f)
 }
 
 /* Noted at the start: the ops hold their buffers until it ends. */
-static void fill_inputs(struct coll *c)
+static void op_broadcast_fill_inputs(struct coll *c)
 {
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
@@ -55,7 +55,7 @@ static void fill_inputs(struct coll *c)
 }
 
 /* Whose buffer on a device gets it first: the root's, or the first member's. */
-static uint32_t first_on(const struct coll *c, const struct coll_part *p)
+static uint32_t op_broadcast_first_on(const struct coll *c, const struct coll_part *p)
 {
 	uint32_t root = coll_index(c, c->ops[0]->args.buf.root);
 
@@ -65,28 +65,28 @@ static uint32_t first_on(const struct coll *c, const struct coll_part *p)
 	return 0;
 }
 
-static void done(struct coll *c)
+static void op_broadcast_done(struct coll *c)
 {
 	coll_end(c, NULL);
 }
 
-static void to_others(struct coll *c)
+static void op_broadcast_to_others(struct coll *c)
 {
 	if (!coll_need_kops(c, c->n))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
-		uint32_t first = first_on(c, p);
+		uint32_t first = op_broadcast_first_on(c, p);
 
 		for (uint32_t i = 0; i < p->n; i++)
 			if (i != first)
 				coll_kop(p, KOP_COPY, c->ops[0]->args.buf.bytes)->copy =
 					(struct k_copy){ (void *)p->inputs[i], p->inputs[first] };
 	}
-	coll_kernels(c, done);
+	coll_kernels(c, op_broadcast_done);
 }
 
-static void to_other_devices(struct coll *c)
+static void op_broadcast_to_other_devices(struct coll *c)
 {
 	const struct op *op = c->ops[0];
 	struct coll_part *root = coll_part(c, coll_index(c, op->args.buf.root));
@@ -95,28 +95,28 @@ static void to_other_devices(struct coll *c)
 	if (!coll_can_talk(c))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
-		data[d] = (void *)c->parts[d].inputs[first_on(c, &c->parts[d])];
-	comm_broadcast(coll_between(c), coll_comm(c, to_others), data, op->args.buf.bytes,
-		       (unsigned)(root - c->parts));
+		data[d] = (void *)c->parts[d].inputs[op_broadcast_first_on(c, &c->parts[d])];
+	comm_broadcast(coll_between(c), coll_comm(c, op_broadcast_to_others), data,
+		       op->args.buf.bytes, (unsigned)(root - c->parts));
 }
 
 /* The first stage does nothing but wait for the streams that filled the buffers. */
-static void start(struct parked *p)
+static void op_broadcast_start(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 
-	if (coll_overtaken(c, false) || !coll_ready(c, start) || !coll_need_kops(c, 0))
+	if (coll_overtaken(c, false) || !coll_ready(c, op_broadcast_start) || !coll_need_kops(c, 0))
 		return;
-	fill_inputs(c);
-	coll_kernels(c, to_other_devices);
+	op_broadcast_fill_inputs(c);
+	coll_kernels(c, op_broadcast_to_other_devices);
 }
 
-static void run(struct coll *c)
+static void op_broadcast_run(struct coll *c)
 {
-	start(&c->parked);
+	op_broadcast_start(&c->parked);
 }
 
-static void encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_broadcast_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__BroadcastReply reply = SHARDD__V1__BROADCAST_REPLY__INIT;
 
@@ -127,9 +127,9 @@ const struct op_type op_broadcast = {
 	.name = "Broadcast",
 	.collective = true,
 	.request = &shardd__v1__broadcast_request__descriptor,
-	.decode = decode,
-	.check = check,
-	.run = run,
-	.encode = encode,
+	.decode = op_broadcast_decode,
+	.check = op_broadcast_check,
+	.run = op_broadcast_run,
+	.encode = op_broadcast_encode,
 	.reads_inputs = true,
 };

@@ -8,7 +8,7 @@
 #include "unitio/ops.h"
 #include "shardd.pb-c.h"
 
-static int alloc_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_buffer_alloc_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__AllocBufferRequest *r = (const Shardd__V1__AllocBufferRequest *)msg;
 
@@ -19,7 +19,7 @@ static int alloc_decode(struct op *op, const ProtobufCMessage *msg, struct fault
 			 (unsigned long long)r->bytes);
 }
 
-static int alloc_check(struct op *op, struct fault *f)
+static int op_buffer_alloc_check(struct op *op, struct fault *f)
 {
 	if (op->m->n_buffers < MEMBER_MAX_BUFFERS)
 		return 0;
@@ -28,20 +28,20 @@ static int alloc_check(struct op *op, struct fault *f)
 			 op->m->n_buffers);
 }
 
-static void alloc_resume(struct parked *p);
+static void op_buffer_alloc_resume(struct parked *p);
 
-static void alloc_start(struct op *op)
+static void op_buffer_alloc_start(struct op *op)
 {
 	struct member_buffer *b = NULL;
 	struct region region;
 	int r;
 
-	if (op_wait_for_memory(op, alloc_resume))
+	if (op_wait_for_memory(op, op_buffer_alloc_resume))
 		return;
 	r = op_take_memory(op, op->args.alloc.bytes, &region);
 	if (r == SLAB_E_LATER) {
 		op->state = OP_PARKED;
-		node_wait(op->m->job->node, &op->parked, alloc_resume);
+		node_wait(op->m->job->node, &op->parked, op_buffer_alloc_resume);
 		return;
 	}
 	op_begin_run(op);
@@ -65,12 +65,12 @@ static void alloc_start(struct op *op)
 	op_end(op);
 }
 
-static void alloc_resume(struct parked *p)
+static void op_buffer_alloc_resume(struct parked *p)
 {
-	alloc_start(CONTAINER_OF(p, struct op, parked));
+	op_buffer_alloc_start(CONTAINER_OF(p, struct op, parked));
 }
 
-static void alloc_encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_buffer_alloc_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__AllocBufferReply reply = SHARDD__V1__ALLOC_BUFFER_REPLY__INIT;
 	Shardd__V1__Placement place;
@@ -82,26 +82,26 @@ static void alloc_encode(const struct op *op, op_reply_cb send, void *ctx)
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 
-static int free_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_buffer_free_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	(void)f;
 	op->buffer = ((const Shardd__V1__FreeBufferRequest *)msg)->buffer;
 	return 0;
 }
 
-static int free_check(struct op *op, struct fault *f)
+static int op_buffer_free_check(struct op *op, struct fault *f)
 {
 	return op_buffer_at(op, 0, 0, f) ? 0 : (int)f->code;
 }
 
-static void free_start(struct op *op)
+static void op_buffer_free_start(struct op *op)
 {
 	op_begin_run(op);
 	member_buffer_free(op->m, op->held);
 	op_end(op);
 }
 
-static void free_encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_buffer_free_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__FreeBufferReply reply = SHARDD__V1__FREE_BUFFER_REPLY__INIT;
 
@@ -111,17 +111,17 @@ static void free_encode(const struct op *op, op_reply_cb send, void *ctx)
 const struct op_type op_alloc_buffer = {
 	.name = "AllocBuffer",
 	.request = &shardd__v1__alloc_buffer_request__descriptor,
-	.decode = alloc_decode,
-	.check = alloc_check,
-	.start = alloc_start,
-	.encode = alloc_encode,
+	.decode = op_buffer_alloc_decode,
+	.check = op_buffer_alloc_check,
+	.start = op_buffer_alloc_start,
+	.encode = op_buffer_alloc_encode,
 };
 
 const struct op_type op_free_buffer = {
 	.name = "FreeBuffer",
 	.request = &shardd__v1__free_buffer_request__descriptor,
-	.decode = free_decode,
-	.check = free_check,
-	.start = free_start,
-	.encode = free_encode,
+	.decode = op_buffer_free_decode,
+	.check = op_buffer_free_check,
+	.start = op_buffer_free_start,
+	.encode = op_buffer_free_encode,
 };

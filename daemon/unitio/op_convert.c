@@ -25,7 +25,7 @@ typedef Shardd__V1__ConvertUnitsRequest request;
 
 /* ------------------------------------------------------------- what is asked for */
 
-static int decode_choices(struct op *op, const request *r, struct fault *f)
+static int op_convert_decode_choices(struct op *op, const request *r, struct fault *f)
 {
 	op->args.convert.layout = r->layout ? (uint32_t)r->layout : LAYOUT_FLAT;
 	op->args.convert.multiple = r->shard_multiple ? r->shard_multiple : 1;
@@ -46,7 +46,7 @@ static int decode_choices(struct op *op, const request *r, struct fault *f)
 	return 0;
 }
 
-static int decode_unit(struct op *op, const request *r, size_t i, struct fault *f)
+static int op_convert_decode_unit(struct op *op, const request *r, size_t i, struct fault *f)
 {
 	struct unit *u = job_unit_by_id(op->m->job, r->units[i]);
 
@@ -67,7 +67,7 @@ static int decode_unit(struct op *op, const request *r, size_t i, struct fault *
 	return 0;
 }
 
-static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_convert_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const request *r = (const request *)msg;
 
@@ -76,14 +76,14 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 		return fault_set(f, FAULT_INVALID, "units",
 				 "units is empty: one or more are allowed");
 	for (size_t i = 0; i < r->n_units; i++)
-		if (decode_unit(op, r, i, f))
+		if (op_convert_decode_unit(op, r, i, f))
 			return f->code;
 	op->args.convert.units = r->units;
 	op->args.convert.n = r->n_units;
-	return decode_choices(op, r, f);
+	return op_convert_decode_choices(op, r, f);
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_convert_check(struct op *op, struct fault *f)
 {
 	uint64_t hash = FNV_BEGIN;
 
@@ -109,7 +109,7 @@ static int check(struct op *op, struct fault *f)
 }
 
 /* Is there anything that is laid out by the old layout and is not repacked? */
-static int check_passing(const struct unit *u, struct fault *f)
+static int op_convert_check_passing(const struct unit *u, struct fault *f)
 {
 	if (u->arrived)
 		return fault_set(f, FAULT_STATE, NULL,
@@ -124,7 +124,7 @@ static int check_passing(const struct unit *u, struct fault *f)
 	return 0;
 }
 
-static const char *held_by(const struct member_unit *mu)
+static const char *op_convert_held_by(const struct member_unit *mu)
 {
 	if (!mu)
 		return NULL;
@@ -134,7 +134,7 @@ static const char *held_by(const struct member_unit *mu)
 }
 
 /* Does anybody have anything of it in his hands? */
-static int check_idle(const struct coll *c, const struct unit *u, struct fault *f)
+static int op_convert_check_idle(const struct coll *c, const struct unit *u, struct fault *f)
 {
 	const char *what = u->summoned_ranks ? "summoned" : u->gathered_ranks ? "gathered" : NULL;
 
@@ -143,7 +143,7 @@ static int check_idle(const struct coll *c, const struct unit *u, struct fault *
 				 "unit '%.100s' has a gradient that its optimizer is yet to use: "
 				 "end the backward pass with Step before it is converted",
 				 u->rec->name);
-	if (check_passing(u, f))
+	if (op_convert_check_passing(u, f))
 		return f->code;
 	if (ddp_unit_is_busy(c->job, u))
 		return fault_set(
@@ -152,7 +152,7 @@ static int check_idle(const struct coll *c, const struct unit *u, struct fault *
 			"comes before it is converted",
 			u->rec->name);
 	for (uint32_t i = 0; !what && i < c->n; i++)
-		what = held_by(member_unit_find(c->members[i], u));
+		what = op_convert_held_by(member_unit_find(c->members[i], u));
 	if (!what)
 		return 0;
 	return fault_set(
@@ -164,7 +164,7 @@ static int check_idle(const struct coll *c, const struct unit *u, struct fault *
 
 /* ------------------------------------------------------------------ the op */
 
-static bool is_waiting_for_copies(const struct coll *c)
+static bool op_convert_is_waiting_for_copies(const struct coll *c)
 {
 	for (unsigned i = 0; i < c->convert->n; i++)
 		if (c->convert->units[i].old->casting || c->convert->units[i].old->executing)
@@ -172,22 +172,22 @@ static bool is_waiting_for_copies(const struct coll *c)
 	return false;
 }
 
-static int check_all(const struct coll *c, struct fault *f)
+static int op_convert_check_all(const struct coll *c, struct fault *f)
 {
 	for (size_t i = 0; i < c->ops[0]->args.convert.n; i++) {
 		struct unit *u = job_unit_by_id(c->job, c->ops[0]->args.convert.units[i]);
 
 		hold_drop(c->job, u);
-		if (check_idle(c, u, f))
+		if (op_convert_check_idle(c, u, f))
 			return f->code;
 	}
 	return 0;
 }
 
-static void start(struct parked *p);
+static void op_convert_start(struct parked *p);
 
 /* Of the largest array that is brought together. */
-static uint64_t scratch_bytes(const struct coll *c)
+static uint64_t op_convert_scratch_bytes(const struct coll *c)
 {
 	uint64_t most = 0;
 
@@ -203,15 +203,15 @@ static uint64_t scratch_bytes(const struct coll *c)
 }
 
 /* Return: false: it waits, or has ended. */
-static bool memory_ready(struct coll *c)
+static bool op_convert_memory_ready(struct coll *c)
 {
 	struct fault f = FAULT_NULL;
 	int r = c->convert ? 0 : convert_new(c);
 
 	if (r == 0)
 		r = convert_take_slabs(c);
-	if (r == SLAB_E_LATER || (r == 0 && is_waiting_for_copies(c))) {
-		node_wait(c->job->node, &c->parked, start);
+	if (r == SLAB_E_LATER || (r == 0 && op_convert_is_waiting_for_copies(c))) {
+		node_wait(c->job->node, &c->parked, op_convert_start);
 		return false;
 	}
 	if (r == 0)
@@ -221,29 +221,30 @@ static bool memory_ready(struct coll *c)
 	return false;
 }
 
-static bool devices_ready(struct coll *c)
+static bool op_convert_devices_ready(struct coll *c)
 {
-	uint64_t bytes = scratch_bytes(c);
+	uint64_t bytes = op_convert_scratch_bytes(c);
 
-	return !bytes || (coll_ready(c, start) && coll_need_scratch(c, 0, bytes, start));
+	return !bytes || (coll_ready(c, op_convert_start) &&
+			  coll_need_scratch(c, 0, bytes, op_convert_start));
 }
 
 /* A copy of one may have been begun meanwhile. */
-static void begin(struct parked *p)
+static void op_convert_begin(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 
 	if (coll_overtaken(c, true))
 		return;
-	if (is_waiting_for_copies(c))
-		node_wait(c->job->node, &c->parked, start);
+	if (op_convert_is_waiting_for_copies(c))
+		node_wait(c->job->node, &c->parked, op_convert_start);
 	else if (convert_place(c->convert) < 0)
 		coll_end_status(c, -ENOMEM);
 	else if (coll_need_kops(c, 0))
 		coll_kernels(c, convert_arrays);
 }
 
-static void start(struct parked *p)
+static void op_convert_start(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 	struct fault f = FAULT_NULL;
@@ -251,26 +252,27 @@ static void start(struct parked *p)
 
 	if (coll_overtaken(c, true))
 		return;
-	if (check_all(c, &f)) {
+	if (op_convert_check_all(c, &f)) {
 		coll_end(c, &f);
 		return;
 	}
-	if (!coll_may_write(c, start) || !memory_ready(c) || !devices_ready(c))
+	if (!coll_may_write(c, op_convert_start) || !op_convert_memory_ready(c) ||
+	    !op_convert_devices_ready(c))
 		return;
-	r = drain_ensure(c->job, p, begin);
+	r = drain_ensure(c->job, p, op_convert_begin);
 	if (r < 0)
 		coll_end_status(c, r);
 	else if (r == 0)
-		begin(p);
+		op_convert_begin(p);
 }
 
-static void run(struct coll *c)
+static void op_convert_run(struct coll *c)
 {
-	if (apply_ensure(c->job, &c->parked, start))
-		start(&c->parked);
+	if (apply_ensure(c->job, &c->parked, op_convert_start))
+		op_convert_start(&c->parked);
 }
 
-static bool is_converted(const struct op *op, uint32_t id)
+static bool op_convert_is_converted(const struct op *op, uint32_t id)
 {
 	size_t lo = 0, hi = op->args.convert.n; /* they ascend */
 
@@ -288,23 +290,23 @@ static bool is_converted(const struct op *op, uint32_t id)
 }
 
 /* Has @u names of tensors that were moved, and was not itself? */
-static bool is_tied(const struct op *op, const struct unit *u)
+static bool op_convert_is_tied(const struct op *op, const struct unit *u)
 {
-	for (uint32_t i = 0; !is_converted(op, u->id) && i < u->rec->n_tensors; i++)
-		if (u->tensors[i].alias && is_converted(op, u->tensors[i].of_unit))
+	for (uint32_t i = 0; !op_convert_is_converted(op, u->id) && i < u->rec->n_tensors; i++)
+		if (u->tensors[i].alias && op_convert_is_converted(op, u->tensors[i].of_unit))
 			return true;
 	return false;
 }
 
-static int tell(const struct op *op, const struct unit *u, struct registered *all,
-		Shardd__V1__RegisteredUnit **units, size_t *n)
+static int op_convert_tell(const struct op *op, const struct unit *u, struct registered *all,
+			   Shardd__V1__RegisteredUnit **units, size_t *n)
 {
 	units[*n] = &all[*n].unit;
 	return registered_init(&all[(*n)++], op->m->job, u, op->m->rank);
 }
 
 /* Without memory the reply has no units: what was done is done. */
-static void encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_convert_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__ConvertUnitsReply reply = SHARDD__V1__CONVERT_UNITS_REPLY__INIT;
 	const struct job *job = op->m->job;
@@ -314,10 +316,10 @@ static void encode(const struct op *op, op_reply_cb send, void *ctx)
 	size_t n = 0;
 
 	for (size_t i = 0; r == 0 && i < op->args.convert.n; i++)
-		r = tell(op, job->units[op->args.convert.units[i] - 1], all, units, &n);
+		r = op_convert_tell(op, job->units[op->args.convert.units[i] - 1], all, units, &n);
 	for (uint32_t i = 0; r == 0 && i < job->n_units; i++)
-		if (is_tied(op, job->units[i]))
-			r = tell(op, job->units[i], all, units, &n);
+		if (op_convert_is_tied(op, job->units[i]))
+			r = op_convert_tell(op, job->units[i], all, units, &n);
 	reply.units = units;
 	reply.n_units = r == 0 ? n : 0;
 	op_send(op, &reply.base, &reply.info, send, ctx);
@@ -331,10 +333,10 @@ const struct op_type op_convert = {
 	.name = "ConvertUnits",
 	.collective = true,
 	.request = &shardd__v1__convert_units_request__descriptor,
-	.decode = decode,
-	.check = check,
-	.run = run,
-	.encode = encode,
+	.decode = op_convert_decode,
+	.check = op_convert_check,
+	.run = op_convert_run,
+	.encode = op_convert_encode,
 	.lasts = true,
 	.move = MOVE_NEEDS_IDLE,
 	.waits_for_readers = op_writes_params,

@@ -26,7 +26,7 @@ typedef Shardd__V1__InitialiseRequest request;
 #define HOW_BROADCAST SHARDD__V1__INITIALISE_REQUEST__HOW_BROADCAST
 #define HOW_OWN       SHARDD__V1__INITIALISE_REQUEST__HOW_OWN
 
-static int decode_source(struct op *op, const request *r, struct fault *f)
+static int op_init_decode_source(struct op *op, const request *r, struct fault *f)
 {
 	uint64_t need = op->unit->packed * sizeof(float);
 	bool must = r->how_case == HOW_OWN ||
@@ -49,7 +49,7 @@ static int decode_source(struct op *op, const request *r, struct fault *f)
 	return 0;
 }
 
-static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_init_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const request *r = (const request *)msg;
 
@@ -71,11 +71,11 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 	} else if (r->how_case != HOW_OWN) {
 		return fault_set(f, FAULT_INVALID, "how", "how is missing: seed, broadcast or own");
 	}
-	return decode_source(op, r, f);
+	return op_init_decode_source(op, r, f);
 }
 
 /* What all ranks must say the same, in words. */
-static void print_how(struct op *op)
+static void op_init_print_how(struct op *op)
 {
 	const char *name = op->unit->rec->name;
 
@@ -88,12 +88,12 @@ static void print_how(struct op *op)
 		op_print(op, "Initialise of unit '%.64s' (own)", name);
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_init_check(struct op *op, struct fault *f)
 {
 	if (op_check_not_summoned(op, f) ||
 	    (op->buffer && !op_buffer_at(op, 0, op->unit->packed * sizeof(float), f)))
 		return f->code;
-	print_how(op);
+	op_init_print_how(op);
 	op->entry.print.words[2] = (uint64_t)op->args.init.how;
 	op->entry.print.words[3] = op->args.init.seed;
 	op->entry.print.words[4] = op->args.init.root;
@@ -101,7 +101,7 @@ static int check(struct op *op, struct fault *f)
 }
 
 /* What @op's rank brings: the op holds its buffer since it was checked. */
-static const float *source_of(struct op *op)
+static const float *op_init_source_of(struct op *op)
 {
 	struct fault f = FAULT_NULL;
 
@@ -110,18 +110,18 @@ static const float *source_of(struct op *op)
 	return (const float *)op_buffer_at(op, 0, op->unit->packed * sizeof(float), &f);
 }
 
-static struct k_copy copy_of(float *dst, const float *src)
+static struct k_copy op_init_copy_of(float *dst, const float *src)
 {
 	return (struct k_copy){ dst, src };
 }
 
-static void copy_kop(struct coll_part *p, float *dst, const float *src, uint64_t elements)
+static void op_init_copy_kop(struct coll_part *p, float *dst, const float *src, uint64_t elements)
 {
 	if (elements)
-		coll_kop(p, KOP_COPY, elements * sizeof(float))->copy = copy_of(dst, src);
+		coll_kop(p, KOP_COPY, elements * sizeof(float))->copy = op_init_copy_of(dst, src);
 }
 
-static void job_heal(struct job *job)
+static void op_init_job_heal(struct job *job)
 {
 	for (uint32_t i = 0; i < job->n_units; i++)
 		if (job->units[i]->torn)
@@ -133,7 +133,7 @@ static void job_heal(struct job *job)
 	job->rec->step = 0;
 }
 
-static void done(struct coll *c)
+static void op_init_done(struct coll *c)
 {
 	struct unit *u = c->unit;
 
@@ -150,12 +150,12 @@ static void done(struct coll *c)
 	unit_forget_steps(u);
 	if (u->torn) {
 		u->torn = false;
-		job_heal(c->job);
+		op_init_job_heal(c->job);
 	}
 	coll_end(c, NULL);
 }
 
-static int check_unused(const struct coll *c, struct fault *f)
+static int op_init_check_unused(const struct coll *c, struct fault *f)
 {
 	for (uint32_t i = 0; i < c->n; i++) {
 		const struct member_unit *mu = member_unit_find(c->members[i], c->unit);
@@ -177,53 +177,54 @@ static int check_unused(const struct coll *c, struct fault *f)
 }
 
 /* The last stage: whoever begins a unit anew has no optimizer state. */
-static void zero(struct coll *c)
+static void op_init_zero(struct coll *c)
 {
 	if (!coll_need_kops(c, UNIT_MAX_STATES))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		c->parts[d].n_kops = optim_zero_kops(&c->unit->parts[d], c->parts[d].kops);
-	coll_kernels_sync(c, done);
+	coll_kernels_sync(c, op_init_done);
 }
 
-static void from_seed(struct coll *c)
+static void op_init_from_seed(struct coll *c)
 {
 	if (!coll_need_kops(c, c->unit->rec->n_tensors))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		c->parts[d].n_kops = optim_seed_kops(c->unit, &c->unit->parts[d],
 						     c->ops[0]->args.init.seed, c->parts[d].kops);
-	coll_kernels(c, zero);
+	coll_kernels(c, op_init_zero);
 }
 
 /* -- from the root's memory, on several devices through a whole copy on each -- */
 
-static float *whole(const struct coll_part *p)
+static float *op_init_whole(const struct coll_part *p)
 {
 	return region_addr(&p->scratch[0]);
 }
 
-static void keep(struct coll *c, unsigned d, const float *from)
+static void op_init_keep(struct coll *c, unsigned d, const float *from)
 {
 	const struct unit_part *up = &c->unit->parts[d];
-	struct unit_run run;
+	struct unit_run op_init_run;
 
 	for (uint32_t t = 0; t < c->unit->rec->n_tensors; t++)
-		if (unit_part_run(c->unit, up, t, &run))
-			copy_kop(&c->parts[d], optim_at(&up->params, run.at),
-				 from + c->unit->tensors[t].packed + run.first, run.n);
+		if (unit_part_run(c->unit, up, t, &op_init_run))
+			op_init_copy_kop(&c->parts[d], optim_at(&up->params, op_init_run.at),
+					 from + c->unit->tensors[t].packed + op_init_run.first,
+					 op_init_run.n);
 }
 
-static void keep_parts(struct coll *c)
+static void op_init_keep_parts(struct coll *c)
 {
 	if (!coll_need_kops(c, c->unit->rec->n_tensors))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
-		keep(c, d, whole(&c->parts[d]));
-	coll_kernels(c, zero);
+		op_init_keep(c, d, op_init_whole(&c->parts[d]));
+	coll_kernels(c, op_init_zero);
 }
 
-static void show_root(struct coll *c)
+static void op_init_show_root(struct coll *c)
 {
 	uint32_t root = coll_index(c, c->ops[0]->args.init.root);
 	void *data[NODE_MAX_DEVICES];
@@ -231,12 +232,12 @@ static void show_root(struct coll *c)
 	if (!coll_can_talk(c))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
-		data[d] = whole(&c->parts[d]);
-	comm_broadcast(coll_between(c), coll_comm(c, keep_parts), data,
+		data[d] = op_init_whole(&c->parts[d]);
+	comm_broadcast(coll_between(c), coll_comm(c, op_init_keep_parts), data,
 		       c->unit->packed * sizeof(float), c->part_of[root]);
 }
 
-static void from_root(struct coll *c)
+static void op_init_from_root(struct coll *c)
 {
 	uint32_t root = coll_index(c, c->ops[0]->args.init.root);
 	struct coll_part *p = coll_part(c, root);
@@ -244,20 +245,21 @@ static void from_root(struct coll *c)
 	if (!coll_need_kops(c, c->unit->rec->n_tensors))
 		return;
 	if (c->n_parts == 1)
-		keep(c, 0, source_of(c->ops[root]));
+		op_init_keep(c, 0, op_init_source_of(c->ops[root]));
 	else
-		copy_kop(p, whole(p), source_of(c->ops[root]), c->unit->packed);
-	coll_kernels(c, c->n_parts == 1 ? zero : show_root);
+		op_init_copy_kop(p, op_init_whole(p), op_init_source_of(c->ops[root]),
+				 c->unit->packed);
+	coll_kernels(c, c->n_parts == 1 ? op_init_zero : op_init_show_root);
 }
 
-static const float *own_source(const struct coll *c, uint32_t i)
+static const float *op_init_own_source(const struct coll *c, uint32_t i)
 {
-	return source_of(c->ops[i]);
+	return op_init_source_of(c->ops[i]);
 }
 
 /* ------------------------------------------------------------------ the op */
 
-static bool prepared(struct coll *c, void (*again)(struct parked *p))
+static bool op_init_prepared(struct coll *c, void (*again)(struct parked *p))
 {
 	int how = c->ops[0]->args.init.how;
 
@@ -269,7 +271,7 @@ static bool prepared(struct coll *c, void (*again)(struct parked *p))
 	       coll_need_scratch(c, 0, c->unit->packed * sizeof(float), again);
 }
 
-static void start(struct parked *p)
+static void op_init_start(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 	struct fault f = FAULT_NULL;
@@ -278,14 +280,14 @@ static void start(struct parked *p)
 	if (coll_overtaken(c, false))
 		return;
 	hold_drop(c->job, c->unit);
-	if (check_unused(c, &f)) {
+	if (op_init_check_unused(c, &f)) {
 		coll_end(c, &f);
 		return;
 	}
-	if (!coll_may_write(c, start))
+	if (!coll_may_write(c, op_init_start))
 		return;
 	if (!c->drained) {
-		int r = drain_ensure(c->job, p, start);
+		int r = drain_ensure(c->job, p, op_init_start);
 
 		c->drained = true;
 		if (r < 0)
@@ -293,26 +295,26 @@ static void start(struct parked *p)
 		if (r)
 			return;
 	}
-	if (!prepared(c, start))
+	if (!op_init_prepared(c, op_init_start))
 		return;
 	c->unit->rec->initialised = false; /* until it is whole: a device may fail half-way */
 	readers_rewrite(c->job);
 	unit_pass_end(c->unit); /* no shard is handed out meanwhile */
 	if (how == HOW_SEED)
-		from_seed(c);
+		op_init_from_seed(c);
 	else if (how == HOW_BROADCAST)
-		from_root(c);
+		op_init_from_root(c);
 	else
-		own_write(c, own_source, true, 0, zero);
+		own_write(c, op_init_own_source, true, 0, op_init_zero);
 }
 
-static void run(struct coll *c)
+static void op_init_run(struct coll *c)
 {
-	if (apply_ensure(c->job, &c->parked, start))
-		start(&c->parked);
+	if (apply_ensure(c->job, &c->parked, op_init_start))
+		op_init_start(&c->parked);
 }
 
-static void encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_init_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__InitialiseReply reply = SHARDD__V1__INITIALISE_REPLY__INIT;
 
@@ -323,10 +325,10 @@ const struct op_type op_init = {
 	.name = "Initialise",
 	.collective = true,
 	.request = &shardd__v1__initialise_request__descriptor,
-	.decode = decode,
-	.check = check,
-	.run = run,
-	.encode = encode,
+	.decode = op_init_decode,
+	.check = op_init_check,
+	.run = op_init_run,
+	.encode = op_init_encode,
 	.lasts = true,
 	.move = MOVE_NEEDS_IDLE,
 	.waits_for_readers = op_writes_params,

@@ -20,7 +20,8 @@
 /* A double counts as far. */
 #define MAX_STEPS (UINT64_C(1) << 52)
 
-static int decode_steps(struct op *op, const Shardd__V1__ReturnFullRequest *r, struct fault *f)
+static int op_return_decode_steps(struct op *op, const Shardd__V1__ReturnFullRequest *r,
+				  struct fault *f)
 {
 	op->args.summon.write = r->write;
 	op->args.summon.has_steps = r->has_optimizer_steps;
@@ -36,8 +37,8 @@ static int decode_steps(struct op *op, const Shardd__V1__ReturnFullRequest *r, s
 	return 0;
 }
 
-static int decode_tensor_steps(struct op *op, const Shardd__V1__ReturnFullRequest *r,
-			       struct fault *f)
+static int op_return_decode_tensor_steps(struct op *op, const Shardd__V1__ReturnFullRequest *r,
+					 struct fault *f)
 {
 	op->args.summon.tensor_steps = r->tensor_steps;
 	op->args.summon.n_tensor_steps = r->n_tensor_steps;
@@ -61,7 +62,7 @@ static int decode_tensor_steps(struct op *op, const Shardd__V1__ReturnFullReques
 	return 0;
 }
 
-static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_return_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__ReturnFullRequest *r = (const Shardd__V1__ReturnFullRequest *)msg;
 
@@ -69,12 +70,12 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 	if (op_take_unit(op, r->unit, f))
 		return f->code;
 	op->group = job_group_by_id(op->m->job, op->unit->rec->group);
-	if (decode_steps(op, r, f))
+	if (op_return_decode_steps(op, r, f))
 		return f->code;
-	return decode_tensor_steps(op, r, f);
+	return op_return_decode_tensor_steps(op, r, f);
 }
 
-static uint64_t hash_of_steps(const struct op *op)
+static uint64_t op_return_hash_of_steps(const struct op *op)
 {
 	uint64_t hash = FNV_BEGIN;
 
@@ -83,7 +84,7 @@ static uint64_t hash_of_steps(const struct op *op)
 	return hash;
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_return_check(struct op *op, struct fault *f)
 {
 	const struct member_unit *mu = member_unit_find(op->m, op->unit);
 
@@ -96,24 +97,24 @@ static int check(struct op *op, struct fault *f)
 	op->entry.print.words[2] = op->args.summon.write;
 	op->entry.print.words[3] = op->args.summon.has_steps;
 	op->entry.print.words[4] = op->args.summon.steps;
-	op->entry.print.words[5] = hash_of_steps(op);
+	op->entry.print.words[5] = op_return_hash_of_steps(op);
 	return 0;
 }
 
 /* By member: the copy that it returns, the collective's from its beginning on. */
-static struct region *copy_of(const struct coll *c, uint32_t i)
+static struct region *op_return_copy_of(const struct coll *c, uint32_t i)
 {
 	return (struct region *)c->work + i;
 }
 
-static bool is_in_time(const struct coll *c, uint32_t i)
+static bool op_return_is_in_time(const struct coll *c, uint32_t i)
 {
 	const struct member *m = c->members[i];
 
 	return m->state == MEMBER_JOINED && m->epoch == c->job->rec->epoch;
 }
 
-static bool take_copies(struct coll *c)
+static bool op_return_take_copies(struct coll *c)
 {
 	if (c->work)
 		return true;
@@ -125,30 +126,31 @@ static bool take_copies(struct coll *c)
 	for (uint32_t i = 0; i < c->n; i++) {
 		struct member_unit *mu = member_unit_find(c->members[i], c->unit);
 
-		*copy_of(c, i) = region_steal(&mu->summoned);
+		*op_return_copy_of(c, i) = region_steal(&mu->summoned);
 	}
 	return true;
 }
 
 /* It has ended without that: they are the trainers' still. */
-static void put_back(struct coll *c)
+static void op_return_put_back(struct coll *c)
 {
 	for (uint32_t i = 0; c->work && i < c->n; i++) {
 		struct member *m = c->members[i];
 
-		if (is_in_time(c, i) && copy_of(c, i)->slab)
-			member_unit_find(m, c->unit)->summoned = region_steal(copy_of(c, i));
-		pool_give(&m->pool, copy_of(c, i));
+		if (op_return_is_in_time(c, i) && op_return_copy_of(c, i)->slab)
+			member_unit_find(m, c->unit)->summoned =
+				region_steal(op_return_copy_of(c, i));
+		pool_give(&m->pool, op_return_copy_of(c, i));
 	}
 }
 
-static void returned(struct coll *c)
+static void op_return_returned(struct coll *c)
 {
 	for (uint32_t i = 0; i < c->n; i++) {
 		struct member *m = c->members[i];
 
-		pool_give(&m->pool, copy_of(c, i));
-		if (is_in_time(c, i))
+		pool_give(&m->pool, op_return_copy_of(c, i));
+		if (op_return_is_in_time(c, i))
 			member_unsummon(m, c->unit, member_unit_find(m, c->unit));
 	}
 	coll_end(c, NULL);
@@ -156,7 +158,7 @@ static void returned(struct coll *c)
 
 /* Of the same number of steps tensors have missed what they had missed before, if nothing is said
  * of them. */
-static void take_steps(struct unit *u, const struct op *op)
+static void op_return_take_steps(struct unit *u, const struct op *op)
 {
 	uint64_t steps = op->args.summon.steps;
 
@@ -170,7 +172,7 @@ static void take_steps(struct unit *u, const struct op *op)
 
 /* Parameters, or state, that no committed step knows: a restart would find them, so it has to
  * know. */
-static void written(struct coll *c)
+static void op_return_written(struct coll *c)
 {
 	const struct op *op = c->ops[0];
 
@@ -184,23 +186,23 @@ static void written(struct coll *c)
 	c->unit->rec->initialised = true;
 	c->job->readers.changes++;
 	if (op->args.summon.has_steps)
-		take_steps(c->unit, op);
-	returned(c);
+		op_return_take_steps(c->unit, op);
+	op_return_returned(c);
 }
 
-static const float *source(const struct coll *c, uint32_t i)
+static const float *op_return_source(const struct coll *c, uint32_t i)
 {
-	return region_addr(copy_of(c, i));
+	return region_addr(op_return_copy_of(c, i));
 }
 
-static void write_back(struct parked *p)
+static void op_return_write_back(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 
-	if (coll_overtaken(c, false) || !coll_may_write(c, write_back))
+	if (coll_overtaken(c, false) || !coll_may_write(c, op_return_write_back))
 		return;
 	if (!c->drained) {
-		int r = drain_ensure(c->job, p, write_back);
+		int r = drain_ensure(c->job, p, op_return_write_back);
 
 		c->drained = true;
 		if (r < 0)
@@ -208,23 +210,23 @@ static void write_back(struct parked *p)
 		if (r)
 			return;
 	}
-	if (!own_ready(c, write_back) || !take_copies(c))
+	if (!own_ready(c, op_return_write_back) || !op_return_take_copies(c))
 		return;
 	c->unit->rec->initialised = false; /* until it is whole: a device may fail half-way */
 	readers_rewrite(c->job);
-	own_write(c, source, false, c->unit->summoned_state, written);
+	own_write(c, op_return_source, false, c->unit->summoned_state, op_return_written);
 }
 
-static void run(struct coll *c)
+static void op_return_run(struct coll *c)
 {
-	c->forget = put_back;
+	c->forget = op_return_put_back;
 	if (c->ops[0]->args.summon.write)
-		write_back(&c->parked);
-	else if (take_copies(c) && coll_need_kops(c, 0))
-		coll_kernels(c, returned); /* behind the streams that may still use it */
+		op_return_write_back(&c->parked);
+	else if (op_return_take_copies(c) && coll_need_kops(c, 0))
+		coll_kernels(c, op_return_returned); /* behind the streams that may still use it */
 }
 
-static void encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_return_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__ReturnFullReply reply = SHARDD__V1__RETURN_FULL_REPLY__INIT;
 
@@ -235,10 +237,10 @@ const struct op_type op_return = {
 	.name = "ReturnFull",
 	.collective = true,
 	.request = &shardd__v1__return_full_request__descriptor,
-	.decode = decode,
-	.check = check,
-	.run = run,
-	.encode = encode,
+	.decode = op_return_decode,
+	.check = op_return_check,
+	.run = op_return_run,
+	.encode = op_return_encode,
 	.lasts = true,
 	.move = MOVE_RETURN,
 	.waits_for_readers = op_writes_params,

@@ -19,17 +19,17 @@
 #include "shardd.pb-c.h"
 
 /* By member: the memory for its copy, the collective's until it is the trainer's. */
-static struct region *copy_of(const struct coll *c, uint32_t i)
+static struct region *op_summon_copy_of(const struct coll *c, uint32_t i)
 {
 	return (struct region *)c->work + i;
 }
 
-static uint64_t bytes_of(const struct unit *u)
+static uint64_t op_summon_bytes_of(const struct unit *u)
 {
 	return unit_full_elements(u) * sizeof(float);
 }
 
-static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_summon_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__SummonFullRequest *r = (const Shardd__V1__SummonFullRequest *)msg;
 
@@ -46,7 +46,7 @@ static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 	return 0;
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_summon_check(struct op *op, struct fault *f)
 {
 	static const char *const what[1 + UNIT_MAX_STATES] = { "", " (state 1)", " (state 2)",
 							       " (state 3)" };
@@ -59,87 +59,89 @@ static int check(struct op *op, struct fault *f)
 	return 0;
 }
 
-static uint32_t state_of(const struct coll *c)
+static uint32_t op_summon_state_of(const struct coll *c)
 {
 	return c->ops[0]->args.summon.state;
 }
 
 /* Elements of all that is summoned that come from the unit: of state, what is trained. */
-static uint64_t elements_of(const struct coll *c)
+static uint64_t op_summon_elements_of(const struct coll *c)
 {
 	uint64_t all = unit_full_elements(c->unit);
 	uint64_t trained = unit_part_elements(c->unit) * c->unit->spread;
 
-	return state_of(c) && trained < all ? trained : all;
+	return op_summon_state_of(c) && trained < all ? trained : all;
 }
 
 /* Of whom it did not come to be summoned. */
-static void give_back(struct coll *c)
+static void op_summon_give_back(struct coll *c)
 {
 	for (uint32_t i = 0; i < c->n; i++)
-		pool_give(&c->members[i]->pool, copy_of(c, i));
+		pool_give(&c->members[i]->pool, op_summon_copy_of(c, i));
 }
 
-static int take(struct coll *c, uint32_t i)
+static int op_summon_take(struct coll *c, uint32_t i)
 {
 	struct member *m = c->members[i];
-	uint64_t bytes = bytes_of(c->unit);
+	uint64_t bytes = op_summon_bytes_of(c->unit);
 
 	if (!member_unit(m, c->unit))
 		return -ENOMEM;
-	if (copy_of(c, i)->slab)
+	if (op_summon_copy_of(c, i)->slab)
 		return 0;
-	return job_take(c->job, &m->pool, bytes, copy_of(c, i));
+	return job_take(c->job, &m->pool, bytes, op_summon_copy_of(c, i));
 }
 
-static void start(struct parked *p);
+static void op_summon_start(struct parked *p);
 
 /* Everybody's memory. Return: false: it waits, or has ended. */
-static bool take_memory(struct coll *c)
+static bool op_summon_take_memory(struct coll *c)
 {
 	struct fault f = FAULT_NULL;
 	bool later = false;
 	int r = 0;
 
 	for (uint32_t i = 0; r == 0 && i < c->n; i++) {
-		r = take(c, i);
+		r = op_summon_take(c, i);
 		later = later || r == SLAB_E_LATER;
 		r = r == SLAB_E_LATER ? 0 : r;
 	}
 	if (r) {
-		op_memory_fault(c->job, r, bytes_of(c->unit) * c->n, "summoned units", &f);
+		op_memory_fault(c->job, r, op_summon_bytes_of(c->unit) * c->n, "summoned units",
+				&f);
 		coll_end(c, &f);
 	} else if (later) {
-		node_wait(c->job->node, &c->parked, start);
+		node_wait(c->job->node, &c->parked, op_summon_start);
 	}
 	return r == 0 && !later;
 }
 
 /* The copy is the trainer's. */
-static void hand_over(struct coll *c, uint32_t i)
+static void op_summon_hand_over(struct coll *c, uint32_t i)
 {
 	struct member_unit *mu = member_unit_find(c->members[i], c->unit);
 	struct op *op = c->ops[i];
 
-	mu->summoned = region_steal(copy_of(c, i));
+	mu->summoned = region_steal(op_summon_copy_of(c, i));
 	mu->is_summoned = true;
 	c->unit->summoned_ranks++;
 	op->result.place = mu->summoned;
-	op->result.place.bytes = bytes_of(c->unit);
+	op->result.place.bytes = op_summon_bytes_of(c->unit);
 	op->result.writable = true;
 }
 
 /* A rank that has left the epoch gets the reason, and its copy goes back. */
-static void summoned(struct coll *c)
+static void op_summon_summoned(struct coll *c)
 {
-	c->unit->summoned_state = state_of(c);
+	c->unit->summoned_state = op_summon_state_of(c);
 	for (uint32_t i = 0; i < c->n; i++)
 		if (!op_told_of_end(c->ops[i]))
-			hand_over(c, i);
+			op_summon_hand_over(c, i);
 	coll_end(c, NULL);
 }
 
-static void copy_to(struct coll_part *p, float *to, const float *from, uint64_t n, uint64_t all)
+static void op_summon_copy_to(struct coll_part *p, float *to, const float *from, uint64_t n,
+			      uint64_t all)
 {
 	if (n)
 		coll_kop(p, KOP_COPY, n * sizeof(float))->copy = (struct k_copy){ to, from };
@@ -149,43 +151,45 @@ static void copy_to(struct coll_part *p, float *to, const float *from, uint64_t 
 }
 
 /* The whole in its right order on each device: at @from of it. */
-static void copy_to_all(struct coll *c, const float *const *from)
+static void op_summon_copy_to_all(struct coll *c, const float *const *from)
 {
-	uint64_t n = elements_of(c), all = unit_full_elements(c->unit);
+	uint64_t n = op_summon_elements_of(c), all = unit_full_elements(c->unit);
 
 	if (!coll_need_kops(c, 2 * c->n))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		for (uint32_t k = 0; k < c->parts[d].n; k++)
-			copy_to(&c->parts[d], (float *)c->parts[d].inputs[k], from[d], n, all);
-	coll_kernels(c, summoned);
+			op_summon_copy_to(&c->parts[d], (float *)c->parts[d].inputs[k], from[d], n,
+					  all);
+	coll_kernels(c, op_summon_summoned);
 }
 
-static void note_memory(struct coll *c)
+static void op_summon_note_memory(struct coll *c)
 {
 	for (unsigned d = 0; d < c->n_parts; d++)
 		for (uint32_t k = 0; k < c->parts[d].n; k++)
-			c->parts[d].inputs[k] = region_addr(copy_of(c, c->parts[d].members[k]));
+			c->parts[d].inputs[k] =
+				region_addr(op_summon_copy_of(c, c->parts[d].members[k]));
 }
 
-static void copy_scratch(struct coll *c, unsigned k)
+static void op_summon_copy_scratch(struct coll *c, unsigned k)
 {
 	const float *from[NODE_MAX_DEVICES];
 
 	for (unsigned d = 0; d < c->n_parts; d++)
 		from[d] = region_addr(&c->parts[d].scratch[k]);
-	copy_to_all(c, from);
+	op_summon_copy_to_all(c, from);
 }
 
-static void copy_unpacked(struct coll *c)
+static void op_summon_copy_unpacked(struct coll *c)
 {
-	copy_scratch(c, 1);
+	op_summon_copy_scratch(c, 1);
 }
 
-static void unpack(struct coll *c)
+static void op_summon_unpack(struct coll *c)
 {
 	if (!unit_is_packed(c->unit)) {
-		copy_scratch(c, 0);
+		op_summon_copy_scratch(c, 0);
 		return;
 	}
 	if (!coll_need_kops(c, c->unit->rec->n_tensors))
@@ -195,43 +199,45 @@ static void unpack(struct coll *c)
 		struct unit_array full = { region_addr(&p->scratch[1]), DTYPE_FP32 };
 		struct unit_array parts = { region_addr(&p->scratch[0]), DTYPE_FP32 };
 
-		p->n_kops = unit_unpack_kops(c->unit, state_of(c) ? UNIT_TRAINED : UNIT_ALL, &full,
-					     &parts, p->kops);
+		p->n_kops =
+			unit_unpack_kops(c->unit, op_summon_state_of(c) ? UNIT_TRAINED : UNIT_ALL,
+					 &full, &parts, p->kops);
 	}
-	coll_kernels(c, copy_unpacked);
+	coll_kernels(c, op_summon_copy_unpacked);
 }
 
-static void gather_array(struct coll *c, bool frozen, void (*next)(struct coll *c))
+static void op_summon_gather_array(struct coll *c, bool frozen, void (*next)(struct coll *c))
 {
 	const struct region *arrays[NODE_MAX_DEVICES];
 
 	for (unsigned d = 0; d < c->n_parts; d++)
-		arrays[d] = unit_state(&c->unit->parts[d], state_of(c));
+		arrays[d] = unit_state(&c->unit->parts[d], op_summon_state_of(c));
 	own_gather_array(c, arrays, frozen, next);
 }
 
-static void gather_frozen(struct coll *c)
+static void op_summon_gather_frozen(struct coll *c)
 {
-	gather_array(c, true, unpack);
+	op_summon_gather_array(c, true, op_summon_unpack);
 }
 
-static void gather_trained(struct coll *c)
+static void op_summon_gather_trained(struct coll *c)
 {
-	gather_array(c, false, state_of(c) ? unpack : gather_frozen);
+	op_summon_gather_array(c, false,
+			       op_summon_state_of(c) ? op_summon_unpack : op_summon_gather_frozen);
 }
 
 /* Of a unit in which all is frozen there is no state to look at. */
-static void copy_parts(struct coll *c)
+static void op_summon_copy_parts(struct coll *c)
 {
 	const float *from[NODE_MAX_DEVICES] = { NULL };
 
-	for (unsigned d = 0; elements_of(c) && d < c->n_parts; d++)
-		from[d] = region_addr(unit_state(&c->unit->parts[d], state_of(c)));
-	copy_to_all(c, from);
+	for (unsigned d = 0; op_summon_elements_of(c) && d < c->n_parts; d++)
+		from[d] = region_addr(unit_state(&c->unit->parts[d], op_summon_state_of(c)));
+	op_summon_copy_to_all(c, from);
 }
 
 /* Room for each reply's steps by tensor. */
-static bool steps_ready(struct coll *c)
+static bool op_summon_steps_ready(struct coll *c)
 {
 	for (uint32_t i = 0; i < c->n; i++) {
 		struct op *op = c->ops[i];
@@ -246,20 +252,20 @@ static bool steps_ready(struct coll *c)
 	return true;
 }
 
-static bool prepared(struct coll *c)
+static bool op_summon_prepared(struct coll *c)
 {
 	uint64_t bytes = (unit_part_elements(c->unit) + unit_frozen_elements(c->unit)) *
 			 c->unit->spread * sizeof(float);
 
 	if (c->unit->spread > 1 &&
-	    (!coll_ready(c, start) || !coll_need_scratch(c, 0, bytes, start)))
+	    (!coll_ready(c, op_summon_start) || !coll_need_scratch(c, 0, bytes, op_summon_start)))
 		return false;
-	if (unit_is_packed(c->unit) && !coll_need_scratch(c, 1, bytes, start))
+	if (unit_is_packed(c->unit) && !coll_need_scratch(c, 1, bytes, op_summon_start))
 		return false;
-	return steps_ready(c) && take_memory(c);
+	return op_summon_steps_ready(c) && op_summon_take_memory(c);
 }
 
-static int check_idle(const struct unit *u, struct fault *f)
+static int op_summon_check_idle(const struct unit *u, struct fault *f)
 {
 	if (u->due || u->shards_left)
 		return fault_set(f, FAULT_STATE, NULL,
@@ -274,7 +280,7 @@ static int check_idle(const struct unit *u, struct fault *f)
 			 u->rec->name, u->gathered_ranks);
 }
 
-static void start(struct parked *p)
+static void op_summon_start(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 	struct fault f = FAULT_NULL;
@@ -282,30 +288,30 @@ static void start(struct parked *p)
 	if (coll_overtaken(c, true))
 		return;
 	hold_drop(c->job, c->unit);
-	if (check_idle(c->unit, &f)) {
+	if (op_summon_check_idle(c->unit, &f)) {
 		coll_end(c, &f);
 		return;
 	}
-	if (!prepared(c) || !coll_need_kops(c, 0))
+	if (!op_summon_prepared(c) || !coll_need_kops(c, 0))
 		return;
-	note_memory(c);
-	coll_kernels(c, c->unit->spread > 1 ? gather_trained : copy_parts);
+	op_summon_note_memory(c);
+	coll_kernels(c, c->unit->spread > 1 ? op_summon_gather_trained : op_summon_copy_parts);
 }
 
-static void run(struct coll *c)
+static void op_summon_run(struct coll *c)
 {
 	c->work = calloc(c->n, sizeof(struct region));
 	if (!c->work) {
 		coll_end_status(c, -ENOMEM);
 		return;
 	}
-	c->forget = give_back;
-	if (apply_ensure(c->job, &c->parked, start))
-		start(&c->parked);
+	c->forget = op_summon_give_back;
+	if (apply_ensure(c->job, &c->parked, op_summon_start))
+		op_summon_start(&c->parked);
 }
 
 /* By tensor into @ret. Return: how many there are to tell, 0 if all have had the unit's. */
-static size_t fill_steps(const struct unit *u, uint64_t *ret)
+static size_t op_summon_fill_steps(const struct unit *u, uint64_t *ret)
 {
 	bool some_missed = false;
 
@@ -316,7 +322,7 @@ static size_t fill_steps(const struct unit *u, uint64_t *ret)
 	return some_missed ? u->rec->n_tensors : 0;
 }
 
-static void encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_summon_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__SummonFullReply reply = SHARDD__V1__SUMMON_FULL_REPLY__INIT;
 	Shardd__V1__Placement place;
@@ -327,7 +333,7 @@ static void encode(const struct op *op, op_reply_cb send, void *ctx)
 	reply.unit = op->unit->id;
 	reply.optimizer_steps = op->unit->rec->optimizer->steps;
 	reply.tensor_steps = op->owned;
-	reply.n_tensor_steps = fill_steps(op->unit, op->owned);
+	reply.n_tensor_steps = op_summon_fill_steps(op->unit, op->owned);
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 
@@ -335,9 +341,9 @@ const struct op_type op_summon = {
 	.name = "SummonFull",
 	.collective = true,
 	.request = &shardd__v1__summon_full_request__descriptor,
-	.decode = decode,
-	.check = check,
-	.run = run,
-	.encode = encode,
+	.decode = op_summon_decode,
+	.check = op_summon_check,
+	.run = op_summon_run,
+	.encode = op_summon_encode,
 	.move = MOVE_SUMMON,
 };

@@ -11,26 +11,26 @@
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 
-static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_unit_buffers_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	op->touches = TOUCH_BUFFERS;
 	return op_take_unit(op, ((const Shardd__V1__UnitBuffersRequest *)msg)->unit, f);
 }
 
-static int no_buffers(const struct op *op, struct fault *f)
+static int op_unit_buffers_no_buffers(const struct op *op, struct fault *f)
 {
 	return fault_set(f, FAULT_INVALID, "unit", "unit '%.100s' has no buffers",
 			 op->unit->rec->name);
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_unit_buffers_check(struct op *op, struct fault *f)
 {
 	if (op_check_in_group(op, f))
 		return f->code;
-	return op->unit->buffers ? 0 : no_buffers(op, f);
+	return op->unit->buffers ? 0 : op_unit_buffers_no_buffers(op, f);
 }
 
-static void start(struct op *op)
+static void op_unit_buffers_start(struct op *op)
 {
 	uint32_t index = 0;
 
@@ -41,7 +41,7 @@ static void start(struct op *op)
 	op_end(op);
 }
 
-static void encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_unit_buffers_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__UnitBuffersReply reply = SHARDD__V1__UNIT_BUFFERS_REPLY__INIT;
 	Shardd__V1__Placement place;
@@ -55,15 +55,16 @@ static void encode(const struct op *op, op_reply_cb send, void *ctx)
 const struct op_type op_unit_buffers = {
 	.name = "UnitBuffers",
 	.request = &shardd__v1__unit_buffers_request__descriptor,
-	.decode = decode,
-	.check = check,
-	.start = start,
-	.encode = encode,
+	.decode = op_unit_buffers_decode,
+	.check = op_unit_buffers_check,
+	.start = op_unit_buffers_start,
+	.encode = op_unit_buffers_encode,
 };
 
 /* ------------------------------------------------------------------ broadcast */
 
-static int decode_broadcast(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_unit_buffers_decode_broadcast(struct op *op, const ProtobufCMessage *msg,
+					    struct fault *f)
 {
 	const Shardd__V1__BroadcastBuffersRequest *r =
 		(const Shardd__V1__BroadcastBuffersRequest *)msg;
@@ -85,10 +86,10 @@ static int decode_broadcast(struct op *op, const ProtobufCMessage *msg, struct f
 	return 0;
 }
 
-static int check_broadcast(struct op *op, struct fault *f)
+static int op_unit_buffers_check_broadcast(struct op *op, struct fault *f)
 {
 	if (op->unit && !op->unit->buffers)
-		return no_buffers(op, f);
+		return op_unit_buffers_no_buffers(op, f);
 	op_print(op, "BroadcastBuffers of %s%.64s%s from rank %u",
 		 op->unit ? "unit '" : "all units", op->unit ? op->unit->rec->name : "",
 		 op->unit ? "'" : "", op->args.buf.root);
@@ -102,12 +103,13 @@ struct stretch {
 	uint64_t bytes;
 };
 
-static bool takes_part(const struct coll *c, const struct unit *u)
+static bool op_unit_buffers_takes_part(const struct coll *c, const struct unit *u)
 {
 	return u->buffers && u->rec->group == c->group->id && (!c->unit || c->unit == u);
 }
 
-static bool adjoins(const struct coll *c, const struct stretch *s, const struct unit *u)
+static bool op_unit_buffers_adjoins(const struct coll *c, const struct stretch *s,
+				    const struct unit *u)
 {
 	const struct region *first = c->job->units[s->first]->buffers;
 
@@ -119,30 +121,30 @@ static bool adjoins(const struct coll *c, const struct stretch *s, const struct 
 }
 
 /* The next one from unit @at on; @at is then behind it. Return: false: there is none. */
-static bool next_stretch(const struct coll *c, uint32_t *at, struct stretch *ret)
+static bool op_unit_buffers_next_stretch(const struct coll *c, uint32_t *at, struct stretch *ret)
 {
 	ret->bytes = 0;
 	for (; *at < c->job->n_units; ++*at) {
 		const struct unit *u = c->job->units[*at];
 
-		if (!takes_part(c, u))
+		if (!op_unit_buffers_takes_part(c, u))
 			continue;
 		if (!ret->bytes)
 			ret->first = *at;
-		else if (!adjoins(c, ret, u))
+		else if (!op_unit_buffers_adjoins(c, ret, u))
 			break;
 		ret->bytes += unit_buffers_bytes(u->rec);
 	}
 	return ret->bytes;
 }
 
-static void *address(const struct coll *c, const struct stretch *s, uint32_t index)
+static void *op_unit_buffers_address(const struct coll *c, const struct stretch *s, uint32_t index)
 {
 	return region_addr(&c->job->units[s->first]->buffers[index]);
 }
 
 /* The last rank of the group that has inputs, where the root has none: its own are the newest. */
-static uint32_t root_of(const struct coll *c)
+static uint32_t op_unit_buffers_root_of(const struct coll *c)
 {
 	uint32_t root = coll_index(c, c->ops[0]->args.buf.root), i = c->n;
 
@@ -154,82 +156,83 @@ static uint32_t root_of(const struct coll *c)
 }
 
 /* Whose buffers on a device get them first: the root's, or the first member's. */
-static uint32_t first_on(const struct coll *c, const struct coll_part *p)
+static uint32_t op_unit_buffers_first_on(const struct coll *c, const struct coll_part *p)
 {
-	uint32_t root = root_of(c);
+	uint32_t root = op_unit_buffers_root_of(c);
 
 	return coll_part(c, root) == p ? root : p->members[0];
 }
 
-static void done(struct coll *c)
+static void op_unit_buffers_done(struct coll *c)
 {
 	coll_end(c, NULL);
 }
 
-static void copy_stretch(struct coll *c, struct coll_part *p, const struct stretch *s)
+static void op_unit_buffers_copy_stretch(struct coll *c, struct coll_part *p,
+					 const struct stretch *s)
 {
-	uint32_t from = first_on(c, p);
+	uint32_t from = op_unit_buffers_first_on(c, p);
 
 	for (uint32_t i = 0; i < p->n; i++)
 		if (p->members[i] != from)
 			coll_kop(p, KOP_COPY, s->bytes)->copy =
-				(struct k_copy){ address(c, s, p->members[i]),
-						 address(c, s, from) };
+				(struct k_copy){ op_unit_buffers_address(c, s, p->members[i]),
+						 op_unit_buffers_address(c, s, from) };
 }
 
-static void to_others(struct coll *c)
+static void op_unit_buffers_to_others(struct coll *c)
 {
 	struct stretch s;
 	size_t n = 0;
 
-	for (uint32_t at = 0; next_stretch(c, &at, &s);)
+	for (uint32_t at = 0; op_unit_buffers_next_stretch(c, &at, &s);)
 		n++;
 	if (!coll_need_kops(c, n * c->n))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
-		for (uint32_t at = 0; next_stretch(c, &at, &s);)
-			copy_stretch(c, &c->parts[d], &s);
-	coll_kernels(c, done);
+		for (uint32_t at = 0; op_unit_buffers_next_stretch(c, &at, &s);)
+			op_unit_buffers_copy_stretch(c, &c->parts[d], &s);
+	coll_kernels(c, op_unit_buffers_done);
 }
 
 /* One stretch after the other. */
-static void to_other_devices(struct coll *c)
+static void op_unit_buffers_to_other_devices(struct coll *c)
 {
 	void *data[NODE_MAX_DEVICES];
 	struct stretch s;
 
-	if (c->n_parts == 1 || !next_stretch(c, &c->turn, &s)) {
-		to_others(c);
+	if (c->n_parts == 1 || !op_unit_buffers_next_stretch(c, &c->turn, &s)) {
+		op_unit_buffers_to_others(c);
 		return;
 	}
 	if (!coll_can_talk(c))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
-		data[d] = address(c, &s, first_on(c, &c->parts[d]));
-	comm_broadcast(coll_between(c), coll_comm(c, to_other_devices), data, s.bytes,
-		       c->part_of[root_of(c)]);
+		data[d] = op_unit_buffers_address(c, &s, op_unit_buffers_first_on(c, &c->parts[d]));
+	comm_broadcast(coll_between(c), coll_comm(c, op_unit_buffers_to_other_devices), data,
+		       s.bytes, c->part_of[op_unit_buffers_root_of(c)]);
 }
 
 /* The first stage does nothing but wait for the streams that wrote the buffers. */
-static void start_broadcast(struct parked *p)
+static void op_unit_buffers_start_broadcast(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 
 	if (coll_overtaken(c, false))
 		return;
-	if (c->n_parts > 1 && !coll_ready(c, start_broadcast))
+	if (c->n_parts > 1 && !coll_ready(c, op_unit_buffers_start_broadcast))
 		return;
 	if (!coll_need_kops(c, 0))
 		return;
-	coll_kernels(c, to_other_devices);
+	coll_kernels(c, op_unit_buffers_to_other_devices);
 }
 
-static void run_broadcast(struct coll *c)
+static void op_unit_buffers_run_broadcast(struct coll *c)
 {
-	start_broadcast(&c->parked);
+	op_unit_buffers_start_broadcast(&c->parked);
 }
 
-static void encode_broadcast(const struct op *op, op_reply_cb send, void *ctx)
+static void op_unit_buffers_encode_broadcast(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__BroadcastBuffersReply reply = SHARDD__V1__BROADCAST_BUFFERS_REPLY__INIT;
 
@@ -241,9 +244,9 @@ const struct op_type op_broadcast_buffers = {
 	.collective = true,
 	.surrogates = true,
 	.request = &shardd__v1__broadcast_buffers_request__descriptor,
-	.decode = decode_broadcast,
-	.check = check_broadcast,
-	.run = run_broadcast,
-	.encode = encode_broadcast,
+	.decode = op_unit_buffers_decode_broadcast,
+	.check = op_unit_buffers_check_broadcast,
+	.run = op_unit_buffers_run_broadcast,
+	.encode = op_unit_buffers_encode_broadcast,
 	.reads_inputs = true,
 };

@@ -10,26 +10,26 @@
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 
-static int decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int op_verify_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	return op_take_group(op, ((const Shardd__V1__VerifyModelRequest *)msg)->group, f);
 }
 
-static int check(struct op *op, struct fault *f)
+static int op_verify_check(struct op *op, struct fault *f)
 {
 	(void)f;
 	op_print(op, "VerifyModel");
 	return 0;
 }
 
-static const char *name_at(const struct member *m, uint32_t i)
+static const char *op_verify_name_at(const struct member *m, uint32_t i)
 {
 	return i < m->n_registered ? m->job->units[m->registered[i] - 1]->rec->name : NULL;
 }
 
-static void describe(const struct member *m, uint32_t i, char *buf, size_t bytes)
+static void op_verify_describe(const struct member *m, uint32_t i, char *buf, size_t bytes)
 {
-	const char *name = name_at(m, i);
+	const char *name = op_verify_name_at(m, i);
 
 	if (name)
 		snprintf(buf, bytes, "rank %u (pid %d) has unit '%.100s'", m->rank, member_pid(m),
@@ -39,7 +39,7 @@ static void describe(const struct member *m, uint32_t i, char *buf, size_t bytes
 			 member_pid(m), m->n_registered);
 }
 
-static int compare(const struct member *a, const struct member *b, struct fault *f)
+static int op_verify_compare(const struct member *a, const struct member *b, struct fault *f)
 {
 	uint32_t i = 0;
 	char first[160], second[160];
@@ -48,22 +48,22 @@ static int compare(const struct member *a, const struct member *b, struct fault 
 		i++;
 	if (i == a->n_registered && i == b->n_registered)
 		return 0;
-	describe(a, i, first, sizeof(first));
-	describe(b, i, second, sizeof(second));
+	op_verify_describe(a, i, first, sizeof(first));
+	op_verify_describe(b, i, second, sizeof(second));
 	return fault_set(f, FAULT_STATE, NULL, "models differ at position %u: %s, %s", i, first,
 			 second);
 }
 
-static void run(struct coll *c)
+static void op_verify_run(struct coll *c)
 {
 	struct fault f = FAULT_NULL;
 
 	for (uint32_t i = 1; i < c->n && !f.code; i++)
-		(void)compare(c->members[0], c->members[i], &f);
+		(void)op_verify_compare(c->members[0], c->members[i], &f);
 	coll_end(c, &f);
 }
 
-static void encode(const struct op *op, op_reply_cb send, void *ctx)
+static void op_verify_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__VerifyModelReply reply = SHARDD__V1__VERIFY_MODEL_REPLY__INIT;
 
@@ -75,8 +75,8 @@ const struct op_type op_verify = {
 	.name = "VerifyModel",
 	.collective = true,
 	.request = &shardd__v1__verify_model_request__descriptor,
-	.decode = decode,
-	.check = check,
-	.run = run,
-	.encode = encode,
+	.decode = op_verify_decode,
+	.check = op_verify_check,
+	.run = op_verify_run,
+	.encode = op_verify_encode,
 };

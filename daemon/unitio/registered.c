@@ -9,7 +9,7 @@
 #include "shardd.pb-c.h"
 
 /* Messages and the pointers to them, in one array each. */
-static int make_arrays(struct registered *r, const struct unit *u)
+static int registered_make_arrays(struct registered *r, const struct unit *u)
 {
 	r->tensors = calloc(u->rec->n_tensors, sizeof(*r->tensors));
 	r->buffers = calloc(u->rec->n_buffers + 1, sizeof(*r->buffers));
@@ -62,7 +62,7 @@ int registered_init(struct registered *r, const struct job *job, const struct un
 {
 	*r = (struct registered){ 0 };
 	registered_unit(u, &r->unit);
-	if (make_arrays(r, u) < 0)
+	if (registered_make_arrays(r, u) < 0)
 		return -ENOMEM;
 	r->unit.n_tensors = u->rec->n_tensors;
 	for (uint32_t i = 0; i < u->rec->n_tensors; i++) {

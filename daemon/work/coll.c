@@ -21,7 +21,7 @@
 
 #define COLL_MAGIC 0x434f4c4cu
 
-static void part_free(struct coll_part *p)
+static void coll_part_free(struct coll_part *p)
 {
 	queue_task_deinit(&p->queue);
 	free(p->members);
@@ -33,7 +33,7 @@ static void coll_free(struct coll *c)
 {
 	c->magic = 0;
 	for (unsigned i = 0; c->parts && i < c->n_parts; i++)
-		part_free(&c->parts[i]);
+		coll_part_free(&c->parts[i]);
 	free(c->parts);
 	free(c->part_of);
 	free(c->members);
@@ -46,7 +46,7 @@ static void coll_free(struct coll *c)
 	free(c);
 }
 
-static int part_init(struct coll *c, struct coll_part *p, struct device *d)
+static int coll_part_init(struct coll *c, struct coll_part *p, struct device *d)
 {
 	uint32_t n = 0;
 
@@ -60,7 +60,7 @@ static int part_init(struct coll *c, struct coll_part *p, struct device *d)
 	return p->members && p->inputs ? 0 : -ENOMEM;
 }
 
-static int part_fill(struct coll *c, struct coll_part *p)
+static int coll_part_fill(struct coll *c, struct coll_part *p)
 {
 	for (uint32_t i = 0; i < c->n; i++) {
 		if (c->members[i]->device != p->device)
@@ -74,7 +74,7 @@ static int part_fill(struct coll *c, struct coll_part *p)
 	return 0;
 }
 
-static int make_parts(struct coll *c, struct group *g)
+static int coll_make_parts(struct coll *c, struct group *g)
 {
 	int r = group_place(g); /* all its ranks have joined, so they are placed */
 
@@ -88,7 +88,8 @@ static int make_parts(struct coll *c, struct group *g)
 	while (c->n_parts < g->n_devices) {
 		struct coll_part *p = &c->parts[c->n_parts++];
 
-		if (part_init(c, p, g->devices[c->n_parts - 1]) < 0 || part_fill(c, p) < 0)
+		if (coll_part_init(c, p, g->devices[c->n_parts - 1]) < 0 ||
+		    coll_part_fill(c, p) < 0)
 			return -ENOMEM;
 	}
 	return 0;
@@ -113,7 +114,7 @@ static struct coll *coll_new(struct group *g, struct match_entry *const *entries
 		c->ops[i] = CONTAINER_OF(entries[i], struct op, entry);
 		c->members[i] = c->ops[i]->m;
 	}
-	if (!c->ops || !c->members || make_parts(c, g) < 0) {
+	if (!c->ops || !c->members || coll_make_parts(c, g) < 0) {
 		coll_free(c);
 		return NULL;
 	}
@@ -127,7 +128,7 @@ static struct coll *coll_new(struct group *g, struct match_entry *const *entries
 	return c;
 }
 
-static void end_all(struct match_entry *const *entries, uint32_t n, int negative_errno)
+static void coll_end_all(struct match_entry *const *entries, uint32_t n, int negative_errno)
 {
 	for (uint32_t i = 0; i < n; i++) {
 		struct op *op = CONTAINER_OF(entries[i], struct op, entry);
@@ -142,7 +143,7 @@ void coll_complete(struct match_entry *const *entries, uint32_t n, void *userdat
 	struct coll *c = coll_new(userdata, entries, n);
 
 	if (!c) {
-		end_all(entries, n, -ENOMEM);
+		coll_end_all(entries, n, -ENOMEM);
 		return;
 	}
 	for (uint32_t i = 0; i < n; i++)
@@ -153,7 +154,7 @@ void coll_complete(struct match_entry *const *entries, uint32_t n, void *userdat
 
 /* ----------------------------------------------------------------- the end */
 
-static void give_scratch(struct coll *c)
+static void coll_give_scratch(struct coll *c)
 {
 	for (unsigned i = 0; i < c->n_parts; i++)
 		for (unsigned k = 0; k < ARRAY_SIZE(c->parts[i].scratch); k++)
@@ -162,7 +163,7 @@ static void give_scratch(struct coll *c)
 }
 
 /* What it took for its members, while they are there. Safe twice. */
-static void let_go(struct coll *c)
+static void coll_let_go(struct coll *c)
 {
 	if (c->forget)
 		c->forget(c);
@@ -170,18 +171,18 @@ static void let_go(struct coll *c)
 }
 
 /* Its member's epoch ended while it ran: its result is of no use there. */
-static void tell_of_end(struct op *op)
+static void coll_tell_of_end(struct op *op)
 {
 	if (!op->type->lasts)
 		(void)op_told_of_end(op);
 }
 
 /* Nothing of it runs any more. */
-static void finish(struct coll *c, const struct fault *fault)
+static void coll_finish(struct coll *c, const struct fault *fault)
 {
 	struct job *job = c->job;
 
-	let_go(c);
+	coll_let_go(c);
 	job->readers.writing -= c->writes;
 	for (uint32_t i = 0; i < c->n; i++) {
 		if (c->marked)
@@ -191,7 +192,7 @@ static void finish(struct coll *c, const struct fault *fault)
 		if (fault && fault->code)
 			c->ops[i]->fault = *fault;
 		else
-			tell_of_end(c->ops[i]);
+			coll_tell_of_end(c->ops[i]);
 		op_end(c->ops[i]);
 	}
 	coll_free(c);
@@ -201,7 +202,7 @@ static void finish(struct coll *c, const struct fault *fault)
 	job_settle(job);
 }
 
-static void status_fault(const struct coll *c, int status, struct fault *f)
+static void coll_status_fault(const struct coll *c, int status, struct fault *f)
 {
 	const struct node_comm *nc = c->group->nc;
 
@@ -213,7 +214,7 @@ static void status_fault(const struct coll *c, int status, struct fault *f)
 }
 
 /* The marker is in all queues, or never will be. */
-static void mark_members(struct coll *c)
+static void coll_mark_members(struct coll *c)
 {
 	c->marking = false;
 	for (uint32_t i = 0; i < c->n; i++)
@@ -221,7 +222,7 @@ static void mark_members(struct coll *c)
 }
 
 /* Those who wait with their streams need not wait for us. */
-static void answer_streams(struct coll *c)
+static void coll_answer_streams(struct coll *c)
 {
 	for (uint32_t i = 0; i < c->n; i++) {
 		const struct coll_part *p = &c->parts[c->part_of[i]];
@@ -237,7 +238,7 @@ static void answer_streams(struct coll *c)
 	node_wake(c->job->node); /* who waited to know when memory is free */
 }
 
-static void on_marker_issued(struct backend_task *task, int status)
+static void coll_on_marker_issued(struct backend_task *task, int status)
 {
 	struct coll_part *p = CONTAINER_OF(task, struct coll_part, queue.task);
 	struct coll *c = p->coll;
@@ -247,8 +248,8 @@ static void on_marker_issued(struct backend_task *task, int status)
 	CHECK(c->issued > 0);
 	if (--c->issued)
 		return;
-	mark_members(c);
-	answer_streams(c);
+	coll_mark_members(c);
+	coll_answer_streams(c);
 }
 
 bool coll_promised(const struct coll *c)
@@ -261,7 +262,7 @@ bool coll_promised(const struct coll *c)
 
 /* Of a rank that is gone nothing is to be believed: its streams were let go, so that what
  * it had promised to write was read as it was. */
-static void check_promises(const struct coll *c, struct fault *f)
+static void coll_check_promises(const struct coll *c, struct fault *f)
 {
 	const struct member *told = NULL;
 
@@ -274,7 +275,7 @@ static void check_promises(const struct coll *c, struct fault *f)
 		fault_set(f, FAULT_ABORTED, NULL, "%s", told->ended.text);
 }
 
-static void on_marker_executed(struct backend_task *task, int status)
+static void coll_on_marker_executed(struct backend_task *task, int status)
 {
 	struct coll *c = CONTAINER_OF(task, struct coll_part, queue.task)->coll;
 	struct fault f = FAULT_NULL;
@@ -285,17 +286,17 @@ static void on_marker_executed(struct backend_task *task, int status)
 	if (--c->pending)
 		return;
 	if (c->marking)
-		mark_members(c);
+		coll_mark_members(c);
 	if (c->status)
-		status_fault(c, c->status, &f);
+		coll_status_fault(c, c->status, &f);
 	else
-		check_promises(c, &f);
+		coll_check_promises(c, &f);
 	if (c->between.between && c->breaks != c->group->nc->breaks)
-		status_fault(c, ENGINE_E_ABORTED, &f);
-	finish(c, &f);
+		coll_status_fault(c, ENGINE_E_ABORTED, &f);
+	coll_finish(c, &f);
 }
 
-static uint64_t deadline_of(const struct coll *c)
+static uint64_t coll_deadline_of(const struct coll *c)
 {
 	uint64_t least = UINT64_MAX;
 
@@ -305,14 +306,14 @@ static uint64_t deadline_of(const struct coll *c)
 	return least;
 }
 
-static bool has_queues(const struct coll *c)
+static bool coll_has_queues(const struct coll *c)
 {
 	return backend_info(c->parts[0].device->backend)->order != BACKEND_ORDER_NONE;
 }
 
 /* The first on a part waits for the streams that brought its inputs. What follows stands
  * behind that, and is watched in its place: they need not have come when it is submitted. */
-static void submit_part(struct coll_part *p, uint64_t deadline_us)
+static void coll_submit_part(struct coll_part *p, uint64_t deadline_us)
 {
 	if (p->queue.number)
 		queue_task_follow(&p->queue, p->device->backend);
@@ -320,9 +321,9 @@ static void submit_part(struct coll_part *p, uint64_t deadline_us)
 		queue_task_submit(&p->queue, p->device->backend, deadline_us);
 }
 
-static void submit_markers(struct coll *c)
+static void coll_submit_markers(struct coll *c)
 {
-	uint64_t deadline = deadline_of(c);
+	uint64_t deadline = coll_deadline_of(c);
 
 	c->status = 0;
 	c->pending = c->issued = c->n_parts;
@@ -333,18 +334,18 @@ static void submit_markers(struct coll *c)
 		struct coll_part *p = &c->parts[i];
 
 		p->queue.task = (struct backend_task){ .sync = true,
-						       .issued = on_marker_issued,
-						       .done = on_marker_executed };
-		submit_part(p, deadline);
+						       .issued = coll_on_marker_issued,
+						       .done = coll_on_marker_executed };
+		coll_submit_part(p, deadline);
 	}
 }
 
 /* It failed after a part of it was submitted: its members need not wait for the rest, but
  * somebody has to see to it that the streams it waits for come. */
-static void fail_early(struct coll *c, const struct fault *fault)
+static void coll_fail_early(struct coll *c, const struct fault *fault)
 {
-	submit_markers(c);
-	let_go(c);
+	coll_submit_markers(c);
+	coll_let_go(c);
 	for (uint32_t i = 0; i < c->n; i++) {
 		struct op *op = c->ops[i];
 
@@ -356,23 +357,23 @@ static void fail_early(struct coll *c, const struct fault *fault)
 
 void coll_end(struct coll *c, const struct fault *fault)
 {
-	bool failed = fault && fault->code, submitted = c->on_device && has_queues(c);
+	bool failed = fault && fault->code, submitted = c->on_device && coll_has_queues(c);
 
 	MAGIC_CHECK(c, COLL_MAGIC);
-	give_scratch(c);
+	coll_give_scratch(c);
 	if (!failed && submitted)
-		submit_markers(c);
+		coll_submit_markers(c);
 	else if (failed && submitted && coll_promised(c))
-		fail_early(c, fault);
+		coll_fail_early(c, fault);
 	else
-		finish(c, fault);
+		coll_finish(c, fault);
 }
 
 void coll_end_status(struct coll *c, int status)
 {
 	struct fault f = FAULT_NULL;
 
-	status_fault(c, status, &f);
+	coll_status_fault(c, status, &f);
 	coll_end(c, &f);
 }
 
@@ -393,7 +394,7 @@ bool coll_overtaken(struct coll *c, bool torn_matters)
 
 /* ------------------------------------------------------------------- stages */
 
-static void stage_over(struct coll *c)
+static void coll_stage_over(struct coll *c)
 {
 	if (c->status && !c->batch)
 		coll_end_status(c, c->status);
@@ -401,7 +402,7 @@ static void stage_over(struct coll *c)
 		c->next(c);
 }
 
-static void on_kernels(struct backend_task *task, int status)
+static void coll_on_kernels(struct backend_task *task, int status)
 {
 	struct coll_part *p = CONTAINER_OF(task, struct coll_part, queue.task);
 	struct coll *c = p->coll;
@@ -412,12 +413,12 @@ static void on_kernels(struct backend_task *task, int status)
 	c->status = c->status ? c->status : status;
 	CHECK(c->pending > 0);
 	if (--c->pending == 0)
-		stage_over(c);
+		coll_stage_over(c);
 }
 
-static void submit(struct coll *c, bool sync, void (*next)(struct coll *c))
+static void coll_submit(struct coll *c, bool sync, void (*next)(struct coll *c))
 {
-	uint64_t deadline = deadline_of(c);
+	uint64_t deadline = coll_deadline_of(c);
 
 	c->next = next;
 	c->status = 0;
@@ -427,39 +428,39 @@ static void submit(struct coll *c, bool sync, void (*next)(struct coll *c))
 		struct coll_part *p = &c->parts[i];
 
 		p->queue.task = (struct backend_task){
-			.kops = p->kops, .n_kops = p->n_kops, .sync = sync, .done = on_kernels
+			.kops = p->kops, .n_kops = p->n_kops, .sync = sync, .done = coll_on_kernels
 		};
-		submit_part(p, deadline);
+		coll_submit_part(p, deadline);
 	}
 }
 
 void coll_kernels(struct coll *c, void (*next)(struct coll *c))
 {
-	submit(c, false, next);
+	coll_submit(c, false, next);
 }
 
 void coll_kernels_sync(struct coll *c, void (*next)(struct coll *c))
 {
-	submit(c, true, next);
+	coll_submit(c, true, next);
 }
 
-static void on_comm(struct comm_op *op, int status)
+static void coll_on_comm(struct comm_op *op, int status)
 {
 	struct coll *c = CONTAINER_OF(op, struct coll, comm_op);
 
 	MAGIC_CHECK(c, COLL_MAGIC);
 	c->status = status;
-	stage_over(c);
+	coll_stage_over(c);
 }
 
 struct comm_op *coll_comm(struct coll *c, void (*next)(struct coll *c))
 {
 	if (c->n_parts > 1 && list_empty(&c->between.link)) {
 		c->breaks = c->group->nc->breaks;
-		queue_task_watch(&c->between, c->group->nc, deadline_of(c));
+		queue_task_watch(&c->between, c->group->nc, coll_deadline_of(c));
 	}
 	c->next = next;
-	c->comm_op = (struct comm_op){ .done = on_comm };
+	c->comm_op = (struct comm_op){ .done = coll_on_comm };
 	return &c->comm_op;
 }
 
@@ -515,7 +516,7 @@ struct kop *coll_kop(struct coll_part *p, enum kop_kind kind, uint64_t n)
 	return kop;
 }
 
-static void check_windows(const struct coll *c, unsigned k)
+static void coll_check_windows(const struct coll *c, unsigned k)
 {
 	struct region scratch[NODE_MAX_DEVICES];
 
@@ -546,7 +547,7 @@ bool coll_need_scratch(struct coll *c, unsigned k, uint64_t bytes, void (*again)
 	} else if (later) {
 		node_wait(c->job->node, &c->parked, again);
 	} else {
-		check_windows(c, k);
+		coll_check_windows(c, k);
 	}
 	return r == 0 && !later;
 }

@@ -36,7 +36,7 @@ static void drain_free(struct drain *d)
 	free(d);
 }
 
-static void end(struct drain *d)
+static void drain_end(struct drain *d)
 {
 	struct parked *p = d->parked;
 	struct job *job = d->job;
@@ -48,20 +48,20 @@ static void end(struct drain *d)
 }
 
 /* What failed is told by what comes after it on the same device. */
-static void on_done(struct backend_task *task, int status)
+static void drain_on_done(struct backend_task *task, int status)
 {
 	struct drain_task *t = CONTAINER_OF(task, struct drain_task, queue.task);
 
 	(void)status;
 	queue_task_done(&t->queue);
 	if (--t->drain->pending == 0)
-		end(t->drain);
+		drain_end(t->drain);
 }
 
 /* Streams that read the shards themselves, each at its latest point. Those of copies are the
  * next cast's to wait for. They stay noted: waiting again for a point that was reached
  * costs next to nothing. */
-static int take_reads(struct job *job, const struct device *device, struct queue_task *t)
+static int drain_take_reads(struct job *job, const struct device *device, struct queue_task *t)
 {
 	struct reads all = { 0 };
 	int r = 0;
@@ -84,7 +84,7 @@ static int take_reads(struct job *job, const struct device *device, struct queue
 	return r;
 }
 
-static bool is_used(const struct job *job, const struct device *device)
+static bool drain_is_used(const struct job *job, const struct device *device)
 {
 	for (uint32_t r = 0; r < job->rec->world_size; r++)
 		if (job->placed[r] == device)
@@ -92,14 +92,14 @@ static bool is_used(const struct job *job, const struct device *device)
 	return false;
 }
 
-static int prepare(struct drain *d)
+static int drain_prepare(struct drain *d)
 {
 	struct node *node = d->job->node;
 
 	for (unsigned i = 0; i < node->n_devices; i++) {
 		struct device *device = &node->devices[i];
 
-		for (unsigned q = 0; is_used(d->job, device) && q < _BACKEND_Q_N; q++) {
+		for (unsigned q = 0; drain_is_used(d->job, device) && q < _BACKEND_Q_N; q++) {
 			struct drain_task *t = &d->tasks[d->n++];
 
 			t->drain = d;
@@ -107,15 +107,15 @@ static int prepare(struct drain *d)
 			queue_task_init(&t->queue, d->job);
 			t->queue.task = (struct backend_task){ .queue = (enum backend_queue)q,
 							       .sync = true,
-							       .done = on_done };
-			if (q == BACKEND_Q_MAIN && take_reads(d->job, device, &t->queue) < 0)
+							       .done = drain_on_done };
+			if (q == BACKEND_Q_MAIN && drain_take_reads(d->job, device, &t->queue) < 0)
 				return -ENOMEM;
 		}
 	}
 	return 0;
 }
 
-static void go(struct drain *d)
+static void drain_go(struct drain *d)
 {
 	unsigned n = d->n;
 
@@ -123,7 +123,7 @@ static void go(struct drain *d)
 	for (unsigned i = 0; i < n; i++)
 		queue_task_submit(&d->tasks[i].queue, d->tasks[i].backend, 0);
 	if (!n)
-		end(d);
+		drain_end(d);
 }
 
 int drain_ensure(struct job *job, struct parked *p, void (*resume)(struct parked *p))
@@ -139,7 +139,7 @@ int drain_ensure(struct job *job, struct parked *p, void (*resume)(struct parked
 	d->job = job;
 	d->parked = p;
 	list_init(&d->link);
-	if (queues && prepare(d) < 0) {
+	if (queues && drain_prepare(d) < 0) {
 		drain_free(d);
 		return -ENOMEM;
 	}
@@ -148,7 +148,7 @@ int drain_ensure(struct job *job, struct parked *p, void (*resume)(struct parked
 	if (job->ahead_casts)
 		list_append(&job->drains, &d->link);
 	else
-		go(d);
+		drain_go(d);
 	return DRAIN_E_WAIT;
 }
 
@@ -161,7 +161,7 @@ void drain_go_on(struct job *job)
 		struct drain *d = list_first(&now, struct drain, link);
 
 		list_unlink(&d->link);
-		go(d);
+		drain_go(d);
 	}
 }
 
