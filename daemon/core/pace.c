@@ -14,17 +14,17 @@ static struct pace_user *pace_find(struct pace *p, uid_t uid, uint64_t now_us)
 		if (u->filled_us < oldest->filled_us)
 			oldest = u;
 	}
-	*oldest = (struct pace_user){ .uid = uid, .left = PACE_BURST, .filled_us = now_us };
+	*oldest = (struct pace_user){ .uid = uid, .left = p->burst, .filled_us = now_us };
 	return oldest;
 }
 
-static void pace_fill(struct pace_user *u, uint64_t now_us)
+static void pace_fill(const struct pace *p, struct pace_user *u, uint64_t now_us)
 {
-	uint64_t more = (now_us - u->filled_us) * PACE_A_SECOND / SECOND_US;
+	uint64_t more = (now_us - u->filled_us) * p->a_second / SECOND_US;
 
 	if (!more)
 		return;
-	u->left = u->left + more > PACE_BURST ? PACE_BURST : u->left + (uint32_t)more;
+	u->left = u->left + more > p->burst ? p->burst : u->left + (uint32_t)more;
 	u->filled_us = now_us;
 }
 
@@ -32,7 +32,7 @@ bool pace_take(struct pace *p, uid_t uid, uint64_t now_us, uint64_t *ret_skipped
 {
 	struct pace_user *u = pace_find(p, uid, now_us);
 
-	pace_fill(u, now_us);
+	pace_fill(p, u, now_us);
 	if (!u->left) {
 		u->skipped++;
 		return false;

@@ -14,7 +14,13 @@
 #define PENDING_MAGIC     0x50454e44u
 #define PENDING_SET_MAGIC 0x50534554u
 
-enum { HELLO_BYTES = 4, RECHECK_US = 20 * 1000 };
+enum {
+	HELLO_BYTES = 4,
+	RECHECK_US = 20 * 1000,
+	/* gRPC connections of one user: each costs the loop 200 us, and core more */
+	GRPC_BURST = 512,
+	GRPC_A_SECOND = 400,
+};
 
 struct pending_uid {
 	struct list link;
@@ -157,6 +163,14 @@ static void park(struct pending *p)
 	arm(set);
 }
 
+/* Users who open many gRPC connections in a short time get them one after the other. */
+static bool has_turn(const struct pending *p)
+{
+	uint64_t skipped;
+
+	return pace_take(&p->set->grpc, p->uid->uid, clock_now_us(), &skipped);
+}
+
 static void on_readable(uv_poll_t *poll, int status, int events)
 {
 	struct pending *p = poll->data;
@@ -179,7 +193,7 @@ static void on_readable(uv_poll_t *poll, int status, int events)
 	hello = classify(data, (size_t)n);
 	if (hello == HELLO_GARBAGE)
 		pending_drop(p, "neither HTTP/2 nor SHD1");
-	else if (hello == HELLO_MORE)
+	else if (hello == HELLO_MORE || (hello == HELLO_GRPC && !has_turn(p)))
 		park(p);
 	else
 		pending_hand_out(p, hello == HELLO_GRPC ? CONN_GRPC : CONN_LOCAL);
@@ -216,6 +230,7 @@ static void on_timer(uv_timer_t *timer)
 void pending_init(struct pending_set *set, uv_loop_t *loop, pending_hello_cb hello)
 {
 	*set = (struct pending_set){ .magic = PENDING_SET_MAGIC, .loop = loop, .hello = hello };
+	set->grpc = (struct pace){ .burst = GRPC_BURST, .a_second = GRPC_A_SECOND };
 	list_init(&set->waiting);
 	list_init(&set->partial);
 	list_init(&set->uids);

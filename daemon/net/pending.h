@@ -14,6 +14,7 @@
 #include <uv.h>
 
 #include "core/list.h"
+#include "core/pace.h"
 #include "net/conn.h"
 
 struct pending_set;
@@ -28,8 +29,9 @@ struct pending_set {
 	uv_loop_t *loop;
 	uv_timer_t timer;
 	struct list waiting;    /* of struct pending, the oldest first */
-	struct list partial;    /* those of them that sent one to three bytes */
+	struct list partial;    /* those of them that sent one to three bytes, or have no turn */
 	struct list uids;       /* of struct pending_uid: how many wait for each uid */
+	struct pace grpc;       /* of new gRPC connections */
 	unsigned count;         /* in @waiting */
 	unsigned max_per_uid;   /* 0: no limit */
 	uint64_t timeout_us;    /* from pending_add to the fourth byte */

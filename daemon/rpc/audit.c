@@ -9,7 +9,7 @@
 #include "core/text.h"
 
 /* The daemon's one. */
-static struct pace audit_pace;
+static struct pace audit_pace = { .burst = 100, .a_second = 10 };
 
 /* " skipped=N", or nothing. Return: may the line be written? */
 static bool audit_may(const struct proc *who, char *buf, size_t bytes)

@@ -1,7 +1,7 @@
 /*
  * Audit log: one line for each create, join, leave, drain, delete and refusal, with uid, pid
- * and job. A user who does that in a loop gets PACE_A_SECOND lines a
- * second; the next line says how many were skipped. Loop thread only.
+ * and job. A user who does that in a loop gets 10 lines a second; the next line says how many
+ * were skipped. Loop thread only.
  */
 #ifndef SHARDD_RPC_AUDIT_H
 #define SHARDD_RPC_AUDIT_H

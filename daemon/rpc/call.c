@@ -270,31 +270,37 @@ void call_tags_init(struct rpc_call *call)
 
 /* --- dispatch --- */
 
-static void refuse(struct rpc_call *call, enum refusal refusal)
+static void refusal_fault(const struct rpc_call *call, struct fault *f)
 {
 	const char *method = rpc_call_method(call);
-	struct fault f = FAULT_NULL;
 
-	switch (refusal) {
+	switch (call->refusal) {
 	case REFUSAL_METHOD:
-		fault_set(&f, FAULT_UNIMPLEMENTED, NULL, "there is no method %s", method);
+		fault_set(f, FAULT_UNIMPLEMENTED, NULL, "there is no method %s", method);
 		break;
 	case REFUSAL_COMPRESSED:
-		fault_set(&f, FAULT_UNIMPLEMENTED, NULL,
+		fault_set(f, FAULT_UNIMPLEMENTED, NULL,
 			  "%s: compressed messages are not taken on a local socket", method);
 		break;
 	case REFUSAL_EMPTY:
-		fault_set(&f, FAULT_INVALID, NULL, "%s: the request has no message", method);
+		fault_set(f, FAULT_INVALID, NULL, "%s: the request has no message", method);
 		break;
 	case REFUSAL_BUDGET:
-		fault_set(&f, FAULT_EXHAUSTED, NULL,
+		fault_set(f, FAULT_EXHAUSTED, NULL,
 			  "%s: the request would take too much memory when unpacked", method);
 		break;
 	default:
-		fault_set(&f, FAULT_INVALID, NULL, "%s: the request is not a valid %s message",
+		fault_set(f, FAULT_INVALID, NULL, "%s: the request is not a valid %s message",
 			  method, call->slot->input->name);
 		break;
 	}
+}
+
+static void refuse(struct rpc_call *call)
+{
+	struct fault f = FAULT_NULL;
+
+	refusal_fault(call, &f);
 	rpc_call_fail(call, &f);
 }
 
@@ -337,7 +343,7 @@ static void dispatch(struct rpc_call *call)
 	if (f.code)
 		rpc_call_fail(call, &f);
 	else if (call->refusal)
-		refuse(call, call->refusal);
+		refuse(call);
 	else
 		call->slot->method->fn(call, call->request.msg, call->slot->service->userdata);
 }
@@ -397,7 +403,7 @@ const uint8_t *rpc_call_packed(const struct rpc_call *call, size_t *ret_bytes)
 void rpc_call_refuse(struct rpc_call *call)
 {
 	CHECK(call->refusal);
-	refuse(call, call->refusal);
+	refuse(call);
 }
 
 uint64_t rpc_call_deadline_us(const struct rpc_call *call)
@@ -504,20 +510,43 @@ static void set_trailer(struct rpc_call *call, const struct fault *f)
 	free(bytes);
 }
 
-void rpc_call_fail(struct rpc_call *call, const struct fault *fault)
+static void set_failure(struct rpc_call *call, const struct fault *fault)
 {
 	char text[sizeof(fault->text)];
 
+	memcpy(text, fault->text, sizeof(text));
+	codec_clean_text(text);
+	call->status = status_map_code(fault->code);
+	call->status_text = grpc_slice_from_copied_string(text);
+	set_trailer(call, fault);
+}
+
+void rpc_call_fail(struct rpc_call *call, const struct fault *fault)
+{
 	MAGIC_CHECK(call, RPC_CALL_MAGIC);
 	CHECK(fault->code != FAULT_NONE && !call->ended);
-	if (!call->cancelled) {
-		memcpy(text, fault->text, sizeof(text));
-		codec_clean_text(text);
-		call->status = status_map_code(fault->code);
-		call->status_text = grpc_slice_from_copied_string(text);
-		set_trailer(call, fault);
-	}
+	if (!call->cancelled)
+		set_failure(call, fault);
 	finish(call);
+}
+
+/* Not by batch_start: what that keeps back for this thread may be the next call that is refused
+ * so, and the next. */
+void call_refuse_early(struct rpc_call *call)
+{
+	struct fault f = FAULT_NULL;
+	struct batch b = { .n = 0 };
+
+	CHECK(call->refusal == REFUSAL_EMPTY || call->refusal == REFUSAL_METHOD);
+	refusal_fault(call, &f);
+	set_failure(call, &f);
+	call->ended = true;
+	add_headers(call, &b);
+	add_status(call, &b);
+	add_close(call, &b);
+	/* the reference that the loop would have had is the batch's */
+	CHECK(grpc_call_start_batch(call->core, b.ops, b.n, &call->final_tag, NULL) ==
+	      GRPC_CALL_OK);
 }
 
 int rpc_call_send(struct rpc_call *call, const ProtobufCMessage *message)

@@ -126,9 +126,13 @@ static void on_request(struct tag *tag, bool ok)
 		call->refusal = take_request(call);
 	else
 		copy_method(call);
-	call->fd = peer_fd(call->core);
-	call->deadline_us = deadline_us(call->core_deadline);
-	loopq_post(slot->server->loopq, &call->arrived, call_arrived);
+	if (call->refusal == REFUSAL_EMPTY || call->refusal == REFUSAL_METHOD) {
+		call_refuse_early(call);
+	} else {
+		call->fd = peer_fd(call->core);
+		call->deadline_us = deadline_us(call->core_deadline);
+		loopq_post(slot->server->loopq, &call->arrived, call_arrived);
+	}
 	call_arm(slot); /* no memory: the next turn of the thread tries again */
 }
 

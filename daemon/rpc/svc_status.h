@@ -23,6 +23,8 @@ struct svc_status {
 	const struct svc_status_sources *sources; /* borrowed */
 	void *userdata;
 	uv_timer_t timer;           /* for calls whose turn has not come */
+	uint32_t descriptors;       /* of this process, when they were last counted */
+	uint64_t counted_us;        /* then; 0: never */
 	struct rpc_service service; /* filled by init */
 };
 

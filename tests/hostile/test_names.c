@@ -60,11 +60,13 @@ static void train_as(const struct trainer *t, uid_t uid, unsigned who, const cha
 	};
 	struct shardd_membership m;
 	struct play *p = t->arg;
-	shardd_client *c;
+	shardd_client *c, *idle;
 	const void *full;
 	shardd_unit u;
 
 	become(uid);
+	/* a session without a job: only its user tells who may see it */
+	idle = is_private ? NULL : train_connect(t);
 	c = train_connect(t);
 	TRAIN_OK(shardd_join(c, &job, &m, &train_err));
 	TRAINER_CHECK(m.created);
@@ -75,6 +77,8 @@ static void train_as(const struct trainer *t, uid_t uid, unsigned who, const cha
 	TRAINER_AWAIT(atomic_load(&p->go) == 1, 60);
 	TRAIN_OK(shardd_release(c, u, &train_err));
 	train_leave(c);
+	if (idle)
+		shardd_close(idle);
 }
 
 static int is_alice(const struct trainer *t)

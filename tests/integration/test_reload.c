@@ -26,7 +26,8 @@ static void begin(void)
 	snprintf(file, sizeof(file), "/tmp/shardd-reload-%d.yaml", (int)getpid());
 	write_config("log_level: info\njob_ttl_s: 1h\n");
 	setenv("SHARDD_MEMORY_BYTE", "1GiB", 1);
-	setenv("SHARDD_JOB", "known", 1);
+	/* not SHARDD_JOB, which the fixture takes from the daemon */
+	setenv("SHARDD_LIBRARY", "known", 1);
 	failfix_begin(args);
 }
 
@@ -38,37 +39,44 @@ static void end(void)
 
 TestSuite(reload, .init = begin, .fini = end, .timeout = 60);
 
+/* @words: not in the log yet. */
 static void reload(const char *config, const char *words)
 {
+	cr_assert(!fail_logged(&trainfix, words), "'%s' is of an earlier reload", words);
 	write_config(config);
 	cr_assert_eq(kill(trainfix.pid, SIGHUP), 0);
 	AWAIT(fail_logged(&trainfix, words), 20);
 	daemonfix_check_alive(&trainfix);
 }
 
+static void expect_job_ttl(const char *name, const char *words)
+{
+	const char *const create[] = { "job", "create", name, "--world-size", "1", NULL };
+	const char *const delete[] = { "job", "delete", name, NULL };
+
+	cr_assert(!fail_logged(&trainfix, words));
+	json_decref(daemonfix_ctl(&trainfix, create));
+	AWAIT(fail_logged(&trainfix, words), 20);
+	json_decref(daemonfix_ctl(&trainfix, delete));
+}
+
 Test(reload, a_broken_file_is_named_with_line_and_key_and_changes_nothing)
 {
-	static const char *const create[] = { "job", "create", "j", "--world-size", "1", NULL };
-	static const char *const delete[] = { "job", "delete", "j", NULL };
 	char words[256];
 
 	snprintf(words, sizeof(words), "key=job_ttl_s why=\"%s, line 2: ", file);
 	reload("log_level: info\njob_ttl_s: many\n", words);
 	snprintf(words, sizeof(words), "key=nonsense why=\"%s, line 3: ", file);
 	reload("log_level: debug\njob_ttl_s: 2h\nnonsense: 1\n", words);
-	snprintf(words, sizeof(words), "why=\"%s, line 2: ", file);
-	reload("log_level: info\n  : [\n", words);
-	snprintf(words, sizeof(words), "key=job_ttl_s why=\"");
-	reload("max_job_ttl_s: 10s\n", words); /* below job_ttl_s */
-	json_decref(daemonfix_ctl(&trainfix, create));
-	AWAIT(fail_logged(&trainfix, "job created"), 20);
-	AWAIT(fail_logged(&trainfix, "ttl_s=3600"), 20);
-	json_decref(daemonfix_ctl(&trainfix, delete));
+	reload("log_level: info\n  : [\n", "did not find expected key");     /* not YAML */
+	reload("max_job_ttl_s: 10s\n", "key=job_ttl_s why=\"job_ttl_s is "); /* below job_ttl_s */
+	expect_job_ttl("before", "ttl_s=3600");
 	reload("job_ttl_s: 2h\n", "configuration reread");
+	expect_job_ttl("after", "ttl_s=7200");
 }
 
 Test(reload, unknown_variables_are_named_at_start)
 {
 	AWAIT(fail_logged(&trainfix, "name=SHARDD_MEMORY_BYTE nearest=SHARDD_MEMORY_BYTES"), 20);
-	cr_assert(!fail_logged(&trainfix, "name=SHARDD_JOB"));
+	cr_assert(!fail_logged(&trainfix, "name=SHARDD_LIBRARY"));
 }

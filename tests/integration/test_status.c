@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "core/check.h"
 #include "core/clock.h"
@@ -345,5 +346,46 @@ Test(status, a_program_is_told_the_same_by_the_library)
 
 	daemonfix_start(&d, NULL);
 	trainers_run(&d, "asked", 1, ask, NULL, 60);
+	daemonfix_stop(&d);
+}
+
+static uint32_t open_descriptors(struct rpc_client *c)
+{
+	Shardd__V1__StatusRequest r = SHARDD__V1__STATUS_REQUEST__INIT;
+	Shardd__V1__StatusReply *s = raw_must(c, "Status/Get", &r.base);
+	uint32_t n = s->open_descriptors;
+
+	protobuf_c_message_free_unpacked(&s->base, NULL);
+	return n;
+}
+
+static int count(const struct trainer *t)
+{
+	struct rpc_client *clients[40];
+	uint64_t deadline = clock_now_us() + 20 * 1000000ull;
+
+	for (unsigned i = 0; i < ARRAY_SIZE(clients); i++) {
+		clients[i] = raw_connect(t->socket);
+		(void)open_descriptors(clients[i]);
+		if (i != 0 && i + 1 != ARRAY_SIZE(clients))
+			continue;
+		/* before Linux 6.2 it may be a second old */
+		while (open_descriptors(clients[0]) != daemonfix_fds(t->arg)) {
+			TRAINER_CHECK(clock_now_us() < deadline);
+			usleep(TURN_MS * 1000);
+		}
+	}
+	for (unsigned i = 0; i < ARRAY_SIZE(clients); i++)
+		rpc_client_close(clients[i]);
+	return 0;
+}
+
+/* The number is that of the daemon's descriptors, with few connections and with many. */
+Test(status, open_descriptors_are_counted)
+{
+	struct daemonfix d;
+
+	daemonfix_start(&d, NULL);
+	trainers_run(&d, "counted", 1, count, &d, 60);
 	daemonfix_stop(&d);
 }

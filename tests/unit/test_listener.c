@@ -71,6 +71,25 @@ Test(listener, hello_may_come_byte_by_byte)
 	netfix_await_closed(2);
 }
 
+/* Who connects in a loop gets what is beyond a burst in turn. */
+Test(listener, many_grpc_connections_of_a_user_come_in_turn)
+{
+	enum { N = 560, BURST = 512 };
+	static int fds[N];
+
+	netfix_listen();
+	for (unsigned i = 0; i < N; i++) {
+		fds[i] = netfix_client("PRI ");
+		netfix_turn(1);
+	}
+	cr_expect_geq(netfix.n_conns, BURST);
+	cr_expect_lt(netfix.n_conns, N);
+	netfix_await_conns(N);
+	for (unsigned i = 0; i < N; i++)
+		close(fds[i]);
+	netfix_await_closed(N);
+}
+
 Test(listener, garbage_is_closed_at_its_first_wrong_byte)
 {
 	const char *garbage[] = { "GET / HTTP/1.1\r\n", "X", "PX", "PRX", "PRI*", "SH2", "shd1" };

@@ -4,16 +4,18 @@
 #include "core/pace.h"
 #include "fdcheck.h"
 
+enum { BURST = 100 };
+
 #define PACE_TEST(name) Test(pace, name, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 10)
 
 enum { ALICE = 1000, BOB = 1001 };
 
 PACE_TEST(a_loop_is_cut_and_counted)
 {
-	struct pace p = { 0 };
+	struct pace p = { .burst = BURST, .a_second = 10 };
 	uint64_t skipped = 7;
 
-	for (unsigned i = 0; i < PACE_BURST; i++) {
+	for (unsigned i = 0; i < BURST; i++) {
 		cr_assert(pace_take(&p, ALICE, 1000, &skipped));
 		cr_assert_eq(skipped, 0);
 	}
@@ -27,10 +29,10 @@ PACE_TEST(a_loop_is_cut_and_counted)
 
 PACE_TEST(one_user_does_not_take_another_ones_lines)
 {
-	struct pace p = { 0 };
+	struct pace p = { .burst = BURST, .a_second = 10 };
 	uint64_t skipped;
 
-	for (unsigned i = 0; i < 10 * PACE_BURST; i++)
+	for (unsigned i = 0; i < 10 * BURST; i++)
 		pace_take(&p, ALICE, 1000, &skipped);
 	cr_assert(!pace_take(&p, ALICE, 1000, &skipped));
 	cr_assert(pace_take(&p, BOB, 1000, &skipped));
@@ -38,7 +40,7 @@ PACE_TEST(one_user_does_not_take_another_ones_lines)
 
 PACE_TEST(more_users_than_entries_are_served)
 {
-	struct pace p = { 0 };
+	struct pace p = { .burst = BURST, .a_second = 10 };
 	uint64_t skipped;
 
 	for (unsigned i = 0; i < 10 * PACE_USERS; i++)
@@ -47,12 +49,12 @@ PACE_TEST(more_users_than_entries_are_served)
 
 PACE_TEST(no_more_than_a_burst_is_saved_up)
 {
-	struct pace p = { 0 };
+	struct pace p = { .burst = BURST, .a_second = 10 };
 	uint64_t skipped;
 	unsigned n = 0;
 
 	cr_assert(pace_take(&p, ALICE, 1000, &skipped));
 	while (pace_take(&p, ALICE, 1000 + 3600ull * 1000000u, &skipped))
 		n++;
-	cr_assert_eq(n, PACE_BURST);
+	cr_assert_eq(n, BURST);
 }
