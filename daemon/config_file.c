@@ -164,7 +164,7 @@ static int refuse_yaml(struct fault *f, const char *name, const struct complaint
 		return refuse(f, name, line, p->key, "YAML aliases are not allowed");
 	if (err == CYAML_ERR_INVALID_KEY) {
 		snprintf(text, sizeof(text),
-			 "there is no key '%s'; shardd --example-config prints them all", p->key);
+			 "unknown key '%s'; shardd --example-config prints all keys", p->key);
 		return refuse(f, name, line, p->key, text);
 	}
 	if (strncmp(p->text, "Expecting SEQUENCE", 18) == 0) {
@@ -209,7 +209,7 @@ static int apply_slot(struct config *c, const struct config_key *k, const struct
 		return config_key_parse(c, k, s->value, f);
 	if (join(s, buf, sizeof(buf)) < 0)
 		return fault_set(f, FAULT_INVALID, k->name,
-				 "%s has an entry that is empty or has a blank or comma in it; an "
+				 "%s has an entry that is empty or contains a blank or a comma; an "
 				 "entry must be one name or number",
 				 k->name);
 	return config_key_parse(c, k, buf, f);

@@ -85,8 +85,7 @@ static int start_cuda(struct loopq *loopq, const struct config *c, struct backen
 	o.n_uuids = split(text, uuids);
 	if (o.n_uuids > MAX_UUIDS)
 		return fault_set(f, FAULT_INVALID, "devices",
-				 "devices names more than %u GPUs: up to that many are allowed",
-				 MAX_UUIDS);
+				 "devices names more than %u GPUs, the maximum", MAX_UUIDS);
 	if (backend_cuda_new(loopq, &o, ret, NODE_MAX_DEVICES, ret_n, f))
 		snprintf(f->field, sizeof(f->field), "backend");
 	return (int)f->code;
@@ -104,7 +103,7 @@ static int start_backends(struct loopq *loopq, const struct config *c, struct ba
 		return start_cuda(loopq, c, ret, ret_n, f);
 	if (start_cuda(loopq, c, ret, ret_n, &why) == 0)
 		return 0;
-	log_info("server", "no GPU is used, but host memory why=\"%s\"", why.text);
+	log_info("server", "no usable GPU: using host memory why=\"%s\"", why.text);
 	return start_host(loopq, c, ret, ret_n, f);
 }
 
@@ -122,8 +121,8 @@ static int devices_check_memory(const struct config *c, const struct host_memory
 				 total);
 	if (want > host_memory_left(m))
 		log_warn("server",
-			 "memory_bytes is more than there is now memory_bytes=%llu available=%llu "
-			 "group_left=%lld total=%llu",
+			 "memory_bytes is more than what is available now memory_bytes=%llu "
+			 "available=%llu group_left=%lld total=%llu",
 			 want, (unsigned long long)m->available,
 			 m->left == UINT64_MAX ? -1 : (long long)m->left, total);
 	return 0;
@@ -180,17 +179,17 @@ static int start_engine(struct node *node, struct loopq *loopq, const struct con
 
 	snprintf(node->engine_why, sizeof(node->engine_why), "the key engine is %s", c->engine);
 	if (must && !is_cuda(node))
-		return fault_set(
-			f, FAULT_INVALID, "engine",
-			"engine is nccl, but the devices are host memory: auto or local is "
-			"allowed");
+		return fault_set(f, FAULT_INVALID, "engine",
+				 "engine is nccl, but the backend is host memory: set engine to "
+				 "auto or local");
 	if (strcmp(c->engine, "local") == 0 || !is_cuda(node))
 		return 0;
 	if (engine_nccl_new(loopq, &node->engine, &why)) {
 		snprintf(node->engine_why, sizeof(node->engine_why), "%.255s", why.text);
 		if (must)
 			return fault_set(f, FAULT_UNAVAILABLE, "engine", "%s", why.text);
-		log_warn("server", "no NCCL: a job can use one GPU only why=\"%s\"", why.text);
+		log_warn("server", "NCCL is not available: a job can use only one GPU why=\"%s\"",
+			 why.text);
 		return 0;
 	}
 	node->engine_for_one = must;
@@ -217,7 +216,7 @@ static void warm_up(struct node *node)
 	if (r == 0)
 		nc->users++; /* they stay warm */
 	else
-		log_warn("server", "devices cannot talk to each other why=\"%s\"", f.text);
+		log_warn("server", "devices cannot communicate with each other why=\"%s\"", f.text);
 }
 
 int devices_start(struct node *node, struct loopq *loopq, const struct config *config,

@@ -70,13 +70,13 @@ int process_inherited_socket(int *ret_fd, struct fault *f)
 		return fault_errno(f, n, "LISTEN_FDS");
 	if (n > 1)
 		return fault_set(f, FAULT_INVALID, "LISTEN_FDS",
-				 "the service manager passed %d descriptors; it must be exactly "
-				 "one listening Unix stream socket",
+				 "the service manager passed %d descriptors; it must pass exactly "
+				 "one, a listening Unix stream socket",
 				 n);
 	if (n == 1 && sd_is_socket(SD_LISTEN_FDS_START, AF_UNIX, SOCK_STREAM, 1) <= 0)
 		return fault_set(f, FAULT_INVALID, "LISTEN_FDS",
-				 "the descriptor the service manager passed is no listening Unix "
-				 "stream socket");
+				 "the descriptor passed by the service manager is not a listening "
+				 "Unix stream socket");
 	*ret_fd = n == 1 ? SD_LISTEN_FDS_START : -1;
 	return 0;
 }
@@ -90,7 +90,7 @@ static const int start_signals[] = { SIGTERM, SIGINT, SIGALRM };
 static void start_on_signal(int signum)
 {
 	start_stopped = signum;
-	start_sentence = "the start did not end after SIGTERM or SIGINT";
+	start_sentence = "startup did not end after SIGTERM or SIGINT";
 	alarm(START_STOP_S);
 }
 
@@ -112,7 +112,7 @@ void process_start_begin(void)
 	struct sigaction late = { .sa_handler = start_on_alarm };
 
 	start_stopped = 0;
-	start_sentence = "the start hangs";
+	start_sentence = "startup hangs";
 	for (size_t i = 0; i < ARRAY_SIZE(start_signals); i++)
 		sigaction(start_signals[i], start_signals[i] == SIGALRM ? &late : &stop,
 			  &start_old[i]);

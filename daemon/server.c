@@ -405,7 +405,8 @@ static int start_rpc(struct server *s, struct fault *f)
 	s->services[0] = s->svc_shardd.service;
 	s->services[1] = s->svc_status.service;
 	s->services[2] = *health_service(&s->health);
-	process_deadline("gRPC core did not start: it may lack threads or memory (ulimit -u, -v)");
+	process_deadline(
+		"gRPC core did not start: threads or memory may be missing (ulimit -u, -v)");
 	r = rpc_server_new(&s->loopq, &options, s->services, ARRAY_SIZE(s->services), &s->rpc);
 	process_deadline_over();
 	return r < 0 ? fault_errno(f, r, "starting gRPC") : 0;
@@ -504,7 +505,7 @@ void server_reconfigure(struct server *s, const struct config *config)
 	config_keep_fixed(&new, &s->config);
 	s->config = new;
 	if (set_limits(s) < 0)
-		log_error("server", "no memory, the limits of users stay as they were");
+		log_error("server", "no memory: the limits of users are unchanged");
 	rings_set_spin(&s->rings, s->config.ring_spin_us);
 	options = listener_options_of(s, -1);
 	limits = gate_limits_of(&s->config);
@@ -699,7 +700,7 @@ static bool rpc_alive(struct server *s)
 	s->rpc_cpu_us = rpc_server_cpu_us(s->rpc);
 	if (clock_now_us() - rpc_server_heartbeat_us(s->rpc) < HEARTBEAT_LIMIT_US)
 		return true;
-	log_warn("server", "the gRPC thread is silent cpu_us=%llu",
+	log_warn("server", "the gRPC thread does not respond cpu_us=%llu",
 		 (unsigned long long)(s->rpc_cpu_us - before));
 	return s->rpc_cpu_us != before;
 }

@@ -178,7 +178,7 @@ static void fill_info(struct backend_info *info, const struct host_topology *t, 
 	info->threads = threads ? threads : t->cores;
 	snprintf(info->kernels, sizeof(info->kernels), "%s", kernels_host()->name);
 	snprintf(info->detail, sizeof(info->detail), "%s%s", t->detail,
-		 memfd_knows_holders() ? "" : ", holders of memory are not known");
+		 memfd_knows_holders() ? "" : ", cannot tell which processes hold memory");
 }
 
 static int start(struct host *h, const struct host_topology *t, bool prefault)

@@ -520,7 +520,7 @@ int engine_nccl_new(struct loopq *loopq, struct engine **ret, struct fault *f)
 	(void)loopq;
 	(void)ret;
 	return fault_set(f, FAULT_UNAVAILABLE, NULL,
-			 "this build has no CUDA: it was made without the CUDA Toolkit");
+			 "this build has no CUDA support: it was built without the CUDA Toolkit");
 }
 
 #endif

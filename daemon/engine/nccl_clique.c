@@ -85,7 +85,7 @@ static int settle(struct nccl_clique *q, ncclResult_t r, const char *call)
 		if (atomic_load(&q->abort))
 			return -ECANCELED;
 		if (q->deadline && nccl_now_ms() > q->deadline) {
-			snprintf(q->why, sizeof(q->why), "%s does not come to an end", call);
+			snprintf(q->why, sizeof(q->why), "%s does not finish", call);
 			return -ETIMEDOUT;
 		}
 		if (++looks < 200)

@@ -195,7 +195,7 @@ static void look(struct nccl *n, struct nccl_clique *q)
 	pthread_mutex_unlock(&n->lock);
 	r = clique_look(q);
 	if (r == CLIQUE_E_RUNS && q->deadline && nccl_now_ms() > q->deadline) {
-		snprintf(q->why, sizeof(q->why), "the first collectives do not come to an end");
+		snprintf(q->why, sizeof(q->why), "the first collectives do not finish");
 		r = -ETIMEDOUT;
 	}
 	pthread_mutex_lock(&n->lock);

@@ -114,7 +114,7 @@ void nccl_make(struct nccl_clique *q)
 
 	q->deadline = nccl_now_ms() + q->nccl->make_ms;
 	if (!clique_rest(q, q->deadline)) {
-		snprintf(q->why, sizeof(q->why), "its devices did not come to rest for it");
+		snprintf(q->why, sizeof(q->why), "its devices did not become idle in time");
 		q->status = -ETIMEDOUT;
 		give_back(q, &q->ready, on_not_made);
 		return;
@@ -140,7 +140,7 @@ static int shrink(struct nccl_clique *q, struct nccl_clique *heir)
 		r = clique_shrink(q, heir, stopped);
 	clique_abort(q);
 	if (!clique_rest(heir, heir->deadline)) {
-		snprintf(heir->why, sizeof(heir->why), "its devices did not come to rest for it");
+		snprintf(heir->why, sizeof(heir->why), "its devices did not become idle in time");
 		r = -ETIMEDOUT;
 	}
 	clique_rouse(q);

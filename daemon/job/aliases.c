@@ -95,16 +95,16 @@ static int step(struct aliases *a, const state_unit **rec, uint32_t *at, struct 
 	uintptr_t found;
 
 	if (!of)
-		return missing(*rec, t, "which is not there", f);
+		return missing(*rec, t, "which does not exist", f);
 	if (!table)
 		return fault_errno(f, -ENOMEM, "resolving aliases");
 	found = (uintptr_t)htab_find(&table->names, t->alias_of);
 	if (!found)
 		return missing(*rec, t, "which has no such tensor", f);
 	if (!same_shape(t, of->tensors[found - 1]))
-		return missing(*rec, t, "which has another shape", f);
+		return missing(*rec, t, "which has a different shape", f);
 	if (of->group != (*rec)->group)
-		return missing(*rec, t, "which is of another group", f);
+		return missing(*rec, t, "which is in a different group", f);
 	*rec = of;
 	*at = (uint32_t)(found - 1);
 	return 0;
@@ -122,7 +122,7 @@ static int end_of(struct aliases *a, const state_unit **rec, uint32_t *at, struc
 		if (step(a, rec, at, f))
 			return f->code;
 	}
-	return missing(first, t, "which is in the end no tensor but a circle of aliases", f);
+	return missing(first, t, "which leads to a cycle of aliases", f);
 }
 
 int aliases_check(struct aliases *a, const state_unit *rec, struct fault *f)

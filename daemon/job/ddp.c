@@ -36,8 +36,7 @@ int ddp_rows_copy(struct job *job, const int64_t *rows, size_t n, struct ddp_row
 	if (quota_charge(&job->quota, MEM_CONTROL, n * sizeof(*rows))) {
 		job_holders(job, holders, sizeof(holders));
 		return fault_set(f, FAULT_EXHAUSTED, NULL,
-				 "%zu rows of a sparse gradient are not to be kept: %s", n,
-				 holders);
+				 "cannot keep %zu rows of a sparse gradient: %s", n, holders);
 	}
 	ret->rows = malloc(n * sizeof(*rows));
 	if (!ret->rows) {
@@ -199,16 +198,15 @@ static int check_unit(const struct ddp_spec *s, const struct unit *u, uint32_t i
 		return fault_set(f, FAULT_NOT_FOUND, "units", "there is no unit %u", id);
 	if (u->rec->group != s->group->id)
 		return fault_set(f, FAULT_INVALID, "units",
-				 "unit '%.100s' is of another group than the request",
-				 u->rec->name);
+				 "unit '%.100s' is not in the group of the request", u->rec->name);
 	if (u->rec->strategy != STRATEGY_REPLICATE)
 		return fault_set(f, FAULT_INVALID, "units",
-				 "unit '%.100s' is sharded: strategy REPLICATE is allowed",
+				 "unit '%.100s' is sharded: a ddp needs strategy REPLICATE",
 				 u->rec->name);
 	if (u->rec->reduce_profile < PROFILE_DDP)
 		return fault_set(f, FAULT_INVALID, "units",
-				 "unit '%.100s' has another reduce_profile: DDP, DDP_HOOK or "
-				 "DDP_BUCKET_VIEW is allowed",
+				 "unit '%.100s' has the wrong reduce_profile: a ddp needs DDP, "
+				 "DDP_HOOK or DDP_BUCKET_VIEW",
 				 u->rec->name);
 	return 0;
 }
@@ -226,7 +224,7 @@ static int count_tensors(struct job *job, const struct ddp_spec *s, uint32_t *re
 		if (check_unit(s, u, s->units[i], f))
 			return f->code;
 		if (seen[u->id - 1]++)
-			return fault_set(f, FAULT_INVALID, "units", "unit '%.100s' is there twice",
+			return fault_set(f, FAULT_INVALID, "units", "unit '%.100s' is listed twice",
 					 u->rec->name);
 		for (size_t k = 0; k < u->rec->n_tensors; k++)
 			*ret += has_gradient(u->rec->tensors[k]);
@@ -303,7 +301,7 @@ static int charge(struct ddp *d, struct fault *f)
 		return 0;
 	}
 	job_holders(d->job, holders, sizeof(holders));
-	return fault_set(f, FAULT_EXHAUSTED, NULL, "%llu bytes for a ddp are not to be had: %s",
+	return fault_set(f, FAULT_EXHAUSTED, NULL, "cannot allocate %llu bytes for a ddp: %s",
 			 (unsigned long long)bytes, holders);
 }
 
@@ -371,7 +369,7 @@ int ddp_new(struct job *job, const struct ddp_spec *spec, struct ddp **ret, stru
 	if (count_tensors(job, spec, &n, f))
 		return f->code;
 	if (!place)
-		return fault_set(f, FAULT_EXHAUSTED, NULL, "job '%s' has %u ddps, the most allowed",
+		return fault_set(f, FAULT_EXHAUSTED, NULL, "job '%s' has %u ddps, the maximum",
 				 job->rec->name, DDP_MAX);
 	d = calloc(1, sizeof(*d));
 	if (!d)

@@ -46,7 +46,7 @@ static int fault_unready(const struct ddp_rank *r, const char *what, struct faul
 	uint32_t n = name_tensors(r, DDP_READY, 0, names, sizeof(names));
 
 	return fault_set(f, FAULT_STATE, NULL,
-			 "%s: the pass before has %u tensors without a gradient: %s", what, n,
+			 "%s: the previous pass has %u tensors without a gradient: %s", what, n,
 			 names);
 }
 
@@ -56,13 +56,13 @@ int ddp_check_idle(const struct ddp_rank *r, const char *what, struct fault *f)
 		return fault_unready(r, what, f);
 	if (r->open)
 		return fault_set(f, FAULT_STATE, NULL,
-				 "%s: the pass before has not ended: DdpFinish is allowed", what);
+				 "%s: the previous pass has not ended: call DdpFinish first", what);
 	if (r->finishing || r->moving)
-		return fault_set(f, FAULT_STATE, NULL, "%s: the %s before has not been answered",
+		return fault_set(f, FAULT_STATE, NULL, "%s: the previous %s has not been answered",
 				 what, r->moving ? "DdpForward" : "DdpFinish");
 	if (r->under_way) /* its DdpFinish did not wait until the end */
 		return fault_set(f, FAULT_STATE, NULL,
-				 "%s: %u buckets of the pass before are still under way", what,
+				 "%s: %u buckets of the previous pass are still in progress", what,
 				 r->under_way);
 	return 0;
 }
@@ -202,7 +202,7 @@ static int check_lists(struct ddp_rank *r, const uint32_t *a, size_t n_a, const 
 
 		if (r->flags[i] & DDP_NAMED) {
 			fault_set(f, FAULT_INVALID, "unused",
-				  "tensor '%s' is named twice among the unused",
+				  "tensor '%s' is listed twice as unused",
 				  ddp_tensor_name(r->ddp, i, name, sizeof(name)));
 			break;
 		}
@@ -241,13 +241,13 @@ int ddp_backward(struct ddp_rank *r, const uint32_t *unused, size_t n_unused, co
 		return f->code;
 	if ((n_unused || n_kept) && (!d->find_unused || d->static_graph))
 		return fault_set(f, FAULT_INVALID, "unused",
-				 "unused tensors are named, but the ddp %s",
+				 "unused tensors are listed, but the ddp %s",
 				 d->static_graph ? "has static_graph, which finds them itself"
 						 : "was made without find_unused");
 	if (!r->buffer && d->layouts[0].bytes)
 		return fault_set(f, FAULT_STATE, NULL,
-				 "DdpBackward: this rank has not asked for its gradients: "
-				 "DdpForward is allowed");
+				 "DdpBackward: this rank has not asked for its gradients: call "
+				 "DdpForward first");
 	if (check_lists(r, unused, n_unused, kept, n_kept, f))
 		return f->code;
 	begin(r);
@@ -268,7 +268,7 @@ static int fault_twice(struct ddp_rank *r, struct fault *f)
 		name_tensors(r, DDP_READY | DDP_NAMED, DDP_READY | DDP_NAMED, names, sizeof(names));
 
 	return fault_set(f, FAULT_STATE, NULL,
-			 "DdpReady: %u tensors were ready already in this pass: %s", n, names);
+			 "DdpReady: %u tensors were already ready in this pass: %s", n, names);
 }
 
 static int fault_changed(const struct ddp_rank *r, uint32_t i, struct fault *f)
@@ -292,7 +292,7 @@ static int check_once(struct ddp_rank *r, const uint32_t *tensors, size_t n, str
 	for (size_t k = 0; k < n; k++) {
 		if (r->flags[tensors[k]] & DDP_NAMED)
 			fault_set(f, FAULT_STATE, NULL,
-				  "DdpReady: tensor '%s' is named twice in one request",
+				  "DdpReady: tensor '%s' is listed twice in one request",
 				  ddp_tensor_name(r->ddp, tensors[k], name, sizeof(name)));
 		r->flags[tensors[k]] |= DDP_NAMED;
 		again = again || (r->flags[tensors[k]] & both) == both;
@@ -333,7 +333,7 @@ int ddp_ready(struct ddp_rank *r, const uint32_t *tensors, size_t n, struct ddp_
 {
 	if (!r->open)
 		return fault_set(f, FAULT_STATE, NULL,
-				 "DdpReady: there is no pass: DdpBackward begins one");
+				 "DdpReady: no pass is open: call DdpBackward first");
 	if (is_first_static(r)) {
 		for (size_t k = 0; k < n; k++)
 			r->hooks[tensors[k]]++;
@@ -353,7 +353,7 @@ int ddp_finish(struct ddp_rank *r, struct fault *f)
 {
 	if (!r->open)
 		return fault_set(f, FAULT_STATE, NULL,
-				 "DdpFinish: there is no pass: DdpBackward begins one");
+				 "DdpFinish: no pass is open: call DdpBackward first");
 	if (!is_first_static(r) && !all_launched(r))
 		return fault_unready(r, "DdpFinish", f);
 	return 0;
@@ -417,8 +417,7 @@ int ddp_wait(struct ddp_rank *r, const struct backend_wait *waits, unsigned n, s
 			k++;
 		if (k == DDP_MAX_WAITS)
 			return fault_set(f, FAULT_INVALID, "header.after",
-					 "a pass comes after more than %u streams: up to %u are "
-					 "allowed",
+					 "a pass waits for more than %u streams; the maximum is %u",
 					 DDP_MAX_WAITS, DDP_MAX_WAITS);
 		if (k == r->n_waits)
 			r->waits[r->n_waits++] = waits[i];

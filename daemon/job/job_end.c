@@ -118,7 +118,7 @@ int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f
 
 	if (job->present && !force)
 		return fault_set(f, FAULT_STATE, NULL,
-				 "job '%s' has %u trainers: drain it first, or force",
+				 "job '%s' has %u trainers: drain it first, or force the deletion",
 				 job->rec->name, job->present);
 	if (ret_freed)
 		*ret_freed = job->quota.used;

@@ -70,7 +70,7 @@ static int check_join(const struct job *job, uint32_t rank, const struct member 
 		      struct fault *f)
 {
 	if (rank >= job->rec->world_size)
-		return fault_set(f, FAULT_INVALID, "rank", "rank is %u: 0 to %u is allowed", rank,
+		return fault_set(f, FAULT_INVALID, "rank", "rank %u is out of range (0..%u)", rank,
 				 job->rec->world_size - 1);
 	if (again && again->rank != rank)
 		return fault_set(f, FAULT_STATE, NULL,
@@ -88,7 +88,7 @@ static void end_epoch_for_newcomer(struct job *job, uint32_t rank, pid_t pid)
 	struct fault f = FAULT_NULL;
 
 	fault_set(&f, FAULT_ABORTED, NULL,
-		  "rank %u (pid %d) of job '%s' joined anew: epoch %llu has ended, join again",
+		  "rank %u (pid %d) of job '%s' has joined again: epoch %llu has ended, join again",
 		  rank, (int)pid, job->rec->name, (unsigned long long)job->rec->epoch);
 	job_epoch_end(job, &f);
 }
@@ -138,8 +138,8 @@ static int check_channel(const struct job *job, const struct job_joining *how, s
 	if (!how->no_channel || job->rec->ipc)
 		return 0;
 	return fault_set(f, FAULT_STATE, NULL,
-			 "job '%s' hands its memory over as descriptors: a trainer without a local "
-			 "channel can join only a job made with CUDA IPC handles",
+			 "job '%s' shares its memory as descriptors: a trainer without a local "
+			 "channel can join only a job created with CUDA IPC handles",
 			 job->rec->name);
 }
 
@@ -203,7 +203,7 @@ int job_leave(struct member *m, bool *ret_freed, struct fault *f)
 	if (m->pending)
 		return fault_set(
 			f, FAULT_STATE, NULL,
-			"rank %u of job '%s' has %u ops under way: wait for them, then leave",
+			"rank %u of job '%s' has %u ops in progress: wait for them, then leave",
 			m->rank, job->rec->name, m->pending);
 	if (m->executing)
 		return JOB_E_LATER;

@@ -28,13 +28,14 @@ static int job_name_check(const char *name, const char *field, struct fault *f)
 	size_t n = strlen(name), good = strspn(name, allowed);
 
 	if (!n || n > JOB_NAME_MAX)
-		return fault_set(f, FAULT_INVALID, field,
-				 "%s is %zu bytes: 1 to %u of [A-Za-z0-9._-] are allowed", field, n,
-				 JOB_NAME_MAX);
+		return fault_set(
+			f, FAULT_INVALID, field,
+			"%s has %zu bytes; it must be 1 to %u characters of [A-Za-z0-9._-]", field,
+			n, JOB_NAME_MAX);
 	if (good < n)
 		return fault_set(f, FAULT_INVALID, field,
-				 "%s has byte 0x%02x at %zu: [A-Za-z0-9._-] are allowed", field,
-				 (unsigned char)name[good], good);
+				 "%s has byte 0x%02x at %zu; only [A-Za-z0-9._-] are allowed",
+				 field, (unsigned char)name[good], good);
 	return 0;
 }
 
@@ -60,10 +61,10 @@ int job_ref_parse(const char *text, const char *field, struct job_ref *ret, stru
 	struct job_ref ref = { .name = slash ? slash + 1 : text, .has_uid = slash };
 
 	if (slash && !job_uid_parse(text, slash, &ref.uid))
-		return fault_set(
-			f, FAULT_INVALID, field,
-			"%s is '%.75s': before the slash must be a numeric user id (UID/NAME)",
-			field, text);
+		return fault_set(f, FAULT_INVALID, field,
+				 "%s is '%.75s'; the part before the slash must be a numeric user "
+				 "id (UID/NAME)",
+				 field, text);
 	if (job_name_check(ref.name, field, f))
 		return f->code;
 	*ret = ref;
@@ -90,7 +91,7 @@ int job_check_open(const struct job *job, uid_t uid, struct fault *f)
 	if (job_may_look(job, uid))
 		return 0;
 	return fault_set(f, FAULT_DENIED, NULL,
-			 "job '%s' is private: only its owner joins or reads it", job->label);
+			 "job '%s' is private: only its owner can join or read it", job->label);
 }
 
 static struct job *job_by_label(const struct jobs *jobs, uid_t uid, const char *name)
@@ -118,7 +119,8 @@ static int job_only(struct jobs *jobs, const char *name, struct job **ret, struc
 	}
 	if (n > 1)
 		return fault_set(f, FAULT_INVALID, "job",
-				 "%u users have a job '%.64s': name one of %s", n, name, list);
+				 "%u users have a job '%.64s': use one of the names %s", n, name,
+				 list);
 	*ret = found;
 	return 0;
 }

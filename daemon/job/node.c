@@ -155,7 +155,7 @@ static void on_ready(struct node_comm *nc, enum backend_queue q, struct comm *co
 	nc->making--;
 	nc->comm[q] = comm;
 	if (status) {
-		snprintf(why, sizeof(why), "the communicator for %s could not be made: %.150s",
+		snprintf(why, sizeof(why), "cannot create the communicator for %s: %.150s",
 			 queue_names[q], reason(nc, status));
 		set_broken(nc, why);
 		nc->tell = true;
@@ -382,10 +382,9 @@ int node_comm(struct node *node, struct device *const *devices, unsigned n, stru
 	if (refuse_lost(devices, n, f))
 		return (int)f->code;
 	if (!engine_for(node, n))
-		return fault_set(
-			f, FAULT_UNAVAILABLE, NULL,
-			"ranks on %u devices need NCCL between them, and there is none: %s", n,
-			node->engine_why);
+		return fault_set(f, FAULT_UNAVAILABLE, NULL,
+				 "ranks on %u devices need NCCL, which is not available: %s", n,
+				 node->engine_why);
 	if (!nc) {
 		nc = add(node, devices, n);
 		if (!nc)

@@ -123,8 +123,7 @@ static void overtake(struct reader *r, const char *why)
 {
 	become(r, READER_OVERTAKEN);
 	r->job->readers.overtaken++;
-	snprintf(r->why, sizeof(r->why),
-		 "step %llu was overtaken, what was read of it is not to be used: %s",
+	snprintf(r->why, sizeof(r->why), "step %llu was overtaken: discard what was read of it: %s",
 		 (unsigned long long)r->step, why);
 }
 
@@ -189,14 +188,14 @@ static int check_hold(const struct reader *r, uint32_t hold_ms, struct fault *f)
 		return fault_set(f, FAULT_NOT_FOUND, NULL, "the job was deleted");
 	if (hold_ms > most)
 		return fault_set(f, FAULT_INVALID, "hold_ms",
-				 "hold_ms is %u: up to %u (reader_hold_ms) is allowed", hold_ms,
-				 most);
+				 "hold_ms %u is too large: the limit is %u (reader_hold_ms)",
+				 hold_ms, most);
 	if (r->state != READER_IDLE)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "this session has a hold, or waits for one: release it first");
 	if (r->job->draining || r->job->jobs->draining)
 		return fault_set(f, FAULT_UNAVAILABLE, NULL,
-				 "job '%s' is draining: nobody may hold it", r->job->rec->name);
+				 "job '%s' is draining: no reader may hold it", r->job->rec->name);
 	return 0;
 }
 
@@ -358,7 +357,7 @@ static void end_waits(struct job *job, uint64_t now_us)
 		if (r->until_us > now_us)
 			continue;
 		readers_wait_for(job, waits, sizeof(waits));
-		snprintf(why, sizeof(why), "the wait for %s is over", waits);
+		snprintf(why, sizeof(why), "timed out waiting for %s", waits);
 		refuse(r, FAULT_DEADLINE, why);
 	}
 }

@@ -56,18 +56,18 @@ static int reg_check_unit(struct registration *r, size_t i, struct fault *f)
 
 	if (!g)
 		return fault_set(f, FAULT_INVALID, "units.group",
-				 "unit '%.100s': group is %u: 0 to %u is allowed", spec->name,
+				 "unit '%.100s': group %u is out of range (0..%u)", spec->name,
 				 spec->group, r->job->n_groups - 1);
 	if (unit_resolve(spec, group_size(g), f))
 		return f->code;
 	if (!unit_layout(spec, group_size(g), &r->layouts[i]))
 		return fault_set(f, FAULT_INVALID, "units.tensors",
-				 "unit '%.100s': its shapes must be of 1 to 2^48 elements in "
-				 "total, those of aliases not counted",
+				 "unit '%.100s': its tensors must have 1 to 2^48 elements in "
+				 "total, not counting aliases",
 				 spec->name);
 	if (!unit_buffers_fit(spec))
 		return fault_set(f, FAULT_INVALID, "units.buffers",
-				 "unit '%.100s': its buffers must be of up to 2^50 bytes in total",
+				 "unit '%.100s': its buffers must have at most 2^50 bytes in total",
 				 spec->name);
 	for (size_t k = 0; k < spec->n_tensors; k++)
 		r->aliases = r->aliases || unit_is_alias(spec->tensors[k]);
@@ -89,7 +89,7 @@ static int reg_check_names(struct registration *r, struct fault *f)
 	for (size_t i = 0; e == 0 && i < r->n; i++) {
 		e = htab_add(&names, r->specs[i]->name, r->specs[i]);
 		if (e == -EEXIST)
-			fault_set(f, FAULT_INVALID, "units.name", "unit '%.100s' is there twice",
+			fault_set(f, FAULT_INVALID, "units.name", "unit '%.100s' is listed twice",
 				  r->specs[i]->name);
 		else if (e)
 			fault_errno(f, e, "registering units");
@@ -119,7 +119,7 @@ static int reg_check_tensors(const struct registration *r, struct fault *f)
 	if (tensors <= JOB_MAX_TENSORS)
 		return 0;
 	return fault_set(f, FAULT_EXHAUSTED, NULL,
-			 "job '%s' would have %llu tensors: %u are allowed", job->rec->name,
+			 "job '%s' would have %llu tensors; the limit is %u", job->rec->name,
 			 (unsigned long long)tensors, JOB_MAX_TENSORS);
 }
 
@@ -149,7 +149,7 @@ static int reg_check_all(struct registration *r, struct fault *f)
 	if (r->n_new && r->job->n_units + (uint64_t)r->n_new > most)
 		return fault_set(
 			f, FAULT_EXHAUSTED, NULL,
-			"job '%s' would have %llu units: %u (max_units_per_job) are allowed",
+			"job '%s' would have %llu units; the limit is %u (max_units_per_job)",
 			r->job->rec->name, (unsigned long long)r->job->n_units + r->n_new, most);
 	if (reg_check_tensors(r, f) || (r->aliases && reg_check_aliases(r, f)))
 		return f->code;
@@ -287,7 +287,7 @@ static int reg_memory_fault(struct registration *r, int error, struct fault *f)
 	/* what this call has taken so far is not what the job holds */
 	reg_put_back(r, false);
 	job_holders(r->job, holders, sizeof(holders));
-	return fault_set(f, FAULT_EXHAUSTED, NULL, "%llu bytes for shards are not to be had: %s",
+	return fault_set(f, FAULT_EXHAUSTED, NULL, "cannot allocate %llu bytes for shards: %s",
 			 (unsigned long long)bytes, holders);
 }
 

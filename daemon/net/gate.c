@@ -346,7 +346,7 @@ void gate_reconfigure(struct gate *g, const struct gate_limits *limits)
 
 	MAGIC_CHECK(g, GATE_MAGIC);
 	if (!copy) {
-		log_error("net", "no memory, the limits of gRPC connections stay as they were");
+		log_error("net", "no memory: the limits of gRPC connections are unchanged");
 		return;
 	}
 	*copy = *limits;

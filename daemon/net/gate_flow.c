@@ -295,7 +295,7 @@ static enum gate_verdict gate_flow_reset(struct gate_flow *f, const struct gate_
 	uint32_t per_s = f->limits->resets_per_s;
 
 	if (frame->bytes != 4 || frame->stream == 0 || frame->stream > f->last_id)
-		return gate_flow_wrong(f, "RST_STREAM of a wrong length or stream");
+		return gate_flow_wrong(f, "RST_STREAM with a wrong length or stream");
 	if (!f->attached)
 		per_s = per_s / 10 ? per_s / 10 : 1;
 	gate_flow_remove(f, frame->stream);
@@ -309,7 +309,7 @@ static enum gate_verdict gate_flow_settings(struct gate_flow *f, const struct ga
 	bool ack = frame->flags & GATE_FLAG_ACK;
 
 	if (frame->stream != 0 || frame->bytes % 6 != 0 || (ack && frame->bytes > 0))
-		return gate_flow_wrong(f, "SETTINGS of a wrong length or stream");
+		return gate_flow_wrong(f, "SETTINGS with a wrong length or stream");
 	if (ack)
 		return gate_flow_control(f, now_us);
 	return gate_flow_rate(f, &f->settings, f->limits->settings_per_s, "grpc_settings_per_s",
@@ -320,7 +320,7 @@ static enum gate_verdict gate_flow_ping(struct gate_flow *f, const struct gate_f
 					uint64_t now_us)
 {
 	if (frame->stream != 0 || frame->bytes != 8)
-		return gate_flow_wrong(f, "PING of a wrong length or stream");
+		return gate_flow_wrong(f, "PING with a wrong length or stream");
 	return gate_flow_rate(f, &f->pings, f->limits->pings_per_s, "grpc_pings_per_s", now_us,
 			      "too many PING frames");
 }
@@ -330,11 +330,11 @@ static enum gate_verdict gate_flow_other(struct gate_flow *f, const struct gate_
 					 uint64_t now_us)
 {
 	if (frame->type == GATE_PRIORITY && (frame->bytes != 5 || frame->stream == 0))
-		return gate_flow_wrong(f, "PRIORITY of a wrong length or stream");
+		return gate_flow_wrong(f, "PRIORITY with a wrong length or stream");
 	if (frame->type == GATE_WINDOW_UPDATE && (frame->bytes != 4 || frame->stream > f->last_id))
-		return gate_flow_wrong(f, "WINDOW_UPDATE of a wrong length or stream");
+		return gate_flow_wrong(f, "WINDOW_UPDATE with a wrong length or stream");
 	if (frame->type == GATE_GOAWAY && (frame->bytes < 8 || frame->stream != 0))
-		return gate_flow_wrong(f, "GOAWAY of a wrong length or stream");
+		return gate_flow_wrong(f, "GOAWAY with a wrong length or stream");
 	f->goaway = f->goaway || frame->type == GATE_GOAWAY;
 	return gate_flow_control(f, now_us);
 }
@@ -444,7 +444,7 @@ static enum gate_verdict gate_flow_begin(struct gate_flow *f, const uint8_t *dat
 		if (data[i] != (uint8_t)gate_flow_preface[f->n_preface + i]) {
 			*ret_used = i;
 			return gate_flow_wrong(
-				f, "the connection does not begin with the preface of HTTP/2");
+				f, "the connection does not begin with the HTTP/2 preface");
 		}
 	f->n_preface = (uint8_t)(f->n_preface + *ret_used);
 	return GATE_PASS;
@@ -536,7 +536,7 @@ static enum gate_verdict gate_flow_tick_streams(struct gate_flow *f, uint64_t no
 		if (!f->streams[i].whole && now_us - f->streams[i].since_us > limit_us)
 			return gate_flow_close(f, "grpc_message_timeout_ms",
 					       f->limits->message_timeout_ms,
-					       "a message did not arrive in full in time");
+					       "a message did not arrive completely in time");
 	return GATE_PASS;
 }
 

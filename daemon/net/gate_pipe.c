@@ -162,7 +162,7 @@ static void gate_pipe_break(struct gate_conn *gc)
 
 static void gate_pipe_no_memory(struct gate_conn *gc)
 {
-	gc->flow.breach = (struct gate_breach){ "memory", 0, "no memory to pass it on" };
+	gc->flow.breach = (struct gate_breach){ "memory", 0, "no memory to pass data on" };
 	gate_pipe_break(gc);
 }
 

@@ -32,11 +32,10 @@ static int set_address(struct sockaddr_un *a, const char *path, struct fault *f)
 {
 	*a = (struct sockaddr_un){ .sun_family = AF_UNIX };
 	if (!path || path[0] == '\0')
-		return fault_set(f, FAULT_INVALID, "socket", "the path of the socket is empty");
+		return fault_set(f, FAULT_INVALID, "socket", "the socket path is empty");
 	if (strlen(path) >= sizeof(a->sun_path))
 		return fault_set(f, FAULT_INVALID, "socket",
-				 "the path of the socket has %zu bytes, at most %zu are possible: "
-				 "%s",
+				 "the socket path has %zu bytes; the maximum is %zu: %s",
 				 strlen(path), sizeof(a->sun_path) - 1, path);
 	strcpy(a->sun_path, path);
 	return 0;

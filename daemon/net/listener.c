@@ -368,7 +368,9 @@ void listener_reconfigure(struct listener *l, const struct listener_options *o)
 	MAGIC_CHECK(l, LISTENER_MAGIC);
 	r = admit_set(&l->admit, o->allow_uids, o->n_allow_uids, o->allow_gids, o->n_allow_gids);
 	if (r < 0)
-		log_error("net", "no memory, who may connect stays as it was");
+		log_error(
+			"net",
+			"no memory: the lists of users and groups that may connect are unchanged");
 	l->n_denied = 0;
 	l->max_connections = o->max_connections;
 	l->reserved = o->reserved;

@@ -176,7 +176,7 @@ static void on_hello(struct local *l, const struct shd1_hello *hello)
 	struct fault f = FAULT_NULL;
 
 	if (l->state != LOCAL_NEW) {
-		fault_set(&f, FAULT_STATE, NULL, "the channel has said hello already");
+		fault_set(&f, FAULT_STATE, NULL, "the channel has already sent HELLO");
 		end(l, hello->h.tag, &f);
 		return;
 	}
@@ -310,7 +310,7 @@ static void on_readable(struct local *l)
 	if (flags & MSG_CTRUNC) {
 		struct fault f = FAULT_NULL;
 
-		fault_set(&f, FAULT_INVALID, NULL, "a client sends no descriptors");
+		fault_set(&f, FAULT_INVALID, NULL, "a client must not send descriptors");
 		end(l, 0, &f);
 		return;
 	}

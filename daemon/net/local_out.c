@@ -58,7 +58,7 @@ static void refuse_descriptor(struct out_frame *frame)
 	uint32_t tag = frame->h.tag;
 
 	fault_set(&f, FAULT_EXHAUSTED, NULL,
-		  "too many descriptors are under way to peers that have not read them");
+		  "too many descriptors are in transit to peers that have not read them");
 	fdlist_deinit(&frame->fds);
 	local_codec_error(&frame->error, tag, (uint32_t)status_map_code(f.code), 0, &f);
 	frame->size = sizeof(frame->error);

@@ -114,9 +114,8 @@ static int unpack(struct ring_call *call, const struct op_type *type,
 
 	if (r == CODEC_E_BUDGET)
 		return fault_set(f, FAULT_EXHAUSTED, NULL,
-				 "%s: the request takes too much memory when it is unpacked",
-				 type->name);
-	return r ? fault_set(f, FAULT_INVALID, NULL, "%s: the request is not such a message",
+				 "%s: the request takes too much memory when unpacked", type->name);
+	return r ? fault_set(f, FAULT_INVALID, NULL, "%s: the request is not a valid message",
 			     type->name)
 		 : 0;
 }
@@ -131,7 +130,7 @@ static int begin(struct ring_call *call, struct ring *r, const struct ring_submi
 
 	if (!type)
 		return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
-				 "method %u of the service does not go over the ring", s->op);
+				 "method %u of the service cannot be called over the ring", s->op);
 	if (unpack(call, type, s, f) || pay(call, session_account(r->session), f))
 		return f->code;
 	m = session_member(r->session, f);
@@ -152,7 +151,7 @@ void ring_submit(struct ring *r, const struct ring_submission *s)
 	}
 	call = calloc(1, sizeof(*call));
 	if (!call) {
-		fault_errno(&f, -ENOMEM, "taking in a submission");
+		fault_errno(&f, -ENOMEM, "reading a submission");
 		post_fault(r, s->tag, &f);
 		return;
 	}

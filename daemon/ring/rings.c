@@ -323,7 +323,7 @@ static int get(struct session *s, uint32_t part, int *ret_fd, uint64_t *ret_byte
 	if (part > SHD1_RING_EVENT)
 		return fault_set(f, FAULT_INVALID, "part", "a ring has no part %u", part);
 	if (part == SHD1_RING_MEMORY && s->ring)
-		return fault_set(f, FAULT_STATE, NULL, "this session has its ring already");
+		return fault_set(f, FAULT_STATE, NULL, "this session already has a ring");
 	if (part == SHD1_RING_EVENT && !s->ring)
 		return fault_set(f, FAULT_STATE, NULL, "this session has no ring");
 	if (part == SHD1_RING_EVENT) {

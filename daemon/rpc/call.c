@@ -280,7 +280,7 @@ static void refusal_fault(const struct rpc_call *call, struct fault *f)
 		break;
 	case REFUSAL_COMPRESSED:
 		fault_set(f, FAULT_UNIMPLEMENTED, NULL,
-			  "%s: compressed messages are not taken on a local socket", method);
+			  "%s: compressed messages are not accepted on a local socket", method);
 		break;
 	case REFUSAL_EMPTY:
 		fault_set(f, FAULT_INVALID, NULL, "%s: the request has no message", method);
@@ -331,12 +331,12 @@ static void dispatch(struct rpc_call *call)
 		fault_set(&f, FAULT_UNAVAILABLE, NULL, "the connection has been closed");
 	else if (call->peer->n_calls > s->max_calls_per_conn)
 		fault_set(&f, FAULT_EXHAUSTED, NULL,
-			  "%u calls of this connection are unanswered, more are not taken",
+			  "%u calls of this connection are unanswered: no more are accepted",
 			  s->max_calls_per_conn);
 	else if (is_too_much(call))
 		fault_set(&f, FAULT_EXHAUSTED, NULL,
-			  "the unanswered calls of this connection hold %llu bytes, no large one "
-			  "is taken",
+			  "the unanswered calls of this connection hold %llu bytes: no large call "
+			  "is accepted",
 			  (unsigned long long)call->peer->held);
 	else if (is_over_account(call))
 		user_refuse(conn_account(call->peer->conn), USER_MEMORY, call->held, &f);

@@ -69,7 +69,7 @@ static void tell(struct health *h, struct watcher *w)
 	if (rpc_call_send(call, &msg.base) == 0)
 		return;
 	watcher_free(w);
-	fault_set(&f, FAULT_EXHAUSTED, NULL, "the watch does not take its messages");
+	fault_set(&f, FAULT_EXHAUSTED, NULL, "the watcher does not read its messages");
 	rpc_call_fail(call, &f);
 }
 

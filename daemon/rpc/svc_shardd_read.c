@@ -20,14 +20,14 @@ static int check_memory(const struct job *job, struct fault *f)
 
 	if (info->ordinal >= 0)
 		return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
-				 "the parameters of job '%s' are in the memory of %s: only host "
-				 "memory can be read by who is no rank",
+				 "the parameters of job '%s' are in the memory of %s: a session "
+				 "that is not a rank can read only host memory",
 				 job->rec->name, info->id);
 	for (uint32_t i = 0; i < job->n_units; i++)
 		if (job->units[i]->n_parts != 1)
 			return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
-					 "unit '%.100s' is on %u devices: only what is on one can "
-					 "be read by who is no rank",
+					 "unit '%.100s' is on %u devices: a session that is not a "
+					 "rank can read only units on one device",
 					 job->units[i]->rec->name, job->units[i]->n_parts);
 	return 0;
 }
@@ -105,7 +105,7 @@ static int check_first(const struct job *job, uint32_t first, struct fault *f)
 	if (first <= job->n_units + 1)
 		return 0;
 	return fault_set(f, FAULT_INVALID, "first",
-			 "first is %u: up to %u, the next unit of the job, is allowed", first,
+			 "first is %u; it must be at most %u, the next unit of the job", first,
 			 job->n_units + 1);
 }
 

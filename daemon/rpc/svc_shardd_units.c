@@ -157,7 +157,8 @@ static int decode_all(struct registering *r, const Shardd__V1__RegisterRequest *
 {
 	if (!q->n_units || q->n_units > r->most)
 		return fault_set(f, FAULT_INVALID, "units",
-				 "units has %zu entries: 1 to %u are allowed", q->n_units, r->most);
+				 "units has %zu entries; it must have 1 to %u", q->n_units,
+				 r->most);
 	r->specs = calloc(q->n_units, sizeof(*r->specs));
 	if (!r->specs)
 		return fault_errno(f, -ENOMEM, "registering units");
