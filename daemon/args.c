@@ -10,7 +10,7 @@
 
 enum option_value { OPT_CONFIG = 256, OPT_SET, OPT_SOCKET, OPT_BACKEND };
 
-/* A flag without value yields its action. */
+/* For a flag without a value, val is its action. */
 static const struct option options[] = {
 	{ "config", required_argument, NULL, OPT_CONFIG },
 	{ "set", required_argument, NULL, OPT_SET },
@@ -75,7 +75,7 @@ int args_parse(struct args *args, int argc, char **argv, struct fault *f)
 	args->settings = calloc((size_t)argc + 1, sizeof(*args->settings));
 	if (!args->settings)
 		return fault_errno(f, -ENOMEM, "command line");
-	optind = 0; /* glibc: start anew, also when called a second time */
+	optind = 0; /* glibc: restart the scan, also when called a second time */
 	opterr = 0;
 	while ((opt = getopt_long(argc, argv, ":", options, NULL)) != -1) {
 		r = take_option(args, opt, argv[optind - 1], f);

@@ -2,9 +2,9 @@
  * The YAML file, read with libcyaml into text and from there through the same
  * parser as every other source. The schema is built from the table of keys.
  *
- * libcyaml tells what is wrong only through its log, so that is caught. Its
- * positions are those of the event before the offending one; where a key is
- * known, its line is looked up in the text instead.
+ * libcyaml reports errors only through its log, so we capture the log. Its positions are those of
+ * the event before the offending one; if the key is known, its line is looked up in the text
+ * instead.
  */
 #include "config.h"
 
@@ -34,7 +34,7 @@ struct document {
 	struct slot slots[KEYS_MAX];
 };
 
-/* What libcyaml's log said. */
+/* Messages of libcyaml's log. */
 struct complaint {
 	char text[256]; /* the first message */
 	char key[64];   /* the innermost mapping field, or the unknown key */
@@ -154,7 +154,7 @@ static int refuse(struct fault *f, const char *name, unsigned line, const char *
 	return fault_set(f, FAULT_INVALID, key, "%.128s: %s", name, text);
 }
 
-/* Words of a person for libcyaml's. */
+/* Turns libcyaml's message into one for people. */
 static int refuse_yaml(struct fault *f, const char *name, const struct complaint *p,
 		       cyaml_err_t err, unsigned line)
 {

@@ -13,7 +13,7 @@
 
 #define MAX_UUIDS 32u
 
-/* One for each device: news carry nothing but their userdata. */
+/* One for each device: news carries nothing but its userdata. */
 static struct news {
 	struct node *node;
 	struct device *device;
@@ -107,7 +107,8 @@ static int start_backends(struct loopq *loopq, const struct config *c, struct ba
 	return start_host(loopq, c, ret, ret_n, f);
 }
 
-/* More than there is cannot be meant; more than there is now may be, when others end. */
+/* A limit above what the machine has is a mistake. A limit above what is available now may be
+ * intended: other processes may end. */
 static int devices_check_memory(const struct config *c, const struct host_memory *m,
 				struct fault *f)
 {
@@ -169,8 +170,8 @@ static bool is_cuda(const struct node *node)
 	return backend_info(node->devices[0].backend)->ordinal >= 0;
 }
 
-/* NCCL is needed between GPUs. A node with one of them, or with jobs on one each, goes on
- * without it. */
+/* NCCL is needed between GPUs. A node with one GPU, or whose jobs use one GPU each, works without
+ * it. */
 static int start_engine(struct node *node, struct loopq *loopq, const struct config *c,
 			struct fault *f)
 {
@@ -196,7 +197,8 @@ static int start_engine(struct node *node, struct loopq *loopq, const struct con
 	return 0;
 }
 
-/* The first job should not wait for it; if it fails, jobs on one device still work. */
+/* Done now so that the first job does not wait for it. If it fails, jobs on one device still
+ * work. */
 static void warm_up(struct node *node)
 {
 	struct device *all[NODE_MAX_DEVICES];

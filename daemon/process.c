@@ -29,7 +29,7 @@ static int fill_standard_fds(void)
 	return 0;
 }
 
-/* The loop uses epoll, no select: large numbers are fine. */
+/* The loop uses epoll, not select: large descriptor numbers are fine. */
 static void raise_fd_limit(void)
 {
 	struct rlimit limit;
@@ -40,8 +40,8 @@ static void raise_fd_limit(void)
 	setrlimit(RLIMIT_NOFILE, &limit); /* refused: the soft limit does */
 }
 
-/* The allocator takes 64 MiB of addresses for each new thread, up to eight a core. Where they are
- * counted, two such arenas must do for all. */
+/* The allocator reserves 64 MiB of address space for each new thread, up to eight arenas per core.
+ * If the address space is limited, all threads share two such arenas. */
 static void save_addresses(void)
 {
 	struct rlimit limit;
@@ -81,7 +81,7 @@ int process_inherited_socket(int *ret_fd, struct fault *f)
 	return 0;
 }
 
-/* Set before the signals that read them can come. */
+/* Set before the signal handlers that read them are installed. */
 static volatile sig_atomic_t start_stopped; /* by which signal */
 static const char *volatile start_sentence;
 static struct sigaction start_old[3];
@@ -94,7 +94,7 @@ static void start_on_signal(int signum)
 	alarm(START_STOP_S);
 }
 
-/* Something that should have ended hangs; what can be done is to say so and to end. */
+/* Something that should have ended hangs. All we can do is say so and exit. */
 static void start_on_alarm(int signum)
 {
 	const char *parts[] = { "shardd: ", start_sentence, "\n" };
@@ -152,7 +152,7 @@ void process_notify_ready(void)
 	sd_notify(0, "READY=1");
 }
 
-/* The time is what newer service managers need to tell this reload from another. */
+/* Newer service managers need the time to tell this reload from another. */
 void process_notify_reloading(void)
 {
 	struct timespec ts;

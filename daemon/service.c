@@ -46,7 +46,7 @@ static void send_status(uv_timer_t *timer)
 	process_notify_status(now);
 }
 
-/* Not a word while the gRPC thread hangs (or we do): then the service manager ends and
+/* No watchdog message while the gRPC thread (or the loop) hangs: then the service manager ends and
  * restarts us. */
 static void send_alive(uv_timer_t *timer)
 {
@@ -56,8 +56,8 @@ static void send_alive(uv_timer_t *timer)
 		process_notify_alive();
 }
 
-/* What is left is to return: a signal that comes now would only change the exit status, and
- * lose the last lines of the log. */
+/* Only the return is left: a signal that arrives now would only change the exit status, and lose
+ * the last lines of the log. */
 static void close_signal(uv_signal_t *handle)
 {
 	int signum = handle->signum;
@@ -93,7 +93,7 @@ static void on_stop_signal(uv_signal_t *handle, int signum)
 		process_notify_stopping();
 	d->stopping = true;
 	if (!d->server)
-		return; /* devices are being started: it stops when that is over */
+		return; /* devices are being started: the daemon stops after that */
 	server_stop(d->server, d->config.drain_timeout_ms, on_stopped, d);
 }
 

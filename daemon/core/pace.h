@@ -1,6 +1,6 @@
 /*
- * How often something may be said on behalf of a user: a client that does the same thing in a
- * loop must not fill the log, nor push other users' lines out of it. Loop thread only.
+ * Limits how often a log line may be written on behalf of a user: a client that does the same thing
+ * in a loop must not fill the log, nor push other users' lines out of it. Loop thread only.
  */
 #ifndef SHARDD_CORE_PACE_H
 #define SHARDD_CORE_PACE_H
@@ -24,8 +24,8 @@ struct pace {
 	struct pace_user users[PACE_USERS];
 };
 
-/* May one more line be written for @uid at @now_us? @ret_skipped: how many were not, since the
- * last that was. The user who was quiet longest gives its entry to a new one. */
+/* May one more line be written for @uid at @now_us? @ret_skipped: how many lines were skipped since
+ * the last one. A new user takes the entry of the user that was quiet longest. */
 bool pace_take(struct pace *p, uid_t uid, uint64_t now_us, uint64_t *ret_skipped);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * Can threads be started? gRPC core hangs and libuv aborts if they cannot start a thread,
- * so the daemon finds out before it depends on them.
+ * Tests whether threads can be started. gRPC core hangs and libuv aborts if they cannot start a
+ * thread, so the daemon tests this before it depends on them.
  */
 #ifndef SHARDD_CORE_THREADS_H
 #define SHARDD_CORE_THREADS_H
