@@ -81,8 +81,8 @@ static uint64_t cgroup_limit_v2(const char *root, const char *group)
 			       cgroup_number(root, group, "memory.high"));
 }
 
-/* @limit less what is used, file pages taken for free: the kernel takes them first. @prefix: of
- * the keys that count the groups below too. */
+/* @limit minus what is used; file pages count as free, since the kernel reclaims them first.
+ * @prefix: of the keys that also count the groups below. */
 static uint64_t cgroup_left_of(const char *root, const char *group, uint64_t limit,
 			       const char *usage, const char *prefix)
 {
@@ -112,7 +112,7 @@ static uint64_t cgroup_left_v2(const char *root, const char *group)
 	return cgroup_left_of(root, group, cgroup_limit_v2(root, group), "memory.current", "");
 }
 
-/* The least of the group and of those above it. */
+/* The lowest value of the group and of those above it. */
 static uint64_t least(const char *root, const char *path, group_fn bytes_of)
 {
 	char group[PATH_MAX];

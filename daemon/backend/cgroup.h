@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-/* Where to look; tests have places of their own. */
+/* Where to look; tests use their own places. */
 struct cgroup_place {
 	const char *self; /* file with the groups of this process */
 	const char *root; /* where they are mounted; the memory controller of version 1 below it */

@@ -1,5 +1,5 @@
 /*
- * CUDA's errors: what they mean to us, and when a device is beyond help.
+ * CUDA's errors: what they mean to us, and after which a device is lost.
  */
 #include "backend/cuda_impl.h"
 

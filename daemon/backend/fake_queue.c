@@ -80,7 +80,7 @@ static void *copy_of(const void *from, size_t bytes)
 {
 	void *to = malloc(bytes ? bytes : 1);
 
-	CHECK(to); /* tests only: nothing to go on with */
+	CHECK(to); /* tests only: no way to continue */
 	if (bytes)
 		memcpy(to, from, bytes);
 	return to;
