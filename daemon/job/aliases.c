@@ -7,7 +7,7 @@
 #include "core/check.h"
 #include "job/job.h"
 
-/* Names that stand for names: nobody has so many, unless they go round in a circle. */
+/* Length limit of a chain of aliases: only a cycle is longer. */
 #define MAX_STEPS 64
 
 struct alias_table {
@@ -86,7 +86,7 @@ static int missing(const state_unit *rec, const state_tensor *t, const char *wha
 			 rec->name, t->name, t->alias_of, t->alias_unit, what);
 }
 
-/* One step from tensor @at of @rec. */
+/* Follow one alias from tensor @at of @rec. */
 static int step(struct aliases *a, const state_unit **rec, uint32_t *at, struct fault *f)
 {
 	const state_tensor *t = (*rec)->tensors[*at];
@@ -110,7 +110,7 @@ static int step(struct aliases *a, const state_unit **rec, uint32_t *at, struct 
 	return 0;
 }
 
-/* From an alias to what it stands for. */
+/* Follow an alias to the tensor that it stands for. */
 static int end_of(struct aliases *a, const state_unit **rec, uint32_t *at, struct fault *f)
 {
 	const state_unit *first = *rec;

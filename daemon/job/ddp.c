@@ -97,7 +97,7 @@ static uint64_t element_bytes(const struct ddp *d, uint32_t i)
 	return dtype_size((enum dtype)d->tensors[i].unit->rec->gradient_dtype);
 }
 
-/* From tensors and sizes of the buckets to where everything is. */
+/* Compute all offsets from the tensors and sizes of the buckets. */
 static void layout_place(const struct ddp *d, struct ddp_buckets *b, const uint32_t *sizes)
 {
 	uint64_t at = 0;
@@ -128,7 +128,7 @@ static int layout_alloc(struct ddp_buckets *b, uint32_t n)
 	return b->tensors && b->begin && b->of && b->offset && b->elements ? 0 : -ENOMEM;
 }
 
-/* Those of a bucket are added together, in one dtype. */
+/* The tensors of a bucket are reduced together, in one dtype. */
 static uint32_t key_of(const state_unit *rec)
 {
 	return (uint32_t)rec->gradient_dtype << 8 | (uint32_t)rec->reduce_dtype;
@@ -138,7 +138,8 @@ static uint32_t key_of(const state_unit *rec)
 static int64_t assign(const struct ddp *d, const uint32_t *map, struct ddp_buckets *b,
 		      uint32_t *sizes)
 {
-	/* until the order of arrival is known: as few as can be, unless tensors may be missing */
+	/* until the order of arrival is known: as few buckets as possible, unless tensors may be
+	 * missing */
 	bool whole = !map && !d->limits_hold && (d->static_graph || !d->find_unused);
 	_cleanup_(freep) struct bucket_tensor *t = calloc(d->n, sizeof(*t));
 	int64_t n;
@@ -276,7 +277,7 @@ static int rank_init(struct ddp_rank *r, struct ddp *d)
 		       : -ENOMEM;
 }
 
-/* What all of it takes, nearly. */
+/* Approximate size of all of it. */
 static uint64_t bytes_of(const struct ddp *d)
 {
 	uint64_t of_rank = sizeof(struct ddp_rank) + d->n * (sizeof(uint8_t) + sizeof(uint32_t));
@@ -329,8 +330,8 @@ static int ddp_fill(struct ddp *d, const struct ddp_spec *s)
 	return 0;
 }
 
-/* May an op of its epoch still read it? That one keeps its rank from joining again, not others
- * from making a ddp of another group. */
+/* May an op of its epoch still read it? Such an op prevents its rank from joining again, but does
+ * not prevent others from creating a ddp of another group. */
 static bool ddp_is_read(const struct ddp *d)
 {
 	for (uint32_t i = 0; i < group_size(d->group); i++) {
@@ -342,7 +343,7 @@ static bool ddp_is_read(const struct ddp *d)
 	return false;
 }
 
-/* A place for one more; those of epochs that are over go, when nothing reads them. */
+/* Find a place for one more; ddps of ended epochs are freed when nothing reads them. */
 static struct ddp **find_place(struct job *job)
 {
 	struct ddp **free_place = NULL;

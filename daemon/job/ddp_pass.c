@@ -1,4 +1,4 @@
-/* Passes of a ddp: which tensors are there, which buckets may go. */
+/* Passes of a ddp: which tensors are ready, and which buckets can be launched. */
 #include <stdio.h>
 #include <string.h>
 
@@ -141,15 +141,15 @@ bool ddp_unit_is_ready(const struct job *job, const struct unit *u, uint32_t ran
 	return false;
 }
 
-/* Whoever has finished a pass has waited for all ranks, so the first one had everything
- * ready then; and no rank has new buckets in a pass in which another has old ones. */
+/* A rank that has finished a pass has waited for all ranks, so the first rank had everything ready
+ * then. And no rank has new buckets in a pass in which another rank has old ones. */
 int ddp_forward(struct ddp_rank *r, unsigned *ret_layout, struct fault *f)
 {
 	struct ddp *d = r->ddp;
 
 	if (ddp_check_idle(r, "DdpForward", f))
 		return f->code;
-	/* with a static graph nothing arrives in the first pass: all comes at its end */
+	/* with a static graph nothing arrives during the first pass: everything comes at its end */
 	*ret_layout = r->passes > d->static_graph && d->n_arrived == d->n;
 	if (*ret_layout && d->n_layouts == 1 && ddp_rebuild(d) < 0)
 		return fault_set(f, FAULT_EXHAUSTED, NULL, "no memory for new buckets");
@@ -282,7 +282,7 @@ static int fault_changed(const struct ddp_rank *r, uint32_t i, struct fault *f)
 			 ddp_tensor_name(r->ddp, i, name, sizeof(name)), r->hooks[i]);
 }
 
-/* Twice in one list is as wrong as in two. */
+/* A tensor twice in one list is as wrong as in two. */
 static int check_once(struct ddp_rank *r, const uint32_t *tensors, size_t n, struct fault *f)
 {
 	const uint8_t both = DDP_READY | DDP_NAMED;
@@ -304,7 +304,7 @@ static int check_once(struct ddp_rank *r, const uint32_t *tensors, size_t n, str
 	return f->code;
 }
 
-/* Static graph: one count per gradient that arrives. */
+/* Static graph: count each gradient that arrives. */
 static int count_down(struct ddp_rank *r, const uint32_t *tensors, size_t n, struct fault *f)
 {
 	size_t k;
@@ -374,8 +374,9 @@ void ddp_end_first_static(struct ddp_rank *r)
 	}
 }
 
-/* All ranks that have inputs are in the same pass while its buckets are under way. How many one
- * of them has begun is no number of it: who had no inputs for a while has begun fewer. */
+/* All ranks that have inputs are in the same pass while its buckets are under way. The number of
+ * passes that a rank has begun does not identify a pass: a rank without inputs for a while has
+ * begun fewer. */
 static uint64_t pass_of(const struct ddp *d)
 {
 	uint64_t begun = 0;
@@ -385,7 +386,7 @@ static uint64_t pass_of(const struct ddp *d)
 	return begun;
 }
 
-/* A unit's tensors are side by side. */
+/* The tensors of a unit are adjacent. */
 bool ddp_reduced(struct ddp *d, uint32_t i)
 {
 	const struct unit *u = d->tensors[i].unit;

@@ -12,7 +12,7 @@
 
 #define JOB_MAGIC 0x4a4f4221u
 
-/* About what records take, with their names: of a rank, of a unit, of a tensor. */
+/* Approximate size of the records with their names: of a rank, of a unit, of a tensor. */
 #define JOB_RANK_BYTES   (sizeof(struct member) + 256u)
 #define JOB_UNIT_BYTES   1024u
 #define JOB_TENSOR_BYTES 512u
@@ -69,8 +69,8 @@ int job_add_group(struct job *job)
 	return 0;
 }
 
-/* With one device its account is the parent of the job's; slabs on one of several charge
- * the device beside the job. */
+/* With one device its account is the parent of the job's account. With several, a slab also charges
+ * its device. */
 static void open_accounts(struct job *job)
 {
 	struct node *node = job->node;
@@ -315,8 +315,8 @@ static int check_same(const struct job *job, const struct job_spec *spec, struct
 	return 0;
 }
 
-/* Nothing of an earlier run of the daemon is here: a trainer that goes on from it must not
- * silently begin again at step 0. */
+/* No state of an earlier run of the daemon exists: a trainer that continues from such state must
+ * not silently start again at step 0. */
 static int job_check_instance(const struct node *node, const struct job_spec *spec, struct fault *f)
 {
 	time_t started = (time_t)node->started_unix_s;
@@ -427,7 +427,7 @@ int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **
 		job_free(job);
 		return f->code;
 	}
-	/* what ran in the old daemon is over, and with it that epoch */
+	/* everything that ran in the old daemon is over, and so is that epoch */
 	job->rec->epoch++;
 	job_tear(job);
 	*ret = job;

@@ -1,4 +1,4 @@
-/* Groups of a job, and what a rank that has left means to them. */
+/* Groups of a job, and the effect of a rank's leaving on them. */
 #include <errno.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* Who is in a job: joining, leaving, dying, and the epochs that end with that. */
+/* Members of a job: joining, leaving, dying, and the epochs that end with that. */
 #include <errno.h>
 #include <stdio.h>
 
@@ -15,7 +15,7 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 		group_reset(job->groups[i], fault);
 	job->rec->epoch++;
 	job->step.prepared = false;
-	job_drop_spare(job); /* who registered must join again */
+	job_drop_spare(job); /* members that have registered must join again */
 	job->step.mid = false;
 	for (uint32_t i = 0; i < job->n_units; i++) {
 		struct unit *u = job->units[i];
@@ -23,7 +23,7 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 		u->has_gradient = false;
 		u->factors = (struct unit_factors){ 0 };
 		if (u->copies_differ && !u->stepping) {
-			u->rec->initialised = false; /* no copy is more right than another */
+			u->rec->initialised = false; /* no copy is more correct than another */
 			job->readers.changes++;
 		}
 		u->copies_differ = u->copies_differ && u->stepping;
@@ -82,7 +82,7 @@ static int check_join(const struct job *job, uint32_t rank, const struct member 
 	return check_rank_free(job, rank, again, f);
 }
 
-/* The numbering of the present members would not fit a newcomer's. */
+/* A newcomer's numbering would not match that of the present members. */
 static void end_epoch_for_newcomer(struct job *job, uint32_t rank, pid_t pid)
 {
 	struct fault f = FAULT_NULL;
@@ -106,14 +106,14 @@ static void count_in(struct job *job, struct member *m, bool was_present)
 	job->idle_since_us = 0;
 }
 
-/* A newcomer's numbers start at 1: that fits only an epoch in which nobody was that
- * rank yet. */
+/* A newcomer's numbers start at 1: that matches only an epoch in which no process has been that
+ * rank. */
 static bool needs_new_epoch(const struct job *job, uint32_t rank)
 {
 	return job->ranks[rank] && job->ranks[rank]->epoch == job->rec->epoch;
 }
 
-/* Ops that @rank began in an earlier epoch may still run, whoever it was then. */
+/* Ops that @rank began in an earlier epoch may still run, even if it was another process then. */
 static bool is_busy(const struct job *job, uint32_t rank)
 {
 	const struct member *before = job->ranks[rank];
@@ -146,7 +146,7 @@ static int check_channel(const struct job *job, const struct job_joining *how, s
 int job_join(struct job *job, const struct job_joining *how, struct proc *proc, uint64_t session,
 	     struct member *again, struct member **ret, struct fault *f)
 {
-	/* who has left comes back as a new member: its pool went when it left */
+	/* a process that has left comes back as a new member: its pool was freed when it left */
 	struct member *m = again && again->job == job && is_present(again) ? again : NULL;
 	uint32_t rank = how->rank;
 	bool was_present = m;
@@ -173,7 +173,7 @@ int job_join(struct job *job, const struct job_joining *how, struct proc *proc, 
 	if (!was_present)
 		replace_member(job, m);
 	count_in(job, m, was_present);
-	node_wake(job->node); /* who waited for this rank's place */
+	node_wake(job->node); /* those that waited for this rank's place */
 	*ret = m;
 	return 0;
 }
@@ -191,7 +191,7 @@ static void leave_common(struct member *m, enum member_state state)
 		return;
 	job->idle_since_us = clock_now_us();
 	job->crashed = state == MEMBER_DEAD;
-	job->draining = false; /* done: the next trainers may go on from the last commit */
+	job->draining = false; /* done: the next trainers may continue from the last commit */
 }
 
 int job_leave(struct member *m, bool *ret_freed, struct fault *f)

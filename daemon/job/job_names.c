@@ -1,8 +1,7 @@
 /*
- * What jobs are called. A name belongs to its user: the registry's key is UID/NAME, so two
- * users may each have a job of one name, and nobody learns which names others have. A user
- * asks for NAME or for UID/NAME; for anybody but its owner and the administrators a job does not
- * exist.
+ * Names of jobs. A name belongs to its user: the registry's key is UID/NAME, so two users may each
+ * have a job of the same name, and no user learns which names others have. A user asks for NAME or
+ * for UID/NAME. Only its owner and the administrators see that a job exists.
  */
 #include <ctype.h>
 #include <stdio.h>
@@ -39,7 +38,7 @@ static int job_name_check(const char *name, const char *field, struct fault *f)
 	return 0;
 }
 
-/* Digits up to @end. Return: are they a uid? */
+/* Return: are the characters up to @end digits of a uid? */
 static bool job_uid_parse(const char *text, const char *end, uid_t *ret)
 {
 	uint64_t n = 0;
@@ -102,7 +101,7 @@ static struct job *job_by_label(const struct jobs *jobs, uid_t uid, const char *
 	return htab_find(&jobs->names, label);
 }
 
-/* The one job of that name, whoever has it. Several: a fault that lists them. */
+/* The only job of that name, of any user. Several: a fault that lists them. */
 static int job_only(struct jobs *jobs, const char *name, struct job **ret, struct fault *f)
 {
 	struct job *job, *tmp, *found = NULL;

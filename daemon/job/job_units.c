@@ -1,4 +1,4 @@
-/* What a job has of units: their memory, and building them again from a record. */
+/* The units of a job: their memory, and rebuilding them from a record. */
 #include "job/job.h"
 
 #include <errno.h>

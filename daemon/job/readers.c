@@ -118,7 +118,7 @@ static void answer(struct reader *r, const struct fault *f)
 	granted(r, f);
 }
 
-/* The hold is over before its release. */
+/* The hold ends before its release. */
 static void overtake(struct reader *r, const char *why)
 {
 	become(r, READER_OVERTAKEN);
@@ -136,7 +136,7 @@ static void refuse(struct reader *r, enum fault_code code, const char *why)
 	answer(r, &f);
 }
 
-/* Nobody holds any more: who waited goes on. The job may be gone then, if it was deleted. */
+/* No reader holds any more: resume the waiters. The job may be gone then, if it was deleted. */
 static bool let_writers(struct job *job)
 {
 	if (!list_empty(&job->readers.holds) || list_empty(&job->readers.writers))
@@ -260,7 +260,7 @@ void readers_committed(struct job *job)
 
 /* ------------------------------------------------------------------- writers */
 
-/* Somebody waits to write: who has held long enough is overtaken. */
+/* A writer waits: readers that have held long enough are overtaken. */
 static void expire(struct job *job, uint64_t now_us)
 {
 	struct reader *r, *tmp;
@@ -311,7 +311,8 @@ void readers_holding(const struct job *job, uint64_t now_us, char *buf, size_t b
 
 void readers_epoch_ended(struct job *job)
 {
-	/* not now: those that go on end, and whoever ends the epoch still needs the job */
+	/* not now: those that are resumed end, and the code that ends the epoch still needs the
+	 * job */
 	job->readers.look_again = !list_empty(&job->readers.writers);
 }
 
@@ -378,14 +379,14 @@ bool readers_tick(struct job *job, uint64_t now_us)
 	return true;
 }
 
-/* --------------------------------------------------------------- who has it mapped */
+/* --------------------------------------------------------------- processes that have it mapped */
 
 static void on_gone(struct proc_watch *watch)
 {
 	proc_free(CONTAINER_OF(watch, struct reader_proc, watch));
 }
 
-/* A process that lives has its number for itself. */
+/* The number of a living process is unique. */
 static bool is_known(const struct job *job, const struct proc *proc)
 {
 	const struct reader_proc *p, *tmp;

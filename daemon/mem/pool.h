@@ -36,7 +36,7 @@ void pool_init(struct pool *p, struct device *device, struct quota *payer, enum 
 /* Frees the slabs; every region must be back (CHECKed). Safe twice. */
 void pool_deinit(struct pool *p);
 
-/* Take @bytes (more than 0). Contents are whatever they were.
+/* Take @bytes (more than 0). The contents are undefined.
  * Return: 0, SLAB_E_QUOTA, SLAB_E_FULL, SLAB_E_LATER, or negative errno. */
 int pool_take(struct pool *p, uint64_t bytes, struct region *ret);
 

@@ -1,4 +1,4 @@
-/* Building, changing and packing the records; what is believed is in state_check.c. */
+/* Building, changing and packing the records; state_check.c checks them. */
 #include "store/state.h"
 
 #include <errno.h>

@@ -1,6 +1,6 @@
 /*
- * What a state that came from outside must fulfil before anything is built on it.
- * The bytes may be from another version or from a broken disk: nothing is believed.
+ * Checks of a saved state before anything is built on it. The bytes may be from another version or
+ * from a broken disk, so everything is checked.
  */
 #include <errno.h>
 #include <math.h>
@@ -88,7 +88,7 @@ static bool in(uint32_t value, uint32_t most)
 	return value >= 1 && value <= most;
 }
 
-/* What unit_resolve leaves: nothing is open. */
+/* What unit_resolve produces: no setting is left open. */
 static bool choices_ok(const state_unit *u)
 {
 	return in(u->layout, 2) && in(u->strategy, 3) && u->shard_ranks &&
@@ -128,7 +128,7 @@ static bool part_ok(const state_job *j, const state_part *p)
 	return true;
 }
 
-/* What is all frozen has no gradients. */
+/* A unit with only frozen tensors has no gradients. */
 static bool is_trained(const state_unit *u)
 {
 	for (size_t i = 0; i < u->n_tensors; i++)
@@ -232,7 +232,7 @@ static int check_disjoint(const state_job *j, struct fault *f)
 	return 0;
 }
 
-/* Whose a slab is: a rank may write to all of the one that its buffers are in. */
+/* The owner of a slab: a rank may write to all of the slab that contains its buffers. */
 enum { SLAB_NOBODYS, SLAB_SHARDS, SLAB_FIRST_RANK };
 
 static bool claim(const state_job *j, uint32_t *owners, const state_region *r, uint32_t owner)

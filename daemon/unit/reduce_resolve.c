@@ -1,6 +1,6 @@
 /*
- * The settings of a unit's reductions where they were left open, and those that its profile
- * does not know: refused, since nothing would come of them.
+ * Resolves the reduction settings of a unit that were left open, and refuses those that its profile
+ * does not have, since they would have no effect.
  */
 #include <stdio.h>
 
@@ -92,7 +92,7 @@ static bool has_two_factors(const state_unit *rec)
 	return rec->reduce_profile != PROFILE_FSDP2 && !is_ddp(rec->reduce_profile);
 }
 
-/* @within: what the names of their fields begin with. */
+/* @within: prefix of the names of their fields. */
 static int check_factors(const state_unit *rec, const char *within, struct fault *f)
 {
 	bool fsdp2 = rec->reduce_profile == PROFILE_FSDP2;

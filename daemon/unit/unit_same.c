@@ -1,4 +1,5 @@
-/* Is what a rank registers the unit that is there? The first difference, in words. */
+/* Compares the unit that a rank registers with the existing one, and describes the first
+ * difference. */
 #include <string.h>
 
 #include "unit/unit.h"
