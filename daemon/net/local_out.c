@@ -13,7 +13,7 @@
 
 struct out_frame {
 	struct list link;
-	struct fdlist fds; /* owned until the first byte is out */
+	struct fdlist fds; /* owned until the first byte is sent */
 	size_t size;
 	size_t sent;
 	union {
@@ -50,8 +50,8 @@ static struct out_frame *frame_new(const struct shd1_header *h, int fd)
 	return frame;
 }
 
-/* Too many descriptors of ours are under way, unread by some peer (the kernel
- * counts them by user): this one is refused in words, its channel stays. */
+/* Too many of our descriptors are in transit, unread by some peer (the kernel counts them per
+ * user): this one is refused with a fault, and its channel stays. */
 static void refuse_descriptor(struct out_frame *frame)
 {
 	struct fault f = FAULT_NULL;
@@ -78,7 +78,7 @@ static ssize_t send_some(struct out_frame *frame, int sock)
 	return n < 0 ? -errno : n;
 }
 
-/* Return: 0 it is out; -EAGAIN the socket is full; other negative errno. */
+/* Return: 0: it is sent; -EAGAIN the socket is full; other negative errno. */
 static int frame_send(struct out_frame *frame, int sock)
 {
 	while (frame->sent < frame->size) {
@@ -92,7 +92,7 @@ static int frame_send(struct out_frame *frame, int sock)
 		}
 		if (n < 0)
 			return (int)n;
-		/* Sent with the first byte: again would be a second descriptor. */
+		/* Sent with the first byte: sending it again would create a second descriptor. */
 		fdlist_deinit(&frame->fds);
 		frame->sent += (size_t)n;
 	}

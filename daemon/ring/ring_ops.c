@@ -1,4 +1,4 @@
-/* From a submission to its op, and from the op's end to its completion. */
+/* Turns a submission into an op, and the end of the op into a completion. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,9 +10,9 @@
 #include "rpc/status_map.h"
 #include "shardd.pb-c.h"
 
-/* What a request may take when it is unpacked: 64 times its longest. */
+/* Most memory of an unpacked request: 64 times the longest request. */
 #define REQUEST_BUDGET (64u * RING_LONG_BYTES)
-/* One that takes no more is let in whatever its user has: others may wait for what it asks. */
+/* A request below this size is accepted regardless of its user's limit: others may wait for it. */
 #define REQUEST_SMALL 4096u
 
 /* A submission whose op is under way. */
@@ -35,7 +35,7 @@ static void free_call(struct ring_call *call)
 	free(call);
 }
 
-/* What the request takes is its user's. */
+/* The memory of the request is charged to its user. */
 static int pay(struct ring_call *call, struct user *u, struct fault *f)
 {
 	uint64_t bytes = call->request.used;

@@ -1,7 +1,7 @@
 /*
  * Audit log: one line for each create, join, leave, drain, delete and refusal, with uid, pid
- * and job. A user who does that in a loop gets PACE_A_SECOND lines a
- * second; the next line says how many were skipped. Loop thread only.
+ * and job. A user that does this in a loop gets PACE_A_SECOND lines per second; the next line says
+ * how many were skipped. Loop thread only.
  */
 #ifndef SHARDD_RPC_AUDIT_H
 #define SHARDD_RPC_AUDIT_H
@@ -13,7 +13,7 @@
 void audit(const struct proc *who, const char *event, const char *job, const char *fmt, ...)
 	__attribute__((format(printf, 4, 5)));
 
-/* "refused what=EVENT uid= pid= job= code= why=". @job: what the client asked for, any text. */
+/* "refused what=EVENT uid= pid= job= code= why=". @job: the name that the client sent, any text. */
 void audit_refused(const struct proc *who, const char *event, const char *job,
 		   const struct fault *why);
 

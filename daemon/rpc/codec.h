@@ -50,7 +50,7 @@ void codec_message_deinit(struct codec_message *m);
 size_t codec_utf8_length(const char *text);
 
 /* Replace in place, with '?', what is not valid UTF-8 or is a control character:
- * other languages refuse such strings, and texts quote what clients sent. */
+ * other languages refuse such strings, and texts quote strings from clients. */
 void codec_clean_text(char *text);
 
 #endif

@@ -6,7 +6,7 @@
 #include "rpc/rpc_impl.h"
 
 #define BASE 1024
-#define SPAN 16384 /* numbers that are used in turn */
+#define SPAN 16384 /* descriptor numbers that are used in turn */
 
 void peer_table_init(struct peer_table *t)
 {

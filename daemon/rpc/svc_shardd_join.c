@@ -9,7 +9,7 @@
 
 /* ------------------------------------------------------------- the answer */
 
-/* What a client needs to know of the page of its signals, or of the ready page. */
+/* The description of a page for a client: the page of its signals, or the ready page. */
 static void fill_page(const struct member *m, struct slab *s, Shardd__V1__Placement *p,
 		      uint8_t *handle)
 {
@@ -103,7 +103,8 @@ static void send_join(struct rpc_call *call, const struct member *m, bool create
 	rpc_call_reply(call, &reply.base);
 }
 
-/* Joined: with signals for its streams, if it wants them. @userdata: not NULL if it made the job. */
+/* Joined: with signals for its streams, if it wants them. @userdata: not NULL if it created the
+ * job. */
 static int answer_join(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	const Shardd__V1__JoinRequest *r = (const Shardd__V1__JoinRequest *)request;
@@ -242,7 +243,7 @@ void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *user
 	e = join_now(call, job, r, created);
 	if (e == JOB_E_BUSY)
 		join_later(call, job, r);
-	else if (e && created) /* nobody asked for a job without its first rank */
+	else if (e && created) /* nobody requested a job without its first rank */
 		(void)job_delete(job, false, NULL, &f);
 }
 
@@ -259,7 +260,7 @@ static int leave_now(struct rpc_call *call, const ProtobufCMessage *request, voi
 	(void)userdata;
 	if (!s)
 		return SVC_ENDED;
-	if (s->member) /* its job may go with it */
+	if (s->member) /* its job may be freed with it */
 		text_copy(label, sizeof(label), s->member->job->label);
 	e = session_leave(s, &freed, &f);
 	if (e == JOB_E_LATER)

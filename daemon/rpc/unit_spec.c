@@ -8,7 +8,7 @@
 #include "rpc/unit_spec_impl.h"
 #include "unit/unit.h"
 
-/* Names appear in messages to all: there a text must be UTF-8. */
+/* Names appear in messages to all clients, where text must be UTF-8. */
 static int check_characters(const char *name, const char *field, struct fault *f)
 {
 	size_t length;

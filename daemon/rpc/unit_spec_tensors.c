@@ -83,7 +83,7 @@ static int decode_settings(state_tensor *t, const Shardd__V1__TensorSpec *spec, 
 	return unit_spec_number(t->lr_factor, 0, 1e6, unit, "units.tensors.optimizer.lr_factor", f);
 }
 
-/* Row-major ones are not kept, so that who spells them out and who does not agree. */
+/* Row-major strides are not kept, so that a rank that gives them and one that does not agree. */
 static int decode_strides(state_tensor *t, const state_unit *unit,
 			  const Shardd__V1__TensorSpec *spec, struct fault *f)
 {
@@ -149,7 +149,7 @@ static int decode_buffer(state_unit *u, const Shardd__V1__BufferSpec *spec, stru
 	return 0;
 }
 
-/* Tensors and buffers have their names in common. */
+/* Tensors and buffers share one set of names. */
 static int check_name(struct htab *names, const state_unit *u, const char *name, const char *field,
 		      struct fault *f)
 {

@@ -80,7 +80,7 @@ static void drop_member(struct session *s)
 		job_settle(job);
 }
 
-/* Channels and watchers learn that the session is gone; they free themselves. */
+/* Tell channels and watchers that the session is gone; they free themselves. */
 static void tell_dependents(struct session *s)
 {
 	while (!list_empty(&s->locals)) {
@@ -173,7 +173,7 @@ int session_leave(struct session *s, bool *ret_freed, struct fault *f)
 		return f->code;
 	if (m->state == MEMBER_LEFT)
 		return fault_set(f, FAULT_STATE, NULL, "this session has already left");
-	if (m->state == MEMBER_DEAD) /* of a deleted job: nothing is left to leave */
+	if (m->state == MEMBER_DEAD) /* of a deleted job: there is nothing left to leave */
 		return fault_set(f, FAULT_ABORTED, NULL, "%s", m->ended.text);
 	return job_leave(m, ret_freed, f);
 }
