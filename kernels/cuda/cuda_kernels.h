@@ -3,8 +3,8 @@
  *
  * Plain C, shared by the .cu files, the cuda backend, and the simulator (which runs the
  * same arguments through kernels/ref). A kernel takes exactly one argument, a struct from
- * below, by value. Addresses are device addresses. No kernel needs more than what is in
- * its struct; none synchronises with another block but through memory of its own.
+ * below, by value. Addresses are device addresses. No kernel needs more than what is in its struct;
+ * a kernel synchronises blocks only through its own memory.
  */
 #ifndef SHARDD_CUDA_KERNELS_H
 #define SHARDD_CUDA_KERNELS_H

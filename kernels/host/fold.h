@@ -1,4 +1,4 @@
-/* A sum of inputs in fp32; what reduce.c is made of. */
+/* A sum of inputs in fp32, used by reduce.c. */
 #ifndef SHARDD_KERNELS_HOST_FOLD_H
 #define SHARDD_KERNELS_HOST_FOLD_H
 
