@@ -102,7 +102,7 @@ void config_keep_fixed(struct config *c, const struct config *running)
 	}
 }
 
-/* Items of a list of limits could be taken for a mapping or, with an @, for nothing at all. */
+/* YAML could read an item of a list of limits as a mapping, or reject it for its @. */
 static void write_quoted_items(FILE *out, const char *value)
 {
 	while (*value) {
@@ -143,7 +143,7 @@ void config_write(const struct config *c, FILE *out)
 	}
 }
 
-/* Every line of @text behind "# ". */
+/* Write every line of @text after "# ". */
 static void write_comment(FILE *out, const char *text)
 {
 	while (*text) {

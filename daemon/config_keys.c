@@ -18,7 +18,7 @@
 	.bytes = sizeof(((struct config *)0)->key)
 #define LIST(key) FIELD(key), .count_offset = offsetof(struct config, n_##key)
 
-/* A limit of each user: 0 is none. */
+/* A limit for each user; 0 means no limit. */
 #define PER_USER(key, kind, most, value)                                          \
 	FIELD(key), .type = CONFIG_##kind, .min = 1, .max = (most), .zero = true, \
 		    .by_default = (value), .runtime = true

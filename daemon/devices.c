@@ -50,7 +50,7 @@ static int start_host(struct loopq *loopq, const struct config *c, struct backen
 	return 0;
 }
 
-/* "GPU-a, GPU-b" into a list. @text is cut up. Return: how many; MAX_UUIDS + 1: too many. */
+/* Split "GPU-a, GPU-b" into a list. @text is changed. Return: how many; MAX_UUIDS + 1: too many. */
 static unsigned split(char *text, const char **ret)
 {
 	char *save = NULL;
@@ -129,8 +129,8 @@ static int devices_check_memory(const struct config *c, const struct host_memory
 	return 0;
 }
 
-/* Of host memory 0 is a share, since trainers need memory of the same machine; of a GPU it is
- * all of it. @ret: 0: all. */
+/* For host memory 0 means a share, since trainers need memory of the same machine; for a GPU it
+ * means all of it. @ret: 0: all. */
 static int devices_limit(const struct backend *b, const struct config *c, uint64_t *ret,
 			 struct fault *f)
 {

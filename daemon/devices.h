@@ -10,7 +10,7 @@
 #include "job/node.h"
 
 /* Fill node->devices and its engines, and make the communicators of all devices, so that the
- * first job finds them warm. @lost: what to do when a device is lost. Turns the loop.
+ * first job finds them warm. @lost: called when a device is lost. Runs the loop.
  * Return: 0 or a fault code (then devices_end still has to be called). */
 int devices_start(struct node *node, struct loopq *loopq, const struct config *config,
 		  void (*lost)(struct node *node, struct device *device), struct fault *f);

@@ -24,7 +24,8 @@ static const char *const env_others[] = {
 	"SHARDD_LINT_VENV", "SHARDD_TORCH_VENV", "SHARDD_UNIT"
 };
 
-/* Whole families: the tests', and what Kubernetes sets for a service called shardd. */
+/* Whole families: those of the tests, and those that Kubernetes sets for a service called
+ * shardd. */
 static const char *const env_families[] = { "SHARDD_TEST_", "SHARDD_SIM_", "SHARDD_SERVICE_",
 					    "SHARDD_PORT" };
 

@@ -1,4 +1,4 @@
-/* shardd: the arguments decide what is done, the exit code tells how it ended. */
+/* shardd: the arguments select the action, the exit code tells how it ended. */
 #include <stdio.h>
 #include <string.h>
 

@@ -346,7 +346,8 @@ static int start_gate(struct server *s, struct fault *f)
 	return r < 0 ? fault_errno(f, r, "starting the gate of gRPC") : 0;
 }
 
-/* gRPC core's: executor and event engine may have one a core each, and there are four more. */
+/* Threads of gRPC core: its executor and its event engine may have one per core each, and there are
+ * four more. */
 static unsigned server_core_threads(void)
 {
 	return 2 * uv_available_parallelism() + 8;

@@ -183,9 +183,9 @@ void backend_on_news(struct backend *b, backend_news_cb fn, void *userdata);
 
 /* Take @bytes (a multiple of the granularity), zero-filled, mapped for the
  * daemon. The host does not touch the pages. @ret: the caller's, backend_free.
- * A device makes memory on a thread of its own, and only while none of its queues waits
- * for another process: the first call with an amount answers BACKEND_E_LATER, and a call
- * with the same amount after BACKEND_NEWS_MEMORY gets it.
+ * A device allocates memory on its own thread, and only while none of its queues waits for another
+ * process: the first call with an amount answers BACKEND_E_LATER, and a call with the same amount
+ * after BACKEND_NEWS_MEMORY gets it.
  * Return: 0, BACKEND_E_FULL, BACKEND_E_LATER, or negative errno. */
 int backend_alloc(struct backend *b, uint64_t bytes, enum backend_share share,
 		  struct backend_mem **ret);
@@ -228,8 +228,8 @@ int backend_export_ipc(struct backend *b, struct backend_mem *mem,
 		       uint8_t ret_handle[BACKEND_IPC_BYTES]);
 enum backend_share backend_share_of(const struct backend_mem *mem);
 
-/* The inverse for memory that another daemon process allocated: checks size,
- * seals and kind of @fd (borrowed), maps it for writing.
+/* The inverse, for memory that another daemon process allocated: checks size, seals and kind of @fd
+ * (borrowed), maps it for writing.
  * Return: 0 or negative errno (-EINVAL: not memory of ours). */
 int backend_import(struct backend *b, int fd, uint64_t bytes, struct backend_mem **ret);
 
@@ -242,7 +242,7 @@ void backend_submit(struct backend *b, struct backend_task *task);
  * processes map it read-only. The backend's own. */
 struct backend_mem *backend_ready(struct backend *b);
 /* The same words in memory of BACKEND_SHARE_IPC, raised for what is submitted after the
- * first such call. NULL: the device cannot share memory so. The backend's own. */
+ * first such call. NULL: the device cannot share memory in this way. The backend's own. */
 struct backend_mem *backend_ready_ipc(struct backend *b);
 /* BACKEND_ORDER_EVENTS: the handle of event @i (below BACKEND_EVENT_RING) of a queue,
  * CU_IPC_HANDLE_SIZE bytes. Return: 0 or negative errno. */

@@ -89,10 +89,9 @@ int backend_host_new(struct loopq *loopq, unsigned threads, uint64_t capacity, b
 /* GPUs by libcuda. One backend per device that CUDA_VISIBLE_DEVICES and @uuids (NULL or
  * empty: all) leave, at most @max of them, each with its own threads.
  * @order: TIMELINE or EVENTS forces that; NONE: probe, TIMELINE if it works.
- * @measure: measure how kernels of two processes share each device (takes a moment), with
- * the help of @program: a path of this program, whose main gives what follows the argument
- * --gpu-overlap-child to backend_cuda_overlap_child and exits with what that returns. NULL:
- * not measured.
+ * @measure: measure how kernels of two processes share each device (takes a moment), with the help
+ * of @program: a path of this program, whose main passes the arguments after --gpu-overlap-child to
+ * backend_cuda_overlap_child and exits with its result. NULL: not measured.
  * @ret: as many as *ret_n. @f: one sentence if there is none.
  * Return: 0 or a fault code. */
 struct backend_cuda_options {
@@ -130,7 +129,7 @@ void backend_fake_release(struct backend *b, bool reversed);
 /* While completions are held back: let one through, the oldest. With queues: when no task is left
  * to issue, the oldest issued task that can be executed. Return: false: there is none. */
 bool backend_fake_step(struct backend *b);
-/* Give it queues of its own, as a GPU has (BACKEND_ORDER_TIMELINE); before its first use.
+/* Give it its own queues, as on a GPU (BACKEND_ORDER_TIMELINE); before its first use.
  * Return: 0 or negative errno. */
 int backend_fake_queues(struct backend *b);
 /* From now on memory is allocated later (BACKEND_E_LATER, then BACKEND_NEWS_MEMORY), as on a GPU:

@@ -55,8 +55,8 @@ static uint64_t cgroup_least_of(uint64_t a, uint64_t b)
 	return a < b ? a : b;
 }
 
-/* The value of a file of one number. Return: UINT64_MAX: there is none, or it says "max", or
- * what the first version says for that: the largest number of pages. */
+/* The value of a file of one number. Return: UINT64_MAX: there is none, or it says "max", or the
+ * value of the first version for "max": the largest number of pages. */
 static uint64_t cgroup_number(const char *root, const char *group, const char *name)
 {
 	uint64_t value;

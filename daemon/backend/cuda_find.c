@@ -1,6 +1,6 @@
 /*
- * Which of the driver's devices are ours. CUDA_VISIBLE_DEVICES is the driver's: what it
- * hides does not exist here.
+ * Selects the devices of the driver that we use. The driver applies CUDA_VISIBLE_DEVICES: a hidden
+ * device does not exist here.
  */
 #include "backend/cuda_impl.h"
 

@@ -43,8 +43,8 @@
 #define CUDA_MAX_AHEAD 512u
 /* A mark at least every so many launches, so that this is known. */
 #define CUDA_MARK_EVERY 64u
-/* Elements of a reduction whose optimizer follows at once: large enough that a launch costs
- * nothing beside it, small enough for the gradient to stay in a device's second-level cache. */
+/* Elements of a reduction whose optimizer follows at once: large enough to make the cost of a
+ * launch negligible, small enough for the gradient to stay in a device's second-level cache. */
 #define CUDA_BLOCK (UINT64_C(1) << 20)
 /* Devices in one process. */
 #define CUDA_MAX_DEVICES 64u

@@ -115,7 +115,7 @@ static bool is_waited_for(const struct cuda *c, const struct cuda_signals *s)
 	return false;
 }
 
-/* Wait for something to do; at most a moment if poison may have to be written again. */
+/* Wait for work; only for a moment if poison may have to be written again. */
 static void wait_for_work(struct cuda *c)
 {
 	struct cuda_signals *s, *tmp;

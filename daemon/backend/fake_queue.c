@@ -86,7 +86,7 @@ static void *copy_of(const void *from, size_t bytes)
 	return to;
 }
 
-/* The list of inputs of a kernel that has one. Return: where the kernel keeps it, or NULL. */
+/* Return: where a kernel keeps its list of inputs, or NULL if it has none. */
 static const void *const **inputs_of(struct kop *kop, unsigned *ret_n)
 {
 	struct k_reduce *r = kop->kind == KOP_REDUCE        ? &kop->reduce

@@ -34,8 +34,8 @@ struct fake_exec {
 	unsigned n_waits;
 };
 
-/* Issue @task: it is in its queue. @status: what it will end with. The caller completes it if
- * it is not sync. Aborts without memory: tests only. */
+/* Issue @task: put it in its queue. @status: the result with which it will end. The caller
+ * completes it if it is not sync. Aborts without memory: tests only. */
 void fake_queues_issue(struct fake_queues *q, struct backend *b, struct backend_task *task,
 		       int status);
 /* Can a task be executed now? */

@@ -51,7 +51,7 @@ static struct fair_share *share_find(const struct list *active, struct fair_shar
 	return &all[id % n];
 }
 
-/* Into @active, if it is not there: it begins where the one with least stands. */
+/* Add it to @active, if it is not there: its count starts at that of the one with least. */
 static void share_enter(struct list *active, struct fair_share *s, uint32_t id)
 {
 	const struct fair_share *least;

@@ -49,7 +49,7 @@ void fair_init(struct fair *f);
 
 /* Add @t as its owner's newest task. */
 void fair_add(struct fair *f, struct fair_task *t, struct backend_owner owner);
-/* Remove @t: no piece of it is left to start. Safe twice. */
+/* Remove @t: no piece of it is left to start. Safe to call twice. */
 void fair_remove(struct fair *f, struct fair_task *t);
 
 /* The task whose turn it is. Return: NULL if there are no tasks. */

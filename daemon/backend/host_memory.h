@@ -1,5 +1,5 @@
 /*
- * How much memory this process can have: the machine's and its control groups', whichever is
+ * The memory that this process can have: that of the machine or of its control groups, whichever is
  * less. Plain figures, read from files of the kernel at every call. Any thread.
  */
 #ifndef SHARDD_BACKEND_HOST_MEMORY_H

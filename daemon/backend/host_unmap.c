@@ -6,7 +6,7 @@
 
 #include "core/check.h"
 
-/* Wait for something to do, no longer than a second while memory is left over. */
+/* Wait for work, no longer than a second while memory is left over. */
 static void unmapper_sleep(struct unmapper *u)
 {
 	struct timespec until;

@@ -35,7 +35,7 @@ struct unmapper {
 	struct filler *filler; /* borrowed: may be working on memory that is being freed */
 };
 
-/* Start the thread. @filler: need not have been started. Return: 0 or negative errno (then no
+/* Start the thread. @filler: does not have to be running. Return: 0 or negative errno (then no
  * deinit). */
 int unmapper_init(struct unmapper *u, struct filler *filler);
 

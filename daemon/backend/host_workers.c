@@ -14,8 +14,8 @@
 #include "core/clock.h"
 #include "core/list.h"
 
-/* Elements of a chunk: large enough that taking one costs nothing beside it. Small
- * tasks are cut finer, so that all threads get a part. Both are whole norm blocks. */
+/* Elements of a chunk: large enough to make the cost of taking one negligible. Small tasks are cut
+ * finer, so that all threads get a part. Both are whole norm blocks. */
 #define CHUNK       (4u * KERNEL_NORM_BLOCK)
 #define SMALL_CHUNK KERNEL_NORM_BLOCK
 /* KOP_COPY counts bytes. */
@@ -70,8 +70,8 @@ static uint64_t chunk_of(const struct job *job, const struct kop *kop)
 	return kop->n && kop_bytes(kop) / kop->n > CHUNK_BYTES / CHUNK ? SMALL_CHUNK : job->chunk;
 }
 
-/* Take the next chunk. Relaxed: what the chunk consists of was published by the
- * lock under which the job was found; the counter only hands out each one once.
+/* Take the next chunk. Relaxed: the lock under which the job was found has published the contents
+ * of the chunk; the counter only ensures that each chunk is taken once.
  * Return: false if there is none left. */
 static bool take_chunk(struct job *job, const struct kop **kop, uint64_t *begin, uint64_t *end)
 {

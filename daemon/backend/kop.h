@@ -1,4 +1,5 @@
-/* One kop: running it with a set of kernels, for backends on the host; what it moves. */
+/* One kop: how to run it with a set of kernels, for backends on the host, and the bytes that it
+ * moves. */
 #ifndef SHARDD_BACKEND_KOP_H
 #define SHARDD_BACKEND_KOP_H
 

@@ -62,8 +62,8 @@ static int memfd_reopen(int fd, int mode)
 	return open(path, mode | O_CLOEXEC);
 }
 
-/* What memfd_create returns is not among the open files that the kernel counts, so we open
- * it once more and keep that file. Without /proc we keep the first. */
+/* The kernel does not count the file that memfd_create returns among the open files, so we open it
+ * once more and keep that file. Without /proc we keep the first. */
 static int memfd_counted(int *fd)
 {
 	_cleanup_(fd_closep) int again = memfd_reopen(*fd, O_RDWR);
@@ -106,8 +106,8 @@ static int map_fd(int *fd, uint64_t bytes, struct memfd **ret)
 	addr = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
 	if (addr == MAP_FAILED)
 		return memory_error(errno);
-	/* Advice: a kernel that refuses it costs speed, nothing else. State is not
-	 * dumped, since a core file of all of it would fill the disk. */
+	/* Advice: a kernel that refuses it costs speed, nothing else. State is excluded from core
+	 * files, since all of it would fill the disk. */
 	if (bytes >= HUGE_BYTES)
 		madvise(addr, bytes, MADV_HUGEPAGE);
 	madvise(addr, bytes, MADV_DONTDUMP);

@@ -38,7 +38,7 @@ void loopq_post(struct loopq *q, struct work *work, work_cb fn);
 void loopq_drain(struct loopq *q);
 
 /* Close the wake-up handle; no post may follow. The memory may be reused after
- * the loop has run the close callback. Loop thread. Safe twice. */
+ * the loop has run the close callback. Loop thread. Safe to call twice. */
 void loopq_close(struct loopq *q);
 
 #endif

@@ -43,7 +43,7 @@ bool proc_gone(const struct proc *p);
 
 /* Call @fn once, from the loop, when the process is gone; at the next turn if
  * it is gone already. The watch holds no reference: unlink it (list_unlink on
- * its link) before the proc's last reference goes. */
+ * its link) before the proc's last reference is dropped. */
 void proc_watch(struct proc *p, struct proc_watch *w, proc_gone_cb fn);
 
 #endif

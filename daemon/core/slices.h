@@ -37,7 +37,7 @@ static inline void slice_drop(struct slice *slice)
 	list_unlink(&slice->link);
 }
 
-/* None may be left. Safe twice. */
+/* None may be left. Safe to call twice. */
 void slices_close(struct slices *s);
 
 #endif

@@ -8,7 +8,7 @@
 #include "core/fault.h"
 
 /* Start @n threads at the same time, with some address space to spare, and end them again. Blocks
- * for moments. Return: 0, or FAULT_EXHAUSTED with the limits that may be raised. */
+ * for a short time. Return: 0, or FAULT_EXHAUSTED with the limits that may be raised. */
 int threads_probe(unsigned n, struct fault *f);
 
 #endif

@@ -110,7 +110,7 @@ void users_init(struct users *us);
 /* CHECKs that no account is left. Safe to call twice. */
 void users_deinit(struct users *us);
 
-/* New limits (start, SIGHUP), also for the accounts that are there. What is charged stays.
+/* New limits (start, SIGHUP), also for existing accounts. Existing charges stay.
  * @limits: copied. Return: 0, or -ENOMEM: nothing changed. */
 int users_configure(struct users *us, const struct user_limits *limits);
 
@@ -143,8 +143,8 @@ int user_charge_resize(struct user_charge *c, uint64_t n, struct fault *f);
 /* Give it back. Safe after USER_CHARGE_NULL and twice. */
 void user_charge_deinit(struct user_charge *c);
 
-/* The limit of @kind is reached: count it and say so in @f: FAULT_EXHAUSTED, which limit, its
- * value, what is used, what to do. @n: that were asked for. Return: FAULT_EXHAUSTED. */
+/* The limit of @kind is reached: count it and describe it in @f: FAULT_EXHAUSTED, the limit, its
+ * value, the use, what to do. @n: the requested number. Return: FAULT_EXHAUSTED. */
 int user_refuse(struct user *u, enum user_kind kind, uint64_t n, struct fault *f);
 
 /* "sessions", "state_bytes", ... as in status and overrides (max_NAME). Return: static string. */
@@ -153,7 +153,7 @@ const char *user_kind_name(enum user_kind kind);
 const char *user_kind_key(enum user_kind kind);
 bool user_kind_is_bytes(enum user_kind kind);
 
-/* One after the other, of all users: @u NULL: the first. Return: borrowed, or NULL. */
+/* Iterates over all users: @u NULL: returns the first. Return: borrowed, or NULL. */
 struct user *users_next(const struct users *us, const struct user *u);
 
 /* Counting without a struct user_charge, for objects with their own counters. The caller holds a

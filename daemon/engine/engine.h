@@ -78,12 +78,12 @@ const char *engine_why(const struct engine *e);
  * Return: 0, or negative errno (then ready is not called). */
 int engine_comm_new(struct engine *e, const struct comm_options *options);
 
-/* Ends what is in flight with ENGINE_E_ABORTED, later; more ops end likewise. What runs
- * on devices is stopped on a helper thread. */
+/* Ends the ops in flight with ENGINE_E_ABORTED, later; further ops end likewise. Work on devices is
+ * stopped on a helper thread. */
 void comm_abort(struct comm *c);
 
-/* Free, when nothing is in flight; what blocks happens on a helper thread. NULL is
- * allowed. Return: NULL. */
+/* Free, when nothing is in flight; blocking work happens on a helper thread. NULL is allowed.
+ * Return: NULL. */
 struct comm *comm_free(struct comm *c);
 
 /* Members, and how many of them are local. */

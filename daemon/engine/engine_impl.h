@@ -76,8 +76,8 @@ void comm_deinit(struct comm *c);
  * @loopq: borrowed. Return: 0 or negative errno. */
 int engine_local_new(struct loopq *loopq, struct engine **ret);
 
-/* GPUs: NCCL, loaded with dlopen; every member is a cuda backend. @f says in one sentence
- * what is missing (the library, its version). @loopq: borrowed.
+/* GPUs: NCCL, loaded with dlopen; every member is a cuda backend. @f describes in one sentence what
+ * is missing (the library, its version). @loopq: borrowed.
  * Return: 0 or a fault code. */
 int engine_nccl_new(struct loopq *loopq, struct engine **ret, struct fault *f);
 

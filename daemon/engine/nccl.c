@@ -269,7 +269,8 @@ static void nccl_info(const struct comm *c, struct comm_info *ret)
 {
 	const struct nccl_comm *nc = CONTAINER_OF(c, const struct nccl_comm, comm);
 	const struct nccl *n = nc->clique.nccl;
-	/* what NCCL 2.28 looks at, silently: a node, registered memory, the policy, the driver */
+	/* the conditions that NCCL 2.28 checks silently: a node, registered memory, the policy, the
+	 * driver */
 	bool engines = c->queue == BACKEND_Q_GATHER && n->lib->zero_policy &&
 		       n->cuda->driver_version >= COPY_ENGINE_DRIVER &&
 		       atomic_load(&nc->clique.windows) > 0;

@@ -66,7 +66,7 @@ typedef enum {
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
 #define NCCL_CONFIG_UNDEF_PTR NULL
 
-/* Flags of ncclCommWindowRegister, and what a window's address is a multiple of. */
+/* Flags of ncclCommWindowRegister, and the alignment of a window's address. */
 #define NCCL_WIN_DEFAULT            0x00
 #define NCCL_WIN_COLL_SYMMETRIC     0x01
 #define NCCL_WIN_REQUIRED_ALIGNMENT 4096
@@ -80,7 +80,7 @@ typedef enum {
 #define NCCL_SHRINK_DEFAULT 0x00
 #define NCCL_SHRINK_ABORT   0x01
 
-/* What version 2.28 knows; older libraries look at @size and read less of it. */
+/* The fields of version 2.28; older libraries check @size and read fewer of them. */
 typedef struct {
 	size_t size;
 	unsigned int magic; /* NCCL_ABI_CONFIG_MAGIC */

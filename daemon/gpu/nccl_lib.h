@@ -64,8 +64,8 @@ struct nccl_lib {
 
 /* Load the library (SHARDD_LIBNCCL in the environment, or libnccl.so.2), find every entry
  * and check its version. The first successful call counts, later ones give the same table;
- * it is never unloaded. Changes the environment, so: at the start, before threads that
- * read it. Takes up to a second.
+ * it is never unloaded. Changes the environment, so call it at the start, before there are threads
+ * that read it. Takes up to a second.
  * @why: one sentence if it fails: what is missing or too old.
  * Return: 0, -ENOENT (no library), -ENOSYS (an entry is missing), -EPROTO (too old, or
  * does not say). */

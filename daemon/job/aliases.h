@@ -1,6 +1,6 @@
 /*
- * Tied tensors: which tensor of the job another name stands for, across its units and those
- * that are being registered. Loop thread only.
+ * Tied tensors: resolves the other names of a tensor to the tensor of the job, across its units and
+ * those that are being registered. Loop thread only.
  */
 #ifndef SHARDD_JOB_ALIASES_H
 #define SHARDD_JOB_ALIASES_H

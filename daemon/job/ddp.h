@@ -62,7 +62,7 @@ struct ddp_rows {
 /* Make a copy, charged to the payer. Return: 0 or a fault code. */
 int ddp_rows_copy(struct job *job, const int64_t *rows, size_t n, struct ddp_rows *ret,
 		  struct fault *f);
-/* Safe twice. */
+/* Safe to call twice. */
 void ddp_rows_deinit(struct job *job, struct ddp_rows *r);
 
 struct ddp_rank {

@@ -98,7 +98,8 @@ static bool has_unit(const struct ddp *d, const struct unit *u)
 	return false;
 }
 
-/* Of the job's @k-th ddp. Return: NULL if there is none of this epoch with @u and @rank. */
+/* The state of the rank in the job's @k-th ddp. Return: NULL if there is none of this epoch with @u
+ * and @rank. */
 static const struct ddp_rank *rank_with(const struct job *job, unsigned k, const struct unit *u,
 					uint32_t rank)
 {

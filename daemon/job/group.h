@@ -72,7 +72,7 @@ int group_comms(struct group *g, struct fault *f);
 struct device *group_device(const struct group *g, uint32_t index);
 
 uint32_t group_size(const struct group *g);
-/* Index of a rank of the job in the group's order. Return: false if it is no member. */
+/* Index of a rank of the job in the group's order. Return: false if it is not a member. */
 bool group_index(const struct group *g, uint32_t rank, uint32_t *ret);
 
 #endif

@@ -1,9 +1,9 @@
 /*
  * A job: the trainers that train one model, its units, groups and account.
  *
- * What persists is in the record (store/state.h). A job lives in the registry from
- * creation to deletion; deleted while processes still have its memory mapped, it
- * stays as a zombie until the last byte is back. Loop thread only.
+ * Persistent state is in the record (store/state.h). A job lives in the registry from creation to
+ * deletion; deleted while processes still have its memory mapped, it stays as a zombie until the
+ * last byte is back. Loop thread only.
  *
  *   FORMING --all ranks joined--> RUNNING --a rank dies or leaves--> FORMING ...
  *      ^--- first join ---.          '--drain--> DRAINING
@@ -227,9 +227,9 @@ struct job_joining {
 int job_join(struct job *job, const struct job_joining *how, struct proc *proc, uint64_t session,
 	     struct member *again, struct member **ret, struct fault *f);
 
-/* Which device rank @rank is on (job_place.c): @name says it, or it is known, or the
- * default is taken: rank * devices / world size. A rank of a group that has units or has
- * run collectives stays where it is. Return: 0 or a fault. */
+/* Which device rank @rank is on (job_place.c): the one that @name names, or the known one, or the
+ * default: rank * devices / world size. A rank of a group that has units or has run collectives
+ * stays where it is. Return: 0 or a fault. */
 int job_place(struct job *job, uint32_t rank, const char *name, struct fault *f);
 /* The default device, for ranks without a known device. */
 struct device *job_default_device(const struct job *job, uint32_t rank);
@@ -264,8 +264,8 @@ int job_register(struct job *job, state_unit **specs, size_t n, uint32_t *ret_id
 /* Give back what an unfinished registration took; safe if there is none. */
 void job_drop_spare(struct job *job);
 uint64_t job_spare_bytes(const struct job *job);
-/* Make slabs the job's, in the order of their numbers; each gets a reference of the job's own.
- * All or none. Return: 0 or -ENOMEM. */
+/* Add slabs to the job, in the order of their numbers; the job takes its own reference on each. All
+ * or none. Return: 0 or -ENOMEM. */
 int job_add_slabs(struct job *job, struct slab *const *slabs, size_t n);
 /* Let go of slabs of shards in which no unit has anything any more. */
 void job_drop_unused_slabs(struct job *job);
@@ -280,8 +280,8 @@ struct slab *job_slab_for(struct member *m, uint32_t id);
 struct slab *job_slab_for_reader(const struct job *job, uint32_t id);
 
 /* The job as a saved record and its slabs; the inverse makes the job (job.c).
- * @fds: one per slab of the record, in its order, borrowed; -1: there is none, which is
- * refused. Takes @rec on success. */
+ * @fds: one per slab of the record, in its order, borrowed; -1: there is none, which is an error.
+ * Takes @rec on success. */
 int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **ret,
 		struct fault *f);
 

@@ -112,8 +112,8 @@ int match_announce(struct match *m, struct match_entry *entry);
  * have announced or will announce. If @entry was announced its failed callback runs too. */
 void match_refuse(struct match *m, struct match_entry *entry, const struct fault *fault);
 
-/* The numbered op @entry is over, however it ended: a slot that all have passed is
- * dropped. Nothing to do for an entry of an earlier generation. */
+/* The numbered op @entry is over, with any result: a slot that all have passed is dropped. Nothing
+ * to do for an entry of an earlier generation. */
 void match_passed(struct match *m, const struct match_entry *entry);
 
 /* A new epoch: fail all open slots and forget all numbers. */

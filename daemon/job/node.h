@@ -101,7 +101,7 @@ void node_instance_text(const struct node *node, char ret[2 * NODE_INSTANCE_BYTE
 
 /* No devices yet. */
 void node_init(struct node *node, uv_loop_t *loop);
-/* Free the communicators; nothing may run on them. Safe twice. */
+/* Free the communicators; nothing may run on them. Safe to call twice. */
 void node_deinit(struct node *node);
 
 /* Resume @p at the next change: memory was made, a communicator is there or broke, a rank was

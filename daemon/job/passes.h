@@ -59,7 +59,7 @@ void passes_allowed(enum pass_move move, char *buf, size_t bytes);
 /* Return: static string. */
 const char *pass_state_name(enum pass_state s);
 
-/* Does a rank let go of the gathered unit at the end of a pass?
+/* Does a rank release the gathered unit at the end of a pass?
  * @reshard: its policy. @sync: the gradients of this pass are reduced, which ends the use of
  * the present parameters; else they are added up and the parameters cannot change. */
 bool passes_let_go(const state_unit *rec, enum unit_reshard reshard, enum pass_kind pass,

@@ -37,7 +37,7 @@ struct prefetch {
 };
 
 void prefetch_init(struct prefetch *p, struct quota *payer);
-/* Forget all and pay it back. Safe twice. */
+/* Forget all and pay it back. Safe to call twice. */
 void prefetch_deinit(struct prefetch *p);
 /* A step was aborted and begins again. */
 void prefetch_restart(struct prefetch *p);

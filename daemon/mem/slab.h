@@ -103,7 +103,7 @@ void device_init(struct device *d, struct backend *backend, uint64_t limit);
 /* One of several devices of a node: number its slabs with those of @first, which has
  * none yet. */
 void device_follow(struct device *d, const struct device *first, unsigned index);
-/* The page that clients of a job of that kind can open, of a backend with queues. Return:
+/* The ready page that clients of a job of that kind can open, for a backend with queues. Return:
  * borrowed, or NULL without memory. */
 struct slab *device_ready(struct device *d, enum backend_share share);
 /* CHECKs that no slab and no byte is left. */

@@ -26,7 +26,7 @@ struct conn_place {
 
 #define CONN_PLACE_NULL ((struct conn_place){ .open = USER_CHARGE_NULL })
 
-/* Take a place of @u (NULL: nobody pays). @f may be NULL. Return: 0 or USER_E_LIMIT. */
+/* Charge a place to @u (NULL: nobody pays). @f may be NULL. Return: 0 or USER_E_LIMIT. */
 int conn_place_take(struct conn_place *p, struct user *u, struct fault *f);
 /* Safe after CONN_PLACE_NULL and twice. */
 void conn_place_give(struct conn_place *p);
@@ -71,7 +71,7 @@ void conn_on_closed(struct conn *c, conn_closed_cb fn, void *userdata);
 void conn_leave_shutdown(struct conn *c);
 
 /* End it from our side: shuts the socket down, which ends gRPC's side too. The
- * closed callback follows from the loop. Safe twice. */
+ * closed callback follows from the loop. Safe to call twice. */
 void conn_close(struct conn *c);
 
 #endif

@@ -53,8 +53,8 @@ uint64_t gate_held_bytes(const struct gate_conn *gc);
  * by now, then shuts the socket down and closes both descriptors. NULL is allowed. */
 void gate_conn_end(struct gate_conn *gc);
 
-/* When the thread was last seen alive, on the clock of clock_now_us; it wakes several times
- * a second. Any thread. */
+/* The time when the thread was last alive, on the clock of clock_now_us; it wakes several times a
+ * second. Any thread. */
 uint64_t gate_heartbeat_us(const struct gate *g);
 
 /* Stop the thread and wait for it; every gate_conn has been ended. NULL is allowed.

@@ -1,6 +1,6 @@
 /*
- * One gRPC connection as its gate sees it: which streams are open, how much of a
- * message has come, and whether the next frame may pass.
+ * One gRPC connection as its gate sees it: which streams are open, how much of a message has
+ * arrived, and whether the next frame may pass.
  *
  * Fed with both directions in pieces of any size; the verdict does not depend on how
  * the bytes are cut. A frame is judged when its head is complete, before any of its

@@ -57,8 +57,8 @@ struct gate_frames {
 
 #define GATE_FRAMES_NULL ((struct gate_frames){ .n_head = 0 })
 
-/* Take the next part of the @n bytes at @data. A copy of @r made before the call puts
- * the reader back. Pure; any thread.
+/* Take the next part of the @n bytes at @data. A copy of @r made before the call can restore the
+ * reader. Pure; any thread.
  * @ret_used: how many bytes the part has; at GATE_STEP_BODY they are at @data.
  * Return: what it is. */
 enum gate_step gate_frames_next(struct gate_frames *r, const uint8_t *data, size_t n,

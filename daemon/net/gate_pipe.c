@@ -216,8 +216,8 @@ static void gate_pipe_settle(struct gate_conn *gc)
 
 /* ------------------------------------------------------------ client to core */
 
-/* Write what may pass of the @n bytes at @data, keep the rest; @v is the verdict on what
- * is behind the first @passed ones. */
+/* Write what may pass of the @n bytes at @data, keep the rest; @v is the verdict on the bytes after
+ * the first @passed ones. */
 static void gate_pipe_pass_up(struct gate_conn *gc, const uint8_t *data, size_t passed, size_t n,
 			      enum gate_verdict v)
 {

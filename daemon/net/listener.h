@@ -44,8 +44,8 @@ typedef void (*listener_conn_cb)(struct conn *c, void *userdata);
 
 /* Bind and listen, or take the inherited socket. A stale socket file (nobody
  * accepts) is replaced; one that a living daemon serves is FAULT_STATE; another
- * kind of file, a path too long, a directory that is not writable: a sentence
- * each in @f. Return: 0 or a fault code. */
+ * kind of file, a path too long, a directory that is not writable: @f describes each. Return: 0 or
+ * a fault code. */
 int listener_new(uv_loop_t *loop, const struct listener_options *options, listener_conn_cb fn,
 		 void *userdata, struct listener **ret, struct fault *f);
 

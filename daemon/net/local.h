@@ -43,7 +43,7 @@ int local_new(uv_loop_t *loop, struct conn *c, const struct local_ops *ops, void
 
 struct conn *local_conn(struct local *l); /* borrowed */
 
-/* End it; closed follows from the loop. Safe twice. */
+/* End it; closed follows from the loop. Safe to call twice. */
 void local_close(struct local *l);
 
 #endif

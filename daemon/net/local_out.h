@@ -32,7 +32,7 @@ int local_out_put(struct local_out *o, int sock, const struct shd1_header *frame
 /* Send what the socket takes. Return: 0 or negative errno. */
 int local_out_flush(struct local_out *o, int sock);
 
-/* Forget the rest and close its descriptors. Safe twice. */
+/* Forget the rest and close its descriptors. Safe to call twice. */
 void local_out_deinit(struct local_out *o);
 
 #endif

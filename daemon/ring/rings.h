@@ -51,7 +51,7 @@ void rings_set_spin(struct rings *r, uint32_t spin_us);
  * effects on other ops. */
 void rings_stop(struct rings *r);
 
-/* Close its handles; all sessions must be gone. Safe twice. */
+/* Close its handles; all sessions must be gone. Safe to call twice. */
 void rings_close(struct rings *r);
 
 #endif

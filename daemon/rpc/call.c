@@ -27,7 +27,7 @@ static void outgoing_free(struct outgoing *o)
 	free(o);
 }
 
-/* Drop messages that wait; the one under way belongs to core until it is done. */
+/* Drop waiting messages; the one being sent belongs to core until it is done. */
 static void drop_outgoing(struct rpc_call *call)
 {
 	struct outgoing *o, *tmp;

@@ -1,10 +1,10 @@
 /*
- * Methods and calls: what a service sees of gRPC.
+ * Methods and calls: the interface of gRPC for a service.
  *
  * A service is protobuf-c's descriptor and a table of handlers by method name;
  * adding a method is the .proto and one line here. Handlers run on the loop
- * thread. A call given to a handler must be ended exactly once, at once or later
- * (rpc_call_reply, rpc_call_fail, or for streams rpc_call_end / rpc_call_fail).
+ * thread. A handler must end its call exactly once, immediately or later (rpc_call_reply,
+ * rpc_call_fail, or for streams rpc_call_end / rpc_call_fail).
  */
 #ifndef SHARDD_RPC_METHOD_H
 #define SHARDD_RPC_METHOD_H

@@ -64,8 +64,8 @@ int peer_table_set(struct peer_table *t, struct peer *p)
 	CHECK(p->fd >= t->base);
 	if (i >= t->n && grow(t, i + 1))
 		return -ENOMEM;
-	/* An entry that is there belongs to a connection that core has closed and
-	 * the loop has not heard of yet. */
+	/* An existing entry belongs to a connection that core has closed, but of whose end the loop
+	 * does not know yet. */
 	t->by_fd[i] = p;
 	return 0;
 }

@@ -23,7 +23,7 @@ int register_reply_add(struct register_reply *r, const struct job *job, const st
 /* The last field: the bytes that the call added to the job's account. Return: 0 or -ENOMEM. */
 int register_reply_end(struct register_reply *r, uint64_t charged);
 
-/* Safe twice. */
+/* Safe to call twice. */
 void register_reply_deinit(struct register_reply *r);
 
 #endif

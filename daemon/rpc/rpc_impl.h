@@ -37,7 +37,7 @@
 struct tag;
 typedef void (*tag_cb)(struct tag *tag, bool ok);
 
-/* What completion-queue events carry; @fn runs on the thread, or on the loop thread in
+/* The tag of a completion-queue event; @fn runs on the thread, or on the loop thread in
  * batch_start. */
 struct tag {
 	tag_cb fn;

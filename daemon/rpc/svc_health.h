@@ -21,7 +21,7 @@ struct health {
 /* Not serving until health_set. @h must not move from here on. */
 void health_init(struct health *h);
 
-/* CHECKs that no Watch is open: after rpc_server_close. Safe twice. */
+/* CHECKs that no Watch is open: after rpc_server_close. Safe to call twice. */
 void health_deinit(struct health *h);
 
 /* Notify the watches, if it is a change. */

@@ -1,6 +1,6 @@
 /*
- * Which gradients are reduced together under DistributedDataParallel: PyTorch's
- * assignment of tensors to buckets by size. Pure arithmetic, any thread.
+ * The gradients that DistributedDataParallel reduces together: PyTorch's assignment of tensors to
+ * buckets by size. Pure arithmetic, any thread.
  */
 #ifndef SHARDD_UNIT_BUCKETS_H
 #define SHARDD_UNIT_BUCKETS_H

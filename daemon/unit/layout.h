@@ -49,8 +49,8 @@ uint64_t layout_owned(const struct layout *l, uint32_t r);
 unsigned layout_spread(const struct layout *l, unsigned devices);
 /* Ranks of one part when the shards are spread over @spread devices. */
 uint32_t layout_part_ranks(const struct layout *l, unsigned spread);
-/* P, elements of one part: the shards of these ranks, of what is trained. FLAT: part d is
- * [d*P, (d+1)*P). */
+/* P, elements of one part: the trained elements in the shards of these ranks. FLAT: part d is [d*P,
+ * (d+1)*P). */
 uint64_t layout_part(const struct layout *l, unsigned spread);
 uint64_t layout_frozen_part(const struct layout *l, unsigned spread);
 /* FLAT: how many of the N elements part @d has (may be 0). */
@@ -68,9 +68,9 @@ void layout_divide_factors(uint32_t ranks, double *ret_pre, double *ret_post);
  * LAYOUT_MAX_ELEMENTS. */
 bool layout_numel(const uint64_t *shape, uint32_t dims, uint64_t *ret);
 
-/* Do the strides (elements) of a shape leave no gap: is it row-major but for the order of its
- * dimensions? @ret_plain: it is row-major as it stands. Strides of dimensions of one element do
- * not matter. */
+/* Do the strides (elements) of a shape leave no gap: is it row-major except for the order of its
+ * dimensions? @ret_plain: it is row-major as it stands. Strides of dimensions of one element do not
+ * matter. */
 bool layout_dense(const uint64_t *shape, const uint64_t *strides, uint32_t dims, bool *ret_plain);
 
 #endif

@@ -115,8 +115,8 @@ static int check_factors(const state_unit *rec, const char *within, struct fault
 	return 0;
 }
 
-/* Of all ranks that reduce together, replicas too. A pre_divide alone leaves the rest of
- * them to post_divide, as fairscale's constructor does. */
+/* @ranks: all ranks that reduce together, including replicas. If only pre_divide is given,
+ * post_divide is the rest, as in fairscale's constructor. */
 static void resolve_factors(state_unit *rec, uint32_t ranks)
 {
 	if (!has_two_factors(rec))

@@ -50,8 +50,8 @@ struct settings {
 
 /* Bytes of that. */
 uint64_t settings_bytes(uint32_t n, uint32_t n_named);
-/* Room for @n of them, of @n_named tensors, all zero; rest: none. Return: one reference, or NULL
- * without memory. */
+/* Make settings with room for @n of them, for @n_named tensors, all zero; rest: none. Return: one
+ * reference, or NULL without memory. */
 struct settings *settings_new(uint32_t n, uint32_t n_named);
 /* NULL is allowed. Return: @s. */
 struct settings *settings_ref(struct settings *s);

@@ -172,7 +172,7 @@ struct unit {
 uint64_t unit_array_bytes(const struct layout *l, unsigned spread);
 uint64_t unit_params_bytes(const struct layout *l, unsigned spread);
 
-/* How many optimizer-state arrays (0 to UNIT_MAX_STATES) the record asks for. */
+/* Number of optimizer-state arrays (0 to UNIT_MAX_STATES) that the record needs. */
 unsigned unit_state_arrays(const state_unit *rec);
 /* An array of @p: 0: the parameters; 1 to UNIT_MAX_STATES: optimizer state, which may not exist. */
 struct region *unit_state(struct unit_part *p, unsigned i);
@@ -233,7 +233,7 @@ uint64_t unit_buffers_bytes(const state_unit *rec);
 /* Return: false if they are too large together. */
 bool unit_buffers_fit(const state_unit *rec);
 
-/* Does gather hand out the shards themselves? Only where each device has them all. */
+/* Does gather hand out the shards themselves? Only if each device has all of them. */
 bool unit_is_direct(const struct unit *u);
 
 /* Elements and bytes of the gathered unit, bytes of a gradient buffer (0: nothing is

@@ -194,7 +194,7 @@ union cuda_args {
 	struct cuda_spin spin;
 };
 
-/* Threads of a block, the same for all kernels but where cuda_fn_threads says otherwise. */
+/* Threads of a block, the same for all kernels unless cuda_fn_threads says otherwise. */
 unsigned cuda_fn_threads(enum cuda_fn fn);
 /* Blocks for @n elements: enough for the device to be full and no more.
  * @sms: multiprocessors; @per_sm: resident blocks of this kernel on each (from

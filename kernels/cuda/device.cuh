@@ -186,10 +186,9 @@ template <int V> static __device__ __forceinline__ uint64_t vector_at(uint64_t i
 	return i + static_cast<uint64_t>(u) * LAUNCH_THREADS * V;
 }
 
-/* body.at<V, U>(i) for all n elements, each once: U vectors beside each other for each
- * thread of a block while whole turns are left, then single vectors, then what is before
- * and after the vectors, singly. Which thread takes what depends on n, head and the
- * launch only. */
+/* body.at<V, U>(i) for all n elements, each once: U vectors at a time for each thread of a block
+ * while whole turns are left, then single vectors, then the elements before and after the vectors,
+ * singly. Which thread takes what depends on n, head and the launch only. */
 template <int V, int U, class B>
 static __device__ __forceinline__ void walk(uint64_t n, uint64_t head, B &body)
 {

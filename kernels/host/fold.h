@@ -4,7 +4,7 @@
 
 #include "host/factor.h"
 
-/* Inputs that one loop reads: a processor follows about so many arrays at once. */
+/* Inputs that one loop reads: a processor can prefetch about this many arrays at once. */
 #define FOLD_INPUTS 8u
 
 /* to[i] = [to[i] +] ([to[i] +] pre(in_0[at + i]) + pre(in_1[at + i]) + ...) * post, from the

@@ -5,7 +5,7 @@
 #define BF16_INF 0x7f80u
 #define FP16_INF 0x7c00u
 
-/* The loops count instead of stopping: without a way out they are vectorised. */
+/* The loops count instead of stopping: without an early exit they are vectorised. */
 static bool any_fp32(const float *x, size_t n)
 {
 	unsigned bad = 0;

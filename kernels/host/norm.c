@@ -9,8 +9,8 @@
 #include <immintrin.h>
 #endif
 
-/* The eight lanes of the definition are two vectors of four, whatever the width
- * of the processor's: the compiler splits them. */
+/* The eight lanes of the definition are two vectors of four, for every vector width of the
+ * processor: the compiler splits them. */
 typedef double four_f64 __attribute__((vector_size(4 * sizeof(double))));
 typedef float four_f32 __attribute__((vector_size(4 * sizeof(float))));
 
