@@ -529,8 +529,8 @@ void rpc_call_fail(struct rpc_call *call, const struct fault *fault)
 	finish(call);
 }
 
-/* Not by batch_start: what that keeps back for this thread may be the next call that is refused
- * so, and the next. */
+/* Not with batch_start: the event that it keeps back for this thread may be the next call that is
+ * refused in this way, and so on. */
 void call_refuse_early(struct rpc_call *call)
 {
 	struct fault f = FAULT_NULL;
@@ -543,7 +543,7 @@ void call_refuse_early(struct rpc_call *call)
 	add_headers(call, &b);
 	add_status(call, &b);
 	add_close(call, &b);
-	/* the reference that the loop would have had is the batch's */
+	/* the batch takes the reference that the loop would have had */
 	CHECK(grpc_call_start_batch(call->core, b.ops, b.n, &call->final_tag, NULL) ==
 	      GRPC_CALL_OK);
 }

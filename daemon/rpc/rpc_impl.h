@@ -192,9 +192,9 @@ void peer_let_go(struct peer *p, uint64_t bytes);
 void call_unref(struct rpc_call *call);
 /* Loop thread; work_cb of a request that has come. */
 void call_arrived(struct work *work);
-/* A call that is none of the loop's business: it has no message, or there is no such method. It is
- * answered where it arrives, so that a client that opens calls and ends them costs the loop
- * nothing. On the thread of on_request. */
+/* A call that the loop does not need to see: it has no message, or there is no such method. It is
+ * answered on the thread where it arrives, so that a client that opens calls and ends them costs
+ * the loop nothing. On the thread of on_request. */
 void call_refuse_early(struct rpc_call *call);
 /* The thread, or the loop thread in batch_start; completions. */
 void call_tags_init(struct rpc_call *call);

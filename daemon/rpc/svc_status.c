@@ -14,7 +14,7 @@
 
 #define COUNT_AGAIN_US 1000000u
 
-/* By reading the folder: milliseconds for a thousand descriptors. */
+/* Counts by reading the folder: takes milliseconds for a thousand descriptors. */
 static uint32_t list_descriptors(void)
 {
 	DIR *dir = opendir("/proc/self/fd");
