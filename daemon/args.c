@@ -10,7 +10,7 @@
 
 enum option_value { OPT_CONFIG = 256, OPT_SET, OPT_SOCKET, OPT_BACKEND };
 
-/* A flag without value yields its action. */
+/* For a flag without a value, val is its action. */
 static const struct option options[] = {
 	{ "config", required_argument, NULL, OPT_CONFIG },
 	{ "set", required_argument, NULL, OPT_SET },
@@ -55,11 +55,12 @@ static int take_option(struct args *args, int opt, char *word, struct fault *f)
 		add_setting(args, "backend", optarg);
 		return 0;
 	case ':':
-		return fault_set(f, FAULT_INVALID, "argv", "%.64s needs a value", word);
+		return fault_set(f, FAULT_INVALID, "argv", "option %.64s needs a value", word);
 	case '?':
-		return fault_set(f, FAULT_INVALID, "argv",
-				 "%.64s is no option, or not unambiguously one, or takes no value",
-				 word);
+		return fault_set(
+			f, FAULT_INVALID, "argv",
+			"unknown or ambiguous option '%.64s', or an option that takes no value",
+			word);
 	default:
 		args->action = (enum args_action)opt;
 		return 0;
@@ -74,7 +75,7 @@ int args_parse(struct args *args, int argc, char **argv, struct fault *f)
 	args->settings = calloc((size_t)argc + 1, sizeof(*args->settings));
 	if (!args->settings)
 		return fault_errno(f, -ENOMEM, "command line");
-	optind = 0; /* glibc: start anew, also when called a second time */
+	optind = 0; /* glibc: restart the scan, also when called a second time */
 	opterr = 0;
 	while ((opt = getopt_long(argc, argv, ":", options, NULL)) != -1) {
 		r = take_option(args, opt, argv[optind - 1], f);
@@ -83,7 +84,7 @@ int args_parse(struct args *args, int argc, char **argv, struct fault *f)
 	}
 	if (optind < argc)
 		return fault_set(f, FAULT_INVALID, "argv",
-				 "'%.64s' is no option; shardd takes no other arguments",
+				 "unexpected argument '%.64s'; shardd takes only options",
 				 argv[optind]);
 	return 0;
 }
@@ -141,8 +142,8 @@ void args_help(void)
 	      "\n"
 	      "  --config FILE      configuration file (default " DEFAULT_CONFIG ",\n"
 	      "                     if there is one)\n"
-	      "  --socket PATH      socket to serve, the key socket\n"
-	      "  --backend NAME     host, cuda or auto, the key backend\n"
+	      "  --socket PATH      path of the socket (the key socket)\n"
+	      "  --backend NAME     host, cuda or auto (the key backend)\n"
 	      "  --set KEY=VALUE    set any key; may be repeated\n"
 	      "  --check-config     check the configuration and exit\n"
 	      "  --print-config     print the effective configuration and exit\n"
@@ -150,19 +151,20 @@ void args_help(void)
 	      "  --version          print the version and exit\n"
 	      "  --help             print this and exit\n"
 	      "\n"
-	      "Later ones win: defaults, the file, environment variables (SHARDD_ and the key in\n"
-	      "capitals, such as SHARDD_LOG_LEVEL), options in their order.\n"
+	      "Each of these overrides the ones before it: the defaults, the file, environment\n"
+	      "variables (SHARDD_ and the key in capitals, such as SHARDD_LOG_LEVEL), the options\n"
+	      "in their order.\n"
 	      "\n"
-	      "Signals: SIGTERM and SIGINT stop once the trainers have left or drain_timeout_ms "
-	      "is\n"
-	      "over, a second one at once; SIGHUP reads the configuration and opens the log anew.\n"
+	      "Signals: SIGTERM and SIGINT stop the daemon when the trainers have left or\n"
+	      "drain_timeout_ms is over; a second signal stops it at once. SIGHUP reads the\n"
+	      "configuration again and reopens the log.\n"
 	      "\n"
 	      "Exit codes:\n"
-	      "  0  stopped as asked\n"
+	      "  0  stopped on request\n"
 	      "  1  internal failure\n"
 	      "  2  wrong configuration or arguments\n"
-	      "  3  a living daemon serves the socket already\n"
-	      "  4  the socket cannot be made: its path or permissions\n"
+	      "  3  another daemon already serves the socket\n"
+	      "  4  the socket cannot be created: its path or permissions\n"
 	      "  5  the backend cannot be started\n",
 	      stdout);
 }

@@ -1,4 +1,4 @@
-/* The command line, and the configuration that it, the environment and the file make. */
+/* The command line, and the configuration that results from it, the environment and the file. */
 #ifndef SHARDD_ARGS_H
 #define SHARDD_ARGS_H
 
@@ -8,7 +8,7 @@
 #include "config.h"
 #include "core/fault.h"
 
-/* What shardd ends with; documented by --help and shardd(8). */
+/* Exit codes of shardd; documented by --help and shardd(8). */
 enum exit_code {
 	EXIT_STOPPED = 0,
 	EXIT_INTERNAL = 1,
@@ -41,8 +41,8 @@ struct args {
 
 #define ARGS_NULL ((struct args){ .action = ARGS_RUN })
 
-/* Read the command line. @argv is borrowed by @args for good and changed: a
- * setting's '=' becomes a 0. Return: 0 or FAULT_INVALID (FAULT_EXHAUSTED). */
+/* Read the command line. @args borrows @argv for its whole life and changes it: the '=' of a
+ * setting becomes a 0. Return: 0 or FAULT_INVALID (FAULT_EXHAUSTED). */
 int args_parse(struct args *args, int argc, char **argv, struct fault *f);
 
 /* Free the settings; safe after ARGS_NULL and twice. */

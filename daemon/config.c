@@ -25,7 +25,7 @@ int config_set(struct config *c, const char *key, const char *value, struct faul
 
 	if (!k)
 		return fault_set(f, FAULT_INVALID, key,
-				 "there is no key '%.64s'; shardd --example-config prints them all",
+				 "unknown key '%.64s'; shardd --example-config prints all keys",
 				 key);
 	return config_key_parse(c, k, value, f);
 }
@@ -61,7 +61,7 @@ int config_check(const struct config *c, struct fault *f)
 	if (c->memory_bytes && c->job_quota_bytes > c->memory_bytes)
 		return fault_set(f, FAULT_INVALID, "job_quota_bytes",
 				 "job_quota_bytes is larger than memory_bytes; it must be at most "
-				 "that");
+				 "memory_bytes");
 	if (c->job_ttl_s > c->max_job_ttl_s)
 		return fault_set(
 			f, FAULT_INVALID, "job_ttl_s",
@@ -102,7 +102,7 @@ void config_keep_fixed(struct config *c, const struct config *running)
 	}
 }
 
-/* Items of a list of limits could be taken for a mapping or, with an @, for nothing at all. */
+/* YAML could read an item of a list of limits as a mapping, or reject it for its @. */
 static void write_quoted_items(FILE *out, const char *value)
 {
 	while (*value) {
@@ -143,7 +143,7 @@ void config_write(const struct config *c, FILE *out)
 	}
 }
 
-/* Every line of @text behind "# ". */
+/* Write every line of @text after "# ". */
 static void write_comment(FILE *out, const char *text)
 {
 	while (*text) {
@@ -160,11 +160,11 @@ static void write_allowed(FILE *out, const struct config_key *k)
 	if (k->choices)
 		fprintf(out, "# One of %s.", k->choices);
 	else if (k->type == CONFIG_BYTES)
-		fputs("# Bytes; KiB, MiB, GiB and TiB are understood.", out);
+		fputs("# Bytes, or a size in KiB, MiB, GiB or TiB.", out);
 	else if (k->type == CONFIG_MILLIS)
-		fputs("# A time; ms, s, min, h and d are understood; without unit: ms.", out);
+		fputs("# A time in ms, s, min, h or d; without a unit: ms.", out);
 	else if (k->type == CONFIG_SECONDS)
-		fputs("# A time; s, min, h and d are understood; without unit: s.", out);
+		fputs("# A time in s, min, h or d; without a unit: s.", out);
 	else if (k->type == CONFIG_COUNT)
 		fprintf(out, "# A number, %s%llu to %llu.", k->zero ? "0 or " : "",
 			(unsigned long long)k->min, (unsigned long long)k->max);
@@ -178,9 +178,9 @@ static void write_allowed(FILE *out, const struct config_key *k)
 void config_write_example(FILE *out)
 {
 	fputs("# Configuration of shardd, see shardd(8). Every key with its default.\n"
-	      "# Over the file go environment variables, SHARDD_ and the key in capitals, and "
-	      "over\n"
-	      "# these flags: shardd --set KEY=VALUE. shardd --check-config says what is wrong.\n",
+	      "# Environment variables (SHARDD_ and the key in capitals) override this file, and\n"
+	      "# options (shardd --set KEY=VALUE) override both. shardd --check-config reports\n"
+	      "# errors.\n",
 	      out);
 	for (size_t i = 0; i < config_n_keys; i++) {
 		const struct config_key *k = &config_keys[i];

@@ -120,8 +120,8 @@ void config_keep_fixed(struct config *c, const struct config *running);
 /* The limits of users in @c, whose overrides @ret borrows. */
 void config_user_limits(const struct config *c, struct user_limits *ret);
 
-/* Write every key with help, unit and default as a commented YAML file: what
- * deploy/shardd.yaml.example is checked against. */
+/* Write every key with help, unit and default as a commented YAML file: a test compares
+ * deploy/shardd.yaml.example with it. */
 void config_write_example(FILE *out);
 
 /* Write the effective values as YAML. */

@@ -2,9 +2,9 @@
  * The YAML file, read with libcyaml into text and from there through the same
  * parser as every other source. The schema is built from the table of keys.
  *
- * libcyaml tells what is wrong only through its log, so that is caught. Its
- * positions are those of the event before the offending one; where a key is
- * known, its line is looked up in the text instead.
+ * libcyaml reports errors only through its log, so we capture the log. Its positions are those of
+ * the event before the offending one; if the key is known, its line is looked up in the text
+ * instead.
  */
 #include "config.h"
 
@@ -34,7 +34,7 @@ struct document {
 	struct slot slots[KEYS_MAX];
 };
 
-/* What libcyaml's log said. */
+/* Messages of libcyaml's log. */
 struct complaint {
 	char text[256]; /* the first message */
 	char key[64];   /* the innermost mapping field, or the unknown key */
@@ -154,7 +154,7 @@ static int refuse(struct fault *f, const char *name, unsigned line, const char *
 	return fault_set(f, FAULT_INVALID, key, "%.128s: %s", name, text);
 }
 
-/* Words of a person for libcyaml's. */
+/* Turns libcyaml's message into one for people. */
 static int refuse_yaml(struct fault *f, const char *name, const struct complaint *p,
 		       cyaml_err_t err, unsigned line)
 {
@@ -164,7 +164,7 @@ static int refuse_yaml(struct fault *f, const char *name, const struct complaint
 		return refuse(f, name, line, p->key, "YAML aliases are not allowed");
 	if (err == CYAML_ERR_INVALID_KEY) {
 		snprintf(text, sizeof(text),
-			 "there is no key '%s'; shardd --example-config prints them all", p->key);
+			 "unknown key '%s'; shardd --example-config prints all keys", p->key);
 		return refuse(f, name, line, p->key, text);
 	}
 	if (strncmp(p->text, "Expecting SEQUENCE", 18) == 0) {
@@ -209,7 +209,7 @@ static int apply_slot(struct config *c, const struct config_key *k, const struct
 		return config_key_parse(c, k, s->value, f);
 	if (join(s, buf, sizeof(buf)) < 0)
 		return fault_set(f, FAULT_INVALID, k->name,
-				 "%s has an entry that is empty or has a blank or comma in it; an "
+				 "%s has an entry that is empty or contains a blank or a comma; an "
 				 "entry must be one name or number",
 				 k->name);
 	return config_key_parse(c, k, buf, f);

@@ -18,7 +18,7 @@
 	.bytes = sizeof(((struct config *)0)->key)
 #define LIST(key) FIELD(key), .count_offset = offsetof(struct config, n_##key)
 
-/* A limit of each user: 0 is none. */
+/* A limit for each user; 0 means no limit. */
 #define PER_USER(key, kind, most, value)                                          \
 	FIELD(key), .type = CONFIG_##kind, .min = 1, .max = (most), .zero = true, \
 		    .by_default = (value), .runtime = true
@@ -30,50 +30,50 @@
 const struct config_key config_keys[] = {
 	{ FIELD(socket), .type = CONFIG_TEXT, .min = 1, .max = SOCKET_PATH_MAX,
 	  .by_default = "/run/shardd/shardd.sock",
-	  .help = "Path of the socket trainers connect to. Not used when the service manager passes a\n"
-		  "listening socket." },
+	  .help = "Path of the socket that trainers connect to. Not used when the service manager\n"
+		  "passes a listening socket." },
 	{ FIELD(socket_group), .type = CONFIG_TEXT, .min = 0, .max = 63, .by_default = "",
 	  .help = "Group that owns the socket file. Empty: the daemon's own." },
 	{ FIELD(socket_mode), .type = CONFIG_MODE, .min = 0, .max = 0777, .by_default = "0660",
-	  .help = "Permissions of the socket file, octal: who may write to it may connect." },
+	  .help = "Permissions of the socket file, octal. A process that may write to it may connect." },
 	{ FIELD(backend), .type = CONFIG_CHOICE, .choices = "host|cuda|auto", .by_default = "auto",
 	  .help = "Where training state lives. host: the memory of this machine. cuda: its GPUs. auto:\n"
-		  "GPUs if there are any that can be used, else the memory of this machine." },
+		  "usable GPUs if there are any, else the memory of this machine." },
 	{ FIELD(devices), .type = CONFIG_TEXT, .min = 0, .max = 831, .by_default = "",
 	  .help = "UUIDs of the GPUs to use (nvidia-smi -L), separated by commas. Empty: all that\n"
 		  "CUDA_VISIBLE_DEVICES leaves." },
 	{ FIELD(engine), .type = CONFIG_CHOICE, .choices = "auto|local|nccl", .by_default = "auto",
-	  .help = "What is between GPUs. auto: NCCL for jobs on several GPUs, nothing for jobs on one;\n"
-		  "without NCCL a job can use one GPU. nccl: NCCL also where one GPU is all there is,\n"
-		  "and the daemon does not start without it. local: never NCCL." },
+	  .help = "How GPUs communicate. auto: NCCL for jobs on several GPUs, nothing for jobs on one;\n"
+		  "without NCCL a job can use one GPU. nccl: NCCL even on a machine with one GPU, and\n"
+		  "the daemon does not start without it. local: never NCCL." },
 	{ FIELD(gpu_order), .type = CONFIG_CHOICE, .choices = "auto|timeline|events",
 	  .by_default = "auto",
 	  .help = "How trainers' CUDA streams and the daemon's queues wait for each other. timeline:\n"
 		  "64-bit words in GPU memory (stream memory operations). events: interprocess events.\n"
-		  "auto: what a probe at start finds to work, timeline first." },
+		  "auto: the first that works in a probe at start, timeline before events." },
 	{ FIELD(gpu_measure_overlap), .type = CONFIG_CHOICE, .choices = "yes|no",
 	  .by_default = "yes",
 	  .help = "Measure at start how kernels of two processes share each GPU, for shardctl status.\n"
-		  "Takes a moment." },
+		  "This takes a moment." },
 	{ FIELD(prefault), .type = CONFIG_CHOICE, .choices = "yes|no", .by_default = "yes",
-	  .help = "Make the pages of new memory of this machine before they are used, in time that\n"
-		  "nobody else wants, as long as an eighth of the memory (of the machine, and of the\n"
-		  "container's limit) is left." },
+	  .help = "Allocate the pages of new host memory before they are used, at idle priority,\n"
+		  "as long as an eighth of the memory (of the machine, and of the container's limit)\n"
+		  "is left." },
 	{ FIELD(threads), .type = CONFIG_COUNT, .min = 1, .max = 1024, .zero = true, .by_default = "0",
 	  .help = "Threads that run kernels. 0: one per processor core." },
 	{ FIELD(memory_bytes), .type = CONFIG_BYTES, .min = MIB, .max = 1024 * TIB, .zero = true,
 	  .by_default = "0",
 	  .help = "Memory that all jobs together may use. 0: four fifths of the machine's memory or\n"
-		  "of the control group's limit, whichever is lower; of a GPU, all of it. The daemon\n"
-		  "does not start with more than the machine or the control group has." },
+		  "of the control group's limit, whichever is lower; on a GPU, all of its memory. The\n"
+		  "daemon does not start if the value exceeds what the machine or the control group has." },
 	{ FIELD(seal_parameters), .type = CONFIG_CHOICE, .choices = "yes|no", .by_default = "yes",
 	  .help = "Seal the memory of parameters before it is handed out (F_SEAL_FUTURE_WRITE), so\n"
 		  "that nobody can map it for writing, not even root or another process of the\n"
 		  "daemon's user. no: for memory that another daemon process takes over." },
 	{ FIELD(job_quota_bytes), .type = CONFIG_BYTES, .min = MIB, .max = 1024 * TIB, .zero = true,
 	  .by_default = "0", .runtime = true,
-	  .help = "Memory one job may use unless it asks for less. 0: no limit of its own. Holds for\n"
-		  "jobs made after a change." },
+	  .help = "Memory that one job may use unless it asks for less. 0: no limit per job. A change\n"
+		  "applies to jobs created after it." },
 	{ FIELD(job_ttl_s), .type = CONFIG_SECONDS, .min = 1, .max = 365 * DAY_S, .by_default = "1d",
 	  .runtime = true,
 	  .help = "How long a job and its memory are kept after its last trainer has left." },
@@ -84,73 +84,76 @@ const struct config_key config_keys[] = {
 	{ FIELD(uncommitted_ttl_s), .type = CONFIG_SECONDS, .min = 1, .max = 365 * DAY_S,
 	  .zero = true, .by_default = "10min", .runtime = true,
 	  .help = "How long an EPHEMERAL job that has never committed a step is kept after its last\n"
-		  "trainer died, if its own time is longer: there is nothing to resume from. 0: its\n"
-		  "own time." },
+		  "trainer died: there is nothing to resume from. Applies if the job's own time is\n"
+		  "longer. 0: the job's own time." },
 	{ FIELD(op_timeout_ms), .type = CONFIG_MILLIS, .min = 1, .max = 30 * DAY_MS,
 	  .by_default = "10min", .runtime = true,
-	  .help = "Deadline of an operation that names none; then it ends with DEADLINE_EXCEEDED." },
+	  .help = "Deadline of an operation that does not set one. When it passes, the operation ends\n"
+		  "with DEADLINE_EXCEEDED." },
 	{ FIELD(stall_after_ms), .type = CONFIG_MILLIS, .min = 1, .max = 30 * DAY_MS,
 	  .by_default = "5s", .runtime = true,
-	  .help = "An operation that waits longer for other ranks is reported, with who is missing." },
+	  .help = "An operation that waits longer than this for other ranks is reported, with the\n"
+		  "missing ranks." },
 	{ FIELD(max_connections), .type = CONFIG_COUNT, .min = 1, .max = 1000000, .by_default = "4096",
 	  .runtime = true,
-	  .help = "Open connections; further ones are closed at once." },
+	  .help = "Maximum number of open connections. The daemon closes further ones at once." },
 	{ FIELD(reserved_connections), .type = CONFIG_COUNT, .min = 1, .max = 1000000, .zero = true,
 	  .by_default = "64", .runtime = true,
 	  .help = "How many of max_connections only the superuser and the daemon's own user can take,\n"
 		  "so that an operator can connect when others have taken the rest. More than half of\n"
 		  "max_connections counts as half." },
 	{ FIELD(max_jobs), .type = CONFIG_COUNT, .min = 1, .max = 100000, .by_default = "256",
-	  .runtime = true, .help = "Jobs at a time." },
+	  .runtime = true, .help = "Maximum number of jobs at a time." },
 	{ FIELD(max_units_per_job), .type = CONFIG_COUNT, .min = 1, .max = 10000000,
-	  .by_default = "100000", .runtime = true, .help = "Units a job may register." },
+	  .by_default = "100000", .runtime = true, .help = "Maximum number of units in a job." },
 	{ FIELD(max_world_size), .type = CONFIG_COUNT, .min = 1, .max = 1024, .by_default = "1024",
-	  .runtime = true, .help = "Ranks a job may have on this node." },
+	  .runtime = true, .help = "Maximum number of ranks of a job on this node." },
 	{ FIELD(max_inflight_ops), .type = CONFIG_COUNT, .min = 1, .max = 1000000,
 	  .by_default = "1024",
-	  .help = "Unanswered operations per session; further ones are refused." },
+	  .help = "Maximum number of unanswered operations per session; further ones are refused." },
 	{ FIELD(ring_spin_us), .type = CONFIG_COUNT, .min = 1, .max = 100000, .zero = true,
 	  .by_default = "50", .runtime = true,
-	  .help = "Microseconds for which the daemon and its trainers look for more on a ring before\n"
-		  "they sleep. Only while there are more processor cores than trainers. 0: never." },
+	  .help = "Microseconds for which the daemon and its trainers poll a ring before they sleep.\n"
+		  "They poll only while there are more processor cores than trainers. 0: never." },
 	{ FIELD(max_inflight_gathers), .type = CONFIG_COUNT, .min = 1, .max = 1000000, .zero = true,
 	  .by_default = "64", .runtime = true,
-	  .help = "Gathers with a cast that run at once in one job; further ones wait, the ranks in\n"
-		  "turn. 0: no limit." },
+	  .help = "Maximum number of gathers with a cast that run at once in one job. Further ones\n"
+		  "wait; the ranks take turns. 0: no limit." },
 	{ FIELD(reduce_batch_bytes), .type = CONFIG_BYTES, .min = 1, .max = GIB, .zero = true,
 	  .by_default = "1MiB", .runtime = true,
-	  .help = "On several devices: small units whose reductions wait at the same time are\n"
-		  "reduced together, up to so many bytes of gradients of a rank. 0: never." },
+	  .help = "On several devices, small units whose reductions wait at the same time are reduced\n"
+		  "together, up to this many bytes of gradients per rank. 0: never." },
 	{ FIELD(reader_hold_ms), .type = CONFIG_MILLIS, .min = 1, .max = HOUR_S * 1000,
 	  .by_default = "1s", .runtime = true,
-	  .help = "How long a reader of live parameters may hold a step at most, and does if it says\n"
-		  "nothing. What would change them waits so long, then goes on." },
+	  .help = "The longest time that a reader of live parameters may hold a step, and the default.\n"
+		  "Operations that would change the parameters wait that long, then continue." },
 	{ FIELD(max_message_bytes), .type = CONFIG_BYTES, .min = 64 * KIB, .max = GIB,
-	  .by_default = "64MiB", .help = "Size of one gRPC message." },
+	  .by_default = "64MiB", .help = "Maximum size of one gRPC message." },
 	{ FIELD(hello_timeout_ms), .type = CONFIG_MILLIS, .min = 1, .max = HOUR_S * 1000,
 	  .by_default = "5s", .runtime = true,
-	  .help = "A connection that has not said by then what it is gets closed." },
+	  .help = "The daemon closes a connection that has not identified its protocol within this time." },
 	{ FIELD(grpc_header_bytes), .type = CONFIG_COUNT, .min = 1024, .max = 1048576,
 	  .by_default = "16384",
-	  .help = "Bytes of one header block of a gRPC connection, and of the headers of a call. More\n"
-		  "closes the connection." },
+	  .help = "Maximum number of bytes in one header block of a gRPC connection, and in the headers\n"
+		  "of a call. More closes the connection." },
 	{ FIELD(grpc_continuations), .type = CONFIG_COUNT, .min = 1, .max = 1024, .by_default = "4",
 	  .runtime = true,
-	  .help = "CONTINUATION frames of one header block. More closes the gRPC connection." },
+	  .help = "Maximum number of CONTINUATION frames in one header block. More closes the gRPC\n"
+		  "connection." },
 	{ FIELD(grpc_unattached_streams), .type = CONFIG_COUNT, .min = 1, .max = 1000000,
 	  .by_default = "32", .runtime = true,
-	  .help = "Calls that a gRPC connection may have open before Attach; further calls wait." },
+	  .help = "Maximum number of open calls of a gRPC connection before Attach; further calls wait." },
 	{ FIELD(grpc_unattached_bytes), .type = CONFIG_BYTES, .min = 64 * KIB, .max = GIB,
 	  .by_default = "1MiB", .runtime = true,
-	  .help = "Bytes of incomplete messages of one gRPC connection before Attach." },
+	  .help = "Maximum number of bytes in incomplete messages of one gRPC connection before Attach." },
 	{ FIELD(grpc_connection_bytes), .type = CONFIG_BYTES, .min = MIB, .max = TIB,
 	  .by_default = "128MiB", .runtime = true,
-	  .help = "Bytes of incomplete messages of one gRPC connection after Attach; what is above it\n"
-		  "waits. The daemon raises it to max_message_bytes where it is lower." },
+	  .help = "Maximum number of bytes in incomplete messages of one gRPC connection after Attach;\n"
+		  "further bytes wait. The daemon raises the value to max_message_bytes if it is lower." },
 	{ FIELD(grpc_total_bytes), .type = CONFIG_BYTES, .min = MIB, .max = TIB,
 	  .by_default = "1GiB", .runtime = true,
-	  .help = "Bytes of incomplete messages of all gRPC connections. Above it the connections\n"
-		  "send in turn. The limit for one user is max_message_bytes_per_user." },
+	  .help = "Bytes in incomplete messages of all gRPC connections. Above this limit the\n"
+		  "connections send in turn. The limit for one user is max_message_bytes_per_user." },
 	{ FIELD(grpc_message_timeout_ms), .type = CONFIG_MILLIS, .min = 1, .max = HOUR_S * 1000,
 	  .by_default = "1min", .runtime = true,
 	  .help = "How long a gRPC call may take to send its message. Then the daemon closes the\n"
@@ -161,53 +164,55 @@ const struct config_key config_keys[] = {
 		  "nothing for this long." },
 	{ FIELD(grpc_resets_per_s), .type = CONFIG_COUNT, .min = 10, .max = 1000000,
 	  .by_default = "250", .runtime = true,
-	  .help = "Calls that a gRPC connection may cancel per second; four times as many at once. A\n"
-		  "tenth of it before Attach." },
+	  .help = "Calls that a gRPC connection may cancel per second, with bursts of four times as\n"
+		  "many. A tenth of that before Attach." },
 	{ FIELD(grpc_pings_per_s), .type = CONFIG_COUNT, .min = 1, .max = 1000000,
 	  .by_default = "100", .runtime = true,
-	  .help = "PING frames of a gRPC connection per second; four times as many at once." },
+	  .help = "PING frames of a gRPC connection per second, with bursts of four times as many." },
 	{ FIELD(grpc_settings_per_s), .type = CONFIG_COUNT, .min = 1, .max = 1000000,
 	  .by_default = "5", .runtime = true,
-	  .help = "SETTINGS frames of a gRPC connection per second; four times as many at once." },
+	  .help = "SETTINGS frames of a gRPC connection per second, with bursts of four times as many." },
 	{ FIELD(grpc_control_per_s), .type = CONFIG_COUNT, .min = 10, .max = 1000000,
 	  .by_default = "1000", .runtime = true,
-	  .help = "Other control frames of a gRPC connection per second; four times as many at once.\n"
-		  "Each call and each KiB of answers allows for more." },
+	  .help = "Other control frames of a gRPC connection per second, with bursts of four times as\n"
+		  "many. Each call and each KiB of answers allows more." },
 	{ FIELD(drain_timeout_ms), .type = CONFIG_MILLIS, .min = 0, .max = DAY_MS,
 	  .by_default = "10s", .runtime = true,
 	  .help = "How long trainers may take to commit and leave after SIGTERM. Keep it below the\n"
 		  "service manager's own stop timeout." },
 	{ FIELD(flight_recorder_ops), .type = CONFIG_COUNT, .min = 16, .max = 1048576,
 	  .by_default = "4096",
-	  .help = "How many of the last operations are kept for reports, and as many records of what\n"
-		  "devices did for them." },
+	  .help = "How many of the latest operations are kept for reports, with as many records of the\n"
+		  "work that devices did for them." },
 	{ PER_USER(max_connections_per_user, COUNT, 1000000, "2048"),
-	  .help = "Open connections of one user. This limit and those below apply to each user except\n"
-		  "the superuser and the daemon's own user. 0: no limit." },
+	  .help = "Maximum number of open connections of one user. This limit and those below apply to\n"
+		  "each user except the superuser and the daemon's own user. 0: no limit." },
 	{ PER_USER(max_unattached_per_user, COUNT, 1000000, "256"),
-	  .help = "Connections of one user that belong to no session yet. Each rank of a job that\n"
-		  "starts counts until it has attached." },
+	  .help = "Maximum number of connections of one user that belong to no session yet. Each rank of\n"
+		  "a starting job counts until it has attached." },
 	{ PER_USER(max_sessions_per_user, COUNT, 1000000, "1024"),
-	  .help = "Attached processes (ranks, readers, tools) of one user." },
+	  .help = "Maximum number of attached processes (ranks, readers, tools) of one user." },
 	{ PER_USER(max_jobs_per_user, COUNT, 100000, "64"),
-	  .help = "Jobs of one user, from their creation until their memory is freed." },
+	  .help = "Maximum number of jobs of one user, counted from their creation until their memory is\n"
+		  "freed." },
 	{ PER_USER(max_slabs_per_user, COUNT, 1000000, "8192"),
-	  .help = "Memory slabs of one user's jobs. The daemon needs a descriptor for each." },
+	  .help = "Maximum number of memory slabs of one user's jobs. The daemon needs a descriptor for\n"
+		  "each." },
 	{ PER_USER(max_state_bytes_per_user, BYTES, 1024 * TIB, "0"),
-	  .help = "Memory of all jobs of one user together, whatever the quotas of the jobs." },
+	  .help = "Memory of all jobs of one user together, regardless of the quotas of the jobs." },
 	{ PER_USER(max_daemon_bytes_per_user, BYTES, TIB, "1GiB"),
-	  .help = "The daemon's own memory that one user causes: rings; records of ranks, units and\n"
-		  "settings; requests in progress." },
+	  .help = "The daemon's own memory used on behalf of one user: rings; records of ranks, units\n"
+		  "and settings; requests in progress." },
 	{ PER_USER(max_message_bytes_per_user, BYTES, TIB, "256MiB"),
-	  .help = "Bytes of incomplete messages of all gRPC connections of one user. Above it these\n"
-		  "connections send in turn." },
+	  .help = "Bytes in incomplete messages of all gRPC connections of one user. Above this limit\n"
+		  "the connections send in turn." },
 	{ PER_USER(max_fds_per_user, COUNT, 1000000, "256"),
-	  .help = "Descriptors that the daemon has sent to one user's processes and that they have\n"
-		  "not received yet." },
+	  .help = "Maximum number of descriptors that the daemon has sent to one user's processes and\n"
+		  "that they have not received yet." },
 	{ PER_USER(max_ops_per_user, COUNT, 100000000, "65536"),
-	  .help = "Unanswered operations of all sessions of one user." },
+	  .help = "Maximum number of unanswered operations of all sessions of one user." },
 	{ PER_USER(max_status_calls_per_user, COUNT, 1000000, "8"),
-	  .help = "Unanswered Status calls (shardctl) of one user." },
+	  .help = "Maximum number of unanswered Status calls (shardctl) of one user." },
 	{ LIST(user_limits), .type = CONFIG_LIMITS, .by_default = "", .runtime = true,
 	  .help = "Limits of single users and groups that replace the max_..._per_user above:\n"
 		  "\"alice:max_sessions=2000\", \"@ml:max_state_bytes=64GiB\", \"1000:max_jobs=0\". Users\n"
@@ -219,19 +224,20 @@ const struct config_key config_keys[] = {
 		  "10000)." },
 	{ LIST(allow_uids), .type = CONFIG_UIDS, .max = UINT32_MAX - 1, .by_default = "",
 	  .runtime = true,
-	  .help = "Users that may connect, by name or number. Both lists empty: whoever may open the\n"
-		  "socket. The superuser and the daemon's own user always may." },
+	  .help = "Users that may connect, by name or number. If this list and allow_gids are empty,\n"
+		  "every process that may open the socket may connect. The superuser and the daemon's\n"
+		  "own user always may." },
 	{ LIST(allow_gids), .type = CONFIG_GIDS, .max = UINT32_MAX - 1, .by_default = "",
 	  .runtime = true,
 	  .help = "Groups whose members may connect, by name or number." },
 	{ FIELD(log_level), .type = CONFIG_CHOICE, .choices = "error|warn|info|debug",
-	  .by_default = "info", .runtime = true, .help = "What is logged." },
+	  .by_default = "info", .runtime = true, .help = "Least severe level that is logged." },
 	{ FIELD(log_format), .type = CONFIG_CHOICE, .choices = "text|json", .by_default = "text",
 	  .runtime = true,
-	  .help = "text: one line a message. json: one JSON object a line." },
+	  .help = "text: one line per message. json: one JSON object per line." },
 	{ FIELD(log_file), .type = CONFIG_PATH, .min = 0, .max = 511, .by_default = "",
 	  .runtime = true,
-	  .help = "Append the log to this file; SIGHUP opens it anew. Empty: standard error." },
+	  .help = "Append the log to this file; SIGHUP reopens it. Empty: standard error." },
 };
 /* clang-format on */
 

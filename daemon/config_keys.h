@@ -54,7 +54,7 @@ static inline bool config_key_is_list(const struct config_key *k)
 	return k->type == CONFIG_UIDS || k->type == CONFIG_GIDS || k->type == CONFIG_LIMITS;
 }
 
-/* Where the value lies in @c. */
+/* The value of the key in @c. */
 void *config_key_field(struct config *c, const struct config_key *k);
 const void *config_key_value(const struct config *c, const struct config_key *k);
 

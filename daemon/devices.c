@@ -13,7 +13,7 @@
 
 #define MAX_UUIDS 32u
 
-/* One for each device: news carry nothing but their userdata. */
+/* One for each device: news carries nothing but its userdata. */
 static struct news {
 	struct node *node;
 	struct device *device;
@@ -50,7 +50,7 @@ static int start_host(struct loopq *loopq, const struct config *c, struct backen
 	return 0;
 }
 
-/* "GPU-a, GPU-b" into a list. @text is cut up. Return: how many; MAX_UUIDS + 1: too many. */
+/* Split "GPU-a, GPU-b" into a list. @text is changed. Return: how many; MAX_UUIDS + 1: too many. */
 static unsigned split(char *text, const char **ret)
 {
 	char *save = NULL;
@@ -85,8 +85,7 @@ static int start_cuda(struct loopq *loopq, const struct config *c, struct backen
 	o.n_uuids = split(text, uuids);
 	if (o.n_uuids > MAX_UUIDS)
 		return fault_set(f, FAULT_INVALID, "devices",
-				 "devices names more than %u GPUs: up to that many are allowed",
-				 MAX_UUIDS);
+				 "devices names more than %u GPUs, the maximum", MAX_UUIDS);
 	if (backend_cuda_new(loopq, &o, ret, NODE_MAX_DEVICES, ret_n, f))
 		snprintf(f->field, sizeof(f->field), "backend");
 	return (int)f->code;
@@ -104,11 +103,12 @@ static int start_backends(struct loopq *loopq, const struct config *c, struct ba
 		return start_cuda(loopq, c, ret, ret_n, f);
 	if (start_cuda(loopq, c, ret, ret_n, &why) == 0)
 		return 0;
-	log_info("server", "no GPU is used, but host memory why=\"%s\"", why.text);
+	log_info("server", "no usable GPU: using host memory why=\"%s\"", why.text);
 	return start_host(loopq, c, ret, ret_n, f);
 }
 
-/* More than there is cannot be meant; more than there is now may be, when others end. */
+/* A limit above what the machine has is a mistake. A limit above what is available now may be
+ * intended: other processes may end. */
 static int devices_check_memory(const struct config *c, const struct host_memory *m,
 				struct fault *f)
 {
@@ -122,15 +122,15 @@ static int devices_check_memory(const struct config *c, const struct host_memory
 				 total);
 	if (want > host_memory_left(m))
 		log_warn("server",
-			 "memory_bytes is more than there is now memory_bytes=%llu available=%llu "
-			 "group_left=%lld total=%llu",
+			 "memory_bytes is more than what is available now memory_bytes=%llu "
+			 "available=%llu group_left=%lld total=%llu",
 			 want, (unsigned long long)m->available,
 			 m->left == UINT64_MAX ? -1 : (long long)m->left, total);
 	return 0;
 }
 
-/* Of host memory 0 is a share, since trainers need memory of the same machine; of a GPU it is
- * all of it. @ret: 0: all. */
+/* For host memory 0 means a share, since trainers need memory of the same machine; for a GPU it
+ * means all of it. @ret: 0: all. */
 static int devices_limit(const struct backend *b, const struct config *c, uint64_t *ret,
 			 struct fault *f)
 {
@@ -170,8 +170,8 @@ static bool is_cuda(const struct node *node)
 	return backend_info(node->devices[0].backend)->ordinal >= 0;
 }
 
-/* NCCL is needed between GPUs. A node with one of them, or with jobs on one each, goes on
- * without it. */
+/* NCCL is needed between GPUs. A node with one GPU, or whose jobs use one GPU each, works without
+ * it. */
 static int start_engine(struct node *node, struct loopq *loopq, const struct config *c,
 			struct fault *f)
 {
@@ -180,24 +180,25 @@ static int start_engine(struct node *node, struct loopq *loopq, const struct con
 
 	snprintf(node->engine_why, sizeof(node->engine_why), "the key engine is %s", c->engine);
 	if (must && !is_cuda(node))
-		return fault_set(
-			f, FAULT_INVALID, "engine",
-			"engine is nccl, but the devices are host memory: auto or local is "
-			"allowed");
+		return fault_set(f, FAULT_INVALID, "engine",
+				 "engine is nccl, but the backend is host memory: set engine to "
+				 "auto or local");
 	if (strcmp(c->engine, "local") == 0 || !is_cuda(node))
 		return 0;
 	if (engine_nccl_new(loopq, &node->engine, &why)) {
 		snprintf(node->engine_why, sizeof(node->engine_why), "%.255s", why.text);
 		if (must)
 			return fault_set(f, FAULT_UNAVAILABLE, "engine", "%s", why.text);
-		log_warn("server", "no NCCL: a job can use one GPU only why=\"%s\"", why.text);
+		log_warn("server", "NCCL is not available: a job can use only one GPU why=\"%s\"",
+			 why.text);
 		return 0;
 	}
 	node->engine_for_one = must;
 	return 0;
 }
 
-/* The first job should not wait for it; if it fails, jobs on one device still work. */
+/* Done now so that the first job does not wait for it. If it fails, jobs on one device still
+ * work. */
 static void warm_up(struct node *node)
 {
 	struct device *all[NODE_MAX_DEVICES];
@@ -217,7 +218,7 @@ static void warm_up(struct node *node)
 	if (r == 0)
 		nc->users++; /* they stay warm */
 	else
-		log_warn("server", "devices cannot talk to each other why=\"%s\"", f.text);
+		log_warn("server", "devices cannot communicate with each other why=\"%s\"", f.text);
 }
 
 int devices_start(struct node *node, struct loopq *loopq, const struct config *config,

@@ -12,9 +12,9 @@
 
 #define ENV_PREFIX   "SHARDD_"
 #define ENV_NAME_MAX 64u
-#define ENV_NEAR     3u /* letters that may be wrong, missing or surplus */
+#define ENV_NEAR     3u /* maximum number of wrong, missing or extra letters */
 
-/* What is read beside the configuration's keys. */
+/* Variables that are read in addition to the configuration's keys. */
 static const char *const env_others[] = {
 	"SHARDD_JOB", "SHARDD_RING", "SHARDD_DEVICE", "SHARDD_INSTANCE", "SHARDD_LIBCUDA",
 	"SHARDD_LIBNCCL", "SHARDD_KERNELS", "SHARDD_GUARD", "SHARDD_NODES", "SHARDD_LIBRARY",
@@ -24,7 +24,8 @@ static const char *const env_others[] = {
 	"SHARDD_LINT_VENV", "SHARDD_TORCH_VENV", "SHARDD_UNIT"
 };
 
-/* Whole families: the tests', and what Kubernetes sets for a service called shardd. */
+/* Whole families: those of the tests, and those that Kubernetes sets for a service called
+ * shardd. */
 static const char *const env_families[] = { "SHARDD_TEST_", "SHARDD_SIM_", "SHARDD_SERVICE_",
 					    "SHARDD_PORT" };
 
@@ -44,7 +45,7 @@ static bool env_known(size_t i, char buf[ENV_NAME_MAX])
 	return true;
 }
 
-/* How many letters have to be changed, added or taken away. */
+/* Edit distance: letters to change, add or remove. */
 static unsigned env_distance(const char *a, const char *b)
 {
 	unsigned row[ENV_NAME_MAX + 1];

@@ -1,7 +1,7 @@
 /*
- * The names of environment variables. A misspelt SHARDD_ variable sets nothing, so whoever
- * starts names those that nothing of shardd reads: the daemon in its log, shardctl and
- * libshardd on standard error. Any thread.
+ * The names of environment variables. A misspelt SHARDD_ variable sets nothing. So at start each
+ * program reports those that no part of shardd reads: the daemon in its log, shardctl and libshardd
+ * on standard error. Any thread.
  */
 #ifndef SHARDD_ENV_NAMES_H
 #define SHARDD_ENV_NAMES_H

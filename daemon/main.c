@@ -1,4 +1,4 @@
-/* shardd: the arguments decide what is done, the exit code tells how it ended. */
+/* shardd: the arguments select the action, the exit code tells how it ended. */
 #include <stdio.h>
 #include <string.h>
 
@@ -52,7 +52,7 @@ static int run(struct shardd *d)
 	return code;
 }
 
-/* What needs no configuration. Return: done. */
+/* Actions that need no configuration. Return: whether the action is done. */
 static bool print_text(const struct args *args)
 {
 	if (args->action == ARGS_HELP)
@@ -89,7 +89,7 @@ int main(int argc, char **argv)
 	struct fault f = FAULT_NULL;
 	int code;
 
-	/* the daemon starts itself so, to measure how two processes share a GPU */
+	/* the daemon starts itself with this argument, to measure how two processes share a GPU */
 	if (argc == 3 && strcmp(argv[1], "--gpu-overlap-child") == 0)
 		return backend_cuda_overlap_child(argv[2]);
 	code = process_prepare();

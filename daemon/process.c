@@ -29,7 +29,7 @@ static int fill_standard_fds(void)
 	return 0;
 }
 
-/* The loop uses epoll, no select: large numbers are fine. */
+/* The loop uses epoll, not select: large descriptor numbers are fine. */
 static void raise_fd_limit(void)
 {
 	struct rlimit limit;
@@ -40,8 +40,8 @@ static void raise_fd_limit(void)
 	setrlimit(RLIMIT_NOFILE, &limit); /* refused: the soft limit does */
 }
 
-/* The allocator takes 64 MiB of addresses for each new thread, up to eight a core. Where they are
- * counted, two such arenas must do for all. */
+/* The allocator reserves 64 MiB of address space for each new thread, up to eight arenas per core.
+ * If the address space is limited, all threads share two such arenas. */
 static void save_addresses(void)
 {
 	struct rlimit limit;
@@ -70,18 +70,18 @@ int process_inherited_socket(int *ret_fd, struct fault *f)
 		return fault_errno(f, n, "LISTEN_FDS");
 	if (n > 1)
 		return fault_set(f, FAULT_INVALID, "LISTEN_FDS",
-				 "the service manager passed %d descriptors; it must be exactly "
-				 "one listening Unix stream socket",
+				 "the service manager passed %d descriptors; it must pass exactly "
+				 "one, a listening Unix stream socket",
 				 n);
 	if (n == 1 && sd_is_socket(SD_LISTEN_FDS_START, AF_UNIX, SOCK_STREAM, 1) <= 0)
 		return fault_set(f, FAULT_INVALID, "LISTEN_FDS",
-				 "the descriptor the service manager passed is no listening Unix "
-				 "stream socket");
+				 "the descriptor passed by the service manager is not a listening "
+				 "Unix stream socket");
 	*ret_fd = n == 1 ? SD_LISTEN_FDS_START : -1;
 	return 0;
 }
 
-/* Set before the signals that read them can come. */
+/* Set before the signal handlers that read them are installed. */
 static volatile sig_atomic_t start_stopped; /* by which signal */
 static const char *volatile start_sentence;
 static struct sigaction start_old[3];
@@ -90,11 +90,11 @@ static const int start_signals[] = { SIGTERM, SIGINT, SIGALRM };
 static void start_on_signal(int signum)
 {
 	start_stopped = signum;
-	start_sentence = "the start did not end after SIGTERM or SIGINT";
+	start_sentence = "startup did not end after SIGTERM or SIGINT";
 	alarm(START_STOP_S);
 }
 
-/* Something that should have ended hangs; what can be done is to say so and to end. */
+/* Something that should have ended hangs. All we can do is say so and exit. */
 static void start_on_alarm(int signum)
 {
 	const char *parts[] = { "shardd: ", start_sentence, "\n" };
@@ -112,7 +112,7 @@ void process_start_begin(void)
 	struct sigaction late = { .sa_handler = start_on_alarm };
 
 	start_stopped = 0;
-	start_sentence = "the start hangs";
+	start_sentence = "startup hangs";
 	for (size_t i = 0; i < ARRAY_SIZE(start_signals); i++)
 		sigaction(start_signals[i], start_signals[i] == SIGALRM ? &late : &stop,
 			  &start_old[i]);
@@ -152,7 +152,7 @@ void process_notify_ready(void)
 	sd_notify(0, "READY=1");
 }
 
-/* The time is what newer service managers need to tell this reload from another. */
+/* Newer service managers need the time to tell this reload from another. */
 void process_notify_reloading(void)
 {
 	struct timespec ts;

@@ -1,6 +1,6 @@
 /*
- * What the process is given and gives to its surroundings: descriptors, limits,
- * the service manager's socket and notifications. Loop thread only.
+ * The interface of the process to its environment: descriptors, limits, the service manager's
+ * socket and notifications. Loop thread only.
  */
 #ifndef SHARDD_PROCESS_H
 #define SHARDD_PROCESS_H
@@ -16,15 +16,15 @@
  * the hard one. Before anything is opened. Return: 0 or negative errno. */
 int process_prepare(void);
 
-/* The listening socket the service manager passed.
+/* The listening socket that the service manager passed.
  * @ret_fd: the caller's, or -1 if there is none.
- * Return: 0 or FAULT_INVALID (more than one, or no listening Unix stream socket). */
+ * Return: 0 or FAULT_INVALID (more than one, or not a listening Unix stream socket). */
 int process_inherited_socket(int *ret_fd, struct fault *f);
 
 /* Until process_start_end, SIGTERM and SIGINT are noted, and end the process if the start is not
- * over START_STOP_S later; the loop does not run yet, so nobody else could. */
+ * over START_STOP_S later; the loop does not run yet, so nothing else could do it. */
 void process_start_begin(void);
-/* Back to what was before. A signal that was noted is raised again. */
+/* Restore the previous signal handling. A signal that was noted is raised again. */
 void process_start_end(void);
 
 /* End the process with @sentence unless process_deadline_over is called within START_STOP_S: for
@@ -32,7 +32,7 @@ void process_start_end(void);
 void process_deadline(const char *sentence);
 void process_deadline_over(void);
 
-/* Interval in which the service manager wants to hear from us; 0: not at all. */
+/* Watchdog interval of the service manager; 0: no watchdog. */
 uint64_t process_watchdog_us(void);
 
 /* READY=1; RELOADING=1 with the time; STOPPING=1; WATCHDOG=1. No-ops without a

@@ -1,7 +1,7 @@
 /*
  * Start: backend, device, engine and its communicator, jobs, sessions, gRPC, and the
- * listener last, so that whoever connects finds everything there. Stop is the
- * reverse: drain, connections, running ops, gRPC, memory, threads.
+ * listener last, so that a client that connects finds everything ready. Stop is the reverse: drain,
+ * connections, running ops, gRPC, memory, threads.
  */
 #include "server.h"
 
@@ -34,22 +34,22 @@
 
 #define SERVER_MAGIC 0x53525652u
 
-/* How often deadlines are looked at: with ops pending, and without. */
+/* How often deadlines are checked: with ops pending, and without. */
 #define TICK_BUSY_MS 20
 #define TICK_IDLE_MS 250
 /* The completion-queue thread wakes at least once a second. */
 #define HEARTBEAT_LIMIT_US (10u * 1000000u)
-/* What runs between devices when the last connection is closed: nobody asks for its result,
- * but to abort it takes longer than to let it end. */
+/* Collectives that still run when the last connection is closed: nobody needs their results, but
+ * aborting them takes longer than letting them end. */
 #define RUN_ON_US           500000u
 #define SERVER_POOL_THREADS 4u /* libuv's, which decode long registrations */
 #define SERVER_HELPERS      6u /* log, gate, cq, unmap, fill; one to spare */
-/* Instead of what names units and processes of a job that is closed to administrators. */
+/* Replaces text that names units and processes of a job that is closed to administrators. */
 #define PRIVATE "the job is private"
 
 /* Calls of a connection beyond its ops: status, watches. */
 #define EXTRA_CALLS 64u
-/* Core's quota, as a multiple of what incomplete messages may take: it also has messages that
+/* Core's quota, as a multiple of the limit for incomplete messages: core also holds messages that
  * are being unpacked, and answers. */
 #define CORE_SHARE 4u
 
@@ -347,7 +347,8 @@ static int start_gate(struct server *s, struct fault *f)
 	return r < 0 ? fault_errno(f, r, "starting the gate of gRPC") : 0;
 }
 
-/* gRPC core's: executor and event engine may have one a core each, and there are four more. */
+/* Threads of gRPC core: its executor and its event engine may have one per core each, and there are
+ * four more. */
 static unsigned server_core_threads(void)
 {
 	return 2 * uv_available_parallelism() + 8;
@@ -371,8 +372,8 @@ static void pool_started(uv_work_t *work, int status)
 	free(work);
 }
 
-/* libuv starts its threads with the first work, and aborts if it cannot: not while trainers are
- * here. */
+/* libuv starts its threads with the first work item, and aborts if it cannot. So this happens
+ * before trainers can connect. */
 static int start_pool(struct server *s, struct fault *f)
 {
 	uv_work_t *work = calloc(1, sizeof(*work));
@@ -396,7 +397,7 @@ static int start_rpc(struct server *s, struct fault *f)
 				       .memory_bytes = CORE_SHARE * s->config.grpc_total_bytes };
 	int r;
 
-	/* what devices have taken is gone for it */
+	/* memory that devices have taken is not available to it */
 	if (threads_probe(server_core_threads() + SERVER_POOL_THREADS + 1, f) || start_pool(s, f))
 		return f->code;
 	health_init(&s->health);
@@ -406,7 +407,8 @@ static int start_rpc(struct server *s, struct fault *f)
 	s->services[0] = s->svc_shardd.service;
 	s->services[1] = s->svc_status.service;
 	s->services[2] = *health_service(&s->health);
-	process_deadline("gRPC core did not start: it may lack threads or memory (ulimit -u, -v)");
+	process_deadline(
+		"gRPC core did not start: threads or memory may be missing (ulimit -u, -v)");
 	r = rpc_server_new(&s->loopq, &options, s->services, ARRAY_SIZE(s->services), &s->rpc);
 	process_deadline_over();
 	return r < 0 ? fault_errno(f, r, "starting gRPC") : 0;
@@ -433,7 +435,7 @@ static int start(struct server *s, int inherited_fd, struct fault *f)
 				     .expired = on_expired };
 	int r;
 
-	/* first what cannot fail: whatever fails below, all of it is ended again */
+	/* first what cannot fail: if something below fails, all of it is ended again */
 	node_init(&s->node, s->loop);
 	s->node.comm_broke = on_comm_broke;
 	s->node.started_us = clock_now_us();
@@ -506,7 +508,7 @@ void server_reconfigure(struct server *s, const struct config *config)
 	config_keep_fixed(&new, &s->config);
 	s->config = new;
 	if (set_limits(s) < 0)
-		log_error("server", "no memory, the limits of users stay as they were");
+		log_error("server", "no memory: the limits of users are unchanged");
 	rings_set_spin(&s->rings, s->config.ring_spin_us);
 	options = listener_options_of(s, -1);
 	limits = gate_limits_of(&s->config);
@@ -518,7 +520,7 @@ void server_reconfigure(struct server *s, const struct config *config)
 
 /* ----------------------------------------------------------------------- stop */
 
-/* The last handle: its owner can go. */
+/* The last handle: its owner can be freed. */
 static void on_finish_closed(uv_handle_t *handle)
 {
 	struct server *s = handle->data;
@@ -537,7 +539,7 @@ static void on_finish(uv_timer_t *timer)
 	uv_close((uv_handle_t *)timer, on_finish_closed);
 }
 
-/* Devices give back memory when their queues have let go of it. */
+/* Devices return memory when their queues no longer use it. */
 static void on_devices(uv_timer_t *timer)
 {
 	struct server *s = timer->data;
@@ -613,7 +615,7 @@ static void close_connections(struct server *s)
 	rings_stop(&s->rings);
 	list_for_each (sc, tmp, &s->conns, link)
 		conn_close(sc->conn);
-	/* also those that belong to no session: their end is told to us */
+	/* also those that belong to no session: we are told of their end */
 	sessions_close_locals(&s->sessions);
 }
 
@@ -650,7 +652,8 @@ static bool ops_pending(const struct server *s)
 	return false;
 }
 
-/* A hung one would hold up the end until its op's deadline. Also those that begin now. */
+/* A collective that hangs would delay the shutdown until its op's deadline. This includes those
+ * that start now. */
 static void limit_running(struct server *s)
 {
 	struct job *job, *tmp;
@@ -690,8 +693,9 @@ static void on_tick(uv_timer_t *timer)
 			       0);
 }
 
-/* A gRPC thread that does not answer but works is held up by what somebody sent: that is no
- * reason to end what all others have here. One that does neither hangs. */
+/* A gRPC thread that does not answer but uses the processor is busy with what some client sent:
+ * that is no reason to restart the daemon, which would cost all others their state. A thread that
+ * does neither hangs. */
 static bool rpc_alive(struct server *s)
 {
 	uint64_t before = s->rpc_cpu_us;
@@ -701,7 +705,7 @@ static bool rpc_alive(struct server *s)
 	s->rpc_cpu_us = rpc_server_cpu_us(s->rpc);
 	if (clock_now_us() - rpc_server_heartbeat_us(s->rpc) < HEARTBEAT_LIMIT_US)
 		return true;
-	log_warn("server", "the gRPC thread is silent cpu_us=%llu",
+	log_warn("server", "the gRPC thread does not respond cpu_us=%llu",
 		 (unsigned long long)(s->rpc_cpu_us - before));
 	return s->rpc_cpu_us != before;
 }

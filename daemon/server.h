@@ -19,23 +19,22 @@ typedef void (*server_stopped_cb)(void *userdata);
 int server_new(uv_loop_t *loop, const struct config *config, int inherited_fd, struct server **ret,
 	       struct fault *f);
 
-/* New limits (SIGHUP); keys that cannot change are ignored, the caller told so. */
+/* New limits (SIGHUP); keys that cannot change are ignored, and the caller is told so. */
 void server_reconfigure(struct server *s, const struct config *config);
 
-/* Stop admitting jobs and trainers, tell those that are here to commit and leave,
- * wait for them at most @timeout_ms, then end what is left; @done when no handle of
- * the server is on the loop any more and it has been freed. A second call ends the
- * wait at once. */
+/* Stop admitting jobs and trainers, tell the present trainers to commit and leave, wait for them at
+ * most @timeout_ms, then end the remaining ones; @done when no handle of the server is on the loop
+ * any more and it has been freed. A second call ends the wait at once. */
 void server_stop(struct server *s, uint32_t timeout_ms, server_stopped_cb done, void *userdata);
 
-/* Have the gRPC thread and its gate answered lately, or does the former at least work? For
- * the watchdog, which the loop itself feeds. */
+/* Have the gRPC thread and its gate answered lately, or does the gRPC thread at least use the
+ * processor? For the watchdog, which the loop itself feeds. */
 bool server_healthy(struct server *s);
 
 /* One line for STATUS=: jobs, trainers, bytes. */
 void server_summary(const struct server *s, char *buf, size_t bytes);
 
-/* How many threads a daemon has at most by itself: kernels, helpers, gRPC core's and libuv's. */
+/* Most threads that a daemon starts: for kernels, helpers, gRPC core and libuv. */
 unsigned server_threads(const struct config *config);
 
 #endif

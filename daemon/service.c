@@ -46,7 +46,7 @@ static void send_status(uv_timer_t *timer)
 	process_notify_status(now);
 }
 
-/* Not a word while the gRPC thread hangs (or we do): then the service manager ends and
+/* No watchdog message while the gRPC thread (or the loop) hangs: then the service manager ends and
  * restarts us. */
 static void send_alive(uv_timer_t *timer)
 {
@@ -56,8 +56,8 @@ static void send_alive(uv_timer_t *timer)
 		process_notify_alive();
 }
 
-/* What is left is to return: a signal that comes now would only change the exit status, and
- * lose the last lines of the log. */
+/* Only the return is left: a signal that arrives now would only change the exit status, and lose
+ * the last lines of the log. */
 static void close_signal(uv_signal_t *handle)
 {
 	int signum = handle->signum;
@@ -88,12 +88,12 @@ static void on_stop_signal(uv_signal_t *handle, int signum)
 	struct service *d = handle->data;
 
 	log_info("server", "%s signal=%d drain_timeout_ms=%u",
-		 d->stopping ? "ending at once" : "stopping", signum, d->config.drain_timeout_ms);
+		 d->stopping ? "stopping at once" : "stopping", signum, d->config.drain_timeout_ms);
 	if (!d->stopping)
 		process_notify_stopping();
 	d->stopping = true;
 	if (!d->server)
-		return; /* devices are being started: it stops when that is over */
+		return; /* devices are being started: the daemon stops after that */
 	server_stop(d->server, d->config.drain_timeout_ms, on_stopped, d);
 }
 
@@ -104,10 +104,12 @@ static void apply_config(struct service *d, const struct config *new)
 	int r = log_reopen(&options);
 
 	if (r < 0)
-		log_error("server", "the old log stays log_file=\"%s\" error=\"%s\"", new->log_file,
-			  strerror(-r));
+		log_error("server",
+			  "log file not reopened, the old one stays in use log_file=\"%s\" "
+			  "error=\"%s\"",
+			  new->log_file, strerror(-r));
 	if (config_fixed_changes(&d->started, new, fixed, sizeof(fixed)) > 0)
-		log_warn("server", "these keys change only with a restart keys=%s", fixed);
+		log_warn("server", "these keys need a restart to change keys=%s", fixed);
 	d->config = *new;
 	server_reconfigure(d->server, new);
 	log_info("server", "configuration reread");
@@ -124,7 +126,8 @@ static void on_reload_signal(uv_signal_t *handle, int signum)
 		return;
 	process_notify_reloading();
 	if (args_config(d->args, &new, &f) != 0)
-		log_error("server", "the old configuration stays key=%s why=\"%s\"",
+		log_error("server",
+			  "configuration not reread, the old one stays in effect key=%s why=\"%s\"",
 			  *f.field ? f.field : "none", f.text);
 	else
 		apply_config(d, &new);
@@ -192,7 +195,7 @@ static int on_refused(struct service *d, const struct fault *f)
 static void warn_unknown(const char *name, const char *nearest, void *userdata)
 {
 	(void)userdata;
-	log_warn("server", "nothing reads this environment variable name=%.64s nearest=%s", name,
+	log_warn("server", "unknown environment variable name=%.64s nearest=%s", name,
 		 nearest ? nearest : "none");
 }
 

@@ -14,7 +14,7 @@
  * -1: bind the configured one. The log is open. Return: an exit code. */
 int service_run(const struct args *args, const struct config *config, int inherited_fd);
 
-/* How @c wants the log; the path is borrowed from it. */
+/* The log options of @c; the path is borrowed from it. */
 struct log_options service_log_options(const struct config *c);
 
 #endif

@@ -1,4 +1,4 @@
-/* AdamW and Adam as one step: what kernels/ref and kernels/host walk over. */
+/* AdamW and Adam as one step, for kernels/ref and kernels/host. */
 #ifndef SHARDD_KERNELS_ADAM_H
 #define SHARDD_KERNELS_ADAM_H
 
@@ -13,7 +13,7 @@ struct adam_step {
 	uint64_t tail_from;
 };
 
-/* What k_adamw and k_adam have in common. */
+/* The common fields of k_adamw and k_adam. */
 #define ADAM_STEP_OF(a)                                                                            \
 	.p = (a)->p, .m = (a)->m, .v = (a)->v, .vmax = (a)->vmax, .g = (a)->g,                     \
 	.maximize = (a)->maximize, .f64 = (a)->profile == K_REFERENCE_F64, .w1 = (a)->w1,          \

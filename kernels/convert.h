@@ -1,9 +1,9 @@
 /*
  * bf16 and fp16 to fp32 and back, by integer arithmetic: the definition.
  *
- * Widening is exact. Narrowing rounds to nearest, ties to even; what is too
- * large becomes infinity; a NaN stays a NaN, is made quiet, and keeps the top
- * bits of its payload (as the conversion instructions of x86 do).
+ * Widening is exact. Narrowing rounds to nearest, ties to even; values that are too large become
+ * infinity; a NaN stays a NaN, is made quiet, and keeps the top bits of its payload (as the
+ * conversion instructions of x86 do).
  */
 #ifndef SHARDD_KERNELS_CONVERT_H
 #define SHARDD_KERNELS_CONVERT_H

@@ -1,18 +1,16 @@
 /*
  * The arithmetic of sharded training: one operation, one prototype, plain types.
  *
- * Implemented three times: kernels/ref (plain scalar C, the definition),
- * kernels/host (vectorised, chosen at run time), bitwise equal to each other, and
- * kernels/cuda (equal to them too, but for the order in which a norm is added).
- * Every operation is pure: it touches only its arguments, may be called from
- * any thread, and may be cut into ranges of elements without changing a bit of
- * the result (norms: into ranges of whole blocks).
+ * Implemented three times: kernels/ref (plain scalar C, the definition); kernels/host (vectorised,
+ * chosen at run time), bitwise equal to ref; and kernels/cuda, also bitwise equal except for the
+ * order in which a norm is added. Every operation is pure: it touches only its arguments, may be
+ * called from any thread, and may be cut into ranges of elements without changing a bit of the
+ * result (norms: into ranges of whole blocks).
  *
- * fp32 arithmetic throughout, round to nearest even, no flush to zero, no
- * contraction into fused multiply-adds except where fma() is written below (one
- * rounding: fma(a, b, c) = a*b + c). bf16 and fp16 inputs are widened exactly;
- * narrowing rounds to nearest even and keeps NaN a NaN. A result that is NaN is
- * NaN everywhere; its sign and payload are not defined.
+ * fp32 arithmetic throughout, round to nearest even, no flush to zero, no contraction into fused
+ * multiply-adds except where fma() is written below (one rounding: fma(a, b, c) = a*b + c). bf16
+ * and fp16 inputs are widened exactly; narrowing rounds to nearest even and keeps NaN a NaN. A
+ * result that is NaN is NaN everywhere; its sign and payload are not defined.
  */
 #ifndef SHARDD_KERNELS_H
 #define SHARDD_KERNELS_H
@@ -60,8 +58,8 @@ struct k_cast {
 };
 
 /* x becomes round(dtype, round(dtype, x) / value), or "* value", the operation itself in
- * fp32: what PyTorch does with a tensor of that type on a CPU. A division is a true one,
- * which multiplying by the inverse is not unless the value is a power of two. NONE changes
+ * fp32: what PyTorch does with a tensor of that type on a CPU. A division is a true
+ * division; multiplying by the inverse is not, unless the value is a power of two. NONE changes
  * nothing, and reads no other field. */
 enum k_factor_how { K_FACTOR_NONE = 0, K_FACTOR_DIV = 1, K_FACTOR_MUL = 2 };
 struct k_factor {
@@ -105,8 +103,7 @@ struct k_reduce {
 	bool stream; /* a hint, which changes no bit: all of it is larger than the caches */
 };
 
-/* Whether any rounding but that of fp32 is done in it: what the forms of it that are made
- * for fp32 need not do. */
+/* Whether it rounds to any type but fp32; forms that are made for fp32 need not do that. */
 static inline bool k_reduce_rounds(const struct k_reduce *a)
 {
 	return a->out_dtype != DTYPE_FP32 || a->sum_dtype != DTYPE_FP32 ||
@@ -126,16 +123,16 @@ struct k_all_reduce {
 	enum reduce_op op;
 };
 
-/* Whose arithmetic an optimizer has, where the systems differ in the last bit. PyTorch's
- * are those of its CPU kernels on x86-64 with AVX2 or AVX-512 (2.13).
+/* The system whose arithmetic an optimizer follows, where the systems differ in the last bit.
+ * PyTorch's are those of its CPU kernels on x86-64 with AVX2 or AVX-512 (2.13).
  *
  * foreach: on a CPU the same calls tensor by tensor, so the same bits as eager_single.
  *
  * fused: one loop. Its vectorised body has the bits of eager_single too, but for the square
  * root, which it rounds correctly where eager takes MKL's; ours is correctly rounded in
- * every profile. What is left of a tensor behind the last whole vector it does one by one,
- * and there the compiler fused the other product: see k_adamw and k_sgd. With one thread
- * those are the last n mod 8 elements of a tensor of n (AVX2; AVX-512: n mod 16).
+ * every profile. It handles the rest of a tensor after the last whole vector one by one, and there
+ * the compiler fused the other product: see k_adamw and k_sgd. With one thread those are the last n
+ * mod 8 elements of a tensor of n (AVX2; AVX-512: n mod 16).
  *
  * On a GPU PyTorch's eager_single divides by a scalar by multiplying with its inverse, its
  * foreach divides, and its fused kernel has products in double (lr*wd*p and the moments)
@@ -149,7 +146,7 @@ enum k_profile {
 	_K_PROFILE_N
 };
 
-/* What reference_f64 reads: the scalars as computed, in double. */
+/* The input of reference_f64: the scalars as computed, in double. */
 struct k_adam_f64 {
 	double decay;              /* AdamW: 1-lr*wd */
 	double wd;                 /* Adam */
@@ -237,10 +234,10 @@ struct k_step {
 	};
 };
 
-/* A reduction to fp32 and the optimizer that takes what it gives, in one: element i of the
- * step has for its gradient what element first + i of the reduction would write to its out,
- * which is not written. So out is only read, and only if the reduction accumulates; g of the
- * step is not read. Bit for bit what the two give apart. out overlaps nothing the step writes. */
+/* A reduction to fp32 and the optimizer step on its result, in one: element i of the step has for
+ * its gradient what element first + i of the reduction would write to its out, which is not
+ * written. So out is only read, and only if the reduction accumulates; g of the step is not read.
+ * The result is bitwise equal to that of both in sequence. out overlaps nothing the step writes. */
 struct k_reduce_step {
 	struct k_reduce reduce; /* out_dtype fp32 */
 	uint64_t first;
@@ -259,8 +256,8 @@ struct k_norm {
 	double p;        /* above 0; INFINITY: the maximum */
 };
 
-/* x = min(max(x, lo), hi): what is not below lo nor above hi stays as it is, NaN too. With
- * lo above hi it is hi. Neither is NaN. */
+/* x = min(max(x, lo), hi): a value that is neither below lo nor above hi stays as it is, also NaN.
+ * With lo above hi it is hi. Neither is NaN. */
 struct k_clamp {
 	float *x;
 	float lo, hi;
@@ -320,13 +317,13 @@ struct k_fill {
 	double a, b;
 };
 
-/* Rows that are apart: dst[i*dst_stride + j] = src[i*src_stride + j], converted as k_cast
- * does, for j below row_elements; element e of the operation has i = e / row_elements and
- * j = e % row_elements. Strides are elements. What is between the rows is not touched. */
+/* Strided rows: dst[i*dst_stride + j] = src[i*src_stride + j], converted as k_cast does, for j
+ * below row_elements; element e of the operation has i = e / row_elements and j = e % row_elements.
+ * Strides are in elements. The gaps between the rows are not touched. */
 struct k_pack {
 	void *dst;
 	const void *src;
-	uint64_t row_elements; /* not 0, unless there are no elements at all */
+	uint64_t row_elements; /* not 0, unless there are no elements */
 	uint64_t dst_stride, src_stride;
 	enum dtype dst_dtype;
 	enum dtype src_dtype;

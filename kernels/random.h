@@ -6,7 +6,7 @@
  * and key seed. Logarithm, sine and cosine are written out, in plain double
  * operations in a fixed order: those of the C library differ in the last bit
  * between processors and versions, and a fill has to give the same parameters
- * on every node. nvcc reads this file too, and makes the same bits of it (without
+ * on every node. nvcc compiles this file, too, with the same results in every bit (without
  * contraction of a*b + c, -fmad=false).
  */
 #ifndef SHARDD_KERNELS_RANDOM_H

@@ -1,10 +1,10 @@
-/* An optimizer step from one of its elements on: what cuts one into blocks asks here. */
+/* An optimizer step that starts at one of its elements: for code that cuts a step into blocks. */
 #ifndef SHARDD_KERNELS_STEP_H
 #define SHARDD_KERNELS_STEP_H
 
 #include "adam.h"
 
-/* Where the tail of a fused step begins, seen from element @by. */
+/* The start of the tail of a fused step, counted from element @by. */
 static inline uint64_t k_tail_at(uint64_t tail_from, uint64_t by)
 {
 	if (tail_from == UINT64_MAX)

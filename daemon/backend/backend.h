@@ -5,13 +5,12 @@
  * thread, runs on the backend's own threads (or the device), and its callback runs on
  * the loop thread, exactly once, never inside backend_submit.
  *
- * The callback says that the task is *ordered*: whatever is submitted to the same
- * queue from then on sees what it did. On the host that means executed. A device
- * executes its queues by itself, so there a task is ordered as soon as it is issued;
- * who must know that it was executed (to read results on the host, to be sure that no
- * process writes any more) sets `sync`. Tasks without such an order between them may
- * run at the same time: who needs one submits the second from the first one's callback.
- * Everything here: loop thread only.
+ * The callback says that the task is *ordered*: everything submitted to the same queue from then on
+ * sees its effects. On the host that means executed. A device executes its queues by itself, so
+ * there a task is ordered as soon as it is issued. A caller that must know that the task was
+ * executed (to read results on the host, to be sure that no process writes any more) sets `sync`.
+ * Tasks without such an order between them may run at the same time: a caller that needs one
+ * submits the second task from the first one's callback. Everything here: loop thread only.
  */
 #ifndef SHARDD_BACKEND_H
 #define SHARDD_BACKEND_H
@@ -28,10 +27,10 @@ struct backend_signals;
 
 enum {
 	BACKEND_E_FULL = 1,  /* the device has no such amount left */
-	BACKEND_E_LATER = 2, /* it is being made: ask again after BACKEND_NEWS_MEMORY */
+	BACKEND_E_LATER = 2, /* it is being allocated: ask again after BACKEND_NEWS_MEMORY */
 };
 
-/* Work on a device runs in two queues beside each other, each in its own order. */
+/* Work on a device runs in two concurrent queues, each in its own order. */
 enum backend_queue {
 	BACKEND_Q_MAIN,   /* reductions, optimizer, everything else */
 	BACKEND_Q_GATHER, /* casts and all-gathers into the gathered copies */
@@ -52,7 +51,7 @@ enum backend_share {
 };
 
 #define BACKEND_IPC_BYTES 64u
-/* Streams of one session that can be waited for; each has a slot. */
+/* Most streams of one session that can be waited for; each has a slot. */
 #define BACKEND_SIGNAL_SLOTS 512u
 /* Bytes from one slot to the next in a page of signals and in the ready page. */
 #define BACKEND_SLOT_STRIDE 64u
@@ -103,7 +102,7 @@ struct kop {
 	};
 };
 
-/* The task runs only after a stream of another process has come so far. */
+/* The task runs only after a stream of another process has reached this value. */
 struct backend_wait {
 	struct backend_signals *signals; /* borrowed until the task was executed */
 	uint32_t slot;
@@ -114,21 +113,22 @@ struct backend_task;
 /* @status: 0, or negative errno if the device failed the task. */
 typedef void (*backend_done_cb)(struct backend_task *task, int status);
 
-/* For whom the device works: users share its threads by weight, the jobs of a user evenly. */
+/* The user and job that a task belongs to: users share the device's threads by weight, the jobs of
+ * a user evenly. */
 struct backend_owner {
 	uint32_t user;   /* uid */
-	uint32_t job;    /* a number that no other living job has; 0: the daemon's own work */
+	uint32_t job;    /* unique among living jobs; 0: the daemon's own work */
 	uint32_t weight; /* the user's; 0: BACKEND_WEIGHT */
 };
 
 #define BACKEND_WEIGHT 100u
 
-/* Room for what a backend notes of a task, in 8 bytes. */
+/* Space for a backend's own notes on a task, in units of 8 bytes. */
 #define BACKEND_TASK_ROOM 18u
 
 /* A set of kernels that are independent of each other. Embedded by its owner,
  * borrowed by the backend from submit to the last callback, with everything it points
- * to. All zero but @done is an empty task: it only takes part in the order. */
+ * to. A task whose fields but @done are all zero is empty: it only takes part in the order. */
 struct backend_task {
 	struct kop *kops;
 	unsigned n_kops;
@@ -143,18 +143,18 @@ struct backend_task {
 	uint64_t ready;                   /* set before @issued */
 	void *impl;                       /* the backend's own */
 	uint64_t room[BACKEND_TASK_ROOM]; /* the backend's own */
-	struct backend_owner owner;       /* on the host: whose turn it is */
-	/* (optional) Told just before @done, for who keeps a record of what ran. */
+	struct backend_owner owner;       /* on the host: for the turns of users and jobs */
+	/* (optional) Called just before @done, for a caller that records what ran. */
 	backend_done_cb seen;
 	uint64_t record; /* the submitter's own */
-	/* When its first kernel began and its last one ended (clock_now_us), set before @seen;
-	 * 0: not known. */
+	/* The times at which its first kernel began and its last one ended (clock_now_us), set
+	 * before @seen; 0: not known. */
 	uint64_t began_us;
 	uint64_t ended_us;
 };
 
 enum backend_news {
-	BACKEND_NEWS_MEMORY, /* what answered BACKEND_E_LATER can be asked for again */
+	BACKEND_NEWS_MEMORY, /* a request that got BACKEND_E_LATER can be repeated */
 	BACKEND_NEWS_LOST,   /* the device failed: every task ends with -EIO from now on */
 };
 typedef void (*backend_news_cb)(void *userdata, enum backend_news news);
@@ -169,7 +169,7 @@ struct backend_info {
 	char mode[160];          /* how kernels of several processes share it, for people */
 	const char *name;        /* host, cuda, fake */
 	uint64_t capacity_bytes; /* of the device */
-	uint64_t overhead_bytes; /* device memory taken beside allocations: context, modules */
+	uint64_t overhead_bytes; /* device memory beside allocations: context, modules */
 	uint64_t granularity;    /* allocations are multiples of this, bytes */
 	unsigned threads;        /* that run kernels */
 	char kernels[32];        /* which implementation */
@@ -178,19 +178,19 @@ struct backend_info {
 
 const struct backend_info *backend_info(const struct backend *b);
 
-/* Tell @fn of news, on the loop. Set once, before anything else is asked. */
+/* Report news to @fn, on the loop. Set once, before any other call. */
 void backend_on_news(struct backend *b, backend_news_cb fn, void *userdata);
 
 /* Take @bytes (a multiple of the granularity), zero-filled, mapped for the
  * daemon. The host does not touch the pages. @ret: the caller's, backend_free.
- * A device makes memory on a thread of its own, and only while none of its queues waits
- * for another process: the first call with an amount answers BACKEND_E_LATER, and a call
- * with the same amount after BACKEND_NEWS_MEMORY gets it.
+ * A device allocates memory on its own thread, and only while none of its queues waits for another
+ * process: the first call with an amount answers BACKEND_E_LATER, and a call with the same amount
+ * after BACKEND_NEWS_MEMORY gets it.
  * Return: 0, BACKEND_E_FULL, BACKEND_E_LATER, or negative errno. */
 int backend_alloc(struct backend *b, uint64_t bytes, enum backend_share share,
 		  struct backend_mem **ret);
 
-/* A new amount is asked for: info.short_of describes the one before, and is cleared. */
+/* Called before a new request: clears info.short_of, which describes the previous one. */
 void backend_forget_shortage(struct backend *b);
 
 /* Give the memory back. Unmapping large memory takes long, so it happens on a
@@ -206,29 +206,30 @@ uint64_t backend_bytes(const struct backend_mem *mem);
  * Return: 0 or negative errno. */
 int backend_export(struct backend *b, struct backend_mem *mem, bool writable, int *ret_fd);
 
-/* Does a process that was handed a descriptor of @mem, or got one from such a process, still
- * have it open or mapped? False where the backend cannot know. */
+/* Does a process that received a descriptor of @mem, directly or from another process, still have
+ * it open or mapped? False where the backend cannot know. */
 bool backend_is_held(struct backend *b, struct backend_mem *mem);
-/* Nobody needs what is in @mem any more, but others hold it: give its pages back on a helper
- * thread, again and again if need be. backend_free is still to come. Sealed memory keeps its
+/* The contents of @mem are no longer needed, but other processes hold it: give its pages back on a
+ * helper thread, repeatedly if necessary. backend_free must still follow. Sealed memory keeps its
  * pages. */
 void backend_empty(struct backend *b, struct backend_mem *mem);
 /* From now on nobody can map or open @mem for writing, not even root; the daemon's own mapping
- * stays. For memory of which no descriptor was handed out, and never a writable one will be.
+ * stays. For memory of which no descriptor was handed out yet, and of which a writable one never
+ * will be.
  * Return: 0 (also where a backend has nothing like it) or negative errno. */
 int backend_seal(struct backend *b, struct backend_mem *mem);
 /* The inode that /proc shows for a process that holds it; 0: none. */
 uint64_t backend_inode(const struct backend_mem *mem);
 
-/* What another process opens legacy CUDA IPC memory with: the handle of the whole
- * allocation; it begins at offset 0. Only for BACKEND_SHARE_IPC.
+/* The handle with which another process opens legacy CUDA IPC memory: of the whole allocation,
+ * which begins at offset 0. Only for BACKEND_SHARE_IPC.
  * Return: 0 or negative errno. */
 int backend_export_ipc(struct backend *b, struct backend_mem *mem,
 		       uint8_t ret_handle[BACKEND_IPC_BYTES]);
 enum backend_share backend_share_of(const struct backend_mem *mem);
 
-/* The inverse for memory that another daemon process allocated: checks size,
- * seals and kind of @fd (borrowed), maps it for writing.
+/* The inverse, for memory that another daemon process allocated: checks size, seals and kind of @fd
+ * (borrowed), maps it for writing.
  * Return: 0 or negative errno (-EINVAL: not memory of ours). */
 int backend_import(struct backend *b, int fd, uint64_t bytes, struct backend_mem **ret);
 
@@ -237,11 +238,11 @@ void backend_submit(struct backend *b, struct backend_task *task);
 
 /* -- order between processes: only where info.order is not NONE --------------- */
 
-/* The words that say how far each queue has come: 64-bit, that of queue q at
- * q * BACKEND_SLOT_STRIDE. Other processes map it read-only. The backend's own. */
+/* The progress words of the queues: 64-bit, that of queue q at q * BACKEND_SLOT_STRIDE. Other
+ * processes map it read-only. The backend's own. */
 struct backend_mem *backend_ready(struct backend *b);
 /* The same words in memory of BACKEND_SHARE_IPC, raised for what is submitted after the
- * first such call. NULL: the device cannot share memory so. The backend's own. */
+ * first such call. NULL: the device cannot share memory in this way. The backend's own. */
 struct backend_mem *backend_ready_ipc(struct backend *b);
 /* BACKEND_ORDER_EVENTS: the handle of event @i (below BACKEND_EVENT_RING) of a queue,
  * CU_IPC_HANDLE_SIZE bytes. Return: 0 or negative errno. */
@@ -256,15 +257,15 @@ int backend_signals_new(struct backend *b, struct backend_mem *mem, struct backe
  * BACKEND_IPC_BYTES each. Return: 0, -EEXIST (they are there) or another negative errno. */
 int backend_signals_events(struct backend_signals *s, uint32_t slot,
 			   const uint8_t *const handles[BACKEND_EVENT_RING]);
-/* The session is gone or has not kept its word: whatever waits for it goes on, now and
- * later. The effects of such tasks are garbage; who poisons sees to that. */
+/* The session is gone or has broken its promise: everything that waits for it continues, now and
+ * later. Such tasks leave garbage; the caller handles that. */
 void backend_signals_poison(struct backend_signals *s);
 /* Free, when no task waits on it any more (the backend keeps it until then). Only after
  * poisoning, or when nothing waits. @freed: called on the loop when @mem is free.
  * NULL is allowed. */
 void backend_signals_free(struct backend_signals *s, void (*freed)(void *userdata), void *userdata);
 
-/* Now and then: what a device made and nobody came for is given back. */
+/* Call now and then: frees memory that a device allocated and nobody claimed. */
 void backend_tick(struct backend *b, uint64_t now_us);
 
 /* Tasks submitted whose callback has not run. */

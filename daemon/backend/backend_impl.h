@@ -1,7 +1,6 @@
 /*
- * Backend, for those who write one. Nobody but backend.c calls a slot: the
- * wrapper checks the contract, counts, and calls. All slots are required unless
- * marked; all are called on the loop thread.
+ * Backend, for implementations. Only backend.c calls a slot: the wrapper checks the contract,
+ * counts, and calls. All slots are required unless marked; all are called on the loop thread.
  */
 #ifndef SHARDD_BACKEND_IMPL_H
 #define SHARDD_BACKEND_IMPL_H
@@ -23,13 +22,14 @@ struct backend_ops {
 
 	/* (optional) */
 	void (*tick)(struct backend *b, uint64_t now_us);
-	/* (optional, together) Without: backend_is_held is always false, nothing is sealed. */
+	/* (optional, together) Without them backend_is_held is always false and nothing is
+	 * sealed. */
 	bool (*is_held)(struct backend *b, struct backend_mem *mem);
 	void (*empty)(struct backend *b, struct backend_mem *mem); /* asynchronous inside */
 	int (*seal)(struct backend *b, struct backend_mem *mem);
-	/* (optional) Without: no BACKEND_SHARE_IPC. */
+	/* (optional) Without it there is no BACKEND_SHARE_IPC. */
 	int (*export_ipc)(struct backend *b, struct backend_mem *mem, uint8_t *ret_handle);
-	/* (optional, together) Without: BACKEND_ORDER_NONE. */
+	/* (optional, together) Without them the order is BACKEND_ORDER_NONE. */
 	struct backend_mem *(*ready)(struct backend *b);
 	struct backend_mem *(*ready_ipc)(struct backend *b); /* (optional) */
 	int (*ready_event)(struct backend *b, enum backend_queue queue, unsigned i,
@@ -71,7 +71,7 @@ struct backend_signals {
 
 void backend_init(struct backend *b, const struct backend_ops *ops, struct loopq *loopq);
 
-/* Tell the news, if somebody wants them. Loop thread. */
+/* Report news to the callback, if there is one. Loop thread. */
 void backend_tell(struct backend *b, enum backend_news news);
 
 /* A task is in its queue and raises the queue's word to @ready. Loop thread. */
@@ -89,10 +89,9 @@ int backend_host_new(struct loopq *loopq, unsigned threads, uint64_t capacity, b
 /* GPUs by libcuda. One backend per device that CUDA_VISIBLE_DEVICES and @uuids (NULL or
  * empty: all) leave, at most @max of them, each with its own threads.
  * @order: TIMELINE or EVENTS forces that; NONE: probe, TIMELINE if it works.
- * @measure: measure how kernels of two processes share each device (takes a moment), with
- * the help of @program: a path of this program, whose main gives what follows the argument
- * --gpu-overlap-child to backend_cuda_overlap_child and exits with what that returns. NULL:
- * not measured.
+ * @measure: measure how kernels of two processes share each device (takes a moment), with the help
+ * of @program: a path of this program, whose main passes the arguments after --gpu-overlap-child to
+ * backend_cuda_overlap_child and exits with its result. NULL: not measured.
  * @ret: as many as *ret_n. @f: one sentence if there is none.
  * Return: 0 or a fault code. */
 struct backend_cuda_options {
@@ -110,9 +109,9 @@ int backend_cuda_overlap_child(const char *uuid);
  * void * so that this header needs no cuda.h. Any thread. */
 void *backend_cuda_stream(struct backend *b, enum backend_queue queue);
 void *backend_cuda_context(struct backend *b);
-/* While a queue is held nothing of ours is put on its stream, and the device's memory is
- * left alone: NCCL wants the stream for itself while a call of it is in progress. Counts.
- * Any thread but the loop's: waits for as long as issuing a task or making memory takes. */
+/* While a queue is held, we put nothing on its stream and do not allocate or free the device's
+ * memory: NCCL needs the stream for itself while one of its calls is in progress. Holds nest. Any
+ * thread but the loop's: blocks for as long as issuing a task or allocating memory takes. */
 void backend_cuda_hold(struct backend *b, enum backend_queue queue);
 void backend_cuda_let(struct backend *b, enum backend_queue queue);
 
@@ -127,14 +126,14 @@ unsigned backend_fake_calls(const struct backend *b);
 /* Hold back completions until released (in submission order, or reversed). */
 void backend_fake_hold(struct backend *b, bool hold);
 void backend_fake_release(struct backend *b, bool reversed);
-/* Held back: let one completion through, the oldest; with queues, of those that were issued
- * the oldest that can be executed, when none is left to be issued. Return: false: there is none. */
+/* While completions are held back: let one through, the oldest. With queues: when no task is left
+ * to issue, the oldest issued task that can be executed. Return: false: there is none. */
 bool backend_fake_step(struct backend *b);
-/* Give it queues of its own, as a GPU has (BACKEND_ORDER_TIMELINE); before its first use.
+/* Give it its own queues, as on a GPU (BACKEND_ORDER_TIMELINE); before its first use.
  * Return: 0 or negative errno. */
 int backend_fake_queues(struct backend *b);
-/* From now on memory is made later (BACKEND_E_LATER, then BACKEND_NEWS_MEMORY), as a GPU makes
- * it: when nothing else is left to be let through. */
+/* From now on memory is allocated later (BACKEND_E_LATER, then BACKEND_NEWS_MEMORY), as on a GPU:
+ * when nothing else is left to let through. */
 void backend_fake_later(struct backend *b, bool later);
 /* Slots of signals were raised, or poisoned: tasks may be able to run. */
 void backend_fake_look(struct backend *b);

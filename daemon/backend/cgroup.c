@@ -55,8 +55,8 @@ static uint64_t cgroup_least_of(uint64_t a, uint64_t b)
 	return a < b ? a : b;
 }
 
-/* The value of a file of one number. Return: UINT64_MAX: there is none, or it says "max", or
- * what the first version says for that: the largest number of pages. */
+/* The value of a file of one number. Return: UINT64_MAX: there is none, or it says "max", or the
+ * value of the first version for "max": the largest number of pages. */
 static uint64_t cgroup_number(const char *root, const char *group, const char *name)
 {
 	uint64_t value;
@@ -81,8 +81,8 @@ static uint64_t cgroup_limit_v2(const char *root, const char *group)
 			       cgroup_number(root, group, "memory.high"));
 }
 
-/* @limit less what is used, file pages taken for free: the kernel takes them first. @prefix: of
- * the keys that count the groups below too. */
+/* @limit minus what is used; file pages count as free, since the kernel reclaims them first.
+ * @prefix: of the keys that also count the groups below. */
 static uint64_t cgroup_left_of(const char *root, const char *group, uint64_t limit,
 			       const char *usage, const char *prefix)
 {
@@ -112,7 +112,7 @@ static uint64_t cgroup_left_v2(const char *root, const char *group)
 	return cgroup_left_of(root, group, cgroup_limit_v2(root, group), "memory.current", "");
 }
 
-/* The least of the group and of those above it. */
+/* The lowest value of the group and of those above it. */
 static uint64_t least(const char *root, const char *path, group_fn bytes_of)
 {
 	char group[PATH_MAX];

@@ -67,7 +67,7 @@ static int export(struct backend *b, struct backend_mem *mem, bool writable, int
 	int fd;
 
 	(void)b;
-	(void)writable; /* who maps it says how: a guard against accidents is all it can be */
+	(void)writable; /* the mapping process chooses the access */
 	if (mem->share != BACKEND_SHARE_FD)
 		return -EOPNOTSUPP;
 	fd = fcntl(CONTAINER_OF(mem, struct cuda_mem, mem)->fd, F_DUPFD_CLOEXEC, 0);
@@ -291,7 +291,7 @@ static struct cuda *cuda_new(struct loopq *loopq, const struct cuda_lib *lib)
 	return c;
 }
 
-/* Ourselves, and those of @all that may reach our memory. */
+/* This device, and those of @all that may access its memory. */
 static void find_peers(struct cuda *c, const CUdevice *all, unsigned n)
 {
 	c->peers[c->n_peers++] = c->device;

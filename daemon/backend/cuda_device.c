@@ -1,5 +1,5 @@
 /*
- * One device: what is made of it once at the start and kept to the end. The primary
+ * One device: its objects that are created once at the start and kept to the end. The primary
  * context is shared with NCCL, which makes its own calls in it.
  */
 #include "backend/cuda_impl.h"
@@ -70,7 +70,7 @@ static CUresult open_streams(struct cuda *c)
 	int least = 0, greatest = 0;
 	CUresult r = c->lib->cuCtxGetStreamPriorityRange(&least, &greatest);
 
-	/* a gather holds up a trainer at once, a reduction does not */
+	/* a gather delays a trainer immediately, a reduction does not */
 	if (r == CUDA_SUCCESS)
 		r = c->lib->cuStreamCreateWithPriority(&c->queues[BACKEND_Q_MAIN].stream,
 						       CU_STREAM_NON_BLOCKING, least);
@@ -135,7 +135,7 @@ static CUresult open_kernels(struct cuda *c)
 	return r;
 }
 
-/* Something for each kernel to do that is nothing. */
+/* Arguments for each kernel with which it does nothing. */
 static void warm_args(const struct cuda *c, enum cuda_fn fn, union cuda_args *a)
 {
 	*a = (union cuda_args){ 0 };
@@ -158,7 +158,7 @@ static void warm_args(const struct cuda *c, enum cuda_fn fn, union cuda_args *a)
 		a->fill.kind = FILL_CONSTANT;
 	else if (fn == CUDA_FN_FOUND_INF)
 		a->found_inf = (struct cuda_found_inf){ .dtype = DTYPE_FP32, .found = c->scratch };
-	else if (fn == CUDA_FN_NORM) /* writes its partial whatever it is given */
+	else if (fn == CUDA_FN_NORM) /* writes its partial with any input */
 		a->norm.partial = c->scratch;
 	else if (fn == CUDA_FN_NORM_POWER)
 		a->norm_power = (struct cuda_norm_power){ .partial = c->scratch, .p = 3 };
@@ -170,8 +170,8 @@ static void warm_args(const struct cuda *c, enum cuda_fn fn, union cuda_args *a)
 		a->pack.dst_dtype = a->pack.src_dtype = DTYPE_FP32;
 }
 
-/* The driver loads a kernel at its first launch and may wait for the device then, which
- * must not happen while a queue waits for a trainer: so each is launched now. */
+/* The driver loads a kernel at its first launch and may then wait for the device. That must not
+ * happen while a queue waits for a trainer, so each kernel is launched now. */
 static CUresult warm_kernels(struct cuda *c)
 {
 	CUresult r = CUDA_SUCCESS;

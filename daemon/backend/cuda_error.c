@@ -1,5 +1,5 @@
 /*
- * CUDA's errors: what they mean to us, and when a device is beyond help.
+ * CUDA's errors: what they mean to us, and after which a device is lost.
  */
 #include "backend/cuda_impl.h"
 
@@ -64,7 +64,7 @@ int cuda_result(struct cuda *c, CUresult r, const char *call)
 	if (r == CUDA_ERROR_OUT_OF_MEMORY)
 		return -ENOMEM;
 	if (is_sticky(r)) {
-		snprintf(why, sizeof(why), "%s is lost: %s answered %s", c->backend.info.id, call,
+		snprintf(why, sizeof(why), "%s is lost: %s returned %s", c->backend.info.id, call,
 			 cuda_lib_text(c->lib, r, text, sizeof(text)));
 		cuda_lose(c, why);
 		return -EIO;
@@ -79,7 +79,7 @@ int cuda_drain(struct cuda *c, CUstream stream)
 	if (r && !atomic_load(&c->lost))
 		r = cuda_result(c, c->lib->cuStreamSynchronize(stream), "waiting for a stream");
 	if (r && !atomic_load(&c->lost))
-		cuda_lose(c, "what the device has executed cannot be found out any more");
+		cuda_lose(c, "it is no longer possible to tell what the device has executed");
 	return r ? -EIO : 0;
 }
 

@@ -2,8 +2,8 @@
  * The executor: takes tasks in the order of each queue and puts them on its stream. Also
  * the loop's side of tasks.
  *
- * An item that has not all the room it needs (staging, launches ahead, marks) stays the
- * first of its queue, and goes on where it was when the reaper has made room.
+ * An item that lacks room (staging, launches ahead, marks) stays the first of its queue, and
+ * continues where it stopped when the reaper has made room.
  */
 #include "backend/cuda_impl.h"
 
@@ -71,7 +71,7 @@ void cuda_exec_ended(struct work *work)
 static void on_told(struct work *work)
 {
 	struct cuda_item *item = CONTAINER_OF(work, struct cuda_item, told);
-	bool ends = item->ends; /* else it may end while we are at it */
+	bool ends = item->ends; /* else it may end while we still use it */
 
 	if (item->tell)
 		backend_issued(&item->queue->cuda->backend, item->task, item->ready);
@@ -120,7 +120,7 @@ static bool is_runnable(const struct cuda *c, const struct cuda_queue *q)
 	return item->begun || !c->gate || !must_wait(item);
 }
 
-/* From here on its waits count as open, and poison goes to their slots too. */
+/* From here on its waits count as open, and poison is also written to their slots. */
 static void begin(struct cuda *c, struct cuda_queue *q, struct cuda_item *item)
 {
 	item->begun = true;
@@ -155,7 +155,7 @@ static struct cuda_item *take_item(struct cuda *c, unsigned *turn)
 	return NULL;
 }
 
-/* An event behind everything so far. */
+/* An event after everything issued so far. */
 static struct cuda_mark *record(struct cuda *c, struct cuda_queue *q)
 {
 	struct cuda_mark *m = &q->marks[q->marks_head % CUDA_MARKS];
@@ -179,8 +179,8 @@ static void publish(struct cuda_queue *q, struct cuda_mark *m)
 	pthread_cond_signal(&q->reap);
 }
 
-/* The item goes on when a mark was reached: see to it that there is one.
- * @starved: not before. @tail: marks reached when the item was taken. */
+/* The item continues when a mark is reached: make sure that there is one. @starved: it cannot
+ * continue before. @tail: marks reached when the item was taken. */
 static void pause_item(struct cuda *c, struct cuda_queue *q, bool starved, uint64_t tail)
 {
 	struct cuda_mark *m = NULL;
@@ -190,7 +190,7 @@ static void pause_item(struct cuda *c, struct cuda_queue *q, bool starved, uint6
 	pthread_mutex_lock(&c->lock);
 	if (m)
 		publish(q, m);
-	/* if one was reached since the item was taken, nobody else will wake it */
+	/* if one was reached since the item was taken, nothing else will wake it */
 	q->starved = starved && q->marks_tail == tail && q->marks_head != tail;
 	pthread_mutex_unlock(&c->lock);
 }
@@ -206,7 +206,7 @@ static CUresult enqueue_waits(struct cuda *c, struct cuda_queue *q, struct cuda_
 	return r;
 }
 
-/* Return: the step that the kernels came to. */
+/* Return: the step that the kernels reached. */
 static enum cuda_step issue(struct cuda *c, struct cuda_queue *q, struct cuda_item *item)
 {
 	enum cuda_step step = CUDA_STEP_DONE;
@@ -226,8 +226,8 @@ static enum cuda_step issue(struct cuda *c, struct cuda_queue *q, struct cuda_it
 	return step;
 }
 
-/* Whether the item's end has to wait until the device has come so far; and whether
- * somebody else's does. */
+/* Whether the end of the item has to wait until the device has executed it; and whether that of
+ * another item does. */
 static bool ends_late(const struct cuda_item *item)
 {
 	return item->begun && (item->task->sync || item->results || item->status);
@@ -245,8 +245,8 @@ static void set_until(const struct cuda_queue *q, const struct cuda_item *item, 
 		cuda_signals_of(&item->task->waits[i])->until[q->which] = mark;
 }
 
-/* All of it is on the stream, or never will be. Once told to the loop the item may be
- * gone, unless it ends late. */
+/* All of it is on the stream, or never will be. Once the loop has been told, the item may be gone,
+ * unless it ends late. */
 static void finish_item(struct cuda *c, struct cuda_queue *q, struct cuda_item *item)
 {
 	struct cuda_mark *m = needs_mark(q, item) ? record(c, q) : NULL;

@@ -1,6 +1,6 @@
 /*
- * Which of the driver's devices are ours. CUDA_VISIBLE_DEVICES is the driver's: what it
- * hides does not exist here.
+ * Selects the devices of the driver that we use. The driver applies CUDA_VISIBLE_DEVICES: a hidden
+ * device does not exist here.
  */
 #include "backend/cuda_impl.h"
 
@@ -36,7 +36,7 @@ static int check_found(const struct backend_cuda_options *o, const bool *found, 
 	for (unsigned i = 0; i < o->n_uuids; i++)
 		if (!found[i])
 			return fault_set(f, FAULT_NOT_FOUND, NULL,
-					 "no GPU %s among the %d that the driver shows",
+					 "GPU %s is not among the %d that the driver shows",
 					 o->uuids[i], n);
 	return 0;
 }
@@ -50,7 +50,7 @@ int cuda_find(const struct cuda_lib *lib, const struct backend_cuda_options *opt
 	int n;
 
 	if (options->n_uuids > CUDA_MAX_DEVICES)
-		return fault_set(f, FAULT_INVALID, NULL, "%u GPUs are named: %u are possible",
+		return fault_set(f, FAULT_INVALID, NULL, "%u GPUs are named; the maximum is %u",
 				 options->n_uuids, CUDA_MAX_DEVICES);
 	r = lib->cuDeviceGetCount(&n);
 	for (int i = 0; r == CUDA_SUCCESS && i < n && got < max; i++) {

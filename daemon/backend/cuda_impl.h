@@ -1,16 +1,16 @@
 /*
- * The cuda backend's own: one struct cuda per device, and who does what with it.
+ * Internals of the cuda backend: one struct cuda per device, and the threads that use it.
  *
  * Threads of a device, beside the loop:
  *   executor   takes tasks in the order of each queue, puts them on the queue's stream
  *   reapers    one per queue: wait for events ("marks") on its stream, in their order
  *   setup      makes and frees memory, writes poison
- * No CUDA call is made on the loop thread but at the start and where a function says so.
+ * No CUDA call is made on the loop thread except at the start and where a function says so.
  *
- * What foreign processes can hold up, and what that must never hold up:
+ * What other processes can block, and what that must never block:
  *   - A stream stands still while a wait of it is not reached. Calls that may wait for
  *     the device (allocate, map, free) would then stand still with it, holding locks of
- *     the driver that whoever should raise the slot needs. So the setup thread works only
+ *     the driver that the process which should raise the slot needs. So the setup thread works only
  *     while no foreign wait is open: it closes the gate, the executor starts no task with
  *     foreign waits, those that are open end, and then it is quiet.
  *   - A stream takes only so many launches ahead; then launching blocks. The executor
@@ -41,10 +41,10 @@
 #define CUDA_MARKS 256u
 /* Launches on a stream that are not known to be executed: drivers block at about 1000. */
 #define CUDA_MAX_AHEAD 512u
-/* So often at least there is a mark, so that it is known. */
+/* A mark at least every so many launches, so that this is known. */
 #define CUDA_MARK_EVERY 64u
-/* Elements of a reduction whose optimizer follows at once: large enough that a launch costs
- * nothing beside it, small enough for the gradient to stay in a device's second-level cache. */
+/* Elements of a reduction whose optimizer follows at once: large enough to make the cost of a
+ * launch negligible, small enough for the gradient to stay in a device's second-level cache. */
 #define CUDA_BLOCK (UINT64_C(1) << 20)
 /* Devices in one process. */
 #define CUDA_MAX_DEVICES 64u
@@ -60,16 +60,16 @@ struct cuda_mem {
 	CUipcMemHandle ipc;     /* for export, of BACKEND_SHARE_IPC */
 };
 
-/* Memory that was asked for. */
+/* A request for memory. */
 struct cuda_request {
 	struct list link; /* cuda.requests, cuda.finished or cuda.unclaimed */
 	uint64_t bytes;
 	enum backend_share share;
 	struct cuda_mem *mem; /* if @result is 0 */
 	int result;           /* what alloc answers */
-	unsigned age;         /* requests that came back after it: taken by nobody for long */
+	unsigned age;         /* requests that came back after it: shows that nobody takes it */
 	uint64_t made_us;     /* when it came back; 0: no tick since */
-	bool again;           /* was tried once more, after others' leavings were freed */
+	bool again;           /* was tried once more, after unclaimed memory was freed */
 };
 
 /* The slots of one session. */
@@ -85,7 +85,7 @@ struct cuda_signals {
 	void *userdata;
 	bool freeing;
 	/* under the lock */
-	bool writing;                              /* the setup thread is at it */
+	bool writing;                              /* the setup thread works on it */
 	uint64_t until[_BACKEND_Q_N];              /* marks made by then end the waits on it */
 	uint8_t waited[BACKEND_SIGNAL_SLOTS / 8u]; /* slots with waits so far */
 	_Atomic bool poisoned;
@@ -139,7 +139,7 @@ struct cuda_queue {
 	struct list todo;
 	uint64_t marks_head, marks_tail; /* made and reached */
 	uint64_t executed;               /* launches */
-	bool starved;                    /* goes on only when a mark was reached */
+	bool starved;                    /* continues only when a mark was reached */
 	bool issuing;                    /* the executor is at it */
 	unsigned holds;                  /* by the engine */
 	pthread_cond_t reap;
@@ -163,7 +163,7 @@ struct cuda {
 	CUdevice peers[CUDA_MAX_DEVICES]; /* that may reach our memory, ourselves first */
 	unsigned n_peers;
 	bool rdma;        /* allocations can be reached by network cards */
-	CUstream control; /* never waits for anybody */
+	CUstream control; /* never waits for another process */
 	CUdeviceptr scratch;
 	CUdeviceptr gradient; /* of one block, on its way to the optimizer: CUDA_BLOCK floats */
 	uint8_t *pinned;
@@ -172,7 +172,7 @@ struct cuda {
 	struct cuda_queue queues[_BACKEND_Q_N];
 
 	/* loop thread */
-	struct list unclaimed; /* of struct cuda_request, finished */
+	struct list unclaimed; /* of struct cuda_request: finished */
 	bool closed;           /* freed by the tick that is still on its way, or under way */
 	bool ticking;
 	bool news_lost; /* told */
@@ -213,18 +213,18 @@ static inline CUdeviceptr cuda_ptr(const void *p)
 
 /* -- cuda_error.c: any thread */
 
-/* What a call's result means to us. An error after which the context answers nothing but
- * errors marks the device as lost.
+/* Translate a call's result. An error after which the context returns only errors marks the device
+ * as lost.
  * Return: 0, -ENOMEM, -EINVAL (the arguments), or -EIO. */
 int cuda_result(struct cuda *c, CUresult r, const char *call);
-/* The device is lost: remember why, let everybody see. */
+/* The device is lost: remember why, and tell all threads. */
 void cuda_lose(struct cuda *c, const char *why);
-/* Wait for all that is on a stream. If that cannot be done the device is lost, for nothing
- * that was in use can be used again. Return: 0 or -EIO. */
+/* Wait for everything on a stream. If that fails the device is lost, because nothing that was in
+ * use can be used again. Return: 0 or -EIO. */
 int cuda_drain(struct cuda *c, CUstream stream);
 /* Fill @f. Return: the fault code. */
 int cuda_fault(const struct cuda_lib *lib, struct fault *f, CUresult r, const char *what);
-/* Have the loop look at what changed. With the lock held. */
+/* Make the loop look at what changed. With the lock held. */
 void cuda_tick(struct cuda *c);
 
 /* -- cuda_find.c, cuda_device.c: at the start, any thread */
@@ -232,15 +232,15 @@ void cuda_tick(struct cuda *c);
 /* Devices for @options, in the driver's order. Return: 0 or a fault code. */
 int cuda_find(const struct cuda_lib *lib, const struct backend_cuda_options *options, CUdevice *ret,
 	      unsigned max, unsigned *ret_n, struct fault *f);
-/* Context, streams, kernels, staging, info. What was made before a failure is freed by
+/* Context, streams, kernels, staging, info. Objects created before a failure are freed by
  * cuda_device_close. The context is current when it succeeds. Return: 0 or a fault code. */
 int cuda_device_open(struct cuda *c, CUdevice device, struct fault *f);
-/* Copes with what was never opened. */
+/* Safe for a device that was never opened. */
 void cuda_device_close(struct cuda *c);
 
-/* -- cuda_mem.c: setup thread, and whoever opens and closes */
+/* -- cuda_mem.c: setup thread, and the thread that opens and closes */
 
-/* What is asked of cuMemCreate. */
+/* The properties for cuMemCreate. */
 CUmemAllocationProp cuda_mem_properties(const struct cuda *c);
 /* Return: 0, BACKEND_E_FULL, or negative errno. */
 int cuda_mem_make(struct cuda *c, uint64_t bytes, enum backend_share share, struct cuda_mem **ret);
@@ -258,7 +258,7 @@ int cuda_setup_import(struct backend *b, int fd, uint64_t bytes, struct backend_
 void cuda_setup_free(struct backend *b, struct backend_mem *mem);
 /* Take what is finished. Return: whether there is news. */
 bool cuda_setup_collect(struct cuda *c);
-/* Free what nobody took; the thread has ended. */
+/* Free what nobody claimed; the thread has ended. */
 void cuda_setup_deinit(struct cuda *c);
 
 /* -- cuda_exec.c, cuda_reap.c */
@@ -274,10 +274,10 @@ void cuda_exec_ended(struct work *work);
 
 enum cuda_step {
 	CUDA_STEP_DONE, /* or it failed, and no more will come */
-	CUDA_STEP_MARK, /* goes on when a mark was made */
-	CUDA_STEP_FULL, /* goes on when a mark was reached */
+	CUDA_STEP_MARK, /* continues when a mark was made */
+	CUDA_STEP_FULL, /* continues when a mark was reached */
 };
-/* Put what is left of the item's kernels on the stream; item->status says what failed. */
+/* Put the rest of the item's kernels on the stream; item->status says what failed. */
 enum cuda_step cuda_launch(struct cuda *c, struct cuda_queue *q, struct cuda_item *item);
 
 /* -- cuda_order.c */
@@ -285,9 +285,9 @@ enum cuda_step cuda_launch(struct cuda *c, struct cuda_queue *q, struct cuda_ite
 /* Probe, make the ready page. Return: 0 or a fault code. */
 int cuda_order_open(struct cuda *c, enum backend_order order, struct fault *f);
 void cuda_order_close(struct cuda *c);
-/* Executor: have the stream wait. */
+/* Executor: make the stream wait. */
 CUresult cuda_order_wait(struct cuda *c, struct cuda_queue *q, const struct backend_wait *w);
-/* Executor: have the stream tell that the queue has come to q->ready. */
+/* Executor: make the stream report that the queue has reached q->ready. */
 CUresult cuda_order_raise(struct cuda *c, struct cuda_queue *q);
 /* Setup thread, no lock held: write the poison of the first of cuda.poison. */
 void cuda_order_write_poison(struct cuda *c, struct cuda_signals *s);
@@ -296,7 +296,7 @@ int cuda_signals_new(struct backend *b, struct backend_mem *mem, struct backend_
 int cuda_signals_events(struct backend_signals *s, uint32_t slot, const uint8_t *const *handles);
 void cuda_signals_poison(struct backend_signals *s);
 void cuda_signals_free(struct backend_signals *s, void (*freed)(void *userdata), void *userdata);
-/* Tell the owners of those that nothing waits for any more. */
+/* Tell the owners of those signals that nothing waits for any more. */
 void cuda_signals_collect(struct cuda *c);
 static inline struct cuda_signals *cuda_signals_of(const struct backend_wait *w)
 {

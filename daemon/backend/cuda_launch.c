@@ -101,7 +101,7 @@ static CUresult launch_all_reduce(struct cuda *c, struct cuda_queue *q, const st
 	return run(c, q, CUDA_FN_ALL_REDUCE_MANY, k->n, &args);
 }
 
-/* What the four kernels' arguments have in common; @x: where the scalars are. */
+/* The common arguments of the four kernels; @x: where the scalars are. */
 #define ADAM_ARGS(s, x, count)                                                            \
 	.p = cuda_ptr((s)->p), .g = cuda_ptr((s)->g), .m = cuda_ptr((s)->m),              \
 	.v = cuda_ptr((s)->v), .n = (count), .w1 = (x)->w1, .b2 = (x)->b2, .w2 = (x)->w2, \
@@ -147,7 +147,7 @@ static CUresult launch_adam_plain(struct cuda *c, struct cuda_queue *q, uint64_t
 	return run(c, q, CUDA_FN_ADAM, n, &args);
 }
 
-/* The plain forms are there for speed: they keep more threads on a multiprocessor. */
+/* The plain forms exist for speed: they keep more threads on a multiprocessor. */
 static CUresult launch_adam_step(struct cuda *c, struct cuda_queue *q, uint64_t n,
 				 const struct adam_step *s)
 {
@@ -243,7 +243,7 @@ static CUresult launch_found_inf(struct cuda *c, struct cuda_queue *q, const str
 	return run(c, q, CUDA_FN_FOUND_INF, k->n, &args);
 }
 
-/* Whole rows, and what there is of the last one. */
+/* Whole rows, and the existing part of the last one. */
 static CUresult launch_pack(struct cuda *c, struct cuda_queue *q, const struct kop *k)
 {
 	const struct k_pack *a = &k->pack;
@@ -328,7 +328,7 @@ static enum cuda_step launch_norm(struct cuda *c, struct cuda_queue *q, const st
 	return CUDA_STEP_DONE;
 }
 
-/* Whether the driver knows @p; else it is a part of our own process. */
+/* Whether the driver knows @p; else it is ordinary memory of our process. */
 static CUresult is_device(const struct cuda *c, const void *p, bool *ret)
 {
 	unsigned type = 0;
@@ -436,7 +436,7 @@ static bool is_far_ahead(struct cuda *c, struct cuda_queue *q)
 	return q->launched - executed >= CUDA_MAX_AHEAD;
 }
 
-/* Block after block through the same memory: the stream has them one after the other. */
+/* Block after block through the same memory: the stream executes them one after the other. */
 static enum cuda_step launch_reduce_step(struct cuda *c, struct cuda_queue *q,
 					 struct cuda_item *item, const struct kop *k, CUresult *ret)
 {
@@ -460,7 +460,7 @@ static enum cuda_step launch_reduce_step(struct cuda *c, struct cuda_queue *q,
 	return CUDA_STEP_DONE;
 }
 
-/* Those that are one launch, or nearly. */
+/* Kops that are one launch, or nearly. */
 static CUresult (*const launchers[_KOP_N])(struct cuda *, struct cuda_queue *,
 					   const struct kop *) = {
 	[KOP_CAST] = launch_cast,

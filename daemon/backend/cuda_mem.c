@@ -1,7 +1,7 @@
 /*
  * Allocations: cuMemCreate memory that is handed over by descriptor, or cuMemAlloc memory
- * for legacy CUDA IPC. What another process opens them with is made at once, because
- * handing it out happens on the loop thread.
+ * for legacy CUDA IPC. The handle with which another process opens them is created at once, because
+ * it is handed out on the loop thread.
  */
 #include "backend/cuda_impl.h"
 
@@ -25,7 +25,7 @@ CUmemAllocationProp cuda_mem_properties(const struct cuda *c)
 	return p;
 }
 
-/* Once, for all that will ever reach it: changing it later may wait for the device. */
+/* Once, for all devices that will ever access it: changing it later may wait for the device. */
 static CUresult set_access(const struct cuda *c, CUdeviceptr at, uint64_t bytes)
 {
 	CUmemAccessDesc desc[CUDA_MAX_DEVICES];
@@ -38,7 +38,7 @@ static CUresult set_access(const struct cuda *c, CUdeviceptr at, uint64_t bytes)
 	return c->lib->cuMemSetAccess(at, bytes, desc, c->n_peers);
 }
 
-/* Map @handle, which the mapping keeps alive from then on. */
+/* Map @handle; the mapping keeps it alive from then on. */
 static CUresult map(const struct cuda *c, CUmemGenericAllocationHandle handle, uint64_t bytes,
 		    CUdeviceptr *ret)
 {
@@ -64,7 +64,7 @@ fail_map:
 	return r;
 }
 
-/* Fresh memory holds what was there before; nobody is to see it. */
+/* Fresh memory holds its previous contents, which no process may see. */
 static CUresult clear(struct cuda *c, CUdeviceptr at, uint64_t bytes)
 {
 	CUresult r = c->lib->cuMemsetD8Async(at, 0, bytes, c->control);

@@ -1,13 +1,11 @@
 /*
  * Order between our streams and those of other processes.
  *
- * TIMELINE: a slot is a word that only grows. The other process raises it on its stream,
- * ours waits until it is at least a value (cyclic compare, so INT64_MAX is the poison that
- * satisfies every wait; a plain copy would wake nobody). Our own words say how far the
- * queues have come.
- * EVENTS: for drivers without stream memory operations. Value v is event v modulo the
- * ring's size; the words are not raised. What waits for an event of a process that died
- * is the driver's to end.
+ * TIMELINE: a slot is a word that only grows. The other process raises it on its stream, ours waits
+ * until it has reached a value (cyclic compare, so INT64_MAX is the poison that satisfies every
+ * wait; a plain copy would not wake it). Our own words say how far the queues have come. EVENTS:
+ * for drivers without stream memory operations. Value v is event v modulo the ring's size; the
+ * words are not raised. If a process dies, the driver ends the waits for its events.
  */
 #include "backend/cuda_impl.h"
 
@@ -23,7 +21,7 @@
 #include "core/cleanup.h"
 
 #define POISON INT64_MAX
-/* A word of the ready page that no queue has, for the probe. */
+/* A word of the ready page that belongs to no queue, for the probe. */
 #define PROBE_SLOT   63u
 #define PROBE_S      5
 #define INTERPROCESS (CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING)
@@ -55,8 +53,8 @@ static CUresult wait_for_stream(const struct cuda *c, CUstream stream)
 	return r;
 }
 
-/* A wait that is there first must be ended by a write: what attributes promise counts for
- * nothing. A stream that stands still for ever is left alone. */
+/* A wait that is issued first must be ended by a write; the device attributes alone prove nothing.
+ * A stream that never continues is abandoned. */
 static CUresult probe(const struct cuda *c)
 {
 	CUdeviceptr slot = slot_of(&c->ready_page->mem, PROBE_SLOT);
@@ -117,7 +115,7 @@ static int make_ready_page(struct cuda *c, struct fault *f)
 		return fault_set(f, r == BACKEND_E_FULL ? FAULT_EXHAUSTED : FAULT_INTERNAL, NULL,
 				 "%s has no memory that can be shared (%s)", c->backend.info.id,
 				 r == BACKEND_E_FULL ? "it is full" : strerror(-r));
-	/* some machines know no legacy IPC: they do without */
+	/* some machines have no legacy IPC: they work without it */
 	if (cuda_mem_make(c, bytes, BACKEND_SHARE_IPC, &c->ready_page_ipc))
 		c->ready_page_ipc = NULL;
 	return 0;
@@ -228,7 +226,7 @@ static struct cuda_signals *to_signals(struct backend_signals *s)
 	return CONTAINER_OF(s, struct cuda_signals, base);
 }
 
-/* All or none, with our context current on the loop thread for as long as it takes. */
+/* All or none, with our context current on the loop thread during the call. */
 static CUresult open_ring(struct cuda *c, const uint8_t *const *handles, CUevent *ring)
 {
 	CUcontext old = NULL;
@@ -278,7 +276,7 @@ void cuda_signals_poison(struct backend_signals *base)
 		if (c->backend.info.order == BACKEND_ORDER_TIMELINE)
 			list_append(&c->poison, &s->poison_link);
 		pthread_cond_signal(&c->setup);
-		pthread_cond_signal(&c->work); /* the gate does not hold it back any more */
+		pthread_cond_signal(&c->work); /* the gate no longer holds it back */
 	}
 	pthread_mutex_unlock(&c->lock);
 }

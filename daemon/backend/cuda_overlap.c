@@ -1,12 +1,11 @@
 /*
- * How kernels of several processes share the device: with MPS they overlap, without they
- * take turns, slices of milliseconds; copy engines work beside them in any case. Said in
- * one sentence, by what the driver says and, if wanted, by experiment: a second process
- * (cuda_overlap_child.c) keeps one block busy, and we see what that costs our work.
+ * How kernels of several processes share the device: with MPS they overlap; without MPS they take
+ * turns, in slices of milliseconds. Copy engines work concurrently in either case. The result is
+ * one sentence, from what the driver reports and, if requested, from an experiment: a second
+ * process (cuda_overlap_child.c) keeps one block busy, and we measure what that costs our work.
  *
- * Our work is many kernels that are much shorter than a slice, each of which ends at a
- * time of the clock: what passes while the other process has its turn hides in one of
- * them at most.
+ * Our work is many kernels that are much shorter than a slice, each of which ends at a set time:
+ * the turn of the other process is hidden in at most one of them.
  */
 #include "backend/cuda_impl.h"
 
@@ -27,11 +26,11 @@
 
 #define SPIN_NS 50000u
 #define SPINS   400u
-/* A copy, and how long all of them are to take alone. */
+/* A copy, and the intended time of all of them alone. */
 #define COPY_BYTES  (UINT64_C(16) << 20)
 #define COPY_MS     10.0f
 #define MOST_COPIES 400u
-/* Above this it is no overlap. */
+/* Above this ratio the kernels do not overlap. */
 #define TAKES_TURNS 1.3f
 /* Milliseconds the other process has to start, and to end. */
 #define START_MS 20000

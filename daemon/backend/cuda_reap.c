@@ -1,5 +1,6 @@
 /*
- * A reaper: waits for the marks of one queue, in their order, and ends what they end.
+ * A reaper: waits for the marks of one queue, in their order, and completes the items that end with
+ * them.
  */
 #include "backend/cuda_impl.h"
 
@@ -15,7 +16,7 @@ static int reach(struct cuda *c, struct cuda_queue *q, const struct cuda_mark *m
 	if (m->recorded &&
 	    cuda_result(c, c->lib->cuEventSynchronize(m->event), "waiting for an event") == 0)
 		return 0;
-	/* waits for more than it should, but for all that it should */
+	/* waits for more than necessary, but for everything that is necessary */
 	return atomic_load(&c->lost) ? -EIO : cuda_drain(c, q->stream);
 }
 

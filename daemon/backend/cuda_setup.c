@@ -1,9 +1,9 @@
 /*
- * The setup thread: makes and frees memory, only while no foreign wait is open on its
- * device, and writes poison at any time.
+ * The setup thread: allocates and frees memory, only while no foreign wait is open on its device,
+ * and writes poison at any time.
  *
- * It waits for the streams first. That ends by itself, since nothing in them waits for
- * another process then, and the engine starts nothing new until it is done.
+ * It waits for the streams first. That wait ends, since nothing in the streams waits for another
+ * process then, and the engine starts nothing new until the thread is done.
  */
 #include "backend/cuda_impl.h"
 
@@ -16,20 +16,19 @@
 #include "core/check.h"
 #include "core/cleanup.h"
 
-/* Memory that so many later requests have overtaken is wanted by nobody any more: who
- * asked for it is gone. */
+/* Memory that so many later requests have overtaken is no longer wanted: its requester is gone. */
 #define MOST_AGE 16u
-/* Who asked does not come for it any more: its trainer is gone. */
+/* After this time the requester does not claim it any more: its trainer is gone. */
 #define UNCLAIMED_US 2000000u
-/* A session that lives on may overwrite its poison: it is written again so often while
+/* A session that still lives may overwrite its poison: it is written again at this interval while
  * something waits. */
 #define REPOISON_NS 20000000L
 
 /* --------------------------------------------------------------- setup thread */
 
-/* What was issued may use what is freed now. And the calls that make memory may wait for
- * the device with the driver's locks in their hands: then what runs there must not wait
- * for the launch of its counterpart on another device. */
+/* Issued work may use the memory that is freed now. Also, the calls that allocate memory may wait
+ * for the device while they hold the driver's locks: then the work on the device must not wait for
+ * the launch of its counterpart on another device. */
 static void drain(struct cuda *c)
 {
 	for (unsigned q = 0; q < _BACKEND_Q_N; q++)
@@ -70,7 +69,7 @@ static bool is_quiet(const struct cuda *c)
 	return c->foreign == 0;
 }
 
-/* Do all that is asked for. With the lock held, dropped inside. */
+/* Handle all requests. With the lock held, dropped inside. */
 static void work(struct cuda *c)
 {
 	struct list frees = LIST_INIT(frees);
@@ -105,7 +104,7 @@ static void write_poison(struct cuda *c)
 	cuda_order_write_poison(c, s);
 	pthread_mutex_lock(&c->lock);
 	s->writing = false;
-	cuda_tick(c); /* somebody may wait to free it */
+	cuda_tick(c); /* another thread may wait to free it */
 }
 
 static bool is_waited_for(const struct cuda *c, const struct cuda_signals *s)
@@ -116,7 +115,7 @@ static bool is_waited_for(const struct cuda *c, const struct cuda_signals *s)
 	return false;
 }
 
-/* Wait for something to do; at most a moment if poison may have to be written again. */
+/* Wait for work; only for a moment if poison may have to be written again. */
 static void wait_for_work(struct cuda *c)
 {
 	struct cuda_signals *s, *tmp;
@@ -182,7 +181,7 @@ static struct cuda_request *find(struct list *list, uint64_t bytes, enum backend
 	return NULL;
 }
 
-/* Have the setup thread look; no new foreign wait from here on. With the lock held. */
+/* Wake the setup thread; no new foreign wait from here on. With the lock held. */
 static void wake(struct cuda *c)
 {
 	c->gate = true;
@@ -254,7 +253,7 @@ void cuda_setup_free(struct backend *b, struct backend_mem *mem)
 	pthread_mutex_unlock(&c->lock);
 }
 
-/* Only at a start, for memory that outlived another daemon: the loop waits for it. */
+/* Only at start, for memory that outlived another daemon: the loop blocks for it. */
 int cuda_setup_import(struct backend *b, int fd, uint64_t bytes, struct backend_mem **ret)
 {
 	struct cuda *c = cuda_of(b);
@@ -290,8 +289,7 @@ static struct cuda_request *discard(struct cuda *c, struct cuda_request *q)
 	return NULL;
 }
 
-/* Everybody else's leavings are freed and it is tried once more.
- * Return: false if there is nothing to gain by that. */
+/* Free all unclaimed memory and try once more. Return: false if that cannot help. */
 static bool try_again(struct cuda *c, struct cuda_request *q)
 {
 	struct cuda_request *other, *tmp;

@@ -2,8 +2,8 @@
  * Staging: a ring of pinned memory through which host memory goes to and from a device.
  *
  * Each entry is a record and its payload, side by side. The executor takes them at the
- * head; when the device has come past them, the reaper settles them (brings results to
- * where they belong) and gives them back at the tail. Positions count up for ever.
+ * head; when the device has passed them, the reaper settles them (copies results to their
+ * destination) and returns them at the tail. Positions only grow.
  */
 #ifndef SHARDD_BACKEND_CUDA_STAGE_H
 #define SHARDD_BACKEND_CUDA_STAGE_H
@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define CUDA_STAGE_BYTES (UINT64_C(4) << 20)
-/* Most payload of one entry: whatever is in the ring, such a one fits in time. */
+/* Maximum payload of one entry: it fits eventually, whatever is in the ring. */
 #define CUDA_STAGE_PIECE (UINT64_C(1) << 20)
 
 enum cuda_record_kind {

@@ -24,8 +24,8 @@ struct fake_task {
 	int status;
 };
 
-/* Tasks at one time; more than any test has. Not allocated, so that a test in which
- * allocations fail still sees its tasks complete. */
+/* Tasks at one time; more than any test uses. Static, so that a test in which allocations fail
+ * still sees its tasks complete. */
 #define FAKE_TASKS 4096
 
 struct fake {
@@ -36,7 +36,7 @@ struct fake {
 	bool posted;
 	bool hold;
 	bool executes;            /* held: one issued task is let through */
-	bool later;               /* memory is made in a later turn, as a GPU makes it */
+	bool later;               /* memory is allocated in a later turn, as on a GPU */
 	struct list making, made; /* of struct fake_made */
 	uint64_t used;            /* bytes of all allocations */
 	unsigned calls;
@@ -59,13 +59,13 @@ static struct memfd *to_memfd(struct backend_mem *mem)
 	return CONTAINER_OF(mem, struct memfd, mem);
 }
 
-/* Memory that was asked for, and is made when nothing else is to be done. */
+/* Memory that was requested, and is allocated when no other work is left. */
 struct fake_made {
 	struct list link;
 	uint64_t bytes;
 };
 
-/* Return: true: @bytes were asked for before, and are there. */
+/* Return: true: @bytes were requested before, and are allocated now. */
 static bool was_made(struct fake *f, uint64_t bytes)
 {
 	struct fake_made *m, *tmp;
@@ -89,7 +89,7 @@ static void make_later(struct fake *f, uint64_t bytes)
 		if (m->bytes == bytes)
 			return;
 	m = malloc(sizeof(*m));
-	CHECK(m); /* tests only: nothing to go on with */
+	CHECK(m); /* tests only: no way to continue */
 	m->bytes = bytes;
 	list_init(&m->link);
 	list_append(&f->making, &m->link);
@@ -222,8 +222,8 @@ static void execute_next(struct fake *f)
 		fake_queues_execute(&f->queues, &f->backend, e);
 }
 
-/* One task a turn, and nothing of the backend is touched after its callback, so
- * that the callback may submit or close. */
+/* One task per turn. Nothing of the backend is touched after its callback, so the callback may
+ * submit or close. */
 static void on_turn(struct work *work)
 {
 	struct fake *f = CONTAINER_OF(work, struct fake, work);
@@ -256,8 +256,8 @@ static void on_turn(struct work *work)
 	backend_complete(&f->backend, task, status);
 }
 
-/* What was issued is executed when nothing is left to be issued, then memory is made; both
- * unless they are held. */
+/* Issued tasks are executed when no task is left to issue; then memory is allocated. Both unless
+ * they are held. */
 static bool has_work(const struct fake *f)
 {
 	if (!list_empty(&f->ready))

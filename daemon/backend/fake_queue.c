@@ -80,13 +80,13 @@ static void *copy_of(const void *from, size_t bytes)
 {
 	void *to = malloc(bytes ? bytes : 1);
 
-	CHECK(to); /* tests only: nothing to go on with */
+	CHECK(to); /* tests only: no way to continue */
 	if (bytes)
 		memcpy(to, from, bytes);
 	return to;
 }
 
-/* The list of inputs of a kernel that has one. Return: where the kernel keeps it, or NULL. */
+/* Return: where a kernel keeps its list of inputs, or NULL if it has none. */
 static const void *const **inputs_of(struct kop *kop, unsigned *ret_n)
 {
 	struct k_reduce *r = kop->kind == KOP_REDUCE        ? &kop->reduce

@@ -1,8 +1,8 @@
 /*
- * The fake backend's queues, for tests of what a device with queues of its own does: a task
- * is issued first, and executed later, behind the trainers' streams that it waits for. The
- * kernels of a task that is issued but not executed are kept here, with copies of everything
- * they read of their owner: the owner may be gone by then. Loop thread only.
+ * The fake backend's queues, for tests of the behaviour of a device with its own queues: a task is
+ * issued first, and executed later, behind the trainers' streams that it waits for. The kernels of
+ * a task that is issued but not executed are kept here, with copies of everything they read of
+ * their owner: the owner may be gone by then. Loop thread only.
  */
 #ifndef SHARDD_BACKEND_FAKE_QUEUE_H
 #define SHARDD_BACKEND_FAKE_QUEUE_H
@@ -34,15 +34,15 @@ struct fake_exec {
 	unsigned n_waits;
 };
 
-/* Issue @task: it is in its queue. @status: what it will end with. The caller completes it if
- * it is not sync. Aborts without memory: tests only. */
+/* Issue @task: put it in its queue. @status: the result with which it will end. The caller
+ * completes it if it is not sync. Aborts without memory: tests only. */
 void fake_queues_issue(struct fake_queues *q, struct backend *b, struct backend_task *task,
 		       int status);
-/* Is there a task that can be executed now? */
+/* Can a task be executed now? */
 bool fake_queues_can(const struct fake_queues *q);
 /* The first such task, taken out of its queue. Return: NULL: none. */
 struct fake_exec *fake_queues_next(struct fake_queues *q);
-/* Run its kernels, say how far the queue has come, and complete its task; frees @e. */
+/* Run its kernels, publish the progress of the queue, and complete its task; frees @e. */
 void fake_queues_execute(struct fake_queues *q, struct backend *b, struct fake_exec *e);
 
 /* Free @m when no task that may use it is left. */

@@ -46,7 +46,7 @@ static int host_alloc(struct backend *b, uint64_t bytes, enum backend_share shar
 	int r;
 
 	(void)share; /* a descriptor is all there is */
-	/* A memfd of any size can be made; that the pages are there is our promise. */
+	/* A memfd of any size can be created; we promise that its pages exist. */
 	if (h->used > b->info.capacity_bytes || bytes > b->info.capacity_bytes - h->used)
 		return BACKEND_E_FULL;
 	if (!host_room_take(&h->room, bytes, unmapper_pending(&h->unmapper), b->info.short_of,
@@ -115,8 +115,8 @@ static int host_seal(struct backend *b, struct backend_mem *mem)
 	return memfd_seal(to_memfd(mem));
 }
 
-/* What does not fit the caches anyway is written past them: a line need not be fetched before
- * it is overwritten (docs/performance.md). */
+/* Data that does not fit the caches anyway bypasses them when written: then a line is not fetched
+ * before it is overwritten (docs/performance.md). */
 static void choose_stores(const struct host *h, struct backend_task *task)
 {
 	uint64_t bytes = 0;
@@ -178,7 +178,7 @@ static void fill_info(struct backend_info *info, const struct host_topology *t, 
 	info->threads = threads ? threads : t->cores;
 	snprintf(info->kernels, sizeof(info->kernels), "%s", kernels_host()->name);
 	snprintf(info->detail, sizeof(info->detail), "%s%s", t->detail,
-		 memfd_knows_holders() ? "" : ", holders of memory are not known");
+		 memfd_knows_holders() ? "" : ", cannot tell which processes hold memory");
 }
 
 static int start(struct host *h, const struct host_topology *t, bool prefault)
@@ -197,7 +197,7 @@ static int start(struct host *h, const struct host_topology *t, bool prefault)
 	if (r)
 		return r;
 	r = workers_new(&o, &h->workers);
-	/* where huge pages come by advice, they come with the first touch of a mapping */
+	/* where huge pages are made on advice, they come with the first touch of a mapping */
 	if (r == 0 && prefault && !t->huge_by_advice)
 		r = filler_init(&h->filler);
 	if (r == 0)

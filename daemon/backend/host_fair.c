@@ -21,7 +21,7 @@ void fair_init(struct fair *f)
 	}
 }
 
-/* Of those in @active the one that has had least; of equals the one that came last. */
+/* The one in @active that has received least; among equals the one that came last. */
 static struct fair_share *share_least(const struct list *active)
 {
 	struct fair_share *s, *tmp, *least = NULL;
@@ -32,8 +32,9 @@ static struct fair_share *share_least(const struct list *active)
 	return least;
 }
 
-/* The place of @id among the @n of @all: its own in @active, or a free one, or with all taken one
- * it shares. @active is short, and empty most of the time: the others are looked at last. */
+/* The place of @id among the @n of @all: its own in @active, or a free one, or, if all are taken,
+ * one that it shares. @active is short, and empty most of the time, so the others are searched
+ * last. */
 static struct fair_share *share_find(const struct list *active, struct fair_share *all, unsigned n,
 				     uint32_t id)
 {
@@ -50,7 +51,7 @@ static struct fair_share *share_find(const struct list *active, struct fair_shar
 	return &all[id % n];
 }
 
-/* Into @active, if it is not there: it begins where the one with least stands. */
+/* Add it to @active, if it is not there: its count starts at that of the one with least. */
 static void share_enter(struct list *active, struct fair_share *s, uint32_t id)
 {
 	const struct fair_share *least;

@@ -1,13 +1,14 @@
 /*
  * Whose turn it is: tasks of several users and jobs that share the host's threads.
  *
- * Users share by weight, counted in bytes; the jobs of a user share evenly. The next piece is
- * one of the user who has had least for its weight since there was somebody to share with, of
- * that user's job that has had least, of that job's oldest task. A new user begins at the count of the one with least, so that nobody saves
- * up, and goes first at a tie: a small task waits only for the pieces that run, one a thread.
+ * Users share by weight, counted in bytes; the jobs of a user share evenly. The next piece goes to
+ * the user that has received least for its weight since there was another user to share with; of
+ * that user's jobs, to the one that has received least; of that job's tasks, to the oldest. A new
+ * user starts at the lowest count, so that idle time gives no credit, and goes first at a tie: a
+ * small task waits only for the pieces that run now, one per thread.
  *
  * Exact for FAIR_USERS users and FAIR_JOBS jobs of each at a time; more share a place. Nothing
- * is allocated. No thread of its own, no lock: the caller's.
+ * is allocated. It has no thread and no lock; the caller does the locking.
  */
 #ifndef SHARDD_BACKEND_HOST_FAIR_H
 #define SHARDD_BACKEND_HOST_FAIR_H
@@ -46,14 +47,14 @@ struct fair {
 
 void fair_init(struct fair *f);
 
-/* @t is the owner's newest task. */
+/* Add @t as its owner's newest task. */
 void fair_add(struct fair *f, struct fair_task *t, struct backend_owner owner);
-/* Nothing of @t is left to be begun. Safe twice. */
+/* Remove @t: no piece of it is left to start. Safe to call twice. */
 void fair_remove(struct fair *f, struct fair_task *t);
 
-/* Whose turn it is. Return: NULL: there are none. */
+/* The task whose turn it is. Return: NULL if there are no tasks. */
 struct fair_task *fair_next(const struct fair *f);
-/* It has been given @bytes of work. */
+/* Count @bytes of work for the owner of @t. */
 void fair_served(struct fair_task *t, uint64_t bytes);
 
 /* Are there tasks of several jobs? */

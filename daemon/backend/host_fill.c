@@ -12,8 +12,8 @@
 #include "core/cleanup.h"
 
 #define SLICE_BYTES (UINT64_C(4) << 20)
-/* Where less than this part of the machine's memory, or of the control group's limit, is left, it
- * is left to others. */
+/* If less than this part of the machine's memory, or of the control group's limit, is left, the
+ * filler stops. */
 #define LEAVE_PART 8
 
 struct fill {
@@ -61,7 +61,7 @@ static struct fill *next_or_null(struct filler *f)
 	return fill;
 }
 
-/* After a slice: go on with it next, or it is over. */
+/* After a slice: continue with it later, or finish it. */
 static void put_back(struct filler *f, struct fill *fill, bool more)
 {
 	pthread_mutex_lock(&f->lock);
@@ -142,7 +142,7 @@ void filler_drop(struct filler *f, struct memfd *m)
 		free(fill);
 		fill = NULL;
 	}
-	while (fill && f->current == fill) /* who is at it frees it */
+	while (fill && f->current == fill) /* the thread that works on it frees it */
 		pthread_cond_wait(&f->idle, &f->lock);
 	pthread_mutex_unlock(&f->lock);
 }

@@ -1,8 +1,8 @@
 /*
- * A thread that makes the pages of new memory before anybody touches them, while processors
- * have nothing better to do: the first step is then not the one in which the kernel clears
- * gigabytes. Through the descriptor, not the mapping, so that nobody waits for its locks. Who
- * was faster than it loses nothing.
+ * A thread that allocates the pages of new memory before they are touched, while processors are
+ * idle: so the kernel does not have to clear gigabytes during the first step. It uses the
+ * descriptor, not the mapping, so that nobody waits for the mapping's locks. Pages that were
+ * touched before keep their contents.
  *
  *   add --> queue --slice by slice--> over, dropped, or memory is short
  */
@@ -29,11 +29,11 @@ struct filler {
 /* Start the thread. Return: 0 or negative errno (then no deinit). */
 int filler_init(struct filler *f);
 
-/* Begin with @m some time. For want of memory it is left out. Any thread, does not block. */
+/* Queue @m. Without memory for the entry it is left out. Any thread, does not block. */
 void filler_add(struct filler *f, struct memfd *m);
 
-/* @m is about to be freed: it is not looked at any more. Waits for the end of a slice; not for the
- * loop. Without init, and after deinit, nothing is to be done. */
+/* Forget @m, which is about to be freed. Waits for the end of a slice; not for the loop thread.
+ * Does nothing without init, and after deinit. */
 void filler_drop(struct filler *f, struct memfd *m);
 
 /* Stop within a slice, join. Safe without init. */

@@ -1,5 +1,5 @@
 /*
- * How much memory this process can have: the machine's and its control groups', whichever is
+ * The memory that this process can have: that of the machine or of its control groups, whichever is
  * less. Plain figures, read from files of the kernel at every call. Any thread.
  */
 #ifndef SHARDD_BACKEND_HOST_MEMORY_H
@@ -31,12 +31,12 @@ int host_memory_read(const struct host_memory_place *at, struct host_memory *ret
 uint64_t host_memory_total(const struct host_memory *m);
 uint64_t host_memory_left(const struct host_memory *m);
 
-/* What jobs may have where nobody says how much: the total, less a fifth for trainers, the
- * page cache and the daemon itself. */
+/* The default limit for jobs: the total, minus a fifth for trainers, the page cache and the daemon
+ * itself. */
 uint64_t host_memory_share(const struct host_memory *m);
 
-/* What new slabs leave alone, whatever is configured: the daemon's own heap and the kernel's
- * structures for it are in the same control group. */
+/* The amount that new slabs never use, whatever is configured: the daemon's own heap and the
+ * kernel's structures for it are in the same control group. */
 uint64_t host_memory_reserve(const struct host_memory *m);
 
 #endif

@@ -68,7 +68,7 @@ bool host_room_take(struct host_room *r, uint64_t bytes, uint64_t pending, char 
 	why[0] = '\0';
 	if ((!r->read_at_us || clock_now_us() - r->read_at_us >= READ_EVERY_US) &&
 	    !host_room_read(r, pending))
-		return true; /* without /proc nobody knows */
+		return true; /* not known without /proc */
 	if (bytes > r->left) {
 		host_room_explain(r, why, why_bytes);
 		return false;

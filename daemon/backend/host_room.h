@@ -1,8 +1,9 @@
 /*
  * Is there room for another allocation? A memfd of any size can be made. The kernel takes its
  * pages when they are touched, and kills a process when there are too few. So an allocation must
- * fit the configured limit, and what the machine and the control groups have left now, less what
- * earlier ones may still touch. The figures are read at most ten times a second. Loop thread only.
+ * fit the configured limit, and what the machine and the control groups have left now, minus the
+ * pages that earlier allocations may still touch. The figures are read at most ten times a second.
+ * Loop thread only.
  */
 #ifndef SHARDD_BACKEND_HOST_ROOM_H
 #define SHARDD_BACKEND_HOST_ROOM_H

@@ -1,4 +1,4 @@
-/* What the host backend needs to know of the machine, found out once. */
+/* What the host backend needs to know about the machine, read once. */
 #ifndef SHARDD_BACKEND_HOST_TOPOLOGY_H
 #define SHARDD_BACKEND_HOST_TOPOLOGY_H
 

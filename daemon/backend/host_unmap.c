@@ -6,7 +6,7 @@
 
 #include "core/check.h"
 
-/* Wait for something to do, no longer than a second while memory is left over. */
+/* Wait for work, no longer than a second while memory is left over. */
 static void unmapper_sleep(struct unmapper *u)
 {
 	struct timespec until;
@@ -45,7 +45,7 @@ static void unmapper_let_go(struct unmapper *u, struct memfd *m)
 	memfd_free(m);
 }
 
-/* Pages that came back go again; what nobody holds any more is closed. */
+/* Free pages that came back; close memory that no process holds any more. */
 static void unmapper_look_at_left(struct unmapper *u)
 {
 	struct memfd *m, *tmp;
@@ -149,7 +149,7 @@ int unmapper_init(struct unmapper *u, struct filler *filler)
 	return 0;
 }
 
-/* It may be there already, to be emptied; freeing does that too. */
+/* It may be queued already, for emptying; freeing includes that. */
 static void unmapper_queue(struct unmapper *u, struct memfd *m)
 {
 	if (list_empty(&m->link))

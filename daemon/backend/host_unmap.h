@@ -6,8 +6,8 @@
  *   free ---> nobody else holds it --> unmapped, closed
  *         '-> somebody does ---------> left over: emptied every second until nobody does
  *
- * What is left over is on no account, so it must stay empty: whoever still maps it gets
- * pages of zeros at a touch, which the next turn takes away again.
+ * Memory that is left over is charged to no account, so it must stay empty: a process that still
+ * maps it gets pages of zeros when it touches them, which the next turn frees again.
  */
 #ifndef SHARDD_BACKEND_HOST_UNMAP_H
 #define SHARDD_BACKEND_HOST_UNMAP_H
@@ -19,7 +19,8 @@
 #include "backend/host_fill.h"
 #include "backend/memfd.h"
 
-/* Memory that is left over and looked at; of more, a descriptor each, the oldest is let go. */
+/* Most left-over entries that are watched. Each costs a descriptor; beyond this the oldest is
+ * closed. */
 #define UNMAPPER_MAX_LEFT 1024u
 
 struct unmapper {
@@ -31,10 +32,10 @@ struct unmapper {
 	unsigned n_left;       /* the thread's own */
 	uint64_t pending;      /* bytes to be freed that are not yet; under the lock */
 	bool stop;             /* under the lock */
-	struct filler *filler; /* borrowed: may be at what is to be freed */
+	struct filler *filler; /* borrowed: may be working on memory that is being freed */
 };
 
-/* Start the thread. @filler: need not have been started. Return: 0 or negative errno (then no
+/* Start the thread. @filler: does not have to be running. Return: 0 or negative errno (then no
  * deinit). */
 int unmapper_init(struct unmapper *u, struct filler *filler);
 
@@ -47,7 +48,7 @@ void unmapper_empty(struct unmapper *u, struct memfd *m);
 /* Bytes that were given to unmapper_free and are not free yet. Any thread. */
 uint64_t unmapper_pending(struct unmapper *u);
 
-/* Unmap what is queued, stop, join. What is left over is empty then. */
+/* Unmap what is queued, stop, join. Left-over memory is empty then. */
 void unmapper_deinit(struct unmapper *u);
 
 #endif

@@ -14,13 +14,14 @@
 #include "core/clock.h"
 #include "core/list.h"
 
-/* Elements of a chunk: large enough that taking one costs nothing beside it. Small
- * tasks are cut finer, so that all threads get a part. Both are whole norm blocks. */
+/* Elements of a chunk: large enough to make the cost of taking one negligible. Small tasks are cut
+ * finer, so that all threads get a part. Both are whole norm blocks. */
 #define CHUNK       (4u * KERNEL_NORM_BLOCK)
 #define SMALL_CHUNK KERNEL_NORM_BLOCK
 /* KOP_COPY counts bytes. */
 #define COPY_FACTOR 4u
-/* A chunk that moves more is cut as small as a norm block allows: it is what others wait for. */
+/* A chunk that moves more bytes is cut as small as a norm block allows, because others wait for
+ * it. */
 #define CHUNK_BYTES (4u << 20)
 
 /* The cursor holds which kop (high bits) and which chunk of it (low bits). */
@@ -29,8 +30,8 @@
 #define CURSOR(kop)       ((uint64_t)(kop) << CURSOR_CHUNK_BITS)
 #define MAX_KOPS          (1u << (64 - CURSOR_CHUNK_BITS))
 
-/* One task the threads are at; lies in the task's room, so that submitting allocates nothing
- * and cannot fail. */
+/* One task in progress; stored in the task's room, so that submitting allocates nothing and cannot
+ * fail. */
 struct job {
 	struct work work;          /* back to the loop */
 	struct fair_task turn;     /* while chunks may be left; under the lock */
@@ -69,8 +70,8 @@ static uint64_t chunk_of(const struct job *job, const struct kop *kop)
 	return kop->n && kop_bytes(kop) / kop->n > CHUNK_BYTES / CHUNK ? SMALL_CHUNK : job->chunk;
 }
 
-/* Take the next chunk. Relaxed: what the chunk consists of was published by the
- * lock under which the job was found; the counter only hands out each one once.
+/* Take the next chunk. Relaxed: the lock under which the job was found has published the contents
+ * of the chunk; the counter only ensures that each chunk is taken once.
  * Return: false if there is none left. */
 static bool take_chunk(struct job *job, const struct kop **kop, uint64_t *begin, uint64_t *end)
 {
@@ -97,7 +98,7 @@ static bool take_chunk(struct job *job, const struct kop **kop, uint64_t *begin,
 	return false;
 }
 
-/* A thread's way through tasks: the chunk that it has taken, if there is one. */
+/* The position of a thread in the tasks: the chunk that it has taken, if any. */
 struct piece {
 	const struct kop *kop;
 	uint64_t begin, end;
@@ -113,8 +114,8 @@ static uint64_t piece_bytes(const struct piece *p)
 	return kop_bytes(p->kop) / p->kop->n * (p->end - p->begin);
 }
 
-/* Run @p, and as long as nobody else wants the threads what follows it. Return: bytes of what
- * followed; *ret_over: no chunk is left. */
+/* Run @p, and the chunks after it as long as no other job wants the threads. Return: bytes of the
+ * chunks after it; *ret_over: no chunk is left. */
 static uint64_t run_chunks(struct workers *w, struct job *job, struct piece *p, bool *ret_over)
 {
 	uint64_t more = 0;
@@ -150,9 +151,9 @@ static void note_shared(struct workers *w)
 	atomic_store_explicit(&w->shared, fair_shared(&w->fair), memory_order_relaxed);
 }
 
-/* Out of @job; under the lock. With @over no chunk of it is left, and nobody enters it any more:
- * all that were taken are done when the last thread inside leaves. Return: this is that one, and
- * the job is nobody else's any more. */
+/* Leave @job; under the lock. With @over no chunk of it is left, and no thread enters it any more:
+ * all taken chunks are done when the last thread inside leaves. Return: true for that last thread,
+ * which then owns the job alone. */
 static bool leave_job(struct workers *w, struct job *job, bool over)
 {
 	if (over) {
@@ -178,7 +179,7 @@ static void enter_job(struct job *job)
 		job->began_us = clock_now_us();
 }
 
-/* One turn: a task, at least a chunk of it. Under the lock, which is given up meanwhile. */
+/* One turn: at least one chunk of a task. Under the lock, which is released meanwhile. */
 static void take_turn(struct workers *w)
 {
 	struct fair_task *turn = fair_next(&w->fair);
@@ -195,7 +196,7 @@ static void take_turn(struct workers *w)
 		pthread_mutex_unlock(&w->lock);
 		more = run_chunks(w, job, &p, &over);
 		pthread_mutex_lock(&w->lock);
-		if (!list_empty(&turn->link)) /* else its place may be another's by now */
+		if (!list_empty(&turn->link)) /* else its place may belong to another task by now */
 			fair_served(turn, more);
 	}
 	last = leave_job(w, job, over);
@@ -270,8 +271,8 @@ void workers_submit(struct workers *w, struct backend_task *task)
 		publish_job(w, job, chunks);
 }
 
-/* A machine of several NUMA nodes: the threads are spread over them, each staying
- * near the memory it was first to touch. Refusal (a smaller cpuset) is harmless. */
+/* On a machine with several NUMA nodes the threads are spread over them, so that each stays near
+ * the memory that it touched first. A refusal (a smaller cpuset) is harmless. */
 static void bind_thread(const struct workers *w, unsigned index)
 {
 	if (w->o.n_nodes < 2 || !w->o.node_cpus)
@@ -319,7 +320,7 @@ int workers_new(const struct workers_options *o, struct workers **ret)
 		workers_free(w);
 		return r;
 	}
-	w->o.node_cpus = NULL; /* was the caller's, and has served */
+	w->o.node_cpus = NULL; /* was the caller's, and is no longer needed */
 	*ret = w;
 	return 0;
 }

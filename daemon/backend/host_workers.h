@@ -1,11 +1,11 @@
 /*
  * The threads that run kernels on the host.
  *
- * A task is cut into chunks, which all threads take from one counter, so that
- * they end together whatever their speed. Tasks of one job start in the order in which they
- * were submitted; a thread that finds no chunk left in the first goes on with the
- * next. While there are tasks of several jobs, a thread looks after each chunk whose turn it is
- * (host_fair.h). Which thread runs a chunk, and when, makes no difference to its result.
+ * A task is cut into chunks, which all threads take from one counter, so that they end together
+ * regardless of their speed. Tasks of one job start in the order in which they were submitted; a
+ * thread that finds no chunk left in the first continues with the next. While there are tasks of
+ * several jobs, a thread checks after each chunk which task's turn it is (host_fair.h). Which
+ * thread runs a chunk, and when, makes no difference to its result.
  */
 #ifndef SHARDD_BACKEND_HOST_WORKERS_H
 #define SHARDD_BACKEND_HOST_WORKERS_H

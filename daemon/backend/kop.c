@@ -92,13 +92,13 @@ static uint64_t step_bytes(const struct k_step *s)
 	return optimizer_bytes((s->kind == K_STEP_ADAMW ? s->adamw.vmax : s->adam.vmax) ? 3 : 2);
 }
 
-/* The gradient is neither written nor read, but for what it is added to. */
+/* The gradient is neither written nor read, except for the buffer that it is added to. */
 static uint64_t reduce_step_bytes(const struct k_reduce_step *a)
 {
 	return reduce_bytes(&a->reduce) + step_bytes(&a->step) - 2 * sizeof(float);
 }
 
-/* Of one element; those that change fp32 in place, or read it, have no dtype. */
+/* Bytes of one element; kops that change fp32 in place, or only read it, have no dtype. */
 static uint64_t element_bytes(const struct kop *kop)
 {
 	switch (kop->kind) {

@@ -26,7 +26,7 @@
 /* Below this the kernel has no huge page to give. */
 #define HUGE_BYTES (2u << 20)
 
-/* -ENOMEM and -ENOSPC mean the same to users: there is not that much. */
+/* -ENOMEM and -ENOSPC mean the same to users: not enough memory. */
 static int memory_error(int err)
 {
 	return err == ENOMEM || err == ENOSPC ? BACKEND_E_FULL : -err;
@@ -62,8 +62,8 @@ static int memfd_reopen(int fd, int mode)
 	return open(path, mode | O_CLOEXEC);
 }
 
-/* What memfd_create returns is not among the open files that the kernel counts, so we open
- * it once more and keep that file. Without /proc we keep the first. */
+/* The kernel does not count the file that memfd_create returns among the open files, so we open it
+ * once more and keep that file. Without /proc we keep the first. */
 static int memfd_counted(int *fd)
 {
 	_cleanup_(fd_closep) int again = memfd_reopen(*fd, O_RDWR);
@@ -78,7 +78,8 @@ static int memfd_counted(int *fd)
 	return 0;
 }
 
-/* Granted if nobody else has it open. Return: 1 granted, 0 not, or negative errno. */
+/* Take the lease: granted if no other process has it open. Return: 1 granted, 0 not, or negative
+ * errno. */
 static int memfd_try_lease(int fd)
 {
 	if (fcntl(fd, F_SETLEASE, F_WRLCK) < 0)
@@ -105,8 +106,8 @@ static int map_fd(int *fd, uint64_t bytes, struct memfd **ret)
 	addr = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
 	if (addr == MAP_FAILED)
 		return memory_error(errno);
-	/* Advice: a kernel that refuses it costs speed, nothing else. State is not
-	 * dumped, since a core file of all of it would fill the disk. */
+	/* Advice: a kernel that refuses it costs speed, nothing else. State is excluded from core
+	 * files, since all of it would fill the disk. */
 	if (bytes >= HUGE_BYTES)
 		madvise(addr, bytes, MADV_HUGEPAGE);
 	madvise(addr, bytes, MADV_DONTDUMP);
@@ -146,7 +147,7 @@ int memfd_import(int fd, uint64_t bytes, struct memfd **ret)
 		return -errno;
 	if (!S_ISREG(st.st_mode) || bytes == 0 || st.st_size < 0 || (uint64_t)st.st_size != bytes)
 		return -EINVAL;
-	seals = fcntl(fd, F_GET_SEALS); /* fails on what is no memfd */
+	seals = fcntl(fd, F_GET_SEALS); /* fails on a file that is not a memfd */
 	flags = fcntl(fd, F_GETFL);
 	if (seals < 0 || (seals & SIZE_SEALS) != SIZE_SEALS ||
 	    (seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)) || flags < 0 ||
@@ -173,9 +174,9 @@ int memfd_export(struct memfd *m, bool writable, int *ret_fd)
 	int fd;
 
 	CHECK(!(writable && m->sealed));
-	/* From now on the seals are as they are: who can write could add some. */
+	/* Seals cannot be added after this: a process that can write could add some. */
 	if (!m->exported && fcntl(m->fd, F_ADD_SEALS, F_SEAL_SEAL) < 0 && errno != EPERM)
-		return -errno; /* EPERM: an imported one, that has it */
+		return -errno; /* EPERM: an imported memfd that has the seal already */
 	fd = memfd_reopen(m->fd, writable ? O_RDWR : O_RDONLY);
 	if (fd < 0)
 		return -errno;
@@ -184,7 +185,7 @@ int memfd_export(struct memfd *m, bool writable, int *ret_fd)
 	return 0;
 }
 
-/* A memfd as ours are: is a holder seen for as long as it holds it? */
+/* Test with a memfd like ours: is a holder visible for as long as it holds the memfd? */
 static bool memfd_probe(void)
 {
 	_cleanup_(fd_closep) int fd = create_fd();

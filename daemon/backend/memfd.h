@@ -3,8 +3,8 @@
  * daemon's mapping of it.
  *
  * Sealed against growing and shrinking, so that no holder of a descriptor can
- * make the daemon fault with SIGBUS. Mode 0600, so that a process of another
- * user cannot open a read-only descriptor anew for writing through /proc.
+ * make the daemon fault with SIGBUS. Mode 0600, so that a process of another user cannot reopen a
+ * read-only descriptor for writing through /proc.
  *
  * Every descriptor that is handed out is an open file of its own. The kernel counts
  * open files, and a mapping keeps its file open, so a write lease on our own file is
@@ -20,9 +20,9 @@ struct memfd {
 	struct backend_mem mem; /* first: it is what users of the backend hold */
 	int fd;
 	bool exported;     /* a descriptor was handed out */
-	bool sealed;       /* against new writable mappings: its pages cannot be given back */
-	struct list link;  /* of whoever frees or empties it */
-	struct list live;  /* of whoever counts it */
+	bool sealed;       /* against new writable mappings: keeps its pages */
+	struct list link;  /* used by the thread that frees or empties it */
+	struct list live;  /* used by the code that counts it */
 	bool free;         /* host_unmap.c's own, under its lock */
 	struct fill *fill; /* host_fill.c's own */
 };
@@ -44,21 +44,21 @@ int memfd_seal(struct memfd *m);
 /* @ret_fd: close-on-exec, the caller's. Return: 0 or negative errno. */
 int memfd_export(struct memfd *m, bool writable, int *ret_fd);
 
-/* Does this kernel tell who holds a memfd? Found out once. Any thread. */
+/* Can this kernel tell whether another process holds a memfd? Tested once. Any thread. */
 bool memfd_knows_holders(void);
 
-/* Does anybody beside the daemon's own file and mapping have it open or mapped? False if
- * this kernel does not tell. Any thread; does not block. */
+/* Is it open or mapped anywhere besides the daemon's own file and mapping? False if this kernel
+ * cannot tell. Any thread; does not block. */
 bool memfd_is_held(const struct memfd *m);
 
-/* Give its pages back though others hold it: it then reads as zeros. Does nothing if it has
- * none. Takes long for large memory. Return: 0 or -EPERM (sealed). */
+/* Give its pages back although others hold it: it then reads as zeros. Does nothing if it has none.
+ * Takes long for large memory. Return: 0 or -EPERM (sealed). */
 int memfd_empty(const struct memfd *m);
 
-/* Bytes of pages that are there. Any thread; does not block. */
+/* Bytes of its allocated pages. Any thread; does not block. */
 uint64_t memfd_resident(const struct memfd *m);
 
-/* Unmap and close, whoever else has it: what is in it stays for them. NULL is allowed.
+/* Unmap and close; processes that still hold it keep its contents. NULL is allowed.
  * Return: NULL. */
 struct memfd *memfd_let_go(struct memfd *m);
 

@@ -1,6 +1,6 @@
 /*
- * CHECK: states what only a bug of ours can break; stays on in release builds.
- * What a client sends is never CHECKed, it gets an `if`.
+ * CHECK: states conditions that only a bug of ours can break; stays on in release builds. Input
+ * from clients is never CHECKed; it gets an `if`.
  */
 #ifndef SHARDD_CORE_CHECK_H
 #define SHARDD_CORE_CHECK_H

@@ -1,9 +1,8 @@
 /*
  * A fault: why a request was refused or ended early, in words for a person.
  *
- * Filled once, by whoever knows most; carried up unchanged to rpc/,
- * which alone knows wire status. A fault is plain data, may be copied, owns
- * nothing.
+ * Filled once, by the code that knows most; passed up unchanged to rpc/, which alone knows wire
+ * status. A fault is plain data, may be copied, owns nothing.
  */
 #ifndef SHARDD_CORE_FAULT_H
 #define SHARDD_CORE_FAULT_H
@@ -14,14 +13,14 @@
 enum fault_code {
 	FAULT_NONE = 0,
 	FAULT_INVALID, /* a field's value is not allowed; @field names it */
-	FAULT_STATE,   /* not now: the text says in which state things are */
+	FAULT_STATE,   /* not possible in the present state, which the text describes */
 	FAULT_NOT_FOUND,
-	FAULT_DENIED,    /* belongs to somebody else */
+	FAULT_DENIED,    /* belongs to another user */
 	FAULT_EXHAUSTED, /* quota, memory, a limit */
 	FAULT_ABORTED,   /* a peer died or left, the epoch ended: join again */
 	FAULT_DEADLINE,
 	FAULT_CANCELLED,     /* by the caller */
-	FAULT_UNAVAILABLE,   /* the daemon is on its way out */
+	FAULT_UNAVAILABLE,   /* the daemon is shutting down */
 	FAULT_UNIMPLEMENTED, /* no such method */
 	FAULT_LOST,          /* the caller's state is gone: the daemon was restarted */
 	FAULT_INTERNAL,      /* the system refused us something; native holds errno */

@@ -1,4 +1,4 @@
-/* FNV-1a with 64 bits: not against those who choose what is hashed. */
+/* FNV-1a with 64 bits: no protection against inputs chosen to collide. */
 #ifndef SHARDD_CORE_FNV_H
 #define SHARDD_CORE_FNV_H
 
@@ -6,7 +6,7 @@
 
 #define FNV_BEGIN UINT64_C(14695981039346656037)
 
-/* One step: of a byte, as it is defined, or of a whole word. */
+/* One step: of a byte, as in the definition, or of a whole word. */
 static inline uint64_t fnv_add(uint64_t hash, uint64_t x)
 {
 	return (hash ^ x) * UINT64_C(1099511628211);

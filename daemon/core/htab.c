@@ -22,7 +22,7 @@ static uint64_t hash(const char *key)
 	return h;
 }
 
-/* The slot that holds @key, or the free one where it belongs. */
+/* The slot that holds @key, or the free slot for it. */
 static size_t slot_of(const struct htab *t, const char *key)
 {
 	size_t i = hash(key) & (t->capacity - 1);

@@ -41,7 +41,7 @@ static inline void list_append(struct list *head, struct list *item)
 	head->prev = item;
 }
 
-/* Take @item out of whatever list it is in. */
+/* Take @item out of the list that it is in, if any. */
 static inline void list_unlink(struct list *item)
 {
 	item->prev->next = item->next;

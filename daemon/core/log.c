@@ -5,8 +5,8 @@
  * that lines logged before a reopening go to the old file.
  *
  * The writer asks poll before each write and gives a stuck output up as soon as
- * the log closes or another output waits, so it can always be joined, except out
- * of a disk write that hangs in the kernel: that thread is left behind.
+ * the log closes or another output waits, so it can always be joined, except while a disk write
+ * hangs in the kernel: then the thread is left behind.
  */
 #include "core/log.h"
 
@@ -25,8 +25,8 @@
 #include "core/log_format.h"
 
 #define QUEUE_LINES     4096 /* waiting for the writer; more are dropped */
-#define CLOSE_MS        900  /* that the writer may still write after log_close */
-#define CLOSE_GRACE_MS  100  /* and then to notice that it is over */
+#define CLOSE_MS        900  /* for the writer to write the rest after log_close */
+#define CLOSE_GRACE_MS  100  /* and then to notice that the time is up */
 #define POLL_MS         50   /* how often a stuck output is reconsidered */
 #define NSEC_PER_SECOND 1000000000L
 
@@ -55,7 +55,7 @@ static struct {
 	.last = &q.first,
 };
 
-static bool to_stderr; /* the last output opened; who opens and reopens */
+static bool to_stderr; /* the last output opened; used by log_open and log_reopen */
 static _Atomic int max_level = LOG_INFO;
 static _Atomic bool json;
 static _Atomic uint64_t dropped;
@@ -85,7 +85,7 @@ static bool is_past(const struct timespec *ts)
 
 /* -- the writer ---------------------------------------------------------- */
 
-/* Shall the writer stop waiting for an output that takes nothing? */
+/* Should the writer stop waiting for an output that takes nothing? */
 static bool gives_up(void)
 {
 	bool r;
@@ -146,7 +146,7 @@ static struct line *take_first(void)
 	return l;
 }
 
-/* Return: the next line, owned; NULL: the writer shall end. */
+/* Return: the next line, owned; NULL: the writer must end. */
 static struct line *next_line(void)
 {
 	struct line *l = NULL;
@@ -166,7 +166,7 @@ static void close_output(int fd)
 		fd_close(fd);
 }
 
-/* What is still queued at the end: descriptors are closed, lines lost. */
+/* Drop the lines still queued at the end; close queued descriptors. */
 static void empty_queue(void)
 {
 	while (q.first) {
@@ -213,7 +213,7 @@ static int open_output(const char *path)
 
 	if (!path || !*path)
 		return STDERR_FILENO;
-	/* O_NONBLOCK: a FIFO nobody reads is an error and not a standstill */
+	/* O_NONBLOCK: a FIFO without a reader is an error, not a block */
 	fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0640);
 	return fd < 0 ? -errno : fd;
 }
@@ -230,7 +230,7 @@ static void append(struct line *l)
 	pthread_cond_signal(&q.wake);
 }
 
-/* Let the writer go on with @fd (consumed, also on error). */
+/* Switch the writer to @fd (consumed, also on error). */
 static int switch_output(int fd)
 {
 	struct line *l = malloc(sizeof(*l));
@@ -266,8 +266,8 @@ static void init_conditions(void)
 	pthread_condattr_destroy(&attr);
 }
 
-/* Signals are the loop thread's: the writer is born with all of them blocked,
- * which also turns SIGPIPE into EPIPE. */
+/* Only the loop thread handles signals: the writer starts with all of them blocked, which also
+ * turns SIGPIPE into EPIPE. */
 static int start_writer(void)
 {
 	sigset_t all, old;
@@ -317,7 +317,7 @@ int log_reopen(const struct log_options *options)
 	fd = open_output(options->path);
 	if (fd < 0)
 		return fd;
-	/* standard error again: a switch would only make the writer hurry and lose lines */
+	/* standard error again: a switch would only make the writer give up early and lose lines */
 	if (fd != STDERR_FILENO || !to_stderr) {
 		r = switch_output(fd);
 		if (r < 0)

@@ -1,8 +1,8 @@
 /*
- * Structured log: one line a message, `time level topic message key=value...`,
- * or one JSON object a line. Lines are handed to a writer thread, so that a full
- * disk or a stuck pipe never holds up the caller; what does not fit its queue
- * is counted as dropped. Only server, net and rpc log; folders below return.
+ * Structured log: one line per message, `time level topic message key=value...`, or one JSON object
+ * per line. Lines are handed to a writer thread, so that a full disk or a stuck pipe never holds up
+ * the caller; what does not fit its queue is counted as dropped. Only server, net and rpc log;
+ * folders below return.
  */
 #ifndef SHARDD_CORE_LOG_H
 #define SHARDD_CORE_LOG_H
@@ -22,7 +22,7 @@ struct log_options {
  * Return: 0 or negative errno (the path cannot be opened). */
 int log_open(const struct log_options *options);
 
-/* Apply level and format, open the path anew (log rotation). Loop thread.
+/* Apply level and format, reopen the path (log rotation). Loop thread.
  * Return: 0 or negative errno; on error the old output stays. */
 int log_reopen(const struct log_options *options);
 

@@ -8,7 +8,7 @@
 
 #include "core/check.h"
 
-/* Topics are ours and short; a longer one is cut. */
+/* Topics are short constants of our own; a longer one is cut. */
 #define TOPIC_MAX 32
 
 /* Bytes of the well-formed, printable UTF-8 character at @s, 0 if there is none.
@@ -115,7 +115,7 @@ static const char *read_pair(const char *s, struct pair *p)
 	return s + strspn(s, " ");
 }
 
-/* From where on @message is nothing but pairs; its end if it is nowhere. */
+/* The place from which @message consists only of pairs; its end if there are none. */
 static const char *find_pairs(const char *message)
 {
 	const char *start = message, *s = message;
@@ -151,7 +151,7 @@ static void put_text(struct out *o, const char *s)
 	put(o, s, strlen(s));
 }
 
-/* A JSON string; what comes in is clean, so that only two characters need care. */
+/* A JSON string; the input is clean, so only two characters need escapes. */
 static void put_string(struct out *o, const char *s, size_t bytes)
 {
 	put_text(o, "\"");

@@ -1,6 +1,6 @@
 /*
- * How a log line looks: text or JSON, clean UTF-8 without control characters,
- * never longer than LOG_LINE_MAX. No state, any thread.
+ * The format of a log line: text or JSON, clean UTF-8 without control characters, never longer than
+ * LOG_LINE_MAX. No state, any thread.
  */
 #ifndef SHARDD_CORE_LOG_FORMAT_H
 #define SHARDD_CORE_LOG_FORMAT_H

@@ -23,9 +23,9 @@ void loopq_post(struct loopq *q, struct work *work, work_cb fn)
 	work->fn = fn;
 	mpsc_push(&q->queue, &work->node);
 	/* uv_async_send does nothing if it reads that a wake-up is pending. Without a full
-	 * barrier that read may come before others see our push: the loop takes that wake-up,
-	 * finds the queue empty, and nobody wakes it again. Pairs with the exchange by which
-	 * libuv takes it. */
+	 * barrier that read may happen before other threads see our push: the loop takes that
+	 * wake-up, finds the queue empty, and nothing wakes it again. Pairs with the exchange by
+	 * which libuv takes it. */
 	atomic_thread_fence(memory_order_seq_cst);
 	uv_async_send(&q->async);
 }

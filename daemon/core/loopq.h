@@ -1,8 +1,8 @@
 /*
  * The way into the loop: other threads post work, the loop thread runs it.
  *
- * One loopq per loop. A work item is embedded in what it is about; it belongs
- * to the queue from loopq_post until its function is called, on the loop thread.
+ * One loopq per loop. A work item is embedded in the object that it concerns; it belongs to the
+ * queue from loopq_post until its function is called, on the loop thread.
  */
 #ifndef SHARDD_CORE_LOOPQ_H
 #define SHARDD_CORE_LOOPQ_H
@@ -34,11 +34,11 @@ int loopq_init(struct loopq *q, uv_loop_t *loop);
  * queue must be open. */
 void loopq_post(struct loopq *q, struct work *work, work_cb fn);
 
-/* Run what is there now. Loop thread. */
+/* Run the items that are queued now. Loop thread. */
 void loopq_drain(struct loopq *q);
 
 /* Close the wake-up handle; no post may follow. The memory may be reused after
- * the loop has run the close callback. Loop thread. Safe twice. */
+ * the loop has run the close callback. Loop thread. Safe to call twice. */
 void loopq_close(struct loopq *q);
 
 #endif

@@ -25,11 +25,11 @@ struct mpsc {
 /* Before any other use; allocates nothing, needs no deinit. */
 void mpsc_init(struct mpsc *q);
 
-/* Hand @node over; it must stay valid until popped. Any thread, never blocks. */
+/* Hand @node over; it must stay valid until it is popped. Any thread, never blocks. */
 void mpsc_push(struct mpsc *q, struct mpsc_node *node);
 
-/* Return: the oldest node, the caller's again; NULL if none is complete yet.
- * Consumer thread only. */
+/* Return: the oldest node, which the caller owns again; NULL if none is complete yet. Consumer
+ * thread only. */
 struct mpsc_node *mpsc_pop(struct mpsc *q);
 
 #endif

@@ -24,14 +24,14 @@ struct proc {
 	int pidfd;
 	bool gone;
 	uv_poll_t poll;      /* closed, with the pidfd, once the process is gone */
-	uv_timer_t late;     /* tells those who begin to watch after that */
+	uv_timer_t late;     /* so that later watchers are told */
 	unsigned handles;    /* of the two that are not closed yet */
 	struct list watches; /* of struct proc_watch */
 };
 
 static void tell_watches(struct proc *p)
 {
-	/* A callback may drop the last reference of somebody else: hold one. */
+	/* A callback may drop the last other reference, so we hold one. */
 	proc_ref(p);
 	while (!list_empty(&p->watches)) {
 		struct proc_watch *w = list_first(&p->watches, struct proc_watch, link);
@@ -75,7 +75,7 @@ static void on_pidfd(uv_poll_t *poll, int status, int events)
 	(void)events;
 	MAGIC_CHECK(p, PROC_MAGIC);
 	p->gone = true;
-	/* a proc may be kept for long after; its descriptor need not */
+	/* the proc may be kept long after this; its descriptor is not needed */
 	uv_close((uv_handle_t *)&p->poll, on_poll_closed);
 	tell_watches(p);
 }

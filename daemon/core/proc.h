@@ -1,9 +1,9 @@
 /*
- * A process on the other side of a socket: who it is, and whether it is gone.
+ * A process on the other side of a socket: its identity, and whether it has ended.
  *
- * The pidfd is the proof: it becomes readable when the process has ended, and
- * from then on nothing of it writes into memory it had mapped. Whoever must
- * wait for that puts a watch on the proc. Loop thread only.
+ * The pidfd is the proof: it becomes readable when the process has ended, and from then on it
+ * cannot write to memory that it had mapped. Code that must wait for that puts a watch on the proc.
+ * Loop thread only.
  */
 #ifndef SHARDD_CORE_PROC_H
 #define SHARDD_CORE_PROC_H
@@ -29,7 +29,7 @@ struct proc_watch {
  * @ret: holds one reference. Return: 0 or negative errno (-ESRCH: gone already). */
 int proc_new_peer(uv_loop_t *loop, int sock, struct proc **ret);
 
-/* The same for a pid. Tests, and children of ours. */
+/* The same for a pid. For tests, and for our own children. */
 int proc_new_pid(uv_loop_t *loop, pid_t pid, uid_t uid, gid_t gid, struct proc **ret);
 
 struct proc *proc_ref(struct proc *p);
@@ -43,7 +43,7 @@ bool proc_gone(const struct proc *p);
 
 /* Call @fn once, from the loop, when the process is gone; at the next turn if
  * it is gone already. The watch holds no reference: unlink it (list_unlink on
- * its link) before the proc's last reference goes. */
+ * its link) before the proc's last reference is dropped. */
 void proc_watch(struct proc *p, struct proc_watch *w, proc_gone_cb fn);
 
 #endif

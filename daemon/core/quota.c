@@ -56,7 +56,7 @@ void quota_undo(struct quota *q, enum mem_class class, uint64_t bytes)
 	}
 }
 
-/* Accounts only fall here, so a peak is seen here or is what there is now. */
+/* Charges fall only here, so the peak is either recorded here or is the present charge. */
 void quota_return(struct quota *q, enum mem_class class, uint64_t bytes)
 {
 	for (struct quota *at = q; at; at = at->parent) {

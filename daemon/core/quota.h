@@ -29,7 +29,7 @@ struct quota {
 };
 
 enum {
-	QUOTA_E_LIMIT = 1, /* this account or a parent has not that much left */
+	QUOTA_E_LIMIT = 1, /* this account or a parent does not have that much left */
 };
 
 /* Limit @limit bytes (0: none), no user. Allocates nothing. */
@@ -42,7 +42,7 @@ int quota_charge(struct quota *q, enum mem_class class, uint64_t bytes);
 /* Give back what was charged; CHECKs that it was. */
 void quota_return(struct quota *q, enum mem_class class, uint64_t bytes);
 
-/* The same for a charge that came to nothing: there was no memory after all. */
+/* The same for a charge without memory: the allocation failed after the charge. */
 void quota_undo(struct quota *q, enum mem_class class, uint64_t bytes);
 
 /* The most that was ever charged, of one class and in all. */

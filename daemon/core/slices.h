@@ -1,7 +1,6 @@
 /*
- * Work that would hold the loop for long, cut into slices: one in each turn of the loop, in
- * the order in which they were added, and all that has come is served in between.
- * Loop thread only.
+ * Work that would block the loop for long, cut into slices: one in each turn of the loop, in the
+ * order in which they were added. The loop serves all other events in between. Loop thread only.
  */
 #ifndef SHARDD_CORE_SLICES_H
 #define SHARDD_CORE_SLICES_H
@@ -11,7 +10,7 @@
 
 #include "core/list.h"
 
-/* What a slice may take; who can tells from the clock how much of its work that is. */
+/* The time that a slice may take; if possible, the work measures it with the clock. */
 #define SLICE_US 1000u
 
 struct slices {
@@ -20,7 +19,7 @@ struct slices {
 	bool open;
 };
 
-/* One of them; embedded in what it goes on with. */
+/* One slice; embedded in the object that it continues. */
 struct slice {
 	struct list link;
 	void (*fn)(struct slice *slice);
@@ -31,13 +30,14 @@ void slices_init(struct slices *s, uv_loop_t *loop);
 /* Call @fn once, in a coming turn; it may add its slice again. */
 void slices_add(struct slices *s, struct slice *slice, void (*fn)(struct slice *slice));
 
-/* It is not called any more. Safe for one that was not added, once it was list_init-ed. */
+/* Remove it: it is not called any more. Safe for one that was not added, once its link was
+ * initialised with list_init. */
 static inline void slice_drop(struct slice *slice)
 {
 	list_unlink(&slice->link);
 }
 
-/* None may be left. Safe twice. */
+/* None may be left. Safe to call twice. */
 void slices_close(struct slices *s);
 
 #endif

@@ -1,10 +1,10 @@
-/* Text into an array; where every op does it, which snprintf is too slow for. Any thread. */
+/* Copies text into an array, on paths of every op, where snprintf is too slow. Any thread. */
 #ifndef SHARDD_CORE_TEXT_H
 #define SHARDD_CORE_TEXT_H
 
 #include <string.h>
 
-/* As much of @from as @bytes hold with the 0 at its end; they are at least 1. */
+/* Copy as much of @from as fits into @bytes with the terminating 0; @bytes is at least 1. */
 static inline void text_copy(char *to, size_t bytes, const char *from)
 {
 	size_t n = strnlen(from, bytes - 1);

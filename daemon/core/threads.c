@@ -9,7 +9,7 @@
 
 #include "core/cleanup.h"
 
-/* What the threads' libraries map for themselves when they begin. */
+/* What the libraries map for each thread at its start. */
 #define SPARE_BYTES ((size_t)64 << 20)
 
 struct threads_gate {
@@ -18,7 +18,7 @@ struct threads_gate {
 	bool open;
 };
 
-/* Takes its share of the allocator, as a real one does, and stays until all are there. */
+/* Allocates memory, as a real thread does, and stays until all have started. */
 static void *threads_wait(void *arg)
 {
 	struct threads_gate *g = arg;
@@ -32,14 +32,14 @@ static void *threads_wait(void *arg)
 	return NULL;
 }
 
-/* Return: 0 or an errno; @ret_started of them are there. */
+/* Return: 0 or an errno; @ret_started of them have started. */
 static int threads_start(struct threads_gate *g, pthread_t *threads, unsigned n,
 			 unsigned *ret_started)
 {
 	sigset_t all, old;
 	int r = 0;
 
-	/* signals are the loop thread's */
+	/* only the loop thread handles signals */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
 	for (*ret_started = 0; r == 0 && *ret_started < n; *ret_started += r == 0)

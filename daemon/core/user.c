@@ -11,7 +11,7 @@
 
 #define USER_MAGIC 0x55534552u
 
-/* The names of a kind, and what its user can do at the limit. */
+/* The names of a kind, and what a user can do at the limit. */
 static const struct kind_text {
 	const char *name, *key, *noun, *advice;
 } user_kinds[_USER_KINDS] = {
@@ -62,7 +62,7 @@ bool user_is_admin(uid_t uid)
 
 /* ------------------------------------------------------------------- limits */
 
-/* 0 is no limit in a configuration, and so more than any other. */
+/* In a configuration 0 means no limit, so it is more than any other value. */
 static uint64_t user_most(uint64_t configured)
 {
 	return configured ? configured : UINT64_MAX;
@@ -76,7 +76,7 @@ static bool user_has_gid(const struct user *u, gid_t gid)
 	return false;
 }
 
-/* The override that decides for @u: its own, or the most generous of its groups. */
+/* The override that applies to @u: its own, or the most generous of its groups. */
 static const struct user_override *user_override_of(const struct user *u, enum user_kind kind)
 {
 	const struct users *us = u->users;
@@ -316,7 +316,7 @@ void user_charge_deinit(struct user_charge *c)
 	*c = USER_CHARGE_NULL;
 }
 
-/* "max_sessions_per_user", or the entry of user_limits that holds instead of it. */
+/* "max_sessions_per_user", or the entry of user_limits that applies instead. */
 static void user_limit_text(const struct user *u, enum user_kind kind, char *buf, size_t bytes)
 {
 	const struct user_override *o = user_override_of(u, kind);

@@ -1,16 +1,16 @@
 /*
- * Accounts of resources: one account per user (uid), with a limit for each kind of resource
- * that a client can make the daemon spend.
+ * Accounts of resources: one per user (uid), with a limit for each kind of resource that a client
+ * can make the daemon spend.
  *
- * The charge lives in the object that costs (struct user_charge) and goes back with it. An
- * account lives as long as somebody holds a reference; every charge holds one, so an account
+ * The charge is stored in the object that causes it (struct user_charge) and is returned with the
+ * object. An account lives as long as it has a reference; every charge holds one, so an account
  * that is freed has all its counters at zero (CHECKed).
  *
- * A limit comes from the first of these that names its kind: an override for the user; the most
- * generous override for one of the user's groups; the default. Root and the daemon's own user
- * have no limits but those that an override for the user names: an operator can connect, and in
- * a container where everything is one user only the limits of the whole daemon apply.
- * Groups are those of the peer's newest connection. Loop thread only.
+ * A limit comes from the first of these that sets its kind: an override for the user; the most
+ * generous override for one of the user's groups; the default. Root and the daemon's own user have
+ * only the limits that an override for that user sets: so an operator can always connect, and in a
+ * container where everything runs as one user only the limits of the whole daemon apply. Groups are
+ * those of the peer's newest connection. Loop thread only.
  */
 #ifndef SHARDD_CORE_USER_H
 #define SHARDD_CORE_USER_H
@@ -25,7 +25,7 @@
 #include "core/list.h"
 
 enum user_kind {
-	USER_CONNECTIONS,   /* sockets, whatever they speak */
+	USER_CONNECTIONS,   /* sockets of either protocol */
 	USER_UNATTACHED,    /* of these: neither a session's nor a channel of one */
 	USER_SESSIONS,      /* attached processes */
 	USER_JOBS,          /* owned, until their last byte is back */
@@ -33,7 +33,7 @@ enum user_kind {
 	USER_STATE,         /* bytes of these slabs */
 	USER_MEMORY,        /* bytes of our own: rings, specs, settings, arrays, requests */
 	USER_MESSAGE_BYTES, /* of gRPC messages that have not come in full */
-	USER_FDS,           /* descriptors on their way to a client that does not read */
+	USER_FDS,           /* descriptors sent to a client that has not received them */
 	USER_OPS,           /* unanswered, of all sessions */
 	USER_STATUS_CALLS,  /* unanswered calls of service Status */
 	_USER_KINDS,
@@ -107,18 +107,19 @@ enum {
 
 /* No limits yet. */
 void users_init(struct users *us);
-/* CHECKs that no account is left. Safe twice. */
+/* CHECKs that no account is left. Safe to call twice. */
 void users_deinit(struct users *us);
 
-/* New limits (start, SIGHUP), also for the accounts that are there. What is charged stays.
+/* New limits (start, SIGHUP), also for existing accounts. Existing charges stay.
  * @limits: copied. Return: 0, or -ENOMEM: nothing changed. */
 int users_configure(struct users *us, const struct user_limits *limits);
 
 /* The account of @uid, made if it is not there. @gids: groups of the process that connects,
- * its primary one among them; none: those known stay. Return: a reference, or NULL: no memory. */
+ * including its primary one; none: the known groups stay. Return: a reference, or NULL: no
+ * memory. */
 struct user *users_get(struct users *us, uid_t uid, const gid_t *gids, size_t n_gids);
 
-/* Return: borrowed, or NULL: nothing of that user is here. */
+/* Return: borrowed, or NULL: the user has no account. */
 struct user *users_find(const struct users *us, uid_t uid);
 
 struct user *user_ref(struct user *u);
@@ -142,8 +143,8 @@ int user_charge_resize(struct user_charge *c, uint64_t n, struct fault *f);
 /* Give it back. Safe after USER_CHARGE_NULL and twice. */
 void user_charge_deinit(struct user_charge *c);
 
-/* The limit of @kind is reached: count it and say so in @f: FAULT_EXHAUSTED, which limit, its
- * value, what is used, what to do. @n: that were asked for. Return: FAULT_EXHAUSTED. */
+/* The limit of @kind is reached: count it and describe it in @f: FAULT_EXHAUSTED, the limit, its
+ * value, the use, what to do. @n: the requested number. Return: FAULT_EXHAUSTED. */
 int user_refuse(struct user *u, enum user_kind kind, uint64_t n, struct fault *f);
 
 /* "sessions", "state_bytes", ... as in status and overrides (max_NAME). Return: static string. */
@@ -152,12 +153,12 @@ const char *user_kind_name(enum user_kind kind);
 const char *user_kind_key(enum user_kind kind);
 bool user_kind_is_bytes(enum user_kind kind);
 
-/* One after the other, of all users: @u NULL: the first. Return: borrowed, or NULL. */
+/* Iterates over all users: @u NULL: returns the first. Return: borrowed, or NULL. */
 struct user *users_next(const struct users *us, const struct user *u);
 
-/* Counting without a struct user_charge, for what has counters of its own. Whoever does it
- * holds a reference to @u, and gives back what it took. user_take_one: Return: false: the limit
- * is reached. user_add: room was looked for before. */
+/* Counting without a struct user_charge, for objects with their own counters. The caller holds a
+ * reference to @u, and returns what it took. user_take_one: Return: false: the limit is reached.
+ * user_add: the caller has checked for room before. */
 void user_add(struct user *u, enum user_kind kind, uint64_t n);
 void user_sub(struct user *u, enum user_kind kind, uint64_t n);
 /* USER_MESSAGE_BYTES is counted by the gate (net/gate.h): @n are used now. Nothing is charged;

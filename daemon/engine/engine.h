@@ -1,17 +1,16 @@
 /*
  * Engine: collectives between devices, for its users.
  *
- * One member per device, whatever the number of trainers on it: what the ranks
- * of one device contribute has been reduced by a kernel before. This daemon speaks for
- * all members on its node: every operation takes one address per local member, in
- * member order.
+ * One member per device, whatever the number of trainers on it: a kernel has already reduced the
+ * contributions of the ranks of one device. This daemon acts for all members on its node: every
+ * operation takes one address per local member, in member order.
  *
  * Asynchronous: an operation is started from the loop thread and its callback runs on
- * the loop thread, exactly once, never inside the call. As with a backend's task it says
- * that the operation is *ordered*: whatever is submitted from then on to the
- * communicator's queue of a member's backend sees its effects. Before it is started,
- * what it needs must be ordered in that queue. Operations on one communicator take
- * place in the order in which they were started. Loop thread only.
+ * the loop thread, exactly once, never inside the call. As with a backend's task it says that the
+ * operation is *ordered*: everything submitted from then on to the communicator's queue of a
+ * member's backend sees its effects. Before an operation is started, its inputs must be ordered in
+ * that queue. Operations on one communicator take place in the order in which they were started.
+ * Loop thread only.
  */
 #ifndef SHARDD_ENGINE_H
 #define SHARDD_ENGINE_H
@@ -41,10 +40,10 @@ struct comm_op {
 typedef void (*comm_ready_cb)(void *userdata, struct comm *comm, int status);
 
 /* Something broke after operations were called ordered (a network, another member's
- * device): the communicator is aborted, what ran is garbage. Once, on the loop. */
+ * device): the communicator is aborted, and the results are garbage. Called once, on the loop. */
 typedef void (*comm_failed_cb)(void *userdata, struct comm *comm, const char *why);
 
-/* What a communicator is made of. The backends live until the engine is closed. */
+/* Options of a communicator. The backends live until the engine is closed. */
 struct comm_options {
 	const char *name;               /* for logs and NCCL; copied */
 	struct backend *const *devices; /* of the local members, in member order; copied */
@@ -71,36 +70,36 @@ const char *engine_name(const struct engine *e);
 /* Version and the like for people; "". The engine's. */
 const char *engine_detail(const struct engine *e);
 
-/* Why the last communicator that could not be made was not, in one sentence; "". */
+/* Why the last failed communicator could not be created, in one sentence; "" if none failed. */
 const char *engine_why(const struct engine *e);
 
-/* Make a communicator, warmed up. ready is called later with the communicator (the
- * caller's), or with NULL and a status, which engine_why explains.
+/* Create a communicator, warmed up. ready is called later with the communicator (owned by the
+ * caller), or with NULL and a status, which engine_why explains.
  * Return: 0, or negative errno (then ready is not called). */
 int engine_comm_new(struct engine *e, const struct comm_options *options);
 
-/* Ends what is in flight with ENGINE_E_ABORTED, later; more ops end likewise. What runs
- * on devices is stopped on a helper thread. */
+/* Ends the ops in flight with ENGINE_E_ABORTED, later; further ops end likewise. Work on devices is
+ * stopped on a helper thread. */
 void comm_abort(struct comm *c);
 
-/* Free, when nothing is in flight; what blocks happens on a helper thread. NULL is
- * allowed. Return: NULL. */
+/* Free, when nothing is in flight; blocking work happens on a helper thread. NULL is allowed.
+ * Return: NULL. */
 struct comm *comm_free(struct comm *c);
 
 /* Members, and how many of them are local. */
 unsigned comm_size(const struct comm *c);
 unsigned comm_locals(const struct comm *c);
-/* Which member the first local one is; the others follow. */
+/* Index of the first local member; the others follow. */
 unsigned comm_member(const struct comm *c);
 /* Operations started whose callback has not run. */
 unsigned comm_in_flight(const struct comm *c);
 void comm_info(const struct comm *c, struct comm_info *ret);
 
-/* Memory that collectives of this communicator will use again and again: one slab of
- * @bytes per local member, the same amount at each. Advice: makes them faster where the
- * engine can register memory. The caller unregisters before it frees. */
+/* Register memory that collectives of this communicator will use repeatedly: one slab of @bytes per
+ * local member, the same amount at each. Advice: makes them faster if the engine can register
+ * memory. The caller unregisters it before freeing it. */
 void comm_register(struct comm *c, void *const *addr, uint64_t bytes);
-/* @done is called when the memory may be freed: later, or at once where nothing was done. */
+/* @done is called when the memory may be freed: later, or at once if nothing was registered. */
 void comm_unregister(struct comm *c, void *const *addr, void (*done)(void *userdata),
 		     void *userdata);
 
@@ -125,8 +124,8 @@ void comm_broadcast(struct comm *c, struct comm_op *op, void *const *data, uint6
 		    unsigned root);
 
 /* A new communicator of @c's members without those that are @gone (one flag per member, at
- * least one is set), renumbered in their order; every surviving member must ask. What @c
- * runs is aborted with it; @c stays the caller's to free. The local members that stay are
+ * least one is set), renumbered in their order; every surviving member must call this. Operations
+ * that run on @c are aborted with it; the caller still frees @c. The local members that stay are
  * options->devices, in member order. Ready is called as after engine_comm_new.
  * Return: 0, -EOPNOTSUPP (the engine cannot: make a new one), or negative errno. */
 int comm_shrink(struct comm *c, const bool *gone, const struct comm_options *options);

@@ -1,6 +1,6 @@
 /*
- * Engine, for those who write one. engine.c checks the contract and calls the
- * slots; all are required, all are called on the loop thread.
+ * Engine, for implementations. engine.c checks the contract and calls the slots; all are required,
+ * all are called on the loop thread.
  */
 #ifndef SHARDD_ENGINE_IMPL_H
 #define SHARDD_ENGINE_IMPL_H
@@ -61,11 +61,11 @@ struct comm {
 /* An op has ended. Loop thread, not from inside the slot that started it. */
 void comm_complete(struct comm *c, struct comm_op *op, int status);
 
-/* It broke by itself: aborted from here on; tell the owner. Loop thread. */
+/* It failed by itself: aborted from here on; notify the owner. Loop thread. */
 void comm_broke(struct comm *c, const char *why);
 
-/* Fill the common parts; count the communicator as alive. comm_deinit (by comm_free in
- * engine.c, or by who gives up half-way) frees what comm_init allocated.
+/* Fill the common parts; count the communicator as alive. comm_deinit (by comm_free in engine.c, or
+ * after a partial failure) frees what comm_init allocated.
  * Return: 0 or -ENOMEM. */
 void engine_init(struct engine *e, const struct engine_ops *ops);
 int comm_init(struct comm *c, struct engine *e, const struct comm_options *options, unsigned size,
@@ -76,8 +76,8 @@ void comm_deinit(struct comm *c);
  * @loopq: borrowed. Return: 0 or negative errno. */
 int engine_local_new(struct loopq *loopq, struct engine **ret);
 
-/* GPUs: NCCL, loaded with dlopen; every member is a cuda backend. @f says in one sentence
- * what is missing (the library, its version). @loopq: borrowed.
+/* GPUs: NCCL, loaded with dlopen; every member is a cuda backend. @f describes in one sentence what
+ * is missing (the library, its version). @loopq: borrowed.
  * Return: 0 or a fault code. */
 int engine_nccl_new(struct loopq *loopq, struct engine **ret, struct fault *f);
 

@@ -1,8 +1,7 @@
 /*
  * An engine inside one process: all members are local, on memory that the CPU reads,
  * and the reference kernels do the work when the operation completes, in member order.
- * The definition of what a collective gives. Operations fail on demand and can be held
- * back.
+ * This defines the result of a collective. Operations fail on demand and can be held back.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -155,7 +154,7 @@ static void start(struct comm *c, const void *const *send, void *const *recv,
 	struct fake_engine *f = to_fake(c->engine);
 	struct fake_op *fo = malloc(sizeof(*fo) + 2 * c->size * sizeof(void *));
 
-	CHECK(fo); /* tests only: nothing to go on with */
+	CHECK(fo); /* tests only: no way to continue */
 	*fo = *values;
 	fo->comm = c;
 	fo->send = (const char **)(fo + 1);
@@ -207,7 +206,7 @@ static void fake_broadcast(struct comm *c, struct comm_op *op, void *const *data
 		      .op = op, .execute = execute_broadcast, .count = bytes, .root = root });
 }
 
-/* What is held back ends now, with the others in the order of their start. */
+/* Operations that are held back complete now, with the others in the order of their start. */
 static void fake_abort(struct comm *c)
 {
 	struct fake_engine *f = to_fake(c->engine);

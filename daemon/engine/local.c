@@ -55,7 +55,7 @@ static void post_turn(struct local_comm *c)
 	loopq_post(to_local(c->comm.engine)->loopq, &c->turn, on_turn);
 }
 
-/* End the first operation; last thing done, since its callback may free @c. */
+/* End the first operation; must be the last action, since its callback may free @c. */
 static void complete_first(struct local_comm *c, int status)
 {
 	struct local_op *first = list_first(&c->queue, struct local_op, link);
@@ -141,7 +141,7 @@ static void local_reduce_scatter(struct comm *c, struct comm_op *op, const void 
 	queue_op(to_comm(c), op, send[0], recv[0], count * dtype_size(dtype));
 }
 
-/* In place, and the average, sum, maximum and minimum of one are that one. */
+/* In place: the average, sum, maximum and minimum of one value are that value. */
 static void local_all_reduce(struct comm *c, struct comm_op *op, void *const *data, uint64_t count,
 			     enum dtype dtype, enum reduce_op reduce)
 {
@@ -159,8 +159,8 @@ static void local_broadcast(struct comm *c, struct comm_op *op, void *const *dat
 	queue_op(to_comm(c), op, data[0], data[0], 0);
 }
 
-/* What is queued ends at the next turns; a copy under way first runs to its end,
- * since until then the backend writes to its target. */
+/* Queued operations end in the next turns; a copy in progress first runs to its end, since until
+ * then the backend writes to its target. */
 static void local_abort(struct comm *c)
 {
 	post_turn(to_comm(c));
@@ -179,7 +179,7 @@ static int local_comm_new(struct engine *e, const struct comm_options *options)
 	int r;
 
 	if (options->n_devices != 1)
-		return -EINVAL; /* other devices need an engine with a wire */
+		return -EINVAL; /* several devices need an engine that connects them */
 	c = calloc(1, sizeof(*c));
 	if (!c)
 		return -ENOMEM;

@@ -1,6 +1,6 @@
 /*
- * Collectives between GPUs by NCCL: the part that runs on the loop. See nccl_impl.h for
- * who does what.
+ * Collectives between GPUs by NCCL: the part that runs on the loop. nccl_impl.h describes the
+ * threads.
  *
  * All members are in this process; a communicator's members are its devices.
  */
@@ -208,7 +208,7 @@ static int exclude(struct nccl_clique *q, const struct comm *parent, const bool 
 	return parent->size - (unsigned)q->n_excluded == q->size ? 0 : -EINVAL;
 }
 
-/* Whether the issuer will hand @parent to the maker, with its heir. */
+/* Whether the issuer will pass @parent to the maker, with its heir. */
 static bool bequeath(struct nccl_clique *parent, struct nccl_clique *heir)
 {
 	struct nccl *n = parent->nccl;
@@ -242,7 +242,7 @@ static int nccl_shrink(struct comm *parent, const bool *gone, const struct comm_
 	}
 	parent->aborted = true;
 	enter_clique(n, &c->clique);
-	/* without its parent it is made like any other */
+	/* without its parent it is created like any other */
 	if (!bequeath(&to_comm(parent)->clique, &c->clique))
 		nccl_thread_post(&n->maker, &c->clique, nccl_make);
 	return 0;
@@ -269,7 +269,8 @@ static void nccl_info(const struct comm *c, struct comm_info *ret)
 {
 	const struct nccl_comm *nc = CONTAINER_OF(c, const struct nccl_comm, comm);
 	const struct nccl *n = nc->clique.nccl;
-	/* what NCCL 2.28 looks at, silently: a node, registered memory, the policy, the driver */
+	/* the conditions that NCCL 2.28 checks silently: a node, registered memory, the policy, the
+	 * driver */
 	bool engines = c->queue == BACKEND_Q_GATHER && n->lib->zero_policy &&
 		       n->cuda->driver_version >= COPY_ENGINE_DRIVER &&
 		       atomic_load(&nc->clique.windows) > 0;
@@ -405,7 +406,7 @@ static void nccl_broadcast(struct comm *c, struct comm_op *op, void *const *data
 
 /* ------------------------------------------------------------------- the engine */
 
-/* Cliques that are still on their way out end now: what runs too long is aborted. */
+/* Cliques that are still ending end now: work that runs too long is aborted. */
 static void nccl_close(struct engine *e)
 {
 	struct nccl *n = nccl_of(e);
@@ -520,7 +521,7 @@ int engine_nccl_new(struct loopq *loopq, struct engine **ret, struct fault *f)
 	(void)loopq;
 	(void)ret;
 	return fault_set(f, FAULT_UNAVAILABLE, NULL,
-			 "this build has no CUDA: it was made without the CUDA Toolkit");
+			 "this build has no CUDA support: it was built without the CUDA Toolkit");
 }
 
 #endif

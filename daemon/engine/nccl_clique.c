@@ -50,7 +50,7 @@ static void pause_us(unsigned us)
 	nanosleep(&(struct timespec){ .tv_nsec = us * 1000l }, NULL);
 }
 
-/* What NCCL says of all members: an error, else whether one is in progress. */
+/* The state of all members as NCCL reports it: an error, else whether one is in progress. */
 static ncclResult_t state_of(const struct nccl_clique *q)
 {
 	ncclResult_t all = ncclSuccess, one, r;
@@ -70,8 +70,8 @@ static ncclResult_t state_of(const struct nccl_clique *q)
 	return all;
 }
 
-/* Launches settle within microseconds, connections take up to seconds: so first look
- * again at once, then rarely. @r: what the call itself said. */
+/* Launches settle within microseconds, connections take up to seconds: so poll at short intervals
+ * first, then at longer ones. @r: the result of the call itself. */
 static int settle(struct nccl_clique *q, ncclResult_t r, const char *call)
 {
 	unsigned looks = 0;
@@ -85,7 +85,7 @@ static int settle(struct nccl_clique *q, ncclResult_t r, const char *call)
 		if (atomic_load(&q->abort))
 			return -ECANCELED;
 		if (q->deadline && nccl_now_ms() > q->deadline) {
-			snprintf(q->why, sizeof(q->why), "%s does not come to an end", call);
+			snprintf(q->why, sizeof(q->why), "%s does not finish", call);
 			return -ETIMEDOUT;
 		}
 		if (++looks < 200)
@@ -263,8 +263,8 @@ static bool is_excluded(const struct nccl_clique *heir, int rank)
 	return false;
 }
 
-/* NCCL writes the heir's communicators when it is done with them, from a thread of its
- * own: until the parent has settled they are not looked at. */
+/* NCCL writes the heir's communicators from its own thread when it has created them: until the
+ * parent has settled we do not read them. */
 int clique_shrink(struct nccl_clique *q, struct nccl_clique *heir, bool stopped)
 {
 	const struct nccl_lib *lib = q->nccl->lib;
@@ -527,8 +527,8 @@ bool clique_stop(struct nccl_clique *q)
 	return able && state_of(q) == ncclSuccess;
 }
 
-/* What NCCL answers does not matter any more. It frees what the members share when the
- * last of them is aborted, so all are. */
+/* NCCL's results do not matter any more. It frees what the members share when the last of them is
+ * aborted, so all are aborted. */
 void clique_abort(struct nccl_clique *q)
 {
 	FOR_MEMBERS(m, q)

@@ -1,5 +1,5 @@
 /*
- * The nccl engine's own: what its threads share, and who does what.
+ * Internals of the nccl engine: what its threads share, and what each does.
  *
  *   loop      owns struct nccl_comm's loop part; puts items into the engine's queue
  *   issuer    the one thread from which all collectives and registrations are issued, for
@@ -8,8 +8,8 @@
  *   maker     creates communicators, one after the other (blocks on other members)
  *   ender     aborts and destroys them (blocks on devices)
  *
- * A clique is what the threads see of a communicator: its local members. At any time one
- * thread has it, and only that one calls NCCL for it; the state says which:
+ * A clique is what the threads see of a communicator: its local members. At any time one thread
+ * owns it, and only that one calls NCCL for it; the state says which:
  *
  *   MAKING      maker           ->  WARMING, or its end when it failed
  *   WARMING     issuer          ->  READY (executed), BROKEN
@@ -50,11 +50,11 @@
 #define NCCL_POLL_MS 4
 /* Initialisation and warm-up of one communicator. */
 #define NCCL_MAKE_MS 60000
-/* What still runs when the engine is closed is then aborted. */
+/* Grace period at the close of the engine; after it running work is aborted. */
 #define NCCL_CLOSE_MS 5000
-/* How long a device is held to come to rest before others get their turn again. */
+/* How long a device is held to become idle before others get their turn again. */
 #define NCCL_REST_MS 500
-/* What ends waits so long for rest, and then goes on without. */
+/* A clique that ends waits this long for idle devices, and then continues without. */
 #define NCCL_END_MS 60000
 
 struct nccl;
@@ -95,7 +95,7 @@ struct nccl_item {
 	unsigned root;
 };
 
-/* Registered memory. Both items are in it, so that giving it back never fails. */
+/* Registered memory. It contains both items, so that unregistering never fails. */
 struct nccl_slab {
 	struct list link;       /* nccl_comm.slabs; loop thread */
 	struct list registered; /* nccl_clique.slabs while it has windows; issuer */
@@ -155,11 +155,11 @@ struct nccl_clique {
 
 	/* under the engine's lock */
 	enum nccl_state state;
-	struct nccl_clique *heir; /* to be made of the survivors when this one breaks */
+	struct nccl_clique *heir; /* to be created from the survivors when this one breaks */
 
-	_Atomic bool abort; /* leave whatever waits in it */
+	_Atomic bool abort; /* stop waiting for it */
 	bool asked;         /* by the loop: no news for it */
-	bool rests;         /* its devices do, by clique_rest; who has it */
+	bool rests;         /* its devices rest, by clique_rest; used by the owner */
 	bool running;       /* issuer: issued, not known to be executed */
 	bool skip;          /* issuer: an earlier item waits */
 	int64_t deadline;   /* MAKING, WARMING: milliseconds, CLOCK_MONOTONIC */
@@ -172,7 +172,7 @@ struct nccl_clique {
 	_Atomic unsigned windows; /* slabs with windows */
 	uint64_t memory_bytes;
 	struct nccl_job job;
-	struct nccl_item *registering; /* what the maker does */
+	struct nccl_item *registering; /* what the maker must do */
 	struct nccl_item warm, end;
 	struct nccl_answer ready, broke, gone;
 };
@@ -244,7 +244,7 @@ int nccl_thread_create(pthread_t *ret, const char *name, void *(*fn)(void *), vo
 void *nccl_issue_main(void *nccl);
 /* Put it at the end of the queue. Loop thread. */
 void nccl_issue(struct nccl_item *item);
-/* Whoever has it gives it up, since a call failed. With the lock held. */
+/* The thread that owns it gives it up, since a call failed. With the lock held. */
 void nccl_break(struct nccl *n, struct nccl_clique *q);
 void nccl_on_unregistered(struct nccl_answer *a); /* loop: free its memory */
 
@@ -258,8 +258,8 @@ void nccl_end_destroy(struct nccl_clique *q); /* ender; then as nccl_end_free */
 void nccl_end_free(struct nccl_clique *q);    /* ender: what is left; answers gone */
 void nccl_on_gone(struct nccl_answer *a);     /* loop: free its memory */
 
-/* -- nccl_clique.c: the calls, on the thread that has the clique. What fails is told in
- * q->why; return: 0 or negative errno (-ECANCELED: q->abort). */
+/* -- nccl_clique.c: the calls, on the thread that has the clique. A failure is described in q->why;
+ * return: 0 or negative errno (-ECANCELED: q->abort). */
 
 /* Hold the devices' queues until they are empty. @deadline: milliseconds; the engine's end
  * may come before.
@@ -274,9 +274,10 @@ int clique_init(struct nccl_clique *q);
 int clique_shrink(struct nccl_clique *q, struct nccl_clique *heir, bool stopped);
 /* Memory for the warm-up. */
 int clique_scratch(struct nccl_clique *q);
-/* Issue one of every operation: what their first use allocates and connects is done now. */
+/* Issue one of every operation, so that the allocations and connections of their first use happen
+ * now. */
 int clique_warm(struct nccl_clique *q);
-/* It was executed: free its memory, see what all took. */
+/* It was executed: free its memory, measure the device memory in use. */
 void clique_measure(struct nccl_clique *q);
 int clique_issue(struct nccl_clique *q, const struct nccl_item *item);
 enum { CLIQUE_E_RUNS = 1 };
@@ -284,10 +285,10 @@ enum { CLIQUE_E_RUNS = 1 };
 int clique_look(struct nccl_clique *q);
 int clique_register(struct nccl_clique *q, struct nccl_slab *slab);
 int clique_unregister(struct nccl_clique *q, struct nccl_slab *slab);
-/* What runs ends, without freeing anything. Return: whether NCCL can do that. */
+/* Stop running work, without freeing anything. Return: whether NCCL can do that. */
 bool clique_stop(struct nccl_clique *q);
 void clique_abort(struct nccl_clique *q);
-/* Nothing may run. Aborts what cannot be destroyed in good order. */
+/* Nothing may run. Aborts what cannot be destroyed normally. */
 void clique_destroy(struct nccl_clique *q);
 
 #endif

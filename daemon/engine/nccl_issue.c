@@ -31,7 +31,7 @@ static void on_broke(struct nccl_answer *a)
 		comm_broke(&nccl_comm_of(q)->comm, q->why);
 }
 
-/* No more calls from here: it is the ender's, or its heir's maker's. With the lock held. */
+/* No more calls from here: the ender owns it now, or the maker of its heir. With the lock held. */
 void nccl_break(struct nccl *n, struct nccl_clique *q)
 {
 	bool known = q->state == CLIQUE_READY || q->state == CLIQUE_REGISTERING;
@@ -51,7 +51,8 @@ static bool is_ours(const struct nccl_clique *q)
 	return q->state == CLIQUE_WARMING || q->state == CLIQUE_READY;
 }
 
-/* Those that the loop wants aborted, and what runs too long at the end. With the lock. */
+/* Break the cliques that the loop wants aborted, and those that run too long at the end. With the
+ * lock. */
 static void break_asked(struct nccl *n)
 {
 	bool late = n->close_at && nccl_now_ms() > n->close_at;
@@ -139,9 +140,9 @@ static void finish(struct nccl *n, struct nccl_item *item, int status)
 	nccl_answer(n, &item->answer, nccl_on_unregistered);
 }
 
-/* Of a clique that works. A collective that failed stays, and is answered when nothing
- * of its clique runs any more: from then on nobody writes to its memory. With the lock,
- * which it gives up. */
+/* For a clique that works. A collective that failed stays queued, and is answered when nothing of
+ * its clique runs any more: from then on nothing writes to its memory. With the lock, which it
+ * releases. */
 static void issue(struct nccl *n, struct nccl_item *item)
 {
 	struct nccl_clique *q = item->clique;
@@ -187,7 +188,7 @@ static void run(struct nccl *n, struct nccl_item *item)
 
 /* ---------------------------------------------------------------- looking */
 
-/* With the lock, which it gives up. */
+/* With the lock, which it releases. */
 static void look(struct nccl *n, struct nccl_clique *q)
 {
 	int r;
@@ -195,7 +196,7 @@ static void look(struct nccl *n, struct nccl_clique *q)
 	pthread_mutex_unlock(&n->lock);
 	r = clique_look(q);
 	if (r == CLIQUE_E_RUNS && q->deadline && nccl_now_ms() > q->deadline) {
-		snprintf(q->why, sizeof(q->why), "the first collectives do not come to an end");
+		snprintf(q->why, sizeof(q->why), "the first collectives do not finish");
 		r = -ETIMEDOUT;
 	}
 	pthread_mutex_lock(&n->lock);

@@ -1,6 +1,6 @@
 /*
- * What blocks: the maker's and the ender's work. While one of them has a clique, the
- * others leave it alone; the state says so.
+ * Blocking work: the maker's and the ender's. While one of them owns a clique, the others do not
+ * touch it; the state says so.
  */
 #include "engine/nccl_impl.h"
 
@@ -22,7 +22,7 @@ static void hand_over(struct nccl_clique *q, enum nccl_state state)
 	pthread_cond_broadcast(&n->changed);
 }
 
-/* Last thing done to it by a thread: nobody finds it from now on. */
+/* The last action of a thread on it: from now on no thread finds it. */
 static void give_back(struct nccl_clique *q, struct nccl_answer *a,
 		      void (*fn)(struct nccl_answer *))
 {
@@ -59,7 +59,7 @@ static void on_not_made(struct nccl_answer *a)
 	ready(userdata, NULL, status);
 }
 
-/* Have the issuer warm it up. Return: whether it works. */
+/* Let the issuer warm it up. Return: whether it works. */
 static bool warm_up(struct nccl_clique *q)
 {
 	struct nccl *n = q->nccl;
@@ -114,7 +114,7 @@ void nccl_make(struct nccl_clique *q)
 
 	q->deadline = nccl_now_ms() + q->nccl->make_ms;
 	if (!clique_rest(q, q->deadline)) {
-		snprintf(q->why, sizeof(q->why), "its devices did not come to rest for it");
+		snprintf(q->why, sizeof(q->why), "its devices did not become idle in time");
 		q->status = -ETIMEDOUT;
 		give_back(q, &q->ready, on_not_made);
 		return;
@@ -125,7 +125,7 @@ void nccl_make(struct nccl_clique *q)
 	finish_making(q, r);
 }
 
-/* What @q ran has ended when it is STOPPED, else with the shrinking. */
+/* The work of @q has ended when it is STOPPED, else with the shrinking. */
 static int shrink(struct nccl_clique *q, struct nccl_clique *heir)
 {
 	bool stopped = clique_stop(q);
@@ -140,7 +140,7 @@ static int shrink(struct nccl_clique *q, struct nccl_clique *heir)
 		r = clique_shrink(q, heir, stopped);
 	clique_abort(q);
 	if (!clique_rest(heir, heir->deadline)) {
-		snprintf(heir->why, sizeof(heir->why), "its devices did not come to rest for it");
+		snprintf(heir->why, sizeof(heir->why), "its devices did not become idle in time");
 		r = -ETIMEDOUT;
 	}
 	clique_rouse(q);
@@ -180,7 +180,7 @@ static int change(struct nccl_clique *q, struct nccl_item *item)
 	return clique_unregister(q, slab);
 }
 
-/* Without rest nothing is registered: it is advice. Giving back is none. */
+/* Without idle devices nothing is registered: it is only advice. Unregistering is not advice. */
 void nccl_register(struct nccl_clique *q)
 {
 	struct nccl *n = q->nccl;
@@ -206,9 +206,9 @@ void nccl_register(struct nccl_clique *q)
 
 /* -------------------------------------------------------------------- ending */
 
-/* Aborting frees memory as well. Where NCCL can stop what runs without, that is first:
- * then the devices can come to rest. While one is being warmed up they do already, and
- * the maker ends that. */
+/* Aborting also frees memory. If NCCL can stop running work without freeing memory, that comes
+ * first: then the devices can become idle. While a clique is being warmed up the devices are
+ * already held, and the maker ends that. */
 void nccl_end_abort(struct nccl_clique *q)
 {
 	bool makers = q->rests;

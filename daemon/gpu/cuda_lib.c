@@ -80,7 +80,7 @@ static int initialise(struct cuda_lib *lib, char *why, size_t bytes)
 		r = lib->cuDriverGetVersion(&lib->driver_version);
 	if (r == CUDA_SUCCESS && lib->driver_version < CUDA_LIB_MIN_DRIVER) {
 		snprintf(why, bytes,
-			 "the NVIDIA driver speaks CUDA %d.%d: %d.%d or newer is needed",
+			 "the NVIDIA driver supports CUDA %d.%d; %d.%d or newer is required",
 			 lib->driver_version / 1000, lib->driver_version % 1000 / 10,
 			 CUDA_LIB_MIN_DRIVER / 1000, CUDA_LIB_MIN_DRIVER % 1000 / 10);
 		return -EPROTO;
@@ -88,7 +88,7 @@ static int initialise(struct cuda_lib *lib, char *why, size_t bytes)
 	if (r == CUDA_SUCCESS)
 		r = lib->cuDeviceGetCount(&n);
 	if (r != CUDA_SUCCESS && r != CUDA_ERROR_NO_DEVICE) {
-		snprintf(why, bytes, "the NVIDIA driver refuses to start: %s",
+		snprintf(why, bytes, "the NVIDIA driver cannot be initialized: %s",
 			 cuda_lib_text(lib, r, text, sizeof(text)));
 		return -ENODEV;
 	}
@@ -145,7 +145,8 @@ int cuda_lib_open(const struct cuda_lib **ret, char *why, size_t why_bytes)
 int cuda_lib_open(const struct cuda_lib **ret, char *why, size_t why_bytes)
 {
 	(void)ret;
-	snprintf(why, why_bytes, "this build has no CUDA: it was made without the CUDA Toolkit");
+	snprintf(why, why_bytes,
+		 "this build has no CUDA support: it was built without the CUDA Toolkit");
 	return -ENOSYS;
 }
 

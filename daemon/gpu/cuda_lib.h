@@ -1,7 +1,7 @@
 /*
  * libcuda, loaded with dlopen: one table of what we call, so that the same binary runs
  * where there is no driver. Used by the daemon's cuda backend and by the client library;
- * nobody else includes cuda.h.
+ * no other file includes cuda.h.
  *
  * In a build without the CUDA Toolkit (SHARDD_CUDA undefined) only cuda_lib_open exists,
  * and says so.
@@ -11,7 +11,7 @@
 
 #include <stddef.h>
 
-/* What a driver must be able to do: CUDA 13.0, as the kernels are built for it. */
+/* The CUDA version that a driver must support: 13.0, as the kernels are built for it. */
 #define CUDA_LIB_MIN_DRIVER 13000
 
 #ifdef SHARDD_CUDA

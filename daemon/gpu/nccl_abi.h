@@ -3,7 +3,7 @@
  * the library is loaded at run time. Names and values are NCCL's; the lint test nccl-abi
  * compares them with a real nccl.h where there is one.
  *
- * Included after a real nccl.h only the prototypes count, which the compiler compares.
+ * If it is included after a real nccl.h only the prototypes remain, which the compiler compares.
  */
 #ifndef SHARDD_GPU_NCCL_ABI_H
 #define SHARDD_GPU_NCCL_ABI_H
@@ -66,12 +66,12 @@ typedef enum {
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
 #define NCCL_CONFIG_UNDEF_PTR NULL
 
-/* Flags of ncclCommWindowRegister, and what a window's address is a multiple of. */
+/* Flags of ncclCommWindowRegister, and the alignment of a window's address. */
 #define NCCL_WIN_DEFAULT            0x00
 #define NCCL_WIN_COLL_SYMMETRIC     0x01
 #define NCCL_WIN_REQUIRED_ALIGNMENT 4096
 
-/* Values of ncclConfig_t.CTAPolicy; ZERO (2.28): no multiprocessor where one can do without. */
+/* Values of ncclConfig_t.CTAPolicy; ZERO (2.28): no multiprocessor where one is not needed. */
 #define NCCL_CTA_POLICY_DEFAULT    0x00
 #define NCCL_CTA_POLICY_EFFICIENCY 0x01
 #define NCCL_CTA_POLICY_ZERO       0x02
@@ -80,7 +80,7 @@ typedef enum {
 #define NCCL_SHRINK_DEFAULT 0x00
 #define NCCL_SHRINK_ABORT   0x01
 
-/* What version 2.28 knows; older libraries look at @size and read less of it. */
+/* The fields of version 2.28; older libraries check @size and read fewer of them. */
 typedef struct {
 	size_t size;
 	unsigned int magic; /* NCCL_ABI_CONFIG_MAGIC */

@@ -91,12 +91,12 @@ static int check_version(struct nccl_lib *lib, char *why, size_t bytes)
 	ncclResult_t r = lib->ncclGetVersion(&lib->version);
 
 	if (r != ncclSuccess) {
-		snprintf(why, bytes, "NCCL does not tell its version (%d)", (int)r);
+		snprintf(why, bytes, "NCCL does not report its version (%d)", (int)r);
 		return -EPROTO;
 	}
 	if (lib->version >= NCCL_LIB_MIN_VERSION)
 		return 0;
-	snprintf(why, bytes, "NCCL %s is too old: %d.%d or newer is needed",
+	snprintf(why, bytes, "NCCL %s is too old: %d.%d or newer is required",
 		 nccl_lib_version(lib, text, sizeof(text)), NCCL_LIB_MIN_VERSION / 10000,
 		 NCCL_LIB_MIN_VERSION % 10000 / 100);
 	return -EPROTO;

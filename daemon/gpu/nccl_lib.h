@@ -2,8 +2,8 @@
  * libnccl, loaded with dlopen: one table of what we call, so that the same binary runs
  * where there is no NCCL. Only the nccl engine uses it.
  *
- * NCCL reads its settings from the environment when it is first used. Before it is loaded
- * these are set, each only where nobody has set it:
+ * NCCL reads its settings from the environment when it is first used. Before it is loaded these are
+ * set, each only if it is not set already:
  *   NCCL_LAUNCH_ORDER_IMPLICIT=1  several communicators on one device start in the order in
  *                                 which we start them, whatever their streams
  *   NCCL_RAS_ENABLE=0             no port on localhost that nobody asked for, on which two
@@ -18,11 +18,11 @@
 
 #include "gpu/nccl_abi.h"
 
-/* Set them now: before there are threads of CUDA's, or ours that call it, since they may read
- * the environment at any time. Later calls change nothing. */
+/* Set them now: before CUDA's threads exist, or our threads that call it, since they may read the
+ * environment at any time. Later calls change nothing. */
 void nccl_lib_environment(void);
 
-/* What we need at least, and from when on an all-gather can do without multiprocessors. */
+/* The minimum version, and the version from which an all-gather needs no multiprocessors. */
 #define NCCL_LIB_MIN_VERSION  22700
 #define NCCL_LIB_ZERO_VERSION 22800
 
@@ -43,7 +43,7 @@ void nccl_lib_environment(void);
 	X(ncclAllReduce)          \
 	X(ncclBroadcast)
 
-/* NULL where the library has them not; see the capabilities. */
+/* NULL if the library does not have them; see the capabilities. */
 #define NCCL_LIB_OPTIONAL(X)        \
 	X(ncclCommWindowRegister)   \
 	X(ncclCommWindowDeregister) \
@@ -58,14 +58,14 @@ struct nccl_lib {
 	int version;      /* 22809 for 2.28.9 */
 	bool windows;     /* memory can be registered for all members at once */
 	bool zero_policy; /* NCCL_CTA_POLICY_ZERO is known */
-	bool shrink;      /* survivors can go on without those that are gone */
+	bool shrink;      /* survivors can continue without those that are gone */
 	bool revoke;
 };
 
 /* Load the library (SHARDD_LIBNCCL in the environment, or libnccl.so.2), find every entry
  * and check its version. The first successful call counts, later ones give the same table;
- * it is never unloaded. Changes the environment, so: at the start, before threads that
- * read it. Takes up to a second.
+ * it is never unloaded. Changes the environment, so call it at the start, before there are threads
+ * that read it. Takes up to a second.
  * @why: one sentence if it fails: what is missing or too old.
  * Return: 0, -ENOENT (no library), -ENOSYS (an entry is missing), -EPROTO (too old, or
  * does not say). */
@@ -77,7 +77,7 @@ const char *nccl_lib_version(const struct nccl_lib *lib, char *buf, size_t bytes
 /* A configuration in which nothing is set. */
 void nccl_lib_config(ncclConfig_t *ret);
 
-/* "unhandled system error (2): <what NCCL said last>". Any thread. Return: @buf. */
+/* "unhandled system error (2): <NCCL's last error message>". Any thread. Return: @buf. */
 const char *nccl_lib_text(const struct nccl_lib *lib, ncclResult_t r, char *buf, size_t bytes);
 
 #endif

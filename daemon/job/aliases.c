@@ -7,7 +7,7 @@
 #include "core/check.h"
 #include "job/job.h"
 
-/* Names that stand for names: nobody has so many, unless they go round in a circle. */
+/* Length limit of a chain of aliases: only a cycle is longer. */
 #define MAX_STEPS 64
 
 struct alias_table {
@@ -86,7 +86,7 @@ static int missing(const state_unit *rec, const state_tensor *t, const char *wha
 			 rec->name, t->name, t->alias_of, t->alias_unit, what);
 }
 
-/* One step from tensor @at of @rec. */
+/* Follow one alias from tensor @at of @rec. */
 static int step(struct aliases *a, const state_unit **rec, uint32_t *at, struct fault *f)
 {
 	const state_tensor *t = (*rec)->tensors[*at];
@@ -95,22 +95,22 @@ static int step(struct aliases *a, const state_unit **rec, uint32_t *at, struct 
 	uintptr_t found;
 
 	if (!of)
-		return missing(*rec, t, "which is not there", f);
+		return missing(*rec, t, "which does not exist", f);
 	if (!table)
 		return fault_errno(f, -ENOMEM, "resolving aliases");
 	found = (uintptr_t)htab_find(&table->names, t->alias_of);
 	if (!found)
 		return missing(*rec, t, "which has no such tensor", f);
 	if (!same_shape(t, of->tensors[found - 1]))
-		return missing(*rec, t, "which has another shape", f);
+		return missing(*rec, t, "which has a different shape", f);
 	if (of->group != (*rec)->group)
-		return missing(*rec, t, "which is of another group", f);
+		return missing(*rec, t, "which is in a different group", f);
 	*rec = of;
 	*at = (uint32_t)(found - 1);
 	return 0;
 }
 
-/* From an alias to what it stands for. */
+/* Follow an alias to the tensor that it stands for. */
 static int end_of(struct aliases *a, const state_unit **rec, uint32_t *at, struct fault *f)
 {
 	const state_unit *first = *rec;
@@ -122,7 +122,7 @@ static int end_of(struct aliases *a, const state_unit **rec, uint32_t *at, struc
 		if (step(a, rec, at, f))
 			return f->code;
 	}
-	return missing(first, t, "which is in the end no tensor but a circle of aliases", f);
+	return missing(first, t, "which leads to a cycle of aliases", f);
 }
 
 int aliases_check(struct aliases *a, const state_unit *rec, struct fault *f)

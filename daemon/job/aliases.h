@@ -1,6 +1,6 @@
 /*
- * Tied tensors: which tensor of the job another name stands for, across its units and those
- * that are being registered. Loop thread only.
+ * Tied tensors: resolves the other names of a tensor to the tensor of the job, across its units and
+ * those that are being registered. Loop thread only.
  */
 #ifndef SHARDD_JOB_ALIASES_H
 #define SHARDD_JOB_ALIASES_H
@@ -22,14 +22,14 @@ struct aliases {
 
 void aliases_init(struct aliases *a, struct job *job);
 void aliases_deinit(struct aliases *a);
-/* @spec: borrowed; one of the same name there already is taken instead. Return: 0 or -ENOMEM. */
+/* @spec: borrowed; an existing one of the same name is used instead. Return: 0 or -ENOMEM. */
 int aliases_add(struct aliases *a, state_unit *spec);
 
-/* Every alias of @rec stands for a tensor of the same shape, in a unit of the same group,
- * that is none itself, in the end. Return: 0 or a fault code. */
+/* Check that every alias of @rec leads to a tensor of the same shape, in a unit of the same group,
+ * that is not an alias itself. Return: 0 or a fault code. */
 int aliases_check(struct aliases *a, const state_unit *rec, struct fault *f);
-/* Note what the aliases among u->tensors stand for; all units are the job's by now. Return:
- * 0 or a fault code. */
+/* Record what the aliases among u->tensors stand for; all units belong to the job by now. Return: 0
+ * or a fault code. */
 int aliases_resolve(struct aliases *a, struct unit *u, struct fault *f);
 
 #endif

@@ -36,8 +36,7 @@ int ddp_rows_copy(struct job *job, const int64_t *rows, size_t n, struct ddp_row
 	if (quota_charge(&job->quota, MEM_CONTROL, n * sizeof(*rows))) {
 		job_holders(job, holders, sizeof(holders));
 		return fault_set(f, FAULT_EXHAUSTED, NULL,
-				 "%zu rows of a sparse gradient are not to be kept: %s", n,
-				 holders);
+				 "cannot keep %zu rows of a sparse gradient: %s", n, holders);
 	}
 	ret->rows = malloc(n * sizeof(*rows));
 	if (!ret->rows) {
@@ -98,7 +97,7 @@ static uint64_t element_bytes(const struct ddp *d, uint32_t i)
 	return dtype_size((enum dtype)d->tensors[i].unit->rec->gradient_dtype);
 }
 
-/* From tensors and sizes of the buckets to where everything is. */
+/* Compute all offsets from the tensors and sizes of the buckets. */
 static void layout_place(const struct ddp *d, struct ddp_buckets *b, const uint32_t *sizes)
 {
 	uint64_t at = 0;
@@ -129,7 +128,7 @@ static int layout_alloc(struct ddp_buckets *b, uint32_t n)
 	return b->tensors && b->begin && b->of && b->offset && b->elements ? 0 : -ENOMEM;
 }
 
-/* Those of a bucket are added together, in one dtype. */
+/* The tensors of a bucket are reduced together, in one dtype. */
 static uint32_t key_of(const state_unit *rec)
 {
 	return (uint32_t)rec->gradient_dtype << 8 | (uint32_t)rec->reduce_dtype;
@@ -139,7 +138,8 @@ static uint32_t key_of(const state_unit *rec)
 static int64_t assign(const struct ddp *d, const uint32_t *map, struct ddp_buckets *b,
 		      uint32_t *sizes)
 {
-	/* until the order of arrival is known: as few as can be, unless tensors may be missing */
+	/* until the order of arrival is known: as few buckets as possible, unless tensors may be
+	 * missing */
 	bool whole = !map && !d->limits_hold && (d->static_graph || !d->find_unused);
 	_cleanup_(freep) struct bucket_tensor *t = calloc(d->n, sizeof(*t));
 	int64_t n;
@@ -199,16 +199,15 @@ static int check_unit(const struct ddp_spec *s, const struct unit *u, uint32_t i
 		return fault_set(f, FAULT_NOT_FOUND, "units", "there is no unit %u", id);
 	if (u->rec->group != s->group->id)
 		return fault_set(f, FAULT_INVALID, "units",
-				 "unit '%.100s' is of another group than the request",
-				 u->rec->name);
+				 "unit '%.100s' is not in the group of the request", u->rec->name);
 	if (u->rec->strategy != STRATEGY_REPLICATE)
 		return fault_set(f, FAULT_INVALID, "units",
-				 "unit '%.100s' is sharded: strategy REPLICATE is allowed",
+				 "unit '%.100s' is sharded: a ddp needs strategy REPLICATE",
 				 u->rec->name);
 	if (u->rec->reduce_profile < PROFILE_DDP)
 		return fault_set(f, FAULT_INVALID, "units",
-				 "unit '%.100s' has another reduce_profile: DDP, DDP_HOOK or "
-				 "DDP_BUCKET_VIEW is allowed",
+				 "unit '%.100s' has the wrong reduce_profile: a ddp needs DDP, "
+				 "DDP_HOOK or DDP_BUCKET_VIEW",
 				 u->rec->name);
 	return 0;
 }
@@ -226,7 +225,7 @@ static int count_tensors(struct job *job, const struct ddp_spec *s, uint32_t *re
 		if (check_unit(s, u, s->units[i], f))
 			return f->code;
 		if (seen[u->id - 1]++)
-			return fault_set(f, FAULT_INVALID, "units", "unit '%.100s' is there twice",
+			return fault_set(f, FAULT_INVALID, "units", "unit '%.100s' is listed twice",
 					 u->rec->name);
 		for (size_t k = 0; k < u->rec->n_tensors; k++)
 			*ret += has_gradient(u->rec->tensors[k]);
@@ -278,7 +277,7 @@ static int rank_init(struct ddp_rank *r, struct ddp *d)
 		       : -ENOMEM;
 }
 
-/* What all of it takes, nearly. */
+/* Approximate size of all of it. */
 static uint64_t bytes_of(const struct ddp *d)
 {
 	uint64_t of_rank = sizeof(struct ddp_rank) + d->n * (sizeof(uint8_t) + sizeof(uint32_t));
@@ -303,7 +302,7 @@ static int charge(struct ddp *d, struct fault *f)
 		return 0;
 	}
 	job_holders(d->job, holders, sizeof(holders));
-	return fault_set(f, FAULT_EXHAUSTED, NULL, "%llu bytes for a ddp are not to be had: %s",
+	return fault_set(f, FAULT_EXHAUSTED, NULL, "cannot allocate %llu bytes for a ddp: %s",
 			 (unsigned long long)bytes, holders);
 }
 
@@ -331,8 +330,8 @@ static int ddp_fill(struct ddp *d, const struct ddp_spec *s)
 	return 0;
 }
 
-/* May an op of its epoch still read it? That one keeps its rank from joining again, not others
- * from making a ddp of another group. */
+/* May an op of its epoch still read it? Such an op prevents its rank from joining again, but does
+ * not prevent others from creating a ddp of another group. */
 static bool ddp_is_read(const struct ddp *d)
 {
 	for (uint32_t i = 0; i < group_size(d->group); i++) {
@@ -344,7 +343,7 @@ static bool ddp_is_read(const struct ddp *d)
 	return false;
 }
 
-/* A place for one more; those of epochs that are over go, when nothing reads them. */
+/* Find a place for one more; ddps of ended epochs are freed when nothing reads them. */
 static struct ddp **find_place(struct job *job)
 {
 	struct ddp **free_place = NULL;
@@ -371,7 +370,7 @@ int ddp_new(struct job *job, const struct ddp_spec *spec, struct ddp **ret, stru
 	if (count_tensors(job, spec, &n, f))
 		return f->code;
 	if (!place)
-		return fault_set(f, FAULT_EXHAUSTED, NULL, "job '%s' has %u ddps, the most allowed",
+		return fault_set(f, FAULT_EXHAUSTED, NULL, "job '%s' has %u ddps, the maximum",
 				 job->rec->name, DDP_MAX);
 	d = calloc(1, sizeof(*d));
 	if (!d)

@@ -4,15 +4,15 @@
  * A ddp has its tensors in a fixed order and assigns them to buckets twice: when it is made,
  * and once more in the order in which gradients arrived on its first rank. Each rank has a
  * buffer with the gradients of all its buckets, and says of one tensor after the other that
- * it is there. A rank's bucket is launched when all its tensors are ready and every bucket
- * before it has been launched; launched by all ranks, op/ reduces it.
+ * it is there. A rank's bucket is launched when all its tensors are ready and every bucket before
+ * it has been launched; when all ranks have launched it, op/ reduces it.
  *
  * A pass of one rank:
  *
  *   NONE --backward--> OPEN --ready... (launches)--> all launched --finish--> NONE
  *
- * What is here is arithmetic and bookkeeping; ops and memory are op/'s. It lives as long as
- * the epoch it was made in, and then until nothing of it runs. Loop thread only.
+ * This module is arithmetic and bookkeeping; ops and memory belong to op/. A ddp lives as long as
+ * the epoch in which it was created, and then until nothing of it runs. Loop thread only.
  */
 #ifndef SHARDD_JOB_DDP_H
 #define SHARDD_JOB_DDP_H
@@ -59,10 +59,10 @@ struct ddp_rows {
 	uint64_t buffer, values_offset; /* of the values */
 };
 
-/* A charged copy of them. Return: 0 or a fault code. */
+/* Make a copy, charged to the payer. Return: 0 or a fault code. */
 int ddp_rows_copy(struct job *job, const int64_t *rows, size_t n, struct ddp_rows *ret,
 		  struct fault *f);
-/* Safe twice. */
+/* Safe to call twice. */
 void ddp_rows_deinit(struct job *job, struct ddp_rows *r);
 
 struct ddp_rank {
@@ -82,7 +82,7 @@ struct ddp_rank {
 	struct ddp_rows *rows; /* by tensor; NULL: none is sparse */
 	uint32_t launched;     /* buckets */
 	uint32_t under_way;    /* of these, of an earlier pass perhaps: what they read must stay */
-	struct backend_wait waits[DDP_MAX_WAITS]; /* its streams must have come so far */
+	struct backend_wait waits[DDP_MAX_WAITS]; /* points that its streams must have reached */
 	unsigned n_waits;
 	struct fault fault; /* of the first bucket that failed in this pass */
 };
@@ -109,7 +109,7 @@ struct ddp {
 	uint64_t charged;
 };
 
-/* What a caller says of one. @units: of the job, the same group, REPLICATE. */
+/* What a caller specifies. @units: of the job, the same group, REPLICATE. */
 struct ddp_spec {
 	struct group *group;
 	const uint32_t *units;
@@ -122,60 +122,60 @@ struct ddp_spec {
 	bool find_unused, static_graph;
 };
 
-/* Make one of the present epoch; those of earlier ones go. Return: 0 or a fault code. */
+/* Create one in the present epoch; those of earlier epochs are freed. Return: 0 or a fault code. */
 int ddp_new(struct job *job, const struct ddp_spec *spec, struct ddp **ret, struct fault *f);
-/* All of a job whose members are gone. */
+/* Free all ddps of a job whose members are gone. */
 void ddps_free(struct job *job);
 /* By id, of the epoch @epoch. Return: NULL if there is none. */
 struct ddp *ddp_by_id(struct job *job, uint32_t id, uint64_t epoch);
 
-/* The second assignment, in the order of arrival. Return: 0 or -ENOMEM. */
+/* Make the second assignment, in the order of arrival. Return: 0 or -ENOMEM. */
 int ddp_rebuild(struct ddp *d);
 
 /* "unit.tensor" of tensor @i. Return: @buf. */
 const char *ddp_tensor_name(const struct ddp *d, uint32_t i, char *buf, size_t bytes);
 
-/* What a part of its unit has of a tensor; n is 0: nothing. */
+/* The piece of a tensor that a part of its unit holds; n is 0: nothing. */
 struct unit_run ddp_run(const struct ddp *d, unsigned part, uint32_t tensor);
 const struct ddp_buckets *ddp_buckets_of(const struct ddp_rank *r);
 
-/* All these: return 0, or a fault code, and then nothing has changed. */
+/* All functions below return 0, or a fault code; in that case nothing has changed. */
 
 /* May rank @r begin another forward or backward? */
 int ddp_check_idle(const struct ddp_rank *r, const char *what, struct fault *f);
 
-/* Is any rank in a pass with the buckets that @u is in, or are such under way? */
+/* Is any rank in a pass with the buckets that contain @u, or are such buckets being reduced? */
 bool ddp_unit_is_busy(const struct job *job, const struct unit *u);
-/* Passes of rank @rank that have ended, of all ddps that have @u. */
+/* Number of passes that rank @rank has ended, in all ddps that contain @u. */
 uint64_t ddp_unit_passes(const struct job *job, const struct unit *u, uint32_t rank);
-/* Is the rank in a pass in which it has handed over all gradients of @u: named them unused, said
- * that they are there, or is to say so at its end (the first one of a static graph)? */
+/* Is the rank in a pass in which it has handed over all gradients of @u? That is: named them
+ * unused, reported them ready, or will do so at the end of the pass (the first pass of a static
+ * graph). */
 bool ddp_unit_is_ready(const struct job *job, const struct unit *u, uint32_t rank);
-/* A forward of @r begins. @ret_layout: the assignment it is to have after it. */
+/* A forward of @r begins. @ret_layout: the assignment that it must have after it. */
 int ddp_forward(struct ddp_rank *r, unsigned *ret_layout, struct fault *f);
-/* It has them. */
+/* The rank has these buffers now. */
 void ddp_moved(struct ddp_rank *r, unsigned layout, uint64_t buffer);
-/* A pass begins; @unused and @kept have no gradient in it. */
+/* A pass begins, in which the tensors in @unused and @kept have no gradient. */
 int ddp_backward(struct ddp_rank *r, const uint32_t *unused, size_t n_unused, const uint32_t *kept,
 		 size_t n_kept, struct fault *f);
-/* These are there. @rows: of a sparse one, taken over on success; may be NULL. */
+/* These gradients are ready. @rows: of a sparse one, taken over on success; may be NULL. */
 int ddp_ready(struct ddp_rank *r, const uint32_t *tensors, size_t n, struct ddp_rows *rows,
 	      struct fault *f);
-/* The pass is to end: is everything launched, or ready to be? */
+/* The pass should end: is everything launched, or ready for launch? */
 int ddp_finish(struct ddp_rank *r, struct fault *f);
-/* It ends, and is the first one of a static graph: everything is ready, what has no gradient
- * is unused. */
+/* End the first pass of a static graph: everything is ready, and tensors without a gradient are
+ * unused. */
 void ddp_end_first_static(struct ddp_rank *r);
 
-/* Tensor @i was reduced in the pass that is under way. Return: whether all of its unit have been,
- * it being the last. */
+/* Tensor @i was reduced in the present pass. Return: whether it was the last of its unit. */
 bool ddp_reduced(struct ddp *d, uint32_t i);
 
-/* The next bucket of @r that can be launched now; it counts as launched. Return: its
- * number, or -1. */
+/* Take the next bucket of @r that can be launched now; it counts as launched. Return: its number,
+ * or -1. */
 int64_t ddp_launch(struct ddp_rank *r);
 
-/* Streams of the rank that its buckets come after. Return: 0 or a fault code. */
+/* Add streams of the rank for which its buckets wait. Return: 0 or a fault code. */
 int ddp_wait(struct ddp_rank *r, const struct backend_wait *waits, unsigned n, struct fault *f);
 
 #endif

@@ -1,4 +1,4 @@
-/* Passes of a ddp: which tensors are there, which buckets may go. */
+/* Passes of a ddp: which tensors are ready, and which buckets can be launched. */
 #include <stdio.h>
 #include <string.h>
 
@@ -46,7 +46,7 @@ static int fault_unready(const struct ddp_rank *r, const char *what, struct faul
 	uint32_t n = name_tensors(r, DDP_READY, 0, names, sizeof(names));
 
 	return fault_set(f, FAULT_STATE, NULL,
-			 "%s: the pass before has %u tensors without a gradient: %s", what, n,
+			 "%s: the previous pass has %u tensors without a gradient: %s", what, n,
 			 names);
 }
 
@@ -56,13 +56,13 @@ int ddp_check_idle(const struct ddp_rank *r, const char *what, struct fault *f)
 		return fault_unready(r, what, f);
 	if (r->open)
 		return fault_set(f, FAULT_STATE, NULL,
-				 "%s: the pass before has not ended: DdpFinish is allowed", what);
+				 "%s: the previous pass has not ended: call DdpFinish first", what);
 	if (r->finishing || r->moving)
-		return fault_set(f, FAULT_STATE, NULL, "%s: the %s before has not been answered",
+		return fault_set(f, FAULT_STATE, NULL, "%s: the previous %s has not been answered",
 				 what, r->moving ? "DdpForward" : "DdpFinish");
 	if (r->under_way) /* its DdpFinish did not wait until the end */
 		return fault_set(f, FAULT_STATE, NULL,
-				 "%s: %u buckets of the pass before are still under way", what,
+				 "%s: %u buckets of the previous pass are still in progress", what,
 				 r->under_way);
 	return 0;
 }
@@ -98,7 +98,8 @@ static bool has_unit(const struct ddp *d, const struct unit *u)
 	return false;
 }
 
-/* Of the job's @k-th ddp. Return: NULL if there is none of this epoch with @u and @rank. */
+/* The state of the rank in the job's @k-th ddp. Return: NULL if there is none of this epoch with @u
+ * and @rank. */
 static const struct ddp_rank *rank_with(const struct job *job, unsigned k, const struct unit *u,
 					uint32_t rank)
 {
@@ -141,15 +142,15 @@ bool ddp_unit_is_ready(const struct job *job, const struct unit *u, uint32_t ran
 	return false;
 }
 
-/* Whoever has finished a pass has waited for all ranks, so the first one had everything
- * ready then; and no rank has new buckets in a pass in which another has old ones. */
+/* A rank that has finished a pass has waited for all ranks, so the first rank had everything ready
+ * then. And no rank has new buckets in a pass in which another rank has old ones. */
 int ddp_forward(struct ddp_rank *r, unsigned *ret_layout, struct fault *f)
 {
 	struct ddp *d = r->ddp;
 
 	if (ddp_check_idle(r, "DdpForward", f))
 		return f->code;
-	/* with a static graph nothing arrives in the first pass: all comes at its end */
+	/* with a static graph nothing arrives during the first pass: everything comes at its end */
 	*ret_layout = r->passes > d->static_graph && d->n_arrived == d->n;
 	if (*ret_layout && d->n_layouts == 1 && ddp_rebuild(d) < 0)
 		return fault_set(f, FAULT_EXHAUSTED, NULL, "no memory for new buckets");
@@ -202,7 +203,7 @@ static int check_lists(struct ddp_rank *r, const uint32_t *a, size_t n_a, const 
 
 		if (r->flags[i] & DDP_NAMED) {
 			fault_set(f, FAULT_INVALID, "unused",
-				  "tensor '%s' is named twice among the unused",
+				  "tensor '%s' is listed twice as unused",
 				  ddp_tensor_name(r->ddp, i, name, sizeof(name)));
 			break;
 		}
@@ -241,13 +242,13 @@ int ddp_backward(struct ddp_rank *r, const uint32_t *unused, size_t n_unused, co
 		return f->code;
 	if ((n_unused || n_kept) && (!d->find_unused || d->static_graph))
 		return fault_set(f, FAULT_INVALID, "unused",
-				 "unused tensors are named, but the ddp %s",
+				 "unused tensors are listed, but the ddp %s",
 				 d->static_graph ? "has static_graph, which finds them itself"
 						 : "was made without find_unused");
 	if (!r->buffer && d->layouts[0].bytes)
 		return fault_set(f, FAULT_STATE, NULL,
-				 "DdpBackward: this rank has not asked for its gradients: "
-				 "DdpForward is allowed");
+				 "DdpBackward: this rank has not asked for its gradients: call "
+				 "DdpForward first");
 	if (check_lists(r, unused, n_unused, kept, n_kept, f))
 		return f->code;
 	begin(r);
@@ -268,7 +269,7 @@ static int fault_twice(struct ddp_rank *r, struct fault *f)
 		name_tensors(r, DDP_READY | DDP_NAMED, DDP_READY | DDP_NAMED, names, sizeof(names));
 
 	return fault_set(f, FAULT_STATE, NULL,
-			 "DdpReady: %u tensors were ready already in this pass: %s", n, names);
+			 "DdpReady: %u tensors were already ready in this pass: %s", n, names);
 }
 
 static int fault_changed(const struct ddp_rank *r, uint32_t i, struct fault *f)
@@ -282,7 +283,7 @@ static int fault_changed(const struct ddp_rank *r, uint32_t i, struct fault *f)
 			 ddp_tensor_name(r->ddp, i, name, sizeof(name)), r->hooks[i]);
 }
 
-/* Twice in one list is as wrong as in two. */
+/* A tensor twice in one list is as wrong as in two. */
 static int check_once(struct ddp_rank *r, const uint32_t *tensors, size_t n, struct fault *f)
 {
 	const uint8_t both = DDP_READY | DDP_NAMED;
@@ -292,7 +293,7 @@ static int check_once(struct ddp_rank *r, const uint32_t *tensors, size_t n, str
 	for (size_t k = 0; k < n; k++) {
 		if (r->flags[tensors[k]] & DDP_NAMED)
 			fault_set(f, FAULT_STATE, NULL,
-				  "DdpReady: tensor '%s' is named twice in one request",
+				  "DdpReady: tensor '%s' is listed twice in one request",
 				  ddp_tensor_name(r->ddp, tensors[k], name, sizeof(name)));
 		r->flags[tensors[k]] |= DDP_NAMED;
 		again = again || (r->flags[tensors[k]] & both) == both;
@@ -304,7 +305,7 @@ static int check_once(struct ddp_rank *r, const uint32_t *tensors, size_t n, str
 	return f->code;
 }
 
-/* Static graph: one count per gradient that arrives. */
+/* Static graph: count each gradient that arrives. */
 static int count_down(struct ddp_rank *r, const uint32_t *tensors, size_t n, struct fault *f)
 {
 	size_t k;
@@ -333,7 +334,7 @@ int ddp_ready(struct ddp_rank *r, const uint32_t *tensors, size_t n, struct ddp_
 {
 	if (!r->open)
 		return fault_set(f, FAULT_STATE, NULL,
-				 "DdpReady: there is no pass: DdpBackward begins one");
+				 "DdpReady: no pass is open: call DdpBackward first");
 	if (is_first_static(r)) {
 		for (size_t k = 0; k < n; k++)
 			r->hooks[tensors[k]]++;
@@ -353,7 +354,7 @@ int ddp_finish(struct ddp_rank *r, struct fault *f)
 {
 	if (!r->open)
 		return fault_set(f, FAULT_STATE, NULL,
-				 "DdpFinish: there is no pass: DdpBackward begins one");
+				 "DdpFinish: no pass is open: call DdpBackward first");
 	if (!is_first_static(r) && !all_launched(r))
 		return fault_unready(r, "DdpFinish", f);
 	return 0;
@@ -374,8 +375,9 @@ void ddp_end_first_static(struct ddp_rank *r)
 	}
 }
 
-/* All ranks that have inputs are in the same pass while its buckets are under way. How many one
- * of them has begun is no number of it: who had no inputs for a while has begun fewer. */
+/* All ranks that have inputs are in the same pass while its buckets are under way. The number of
+ * passes that a rank has begun does not identify a pass: a rank without inputs for a while has
+ * begun fewer. */
 static uint64_t pass_of(const struct ddp *d)
 {
 	uint64_t begun = 0;
@@ -385,7 +387,7 @@ static uint64_t pass_of(const struct ddp *d)
 	return begun;
 }
 
-/* A unit's tensors are side by side. */
+/* The tensors of a unit are adjacent. */
 bool ddp_reduced(struct ddp *d, uint32_t i)
 {
 	const struct unit *u = d->tensors[i].unit;
@@ -417,8 +419,7 @@ int ddp_wait(struct ddp_rank *r, const struct backend_wait *waits, unsigned n, s
 			k++;
 		if (k == DDP_MAX_WAITS)
 			return fault_set(f, FAULT_INVALID, "header.after",
-					 "a pass comes after more than %u streams: up to %u are "
-					 "allowed",
+					 "a pass waits for more than %u streams; the maximum is %u",
 					 DDP_MAX_WAITS, DDP_MAX_WAITS);
 		if (k == r->n_waits)
 			r->waits[r->n_waits++] = waits[i];

@@ -15,7 +15,7 @@
 
 struct job;
 
-/* What is done with the gradients of a backward pass as they arrive, until its Step. */
+/* The plan for the gradients of a backward pass as they arrive, until its Step. */
 struct pass_plan {
 	bool set;
 	bool has_clip;
@@ -58,10 +58,10 @@ int group_new(struct job *job, uint32_t id, const state_group *rec, match_comple
 /* NULL is allowed. Return: NULL. */
 struct group *group_free(struct group *g);
 
-/* Its members' numbers are forgotten, their ops fail with @fault: a new epoch. */
+/* A new epoch: forget its members' numbers; their ops fail with @fault. */
 void group_reset(struct group *g, const struct fault *fault);
 
-/* Find out the group's devices, if all its ranks are placed by now. They stay: ranks of a
+/* Determine the group's devices, if all its ranks are placed by now. They do not change: ranks of a
  * placed group do not move. Return: 0 (placed), NODE_E_LATER, or -ENOMEM. */
 int group_place(struct group *g);
 
@@ -72,7 +72,7 @@ int group_comms(struct group *g, struct fault *f);
 struct device *group_device(const struct group *g, uint32_t index);
 
 uint32_t group_size(const struct group *g);
-/* Index of a rank of the job in the group's order. Return: false if it is no member. */
+/* Index of a rank of the job in the group's order. Return: false if it is not a member. */
 bool group_index(const struct group *g, uint32_t rank, uint32_t *ret);
 
 #endif

@@ -12,7 +12,7 @@
 
 #define JOB_MAGIC 0x4a4f4221u
 
-/* About what records take, with their names: of a rank, of a unit, of a tensor. */
+/* Approximate size of the records with their names: of a rank, of a unit, of a tensor. */
 #define JOB_RANK_BYTES   (sizeof(struct member) + 256u)
 #define JOB_UNIT_BYTES   1024u
 #define JOB_TENSOR_BYTES 512u
@@ -69,8 +69,8 @@ int job_add_group(struct job *job)
 	return 0;
 }
 
-/* With one device its account is the parent of the job's; slabs on one of several charge
- * the device beside the job. */
+/* With one device its account is the parent of the job's account. With several, a slab also charges
+ * its device. */
 static void open_accounts(struct job *job)
 {
 	struct node *node = job->node;
@@ -250,17 +250,18 @@ static int job_make(struct jobs *jobs, const struct job_spec *spec, const char *
 				 jobs->count, jobs_of(jobs, uid));
 	if (spec->world_size > l->max_world_size)
 		return fault_set(f, FAULT_INVALID, "job.world_size",
-				 "job.world_size is %u: 1 to %u (max_world_size) is allowed",
+				 "job.world_size %u is out of range (1..%u, max_world_size)",
 				 spec->world_size, l->max_world_size);
 	if (l->job_quota_bytes && spec->quota_bytes > l->job_quota_bytes)
-		return fault_set(f, FAULT_INVALID, "job.quota_bytes",
-				 "job.quota_bytes is %llu: up to %llu (job_quota_bytes) is allowed",
-				 (unsigned long long)spec->quota_bytes,
-				 (unsigned long long)l->job_quota_bytes);
+		return fault_set(
+			f, FAULT_INVALID, "job.quota_bytes",
+			"job.quota_bytes %llu is too large: the limit is %llu (job_quota_bytes)",
+			(unsigned long long)spec->quota_bytes,
+			(unsigned long long)l->job_quota_bytes);
 	if (l->max_job_ttl_s && spec->ttl_s > l->max_job_ttl_s)
 		return fault_set(f, FAULT_INVALID, "job.ttl_s",
-				 "job.ttl_s is %u: up to %u (max_job_ttl_s) is allowed, 0 means %u "
-				 "(job_ttl_s)",
+				 "job.ttl_s %u is too large: the limit is %u (max_job_ttl_s); 0 "
+				 "means %u (job_ttl_s)",
 				 spec->ttl_s, l->max_job_ttl_s, l->job_ttl_s);
 	if (spec->ipc && backend_info(jobs->node->devices[0].backend)->ordinal < 0)
 		return fault_set(f, FAULT_INVALID, "job.ipc",
@@ -303,8 +304,8 @@ static int check_same(const struct job *job, const struct job_spec *spec, struct
 				 (unsigned long long)spec->quota_bytes);
 	if (spec->ipc && !job->rec->ipc)
 		return fault_set(f, FAULT_STATE, NULL,
-				 "job '%s' hands its memory over as descriptors, not as CUDA IPC "
-				 "handles: its first trainer decides",
+				 "job '%s' shares its memory as descriptors, not as CUDA IPC "
+				 "handles: its first trainer decides that",
 				 job->rec->name);
 	if (spec->is_private && !job->rec->is_private)
 		return fault_set(f, FAULT_STATE, NULL,
@@ -314,8 +315,8 @@ static int check_same(const struct job *job, const struct job_spec *spec, struct
 	return 0;
 }
 
-/* Nothing of an earlier run of the daemon is here: a trainer that goes on from it must not
- * silently begin again at step 0. */
+/* No state of an earlier run of the daemon exists: a trainer that continues from such state must
+ * not silently start again at step 0. */
 static int job_check_instance(const struct node *node, const struct job_spec *spec, struct fault *f)
 {
 	time_t started = (time_t)node->started_unix_s;
@@ -426,7 +427,7 @@ int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **
 		job_free(job);
 		return f->code;
 	}
-	/* what ran in the old daemon is over, and with it that epoch */
+	/* everything that ran in the old daemon is over, and so is that epoch */
 	job->rec->epoch++;
 	job_tear(job);
 	*ret = job;

@@ -1,9 +1,9 @@
 /*
  * A job: the trainers that train one model, its units, groups and account.
  *
- * What persists is in the record (store/state.h). A job lives in the registry from
- * creation to deletion; deleted while processes still have its memory mapped, it
- * stays as a zombie until the last byte is back. Loop thread only.
+ * Persistent state is in the record (store/state.h). A job lives in the registry from creation to
+ * deletion; deleted while processes still have its memory mapped, it stays as a zombie until the
+ * last byte is back. Loop thread only.
  *
  *   FORMING --all ranks joined--> RUNNING --a rank dies or leaves--> FORMING ...
  *      ^--- first join ---.          '--drain--> DRAINING
@@ -35,7 +35,7 @@
 #define JOB_LABEL_MAX  (JOB_NAME_MAX + 11) /* UID/NAME */
 #define JOB_MAX_BLOB   65536u
 #define JOB_MAX_GROUPS 256u
-/* Of all units: their records are memory that no account pays for. */
+/* Limits for all units of a job: their records are memory that no account pays for. */
 #define JOB_MAX_TENSORS (1u << 20)
 
 enum job_lifetime { JOB_EPHEMERAL = 1, JOB_KEEP = 2 };
@@ -45,15 +45,15 @@ enum job_event_kind { JOB_EVENT_EPOCH_ENDED, JOB_EVENT_STALL, JOB_EVENT_DRAIN };
 struct jobs;
 struct job;
 
-/* What the layers to the left want to know. Set once, before any job exists. */
+/* Callbacks for the layers to the left. Set once, before any job exists. */
 struct job_ops {
-	/* All ops of the job that wait must end with @fault; the running ones go on. */
+	/* All waiting ops of the job must end with @fault; running ones continue. */
 	void (*abort_ops)(struct job *job, const struct fault *fault);
 	match_complete_cb complete; /* userdata: the group */
 	match_failed_cb failed;
 	/* News for one trainer. */
 	void (*event)(struct member *m, enum job_event_kind kind, const char *text);
-	/* (optional) The signals of a member go: nobody is to look for their owner any more. */
+	/* (optional) The signals of a member are freed: do not look up their owner any more. */
 	void (*signals_gone)(struct job *job, const struct backend_signals *signals);
 	/* (optional) Fewer ranks or copies than before read the parameters of @u. */
 	void (*unit_released)(struct job *job, struct unit *u);
@@ -96,14 +96,14 @@ struct job {
 	struct quota quota;
 	uint32_t number;           /* no other living job has it; not 0 */
 	struct user_charge owner;  /* one of its owner's jobs */
-	struct user_charge memory; /* what it takes of our own: job_own_bytes */
+	struct user_charge memory; /* the daemon's own memory for it: job_own_bytes */
 	bool deleted;              /* a zombie: out of the registry's names */
 	bool draining;
 	bool torn;
 	bool crashed;           /* its last trainer did not leave cleanly */
 	uint64_t idle_since_us; /* no trainers since; 0: there are some */
 
-	struct member **ranks;  /* by rank; the last member, whatever its state; owned ref */
+	struct member **ranks;  /* by rank; the last member, in any state; owned ref */
 	struct device **placed; /* by rank: its device; NULL: not known yet */
 	bool memory_gone;       /* deleted, and nothing of it is used any more */
 	uint32_t joined;        /* ranks in state JOINED */
@@ -113,7 +113,7 @@ struct job {
 	struct unit **units; /* by id - 1 */
 	uint32_t n_units;
 	struct htab unit_names;
-	struct list registrations; /* of rpc's: under way, the first one is at it */
+	struct list registrations; /* rpc's: in progress; the first one is active */
 	struct knowns knowns;      /* what was registered, as it came */
 	struct slab **slabs;       /* of shards, owned refs */
 	uint32_t n_slabs;
@@ -121,13 +121,13 @@ struct job {
 	unsigned n_spare;
 	struct pool full[NODE_MAX_DEVICES];    /* gathered copies, by device */
 	struct pool scratch[NODE_MAX_DEVICES]; /* sums on their way between devices */
-	bool stale_partials;                   /* sums that nobody will use are still in memory */
-	struct pool grads[NODE_MAX_DEVICES];   /* gradient shards that are not there always */
+	bool stale_partials;                   /* sums that will not be used are still in memory */
+	struct pool grads[NODE_MAX_DEVICES];   /* gradient shards that exist only while needed */
 	bool stray_gradients;                  /* of units that have no gradient, perhaps */
 	struct reads stray[NODE_MAX_DEVICES];  /* of copies whose memory went back to the pool */
 	struct list idle_full;  /* units whose full buffers nobody uses, oldest first */
 	uint32_t casts;         /* that run now */
-	uint32_t ahead_casts;   /* of these: nobody has asked for them yet */
+	uint32_t ahead_casts;   /* of these: not requested yet */
 	struct list drains;     /* that wait for those to end; owned by op/ */
 	struct list cast_turns; /* members with gathers that wait for one to end, in turn */
 	struct job_step step;
@@ -158,12 +158,12 @@ struct jobs {
 void jobs_init(struct jobs *jobs, struct node *node, const struct job_ops *ops);
 /* Delete every job; no member may be present and nothing may run (CHECKed). */
 void jobs_deinit(struct jobs *jobs);
-/* The first part of that: delete them, give up quarantine. Then turn the loop until
- * jobs_gone: engines let go of memory in their own time. */
+/* The first part of that: delete all jobs, give up quarantine. Then run the loop until jobs_gone:
+ * engines release memory asynchronously. */
 void jobs_end(struct jobs *jobs);
 bool jobs_gone(struct jobs *jobs);
 
-/* What a caller says of a job. Numbers of 0 mean the node's defaults. */
+/* What a caller specifies for a job. A number of 0 means the node's default. */
 struct job_spec {
 	const char *name;
 	uint32_t world_size;
@@ -178,21 +178,21 @@ struct job_spec {
 				  * NULL: it expects none */
 };
 
-/* Make the job, or find it and check that it is the same. A plain name is one of @uid's own
- * jobs; UID/NAME of another user must exist. @ret_created may be NULL. Return: 0, or a fault:
+/* Create the job, or find it and check that it is the same. A plain name is one of @uid's own jobs;
+ * a UID/NAME of another user must exist. @ret_created may be NULL. Return: 0, or a fault:
  * FAULT_LOST if spec->instance is another run of the daemon. */
 int job_open(struct jobs *jobs, const struct job_spec *spec, uid_t uid, gid_t gid, struct job **ret,
 	     bool *ret_created, struct fault *f);
 
-/* Find by NAME or UID/NAME, for its owner or an administrator (job_names.c). For anybody
- * else the job does not exist. Return: 0 or a fault. */
+/* Find by NAME or UID/NAME, for its owner or an administrator (job_names.c). For all other users
+ * the job does not exist. Return: 0 or a fault. */
 int job_find(struct jobs *jobs, const char *name, uid_t uid, struct job **ret, struct fault *f);
 /* The owner, or an administrator: root, and the user that the daemon runs as. */
 bool job_may_use(const struct job *job, uid_t uid);
 bool job_is_admin(uid_t uid);
 /* May @uid see what is in the job: units, pids, ops? */
 bool job_may_look(const struct job *job, uid_t uid);
-/* job_may_look, or a fault that says to whom the job is closed. */
+/* As job_may_look, but with a fault that says who has no access to the job. */
 int job_check_open(const struct job *job, uid_t uid, struct fault *f);
 /* Memory was refused: give back idle copies, and what pools keep for the next step; of other jobs,
  * too, if @job has nothing. Return: bytes freed. */
@@ -207,7 +207,7 @@ static inline void job_unit_released(struct job *job, struct unit *u)
 		job->jobs->ops.unit_released(job, u);
 }
 
-/* What a job is called: NAME, or UID/NAME. */
+/* The name of a job: NAME, or UID/NAME. */
 struct job_ref {
 	bool has_uid;
 	uid_t uid;
@@ -217,7 +217,7 @@ struct job_ref {
 int job_ref_parse(const char *text, const char *field, struct job_ref *ret, struct fault *f);
 void job_label(uid_t uid, const char *name, char ret[JOB_LABEL_MAX + 1]);
 
-/* For whom a device works. */
+/* The owner of work on a device. */
 static inline struct backend_owner job_as_owner(const struct job *job)
 {
 	return (struct backend_owner){ .user = job->rec->uid,
@@ -233,7 +233,7 @@ enum {
 /* How a trainer joins. */
 struct job_joining {
 	uint32_t rank;
-	const char *device; /* id or UUID; "": where the rank was, or as the daemon likes */
+	const char *device; /* id or UUID; "": where the rank was, or as the daemon chooses */
 	bool no_channel;    /* it can take memory only as CUDA IPC handles */
 };
 
@@ -242,16 +242,16 @@ struct job_joining {
 int job_join(struct job *job, const struct job_joining *how, struct proc *proc, uint64_t session,
 	     struct member *again, struct member **ret, struct fault *f);
 
-/* Which device rank @rank is on (job_place.c): @name says it, or it is known, or the
- * default is taken: rank * devices / world size. A rank of a group that has units or has
- * run collectives stays where it is. Return: 0 or a fault. */
+/* Which device rank @rank is on (job_place.c): the one that @name names, or the known one, or the
+ * default: rank * devices / world size. A rank of a group that has units or has run collectives
+ * stays where it is. Return: 0 or a fault. */
 int job_place(struct job *job, uint32_t rank, const char *name, struct fault *f);
-/* The default, for ranks nobody has spoken for. */
+/* The default device, for ranks without a known device. */
 struct device *job_default_device(const struct job *job, uint32_t rank);
 enum backend_share job_share(const struct job *job);
 
-/* Leave cleanly (its ops must be over: else a fault; JOB_E_LATER: devices still work on
- * them: node_wait, then again), or be gone (@why says how). May free the job. */
+/* Leave cleanly (fails if its ops are not over; JOB_E_LATER: devices still work on them: node_wait,
+ * then again), or be gone (@why says how). May free the job. */
 int job_leave(struct member *m, bool *ret_freed, struct fault *f);
 void job_lost(struct member *m, const char *why);
 
@@ -263,7 +263,7 @@ uint32_t job_drain(struct job *job);
 /* Find or make a group. Return: 0 or a fault. */
 int job_group(struct job *job, const char *name, const uint32_t *ranks, size_t n,
 	      struct group **ret, struct fault *f);
-/* @m has left cleanly: collectives of @g that it has not announced end. */
+/* @m has left cleanly: end the collectives of @g that it has not announced. */
 void job_group_left(struct group *g, const struct member *m);
 /* Append the run-time group of the last group of the record. Return: 0 or -ENOMEM. */
 int job_add_group(struct job *job);
@@ -276,15 +276,15 @@ struct group *job_group_by_id(struct job *job, uint32_t id);
  * nothing has changed), or a fault. */
 int job_register(struct job *job, state_unit **specs, size_t n, uint32_t *ret_ids,
 		 uint64_t *ret_charged, struct fault *f);
-/* Give back what a registration took and is still to go on with; safe if there is none. */
+/* Give back what an unfinished registration took; safe if there is none. */
 void job_drop_spare(struct job *job);
 uint64_t job_spare_bytes(const struct job *job);
-/* Make slabs the job's, in the order of their numbers; each gets a reference of the job's own.
- * All or none. Return: 0 or -ENOMEM. */
+/* Add slabs to the job, in the order of their numbers; the job takes its own reference on each. All
+ * or none. Return: 0 or -ENOMEM. */
 int job_add_slabs(struct job *job, struct slab *const *slabs, size_t n);
 /* Let go of slabs of shards in which no unit has anything any more. */
 void job_drop_unused_slabs(struct job *job);
-/* Build units again from the record, whose slabs are in job->slabs already. */
+/* Rebuild units from the record, whose slabs are in job->slabs already. */
 int job_units_restore(struct job *job, struct fault *f);
 void job_units_free(struct job *job);
 struct unit *job_unit_by_id(struct job *job, uint32_t id);
@@ -295,34 +295,34 @@ struct slab *job_slab_for(struct member *m, uint32_t id);
 struct slab *job_slab_for_reader(const struct job *job, uint32_t id);
 
 /* The job as a saved record and its slabs; the inverse makes the job (job.c).
- * @fds: one per slab of the record, in its order, borrowed; -1: there is none, which is
- * refused. Takes @rec on success. */
+ * @fds: one per slab of the record, in its order, borrowed; -1: there is none, which is an error.
+ * Takes @rec on success. */
 int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **ret,
 		struct fault *f);
 
-/* What is on @device is gone, for every job that has memory there: they are TORN. */
+/* The contents of @device are lost: every job that has memory there becomes TORN. */
 void jobs_device_lost(struct jobs *jobs, struct device *device);
-/* Collectives of the jobs that use @nc have come to nothing: their epochs end. */
+/* Collectives of the jobs that use @nc have failed: their epochs end. */
 void jobs_comm_broke(struct jobs *jobs, struct node_comm *nc, const char *why);
 
-/* A new epoch: waiting ops end with @fault, members become STALE. */
+/* Begin a new epoch: waiting ops end with @fault, members become STALE. */
 void job_epoch_end(struct job *job, const struct fault *fault);
 
-/* Mark the job TORN if what a restart would go on from is no more: a step was applied
- * after the last commit. */
+/* Mark the job TORN if a restart has no state to continue from: a step was applied after the last
+ * commit. */
 void job_tear(struct job *job);
 
-/* Call @w when nothing that was begun in an earlier epoch runs any more. */
+/* Call @w when nothing that began in an earlier epoch runs any more. */
 void job_wait_settled(struct job *job, struct job_waiter *w);
 
-/* Once in a while: jobs without trainers whose time is up, zombies that are empty. */
+/* Call now and then: ends jobs without trainers whose time is up, and empty zombies. */
 void jobs_tick(struct jobs *jobs, uint64_t now_us);
 
 /* Free a deleted job whose last byte is back. job_settle's. */
 void job_free_zombie(struct job *job);
 
-/* Something of the job has ended: go on with what waited for that (joins, a
- * deletion). May free the job. */
+/* Something of the job has ended: continue what waited for that (joins, a deletion). May free the
+ * job. */
 void job_settle(struct job *job);
 
 /* IDLE, FORMING, RUNNING, TORN, DRAINING, DELETED. Return: static string. */
@@ -334,8 +334,9 @@ int job_take_full(struct job *job, struct unit *u);
 /* Give it back; streams that may still read it are remembered. Safe if there is none. */
 void job_give_full(struct job *job, struct unit *u);
 
-/* No rank holds @u any more, or its making has ended: the copy stays until memory is needed
- * or the parameters change, or goes at once (unit.drop). Nothing, if somebody has a use for it. */
+/* No rank holds @u any more, or the making of its copy has ended: the copy stays until memory is
+ * needed or the parameters change, or is freed at once (unit.drop). Does nothing if the copy is in
+ * use. */
 void job_full_unused(struct job *job, struct unit *u);
 /* Gradient shards of @u on all its devices, if they come from a pool: take them, or none of
  * them, or give them back (job_grads.c). Return: as pool_take. */
@@ -343,23 +344,22 @@ int job_take_grads(struct job *job, struct unit *u);
 void job_give_grads(struct job *job, struct unit *u);
 /* Give back those of units without a gradient, when nothing of the job runs. */
 void job_give_stray_grads(struct job *job);
-/* The backward pass is over for the units of @g (NULL: of all groups): what was noted of it
- * is forgotten. */
+/* The backward pass is over for the units of @g (NULL: of all groups): clear its records. */
 void job_pass_end(struct job *job, struct group *g);
 
-/* Give back the memory of sums that were kept for the replicas' all-reduce, which are of no
- * use any more; job_drop_partials: those of all units, as soon as nothing runs. */
+/* Free the sums that were kept for the replicas' all-reduce and are no longer needed;
+ * job_drop_partials: those of all units, as soon as nothing runs. */
 void job_give_partials(struct job *job, struct unit *u);
 void job_drop_partials(struct job *job);
 
-/* The most bytes of our own that a job of @units and @tensors takes: records, and what each rank
- * has of each unit. */
+/* Upper bound of the daemon's own bytes for a job of @units and @tensors: records, and each rank's
+ * state of each unit. */
 uint64_t job_own_bytes(const struct job *job, uint64_t units, uint64_t tensors);
-/* A slab of @bytes was refused by the account: was it by its owner's limits? Then @f says so.
+/* The account refused a slab of @bytes. If the owner's limits were the reason, @f says so.
  * Return: 0, or a fault code. */
 int job_owner_fault(const struct job *job, uint64_t bytes, struct fault *f);
 
-/* Who holds how much, for RESOURCE_EXHAUSTED texts. */
+/* Describe how much each job and class holds, for RESOURCE_EXHAUSTED texts. */
 void job_holders(const struct job *job, char *buf, size_t bytes);
 
 /* Note a failed op for status. */

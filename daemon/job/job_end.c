@@ -1,5 +1,5 @@
-/* The end of jobs: deletion, memory that is still mapped, time to live; and what
- * can be said about a job. */
+/* The end of jobs: deletion, memory that is still mapped, time to live; and descriptions of a
+ * job. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +34,7 @@ static void keep_full_slab(struct slab *s, void *arg)
 	keep_while_mapped(arg, s);
 }
 
-/* Nothing runs any more: let go of all memory. */
+/* Nothing runs any more: release all memory. */
 static void release_memory(struct job *job)
 {
 	struct unit *u, *tmp;
@@ -48,7 +48,7 @@ static void release_memory(struct job *job)
 	list_for_each (u, tmp, &job->idle_full, idle)
 		list_unlink(&u->idle);
 	for (uint32_t i = 0; i < job->n_units; i++) {
-		/* who may still read is quarantined with the slabs */
+		/* readers are quarantined with the slabs */
 		for (unsigned d = 0; d < job->units[i]->n_parts; d++)
 			reads_deinit(&job->units[i]->parts[d].reads);
 		job_give_grads(job, job->units[i]);
@@ -118,7 +118,7 @@ int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f
 
 	if (job->present && !force)
 		return fault_set(f, FAULT_STATE, NULL,
-				 "job '%s' has %u trainers: drain it first, or force",
+				 "job '%s' has %u trainers: drain it first, or force the deletion",
 				 job->rec->name, job->present);
 	if (ret_freed)
 		*ret_freed = job->quota.used;
@@ -180,7 +180,7 @@ void jobs_tick(struct jobs *jobs, uint64_t now_us)
 	}
 	list_for_each (job, tmp, &jobs->zombies, link) {
 		if (readers_tick(job, now_us))
-			break; /* who goes on may end other jobs: the rest at the next tick */
+			break; /* a resumed waiter may end other jobs: the rest at the next tick */
 		job_settle(job);
 	}
 }
@@ -228,8 +228,8 @@ const char *job_state_name(const struct job *job)
 	return job->joined == job->rec->world_size ? "RUNNING" : "FORMING";
 }
 
-/* The other jobs of the same owner that hold most, since it may be they who are in the way.
- * Of other users' jobs nobody is told but the sum. */
+/* The other jobs of the same owner that hold most, since they may cause the shortage. Of other
+ * users' jobs only the sum is told. */
 static void name_largest(const struct job *job, char *buf, size_t bytes)
 {
 	const struct job *largest[3] = { NULL };
@@ -258,7 +258,7 @@ static void name_largest(const struct job *job, char *buf, size_t bytes)
 	}
 }
 
-/* Of what is in use, what only waits for processes to let go of it. */
+/* The part of the memory in use that only waits for processes to release it. */
 static void name_quarantined(const struct job *job, char *buf, size_t bytes)
 {
 	uint64_t sum = 0;

@@ -1,5 +1,4 @@
-/* Gradient shards that are there only while they are needed, and the end of a backward
- * pass. */
+/* Gradient shards that exist only while they are needed, and the end of a backward pass. */
 #include "core/check.h"
 #include "job/job.h"
 

@@ -1,4 +1,4 @@
-/* Groups of a job, and what a rank that has left means to them. */
+/* Groups of a job, and the effect of a rank's leaving on them. */
 #include <errno.h>
 #include <string.h>
 
@@ -40,17 +40,16 @@ int job_group(struct job *job, const char *name, const uint32_t *ranks, size_t n
 		if (strcmp(g->name, name) != 0)
 			continue;
 		if (g->n_ranks != n || memcmp(g->ranks, ranks, n * sizeof(*ranks)) != 0)
-			return fault_set(
-				f, FAULT_STATE, NULL,
-				"group '%.64s' of job '%s' has other ranks, or in another order",
-				name, job->rec->name);
+			return fault_set(f, FAULT_STATE, NULL,
+					 "group '%.64s' of job '%s' has other ranks, or the same "
+					 "ranks in another order",
+					 name, job->rec->name);
 		*ret = job->groups[i];
 		return 0;
 	}
 	if (job->n_groups >= JOB_MAX_GROUPS)
-		return fault_set(f, FAULT_EXHAUSTED, NULL,
-				 "job '%s' has %u groups, the most allowed", job->rec->name,
-				 job->n_groups);
+		return fault_set(f, FAULT_EXHAUSTED, NULL, "job '%s' has %u groups, the maximum",
+				 job->rec->name, job->n_groups);
 	rec = state_group_new(name, ranks, n);
 	if (!rec || state_job_add_group(job->rec, rec) < 0) {
 		state_group_free(rec);

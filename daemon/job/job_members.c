@@ -1,4 +1,4 @@
-/* Who is in a job: joining, leaving, dying, and the epochs that end with that. */
+/* Members of a job: joining, leaving, dying, and the epochs that end with that. */
 #include <errno.h>
 #include <stdio.h>
 
@@ -15,7 +15,7 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 		group_reset(job->groups[i], fault);
 	job->rec->epoch++;
 	job->step.prepared = false;
-	job_drop_spare(job); /* who registered must join again */
+	job_drop_spare(job); /* members that have registered must join again */
 	job->step.mid = false;
 	for (uint32_t i = 0; i < job->n_units; i++) {
 		struct unit *u = job->units[i];
@@ -23,7 +23,7 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 		u->has_gradient = false;
 		u->factors = (struct unit_factors){ 0 };
 		if (u->copies_differ && !u->stepping) {
-			u->rec->initialised = false; /* no copy is more right than another */
+			u->rec->initialised = false; /* no copy is more correct than another */
 			job->readers.changes++;
 		}
 		u->copies_differ = u->copies_differ && u->stepping;
@@ -70,7 +70,7 @@ static int check_join(const struct job *job, uint32_t rank, const struct member 
 		      struct fault *f)
 {
 	if (rank >= job->rec->world_size)
-		return fault_set(f, FAULT_INVALID, "rank", "rank is %u: 0 to %u is allowed", rank,
+		return fault_set(f, FAULT_INVALID, "rank", "rank %u is out of range (0..%u)", rank,
 				 job->rec->world_size - 1);
 	if (again && again->rank != rank)
 		return fault_set(f, FAULT_STATE, NULL,
@@ -82,13 +82,13 @@ static int check_join(const struct job *job, uint32_t rank, const struct member 
 	return check_rank_free(job, rank, again, f);
 }
 
-/* The numbering of the present members would not fit a newcomer's. */
+/* A newcomer's numbering would not match that of the present members. */
 static void end_epoch_for_newcomer(struct job *job, uint32_t rank, pid_t pid)
 {
 	struct fault f = FAULT_NULL;
 
 	fault_set(&f, FAULT_ABORTED, NULL,
-		  "rank %u (pid %d) of job '%s' joined anew: epoch %llu has ended, join again",
+		  "rank %u (pid %d) of job '%s' has joined again: epoch %llu has ended, join again",
 		  rank, (int)pid, job->rec->name, (unsigned long long)job->rec->epoch);
 	job_epoch_end(job, &f);
 }
@@ -106,14 +106,14 @@ static void count_in(struct job *job, struct member *m, bool was_present)
 	job->idle_since_us = 0;
 }
 
-/* A newcomer's numbers start at 1: that fits only an epoch in which nobody was that
- * rank yet. */
+/* A newcomer's numbers start at 1: that matches only an epoch in which no process has been that
+ * rank. */
 static bool needs_new_epoch(const struct job *job, uint32_t rank)
 {
 	return job->ranks[rank] && job->ranks[rank]->epoch == job->rec->epoch;
 }
 
-/* Ops that @rank began in an earlier epoch may still run, whoever it was then. */
+/* Ops that @rank began in an earlier epoch may still run, even if it was another process then. */
 static bool is_busy(const struct job *job, uint32_t rank)
 {
 	const struct member *before = job->ranks[rank];
@@ -138,15 +138,15 @@ static int check_channel(const struct job *job, const struct job_joining *how, s
 	if (!how->no_channel || job->rec->ipc)
 		return 0;
 	return fault_set(f, FAULT_STATE, NULL,
-			 "job '%s' hands its memory over as descriptors: a trainer without a local "
-			 "channel can join only a job made with CUDA IPC handles",
+			 "job '%s' shares its memory as descriptors: a trainer without a local "
+			 "channel can join only a job created with CUDA IPC handles",
 			 job->rec->name);
 }
 
 int job_join(struct job *job, const struct job_joining *how, struct proc *proc, uint64_t session,
 	     struct member *again, struct member **ret, struct fault *f)
 {
-	/* who has left comes back as a new member: its pool went when it left */
+	/* a process that has left comes back as a new member: its pool was freed when it left */
 	struct member *m = again && again->job == job && is_present(again) ? again : NULL;
 	uint32_t rank = how->rank;
 	bool was_present = m;
@@ -173,7 +173,7 @@ int job_join(struct job *job, const struct job_joining *how, struct proc *proc, 
 	if (!was_present)
 		replace_member(job, m);
 	count_in(job, m, was_present);
-	node_wake(job->node); /* who waited for this rank's place */
+	node_wake(job->node); /* those that waited for this rank's place */
 	*ret = m;
 	return 0;
 }
@@ -191,7 +191,7 @@ static void leave_common(struct member *m, enum member_state state)
 		return;
 	job->idle_since_us = clock_now_us();
 	job->crashed = state == MEMBER_DEAD;
-	job->draining = false; /* done: the next trainers may go on from the last commit */
+	job->draining = false; /* done: the next trainers may continue from the last commit */
 }
 
 int job_leave(struct member *m, bool *ret_freed, struct fault *f)
@@ -203,7 +203,7 @@ int job_leave(struct member *m, bool *ret_freed, struct fault *f)
 	if (m->pending)
 		return fault_set(
 			f, FAULT_STATE, NULL,
-			"rank %u of job '%s' has %u ops under way: wait for them, then leave",
+			"rank %u of job '%s' has %u ops in progress: wait for them, then leave",
 			m->rank, job->rec->name, m->pending);
 	if (m->executing)
 		return JOB_E_LATER;

@@ -1,8 +1,7 @@
 /*
- * What jobs are called. A name belongs to its user: the registry's key is UID/NAME, so two
- * users may each have a job of one name, and nobody learns which names others have. A user
- * asks for NAME or for UID/NAME; for anybody but its owner and the administrators a job does not
- * exist.
+ * Names of jobs. A name belongs to its user: the registry's key is UID/NAME, so two users may each
+ * have a job of the same name, and no user learns which names others have. A user asks for NAME or
+ * for UID/NAME. Only its owner and the administrators see that a job exists.
  */
 #include <ctype.h>
 #include <stdio.h>
@@ -28,17 +27,18 @@ static int job_name_check(const char *name, const char *field, struct fault *f)
 	size_t n = strlen(name), good = strspn(name, allowed);
 
 	if (!n || n > JOB_NAME_MAX)
-		return fault_set(f, FAULT_INVALID, field,
-				 "%s is %zu bytes: 1 to %u of [A-Za-z0-9._-] are allowed", field, n,
-				 JOB_NAME_MAX);
+		return fault_set(
+			f, FAULT_INVALID, field,
+			"%s has %zu bytes; it must be 1 to %u characters of [A-Za-z0-9._-]", field,
+			n, JOB_NAME_MAX);
 	if (good < n)
 		return fault_set(f, FAULT_INVALID, field,
-				 "%s has byte 0x%02x at %zu: [A-Za-z0-9._-] are allowed", field,
-				 (unsigned char)name[good], good);
+				 "%s has byte 0x%02x at %zu; only [A-Za-z0-9._-] are allowed",
+				 field, (unsigned char)name[good], good);
 	return 0;
 }
 
-/* Digits up to @end. Return: are they a uid? */
+/* Return: are the characters up to @end digits of a uid? */
 static bool job_uid_parse(const char *text, const char *end, uid_t *ret)
 {
 	uint64_t n = 0;
@@ -60,10 +60,10 @@ int job_ref_parse(const char *text, const char *field, struct job_ref *ret, stru
 	struct job_ref ref = { .name = slash ? slash + 1 : text, .has_uid = slash };
 
 	if (slash && !job_uid_parse(text, slash, &ref.uid))
-		return fault_set(
-			f, FAULT_INVALID, field,
-			"%s is '%.75s': before the slash must be a numeric user id (UID/NAME)",
-			field, text);
+		return fault_set(f, FAULT_INVALID, field,
+				 "%s is '%.75s'; the part before the slash must be a numeric user "
+				 "id (UID/NAME)",
+				 field, text);
 	if (job_name_check(ref.name, field, f))
 		return f->code;
 	*ret = ref;
@@ -90,7 +90,7 @@ int job_check_open(const struct job *job, uid_t uid, struct fault *f)
 	if (job_may_look(job, uid))
 		return 0;
 	return fault_set(f, FAULT_DENIED, NULL,
-			 "job '%s' is private: only its owner joins or reads it", job->label);
+			 "job '%s' is private: only its owner can join or read it", job->label);
 }
 
 static struct job *job_by_label(const struct jobs *jobs, uid_t uid, const char *name)
@@ -101,7 +101,7 @@ static struct job *job_by_label(const struct jobs *jobs, uid_t uid, const char *
 	return htab_find(&jobs->names, label);
 }
 
-/* The one job of that name, whoever has it. Several: a fault that lists them. */
+/* The only job of that name, of any user. Several: a fault that lists them. */
 static int job_only(struct jobs *jobs, const char *name, struct job **ret, struct fault *f)
 {
 	struct job *job, *tmp, *found = NULL;
@@ -118,7 +118,8 @@ static int job_only(struct jobs *jobs, const char *name, struct job **ret, struc
 	}
 	if (n > 1)
 		return fault_set(f, FAULT_INVALID, "job",
-				 "%u users have a job '%.64s': name one of %s", n, name, list);
+				 "%u users have a job '%.64s': use one of the names %s", n, name,
+				 list);
 	*ret = found;
 	return 0;
 }

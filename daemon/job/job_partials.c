@@ -1,4 +1,4 @@
-/* Sums of replicas whose all-reduce was deferred: what becomes of them when it never comes. */
+/* Sums of replicas whose all-reduce was deferred: they are freed here if it never comes. */
 #include "core/check.h"
 #include "job/job.h"
 
@@ -9,8 +9,8 @@ void job_give_partials(struct job *job, struct unit *u)
 		pool_give(&job->scratch[u->parts[d].device->index], &u->parts[d].partials);
 }
 
-/* A reduction that runs may still write to them: it gives them back itself, or this is
- * called again when it has ended. */
+/* A running reduction may still write to them: it frees them itself, or this is called again when
+ * it has ended. */
 void job_drop_partials(struct job *job)
 {
 	for (uint32_t i = 0; i < job->n_units; i++)

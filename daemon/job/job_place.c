@@ -4,8 +4,8 @@
 #include "core/check.h"
 #include "job/job.h"
 
-/* The ranks are spread evenly and in order over as many devices as there are ranks for;
- * those that are lost are left out as long as there are others. */
+/* The ranks are spread evenly and in order over the devices, at most as many as there are ranks;
+ * lost devices are left out as long as there are others. */
 struct device *job_default_device(const struct job *job, uint32_t rank)
 {
 	struct device *there[NODE_MAX_DEVICES];
@@ -27,7 +27,7 @@ enum backend_share job_share(const struct job *job)
 	return job->rec->ipc ? BACKEND_SHARE_IPC : BACKEND_SHARE_FD;
 }
 
-/* Memory or communicators of the rank's groups are where it is. */
+/* Memory or communicators of the rank's groups exist on its device. */
 static bool is_fixed(const struct job *job, uint32_t rank)
 {
 	uint32_t index;

@@ -1,4 +1,4 @@
-/* What a job has of units: their memory, and building them again from a record. */
+/* The units of a job: their memory, and rebuilding them from a record. */
 #include "job/job.h"
 
 #include <errno.h>
@@ -195,7 +195,7 @@ static int restore_unit(struct job *job, state_unit *rec, struct fault *f)
 		unit_free(u);
 		return fault_set(
 			f, FAULT_INVALID, "state",
-			"saved unit '%.100s' has memory too small, or its name is there twice",
+			"saved unit '%.100s' has too little memory, or its name occurs twice",
 			rec->name);
 	}
 	job->units[job->n_units++] = u;

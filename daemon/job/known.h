@@ -1,7 +1,8 @@
 /*
- * What ranks of a job have registered, as it came over the wire, and the units it has become:
- * the ranks of a job register the same model, so all but the first need only be compared.
- * What is kept is charged to the job; without room nothing is kept. Loop thread only.
+ * The registration requests of a job's ranks, as they came over the wire, and the units that were
+ * created from them. The ranks of a job register the same model, so all requests but the first need
+ * only be compared. The kept bytes are charged to the job; without room nothing is kept. Loop
+ * thread only.
  */
 #ifndef SHARDD_JOB_KNOWN_H
 #define SHARDD_JOB_KNOWN_H
@@ -13,7 +14,7 @@
 struct job;
 
 #define KNOWN_MAX 4u
-/* Shorter ones are registered in no time. */
+/* Shorter requests are registered fast enough without this. */
 #define KNOWN_MIN_BYTES (16u << 10)
 
 struct known {
@@ -26,10 +27,10 @@ struct known {
 struct knowns {
 	struct known all[KNOWN_MAX];
 	unsigned next;    /* to be replaced */
-	uint64_t changes; /* so many times something was kept or dropped */
+	uint64_t changes; /* how often something was kept or dropped */
 };
 
-/* How far a request was compared, with which of them. */
+/* How far a request was compared, and with which kept request. */
 struct known_search {
 	unsigned with;
 	size_t at;
@@ -47,9 +48,9 @@ int known_search(struct known_search *s, const struct job *job, const uint8_t *b
 /* Keep it, if it is worth it and there is room. */
 void known_add(struct job *job, const uint8_t *bytes, size_t n_bytes, const uint32_t *ids,
 	       uint32_t n);
-/* Units are no more what was registered: forget all. Safe twice. */
+/* Units have changed since they were registered: forget all. Safe to call twice. */
 void known_drop(struct job *job);
-/* What all of it is charged. */
+/* Bytes charged for all of it. */
 uint64_t known_bytes(const struct job *job);
 
 #endif

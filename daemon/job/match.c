@@ -108,7 +108,7 @@ static int slots_reach(struct match *m, uint64_t number)
 		if (!s->entries)
 			return -ENOMEM;
 		m->n_slots++;
-		/* what is needed to end an op is not refused: match_reserve has looked for room */
+		/* an op that must end is not refused: match_reserve has checked for room */
 		if (m->user)
 			user_add(m->user, USER_MEMORY, slots_bytes(m, 1));
 	}
@@ -173,7 +173,7 @@ static void slot_complete(struct match *m, struct match_slot *s)
 {
 	struct match_entry **entries = s->entries;
 
-	/* the callee may end ops, which may drop or move the slot */
+	/* the callback may end ops, which may drop or move the slot */
 	s->complete = true;
 	s->entries = NULL;
 	m->complete(entries, m->size, m->userdata);
@@ -257,7 +257,7 @@ void match_member_left(struct match *m, uint32_t index, const struct fault *faul
 	uint64_t end = m->base + m->n_slots;
 
 	if (m->has_left)
-		return; /* its number is not larger than any later leaver's */
+		return; /* its number is not larger than that of any member that leaves later */
 	m->has_left = true;
 	m->left_index = index;
 	m->left_fault = *fault;

@@ -5,7 +5,7 @@
  * slot: the first to announce brings the fingerprint, the others are held against
  * it. A slot ends in exactly one of two ways: all announced the same (complete),
  * or it fails, and then every member's op at that number gets the same fault, also
- * those that come later. So ranks never drift apart by one number.
+ * those that come later. So the numbers of the ranks never diverge.
  *
  *   EMPTY --announce--> OPEN --last announce--> COMPLETE
  *                        |
@@ -23,7 +23,7 @@
 #include "core/fault.h"
 #include "core/user.h"
 
-/* What must be equal on all ranks, and how to say it to a person. */
+/* What must be equal on all ranks, and its description for people. */
 struct fingerprint {
 	uint64_t words[8];
 	char text[192]; /* "Reduce of unit 'out' (120 elements, fp32)" */
@@ -53,7 +53,7 @@ struct match_slot {
 
 /* All have announced: @entries by member index, out of the slot, the callee's. */
 typedef void (*match_complete_cb)(struct match_entry *const *entries, uint32_t n, void *userdata);
-/* One entry's op has ended so; the entry is out of the slot. */
+/* The op of one entry has ended like this; the entry is out of the slot. */
 typedef void (*match_failed_cb)(struct match_entry *entry, const struct fault *fault,
 				void *userdata);
 
@@ -89,35 +89,34 @@ enum {
  * MATCH_E_LIMIT with @f, or -ENOMEM. */
 int match_reserve(struct match *m, uint32_t index, struct fault *f);
 
-/* A collective of member @index could not be numbered: no later one may take its place. So none
- * is numbered until the next epoch, and its peers are told @fault. */
+/* A collective of member @index could not be numbered, and no later one may take its number. So
+ * none is numbered until the next epoch, and its peers get @fault. */
 void match_stop(struct match *m, uint32_t index, const struct fault *fault);
 
 /* Number the next collective of member @entry->index, in its program order. */
 void match_number(struct match *m, struct match_entry *entry);
 
-/* Member @index takes no part in its next collective: the number is over for it. */
+/* Member @index takes no part in its next collective: its number is skipped. */
 void match_skip(struct match *m, uint32_t index);
 /* The largest number that any member has. */
 uint64_t match_last(const struct match *m);
 
-/* How many of its numbers the other members have not all passed. */
+/* How many of its numbers some other member has not passed yet. */
 uint64_t match_ahead(const struct match *m, uint32_t index);
 
-/* The op is here. Calls complete or failed, possibly before it returns, possibly
- * for others too. Return: 0 or -ENOMEM (nothing changed). */
+/* Announce the op. Calls complete or failed, possibly before it returns, possibly for other ops
+ * too. Return: 0 or -ENOMEM (nothing changed). */
 int match_announce(struct match *m, struct match_entry *entry);
 
-/* The numbered op @entry, announced or not, cannot take part: its slot fails for all
- * who have announced and will announce. If @entry was announced its failed callback
- * runs too. */
+/* The numbered op @entry, announced or not, cannot take part: its slot fails for all members that
+ * have announced or will announce. If @entry was announced its failed callback runs too. */
 void match_refuse(struct match *m, struct match_entry *entry, const struct fault *fault);
 
-/* The numbered op @entry is over, however it ended: a slot that all have passed is
- * dropped. Nothing to do for an entry of an earlier generation. */
+/* The numbered op @entry is over, with any result: a slot that all have passed is dropped. Nothing
+ * to do for an entry of an earlier generation. */
 void match_passed(struct match *m, const struct match_entry *entry);
 
-/* Fail all open slots and forget all numbers: a new epoch. */
+/* A new epoch: fail all open slots and forget all numbers. */
 void match_reset(struct match *m, const struct fault *fault);
 
 /* Member @index has left cleanly: slots it has not announced at fail, now and later. */

@@ -337,7 +337,7 @@ void member_op_begun(struct member *m)
 {
 	member_ref(m);
 	m->pending++;
-	m->user->used[USER_OPS]++; /* op_submit has looked for room */
+	m->user->used[USER_OPS]++; /* op_submit has checked for room */
 	m->ops_total++;
 }
 

@@ -1,6 +1,6 @@
 /*
- * A member: one trainer process as one rank of a job, in one epoch after the other,
- * with everything it holds there.
+ * A member: one trainer process as one rank of a job, through successive epochs, with everything
+ * that it holds there.
  *
  * It outlives its session as long as an op of it runs in the daemon (references).
  * Loop thread only.
@@ -41,9 +41,9 @@ enum shard_state {
 	SHARD_GIVEN_BACK
 };
 
-/* What a member holds of one unit. An op that has begun takes the regions that it reads or
- * writes out of here, into its own state, and puts back or gives to the pool what is left at its
- * end: member_reset gives back only what no op has. */
+/* What a member holds of one unit. An op that has begun moves the regions that it reads or writes
+ * from here into its own state. At its end it puts the rest back or returns it to the pool. So
+ * member_reset gives back only what no op uses. */
 struct member_unit {
 	bool registered;
 	uint32_t gathers;       /* references, releases to come */
@@ -64,32 +64,32 @@ struct member_unit {
 	bool included;
 	enum shard_state shard_state;
 	struct region shard; /* OUT: its copy of its shard: parameters, gradient */
-	bool expected;       /* it is to be used next: its gather was begun ahead, or is there */
+	bool expected;       /* its next use is expected: its gather was begun ahead, or is done */
 	struct member_list *ahead[2]; /* of forward and backward; NULL: none */
 };
 
-/* What SetPrefetch said of one unit and pass. */
+/* The list that SetPrefetch set for one unit and pass. */
 #define MEMBER_MAX_AHEAD 16u
 struct member_list {
 	uint32_t n;
 	uint32_t units[MEMBER_MAX_AHEAD];
 };
 
-/* Gathers that were begun before they were asked for, and what came of it. */
+/* Gathers that were begun before they were requested, and statistics about them. */
 struct member_ahead {
 	struct prefetch learned;
-	uint32_t lists;   /* of SetPrefetch; 0: what was learned is followed */
+	uint32_t lists;   /* of SetPrefetch; 0: the learned order is used */
 	uint64_t started; /* gathers */
 	uint64_t skipped; /* there was no memory, or max_inflight_gathers were under way */
 	uint64_t hits;    /* uses whose copy was expected, and there or on its way */
 	uint64_t misses;  /* uses in such a step whose copy had yet to be begun */
 };
 
-/* A buffer of its own (AllocBuffer). Counted: one reference is the table's, one of each op
- * that names it, from its check to its end. The last one gives the memory to the pool. */
+/* A buffer of its own (AllocBuffer). Counted: the table has one reference, and each op that names
+ * it has one, from its check to its end. The last one returns the memory to the pool. */
 struct member_buffer {
 	struct list link; /* member.buffers, until it is freed */
-	struct member *m; /* borrowed: ops and the table go before it */
+	struct member *m; /* borrowed: outlives ops and the table */
 	unsigned refs;
 	uint64_t id;
 	struct region region;
@@ -132,12 +132,12 @@ struct member {
 	uint32_t n_buffers;
 	uint64_t next_buffer;
 
-	uint32_t *registered; /* units, in the order in which it has registered them; owned */
+	uint32_t *registered; /* unit ids, in the order in which it has registered them; owned */
 	uint32_t n_registered;
 	uint32_t room_registered;
 
 	bool retiring; /* the pool goes when the last op has ended */
-	void *watcher; /* whom job_event tells: the session */
+	void *watcher; /* the session, for job_event */
 };
 
 /* Join @rank of @job's present epoch. Called by job_join only.
@@ -159,14 +159,15 @@ struct member_unit *member_unit_find(struct member *m, const struct unit *u);
 /* Count a gather, or a release. */
 void member_gathered(struct member *m, struct unit *u, struct member_unit *mu);
 void member_released(struct member *m, struct unit *u, struct member_unit *mu);
-/* It has no copy of @u any more. */
+/* The member has no copy of @u any more. */
 void member_unsummon(struct member *m, struct unit *u, struct member_unit *mu);
 /* Set the list of a unit and pass (0: forward), or take it away (@n 0). @n: up to
  * MEMBER_MAX_AHEAD. Return: 0, QUOTA_E_LIMIT, or -ENOMEM. */
 int member_set_ahead(struct member *m, struct member_unit *mu, unsigned pass, const uint32_t *units,
 		     uint32_t n);
 
-/* It has registered unit @id (again: then nothing changes). Return: 0 or -ENOMEM. */
+/* Record that it has registered unit @id; nothing changes if it has done so before. Return: 0 or
+ * -ENOMEM. */
 int member_registered(struct member *m, uint32_t id);
 /* Units it holds gathered. */
 uint64_t member_gathered_units(const struct member *m);
@@ -174,13 +175,13 @@ uint64_t member_gathered_units(const struct member *m);
 /* Buffers by id. Return: NULL if there is none. */
 struct member_buffer *member_buffer_find(struct member *m, uint64_t id);
 struct member_buffer *member_buffer_add(struct member *m, const struct region *r);
-/* It is in the table no more. Its memory stays as long as an op holds it. */
+/* Take it out of the table. Its memory stays as long as an op holds it. */
 void member_buffer_free(struct member *m, struct member_buffer *b);
 struct member_buffer *member_buffer_ref(struct member_buffer *b);
 /* Return: NULL. NULL is allowed. */
 struct member_buffer *member_buffer_unref(struct member_buffer *b);
 
-/* An op of the member is there, or over: op/ counts them by these. */
+/* An op of the member exists, or is over: op/ counts its ops with these. */
 void member_op_begun(struct member *m);
 void member_op_ended(struct member *m);
 
@@ -191,12 +192,12 @@ int member_link(struct member *m, struct fault *f);
 /* Its signals: NULL, if it has none. */
 struct backend_signals *member_signals(const struct member *m);
 struct slab *member_signals_slab(const struct member *m);
-/* It has not kept its word: what waits for its streams goes on, now and later. */
+/* It has broken its promise: what waits for its streams continues, now and later. */
 void member_poison(struct member *m);
 
-/* A collective of it is ordered and has given its memory back, although the device works on
- * it still; from @ready on it is over; it is over. The member and its memory stay that
- * long. */
+/* Three events of a collective: it is ordered and has returned its memory, although the device
+ * still works on it; it will be over from @ready on; it is over. The member and its memory stay
+ * until then. */
 void member_will_execute(struct member *m);
 void member_marked(struct member *m, uint64_t ready);
 void member_executed(struct member *m);
@@ -205,8 +206,8 @@ void member_executed(struct member *m);
  * may be handed to it again. */
 void member_reset(struct member *m);
 
-/* The same for a process that is gone or leaves: what it could write to goes to
- * quarantine until its pidfd proves its end, as soon as no op runs on it. */
+/* The same for a process that is gone or leaves: memory to which it could write goes to quarantine,
+ * as soon as no op runs on it, until the pidfd proves the end of the process. */
 void member_retire(struct member *m);
 
 #endif

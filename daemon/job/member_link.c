@@ -1,8 +1,8 @@
 /*
  * The signals of a member: a page in device memory in which its streams say how far they
- * have come. Charged to the device, made once, never handed to another process: when the
- * member is gone they are poisoned, and the page is freed when no queue waits on it any more
- * and the process has ended.
+ * have come. Charged to the device, made once, never handed to another process: when the member is
+ * gone the signals are poisoned, and the page is freed when no queue waits on it any more and the
+ * process has ended.
  */
 #include "job/member_link.h"
 
@@ -72,7 +72,7 @@ void member_poison(struct member *m)
 	backend_signals_poison(m->link->signals);
 }
 
-/* Points of this session that somebody still means to wait for. */
+/* Points of this session that something still intends to wait for. */
 static void forget_reads(struct member *m)
 {
 	struct job *job = m->job;

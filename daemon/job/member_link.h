@@ -4,8 +4,8 @@
 
 struct member;
 
-/* Its signals go: the memory when no queue waits on them and its process is gone. Safe if
- * there are none. */
+/* Release its signals: their memory is freed when no queue waits on them and its process is gone.
+ * Safe if there are none. */
 void member_unlink(struct member *m);
 
 #endif

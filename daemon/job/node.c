@@ -146,7 +146,7 @@ static void on_failed(void *userdata, struct comm *comm, const char *why)
 	node_comm_break(userdata, why);
 }
 
-/* One of the two is there, or will not be. Which one its queue says. */
+/* One of the two is ready, or has failed. Its queue tells which one. */
 static void on_ready(struct node_comm *nc, enum backend_queue q, struct comm *comm, int status)
 {
 	char why[256];
@@ -155,7 +155,7 @@ static void on_ready(struct node_comm *nc, enum backend_queue q, struct comm *co
 	nc->making--;
 	nc->comm[q] = comm;
 	if (status) {
-		snprintf(why, sizeof(why), "the communicator for %s could not be made: %.150s",
+		snprintf(why, sizeof(why), "cannot create the communicator for %s: %.150s",
 			 queue_names[q], reason(nc, status));
 		set_broken(nc, why);
 		nc->tell = true;
@@ -187,7 +187,7 @@ static bool is_member(const struct node_comm *nc, const struct device *d)
 	return false;
 }
 
-/* Would @of be @nc, in this order, if it had not lost devices? */
+/* Is @nc equal to @of without its lost devices, in the same order? */
 static bool survives(const struct node_comm *of, const struct node_comm *nc, bool *ret_gone)
 {
 	unsigned kept = 0;
@@ -202,8 +202,8 @@ static bool survives(const struct node_comm *of, const struct node_comm *nc, boo
 	return kept == nc->n && kept < of->n;
 }
 
-/* From a communicator that lost devices, if there is one: those that are left know each
- * other already. Return: 0, -EOPNOTSUPP (there is none, or it cannot), or negative errno. */
+/* Derive it from a communicator that lost devices, if there is one: its remaining members are
+ * already connected. Return: 0, -EOPNOTSUPP (there is none, or it cannot), or negative errno. */
 static int shrink_one(struct node_comm *nc, enum backend_queue q, const struct comm_options *o)
 {
 	struct node_comm *of, *tmp;
@@ -249,7 +249,7 @@ static void make(struct node_comm *nc)
 
 	nc->state = COMM_MAKING;
 	nc->why[0] = '\0';
-	nc->making++; /* not done before both were asked for */
+	nc->making++; /* not done before both were requested */
 	for (unsigned q = 0; q < _BACKEND_Q_N; q++)
 		make_one(nc, engine, (enum backend_queue)q);
 	nc->making--;
@@ -314,7 +314,7 @@ static int refuse_lost(struct device *const *devices, unsigned n, struct fault *
 	return 0;
 }
 
-/* The first to ask after it broke is told so; who asks again has it made anew. */
+/* The first request after it broke gets the error; the next request creates it again. */
 static int ask_broken(struct node_comm *nc, struct fault *f)
 {
 	if (in_use(nc))
@@ -343,7 +343,7 @@ static struct node_comm *add(struct node *node, struct device *const *devices, u
 	return nc;
 }
 
-/* Those of @nc that still work. */
+/* The devices of @nc that still work. */
 static unsigned survivors(const struct node_comm *nc, struct device **ret)
 {
 	unsigned n = 0;
@@ -382,10 +382,9 @@ int node_comm(struct node *node, struct device *const *devices, unsigned n, stru
 	if (refuse_lost(devices, n, f))
 		return (int)f->code;
 	if (!engine_for(node, n))
-		return fault_set(
-			f, FAULT_UNAVAILABLE, NULL,
-			"ranks on %u devices need NCCL between them, and there is none: %s", n,
-			node->engine_why);
+		return fault_set(f, FAULT_UNAVAILABLE, NULL,
+				 "ranks on %u devices need NCCL, which is not available: %s", n,
+				 node->engine_why);
 	if (!nc) {
 		nc = add(node, devices, n);
 		if (!nc)
@@ -405,7 +404,7 @@ void node_comm_leave(struct node_comm *nc)
 	CHECK(nc->users > 0);
 	nc->users--;
 	nc->left = true;
-	sweep(nc->node); /* what is still in use now goes at the next change */
+	sweep(nc->node); /* what is still in use now is freed at the next change */
 }
 
 void node_deinit(struct node *node)

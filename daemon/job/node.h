@@ -1,6 +1,6 @@
 /*
- * What all jobs of a node share: its devices, the communicators between them, and the
- * limits. Filled by the server, borrowed by everybody below it. Loop thread only.
+ * Shared by all jobs of a node: its devices, the communicators between them, and the limits. Filled
+ * by the server, borrowed by all code below it. Loop thread only.
  */
 #ifndef SHARDD_JOB_NODE_H
 #define SHARDD_JOB_NODE_H
@@ -34,13 +34,13 @@ struct node_limits {
 	uint32_t reader_hold_ms;       /* the most a reader may hold a step */
 };
 
-/* Waits in somebody's list until resumed. */
+/* A waiter in a list, until it is resumed. */
 struct parked {
 	struct list link;
 	void (*resume)(struct parked *p);
 };
 
-/* Of those in a list, each once: who waits again does so for the next time. */
+/* Resume each entry of a list once: an entry that waits again is resumed the next time. */
 void parked_resume_all(struct list *waiting);
 
 struct node_comm;
@@ -57,18 +57,18 @@ struct node {
 	struct list waiters;   /* of struct parked; see node_wait */
 	struct quarantine quarantine;
 	struct node_limits limits;
-	struct users users; /* who uses how much of all this */
+	struct users users; /* the users, and how much of all this each uses */
 	uint64_t started_us;
 	uint8_t instance[NODE_INSTANCE_BYTES]; /* of this run of the daemon: random */
-	uint64_t started_unix_s;               /* when it began, for people */
+	uint64_t started_unix_s;               /* when it started, for people */
 	/* (optional) A communicator broke; @why is one sentence. */
 	void (*comm_broke)(struct node *node, struct node_comm *nc, const char *why);
 };
 
 /*
- * The communicators of one set of devices, in its order: one per queue. Made when first
- * asked for, kept while a job uses them (those of all devices for the life of the daemon),
- * made anew after they broke.
+ * The communicators of one set of devices, in its order: one per queue. Created at the first
+ * request, kept while a job uses them (those of all devices for the life of the daemon), created
+ * again after they broke.
  *
  *   MAKING --both there--> READY --one breaks--> BROKEN --asked for, nothing runs--> MAKING
  *      '---------------------fails----------------^
@@ -81,19 +81,19 @@ struct node_comm {
 	enum node_comm_state state;
 	unsigned users;  /* groups */
 	bool left;       /* by the last of them */
-	uint64_t breaks; /* how often it broke: what was begun before came to nothing */
+	uint64_t breaks; /* how often it broke: operations that began before have failed */
 	struct device *devices[NODE_MAX_DEVICES];
 	unsigned n;
 	struct comm *comm[_BACKEND_Q_N]; /* owned */
 	unsigned making;                 /* of them that are not there yet */
 	struct list windows;             /* of struct window (window.c) */
-	unsigned ending;                 /* windows that the engine has not let go of yet */
-	bool tell;                       /* it could not be made: the next to ask is told */
+	unsigned ending;                 /* windows that the engine has not released yet */
+	bool tell;                       /* creation failed: the next request gets the error */
 	char why[256];                   /* BROKEN */
 };
 
 enum {
-	NODE_E_LATER = -1, /* it is being made: node_wait, then ask again */
+	NODE_E_LATER = -1, /* it is being created: node_wait, then ask again */
 };
 
 /* Of this run of the daemon: 32 hexadecimal digits. */
@@ -101,33 +101,33 @@ void node_instance_text(const struct node *node, char ret[2 * NODE_INSTANCE_BYTE
 
 /* No devices yet. */
 void node_init(struct node *node, uv_loop_t *loop);
-/* Free the communicators; nothing may run on them. Safe twice. */
+/* Free the communicators; nothing may run on them. Safe to call twice. */
 void node_deinit(struct node *node);
 
-/* Resume @p at the next change: memory was made, a communicator is there or broke, a
- * rank was placed, something was executed. Whoever is resumed looks again. */
+/* Resume @p at the next change: memory was made, a communicator is there or broke, a rank was
+ * placed, something was executed. A resumed waiter must check its condition again. */
 void node_wait(struct node *node, struct parked *p, void (*resume)(struct parked *p));
 void node_wake(struct node *node);
 
 /* A device by id or UUID (upper and lower case are the same). Return: NULL: none. */
 struct device *node_device(struct node *node, const char *name);
-/* What there is, for texts: "cuda:0 (GPU-...), cuda:1 (GPU-...)". */
+/* The list of devices, for texts: "cuda:0 (GPU-...), cuda:1 (GPU-...)". */
 void node_list_devices(const struct node *node, char *buf, size_t bytes);
 
-/* The communicators of @n devices. @ret: also with NODE_E_LATER; who keeps it counts as a
+/* The communicators of @n devices. @ret: also with NODE_E_LATER; a caller that keeps it counts as a
  * user (nc->users) until node_comm_leave. Return: 0, NODE_E_LATER, or a fault code. */
 int node_comm(struct node *node, struct device *const *devices, unsigned n, struct node_comm **ret,
 	      struct fault *f);
 
-/* What runs on it does not end: abort it, and tell as if it had broken by itself. */
+/* Its operations do not end: abort it, and report it as if it had broken by itself. */
 void node_comm_break(struct node_comm *nc, const char *why);
 
 /* One user less. Communicators of some of the devices that nobody uses any more are freed;
- * the server is a user of those of all devices, which so stay warm. */
+ * the server is a user of those of all devices, so they stay warm. */
 void node_comm_leave(struct node_comm *nc);
 
-/* Communicators with @device are broken; those between the devices that are left come out of
- * them, where the engine can do that, so that the next job finds them warm. */
+/* Communicators with @device are broken. Those between the remaining devices are derived from them,
+ * if the engine can do that, so that the next job finds them warm. */
 void node_device_lost(struct node *node, struct device *device);
 
 /* Bytes that all jobs hold on all devices, and the limit of all. */

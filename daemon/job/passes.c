@@ -4,7 +4,7 @@
 
 #include "core/check.h"
 
-/* To which state each move leads. What is not here is not allowed. */
+/* The state after each move. A move that is not listed is not allowed. */
 static const struct {
 	enum pass_state from;
 	enum pass_move move;
@@ -70,8 +70,8 @@ const char *pass_state_name(enum pass_state s)
 	return s < _PASS_STATE_N ? names[s] : "?";
 }
 
-/* An optimizer in backward, or the trainers' own, changes the parameters before the step:
- * nobody may hold them then. */
+/* An optimizer in backward, or the trainers' own, changes the parameters before the step: no reader
+ * may hold them then. */
 static bool changes_before_step(const state_unit *rec)
 {
 	return rec->optimizer && (rec->optimizer->when == OPTIM_IN_BACKWARD ||

@@ -1,5 +1,5 @@
 /*
- * In which pass of training a rank is with a unit, and what it may do there: one table. Pure,
+ * The pass of training that a rank is in with a unit, and the moves allowed there: one table. Pure,
  * any thread.
  *
  *   IDLE --BeginPass--> FORWARD --EndPass--> IDLE
@@ -31,10 +31,10 @@ enum pass_state {
 /* As in shardd.proto. */
 enum pass_kind { PASS_KIND_FORWARD = 1, PASS_KIND_BACKWARD = 2, _PASS_KIND_N };
 
-/* What an op does to the state, or needs of it. */
+/* What an op does to the state, or requires of it. */
 enum pass_move {
-	/* Nothing: it is allowed at any time. The ops of a ddp and of the trainers' own optimizer
-	 * are: their own states say what fits (job/ddp_pass.c, op/lend.c). */
+	/* No move: allowed at any time. This is so for the ops of a ddp and of the trainers' own
+	 * optimizer, which have their own states (job/ddp_pass.c, op/lend.c). */
 	MOVE_NONE = 0,
 	MOVE_BEGIN_FORWARD,
 	MOVE_END_FORWARD,
@@ -46,7 +46,7 @@ enum pass_move {
 	MOVE_SUMMON,       /* full parameters, to look at or to change */
 	MOVE_RETURN,       /* what was summoned goes back */
 	MOVE_NEEDS_IDLE,   /* of its unit, or of all units of the rank */
-	MOVE_REDUCE_ROWS,  /* gradients of some tensors are reduced: others may be to come */
+	MOVE_REDUCE_ROWS,  /* gradients of some tensors are reduced: others may follow */
 	_MOVE_N,
 };
 
@@ -59,7 +59,7 @@ void passes_allowed(enum pass_move move, char *buf, size_t bytes);
 /* Return: static string. */
 const char *pass_state_name(enum pass_state s);
 
-/* Does a rank let go of the gathered unit at the end of a pass?
+/* Does a rank release the gathered unit at the end of a pass?
  * @reshard: its policy. @sync: the gradients of this pass are reduced, which ends the use of
  * the present parameters; else they are added up and the parameters cannot change. */
 bool passes_let_go(const state_unit *rec, enum unit_reshard reshard, enum pass_kind pass,

@@ -88,7 +88,7 @@ bool prefetch_used(struct prefetch *p, prefetch_use use)
 		p->at++;
 		return true;
 	}
-	if (p->mode == PREFETCH_FOLLOWING) { /* what has come of it is the begin of the new one */
+	if (p->mode == PREFETCH_FOLLOWING) { /* the uses so far are the start of the new record */
 		p->mode = PREFETCH_RECORDING;
 		p->n = p->at;
 		p->deviations++;

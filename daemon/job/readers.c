@@ -118,13 +118,12 @@ static void answer(struct reader *r, const struct fault *f)
 	granted(r, f);
 }
 
-/* The hold is over before its release. */
+/* The hold ends before its release. */
 static void overtake(struct reader *r, const char *why)
 {
 	become(r, READER_OVERTAKEN);
 	r->job->readers.overtaken++;
-	snprintf(r->why, sizeof(r->why),
-		 "step %llu was overtaken, what was read of it is not to be used: %s",
+	snprintf(r->why, sizeof(r->why), "step %llu was overtaken: discard what was read of it: %s",
 		 (unsigned long long)r->step, why);
 }
 
@@ -137,7 +136,7 @@ static void refuse(struct reader *r, enum fault_code code, const char *why)
 	answer(r, &f);
 }
 
-/* Nobody holds any more: who waited goes on. The job may be gone then, if it was deleted. */
+/* No reader holds any more: resume the waiters. The job may be gone then, if it was deleted. */
 static bool let_writers(struct job *job)
 {
 	if (!list_empty(&job->readers.holds) || list_empty(&job->readers.writers))
@@ -189,14 +188,14 @@ static int check_hold(const struct reader *r, uint32_t hold_ms, struct fault *f)
 		return fault_set(f, FAULT_NOT_FOUND, NULL, "the job was deleted");
 	if (hold_ms > most)
 		return fault_set(f, FAULT_INVALID, "hold_ms",
-				 "hold_ms is %u: up to %u (reader_hold_ms) is allowed", hold_ms,
-				 most);
+				 "hold_ms %u is too large: the limit is %u (reader_hold_ms)",
+				 hold_ms, most);
 	if (r->state != READER_IDLE)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "this session has a hold, or waits for one: release it first");
 	if (r->job->draining || r->job->jobs->draining)
 		return fault_set(f, FAULT_UNAVAILABLE, NULL,
-				 "job '%s' is draining: nobody may hold it", r->job->rec->name);
+				 "job '%s' is draining: no reader may hold it", r->job->rec->name);
 	return 0;
 }
 
@@ -261,7 +260,7 @@ void readers_committed(struct job *job)
 
 /* ------------------------------------------------------------------- writers */
 
-/* Somebody waits to write: who has held long enough is overtaken. */
+/* A writer waits: readers that have held long enough are overtaken. */
 static void expire(struct job *job, uint64_t now_us)
 {
 	struct reader *r, *tmp;
@@ -312,7 +311,8 @@ void readers_holding(const struct job *job, uint64_t now_us, char *buf, size_t b
 
 void readers_epoch_ended(struct job *job)
 {
-	/* not now: those that go on end, and whoever ends the epoch still needs the job */
+	/* not now: those that are resumed end, and the code that ends the epoch still needs the
+	 * job */
 	job->readers.look_again = !list_empty(&job->readers.writers);
 }
 
@@ -358,7 +358,7 @@ static void end_waits(struct job *job, uint64_t now_us)
 		if (r->until_us > now_us)
 			continue;
 		readers_wait_for(job, waits, sizeof(waits));
-		snprintf(why, sizeof(why), "the wait for %s is over", waits);
+		snprintf(why, sizeof(why), "timed out waiting for %s", waits);
 		refuse(r, FAULT_DEADLINE, why);
 	}
 }
@@ -379,14 +379,14 @@ bool readers_tick(struct job *job, uint64_t now_us)
 	return true;
 }
 
-/* --------------------------------------------------------------- who has it mapped */
+/* --------------------------------------------------------------- processes that have it mapped */
 
 static void on_gone(struct proc_watch *watch)
 {
 	proc_free(CONTAINER_OF(watch, struct reader_proc, watch));
 }
 
-/* A process that lives has its number for itself. */
+/* The number of a living process is unique. */
 static bool is_known(const struct job *job, const struct proc *proc)
 {
 	const struct reader_proc *p, *tmp;

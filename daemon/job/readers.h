@@ -1,12 +1,13 @@
 /*
- * Readers: sessions that are no rank and read a job's parameters where they are.
+ * Readers: sessions that are not a rank and read a job's parameters in place.
  *
  * A reader asks for a hold. It is granted only while the parameters in memory are those of the
- * last commit and nothing is under way that changes them. As long as somebody holds, what would
- * change them waits (readers_let): a step that is applied, an optimizer in backward, ShardDone,
- * Initialise, ReturnFull, ConvertUnits. A hold has an end: who still waits then goes on, and the
- * reader is told at its release that what it has read is not to be used. While somebody waits
- * to write no hold is granted, so that readers that take turns cost no more than one of them.
+ * last commit and nothing is under way that changes them. As long as a reader holds, operations
+ * that would change them wait (readers_let): a step that is applied, an optimizer in backward,
+ * ShardDone, Initialise, ReturnFull, ConvertUnits. A hold has a time limit: after it the waiting
+ * operations continue, and the reader is told at its release to discard what it has read. While an
+ * operation waits to write, no hold is granted, so that readers that take turns cost no more than
+ * one reader.
  *
  *   IDLE --hold--> WAITING --as of a commit--> HOLDS --release--> IDLE
  *    ^                 |                         '--time is up, and somebody writes--> OVERTAKEN
@@ -37,7 +38,7 @@ enum reader_state {
 	_READER_N,
 };
 
-/* A hold that was waited for: it is there, or, with @f (else NULL), will not be. Once. */
+/* The end of a wait for a hold: it is granted, or, with @f (else NULL), refused. Called once. */
 typedef void (*reader_cb)(struct reader *r, const struct fault *f);
 
 struct reader {
@@ -50,7 +51,7 @@ struct reader {
 	uint32_t hold_ms;
 	uint64_t step;     /* held, or overtaken */
 	uint64_t since_us; /* in this state */
-	uint64_t until_us; /* WAITING: the wait's deadline; HOLDS: when others may go on */
+	uint64_t until_us; /* WAITING: the wait's deadline; HOLDS: when others may continue */
 	reader_cb granted;
 	void *userdata;
 	char why[192]; /* OVERTAKEN */
@@ -63,20 +64,21 @@ struct readers {
 	struct list holds;
 	struct list writers; /* of struct parked: until nobody holds */
 	struct list procs;   /* that may have parameters mapped */
-	unsigned writing;    /* collectives that have been let and have not ended */
+	unsigned writing;    /* collectives that were allowed and have not ended */
 	uint64_t changes;    /* of where parameters are, beside new units */
-	bool rewritten;      /* since the last commit, by something that is no step */
+	bool rewritten;      /* since the last commit, by something that is not a step */
 	bool look_again;     /* writers: their epoch has ended */
 	uint64_t overtaken;  /* holds, so far */
 };
 
 void readers_init(struct readers *all);
-/* No memory of the job is left that could be mapped: nobody needs to be remembered. */
+/* No memory of the job is left that could be mapped: forget all processes. */
 void readers_deinit(struct readers *all);
 
 /* @proc: a reference is taken. Return: 0 or -ENOMEM. */
 int reader_new(struct job *job, struct proc *proc, uint64_t session, struct reader **ret);
-/* Its session ends: its hold with it. Who waited for that goes on. NULL is allowed.
+/* Its session ends, and its hold with it. Operations that waited for it are resumed. NULL is
+ * allowed.
  * Return: NULL. */
 struct reader *reader_free(struct reader *r);
 
@@ -85,37 +87,38 @@ struct reader *reader_free(struct reader *r);
  * Return: 0 or a fault code. */
 int reader_hold(struct reader *r, uint32_t hold_ms, uint64_t deadline_us, reader_cb granted,
 		void *userdata, struct fault *f);
-/* Whoever waited for a hold does so no more; it is not called. */
+/* Cancel the wait for a hold; its callback is not called. */
 void reader_give_up(struct reader *r);
 /* Return: 0: what was read is the step's; FAULT_ABORTED: it was overtaken; FAULT_STATE. */
 int reader_release(struct reader *r, struct fault *f);
 /* A descriptor of the parameters goes to its process. Return: 0 or -ENOMEM. */
 int reader_maps(struct reader *r);
 
-/* May parameters of the job be written? If not, @resume is called with @p when they may, or
- * when the epoch has ended. Whoever is resumed asks again. */
+/* May parameters of the job be written? If not, @resume is called with @p when they may, or when
+ * the epoch has ended. A resumed operation must ask again. */
 bool readers_let(struct job *job, struct parked *p, void (*resume)(struct parked *p));
-/* Parameters are written by something that is no step: until the next commit nobody may hold them,
- * and what is initialised has changed. */
+/* Something that is not a step writes parameters: until the next commit no reader may hold them,
+ * and the set of initialised units has changed. */
 void readers_rewrite(struct job *job);
 /* A commit: grant what can be granted now. */
 void readers_committed(struct job *job);
 /* Grant what can be granted now. */
 void readers_grant(struct job *job);
-/* An epoch of the job has ended, which those that wait to write belonged to. */
+/* The epoch of the operations that wait to write has ended. */
 void readers_epoch_ended(struct job *job);
 /* The job drains: holds end. */
 void readers_drain(struct job *job);
-/* The job is deleted: its readers have none any more. */
+/* The job is deleted: its readers no longer have a job. */
 void readers_lose_job(struct job *job);
-/* Deadlines. Return: some that waited to write went on; the job may be gone if it was deleted. */
+/* Handle deadlines. Return: whether operations that waited to write were resumed; the job may be
+ * gone then, if it was deleted. */
 bool readers_tick(struct job *job, uint64_t now_us);
 
-/* Of what ReadJob tells: it grows with every change. */
+/* The version of what ReadJob returns: it grows with every change. */
 uint64_t readers_generation(const struct job *job);
-/* What a hold that is asked for now would wait for, in words; "" for nothing. */
+/* What a hold that is requested now would wait for, in words; "" for nothing. */
 void readers_wait_for(const struct job *job, char *buf, size_t bytes);
-/* Who holds, in words, for those that wait to write; "" for nobody. */
+/* The holders, in words, for operations that wait to write; "" if there are none. */
 void readers_holding(const struct job *job, uint64_t now_us, char *buf, size_t bytes);
 /* Call @fn for each process that may have parameters mapped and lives. */
 void readers_each_proc(struct job *job, void (*fn)(struct proc *p, void *arg), void *arg);

@@ -36,7 +36,7 @@ struct registration {
 	} * ranks; /* by rank of the job */
 };
 
-/* New units go where the ranks of their group are, and need communicators there. */
+/* New units are placed on the devices of their group's ranks, and need communicators there. */
 static int reg_place(struct group *g, struct fault *f)
 {
 	int e = group_place(g);
@@ -56,18 +56,18 @@ static int reg_check_unit(struct registration *r, size_t i, struct fault *f)
 
 	if (!g)
 		return fault_set(f, FAULT_INVALID, "units.group",
-				 "unit '%.100s': group is %u: 0 to %u is allowed", spec->name,
+				 "unit '%.100s': group %u is out of range (0..%u)", spec->name,
 				 spec->group, r->job->n_groups - 1);
 	if (unit_resolve(spec, group_size(g), f))
 		return f->code;
 	if (!unit_layout(spec, group_size(g), &r->layouts[i]))
 		return fault_set(f, FAULT_INVALID, "units.tensors",
-				 "unit '%.100s': its shapes must be of 1 to 2^48 elements in "
-				 "total, those of aliases not counted",
+				 "unit '%.100s': its tensors must have 1 to 2^48 elements in "
+				 "total, not counting aliases",
 				 spec->name);
 	if (!unit_buffers_fit(spec))
 		return fault_set(f, FAULT_INVALID, "units.buffers",
-				 "unit '%.100s': its buffers must be of up to 2^50 bytes in total",
+				 "unit '%.100s': its buffers must have at most 2^50 bytes in total",
 				 spec->name);
 	for (size_t k = 0; k < spec->n_tensors; k++)
 		r->aliases = r->aliases || unit_is_alias(spec->tensors[k]);
@@ -89,7 +89,7 @@ static int reg_check_names(struct registration *r, struct fault *f)
 	for (size_t i = 0; e == 0 && i < r->n; i++) {
 		e = htab_add(&names, r->specs[i]->name, r->specs[i]);
 		if (e == -EEXIST)
-			fault_set(f, FAULT_INVALID, "units.name", "unit '%.100s' is there twice",
+			fault_set(f, FAULT_INVALID, "units.name", "unit '%.100s' is listed twice",
 				  r->specs[i]->name);
 		else if (e)
 			fault_errno(f, e, "registering units");
@@ -98,7 +98,7 @@ static int reg_check_names(struct registration *r, struct fault *f)
 	return f->code;
 }
 
-/* Of the job, with those of the new units. */
+/* Total of the job, with the new units. */
 static uint64_t reg_tensors(const struct registration *r)
 {
 	const struct job *job = r->job;
@@ -119,11 +119,11 @@ static int reg_check_tensors(const struct registration *r, struct fault *f)
 	if (tensors <= JOB_MAX_TENSORS)
 		return 0;
 	return fault_set(f, FAULT_EXHAUSTED, NULL,
-			 "job '%s' would have %llu tensors: %u are allowed", job->rec->name,
+			 "job '%s' would have %llu tensors; the limit is %u", job->rec->name,
 			 (unsigned long long)tensors, JOB_MAX_TENSORS);
 }
 
-/* What is another name of what. */
+/* Resolve the aliases. */
 static int reg_check_aliases(struct registration *r, struct fault *f)
 {
 	struct aliases a;
@@ -138,7 +138,7 @@ static int reg_check_aliases(struct registration *r, struct fault *f)
 	return f->code;
 }
 
-/* What can be said of all of them together. */
+/* Checks over all units together. */
 static int reg_check_all(struct registration *r, struct fault *f)
 {
 	uint32_t most = r->job->node->limits.max_units_per_job;
@@ -149,14 +149,14 @@ static int reg_check_all(struct registration *r, struct fault *f)
 	if (r->n_new && r->job->n_units + (uint64_t)r->n_new > most)
 		return fault_set(
 			f, FAULT_EXHAUSTED, NULL,
-			"job '%s' would have %llu units: %u (max_units_per_job) are allowed",
+			"job '%s' would have %llu units; the limit is %u (max_units_per_job)",
 			r->job->rec->name, (unsigned long long)r->job->n_units + r->n_new, most);
 	if (reg_check_tensors(r, f) || (r->aliases && reg_check_aliases(r, f)))
 		return f->code;
 	return r->later ? JOB_E_LATER : 0;
 }
 
-/* One unit's bytes fit 64 bits by far; those of a hundred thousand need not. */
+/* The bytes of one unit fit 64 bits easily; those of a hundred thousand units may not. */
 static uint64_t add(uint64_t a, uint64_t b)
 {
 	return a > UINT64_MAX - b ? UINT64_MAX : a + b;
@@ -177,7 +177,7 @@ static void reg_sum_buffers(struct registration *r, const state_unit *spec)
 		r->ranks[g->ranks[i]].bytes = add(r->ranks[g->ranks[i]].bytes, bytes);
 }
 
-/* What an array of @bytes takes on a device. */
+/* Bytes that an array of @bytes takes on a device. */
 static uint64_t array_bytes(const struct device *d, uint64_t bytes)
 {
 	return bytes + stagger_room(d, bytes);
@@ -205,7 +205,7 @@ static void reg_sum(struct registration *r)
 	}
 }
 
-/* What an earlier try of a registration took and kept. */
+/* The slabs that an earlier try of the registration took and kept. */
 static struct slab *take_spare(struct job *job, const struct device *d, uint64_t bytes)
 {
 	uint64_t granularity = backend_info(d->backend)->granularity;
@@ -247,7 +247,7 @@ static void keep_spare(struct job *job, struct slab **s)
 	*s = slab_unref(*s);
 }
 
-/* Some memory is being made: keep the rest for the next try, or give it back. */
+/* Some memory is still being allocated: keep the rest for the next try, or give it back. */
 static void reg_put_back(struct registration *r, bool keep)
 {
 	for (unsigned d = 0; d < r->job->node->n_devices; d++) {
@@ -284,10 +284,10 @@ static int reg_memory_fault(struct registration *r, int error, struct fault *f)
 		reg_put_back(r, false);
 		return f->code;
 	}
-	/* what this call has taken so far is not what the job holds */
+	/* the slabs that this call has taken so far do not count as the job's */
 	reg_put_back(r, false);
 	job_holders(r->job, holders, sizeof(holders));
-	return fault_set(f, FAULT_EXHAUSTED, NULL, "%llu bytes for shards are not to be had: %s",
+	return fault_set(f, FAULT_EXHAUSTED, NULL, "cannot allocate %llu bytes for shards: %s",
 			 (unsigned long long)bytes, holders);
 }
 
@@ -300,8 +300,8 @@ static uint64_t rounded(const struct registration *r, unsigned d, uint64_t bytes
 		       : (bytes + granularity - 1) / granularity * granularity;
 }
 
-/* Is there room for all of it? Devices make memory in their own time: what is refused in
- * the end should not be begun. */
+/* Is there room for all of it? Devices allocate memory asynchronously, so do not start if the end
+ * would be a refusal. */
 static int reg_room(const struct registration *r)
 {
 	uint64_t all = 0;
@@ -321,7 +321,7 @@ static int reg_room(const struct registration *r)
 	return all > add(quota_left(&r->job->quota), job_spare_bytes(r->job)) ? SLAB_E_QUOTA : 0;
 }
 
-/* All slabs, or none. Asks for all of them, so that devices make them beside each other. */
+/* All slabs, or none. Requests all of them at once, so that devices allocate them in parallel. */
 static int reg_memory(struct registration *r, struct fault *f)
 {
 	bool later = false;
@@ -421,7 +421,7 @@ static int place_buffers(struct unit *u, struct registration *r)
 	return 0;
 }
 
-/* Append one unit with its record and name. On failure nothing of it is left. */
+/* Append one unit with its record and name. On failure nothing of it remains. */
 static int add_unit(struct registration *r, size_t i)
 {
 	struct job *job = r->job;
@@ -460,7 +460,7 @@ static void undo_units(struct registration *r, uint32_t first)
 	}
 }
 
-/* Into the job and its record. */
+/* Add them to the job and its record. */
 static int enter_slabs(struct registration *r)
 {
 	struct job *job = r->job;
@@ -482,7 +482,7 @@ static int enter_slabs(struct registration *r)
 	return job_add_slabs(job, all, n);
 }
 
-/* They are their ranks' own to write. */
+/* Their ranks write them. */
 static void open_buffers(struct registration *r)
 {
 	for (uint32_t i = 0; i < r->job->rec->world_size; i++) {
@@ -509,7 +509,7 @@ static int reg_build(struct registration *r, struct fault *f)
 		if (!r->ids[i])
 			e = add_unit(r, i);
 	if (e == 0 && r->aliases && job_units_resolve_aliases(job, first, f))
-		e = -ENOMEM; /* all else was checked */
+		e = -ENOMEM; /* everything else was checked */
 	if (e == 0)
 		e = enter_slabs(r);
 	if (e < 0) {
@@ -528,7 +528,7 @@ static void take_specs(struct registration *r, uint32_t first)
 			r->specs[i] = NULL;
 }
 
-/* What the new units cost beside their memory. Return: 0 or a fault code. */
+/* Charge the daemon's own memory for the new units. Return: 0 or a fault code. */
 static int reg_charge(struct registration *r, struct fault *f)
 {
 	struct job *job = r->job;

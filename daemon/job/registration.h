@@ -1,7 +1,7 @@
 /*
- * Registering units, a whole model at once: all of them or none. The look at each of them can
- * be cut into pieces, with turns of the loop in between, in which nothing of the job shows
- * them; then all are built in one go. One at a time in a job (CHECKed). Loop thread only.
+ * Registering units, a whole model at once: all of them or none. The check of the units can be cut
+ * into pieces, with turns of the loop in between, during which the job does not contain them; then
+ * all are built at once. One at a time in a job (CHECKed). Loop thread only.
  */
 #ifndef SHARDD_JOB_REGISTRATION_H
 #define SHARDD_JOB_REGISTRATION_H
@@ -15,7 +15,7 @@ struct registration;
 int registration_new(struct job *job, state_unit **specs, size_t n, uint32_t *ids,
 		     struct registration **ret);
 
-/* Look at further units, until they had @tensors. Return: 0 (that was the last one),
+/* Check further units, until @tensors tensors were checked. Return: 0 (that was the last one),
  * REGISTRATION_E_MORE, or a fault. */
 enum { REGISTRATION_E_MORE = -1 };
 int registration_check(struct registration *r, size_t tensors, struct fault *f);

@@ -1,4 +1,4 @@
-/* What registration.c and job_units.c share. */
+/* Shared by registration.c and job_units.c. */
 #ifndef SHARDD_JOB_UNITS_IMPL_H
 #define SHARDD_JOB_UNITS_IMPL_H
 
@@ -10,7 +10,7 @@ unsigned job_device_of(const struct job *job, uint32_t rank);
 /* Make room for @units more. Return: 0 or -ENOMEM. */
 int job_units_grow(struct job *job, size_t units);
 
-/* What the aliases of the units from @first on stand for. Return: 0 or a fault code. */
+/* Resolve the aliases of the units from @first on. Return: 0 or a fault code. */
 int job_units_resolve_aliases(struct job *job, uint32_t first, struct fault *f);
 
 #endif

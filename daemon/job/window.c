@@ -21,7 +21,7 @@ static struct comm *comm_of(const struct window *w)
 	return w->nc->state == COMM_READY ? w->nc->comm[w->queue] : NULL;
 }
 
-/* The engine has let go: so can we. */
+/* The engine has released the slabs: release them, too. */
 static void on_unregistered(void *userdata)
 {
 	struct window *w = userdata;

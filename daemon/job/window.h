@@ -1,8 +1,8 @@
 /*
  * Windows: slabs, one on each device of a set, that an engine has registered, so that its
- * collectives between them are faster (NCCL: copy engines, symmetric memory). Advice
- * throughout: without them everything works. A slab that is freed waits until the engine has
- * let go of it. Loop thread only.
+ * collectives between them are faster (NCCL: copy engines, symmetric memory). They are only advice:
+ * everything works without them. A slab that is freed waits until the engine has released it. Loop
+ * thread only.
  */
 #ifndef SHARDD_JOB_WINDOW_H
 #define SHARDD_JOB_WINDOW_H
@@ -12,12 +12,12 @@
 struct window;
 
 /* Regions of a collective over the devices of @nc, in their order. NCCL wants registered
- * memory at the same place on every device: slabs of the same size are registered when the
- * offsets agree, and what was registered is let go of when they do not. @nc: NULL where no
- * communicator was needed yet: nothing is registered. */
+ * memory at the same place on every device: slabs of the same size are registered when the offsets
+ * agree, and unregistered when they do not. @nc: NULL if no communicator was needed yet: nothing is
+ * registered. */
 void window_check(struct node_comm *nc, enum backend_queue q, const struct region *regions);
 
-/* The communicators of @nc were made anew: register what there is. */
+/* The communicators of @nc were created again: register the existing slabs. */
 void window_comm_ready(struct node_comm *nc);
 
 #endif

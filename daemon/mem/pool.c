@@ -1,7 +1,7 @@
 /*
- * A slab of a pool is cut into blocks without gaps, in the order of their
- * offsets, free and used ones; two free ones never touch. So giving back only
- * merges blocks and cannot fail for want of memory.
+ * A slab of a pool is cut into free and used blocks without gaps, in the order of their offsets;
+ * two free blocks are never adjacent. So giving back only merges blocks and cannot fail for lack of
+ * memory.
  */
 #include "mem/pool.h"
 
@@ -112,9 +112,9 @@ static int make(struct pool *p, uint64_t bytes, struct slab **ret)
 	return slab_new(p->device, p->payer, p->class, p->share, bytes, p->job, p->owner_rank, ret);
 }
 
-/* Take a slab for @bytes; a large one, so that small regions share it, or just what is
- * needed when there is no more left. Which of the two is remembered until it is answered:
- * a device that makes it later is asked for the same again. */
+/* Take a slab for @bytes: a large one, so that small regions share it, or just the needed size when
+ * no more is left. The choice is remembered until the request is answered: a device that allocates
+ * later must get the same request again. */
 static int grow(struct pool *p, uint64_t bytes, struct pool_slab **ret)
 {
 	uint64_t large = bytes < POOL_MIN_SLAB ? POOL_MIN_SLAB : bytes;
@@ -149,7 +149,7 @@ static struct block *find_free(struct pool_slab *ps, uint64_t bytes)
 	return NULL;
 }
 
-/* Cut @bytes off the begin of the free block @b. Return: 0 or -ENOMEM. */
+/* Cut @bytes off the start of the free block @b. Return: 0 or -ENOMEM. */
 static int carve(struct pool_slab *ps, struct block *b, uint64_t bytes)
 {
 	if (b->bytes > bytes) {
@@ -182,7 +182,7 @@ static struct block *find_fit(struct pool *p, uint64_t bytes, struct pool_slab *
 	return NULL;
 }
 
-/* Of the block for a region of @bytes. */
+/* Bytes of the block for a region of @bytes. */
 static uint64_t block_bytes(const struct pool *p, uint64_t bytes)
 {
 	uint64_t rounded = (bytes + POOL_ALIGN - 1) & ~(uint64_t)(POOL_ALIGN - 1);
@@ -190,7 +190,8 @@ static uint64_t block_bytes(const struct pool *p, uint64_t bytes)
 	return rounded + stagger_room(p->device, bytes);
 }
 
-/* Where in its block a region begins; what all ranks share is read by nothing beside others. */
+/* Where in its block a region begins; regions that all ranks share are not read beside others, and
+ * so are not staggered. */
 static uint64_t begin_in_block(const struct pool *p, uint64_t bytes)
 {
 	uint32_t rank = p->owner_rank < 0 ? 0 : (uint32_t)p->owner_rank;
@@ -224,7 +225,7 @@ int pool_take(struct pool *p, uint64_t bytes, struct region *ret)
 	return 0;
 }
 
-/* The used block of @r; that there is one is the holder's duty. */
+/* The used block of @r; the holder guarantees that it exists. */
 static struct block *find_used(struct pool_slab *ps, const struct region *r)
 {
 	uint64_t begin = r->offset - begin_in_block(ps->pool, r->bytes);
@@ -279,7 +280,7 @@ void pool_give(struct pool *p, struct region *r)
 }
 
 /* Legacy CUDA IPC: what another process has opened may be freed only when it has closed it,
- * so such a slab stays until the end of its pool, where quarantine sees to that. */
+ * so such a slab stays until the end of its pool, and quarantine handles it then. */
 static bool can_drop(const struct pool_slab *ps)
 {
 	return ps->used == 0 && !(ps->slab->exported && ps->pool->share == BACKEND_SHARE_IPC);
@@ -295,7 +296,7 @@ static struct pool_slab *largest_empty(struct pool *p)
 	return best;
 }
 
-/* Somebody waits for its charge. Ranks that live have it mapped, and may not use it. */
+/* Another allocation waits for its charge. Living ranks have it mapped, but may not use it. */
 static void spare_slab(struct pool_slab *ps)
 {
 	ps->slab->spare = true;

@@ -27,16 +27,16 @@ struct pool {
 
 /* Smallest slab a pool makes, bytes: small regions share one. */
 #define POOL_MIN_SLAB (1u << 20)
-/* Regions start at multiples of this, bytes (a cache line pair, and what 16-byte
- * device accesses need). */
+/* Regions start at multiples of this, bytes (a pair of cache lines; enough for 16-byte device
+ * accesses). */
 #define POOL_ALIGN 256u
 
 void pool_init(struct pool *p, struct device *device, struct quota *payer, enum mem_class class,
 	       enum backend_share share, const char *job, int owner_rank);
-/* Frees the slabs; every region must be back (CHECKed). Safe twice. */
+/* Frees the slabs; every region must be back (CHECKed). Safe to call twice. */
 void pool_deinit(struct pool *p);
 
-/* Take @bytes (more than 0). Contents are whatever they were.
+/* Take @bytes (more than 0). The contents are undefined.
  * Return: 0, SLAB_E_QUOTA, SLAB_E_FULL, SLAB_E_LATER, or negative errno. */
 int pool_take(struct pool *p, uint64_t bytes, struct region *ret);
 

@@ -2,7 +2,7 @@
  * Quarantine: memory whose user died or left is not used again before that
  * process is proven gone (pidfd), since until then it may still write there.
  *
- * The bytes stay charged to whom they were. Loop thread only.
+ * The bytes stay charged to the same account. Loop thread only.
  */
 #ifndef SHARDD_MEM_QUARANTINE_H
 #define SHARDD_MEM_QUARANTINE_H
@@ -17,8 +17,8 @@ struct quarantine {
 
 void quarantine_init(struct quarantine *q);
 
-/* Give everything back now; for the daemon's end, when no client is left that
- * could be harmed by reuse. */
+/* Give everything back now; for the end of the daemon, when no client is left that reuse could
+ * harm. */
 void quarantine_deinit(struct quarantine *q);
 
 /* Keep a reference on @s until @p is gone: a slab of a member that died or left, or of a

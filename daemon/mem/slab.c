@@ -11,8 +11,8 @@
 #define SLAB_MAGIC 0x534c4142u
 #define MOST_SLABS 32768u
 
-/* Half of the descriptors are left to connections; a mapping each is what the kernel
- * allows a process 65530 of (vm.max_map_count). */
+/* Half of the descriptors are left for connections. Each slab also needs a mapping, of which the
+ * kernel allows 65530 per process (vm.max_map_count). */
 static uint32_t most_slabs(void)
 {
 	struct rlimit limit = { .rlim_cur = RLIM_INFINITY };
@@ -48,7 +48,7 @@ void device_deinit(struct device *d)
 	CHECK(d->quarantined == 0);
 }
 
-/* A job's account may be under the device's (one device), or beside several. */
+/* A job's account may be a child of the device's account (one device), or separate (several). */
 static bool pays_for_device(const struct device *d, const struct quota *payer)
 {
 	return payer == &d->quota || payer->parent == &d->quota;
@@ -168,7 +168,7 @@ int slab_import(struct device *d, struct quota *payer, enum mem_class class, uin
 	_cleanup_(freep) struct slab *s = NULL;
 	int r;
 
-	/* From a file that may be damaged: not for us to CHECK. */
+	/* From a file that may be damaged, so this is not a CHECK. */
 	if (bytes == 0 || id == 0 || id == UINT32_MAX || slab_find(d, id))
 		return -EINVAL;
 	s = build(d, payer, class, bytes, job, -1);
@@ -182,7 +182,7 @@ int slab_import(struct device *d, struct quota *payer, enum mem_class class, uin
 		uncharge(d, payer, class, bytes);
 		return r;
 	}
-	/* it is there: an owner with too many of them gets no more, but keeps it */
+	/* it exists already: an owner with too many slabs gets no more, but keeps this one */
 	(void)user_charge(&s->cost, payer->user, USER_SLABS, 1, NULL);
 	enter(d, s, id);
 	if (d->table->next <= id)

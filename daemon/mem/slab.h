@@ -2,9 +2,9 @@
  * A slab: one allocation that can be exported, charged to one account.
  *
  * The charge lives in the slab: taken when it is built, returned when its last
- * reference is gone and nobody else can hold the memory. A process that was handed
- * a descriptor may have passed it on, or forked; so a slab that the backend says is
- * held stays, charged and quarantined, until slabs_sweep finds it free.
+ * reference is gone and nobody else can hold the memory. A process that received a descriptor may
+ * have passed it on, or forked. So a slab that is held according to the backend stays, charged and
+ * quarantined, until slabs_sweep finds it free.
  *
  *   referenced --last slab_unref--> nobody holds it ------------------> freed
  *                     '-----------> held: KEPT, emptied --free at last-----^
@@ -23,7 +23,7 @@
 
 struct slab;
 
-/* The slabs of all devices of a node: a slab's number says it all to a client. */
+/* The slabs of all devices of a node: a slab's number is unique among them. */
 struct slab_table {
 	struct list slabs; /* of struct slab, by link */
 	uint32_t next;     /* ids are never used twice; 0: all have been */
@@ -31,7 +31,7 @@ struct slab_table {
 	uint32_t max; /* each takes a descriptor and a mapping of ours */
 };
 
-/* The memory of one device and who has it: backend, account, slabs. */
+/* The memory of one device and its holders: backend, account, slabs. */
 struct device {
 	struct backend *backend;  /* borrowed */
 	unsigned index;           /* in the node's devices */
@@ -66,8 +66,8 @@ struct slab {
 	bool kept;            /* without a reference, for as long as others hold it */
 	bool spare;           /* its pool gave it up early: its charge does not wait for others */
 	void *pool;           /* pool.c's own; NULL outside of a pool */
-	/* Somebody registered it with an engine: slab_unref calls @leave instead of freeing it,
-	 * and that calls slab_bury when the engine has let go. Both NULL otherwise. */
+	/* It is registered with an engine: slab_unref calls @leave instead of freeing it, and that
+	 * calls slab_bury when the engine has released it. Both NULL otherwise. */
 	void *window;
 	void (*leave)(struct slab *s);
 	char job[65];     /* for status */
@@ -75,7 +75,7 @@ struct slab {
 };
 
 enum {
-	SLAB_E_QUOTA = 1, /* the payer has no such amount left, or its user too many slabs */
+	SLAB_E_QUOTA = 1, /* the payer lacks the bytes, or its user has too many slabs */
 	SLAB_E_FULL = 2,  /* the device has no such amount left, or the table is full */
 	SLAB_E_LATER = 3, /* the backend is making it: ask again at its news */
 };
@@ -103,7 +103,7 @@ void device_init(struct device *d, struct backend *backend, uint64_t limit);
 /* One of several devices of a node: number its slabs with those of @first, which has
  * none yet. */
 void device_follow(struct device *d, const struct device *first, unsigned index);
-/* The page that clients of a job of that kind can open, of a backend with queues. Return:
+/* The ready page that clients of a job of that kind can open, for a backend with queues. Return:
  * borrowed, or NULL without memory. */
 struct slab *device_ready(struct device *d, enum backend_share share);
 /* CHECKs that no slab and no byte is left. */
@@ -122,15 +122,15 @@ int slab_import(struct device *d, struct quota *payer, enum mem_class class, uin
 		const char *job, uint32_t id, int fd, struct slab **ret);
 
 struct slab *slab_ref(struct slab *s);
-/* The end of a slab whose last reference is gone; for who set its leave. */
+/* Free a slab whose last reference is gone; for the code that set @leave. */
 void slab_bury(struct slab *s);
 /* Return: NULL. NULL is allowed. */
 struct slab *slab_unref(struct slab *s);
 
-/* Free what was kept and nobody holds any more; the rest is emptied again. Now and then. */
+/* Free kept slabs that no process holds any more; empty the rest again. Call now and then. */
 void slabs_sweep(struct device *d);
-/* Keep nothing any more, now and from now on: for the daemon's end. What others hold is empty
- * then, unless it is sealed. */
+/* Stop keeping slabs: for the end of the daemon. Memory that others still hold is empty then,
+ * unless it is sealed. */
 void slabs_let_go(struct device *d);
 
 /* Find by id among the slabs of the device's table. Return: borrowed, or NULL. */
@@ -138,7 +138,7 @@ struct slab *slab_find(const struct device *d, uint32_t id);
 
 /* Descriptor for a client. The caller's to close. */
 int slab_export(struct slab *s, int *ret_fd, bool *ret_writable);
-/* The handle of a slab that is shared so. Return: 0 or negative errno. */
+/* The IPC handle of a slab. Return: 0 or negative errno. */
 int slab_export_ipc(struct slab *s, uint8_t ret_handle[BACKEND_IPC_BYTES]);
 
 /* Address of a region for the daemon's kernels. */

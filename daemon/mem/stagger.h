@@ -2,8 +2,9 @@
  * Where large arrays begin. Arrays that are worked on beside each other and lie a large power
  * of two apart are in the same banks of memory and the same sets of the caches, all the way:
  * AdamW took three times as long on four arrays of 256 MiB in a row as with 2 KiB between
- * them (docs/performance.md). So a large array has some room, and begins in it where those
- * beside it do not. Devices whose memory comes in large pieces spread addresses by themselves.
+ * them (docs/performance.md). So a large array gets some extra room, and begins at another offset
+ * in it than its neighbours. Devices whose memory comes in large pieces spread addresses by
+ * themselves.
  */
 #ifndef SHARDD_MEM_STAGGER_H
 #define SHARDD_MEM_STAGGER_H
@@ -15,12 +16,12 @@
 #define STAGGER_ROOM  (64u << 10)
 #define STAGGER_STEPS (STAGGER_ROOM / STAGGER_STEP)
 
-/* Who begins where, in steps: a unit's arrays, and gradients by their rank, of which a
- * reduction reads all. */
+/* The offsets, in steps: of a unit's arrays, and of gradients by their rank, since a reduction
+ * reads all of them. */
 #define STAGGER_ARRAY(i)   (2 * (i) + 1)
 #define STAGGER_RANK(rank) (2 * (rank))
 
-/* Bytes that an array of @bytes on @d takes beside its own; 0 of a small one. */
+/* Extra bytes for an array of @bytes on @d; 0 for a small one. */
 static inline uint64_t stagger_room(const struct device *d, uint64_t bytes)
 {
 	bool large = bytes >= STAGGER_FROM && backend_info(d->backend)->granularity <= STAGGER_ROOM;

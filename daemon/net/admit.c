@@ -48,8 +48,8 @@ static bool has_gid(const struct admit *a, gid_t gid)
 	return false;
 }
 
-/* The kernel says how much it needs. Return: malloc'ed, the caller's; NULL: none,
- * or not to be had, which is the same: not admitted by them. */
+/* The kernel tells the needed size. Return: malloc'ed, the caller's; NULL: no groups, or they
+ * cannot be read, which is treated the same: the groups admit nobody. */
 static gid_t *peer_groups(int sock, size_t *ret_n)
 {
 	socklen_t len = 0;

@@ -1,7 +1,7 @@
 /*
- * Who may connect: lists of uids and gids, and the peer's credentials.
- * Root and the daemon's own uid always may; with both lists empty, everybody
- * whom the socket file's mode let in. Loop thread only.
+ * Admission: lists of uids and gids, and the peer's credentials. Root and the daemon's own uid are
+ * always admitted; with both lists empty, so is every process that the mode of the socket file lets
+ * in. Loop thread only.
  */
 #ifndef SHARDD_NET_ADMIT_H
 #define SHARDD_NET_ADMIT_H
@@ -23,8 +23,7 @@ struct admit {
 /* Replace the lists by copies. Return: 0, or -ENOMEM: nothing changed. */
 int admit_set(struct admit *a, const uid_t *uids, size_t n_uids, const gid_t *gids, size_t n_gids);
 
-/* @cred: of the peer of @sock, whose supplementary groups are asked for if the
- * rest does not decide. */
+/* @cred: of the peer of @sock; its supplementary groups are read if the rest does not decide. */
 bool admit_peer(const struct admit *a, int sock, const struct ucred *cred);
 
 /* All groups of the peer of @sock, its primary one first: malloc'ed, the caller's. Return: NULL

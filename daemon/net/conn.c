@@ -2,8 +2,8 @@
  *   open --hang-up | process gone | conn_close--> closing --handle closed--> told, freed
  *
  * There is one handle, the watch on a duplicate of the socket (libuv allows one
- * watch for a descriptor, and the socket's own number belongs to whoever reads
- * from it). Its close callback comes once and from the loop: so does the news.
+ * watch for a descriptor, and the socket's own number belongs to the code that reads from it). Its
+ * close callback comes once and from the loop, and so does the news.
  */
 #include "net/conn.h"
 
@@ -30,7 +30,7 @@ struct conn {
 	struct proc_watch gone;
 	struct conn_place place;
 	bool closing;
-	bool leave_shutdown; /* to somebody else */
+	bool leave_shutdown; /* to the next layer */
 	void *user;
 	conn_closed_cb fn;
 	void *userdata;
@@ -78,15 +78,15 @@ void conn_close(struct conn *c)
 	if (c->closing)
 		return;
 	c->closing = true;
-	/* Others may hold a duplicate: only a shutdown reaches what is behind all of them. */
+	/* Other code may hold a duplicate: only a shutdown affects all duplicates. */
 	if (!c->leave_shutdown)
 		shutdown(c->fd, SHUT_RDWR);
 	list_unlink(&c->gone.link);
 	uv_close((uv_handle_t *)&c->poll, on_handle_closed);
 }
 
-/* UV_DISCONNECT also when the peer shut down only its writing half: a client
- * that will send nothing more is gone. Errors of the watch end it as well. */
+/* UV_DISCONNECT is also reported when the peer shut down only its writing half: a client that will
+ * send nothing more counts as gone. Errors of the watch end it as well. */
 static void on_hangup(uv_poll_t *poll, int status, int events)
 {
 	struct conn *c = poll->data;

@@ -1,11 +1,10 @@
 /*
- * One admitted connection: who is on the other side, and until when.
+ * One admitted connection: its peer, and its lifetime.
  *
  * Made by the listener once the first bytes said which protocol it is. Owns the
  * socket, and a duplicate to watch for the hang-up; the gate before gRPC core
- * (net/gate.h) has a duplicate of its own, so that a session ends with its connection
- * whatever the gate and core do.
- * Loop thread only.
+ * (net/gate.h) has a duplicate of its own, so that a session ends with its connection regardless of
+ * the gate and core. Loop thread only.
  */
 #ifndef SHARDD_NET_CONN_H
 #define SHARDD_NET_CONN_H
@@ -27,7 +26,7 @@ struct conn_place {
 
 #define CONN_PLACE_NULL ((struct conn_place){ .open = USER_CHARGE_NULL })
 
-/* Take a place of @u (NULL: nobody pays). @f may be NULL. Return: 0 or USER_E_LIMIT. */
+/* Charge a place to @u (NULL: nobody pays). @f may be NULL. Return: 0 or USER_E_LIMIT. */
 int conn_place_take(struct conn_place *p, struct user *u, struct fault *f);
 /* Safe after CONN_PLACE_NULL and twice. */
 void conn_place_give(struct conn_place *p);
@@ -47,12 +46,12 @@ int conn_fd(const struct conn *c);      /* borrowed */
 
 /* Move @p into the connection, which has none. */
 void conn_set_place(struct conn *c, struct conn_place *p);
-/* Whose it is. Return: borrowed, or NULL: nobody pays. */
+/* The user that pays. Return: borrowed, or NULL: nobody pays. */
 struct user *conn_account(const struct conn *c);
-/* It is a session's, or a channel of one. Safe twice. */
+/* It belongs to a session now, or is a channel of one. Safe to call twice. */
 void conn_attached(struct conn *c);
 
-/* A slot for whoever rides on the connection (the session). */
+/* A slot for the user of the connection (the session). */
 void conn_set_user(struct conn *c, void *user);
 void *conn_user(const struct conn *c);
 
@@ -67,12 +66,12 @@ bool conn_hung_up(const struct conn *c);
  * conn_close was called. The conn is freed after it returns. */
 void conn_on_closed(struct conn *c, conn_closed_cb fn, void *userdata);
 
-/* The holder of a duplicate of the socket sends what is left and shuts the socket down after the
- * closed callback: conn_close does not. */
+/* From now on the holder of a duplicate of the socket sends the rest and shuts the socket down
+ * after the closed callback; conn_close does not. */
 void conn_leave_shutdown(struct conn *c);
 
 /* End it from our side: shuts the socket down, which ends gRPC's side too. The
- * closed callback follows from the loop. Safe twice. */
+ * closed callback follows from the loop. Safe to call twice. */
 void conn_close(struct conn *c);
 
 #endif

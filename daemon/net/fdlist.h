@@ -1,10 +1,9 @@
 /*
  * A small set of descriptors that travel together, with one owner.
  *
- * How the set came to its descriptors decides who closes them: borrowed ones are
- * somebody else's, consumed and duplicated ones belong to the set and are closed
- * by fdlist_deinit unless stolen before. Embedded by value, allocates nothing.
- * Any thread.
+ * The origin of the descriptors decides who closes them: borrowed ones belong to the caller,
+ * consumed and duplicated ones belong to the set and are closed by fdlist_deinit unless stolen
+ * before. Embedded by value, allocates nothing. Any thread.
  */
 #ifndef SHARDD_NET_FDLIST_H
 #define SHARDD_NET_FDLIST_H

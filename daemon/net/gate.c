@@ -56,7 +56,7 @@ void gate_conn_unref(struct gate_conn *gc)
 	free(gc);
 }
 
-/* The entry for @uid and @limit: its own, a new one, or the oldest one. */
+/* The entry for @uid and @limit: the existing one, a new one, or else the oldest one. */
 static struct gate_logged *gate_logged_get(struct gate *g, uid_t uid, const char *limit)
 {
 	struct gate_logged *oldest = &g->logged[0];
@@ -154,7 +154,7 @@ static void gate_add(struct gate_conn *gc, uint64_t now_us)
 	gate_broken(gc);
 }
 
-/* The thread lets go of it. */
+/* The thread releases it. */
 static void gate_finish(struct gate_conn *gc)
 {
 	gate_pipe_close(gc);
@@ -177,7 +177,7 @@ static void gate_answer(struct gate_conn *gc, uint64_t now_us)
 	unsigned asked;
 
 	MAGIC_CHECK(gc, GATE_CONN_MAGIC);
-	/* in this order: what is asked for in between is queued once more */
+	/* in this order: a request that arrives in between is queued once more */
 	atomic_store(&gc->queued, false);
 	asked = atomic_exchange(&gc->asked, 0);
 	if (asked & GATE_ASK_ADD)
@@ -277,7 +277,7 @@ static void *gate_main(void *userdata)
 		gate_tick_all(g, now);
 		tick_at = now + GATE_TICK_MS * 1000u;
 	}
-	gate_take_news(g, now); /* what was ended just before */
+	gate_take_news(g, now); /* those that were ended just before */
 	while (!list_empty(&g->paced))
 		gate_finish(list_first(&g->paced, struct gate_conn, waiting));
 	return NULL;
@@ -346,7 +346,7 @@ void gate_reconfigure(struct gate *g, const struct gate_limits *limits)
 
 	MAGIC_CHECK(g, GATE_MAGIC);
 	if (!copy) {
-		log_error("net", "no memory, the limits of gRPC connections stay as they were");
+		log_error("net", "no memory: the limits of gRPC connections are unchanged");
 		return;
 	}
 	*copy = *limits;
@@ -449,7 +449,7 @@ struct gate *gate_close(struct gate *g)
 	gate_wake(g);
 	pthread_join(g->thread, NULL);
 	CHECK(list_empty(&g->conns) && list_empty(&g->users));
-	loopq_drain(g->loopq); /* news of breaches that were on their way */
+	loopq_drain(g->loopq); /* news of breaches that were still queued */
 	gate_free(g);
 	return NULL;
 }

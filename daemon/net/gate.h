@@ -1,15 +1,15 @@
 /*
  * The gate in front of gRPC core: it reads each gRPC connection itself, follows HTTP/2's
  * frames (net/gate_flow.h), and passes both directions on unchanged through a socket
- * pair whose other end core reads. What exceeds a limit never reaches core.
+ * pair whose other end core reads. Data that exceeds a limit never reaches core.
  *
  * One thread, "shardd-gate", moves the bytes: what gRPC clients send costs the loop no
  * turn. It owns the descriptors and the state of the connections that are open, and
- * knows nothing of sessions. It tells the loop by the loop's queue that a limit was
- * exceeded; the loop closes the connection and logs it.
+ * knows nothing of sessions. It tells the loop through the loop's queue that a limit was exceeded;
+ * the loop closes the connection and logs it.
  *
- * Each direction has one buffer. While it is not empty nothing is read for it, so a side
- * that takes nothing stops the other one. All functions: loop thread, but where said.
+ * Each direction has one buffer. While it is not empty nothing more is read for it, so a side that
+ * does not receive stops the other one. All functions: loop thread, unless stated otherwise.
  */
 #ifndef SHARDD_NET_GATE_H
 #define SHARDD_NET_GATE_H
@@ -49,13 +49,12 @@ void gate_set_user_bytes(struct gate_conn *gc, uint64_t user_bytes);
 /* Bytes of messages that @gc has begun to send and not finished. */
 uint64_t gate_held_bytes(const struct gate_conn *gc);
 
-/* The conn is about to be freed: no more news of it. What core has said by now is passed on,
- * then the socket is shut down and both descriptors are closed, by the thread, soon. NULL is
- * allowed. */
+/* The conn is about to be freed: it gets no more news. The thread soon passes on what core has sent
+ * by now, then shuts the socket down and closes both descriptors. NULL is allowed. */
 void gate_conn_end(struct gate_conn *gc);
 
-/* When the thread was last seen alive, on the clock of clock_now_us; it wakes several times
- * a second. Any thread. */
+/* The time when the thread was last alive, on the clock of clock_now_us; it wakes several times a
+ * second. Any thread. */
 uint64_t gate_heartbeat_us(const struct gate *g);
 
 /* Stop the thread and wait for it; every gate_conn has been ended. NULL is allowed.

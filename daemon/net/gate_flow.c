@@ -6,7 +6,7 @@
 #include "core/check.h"
 
 #define GATE_PREFIX_BYTES  5u    /* flag and length before a gRPC message */
-#define GATE_SMALL_DATA    256u  /* a DATA frame below it is no way to send a message */
+#define GATE_SMALL_DATA    256u  /* DATA frames below this size count as control frames */
 #define GATE_STREAM_TOKENS 8u    /* control frames that come with a call */
 #define GATE_DOWN_BYTES    1024u /* that the client got, for a control frame it may send */
 
@@ -38,7 +38,7 @@ static enum gate_verdict gate_flow_stall(struct gate_flow *f, enum gate_wait wai
 	return GATE_STALL;
 }
 
-/* The time for which others kept it waiting is not its own. */
+/* The time for which others kept it waiting does not count. */
 static void gate_flow_resume(struct gate_flow *f, uint64_t now_us)
 {
 	uint64_t lost = now_us - f->wait_since_us;
@@ -56,7 +56,7 @@ static enum gate_verdict gate_flow_rate(struct gate_flow *f, struct gate_rate *r
 	return gate_flow_close(f, limit, per_s, what);
 }
 
-/* A frame that brings no call further. */
+/* A frame that does not advance any call. */
 static enum gate_verdict gate_flow_control(struct gate_flow *f, uint64_t now_us)
 {
 	return gate_flow_rate(f, &f->control, f->limits->control_per_s, "grpc_control_per_s",
@@ -65,7 +65,7 @@ static enum gate_verdict gate_flow_control(struct gate_flow *f, uint64_t now_us)
 
 /* ------------------------------------------------------------- streams */
 
-/* Where a stream of @id is, or would be. */
+/* The index of the stream @id, or the one where it would be inserted. */
 static uint32_t gate_flow_place(const struct gate_flow *f, uint32_t id)
 {
 	uint32_t low = 0, high = f->n_streams;
@@ -132,7 +132,7 @@ void gate_flow_drop(struct gate_flow *f, uint32_t id)
 	gate_flow_remove(f, id);
 }
 
-/* The client says no more on it: what is missing never comes, and core ends it. */
+/* The client ends the stream: the missing bytes never come, and core ends the call. */
 static void gate_flow_ended(struct gate_flow *f, uint32_t id)
 {
 	struct gate_stream *s = gate_flow_find(f, id);
@@ -234,7 +234,7 @@ static enum gate_verdict gate_flow_admit(struct gate_flow *f, const struct gate_
 	const char *key = f->attached ? "grpc_connection_bytes" : "grpc_unattached_bytes";
 	bool had_turn = f->user->turn == f;
 
-	/* Alone it waits for nobody but itself. */
+	/* A connection alone does not wait for others. */
 	if (f->charged + cost > own && s->charged == f->charged)
 		return gate_flow_close(f, key, own, "a message is too large");
 	if (f->charged + cost > own)
@@ -243,8 +243,9 @@ static enum gate_verdict gate_flow_admit(struct gate_flow *f, const struct gate_
 		return gate_flow_stall(f, GATE_WAIT_OTHERS, "max_message_bytes_per_user",
 				       f->user->limit, now_us);
 	if (!gate_purse_admits(f->total, l->total_bytes, cost, f)) {
-		/* A connection that waits for the total budget gives up its user's turn: two
-		 * connections that each hold one and wait for the other would never end. */
+		/* A connection that waits for the total budget gives up its user's turn: otherwise
+		 * two connections that each hold one turn and wait for the other would wait for
+		 * ever. */
 		gate_purse_leave(f->user, f);
 		f->total->returns += had_turn;
 		return gate_flow_stall(f, GATE_WAIT_OTHERS, "grpc_total_bytes", l->total_bytes,
@@ -281,7 +282,7 @@ static enum gate_verdict gate_flow_data(struct gate_flow *f, const struct gate_f
 	if (frame->stream % 2 == 0 || frame->stream > f->last_id)
 		return gate_flow_wrong(f, "DATA on a stream that is not open");
 	f->padding = 0;
-	/* the last frame leaves nothing behind that would wait for more */
+	/* after the last frame nothing is left that would wait for more */
 	if (s && frame->bytes > 0 && !ends)
 		v = gate_flow_charge(f, s, frame->bytes, now_us);
 	if (v == GATE_PASS && !ends && frame->bytes < GATE_SMALL_DATA)
@@ -295,7 +296,7 @@ static enum gate_verdict gate_flow_reset(struct gate_flow *f, const struct gate_
 	uint32_t per_s = f->limits->resets_per_s;
 
 	if (frame->bytes != 4 || frame->stream == 0 || frame->stream > f->last_id)
-		return gate_flow_wrong(f, "RST_STREAM of a wrong length or stream");
+		return gate_flow_wrong(f, "RST_STREAM with a wrong length or stream");
 	if (!f->attached)
 		per_s = per_s / 10 ? per_s / 10 : 1;
 	gate_flow_remove(f, frame->stream);
@@ -309,7 +310,7 @@ static enum gate_verdict gate_flow_settings(struct gate_flow *f, const struct ga
 	bool ack = frame->flags & GATE_FLAG_ACK;
 
 	if (frame->stream != 0 || frame->bytes % 6 != 0 || (ack && frame->bytes > 0))
-		return gate_flow_wrong(f, "SETTINGS of a wrong length or stream");
+		return gate_flow_wrong(f, "SETTINGS with a wrong length or stream");
 	if (ack)
 		return gate_flow_control(f, now_us);
 	return gate_flow_rate(f, &f->settings, f->limits->settings_per_s, "grpc_settings_per_s",
@@ -320,7 +321,7 @@ static enum gate_verdict gate_flow_ping(struct gate_flow *f, const struct gate_f
 					uint64_t now_us)
 {
 	if (frame->stream != 0 || frame->bytes != 8)
-		return gate_flow_wrong(f, "PING of a wrong length or stream");
+		return gate_flow_wrong(f, "PING with a wrong length or stream");
 	return gate_flow_rate(f, &f->pings, f->limits->pings_per_s, "grpc_pings_per_s", now_us,
 			      "too many PING frames");
 }
@@ -330,16 +331,16 @@ static enum gate_verdict gate_flow_other(struct gate_flow *f, const struct gate_
 					 uint64_t now_us)
 {
 	if (frame->type == GATE_PRIORITY && (frame->bytes != 5 || frame->stream == 0))
-		return gate_flow_wrong(f, "PRIORITY of a wrong length or stream");
+		return gate_flow_wrong(f, "PRIORITY with a wrong length or stream");
 	if (frame->type == GATE_WINDOW_UPDATE && (frame->bytes != 4 || frame->stream > f->last_id))
-		return gate_flow_wrong(f, "WINDOW_UPDATE of a wrong length or stream");
+		return gate_flow_wrong(f, "WINDOW_UPDATE with a wrong length or stream");
 	if (frame->type == GATE_GOAWAY && (frame->bytes < 8 || frame->stream != 0))
-		return gate_flow_wrong(f, "GOAWAY of a wrong length or stream");
+		return gate_flow_wrong(f, "GOAWAY with a wrong length or stream");
 	f->goaway = f->goaway || frame->type == GATE_GOAWAY;
 	return gate_flow_control(f, now_us);
 }
 
-/* May the frame of which only the head has come pass? */
+/* May the frame pass? Only its head has arrived. */
 static enum gate_verdict gate_flow_head(struct gate_flow *f, uint64_t now_us)
 {
 	const struct gate_frame *frame = &f->up.frame;
@@ -396,7 +397,7 @@ static void gate_flow_message(struct gate_flow *f, struct gate_stream *s, const 
 		s->more = true;
 }
 
-/* @n bytes of the body of a DATA frame, of which @left are still to come behind them. */
+/* @n bytes of the body of a DATA frame; @left more bytes of the body follow them. */
 static enum gate_verdict gate_flow_data_body(struct gate_flow *f, const uint8_t *data, size_t n)
 {
 	const struct gate_frame *frame = &f->up.frame;
@@ -444,14 +445,14 @@ static enum gate_verdict gate_flow_begin(struct gate_flow *f, const uint8_t *dat
 		if (data[i] != (uint8_t)gate_flow_preface[f->n_preface + i]) {
 			*ret_used = i;
 			return gate_flow_wrong(
-				f, "the connection does not begin with the preface of HTTP/2");
+				f, "the connection does not begin with the HTTP/2 preface");
 		}
 	f->n_preface = (uint8_t)(f->n_preface + *ret_used);
 	return GATE_PASS;
 }
 
-/* One part of what came. @ret_used: its bytes; at a verdict other than GATE_PASS nothing
- * but the verdict has happened. */
+/* One part of the received bytes. @ret_used: its bytes. A verdict other than GATE_PASS leaves the
+ * state unchanged. */
 static enum gate_verdict gate_flow_part(struct gate_flow *f, const uint8_t *data, size_t n,
 					uint64_t now_us, size_t *ret_used)
 {
@@ -536,7 +537,7 @@ static enum gate_verdict gate_flow_tick_streams(struct gate_flow *f, uint64_t no
 		if (!f->streams[i].whole && now_us - f->streams[i].since_us > limit_us)
 			return gate_flow_close(f, "grpc_message_timeout_ms",
 					       f->limits->message_timeout_ms,
-					       "a message did not arrive in full in time");
+					       "a message did not arrive completely in time");
 	return GATE_PASS;
 }
 

@@ -1,6 +1,6 @@
 /*
- * One gRPC connection as its gate sees it: which streams are open, how much of a
- * message has come, and whether the next frame may pass.
+ * One gRPC connection as its gate sees it: which streams are open, how much of a message has
+ * arrived, and whether the next frame may pass.
  *
  * Fed with both directions in pieces of any size; the verdict does not depend on how
  * the bytes are cut. A frame is judged when its head is complete, before any of its
@@ -16,8 +16,8 @@
 #include "net/gate_frames.h"
 #include "net/gate_limits.h"
 
-/* A frame of a message that waits for its rest costs core at least this: a small one
- * keeps the buffer alive in which it was read. */
+/* A frame of an incomplete message costs core at least this: even a small frame keeps the buffer
+ * alive in which it was read. */
 #define GATE_FRAME_COST 4096u
 
 enum gate_verdict {
@@ -27,7 +27,7 @@ enum gate_verdict {
 };
 
 /* Calls that a client may open ahead of their answers: GATE_OPEN_AHEAD at once, then one in
- * GATE_OPEN_US. Core takes some 100 us for each, during which it serves nobody else. Each answer
+ * GATE_OPEN_US. Core takes about 100 us for each, during which it serves no other call. Each answer
  * makes room for one more, so a client that waits for answers is never delayed. */
 #define GATE_OPEN_AHEAD 64u
 #define GATE_OPEN_US    250u
@@ -50,7 +50,7 @@ struct gate_stream {
 	uint64_t since_us;
 	uint8_t n_prefix; /* bytes of the five before the message that have come */
 	bool whole;       /* its message has come */
-	bool more;        /* and there are bytes behind it, which nobody reads */
+	bool more;        /* and bytes follow it, which nothing reads */
 };
 
 struct gate_flow {
@@ -73,9 +73,9 @@ struct gate_flow {
 	uint32_t block_continuations;
 	uint32_t padding; /* of the DATA frame under way: bytes at its end */
 
-	uint64_t opened_us; /* when what it has opened is paid for, in time and answers */
+	uint64_t opened_us; /* when its opened calls are paid for, in time and answers */
 	struct gate_rate resets, pings, settings, control;
-	uint64_t down_bytes; /* not yet turned into tokens for control frames */
+	uint64_t down_bytes; /* not yet converted to tokens for control frames */
 	uint64_t last_us;    /* of the last byte of either side */
 
 	enum gate_wait wait;
@@ -88,18 +88,18 @@ struct gate_flow {
 void gate_flow_init(struct gate_flow *f, const struct gate_limits *limits, struct gate_purse *user,
 		    struct gate_purse *total, uint64_t now_us);
 
-/* Gives back what it is charged. */
+/* Returns its charges. */
 void gate_flow_deinit(struct gate_flow *f);
 
-/* The session exists: other limits hold. */
+/* The session exists: other limits apply. */
 void gate_flow_attach(struct gate_flow *f);
 
-/* The next @n bytes from the client. @ret_passed: how many of them may be passed on; what
- * is behind them is given again after GATE_STALL. Return: GATE_PASS means all of them. */
+/* The next @n bytes from the client. @ret_passed: how many of them may be passed on; after
+ * GATE_STALL the caller passes the rest again. Return: GATE_PASS means all of them. */
 enum gate_verdict gate_flow_up(struct gate_flow *f, const uint8_t *data, size_t n, uint64_t now_us,
 			       size_t *ret_passed);
 
-/* The next @n bytes from core, which are trusted. */
+/* The next @n bytes from core, which is trusted. */
 void gate_flow_down(struct gate_flow *f, const uint8_t *data, size_t n, uint64_t now_us);
 
 /* Forget stream @id: the gate has ended it itself. */

@@ -2,10 +2,9 @@
  * The frames of one direction of an HTTP/2 connection, found in pieces of any size.
  *
  * A frame is nine bytes of head and a body of the length that the head names
- * (RFC 9113, 4.1). That is all the gate has to know: it decodes no header and keeps
- * none of HTTP/2's stream states but those it counts. nghttp2 does both, and it
- * produces frames of its own instead of passing on those that came; so it does not
- * fit, and this reader has no table, no allocation and no I/O.
+ * (RFC 9113, 4.1). The gate needs no more than that: it decodes no headers and keeps only the
+ * stream states that it counts. nghttp2 does not fit: it does both, and it produces its own frames
+ * instead of passing on the received ones. This reader has no table, no allocation and no I/O.
  */
 #ifndef SHARDD_NET_GATE_FRAMES_H
 #define SHARDD_NET_GATE_FRAMES_H
@@ -53,13 +52,13 @@ struct gate_frames {
 	uint8_t head[GATE_HEAD_BYTES];
 	uint8_t n_head;          /* bytes of @head that are there */
 	uint32_t left;           /* bytes of the body that are still to come */
-	struct gate_frame frame; /* the last one whose head was complete */
+	struct gate_frame frame; /* the latest one whose head was complete */
 };
 
 #define GATE_FRAMES_NULL ((struct gate_frames){ .n_head = 0 })
 
-/* Take the next part of the @n bytes at @data. A copy of @r made before the call puts
- * the reader back. Pure; any thread.
+/* Take the next part of the @n bytes at @data. A copy of @r made before the call can restore the
+ * reader. Pure; any thread.
  * @ret_used: how many bytes the part has; at GATE_STEP_BODY they are at @data.
  * Return: what it is. */
 enum gate_step gate_frames_next(struct gate_frames *r, const uint8_t *data, size_t n,

@@ -1,5 +1,5 @@
 /*
- * What gate.c and gate_pipe.c share. Nobody else includes this.
+ * Shared by gate.c and gate_pipe.c. No other file includes this.
  *
  * A gate_conn has two owners, the loop and the thread, and a reference for each piece of
  * news on its way; the last one frees it. Fields marked (loop) belong to the loop thread,
@@ -24,7 +24,7 @@
 #define GATE_MAGIC      0x47415445u
 #define GATE_CONN_MAGIC 0x47434f4eu
 
-/* What is read at once of one side of a connection: then it is the others' turn. */
+/* Bytes that are read at once from one side of a connection; then the others have their turn. */
 #define GATE_TURN_BYTES 65536u
 
 /* Bytes that wait to be written. */
@@ -51,7 +51,7 @@ struct gate_user {
 	struct gate_purse purse;
 };
 
-/* What the loop asks of the thread; bits of gate_conn.asked. */
+/* Requests of the loop to the thread; bits of gate_conn.asked. */
 enum { GATE_ASK_ADD = 1, GATE_ASK_ATTACHED = 2, GATE_ASK_END = 4, GATE_ASK_LIMIT = 8 };
 
 struct gate_conn {
@@ -75,7 +75,7 @@ struct gate_conn {
 	struct gate_buffer up, down;
 	struct gate_flow flow;
 	bool open;              /* the thread has it */
-	bool core_deaf;         /* core takes nothing more, and the client had not ended */
+	bool core_deaf;         /* core accepts no more data, and the client had not ended */
 	bool closed;            /* nothing is moved any more; the loop closes it */
 	uint64_t core_ended_us; /* since when the rest waits for the client */
 	uint64_t linger_us;     /* when its next calls are ended; 0: it does not linger */
@@ -100,13 +100,13 @@ struct gate {
 	struct mpsc inbox;
 	atomic_bool stopping;
 	_Atomic uint64_t heartbeat_us;
-	_Atomic(struct gate_limits *) new_limits; /* the loop's gift; owned */
+	_Atomic(struct gate_limits *) new_limits; /* passed on by the loop; owned */
 
 	struct gate_limits limits;
 	struct gate_purse total;
 	struct list conns, waiting, users;
 	struct list paced;     /* those that stall for a moment only */
-	uint64_t returns_seen; /* of @total when those that wait were tried last */
+	uint64_t returns_seen; /* of @total at the last retry of those that wait */
 	uint8_t scratch[GATE_TURN_BYTES];
 
 	struct gate_logged logged[GATE_LOGGED]; /* (loop) */
@@ -117,9 +117,9 @@ struct gate {
 
 /* Add both sockets to the epoll set. Return: 0 or negative errno. */
 int gate_pipe_open(struct gate_conn *gc, uint64_t now_us);
-/* Something may be done at @side: @events of epoll. */
+/* Handle @events of epoll at @side. */
 void gate_pipe_ready(struct gate_side *side, uint32_t events, uint64_t now_us);
-/* Try again what stalled. */
+/* Retry the connections that stalled. */
 void gate_pipe_retry(struct gate_conn *gc, uint64_t now_us);
 /* Deadlines. */
 void gate_pipe_tick(struct gate_conn *gc, uint64_t now_us);

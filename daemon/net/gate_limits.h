@@ -1,6 +1,6 @@
 /*
- * What one gRPC connection may cost: its limits, its rates, and the bytes it keeps
- * others from having. Used by net/gate_flow.c; no I/O.
+ * The resource limits of one gRPC connection: limits, rates, and bytes of shared budgets. Used by
+ * net/gate_flow.c; no I/O.
  */
 #ifndef SHARDD_NET_GATE_LIMITS_H
 #define SHARDD_NET_GATE_LIMITS_H
@@ -11,8 +11,8 @@
 /* A second's worth of each rate, times this, may come at once. */
 #define GATE_BURST 4u
 
-/* The keys of the configuration (config_keys.c says what each protects), and two that
- * follow from others. */
+/* The keys of the configuration (described in config_keys.c), and two values that follow from
+ * others. */
 struct gate_limits {
 	uint32_t header_bytes;       /* of the frames of one header block */
 	uint32_t continuations;      /* CONTINUATION frames of one header block */
@@ -57,21 +57,21 @@ void gate_rate_add(struct gate_rate *r, uint32_t per_s, uint64_t n);
 /* --------------------------------------------------------------- budgets */
 
 /*
- * Bytes that several connections share. When it is used up, one connection at a time may
- * go on: the one that has the turn, as far as its own limit allows. So what has begun can
- * end, whoever holds the rest, and no two connections wait for each other.
+ * Bytes that several connections share. When it is used up, one connection at a time may continue:
+ * the one that has the turn, up to its own limit. So a started message can always end, regardless
+ * of who holds the rest, and no two connections wait for each other.
  */
 struct gate_purse {
 	uint64_t used;
 	uint64_t limit;   /* of a user's; that of all connections is gate_limits.total_bytes */
-	uint64_t returns; /* how often bytes were given back: a reason to try again */
-	const void *turn; /* who may exceed it; NULL: nobody does */
+	uint64_t returns; /* how often bytes were given back: tells when to try again */
+	const void *turn; /* the owner that may exceed it; NULL: none */
 };
 
 /* May @who add @bytes to a purse of @limit? Takes the turn if that is needed and free. */
 bool gate_purse_admits(struct gate_purse *p, uint64_t limit, uint64_t bytes, const void *who);
 
-/* @who no longer holds anything of it. */
+/* @who no longer holds any of it. */
 void gate_purse_leave(struct gate_purse *p, const void *who);
 
 #endif

@@ -4,10 +4,10 @@
  *   client socket --read, judge--> up ----write--> core's end of the pair
  *   client socket <--write------ down <---read---- core's end of the pair
  *
- * A side that has ended (end of file, error) is read no more. When core has ended and all
- * it sent was passed on, the client's socket is shut down: the conn sees that and closes.
- * When the client has ended, the conn has seen it, too; what the client had sent before is
- * still passed on until the loop says that the connection is over.
+ * A side that has ended (end of file, error) is not read any more. When core has ended and all that
+ * it sent was passed on, the client's socket is shut down: the conn sees that and closes. When the
+ * client has ended, the conn has seen it, too; bytes that the client sent before are still passed
+ * on until the loop ends the connection.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -20,11 +20,11 @@
 #include "core/cleanup.h"
 #include "net/gate_impl.h"
 
-/* A client that does not take what core said last. */
+/* Time limit for a client that does not receive core's last bytes. */
 #define GATE_LAST_WORDS_US 5000000u
 
 /* If a client is gone and had more than GATE_LINGER_CALLS, they end GATE_LINGER_BATCH at a time:
- * core takes some 100 us for each, during which it serves nobody else. */
+ * core takes about 100 us for each, during which it serves no other call. */
 #define GATE_LAST_TURNS   16u
 #define GATE_LINGER_CALLS 16u
 #define GATE_LINGER_BATCH 4u
@@ -40,7 +40,8 @@ static void gate_pipe_set(struct gate_side *side, uint32_t events)
 
 	if (side->fd < 0 || side->events == events)
 		return;
-	/* Only memory can be missing: then it is tried at the next change, or the tick. */
+	/* This fails only for lack of memory: then it is tried again at the next change, or at the
+	 * tick. */
 	if (epoll_ctl(side->gc->gate->epoll_fd, op, side->fd, &ev) == 0)
 		side->events = events;
 }
@@ -50,8 +51,7 @@ static bool gate_pipe_may_write(const struct gate_buffer *b)
 	return b->at < b->passed;
 }
 
-/* A socket of which nothing is wanted is not in the set: its hang-up would wake us
- * without end. */
+/* A socket without wanted events is not in the set: its hang-up would wake us again and again. */
 static void gate_pipe_watch(struct gate_conn *gc)
 {
 	uint32_t client = 0, core = 0;
@@ -125,8 +125,8 @@ static ssize_t gate_pipe_recv(int fd, uint8_t *data, size_t n)
 
 /* ------------------------------------------------------------------ ends */
 
-/* Tell the client why, where its next frame would begin; if not all of it goes out at
- * once, the log has it. */
+/* Tell the client why, at the start of its next frame. If not all of it can be sent at once, only
+ * the log has the reason. */
 static void gate_pipe_goaway(struct gate_conn *gc)
 {
 	enum { ENHANCE_YOUR_CALM = 11, FIXED = GATE_HEAD_BYTES + 8, ROOM = 256 };
@@ -144,7 +144,8 @@ static void gate_pipe_goaway(struct gate_conn *gc)
 	gate_pipe_send(gc->client.fd, frame, (size_t)(FIXED + n));
 }
 
-/* Forget what was not judged; what may be written stays, and ends where a judged part does. */
+/* Forget bytes that were not judged. Bytes that may be written stay; they end at the end of a
+ * judged part. */
 static void gate_pipe_cut(struct gate_buffer *b)
 {
 	b->end = b->passed;
@@ -162,11 +163,11 @@ static void gate_pipe_break(struct gate_conn *gc)
 
 static void gate_pipe_no_memory(struct gate_conn *gc)
 {
-	gc->flow.breach = (struct gate_breach){ "memory", 0, "no memory to pass it on" };
+	gc->flow.breach = (struct gate_breach){ "memory", 0, "no memory to pass data on" };
 	gate_pipe_break(gc);
 }
 
-/* Core takes nothing more. What it has said before its end is still to be read. */
+/* Core accepts no more data. Bytes that it has sent before its end must still be read. */
 static void gate_pipe_core_deaf(struct gate_conn *gc)
 {
 	gc->core_deaf = !gc->client.ended;
@@ -174,7 +175,7 @@ static void gate_pipe_core_deaf(struct gate_conn *gc)
 	gate_pipe_drop(&gc->up);
 }
 
-/* Core says nothing more: what it said is still passed on. */
+/* Core sends nothing more: bytes that it has sent are still passed on. */
 static void gate_pipe_core_ended(struct gate_conn *gc, uint64_t now_us)
 {
 	if (gc->core.ended)
@@ -190,8 +191,8 @@ static void gate_pipe_client_ended(struct gate_conn *gc)
 	gate_pipe_drop(&gc->down);
 }
 
-/* Core has ended a connection that its client has not: it found what the gate does not look
- * at, as bytes beyond a window of flow control. */
+/* Core has ended a connection that its client has not ended: it found an error that the gate does
+ * not check, such as bytes beyond a flow-control window. */
 static void gate_pipe_core_refused(struct gate_conn *gc)
 {
 	if (gc->closed || (gc->client.ended && !gc->core_deaf) || gc->flow.goaway)
@@ -201,7 +202,7 @@ static void gate_pipe_core_refused(struct gate_conn *gc)
 	gate_broken(gc);
 }
 
-/* What follows once a side has ended. */
+/* Handle the end of a side. */
 static void gate_pipe_settle(struct gate_conn *gc)
 {
 	if (gc->core.ended && !gc->down.data) {
@@ -215,8 +216,8 @@ static void gate_pipe_settle(struct gate_conn *gc)
 
 /* ------------------------------------------------------------ client to core */
 
-/* Write what may pass of the @n bytes at @data, keep the rest; @v is the verdict on what
- * is behind the first @passed ones. */
+/* Write what may pass of the @n bytes at @data, keep the rest; @v is the verdict on the bytes after
+ * the first @passed ones. */
 static void gate_pipe_pass_up(struct gate_conn *gc, const uint8_t *data, size_t passed, size_t n,
 			      enum gate_verdict v)
 {
@@ -270,7 +271,7 @@ static void gate_pipe_write_core(struct gate_conn *gc)
 		gate_pipe_drop(b);
 }
 
-/* Judge again what was kept back. */
+/* Judge again the bytes that were kept back. */
 static void gate_pipe_judge(struct gate_conn *gc, uint64_t now_us)
 {
 	struct gate_buffer *b = &gc->up;
@@ -390,8 +391,8 @@ int gate_pipe_open(struct gate_conn *gc, uint64_t now_us)
 
 /* ------------------------------------------------------- the end of many calls */
 
-/* Can frames of ours follow what core has got? Else core learns of the end by the end of the
- * stream of bytes, and ends all calls in one go, as it does with few. */
+/* Can we send core frames of our own after the bytes that it has received? If not, core learns of
+ * the end by the end of the byte stream, and ends all calls at once, as it does with few calls. */
 static bool gate_pipe_may_linger(const struct gate_conn *gc)
 {
 	const struct gate_flow *f = &gc->flow;
@@ -400,8 +401,8 @@ static bool gate_pipe_may_linger(const struct gate_conn *gc)
 	       f->up.n_head == 0 && (f->up.left == 0 || f->up.frame.type == GATE_DATA);
 }
 
-/* A reply that core has written before the loop closed the connection, as far as the client
- * takes it now. */
+/* Send a reply that core wrote before the loop closed the connection, as far as the client receives
+ * it now. */
 static void gate_pipe_last_words(struct gate_conn *gc, uint64_t now_us)
 {
 	for (unsigned i = 0; i < GATE_LAST_TURNS && !gc->client.ended && !gc->core.ended; i++) {
@@ -432,7 +433,7 @@ bool gate_pipe_end(struct gate_conn *gc, uint64_t now_us)
 	return true;
 }
 
-/* What core still waits for of a frame of DATA, then resets. */
+/* The bytes that core still expects of a DATA frame, then resets. */
 static bool gate_pipe_put_resets(struct gate_conn *gc)
 {
 	uint8_t data[GATE_LINGER_BATCH * (GATE_HEAD_BYTES + 4)] = { 0 };

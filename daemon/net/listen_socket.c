@@ -32,17 +32,16 @@ static int set_address(struct sockaddr_un *a, const char *path, struct fault *f)
 {
 	*a = (struct sockaddr_un){ .sun_family = AF_UNIX };
 	if (!path || path[0] == '\0')
-		return fault_set(f, FAULT_INVALID, "socket", "the path of the socket is empty");
+		return fault_set(f, FAULT_INVALID, "socket", "the socket path is empty");
 	if (strlen(path) >= sizeof(a->sun_path))
 		return fault_set(f, FAULT_INVALID, "socket",
-				 "the path of the socket has %zu bytes, at most %zu are possible: "
-				 "%s",
+				 "the socket path has %zu bytes; the maximum is %zu: %s",
 				 strlen(path), sizeof(a->sun_path) - 1, path);
 	strcpy(a->sun_path, path);
 	return 0;
 }
 
-/* What the system said about @path, with what a person can do about it. */
+/* The system's error for @path, with advice for a person. */
 static int path_fault(struct fault *f, int e, const char *path)
 {
 	enum fault_code code = FAULT_INTERNAL;
@@ -63,8 +62,8 @@ static int path_fault(struct fault *f, int e, const char *path)
 	return f->code;
 }
 
-/* Does somebody accept on the socket file behind @file (an O_PATH descriptor)?
- * A full backlog is an owner too. Return: FILE_DEAD, FILE_ALIVE, negative errno. */
+/* Does a process accept on the socket file behind @file (an O_PATH descriptor)? A full backlog also
+ * means an owner. Return: FILE_DEAD, FILE_ALIVE, negative errno. */
 static int probe_socket(int file)
 {
 	_cleanup_(fd_closep) int fd = stream_socket();
@@ -108,8 +107,8 @@ static int kind_fault(int kind, const char *path, struct fault *f)
 	}
 }
 
-/* Take turns with other daemons that start: between the look at a dead file and
- * its replacement, and between bind and listen, when a socket still looks dead.
+/* Take turns with other daemons that start: between the check of a dead file and its replacement,
+ * and between bind and listen, when our socket still looks dead.
  * Return: a descriptor that holds the lock until it is closed; -1: without. */
 static int lock_directory(const char *path)
 {
@@ -148,7 +147,7 @@ static int bind_path(int fd, const struct sockaddr_un *a, struct fault *f)
 		return path_fault(f, errno, a->sun_path);
 	if (bind(fd, address, sizeof(*a)) == 0)
 		return 0;
-	/* only one that did not wait for its turn can have been quicker */
+	/* only a daemon that did not wait for its turn can have been faster */
 	return errno == EADDRINUSE ? kind_fault(FILE_ALIVE, a->sun_path, f)
 				   : path_fault(f, errno, a->sun_path);
 }
@@ -191,7 +190,7 @@ static bool file_is_ours(const struct listen_socket *s)
 	return lstat(s->path, &st) == 0 && st.st_dev == s->dev && st.st_ino == s->ino;
 }
 
-/* The file is there, nobody can connect yet: name it ours, open it up. */
+/* The file exists, but no process can connect yet: record it as ours and set its permissions. */
 static int publish(struct listen_socket *s, unsigned mode, gid_t gid, struct fault *f)
 {
 	struct stat st;
@@ -206,7 +205,8 @@ static int publish(struct listen_socket *s, unsigned mode, gid_t gid, struct fau
 		return r;
 	if (listen(s->fd, BACKLOG) < 0)
 		return path_fault(f, errno, s->path);
-	/* For a daemon beside us that goes without the lock we looked dead until now. */
+	/* A daemon that starts at the same time without the lock has seen our socket as dead until
+	 * now. */
 	return file_is_ours(s) ? 0 : kind_fault(FILE_ALIVE, s->path, f);
 }
 

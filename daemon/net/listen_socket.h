@@ -1,11 +1,10 @@
 /*
  * The listening socket itself: made at a path of ours, or inherited.
  *
- * That a socket file is dead is known by connecting to it, through /proc, so that
- * the file asked is the file judged. Of daemons that start at the same moment one
- * gets the path: they take turns by a lock on the directory, which leaves no file
- * behind. Any user may lock a directory he can read; so the wait for it is short,
- * and who does not get it goes on without.
+ * A socket file is known to be dead by connecting to it, through /proc, so that the tested file is
+ * the judged file. Of daemons that start at the same moment one gets the path: they take turns by a
+ * lock on the directory, which leaves no file behind. Any user may lock a directory that he can
+ * read. So the wait for the lock is short, and a daemon that does not get it continues without.
  * Loop thread only; blocks for a few file system calls, and at most two seconds.
  */
 #ifndef SHARDD_NET_LISTEN_SOCKET_H

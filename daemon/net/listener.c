@@ -19,7 +19,7 @@ enum {
 	ACCEPT_BATCH = 64,       /* for one wake-up: a flood must not starve the loop */
 	PAUSE_MS = 100,          /* after an accept that will fail again at once */
 	DENIED_MAX = 32,         /* uids remembered as logged */
-	LOG_AGAIN_US = 60000000, /* a limit that is hit again and again */
+	LOG_AGAIN_US = 60000000, /* interval of log lines about the same limit */
 };
 
 struct listener {
@@ -33,7 +33,7 @@ struct listener {
 	struct users *users;      /* borrowed; NULL: nobody pays */
 	unsigned max_connections; /* 0: no limit */
 	unsigned reserved;        /* of these */
-	unsigned handed_out;      /* connections that fn got and that have not ended */
+	unsigned handed_out;      /* connections that were passed to fn and have not ended */
 	int reserve;              /* given up to accept and refuse when descriptors run out */
 	uv_poll_t poll;
 	uv_timer_t pause;   /* runs while accepting is paused */
@@ -108,8 +108,8 @@ static void on_hello(struct pending_set *set, enum conn_protocol protocol, int f
 	l->fn(c, l->userdata);
 }
 
-/* Is there room for @u? The last places are for those who administer the daemon; half of
- * them also for the channels of processes that have attached. */
+/* Is there room for @u? The last places are reserved for administrators of the daemon; half of them
+ * also for the channels of processes that have attached. */
 static bool listener_is_full(const struct listener *l, const struct ucred *cred,
 			     const struct user *u)
 {
@@ -164,7 +164,7 @@ static void listener_let_in(struct listener *l, int fd, const struct ucred *cred
 		log_shortage(l, r, "poll");
 }
 
-/* A new socket: who is it, and is there room? Consumes @fd. */
+/* A new socket: check the peer's credentials and the room. Consumes @fd. */
 static void take(struct listener *l, int fd)
 {
 	struct ucred cred;
@@ -210,7 +210,7 @@ static void on_pause_over(uv_timer_t *timer)
 	uv_poll_start(&l->poll, UV_READABLE, on_acceptable);
 }
 
-/* Clients stay in the backlog; the socket stays readable, so do not look. */
+/* Clients stay in the backlog. The socket stays readable, so stop polling it. */
 static void pause_accept(struct listener *l)
 {
 	uv_poll_stop(&l->poll);
@@ -224,8 +224,8 @@ static int accept_one(struct listener *l)
 	return fd < 0 ? -errno : fd;
 }
 
-/* No descriptor is left: use the reserve to accept one client and close it, so
- * that it sees a refusal and not a hang. Return: go on accepting? */
+/* No descriptor is left: use the reserve to accept one client and close it, so that it sees a
+ * refusal instead of a hang. Return: whether to accept more. */
 static bool shed(struct listener *l)
 {
 	int fd;
@@ -240,12 +240,12 @@ static bool shed(struct listener *l)
 		fd_close(fd);
 	l->reserve = open_reserve();
 	if (l->reserve >= 0)
-		return fd >= 0; /* else nobody waited: EMFILE comes before EAGAIN */
+		return fd >= 0; /* else no client waited: EMFILE comes before EAGAIN */
 	pause_accept(l);
 	return false;
 }
 
-/* Return: go on accepting? */
+/* Return: whether to accept more. */
 static bool accept_failed(struct listener *l, int r)
 {
 	switch (r) {
@@ -258,7 +258,7 @@ static bool accept_failed(struct listener *l, int r)
 	case -ENFILE:
 		log_shortage(l, r, "accept");
 		return shed(l);
-	default: /* memory, or what a security module says */
+	default: /* no memory, or a refusal of a security module */
 		log_shortage(l, r, "accept");
 		pause_accept(l);
 		return false;
@@ -289,7 +289,7 @@ static int open_socket(struct listener *l, const struct listener_options *o, str
 	return listen_socket_bind(&l->socket, o->path, o->mode, o->group, f);
 }
 
-/* What has no handle in the loop. */
+/* The parts that have no handle in the loop. */
 static void release(struct listener *l)
 {
 	listen_socket_deinit(&l->socket);
@@ -368,7 +368,9 @@ void listener_reconfigure(struct listener *l, const struct listener_options *o)
 	MAGIC_CHECK(l, LISTENER_MAGIC);
 	r = admit_set(&l->admit, o->allow_uids, o->n_allow_uids, o->allow_gids, o->n_allow_gids);
 	if (r < 0)
-		log_error("net", "no memory, who may connect stays as it was");
+		log_error(
+			"net",
+			"no memory: the lists of users and groups that may connect are unchanged");
 	l->n_denied = 0;
 	l->max_connections = o->max_connections;
 	l->reserved = o->reserved;

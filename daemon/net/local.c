@@ -2,8 +2,8 @@
  *   NEW --hello--> BOUND --protocol broken--> ENDING --answer out, or time up--> CLOSED
  *    `--------------------protocol broken-------^
  *
- * local_close, the peer and its process lead to CLOSED from everywhere. The
- * connection tells when it is over; it is the only one that does.
+ * local_close, the peer and its process lead to CLOSED from every state. Only the connection
+ * reports the end.
  */
 #include "net/local.h"
 
@@ -38,10 +38,10 @@ struct local {
 	void *userdata;
 	uint64_t frame_timeout_us;
 	uv_poll_t poll;   /* on conn_fd */
-	uv_timer_t timer; /* for the first frame, half a frame, a last answer */
+	uv_timer_t timer; /* for the first frame, an incomplete frame, a last answer */
 	unsigned n_handles;
 	struct local_out out;
-	struct user_charge unread; /* descriptors that were sent and perhaps not received */
+	struct user_charge unread; /* descriptors that were sent and may not have been received */
 	struct list unread_link;   /* its user's unread */
 	size_t n_in;
 	uint8_t in[4 * SHD1_MAX_FRAME];
@@ -49,7 +49,7 @@ struct local {
 
 static void on_poll(uv_poll_t *poll, int status, int events);
 
-/* Watch for what the state can use: an ending channel reads no more. */
+/* Watch for the events that the state can use: an ending channel does not read any more. */
 static void watch(struct local *l)
 {
 	int events = 0;
@@ -97,7 +97,7 @@ static void local_forget_unread(struct local *l)
 	user_charge_deinit(&l->unread);
 }
 
-/* Has the peer received all there was? The kernel tells only that nothing is left. */
+/* Has the peer received everything? The kernel tells only that nothing is left. */
 static void local_look_unread(struct local *l)
 {
 	int bytes = 0;
@@ -106,7 +106,7 @@ static void local_look_unread(struct local *l)
 		local_forget_unread(l);
 }
 
-/* Each channel of the user that has some: no more of them than the limit. */
+/* Check each channel of the user that has some: at most as many as the limit. */
 static void local_look_all(struct user *u)
 {
 	struct local *l, *tmp;
@@ -115,8 +115,8 @@ static void local_look_all(struct user *u)
 		local_look_unread(l);
 }
 
-/* Charge one more before it is sent. What a client does not receive stays in the kernel, which
- * counts it against the daemon. Return: 0 or a fault code. */
+/* Charge one more before it is sent. Descriptors that a client does not receive stay in the kernel,
+ * which counts them against the daemon. Return: 0 or a fault code. */
 static int local_charge_fd(struct local *l, struct fault *f)
 {
 	struct user *u = conn_account(l->conn);
@@ -155,7 +155,7 @@ static void answer_error(struct local *l, uint32_t tag, bool fatal, const struct
 	answer(l, &e.h, -1);
 }
 
-/* The last answer, then the end: when it is out, or after a frame's time. */
+/* Send the last answer and end: when it is sent, or after the time of one frame. */
 static void end(struct local *l, uint32_t tag, const struct fault *f)
 {
 	log_info("net", "local channel ended conn=%llu pid=%d reason=\"%s\"",
@@ -176,7 +176,7 @@ static void on_hello(struct local *l, const struct shd1_hello *hello)
 	struct fault f = FAULT_NULL;
 
 	if (l->state != LOCAL_NEW) {
-		fault_set(&f, FAULT_STATE, NULL, "the channel has said hello already");
+		fault_set(&f, FAULT_STATE, NULL, "the channel has already sent HELLO");
 		end(l, hello->h.tag, &f);
 		return;
 	}
@@ -190,7 +190,7 @@ static void on_hello(struct local *l, const struct shd1_hello *hello)
 	answer(l, &w.h, -1);
 }
 
-/* Is the channel some session's? Else it ends. */
+/* Is the channel bound to a session? If not, end it. */
 static bool check_bound(struct local *l, const struct shd1_header *h)
 {
 	struct fault f = FAULT_NULL;
@@ -244,8 +244,8 @@ static void on_get_ring(struct local *l, const struct shd1_get_ring *g)
 		answer(l, &s.h, STEAL_FD(fd));
 }
 
-/* Half a frame has as long as a whole first one, from its first byte on; one
- * that comes in drops gains nothing. @progress: a frame was completed. */
+/* An incomplete frame has the same time limit as the first frame, counted from its first byte;
+ * sending it in small pieces does not extend it. @progress: a frame was completed. */
 static void time_rest(struct local *l, bool progress)
 {
 	if (l->state == LOCAL_NEW || l->state == LOCAL_ENDING || l->state == LOCAL_CLOSED)
@@ -282,8 +282,8 @@ static void handle_frames(struct local *l)
 	time_rest(l, at > 0);
 }
 
-/* No room for control messages: descriptors that come along are dropped by the
- * kernel, never ours for a moment, and flagged. */
+/* No room for control messages: the kernel drops descriptors that are sent along, and sets a flag.
+ * They never become ours. */
 static ssize_t read_some(struct local *l, int *ret_flags)
 {
 	struct iovec iov = { l->in + l->n_in, sizeof(l->in) - l->n_in };
@@ -310,7 +310,7 @@ static void on_readable(struct local *l)
 	if (flags & MSG_CTRUNC) {
 		struct fault f = FAULT_NULL;
 
-		fault_set(&f, FAULT_INVALID, NULL, "a client sends no descriptors");
+		fault_set(&f, FAULT_INVALID, NULL, "a client must not send descriptors");
 		end(l, 0, &f);
 		return;
 	}
@@ -369,8 +369,8 @@ static void on_conn_closed(struct conn *c, void *userdata)
 	uv_close((uv_handle_t *)&l->timer, on_handle_closed);
 }
 
-/* A listening socket from systemd may hand these on to every connection; then
- * each message would carry something, and MSG_CTRUNC mean nothing. */
+/* Connections may inherit these options from a listening socket of systemd. Then each message would
+ * carry control data, and MSG_CTRUNC would mean nothing. */
 static void clear_passing(int fd)
 {
 	const int options[] = { SO_PASSCRED, SO_PASSSEC, SO_PASSPIDFD };

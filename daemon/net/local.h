@@ -3,9 +3,9 @@
  *
  * One per local connection. Reads whole frames, answers them in order. A frame
  * that breaks the protocol (magic, size, type, a descriptor where none belongs)
- * gets a fatal SHD1_ERROR and the connection ends; so does half a frame that
- * stays half for the hello timeout, and a peer that does not read its answers
- * (more than 64 unsent). Loop thread only.
+ * gets a fatal SHD1_ERROR and the connection ends; so it does after a frame that stays incomplete
+ * for the hello timeout, and for a peer that does not read its answers (more than 64 unsent). Loop
+ * thread only.
  */
 #ifndef SHARDD_NET_LOCAL_H
 #define SHARDD_NET_LOCAL_H
@@ -36,14 +36,14 @@ struct local_ops {
 };
 
 /* Take over @c (uses its descriptor and its closed callback). @ops: static.
- * @frame_timeout_us: for half a frame and for the first one.
+ * @frame_timeout_us: for an incomplete frame and for the first one.
  * Return: 0 or negative errno (then @c is closed). */
 int local_new(uv_loop_t *loop, struct conn *c, const struct local_ops *ops, void *userdata,
 	      uint64_t frame_timeout_us, struct local **ret);
 
 struct conn *local_conn(struct local *l); /* borrowed */
 
-/* End it; closed follows from the loop. Safe twice. */
+/* End it; closed follows from the loop. Safe to call twice. */
 void local_close(struct local *l);
 
 #endif

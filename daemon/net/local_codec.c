@@ -19,8 +19,7 @@ static size_t client_frame_bytes(uint16_t type)
 	}
 }
 
-/* A stream that does not even begin right is refused at its first wrong byte,
- * not after a wait for more. */
+/* A stream with a wrong start is refused at its first wrong byte, not after a wait for more. */
 static int check_magic(const uint8_t *data, size_t n, struct fault *f)
 {
 	const uint32_t magic = SHD1_MAGIC;
@@ -89,7 +88,7 @@ int local_codec_next(const uint8_t *data, size_t n, union local_frame *ret, size
 void local_codec_error(struct shd1_error *e, uint32_t tag, uint32_t code, uint32_t fatal,
 		       const struct fault *f)
 {
-	/* All of it goes out: no byte of the stack with it. */
+	/* The whole struct is sent, so it must not contain bytes of the stack. */
 	memset(e, 0, sizeof(*e));
 	e->h.magic = SHD1_MAGIC;
 	e->h.type = SHD1_ERROR;

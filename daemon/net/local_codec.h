@@ -1,6 +1,6 @@
 /*
- * SHD1 frames as bytes: pure functions, no descriptor, no memory. What the local
- * channel and the fuzzer share. Any thread.
+ * SHD1 frames as bytes: pure functions, no descriptor, no memory. Shared by the local channel and
+ * the fuzzer. Any thread.
  */
 #ifndef SHARDD_NET_LOCAL_CODEC_H
 #define SHARDD_NET_LOCAL_CODEC_H

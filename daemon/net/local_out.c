@@ -13,7 +13,7 @@
 
 struct out_frame {
 	struct list link;
-	struct fdlist fds; /* owned until the first byte is out */
+	struct fdlist fds; /* owned until the first byte is sent */
 	size_t size;
 	size_t sent;
 	union {
@@ -50,15 +50,15 @@ static struct out_frame *frame_new(const struct shd1_header *h, int fd)
 	return frame;
 }
 
-/* Too many descriptors of ours are under way, unread by some peer (the kernel
- * counts them by user): this one is refused in words, its channel stays. */
+/* Too many of our descriptors are in transit, unread by some peer (the kernel counts them per
+ * user): this one is refused with a fault, and its channel stays. */
 static void refuse_descriptor(struct out_frame *frame)
 {
 	struct fault f = FAULT_NULL;
 	uint32_t tag = frame->h.tag;
 
 	fault_set(&f, FAULT_EXHAUSTED, NULL,
-		  "too many descriptors are under way to peers that have not read them");
+		  "too many descriptors are in transit to peers that have not read them");
 	fdlist_deinit(&frame->fds);
 	local_codec_error(&frame->error, tag, (uint32_t)status_map_code(f.code), 0, &f);
 	frame->size = sizeof(frame->error);
@@ -78,7 +78,7 @@ static ssize_t send_some(struct out_frame *frame, int sock)
 	return n < 0 ? -errno : n;
 }
 
-/* Return: 0 it is out; -EAGAIN the socket is full; other negative errno. */
+/* Return: 0: it is sent; -EAGAIN the socket is full; other negative errno. */
 static int frame_send(struct out_frame *frame, int sock)
 {
 	while (frame->sent < frame->size) {
@@ -92,7 +92,7 @@ static int frame_send(struct out_frame *frame, int sock)
 		}
 		if (n < 0)
 			return (int)n;
-		/* Sent with the first byte: again would be a second descriptor. */
+		/* Sent with the first byte: sending it again would create a second descriptor. */
 		fdlist_deinit(&frame->fds);
 		frame->sent += (size_t)n;
 	}

@@ -1,7 +1,7 @@
 /*
- * Answers on their way out of a local channel: whole frames, in order, at most
- * one descriptor each, which travels with the frame's first byte and never
- * again. Nothing is queued while the socket takes it. Loop thread only.
+ * Outgoing answers of a local channel: whole frames, in order, at most one descriptor each, which
+ * is sent with the frame's first byte and never again. Frames are queued only while the socket is
+ * full. Loop thread only.
  */
 #ifndef SHARDD_NET_LOCAL_OUT_H
 #define SHARDD_NET_LOCAL_OUT_H
@@ -32,7 +32,7 @@ int local_out_put(struct local_out *o, int sock, const struct shd1_header *frame
 /* Send what the socket takes. Return: 0 or negative errno. */
 int local_out_flush(struct local_out *o, int sock);
 
-/* Forget the rest and close its descriptors. Safe twice. */
+/* Forget the rest and close its descriptors. Safe to call twice. */
 void local_out_deinit(struct local_out *o);
 
 #endif

@@ -71,7 +71,7 @@ static struct pending_uid *uid_get(struct pending_set *set, uid_t uid)
 	return u;
 }
 
-/* An entry lives as long as somebody of its uid waits. */
+/* An entry lives as long as a connection of its uid waits. */
 static void uid_put(struct pending_uid *u)
 {
 	if (u->n > 0)
@@ -89,7 +89,7 @@ static void on_poll_closed(uv_handle_t *handle)
 	free(p);
 }
 
-/* Out of the set. @place: what it costs. Return: its descriptor, the caller's. */
+/* Take it out of the set. @place: receives its charges. Return: its descriptor, the caller's. */
 static int pending_take(struct pending *p, struct conn_place *place)
 {
 	int fd = STEAL_FD(p->fd);
@@ -150,8 +150,8 @@ static void arm(struct pending_set *set)
 
 static void on_readable(uv_poll_t *poll, int status, int events);
 
-/* The bytes stay in the socket, which so stays readable: watching on would turn
- * the loop without end for a peer that sent one byte. The timer looks again. */
+/* The bytes stay in the socket, so it stays readable: polling on would wake the loop all the time
+ * for a peer that sent one byte. The timer checks again. */
 static void park(struct pending *p)
 {
 	struct pending_set *set = p->set;
@@ -220,7 +220,7 @@ static void on_timer(uv_timer_t *timer)
 	while (now >= set->recheck_at_us && !list_empty(&set->partial)) {
 		struct pending *p = list_first(&set->partial, struct pending, partial_link);
 
-		/* Readable at once, by what is there already: on_readable decides. */
+		/* Readable at once, if bytes are there already: on_readable decides. */
 		list_unlink(&p->partial_link);
 		uv_poll_start(&p->poll, UV_READABLE | UV_DISCONNECT, on_readable);
 	}

@@ -1,10 +1,9 @@
 /*
  * Accepted sockets that have not said yet which protocol they speak.
  *
- * Each costs its descriptor and a small struct. The first four bytes are peeked
- * at, not read: they belong to whoever takes the socket over. One timer for all;
- * the set is ordered by age, and the time allowed is the same for everybody.
- * Loop thread only.
+ * Each costs its descriptor and a small struct. The first four bytes are peeked at, not read: they
+ * belong to the code that takes the socket over. There is one timer for all sockets; the set is
+ * ordered by age, and the time limit is the same for all. Loop thread only.
  */
 #ifndef SHARDD_NET_PENDING_H
 #define SHARDD_NET_PENDING_H
@@ -19,7 +18,8 @@
 
 struct pending_set;
 
-/* @fd said hello: the callee's now, with @place, which it may move. The set may be closed inside. */
+/* @fd has identified its protocol: the callee owns it now, with @place, which it may move. The set
+ * may be closed inside. */
 typedef void (*pending_hello_cb)(struct pending_set *set, enum conn_protocol protocol, int fd,
 				 struct conn_place *place);
 typedef void (*pending_closed_cb)(struct pending_set *set);
@@ -35,7 +35,7 @@ struct pending_set {
 	unsigned count;         /* in @waiting */
 	unsigned max_per_uid;   /* 0: no limit */
 	uint64_t timeout_us;    /* from pending_add to the fourth byte */
-	uint64_t recheck_at_us; /* when to look at @partial again */
+	uint64_t recheck_at_us; /* when to check @partial again */
 	pending_hello_cb hello;
 	pending_closed_cb closed;
 };

@@ -1,4 +1,4 @@
-/* What rings.c and ring_ops.c share. */
+/* Shared by rings.c and ring_ops.c. */
 #ifndef SHARDD_RING_RING_IMPL_H
 #define SHARDD_RING_RING_IMPL_H
 
@@ -19,11 +19,11 @@ struct ring {
 	struct list hot;   /* rings->hot */
 	struct list news;  /* rings->news */
 	struct list calls; /* of struct ring_call: submissions whose ops are under way */
-	bool taking;       /* its submissions, just now */
-	uint64_t last_us;  /* when something was there */
+	bool taking;       /* its submissions are being taken now */
+	uint64_t last_us;  /* when there was a submission */
 	uint64_t n_woken;  /* by its eventfd */
-	bool released;     /* its memory is back */
-	bool closed;       /* its handle is */
+	bool released;     /* its memory is freed */
+	bool closed;       /* its handle is closed */
 	bool broken;       /* nothing is taken any more: its session is about to end */
 };
 
@@ -33,7 +33,7 @@ void ring_submit(struct ring *r, const struct ring_submission *s);
 /* Completions go nowhere from here on. */
 void ring_forget_calls(struct ring *r);
 
-/* Post, and see to it that the client hears of it. */
+/* Post, and make sure that the client is woken. */
 void ring_post(struct ring *r, uint64_t tag, uint16_t code, const void *data, uint32_t bytes);
 
 #endif

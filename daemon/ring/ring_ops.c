@@ -1,4 +1,4 @@
-/* From a submission to its op, and from the op's end to its completion. */
+/* Turns a submission into an op, and the end of the op into a completion. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,9 +10,9 @@
 #include "rpc/status_map.h"
 #include "shardd.pb-c.h"
 
-/* What a request may take when it is unpacked: 64 times its longest. */
+/* Most memory of an unpacked request: 64 times the longest request. */
 #define REQUEST_BUDGET (64u * RING_LONG_BYTES)
-/* One that takes no more is let in whatever its user has: others may wait for what it asks. */
+/* A request below this size is accepted regardless of its user's limit: others may wait for it. */
 #define REQUEST_SMALL 4096u
 
 /* A submission whose op is under way. */
@@ -35,7 +35,7 @@ static void free_call(struct ring_call *call)
 	free(call);
 }
 
-/* What the request takes is its user's. */
+/* The memory of the request is charged to its user. */
 static int pay(struct ring_call *call, struct user *u, struct fault *f)
 {
 	uint64_t bytes = call->request.used;
@@ -114,9 +114,8 @@ static int unpack(struct ring_call *call, const struct op_type *type,
 
 	if (r == CODEC_E_BUDGET)
 		return fault_set(f, FAULT_EXHAUSTED, NULL,
-				 "%s: the request takes too much memory when it is unpacked",
-				 type->name);
-	return r ? fault_set(f, FAULT_INVALID, NULL, "%s: the request is not such a message",
+				 "%s: the request takes too much memory when unpacked", type->name);
+	return r ? fault_set(f, FAULT_INVALID, NULL, "%s: the request is not a valid message",
 			     type->name)
 		 : 0;
 }
@@ -131,7 +130,7 @@ static int begin(struct ring_call *call, struct ring *r, const struct ring_submi
 
 	if (!type)
 		return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
-				 "method %u of the service does not go over the ring", s->op);
+				 "method %u of the service cannot be called over the ring", s->op);
 	if (unpack(call, type, s, f) || pay(call, session_account(r->session), f))
 		return f->code;
 	m = session_member(r->session, f);
@@ -152,7 +151,7 @@ void ring_submit(struct ring *r, const struct ring_submission *s)
 	}
 	call = calloc(1, sizeof(*call));
 	if (!call) {
-		fault_errno(&f, -ENOMEM, "taking in a submission");
+		fault_errno(&f, -ENOMEM, "reading a submission");
 		post_fault(r, s->tag, &f);
 		return;
 	}

@@ -89,7 +89,7 @@ void ring_queue_deinit(struct ring_queue *q)
 	q->shared = NULL;
 }
 
-/* Completions that the client has not read. Return: -RING_E_BROKEN: it cannot have. */
+/* Completions that the client has not read. Return: -RING_E_BROKEN: the value is impossible. */
 static int unread(struct ring_queue *q)
 {
 	/* with the client's release of cq_head: it has read those entries */

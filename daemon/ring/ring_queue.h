@@ -1,8 +1,8 @@
 /*
  * The daemon's side of a ring (ring_abi.h): its memory, and its two queues. The other side
- * is hostile: each entry is copied once and its fields are checked, indices that cannot be
- * are an error, the daemon's own indices are kept where nobody else writes.
- * One thread at a time.
+ * is hostile: each entry is copied once and its fields are checked, impossible indices are an
+ * error, and the daemon's own indices are kept in memory that no other process writes. One thread
+ * at a time.
  */
 #ifndef SHARDD_RING_RING_QUEUE_H
 #define SHARDD_RING_RING_QUEUE_H
@@ -29,7 +29,7 @@ struct ring_queue {
 	uint64_t n_full; /* times there was less room for completions than submissions */
 };
 
-/* A submission, by itself: nothing of it is in shared memory any more. */
+/* A submission as a copy: nothing of it is in shared memory. */
 struct ring_submission {
 	uint64_t tag;
 	uint16_t op;
@@ -38,10 +38,10 @@ struct ring_submission {
 };
 
 enum {
-	RING_E_BROKEN = 1, /* the client wrote what cannot be */
+	RING_E_BROKEN = 1, /* the client wrote an impossible value */
 };
 
-/* What the memory of a ring takes. */
+/* Bytes of the memory of a ring. */
 uint64_t ring_queue_bytes(uint32_t entries);
 /* How many entries a queue has so that @ops fit: a power of two within the ABI's bounds. */
 uint32_t ring_queue_entries(uint32_t ops);
@@ -50,17 +50,17 @@ uint32_t ring_queue_entries(uint32_t ops);
  * Return: 0 or negative errno. */
 int ring_queue_init(struct ring_queue *q, uint32_t entries, int *ret_fd);
 
-/* Tell the client that it is over. Safe twice, and without init. */
+/* Tell the client that the ring is over. Safe to call twice, and without init. */
 void ring_queue_end(struct ring_queue *q);
 
-/* Does the client, or somebody who got it from the client, still have the memory? */
+/* Does the client, or a process that got it from the client, still have the memory? */
 bool ring_queue_is_held(const struct ring_queue *q);
 
-/* End it, and let go of the memory. A client that still looks at it finds what was there last.
- * Safe twice. */
+/* End it, and release the memory. A client that still reads it finds its last contents. Safe to
+ * call twice. */
 void ring_queue_deinit(struct ring_queue *q);
 
-/* How many submissions are there that can be taken. Return: that, or -RING_E_BROKEN. */
+/* Return: how many submissions can be taken, or -RING_E_BROKEN. */
 int ring_queue_ready(struct ring_queue *q);
 
 /* Take one of those that are ready; the client sees it with ring_queue_taken.
@@ -72,12 +72,13 @@ void ring_queue_taken(struct ring_queue *q);
 void ring_queue_post(struct ring_queue *q, uint64_t tag, uint16_t code, const void *data,
 		     uint32_t bytes);
 
-/* Wake the client if it sleeps and something was posted. Return: it slept. */
+/* Wake the client if it sleeps and something was posted. Return: whether it slept. */
 bool ring_queue_wake(struct ring_queue *q);
 
-/* Say that the daemon sleeps. Return: false: it must not, something came meanwhile. */
+/* Announce that the daemon sleeps. Return: false: it must not sleep, since a submission arrived
+ * meanwhile. */
 bool ring_queue_sleep(struct ring_queue *q);
-/* It does not. */
+/* Announce that it does not sleep. */
 void ring_queue_awake(struct ring_queue *q);
 
 #endif

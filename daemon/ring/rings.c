@@ -14,13 +14,13 @@
 #include "core/log.h"
 #include "ring/ring_impl.h"
 
-/* Taken from one ring before the next one has its turn. */
+/* Submissions taken from one ring before the next one has its turn. */
 #define BATCH 64
-/* Looks at the rings between two turns of the loop, so that nothing else waits long. */
+/* Most polls of the rings between two turns of the loop, so that nothing else waits long. */
 #define LOOKS 64
-/* How often is looked who still has the memory of rings that are over. */
+/* How often to check whether clients still have the memory of rings that are over. */
 #define SWEEP_US 100000u
-/* Turns of the loop without anything before others may have the core. */
+/* Idle turns of the loop before it yields the core to others. */
 #define YIELD_TURNS 2u
 
 /* ------------------------------------------------------------------ waking */
@@ -53,8 +53,8 @@ static void turn_out(struct ring *r)
 	conn_close(r->session->conn);
 }
 
-/* Return: how many were taken. Not while it is at it already: what is taken may end a call
- * that wants to catch up. */
+/* Return: how many were taken. Does nothing while it is running already: a taken submission may end
+ * a call that calls this again. */
 static unsigned take(struct ring *r, unsigned most)
 {
 	struct ring_submission s;
@@ -87,7 +87,7 @@ static void cool(struct ring *r)
 		list_unlink(&r->hot);
 }
 
-/* Each that is hot once. Return: something was there. */
+/* Poll each hot ring once. Return: whether there was a submission. */
 static bool look(struct rings *rings)
 {
 	uint64_t now = clock_now_us();
@@ -122,7 +122,7 @@ static void on_idle(uv_idle_t *idle)
 	if (list_empty(&rings->hot))
 		uv_idle_stop(idle);
 	else if (rings->idle_turns > YIELD_TURNS)
-		sched_yield(); /* who is to submit may have been put on this core */
+		sched_yield(); /* the submitting process may have been placed on this core */
 }
 
 static void heat(struct ring *r)
@@ -145,7 +145,7 @@ static void ring_free_if_over(struct ring *r)
 		free(r);
 }
 
-/* Its memory goes, and the charge for it. */
+/* Free its memory, and the charge for it. */
 static void ring_release(struct ring *r)
 {
 	list_unlink(&r->link);
@@ -156,8 +156,8 @@ static void ring_release(struct ring *r)
 	ring_free_if_over(r);
 }
 
-/* A client that ends its sessions and keeps their rings, or gives them to others, pays for them.
- * One that unmaps its ring, or ends, does not wait for this. */
+/* A client that ends its sessions and keeps their rings, or gives them to others, stays charged for
+ * them. A client that unmaps its ring, or exits, does not wait for this. */
 static void rings_sweep(struct rings *rings, bool all)
 {
 	struct ring *r, *tmp;
@@ -178,7 +178,7 @@ static void on_prepare(uv_prepare_t *prepare)
 		rings_sweep(rings, false);
 }
 
-/* The client shares the file's flags: a read that could wait must not be one that waits. */
+/* The client shares the file's flags, so a blocking read must be impossible regardless of them. */
 static ssize_t clear_event(int fd)
 {
 	uint64_t count;
@@ -209,7 +209,7 @@ static bool can_clear_events(void)
 
 /* ------------------------------------------------------------------ sessions */
 
-/* Spinning pays only while nobody needs the core for something better. */
+/* Spinning pays only while no other thread needs the core. */
 static void choose_spin(struct rings *rings)
 {
 	struct ring *r, *tmp;
@@ -229,7 +229,7 @@ static void on_poll_closed(uv_handle_t *handle)
 	ring_free_if_over(r);
 }
 
-/* The session ends: so do its completions. */
+/* The session ends, and so do its completions. */
 static void close_ring(struct session *s)
 {
 	struct ring *r = STEAL_PTR(s->ring);
@@ -251,7 +251,7 @@ static void close_ring(struct session *s)
 		ring_release(r);
 }
 
-/* The ops that came before: by its own order, what comes by another way comes after. */
+/* Take the submissions that came before: a call that arrives by another way comes after them. */
 static void catch_up(struct session *s)
 {
 	struct ring *r = s->ring;
@@ -276,7 +276,7 @@ static struct ring *ring_new(struct rings *rings, struct session *s)
 	return r;
 }
 
-/* Fails without memory for it, or if it would exceed its user's limit. */
+/* Fails without memory, or if the ring would exceed its user's limit. */
 static int open_ring(struct rings *rings, struct session *s, int *ret_fd, struct fault *f)
 {
 	struct user_charge charge = USER_CHARGE_NULL;
@@ -323,7 +323,7 @@ static int get(struct session *s, uint32_t part, int *ret_fd, uint64_t *ret_byte
 	if (part > SHD1_RING_EVENT)
 		return fault_set(f, FAULT_INVALID, "part", "a ring has no part %u", part);
 	if (part == SHD1_RING_MEMORY && s->ring)
-		return fault_set(f, FAULT_STATE, NULL, "this session has its ring already");
+		return fault_set(f, FAULT_STATE, NULL, "this session already has a ring");
 	if (part == SHD1_RING_EVENT && !s->ring)
 		return fault_set(f, FAULT_STATE, NULL, "this session has no ring");
 	if (part == SHD1_RING_EVENT) {

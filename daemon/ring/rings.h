@@ -1,6 +1,6 @@
 /*
- * The rings of all sessions, on the loop: who is looked at, when the loop may sleep, and
- * what becomes of a submission. Loop thread only.
+ * The rings of all sessions, on the loop: which rings are polled, when the loop may sleep, and how
+ * submissions are processed. Loop thread only.
  *
  *   ASLEEP --eventfd--> HOT (looked at in every turn of the loop) --nothing for spin_us--> ASLEEP
  *      '-------------- its session ends --------------> CLOSED, freed by its handle
@@ -30,10 +30,10 @@ struct rings {
 	uint32_t count;
 	struct quota account; /* of their memory: the daemon's own, for sessions may be in no job */
 	struct list all;
-	struct list left;  /* of sessions that ended: others have their memory */
-	uint64_t swept_us; /* when those were last looked at */
-	struct list hot;   /* to be looked at */
-	struct list news;  /* whose clients may have to be woken */
+	struct list left;  /* of sessions that ended: other processes have their memory */
+	uint64_t swept_us; /* when those were last checked */
+	struct list hot;   /* to be polled */
+	struct list news;  /* whose clients may need a wake-up */
 	uv_prepare_t prepare;
 	uv_idle_t idle;
 	bool open;
@@ -44,14 +44,14 @@ struct rings {
 void rings_init(struct rings *r, uv_loop_t *loop, struct sessions *s, uint32_t max_ops,
 		uint32_t spin_us);
 
-/* A new setting. */
+/* Change the setting. */
 void rings_set_spin(struct rings *r, uint32_t spin_us);
 
-/* Nothing is taken or posted any more: the daemon ends, and whoever waits is to hear that and
- * not what it does to the others. */
+/* Nothing is taken or posted any more: the daemon ends, and waiting clients must see that, not the
+ * effects on other ops. */
 void rings_stop(struct rings *r);
 
-/* Close its handles; all sessions must be gone. Safe twice. */
+/* Close its handles; all sessions must be gone. Safe to call twice. */
 void rings_close(struct rings *r);
 
 #endif

@@ -12,7 +12,7 @@ struct arena_block;
 
 struct arena {
 	struct arena_block *blocks;
-	bool failed; /* memory ran out: the reply is not whole */
+	bool failed; /* memory ran out: the reply is incomplete */
 };
 
 #define ARENA_NULL ((struct arena){ 0 })

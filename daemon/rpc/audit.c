@@ -38,7 +38,7 @@ void audit(const struct proc *who, const char *event, const char *job, const cha
 		 (int)proc_pid(who), job, *more ? " " : "", more, skipped);
 }
 
-/* What a client has sent is shown, and cannot look like further keys of the line. */
+/* Show text that a client has sent, so that it cannot look like further keys of the line. */
 static void audit_quote(char *buf, size_t bytes, const char *text)
 {
 	text_copy(buf, bytes, text);

@@ -13,7 +13,7 @@
 void audit(const struct proc *who, const char *event, const char *job, const char *fmt, ...)
 	__attribute__((format(printf, 4, 5)));
 
-/* "refused what=EVENT uid= pid= job= code= why=". @job: what the client asked for, any text. */
+/* "refused what=EVENT uid= pid= job= code= why=". @job: the name that the client sent, any text. */
 void audit_refused(const struct proc *who, const char *event, const char *job,
 		   const struct fault *why);
 

@@ -1,9 +1,9 @@
 /*
  * One call from its dispatch to its last batch.
  *
- * Core wants RECV_CLOSE_ON_SERVER once per call: its completion is the news that
- * the caller is gone. A handler that answers at once gets it in the same batch as
- * the answer; else it is started when the handler returns.
+ * Core wants RECV_CLOSE_ON_SERVER once per call: its completion tells that the caller is gone. If a
+ * handler answers at once, it is part of the same batch as the answer; else it is started when the
+ * handler returns.
  */
 #include <grpc/byte_buffer.h>
 #include <grpc/slice.h>
@@ -27,7 +27,7 @@ static void outgoing_free(struct outgoing *o)
 	free(o);
 }
 
-/* Drop messages that wait; the one under way belongs to core until it is done. */
+/* Drop waiting messages; the one being sent belongs to core until it is done. */
 static void drop_outgoing(struct rpc_call *call)
 {
 	struct outgoing *o, *tmp;
@@ -87,7 +87,7 @@ void call_unref(struct rpc_call *call)
 		call_free(call);
 }
 
-/* What the requests of @p's calls hold is its user's. */
+/* Memory of the requests of @p's calls is charged to its user. */
 static void peer_hold(struct peer *p, uint64_t bytes)
 {
 	struct user *u = conn_account(p->conn);
@@ -117,10 +117,9 @@ static grpc_op *batch_add(struct batch *b, grpc_op_type type)
 /*
  * The batch holds a reference until @tag's function has dropped it.
  *
- * An answer is written, and its batch over, before core returns: one event of that
- * kind is kept back for us (its tag may be another call's), and what it asks for is
- * done here. Otherwise core would wake the queue's thread for it, at the very moment
- * at which the caller wakes: a fifth of a round trip on two cores.
+ * Core writes an answer, and completes its batch, before it returns. One such event is kept back
+ * for us (its tag may belong to another call), and is handled here. Otherwise core would wake the
+ * queue's thread for it, at the moment when the caller wakes: a fifth of a round trip on two cores.
  */
 static void batch_start(struct rpc_call *call, const struct batch *b, struct tag *tag)
 {
@@ -249,7 +248,7 @@ static void on_close_tag(struct tag *tag, bool ok)
 	MAGIC_CHECK(call, RPC_CALL_MAGIC);
 	if (!ok || call->core_cancelled)
 		loopq_post(call->server->loopq, &call->closed, on_cancelled);
-	else /* the peer has got the status: the loop knows that already */
+	else /* the peer has received the status: the loop knows that already */
 		call_unref(call);
 }
 
@@ -257,7 +256,7 @@ static void on_final_tag(struct tag *tag, bool ok)
 {
 	struct rpc_call *call = CONTAINER_OF(tag, struct rpc_call, final_tag);
 
-	(void)ok; /* whether it arrived is nobody's business any more */
+	(void)ok; /* whether it arrived does not matter any more */
 	call_unref(call);
 }
 
@@ -280,7 +279,7 @@ static void refusal_fault(const struct rpc_call *call, struct fault *f)
 		break;
 	case REFUSAL_COMPRESSED:
 		fault_set(f, FAULT_UNIMPLEMENTED, NULL,
-			  "%s: compressed messages are not taken on a local socket", method);
+			  "%s: compressed messages are not accepted on a local socket", method);
 		break;
 	case REFUSAL_EMPTY:
 		fault_set(f, FAULT_INVALID, NULL, "%s: the request has no message", method);
@@ -312,7 +311,7 @@ static bool is_too_much(const struct rpc_call *call)
 	       others >= RPC_MAX_HELD * call->server->max_message_bytes;
 }
 
-/* Small ones are let in: what others wait for may be among them. */
+/* Small ones are accepted: others may wait for one of them. */
 static bool is_over_account(const struct rpc_call *call)
 {
 	const struct user *u = conn_account(call->peer->conn);
@@ -331,12 +330,12 @@ static void dispatch(struct rpc_call *call)
 		fault_set(&f, FAULT_UNAVAILABLE, NULL, "the connection has been closed");
 	else if (call->peer->n_calls > s->max_calls_per_conn)
 		fault_set(&f, FAULT_EXHAUSTED, NULL,
-			  "%u calls of this connection are unanswered, more are not taken",
+			  "%u calls of this connection are unanswered: no more are accepted",
 			  s->max_calls_per_conn);
 	else if (is_too_much(call))
 		fault_set(&f, FAULT_EXHAUSTED, NULL,
-			  "the unanswered calls of this connection hold %llu bytes, no large one "
-			  "is taken",
+			  "the unanswered calls of this connection hold %llu bytes: no large call "
+			  "is accepted",
 			  (unsigned long long)call->peer->held);
 	else if (is_over_account(call))
 		user_refuse(conn_account(call->peer->conn), USER_MEMORY, call->held, &f);
@@ -419,13 +418,13 @@ void rpc_call_on_cancelled(struct rpc_call *call, rpc_cancelled_cb fn, void *use
 	call->cancelled_data = userdata;
 	if (!fn || !call->close_seen)
 		return;
-	/* It has happened already: tell the one who asks now, from the loop. */
+	/* It has happened already: call the new callback, from the loop. */
 	call->close_seen = false;
 	atomic_fetch_add(&call->refs, 1);
 	loopq_post(call->server->loopq, &call->closed, on_cancelled);
 }
 
-/* The handler's last word; the call may be freed when this returns. */
+/* The handler's last action; the call may be freed when this returns. */
 static void finish(struct rpc_call *call)
 {
 	MAGIC_CHECK(call, RPC_CALL_MAGIC);
@@ -503,7 +502,7 @@ static void set_trailer(struct rpc_call *call, const struct fault *f)
 	size_t n;
 
 	if (status_map_details(f, &bytes, &n) != 0)
-		return; /* no memory: code and text still say it */
+		return; /* no memory: code and text still tell the error */
 	call->trailer.key = grpc_slice_from_static_string("grpc-status-details-bin");
 	call->trailer.value = grpc_slice_from_copied_buffer((const char *)bytes, n);
 	call->has_trailer = true;
@@ -530,8 +529,8 @@ void rpc_call_fail(struct rpc_call *call, const struct fault *fault)
 	finish(call);
 }
 
-/* Not by batch_start: what that keeps back for this thread may be the next call that is refused
- * so, and the next. */
+/* Not with batch_start: the event that it keeps back for this thread may be the next call that is
+ * refused in this way, and so on. */
 void call_refuse_early(struct rpc_call *call)
 {
 	struct fault f = FAULT_NULL;
@@ -544,7 +543,7 @@ void call_refuse_early(struct rpc_call *call)
 	add_headers(call, &b);
 	add_status(call, &b);
 	add_close(call, &b);
-	/* the reference that the loop would have had is the batch's */
+	/* the batch takes the reference that the loop would have had */
 	CHECK(grpc_call_start_batch(call->core, b.ops, b.n, &call->final_tag, NULL) ==
 	      GRPC_CALL_OK);
 }

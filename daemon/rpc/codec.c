@@ -8,8 +8,8 @@
 #define BUDGET_FACTOR 16u
 #define ALIGNMENT     16u
 
-/* With the address sanitizer every allocation gets a chunk of its own, so that a
- * write past its end is seen. */
+/* With the address sanitizer every allocation gets its own chunk, so that a write past its end is
+ * detected. */
 #if defined(__SANITIZE_ADDRESS__)
 #define CHUNK_MIN 0u
 #define CHUNK_MAX 0u
@@ -80,7 +80,7 @@ refuse:
 
 static void arena_free(void *data, void *pointer)
 {
-	(void)data; /* the arena goes as a whole */
+	(void)data; /* the arena is freed as a whole */
 	(void)pointer;
 }
 

@@ -1,10 +1,10 @@
 /*
- * Unpacking what a client sent, in bounded memory.
+ * Unpacks messages from clients, in bounded memory.
  *
- * A few bytes on the wire can ask for many in memory (a repeated empty message
- * is two bytes there and some hundred here), so every message is unpacked into
- * an arena with a budget. The arena is dropped as a whole. Free of gRPC, so
- * that the fuzzer links it alone. Any thread, one at a time per message.
+ * A few bytes on the wire can need many in memory (a repeated empty message is two bytes on the
+ * wire and about a hundred in memory), so every message is unpacked into an arena with a budget.
+ * The arena is dropped as a whole. Free of gRPC, so that the fuzzer links it alone. Any thread, one
+ * at a time per message.
  */
 #ifndef SHARDD_RPC_CODEC_H
 #define SHARDD_RPC_CODEC_H
@@ -50,7 +50,7 @@ void codec_message_deinit(struct codec_message *m);
 size_t codec_utf8_length(const char *text);
 
 /* Replace in place, with '?', what is not valid UTF-8 or is a control character:
- * other languages refuse such strings, and texts quote what clients sent. */
+ * other languages refuse such strings, and texts quote strings from clients. */
 void codec_clean_text(char *text);
 
 #endif

@@ -1,10 +1,10 @@
 /*
- * Methods and calls: what a service sees of gRPC.
+ * Methods and calls: the interface of gRPC for a service.
  *
  * A service is protobuf-c's descriptor and a table of handlers by method name;
  * adding a method is the .proto and one line here. Handlers run on the loop
- * thread. A call given to a handler must be ended exactly once, at once or later
- * (rpc_call_reply, rpc_call_fail, or for streams rpc_call_end / rpc_call_fail).
+ * thread. A handler must end its call exactly once, immediately or later (rpc_call_reply,
+ * rpc_call_fail, or for streams rpc_call_end / rpc_call_fail).
  */
 #ifndef SHARDD_RPC_METHOD_H
 #define SHARDD_RPC_METHOD_H
@@ -36,7 +36,7 @@ struct rpc_service {
 	void *userdata;
 };
 
-/* The connection it came by; NULL if that has closed meanwhile. Borrowed. */
+/* Its connection; NULL if that has closed meanwhile. Borrowed. */
 struct conn *rpc_call_conn(struct rpc_call *call);
 
 /* Charge one of @kind to its user until the answer has been taken by the peer or is dropped.
@@ -49,20 +49,21 @@ const char *rpc_call_method(const struct rpc_call *call);
 /* The caller's deadline on the clock of clock_now_us; 0: none. */
 uint64_t rpc_call_deadline_us(const struct rpc_call *call);
 
-/* The request of a packed method as it came: borrowed, valid until the call ends. */
+/* The request of a packed method as received: borrowed, valid until the call ends. */
 const uint8_t *rpc_call_packed(const struct rpc_call *call, size_t *ret_bytes);
 
-/* Unpack it. Any thread, one at a time; the call must not end meanwhile. What comes back is
- * valid until rpc_call_drop, or the call ends. Return: NULL: it is none such; then rpc_call_refuse. */
+/* Unpack it. Any thread, one at a time; the call must not end meanwhile. The result is valid until
+ * rpc_call_drop, or until the call ends. Return: NULL: it cannot be unpacked; then call
+ * rpc_call_refuse. */
 const ProtobufCMessage *rpc_call_unpack(struct rpc_call *call);
-/* What it was unpacked to is not needed any more. */
+/* Free the unpacked request, which is not needed any more. */
 void rpc_call_drop(struct rpc_call *call);
-/* Say why that could not be done. Ends the call. */
+/* Fail the call with the reason why it could not be unpacked. Ends the call. */
 void rpc_call_refuse(struct rpc_call *call);
 
 /* Call @fn once if the caller gives up (cancel, deadline, connection lost) before
- * the call has ended. The call must still be ended; what is sent is dropped.
- * fn == NULL takes it back. */
+ * the call has ended. The call must still be ended; sent messages are dropped. fn == NULL removes
+ * the callback. */
 void rpc_call_on_cancelled(struct rpc_call *call, rpc_cancelled_cb fn, void *userdata);
 
 /* Unary: send @reply (borrowed) and status OK. Ends the call. */

@@ -6,7 +6,7 @@
 #include "rpc/rpc_impl.h"
 
 #define BASE 1024
-#define SPAN 16384 /* numbers that are used in turn */
+#define SPAN 16384 /* descriptor numbers that are used in turn */
 
 void peer_table_init(struct peer_table *t)
 {
@@ -64,8 +64,8 @@ int peer_table_set(struct peer_table *t, struct peer *p)
 	CHECK(p->fd >= t->base);
 	if (i >= t->n && grow(t, i + 1))
 		return -ENOMEM;
-	/* An entry that is there belongs to a connection that core has closed and
-	 * the loop has not heard of yet. */
+	/* An existing entry belongs to a connection that core has closed, but of whose end the loop
+	 * does not know yet. */
 	t->by_fd[i] = p;
 	return 0;
 }

@@ -66,7 +66,7 @@ static uint8_t *put_buffer(uint8_t *at, const Shardd__V1__BufferPlace *p)
 	return end_short(begin, at);
 }
 
-/* By the numbers of the fields, as all who pack do. */
+/* In the order of the field numbers, as usual. */
 static uint8_t *put_unit(uint8_t *at, const struct job *job, const struct unit *u, uint32_t rank)
 {
 	Shardd__V1__RegisteredUnit m;
@@ -121,7 +121,7 @@ int register_reply_add(struct register_reply *r, const struct job *job, const st
 		return -ENOMEM;
 	at = r->bytes + r->n;
 	*at++ = 1 << 3 | 2;
-	/* its length is known when it is there: it moves up to it */
+	/* its length is known when it is complete: then it is moved to its place */
 	body = at + LENGTH_BYTES;
 	n = (size_t)(put_unit(body, job, u, rank) - body);
 	k = (size_t)(put_varint(length, n) - length);

@@ -1,6 +1,6 @@
 /*
- * A RegisterReply, packed unit by unit: for ten thousand units and for every rank anew, so
- * that no messages are built for it. Loop thread only.
+ * A RegisterReply, packed unit by unit: it may have ten thousand units, for every rank, so no
+ * message objects are built for it. Loop thread only.
  */
 #ifndef SHARDD_RPC_REGISTER_REPLY_H
 #define SHARDD_RPC_REGISTER_REPLY_H
@@ -20,10 +20,10 @@ struct register_reply {
 /* Append @u, as rank @rank of @job sees it. Return: 0 or -ENOMEM. */
 int register_reply_add(struct register_reply *r, const struct job *job, const struct unit *u,
 		       uint32_t rank);
-/* The last: what the call added to the job's account. Return: 0 or -ENOMEM. */
+/* The last field: the bytes that the call added to the job's account. Return: 0 or -ENOMEM. */
 int register_reply_end(struct register_reply *r, uint64_t charged);
 
-/* Safe twice. */
+/* Safe to call twice. */
 void register_reply_deinit(struct register_reply *r);
 
 #endif

@@ -1,5 +1,5 @@
-/* From core's event to a call for the loop: on the queue's thread, now and then in
- * batch_start (call.c). */
+/* Turns core's event into a call for the loop: on the queue's thread, sometimes in batch_start
+ * (call.c). */
 #include <errno.h>
 #include <grpc/byte_buffer.h>
 #include <grpc/byte_buffer_reader.h>
@@ -82,7 +82,7 @@ static int peer_fd(grpc_call *core)
 	return fd;
 }
 
-/* By what is left of it, so that it holds for a stepped clock, too. */
+/* Computed from the remaining time, so that it is right with a stepped clock, too. */
 static uint64_t deadline_us(gpr_timespec deadline)
 {
 	gpr_timespec left;
@@ -176,9 +176,9 @@ static void request(struct rpc_call *call)
 	CHECK(e == GRPC_CALL_OK);
 }
 
-/* Core looks whether it is shutting down before it queues a request, and not again: one
- * that is queued while the shutdown empties the queue is never answered, and the stop
- * never ends. So the two exclude each other. */
+/* Core checks whether it is shutting down before it queues a request, and not again. A request that
+ * is queued while the shutdown empties the queue is never answered, and the stop never ends. So the
+ * two exclude each other. */
 int call_arm(struct slot *slot)
 {
 	struct rpc_server *s = slot->server;

@@ -1,16 +1,15 @@
 /*
- * What rpc_server.c, peers.c and call.c share. Nobody else includes this.
+ * Shared by rpc_server.c, peers.c and call.c. No other file includes this.
  *
  * Threads: fields marked (cq) belong to the completion-queue thread, all others
  * to the loop thread; atomics to both. A call is handed from one to the other by
  * a post to the loop or by starting a batch.
  *
  * Life of a call: the thread makes it, armed, to receive a request. When one has
- * come it is posted to the loop, which dispatches it. It holds one reference until
- * it has ended, and one for each batch under way; whoever drops the last one frees
- * it. A call of which core was told the status and the close costs no further turn
- * of the loop: its last reference is dropped by the thread, or at once where the
- * batch was over when it had been started (batch_start).
+ * come it is posted to the loop, which dispatches it. It holds one reference until it has ended,
+ * and one for each running batch; dropping the last one frees it. A call for which core has the
+ * status and the close costs no further turn of the loop: the thread drops its last reference, or
+ * batch_start does if the batch is over when it returns.
  */
 #ifndef SHARDD_RPC_IMPL_H
 #define SHARDD_RPC_IMPL_H
@@ -29,16 +28,16 @@
 #define RPC_CALL_MAGIC   0x72706363u
 #define RPC_MAX_SEND     256u /* messages of one stream that wait */
 #define RPC_METHOD_BYTES 128u
-/* A request is kept until its call ends. When those of a connection take this many
- * times max_message_bytes, further ones are refused, but for small ones: what the
- * others wait for may be among them. */
+/* A request is kept until its call ends. When those of a connection take this many times
+ * max_message_bytes, further ones are refused, except small ones: others may wait for one of
+ * them. */
 #define RPC_MAX_HELD    4u
 #define RPC_SMALL_BYTES (128u << 10)
 
 struct tag;
 typedef void (*tag_cb)(struct tag *tag, bool ok);
 
-/* What completion-queue events carry; @fn runs on the thread, or on the loop thread in
+/* The tag of a completion-queue event; @fn runs on the thread, or on the loop thread in
  * batch_start. */
 struct tag {
 	tag_cb fn;
@@ -47,7 +46,7 @@ struct tag {
 /* A method known to core. @n_armed: calls that wait for a request of it. */
 struct slot {
 	struct rpc_server *server;
-	const struct rpc_service *service;       /* NULL: whatever is not registered */
+	const struct rpc_service *service;       /* NULL: for methods that are not registered */
 	const struct rpc_method *method;         /* NULL likewise */
 	const ProtobufCMessageDescriptor *input; /* NULL likewise */
 	void *registered;                        /* core's name for it */
@@ -121,8 +120,8 @@ struct rpc_call {
 	struct work freed;
 	rpc_cancelled_cb cancelled_fn;
 	void *cancelled_data;
-	bool ended;           /* the handler has said its last word */
-	bool cancelled;       /* nobody listens: what is sent is dropped */
+	bool ended;           /* the handler has ended the call */
+	bool cancelled;       /* the caller is gone: sent messages are dropped */
 	bool close_seen;      /* on_cancelled has run and is not posted again */
 	bool dispatching;     /* the handler is on the stack for the first time */
 	bool close_posted;    /* RECV_CLOSE_ON_SERVER has been started */
@@ -172,11 +171,11 @@ void peer_table_init(struct peer_table *t);
 void peer_table_deinit(struct peer_table *t);
 /* Duplicate @fd to a fresh number. Return: it, or negative errno. */
 int peer_table_dup(struct peer_table *t, int fd);
-/* Let @p be found under p->fd. Return: 0 or -ENOMEM. */
+/* Make @p known under p->fd. Return: 0 or -ENOMEM. */
 int peer_table_set(struct peer_table *t, struct peer *p);
 /* Return: borrowed, or NULL. */
 struct peer *peer_table_find(const struct peer_table *t, int fd);
-/* Let @p be found no more. */
+/* Remove @p from the lookup. */
 void peer_table_clear(struct peer_table *t, const struct peer *p);
 
 /* --- request.c, the thread; a request may come in batch_start, too --- */
@@ -186,16 +185,16 @@ int call_arm(struct slot *slot);
 
 /* --- call.c --- */
 
-/* Requests of its calls hold @bytes less. */
+/* Requests of its calls now hold @bytes less. */
 void peer_let_go(struct peer *p, uint64_t bytes);
 
 /* Any thread. */
 void call_unref(struct rpc_call *call);
 /* Loop thread; work_cb of a request that has come. */
 void call_arrived(struct work *work);
-/* A call that is none of the loop's business: it has no message, or there is no such method. It is
- * answered where it arrives, so that a client that opens calls and ends them costs the loop
- * nothing. On the thread of on_request. */
+/* A call that the loop does not need to see: it has no message, or there is no such method. It is
+ * answered on the thread where it arrives, so that a client that opens calls and ends them costs
+ * the loop nothing. On the thread of on_request. */
 void call_refuse_early(struct rpc_call *call);
 /* The thread, or the loop thread in batch_start; completions. */
 void call_tags_init(struct rpc_call *call);

@@ -136,7 +136,7 @@ static grpc_arg int_arg(const char *key, uint64_t value)
 	return (grpc_arg){ GRPC_ARG_INTEGER, (char *)key, { .integer = clamped } };
 }
 
-/* The last resort: net/gate keeps clients far below it. */
+/* A last resort: net/gate keeps clients far below it. */
 static grpc_resource_quota *core_quota(const struct rpc_options *options)
 {
 	grpc_resource_quota *quota = grpc_resource_quota_create("shardd");
@@ -157,13 +157,13 @@ static grpc_server *core_new(const struct rpc_options *options)
 		int_arg(GRPC_ARG_MAX_METADATA_SIZE,
 			options->max_metadata_bytes ? options->max_metadata_bytes : METADATA_BYTES),
 		int_arg(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, RPC_FRAME_BYTES),
-		/* A message that is small on the wire and large behind it is refused. */
+		/* Refuse messages that are small on the wire and large when decompressed. */
 		int_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
-		/* A unix socket tells by itself that the peer is gone; a client that
-		 * waits in its own code for hours answers no ping. */
+		/* A unix socket itself tells that the peer is gone; a client that computes for
+		 * hours answers no ping. */
 		int_arg(GRPC_ARG_KEEPALIVE_TIME_MS, INT_MAX),
-		/* A client may ping as often as it likes, with and without calls: core
-		 * would end its session after a few. The gate counts pings, and says so. */
+		/* A client may ping without a limit by core, with and without calls: core would end
+		 * its session after a few pings. The gate limits pings, and logs it. */
 		int_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
 		int_arg(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 0),
 		int_arg(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0),
@@ -192,7 +192,7 @@ static void log_core(gpr_log_func_args *args)
 
 static void on_down_tag(struct tag *tag, bool ok);
 
-/* Everything of core's, and nothing of the thread's. */
+/* Creates all objects of core, but no thread. */
 static int core_init(struct rpc_server *s, const struct rpc_options *options,
 		     const struct rpc_service *services, size_t n)
 {
@@ -220,7 +220,7 @@ static void server_free(struct rpc_server *s)
 	grpc_shutdown();
 }
 
-/* No thread was started, nothing was asked for: all in one go. */
+/* No thread was started and no request was made: free everything at once. */
 static void server_abort(struct rpc_server *s)
 {
 	gpr_timespec never = gpr_inf_future(GPR_CLOCK_MONOTONIC);
@@ -285,8 +285,8 @@ size_t rpc_server_calls(const struct rpc_server *s)
 
 /* ---------------------------------------------------------- connections */
 
-/* Core insists on it. The flag belongs to the socket, so the descriptor it was duplicated
- * from has it from then on as well. */
+/* Core requires it. The flag belongs to the socket, so the original descriptor has it from then on,
+ * too. */
 static int set_nonblocking(int fd)
 {
 	int flags = fcntl(fd, F_GETFL);

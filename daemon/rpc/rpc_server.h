@@ -18,8 +18,8 @@
 
 struct rpc_server;
 
-/* Streams beyond max_calls_per_conn that core lets in, so that a client hears a
- * sentence rather than waits; further ones wait on the client's side. */
+/* Streams beyond max_calls_per_conn that core accepts, so that a client gets an error text instead
+ * of waiting; further ones wait on the client's side. */
 #define RPC_EXTRA_STREAMS 64u
 /* The longest frame core accepts, which it tells clients: HTTP/2's default. */
 #define RPC_FRAME_BYTES 16384u
@@ -48,18 +48,18 @@ void rpc_server_forget(struct rpc_server *s, struct conn *c);
 /* Calls that have not ended. */
 size_t rpc_server_calls(const struct rpc_server *s);
 
-/* When the thread was last seen alive, on the clock of clock_now_us; it answers at
- * least once a second. For the watchdog. Any thread. */
+/* The time when the thread was last alive, on the clock of clock_now_us; it answers at least once a
+ * second. For the watchdog. Any thread. */
 uint64_t rpc_server_heartbeat_us(const struct rpc_server *s);
 
-/* Processor time of the thread. If it grows, a thread that does not answer is busy with what
- * somebody sent, and does not hang. */
+/* Processor time of the thread. If it grows, a thread that does not answer is busy with data from a
+ * client, and does not hang. */
 uint64_t rpc_server_cpu_us(const struct rpc_server *s);
 
 typedef void (*rpc_server_closed_cb)(void *userdata);
 
-/* Cancel what is open, stop the thread; @done from the loop when all calls have
- * ended and the server is freed. */
+/* Cancel open calls, stop the thread; @done from the loop when all calls have ended and the server
+ * is freed. */
 void rpc_server_close(struct rpc_server *s, rpc_server_closed_cb done, void *userdata);
 
 #endif

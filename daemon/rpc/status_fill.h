@@ -1,5 +1,5 @@
 /* Parts of the Status service's answers, filled from an arena: one file for each kind of object.
- * Without memory a part is left out and the arena says that it failed. Loop thread only. */
+ * Without memory a part is left out and the arena is marked as failed. Loop thread only. */
 #ifndef SHARDD_RPC_STATUS_FILL_H
 #define SHARDD_RPC_STATUS_FILL_H
 
@@ -12,18 +12,18 @@
 #include "session/session.h"
 #include "status.pb-c.h"
 
-/* What a question is about, and what the asker may see. */
+/* The subject of a query, and what the caller may see. */
 struct status_scope {
 	uid_t uid;
 	const struct job *job; /* NULL: all */
 };
 
-/* Is the job among what was asked for, and may the asker know of it? */
+/* Was this job requested, and may the caller know of it? */
 bool status_visible(const struct status_scope *scope, const struct job *job);
-/* Is a job of that owner and name what was asked for? Also one that is gone. */
+/* Was a job of that owner and name requested? Also for a job that is gone. */
 bool status_named(const struct status_scope *scope, uid_t uid, const char *job);
 
-/* A copy. An empty string for what could not be copied: fields must not be NULL. A name that was cut
+/* A copy. An empty string if it could not be copied: fields must not be NULL. A name that was cut
  * may end inside a character. */
 char *status_text(struct arena *a, const char *s);
 

@@ -185,7 +185,7 @@ static void fill_readers(struct arena *a, const struct job *job, Shardd__V1__Job
 	}
 }
 
-/* What anybody who may know of the job may know. */
+/* The parts for every caller that may know of the job. */
 static void fill_outside(struct arena *a, const struct job *job, Shardd__V1__JobStatus *j)
 {
 	j->name = status_text(a, job->rec->name);

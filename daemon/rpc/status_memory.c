@@ -95,7 +95,7 @@ static bool has_split_replicas(const struct job *job, const struct unit *u)
 	return false;
 }
 
-/* Replicas of the device that has most of them. */
+/* Number of replicas on the device that has most of them. */
 static uint32_t replicas_here(const struct job *job, const struct unit *u)
 {
 	uint32_t ranks = group_size(job->groups[u->rec->group]), most = 0;
@@ -110,8 +110,8 @@ static uint32_t replicas_here(const struct job *job, const struct unit *u)
 	return most / u->rec->shard_ranks;
 }
 
-/* Sums of replicas: each device has its own; where replicas are split over devices, and have a
- * factor of their own, every device has its segment of all of them; else one sum of its ranks. */
+/* Sums of replicas: each device has its own. If replicas are split over devices and have a factor
+ * of their own, every device has its segment of all of them; else it has one sum of its ranks. */
 static uint64_t deferred_of(const struct job *job, const struct unit *u)
 {
 	uint32_t ranks = group_size(job->groups[u->rec->group]), sums = 1;
@@ -131,7 +131,7 @@ static uint64_t deferred_of(const struct job *job, const struct unit *u)
 		       sums * rounded_up(elements * dtype_size((enum dtype)u->rec->reduce_dtype)));
 }
 
-/* Gradient shards that are there only while they are needed. */
+/* Gradient shards that exist only while they are needed. */
 static uint64_t pooled_of(const struct unit *u)
 {
 	if (!unit_pools_gradient(u->rec) || !u->has_gradient)
@@ -145,7 +145,7 @@ static enum dtype accumulate_dtype(const struct unit *u)
 						       : (enum dtype)u->rec->gradient_dtype;
 }
 
-/* Parameters and gradient of what the rank is lent, one element at least. */
+/* Parameters and gradient of the shard that the rank is lent, at least one element. */
 static uint64_t lent_of(const struct job *job, struct unit *u, const struct member *m)
 {
 	uint64_t n;
@@ -156,7 +156,7 @@ static uint64_t lent_of(const struct job *job, struct unit *u, const struct memb
 	return aligned(m->device, 2 * rounded_up((n ? n : 1) * sizeof(float)));
 }
 
-/* Whether there is something is what @mu says; how much, what the unit is. */
+/* @mu says whether the rank holds something; the size follows from the unit. */
 static uint64_t held_of(const struct job *job, struct unit *u, const struct member *m,
 			const struct member_unit *mu)
 {
@@ -174,7 +174,7 @@ static uint64_t held_of(const struct job *job, struct unit *u, const struct memb
 	return bytes;
 }
 
-/* Of a buffer the formula is what was asked for. */
+/* For a buffer the formula is the requested size. */
 static uint64_t held_by(const struct job *job, const struct member *m)
 {
 	const struct member_buffer *b, *tmp;

@@ -1,13 +1,13 @@
 /*
- * What a job's memory comes to by the formulas of docs/semantics.md, beside what is really
- * in use. Loop thread only.
+ * The memory of a job by the formulas of docs/semantics.md, and the memory in use. Loop thread
+ * only.
  */
 #ifndef SHARDD_RPC_STATUS_MEMORY_H
 #define SHARDD_RPC_STATUS_MEMORY_H
 
 #include "job/job.h"
 
-/* Bytes by class. What the account is charged is this and the rest of the slabs. */
+/* Bytes by class. The account is charged this plus the unused rest of the slabs. */
 struct status_memory {
 	uint64_t used[_MEM_N];    /* in regions that are out */
 	uint64_t formula[_MEM_N]; /* of what is registered, gathered and held now */

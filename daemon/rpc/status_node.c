@@ -73,7 +73,7 @@ void status_fill_comms(struct arena *a, const struct node *node, Shardd__V1__Sta
 			fill_comm(a, nc, q, reply->comms[reply->n_comms++]);
 }
 
-/* The job that pays for a slab, if the asker may know. */
+/* The job that pays for a slab, if the caller may know it. */
 static const struct job *payer_of(struct jobs *jobs, const struct status_scope *scope,
 				  const struct slab *s)
 {

@@ -1,10 +1,11 @@
-/* What ops and devices have done last. */
+/* The latest records of ops and devices. */
 #include <string.h>
 
 #include "op/op.h"
 #include "rpc/status_fill.h"
 
-/* By whose job it was then: that may be gone, and the name be somebody else's by now. */
+/* By the owner of the job at that time: the job may be gone, and its name may belong to another
+ * user by now. */
 static bool record_visible(const struct status_scope *scope, const char *job, uid_t uid,
 			   bool is_private)
 {
@@ -13,7 +14,7 @@ static bool record_visible(const struct status_scope *scope, const char *job, ui
 	return scope->uid == uid || (!is_private && job_is_admin(scope->uid));
 }
 
-/* @us on the wire, where times begin with the daemon's and 0 is none. */
+/* @us on the wire, where times count from the start of the daemon and 0 means none. */
 static uint64_t since(uint64_t start, uint64_t us)
 {
 	return us ? us - start : 0;

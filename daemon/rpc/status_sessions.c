@@ -1,9 +1,9 @@
-/* Sessions, and what is under way on them. */
+/* Sessions, and their running ops. */
 
 #include "core/clock.h"
 #include "rpc/status_fill.h"
 
-/* Of which it is a rank, or which it reads. */
+/* The job of which it is a rank, or which it reads. */
 static const struct job *job_of(const struct session *s)
 {
 	return s->member ? s->member->job : s->reader ? s->reader->job : NULL;
@@ -16,7 +16,7 @@ static bool session_visible(const struct status_scope *scope, const struct sessi
 	if (scope->uid != proc_uid(s->proc) && !job_is_admin(scope->uid))
 		return false;
 	if (job && !job_may_look(job, scope->uid))
-		return false; /* its pids and ranks are what is closed */
+		return false; /* its pids and ranks are hidden */
 	return !scope->job || job == scope->job;
 }
 

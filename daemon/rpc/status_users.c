@@ -1,4 +1,4 @@
-/* Users, with what they use of their limits. */
+/* Users, with their use of their limits. */
 #include "rpc/status_fill.h"
 
 static void status_fill_user(struct arena *a, const struct user *u, Shardd__V1__UserStatus *r)

@@ -59,7 +59,7 @@ static void on_cancelled(struct rpc_call *call, void *userdata)
 	rpc_call_end(call);
 }
 
-/* A watcher that does not read is let go. */
+/* A watch whose client does not read is ended. */
 static void tell(struct health *h, struct watcher *w)
 {
 	Grpc__Health__V1__HealthCheckResponse msg = response(h);
@@ -69,11 +69,11 @@ static void tell(struct health *h, struct watcher *w)
 	if (rpc_call_send(call, &msg.base) == 0)
 		return;
 	watcher_free(w);
-	fault_set(&f, FAULT_EXHAUSTED, NULL, "the watch does not take its messages");
+	fault_set(&f, FAULT_EXHAUSTED, NULL, "the watcher does not read its messages");
 	rpc_call_fail(call, &f);
 }
 
-/* The protocol wants the call to stay open for a name that is not known (yet). */
+/* The protocol requires the call to stay open for a name that is not known (yet). */
 static void watch(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	const Grpc__Health__V1__HealthCheckRequest *req = (const void *)request;

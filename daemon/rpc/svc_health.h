@@ -21,10 +21,10 @@ struct health {
 /* Not serving until health_set. @h must not move from here on. */
 void health_init(struct health *h);
 
-/* CHECKs that no Watch is open: after rpc_server_close. Safe twice. */
+/* CHECKs that no Watch is open: after rpc_server_close. Safe to call twice. */
 void health_deinit(struct health *h);
 
-/* Tell those who watch, if it is a change. */
+/* Notify the watches, if it is a change. */
 void health_set(struct health *h, bool serving);
 
 /* For rpc_server_new. Borrowed: lives in @h. */

@@ -1,4 +1,4 @@
-/* What the files of service Shardd share. */
+/* Shared by the files of service Shardd. */
 #ifndef SHARDD_RPC_SVC_IMPL_H
 #define SHARDD_RPC_SVC_IMPL_H
 
@@ -11,21 +11,21 @@ struct session *svc_session(struct rpc_call *call);
 /* Its member, or NULL with the call ended. */
 struct member *svc_member(struct rpc_call *call);
 
-/* Try @try now, and again whenever something of @node has changed, until it has ended the
- * call (svc_later.c). @given_up (NULL: none): its caller no longer wants it, and it is not
- * tried again; the connection may be gone too. */
+/* Call @try now, and again whenever something of @node has changed, until it has ended the call
+ * (svc_later.c). @given_up (NULL: none): called when the caller has given up; there are no more
+ * tries, and the connection may be gone, too. */
 enum { SVC_ENDED, SVC_LATER };
 typedef int (*svc_try_cb)(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
 void svc_try(struct rpc_call *call, const ProtobufCMessage *request, struct node *node,
 	     svc_try_cb try, void (*given_up)(struct rpc_call *call), void *userdata);
 
-/* svc_shardd_jobs.c: what others need of it. */
+/* svc_shardd_jobs.c: functions for the other files. */
 struct fault svc_not_connected(void);
 int svc_decode_job(const Shardd__V1__JobSpec *spec, struct job_spec *ret, struct fault *f);
 /* For the log: a job was made; a call about a job is refused, which ends the call. */
 void svc_log_created(const struct proc *who, const struct job *job);
 void svc_refuse(struct rpc_call *call, const char *what, const char *job, const struct fault *f);
-/* May this member do more than ask? Return: 0 or a fault code. */
+/* May this member change things? Return: 0 or a fault code. */
 int svc_check_joined(const struct member *m, struct fault *f);
 
 /* Find a job for the caller of @call. @name: of the field "job". Return: 0 or a fault code. */

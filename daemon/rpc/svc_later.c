@@ -1,4 +1,4 @@
-/* Calls that need something which is being made: they are tried again at every change of the
+/* Calls that need something that is being created: they are tried again at every change of the
  * node, until they are answered or their caller gives up. */
 #include <errno.h>
 #include <stdlib.h>

@@ -47,7 +47,7 @@ static int check_attach(const Shardd__V1__AttachRequest *r, struct fault *f)
 		return f->code;
 	if (r->protocol < 1)
 		return fault_set(f, FAULT_INVALID, "protocol",
-				 "protocol is %u: 1 or more is allowed", r->protocol);
+				 "protocol is %u; it must be 1 or more", r->protocol);
 	return 0;
 }
 

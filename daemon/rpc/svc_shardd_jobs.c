@@ -27,10 +27,10 @@ int svc_decode_job(const Shardd__V1__JobSpec *spec, struct job_spec *ret, struct
 		return f->code;
 	if (!spec->world_size)
 		return fault_set(f, FAULT_INVALID, "job.world_size",
-				 "job.world_size is 0: 1 or more is allowed");
+				 "job.world_size is 0; it must be 1 or more");
 	if ((unsigned)spec->lifetime > JOB_KEEP)
 		return fault_set(f, FAULT_INVALID, "job.lifetime",
-				 "job.lifetime is %d: EPHEMERAL or KEEP is allowed",
+				 "job.lifetime is %d; it must be EPHEMERAL or KEEP",
 				 spec->lifetime);
 	*ret = (struct job_spec){ .name = spec->name,
 				  .world_size = spec->world_size,
@@ -137,17 +137,18 @@ static int check_ranks(const struct job *job, const uint32_t *ranks, size_t n, s
 
 	if (!n || n > job->rec->world_size)
 		return fault_set(f, FAULT_INVALID, "ranks",
-				 "ranks has %zu entries: 1 to %u are allowed", n,
+				 "ranks has %zu entries; it must have 1 to %u", n,
 				 job->rec->world_size);
 	seen = calloc(job->rec->world_size, sizeof(*seen));
 	if (!seen)
 		return fault_errno(f, -ENOMEM, "making a group");
 	for (size_t i = 0; !f->code && i < n; i++) {
 		if (ranks[i] >= job->rec->world_size)
-			fault_set(f, FAULT_INVALID, "ranks", "ranks has %u: 0 to %u is allowed",
-				  ranks[i], job->rec->world_size - 1);
+			fault_set(f, FAULT_INVALID, "ranks",
+				  "ranks contains %u, which is out of range (0..%u)", ranks[i],
+				  job->rec->world_size - 1);
 		else if (seen[ranks[i]])
-			fault_set(f, FAULT_INVALID, "ranks", "ranks has %u twice", ranks[i]);
+			fault_set(f, FAULT_INVALID, "ranks", "ranks contains %u twice", ranks[i]);
 		else
 			seen[ranks[i]] = true;
 	}

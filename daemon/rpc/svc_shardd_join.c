@@ -9,7 +9,7 @@
 
 /* ------------------------------------------------------------- the answer */
 
-/* What a client needs to know of the page of its signals, or of the ready page. */
+/* The description of a page for a client: the page of its signals, or the ready page. */
 static void fill_page(const struct member *m, struct slab *s, Shardd__V1__Placement *p,
 		      uint8_t *handle)
 {
@@ -103,7 +103,8 @@ static void send_join(struct rpc_call *call, const struct member *m, bool create
 	rpc_call_reply(call, &reply.base);
 }
 
-/* Joined: with signals for its streams, if it wants them. @userdata: not NULL if it made the job. */
+/* Joined: with signals for its streams, if it wants them. @userdata: not NULL if it created the
+ * job. */
 static int answer_join(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	const Shardd__V1__JoinRequest *r = (const Shardd__V1__JoinRequest *)request;
@@ -210,7 +211,7 @@ static int join_instance(const Shardd__V1__JoinRequest *r, struct job_spec *spec
 		return 0;
 	if (r->instance.len != NODE_INSTANCE_BYTES)
 		return fault_set(f, FAULT_INVALID, "instance",
-				 "instance is %zu bytes: 0 or %u are allowed", r->instance.len,
+				 "instance has %zu bytes; it must have 0 or %u", r->instance.len,
 				 NODE_INSTANCE_BYTES);
 	spec->instance = r->instance.data;
 	return 0;
@@ -230,7 +231,7 @@ void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *user
 	if (!s)
 		return;
 	if (svc_decode_job(r->job, &spec, &f) == 0 && r->rank >= spec.world_size)
-		fault_set(&f, FAULT_INVALID, "rank", "rank is %u: 0 to %u is allowed", r->rank,
+		fault_set(&f, FAULT_INVALID, "rank", "rank %u is out of range (0..%u)", r->rank,
 			  spec.world_size - 1);
 	if (f.code || join_instance(r, &spec, &f) ||
 	    job_open(svc->jobs, &spec, proc_uid(s->proc), proc_gid(s->proc), &job, &created, &f)) {
@@ -242,7 +243,7 @@ void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *user
 	e = join_now(call, job, r, created);
 	if (e == JOB_E_BUSY)
 		join_later(call, job, r);
-	else if (e && created) /* nobody asked for a job without its first rank */
+	else if (e && created) /* nobody requested a job without its first rank */
 		(void)job_delete(job, false, NULL, &f);
 }
 
@@ -259,7 +260,7 @@ static int leave_now(struct rpc_call *call, const ProtobufCMessage *request, voi
 	(void)userdata;
 	if (!s)
 		return SVC_ENDED;
-	if (s->member) /* its job may go with it */
+	if (s->member) /* its job may be freed with it */
 		text_copy(label, sizeof(label), s->member->job->label);
 	e = session_leave(s, &freed, &f);
 	if (e == JOB_E_LATER)
@@ -291,31 +292,31 @@ static int take_events(struct member *m, const Shardd__V1__ShareEventsRequest *r
 
 	if (!member_signals(m) || backend_info(m->device->backend)->order != BACKEND_ORDER_EVENTS)
 		return fault_set(f, FAULT_STATE, NULL,
-				 "this rank's streams are not waited for with events");
+				 "the daemon does not use events to wait for this rank's streams");
 	if (r->slot >= BACKEND_SIGNAL_SLOTS)
-		return fault_set(f, FAULT_INVALID, "slot", "slot is %u: 0 to %u is allowed",
+		return fault_set(f, FAULT_INVALID, "slot", "slot %u is out of range (0..%u)",
 				 r->slot, BACKEND_SIGNAL_SLOTS - 1);
 	if (r->n_handles != BACKEND_EVENT_RING)
-		return fault_set(f, FAULT_INVALID, "handles", "handles has %zu entries, not %u",
-				 r->n_handles, BACKEND_EVENT_RING);
+		return fault_set(f, FAULT_INVALID, "handles",
+				 "handles has %zu entries; it must have %u", r->n_handles,
+				 BACKEND_EVENT_RING);
 	for (unsigned i = 0; i < BACKEND_EVENT_RING; i++) {
 		if (r->handles[i].len != BACKEND_IPC_BYTES)
 			return fault_set(f, FAULT_INVALID, "handles",
-					 "handles[%u] is %zu bytes: %u are allowed", i,
+					 "handles[%u] has %zu bytes; it must have %u", i,
 					 r->handles[i].len, BACKEND_IPC_BYTES);
 		handles[i] = r->handles[i].data;
 	}
 	e = backend_signals_events(member_signals(m), r->slot, handles);
 	if (e == -EEXIST)
-		return fault_set(
-			f, FAULT_INVALID, "slot",
-			"slot %u has its events already: a slot's events are handed in once",
-			r->slot);
+		return fault_set(f, FAULT_INVALID, "slot",
+				 "slot %u already has its events: they can be set only once",
+				 r->slot);
 	if (e == -ENOMEM)
 		return fault_errno(f, e, "opening events");
 	if (e)
 		return fault_set(f, FAULT_INVALID, "handles",
-				 "not all of handles are events that this daemon can open");
+				 "handles contains events that this daemon cannot open");
 	return 0;
 }
 

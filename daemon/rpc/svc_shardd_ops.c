@@ -1,4 +1,4 @@
-/* Every op: from the call into op/, and back. */
+/* All ops: from the call into op/, and back. */
 #include <string.h>
 
 #include "core/check.h"
@@ -11,7 +11,7 @@ static void send_reply(const ProtobufCMessage *reply, void *ctx)
 	rpc_call_reply(ctx, reply);
 }
 
-/* That a limit was the reason is in the log. */
+/* Log that a limit was the reason. */
 static void fail(struct rpc_call *call, const struct op_type *type, const struct member *m,
 		 const struct fault *f)
 {
@@ -32,8 +32,8 @@ static void on_done(struct op *op, void *userdata)
 		op->type->encode(op, send_reply, call);
 }
 
-/* The calls of a process that died are cancelled before its connection is seen to be
- * closed. Then it is the session that ends, and its peers are told why. */
+/* The calls of a process that died are cancelled before the daemon sees its connection close. In
+ * that case the session ends, and its peers are told why. */
 static void on_cancelled(struct rpc_call *call, void *userdata)
 {
 	struct conn *c = rpc_call_conn(call);

@@ -1,4 +1,4 @@
-/* Readers: sessions that are no rank. */
+/* Readers: sessions that are not a rank. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -8,26 +8,26 @@
 #include "rpc/arena.h"
 #include "rpc/svc_impl.h"
 
-/* An answer has the units of so many tensors, and what its last unit has more. */
+/* An answer has units with this many tensors, and possibly more from its last unit. */
 #define PAGE_TENSORS 4096u
 
 /* ------------------------------------------------------------------- ReadJob */
 
-/* Where the parameters are, for who is on none of the job's devices. */
+/* Where the parameters are, for a process on none of the job's devices. */
 static int check_memory(const struct job *job, struct fault *f)
 {
 	const struct backend_info *info = backend_info(job->node->devices[0].backend);
 
 	if (info->ordinal >= 0)
 		return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
-				 "the parameters of job '%s' are in the memory of %s: only host "
-				 "memory can be read by who is no rank",
+				 "the parameters of job '%s' are in the memory of %s: a session "
+				 "that is not a rank can read only host memory",
 				 job->rec->name, info->id);
 	for (uint32_t i = 0; i < job->n_units; i++)
 		if (job->units[i]->n_parts != 1)
 			return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
-					 "unit '%.100s' is on %u devices: only what is on one can "
-					 "be read by who is no rank",
+					 "unit '%.100s' is on %u devices: a session that is not a "
+					 "rank can read only units on one device",
 					 job->units[i]->rec->name, job->units[i]->n_parts);
 	return 0;
 }
@@ -105,7 +105,7 @@ static int check_first(const struct job *job, uint32_t first, struct fault *f)
 	if (first <= job->n_units + 1)
 		return 0;
 	return fault_set(f, FAULT_INVALID, "first",
-			 "first is %u: up to %u, the next unit of the job, is allowed", first,
+			 "first is %u; it must be at most %u, the next unit of the job", first,
 			 job->n_units + 1);
 }
 
@@ -188,7 +188,7 @@ void svc_hold_step(struct rpc_call *call, const ProtobufCMessage *request, void 
 		return;
 	ms = !r->timeout_ms && reader->job ? reader->job->rec->op_timeout_ms : r->timeout_ms;
 	until = ms ? clock_now_us() + ms * 1000u : UINT64_MAX;
-	/* before it may be granted, and the call be gone: its end takes this back */
+	/* before the hold, which may be granted at once and end the call; its end removes this */
 	rpc_call_on_cancelled(call, on_cancelled, reader);
 	if (reader_hold(reader, r->hold_ms, until, on_granted, call, &f)) {
 		rpc_call_on_cancelled(call, NULL, NULL);

@@ -8,7 +8,7 @@
  *
  * All but DECODE and WAIT is done in slices (core/slices.h). Those of one job come one after
  * the other, since they make or find the same units; nothing of the job changes before BUILD,
- * which is done in one go. So a caller that goes away leaves all of its units or none.
+ * which is done in one go. So a caller that disconnects leaves all of its units or none.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -22,9 +22,9 @@
 #include "rpc/svc_impl.h"
 #include "rpc/unit_spec.h"
 
-/* Shorter requests are decoded on the loop: sooner than a thread is woken. */
+/* Shorter requests are decoded on the loop: that is faster than waking a thread. */
 #define DECODE_HERE_BYTES (16u << 10)
-/* Done before the clock is looked at again. */
+/* Items between two checks of the clock. */
 #define COMPARE_BYTES (1u << 20)
 #define STEP_TENSORS  64u
 
@@ -44,9 +44,9 @@ struct registering {
 	size_t request_bytes;
 
 	uv_work_t work;
-	bool working;   /* a thread is at it: it has what follows */
-	bool gone;      /* meanwhile its caller has gone */
-	bool undecoded; /* it is no such message */
+	bool working;   /* a thread works on it and owns the following fields */
+	bool gone;      /* its caller has gone meanwhile */
+	bool undecoded; /* it is not a valid message */
 	uint32_t most;  /* units in one call */
 	struct fault fault;
 	state_unit **specs;
@@ -77,7 +77,7 @@ static void drop_specs(struct registering *r)
 	r->ids = NULL;
 }
 
-/* The next one of the job, if this one was at it. */
+/* Start the next one of the job, if this one was active. */
 static void pass_turn(struct registering *r)
 {
 	struct job *job = r->m->job;
@@ -131,7 +131,8 @@ static void on_cancelled(struct rpc_call *call, void *userdata)
 	struct registering *r = userdata;
 
 	(void)call;
-	/* What was made for it so far. Another rank that waits for the same takes longer then. */
+	/* Give back what was allocated for it so far. Another rank that waits for the same then
+	 * takes longer. */
 	if (!list_empty(&r->parked.link))
 		job_drop_spare(r->m->job);
 	if (r->working)
@@ -140,7 +141,7 @@ static void on_cancelled(struct rpc_call *call, void *userdata)
 		give_up(r);
 }
 
-/* Is it still the member that asked, and may it? */
+/* Is the requesting member still the same, and is it allowed? */
 static int check_member(const struct registering *r, struct fault *f)
 {
 	struct conn *c = rpc_call_conn(r->call);
@@ -157,7 +158,8 @@ static int decode_all(struct registering *r, const Shardd__V1__RegisterRequest *
 {
 	if (!q->n_units || q->n_units > r->most)
 		return fault_set(f, FAULT_INVALID, "units",
-				 "units has %zu entries: 1 to %u are allowed", q->n_units, r->most);
+				 "units has %zu entries; it must have 1 to %u", q->n_units,
+				 r->most);
 	r->specs = calloc(q->n_units, sizeof(*r->specs));
 	if (!r->specs)
 		return fault_errno(f, -ENOMEM, "registering units");
@@ -202,7 +204,7 @@ static void on_worked(uv_work_t *work, int status)
 {
 	struct registering *r = CONTAINER_OF(work, struct registering, work);
 
-	CHECK(status == 0); /* nobody cancels it */
+	CHECK(status == 0); /* nothing cancels it */
 	r->working = false;
 	if (r->gone)
 		give_up(r);
@@ -212,7 +214,7 @@ static void on_worked(uv_work_t *work, int status)
 
 /* ------------------------------------------------------------------- the steps */
 
-/* What became of a step. */
+/* The result of a step. */
 enum { DONE, GO_ON, AWAIT };
 
 static int compare(struct registering *r)
@@ -262,7 +264,7 @@ static void on_change(struct parked *p)
 		slices_add(r->svc->slices, &r->slice, advance);
 }
 
-/* Something is being made that it needs: then all over again. */
+/* Something that it needs is being created: start again after that. */
 static int wait_for_change(struct registering *r)
 {
 	drop_specs(r);
@@ -363,7 +365,7 @@ static int step(struct registering *r)
 	return DONE;
 }
 
-/* As far as a slice goes. */
+/* Run until the end of the slice. */
 static void advance(struct slice *slice)
 {
 	struct registering *r = CONTAINER_OF(slice, struct registering, slice);

@@ -14,7 +14,7 @@
 
 #define COUNT_AGAIN_US 1000000u
 
-/* By reading the folder: milliseconds for a thousand descriptors. */
+/* Counts by reading the folder: takes milliseconds for a thousand descriptors. */
 static uint32_t list_descriptors(void)
 {
 	DIR *dir = opendir("/proc/self/fd");
@@ -71,7 +71,7 @@ static void finish(struct rpc_call *call, struct arena *a, const ProtobufCMessag
 	arena_free(a);
 }
 
-/* The gate counts them on its thread; what status shows is what was there when it was asked. */
+/* The gate counts them on its thread; status shows the value at the time of the request. */
 static void svc_status_note_messages(const struct svc_status *svc, const struct users *users)
 {
 	for (struct user *u = users_next(users, NULL); u; u = users_next(users, u))
@@ -138,12 +138,12 @@ static void svc_status_ops(struct rpc_call *call, const ProtobufCMessage *reques
 
 /* -------------------------------------------------------------------- turns */
 
-/* What is answered in less than this is not worth a wait. */
+/* A call that takes less than this delays no later call. */
 #define STATUS_FREE_US 500u
 /* The pause before a user's next call: this many times what the last one took. */
 #define STATUS_PAUSE 9u
 
-/* A call whose turn has not come. */
+/* A call that waits for its turn. */
 struct status_turn {
 	struct list link; /* user.waiting */
 	struct svc_status *svc;
@@ -180,7 +180,7 @@ static void status_cancelled(struct rpc_call *call, void *userdata)
 
 static void status_arm(struct svc_status *svc);
 
-/* Each user whose time has come has one turn. */
+/* Each user whose time has come gets one turn. */
 static void status_on_timer(uv_timer_t *timer)
 {
 	struct svc_status *svc = timer->data;

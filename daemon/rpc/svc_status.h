@@ -1,5 +1,5 @@
-/* Service shardd.v1.Status: who holds what. Callers see their own jobs; root and the
- * daemon's uid see all. Loop thread only.
+/* Service shardd.v1.Status: jobs, sessions, users, memory and ops. Callers see their own jobs; root
+ * and the daemon's uid see all. Loop thread only.
  *
  * An answer about a large job takes the loop milliseconds. So a user gets at most a tenth
  * of its time for that: after a call, the next one of the same user waits nine times as long as
@@ -10,7 +10,7 @@
 #include "rpc/method.h"
 #include "session/session.h"
 
-/* What only the server knows. Each gets the userdata of svc_status_init. */
+/* Callbacks for values that only the server knows. Each gets the userdata of svc_status_init. */
 struct svc_status_sources {
 	unsigned (*connections)(void *userdata); /* open now */
 	uint64_t (*message_bytes)(uid_t uid,

@@ -8,7 +8,7 @@
 #include "rpc/unit_spec_impl.h"
 #include "unit/unit.h"
 
-/* Names appear in messages to all: there a text must be UTF-8. */
+/* Names appear in messages to all clients, where text must be UTF-8. */
 static int check_characters(const char *name, const char *field, struct fault *f)
 {
 	size_t length;
@@ -17,11 +17,11 @@ static int check_characters(const char *name, const char *field, struct fault *f
 		length = codec_utf8_length(at);
 		if (length)
 			continue;
-		return fault_set(f, FAULT_INVALID, field,
-				 "%s has %s 0x%02x at byte %zu: printable text is allowed", field,
-				 (unsigned char)*at < 0x80 ? "the control character"
-							   : "something else than UTF-8,",
-				 (unsigned char)*at, (size_t)(at - name));
+		return fault_set(
+			f, FAULT_INVALID, field,
+			"%s has %s 0x%02x at byte %zu; only printable text is allowed", field,
+			(unsigned char)*at < 0x80 ? "the control character" : "invalid UTF-8,",
+			(unsigned char)*at, (size_t)(at - name));
 	}
 	return 0;
 }
@@ -32,12 +32,12 @@ int unit_spec_name(const char *name, size_t max, const char *field, struct fault
 
 	if (n == 0)
 		return fault_set(f, FAULT_INVALID, field,
-				 "%s is empty: 1 to %zu printable bytes are allowed", field, max);
+				 "%s is empty; it must have 1 to %zu printable bytes", field, max);
 	if (n > max)
 		return fault_set(
 			f, FAULT_INVALID, field,
-			"%s is %zu bytes ('%.32s...'): 1 to %zu printable bytes are allowed", field,
-			strlen(name), name, max);
+			"%s has %zu bytes ('%.32s...'); it must have 1 to %zu printable bytes",
+			field, strlen(name), name, max);
 	return check_characters(name, field, f);
 }
 
@@ -46,7 +46,7 @@ int unit_spec_number(double x, double lo, double hi, const char *unit, const cha
 {
 	if (isfinite(x) && x >= lo && x <= hi)
 		return 0;
-	return fault_set(f, FAULT_INVALID, field, "unit '%.64s': %s is %g: %g to %g is allowed",
+	return fault_set(f, FAULT_INVALID, field, "unit '%.64s': %s %g is out of range (%g..%.9g)",
 			 unit, field, x, lo, hi);
 }
 
@@ -56,7 +56,7 @@ static int dtype_field(int value, int absent, bool fp32_only, uint32_t *ret, con
 	int v = value ? value : absent;
 
 	if (!dtype_size((enum dtype)v) || (fp32_only && v != DTYPE_FP32))
-		return fault_set(f, FAULT_INVALID, field, "unit '%.64s': %s is %d: %s is allowed",
+		return fault_set(f, FAULT_INVALID, field, "unit '%.64s': %s is %d; it must be %s",
 				 unit, field, value, fp32_only ? "FP32" : "FP32, BF16 or FP16");
 	*ret = (uint32_t)v;
 	return 0;
@@ -75,7 +75,7 @@ static int decode_numbers(state_unit *u, const Shardd__V1__UnitSpec *s, struct f
 	u->shard_multiple = s->shard_multiple;
 	if (u->shard_multiple > (1u << 20))
 		return fault_set(f, FAULT_INVALID, "units.shard_multiple",
-				 "unit '%.64s': shard_multiple is %u: 0 to %u is allowed", u->name,
+				 "unit '%.64s': shard_multiple %u is out of range (0..%u)", u->name,
 				 u->shard_multiple, 1u << 20);
 	u->pre_divide = s->pre_divide;
 	u->post_divide = s->post_divide;
@@ -91,7 +91,7 @@ static int choice(int value, int end, uint32_t *ret, const char *unit, const cha
 	*ret = (uint32_t)value;
 	if (value >= 0 && value < end)
 		return 0;
-	return fault_set(f, FAULT_INVALID, field, "unit '%.64s': %s is %d: %s is allowed", unit,
+	return fault_set(f, FAULT_INVALID, field, "unit '%.64s': %s is %d; it must be %s", unit,
 			 field, value, allowed);
 }
 
@@ -123,11 +123,10 @@ static int decode_choices(state_unit *u, const Shardd__V1__UnitSpec *s, struct f
 		   "AFTER_FORWARD, AFTER_BACKWARD, NEVER or AFTER_FORWARD_ONLY", f))
 		return f->code;
 	if (u->layout == LAYOUT_DIM0 && u->shard_multiple > 1)
-		return fault_set(
-			f, FAULT_INVALID, "units.shard_multiple",
-			"unit '%.64s': shard_multiple is %u: layout DIM0 has whole rows, 0 "
-			"or 1 is allowed",
-			u->name, u->shard_multiple);
+		return fault_set(f, FAULT_INVALID, "units.shard_multiple",
+				 "unit '%.64s': shard_multiple is %u; with layout DIM0 (whole "
+				 "rows) it must be 0 or 1",
+				 u->name, u->shard_multiple);
 	return decode_reduce(u, s, f);
 }
 

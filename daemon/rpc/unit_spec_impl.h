@@ -1,4 +1,4 @@
-/* What the unit_spec*.c files share. */
+/* Shared by the unit_spec*.c files. */
 #ifndef SHARDD_RPC_UNIT_SPEC_IMPL_H
 #define SHARDD_RPC_UNIT_SPEC_IMPL_H
 

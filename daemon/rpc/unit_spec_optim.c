@@ -16,12 +16,12 @@ static int decode_sgd(state_unit *u, const Shardd__V1__Optimizer *o, struct faul
 				 u->name);
 	if (rec->profile == OPTIM_REFERENCE_F64)
 		return fault_set(f, FAULT_INVALID, "units.optimizer.profile",
-				 "unit '%.64s': optimizer.profile is REFERENCE_F64, which is for "
-				 "ADAM and ADAMW: EAGER_SINGLE, FOREACH or FUSED is allowed",
+				 "unit '%.64s': optimizer.profile is REFERENCE_F64, which only "
+				 "ADAM and ADAMW have; it must be EAGER_SINGLE, FOREACH or FUSED",
 				 u->name);
 	if (o->amsgrad)
 		return fault_set(f, FAULT_INVALID, "units.optimizer.amsgrad",
-				 "unit '%.64s': amsgrad is for ADAM and ADAMW", u->name);
+				 "unit '%.64s': only ADAM and ADAMW have amsgrad", u->name);
 	if (unit_spec_number(o->dampening, 0, SETTING_MAX_MOMENTUM, u->name,
 			     "units.optimizer.dampening", f))
 		return f->code;
@@ -46,15 +46,14 @@ static int decode_adam(state_unit *u, const Shardd__V1__Optimizer *o, struct fau
 static int decode_choices(state_unit *u, const Shardd__V1__Optimizer *o, struct fault *f)
 {
 	if ((unsigned)o->profile >= _OPTIM_PROFILE_N)
-		return fault_set(
-			f, FAULT_INVALID, "units.optimizer.profile",
-			"unit '%.64s': optimizer.profile is %d: EAGER_SINGLE, FOREACH, FUSED "
-			"or REFERENCE_F64 is allowed",
-			u->name, o->profile);
+		return fault_set(f, FAULT_INVALID, "units.optimizer.profile",
+				 "unit '%.64s': optimizer.profile is %d; it must be EAGER_SINGLE, "
+				 "FOREACH, FUSED or REFERENCE_F64",
+				 u->name, o->profile);
 	if ((unsigned)o->when >= _OPTIM_WHEN_N)
 		return fault_set(f, FAULT_INVALID, "units.optimizer.when",
-				 "unit '%.64s': optimizer.when is %d: AT_STEP, IN_BACKWARD or "
-				 "BY_TRAINER is allowed",
+				 "unit '%.64s': optimizer.when is %d; it must be AT_STEP, "
+				 "IN_BACKWARD or BY_TRAINER",
 				 u->name, o->when);
 	u->optimizer->profile = (uint32_t)o->profile;
 	u->optimizer->when = (uint32_t)o->when;
@@ -72,17 +71,17 @@ int unit_spec_optimizer(state_unit *u, const Shardd__V1__Optimizer *o, struct fa
 	if ((unsigned)o->kind >= _OPTIM_N)
 		return fault_set(
 			f, FAULT_INVALID, "units.optimizer.kind",
-			"unit '%.64s': optimizer.kind is %d: SGD, ADAMW or ADAM is allowed",
+			"unit '%.64s': optimizer.kind is %d; it must be SGD, ADAMW or ADAM",
 			u->name, o->kind);
 	if (decode_choices(u, o, f))
 		return f->code;
 	if (rec->when == OPTIM_BY_TRAINER) {
 		if (o->kind == SHARDD__V1__OPTIMIZER__KIND__KIND_UNSPECIFIED)
 			return 0;
-		return fault_set(f, FAULT_INVALID, "units.optimizer.kind",
-				 "unit '%.64s': optimizer.kind is %d: with BY_TRAINER none is "
-				 "allowed",
-				 u->name, o->kind);
+		return fault_set(
+			f, FAULT_INVALID, "units.optimizer.kind",
+			"unit '%.64s': optimizer.kind is %d; with BY_TRAINER it must be none",
+			u->name, o->kind);
 	}
 	if (unit_spec_number(o->lr, 0, SETTING_MAX_LR, u->name, "units.optimizer.lr", f) ||
 	    unit_spec_number(o->weight_decay, 0, SETTING_MAX_DECAY, u->name,

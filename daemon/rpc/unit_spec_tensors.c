@@ -19,8 +19,8 @@ static int decode_init(state_tensor *t, const Shardd__V1__Init *init, const char
 		return 0;
 	if ((unsigned)init->kind > 3)
 		return fault_set(f, FAULT_INVALID, "units.tensors.init.kind",
-				 "unit '%.64s': init.kind of tensor '%.64s' is %d: CONSTANT, "
-				 "UNIFORM or NORMAL is allowed",
+				 "unit '%.64s': init.kind of tensor '%.64s' is %d; it must be "
+				 "CONSTANT, UNIFORM or NORMAL",
 				 unit, t->name, init->kind);
 	if (unit_spec_number(init->a, -1e30, 1e30, unit, "units.tensors.init.a", f) ||
 	    unit_spec_number(init->b, -1e30, 1e30, unit, "units.tensors.init.b", f))
@@ -37,14 +37,14 @@ static int check_shape(const char *unit, const char *name, const uint64_t *shape
 	uint64_t n;
 
 	if (dims > MAX_DIMS)
-		return fault_set(f, FAULT_INVALID, field,
-				 "unit '%.64s': tensor '%.64s' has %zu dimensions: up to %u are "
-				 "allowed",
-				 unit, name, dims, MAX_DIMS);
+		return fault_set(
+			f, FAULT_INVALID, field,
+			"unit '%.64s': tensor '%.64s' has %zu dimensions; the maximum is %u", unit,
+			name, dims, MAX_DIMS);
 	if (!layout_numel(shape, (uint32_t)dims, &n))
 		return fault_set(f, FAULT_INVALID, field,
-				 "unit '%.64s': the shape of tensor '%.64s' has a dimension 0 or "
-				 "more than 2^48 elements",
+				 "unit '%.64s': the shape of tensor '%.64s' has a dimension of 0, "
+				 "or more than 2^48 elements",
 				 unit, name);
 	return 0;
 }
@@ -83,7 +83,7 @@ static int decode_settings(state_tensor *t, const Shardd__V1__TensorSpec *spec, 
 	return unit_spec_number(t->lr_factor, 0, 1e6, unit, "units.tensors.optimizer.lr_factor", f);
 }
 
-/* Row-major ones are not kept, so that who spells them out and who does not agree. */
+/* Row-major strides are not kept, so that a rank that gives them and one that does not agree. */
 static int decode_strides(state_tensor *t, const state_unit *unit,
 			  const Shardd__V1__TensorSpec *spec, struct fault *f)
 {
@@ -96,14 +96,14 @@ static int decode_strides(state_tensor *t, const state_unit *unit,
 	    !layout_dense(spec->shape, spec->strides, (uint32_t)dims, &plain))
 		return fault_set(
 			f, FAULT_INVALID, "units.tensors.strides",
-			"unit '%.64s': the strides of tensor '%.64s' leave gaps, overlap, or "
-			"are not one a dimension: those of a permutation are allowed",
+			"unit '%.64s': the strides of tensor '%.64s' leave gaps, overlap, or are "
+			"not one per dimension; they must be those of a permutation",
 			unit->name, spec->name);
 	for (size_t i = 1; !plain && unit->layout == LAYOUT_DIM0 && i < dims; i++)
 		if (spec->shape[i] > 1 && spec->strides[i] > spec->strides[0])
 			return fault_set(f, FAULT_INVALID, "units.tensors.strides",
 					 "unit '%.64s': dimension 0 of tensor '%.64s' is not its "
-					 "outermost, by which layout DIM0 cuts it",
+					 "outermost; layout DIM0 cuts tensors along dimension 0",
 					 unit->name, spec->name);
 	if (!plain && state_tensor_set_strides(t, spec->strides, dims) < 0)
 		return fault_errno(f, -ENOMEM, "registering units");
@@ -137,8 +137,8 @@ static int decode_buffer(state_unit *u, const Shardd__V1__BufferSpec *spec, stru
 		return f->code;
 	if ((unsigned)spec->dtype >= _BUFFER_DTYPE_N)
 		return fault_set(f, FAULT_INVALID, "units.buffers.dtype",
-				 "unit '%.64s': dtype of buffer '%.64s' is %d: one of BufferDtype "
-				 "is allowed",
+				 "unit '%.64s': dtype of buffer '%.64s' is %d; it must be one of "
+				 "BufferDtype",
 				 u->name, spec->name, spec->dtype);
 	b = state_buffer_new(spec->name, spec->shape, spec->n_shape);
 	if (!b || state_unit_add_buffer(u, b) < 0) {
@@ -149,7 +149,7 @@ static int decode_buffer(state_unit *u, const Shardd__V1__BufferSpec *spec, stru
 	return 0;
 }
 
-/* Tensors and buffers have their names in common. */
+/* Tensors and buffers share one set of names. */
 static int check_name(struct htab *names, const state_unit *u, const char *name, const char *field,
 		      struct fault *f)
 {
@@ -157,7 +157,7 @@ static int check_name(struct htab *names, const state_unit *u, const char *name,
 
 	if (r == -EEXIST)
 		return fault_set(f, FAULT_INVALID, field,
-				 "unit '%.64s': tensor '%.64s' is there twice", u->name, name);
+				 "unit '%.64s': tensor '%.64s' is listed twice", u->name, name);
 	return r ? fault_errno(f, r, "registering units") : 0;
 }
 
@@ -167,11 +167,11 @@ int unit_spec_tensors(state_unit *u, const Shardd__V1__UnitSpec *spec, struct fa
 
 	if (!spec->n_tensors || spec->n_tensors > MAX_TENSORS)
 		return fault_set(f, FAULT_INVALID, "units.tensors",
-				 "unit '%.64s' has %zu tensors: 1 to %u are allowed", u->name,
+				 "unit '%.64s' has %zu tensors; it must have 1 to %u", u->name,
 				 spec->n_tensors, MAX_TENSORS);
 	if (spec->n_buffers > MAX_TENSORS)
 		return fault_set(f, FAULT_INVALID, "units.buffers",
-				 "unit '%.64s' has %zu buffers: up to %u are allowed", u->name,
+				 "unit '%.64s' has %zu buffers; the maximum is %u", u->name,
 				 spec->n_buffers, MAX_TENSORS);
 	for (size_t i = 0; !f->code && i < spec->n_tensors; i++)
 		if (decode_tensor(u, spec->tensors[i], f) == 0)

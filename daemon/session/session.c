@@ -24,7 +24,7 @@ int session_new(struct sessions *all, struct conn *c, const char *name, struct s
 	struct session *s;
 
 	if (conn_user(c))
-		return fault_set(f, FAULT_STATE, NULL, "this connection has a session already");
+		return fault_set(f, FAULT_STATE, NULL, "this connection already has a session");
 	s = calloc(1, sizeof(*s));
 	if (!s)
 		return fault_errno(f, -ENOMEM, "making a session");
@@ -80,7 +80,7 @@ static void drop_member(struct session *s)
 		job_settle(job);
 }
 
-/* Channels and watchers learn that the session is gone; they free themselves. */
+/* Tell channels and watchers that the session is gone; they free themselves. */
 static void tell_dependents(struct session *s)
 {
 	while (!list_empty(&s->locals)) {
@@ -147,8 +147,8 @@ int session_join(struct session *s, struct job *job, const struct job_joining *h
 
 	if (s->reader)
 		return fault_set(f, FAULT_STATE, NULL,
-				 "this session reads a job and cannot be a rank: connect anew to "
-				 "join");
+				 "this session reads a job and cannot be a rank: open a new "
+				 "connection to join");
 	if (s->member && s->member->job != job && s->member->state != MEMBER_LEFT &&
 	    !s->member->job->deleted)
 		return fault_set(f, FAULT_STATE, NULL,
@@ -172,8 +172,8 @@ int session_leave(struct session *s, bool *ret_freed, struct fault *f)
 	if (!m)
 		return f->code;
 	if (m->state == MEMBER_LEFT)
-		return fault_set(f, FAULT_STATE, NULL, "this session has left already");
-	if (m->state == MEMBER_DEAD) /* of a deleted job: nothing is left to leave */
+		return fault_set(f, FAULT_STATE, NULL, "this session has already left");
+	if (m->state == MEMBER_DEAD) /* of a deleted job: there is nothing left to leave */
 		return fault_set(f, FAULT_ABORTED, NULL, "%s", m->ended.text);
 	return job_leave(m, ret_freed, f);
 }
@@ -183,10 +183,10 @@ int session_read(struct session *s, struct job *job, struct fault *f)
 	struct reader *r;
 
 	if (s->member)
-		return fault_set(
-			f, FAULT_STATE, NULL,
-			"this session is, or was, rank %u of job '%s': connect anew to read",
-			s->member->rank, s->member->job->rec->name);
+		return fault_set(f, FAULT_STATE, NULL,
+				 "this session is, or was, rank %u of job '%s': open a new "
+				 "connection to read",
+				 s->member->rank, s->member->job->rec->name);
 	if (s->reader && s->reader->job == job)
 		return 0;
 	if (s->reader && (s->reader->state == READER_HOLDS || s->reader->state == READER_WAITING))
@@ -220,7 +220,7 @@ int session_watch_add(struct session *s, struct session_watch *w, struct fault *
 		n++;
 	if (n >= SESSION_MAX_WATCHES)
 		return fault_set(f, FAULT_EXHAUSTED, NULL,
-				 "this session has %u watches, the most allowed", n);
+				 "this session has %u watches, the maximum", n);
 	list_append(&s->watches, &w->link);
 	return 0;
 }

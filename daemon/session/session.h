@@ -1,7 +1,7 @@
 /*
- * A session: one connected trainer process. It begins with Attach on a gRPC
- * connection and ends with that connection; what it held in a job is dropped then.
- * Local channels bind to it by its token. Loop thread only.
+ * A session: one connected trainer process. It begins with Attach on a gRPC connection and ends
+ * with that connection; then everything that it held in a job is released. Local channels bind to
+ * it by its token. Loop thread only.
  *
  *   ATTACHED --join--> member of a job --leave--> ATTACHED
  *       '--connection ends, process dies--> gone (a rank that had not left: DEAD)
@@ -35,13 +35,13 @@ struct session_watch {
 	void (*ended)(struct session_watch *w); /* the session is gone */
 };
 
-/* What went over a ring, as status tells it. */
+/* Counters of a ring, as shown by status. */
 struct session_ring_info {
 	uint64_t bytes; /* of its memory */
 	uint64_t submissions, completions;
 	uint64_t wakes; /* of the client */
 	uint64_t woken; /* of the daemon, by the client */
-	uint64_t full;  /* looks at submissions whose completions had no room */
+	uint64_t full;  /* checks of submissions whose completions had no room */
 };
 
 /* How sessions have rings: ring/ is above. */
@@ -50,9 +50,9 @@ struct session_rings {
 	 * its memory is asked for. Return: 0 or a fault code. */
 	int (*get)(struct session *s, uint32_t part, int *ret_fd, uint64_t *ret_bytes,
 		   struct fault *f);
-	/* Take what the session has submitted by now. It has a ring. */
+	/* Take the session's submissions so far. The session must have a ring. */
 	void (*catch_up)(struct session *s);
-	/* End it. It has one. */
+	/* End the ring. The session must have one. */
 	void (*close)(struct session *s);
 	/* It has one. */
 	void (*info)(const struct session *s, struct session_ring_info *ret);
@@ -78,7 +78,7 @@ struct session {
 	struct conn *conn;         /* borrowed; its user is this session */
 	struct proc *proc;         /* borrowed from the connection */
 	struct user_charge charge; /* one of its user's sessions */
-	bool channel_due;          /* none of its channels has come yet */
+	bool channel_due;          /* none of its channels has connected yet */
 	char name[SESSION_NAME_MAX + 1];
 	struct member *member; /* a reference; NULL: in no job */
 	struct reader *reader; /* owned; NULL: it reads no job */
@@ -109,16 +109,16 @@ void session_end(struct session *s, const char *why);
 
 struct session *session_by_token(struct sessions *s, const uint8_t token[SHD1_TOKEN_BYTES]);
 
-/* Whose it is. Return: borrowed, or NULL: nobody pays. */
+/* The user that pays. Return: borrowed, or NULL: nobody pays. */
 static inline struct user *session_account(const struct session *s)
 {
 	return s->charge.user;
 }
 
-/* A channel of it has come, or none will. Safe twice. */
+/* A channel of it has connected, or none will. Safe to call twice. */
 void session_channel_came(struct session *s);
 
-/* What it has submitted on its ring comes before what it asks for now on another way. */
+/* Take its submissions on the ring before a request that it sends now by another way. */
 static inline void session_catch_up(struct session *s)
 {
 	if (s->ring)
@@ -131,11 +131,11 @@ int session_join(struct session *s, struct job *job, const struct job_joining *h
 /* Return: 0, JOB_E_LATER (its streams are still read: node_wait, then again), or a fault. */
 int session_leave(struct session *s, bool *ret_freed, struct fault *f);
 
-/* Read @job from here on, instead of what it has read before. A session that has joined, or
+/* Read @job from here on, instead of the job that it read before. A session that has joined, or
  * holds a step, cannot. Return: 0 or a fault code. */
 int session_read(struct session *s, struct job *job, struct fault *f);
 
-/* The member, or a fault that tells to join. */
+/* The member, or a fault that says to call Join. */
 struct member *session_member(struct session *s, struct fault *f);
 
 /* Return: 0, or a fault code: there are SESSION_MAX_WATCHES. */
@@ -147,8 +147,8 @@ void session_event(struct member *m, enum job_event_kind kind, const char *text)
 int session_local_new(struct sessions *s, uv_loop_t *loop, struct conn *c,
 		      uint64_t frame_timeout_us, void (*closed)(void *userdata), void *userdata);
 
-/* End every local channel, also those that are bound to no session; what was given as
- * @closed tells of each, later. */
+/* End every local channel, also those that are bound to no session; the callback that was given as
+ * @closed is called for each, later. */
 void sessions_close_locals(struct sessions *s);
 
 #endif

@@ -1,4 +1,4 @@
-/* What the local channel asks of a session: whose token it is, slabs, its ring. */
+/* Requests of the local channel to a session: the session of a token, slabs, its ring. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -33,7 +33,7 @@ static int on_hello(struct local *l, const uint8_t token[SHD1_TOKEN_BYTES], void
 	return 0;
 }
 
-/* What the session may have. */
+/* The slab, if the session may have it. */
 static struct slab *slab_for(const struct session *s, uint32_t id)
 {
 	struct slab *slab;

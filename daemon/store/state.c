@@ -1,4 +1,4 @@
-/* Building, changing and packing the records; what is believed is in state_check.c. */
+/* Building, changing and packing the records; state_check.c checks them. */
 #include "store/state.h"
 
 #include <errno.h>
@@ -8,8 +8,8 @@
 
 #include "core/check.h"
 
-/* The same array with room for one more pointer. protobuf-c's repeated fields say how
- * many there are, not how many fit: the allocator knows, so growing stays linear.
+/* The same array with room for one more pointer. protobuf-c's repeated fields have a count but no
+ * capacity. The allocator knows the capacity, so growing stays linear.
  * Return: NULL without memory (@array is as it was). */
 static void *with_room(void *array, size_t count)
 {

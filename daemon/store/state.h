@@ -1,11 +1,11 @@
 /*
- * What must outlive a daemon: jobs, groups, units, slabs, committed step, epoch,
- * blobs. One module, one serialised form (proto/state.proto).
+ * The state that must outlive a daemon: jobs, groups, units, slabs, committed step, epoch, blobs.
+ * One module, one serialised form (proto/state.proto).
  *
- * The records are the messages themselves, so there is nothing to keep in step: a
- * job or unit at run time points to its record and keeps nothing persistent
- * elsewhere. Records refer to each other by number, never by pointer. A successor
- * gets state_encode's bytes and, by slab id, the descriptors.
+ * The records are the messages themselves, so there are no copies to keep consistent: a job or unit
+ * at run time points to its record and keeps nothing persistent elsewhere. Records refer to each
+ * other by number, never by pointer. A successor gets state_encode's bytes and, by slab id, the
+ * descriptors.
  *
  * Records are malloc'ed as protobuf-c would; state_job_free frees all below.
  * Loop thread only.
@@ -42,7 +42,7 @@ state_tensor *state_tensor_new(const char *name, const uint64_t *shape, size_t d
 state_buffer *state_buffer_new(const char *name, const uint64_t *shape, size_t dims);
 state_group *state_group_new(const char *name, const uint32_t *ranks, size_t n);
 
-/* Free a record that is in no job, with all below it. NULL is allowed. */
+/* Free a record that is in no job, with everything below it. NULL is allowed. */
 void state_job_free(state_job *j);
 void state_unit_free(state_unit *u);
 void state_group_free(state_group *g);
@@ -52,7 +52,7 @@ int state_job_add_group(state_job *j, state_group *g);
 int state_job_add_unit(state_job *j, state_unit *u);
 int state_unit_add_tensor(state_unit *u, state_tensor *t);
 int state_unit_add_buffer(state_unit *u, state_buffer *b);
-/* Name what @t is another name of; copied. Return: 0 or -ENOMEM. */
+/* Set the tensor of which @t is an alias; copied. Return: 0 or -ENOMEM. */
 int state_tensor_set_alias(state_tensor *t, const char *unit, const char *tensor);
 /* Copies @strides, one a dimension. Return: 0 or -ENOMEM. */
 int state_tensor_set_strides(state_tensor *t, const uint64_t *strides, size_t dims);

@@ -1,6 +1,6 @@
 /*
- * What a state that came from outside must fulfil before anything is built on it.
- * The bytes may be from another version or from a broken disk: nothing is believed.
+ * Checks of a saved state before anything is built on it. The bytes may be from another version or
+ * from a broken disk, so everything is checked.
  */
 #include <errno.h>
 #include <math.h>
@@ -88,7 +88,7 @@ static bool in(uint32_t value, uint32_t most)
 	return value >= 1 && value <= most;
 }
 
-/* What unit_resolve leaves: nothing is open. */
+/* What unit_resolve produces: no setting is left open. */
 static bool choices_ok(const state_unit *u)
 {
 	return in(u->layout, 2) && in(u->strategy, 3) && u->shard_ranks &&
@@ -128,7 +128,7 @@ static bool part_ok(const state_job *j, const state_part *p)
 	return true;
 }
 
-/* What is all frozen has no gradients. */
+/* A unit with only frozen tensors has no gradients. */
 static bool is_trained(const state_unit *u)
 {
 	for (size_t i = 0; i < u->n_tensors; i++)
@@ -166,7 +166,7 @@ static int check_unit(const state_job *j, const state_unit *u, struct fault *f)
 	if (!name_ok(u->name, 255))
 		return bad(f, "a unit without a name", j->name);
 	if (u->group >= j->n_groups)
-		return bad(f, "a unit of a group that is not there", u->name);
+		return bad(f, "a unit of a group that does not exist", u->name);
 	if (u->storage_dtype != DTYPE_FP32 || !dtype_size(u->compute_dtype) ||
 	    !dtype_size(u->gradient_dtype) || !u->shard_multiple)
 		return bad(f, "unknown dtype or layout", u->name);
@@ -232,7 +232,7 @@ static int check_disjoint(const state_job *j, struct fault *f)
 	return 0;
 }
 
-/* Whose a slab is: a rank may write to all of the one that its buffers are in. */
+/* The owner of a slab: a rank may write to all of the slab that contains its buffers. */
 enum { SLAB_NOBODYS, SLAB_SHARDS, SLAB_FIRST_RANK };
 
 static bool claim(const state_job *j, uint32_t *owners, const state_region *r, uint32_t owner)
@@ -301,7 +301,8 @@ static int check_blobs(const state_job *j, uint8_t *seen, struct fault *f)
 		uint32_t rank = j->blobs[i]->rank;
 
 		if (rank >= j->world_size || seen[rank])
-			return bad(f, "a blob of a rank outside the world, or two of one", j->name);
+			return bad(f, "a blob of a rank outside the world, or two of one rank",
+				   j->name);
 		seen[rank] = 1;
 	}
 	return 0;
@@ -315,7 +316,7 @@ static int check_groups(const state_job *j, uint8_t *seen, struct fault *f)
 		if (!name_ok(g->name, 255) || !g->n_ranks)
 			return bad(f, "a group without name or ranks", j->name);
 		if (!ranks_ok(j, g->ranks, g->n_ranks, seen))
-			return bad(f, "a group with a rank outside the world, or one twice",
+			return bad(f, "a group with a rank outside the world, or with a rank twice",
 				   g->name);
 	}
 	return 0;
@@ -356,7 +357,7 @@ static int check_job(const state_job *j, uint32_t next_slab, struct fault *f)
 		return bad(f, "an unknown lifetime", j->name);
 	r = check_ranks(j, f);
 	if (!r && j->n_devices != j->world_size)
-		r = bad(f, "it does not say on which device each rank is", j->name);
+		r = bad(f, "the devices of the ranks are missing", j->name);
 	if (!r)
 		r = check_slabs(j, next_slab, f);
 	for (size_t i = 0; !r && i < j->n_units; i++)
@@ -373,7 +374,7 @@ int state_decode(const uint8_t *data, size_t bytes, state_all **ret, struct faul
 
 	if (!s)
 		return fault_set(f, FAULT_INVALID, "state",
-				 "saved state of %zu bytes is not readable", bytes);
+				 "saved state of %zu bytes cannot be unpacked", bytes);
 	if (s->version != STATE_VERSION)
 		r = fault_set(f, FAULT_INVALID, "state", "saved state has version %u, not %u",
 			      s->version, STATE_VERSION);

@@ -80,7 +80,8 @@ static void add(struct assignment *a, const struct bucket_tensor *t, uint32_t in
 		o->cursor++;
 }
 
-/* Where bucket @b comes in the result: without a map as opened, which is by smallest index. */
+/* The position of bucket @b in the result: without a map the order of opening, which is that of the
+ * smallest index. */
 static uint32_t place_of(const struct assignment *a, uint32_t b, const uint32_t *map)
 {
 	return map ? a->closed[b] : b;

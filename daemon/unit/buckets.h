@@ -1,6 +1,6 @@
 /*
- * Which gradients are reduced together under DistributedDataParallel: PyTorch's
- * assignment of tensors to buckets by size. Pure arithmetic, any thread.
+ * The gradients that DistributedDataParallel reduces together: PyTorch's assignment of tensors to
+ * buckets by size. Pure arithmetic, any thread.
  */
 #ifndef SHARDD_UNIT_BUCKETS_H
 #define SHARDD_UNIT_BUCKETS_H
@@ -15,7 +15,7 @@
 struct bucket_tensor {
 	uint64_t bytes; /* of its gradient */
 	uint32_t key;   /* dtypes (gradient, reduce) and device: a bucket has one */
-	bool sparse;    /* its gradient is rows and values: alone in its bucket */
+	bool sparse;    /* its gradient is rows and values; it is alone in its bucket */
 };
 
 /*
@@ -33,8 +33,8 @@ int64_t buckets_assign(const struct bucket_tensor *tensors, uint32_t n, const ui
 		       unsigned n_limits, const uint32_t *map, uint32_t *ret_tensors,
 		       uint32_t *ret_sizes);
 
-/* The same buckets, last one first; inside of each nothing changes. @tensors and @sizes as
- * buckets_assign left them. Return: 0 or -ENOMEM. */
+/* The same buckets, last one first; the order inside each bucket does not change. @tensors and
+ * @sizes as buckets_assign left them. Return: 0 or -ENOMEM. */
 int buckets_reverse(uint32_t *tensors, uint32_t *sizes, uint32_t n_buckets);
 
 #endif

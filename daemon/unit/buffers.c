@@ -1,7 +1,7 @@
-/* Buffers of a unit: what is no parameter, every rank has its own. */
+/* Buffers of a unit: data that is not a parameter; every rank has its own. */
 #include "unit/unit.h"
 
-/* Numbers of every size begin where they may. */
+/* Aligned for numbers of every size. */
 #define BUFFER_ALIGN 64u
 
 static uint64_t element_bytes(uint32_t dtype)

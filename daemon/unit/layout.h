@@ -2,10 +2,10 @@
  * How a unit's elements are cut into shards, and by which factors its gradients are
  * divided. Pure arithmetic, any thread.
  *
- * What is trained and what is frozen are cut apart, each by the same rule. FLAT: one row of
- * elements, of which rank r owns [r*S, min((r+1)*S, N)). DIM0: each tensor by its first
- * dimension, R = ceil(d0/W) rows a rank; a shard is one such piece after the other, S
- * elements in all. What is left of a shard is zero.
+ * Trained and frozen tensors are cut separately, by the same rule. FLAT: one row of elements, of
+ * which rank r owns [r*S, min((r+1)*S, N)). DIM0: each tensor by its first dimension, R =
+ * ceil(d0/W) rows per rank; a shard is these pieces in order, S elements in all. The rest of a
+ * shard is zero.
  */
 #ifndef SHARDD_UNIT_LAYOUT_H
 #define SHARDD_UNIT_LAYOUT_H
@@ -13,8 +13,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Largest number of elements a unit may have: its fp32 bytes, padded, and three
- * times that stay far inside 64 bits. */
+/* Largest number of elements of a unit: its fp32 bytes, padded, and three times that are far below
+ * 2^64. */
 #define LAYOUT_MAX_ELEMENTS (UINT64_C(1) << 48)
 
 struct layout {
@@ -44,18 +44,18 @@ static inline uint64_t layout_rows(uint64_t d0, uint32_t ranks)
 uint64_t layout_begin(const struct layout *l, uint32_t r);
 uint64_t layout_owned(const struct layout *l, uint32_t r);
 
-/* Over how many of @devices devices the shards of one replica are spread: 1 where every
- * device can have a replica of its own. */
+/* Number of the @devices devices over which the shards of one replica are spread: 1 if every device
+ * can have its own replica. */
 unsigned layout_spread(const struct layout *l, unsigned devices);
 /* Ranks of one part when the shards are spread over @spread devices. */
 uint32_t layout_part_ranks(const struct layout *l, unsigned spread);
-/* P, elements of one part: the shards of these ranks, of what is trained. FLAT: part d is
- * [d*P, (d+1)*P). */
+/* P, elements of one part: the trained elements in the shards of these ranks. FLAT: part d is [d*P,
+ * (d+1)*P). */
 uint64_t layout_part(const struct layout *l, unsigned spread);
 uint64_t layout_frozen_part(const struct layout *l, unsigned spread);
 /* FLAT: how many of the N elements part @d has (may be 0). */
 uint64_t layout_part_owned(const struct layout *l, unsigned spread, unsigned d);
-/* Elements of what gather hands out: the trained of all parts, then the frozen. Without
+/* Elements of the gathered unit: the trained ones of all parts, then the frozen ones. Without
  * frozen ones: those of a gradient buffer. */
 uint64_t layout_full(const struct layout *l, unsigned spread);
 
@@ -68,9 +68,9 @@ void layout_divide_factors(uint32_t ranks, double *ret_pre, double *ret_post);
  * LAYOUT_MAX_ELEMENTS. */
 bool layout_numel(const uint64_t *shape, uint32_t dims, uint64_t *ret);
 
-/* Do the strides (elements) of a shape leave no gap: is it row-major but for the order of its
- * dimensions? @ret_plain: it is row-major as it stands. Strides of dimensions of one element do
- * not matter. */
+/* Do the strides (elements) of a shape leave no gap: is it row-major except for the order of its
+ * dimensions? @ret_plain: it is row-major as it stands. Strides of dimensions of one element do not
+ * matter. */
 bool layout_dense(const uint64_t *shape, const uint64_t *strides, uint32_t dims, bool *ret_plain);
 
 #endif

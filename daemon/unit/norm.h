@@ -1,6 +1,6 @@
 /*
- * Norms of gradients and what is done by them (semantics 4.16): fills kops, folds what
- * they found, decides the factor. Pure arithmetic but for the kops; loop thread only.
+ * Norms of gradients and clipping by them (semantics 4.16): fills kops, folds their partial
+ * results, computes the factor. Pure arithmetic but for the kops; loop thread only.
  *
  * The order of addition is published (docs/semantics.md): per block of KERNEL_NORM_BLOCK
  * elements in fp64 lanes (kernels.h), blocks in order, units in the order of their numbers,
@@ -26,11 +26,11 @@ struct clip {
 
 /* Does part @d count? Not if an earlier one has the same elements (a replica). */
 bool norm_counts(const struct unit *u, unsigned d);
-/* Blocks of one part; and of all that count, which lie behind each other. */
+/* Blocks of one part; and of all parts that count, whose blocks are adjacent. */
 size_t norm_blocks(const struct unit_part *p);
 size_t norm_partials(const struct unit *u);
 
-/* The kernel for part @p. @partial: one number a block. */
+/* The kernel for part @p. @partial: one number per block. */
 void norm_kop(struct kop *kop, const struct unit_part *p, double type, double *partial);
 
 /* Add the next block; and the norm of the sum. */

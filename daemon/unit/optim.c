@@ -11,7 +11,7 @@ float *optim_at(const struct region *r, uint64_t i)
 	return r->slab ? (float *)region_addr(r) + i : NULL;
 }
 
-/* A stretch of a part whose elements are stepped alike. */
+/* A stretch of a part whose elements have the same step. */
 struct stretch {
 	uint64_t at; /* element of the part's arrays */
 	uint64_t n;
@@ -30,8 +30,8 @@ struct steps {
 	struct stretch now; /* not yet a kop */
 };
 
-/* Elements that one vector of PyTorch's loop has (AVX2): what is left behind the last one
- * it does one by one. */
+/* Elements of one vector in PyTorch's loop (AVX2): it handles the rest after the last whole vector
+ * one by one. */
 #define FUSED_VECTOR 8u
 
 static enum k_profile profile_of(const state_optimizer *o)
@@ -39,8 +39,8 @@ static enum k_profile profile_of(const state_optimizer *o)
 	return (enum k_profile)(o->profile ? o->profile - OPTIM_EAGER_SINGLE : 0);
 }
 
-/* PyTorch computes with a learning rate that is a tensor as with any tensor: what follows from it
- * is rounded at each operation, as are the numbers that it meets. */
+/* PyTorch treats a learning rate that is a tensor like any tensor: the values computed from it are
+ * rounded at each operation, and so are the numbers combined with it. */
 static void round_lr(const struct setting *s, double corrected, struct k_adam_f64 *x)
 {
 	float lr = (float)s->lr;
@@ -67,7 +67,7 @@ static struct k_adam_f64 f64_of(const struct setting *s, uint64_t steps)
 	return x;
 }
 
-/* What k_adamw and k_adam have in common; @x: f64_of. */
+/* The common fields of k_adamw and k_adam; @x: f64_of. */
 #define ADAM_OF(o, part, s, x)                                                                \
 	.p = optim_at(&(part)->params, (s)->at), .g = optim_at(&(part)->grads, (s)->at),      \
 	.m = optim_at(&(part)->state1, (s)->at), .v = optim_at(&(part)->state2, (s)->at),     \
@@ -134,7 +134,7 @@ static void end_stretch(struct steps *x)
 		sgd_kop(o, x->p, &x->now, kop);
 }
 
-/* What the unit was registered with, at the learning rate of the step. */
+/* The settings with which the unit was registered, at the learning rate of the step. */
 static struct setting registered(const state_optimizer *o, const struct step_rates *rates)
 {
 	return (struct setting){ .lr = rates->has_lr ? rates->lr : o->lr,
@@ -177,7 +177,7 @@ static bool is_alike(const struct stretch *a, const struct stretch *b)
 	return setting_same(&a->set, &b->set) && a->steps == b->steps;
 }
 
-/* What lies between two runs (padding of rows) goes with the one before: it stays 0. */
+/* The gap between two runs (padding of rows) belongs to the run before it: it stays 0. */
 static void add_merged(struct steps *x, const struct unit_run *run)
 {
 	struct stretch next = stretch_of(x, run->tensor);
@@ -193,7 +193,7 @@ static void add_merged(struct steps *x, const struct unit_run *run)
 	x->now = next;
 }
 
-/* What no rank has used has no gradient, and is left as it is. */
+/* A tensor that no rank has used has no gradient, and is not stepped. */
 static bool is_stepped(const struct unit *u, uint32_t tensor)
 {
 	return !u->tensors[tensor].frozen && !(u->some_lack && u->lacks[tensor]);
@@ -216,8 +216,8 @@ static void merged(struct steps *x)
 	end_stretch(x);
 }
 
-/* Elements [@at, @end) of @tensor, of what PyTorch would step as one tensor that begins at
- * @from and has @n elements. */
+/* Elements [@at, @end) of @tensor, which belong to a piece that PyTorch would step as one tensor:
+ * it begins at @from and has @n elements. */
 static void add_fused(struct steps *x, uint32_t tensor, uint64_t at, uint64_t end, uint64_t from,
 		      uint64_t n)
 {
@@ -231,7 +231,7 @@ static void add_fused(struct steps *x, uint32_t tensor, uint64_t at, uint64_t en
 	end_stretch(x);
 }
 
-/* FLAT: what is stepped is a rank's shard, padding included. */
+/* FLAT: the step covers a rank's shard, including padding. */
 static void fused_flat(struct steps *x, const struct unit_run *run)
 {
 	uint64_t shard = x->u->layout.shard_elements;
@@ -301,7 +301,7 @@ static bool has_special(const state_unit *rec)
 	return false;
 }
 
-/* Is every tensor of @u stepped alike? @ret: by what then. */
+/* Does every tensor of @u have the same step? @ret: its settings, if so. */
 static bool is_uniform(const struct unit *u, const struct step_rates *rates, struct setting *ret)
 {
 	const struct settings *s = rates->settings;
@@ -355,8 +355,8 @@ size_t optim_scale_kops(const struct unit *u, const struct unit_part *p, float f
 	return n;
 }
 
-/* A stream per unit and tensor: FNV-1a over both names, so that values follow a
- * tensor when other units come or go. */
+/* A stream per unit and tensor: FNV-1a over both names, so that the values of a tensor do not
+ * depend on other units. */
 static uint64_t stream_of(const char *unit, const char *tensor)
 {
 	uint64_t h = FNV_BEGIN;

@@ -13,16 +13,16 @@
  * @rates, or as the unit was registered: one for each stretch whose tensors have equal settings, in their order;
  * with profile FUSED one for each of what PyTorch would step as one tensor. Scalars are
  * computed in double and rounded once, as in PyTorch's eager single-tensor path (semantics
- * 4.17). @kops: room for as many as NULL gives.
+ * 4.17). @kops: room for as many as a call with NULL returns.
  * Return: how many; 0 if the unit has no optimizer, or the part no elements. */
 size_t optim_step_kops(const struct unit *u, const struct unit_part *p,
 		       const struct step_rates *rates, struct kop *kops);
 
-/* Kops that multiply the gradient of @p, but no padding (0 times NaN). @kops: as above. */
+/* Kops that multiply the gradient of @p, but not the padding (0 times NaN). @kops: as above. */
 size_t optim_scale_kops(const struct unit *u, const struct unit_part *p, float factor,
 			struct kop *kops);
 
-/* Kops that fill what @p has of every tensor by its initialiser from @seed.
+/* Kops that fill the piece of every tensor on @p by its initialiser from @seed.
  * @kops: room for rec->n_tensors. Return: how many. */
 unsigned optim_seed_kops(const struct unit *u, const struct unit_part *p, uint64_t seed,
 			 struct kop *kops);

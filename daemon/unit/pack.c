@@ -12,7 +12,7 @@ static char *element(const struct unit_array *a, uint64_t i)
 	return (char *)a->at + i * dtype_size(a->dtype);
 }
 
-/* One row of the operation is what one part has of the tensor. */
+/* One row of the operation is the piece of the tensor on one part. */
 static struct kop pack(const struct unit *u, const struct unit_tensor *t, bool unpack,
 		       const struct unit_array *full, const struct unit_array *parts)
 {

@@ -20,9 +20,9 @@ struct unit_array {
 bool unit_is_packed(const struct unit *u);
 
 /* Kops that bring @which of @parts to the order of the gathered unit, @full, whole pieces
- * with their padding; types are converted. UNIT_TRAINED leaves what is frozen alone, in
- * both, so that @full may be a gradient buffer. @kops: room for rec->n_tensors; they are
- * independent of each other. Return: how many. */
+ * with their padding; types are converted. UNIT_TRAINED does not touch frozen elements, in both, so
+ * that @full may be a gradient buffer. @kops: room for rec->n_tensors; they are independent of each
+ * other. Return: how many. */
 unsigned unit_unpack_kops(const struct unit *u, enum unit_which which,
 			  const struct unit_array *full, const struct unit_array *parts,
 			  struct kop *kops);

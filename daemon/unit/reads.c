@@ -37,7 +37,7 @@ int reads_move(struct reads *r, struct reads *from)
 {
 	for (unsigned i = 0; i < from->n; i++)
 		if (reads_add(r, &from->waits[i]) < 0)
-			return -ENOMEM; /* what is there twice now does no harm */
+			return -ENOMEM; /* entries that are there twice now do no harm */
 	reads_deinit(from);
 	return 0;
 }

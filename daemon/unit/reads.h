@@ -20,7 +20,7 @@ int reads_add(struct reads *r, const struct backend_wait *w);
 int reads_move(struct reads *r, struct reads *from);
 /* Forget those of one session: it is gone, its signals are poisoned. */
 void reads_forget(struct reads *r, const struct backend_signals *signals);
-/* Forget all. Safe twice. */
+/* Forget all. Safe to call twice. */
 void reads_deinit(struct reads *r);
 
 #endif

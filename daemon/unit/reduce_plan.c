@@ -4,7 +4,7 @@
 
 #include "core/check.h"
 
-/* A division that XLA compiles is one. Where @by is a power of two both give the same. */
+/* A division that XLA compiles is a true division. If @by is a power of two both give the same. */
 static bool takes_inverse(const struct reduce_setting *s)
 {
 	if (s->div_mode)
@@ -26,7 +26,7 @@ struct k_factor reduce_divide_by(const struct reduce_setting *s, double by, enum
 				: k_divide_by((float)by, t);
 }
 
-/* The systems divide by no more than what is above 1, FSDP2 by all but 1. */
+/* The systems divide only by factors above 1; FSDP2 divides by every factor but 1. */
 static struct k_factor divide_above_one(const struct reduce_setting *s, double by, enum dtype t)
 {
 	return reduce_divide_by(s, by > 1 ? by : 1, t);
@@ -59,7 +59,7 @@ static void plan_fairscale(const struct reduce_setting *s, struct reduce_plan *p
 	p->post = divide_above_one(s, s->post_divide, s->reduce_dtype);
 }
 
-/* Factors of 1 and 1 that are not the default have the collective itself divide. */
+/* Factors of 1 and 1 that are not the default make the collective itself divide. */
 static void plan_xla(const struct reduce_setting *s, struct reduce_plan *p)
 {
 	p->pre = divide_above_one(s, s->pre_divide, s->gradient_dtype);
@@ -90,7 +90,7 @@ static void plan_fsdp2_average(const struct reduce_setting *s, struct reduce_pla
 	}
 }
 
-/* fp16 is divided half before, as the others' factors are, half after. */
+/* fp16 is divided half before, like the factors of the others, and half after. */
 static void plan_fsdp2_sum(const struct reduce_setting *s, struct reduce_plan *p)
 {
 	double factor = s->divide_factor != 0 ? s->divide_factor : s->ranks, pre = 1;
@@ -108,12 +108,12 @@ static void plan_fsdp2(const struct reduce_setting *s, struct reduce_plan *p)
 		plan_fsdp2_sum(s, p);
 	else
 		plan_fsdp2_average(s, p);
-	/* in place of a reduce-scatter of one rank, whatever else divides */
+	/* in place of a reduce-scatter of one rank, regardless of other divisions */
 	if (s->shard_ranks == 1 && s->divide_factor != 0)
 		p->partial = reduce_divide_by(s, s->divide_factor, s->reduce_dtype);
 }
 
-/* A rounding alone: what a hook gives is copied into the bucket, which has the gradient's
+/* Only a rounding: the result of a hook is copied into the bucket, which has the gradient's
  * type. */
 static struct k_factor back_to_bucket(const struct reduce_setting *s)
 {
@@ -125,9 +125,9 @@ static struct k_factor back_to_bucket(const struct reduce_setting *s)
 		       : k_divide_by(1, s->gradient_dtype);
 }
 
-/* Where FSDP1 (NO_SHARD, or one rank) and fairscale (one rank) do not shard, the reduced
- * gradient lies where autograd adds the next. Of 16-bit gradients that one is wider than what
- * is accumulated here: those are added as where they shard. */
+/* Where FSDP1 (NO_SHARD, or one rank) and fairscale (one rank) do not shard, the reduced gradient
+ * is where autograd adds the next one. For 16-bit gradients it is wider than the accumulated
+ * gradient here: those are added as in the sharded case. */
 static bool is_whole(const struct reduce_setting *s)
 {
 	return s->shard_ranks == 1 && s->gradient_dtype == DTYPE_FP32 &&

@@ -1,6 +1,6 @@
 /*
- * What a reduction does with a gradient: where it is divided, in which dtype it is added,
- * in the order of the system whose profile the unit has. Pure arithmetic, any thread.
+ * The plan of a reduction: where a gradient is divided and in which dtype it is added, in the order
+ * of the system whose profile the unit has. Pure arithmetic, any thread.
  *
  *   each rank's gradient, or what it has accumulated without a reduction
  *     --pre--> added over the ranks of a replica, in sum_dtype, rounded at every addition
@@ -20,7 +20,7 @@
 #include "kernels.h"
 #include "unit/unit.h"
 
-/* Where PyTorch's tensors would be, whose arithmetic differs:
+/* The device of PyTorch's tensors, since its arithmetic differs by device:
  *   AVG       gloo adds and then divides; NCCL multiplies each contribution by the inverse of
  *             their number, rounded to their type
  *   x.div_(d) x / d on a CPU; x * fp32(1 / d), the inverse taken in fp64, on a GPU
@@ -46,11 +46,12 @@ struct reduce_plan {
 	struct k_factor partial;
 	struct k_factor replica;
 	struct k_factor post;
-	/* Of what a rank accumulates without a reduction; it is what is reduced then. */
+	/* Dtype of gradients that a rank accumulates without a reduction; the reduction then takes
+	 * these. */
 	enum dtype accumulate_dtype;
-	/* DDP, and FSDP1 and fairscale where they do not shard: what earlier reductions have
-	 * left is each rank's own gradient, to which the next is added before it is reduced, so
-	 * that it is divided and added again. */
+	/* DDP, and FSDP1 and fairscale where they do not shard: the result of earlier reductions is
+	 * each rank's own gradient. The next one is added to it before the reduction, so the result
+	 * is divided and added again. */
 	bool adds_before;
 };
 
@@ -63,21 +64,22 @@ struct reduce_setting reduce_setting_of(const state_unit *rec, uint32_t ranks,
 struct reduce_setting reduce_setting_now(const struct unit *u, uint32_t ranks,
 					 enum reduce_device device);
 
-/* What x.div_(@by) of the unit's system is, in @t; nothing where @by is 1. */
+/* The equivalent of x.div_(@by) in the unit's system, in @t; nothing if @by is 1. */
 struct k_factor reduce_divide_by(const struct reduce_setting *s, double by, enum dtype t);
 
-/* The one of two factors that is more than nothing: at most one may be (CHECKed). */
+/* The factor of the two that does something: at most one may (CHECKed). */
 struct k_factor reduce_either(struct k_factor a, struct k_factor b);
 
-/* Replace the settings of reductions that were left open in @rec, the strategy's too, and
+/* Replace the reduction settings that were left open in @rec, including those of the strategy, and
  * refuse those that its profile does not have. Return: 0 or a fault code. */
 int reduce_resolve(state_unit *rec, uint32_t ranks, struct fault *f);
-/* Replace the factors that were left open (0) in @factors by what they stand for in a unit of
- * the resolved @rec, and refuse those that its profile does not have. Return: 0 or a fault
- * code, of a field of @factors. */
+/* Replace the factors that were left open (0) in @factors by their values for a unit of the
+ * resolved @rec, and refuse those that its profile does not have. Return: 0 or a fault code, of a
+ * field of @factors. */
 int reduce_resolve_factors(const state_unit *rec, uint32_t ranks, struct unit_factors *factors,
 			   struct fault *f);
-/* Before a resolved record is resolved again: what its profile does not have is open. */
+/* Call before a resolved record is resolved again: it reopens the settings that its profile does
+ * not have. */
 void reduce_reopen(state_unit *rec);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * The settings of a unit's reductions where they were left open, and those that its profile
- * does not know: refused, since nothing would come of them.
+ * Resolves the reduction settings of a unit that were left open, and refuses those that its profile
+ * does not have, since they would have no effect.
  */
 #include <stdio.h>
 
@@ -35,19 +35,19 @@ static int resolve_strategy(state_unit *rec, uint32_t ranks, struct fault *f)
 		rec->strategy = is_ddp(rec->reduce_profile) ? STRATEGY_REPLICATE : STRATEGY_SHARD;
 	if (is_ddp(rec->reduce_profile) && rec->strategy != STRATEGY_REPLICATE)
 		return fault_set(f, FAULT_INVALID, "units.strategy",
-				 "unit '%.100s': reduce_profile %s is for strategy REPLICATE",
+				 "unit '%.100s': reduce_profile %s needs strategy REPLICATE",
 				 rec->name, profile_name(rec->reduce_profile));
 	if (rec->strategy == STRATEGY_HYBRID) {
 		if (*shard && ranks % *shard == 0)
 			return 0;
 		return fault_set(f, FAULT_INVALID, "units.shard_ranks",
-				 "unit '%.100s': shard_ranks is %u: a divisor of the group's %u "
-				 "ranks is allowed",
+				 "unit '%.100s': shard_ranks is %u; it must be a divisor of the "
+				 "group's %u ranks",
 				 rec->name, *shard, ranks);
 	}
 	if (*shard && *shard != (rec->strategy == STRATEGY_SHARD ? ranks : 1))
 		return fault_set(f, FAULT_INVALID, "units.shard_ranks",
-				 "unit '%.100s': shard_ranks is %u: it is for strategy HYBRID",
+				 "unit '%.100s': shard_ranks is %u; only strategy HYBRID has it",
 				 rec->name, *shard);
 	*shard = rec->strategy == STRATEGY_SHARD ? ranks : 1;
 	return 0;
@@ -64,7 +64,7 @@ static int resolve_dtype(state_unit *rec, struct fault *f)
 			rec->reduce_profile == PROFILE_FAIRSCALE ? DTYPE_FP32 : rec->gradient_dtype;
 	if (own && rec->reduce_dtype != rec->gradient_dtype)
 		return fault_set(f, FAULT_INVALID, "units.reduce_dtype",
-				 "unit '%.100s': reduce_dtype %s with gradient_dtype %s is for "
+				 "unit '%.100s': reduce_dtype %s with gradient_dtype %s needs "
 				 "reduce_profile DDP_HOOK, not %s",
 				 rec->name, dtype_name((enum dtype)rec->reduce_dtype),
 				 dtype_name((enum dtype)rec->gradient_dtype),
@@ -92,7 +92,7 @@ static bool has_two_factors(const state_unit *rec)
 	return rec->reduce_profile != PROFILE_FSDP2 && !is_ddp(rec->reduce_profile);
 }
 
-/* @within: what the names of their fields begin with. */
+/* @within: prefix of the names of their fields. */
 static int check_factors(const state_unit *rec, const char *within, struct fault *f)
 {
 	bool fsdp2 = rec->reduce_profile == PROFILE_FSDP2;
@@ -100,23 +100,23 @@ static int check_factors(const state_unit *rec, const char *within, struct fault
 
 	if (rec->pre_divide != 0 && !two)
 		return refuse_factor(rec, within, "pre_divide",
-				     "it divides by its own factors only", f);
+				     "this profile uses only its own factors", f);
 	if (rec->post_divide != 0 && !two)
 		return refuse_factor(rec, within, "post_divide",
-				     "it divides by its own factors only", f);
+				     "this profile uses only its own factors", f);
 	if (below_one(rec->pre_divide))
-		return refuse_factor(rec, within, "pre_divide", "1 or more is allowed", f);
+		return refuse_factor(rec, within, "pre_divide", "the factor must be 1 or more", f);
 	if (below_one(rec->post_divide))
-		return refuse_factor(rec, within, "post_divide", "1 or more is allowed", f);
+		return refuse_factor(rec, within, "post_divide", "the factor must be 1 or more", f);
 	if (rec->divide_factor != 0 && !fsdp2)
-		return refuse_factor(rec, within, "divide_factor", "it is for FSDP2", f);
+		return refuse_factor(rec, within, "divide_factor", "only FSDP2 has it", f);
 	if (rec->force_sum && !fsdp2)
-		return refuse_factor(rec, within, "force_sum", "it is for FSDP2", f);
+		return refuse_factor(rec, within, "force_sum", "only FSDP2 has it", f);
 	return 0;
 }
 
-/* Of all ranks that reduce together, replicas too. A pre_divide alone leaves the rest of
- * them to post_divide, as fairscale's constructor does. */
+/* @ranks: all ranks that reduce together, including replicas. If only pre_divide is given,
+ * post_divide is the rest, as in fairscale's constructor. */
 static void resolve_factors(state_unit *rec, uint32_t ranks)
 {
 	if (!has_two_factors(rec))

@@ -1,6 +1,6 @@
 /*
- * What a unit's settings stand for where they were left open: after this nothing in the
- * record is, so that two records can be compared and a successor needs no defaults.
+ * Resolves the settings of a unit that were left open. After this no setting in the record is open,
+ * so that two records can be compared and a successor needs no defaults.
  */
 #include "unit/reduce_plan.h"
 #include "unit/unit.h"

@@ -2,7 +2,7 @@
 
 #include "core/check.h"
 
-/* What is asked for: the shards of ranks [lo, hi) of a replica, on the part at a position. */
+/* A request: the shards of ranks [lo, hi) of a replica, on the part at a position. */
 struct range {
 	uint32_t lo, hi;
 	unsigned position;
@@ -31,7 +31,7 @@ static void cut(const struct unit *u, const struct unit_tensor *t, const struct 
 	*begin = *begin < *end ? *begin : *end;
 }
 
-/* Where element @first of @t is on the part of @r. */
+/* The place of element @first of @t on the part of @r. */
 static uint64_t at_part(const struct unit *u, const struct unit_tensor *t, const struct range *r,
 			uint64_t first)
 {

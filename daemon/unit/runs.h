@@ -1,7 +1,7 @@
 /*
- * The pieces of tensors that lie on one part of a unit, or in one rank's shard: what is done
- * tensor by tensor (optimizer settings, initialisers, padding that must not count) asks
- * here, so that it holds for every layout. Loop thread only.
+ * The pieces of tensors that lie on one part of a unit, or in one rank's shard: all code that works
+ * tensor by tensor (optimizer settings, initialisers, padding that must not count) uses this
+ * module, so that it works for every layout. Loop thread only.
  */
 #ifndef SHARDD_UNIT_RUNS_H
 #define SHARDD_UNIT_RUNS_H
@@ -25,28 +25,28 @@ unsigned unit_runs(const struct unit *u, const struct unit_part *p, struct unit_
 unsigned unit_runs_of(const struct unit *u, const struct unit_part *p, enum unit_which which,
 		      struct unit_run *ret);
 
-/* What @p has of tensor @i. Return: false: nothing. */
+/* The piece of tensor @i on @p. Return: false: there is none. */
 bool unit_part_run(const struct unit *u, const struct unit_part *p, uint32_t i,
 		   struct unit_run *ret);
 
 /* The pieces that rank @index of the group owns, as they lie on its part. */
 unsigned unit_rank_runs(const struct unit *u, uint32_t index, enum unit_which which,
 			struct unit_run *ret);
-/* What rank @index of the group owns of tensor @i, no alias. Return: false: nothing; then
- * only ret->shard is set. */
+/* The piece of tensor @i (not an alias) that rank @index of the group owns. Return: false: there is
+ * none; then only ret->shard is set. */
 bool unit_rank_run(const struct unit *u, uint32_t index, uint32_t i, struct unit_run *ret);
 /* Which part of a replica that is: 0 to spread - 1. */
 unsigned unit_rank_position(const struct unit *u, uint32_t index);
 
-/* The trained pieces of @p in their order, without what lies between them, as one row: its
- * elements, and the pieces of its elements [from, from + n), whose @shard counts from there.
+/* The trained pieces of @p in their order, without the gaps between them, as one row: its elements,
+ * and the pieces of its elements [from, from + n), whose @shard counts from there.
  * @ret: room for rec->n_tensors. Return: how many. */
 uint64_t unit_row_elements(const struct unit *u, const struct unit_part *p);
 unsigned unit_row_runs(const struct unit *u, const struct unit_part *p, uint64_t from, uint64_t n,
 		       struct unit_run *ret);
 
-/* What lies between the trained pieces of @p, in its first p->n elements: padding, which must
- * not count. @ret: room for rec->n_tensors. Only at and n are set. Return: how many. */
+/* The gaps between the trained pieces of @p, in its first p->n elements: padding, which must not
+ * count. @ret: room for rec->n_tensors. Only at and n are set. Return: how many. */
 unsigned unit_gaps(const struct unit *u, const struct unit_part *p, struct unit_run *ret);
 /* The trained pieces without regard to where a tensor ends: one, unless there are gaps.
  * @ret: as above; only at, full and n are set. */

@@ -106,7 +106,7 @@ static uint64_t add_number(uint64_t h, double x)
 	uint64_t bits;
 
 	memcpy(&bits, &x, sizeof(bits));
-	/* the upper bits of a word must not come to its upper bits alone */
+	/* the upper bits of a word must affect more than its upper bits */
 	return fnv_add(fnv_add(h, bits >> 32), bits & UINT32_MAX);
 }
 

@@ -1,4 +1,4 @@
-/* The tensors of a unit: how many elements there are, and where each of them is. */
+/* The tensors of a unit: their number of elements, and the place of each. */
 #include <stdlib.h>
 
 #include "core/check.h"

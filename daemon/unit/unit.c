@@ -49,7 +49,7 @@ bool unit_pools_gradient(const state_unit *rec)
 	       rec->optimizer->when == OPTIM_BY_TRAINER;
 }
 
-/* Memory is the caller's to look after: parts and tensors, or neither. */
+/* Allocates parts and tensors, or neither. The caller sets the memory. */
 static int make_arrays(struct unit *u, const struct layout *layout)
 {
 	u->parts = calloc(u->n_parts, sizeof(*u->parts));
@@ -61,7 +61,7 @@ static int make_arrays(struct unit *u, const struct layout *layout)
 	return -ENOMEM;
 }
 
-/* In DIM0 what lies between tensors is inside. */
+/* In DIM0 the gaps between tensors are included. */
 static uint64_t part_end(const struct unit *u, const struct unit_part *p)
 {
 	const struct layout *l = &u->layout;

@@ -7,13 +7,13 @@
  * out the part itself. The arrays of a part are fp32:
  *   params: [trained: P elements | frozen]    gradients, optimizer state: [P elements]
  * FLAT: part d is elements [d*P, (d+1)*P) of the flat parameter. DIM0: tensor after tensor,
- * the rows of the part's ranks. The gathered unit is the same picture of all ranks:
+ * the rows of the part's ranks. The gathered unit has the same layout for all ranks:
  *   [trained, all parts | frozen, all parts]
  * in which every tensor is in one piece; without frozen ones its end is cut off, FLAT, where
- * the last tensor ends. A gradient buffer is its first layout.elements. What lies between
- * tensors (DIM0: rows that nobody has, up to a whole number per rank) and behind them is
- * zero in the shards. What persists is in the record; what is here is derived from it or
- * lives as long as the trainers. Loop thread only.
+ * the last tensor ends. A gradient buffer is its first layout.elements. Gaps between tensors (DIM0:
+ * padding rows, up to a whole number of rows per rank) and after them are zero in the shards.
+ * Persistent state is in the record; the state here is derived from it or lives as long as the
+ * trainers. Loop thread only.
  *
  *   uninitialised --initialise--> initialised --(reduce)--> has_gradient
  *                                       ^------(step applied)------'
@@ -33,8 +33,8 @@
 
 #define UNIT_NAME_MAX 255
 
-/* Numbers as stored in the record, and as in shardd.proto. 0 stands there for the first,
- * until unit_resolve. */
+/* Numbers as stored in the record, and as in shardd.proto. Until unit_resolve, 0 in the record
+ * stands for the first. */
 enum optim_kind { OPTIM_NONE = 0, OPTIM_SGD = 1, OPTIM_ADAMW = 2, OPTIM_ADAM = 3, _OPTIM_N };
 enum optim_profile {
 	OPTIM_EAGER_SINGLE = 1,
@@ -63,7 +63,7 @@ enum unit_reshard {
 	RESHARD_AFTER_FORWARD_ONLY = 4,
 	_RESHARD_N
 };
-/* Of gradients, by a factor: 0 in a record is what PyTorch does on the unit's device. */
+/* Division of gradients by a factor: 0 in a record means as PyTorch does on the unit's device. */
 enum unit_div_mode { DIV_MODE_TRUE = 1, DIV_MODE_RECIPROCAL = 2, _DIV_MODE_N };
 enum buffer_dtype {
 	BUFFER_FP32 = 1,
@@ -79,7 +79,7 @@ enum buffer_dtype {
 #define UNIT_MAX_STATES 3u
 #define UNIT_MAX_FACTOR 1e9
 
-/* By what reductions divide, as in the record. */
+/* The factors of reductions, as in the record. */
 struct unit_factors {
 	bool given; /* in place of the record's */
 	bool force_sum;
@@ -112,7 +112,7 @@ struct unit_tensor {
 	uint64_t at;     /* FLAT: in the flat parameter; DIM0: in a shard */
 	uint64_t packed; /* among all tensors in their order, without padding */
 	bool frozen;
-	bool alias;       /* it has no memory, and no numbers above: what it stands for has */
+	bool alias;       /* it has no memory, the fields above are unset */
 	uint32_t of_unit; /* then: that tensor; 0: not resolved yet */
 	uint32_t of;
 };
@@ -133,35 +133,35 @@ struct unit {
 	bool has_partials;           /* sums of replicas, since the last all-reduce between them */
 	struct unit_factors factors; /* set since the epoch began */
 	bool torn; /* changed after the last commit by a step whose trainer died */
-	/* by tensor: it has no gradient although the unit has one, since no rank has used it.
-	 * NULL: never */
+	/* by tensor: it has no gradient although the unit has one, since no rank has used it. NULL:
+	 * never */
 	uint8_t *lacks;
 	bool some_lack;
 
 	/* the gathered copies, one a part, where gather cannot hand out the shards */
 	bool has_full;         /* memory for all of them */
 	uint64_t full_version; /* parameters they were made from; 0: not valid */
-	bool casting;          /* not ordered yet: nobody can have it */
-	bool executing;        /* ordered, not executed yet: only for who waits by stream */
+	bool casting;          /* not ordered yet: no rank can have it */
+	bool executing;        /* ordered, not executed yet: only for ranks that wait by stream */
 	struct list waiting;   /* ops that wait for either; owned by op/ */
 	struct list idle;      /* link in the job's list of idle full buffers */
-	bool drop; /* its memory goes back as soon as nobody uses it: no rank is to come */
+	bool drop; /* free its memory as soon as it is unused: no other rank will use it */
 
 	uint32_t gathered_ranks; /* ranks that hold at least one gather */
 	uint32_t summoned_ranks; /* ranks that have a copy to write to */
 	unsigned summoned_state; /* of what: unit_state */
 
 	/* Of a backward pass, from the unit's last Reduce to the Step. */
-	bool due;             /* to be stepped when nobody has it gathered any more */
-	bool stepping;        /* that is done just now; outlives an epoch */
+	bool due;             /* must be stepped when no rank has it gathered any more */
+	bool stepping;        /* that step is running; outlives an epoch */
 	bool stepped;         /* it was */
-	bool arrived;         /* its gradient was dealt with as the plan says */
+	bool arrived;         /* its gradient was handled as the plan says */
 	double *norms;        /* then: its blocks' norms, if they are wanted; owned */
 	uint64_t shards_from; /* BY_TRAINER: number of its Reduce; 0: there was none */
 	bool shards_ready;    /* that is over */
 	uint32_t shards_left; /* ranks that have not given their shard back */
-	/* shards were given back to some of several copies of the unit: until all have them it is
-	 * worth nothing */
+	/* shards were given back to some of several copies of the unit: it is invalid until all
+	 * have them */
 	bool copies_differ;
 	struct list awaiting; /* ops that wait for the parameters to be stepped; owned by op/ */
 };
@@ -172,18 +172,17 @@ struct unit {
 uint64_t unit_array_bytes(const struct layout *l, unsigned spread);
 uint64_t unit_params_bytes(const struct layout *l, unsigned spread);
 
-/* How many optimizer-state arrays (0 to UNIT_MAX_STATES) the record asks for. */
+/* Number of optimizer-state arrays (0 to UNIT_MAX_STATES) that the record needs. */
 unsigned unit_state_arrays(const state_unit *rec);
-/* An array of @p: 0: the parameters, 1 to UNIT_MAX_STATES: of optimizer state, which may not be
- * there. */
+/* An array of @p: 0: the parameters; 1 to UNIT_MAX_STATES: optimizer state, which may not exist. */
 struct region *unit_state(struct unit_part *p, unsigned i);
 
-/* Do gradient shards come from a pool while they are needed, instead of being there always? */
+/* Do gradient shards come from a pool while they are needed, instead of existing always? */
 bool unit_pools_gradient(const state_unit *rec);
 
-/* Is it another name of a tensor that is elsewhere? */
+/* Is it an alias of another tensor? */
 bool unit_is_alias(const state_tensor *t);
-/* Elements of all tensors that are here. Return: false on overflow, or if there are none. */
+/* Elements of all tensors except aliases. Return: false on overflow, or if there are none. */
 bool unit_elements(const state_unit *rec, uint64_t *ret);
 
 /* Layout from the record for a group of @ranks ranks. Return: false if it does not fit. */
@@ -197,10 +196,9 @@ int unit_new(uint32_t id, state_unit *rec, const struct layout *layout,
  * owned by the caller, or NULL without memory. */
 struct unit_tensor *unit_tensors_new(const state_unit *rec, const struct layout *layout,
 				     uint64_t *ret_packed);
-/* Where tensor @t, no alias, begins in the gathered unit: an element. */
+/* The element of the gathered unit at which tensor @t, not an alias, begins. */
 uint64_t unit_tensor_full(const struct unit *u, const struct unit_tensor *t);
-/* Lay @u out by @layout, which its tensors are laid out by already. @devices: NULL: as they
- * are. */
+/* Lay @u out by @layout, as its tensors already are. @devices: NULL: unchanged. */
 void unit_lay_out(struct unit *u, const struct layout *layout, struct device *const *devices);
 /* The part on @device, which must be one of the unit's (CHECKed). */
 struct unit_part *unit_part_on(struct unit *u, const struct device *device);
@@ -215,10 +213,10 @@ uint64_t unit_frozen_numel(const struct unit *u);
 /* Is any of its tensors trained? */
 bool unit_is_trained(const struct unit *u);
 
-/* Does anybody, on any rank or in the daemon, still read the parameters? */
+/* Does any rank, or the daemon, still read the parameters? */
 bool unit_is_read(const struct unit *u);
 
-/* Forget what is noted of a backward pass. */
+/* Clear the records of a backward pass. */
 void unit_pass_end(struct unit *u);
 
 /* Nothing may be gathered or casting (CHECKed); the full buffer must have been
@@ -235,7 +233,7 @@ uint64_t unit_buffers_bytes(const state_unit *rec);
 /* Return: false if they are too large together. */
 bool unit_buffers_fit(const state_unit *rec);
 
-/* Does gather hand out the shards themselves? Only where each device has them all. */
+/* Does gather hand out the shards themselves? Only if each device has all of them. */
 bool unit_is_direct(const struct unit *u);
 
 /* Elements and bytes of the gathered unit, bytes of a gradient buffer (0: nothing is
@@ -244,40 +242,40 @@ uint64_t unit_full_elements(const struct unit *u);
 uint64_t unit_full_bytes(const struct unit *u);
 uint64_t unit_gradient_bytes(const struct unit *u);
 
-/* Bytes of the copy's memory on each device: with the padding, which an all-gather between
- * devices moves too. */
+/* Bytes of the copy's memory on each device: including the padding, which an all-gather between
+ * devices moves, too. */
 uint64_t unit_full_room(const struct unit *u);
 
 /* Bytes of parameters, gradients and optimizer state of all ranks. */
 uint64_t unit_shard_bytes(const struct unit *u);
 
-/* Is the tensor neither frozen nor another one's alias? */
+/* Is the tensor neither frozen nor an alias? */
 bool unit_trains(const struct unit *u, uint32_t tensor);
 
 /* Tensor @tensor alone has a gradient from here on; unit_track_gradients before. */
 void unit_got_gradient(struct unit *u, uint32_t tensor);
 /* Return: 0 or -ENOMEM. */
 int unit_track_gradients(struct unit *u);
-/* Has the tensor no gradient? The optimizer leaves it as it is then. */
+/* Has the tensor no gradient? Then the optimizer does not change it. */
 bool unit_lacks_gradient(const struct unit *u, uint32_t tensor);
 
 /* The optimizer has stepped @u on the gradient it had. A tensor without one has missed the step:
  * PyTorch counts the steps of each parameter, and bias correction and the first step's momentum
  * follow that count. */
 void unit_stepped(struct unit *u);
-/* How often the optimizer has stepped the tensor. */
+/* Number of optimizer steps of the tensor. */
 uint64_t unit_steps(const struct unit *u, uint32_t tensor);
-/* Begin to count again. */
+/* Reset the count of steps. */
 void unit_forget_steps(struct unit *u);
 
-/* What gather hands out on @p when unit_is_direct. */
+/* The memory that gather hands out on @p if unit_is_direct. */
 struct region unit_direct_region(const struct unit *u, const struct unit_part *p);
 
-/* Replace what was left open in @rec (0) by what it stands for in a group of @ranks ranks:
+/* Replace the settings that were left open in @rec (0) by their values in a group of @ranks ranks:
  * records are compared after this. Return: 0 or a fault code (shard_ranks does not fit). */
 int unit_resolve(state_unit *rec, uint32_t ranks, struct fault *f);
 
-/* Are the two records the same model part? Otherwise fill @f with the first
+/* Do the two records describe the same part of the model? Otherwise fill @f with the first
  * difference. Regions, steps and initialised are not compared. */
 bool unit_same_spec(const state_unit *have, const state_unit *want, struct fault *f);
 

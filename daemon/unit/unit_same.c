@@ -1,4 +1,5 @@
-/* Is what a rank registers the unit that is there? The first difference, in words. */
+/* Compares the unit that a rank registers with the existing one, and describes the first
+ * difference. */
 #include <string.h>
 
 #include "unit/unit.h"
@@ -7,6 +8,9 @@
 #define DIFFERS(f, what, fmt, have, want) \
 	(!fault_set(f, FAULT_STATE, NULL, \
 		    "unit '%s' is registered with " what " " fmt ", not " fmt, name, have, want))
+#define OTHER(f, what, of)                                                                    \
+	(!fault_set(f, FAULT_STATE, NULL, "unit '%s' is registered with other " what " '%s'", \
+		    name, of))
 
 static bool same_optimizer(const char *name, const state_optimizer *a, const state_optimizer *b,
 			   struct fault *f)
@@ -61,7 +65,7 @@ static bool same_tensor(const char *name, const state_tensor *a, const state_ten
 	if (strcmp(a->name, b->name) != 0)
 		return DIFFERS(f, "tensor", "'%s'", a->name, b->name);
 	if (a->n_shape != b->n_shape)
-		return DIFFERS(f, "a tensor of dimensions", "%zu", a->n_shape, b->n_shape);
+		return DIFFERS(f, "tensor dimensions:", "%zu", a->n_shape, b->n_shape);
 	for (size_t i = 0; i < a->n_shape; i++)
 		if (a->shape[i] != b->shape[i])
 			return fault_set(
@@ -72,13 +76,13 @@ static bool same_tensor(const char *name, const state_tensor *a, const state_ten
 				       (unsigned long long)b->shape[i]),
 			       false;
 	if (!same_strides(a, b))
-		return DIFFERS(f, "other strides of tensor", "'%s'", a->name, b->name);
+		return OTHER(f, "strides of tensor", a->name);
 	if (a->init_kind != b->init_kind || a->init_a != b->init_a || a->init_b != b->init_b)
-		return DIFFERS(f, "another initialiser of tensor", "'%s'", a->name, b->name);
+		return OTHER(f, "initialiser settings of tensor", a->name);
 	if (strcmp(a->alias_of, b->alias_of) != 0 || strcmp(a->alias_unit, b->alias_unit) != 0)
 		return DIFFERS(f, "an alias of tensor", "'%s'", a->alias_of, b->alias_of);
 	if (!same_settings(a, b))
-		return DIFFERS(f, "other settings of tensor", "'%s'", a->name, b->name);
+		return OTHER(f, "settings of tensor", a->name);
 	return true;
 }
 
@@ -89,7 +93,7 @@ static bool same_buffer(const char *name, const state_buffer *a, const state_buf
 		return DIFFERS(f, "buffer", "'%s'", a->name, b->name);
 	if (a->dtype != b->dtype || a->n_shape != b->n_shape ||
 	    (a->n_shape && memcmp(a->shape, b->shape, a->n_shape * sizeof(*a->shape)) != 0))
-		return DIFFERS(f, "another shape or dtype of buffer", "'%s'", a->name, b->name);
+		return OTHER(f, "shape or dtype of buffer", a->name);
 	return true;
 }
 

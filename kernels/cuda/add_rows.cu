@@ -1,7 +1,7 @@
 /*
- * A thread has a column and walks through all entries, so that what is added to an element
- * is added in one order, by one thread. Entries are read in groups: several loads are in
- * flight, and only the additions wait for each other.
+ * Each thread has one column and walks through all entries, so that one thread adds all values of
+ * an element, in order. Entries are read in groups: several loads are in flight, and only the
+ * additions wait for each other.
  */
 #include "device.cuh"
 

@@ -1,6 +1,6 @@
 /*
- * What the host must know of the CUDA kernels; the image is nvcc's output, taken into this
- * object file by the assembler.
+ * The host's view of the CUDA kernels; the image is nvcc's output, which the assembler includes in
+ * this object file.
  */
 #include "cuda_kernels.h"
 

@@ -3,8 +3,8 @@
  *
  * Plain C, shared by the .cu files, the cuda backend, and the simulator (which runs the
  * same arguments through kernels/ref). A kernel takes exactly one argument, a struct from
- * below, by value. Addresses are device addresses. No kernel needs more than what is in
- * its struct; none synchronises with another block but through memory of its own.
+ * below, by value. Addresses are device addresses. No kernel needs more than what is in its struct;
+ * a kernel synchronises blocks only through its own memory.
  */
 #ifndef SHARDD_CUDA_KERNELS_H
 #define SHARDD_CUDA_KERNELS_H
@@ -194,7 +194,7 @@ union cuda_args {
 	struct cuda_spin spin;
 };
 
-/* Threads of a block, the same for all kernels but where cuda_fn_threads says otherwise. */
+/* Threads of a block, the same for all kernels unless cuda_fn_threads says otherwise. */
 unsigned cuda_fn_threads(enum cuda_fn fn);
 /* Blocks for @n elements: enough for the device to be full and no more.
  * @sms: multiprocessors; @per_sm: resident blocks of this kernel on each (from

@@ -1,10 +1,9 @@
 /*
- * What all kernels share: vectors of elements in memory, conversions, and the walk over
- * a range.
+ * Shared by all kernels: vectors of elements in memory, conversions, and the walk over a range.
  *
  * Every array is read and written once, in its order, so all accesses carry the hint
- * "evict first": what other kernels left in the second-level cache stays there. None uses
- * the read-only path: several operations work in place.
+ * "evict first": data that other kernels left in the second-level cache stays there. None uses the
+ * read-only path: several operations work in place.
  */
 #ifndef SHARDD_CUDA_DEVICE_CUH
 #define SHARDD_CUDA_DEVICE_CUH
@@ -14,7 +13,7 @@
 #include "element.h"
 #include "launch.h"
 
-/* A kernel of which a multiprocessor must be able to hold @blocks: bounds the registers. */
+/* Bounds the registers of a kernel, so that a multiprocessor can hold @blocks of it. */
 #define KERNEL(blocks) extern "C" __global__ void __launch_bounds__(LAUNCH_THREADS, blocks)
 
 /* Bytes of an element. */
@@ -88,7 +87,7 @@ template <int T> static __device__ __forceinline__ uint32_t narrow_two(float low
 	return both;
 }
 #else
-/* In a test that runs the kernels without a device: the definitions. */
+/* For a test that runs the kernels without a device: the definitions. */
 static float fp16_widen(uint32_t half)
 {
 	return fp16_to_f32(static_cast<uint16_t>(half));
@@ -151,7 +150,7 @@ template <int T, int V> struct vec {
 
 /* -- the walk ------------------------------------------------------------------------ */
 
-/* Where vectors begin: so many elements in, all arrays are at whole vectors; or nowhere. */
+/* The number of elements after which all arrays are at whole vectors; or none. */
 #define UNALIGNED UINT64_MAX
 
 template <int SIZE, int V> static __device__ __forceinline__ uint64_t head_of(uint64_t array)
@@ -162,7 +161,7 @@ template <int SIZE, int V> static __device__ __forceinline__ uint64_t head_of(ui
 	return bytes % SIZE ? UNALIGNED : bytes / SIZE;
 }
 
-/* @head, if the vectors of @array begin there too. */
+/* @head, if the vectors of @array also begin there. */
 template <int SIZE, int V>
 static __device__ __forceinline__ uint64_t head_with(uint64_t head, uint64_t array)
 {
@@ -187,10 +186,9 @@ template <int V> static __device__ __forceinline__ uint64_t vector_at(uint64_t i
 	return i + static_cast<uint64_t>(u) * LAUNCH_THREADS * V;
 }
 
-/* body.at<V, U>(i) for all n elements, each once: U vectors beside each other for each
- * thread of a block while whole turns are left, then single vectors, then what is before
- * and after the vectors, singly. Which thread takes what depends on n, head and the
- * launch only. */
+/* body.at<V, U>(i) for all n elements, each once: U vectors at a time for each thread of a block
+ * while whole turns are left, then single vectors, then the elements before and after the vectors,
+ * singly. Which thread takes what depends on n, head and the launch only. */
 template <int V, int U, class B>
 static __device__ __forceinline__ void walk(uint64_t n, uint64_t head, B &body)
 {

@@ -113,7 +113,7 @@ EL_FN struct el_divisor el_factor(struct cuda_factor f)
 	return d;
 }
 
-/* @exact: what the caller found d.exact to be. */
+/* @exact: the value of d.exact. */
 EL_FN float el_divide(float x, struct el_divisor d, bool exact)
 {
 	return exact ? EL_MUL(x, d.inverse) : EL_DIV(x, d.by);
@@ -136,13 +136,13 @@ EL_FN float el_apply(struct cuda_factor f, struct el_divisor d, float x)
 /* Before the first input of a fold: -0 + x is x for every x, -0 too. */
 #define EL_SUM_NOTHING (-0.0f)
 
-/* t is what came before, x the next input. */
+/* t is the value so far, x the next input. */
 EL_FN float el_sum(float t, float x)
 {
 	return EL_ADD(t, x);
 }
 
-/* The first input replaces what precedes it: -inf, which is equal to nothing but itself. */
+/* The first input replaces the initial value: -inf, which is equal only to itself. */
 EL_FN float el_max(float t, float x)
 {
 	return x > t || x != x ? x : t;
@@ -203,7 +203,7 @@ EL_FN double el_lerp64(double from, double to, double w)
 	return EL_ABS64(w) < 0.5 ? EL_FMA64(w, d, from) : EL_FMA64(EL_SUB64(w, 1.0), d, to);
 }
 
-/* The part that Adam and AdamW share, from the gradient and the parameter after decay. */
+/* The common part of Adam and AdamW, from the gradient and the parameter after decay. */
 EL_FN float el_moments(float p, float g, float *m, float *v, float w1, float b2, float w2,
 		       float step_size, float sq, float eps)
 {
@@ -228,7 +228,7 @@ EL_FN void el_adam(const struct cuda_adam *a, float *p, float g, float *m, float
 	*p = el_moments(*p, g, m, v, a->w1, a->b2, a->w2, a->step_size, a->sq, a->eps);
 }
 
-/* Both of the Adams, with all they can have. @vmax: only read and written with amsgrad.
+/* Adam and AdamW, with all options. @vmax: only read and written with amsgrad.
  * @tail: the element is of the tail of a fused step. */
 EL_FN void el_adam_any(const struct cuda_adam_any *a, float *p, float g, float *m, float *v,
 		       float *vmax, bool tail)

@@ -23,7 +23,7 @@ template <int T> struct found_inf_body {
 	}
 };
 
-/* All who find something write the same value: no order between them is needed. */
+/* All threads that find something write the same value, so their order does not matter. */
 template <int T> static __device__ __forceinline__ void found_inf(const struct cuda_found_inf &a)
 {
 	constexpr int V = size_of<T> == 2 ? LAUNCH_SHORT_VECTOR : LAUNCH_VECTOR;

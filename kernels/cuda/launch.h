@@ -1,11 +1,10 @@
 /*
- * How much one thread does in one turn of its loop: read by the kernels, and by
- * cuda_fn_blocks, which launches no block that would have nothing to do.
+ * How much one thread does in one turn of its loop: read by the kernels, and by cuda_fn_blocks,
+ * which launches no block without work.
  *
- * A turn is UNROLL vectors: as many loads are in flight at once. What is needed at least
- * on an H200 is about 4.8 TB/s * 700 ns = 3.4 MB, 25 KB on each multiprocessor; the
- * numbers below give two to four times that at the occupancy their registers allow.
- * Plain numbers: no code, no types.
+ * A turn is UNROLL vectors: as many loads are in flight at once. An H200 needs at least about 4.8
+ * TB/s * 700 ns = 3.4 MB, 25 KB on each multiprocessor; the numbers below give two to four times
+ * that at the occupancy their registers allow. Plain numbers: no code, no types.
  */
 #ifndef SHARDD_CUDA_LAUNCH_H
 #define SHARDD_CUDA_LAUNCH_H

@@ -6,15 +6,14 @@
  * are added in a fixed order, so that the same n, address modulo 16 and launch give the
  * same bits again.
  *
- * Against kernels/ref, whose order is another: every square is exact in fp64 and none is
- * negative, so a sum of terms each of which goes through at most d additions has a
- * relative error of at most d * 2^-53. With b blocks a thread's sum takes n/(1024*b) + 4
- * additions, the tree 5, the warps 8, the host b; ref's block 8192 + 8 and its blocks
- * n/65536. The sums thus differ by at most
- * (n/(1024*b) + 17 + b + 8200 + n/65536) * 2^-53 relative, which is below 2^-38 for every
- * n up to 2^32 where a device is filled (b >= 512), and the norm, its root in fp32, by at
- * most one ulp. Maxima are exact. Other powers are CUDA's pow, which is within two units in
- * the last place (2^-52 relative each) of |x|^p, as is the C library's: 2^-50 more.
+ * Compared with kernels/ref, which uses another order: every square is exact in fp64 and none is
+ * negative, so a sum of terms each of which goes through at most d additions has a relative error
+ * of at most d * 2^-53. With b blocks a thread's sum takes n/(1024*b) + 4 additions, the tree 5,
+ * the warps 8, the host b; ref's block 8192 + 8 and its blocks n/65536. The sums thus differ by at
+ * most (n/(1024*b) + 17 + b + 8200 + n/65536) * 2^-53 relative, which is below 2^-38 for every n up
+ * to 2^32 where a device is filled (b >= 512), and the norm, its root in fp32, by at most one ulp.
+ * Maxima are exact. Other powers are CUDA's pow, which is within two units in the last place (2^-52
+ * relative each) of |x|^p, as is the C library's: 2^-50 more.
  */
 #include "device.cuh"
 

@@ -1,7 +1,7 @@
 /*
- * Pack and unpack: rows that are apart on one side or both, converted on the way. A
- * thread's place moves on by a fixed number of rows and columns each time, so that only
- * its first one takes a division.
+ * Pack and unpack: rows that are strided on one side or both, converted on the way. A thread's
+ * place moves on by a fixed number of rows and columns each time, so that only the first step takes
+ * a division.
  */
 #include "device.cuh"
 

@@ -1,7 +1,7 @@
 /*
  * The k-way reduction: the short form and the long one differ in where the addresses of
- * the inputs are. Inputs are read in groups, so that several loads are in flight whatever
- * k is, and folded in their order.
+ * the inputs are. Inputs are read in groups, so that several loads are in flight for every k, and
+ * folded in their order.
  */
 #ifndef SHARDD_CUDA_REDUCE_CUH
 #define SHARDD_CUDA_REDUCE_CUH

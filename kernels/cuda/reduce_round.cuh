@@ -1,7 +1,7 @@
 /*
  * The reduction with roundings: of every input, of the sum after each addition, of the
- * factors. The types of the inputs and of the sum are the compiler's; those of the factors
- * and of the output are the same for all threads and looked at while running.
+ * factors. The types of the inputs and of the sum are the compiler's; those of the factors and of
+ * the output are the same for all threads and are read at run time.
  */
 #ifndef SHARDD_CUDA_REDUCE_ROUND_CUH
 #define SHARDD_CUDA_REDUCE_ROUND_CUH

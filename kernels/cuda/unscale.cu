@@ -24,7 +24,7 @@ struct unscale_body {
 	}
 };
 
-/* All who find something write the same value: no order between them is needed. */
+/* All threads that find something write the same value, so their order does not matter. */
 KERNEL(6) shardd_unscale(const __grid_constant__ struct cuda_unscale a)
 {
 	unscale_body body = { a.x, a.inv, false };

@@ -1,7 +1,6 @@
 /*
- * Both of the Adams. The loops differ in the branch of the lerp, in where the weight decay
- * goes and in amsgrad; the few elements of a fused step's tail take what they need while
- * running.
+ * Adam and AdamW. The loops differ in the branch of the lerp, in the place of the weight decay and
+ * in amsgrad; the few elements of a fused step's tail decide at run time.
  */
 #include "host/host.h"
 

@@ -19,8 +19,8 @@ static void narrow(const struct k_cast *a, size_t begin, size_t n)
 	HOST(narrow)(a->dst, a->dst_dtype, begin, src + begin, n);
 }
 
-/* Past the caches: narrowed into a piece that stays in the first-level cache, and stored from
- * there. What does not begin or end with a vector is stored as ever. */
+/* Bypasses the caches: narrows into a piece that stays in the first-level cache, and stores from
+ * there. Elements before the first and after the last whole vector are stored normally. */
 static void narrow_past(const struct k_cast *a, size_t begin, size_t end)
 {
 	uint16_t piece[HOST_PIECE] __attribute__((aligned(sizeof(lanes)))), *dst = a->dst;

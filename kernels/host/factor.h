@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-/* Where @exact, multiplying by @inverse is what the factor does. */
+/* If @exact, multiplying by @inverse gives the result of the factor. */
 struct factor {
 	float by;
 	float inverse;

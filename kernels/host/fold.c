@@ -1,6 +1,6 @@
 /*
- * The sum of several inputs that are all read in one loop, each widened in registers: what
- * a reduction is where all that it rounds to is fp32.
+ * The sum of several inputs that are all read in one loop, each widened in registers: this is a
+ * whole reduction if it rounds only to fp32.
  */
 #include "host/fold.h"
 
@@ -11,7 +11,7 @@ static inline __attribute__((always_inline)) lanes term(const struct fold *f, la
 	return f->pre.exact ? x * lanes_all(f->pre.inverse) : x / lanes_all(f->pre.by);
 }
 
-/* Of @k inputs of type @t, both known when it is compiled. */
+/* For @k inputs of type @t, both compile-time constants. */
 static inline __attribute__((always_inline)) void loop(const struct fold *f, unsigned k,
 						       enum dtype t)
 {
@@ -70,7 +70,7 @@ static void whole(const struct fold *f)
 		of_type(f, DTYPE_FP16);
 }
 
-/* Fewer elements than a vector has: through vectors of our own. */
+/* Fewer elements than a vector: copied through full vectors. */
 static void rest(const struct fold *f)
 {
 	uint8_t space[FOLD_INPUTS][LANES * sizeof(float)] = { 0 };

@@ -1,10 +1,10 @@
-/* A sum of inputs in fp32; what reduce.c is made of. */
+/* A sum of inputs in fp32, used by reduce.c. */
 #ifndef SHARDD_KERNELS_HOST_FOLD_H
 #define SHARDD_KERNELS_HOST_FOLD_H
 
 #include "host/factor.h"
 
-/* Inputs that one loop reads: a processor follows about so many arrays at once. */
+/* Inputs that one loop reads: a processor can prefetch about this many arrays at once. */
 #define FOLD_INPUTS 8u
 
 /* to[i] = [to[i] +] ([to[i] +] pre(in_0[at + i]) + pre(in_1[at + i]) + ...) * post, from the

@@ -5,7 +5,7 @@
 #define BF16_INF 0x7f80u
 #define FP16_INF 0x7c00u
 
-/* The loops count instead of stopping: without a way out they are vectorised. */
+/* The loops count instead of stopping: without an early exit they are vectorised. */
 static bool any_fp32(const float *x, size_t n)
 {
 	unsigned bad = 0;
@@ -32,7 +32,7 @@ static bool any(const struct k_found_inf *a, size_t at, size_t n)
 			 a->dtype == DTYPE_BF16 ? BF16_INF : FP16_INF);
 }
 
-/* Other threads may be at other ranges: all write the same value. */
+/* Other threads may work on other ranges: all write the same value. */
 void HOST(found_inf)(const struct k_found_inf *a, size_t begin, size_t end)
 {
 	float one = 1;

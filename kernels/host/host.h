@@ -45,7 +45,7 @@ void HOST(unscale)(const struct k_unscale *a, size_t begin, size_t end);
 void HOST(add_rows)(const struct k_add_rows *a, size_t begin, size_t end);
 void HOST(reduce_step)(const struct k_reduce_step *a, size_t begin, size_t end);
 
-/* Both of the Adams. */
+/* Adam and AdamW. */
 void HOST(adam_step)(const struct adam_step *s, size_t begin, size_t end);
 
 /* dst[0..n) = src[at..at+n), widened to fp32; @t is bf16 or fp16. */

@@ -1,7 +1,6 @@
 /*
  * Vectors as wide as the variant's processors have them, for loops that read several arrays
- * of any type at once: all arrays are then read in a row, which is what the processor
- * fetches ahead.
+ * of any type at once: all arrays are then read sequentially, which the processor prefetches.
  */
 #ifndef SHARDD_KERNELS_HOST_LANES_H
 #define SHARDD_KERNELS_HOST_LANES_H
@@ -71,8 +70,8 @@ static inline __attribute__((always_inline)) lanes lanes_load(const void *src, e
 	return (lanes)(__builtin_convertvector(h, lanes_u32) << 16);
 }
 
-/* Past the caches, to an address that LANES * sizeof(float) divides; lanes_fence comes after
- * the last one, before anybody else is told. */
+/* Bypasses the caches; the address must be a multiple of LANES * sizeof(float). Call lanes_fence
+ * after the last store, before another thread may read. */
 static inline void lanes_stream(float *to, lanes x)
 {
 #if defined(__AVX512F__)

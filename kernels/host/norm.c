@@ -9,8 +9,8 @@
 #include <immintrin.h>
 #endif
 
-/* The eight lanes of the definition are two vectors of four, whatever the width
- * of the processor's: the compiler splits them. */
+/* The eight lanes of the definition are two vectors of four, for every vector width of the
+ * processor: the compiler splits them. */
 typedef double four_f64 __attribute__((vector_size(4 * sizeof(double))));
 typedef float four_f32 __attribute__((vector_size(4 * sizeof(float))));
 
@@ -58,8 +58,8 @@ static double block_squares(const float *x, size_t n)
 	return add_lanes(lane);
 }
 
-/* Two whole blocks beside each other: every addition waits for the one before it in
- * its block, so that one block alone is slower than memory. */
+/* Two whole blocks interleaved: every addition waits for the previous one in its block, so that one
+ * block alone is slower than memory. */
 static void two_blocks(const float *x, double *partial)
 {
 	const float *y = x + KERNEL_NORM_BLOCK;

@@ -1,8 +1,8 @@
 /*
- * Where all that is rounded to is fp32, and few inputs are there, all is one loop (fold.c).
- * Else the inputs of one piece are folded into an accumulator that stays in the first-level
- * cache, and the result is written once; every rounding to another type is a pass of its
- * own over the cached piece.
+ * If everything is rounded to fp32, and there are few inputs, all is one loop (fold.c). Else the
+ * inputs of one piece are folded into an accumulator that stays in the first-level cache, and the
+ * result is written once; every rounding to another type is a pass of its own over the cached
+ * piece.
  */
 #include "host/reduce.h"
 
@@ -91,7 +91,7 @@ static void finish_plain(const struct host_reduce *p, void *to, const float *acc
 		set(to, acc, n, &p->post);
 }
 
-/* The same addition for every type: t comes second. */
+/* The same addition for every type: t is the second operand. */
 static void finish_rounded(const struct host_reduce *p, void *to, float *acc, size_t n)
 {
 	const struct k_reduce *a = p->a;

@@ -1,4 +1,4 @@
-/* A reduction as its loops have it, for who does it block by block. */
+/* A reduction in the form that its loops use, for code that runs it block by block. */
 #ifndef SHARDD_KERNELS_HOST_REDUCE_H
 #define SHARDD_KERNELS_HOST_REDUCE_H
 

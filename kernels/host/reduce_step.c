@@ -1,8 +1,8 @@
 /*
  * A reduction and the step on what it gives, block by block: the gradient is written to a
  * block on the stack, which stays in the first-level cache until the optimizer has read it.
- * The blocks are so short that the processor computes one while it fetches the next, and
- * that all arrays are read in a row; so what is the same for all is worked out once.
+ * The blocks are so short that the processor computes one while it fetches the next, and all arrays
+ * are read sequentially. Values that are the same for all blocks are computed once.
  */
 #include "host/reduce.h"
 #include "step.h"
@@ -11,7 +11,7 @@
 
 #define BLOCK 1024
 /* Inputs of fp32: a block is shorter, and while the optimizer computes so many elements, the same
- * of the next block's inputs are fetched. Those of 16 bits are fetched in time as it is. */
+ * of the next block's inputs are fetched. Inputs of 16 bits arrive in time without this. */
 #define BLOCK_FP32 512
 #define PART       128
 

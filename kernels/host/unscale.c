@@ -1,6 +1,6 @@
 #include "host/host.h"
 
-/* Piece by piece, so that what was looked at is in the cache when it is multiplied. */
+/* Piece by piece, so that elements are still in the cache when they are multiplied. */
 void HOST(unscale)(const struct k_unscale *a, size_t begin, size_t end)
 {
 	const struct k_found_inf look = { a->x, a->found, DTYPE_FP32 };

@@ -23,10 +23,10 @@ void ref_unscale(const struct k_unscale *a, size_t begin, size_t end);
 void ref_add_rows(const struct k_add_rows *a, size_t begin, size_t end);
 void ref_reduce_step(const struct k_reduce_step *a, size_t begin, size_t end);
 
-/* What element @i of out is to be, before it is narrowed. */
+/* The value of element @i of out, before it is narrowed. */
 float ref_reduce_element(const struct k_reduce *a, size_t i);
 
-/* Both of the Adams. */
+/* Adam and AdamW. */
 void ref_adam_step(const struct adam_step *s, size_t begin, size_t end);
 
 /* Element @i of @src, widened. */

@@ -72,7 +72,7 @@ Test(job_ttl, a_longer_time_than_max_job_ttl_s_is_refused)
 					      "7201"),
 					out, sizeof(out)),
 		     1);
-	cr_assert(strstr(out, "up to 7200 (max_job_ttl_s)"), "%s", out);
+	cr_assert(strstr(out, "the limit is 7200 (max_job_ttl_s)"), "%s", out);
 	cr_assert(!fail_has_job(&trainfix, "long"));
 	cr_assert_eq(daemonfix_ctl_text(&trainfix,
 					WORDS("job", "create", "long", "--world-size", "1", "--ttl",

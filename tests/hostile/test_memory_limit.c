@@ -280,6 +280,6 @@ Test(memory_limit, more_than_is_available_now_is_a_warning)
 	snprintf(setting, sizeof(setting), "memory_bytes=%llu",
 		 (unsigned long long)host_memory_total(&m));
 	witness_begin(&w, args);
-	cr_assert(fail_logged(&w.d, "memory_bytes is more than there is now"));
+	cr_assert(fail_logged(&w.d, "memory_bytes is more than what is available now"));
 	witness_end(&w);
 }

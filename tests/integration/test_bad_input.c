@@ -61,7 +61,7 @@ static const struct wrong session_and_jobs[] = {
 	{ "Attach", "client_name", T("a\nb"), BAD, "client_name", "control character 0x0a" },
 	{ "Attach", "client_name", T("\xff\xfe"), BAD, "client_name", "UTF-8" },
 	{ "Attach", "protocol", N(0), BAD, "protocol", "protocol is 0" },
-	{ "Attach", "protocol", N(1), STATE, "", "has a session already" },
+	{ "Attach", "protocol", N(1), STATE, "", "already has a session" },
 
 	{ "CreateJob", "job", NONE, BAD, "job", "missing" },
 	{ "CreateJob", "job.name", T(""), BAD, "job.name", "1 to 64" },
@@ -72,7 +72,7 @@ static const struct wrong session_and_jobs[] = {
 	{ "CreateJob", "job.name", T("a\033[1m"), BAD, "job.name", "0x1b at 1" },
 	{ "CreateJob", "job.name", T("\xc3\xa9"), BAD, "job.name", "0xc3 at 0" },
 	{ "CreateJob", "job.world_size", N(0), BAD, "job.world_size", "is 0" },
-	{ "CreateJob", "job.world_size", N(MINUS), BAD, "job.world_size", "1 to 1024 (max_world_size)" },
+	{ "CreateJob", "job.world_size", N(MINUS), BAD, "job.world_size", "(1..1024, max_world_size)" },
 	{ "CreateJob", "job.world_size", N(1025), BAD, "job.world_size", "1025" },
 	{ "CreateJob", "job.lifetime", N(3), BAD, "job.lifetime", "EPHEMERAL or KEEP" },
 	{ "CreateJob", "job.lifetime", N(MINUS), BAD, "job.lifetime", "-1" },
@@ -89,7 +89,7 @@ static const struct wrong session_and_jobs[] = {
 	{ "Join", "job.name", LONG(65536), BAD, "job.name", "65536 bytes" },
 	{ "Join", "job.world_size", N(0), BAD, "job.world_size", "is 0" },
 	{ "Join", "job.world_size", N(MINUS), BAD, "job.world_size", "4294967295" },
-	{ "Join", "rank", N(2), BAD, "rank", "0 to 1" },
+	{ "Join", "rank", N(2), BAD, "rank", "(0..1)" },
 	{ "Join", "rank", N(MINUS), BAD, "rank", "4294967295" },
 	{ "Join", "job.lifetime", N(77), BAD, "job.lifetime", "77" },
 	{ "Join", "rank", N(1), STATE, "", "leave it first" }, /* and no job is left behind */
@@ -101,7 +101,7 @@ static const struct wrong session_and_jobs[] = {
 	{ "CreateGroup", "ranks", NONE, BAD, "ranks", "0 entries" },
 	{ "CreateGroup", "ranks", LIST(0, 1, 0), BAD, "ranks", "3 entries" },
 	{ "CreateGroup", "ranks", LIST(1, 1), BAD, "ranks", "1 twice" },
-	{ "CreateGroup", "ranks", LIST(2), BAD, "ranks", "0 to 1" },
+	{ "CreateGroup", "ranks", LIST(2), BAD, "ranks", "(0..1)" },
 	{ "CreateGroup", "ranks", LIST(MINUS), BAD, "ranks", "4294967295" },
 	{ "CreateGroup", "name", T("world"), STATE, "", "other ranks" },
 };
@@ -113,14 +113,14 @@ static const struct wrong units[] = {
 	{ "RegisterUnits", "units.name", LONG(65536), BAD, "units[0].name", "65536 bytes" },
 	{ "RegisterUnits", "units.name", T("a\tb"), BAD, "units[0].name", "0x09" },
 	{ "RegisterUnits", "units.name", T("\xe2\x82"), BAD, "units[0].name", "UTF-8" },
-	{ "RegisterUnits", "units.name", T("new1"), BAD, "units.name", "'new1' is there twice" },
+	{ "RegisterUnits", "units.name", T("new1"), BAD, "units.name", "'new1' is listed twice" },
 	{ "RegisterUnits", "units.tensors", NONE, BAD, "units.tensors", "0 tensors" },
 	{ "RegisterUnits", "units.tensors.name", T(""), BAD, "units.tensors.name", "empty" },
 	{ "RegisterUnits", "units.tensors.name", LONG(65536), BAD, "units.tensors.name", "65536" },
 	{ "RegisterUnits", "units.tensors.name", T("\x01"), BAD, "units.tensors.name", "0x01" },
 	{ "RegisterUnits", "units.tensors.name", T("\xed\xa0\x80"), BAD, "units.tensors.name", "UTF-8" },
-	{ "RegisterUnits", "units.tensors.name", T("b"), BAD, "units.tensors.name", "'b' is there twice" },
-	{ "RegisterUnits", "units.tensors.shape", LIST(4, 0), BAD, "units.tensors.shape", "dimension 0" },
+	{ "RegisterUnits", "units.tensors.name", T("b"), BAD, "units.tensors.name", "'b' is listed twice" },
+	{ "RegisterUnits", "units.tensors.shape", LIST(4, 0), BAD, "units.tensors.shape", "dimension of 0" },
 	{ "RegisterUnits", "units.tensors.shape", LIST(MINUS), BAD, "units.tensors.shape", "2^48" },
 	{ "RegisterUnits", "units.tensors.shape", LIST(1ull << 32, 1ull << 32), BAD, "units.tensors.shape", "2^48" },
 	{ "RegisterUnits", "units.tensors.shape", LIST(1ull << 63, 2), BAD, "units.tensors.shape", "2^48" },
@@ -133,9 +133,9 @@ static const struct wrong units[] = {
 	{ "RegisterUnits", "units.tensors.init.kind", N(MINUS), BAD, "units.tensors.init.kind", "-1" },
 	{ "RegisterUnits", "units.tensors.init.a", R(NAN), BAD, "units.tensors.init.a", "nan" },
 	{ "RegisterUnits", "units.tensors.init.b", R(INFINITY), BAD, "units.tensors.init.b", "inf" },
-	{ "RegisterUnits", "units.group", N(1), BAD, "units.group", "group is 1: 0 to 0" },
+	{ "RegisterUnits", "units.group", N(1), BAD, "units.group", "group 1 is out of range (0..0)" },
 	{ "RegisterUnits", "units.group", N(MINUS), BAD, "units.group", "4294967295" },
-	{ "RegisterUnits", "units.storage_dtype", N(2), BAD, "units.storage_dtype", "FP32 is allowed" },
+	{ "RegisterUnits", "units.storage_dtype", N(2), BAD, "units.storage_dtype", "must be FP32" },
 	{ "RegisterUnits", "units.compute_dtype", N(4), BAD, "units.compute_dtype", "FP32, BF16 or FP16" },
 	{ "RegisterUnits", "units.compute_dtype", N(MINUS), BAD, "units.compute_dtype", "-1" },
 	{ "RegisterUnits", "units.gradient_dtype", N(9), BAD, "units.gradient_dtype", "9" },
@@ -144,7 +144,7 @@ static const struct wrong units[] = {
 	{ "RegisterUnits", "units.pre_divide", R(NAN), BAD, "units.pre_divide", "nan" },
 	{ "RegisterUnits", "units.pre_divide", R(-1), BAD, "units.pre_divide", "-1" },
 	{ "RegisterUnits", "units.pre_divide", R(0.5), BAD, "units.pre_divide", "1 or more" },
-	{ "RegisterUnits", "units.divide_factor", R(2), BAD, "units.divide_factor", "it is for FSDP2" },
+	{ "RegisterUnits", "units.divide_factor", R(2), BAD, "units.divide_factor", "only FSDP2 has it" },
 	{ "RegisterUnits", "units.post_divide", R(INFINITY), BAD, "units.post_divide", "inf" },
 	{ "RegisterUnits", "units.optimizer.kind", N(4), BAD, "units.optimizer.kind", "SGD, ADAMW or ADAM" },
 	{ "RegisterUnits", "units.optimizer.kind", N(MINUS), BAD, "units.optimizer.kind", "-1" },
@@ -152,7 +152,7 @@ static const struct wrong units[] = {
 	{ "RegisterUnits", "units.optimizer.when", N(4), BAD, "units.optimizer.when", "IN_BACKWARD" },
 	{ "RegisterUnits", "units.tensors.alias_of", T("no"), BAD, "units.tensors.alias_of",
 	  "no such tensor" },
-	{ "RegisterUnits", "units.tensors.alias_of", T("a"), BAD, "units.tensors.alias_of", "circle" },
+	{ "RegisterUnits", "units.tensors.alias_of", T("a"), BAD, "units.tensors.alias_of", "cycle" },
 	{ "RegisterUnits", "units.tensors.alias_unit", T("u"), BAD, "units.tensors.alias_of", "empty" },
 	{ "RegisterUnits", "units.layout", N(3), BAD, "units.layout", "DIM0" },
 	{ "RegisterUnits", "units.strategy", N(4), BAD, "units.strategy", "HYBRID" },
@@ -165,7 +165,7 @@ static const struct wrong units[] = {
 	{ "RegisterUnits", "units.optimizer.lr", R(NAN), BAD, "units.optimizer.lr", "nan" },
 	{ "RegisterUnits", "units.optimizer.lr", R(-0.1), BAD, "units.optimizer.lr", "-0.1" },
 	{ "RegisterUnits", "units.optimizer.weight_decay", R(INFINITY), BAD, "units.optimizer.weight_decay", "inf" },
-	{ "RegisterUnits", "units.optimizer.beta1", R(1), BAD, "units.optimizer.beta1", "is 1" },
+	{ "RegisterUnits", "units.optimizer.beta1", R(1), BAD, "units.optimizer.beta1", "1 is out of range (0..0.9999999)" },
 	{ "RegisterUnits", "units.optimizer.beta2", R(NAN), BAD, "units.optimizer.beta2", "nan" },
 	{ "RegisterUnits", "units.optimizer.eps", R(-1e-8), BAD, "units.optimizer.eps", "-1e-08" },
 };
@@ -282,11 +282,11 @@ static const struct wrong ops[] = {
 	{ "SetReshard", "reshard", N(MINUS), BAD, "reshard", "reshard is -1" },
 	{ "SetFactors", "unit", N(7), ABSENT, "unit", "no unit 7" },
 	{ "SetFactors", "pre_divide", R(-1), BAD, "pre_divide", "pre_divide is -1" },
-	{ "SetFactors", "pre_divide", R(0.5), BAD, "pre_divide", "1 or more is allowed" },
+	{ "SetFactors", "pre_divide", R(0.5), BAD, "pre_divide", "must be 1 or more" },
 	{ "SetFactors", "post_divide", R(NAN), BAD, "post_divide", "nan" },
 	{ "SetFactors", "divide_factor", R(INFINITY), BAD, "divide_factor", "inf" },
-	{ "SetFactors", "divide_factor", R(2), BAD, "divide_factor", "it is for FSDP2" },
-	{ "SetFactors", "force_sum", N(1), BAD, "force_sum", "it is for FSDP2" },
+	{ "SetFactors", "divide_factor", R(2), BAD, "divide_factor", "only FSDP2 has it" },
+	{ "SetFactors", "force_sum", N(1), BAD, "force_sum", "only FSDP2 has it" },
 	{ "SetPrefetch", "unit", N(7), ABSENT, "unit", "no unit 7" },
 	{ "SetPrefetch", "unit", N(1), BAD, "unit", "unit 'u' is not guarded" },
 	{ "SetPrefetch", "pass", N(0), BAD, "pass", "FORWARD or BACKWARD" },
@@ -314,9 +314,9 @@ static const struct wrong buckets[] = {
 	{ "DdpCreate", "units", LIST(2, 2, 2, 2, 2), BAD, "units", "5 entries" },
 	{ "DdpCreate", "units", LIST(9), ABSENT, "units", "no unit 9" },
 	{ "DdpCreate", "units", LIST(MINUS), ABSENT, "units", "no unit 4294967295" },
-	{ "DdpCreate", "units", LIST(1), BAD, "units", "strategy REPLICATE is allowed" },
+	{ "DdpCreate", "units", LIST(1), BAD, "units", "needs strategy REPLICATE" },
 	{ "DdpCreate", "units", LIST(3), BAD, "units", "DDP, DDP_HOOK or DDP_BUCKET_VIEW" },
-	{ "DdpCreate", "units", LIST(2, 2), BAD, "units", "'new0' is there twice" },
+	{ "DdpCreate", "units", LIST(2, 2), BAD, "units", "'new0' is listed twice" },
 	{ "DdpCreate", "units", LIST(4), BAD, "units", "no tensor with a gradient" },
 	{ "DdpCreate", "sparse.unit", N(0), BAD, "sparse", "tensor 0 of unit 0" },
 	{ "DdpCreate", "sparse.unit", N(MINUS), BAD, "sparse", "unit 4294967295" },
@@ -461,11 +461,11 @@ static int try_sum(const struct trainer *t)
 	}
 	r.units = specs;
 	for (r.n_units = UNITS; r.n_units >= UNITS / 4; r.n_units /= 2)
-		raw_refused(c, "RegisterUnits", &r.base, FULL, NULL, "not to be had");
+		raw_refused(c, "RegisterUnits", &r.base, FULL, NULL, "cannot allocate");
 	for (unsigned i = 0; i < UNITS; i++)
 		spec[i].optimizer = NULL;
 	r.n_units = UNITS;
-	raw_refused(c, "RegisterUnits", &r.base, FULL, NULL, "not to be had");
+	raw_refused(c, "RegisterUnits", &r.base, FULL, NULL, "cannot allocate");
 	after = raw_state(c);
 	TRAINER_CHECK(raw_same_state(before, after, "sums that overflow"));
 	rpc_client_close(c);

@@ -61,7 +61,7 @@ static int try_before_and_after(const struct trainer *t)
 	raw_join(c, "bad", 0, 1, true);
 	raw_done(c, "Leave", request_plain("Leave"));
 	all_refused(c, STATE, "join again");
-	raw_refused(c, "Leave", request_plain("Leave"), STATE, NULL, "left already");
+	raw_refused(c, "Leave", request_plain("Leave"), STATE, NULL, "already left");
 	rpc_client_close(c);
 	return 0;
 }
@@ -329,7 +329,7 @@ static void fill_jobs(struct rpc_client *c)
 	request_reset();
 	r.job = &good.job;
 	r.job->world_size = 5;
-	raw_refused(c, "CreateJob", &r.base, BAD, "job.world_size", "1 to 4 (max_world_size)");
+	raw_refused(c, "CreateJob", &r.base, BAD, "job.world_size", "(1..4, max_world_size)");
 	r.job->world_size = 4;
 	raw_done(c, "CreateJob", &r.base);
 	r.job->name = (char *)"third";
@@ -353,12 +353,12 @@ static void fill_units(struct rpc_client *c)
 	}
 	r.units = specs;
 	r.n_units = 11;
-	raw_refused(c, "RegisterUnits", &r.base, BAD, "units", "11 entries: 1 to 10");
+	raw_refused(c, "RegisterUnits", &r.base, BAD, "units", "11 entries; it must have 1 to 10");
 	r.n_units = 6;
 	raw_done(c, "RegisterUnits", &r.base);
 	r.units = specs + 5;
 	raw_refused(c, "RegisterUnits", &r.base, FULL, NULL,
-		    "would have 11 units: 10 (max_units_per_job)");
+		    "would have 11 units; the limit is 10 (max_units_per_job)");
 	r.n_units = 5;
 	raw_done(c, "RegisterUnits", &r.base);
 }

@@ -88,7 +88,7 @@ static void leave_early(struct model *m)
 	shardd_set_timeout(m->c, 0);
 	TRAIN_FAILS(shardd_ddp_backward(m->c, m->ddp, NULL, 0, NULL, 0, &train_err),
 		    SHARDD_FAILED_PRECONDITION);
-	TRAINER_CHECK(strstr(train_err.text, "still under way"));
+	TRAINER_CHECK(strstr(train_err.text, "still in progress"));
 	TRAIN_FAILS(shardd_ddp_forward(m->c, m->ddp, m->views, TENSORS, &train_err),
 		    SHARDD_FAILED_PRECONDITION);
 }

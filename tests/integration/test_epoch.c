@@ -236,7 +236,7 @@ static int double_joiner(const struct trainer *t)
 	} else {
 		TRAIN_FAILS(shardd_barrier(c, SHARDD_WORLD, &train_err), SHARDD_ABORTED);
 		told_now("rank 1 (pid ");
-		told_now("joined anew");
+		told_now("has joined again");
 		join(c, t);
 	}
 	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));

@@ -184,7 +184,7 @@ static int refused_trainer(const struct trainer *t)
 	TRAINER_CHECK(strstr(train_err.text, "divide_factor 2") &&
 		      strstr(train_err.text, "divide_factor 3"));
 	TRAIN_FAILS(shardd_set_factors(c, bucket, &f, &train_err), SHARDD_INVALID_ARGUMENT);
-	TRAINER_CHECK(strstr(train_err.text, "reduce_profile DDP: it is for FSDP2"));
+	TRAINER_CHECK(strstr(train_err.text, "reduce_profile DDP: only FSDP2 has it"));
 	f.size--;
 	TRAIN_FAILS(shardd_set_factors(c, u, &f, &train_err), SHARDD_INVALID_ARGUMENT);
 	f.size++;

@@ -85,7 +85,7 @@ static int hold_requests(const struct trainer *t)
 		TRAINER_AWAIT(pending_ops(c) == i + 1, 20);
 	}
 	raw_finish_refused(send_data(c, unit, 2 + TAKEN), SHARDD_RESOURCE_EXHAUSTED, NULL,
-			   "no large one is taken");
+			   "no large call is accepted");
 	TRAINER_CHECK(!rpc_pending_wait(pending[0], 0));
 	header.seq = 1;
 	first.header = &header;
@@ -146,7 +146,7 @@ static int set_watches(const struct trainer *t)
 	}
 	more = start_watch(c);
 	TRAINER_CHECK(next_event(more, &err) == -SHARDD_RESOURCE_EXHAUSTED);
-	TRAINER_CHECK(strstr(err.text, "the most allowed"));
+	TRAINER_CHECK(strstr(err.text, "the maximum"));
 	rpc_pending_free(more);
 	/* one that is given up makes room, as soon as the daemon has heard of it */
 	rpc_pending_free(watches[0]);

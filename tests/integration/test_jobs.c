@@ -483,7 +483,7 @@ Test(jobs_own, sighup_brings_new_limits, .init = begin_with_file, .fini = end_wi
 	cr_assert_neq(ctl(second, "max_jobs"), 0);
 	write_config("max_jobs: nonsense\n");
 	cr_assert_eq(kill(trainfix.pid, SIGHUP), 0);
-	AWAIT(fail_logged(&trainfix, "the old configuration stays"), 20);
+	AWAIT(fail_logged(&trainfix, "configuration not reread"), 20);
 	cr_assert_neq(ctl(second, "max_jobs"), 0);
 	write_config("max_jobs: 2\n");
 	cr_assert_eq(kill(trainfix.pid, SIGHUP), 0);

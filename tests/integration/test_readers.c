@@ -711,13 +711,13 @@ static int wrong_calls(const struct trainer *t)
 	TRAIN_FAILS(shardd_reader_release(r, &train_err), SHARDD_FAILED_PRECONDITION);
 	told_now("holds no step");
 	TRAIN_FAILS(shardd_reader_hold(r, 20001, 0, &s, &train_err), SHARDD_INVALID_ARGUMENT);
-	told_now("up to 20000 (reader_hold_ms)");
+	told_now("the limit is 20000 (reader_hold_ms)");
 	TRAIN_OK(shardd_reader_hold(r, 0, 0, &s, &train_err));
 	TRAIN_FAILS(shardd_reader_hold(r, 0, 0, &s, &train_err), SHARDD_FAILED_PRECONDITION);
 	told_now("release it first");
 	TRAIN_OK(shardd_reader_release(r, &train_err));
 	TRAIN_FAILS(shardd_join(c, &job, NULL, &train_err), SHARDD_FAILED_PRECONDITION);
-	told_now("connect anew to join");
+	told_now("open a new connection to join");
 	TRAIN_FAILS(shardd_reader_open(c, "nobody", &other, &train_err), SHARDD_NOT_FOUND);
 	TRAIN_FAILS(shardd_reader_open(c, "a/b", &other, &train_err), SHARDD_INVALID_ARGUMENT);
 	TRAIN_FAILS(shardd_reader_open(c, NULL, &other, &train_err), SHARDD_INVALID_ARGUMENT);
@@ -747,7 +747,7 @@ static int is_refused(const struct trainer *t)
 
 	train_zero_unit(trainer, "u", 100, NULL);
 	TRAIN_FAILS(shardd_reader_open(c, t->job, &r, &train_err), SHARDD_UNIMPLEMENTED);
-	told_now("only host memory can be read");
+	told_now("can read only host memory");
 	train_leave(trainer);
 	shardd_close(c);
 	return 0;
@@ -777,7 +777,7 @@ static int raw_calls(const struct trainer *t)
 	raw_refused(c, "ReleaseStep", &release.base, SHARDD_FAILED_PRECONDITION, NULL,
 		    "call ReadJob");
 	read.first = UNITS + 2;
-	raw_refused(c, "ReadJob", &read.base, SHARDD_INVALID_ARGUMENT, "first", "up to 5");
+	raw_refused(c, "ReadJob", &read.base, SHARDD_INVALID_ARGUMENT, "first", "at most 5");
 	read.first = UNITS;
 	reply = raw_must(c, "ReadJob", &read.base);
 	TRAINER_CHECK(reply->n_units == 1 && !reply->next && reply->units[0]->n_tensors == 3);
@@ -791,7 +791,7 @@ static int raw_calls(const struct trainer *t)
 	c = raw_trainer(t->socket, "other", 0, 1, false);
 	read.first = 0;
 	raw_refused(c, "ReadJob", &read.base, SHARDD_FAILED_PRECONDITION, NULL,
-		    "connect anew to read");
+		    "open a new connection to read");
 	rpc_client_close(c);
 	return 0;
 }

@@ -61,7 +61,7 @@ Test(backend_cuda_fail, an_old_driver_is_told_what_is_needed)
 {
 	cudafix_env();
 	setenv("SHARDD_SIM_DRIVER", "12080", 1);
-	refused(FAULT_NOT_FOUND, "the NVIDIA driver speaks CUDA 12.8: 13.0 or newer is needed");
+	refused(FAULT_NOT_FOUND, "the NVIDIA driver supports CUDA 12.8; 13.0 or newer is required");
 }
 
 Test(backend_cuda_fail, no_visible_device_is_said_in_a_sentence)

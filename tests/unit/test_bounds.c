@@ -135,7 +135,7 @@ Test(bounds, a_job_does_not_raise_its_own_quota)
 	nodefix_begin(&n, NULL);
 	n.node.limits.job_quota_bytes = 1 << 20;
 	cr_assert(job_open(&n.jobs, &spec, 0, 0, &job, NULL, &f));
-	expect_fault(&f, FAULT_INVALID, "up to 1048576 (job_quota_bytes) is allowed");
+	expect_fault(&f, FAULT_INVALID, "the limit is 1048576 (job_quota_bytes)");
 	cr_assert_str_eq(f.field, "job.quota_bytes");
 	f = FAULT_NULL;
 	spec.quota_bytes = 4096;

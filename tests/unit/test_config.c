@@ -434,7 +434,7 @@ TEST(a_wrong_file_is_refused_with_name_line_and_reason)
 	static const struct {
 		const char *text, *where, *what;
 	} cases[] = {
-		{ "socket: /a\nthread: 5\n", "test.yaml, line 2: ", "no key 'thread'" },
+		{ "socket: /a\nthread: 5\n", "test.yaml, line 2: ", "unknown key 'thread'" },
 		{ "socket: /a\n\nthreads: x\n", "test.yaml, line 3: ", "threads is 'x'" },
 		{ "threads: [1]\n", "test.yaml, line 1: ", "not a list" },
 		{ "threads: {a: 1}\n", "test.yaml, line 1: ", "not a list" },

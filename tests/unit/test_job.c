@@ -241,7 +241,7 @@ JOB_TEST(the_node_has_its_limits)
 
 	n.node.limits.max_world_size = 4;
 	open_as(&spec, 1, &job, NULL, &f);
-	expect_fault(&f, FAULT_INVALID, "world_size is 5");
+	expect_fault(&f, FAULT_INVALID, "world_size 5 is out of range");
 	cr_expect_str_eq(f.field, "job.world_size");
 	spec.world_size = 4;
 	n.node.limits.max_jobs = 1;
@@ -289,7 +289,7 @@ JOB_TEST(a_rank_is_one_process_at_a_time)
 	expect_fault(&f, FAULT_STATE, "rank 1 of job 'a' is taken by pid");
 	f = FAULT_NULL;
 	nodefix_try_join(&n, job, 2, NULL, NULL, &other, &f);
-	expect_fault(&f, FAULT_INVALID, "rank is 2: 0 to 1");
+	expect_fault(&f, FAULT_INVALID, "rank 2 is out of range (0..1)");
 	f = FAULT_NULL;
 	nodefix_try_join(&n, job, 0, NULL, m, &other, &f);
 	expect_fault(&f, FAULT_STATE, "cannot become rank 0");
@@ -437,7 +437,7 @@ JOB_TEST(who_has_ops_under_way_cannot_leave)
 
 	nodefix_barrier(&n, m, 0, &op);
 	cr_assert_neq(job_leave(m, &freed, &f), 0);
-	expect_fault(&f, FAULT_STATE, "1 ops under way");
+	expect_fault(&f, FAULT_STATE, "1 ops in progress");
 	cr_expect_eq(m->state, MEMBER_JOINED);
 	op_cancel(op.op, FAULT_CANCELLED, "enough");
 	f = FAULT_NULL;

@@ -483,7 +483,7 @@ Test(nccl, a_warm_up_that_hangs_is_given_up)
 	ncclfix_init(&f, 2);
 	engine_nccl_patience(f.e, 200, NCCL_CLOSE_MS);
 	cr_assert_eq(ncclfix_make(&f, 2, BACKEND_Q_MAIN), -ETIMEDOUT);
-	cr_assert_str_eq(engine_why(f.e), "the first collectives do not come to an end");
+	cr_assert_str_eq(engine_why(f.e), "the first collectives do not finish");
 	cr_assert_eq(ncclfix_make(&f, 2, BACKEND_Q_MAIN), 0);
 	ncclfix_check_gather(&f, DTYPE_FP32, 100);
 	ncclfix_deinit(&f);
@@ -574,7 +574,7 @@ Test(nccl, who_does_not_let_devices_rest_gets_no_communicator)
 	engine_nccl_patience(f.e, 100, NCCL_CLOSE_MS);
 	stand_still(&f, &s, BACKEND_Q_MAIN);
 	cr_assert_eq(ncclfix_make(&f, 2, BACKEND_Q_MAIN), -ETIMEDOUT);
-	cr_assert_str_eq(engine_why(f.e), "its devices did not come to rest for it");
+	cr_assert_str_eq(engine_why(f.e), "its devices did not become idle in time");
 	go_on(&s);
 	free_still(&f, &s);
 	ncclfix_deinit(&f);

@@ -67,7 +67,7 @@ Test(nccl_fail, with_one_that_is_too_old)
 {
 	setenv("SHARDD_SIM_NCCL", "21904", 1);
 	expect_none(SHARDD_SIM_DIR "/libnccl.so.2",
-		    "NCCL 2.19.4 is too old: 2.27 or newer is needed");
+		    "NCCL 2.19.4 is too old: 2.27 or newer is required");
 }
 
 Test(nccl_fail, with_one_that_is_none)

@@ -175,7 +175,7 @@ Test(registration, one_bad_unit_and_none_is_made)
 	fresh_specs(&x);
 	x.specs[3]->group = 1;
 	reg(&x);
-	expect_nothing(&x, FAULT_INVALID, "'d': group is 1");
+	expect_nothing(&x, FAULT_INVALID, "'d': group 1 is out of range");
 	fresh_specs(&x);
 	x.specs[2]->tensors[0]->shape[0] = 0;
 	reg(&x);
@@ -183,7 +183,7 @@ Test(registration, one_bad_unit_and_none_is_made)
 	fresh_specs(&x);
 	strcpy(x.specs[3]->name, "a");
 	reg(&x);
-	expect_nothing(&x, FAULT_INVALID, "'a' is there twice");
+	expect_nothing(&x, FAULT_INVALID, "'a' is listed twice");
 	teardown(&x);
 }
 
@@ -240,7 +240,7 @@ Test(registration, absurd_sums_are_refused)
 		state_unit_free(specs[i]);
 	for (unsigned i = 0; i < UNITS; i++)
 		x.specs[i] = nodefix_spec("any", 1);
-	expect_nothing(&x, FAULT_EXHAUSTED, "not to be had");
+	expect_nothing(&x, FAULT_EXHAUSTED, "cannot allocate");
 	teardown(&x);
 }
 
@@ -326,6 +326,6 @@ Test(registration, what_was_made_for_one_that_waits_goes_back_when_it_is_refused
 	x.specs[1]->group = 7;
 	cr_expect_eq(reg(&x), FAULT_INVALID);
 	cr_expect_eq(x.job->n_spare, 0);
-	expect_nothing(&x, FAULT_INVALID, "group is 7");
+	expect_nothing(&x, FAULT_INVALID, "group 7 is out of range");
 	teardown(&x);
 }

@@ -204,7 +204,7 @@ Test(unit, the_first_difference_is_named)
 		{ set_beta2, "optimizer.beta2" },
 		{ set_eps, "optimizer.eps" },
 		{ set_name, "'weight', not 'Xeight'" },
-		{ set_dims, "dimensions 1, not 0" },
+		{ set_dims, "dimensions: 1, not 0" },
 		{ set_shape, "dimension 0 of tensor 'weight' being 10, not 11" },
 		{ set_init, "initialiser" },
 		{ set_init_a, "initialiser" },
