@@ -4,6 +4,25 @@
 
 #include "op/op.h"
 
+struct ddp_args {
+	struct ddp *d;
+	struct ddp_rank *rank;
+	const uint32_t *first, *second; /* the request's; valid until done */
+	size_t n_first, n_second;
+	struct ddp_rows rows;
+	bool has_rows;
+	bool holds;      /* its rank waits for its answer */
+	uint32_t bucket; /* DdpBucket */
+	uint32_t known;  /* DdpForward */
+	unsigned layout;
+};
+
+static inline struct ddp_args *ddp_args(const struct op *op)
+{
+	_Static_assert(sizeof(struct ddp_args) <= OP_ARGS_BYTES, "room in struct op");
+	return op_args(op);
+}
+
 /* None of these ops has a move in the guard's table: a ddp has units that are each in a pass of
  * their own, and what fits of its own passes is for job/ddp_pass.c to say. Those of its
  * units end without a Reduce. */

@@ -53,19 +53,19 @@ static struct work *op_ddp_bucket_work_of(const struct coll *c)
 
 static int op_ddp_bucket_check(struct op *op, struct fault *f)
 {
-	const struct ddp *d = op->args.ddp.d;
+	const struct ddp *d = ddp_args(op)->d;
 
 	if (op_check_not_torn(op, f))
 		return f->code;
 	if (!op_hold_buffer(op, op->buffer))
 		return fault_set(f, FAULT_STATE, NULL,
 				 "bucket %u of ddp %u: this rank has given its gradients back",
-				 op->args.ddp.bucket, d->id);
-	op_print(op, "bucket %u of ddp %u%s", op->args.ddp.bucket, d->id,
-		 op->args.ddp.layout ? " (rebuilt)" : "");
+				 ddp_args(op)->bucket, d->id);
+	op_print(op, "bucket %u of ddp %u%s", ddp_args(op)->bucket, d->id,
+		 ddp_args(op)->layout ? " (rebuilt)" : "");
 	op->entry.print.words[2] = d->id;
-	op->entry.print.words[3] = op->args.ddp.bucket;
-	op->entry.print.words[4] = op->args.ddp.layout;
+	op->entry.print.words[3] = ddp_args(op)->bucket;
+	op->entry.print.words[4] = ddp_args(op)->layout;
 	return 0;
 }
 
@@ -74,9 +74,9 @@ static int op_ddp_bucket_check(struct op *op, struct fault *f)
  * Another bucket of the group is behind this one on all ranks. */
 static bool op_ddp_bucket_meets(const struct op *op, const struct op *other)
 {
-	const struct ddp *d = op->args.ddp.d;
-	const struct ddp_buckets *b = &d->layouts[op->args.ddp.layout];
-	uint32_t j = b->begin[op->args.ddp.bucket], end = b->begin[op->args.ddp.bucket + 1];
+	const struct ddp *d = ddp_args(op)->d;
+	const struct ddp_buckets *b = &d->layouts[ddp_args(op)->layout];
+	uint32_t j = b->begin[ddp_args(op)->bucket], end = b->begin[ddp_args(op)->bucket + 1];
 
 	if (other->type->is_pass)
 		return false;
@@ -171,8 +171,8 @@ static struct reduce_plan op_ddp_bucket_plan_of(const struct coll *c, uint32_t t
 static int op_ddp_bucket_begin_work(struct coll *c)
 {
 	const struct op *op = c->ops[0];
-	const struct ddp_buckets *b = &op->args.ddp.d->layouts[op->args.ddp.layout];
-	uint32_t bucket = op->args.ddp.bucket, first = b->tensors[b->begin[bucket]];
+	const struct ddp_buckets *b = &ddp_args(op)->d->layouts[ddp_args(op)->layout];
+	uint32_t bucket = ddp_args(op)->bucket, first = b->tensors[b->begin[bucket]];
 	size_t n = b->begin[bucket + 1] - b->begin[bucket];
 	size_t op_ddp_bucket_inputs = n * (c->n + 2 * (size_t)c->n_parts);
 	struct work *w = calloc(1, sizeof(*w) + op_ddp_bucket_inputs * sizeof(void *) +
@@ -181,7 +181,7 @@ static int op_ddp_bucket_begin_work(struct coll *c)
 	if (!w)
 		return -ENOMEM;
 	c->work = w;
-	w->d = op->args.ddp.d;
+	w->d = ddp_args(op)->d;
 	w->b = b;
 	w->bucket = bucket;
 	w->arriving = b->begin[bucket];
@@ -217,7 +217,7 @@ static void op_ddp_bucket_unit_arrived(struct coll *c)
 static void op_ddp_bucket_next_unit(struct coll *c)
 {
 	struct work *w = op_ddp_bucket_work_of(c);
-	struct ddp *d = c->ops[0]->args.ddp.d;
+	struct ddp *d = ddp_args(c->ops[0])->d;
 
 	while (w->arriving < w->b->begin[w->bucket + 1]) {
 		uint32_t i = w->b->tensors[w->arriving++];
@@ -245,7 +245,7 @@ static void op_ddp_bucket_done(struct coll *c)
 		const struct ddp_tensor *t = &w->d->tensors[i];
 		bool touched = op_ddp_bucket_is_touched(c, i);
 
-		c->ops[0]->args.ddp.d->untouched[i] = !touched;
+		ddp_args(c->ops[0])->d->untouched[i] = !touched;
 		/* a gradient of an epoch that has ended is of no use to the next one */
 		if (touched && !over)
 			unit_got_gradient(t->unit, t->tensor);
@@ -529,7 +529,7 @@ static void op_ddp_bucket_run(struct coll *c)
 
 static void op_ddp_bucket_surrogate_init(struct op *op)
 {
-	op->args.ddp.rank = &op->args.ddp.d->ranks[op->entry.index];
+	ddp_args(op)->rank = &ddp_args(op)->d->ranks[op->entry.index];
 }
 
 const struct op_type op_ddp_bucket = {

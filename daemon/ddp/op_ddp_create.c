@@ -14,6 +14,16 @@
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 
+struct create_args {
+	const struct Shardd__V1__DdpCreateRequest *create; /* valid until done */
+};
+
+static inline struct create_args *create_args(const struct op *op)
+{
+	_Static_assert(sizeof(struct create_args) <= OP_ARGS_BYTES, "room in struct op");
+	return op_args(op);
+}
+
 typedef Shardd__V1__DdpCreateRequest request;
 
 /* One without rows could never be ready. */
@@ -53,7 +63,7 @@ static int op_ddp_create_decode(struct op *op, const ProtobufCMessage *msg, stru
 {
 	const request *r = (const request *)msg;
 
-	op->args.create = r;
+	create_args(op)->create = r;
 	op->touches = TOUCH_GRADS;
 	if (r->n_units > op->m->job->n_units || !r->n_units)
 		return fault_set(f, FAULT_INVALID, "units",
@@ -118,7 +128,7 @@ static bool op_ddp_create_same_sparse(const request *a, const request *b)
 static int op_ddp_create_compare(const struct coll *c, const struct op *a, const struct op *b,
 				 struct fault *f)
 {
-	const request *x = a->args.create, *y = b->args.create;
+	const request *x = create_args(a)->create, *y = create_args(b)->create;
 	size_t at = op_ddp_create_first_difference(x->units, x->n_units, y->units, y->n_units);
 
 	if (at != SIZE_MAX)
@@ -203,7 +213,7 @@ static bool op_ddp_create_know_units(const struct coll *c, const request *r)
 
 static void op_ddp_create_run(struct coll *c)
 {
-	const request *r = c->ops[0]->args.create;
+	const request *r = create_args(c->ops[0])->create;
 	_cleanup_(op_ddp_create_marks_deinit) struct marks marks = { 0 };
 	const uint64_t two[] = { op_ddp_create_first_limit(r),
 				 r->bucket_bytes ? r->bucket_bytes : BUCKETS_CAP_BYTES };
@@ -230,7 +240,7 @@ static void op_ddp_create_run(struct coll *c)
 	if (!f.code)
 		(void)ddp_new(c->job, &spec, &d, &f);
 	for (uint32_t i = 0; d && i < c->n; i++)
-		c->ops[i]->args.ddp.d = d;
+		ddp_args(c->ops[i])->d = d;
 	coll_end(c, &f);
 }
 
@@ -238,8 +248,8 @@ static void op_ddp_create_encode(const struct op *op, op_reply_cb send, void *ct
 {
 	Shardd__V1__DdpCreateReply reply = SHARDD__V1__DDP_CREATE_REPLY__INIT;
 
-	reply.ddp = op->args.ddp.d->id;
-	reply.tensors = op->args.ddp.d->n;
+	reply.ddp = ddp_args(op)->d->id;
+	reply.tensors = ddp_args(op)->d->n;
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 

@@ -15,22 +15,22 @@ static int op_ddp_forward_decode(struct op *op, const ProtobufCMessage *msg, str
 {
 	const Shardd__V1__DdpForwardRequest *r = (const Shardd__V1__DdpForwardRequest *)msg;
 
-	op->args.ddp.known = r->generation;
+	ddp_args(op)->known = r->generation;
 	return op_ddp_take(op, r->ddp, f);
 }
 
 static void op_ddp_forward_enter(struct op *op)
 {
-	if (ddp_forward(op->args.ddp.rank, &op->args.ddp.layout, &op->fault))
+	if (ddp_forward(ddp_args(op)->rank, &ddp_args(op)->layout, &op->fault))
 		return;
-	op->args.ddp.holds = true;
+	ddp_args(op)->holds = true;
 	op_ddp_follow(op);
 }
 
 static void op_ddp_forward_leave(struct op *op)
 {
-	if (op->args.ddp.holds)
-		op->args.ddp.rank->moving = false;
+	if (ddp_args(op)->holds)
+		ddp_args(op)->rank->moving = false;
 }
 
 static int op_ddp_forward_check(struct op *op, struct fault *f)
@@ -57,7 +57,7 @@ struct move {
 
 static struct member_buffer *op_ddp_forward_buffer_of(const struct op *op)
 {
-	uint64_t id = op->args.ddp.rank->buffer;
+	uint64_t id = ddp_args(op)->rank->buffer;
 
 	return id ? member_buffer_find(op->m, id) : NULL;
 }
@@ -65,7 +65,7 @@ static struct member_buffer *op_ddp_forward_buffer_of(const struct op *op)
 /* It is the rank's from here on; the old one goes. */
 static void op_ddp_forward_finish(struct op *op, struct region *to, int status)
 {
-	struct ddp_rank *rank = op->args.ddp.rank;
+	struct ddp_rank *rank = ddp_args(op)->rank;
 	struct member_buffer *old = op_ddp_forward_buffer_of(op), *b = NULL;
 
 	if (!op_told_of_end(op) && status) {
@@ -78,7 +78,7 @@ static void op_ddp_forward_finish(struct op *op, struct region *to, int status)
 	if (b && old)
 		member_buffer_free(op->m, old);
 	if (b)
-		ddp_moved(rank, op->args.ddp.layout, b->id);
+		ddp_moved(rank, ddp_args(op)->layout, b->id);
 	else
 		pool_give(&op->m->pool, to);
 	op->result.place = b ? b->region : REGION_NULL;
@@ -101,10 +101,10 @@ static void op_ddp_forward_on_moved(struct backend_task *task, int status)
 
 static void op_ddp_forward_move(struct op *op, struct region *to)
 {
-	const struct region *from = &op_hold_buffer(op, op->args.ddp.rank->buffer)->region;
-	const struct ddp *d = op->args.ddp.d;
-	const struct ddp_buckets *a = ddp_buckets_of(op->args.ddp.rank);
-	const struct ddp_buckets *b = &d->layouts[op->args.ddp.layout];
+	const struct region *from = &op_hold_buffer(op, ddp_args(op)->rank->buffer)->region;
+	const struct ddp *d = ddp_args(op)->d;
+	const struct ddp_buckets *a = ddp_buckets_of(ddp_args(op)->rank);
+	const struct ddp_buckets *b = &d->layouts[ddp_args(op)->layout];
 	struct move *mv = calloc(1, sizeof(*mv) + d->n * sizeof(mv->kops[0]));
 
 	if (!mv) {
@@ -138,10 +138,10 @@ static void op_ddp_forward_move(struct op *op, struct region *to)
 /* The same as before? */
 static bool op_ddp_forward_stays(const struct op *op)
 {
-	const struct ddp_rank *rank = op->args.ddp.rank;
+	const struct ddp_rank *rank = ddp_args(op)->rank;
 
-	return !op->args.ddp.d->layouts[0].bytes ||
-	       (op_ddp_forward_buffer_of(op) && rank->layout == op->args.ddp.layout);
+	return !ddp_args(op)->d->layouts[0].bytes ||
+	       (op_ddp_forward_buffer_of(op) && rank->layout == ddp_args(op)->layout);
 }
 
 static void op_ddp_forward_stay(struct op *op)
@@ -152,14 +152,14 @@ static void op_ddp_forward_stay(struct op *op)
 	if (b)
 		op->result.place = b->region;
 	else
-		ddp_moved(op->args.ddp.rank, op->args.ddp.layout, 0);
+		ddp_moved(ddp_args(op)->rank, ddp_args(op)->layout, 0);
 	op->result.writable = true;
 	op_end(op);
 }
 
 static void op_ddp_forward_start(struct op *op)
 {
-	uint64_t bytes = op->args.ddp.d->layouts[op->args.ddp.layout].bytes;
+	uint64_t bytes = ddp_args(op)->d->layouts[ddp_args(op)->layout].bytes;
 	const struct member_buffer *old = op_ddp_forward_buffer_of(op);
 	struct region to = REGION_NULL;
 	int r;
@@ -192,8 +192,8 @@ static void op_ddp_forward_start(struct op *op)
 static void op_ddp_forward_fill_views(const struct op *op, Shardd__V1__DdpView *views,
 				      Shardd__V1__DdpView **pointers)
 {
-	const struct ddp *d = op->args.ddp.d;
-	const struct ddp_buckets *b = ddp_buckets_of(op->args.ddp.rank);
+	const struct ddp *d = ddp_args(op)->d;
+	const struct ddp_buckets *b = ddp_buckets_of(ddp_args(op)->rank);
 
 	for (uint32_t i = 0; i < d->n; i++) {
 		const struct ddp_tensor *t = &d->tensors[i];
@@ -211,20 +211,20 @@ static void op_ddp_forward_fill_views(const struct op *op, Shardd__V1__DdpView *
 static void op_ddp_forward_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__DdpForwardReply reply = SHARDD__V1__DDP_FORWARD_REPLY__INIT;
-	const struct ddp *d = op->args.ddp.d;
+	const struct ddp *d = ddp_args(op)->d;
 	Shardd__V1__DdpView *views = calloc(d->n, sizeof(*views));
 	Shardd__V1__DdpView **pointers = calloc(d->n, sizeof(*pointers));
 	Shardd__V1__Placement place;
 	uint8_t handle[BACKEND_IPC_BYTES];
 
-	reply.generation = op->args.ddp.rank->layout + 1;
+	reply.generation = ddp_args(op)->rank->layout + 1;
 	if (op->result.place.slab) {
 		op_place(op, &place, handle);
-		place.bytes = ddp_buckets_of(op->args.ddp.rank)->bytes;
+		place.bytes = ddp_buckets_of(ddp_args(op)->rank)->bytes;
 		reply.place = &place;
 	}
 	/* without memory for them the caller sees that they are missing */
-	if (views && pointers && reply.generation != op->args.ddp.known) {
+	if (views && pointers && reply.generation != ddp_args(op)->known) {
 		op_ddp_forward_fill_views(op, views, pointers);
 		reply.views = pointers;
 		reply.n_views = d->n;

@@ -8,6 +8,7 @@
 #include "op/op.h"
 #include "op/op_run.h"
 #include "reduce/ops.h"
+#include "reduce/sparse.h"
 
 static void op_ddp_launch_on_done(struct op *op, void *userdata)
 {
@@ -39,7 +40,7 @@ static const struct ddp_tensor *op_ddp_launch_sparse_of(const struct ddp_rank *r
 static void op_ddp_launch_fill_sparse(struct op *op, void *arg)
 {
 	const struct op *by = arg;
-	struct ddp_rank *rank = by->args.ddp.rank;
+	struct ddp_rank *rank = ddp_args(by)->rank;
 	uint32_t i;
 	const struct ddp_tensor *t = op_ddp_launch_sparse_of(rank, &i);
 
@@ -47,31 +48,31 @@ static void op_ddp_launch_fill_sparse(struct op *op, void *arg)
 	op->unit = t->unit;
 	op->touches = TOUCH_GRADS;
 	op->buffer = rank->rows[i].n ? rank->rows[i].buffer : 0;
-	op->args.sparse.tensor = t->tensor;
-	op->args.sparse.rows = rank->rows[i].rows;
-	op->args.sparse.n = rank->rows[i].n;
-	op->args.sparse.values_offset = rank->rows[i].values_offset;
-	op->args.sparse.d = rank->ddp;
-	op->args.sparse.index = i;
+	sparse_args(op)->tensor = t->tensor;
+	sparse_args(op)->rows = rank->rows[i].rows;
+	sparse_args(op)->n = rank->rows[i].n;
+	sparse_args(op)->values_offset = rank->rows[i].values_offset;
+	sparse_args(op)->d = rank->ddp;
+	sparse_args(op)->index = i;
 }
 
 static void op_ddp_launch_fill(struct op *op, void *arg)
 {
 	const struct op *by = arg;
-	struct ddp_rank *rank = by->args.ddp.rank;
+	struct ddp_rank *rank = ddp_args(by)->rank;
 
 	op_ddp_launch_fill_waits(op, rank);
 	op->touches = TOUCH_GRADS;
-	op->args.ddp.d = rank->ddp;
-	op->args.ddp.rank = rank;
-	op->args.ddp.bucket = rank->launched - 1;
-	op->args.ddp.layout = rank->layout;
+	ddp_args(op)->d = rank->ddp;
+	ddp_args(op)->rank = rank;
+	ddp_args(op)->bucket = rank->launched - 1;
+	ddp_args(op)->layout = rank->layout;
 	op->buffer = rank->buffer;
 }
 
 void op_ddp_launch(struct op *op)
 {
-	struct ddp_rank *rank = op->args.ddp.rank;
+	struct ddp_rank *rank = ddp_args(op)->rank;
 	uint32_t i;
 
 	while (ddp_launch(rank) >= 0) {

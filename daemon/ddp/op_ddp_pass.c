@@ -25,15 +25,15 @@ int op_ddp_take(struct op *op, uint32_t id, struct fault *f)
 	if (!group_index(d->group, m->rank, &index))
 		return fault_set(f, FAULT_INVALID, "ddp", "rank %u is no member of ddp %u", m->rank,
 				 id);
-	op->args.ddp.d = d;
-	op->args.ddp.rank = &d->ranks[index];
+	ddp_args(op)->d = d;
+	ddp_args(op)->rank = &d->ranks[index];
 	return 0;
 }
 
 int op_ddp_check_list(const struct op *op, const uint32_t *list, size_t n, const char *field,
 		      struct fault *f)
 {
-	const struct ddp *d = op->args.ddp.d;
+	const struct ddp *d = ddp_args(op)->d;
 
 	for (size_t i = 0; i < n; i++)
 		if (list[i] >= d->n)
@@ -45,8 +45,8 @@ int op_ddp_check_list(const struct op *op, const uint32_t *list, size_t n, const
 
 void op_ddp_follow(struct op *op)
 {
-	op->buffer = op->args.ddp.rank->buffer;
-	op->touches |= TOUCH_GRADS | (op->args.ddp.d->in_backward ? TOUCH_PARAMS : 0);
+	op->buffer = ddp_args(op)->rank->buffer;
+	op->touches |= TOUCH_GRADS | (ddp_args(op)->d->in_backward ? TOUCH_PARAMS : 0);
 }
 
 static int op_ddp_pass_check(struct op *op, struct fault *f)
@@ -66,10 +66,10 @@ static int op_ddp_pass_backward_decode(struct op *op, const ProtobufCMessage *ms
 {
 	const Shardd__V1__DdpBackwardRequest *r = (const Shardd__V1__DdpBackwardRequest *)msg;
 
-	op->args.ddp.first = r->unused;
-	op->args.ddp.n_first = r->n_unused;
-	op->args.ddp.second = r->unused_kept;
-	op->args.ddp.n_second = r->n_unused_kept;
+	ddp_args(op)->first = r->unused;
+	ddp_args(op)->n_first = r->n_unused;
+	ddp_args(op)->second = r->unused_kept;
+	ddp_args(op)->n_second = r->n_unused_kept;
 	if (op_ddp_take(op, r->ddp, f) ||
 	    op_ddp_check_list(op, r->unused, r->n_unused, "unused", f))
 		return f->code;
@@ -78,10 +78,10 @@ static int op_ddp_pass_backward_decode(struct op *op, const ProtobufCMessage *ms
 
 static void op_ddp_pass_backward_enter(struct op *op)
 {
-	struct ddp_rank *rank = op->args.ddp.rank;
+	struct ddp_rank *rank = ddp_args(op)->rank;
 
-	if (ddp_backward(rank, op->args.ddp.first, op->args.ddp.n_first, op->args.ddp.second,
-			 op->args.ddp.n_second, &op->fault) == 0 &&
+	if (ddp_backward(rank, ddp_args(op)->first, ddp_args(op)->n_first, ddp_args(op)->second,
+			 ddp_args(op)->n_second, &op->fault) == 0 &&
 	    ddp_wait(rank, op->after, op->n_after, &op->fault) == 0)
 		op_ddp_launch(op); /* a bucket of nothing but unused tensors */
 }
@@ -110,24 +110,24 @@ static int op_ddp_pass_take_rows(struct op *op, const Shardd__V1__DdpReadyReques
 				 struct fault *f)
 {
 	const Shardd__V1__SparseRows *rows = r->rows;
-	const struct ddp_tensor *t = &op->args.ddp.d->tensors[r->n_tensors ? r->tensors[0] : 0];
+	const struct ddp_tensor *t = &ddp_args(op)->d->tensors[r->n_tensors ? r->tensors[0] : 0];
 
 	if (r->n_tensors != 1)
 		return fault_set(f, FAULT_INVALID, "rows",
 				 "rows are given for %zu tensors: one is allowed", r->n_tensors);
 	if (op_sparse_check_rows(t->unit, t->tensor, rows->rows, rows->n_rows, f) ||
-	    ddp_rows_copy(op->m->job, rows->rows, rows->n_rows, &op->args.ddp.rows, f))
+	    ddp_rows_copy(op->m->job, rows->rows, rows->n_rows, &ddp_args(op)->rows, f))
 		return f->code;
-	op->args.ddp.rows.buffer = rows->buffer;
-	op->args.ddp.rows.values_offset = rows->values_offset;
-	op->args.ddp.has_rows = true;
+	ddp_args(op)->rows.buffer = rows->buffer;
+	ddp_args(op)->rows.values_offset = rows->values_offset;
+	ddp_args(op)->has_rows = true;
 	return 0;
 }
 
 static int op_ddp_pass_check_rows(struct op *op, const Shardd__V1__DdpReadyRequest *r,
 				  struct fault *f)
 {
-	const struct ddp *d = op->args.ddp.d;
+	const struct ddp *d = ddp_args(op)->d;
 	char name[140];
 
 	for (size_t i = 0; i < r->n_tensors; i++) {
@@ -150,8 +150,8 @@ static int op_ddp_pass_ready_decode(struct op *op, const ProtobufCMessage *msg, 
 {
 	const Shardd__V1__DdpReadyRequest *r = (const Shardd__V1__DdpReadyRequest *)msg;
 
-	op->args.ddp.first = r->tensors;
-	op->args.ddp.n_first = r->n_tensors;
+	ddp_args(op)->first = r->tensors;
+	ddp_args(op)->n_first = r->n_tensors;
 	if (op_ddp_take(op, r->ddp, f) ||
 	    op_ddp_check_list(op, r->tensors, r->n_tensors, "tensors", f))
 		return f->code;
@@ -160,19 +160,19 @@ static int op_ddp_pass_ready_decode(struct op *op, const ProtobufCMessage *msg, 
 
 static void op_ddp_pass_ready_enter(struct op *op)
 {
-	struct ddp_rank *rank = op->args.ddp.rank;
+	struct ddp_rank *rank = ddp_args(op)->rank;
 
 	/* streams first: what cannot be waited for is not ready */
 	if (ddp_wait(rank, op->after, op->n_after, &op->fault) == 0 &&
-	    ddp_ready(rank, op->args.ddp.first, op->args.ddp.n_first,
-		      op->args.ddp.has_rows ? &op->args.ddp.rows : NULL, &op->fault) == 0)
+	    ddp_ready(rank, ddp_args(op)->first, ddp_args(op)->n_first,
+		      ddp_args(op)->has_rows ? &ddp_args(op)->rows : NULL, &op->fault) == 0)
 		op_ddp_launch(op);
 }
 
 static void op_ddp_pass_ready_leave(struct op *op)
 {
-	if (op->args.ddp.has_rows)
-		ddp_rows_deinit(op->m->job, &op->args.ddp.rows); /* unless they were taken */
+	if (ddp_args(op)->has_rows)
+		ddp_rows_deinit(op->m->job, &ddp_args(op)->rows); /* unless they were taken */
 }
 
 static void op_ddp_pass_ready_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -202,7 +202,7 @@ static int op_ddp_pass_finish_decode(struct op *op, const ProtobufCMessage *msg,
 
 static void op_ddp_pass_finish_enter(struct op *op)
 {
-	struct ddp_rank *rank = op->args.ddp.rank;
+	struct ddp_rank *rank = ddp_args(op)->rank;
 
 	if (ddp_finish(rank, &op->fault) || ddp_wait(rank, op->after, op->n_after, &op->fault))
 		return;
@@ -211,14 +211,14 @@ static void op_ddp_pass_finish_enter(struct op *op)
 	rank->open = false;
 	rank->finishing = true;
 	rank->passes++;
-	op->args.ddp.holds = true;
+	ddp_args(op)->holds = true;
 	op_ddp_follow(op);
 }
 
 static void op_ddp_pass_finish_leave(struct op *op)
 {
-	if (op->args.ddp.holds)
-		op->args.ddp.rank->finishing = false;
+	if (ddp_args(op)->holds)
+		ddp_args(op)->rank->finishing = false;
 }
 
 static void op_ddp_pass_finish_start(struct op *op);
@@ -231,7 +231,7 @@ static void op_ddp_pass_finish_resume(struct parked *p)
 /* Its buckets are ordered by now; without a stream they must have been executed. */
 static void op_ddp_pass_finish_start(struct op *op)
 {
-	struct ddp_rank *rank = op->args.ddp.rank;
+	struct ddp_rank *rank = ddp_args(op)->rank;
 
 	if (op_wait_for_memory(op, op_ddp_pass_finish_resume))
 		return;
@@ -248,7 +248,7 @@ static void op_ddp_pass_finish_start(struct op *op)
 static void op_ddp_pass_finish_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__DdpFinishReply reply = SHARDD__V1__DDP_FINISH_REPLY__INIT;
-	const struct ddp *d = op->args.ddp.d;
+	const struct ddp *d = ddp_args(op)->d;
 
 	reply.untouched = calloc(d->n, sizeof(*reply.untouched));
 	for (uint32_t i = 0; reply.untouched && i < d->n; i++)

@@ -15,8 +15,8 @@ static int op_join_uneven_decode(struct op *op, const ProtobufCMessage *msg, str
 	const Shardd__V1__JoinUnevenRequest *r = (const Shardd__V1__JoinUnevenRequest *)msg;
 
 	op->touches = TOUCH_ALL;
-	op->args.join.by_active = r->divide_by_active;
-	op->args.join.strict = r->error_if_uneven;
+	join_args(op)->by_active = r->divide_by_active;
+	join_args(op)->strict = r->error_if_uneven;
 	return op_take_group(op, r->group, f);
 }
 
@@ -63,12 +63,12 @@ static int op_join_uneven_check(struct op *op, struct fault *f)
 		return f->code;
 	if (!first)
 		return 0;
-	if (first->args.join.strict != op->args.join.strict)
+	if (join_args(first)->strict != join_args(op)->strict)
 		return op_join_uneven_fault_differs(first, "error_if_uneven",
-						    first->args.join.strict, f);
-	if (first->args.join.by_active != op->args.join.by_active)
+						    join_args(first)->strict, f);
+	if (join_args(first)->by_active != join_args(op)->by_active)
 		return op_join_uneven_fault_differs(first, "divide_by_active",
-						    first->args.join.by_active, f);
+						    join_args(first)->by_active, f);
 	return 0;
 }
 
@@ -95,7 +95,7 @@ static void op_join_uneven_end_all(struct group *g, uint32_t last)
 		struct op *op = op_join_uneven_join_at(g->joins.next);
 
 		op_begin_run(op);
-		op->args.join.last = last;
+		join_args(op)->last = last;
 		op_end(op);
 	}
 }
@@ -108,7 +108,7 @@ static void op_join_uneven_start(struct op *op)
 	op_park(op, &g->joins, op_join_uneven_never);
 	if (op_join_uneven_joined(g) == group_size(g))
 		op_join_uneven_end_all(g, rank);
-	else if (op->args.join.strict)
+	else if (join_args(op)->strict)
 		uneven_begin(op);
 	else
 		surrogate_begin(op);
@@ -118,8 +118,8 @@ static void op_join_uneven_encode(const struct op *op, op_reply_cb send, void *c
 {
 	Shardd__V1__JoinUnevenReply reply = SHARDD__V1__JOIN_UNEVEN_REPLY__INIT;
 
-	reply.last = op->args.join.last;
-	reply.shadowed = op->args.join.surrogates;
+	reply.last = join_args(op)->last;
+	reply.shadowed = join_args(op)->surrogates;
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 

@@ -2,6 +2,7 @@
 
 #include "copies/full.h"
 #include "op/op.h"
+#include "gather/gather.h"
 
 /* Whose parameters may be read now, by nobody's wish? */
 static bool ahead_is_possible(const struct member *m, const struct unit *u)
@@ -40,7 +41,7 @@ static void ahead_begin(const struct op *op, struct unit *u)
 
 static prefetch_use ahead_use_of(const struct op *op)
 {
-	return prefetch_use_of(op->unit->id, op->args.pass.kind);
+	return prefetch_use_of(op->unit->id, pass_args(op)->kind);
 }
 
 void ahead_asked(struct op *op)
@@ -48,10 +49,10 @@ void ahead_asked(struct op *op)
 	const struct unit *u = op->unit;
 	const struct member_unit *mu = member_unit_find(op->m, u);
 
-	if (op->args.pass.asked)
+	if (pass_args(op)->asked)
 		return;
-	op->args.pass.asked = true;
-	op->args.pass.there = u->casting || full_valid(u) || (mu && mu->held);
+	pass_args(op)->asked = true;
+	pass_args(op)->there = u->casting || full_valid(u) || (mu && mu->held);
 }
 
 /* A step of which the order is known, or is given: was this what should have been begun? */
@@ -59,9 +60,9 @@ static void ahead_count(struct op *op, struct member_unit *mu, bool known)
 {
 	struct member_ahead *a = &op->m->ahead;
 
-	if (mu->expected && op->args.pass.there)
+	if (mu->expected && pass_args(op)->there)
 		a->hits++;
-	else if (mu->expected || (known && !op->args.pass.there))
+	else if (mu->expected || (known && !pass_args(op)->there))
 		a->misses++;
 	mu->expected = false;
 }
@@ -73,8 +74,8 @@ void ahead_used(struct op *op)
 	const struct member_list *list = NULL;
 	bool known = a->lists || a->learned.mode == PREFETCH_FOLLOWING;
 
-	if (op->args.pass.kind)
-		list = mu->ahead[op->args.pass.kind == PASS_KIND_BACKWARD];
+	if (pass_args(op)->kind)
+		list = mu->ahead[pass_args(op)->kind == PASS_KIND_BACKWARD];
 	if (!unit_is_direct(op->unit)) {
 		ahead_count(op, mu, known);
 		(void)prefetch_used(&a->learned, ahead_use_of(op));

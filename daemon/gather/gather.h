@@ -4,6 +4,19 @@
 
 #include "op/op.h"
 
+struct pass_args {
+	enum pass_kind kind; /* 0: Gather */
+	bool sync;
+	bool asked; /* the next is known */
+	bool there; /* a copy is, or is on its way, or none is needed */
+};
+
+static inline struct pass_args *pass_args(const struct op *op)
+{
+	_Static_assert(sizeof(struct pass_args) <= OP_ARGS_BYTES, "room in struct op");
+	return op_args(op);
+}
+
 /* May this rank gather op->unit? Return: 0 or a fault code. */
 int gather_check(struct op *op, struct fault *f);
 /* Do it: ends the op, now or later, with its place as the result. The reference that a BeginPass

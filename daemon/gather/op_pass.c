@@ -18,7 +18,7 @@ static int op_pass_take_pass(struct op *op, uint32_t unit, int pass, struct faul
 {
 	/* after this unit's reductions too: they change the state */
 	op->touches = TOUCH_PARAMS | TOUCH_GRADS;
-	op->args.pass.kind = (enum pass_kind)pass;
+	pass_args(op)->kind = (enum pass_kind)pass;
 	if (pass != PASS_KIND_FORWARD && pass != PASS_KIND_BACKWARD)
 		return fault_set(f, FAULT_INVALID, "pass",
 				 "pass is %d: FORWARD or BACKWARD is allowed", pass);
@@ -34,7 +34,7 @@ static int op_pass_decode_begin(struct op *op, const ProtobufCMessage *msg, stru
 	if (op_pass_take_pass(op, r->unit, (int)r->pass, f))
 		return f->code;
 	op->move =
-		op->args.pass.kind == PASS_KIND_FORWARD ? MOVE_BEGIN_FORWARD : MOVE_BEGIN_BACKWARD;
+		pass_args(op)->kind == PASS_KIND_FORWARD ? MOVE_BEGIN_FORWARD : MOVE_BEGIN_BACKWARD;
 	return 0;
 }
 
@@ -62,7 +62,7 @@ static int op_pass_begin_begin(struct op *op, struct fault *f)
 
 static const char *op_pass_detail(const struct op *op)
 {
-	return op->args.pass.kind == PASS_KIND_FORWARD ? "(FORWARD)" : "(BACKWARD)";
+	return pass_args(op)->kind == PASS_KIND_FORWARD ? "(FORWARD)" : "(BACKWARD)";
 }
 
 const struct op_type op_begin_pass = {
@@ -88,13 +88,13 @@ static bool op_pass_is_reduced(const struct op *op)
 
 	for (size_t i = 0; i < rec->n_tensors; i++)
 		trainable = trainable || !rec->tensors[i]->frozen;
-	return trainable && op->args.pass.sync && op->args.pass.kind == PASS_KIND_BACKWARD;
+	return trainable && pass_args(op)->sync && pass_args(op)->kind == PASS_KIND_BACKWARD;
 }
 
 /* Replicated units may be reduced in buckets, which is known when it is the op's turn. */
 static enum pass_move op_pass_end_of(const struct op *op)
 {
-	if (op->args.pass.kind == PASS_KIND_FORWARD)
+	if (pass_args(op)->kind == PASS_KIND_FORWARD)
 		return MOVE_END_FORWARD;
 	return op_pass_is_reduced(op) && op->unit->rec->strategy != STRATEGY_REPLICATE
 		       ? MOVE_END_BACKWARD
@@ -107,7 +107,7 @@ static int op_pass_decode_end(struct op *op, const ProtobufCMessage *msg, struct
 
 	if (op_pass_take_pass(op, r->unit, (int)r->pass, f))
 		return f->code;
-	op->args.pass.sync = r->sync;
+	pass_args(op)->sync = r->sync;
 	op->move = op_pass_end_of(op);
 	return 0;
 }
@@ -144,8 +144,8 @@ static bool op_pass_lets_go(const struct op *op)
 	const struct member_unit *mu = member_unit_find(op->m, op->unit);
 
 	return mu->pass != PASS_FORWARD_IN_PRE &&
-	       passes_let_go(op->unit->rec, hold_reshard(op), op->args.pass.kind,
-			     op->args.pass.sync);
+	       passes_let_go(op->unit->rec, hold_reshard(op), pass_args(op)->kind,
+			     pass_args(op)->sync);
 }
 
 static void op_pass_start_end(struct op *op)

@@ -12,9 +12,22 @@
 #include "op/op_util.h"
 #include "shardd.pb-c.h"
 
+struct policy_args {
+	uint32_t *units; /* owned */
+	size_t n;
+	uint32_t reshard;
+	enum pass_kind kind;
+};
+
+static inline struct policy_args *policy_args(const struct op *op)
+{
+	_Static_assert(sizeof(struct policy_args) <= OP_ARGS_BYTES, "room in struct op");
+	return op_args(op);
+}
+
 static struct unit *op_policy_unit_at(const struct op *op, size_t i)
 {
-	return job_unit_by_id(op->m->job, op->args.policy.units[i]);
+	return job_unit_by_id(op->m->job, policy_args(op)->units[i]);
 }
 
 static int op_policy_not_guarded(const struct unit *u, const char *field, struct fault *f)
@@ -27,11 +40,11 @@ static int op_policy_not_guarded(const struct unit *u, const char *field, struct
 /* The request's units, all of which must be there. */
 static int op_policy_take_units(struct op *op, const uint32_t *units, size_t n, struct fault *f)
 {
-	op->args.policy.units = malloc(n * sizeof(*units));
-	if (!op->args.policy.units)
+	policy_args(op)->units = malloc(n * sizeof(*units));
+	if (!policy_args(op)->units)
 		return fault_errno(f, -ENOMEM, "setting a policy");
-	memcpy(op->args.policy.units, units, n * sizeof(*units));
-	op->args.policy.n = n;
+	memcpy(policy_args(op)->units, units, n * sizeof(*units));
+	policy_args(op)->n = n;
 	for (size_t i = 0; i < n; i++)
 		if (!op_policy_unit_at(op, i))
 			return fault_set(f, FAULT_NOT_FOUND, "units",
@@ -42,7 +55,7 @@ static int op_policy_take_units(struct op *op, const uint32_t *units, size_t n, 
 
 static void op_policy_forget(struct op *op)
 {
-	free(op->args.policy.units);
+	free(policy_args(op)->units);
 }
 
 /* ----------------------------------------------------------------- SetReshard */
@@ -52,7 +65,7 @@ static int op_policy_decode(struct op *op, const ProtobufCMessage *msg, struct f
 	const Shardd__V1__SetReshardRequest *r = (const Shardd__V1__SetReshardRequest *)msg;
 
 	op->touches = TOUCH_PARAMS;
-	op->args.policy.reshard = (uint32_t)r->reshard;
+	policy_args(op)->reshard = (uint32_t)r->reshard;
 	if ((int)r->reshard < 0 || (int)r->reshard >= _RESHARD_N)
 		return fault_set(f, FAULT_INVALID, "reshard",
 				 "reshard is %d: AFTER_FORWARD, AFTER_BACKWARD, NEVER or "
@@ -72,7 +85,7 @@ static int op_policy_decode(struct op *op, const ProtobufCMessage *msg, struct f
 
 static int op_policy_check(struct op *op, struct fault *f)
 {
-	for (size_t i = 0; i < op->args.policy.n; i++)
+	for (size_t i = 0; i < policy_args(op)->n; i++)
 		if (!member_unit(op->m, op_policy_unit_at(op, i)))
 			return fault_errno(f, -ENOMEM, "setting a policy");
 	return 0;
@@ -81,9 +94,9 @@ static int op_policy_check(struct op *op, struct fault *f)
 static void op_policy_start(struct op *op)
 {
 	op_begin_run(op);
-	for (size_t i = 0; i < op->args.policy.n; i++)
+	for (size_t i = 0; i < policy_args(op)->n; i++)
 		member_unit_find(op->m, op_policy_unit_at(op, i))->reshard =
-			(uint8_t)op->args.policy.reshard;
+			(uint8_t)policy_args(op)->reshard;
 	op_end(op);
 }
 
@@ -111,7 +124,7 @@ static int op_policy_decode_prefetch(struct op *op, const ProtobufCMessage *msg,
 	const Shardd__V1__SetPrefetchRequest *r = (const Shardd__V1__SetPrefetchRequest *)msg;
 
 	op->touches = TOUCH_PARAMS;
-	op->args.policy.kind = (enum pass_kind)r->pass;
+	policy_args(op)->kind = (enum pass_kind)r->pass;
 	if ((int)r->pass != PASS_KIND_FORWARD && (int)r->pass != PASS_KIND_BACKWARD)
 		return fault_set(f, FAULT_INVALID, "pass",
 				 "pass is %d: FORWARD or BACKWARD is allowed", (int)r->pass);
@@ -140,8 +153,8 @@ static void op_policy_start_prefetch(struct op *op)
 
 	op_begin_run(op);
 	if (mu)
-		r = member_set_ahead(op->m, mu, op->args.policy.kind == PASS_KIND_BACKWARD,
-				     op->args.policy.units, (uint32_t)op->args.policy.n);
+		r = member_set_ahead(op->m, mu, policy_args(op)->kind == PASS_KIND_BACKWARD,
+				     policy_args(op)->units, (uint32_t)policy_args(op)->n);
 	if (r)
 		op_memory_fault(op->m->job, r > 0 ? SLAB_E_QUOTA : r, sizeof(struct member_list),
 				"a list of units", &op->fault);

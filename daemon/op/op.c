@@ -465,13 +465,13 @@ struct op *op_new_surrogate(struct op *join, struct op *of)
 	if (!op)
 		return NULL;
 	op->surrogate = true;
-	op->by_active = join->args.join.by_active;
+	op->by_active = join_args(join)->by_active;
 	op->state = OP_PARKED;
 	op->deadline_us = of->deadline_us;
 	op->done = op_nobody_waits;
 	op->group = of->group;
 	op->unit = of->unit;
-	op->args = of->args;
+	memcpy(op->args, of->args, sizeof(op->args));
 	op->entry.rank = op->m->rank;
 	op->entry.pid = member_pid(op->m);
 	op->entry.index = join->entry.index;

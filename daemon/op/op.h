@@ -124,6 +124,9 @@ enum {
 	TOUCH_ALL = 4,     /* after everything before it, before everything after it */
 };
 
+/* Room for the arguments of any op. */
+#define OP_ARGS_BYTES 160u
+
 struct op {
 	uint32_t magic;
 	enum op_state state;
@@ -155,101 +158,8 @@ struct op {
 	struct parked parked;
 	uint64_t record; /* in the flight recorder */
 
-	union {
-		struct {
-			int how; /* Initialise: the oneof's case */
-			uint64_t seed;
-			uint32_t root;
-			const uint8_t *data; /* the request's; valid until done */
-			uint64_t data_bytes;
-		} init;
-		struct {
-			uint64_t bytes;
-		} alloc;
-		struct {
-			uint64_t offset, count, bytes;
-			enum dtype dtype;
-			enum reduce_op op;
-			uint32_t root;
-		} buf; /* AllReduce, Broadcast */
-		struct {
-			uint32_t state; /* SummonFull: 0: the parameters */
-			bool write;     /* ReturnFull */
-			bool has_steps;
-			uint64_t steps;
-			const uint64_t *tensor_steps; /* the request's; valid until done */
-			size_t n_tensor_steps;        /* as many as tensors, or 0 */
-		} summon;
-		struct {
-			const uint32_t *units; /* the request's; valid until done */
-			size_t n;
-			uint32_t layout, multiple, strategy, shard_ranks;
-		} convert;
-		struct {
-			struct clip clip;
-			double value;   /* ClipGradValue: the bound; Unscale: the factor */
-			size_t n_units; /* named in @owned, ascending; 0: all of the group */
-			bool whole_job; /* ClipGradNorm: of every group */
-		} clip;
-		struct {
-			struct step_rates rates; /* with a reference */
-			bool skip_if_found, discard;
-		} step;
-		struct {
-			enum pass_kind kind; /* 0: Gather */
-			bool sync;
-			bool asked; /* the next is known */
-			bool there; /* a copy is, or is on its way, or none is needed */
-		} pass;
-		struct {
-			uint32_t *units; /* owned */
-			size_t n;
-			uint32_t reshard;
-			enum pass_kind kind;
-		} policy;                    /* SetReshard, SetPrefetch */
-		struct unit_factors factors; /* SetFactors: resolved */
-		struct {
-			bool defer;  /* the all-reduce between replicas */
-			bool more;   /* is to come in this backward pass */
-			bool unused; /* by this rank; when it is over: by all */
-			/* tensors that this rank has not used; when it is over, in @owned: that none has */
-			const uint32_t *tensors; /* the request's; valid until done */
-			size_t n_tensors;
-		} reduce;
-		struct pass_plan plan;
-		struct {
-			uint64_t step;
-			uint8_t *blob; /* owned; charged when checked */
-			size_t bytes;
-			bool charged;
-		} commit;
-		struct {
-			struct ddp *d;
-			struct ddp_rank *rank;
-			const uint32_t *first, *second; /* the request's; valid until done */
-			size_t n_first, n_second;
-			struct ddp_rows rows;
-			bool has_rows;
-			bool holds;      /* its rank waits for its answer */
-			uint32_t bucket; /* DdpBucket */
-			uint32_t known;  /* DdpForward */
-			unsigned layout;
-		} ddp;
-		const struct Shardd__V1__DdpCreateRequest *create; /* valid until done */
-		struct {
-			uint32_t tensor;
-			const int64_t *rows; /* valid until done */
-			uint64_t n, values_offset;
-			struct ddp *d;  /* a bucket of this one; NULL: none */
-			uint32_t index; /* there */
-		} sparse;
-		struct {
-			bool by_active;
-			bool strict; /* error_if_uneven */
-			uint32_t last;
-			uint64_t surrogates;
-		} join;
-	} args;
+	/* The type's arguments, by its decode: a struct of the files that implement it. */
+	uint64_t args[OP_ARGS_BYTES / sizeof(uint64_t)];
 	void *owned; /* of the arguments; freed with the op */
 
 	struct {
@@ -274,6 +184,12 @@ struct op {
 	op_done_cb done;
 	void *userdata;
 };
+
+/* The arguments of @op: the caller knows its type, and which struct they are. */
+static inline void *op_args(const struct op *op)
+{
+	return (void *)op->args;
+}
 
 /* Take a request in. On return 0 the op is on its way, or over: @done has been or
  * will be called. @deadline_us: of the caller's, 0: none.

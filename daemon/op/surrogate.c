@@ -57,7 +57,7 @@ static struct op *surrogate_make(struct op *join, struct op *op)
 	if (surrogate_is_allowed(op) && surrogate_copy_owned(op, &owned) == 0)
 		surrogate = op_new_surrogate(join, op);
 	if (surrogate) {
-		join->args.join.surrogates++;
+		join_args(join)->surrogates++;
 		surrogate->owned = owned;
 		if (op->type->surrogate_init)
 			op->type->surrogate_init(surrogate);

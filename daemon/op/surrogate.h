@@ -6,6 +6,19 @@
 
 #include "op/op.h"
 
+struct join_args {
+	bool by_active;
+	bool strict; /* error_if_uneven */
+	uint32_t last;
+	uint64_t surrogates;
+};
+
+static inline struct join_args *join_args(const struct op *op)
+{
+	_Static_assert(sizeof(struct join_args) <= OP_ARGS_BYTES, "room in struct op");
+	return op_args(op);
+}
+
 /* @join is an active JoinUneven, in its group's list. From here on surrogates take part in its
  * place in what its peers have asked for and will ask for. */
 void surrogate_begin(struct op *join);

@@ -12,6 +12,7 @@
 #include "core/check.h"
 #include "op/op.h"
 #include "op/op_run.h"
+#include "op/surrogate.h"
 
 static struct op *uneven_first_join(const struct group *g)
 {
@@ -92,7 +93,7 @@ bool uneven_strict(const struct group *g)
 {
 	const struct op *join = uneven_first_join(g);
 
-	return join && join->args.join.strict;
+	return join && join_args(join)->strict;
 }
 
 /* What the ranks that have joined submit for later does not count. */

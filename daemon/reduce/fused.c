@@ -35,7 +35,7 @@
 
 static bool fused_is_last(const struct coll *c)
 {
-	return !c->ops[0]->args.reduce.more && !c->ops[0]->args.reduce.defer;
+	return !reduce_args(c->ops[0])->more && !reduce_args(c->ops[0])->defer;
 }
 
 /* By streams that have let go of the shards themselves, and have not come so far. */

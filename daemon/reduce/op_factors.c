@@ -13,6 +13,16 @@
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 
+struct factors_args {
+	struct unit_factors factors; /* resolved */
+};
+
+static inline struct factors_args *factors_args(const struct op *op)
+{
+	_Static_assert(sizeof(struct factors_args) <= OP_ARGS_BYTES, "room in struct op");
+	return op_args(op);
+}
+
 static int op_factors_check_number(double x, const char *field, struct fault *f)
 {
 	if (isfinite(x) && x >= 0 && x <= UNIT_MAX_FACTOR)
@@ -26,18 +36,19 @@ static int op_factors_decode(struct op *op, const ProtobufCMessage *msg, struct 
 	const Shardd__V1__SetFactorsRequest *r = (const Shardd__V1__SetFactorsRequest *)msg;
 
 	op->touches = TOUCH_GRADS;
-	op->args.factors = (struct unit_factors){ .given = true,
-						  .pre_divide = r->pre_divide,
-						  .post_divide = r->post_divide,
-						  .divide_factor = r->divide_factor,
-						  .force_sum = r->force_sum };
+	factors_args(op)->factors = (struct unit_factors){ .given = true,
+							   .pre_divide = r->pre_divide,
+							   .post_divide = r->post_divide,
+							   .divide_factor = r->divide_factor,
+							   .force_sum = r->force_sum };
 	if (op_take_unit(op, r->unit, f) ||
 	    op_factors_check_number(r->pre_divide, "pre_divide", f) ||
 	    op_factors_check_number(r->post_divide, "post_divide", f) ||
 	    op_factors_check_number(r->divide_factor, "divide_factor", f))
 		return f->code;
 	op->group = job_group_by_id(op->m->job, op->unit->rec->group);
-	return reduce_resolve_factors(op->unit->rec, group_size(op->group), &op->args.factors, f);
+	return reduce_resolve_factors(op->unit->rec, group_size(op->group),
+				      &factors_args(op)->factors, f);
 }
 
 /* Of a guarded unit its state says so too. */
@@ -67,7 +78,7 @@ static uint64_t op_factors_bits_of(double x)
 
 static int op_factors_check(struct op *op, struct fault *f)
 {
-	const struct unit_factors *x = &op->args.factors;
+	const struct unit_factors *x = &factors_args(op)->factors;
 
 	if (op_factors_check_between_passes(op, f))
 		return f->code;
@@ -83,7 +94,7 @@ static int op_factors_check(struct op *op, struct fault *f)
 
 static void op_factors_run(struct coll *c)
 {
-	c->unit->factors = c->ops[0]->args.factors;
+	c->unit->factors = factors_args(c->ops[0])->factors;
 	coll_end(c, NULL);
 }
 

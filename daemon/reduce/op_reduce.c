@@ -27,9 +27,9 @@ static int op_reduce_decode(struct op *op, const ProtobufCMessage *msg, struct f
 {
 	const Shardd__V1__ReduceRequest *r = (const Shardd__V1__ReduceRequest *)msg;
 
-	op->args.reduce.defer = r->defer_all_reduce;
-	op->args.reduce.more = r->more || r->defer_all_reduce;
-	op->args.reduce.unused = r->unused;
+	reduce_args(op)->defer = r->defer_all_reduce;
+	reduce_args(op)->more = r->more || r->defer_all_reduce;
+	reduce_args(op)->unused = r->unused;
 	if (r->unused && r->defer_all_reduce)
 		return fault_set(f, FAULT_INVALID, "unused",
 				 "unused goes without defer_all_reduce: Reduce with one of them");
@@ -47,7 +47,7 @@ static int op_reduce_check_defer(const struct op *op, struct fault *f)
 {
 	const state_unit *rec = op->unit->rec;
 
-	if (!op->args.reduce.defer)
+	if (!reduce_args(op)->defer)
 		return 0;
 	if (rec->shard_ranks == group_size(op->group))
 		return fault_set(f, FAULT_INVALID, "defer_all_reduce",
@@ -77,10 +77,10 @@ static int op_reduce_check(struct op *op, struct fault *f)
 	op_print(op, "Reduce of unit '%.64s' (%llu elements, %s%s%s)", op->unit->rec->name,
 		 (unsigned long long)op->unit->layout.elements,
 		 dtype_name(op->unit->rec->gradient_dtype),
-		 op->args.reduce.defer ? ", all-reduce deferred" : "",
-		 op->args.reduce.more ? ", more to come" : "");
-	op->entry.print.words[2] = op->args.reduce.defer;
-	op->entry.print.words[3] = op->args.reduce.more;
+		 reduce_args(op)->defer ? ", all-reduce deferred" : "",
+		 reduce_args(op)->more ? ", more to come" : "");
+	op->entry.print.words[2] = reduce_args(op)->defer;
+	op->entry.print.words[3] = reduce_args(op)->more;
 	return 0;
 }
 
@@ -289,7 +289,7 @@ static void op_reduce_run(struct coll *c)
 {
 	int none = reduce_unused_agree(c);
 
-	c->more = c->ops[0]->args.reduce.more;
+	c->more = reduce_args(c->ops[0])->more;
 	c->lends = !c->more && c->unit->rec->optimizer->when == OPTIM_BY_TRAINER;
 	if (none < 0) {
 		coll_end_status(c, none);
@@ -323,9 +323,9 @@ static bool op_reduce_surrogate_allowed(const struct op *op)
 
 static void op_reduce_surrogate_init(struct op *op)
 {
-	op->args.reduce.unused = true;
-	op->args.reduce.tensors = NULL;
-	op->args.reduce.n_tensors = 0;
+	reduce_args(op)->unused = true;
+	reduce_args(op)->tensors = NULL;
+	reduce_args(op)->n_tensors = 0;
 }
 
 static bool op_reduce_waits_for_readers(const struct op *op)

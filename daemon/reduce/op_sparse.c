@@ -70,7 +70,7 @@ static int op_sparse_decode(struct op *op, const ProtobufCMessage *msg, struct f
 
 	op->touches = TOUCH_GRADS;
 	op->move = MOVE_REDUCE_ROWS; /* in a ddp: none, as the ddp has its own passes */
-	op->args.sparse.tensor = r->tensor;
+	sparse_args(op)->tensor = r->tensor;
 	if (op_take_unit(op, r->unit, f))
 		return f->code;
 	op->group = job_group_by_id(op->m->job, op->unit->rec->group);
@@ -80,26 +80,26 @@ static int op_sparse_decode(struct op *op, const ProtobufCMessage *msg, struct f
 	if (!rows || !rows->n_rows)
 		return 0;
 	op->buffer = rows->buffer;
-	op->args.sparse.rows = rows->rows;
-	op->args.sparse.n = rows->n_rows;
-	op->args.sparse.values_offset = rows->values_offset;
+	sparse_args(op)->rows = rows->rows;
+	sparse_args(op)->n = rows->n_rows;
+	sparse_args(op)->values_offset = rows->values_offset;
 	return 0;
 }
 
 static int op_sparse_check_values(struct op *op, struct fault *f)
 {
-	uint64_t width = op_sparse_width_of(op->unit, op->args.sparse.tensor);
+	uint64_t width = op_sparse_width_of(op->unit, sparse_args(op)->tensor);
 	size_t size = op_sparse_size_of(op->unit);
 
 	CHECK(size > 0 && width > 0);
-	if (op->args.sparse.values_offset % size)
+	if (sparse_args(op)->values_offset % size)
 		return fault_set(f, FAULT_INVALID, "rows.values_offset",
 				 "values_offset is %llu: a multiple of %zu is allowed",
-				 (unsigned long long)op->args.sparse.values_offset, size);
-	if (op->args.sparse.n > LAYOUT_MAX_ELEMENTS / width ||
-	    !op_buffer_at(op, op->args.sparse.values_offset, op->args.sparse.n * width * size, f))
+				 (unsigned long long)sparse_args(op)->values_offset, size);
+	if (sparse_args(op)->n > LAYOUT_MAX_ELEMENTS / width ||
+	    !op_buffer_at(op, sparse_args(op)->values_offset, sparse_args(op)->n * width * size, f))
 		return fault_set(f, FAULT_INVALID, "rows", "values of %llu rows are too many",
-				 (unsigned long long)op->args.sparse.n);
+				 (unsigned long long)sparse_args(op)->n);
 	return 0;
 }
 
@@ -122,20 +122,20 @@ static int op_sparse_check(struct op *op, struct fault *f)
 
 	if (op_check_not_torn(op, f) || op_check_initialised(op, f))
 		return f->code;
-	if (op->args.sparse.n && op_sparse_check_values(op, f))
+	if (sparse_args(op)->n && op_sparse_check_values(op, f))
 		return f->code;
-	if (unit_pools_gradient(u->rec) && !op->args.sparse.d)
+	if (unit_pools_gradient(u->rec) && !sparse_args(op)->d)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "unit '%.100s' is stepped in backward or by the trainer: it takes "
 				 "no sparse "
 				 "gradients",
 				 u->rec->name);
-	if (!op->args.sparse.d && op_sparse_check_accumulated(op, f))
+	if (!sparse_args(op)->d && op_sparse_check_accumulated(op, f))
 		return f->code;
 	op_print(op, "ReduceSparse of tensor '%.64s' of unit '%.64s'",
-		 u->rec->tensors[op->args.sparse.tensor]->name, u->rec->name);
-	op->entry.print.words[2] = op->args.sparse.tensor;
-	op->entry.print.words[3] = op->args.sparse.d ? op->args.sparse.d->id : 0;
+		 u->rec->tensors[sparse_args(op)->tensor]->name, u->rec->name);
+	op->entry.print.words[2] = sparse_args(op)->tensor;
+	op->entry.print.words[3] = sparse_args(op)->d ? sparse_args(op)->d->id : 0;
 	return 0;
 }
 
@@ -150,7 +150,7 @@ struct unit_run sparse_run(const struct coll *c, unsigned d)
 {
 	struct unit_run op_sparse_run = { 0 };
 
-	if (!unit_part_run(c->unit, &c->unit->parts[d], op_sparse_first_of(c)->args.sparse.tensor,
+	if (!unit_part_run(c->unit, &c->unit->parts[d], sparse_args(op_sparse_first_of(c))->tensor,
 			   &op_sparse_run))
 		op_sparse_run.n = 0;
 	return op_sparse_run;
@@ -191,21 +191,21 @@ static struct k_factor op_sparse_after(const struct coll *c)
 /* Beside buckets a unit has a gradient as a whole: what got none is 0. */
 static void op_sparse_has_gradient(struct unit *u, const struct op *op)
 {
-	if (op->args.sparse.d) {
-		unit_got_gradient(u, op->args.sparse.tensor);
+	if (sparse_args(op)->d) {
+		unit_got_gradient(u, sparse_args(op)->tensor);
 		return;
 	}
 	if (!u->has_gradient)
 		u->some_lack = false;
 	else if (u->lacks)
-		u->lacks[op->args.sparse.tensor] = 0;
+		u->lacks[sparse_args(op)->tensor] = 0;
 	u->has_gradient = true;
 }
 
 static void op_sparse_pass_on(const struct coll *c, const struct sparse_work *w)
 {
-	struct ddp *d = op_sparse_first_of(c)->args.sparse.d;
-	uint32_t i = op_sparse_first_of(c)->args.sparse.index, k = 0;
+	struct ddp *d = sparse_args(op_sparse_first_of(c))->d;
+	uint32_t i = sparse_args(op_sparse_first_of(c))->index, k = 0;
 
 	while (c->ops[k]->surrogate)
 		k++;
@@ -229,12 +229,12 @@ static void op_sparse_done(struct coll *c)
 	const struct op *op = op_sparse_first_of(c);
 	const struct sparse_work *w = c->work;
 
-	if (op->args.sparse.d)
+	if (sparse_args(op)->d)
 		op_sparse_pass_on(c, w);
-	if (op->m->epoch == c->job->rec->epoch && (w->all || !op->args.sparse.d))
+	if (op->m->epoch == c->job->rec->epoch && (w->all || !sparse_args(op)->d))
 		op_sparse_has_gradient(c->unit, op);
-	if (op->args.sparse.d &&
-	    reduce_ddp_unit_is_whole(c, op->args.sparse.d, op->args.sparse.index))
+	if (sparse_args(op)->d &&
+	    reduce_ddp_unit_is_whole(c, sparse_args(op)->d, sparse_args(op)->index))
 		backward_arrive(c, op_sparse_whole);
 	else
 		op_sparse_end(c);
@@ -295,7 +295,7 @@ static void op_sparse_rows_added(struct coll *c)
 
 static uint64_t op_sparse_n_of(const struct coll *c, const struct coll_part *p, uint32_t turn)
 {
-	return turn < p->n ? c->ops[p->members[turn]]->args.sparse.n : 0;
+	return turn < p->n ? sparse_args(c->ops[p->members[turn]])->n : 0;
 }
 
 static bool op_sparse_any_left(const struct coll *c)
@@ -311,7 +311,7 @@ struct k_add_rows sparse_rows_kop(const struct coll *c, unsigned d)
 {
 	const struct coll_part *p = &c->parts[d];
 	const struct sparse_work *w = c->work;
-	uint32_t tensor = op_sparse_first_of(c)->args.sparse.tensor;
+	uint32_t tensor = sparse_args(op_sparse_first_of(c))->tensor;
 
 	return (struct k_add_rows){
 		.out = op_sparse_rows_go_to(c, d),
@@ -389,10 +389,10 @@ static void op_sparse_zero_gradient(struct coll *c, unsigned d)
 	const struct sparse_work *w = c->work;
 	const struct unit_part *up = &c->unit->parts[d];
 
-	if (!op->args.sparse.d && !c->unit->has_gradient)
+	if (!sparse_args(op)->d && !c->unit->has_gradient)
 		op_sparse_zero(c, d, optim_at(&up->grads, 0), up->n);
-	else if (unit_lacks_gradient(c->unit, op->args.sparse.tensor) ||
-		 (op->args.sparse.d && w->all))
+	else if (unit_lacks_gradient(c->unit, sparse_args(op)->tensor) ||
+		 (sparse_args(op)->d && w->all))
 		op_sparse_zero(c, d, sparse_gradient(c, d), sparse_run(c, d).n);
 }
 
@@ -409,7 +409,7 @@ static void op_sparse_copy_rows(struct coll *c, struct coll_part *p)
 
 		if (n)
 			coll_kop(p, KOP_COPY, n * sizeof(*to))->copy =
-				(struct k_copy){ to, r ? r->at : op->args.sparse.rows };
+				(struct k_copy){ to, r ? r->at : sparse_args(op)->rows };
 		to += n;
 	}
 }
@@ -454,7 +454,7 @@ static int op_sparse_begin_work(struct coll *c, struct fault *f)
 {
 	size_t pointers = c->n * (1 + (size_t)c->n_parts);
 	struct sparse_work *w = calloc(1, sizeof(*w) + pointers * sizeof(void *));
-	uint32_t tensor = op_sparse_first_of(c)->args.sparse.tensor;
+	uint32_t tensor = sparse_args(op_sparse_first_of(c))->tensor;
 
 	if (!w)
 		return fault_errno(f, -ENOMEM, "ReduceSparse");
@@ -472,10 +472,10 @@ static int op_sparse_begin_work(struct coll *c, struct fault *f)
 	for (uint32_t i = 0; i < c->n; i++) {
 		struct op *op = c->ops[i];
 
-		w->all += op->args.sparse.n;
-		if (!op->args.sparse.n)
+		w->all += sparse_args(op)->n;
+		if (!sparse_args(op)->n)
 			continue;
-		w->values[i] = op_buffer_at(op, op->args.sparse.values_offset, 0, f);
+		w->values[i] = op_buffer_at(op, sparse_args(op)->values_offset, 0, f);
 		CHECK(w->values[i]); /* the op holds them since it was checked */
 	}
 	CHECK(w->apart || sparse_run(c, 0).n == w->elements);
@@ -497,7 +497,7 @@ static uint64_t op_sparse_scratch_of(const struct coll *c, unsigned which)
 	if (which != SPARSE_COALESCED)
 		return 0;
 	return sparse_repeats_bytes(
-		c, op_sparse_width_of(c->unit, op_sparse_first_of(c)->args.sparse.tensor));
+		c, op_sparse_width_of(c->unit, sparse_args(op_sparse_first_of(c))->tensor));
 }
 
 static void op_sparse_start(struct parked *parked)
@@ -511,7 +511,7 @@ static void op_sparse_start(struct parked *parked)
 		coll_end(c, &f);
 		return;
 	}
-	if (op_sparse_first_of(c)->args.sparse.d && !backward_prepare(c, op_sparse_start))
+	if (sparse_args(op_sparse_first_of(c))->d && !backward_prepare(c, op_sparse_start))
 		return;
 	for (unsigned k = SPARSE_ROWS; k <= SPARSE_SUMS; k++) {
 		uint64_t bytes = op_sparse_scratch_of(c, k);
@@ -525,7 +525,7 @@ static void op_sparse_start(struct parked *parked)
 static void op_sparse_run(struct coll *c)
 {
 	/* a prepared step still needs the gradients that this one would change */
-	if (op_sparse_first_of(c)->args.sparse.d
+	if (sparse_args(op_sparse_first_of(c))->d
 		    ? apply_ensure_step(c->job, &c->parked, op_sparse_start)
 		    : apply_ensure(c->job, &c->parked, op_sparse_start))
 		op_sparse_start(&c->parked);
@@ -540,8 +540,8 @@ static void op_sparse_encode(const struct op *op, op_reply_cb send, void *ctx)
 
 static void op_sparse_surrogate_init(struct op *op)
 {
-	op->args.sparse.rows = NULL;
-	op->args.sparse.n = 0;
+	sparse_args(op)->rows = NULL;
+	sparse_args(op)->n = 0;
 }
 
 const struct op_type op_sparse = {

@@ -265,7 +265,7 @@ static void reduce_run_begin(const struct coll *c, struct reduce_run *run)
 {
 	run->added = &run->partials[run->here * c->n_parts];
 	run->pieces = &run->added[c->n];
-	run->defer = c->ops[0]->args.reduce.defer;
+	run->defer = reduce_args(c->ops[0])->defer;
 	run->had_partials = c->unit->has_partials;
 	run->apart = reduce_run_must_be_apart(c, run);
 	run->stride = reduce_run_rounded_up(

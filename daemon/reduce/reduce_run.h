@@ -13,6 +13,21 @@
 #include "work/coll.h"
 #include "unit/reduce_plan.h"
 
+struct reduce_args {
+	bool defer;  /* the all-reduce between replicas */
+	bool more;   /* is to come in this backward pass */
+	bool unused; /* by this rank; when it is over: by all */
+	/* tensors that this rank has not used; when it is over, in @owned: that none has */
+	const uint32_t *tensors; /* the request's; valid until done */
+	size_t n_tensors;
+};
+
+static inline struct reduce_args *reduce_args(const struct op *op)
+{
+	_Static_assert(sizeof(struct reduce_args) <= OP_ARGS_BYTES, "room in struct op");
+	return op_args(op);
+}
+
 /* What a rank has brought: the run's from its beginning on. Nothing for a rank without inputs. */
 struct reduce_input {
 	struct region gradient, accumulated;

@@ -8,6 +8,7 @@
 #include "op/op.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"
+#include "reduce/reduce_run.h"
 
 /* Of the reply's bits; what goes over a ring. */
 #define MAX_TENSORS 4096u
@@ -43,8 +44,8 @@ static int reduce_unused_check_tensor(const struct unit *u, const uint32_t *tens
 
 int reduce_unused_decode(struct op *op, const Shardd__V1__ReduceRequest *r, struct fault *f)
 {
-	op->args.reduce.tensors = r->unused_tensors;
-	op->args.reduce.n_tensors = r->n_unused_tensors;
+	reduce_args(op)->tensors = r->unused_tensors;
+	reduce_args(op)->n_tensors = r->n_unused_tensors;
 	if (r->n_unused_tensors && (r->unused || r->defer_all_reduce))
 		return fault_set(f, FAULT_INVALID, "unused_tensors",
 				 "unused_tensors go without %s: Reduce with one of them",
@@ -64,10 +65,10 @@ static int reduce_unused_compare(const void *a, const void *b)
 
 static bool reduce_unused_names(const struct op *op, uint32_t tensor)
 {
-	return op->args.reduce.unused ||
-	       (op->args.reduce.n_tensors &&
-		bsearch(&tensor, op->args.reduce.tensors, op->args.reduce.n_tensors, sizeof(tensor),
-			reduce_unused_compare));
+	return reduce_args(op)->unused ||
+	       (reduce_args(op)->n_tensors &&
+		bsearch(&tensor, reduce_args(op)->tensors, reduce_args(op)->n_tensors,
+			sizeof(tensor), reduce_unused_compare));
 }
 
 /* ------------------------------------------------------------------- all ranks */
@@ -79,7 +80,7 @@ static bool reduce_unused_some_may(const struct coll *c)
 		const struct op *op = c->ops[i];
 		const struct member_unit *mu = member_unit_find(c->members[i], c->unit);
 
-		if ((!op->args.reduce.unused && !op->args.reduce.n_tensors) ||
+		if ((!reduce_args(op)->unused && !reduce_args(op)->n_tensors) ||
 		    (mu && mu->accumulated.slab && !op->surrogate))
 			return false;
 	}
@@ -139,9 +140,9 @@ static int reduce_unused_tell(struct coll *c, const uint32_t *tensors, size_t n,
 			bits[tensors[k] / 8] |= (uint8_t)(1u << tensors[k] % 8);
 	}
 	for (uint32_t i = 0; i < c->n; i++) {
-		c->ops[i]->args.reduce.unused = all;
-		c->ops[i]->args.reduce.tensors = c->ops[i]->owned;
-		c->ops[i]->args.reduce.n_tensors = n;
+		reduce_args(c->ops[i])->unused = all;
+		reduce_args(c->ops[i])->tensors = c->ops[i]->owned;
+		reduce_args(c->ops[i])->n_tensors = n;
 	}
 	return all;
 }
@@ -150,8 +151,8 @@ static int reduce_unused_tell(struct coll *c, const uint32_t *tensors, size_t n,
 static void reduce_unused_overrule(struct coll *c)
 {
 	for (uint32_t i = 0; i < c->n; i++) {
-		c->ops[i]->args.reduce.unused = false;
-		c->ops[i]->args.reduce.n_tensors = 0;
+		reduce_args(c->ops[i])->unused = false;
+		reduce_args(c->ops[i])->n_tensors = 0;
 	}
 }
 
@@ -186,7 +187,7 @@ bool reduce_leaves_out(const struct coll *c)
 {
 	if (c->unit->has_gradient && !c->unit->some_lack)
 		return false;
-	return c->ops[0]->args.reduce.n_tensors;
+	return reduce_args(c->ops[0])->n_tensors;
 }
 
 int reduce_unused_note(struct coll *c)
@@ -194,7 +195,7 @@ int reduce_unused_note(struct coll *c)
 	struct unit *u = c->unit;
 	bool some = reduce_leaves_out(c);
 
-	if (c->ops[0]->args.reduce.defer)
+	if (reduce_args(c->ops[0])->defer)
 		return 0; /* the gradient stays what it is */
 	if (some && unit_track_gradients(u) < 0)
 		return -ENOMEM;
@@ -207,10 +208,11 @@ int reduce_unused_note(struct coll *c)
 void reduce_unused_reply(const struct op *op, Shardd__V1__ReduceReply *reply)
 {
 	reply->unit = op->unit->id;
-	reply->unused = op->args.reduce.unused;
-	if (!op->owned || !op->args.reduce.n_tensors)
+	reply->unused = reduce_args(op)->unused;
+	if (!op->owned || !reduce_args(op)->n_tensors)
 		return; /* without @owned: what it named was of its request alone */
-	reply->unused_bits.data = (uint8_t *)(op->args.reduce.tensors + op->args.reduce.n_tensors);
+	reply->unused_bits.data =
+		(uint8_t *)(reduce_args(op)->tensors + reduce_args(op)->n_tensors);
 	reply->unused_bits.len =
-		reduce_unused_bits_bytes(op->args.reduce.tensors, op->args.reduce.n_tensors);
+		reduce_unused_bits_bytes(reduce_args(op)->tensors, reduce_args(op)->n_tensors);
 }

@@ -8,6 +8,20 @@
 #include "unit/reduce_plan.h"
 #include "unit/runs.h"
 
+struct sparse_args {
+	uint32_t tensor;
+	const int64_t *rows; /* valid until done */
+	uint64_t n, values_offset;
+	struct ddp *d;  /* a bucket of this one; NULL: none */
+	uint32_t index; /* there */
+};
+
+static inline struct sparse_args *sparse_args(const struct op *op)
+{
+	_Static_assert(sizeof(struct sparse_args) <= OP_ARGS_BYTES, "room in struct op");
+	return op_args(op);
+}
+
 /* Scratch on each device: row numbers; the whole tensor in fp32; sums in the plan's dtype, or
  * where ranks are not folded the rows of one that names some of them again. */
 enum {

@@ -19,14 +19,14 @@ static const struct sparse_repeats *sparse_repeats_of(const struct coll *c, uint
 /* Return: 0 or -ENOMEM. @slot: of each of the tensor's rows, its number in @r from 1 on. */
 static int sparse_repeats_note(struct op *op, uint32_t *slot)
 {
-	uint64_t n = op->args.sparse.n;
+	uint64_t n = sparse_args(op)->n;
 	struct sparse_repeats *r = malloc(sizeof(*r) + 2 * n * sizeof(int64_t));
 
 	if (!r)
 		return -ENOMEM;
 	r->n_rows = 0;
 	for (uint64_t i = 0; i < n; i++) {
-		int64_t row = op->args.sparse.rows[i];
+		int64_t row = sparse_args(op)->rows[i];
 
 		if (!slot[row]) {
 			r->at[n + r->n_rows] = row;
@@ -48,7 +48,7 @@ int sparse_repeats_init(const struct coll *c, uint64_t rows)
 	for (uint32_t i = 0; status == 0 && i < c->n; i++) {
 		uint32_t *slot;
 
-		if (c->ops[i]->args.sparse.n < 2)
+		if (sparse_args(c->ops[i])->n < 2)
 			continue;
 		slot = calloc(rows, sizeof(*slot)); /* touched only where a row is named */
 		status = slot ? sparse_repeats_note(c->ops[i], slot) : -ENOMEM;

@@ -51,13 +51,13 @@ static int op_clip_decode(struct op *op, const ProtobufCMessage *msg, struct fau
 					    .field_profile = "profile" };
 
 	op->touches = TOUCH_GRADS;
-	op->args.clip.whole_job = r->whole_job;
+	clip_args(op)->whole_job = r->whole_job;
 	if (r->whole_job && (r->group || r->n_units))
 		return fault_set(
 			f, FAULT_INVALID, "whole_job",
 			"whole_job with group %u and %zu units: group 0 and none is allowed",
 			r->group, r->n_units);
-	if (clip_decode(&fields, &op->args.clip.clip, f) || op_take_group(op, r->group, f))
+	if (clip_decode(&fields, &clip_args(op)->clip, f) || op_take_group(op, r->group, f))
 		return f->code;
 	return shards_take_units(op, r->units, r->n_units, f);
 }
@@ -72,17 +72,17 @@ static uint64_t op_clip_bits_of(double x)
 
 static int op_clip_check(struct op *op, struct fault *f)
 {
-	const struct clip *clip = &op->args.clip.clip;
+	const struct clip *clip = &clip_args(op)->clip;
 
 	if (op_check_not_torn(op, f))
 		return f->code;
 	op_print(op, "ClipGradNorm to %.17g (norm %g, profile %d, units %zu)", clip->max_norm,
-		 clip->type, clip->profile, op->args.clip.n_units);
+		 clip->type, clip->profile, clip_args(op)->n_units);
 	op->entry.print.words[2] = op_clip_bits_of(clip->max_norm);
 	op->entry.print.words[3] = op_clip_bits_of(clip->type);
 	op->entry.print.words[4] = (uint64_t)clip->profile |
 				   (uint64_t)clip->error_if_nonfinite << 8 |
-				   (uint64_t)op->args.clip.whole_job << 16;
+				   (uint64_t)clip_args(op)->whole_job << 16;
 	op->entry.print.words[5] = shards_word(op);
 	return 0;
 }
@@ -110,7 +110,7 @@ static size_t op_clip_kops_of(const struct coll *c, unsigned d, float factor, st
 
 static void op_clip_scale(struct coll *c)
 {
-	const struct clip *clip = &c->ops[0]->args.clip.clip;
+	const struct clip *clip = &clip_args(c->ops[0])->clip;
 	struct fault f = FAULT_NULL;
 	size_t room = 0;
 	float factor;
@@ -148,7 +148,7 @@ static void op_clip_start(struct parked *p)
 	if (shards_check_whole(c, &f))
 		coll_end(c, &f);
 	else
-		shards_norm(c, c->ops[0]->args.clip.clip.type, op_clip_scale);
+		shards_norm(c, clip_args(c->ops[0])->clip.type, op_clip_scale);
 }
 
 static void op_clip_run(struct coll *c)
@@ -167,7 +167,7 @@ static void op_clip_encode(const struct op *op, op_reply_cb send, void *ctx)
 
 static size_t op_clip_surrogate_owned(const struct op *op)
 {
-	return op->args.clip.n_units * sizeof(uint32_t);
+	return clip_args(op)->n_units * sizeof(uint32_t);
 }
 
 const struct op_type op_clip = {

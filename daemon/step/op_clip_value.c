@@ -12,13 +12,14 @@
 #include "unit/optim.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"
+#include "step/clip.h"
 
 static int op_clip_value_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__ClipGradValueRequest *r = (const Shardd__V1__ClipGradValueRequest *)msg;
 
 	op->touches = TOUCH_GRADS;
-	op->args.clip.value = r->value;
+	clip_args(op)->value = r->value;
 	if (!(r->value >= 0))
 		return fault_set(f, FAULT_INVALID, "value",
 				 "value is %g: 0 or a positive number is allowed", r->value);
@@ -31,9 +32,9 @@ static int op_clip_value_check(struct op *op, struct fault *f)
 {
 	if (op_check_not_torn(op, f))
 		return f->code;
-	op_print(op, "ClipGradValue to %.17g (units %zu)", op->args.clip.value,
-		 op->args.clip.n_units);
-	memcpy(&op->entry.print.words[2], &op->args.clip.value, sizeof(double));
+	op_print(op, "ClipGradValue to %.17g (units %zu)", clip_args(op)->value,
+		 clip_args(op)->n_units);
+	memcpy(&op->entry.print.words[2], &clip_args(op)->value, sizeof(double));
 	op->entry.print.words[3] = shards_word(op);
 	return 0;
 }
@@ -45,7 +46,7 @@ static void op_clip_value_done(struct coll *c)
 
 static void op_clip_value_clamp_part(struct coll *c, unsigned d)
 {
-	float value = (float)c->ops[0]->args.clip.value;
+	float value = (float)clip_args(c->ops[0])->value;
 
 	for (uint32_t i = 0; i < c->job->n_units; i++) {
 		const struct unit *u = c->job->units[i];

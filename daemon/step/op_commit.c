@@ -16,22 +16,35 @@
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 
+struct commit_args {
+	uint64_t step;
+	uint8_t *blob; /* owned; charged when checked */
+	size_t bytes;
+	bool charged;
+};
+
+static inline struct commit_args *commit_args(const struct op *op)
+{
+	_Static_assert(sizeof(struct commit_args) <= OP_ARGS_BYTES, "room in struct op");
+	return op_args(op);
+}
+
 static int op_commit_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__CommitRequest *r = (const Shardd__V1__CommitRequest *)msg;
 
 	op->touches = TOUCH_ALL;
-	op->args.commit.step = r->step;
-	op->args.commit.bytes = r->blob.len;
+	commit_args(op)->step = r->step;
+	commit_args(op)->bytes = r->blob.len;
 	op->group = job_group_by_id(op->m->job, 0);
 	if (r->blob.len > JOB_MAX_BLOB)
 		return fault_set(f, FAULT_INVALID, "blob", "blob is %zu bytes: up to %u is allowed",
 				 r->blob.len, JOB_MAX_BLOB);
-	op->args.commit.blob = malloc(r->blob.len ? r->blob.len : 1);
-	if (!op->args.commit.blob)
+	commit_args(op)->blob = malloc(r->blob.len ? r->blob.len : 1);
+	if (!commit_args(op)->blob)
 		return fault_errno(f, -ENOMEM, "keeping a blob");
 	if (r->blob.len)
-		memcpy(op->args.commit.blob, r->blob.data, r->blob.len);
+		memcpy(commit_args(op)->blob, r->blob.data, r->blob.len);
 	return 0;
 }
 
@@ -41,16 +54,16 @@ static int op_commit_check(struct op *op, struct fault *f)
 
 	if (op_check_not_torn(op, f))
 		return f->code;
-	if (job->rec->has_commit && op->args.commit.step <= job->rec->step)
+	if (job->rec->has_commit && commit_args(op)->step <= job->rec->step)
 		return fault_set(f, FAULT_INVALID, "step",
 				 "step is %llu: more than the last committed one, %llu, is allowed",
-				 (unsigned long long)op->args.commit.step,
+				 (unsigned long long)commit_args(op)->step,
 				 (unsigned long long)job->rec->step);
-	if (quota_charge(&job->quota, MEM_CONTROL, op->args.commit.bytes))
-		return op_memory_fault(job, QUOTA_E_LIMIT, op->args.commit.bytes, "a blob", f);
-	op->args.commit.charged = true;
-	op_print(op, "Commit of step %llu", (unsigned long long)op->args.commit.step);
-	op->entry.print.words[2] = op->args.commit.step;
+	if (quota_charge(&job->quota, MEM_CONTROL, commit_args(op)->bytes))
+		return op_memory_fault(job, QUOTA_E_LIMIT, commit_args(op)->bytes, "a blob", f);
+	commit_args(op)->charged = true;
+	op_print(op, "Commit of step %llu", (unsigned long long)commit_args(op)->step);
+	op->entry.print.words[2] = commit_args(op)->step;
 	return 0;
 }
 
@@ -71,9 +84,9 @@ static void op_commit_store_blob(struct op *op)
 	size_t old = state_job_blob(job->rec, op->m->rank)->data.len;
 
 	quota_return(&job->quota, MEM_CONTROL, old);
-	CHECK(state_job_set_blob(job->rec, op->m->rank, STEAL_PTR(op->args.commit.blob),
-				 op->args.commit.bytes) == 0);
-	op->args.commit.charged = false;
+	CHECK(state_job_set_blob(job->rec, op->m->rank, STEAL_PTR(commit_args(op)->blob),
+				 commit_args(op)->bytes) == 0);
+	commit_args(op)->charged = false;
 }
 
 /* Units that were stepped in backward may be reduced again. */
@@ -113,7 +126,7 @@ static void op_commit_finish(struct parked *p)
 	for (uint32_t i = 0; i < c->n; i++)
 		op_commit_store_blob(c->ops[i]);
 	rec->has_commit = true;
-	rec->step = c->ops[0]->args.commit.step;
+	rec->step = commit_args(c->ops[0])->step;
 	rec->uncommitted_steps = 0;
 	op_commit_end_pass(c->job);
 	readers_committed(c->job); /* before what its ranks have submitted already */
@@ -140,9 +153,9 @@ static void op_commit_encode(const struct op *op, op_reply_cb send, void *ctx)
 
 static void op_commit_forget(struct op *op)
 {
-	if (op->args.commit.charged)
-		quota_return(&op->m->job->quota, MEM_CONTROL, op->args.commit.bytes);
-	free(op->args.commit.blob);
+	if (commit_args(op)->charged)
+		quota_return(&op->m->job->quota, MEM_CONTROL, commit_args(op)->bytes);
+	free(commit_args(op)->blob);
 }
 
 const struct op_type op_commit = {

@@ -17,6 +17,16 @@
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 
+struct plan_args {
+	struct pass_plan plan;
+};
+
+static inline struct plan_args *plan_args(const struct op *op)
+{
+	_Static_assert(sizeof(struct plan_args) <= OP_ARGS_BYTES, "room in struct op");
+	return op_args(op);
+}
+
 typedef Shardd__V1__PlanBackwardRequest request;
 
 static int op_plan_decode_clip(struct op *op, const Shardd__V1__PlanBackwardRequest__Clip *c,
@@ -30,8 +40,8 @@ static int op_plan_decode_clip(struct op *op, const Shardd__V1__PlanBackwardRequ
 					    .field_norm_type = "clip.norm_type",
 					    .field_profile = "clip.profile" };
 
-	op->args.plan.has_clip = true;
-	return clip_decode(&fields, &op->args.plan.clip, f);
+	plan_args(op)->plan.has_clip = true;
+	return clip_decode(&fields, &plan_args(op)->plan.clip, f);
 }
 
 static int op_plan_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
@@ -39,7 +49,7 @@ static int op_plan_decode(struct op *op, const ProtobufCMessage *msg, struct fau
 	const request *r = (const request *)msg;
 
 	op->touches = TOUCH_GRADS;
-	op->args.plan = (struct pass_plan){
+	plan_args(op)->plan = (struct pass_plan){
 		.set = true,
 		.inv_scale = r->inv_scale,
 		.rates = { .has_lr = r->has_lr, .lr = r->lr },
@@ -48,20 +58,20 @@ static int op_plan_decode(struct op *op, const ProtobufCMessage *msg, struct fau
 		return fault_set(f, FAULT_INVALID, "inv_scale",
 				 "inv_scale is %g: 0 (none) or a positive number is allowed",
 				 r->inv_scale);
-	if (rates_check_lr(&op->args.plan.rates, f) ||
+	if (rates_check_lr(&plan_args(op)->plan.rates, f) ||
 	    (r->clip && op_plan_decode_clip(op, r->clip, f)) || op_take_group(op, r->group, f))
 		return f->code;
-	return rates_take(op, r->settings, r->n_settings, &op->args.plan.rates, f);
+	return rates_take(op, r->settings, r->n_settings, &plan_args(op)->plan.rates, f);
 }
 
 static void op_plan_forget(struct op *op)
 {
-	step_rates_clear(&op->args.plan.rates);
+	step_rates_clear(&plan_args(op)->plan.rates);
 }
 
 static int op_plan_check(struct op *op, struct fault *f)
 {
-	const struct pass_plan *plan = &op->args.plan;
+	const struct pass_plan *plan = &plan_args(op)->plan;
 	uint64_t *words = op->entry.print.words;
 	char text[RATES_TEXT];
 
@@ -105,7 +115,7 @@ static void op_plan_start(struct parked *p)
 	if (coll_overtaken(c, true))
 		return;
 	if (op_plan_check_begin(c, &f) == 0)
-		group_set_plan(c->group, &c->ops[0]->args.plan);
+		group_set_plan(c->group, &plan_args(c->ops[0])->plan);
 	coll_end(c, &f);
 }
 

@@ -18,27 +18,38 @@
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 
+struct step_args {
+	struct step_rates rates; /* with a reference */
+	bool skip_if_found, discard;
+};
+
+static inline struct step_args *step_args(const struct op *op)
+{
+	_Static_assert(sizeof(struct step_args) <= OP_ARGS_BYTES, "room in struct op");
+	return op_args(op);
+}
+
 static int op_step_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__StepRequest *r = (const Shardd__V1__StepRequest *)msg;
 
 	op->touches = TOUCH_PARAMS | TOUCH_GRADS;
-	op->args.step.rates = (struct step_rates){ .has_lr = r->has_lr, .lr = r->lr };
-	op->args.step.skip_if_found = r->skip_if_found;
-	op->args.step.discard = r->discard;
-	if (rates_check_lr(&op->args.step.rates, f) || op_take_group(op, r->group, f))
+	step_args(op)->rates = (struct step_rates){ .has_lr = r->has_lr, .lr = r->lr };
+	step_args(op)->skip_if_found = r->skip_if_found;
+	step_args(op)->discard = r->discard;
+	if (rates_check_lr(&step_args(op)->rates, f) || op_take_group(op, r->group, f))
 		return f->code;
-	return rates_take(op, r->settings, r->n_settings, &op->args.step.rates, f);
+	return rates_take(op, r->settings, r->n_settings, &step_args(op)->rates, f);
 }
 
 static void op_step_forget(struct op *op)
 {
-	step_rates_clear(&op->args.step.rates);
+	step_rates_clear(&step_args(op)->rates);
 }
 
 static int op_step_check(struct op *op, struct fault *f)
 {
-	const struct step_rates *rates = &op->args.step.rates;
+	const struct step_rates *rates = &step_args(op)->rates;
 	char text[RATES_TEXT];
 	uint64_t bits = 0;
 
@@ -46,10 +57,10 @@ static int op_step_check(struct op *op, struct fault *f)
 		return f->code;
 	if (rates->has_lr)
 		memcpy(&bits, &rates->lr, sizeof(bits));
-	op_print(op, "Step%s%s%s", op->args.step.skip_if_found ? " (skip_if_found)" : "",
-		 op->args.step.discard ? " (discard)" : "", rates_text(rates, text));
+	op_print(op, "Step%s%s%s", step_args(op)->skip_if_found ? " (skip_if_found)" : "",
+		 step_args(op)->discard ? " (discard)" : "", rates_text(rates, text));
 	op->entry.print.words[2] = rates->has_lr;
-	op->entry.print.words[4] = op->args.step.skip_if_found | op->args.step.discard << 1;
+	op->entry.print.words[4] = step_args(op)->skip_if_found | step_args(op)->discard << 1;
 	op->entry.print.words[3] = bits;
 	op->entry.print.words[5] = settings_word(rates->settings);
 	return 0;
@@ -96,7 +107,7 @@ static bool op_step_is_stepped_by_us(const struct coll *c, const struct unit *u)
 /* Optimizers in backward had no way to know of a learning rate that comes now. */
 static int op_step_check_lr(const struct coll *c, struct fault *f)
 {
-	if (!step_rates_given(&c->ops[0]->args.step.rates))
+	if (!step_rates_given(&step_args(c->ops[0])->rates))
 		return 0;
 	for (uint32_t i = 0; i < c->job->n_units; i++) {
 		const struct unit *u = c->job->units[i];
@@ -186,7 +197,7 @@ static void op_step_end_pass(struct coll *c)
 static void op_step_answer(struct coll *c, bool skipped, bool found)
 {
 	/* what is discarded need not have come, so it has no norm */
-	bool has_norm = c->group->plan.has_clip && !c->ops[0]->args.step.discard;
+	bool has_norm = c->group->plan.has_clip && !step_args(c->ops[0])->discard;
 
 	for (uint32_t i = 0; i < c->n; i++) {
 		struct op *op = c->ops[i];
@@ -223,7 +234,7 @@ static void op_step_go(struct coll *c)
 	step->prepared = true;
 	step->group = c->group->id;
 	step_rates_copy(&step->rates,
-			step_rates_given(&plan->rates) ? &plan->rates : &op->args.step.rates);
+			step_rates_given(&plan->rates) ? &plan->rates : &step_args(op)->rates);
 	op_step_answer(c, false, c->group->found_inf);
 	op_step_end_pass(c);
 	coll_end(c, NULL);
@@ -243,7 +254,7 @@ static void op_step_prepare(struct parked *p)
 		coll_end(c, &f);
 		return;
 	}
-	if (op->args.step.discard) {
+	if (step_args(op)->discard) {
 		op_step_skip(c, found);
 		return;
 	}
@@ -253,7 +264,7 @@ static void op_step_prepare(struct parked *p)
 	}
 	if (plan->has_clip)
 		c->value = op_step_planned_norm(c);
-	if (found && (op->args.step.skip_if_found || plan->inv_scale != 0))
+	if (found && (step_args(op)->skip_if_found || plan->inv_scale != 0))
 		op_step_skip(c, found);
 	else if (plan->has_clip && clip_check(&plan->clip, c->value, &f))
 		coll_end(c, &f);
@@ -281,7 +292,7 @@ static void op_step_encode(const struct op *op, op_reply_cb send, void *ctx)
 
 static void op_step_surrogate_init(struct op *op)
 {
-	settings_ref(op->args.step.rates.settings);
+	settings_ref(step_args(op)->rates.settings);
 }
 
 const struct op_type op_step = {

@@ -14,13 +14,14 @@
 #include "step/shards.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"
+#include "step/clip.h"
 
 static int op_unscale_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__UnscaleRequest *r = (const Shardd__V1__UnscaleRequest *)msg;
 
 	op->touches = TOUCH_GRADS;
-	op->args.clip.value = r->inv_scale;
+	clip_args(op)->value = r->inv_scale;
 	if (!(r->inv_scale > 0) || isinf(r->inv_scale))
 		return fault_set(f, FAULT_INVALID, "inv_scale",
 				 "inv_scale is %g: a positive number is allowed", r->inv_scale);
@@ -31,8 +32,8 @@ static int op_unscale_check(struct op *op, struct fault *f)
 {
 	if (op_check_not_torn(op, f))
 		return f->code;
-	op_print(op, "Unscale by %.17g", op->args.clip.value);
-	memcpy(&op->entry.print.words[2], &op->args.clip.value, sizeof(double));
+	op_print(op, "Unscale by %.17g", clip_args(op)->value);
+	memcpy(&op->entry.print.words[2], &clip_args(op)->value, sizeof(double));
 	return 0;
 }
 
@@ -59,7 +60,7 @@ static void op_unscale_start(struct parked *p)
 	if (f.code)
 		coll_end(c, &f);
 	else if (coll_need_scratch(c, COLL_FOUND_INF, SHARDS_FOUND_BYTES, op_unscale_start))
-		shards_unscale(c, (float)c->ops[0]->args.clip.value, op_unscale_done);
+		shards_unscale(c, (float)clip_args(c->ops[0])->value, op_unscale_done);
 }
 
 static void op_unscale_run(struct coll *c)

@@ -15,6 +15,7 @@
 #include "unit/norm.h"
 #include "unit/optim.h"
 #include "work/coll.h"
+#include "step/clip.h"
 
 /* ------------------------------------------------------------- which of them */
 
@@ -29,7 +30,7 @@ static int shards_compare_ids(const void *a, const void *b)
 static bool shards_is_asked_for(const struct coll *c, const struct unit *u)
 {
 	return u->rec->group == c->group->id ||
-	       (c->type == &op_clip && c->ops[0]->args.clip.whole_job);
+	       (c->type == &op_clip && clip_args(c->ops[0])->whole_job);
 }
 
 bool shards_take_part(const struct coll *c, const struct unit *u)
@@ -40,8 +41,8 @@ bool shards_take_part(const struct coll *c, const struct unit *u)
 		return u == c->unit;
 	if (!u->has_gradient || !shards_is_asked_for(c, u))
 		return false;
-	return !op->args.clip.n_units || bsearch(&u->id, op->owned, op->args.clip.n_units,
-						 sizeof(uint32_t), shards_compare_ids);
+	return !clip_args(op)->n_units || bsearch(&u->id, op->owned, clip_args(op)->n_units,
+						  sizeof(uint32_t), shards_compare_ids);
 }
 
 /* The units to ask shards_take_part of: all, or the one. */
@@ -93,7 +94,7 @@ int shards_take_units(struct op *op, const uint32_t *units, size_t n, struct fau
 		if (!kept || ids[kept - 1] != ids[i])
 			ids[kept++] = ids[i];
 	op->owned = ids;
-	op->args.clip.n_units = kept;
+	clip_args(op)->n_units = kept;
 	return 0;
 }
 
@@ -103,7 +104,7 @@ uint64_t shards_word(const struct op *op)
 	const uint32_t *ids = op->owned;
 	uint64_t h = FNV_BEGIN;
 
-	for (size_t i = 0; i < op->args.clip.n_units; i++)
+	for (size_t i = 0; i < clip_args(op)->n_units; i++)
 		h = fnv_add(h, ids[i]);
 	return h;
 }

@@ -21,15 +21,15 @@ int convert_record(const struct op *op, const struct unit *u, state_unit *ret, s
 	*ret = *u->rec;
 	ret->parts = NULL;
 	ret->n_parts = 0;
-	ret->layout = op->args.convert.layout;
-	ret->shard_multiple = op->args.convert.multiple;
-	if (op->args.convert.strategy) {
-		ret->strategy = op->args.convert.strategy;
-		ret->shard_ranks = op->args.convert.shard_ranks;
-	} else if (op->args.convert.shard_ranks) {
+	ret->layout = convert_args(op)->layout;
+	ret->shard_multiple = convert_args(op)->multiple;
+	if (convert_args(op)->strategy) {
+		ret->strategy = convert_args(op)->strategy;
+		ret->shard_ranks = convert_args(op)->shard_ranks;
+	} else if (convert_args(op)->shard_ranks) {
 		return fault_set(f, FAULT_INVALID, "shard_ranks",
 				 "shard_ranks is %u without a strategy: 0 is allowed",
-				 op->args.convert.shard_ranks);
+				 convert_args(op)->shard_ranks);
 	}
 	reduce_reopen(ret);
 	if (unit_resolve(ret, group_size(op->group), f))
@@ -135,11 +135,11 @@ int convert_new(struct coll *c)
 		return -ENOMEM;
 	c->convert = v;
 	c->forget = convert_free;
-	v->units = calloc(op->args.convert.n, sizeof(*v->units));
+	v->units = calloc(convert_args(op)->n, sizeof(*v->units));
 	if (!v->units)
 		return -ENOMEM;
-	while (r == 0 && v->n < op->args.convert.n) {
-		struct unit *u = job_unit_by_id(c->job, op->args.convert.units[v->n]);
+	while (r == 0 && v->n < convert_args(op)->n) {
+		struct unit *u = job_unit_by_id(c->job, convert_args(op)->units[v->n]);
 
 		r = convert_begin_unit(c, &v->units[v->n++], u);
 	}

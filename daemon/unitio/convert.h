@@ -8,6 +8,18 @@
 
 #include "work/coll.h"
 
+struct convert_args {
+	const uint32_t *units; /* the request's; valid until done */
+	size_t n;
+	uint32_t layout, multiple, strategy, shard_ranks;
+};
+
+static inline struct convert_args *convert_args(const struct op *op)
+{
+	_Static_assert(sizeof(struct convert_args) <= OP_ARGS_BYTES, "room in struct op");
+	return op_args(op);
+}
+
 /* One unit: what it is and what it becomes. */
 struct changing {
 	struct unit *old;

@@ -6,6 +6,7 @@
 #include "unitio/ops.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"
+#include "unitio/buf_args.h"
 
 static int op_all_reduce_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
@@ -13,15 +14,15 @@ static int op_all_reduce_decode(struct op *op, const ProtobufCMessage *msg, stru
 	size_t size = dtype_size((enum dtype)r->dtype);
 
 	op->buffer = r->buffer;
-	op->args.buf.offset = r->offset;
-	op->args.buf.count = r->count;
-	op->args.buf.bytes = r->count * size;
-	op->args.buf.dtype = (enum dtype)r->dtype;
-	op->args.buf.op = (enum reduce_op)r->op;
+	buf_args(op)->offset = r->offset;
+	buf_args(op)->count = r->count;
+	buf_args(op)->bytes = r->count * size;
+	buf_args(op)->dtype = (enum dtype)r->dtype;
+	buf_args(op)->op = (enum reduce_op)r->op;
 	if (!size)
 		return fault_set(f, FAULT_INVALID, "dtype",
 				 "dtype is %d: FP32, BF16 or FP16 is allowed", r->dtype);
-	if (op->args.buf.op <= REDUCE_NONE || op->args.buf.op >= _REDUCE_N)
+	if (buf_args(op)->op <= REDUCE_NONE || buf_args(op)->op >= _REDUCE_N)
 		return fault_set(f, FAULT_INVALID, "op",
 				 "op is %d: SUM, AVG, MAX or MIN is allowed", r->op);
 	if (!r->count || r->count > LAYOUT_MAX_ELEMENTS)
@@ -46,13 +47,13 @@ static const char *op_all_reduce_word_of(enum reduce_op op)
 
 static int op_all_reduce_check(struct op *op, struct fault *f)
 {
-	if (!op_buffer_at(op, op->args.buf.offset, op->args.buf.bytes, f))
+	if (!op_buffer_at(op, buf_args(op)->offset, buf_args(op)->bytes, f))
 		return f->code;
-	op_print(op, "AllReduce of %llu %s (%s)", (unsigned long long)op->args.buf.count,
-		 dtype_name(op->args.buf.dtype), op_all_reduce_word_of(op->args.buf.op));
-	op->entry.print.words[2] = op->args.buf.count;
-	op->entry.print.words[3] = op->args.buf.dtype;
-	op->entry.print.words[4] = op->args.buf.op;
+	op_print(op, "AllReduce of %llu %s (%s)", (unsigned long long)buf_args(op)->count,
+		 dtype_name(buf_args(op)->dtype), op_all_reduce_word_of(buf_args(op)->op));
+	op->entry.print.words[2] = buf_args(op)->count;
+	op->entry.print.words[3] = buf_args(op)->dtype;
+	op->entry.print.words[4] = buf_args(op)->op;
 	return 0;
 }
 
@@ -60,7 +61,7 @@ static void *op_all_reduce_address(const struct coll *c, uint32_t i)
 {
 	const struct op *op = c->ops[i];
 	struct fault f = FAULT_NULL;
-	void *at = op_buffer_at((struct op *)op, op->args.buf.offset, op->args.buf.bytes, &f);
+	void *at = op_buffer_at((struct op *)op, buf_args(op)->offset, buf_args(op)->bytes, &f);
 
 	CHECK(at); /* the op holds it since it was checked */
 	return at;
@@ -92,7 +93,7 @@ static void op_all_reduce_spread(struct coll *c)
 		struct coll_part *p = &c->parts[d];
 
 		for (uint32_t i = 1; i < p->n; i++)
-			coll_kop(p, KOP_COPY, c->ops[0]->args.buf.bytes)->copy =
+			coll_kop(p, KOP_COPY, buf_args(c->ops[0])->bytes)->copy =
 				(struct k_copy){ op_all_reduce_buffer_of(p, i),
 						 op_all_reduce_first_of(p) };
 	}
@@ -116,19 +117,19 @@ static void op_all_reduce_between_one(struct coll *c)
 	if (!coll_can_talk(c))
 		return;
 	comm_all_reduce(coll_between(c), coll_comm(c, op_all_reduce_spread), data,
-			op->args.buf.count, op->args.buf.dtype, op->args.buf.op);
+			buf_args(op)->count, buf_args(op)->dtype, buf_args(op)->op);
 }
 
 static void op_all_reduce_fold(struct coll *c, struct coll_part *p)
 {
 	const struct op *op = c->ops[0];
 
-	coll_kop(p, KOP_ALL_REDUCE, op->args.buf.count)->all_reduce =
+	coll_kop(p, KOP_ALL_REDUCE, buf_args(op)->count)->all_reduce =
 		(struct k_all_reduce){ .out = op_all_reduce_first_of(p),
 				       .in = p->inputs,
 				       .k = p->n,
-				       .dtype = op->args.buf.dtype,
-				       .op = op->args.buf.op };
+				       .dtype = buf_args(op)->dtype,
+				       .op = buf_args(op)->op };
 }
 
 /* -- several devices, sum and average: fp32 sums travel, narrowed once at the end ---- */
@@ -136,17 +137,17 @@ static void op_all_reduce_fold(struct coll *c, struct coll_part *p)
 static void op_all_reduce_narrow(struct coll *c)
 {
 	const struct op *op = c->ops[0];
-	bool average = op->args.buf.op == REDUCE_AVG;
+	bool average = buf_args(op)->op == REDUCE_AVG;
 
 	if (!coll_need_kops(c, 1))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
 
-		coll_kop(p, KOP_CAST, op->args.buf.count)->cast =
+		coll_kop(p, KOP_CAST, buf_args(op)->count)->cast =
 			(struct k_cast){ .dst = op_all_reduce_first_of(p),
 					 .src = region_addr(&p->scratch[average]),
-					 .dst_dtype = op->args.buf.dtype,
+					 .dst_dtype = buf_args(op)->dtype,
 					 .src_dtype = DTYPE_FP32 };
 	}
 	coll_kernels(c, op_all_reduce_spread);
@@ -154,7 +155,7 @@ static void op_all_reduce_narrow(struct coll *c)
 
 static void op_all_reduce_divide(struct coll *c)
 {
-	if (c->ops[0]->args.buf.op != REDUCE_AVG) {
+	if (buf_args(c->ops[0])->op != REDUCE_AVG) {
 		op_all_reduce_narrow(c);
 		return;
 	}
@@ -164,7 +165,7 @@ static void op_all_reduce_divide(struct coll *c)
 		struct coll_part *p = &c->parts[d];
 
 		p->inputs[p->n] = region_addr(&p->scratch[0]);
-		coll_kop(p, KOP_REDUCE, c->ops[0]->args.buf.count)->reduce =
+		coll_kop(p, KOP_REDUCE, buf_args(c->ops[0])->count)->reduce =
 			(struct k_reduce){ .out = region_addr(&p->scratch[1]),
 					   .in = &p->inputs[p->n],
 					   .k = 1,
@@ -185,18 +186,18 @@ static void op_all_reduce_add_between(struct coll *c)
 	for (unsigned d = 0; d < c->n_parts; d++)
 		sums[d] = region_addr(&c->parts[d].scratch[0]);
 	comm_all_reduce(coll_between(c), coll_comm(c, op_all_reduce_divide), sums,
-			c->ops[0]->args.buf.count, DTYPE_FP32, REDUCE_SUM);
+			buf_args(c->ops[0])->count, DTYPE_FP32, REDUCE_SUM);
 }
 
 static void op_all_reduce_add_inside(struct coll *c, struct coll_part *p)
 {
 	const struct op *op = c->ops[0];
 
-	coll_kop(p, KOP_REDUCE, op->args.buf.count)->reduce =
+	coll_kop(p, KOP_REDUCE, buf_args(op)->count)->reduce =
 		(struct k_reduce){ .out = region_addr(&p->scratch[0]),
 				   .in = p->inputs,
 				   .k = p->n,
-				   .in_dtype = op->args.buf.dtype,
+				   .in_dtype = buf_args(op)->dtype,
 				   .out_dtype = DTYPE_FP32,
 				   .sum_dtype = DTYPE_FP32 };
 }
@@ -214,13 +215,13 @@ static void op_all_reduce_fold_all(struct coll *c)
 		struct coll_part *p = &c->parts[d];
 
 		for (unsigned k = 0; k < c->n_parts; k++)
-			p->found[k] = (char *)region_addr(&p->scratch[0]) + k * op->args.buf.bytes;
-		coll_kop(p, KOP_ALL_REDUCE, op->args.buf.count)->all_reduce =
+			p->found[k] = (char *)region_addr(&p->scratch[0]) + k * buf_args(op)->bytes;
+		coll_kop(p, KOP_ALL_REDUCE, buf_args(op)->count)->all_reduce =
 			(struct k_all_reduce){ .out = op_all_reduce_first_of(p),
 					       .in = p->found,
 					       .k = c->n_parts,
-					       .dtype = op->args.buf.dtype,
-					       .op = op->args.buf.op };
+					       .dtype = buf_args(op)->dtype,
+					       .op = buf_args(op)->op };
 	}
 	coll_kernels(c, op_all_reduce_spread);
 }
@@ -237,7 +238,7 @@ static void op_all_reduce_show_between(struct coll *c)
 		recv[d] = region_addr(&c->parts[d].scratch[0]);
 	}
 	comm_all_gather(coll_between(c), coll_comm(c, op_all_reduce_fold_all), send, recv,
-			c->ops[0]->args.buf.count, c->ops[0]->args.buf.dtype);
+			buf_args(c->ops[0])->count, buf_args(c->ops[0])->dtype);
 }
 
 /* ------------------------------------------------------------------ the op */
@@ -245,20 +246,20 @@ static void op_all_reduce_show_between(struct coll *c)
 static bool op_all_reduce_need_scratch(struct coll *c, void (*again)(struct parked *p))
 {
 	const struct op *op = c->ops[0];
-	uint64_t sums = op->args.buf.count * sizeof(float);
+	uint64_t sums = buf_args(op)->count * sizeof(float);
 
 	if (c->n_parts == 1)
 		return true;
-	if (op->args.buf.op == REDUCE_MAX || op->args.buf.op == REDUCE_MIN)
-		return coll_need_scratch(c, 0, op->args.buf.bytes * c->n_parts, again);
+	if (buf_args(op)->op == REDUCE_MAX || buf_args(op)->op == REDUCE_MIN)
+		return coll_need_scratch(c, 0, buf_args(op)->bytes * c->n_parts, again);
 	return coll_need_scratch(c, 0, sums, again) &&
-	       (op->args.buf.op != REDUCE_AVG || coll_need_scratch(c, 1, sums, again));
+	       (buf_args(op)->op != REDUCE_AVG || coll_need_scratch(c, 1, sums, again));
 }
 
 static void op_all_reduce_start(struct parked *parked)
 {
 	struct coll *c = CONTAINER_OF(parked, struct coll, parked);
-	enum reduce_op op = c->ops[0]->args.buf.op;
+	enum reduce_op op = buf_args(c->ops[0])->op;
 	bool add = op == REDUCE_SUM || op == REDUCE_AVG;
 
 	if (coll_overtaken(c, false) || !coll_ready(c, op_all_reduce_start) ||

@@ -5,6 +5,7 @@
 #include "unitio/ops.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"
+#include "unitio/buf_args.h"
 
 static int op_broadcast_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
@@ -12,9 +13,9 @@ static int op_broadcast_decode(struct op *op, const ProtobufCMessage *msg, struc
 	uint32_t index;
 
 	op->buffer = r->buffer;
-	op->args.buf.offset = r->offset;
-	op->args.buf.bytes = r->bytes;
-	op->args.buf.root = r->root;
+	buf_args(op)->offset = r->offset;
+	buf_args(op)->bytes = r->bytes;
+	buf_args(op)->root = r->root;
 	if (op_take_group(op, r->group, f))
 		return f->code;
 	if (!r->bytes)
@@ -28,12 +29,12 @@ static int op_broadcast_decode(struct op *op, const ProtobufCMessage *msg, struc
 
 static int op_broadcast_check(struct op *op, struct fault *f)
 {
-	if (!op_buffer_at(op, op->args.buf.offset, op->args.buf.bytes, f))
+	if (!op_buffer_at(op, buf_args(op)->offset, buf_args(op)->bytes, f))
 		return f->code;
-	op_print(op, "Broadcast of %llu bytes from rank %u", (unsigned long long)op->args.buf.bytes,
-		 op->args.buf.root);
-	op->entry.print.words[2] = op->args.buf.bytes;
-	op->entry.print.words[3] = op->args.buf.root;
+	op_print(op, "Broadcast of %llu bytes from rank %u",
+		 (unsigned long long)buf_args(op)->bytes, buf_args(op)->root);
+	op->entry.print.words[2] = buf_args(op)->bytes;
+	op->entry.print.words[3] = buf_args(op)->root;
 	return 0;
 }
 
@@ -48,7 +49,7 @@ static void op_broadcast_fill_inputs(struct coll *c)
 			struct fault f = FAULT_NULL;
 
 			p->inputs[i] =
-				op_buffer_at(op, op->args.buf.offset, op->args.buf.bytes, &f);
+				op_buffer_at(op, buf_args(op)->offset, buf_args(op)->bytes, &f);
 			CHECK(p->inputs[i]); /* the op holds it since it was checked */
 		}
 	}
@@ -57,7 +58,7 @@ static void op_broadcast_fill_inputs(struct coll *c)
 /* Whose buffer on a device gets it first: the root's, or the first member's. */
 static uint32_t op_broadcast_first_on(const struct coll *c, const struct coll_part *p)
 {
-	uint32_t root = coll_index(c, c->ops[0]->args.buf.root);
+	uint32_t root = coll_index(c, buf_args(c->ops[0])->root);
 
 	for (uint32_t i = 0; i < p->n; i++)
 		if (p->members[i] == root)
@@ -80,7 +81,7 @@ static void op_broadcast_to_others(struct coll *c)
 
 		for (uint32_t i = 0; i < p->n; i++)
 			if (i != first)
-				coll_kop(p, KOP_COPY, c->ops[0]->args.buf.bytes)->copy =
+				coll_kop(p, KOP_COPY, buf_args(c->ops[0])->bytes)->copy =
 					(struct k_copy){ (void *)p->inputs[i], p->inputs[first] };
 	}
 	coll_kernels(c, op_broadcast_done);
@@ -89,7 +90,7 @@ static void op_broadcast_to_others(struct coll *c)
 static void op_broadcast_to_other_devices(struct coll *c)
 {
 	const struct op *op = c->ops[0];
-	struct coll_part *root = coll_part(c, coll_index(c, op->args.buf.root));
+	struct coll_part *root = coll_part(c, coll_index(c, buf_args(op)->root));
 	void *data[NODE_MAX_DEVICES];
 
 	if (!coll_can_talk(c))
@@ -97,7 +98,7 @@ static void op_broadcast_to_other_devices(struct coll *c)
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = (void *)c->parts[d].inputs[op_broadcast_first_on(c, &c->parts[d])];
 	comm_broadcast(coll_between(c), coll_comm(c, op_broadcast_to_others), data,
-		       op->args.buf.bytes, (unsigned)(root - c->parts));
+		       buf_args(op)->bytes, (unsigned)(root - c->parts));
 }
 
 /* The first stage does nothing but wait for the streams that filled the buffers. */

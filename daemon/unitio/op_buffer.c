@@ -8,11 +8,21 @@
 #include "unitio/ops.h"
 #include "shardd.pb-c.h"
 
+struct alloc_args {
+	uint64_t bytes;
+};
+
+static inline struct alloc_args *alloc_args(const struct op *op)
+{
+	_Static_assert(sizeof(struct alloc_args) <= OP_ARGS_BYTES, "room in struct op");
+	return op_args(op);
+}
+
 static int op_buffer_alloc_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__AllocBufferRequest *r = (const Shardd__V1__AllocBufferRequest *)msg;
 
-	op->args.alloc.bytes = r->bytes;
+	alloc_args(op)->bytes = r->bytes;
 	if (r->bytes && r->bytes <= LAYOUT_MAX_ELEMENTS * sizeof(float))
 		return 0;
 	return fault_set(f, FAULT_INVALID, "bytes", "bytes is %llu: 1 to 2^50 is allowed",
@@ -38,7 +48,7 @@ static void op_buffer_alloc_start(struct op *op)
 
 	if (op_wait_for_memory(op, op_buffer_alloc_resume))
 		return;
-	r = op_take_memory(op, op->args.alloc.bytes, &region);
+	r = op_take_memory(op, alloc_args(op)->bytes, &region);
 	if (r == SLAB_E_LATER) {
 		op->state = OP_PARKED;
 		node_wait(op->m->job->node, &op->parked, op_buffer_alloc_resume);
@@ -55,12 +65,12 @@ static void op_buffer_alloc_start(struct op *op)
 	if (b) {
 		op->result.buffer = b->id;
 		op->result.place = b->region;
-		op->result.place.bytes = op->args.alloc.bytes;
+		op->result.place.bytes = alloc_args(op)->bytes;
 		op->result.writable = true;
 		if (op->m->executing)
 			op->result.ready = op->m->ready;
 	} else {
-		op_memory_fault(op->m->job, r, op->args.alloc.bytes, "a buffer", &op->fault);
+		op_memory_fault(op->m->job, r, alloc_args(op)->bytes, "a buffer", &op->fault);
 	}
 	op_end(op);
 }

@@ -27,10 +27,10 @@ typedef Shardd__V1__ConvertUnitsRequest request;
 
 static int op_convert_decode_choices(struct op *op, const request *r, struct fault *f)
 {
-	op->args.convert.layout = r->layout ? (uint32_t)r->layout : LAYOUT_FLAT;
-	op->args.convert.multiple = r->shard_multiple ? r->shard_multiple : 1;
-	op->args.convert.strategy = (uint32_t)r->strategy;
-	op->args.convert.shard_ranks = r->shard_ranks;
+	convert_args(op)->layout = r->layout ? (uint32_t)r->layout : LAYOUT_FLAT;
+	convert_args(op)->multiple = r->shard_multiple ? r->shard_multiple : 1;
+	convert_args(op)->strategy = (uint32_t)r->strategy;
+	convert_args(op)->shard_ranks = r->shard_ranks;
 	if ((unsigned)r->layout >= _LAYOUT_N)
 		return fault_set(f, FAULT_INVALID, "layout",
 				 "layout is %d: FLAT or DIM0 is allowed", r->layout);
@@ -39,7 +39,7 @@ static int op_convert_decode_choices(struct op *op, const request *r, struct fau
 				 "strategy is %d: SHARD, REPLICATE or HYBRID is allowed",
 				 r->strategy);
 	if (r->shard_multiple > (1u << 20) ||
-	    (op->args.convert.layout == LAYOUT_DIM0 && r->shard_multiple > 1))
+	    (convert_args(op)->layout == LAYOUT_DIM0 && r->shard_multiple > 1))
 		return fault_set(f, FAULT_INVALID, "shard_multiple",
 				 "shard_multiple is %u: 0 to %u is allowed, with DIM0 0 or 1",
 				 r->shard_multiple, 1u << 20);
@@ -78,8 +78,8 @@ static int op_convert_decode(struct op *op, const ProtobufCMessage *msg, struct 
 	for (size_t i = 0; i < r->n_units; i++)
 		if (op_convert_decode_unit(op, r, i, f))
 			return f->code;
-	op->args.convert.units = r->units;
-	op->args.convert.n = r->n_units;
+	convert_args(op)->units = r->units;
+	convert_args(op)->n = r->n_units;
 	return op_convert_decode_choices(op, r, f);
 }
 
@@ -89,22 +89,22 @@ static int op_convert_check(struct op *op, struct fault *f)
 
 	if (op_check_not_torn(op, f))
 		return f->code;
-	for (size_t i = 0; i < op->args.convert.n; i++) {
+	for (size_t i = 0; i < convert_args(op)->n; i++) {
 		state_unit rec;
 
-		if (convert_record(op, job_unit_by_id(op->m->job, op->args.convert.units[i]), &rec,
+		if (convert_record(op, job_unit_by_id(op->m->job, convert_args(op)->units[i]), &rec,
 				   f))
 			return f->code;
-		hash = fnv_add(hash, op->args.convert.units[i]);
+		hash = fnv_add(hash, convert_args(op)->units[i]);
 	}
 	op_print(op, "ConvertUnits of %zu units to layout %u, multiple %u, strategy %u of %u",
-		 op->args.convert.n, op->args.convert.layout, op->args.convert.multiple,
-		 op->args.convert.strategy, op->args.convert.shard_ranks);
+		 convert_args(op)->n, convert_args(op)->layout, convert_args(op)->multiple,
+		 convert_args(op)->strategy, convert_args(op)->shard_ranks);
 	op->entry.print.words[2] = hash;
-	op->entry.print.words[3] = op->args.convert.layout;
-	op->entry.print.words[4] = op->args.convert.multiple;
-	op->entry.print.words[5] = op->args.convert.strategy;
-	op->entry.print.words[6] = op->args.convert.shard_ranks;
+	op->entry.print.words[3] = convert_args(op)->layout;
+	op->entry.print.words[4] = convert_args(op)->multiple;
+	op->entry.print.words[5] = convert_args(op)->strategy;
+	op->entry.print.words[6] = convert_args(op)->shard_ranks;
 	return 0;
 }
 
@@ -174,8 +174,8 @@ static bool op_convert_is_waiting_for_copies(const struct coll *c)
 
 static int op_convert_check_all(const struct coll *c, struct fault *f)
 {
-	for (size_t i = 0; i < c->ops[0]->args.convert.n; i++) {
-		struct unit *u = job_unit_by_id(c->job, c->ops[0]->args.convert.units[i]);
+	for (size_t i = 0; i < convert_args(c->ops[0])->n; i++) {
+		struct unit *u = job_unit_by_id(c->job, convert_args(c->ops[0])->units[i]);
 
 		hold_drop(c->job, u);
 		if (op_convert_check_idle(c, u, f))
@@ -274,14 +274,14 @@ static void op_convert_run(struct coll *c)
 
 static bool op_convert_is_converted(const struct op *op, uint32_t id)
 {
-	size_t lo = 0, hi = op->args.convert.n; /* they ascend */
+	size_t lo = 0, hi = convert_args(op)->n; /* they ascend */
 
 	while (lo < hi) {
 		size_t mid = lo + (hi - lo) / 2;
 
-		if (op->args.convert.units[mid] == id)
+		if (convert_args(op)->units[mid] == id)
 			return true;
-		if (op->args.convert.units[mid] < id)
+		if (convert_args(op)->units[mid] < id)
 			lo = mid + 1;
 		else
 			hi = mid;
@@ -315,8 +315,8 @@ static void op_convert_encode(const struct op *op, op_reply_cb send, void *ctx)
 	int r = all && units ? 0 : -ENOMEM;
 	size_t n = 0;
 
-	for (size_t i = 0; r == 0 && i < op->args.convert.n; i++)
-		r = op_convert_tell(op, job->units[op->args.convert.units[i] - 1], all, units, &n);
+	for (size_t i = 0; r == 0 && i < convert_args(op)->n; i++)
+		r = op_convert_tell(op, job->units[convert_args(op)->units[i] - 1], all, units, &n);
 	for (uint32_t i = 0; r == 0 && i < job->n_units; i++)
 		if (op_convert_is_tied(op, job->units[i]))
 			r = op_convert_tell(op, job->units[i], all, units, &n);

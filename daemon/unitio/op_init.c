@@ -20,6 +20,20 @@
 #include "work/drain.h"
 #include "shardd.pb-c.h"
 
+struct init_args {
+	int how; /* Initialise: the oneof's case */
+	uint64_t seed;
+	uint32_t root;
+	const uint8_t *data; /* the request's; valid until done */
+	uint64_t data_bytes;
+};
+
+static inline struct init_args *init_args(const struct op *op)
+{
+	_Static_assert(sizeof(struct init_args) <= OP_ARGS_BYTES, "room in struct op");
+	return op_args(op);
+}
+
 typedef Shardd__V1__InitialiseRequest request;
 
 #define HOW_SEED      SHARDD__V1__INITIALISE_REQUEST__HOW_SEED
@@ -30,11 +44,11 @@ static int op_init_decode_source(struct op *op, const request *r, struct fault *
 {
 	uint64_t need = op->unit->packed * sizeof(float);
 	bool must = r->how_case == HOW_OWN ||
-		    (r->how_case == HOW_BROADCAST && op->args.init.root == op->m->rank);
+		    (r->how_case == HOW_BROADCAST && init_args(op)->root == op->m->rank);
 
 	op->buffer = r->buffer;
-	op->args.init.data = r->data.data;
-	op->args.init.data_bytes = r->data.len;
+	init_args(op)->data = r->data.data;
+	init_args(op)->data_bytes = r->data.len;
 	if (r->buffer && r->data.len)
 		return fault_set(f, FAULT_INVALID, "data",
 				 "buffer and data are both given: one is allowed");
@@ -57,13 +71,13 @@ static int op_init_decode(struct op *op, const ProtobufCMessage *msg, struct fau
 		return f->code;
 	op->group = job_group_by_id(op->m->job, op->unit->rec->group);
 	op->touches = TOUCH_PARAMS | TOUCH_GRADS;
-	op->args.init.how = (int)r->how_case;
+	init_args(op)->how = (int)r->how_case;
 	if (r->how_case == HOW_SEED) {
-		op->args.init.seed = r->seed->seed;
+		init_args(op)->seed = r->seed->seed;
 	} else if (r->how_case == HOW_BROADCAST) {
 		uint32_t index;
 
-		op->args.init.root = r->broadcast->root;
+		init_args(op)->root = r->broadcast->root;
 		if (!group_index(op->group, r->broadcast->root, &index))
 			return fault_set(f, FAULT_INVALID, "broadcast.root",
 					 "broadcast.root is %u: a rank of group '%.64s' is allowed",
@@ -79,11 +93,12 @@ static void op_init_print_how(struct op *op)
 {
 	const char *name = op->unit->rec->name;
 
-	if (op->args.init.how == HOW_SEED)
+	if (init_args(op)->how == HOW_SEED)
 		op_print(op, "Initialise of unit '%.64s' (seed %llu)", name,
-			 (unsigned long long)op->args.init.seed);
-	else if (op->args.init.how == HOW_BROADCAST)
-		op_print(op, "Initialise of unit '%.64s' (from rank %u)", name, op->args.init.root);
+			 (unsigned long long)init_args(op)->seed);
+	else if (init_args(op)->how == HOW_BROADCAST)
+		op_print(op, "Initialise of unit '%.64s' (from rank %u)", name,
+			 init_args(op)->root);
 	else
 		op_print(op, "Initialise of unit '%.64s' (own)", name);
 }
@@ -94,9 +109,9 @@ static int op_init_check(struct op *op, struct fault *f)
 	    (op->buffer && !op_buffer_at(op, 0, op->unit->packed * sizeof(float), f)))
 		return f->code;
 	op_init_print_how(op);
-	op->entry.print.words[2] = (uint64_t)op->args.init.how;
-	op->entry.print.words[3] = op->args.init.seed;
-	op->entry.print.words[4] = op->args.init.root;
+	op->entry.print.words[2] = (uint64_t)init_args(op)->how;
+	op->entry.print.words[3] = init_args(op)->seed;
+	op->entry.print.words[4] = init_args(op)->root;
 	return 0;
 }
 
@@ -105,8 +120,8 @@ static const float *op_init_source_of(struct op *op)
 {
 	struct fault f = FAULT_NULL;
 
-	if (op->args.init.data_bytes)
-		return (const float *)op->args.init.data;
+	if (init_args(op)->data_bytes)
+		return (const float *)init_args(op)->data;
 	return (const float *)op_buffer_at(op, 0, op->unit->packed * sizeof(float), &f);
 }
 
@@ -192,7 +207,7 @@ static void op_init_from_seed(struct coll *c)
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		c->parts[d].n_kops = optim_seed_kops(c->unit, &c->unit->parts[d],
-						     c->ops[0]->args.init.seed, c->parts[d].kops);
+						     init_args(c->ops[0])->seed, c->parts[d].kops);
 	coll_kernels(c, op_init_zero);
 }
 
@@ -226,7 +241,7 @@ static void op_init_keep_parts(struct coll *c)
 
 static void op_init_show_root(struct coll *c)
 {
-	uint32_t root = coll_index(c, c->ops[0]->args.init.root);
+	uint32_t root = coll_index(c, init_args(c->ops[0])->root);
 	void *data[NODE_MAX_DEVICES];
 
 	if (!coll_can_talk(c))
@@ -239,7 +254,7 @@ static void op_init_show_root(struct coll *c)
 
 static void op_init_from_root(struct coll *c)
 {
-	uint32_t root = coll_index(c, c->ops[0]->args.init.root);
+	uint32_t root = coll_index(c, init_args(c->ops[0])->root);
 	struct coll_part *p = coll_part(c, root);
 
 	if (!coll_need_kops(c, c->unit->rec->n_tensors))
@@ -261,7 +276,7 @@ static const float *op_init_own_source(const struct coll *c, uint32_t i)
 
 static bool op_init_prepared(struct coll *c, void (*again)(struct parked *p))
 {
-	int how = c->ops[0]->args.init.how;
+	int how = init_args(c->ops[0])->how;
 
 	if (how == HOW_SEED || c->n_parts == 1)
 		return true;
@@ -275,7 +290,7 @@ static void op_init_start(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 	struct fault f = FAULT_NULL;
-	int how = c->ops[0]->args.init.how;
+	int how = init_args(c->ops[0])->how;
 
 	if (coll_overtaken(c, false))
 		return;

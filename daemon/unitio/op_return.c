@@ -16,6 +16,7 @@
 #include "work/coll.h"
 #include "work/drain.h"
 #include "shardd.pb-c.h"
+#include "unitio/summon_args.h"
 
 /* A double counts as far. */
 #define MAX_STEPS (UINT64_C(1) << 52)
@@ -23,14 +24,14 @@
 static int op_return_decode_steps(struct op *op, const Shardd__V1__ReturnFullRequest *r,
 				  struct fault *f)
 {
-	op->args.summon.write = r->write;
-	op->args.summon.has_steps = r->has_optimizer_steps;
-	op->args.summon.steps = r->has_optimizer_steps ? r->optimizer_steps : 0;
+	summon_args(op)->write = r->write;
+	summon_args(op)->has_steps = r->has_optimizer_steps;
+	summon_args(op)->steps = r->has_optimizer_steps ? r->optimizer_steps : 0;
 	if (r->has_optimizer_steps && !r->write)
 		return fault_set(f, FAULT_INVALID, "has_optimizer_steps",
 				 "has_optimizer_steps is set without write: what is not written "
 				 "has no steps to set");
-	if (op->args.summon.steps > MAX_STEPS)
+	if (summon_args(op)->steps > MAX_STEPS)
 		return fault_set(f, FAULT_INVALID, "optimizer_steps",
 				 "optimizer_steps is %llu: 0 to 2^52 is allowed",
 				 (unsigned long long)r->optimizer_steps);
@@ -40,8 +41,8 @@ static int op_return_decode_steps(struct op *op, const Shardd__V1__ReturnFullReq
 static int op_return_decode_tensor_steps(struct op *op, const Shardd__V1__ReturnFullRequest *r,
 					 struct fault *f)
 {
-	op->args.summon.tensor_steps = r->tensor_steps;
-	op->args.summon.n_tensor_steps = r->n_tensor_steps;
+	summon_args(op)->tensor_steps = r->tensor_steps;
+	summon_args(op)->n_tensor_steps = r->n_tensor_steps;
 	if (!r->n_tensor_steps)
 		return 0;
 	if (!r->has_optimizer_steps)
@@ -79,8 +80,8 @@ static uint64_t op_return_hash_of_steps(const struct op *op)
 {
 	uint64_t hash = FNV_BEGIN;
 
-	for (size_t i = 0; i < op->args.summon.n_tensor_steps; i++)
-		hash = fnv_add(hash, op->args.summon.tensor_steps[i]);
+	for (size_t i = 0; i < summon_args(op)->n_tensor_steps; i++)
+		hash = fnv_add(hash, summon_args(op)->tensor_steps[i]);
 	return hash;
 }
 
@@ -93,10 +94,10 @@ static int op_return_check(struct op *op, struct fault *f)
 				 "ReturnFull of unit '%.100s': this rank has not summoned it",
 				 op->unit->rec->name);
 	op_print(op, "ReturnFull of unit '%.64s' (%s)", op->unit->rec->name,
-		 op->args.summon.write ? "written back" : "not written back");
-	op->entry.print.words[2] = op->args.summon.write;
-	op->entry.print.words[3] = op->args.summon.has_steps;
-	op->entry.print.words[4] = op->args.summon.steps;
+		 summon_args(op)->write ? "written back" : "not written back");
+	op->entry.print.words[2] = summon_args(op)->write;
+	op->entry.print.words[3] = summon_args(op)->has_steps;
+	op->entry.print.words[4] = summon_args(op)->steps;
 	op->entry.print.words[5] = op_return_hash_of_steps(op);
 	return 0;
 }
@@ -160,14 +161,14 @@ static void op_return_returned(struct coll *c)
  * of them. */
 static void op_return_take_steps(struct unit *u, const struct op *op)
 {
-	uint64_t steps = op->args.summon.steps;
+	uint64_t steps = summon_args(op)->steps;
 
 	if (steps != u->rec->optimizer->steps) {
 		unit_forget_steps(u);
 		u->rec->optimizer->steps = steps;
 	}
-	for (size_t i = 0; i < op->args.summon.n_tensor_steps; i++)
-		u->rec->tensors[i]->missed = steps - op->args.summon.tensor_steps[i];
+	for (size_t i = 0; i < summon_args(op)->n_tensor_steps; i++)
+		u->rec->tensors[i]->missed = steps - summon_args(op)->tensor_steps[i];
 }
 
 /* Parameters, or state, that no committed step knows: a restart would find them, so it has to
@@ -185,7 +186,7 @@ static void op_return_written(struct coll *c)
 		return; /* what was read may be anything: the unit stays uninitialised */
 	c->unit->rec->initialised = true;
 	c->job->readers.changes++;
-	if (op->args.summon.has_steps)
+	if (summon_args(op)->has_steps)
 		op_return_take_steps(c->unit, op);
 	op_return_returned(c);
 }
@@ -220,7 +221,7 @@ static void op_return_write_back(struct parked *p)
 static void op_return_run(struct coll *c)
 {
 	c->forget = op_return_put_back;
-	if (c->ops[0]->args.summon.write)
+	if (summon_args(c->ops[0])->write)
 		op_return_write_back(&c->parked);
 	else if (op_return_take_copies(c) && coll_need_kops(c, 0))
 		coll_kernels(c, op_return_returned); /* behind the streams that may still use it */

@@ -17,6 +17,7 @@
 #include "unitio/ops.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"
+#include "unitio/summon_args.h"
 
 /* By member: the memory for its copy, the collective's until it is the trainer's. */
 static struct region *op_summon_copy_of(const struct coll *c, uint32_t i)
@@ -34,7 +35,7 @@ static int op_summon_decode(struct op *op, const ProtobufCMessage *msg, struct f
 	const Shardd__V1__SummonFullRequest *r = (const Shardd__V1__SummonFullRequest *)msg;
 
 	op->touches = TOUCH_PARAMS | TOUCH_GRADS;
-	op->args.summon.state = r->state;
+	summon_args(op)->state = r->state;
 	if (op_take_unit(op, r->unit, f))
 		return f->code;
 	op->group = job_group_by_id(op->m->job, op->unit->rec->group);
@@ -54,14 +55,14 @@ static int op_summon_check(struct op *op, struct fault *f)
 	if (op_check_not_torn(op, f) || op_check_initialised(op, f) || op_check_not_summoned(op, f))
 		return f->code;
 	op_print(op, "SummonFull of unit '%.64s'%s", op->unit->rec->name,
-		 what[op->args.summon.state]);
-	op->entry.print.words[2] = op->args.summon.state;
+		 what[summon_args(op)->state]);
+	op->entry.print.words[2] = summon_args(op)->state;
 	return 0;
 }
 
 static uint32_t op_summon_state_of(const struct coll *c)
 {
-	return c->ops[0]->args.summon.state;
+	return summon_args(c->ops[0])->state;
 }
 
 /* Elements of all that is summoned that come from the unit: of state, what is trained. */

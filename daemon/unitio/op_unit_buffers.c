@@ -10,6 +10,7 @@
 #include "unitio/ops.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"
+#include "unitio/buf_args.h"
 
 static int op_unit_buffers_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
@@ -71,7 +72,7 @@ static int op_unit_buffers_decode_broadcast(struct op *op, const ProtobufCMessag
 	uint32_t index;
 
 	op->touches = TOUCH_BUFFERS;
-	op->args.buf.root = r->root;
+	buf_args(op)->root = r->root;
 	if (r->unit && r->group)
 		return fault_set(f, FAULT_INVALID, "group",
 				 "unit and group are both given: one is allowed");
@@ -92,8 +93,8 @@ static int op_unit_buffers_check_broadcast(struct op *op, struct fault *f)
 		return op_unit_buffers_no_buffers(op, f);
 	op_print(op, "BroadcastBuffers of %s%.64s%s from rank %u",
 		 op->unit ? "unit '" : "all units", op->unit ? op->unit->rec->name : "",
-		 op->unit ? "'" : "", op->args.buf.root);
-	op->entry.print.words[2] = op->args.buf.root;
+		 op->unit ? "'" : "", buf_args(op)->root);
+	op->entry.print.words[2] = buf_args(op)->root;
 	return 0;
 }
 
@@ -146,7 +147,7 @@ static void *op_unit_buffers_address(const struct coll *c, const struct stretch 
 /* The last rank of the group that has inputs, where the root has none: its own are the newest. */
 static uint32_t op_unit_buffers_root_of(const struct coll *c)
 {
-	uint32_t root = coll_index(c, c->ops[0]->args.buf.root), i = c->n;
+	uint32_t root = coll_index(c, buf_args(c->ops[0])->root), i = c->n;
 
 	if (!c->ops[root]->surrogate)
 		return root;
