@@ -1,6 +1,6 @@
 /*
- * Who holds the gathered copy of a unit: the references of passes, and what a reshard policy keeps
- * of them. Loop thread only.
+ * References to the gathered copy of a unit: those of passes, and those that a reshard policy
+ * keeps. Loop thread only.
  */
 #ifndef SHARDD_COPIES_HOLD_H
 #define SHARDD_COPIES_HOLD_H

@@ -101,7 +101,7 @@ struct op_type {
 	bool reads_inputs;
 	/* BeginPass, EndPass: only for guarded units. */
 	bool is_pass;
-	/* It ends a step of its rank: the order of gathers that was learned begins anew. */
+	/* It ends a step of its rank: the learned order of gathers starts again. */
 	bool ends_step;
 	/* (optional) What of it belongs behind its name in texts: "(FORWARD)". */
 	const char *(*detail)(const struct op *op);

@@ -220,6 +220,6 @@ int op_memory_fault(const struct job *job, int error, uint64_t bytes, const char
 	if (error == SLAB_E_QUOTA && job_owner_fault(job, bytes, f))
 		return f->code;
 	job_holders(job, holders, sizeof(holders));
-	return fault_set(f, FAULT_EXHAUSTED, NULL, "%llu bytes for %s are not to be had: %s",
+	return fault_set(f, FAULT_EXHAUSTED, NULL, "cannot allocate %llu bytes for %s: %s",
 			 (unsigned long long)bytes, what, holders);
 }

@@ -145,7 +145,7 @@ void reduce_put_back(struct coll *c)
 	}
 }
 
-/* Where a rank's gradient is to be folded, and in which type. */
+/* The address of a rank's gradient, and its type. */
 static const void *reduce_run_input_of(const struct coll *c, uint32_t member, enum dtype *dtype)
 {
 	const struct reduce_input *in = reduce_run_reduce_input_of(c, member);

@@ -72,9 +72,9 @@ enum {
 	REDUCE_PACKED = 3
 };
 
-/* What the files of it share. The dtype of a rank's gradient that is to be folded, after what
- * accumulated was converted; @r by the pieces of tensors; the sums in the order in which they
- * are scattered. */
+/* Shared by the files of reduce_run. reduce_input_dtype: the type of a rank's gradient, after
+ * accumulated gradients were converted. reduce_by_span: @r by the pieces of tensors. reduce_pack:
+ * the sums in the order in which they are scattered. */
 enum dtype reduce_input_dtype(const struct coll *c);
 void reduce_by_span(struct coll *c, unsigned d, const struct k_reduce *r);
 void reduce_pack(struct coll *c, unsigned d);

@@ -416,7 +416,7 @@ static int backward_gather_own(struct op *op, void (*resume)(struct parked *p))
 	return backward_wait_for_step(op, resume);
 }
 
-/* Who has the unit gathered already gets what he has. */
+/* A rank that has gathered the unit already gets the same copy. */
 int backward_gather(struct op *op, void (*resume)(struct parked *p))
 {
 	struct unit *u = op->unit;

@@ -170,8 +170,8 @@ static void op_step_drop_gradients(struct coll *c)
 	c->job->stray_gradients = true;
 }
 
-/* The pass is over, whatever is to be done yet: that is in job->step. */
-/* What no trainer was handed is not of the next pass. */
+/* The pass is over; work that is left is in job->step. Shards that no trainer was handed do not
+ * belong to the next pass. */
 static void op_step_drop_never_handed_out(struct coll *c)
 {
 	for (uint32_t i = 0; i < c->job->n_units; i++) {

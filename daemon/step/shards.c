@@ -119,7 +119,7 @@ int shards_check_whole(const struct coll *c, struct fault *f)
 		if (u->stepped || u->stepping || u->due)
 			return fault_set(f, FAULT_STATE, NULL,
 					 "the optimizer of unit '%.100s' used its gradient in "
-					 "backward: say what is to be done with gradients in "
+					 "backward: request what is done with gradients by "
 					 "PlanBackward, before the backward pass",
 					 u->rec->name);
 		if (u->shards_from)

@@ -234,7 +234,7 @@ static void convert_swap_unit(struct job *job, struct changing *x)
 	state_unit *rec = u->rec;
 	state_part **parts = rec->parts;
 
-	known_drop(job); /* who registers what it was is to be told what it is */
+	known_drop(job); /* a registration of the old layout must be answered with the new one */
 	full_invalidate(job, u);
 	job_give_partials(job, u); /* of an Initialise: nobody's, and of the old layout's size */
 	rec->layout = x->rec.layout;
@@ -280,7 +280,7 @@ static struct changing *convert_current(const struct coll *c)
 	return &c->convert->units[c->convert->unit];
 }
 
-/* Where element @at of the array of the old part at position @q is to be read on device @d. */
+/* Where device @d reads element @at of the array of the old part at position @q. */
 static const float *convert_source(const struct coll *c, unsigned d, unsigned q, uint64_t at)
 {
 	struct unit *old = convert_current(c)->old;

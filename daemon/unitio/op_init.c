@@ -191,7 +191,7 @@ static int op_init_check_unused(const struct coll *c, struct fault *f)
 		c->unit->rec->name, c->unit->gathered_ranks);
 }
 
-/* The last stage: whoever begins a unit anew has no optimizer state. */
+/* The last stage: an initialised unit has no optimizer state. */
 static void op_init_zero(struct coll *c)
 {
 	if (!coll_need_kops(c, UNIT_MAX_STATES))

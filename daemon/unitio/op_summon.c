@@ -270,8 +270,8 @@ static int op_summon_check_idle(const struct unit *u, struct fault *f)
 {
 	if (u->due || u->shards_left)
 		return fault_set(f, FAULT_STATE, NULL,
-				 "unit '%.100s' is to be stepped in this backward pass: end it "
-				 "with Step before it is summoned",
+				 "unit '%.100s' is stepped at the end of this backward pass: call "
+				 "Step before it is summoned",
 				 u->rec->name);
 	if (!u->gathered_ranks)
 		return 0;

@@ -260,8 +260,8 @@ bool coll_promised(const struct coll *c)
 	return false;
 }
 
-/* Of a rank that is gone nothing is to be believed: its streams were let go, so that what
- * it had promised to write was read as it was. */
+/* The inputs of a rank that has died cannot be trusted: its streams were released, so the
+ * daemon may have read memory that the rank had not written yet. */
 static void coll_check_promises(const struct coll *c, struct fault *f)
 {
 	const struct member *told = NULL;

@@ -715,7 +715,7 @@ static void without_memory(bool more)
 Test(backward, without_memory_a_reduce_is_refused)
 {
 	without_memory(true);
-	both_fail(FAULT_EXHAUSTED, "bytes for gradient shards are not to be had");
+	both_fail(FAULT_EXHAUSTED, "bytes for gradient shards: ");
 	cr_expect_not(u->has_gradient || u->due);
 	job->quota.limit = 0;
 	for (unsigned i = 0; i < 2; i++)
