@@ -22,6 +22,7 @@
 #include "net/gate.h"
 #include "net/listener.h"
 #include "op/op.h"
+#include "step/backward.h"
 #include "process.h"
 #include "ring/rings.h"
 #include "rpc/audit.h"
@@ -425,7 +426,8 @@ static void on_tick(uv_timer_t *timer);
 static int start(struct server *s, int inherited_fd, struct fault *f)
 {
 	const struct job_ops ops = { .abort_ops = op_abort_all,
-				     .complete = op_complete,
+				     .unit_released = backward_released,
+				     .complete = coll_complete,
 				     .failed = op_failed,
 				     .event = on_job_event,
 				     .signals_gone = queue_tasks_forget,

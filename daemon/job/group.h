@@ -34,8 +34,8 @@ struct group {
 	struct list small;       /* reductions that wait for the batch before them; owned by op/ */
 	bool small_runs;         /* a batch of them is under way */
 	struct list joins;       /* ops JoinUneven that wait; owned by op/ */
-	uint32_t shadows;        /* ops in place of these that are not announced yet */
-	struct fault uneven;     /* why the untold ones fail; op/uneven.c */
+	uint32_t surrogates;     /* ops in place of these that are not announced yet */
+	struct fault uneven;     /* why the untold ones fail; op/uneven.h */
 	bool *untold;            /* by member: its collectives fail; owned */
 	uint32_t n_untold;
 	struct node_comm *nc; /* borrowed from the node; NULL: never asked for */

@@ -55,6 +55,8 @@ struct job_ops {
 	void (*event)(struct member *m, enum job_event_kind kind, const char *text);
 	/* (optional) The signals of a member are freed: do not look up their owner any more. */
 	void (*signals_gone)(struct job *job, const struct backend_signals *signals);
+	/* (optional) Fewer ranks or copies than before read the parameters of @u. */
+	void (*unit_released)(struct job *job, struct unit *u);
 	/* (optional) The job's epoch ended, why: for the log. */
 	void (*epoch_ended)(struct job *job, const struct fault *why);
 	/* (optional) Its time without trainers is over: it is deleted now. For the log. */
@@ -192,6 +194,19 @@ bool job_is_admin(uid_t uid);
 bool job_may_look(const struct job *job, uid_t uid);
 /* As job_may_look, but with a fault that says who has no access to the job. */
 int job_check_open(const struct job *job, uid_t uid, struct fault *f);
+/* Memory was refused: give back idle copies, and what pools keep for the next step; of other jobs,
+ * too, if @job has nothing. Return: bytes freed. */
+uint64_t job_evict(struct job *job, uint64_t want);
+/* pool_take, if need be in place of what job_evict gives back. Return: as pool_take. */
+int job_take(struct job *job, struct pool *pool, uint64_t bytes, struct region *ret);
+
+/* A rank has let go of @u, or a copy of it was made: what waits for that goes on. */
+static inline void job_unit_released(struct job *job, struct unit *u)
+{
+	if (job->jobs->ops.unit_released)
+		job->jobs->ops.unit_released(job, u);
+}
+
 /* The name of a job: NAME, or UID/NAME. */
 struct job_ref {
 	bool has_uid;

@@ -6,7 +6,7 @@
 #include "core/text.h"
 #include "op/recorder.h"
 
-static void on_seen(struct backend_task *task, int status)
+static void device_note_on_seen(struct backend_task *task, int status)
 {
 	struct device_record *r = recorder_find_device(task->record);
 
@@ -21,13 +21,13 @@ static void on_seen(struct backend_task *task, int status)
 		r->status = status;
 }
 
-static const char *queue_name(enum backend_queue queue)
+static const char *device_note_queue_name(enum backend_queue queue)
 {
 	return queue == BACKEND_Q_GATHER ? "gather" : "main";
 }
 
-static struct device_record *begin(struct device_note *n, struct backend *b,
-				   const struct backend_task *task)
+static struct device_record *device_note_begin(struct device_note *n, struct backend *b,
+					       const struct backend_task *task)
 {
 	struct device_record *r = recorder_add_device();
 
@@ -35,7 +35,7 @@ static struct device_record *begin(struct device_note *n, struct backend *b,
 		return NULL;
 	n->record = r->id;
 	r->name = n->name;
-	r->queue = queue_name(task->queue);
+	r->queue = device_note_queue_name(task->queue);
 	r->uid = n->job->rec->uid;
 	r->is_private = n->job->rec->is_private;
 	r->number = n->number;
@@ -54,7 +54,7 @@ void device_note_task(struct device_note *n, struct backend *b, struct backend_t
 	task->seen = NULL;
 	if (!n->name)
 		return;
-	r = n->record ? recorder_find_device(n->record) : begin(n, b, task);
+	r = n->record ? recorder_find_device(n->record) : device_note_begin(n, b, task);
 	if (!r)
 		return;
 	r->pending++;
@@ -62,5 +62,5 @@ void device_note_task(struct device_note *n, struct backend *b, struct backend_t
 	for (unsigned i = 0; i < task->n_kops; i++)
 		r->bytes += kop_bytes(&task->kops[i]);
 	task->record = r->id;
-	task->seen = on_seen;
+	task->seen = device_note_on_seen;
 }

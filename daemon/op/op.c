@@ -13,7 +13,12 @@
 #include "core/clock.h"
 #include "core/text.h"
 #include "op/guard.h"
-#include "op/op_impl.h"
+#include "op/op_run.h"
+#include "op/queue_task.h"
+#include "op/recorder.h"
+#include "op/surrogate.h"
+#include "op/uneven.h"
+#include "shardd.pb-c.h"
 
 #define OP_MAGIC 0x4f504f50u
 
@@ -27,7 +32,7 @@ static bool activating;
 
 /* ------------------------------------------------------------- recording */
 
-static void record_begin(struct op *op)
+static void op_record_begin(struct op *op)
 {
 	struct record *r = recorder_add();
 
@@ -48,7 +53,7 @@ static void record_begin(struct op *op)
 	text_copy(r->group, sizeof(r->group), op->group ? op->group->rec->name : "");
 }
 
-static void record_end(struct op *op)
+static void op_record_end(struct op *op)
 {
 	struct record *r = recorder_find(op->record);
 
@@ -67,7 +72,7 @@ static void record_end(struct op *op)
 
 /* ---------------------------------------------------------- dependencies */
 
-static bool touches_meet(const struct op *a, const struct op *b)
+static bool op_touches_meet(const struct op *a, const struct op *b)
 {
 	if (!(a->touches & b->touches))
 		return false;
@@ -76,29 +81,29 @@ static bool touches_meet(const struct op *a, const struct op *b)
 	return !a->unit || !b->unit || a->unit == b->unit;
 }
 
-static bool conflict(const struct op *a, const struct op *b)
+static bool op_conflict(const struct op *a, const struct op *b)
 {
 	if ((a->touches | b->touches) & TOUCH_ALL)
 		return true;
-	return touches_meet(a, b) || (a->buffer && a->buffer == b->buffer);
+	return op_touches_meet(a, b) || (a->buffer && a->buffer == b->buffer);
 }
 
-static void count_deps(struct op *op)
+static void op_count_deps(struct op *op)
 {
 	struct op *other, *tmp;
 
 	list_for_each (other, tmp, &op->m->ops, link)
-		if (other != op && conflict(other, op))
+		if (other != op && op_conflict(other, op))
 			op->deps++;
 }
 
 /* @op is over: whoever came after it and shares something has one less to wait for. */
-static void release_deps(struct op *op)
+static void op_release_deps(struct op *op)
 {
 	for (struct list *l = op->link.next; l != &op->m->ops; l = l->next) {
 		struct op *later = list_entry(l, struct op, link);
 
-		if (later->state != OP_DEPS || !conflict(op, later))
+		if (later->state != OP_DEPS || !op_conflict(op, later))
 			continue;
 		CHECK(later->deps > 0);
 		if (--later->deps == 0)
@@ -109,10 +114,10 @@ static void release_deps(struct op *op)
 /* -------------------------------------------------------------- activation */
 
 /* Tell the peers of a collective that this rank's part was refused. */
-static void refuse_peers(struct op *op, const struct fault *own)
+static void op_refuse_peers(struct op *op, const struct fault *own)
 {
 	struct group *g = op->group;
-	uint64_t number = op->entry.number;
+	uint64_t op_number = op->entry.number;
 	struct fault f = FAULT_NULL;
 
 	if (!op->numbered)
@@ -123,17 +128,17 @@ static void refuse_peers(struct op *op, const struct fault *own)
 		NULL, "rank %u (pid %d) was refused its %s at number %llu: %.300s", op->m->rank,
 		member_pid(op->m), op->type->name, (unsigned long long)op->entry.number, own->text);
 	match_refuse(&g->match, &op->entry, &f); /* and @op is gone, if it was announced */
-	shadow_refuse(g, number, op, &f);
+	surrogate_refuse(g, op_number, op, &f);
 }
 
 /* The peers' ends may at last end what this op waits for: nobody else is to start it or
  * to end it any more. */
-static void fail_now(struct op *op)
+static void op_fail_now(struct op *op)
 {
 	list_unlink(&op->ready);
 	list_unlink(&op->parked.link);
 	op->state = OP_RUN;
-	refuse_peers(op, &op->fault);
+	op_refuse_peers(op, &op->fault);
 	op_end(op);
 }
 
@@ -141,44 +146,44 @@ void op_announce(struct op *op)
 {
 	op->state = OP_WAIT;
 	op->announced = true;
-	if (op->shadow)
-		op->group->shadows--;
+	if (op->surrogate)
+		op->group->surrogates--;
 	if (match_announce(&op->group->match, &op->entry) < 0) {
 		op->announced = false;
-		if (op->shadow)
-			op->group->shadows++;
+		if (op->surrogate)
+			op->group->surrogates++;
 		fault_errno(&op->fault, -ENOMEM, "announcing a collective");
-		fail_now(op);
+		op_fail_now(op);
 	}
 }
 
-static void announce(struct op *op)
+static void op_announce_all(struct op *op)
 {
 	if (uneven_announce(op)) {
-		fail_now(op);
+		op_fail_now(op);
 		return;
 	}
-	shadow_announce(op);
+	surrogate_announce(op);
 	op_announce(op);
 }
 
-static void activate(struct op *op)
+static void op_activate(struct op *op)
 {
 	CHECK(op->state == OP_DEPS && !op->deps);
 	if (!op->active_us)
 		op->active_us = clock_now_us();
 	if (!op->fault.code && guard_check(op, &op->fault) == 0 &&
-	    op->type->check(op, &op->fault) == 0)
-		guard_begin(op, &op->fault);
+	    op->type->check(op, &op->fault) == 0 && op->type->begin)
+		op->type->begin(op, &op->fault);
 	if (op->fault.code)
-		fail_now(op);
+		op_fail_now(op);
 	else if (op->type->collective)
-		announce(op);
+		op_announce_all(op);
 	else
 		op->type->start(op);
 }
 
-static void activate_ready(void)
+static void op_activate_ready(void)
 {
 	if (activating)
 		return;
@@ -187,7 +192,7 @@ static void activate_ready(void)
 		struct op *op = list_first(&ready_queue, struct op, ready);
 
 		list_unlink(&op->ready);
-		activate(op);
+		op_activate(op);
 	}
 	activating = false;
 }
@@ -195,7 +200,7 @@ static void activate_ready(void)
 /* --------------------------------------------------------------- the order */
 
 /* @op has no number, so nothing behind it has: peers would meet it one collective too early. */
-static void stop_numbers(const struct op *op, const struct fault *why)
+static void op_stop_numbers(const struct op *op, const struct fault *why)
 {
 	struct fault told = FAULT_NULL;
 
@@ -206,7 +211,7 @@ static void stop_numbers(const struct op *op, const struct fault *why)
 
 /* Slots are kept until all members have passed them. A rank that gives up one collective
  * after the other while its peers are elsewhere must not fill the memory with them. */
-static void number(struct op *op)
+static void op_number(struct op *op)
 {
 	struct match *match = &op->group->match;
 	uint64_t ahead = match_ahead(match, op->entry.index);
@@ -225,22 +230,22 @@ static void number(struct op *op)
 			&op->fault, FAULT_EXHAUSTED, NULL,
 			"rank %u is %llu collectives ahead of a peer in group '%.64s': join again",
 			op->m->rank, (unsigned long long)ahead, op->group->rec->name);
-		stop_numbers(op, &op->fault);
+		op_stop_numbers(op, &op->fault);
 		return;
 	}
 	/* without memory for a slot it has its number, and fails there when it is announced */
 	if (match_reserve(match, op->entry.index, &op->fault) == MATCH_E_LIMIT) {
-		stop_numbers(op, &op->fault);
+		op_stop_numbers(op, &op->fault);
 		return;
 	}
 	match_number(match, &op->entry);
 	op->numbered = true;
 	if (!uneven_strict(op->group))
-		shadow_number(op);
+		surrogate_number(op);
 }
 
 /* In its turn: from here on its place among the session's ops is fixed. */
-static void enter(struct op *op)
+static void op_enter(struct op *op)
 {
 	struct member *m = op->m;
 
@@ -253,8 +258,8 @@ static void enter(struct op *op)
 	m->last_op = op->type->name;
 	text_copy(m->last_unit, sizeof(m->last_unit), op->unit ? op->unit->rec->name : "");
 	if (op->type->collective && op->group) /* also one that was cancelled before its turn */
-		number(op);
-	count_deps(op);
+		op_number(op);
+	op_count_deps(op);
 	if (op->deps)
 		op->active_us = 0;
 	else
@@ -262,7 +267,7 @@ static void enter(struct op *op)
 }
 
 /* Put an op that came early where it belongs. Return: false if its seq is there. */
-static bool hold(struct op *op)
+static bool op_hold(struct op *op)
 {
 	struct member *m = op->m;
 	struct op *other, *tmp;
@@ -280,7 +285,7 @@ static bool hold(struct op *op)
 	return true;
 }
 
-static void enter_held(struct member *m)
+static void op_enter_held(struct member *m)
 {
 	while (!list_empty(&m->held)) {
 		struct op *op = list_first(&m->held, struct op, link);
@@ -288,14 +293,14 @@ static void enter_held(struct member *m)
 		if (op->seq != m->next_seq)
 			return;
 		list_unlink(&op->link);
-		enter(op);
+		op_enter(op);
 	}
 }
 
 /* ------------------------------------------------------------------ taking in */
 
-static const Shardd__V1__OpHeader *header_of(const struct op_type *type,
-					     const ProtobufCMessage *msg)
+static const Shardd__V1__OpHeader *op_header_of(const struct op_type *type,
+						const ProtobufCMessage *msg)
 {
 	const ProtobufCFieldDescriptor *field = &type->request->fields[0];
 
@@ -303,7 +308,7 @@ static const Shardd__V1__OpHeader *header_of(const struct op_type *type,
 	return *(Shardd__V1__OpHeader *const *)((const char *)msg + field->offset);
 }
 
-static int check_member(const struct member *m, uint64_t epoch, struct fault *f)
+static int op_check_member(const struct member *m, uint64_t epoch, struct fault *f)
 {
 	if (m->state == MEMBER_STALE || m->state == MEMBER_DEAD)
 		return fault_set(f, FAULT_ABORTED, NULL, "%s", m->ended.text);
@@ -317,7 +322,7 @@ static int check_member(const struct member *m, uint64_t epoch, struct fault *f)
 	return 0;
 }
 
-static int check_seq(const struct member *m, uint64_t seq, struct fault *f)
+static int op_check_seq(const struct member *m, uint64_t seq, struct fault *f)
 {
 	uint32_t most = m->job->node->limits.max_inflight_ops;
 
@@ -336,8 +341,8 @@ static int check_seq(const struct member *m, uint64_t seq, struct fault *f)
 	return 0;
 }
 
-static uint64_t deadline_of(const struct member *m, const Shardd__V1__OpHeader *h, uint64_t now,
-			    uint64_t caller_us)
+static uint64_t op_deadline_of(const struct member *m, const Shardd__V1__OpHeader *h, uint64_t now,
+			       uint64_t caller_us)
 {
 	uint32_t ms = h && h->timeout_ms ? h->timeout_ms : m->job->rec->op_timeout_ms;
 	uint64_t own = ms ? now + (uint64_t)ms * 1000u : UINT64_MAX;
@@ -363,7 +368,7 @@ static struct op *op_new(struct member *m, const struct op_type *type)
 }
 
 /* Which streams of its trainer the op comes after, and how it is answered. */
-static int take_streams(struct op *op, const Shardd__V1__OpHeader *h, struct fault *f)
+static int op_take_streams(struct op *op, const Shardd__V1__OpHeader *h, struct fault *f)
 {
 	struct backend_signals *signals = member_signals(op->m);
 
@@ -396,9 +401,9 @@ static int take_streams(struct op *op, const Shardd__V1__OpHeader *h, struct fau
 
 /* A request whose fields are wrong still takes its turn, so that the ops behind it are
  * not held up for ever. */
-static void decode(struct op *op, const ProtobufCMessage *request)
+static void op_decode(struct op *op, const ProtobufCMessage *request)
 {
-	if (take_streams(op, header_of(op->type, request), &op->fault) == 0 &&
+	if (op_take_streams(op, op_header_of(op->type, request), &op->fault) == 0 &&
 	    op->type->decode(op, request, &op->fault) == 0 && op->group) {
 		op->entry.rank = op->m->rank;
 		op->entry.pid = member_pid(op->m);
@@ -415,11 +420,11 @@ int op_submit(struct member *m, const struct op_type *type, const ProtobufCMessa
 	      uint64_t deadline_us, op_done_cb done, void *userdata, struct op **ret,
 	      struct fault *f)
 {
-	const Shardd__V1__OpHeader *h = header_of(type, request);
+	const Shardd__V1__OpHeader *h = op_header_of(type, request);
 	uint64_t seq = h ? h->seq : 0;
 	struct op *op;
 
-	if (check_member(m, h ? h->epoch : 0, f) || check_seq(m, seq, f))
+	if (op_check_member(m, h ? h->epoch : 0, f) || op_check_seq(m, seq, f))
 		return f->code;
 	op = op_new(m, type);
 	if (!op)
@@ -427,8 +432,8 @@ int op_submit(struct member *m, const struct op_type *type, const ProtobufCMessa
 	op->seq = seq;
 	op->done = done;
 	op->userdata = userdata;
-	op->deadline_us = deadline_of(m, h, op->announced_us, deadline_us);
-	if (seq > m->next_seq && !hold(op)) {
+	op->deadline_us = op_deadline_of(m, h, op->announced_us, deadline_us);
+	if (seq > m->next_seq && !op_hold(op)) {
 		free(op);
 		return fault_set(f, FAULT_INVALID, "header.seq", "header.seq %llu came twice",
 				 (unsigned long long)seq);
@@ -436,46 +441,46 @@ int op_submit(struct member *m, const struct op_type *type, const ProtobufCMessa
 	*ret = op;
 	member_op_begun(m);
 	m->job->ops_total++;
-	decode(op, request);
-	record_begin(op);
+	op_decode(op, request);
+	op_record_begin(op);
 	if (list_empty(&op->link)) {
 		op->active_us = op->announced_us; /* if nothing is before it */
-		enter(op);
+		op_enter(op);
 	}
-	enter_held(m);
-	activate_ready();
+	op_enter_held(m);
+	op_activate_ready();
 	return 0;
 }
 
-static void nobody_waits(struct op *op, void *userdata)
+static void op_nobody_waits(struct op *op, void *userdata)
 {
 	(void)op;
 	(void)userdata;
 }
 
-struct op *op_shadow(struct op *join, struct op *of)
+struct op *op_new_surrogate(struct op *join, struct op *of)
 {
 	struct op *op = op_new(join->m, of->type);
 
 	if (!op)
 		return NULL;
-	op->shadow = true;
-	op->by_active = join->args.join.by_active;
+	op->surrogate = true;
+	op->by_active = join_args(join)->by_active;
 	op->state = OP_PARKED;
 	op->deadline_us = of->deadline_us;
-	op->done = nobody_waits;
+	op->done = op_nobody_waits;
 	op->group = of->group;
 	op->unit = of->unit;
-	op->args = of->args;
+	memcpy(op->args, of->args, sizeof(op->args));
 	op->entry.rank = op->m->rank;
 	op->entry.pid = member_pid(op->m);
 	op->entry.index = join->entry.index;
 	member_op_begun(op->m);
-	record_begin(op);
+	op_record_begin(op);
 	list_append(&op->m->ops, &op->link);
 	match_number(&op->group->match, &op->entry);
 	op->numbered = true;
-	op->group->shadows++;
+	op->group->surrogates++;
 	return op;
 }
 
@@ -498,8 +503,8 @@ int op_spawn(struct op *by, const struct op_type *type, void (*fill)(struct op *
 	}
 	member_op_begun(op->m);
 	op->m->job->ops_total++;
-	record_begin(op);
-	enter(op);
+	op_record_begin(op);
+	op_enter(op);
 	return 0;
 }
 
@@ -512,7 +517,7 @@ void op_give_up(struct op *by, const struct op_type *type, struct group *g, cons
 	if (g->n_untold && g->untold[e.index])
 		return; /* its collectives have no numbers */
 	match_number(&g->match, &e);
-	shadow_skip(g, e.number);
+	surrogate_skip(g, e.number);
 	fault_set(&f, FAULT_STATE, NULL, "rank %u (pid %d) cannot take part in %s: %.300s", e.rank,
 		  e.pid, type->name, why->text);
 	match_refuse(&g->match, &e, &f);
@@ -537,27 +542,22 @@ void op_park(struct op *op, struct list *list, void (*resume)(struct parked *p))
 	list_append(list, &op->parked.link);
 }
 
-static void free_args(struct op *op)
+static void op_free_args(struct op *op)
 {
 	if (op->type->forget)
 		op->type->forget(op);
 	free(op->owned);
-	if (strcmp(op->type->name, "Commit") != 0)
-		return;
-	if (op->args.commit.charged)
-		quota_return(&op->m->job->quota, MEM_CONTROL, op->args.commit.bytes);
-	free(op->args.commit.blob);
 }
 
 /* Tell who asked; once. */
-static void answer(struct op *op)
+static void op_answer(struct op *op)
 {
 	if (op->answered)
 		return;
 	op->answered = true;
 	if (op->fault.code)
 		job_note_error(op->m->job, &op->fault);
-	record_end(op);
+	op_record_end(op);
 	op->done(op, op->userdata);
 }
 
@@ -570,37 +570,37 @@ void op_end(struct op *op)
 	if (!op->fault.code)
 		guard_done(op);
 	if (op->state != OP_HELD)
-		release_deps(op);
+		op_release_deps(op);
 	op->state = OP_DONE;
 	list_unlink(&op->parked.link);
 	list_unlink(&op->ready);
 	list_unlink(&op->link);
 	if (op->numbered)
 		match_passed(&op->group->match, &op->entry);
-	if (op->shadow && !op->announced)
-		op->group->shadows--;
-	if (op->type->leave && !op->shadow)
+	if (op->surrogate && !op->announced)
+		op->group->surrogates--;
+	if (op->type->leave && !op->surrogate)
 		op->type->leave(op);
 	op->held = member_buffer_unref(op->held);
-	answer(op);
-	free_args(op);
+	op_answer(op);
+	op_free_args(op);
 	op->magic = 0;
 	free(op);
 	member_op_ended(m);
-	activate_ready();
+	op_activate_ready();
 }
 
 /* An op that waits ends with op->fault, and so does its slot. One that is ended before
  * its turn is answered and keeps its turn, so that those behind it get theirs. */
-static void end_waiting(struct op *op)
+static void op_end_waiting(struct op *op)
 {
 	CHECK(op->state != OP_RUN && op->fault.code);
 	if (op->state == OP_HELD)
-		answer(op);
+		op_answer(op);
 	else if (op->announced)
-		refuse_peers(op, &op->fault); /* ends this op too, by op_failed */
+		op_refuse_peers(op, &op->fault); /* ends this op too, by op_failed */
 	else
-		fail_now(op);
+		op_fail_now(op);
 }
 
 void op_cancel(struct op *op, enum fault_code code, const char *why)
@@ -609,7 +609,7 @@ void op_cancel(struct op *op, enum fault_code code, const char *why)
 	if (op->state == OP_RUN)
 		return;
 	fault_set(&op->fault, code, NULL, "%s", why);
-	end_waiting(op);
+	op_end_waiting(op);
 }
 
 void op_failed(struct match_entry *entry, const struct fault *fault, void *userdata)
@@ -622,7 +622,7 @@ void op_failed(struct match_entry *entry, const struct fault *fault, void *userd
 	op_end(op);
 }
 
-static struct op *first_waiting(struct list *ops)
+static struct op *op_first_waiting(struct list *ops)
 {
 	struct op *op, *tmp;
 
@@ -633,11 +633,11 @@ static struct op *first_waiting(struct list *ops)
 }
 
 /* Ending one may end others (peers of a slot), so look again after each. */
-static void abort_member(struct member *m, const struct fault *fault)
+static void op_abort_member(struct member *m, const struct fault *fault)
 {
 	struct op *op;
 
-	while ((op = first_waiting(&m->ops)) || (op = first_waiting(&m->held))) {
+	while ((op = op_first_waiting(&m->ops)) || (op = op_first_waiting(&m->held))) {
 		fault_set(&op->fault, fault->code, NULL, "%s", fault->text);
 		if (op->announced)
 			match_refuse(&op->group->match, &op->entry, fault);
@@ -654,9 +654,9 @@ void op_abort_all(struct job *job, const struct fault *fault)
 	activating = true; /* nothing new starts while old ones are ended */
 	for (uint32_t r = 0; r < job->rec->world_size; r++)
 		if (job->ranks[r])
-			abort_member(job->ranks[r], fault);
+			op_abort_member(job->ranks[r], fault);
 	activating = was;
-	activate_ready();
+	op_activate_ready();
 }
 
 const char *op_state_name(enum op_state s)

@@ -27,6 +27,7 @@
 #include "job/passes.h"
 #include "op/queue_task.h"
 #include "op/recorder.h"
+#include "shardd.pb-c.h"
 
 struct op;
 struct coll;
@@ -49,9 +50,16 @@ typedef void (*op_reply_cb)(const ProtobufCMessage *reply, void *ctx);
 struct op_type {
 	const char *name; /* also the method's name */
 	bool collective;
-	/* It can be done without a rank that has no more inputs (JoinUneven): what that rank
-	 * would bring is zeros, or nothing. */
-	bool shadowed;
+	/* It can be done without a rank that has no more inputs (JoinUneven): a surrogate takes
+	 * part in its place, with zeros or with nothing (op/surrogate.h). */
+	bool surrogates;
+	/* (optional) Is that so for @op, too? */
+	bool (*surrogate_allowed)(const struct op *op);
+	/* (optional) Bytes of op->owned that a surrogate needs a copy of. */
+	size_t (*surrogate_owned)(const struct op *op);
+	/* (optional) @op is a new surrogate with its peer's arguments: replace those that point
+	 * to the peer's memory. */
+	void (*surrogate_init)(struct op *op);
 	const ProtobufCMessageDescriptor *request; /* its first field is the OpHeader */
 	/* Fields to args: every field checked, whatever the state. Also sets touches,
 	 * unit and group. Return: 0 or a fault code. */
@@ -75,6 +83,11 @@ struct op_type {
 	 * a unit: of all the rank's units. decode may set op->move instead. Checked before
 	 * check, done when the op has ended well (op/guard.c). */
 	enum pass_move move;
+	/* (optional) Its checks and those of the guard have passed. Return: 0 or a fault code. */
+	int (*begin)(struct op *op, struct fault *f);
+	/* Of an op that waits for a gathered copy: it is there, or came to nothing (@status of a
+	 * backend or an engine). Ends the op. */
+	void (*copied)(struct op *op, int status);
 	/* (optional) Free what decode has put into args. */
 	void (*forget)(struct op *op);
 	/* (optional) Of an op without a unit that touches some: does it touch what @other does?
@@ -83,7 +96,24 @@ struct op_type {
 	/* Collective: its result outlasts the epoch (parameters, a commit), so it succeeds even
 	 * if a member's epoch ends while it runs. Else it ends with that reason. */
 	bool lasts;
+	/* Collective: it reads what ranks write in their streams, so its result is worthless if the
+	 * streams of a rank that died were let go. */
+	bool reads_inputs;
+	/* BeginPass, EndPass: only for guarded units. */
+	bool is_pass;
+	/* It ends a step of its rank: the learned order of gathers starts again. */
+	bool ends_step;
+	/* (optional) What of it belongs behind its name in texts: "(FORWARD)". */
+	const char *(*detail)(const struct op *op);
+	/* May it wait until readers let go of parameters, while it runs, or while it is parked? */
+	bool (*waits_for_readers)(const struct op *op);
+	/* (optional) What it waits for when it is parked, for texts. NULL: the step that is applied,
+	 * or a cast. */
+	const char *parked_for;
 };
+
+/* waits_for_readers of an op that always writes parameters: unless it is parked. */
+bool op_writes_params(const struct op *op);
 
 /* What an op reads or changes: two ops of one session that share something run one
  * after the other. */
@@ -93,6 +123,9 @@ enum {
 	TOUCH_BUFFERS = 8, /* of its unit, or of all */
 	TOUCH_ALL = 4,     /* after everything before it, before everything after it */
 };
+
+/* Room for the arguments of any op. */
+#define OP_ARGS_BYTES 160u
 
 struct op {
 	uint32_t magic;
@@ -116,8 +149,8 @@ struct op {
 	struct match_entry entry;
 	bool numbered;
 	bool announced;
-	bool shadow;    /* in place of a rank that has no more inputs; nobody asked for it */
-	bool by_active; /* a shadow: gradients are divided by the ranks that have inputs */
+	bool surrogate; /* in place of a rank that has no more inputs; nobody asked for it */
+	bool by_active; /* a surrogate: gradients are divided by the ranks that have inputs */
 	bool answered;  /* done was called; it only keeps its turn */
 	bool stream;    /* answer when it is ordered on the device, with result.ready */
 	struct backend_wait after[OP_MAX_AFTER]; /* streams of the trainer it must come after */
@@ -125,101 +158,8 @@ struct op {
 	struct parked parked;
 	uint64_t record; /* in the flight recorder */
 
-	union {
-		struct {
-			int how; /* Initialise: the oneof's case */
-			uint64_t seed;
-			uint32_t root;
-			const uint8_t *data; /* the request's; valid until done */
-			uint64_t data_bytes;
-		} init;
-		struct {
-			uint64_t bytes;
-		} alloc;
-		struct {
-			uint64_t offset, count, bytes;
-			enum dtype dtype;
-			enum reduce_op op;
-			uint32_t root;
-		} buf; /* AllReduce, Broadcast */
-		struct {
-			uint32_t state; /* SummonFull: 0: the parameters */
-			bool write;     /* ReturnFull */
-			bool has_steps;
-			uint64_t steps;
-			const uint64_t *tensor_steps; /* the request's; valid until done */
-			size_t n_tensor_steps;        /* as many as tensors, or 0 */
-		} summon;
-		struct {
-			const uint32_t *units; /* the request's; valid until done */
-			size_t n;
-			uint32_t layout, multiple, strategy, shard_ranks;
-		} convert;
-		struct {
-			struct clip clip;
-			double value;   /* ClipGradValue: the bound; Unscale: the factor */
-			size_t n_units; /* named in @owned, ascending; 0: all of the group */
-			bool whole_job; /* ClipGradNorm: of every group */
-		} clip;
-		struct {
-			struct step_rates rates; /* with a reference */
-			bool skip_if_found, discard;
-		} step;
-		struct {
-			enum pass_kind kind; /* 0: Gather */
-			bool sync;
-			bool asked; /* the next is known */
-			bool there; /* a copy is, or is on its way, or none is needed */
-		} pass;
-		struct {
-			uint32_t *units; /* owned */
-			size_t n;
-			uint32_t reshard;
-			enum pass_kind kind;
-		} policy;                    /* SetReshard, SetPrefetch */
-		struct unit_factors factors; /* SetFactors: resolved */
-		struct {
-			bool defer;  /* the all-reduce between replicas */
-			bool more;   /* is to come in this backward pass */
-			bool unused; /* by this rank; when it is over: by all */
-			/* tensors that this rank has not used; when it is over, in @owned: that none has */
-			const uint32_t *tensors; /* the request's; valid until done */
-			size_t n_tensors;
-		} reduce;
-		struct pass_plan plan;
-		struct {
-			uint64_t step;
-			uint8_t *blob; /* owned; charged when checked */
-			size_t bytes;
-			bool charged;
-		} commit;
-		struct {
-			struct ddp *d;
-			struct ddp_rank *rank;
-			const uint32_t *first, *second; /* the request's; valid until done */
-			size_t n_first, n_second;
-			struct ddp_rows rows;
-			bool has_rows;
-			bool holds;      /* its rank waits for its answer */
-			uint32_t bucket; /* DdpBucket */
-			uint32_t known;  /* DdpForward */
-			unsigned layout;
-		} ddp;
-		const struct Shardd__V1__DdpCreateRequest *create; /* valid until done */
-		struct {
-			uint32_t tensor;
-			const int64_t *rows; /* valid until done */
-			uint64_t n, values_offset;
-			struct ddp *d;  /* a bucket of this one; NULL: none */
-			uint32_t index; /* there */
-		} sparse;
-		struct {
-			bool by_active;
-			bool strict; /* error_if_uneven */
-			uint32_t last;
-			uint64_t shadowed;
-		} join;
-	} args;
+	/* The type's arguments, by its decode: a struct of the files that implement it. */
+	uint64_t args[OP_ARGS_BYTES / sizeof(uint64_t)];
 	void *owned; /* of the arguments; freed with the op */
 
 	struct {
@@ -245,87 +185,11 @@ struct op {
 	void *userdata;
 };
 
-/* Pieces of memory that a collective has on a device: four for sums on their way, and one
- * that is told of an infinity. */
-#define COLL_SCRATCH   5
-#define COLL_FOUND_INF 4
-
-/* What a collective does on one device of its group. */
-struct coll_part {
-	struct coll *coll;
-	struct device *device;
-	uint32_t n;                          /* members on it */
-	uint32_t *members;                   /* their indices, ascending */
-	const void **inputs;                 /* n + 1 pointers, for kernels with several inputs */
-	const void *found[NODE_MAX_DEVICES]; /* what each device has, for such kernels */
-	struct kop *kops;                    /* of the present stage */
-	unsigned n_kops;
-	struct queue_task queue; /* of the present stage; streams of the members: until they came */
-	bool promised;           /* there were such streams */
-	struct region scratch[COLL_SCRATCH];
-	float found_inf;  /* read back: of what was unscaled */
-	const void *sums; /* Reduce: what this device has of the sum over devices */
-	uint64_t ready;   /* point of the queue at which all is over */
-};
-
-/* Reduce: whether its last kernel steps the unit (fused.c). */
-enum fused {
-	FUSED_NOT,
-	FUSED_WANTED,
-	FUSED_BEGUN,  /* nobody may read the parameters from here on */
-	FUSED_STEPPED /* the kernel was submitted */
-};
-
-/* A collective that runs: the ops of all members of a group. */
-struct coll {
-	uint32_t magic;
-	const struct op_type *type;
-	struct group *group;
-	struct job *job;
-	struct unit *unit;
-	uint32_t n;
-	struct op **ops; /* by member index; NULL: answered */
-	struct member *
-		*members;  /* by member index; held by their ops, then by member_will_execute */
-	uint32_t *part_of; /* by member index: which part its device is */
-	struct coll_part *parts; /* by device, in the group's order */
-	unsigned n_parts;
-	unsigned pending; /* parts whose stage is not over */
-	unsigned issued;  /* parts whose last stage is not issued */
-	int status;       /* of the present stage */
-	bool on_device;   /* something was submitted */
-	bool marked;      /* markers were submitted: its members are told when they are reached */
-	bool marking;     /* not all of them are in their queues yet */
-	struct parked parked;
-	struct comm_op comm_op;
-	struct queue_task between; /* watches what goes on between devices, from its start */
-	uint64_t breaks;           /* of the communicators, then */
-	double *partials;          /* owned */
-	size_t n_partials;
-	bool drained;               /* Initialise: nobody uses the parameters any more */
-	struct reduce_run *reduce;  /* Reduce: owned */
-	struct list small;          /* group->small, while it waits to be in a batch */
-	struct reduce_batch *batch; /* that runs its stages; told of failures, too */
-	const struct reduce_batch_ops *batch_ops;
-	uint32_t turn;                /* of what is done once a member */
-	void (*next)(struct coll *c); /* what follows the present stage */
-	struct {
-		bool packed;
-		unsigned state; /* what is written: unit_state */
-		void (*after)(struct coll *c);
-	} own;                           /* own_write's */
-	struct convert *convert;         /* ConvertUnits' own */
-	void (*forget)(struct coll *c);  /* (optional) called at its end, however that comes */
-	void (*after)(struct coll *c);   /* what follows several stages */
-	void (*arrived)(struct coll *c); /* what follows what the plan says */
-	void (*again)(struct parked *p); /* what follows when the shards are cleared */
-	float factor;                    /* for what they multiply */
-	enum fused fused;
-	bool begun;  /* Reduce: shards are promised to the trainers */
-	bool writes; /* counted in the job's readers.writing */
-	double value;
-	void *work; /* DdpBucket's and ReduceSparse's own; freed with it */
-};
+/* The arguments of @op: the caller knows its type, and which struct they are. */
+static inline void *op_args(const struct op *op)
+{
+	return (void *)op->args;
+}
 
 /* Take a request in. On return 0 the op is on its way, or over: @done has been or
  * will be called. @deadline_us: of the caller's, 0: none.
@@ -349,10 +213,9 @@ const char *op_state_name(enum op_state s);
 
 /* Slots for job_ops. */
 void op_abort_all(struct job *job, const struct fault *fault);
-void op_complete(struct match_entry *const *entries, uint32_t n, void *userdata);
 void op_failed(struct match_entry *entry, const struct fault *fault, void *userdata);
 
-/* The table of all ops, ended by a NULL. */
+/* The table of all ops (op_table.c), ended by a NULL. */
 extern const struct op_type *const op_table[];
 const struct op_type *op_type_by_name(const char *name);
 

@@ -4,13 +4,14 @@
 
 #include "core/check.h"
 #include "core/clock.h"
-#include "op/op_impl.h"
-#include "op/table.h"
+#include "op/op.h"
+#include "op/op_util.h"
+#include "op/queue_task.h"
 
-static void append(char *buf, size_t bytes, size_t *at, const char *fmt, ...)
+static void op_append(char *buf, size_t bytes, size_t *at, const char *fmt, ...)
 	__attribute__((format(printf, 4, 5)));
 
-static void append(char *buf, size_t bytes, size_t *at, const char *fmt, ...)
+static void op_append(char *buf, size_t bytes, size_t *at, const char *fmt, ...)
 {
 	va_list ap;
 	int n;
@@ -24,7 +25,7 @@ static void append(char *buf, size_t bytes, size_t *at, const char *fmt, ...)
 }
 
 /* "rank 2 (pid 44, last op Gather of unit 'x'), rank 3 (not joined)" */
-static void missing_ranks(const struct op *op, char *buf, size_t bytes)
+static void op_missing_ranks(const struct op *op, char *buf, size_t bytes)
 {
 	struct match_slot *s = match_slot(&op->group->match, op->entry.number);
 	struct job *job = op->m->job;
@@ -38,27 +39,29 @@ static void missing_ranks(const struct op *op, char *buf, size_t bytes)
 		if (s->entries[i])
 			continue;
 		if (++told > 4) {
-			append(buf, bytes, &at, "%s", ", ...");
+			op_append(buf, bytes, &at, "%s", ", ...");
 			return;
 		}
-		append(buf, bytes, &at, "%srank %u ", told > 1 ? ", " : "", rank);
+		op_append(buf, bytes, &at, "%srank %u ", told > 1 ? ", " : "", rank);
 		if (m && m->state == MEMBER_JOINED)
-			append(buf, bytes, &at, "(pid %d, last op %s%s%s)", member_pid(m),
-			       m->last_op, m->last_unit[0] ? " of unit " : "", m->last_unit);
+			op_append(buf, bytes, &at, "(pid %d, last op %s%s%s)", member_pid(m),
+				  m->last_op, m->last_unit[0] ? " of unit " : "", m->last_unit);
 		else
-			append(buf, bytes, &at, "(not joined)");
+			op_append(buf, bytes, &at, "(not joined)");
 	}
 }
 
-/* Is it one of those that readers can keep waiting, or does it wait for such a one? */
-static bool may_wait_for_readers(const struct op *op)
+bool op_writes_params(const struct op *op)
 {
-	const struct op_type *t = op->type;
+	return op->state != OP_PARKED;
+}
 
-	if (op->state == OP_PARKED)
-		return t == &op_shard_done || op->m->job->step.applying;
-	return t == &op_commit || t == &op_init || t == &op_return || t == &op_convert ||
-	       (op->unit && op->unit->rec->optimizer->when == OPTIM_IN_BACKWARD && t == &op_reduce);
+/* Can readers keep it waiting, or the step that it waits for? */
+static bool op_may_wait_for_readers(const struct op *op)
+{
+	if (op->state == OP_PARKED && op->m->job->step.applying)
+		return true;
+	return op->type->waits_for_readers && op->type->waits_for_readers(op);
 }
 
 void op_waits_for(const struct op *op, char *buf, size_t bytes)
@@ -67,7 +70,7 @@ void op_waits_for(const struct op *op, char *buf, size_t bytes)
 
 	buf[0] = '\0';
 	if ((op->state == OP_PARKED || op->state == OP_RUN) && !list_empty(&job->readers.writers) &&
-	    may_wait_for_readers(op)) {
+	    op_may_wait_for_readers(op)) {
 		readers_holding(job, clock_now_us(), buf, bytes);
 		return;
 	}
@@ -80,11 +83,11 @@ void op_waits_for(const struct op *op, char *buf, size_t bytes)
 		snprintf(buf, bytes, "%u earlier ops of this session", op->deps);
 		break;
 	case OP_WAIT:
-		missing_ranks(op, buf, bytes);
+		op_missing_ranks(op, buf, bytes);
 		break;
 	case OP_PARKED:
 		snprintf(buf, bytes, "%s",
-			 op->type == &op_next_shard  ? "a unit whose gradient is reduced"
+			 op->type->parked_for        ? op->type->parked_for
 			 : op->m->job->step.applying ? "the step that is applied"
 						     : "a cast");
 		break;
@@ -93,7 +96,7 @@ void op_waits_for(const struct op *op, char *buf, size_t bytes)
 	}
 }
 
-static void describe(const struct op *op, char *buf, size_t bytes)
+static void op_describe(const struct op *op, char *buf, size_t bytes)
 {
 	char waits[400];
 
@@ -104,7 +107,7 @@ static void describe(const struct op *op, char *buf, size_t bytes)
 }
 
 /* One report for a slot, by the op that opened it or any other that waits in it. */
-static void report_stall(struct op *op)
+static void op_report_stall(struct op *op)
 {
 	struct match_slot *s =
 		op->announced ? match_slot(&op->group->match, op->entry.number) : NULL;
@@ -113,12 +116,12 @@ static void report_stall(struct op *op)
 	if (!s || s->stall_told)
 		return;
 	s->stall_told = true;
-	describe(op, text, sizeof(text));
+	op_describe(op, text, sizeof(text));
 	op->m->job->jobs->ops.event(op->m, JOB_EVENT_STALL, text);
 }
 
 /* The first op of @ops whose deadline has passed. */
-static struct op *find_late(struct list *ops, uint64_t now_us)
+static struct op *op_find_late(struct list *ops, uint64_t now_us)
 {
 	struct op *op, *tmp;
 
@@ -128,19 +131,19 @@ static struct op *find_late(struct list *ops, uint64_t now_us)
 	return NULL;
 }
 
-static void tick_member(struct member *m, uint64_t now_us, uint64_t stall_after_us)
+static void op_tick_member(struct member *m, uint64_t now_us, uint64_t stall_after_us)
 {
 	struct op *op, *tmp;
 	char text[512];
 
-	while ((op = find_late(&m->ops, now_us)) || (op = find_late(&m->held, now_us))) {
-		describe(op, text, sizeof(text));
+	while ((op = op_find_late(&m->ops, now_us)) || (op = op_find_late(&m->held, now_us))) {
+		op_describe(op, text, sizeof(text));
 		op_cancel(op, FAULT_DEADLINE, text);
 	}
 	list_for_each (op, tmp, &m->ops, link)
 		if (stall_after_us && op->state == OP_WAIT &&
 		    now_us - op->announced_us >= stall_after_us)
-			report_stall(op);
+			op_report_stall(op);
 }
 
 void ops_tick(struct jobs *jobs, uint64_t now_us, uint64_t stall_after_us)
@@ -151,7 +154,7 @@ void ops_tick(struct jobs *jobs, uint64_t now_us, uint64_t stall_after_us)
 		queue_tasks_tick(job, now_us);
 		for (uint32_t r = 0; r < job->rec->world_size; r++)
 			if (job->ranks[r] && job->ranks[r]->pending)
-				tick_member(job->ranks[r], now_us, stall_after_us);
+				op_tick_member(job->ranks[r], now_us, stall_after_us);
 	}
 	list_for_each (job, tmp, &jobs->zombies, link)
 		queue_tasks_tick(job, now_us); /* what they left on devices must end too */

@@ -1,4 +1,6 @@
 /* Helpers for the op files: fields, texts, replies. */
+#include "op/op_util.h"
+
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -6,7 +8,16 @@
 
 #include "core/check.h"
 #include "core/clock.h"
-#include "op/op_impl.h"
+#include "op/op.h"
+#include "shardd.pb-c.h"
+
+const struct op_type *op_type_by_name(const char *name)
+{
+	for (size_t i = 0; op_table[i]; i++)
+		if (strcmp(op_table[i]->name, name) == 0)
+			return op_table[i];
+	return NULL;
+}
 
 int op_take_unit(struct op *op, uint32_t id, struct fault *f)
 {
@@ -68,7 +79,7 @@ uint8_t *op_buffer_at(struct op *op, uint64_t offset, uint64_t bytes, struct fau
 }
 
 /* The type's place in the table, so that equal words mean equal ops. */
-static uint64_t type_word(const struct op_type *type)
+static uint64_t op_type_word(const struct op_type *type)
 {
 	uint64_t i = 0;
 
@@ -82,7 +93,7 @@ void op_print(struct op *op, const char *fmt, ...)
 	struct fingerprint *p = &op->entry.print;
 	va_list ap;
 
-	p->words[0] = type_word(op->type);
+	p->words[0] = op_type_word(op->type);
 	p->words[1] = op->unit ? op->unit->id : 0;
 	va_start(ap, fmt);
 	vsnprintf(p->text, sizeof(p->text), fmt, ap);
@@ -116,6 +127,15 @@ int op_check_trained(const struct op *op, struct fault *f)
 	return fault_set(f, FAULT_STATE, NULL,
 			 "unit '%.100s' has no gradient: all its tensors are frozen",
 			 op->unit->rec->name);
+}
+
+int op_check_not_summoned(const struct op *op, struct fault *f)
+{
+	if (!op->unit->summoned_ranks)
+		return 0;
+	return fault_set(f, FAULT_STATE, NULL,
+			 "%s: unit '%.100s' is summoned by %u ranks: return it first",
+			 op->type->name, op->unit->rec->name, op->unit->summoned_ranks);
 }
 
 int op_check_not_torn(const struct op *op, struct fault *f)
@@ -166,11 +186,7 @@ void op_place(const struct op *op, Shardd__V1__Placement *place, uint8_t *handle
 
 int op_take_memory(struct op *op, uint64_t bytes, struct region *ret)
 {
-	int r = pool_take(&op->m->pool, bytes, ret);
-
-	if (r > 0 && r != SLAB_E_LATER && full_evict(op->m->job, UINT64_MAX))
-		r = pool_take(&op->m->pool, bytes, ret);
-	return r;
+	return job_take(op->m->job, &op->m->pool, bytes, ret);
 }
 
 bool op_wait_for_memory(struct op *op, void (*resume)(struct parked *p))
@@ -204,6 +220,6 @@ int op_memory_fault(const struct job *job, int error, uint64_t bytes, const char
 	if (error == SLAB_E_QUOTA && job_owner_fault(job, bytes, f))
 		return f->code;
 	job_holders(job, holders, sizeof(holders));
-	return fault_set(f, FAULT_EXHAUSTED, NULL, "%llu bytes for %s are not to be had: %s",
+	return fault_set(f, FAULT_EXHAUSTED, NULL, "cannot allocate %llu bytes for %s: %s",
 			 (unsigned long long)bytes, what, holders);
 }

@@ -7,6 +7,8 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "op/device_note.h"
+#include "op/op.h"
 
 /* Where the daemon's op_timeout_ms is 0: no queue is held up for ever all the same. */
 #define LONGEST_WAIT_US (600u * 1000000u)
@@ -44,7 +46,7 @@ int queue_task_wait(struct queue_task *t, const struct backend_wait *waits, unsi
 
 /* A job may say how long its own ops may take, but not how long it holds up a queue that
  * others share: that is the daemon's to say. */
-static void watch(struct queue_task *t, uint64_t deadline_us)
+static void queue_task_begin_watch(struct queue_task *t, uint64_t deadline_us)
 {
 	uint64_t own = t->job->rec->op_timeout_ms, most = t->job->node->limits.op_timeout_ms;
 	uint64_t now = clock_now_us();
@@ -64,7 +66,7 @@ void queue_task_submit(struct queue_task *t, struct backend *b, uint64_t deadlin
 	t->backend = b;
 	t->number = ++last_number;
 	if (t->n_waits)
-		watch(t, deadline_us);
+		queue_task_begin_watch(t, deadline_us);
 	device_note_task(&t->note, b, &t->task);
 	backend_submit(b, &t->task);
 }
@@ -72,7 +74,7 @@ void queue_task_submit(struct queue_task *t, struct backend *b, uint64_t deadlin
 void queue_task_watch(struct queue_task *t, struct node_comm *nc, uint64_t deadline_us)
 {
 	t->between = nc;
-	watch(t, deadline_us);
+	queue_task_begin_watch(t, deadline_us);
 }
 
 void queue_task_follow(struct queue_task *t, struct backend *b)
@@ -100,7 +102,8 @@ void queue_task_deinit(struct queue_task *t)
 		queue_task_done(t);
 }
 
-static struct member *owner_of(const struct job *job, const struct backend_signals *signals)
+static struct member *queue_task_owner_of(const struct job *job,
+					  const struct backend_signals *signals)
 {
 	for (uint32_t r = 0; r < job->rec->world_size; r++)
 		if (job->ranks[r] && member_signals(job->ranks[r]) == signals)
@@ -109,10 +112,11 @@ static struct member *owner_of(const struct job *job, const struct backend_signa
 }
 
 /* One of those it waits for that has not been lost yet. */
-static struct member *suspect(const struct queue_task *t)
+static struct member *queue_task_suspect(const struct queue_task *t)
 {
 	for (unsigned i = 0; i < t->n_waits; i++) {
-		struct member *m = t->gone[i] ? NULL : owner_of(t->job, t->waits[i].signals);
+		struct member *m =
+			t->gone[i] ? NULL : queue_task_owner_of(t->job, t->waits[i].signals);
 
 		if (m && (m->state == MEMBER_JOINED || m->state == MEMBER_STALE))
 			return m;
@@ -130,8 +134,8 @@ void queue_tasks_forget(struct job *job, const struct backend_signals *signals)
 }
 
 /* Call @fn with every task that is watched, of all jobs, until it returns true. */
-static bool any_task(struct jobs *jobs, bool (*fn)(struct queue_task *t, const void *arg),
-		     const void *arg)
+static bool queue_task_any_task(struct jobs *jobs,
+				bool (*fn)(struct queue_task *t, const void *arg), const void *arg)
 {
 	struct list *lists[] = { &jobs->all, &jobs->zombies };
 
@@ -150,7 +154,7 @@ static bool any_task(struct jobs *jobs, bool (*fn)(struct queue_task *t, const v
 }
 
 /* The waits of number *@number are over soon: what stood behind has its time only now. */
-static bool give_grace(struct queue_task *t, const void *number)
+static bool queue_task_give_grace(struct queue_task *t, const void *number)
 {
 	uint64_t until = clock_now_us() + GRACE_US;
 
@@ -165,51 +169,51 @@ void queue_tasks_epoch_ends(struct job *job)
 	struct queue_task *t, *tmp;
 
 	list_for_each (t, tmp, &job->waiting_tasks, link)
-		if (suspect(t) && t->number < first)
+		if (queue_task_suspect(t) && t->number < first)
 			first = t->number;
 	if (first != UINT64_MAX)
-		any_task(job->jobs, give_grace, &first);
+		queue_task_any_task(job->jobs, queue_task_give_grace, &first);
 }
 
-static bool stands_before(struct queue_task *t, const void *arg)
+static bool queue_task_stands_before(struct queue_task *t, const void *arg)
 {
 	const struct queue_task *behind = arg;
 
 	return t->number < behind->number && t->backend == behind->backend &&
-	       t->task.queue == behind->task.queue && suspect(t);
+	       t->task.queue == behind->task.queue && queue_task_suspect(t);
 }
 
 /* Jobs share the queues of a device: who stands behind the wait of another cannot know
  * yet whether its own streams have come, and nobody is blamed before that is over. */
-static struct queue_task *first_late(struct job *job, uint64_t now_us)
+static struct queue_task *queue_task_first_late(struct job *job, uint64_t now_us)
 {
 	struct queue_task *t, *tmp;
 
 	list_for_each (t, tmp, &job->waiting_tasks, link) {
-		if (now_us < t->deadline_us || !suspect(t))
+		if (now_us < t->deadline_us || !queue_task_suspect(t))
 			continue;
-		if (!any_task(job->jobs, stands_before, t))
+		if (!queue_task_any_task(job->jobs, queue_task_stands_before, t))
 			return t;
 		t->deadline_us = now_us + GRACE_US;
 	}
 	return NULL;
 }
 
-static bool is_awaited(struct queue_task *t, const void *arg)
+static bool queue_task_is_awaited(struct queue_task *t, const void *arg)
 {
 	(void)arg;
-	return suspect(t);
+	return queue_task_suspect(t);
 }
 
 /* While streams are waited for, it may be they who hold up everything behind them. */
-static struct node_comm *first_hung(struct job *job, uint64_t now_us)
+static struct node_comm *queue_task_first_hung(struct job *job, uint64_t now_us)
 {
 	struct queue_task *t, *tmp;
 
 	list_for_each (t, tmp, &job->waiting_tasks, link) {
 		if (!t->between || t->between->state != COMM_READY || now_us < t->deadline_us)
 			continue;
-		if (!any_task(job->jobs, is_awaited, NULL))
+		if (!queue_task_any_task(job->jobs, queue_task_is_awaited, NULL))
 			return t->between;
 		t->deadline_us = now_us + GRACE_US;
 	}
@@ -230,8 +234,9 @@ void queue_tasks_tick(struct job *job, uint64_t now_us)
 	struct node_comm *nc;
 	struct queue_task *t;
 
-	while ((t = first_late(job, now_us)))
-		job_lost(suspect(t), "has streams that did not come to their ops in time");
-	while ((nc = first_hung(job, now_us)))
+	while ((t = queue_task_first_late(job, now_us)))
+		job_lost(queue_task_suspect(t),
+			 "has streams that did not come to their ops in time");
+	while ((nc = queue_task_first_hung(job, now_us)))
 		node_comm_break(nc, "a collective between them did not end in time");
 }

@@ -1,8 +1,8 @@
 /*
- * A task on a device's queue, with the streams of trainers it waits for and a limit to that
- * wait. Whoever does not come in time has broken its word: its rank is lost, its signals are
- * poisoned, and the queue goes on. Likewise an operation between devices that does not end:
- * its communicator is aborted. Loop thread only.
+ * A task on a device's queue, with the streams of trainers that it waits for and a deadline for
+ * that wait. A rank whose stream does not arrive in time is lost: its signals are poisoned, and
+ * the queue continues. If an operation between devices does not end in time, its communicator is
+ * aborted. Loop thread only.
  */
 #ifndef SHARDD_OP_QUEUE_TASK_H
 #define SHARDD_OP_QUEUE_TASK_H
@@ -12,12 +12,12 @@
 
 struct queue_task {
 	struct backend_task task;
-	struct device_note note; /* who submits may fill it; all zero: nothing is recorded */
+	struct device_note note; /* (optional) filled by the submitter; zero: not recorded */
 	struct job *job;
 	struct list link; /* job->waiting_tasks, while it may wait for a trainer */
 	uint64_t deadline_us;
 	struct backend_wait *waits; /* owned */
-	bool *gone;                 /* owned; by wait: its session is, nobody is to be blamed */
+	bool *gone;                 /* owned; by wait: its session has ended */
 	unsigned n_waits;
 	struct backend *backend;   /* where it was submitted, and as which of all tasks */
 	uint64_t number;           /* 0: not yet */
@@ -40,17 +40,17 @@ void queue_task_watch(struct queue_task *t, struct node_comm *nc, uint64_t deadl
 void queue_task_done(struct queue_task *t);
 void queue_task_deinit(struct queue_task *t);
 
-/* The session of @signals is gone: it is not looked for any more. */
+/* The session of @signals has ended: do not look it up any more. */
 void queue_tasks_forget(struct job *job, const struct backend_signals *signals);
 
-/* The epoch of @job ends, for a rank it has waited for maybe: who stood behind such a wait
- * of its, of any job, is not late before it could have gone on. */
+/* The epoch of @job ends, perhaps because of a rank that its tasks waited for. Tasks of any job
+ * behind such a wait get a new deadline, because they could not run before. */
 void queue_tasks_epoch_ends(struct job *job);
 
 /* Operations between devices that run for @job may take no longer than until then. */
 void queue_tasks_limit(struct job *job, uint64_t deadline_us);
 
-/* Whoever has not come in time is lost. */
+/* Declare ranks lost whose streams are past their deadline. */
 void queue_tasks_tick(struct job *job, uint64_t now_us);
 
 #endif

@@ -3,6 +3,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "op/op.h"
+
 struct recorder recorder;
 
 int recorder_init(size_t size)
@@ -42,7 +44,7 @@ struct record *recorder_find(uint64_t id)
 }
 
 /* The @i-th oldest that is kept when @next is the next to come. Return: 0 past the end. */
-static uint64_t id_at(uint64_t next, size_t i)
+static uint64_t recorder_id_at(uint64_t next, size_t i)
 {
 	uint64_t oldest = next > recorder.size ? next - recorder.size : 1;
 
@@ -51,7 +53,7 @@ static uint64_t id_at(uint64_t next, size_t i)
 
 const struct record *recorder_at(size_t i)
 {
-	return recorder_find(id_at(recorder.next_id, i));
+	return recorder_find(recorder_id_at(recorder.next_id, i));
 }
 
 /* ------------------------------------------------------------------- devices */
@@ -79,5 +81,5 @@ struct device_record *recorder_find_device(uint64_t id)
 
 const struct device_record *recorder_device_at(size_t i)
 {
-	return recorder_find_device(id_at(recorder.next_device_id, i));
+	return recorder_find_device(recorder_id_at(recorder.next_device_id, i));
 }

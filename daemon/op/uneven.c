@@ -5,19 +5,23 @@
  * by their collectives, each of which fails until their rank has called JoinUneven too, and
  * been told there once more. Numbers are equal again then, and the group goes on.
  */
+#include "op/uneven.h"
+
 #include <string.h>
 
 #include "core/check.h"
-#include "op/op_impl.h"
+#include "op/op.h"
+#include "op/op_run.h"
+#include "op/surrogate.h"
 
-static struct op *first_join(const struct group *g)
+static struct op *uneven_first_join(const struct group *g)
 {
 	if (list_empty(&g->joins))
 		return NULL;
 	return CONTAINER_OF(list_entry(g->joins.next, struct parked, link), struct op, parked);
 }
 
-static bool has_joined(const struct group *g, const struct member *m)
+static bool uneven_has_joined(const struct group *g, const struct member *m)
 {
 	for (const struct list *at = g->joins.next; at != &g->joins; at = at->next)
 		if (CONTAINER_OF(list_entry(at, struct parked, link), struct op, parked)->m == m)
@@ -26,7 +30,7 @@ static bool has_joined(const struct group *g, const struct member *m)
 }
 
 /* Its end is under way. */
-static bool is_failing(struct group *g, const struct op *op)
+static bool uneven_is_failing(struct group *g, const struct op *op)
 {
 	const struct match_slot *slot = match_slot(&g->match, op->entry.number);
 
@@ -34,7 +38,7 @@ static bool is_failing(struct group *g, const struct op *op)
 }
 
 /* A collective of the group that waits, other than @but. */
-static struct op *waiting(struct group *g, const struct op *but)
+static struct op *uneven_waiting(struct group *g, const struct op *but)
 {
 	for (uint32_t i = 0; i < group_size(g); i++) {
 		struct member *m = g->job->ranks[g->rec->ranks[i]];
@@ -44,13 +48,13 @@ static struct op *waiting(struct group *g, const struct op *but)
 			continue;
 		list_for_each (op, tmp, &m->ops, link)
 			if (op != but && op->numbered && op->group == g && op->state != OP_RUN &&
-			    !is_failing(g, op))
+			    !uneven_is_failing(g, op))
 				return op;
 	}
 	return NULL;
 }
 
-static void align(struct group *g)
+static void uneven_align(struct group *g)
 {
 	uint64_t last = match_last(&g->match);
 
@@ -61,7 +65,7 @@ static void align(struct group *g)
 
 /* @goes_on: the collective of a peer, of which nothing is known afterwards, nor of @join.
  * @but: not to be ended here. */
-static void tell(struct op *join, const struct op *goes_on, const struct op *but)
+static void uneven_tell(struct op *join, const struct op *goes_on, const struct op *but)
 {
 	struct group *g = join->group;
 	struct fault f = FAULT_NULL;
@@ -75,33 +79,33 @@ static void tell(struct op *join, const struct op *goes_on, const struct op *but
 	g->uneven = f;
 	memset(g->untold, true, group_size(g) * sizeof(*g->untold));
 	g->n_untold = group_size(g);
-	while ((op = first_join(g))) {
+	while ((op = uneven_first_join(g))) {
 		g->untold[op->entry.index] = false;
 		g->n_untold--;
 		op_cancel(op, f.code, f.text);
 	}
-	while ((op = waiting(g, but)))
+	while ((op = uneven_waiting(g, but)))
 		op_cancel(op, f.code, f.text);
-	align(g);
+	uneven_align(g);
 }
 
 bool uneven_strict(const struct group *g)
 {
-	const struct op *join = first_join(g);
+	const struct op *join = uneven_first_join(g);
 
-	return join && join->args.join.strict;
+	return join && join_args(join)->strict;
 }
 
 /* What the ranks that have joined submit for later does not count. */
 int uneven_announce(struct op *op)
 {
 	struct group *g = op->group;
-	struct op *join = first_join(g);
+	struct op *join = uneven_first_join(g);
 
 	if (!uneven_strict(g) || g->match.next[join->entry.index] >= op->entry.number ||
-	    has_joined(g, op->m))
+	    uneven_has_joined(g, op->m))
 		return 0;
-	tell(join, op, op);
+	uneven_tell(join, op, op);
 	return fault_set(&op->fault, FAULT_STATE, NULL, "%s", g->uneven.text);
 }
 
@@ -115,12 +119,12 @@ void uneven_begin(struct op *join)
 		struct member *m = g->job->ranks[g->rec->ranks[i]];
 		struct op *op, *tmp;
 
-		if (!m || has_joined(g, m))
+		if (!m || uneven_has_joined(g, m))
 			continue;
 		list_for_each (op, tmp, &m->ops, link)
 			if (op->numbered && op->group == g && op->state != OP_RUN &&
 			    op->entry.number > mine) {
-				tell(join, op, NULL);
+				uneven_tell(join, op, NULL);
 				return;
 			}
 	}

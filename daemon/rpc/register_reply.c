@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "core/check.h"
-#include "op/registered.h"
+#include "unitio/registered.h"
 
 /* A field: its key, and a varint. All numbers are below 16. */
 #define FIELD_BYTES  11u

@@ -3,17 +3,17 @@
 
 #include "core/check.h"
 #include "core/clock.h"
-#include "job/job_memory.h"
+#include "rpc/status_memory.h"
 #include "op/op.h"
 #include "rpc/status_fill.h"
 
 static void fill_memory(struct arena *a, const struct job *job, Shardd__V1__JobStatus *j)
 {
-	struct job_memory m;
+	struct status_memory m;
 
 	j->memory = STATUS_MESSAGES(a, _MEM_N, ClassMemory, class_memory);
 	j->n_memory = j->memory ? _MEM_N : 0;
-	job_memory(job, &m);
+	status_memory(job, &m);
 	for (size_t i = 0; i < j->n_memory; i++) {
 		Shardd__V1__ClassMemory *c = j->memory[i];
 

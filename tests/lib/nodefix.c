@@ -1,5 +1,7 @@
 #include "nodefix.h"
 
+#include "step/backward.h"
+
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>
@@ -81,7 +83,8 @@ void nodefix_begin(struct nodefix *n, const struct nodefix_options *o)
 {
 	static const struct nodefix_options none;
 	const struct job_ops ops = { .abort_ops = op_abort_all,
-				     .complete = op_complete,
+				     .unit_released = backward_released,
+				     .complete = coll_complete,
 				     .failed = op_failed,
 				     .event = on_event,
 				     .signals_gone = queue_tasks_forget };

@@ -12,7 +12,7 @@
 #include "backend/backend_impl.h"
 #include "engine/engine_impl.h"
 #include "looprun.h"
-#include "op/table.h"
+#include "op_table.h"
 #include "shardd.pb-c.h"
 
 #define NODEFIX_MEMBERS 64

@@ -8,7 +8,7 @@
 #include "core/check.h"
 #include "fdcheck.h"
 #include "nodefix.h"
-#include "op/op_impl.h"
+#include "step/backward.h"
 
 #define ELEMENTS 1000
 
@@ -386,7 +386,7 @@ Test(backward, a_clip_holds_all_until_the_step)
 	cr_expect_null(u->parts[0].grads.slab);
 	cr_expect_eq(job->grads[0].used, 0);
 	cr_expect_gt(job->grads[0].bytes, 0, "kept for the next step");
-	cr_expect_gt(full_evict(job, 1), 0, "but for nobody who needs it now");
+	cr_expect_gt(job_evict(job, 1), 0, "but for nobody who needs it now");
 	cr_expect_eq(job->grads[0].bytes, 0);
 
 	reduce(plain[0], 2);
@@ -715,7 +715,7 @@ static void without_memory(bool more)
 Test(backward, without_memory_a_reduce_is_refused)
 {
 	without_memory(true);
-	both_fail(FAULT_EXHAUSTED, "bytes for gradient shards are not to be had");
+	both_fail(FAULT_EXHAUSTED, "bytes for gradient shards: ");
 	cr_expect_not(u->has_gradient || u->due);
 	job->quota.limit = 0;
 	for (unsigned i = 0; i < 2; i++)
@@ -785,9 +785,9 @@ Test(backward, what_another_job_keeps_is_there_for_who_has_nothing)
 	reduce(u, 1);
 	nodefix_turns(&n);
 	cr_assert_gt(job->grads[0].bytes, 0);
-	cr_expect_gt(full_evict(other, 1), 0);
+	cr_expect_gt(job_evict(other, 1), 0);
 	cr_expect_eq(job->grads[0].bytes, 0);
-	cr_expect_eq(full_evict(other, 1), 0);
+	cr_expect_eq(job_evict(other, 1), 0);
 }
 
 /* A shard that a trainer has is in the way of Initialise; one that nobody has asked for is

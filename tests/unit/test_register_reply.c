@@ -8,7 +8,7 @@
 #include "fdcheck.h"
 #include "job/known.h"
 #include "nodefix.h"
-#include "op/registered.h"
+#include "unitio/registered.h"
 #include "rpc/register_reply.h"
 
 TestSuite(register_reply, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);

@@ -1,0 +1,549 @@
+/* The gathered copy of a unit: see full.h. */
+#include "copies/full.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "core/check.h"
+#include "job/window.h"
+#include "op/device_note.h"
+#include "op/op.h"
+#include "op/op_run.h"
+#include "op/op_util.h"
+#include "op/queue_task.h"
+#include "unit/optim.h"
+#include "unit/pack.h"
+#include "work/drain.h"
+
+/* What is done on one device. */
+struct cast_part {
+	struct cast *cast;
+	struct queue_task queue;
+	struct kop kops[2];   /* of what is trained, of what is frozen */
+	struct kop *unpack;   /* owned */
+	struct region staged; /* where the parts are brought together, if they are unpacked */
+};
+
+/* A copy under way: a cast of each device's shards into its copy, then all-gathers between
+ * the copies (of what is trained, then of what is frozen), then a marker. Where the parts'
+ * order is another than the gathered unit's, all this is done in memory beside, from which
+ * it is unpacked. The op that began it waits like the others. */
+struct cast {
+	struct comm_op comm_op;
+	struct queue_task between; /* watches what goes on between devices */
+	uint64_t breaks;           /* of the communicators, at its start */
+	struct job *job;
+	struct unit *unit;
+	uint64_t version;     /* of the parameters that are read */
+	uint64_t deadline_us; /* for the streams it waits for */
+	unsigned pending;     /* parts whose stage is not over */
+	unsigned issued;      /* parts whose marker is not issued */
+	unsigned gathered;    /* all-gathers that are over */
+	bool ahead;           /* nobody had asked for it when it was begun */
+	int status;
+	struct cast_part parts[]; /* by part of the unit */
+};
+
+void full_invalidate(struct job *job, struct unit *u)
+{
+	if (!u->has_full || u->casting || u->executing || u->gathered_ranks)
+		return;
+	list_unlink(&u->idle);
+	job_give_full(job, u);
+}
+
+/* Room for the copies, if need be in place of copies that nobody uses. */
+static int full_take_full(struct job *job, struct unit *u, bool evict)
+{
+	int r;
+
+	if (u->has_full)
+		return 0;
+	r = job_take_full(job, u);
+	if (r == 0 || r == SLAB_E_LATER || !evict)
+		return r;
+	job_evict(job, UINT64_MAX);
+	return job_take_full(job, u);
+}
+
+/* End those that wait for the copy: all of them, or only those whose streams can wait for
+ * the rest. The first one made it. */
+static void full_answer_waiting(struct unit *u, int status, bool streams_only)
+{
+	struct list now = LIST_INIT(now);
+
+	list_take_all(&now, &u->waiting);
+	while (!list_empty(&now)) {
+		struct op *op =
+			CONTAINER_OF(list_first(&now, struct parked, link), struct op, parked);
+
+		list_unlink(&op->parked.link);
+		if (streams_only && !op->stream)
+			list_append(&u->waiting, &op->parked.link);
+		else
+			op->type->copied(op, status);
+	}
+}
+
+/* ------------------------------------------------------- how many at once */
+
+bool full_valid(const struct unit *u)
+{
+	return u->has_full && !u->casting && u->full_version == u->version;
+}
+
+bool full_may_begin(const struct job *job)
+{
+	uint32_t most = job->node->limits.max_inflight_gathers;
+
+	return !most || job->casts < most;
+}
+
+void full_wait_turn(struct op *op, void (*resume)(struct parked *p))
+{
+	struct member *m = op->m;
+
+	op_park(op, &m->casts, resume);
+	if (list_empty(&m->cast_turn))
+		list_append(&m->job->cast_turns, &m->cast_turn);
+}
+
+/* The first gather of the member whose turn it is; it goes behind the others then. Ops that
+ * were ended meanwhile have left the list. */
+static struct parked *full_take_turn(struct job *job)
+{
+	while (!list_empty(&job->cast_turns)) {
+		struct member *m = list_first(&job->cast_turns, struct member, cast_turn);
+		struct parked *p;
+
+		list_unlink(&m->cast_turn);
+		if (list_empty(&m->casts))
+			continue;
+		p = list_first(&m->casts, struct parked, link);
+		list_unlink(&p->link);
+		if (!list_empty(&m->casts))
+			list_append(&job->cast_turns, &m->cast_turn);
+		return p;
+	}
+	return NULL;
+}
+
+/* Not all of those that waited need a cast by now. */
+static void full_next_in_queue(struct job *job)
+{
+	struct parked *p;
+
+	while (full_may_begin(job) && (p = full_take_turn(job)))
+		p->resume(p);
+}
+
+/* -------------------------------------------------------------- the cast */
+
+/* Its readers and writers are in the pool's queue. */
+static void full_give_staged(struct cast *cast)
+{
+	for (unsigned d = 0; d < cast->unit->n_parts; d++)
+		pool_give(&cast->job->full[cast->unit->parts[d].device->index],
+			  &cast->parts[d].staged);
+}
+
+static void full_cast_free(struct cast *cast)
+{
+	full_give_staged(cast);
+	for (unsigned d = 0; d < cast->unit->n_parts; d++) {
+		queue_task_deinit(&cast->parts[d].queue);
+		free(cast->parts[d].unpack);
+	}
+	queue_task_deinit(&cast->between);
+	free(cast);
+}
+
+/* Executed, or failed. */
+static void full_cast_end(struct cast *cast, int status)
+{
+	struct job *job = cast->job;
+	struct unit *u = cast->unit;
+
+	u->casting = false;
+	u->executing = false;
+	u->full_version = status ? 0 : cast->version;
+	job->ahead_casts -= cast->ahead;
+	full_cast_free(cast);
+	job->casts--;
+	full_answer_waiting(u, status, false);
+	job_full_unused(job, u);
+	if (!job->ahead_casts)
+		drain_go_on(job);
+	job_unit_released(job, u);
+	full_next_in_queue(job);
+	node_wake(job->node);
+	job->running--; /* only now: those resumed may have been the last of a deleted job */
+	job_settle(job);
+}
+
+static void full_on_marker_issued(struct backend_task *task, int status)
+{
+	struct cast_part *p = CONTAINER_OF(task, struct cast_part, queue.task);
+	struct cast *cast = p->cast;
+	struct unit *u = cast->unit;
+
+	(void)status;
+	u->parts[p - cast->parts].ready = task->ready;
+	if (--cast->issued)
+		return;
+	u->casting = false;
+	u->executing = true;
+	u->full_version = cast->version;
+	full_answer_waiting(u, 0, true);
+}
+
+static void full_on_marker_executed(struct backend_task *task, int status)
+{
+	struct cast *cast = CONTAINER_OF(task, struct cast_part, queue.task)->cast;
+
+	cast->status = cast->status ? cast->status : status;
+	if (cast->between.between && cast->breaks != cast->between.between->breaks)
+		cast->status = cast->status ? cast->status : ENGINE_E_ABORTED;
+	if (--cast->pending == 0)
+		full_cast_end(cast, cast->status);
+}
+
+static bool full_has_queues(const struct unit *u)
+{
+	return backend_info(u->parts[0].device->backend)->order != BACKEND_ORDER_NONE;
+}
+
+/* The streams of the first stage are watched until the marker behind it was executed. */
+static void full_submit_markers(struct cast *cast)
+{
+	struct unit *u = cast->unit;
+
+	cast->pending = cast->issued = u->n_parts;
+	for (unsigned d = 0; d < u->n_parts; d++) {
+		struct cast_part *p = &cast->parts[d];
+
+		p->queue.task = (struct backend_task){ .queue = BACKEND_Q_GATHER,
+						       .sync = true,
+						       .issued = full_on_marker_issued,
+						       .done = full_on_marker_executed };
+		queue_task_follow(&p->queue, u->parts[d].device->backend);
+	}
+}
+
+static void full_finish(struct cast *cast)
+{
+	if (full_has_queues(cast->unit))
+		full_submit_markers(cast);
+	else
+		full_cast_end(cast, 0);
+}
+
+static void full_on_unpacked(struct backend_task *task, int status)
+{
+	struct cast *cast = CONTAINER_OF(task, struct cast_part, queue.task)->cast;
+
+	cast->status = cast->status ? cast->status : status;
+	if (--cast->pending)
+		return;
+	full_give_staged(cast);
+	if (cast->status)
+		full_cast_end(cast, cast->status);
+	else
+		full_finish(cast);
+}
+
+static enum dtype full_compute_dtype(const struct cast *cast)
+{
+	return (enum dtype)cast->unit->rec->compute_dtype;
+}
+
+static void full_unpack(struct cast *cast)
+{
+	struct unit *u = cast->unit;
+
+	cast->pending = u->n_parts;
+	for (unsigned d = 0; d < u->n_parts; d++) {
+		struct cast_part *p = &cast->parts[d];
+		struct unit_array full = { region_addr(&u->parts[d].full),
+					   full_compute_dtype(cast) };
+		struct unit_array parts = { region_addr(&p->staged), full_compute_dtype(cast) };
+
+		p->queue.task = (struct backend_task){ .kops = p->unpack,
+						       .queue = BACKEND_Q_GATHER,
+						       .done = full_on_unpacked };
+		p->queue.task.n_kops = unit_unpack_kops(u, UNIT_ALL, &full, &parts, p->unpack);
+		queue_task_follow(&p->queue, u->parts[d].device->backend);
+	}
+}
+
+/* Where the parts are brought together on each device. */
+static const struct region *full_together(const struct cast *cast, unsigned d)
+{
+	return cast->parts[d].staged.slab ? &cast->parts[d].staged : &cast->unit->parts[d].full;
+}
+
+static bool full_is_sent_as_it_is(const struct unit *u)
+{
+	return u->rec->compute_dtype == u->rec->storage_dtype;
+}
+
+/* All devices' copies, and, where the shards themselves are sent, those too. */
+static void full_check_windows(struct cast *cast, struct node_comm *nc)
+{
+	struct region full[NODE_MAX_DEVICES], shards[NODE_MAX_DEVICES];
+	struct unit *u = cast->unit;
+
+	for (unsigned d = 0; d < u->n_parts; d++) {
+		full[d] = *full_together(cast, d);
+		shards[d] = u->parts[d].params;
+	}
+	window_check(nc, BACKEND_Q_GATHER, full);
+	if (full_is_sent_as_it_is(u))
+		window_check(nc, BACKEND_Q_GATHER, shards);
+}
+
+static void full_on_gathered(struct comm_op *op, int status);
+
+/* Each device sends its shards as they are, or what it has cast of them, which lies where
+ * it belongs already. */
+static void full_all_gather(struct cast *cast, struct node_comm *nc, bool frozen)
+{
+	struct unit *u = cast->unit;
+	enum dtype dtype = full_compute_dtype(cast);
+	uint64_t trained = unit_part_elements(u);
+	uint64_t count = frozen ? unit_frozen_elements(u) : trained;
+	const void *send[NODE_MAX_DEVICES];
+	void *recv[NODE_MAX_DEVICES];
+
+	for (unsigned d = 0; d < u->n_parts; d++) {
+		char *to = region_addr(full_together(cast, d));
+
+		recv[d] = to + (frozen ? trained * u->spread : 0) * dtype_size(dtype);
+		send[d] = full_is_sent_as_it_is(u)
+				  ? (char *)optim_at(&u->parts[d].params, frozen ? trained : 0)
+				  : (char *)recv[d] + d * count * dtype_size(dtype);
+	}
+	cast->comm_op.done = full_on_gathered;
+	comm_all_gather(nc->comm[BACKEND_Q_GATHER], &cast->comm_op, send, recv, count, dtype);
+}
+
+/* The next all-gather of those that there are, or what follows. */
+static void full_between_devices(struct cast *cast)
+{
+	struct unit *u = cast->unit;
+	struct node_comm *nc = cast->job->groups[u->rec->group]->nc;
+
+	if (nc->state != COMM_READY) { /* it broke while the shards were cast */
+		full_cast_end(cast, ENGINE_E_ABORTED);
+		return;
+	}
+	if (cast->gathered == 0 && !unit_part_elements(u))
+		cast->gathered++;
+	if (cast->gathered == 1 && !unit_frozen_elements(u))
+		cast->gathered++;
+	if (cast->gathered < 2)
+		full_all_gather(cast, nc, cast->gathered == 1);
+	else if (unit_is_packed(u))
+		full_unpack(cast);
+	else
+		full_finish(cast);
+}
+
+static void full_on_gathered(struct comm_op *op, int status)
+{
+	struct cast *cast = CONTAINER_OF(op, struct cast, comm_op);
+
+	cast->gathered++;
+	if (status)
+		full_cast_end(cast, status);
+	else
+		full_between_devices(cast);
+}
+
+static void full_begin_between(struct cast *cast)
+{
+	struct unit *u = cast->unit;
+	struct node_comm *nc = cast->job->groups[u->rec->group]->nc;
+
+	if (u->spread < u->n_parts) { /* each device has all of it */
+		full_finish(cast);
+		return;
+	}
+	if (u->n_parts > 1 && nc->state == COMM_READY) {
+		cast->breaks = nc->breaks;
+		queue_task_watch(&cast->between, nc, cast->deadline_us);
+		full_check_windows(cast, nc);
+	}
+	full_between_devices(cast);
+}
+
+static void full_on_cast(struct backend_task *task, int status)
+{
+	struct cast *cast = CONTAINER_OF(task, struct cast_part, queue.task)->cast;
+
+	cast->status = cast->status ? cast->status : status;
+	if (--cast->pending)
+		return;
+	if (cast->status)
+		full_cast_end(cast, cast->status);
+	else
+		full_begin_between(cast);
+}
+
+/* @n elements from @from of the part's parameters to @to of the copy. */
+static void full_cast_kop(struct cast *cast, unsigned d, uint64_t to, uint64_t from, uint64_t n)
+{
+	struct cast_part *p = &cast->parts[d];
+	enum dtype dtype = full_compute_dtype(cast);
+	struct kop *kop = &p->kops[p->queue.task.n_kops];
+	char *dst = region_addr(full_together(cast, d));
+
+	if (!n || full_is_sent_as_it_is(cast->unit))
+		return;
+	*kop = (struct kop){ .kind = KOP_CAST, .n = n };
+	kop->cast = (struct k_cast){ .dst = dst + to * dtype_size(dtype),
+				     .src = optim_at(&cast->unit->parts[d].params, from),
+				     .dst_dtype = dtype,
+				     .src_dtype = (enum dtype)cast->unit->rec->storage_dtype };
+	p->queue.task.n_kops++;
+}
+
+/* Padding that is handed out is cast too. */
+static void full_cast_part(struct cast *cast, unsigned d)
+{
+	struct unit *u = cast->unit;
+	struct unit_part *p = &u->parts[d];
+	struct cast_part *part = &cast->parts[d];
+	uint64_t trained = unit_part_elements(u), frozen = unit_frozen_elements(u);
+	bool padded = u->layout.dim0 || frozen;
+
+	part->queue.task = (struct backend_task){ .kops = part->kops,
+						  .queue = BACKEND_Q_GATHER,
+						  .done = full_on_cast };
+	full_cast_kop(cast, d, p->begin, 0, padded ? trained : p->n);
+	full_cast_kop(cast, d, trained * u->spread + frozen * (d % u->spread), trained, frozen);
+	queue_task_submit(&part->queue, p->device->backend, cast->deadline_us);
+}
+
+/* Streams that may still read what was in this memory before. */
+static int full_take_reads(struct cast *cast, unsigned d)
+{
+	struct unit_part *p = &cast->unit->parts[d];
+	struct reads *stray = &cast->job->stray[p->device->index];
+	struct queue_task *t = &cast->parts[d].queue;
+
+	if (queue_task_wait(t, p->reads.waits, p->reads.n) < 0 ||
+	    queue_task_wait(t, stray->waits, stray->n) < 0)
+		return -ENOMEM;
+	return 0;
+}
+
+static void full_forget_reads(struct cast *cast)
+{
+	for (unsigned d = 0; d < cast->unit->n_parts; d++) {
+		struct unit_part *p = &cast->unit->parts[d];
+
+		reads_deinit(&p->reads);
+		reads_deinit(&cast->job->stray[p->device->index]);
+	}
+}
+
+/* Return: NULL without memory. */
+static struct cast *full_cast_new(struct job *job, struct unit *u, uint64_t deadline_us)
+{
+	struct cast *cast = calloc(1, sizeof(*cast) + u->n_parts * sizeof(cast->parts[0]));
+	int r = 0;
+
+	if (!cast)
+		return NULL;
+	cast->job = job;
+	cast->unit = u;
+	cast->version = u->version;
+	cast->deadline_us = deadline_us;
+	cast->pending = u->n_parts;
+	queue_task_init(&cast->between, cast->job);
+	for (unsigned d = 0; d < u->n_parts; d++) {
+		cast->parts[d].cast = cast;
+		queue_task_init(&cast->parts[d].queue, cast->job);
+	}
+	for (unsigned d = 0; r == 0 && d < u->n_parts; d++)
+		r = full_take_reads(cast, d);
+	for (unsigned d = 0; r == 0 && unit_is_packed(u) && d < u->n_parts; d++) {
+		cast->parts[d].unpack = calloc(u->rec->n_tensors, sizeof(struct kop));
+		r = cast->parts[d].unpack ? 0 : -ENOMEM;
+	}
+	if (r == 0)
+		return cast;
+	full_cast_free(cast);
+	return NULL;
+}
+
+/* Memory in which the parts are brought together, on every device. Return: as pool_take. */
+static int full_stage(struct cast *cast)
+{
+	struct unit *u = cast->unit;
+	uint64_t bytes = unit_full_room(u);
+	bool later = false;
+	int r = 0;
+
+	for (unsigned d = 0; r == 0 && unit_is_packed(u) && d < u->n_parts; d++) {
+		struct pool *pool = &cast->job->full[u->parts[d].device->index];
+
+		r = job_take(cast->job, pool, bytes, &cast->parts[d].staged);
+		later = later || r == SLAB_E_LATER;
+		r = r == SLAB_E_LATER ? 0 : r;
+	}
+	return r || !later ? r : SLAB_E_LATER;
+}
+
+/* The first thing that is done: it may be the last thing that the op sees. */
+static void full_enter(struct cast *cast, struct op *op)
+{
+	struct unit *u = cast->unit;
+
+	full_forget_reads(cast);
+	u->casting = true;
+	cast->job->casts++;
+	cast->job->running++;
+	cast->ahead = !op;
+	cast->job->ahead_casts += cast->ahead;
+	for (unsigned d = 0; d < u->n_parts; d++)
+		cast->parts[d].queue.note = (struct device_note){
+			.name = cast->ahead ? "Gather ahead" : "Gather", .job = cast->job, .unit = u
+		};
+	if (!op)
+		return;
+	op_begin_run(op);
+	list_append(&u->waiting, &op->parked.link);
+}
+
+int full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struct op *op,
+	       struct fault *f)
+{
+	struct cast *cast;
+	int r = group_comms(job->groups[u->rec->group], f);
+
+	CHECK(!u->casting && !u->executing);
+	if (r)
+		return r;
+	list_unlink(&u->idle);
+	r = full_take_full(job, u, op);
+	if (r == SLAB_E_LATER)
+		return NODE_E_LATER;
+	cast = r ? NULL : full_cast_new(job, u, deadline_us);
+	if (!r)
+		r = cast ? full_stage(cast) : -ENOMEM;
+	if (r) {
+		if (cast)
+			full_cast_free(cast);
+		if (!u->gathered_ranks)
+			job_give_full(job, u);
+		return r == SLAB_E_LATER
+			       ? NODE_E_LATER
+			       : op_memory_fault(job, r, unit_full_room(u), "a gathered unit", f);
+	}
+	full_enter(cast, op);
+	for (unsigned d = 0; d < u->n_parts; d++)
+		full_cast_part(cast, d);
+	return 0;
+}

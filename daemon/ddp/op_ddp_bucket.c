@@ -1,0 +1,544 @@
+/*
+ * DdpBucket: one bucket of a ddp is reduced. No request: the daemon asks for it itself, for
+ * each rank when it has launched the bucket, so that ranks meet in the order of buckets.
+ *
+ * On one device a kernel a piece folds the ranks' buffers into the units' gradients, and
+ * from there the average goes back into every buffer. Between devices it goes through sums of
+ * the whole bucket, in the dtype that the units' plans add in, which is one for all of a bucket.
+ * What no rank has used is left alone everywhere.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "core/check.h"
+#include "ddp/op_ddp.h"
+#include "ddp/ops.h"
+#include "op/op.h"
+#include "op/op_util.h"
+#include "reduce/reduce_ddp.h"
+#include "reduce/reduce_run.h"
+#include "step/apply.h"
+#include "step/backward.h"
+#include "unit/optim.h"
+#include "unit/reduce_plan.h"
+#include "work/coll.h"
+
+/* Tensors side by side, in the bucket and in their unit, with zeros from the same ranks. */
+struct piece {
+	uint64_t off, n; /* elements of the bucket */
+	uint32_t tensor; /* the first one */
+	uint64_t at;     /* one device: element of the unit's gradients */
+};
+
+struct work {
+	const struct ddp *d;
+	const struct ddp_buckets *b;
+	uint32_t bucket;
+	enum dtype dtype;
+	size_t size; /* of an element */
+	enum dtype sum_dtype;
+	uint64_t zeros;    /* bytes of them that are needed */
+	uint32_t arriving; /* of its tensors, the next to be looked at when all are reduced */
+	uint32_t n_pieces;
+	struct piece *pieces;
+	char **base;       /* by member: its bucket; NULL: it contributes zeros */
+	const void **next; /* where inputs of kernels are noted */
+	const void *inputs[];
+};
+
+static struct work *op_ddp_bucket_work_of(const struct coll *c)
+{
+	return c->work;
+}
+
+static int op_ddp_bucket_check(struct op *op, struct fault *f)
+{
+	const struct ddp *d = ddp_args(op)->d;
+
+	if (op_check_not_torn(op, f))
+		return f->code;
+	if (!op_hold_buffer(op, op->buffer))
+		return fault_set(f, FAULT_STATE, NULL,
+				 "bucket %u of ddp %u: this rank has given its gradients back",
+				 ddp_args(op)->bucket, d->id);
+	op_print(op, "bucket %u of ddp %u%s", ddp_args(op)->bucket, d->id,
+		 ddp_args(op)->layout ? " (rebuilt)" : "");
+	op->entry.print.words[2] = d->id;
+	op->entry.print.words[3] = ddp_args(op)->bucket;
+	op->entry.print.words[4] = ddp_args(op)->layout;
+	return 0;
+}
+
+/* Its units are to no other op meanwhile: what that does, a step before all, could take their
+ * gradients away. Passes come after a reduction for the state it leaves, and this leaves none.
+ * Another bucket of the group is behind this one on all ranks. */
+static bool op_ddp_bucket_meets(const struct op *op, const struct op *other)
+{
+	const struct ddp *d = ddp_args(op)->d;
+	const struct ddp_buckets *b = &d->layouts[ddp_args(op)->layout];
+	uint32_t j = b->begin[ddp_args(op)->bucket], end = b->begin[ddp_args(op)->bucket + 1];
+
+	if (other->type->is_pass)
+		return false;
+	if (other->type == &op_ddp_bucket)
+		return other->group == op->group;
+	while (other->unit && j < end && d->tensors[b->tensors[j]].unit != other->unit)
+		j++;
+	return j < end;
+}
+
+/* -------------------------------------------------------------- what it has */
+
+/* A surrogate's rank has no pass. */
+static bool op_ddp_bucket_uses(const struct coll *c, uint32_t i, uint32_t tensor)
+{
+	return !(op_ddp_bucket_work_of(c)->d->ranks[i].flags[tensor] & DDP_UNUSED);
+}
+
+static bool op_ddp_bucket_is_touched(const struct coll *c, uint32_t tensor)
+{
+	for (uint32_t i = 0; i < c->n; i++)
+		if (op_ddp_bucket_work_of(c)->base[i] && op_ddp_bucket_uses(c, i, tensor))
+			return true;
+	return false;
+}
+
+static bool op_ddp_bucket_gives_zeros(const struct coll *c, uint32_t i, uint32_t tensor)
+{
+	return !op_ddp_bucket_work_of(c)->base[i] ||
+	       op_ddp_bucket_work_of(c)->d->ranks[i].flags[tensor] & DDP_ZERO;
+}
+
+static uint64_t op_ddp_bucket_offset_of(const struct work *w, uint32_t tensor)
+{
+	uint32_t first = w->b->tensors[w->b->begin[w->bucket]];
+
+	CHECK(w->size > 0);
+	return (w->b->offset[tensor] - w->b->offset[first]) / w->size;
+}
+
+static bool op_ddp_bucket_joins(const struct coll *c, const struct piece *p, uint32_t tensor)
+{
+	const struct work *w = op_ddp_bucket_work_of(c);
+	const struct ddp_tensor *t = &w->d->tensors[tensor];
+
+	if (t->unit != w->d->tensors[p->tensor].unit ||
+	    op_ddp_bucket_offset_of(w, tensor) != p->off + p->n ||
+	    ddp_run(w->d, 0, tensor).at != p->at + p->n)
+		return false;
+	for (uint32_t i = 0; i < c->n; i++)
+		if (op_ddp_bucket_gives_zeros(c, i, tensor) !=
+		    op_ddp_bucket_gives_zeros(c, i, p->tensor))
+			return false;
+	return true;
+}
+
+static void op_ddp_bucket_add_pieces(struct coll *c)
+{
+	struct work *w = op_ddp_bucket_work_of(c);
+
+	for (uint32_t j = w->b->begin[w->bucket]; j < w->b->begin[w->bucket + 1]; j++) {
+		uint32_t i = w->b->tensors[j];
+		uint64_t n = w->d->tensors[i].elements;
+		struct piece *p = w->n_pieces ? &w->pieces[w->n_pieces - 1] : NULL;
+
+		if (!op_ddp_bucket_is_touched(c, i))
+			continue;
+		if (p && op_ddp_bucket_joins(c, p, i))
+			p->n += n;
+		else
+			w->pieces[w->n_pieces++] = (struct piece){ op_ddp_bucket_offset_of(w, i), n,
+								   i, ddp_run(w->d, 0, i).at };
+	}
+	for (uint32_t k = 0; k < w->n_pieces; k++)
+		for (uint32_t i = 0; i < c->n; i++)
+			if (op_ddp_bucket_gives_zeros(c, i, w->pieces[k].tensor) &&
+			    w->pieces[k].n * w->size > w->zeros)
+				w->zeros = w->pieces[k].n * w->size;
+}
+
+static struct reduce_plan op_ddp_bucket_plan_of(const struct coll *c, uint32_t tensor)
+{
+	const struct unit *u = op_ddp_bucket_work_of(c)->d->tensors[tensor].unit;
+	struct reduce_setting s = reduce_setting_now(u, coll_divide_by(c), reduce_device_of(u));
+	struct reduce_plan plan;
+
+	reduce_plan_make(&s, &plan);
+	return plan;
+}
+
+/* Addresses are noted at the start: the ops hold their buffers until it ends. */
+static int op_ddp_bucket_begin_work(struct coll *c)
+{
+	const struct op *op = c->ops[0];
+	const struct ddp_buckets *b = &ddp_args(op)->d->layouts[ddp_args(op)->layout];
+	uint32_t bucket = ddp_args(op)->bucket, first = b->tensors[b->begin[bucket]];
+	size_t n = b->begin[bucket + 1] - b->begin[bucket];
+	size_t op_ddp_bucket_inputs = n * (c->n + 2 * (size_t)c->n_parts);
+	struct work *w = calloc(1, sizeof(*w) + op_ddp_bucket_inputs * sizeof(void *) +
+					   c->n * sizeof(char *) + n * sizeof(struct piece));
+
+	if (!w)
+		return -ENOMEM;
+	c->work = w;
+	w->d = ddp_args(op)->d;
+	w->b = b;
+	w->bucket = bucket;
+	w->arriving = b->begin[bucket];
+	w->dtype = (enum dtype)w->d->tensors[first].unit->rec->gradient_dtype;
+	w->size = dtype_size(w->dtype);
+	w->sum_dtype = op_ddp_bucket_plan_of(c, first).sum_dtype; /* of its other units, too */
+	w->next = w->inputs;
+	w->base = (char **)(w->inputs + op_ddp_bucket_inputs);
+	w->pieces = (struct piece *)(w->base + c->n);
+	for (uint32_t i = 0; i < c->n; i++) {
+		const struct member_buffer *mb = c->ops[i]->held;
+
+		if (c->ops[i]->surrogate)
+			continue;
+		CHECK(mb); /* taken when it was checked */
+		w->base[i] = (char *)region_addr(&mb->region) + b->offset[first];
+	}
+	op_ddp_bucket_add_pieces(c);
+	return 0;
+}
+
+/* -------------------------------------------------------------------- the end */
+
+static void op_ddp_bucket_next_unit(struct coll *c);
+
+static void op_ddp_bucket_unit_arrived(struct coll *c)
+{
+	backward_reduced(c);
+	op_ddp_bucket_next_unit(c);
+}
+
+/* Units whose last gradient of the pass is here, one after the other. */
+static void op_ddp_bucket_next_unit(struct coll *c)
+{
+	struct work *w = op_ddp_bucket_work_of(c);
+	struct ddp *d = ddp_args(c->ops[0])->d;
+
+	while (w->arriving < w->b->begin[w->bucket + 1]) {
+		uint32_t i = w->b->tensors[w->arriving++];
+
+		if (!reduce_ddp_unit_is_whole(c, d, i))
+			continue;
+		c->unit = d->tensors[i].unit;
+		if (backward_is_planned(c)) {
+			backward_arrive(c, op_ddp_bucket_unit_arrived);
+			return;
+		}
+		backward_reduced(c);
+	}
+	reduce_ddp_surrogates_passed(c, d, w->bucket);
+	coll_end(c, NULL);
+}
+
+static void op_ddp_bucket_done(struct coll *c)
+{
+	struct work *w = op_ddp_bucket_work_of(c);
+	bool over = c->ops[0]->m->epoch != c->job->rec->epoch;
+
+	for (uint32_t j = w->b->begin[w->bucket]; j < w->b->begin[w->bucket + 1]; j++) {
+		uint32_t i = w->b->tensors[j];
+		const struct ddp_tensor *t = &w->d->tensors[i];
+		bool touched = op_ddp_bucket_is_touched(c, i);
+
+		ddp_args(c->ops[0])->d->untouched[i] = !touched;
+		/* a gradient of an epoch that has ended is of no use to the next one */
+		if (touched && !over)
+			unit_got_gradient(t->unit, t->tensor);
+	}
+	op_ddp_bucket_next_unit(c);
+}
+
+/* -------------------------------------------------------------------- kernels */
+
+static const void **op_ddp_bucket_inputs(struct coll *c, struct coll_part *p,
+					 const struct piece *piece)
+{
+	struct work *w = op_ddp_bucket_work_of(c);
+	const void **in = w->next;
+
+	for (uint32_t k = 0; k < p->n; k++) {
+		uint32_t i = p->members[k];
+
+		*w->next++ = op_ddp_bucket_gives_zeros(c, i, piece->tensor)
+				     ? region_addr(&p->scratch[1])
+				     : (void *)(w->base[i] + piece->off * w->size);
+	}
+	return in;
+}
+
+/* What is left alone, but has no gradient either: norms must not see what is there from
+ * earlier steps. */
+static void op_ddp_bucket_zero_untouched(struct coll *c, unsigned d)
+{
+	const struct work *w = op_ddp_bucket_work_of(c);
+
+	for (uint32_t j = w->b->begin[w->bucket]; j < w->b->begin[w->bucket + 1]; j++) {
+		uint32_t i = w->b->tensors[j];
+		const struct ddp_tensor *t = &w->d->tensors[i];
+		const struct unit_run op_ddp_bucket_run = ddp_run(w->d, d, i);
+
+		if (op_ddp_bucket_run.n && !op_ddp_bucket_is_touched(c, i) &&
+		    unit_lacks_gradient(t->unit, t->tensor))
+			coll_kop(&c->parts[d], KOP_FILL, op_ddp_bucket_run.n)->fill =
+				(struct k_fill){ .dst = optim_at(&t->unit->parts[d].grads,
+								 op_ddp_bucket_run.at),
+						 .kind = FILL_CONSTANT };
+	}
+}
+
+static size_t op_ddp_bucket_tensors_of(const struct work *w)
+{
+	return w->b->begin[w->bucket + 1] - w->b->begin[w->bucket];
+}
+
+/* -- one device ---------------------------------------------------------------- */
+
+static float *op_ddp_bucket_gradients(const struct work *w, const struct piece *p)
+{
+	return optim_at(&w->d->tensors[p->tensor].unit->parts[0].grads, p->at);
+}
+
+static void op_ddp_bucket_back_to_ranks(struct coll *c)
+{
+	struct work *w = op_ddp_bucket_work_of(c);
+
+	if (!coll_need_kops(c, (size_t)w->n_pieces * c->n))
+		return;
+	for (uint32_t k = 0; k < w->n_pieces; k++) {
+		const struct piece *p = &w->pieces[k];
+
+		for (uint32_t i = 0; i < c->n; i++)
+			if (w->base[i])
+				coll_kop(&c->parts[0], KOP_CAST, p->n)->cast =
+					(struct k_cast){ .dst = w->base[i] + p->off * w->size,
+							 .src = op_ddp_bucket_gradients(w, p),
+							 .dst_dtype = w->dtype,
+							 .src_dtype = DTYPE_FP32 };
+	}
+	coll_kernels(c, op_ddp_bucket_done);
+}
+
+static void op_ddp_bucket_fold(struct coll *c)
+{
+	struct work *w = op_ddp_bucket_work_of(c);
+
+	if (!coll_need_kops(c, op_ddp_bucket_tensors_of(w)))
+		return;
+	for (uint32_t k = 0; k < w->n_pieces; k++) {
+		const struct piece *p = &w->pieces[k];
+		struct reduce_plan plan = op_ddp_bucket_plan_of(c, p->tensor);
+
+		coll_kop(&c->parts[0], KOP_REDUCE, p->n)->reduce =
+			(struct k_reduce){ .out = op_ddp_bucket_gradients(w, p),
+					   .out_dtype = DTYPE_FP32,
+					   .in = op_ddp_bucket_inputs(c, &c->parts[0], p),
+					   .k = c->n,
+					   .in_dtype = w->dtype,
+					   .pre = plan.pre,
+					   .sum_dtype = plan.sum_dtype,
+					   .post = plan.post };
+	}
+	op_ddp_bucket_zero_untouched(c, 0);
+	coll_kernels(c, op_ddp_bucket_back_to_ranks);
+}
+
+/* -- several devices ------------------------------------------------------------ */
+
+/* From element @off on. */
+static void *op_ddp_bucket_sums(const struct coll *c, const struct coll_part *p, uint64_t off)
+{
+	return (char *)region_addr(&p->scratch[0]) +
+	       off * dtype_size(op_ddp_bucket_work_of(c)->sum_dtype);
+}
+
+/* @n elements of the bucket's sums from @off on, to @out. */
+static void op_ddp_bucket_finish_kop(struct coll *c, struct coll_part *p, const struct piece *piece,
+				     uint64_t off, uint64_t n, void *out, enum dtype dtype)
+{
+	struct work *w = op_ddp_bucket_work_of(c);
+	struct reduce_plan plan = op_ddp_bucket_plan_of(c, piece->tensor);
+
+	*w->next = op_ddp_bucket_sums(c, p, off);
+	coll_kop(p, KOP_REDUCE, n)->reduce = (struct k_reduce){ .out = out,
+								.out_dtype = dtype,
+								.in = w->next++,
+								.k = 1,
+								.in_dtype = w->sum_dtype,
+								.sum_dtype = w->sum_dtype,
+								.post = plan.post };
+}
+
+static void op_ddp_bucket_finish_part(struct coll *c, unsigned d)
+{
+	struct work *w = op_ddp_bucket_work_of(c);
+	struct coll_part *p = &c->parts[d];
+
+	for (uint32_t j = w->b->begin[w->bucket]; j < w->b->begin[w->bucket + 1]; j++) {
+		uint32_t i = w->b->tensors[j];
+		const struct unit_run op_ddp_bucket_run = ddp_run(w->d, d, i);
+		struct piece whole = { .tensor = i };
+
+		if (op_ddp_bucket_run.n && op_ddp_bucket_is_touched(c, i))
+			op_ddp_bucket_finish_kop(c, p, &whole,
+						 op_ddp_bucket_offset_of(w, i) +
+							 op_ddp_bucket_run.first,
+						 op_ddp_bucket_run.n,
+						 optim_at(&w->d->tensors[i].unit->parts[d].grads,
+							  op_ddp_bucket_run.at),
+						 DTYPE_FP32);
+	}
+	for (uint32_t k = 0; k < w->n_pieces; k++) {
+		const struct piece *pc = &w->pieces[k];
+		const void **in = w->next;
+
+		for (uint32_t m = 0; m < p->n; m++) {
+			char *base = w->base[p->members[m]];
+
+			w->next = in; /* the same for all of them */
+			if (base)
+				op_ddp_bucket_finish_kop(c, p, pc, pc->off, pc->n,
+							 base + pc->off * w->size, w->dtype);
+		}
+		w->next = in + 1;
+	}
+	op_ddp_bucket_zero_untouched(c, d);
+}
+
+static void op_ddp_bucket_finish_all(struct coll *c)
+{
+	struct work *w = op_ddp_bucket_work_of(c);
+
+	if (!coll_need_kops(c, op_ddp_bucket_tensors_of(w) * (c->n + 2)))
+		return;
+	w->next = w->inputs;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		op_ddp_bucket_finish_part(c, d);
+	coll_kernels(c, op_ddp_bucket_done);
+}
+
+static void op_ddp_bucket_to_other_devices(struct coll *c)
+{
+	struct work *w = op_ddp_bucket_work_of(c);
+	void *data[NODE_MAX_DEVICES];
+
+	if (!coll_can_talk(c))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		data[d] = op_ddp_bucket_sums(c, &c->parts[d], 0);
+	comm_all_reduce(coll_between(c), coll_comm(c, op_ddp_bucket_finish_all), data,
+			w->b->elements[w->bucket], w->sum_dtype, REDUCE_SUM);
+}
+
+static void op_ddp_bucket_fold_parts(struct coll *c)
+{
+	struct work *w = op_ddp_bucket_work_of(c);
+
+	if (!coll_need_kops(c, w->n_pieces))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+
+		for (uint32_t k = 0; k < w->n_pieces; k++) {
+			struct reduce_plan plan = op_ddp_bucket_plan_of(c, w->pieces[k].tensor);
+
+			coll_kop(p, KOP_REDUCE, w->pieces[k].n)->reduce =
+				(struct k_reduce){ .out = op_ddp_bucket_sums(c, p,
+									     w->pieces[k].off),
+						   .out_dtype = w->sum_dtype,
+						   .in = op_ddp_bucket_inputs(c, p, &w->pieces[k]),
+						   .k = p->n,
+						   .in_dtype = w->dtype,
+						   .pre = plan.pre,
+						   .sum_dtype = w->sum_dtype };
+		}
+	}
+	coll_kernels(c, op_ddp_bucket_to_other_devices);
+}
+
+/* ------------------------------------------------------------------ the op */
+
+static void op_ddp_bucket_make_zeros(struct coll *c)
+{
+	void (*next)(struct coll * c) =
+		c->n_parts > 1 ? op_ddp_bucket_fold_parts : op_ddp_bucket_fold;
+
+	if (!op_ddp_bucket_work_of(c)->zeros) {
+		next(c);
+		return;
+	}
+	if (!coll_need_kops(c, 1))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+
+		coll_kop(p, KOP_FILL, (op_ddp_bucket_work_of(c)->zeros + 3) / sizeof(float))->fill =
+			(struct k_fill){ .dst = region_addr(&p->scratch[1]),
+					 .kind = FILL_CONSTANT };
+	}
+	coll_kernels(c, next);
+}
+
+/* Return: as backward_prepare. */
+static bool op_ddp_bucket_prepare_units(struct coll *c, void (*again)(struct parked *p))
+{
+	const struct work *w = op_ddp_bucket_work_of(c);
+
+	for (uint32_t j = w->b->begin[w->bucket]; j < w->b->begin[w->bucket + 1]; j++) {
+		c->unit = w->d->tensors[w->b->tensors[j]].unit;
+		if (!backward_prepare(c, again))
+			return false;
+	}
+	c->unit = NULL;
+	return true;
+}
+
+static void op_ddp_bucket_start(struct parked *parked)
+{
+	struct coll *c = CONTAINER_OF(parked, struct coll, parked);
+	struct work *w;
+
+	if (coll_overtaken(c, true) || !coll_ready(c, op_ddp_bucket_start))
+		return;
+	if (!c->work && op_ddp_bucket_begin_work(c) < 0) {
+		coll_end_status(c, -ENOMEM);
+		return;
+	}
+	if (!op_ddp_bucket_prepare_units(c, op_ddp_bucket_start))
+		return;
+	w = op_ddp_bucket_work_of(c);
+	if (c->n_parts > 1 &&
+	    !coll_need_scratch(c, 0, w->b->elements[w->bucket] * dtype_size(w->sum_dtype),
+			       op_ddp_bucket_start))
+		return;
+	if (w->zeros && !coll_need_scratch(c, 1, w->zeros + sizeof(float), op_ddp_bucket_start))
+		return;
+	op_ddp_bucket_make_zeros(c);
+}
+
+static void op_ddp_bucket_run(struct coll *c)
+{
+	/* a prepared step still needs the gradients that this one would overwrite */
+	if (apply_ensure_step(c->job, &c->parked, op_ddp_bucket_start))
+		op_ddp_bucket_start(&c->parked);
+}
+
+static void op_ddp_bucket_surrogate_init(struct op *op)
+{
+	ddp_args(op)->rank = &ddp_args(op)->d->ranks[op->entry.index];
+}
+
+const struct op_type op_ddp_bucket = {
+	.name = "DdpBucket",
+	.collective = true,
+	.surrogates = true,
+	.check = op_ddp_bucket_check,
+	.run = op_ddp_bucket_run,
+	.meets = op_ddp_bucket_meets,
+	.reads_inputs = true,
+	.surrogate_init = op_ddp_bucket_surrogate_init,
+};

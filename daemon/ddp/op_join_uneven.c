@@ -1,0 +1,133 @@
+/* JoinUneven: this rank has no more inputs. Ends when all ranks of the group have said so;
+ * until then surrogates take part in its place (op/surrogate.h). */
+#include "core/check.h"
+#include "ddp/ops.h"
+#include "job/ddp.h"
+#include "op/op.h"
+#include "op/op_run.h"
+#include "op/op_util.h"
+#include "op/surrogate.h"
+#include "op/uneven.h"
+#include "shardd.pb-c.h"
+
+static int op_join_uneven_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__JoinUnevenRequest *r = (const Shardd__V1__JoinUnevenRequest *)msg;
+
+	op->touches = TOUCH_ALL;
+	join_args(op)->by_active = r->divide_by_active;
+	join_args(op)->strict = r->error_if_uneven;
+	return op_take_group(op, r->group, f);
+}
+
+static struct op *op_join_uneven_join_at(struct list *at)
+{
+	return CONTAINER_OF(list_entry(at, struct parked, link), struct op, parked);
+}
+
+static int op_join_uneven_fault_differs(const struct op *first, const char *field, bool value,
+					struct fault *f)
+{
+	return fault_set(f, FAULT_STATE, NULL,
+			 "%s is %s here, but rank %u (pid %d) has joined with %s: all ranks say "
+			 "the same",
+			 field, value ? "false" : "true", first->m->rank, member_pid(first->m),
+			 value ? "true" : "false");
+}
+
+/* The optimizer of a rank that has no more inputs steps nothing, but has a share. */
+static int op_join_uneven_check_own(const struct op *op, struct fault *f)
+{
+	for (unsigned i = 0; i < DDP_MAX; i++) {
+		const struct ddp *d = op->m->job->ddps[i];
+
+		if (!d || d->group != op->group || d->epoch != op->m->epoch)
+			continue;
+		for (uint32_t k = 0; k < d->n; k++)
+			if (d->tensors[k].unit->rec->optimizer->when == OPTIM_BY_TRAINER)
+				return fault_set(f, FAULT_STATE, NULL,
+						 "unit '%.100s' is stepped by the trainers "
+						 "(BY_TRAINER): all of them have a share of it in "
+						 "every step, so none can be without inputs",
+						 d->tensors[k].unit->rec->name);
+	}
+	return 0;
+}
+
+static int op_join_uneven_check(struct op *op, struct fault *f)
+{
+	struct list *joins = &op->group->joins;
+	const struct op *first = list_empty(joins) ? NULL : op_join_uneven_join_at(joins->next);
+
+	if (uneven_told(op) || op_join_uneven_check_own(op, f))
+		return f->code;
+	if (!first)
+		return 0;
+	if (join_args(first)->strict != join_args(op)->strict)
+		return op_join_uneven_fault_differs(first, "error_if_uneven",
+						    join_args(first)->strict, f);
+	if (join_args(first)->by_active != join_args(op)->by_active)
+		return op_join_uneven_fault_differs(first, "divide_by_active",
+						    join_args(first)->by_active, f);
+	return 0;
+}
+
+static uint32_t op_join_uneven_joined(const struct group *g)
+{
+	uint32_t n = 0;
+
+	for (const struct list *at = g->joins.next; at != &g->joins; at = at->next)
+		n++;
+	return n;
+}
+
+/* Only the end of the epoch or its own deadline resume it otherwise, by ending it. */
+static void op_join_uneven_never(struct parked *p)
+{
+	(void)p;
+	CHECK(false);
+}
+
+/* Everything before it is over on each of them, so nothing is under way in the group. */
+static void op_join_uneven_end_all(struct group *g, uint32_t last)
+{
+	while (!list_empty(&g->joins)) {
+		struct op *op = op_join_uneven_join_at(g->joins.next);
+
+		op_begin_run(op);
+		join_args(op)->last = last;
+		op_end(op);
+	}
+}
+
+static void op_join_uneven_start(struct op *op)
+{
+	struct group *g = op->group;
+	uint32_t rank = op->m->rank;
+
+	op_park(op, &g->joins, op_join_uneven_never);
+	if (op_join_uneven_joined(g) == group_size(g))
+		op_join_uneven_end_all(g, rank);
+	else if (join_args(op)->strict)
+		uneven_begin(op);
+	else
+		surrogate_begin(op);
+}
+
+static void op_join_uneven_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__JoinUnevenReply reply = SHARDD__V1__JOIN_UNEVEN_REPLY__INIT;
+
+	reply.last = join_args(op)->last;
+	reply.shadowed = join_args(op)->surrogates;
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_join_uneven = {
+	.name = "JoinUneven",
+	.request = &shardd__v1__join_uneven_request__descriptor,
+	.decode = op_join_uneven_decode,
+	.check = op_join_uneven_check,
+	.start = op_join_uneven_start,
+	.encode = op_join_uneven_encode,
+};

@@ -1,0 +1,173 @@
+/*
+ * Gather: the full parameters of a unit. On one device with equal storage and compute dtype
+ * a reference to the shards, which lie side by side; else one cast into a copy that all
+ * ranks of a device share, and an all-gather between devices. Waits for no other rank.
+ */
+#include <errno.h>
+
+#include "copies/full.h"
+#include "core/check.h"
+#include "gather/ahead.h"
+#include "gather/gather.h"
+#include "gather/ops.h"
+#include "op/op.h"
+#include "op/op_run.h"
+#include "op/op_util.h"
+#include "step/apply.h"
+#include "step/backward.h"
+#include "shardd.pb-c.h"
+
+static int op_gather_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__GatherRequest *r = (const Shardd__V1__GatherRequest *)msg;
+
+	op->touches = TOUCH_PARAMS;
+	return op_take_unit(op, r->unit, f);
+}
+
+int gather_check(struct op *op, struct fault *f)
+{
+	const struct member_unit *mu = member_unit_find(op->m, op->unit);
+
+	if (op_check_not_torn(op, f) || op_check_in_group(op, f) || op_check_initialised(op, f) ||
+	    op_check_not_summoned(op, f))
+		return f->code;
+	if (mu && mu->gathers == UINT32_MAX)
+		return fault_set(f, FAULT_EXHAUSTED, NULL,
+				 "unit '%.100s' is gathered %u times by this rank: release it",
+				 op->unit->rec->name, mu->gathers);
+	return 0;
+}
+
+/* Hand @place out and count it. @ready: when it is there; 0: now. */
+static void op_gather_give(struct op *op, struct region place, bool copied, uint64_t ready)
+{
+	struct member_unit *mu = member_unit(op->m, op->unit);
+	bool pass = op->type == &op_begin_pass;
+
+	if (op->state != OP_RUN)
+		op_begin_run(op);
+	if (!mu) {
+		fault_errno(&op->fault, -ENOMEM, "counting a gather");
+	} else if (op->m->state != MEMBER_JOINED) {
+		fault_set(&op->fault, FAULT_ABORTED, NULL, "%s", op->m->ended.text);
+	} else {
+		if (!pass || !mu->held)
+			member_gathered(op->m, op->unit, mu);
+		mu->held = mu->held || pass;
+		op->result.place = place;
+		op->result.references = mu->gathers - mu->held;
+		op->result.copied = copied;
+		op->result.queue = BACKEND_Q_GATHER;
+		op->result.ready = ready;
+		ahead_used(op);
+	}
+	op_end(op);
+}
+
+/* The copy on the device of @op's rank. */
+static void op_gather_give_full(struct op *op, bool copied)
+{
+	struct unit *u = op->unit;
+	const struct unit_part *p = unit_part_on(u, op->m->device);
+	struct region place = { p->full.slab, p->full.offset, unit_full_bytes(u) };
+
+	op_gather_give(op, place, copied, u->executing ? p->ready : 0);
+}
+
+static void op_gather_gather_fault(struct op *op, int status)
+{
+	const struct node_comm *nc = op->m->job->groups[op->unit->rec->group]->nc;
+
+	if (status > 0)
+		fault_set(&op->fault, FAULT_ABORTED, NULL,
+			  "Gather: the communicator was aborted%s%s", nc && *nc->why ? ": " : "",
+			  nc ? nc->why : "");
+	else
+		fault_errno(&op->fault, status, "casting a unit");
+}
+
+void gather_answer(struct op *op, int status)
+{
+	bool first = op->state == OP_RUN;
+
+	if (status) {
+		op_gather_gather_fault(op, status);
+		op_end(op);
+	} else {
+		op_gather_give_full(op, first);
+	}
+}
+
+static void op_gather_resume(struct parked *p);
+
+static void op_gather_wait_for_node(struct op *op)
+{
+	op->state = OP_PARKED;
+	node_wait(op->m->job->node, &op->parked, op_gather_resume);
+}
+
+static void op_gather_begin_cast(struct op *op)
+{
+	int r = full_begin(op->m->job, op->unit, op->deadline_us, op, &op->fault);
+
+	if (r == NODE_E_LATER)
+		op_gather_wait_for_node(op);
+	else if (r)
+		op_end(op);
+}
+
+void gather_start(struct op *op)
+{
+	struct job *job = op->m->job;
+	struct unit *u = op->unit;
+	int r;
+
+	op->state = OP_PARKED;
+	if (!apply_ensure_step(job, &op->parked, op_gather_resume))
+		return;
+	ahead_asked(op);
+	r = backward_gather(op, op_gather_resume);
+	if (r == BACKWARD_WAITS)
+		return;
+	if (r || op_check_not_torn(op, &op->fault)) /* by the step that was applied meanwhile */
+		op_end(op);
+	else if (unit_is_direct(u))
+		op_gather_give(op, unit_direct_region(u, unit_part_on(u, op->m->device)), false, 0);
+	else if (u->casting || (u->executing && !op->stream))
+		op_park(op, &u->waiting, op_gather_resume);
+	else if (full_valid(u))
+		op_gather_give_full(op, false);
+	else if (!full_may_begin(job))
+		full_wait_turn(op, op_gather_resume);
+	else
+		op_gather_begin_cast(op);
+}
+
+static void op_gather_resume(struct parked *p)
+{
+	gather_start(CONTAINER_OF(p, struct op, parked));
+}
+
+static void op_gather_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__GatherReply reply = SHARDD__V1__GATHER_REPLY__INIT;
+	Shardd__V1__Placement place;
+	uint8_t handle[BACKEND_IPC_BYTES];
+
+	op_place(op, &place, handle);
+	reply.place = &place;
+	reply.references = op->result.references;
+	reply.copied = op->result.copied;
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_gather = {
+	.name = "Gather",
+	.request = &shardd__v1__gather_request__descriptor,
+	.decode = op_gather_decode,
+	.check = gather_check,
+	.start = gather_start,
+	.encode = op_gather_encode,
+	.copied = gather_answer,
+};

@@ -1,0 +1,51 @@
+/* Memory of a job that can go when other memory is needed. */
+#include "core/check.h"
+#include "job/job.h"
+#include "mem/slab.h"
+
+static uint64_t trim(struct job *job, uint64_t want)
+{
+	uint64_t freed = 0;
+
+	for (unsigned d = 0; d < job->node->n_devices && freed < want; d++) {
+		struct pool *pools[] = { &job->grads[d], &job->full[d] };
+
+		for (size_t i = 0; i < ARRAY_SIZE(pools) && freed < want; i++)
+			freed += pool_trim(pools[i], want - freed);
+	}
+	return freed;
+}
+
+/* What other jobs keep for their next step is theirs as long as nobody else needs it. */
+static uint64_t trim_others(struct job *job)
+{
+	struct job *other, *tmp;
+	uint64_t freed = 0;
+
+	list_for_each (other, tmp, &job->jobs->all, link)
+		if (other != job)
+			freed += trim(other, UINT64_MAX);
+	return freed;
+}
+
+uint64_t job_evict(struct job *job, uint64_t want)
+{
+	struct unit *u, *tmp;
+	uint64_t freed;
+
+	list_for_each (u, tmp, &job->idle_full, idle) {
+		list_unlink(&u->idle);
+		job_give_full(job, u);
+	}
+	freed = trim(job, want);
+	return freed ? freed : trim_others(job);
+}
+
+int job_take(struct job *job, struct pool *pool, uint64_t bytes, struct region *ret)
+{
+	int r = pool_take(pool, bytes, ret);
+
+	if (r > 0 && r != SLAB_E_LATER && job_evict(job, UINT64_MAX))
+		r = pool_take(pool, bytes, ret);
+	return r;
+}

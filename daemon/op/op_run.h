@@ -1,0 +1,33 @@
+/*
+ * The life of an op, for the files that implement ops. Loop thread only.
+ */
+#ifndef SHARDD_OP_OP_RUN_H
+#define SHARDD_OP_OP_RUN_H
+
+#include "op/op.h"
+
+/* End an op: with op->fault as it stands. Its memory is gone afterwards. */
+void op_end(struct op *op);
+
+/* It runs from here on: cannot be cancelled, counts as work of the job. */
+void op_begin_run(struct op *op);
+
+/* It waits in @list until op->parked.resume is called. */
+void op_park(struct op *op, struct list *list, void (*resume)(struct parked *p));
+
+/* In @type's enter: have the daemon itself do an op for @by's rank, before @by: with its
+ * deadline and its way of answering. @fill sets args, group, buffer and streams; @arg is
+ * handed to it. @done is called when it is over. Return: 0 or -ENOMEM. */
+int op_spawn(struct op *by, const struct op_type *type, void (*fill)(struct op *op, void *arg),
+	     void *arg, op_done_cb done, void *userdata);
+
+/* After op_spawn of a collective failed, for want of @why: it is over for this rank, and its
+ * peers, who would wait for it, are told. */
+void op_give_up(struct op *by, const struct op_type *type, struct group *g,
+		const struct fault *why);
+
+/* op.c's: an op of nobody, in place of @op. Return: NULL without memory. */
+struct op *op_new_surrogate(struct op *join, struct op *of);
+void op_announce(struct op *op);
+
+#endif

@@ -1,0 +1,356 @@
+/*
+ * Reduce: the gradient buffers of all ranks of the unit's group, and what they have
+ * accumulated, into the fp32 gradient shards, in the order that the unit's profile has
+ * (reduce_run.h). With one device and one replica that is one kernel; between several
+ * devices the engine adds their sums in the reduce dtype, and a last kernel divides and
+ * widens them. With defer_all_reduce the replicas' own sums are kept, and the next
+ * reduction without it takes them along.
+ */
+#include <errno.h>
+
+#include "copies/hold.h"
+#include "core/check.h"
+#include "op/op.h"
+#include "op/op_util.h"
+#include "reduce/fused.h"
+#include "reduce/ops.h"
+#include "reduce/reduce_batch.h"
+#include "reduce/reduce_run.h"
+#include "reduce/reduce_unused.h"
+#include "step/apply.h"
+#include "step/backward.h"
+#include "step/lend.h"
+#include "work/coll.h"
+#include "shardd.pb-c.h"
+
+static int op_reduce_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__ReduceRequest *r = (const Shardd__V1__ReduceRequest *)msg;
+
+	reduce_args(op)->defer = r->defer_all_reduce;
+	reduce_args(op)->more = r->more || r->defer_all_reduce;
+	reduce_args(op)->unused = r->unused;
+	if (r->unused && r->defer_all_reduce)
+		return fault_set(f, FAULT_INVALID, "unused",
+				 "unused goes without defer_all_reduce: Reduce with one of them");
+	if (op_take_unit(op, r->unit, f))
+		return f->code;
+	/* the optimizer in backward changes parameters */
+	op->touches = TOUCH_GRADS | (unit_pools_gradient(op->unit->rec) ? TOUCH_PARAMS : 0);
+	op->group = job_group_by_id(op->m->job, op->unit->rec->group);
+	return reduce_unused_decode(op, r, f);
+}
+
+/* Systems that reduce again what they reduced know no partial sums: what is not to be reduced
+ * is accumulated. */
+static int op_reduce_check_defer(const struct op *op, struct fault *f)
+{
+	const state_unit *rec = op->unit->rec;
+
+	if (!reduce_args(op)->defer)
+		return 0;
+	if (rec->shard_ranks == group_size(op->group))
+		return fault_set(f, FAULT_INVALID, "defer_all_reduce",
+				 "unit '%.100s' has one replica: strategy HYBRID or REPLICATE is "
+				 "allowed",
+				 rec->name);
+	if (reduce_plan_for(op->m->job, op->unit).adds_before)
+		return fault_set(f, FAULT_INVALID, "defer_all_reduce",
+				 "unit '%.100s' has a %s profile, which knows no partial sums: "
+				 "Accumulate is allowed",
+				 rec->name, rec->reduce_profile >= PROFILE_DDP ? "DDP" : "FSDP1");
+	return 0;
+}
+
+static int op_reduce_check(struct op *op, struct fault *f)
+{
+	struct member_unit *mu = member_unit_find(op->m, op->unit);
+
+	if (op_check_not_torn(op, f) || op_check_initialised(op, f) || op_check_trained(op, f) ||
+	    op_check_not_summoned(op, f) || op_reduce_check_defer(op, f))
+		return f->code;
+	if (!mu || (!mu->gradient.slab && !mu->accumulated.slab))
+		return fault_set(f, FAULT_STATE, NULL,
+				 "reduce of unit '%.100s': this rank has not asked for its "
+				 "gradient buffer and has accumulated nothing",
+				 op->unit->rec->name);
+	op_print(op, "Reduce of unit '%.64s' (%llu elements, %s%s%s)", op->unit->rec->name,
+		 (unsigned long long)op->unit->layout.elements,
+		 dtype_name(op->unit->rec->gradient_dtype),
+		 reduce_args(op)->defer ? ", all-reduce deferred" : "",
+		 reduce_args(op)->more ? ", more to come" : "");
+	op->entry.print.words[2] = reduce_args(op)->defer;
+	op->entry.print.words[3] = reduce_args(op)->more;
+	return 0;
+}
+
+/* ------------------------------------------------------------------ the end */
+
+/* A gradient of an epoch that has ended is of no use to the next one. */
+static bool op_reduce_in_time(const struct coll *c)
+{
+	return c->ops[0]->m->epoch == c->job->rec->epoch;
+}
+
+static void op_reduce_done(struct coll *c)
+{
+	reduce_give_inputs(c); /* the next gradient gets its own */
+	c->unit->has_gradient = op_reduce_in_time(c) && !c->fused;
+	job_give_partials(c->job, c->unit);
+	if (c->fused)
+		fused_end(c);
+	else
+		backward_reduced(c);
+	coll_end(c, NULL);
+}
+
+/* The gradient shards are whole. */
+static void op_reduce_reduced(struct coll *c)
+{
+	backward_arrive(c, op_reduce_done);
+}
+
+/* The partials stay for the next reduction. */
+static void op_reduce_deferred(struct coll *c)
+{
+	reduce_give_inputs(c);
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct region *made = &c->parts[d].scratch[REDUCE_PARTIALS];
+
+		if (!made->slab)
+			continue; /* there was memory from before */
+		c->unit->parts[d].partials = *made;
+		*made = REGION_NULL;
+	}
+	c->unit->has_gradient = c->reduce->accumulate && op_reduce_in_time(c);
+	c->unit->has_partials = op_reduce_in_time(c);
+	if (!op_reduce_in_time(c))
+		job_give_partials(c->job, c->unit);
+	coll_end(c, NULL);
+}
+
+/* ------------------------------------------------------------ between devices */
+
+static void op_reduce_finish(struct coll *c)
+{
+	if (!coll_need_kops(c, c->reduce->kops))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		reduce_finish(c, d);
+	reduce_kernels(c, op_reduce_reduced);
+}
+
+static void op_reduce_between(struct coll *c)
+{
+	reduce_talk(c, op_reduce_finish);
+}
+
+/* With one device it is there already, unless an engine was asked for. */
+static void op_reduce_between_one(struct coll *c)
+{
+	void *grads;
+
+	if (!c->job->node->engine_for_one) {
+		op_reduce_reduced(c);
+		return;
+	}
+	grads = region_addr(&c->unit->parts[0].grads);
+	if (coll_can_talk(c))
+		comm_reduce_scatter(coll_between(c), coll_comm(c, op_reduce_reduced),
+				    (const void *[]){ grads }, &grads, unit_part_elements(c->unit),
+				    DTYPE_FP32);
+}
+
+/* -------------------------------------------------------------------- stages */
+
+/* Its kernels have run. */
+static void op_reduce_rest(struct coll *c)
+{
+	if (c->n_parts == 1)
+		op_reduce_between_one(c);
+	else
+		op_reduce_between(c);
+}
+
+static void op_reduce_advance(struct coll *c)
+{
+	if (!coll_need_kops(c, c->reduce->kops))
+		return;
+	if (reduce_next_stage(c))
+		reduce_kernels(c, op_reduce_advance);
+	else if (c->reduce->crossed)
+		reduce_replicas(c, op_reduce_deferred, op_reduce_reduced);
+	else if (c->reduce->defer)
+		op_reduce_deferred(c);
+	else
+		op_reduce_rest(c);
+}
+
+/* Return: false: it waits, or has ended. */
+static bool op_reduce_take_scratch(struct coll *c, void (*again)(struct parked *p))
+{
+	for (unsigned k = REDUCE_SUMS; k <= REDUCE_PACKED; k++) {
+		uint64_t bytes = reduce_scratch(c, k);
+
+		if (bytes && !coll_need_scratch(c, k, bytes, again))
+			return false;
+	}
+	return true;
+}
+
+static const struct reduce_batch_ops in_batch = { op_reduce_rest, op_reduce_reduced };
+
+static void op_reduce_let_go(struct coll *c)
+{
+	reduce_put_back(c);
+	lend_failed(c);
+	fused_failed(c);
+	c->begun = false;
+}
+
+static void op_reduce_destroy(struct coll *c)
+{
+	c->reduce = reduce_run_free(c->reduce);
+}
+
+/* What it needs to know of the gradients, which are its own from here on. Return: false: @c has
+ * ended. */
+static bool op_reduce_take_run(struct coll *c)
+{
+	if (!c->unit->has_partials) /* left from an epoch before, perhaps of other sizes */
+		job_give_partials(c->job, c->unit);
+	c->forget = op_reduce_let_go;
+	c->destroy = op_reduce_destroy;
+	if (!c->reduce)
+		c->reduce = reduce_run_new(c);
+	if (!c->reduce) {
+		coll_end_status(c, -ENOMEM);
+		return false;
+	}
+	if (!c->unit->has_gradient) /* then it says nothing, and is of a gradient that was dropped */
+		c->unit->some_lack = false;
+	fused_plan(c);
+	return true;
+}
+
+static void op_reduce_start(struct parked *p)
+{
+	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+
+	if (coll_overtaken(c, true) || !coll_ready(c, op_reduce_start) || !op_reduce_take_run(c) ||
+	    !backward_prepare(c, op_reduce_start) || !op_reduce_take_scratch(c, op_reduce_start))
+		return;
+	if (reduce_unused_note(c) < 0) {
+		coll_end_status(c, -ENOMEM);
+		return;
+	}
+	c->reduce->accumulate = c->unit->has_gradient;
+	c->unit->has_gradient = false; /* until it is whole: a device may fail half-way */
+	c->unit->has_partials = false;
+	fused_begin(c);
+	if (!coll_need_kops(c, c->reduce->kops))
+		return;
+	if (reduce_batch_takes(c))
+		reduce_batch_add(c, &in_batch);
+	else
+		op_reduce_advance(c);
+}
+
+/* What they have brought is of no use. It has just begun, so that all are in the epoch. */
+static void op_reduce_drop_gradients(struct coll *c)
+{
+	for (uint32_t i = 0; i < c->n; i++) {
+		struct member *m = c->members[i];
+		struct member_unit *mu = member_unit_find(m, c->unit);
+
+		if (c->ops[i]->surrogate)
+			continue;
+		pool_give(&m->pool, &mu->gradient);
+		pool_give(&m->pool, &mu->accumulated);
+		mu->included = false;
+	}
+}
+
+/* Nothing is reduced, but the pass of the unit may be over with it. */
+static void op_reduce_end_without(struct coll *c)
+{
+	struct fault f = FAULT_NULL;
+
+	if (backward_end_unused(c, &f)) {
+		coll_end(c, &f);
+		return;
+	}
+	op_reduce_drop_gradients(c);
+	coll_end(c, NULL);
+}
+
+/* If there is nothing to reduce: a gradient of 0 would let decay and momentum move parameters. */
+static void op_reduce_run(struct coll *c)
+{
+	int none = reduce_unused_agree(c);
+
+	c->more = reduce_args(c->ops[0])->more;
+	c->lends = !c->more && c->unit->rec->optimizer->when == OPTIM_BY_TRAINER;
+	if (none < 0) {
+		coll_end_status(c, none);
+		return;
+	}
+	if (none) {
+		op_reduce_end_without(c);
+		return;
+	}
+	/* a prepared step still needs the gradients that this one would overwrite */
+	if (apply_ensure_step(c->job, &c->parked, op_reduce_start))
+		op_reduce_start(&c->parked);
+}
+
+static void op_reduce_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__ReduceReply reply = SHARDD__V1__REDUCE_REPLY__INIT;
+
+	reduce_unused_reply(op, &reply);
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+/* Zeros count where gradients are whole on every rank, as with DDP; a share of the optimizer's
+ * own would be missing. */
+static bool op_reduce_surrogate_allowed(const struct op *op)
+{
+	const state_unit *rec = op->unit->rec;
+
+	return rec->reduce_profile >= PROFILE_DDP && rec->optimizer->when != OPTIM_BY_TRAINER;
+}
+
+static void op_reduce_surrogate_init(struct op *op)
+{
+	reduce_args(op)->unused = true;
+	reduce_args(op)->tensors = NULL;
+	reduce_args(op)->n_tensors = 0;
+}
+
+static bool op_reduce_waits_for_readers(const struct op *op)
+{
+	return op_writes_params(op) && op->unit->rec->optimizer->when == OPTIM_IN_BACKWARD;
+}
+
+static int op_reduce_begin(struct op *op, struct fault *f)
+{
+	return hold_end_use(op, true, f);
+}
+
+const struct op_type op_reduce = {
+	.name = "Reduce",
+	.collective = true,
+	.surrogates = true,
+	.request = &shardd__v1__reduce_request__descriptor,
+	.decode = op_reduce_decode,
+	.check = op_reduce_check,
+	.run = op_reduce_run,
+	.encode = op_reduce_encode,
+	.move = MOVE_REDUCE,
+	.reads_inputs = true,
+	.begin = op_reduce_begin,
+	.surrogate_allowed = op_reduce_surrogate_allowed,
+	.surrogate_init = op_reduce_surrogate_init,
+	.waits_for_readers = op_reduce_waits_for_readers,
+};

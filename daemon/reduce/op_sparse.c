@@ -1,0 +1,558 @@
+/*
+ * ReduceSparse: rows of a tensor's gradient, of every rank in their order. Which rows comes in
+ * the message and is checked there; the values are in the rank's buffer. Also what a bucket
+ * of a sparse tensor is.
+ *
+ * On one device DDP's rows go straight into the gradient. Else each device has a table of the
+ * whole tensor that is 0 at first, into which its ranks' rows go; the devices' tables are
+ * added, and the sum, with what the plan does after it, is added to the gradient. Sums that are
+ * rounded, or of replicas, are made rank after rank (sparse_fold.c).
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "core/check.h"
+#include "op/op.h"
+#include "op/op_util.h"
+#include "reduce/ops.h"
+#include "reduce/reduce_ddp.h"
+#include "reduce/reduce_run.h"
+#include "reduce/sparse.h"
+#include "step/apply.h"
+#include "step/backward.h"
+#include "unit/optim.h"
+#include "work/coll.h"
+#include "shardd.pb-c.h"
+
+static uint64_t op_sparse_rows_of(const struct unit *u, uint32_t tensor)
+{
+	return u->rec->tensors[tensor]->shape[0];
+}
+
+/* Elements of a row. */
+static uint64_t op_sparse_width_of(const struct unit *u, uint32_t tensor)
+{
+	const state_tensor *t = u->rec->tensors[tensor];
+	uint64_t n;
+
+	CHECK(layout_numel(t->shape, (uint32_t)t->n_shape, &n));
+	return n / t->shape[0];
+}
+
+static size_t op_sparse_size_of(const struct unit *u)
+{
+	return dtype_size((enum dtype)u->rec->gradient_dtype);
+}
+
+int op_sparse_check_rows(const struct unit *u, uint32_t tensor, const int64_t *rows, size_t n,
+			 struct fault *f)
+{
+	const state_tensor *t = tensor < u->rec->n_tensors ? u->rec->tensors[tensor] : NULL;
+
+	if (!t || !t->n_shape || t->n_strides || t->frozen || *t->alias_of)
+		return fault_set(f, FAULT_INVALID, "tensor",
+				 "unit '%.100s': tensor %u has no rows with gradients",
+				 u->rec->name, tensor);
+	for (size_t i = 0; i < n; i++)
+		if (rows[i] < 0 || (uint64_t)rows[i] >= t->shape[0])
+			return fault_set(f, FAULT_INVALID, "rows.rows",
+					 "row %zu is %lld: tensor '%.64s' of unit '%.64s' has 0 to "
+					 "%llu",
+					 i, (long long)rows[i], t->name, u->rec->name,
+					 (unsigned long long)t->shape[0] - 1);
+	return 0;
+}
+
+static int op_sparse_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__ReduceSparseRequest *r = (const Shardd__V1__ReduceSparseRequest *)msg;
+	const Shardd__V1__SparseRows *rows = r->rows;
+
+	op->touches = TOUCH_GRADS;
+	op->move = MOVE_REDUCE_ROWS; /* in a ddp: none, as the ddp has its own passes */
+	sparse_args(op)->tensor = r->tensor;
+	if (op_take_unit(op, r->unit, f))
+		return f->code;
+	op->group = job_group_by_id(op->m->job, op->unit->rec->group);
+	if (op_sparse_check_rows(op->unit, r->tensor, rows ? rows->rows : NULL,
+				 rows ? rows->n_rows : 0, f))
+		return f->code;
+	if (!rows || !rows->n_rows)
+		return 0;
+	op->buffer = rows->buffer;
+	sparse_args(op)->rows = rows->rows;
+	sparse_args(op)->n = rows->n_rows;
+	sparse_args(op)->values_offset = rows->values_offset;
+	return 0;
+}
+
+static int op_sparse_check_values(struct op *op, struct fault *f)
+{
+	uint64_t width = op_sparse_width_of(op->unit, sparse_args(op)->tensor);
+	size_t size = op_sparse_size_of(op->unit);
+
+	CHECK(size > 0 && width > 0);
+	if (sparse_args(op)->values_offset % size)
+		return fault_set(f, FAULT_INVALID, "rows.values_offset",
+				 "values_offset is %llu: a multiple of %zu is allowed",
+				 (unsigned long long)sparse_args(op)->values_offset, size);
+	if (sparse_args(op)->n > LAYOUT_MAX_ELEMENTS / width ||
+	    !op_buffer_at(op, sparse_args(op)->values_offset, sparse_args(op)->n * width * size, f))
+		return fault_set(f, FAULT_INVALID, "rows", "values of %llu rows are too many",
+				 (unsigned long long)sparse_args(op)->n);
+	return 0;
+}
+
+/* The next Reduce replaces the gradient by sums that began with it as it is now. */
+static int op_sparse_check_accumulated(const struct op *op, struct fault *f)
+{
+	const struct member_unit *mu = member_unit_find(op->m, op->unit);
+
+	if (!mu || !mu->included)
+		return 0;
+	return fault_set(f, FAULT_STATE, NULL,
+			 "rank %u has accumulated gradients of unit '%.100s' on top of what was "
+			 "reduced: Reduce comes before more rows",
+			 op->m->rank, op->unit->rec->name);
+}
+
+static int op_sparse_check(struct op *op, struct fault *f)
+{
+	const struct unit *u = op->unit;
+
+	if (op_check_not_torn(op, f) || op_check_initialised(op, f))
+		return f->code;
+	if (sparse_args(op)->n && op_sparse_check_values(op, f))
+		return f->code;
+	if (unit_pools_gradient(u->rec) && !sparse_args(op)->d)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "unit '%.100s' is stepped in backward or by the trainer: it takes "
+				 "no sparse "
+				 "gradients",
+				 u->rec->name);
+	if (!sparse_args(op)->d && op_sparse_check_accumulated(op, f))
+		return f->code;
+	op_print(op, "ReduceSparse of tensor '%.64s' of unit '%.64s'",
+		 u->rec->tensors[sparse_args(op)->tensor]->name, u->rec->name);
+	op->entry.print.words[2] = sparse_args(op)->tensor;
+	op->entry.print.words[3] = sparse_args(op)->d ? sparse_args(op)->d->id : 0;
+	return 0;
+}
+
+/* -------------------------------------------------------------------- running */
+
+static const struct op *op_sparse_first_of(const struct coll *c)
+{
+	return c->ops[0];
+}
+
+struct unit_run sparse_run(const struct coll *c, unsigned d)
+{
+	struct unit_run op_sparse_run = { 0 };
+
+	if (!unit_part_run(c->unit, &c->unit->parts[d], sparse_args(op_sparse_first_of(c))->tensor,
+			   &op_sparse_run))
+		op_sparse_run.n = 0;
+	return op_sparse_run;
+}
+
+float *sparse_gradient(const struct coll *c, unsigned d)
+{
+	return optim_at(&c->unit->parts[d].grads, sparse_run(c, d).at);
+}
+
+static float *op_sparse_rows_go_to(const struct coll *c, unsigned d)
+{
+	const struct sparse_work *w = c->work;
+
+	return w->apart ? region_addr(&c->parts[d].scratch[SPARSE_TABLE]) : sparse_gradient(c, d);
+}
+
+/* Of each rank's values, and of the sum: in fp32 no profile has two of either. */
+static struct k_factor op_sparse_before(const struct coll *c)
+{
+	const struct reduce_plan *plan = &((const struct sparse_work *)c->work)->plan;
+
+	if (((const struct sparse_work *)c->work)->folds)
+		return (struct k_factor){ .how = K_FACTOR_NONE };
+	return c->unit->rec->shard_ranks == 1
+		       ? reduce_either(reduce_either(plan->pre, plan->partial), plan->replica)
+		       : plan->pre;
+}
+
+static struct k_factor op_sparse_after(const struct coll *c)
+{
+	const struct reduce_plan *plan = &((const struct sparse_work *)c->work)->plan;
+
+	return c->unit->rec->shard_ranks > 1 ? reduce_either(plan->partial, plan->post)
+					     : plan->post;
+}
+
+/* Beside buckets a unit has a gradient as a whole: what got none is 0. */
+static void op_sparse_has_gradient(struct unit *u, const struct op *op)
+{
+	if (sparse_args(op)->d) {
+		unit_got_gradient(u, sparse_args(op)->tensor);
+		return;
+	}
+	if (!u->has_gradient)
+		u->some_lack = false;
+	else if (u->lacks)
+		u->lacks[sparse_args(op)->tensor] = 0;
+	u->has_gradient = true;
+}
+
+static void op_sparse_pass_on(const struct coll *c, const struct sparse_work *w)
+{
+	struct ddp *d = sparse_args(op_sparse_first_of(c))->d;
+	uint32_t i = sparse_args(op_sparse_first_of(c))->index, k = 0;
+
+	while (c->ops[k]->surrogate)
+		k++;
+	d->untouched[i] = !w->all;
+	reduce_ddp_surrogates_passed(c, d, ddp_buckets_of(&d->ranks[k])->of[i]);
+}
+
+static void op_sparse_end(struct coll *c)
+{
+	coll_end(c, NULL);
+}
+
+static void op_sparse_whole(struct coll *c)
+{
+	backward_reduced(c);
+	op_sparse_end(c);
+}
+
+static void op_sparse_done(struct coll *c)
+{
+	const struct op *op = op_sparse_first_of(c);
+	const struct sparse_work *w = c->work;
+
+	if (sparse_args(op)->d)
+		op_sparse_pass_on(c, w);
+	if (op->m->epoch == c->job->rec->epoch && (w->all || !sparse_args(op)->d))
+		op_sparse_has_gradient(c->unit, op);
+	if (sparse_args(op)->d &&
+	    reduce_ddp_unit_is_whole(c, sparse_args(op)->d, sparse_args(op)->index))
+		backward_arrive(c, op_sparse_whole);
+	else
+		op_sparse_end(c);
+}
+
+/* ------------------------------------------------------------------- the table */
+
+static void op_sparse_add_table(struct coll *c)
+{
+	struct sparse_work *w = c->work;
+
+	if (!coll_need_kops(c, 1))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct unit_run op_sparse_run = sparse_run(c, d);
+
+		w->tables[d] = op_sparse_rows_go_to(c, d) + op_sparse_run.first;
+		if (op_sparse_run.n)
+			coll_kop(&c->parts[d], KOP_REDUCE, op_sparse_run.n)->reduce =
+				(struct k_reduce){ .out = sparse_gradient(c, d),
+						   .out_dtype = DTYPE_FP32,
+						   .in = &w->tables[d],
+						   .k = 1,
+						   .in_dtype = DTYPE_FP32,
+						   .sum_dtype = DTYPE_FP32,
+						   .post = op_sparse_after(c),
+						   .accumulate = true };
+	}
+	coll_kernels(c, op_sparse_done);
+}
+
+static void op_sparse_to_other_devices(struct coll *c)
+{
+	const struct sparse_work *w = c->work;
+	void *data[NODE_MAX_DEVICES];
+
+	if (!coll_can_talk(c))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		data[d] = op_sparse_rows_go_to(c, d);
+	comm_all_reduce(coll_between(c), coll_comm(c, op_sparse_add_table), data, w->elements,
+			DTYPE_FP32, REDUCE_SUM);
+}
+
+static void op_sparse_rows_added(struct coll *c)
+{
+	const struct sparse_work *w = c->work;
+
+	if (!w->apart || !w->all)
+		op_sparse_done(c);
+	else if (c->n_parts > 1)
+		op_sparse_to_other_devices(c);
+	else
+		op_sparse_add_table(c);
+}
+
+/* -------------------------------------------------------------------- its rows */
+
+static uint64_t op_sparse_n_of(const struct coll *c, const struct coll_part *p, uint32_t turn)
+{
+	return turn < p->n ? sparse_args(c->ops[p->members[turn]])->n : 0;
+}
+
+static bool op_sparse_any_left(const struct coll *c)
+{
+	for (unsigned d = 0; d < c->n_parts; d++)
+		for (uint32_t turn = c->turn; turn < c->parts[d].n; turn++)
+			if (op_sparse_n_of(c, &c->parts[d], turn))
+				return true;
+	return false;
+}
+
+struct k_add_rows sparse_rows_kop(const struct coll *c, unsigned d)
+{
+	const struct coll_part *p = &c->parts[d];
+	const struct sparse_work *w = c->work;
+	uint32_t tensor = sparse_args(op_sparse_first_of(c))->tensor;
+
+	return (struct k_add_rows){
+		.out = op_sparse_rows_go_to(c, d),
+		.row_elements = op_sparse_width_of(c->unit, tensor),
+		.rows = (int64_t *)region_addr(&p->scratch[SPARSE_ROWS]) + w->given[d],
+		.n_rows = op_sparse_n_of(c, p, c->turn),
+		.values = c->turn < p->n ? w->values[p->members[c->turn]] : NULL,
+		.dtype = (enum dtype)c->unit->rec->gradient_dtype,
+		.pre = op_sparse_before(c),
+		.row_limit = op_sparse_rows_of(c->unit, tensor),
+	};
+}
+
+void sparse_add_rows(struct coll *c, unsigned d)
+{
+	struct coll_part *p = &c->parts[d];
+	struct sparse_work *w = c->work;
+	struct k_add_rows a;
+
+	if (!op_sparse_n_of(c, p, c->turn))
+		return;
+	a = sparse_rows_kop(c, d);
+	coll_kop(p, KOP_ADD_ROWS, a.row_elements)->add_rows = a;
+	w->given[d] += a.n_rows;
+}
+
+static void op_sparse_add_next(struct coll *c);
+
+/* One rank of a device after the other: entries of several may name the same row. */
+static void op_sparse_add_turn(struct coll *c)
+{
+	if (!coll_need_kops(c, 1))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		if (sparse_repeats_now(c, d))
+			sparse_add_coalesced(c, d);
+		else
+			sparse_add_rows(c, d);
+	c->turn++;
+	coll_kernels(c, op_sparse_add_next);
+}
+
+static void op_sparse_add_next(struct coll *c)
+{
+	bool any = false, repeats = false;
+
+	if (!op_sparse_any_left(c)) {
+		op_sparse_rows_added(c);
+		return;
+	}
+	while (!any) {
+		for (unsigned d = 0; d < c->n_parts; d++)
+			any = any || op_sparse_n_of(c, &c->parts[d], c->turn);
+		c->turn += !any;
+	}
+	for (unsigned d = 0; d < c->n_parts; d++)
+		repeats = repeats || sparse_repeats_now(c, d);
+	if (repeats)
+		sparse_coalesce(c, op_sparse_add_turn);
+	else
+		op_sparse_add_turn(c);
+}
+
+static void op_sparse_zero(struct coll *c, unsigned d, float *at, uint64_t n)
+{
+	if (n)
+		coll_kop(&c->parts[d], KOP_FILL, n)->fill =
+			(struct k_fill){ .dst = at, .kind = FILL_CONSTANT };
+}
+
+/* What is added to: a unit without a gradient gets one that is 0. */
+static void op_sparse_zero_gradient(struct coll *c, unsigned d)
+{
+	const struct op *op = op_sparse_first_of(c);
+	const struct sparse_work *w = c->work;
+	const struct unit_part *up = &c->unit->parts[d];
+
+	if (!sparse_args(op)->d && !c->unit->has_gradient)
+		op_sparse_zero(c, d, optim_at(&up->grads, 0), up->n);
+	else if (unit_lacks_gradient(c->unit, sparse_args(op)->tensor) ||
+		 (sparse_args(op)->d && w->all))
+		op_sparse_zero(c, d, sparse_gradient(c, d), sparse_run(c, d).n);
+}
+
+/* The rows of a part's members, to where the device reads them. */
+static void op_sparse_copy_rows(struct coll *c, struct coll_part *p)
+{
+	const struct sparse_work *w = c->work;
+	int64_t *to = w->all ? region_addr(&p->scratch[SPARSE_ROWS]) : NULL;
+
+	for (uint32_t turn = 0; turn < p->n; turn++) {
+		const struct op *op = c->ops[p->members[turn]];
+		const struct sparse_repeats *r = op->owned;
+		uint64_t n = op_sparse_n_of(c, p, turn) + (r ? r->n_rows : 0);
+
+		if (n)
+			coll_kop(p, KOP_COPY, n * sizeof(*to))->copy =
+				(struct k_copy){ to, r ? r->at : sparse_args(op)->rows };
+		to += n;
+	}
+}
+
+static void op_sparse_fold(struct coll *c)
+{
+	sparse_fold(c, op_sparse_done);
+}
+
+static void op_sparse_prepare(struct coll *c)
+{
+	const struct sparse_work *w = c->work;
+
+	if (!coll_need_kops(c, (size_t)c->n + 2))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		op_sparse_zero_gradient(c, d);
+		if (w->apart && w->all && !w->folds)
+			op_sparse_zero(c, d, op_sparse_rows_go_to(c, d), w->elements);
+		op_sparse_copy_rows(c, &c->parts[d]);
+	}
+	c->turn = 0;
+	coll_kernels(c, w->folds && w->all ? op_sparse_fold : op_sparse_add_next);
+}
+
+/* ---------------------------------------------------------------------- the op */
+
+/* Buckets divide by those who have inputs, if they are asked to. DDP's Reducer multiplies a
+ * dense bucket by a reciprocal, and divides a sparse one. */
+static void op_sparse_plan_of(const struct coll *c, struct reduce_plan *ret)
+{
+	const state_unit *rec = c->unit->rec;
+	uint32_t ranks = rec->reduce_profile >= PROFILE_DDP ? coll_divide_by(c) : c->n;
+	struct reduce_setting s = reduce_setting_now(c->unit, ranks, reduce_device_of(c->unit));
+
+	reduce_plan_make(&s, ret);
+	if (rec->reduce_profile == PROFILE_DDP)
+		ret->pre = reduce_divide_by(&s, ranks, s.gradient_dtype);
+}
+
+static int op_sparse_begin_work(struct coll *c, struct fault *f)
+{
+	size_t pointers = c->n * (1 + (size_t)c->n_parts);
+	struct sparse_work *w = calloc(1, sizeof(*w) + pointers * sizeof(void *));
+	uint32_t tensor = sparse_args(op_sparse_first_of(c))->tensor;
+
+	if (!w)
+		return fault_errno(f, -ENOMEM, "ReduceSparse");
+	c->work = w;
+	op_sparse_plan_of(c, &w->plan);
+	w->elements = op_sparse_rows_of(c->unit, tensor) * op_sparse_width_of(c->unit, tensor);
+	w->apart = c->n_parts > 1 || c->unit->rec->reduce_profile < PROFILE_DDP ||
+		   w->plan.post.how != K_FACTOR_NONE;
+	w->partials = w->values + c->n;
+	w->folds = sparse_folds(c->unit, &w->plan);
+	if (w->folds)
+		sparse_fold_init(c, w);
+	else if (sparse_repeats_init(c, op_sparse_rows_of(c->unit, tensor)) < 0)
+		return fault_errno(f, -ENOMEM, "ReduceSparse");
+	for (uint32_t i = 0; i < c->n; i++) {
+		struct op *op = c->ops[i];
+
+		w->all += sparse_args(op)->n;
+		if (!sparse_args(op)->n)
+			continue;
+		w->values[i] = op_buffer_at(op, sparse_args(op)->values_offset, 0, f);
+		CHECK(w->values[i]); /* the op holds them since it was checked */
+	}
+	CHECK(w->apart || sparse_run(c, 0).n == w->elements);
+	return 0;
+}
+
+static uint64_t op_sparse_scratch_of(const struct coll *c, unsigned which)
+{
+	const struct sparse_work *w = c->work;
+
+	if (!w->all)
+		return 0;
+	if (which == SPARSE_ROWS)
+		return (w->all + sparse_repeats_indices(c)) * sizeof(int64_t);
+	if (which == SPARSE_TABLE)
+		return w->apart ? w->elements * sizeof(float) : 0;
+	if (w->folds)
+		return sparse_fold_scratch(c, which);
+	if (which != SPARSE_COALESCED)
+		return 0;
+	return sparse_repeats_bytes(
+		c, op_sparse_width_of(c->unit, sparse_args(op_sparse_first_of(c))->tensor));
+}
+
+static void op_sparse_start(struct parked *parked)
+{
+	struct coll *c = CONTAINER_OF(parked, struct coll, parked);
+	struct fault f = FAULT_NULL;
+
+	if (coll_overtaken(c, true) || !coll_ready(c, op_sparse_start))
+		return;
+	if (!c->work && op_sparse_begin_work(c, &f)) {
+		coll_end(c, &f);
+		return;
+	}
+	if (sparse_args(op_sparse_first_of(c))->d && !backward_prepare(c, op_sparse_start))
+		return;
+	for (unsigned k = SPARSE_ROWS; k <= SPARSE_SUMS; k++) {
+		uint64_t bytes = op_sparse_scratch_of(c, k);
+
+		if (bytes && !coll_need_scratch(c, k, bytes, op_sparse_start))
+			return;
+	}
+	op_sparse_prepare(c);
+}
+
+static void op_sparse_run(struct coll *c)
+{
+	/* a prepared step still needs the gradients that this one would change */
+	if (sparse_args(op_sparse_first_of(c))->d
+		    ? apply_ensure_step(c->job, &c->parked, op_sparse_start)
+		    : apply_ensure(c->job, &c->parked, op_sparse_start))
+		op_sparse_start(&c->parked);
+}
+
+static void op_sparse_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__ReduceSparseReply reply = SHARDD__V1__REDUCE_SPARSE_REPLY__INIT;
+
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+static void op_sparse_surrogate_init(struct op *op)
+{
+	sparse_args(op)->rows = NULL;
+	sparse_args(op)->n = 0;
+}
+
+const struct op_type op_sparse = {
+	.name = "ReduceSparse",
+	.collective = true,
+	.surrogates = true,
+	.request = &shardd__v1__reduce_sparse_request__descriptor,
+	.decode = op_sparse_decode,
+	.check = op_sparse_check,
+	.run = op_sparse_run,
+	.encode = op_sparse_encode,
+	.reads_inputs = true,
+	.surrogate_init = op_sparse_surrogate_init,
+};

@@ -1,0 +1,352 @@
+#include "reduce/reduce_batch.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "job/window.h"
+#include "op/op.h"
+#include "reduce/reduce_run.h"
+#include "work/coll.h"
+
+#define BATCH_MAX 64
+
+struct reduce_batch {
+	struct group *group;
+	const struct reduce_batch_ops *ops;
+	struct coll *colls[BATCH_MAX]; /* in their order; the last one submits for all */
+	unsigned n;
+	unsigned pending; /* of the present stage */
+	int status;
+	bool began;                         /* their streams are waited for */
+	struct kop *kops[NODE_MAX_DEVICES]; /* of all, in the present stage; owned */
+	struct kop *own[NODE_MAX_DEVICES];  /* the last one's own meanwhile */
+	struct region sums[NODE_MAX_DEVICES];
+	void (*next)(struct reduce_batch *b);
+};
+
+static struct coll *reduce_batch_last_of(const struct reduce_batch *b)
+{
+	return b->colls[b->n - 1];
+}
+
+bool reduce_batch_takes(const struct coll *c)
+{
+	/* on one device nothing is gained: what a reduction costs there is its own kernel */
+	return c->n_parts > 1 && !c->reduce->defer && !c->reduce->crossed &&
+	       unit_gradient_bytes(c->unit) <= c->job->node->limits.reduce_batch_bytes;
+}
+
+static void reduce_batch_next_batch(struct group *g);
+
+static void reduce_batch_free_batch(struct reduce_batch *b, const struct coll *c)
+{
+	for (unsigned d = 0; d < ARRAY_SIZE(b->kops); d++)
+		free(b->kops[d]);
+	for (unsigned d = 0; d < c->n_parts; d++)
+		pool_give(&c->job->scratch[c->parts[d].device->index], &b->sums[d]);
+	free(b);
+}
+
+/* Each goes its own way again. */
+static void reduce_batch_part(struct reduce_batch *b, void (*then)(struct coll *c))
+{
+	struct group *g = b->group;
+	struct coll *colls[BATCH_MAX];
+	unsigned n = b->n;
+	int status = b->status;
+	struct job *job = g->job;
+
+	memcpy(colls, b->colls, n * sizeof(colls[0]));
+	reduce_batch_free_batch(b, colls[0]);
+	g->small_runs = false;
+	job->running++; /* the last of them may be the last of a deleted job */
+	for (unsigned i = 0; i < n; i++) {
+		colls[i]->batch = NULL;
+		if (status)
+			coll_end_status(colls[i], status);
+		else
+			then(colls[i]);
+	}
+	reduce_batch_next_batch(g);
+	job->running--;
+	job_settle(job);
+}
+
+/* ------------------------------------------------------------------- kernels */
+
+static void reduce_batch_arrived(struct coll *c)
+{
+	struct reduce_batch *b = c->batch;
+	struct coll *last = reduce_batch_last_of(b);
+
+	b->status = b->status ? b->status : c->status;
+	if (--b->pending)
+		return;
+	for (unsigned d = 0; d < last->n_parts && b->own[d]; d++) {
+		last->parts[d].kops = b->own[d];
+		b->own[d] = NULL;
+	}
+	if (b->status)
+		reduce_batch_part(b, NULL);
+	else
+		b->next(b);
+}
+
+/* What all of them have to do on device @d, into b->kops. */
+static int reduce_batch_collect(struct reduce_batch *b, unsigned d)
+{
+	struct coll_part *last = &reduce_batch_last_of(b)->parts[d];
+	struct kop *all;
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < b->n; i++)
+		n += b->colls[i]->parts[d].n_kops;
+	all = realloc(b->kops[d], (n ? n : 1) * sizeof(*all));
+	if (!all)
+		return -ENOMEM;
+	b->kops[d] = all;
+	n = 0;
+	for (unsigned i = 0; i < b->n; i++) {
+		struct coll_part *p = &b->colls[i]->parts[d];
+
+		memcpy(all + n, p->kops, p->n_kops * sizeof(*all));
+		n += p->n_kops;
+		p->n_kops = 0;
+	}
+	last->n_kops = n;
+	return 0;
+}
+
+static enum backend_order reduce_batch_order(const struct coll *c)
+{
+	return backend_info(c->parts[0].device->backend)->order;
+}
+
+/* One task on each device, behind the streams of all: the others' first tasks are empty and
+ * stand before it in the order of the device. */
+static void reduce_batch_submit(struct reduce_batch *b, void (*next)(struct reduce_batch *b))
+{
+	struct coll *last = reduce_batch_last_of(b);
+	int r = 0;
+
+	for (unsigned d = 0; r == 0 && d < last->n_parts; d++)
+		r = reduce_batch_collect(b, d);
+	if (r) {
+		b->status = r;
+		reduce_batch_part(b, NULL);
+		return;
+	}
+	for (unsigned d = 0; d < last->n_parts; d++) {
+		b->own[d] = last->parts[d].kops;
+		last->parts[d].kops = b->kops[d];
+	}
+	b->next = next;
+	b->began = b->began || reduce_batch_order(last) == BACKEND_ORDER_NONE;
+	b->pending = b->began ? 1 : b->n;
+	for (unsigned i = 0; !b->began && i + 1 < b->n; i++)
+		coll_kernels(b->colls[i], reduce_batch_arrived);
+	b->began = true;
+	coll_kernels(last, reduce_batch_arrived);
+}
+
+static void reduce_batch_forget_kops(struct coll *c)
+{
+	for (unsigned d = 0; d < c->n_parts; d++)
+		c->parts[d].n_kops = 0;
+}
+
+/* ------------------------------------------------------------ between devices */
+
+static size_t reduce_batch_element(const struct coll *c)
+{
+	return dtype_size(c->reduce->plan.sum_dtype);
+}
+
+static uint64_t reduce_batch_segments_of(const struct reduce_batch *b)
+{
+	uint64_t all = 0;
+
+	for (unsigned i = 0; i < b->n; i++)
+		all += reduce_segment(b->colls[i]);
+	return all;
+}
+
+static void reduce_batch_over(struct reduce_batch *b)
+{
+	reduce_batch_part(b, b->ops->done);
+}
+
+static void reduce_batch_finish(struct reduce_batch *b)
+{
+	for (unsigned i = 0; i < b->n; i++) {
+		struct coll *c = b->colls[i];
+
+		reduce_batch_forget_kops(c);
+		for (unsigned d = 0; d < c->n_parts; d++)
+			reduce_finish(c, d);
+	}
+	reduce_batch_submit(b, reduce_batch_over);
+}
+
+static void reduce_batch_talk(struct reduce_batch *b)
+{
+	struct coll *last = reduce_batch_last_of(b);
+	const void *send[NODE_MAX_DEVICES];
+	void *recv[NODE_MAX_DEVICES];
+	uint64_t count = reduce_batch_segments_of(b);
+	enum dtype dtype = last->reduce->plan.sum_dtype;
+
+	if (!last->group->nc || last->group->nc->state != COMM_READY) {
+		b->status = ENGINE_E_ABORTED;
+		reduce_batch_part(b, NULL);
+		return;
+	}
+	b->next = reduce_batch_finish;
+	b->pending = 1;
+	for (unsigned i = 0; i < b->n; i++)
+		(void)coll_comm(b->colls[i],
+				reduce_batch_arrived); /* watched, each by its own deadline */
+	for (unsigned d = 0; d < last->n_parts; d++) {
+		send[d] = region_addr(&b->sums[d]);
+		recv[d] = last->unit->spread == 1 ? region_addr(&b->sums[d])
+						  : (char *)send[d] + d * count * dtype_size(dtype);
+	}
+	if (last->unit->spread == 1)
+		comm_all_reduce(coll_between(last), &last->comm_op, recv, count, dtype, REDUCE_SUM);
+	else
+		comm_reduce_scatter(coll_between(last), &last->comm_op, send, recv, count, dtype);
+}
+
+/* @c's sums to where all lie side by side, in every device's segment behind those of the
+ * @before elements of others. */
+static void reduce_batch_bring(const struct reduce_batch *b, struct coll *c, unsigned d,
+			       uint64_t before)
+{
+	struct coll_part *p = &c->parts[d];
+	uint64_t all = reduce_batch_segments_of(b), own = reduce_segment(c);
+	char *to = region_addr(&b->sums[d]);
+	const char *from = region_addr(&p->scratch[reduce_sums(c)]);
+
+	for (unsigned s = 0; s < c->unit->spread; s++)
+		coll_kop(p, KOP_COPY, own * reduce_batch_element(c))->copy =
+			(struct k_copy){ .dst = to + (s * all + before) * reduce_batch_element(c),
+					 .src = from + s * own * reduce_batch_element(c) };
+	p->sums = to + ((c->unit->spread == 1 ? 0 : d * all) + before) * reduce_batch_element(c);
+}
+
+static bool reduce_batch_take_sums(struct reduce_batch *b)
+{
+	struct coll *c = reduce_batch_last_of(b);
+	uint64_t bytes = reduce_batch_segments_of(b) * c->unit->spread * reduce_batch_element(c);
+	int r = 0;
+
+	for (unsigned d = 0; r == 0 && d < c->n_parts; d++)
+		r = pool_take(&c->job->scratch[c->parts[d].device->index], bytes, &b->sums[d]);
+	if (r == 0)
+		window_check(c->group->nc, BACKEND_Q_MAIN, b->sums);
+	return r == 0;
+}
+
+/* Without memory for that, and if it is but one, each by itself. */
+static void reduce_batch_between(struct reduce_batch *b)
+{
+	uint64_t before = 0;
+
+	if (b->n == 1 || !reduce_batch_take_sums(b)) {
+		reduce_batch_part(b, b->ops->rest);
+		return;
+	}
+	for (unsigned i = 0; i < b->n; i++) {
+		struct coll *c = b->colls[i];
+
+		reduce_batch_forget_kops(c);
+		for (unsigned d = 0; d < c->n_parts; d++)
+			reduce_batch_bring(b, c, d, before);
+		before += reduce_segment(c);
+	}
+	reduce_batch_submit(b, reduce_batch_talk);
+}
+
+/* ------------------------------------------------------------------ the batch */
+
+/* The next kernels of each, until none has any before devices talk. */
+static void reduce_batch_stage(struct reduce_batch *b)
+{
+	bool any = false;
+
+	for (unsigned i = 0; i < b->n; i++) {
+		reduce_batch_forget_kops(b->colls[i]);
+		any = reduce_next_stage(b->colls[i]) || any;
+	}
+	if (any)
+		reduce_batch_submit(b, reduce_batch_stage);
+	else
+		reduce_batch_between(b);
+}
+
+/* Side by side in one collective? */
+static bool reduce_batch_goes_with(const struct coll *c, const struct coll *first)
+{
+	return c->reduce->plan.sum_dtype == first->reduce->plan.sum_dtype &&
+	       c->unit->spread == first->unit->spread;
+}
+
+static void reduce_batch_take(struct reduce_batch *b)
+{
+	struct group *g = b->group;
+	uint64_t bytes = 0;
+
+	while (!list_empty(&g->small) && b->n < BATCH_MAX) {
+		struct coll *c = list_first(&g->small, struct coll, small);
+
+		bytes += unit_gradient_bytes(c->unit);
+		if (b->n && (bytes > g->job->node->limits.reduce_batch_bytes ||
+			     !reduce_batch_goes_with(c, b->colls[0])))
+			return;
+		list_unlink(&c->small);
+		if (coll_overtaken(c, true)) /* while it waited */
+			continue;
+		c->batch = b;
+		b->colls[b->n++] = c;
+	}
+}
+
+/* Without memory for a batch the first of them ends. */
+static void reduce_batch_next_batch(struct group *g)
+{
+	while (!g->small_runs && !list_empty(&g->small)) {
+		struct coll *first = list_first(&g->small, struct coll, small);
+		struct reduce_batch *b = calloc(1, sizeof(*b));
+
+		if (!b) {
+			list_unlink(&first->small);
+			coll_end_status(first, -ENOMEM);
+			continue;
+		}
+		b->group = g;
+		b->ops = first->batch_ops;
+		g->small_runs = true;
+		reduce_batch_take(b);
+		if (b->n) {
+			reduce_batch_stage(b);
+			continue;
+		}
+		g->small_runs = false;
+		free(b);
+	}
+}
+
+void reduce_batch_add(struct coll *c, const struct reduce_batch_ops *ops)
+{
+	struct group *g = c->group;
+	struct job *job = c->job;
+
+	c->batch_ops = ops;
+	list_append(&g->small, &c->small);
+	job->running++; /* what ends meanwhile may be the last of a deleted job */
+	reduce_batch_next_batch(g);
+	job->running--;
+	job_settle(job);
+}

@@ -1,0 +1,187 @@
+/*
+ * Reductions in which replicas have ranks on several devices, and what a replica comes to has a
+ * factor of its own: FSDP2 averages twice, and between the two it rounds. The devices' sums
+ * cannot stand for the replicas' there. So the replicas' ranks are added between all devices, one
+ * replica after the other; who has no rank of it adds nothing:
+ *
+ *   its ranks here --fold--> sums --pack--> (between devices) --> segment --partial--> partials
+ *   ... the next replica ...      partials, when all are there --replica, fold, post--> shards
+ *
+ * On each device the partials are of the segment of the sum that the device gets.
+ */
+#include "core/check.h"
+#include "reduce/reduce_run.h"
+#include "unit/pack.h"
+#include "work/coll.h"
+
+/* ------------------------------------------------------------ between devices */
+
+uint64_t reduce_segment(const struct coll *c)
+{
+	return c->unit->spread == 1 ? c->unit->layout.elements : unit_part_elements(c->unit);
+}
+
+/* Where every device has all of the unit it gets all of the sum; else, in place, its own
+ * segment of it. */
+void reduce_talk(struct coll *c, void (*next)(struct coll *c))
+{
+	enum dtype dtype = c->reduce->plan.sum_dtype;
+	const void *send[NODE_MAX_DEVICES];
+	void *recv[NODE_MAX_DEVICES];
+
+	if (!coll_can_talk(c))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		send[d] = region_addr(&c->parts[d].scratch[reduce_sums(c)]);
+		recv[d] = (char *)send[d] + c->unit->parts[d].begin * dtype_size(dtype);
+		c->parts[d].sums = recv[d];
+	}
+	if (c->unit->spread == 1)
+		comm_all_reduce(coll_between(c), coll_comm(c, next), recv, reduce_segment(c), dtype,
+				REDUCE_SUM);
+	else
+		comm_reduce_scatter(coll_between(c), coll_comm(c, next), send, recv,
+				    reduce_segment(c), dtype);
+}
+
+/* ------------------------------------------------------------- one replica */
+
+/* -0: whatever is added to it stays what it is, +0 and -0 too. Of 16 bits two in one. */
+static void reduce_replicas_fill_nothing(struct coll *c, struct coll_part *p, void *to)
+{
+	enum dtype t = c->reduce->plan.sum_dtype;
+	uint64_t n = c->unit->layout.elements;
+
+	coll_kop(p, KOP_FILL, t == DTYPE_FP32 ? n : (n + 1) / 2)->fill = (struct k_fill){
+		.dst = to, .kind = FILL_CONSTANT, .a = t == DTYPE_FP32 ? -0.0 : -0x1p-134
+	};
+}
+
+/* Its ranks on device @d, which are there side by side. */
+static void reduce_replicas_fold_here(struct coll *c, unsigned d)
+{
+	const struct reduce_run *run = c->reduce;
+	struct coll_part *p = &c->parts[d];
+	void *to = region_addr(&p->scratch[REDUCE_SUMS]);
+	uint32_t first = 0, n = 0;
+
+	for (uint32_t i = 0; i < p->n; i++) {
+		first += p->members[i] / run->shard_ranks < run->replica;
+		n += p->members[i] / run->shard_ranks == run->replica;
+	}
+	if (n)
+		coll_kop(p, KOP_REDUCE, c->unit->layout.elements)->reduce =
+			(struct k_reduce){ .out = to,
+					   .out_dtype = run->plan.sum_dtype,
+					   .in = &p->inputs[first],
+					   .k = n,
+					   .in_dtype = reduce_input_dtype(c),
+					   .pre = run->plan.pre,
+					   .sum_dtype = run->plan.sum_dtype };
+	else
+		reduce_replicas_fill_nothing(c, p, to);
+}
+
+static char *reduce_replicas_partial(const struct coll *c, unsigned d, uint32_t replica)
+{
+	const struct region *kept = &c->unit->parts[d].partials;
+	char *at = region_addr(kept->slab ? kept : &c->parts[d].scratch[REDUCE_PARTIALS]);
+
+	return at + replica * c->reduce->stride;
+}
+
+/* What it has come to, added to what was kept of it. */
+static void reduce_replicas_keep_here(struct coll *c, unsigned d)
+{
+	const struct reduce_run *run = c->reduce;
+	struct coll_part *p = &c->parts[d];
+
+	p->inputs[p->n] = p->sums;
+	coll_kop(p, KOP_REDUCE, reduce_segment(c))->reduce =
+		(struct k_reduce){ .out = reduce_replicas_partial(c, d, run->replica),
+				   .out_dtype = run->plan.sum_dtype,
+				   .in = &p->inputs[p->n],
+				   .k = 1,
+				   .in_dtype = run->plan.sum_dtype,
+				   .sum_dtype = run->plan.sum_dtype,
+				   .post = run->plan.partial,
+				   .accumulate = run->had_partials };
+}
+
+/* All of them, over the replicas. */
+static void reduce_replicas_fold_partials(struct coll *c, unsigned d)
+{
+	const struct reduce_run *run = c->reduce;
+	const void **in = &c->reduce->partials[d * run->here];
+	const struct region *grads = &c->unit->parts[d].grads;
+	const struct k_reduce r = { .out = grads->slab ? region_addr(grads) : NULL,
+				    .out_dtype = DTYPE_FP32,
+				    .in = in,
+				    .k = run->replicas,
+				    .in_dtype = run->plan.sum_dtype,
+				    .pre = run->plan.replica,
+				    .sum_dtype = run->plan.sum_dtype,
+				    .post = run->plan.post,
+				    .accumulate = run->accumulate };
+
+	for (uint32_t i = 0; i < run->replicas; i++)
+		in[i] = reduce_replicas_partial(c, d, i);
+	reduce_by_span(c, d, &r);
+}
+
+/* -------------------------------------------------------------------- stages */
+
+/* Return: false: @c has ended. */
+static bool reduce_replicas_fill_parts(struct coll *c, void (*fill)(struct coll *c, unsigned d))
+{
+	if (!coll_need_kops(c, c->reduce->kops))
+		return false;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		fill(c, d);
+	return true;
+}
+
+static void reduce_replicas_next_replica(struct coll *c);
+
+static void reduce_replicas_keep(struct coll *c)
+{
+	if (!reduce_replicas_fill_parts(c, reduce_replicas_keep_here))
+		return;
+	c->reduce->replica++;
+	coll_kernels(c, reduce_replicas_next_replica);
+}
+
+static void reduce_replicas_talk(struct coll *c)
+{
+	reduce_talk(c, reduce_replicas_keep);
+}
+
+static void reduce_replicas_pack(struct coll *c)
+{
+	if (reduce_replicas_fill_parts(c, reduce_pack))
+		coll_kernels(c, reduce_replicas_talk);
+}
+
+static void reduce_replicas_next_replica(struct coll *c)
+{
+	struct reduce_run *run = c->reduce;
+
+	if (run->replica < run->replicas) {
+		if (reduce_replicas_fill_parts(c, reduce_replicas_fold_here))
+			coll_kernels(c, unit_is_packed(c->unit) ? reduce_replicas_pack
+								: reduce_replicas_talk);
+	} else if (run->defer) {
+		run->deferred(c);
+	} else if (reduce_replicas_fill_parts(c, reduce_replicas_fold_partials)) {
+		reduce_kernels(c, run->reduced);
+	}
+}
+
+void reduce_replicas(struct coll *c, void (*deferred)(struct coll *c),
+		     void (*reduced)(struct coll *c))
+{
+	CHECK(c->reduce->crossed && c->n_parts > 1 && !c->reduce->plan.adds_before);
+	c->reduce->deferred = deferred;
+	c->reduce->reduced = reduced;
+	reduce_replicas_next_replica(c);
+}

@@ -1,0 +1,288 @@
+/*
+ * ReduceSparse where the order in which ranks are added shows: as if every rank had brought
+ * the gradient of the whole tensor, 0 where it has no rows, and Reduce had taken them
+ * (reduce_run.h). One table on each device serves its ranks in turn:
+ *
+ *   0 --the rank's rows, in fp32--> table --pre--> its replica's sum, in sum_dtype
+ *
+ * and when all have had theirs the sums go the way of Reduce's:
+ *
+ *   --partial--> --replica--> added over replicas and devices --post--> added to the gradient
+ *
+ * Where replicas have a factor of their own and ranks on several devices, each replica's sum is
+ * added between the devices first, those without a rank of it adding -0 (reduce_replicas.c).
+ */
+#include "core/check.h"
+#include "op/op.h"
+#include "reduce/reduce_run.h"
+#include "reduce/sparse.h"
+#include "work/coll.h"
+
+static struct sparse_work *sparse_fold_work_of(const struct coll *c)
+{
+	return c->work;
+}
+
+bool sparse_folds(const struct unit *u, const struct reduce_plan *plan)
+{
+	const state_unit *rec = u->rec;
+
+	return rec->reduce_profile < PROFILE_DDP &&
+	       (rec->strategy == STRATEGY_HYBRID || plan->sum_dtype != DTYPE_FP32);
+}
+
+static uint32_t sparse_fold_partials_on(const struct coll *c, const struct sparse_work *w,
+					unsigned d)
+{
+	if (w->crossed)
+		return c->n / c->unit->rec->shard_ranks;
+	return w->whole ? c->parts[d].n / c->unit->rec->shard_ranks : 1;
+}
+
+void sparse_fold_init(const struct coll *c, struct sparse_work *w)
+{
+	uint64_t bytes = w->elements * dtype_size(w->plan.sum_dtype);
+
+	w->whole = reduce_whole_replicas(c);
+	w->crossed = !w->whole && c->n > c->unit->rec->shard_ranks &&
+		     (w->plan.partial.how || w->plan.replica.how);
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		uint32_t here = sparse_fold_partials_on(c, w, d);
+
+		w->here = here > w->here ? here : w->here;
+	}
+	CHECK(w->here > 0);
+	w->stride = (bytes + POOL_ALIGN - 1) / POOL_ALIGN * POOL_ALIGN;
+}
+
+uint64_t sparse_fold_scratch(const struct coll *c, unsigned which)
+{
+	const struct sparse_work *w = sparse_fold_work_of(c);
+
+	if (which == SPARSE_PARTIALS)
+		return w->here * w->stride;
+	return which == SPARSE_SUMS ? w->stride : 0;
+}
+
+static char *sparse_fold_sums(const struct coll *c, unsigned d)
+{
+	return region_addr(&c->parts[d].scratch[SPARSE_SUMS]);
+}
+
+static char *sparse_fold_partial(const struct coll *c, unsigned d, uint32_t j)
+{
+	return (char *)region_addr(&c->parts[d].scratch[SPARSE_PARTIALS]) +
+	       j * sparse_fold_work_of(c)->stride;
+}
+
+/* Sums from sums. */
+static struct k_reduce sparse_fold_of_sums(const struct sparse_work *w, void *out, const void **in,
+					   unsigned k)
+{
+	return (struct k_reduce){ .out = out,
+				  .out_dtype = w->plan.sum_dtype,
+				  .in = in,
+				  .k = k,
+				  .in_dtype = w->plan.sum_dtype,
+				  .sum_dtype = w->plan.sum_dtype };
+}
+
+/* -------------------------------------------------------------------- the end */
+
+static void sparse_fold_add_to_gradient(struct coll *c)
+{
+	struct sparse_work *w = sparse_fold_work_of(c);
+
+	if (!coll_need_kops(c, 1))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct unit_run run = sparse_run(c, d);
+		struct k_reduce r = sparse_fold_of_sums(w, sparse_gradient(c, d), &w->tables[d], 1);
+
+		w->tables[d] = sparse_fold_sums(c, d) + run.first * dtype_size(w->plan.sum_dtype);
+		r.out_dtype = DTYPE_FP32;
+		r.post = w->plan.post;
+		r.accumulate = true;
+		if (run.n)
+			coll_kop(&c->parts[d], KOP_REDUCE, run.n)->reduce = r;
+	}
+	coll_kernels(c, w->done);
+}
+
+static void sparse_fold_between(struct coll *c)
+{
+	const struct sparse_work *w = sparse_fold_work_of(c);
+	void *data[NODE_MAX_DEVICES];
+
+	if (c->n_parts == 1 || w->crossed) {
+		sparse_fold_add_to_gradient(c);
+		return;
+	}
+	if (!coll_can_talk(c))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		data[d] = sparse_fold_sums(c, d);
+	comm_all_reduce(coll_between(c), coll_comm(c, sparse_fold_add_to_gradient), data,
+			w->elements, w->plan.sum_dtype, REDUCE_SUM);
+}
+
+/* The replicas of a device. */
+static void sparse_fold_add_replicas(struct coll *c)
+{
+	struct sparse_work *w = sparse_fold_work_of(c);
+
+	if (!coll_need_kops(c, 1))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct k_reduce r =
+			sparse_fold_of_sums(w, sparse_fold_sums(c, d), &w->partials[d * w->here],
+					    sparse_fold_partials_on(c, w, d));
+
+		r.pre = w->plan.replica;
+		coll_kop(&c->parts[d], KOP_REDUCE, w->elements)->reduce = r;
+	}
+	coll_kernels(c, sparse_fold_between);
+}
+
+/* Each replica's sum, in place. */
+static void sparse_fold_finish_partials(struct coll *c)
+{
+	struct sparse_work *w = sparse_fold_work_of(c);
+
+	if (!coll_need_kops(c, w->here))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		for (uint32_t j = 0; j < sparse_fold_partials_on(c, w, d); j++) {
+			const void **in = &w->partials[d * w->here + j];
+			struct k_reduce r =
+				sparse_fold_of_sums(w, sparse_fold_partial(c, d, j), in, 1);
+
+			*in = sparse_fold_partial(c, d, j);
+			r.post = w->plan.partial;
+			if (r.post.how != K_FACTOR_NONE)
+				coll_kop(&c->parts[d], KOP_REDUCE, w->elements)->reduce = r;
+		}
+	}
+	coll_kernels(c, sparse_fold_add_replicas);
+}
+
+/* What is between two partials is added too, and not looked at. */
+static void sparse_fold_between_replicas(struct coll *c)
+{
+	const struct sparse_work *w = sparse_fold_work_of(c);
+	size_t size = dtype_size(w->plan.sum_dtype);
+	void *data[NODE_MAX_DEVICES];
+
+	CHECK(size > 0);
+	if (!coll_can_talk(c))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		data[d] = sparse_fold_partial(c, d, 0);
+	comm_all_reduce(coll_between(c), coll_comm(c, sparse_fold_finish_partials), data,
+			w->here * w->stride / size, w->plan.sum_dtype, REDUCE_SUM);
+}
+
+/* -0 in all partials: whatever is added to it stays what it is. Of 16 bits two in one. */
+static void sparse_fold_fill_partials(struct coll *c, void (*next)(struct coll *c))
+{
+	const struct sparse_work *w = sparse_fold_work_of(c);
+	double nothing = w->plan.sum_dtype == DTYPE_FP32 ? -0.0 : -0x1p-134;
+
+	if (!coll_need_kops(c, 1))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		coll_kop(&c->parts[d], KOP_FILL, w->here * w->stride / sizeof(float))->fill =
+			(struct k_fill){ .dst = (float *)sparse_fold_partial(c, d, 0),
+					 .kind = FILL_CONSTANT,
+					 .a = (float)nothing };
+	coll_kernels(c, next);
+}
+
+/* ------------------------------------------------------------- rank after rank */
+
+static void sparse_fold_next_rank(struct coll *c);
+
+/* Which of the device's partials is that of the member whose turn it is, and whether it is
+ * the first that is added to it there. */
+static uint32_t sparse_fold_partial_of(const struct coll *c, unsigned d, bool *ret_first)
+{
+	const struct coll_part *p = &c->parts[d];
+	uint32_t shard_ranks = c->unit->rec->shard_ranks,
+		 k = p->n / sparse_fold_partials_on(c, sparse_fold_work_of(c), d);
+
+	if (!sparse_fold_work_of(c)->crossed) {
+		*ret_first = c->turn % k == 0;
+		return c->turn / k;
+	}
+	*ret_first = c->turn == 0 ||
+		     p->members[c->turn - 1] / shard_ranks != p->members[c->turn] / shard_ranks;
+	return p->members[c->turn] / shard_ranks;
+}
+
+/* The first of a replica is what the others are added to. */
+static void sparse_fold_fold_rank(struct coll *c)
+{
+	struct sparse_work *w = sparse_fold_work_of(c);
+
+	if (!coll_need_kops(c, 1))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+		struct k_reduce r = sparse_fold_of_sums(w, NULL, &w->tables[d], 1);
+		bool first;
+
+		if (c->turn >= p->n)
+			continue;
+		w->tables[d] = region_addr(&p->scratch[SPARSE_TABLE]);
+		r.out = sparse_fold_partial(c, d, sparse_fold_partial_of(c, d, &first));
+		r.in_dtype = DTYPE_FP32;
+		r.pre = w->plan.pre;
+		r.accumulate = !first;
+		coll_kop(p, KOP_REDUCE, w->elements)->reduce = r;
+	}
+	c->turn++;
+	coll_kernels(c, sparse_fold_next_rank);
+}
+
+static void sparse_fold_add_rows(struct coll *c)
+{
+	if (!coll_need_kops(c, 1))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		sparse_add_rows(c, d);
+	coll_kernels(c, sparse_fold_fold_rank);
+}
+
+static void sparse_fold_next_rank(struct coll *c)
+{
+	bool any = false;
+
+	if (!coll_need_kops(c, 1))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+
+		if (c->turn >= p->n)
+			continue;
+		any = true;
+		coll_kop(p, KOP_FILL, sparse_fold_work_of(c)->elements)->fill =
+			(struct k_fill){ .dst = region_addr(&p->scratch[SPARSE_TABLE]),
+					 .kind = FILL_CONSTANT };
+	}
+	if (any)
+		coll_kernels(c, sparse_fold_add_rows);
+	else if (sparse_fold_work_of(c)->crossed)
+		sparse_fold_between_replicas(c);
+	else
+		sparse_fold_finish_partials(c);
+}
+
+void sparse_fold(struct coll *c, void (*done)(struct coll *c))
+{
+	sparse_fold_work_of(c)->done = done;
+	c->turn = 0;
+	if (sparse_fold_work_of(c)->crossed)
+		sparse_fold_fill_partials(c, sparse_fold_next_rank);
+	else
+		sparse_fold_next_rank(c);
+}

@@ -1,0 +1,314 @@
+/*
+ * The step that is prepared and applied later.
+ *
+ * Step only notes that all ranks want it. It is applied as a whole by the commit that
+ * follows, so that a trainer's death between the two leaves parameters, optimizer
+ * state and commit as they were; or, for those who go on without a
+ * commit, by the next op that needs parameters or gradients, and then the job is past its
+ * last commit until the next one.
+ */
+#include "step/apply.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "copies/full.h"
+#include "core/check.h"
+#include "op/device_note.h"
+#include "op/op.h"
+#include "unit/optim.h"
+#include "work/drain.h"
+
+/* What one device does of it. */
+struct apply_part {
+	struct backend_task task;
+	struct device_note note;
+	struct apply *apply;
+};
+
+struct apply {
+	struct job *job;
+	struct parked parked; /* until nobody holds or reads the parameters any more */
+	struct unit **units;  /* those that are stepped */
+	unsigned n;
+	struct apply_part parts[NODE_MAX_DEVICES]; /* by device */
+	unsigned pending;
+	int status;
+	void (*next)(struct apply *a); /* when all devices are there; NULL: it is over */
+};
+
+static void apply_free(struct apply *a)
+{
+	for (unsigned d = 0; d < NODE_MAX_DEVICES; d++)
+		free(a->parts[d].task.kops);
+	free(a->units);
+	free(a);
+}
+
+/* A device that failed half-way leaves parameters that nobody can go on from. */
+void apply_failed(struct job *job)
+{
+	job->torn = true;
+	for (uint32_t i = 0; i < job->n_units; i++)
+		job->units[i]->torn = true;
+}
+
+static void apply_done(struct job *job, struct unit **units, unsigned n, int status)
+{
+	for (unsigned i = 0; i < n; i++) {
+		struct unit *u = units[i];
+
+		u->version++;
+		u->has_gradient = false;
+		unit_stepped(u);
+		full_invalidate(job, u);
+		job_give_grads(job, u);
+	}
+	if (status)
+		apply_failed(job);
+	if (n && !job->step.counted)
+		job->rec->uncommitted_steps++;
+	job->step.counted = false;
+	job->step.applying = false;
+	step_rates_clear(&job->step.rates);
+	if (job->step.epoch != job->rec->epoch)
+		job_tear(job); /* a trainer died meanwhile, without a commit to cover this */
+	apply_go_on(job);
+	job->running--; /* only now: those resumed may have been the last of a deleted job */
+	job_settle(job);
+}
+
+static void apply_on_applied(struct backend_task *task, int status)
+{
+	struct apply *a = CONTAINER_OF(task, struct apply_part, task)->apply;
+	struct job *job = a->job;
+
+	a->status = a->status ? a->status : status;
+	if (--a->pending)
+		return;
+	if (a->next && !a->status) {
+		a->next(a);
+		return;
+	}
+	apply_done(job, a->units, a->n, a->status);
+	apply_free(a);
+}
+
+static bool apply_takes_part(const struct job *job, const struct unit *u)
+{
+	return u->has_gradient && u->rec->group == job->step.group &&
+	       u->rec->optimizer->kind != OPTIM_NONE;
+}
+
+/* Kops that @u needs on part @d: of the factor, or of the step. */
+static size_t apply_kops_of(const struct job *job, const struct unit *u, unsigned d)
+{
+	const struct unit_part *p = &u->parts[d];
+	size_t scale = job->step.scales ? optim_scale_kops(u, p, 0, NULL) : 0;
+	size_t step = optim_step_kops(u, p, &job->step.rates, NULL);
+
+	return scale > step ? scale : step;
+}
+
+/* On each device for the kops of all units. */
+static bool apply_make_room(struct apply *a)
+{
+	const struct job *job = a->job;
+	size_t kops[NODE_MAX_DEVICES] = { 0 };
+	bool there = true;
+
+	for (uint32_t i = 0; i < job->n_units; i++) {
+		const struct unit *u = job->units[i];
+
+		for (unsigned d = 0; apply_takes_part(job, u) && d < u->n_parts; d++)
+			kops[u->parts[d].device->index] += apply_kops_of(job, u, d);
+	}
+	for (unsigned d = 0; d < job->node->n_devices; d++) {
+		a->parts[d].apply = a;
+		a->parts[d].note = (struct device_note){ .name = "Step", .job = job };
+		a->parts[d].task.sync = true;
+		a->parts[d].task.done = apply_on_applied;
+		a->parts[d].task.kops = calloc(kops[d] ? kops[d] : 1, sizeof(struct kop));
+		there = there && a->parts[d].task.kops;
+	}
+	return there;
+}
+
+static struct apply *apply_new(struct job *job)
+{
+	struct apply *a = calloc(1, sizeof(*a));
+
+	if (!a)
+		return NULL;
+	a->job = job;
+	list_init(&a->parked.link);
+	a->units = calloc(job->n_units ? job->n_units : 1, sizeof(struct unit *));
+	if (a->units && apply_make_room(a))
+		return a;
+	apply_free(a);
+	return NULL;
+}
+
+static void apply_step_unit(struct apply *a, const struct unit *u)
+{
+	for (unsigned d = 0; d < u->n_parts; d++) {
+		struct backend_task *task = &a->parts[u->parts[d].device->index].task;
+
+		task->n_kops += (unsigned)optim_step_kops(u, &u->parts[d], &a->job->step.rates,
+							  &task->kops[task->n_kops]);
+	}
+}
+
+/* Only to devices that have something to do: another may be lost, which is not our affair.
+ * With nothing to do at all it still ends from the loop. */
+static void apply_submit_parts(struct apply *a)
+{
+	struct node *node = a->job->node;
+	unsigned n = node->n_devices;
+
+	for (unsigned d = 0; d < n; d++)
+		a->pending += a->parts[d].task.n_kops > 0;
+	if (!a->pending) {
+		const struct device *d = a->job->placed[0] ? a->job->placed[0] : &node->devices[0];
+
+		a->pending = 1;
+		backend_submit(d->backend, &a->parts[d->index].task);
+		return;
+	}
+	for (unsigned d = 0; d < n; d++) {
+		struct backend *b = node->devices[d].backend;
+
+		if (!a->parts[d].task.n_kops)
+			continue;
+		a->parts[d].task.owner = job_as_owner(a->job);
+		device_note_task(&a->parts[d].note, b, &a->parts[d].task);
+		backend_submit(b, &a->parts[d].task);
+	}
+}
+
+static void apply_step_units(struct apply *a)
+{
+	a->next = NULL;
+	for (unsigned d = 0; d < a->job->node->n_devices; d++) {
+		a->parts[d].task.n_kops = 0;
+		a->parts[d].task.sync = true;
+	}
+	for (unsigned i = 0; i < a->n; i++)
+		apply_step_unit(a, a->units[i]);
+	apply_submit_parts(a);
+}
+
+/* The factor of a planned clip: an op on the same elements comes before the step. */
+static void apply_scale_units(struct apply *a)
+{
+	a->next = apply_step_units;
+	for (unsigned i = 0; i < a->n; i++) {
+		const struct unit *u = a->units[i];
+
+		for (unsigned d = 0; d < u->n_parts; d++) {
+			struct backend_task *task = &a->parts[u->parts[d].device->index].task;
+
+			task->n_kops += (unsigned)optim_scale_kops(
+				u, &u->parts[d], a->job->step.factor, &task->kops[task->n_kops]);
+		}
+	}
+	apply_submit_parts(a);
+}
+
+/* The epoch may have ended while streams were waited for: then what they brought is worth
+ * nothing, and the step never was. */
+static void apply_submit(struct parked *p)
+{
+	struct apply *a = CONTAINER_OF(p, struct apply, parked);
+	struct job *job = a->job;
+
+	if (job->step.epoch != job->rec->epoch) {
+		job->step.abandoned = true;
+		apply_done(job, NULL, 0, 0);
+		apply_free(a);
+		return;
+	}
+	for (uint32_t i = 0; i < job->n_units; i++) {
+		CHECK(!apply_takes_part(job, job->units[i]) || !job->units[i]->gathered_ranks);
+		if (apply_takes_part(job, job->units[i]))
+			a->units[a->n++] = job->units[i];
+	}
+	if (job->step.scales)
+		apply_scale_units(a);
+	else
+		apply_step_units(a);
+}
+
+/* Nobody holds the parameters. */
+static void apply_drain(struct parked *p)
+{
+	struct apply *a = CONTAINER_OF(p, struct apply, parked);
+	struct job *job = a->job;
+	int r = drain_ensure(job, p, apply_submit);
+
+	if (r == 0) {
+		apply_submit(p);
+	} else if (r < 0) {
+		apply_done(job, NULL, 0, r);
+		apply_free(a);
+	}
+}
+
+static void apply_unheld(struct parked *p)
+{
+	struct apply *a = CONTAINER_OF(p, struct apply, parked);
+
+	if (a->job->step.epoch != a->job->rec->epoch)
+		apply_submit(p); /* which will not do it */
+	else if (readers_let(a->job, p, apply_unheld))
+		apply_drain(p);
+}
+
+static void apply_start(struct job *job)
+{
+	struct apply *a = apply_new(job);
+
+	job->step.prepared = false;
+	job->step.applying = true;
+	job->step.abandoned = false;
+	job->step.epoch = job->rec->epoch;
+	job->running++;
+	if (a)
+		apply_unheld(&a->parked);
+	else
+		apply_done(job, NULL, 0, -ENOMEM);
+}
+
+/* Neither runs. */
+void apply_go_on(struct job *job)
+{
+	if (job->step.applying || job->step.stepping)
+		return;
+	if (job->step.prepared && !list_empty(&job->step.waiting))
+		apply_start(job);
+	else
+		parked_resume_all(&job->step.waiting);
+}
+
+static void apply_wait(struct job *job, struct parked *p, void (*resume)(struct parked *p))
+{
+	p->resume = resume;
+	list_append(&job->step.waiting, &p->link);
+	apply_go_on(job);
+}
+
+bool apply_ensure(struct job *job, struct parked *p, void (*resume)(struct parked *p))
+{
+	if (!job->step.prepared && !job->step.applying && !job->step.stepping)
+		return true;
+	apply_wait(job, p, resume);
+	return false;
+}
+
+bool apply_ensure_step(struct job *job, struct parked *p, void (*resume)(struct parked *p))
+{
+	if (!job->step.prepared && !job->step.applying)
+		return true;
+	apply_wait(job, p, resume);
+	return false;
+}

@@ -1,0 +1,456 @@
+/*
+ * Optimizers in backward (semantics 4.18): what a unit's last Reduce of a backward pass, or
+ * the last of its buckets, leads to.
+ *
+ *   last Reduce --plan holds--> arrived (unscaled, norm taken) ------------Step--> prepared
+ *        |                                                                            ^
+ *        |--somebody has it gathered--> due --last release--> stepping --> stepped    |
+ *        |                               '---- Step, where memory was short ----------'
+ *        |--nobody has--> stepping --> stepped --Step, Commit--> (next pass)
+ *        '--nobody had from its start on--> stepped by its own kernel (fused.c)
+ *
+ * The optimizer runs on the same queue as the reduction, unit by unit, each as a whole on
+ * all its devices; then its gradient shards go back to their pool. Parameters are changed
+ * before the Step: the first such unit of a pass counts as an uncommitted step, so a death
+ * from there to the commit leaves the job TORN (if it has a commit to fall back behind).
+ * A gather waits for a step that is due or under way, so nobody sees parameters of two steps.
+ */
+#include "step/backward.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "copies/full.h"
+#include "copies/hold.h"
+#include "core/check.h"
+#include "op/device_note.h"
+#include "op/guard.h"
+#include "op/op.h"
+#include "op/op_run.h"
+#include "op/op_util.h"
+#include "op/queue_task.h"
+#include "step/apply.h"
+#include "step/lend.h"
+#include "step/shards.h"
+#include "unit/norm.h"
+#include "unit/optim.h"
+#include "unit/runs.h"
+#include "work/coll.h"
+#include "work/drain.h"
+
+/* The step of one unit. */
+struct back_part {
+	struct back *back;
+	struct queue_task queue;
+	struct kop *kops; /* owned */
+};
+
+struct back {
+	struct job *job;
+	struct unit *u;
+	uint64_t epoch; /* in which it began */
+	unsigned pending;
+	int status;
+	struct back_part parts[];
+};
+
+/* ------------------------------------------------------------ the Reduce begins */
+
+static int backward_check_reduce(const struct unit *u, struct fault *f)
+{
+	if (u->shards_from)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "unit '%.100s' was reduced for the last time in this backward "
+				 "pass and its shards are the trainers': end it with Step, or say "
+				 "that more is to come",
+				 u->rec->name);
+	if (u->stepped || u->stepping || u->due || u->arrived)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "unit '%.100s' was reduced for the last time in this backward "
+				 "pass, and its optimizer has the gradient: end the pass with "
+				 "Step, or say in all Reduces but the last that there is more",
+				 u->rec->name);
+	return 0;
+}
+
+static bool backward_plan_concerns(const struct coll *c)
+{
+	return group_plan_holds(c->group) && !c->more &&
+	       c->unit->rec->optimizer->kind != OPTIM_NONE;
+}
+
+static void backward_cleared(struct coll *c)
+{
+	c->again(&c->parked);
+}
+
+/* What lies between tensors in memory that was something else before. Return: false: it is
+ * being cleared, @again is called when that is ordered, or @c has ended. */
+static bool backward_clear_gaps(struct coll *c, void (*again)(struct parked *p))
+{
+	struct unit_run *gaps = calloc(c->unit->rec->n_tensors, sizeof(*gaps));
+	unsigned all = 0;
+
+	if (!gaps)
+		coll_end_status(c, -ENOMEM);
+	if (!gaps || !coll_need_kops(c, c->unit->rec->n_tensors)) {
+		free(gaps);
+		return false;
+	}
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		const struct unit_part *p = &c->unit->parts[d];
+		unsigned n = unit_gaps(c->unit, p, gaps);
+
+		all += n;
+		for (unsigned i = 0; i < n; i++)
+			coll_kop(&c->parts[d], KOP_FILL, gaps[i].n)->fill =
+				(struct k_fill){ .dst = optim_at(&p->grads, gaps[i].at),
+						 .kind = FILL_CONSTANT };
+	}
+	free(gaps);
+	if (!all)
+		return true;
+	c->again = again;
+	coll_kernels(c, backward_cleared);
+	return false;
+}
+
+static bool backward_need_grads(struct coll *c, void (*again)(struct parked *p))
+{
+	bool fresh = !c->unit->parts[0].grads.slab;
+	struct fault f = FAULT_NULL;
+	int r = job_take_grads(c->job, c->unit);
+
+	if (r > 0 && r != SLAB_E_LATER && job_evict(c->job, UINT64_MAX))
+		r = job_take_grads(c->job, c->unit);
+	if (r == 0)
+		return !fresh || !c->unit->layout.dim0 || backward_clear_gaps(c, again);
+	if (r == SLAB_E_LATER) {
+		node_wait(c->job->node, &c->parked, again);
+		return false;
+	}
+	op_memory_fault(c->job, r, unit_array_bytes(&c->unit->layout, c->unit->spread),
+			"gradient shards", &f);
+	coll_end(c, &f);
+	return false;
+}
+
+/* Will the unit be stepped because of it, without a Step? Then nobody may hold it from here on:
+ * held up later, the gradient would need memory that is not needed otherwise. */
+static bool backward_leads_to_step(const struct coll *c)
+{
+	const state_optimizer *o = c->unit->rec->optimizer;
+
+	return o->when == OPTIM_IN_BACKWARD && o->kind != OPTIM_NONE && !c->more &&
+	       !group_plan_holds(c->group);
+}
+
+bool backward_prepare(struct coll *c, void (*again)(struct parked *p))
+{
+	struct fault f = FAULT_NULL;
+
+	if (!c->begun && backward_check_reduce(c->unit, &f)) { /* begun: it had waited for memory */
+		coll_end(c, &f);
+		return false;
+	}
+	if (backward_leads_to_step(c) && !coll_may_write(c, again))
+		return false;
+	if (!c->fused && !backward_need_grads(c, again))
+		return false;
+	if (backward_plan_concerns(c) && c->group->plan.inv_scale != 0 &&
+	    !coll_need_scratch(c, COLL_FOUND_INF, SHARDS_FOUND_BYTES, again))
+		return false;
+	if (c->lends)
+		lend_begin(c);
+	return true;
+}
+
+/* -------------------------------------------------------- as the plan says */
+
+static void backward_arrived(struct coll *c)
+{
+	struct unit *u = c->unit;
+
+	free(u->norms);
+	u->norms = c->partials;
+	c->partials = NULL;
+	c->n_partials = 0;
+	u->arrived = true;
+	c->arrived(c);
+}
+
+static void backward_take_norm(struct coll *c)
+{
+	if (c->group->plan.has_clip)
+		shards_norm(c, c->group->plan.clip.type, backward_arrived);
+	else
+		backward_arrived(c);
+}
+
+/* A rank may have died since: then there is neither a plan nor a use for it. */
+bool backward_is_planned(const struct coll *c)
+{
+	return backward_plan_concerns(c) && c->ops[0]->m->epoch == c->job->rec->epoch;
+}
+
+void backward_arrive(struct coll *c, void (*next)(struct coll *c))
+{
+	if (c->fused || !backward_is_planned(c)) {
+		next(c);
+		return;
+	}
+	c->arrived = next;
+	if (c->group->plan.inv_scale != 0)
+		shards_unscale(c, (float)c->group->plan.inv_scale, backward_take_norm);
+	else
+		backward_take_norm(c);
+}
+
+/* ------------------------------------------------------------------ stepping */
+
+void backward_mark(struct job *job)
+{
+	job->rec->uncommitted_steps += !job->step.mid;
+	job->step.mid = true;
+}
+
+static void backward_back_free(struct back *b)
+{
+	for (unsigned d = 0; d < b->u->n_parts; d++) {
+		queue_task_deinit(&b->parts[d].queue);
+		free(b->parts[d].kops);
+	}
+	free(b);
+}
+
+/* An epoch that has ended meanwhile has torn the job already, or there is no commit. */
+void backward_stepped(struct job *job, struct unit *u, bool in_time, int status)
+{
+	u->stepped = in_time; /* else its pass is over */
+	u->has_gradient = false;
+	u->version++;
+	unit_stepped(u);
+	full_invalidate(job, u);
+	if (status)
+		apply_failed(job);
+}
+
+/* Its parameters are free again, whether it was stepped or not. */
+void backward_let_go(struct job *job, struct unit *u)
+{
+	CHECK(u->stepping && job->step.stepping > 0);
+	u->stepping = false;
+	job_give_grads(job, u);
+	job->step.stepping--;
+	parked_resume_all(&u->awaiting);
+	apply_go_on(job);
+}
+
+void backward_hold(struct job *job, struct unit *u)
+{
+	CHECK(!u->stepping);
+	u->stepping = true;
+	job->step.stepping++;
+}
+
+static void backward_back_end(struct back *b)
+{
+	struct job *job = b->job;
+	struct unit *u = b->u;
+
+	backward_stepped(job, u, b->epoch == job->rec->epoch, b->status);
+	backward_back_free(b);
+	backward_let_go(job, u);
+	job->running--; /* only now: those resumed may have been the last of a deleted job */
+	job_settle(job);
+}
+
+static void backward_on_stepped(struct backend_task *task, int status)
+{
+	struct back_part *p = CONTAINER_OF(task, struct back_part, queue.task);
+	struct back *b = p->back;
+
+	queue_task_done(&p->queue);
+	b->status = b->status ? b->status : status;
+	if (--b->pending == 0)
+		backward_back_end(b);
+}
+
+const struct step_rates *backward_rates(const struct job *job, const struct unit *u)
+{
+	return &job->groups[u->rec->group]->plan.rates;
+}
+
+/* Streams that still read the shards themselves; who reads a copy is not concerned. */
+static int backward_fill_part(struct back *b, unsigned d)
+{
+	const struct unit_part *p = &b->u->parts[d];
+	const struct step_rates *rates = backward_rates(b->job, b->u);
+	size_t n = optim_step_kops(b->u, p, rates, NULL);
+	struct back_part *part = &b->parts[d];
+
+	part->kops = calloc(n ? n : 1, sizeof(*part->kops));
+	if (!part->kops)
+		return -ENOMEM;
+	optim_step_kops(b->u, p, rates, part->kops);
+	part->queue.task = (struct backend_task){
+		.kops = part->kops, .n_kops = (unsigned)n, .sync = true, .done = backward_on_stepped
+	};
+	return unit_is_direct(b->u) ? queue_task_wait(&part->queue, p->reads.waits, p->reads.n) : 0;
+}
+
+static struct back *backward_back_new(struct job *job, struct unit *u)
+{
+	struct back *b = calloc(1, sizeof(*b) + u->n_parts * sizeof(b->parts[0]));
+	int r = b ? 0 : -ENOMEM;
+
+	if (b) {
+		b->job = job;
+		b->u = u;
+		b->epoch = job->rec->epoch;
+		b->pending = u->n_parts;
+		for (unsigned d = 0; d < u->n_parts; d++) {
+			b->parts[d].back = b;
+			queue_task_init(&b->parts[d].queue, job);
+			b->parts[d].queue.note =
+				(struct device_note){ .name = "Step", .job = job, .unit = u };
+		}
+	}
+	for (unsigned d = 0; r == 0 && d < u->n_parts; d++)
+		r = backward_fill_part(b, d);
+	if (r == 0)
+		return b;
+	if (b)
+		backward_back_free(b);
+	return NULL;
+}
+
+/* Without memory for it the unit stays due: the Step does it then, with what it needs. */
+void backward_released(struct job *job, struct unit *u)
+{
+	struct back *b;
+
+	if (!unit_is_read(u))
+		parked_resume_all(&u->awaiting); /* ShardDone; whoever is too early waits again */
+	if (!u->due || u->stepping || unit_is_read(u))
+		return;
+	b = backward_back_new(job, u);
+	if (!b)
+		return;
+	u->due = false;
+	backward_hold(job, u);
+	job->running++;
+	backward_mark(job);
+	for (unsigned d = 0; d < u->n_parts; d++)
+		queue_task_submit(&b->parts[d].queue, u->parts[d].device->backend, 0);
+}
+
+/* -------------------------------------------------------------- the Reduce ends */
+
+static void backward_offer(struct coll *c)
+{
+	lend_ready(c);
+	if (c->unit->rec->guarded)
+		hold_drop(c->job, c->unit);
+}
+
+void backward_reduced(struct coll *c)
+{
+	struct unit *u = c->unit;
+
+	if (!u->has_gradient) { /* of an epoch that has ended */
+		unit_pass_end(u);
+		return;
+	}
+	if (c->more)
+		return;
+	if (u->rec->optimizer->when == OPTIM_BY_TRAINER) {
+		backward_offer(c);
+	} else if (u->rec->optimizer->when == OPTIM_IN_BACKWARD && !u->arrived &&
+		   u->rec->optimizer->kind != OPTIM_NONE) {
+		u->due = true;
+		if (u->rec->guarded)
+			hold_drop(c->job, u); /* what a policy keeps, as at a step */
+		backward_released(c->job, u);
+	}
+}
+
+/* What is the daemon's to step waits for its Step. */
+int backward_end_unused(struct coll *c, struct fault *f)
+{
+	struct unit *u = c->unit;
+
+	if (u->rec->optimizer->when != OPTIM_BY_TRAINER || c->more || !u->has_gradient)
+		return 0;
+	if (backward_check_reduce(u, f))
+		return f->code;
+	backward_offer(c);
+	return 0;
+}
+
+/* --------------------------------------------------------------- who looks on */
+
+static bool backward_holds(const struct op *op)
+{
+	const struct member_unit *mu = member_unit_find(op->m, op->unit);
+
+	return mu && mu->gathers;
+}
+
+static int backward_wait_for_step(struct op *op, void (*resume)(struct parked *p))
+{
+	op_park(op, &op->unit->awaiting, resume);
+	return BACKWARD_WAITS;
+}
+
+static int backward_gather_own(struct op *op, void (*resume)(struct parked *p))
+{
+	const struct member_unit *mu = member_unit_find(op->m, op->unit);
+
+	if (mu && mu->shard_state != SHARD_GIVEN_BACK)
+		return fault_set(&op->fault, FAULT_STATE, NULL,
+				 "unit '%.100s' cannot be gathered: this rank has not given its "
+				 "shard back (NextShard, ShardDone)",
+				 op->unit->rec->name);
+	return backward_wait_for_step(op, resume);
+}
+
+/* A rank that has gathered the unit already gets the same copy. */
+int backward_gather(struct op *op, void (*resume)(struct parked *p))
+{
+	struct unit *u = op->unit;
+
+	if (u->shards_left && !backward_holds(op))
+		return backward_gather_own(op, resume);
+	if (u->due)
+		backward_released(op->m->job, u);
+	if (u->stepping || (u->due && u->gathered_ranks && !backward_holds(op)))
+		return backward_wait_for_step(op, resume);
+	if (u->due && !unit_is_read(u))
+		return fault_errno(&op->fault, -ENOMEM, "stepping a unit in backward");
+	return 0;
+}
+
+int backward_check_over(const struct job *job, const struct group *g, struct fault *f)
+{
+	for (uint32_t i = 0; i < job->n_units; i++) {
+		const struct unit *u = job->units[i];
+
+		if (g && u->rec->group != g->id)
+			continue;
+		if (u->shards_left && (g || job->step.mid))
+			return fault_set(f, FAULT_STATE, NULL,
+					 "%u ranks have not given back their shard of unit "
+					 "'%.100s' (NextShard, ShardDone)",
+					 u->shards_left, u->rec->name);
+		if (!g && job->step.mid && u->due)
+			return fault_set(
+				f, FAULT_STATE, NULL,
+				"unit '%.100s' is still gathered and so not stepped, while "
+				"others are: release it, and end the backward pass with "
+				"Step",
+				u->rec->name);
+	}
+	return 0;
+}

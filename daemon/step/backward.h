@@ -1,0 +1,53 @@
+/*
+ * Optimizers that run in backward. Loop thread only.
+ */
+#ifndef SHARDD_STEP_BACKWARD_H
+#define SHARDD_STEP_BACKWARD_H
+
+#include "work/coll.h"
+
+/* A Reduce of c->unit begins, or a bucket of a ddp with gradients of it. Has the unit been
+ * reduced for the last time in this pass? Then @c has ended. Is there memory for its gradient shards, and what the plan needs? If not,
+ * @again is called with c->parked, or @c has ended. Return: true: go on. */
+bool backward_prepare(struct coll *c, void (*again)(struct parked *p));
+
+/* Is there anything that the plan says of the gradient of c->unit? */
+bool backward_is_planned(const struct coll *c);
+
+/* The reduced gradient is in the shards: deal with it as the plan says, then @next. */
+void backward_arrive(struct coll *c, void (*next)(struct coll *c));
+
+/* At the end of the Reduce, when unit.has_gradient says how it ended: step the unit, now or
+ * when nobody has it gathered any more; or offer its shards to the trainers. */
+void backward_reduced(struct coll *c);
+
+/* A Reduce of c->unit that no rank has anything for. If it is the last of its pass, what those
+ * before it have left is the trainers' now. Return: 0, or the code of @f: it cannot be the last. */
+int backward_end_unused(struct coll *c, struct fault *f);
+
+/* Somebody has let go of @u: step it if that is due. */
+void backward_released(struct job *job, struct unit *u);
+/* Before a gather: are the parameters of the pass before stepped? Return: 0; BACKWARD_WAITS: it waits,
+ * @resume is called with op->parked; or a fault code, op->fault filled. */
+enum { BACKWARD_WAITS = 1000 };
+int backward_gather(struct op *op, void (*resume)(struct parked *p));
+
+/* Refuse to go on from a pass in which some units were stepped and others are still to be.
+ * @g: of its units; NULL: of all. Return: 0 or a fault code. */
+int backward_check_over(const struct job *job, const struct group *g, struct fault *f);
+
+/* The pass is noted as changing parameters: who dies now leaves them torn. */
+void backward_mark(struct job *job);
+
+/* At what @u is stepped in backward: the plan's. */
+const struct step_rates *backward_rates(const struct job *job, const struct unit *u);
+
+/* From here on nobody begins to read the parameters of @u, until backward_let_go; its gradient
+ * shards go back to their pool then. */
+void backward_hold(struct job *job, struct unit *u);
+void backward_let_go(struct job *job, struct unit *u);
+
+/* In between: it was stepped. @in_time: in the epoch that is. @status: the device's. */
+void backward_stepped(struct job *job, struct unit *u, bool in_time, int status);
+
+#endif

@@ -1,0 +1,455 @@
+/*
+ * The trainer's own optimizer: NextShard hands each rank a copy of its share of parameters and
+ * gradient (lend.h), ShardDone takes the parameters back.
+ *
+ * Slabs of shards are all ranks' and a page may hold the shards of several, so a rank gets
+ * its share in a buffer of its own, which it alone can write to: it cannot touch another's, and
+ * one that dies in the middle of its step has changed nothing.
+ *
+ *   Reduce begins --> COMING --NextShard, when it is over--> GOING --> OUT --ShardDone--> BACK --> GIVEN_BACK
+ *   DDP's last bucket of the unit ends --^
+ *
+ * for each rank and unit; units are handed out in the order of their Reduces. When all ranks
+ * have given theirs back the unit's parameters are those of the next step: until then nobody
+ * can gather it. ShardDone waits until nobody has it gathered. The first one of a pass
+ * counts as an uncommitted step, as with optimizers in backward.
+ */
+#include "step/lend.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "copies/full.h"
+#include "core/check.h"
+#include "op/device_note.h"
+#include "op/op.h"
+#include "op/op_run.h"
+#include "op/op_util.h"
+#include "op/queue_task.h"
+#include "step/apply.h"
+#include "step/backward.h"
+#include "step/ops.h"
+#include "unit/optim.h"
+#include "work/coll.h"
+#include "shardd.pb-c.h"
+
+struct lend_copy {
+	struct queue_task queue;
+	struct op *op;
+	struct unit *unit;
+	struct region place; /* the trainer's copy, held while it is copied */
+	struct lend_share share;
+	struct kop *kops; /* owned; room for two a run */
+};
+
+static uint32_t lend_index_of(const struct op *op, const struct unit *u)
+{
+	uint32_t index = 0;
+
+	CHECK(group_index(op->m->job->groups[u->rec->group], op->m->rank, &index));
+	return index;
+}
+
+static uint64_t lend_elements_of(const struct op *op, struct unit *u)
+{
+	return lend_share_elements(op->m->job, u, lend_index_of(op, u));
+}
+
+static uint64_t lend_array_bytes(uint64_t elements)
+{
+	uint64_t bytes = (elements ? elements : 1) * sizeof(float);
+
+	return (bytes + POOL_ALIGN - 1) / POOL_ALIGN * POOL_ALIGN;
+}
+
+/* -------------------------------------------------------------------- copies */
+
+static void lend_copy_free(struct lend_copy *copy)
+{
+	if (!copy)
+		return;
+	pool_give(&copy->op->m->pool, &copy->place);
+	queue_task_deinit(&copy->queue);
+	lend_share_deinit(&copy->share);
+	free(copy->kops);
+	free(copy);
+}
+
+/* Return: NULL without memory. */
+static struct lend_copy *lend_copy_new(struct op *op, struct unit *u)
+{
+	struct lend_copy *copy = calloc(1, sizeof(*copy));
+
+	if (!copy)
+		return NULL;
+	copy->op = op;
+	copy->unit = u;
+	queue_task_init(&copy->queue, op->m->job);
+	copy->queue.note =
+		(struct device_note){ .name = op->type->name, .job = op->m->job, .unit = u };
+	copy->kops = calloc(2 * u->rec->n_tensors, sizeof(*copy->kops));
+	if (!copy->kops || lend_share_init(&copy->share, op->m->job, u, lend_index_of(op, u)) < 0) {
+		lend_copy_free(copy);
+		return NULL;
+	}
+	copy->queue.task = (struct backend_task){ .kops = copy->kops, .sync = true };
+	return copy;
+}
+
+/* All elements of the share between @array of the part and @place; pieces that follow each
+ * other on both sides in one. */
+static void lend_copy_share(struct lend_copy *copy, float *place, const struct region *array,
+			    bool back)
+{
+	const struct lend_share *s = &copy->share;
+
+	for (unsigned i = 0, next; i < s->n_runs; i = next) {
+		const struct unit_run *run = &s->runs[i];
+		float *there = optim_at(array, run->at), *here = place + run->shard;
+		struct kop *kop = &copy->kops[copy->queue.task.n_kops++];
+		uint64_t n = run->n;
+
+		for (next = i + 1; next < s->n_runs && s->runs[next].at == run->at + n &&
+				   s->runs[next].shard == run->shard + n;
+		     next++)
+			n += s->runs[next].n;
+		*kop = (struct kop){ .kind = KOP_COPY, .n = n * sizeof(float) };
+		kop->copy = (struct k_copy){ back ? there : here, back ? here : there };
+	}
+}
+
+/* ------------------------------------------------------------------ the Reduce */
+
+static void lend_promise(struct coll *c)
+{
+	c->unit->shards_from = c->ops[0]->entry.number;
+	c->unit->shards_ready = false;
+	c->unit->shards_left = c->n;
+	for (uint32_t i = 0; i < c->n; i++)
+		member_unit_find(c->members[i], c->unit)->shard_state = SHARD_COMING;
+}
+
+void lend_begin(struct coll *c)
+{
+	if (!c->begun)
+		lend_promise(c);
+	c->begun = true;
+}
+
+/* A unit that is reduced in buckets is coming when the last of them is over: before, nobody
+ * knows which one that will be. Until then NextShard waits as it does before any Reduce. */
+void lend_ready(struct coll *c)
+{
+	if (!c->begun)
+		lend_promise(c);
+	c->unit->shards_ready = true;
+	parked_resume_all(&c->group->awaiting);
+}
+
+void lend_failed(struct coll *c)
+{
+	if (!c->begun || c->unit->shards_ready)
+		return;
+	c->unit->shards_from = 0;
+	c->unit->shards_left = 0;
+	for (uint32_t i = 0; i < c->n; i++)
+		member_unit_find(c->members[i], c->unit)->shard_state = SHARD_NONE;
+}
+
+/* ------------------------------------------------------------------- NextShard */
+
+static int lend_next_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__NextShardRequest *r = (const Shardd__V1__NextShardRequest *)msg;
+
+	return op_take_group(op, r->group, f);
+}
+
+static int lend_next_check(struct op *op, struct fault *f)
+{
+	return op_check_not_torn(op, f);
+}
+
+/* The first in the order of the Reduces that this rank has not got. */
+static struct unit *lend_first_coming(const struct op *op)
+{
+	const struct job *job = op->m->job;
+	struct unit *first = NULL;
+
+	for (uint32_t i = 0; i < job->n_units; i++) {
+		struct unit *u = job->units[i];
+		const struct member_unit *mu = member_unit_find(op->m, u);
+
+		if (u->rec->group == op->group->id && u->shards_from && mu &&
+		    mu->shard_state == SHARD_COMING &&
+		    (!first || u->shards_from < first->shards_from))
+			first = u;
+	}
+	return first;
+}
+
+static void lend_on_handed_out(struct backend_task *task, int status)
+{
+	struct lend_copy *copy = CONTAINER_OF(task, struct lend_copy, queue.task);
+	struct op *op = copy->op;
+	struct job *job = op->m->job;
+	struct member_unit *mu = member_unit_find(op->m, copy->unit);
+
+	if (!op_told_of_end(op)) {
+		mu->shard_state = status ? SHARD_COMING : SHARD_OUT;
+		if (status)
+			fault_errno(&op->fault, status, "handing out a shard");
+		else
+			mu->shard = region_steal(&copy->place);
+	}
+	lend_copy_free(copy);
+	op_end(op);
+	job->running--; /* only now: the op may have been the last of a deleted job */
+	job_settle(job);
+}
+
+static void lend_hand_out(struct op *op, struct unit *u, struct lend_copy *copy)
+{
+	const struct lend_share *s = &copy->share;
+	float *place = region_addr(&copy->place);
+
+	member_unit_find(op->m, u)->shard_state = SHARD_GOING;
+	op_begin_run(op);
+	op->result.unit = u;
+	op->result.elements = s->elements;
+	op->result.gradient_offset = lend_array_bytes(s->elements);
+	op->result.place = copy->place;
+	op->result.place.bytes = 2 * lend_array_bytes(s->elements);
+	op->result.writable = true;
+	lend_copy_share(copy, place, &s->part->params, false);
+	lend_copy_share(copy, place + lend_array_bytes(s->elements) / sizeof(float),
+			&s->part->grads, false);
+	copy->queue.task.done = lend_on_handed_out;
+	op->m->job->running++;
+	queue_task_submit(&copy->queue, op->m->device->backend, op->deadline_us);
+}
+
+static void lend_next_resume(struct parked *p);
+
+static void lend_next_start(struct op *op)
+{
+	struct unit *u = lend_first_coming(op);
+	struct region place = REGION_NULL;
+	struct lend_copy *copy;
+	uint64_t bytes;
+	int r;
+
+	if (!u || !u->shards_ready) {
+		op_park(op, &op->group->awaiting, lend_next_resume);
+		return;
+	}
+	bytes = 2 * lend_array_bytes(lend_elements_of(op, u));
+	r = op_take_memory(op, bytes, &place);
+	if (r == SLAB_E_LATER) {
+		op->state = OP_PARKED;
+		node_wait(op->m->job->node, &op->parked, lend_next_resume);
+		return;
+	}
+	copy = r ? NULL : lend_copy_new(op, u);
+	if (copy) {
+		copy->place = region_steal(&place);
+		op->owned = lend_pieces_new(&copy->share);
+	}
+	if (copy && op->owned) {
+		lend_hand_out(op, u, copy);
+		return;
+	}
+	lend_copy_free(copy);
+	pool_give(&op->m->pool, &place);
+	op_memory_fault(op->m->job, r ? r : -ENOMEM, bytes, "a shard for the trainer", &op->fault);
+	op_begin_run(op);
+	op_end(op);
+}
+
+static void lend_next_resume(struct parked *p)
+{
+	lend_next_start(CONTAINER_OF(p, struct op, parked));
+}
+
+static void lend_next_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__NextShardReply reply = SHARDD__V1__NEXT_SHARD_REPLY__INIT;
+	const struct lend_pieces *pieces = op->owned;
+	Shardd__V1__Placement place;
+	uint8_t handle[BACKEND_IPC_BYTES];
+
+	op_place(op, &place, handle);
+	reply.place = &place;
+	reply.pieces = pieces->pointers;
+	reply.n_pieces = pieces->n;
+	reply.unit = op->result.unit->id;
+	reply.elements = op->result.elements;
+	reply.gradient_offset = op->result.gradient_offset;
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+/* Both have no move: they come while other units are still in backward. Those of their own
+ * unit are over with its last Reduce, which is what NextShard waits for. */
+const struct op_type op_next_shard = {
+	.name = "NextShard",
+	.request = &shardd__v1__next_shard_request__descriptor,
+	.decode = lend_next_decode,
+	.check = lend_next_check,
+	.start = lend_next_start,
+	.encode = lend_next_encode,
+	.parked_for = "a unit whose gradient is reduced",
+};
+
+/* ------------------------------------------------------------------- ShardDone */
+
+static int lend_done_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__ShardDoneRequest *r = (const Shardd__V1__ShardDoneRequest *)msg;
+
+	op->touches = TOUCH_PARAMS | TOUCH_GRADS;
+	return op_take_unit(op, r->unit, f);
+}
+
+static int lend_done_check(struct op *op, struct fault *f)
+{
+	static const char *const why[] = {
+		[SHARD_NONE] = "its last Reduce has not come",
+		[SHARD_COMING] = "it has not been handed out by NextShard",
+		[SHARD_GOING] = "NextShard has not been answered",
+		[SHARD_OUT] = "",
+		[SHARD_BACK] = "it is being given back already",
+		[SHARD_GIVEN_BACK] = "it has been given back already",
+	};
+	const struct member_unit *mu = member_unit_find(op->m, op->unit);
+	enum shard_state state = mu ? mu->shard_state : SHARD_NONE;
+
+	if (op_check_not_torn(op, f) || op_check_in_group(op, f))
+		return f->code;
+	if (op->unit->rec->optimizer->when != OPTIM_BY_TRAINER)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "the optimizer of unit '%.100s' is not BY_TRAINER",
+				 op->unit->rec->name);
+	if (state != SHARD_OUT)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "this rank's shard of unit '%.100s' cannot be given back: %s",
+				 op->unit->rec->name, why[state]);
+	if (mu->gathers)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "unit '%.100s' is gathered by this rank: release it before its "
+				 "shard is given back",
+				 op->unit->rec->name);
+	return 0;
+}
+
+/* All shards are new, in all copies: the unit is stepped. */
+static void lend_unit_done(struct job *job, struct unit *u, int status)
+{
+	if (status)
+		apply_failed(job);
+	u->stepped = u->shards_from > 0; /* else: an epoch ended while copies were made equal */
+	u->has_gradient = false;
+	u->version++;
+	unit_stepped(u);
+	full_invalidate(job, u);
+	job_give_grads(job, u);
+	parked_resume_all(&u->awaiting);
+}
+
+static void lend_on_given_back(struct backend_task *task, int status)
+{
+	struct lend_copy *copy = CONTAINER_OF(task, struct lend_copy, queue.task);
+	struct op *op = copy->op;
+	struct job *job = op->m->job;
+	struct unit *u = copy->unit;
+	struct member_unit *mu = member_unit_find(op->m, u);
+
+	lend_copy_free(copy);
+	if (status) {
+		apply_failed(job);
+		fault_errno(&op->fault, status, "taking a shard back");
+	}
+	if (!op_told_of_end(op)) {
+		mu->shard_state = SHARD_GIVEN_BACK;
+		CHECK(u->shards_left > 0);
+		u->shards_left--;
+		if (!u->shards_left && lend_has_copies(u))
+			lend_copies(job, u, lend_unit_done);
+		else if (!u->shards_left)
+			lend_unit_done(job, u, 0);
+	}
+	op_end(op);
+	job->running--; /* only now: the op may have been the last of a deleted job */
+	job_settle(job);
+}
+
+/* After the streams that wrote the shard, and those that read the parameters themselves. */
+static int lend_take_waits(struct lend_copy *copy, const struct op *op)
+{
+	const struct reads *reads = &unit_part_on(op->unit, op->m->device)->reads;
+	int r = queue_task_wait(&copy->queue, op->after, op->n_after);
+
+	if (r == 0 && unit_is_direct(op->unit))
+		r = queue_task_wait(&copy->queue, reads->waits, reads->n);
+	return r;
+}
+
+static void lend_done_resume(struct parked *p);
+
+static void lend_done_start(struct op *op)
+{
+	struct unit *u = op->unit;
+	struct member_unit *mu = member_unit_find(op->m, u);
+	struct lend_copy *copy;
+
+	if (unit_is_read(u)) {
+		op_park(op, &u->awaiting, lend_done_resume);
+		return;
+	}
+	if (!readers_let(op->m->job, &op->parked, lend_done_resume)) {
+		op->state = OP_PARKED;
+		return;
+	}
+	copy = lend_copy_new(op, u);
+	op_begin_run(op);
+	if (!copy || lend_take_waits(copy, op) < 0) {
+		lend_copy_free(copy);
+		fault_errno(&op->fault, -ENOMEM, "taking a shard back");
+		op_end(op);
+		return;
+	}
+	mu->shard_state = SHARD_BACK;
+	copy->place = region_steal(&mu->shard);
+	backward_mark(op->m->job);
+	u->copies_differ = lend_has_copies(u);
+	lend_copy_share(copy, region_addr(&copy->place), &copy->share.part->params, true);
+	copy->queue.task.done = lend_on_given_back;
+	op->m->job->running++;
+	queue_task_submit(&copy->queue, op->m->device->backend, op->deadline_us);
+}
+
+static void lend_done_resume(struct parked *p)
+{
+	lend_done_start(CONTAINER_OF(p, struct op, parked));
+}
+
+static void lend_done_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__ShardDoneReply reply = SHARDD__V1__SHARD_DONE_REPLY__INIT;
+
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+static bool lend_done_waits_for_readers(const struct op *op)
+{
+	return op->state == OP_PARKED;
+}
+
+const struct op_type op_shard_done = {
+	.name = "ShardDone",
+	.request = &shardd__v1__shard_done_request__descriptor,
+	.decode = lend_done_decode,
+	.check = lend_done_check,
+	.start = lend_done_start,
+	.encode = lend_done_encode,
+	.waits_for_readers = lend_done_waits_for_readers,
+};

@@ -1,0 +1,184 @@
+/*
+ * ClipGradNorm: total norm of gradient shards of a group's units, and scaling by the factor
+ * that the profile makes of it (unit/norm.h; docs/semantics.md). On the host per 64 Ki block
+ * in fp64 lanes, blocks added in order in fp64: the same bits in every run and for every
+ * world size. On a device in a fixed order of its own; several devices are added in their
+ * order.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "op/op.h"
+#include "op/op_util.h"
+#include "step/apply.h"
+#include "step/clip.h"
+#include "step/ops.h"
+#include "step/shards.h"
+#include "unit/norm.h"
+#include "unit/optim.h"
+#include "work/coll.h"
+#include "shardd.pb-c.h"
+
+int clip_decode(const struct clip_fields *r, struct clip *ret, struct fault *f)
+{
+	ret->max_norm = r->max_norm;
+	ret->type = r->norm_type == 0 ? 2 : r->norm_type;
+	ret->profile = r->profile ? (enum clip_profile)r->profile : CLIP_FAIRSCALE;
+	ret->error_if_nonfinite = r->error_if_nonfinite;
+	if (!(r->max_norm > 0) || isinf(r->max_norm))
+		return fault_set(f, FAULT_INVALID, r->field_max_norm,
+				 "max_norm is %g: a positive number is allowed", r->max_norm);
+	if (!(ret->type > 0))
+		return fault_set(f, FAULT_INVALID, r->field_norm_type,
+				 "norm_type is %g: a number above 0, or inf, is allowed",
+				 ret->type);
+	if (r->profile >= _CLIP_N)
+		return fault_set(f, FAULT_INVALID, r->field_profile,
+				 "profile is %u: FAIRSCALE, XLA or TORCH is allowed", r->profile);
+	return 0;
+}
+
+static int op_clip_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__ClipGradNormRequest *r = (const Shardd__V1__ClipGradNormRequest *)msg;
+	const struct clip_fields fields = { .max_norm = r->max_norm,
+					    .norm_type = r->norm_type,
+					    .profile = (uint32_t)r->profile,
+					    .error_if_nonfinite = r->error_if_nonfinite,
+					    .field_max_norm = "max_norm",
+					    .field_norm_type = "norm_type",
+					    .field_profile = "profile" };
+
+	op->touches = TOUCH_GRADS;
+	clip_args(op)->whole_job = r->whole_job;
+	if (r->whole_job && (r->group || r->n_units))
+		return fault_set(
+			f, FAULT_INVALID, "whole_job",
+			"whole_job with group %u and %zu units: group 0 and none is allowed",
+			r->group, r->n_units);
+	if (clip_decode(&fields, &clip_args(op)->clip, f) || op_take_group(op, r->group, f))
+		return f->code;
+	return shards_take_units(op, r->units, r->n_units, f);
+}
+
+static uint64_t op_clip_bits_of(double x)
+{
+	uint64_t bits;
+
+	memcpy(&bits, &x, sizeof(bits));
+	return bits;
+}
+
+static int op_clip_check(struct op *op, struct fault *f)
+{
+	const struct clip *clip = &clip_args(op)->clip;
+
+	if (op_check_not_torn(op, f))
+		return f->code;
+	op_print(op, "ClipGradNorm to %.17g (norm %g, profile %d, units %zu)", clip->max_norm,
+		 clip->type, clip->profile, clip_args(op)->n_units);
+	op->entry.print.words[2] = op_clip_bits_of(clip->max_norm);
+	op->entry.print.words[3] = op_clip_bits_of(clip->type);
+	op->entry.print.words[4] = (uint64_t)clip->profile |
+				   (uint64_t)clip->error_if_nonfinite << 8 |
+				   (uint64_t)clip_args(op)->whole_job << 16;
+	op->entry.print.words[5] = shards_word(op);
+	return 0;
+}
+
+static void op_clip_done(struct coll *c)
+{
+	for (uint32_t i = 0; i < c->n; i++)
+		c->ops[i]->result.total_norm = c->value;
+	coll_end(c, NULL);
+}
+
+static size_t op_clip_kops_of(const struct coll *c, unsigned d, float factor, struct kop *kops)
+{
+	size_t n = 0;
+
+	for (uint32_t i = 0; i < c->job->n_units; i++) {
+		const struct unit *u = c->job->units[i];
+		const struct unit_part *p = shards_take_part(c, u) ? shards_part(c, u, d) : NULL;
+
+		if (p)
+			n += optim_scale_kops(u, p, factor, kops ? kops + n : NULL);
+	}
+	return n;
+}
+
+static void op_clip_scale(struct coll *c)
+{
+	const struct clip *clip = &clip_args(c->ops[0])->clip;
+	struct fault f = FAULT_NULL;
+	size_t room = 0;
+	float factor;
+
+	if (coll_overtaken(c, true))
+		return;
+	c->value = shards_total(c, clip->type);
+	if (clip_check(clip, c->value, &f)) {
+		coll_end(c, &f);
+		return;
+	}
+	if (!clip_factor(clip, c->value, &factor)) {
+		op_clip_done(c);
+		return;
+	}
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		size_t n = op_clip_kops_of(c, d, factor, NULL);
+
+		room = n > room ? n : room;
+	}
+	if (!coll_need_kops(c, room))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		c->parts[d].n_kops = (unsigned)op_clip_kops_of(c, d, factor, c->parts[d].kops);
+	coll_kernels(c, op_clip_done);
+}
+
+static void op_clip_start(struct parked *p)
+{
+	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+	struct fault f = FAULT_NULL;
+
+	if (coll_overtaken(c, true))
+		return;
+	if (shards_check_whole(c, &f))
+		coll_end(c, &f);
+	else
+		shards_norm(c, clip_args(c->ops[0])->clip.type, op_clip_scale);
+}
+
+static void op_clip_run(struct coll *c)
+{
+	if (apply_ensure(c->job, &c->parked, op_clip_start))
+		op_clip_start(&c->parked);
+}
+
+static void op_clip_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__ClipGradNormReply reply = SHARDD__V1__CLIP_GRAD_NORM_REPLY__INIT;
+
+	reply.total_norm = op->result.total_norm;
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+static size_t op_clip_surrogate_owned(const struct op *op)
+{
+	return clip_args(op)->n_units * sizeof(uint32_t);
+}
+
+const struct op_type op_clip = {
+	.name = "ClipGradNorm",
+	.collective = true,
+	.surrogates = true,
+	.request = &shardd__v1__clip_grad_norm_request__descriptor,
+	.decode = op_clip_decode,
+	.check = op_clip_check,
+	.run = op_clip_run,
+	.encode = op_clip_encode,
+	.move = MOVE_NEEDS_IDLE,
+	.surrogate_owned = op_clip_surrogate_owned,
+};

@@ -1,0 +1,174 @@
+/*
+ * Commit: the step a restarted trainer goes on from, on all ranks or on none. Applies
+ * the prepared step; then, in one turn of the loop, step and blobs change together.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "op/op.h"
+#include "op/op_util.h"
+#include "step/apply.h"
+#include "step/backward.h"
+#include "step/ops.h"
+#include "work/coll.h"
+#include "shardd.pb-c.h"
+
+struct commit_args {
+	uint64_t step;
+	uint8_t *blob; /* owned; charged when checked */
+	size_t bytes;
+	bool charged;
+};
+
+static inline struct commit_args *commit_args(const struct op *op)
+{
+	_Static_assert(sizeof(struct commit_args) <= OP_ARGS_BYTES, "room in struct op");
+	return op_args(op);
+}
+
+static int op_commit_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__CommitRequest *r = (const Shardd__V1__CommitRequest *)msg;
+
+	op->touches = TOUCH_ALL;
+	commit_args(op)->step = r->step;
+	commit_args(op)->bytes = r->blob.len;
+	op->group = job_group_by_id(op->m->job, 0);
+	if (r->blob.len > JOB_MAX_BLOB)
+		return fault_set(f, FAULT_INVALID, "blob", "blob is %zu bytes: up to %u is allowed",
+				 r->blob.len, JOB_MAX_BLOB);
+	commit_args(op)->blob = malloc(r->blob.len ? r->blob.len : 1);
+	if (!commit_args(op)->blob)
+		return fault_errno(f, -ENOMEM, "keeping a blob");
+	if (r->blob.len)
+		memcpy(commit_args(op)->blob, r->blob.data, r->blob.len);
+	return 0;
+}
+
+static int op_commit_check(struct op *op, struct fault *f)
+{
+	struct job *job = op->m->job;
+
+	if (op_check_not_torn(op, f))
+		return f->code;
+	if (job->rec->has_commit && commit_args(op)->step <= job->rec->step)
+		return fault_set(f, FAULT_INVALID, "step",
+				 "step is %llu: more than the last committed one, %llu, is allowed",
+				 (unsigned long long)commit_args(op)->step,
+				 (unsigned long long)job->rec->step);
+	if (quota_charge(&job->quota, MEM_CONTROL, commit_args(op)->bytes))
+		return op_memory_fault(job, QUOTA_E_LIMIT, commit_args(op)->bytes, "a blob", f);
+	commit_args(op)->charged = true;
+	op_print(op, "Commit of step %llu", (unsigned long long)commit_args(op)->step);
+	op->entry.print.words[2] = commit_args(op)->step;
+	return 0;
+}
+
+/* Every rank has an entry from here on, so that what follows cannot fail half-way. */
+static int op_commit_reserve_blobs(struct coll *c)
+{
+	for (uint32_t i = 0; i < c->n; i++)
+		if (!state_job_blob(c->job->rec, c->ops[i]->m->rank) &&
+		    state_job_set_blob(c->job->rec, c->ops[i]->m->rank, NULL, 0) < 0)
+			return -ENOMEM;
+	return 0;
+}
+
+/* The old blob's charge goes back, the new one's passes to the record. */
+static void op_commit_store_blob(struct op *op)
+{
+	struct job *job = op->m->job;
+	size_t old = state_job_blob(job->rec, op->m->rank)->data.len;
+
+	quota_return(&job->quota, MEM_CONTROL, old);
+	CHECK(state_job_set_blob(job->rec, op->m->rank, STEAL_PTR(commit_args(op)->blob),
+				 commit_args(op)->bytes) == 0);
+	commit_args(op)->charged = false;
+}
+
+/* Units that were stepped in backward may be reduced again. */
+static void op_commit_end_pass(struct job *job)
+{
+	job->step.mid = false;
+	for (uint32_t i = 0; i < job->n_units; i++)
+		if (job->units[i]->stepped)
+			unit_pass_end(job->units[i]);
+}
+
+static void op_commit_finish(struct parked *p)
+{
+	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+	state_job *rec = c->job->rec;
+	struct fault f = FAULT_NULL;
+
+	c->job->step.committing = false;
+	if (c->job->step.abandoned) {
+		c->job->step.abandoned = false;
+		if (c->ops[0]->m->epoch != c->job->rec->epoch)
+			job_tear(c->job); /* held back while this commit might have covered it */
+		if (coll_overtaken(c, false))
+			return;
+	}
+	if (c->job->torn) { /* the device failed the step */
+		op_device_fault(c->job, "the step could not be applied", &f);
+		fault_set(&f, FAULT_INTERNAL, NULL,
+			  "the step could not be applied: job '%s' is TORN", rec->name);
+		coll_end(c, &f);
+		return;
+	}
+	if (backward_check_over(c->job, NULL, &f)) {
+		coll_end(c, &f);
+		return;
+	}
+	for (uint32_t i = 0; i < c->n; i++)
+		op_commit_store_blob(c->ops[i]);
+	rec->has_commit = true;
+	rec->step = commit_args(c->ops[0])->step;
+	rec->uncommitted_steps = 0;
+	op_commit_end_pass(c->job);
+	readers_committed(c->job); /* before what its ranks have submitted already */
+	coll_end(c, NULL);
+}
+
+static void op_commit_run(struct coll *c)
+{
+	if (op_commit_reserve_blobs(c) < 0) {
+		coll_end_status(c, -ENOMEM);
+		return;
+	}
+	c->job->step.committing = true;
+	if (apply_ensure(c->job, &c->parked, op_commit_finish))
+		op_commit_finish(&c->parked);
+}
+
+static void op_commit_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__CommitReply reply = SHARDD__V1__COMMIT_REPLY__INIT;
+
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+static void op_commit_forget(struct op *op)
+{
+	if (commit_args(op)->charged)
+		quota_return(&op->m->job->quota, MEM_CONTROL, commit_args(op)->bytes);
+	free(commit_args(op)->blob);
+}
+
+const struct op_type op_commit = {
+	.name = "Commit",
+	.collective = true,
+	.request = &shardd__v1__commit_request__descriptor,
+	.decode = op_commit_decode,
+	.check = op_commit_check,
+	.run = op_commit_run,
+	.encode = op_commit_encode,
+	.lasts = true,
+	.forget = op_commit_forget,
+	.move = MOVE_NEEDS_IDLE,
+	.ends_step = true,
+	.waits_for_readers = op_writes_params,
+};

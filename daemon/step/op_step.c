@@ -1,0 +1,311 @@
+/*
+ * Step: all ranks want the optimizer stepped. Prepared here, applied in apply.c. It ends the
+ * backward pass: what PlanBackward said is decided here, and optimizers in backward have
+ * left nothing to do, or all of it.
+ */
+#include <string.h>
+
+#include "copies/hold.h"
+#include "core/check.h"
+#include "op/guard.h"
+#include "op/op.h"
+#include "op/op_util.h"
+#include "step/apply.h"
+#include "step/backward.h"
+#include "step/ops.h"
+#include "step/step_settings.h"
+#include "unit/norm.h"
+#include "work/coll.h"
+#include "shardd.pb-c.h"
+
+struct step_args {
+	struct step_rates rates; /* with a reference */
+	bool skip_if_found, discard;
+};
+
+static inline struct step_args *step_args(const struct op *op)
+{
+	_Static_assert(sizeof(struct step_args) <= OP_ARGS_BYTES, "room in struct op");
+	return op_args(op);
+}
+
+static int op_step_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__StepRequest *r = (const Shardd__V1__StepRequest *)msg;
+
+	op->touches = TOUCH_PARAMS | TOUCH_GRADS;
+	step_args(op)->rates = (struct step_rates){ .has_lr = r->has_lr, .lr = r->lr };
+	step_args(op)->skip_if_found = r->skip_if_found;
+	step_args(op)->discard = r->discard;
+	if (rates_check_lr(&step_args(op)->rates, f) || op_take_group(op, r->group, f))
+		return f->code;
+	return rates_take(op, r->settings, r->n_settings, &step_args(op)->rates, f);
+}
+
+static void op_step_forget(struct op *op)
+{
+	step_rates_clear(&step_args(op)->rates);
+}
+
+static int op_step_check(struct op *op, struct fault *f)
+{
+	const struct step_rates *rates = &step_args(op)->rates;
+	char text[RATES_TEXT];
+	uint64_t bits = 0;
+
+	if (op_check_not_torn(op, f))
+		return f->code;
+	if (rates->has_lr)
+		memcpy(&bits, &rates->lr, sizeof(bits));
+	op_print(op, "Step%s%s%s", step_args(op)->skip_if_found ? " (skip_if_found)" : "",
+		 step_args(op)->discard ? " (discard)" : "", rates_text(rates, text));
+	op->entry.print.words[2] = rates->has_lr;
+	op->entry.print.words[4] = step_args(op)->skip_if_found | step_args(op)->discard << 1;
+	op->entry.print.words[3] = bits;
+	op->entry.print.words[5] = settings_word(rates->settings);
+	return 0;
+}
+
+/* Nobody may read parameters that are about to change under him. */
+static int op_step_check_released(const struct coll *c, struct fault *f)
+{
+	for (uint32_t i = 0; i < c->job->n_units; i++) {
+		const struct unit *u = c->job->units[i];
+
+		if (u->summoned_ranks && u->rec->group == c->group->id)
+			return fault_set(f, FAULT_STATE, NULL,
+					 "unit '%.100s' is summoned by %u ranks: return it before "
+					 "the step",
+					 u->rec->name, u->summoned_ranks);
+		if (!u->gathered_ranks || u->rec->group != c->group->id)
+			continue;
+		for (uint32_t r = 0; r < c->job->rec->world_size; r++) {
+			struct member *m = c->job->ranks[r];
+			struct member_unit *mu = m ? member_unit_find(m, u) : NULL;
+
+			if (mu && mu->gathers > mu->held)
+				return fault_set(f, FAULT_STATE, NULL,
+						 "unit '%.100s' is still gathered by rank %u (pid "
+						 "%d): release it "
+						 "before the step",
+						 u->rec->name, r, member_pid(m));
+		}
+	}
+	return 0;
+}
+
+static bool op_step_is_of(const struct coll *c, const struct unit *u)
+{
+	return u->rec->group == c->group->id;
+}
+
+static bool op_step_is_stepped_by_us(const struct coll *c, const struct unit *u)
+{
+	return op_step_is_of(c, u) && u->has_gradient && u->rec->optimizer->kind != OPTIM_NONE;
+}
+
+/* Optimizers in backward had no way to know of a learning rate that comes now. */
+static int op_step_check_lr(const struct coll *c, struct fault *f)
+{
+	if (!step_rates_given(&step_args(c->ops[0])->rates))
+		return 0;
+	for (uint32_t i = 0; i < c->job->n_units; i++) {
+		const struct unit *u = c->job->units[i];
+
+		if (op_step_is_of(c, u) && u->stepped && u->rec->optimizer->kind != OPTIM_NONE)
+			return fault_set(f, FAULT_STATE, NULL,
+					 "unit '%.100s' was stepped in backward: the learning rate "
+					 "of such units is PlanBackward's to say",
+					 u->rec->name);
+	}
+	if (step_rates_given(&c->group->plan.rates))
+		return fault_set(f, FAULT_INVALID, "lr",
+				 "lr or settings are given here and in PlanBackward: once is "
+				 "allowed");
+	return 0;
+}
+
+/* With a plan every gradient has been dealt with by its last Reduce. */
+static int op_step_check_arrived(const struct coll *c, struct fault *f)
+{
+	for (uint32_t i = 0; group_plan_holds(c->group) && i < c->job->n_units; i++) {
+		const struct unit *u = c->job->units[i];
+
+		if (op_step_is_stepped_by_us(c, u) && !u->arrived)
+			return fault_set(f, FAULT_STATE, NULL,
+					 "the last Reduce of unit '%.100s' in this backward pass "
+					 "is missing: all of them said that there is more to come",
+					 u->rec->name);
+	}
+	return 0;
+}
+
+/* The order of a ClipGradNorm: devices, units, blocks. */
+static double op_step_planned_norm(const struct coll *c)
+{
+	double type = c->group->plan.clip.type, sum = 0;
+
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		for (uint32_t i = 0; i < c->job->n_units; i++) {
+			const struct unit *u = c->job->units[i];
+			const double *at = u->norms;
+
+			if (!op_step_is_stepped_by_us(c, u) || !norm_counts(u, d))
+				continue;
+			for (unsigned before = 0; before < d; before++)
+				at += norm_counts(u, before) ? norm_blocks(&u->parts[before]) : 0;
+			for (size_t b = 0; b < norm_blocks(&u->parts[d]); b++)
+				sum = norm_add(sum, at[b], type);
+		}
+	}
+	return norm_of(sum, type);
+}
+
+/* Gradients that nobody steps with. */
+static void op_step_drop_gradients(struct coll *c)
+{
+	for (uint32_t i = 0; i < c->job->n_units; i++)
+		if (op_step_is_of(c, c->job->units[i]))
+			c->job->units[i]->has_gradient = false;
+	c->job->stray_gradients = true;
+}
+
+/* The pass is over; work that is left is in job->step. Shards that no trainer was handed do not
+ * belong to the next pass. */
+static void op_step_drop_never_handed_out(struct coll *c)
+{
+	for (uint32_t i = 0; i < c->job->n_units; i++) {
+		struct unit *u = c->job->units[i];
+
+		if (op_step_is_of(c, u) && u->rec->optimizer->when == OPTIM_BY_TRAINER)
+			u->has_gradient = false;
+	}
+}
+
+static void op_step_end_pass(struct coll *c)
+{
+	struct job_step *step = &c->job->step;
+
+	op_step_drop_never_handed_out(c);
+
+	hold_step(c->job, c->group->id);
+	step->counted = step->mid;
+	step->mid = false;
+	job_pass_end(c->job, c->group);
+}
+
+static void op_step_answer(struct coll *c, bool skipped, bool found)
+{
+	/* what is discarded need not have come, so it has no norm */
+	bool has_norm = c->group->plan.has_clip && !step_args(c->ops[0])->discard;
+
+	for (uint32_t i = 0; i < c->n; i++) {
+		struct op *op = c->ops[i];
+
+		op->result.skipped = skipped;
+		op->result.found_inf = found;
+		op->result.has_total_norm = has_norm;
+		op->result.total_norm = c->value;
+	}
+}
+
+static void op_step_skip(struct coll *c, bool found)
+{
+	op_step_answer(c, true, found);
+	op_step_drop_gradients(c);
+	op_step_end_pass(c);
+	coll_end(c, NULL);
+}
+
+static int op_step_check_all(const struct coll *c, struct fault *f)
+{
+	if (op_step_check_released(c, f) || backward_check_over(c->job, c->group, f))
+		return f->code;
+	return op_step_check_lr(c, f);
+}
+
+static void op_step_go(struct coll *c)
+{
+	struct job_step *step = &c->job->step;
+	const struct pass_plan *plan = &c->group->plan;
+	const struct op *op = c->ops[0];
+
+	step->scales = plan->has_clip && clip_factor(&plan->clip, c->value, &step->factor);
+	step->prepared = true;
+	step->group = c->group->id;
+	step_rates_copy(&step->rates,
+			step_rates_given(&plan->rates) ? &plan->rates : &step_args(op)->rates);
+	op_step_answer(c, false, c->group->found_inf);
+	op_step_end_pass(c);
+	coll_end(c, NULL);
+}
+
+static void op_step_prepare(struct parked *p)
+{
+	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+	const struct op *op = c->ops[0];
+	const struct pass_plan *plan = &c->group->plan;
+	bool found = c->group->found_inf;
+	struct fault f = FAULT_NULL;
+
+	if (coll_overtaken(c, true))
+		return;
+	if (op_step_check_all(c, &f)) {
+		coll_end(c, &f);
+		return;
+	}
+	if (step_args(op)->discard) {
+		op_step_skip(c, found);
+		return;
+	}
+	if (op_step_check_arrived(c, &f)) {
+		coll_end(c, &f);
+		return;
+	}
+	if (plan->has_clip)
+		c->value = op_step_planned_norm(c);
+	if (found && (step_args(op)->skip_if_found || plan->inv_scale != 0))
+		op_step_skip(c, found);
+	else if (plan->has_clip && clip_check(&plan->clip, c->value, &f))
+		coll_end(c, &f);
+	else
+		op_step_go(c);
+}
+
+static void op_step_run(struct coll *c)
+{
+	/* two steps without a commit between them: the first one is applied now */
+	if (apply_ensure(c->job, &c->parked, op_step_prepare))
+		op_step_prepare(&c->parked);
+}
+
+static void op_step_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__StepReply reply = SHARDD__V1__STEP_REPLY__INIT;
+
+	reply.skipped = op->result.skipped;
+	reply.found_inf = op->result.found_inf;
+	reply.has_total_norm = op->result.has_total_norm;
+	reply.total_norm = op->result.total_norm;
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+static void op_step_surrogate_init(struct op *op)
+{
+	settings_ref(step_args(op)->rates.settings);
+}
+
+const struct op_type op_step = {
+	.name = "Step",
+	.collective = true,
+	.surrogates = true,
+	.request = &shardd__v1__step_request__descriptor,
+	.decode = op_step_decode,
+	.check = op_step_check,
+	.run = op_step_run,
+	.encode = op_step_encode,
+	.move = MOVE_NEEDS_IDLE,
+	.forget = op_step_forget,
+	.ends_step = true,
+	.surrogate_init = op_step_surrogate_init,
+};

@@ -1,0 +1,89 @@
+/*
+ * Unscale: undo the scaling of the loss in the gradient shards of a group, and say whether
+ * one of them, of any rank, held an infinity or NaN. Step may ask for that (skip_if_found).
+ * What the scale grows and shrinks by is the trainer's.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "op/op.h"
+#include "op/op_util.h"
+#include "step/apply.h"
+#include "step/ops.h"
+#include "step/shards.h"
+#include "work/coll.h"
+#include "shardd.pb-c.h"
+#include "step/clip.h"
+
+static int op_unscale_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__UnscaleRequest *r = (const Shardd__V1__UnscaleRequest *)msg;
+
+	op->touches = TOUCH_GRADS;
+	clip_args(op)->value = r->inv_scale;
+	if (!(r->inv_scale > 0) || isinf(r->inv_scale))
+		return fault_set(f, FAULT_INVALID, "inv_scale",
+				 "inv_scale is %g: a positive number is allowed", r->inv_scale);
+	return op_take_group(op, r->group, f);
+}
+
+static int op_unscale_check(struct op *op, struct fault *f)
+{
+	if (op_check_not_torn(op, f))
+		return f->code;
+	op_print(op, "Unscale by %.17g", clip_args(op)->value);
+	memcpy(&op->entry.print.words[2], &clip_args(op)->value, sizeof(double));
+	return 0;
+}
+
+static void op_unscale_done(struct coll *c)
+{
+	c->group->unscaled = c->ops[0]->m->epoch == c->job->rec->epoch;
+	for (uint32_t i = 0; i < c->n; i++)
+		c->ops[i]->result.found_inf = c->group->found_inf;
+	coll_end(c, NULL);
+}
+
+static void op_unscale_start(struct parked *p)
+{
+	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+	struct fault f = FAULT_NULL;
+
+	if (coll_overtaken(c, true))
+		return;
+	if (shards_check_whole(c, &f) == 0 && c->group->unscaled)
+		fault_set(&f, FAULT_STATE, NULL,
+			  "the gradients of group '%.64s' were unscaled since the last step "
+			  "already",
+			  c->group->rec->name);
+	if (f.code)
+		coll_end(c, &f);
+	else if (coll_need_scratch(c, COLL_FOUND_INF, SHARDS_FOUND_BYTES, op_unscale_start))
+		shards_unscale(c, (float)clip_args(c->ops[0])->value, op_unscale_done);
+}
+
+static void op_unscale_run(struct coll *c)
+{
+	if (apply_ensure(c->job, &c->parked, op_unscale_start))
+		op_unscale_start(&c->parked);
+}
+
+static void op_unscale_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__UnscaleReply reply = SHARDD__V1__UNSCALE_REPLY__INIT;
+
+	reply.found_inf = op->result.found_inf;
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_unscale = {
+	.name = "Unscale",
+	.collective = true,
+	.request = &shardd__v1__unscale_request__descriptor,
+	.decode = op_unscale_decode,
+	.check = op_unscale_check,
+	.run = op_unscale_run,
+	.encode = op_unscale_encode,
+	.move = MOVE_NEEDS_IDLE,
+};

@@ -1,0 +1,254 @@
+/*
+ * What collectives do with gradient shards: which of them, unscaling, norms. Clip, Unscale
+ * and the Reduce of a planned backward pass are made of these.
+ */
+#include "step/shards.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "core/fnv.h"
+#include "op/op.h"
+#include "step/ops.h"
+#include "unit/norm.h"
+#include "unit/optim.h"
+#include "work/coll.h"
+#include "step/clip.h"
+
+/* ------------------------------------------------------------- which of them */
+
+static int shards_compare_ids(const void *a, const void *b)
+{
+	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+/* By its group. A collective of the whole job has all its devices. */
+static bool shards_is_asked_for(const struct coll *c, const struct unit *u)
+{
+	return u->rec->group == c->group->id ||
+	       (c->type == &op_clip && clip_args(c->ops[0])->whole_job);
+}
+
+bool shards_take_part(const struct coll *c, const struct unit *u)
+{
+	const struct op *op = c->ops[0];
+
+	if (c->unit)
+		return u == c->unit;
+	if (!u->has_gradient || !shards_is_asked_for(c, u))
+		return false;
+	return !clip_args(op)->n_units || bsearch(&u->id, op->owned, clip_args(op)->n_units,
+						  sizeof(uint32_t), shards_compare_ids);
+}
+
+/* The units to ask shards_take_part of: all, or the one. */
+static uint32_t shards_first_of(const struct coll *c)
+{
+	return c->unit ? c->unit->id - 1 : 0;
+}
+
+static uint32_t shards_end_of(const struct coll *c)
+{
+	return c->unit ? c->unit->id : c->job->n_units;
+}
+
+static int shards_check_unit(const struct op *op, uint32_t id, struct fault *f)
+{
+	const struct unit *u = job_unit_by_id(op->m->job, id);
+
+	if (!u)
+		return fault_set(f, FAULT_NOT_FOUND, "units",
+				 "there is no unit %u in job '%s': it has 1 to %u", id,
+				 op->m->job->rec->name, op->m->job->n_units);
+	if (u->rec->group == op->group->id)
+		return 0;
+	return fault_set(f, FAULT_INVALID, "units",
+			 "unit %u ('%.100s') is of another group than '%.64s'", id, u->rec->name,
+			 op->group->rec->name);
+}
+
+int shards_take_units(struct op *op, const uint32_t *units, size_t n, struct fault *f)
+{
+	uint32_t *ids;
+	size_t kept = 0;
+
+	if (!n)
+		return 0;
+	if (n > op->m->job->n_units)
+		return fault_set(f, FAULT_INVALID, "units",
+				 "units has %zu entries: job '%s' has %u units", n,
+				 op->m->job->rec->name, op->m->job->n_units);
+	for (size_t i = 0; i < n; i++)
+		if (shards_check_unit(op, units[i], f))
+			return f->code;
+	ids = malloc(n * sizeof(*ids));
+	if (!ids)
+		return fault_errno(f, -ENOMEM, "choosing units");
+	memcpy(ids, units, n * sizeof(*ids));
+	qsort(ids, n, sizeof(*ids), shards_compare_ids);
+	for (size_t i = 0; i < n; i++)
+		if (!kept || ids[kept - 1] != ids[i])
+			ids[kept++] = ids[i];
+	op->owned = ids;
+	clip_args(op)->n_units = kept;
+	return 0;
+}
+
+/* FNV-1a. */
+uint64_t shards_word(const struct op *op)
+{
+	const uint32_t *ids = op->owned;
+	uint64_t h = FNV_BEGIN;
+
+	for (size_t i = 0; i < clip_args(op)->n_units; i++)
+		h = fnv_add(h, ids[i]);
+	return h;
+}
+
+int shards_check_whole(const struct coll *c, struct fault *f)
+{
+	for (uint32_t i = 0; i < c->job->n_units; i++) {
+		const struct unit *u = c->job->units[i];
+
+		if (!shards_is_asked_for(c, u))
+			continue;
+		if (u->stepped || u->stepping || u->due)
+			return fault_set(f, FAULT_STATE, NULL,
+					 "the optimizer of unit '%.100s' used its gradient in "
+					 "backward: request what is done with gradients by "
+					 "PlanBackward, before the backward pass",
+					 u->rec->name);
+		if (u->shards_from)
+			return fault_set(f, FAULT_STATE, NULL,
+					 "the gradient of unit '%.100s' is the trainers' own "
+					 "optimizers' since its Reduce",
+					 u->rec->name);
+		if (u->arrived)
+			return fault_set(f, FAULT_STATE, NULL,
+					 "the gradient of unit '%.100s' is dealt with as the plan "
+					 "of this backward pass says",
+					 u->rec->name);
+	}
+	return 0;
+}
+
+const struct unit_part *shards_part(const struct coll *c, const struct unit *u, unsigned d)
+{
+	for (unsigned i = 0; i < u->n_parts; i++)
+		if (u->parts[i].device == c->parts[d].device)
+			return &u->parts[i];
+	return NULL;
+}
+
+/* Kops on one device: one for each unit. */
+static size_t shards_kops_room(const struct coll *c)
+{
+	return shards_end_of(c) - shards_first_of(c);
+}
+
+/* ---------------------------------------------------------------- unscaling */
+
+static void shards_keep_found(struct coll *c)
+{
+	void (*next)(struct coll * c) = c->after;
+
+	/* what an epoch that has ended has found is not the next one's */
+	for (unsigned d = 0; c->ops[0]->m->epoch == c->job->rec->epoch && d < c->n_parts; d++)
+		if (c->parts[d].found_inf != 0)
+			c->group->found_inf = true;
+	next(c);
+}
+
+static void shards_read_found(struct coll *c)
+{
+	if (!coll_need_kops(c, 1))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		coll_kop(&c->parts[d], KOP_COPY, sizeof(float))->copy =
+			(struct k_copy){ &c->parts[d].found_inf,
+					 region_addr(&c->parts[d].scratch[COLL_FOUND_INF]) };
+	coll_kernels_sync(c, shards_keep_found);
+}
+
+static void shards_multiply(struct coll *c)
+{
+	if (!coll_need_kops(c, shards_kops_room(c)))
+		return;
+	for (uint32_t i = shards_first_of(c); i < shards_end_of(c); i++) {
+		const struct unit *u = c->job->units[i];
+
+		for (unsigned d = 0; shards_take_part(c, u) && d < c->n_parts; d++)
+			if (u->parts[d].n)
+				coll_kop(&c->parts[d], KOP_UNSCALE, u->parts[d].n)->unscale =
+					(struct k_unscale){
+						optim_at(&u->parts[d].grads, 0), c->factor,
+						region_addr(&c->parts[d].scratch[COLL_FOUND_INF])
+					};
+	}
+	coll_kernels(c, shards_read_found);
+}
+
+void shards_unscale(struct coll *c, float inv, void (*next)(struct coll *c))
+{
+	c->factor = inv;
+	c->after = next;
+	if (!coll_need_kops(c, 1))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		coll_kop(&c->parts[d], KOP_FILL, 1)->fill =
+			(struct k_fill){ .dst = region_addr(&c->parts[d].scratch[COLL_FOUND_INF]),
+					 .kind = FILL_CONSTANT };
+	coll_kernels(c, shards_multiply);
+}
+
+/* -------------------------------------------------------------------- norms */
+
+static size_t shards_all_blocks(const struct coll *c)
+{
+	size_t n = 0;
+
+	for (uint32_t i = shards_first_of(c); i < shards_end_of(c); i++)
+		n += shards_take_part(c, c->job->units[i]) ? norm_partials(c->job->units[i]) : 0;
+	return n;
+}
+
+void shards_norm(struct coll *c, double type, void (*next)(struct coll *c))
+{
+	size_t at = 0;
+
+	if (!coll_need_kops(c, shards_kops_room(c)))
+		return;
+	free(c->partials);
+	c->n_partials = shards_all_blocks(c);
+	c->partials = calloc(c->n_partials + 1, sizeof(*c->partials));
+	if (!c->partials) {
+		coll_end_status(c, -ENOMEM);
+		return;
+	}
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		for (uint32_t i = shards_first_of(c); i < shards_end_of(c); i++) {
+			const struct unit *u = c->job->units[i];
+			const struct unit_part *p =
+				shards_take_part(c, u) ? shards_part(c, u, d) : NULL;
+
+			if (!p || !norm_counts(u, (unsigned)(p - u->parts)))
+				continue;
+			norm_kop(coll_kop(&c->parts[d], KOP_NORM, 0), p, type, c->partials + at);
+			at += norm_blocks(p);
+		}
+	}
+	coll_kernels_sync(c, next);
+}
+
+double shards_total(const struct coll *c, double type)
+{
+	double sum = 0;
+
+	for (size_t i = 0; i < c->n_partials; i++)
+		sum = norm_add(sum, c->partials[i], type);
+	return norm_of(sum, type);
+}

@@ -1,0 +1,40 @@
+/*
+ * Gradient shards: what clipping, unscaling and norms work on. Loop thread only.
+ */
+#ifndef SHARDD_STEP_SHARDS_H
+#define SHARDD_STEP_SHARDS_H
+
+#include "work/coll.h"
+
+/* Bytes of the scratch COLL_FOUND_INF. */
+#define SHARDS_FOUND_BYTES 256u
+
+/* Those that a collective works on: of its unit, or of the units of its group that have a
+ * gradient and, if it names some, are among them. */
+bool shards_take_part(const struct coll *c, const struct unit *u);
+
+/* The part of @u on the device of the collective's part @d. Return: NULL: it has none. */
+const struct unit_part *shards_part(const struct coll *c, const struct unit *u, unsigned d);
+
+/* Take @units of a request into the op: of its group, each once. Return: 0 or a fault. */
+int shards_take_units(struct op *op, const uint32_t *units, size_t n, struct fault *f);
+
+/* A word for the fingerprint: equal units, equal words. */
+uint64_t shards_word(const struct op *op);
+
+/* Refuse what needs all gradients of the group when some of them were used in backward
+ * already, or handed out to the trainer's own optimizer. Return: 0 or a fault code. */
+int shards_check_whole(const struct coll *c, struct fault *f);
+
+/* Multiply all of them by @inv, noting in the group whether one held an infinity or NaN
+ * before that; then @next. coll_need_scratch of COLL_FOUND_INF has been asked for. */
+void shards_unscale(struct coll *c, float inv, void (*next)(struct coll *c));
+
+/* Norms of all of them, block by block, in the order of devices, then units; then @next with
+ * them in c->partials. */
+void shards_norm(struct coll *c, double type, void (*next)(struct coll *c));
+
+/* What they add up to. */
+double shards_total(const struct coll *c, double type);
+
+#endif

@@ -1,0 +1,381 @@
+#include "unitio/own.h"
+#include "unitio/convert.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "copies/full.h"
+#include "core/check.h"
+#include "mem/stagger.h"
+#include "op/op.h"
+#include "unit/optim.h"
+#include "unit/reduce_plan.h"
+#include "unit/runs.h"
+#include "work/coll.h"
+
+int convert_record(const struct op *op, const struct unit *u, state_unit *ret, struct fault *f)
+{
+	struct layout l;
+
+	*ret = *u->rec;
+	ret->parts = NULL;
+	ret->n_parts = 0;
+	ret->layout = convert_args(op)->layout;
+	ret->shard_multiple = convert_args(op)->multiple;
+	if (convert_args(op)->strategy) {
+		ret->strategy = convert_args(op)->strategy;
+		ret->shard_ranks = convert_args(op)->shard_ranks;
+	} else if (convert_args(op)->shard_ranks) {
+		return fault_set(f, FAULT_INVALID, "shard_ranks",
+				 "shard_ranks is %u without a strategy: 0 is allowed",
+				 convert_args(op)->shard_ranks);
+	}
+	reduce_reopen(ret);
+	if (unit_resolve(ret, group_size(op->group), f))
+		return f->code;
+	if (!unit_layout(ret, group_size(op->group), &l))
+		return fault_set(
+			f, FAULT_INVALID, "units",
+			"unit '%.100s' would have more than 2^48 elements with its padding",
+			u->rec->name);
+	return 0;
+}
+
+/* -------------------------------------------------------------------- memory */
+
+/* The arrays of a part, parameters first. */
+#define ARRAYS (2 + UNIT_MAX_STATES)
+
+static struct region *convert_array_of(struct unit_part *p, unsigned i)
+{
+	struct region *const arrays[ARRAYS] = { &p->params, &p->grads, &p->state1, &p->state2,
+						&p->state3 };
+
+	return arrays[i];
+}
+
+static state_region **convert_record_of(state_part *p, unsigned i)
+{
+	state_region **const fields[ARRAYS] = { &p->params, &p->grads, &p->state1, &p->state2,
+						&p->state3 };
+
+	return fields[i];
+}
+
+static void convert_free_parts(state_unit *rec)
+{
+	for (size_t i = 0; i < rec->n_parts; i++)
+		shardd__state__part__free_unpacked(rec->parts[i], NULL);
+	free(rec->parts);
+	rec->parts = NULL;
+	rec->n_parts = 0;
+}
+
+/* Old memory is the job's, or with it gone; the new one has become the job's or goes here. */
+static void convert_free(struct coll *c)
+{
+	struct convert *v = c->convert;
+
+	for (unsigned i = 0; i < v->n; i++) {
+		unit_free(v->units[i].fresh);
+		convert_free_parts(&v->units[i].rec);
+	}
+	for (unsigned d = 0; d < NODE_MAX_DEVICES; d++)
+		for (unsigned k = 0; k < 2; k++)
+			slab_unref(v->on[d].slabs[k]);
+	free(v->units);
+	free(v);
+}
+
+static uint64_t convert_array_bytes(const struct unit *u, unsigned i)
+{
+	return i ? unit_array_bytes(&u->layout, u->spread)
+		 : unit_params_bytes(&u->layout, u->spread);
+}
+
+static uint64_t convert_array_room(const struct unit *u, unsigned d, unsigned i)
+{
+	return stagger_room(u->parts[d].device, convert_array_bytes(u, i));
+}
+
+static int convert_begin_unit(struct coll *c, struct changing *x, struct unit *u)
+{
+	struct fault f = FAULT_NULL;
+	struct layout l;
+	struct group *g = c->group;
+
+	x->old = u;
+	if (unit_pools_gradient(u->rec))
+		job_give_grads(c->job, u); /* nobody's: check_idle */
+	CHECK(convert_record(c->ops[0], u, &x->rec, &f) == 0);
+	CHECK(unit_layout(&x->rec, group_size(g), &l));
+	if (unit_new(u->id, &x->rec, &l, g->devices, g->n_devices, &x->fresh) < 0)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < u->rec->n_tensors; i++) {
+		x->fresh->tensors[i].of_unit = u->tensors[i].of_unit;
+		x->fresh->tensors[i].of = u->tensors[i].of;
+	}
+	for (unsigned d = 0; d < u->n_parts; d++)
+		for (unsigned i = 0; i < ARRAYS; i++)
+			if (convert_array_of(&u->parts[d], i)->slab)
+				c->convert->on[u->parts[d].device->index].bytes[i > 0] +=
+					convert_array_bytes(x->fresh, i) +
+					convert_array_room(x->fresh, d, i);
+	return 0;
+}
+
+int convert_new(struct coll *c)
+{
+	const struct op *op = c->ops[0];
+	struct convert *v = calloc(1, sizeof(*v));
+	int r = 0;
+
+	if (!v)
+		return -ENOMEM;
+	c->convert = v;
+	c->forget = convert_free;
+	v->units = calloc(convert_args(op)->n, sizeof(*v->units));
+	if (!v->units)
+		return -ENOMEM;
+	while (r == 0 && v->n < convert_args(op)->n) {
+		struct unit *u = job_unit_by_id(c->job, convert_args(op)->units[v->n]);
+
+		r = convert_begin_unit(c, &v->units[v->n++], u);
+	}
+	return r;
+}
+
+int convert_take_slabs(struct coll *c)
+{
+	struct convert *v = c->convert;
+	bool later = false;
+	int r = 0;
+
+	for (unsigned i = 0; r == 0 && i < 2 * c->job->node->n_devices; i++) {
+		struct device *d = &c->job->node->devices[i / 2];
+		uint64_t bytes = v->on[i / 2].bytes[i % 2];
+
+		if (!bytes || v->on[i / 2].slabs[i % 2])
+			continue;
+		r = slab_new(d, &c->job->quota, MEM_SHARD, job_share(c->job), bytes,
+			     c->job->rec->name, -1, &v->on[i / 2].slabs[i % 2]);
+		if (r > 0 && r != SLAB_E_LATER && job_evict(c->job, UINT64_MAX))
+			r = slab_new(d, &c->job->quota, MEM_SHARD, job_share(c->job), bytes,
+				     c->job->rec->name, -1, &v->on[i / 2].slabs[i % 2]);
+		later = later || r == SLAB_E_LATER;
+		r = r == SLAB_E_LATER ? 0 : r;
+	}
+	return r || !later ? r : SLAB_E_LATER;
+}
+
+uint64_t convert_bytes(const struct coll *c)
+{
+	uint64_t sum = 0;
+
+	for (unsigned d = 0; d < NODE_MAX_DEVICES; d++)
+		sum += c->convert->on[d].bytes[0] + c->convert->on[d].bytes[1];
+	return sum;
+}
+
+/* The regions of the new arrays, in the unit and in its record. */
+static int convert_place_one(struct convert *v, struct changing *x)
+{
+	for (unsigned d = 0; d < x->old->n_parts; d++) {
+		struct unit_part *p = &x->fresh->parts[d];
+		state_part *rec = state_unit_add_part(&x->rec);
+		unsigned on = p->device->index;
+
+		if (!rec)
+			return -ENOMEM;
+		for (unsigned i = 0; i < ARRAYS; i++) {
+			uint64_t *at = &v->on[on].at[i > 0],
+				 bytes = convert_array_bytes(x->fresh, i);
+
+			if (!convert_array_of(&x->old->parts[d], i)->slab)
+				continue;
+			*convert_array_of(p, i) = (struct region){
+				v->on[on].slabs[i > 0],
+				*at + stagger_by(p->device, bytes, STAGGER_ARRAY(i)), bytes
+			};
+			*at += bytes + convert_array_room(x->fresh, d, i);
+			if (state_region_set(convert_record_of(rec, i), convert_array_of(p, i)) < 0)
+				return -ENOMEM;
+		}
+	}
+	return 0;
+}
+
+int convert_place(struct convert *v)
+{
+	int r = 0;
+
+	CHECK(!v->units[0].rec.n_parts);
+	for (unsigned i = 0; r == 0 && i < v->n; i++)
+		r = convert_place_one(v, &v->units[i]);
+	return r;
+}
+
+/* ------------------------------------------------------------------ the swap */
+
+static void convert_swap_region(struct region *a, struct region *b)
+{
+	struct region t = *a;
+
+	*a = *b;
+	*b = t;
+}
+
+/* What is reached by pointers from outside stays: the unit, its parts, its record. */
+static void convert_swap_unit(struct job *job, struct changing *x)
+{
+	struct unit *u = x->old, *fresh = x->fresh;
+	struct unit_tensor *tensors = u->tensors;
+	state_unit *rec = u->rec;
+	state_part **parts = rec->parts;
+
+	known_drop(job); /* a registration of the old layout must be answered with the new one */
+	full_invalidate(job, u);
+	job_give_partials(job, u); /* of an Initialise: nobody's, and of the old layout's size */
+	rec->layout = x->rec.layout;
+	rec->shard_multiple = x->rec.shard_multiple;
+	rec->strategy = x->rec.strategy;
+	rec->shard_ranks = x->rec.shard_ranks;
+	rec->parts = x->rec.parts;
+	x->rec.parts = parts;
+	u->tensors = fresh->tensors;
+	fresh->tensors = tensors;
+	for (unsigned d = 0; d < u->n_parts; d++)
+		for (unsigned i = 0; i < ARRAYS; i++)
+			convert_swap_region(convert_array_of(&u->parts[d], i),
+					    convert_array_of(&fresh->parts[d], i));
+	unit_lay_out(u, &fresh->layout, NULL);
+	u->version++;
+}
+
+static void convert_converted(struct coll *c)
+{
+	struct convert *v = c->convert;
+	struct slab *fresh[2 * NODE_MAX_DEVICES];
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < 2 * NODE_MAX_DEVICES; i++)
+		if (v->on[i / 2].slabs[i % 2])
+			fresh[n++] = v->on[i / 2].slabs[i % 2];
+	if (job_add_slabs(c->job, fresh, n) < 0) {
+		coll_end_status(c, -ENOMEM);
+		return;
+	}
+	for (unsigned i = 0; i < v->n; i++)
+		convert_swap_unit(c->job, &v->units[i]);
+	job_drop_unused_slabs(c->job);
+	c->job->readers.changes++;
+	coll_end(c, NULL);
+}
+
+/* ---------------------------------------------------------------- repacking */
+
+static struct changing *convert_current(const struct coll *c)
+{
+	return &c->convert->units[c->convert->unit];
+}
+
+/* Where device @d reads element @at of the array of the old part at position @q. */
+static const float *convert_source(const struct coll *c, unsigned d, unsigned q, uint64_t at)
+{
+	struct unit *old = convert_current(c)->old;
+	uint64_t trained = unit_part_elements(old);
+
+	if (old->spread == 1)
+		return optim_at(convert_array_of(&old->parts[d], c->convert->array), at);
+	if (at >= trained)
+		at += trained * (old->spread - 1) + q * unit_frozen_elements(old);
+	else
+		at += q * trained;
+	/* a frozen element was counted behind one part's trained ones */
+	return optim_at(&c->parts[d].scratch[0], at);
+}
+
+/* What the new run @to takes of the old run @from, both of one tensor. */
+static void convert_copy_common(struct coll *c, unsigned d, unsigned q, const struct unit_run *to,
+				const struct unit_run *from)
+{
+	uint64_t begin = to->first > from->first ? to->first : from->first;
+	uint64_t to_end = to->first + to->n, from_end = from->first + from->n;
+	uint64_t end = to_end < from_end ? to_end : from_end;
+	struct region *array =
+		convert_array_of(&convert_current(c)->fresh->parts[d], c->convert->array);
+
+	if (begin < end)
+		coll_kop(&c->parts[d], KOP_COPY, (end - begin) * sizeof(float))->copy =
+			(struct k_copy){ optim_at(array, to->at + begin - to->first),
+					 convert_source(c, d, q, from->at + begin - from->first) };
+}
+
+static void convert_repack_part(struct coll *c, unsigned d)
+{
+	struct changing *x = convert_current(c);
+	struct unit_run to, from;
+
+	for (uint32_t t = 0; t < x->old->rec->n_tensors; t++) {
+		if (c->convert->array && x->old->tensors[t].frozen)
+			continue;
+		if (!unit_part_run(x->fresh, &x->fresh->parts[d], t, &to))
+			continue;
+		for (unsigned q = 0; q < x->old->spread; q++)
+			if (unit_part_run(x->old, &x->old->parts[q], t, &from))
+				convert_copy_common(c, d, q, &to, &from);
+	}
+}
+
+static void convert_repack(struct coll *c)
+{
+	struct changing *x = convert_current(c);
+
+	if (!coll_need_kops(c, (size_t)x->old->rec->n_tensors * x->old->spread))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		convert_repack_part(c, d);
+	c->convert->array++;
+	coll_kernels_sync(c, convert_arrays);
+}
+
+static void convert_gather(struct coll *c, bool frozen, void (*next)(struct coll *c))
+{
+	const struct region *arrays[NODE_MAX_DEVICES];
+
+	for (unsigned d = 0; d < c->n_parts; d++)
+		arrays[d] = convert_array_of(&convert_current(c)->old->parts[d], c->convert->array);
+	c->unit = convert_current(c)->old;
+	own_gather_array(c, arrays, frozen, next);
+}
+
+static void convert_gather_frozen(struct coll *c)
+{
+	if (c->convert->array)
+		convert_repack(c);
+	else
+		convert_gather(c, true, convert_repack);
+}
+
+void convert_arrays(struct coll *c)
+{
+	struct convert *v = c->convert;
+
+	if (v->unit < v->n && v->array == ARRAYS) {
+		v->unit++;
+		v->array = 0;
+	}
+	if (v->unit == v->n) {
+		convert_converted(c);
+		return;
+	}
+	if (!convert_array_of(&convert_current(c)->old->parts[0], v->array)->slab) {
+		v->array++;
+		convert_arrays(c);
+	} else if (convert_current(c)->old->spread > 1) {
+		convert_gather(c, false, convert_gather_frozen);
+	} else {
+		convert_repack(c);
+	}
+}

@@ -1,0 +1,63 @@
+/*
+ * What ConvertUnits does when it may: new memory, the arrays repacked into it one after the other,
+ * and the swap. op_convert.c asks for it in this order; the rest of it runs by itself. Loop thread
+ * only.
+ */
+#ifndef SHARDD_UNITIO_CONVERT_H
+#define SHARDD_UNITIO_CONVERT_H
+
+#include "work/coll.h"
+
+struct convert_args {
+	const uint32_t *units; /* the request's; valid until done */
+	size_t n;
+	uint32_t layout, multiple, strategy, shard_ranks;
+};
+
+static inline struct convert_args *convert_args(const struct op *op)
+{
+	_Static_assert(sizeof(struct convert_args) <= OP_ARGS_BYTES, "room in struct op");
+	return op_args(op);
+}
+
+/* One unit: what it is and what it becomes. */
+struct changing {
+	struct unit *old;
+	state_unit rec;     /* the record as it will be; only parts are its own */
+	struct unit *fresh; /* laid out by that */
+};
+
+/* Kept at the collective until its end. */
+struct convert {
+	struct changing *units;
+	unsigned n;
+	struct {
+		uint64_t bytes[2]; /* of parameters; of the other arrays */
+		uint64_t at[2];
+		struct slab *slabs[2];
+	} on[NODE_MAX_DEVICES]; /* by device of the node */
+	unsigned unit, array;   /* what is repacked now */
+};
+
+/* The record of @u as @op would have it: without parts, tensors and names still the unit's. Return: 0
+ * or a fault code. */
+int convert_record(const struct op *op, const struct unit *u, state_unit *ret, struct fault *f);
+
+/* Begin: c->convert, gone with the collective. Return: 0 or -ENOMEM. */
+int convert_new(struct coll *c);
+
+/* All slabs are asked for, so that devices make them beside each other. Return: 0, SLAB_E_*, or
+ * negative errno. */
+int convert_take_slabs(struct coll *c);
+
+/* What the new arrays take, on all devices. */
+uint64_t convert_bytes(const struct coll *c);
+
+/* A place in the slabs for each new array. Return: 0 or -ENOMEM. */
+int convert_place(struct convert *v);
+
+/* Repack the next array; behind the last one the units are what was asked for, and the collective
+ * ends. */
+void convert_arrays(struct coll *c);
+
+#endif

@@ -1,0 +1,301 @@
+/* AllReduce: elements of each member's buffer become the same on all. Inside a device one
+ * kernel in the group's order; between devices see below. */
+#include "core/check.h"
+#include "op/op.h"
+#include "op/op_util.h"
+#include "unitio/ops.h"
+#include "work/coll.h"
+#include "shardd.pb-c.h"
+#include "unitio/buf_args.h"
+
+static int op_all_reduce_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__AllReduceRequest *r = (const Shardd__V1__AllReduceRequest *)msg;
+	size_t size = dtype_size((enum dtype)r->dtype);
+
+	op->buffer = r->buffer;
+	buf_args(op)->offset = r->offset;
+	buf_args(op)->count = r->count;
+	buf_args(op)->bytes = r->count * size;
+	buf_args(op)->dtype = (enum dtype)r->dtype;
+	buf_args(op)->op = (enum reduce_op)r->op;
+	if (!size)
+		return fault_set(f, FAULT_INVALID, "dtype",
+				 "dtype is %d: FP32, BF16 or FP16 is allowed", r->dtype);
+	if (buf_args(op)->op <= REDUCE_NONE || buf_args(op)->op >= _REDUCE_N)
+		return fault_set(f, FAULT_INVALID, "op",
+				 "op is %d: SUM, AVG, MAX or MIN is allowed", r->op);
+	if (!r->count || r->count > LAYOUT_MAX_ELEMENTS)
+		return fault_set(f, FAULT_INVALID, "count", "count is %llu: 1 to 2^48 is allowed",
+				 (unsigned long long)r->count);
+	if (r->offset % size)
+		return fault_set(f, FAULT_INVALID, "offset",
+				 "offset is %llu: a multiple of %zu is allowed",
+				 (unsigned long long)r->offset, size);
+	return op_take_group(op, r->group, f);
+}
+
+static const char *op_all_reduce_word_of(enum reduce_op op)
+{
+	static const char *const words[_REDUCE_N] = { [REDUCE_SUM] = "sum",
+						      [REDUCE_AVG] = "avg",
+						      [REDUCE_MAX] = "max",
+						      [REDUCE_MIN] = "min" };
+
+	return words[op];
+}
+
+static int op_all_reduce_check(struct op *op, struct fault *f)
+{
+	if (!op_buffer_at(op, buf_args(op)->offset, buf_args(op)->bytes, f))
+		return f->code;
+	op_print(op, "AllReduce of %llu %s (%s)", (unsigned long long)buf_args(op)->count,
+		 dtype_name(buf_args(op)->dtype), op_all_reduce_word_of(buf_args(op)->op));
+	op->entry.print.words[2] = buf_args(op)->count;
+	op->entry.print.words[3] = buf_args(op)->dtype;
+	op->entry.print.words[4] = buf_args(op)->op;
+	return 0;
+}
+
+static void *op_all_reduce_address(const struct coll *c, uint32_t i)
+{
+	const struct op *op = c->ops[i];
+	struct fault f = FAULT_NULL;
+	void *at = op_buffer_at((struct op *)op, buf_args(op)->offset, buf_args(op)->bytes, &f);
+
+	CHECK(at); /* the op holds it since it was checked */
+	return at;
+}
+
+/* The buffer of a part's member @i, of the first one. Noted at the start: the ops hold their
+ * buffers until it ends. */
+static void *op_all_reduce_buffer_of(const struct coll_part *p, uint32_t i)
+{
+	return (void *)p->inputs[i];
+}
+
+static void *op_all_reduce_first_of(const struct coll_part *p)
+{
+	return op_all_reduce_buffer_of(p, 0);
+}
+
+static void op_all_reduce_done(struct coll *c)
+{
+	coll_end(c, NULL);
+}
+
+/* The first member's buffer on each device holds the result: to the others. */
+static void op_all_reduce_spread(struct coll *c)
+{
+	if (!coll_need_kops(c, c->n))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+
+		for (uint32_t i = 1; i < p->n; i++)
+			coll_kop(p, KOP_COPY, buf_args(c->ops[0])->bytes)->copy =
+				(struct k_copy){ op_all_reduce_buffer_of(p, i),
+						 op_all_reduce_first_of(p) };
+	}
+	coll_kernels(c, op_all_reduce_done);
+}
+
+static void op_all_reduce_fill_inputs(struct coll *c)
+{
+	for (unsigned d = 0; d < c->n_parts; d++)
+		for (uint32_t i = 0; i < c->parts[d].n; i++)
+			c->parts[d].inputs[i] = op_all_reduce_address(c, c->parts[d].members[i]);
+}
+
+/* -- one device: one kernel, in the group's order ----------------------------- */
+
+static void op_all_reduce_between_one(struct coll *c)
+{
+	const struct op *op = c->ops[0];
+	void *data[] = { op_all_reduce_first_of(&c->parts[0]) };
+
+	if (!coll_can_talk(c))
+		return;
+	comm_all_reduce(coll_between(c), coll_comm(c, op_all_reduce_spread), data,
+			buf_args(op)->count, buf_args(op)->dtype, buf_args(op)->op);
+}
+
+static void op_all_reduce_fold(struct coll *c, struct coll_part *p)
+{
+	const struct op *op = c->ops[0];
+
+	coll_kop(p, KOP_ALL_REDUCE, buf_args(op)->count)->all_reduce =
+		(struct k_all_reduce){ .out = op_all_reduce_first_of(p),
+				       .in = p->inputs,
+				       .k = p->n,
+				       .dtype = buf_args(op)->dtype,
+				       .op = buf_args(op)->op };
+}
+
+/* -- several devices, sum and average: fp32 sums travel, narrowed once at the end ---- */
+
+static void op_all_reduce_narrow(struct coll *c)
+{
+	const struct op *op = c->ops[0];
+	bool average = buf_args(op)->op == REDUCE_AVG;
+
+	if (!coll_need_kops(c, 1))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+
+		coll_kop(p, KOP_CAST, buf_args(op)->count)->cast =
+			(struct k_cast){ .dst = op_all_reduce_first_of(p),
+					 .src = region_addr(&p->scratch[average]),
+					 .dst_dtype = buf_args(op)->dtype,
+					 .src_dtype = DTYPE_FP32 };
+	}
+	coll_kernels(c, op_all_reduce_spread);
+}
+
+static void op_all_reduce_divide(struct coll *c)
+{
+	if (buf_args(c->ops[0])->op != REDUCE_AVG) {
+		op_all_reduce_narrow(c);
+		return;
+	}
+	if (!coll_need_kops(c, 1))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+
+		p->inputs[p->n] = region_addr(&p->scratch[0]);
+		coll_kop(p, KOP_REDUCE, buf_args(c->ops[0])->count)->reduce =
+			(struct k_reduce){ .out = region_addr(&p->scratch[1]),
+					   .in = &p->inputs[p->n],
+					   .k = 1,
+					   .in_dtype = DTYPE_FP32,
+					   .out_dtype = DTYPE_FP32,
+					   .sum_dtype = DTYPE_FP32,
+					   .post = k_divide_by((float)c->n, DTYPE_FP32) };
+	}
+	coll_kernels(c, op_all_reduce_narrow);
+}
+
+static void op_all_reduce_add_between(struct coll *c)
+{
+	void *sums[NODE_MAX_DEVICES];
+
+	if (!coll_can_talk(c))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		sums[d] = region_addr(&c->parts[d].scratch[0]);
+	comm_all_reduce(coll_between(c), coll_comm(c, op_all_reduce_divide), sums,
+			buf_args(c->ops[0])->count, DTYPE_FP32, REDUCE_SUM);
+}
+
+static void op_all_reduce_add_inside(struct coll *c, struct coll_part *p)
+{
+	const struct op *op = c->ops[0];
+
+	coll_kop(p, KOP_REDUCE, buf_args(op)->count)->reduce =
+		(struct k_reduce){ .out = region_addr(&p->scratch[0]),
+				   .in = p->inputs,
+				   .k = p->n,
+				   .in_dtype = buf_args(op)->dtype,
+				   .out_dtype = DTYPE_FP32,
+				   .sum_dtype = DTYPE_FP32 };
+}
+
+/* -- several devices, maximum and minimum: every device folds what all of them found, so
+ * that NaN and zeros of either sign come out as on one device ------------------------ */
+
+static void op_all_reduce_fold_all(struct coll *c)
+{
+	const struct op *op = c->ops[0];
+
+	if (!coll_need_kops(c, 1))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+
+		for (unsigned k = 0; k < c->n_parts; k++)
+			p->found[k] = (char *)region_addr(&p->scratch[0]) + k * buf_args(op)->bytes;
+		coll_kop(p, KOP_ALL_REDUCE, buf_args(op)->count)->all_reduce =
+			(struct k_all_reduce){ .out = op_all_reduce_first_of(p),
+					       .in = p->found,
+					       .k = c->n_parts,
+					       .dtype = buf_args(op)->dtype,
+					       .op = buf_args(op)->op };
+	}
+	coll_kernels(c, op_all_reduce_spread);
+}
+
+static void op_all_reduce_show_between(struct coll *c)
+{
+	const void *send[NODE_MAX_DEVICES];
+	void *recv[NODE_MAX_DEVICES];
+
+	if (!coll_can_talk(c))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		send[d] = op_all_reduce_first_of(&c->parts[d]);
+		recv[d] = region_addr(&c->parts[d].scratch[0]);
+	}
+	comm_all_gather(coll_between(c), coll_comm(c, op_all_reduce_fold_all), send, recv,
+			buf_args(c->ops[0])->count, buf_args(c->ops[0])->dtype);
+}
+
+/* ------------------------------------------------------------------ the op */
+
+static bool op_all_reduce_need_scratch(struct coll *c, void (*again)(struct parked *p))
+{
+	const struct op *op = c->ops[0];
+	uint64_t sums = buf_args(op)->count * sizeof(float);
+
+	if (c->n_parts == 1)
+		return true;
+	if (buf_args(op)->op == REDUCE_MAX || buf_args(op)->op == REDUCE_MIN)
+		return coll_need_scratch(c, 0, buf_args(op)->bytes * c->n_parts, again);
+	return coll_need_scratch(c, 0, sums, again) &&
+	       (buf_args(op)->op != REDUCE_AVG || coll_need_scratch(c, 1, sums, again));
+}
+
+static void op_all_reduce_start(struct parked *parked)
+{
+	struct coll *c = CONTAINER_OF(parked, struct coll, parked);
+	enum reduce_op op = buf_args(c->ops[0])->op;
+	bool add = op == REDUCE_SUM || op == REDUCE_AVG;
+
+	if (coll_overtaken(c, false) || !coll_ready(c, op_all_reduce_start) ||
+	    !op_all_reduce_need_scratch(c, op_all_reduce_start) || !coll_need_kops(c, 1))
+		return;
+	op_all_reduce_fill_inputs(c);
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		if (c->n_parts > 1 && add)
+			op_all_reduce_add_inside(c, &c->parts[d]);
+		else
+			op_all_reduce_fold(c, &c->parts[d]);
+	}
+	coll_kernels(c, c->n_parts == 1 ? op_all_reduce_between_one
+			: add           ? op_all_reduce_add_between
+					: op_all_reduce_show_between);
+}
+
+static void op_all_reduce_run(struct coll *c)
+{
+	op_all_reduce_start(&c->parked);
+}
+
+static void op_all_reduce_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__AllReduceReply reply = SHARDD__V1__ALL_REDUCE_REPLY__INIT;
+
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_all_reduce = {
+	.name = "AllReduce",
+	.collective = true,
+	.request = &shardd__v1__all_reduce_request__descriptor,
+	.decode = op_all_reduce_decode,
+	.check = op_all_reduce_check,
+	.run = op_all_reduce_run,
+	.encode = op_all_reduce_encode,
+	.reads_inputs = true,
+};

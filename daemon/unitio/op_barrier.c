@@ -1,0 +1,42 @@
+/* Barrier: all members are here, and what each of them asked for before is over. */
+#include "op/op.h"
+#include "op/op_util.h"
+#include "unitio/ops.h"
+#include "work/coll.h"
+#include "shardd.pb-c.h"
+
+static int op_barrier_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	op->touches = TOUCH_ALL;
+	return op_take_group(op, ((const Shardd__V1__BarrierRequest *)msg)->group, f);
+}
+
+static int op_barrier_check(struct op *op, struct fault *f)
+{
+	(void)f;
+	op_print(op, "Barrier");
+	return 0;
+}
+
+static void op_barrier_run(struct coll *c)
+{
+	coll_end(c, NULL);
+}
+
+static void op_barrier_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__BarrierReply reply = SHARDD__V1__BARRIER_REPLY__INIT;
+
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_barrier = {
+	.name = "Barrier",
+	.collective = true,
+	.surrogates = true,
+	.request = &shardd__v1__barrier_request__descriptor,
+	.decode = op_barrier_decode,
+	.check = op_barrier_check,
+	.run = op_barrier_run,
+	.encode = op_barrier_encode,
+};

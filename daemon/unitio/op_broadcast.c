@@ -1,0 +1,136 @@
+/* Broadcast: bytes of the root's buffer into everybody's. */
+#include "core/check.h"
+#include "op/op.h"
+#include "op/op_util.h"
+#include "unitio/ops.h"
+#include "work/coll.h"
+#include "shardd.pb-c.h"
+#include "unitio/buf_args.h"
+
+static int op_broadcast_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__BroadcastRequest *r = (const Shardd__V1__BroadcastRequest *)msg;
+	uint32_t index;
+
+	op->buffer = r->buffer;
+	buf_args(op)->offset = r->offset;
+	buf_args(op)->bytes = r->bytes;
+	buf_args(op)->root = r->root;
+	if (op_take_group(op, r->group, f))
+		return f->code;
+	if (!r->bytes)
+		return fault_set(f, FAULT_INVALID, "bytes", "bytes is 0: 1 or more is allowed");
+	if (!group_index(op->group, r->root, &index))
+		return fault_set(f, FAULT_INVALID, "root",
+				 "root is %u: a rank of group '%.64s' is allowed", r->root,
+				 op->group->rec->name);
+	return 0;
+}
+
+static int op_broadcast_check(struct op *op, struct fault *f)
+{
+	if (!op_buffer_at(op, buf_args(op)->offset, buf_args(op)->bytes, f))
+		return f->code;
+	op_print(op, "Broadcast of %llu bytes from rank %u",
+		 (unsigned long long)buf_args(op)->bytes, buf_args(op)->root);
+	op->entry.print.words[2] = buf_args(op)->bytes;
+	op->entry.print.words[3] = buf_args(op)->root;
+	return 0;
+}
+
+/* Noted at the start: the ops hold their buffers until it ends. */
+static void op_broadcast_fill_inputs(struct coll *c)
+{
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+
+		for (uint32_t i = 0; i < p->n; i++) {
+			struct op *op = c->ops[p->members[i]];
+			struct fault f = FAULT_NULL;
+
+			p->inputs[i] =
+				op_buffer_at(op, buf_args(op)->offset, buf_args(op)->bytes, &f);
+			CHECK(p->inputs[i]); /* the op holds it since it was checked */
+		}
+	}
+}
+
+/* Whose buffer on a device gets it first: the root's, or the first member's. */
+static uint32_t op_broadcast_first_on(const struct coll *c, const struct coll_part *p)
+{
+	uint32_t root = coll_index(c, buf_args(c->ops[0])->root);
+
+	for (uint32_t i = 0; i < p->n; i++)
+		if (p->members[i] == root)
+			return i;
+	return 0;
+}
+
+static void op_broadcast_done(struct coll *c)
+{
+	coll_end(c, NULL);
+}
+
+static void op_broadcast_to_others(struct coll *c)
+{
+	if (!coll_need_kops(c, c->n))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+		uint32_t first = op_broadcast_first_on(c, p);
+
+		for (uint32_t i = 0; i < p->n; i++)
+			if (i != first)
+				coll_kop(p, KOP_COPY, buf_args(c->ops[0])->bytes)->copy =
+					(struct k_copy){ (void *)p->inputs[i], p->inputs[first] };
+	}
+	coll_kernels(c, op_broadcast_done);
+}
+
+static void op_broadcast_to_other_devices(struct coll *c)
+{
+	const struct op *op = c->ops[0];
+	struct coll_part *root = coll_part(c, coll_index(c, buf_args(op)->root));
+	void *data[NODE_MAX_DEVICES];
+
+	if (!coll_can_talk(c))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		data[d] = (void *)c->parts[d].inputs[op_broadcast_first_on(c, &c->parts[d])];
+	comm_broadcast(coll_between(c), coll_comm(c, op_broadcast_to_others), data,
+		       buf_args(op)->bytes, (unsigned)(root - c->parts));
+}
+
+/* The first stage does nothing but wait for the streams that filled the buffers. */
+static void op_broadcast_start(struct parked *p)
+{
+	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+
+	if (coll_overtaken(c, false) || !coll_ready(c, op_broadcast_start) || !coll_need_kops(c, 0))
+		return;
+	op_broadcast_fill_inputs(c);
+	coll_kernels(c, op_broadcast_to_other_devices);
+}
+
+static void op_broadcast_run(struct coll *c)
+{
+	op_broadcast_start(&c->parked);
+}
+
+static void op_broadcast_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__BroadcastReply reply = SHARDD__V1__BROADCAST_REPLY__INIT;
+
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_broadcast = {
+	.name = "Broadcast",
+	.collective = true,
+	.request = &shardd__v1__broadcast_request__descriptor,
+	.decode = op_broadcast_decode,
+	.check = op_broadcast_check,
+	.run = op_broadcast_run,
+	.encode = op_broadcast_encode,
+	.reads_inputs = true,
+};

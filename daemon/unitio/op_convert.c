@@ -1,0 +1,343 @@
+/*
+ * ConvertUnits: other layouts for units that are there. Parameters, gradients and optimizer
+ * state are repacked into new memory, array after array, tensor by tensor; the old memory goes
+ * when all of it is done. Until then nothing has changed, so that whatever fails leaves the
+ * units as they were.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "copies/hold.h"
+#include "core/check.h"
+#include "core/fnv.h"
+#include "op/guard.h"
+#include "op/op.h"
+#include "op/op_util.h"
+#include "step/apply.h"
+#include "unitio/convert.h"
+#include "unitio/ops.h"
+#include "unitio/registered.h"
+#include "work/coll.h"
+#include "work/drain.h"
+#include "shardd.pb-c.h"
+
+typedef Shardd__V1__ConvertUnitsRequest request;
+
+/* ------------------------------------------------------------- what is asked for */
+
+static int op_convert_decode_choices(struct op *op, const request *r, struct fault *f)
+{
+	convert_args(op)->layout = r->layout ? (uint32_t)r->layout : LAYOUT_FLAT;
+	convert_args(op)->multiple = r->shard_multiple ? r->shard_multiple : 1;
+	convert_args(op)->strategy = (uint32_t)r->strategy;
+	convert_args(op)->shard_ranks = r->shard_ranks;
+	if ((unsigned)r->layout >= _LAYOUT_N)
+		return fault_set(f, FAULT_INVALID, "layout",
+				 "layout is %d: FLAT or DIM0 is allowed", r->layout);
+	if ((unsigned)r->strategy >= _STRATEGY_N)
+		return fault_set(f, FAULT_INVALID, "strategy",
+				 "strategy is %d: SHARD, REPLICATE or HYBRID is allowed",
+				 r->strategy);
+	if (r->shard_multiple > (1u << 20) ||
+	    (convert_args(op)->layout == LAYOUT_DIM0 && r->shard_multiple > 1))
+		return fault_set(f, FAULT_INVALID, "shard_multiple",
+				 "shard_multiple is %u: 0 to %u is allowed, with DIM0 0 or 1",
+				 r->shard_multiple, 1u << 20);
+	return 0;
+}
+
+static int op_convert_decode_unit(struct op *op, const request *r, size_t i, struct fault *f)
+{
+	struct unit *u = job_unit_by_id(op->m->job, r->units[i]);
+
+	if (!u)
+		return fault_set(f, FAULT_NOT_FOUND, "units",
+				 "there is no unit %u in job '%s': it has 1 to %u", r->units[i],
+				 op->m->job->rec->name, op->m->job->n_units);
+	if (i && r->units[i] <= r->units[i - 1])
+		return fault_set(f, FAULT_INVALID, "units",
+				 "units has %u behind %u: ascending numbers are allowed",
+				 r->units[i], r->units[i - 1]);
+	if (i && u->rec->group != op->group->id)
+		return fault_set(f, FAULT_INVALID, "units",
+				 "unit '%.100s' is of another group than the first one: units of "
+				 "one group are allowed",
+				 u->rec->name);
+	op->group = job_group_by_id(op->m->job, u->rec->group);
+	return 0;
+}
+
+static int op_convert_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const request *r = (const request *)msg;
+
+	op->touches = TOUCH_PARAMS | TOUCH_GRADS;
+	if (!r->n_units)
+		return fault_set(f, FAULT_INVALID, "units",
+				 "units is empty: one or more are allowed");
+	for (size_t i = 0; i < r->n_units; i++)
+		if (op_convert_decode_unit(op, r, i, f))
+			return f->code;
+	convert_args(op)->units = r->units;
+	convert_args(op)->n = r->n_units;
+	return op_convert_decode_choices(op, r, f);
+}
+
+static int op_convert_check(struct op *op, struct fault *f)
+{
+	uint64_t hash = FNV_BEGIN;
+
+	if (op_check_not_torn(op, f))
+		return f->code;
+	for (size_t i = 0; i < convert_args(op)->n; i++) {
+		state_unit rec;
+
+		if (convert_record(op, job_unit_by_id(op->m->job, convert_args(op)->units[i]), &rec,
+				   f))
+			return f->code;
+		hash = fnv_add(hash, convert_args(op)->units[i]);
+	}
+	op_print(op, "ConvertUnits of %zu units to layout %u, multiple %u, strategy %u of %u",
+		 convert_args(op)->n, convert_args(op)->layout, convert_args(op)->multiple,
+		 convert_args(op)->strategy, convert_args(op)->shard_ranks);
+	op->entry.print.words[2] = hash;
+	op->entry.print.words[3] = convert_args(op)->layout;
+	op->entry.print.words[4] = convert_args(op)->multiple;
+	op->entry.print.words[5] = convert_args(op)->strategy;
+	op->entry.print.words[6] = convert_args(op)->shard_ranks;
+	return 0;
+}
+
+/* Is there anything that is laid out by the old layout and is not repacked? */
+static int op_convert_check_passing(const struct unit *u, struct fault *f)
+{
+	if (u->arrived)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "the gradient of unit '%.100s' is dealt with as the plan of this "
+				 "backward pass says: end it with Step before it is converted",
+				 u->rec->name);
+	if (u->has_partials)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "the all-reduce of unit '%.100s' is deferred: reduce it before it "
+				 "is converted",
+				 u->rec->name);
+	return 0;
+}
+
+static const char *op_convert_held_by(const struct member_unit *mu)
+{
+	if (!mu)
+		return NULL;
+	return mu->gradient.slab      ? "given a gradient buffer"
+	       : mu->accumulated.slab ? "accumulated"
+				      : NULL;
+}
+
+/* Does anybody have anything of it in his hands? */
+static int op_convert_check_idle(const struct coll *c, const struct unit *u, struct fault *f)
+{
+	const char *what = u->summoned_ranks ? "summoned" : u->gathered_ranks ? "gathered" : NULL;
+
+	if (unit_pools_gradient(u->rec) && (u->has_gradient || u->shards_left))
+		return fault_set(f, FAULT_STATE, NULL,
+				 "unit '%.100s' has a gradient that its optimizer is yet to use: "
+				 "end the backward pass with Step before it is converted",
+				 u->rec->name);
+	if (op_convert_check_passing(u, f))
+		return f->code;
+	if (ddp_unit_is_busy(c->job, u))
+		return fault_set(
+			f, FAULT_STATE, NULL,
+			"unit '%.100s' is in buckets of a pass that is not over: DdpFinish "
+			"comes before it is converted",
+			u->rec->name);
+	for (uint32_t i = 0; !what && i < c->n; i++)
+		what = op_convert_held_by(member_unit_find(c->members[i], u));
+	if (!what)
+		return 0;
+	return fault_set(
+		f, FAULT_STATE, NULL,
+		"unit '%.100s' is %s: it has to be released, returned or reduced before it "
+		"is converted",
+		u->rec->name, what);
+}
+
+/* ------------------------------------------------------------------ the op */
+
+static bool op_convert_is_waiting_for_copies(const struct coll *c)
+{
+	for (unsigned i = 0; i < c->convert->n; i++)
+		if (c->convert->units[i].old->casting || c->convert->units[i].old->executing)
+			return true;
+	return false;
+}
+
+static int op_convert_check_all(const struct coll *c, struct fault *f)
+{
+	for (size_t i = 0; i < convert_args(c->ops[0])->n; i++) {
+		struct unit *u = job_unit_by_id(c->job, convert_args(c->ops[0])->units[i]);
+
+		hold_drop(c->job, u);
+		if (op_convert_check_idle(c, u, f))
+			return f->code;
+	}
+	return 0;
+}
+
+static void op_convert_start(struct parked *p);
+
+/* Of the largest array that is brought together. */
+static uint64_t op_convert_scratch_bytes(const struct coll *c)
+{
+	uint64_t most = 0;
+
+	for (unsigned i = 0; i < c->convert->n; i++) {
+		const struct unit *u = c->convert->units[i].old;
+		uint64_t bytes = (unit_part_elements(u) + unit_frozen_elements(u)) * u->spread *
+				 sizeof(float);
+
+		if (u->spread > 1 && bytes > most)
+			most = bytes;
+	}
+	return most;
+}
+
+/* Return: false: it waits, or has ended. */
+static bool op_convert_memory_ready(struct coll *c)
+{
+	struct fault f = FAULT_NULL;
+	int r = c->convert ? 0 : convert_new(c);
+
+	if (r == 0)
+		r = convert_take_slabs(c);
+	if (r == SLAB_E_LATER || (r == 0 && op_convert_is_waiting_for_copies(c))) {
+		node_wait(c->job->node, &c->parked, op_convert_start);
+		return false;
+	}
+	if (r == 0)
+		return true;
+	op_memory_fault(c->job, r, c->convert ? convert_bytes(c) : 0, "converted units", &f);
+	coll_end(c, &f);
+	return false;
+}
+
+static bool op_convert_devices_ready(struct coll *c)
+{
+	uint64_t bytes = op_convert_scratch_bytes(c);
+
+	return !bytes || (coll_ready(c, op_convert_start) &&
+			  coll_need_scratch(c, 0, bytes, op_convert_start));
+}
+
+/* A copy of one may have been begun meanwhile. */
+static void op_convert_begin(struct parked *p)
+{
+	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+
+	if (coll_overtaken(c, true))
+		return;
+	if (op_convert_is_waiting_for_copies(c))
+		node_wait(c->job->node, &c->parked, op_convert_start);
+	else if (convert_place(c->convert) < 0)
+		coll_end_status(c, -ENOMEM);
+	else if (coll_need_kops(c, 0))
+		coll_kernels(c, convert_arrays);
+}
+
+static void op_convert_start(struct parked *p)
+{
+	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+	struct fault f = FAULT_NULL;
+	int r;
+
+	if (coll_overtaken(c, true))
+		return;
+	if (op_convert_check_all(c, &f)) {
+		coll_end(c, &f);
+		return;
+	}
+	if (!coll_may_write(c, op_convert_start) || !op_convert_memory_ready(c) ||
+	    !op_convert_devices_ready(c))
+		return;
+	r = drain_ensure(c->job, p, op_convert_begin);
+	if (r < 0)
+		coll_end_status(c, r);
+	else if (r == 0)
+		op_convert_begin(p);
+}
+
+static void op_convert_run(struct coll *c)
+{
+	if (apply_ensure(c->job, &c->parked, op_convert_start))
+		op_convert_start(&c->parked);
+}
+
+static bool op_convert_is_converted(const struct op *op, uint32_t id)
+{
+	size_t lo = 0, hi = convert_args(op)->n; /* they ascend */
+
+	while (lo < hi) {
+		size_t mid = lo + (hi - lo) / 2;
+
+		if (convert_args(op)->units[mid] == id)
+			return true;
+		if (convert_args(op)->units[mid] < id)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	return false;
+}
+
+/* Has @u names of tensors that were moved, and was not itself? */
+static bool op_convert_is_tied(const struct op *op, const struct unit *u)
+{
+	for (uint32_t i = 0; !op_convert_is_converted(op, u->id) && i < u->rec->n_tensors; i++)
+		if (u->tensors[i].alias && op_convert_is_converted(op, u->tensors[i].of_unit))
+			return true;
+	return false;
+}
+
+static int op_convert_tell(const struct op *op, const struct unit *u, struct registered *all,
+			   Shardd__V1__RegisteredUnit **units, size_t *n)
+{
+	units[*n] = &all[*n].unit;
+	return registered_init(&all[(*n)++], op->m->job, u, op->m->rank);
+}
+
+/* Without memory the reply has no units: what was done is done. */
+static void op_convert_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__ConvertUnitsReply reply = SHARDD__V1__CONVERT_UNITS_REPLY__INIT;
+	const struct job *job = op->m->job;
+	struct registered *all = calloc(job->n_units, sizeof(*all));
+	Shardd__V1__RegisteredUnit **units = calloc(job->n_units, sizeof(*units));
+	int r = all && units ? 0 : -ENOMEM;
+	size_t n = 0;
+
+	for (size_t i = 0; r == 0 && i < convert_args(op)->n; i++)
+		r = op_convert_tell(op, job->units[convert_args(op)->units[i] - 1], all, units, &n);
+	for (uint32_t i = 0; r == 0 && i < job->n_units; i++)
+		if (op_convert_is_tied(op, job->units[i]))
+			r = op_convert_tell(op, job->units[i], all, units, &n);
+	reply.units = units;
+	reply.n_units = r == 0 ? n : 0;
+	op_send(op, &reply.base, &reply.info, send, ctx);
+	for (size_t i = 0; all && i < n; i++)
+		registered_deinit(&all[i]);
+	free(all);
+	free(units);
+}
+
+const struct op_type op_convert = {
+	.name = "ConvertUnits",
+	.collective = true,
+	.request = &shardd__v1__convert_units_request__descriptor,
+	.decode = op_convert_decode,
+	.check = op_convert_check,
+	.run = op_convert_run,
+	.encode = op_convert_encode,
+	.lasts = true,
+	.move = MOVE_NEEDS_IDLE,
+	.waits_for_readers = op_writes_params,
+};

@@ -1,0 +1,350 @@
+/*
+ * Initialise: the parameters of a unit, from a seed, from one rank, or each shard from
+ * its own rank. Optimizer state is zeroed. Heals a unit of a torn job.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "copies/full.h"
+#include "copies/hold.h"
+#include "core/check.h"
+#include "op/guard.h"
+#include "op/op.h"
+#include "op/op_util.h"
+#include "step/apply.h"
+#include "unit/optim.h"
+#include "unit/runs.h"
+#include "unitio/ops.h"
+#include "unitio/own.h"
+#include "work/coll.h"
+#include "work/drain.h"
+#include "shardd.pb-c.h"
+
+struct init_args {
+	int how; /* Initialise: the oneof's case */
+	uint64_t seed;
+	uint32_t root;
+	const uint8_t *data; /* the request's; valid until done */
+	uint64_t data_bytes;
+};
+
+static inline struct init_args *init_args(const struct op *op)
+{
+	_Static_assert(sizeof(struct init_args) <= OP_ARGS_BYTES, "room in struct op");
+	return op_args(op);
+}
+
+typedef Shardd__V1__InitialiseRequest request;
+
+#define HOW_SEED      SHARDD__V1__INITIALISE_REQUEST__HOW_SEED
+#define HOW_BROADCAST SHARDD__V1__INITIALISE_REQUEST__HOW_BROADCAST
+#define HOW_OWN       SHARDD__V1__INITIALISE_REQUEST__HOW_OWN
+
+static int op_init_decode_source(struct op *op, const request *r, struct fault *f)
+{
+	uint64_t need = op->unit->packed * sizeof(float);
+	bool must = r->how_case == HOW_OWN ||
+		    (r->how_case == HOW_BROADCAST && init_args(op)->root == op->m->rank);
+
+	op->buffer = r->buffer;
+	init_args(op)->data = r->data.data;
+	init_args(op)->data_bytes = r->data.len;
+	if (r->buffer && r->data.len)
+		return fault_set(f, FAULT_INVALID, "data",
+				 "buffer and data are both given: one is allowed");
+	if (!must && (r->buffer || r->data.len))
+		return fault_set(
+			f, FAULT_INVALID, "buffer",
+			"this rank gives no parameters, so buffer must be 0 and data empty");
+	if (must && !r->buffer && r->data.len != need)
+		return fault_set(f, FAULT_INVALID, "data",
+				 "data is %zu bytes: unit '%.100s' needs %llu, or a buffer",
+				 r->data.len, op->unit->rec->name, (unsigned long long)need);
+	return 0;
+}
+
+static int op_init_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const request *r = (const request *)msg;
+
+	if (op_take_unit(op, r->unit, f))
+		return f->code;
+	op->group = job_group_by_id(op->m->job, op->unit->rec->group);
+	op->touches = TOUCH_PARAMS | TOUCH_GRADS;
+	init_args(op)->how = (int)r->how_case;
+	if (r->how_case == HOW_SEED) {
+		init_args(op)->seed = r->seed->seed;
+	} else if (r->how_case == HOW_BROADCAST) {
+		uint32_t index;
+
+		init_args(op)->root = r->broadcast->root;
+		if (!group_index(op->group, r->broadcast->root, &index))
+			return fault_set(f, FAULT_INVALID, "broadcast.root",
+					 "broadcast.root is %u: a rank of group '%.64s' is allowed",
+					 r->broadcast->root, op->group->rec->name);
+	} else if (r->how_case != HOW_OWN) {
+		return fault_set(f, FAULT_INVALID, "how", "how is missing: seed, broadcast or own");
+	}
+	return op_init_decode_source(op, r, f);
+}
+
+/* What all ranks must say the same, in words. */
+static void op_init_print_how(struct op *op)
+{
+	const char *name = op->unit->rec->name;
+
+	if (init_args(op)->how == HOW_SEED)
+		op_print(op, "Initialise of unit '%.64s' (seed %llu)", name,
+			 (unsigned long long)init_args(op)->seed);
+	else if (init_args(op)->how == HOW_BROADCAST)
+		op_print(op, "Initialise of unit '%.64s' (from rank %u)", name,
+			 init_args(op)->root);
+	else
+		op_print(op, "Initialise of unit '%.64s' (own)", name);
+}
+
+static int op_init_check(struct op *op, struct fault *f)
+{
+	if (op_check_not_summoned(op, f) ||
+	    (op->buffer && !op_buffer_at(op, 0, op->unit->packed * sizeof(float), f)))
+		return f->code;
+	op_init_print_how(op);
+	op->entry.print.words[2] = (uint64_t)init_args(op)->how;
+	op->entry.print.words[3] = init_args(op)->seed;
+	op->entry.print.words[4] = init_args(op)->root;
+	return 0;
+}
+
+/* What @op's rank brings: the op holds its buffer since it was checked. */
+static const float *op_init_source_of(struct op *op)
+{
+	struct fault f = FAULT_NULL;
+
+	if (init_args(op)->data_bytes)
+		return (const float *)init_args(op)->data;
+	return (const float *)op_buffer_at(op, 0, op->unit->packed * sizeof(float), &f);
+}
+
+static struct k_copy op_init_copy_of(float *dst, const float *src)
+{
+	return (struct k_copy){ dst, src };
+}
+
+static void op_init_copy_kop(struct coll_part *p, float *dst, const float *src, uint64_t elements)
+{
+	if (elements)
+		coll_kop(p, KOP_COPY, elements * sizeof(float))->copy = op_init_copy_of(dst, src);
+}
+
+static void op_init_job_heal(struct job *job)
+{
+	for (uint32_t i = 0; i < job->n_units; i++)
+		if (job->units[i]->torn)
+			return;
+	/* what was committed belongs to parameters that are no more */
+	job->torn = false;
+	job->rec->uncommitted_steps = 0;
+	job->rec->has_commit = false;
+	job->rec->step = 0;
+}
+
+static void op_init_done(struct coll *c)
+{
+	struct unit *u = c->unit;
+
+	u->version++;
+	u->has_gradient = false;
+	u->has_partials = false;
+	c->job->stale_partials = true;
+	c->job->stray_gradients = true;
+	full_invalidate(c->job, u);
+	if (coll_promised(c) && coll_overtaken(c, false))
+		return; /* and the unit is as good as never initialised */
+	u->rec->initialised = true;
+	c->job->readers.changes++;
+	unit_forget_steps(u);
+	if (u->torn) {
+		u->torn = false;
+		op_init_job_heal(c->job);
+	}
+	coll_end(c, NULL);
+}
+
+static int op_init_check_unused(const struct coll *c, struct fault *f)
+{
+	for (uint32_t i = 0; i < c->n; i++) {
+		const struct member_unit *mu = member_unit_find(c->members[i], c->unit);
+
+		if (mu && (mu->shard.slab || mu->shard_state == SHARD_GOING ||
+			   mu->shard_state == SHARD_BACK))
+			return fault_set(
+				f, FAULT_STATE, NULL,
+				"rank %u has its shard of unit '%.100s': it has to give it "
+				"back (ShardDone) before the unit is initialised",
+				c->members[i]->rank, c->unit->rec->name);
+	}
+	if (!c->unit->gathered_ranks)
+		return 0;
+	return fault_set(
+		f, FAULT_STATE, NULL,
+		"unit '%.100s' is still gathered by %u ranks: release it before it is initialised",
+		c->unit->rec->name, c->unit->gathered_ranks);
+}
+
+/* The last stage: an initialised unit has no optimizer state. */
+static void op_init_zero(struct coll *c)
+{
+	if (!coll_need_kops(c, UNIT_MAX_STATES))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		c->parts[d].n_kops = optim_zero_kops(&c->unit->parts[d], c->parts[d].kops);
+	coll_kernels_sync(c, op_init_done);
+}
+
+static void op_init_from_seed(struct coll *c)
+{
+	if (!coll_need_kops(c, c->unit->rec->n_tensors))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		c->parts[d].n_kops = optim_seed_kops(c->unit, &c->unit->parts[d],
+						     init_args(c->ops[0])->seed, c->parts[d].kops);
+	coll_kernels(c, op_init_zero);
+}
+
+/* -- from the root's memory, on several devices through a whole copy on each -- */
+
+static float *op_init_whole(const struct coll_part *p)
+{
+	return region_addr(&p->scratch[0]);
+}
+
+static void op_init_keep(struct coll *c, unsigned d, const float *from)
+{
+	const struct unit_part *up = &c->unit->parts[d];
+	struct unit_run op_init_run;
+
+	for (uint32_t t = 0; t < c->unit->rec->n_tensors; t++)
+		if (unit_part_run(c->unit, up, t, &op_init_run))
+			op_init_copy_kop(&c->parts[d], optim_at(&up->params, op_init_run.at),
+					 from + c->unit->tensors[t].packed + op_init_run.first,
+					 op_init_run.n);
+}
+
+static void op_init_keep_parts(struct coll *c)
+{
+	if (!coll_need_kops(c, c->unit->rec->n_tensors))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		op_init_keep(c, d, op_init_whole(&c->parts[d]));
+	coll_kernels(c, op_init_zero);
+}
+
+static void op_init_show_root(struct coll *c)
+{
+	uint32_t root = coll_index(c, init_args(c->ops[0])->root);
+	void *data[NODE_MAX_DEVICES];
+
+	if (!coll_can_talk(c))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		data[d] = op_init_whole(&c->parts[d]);
+	comm_broadcast(coll_between(c), coll_comm(c, op_init_keep_parts), data,
+		       c->unit->packed * sizeof(float), c->part_of[root]);
+}
+
+static void op_init_from_root(struct coll *c)
+{
+	uint32_t root = coll_index(c, init_args(c->ops[0])->root);
+	struct coll_part *p = coll_part(c, root);
+
+	if (!coll_need_kops(c, c->unit->rec->n_tensors))
+		return;
+	if (c->n_parts == 1)
+		op_init_keep(c, 0, op_init_source_of(c->ops[root]));
+	else
+		op_init_copy_kop(p, op_init_whole(p), op_init_source_of(c->ops[root]),
+				 c->unit->packed);
+	coll_kernels(c, c->n_parts == 1 ? op_init_zero : op_init_show_root);
+}
+
+static const float *op_init_own_source(const struct coll *c, uint32_t i)
+{
+	return op_init_source_of(c->ops[i]);
+}
+
+/* ------------------------------------------------------------------ the op */
+
+static bool op_init_prepared(struct coll *c, void (*again)(struct parked *p))
+{
+	int how = init_args(c->ops[0])->how;
+
+	if (how == HOW_SEED || c->n_parts == 1)
+		return true;
+	if (how == HOW_OWN)
+		return own_ready(c, again);
+	return coll_ready(c, again) &&
+	       coll_need_scratch(c, 0, c->unit->packed * sizeof(float), again);
+}
+
+static void op_init_start(struct parked *p)
+{
+	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+	struct fault f = FAULT_NULL;
+	int how = init_args(c->ops[0])->how;
+
+	if (coll_overtaken(c, false))
+		return;
+	hold_drop(c->job, c->unit);
+	if (op_init_check_unused(c, &f)) {
+		coll_end(c, &f);
+		return;
+	}
+	if (!coll_may_write(c, op_init_start))
+		return;
+	if (!c->drained) {
+		int r = drain_ensure(c->job, p, op_init_start);
+
+		c->drained = true;
+		if (r < 0)
+			coll_end_status(c, r);
+		if (r)
+			return;
+	}
+	if (!op_init_prepared(c, op_init_start))
+		return;
+	c->unit->rec->initialised = false; /* until it is whole: a device may fail half-way */
+	readers_rewrite(c->job);
+	unit_pass_end(c->unit); /* no shard is handed out meanwhile */
+	if (how == HOW_SEED)
+		op_init_from_seed(c);
+	else if (how == HOW_BROADCAST)
+		op_init_from_root(c);
+	else
+		own_write(c, op_init_own_source, true, 0, op_init_zero);
+}
+
+static void op_init_run(struct coll *c)
+{
+	if (apply_ensure(c->job, &c->parked, op_init_start))
+		op_init_start(&c->parked);
+}
+
+static void op_init_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__InitialiseReply reply = SHARDD__V1__INITIALISE_REPLY__INIT;
+
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_init = {
+	.name = "Initialise",
+	.collective = true,
+	.request = &shardd__v1__initialise_request__descriptor,
+	.decode = op_init_decode,
+	.check = op_init_check,
+	.run = op_init_run,
+	.encode = op_init_encode,
+	.lasts = true,
+	.move = MOVE_NEEDS_IDLE,
+	.waits_for_readers = op_writes_params,
+};

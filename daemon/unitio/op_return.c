@@ -1,0 +1,248 @@
+/*
+ * ReturnFull: what SummonFull handed out comes back. With @write each rank's own shard of it
+ * becomes the parameters, or the state, nothing else of it counts; a rank that is lost gives its
+ * copy back unread.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "copies/full.h"
+#include "core/check.h"
+#include "core/fnv.h"
+#include "op/op.h"
+#include "op/op_util.h"
+#include "unitio/ops.h"
+#include "unitio/own.h"
+#include "work/coll.h"
+#include "work/drain.h"
+#include "shardd.pb-c.h"
+#include "unitio/summon_args.h"
+
+/* A double counts as far. */
+#define MAX_STEPS (UINT64_C(1) << 52)
+
+static int op_return_decode_steps(struct op *op, const Shardd__V1__ReturnFullRequest *r,
+				  struct fault *f)
+{
+	summon_args(op)->write = r->write;
+	summon_args(op)->has_steps = r->has_optimizer_steps;
+	summon_args(op)->steps = r->has_optimizer_steps ? r->optimizer_steps : 0;
+	if (r->has_optimizer_steps && !r->write)
+		return fault_set(f, FAULT_INVALID, "has_optimizer_steps",
+				 "has_optimizer_steps is set without write: what is not written "
+				 "has no steps to set");
+	if (summon_args(op)->steps > MAX_STEPS)
+		return fault_set(f, FAULT_INVALID, "optimizer_steps",
+				 "optimizer_steps is %llu: 0 to 2^52 is allowed",
+				 (unsigned long long)r->optimizer_steps);
+	return 0;
+}
+
+static int op_return_decode_tensor_steps(struct op *op, const Shardd__V1__ReturnFullRequest *r,
+					 struct fault *f)
+{
+	summon_args(op)->tensor_steps = r->tensor_steps;
+	summon_args(op)->n_tensor_steps = r->n_tensor_steps;
+	if (!r->n_tensor_steps)
+		return 0;
+	if (!r->has_optimizer_steps)
+		return fault_set(f, FAULT_INVALID, "tensor_steps",
+				 "tensor_steps go with has_optimizer_steps: none is more than the "
+				 "unit's");
+	if (r->n_tensor_steps != op->unit->rec->n_tensors)
+		return fault_set(f, FAULT_INVALID, "tensor_steps",
+				 "there are %zu tensor_steps: unit '%.100s' has %zu tensors",
+				 r->n_tensor_steps, op->unit->rec->name, op->unit->rec->n_tensors);
+	for (size_t i = 0; i < r->n_tensor_steps; i++)
+		if (r->tensor_steps[i] > r->optimizer_steps)
+			return fault_set(f, FAULT_INVALID, "tensor_steps",
+					 "tensor %zu of unit '%.100s' has had %llu steps of %llu",
+					 i, op->unit->rec->name,
+					 (unsigned long long)r->tensor_steps[i],
+					 (unsigned long long)r->optimizer_steps);
+	return 0;
+}
+
+static int op_return_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__ReturnFullRequest *r = (const Shardd__V1__ReturnFullRequest *)msg;
+
+	op->touches = TOUCH_PARAMS | TOUCH_GRADS;
+	if (op_take_unit(op, r->unit, f))
+		return f->code;
+	op->group = job_group_by_id(op->m->job, op->unit->rec->group);
+	if (op_return_decode_steps(op, r, f))
+		return f->code;
+	return op_return_decode_tensor_steps(op, r, f);
+}
+
+static uint64_t op_return_hash_of_steps(const struct op *op)
+{
+	uint64_t hash = FNV_BEGIN;
+
+	for (size_t i = 0; i < summon_args(op)->n_tensor_steps; i++)
+		hash = fnv_add(hash, summon_args(op)->tensor_steps[i]);
+	return hash;
+}
+
+static int op_return_check(struct op *op, struct fault *f)
+{
+	const struct member_unit *mu = member_unit_find(op->m, op->unit);
+
+	if (!mu || !mu->is_summoned)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "ReturnFull of unit '%.100s': this rank has not summoned it",
+				 op->unit->rec->name);
+	op_print(op, "ReturnFull of unit '%.64s' (%s)", op->unit->rec->name,
+		 summon_args(op)->write ? "written back" : "not written back");
+	op->entry.print.words[2] = summon_args(op)->write;
+	op->entry.print.words[3] = summon_args(op)->has_steps;
+	op->entry.print.words[4] = summon_args(op)->steps;
+	op->entry.print.words[5] = op_return_hash_of_steps(op);
+	return 0;
+}
+
+/* By member: the copy that it returns, the collective's from its beginning on. */
+static struct region *op_return_copy_of(const struct coll *c, uint32_t i)
+{
+	return (struct region *)c->work + i;
+}
+
+static bool op_return_is_in_time(const struct coll *c, uint32_t i)
+{
+	const struct member *m = c->members[i];
+
+	return m->state == MEMBER_JOINED && m->epoch == c->job->rec->epoch;
+}
+
+static bool op_return_take_copies(struct coll *c)
+{
+	if (c->work)
+		return true;
+	c->work = calloc(c->n, sizeof(struct region));
+	if (!c->work) {
+		coll_end_status(c, -ENOMEM);
+		return false;
+	}
+	for (uint32_t i = 0; i < c->n; i++) {
+		struct member_unit *mu = member_unit_find(c->members[i], c->unit);
+
+		*op_return_copy_of(c, i) = region_steal(&mu->summoned);
+	}
+	return true;
+}
+
+/* It has ended without that: they are the trainers' still. */
+static void op_return_put_back(struct coll *c)
+{
+	for (uint32_t i = 0; c->work && i < c->n; i++) {
+		struct member *m = c->members[i];
+
+		if (op_return_is_in_time(c, i) && op_return_copy_of(c, i)->slab)
+			member_unit_find(m, c->unit)->summoned =
+				region_steal(op_return_copy_of(c, i));
+		pool_give(&m->pool, op_return_copy_of(c, i));
+	}
+}
+
+static void op_return_returned(struct coll *c)
+{
+	for (uint32_t i = 0; i < c->n; i++) {
+		struct member *m = c->members[i];
+
+		pool_give(&m->pool, op_return_copy_of(c, i));
+		if (op_return_is_in_time(c, i))
+			member_unsummon(m, c->unit, member_unit_find(m, c->unit));
+	}
+	coll_end(c, NULL);
+}
+
+/* Of the same number of steps tensors have missed what they had missed before, if nothing is said
+ * of them. */
+static void op_return_take_steps(struct unit *u, const struct op *op)
+{
+	uint64_t steps = summon_args(op)->steps;
+
+	if (steps != u->rec->optimizer->steps) {
+		unit_forget_steps(u);
+		u->rec->optimizer->steps = steps;
+	}
+	for (size_t i = 0; i < summon_args(op)->n_tensor_steps; i++)
+		u->rec->tensors[i]->missed = steps - summon_args(op)->tensor_steps[i];
+}
+
+/* Parameters, or state, that no committed step knows: a restart would find them, so it has to
+ * know. */
+static void op_return_written(struct coll *c)
+{
+	const struct op *op = c->ops[0];
+
+	c->unit->version++;
+	full_invalidate(c->job, c->unit);
+	c->job->rec->uncommitted_steps++;
+	if (op->m->epoch != c->job->rec->epoch)
+		job_tear(c->job);
+	if (coll_promised(c) && coll_overtaken(c, false))
+		return; /* what was read may be anything: the unit stays uninitialised */
+	c->unit->rec->initialised = true;
+	c->job->readers.changes++;
+	if (summon_args(op)->has_steps)
+		op_return_take_steps(c->unit, op);
+	op_return_returned(c);
+}
+
+static const float *op_return_source(const struct coll *c, uint32_t i)
+{
+	return region_addr(op_return_copy_of(c, i));
+}
+
+static void op_return_write_back(struct parked *p)
+{
+	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+
+	if (coll_overtaken(c, false) || !coll_may_write(c, op_return_write_back))
+		return;
+	if (!c->drained) {
+		int r = drain_ensure(c->job, p, op_return_write_back);
+
+		c->drained = true;
+		if (r < 0)
+			coll_end_status(c, r);
+		if (r)
+			return;
+	}
+	if (!own_ready(c, op_return_write_back) || !op_return_take_copies(c))
+		return;
+	c->unit->rec->initialised = false; /* until it is whole: a device may fail half-way */
+	readers_rewrite(c->job);
+	own_write(c, op_return_source, false, c->unit->summoned_state, op_return_written);
+}
+
+static void op_return_run(struct coll *c)
+{
+	c->forget = op_return_put_back;
+	if (summon_args(c->ops[0])->write)
+		op_return_write_back(&c->parked);
+	else if (op_return_take_copies(c) && coll_need_kops(c, 0))
+		coll_kernels(c, op_return_returned); /* behind the streams that may still use it */
+}
+
+static void op_return_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__ReturnFullReply reply = SHARDD__V1__RETURN_FULL_REPLY__INIT;
+
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_return = {
+	.name = "ReturnFull",
+	.collective = true,
+	.request = &shardd__v1__return_full_request__descriptor,
+	.decode = op_return_decode,
+	.check = op_return_check,
+	.run = op_return_run,
+	.encode = op_return_encode,
+	.lasts = true,
+	.move = MOVE_RETURN,
+	.waits_for_readers = op_writes_params,
+};

@@ -1,0 +1,350 @@
+/*
+ * SummonFull: the parameters as they are stored, in memory of each rank's own; or in their place
+ * an array of the optimizer's state, in which what is frozen is 0. Everybody's copy is as the unit
+ * was. Until ReturnFull the unit stands still: it is not gathered, reduced or stepped.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "copies/hold.h"
+#include "op/guard.h"
+#include "op/op.h"
+#include "op/op_util.h"
+#include "step/apply.h"
+#include "unit/optim.h"
+#include "unit/pack.h"
+#include "unitio/own.h"
+#include "unitio/ops.h"
+#include "work/coll.h"
+#include "shardd.pb-c.h"
+#include "unitio/summon_args.h"
+
+/* By member: the memory for its copy, the collective's until it is the trainer's. */
+static struct region *op_summon_copy_of(const struct coll *c, uint32_t i)
+{
+	return (struct region *)c->work + i;
+}
+
+static uint64_t op_summon_bytes_of(const struct unit *u)
+{
+	return unit_full_elements(u) * sizeof(float);
+}
+
+static int op_summon_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	const Shardd__V1__SummonFullRequest *r = (const Shardd__V1__SummonFullRequest *)msg;
+
+	op->touches = TOUCH_PARAMS | TOUCH_GRADS;
+	summon_args(op)->state = r->state;
+	if (op_take_unit(op, r->unit, f))
+		return f->code;
+	op->group = job_group_by_id(op->m->job, op->unit->rec->group);
+	if (r->state > unit_state_arrays(op->unit->rec))
+		return fault_set(f, FAULT_INVALID, "state",
+				 "state is %u: 0 to %u is allowed, the optimizer of unit '%.100s' "
+				 "has no more arrays",
+				 r->state, unit_state_arrays(op->unit->rec), op->unit->rec->name);
+	return 0;
+}
+
+static int op_summon_check(struct op *op, struct fault *f)
+{
+	static const char *const what[1 + UNIT_MAX_STATES] = { "", " (state 1)", " (state 2)",
+							       " (state 3)" };
+
+	if (op_check_not_torn(op, f) || op_check_initialised(op, f) || op_check_not_summoned(op, f))
+		return f->code;
+	op_print(op, "SummonFull of unit '%.64s'%s", op->unit->rec->name,
+		 what[summon_args(op)->state]);
+	op->entry.print.words[2] = summon_args(op)->state;
+	return 0;
+}
+
+static uint32_t op_summon_state_of(const struct coll *c)
+{
+	return summon_args(c->ops[0])->state;
+}
+
+/* Elements of all that is summoned that come from the unit: of state, what is trained. */
+static uint64_t op_summon_elements_of(const struct coll *c)
+{
+	uint64_t all = unit_full_elements(c->unit);
+	uint64_t trained = unit_part_elements(c->unit) * c->unit->spread;
+
+	return op_summon_state_of(c) && trained < all ? trained : all;
+}
+
+/* Of whom it did not come to be summoned. */
+static void op_summon_give_back(struct coll *c)
+{
+	for (uint32_t i = 0; i < c->n; i++)
+		pool_give(&c->members[i]->pool, op_summon_copy_of(c, i));
+}
+
+static int op_summon_take(struct coll *c, uint32_t i)
+{
+	struct member *m = c->members[i];
+	uint64_t bytes = op_summon_bytes_of(c->unit);
+
+	if (!member_unit(m, c->unit))
+		return -ENOMEM;
+	if (op_summon_copy_of(c, i)->slab)
+		return 0;
+	return job_take(c->job, &m->pool, bytes, op_summon_copy_of(c, i));
+}
+
+static void op_summon_start(struct parked *p);
+
+/* Everybody's memory. Return: false: it waits, or has ended. */
+static bool op_summon_take_memory(struct coll *c)
+{
+	struct fault f = FAULT_NULL;
+	bool later = false;
+	int r = 0;
+
+	for (uint32_t i = 0; r == 0 && i < c->n; i++) {
+		r = op_summon_take(c, i);
+		later = later || r == SLAB_E_LATER;
+		r = r == SLAB_E_LATER ? 0 : r;
+	}
+	if (r) {
+		op_memory_fault(c->job, r, op_summon_bytes_of(c->unit) * c->n, "summoned units",
+				&f);
+		coll_end(c, &f);
+	} else if (later) {
+		node_wait(c->job->node, &c->parked, op_summon_start);
+	}
+	return r == 0 && !later;
+}
+
+/* The copy is the trainer's. */
+static void op_summon_hand_over(struct coll *c, uint32_t i)
+{
+	struct member_unit *mu = member_unit_find(c->members[i], c->unit);
+	struct op *op = c->ops[i];
+
+	mu->summoned = region_steal(op_summon_copy_of(c, i));
+	mu->is_summoned = true;
+	c->unit->summoned_ranks++;
+	op->result.place = mu->summoned;
+	op->result.place.bytes = op_summon_bytes_of(c->unit);
+	op->result.writable = true;
+}
+
+/* A rank that has left the epoch gets the reason, and its copy goes back. */
+static void op_summon_summoned(struct coll *c)
+{
+	c->unit->summoned_state = op_summon_state_of(c);
+	for (uint32_t i = 0; i < c->n; i++)
+		if (!op_told_of_end(c->ops[i]))
+			op_summon_hand_over(c, i);
+	coll_end(c, NULL);
+}
+
+static void op_summon_copy_to(struct coll_part *p, float *to, const float *from, uint64_t n,
+			      uint64_t all)
+{
+	if (n)
+		coll_kop(p, KOP_COPY, n * sizeof(float))->copy = (struct k_copy){ to, from };
+	if (n < all)
+		coll_kop(p, KOP_FILL, all - n)->fill =
+			(struct k_fill){ .dst = to + n, .kind = FILL_CONSTANT };
+}
+
+/* The whole in its right order on each device: at @from of it. */
+static void op_summon_copy_to_all(struct coll *c, const float *const *from)
+{
+	uint64_t n = op_summon_elements_of(c), all = unit_full_elements(c->unit);
+
+	if (!coll_need_kops(c, 2 * c->n))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		for (uint32_t k = 0; k < c->parts[d].n; k++)
+			op_summon_copy_to(&c->parts[d], (float *)c->parts[d].inputs[k], from[d], n,
+					  all);
+	coll_kernels(c, op_summon_summoned);
+}
+
+static void op_summon_note_memory(struct coll *c)
+{
+	for (unsigned d = 0; d < c->n_parts; d++)
+		for (uint32_t k = 0; k < c->parts[d].n; k++)
+			c->parts[d].inputs[k] =
+				region_addr(op_summon_copy_of(c, c->parts[d].members[k]));
+}
+
+static void op_summon_copy_scratch(struct coll *c, unsigned k)
+{
+	const float *from[NODE_MAX_DEVICES];
+
+	for (unsigned d = 0; d < c->n_parts; d++)
+		from[d] = region_addr(&c->parts[d].scratch[k]);
+	op_summon_copy_to_all(c, from);
+}
+
+static void op_summon_copy_unpacked(struct coll *c)
+{
+	op_summon_copy_scratch(c, 1);
+}
+
+static void op_summon_unpack(struct coll *c)
+{
+	if (!unit_is_packed(c->unit)) {
+		op_summon_copy_scratch(c, 0);
+		return;
+	}
+	if (!coll_need_kops(c, c->unit->rec->n_tensors))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+		struct unit_array full = { region_addr(&p->scratch[1]), DTYPE_FP32 };
+		struct unit_array parts = { region_addr(&p->scratch[0]), DTYPE_FP32 };
+
+		p->n_kops =
+			unit_unpack_kops(c->unit, op_summon_state_of(c) ? UNIT_TRAINED : UNIT_ALL,
+					 &full, &parts, p->kops);
+	}
+	coll_kernels(c, op_summon_copy_unpacked);
+}
+
+static void op_summon_gather_array(struct coll *c, bool frozen, void (*next)(struct coll *c))
+{
+	const struct region *arrays[NODE_MAX_DEVICES];
+
+	for (unsigned d = 0; d < c->n_parts; d++)
+		arrays[d] = unit_state(&c->unit->parts[d], op_summon_state_of(c));
+	own_gather_array(c, arrays, frozen, next);
+}
+
+static void op_summon_gather_frozen(struct coll *c)
+{
+	op_summon_gather_array(c, true, op_summon_unpack);
+}
+
+static void op_summon_gather_trained(struct coll *c)
+{
+	op_summon_gather_array(c, false,
+			       op_summon_state_of(c) ? op_summon_unpack : op_summon_gather_frozen);
+}
+
+/* Of a unit in which all is frozen there is no state to look at. */
+static void op_summon_copy_parts(struct coll *c)
+{
+	const float *from[NODE_MAX_DEVICES] = { NULL };
+
+	for (unsigned d = 0; op_summon_elements_of(c) && d < c->n_parts; d++)
+		from[d] = region_addr(unit_state(&c->unit->parts[d], op_summon_state_of(c)));
+	op_summon_copy_to_all(c, from);
+}
+
+/* Room for each reply's steps by tensor. */
+static bool op_summon_steps_ready(struct coll *c)
+{
+	for (uint32_t i = 0; i < c->n; i++) {
+		struct op *op = c->ops[i];
+
+		if (!op->owned)
+			op->owned = calloc(c->unit->rec->n_tensors, sizeof(uint64_t));
+		if (!op->owned) {
+			coll_end_status(c, -ENOMEM);
+			return false;
+		}
+	}
+	return true;
+}
+
+static bool op_summon_prepared(struct coll *c)
+{
+	uint64_t bytes = (unit_part_elements(c->unit) + unit_frozen_elements(c->unit)) *
+			 c->unit->spread * sizeof(float);
+
+	if (c->unit->spread > 1 &&
+	    (!coll_ready(c, op_summon_start) || !coll_need_scratch(c, 0, bytes, op_summon_start)))
+		return false;
+	if (unit_is_packed(c->unit) && !coll_need_scratch(c, 1, bytes, op_summon_start))
+		return false;
+	return op_summon_steps_ready(c) && op_summon_take_memory(c);
+}
+
+static int op_summon_check_idle(const struct unit *u, struct fault *f)
+{
+	if (u->due || u->shards_left)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "unit '%.100s' is stepped at the end of this backward pass: call "
+				 "Step before it is summoned",
+				 u->rec->name);
+	if (!u->gathered_ranks)
+		return 0;
+	return fault_set(f, FAULT_STATE, NULL,
+			 "unit '%.100s' is still gathered by %u ranks: release it before it is "
+			 "summoned",
+			 u->rec->name, u->gathered_ranks);
+}
+
+static void op_summon_start(struct parked *p)
+{
+	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+	struct fault f = FAULT_NULL;
+
+	if (coll_overtaken(c, true))
+		return;
+	hold_drop(c->job, c->unit);
+	if (op_summon_check_idle(c->unit, &f)) {
+		coll_end(c, &f);
+		return;
+	}
+	if (!op_summon_prepared(c) || !coll_need_kops(c, 0))
+		return;
+	op_summon_note_memory(c);
+	coll_kernels(c, c->unit->spread > 1 ? op_summon_gather_trained : op_summon_copy_parts);
+}
+
+static void op_summon_run(struct coll *c)
+{
+	c->work = calloc(c->n, sizeof(struct region));
+	if (!c->work) {
+		coll_end_status(c, -ENOMEM);
+		return;
+	}
+	c->forget = op_summon_give_back;
+	if (apply_ensure(c->job, &c->parked, op_summon_start))
+		op_summon_start(&c->parked);
+}
+
+/* By tensor into @ret. Return: how many there are to tell, 0 if all have had the unit's. */
+static size_t op_summon_fill_steps(const struct unit *u, uint64_t *ret)
+{
+	bool some_missed = false;
+
+	for (uint32_t i = 0; i < u->rec->n_tensors; i++) {
+		ret[i] = unit_trains(u, i) ? unit_steps(u, i) : u->rec->optimizer->steps;
+		some_missed |= ret[i] != u->rec->optimizer->steps;
+	}
+	return some_missed ? u->rec->n_tensors : 0;
+}
+
+static void op_summon_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__SummonFullReply reply = SHARDD__V1__SUMMON_FULL_REPLY__INIT;
+	Shardd__V1__Placement place;
+	uint8_t handle[BACKEND_IPC_BYTES];
+
+	op_place(op, &place, handle);
+	reply.place = &place;
+	reply.unit = op->unit->id;
+	reply.optimizer_steps = op->unit->rec->optimizer->steps;
+	reply.tensor_steps = op->owned;
+	reply.n_tensor_steps = op_summon_fill_steps(op->unit, op->owned);
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_summon = {
+	.name = "SummonFull",
+	.collective = true,
+	.request = &shardd__v1__summon_full_request__descriptor,
+	.decode = op_summon_decode,
+	.check = op_summon_check,
+	.run = op_summon_run,
+	.encode = op_summon_encode,
+	.move = MOVE_SUMMON,
+};

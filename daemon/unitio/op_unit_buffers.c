@@ -1,0 +1,253 @@
+/*
+ * UnitBuffers: where a rank's own buffers of a unit are, its to write. BroadcastBuffers: those
+ * of one rank to all others; buffers of units that were registered together lie side by side
+ * and travel as one.
+ */
+#include "core/check.h"
+#include "op/op.h"
+#include "op/op_run.h"
+#include "op/op_util.h"
+#include "unitio/ops.h"
+#include "work/coll.h"
+#include "shardd.pb-c.h"
+#include "unitio/buf_args.h"
+
+static int op_unit_buffers_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	op->touches = TOUCH_BUFFERS;
+	return op_take_unit(op, ((const Shardd__V1__UnitBuffersRequest *)msg)->unit, f);
+}
+
+static int op_unit_buffers_no_buffers(const struct op *op, struct fault *f)
+{
+	return fault_set(f, FAULT_INVALID, "unit", "unit '%.100s' has no buffers",
+			 op->unit->rec->name);
+}
+
+static int op_unit_buffers_check(struct op *op, struct fault *f)
+{
+	if (op_check_in_group(op, f))
+		return f->code;
+	return op->unit->buffers ? 0 : op_unit_buffers_no_buffers(op, f);
+}
+
+static void op_unit_buffers_start(struct op *op)
+{
+	uint32_t index = 0;
+
+	op_begin_run(op);
+	CHECK(group_index(op->m->job->groups[op->unit->rec->group], op->m->rank, &index));
+	op->result.place = op->unit->buffers[index];
+	op->result.writable = true;
+	op_end(op);
+}
+
+static void op_unit_buffers_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__UnitBuffersReply reply = SHARDD__V1__UNIT_BUFFERS_REPLY__INIT;
+	Shardd__V1__Placement place;
+	uint8_t handle[BACKEND_IPC_BYTES];
+
+	op_place(op, &place, handle);
+	reply.place = &place;
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_unit_buffers = {
+	.name = "UnitBuffers",
+	.request = &shardd__v1__unit_buffers_request__descriptor,
+	.decode = op_unit_buffers_decode,
+	.check = op_unit_buffers_check,
+	.start = op_unit_buffers_start,
+	.encode = op_unit_buffers_encode,
+};
+
+/* ------------------------------------------------------------------ broadcast */
+
+static int op_unit_buffers_decode_broadcast(struct op *op, const ProtobufCMessage *msg,
+					    struct fault *f)
+{
+	const Shardd__V1__BroadcastBuffersRequest *r =
+		(const Shardd__V1__BroadcastBuffersRequest *)msg;
+	uint32_t index;
+
+	op->touches = TOUCH_BUFFERS;
+	buf_args(op)->root = r->root;
+	if (r->unit && r->group)
+		return fault_set(f, FAULT_INVALID, "group",
+				 "unit and group are both given: one is allowed");
+	if (r->unit && op_take_unit(op, r->unit, f))
+		return f->code;
+	if (op_take_group(op, r->unit ? op->unit->rec->group : r->group, f))
+		return f->code;
+	if (!group_index(op->group, r->root, &index))
+		return fault_set(f, FAULT_INVALID, "root",
+				 "root is %u: a rank of group '%.64s' is allowed", r->root,
+				 op->group->rec->name);
+	return 0;
+}
+
+static int op_unit_buffers_check_broadcast(struct op *op, struct fault *f)
+{
+	if (op->unit && !op->unit->buffers)
+		return op_unit_buffers_no_buffers(op, f);
+	op_print(op, "BroadcastBuffers of %s%.64s%s from rank %u",
+		 op->unit ? "unit '" : "all units", op->unit ? op->unit->rec->name : "",
+		 op->unit ? "'" : "", buf_args(op)->root);
+	op->entry.print.words[2] = buf_args(op)->root;
+	return 0;
+}
+
+/* The buffers of one or several units, for every rank in one piece. */
+struct stretch {
+	uint32_t first; /* unit - 1 */
+	uint64_t bytes;
+};
+
+static bool op_unit_buffers_takes_part(const struct coll *c, const struct unit *u)
+{
+	return u->buffers && u->rec->group == c->group->id && (!c->unit || c->unit == u);
+}
+
+static bool op_unit_buffers_adjoins(const struct coll *c, const struct stretch *s,
+				    const struct unit *u)
+{
+	const struct region *first = c->job->units[s->first]->buffers;
+
+	for (uint32_t i = 0; i < c->n; i++)
+		if (u->buffers[i].slab != first[i].slab ||
+		    u->buffers[i].offset != first[i].offset + s->bytes)
+			return false;
+	return true;
+}
+
+/* The next one from unit @at on; @at is then behind it. Return: false: there is none. */
+static bool op_unit_buffers_next_stretch(const struct coll *c, uint32_t *at, struct stretch *ret)
+{
+	ret->bytes = 0;
+	for (; *at < c->job->n_units; ++*at) {
+		const struct unit *u = c->job->units[*at];
+
+		if (!op_unit_buffers_takes_part(c, u))
+			continue;
+		if (!ret->bytes)
+			ret->first = *at;
+		else if (!op_unit_buffers_adjoins(c, ret, u))
+			break;
+		ret->bytes += unit_buffers_bytes(u->rec);
+	}
+	return ret->bytes;
+}
+
+static void *op_unit_buffers_address(const struct coll *c, const struct stretch *s, uint32_t index)
+{
+	return region_addr(&c->job->units[s->first]->buffers[index]);
+}
+
+/* The last rank of the group that has inputs, where the root has none: its own are the newest. */
+static uint32_t op_unit_buffers_root_of(const struct coll *c)
+{
+	uint32_t root = coll_index(c, buf_args(c->ops[0])->root), i = c->n;
+
+	if (!c->ops[root]->surrogate)
+		return root;
+	while (c->ops[--i]->surrogate)
+		CHECK(i);
+	return i;
+}
+
+/* Whose buffers on a device get them first: the root's, or the first member's. */
+static uint32_t op_unit_buffers_first_on(const struct coll *c, const struct coll_part *p)
+{
+	uint32_t root = op_unit_buffers_root_of(c);
+
+	return coll_part(c, root) == p ? root : p->members[0];
+}
+
+static void op_unit_buffers_done(struct coll *c)
+{
+	coll_end(c, NULL);
+}
+
+static void op_unit_buffers_copy_stretch(struct coll *c, struct coll_part *p,
+					 const struct stretch *s)
+{
+	uint32_t from = op_unit_buffers_first_on(c, p);
+
+	for (uint32_t i = 0; i < p->n; i++)
+		if (p->members[i] != from)
+			coll_kop(p, KOP_COPY, s->bytes)->copy =
+				(struct k_copy){ op_unit_buffers_address(c, s, p->members[i]),
+						 op_unit_buffers_address(c, s, from) };
+}
+
+static void op_unit_buffers_to_others(struct coll *c)
+{
+	struct stretch s;
+	size_t n = 0;
+
+	for (uint32_t at = 0; op_unit_buffers_next_stretch(c, &at, &s);)
+		n++;
+	if (!coll_need_kops(c, n * c->n))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		for (uint32_t at = 0; op_unit_buffers_next_stretch(c, &at, &s);)
+			op_unit_buffers_copy_stretch(c, &c->parts[d], &s);
+	coll_kernels(c, op_unit_buffers_done);
+}
+
+/* One stretch after the other. */
+static void op_unit_buffers_to_other_devices(struct coll *c)
+{
+	void *data[NODE_MAX_DEVICES];
+	struct stretch s;
+
+	if (c->n_parts == 1 || !op_unit_buffers_next_stretch(c, &c->turn, &s)) {
+		op_unit_buffers_to_others(c);
+		return;
+	}
+	if (!coll_can_talk(c))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		data[d] = op_unit_buffers_address(c, &s, op_unit_buffers_first_on(c, &c->parts[d]));
+	comm_broadcast(coll_between(c), coll_comm(c, op_unit_buffers_to_other_devices), data,
+		       s.bytes, c->part_of[op_unit_buffers_root_of(c)]);
+}
+
+/* The first stage does nothing but wait for the streams that wrote the buffers. */
+static void op_unit_buffers_start_broadcast(struct parked *p)
+{
+	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+
+	if (coll_overtaken(c, false))
+		return;
+	if (c->n_parts > 1 && !coll_ready(c, op_unit_buffers_start_broadcast))
+		return;
+	if (!coll_need_kops(c, 0))
+		return;
+	coll_kernels(c, op_unit_buffers_to_other_devices);
+}
+
+static void op_unit_buffers_run_broadcast(struct coll *c)
+{
+	op_unit_buffers_start_broadcast(&c->parked);
+}
+
+static void op_unit_buffers_encode_broadcast(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__BroadcastBuffersReply reply = SHARDD__V1__BROADCAST_BUFFERS_REPLY__INIT;
+
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_broadcast_buffers = {
+	.name = "BroadcastBuffers",
+	.collective = true,
+	.surrogates = true,
+	.request = &shardd__v1__broadcast_buffers_request__descriptor,
+	.decode = op_unit_buffers_decode_broadcast,
+	.check = op_unit_buffers_check_broadcast,
+	.run = op_unit_buffers_run_broadcast,
+	.encode = op_unit_buffers_encode_broadcast,
+	.reads_inputs = true,
+};

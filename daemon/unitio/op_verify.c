@@ -1,0 +1,82 @@
+/* VerifyModel: have all ranks of a group registered the same units, in the same order? What
+ * is in a unit was compared when it was registered. */
+#include <string.h>
+
+#include "core/check.h"
+#include "op/op.h"
+#include "op/op_util.h"
+#include "unitio/ops.h"
+#include "unitio/registered.h"
+#include "work/coll.h"
+#include "shardd.pb-c.h"
+
+static int op_verify_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+{
+	return op_take_group(op, ((const Shardd__V1__VerifyModelRequest *)msg)->group, f);
+}
+
+static int op_verify_check(struct op *op, struct fault *f)
+{
+	(void)f;
+	op_print(op, "VerifyModel");
+	return 0;
+}
+
+static const char *op_verify_name_at(const struct member *m, uint32_t i)
+{
+	return i < m->n_registered ? m->job->units[m->registered[i] - 1]->rec->name : NULL;
+}
+
+static void op_verify_describe(const struct member *m, uint32_t i, char *buf, size_t bytes)
+{
+	const char *name = op_verify_name_at(m, i);
+
+	if (name)
+		snprintf(buf, bytes, "rank %u (pid %d) has unit '%.100s'", m->rank, member_pid(m),
+			 name);
+	else
+		snprintf(buf, bytes, "rank %u (pid %d) has registered only %u", m->rank,
+			 member_pid(m), m->n_registered);
+}
+
+static int op_verify_compare(const struct member *a, const struct member *b, struct fault *f)
+{
+	uint32_t i = 0;
+	char first[160], second[160];
+
+	while (i < a->n_registered && i < b->n_registered && a->registered[i] == b->registered[i])
+		i++;
+	if (i == a->n_registered && i == b->n_registered)
+		return 0;
+	op_verify_describe(a, i, first, sizeof(first));
+	op_verify_describe(b, i, second, sizeof(second));
+	return fault_set(f, FAULT_STATE, NULL, "models differ at position %u: %s, %s", i, first,
+			 second);
+}
+
+static void op_verify_run(struct coll *c)
+{
+	struct fault f = FAULT_NULL;
+
+	for (uint32_t i = 1; i < c->n && !f.code; i++)
+		(void)op_verify_compare(c->members[0], c->members[i], &f);
+	coll_end(c, &f);
+}
+
+static void op_verify_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__VerifyModelReply reply = SHARDD__V1__VERIFY_MODEL_REPLY__INIT;
+
+	reply.units = op->m->n_registered;
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
+const struct op_type op_verify = {
+	.name = "VerifyModel",
+	.collective = true,
+	.request = &shardd__v1__verify_model_request__descriptor,
+	.decode = op_verify_decode,
+	.check = op_verify_check,
+	.run = op_verify_run,
+	.encode = op_verify_encode,
+};

@@ -1,0 +1,197 @@
+/*
+ * Every rank brings its own shard: what it owns, out of memory of its own, into the parts
+ * that hold it. Where a rank's memory is on the one device that holds its shard the pieces
+ * are copied there; else they are brought together in a shard's order, shown to all devices,
+ * and taken apart where they belong. Of several replicas the first one's ranks are asked.
+ */
+#include "unitio/own.h"
+
+#include "core/check.h"
+#include "op/op.h"
+#include "unit/optim.h"
+#include "unit/runs.h"
+#include "work/coll.h"
+
+/* Room for the pieces of several ranks at once. */
+#define MORE_KOPS 1024u
+
+static bool own_holds(const struct coll *c, unsigned d, uint32_t i)
+{
+	CHECK(c->unit->spread > 0);
+	return d % c->unit->spread == unit_rank_position(c->unit, i);
+}
+
+/* Is the device of member @i the one that has its shard? */
+static bool own_is_at_home(const struct coll *c, uint32_t i)
+{
+	return c->unit->spread == c->n_parts && own_holds(c, c->part_of[i], i);
+}
+
+static void own_copy(struct coll_part *p, float *dst, const float *src, uint64_t n)
+{
+	coll_kop(p, KOP_COPY, n * sizeof(float))->copy = (struct k_copy){ dst, src };
+}
+
+/* Noted at the start: the collective, or its ops, hold that memory until it ends. */
+static void own_note_sources(struct coll *c,
+			     const float *(*source)(const struct coll *c, uint32_t i))
+{
+	for (unsigned d = 0; d < c->n_parts; d++)
+		for (uint32_t k = 0; k < c->parts[d].n; k++)
+			c->parts[d].inputs[k] = source(c, c->parts[d].members[k]);
+}
+
+static const float *own_source_of(const struct coll *c, uint32_t i)
+{
+	const struct coll_part *p = coll_part(c, i);
+	uint32_t k = 0;
+
+	while (p->members[k] != i)
+		k++;
+	return p->inputs[k];
+}
+
+static uint64_t own_source_at(const struct coll *c, const struct unit_run *run)
+{
+	return c->own.packed ? c->unit->tensors[run->tensor].packed + run->first : run->full;
+}
+
+/* Optimizer state there is of what is trained alone. */
+static bool own_run_of(const struct coll *c, uint32_t i, uint32_t tensor, struct unit_run *ret)
+{
+	return !(c->own.state && c->unit->tensors[tensor].frozen) &&
+	       unit_rank_run(c->unit, i, tensor, ret);
+}
+
+static float *own_target_at(const struct coll *c, unsigned d, uint64_t at)
+{
+	return optim_at(unit_state(&c->unit->parts[d], c->own.state), at);
+}
+
+static void own_next_rank(struct coll *c);
+
+static void own_copy_home(struct coll *c, uint32_t i)
+{
+	const float *from = own_source_of(c, i);
+	struct unit_run run;
+
+	for (uint32_t t = 0; t < c->unit->rec->n_tensors; t++)
+		if (own_run_of(c, i, t, &run))
+			own_copy(coll_part(c, i), own_target_at(c, c->part_of[i], run.at),
+				 from + own_source_at(c, &run), run.n);
+}
+
+/* As many as there is room for. */
+static void own_copy_homes(struct coll *c)
+{
+	size_t each = c->unit->rec->n_tensors, left = each + MORE_KOPS;
+
+	if (!coll_need_kops(c, left))
+		return;
+	while (c->turn < c->unit->layout.ranks && own_is_at_home(c, c->turn) && left >= each) {
+		own_copy_home(c, c->turn++);
+		left -= each;
+	}
+	coll_kernels(c, own_next_rank);
+}
+
+static float *own_shown(const struct coll *c, unsigned d)
+{
+	return region_addr(&c->parts[d].scratch[0]);
+}
+
+static void own_take_apart(struct coll *c)
+{
+	uint32_t i = c->turn++;
+	struct unit_run run;
+
+	if (!coll_need_kops(c, c->unit->rec->n_tensors))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		for (uint32_t t = 0; own_holds(c, d, i) && t < c->unit->rec->n_tensors; t++)
+			if (own_run_of(c, i, t, &run))
+				own_copy(&c->parts[d], own_target_at(c, d, run.at),
+					 own_shown(c, d) + run.shard, run.n);
+	coll_kernels(c, own_next_rank);
+}
+
+static void own_show(struct coll *c)
+{
+	const struct layout *l = &c->unit->layout;
+	void *data[NODE_MAX_DEVICES];
+
+	if (!coll_can_talk(c))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++)
+		data[d] = own_shown(c, d);
+	comm_broadcast(coll_between(c), coll_comm(c, own_take_apart), data,
+		       (l->shard_elements + l->frozen_shard) * sizeof(float), c->part_of[c->turn]);
+}
+
+static void own_bring_together(struct coll *c)
+{
+	uint32_t i = c->turn;
+	const float *from = own_source_of(c, i);
+	struct unit_run run;
+
+	if (!coll_need_kops(c, c->unit->rec->n_tensors))
+		return;
+	for (uint32_t t = 0; t < c->unit->rec->n_tensors; t++)
+		if (own_run_of(c, i, t, &run))
+			own_copy(coll_part(c, i), own_shown(c, c->part_of[i]) + run.shard,
+				 from + own_source_at(c, &run), run.n);
+	coll_kernels(c, own_show);
+}
+
+static void own_next_rank(struct coll *c)
+{
+	if (c->turn == c->unit->layout.ranks)
+		c->own.after(c);
+	else if (own_is_at_home(c, c->turn))
+		own_copy_homes(c);
+	else
+		own_bring_together(c);
+}
+
+bool own_ready(struct coll *c, void (*again)(struct parked *p))
+{
+	const struct layout *l = &c->unit->layout;
+
+	return c->n_parts == 1 ||
+	       (coll_ready(c, again) &&
+		coll_need_scratch(c, 0, (l->shard_elements + l->frozen_shard) * sizeof(float),
+				  again));
+}
+
+void own_write(struct coll *c, const float *(*source)(const struct coll *c, uint32_t i),
+	       bool packed, unsigned state, void (*after)(struct coll *c))
+{
+	own_note_sources(c, source);
+	c->own.packed = packed;
+	c->own.state = state;
+	c->own.after = after;
+	c->turn = 0;
+	own_next_rank(c);
+}
+
+void own_gather_array(struct coll *c, const struct region *const *arrays, bool frozen,
+		      void (*next)(struct coll *c))
+{
+	const struct unit *u = c->unit;
+	uint64_t trained = unit_part_elements(u);
+	uint64_t count = frozen ? unit_frozen_elements(u) : trained;
+	const void *send[NODE_MAX_DEVICES];
+	void *recv[NODE_MAX_DEVICES];
+
+	if (!count) {
+		next(c);
+		return;
+	}
+	if (!coll_can_talk(c))
+		return;
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		send[d] = optim_at(arrays[d], frozen ? trained : 0);
+		recv[d] = optim_at(&c->parts[d].scratch[0], frozen ? trained * u->spread : 0);
+	}
+	comm_all_gather(coll_between(c), coll_comm(c, next), send, recv, count, DTYPE_FP32);
+}

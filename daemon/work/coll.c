@@ -1,0 +1,578 @@
+/*
+ * Collectives that run: made when the last member has announced, one for all.
+ *
+ * A collective is a row of stages, each begun when the one before is ordered on all devices
+ * of the group: kernels on every device, or an operation between them. On devices with
+ * queues of their own the end is a marker in each queue: ops of trainers that wait with
+ * their streams are answered when it is in the queue, the others when it was executed.
+ */
+#include "work/coll.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "core/check.h"
+#include "job/window.h"
+#include "op/device_note.h"
+#include "op/op.h"
+#include "op/op_run.h"
+#include "op/op_util.h"
+#include "op/queue_task.h"
+
+#define COLL_MAGIC 0x434f4c4cu
+
+static void coll_part_free(struct coll_part *p)
+{
+	queue_task_deinit(&p->queue);
+	free(p->members);
+	free(p->inputs);
+	free(p->kops);
+}
+
+static void coll_free(struct coll *c)
+{
+	c->magic = 0;
+	for (unsigned i = 0; c->parts && i < c->n_parts; i++)
+		coll_part_free(&c->parts[i]);
+	free(c->parts);
+	free(c->part_of);
+	free(c->members);
+	free(c->ops);
+	free(c->partials);
+	if (c->destroy)
+		c->destroy(c);
+	free(c->work);
+	queue_task_deinit(&c->between);
+	free(c);
+}
+
+static int coll_part_init(struct coll *c, struct coll_part *p, struct device *d)
+{
+	uint32_t n = 0;
+
+	p->coll = c;
+	p->device = d;
+	queue_task_init(&p->queue, c->job);
+	for (uint32_t i = 0; i < c->n; i++)
+		n += c->members[i]->device == d;
+	p->members = calloc(n ? n : 1, sizeof(*p->members));
+	p->inputs = calloc(n + 1, sizeof(*p->inputs));
+	return p->members && p->inputs ? 0 : -ENOMEM;
+}
+
+static int coll_part_fill(struct coll *c, struct coll_part *p)
+{
+	for (uint32_t i = 0; i < c->n; i++) {
+		if (c->members[i]->device != p->device)
+			continue;
+		c->part_of[i] = (uint32_t)(p - c->parts);
+		p->members[p->n++] = i;
+		if (queue_task_wait(&p->queue, c->ops[i]->after, c->ops[i]->n_after) < 0)
+			return -ENOMEM;
+		p->promised = p->promised || c->ops[i]->n_after;
+	}
+	return 0;
+}
+
+static int coll_make_parts(struct coll *c, struct group *g)
+{
+	int r = group_place(g); /* all its ranks have joined, so they are placed */
+
+	CHECK(r != NODE_E_LATER);
+	if (r)
+		return r;
+	c->parts = calloc(g->n_devices, sizeof(*c->parts));
+	c->part_of = calloc(c->n, sizeof(*c->part_of));
+	if (!c->parts || !c->part_of)
+		return -ENOMEM;
+	while (c->n_parts < g->n_devices) {
+		struct coll_part *p = &c->parts[c->n_parts++];
+
+		if (coll_part_init(c, p, g->devices[c->n_parts - 1]) < 0 ||
+		    coll_part_fill(c, p) < 0)
+			return -ENOMEM;
+	}
+	return 0;
+}
+
+static struct coll *coll_new(struct group *g, struct match_entry *const *entries, uint32_t n)
+{
+	struct coll *c = calloc(1, sizeof(*c));
+
+	if (!c)
+		return NULL;
+	c->magic = COLL_MAGIC;
+	c->group = g;
+	c->job = g->job;
+	c->n = n;
+	list_init(&c->parked.link);
+	list_init(&c->small);
+	queue_task_init(&c->between, c->job);
+	c->ops = calloc(n, sizeof(struct op *));
+	c->members = calloc(n, sizeof(struct member *));
+	for (uint32_t i = 0; c->ops && c->members && i < n; i++) {
+		c->ops[i] = CONTAINER_OF(entries[i], struct op, entry);
+		c->members[i] = c->ops[i]->m;
+	}
+	if (!c->ops || !c->members || coll_make_parts(c, g) < 0) {
+		coll_free(c);
+		return NULL;
+	}
+	c->type = c->ops[0]->type;
+	c->unit = c->ops[0]->unit;
+	for (unsigned i = 0; i < c->n_parts; i++)
+		c->parts[i].queue.note = (struct device_note){ .name = c->type->name,
+							       .job = c->job,
+							       .unit = c->unit,
+							       .number = c->ops[0]->entry.number };
+	return c;
+}
+
+static void coll_end_all(struct match_entry *const *entries, uint32_t n, int negative_errno)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		struct op *op = CONTAINER_OF(entries[i], struct op, entry);
+
+		fault_errno(&op->fault, negative_errno, "starting a collective");
+		op_end(op);
+	}
+}
+
+void coll_complete(struct match_entry *const *entries, uint32_t n, void *userdata)
+{
+	struct coll *c = coll_new(userdata, entries, n);
+
+	if (!c) {
+		coll_end_all(entries, n, -ENOMEM);
+		return;
+	}
+	for (uint32_t i = 0; i < n; i++)
+		op_begin_run(c->ops[i]);
+	c->job->running++;
+	c->type->run(c);
+}
+
+/* ----------------------------------------------------------------- the end */
+
+static void coll_give_scratch(struct coll *c)
+{
+	for (unsigned i = 0; i < c->n_parts; i++)
+		for (unsigned k = 0; k < ARRAY_SIZE(c->parts[i].scratch); k++)
+			pool_give(&c->job->scratch[c->parts[i].device->index],
+				  &c->parts[i].scratch[k]);
+}
+
+/* What it took for its members, while they are there. Safe twice. */
+static void coll_let_go(struct coll *c)
+{
+	if (c->forget)
+		c->forget(c);
+	c->forget = NULL;
+}
+
+/* Its member's epoch ended while it ran: its result is of no use there. */
+static void coll_tell_of_end(struct op *op)
+{
+	if (!op->type->lasts)
+		(void)op_told_of_end(op);
+}
+
+/* Nothing of it runs any more. */
+static void coll_finish(struct coll *c, const struct fault *fault)
+{
+	struct job *job = c->job;
+
+	coll_let_go(c);
+	job->readers.writing -= c->writes;
+	for (uint32_t i = 0; i < c->n; i++) {
+		if (c->marked)
+			member_executed(c->members[i]);
+		if (!c->ops[i])
+			continue;
+		if (fault && fault->code)
+			c->ops[i]->fault = *fault;
+		else
+			coll_tell_of_end(c->ops[i]);
+		op_end(c->ops[i]);
+	}
+	coll_free(c);
+	node_wake(job->node); /* who waited for memory to be free of readers and writers */
+	CHECK(job->running > 0);
+	job->running--; /* only now: those resumed may have been the last of a deleted job */
+	job_settle(job);
+}
+
+static void coll_status_fault(const struct coll *c, int status, struct fault *f)
+{
+	const struct node_comm *nc = c->group->nc;
+
+	op_device_fault(c->job, c->type->name, f);
+	if (status > 0)
+		fault_set(f, FAULT_ABORTED, NULL, "%s: the communicator was aborted%s%s",
+			  c->type->name, nc && *nc->why ? ": " : "", nc ? nc->why : "");
+	fault_errno(f, status < 0 ? status : -EIO, c->type->name);
+}
+
+/* The marker is in all queues, or never will be. */
+static void coll_mark_members(struct coll *c)
+{
+	c->marking = false;
+	for (uint32_t i = 0; i < c->n; i++)
+		member_marked(c->members[i], c->parts[c->part_of[i]].ready);
+}
+
+/* Those who wait with their streams need not wait for us. */
+static void coll_answer_streams(struct coll *c)
+{
+	for (uint32_t i = 0; i < c->n; i++) {
+		const struct coll_part *p = &c->parts[c->part_of[i]];
+		struct op *op = c->ops[i];
+
+		if (!op || !op->stream)
+			continue;
+		op->result.queue = BACKEND_Q_MAIN;
+		op->result.ready = p->ready;
+		c->ops[i] = NULL;
+		op_end(op);
+	}
+	node_wake(c->job->node); /* who waited to know when memory is free */
+}
+
+static void coll_on_marker_issued(struct backend_task *task, int status)
+{
+	struct coll_part *p = CONTAINER_OF(task, struct coll_part, queue.task);
+	struct coll *c = p->coll;
+
+	(void)status;
+	p->ready = task->ready;
+	CHECK(c->issued > 0);
+	if (--c->issued)
+		return;
+	coll_mark_members(c);
+	coll_answer_streams(c);
+}
+
+bool coll_promised(const struct coll *c)
+{
+	for (unsigned i = 0; i < c->n_parts; i++)
+		if (c->parts[i].promised)
+			return true;
+	return false;
+}
+
+/* The inputs of a rank that has died cannot be trusted: its streams were released, so the
+ * daemon may have read memory that the rank had not written yet. */
+static void coll_check_promises(const struct coll *c, struct fault *f)
+{
+	const struct member *told = NULL;
+
+	if (!c->type->reads_inputs)
+		return;
+	for (uint32_t i = 0; i < c->n; i++)
+		if (c->members[i]->epoch != c->job->rec->epoch && *c->members[i]->ended.text)
+			told = c->members[i];
+	if (told && coll_promised(c))
+		fault_set(f, FAULT_ABORTED, NULL, "%s", told->ended.text);
+}
+
+static void coll_on_marker_executed(struct backend_task *task, int status)
+{
+	struct coll *c = CONTAINER_OF(task, struct coll_part, queue.task)->coll;
+	struct fault f = FAULT_NULL;
+
+	MAGIC_CHECK(c, COLL_MAGIC);
+	queue_task_done(&CONTAINER_OF(task, struct coll_part, queue.task)->queue);
+	c->status = c->status ? c->status : status;
+	if (--c->pending)
+		return;
+	if (c->marking)
+		coll_mark_members(c);
+	if (c->status)
+		coll_status_fault(c, c->status, &f);
+	else
+		coll_check_promises(c, &f);
+	if (c->between.between && c->breaks != c->group->nc->breaks)
+		coll_status_fault(c, ENGINE_E_ABORTED, &f);
+	coll_finish(c, &f);
+}
+
+static uint64_t coll_deadline_of(const struct coll *c)
+{
+	uint64_t least = UINT64_MAX;
+
+	for (uint32_t i = 0; i < c->n; i++)
+		if (c->ops[i] && c->ops[i]->deadline_us < least)
+			least = c->ops[i]->deadline_us;
+	return least;
+}
+
+static bool coll_has_queues(const struct coll *c)
+{
+	return backend_info(c->parts[0].device->backend)->order != BACKEND_ORDER_NONE;
+}
+
+/* The first on a part waits for the streams that brought its inputs. What follows stands
+ * behind that, and is watched in its place: they need not have come when it is submitted. */
+static void coll_submit_part(struct coll_part *p, uint64_t deadline_us)
+{
+	if (p->queue.number)
+		queue_task_follow(&p->queue, p->device->backend);
+	else
+		queue_task_submit(&p->queue, p->device->backend, deadline_us);
+}
+
+static void coll_submit_markers(struct coll *c)
+{
+	uint64_t deadline = coll_deadline_of(c);
+
+	c->status = 0;
+	c->pending = c->issued = c->n_parts;
+	c->marked = c->marking = true;
+	for (uint32_t i = 0; i < c->n; i++)
+		member_will_execute(c->members[i]);
+	for (unsigned i = 0; i < c->n_parts; i++) {
+		struct coll_part *p = &c->parts[i];
+
+		p->queue.task = (struct backend_task){ .sync = true,
+						       .issued = coll_on_marker_issued,
+						       .done = coll_on_marker_executed };
+		coll_submit_part(p, deadline);
+	}
+}
+
+/* It failed after a part of it was submitted: its members need not wait for the rest, but
+ * somebody has to see to it that the streams it waits for come. */
+static void coll_fail_early(struct coll *c, const struct fault *fault)
+{
+	coll_submit_markers(c);
+	coll_let_go(c);
+	for (uint32_t i = 0; i < c->n; i++) {
+		struct op *op = c->ops[i];
+
+		c->ops[i] = NULL;
+		op->fault = *fault;
+		op_end(op);
+	}
+}
+
+void coll_end(struct coll *c, const struct fault *fault)
+{
+	bool failed = fault && fault->code, submitted = c->on_device && coll_has_queues(c);
+
+	MAGIC_CHECK(c, COLL_MAGIC);
+	coll_give_scratch(c);
+	if (!failed && submitted)
+		coll_submit_markers(c);
+	else if (failed && submitted && coll_promised(c))
+		coll_fail_early(c, fault);
+	else
+		coll_finish(c, fault);
+}
+
+void coll_end_status(struct coll *c, int status)
+{
+	struct fault f = FAULT_NULL;
+
+	coll_status_fault(c, status, &f);
+	coll_end(c, &f);
+}
+
+bool coll_overtaken(struct coll *c, bool torn_matters)
+{
+	const struct op *op = c->ops[0];
+	struct fault f = FAULT_NULL;
+
+	/* no member can have joined again: its op of the old epoch still runs */
+	if (op->m->epoch != c->job->rec->epoch)
+		fault_set(&f, FAULT_ABORTED, NULL, "%s", op->m->ended.text);
+	else if (torn_matters)
+		(void)op_check_not_torn(op, &f);
+	if (f.code)
+		coll_end(c, &f);
+	return f.code;
+}
+
+/* ------------------------------------------------------------------- stages */
+
+static void coll_stage_over(struct coll *c)
+{
+	if (c->status && !c->batch)
+		coll_end_status(c, c->status);
+	else
+		c->next(c);
+}
+
+static void coll_on_kernels(struct backend_task *task, int status)
+{
+	struct coll_part *p = CONTAINER_OF(task, struct coll_part, queue.task);
+	struct coll *c = p->coll;
+
+	MAGIC_CHECK(c, COLL_MAGIC);
+	if (task->sync)
+		queue_task_done(&p->queue); /* executed: those streams have come */
+	c->status = c->status ? c->status : status;
+	CHECK(c->pending > 0);
+	if (--c->pending == 0)
+		coll_stage_over(c);
+}
+
+static void coll_submit(struct coll *c, bool sync, void (*next)(struct coll *c))
+{
+	uint64_t deadline = coll_deadline_of(c);
+
+	c->next = next;
+	c->status = 0;
+	c->on_device = true;
+	c->pending = c->n_parts;
+	for (unsigned i = 0; i < c->n_parts; i++) {
+		struct coll_part *p = &c->parts[i];
+
+		p->queue.task = (struct backend_task){
+			.kops = p->kops, .n_kops = p->n_kops, .sync = sync, .done = coll_on_kernels
+		};
+		coll_submit_part(p, deadline);
+	}
+}
+
+void coll_kernels(struct coll *c, void (*next)(struct coll *c))
+{
+	coll_submit(c, false, next);
+}
+
+void coll_kernels_sync(struct coll *c, void (*next)(struct coll *c))
+{
+	coll_submit(c, true, next);
+}
+
+static void coll_on_comm(struct comm_op *op, int status)
+{
+	struct coll *c = CONTAINER_OF(op, struct coll, comm_op);
+
+	MAGIC_CHECK(c, COLL_MAGIC);
+	c->status = status;
+	coll_stage_over(c);
+}
+
+struct comm_op *coll_comm(struct coll *c, void (*next)(struct coll *c))
+{
+	if (c->n_parts > 1 && list_empty(&c->between.link)) {
+		c->breaks = c->group->nc->breaks;
+		queue_task_watch(&c->between, c->group->nc, coll_deadline_of(c));
+	}
+	c->next = next;
+	c->comm_op = (struct comm_op){ .done = coll_on_comm };
+	return &c->comm_op;
+}
+
+/* It may have broken while the stage before ran, without an end of the epoch. */
+bool coll_can_talk(struct coll *c)
+{
+	if (c->group->nc && c->group->nc->state == COMM_READY)
+		return true;
+	coll_end_status(c, ENGINE_E_ABORTED);
+	return false;
+}
+
+struct comm *coll_between(const struct coll *c)
+{
+	CHECK(c->group->nc && c->group->nc->state == COMM_READY);
+	return c->group->nc->comm[BACKEND_Q_MAIN];
+}
+
+bool coll_ready(struct coll *c, void (*again)(struct parked *p))
+{
+	struct fault f = FAULT_NULL;
+	int r = group_comms(c->group, &f);
+
+	if (r == NODE_E_LATER)
+		node_wait(c->job->node, &c->parked, again);
+	else if (r)
+		coll_end(c, &f);
+	return r == 0;
+}
+
+bool coll_need_kops(struct coll *c, size_t n)
+{
+	bool there = true;
+
+	for (unsigned i = 0; i < c->n_parts; i++) {
+		struct coll_part *p = &c->parts[i];
+
+		free(p->kops);
+		p->kops = calloc(n ? n : 1, sizeof(*p->kops));
+		p->n_kops = 0;
+		there = there && p->kops;
+	}
+	if (!there)
+		coll_end_status(c, -ENOMEM); /* and @c is gone */
+	return there;
+}
+
+struct kop *coll_kop(struct coll_part *p, enum kop_kind kind, uint64_t n)
+{
+	struct kop *kop = &p->kops[p->n_kops++];
+
+	*kop = (struct kop){ .kind = kind, .n = n };
+	return kop;
+}
+
+static void coll_check_windows(const struct coll *c, unsigned k)
+{
+	struct region scratch[NODE_MAX_DEVICES];
+
+	for (unsigned i = 0; i < c->n_parts; i++)
+		scratch[i] = c->parts[i].scratch[k];
+	window_check(c->group->nc, BACKEND_Q_MAIN, scratch);
+}
+
+bool coll_need_scratch(struct coll *c, unsigned k, uint64_t bytes, void (*again)(struct parked *p))
+{
+	struct fault f = FAULT_NULL;
+	bool later = false;
+	int r = 0;
+
+	for (unsigned i = 0; r == 0 && i < c->n_parts; i++) {
+		struct coll_part *p = &c->parts[i];
+		struct pool *pool = &c->job->scratch[p->device->index];
+
+		if (p->scratch[k].slab)
+			continue;
+		r = job_take(c->job, pool, bytes, &p->scratch[k]);
+		later = later || r == SLAB_E_LATER;
+		r = r == SLAB_E_LATER ? 0 : r;
+	}
+	if (r) {
+		op_memory_fault(c->job, r, bytes, "sums between devices", &f);
+		coll_end(c, &f);
+	} else if (later) {
+		node_wait(c->job->node, &c->parked, again);
+	} else {
+		coll_check_windows(c, k);
+	}
+	return r == 0 && !later;
+}
+
+uint32_t coll_index(const struct coll *c, uint32_t root)
+{
+	uint32_t index = 0;
+
+	CHECK(group_index(c->group, root, &index));
+	return index;
+}
+
+struct coll_part *coll_part(const struct coll *c, uint32_t index)
+{
+	return &c->parts[c->part_of[index]];
+}
+
+uint32_t coll_divide_by(const struct coll *c)
+{
+	uint32_t active = 0;
+	bool by_active = false;
+
+	for (uint32_t i = 0; i < c->n; i++) {
+		active += !c->ops[i]->surrogate;
+		by_active = by_active || c->ops[i]->by_active;
+	}
+	return by_active ? active : c->n;
+}

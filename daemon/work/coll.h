@@ -1,0 +1,155 @@
+/*
+ * A collective that runs: one for the ops of all members of a group. It is a row of stages,
+ * each begun when the one before is ordered on all devices. Loop thread only.
+ */
+#ifndef SHARDD_WORK_COLL_H
+#define SHARDD_WORK_COLL_H
+
+#include "op/op.h"
+
+/* Pieces of memory that a collective has on a device: four for sums on their way, and one
+ * that is told of an infinity. */
+#define COLL_SCRATCH   5
+#define COLL_FOUND_INF 4
+
+/* What a collective does on one device of its group. */
+struct coll_part {
+	struct coll *coll;
+	struct device *device;
+	uint32_t n;                          /* members on it */
+	uint32_t *members;                   /* their indices, ascending */
+	const void **inputs;                 /* n + 1 pointers, for kernels with several inputs */
+	const void *found[NODE_MAX_DEVICES]; /* what each device has, for such kernels */
+	struct kop *kops;                    /* of the present stage */
+	unsigned n_kops;
+	struct queue_task queue; /* of the present stage; streams of the members: until they came */
+	bool promised;           /* there were such streams */
+	struct region scratch[COLL_SCRATCH];
+	float found_inf;  /* read back: of what was unscaled */
+	const void *sums; /* Reduce: what this device has of the sum over devices */
+	uint64_t ready;   /* point of the queue at which all is over */
+};
+
+/* Reduce: whether its last kernel steps the unit (fused.c). */
+enum fused {
+	FUSED_NOT,
+	FUSED_WANTED,
+	FUSED_BEGUN,  /* nobody may read the parameters from here on */
+	FUSED_STEPPED /* the kernel was submitted */
+};
+
+/* A collective that runs: the ops of all members of a group. */
+struct coll {
+	uint32_t magic;
+	const struct op_type *type;
+	struct group *group;
+	struct job *job;
+	struct unit *unit;
+	uint32_t n;
+	struct op **ops; /* by member index; NULL: answered */
+	struct member *
+		*members;  /* by member index; held by their ops, then by member_will_execute */
+	uint32_t *part_of; /* by member index: which part its device is */
+	struct coll_part *parts; /* by device, in the group's order */
+	unsigned n_parts;
+	unsigned pending; /* parts whose stage is not over */
+	unsigned issued;  /* parts whose last stage is not issued */
+	int status;       /* of the present stage */
+	bool on_device;   /* something was submitted */
+	bool marked;      /* markers were submitted: its members are told when they are reached */
+	bool marking;     /* not all of them are in their queues yet */
+	struct parked parked;
+	struct comm_op comm_op;
+	struct queue_task between; /* watches what goes on between devices, from its start */
+	uint64_t breaks;           /* of the communicators, then */
+	double *partials;          /* owned */
+	size_t n_partials;
+	bool drained;               /* Initialise: nobody uses the parameters any more */
+	struct reduce_run *reduce;  /* Reduce: owned */
+	struct list small;          /* group->small, while it waits to be in a batch */
+	struct reduce_batch *batch; /* that runs its stages; told of failures, too */
+	const struct reduce_batch_ops *batch_ops;
+	uint32_t turn;                /* of what is done once a member */
+	void (*next)(struct coll *c); /* what follows the present stage */
+	struct {
+		bool packed;
+		unsigned state; /* what is written: unit_state */
+		void (*after)(struct coll *c);
+	} own;                          /* own_write's */
+	struct convert *convert;        /* ConvertUnits' own */
+	void (*forget)(struct coll *c); /* (optional) called at its end, however that comes */
+	void (*destroy)(
+		struct coll *c);       /* (optional) the last: frees what devices used till then */
+	bool more;                     /* Reduce: of this unit more is to come in this pass */
+	bool lends;                    /* Reduce: its shards are for the trainers' optimizers */
+	void (*after)(struct coll *c); /* what follows several stages */
+	void (*arrived)(struct coll *c); /* what follows what the plan says */
+	void (*again)(struct parked *p); /* what follows when the shards are cleared */
+	float factor;                    /* for what they multiply */
+	enum fused fused;
+	bool begun;  /* Reduce: shards are promised to the trainers */
+	bool writes; /* counted in the job's readers.writing */
+	double value;
+	void *work; /* DdpBucket's and ReduceSparse's own; freed with it */
+};
+
+/* Slot job_ops.complete: all members have announced, so the collective begins. @userdata: the
+ * group. */
+void coll_complete(struct match_entry *const *entries, uint32_t n, void *userdata);
+
+/* All ops of the collective end: with @fault, or well when it is NULL or FAULT_NONE. What
+ * was submitted is ordered by now, not executed: memory goes back to pools of its queue. */
+void coll_end(struct coll *c, const struct fault *fault);
+
+/* The same for a negative status of backend or engine. */
+void coll_end_status(struct coll *c, int status);
+
+/* For a collective that waited while a step was applied: has its epoch ended meanwhile
+ * (what its members brought may be gone), or was the job torn and does that matter?
+ * Then it ends so. Return: whether it has ended. */
+bool coll_overtaken(struct coll *c, bool torn_matters);
+
+/* Did it wait for streams of its members? Then, if its epoch has ended, they may have been
+ * let go of, and what was read is garbage. */
+bool coll_promised(const struct coll *c);
+
+/* Room for @n kops on each part, none of them used. Return: false: no memory, the collective
+ * has ended. */
+bool coll_need_kops(struct coll *c, size_t n);
+
+/* The next of them. */
+struct kop *coll_kop(struct coll_part *p, enum kop_kind kind, uint64_t n);
+
+/* Run the kops of all parts, then @next when they are ordered everywhere, or, sync, when
+ * they were executed and the host can read what they say. A failure ends the collective. */
+void coll_kernels(struct coll *c, void (*next)(struct coll *c));
+void coll_kernels_sync(struct coll *c, void (*next)(struct coll *c));
+
+/* Can the group's devices talk? If not yet, @again is called with c->parked later; if they
+ * cannot, the collective has ended. Return: true: go on. */
+bool coll_ready(struct coll *c, void (*again)(struct parked *p));
+
+/* Can they still, at a later stage? If not, the collective has ended. Return: true: go on. */
+bool coll_can_talk(struct coll *c);
+
+/* The communicator of the group's devices; one address per part. After coll_can_talk. */
+struct comm *coll_between(const struct coll *c);
+
+/* For comm_* calls: c->comm_op set up so that @next follows. */
+struct comm_op *coll_comm(struct coll *c, void (*next)(struct coll *c));
+
+/* Memory on every device until the end of the collective: p->scratch[@k] of @bytes.
+ * Return: as coll_ready. */
+bool coll_need_scratch(struct coll *c, unsigned k, uint64_t bytes, void (*again)(struct parked *p));
+
+/* The member index of rank @root. CHECKs that it is one. */
+uint32_t coll_index(const struct coll *c, uint32_t root);
+
+/* The part that member @index is on. */
+struct coll_part *coll_part(const struct coll *c, uint32_t index);
+
+/* By how many ranks the gradients of a collective are divided: all, or (divide_by_active) those
+ * that have inputs. */
+uint32_t coll_divide_by(const struct coll *c);
+
+#endif
