@@ -305,7 +305,8 @@ int shardd_shard_pieces(shardd_client *c, shardd_unit u, struct shardd_shard_pie
 	if (r < 0)
 		return r;
 	if (n && !ret)
-		return error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "ret is NULL, but n %zu", n);
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "ret is NULL, but n is %zu",
+				 n);
 	pthread_mutex_lock(&c->places.lock);
 	r = find(&c->places, u, &pu, err);
 	if (r == 0) {

@@ -335,8 +335,8 @@ static int take_units(const struct registered *to, const Shardd__V1__RegisterRep
 {
 	if (reply->n_units != to->n)
 		return error_set(err, SHARDD_INTERNAL, NULL,
-				 "the daemon answered with %zu units to %zu", reply->n_units,
-				 to->n);
+				 "the daemon returned %zu units for %zu requested ones",
+				 reply->n_units, to->n);
 	for (size_t i = 0; i < to->n && to->ret; i++)
 		to->ret[i] = (struct shardd_unit_info){
 			.unit = reply->units[i]->unit,

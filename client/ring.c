@@ -486,7 +486,7 @@ int ring_use(void *memory, uint64_t bytes, int event_fd, int watch_fd, const cha
 	if (!r)
 		return error_memory(err);
 	free(r);
-	return error_set(err, SHARDD_INTERNAL, NULL, "the daemon's ring makes no sense");
+	return error_set(err, SHARDD_INTERNAL, NULL, "the daemon's ring is invalid");
 }
 
 int ring_open(struct channel *channel, const char *path, struct ring **ret,

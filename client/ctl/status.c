@@ -22,7 +22,7 @@ static int print_devices(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 {
 	static const struct table_column columns[] = {
 		{ "DEVICE", false }, { "BACKEND", false }, { "CAPACITY", true }, { "USED", true },
-		{ "OF IT", true },   { "KERNELS", false }, { "STATE", false },
+		{ "USED%", true },   { "KERNELS", false }, { "STATE", false },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 

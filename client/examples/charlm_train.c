@@ -322,8 +322,8 @@ static int train_epoch(struct trainer *t)
 	t->reported_step = step;
 	t->reported_ns = now_ns();
 	if (step >= t->options->steps)
-		trainer_say(t, "rank %u has nothing left to do: step %" PRIu64 " is committed\n",
-			    t->me.rank, step);
+		trainer_say(t, "rank %u is finished: step %" PRIu64 " is committed\n", t->me.rank,
+			    step);
 	while (step < t->options->steps) {
 		rc = train_step(t, ++step);
 		if (rc < 0)
@@ -363,7 +363,7 @@ static int train(struct trainer *t)
 			t->unfinished = true;
 			return 0;
 		}
-		trainer_say(t, "rank %u goes back: %s\n", t->me.rank, why.text);
+		trainer_say(t, "rank %u returns to the last commit: %s\n", t->me.rank, why.text);
 	}
 }
 

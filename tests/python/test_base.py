@@ -390,7 +390,7 @@ class Daemon(unittest.TestCase):
                 os.write(write, said)
                 os._exit(0)
             os.waitpid(child, 0)
-            self.assertIn(b"connect anew", os.read(read, 1000))
+            self.assertIn(b"connect again", os.read(read, 1000))
             os.close(read)
             os.close(write)
             client.barrier()

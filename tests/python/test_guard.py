@@ -68,7 +68,7 @@ class Guard(unittest.TestCase):
         process, out, err = run(f"if restarts == 0: {KILL}")
         self.assertEqual(process.returncode, 0)
         self.assertEqual([line.split()[:2] for line in out[1:]], [["life", "0"], ["life", "1"]])
-        self.assertRegex(err, r"was ended by signal 9 \(Killed\); restart 1 of 3")
+        self.assertRegex(err, r"was killed by signal 9 \(Killed\); restart 1 of 3")
 
     def test_two_lives_without_a_commit_are_enough(self):
         process, out, err = run(KILL, 9)

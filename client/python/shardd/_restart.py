@@ -163,7 +163,7 @@ class _Guard:
         elif self._in_vain == _IN_VAIN:
             may, then = False, "no step was committed in two lives, so that there is no third"
         name = signal.strsignal(ended_by) or "no name"
-        os.write(2, f"shardd: process {child} was ended by signal {ended_by} ({name}); {then}\n"
+        os.write(2, f"shardd: process {child} was killed by signal {ended_by} ({name}); {then}\n"
                  .encode())
         return may
 
