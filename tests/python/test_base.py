@@ -154,7 +154,7 @@ class Daemon(unittest.TestCase):
             client.step()
             self.assertEqual(floats(unit.tensor(unit.gather(), "b")), [0.5] * 5)
             self.assertEqual(floats(unit.tensor(unit.gather(), "w")), [[1.375] * 5] * 3)
-            with self.assertRaisesRegex(ValueError, "the unit of each"):
+            with self.assertRaisesRegex(ValueError, "one unit for each"):
                 client.step(settings=[shardd.StepSettings(0.5, tensors=[1])])
 
     def test_released_memory_raises(self):

@@ -99,7 +99,7 @@ def _not_there(error: Unavailable, socket: str) -> Unavailable:
     return Unavailable(
         f"{error.text}. Is a daemon running? Start one with `shardd --socket {socket}`, or run "
         "the trainers under `shardctl run --standalone -n N -- COMMAND`, or set SHARDD_SOCKET "
-        "to the socket of the one that runs", error.field, error.domain, error.native, error.call)
+        "to the socket of a running daemon", error.field, error.domain, error.native, error.call)
 
 
 class Client:
@@ -147,7 +147,7 @@ class Client:
         if not _library.same_version(daemon, library):
             self.close()
             raise VersionMismatch(
-                f"the daemon at {self.socket} is version {daemon}, this library {library}: "
+                f"the daemon at {self.socket} is version {daemon}, this library is {library}: "
                 "install both from the same release and restart the daemon (SIGTERM lets "
                 "trainers commit and leave first)")
 
@@ -247,8 +247,8 @@ class Client:
 
     def _let_go(self) -> None:
         if self._waiting:
-            raise InUse("another thread waits for an op of this client: let that end first, at the "
-                        "latest by its deadline (Client.set_timeout), or wait with a timeout")
+            raise InUse("another thread waits for an op of this client: wait until the op ends, at "
+                        "the latest at its deadline (Client.set_timeout), or wait with a timeout")
         for mapped in list(self._lent):
             mapped.end()
 
@@ -336,7 +336,7 @@ class Client:
     def rejoin(self) -> Membership:
         """Join again as the last time, after Aborted; units keep their numbers."""
         if self.member is None:
-            raise FailedPrecondition("this client is in no job: join first")
+            raise FailedPrecondition("this client has not joined a job: call join() first")
         return self.join(*self._join)
 
     def leave(self) -> None:

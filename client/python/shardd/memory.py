@@ -131,7 +131,8 @@ class Memory:
         part = Memory(self._mapped, self._offset + first * self.dtype.itemsize, shape, self.dtype,
                       self.writable)
         if first < 0 or first + part.elements > self.elements:
-            raise IndexError(f"elements {first} to {first + part.elements} of {self.elements}")
+            raise IndexError(f"elements {first} to {first + part.elements} are out of range "
+                             f"(0..{self.elements})")
         return part
 
     def view(self) -> memoryview:
@@ -141,8 +142,7 @@ class Memory:
         if self.device != HOST.dlpack:
             raise BufferError(
                 f"{self._mapped.what} is on {self._mapped.where.name}, where the processor cannot "
-                "read: copy with tobytes() and write(), or look at it there with from_dlpack() of "
-                "PyTorch or CuPy")
+                "read it: copy with tobytes() and write(), or use from_dlpack() of PyTorch or CuPy")
         flat = memoryview(seen).cast("B")
         if not self.writable:
             flat = flat.toreadonly()
@@ -182,8 +182,8 @@ class Memory:
         if not self.writable:
             raise BufferError(f"{self._mapped.what} is read-only")
         if given.nbytes != self.nbytes:
-            raise InvalidArgument(f"{given.nbytes} bytes for {self.nbytes} of {self._mapped.what}",
-                                  "data")
+            raise InvalidArgument(f"the data has {given.nbytes} bytes, must have {self.nbytes}, "
+                                  f"the size of {self._mapped.what}", "data")
         self._mapped.where.write(address, memoryview(given.tobytes()))
 
     def device_view(self) -> DeviceView:
@@ -208,10 +208,11 @@ class Memory:
         if dl_device is not None and tuple(dl_device) != where.dlpack:
             raise BufferError(f"this memory is on device {where.dlpack}, not {tuple(dl_device)}")
         if copy:
-            raise BufferError("ask for a view and copy that")
+            raise BufferError("DLPack gives no copy: take a view and copy that")
         versioned = max_version is not None and max_version[0] >= 1
         if not self.writable and not versioned:
-            raise BufferError("read-only memory, and the consumer does not know read-only memory")
+            raise BufferError("this memory is read-only, and the consumer does not support "
+                              "read-only memory")
         where.order(stream, self._mapped.stream)
         return _dlpack.capsule(self.address, self.shape, _TYPES[self.dtype][2], where.dlpack,
                                look, versioned, self.writable)

@@ -69,7 +69,7 @@ class Reader:
         no such job."""
         job = job or os.environ.get("SHARDD_JOB")
         if not job:
-            raise InvalidArgument("name the job that is to be read, or set SHARDD_JOB", "job")
+            raise InvalidArgument("no job is named: name the job to read, or set SHARDD_JOB", "job")
         self.job, self.step = job, None  # type: str, int | None
         self.tensors: Mapping[str, ReadTensor] = {}
         self._client = Client(socket, **options)
@@ -140,7 +140,7 @@ class Reader:
         """The tensor "unit.tensor" in the snapshot, read-only, as it lies in memory (with
         ``strides``: flat). FailedPrecondition: no step is held. NotFound: no such tensor."""
         if self.step is None:
-            raise FailedPrecondition(f"no step of job '{self.job}' is held: parameters are there "
+            raise FailedPrecondition(f"no step of job '{self.job}' is held: parameters exist only "
                                      "inside `with reader.snapshot()`")
         if name not in self._lent:
             if name not in self.tensors:

@@ -186,8 +186,8 @@ class StepSettings:
     def fill(self, s: Any) -> None:
         """Write it into a struct shardd_step_settings, which keeps alive what it points to."""
         if len(self.units) != len(self.tensors):
-            raise ValueError(f"settings of {len(self.units)} units and {len(self.tensors)} "
-                             "tensors: give the unit of each tensor")
+            raise ValueError(f"settings have {len(self.units)} units and {len(self.tensors)} "
+                             "tensors: give one unit for each tensor")
         s.lr, s.lr_fp32, s.weight_decay = self.lr, self.lr_fp32, self.weight_decay
         s.momentum, s.dampening, s.nesterov = self.momentum, self.dampening, self.nesterov
         s.beta1, s.beta2, s.eps, s.maximize = *self.betas, self.eps, self.maximize

@@ -153,7 +153,7 @@ class Unit:
             for name in steps:
                 self._number(name)
             if optimizer_steps is None:
-                raise InvalidArgument("steps of tensors go with optimizer_steps", "steps")
+                raise InvalidArgument("steps is given without optimizer_steps: give both", "steps")
             counts = [steps.get(t.name, optimizer_steps) for t in self.spec.tensors]
             options.tensor_steps = (C.c_uint64 * len(counts))(*counts)
             options.n_tensors = len(counts)
