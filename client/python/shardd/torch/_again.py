@@ -39,7 +39,7 @@ def guard(max_restarts: int = 3) -> int:
     import torch
 
     if torch.cuda.is_initialized():
-        raise FailedPrecondition("CUDA cannot be used in a child of a process that has used it: "
+        raise FailedPrecondition("this process has used CUDA, and its child could not use it: "
                                  "call guard() before anything is on a GPU")
     return _restart.guard(max_restarts)
 
@@ -51,8 +51,8 @@ def by_environment() -> None:
     if asked in ("", "0"):
         return
     if not asked.isdecimal():
-        raise InvalidArgument(f"SHARDD_GUARD is {asked!r}: how many restarts there may be, 0 for "
-                              "no guard", "SHARDD_GUARD")
+        raise InvalidArgument(f"SHARDD_GUARD is {asked!r}, must be the number of restarts, or 0 "
+                              "for no guard", "SHARDD_GUARD")
     del os.environ["SHARDD_GUARD"]
     guard(int(asked))
 

@@ -22,7 +22,7 @@ class Settings:
         ranks, in the reductions that follow (collective once the model is in the daemon; then it
         holds until a rank dies, and is to be set again by all)."""
         if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not factor > 0:
-            raise InvalidArgument(f"the divide factor is {factor!r}: a number above 0 is allowed",
+            raise InvalidArgument(f"the divide factor is {factor!r}, must be a number above 0",
                                   "factor")
         unit = _settable(self._unit(), "set_gradient_divide_factor")
         unit.set_factors(float(factor), unit.force_sum)
@@ -43,7 +43,7 @@ class Settings:
         forward does it, too."""
         unit = self._unit()
         if unit.parent is not None:
-            raise FailedPrecondition("reset_iter_state is for the model, and this "
+            raise FailedPrecondition("reset_iter_state must be called on the model: this "
                                      f"{type(unit.module).__name__} is a part of one")
         if unit.tree is not None:
             unit.tree.release_all()
@@ -86,8 +86,8 @@ class Settings:
 
 
 def _no_own(name: str) -> None:
-    raise Unimplemented(f"{name}: gathers and reductions are done by the daemon, which runs none "
-                        "of your code; register_comm_hook knows PyTorch's own hooks", name)
+    raise Unimplemented(f"{name}: the daemon does gathers and reductions, and runs none of your "
+                        "code; register_comm_hook supports PyTorch's own hooks", name)
 
 
 def _settable(unit: ShardedUnit, name: str) -> ShardedUnit:

@@ -34,7 +34,7 @@ def _parameters(module: nn.Module) -> _Owners:
 
 def _check(name: str, parameter: nn.Parameter, t: ReadTensor) -> None:
     if tuple(parameter.shape) != t.shape:
-        raise InvalidArgument(f"'{name}' has shape {list(parameter.shape)} in the module and "
+        raise InvalidArgument(f"'{name}' has shape {list(parameter.shape)} in the module but "
                               f"{list(t.shape)} in the job: build the model as its trainers do",
                               "module")
     if parameter.dtype != torch.float32 or parameter.device.type not in ("cpu", "meta"):

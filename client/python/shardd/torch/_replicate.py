@@ -110,7 +110,7 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
         if name not in known:
             raise TypeError(f"replicate() got an unexpected keyword argument '{name}'")
         if value != known[name].default:
-            raise Unimplemented(f"{name} is {value!r}: only {known[name].default!r} is known here",
+            raise Unimplemented(f"{name} is {value!r}: only {known[name].default!r} is supported",
                                 name)
     for name, value in (("device_ids", device_ids), ("output_device", output_device)):
         _device.check_one((p.device for p in module.parameters()), value, name)
@@ -119,11 +119,11 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
     if mixed_precision is not None:
         _check_policy(mixed_precision)
     if bucket_cap_mb is not None and not bucket_cap_mb > 0:
-        raise InvalidArgument(f"bucket_cap_mb is {bucket_cap_mb}: above 0 is allowed",
+        raise InvalidArgument(f"bucket_cap_mb is {bucket_cap_mb}, must be above 0",
                               "bucket_cap_mb")
     if units_of(module):
-        raise FailedPrecondition("fully_shard or replicate was called on this "
-                                 f"{type(module).__name__}, or on something in it, before")
+        raise FailedPrecondition("fully_shard or replicate was already called on this "
+                                 f"{type(module).__name__} or on a module in it")
     unused = find_unused_parameters or static_graph
     limit = 0 if unused else int((bucket_cap_mb or 25) * 2**20)
     if forward_sync_buffers is not None:
@@ -151,8 +151,8 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
 def _check_policy(policy: Any) -> None:
     """Is @policy like DDP's _MixedPrecision, with types that the daemon has?"""
     if not hasattr(policy, "param_dtype") or not hasattr(policy, "reduce_dtype"):
-        raise InvalidArgument(f"mixed_precision is {policy!r}: torch.nn.parallel.distributed."
-                              "_MixedPrecision is allowed", "mixed_precision")
+        raise InvalidArgument(f"mixed_precision is {policy!r}, must be "
+                              "torch.nn.parallel.distributed._MixedPrecision", "mixed_precision")
     for name in ("param_dtype", "reduce_dtype"):
         if getattr(policy, name) is not None:
             dtype_of(getattr(policy, name), f"mixed_precision.{name}")

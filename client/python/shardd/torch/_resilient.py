@@ -42,7 +42,7 @@ class Resilient:
             raise InvalidArgument("call fully_shard on the model first", "model")
         self._tree: Tree = tree_of(unit)
         if not self._tree.alone:
-            raise Unimplemented("this process has several models: resilient knows one")
+            raise Unimplemented("this process has several models: resilient supports one")
         self._kept = self._state_that_is_kept()
         self._also = list(also)
         self._inside = False  # a with-block
@@ -54,7 +54,7 @@ class Resilient:
         assert member is not None
         if member.torn:
             raise FailedPrecondition(
-                "a step was applied and not committed when the job's ranks ended: the parameters "
+                "a step was applied but not committed when the job's ranks ended: the parameters "
                 "are past the last commit; join with allow_torn, or name another job")
         if member.has_commit:
             self._restore(member.blob)
@@ -81,8 +81,8 @@ class Resilient:
             "python": random.getstate(), "numpy": numpy.random.get_state() if numpy else None})
         if len(packed) > _LIMIT:
             raise InvalidArgument(
-                f"state has {len(packed)} bytes with the random generators and the model's buffers "
-                f"that have changed, {_LIMIT} are allowed: keep a position in the data, not the "
+                f"state has {len(packed)} bytes with the random generators and the model's changed "
+                f"buffers, at most {_LIMIT} are allowed: keep a position in the data, not the "
                 "data",
                 "state")
         return packed
@@ -145,8 +145,8 @@ class Resilient:
 
     def __enter__(self) -> Resilient:
         if self._inside:
-            raise FailedPrecondition("a step of this run is under way: with-blocks of it are one "
-                                     "behind the other, not one in the other")
+            raise FailedPrecondition("a step of this run is in progress: put with-blocks of it "
+                                     "one behind the other, do not nest them")
         if not self.step and not self._committed():
             # The first death may come in the first step: there must be something to go back to.
             self._commit()
@@ -193,7 +193,7 @@ class Resilient:
         assert member is not None
         if member.torn or not member.has_commit:
             raise FailedPrecondition("a rank died when the parameters were past the last commit, "
-                                     "or before the first: start all ranks anew")
+                                     "or before the first one: start all ranks again")
         self.rejoins += 1
         self._restore(member.blob)
 

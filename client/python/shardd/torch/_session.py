@@ -27,8 +27,8 @@ def _job_name(found: Launch, world_size: int) -> str:
     if name:
         return name
     if world_size > 1:
-        raise FailedPrecondition("several ranks and no name for their job: set SHARDD_JOB to the "
-                                 "same name for all of them")
+        raise FailedPrecondition("there are several ranks and no name for their job: set "
+                                 "SHARDD_JOB to the same name for all of them")
     return f"torch-{os.getpid()}"
 
 
@@ -55,7 +55,7 @@ def _connect(socket: str | None, job: str | None, rank: int | None, world_size: 
              guard: bool, device: str | None, options: dict[str, Any]) -> Client:
     global _current
     if _current is not None and not _current.forked:
-        raise FailedPrecondition("this process has a session already: call "
+        raise FailedPrecondition("this process already has a session: call "
                                  "shardd.torch.shutdown() first")
     if guard:
         _guard()

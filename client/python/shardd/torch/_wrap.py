@@ -56,8 +56,8 @@ class ShardedModule(_fsdp2.Settings):
     def set_requires_gradient_sync(self, sync: bool, *, recurse: bool = True) -> None:
         """False: backward adds gradients up on this rank, without the others; the whole model's."""
         if not recurse:
-            raise Unimplemented("recurse=False: gradients are added up of the whole model or of "
-                                "nothing of it", "recurse")
+            raise Unimplemented("recurse=False is not supported: gradients are added up for the "
+                                "whole model or not at all", "recurse")
         tree_of(self._unit()).sync = sync
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
@@ -128,7 +128,7 @@ class Unsharded:
 
 def _only(name: str, value: bool, known: bool) -> None:
     if value is not known:
-        raise Unimplemented(f"{name} is {value!r}: only {known} is known here", name)
+        raise Unimplemented(f"{name} is {value!r}: only {known} is supported", name)
 
 
 # ---------------------------------------------------------------------- wrapping
@@ -149,8 +149,8 @@ def own_parameters(module: nn.Module, ignored: set[int]) -> list[tuple[nn.Module
                 unit, other = inner[id(value)]
                 raise InvalidArgument(
                     f"'{name}' is tied to '{other.name}' of {type(unit.module).__name__}, which is "
-                    "a unit already: parameters that are tied must be in one unit, so wrap "
-                    "the module that contains both and not the inner one", name)
+                    "already a unit: tied parameters must be in one unit, so wrap the module "
+                    "that contains both and not the inner one", name)
             found.append((owner, attribute, name))
     return found
 
@@ -158,23 +158,24 @@ def own_parameters(module: nn.Module, ignored: set[int]) -> list[tuple[nn.Module
 def _check_placement(parameters: list[tuple[nn.Module, str, str]], placement: Any) -> None:
     """@placement: of torch's shard_placement_fn; it may say what is done anyway."""
     if not callable(placement):
-        raise InvalidArgument(f"shard_placement_fn is {placement!r}: a function of a parameter is "
-                              "wanted", "shard_placement_fn")
+        raise InvalidArgument(f"shard_placement_fn is {placement!r}, must be a function of a "
+                              "parameter", "shard_placement_fn")
     for module, attribute, name in parameters:
         said = placement(module._parameters[attribute])
         if said is None or getattr(said, "dim", None) == 0:
             continue
         raise Unimplemented(
-            f"shard_placement_fn puts '{name}' on {said}: parameters are cut along their first "
-            "dimension, Shard(0) or None; the losses are the same", "shard_placement_fn")
+            f"shard_placement_fn returned {said} for '{name}': parameters are cut along their "
+            "first dimension; return Shard(0) or None, the losses are the same",
+            "shard_placement_fn")
 
 
 def _check_offload(policy: Any) -> None:
     """OffloadPolicy means nothing, CPUOffloadPolicy that shards are host memory, as they are where
     the daemon has no GPU."""
     if policy is not None and type(policy).__name__ not in ("OffloadPolicy", "CPUOffloadPolicy"):
-        raise Unimplemented(f"offload_policy is {policy!r}: None, OffloadPolicy and "
-                            "CPUOffloadPolicy are known here", "offload_policy")
+        raise Unimplemented(f"offload_policy is {policy!r}, must be None, OffloadPolicy or "
+                            "CPUOffloadPolicy", "offload_policy")
 
 
 def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | None = None,
@@ -205,19 +206,19 @@ def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | No
         raise Unimplemented(f"fully_shard of a {type(module).__name__}: one module is one unit; "
                             "wrap each, or a module around them", "module")
     if mp_policy is not None and not hasattr(mp_policy, "param_dtype"):
-        raise InvalidArgument(f"mp_policy is {mp_policy!r}: a MixedPrecisionPolicy of "
-                              "torch.distributed.fsdp is wanted", "mp_policy")
+        raise InvalidArgument(f"mp_policy is {mp_policy!r}, must be a MixedPrecisionPolicy of "
+                              "torch.distributed.fsdp", "mp_policy")
     ignored = list(ignored_params or ())
     if reshard_after_forward is not None and not isinstance(reshard_after_forward, bool):
         raise Unimplemented(
-            f"reshard_after_forward={reshard_after_forward!r}: True, False or None; on one node a "
-            "gather is shared by all ranks, there is no smaller mesh to keep",
+            f"reshard_after_forward={reshard_after_forward!r}, must be True, False or None: on one "
+            "node all ranks share a gather, so there is no smaller mesh to keep",
             "reshard_after_forward")
     if unit_of(module) is not None:
         raise FailedPrecondition(
-            f"fully_shard or replicate was called on this {type(module).__name__} before")
+            f"fully_shard or replicate was already called on this {type(module).__name__}")
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-        raise InvalidArgument(f"{type(module).__name__} has no forward: wrap what is in it")
+        raise InvalidArgument(f"{type(module).__name__} has no forward: wrap the modules in it")
     given = _mesh.parse(mesh)
     if policy is not None:
         arguments = dict(mesh=given, reshard_after_forward=reshard_after_forward,

@@ -38,7 +38,7 @@ class GradScaler:
         if not self._enabled:
             return
         if id(optimizer) in self._found:
-            raise FailedPrecondition("unscale_() was called before, since the last update()")
+            raise FailedPrecondition("unscale_() was already called since the last update()")
         tree = optimizer._model
         tree.keeps_gradients("unscale_")
         optimizer._found_inf = tree.client.unscale(1.0 / self._scale, tree.group)
@@ -51,7 +51,7 @@ class GradScaler:
         if id(optimizer) not in self._found:
             self.unscale_(optimizer)
         if id(optimizer) in self._stepped:
-            raise FailedPrecondition("step() was called before with this optimizer, since the last "
+            raise FailedPrecondition("step() was already called with this optimizer since the last "
                                      "update()")
         self._stepped.add(id(optimizer))
         optimizer._skip_if_found = True
@@ -65,7 +65,7 @@ class GradScaler:
         if not self._enabled:
             return
         if not self._found:
-            raise FailedPrecondition("update() before a step: there is nothing to go by")
+            raise FailedPrecondition("update() was called before a step: call step() first")
         if new_scale is not None:
             self._scale = float(new_scale)
         elif any(self._found.values()):

@@ -37,7 +37,7 @@ def _check(groups: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
                 raise InvalidArgument(
                     f"a parameter of shape {list(p.shape)} is not sharded: call fully_shard first "
                     "and build the optimizer with model.parameters() afterwards; for ignored "
-                    "parameters use an optimizer of torch.optim of their own", "params")
+                    "parameters use a separate optimizer of torch.optim", "params")
             found[id(p)] = group
     return found
 
@@ -48,20 +48,20 @@ def _tree(groups: list[dict[str, Any]], optimizer: Any, settings: Any) -> Tree:
     units = {id(p._unit): p._unit for g in groups for p in g["params"]}
     roots = {id(_root(u)): _root(u) for u in units.values()}
     if len(roots) != 1:
-        raise InvalidArgument("the parameters are of several models: an optimizer steps one, build "
-                              "one for each", "params")
+        raise InvalidArgument("the parameters belong to several models: build one optimizer for "
+                              "each model", "params")
     [root] = roots.values()
     if root.tree is not None:
         raise FailedPrecondition(
-            "the model has been used, or has an optimizer already: build the optimizer after "
-            "fully_shard and before the first forward, so that the daemon keeps its state")
+            "the model has already been used or already has an optimizer: build the optimizer "
+            "after fully_shard and before the first forward, so that the daemon keeps its state")
     for unit in units_of(root.module):
         for p in unit.trained:
             if id(p.guard) not in by_id:
                 raise InvalidArgument(
                     f"the optimizer has no parameter '{p.name}' of {type(unit.module).__name__}: "
-                    "it is to have all that are trained; set requires_grad=False before "
-                    "fully_shard for those that are not", "params")
+                    "it must have all trained parameters; set requires_grad=False before "
+                    "fully_shard for those that are not trained", "params")
     tree = tree_of(root, settings)
     tree.optimizer = optimizer
     return tree
@@ -96,8 +96,9 @@ class _Sharded(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Only while it is built: what is trained is known to the daemon by then."""
         if hasattr(self, "_model"):
-            raise FailedPrecondition("add_param_group after the optimizer was built: the daemon "
-                                     "has the optimizer's state by now; give all groups at once")
+            raise FailedPrecondition("add_param_group was called after the optimizer was built, "
+                                     "when the daemon already has its state: give all groups at "
+                                     "once")
         super().add_param_group(param_group)
 
     def _named(self, names: Mapping[int, str], full: bool,
@@ -193,8 +194,8 @@ class _InDaemon(_Sharded):
         if not isinstance(lr, torch.Tensor) or lr.dtype == torch.float64:
             return False
         if lr.dtype != torch.float32:
-            raise InvalidArgument(f"lr is a tensor of {lr.dtype}: float32 and float64 are allowed, "
-                                  "and numbers", "lr")
+            raise InvalidArgument(f"lr is a tensor of {lr.dtype}, must be float32, float64 or a "
+                                  "number", "lr")
         return self._profile == OptimizerProfile.EAGER_SINGLE
 
     def _memory(self, group: dict[str, Any]) -> dict[str, Any]:
@@ -217,8 +218,9 @@ class _InDaemon(_Sharded):
             for name, kept in self._memory(group).items():
                 if kept != self._memory(first)[name]:
                     raise Unimplemented(
-                        f"{name} differs between parameters of unit '{unit.name}', for which the "
-                        "daemon's memory is one: wrap them as units of their own", name)
+                        f"{name} differs between parameters of unit '{unit.name}', but the "
+                        "daemon's memory is the same for all of a unit: wrap them as separate "
+                        "units", name)
             if group["weight_decay"] != first["weight_decay"]:
                 own["weight_decay"] = float(group["weight_decay"])
             if _but_for_rates(self._setting(group)) != _but_for_rates(self._setting(first)):
@@ -237,7 +239,7 @@ class _InDaemon(_Sharded):
             if name in other and other[name] != kept[name]:
                 raise Unimplemented(
                     f"{name} is {other[name]} {where} and was {kept[name]} when the optimizer was "
-                    "built: the daemon has its state since then; build it with what it is to be",
+                    "built, when the daemon made its state: build it with the new value",
                     name)
         if other.get("momentum") and not kept["momentum"]:
             raise Unimplemented(
@@ -316,17 +318,18 @@ def _rate(lr: Any, foreach: bool | None) -> Any:
     if not isinstance(lr, torch.Tensor):
         return float(lr)
     if lr.numel() != 1:
-        raise InvalidArgument(f"lr is a tensor of {lr.numel()} elements: one is allowed", "lr")
+        raise InvalidArgument(f"lr is a tensor of {lr.numel()} elements, must have one", "lr")
     if foreach:
-        raise InvalidArgument("lr is a tensor, which foreach does not take: give a number, or "
-                              "foreach=False", "lr")
+        raise InvalidArgument("lr is a tensor, which foreach does not support: give a number "
+                              "or foreach=False", "lr")
     return lr
 
 
 def _refuse(**settings: Any) -> None:
     for name, value in settings.items():
         if value:
-            raise Unimplemented(f"{name}={value!r}: the daemon's optimizers do not have it", name)
+            raise Unimplemented(f"{name}={value!r}: the daemon's optimizers do not support "
+                                "it", name)
 
 
 class AdamW(_InDaemon):
@@ -402,7 +405,7 @@ class SGD(_InDaemon):
 
 def _profile(foreach: bool | None, fused: bool | None) -> OptimizerProfile:
     if foreach and fused:
-        raise InvalidArgument("foreach and fused: at most one of them", "fused")
+        raise InvalidArgument("foreach and fused are both given: give at most one of them", "fused")
     return (OptimizerProfile.FUSED if fused else OptimizerProfile.FOREACH if foreach
             else OptimizerProfile.EAGER_SINGLE)
 
@@ -417,12 +420,13 @@ def clip_grad_norm_(parameters: Iterable[Any], max_norm: float, norm_type: float
     _check([{"params": guards}])
     roots = {id(_root(p._unit)): _root(p._unit) for p in guards}
     if len(roots) != 1:
-        raise InvalidArgument("clip_grad_norm_ takes the parameters of one model", "parameters")
+        raise InvalidArgument(f"the parameters belong to {len(roots)} models: give those of one",
+                              "parameters")
     [root] = roots.values()
     given = {id(p) for p in guards}
     tree = tree_of(root)
     if any(id(p.guard) not in given for u in tree.units for p in u.trained):
-        raise Unimplemented("clip_grad_norm_ of some of a model's parameters: give all of them",
+        raise Unimplemented("clip_grad_norm_ got some of a model's parameters: give all of them",
                             "parameters")
     return tree.clip(max_norm, norm_type, error_if_nonfinite)
 
