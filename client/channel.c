@@ -75,7 +75,7 @@ static int send_frame(struct channel *c, struct shd1_header *h, uint16_t type, u
 	return 0;
 }
 
-/* Keep the one descriptor that came; a second one is nobody's. */
+/* Keep the first descriptor that arrived; close any other. */
 static void take_fds(struct channel *c, struct msghdr *msg)
 {
 	for (struct cmsghdr *h = CMSG_FIRSTHDR(msg); h; h = CMSG_NXTHDR(msg, h)) {

@@ -1,10 +1,10 @@
 /*
- * The client's end of the local channel, SHD1: slabs are asked for by number and their
- * descriptors come back; so do those of the session's ring.
+ * The client's end of the local channel, SHD1. The client asks for slabs by number and receives
+ * their descriptors; likewise those of the session's ring.
  *
- * One exchange at a time. A caller that must not block leaves the exchange where it is,
- * and whoever comes next goes on with it; a slab that has arrived stays here until it is
- * installed. No lock of its own: whoever has it sees to that.
+ * One exchange at a time. A caller that must not block leaves the exchange unfinished, and the
+ * next caller continues it. A slab that has arrived stays here until it is installed. The channel
+ * has no lock: its owner must serialise the calls.
  */
 #ifndef SHARDD_CLIENT_CHANNEL_H
 #define SHARDD_CLIENT_CHANNEL_H

@@ -18,8 +18,8 @@
 #define CONNECT_TIMEOUT_MS 5000u
 #define NAME_MAX_BYTES     64
 
-/* A page that says 1, and in a child after fork 0: each call of the library looks, and a getpid
- * for it would be half of what a no-op costs. Return: NULL: there is none to be had. */
+/* A page that contains 1, and 0 in a child after fork. Each call of the library reads it; a getpid
+ * instead would cost half as much as a no-op. Return: NULL: not available. */
 static const uint32_t *mark_here(void)
 {
 	uint32_t *page = mmap(NULL, (size_t)sysconf(_SC_PAGESIZE), PROT_READ | PROT_WRITE,

@@ -1,4 +1,4 @@
-/* Filling a struct shardd_error: one place, so that every failure has a sentence. */
+/* Fill a struct shardd_error, in one place, so every failure has a sentence. */
 #ifndef SHARDD_CLIENT_ERROR_H
 #define SHARDD_CLIENT_ERROR_H
 

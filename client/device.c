@@ -41,7 +41,7 @@ void device_ask(struct shardd_client *c, Shardd__V1__JoinRequest *request)
 {
 	bool ipc = c->handover == SHARDD_HANDOVER_IPC;
 
-	/* What is mapped is on that GPU: a later epoch is to be there too. */
+	/* The mapped memory is on that GPU: a later epoch must use the same one. */
 	request->device = c->cuda ? c->device.uuid : c->wanted;
 #ifdef SHARDD_CUDA
 	request->streams = true;

@@ -19,7 +19,7 @@ bool env_no_ring(void);
  * Return: 0 or -SHARDD_INVALID_ARGUMENT (neither is there). */
 int env_job(const char *given, const char **ret, struct shardd_error *err);
 
-/* The decimal number in $@name, which is to be at most @max.
+/* The decimal number in $@name, which must be at most @max.
  * Return: 0 or -SHARDD_INVALID_ARGUMENT naming the variable and its value. */
 int env_number(const char *name, uint32_t max, uint32_t *ret, struct shardd_error *err);
 

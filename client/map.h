@@ -45,7 +45,7 @@ struct map_ops {
 	int (*map)(void *device, const struct map_source *s, int timeout_ms, uint8_t **ret,
 		   struct shardd_error *err);
 	void (*unmap)(void *device, const struct mapping *m);
-	/* Copy, and return when it is done. One of both lies in a mapping. */
+	/* Copy, and return when it is done. One of the two is in a mapping. */
 	int (*copy_in)(void *device, void *dst, const void *src, size_t bytes,
 		       struct shardd_error *err);
 	int (*copy_out)(void *device, void *dst, const void *src, size_t bytes,
@@ -84,7 +84,7 @@ void map_init(struct map *m);
 int map_open(struct map *m, const char *path, const uint8_t token[SHD1_TOKEN_BYTES],
 	     uint64_t session, struct shardd_error *err);
 
-/* There is to be no channel: say so where somebody asks for one. */
+/* Work without a channel: a slab that needs one is an error. */
 void map_without_channel(struct map *m);
 
 /* Slabs are this kind of memory from here on. @device: borrowed until map_deinit.
@@ -99,7 +99,7 @@ void map_use(struct map *m, const struct map_ops *ops, void *device);
 int map_address(struct map *m, const struct map_place *p, int timeout_ms, void **ret,
 		struct shardd_error *err);
 
-/* Copy into or out of mapped memory: all of it must lie in one slab.
+/* Copy into or out of mapped memory, which must be in one slab.
  * Return: 0, -SHARDD_INVALID_ARGUMENT, or what the device says. Any thread. */
 int map_write(struct map *m, void *dst, const void *src, size_t bytes, struct shardd_error *err);
 int map_read(struct map *m, void *dst, const void *src, size_t bytes, struct shardd_error *err);

@@ -40,7 +40,7 @@ static int not_taken(int ring_error, struct shardd_error *err)
 			 "the ring to the daemon is full: wait for a ticket first");
 }
 
-/* Called with c->order held. Ops are static, so that their addresses tell them apart. */
+/* Called with c->order held. Ops are static, so their addresses identify them. */
 static uint16_t number_of(struct shardd_client *c, const struct op *op)
 {
 	struct client_number *n = &c->numbers[(uintptr_t)op / sizeof(*op) % CLIENT_NUMBERS];

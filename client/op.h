@@ -1,8 +1,8 @@
 /*
- * An op from submission to result: what is the same for all of them.
+ * An op from submission to result: what all ops have in common.
  *
- * The functions of shardd.h fill a request and hand it here; its header (epoch,
- * number, deadline) is put in and the message sent under one lock, so that the
+ * The functions of shardd.h fill a request and pass it on. The header (epoch,
+ * number, deadline) is added and the message sent under one lock, so the
  * order of submission is the order of the numbers.
  */
 #ifndef SHARDD_CLIENT_OP_H

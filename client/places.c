@@ -132,7 +132,7 @@ static int fill_pieces(struct places_unit *u, const void *data)
 	return 0;
 }
 
-/* Of a unit that another client registered nobody asks for its tensors here. */
+/* A unit that another client registered needs no places here. */
 static int take(struct places *p, uint32_t unit, fill_fn note, const void *reply,
 		struct shardd_error *err)
 {

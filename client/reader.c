@@ -13,7 +13,7 @@
 /* The daemon's own deadline is to come first: its error says what was waited for. */
 #define GRACE_MS 2000u
 
-/* Units may be added while they are listed: so often it is begun anew. */
+/* Units may be added while they are listed: how often the listing starts again. */
 #define MOST_LISTINGS 16u
 
 /* What the daemon said of the job's units, in several answers. */

@@ -1,10 +1,10 @@
 /*
  * The client's side of the ring (ring_abi.h): submissions out, completions back.
  *
- * No thread of its own: whoever waits looks, one at a time, the others sleep until their
- * completion was found or the one who looked has gone (leader and followers, as for gRPC).
- * The daemon is trusted to be right, not to be there: who sleeps wakes now and then to see
- * whether it still is. Any thread.
+ * The ring has no thread. One of the waiting threads polls; the others sleep until their
+ * completion was found or the polling thread has left (leader and followers, as for gRPC).
+ * The daemon is trusted to be correct, but it may end: a sleeping thread wakes from time to time to
+ * check that it still runs. Any thread.
  */
 #ifndef SHARDD_CLIENT_RING_H
 #define SHARDD_CLIENT_RING_H

@@ -126,7 +126,7 @@ void client_drive(struct rpc_client *c, struct rpc_pending *p, pending_test test
 
 	while (in_time && !test(p))
 		in_time = c->driving ? follow(c, p, d) : drive_once(c, deadline_gpr(d));
-	/* Somebody has to go on driving for those that wait. */
+	/* Another waiter must continue to drive the queue. */
 	if (!c->driving && c->waiters)
 		pthread_cond_signal(&c->waiters->wake);
 }

@@ -59,8 +59,8 @@ static int signal_word(struct streams *s, const struct stream_link *link, struct
 	if (r != CUDA_SUCCESS)
 		return cuda_error(s->cuda, r, err, "cannot queue a write of the stream's word");
 	x->value++;
-	/* Not every op is answered with something to wait for, behind which the raising is: a
-	 * release is not, nor is one that failed or that nobody waits for. */
+	/* Some answers have no point to wait for that would follow the raising: those of a release, of
+	 * a failed op, and of an op without a waiter. */
 	x->raising = true;
 	r = s->cuda->lib->cuEventRecord(x->raised, x->stream);
 	if (r != CUDA_SUCCESS)
@@ -172,7 +172,7 @@ static int is_using(struct streams *s, struct shardd_error *err)
 	return r;
 }
 
-/* Locked, so that no wait is added: it ends. Return: what @look says last. */
+/* Locked, so no wait is added and this ends. Return: the last value of @look. */
 static int look_until(struct streams *s, int (*look)(struct streams *s, struct shardd_error *err),
 		      uint64_t start, int timeout_ms, struct shardd_error *err)
 {

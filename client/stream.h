@@ -59,7 +59,7 @@ void streams_clear(struct streams *s);
 int stream_begin(struct streams *s, uint64_t id, struct stream_ref *ret,
 		 Shardd__V1__StreamPoint *ret_point, struct shardd_error *err);
 
-/* The op was answered: its stream goes on when the daemon has come to @ready. Any thread.
+/* The op was answered: its stream continues when the daemon has reached @ready. Any thread.
  * Return: 0 or a negative shardd_code. */
 int stream_end(struct streams *s, const struct stream_ref *ref,
 	       const Shardd__V1__StreamPoint *ready, struct shardd_error *err);
@@ -71,9 +71,8 @@ int stream_end(struct streams *s, const struct stream_ref *ref,
 int streams_quiet(struct streams *s, int timeout_ms, struct shardd_error *err);
 void streams_unquiet(struct streams *s);
 
-/* The client is about to unmap all, and nobody submits: wait that long for the streams that
- * wait for the daemon or have not come to the raising of their word. Return: false: some
- * still do. */
+/* Before the client unmaps everything, while no thread submits: wait that long for the streams that
+ * wait for the daemon or have not raised their word yet. Return: false: some are not done. */
 bool streams_settle(struct streams *s, int timeout_ms);
 
 #ifdef SHARDD_CUDA

@@ -239,7 +239,7 @@ static int join_entered(struct streams *s, const Shardd__V1__StreamLink *link,
 	fresh->older = s->link;
 	s->link = fresh;
 	pthread_mutex_unlock(&s->lock);
-	/* Streams that are in use go on being used: their slots are the same. */
+	/* Streams in use stay in use: their slots are the same. */
 	if (s->count && stream_link_orders(fresh))
 		r = stream_link_open(s, fresh, err);
 	for (uint32_t i = 0; i < s->count && r == 0 && stream_link_orders(fresh); i++)

@@ -1,7 +1,7 @@
 /*
  * shardctl: what its verbs have in common.
  *
- * A verb is a function in a file of its own; it reads its arguments, makes its
+ * A verb is a function in a separate file. It reads its arguments, makes its
  * calls, prints, and returns the exit code. One thread.
  */
 #ifndef SHARDD_CTL_CTL_H
@@ -80,8 +80,9 @@ int ctl_print_json(json_t *j);
 /* Print @t under a title (NULL: none). Return: an exit code. */
 int ctl_print_table(struct ctl *ctl, const char *title, const struct table *t);
 
-/* What the caller calls a job: NAME of its own user, else UID/NAME or USER/NAME; the daemon knows
- * no user names. @buf: for it. Return: CTL_OK, or CTL_USAGE (printed). */
+/* Translate a job's name as given by the caller: NAME for its own user, else UID/NAME or USER/NAME.
+ * The daemon knows no user names. @buf: receives the name. Return: CTL_OK, or CTL_USAGE (printed).
+ * */
 int ctl_job_name(const char *given, char buf[CTL_JOB_MAX], char **ret);
 
 /* A user's name, or its number. Return: @buf. */

@@ -1,4 +1,4 @@
-/* Spans of time side by side, so that none hides another. Any thread. */
+/* Arrange spans of time in lanes, so none hides another. Any thread. */
 #ifndef SHARDD_CTL_LANES_H
 #define SHARDD_CTL_LANES_H
 

@@ -113,7 +113,7 @@ int main(int argc, char **argv)
 		return ctl_usage("there is no verb \"%s\"", argv[optind]);
 	argc -= optind;
 	argv += optind;
-	optind = 0; /* the verb's own options begin anew */
+	optind = 0; /* restart getopt for the verb's own options */
 	r = verb->run(&ctl, argc, argv);
 	if (fflush(stdout) != 0)
 		r = ctl_broken();

@@ -152,7 +152,7 @@ static int larger_holder(const void *a, const void *b)
 	return x->session < y->session ? -1 : x->session > y->session;
 }
 
-/* Units that the session has gathered, which are shared and in nobody's own bytes. */
+/* Units that the session has gathered. They are shared and not part of its own bytes. */
 static uint64_t gathered(const Shardd__V1__StatusReply *s, uint64_t session)
 {
 	for (size_t i = 0; i < s->n_jobs; i++)

@@ -100,8 +100,8 @@ static int option(struct run *run, int o)
 	}
 }
 
-/* In a container every shardctl may have the same process id, so that the name has to
- * come from outside. */
+/* In a container every shardctl may have the same process id. The name must then come from
+ * outside. */
 static void default_job(struct run *run)
 {
 	const char *name = getenv("SHARDD_JOB");
@@ -257,7 +257,7 @@ static bool any_runs(const struct run *run)
 	return false;
 }
 
-/* A first signal is passed on; at a second one nobody wants to wait any more. */
+/* Pass the first signal on; the second one kills the trainers at once. */
 static void take_signal(struct run *run)
 {
 	struct signalfd_siginfo info;
@@ -270,7 +270,7 @@ static void take_signal(struct run *run)
 	stop(run, (int)info.ssi_signo);
 }
 
-/* Before anything is restarted it must be known from which run of the daemon it goes on. */
+/* Before a trainer is restarted, the run of the daemon that it continues from must be known. */
 static bool must_ask(const struct run *run)
 {
 	return run->max_restarts && !*run->instance && !run->stopping;

@@ -1,9 +1,9 @@
 /*
  * A child of shardctl run: a trainer, or the private daemon.
  *
- * It leads a process group of its own, so that a signal from the terminal reaches
- * it only through us and its own children end with it. It does not outlive us: the
- * kernel signals it when we die. One thread.
+ * It leads its own process group. So a signal from the terminal reaches it only through
+ * shardctl, and its children end with it. It does not outlive shardctl: the kernel
+ * signals it when shardctl dies. One thread.
  */
 #ifndef SHARDD_CTL_RUN_PROC_H
 #define SHARDD_CTL_RUN_PROC_H

@@ -247,7 +247,7 @@ static void reader_row(struct table *t, const Shardd__V1__JobStatus *j,
 	table_cell(t, "%s", *r->waits_for ? r->waits_for : "-");
 }
 
-/* Who reads live parameters, and keeps trainers waiting. */
+/* The readers of live parameters, which may keep trainers waiting. */
 static int print_readers(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 {
 	static const struct table_column columns[] = {

@@ -1,9 +1,9 @@
 /*
  * A table of texts, printed with aligned columns.
  *
- * Cells are added from left to right, row by row. What comes from elsewhere (names
- * of jobs, units, programs) is cleaned of control bytes, so that no name can
- * reprogram the terminal it is shown on. Any thread, one at a time.
+ * Cells are added from left to right, row by row. Control bytes are removed from foreign
+ * texts (names of jobs, units, programs), so no name can reprogram the terminal.
+ * Any thread, one at a time.
  */
 #ifndef SHARDD_CTL_TABLE_H
 #define SHARDD_CTL_TABLE_H

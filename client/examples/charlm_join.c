@@ -123,7 +123,7 @@ static int join(struct trainer *t)
 
 	if (rc < 0)
 		return rc;
-	/* Who finds a commit has been restarted, and must not die of the option again. */
+	/* A process that finds a commit was restarted, and must not die of the option again. */
 	t->may_die = t->may_die && !t->me.has_commit;
 	rc = learn_device(t);
 	if (rc >= 0)

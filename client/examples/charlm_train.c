@@ -185,8 +185,8 @@ static int backward(struct trainer *t, unsigned pass, uint64_t step, const float
 		    shardd_reduce_submit(t->client, t->units[l].unit, &t->tickets[slot], &t->err));
 }
 
-/* Every sample's loss in its own slot, zero in the others': the sum over ranks
- * adds nothing but zeros, so that it is the same for any number of ranks. The
+/* Every sample's loss is in its own slot, and zero in the others': the sum over ranks only
+ * adds zeros, so it is the same for any number of ranks. The
  * last slot counts the ranks that want to stop: all of them learn it in one step. */
 static int share_losses(struct trainer *t)
 {
