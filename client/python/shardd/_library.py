@@ -1,4 +1,4 @@
-"""Finding and loading libshardd.so, once a process."""
+"""Find and load libshardd.so, once per process."""
 
 from __future__ import annotations
 

@@ -21,14 +21,14 @@ class Init(IntEnum):
 
 
 class Lifetime(IntEnum):
-    """When a job ends: with its last trainer's leaving, or when it is deleted."""
+    """When a job ends: when its last trainer leaves, or when it is deleted."""
 
     EPHEMERAL = 1
     KEEP = 2
 
 
 class Layout(IntEnum):
-    """How a unit is cut into shards."""
+    """How a unit is divided into shards."""
 
     FLAT = 1
     DIM0 = 2
@@ -43,7 +43,7 @@ class Strategy(IntEnum):
 
 
 class Profile(IntEnum):
-    """In which order gradients are cast, divided and added (docs/protocol.md)."""
+    """The order in which gradients are cast, divided and added (docs/protocol.md)."""
 
     FAIRSCALE = 1
     XLA = 2
@@ -90,7 +90,7 @@ class ReduceOp(IntEnum):
 
 
 class ClipProfile(IntEnum):
-    """Which factor a norm leads to (docs/protocol.md)."""
+    """Which clipping factor follows from a norm (docs/protocol.md)."""
 
     FAIRSCALE = 1
     XLA = 2
@@ -129,7 +129,7 @@ class TensorSpec:
 
 @dataclass
 class BufferSpec:
-    """What is no parameter (running statistics): every rank has its own, zero at first."""
+    """A tensor that is not a parameter (running statistics): every rank has its own, first 0."""
 
     name: str
     shape: Sequence[int]
@@ -165,10 +165,10 @@ class OptimizerSpec:
 
 @dataclass
 class StepSettings:
-    """What the optimizer goes by in one step, in place of what tensors were registered with: all
-    of it counts, for tensor ``tensors[i]`` (by its index in the spec) of unit ``units[i]``; without
-    any for all that no others of the same step name. ``lr_fp32``: Adam and AdamW compute with
-    ``lr`` in fp32, as PyTorch does if it is a tensor.
+    """The optimizer's settings for one step. They replace all settings that the tensors were
+    registered with, for tensor ``tensors[i]`` (by its index in the spec) of unit ``units[i]``;
+    without any, for all tensors that no other settings of the step name. ``lr_fp32``: Adam and
+    AdamW compute with ``lr`` in fp32, as PyTorch does with a tensor.
     """
 
     lr: float
