@@ -1,7 +1,7 @@
-"""What stands for a parameter while its values are in the daemon.
+"""The stand-in for a parameter while its values are in the daemon.
 
-A tensor with shape and dtype and no memory: it can be a module's parameter and be handed to an
-optimizer, and whoever computes with it gets a sentence instead of stale or freed memory.
+It is a tensor with shape and dtype but without memory. It can be a module's parameter and be passed
+to an optimizer. Computing with it raises an error instead of using stale or freed memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """join: ranks with different numbers of inputs.
 
-The daemon takes part for a rank that has no more (JoinUneven); what is left here is whose buffers
-are the newest.
+The daemon takes part for a rank that has no more inputs (JoinUneven). This module decides whose
+buffers are the newest.
 """
 
 from __future__ import annotations

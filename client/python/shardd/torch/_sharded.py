@@ -1,9 +1,9 @@
 """Any optimizer of torch.optim, on this rank's shard of the parameters.
 
-Gradients stay in the daemon until the step, where they can be added up, unscaled and clipped as
-those of its own optimizers: every reduction says that there is more to come. The step then takes
-unit after unit: it ends the unit's reductions, and has a copy of this rank's share to work on.
-In backward a unit's reduction is the last one, and its share comes at once.
+Gradients stay in the daemon until the step, where they can be added up, unscaled and clipped like
+those of its own optimizers: every reduction says that more follow. The step then takes unit after
+unit: it ends the unit's reductions and gets a copy of this rank's share to work on. With
+in_backward a unit's reduction is the last one, and its share comes at once.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Sharded(_Sharded):
     """Any optimizer of torch.optim, on this rank's shard: ``Sharded(torch.optim.Adagrad,
     model.parameters(), lr=0.1)``.
 
-    Its state is in this process: it ends with it, unless it is built for resilient. The shard of
-    every parameter is some of its rows, or a part of its elements: an optimizer that needs whole
-    tensors is none for this. The parameter groups are the inner optimizer's, so that schedulers
+    Its state is in this process and ends with it, unless it is built with resilient. The shard of
+    every parameter is some of its rows or a part of its elements: optimizers that need whole
+    tensors are not supported. The parameter groups are those of the inner optimizer, so schedulers
     work on them.
     """
 

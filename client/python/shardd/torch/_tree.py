@@ -1,8 +1,8 @@
 """All units of one model: registration, the end of a backward pass, steps.
 
 Units are reduced in one order on all ranks, the reverse of the model's, whatever the order in
-which their gradients arrive: a rank that takes another branch than its peers hands in nothing
-for the units that it has not used, and nobody waits for ever.
+which their gradients arrive. A rank that takes another branch than its peers contributes nothing
+for the units that it has not used, so no rank waits forever.
 """
 
 from __future__ import annotations

@@ -115,8 +115,8 @@ class _Sharded(torch.optim.Optimizer):
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch.optim's of a plain model: whole tensors, on every rank (collective). It can be
-        loaded into torch.optim's optimizer of the same name, too."""
+        """The state dict that torch.optim has for a plain model: whole tensors, on every rank
+        (collective). torch.optim's optimizer of the same name can load it, too."""
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
         state, groups = self._numbered()
@@ -127,11 +127,11 @@ class _Sharded(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """What :meth:`state_dict` gave, torch.optim's of a plain model, or one by names as
-        :func:`optimizer_state_dict` gives (collective). With what differs between ranks each
-        rank's rows of its own count.
+        :func:`optimizer_state_dict` gives (collective). If it differs between ranks,
+        each rank's own rows count.
 
-        InvalidArgument: of other parameters, here or on another rank. Unimplemented: settings that
-        need other memory than this optimizer has. Nothing has changed then.
+        InvalidArgument: it has other parameters, here or on another rank. Unimplemented: settings
+        that need other memory than this optimizer has. Nothing has changed then.
         """
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = hook(self, dict(state_dict)) or state_dict
@@ -159,8 +159,8 @@ class _Elsewhere(dict[Any, Any]):
 class _InDaemon(_Sharded):
     """An optimizer that the daemon runs. Subclasses: ``_spec``.
 
-    Groups may differ in everything, and everything may change from step to step, but for what the
-    daemon has memory for: ``_fixed``, and whether there is a momentum.
+    Groups may differ in all settings, and all settings may change from step to step, except those
+    that decide the daemon's memory: ``_fixed``, and whether there is a momentum.
     """
 
     _fixed: tuple[str, ...] = ()
@@ -333,10 +333,10 @@ def _refuse(**settings: Any) -> None:
 
 
 class AdamW(_InDaemon):
-    """torch.optim.AdamW, run by the daemon. @foreach, @fused: whose bits; not both.
+    """torch.optim.AdamW, run by the daemon. @foreach, @fused: match that form's bits; not both.
 
-    @in_backward: each unit is stepped as soon as its gradients are reduced, which are never kept;
-    step() ends the pass. One backward that reduces for each step, and no clipping or scaling.
+    @in_backward: each unit is stepped as soon as its gradients are reduced; they are not kept.
+    step() ends the pass. It allows one reducing backward per step, and no clipping or scaling.
     """
 
     _fixed = ("amsgrad",)
@@ -379,7 +379,7 @@ class Adam(AdamW):
 
 
 class SGD(_InDaemon):
-    """torch.optim.SGD, run by the daemon; @foreach, @fused, @in_backward as of AdamW."""
+    """torch.optim.SGD, run by the daemon; @foreach, @fused, @in_backward as for AdamW."""
 
     _like = torch.optim.SGD
 
@@ -412,9 +412,9 @@ def _profile(foreach: bool | None, fused: bool | None) -> OptimizerProfile:
 
 def clip_grad_norm_(parameters: Iterable[Any], max_norm: float, norm_type: float = 2.0,
                     error_if_nonfinite: bool = False, foreach: bool | None = None) -> torch.Tensor:
-    """torch.nn.utils.clip_grad_norm_ on sharded gradients: of all of a model (collective).
+    """torch.nn.utils.clip_grad_norm_ on all sharded gradients of a model (collective).
 
-    Return: their norm before.
+    Return: their norm before clipping.
     """
     guards: list[Any] = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     _check([{"params": guards}])
@@ -451,7 +451,7 @@ def optimizer_state_dict(optimizer: _Sharded, *, full: bool = True,
 
 
 def commit(step: int, state: Any = None) -> None:
-    """Make @step what a restarted trainer goes on from (collective over the job).
+    """Make @step the step from which a restarted trainer continues (collective over the job).
 
     @state: this rank's own, pickled, up to 64 KiB; after a join it is in
     ``shardd.torch.session().member.blob``."""
