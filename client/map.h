@@ -1,11 +1,11 @@
 /*
  * The slabs of a client: how they come here and where they are mapped.
  *
- * A slab is mapped once, at the first op that names it, and stays until the client is
- * closed: addresses handed out stay what they are. Its descriptor comes over the local
+ * A slab is mapped once, at the first op that names it, and stays mapped until the client is
+ * closed: addresses that were handed out do not change. Its descriptor comes over the local
  * channel, or its handle in the op's reply.
  *
- * What a mapping is, memory of the host or of a GPU, is behind struct map_ops.
+ * struct map_ops hides whether a mapping is host or GPU memory.
  */
 #ifndef SHARDD_CLIENT_MAP_H
 #define SHARDD_CLIENT_MAP_H
@@ -104,7 +104,7 @@ int map_address(struct map *m, const struct map_place *p, int timeout_ms, void *
 int map_write(struct map *m, void *dst, const void *src, size_t bytes, struct shardd_error *err);
 int map_read(struct map *m, void *dst, const void *src, size_t bytes, struct shardd_error *err);
 
-/* Leave what is mapped to the end of the process: something still uses it. */
+/* Leave everything mapped until the process ends: something still uses it. */
 void map_abandon(struct map *m);
 
 /* Close the channel and unmap all. Safe twice. No other thread may be using it. */

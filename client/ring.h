@@ -41,12 +41,12 @@ struct ring_pending {
 int ring_open(struct channel *channel, const char *path, struct ring **ret,
 	      struct shardd_error *err);
 
-/* The same over what has been mapped and opened already; all of it is consumed. @event_fd:
- * wakes the daemon. @watch_fd: hangs up when the daemon has gone. */
+/* As ring_open, with memory and descriptors that are already open; all of them are consumed.
+ * @event_fd: wakes the daemon. @watch_fd: hangs up when the daemon has gone. */
 int ring_use(void *memory, uint64_t bytes, int event_fd, int watch_fd, const char *path,
 	     struct ring **ret, struct shardd_error *err);
 
-/* No other thread may use it; what is still under way is lost. NULL is allowed. */
+/* No other thread may use it; unfinished submissions are lost. NULL is allowed. */
 void ring_close(struct ring *r);
 
 enum {

@@ -23,7 +23,7 @@ struct rpc_pending; /* one call under way */
 int rpc_client_connect(const char *path, uint32_t timeout_ms, struct rpc_client **ret,
 		       struct shardd_error *err);
 
-/* Cancels what is open; no other thread may use it. NULL is allowed. */
+/* Cancels open calls; no other thread may use it. NULL is allowed. */
 void rpc_client_close(struct rpc_client *c);
 
 /* Start a unary call or, with @streaming, a server stream. @method:

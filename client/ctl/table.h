@@ -25,7 +25,7 @@ struct table;
 struct table *table_new(const struct table_column *columns, size_t n);
 void table_free(struct table *t);
 
-/* The next cell. A lack of memory is told by table_print. */
+/* Add the next cell. table_print reports a lack of memory. */
 void table_cell(struct table *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void table_color_cell(struct table *t, enum table_color color, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
