@@ -70,12 +70,12 @@ static int send_frame(struct channel *c, struct shd1_header *h, uint16_t type, u
 	} while (n < 0 && errno == EINTR);
 	/* A few bytes go at once or not at all, unless the daemon stopped reading. */
 	if (n != (ssize_t)bytes)
-		return broken(c, n < 0 ? strerrordesc_np(errno) : "a frame was cut", err);
+		return broken(c, n < 0 ? strerrordesc_np(errno) : "a frame is truncated", err);
 	c->waiting = true;
 	return 0;
 }
 
-/* Keep the one descriptor that came; a second one is nobody's. */
+/* Keep the first descriptor that arrived; close any other. */
 static void take_fds(struct channel *c, struct msghdr *msg)
 {
 	for (struct cmsghdr *h = CMSG_FIRSTHDR(msg); h; h = CMSG_NXTHDR(msg, h)) {
@@ -151,7 +151,7 @@ static int await_frame(struct channel *c, uint64_t deadline, struct shardd_error
 	c->have = 0;
 	c->waiting = false;
 	if (c->in.h.tag != c->tag)
-		return broken(c, "an answer came to a question that was not asked", err);
+		return broken(c, "an answer does not belong to a request", err);
 	return 0;
 }
 
@@ -180,12 +180,12 @@ static int connect_to(const char *path, int *ret, struct shardd_error *err)
 
 	if (strlen(path) >= sizeof(sa.sun_path))
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "socket",
-				 "the socket path has %zu bytes, %zu are allowed", strlen(path),
-				 sizeof(sa.sun_path) - 1);
+				 "the socket path has %zu bytes, at most %zu are allowed",
+				 strlen(path), sizeof(sa.sun_path) - 1);
 	strcpy(sa.sun_path, path);
 	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	if (fd < 0)
-		return error_os(err, SHARDD_INTERNAL, errno, "cannot make a socket");
+		return error_os(err, SHARDD_INTERNAL, errno, "cannot create a socket");
 	/* It also limits connect, which waits while the daemon's queue is full. */
 	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof(tv));
 	if (connect(fd, (struct sockaddr *)&sa, sizeof(sa)) < 0)
@@ -214,7 +214,8 @@ int channel_open(struct channel *c, const char *path, const uint8_t token[SHD1_T
 	if (frame_is(c, SHD1_ERROR, sizeof(c->in.error)))
 		return error_frame(c, err);
 	if (!frame_is(c, SHD1_WELCOME, sizeof(c->in.welcome)) || c->in.welcome.session != session)
-		return broken(c, "the daemon did not say WELCOME to this session", err);
+		return broken(c, "the daemon did not answer HELLO with WELCOME for this session",
+			      err);
 	return 0;
 }
 
@@ -236,7 +237,7 @@ int channel_exchange(struct channel *c, uint32_t slab, uint64_t deadline, struct
 	if (frame_is(c, SHD1_ERROR, sizeof(c->in.error)))
 		return error_frame(c, err);
 	if (!frame_is(c, SHD1_SLAB, sizeof(c->in.slab)) || c->in.slab.slab != c->asked)
-		return broken(c, "the daemon answered with another frame", err);
+		return broken(c, "the daemon answered with an unexpected frame", err);
 	c->arrived = true;
 	return 0;
 }
@@ -258,7 +259,7 @@ int channel_ring(struct channel *c, uint32_t part, int *ret_fd, uint64_t *ret_by
 	if (frame_is(c, SHD1_ERROR, sizeof(c->in.error)))
 		return error_frame(c, err);
 	if (!frame_is(c, SHD1_RING, sizeof(c->in.ring)) || c->in.ring.part != part || c->in_fd < 0)
-		return broken(c, "the daemon answered with another frame", err);
+		return broken(c, "the daemon answered with an unexpected frame", err);
 	*ret_bytes = c->in.ring.bytes;
 	*ret_fd = STEAL_FD(c->in_fd);
 	return 0;

@@ -1,10 +1,10 @@
 /*
- * The client's end of the local channel, SHD1: slabs are asked for by number and their
- * descriptors come back; so do those of the session's ring.
+ * The client's end of the local channel, SHD1. The client asks for slabs by number and receives
+ * their descriptors; likewise those of the session's ring.
  *
- * One exchange at a time. A caller that must not block leaves the exchange where it is,
- * and whoever comes next goes on with it; a slab that has arrived stays here until it is
- * installed. No lock of its own: whoever has it sees to that.
+ * One exchange at a time. A caller that must not block leaves the exchange unfinished, and the
+ * next caller continues it. A slab that has arrived stays here until it is installed. The channel
+ * has no lock: its owner must serialise the calls.
  */
 #ifndef SHARDD_CLIENT_CHANNEL_H
 #define SHARDD_CLIENT_CHANNEL_H
@@ -46,8 +46,8 @@ void channel_deinit(struct channel *c);
 int channel_open(struct channel *c, const char *path, const uint8_t token[SHD1_TOKEN_BYTES],
 		 uint64_t session, struct shardd_error *err);
 
-/* Go on with the exchange under way, or begin one for @slab, until a slab has arrived:
- * c->asked says which. Only when none has. @deadline: of clock_now_us.
+/* Continue the current exchange, or begin one for @slab, until a slab has arrived:
+ * c->asked says which. Call this only while no slab has arrived. @deadline: of clock_now_us.
  * Return: 0, -SHARDD_DEADLINE_EXCEEDED with native EAGAIN (not yet), or another negative
  * shardd_code: of c->asked, or of the channel, which then is closed. */
 int channel_exchange(struct channel *c, uint32_t slab, uint64_t deadline, struct shardd_error *err);
@@ -55,9 +55,9 @@ int channel_exchange(struct channel *c, uint32_t slab, uint64_t deadline, struct
 /* The slab that arrived is done with. */
 void channel_installed(struct channel *c);
 
-/* A part of the session's ring (enum shd1_ring_part), while nothing else is under way.
- * @ret_fd: the caller's. @ret_bytes: of its memory. Blocks at most CHANNEL_TIMEOUT_MS.
- * Return: 0 or a negative shardd_code. */
+/* Fetch a part of the session's ring (enum shd1_ring_part), while no exchange is in progress.
+ * @ret_fd: belongs to the caller. @ret_bytes: size of its memory. Blocks at most
+ * CHANNEL_TIMEOUT_MS. Return: 0 or a negative shardd_code. */
 int channel_ring(struct channel *c, uint32_t part, int *ret_fd, uint64_t *ret_bytes,
 		 struct shardd_error *err);
 

@@ -18,8 +18,8 @@
 #define CONNECT_TIMEOUT_MS 5000u
 #define NAME_MAX_BYTES     64
 
-/* A page that says 1, and in a child after fork 0: each call of the library looks, and a getpid
- * for it would be half of what a no-op costs. Return: NULL: there is none to be had. */
+/* A page that contains 1, and 0 in a child after fork. Each call of the library reads it; a getpid
+ * instead would cost half as much as a no-op. Return: NULL: not available. */
 static const uint32_t *mark_here(void)
 {
 	uint32_t *page = mmap(NULL, (size_t)sysconf(_SC_PAGESIZE), PROT_READ | PROT_WRITE,
@@ -42,8 +42,8 @@ int client_check(const struct shardd_client *c, struct shardd_error *err)
 	MAGIC_CHECK(c, CLIENT_MAGIC);
 	if (c->here ? !*c->here : c->pid != getpid())
 		return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
-				 "this client was connected by process %d, of which this one is a "
-				 "fork: connect anew",
+				 "this client was connected by process %d, and this process is a "
+				 "fork of it: connect again in this process",
 				 (int)c->pid);
 	return 0;
 }
@@ -53,7 +53,7 @@ int client_check_size(size_t size, size_t first, const char *what, struct shardd
 	if (size >= first)
 		return 0;
 	return error_set(err, SHARDD_INVALID_ARGUMENT, what,
-			 "%s is %zu, it is to be the size of the struct, at least %zu", what, size,
+			 "%s is %zu: set it to the size of the struct, at least %zu", what, size,
 			 first);
 }
 
@@ -61,9 +61,10 @@ int client_check_bytes(const struct shardd_client *c, size_t bytes, struct shard
 {
 	if (!c->max_message || bytes <= c->max_message)
 		return 0;
-	return error_set(err, SHARDD_RESOURCE_EXHAUSTED, NULL,
-			 "this call has %zu bytes, the daemon takes %llu in a message", bytes,
-			 (unsigned long long)c->max_message);
+	return error_set(
+		err, SHARDD_RESOURCE_EXHAUSTED, NULL,
+		"this request has %zu bytes, the daemon accepts at most %llu in one message", bytes,
+		(unsigned long long)c->max_message);
 }
 
 int client_call(struct shardd_client *c, const char *method, const ProtobufCMessage *request,

@@ -1,4 +1,4 @@
-/* What a client is made of, for the files of the library. */
+/* The parts of a client, for the files of the library. */
 #ifndef SHARDD_CLIENT_CLIENT_H
 #define SHARDD_CLIENT_CLIENT_H
 
@@ -20,7 +20,7 @@
 
 #define CLIENT_MAGIC 0x53434c49u
 
-/* Calls that are no ops have no deadline of the job's; a daemon that does not
+/* Calls that are not ops do not have the job's deadline. A daemon that does not
  * answer within this time hangs. */
 #define CLIENT_CALL_TIMEOUT_MS 60000u
 
@@ -74,15 +74,15 @@ struct shardd_client {
  * -SHARDD_FAILED_PRECONDITION (a child after fork). */
 int client_check(const struct shardd_client *c, struct shardd_error *err);
 
-/* Is @size, the size member of the caller's @what, one that we know? A newer and
- * longer struct is taken, its tail is not read. */
+/* Check @size, the size member of the caller's @what. A newer, longer struct is accepted; its tail
+ * is not read. */
 int client_check_size(size_t size, size_t first, const char *what, struct shardd_error *err);
 
 /* Does the daemon take a message of @bytes? Return: 0 or -SHARDD_RESOURCE_EXHAUSTED. */
 int client_check_bytes(const struct shardd_client *c, size_t bytes, struct shardd_error *err);
 
-/* One call that is no op. @method: the name in the Shardd service. @ret: the
- * caller's (protobuf_c_message_free_unpacked). Return: 0 or a negative
+/* Make one call that is not an op. @method: its name in the Shardd service. @ret: belongs to the
+ * caller (protobuf_c_message_free_unpacked). Return: 0 or a negative
  * shardd_code. */
 int client_call(struct shardd_client *c, const char *method, const ProtobufCMessage *request,
 		const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret,

@@ -1,4 +1,4 @@
-/* Filling a struct shardd_error: one place, so that every failure has a sentence. */
+/* Fill a struct shardd_error, in one place, so every failure has a sentence. */
 #ifndef SHARDD_CLIENT_ERROR_H
 #define SHARDD_CLIENT_ERROR_H
 
@@ -11,12 +11,12 @@
 int error_set(struct shardd_error *err, enum shardd_code code, const char *field, const char *fmt,
 	      ...) __attribute__((format(printf, 4, 5)));
 
-/* The same for a failed system call: domain os, @native an errno, whose text is
- * put at the end of the sentence. */
+/* As error_set, for a failed system call: domain os; the text of the errno @native is
+ * appended to the sentence. */
 int error_os(struct shardd_error *err, enum shardd_code code, int native, const char *fmt, ...)
 	__attribute__((format(printf, 4, 5)));
 
-/* Is it "not yet, ask again": -SHARDD_DEADLINE_EXCEEDED with native EAGAIN? */
+/* Does the error mean "not yet, try again": -SHARDD_DEADLINE_EXCEEDED with native EAGAIN? */
 bool error_is_again(int r, const struct shardd_error *err);
 
 /* As the daemon said it. @info: of shardd.pb-c.h. */

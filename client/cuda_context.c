@@ -51,7 +51,7 @@ int cuda_error(const struct cuda *c, CUresult r, struct shardd_error *err, const
 	n = strlen(err->text);
 	snprintf(err->text + n, sizeof(err->text) - n, ": %s%s",
 		 cuda_lib_text(c->lib, r, text, sizeof(text)),
-		 is_lost(r) ? "; GPU work of this process is lost: start it anew" : "");
+		 is_lost(r) ? "; this process has lost its GPU work: restart it" : "");
 	return -code;
 }
 
@@ -65,8 +65,7 @@ int cuda_enter(const struct cuda *c, struct cuda_scope *ret, struct shardd_error
 	if (r == CUDA_SUCCESS && before != c->context)
 		r = c->lib->cuCtxSetCurrent(c->context);
 	if (r != CUDA_SUCCESS)
-		return cuda_error(c, r, err, "the context on GPU %s cannot be made current",
-				  c->uuid);
+		return cuda_error(c, r, err, "cannot make the context on GPU %s current", c->uuid);
 	*ret = (struct cuda_scope){ c, before };
 	return 0;
 }
@@ -132,10 +131,10 @@ static int find_device(struct cuda *c, struct shardd_error *err)
 			return 0;
 	}
 	if (r != CUDA_SUCCESS)
-		return cuda_error(c, r, err, "the driver does not list its GPUs");
+		return cuda_error(c, r, err, "cannot list the GPUs");
 	return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
 			 "the daemon put this rank on GPU %s, which is not visible in this process "
-			 "(CUDA_VISIBLE_DEVICES is %s)",
+			 "(CUDA_VISIBLE_DEVICES is %s): make it visible",
 			 c->uuid, visible());
 }
 
@@ -153,14 +152,14 @@ static int take_current(struct cuda *c, struct shardd_error *err)
 	if (r == CUDA_SUCCESS)
 		r = cuda_lib_uuid(c->lib, device, uuid);
 	if (r != CUDA_SUCCESS)
-		return cuda_error(c, r, err, "the current CUDA context cannot be used");
+		return cuda_error(c, r, err, "cannot use the current CUDA context");
 	if (strcmp(uuid, c->uuid) == 0) {
 		c->device = device;
 		return 0;
 	}
 	return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
 			 "this thread's CUDA context is on GPU %s, but the daemon put this rank on "
-			 "GPU %s: name the GPU in shardd_options.device, or compute on that one",
+			 "GPU %s: set shardd_options.device to the first, or compute on the second",
 			 uuid, c->uuid);
 }
 
@@ -176,7 +175,7 @@ static int take_context(struct cuda *c, struct shardd_error *err)
 		return r;
 	cr = c->lib->cuDevicePrimaryCtxRetain(&c->context, c->device);
 	if (cr != CUDA_SUCCESS)
-		return cuda_error(c, cr, err, "no context can be made on GPU %s", c->uuid);
+		return cuda_error(c, cr, err, "cannot create a context on GPU %s", c->uuid);
 	c->retained = true;
 	return 0;
 }
@@ -194,7 +193,7 @@ static int make_own(struct cuda *c, struct shardd_error *err)
 	if (cr == CUDA_SUCCESS)
 		cr = c->lib->cuEventCreate(&c->before, CU_EVENT_DISABLE_TIMING);
 	if (cr != CUDA_SUCCESS)
-		return cuda_error(c, cr, err, "no stream can be made on GPU %s", c->uuid);
+		return cuda_error(c, cr, err, "cannot create a stream on GPU %s", c->uuid);
 	return 0;
 }
 
@@ -215,7 +214,8 @@ int cuda_open(const char *uuid, struct cuda **ret, struct shardd_error *err)
 	snprintf(c->uuid, sizeof(c->uuid), "%s", uuid);
 	if (cuda_lib_open(&c->lib, why, sizeof(why)) < 0)
 		return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
-				 "the daemon put this rank on GPU %s, but here %s", uuid, why);
+				 "the daemon put this rank on GPU %s, but in this process %s", uuid,
+				 why);
 	r = take_context(c, err);
 	if (r == 0)
 		r = make_own(c, err);

@@ -32,7 +32,7 @@ bool cuda_current_uuid(char ret[CUDA_UUID_BYTES]);
  * the GPU is not visible here, or the current context is on another one. */
 int cuda_open(const char *uuid, struct cuda **ret, struct shardd_error *err);
 
-/* Give the context back. Nothing may be mapped in it. NULL is allowed. Return: NULL. */
+/* Release the context. Nothing may be mapped in it. NULL is allowed. Return: NULL. */
 struct cuda *cuda_close(struct cuda *c);
 
 #ifdef SHARDD_CUDA

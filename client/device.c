@@ -21,14 +21,14 @@ int device_choose(struct shardd_client *c, const struct shardd_options *options,
 
 	if (options->handover > SHARDD_HANDOVER_IPC)
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "options.handover",
-				 "options.handover is %d, it is to be one of enum shardd_handover",
+				 "options.handover is %d, must be a value of enum shardd_handover",
 				 (int)options->handover);
 	c->handover = options->handover ? options->handover : SHARDD_HANDOVER_FD;
 	if (wanted && strlen(wanted) >= sizeof(c->wanted))
 		return error_set(
 			err, SHARDD_INVALID_ARGUMENT, "options.device",
 			"options.device (or SHARDD_DEVICE) has %zu bytes: a GPU's UUID or a "
-			"device's id has up to %zu",
+			"device's id has at most %zu",
 			strlen(wanted), sizeof(c->wanted) - 1);
 	if (wanted && *wanted)
 		snprintf(c->wanted, sizeof(c->wanted), "%s", wanted);
@@ -41,7 +41,7 @@ void device_ask(struct shardd_client *c, Shardd__V1__JoinRequest *request)
 {
 	bool ipc = c->handover == SHARDD_HANDOVER_IPC;
 
-	/* What is mapped is on that GPU: a later epoch is to be there too. */
+	/* The mapped memory is on that GPU: a later epoch must use the same one. */
 	request->device = c->cuda ? c->device.uuid : c->wanted;
 #ifdef SHARDD_CUDA
 	request->streams = true;
@@ -84,8 +84,8 @@ static int check_same(const struct shardd_device *was, const struct shardd_devic
 		return 0;
 	return error_set(
 		err, SHARDD_FAILED_PRECONDITION, NULL,
-		"this client's memory is on %s%s%s, and the daemon put this rank on %s%s%s: "
-		"connect anew",
+		"this client's memory is on %s%s%s, but the daemon put this rank on %s%s%s: "
+		"connect again",
 		was->id, was->uuid[0] ? " " : "", was->uuid, is->id, is->uuid[0] ? " " : "",
 		is->uuid);
 }
@@ -151,7 +151,7 @@ int shardd_get_device(const shardd_client *c, struct shardd_device *ret, struct 
 		*ret = c->device;
 	else
 		r = error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
-			      "this client has joined no job yet: shardd_join first");
+			      "this client has not joined a job yet: call shardd_join first");
 	pthread_mutex_unlock(&own->device_lock);
 	return r;
 }
@@ -198,10 +198,11 @@ int shardd_set_stream(shardd_client *c, void *stream, struct shardd_error *err)
 		return r;
 	streams = atomic_load(&c->streams);
 	if (!streams || !device.streams)
-		return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
-				 "nothing is ordered with streams on %s: answers come when an op "
-				 "has been executed",
-				 device.id);
+		return error_set(
+			err, SHARDD_FAILED_PRECONDITION, NULL,
+			"the daemon orders no ops with streams on %s: it answers an op when "
+			"the op has been executed",
+			device.id);
 	return streams_set(streams, stream, err);
 }
 

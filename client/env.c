@@ -29,8 +29,9 @@ int env_job(const char *given, const char **ret, struct shardd_error *err)
 	const char *value = given ? given : getenv("SHARDD_JOB");
 
 	if (!value)
-		return error_set(err, SHARDD_INVALID_ARGUMENT, "job.name",
-				 "no job name: none was given and SHARDD_JOB is not set");
+		return error_set(
+			err, SHARDD_INVALID_ARGUMENT, "job.name",
+			"no job name is given and SHARDD_JOB is not set: give one of them");
 	*ret = value;
 	return 0;
 }
@@ -43,7 +44,7 @@ int env_number(const char *name, uint32_t max, uint32_t *ret, struct shardd_erro
 
 	if (!value)
 		return error_set(err, SHARDD_INVALID_ARGUMENT, name,
-				 "%s is not set, and no value was given instead of it", name);
+				 "no value is given and %s is not set: give one of them", name);
 	errno = 0;
 	number = strtoull(value, &end, 10);
 	/* strtoull would take a sign and leading blanks. */

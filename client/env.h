@@ -1,4 +1,4 @@
-/* What a trainer's environment says, for arguments that were left open. */
+/* Arguments from a trainer's environment, where the caller gives none. */
 #ifndef SHARDD_CLIENT_ENV_H
 #define SHARDD_CLIENT_ENV_H
 
@@ -9,22 +9,22 @@
 
 #define ENV_DEFAULT_SOCKET "/run/shardd/shardd.sock"
 
-/* @given if it is one, else $SHARDD_SOCKET, else the default. Borrowed. */
+/* @given if it is set, else $SHARDD_SOCKET, else the default. Borrowed. */
 const char *env_socket(const char *given);
 
 /* SHARDD_RING=off: everything goes over gRPC. */
 bool env_no_ring(void);
 
 /* @given if it is not NULL, else $SHARDD_JOB.
- * Return: 0 or -SHARDD_INVALID_ARGUMENT (neither is there). */
+ * Return: 0 or -SHARDD_INVALID_ARGUMENT (neither is set). */
 int env_job(const char *given, const char **ret, struct shardd_error *err);
 
-/* The decimal number in $@name, which is to be at most @max.
+/* The decimal number in $@name, which must be at most @max.
  * Return: 0 or -SHARDD_INVALID_ARGUMENT naming the variable and its value. */
 int env_number(const char *name, uint32_t max, uint32_t *ret, struct shardd_error *err);
 
-/* Say on standard error, once in a process, which SHARDD_ variables nothing of shardd reads. @who:
- * says it. Any thread. */
+/* Warn on standard error, once per process, of SHARDD_ variables that no part of shardd reads.
+ * @who: the prefix of the warning. Any thread. */
 void env_warn(const char *who);
 
 #endif

@@ -76,7 +76,7 @@ bool error_is_again(int r, const struct shardd_error *err)
 
 int error_memory(struct shardd_error *err)
 {
-	error_set(err, SHARDD_RESOURCE_EXHAUSTED, NULL, "no memory left in this process");
+	error_set(err, SHARDD_RESOURCE_EXHAUSTED, NULL, "this process is out of memory");
 	if (err) {
 		err->native = ENOMEM;
 		snprintf(err->domain, sizeof(err->domain), "os");

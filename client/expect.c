@@ -54,7 +54,7 @@ int expect_find(const char *socket, const char *job, uint8_t ret[EXPECT_BYTES], 
 	*ret_any = given && *given && strcmp(given, "any") != 0;
 	if (*ret_any && !expect_parse(given, ret))
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "SHARDD_INSTANCE",
-				 "SHARDD_INSTANCE=\"%.40s\" is not 32 hexadecimal digits, and not "
+				 "SHARDD_INSTANCE=\"%.40s\" is neither 32 hexadecimal digits nor "
 				 "\"any\"",
 				 given);
 	if (given && *given)

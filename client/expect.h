@@ -15,8 +15,8 @@
 
 #define EXPECT_BYTES 16u
 
-/* The run of the daemon at @socket that job @job was on. @ret_any: false: nothing is expected.
- * Return: 0, or -SHARDD_INVALID_ARGUMENT: $SHARDD_INSTANCE is not one. */
+/* The run of the daemon at @socket that job @job was on. @ret_any: false: none is expected.
+ * Return: 0, or -SHARDD_INVALID_ARGUMENT: $SHARDD_INSTANCE is invalid. */
 int expect_find(const char *socket, const char *job, uint8_t ret[EXPECT_BYTES], bool *ret_any,
 		struct shardd_error *err);
 

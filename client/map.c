@@ -202,8 +202,8 @@ static int address(const struct mapping *found, const struct map_place *p, void 
 				 p->slab, (unsigned long long)found->bytes);
 	if (p->writable && !found->writable)
 		return error_set(err, SHARDD_INTERNAL, NULL,
-				 "the daemon placed a buffer to be written in slab %u, which it "
-				 "handed out read-only",
+				 "the daemon placed a writable buffer in slab %u, which it handed "
+				 "out read-only",
 				 p->slab);
 	*ret = found->base + p->offset;
 	return 0;
@@ -276,8 +276,8 @@ static int unknown_pointer(const char *field, const void *at, size_t bytes,
 			   struct shardd_error *err)
 {
 	return error_set(err, SHARDD_INVALID_ARGUMENT, field,
-			 "%s: the %zu bytes at %p are not all in memory that was handed out", field,
-			 bytes, at);
+			 "%s: the %zu bytes at %p are not all in memory that the daemon handed out",
+			 field, bytes, at);
 }
 
 int map_write(struct map *m, void *dst, const void *src, size_t bytes, struct shardd_error *err)

@@ -1,11 +1,11 @@
 /*
  * The slabs of a client: how they come here and where they are mapped.
  *
- * A slab is mapped once, at the first op that names it, and stays until the client is
- * closed: addresses handed out stay what they are. Its descriptor comes over the local
+ * A slab is mapped once, at the first op that names it, and stays mapped until the client is
+ * closed: addresses that were handed out do not change. Its descriptor comes over the local
  * channel, or its handle in the op's reply.
  *
- * What a mapping is, memory of the host or of a GPU, is behind struct map_ops.
+ * struct map_ops hides whether a mapping is host or GPU memory.
  */
 #ifndef SHARDD_CLIENT_MAP_H
 #define SHARDD_CLIENT_MAP_H
@@ -45,7 +45,7 @@ struct map_ops {
 	int (*map)(void *device, const struct map_source *s, int timeout_ms, uint8_t **ret,
 		   struct shardd_error *err);
 	void (*unmap)(void *device, const struct mapping *m);
-	/* Copy, and return when it is done. One of both lies in a mapping. */
+	/* Copy, and return when it is done. One of the two is in a mapping. */
 	int (*copy_in)(void *device, void *dst, const void *src, size_t bytes,
 		       struct shardd_error *err);
 	int (*copy_out)(void *device, void *dst, const void *src, size_t bytes,
@@ -84,7 +84,7 @@ void map_init(struct map *m);
 int map_open(struct map *m, const char *path, const uint8_t token[SHD1_TOKEN_BYTES],
 	     uint64_t session, struct shardd_error *err);
 
-/* There is to be no channel: say so where somebody asks for one. */
+/* Work without a channel: a slab that needs one is an error. */
 void map_without_channel(struct map *m);
 
 /* Slabs are this kind of memory from here on. @device: borrowed until map_deinit.
@@ -99,12 +99,12 @@ void map_use(struct map *m, const struct map_ops *ops, void *device);
 int map_address(struct map *m, const struct map_place *p, int timeout_ms, void **ret,
 		struct shardd_error *err);
 
-/* Copy into or out of mapped memory: all of it must lie in one slab.
+/* Copy into or out of mapped memory, which must be in one slab.
  * Return: 0, -SHARDD_INVALID_ARGUMENT, or what the device says. Any thread. */
 int map_write(struct map *m, void *dst, const void *src, size_t bytes, struct shardd_error *err);
 int map_read(struct map *m, void *dst, const void *src, size_t bytes, struct shardd_error *err);
 
-/* Leave what is mapped to the end of the process: something still uses it. */
+/* Leave everything mapped until the process ends: something still uses it. */
 void map_abandon(struct map *m);
 
 /* Close the channel and unmap all. Safe twice. No other thread may be using it. */

@@ -81,8 +81,8 @@ static int map_entered(const struct cuda *c, const struct map_source *s, uint8_t
 				 (unsigned long long)s->bytes);
 	r = s->ipc ? open_handle(c, s, &at) : import_fd(c, s, &at);
 	if (r != CUDA_SUCCESS)
-		return cuda_error(c, r, err, "slab %u of %llu bytes cannot be mapped on GPU %s",
-				  s->slab, (unsigned long long)s->bytes, c->uuid);
+		return cuda_error(c, r, err, "cannot map slab %u of %llu bytes on GPU %s", s->slab,
+				  (unsigned long long)s->bytes, c->uuid);
 	*ret = (uint8_t *)(uintptr_t)at;
 	return 0;
 }
@@ -157,7 +157,7 @@ static int copy(struct cuda *c, void *dst, const void *src, size_t bytes, bool i
 		r = c->lib->cuStreamSynchronize(c->copies);
 	if (r == CUDA_SUCCESS)
 		return 0;
-	return cuda_error(c, r, err, "copying %zu bytes %s GPU %s", bytes, in ? "to" : "from",
+	return cuda_error(c, r, err, "cannot copy %zu bytes %s GPU %s", bytes, in ? "to" : "from",
 			  c->uuid);
 }
 

@@ -40,7 +40,7 @@ static int not_taken(int ring_error, struct shardd_error *err)
 			 "the ring to the daemon is full: wait for a ticket first");
 }
 
-/* Called with c->order held. Ops are static, so that their addresses tell them apart. */
+/* Called with c->order held. Ops are static, so their addresses identify them. */
 static uint16_t number_of(struct shardd_client *c, const struct op *op)
 {
 	struct client_number *n = &c->numbers[(uintptr_t)op / sizeof(*op) % CLIENT_NUMBERS];
@@ -105,7 +105,7 @@ static int submit_ordered(struct shardd_client *c, const struct op *op, Protobuf
 
 	if (!c->joined)
 		return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
-				 "this client is in no job: shardd_join first");
+				 "this client has not joined a job: call shardd_join first");
 	r = add_ticket(c, op, &ticket, &id, err);
 	if (r < 0)
 		return r;
@@ -150,7 +150,7 @@ static int check_submit(const struct shardd_client *c, const shardd_ticket *t,
 	if (r < 0 || t)
 		return r;
 	return error_set(err, SHARDD_INVALID_ARGUMENT, "ticket",
-			 "there is no place for the ticket");
+			 "the pointer to the ticket is NULL");
 }
 
 int shardd_nop_submit(shardd_client *c, shardd_ticket *t, struct shardd_error *err)
@@ -204,7 +204,8 @@ int op_call(struct shardd_client *c, const struct op *op, ProtobufCMessage *requ
 
 static int not_yet(struct shardd_error *err)
 {
-	error_set(err, SHARDD_DEADLINE_EXCEEDED, NULL, "the wait ended before the op: it goes on");
+	error_set(err, SHARDD_DEADLINE_EXCEEDED, NULL,
+		  "the wait ended before the op: the op continues, wait again");
 	err->native = EAGAIN;
 	return -SHARDD_DEADLINE_EXCEEDED;
 }
@@ -312,7 +313,8 @@ static int wait_ticket(struct shardd_client *c, shardd_ticket t, int timeout_ms,
 		return not_yet(err);
 	if (r == TICKET_E_CLAIMED)
 		return error_set(err, SHARDD_FAILED_PRECONDITION, "ticket",
-				 "another thread waits for ticket %llu", (unsigned long long)t);
+				 "another thread is waiting for ticket %llu",
+				 (unsigned long long)t);
 	return wait_claimed(c, t, ticket, timeout_ms, ret, err);
 }
 

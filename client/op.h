@@ -1,8 +1,8 @@
 /*
- * An op from submission to result: what is the same for all of them.
+ * An op from submission to result: what all ops have in common.
  *
- * The functions of shardd.h fill a request and hand it here; its header (epoch,
- * number, deadline) is put in and the message sent under one lock, so that the
+ * The functions of shardd.h fill a request and pass it on. The header (epoch,
+ * number, deadline) is added and the message sent under one lock, so the
  * order of submission is the order of the numbers.
  */
 #ifndef SHARDD_CLIENT_OP_H
@@ -31,7 +31,7 @@ struct op {
 		   struct shardd_error *err);
 };
 
-/* Every request of an op begins so, and every reply to one. */
+/* The start of every request and every reply of an op. */
 struct op_request {
 	ProtobufCMessage base;
 	Shardd__V1__OpHeader *header;
@@ -54,7 +54,7 @@ struct op_reply {
 	static const struct op variable = { "/shardd.v1.Shardd/" #Name,                          \
 					    &shardd__v1__##lower##_reply__descriptor, result_fn, \
 					    keep_fn, out_fn }
-/* With nothing to keep and nothing for a blocking call alone; with something to keep. */
+/* Ops without a keep and a blocking function; ops with a keep function. */
 #define OP(variable, Name, lower, result_fn) OP_FULL(variable, Name, lower, result_fn, NULL, NULL)
 #define OP_KEEPING(variable, Name, lower, result_fn, keep_fn) \
 	OP_FULL(variable, Name, lower, result_fn, keep_fn, NULL)
@@ -68,8 +68,8 @@ int op_submit(struct shardd_client *c, const struct op *op, ProtobufCMessage *re
 int op_call(struct shardd_client *c, const struct op *op, ProtobufCMessage *request, void *out,
 	    struct shardd_result *ret, struct shardd_error *err);
 
-/* The rest of a blocking call. @submitted: what its submission returned; when
- * negative it is returned. @ret: may be NULL. */
+/* Finish a blocking call. @submitted: the result of its submission; a negative one
+ * is returned at once. @ret: may be NULL. */
 int op_finish(struct shardd_client *c, int submitted, const shardd_ticket *t,
 	      struct shardd_result *ret, struct shardd_error *err);
 

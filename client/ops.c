@@ -74,7 +74,7 @@ static int convert_keep(struct shardd_client *c, const ProtobufCMessage *m,
 
 	if (!reply->n_units)
 		return error_set(err, SHARDD_INTERNAL, NULL,
-				 "the units are converted, but the daemon had no memory to say "
+				 "the units are converted, but the daemon had no memory to report "
 				 "where their tensors are: register them again");
 	return places_take(&c->places, reply->units, reply->n_units, err);
 }
@@ -427,7 +427,7 @@ int shardd_commit_submit(shardd_client *c, uint64_t step_number, const void *blo
 
 	if (bytes > SHARDD_MAX_BLOB || (bytes && !blob))
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "blob",
-				 "the blob has %zu bytes%s, up to %u are allowed", bytes,
+				 "the blob has %zu bytes%s, at most %u are allowed", bytes,
 				 blob ? "" : " at NULL", SHARDD_MAX_BLOB);
 	q.step = step_number;
 	q.blob.data = (uint8_t *)blob;
@@ -494,7 +494,7 @@ int shardd_convert_submit(shardd_client *c, const shardd_unit *units, size_t n,
 
 	if (r == 0 && (!to || (n && !units)))
 		r = error_set(err, SHARDD_INVALID_ARGUMENT, to ? "units" : "to",
-			      "the argument is NULL");
+			      to ? "units is NULL" : "to is NULL");
 	if (r == 0)
 		r = client_check_size(to->size, sizeof(*to), "to.size", err);
 	if (r < 0)

@@ -72,8 +72,7 @@ static int check_units(const shardd_unit *units, size_t n, struct shardd_error *
 {
 	if (units || !n)
 		return 0;
-	return error_set(err, SHARDD_INVALID_ARGUMENT, "units",
-			 "there are no units at NULL, and n is %zu", n);
+	return error_set(err, SHARDD_INVALID_ARGUMENT, "units", "units is NULL, but n is %zu", n);
 }
 
 int shardd_set_reshard_submit(shardd_client *c, const shardd_unit *units, size_t n,
@@ -132,7 +131,7 @@ int shardd_set_factors_submit(shardd_client *c, shardd_unit u, const struct shar
 
 	if (factors->size != sizeof(*factors))
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "factors.size",
-				 "size is %zu: %zu, that of this library, is allowed",
+				 "size is %zu, must be %zu, the size in this library",
 				 factors->size, sizeof(*factors));
 	q.unit = u;
 	q.pre_divide = factors->pre_divide;

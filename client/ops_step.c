@@ -81,7 +81,7 @@ static int check_size(size_t size, size_t known, const char *field, struct shard
 	if (size == known)
 		return 0;
 	return error_set(err, SHARDD_INVALID_ARGUMENT, field,
-			 "size is %zu: %zu, that of this library, is allowed", size, known);
+			 "size is %zu, must be %zu, the size in this library", size, known);
 }
 
 /* -------------------------------------------------------------------- clipping */
@@ -96,7 +96,7 @@ int shardd_clip_submit(shardd_client *c, shardd_group g, const struct shardd_cli
 		return r;
 	if (clip->n_units && !clip->units)
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "clip.units",
-				 "clip.units is NULL, but n_units %zu", clip->n_units);
+				 "clip.units is NULL, but n_units is %zu", clip->n_units);
 	q.group = g;
 	q.max_norm = clip->max_norm;
 	q.norm_type = clip->norm_type;
@@ -128,7 +128,7 @@ int shardd_clip_value_submit(shardd_client *c, shardd_group g, double value,
 
 	if (n && !units)
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "units",
-				 "units is NULL, but there are %zu", n);
+				 "units is NULL, but n is %zu", n);
 	q.group = g;
 	q.value = value;
 	q.units = (uint32_t *)units;
@@ -281,7 +281,7 @@ int shardd_reduce_with_submit(shardd_client *c, shardd_unit u,
 		return r;
 	if (o->n_unused && !o->unused)
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "options.unused",
-				 "unused is NULL, but n_unused %zu", o->n_unused);
+				 "unused is NULL, but n_unused is %zu", o->n_unused);
 	q.unit = u;
 	q.more = o->more;
 	q.unused_tensors = (uint32_t *)o->unused;
@@ -305,10 +305,9 @@ static int plan_clip(const struct shardd_clip *from, Shardd__V1__PlanBackwardReq
 	if (r < 0)
 		return r;
 	if (from->n_units || from->whole_job)
-		return error_set(
-			err, SHARDD_INVALID_ARGUMENT, "plan.clip.units",
-			"plan.clip names units, or the whole job: a plan is for all of the "
-			"group");
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "plan.clip.units",
+				 "plan.clip names units or the whole job: leave them out, a plan "
+				 "covers all units of the group");
 	to->max_norm = from->max_norm;
 	to->norm_type = from->norm_type;
 	to->profile = (Shardd__V1__ClipProfile)from->profile;

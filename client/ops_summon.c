@@ -66,7 +66,7 @@ int shardd_return_with_submit(shardd_client *c, shardd_unit u,
 		return r;
 	if (o->n_tensors && !o->tensor_steps)
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "options.tensor_steps",
-				 "tensor_steps is NULL, but n_tensors %zu", o->n_tensors);
+				 "tensor_steps is NULL, but n_tensors is %zu", o->n_tensors);
 	q.unit = u;
 	q.write = o->write;
 	q.has_optimizer_steps = o->optimizer_steps != NULL;

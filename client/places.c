@@ -132,7 +132,7 @@ static int fill_pieces(struct places_unit *u, const void *data)
 	return 0;
 }
 
-/* Of a unit that another client registered nobody asks for its tensors here. */
+/* A unit that another client registered needs no places here. */
 static int take(struct places *p, uint32_t unit, fill_fn note, const void *reply,
 		struct shardd_error *err)
 {
@@ -305,7 +305,8 @@ int shardd_shard_pieces(shardd_client *c, shardd_unit u, struct shardd_shard_pie
 	if (r < 0)
 		return r;
 	if (n && !ret)
-		return error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "ret is NULL, but n %zu", n);
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "ret is NULL, but n is %zu",
+				 n);
 	pthread_mutex_lock(&c->places.lock);
 	r = find(&c->places, u, &pu, err);
 	if (r == 0) {

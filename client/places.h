@@ -1,4 +1,4 @@
-/* Where the tensors and buffers of registered units are: what the daemon said last. */
+/* The places of tensors and buffers of registered units, as the daemon last reported them. */
 #ifndef SHARDD_CLIENT_PLACES_H
 #define SHARDD_CLIENT_PLACES_H
 
@@ -29,7 +29,7 @@ struct places {
 
 void places_init(struct places *p);
 void places_deinit(struct places *p);
-/* Note what is said of @n units. Any thread. Return: 0 or a negative shardd_code. */
+/* Store the places of @n units. Any thread. Return: 0 or a negative shardd_code. */
 int places_take(struct places *p, Shardd__V1__RegisteredUnit *const *units, size_t n,
 		struct shardd_error *err);
 /* The same of a shard for the trainer's own optimizer, of a unit that was noted before. */

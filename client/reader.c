@@ -13,7 +13,7 @@
 /* The daemon's own deadline is to come first: its error says what was waited for. */
 #define GRACE_MS 2000u
 
-/* Units may be added while they are listed: so often it is begun anew. */
+/* Units may be added while they are listed: how often the listing starts again. */
 #define MOST_LISTINGS 16u
 
 /* What the daemon said of the job's units, in several answers. */
@@ -132,7 +132,7 @@ static int take_tensor(struct shardd_reader *r, const Shardd__V1__ReadTensor *m,
 	if (m->elements > UINT64_MAX / sizeof(float) || m->n_shape > UINT32_MAX ||
 	    (m->n_strides && m->n_strides != m->n_shape))
 		return error_set(err, SHARDD_INTERNAL, NULL,
-				 "the daemon describes a tensor that cannot be");
+				 "the daemon sent an invalid description of a tensor");
 	e = map_address(&r->c->map, &place, -1, &at, err);
 	if (e < 0)
 		return e;
@@ -203,7 +203,7 @@ static int list_units(struct shardd_reader *r, struct shardd_error *err)
 	}
 	if (e > 0)
 		e = error_set(err, SHARDD_UNAVAILABLE, NULL,
-			      "the units of job '%s' change while they are listed: try again",
+			      "the units of job '%s' changed while they were listed: try again",
 			      r->job);
 	if (e == 0)
 		e = take_pages(r, &l, err);

@@ -27,8 +27,8 @@ static_assert((int)SHARDD_BUFFER_UINT8 == SHARDD__V1__BUFFER_DTYPE__BUFFER_DTYPE
 	      "buffer dtypes");
 static_assert((int)SHARDD_FP16 == SHARDD__V1__DTYPE__DTYPE_FP16, "dtypes");
 
-/* The messages of one unit, made anew for each in the same memory. Names and shapes are
- * borrowed from the caller. */
+/* The messages of one unit. Each unit uses the same memory. Names and shapes are borrowed from
+ * the caller. */
 struct unit {
 	Shardd__V1__UnitSpec spec;
 	Shardd__V1__Optimizer optimizer;
@@ -327,7 +327,7 @@ static int model_convert(const struct shardd_unit_spec *units, size_t n, struct 
 struct registered {
 	struct shardd_client *c;
 	size_t n;
-	struct shardd_unit_info *ret; /* NULL: nobody asks */
+	struct shardd_unit_info *ret; /* NULL: not wanted */
 };
 
 static int take_units(const struct registered *to, const Shardd__V1__RegisterReply *reply,
@@ -335,8 +335,8 @@ static int take_units(const struct registered *to, const Shardd__V1__RegisterRep
 {
 	if (reply->n_units != to->n)
 		return error_set(err, SHARDD_INTERNAL, NULL,
-				 "the daemon answered with %zu units to %zu", reply->n_units,
-				 to->n);
+				 "the daemon returned %zu units for %zu requested ones",
+				 reply->n_units, to->n);
 	for (size_t i = 0; i < to->n && to->ret; i++)
 		to->ret[i] = (struct shardd_unit_info){
 			.unit = reply->units[i]->unit,

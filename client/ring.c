@@ -23,7 +23,7 @@
 
 /* How long one sleeps before it looks whether the daemon is still there. */
 #define SLEEP_US 100000u
-/* A slot whose submission nobody waits for any more. */
+/* A slot whose submission has no waiter any more. */
 #define ABANDONED ((struct ring_pending *)-1)
 
 /* A thread that sleeps until @p is done, or until it is asked to look. */
@@ -195,7 +195,7 @@ int ring_start(struct ring *r, uint16_t op, const ProtobufCMessage *request, con
 	atomic_init(&p->lost, false);
 	p->longer = NULL;
 	pthread_mutex_lock(&r->lock);
-	if (!has_room(r) && !r->looking) /* of those that nobody waits for any more */
+	if (!has_room(r) && !r->looking) /* slots without a waiter */
 		take_all(r);
 	if (r->lost) {
 		p->ring = NULL;
@@ -366,7 +366,7 @@ bool ring_pending_wait(struct ring_pending *p, int timeout_ms)
 		else
 			look(r, until);
 	}
-	/* Somebody has to go on looking for those that wait. */
+	/* Another waiter must continue to poll. */
 	if (!r->looking && r->waiters)
 		pthread_cond_signal(&r->waiters->wake);
 	ended = has_ended(p) || is_late(p);
@@ -486,7 +486,7 @@ int ring_use(void *memory, uint64_t bytes, int event_fd, int watch_fd, const cha
 	if (!r)
 		return error_memory(err);
 	free(r);
-	return error_set(err, SHARDD_INTERNAL, NULL, "the daemon's ring makes no sense");
+	return error_set(err, SHARDD_INTERNAL, NULL, "the daemon's ring is invalid");
 }
 
 int ring_open(struct channel *channel, const char *path, struct ring **ret,

@@ -1,10 +1,10 @@
 /*
  * The client's side of the ring (ring_abi.h): submissions out, completions back.
  *
- * No thread of its own: whoever waits looks, one at a time, the others sleep until their
- * completion was found or the one who looked has gone (leader and followers, as for gRPC).
- * The daemon is trusted to be right, not to be there: who sleeps wakes now and then to see
- * whether it still is. Any thread.
+ * The ring has no thread. One of the waiting threads polls; the others sleep until their
+ * completion was found or the polling thread has left (leader and followers, as for gRPC).
+ * The daemon is trusted to be correct, but it may end: a sleeping thread wakes from time to time to
+ * check that it still runs. Any thread.
  */
 #ifndef SHARDD_CLIENT_RING_H
 #define SHARDD_CLIENT_RING_H
@@ -41,12 +41,12 @@ struct ring_pending {
 int ring_open(struct channel *channel, const char *path, struct ring **ret,
 	      struct shardd_error *err);
 
-/* The same over what has been mapped and opened already; all of it is consumed. @event_fd:
- * wakes the daemon. @watch_fd: hangs up when the daemon has gone. */
+/* As ring_open, with memory and descriptors that are already open; all of them are consumed.
+ * @event_fd: wakes the daemon. @watch_fd: hangs up when the daemon has gone. */
 int ring_use(void *memory, uint64_t bytes, int event_fd, int watch_fd, const char *path,
 	     struct ring **ret, struct shardd_error *err);
 
-/* No other thread may use it; what is still under way is lost. NULL is allowed. */
+/* No other thread may use it; unfinished submissions are lost. NULL is allowed. */
 void ring_close(struct ring *r);
 
 enum {

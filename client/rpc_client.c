@@ -126,7 +126,7 @@ void client_drive(struct rpc_client *c, struct rpc_pending *p, pending_test test
 
 	while (in_time && !test(p))
 		in_time = c->driving ? follow(c, p, d) : drive_once(c, deadline_gpr(d));
-	/* Somebody has to go on driving for those that wait. */
+	/* Another waiter must continue to drive the queue. */
 	if (!c->driving && c->waiters)
 		pthread_cond_signal(&c->waiters->wake);
 }
@@ -199,8 +199,8 @@ static int connect_error(int e, const char *path, struct shardd_error *err)
 	case ENFILE:
 	case ENOMEM:
 	case ENOBUFS:
-		return error_os(err, SHARDD_RESOURCE_EXHAUSTED, e,
-				"this process cannot make a socket for %s", path);
+		return error_os(err, SHARDD_RESOURCE_EXHAUSTED, e, "cannot create a socket for %s",
+				path);
 	case EAGAIN:
 		return error_os(err, SHARDD_UNAVAILABLE, e,
 				"the daemon at %s does not accept connections", path);
@@ -240,8 +240,8 @@ int rpc_client_connect(const char *path, uint32_t timeout_ms, struct rpc_client 
 
 	if (strlen(path) >= sizeof(addr.sun_path))
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "socket",
-				 "the path of a socket has at most %zu bytes, this one has %zu: %s",
-				 sizeof(addr.sun_path) - 1, strlen(path), path);
+				 "the socket path has %zu bytes, at most %zu are allowed: %s",
+				 strlen(path), sizeof(addr.sun_path) - 1, path);
 	memcpy(addr.sun_path, path, strlen(path) + 1);
 	e = connect_retry(&addr, timeout_ms, &fd);
 	if (e)

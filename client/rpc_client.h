@@ -1,10 +1,10 @@
 /*
- * The client side of gRPC core: one connection over a socket of our own making,
- * calls with protobuf-c messages. What libshardd and shardctl share.
+ * The client side of gRPC core, shared by libshardd and shardctl: one connection over
+ * a socket that is made here, and calls with protobuf-c messages.
  *
- * No thread of its own: whoever waits drives the completion queue, one at a time,
- * the others sleep until the driver hands over (leader and followers). So a call
- * costs no extra thread hop. All functions: any thread.
+ * There is no extra thread. One of the waiting threads drives the completion queue; the
+ * others sleep until the driver hands over (leader and followers). So a call costs no
+ * extra thread switch. All functions: any thread.
  */
 #ifndef SHARDD_CLIENT_RPC_CLIENT_H
 #define SHARDD_CLIENT_RPC_CLIENT_H
@@ -18,12 +18,12 @@
 struct rpc_client;
 struct rpc_pending; /* one call under way */
 
-/* Connect to the unix socket @path, trying again for @timeout_ms while nobody
- * listens. @ret: rpc_client_close. Return: 0 or a negative shardd_code. */
+/* Connect to the unix socket @path; retry for @timeout_ms while no daemon
+ * listens. @ret: end with rpc_client_close. Return: 0 or a negative shardd_code. */
 int rpc_client_connect(const char *path, uint32_t timeout_ms, struct rpc_client **ret,
 		       struct shardd_error *err);
 
-/* Cancels what is open; no other thread may use it. NULL is allowed. */
+/* Cancels open calls; no other thread may use it. NULL is allowed. */
 void rpc_client_close(struct rpc_client *c);
 
 /* Start a unary call or, with @streaming, a server stream. @method:

@@ -71,10 +71,10 @@ static int lost(const struct rpc_pending *p, struct shardd_error *err)
 	if (!c->answered)
 		return error_set(err, SHARDD_UNAVAILABLE, NULL,
 				 "the daemon at %s closed the connection before it answered: it "
-				 "does not admit uid %u (allow_uids, allow_gids), or a limit of "
+				 "does not admit uid %u (allow_uids, allow_gids), or a limit on "
 				 "connections is reached (max_connections, "
-				 "max_connections_per_user, max_unattached_per_user); its log "
-				 "says which",
+				 "max_connections_per_user, max_unattached_per_user): see the "
+				 "daemon's log",
 				 c->path, (unsigned)c->uid);
 	return error_set(err, SHARDD_UNAVAILABLE, NULL,
 			 "the daemon at %s closed the connection: %s was not answered", c->path,
@@ -96,7 +96,7 @@ static int plain(const struct rpc_pending *p, struct shardd_error *err)
 	if (p->status == GRPC_STATUS_CANCELLED)
 		return error_set(err, code, NULL, "%s was cancelled", p->method);
 	return error_set(err, code, NULL, "%s: %.*s", p->method, n ? n : 18,
-			 n ? text : "no reason is given");
+			 n ? text : "the daemon gave no reason");
 }
 
 int pending_error(struct rpc_pending *p, struct shardd_error *err)

@@ -81,7 +81,7 @@ static int leave(struct shardd_client *c, struct shardd_error *err)
 	return r;
 }
 
-/* The job has state here from now on. Without memory nobody remembers that. */
+/* Remember that the job has state here from now on. Out of memory, this is not remembered. */
 static void note_job(struct shardd_client *c, const char *name)
 {
 	expect_note(c->socket, name, c->instance);

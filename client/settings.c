@@ -26,11 +26,11 @@ static int check_settings(const struct shardd_step_settings *s, size_t n, struct
 {
 	if (n && !s)
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "settings",
-				 "settings is NULL, but n_settings %zu", n);
+				 "settings is NULL, but n_settings is %zu", n);
 	for (size_t i = 0; i < n; i++)
 		if (s[i].n && (!s[i].units || !s[i].tensors))
 			return error_set(err, SHARDD_INVALID_ARGUMENT, "settings.units",
-					 "settings[%zu].units or tensors is NULL, but n %zu", i,
+					 "settings[%zu].units or tensors is NULL, but n is %zu", i,
 					 s[i].n);
 	return 0;
 }

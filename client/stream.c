@@ -43,7 +43,7 @@ static int signal_event(struct streams *s, struct stream *x, uint64_t id, struct
 	await_event(s, x, i);
 	r = s->cuda->lib->cuEventRecord(x->ring[i], x->stream);
 	if (r != CUDA_SUCCESS)
-		return cuda_error(s->cuda, r, err, "the stream takes no event");
+		return cuda_error(s->cuda, r, err, "cannot record an event on the stream");
 	x->holders[i] = id;
 	x->value++;
 	return 0;
@@ -57,14 +57,14 @@ static int signal_word(struct streams *s, const struct stream_link *link, struct
 						   x->value + 1, CU_STREAM_WRITE_VALUE_DEFAULT);
 
 	if (r != CUDA_SUCCESS)
-		return cuda_error(s->cuda, r, err, "the stream cannot raise its word");
+		return cuda_error(s->cuda, r, err, "cannot queue a write of the stream's word");
 	x->value++;
-	/* Not every op is answered with something to wait for, behind which the raising is: a
-	 * release is not, nor is one that failed or that nobody waits for. */
+	/* Some answers have no point to wait for that would follow the raising: those of a release, of
+	 * a failed op, and of an op without a waiter. */
 	x->raising = true;
 	r = s->cuda->lib->cuEventRecord(x->raised, x->stream);
 	if (r != CUDA_SUCCESS)
-		return cuda_error(s->cuda, r, err, "the stream takes no event");
+		return cuda_error(s->cuda, r, err, "cannot record an event on the stream");
 	return 0;
 }
 
@@ -120,7 +120,7 @@ int stream_end(struct streams *s, const struct stream_ref *ref,
 		return 0;
 	if (ready->slot >= ref->link->queues)
 		return error_set(err, SHARDD_INTERNAL, NULL,
-				 "the daemon's answer is for queue %u of %u", ready->slot,
+				 "the daemon's answer names queue %u, there are %u", ready->slot,
 				 ref->link->queues);
 	entered = cuda_enter(s->cuda, &scope, err);
 	if (entered < 0)
@@ -132,7 +132,7 @@ int stream_end(struct streams *s, const struct stream_ref *ref,
 	ref->stream->marked = true;
 	pthread_mutex_unlock(&s->lock);
 	if (r != CUDA_SUCCESS)
-		return cuda_error(s->cuda, r, err, "the stream cannot wait for the daemon");
+		return cuda_error(s->cuda, r, err, "cannot make the stream wait for the daemon");
 	return 0;
 }
 
@@ -172,7 +172,7 @@ static int is_using(struct streams *s, struct shardd_error *err)
 	return r;
 }
 
-/* Locked, so that no wait is added: it ends. Return: what @look says last. */
+/* Locked, so no wait is added and this ends. Return: the last value of @look. */
 static int look_until(struct streams *s, int (*look)(struct streams *s, struct shardd_error *err),
 		      uint64_t start, int timeout_ms, struct shardd_error *err)
 {

@@ -1,21 +1,20 @@
 /*
  * The trainer's CUDA streams, and how they and the daemon's queues wait for each other.
  *
- * A stream has a slot in the session's signals. To submit an op on it is to put "raise
- * the slot's word to v" on the stream and to name (slot, v) in the op's header: the
- * daemon's queue waits for that. The answer names a word of the daemon's and a value, for
- * which a wait is put on the stream by whoever takes the result. So the word of a slot only
- * grows, in the order of submission: submissions are made under the client's order lock,
- * from the raising to the sending.
+ * A stream has a slot in the session's signals. To submit an op on it, the library puts "raise
+ * the slot's word to v" on the stream and names (slot, v) in the op's header; the daemon's
+ * queue waits for that value. The answer names a word of the daemon and a value; the thread
+ * that takes the result puts a wait for it on the stream. The word of a slot only grows, in
+ * the order of submission: the client's order lock is held from the raising to the sending.
  *
- * Where the device cannot do that with words (ORDER_EVENTS), interprocess events stand for
- * the values: value v is event v % ring of its slot. An event is recorded again only when
- * the op that named it last has been answered, for then the daemon's wait has been made.
+ * If the device cannot do that with words (ORDER_EVENTS), interprocess events represent the
+ * values: value v is event v % ring of its slot. An event is recorded again only when the
+ * last op that named it has been answered, because the daemon's wait exists then.
  *
  * While a wait is pending nothing may be mapped (streams_quiet): the driver could wait for
  * the stream inside that call, while the daemon waits for this process.
  *
- * A link is what one join said about words and events. Ops of an earlier join keep theirs,
+ * A link holds the words and events of one join. Ops of an earlier join keep their link,
  * so links live until streams_free.
  */
 #ifndef SHARDD_CLIENT_STREAM_H
@@ -49,7 +48,7 @@ void streams_free(struct streams *s);
 int streams_join(struct streams *s, const Shardd__V1__StreamLink *link, struct shardd_error *err);
 bool streams_linked(struct streams *s);
 
-/* This thread's ops are ordered with @stream from here on. May block. Any thread. */
+/* Order this thread's later ops with @stream. May block. Any thread. */
 int streams_set(struct streams *s, void *stream, struct shardd_error *err);
 void streams_clear(struct streams *s);
 
@@ -59,7 +58,7 @@ void streams_clear(struct streams *s);
 int stream_begin(struct streams *s, uint64_t id, struct stream_ref *ret,
 		 Shardd__V1__StreamPoint *ret_point, struct shardd_error *err);
 
-/* The op was answered: its stream goes on when the daemon has come to @ready. Any thread.
+/* The op was answered: its stream continues when the daemon has reached @ready. Any thread.
  * Return: 0 or a negative shardd_code. */
 int stream_end(struct streams *s, const struct stream_ref *ref,
 	       const Shardd__V1__StreamPoint *ready, struct shardd_error *err);
@@ -71,9 +70,8 @@ int stream_end(struct streams *s, const struct stream_ref *ref,
 int streams_quiet(struct streams *s, int timeout_ms, struct shardd_error *err);
 void streams_unquiet(struct streams *s);
 
-/* The client is about to unmap all, and nobody submits: wait that long for the streams that
- * wait for the daemon or have not come to the raising of their word. Return: false: some
- * still do. */
+/* Before the client unmaps everything, while no thread submits: wait that long for the streams that
+ * wait for the daemon or have not raised their word yet. Return: false: some are not done. */
 bool streams_settle(struct streams *s, int timeout_ms);
 
 #ifdef SHARDD_CUDA

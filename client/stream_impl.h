@@ -7,9 +7,9 @@
 #include "map.h"
 #include "stream.h"
 
-/* A stream that ops were submitted on. Stays until streams_free: its slot is its. */
+/* A stream on which ops were submitted. It keeps its slot until streams_free. */
 struct stream {
-	CUstream stream; /* the caller's; may have been destroyed when no op is under way */
+	CUstream stream; /* the caller's; may have been destroyed if no op is in progress */
 	uint32_t slot;
 	uint64_t value; /* the word's, when all that is on the stream is done; order lock */
 	CUevent mark;   /* behind the last wait that was put on the stream */
@@ -23,7 +23,7 @@ struct stream {
 	uint32_t ring_size;
 };
 
-/* A placement of the daemon's that is mapped when the first stream is set. */
+/* A placement from the daemon; it is mapped when the first stream is set. */
 struct link_place {
 	struct map_place place;
 	uint8_t handle[MAP_IPC_BYTES];
@@ -69,7 +69,7 @@ int stream_link_new(const Shardd__V1__StreamLink *from, struct stream_link **ret
 struct stream_link *stream_link_free(const struct cuda *c, struct stream_link *link);
 /* Are ops ordered with streams at all? NULL is allowed. */
 bool stream_link_orders(const struct stream_link *link);
-/* They are not: say so. Return: -SHARDD_FAILED_PRECONDITION. */
+/* Report that ops are not ordered with streams. Return: -SHARDD_FAILED_PRECONDITION. */
 int stream_link_refused(struct shardd_error *err);
 /* Are both about the same words or events? */
 bool stream_link_same(const struct stream_link *a, const struct stream_link *b);

@@ -21,8 +21,7 @@ static_assert(sizeof(CUipcEventHandle) == MAP_IPC_BYTES, "handles");
 static int bad_link(const char *what, struct shardd_error *err)
 {
 	return error_set(err, SHARDD_INTERNAL, NULL,
-			 "the daemon's answer to the join says nothing useful about streams: %s",
-			 what);
+			 "the daemon's answer to the join has an invalid stream link: %s", what);
 }
 
 static int place_copy(const Shardd__V1__Placement *from, struct link_place *to,
@@ -52,7 +51,7 @@ static int timeline_copy(const Shardd__V1__StreamLink *from, struct stream_link 
 	if (r < 0)
 		return r;
 	if (to->stride < sizeof(uint64_t) || to->stride % sizeof(uint64_t) != 0)
-		return bad_link("its words lie on each other", err);
+		return bad_link("its words overlap", err);
 	to->queues = (uint32_t)(to->ready_place.place.bytes / to->stride);
 	if (to->signals_place.place.bytes / to->stride < to->slots)
 		return bad_link("it has fewer words than slots", err);
@@ -72,7 +71,7 @@ static int events_copy(const Shardd__V1__StreamLink *from, struct stream_link *t
 		return r;
 
 	if (!from->event_ring || !n || n % from->event_ring != 0)
-		return bad_link("its events are no rings", err);
+		return bad_link("its events do not form whole rings", err);
 	to->handles = calloc(n, MAP_IPC_BYTES);
 	to->ready_events = calloc(n, sizeof(*to->ready_events));
 	if (!to->handles || !to->ready_events)
@@ -81,7 +80,7 @@ static int events_copy(const Shardd__V1__StreamLink *from, struct stream_link *t
 	to->queues = (uint32_t)(n / from->event_ring);
 	for (size_t i = 0; i < n; i++) {
 		if (from->ready_events[i].len != MAP_IPC_BYTES)
-			return bad_link("a handle of an event is malformed", err);
+			return bad_link("an event handle is malformed", err);
 		memcpy(to->handles + i * MAP_IPC_BYTES, from->ready_events[i].data, MAP_IPC_BYTES);
 	}
 	return 0;
@@ -130,7 +129,7 @@ bool stream_link_orders(const struct stream_link *link)
 int stream_link_refused(struct shardd_error *err)
 {
 	return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
-			 "the daemon orders nothing with streams on this device: use no stream");
+			 "the daemon orders no ops with streams on this device: use no stream");
 }
 
 static bool place_same(const struct link_place *a, const struct link_place *b)
@@ -175,7 +174,7 @@ static int open_events(const struct cuda *c, struct stream_link *link, struct sh
 			continue;
 		r = c->lib->cuIpcOpenEventHandle(&link->ready_events[i], handle);
 		if (r != CUDA_SUCCESS)
-			return cuda_error(c, r, err, "the daemon's events cannot be opened");
+			return cuda_error(c, r, err, "cannot open the daemon's events");
 	}
 	return 0;
 }
@@ -211,7 +210,7 @@ static int make_ring(const struct cuda *c, uint32_t n, struct stream *x, struct 
 						   CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING);
 
 		if (r != CUDA_SUCCESS)
-			return cuda_error(c, r, err, "no interprocess event can be made");
+			return cuda_error(c, r, err, "cannot create an interprocess event");
 	}
 	return 0;
 }
@@ -247,7 +246,7 @@ static int share_ring(struct streams *s, const struct stream *x, uint8_t *handle
 		CUresult r = s->cuda->lib->cuIpcGetEventHandle(&handle, x->ring[i]);
 
 		if (r != CUDA_SUCCESS)
-			return cuda_error(s->cuda, r, err, "an event cannot be shared");
+			return cuda_error(s->cuda, r, err, "cannot share an event");
 		memcpy(handles + (size_t)i * MAP_IPC_BYTES, &handle, sizeof(handle));
 	}
 	return s->tell(s, x->slot, handles, x->ring_size, err);
@@ -266,7 +265,7 @@ int stream_link_share(struct streams *s, const struct stream_link *link, struct 
 	if (r < 0)
 		return r;
 	if (x->ring_size != link->ring_size)
-		return bad_link("its rings are of another size than before", err);
+		return bad_link("its rings have a different size than before", err);
 	handles = calloc(x->ring_size, MAP_IPC_BYTES);
 	r = handles ? share_ring(s, x, handles, err) : error_memory(err);
 	free(handles);

@@ -95,14 +95,14 @@ static int check_stream(const struct cuda *c, CUcontext before, CUstream stream,
 
 	if (stream == CU_STREAM_PER_THREAD)
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "stream",
-				 "the per-thread default stream is another one in each thread: "
-				 "create a stream");
+				 "the per-thread default stream differs between threads: create a "
+				 "stream");
 	if (!stream) {
 		own = before ? before : c->context;
 	} else {
 		r = c->lib->cuStreamGetCtx(stream, &own);
 		if (r != CUDA_SUCCESS) {
-			cuda_error(c, r, err, "%p is no CUDA stream", (void *)stream);
+			cuda_error(c, r, err, "%p is not a CUDA stream", (void *)stream);
 			if (err)
 				err->code = SHARDD_INVALID_ARGUMENT;
 			return -SHARDD_INVALID_ARGUMENT;
@@ -148,7 +148,7 @@ static int prepare(struct streams *s, const struct stream_link *link, struct str
 	if (r == CUDA_SUCCESS)
 		r = s->cuda->lib->cuEventCreate(&x->raised, CU_EVENT_DISABLE_TIMING);
 	if (r != CUDA_SUCCESS)
-		return cuda_error(s->cuda, r, err, "no event can be made");
+		return cuda_error(s->cuda, r, err, "cannot create an event");
 	shared = stream_link_share(s, link, x, err);
 	return shared < 0 ? shared : append(s, x, err);
 }
@@ -239,7 +239,7 @@ static int join_entered(struct streams *s, const Shardd__V1__StreamLink *link,
 	fresh->older = s->link;
 	s->link = fresh;
 	pthread_mutex_unlock(&s->lock);
-	/* Streams that are in use go on being used: their slots are the same. */
+	/* Streams in use stay in use: their slots are the same. */
 	if (s->count && stream_link_orders(fresh))
 		r = stream_link_open(s, fresh, err);
 	for (uint32_t i = 0; i < s->count && r == 0 && stream_link_orders(fresh); i++)

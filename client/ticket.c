@@ -99,7 +99,7 @@ static int grow(struct tickets *t)
 	return 0;
 }
 
-/* Answers may lie there that nobody has waited for yet. */
+/* There may be answers that no thread has waited for yet. */
 static void count_again(struct tickets *t)
 {
 	for (uint32_t i = 0; i < t->count; i++) {
@@ -228,7 +228,7 @@ bool tickets_is_answered(struct tickets *t, uint64_t id)
 
 	pthread_mutex_lock(&t->lock);
 	slot = find(t, id);
-	/* Whoever has claimed it sees to its answer. */
+	/* The thread that has claimed it handles the answer. */
 	if (slot && !slot->ticket->claimed && !slot->ticket->answered &&
 	    ticket_wait(slot->ticket, 0))
 		answered(t, slot->ticket);

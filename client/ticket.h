@@ -1,9 +1,9 @@
 /*
  * The tickets of a client: what shardd_poll and shardd_wait look up.
  *
- * A ticket's number is its slot and how often the slot has been used, so that a
- * number never comes back. A thread that waits has claimed its ticket: nobody
- * else may end it meanwhile. Any thread.
+ * A ticket's number is its slot and how often the slot has been used, so a
+ * number is never reused. A thread that waits has claimed its ticket: no other
+ * thread may end it meanwhile. Any thread.
  */
 #ifndef SHARDD_CLIENT_TICKET_H
 #define SHARDD_CLIENT_TICKET_H
@@ -76,7 +76,7 @@ int tickets_add(struct tickets *t, const struct op *op, uint32_t limit, struct t
  * Return: 0, TICKET_E_NONE, TICKET_E_CLAIMED. */
 int tickets_claim(struct tickets *t, uint64_t id, struct ticket **ret);
 
-/* Give a claimed ticket back: it goes on. */
+/* Give a claimed ticket back: its op continues. */
 void tickets_release(struct tickets *t, struct ticket *ticket);
 
 /* The op of a claimed ticket has been answered. */

@@ -1,6 +1,6 @@
 /*
- * Large messages, packed and unpacked in little time: entries of a list one by one, and an
- * unpacked message in memory that is taken in large pieces and given back as a whole.
+ * Fast packing and unpacking of large messages: entries of a list are packed one by one, and an
+ * unpacked message uses memory that is allocated in large pieces and freed as a whole.
  */
 #ifndef SHARDD_CLIENT_WIRE_H
 #define SHARDD_CLIENT_WIRE_H

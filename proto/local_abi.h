@@ -1,5 +1,5 @@
 /*
- * The local channel, SHD1: what crosses the unix socket beside gRPC.
+ * The local channel, SHD1: the second protocol on the unix socket, beside gRPC.
  *
  * A stream of frames, fixed-width, in the byte order of the machine (both ends
  * are on one node). The first frame is HELLO, which binds the channel to a
@@ -21,32 +21,32 @@
 enum shd1_type {
 	SHD1_HELLO = 1,    /* client: token */
 	SHD1_WELCOME = 2,  /* daemon: the channel is bound */
-	SHD1_GET_SLAB = 3, /* client: hand me this slab */
-	SHD1_SLAB = 4,     /* daemon: here it is, with one descriptor */
-	SHD1_ERROR = 5,    /* daemon: why not; the channel stays open unless fatal */
-	SHD1_GET_RING = 6, /* client: make this session's ring; hand me a part of it */
-	SHD1_RING = 7,     /* daemon: here it is, with one descriptor */
+	SHD1_GET_SLAB = 3, /* client: asks for a slab */
+	SHD1_SLAB = 4,     /* daemon: the slab, with one descriptor */
+	SHD1_ERROR = 5,    /* daemon: why a request failed; the channel stays open unless fatal */
+	SHD1_GET_RING = 6, /* client: asks for a part of the session's ring; creates the ring */
+	SHD1_RING = 7,     /* daemon: the part of the ring, with one descriptor */
 };
 
-/* Every frame starts so. */
+/* The header of every frame. */
 struct shd1_header {
 	uint32_t magic; /* SHD1_MAGIC */
 	uint16_t type;  /* enum shd1_type */
 	uint16_t bytes; /* of the whole frame, header included */
-	uint32_t tag;   /* the client's; comes back in the answer */
+	uint32_t tag;   /* chosen by the client; copied into the answer */
 	uint32_t zero;  /* 0 */
 };
 
 struct shd1_hello {
 	struct shd1_header h;
-	uint32_t version; /* newest the client speaks */
+	uint32_t version; /* the newest that the client speaks */
 	uint32_t zero;
 	uint8_t token[SHD1_TOKEN_BYTES];
 };
 
 struct shd1_welcome {
 	struct shd1_header h;
-	uint32_t version; /* spoken from here on */
+	uint32_t version; /* the version of this channel */
 	uint32_t zero;
 	uint64_t session;
 };
@@ -65,7 +65,7 @@ struct shd1_slab {
 };
 
 enum shd1_ring_part {
-	SHD1_RING_MEMORY = 0, /* a memfd, see ring_abi.h; asked for first, once a session */
+	SHD1_RING_MEMORY = 0, /* a memfd, see ring_abi.h; requested first, once per session */
 	SHD1_RING_EVENT = 1,  /* an eventfd: written to wake the daemon */
 };
 

@@ -1,10 +1,10 @@
 /*
- * The ring: what a trainer and the daemon have in shared memory, for the ops of one session.
+ * The ring: shared memory of a trainer and the daemon for the ops of one session.
  *
- * Two queues of fixed-width entries, as many in one as in the other: submissions, which the
- * client writes and the daemon reads, and completions, the other way round. Head and tail
- * count entries for ever and wrap at 2^32; entry i is at i & (entries - 1). A message that is
- * longer than an entry has room for lies in the long piece of the same index.
+ * It has two queues with the same number of fixed-width entries: submissions, which the client
+ * writes and the daemon reads, and completions, which the daemon writes and the client reads.
+ * Head and tail count entries without end and wrap at 2^32; entry i is at i & (entries - 1). A
+ * message that does not fit into an entry is in the long piece with the same index.
  *
  *   client                                    daemon
  *   entry, then sq_tail = t (release)   --->  sq_tail (acquire), entry copied once
@@ -12,17 +12,17 @@
  *   cq_tail (acquire), entry            <---  entry, then cq_tail = t (release)
  *   cq_head = h (release)               --->  cq_head (acquire): room
  *
- * Who has nothing to do says so before it sleeps, and looks once more; who has written
- * something looks whether the other one sleeps. Between the two stores and loads of each
- * side is a full barrier, so that one of both sees the other's.
+ * A side with nothing to do sets its sleep flag, checks the queue once more, and then sleeps. A
+ * side that has written something checks whether the other side sleeps. Each side has a full
+ * barrier between its store and its load, so at least one side sees the other's store.
  *
  *   daemon: daemon_sleeps = 1; barrier; sq_tail?   client: sq_tail; barrier; daemon_sleeps?
  *           ... polls its eventfd                          1: set it to 0, write the eventfd
  *   client: client_sleeps = 1; barrier; cq_tail?   daemon: cq_tail; barrier; client_sleeps?
  *           ... futex wait while it is 1                   1: set it to 0, futex wake
  *
- * The daemon takes no more submissions than it has room for completions, so that a
- * completion is never lost and never waits. It believes nothing of what is written here.
+ * The daemon takes no more submissions than it has room for completions, so a completion is
+ * never lost and never waits. The daemon trusts nothing that the client writes here.
  */
 #ifndef SHARDD_RING_ABI_H
 #define SHARDD_RING_ABI_H
@@ -37,39 +37,39 @@
 #define RING_VERSION     1u
 #define RING_MIN_ENTRIES 64u
 #define RING_MAX_ENTRIES 4096u
-#define RING_SHORT_BYTES 48u   /* of a message inside an entry */
-#define RING_LONG_BYTES  1024u /* of one in its long piece */
+#define RING_SHORT_BYTES 48u   /* longest message inside an entry */
+#define RING_LONG_BYTES  1024u /* longest message in a long piece */
 
 /* A submission or a completion. */
 struct ring_entry {
-	uint64_t tag;   /* the client's; comes back */
+	uint64_t tag;   /* chosen by the client; copied into the completion */
 	uint16_t op;    /* submission: RING_NOP, or 1 + the method's index in the Shardd service */
 	uint16_t code;  /* completion: a gRPC status code */
 	uint32_t bytes; /* of the message: a request, a reply, or with a code an ErrorInfo */
-	uint8_t data[RING_SHORT_BYTES]; /* the message, packed, if it is not longer */
+	uint8_t data[RING_SHORT_BYTES]; /* the packed message if it fits */
 };
 
-#define RING_NOP 0u /* is answered, and does nothing */
+#define RING_NOP 0u /* does nothing; the daemon answers it */
 
 /* At the start of the memory. */
 struct ring_shared {
-	/* the daemon's, written before the client sees it */
+	/* written by the daemon before the client sees the memory */
 	uint32_t magic;
 	uint32_t version;
-	uint32_t entries; /* of a queue: a power of two */
+	uint32_t entries; /* per queue: a power of two */
 	uint32_t zero;
-	uint64_t bytes;                    /* of all */
-	uint64_t sq, cq, sq_long, cq_long; /* where they are */
+	uint64_t bytes;                    /* of the whole memory */
+	uint64_t sq, cq, sq_long, cq_long; /* offsets of the queues and long pieces */
 
-	/* the client's */
+	/* written by the client */
 	alignas(64) _Atomic uint32_t sq_tail;
 	alignas(64) _Atomic uint32_t cq_head;
-	/* the daemon's */
+	/* written by the daemon */
 	alignas(64) _Atomic uint32_t sq_head;
 	alignas(64) _Atomic uint32_t cq_tail;
-	_Atomic uint32_t closed;  /* 1: the session is over, nothing is taken or posted any more */
-	_Atomic uint32_t spin_us; /* how long to look before sleeping; 0: cores are scarce */
-	/* of both */
+	_Atomic uint32_t closed;  /* 1: the session has ended; nothing more is taken or posted */
+	_Atomic uint32_t spin_us; /* how long to poll before sleeping; 0: cores are scarce */
+	/* written by both */
 	alignas(64) _Atomic uint32_t daemon_sleeps;
 	alignas(64) _Atomic uint32_t client_sleeps; /* a futex */
 };
@@ -81,21 +81,21 @@ static_assert(offsetof(struct ring_shared, cq_tail) == 256, "the daemon's lines"
 static_assert(sizeof(struct ring_shared) == 448, "shared");
 static_assert(sizeof(_Atomic uint32_t) == sizeof(uint32_t), "futex");
 
-/* The full barrier of who has published @index: read, change and write in one, since thread
- * sanitizers do not know fences. What is looked at behind it, and by who went to sleep, is
- * looked at with memory_order_seq_cst. */
+/* The full barrier after publishing @index. It is a read-modify-write, since thread sanitizers do
+ * not support fences. Loads after it, and those of the side that goes to sleep, use
+ * memory_order_seq_cst. */
 static inline void ring_barrier(_Atomic uint32_t *index)
 {
 	atomic_fetch_add_explicit(index, 0, memory_order_seq_cst);
 }
 
-/* Publish an index, with that barrier behind it, in one. */
+/* Publish an index and execute that barrier, in one operation. */
 static inline void ring_publish(_Atomic uint32_t *index, uint32_t value)
 {
 	atomic_exchange_explicit(index, value, memory_order_seq_cst);
 }
 
-/* Between two looks at memory that another core writes. */
+/* Pause between two loads of memory that another core writes. */
 static inline void ring_pause(void)
 {
 #if defined(__x86_64__)
@@ -105,7 +105,7 @@ static inline void ring_pause(void)
 #endif
 }
 
-/* Where everything is, for @entries. */
+/* Compute the offsets for @entries. */
 static inline void ring_layout(struct ring_shared *s, uint32_t entries)
 {
 	uint64_t queue = (uint64_t)entries * sizeof(struct ring_entry);

@@ -1,4 +1,4 @@
-/* Which methods go over the ring: the same rule on both sides. */
+/* Which methods go over the ring. Both sides use this rule. */
 #ifndef SHARDD_RING_RULE_H
 #define SHARDD_RING_RULE_H
 
@@ -6,13 +6,13 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* Bytes that are never many: a handle of CUDA's, and a bit for each of 4096 tensors. */
+/* Fields of bytes with a small bound: a CUDA handle, and one bit for each of 4096 tensors. */
 static inline bool ring_are_few(const char *field)
 {
 	return strcmp(field, "ipc_handle") == 0 || strcmp(field, "unused_bits") == 0;
 }
 
-/* Is a message of this kind never longer than RING_LONG_BYTES? So it is without lists and texts. */
+/* Is a message of this kind never longer than RING_LONG_BYTES? True without lists and texts. */
 static inline bool ring_fits(const ProtobufCMessageDescriptor *message)
 {
 	for (unsigned i = 0; i < message->n_fields; i++) {
@@ -28,8 +28,8 @@ static inline bool ring_fits(const ProtobufCMessageDescriptor *message)
 	return true;
 }
 
-/* A request that is too long goes over gRPC, as is seen when it is there; that a reply
- * is must be known before. Not every such method is an op. */
+/* A single request that is too long goes over gRPC. A reply's length must be known before the
+ * call, so the rule is about replies. Not every such method is an op. */
 static inline bool ring_carries(const ProtobufCMethodDescriptor *method)
 {
 	return ring_fits(method->output);

@@ -40,8 +40,7 @@ int ctl_error(const struct shardd_error *err)
 
 int ctl_broken(void)
 {
-	fputs("shardctl: RESOURCE_EXHAUSTED: no memory left, or the output cannot be written\n",
-	      stderr);
+	fputs("shardctl: RESOURCE_EXHAUSTED: out of memory, or cannot write the output\n", stderr);
 	return CTL_FAILED;
 }
 

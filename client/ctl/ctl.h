@@ -1,7 +1,7 @@
 /*
  * shardctl: what its verbs have in common.
  *
- * A verb is a function in a file of its own; it reads its arguments, makes its
+ * A verb is a function in a separate file. It reads its arguments, makes its
  * calls, prints, and returns the exit code. One thread.
  */
 #ifndef SHARDD_CTL_CTL_H
@@ -56,17 +56,17 @@ int ctl_run(struct ctl *ctl, int argc, char **argv);
 /* "shardctl: INVALID_ARGUMENT: <sentence>" on stderr. Return: CTL_USAGE. */
 int ctl_usage(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* Refuse arguments behind the verb. Return: CTL_OK or CTL_USAGE. */
+/* Refuse arguments after the verb. Return: CTL_OK or CTL_USAGE. */
 int ctl_no_arguments(int argc, char **argv);
 
 /* Print @err on stderr. Return: CTL_UNREACHABLE or CTL_FAILED. */
 int ctl_error(const struct shardd_error *err);
 
-/* No memory, or stdout is gone: say so. Return: CTL_FAILED. */
+/* Report that memory is exhausted or stdout cannot be written. Return: CTL_FAILED. */
 int ctl_broken(void);
 
-/* Call, connecting first if that was not done yet; errors are printed. @ret: the
- * caller's (protobuf_c_message_free_unpacked). Return: an exit code. */
+/* Make a call; connect first if not done yet. Errors are printed. @ret: belongs to the
+ * caller (protobuf_c_message_free_unpacked). Return: an exit code. */
 int ctl_call(struct ctl *ctl, const char *method, const ProtobufCMessage *request,
 	     const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret);
 
@@ -80,8 +80,9 @@ int ctl_print_json(json_t *j);
 /* Print @t under a title (NULL: none). Return: an exit code. */
 int ctl_print_table(struct ctl *ctl, const char *title, const struct table *t);
 
-/* What the caller calls a job: NAME of its own user, else UID/NAME or USER/NAME; the daemon knows
- * no user names. @buf: for it. Return: CTL_OK, or CTL_USAGE (printed). */
+/* Translate a job's name as given by the caller: NAME for its own user, else UID/NAME or USER/NAME.
+ * The daemon knows no user names. @buf: receives the name. Return: CTL_OK, or CTL_USAGE
+ * (printed). */
 int ctl_job_name(const char *given, char buf[CTL_JOB_MAX], char **ret);
 
 /* A user's name, or its number. Return: @buf. */

@@ -16,11 +16,11 @@ struct format format_us(uint64_t us);                        /* 850 us, 1.20 ms,
 struct format format_seconds(uint64_t s);                    /* 12s, 5m02s, 3h07m, 2d04h */
 struct format format_percent(uint64_t part, uint64_t whole); /* 12.5%; - of nothing */
 
-/* Read "4096", "64K", "1.5M" is not taken, "2G", "1T" (powers of 1024, an "iB" or
- * "B" may follow). Return: false if it is none of that or too large. */
+/* Parse "4096", "64K", "2G", "1T" (powers of 1024; "iB" or "B" may follow; "1.5M" is not
+ * accepted). Return: false if it is invalid or too large. */
 bool format_parse_bytes(const char *text, uint64_t *ret);
 
-/* Read a whole number up to @max. Return: false if it is none. */
+/* Parse a whole number up to @max. Return: false if it is not one. */
 bool format_parse_number(const char *text, uint64_t max, uint64_t *ret);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * Which processes hold memory of the daemon: by the inodes of memfds, from their mappings and
- * descriptors in /proc. Sees what the caller may see: the own processes, or as root all.
+ * Find the processes that hold memory of the daemon, by the inodes of memfds in their mappings and
+ * descriptors in /proc. It sees what the caller may see: its own processes, or as root all.
  */
 #ifndef SHARDD_CTL_HOLDERS_H
 #define SHARDD_CTL_HOLDERS_H
@@ -24,8 +24,8 @@ struct holders {
 
 #define HOLDERS_NULL ((struct holders){ 0 })
 
-/* Look for @inodes in all processes but this one and @daemon. Reads all of /proc: takes
- * milliseconds for a hundred processes. @ret: holders_deinit.
+/* Look for @inodes in all processes except this one and @daemon. Reads all of /proc, which takes
+ * milliseconds for a hundred processes. @ret: end with holders_deinit.
  * Return: 0 or negative errno. */
 int holders_find(const uint64_t *inodes, size_t n, pid_t daemon, struct holders *ret);
 

@@ -26,7 +26,7 @@ static int lifetime_option(Shardd__V1__JobSpec *job, Shardd__V1__Lifetime lifeti
 {
 	if (job->lifetime != SHARDD__V1__LIFETIME__LIFETIME_UNSPECIFIED &&
 	    job->lifetime != lifetime)
-		return ctl_usage("a job is either --keep or --ephemeral");
+		return ctl_usage("--keep and --ephemeral exclude each other: give one of them");
 	job->lifetime = lifetime;
 	return CTL_OK;
 }
@@ -111,8 +111,7 @@ static int job_create(struct ctl *ctl, int argc, char **argv)
 	if (ctl->json)
 		return ctl_print_json(json_from_message(reply));
 	printf("job %s %s\n", job.name,
-	       ((const Shardd__V1__CreateJobReply *)reply)->created ? "created"
-								    : "was there already");
+	       ((const Shardd__V1__CreateJobReply *)reply)->created ? "created" : "exists already");
 	return CTL_OK;
 }
 
@@ -166,7 +165,7 @@ static int job_drain(struct ctl *ctl, int argc, char **argv)
 		return r;
 	if (ctl->json)
 		return ctl_print_json(json_from_message(reply));
-	printf("job %s drains: %u trainers were told to commit and leave\n", request.job,
+	printf("job %s is draining: %u trainers were told to commit and leave\n", request.job,
 	       ((const Shardd__V1__DrainJobReply *)reply)->ranks);
 	return CTL_OK;
 }

@@ -1,7 +1,7 @@
 /*
- * Messages as JSON: the keys are the field names of the .proto, every field is
- * there, also when it is 0 or empty. 64-bit numbers are JSON integers (above
- * 2^63-1: that), enums their names, bytes their number, a list of ClassBytes one
+ * Messages as JSON. The keys are the field names of the .proto; every field is
+ * present, even if it is 0 or empty. 64-bit numbers are JSON integers (at most
+ * 2^63-1), enums are their names, bytes are their count, and a list of ClassBytes is one
  * object from name to bytes. Any thread.
  */
 #ifndef SHARDD_CTL_JSON_H

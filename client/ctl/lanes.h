@@ -1,4 +1,4 @@
-/* Spans of time side by side, so that none hides another. Any thread. */
+/* Arrange spans of time in lanes, so none hides another. Any thread. */
 #ifndef SHARDD_CTL_LANES_H
 #define SHARDD_CTL_LANES_H
 
@@ -11,8 +11,8 @@ struct lane_span {
 	size_t lane;  /* from 0: set by lanes_lay */
 };
 
-/* Give each of @spans, which are in the order of their beginnings, the first lane that is
- * free by then. @ret_n: lanes used. Return: 0 or -ENOMEM. */
+/* Give each of @spans, which are sorted by their start, the first lane that is free at
+ * that time. @ret_n: number of lanes. Return: 0 or -ENOMEM. */
 int lanes_lay(struct lane_span *spans, size_t n, size_t *ret_n);
 
 #endif

@@ -10,16 +10,17 @@
 #include "env.h"
 
 static const struct ctl_verb verbs[] = {
-	{ "status", "", "the daemon, its devices, jobs and ranks", ctl_status },
-	{ "memory", "", "who holds which bytes", ctl_memory },
-	{ "jobs", "", "all jobs", ctl_jobs },
-	{ "units", "JOB", "the units of a job", ctl_units },
-	{ "sessions", "", "the connected processes", ctl_sessions },
-	{ "users", "", "what each user uses of each limit", ctl_users },
-	{ "ops", "[JOB] [-n N]", "the last ops, and what pending ones wait for", ctl_ops },
-	{ "trace", "[JOB] -o FILE [...]", "the same for chrome://tracing and Perfetto", ctl_trace },
-	{ "health", "", "SERVING (exit 0) or not", ctl_health },
-	{ "job", "create|delete|drain NAME ...", "make, free or end a job", ctl_job },
+	{ "status", "", "show the daemon, its devices, jobs and ranks", ctl_status },
+	{ "memory", "", "show who holds how much memory", ctl_memory },
+	{ "jobs", "", "list the jobs", ctl_jobs },
+	{ "units", "JOB", "list the units of a job", ctl_units },
+	{ "sessions", "", "list the connected processes", ctl_sessions },
+	{ "users", "", "show each user's usage and limits", ctl_users },
+	{ "ops", "[JOB] [-n N]", "list the last ops and what pending ops wait for", ctl_ops },
+	{ "trace", "[JOB] -o FILE [...]", "write them for Perfetto and chrome://tracing",
+	  ctl_trace },
+	{ "health", "", "print the health; exit code 0: SERVING", ctl_health },
+	{ "job", "create|delete|drain NAME ...", "create, delete or drain a job", ctl_job },
 	{ "run", "-n N [...] -- CMD...", "start N trainers of a job", ctl_run },
 };
 
@@ -36,13 +37,14 @@ static void help(void)
 	     "  trace [JOB] -o FILE [--last N] [--seconds S]\n"
 	     "  run -n N [--max-restarts K] [--standalone] [--job NAME] -- CMD...\n"
 	     "\n"
-	     "  --socket PATH  of the daemon; else $SHARDD_SOCKET, else " ENV_DEFAULT_SOCKET "\n"
-	     "  --json         one JSON document instead of tables\n"
-	     "  --no-color     no colours; they are off where stdout is no terminal, and with\n"
-	     "                 $NO_COLOR\n"
+	     "  --socket PATH  the daemon's socket; default: $SHARDD_SOCKET, else\n"
+	     "                 " ENV_DEFAULT_SOCKET "\n"
+	     "  --json         print one JSON document instead of tables\n"
+	     "  --no-color     print no colours; the default if stdout is not a terminal or\n"
+	     "                 $NO_COLOR is set\n"
 	     "\n"
-	     "exit code: 0 done, 1 the daemon answered with an error, 2 wrong arguments,\n"
-	     "3 the daemon cannot be reached; run: the worst of the trainers'");
+	     "exit code: 0 done, 1 the daemon returned an error, 2 wrong arguments,\n"
+	     "3 the daemon cannot be reached; run: the highest exit code of its trainers");
 }
 
 static const struct ctl_verb *find_verb(const char *name)
@@ -105,13 +107,13 @@ int main(int argc, char **argv)
 	env_warn("shardctl");
 	ctl.socket = env_socket(ctl.socket);
 	if (optind == argc)
-		return ctl_usage("no verb was given");
+		return ctl_usage("no verb is given");
 	verb = find_verb(argv[optind]);
 	if (!verb)
 		return ctl_usage("there is no verb \"%s\"", argv[optind]);
 	argc -= optind;
 	argv += optind;
-	optind = 0; /* the verb's own options begin anew */
+	optind = 0; /* restart getopt for the verb's own options */
 	r = verb->run(&ctl, argc, argv);
 	if (fflush(stdout) != 0)
 		r = ctl_broken();

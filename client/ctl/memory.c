@@ -23,7 +23,7 @@ static int print_devices(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 {
 	static const struct table_column columns[] = {
 		{ "DEVICE", false },  { "CAPACITY", true }, { "USED", true },
-		{ "OF IT", true },    { "SHARD", true },    { "FULL", true },
+		{ "USED%", true },    { "SHARD", true },    { "FULL", true },
 		{ "GRAD", true },     { "CONTROL", true },  { "QUARANTINED", true },
 		{ "OVERHEAD", true },
 	};
@@ -47,7 +47,7 @@ static int print_jobs(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 {
 	static const struct table_column columns[] = {
 		{ "JOB", false },  { "QUOTA", true },   { "USED", true },
-		{ "OF IT", true }, { "SHARD", true },   { "FULL", true },
+		{ "USED%", true }, { "SHARD", true },   { "FULL", true },
 		{ "GRAD", true },  { "CONTROL", true }, { "QUARANTINED", true },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
@@ -152,7 +152,7 @@ static int larger_holder(const void *a, const void *b)
 	return x->session < y->session ? -1 : x->session > y->session;
 }
 
-/* Units that the session has gathered, which are shared and in nobody's own bytes. */
+/* Units that the session has gathered. They are shared and not part of its own bytes. */
 static uint64_t gathered(const Shardd__V1__StatusReply *s, uint64_t session)
 {
 	for (size_t i = 0; i < s->n_jobs; i++)
@@ -245,9 +245,10 @@ static int print_kept(struct ctl *ctl, const struct kept *k)
 		table_cell(t, "%s", format_bytes(k->slabs[h->index]->bytes).text);
 	}
 	if (k->holders.unseen)
-		snprintf(title, sizeof(title),
-			 "Quarantined memory is held by (%u processes of others not looked into)",
-			 k->holders.unseen);
+		snprintf(
+			title, sizeof(title),
+			"Quarantined memory is held by (%u processes of other users not inspected)",
+			k->holders.unseen);
 	return ctl_print_table(ctl, title, t);
 }
 

@@ -69,15 +69,14 @@ static void help(void)
 {
 	puts("usage: shardctl run -n N [--max-restarts K] [--standalone] [--job NAME] -- CMD...\n"
 	     "\n"
-	     "Start N trainers of one job on this node. Each finds RANK, LOCAL_RANK, WORLD_SIZE,\n"
-	     "LOCAL_WORLD_SIZE, SHARDD_SOCKET and SHARDD_JOB in its environment, and each line "
-	     "that\n"
-	     "it writes is passed on with its rank before it.\n"
+	     "Start N trainers of one job on this node, with RANK, LOCAL_RANK, WORLD_SIZE,\n"
+	     "LOCAL_WORLD_SIZE, SHARDD_SOCKET and SHARDD_JOB in their environment. Each line that\n"
+	     "a trainer prints is passed on with its rank in front.\n"
 	     "\n"
-	     "  -n N              trainers, 1 to 1024\n"
-	     "  --max-restarts K  start a failed trainer again, up to K times for each rank (0)\n"
-	     "  --standalone      with a daemon of their own, which ends with them\n"
-	     "  --job NAME        else $SHARDD_JOB, else run-PID");
+	     "  -n N              number of trainers, 1 to 1024\n"
+	     "  --max-restarts K  restart a failed trainer, up to K times for each rank (0)\n"
+	     "  --standalone      start a private daemon, which ends with the trainers\n"
+	     "  --job NAME        name of the job; default: $SHARDD_JOB, else run-PID");
 }
 
 static int option(struct run *run, int o)
@@ -101,8 +100,8 @@ static int option(struct run *run, int o)
 	}
 }
 
-/* In a container every shardctl may have the same process id, so that the name has to
- * come from outside. */
+/* In a container every shardctl may have the same process id. The name must then come from
+ * outside. */
 static void default_job(struct run *run)
 {
 	const char *name = getenv("SHARDD_JOB");
@@ -210,10 +209,10 @@ static void give_up(struct run *run, int code)
 static void say_end(uint32_t rank, pid_t pid, int code, const char *then)
 {
 	if (code > 128 && strsignal(code - 128))
-		fprintf(stderr, "shardctl: rank %u (pid %d) was ended by signal %d (%s)%s\n", rank,
+		fprintf(stderr, "shardctl: rank %u (pid %d) was killed by signal %d (%s)%s\n", rank,
 			(int)pid, code - 128, strsignal(code - 128), then);
 	else
-		fprintf(stderr, "shardctl: rank %u (pid %d) ended with exit code %d%s\n", rank,
+		fprintf(stderr, "shardctl: rank %u (pid %d) exited with code %d%s\n", rank,
 			(int)pid, code, then);
 }
 
@@ -232,7 +231,7 @@ static void trainer_ended(struct run *run, uint32_t rank)
 	if (code == 0)
 		return;
 	if (t->restarts == run->max_restarts) {
-		say_end(rank, pid, code, run->n > 1 ? "; the others are ended" : "");
+		say_end(rank, pid, code, run->n > 1 ? "; ending the others" : "");
 		give_up(run, code);
 		return;
 	}
@@ -258,7 +257,7 @@ static bool any_runs(const struct run *run)
 	return false;
 }
 
-/* A first signal is passed on; at a second one nobody wants to wait any more. */
+/* Pass the first signal on; the second one kills the trainers at once. */
 static void take_signal(struct run *run)
 {
 	struct signalfd_siginfo info;
@@ -271,7 +270,7 @@ static void take_signal(struct run *run)
 	stop(run, (int)info.ssi_signo);
 }
 
-/* Before anything is restarted it must be known from which run of the daemon it goes on. */
+/* Before a trainer is restarted, the run of the daemon that it continues from must be known. */
 static bool must_ask(const struct run *run)
 {
 	return run->max_restarts && !*run->instance && !run->stopping;
@@ -298,7 +297,7 @@ static void daemon_ended(struct run *run)
 {
 	int code = run_proc_reap(&run->daemon.proc);
 
-	fprintf(stderr, "shardctl: UNAVAILABLE: the private daemon ended with code %d\n", code);
+	fprintf(stderr, "shardctl: UNAVAILABLE: the private daemon exited with code %d\n", code);
 	give_up(run, CTL_UNREACHABLE);
 }
 

@@ -45,7 +45,7 @@ static int make_dir(struct run_daemon *d)
 		base = "/tmp";
 	snprintf(d->dir, sizeof(d->dir), "%s/%s", base, name);
 	if (!mkdtemp(d->dir)) {
-		fprintf(stderr, "shardctl: INTERNAL: cannot make a directory in %s: %s\n", base,
+		fprintf(stderr, "shardctl: INTERNAL: cannot create a directory in %s: %s\n", base,
 			strerrordesc_np(errno));
 		d->dir[0] = 0;
 		return CTL_FAILED;
@@ -185,7 +185,7 @@ static int turn(struct run_daemon *d, int signals)
 	if (!run_proc_ready(&d->proc, fds))
 		return 0;
 	code = run_proc_reap(&d->proc);
-	fprintf(stderr, "shardctl: UNAVAILABLE: the private daemon ended with code %d\n", code);
+	fprintf(stderr, "shardctl: UNAVAILABLE: the private daemon exited with code %d\n", code);
 	return CTL_UNREACHABLE;
 }
 
@@ -196,7 +196,7 @@ static int await_health(struct run_daemon *d, int signals)
 
 	while (r == 0 && !is_serving(d)) {
 		if (clock_now_us() > deadline) {
-			fputs("shardctl: UNAVAILABLE: the private daemon did not get ready\n",
+			fputs("shardctl: UNAVAILABLE: the private daemon did not become ready\n",
 			      stderr);
 			return CTL_UNREACHABLE;
 		}

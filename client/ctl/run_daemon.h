@@ -1,7 +1,7 @@
 /*
  * The private daemon of `shardctl run --standalone`: a shardd with a socket in a
- * temporary directory that only this user can enter. A second child does nothing but
- * remove that directory should we be killed. One thread.
+ * temporary directory that only this user can enter. A second child only removes
+ * that directory if shardctl is killed. One thread.
  */
 #ifndef SHARDD_CTL_RUN_DAEMON_H
 #define SHARDD_CTL_RUN_DAEMON_H

@@ -1,6 +1,6 @@
 /*
- * Which run of the daemon has the state of the trainers' job. A daemon that was restarted has
- * none of it: a trainer that is started again must not begin at step 0 there. One thread.
+ * Track which run of the daemon has the state of the trainers' job. A restarted daemon has none of
+ * it, and a restarted trainer must not begin at step 0 there. One thread.
  */
 #ifndef SHARDD_CTL_RUN_INSTANCE_H
 #define SHARDD_CTL_RUN_INSTANCE_H
@@ -14,8 +14,8 @@
  * digits. @ret_started: when it started, seconds since 1970. Return: was there an answer? */
 bool run_instance_ask(const char *socket, char ret[RUN_INSTANCE_MAX], uint64_t *ret_started);
 
-/* Is the daemon at @socket another run than @known? If so, says it on standard error, for job
- * @job. False if it does not answer: the trainer finds out itself. */
+/* Is the daemon at @socket another run than @known? If so, print an error for job @job. False if
+ * the daemon does not answer: the trainer then gets the error itself. */
 bool run_instance_lost(const char *socket, const char *known, const char *job);
 
 #endif

@@ -20,7 +20,7 @@ void run_lines_init(struct run_lines *l, int from, int to, const char *prefix)
 	l->have = 0;
 }
 
-/* Write all of @iov; what nobody can read any more is dropped. */
+/* Write all of @iov; drop it if the output has no reader any more. */
 static void write_all(int fd, struct iovec *iov, int n)
 {
 	while (n > 0) {

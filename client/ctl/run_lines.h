@@ -1,6 +1,6 @@
 /*
- * What a child writes, line by line, with a prefix: lines of several children do
- * not run into each other. One thread.
+ * Pass on a child's output line by line with a prefix, so lines of several children
+ * do not mix. One thread.
  */
 #ifndef SHARDD_CTL_RUN_LINES_H
 #define SHARDD_CTL_RUN_LINES_H
@@ -21,11 +21,11 @@ struct run_lines {
 /* @from: consumed. */
 void run_lines_init(struct run_lines *l, int from, int to, const char *prefix);
 
-/* Read once and write what is complete. At the end of the pipe it is closed. */
+/* Read once and write the complete lines. Closes the pipe at its end. */
 void run_lines_pump(struct run_lines *l);
 
-/* Read what is still there, write it, a last line without an end too, and close.
- * Safe twice. */
+/* Read and write what is left, including an incomplete last line, and close. Safe
+ * twice. */
 void run_lines_finish(struct run_lines *l);
 
 #endif

@@ -141,7 +141,7 @@ int run_proc_start(struct run_proc *p, const struct run_command *command)
 		return -errno;
 	if (pid == 0)
 		child(command, env, &pipes, parent);
-	setpgid(pid, pid); /* both of us, so that it is so whoever comes first */
+	setpgid(pid, pid); /* parent and child both do this, since either may run first */
 	p->pid = pid;
 	p->pidfd = pidfd_open(pid, 0);
 	r = -errno;
@@ -186,7 +186,7 @@ int run_proc_reap(struct run_proc *p)
 	do {
 		r = waitid(P_PID, (id_t)p->pid, &info, WEXITED | WNOWAIT);
 	} while (r < 0 && errno == EINTR);
-	/* As long as it is not waited for, its number is nobody else's. */
+	/* Its process id is not reused until it is waited for. */
 	run_proc_signal(p, SIGKILL);
 	waitid(P_PID, (id_t)p->pid, &info, WEXITED);
 	run_lines_finish(&p->out);

@@ -1,9 +1,9 @@
 /*
  * A child of shardctl run: a trainer, or the private daemon.
  *
- * It leads a process group of its own, so that a signal from the terminal reaches
- * it only through us and its own children end with it. It does not outlive us: the
- * kernel signals it when we die. One thread.
+ * It leads its own process group. So a signal from the terminal reaches it only through
+ * shardctl, and its children end with it. It does not outlive shardctl: the kernel
+ * signals it when shardctl dies. One thread.
  */
 #ifndef SHARDD_CTL_RUN_PROC_H
 #define SHARDD_CTL_RUN_PROC_H
@@ -37,18 +37,18 @@ void run_proc_init(struct run_proc *p, const char *prefix);
 /* Kill it if it runs, and wait for that. Safe twice. */
 void run_proc_deinit(struct run_proc *p);
 
-/* Return: 0 or negative errno. A program that is not there is seen as a child that
- * ends with 127. */
+/* Return: 0 or negative errno. If the program does not exist, the child exits with
+ * 127. */
 int run_proc_start(struct run_proc *p, const struct run_command *command);
 
-/* What to poll for: RUN_PROC_FDS entries, -1 where there is nothing. */
+/* The descriptors to poll: RUN_PROC_FDS entries, -1 for none. */
 void run_proc_fds(const struct run_proc *p, struct pollfd *fds);
 
 /* Pass lines on after a poll of those. Return: true if the process has ended: then
  * run_proc_reap. */
 bool run_proc_ready(struct run_proc *p, const struct pollfd *fds);
 
-/* Send @sig to its process group. Nothing happens if it does not run. */
+/* Send @sig to its process group. Does nothing if it does not run. */
 void run_proc_signal(const struct run_proc *p, int sig);
 
 /* It has ended: end what is left of its group, pass on its last lines.

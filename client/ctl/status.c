@@ -22,7 +22,7 @@ static int print_devices(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 {
 	static const struct table_column columns[] = {
 		{ "DEVICE", false }, { "BACKEND", false }, { "CAPACITY", true }, { "USED", true },
-		{ "OF IT", true },   { "KERNELS", false }, { "STATE", false },
+		{ "USED%", true },   { "KERNELS", false }, { "STATE", false },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 
@@ -247,7 +247,7 @@ static void reader_row(struct table *t, const Shardd__V1__JobStatus *j,
 	table_cell(t, "%s", *r->waits_for ? r->waits_for : "-");
 }
 
-/* Who reads live parameters, and keeps trainers waiting. */
+/* The readers of live parameters, which may keep trainers waiting. */
 static int print_readers(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 {
 	static const struct table_column columns[] = {

@@ -1,9 +1,9 @@
 /*
  * A table of texts, printed with aligned columns.
  *
- * Cells are added from left to right, row by row. What comes from elsewhere (names
- * of jobs, units, programs) is cleaned of control bytes, so that no name can
- * reprogram the terminal it is shown on. Any thread, one at a time.
+ * Cells are added from left to right, row by row. Control bytes are removed from foreign
+ * texts (names of jobs, units, programs), so no name can reprogram the terminal.
+ * Any thread, one at a time.
  */
 #ifndef SHARDD_CTL_TABLE_H
 #define SHARDD_CTL_TABLE_H
@@ -25,7 +25,7 @@ struct table;
 struct table *table_new(const struct table_column *columns, size_t n);
 void table_free(struct table *t);
 
-/* The next cell. A lack of memory is told by table_print. */
+/* Add the next cell. table_print reports a lack of memory. */
 void table_cell(struct table *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void table_color_cell(struct table *t, enum table_color color, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));

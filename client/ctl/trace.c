@@ -54,7 +54,7 @@ static int parse(struct arguments *a, Shardd__V1__OpsRequest *request, char name
 	if (r != CTL_OK)
 		return r;
 	if (!a->file || !*a->file)
-		return ctl_usage("trace takes -o and the name of a file; - is standard output");
+		return ctl_usage("trace needs -o FILE (- is standard output)");
 	if (argc - optind > 1)
 		return ctl_usage("trace takes the name of one job");
 	if (argc - optind == 1)
@@ -64,7 +64,7 @@ static int parse(struct arguments *a, Shardd__V1__OpsRequest *request, char name
 
 static int refuse(const char *file, int error)
 {
-	fprintf(stderr, "shardctl: INVALID_ARGUMENT: the file \"%s\" cannot be written: %s\n", file,
+	fprintf(stderr, "shardctl: INVALID_ARGUMENT: cannot write the file \"%s\": %s\n", file,
 		strerror(error));
 	return CTL_USAGE;
 }

@@ -184,8 +184,8 @@ static void op_slice(struct trace *t, json_int_t lane, const Shardd__V1__OpRecor
 	phase(t, lane, "run", started, end);
 }
 
-/* What lies between two ops of one process. Whether it waited for the first one nobody says:
- * it did not for one that ended after the next had come. */
+/* The time between two ops of one process. The record does not say whether the process waited for
+ * the first op; it did not if the op ended after the next one was submitted. */
 static void trainer_slice(struct trace *t, json_int_t lane, const Shardd__V1__OpRecord *o,
 			  const Shardd__V1__OpRecord *next)
 {
@@ -281,7 +281,7 @@ static void device_slice(struct trace *t, json_int_t lane, const Shardd__V1__Dev
 	title(text, sizeof(text), d->op, d->unit);
 	slice(t, lane, "device", text, d->submitted_us, end, device_args(d));
 	if (!d->began_us)
-		return; /* nobody knows: a GPU does not tell */
+		return; /* not known: a GPU does not report it */
 	phase(t, lane, "queue", d->submitted_us, d->began_us);
 	phase(t, lane, "run", d->began_us, end);
 }

@@ -1,8 +1,8 @@
 /*
  * The flight recorder as a trace in the Chrome trace event format, which chrome://tracing
- * and Perfetto show. A process for each job with lanes for each rank: what its trainer does
- * between its ops, and its ops; and one for the devices, with lanes for each queue. Slices
- * of one lane follow each other or lie in each other. Any thread.
+ * and Perfetto show. It has a process for each job, with lanes for each rank: its ops, and what its
+ * trainer does between them; and a process for the devices, with lanes for each queue. Slices
+ * of one lane follow each other or are nested. Any thread.
  */
 #ifndef SHARDD_CTL_TRACE_EVENTS_H
 #define SHARDD_CTL_TRACE_EVENTS_H

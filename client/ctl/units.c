@@ -7,7 +7,7 @@
 #include "ctl/ctl.h"
 #include "ctl/format.h"
 
-/* "0 1 5", "-" for nobody. */
+/* "0 1 5"; "-" if there is none. */
 static void ranks_cell(struct table *t, const uint32_t *ranks, size_t n)
 {
 	_cleanup_(freep) char *text = NULL;
@@ -21,7 +21,7 @@ static void ranks_cell(struct table *t, const uint32_t *ranks, size_t n)
 	table_cell(t, "%s", text && *text ? text : "-");
 }
 
-/* "0:FORWARD 1:BACKWARD_PRE", "-" for nobody. */
+/* "0:FORWARD 1:BACKWARD_PRE"; "-" if there is none. */
 static void passes_cell(struct table *t, const Shardd__V1__UnitStatus *u)
 {
 	_cleanup_(freep) char *text = NULL;

@@ -73,7 +73,7 @@ int ctl_users(struct ctl *ctl, int argc, char **argv)
 {
 	static const struct table_column columns[] = {
 		{ "UID", true },   { "USER", false }, { "WHAT", false }, { "USED", true },
-		{ "LIMIT", true }, { "OF IT", true }, { "PEAK", true },  { "REFUSED", true },
+		{ "LIMIT", true }, { "USED%", true }, { "PEAK", true },  { "REFUSED", true },
 	};
 	Shardd__V1__StatusRequest request = SHARDD__V1__STATUS_REQUEST__INIT;
 	_cleanup_(ctl_status_freep) Shardd__V1__StatusReply *s = NULL;

@@ -17,28 +17,29 @@ static const char usage[] =
 	"              [--hidden H] [--context C] [--embed E] [--lr X] [--clip X]\n"
 	"              [--dtype fp32|bf16|fp16] [--kill-at STEP --kill-rank R]\n"
 	"\n"
-	"Train a character language model on the text FILE through shardd. Every rank of\n"
-	"the job runs one charlm with the same options.\n"
+	"Train a character language model on the text FILE with shardd. Every rank of the\n"
+	"job runs one charlm with the same options.\n"
 	"\n"
-	"  --data FILE      the text\n"
+	"  --data FILE      the text to train on\n"
 	"  --steps N        train up to step N (300)\n"
-	"  --seed S         of the parameters and of the batches (1)\n"
-	"  --batch B        samples a step, of all ranks together (64)\n"
-	"  --json           rank 0 prints one object a step\n"
+	"  --seed S         seed of the parameters and the batches (1)\n"
+	"  --batch B        samples per step over all ranks (64)\n"
+	"  --json           rank 0 prints one JSON object per step\n"
 	"  --hidden H       width of the two hidden layers (128)\n"
-	"  --context C      characters the model looks back (16)\n"
-	"  --embed E        numbers that stand for a character (16)\n"
+	"  --context C      number of preceding characters the model sees (16)\n"
+	"  --embed E        size of a character's embedding (16)\n"
 	"  --lr X           AdamW's learning rate (0.003)\n"
-	"  --clip X         largest norm of the gradients; 0: any (1)\n"
-	"  --dtype T        of gathered parameters and handed-in gradients (fp32)\n"
-	"  --kill-at STEP   in that step, from 2 on, rank R kills itself in the middle of its\n"
-	"  --kill-rank R    backward, if the job had no commit when the process joined it\n"
+	"  --clip X         maximum norm of the gradients; 0: no limit (1)\n"
+	"  --dtype T        type of gathered parameters and of gradients (fp32)\n"
+	"  --kill-at STEP   rank R kills itself during backward of this step (2 or more),\n"
+	"  --kill-rank R    if the job had no commit when the process joined it\n"
 	"\n"
 	"Environment: SHARDD_SOCKET, SHARDD_JOB (charlm), RANK (0), WORLD_SIZE (1).\n"
 	"\n"
 	"Exit code: 0 all steps are committed, or the job was drained; 1 an error; 2 wrong\n"
-	"arguments; 3 SIGINT or SIGTERM ended it before: all ranks stop behind one step, which is\n"
-	"committed, and the job stays for a restart.\n";
+	"arguments; 3 stopped early by SIGINT or SIGTERM: all ranks stop after the same step, "
+	"which\n"
+	"is committed, and the job stays for a restart.\n";
 
 /* Options given as numbers: where they go and what is allowed. */
 struct number_option {
@@ -151,7 +152,7 @@ static int parse(struct train_options *o, int argc, char **argv)
 			rc = c == 'v' ? parse_one(o, options[which].name, optarg) : -EINVAL;
 	}
 	if (rc == 0 && optind < argc) {
-		fprintf(stderr, "charlm: %s: is not an option\n", argv[optind]);
+		fprintf(stderr, "charlm: %s is not an option\n", argv[optind]);
 		rc = -EINVAL;
 	}
 	if (rc == 0 && !o->data) {
@@ -159,7 +160,7 @@ static int parse(struct train_options *o, int argc, char **argv)
 		rc = -EINVAL;
 	}
 	if (rc == 0 && (o->kill_at == 0) != (o->kill_rank == TRAIN_NO_RANK)) {
-		fprintf(stderr, "charlm: --kill-at and --kill-rank need each other\n");
+		fprintf(stderr, "charlm: give --kill-at and --kill-rank together\n");
 		rc = -EINVAL;
 	}
 	return rc;
@@ -182,7 +183,7 @@ int main(int argc, char **argv)
 	int rc = parse(&options, argc, argv);
 
 	if (rc < 0)
-		fprintf(stderr, "charlm --help says more\n");
+		fprintf(stderr, "try charlm --help\n");
 	if (rc != 0)
 		return rc < 0 ? 2 : 0;
 	return train_run(&options);

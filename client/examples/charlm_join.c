@@ -71,12 +71,13 @@ static int check_blob(struct trainer *t)
 			"the job's last commit was not made by this charlm: name another job");
 	if (b.step != t->me.step)
 		return trainer_fail(t, SHARDD_INTERNAL,
-				    "the blob of step %" PRIu64 " came with step %" PRIu64, b.step,
-				    t->me.step);
+				    "the blob of step %" PRIu64
+				    " belongs to the commit of step %" PRIu64,
+				    b.step, t->me.step);
 	if (b.seed != o->seed || b.text_hash != t->text.hash || b.batch != o->batch)
 		return trainer_fail(t, SHARDD_FAILED_PRECONDITION,
 				    "the job was trained with --seed %" PRIu64 ", --batch %" PRIu64
-				    " and %s text: give it the same, or name another job",
+				    " and %s text: give the same values, or name another job",
 				    b.seed, b.batch,
 				    b.text_hash == t->text.hash ? "this" : "another");
 	return 0;
@@ -122,7 +123,7 @@ static int join(struct trainer *t)
 
 	if (rc < 0)
 		return rc;
-	/* Who finds a commit has been restarted, and must not die of the option again. */
+	/* A process that finds a commit was restarted, and must not die of the option again. */
 	t->may_die = t->may_die && !t->me.has_commit;
 	rc = learn_device(t);
 	if (rc >= 0)

@@ -49,7 +49,7 @@ int model_new(const struct model_shape *s, unsigned samples, struct model **ret)
 /* NULL is allowed. Return: NULL. */
 struct model *model_free(struct model *m);
 
-/* Where sample @i's context symbols and its target are to be put. */
+/* Where to put sample @i's context symbols and its target. */
 unsigned char *model_context(struct model *m, unsigned i);
 unsigned char *model_target(struct model *m, unsigned i);
 

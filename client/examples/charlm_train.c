@@ -185,8 +185,8 @@ static int backward(struct trainer *t, unsigned pass, uint64_t step, const float
 		    shardd_reduce_submit(t->client, t->units[l].unit, &t->tickets[slot], &t->err));
 }
 
-/* Every sample's loss in its own slot, zero in the others': the sum over ranks
- * adds nothing but zeros, so that it is the same for any number of ranks. The
+/* Every sample's loss is in its own slot, and zero in the others': the sum over ranks only
+ * adds zeros, so it is the same for any number of ranks. The
  * last slot counts the ranks that want to stop: all of them learn it in one step. */
 static int share_losses(struct trainer *t)
 {
@@ -322,8 +322,8 @@ static int train_epoch(struct trainer *t)
 	t->reported_step = step;
 	t->reported_ns = now_ns();
 	if (step >= t->options->steps)
-		trainer_say(t, "rank %u has nothing left to do: step %" PRIu64 " is committed\n",
-			    t->me.rank, step);
+		trainer_say(t, "rank %u is finished: step %" PRIu64 " is committed\n", t->me.rank,
+			    step);
 	while (step < t->options->steps) {
 		rc = train_step(t, ++step);
 		if (rc < 0)
@@ -363,7 +363,7 @@ static int train(struct trainer *t)
 			t->unfinished = true;
 			return 0;
 		}
-		trainer_say(t, "rank %u goes back: %s\n", t->me.rank, why.text);
+		trainer_say(t, "rank %u returns to the last commit: %s\n", t->me.rank, why.text);
 	}
 }
 

@@ -32,7 +32,7 @@ struct trainer {
 	struct text text;
 	struct model *model;
 	float *params;   /* copies of what cannot be used in place: 16-bit, or a GPU's */
-	float *gradient; /* the same for what is to be handed in */
+	float *gradient; /* the same for gradients */
 	void *staged;    /* 16-bit elements on their way from or to a GPU */
 
 	shardd_client *client;
@@ -70,11 +70,11 @@ int trainer_fail(struct trainer *t, enum shardd_code code, const char *text, ...
 /* Note that @bytes of the daemon's memory were mapped, or (negative) given back. */
 void trainer_count(struct trainer *t, int64_t bytes);
 
-/* Join an epoch: parameters initialised, buffers there, t->me says where to go on.
+/* Join an epoch: initialise parameters, make buffers; t->me says where to continue.
  * Return: 0 or a negative shardd_code, with t->err. */
 int trainer_enter(struct trainer *t);
 
-/* Commit @step with what this rank needs to go on from it. The same returns. */
+/* Commit @step with what this rank needs to continue from it. Return: as above. */
 int trainer_commit(struct trainer *t, uint64_t step);
 
 /* Free what the rank owns except its connection; safe twice. */

@@ -27,7 +27,7 @@ static float first_of(shardd_client *c, const void *full)
 
 int main(void)
 {
-	/* Who am I: torchrun's variables where they are set, else one rank alone. */
+	/* Rank and world size: from torchrun's variables if they are set, else a single rank. */
 	struct shardd_job job = { .size = sizeof(job),
 				  .name = getenv("SHARDD_JOB") ? NULL : "minimal",
 				  .world_size = getenv("WORLD_SIZE") ? 0 : 1,

@@ -101,7 +101,7 @@ Test(shardctl, what_the_daemon_refuses_ends_with_1)
 		{ { "units", "12345/nobody" }, 1, "NOT_FOUND" },
 		{ { "units", "no-such-user/j" }, 2, "there is no user" },
 		{ { "trace", "nobody", "-o", "-" }, 1, "NOT_FOUND" },
-		{ { "trace", "-o", "/nonexistent/file" }, 2, "cannot be written" },
+		{ { "trace", "-o", "/nonexistent/file" }, 2, "cannot write the file" },
 		{ { "ops", "nobody" }, 1, "NOT_FOUND" },
 		{ { "job", "delete", "nobody" }, 1, "NOT_FOUND" },
 		{ { "job", "drain", "nobody" }, 1, "NOT_FOUND" },
@@ -182,7 +182,7 @@ Test(shardctl, run_restarts_and_ends_with_the_worst_exit_code)
 	static const struct run_row rows[] = {
 		{ "0", "exit 0", 0, "" },
 		{ "0", "test $RANK = 1 && exit 7; exit 0", 7, "rank 1" },
-		{ "0", "test $RANK = 1 && exit 7; exec sleep 1000", 7, "the others are ended" },
+		{ "0", "test $RANK = 1 && exit 7; exec sleep 1000", 7, "ending the others" },
 		{ "0", "kill -9 $$", 137, "signal 9" },
 		{ "0", "exec /nonexistent/program", 127, "nonexistent" },
 		{ "1", "F=$D/a$RANK; test -e $F && exit 0; : > $F; exit 5", 0, "restart 1 of 1" },

@@ -470,7 +470,9 @@ Test(trace, refuses_what_it_cannot_do)
 		{ { "trace", "-o", "-", "--last", "few" }, 2, "few" },
 		{ { "trace", "-o", "-", "--seconds", "0" }, 2, "\"0\"" },
 		{ { "trace", "-o", "-", "nobody" }, 1, "NOT_FOUND" },
-		{ { "trace", "-o", "/nonexistent/t" }, 2, "/nonexistent/t\" cannot be written" },
+		{ { "trace", "-o", "/nonexistent/t" },
+		  2,
+		  "cannot write the file \"/nonexistent/t\"" },
 		{ { "trace", "-o", "/" }, 2, "Is a directory" },
 		{ { "trace", "-o", "/dev/full" }, 2, "No space left" },
 	};

@@ -154,7 +154,7 @@ class Daemon(unittest.TestCase):
             client.step()
             self.assertEqual(floats(unit.tensor(unit.gather(), "b")), [0.5] * 5)
             self.assertEqual(floats(unit.tensor(unit.gather(), "w")), [[1.375] * 5] * 3)
-            with self.assertRaisesRegex(ValueError, "the unit of each"):
+            with self.assertRaisesRegex(ValueError, "one unit for each"):
                 client.step(settings=[shardd.StepSettings(0.5, tensors=[1])])
 
     def test_released_memory_raises(self):
@@ -390,7 +390,7 @@ class Daemon(unittest.TestCase):
                 os.write(write, said)
                 os._exit(0)
             os.waitpid(child, 0)
-            self.assertIn(b"connect anew", os.read(read, 1000))
+            self.assertIn(b"connect again", os.read(read, 1000))
             os.close(read)
             os.close(write)
             client.barrier()

@@ -112,7 +112,7 @@ class Gpus(unittest.TestCase):
             self.assertEqual((t.device_type, t.code, t.bits, t.shape[0]), (2, 4, 16, 20))
             self.assertEqual(t.data, gradient.address)
             given_back(managed)
-            with self.assertRaisesRegex(BufferError, "does not know read-only"):
+            with self.assertRaisesRegex(BufferError, "does not support read-only"):
                 unit.gather().__dlpack__()
             unit.release()
 
@@ -173,7 +173,7 @@ class Gpus(unittest.TestCase):
             unit.tensor(gradient, "w").write(packed(3.0, 15))
             unit.tensor(gradient, "b").write(packed(4.0, 5))
             self.assertEqual(floats(gradient)[:20], [3.0] * 15 + [4.0] * 5)
-            with self.assertRaisesRegex(shardd.InvalidArgument, "8 bytes for 80"):
+            with self.assertRaisesRegex(shardd.InvalidArgument, "8 bytes, must have 80"):
                 gradient.write(packed(1.0, 2))
             with self.assertRaisesRegex(BufferError, "read-only"):
                 gathered.write(packed(1.0))

@@ -236,7 +236,7 @@ class Variables(unittest.TestCase):
     def test_one_of_two_is_missing(self):
         for half in ({"RANK": "0"}, {"WORLD_SIZE": "2"}):
             self.assertIsNone(launched(half))
-            with self.assertRaisesRegex(shardd.InvalidArgument, "both are to be set"):
+            with self.assertRaisesRegex(shardd.InvalidArgument, "set both to whole numbers"):
                 shardd.environment(half)
         self.assertEqual(shardd.environment({}), (0, 1))
 

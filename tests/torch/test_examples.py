@@ -71,20 +71,20 @@ class Arguments(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             short = pathlib.Path(folder, "short")
             short.write_bytes(b"abc")
-            self.check(2, "there is no file '/nonexistent'", *program, "/nonexistent")
-            self.check(2, "there is no file", *program, folder)
-            self.check(2, "--data is to have 66 bytes", *program, str(short))
-        for words, *options in (("--steps: 'x' is not a whole number from 0", "--steps", "x"),
-                                ("--batch: '0' is not a whole number from 1", "--batch", "0"),
-                                ("no multiple of --heads 3", "--heads", "3"),
-                                ("started by torchrun", "--engine", "fsdp2"),
-                                ("--bf16 goes with", "--engine", "single", "--bf16"),
-                                ("--resilient goes with", "--engine", "ddp", "--resilient")):
+            self.check(2, "cannot read a file '/nonexistent'", *program, "/nonexistent")
+            self.check(2, "cannot read a file", *program, folder)
+            self.check(2, "--data must have at least 66 bytes", *program, str(short))
+        for words, *options in (("--steps: 'x' is not a whole number", "--steps", "x"),
+                                ("'0' is not a whole number of at least 1", "--batch", "0"),
+                                ("not a multiple of --heads 3", "--heads", "3"),
+                                ("with torchrun", "--engine", "fsdp2"),
+                                ("--bf16 needs", "--engine", "single", "--bf16"),
+                                ("--resilient needs", "--engine", "ddp", "--resilient")):
             self.check(2, words, *program, README, *options)
 
     def test_of_live_eval(self):
         program = ("live_eval.py", "--job", "x", "--data")
-        self.check(2, "there is no file '/nonexistent'", *program, "/nonexistent")
+        self.check(2, "cannot read a file '/nonexistent'", *program, "/nonexistent")
         self.check(2, "--job is missing", "live_eval.py", "--data", README)
         self.check(2, "--samples: '1e3' is not", *program, README, "--samples", "1e3")
         self.check(2, "--wait nan", *program, README, "--wait", "nan")
@@ -135,7 +135,7 @@ class Examples(unittest.TestCase):
                 (1, ["set SHARDD_JOB"], train, {"RANK": "0", "WORLD_SIZE": "2"}),
                 (1, ["world size"], train,
                  {"SHARDD_JOB": "taken", "RANK": "1", "WORLD_SIZE": "2"}),
-                (1, ["no multiple of the 3 ranks"], train,
+                (1, ["not a multiple of the 3 ranks"], train,
                  {"SHARDD_JOB": "three", "RANK": "1", "WORLD_SIZE": "3"}),
                 (1, ["waits for rank 1 (not joined)"], train,
                  {"SHARDD_JOB": "half", "RANK": "0", "WORLD_SIZE": "2"}))
@@ -145,7 +145,8 @@ class Examples(unittest.TestCase):
         with trainer(self.socket, "late", commit=False), \
                 trainer(self.socket, "other", commit=True):
             self.check(
-                (1, ["no job 'nobody' has come in 0.5 s", "--job nobody"], (*look, "nobody"), {}),
+                (1, ["no job 'nobody' appeared within 0.5 s", "--job nobody"],
+                 (*look, "nobody"), {}),
                 (1, ["the commit that follows step 1", "--resilient"], (*look, "late"), {}),
                 (1, ["no parameter 'tokens.weight'", "as its trainers do"], (*look, "other"), {}))
 
@@ -164,7 +165,7 @@ class Examples(unittest.TestCase):
                 train.terminate()  # it waits for somebody who looks
             said, _ = train.communicate(timeout=120)
         self.assertEqual(train.returncode, 0, said + look.stderr)
-        self.assertIn("evaluate fewer --samples, or set the daemon's reader_hold_ms higher",
+        self.assertIn("evaluate fewer --samples, or raise the daemon's reader_hold_ms",
                       look.stderr)
         self.assertNotIn("Traceback", look.stderr)
 

@@ -336,12 +336,12 @@ def refusals(rank):
     norm = replicate(cases.Conv(), mixed_precision=_MixedPrecision(buffer_dtype=torch.float16))
     if norm.norm.running_mean.dtype != torch.float16:
         said.append("buffers are not of buffer_dtype")
-    expect(shardd.Unimplemented, "with mixed_precision",
+    expect(shardd.Unimplemented, "mixed_precision brings",
            lambda: norm.register_comm_hook(None, default_hooks.allreduce_hook))
     expect(TypeError, "nonsense", lambda: replicate(cases.mlp(), nonsense=1))
     expect(shardd.InvalidArgument, "bucket_cap_mb",
            lambda: replicate(cases.mlp(), bucket_cap_mb=-1))
-    expect(shardd.Unimplemented, "process_group is of 1 ranks",
+    expect(shardd.Unimplemented, "process_group has 1 ranks",
            lambda: replicate(cases.mlp(), process_group=Alone()))
     expect(shardd.InvalidArgument, "device_mesh is 'cpu'",
            lambda: replicate(cases.mlp(), device_mesh="cpu"))

@@ -297,7 +297,7 @@ class Devices(unittest.TestCase):
         return st.init(socket, self.id().split(".")[-1][:60], 0, 1, **options)
 
     def test_torch_without_cuda_says_what_to_do(self):
-        with self.assertRaisesRegex(shardd.FailedPrecondition, "cuda:0 .*built for CUDA, or take a "
+        with self.assertRaisesRegex(shardd.FailedPrecondition, "cuda:0 .*built for CUDA, or use a "
                                     "daemon with host memory"):
             self.init(self.gpus)
         with self.assertRaisesRegex(shardd.FailedPrecondition, "built for CUDA"):

@@ -135,7 +135,7 @@ def policies_in_plain_words(rank):
     st.fully_shard(model.stages[0][0])
     st.fully_shard(model, policy=transformer.Block)  # what is wrapped stays as it is
     expect(said, shardd.InvalidArgument, "policy is 7", lambda: st.fully_shard(Nested(), policy=7))
-    expect(said, shardd.InvalidArgument, "policy said 'yes'",
+    expect(said, shardd.InvalidArgument, "policy returned 'yes'",
            lambda: st.fully_shard(Nested(), policy=lambda m: "yes"))
     tied = Nested()
     tied.stages[0][2].weight = nn.Parameter(torch.zeros(18, 18))
@@ -310,7 +310,7 @@ def other_arguments(rank):
         st.AdamW(st.fully_shard(model, mesh=meshes[-1]).parameters())
 
     expect(said, shardd.Unimplemented, "different meshes", lambda: train((0, 1), None))
-    expect(said, shardd.InvalidArgument, "the job 2 ranks", lambda: train((0, 1, 2)))
+    expect(said, shardd.InvalidArgument, "the job has 2 ranks", lambda: train((0, 1, 2)))
     expect(said, shardd.InvalidArgument, "this is rank", lambda: train((1 - rank,)))
     api.close()
     return said

@@ -139,7 +139,7 @@ Test(client_cuda, pointers_that_were_not_handed_out_are_refused)
 	begin(&w);
 	cr_assert_eq(address(&w, GPUPEER_WRITABLE, true, &at), 0, "%s", w.err.text);
 	cr_expect_eq(map_write(&w.map, bytes, bytes, 16, &w.err), -SHARDD_INVALID_ARGUMENT);
-	expect_said(&w, "not all in memory that was handed out");
+	expect_said(&w, "not all in memory that the daemon handed out");
 	cr_expect_eq(map_read(&w.map, bytes, (char *)at + BYTES - 8, 16, &w.err),
 		     -SHARDD_INVALID_ARGUMENT);
 	cr_expect_eq(map_read(&w.map, bytes, (char *)at - 8, 16, &w.err), -SHARDD_INVALID_ARGUMENT);
@@ -228,7 +228,7 @@ Test(client_cuda, a_lost_gpu_is_told)
 	cr_expect_str_eq(w.err.domain, "cuda");
 	cr_expect_eq(w.err.native, 214);
 	expect_said(&w, "CUDA_ERROR_ECC_UNCORRECTABLE");
-	expect_said(&w, "start it anew");
+	expect_said(&w, "restart it");
 	cr_expect_eq(map_read(&w.map, &byte, at, 1, &w.err), -SHARDD_INTERNAL);
 	cr_expect_eq(w.err.native, 700);
 	end(&w);
@@ -363,7 +363,7 @@ Test(client_cuda, a_client_stays_on_its_device)
 	device_ask(&c, &q);
 	cr_expect_str_eq(q.device, peer.uuid, "again there");
 	cr_expect_eq(take(&c, "cuda", "GPU-2", &err), -SHARDD_FAILED_PRECONDITION);
-	cr_expect_not_null(strstr(err.text, "connect anew"));
+	cr_expect_not_null(strstr(err.text, "connect again"));
 	cr_expect_eq(take(&c, "host", "", &err), -SHARDD_FAILED_PRECONDITION);
 	cr_assert_eq(take(&c, "cuda", peer.uuid, &err), 0, "%s", err.text);
 	cr_expect_eq(shardd_set_stream(&c, NULL, &err), -SHARDD_FAILED_PRECONDITION);

@@ -1,15 +1,15 @@
 /*
- * libshardd: a trainer's way to the shardd of its node.
+ * libshardd: the client library for the shardd of the node.
  *
  * A client is one connection and one session. A trainer joins a job as a rank,
  * registers its units, and then, step by step, gathers full parameters, hands in
  * gradients and lets the daemon reduce them and step the optimizer. Memory is
- * mapped, never copied through the socket.
+ * mapped; it is never copied through the socket.
  *
  * Calls come in two forms. The plain form blocks until the op is done. The
- * _submit form returns at once with a ticket; ops run in submission order where
- * they touch the same unit, and beside each other where they do not. A ticket is
- * ended by one successful shardd_wait or a shardd_poll that says done.
+ * _submit form returns at once with a ticket. Ops that use the same unit run in
+ * submission order; other ops run concurrently. A ticket ends with one successful
+ * shardd_wait, or with a shardd_poll that reports that the op is done.
  *
  * Threads: a client may be used by several threads at once; the order of ops is
  * the order in which their calls entered the library. shardd_close must be the
@@ -18,9 +18,9 @@
  *
  * Errors: functions return 0 or a negative enum shardd_code. Where an argument
  * `struct shardd_error *err` is not NULL it is filled on failure. An op that is
- * refused, or ends before its peers have come, has changed nothing.
+ * refused, or that ends before its peers have called it, has changed nothing.
  *
- * Sizes are in bytes or elements as said; shapes are row-major.
+ * Each size says whether it is in bytes or elements; shapes are row-major.
  */
 #ifndef SHARDD_SHARDD_H
 #define SHARDD_SHARDD_H
@@ -42,39 +42,39 @@ enum shardd_code {
 	SHARDD_OK = 0,
 	SHARDD_CANCELLED = 1,
 	SHARDD_UNKNOWN = 2,
-	SHARDD_INVALID_ARGUMENT = 3,  /* field, value, what is allowed: in the text */
+	SHARDD_INVALID_ARGUMENT = 3,  /* the text says field, value and what is allowed */
 	SHARDD_DEADLINE_EXCEEDED = 4, /* the text says what was waited for */
 	SHARDD_NOT_FOUND = 5,
 	SHARDD_ALREADY_EXISTS = 6,
 	SHARDD_PERMISSION_DENIED = 7,
 	SHARDD_RESOURCE_EXHAUSTED = 8,  /* the text says who holds what */
-	SHARDD_FAILED_PRECONDITION = 9, /* the text says in which state things are */
-	SHARDD_ABORTED = 10,            /* a peer died or left: shardd_join again */
+	SHARDD_FAILED_PRECONDITION = 9, /* the text names the state */
+	SHARDD_ABORTED = 10,            /* a peer died or left: call shardd_join again */
 	SHARDD_UNIMPLEMENTED = 12,
 	SHARDD_INTERNAL = 13,
-	SHARDD_UNAVAILABLE = 14, /* the daemon is gone or about to go */
-	SHARDD_DATA_LOSS = 15,   /* the daemon was restarted: the job's state is gone */
+	SHARDD_UNAVAILABLE = 14, /* the daemon has ended, is about to end, or cannot be reached */
+	SHARDD_DATA_LOSS = 15,   /* the daemon was restarted: the job's state is lost */
 };
 
 struct shardd_error {
 	int code;        /* enum shardd_code, positive */
-	int native;      /* errno and the like, 0 where there is none */
+	int native;      /* the domain's own number, such as errno; 0: none */
 	char domain[16]; /* shardd, os, cuda, nccl */
-	char field[96];  /* INVALID_ARGUMENT: which message field */
+	char field[96];  /* INVALID_ARGUMENT: the field of the message */
 	char text[512];  /* one sentence */
 };
 
-/* OK, ABORTED... @code positive or negative. Static string. Any thread. */
+/* The name of a code, such as "ABORTED". @code: positive or negative. Static string. Any thread. */
 SHARDD_API const char *shardd_code_name(int code);
 
-/* Library version, "major.minor.patch". Static string. Any thread. */
+/* The version of the library, "major.minor.patch". Static string. Any thread. */
 SHARDD_API const char *shardd_version(void);
 
 /* -------------------------------------------------------------- connection */
 
 typedef struct shardd_client shardd_client;
 
-/* How memory comes to this process. */
+/* How this process receives memory. */
 enum shardd_handover {
 	SHARDD_HANDOVER_FD = 1,  /* descriptors over the local channel */
 	SHARDD_HANDOVER_IPC = 2, /* GPUs: CUDA IPC handles in the replies; no local channel.
@@ -85,45 +85,45 @@ struct shardd_options {
 	size_t size;                   /* sizeof(struct shardd_options) */
 	const char *socket;            /* NULL: $SHARDD_SOCKET, else /run/shardd/shardd.sock */
 	const char *name;              /* shown in status; NULL: the program's name */
-	uint32_t connect_timeout_ms;   /* how long to try while nobody listens; 0: 5000 */
+	uint32_t connect_timeout_ms;   /* how long to retry while no daemon listens; 0: 5000 */
 	enum shardd_handover handover; /* 0: FD */
-	/* The device this process computes on: a GPU's UUID ("GPU-...") or a device's id
+	/* The device on which this process computes: a GPU's UUID ("GPU-...") or a device's id
 	 * ("host:0"). NULL: $SHARDD_DEVICE, else the GPU of the calling thread's current
 	 * CUDA context, if it has one; else the daemon chooses. Borrowed during the call. */
 	const char *device;
 };
 
-/* Connect and attach a session. Blocks at most twice the connect timeout, and 10 s for
- * the channel by which memory comes.
- * @options: borrowed; NULL for all defaults. @ret: the caller's, shardd_close.
- * The first call of a process names SHARDD_ variables that nothing reads on standard error.
- * Errors: UNAVAILABLE (nobody listens; or the daemon closed the connection, as it
+/* Connect and open a session. Blocks at most twice the connect timeout, plus 10 s for the local
+ * channel that hands over memory.
+ * @options: borrowed; NULL: all defaults. @ret: belongs to the caller; end it with shardd_close.
+ * The first call of a process writes the names of unknown SHARDD_ variables to standard error.
+ * Errors: UNAVAILABLE (no daemon listens; or the daemon closed the connection, as it
  * does when it does not admit this uid or gid), PERMISSION_DENIED (the socket's mode),
  * INVALID_ARGUMENT. Any thread. */
 SHARDD_API int shardd_connect(const struct shardd_options *options, shardd_client **ret,
 			      struct shardd_error *err);
 
-/* End the session: the daemon drops all it holds for it; every pointer handed out
- * becomes invalid. A rank that has not left counts as died. NULL is allowed.
- * Blocks shortly; on a GPU up to 10 s while streams still wait for the daemon, or have not come
- * to where an op was submitted on them: what they use then stays mapped until the process ends.
- * No other thread may be using the client. */
+/* End the session. The daemon drops all it holds for it, and every pointer that was handed out
+ * becomes invalid. A rank that has not left counts as dead. NULL is allowed.
+ * Blocks briefly. On a GPU it blocks up to 10 s while streams wait for the daemon or have not
+ * reached the point where an op was submitted; memory that they still use then stays mapped until
+ * the process ends. No other thread may use the client during the call. */
 SHARDD_API void shardd_close(shardd_client *c);
 
 /* The daemon's version and this session's number. Any thread. */
 SHARDD_API const char *shardd_daemon_version(const shardd_client *c);
 SHARDD_API uint64_t shardd_session(const shardd_client *c);
 
-/* This run of the daemon: 32 hexadecimal digits, valid until shardd_close; and when it started,
- * seconds since 1970. A daemon that is started again is another run, without any state of the
- * first. Any thread. */
+/* The identifier of this run of the daemon, 32 hexadecimal digits, valid until shardd_close; and
+ * when the run started, in seconds since 1970. A restarted daemon is another run and has no state
+ * of the earlier one. Any thread. */
 SHARDD_API const char *shardd_instance(const shardd_client *c);
 SHARDD_API uint64_t shardd_daemon_started(const shardd_client *c);
 
-/* What the daemon says of itself, its devices, jobs with their units and ranks, and sessions:
- * one JSON document, the one that `shardctl --json status` prints. @job: only this one; NULL:
- * all that this uid may see. @ret: the caller's, free(). Errors: NOT_FOUND (no such job).
- * Blocks until the daemon has answered. Any thread. */
+/* The status of the daemon, its devices, jobs with their units and ranks, and sessions, as one
+ * JSON document: the one that `shardctl --json status` prints. @job: only this job; NULL: all
+ * jobs that this uid may see. @ret: the caller frees it with free(). Errors: NOT_FOUND (no such
+ * job). Blocks until the daemon has answered. Any thread. */
 SHARDD_API int shardd_status(shardd_client *c, const char *job, char **ret,
 			     struct shardd_error *err);
 
@@ -131,7 +131,7 @@ SHARDD_API int shardd_status(shardd_client *c, const char *job, char **ret,
 
 enum shardd_lifetime {
 	SHARDD_EPHEMERAL = 1, /* freed when its last trainer leaves cleanly */
-	SHARDD_KEEP = 2,      /* until deleted, or ttl_s after its last trainer */
+	SHARDD_KEEP = 2,      /* kept until it is deleted, or for ttl_s after its last trainer */
 };
 
 struct shardd_job {
@@ -140,12 +140,12 @@ struct shardd_job {
 					* user: UID/NAME is another user's; NULL: $SHARDD_JOB */
 	uint32_t world_size; /* 0: $WORLD_SIZE */
 	uint32_t rank;       /* SHARDD_RANK_FROM_ENV: $RANK */
-	enum shardd_lifetime lifetime; /* 0: as it is; a new job: EPHEMERAL */
+	enum shardd_lifetime lifetime; /* 0: unchanged; of a new job: EPHEMERAL */
 	uint64_t quota_bytes;          /* 0: the daemon's default */
 	uint32_t ttl_s;                /* up to its max_job_ttl_s; 0: the daemon's default */
 	uint32_t op_timeout_ms;        /* default deadline of an op; 0: the daemon's default */
-	bool allow_torn;               /* go on from a step that was applied but not committed */
-	bool is_private; /* closed to other users, root and the daemon's uid among them */
+	bool allow_torn;               /* continue from a step that was applied but not committed */
+	bool is_private; /* closed to other users, including root and the daemon's uid */
 };
 
 #define SHARDD_RANK_FROM_ENV UINT32_MAX
@@ -155,42 +155,41 @@ struct shardd_membership {
 	uint64_t epoch; /* grows whenever the membership changes */
 	uint32_t world_size;
 	uint32_t rank;
-	bool resumed;     /* the job has state from before */
-	bool has_commit;  /* step and blob mean something */
+	bool resumed;     /* the job has state from before this join */
+	bool has_commit;  /* step and blob are valid */
 	bool torn;        /* a step was applied after that commit */
 	uint64_t step;    /* last committed step */
-	const void *blob; /* this rank's, stored with it; valid until the next join or close */
+	const void *blob; /* this rank's blob of that commit; valid until the next join or close */
 	size_t blob_bytes;
-	bool created; /* this join made the job */
+	bool created; /* this join created the job */
 };
 
-/* Join a job as a rank; the job is made if it is not there. After ABORTED, call
- * it again on the same client: what the session held is dropped, op numbers start
- * anew, unit ids and mapped addresses stay. Blocks until what an earlier epoch still
- * runs has ended; other threads' ops wait for it. @ret: may be NULL. A job that is
- * torn can be joined (@ret says so): initialise all its units and begin anew, for @step
- * and @blob belong to parameters that are no more.
+/* Join a job as a rank; the job is created if it does not exist. After ABORTED, call this again on
+ * the same client: the daemon drops what the session held, op numbers start again at 1, unit ids
+ * and mapped addresses stay. Blocks until ops of an earlier epoch have ended; other threads' ops
+ * wait for it. @ret: may be NULL. A torn job can be joined (@ret says so): initialise all its units
+ * and start again, because @step and @blob belong to parameters that no longer exist.
  * Errors: INVALID_ARGUMENT (name, rank, world size), FAILED_PRECONDITION (the job
- * is there with another world size, lifetime or quota; the rank is taken), UNAVAILABLE
- * (the job or the daemon drains), PERMISSION_DENIED (another uid's private job), NOT_FOUND
+ * exists with another world size, lifetime or quota; the rank is taken), UNAVAILABLE
+ * (the job or the daemon is draining), PERMISSION_DENIED (another uid's private job), NOT_FOUND
  * (UID/NAME), RESOURCE_EXHAUSTED.
- * DATA_LOSS: the job's state was in an earlier run of the daemon: $SHARDD_INSTANCE names that run
- * (as shardd_instance; launchers set it for trainers that they start again), or this process
- * joined the job there and has not left it. No job is made and nothing starts again at step 0.
+ * DATA_LOSS: the job's state was in an earlier run of the daemon. Either $SHARDD_INSTANCE names
+ * that run (as shardd_instance; launchers set it for trainers that they restart), or this process
+ * joined the job there and has not left it. No job is created and nothing starts again at step 0.
  * SHARDD_INSTANCE=any turns this check off. Any thread. */
 SHARDD_API int shardd_join(shardd_client *c, const struct shardd_job *job,
 			   struct shardd_membership *ret, struct shardd_error *err);
 
-/* Has the job or the daemon been asked to drain? Then commit and leave. Known as of
- * the last op that was answered. Never blocks. Any thread. */
+/* Has the job or the daemon been asked to drain? If so, commit and leave. The answer is as of the
+ * last answered op. Never blocks. Any thread. */
 SHARDD_API bool shardd_draining(const shardd_client *c);
 
-/* The device on which this rank's memory is. */
+/* The device with this rank's memory. */
 struct shardd_device {
 	char id[32];      /* host:0, cuda:0 */
 	char backend[16]; /* host, cuda */
 	char uuid[48];    /* GPU-...; empty for the host */
-	bool streams;     /* shardd_set_stream may be used */
+	bool streams;     /* shardd_set_stream is supported */
 };
 
 /* Return: 0, or FAILED_PRECONDITION before the first join. Never blocks. Any thread. */
@@ -204,8 +203,8 @@ SHARDD_API int shardd_leave(shardd_client *c, struct shardd_error *err);
 typedef uint32_t shardd_group;
 #define SHARDD_WORLD ((shardd_group)0)
 
-/* Make or find the group @name with exactly these ranks in this order. Every
- * member calls it; it does not wait for the others. Blocks until the daemon has
+/* Create the group @name with exactly these ranks in this order, or find it. Every
+ * member calls this; it does not wait for the others. Blocks until the daemon has
  * answered. Any thread. */
 SHARDD_API int shardd_group_create(shardd_client *c, const char *name, const uint32_t *ranks,
 				   size_t n, shardd_group *ret, struct shardd_error *err);
@@ -214,7 +213,7 @@ SHARDD_API int shardd_group_create(shardd_client *c, const char *name, const uin
 
 enum shardd_dtype { SHARDD_FP32 = 1, SHARDD_BF16 = 2, SHARDD_FP16 = 3 };
 
-/* Bytes of an element; 0 if @dtype is none of the enum. Any thread. */
+/* Bytes per element; 0 if @dtype is not a value of the enum. Any thread. */
 SHARDD_API size_t shardd_dtype_size(enum shardd_dtype dtype);
 
 enum shardd_init { SHARDD_INIT_CONSTANT = 1, SHARDD_INIT_UNIFORM = 2, SHARDD_INIT_NORMAL = 3 };
@@ -225,19 +224,19 @@ struct shardd_tensor {
 	uint32_t dims;         /* 0: a scalar */
 	enum shardd_init init; /* for shardd_init_seed; 0: constant 0 */
 	double a, b;           /* CONSTANT a; UNIFORM [a,b); NORMAL mean a, deviation b */
-	bool frozen;           /* no gradient, no optimizer; flattened apart from the others */
-	/* Another name of a tensor of the same shape that is registered already, or before it in
-	 * the same call: of unit @alias_unit (NULL: this unit). NULL: a tensor of its own. */
+	bool frozen;           /* no gradient, no optimizer; laid out apart from the others */
+	/* The tensor of the same shape that this is another name of. It was registered before, or
+	 * comes earlier in the same call, in unit @alias_unit (NULL: this unit). NULL: no alias. */
 	const char *alias_of;
 	const char *alias_unit;
-	/* Instead of the unit's: for biases, say. */
+	/* Instead of the unit's values, for example for biases. */
 	bool has_weight_decay;
 	double weight_decay;
 	bool has_lr_factor;
-	double lr_factor; /* times the learning rate */
-	/* Elements from one index of a dimension to the next, @dims of them; NULL: row-major.
-	 * Only a permutation of dimensions, without gaps (channels_last): the daemon keeps the
-	 * elements as they lie. */
+	double lr_factor; /* multiplies the learning rate */
+	/* Distance in elements from one index of a dimension to the next, @dims entries; NULL:
+	 * row-major. Must be a permutation of dimensions without gaps (channels_last). The daemon
+	 * keeps the elements in this order. */
 	const uint64_t *strides;
 };
 
@@ -251,7 +250,7 @@ enum shardd_buffer_dtype {
 	SHARDD_BUFFER_UINT8 = 7, /* and bool */
 };
 
-/* What is no parameter (running statistics): every rank has its own, unsharded. */
+/* A tensor that is not a parameter (running statistics): every rank has its own, unsharded. */
 struct shardd_buffer {
 	const char *name;               /* unique among the unit's tensors and buffers */
 	const uint64_t *shape;          /* row-major */
@@ -261,7 +260,7 @@ struct shardd_buffer {
 
 enum shardd_optimizer_kind { SHARDD_SGD = 1, SHARDD_ADAMW = 2, SHARDD_ADAM = 3 };
 
-/* Whose bits: PyTorch's on a CPU, or everything in double, rounded at the stores. */
+/* The arithmetic to match bitwise: PyTorch's on a CPU, or all in double, rounded at the stores. */
 enum shardd_optimizer_profile {
 	SHARDD_OPTIM_EAGER_SINGLE = 1,
 	SHARDD_OPTIM_FOREACH = 2,
@@ -271,9 +270,9 @@ enum shardd_optimizer_profile {
 
 enum shardd_optimizer_when {
 	SHARDD_OPTIM_AT_STEP = 1, /* by shardd_step, on the gradient shard */
-	/* by the unit's reduce, or the last of its buckets, which frees the gradient shard */
+	/* by the unit's reduce or by the last of its buckets; this frees the gradient shard */
 	SHARDD_OPTIM_IN_BACKWARD = 2,
-	SHARDD_OPTIM_BY_TRAINER = 3, /* the trainer's own, on the mapped shards; kind is 0 */
+	SHARDD_OPTIM_BY_TRAINER = 3, /* by the trainer's own, on the mapped shards; kind is 0 */
 };
 
 struct shardd_optimizer {
@@ -290,19 +289,19 @@ struct shardd_optimizer {
 	double dampening; /* SGD */
 };
 
-/* How a unit's elements are cut into shards. */
+/* How a unit's elements are divided into shards. */
 enum shardd_layout {
-	SHARDD_LAYOUT_FLAT = 1, /* one flat parameter; with shard_multiple PyTorch/XLA's */
-	SHARDD_LAYOUT_DIM0 = 2, /* every tensor by its rows: FSDP2's */
+	SHARDD_LAYOUT_FLAT = 1, /* as one flat parameter; with shard_multiple as in PyTorch/XLA */
+	SHARDD_LAYOUT_DIM0 = 2, /* every tensor by its rows, as in FSDP2 */
 };
 
 enum shardd_strategy {
 	SHARDD_SHARD = 1,     /* over all ranks of the group */
-	SHARDD_REPLICATE = 2, /* every rank has all of it: DDP */
-	SHARDD_HYBRID = 3,    /* sharded inside shard_ranks consecutive ranks, else replicated */
+	SHARDD_REPLICATE = 2, /* a full copy on every rank, as in DDP */
+	SHARDD_HYBRID = 3,    /* sharded over each shard_ranks consecutive ranks, else replicated */
 };
 
-/* In which order a gradient is cast, divided and added: docs/protocol.md. */
+/* The order in which a gradient is cast, divided and added: docs/protocol.md. */
 enum shardd_reduce_profile {
 	SHARDD_PROFILE_FAIRSCALE = 1,
 	SHARDD_PROFILE_XLA = 2,
@@ -313,46 +312,46 @@ enum shardd_reduce_profile {
 	SHARDD_PROFILE_DDP_BUCKET_VIEW = 7, /* gradient_as_bucket_view */
 };
 
-/* What becomes of the gathered unit between forward and backward. */
+/* When a gathered unit is released. */
 enum shardd_reshard {
-	SHARDD_RESHARD_AFTER_FORWARD = 1,  /* released, gathered again for backward */
+	SHARDD_RESHARD_AFTER_FORWARD = 1,  /* released after forward, gathered for backward */
 	SHARDD_RESHARD_AFTER_BACKWARD = 2, /* kept from forward to the end of backward */
 	SHARDD_RESHARD_NEVER = 3,          /* kept until the parameters change */
-	/* released, gathered again for backward, and kept from then on as with NEVER */
+	/* released after forward, gathered again for backward, then kept as with NEVER */
 	SHARDD_RESHARD_AFTER_FORWARD_ONLY = 4,
 };
 
-/* How a gradient is divided by a factor that is no power of two. 0: as PyTorch does on the
+/* How a gradient is divided by a factor that is not a power of two. 0: as PyTorch does on the
  * device, TRUE on a CPU, RECIPROCAL on a GPU (XLA's profile: TRUE on both). */
 enum shardd_div_mode {
 	SHARDD_DIV_TRUE = 1,       /* x / d */
-	SHARDD_DIV_RECIPROCAL = 2, /* x * fp32(1 / d), the inverse taken in fp64 */
+	SHARDD_DIV_RECIPROCAL = 2, /* x * fp32(1 / d), with the inverse computed in fp64 */
 };
 
-/* Parameters that are gathered and reduced together, fp32 in the daemon. FLAT: its flat
- * parameter is the row-major concatenation of its tensors in this order; rank r of W owns
+/* A unit: parameters that are gathered and reduced together, fp32 in the daemon. FLAT: the flat
+ * parameter is the row-major concatenation of the tensors in this order; rank r of W owns
  * elements [r*S, (r+1)*S), S = ceil(N/W) rounded up to a multiple of shard_multiple,
- * zero-padded at the end (fairscale's flat layout; m > 1: XLA's). DIM0: rank r owns of every
- * tensor rows [r*R, (r+1)*R), R = ceil(rows/W) (FSDP2's). Frozen tensors are laid out apart,
- * behind the others; shardd_tensor_places says where everything is. */
+ * zero-padded at the end (fairscale's flat layout; m > 1: XLA's). DIM0: of every tensor rank r
+ * owns rows [r*R, (r+1)*R), R = ceil(rows/W) (FSDP2's). Frozen tensors are laid out apart,
+ * behind the others. shardd_tensor_places returns the place of every tensor. */
 struct shardd_unit_spec {
 	size_t size;      /* sizeof(struct shardd_unit_spec) */
 	const char *name; /* unique in the job, up to 255 printable bytes */
 	const struct shardd_tensor *tensors;
 	size_t n_tensors;
 	shardd_group group;
-	enum shardd_dtype compute_dtype;  /* what gather hands out; 0: FP32 */
-	enum shardd_dtype gradient_dtype; /* what the gradient buffer holds; 0: compute_dtype */
+	enum shardd_dtype compute_dtype;  /* type of gathered parameters; 0: FP32 */
+	enum shardd_dtype gradient_dtype; /* type of the gradient buffer; 0: compute_dtype */
 	uint32_t shard_multiple;          /* 0: 1; with profile XLA and FLAT 128 */
-	double pre_divide, post_divide;   /* gradients; both 0: fairscale's factors for W */
+	double pre_divide, post_divide;   /* of gradients; both 0: fairscale's factors for W */
 	struct shardd_optimizer optimizer;
 	enum shardd_layout layout;                 /* 0: FLAT */
 	enum shardd_strategy strategy;             /* 0: SHARD */
 	uint32_t shard_ranks;                      /* HYBRID: a divisor of the group's size */
-	enum shardd_dtype reduce_dtype;            /* of the sum; 0: what the profile has */
+	enum shardd_dtype reduce_dtype;            /* type of the sum; 0: the profile's */
 	enum shardd_reduce_profile reduce_profile; /* 0: FAIRSCALE */
-	double divide_factor;                      /* FSDP2: the user's; 0: none */
-	bool force_sum;                            /* FSDP2: never AVG */
+	double divide_factor;                      /* FSDP2: the user's factor; 0: none */
+	bool force_sum;                            /* FSDP2: sum, never AVG */
 	const struct shardd_buffer *buffers;
 	size_t n_buffers;
 	enum shardd_reshard reshard; /* 0: AFTER_FORWARD */
@@ -363,41 +362,41 @@ struct shardd_unit_spec {
 typedef uint32_t shardd_unit;
 
 struct shardd_unit_info {
-	shardd_unit unit;        /* names it in every op */
+	shardd_unit unit;        /* the unit's id in every op */
 	uint64_t elements;       /* N */
 	uint64_t shard_elements; /* S */
-	bool initialised;        /* by an earlier life of the job */
+	bool initialised;        /* the unit has parameters from before */
 	uint64_t optimizer_steps;
-	uint64_t gradient_elements; /* of a gradient buffer: what is trained; 0: nothing is */
-	uint64_t packed_elements;   /* of what init takes: all tensors, without padding */
+	uint64_t gradient_elements; /* of a gradient buffer: trained tensors; 0: there are none */
+	uint64_t packed_elements;   /* of init's buffer: all tensors, without padding */
 };
 
-/* Where a tensor is, in elements: in what gather and summon hand out and, if it is trained,
- * in a gradient buffer. An alias is where what it stands for is. */
+/* The place of a tensor, in elements, in the memory of gather and summon and, if it is trained,
+ * in a gradient buffer. An alias has the place of its tensor. */
 struct shardd_tensor_place {
-	shardd_unit unit; /* an alias's may be another one */
+	shardd_unit unit; /* of an alias, possibly another unit */
 	uint64_t offset;
 	uint64_t elements;
-	uint64_t shard_offset;   /* in this rank's shard: what is trained, then what is frozen */
-	uint64_t shard_elements; /* of the tensor that this rank owns; they are contiguous */
+	uint64_t shard_offset;   /* in this rank's shard: trained tensors, then frozen ones */
+	uint64_t shard_elements; /* how many of the tensor this rank owns; contiguous */
 };
 
-/* Where a buffer is in what shardd_unit_buffers hands out, in bytes. */
+/* The place of a buffer in the memory of shardd_unit_buffers, in bytes. */
 struct shardd_buffer_place {
 	uint64_t offset;
 	uint64_t bytes;
 };
 
 /* Register a whole model in one call: all units or none. Every rank registers the
- * same; a difference is FAILED_PRECONDITION naming the first one. Units that are
- * there already are found. @ret: @n entries, in the order given.
+ * same units; FAILED_PRECONDITION names the first difference. Existing units are
+ * found. @ret: @n entries, in the order given.
  * Errors: INVALID_ARGUMENT (which field, which value), RESOURCE_EXHAUSTED. Blocks until
  * the daemon has answered. Any thread. */
 SHARDD_API int shardd_register(shardd_client *c, const struct shardd_unit_spec *units, size_t n,
 			       struct shardd_unit_info *ret, struct shardd_error *err);
 
-/* Where the tensors and the buffers of a unit are, as this client's last registration or
- * conversion of it said. @ret: @n entries, one for each tensor (buffer) of its spec, in their
+/* The places of a unit's tensors and buffers, as of this client's last registration or
+ * conversion of the unit. @ret: @n entries, one for each tensor (buffer) of its spec, in their
  * order. Errors: NOT_FOUND (not registered by this client), INVALID_ARGUMENT (@n). Never
  * blocks. Any thread. */
 SHARDD_API int shardd_tensor_places(shardd_client *c, shardd_unit u,
@@ -411,89 +410,88 @@ SHARDD_API int shardd_buffer_places(shardd_client *c, shardd_unit u,
 
 typedef uint64_t shardd_ticket;
 
-/* What an op hands back. Pointers are valid until the op's memory is given back
+/* The result of an op. Pointers are valid until the op's memory is given back
  * (release, reduce, free) or the session ends. */
 struct shardd_result {
-	/* gather, begin_pass: read-only; gradient, alloc, summon, buffers: to be written */
+	/* gather, begin_pass: read-only; gradient, alloc, summon, buffers: writable */
 	void *data;
 	uint64_t bytes;      /* of data */
-	uint64_t buffer;     /* alloc: names the buffer */
+	uint64_t buffer;     /* alloc: the buffer's id */
 	double total_norm;   /* clip_grad_norm: before clipping */
 	uint32_t references; /* gather, release: this session's, after the op */
-	bool copied;         /* gather: a cast was made for this call */
+	bool copied;         /* gather: this call made a cast copy */
 	uint64_t number;     /* collectives: position in the group's order */
 	uint64_t waited_us;  /* in the daemon: for order and for peers */
 	uint64_t ran_us;
-	bool kept;                /* end_pass: the unit is still gathered, by its policy */
+	bool kept;                /* end_pass: the policy keeps the unit gathered */
 	bool found_inf;           /* unscale, step */
 	bool skipped;             /* step; reduce: unused by all */
-	bool has_total_norm;      /* step: the plan has a clip, total_norm is its */
+	bool has_total_norm;      /* step: the plan has a clip; total_norm is its norm */
 	shardd_unit unit;         /* next_shard: whose shard data is */
 	uint64_t elements;        /* next_shard: of parameters, and of gradient */
 	uint64_t gradient_offset; /* next_shard: bytes from data to the gradient */
-	uint64_t optimizer_steps; /* summon: that the unit has had */
+	uint64_t optimizer_steps; /* summon: how many the unit has had */
 };
 
-/* Done? Return: 1 (then the ticket is ended and @ret, if not NULL, is filled), 0 (not
- * yet), or a negative code (the op failed: the ticket is ended; INVALID_ARGUMENT
- * with native EBADF: no such ticket). Never blocks. Any thread. */
+/* Check whether an op is done. Return: 1 (done: the ticket has ended and @ret, if not NULL, is
+ * filled), 0 (not yet), or a negative code (the op failed and the ticket has ended;
+ * INVALID_ARGUMENT with native EBADF: no such ticket). Never blocks. Any thread. */
 SHARDD_API int shardd_poll(shardd_client *c, shardd_ticket t, struct shardd_result *ret,
 			   struct shardd_error *err);
 
-/* Wait at most @timeout_ms (-1: as long as the op's own deadline). Return: 0 or a
+/* Wait for an op, at most @timeout_ms (-1: until the op's own deadline). Return: 0 or a
  * negative code; DEADLINE_EXCEEDED with native EAGAIN means that only the wait
- * ended: the op goes on and the ticket stays. Any thread. */
+ * ended: the op continues and the ticket stays valid. Any thread. */
 SHARDD_API int shardd_wait(shardd_client *c, shardd_ticket t, int timeout_ms,
 			   struct shardd_result *ret, struct shardd_error *err);
 
-/* Deadline of the ops submitted after this call, on this client; 0: the job's.
- * An op whose deadline passes ends with DEADLINE_EXCEEDED, for its peers too. Never
+/* Set the deadline of ops that are submitted on this client after this call; 0: the job's.
+ * An op whose deadline passes ends with DEADLINE_EXCEEDED, also for its peers. Never
  * blocks. Any thread. */
 SHARDD_API void shardd_set_timeout(shardd_client *c, uint32_t ms);
 
-/* From here on, any thread for all: a _submit form waits for nothing but another
- * thread's call that enters the library, the plain form blocks until its op has ended,
- * at the latest by its deadline. What one thread submits to a unit and another waits
- * for is theirs to agree on: the library keeps no lock between calls. */
+/* All functions below may be called from any thread. A _submit form waits only for another
+ * thread that is entering the library. The plain form blocks until its op has ended, at the
+ * latest at its deadline. The library holds no lock between calls: threads that use the same unit
+ * must coordinate themselves. */
 
 /* ------------------------------------------------------------ device memory */
 
-/* On a GPU the pointers that ops hand out are device addresses in this process: of the
- * current CUDA context, or, where there is none, of the device's primary context, which
- * the library retains. On the host they are ordinary memory. These copy either way, and
- * return when the copy is done: @dst (write) or @src (read) is such a pointer. Where this
- * thread has a stream (shardd_set_stream) the copy begins after the work that is on it.
- * Errors: INVALID_ARGUMENT (outside of what was handed out), INTERNAL (the device
+/* Copy to or from memory that ops hand out; return when the copy is done. @dst (write) or @src
+ * (read) is such a pointer. On the host it is ordinary memory. On a GPU it is a device address in
+ * the current CUDA context or, if there is none, in the device's primary context, which the
+ * library retains. If this thread has a stream (shardd_set_stream), the copy begins after the work
+ * on it. Errors: INVALID_ARGUMENT (outside the memory that was handed out), INTERNAL (the device
  * refused). Any thread. */
 SHARDD_API int shardd_write(shardd_client *c, void *dst, const void *src, size_t bytes,
 			    struct shardd_error *err);
 SHARDD_API int shardd_read(shardd_client *c, void *dst, const void *src, size_t bytes,
 			   struct shardd_error *err);
 
-/* GPUs: ops that this thread submits from here on are ordered with @stream (a CUstream or
+/* GPUs: order the ops that this thread submits from now on with @stream (a CUstream or
  * cudaStream_t of the client's context; NULL is CUDA's default stream) instead of with the
  * CPU. An op begins on the device after the work that is on the stream when it is
- * submitted. Its answer, and so the end of shardd_wait or of the plain form, comes when the
- * daemon has queued it, and work put on the stream after that runs after the op: nothing
- * waits for the device. Results for the CPU (total_norm) are exact in any case.
- * The first op that names new memory waits for the streams, since nothing can be mapped
- * while one waits for the daemon. Where a device has no stream memory operations, a
+ * submitted. The daemon answers when it has queued the op; shardd_wait or the plain form returns
+ * then. Work that is put on the stream later runs after the op, and the CPU does not wait for the
+ * device. Results for the CPU (total_norm) are always exact.
+ * The first op that names new memory waits for the streams, since memory cannot be mapped
+ * while a stream waits for the daemon. If the device has no stream memory operations, a
  * submission waits while 16 earlier ones of its stream are unanswered.
- * Do not capture such a stream into a graph, and do not destroy it while ops are under way.
- * An op whose stream does not get so far within the op's deadline ends this session.
+ * Do not capture such a stream into a graph, and do not destroy it while ops are in progress.
+ * An op whose stream does not reach it within the op's deadline ends this session.
  * Errors: FAILED_PRECONDITION (not joined, or the device has no streams),
  * INVALID_ARGUMENT (a stream of another context, or the per-thread default stream),
  * RESOURCE_EXHAUSTED (512 streams at most). May block at the first use of a stream. Any
  * thread. */
 SHARDD_API int shardd_set_stream(shardd_client *c, void *stream, struct shardd_error *err);
-/* Back to the CPU: answers come when ops have been executed. Never blocks. */
+/* Order ops with the CPU again: an op is answered when it has been executed. Never blocks. */
 SHARDD_API void shardd_clear_stream(shardd_client *c);
 
-/* Initialise a unit's parameters (collective). Optimizer state is zeroed.
+/* Initialise a unit's parameters (collective) and zero its optimizer state.
  * seed: every tensor by its init; values depend on seed, unit, tensor and index,
- * not on the world size or the layout. broadcast: all from @root's buffer, which holds the
- * unit's packed_elements in fp32, tensor after tensor without padding (others pass 0). own:
- * each rank's shard from its own such buffer. */
+ * not on the world size or the layout. broadcast: all values from @root's buffer, which holds the
+ * unit's packed_elements in fp32, tensor after tensor without padding (other ranks pass 0). own:
+ * each rank's shard from such a buffer of that rank. */
 SHARDD_API int shardd_init_seed_submit(shardd_client *c, shardd_unit u, uint64_t seed,
 				       shardd_ticket *t, struct shardd_error *err);
 SHARDD_API int shardd_init_seed(shardd_client *c, shardd_unit u, uint64_t seed,
@@ -508,54 +506,53 @@ SHARDD_API int shardd_init_own_submit(shardd_client *c, shardd_unit u, uint64_t 
 SHARDD_API int shardd_init_own(shardd_client *c, shardd_unit u, uint64_t buffer,
 			       struct shardd_error *err);
 
-/* The full parameters of a unit: N elements of compute_dtype, shared by all ranks
- * of the node, read-only. Counted: as many releases as gathers give it back.
- * Gathered again while held: the same address. Waits for no other rank. */
+/* Gather the full parameters of a unit: N elements of compute_dtype, shared by all ranks
+ * of the node, read-only. Gathers are counted: the same number of releases gives the memory back.
+ * A unit that is gathered again while held has the same address. Does not wait for other ranks. */
 SHARDD_API int shardd_gather_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
 				    struct shardd_error *err);
 SHARDD_API int shardd_gather(shardd_client *c, shardd_unit u, const void **data,
 			     struct shardd_error *err);
 
-/* Drop one reference; with none left it does nothing. */
+/* Drop one reference. Without references it does nothing. */
 SHARDD_API int shardd_release_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
 				     struct shardd_error *err);
 SHARDD_API int shardd_release(shardd_client *c, shardd_unit u, struct shardd_error *err);
 
 /* ------------------------------------------------------------------ passes */
 
-/* Guarded units are used in passes, in this order on each rank: begin and end of FORWARD,
- * as often as there is one; begin of BACKWARD, reduce, end of BACKWARD. Forward may be
- * computed again inside backward. Steps, clipping, commits and initialisation come when no
- * unit is in a pass. What does not fit is FAILED_PRECONDITION with the state, and changes
- * nothing. */
+/* Guarded units are used in passes, in this order on each rank: begin and end of FORWARD, once for
+ * each forward; begin of BACKWARD, reduce, end of BACKWARD. Forward may be computed again inside
+ * backward. Steps, clipping, commits and initialisation are allowed while no unit is in a pass. A
+ * call out of order is FAILED_PRECONDITION, which names the state, and changes nothing. */
 enum shardd_pass { SHARDD_FORWARD = 1, SHARDD_BACKWARD = 2 };
 
-/* The full parameters, as of gather; the pass has one reference of its own. They stay until
- * the end of the pass, in backward until the unit is reduced, and longer if the unit's
- * reshard policy says so: then the address stays the same. Waits for no other rank. */
+/* Begin a pass and return the full parameters, as gather does; the pass has its own reference. They
+ * stay until the end of the pass (backward: until the unit is reduced), or longer if the unit's
+ * reshard policy says so; the address then stays the same. Does not wait for other ranks. */
 SHARDD_API int shardd_begin_pass_submit(shardd_client *c, shardd_unit u, enum shardd_pass pass,
 					shardd_ticket *t, struct shardd_error *err);
 SHARDD_API int shardd_begin_pass(shardd_client *c, shardd_unit u, enum shardd_pass pass,
 				 const void **data, struct shardd_error *err);
 
-/* @sync: BACKWARD: the gradients of this pass were reduced; false: they are added up, for a
- * later pass to reduce (no_sync), or there are none. FORWARD: ignored.
- * Errors: FAILED_PRECONDITION (also of a backward with @sync and without a reduce). */
+/* End a pass. @sync: BACKWARD: true: the gradients of this pass were reduced; false: they are added
+ * up for a later pass to reduce (no_sync), or there are none. FORWARD: ignored.
+ * Errors: FAILED_PRECONDITION (also a backward with @sync but without a reduce). */
 SHARDD_API int shardd_end_pass_submit(shardd_client *c, shardd_unit u, enum shardd_pass pass,
 				      bool sync, shardd_ticket *t, struct shardd_error *err);
 SHARDD_API int shardd_end_pass(shardd_client *c, shardd_unit u, enum shardd_pass pass, bool sync,
 			       struct shardd_error *err);
 
-/* This session's policy for guarded units, from here on; @reshard 0: as registered. @units:
- * @n of them, at least one. */
+/* Set this session's policy for guarded units from now on. @reshard: 0: as registered. @units:
+ * @n entries, at least one. */
 SHARDD_API int shardd_set_reshard_submit(shardd_client *c, const shardd_unit *units, size_t n,
 					 enum shardd_reshard reshard, shardd_ticket *t,
 					 struct shardd_error *err);
 SHARDD_API int shardd_set_reshard(shardd_client *c, const shardd_unit *units, size_t n,
 				  enum shardd_reshard reshard, struct shardd_error *err);
 
-/* By what reductions divide: fields of shardd_unit_spec. What is 0 is left open, whatever the
- * unit was registered with. */
+/* The factors by which reductions divide. Fields and the meaning of 0 are as in shardd_unit_spec,
+ * whatever the unit was registered with. */
 struct shardd_factors {
 	size_t size;                    /* sizeof(struct shardd_factors) */
 	double pre_divide, post_divide; /* FAIRSCALE, XLA, FSDP1_HOOK */
@@ -563,34 +560,34 @@ struct shardd_factors {
 	bool force_sum;                 /* FSDP2 */
 };
 
-/* The same of all ranks (collective), for the reductions of @u from here on, until the end of the
- * epoch. Errors: INVALID_ARGUMENT (a factor that the unit's profile does not have),
- * FAILED_PRECONDITION (in the middle of a pass: a rank has its gradient buffer, or
- * an all-reduce is deferred; ranks that do not agree). */
+/* Set the factors for the reductions of @u from now until the end of the epoch (collective; all
+ * ranks give the same). Errors: INVALID_ARGUMENT (a factor that the unit's profile does not have),
+ * FAILED_PRECONDITION (a pass is in progress: a rank has its gradient buffer, or an all-reduce is
+ * deferred; or the ranks do not agree). */
 SHARDD_API int shardd_set_factors_submit(shardd_client *c, shardd_unit u,
 					 const struct shardd_factors *factors, shardd_ticket *t,
 					 struct shardd_error *err);
 SHARDD_API int shardd_set_factors(shardd_client *c, shardd_unit u,
 				  const struct shardd_factors *factors, struct shardd_error *err);
 
-/* As soon as this session has @u in @pass, begin to gather @units (@n up to 16, in this
- * order; 0: none any more). Without any such list the daemon learns the order in one step
- * and follows it in the next. It saves time only, and fails nothing: see docs/protocol.md. */
+/* Start gathering @units, in this order, as soon as this session has @u in @pass. @n: up to 16;
+ * 0: removes the list. Without any list the daemon learns the order in one step and follows it in
+ * the next. A list only saves time; it makes no op fail: see docs/protocol.md. */
 SHARDD_API int shardd_set_prefetch_submit(shardd_client *c, shardd_unit u, enum shardd_pass pass,
 					  const shardd_unit *units, size_t n, shardd_ticket *t,
 					  struct shardd_error *err);
 SHARDD_API int shardd_set_prefetch(shardd_client *c, shardd_unit u, enum shardd_pass pass,
 				   const shardd_unit *units, size_t n, struct shardd_error *err);
 
-/* This rank's buffer for a unit's full gradients: gradient_elements of gradient_dtype,
- * writable, contents undefined: write all of it. Asked again before the reduce:
+/* Return this rank's buffer for a unit's full gradients: gradient_elements of gradient_dtype,
+ * writable. Its contents are undefined: write all of it. A second call before the reduce returns
  * the same buffer. The reduce takes it back. */
 SHARDD_API int shardd_gradient_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
 				      struct shardd_error *err);
 SHARDD_API int shardd_gradient(shardd_client *c, shardd_unit u, void **data,
 			       struct shardd_error *err);
 
-/* A writable buffer of this session's own, for init, all_reduce and broadcast. */
+/* Allocate and free a writable buffer of this session, for init, all_reduce and broadcast. */
 SHARDD_API int shardd_alloc_submit(shardd_client *c, uint64_t bytes, shardd_ticket *t,
 				   struct shardd_error *err);
 SHARDD_API int shardd_alloc(shardd_client *c, uint64_t bytes, uint64_t *buffer, void **data,
@@ -600,29 +597,29 @@ SHARDD_API int shardd_free_submit(shardd_client *c, uint64_t buffer, shardd_tick
 SHARDD_API int shardd_free(shardd_client *c, uint64_t buffer, struct shardd_error *err);
 
 /* Reduce the gradient buffers of all ranks of the unit's group, and what they have
- * accumulated, into their fp32 gradient shards (collective): divided, cast and added in the
- * order of the unit's reduce profile, added to what the shard holds since the last step. */
+ * accumulated, into their fp32 gradient shards (collective). Values are divided, cast and added in
+ * the order of the unit's reduce profile, and added to what the shard holds since the last step. */
 SHARDD_API int shardd_reduce_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
 				    struct shardd_error *err);
 SHARDD_API int shardd_reduce(shardd_client *c, shardd_unit u, struct shardd_error *err);
 
-/* The same inside each replica only (HYBRID, REPLICATE; collective): the sums are kept, and
- * the next shardd_reduce adds its own to them before the replicas' all-reduce. */
+/* Reduce inside each replica only (HYBRID, REPLICATE; collective). The sums are kept, and the next
+ * shardd_reduce adds its own to them before the all-reduce over replicas. */
 SHARDD_API int shardd_reduce_deferred_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
 					     struct shardd_error *err);
 SHARDD_API int shardd_reduce_deferred(shardd_client *c, shardd_unit u, struct shardd_error *err);
 
-/* Without communication: add this rank's gradient buffer to what it has accumulated of the
- * unit since its last reduce, all of which the next reduce takes (no_sync). The buffer is
- * gone: ask for it again. Costs the memory of a gradient buffer until then. */
+/* Add this rank's gradient buffer to what it has accumulated for the unit since the last reduce,
+ * without communication (no_sync). The next reduce takes all of it. The buffer is given back: ask
+ * for it again. Needs the memory of a gradient buffer until the next reduce. */
 SHARDD_API int shardd_accumulate_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
 					struct shardd_error *err);
 SHARDD_API int shardd_accumulate(shardd_client *c, shardd_unit u, struct shardd_error *err);
 
 enum shardd_reduce_op { SHARDD_SUM = 1, SHARDD_AVG = 2, SHARDD_MAX = 3, SHARDD_MIN = 4 };
 
-/* @count elements at byte @offset of each member's buffer become the same on all
- * (collective). Folded in fp32 in the group's order. */
+/* Reduce @count elements at byte @offset of each member's buffer; all members get the result
+ * (collective). Computed in fp32 in the group's order. */
 SHARDD_API int shardd_all_reduce_submit(shardd_client *c, shardd_group g, uint64_t buffer,
 					uint64_t offset, uint64_t count, enum shardd_dtype dtype,
 					enum shardd_reduce_op op, shardd_ticket *t,
@@ -631,7 +628,7 @@ SHARDD_API int shardd_all_reduce(shardd_client *c, shardd_group g, uint64_t buff
 				 uint64_t count, enum shardd_dtype dtype, enum shardd_reduce_op op,
 				 struct shardd_error *err);
 
-/* @bytes at @offset of @root's buffer into everybody's (collective). @root: a rank
+/* Copy @bytes at @offset of @root's buffer into everybody's buffer (collective). @root: a rank
  * of the job that is a member of the group. */
 SHARDD_API int shardd_broadcast_submit(shardd_client *c, shardd_group g, uint64_t buffer,
 				       uint64_t offset, uint64_t bytes, uint32_t root,
@@ -643,8 +640,8 @@ SHARDD_API int shardd_barrier_submit(shardd_client *c, shardd_group g, shardd_ti
 				     struct shardd_error *err);
 SHARDD_API int shardd_barrier(shardd_client *c, shardd_group g, struct shardd_error *err);
 
-/* Does nothing in the daemon: to see whether its loop answers, and how fast. Not an op: it has
- * no number and needs no job. -SHARDD_UNIMPLEMENTED without a ring (SHARDD_RING=off, handover
+/* Make the daemon answer without doing anything, to see whether its loop answers and how fast. Not
+ * an op: it has no number and needs no job. UNIMPLEMENTED without a ring (SHARDD_RING=off, handover
  * by IPC handle, an older daemon). */
 SHARDD_API int shardd_nop_submit(shardd_client *c, shardd_ticket *t, struct shardd_error *err);
 SHARDD_API int shardd_nop(shardd_client *c, struct shardd_error *err);
@@ -660,21 +657,21 @@ SHARDD_API int shardd_clip_grad_norm(shardd_client *c, shardd_group g, double ma
 				     double norm_type, double *total_norm,
 				     struct shardd_error *err);
 
-/* Step the optimizer of every unit of the group that has a gradient, and empty the
- * gradients (collective). @lr: for this step instead of the units' own; NULL: own.
- * No rank may hold a gather of these units. The step is applied as a whole by the
- * commit that follows; or before that by the next gather, reduce, clip, initialise or
- * step. A trainer that dies before it is applied leaves the parameters as they were. */
+/* Step the optimizer of every unit of the group that has a gradient, and clear the
+ * gradients (collective). @lr: learning rate of this step; NULL: the units' own.
+ * No rank may have these units gathered. The step is applied as a whole by the
+ * following commit, or earlier by the next gather, reduce, clip, initialise or
+ * step. If a trainer dies before it is applied, the parameters do not change. */
 SHARDD_API int shardd_step_submit(shardd_client *c, shardd_group g, const double *lr,
 				  shardd_ticket *t, struct shardd_error *err);
 SHARDD_API int shardd_step(shardd_client *c, shardd_group g, const double *lr,
 			   struct shardd_error *err);
 
-/* -- gradients in all ways ---------------------------------------------------- */
+/* -- clipping, scaling, plans ------------------------------------------------- */
 
-/* Which factor the norm leads to (docs/protocol.md). */
+/* Which clipping factor follows from a norm (docs/protocol.md). */
 enum shardd_clip_profile {
-	SHARDD_CLIP_FAIRSCALE = 1, /* only a factor below 1 is applied: a NaN changes nothing */
+	SHARDD_CLIP_FAIRSCALE = 1, /* applied only if below 1: a NaN changes nothing */
 	SHARDD_CLIP_XLA = 2,       /* clamped to [0, 1], always applied */
 	SHARDD_CLIP_TORCH = 3,     /* at most 1, always applied: a NaN makes all NaN */
 };
@@ -684,13 +681,13 @@ struct shardd_clip {
 	double max_norm;
 	double norm_type;                 /* above 0, or INFINITY; 0: 2 */
 	enum shardd_clip_profile profile; /* 0: FAIRSCALE */
-	bool error_if_nonfinite;          /* FAILED_PRECONDITION, and nothing has changed */
+	bool error_if_nonfinite;          /* FAILED_PRECONDITION, without any change */
 	const shardd_unit *units;         /* of the group; NULL: all of it. Not for a plan */
 	size_t n_units;
 	bool whole_job; /* units of every group; with SHARDD_WORLD, no units, not for a plan */
 };
 
-/* As shardd_clip_grad_norm, with all that can be said. */
+/* As shardd_clip_grad_norm, with all options. */
 SHARDD_API int shardd_clip_submit(shardd_client *c, shardd_group g, const struct shardd_clip *clip,
 				  shardd_ticket *t, struct shardd_error *err);
 SHARDD_API int shardd_clip(shardd_client *c, shardd_group g, const struct shardd_clip *clip,
@@ -705,25 +702,25 @@ SHARDD_API int shardd_clip_value(shardd_client *c, shardd_group g, double value,
 				 const shardd_unit *units, size_t n, struct shardd_error *err);
 
 /* Undo the scaling of the loss: multiply the gradient shards of the group's units by
- * @inv_scale (collective). @found_inf: did one of them, on any rank, hold an infinity or
- * NaN? May be NULL: the next step can ask for it too. Once a step. */
+ * @inv_scale (collective). Once per step. @found_inf: true if a shard of any rank had an infinity
+ * or NaN. May be NULL: the next step can use it, too. */
 SHARDD_API int shardd_unscale_submit(shardd_client *c, shardd_group g, double inv_scale,
 				     shardd_ticket *t, struct shardd_error *err);
 SHARDD_API int shardd_unscale(shardd_client *c, shardd_group g, double inv_scale, bool *found_inf,
 			      struct shardd_error *err);
 
-/* What the optimizer goes by in one step, in place of what tensors were registered with: all of
- * it counts, whatever is 0. */
+/* The optimizer's settings for one step. They replace all settings that the tensors were registered
+ * with, including those that are 0 here. */
 struct shardd_step_settings {
-	double lr;    /* no multiple of the tensor's is taken of it */
-	bool lr_fp32; /* Adam, AdamW: it is computed with in fp32, as PyTorch does if it is a tensor */
+	double lr;    /* not multiplied by the tensor's lr_factor */
+	bool lr_fp32; /* Adam, AdamW: compute with lr in fp32, as PyTorch does with a tensor */
 	double weight_decay;
 	double momentum, dampening; /* SGD; momentum 0 for units registered with 0 */
 	bool nesterov;              /* SGD */
 	double beta1, beta2, eps;   /* Adam, AdamW */
 	bool maximize;
-	/* Whose: tensor tensors[i], by its index in the spec, of unit units[i]. n 0: of all that no
-	 * others of the same step name. */
+	/* The tensors with these settings: tensors[i], by its index in the spec, of unit units[i].
+	 * n 0: all tensors that no other settings of the step name. */
 	const shardd_unit *units;
 	const uint32_t *tensors;
 	size_t n;
@@ -732,9 +729,9 @@ struct shardd_step_settings {
 struct shardd_step_options {
 	size_t size;        /* sizeof(struct shardd_step_options) */
 	const double *lr;   /* for this step; NULL: the units' own, or the plan's */
-	bool skip_if_found; /* found_inf of the last unscale: no step, no count, no gradients */
-	bool discard;       /* the same in any case */
-	/* for this step; NULL: none. @lr is then for the tensors that they leave out */
+	bool skip_if_found; /* if the last unscale found an infinity: drop gradients, do not step */
+	bool discard;       /* drop gradients and do not step in any case */
+	/* for this step; NULL: none. @lr then applies to the tensors that they do not name */
 	const struct shardd_step_settings *settings;
 	size_t n_settings;
 };
@@ -750,16 +747,16 @@ SHARDD_API int shardd_step_with(shardd_client *c, shardd_group g,
 				const struct shardd_step_options *o, struct shardd_result *ret,
 				struct shardd_error *err);
 
-/* As shardd_reduce, but not the unit's last one before the step: an optimizer in backward,
- * a plan and the trainer's own optimizer wait for that. */
+/* As shardd_reduce, but not the unit's last reduce before the step: an optimizer in backward,
+ * a plan and the trainer's own optimizer wait for the last one. */
 SHARDD_API int shardd_reduce_more_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
 					 struct shardd_error *err);
 SHARDD_API int shardd_reduce_more(shardd_client *c, shardd_unit u, struct shardd_error *err);
 
-/* As shardd_reduce, of a rank that has not used the unit in this pass: it has filled its gradient
- * buffer with zeros, which count if another rank has used it. If all ranks say so (@by_all, or
- * the result's skipped; NULL: not asked) and none has accumulated, nothing is reduced: the next step leaves the unit alone, as if it had been in no
- * backward pass. */
+/* As shardd_reduce, for a rank that has not used the unit in this pass and has filled its gradient
+ * buffer with zeros; the zeros count if another rank has used the unit. If all ranks call this and
+ * none has accumulated, nothing is reduced, and the next step skips the unit as if it had been in
+ * no backward pass. @by_all (and the result's skipped): true in that case; may be NULL. */
 SHARDD_API int shardd_reduce_unused_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
 					   struct shardd_error *err);
 SHARDD_API int shardd_reduce_unused(shardd_client *c, shardd_unit u, bool *by_all,
@@ -772,11 +769,11 @@ struct shardd_reduce_options {
 	bool more; /* as shardd_reduce_more */
 };
 
-/* As shardd_reduce, of a rank that has used some tensors of the unit and not those in @o: it has
+/* As shardd_reduce, for a rank that has used some tensors of the unit but not those in @o. It has
  * filled their part of its gradient buffer with zeros, which count if another rank has used
- * them. What no rank has used has no gradient (shardd_unit_unused): the next step leaves it
- * and its optimizer state alone, and does not count for it. @ret: skipped: nothing of the unit was used by any
- * rank. May be NULL. Errors: INVALID_ARGUMENT (no such tensors). */
+ * them. A tensor that no rank has used has no gradient (shardd_unit_unused): the next step skips it
+ * and its optimizer state, and does not count for it. @ret: skipped: no rank has used any tensor of
+ * the unit. May be NULL. Errors: INVALID_ARGUMENT (no such tensors). */
 SHARDD_API int shardd_reduce_with_submit(shardd_client *c, shardd_unit u,
 					 const struct shardd_reduce_options *o, shardd_ticket *t,
 					 struct shardd_error *err);
@@ -784,9 +781,9 @@ SHARDD_API int shardd_reduce_with(shardd_client *c, shardd_unit u,
 				  const struct shardd_reduce_options *o, struct shardd_result *ret,
 				  struct shardd_error *err);
 
-/* Which tensors of @u no rank has used, by the unit's reduce whose end this client heard of last:
- * all @n of the unit's into @ret. Errors: NOT_FOUND (not registered by this client),
- * INVALID_ARGUMENT (@n is not how many there are). Never blocks. Any thread. */
+/* Which tensors of @u no rank has used, as of the unit's last reduce whose end this client has
+ * seen. @ret: @n entries, one for each tensor of the unit. Errors: NOT_FOUND (not registered by
+ * this client), INVALID_ARGUMENT (@n is not how many there are). Never blocks. Any thread. */
 SHARDD_API int shardd_unit_unused(shardd_client *c, shardd_unit u, bool *ret, size_t n,
 				  struct shardd_error *err);
 
@@ -795,11 +792,11 @@ struct shardd_plan {
 	const struct shardd_clip *clip; /* NULL: none */
 	double inv_scale;               /* 0: none; found_inf skips the step */
 	const double *lr;               /* for the steps of this pass; NULL: the units' own */
-	const struct shardd_step_settings *settings; /* the same, as of a step */
+	const struct shardd_step_settings *settings; /* for the steps of this pass */
 	size_t n_settings;
 };
 
-/* Say before a backward pass what becomes of its gradients as they arrive, until the step
+/* Say before a backward pass what is done with its gradients as they arrive, until the step
  * (collective). With a clip or an inv_scale, optimizers in backward wait for the step, which
  * applies all or skips all. The norm comes with shardd_step_with. */
 SHARDD_API int shardd_plan_backward_submit(shardd_client *c, shardd_group g,
@@ -808,9 +805,9 @@ SHARDD_API int shardd_plan_backward_submit(shardd_client *c, shardd_group g,
 SHARDD_API int shardd_plan_backward(shardd_client *c, shardd_group g,
 				    const struct shardd_plan *plan, struct shardd_error *err);
 
-/* A shard for the trainer's own optimizer: fp32 copies, the parameters to be changed. Every
- * trained element of the unit is in the shard of exactly one rank, whatever its strategy. There
- * may be none for a rank. */
+/* A shard for the trainer's own optimizer: fp32 copies of parameters, which it changes, and of
+ * their gradient. Every trained element of the unit is in the shard of exactly one rank, whatever
+ * the strategy. A rank may have no elements. */
 struct shardd_shard {
 	shardd_unit unit;
 	uint64_t elements;
@@ -818,15 +815,15 @@ struct shardd_shard {
 	const float *gradient;
 };
 
-/* SHARDD_OPTIM_BY_TRAINER: the next unit of the group whose last reduce is over, in the
- * order of the reduces, each exactly once. Waits for it, at most until the op's deadline.
- * With a ticket: shardd_result has the numbers. */
+/* SHARDD_OPTIM_BY_TRAINER: return this rank's shard of the next unit of the group whose last reduce
+ * has ended, in the order of the reduces, each exactly once. Waits for it, at most until the op's
+ * deadline. With a ticket, shardd_result has the values. */
 SHARDD_API int shardd_next_shard_submit(shardd_client *c, shardd_group g, shardd_ticket *t,
 					struct shardd_error *err);
 SHARDD_API int shardd_next_shard(shardd_client *c, shardd_group g, struct shardd_shard *ret,
 				 struct shardd_error *err);
 
-/* Elements [first, first + elements) of a tensor, from element at of the shard on. */
+/* Elements [first, first + elements) of a tensor; they begin at element at of the shard. */
 struct shardd_shard_piece {
 	uint32_t tensor; /* index in the unit's spec; never an alias */
 	uint64_t first;
@@ -834,37 +831,38 @@ struct shardd_shard_piece {
 	uint64_t at;
 };
 
-/* What the shard of @u that this client was handed out last consists of: up to @n pieces into
- * @ret, ascending; what lies between them is padding. @ret_n: how many there are. Every time the
- * same, until the unit is converted. Errors: NOT_FOUND (not registered by this client). Never
+/* The pieces of the shard of @u that this client received last, ascending; padding lies between
+ * them. @ret: room for @n pieces. @ret_n: how many there are. They stay the same until the unit is
+ * converted. Errors: NOT_FOUND (not registered by this client). Never
  * blocks. Any thread. */
 SHARDD_API int shardd_shard_pieces(shardd_client *c, shardd_unit u, struct shardd_shard_piece *ret,
 				   size_t n, size_t *ret_n, struct shardd_error *err);
 
-/* The changed parameters go back into the unit, when no rank has it gathered any more; the
- * shard's memory is gone. The unit can be gathered again when all ranks have done this. */
+/* Return the changed parameters to the unit. They are taken when no rank has the unit gathered any
+ * more. The shard's memory becomes invalid. The unit can be gathered again when all ranks have
+ * called this. */
 SHARDD_API int shardd_shard_done_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
 					struct shardd_error *err);
 SHARDD_API int shardd_shard_done(shardd_client *c, shardd_unit u, struct shardd_error *err);
 
-/* The scale of a loss, by the rule of PyTorch's GradScaler: every rank has its own and they
- * stay equal, since found_inf is everybody's. Calls nothing. */
+/* The scale of a loss, by the rule of PyTorch's GradScaler. Every rank has its own; they stay
+ * equal, since found_inf is the same on all ranks. These functions make no call to the daemon. */
 struct shardd_scaler {
 	float scale; /* multiply the loss by it */
 	double growth_factor;
 	double backoff_factor;
-	uint32_t growth_interval; /* steps without an infinity until it grows */
-	uint32_t steps;           /* since it changed */
+	uint32_t growth_interval; /* steps without an infinity until the scale grows */
+	uint32_t steps;           /* since the scale changed */
 };
 
-/* 65536, 2, 0.5, 2000. Any thread. */
+/* Set the defaults: scale 65536, factors 2 and 0.5, interval 2000. Any thread. */
 SHARDD_API void shardd_scaler_init(struct shardd_scaler *s);
-/* For shardd_unscale. Any thread. */
+/* The inverse of the scale, for shardd_unscale. Any thread. */
 SHARDD_API double shardd_scaler_inverse(const struct shardd_scaler *s);
-/* After a step: did it find an infinity? Not for two threads at once. */
+/* Update the scale after a step. @found_inf: of that step. One thread at a time. */
 SHARDD_API void shardd_scaler_update(struct shardd_scaler *s, bool found_inf);
 
-/* Make @step the step a restarted trainer goes on from, on all ranks or on none
+/* Make @step the step from which a restarted trainer continues, on all ranks or on none
  * (collective over the job). @blob: up to 64 KiB of this rank's own state (data
  * position, random generators); copied. */
 SHARDD_API int shardd_commit_submit(shardd_client *c, uint64_t step, const void *blob, size_t bytes,
@@ -872,45 +870,45 @@ SHARDD_API int shardd_commit_submit(shardd_client *c, uint64_t step, const void 
 SHARDD_API int shardd_commit(shardd_client *c, uint64_t step, const void *blob, size_t bytes,
 			     struct shardd_error *err);
 
-/* This rank's own buffers of a unit: to be read and written, zero at first. They stay with
- * the job, also when this trainer ends. */
+/* Return this rank's own buffers of a unit, readable and writable, initially zero. They stay with
+ * the job, even when this trainer ends. */
 SHARDD_API int shardd_unit_buffers_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
 					  struct shardd_error *err);
 SHARDD_API int shardd_unit_buffers(shardd_client *c, shardd_unit u, void **data,
 				   struct shardd_error *err);
 
-/* The buffers of all ranks become those of @root (collective): of one unit, or with @u 0 of
- * all units of group @g. */
+/* Copy @root's buffers to all ranks (collective): of one unit, or with @u 0 of all units of group
+ * @g. */
 SHARDD_API int shardd_broadcast_buffers_submit(shardd_client *c, shardd_unit u, shardd_group g,
 					       uint32_t root, shardd_ticket *t,
 					       struct shardd_error *err);
 SHARDD_API int shardd_broadcast_buffers(shardd_client *c, shardd_unit u, shardd_group g,
 					uint32_t root, struct shardd_error *err);
 
-/* The parameters of a unit as they are stored, fp32, in memory of this rank's own that it may
- * write to (collective); laid out as gather's. The unit must not be gathered, and until it
- * is returned it is not gathered, reduced, initialised, converted or stepped. */
+/* Return the stored fp32 parameters of a unit in writable memory of this rank's own, laid out as in
+ * gather (collective). The unit must not be gathered. Until shardd_return it cannot be gathered,
+ * reduced, initialised, converted or stepped. */
 SHARDD_API int shardd_summon_submit(shardd_client *c, shardd_unit u, shardd_ticket *t,
 				    struct shardd_error *err);
 SHARDD_API int shardd_summon(shardd_client *c, shardd_unit u, void **data,
 			     struct shardd_error *err);
-/* Give that memory back (collective). With @write each rank's own shard of it becomes the
- * parameters; what a rank wrote elsewhere is dropped. */
+/* Return that memory (collective). With @write, each rank's own shard of it becomes the
+ * parameters; what a rank wrote outside its shard is dropped. */
 SHARDD_API int shardd_return_submit(shardd_client *c, shardd_unit u, bool write, shardd_ticket *t,
 				    struct shardd_error *err);
 SHARDD_API int shardd_return(shardd_client *c, shardd_unit u, bool write, struct shardd_error *err);
 
-/* The same of an array of the optimizer's state, by its number @state; 0: the parameters. Adam,
- * AdamW: 1 exp_avg, 2 exp_avg_sq, 3 max_exp_avg_sq (amsgrad); SGD with momentum: 1. What is frozen
- * is 0 in it. @optimizer_steps: how many the unit has had; may be NULL. INVALID_ARGUMENT: its
+/* As shardd_summon, for array @state of the optimizer's state; 0: the parameters. Adam, AdamW:
+ * 1 exp_avg, 2 exp_avg_sq, 3 max_exp_avg_sq (amsgrad); SGD with momentum: 1. Frozen elements are 0
+ * in it. @optimizer_steps: how many steps the unit has had; may be NULL. INVALID_ARGUMENT: the
  * optimizer has no such array. */
 SHARDD_API int shardd_summon_state_submit(shardd_client *c, shardd_unit u, uint32_t state,
 					  shardd_ticket *t, struct shardd_error *err);
 SHARDD_API int shardd_summon_state(shardd_client *c, shardd_unit u, uint32_t state, void **data,
 				   uint64_t *optimizer_steps, struct shardd_error *err);
-/* Give that memory back (collective). With @write each rank's own shard of it becomes that array;
- * then @optimizer_steps, if not NULL and the same on all ranks, is how many steps the unit has had
- * from then on, up to 2^52. */
+/* Return that memory (collective). With @write, each rank's own shard of it becomes that array, and
+ * @optimizer_steps, if not NULL, becomes the number of steps that the unit has had: up to 2^52, and
+ * the same on all ranks. */
 SHARDD_API int shardd_return_state_submit(shardd_client *c, shardd_unit u, bool write,
 					  const uint64_t *optimizer_steps, shardd_ticket *t,
 					  struct shardd_error *err);
@@ -920,9 +918,9 @@ SHARDD_API int shardd_return_state(shardd_client *c, shardd_unit u, bool write,
 struct shardd_return_options {
 	size_t size; /* sizeof(struct shardd_return_options) */
 	bool write;
-	const uint64_t *optimizer_steps; /* NULL: as they are */
-	/* By tensor, none more than @optimizer_steps; of what is not trained it does not matter. NULL:
-	 * if @optimizer_steps changes all of them have had as many, else what they had. */
+	const uint64_t *optimizer_steps; /* NULL: unchanged */
+	/* Steps of each tensor, none above @optimizer_steps; ignored for tensors that are not
+	 * trained. NULL: all tensors get @optimizer_steps if that changes, else they keep theirs. */
 	const uint64_t *tensor_steps;
 	size_t n_tensors; /* of @tensor_steps: all of the unit's, or 0 */
 };
@@ -934,29 +932,30 @@ SHARDD_API int shardd_return_with_submit(shardd_client *c, shardd_unit u,
 SHARDD_API int shardd_return_with(shardd_client *c, shardd_unit u,
 				  const struct shardd_return_options *o, struct shardd_error *err);
 
-/* How many steps each tensor of @u had had when it was summoned last, as far as this client has heard
- * of its end: all @n of the unit's into @ret. Less than the unit's where no rank had used the tensor
- * (shardd_reduce_with). Errors: NOT_FOUND (not registered by this client), INVALID_ARGUMENT (@n is
- * not how many there are, or it was not summoned). Never blocks. Any thread. */
+/* How many steps each tensor of @u had had at the last summon whose end this client has seen. @ret:
+ * @n entries, one for each tensor of the unit. Fewer than the unit's steps if no rank used the
+ * tensor in some of them (shardd_reduce_with). Errors: NOT_FOUND (not registered by this client),
+ * INVALID_ARGUMENT (@n is not how many there are, or it was not summoned). Never blocks. Any
+ * thread. */
 SHARDD_API int shardd_unit_steps(shardd_client *c, shardd_unit u, uint64_t *ret, size_t n,
 				 struct shardd_error *err);
 
-/* How units are to be laid out. */
+/* The new layout of units. */
 struct shardd_conversion {
 	size_t size;                   /* sizeof(struct shardd_conversion) */
 	enum shardd_layout layout;     /* 0: FLAT */
 	uint32_t shard_multiple;       /* FLAT; 0: 1 */
-	enum shardd_strategy strategy; /* 0: as it is */
+	enum shardd_strategy strategy; /* 0: unchanged */
 	uint32_t shard_ranks;          /* with HYBRID */
 };
 
-/* Lay units out anew (collective): the bits of parameters, gradients and optimizer state stay.
- * @units: @n of one group, ascending; nobody may have them gathered, summoned, or a gradient
- * buffer of them. From then on they are registered with the new layout. Memory for both
- * layouts is needed while it lasts; the old memory is given back when all units that were
- * registered in one call have been converted. Refused, all is as it was.
- * The places that shardd_tensor_places tells are the new ones when the plain form, or
- * shardd_wait or shardd_poll of the other, has returned. */
+/* Change the layout of units (collective). Parameters, gradients and optimizer state keep their
+ * bits. @units: @n of one group, ascending. No rank may have them gathered or summoned, or have a
+ * gradient buffer of them. From then on they are registered with the new layout. The conversion
+ * needs memory for both layouts; the old memory is given back when all units that were
+ * registered in one call have been converted. If it is refused, nothing changes.
+ * shardd_tensor_places returns the new places once the plain form, or shardd_wait or shardd_poll
+ * of the _submit form, has returned. */
 SHARDD_API int shardd_convert_submit(shardd_client *c, const shardd_unit *units, size_t n,
 				     const struct shardd_conversion *to, shardd_ticket *t,
 				     struct shardd_error *err);

@@ -4,12 +4,12 @@
     shardctl run -n 2 --job gpt -- python3 train_gpt.py --data FILE --resilient --steps 1000
     python3 live_eval.py --job gpt --data OTHER_FILE
 
-The trainer commits its steps (--resilient does); this process is none of its ranks. It maps the
-daemon's own memory, computes the loss of the model as of the last committed step on the first
-bytes of a file, and prints step and loss, a line for each step that it has seen. The trainer
-waits with the next step while this reads, but never longer than the daemon's reader_hold_ms.
-Options of the model are train_gpt.py's, with the same defaults. Ends with the job, or after
---evals.
+The trainer must commit its steps (--resilient does so). This process is not one of its ranks. It
+maps the daemon's own memory, computes the model's loss at the last committed step on the first
+bytes of a file, and prints one line with step and loss for each step that it sees. The trainer
+delays its next step while this process reads, but never longer than the daemon's reader_hold_ms.
+The options of the model are those of train_gpt.py, with the same defaults. This process ends with
+the job, or after --evals.
 """
 
 import argparse
@@ -30,20 +30,21 @@ TOO_OFTEN = 5  # evaluations in a row that were overtaken
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--job", default=os.environ.get("SHARDD_JOB"), help="else $SHARDD_JOB")
-    parser.add_argument("--socket", help="of the daemon; else $SHARDD_SOCKET")
+    parser.add_argument("--job", default=os.environ.get("SHARDD_JOB"),
+                        help="the job's name; default: $SHARDD_JOB")
+    parser.add_argument("--socket", help="the daemon's socket; default: $SHARDD_SOCKET")
     model_arguments(parser)
     parser.add_argument("--samples", type=number(1), default=8)
     parser.add_argument("--evals", type=number(0), default=0,
-                        help="end after so many; 0: with the job")
+                        help="number of evaluations; 0: until the job ends")
     parser.add_argument("--wait", type=float, default=60.0,
-                        help="seconds for the job to come, and for each commit")
-    parser.add_argument("--json", action="store_true", help="one object a line")
+                        help="seconds to wait for the job, and for each commit")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     options = parsed(parser)
     if not options.job:
-        parser.error("--job is missing, and SHARDD_JOB is not set")
+        parser.error("--job is missing and SHARDD_JOB is not set: give one of them")
     if not 0 < options.wait < 1e6:
-        parser.error(f"--wait {options.wait}: is to be more than 0 seconds, and less than 1000000")
+        parser.error(f"--wait {options.wait}: must be above 0 and below 1000000 seconds")
     return options
 
 
@@ -52,8 +53,8 @@ def samples(options):
     needed = options.samples * options.length + 1
     data = bytearray(options.data.read_bytes()[:needed])
     if len(data) < needed:
-        raise SystemExit(f"live_eval: --data has {len(data)} bytes, {needed} are needed: another "
-                         "file, or fewer --samples")
+        raise SystemExit(f"live_eval: --data has {len(data)} bytes, {needed} are needed: give a "
+                         "larger file or fewer --samples")
     text = torch.frombuffer(data, dtype=torch.uint8).long()
     return text[:-1].view(-1, options.length), text[1:].view(-1, options.length)
 
@@ -64,7 +65,7 @@ def loss_of(model, given, wanted):
 
 
 def reader_of(options):
-    """A reader of the job, as soon as that is there."""
+    """Return a reader of the job; wait until the job exists."""
     until = time.monotonic() + options.wait
     while True:
         try:
@@ -72,9 +73,9 @@ def reader_of(options):
         except shardd.NotFound:
             if time.monotonic() > until:
                 raise SystemExit(
-                    f"live_eval: no job '{options.job}' has come in {options.wait:g} s: start its "
-                    f"trainers with `shardctl run --job {options.job}`, or wait longer (--wait); "
-                    "`python -m shardd` lists the jobs that are there") from None
+                    f"live_eval: no job '{options.job}' appeared within {options.wait:g} s: start "
+                    f"its trainers with `shardctl run --job {options.job}`, or wait longer "
+                    "(--wait); `python -m shardd` lists the existing jobs") from None
             time.sleep(0.05)
 
 
@@ -85,27 +86,27 @@ def loss_of_step(options, reader, model, given, wanted, last):
             return step, None if step == last else loss_of(model, given, wanted)
     except shardd.DeadlineExceeded as error:
         raise SystemExit(
-            f"live_eval: {error.text}. The trainers of job '{options.job}' have committed nothing "
-            f"for {options.wait:g} s: they are to run with --resilient, and if a step takes longer "
-            "wait longer (--wait)") from None
+            f"live_eval: {error.text}. The trainers of job '{options.job}' committed nothing "
+            f"for {options.wait:g} s: run them with --resilient, and if a step takes longer than "
+            "that, wait longer (--wait)") from None
 
 
 def evaluate(options, reader, model, given, wanted):
-    """Until the job, or the daemon, ends."""
+    """Evaluate until the job or the daemon ends."""
     seen, last, overtaken = 0, None, 0
     while not options.evals or seen < options.evals:
         try:
             step, loss = loss_of_step(options, reader, model, given, wanted, last)
-        except shardd.Overtaken:  # it took too long: what was computed is not to be used
+        except shardd.Overtaken:  # it took too long: the result is not valid
             overtaken += 1
             if overtaken == TOO_OFTEN:
-                print("live_eval: the trainers do not wait as long as an evaluation takes: "
-                      "evaluate fewer --samples, or set the daemon's reader_hold_ms higher",
+                print("live_eval: an evaluation takes longer than the trainers wait: "
+                      "evaluate fewer --samples, or raise the daemon's reader_hold_ms",
                       file=sys.stderr)
             continue
         except (shardd.NotFound, shardd.Unavailable):
             if not seen:
-                raise  # it has ended too early, or is of another model
+                raise  # the job ended too early, or has another model
             return
         overtaken = 0
         if loss is None:

@@ -6,10 +6,10 @@
     shardctl run --standalone -n 2 -- python3 train_gpt.py --data FILE --resilient
 
 Engines: shardd (shardd.torch.fully_shard), fsdp2 (torch.distributed.fsdp.fully_shard over gloo),
-ddp (DistributedDataParallel over gloo), single (one process, without any of them). Rank 0 prints
-the mean loss of all ranks' batches, a line a step, at the end tokens per second and memory: the
-most of any process, and the sum over all, the daemon's with it, of what each took at most of
-what it has alone and of its part of what it shares (sampled ten times a second).
+ddp (DistributedDataParallel over gloo), single (one process, none of these). Rank 0 prints one
+line per step with the mean loss of all ranks' batches. At the end it prints tokens per second and
+memory: rank 0's peak, and the sum of the peaks of all processes and the daemon. The sum counts a
+process's private memory and its share of shared memory (sampled ten times a second).
 """
 
 import argparse
@@ -64,10 +64,10 @@ class Gpt(nn.Module):
 
 
 def number(least):
-    """A whole number of an option, and no smaller one."""
+    """The type of an option: a whole number, at least @least."""
     def parse(text):
         if not (text.isascii() and text.isdigit() and least <= int(text) < 2**31):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
         return int(text)
 
     return parse
@@ -75,23 +75,23 @@ def number(least):
 
 def file(text):
     if not os.access(text, os.R_OK) or not os.path.isfile(text):
-        raise argparse.ArgumentTypeError(f"there is no file {text!r} that can be read")
+        raise argparse.ArgumentTypeError(f"cannot read a file {text!r}")
     return pathlib.Path(text)
 
 
 def model_arguments(parser):
-    """Of the model, and what it reads."""
-    parser.add_argument("--data", required=True, type=file, help="any file")
+    """Add the options of the model and of its data."""
+    parser.add_argument("--data", required=True, type=file, help="any file: its bytes are the text")
     parser.add_argument("--layers", type=number(1), default=4)
     parser.add_argument("--width", type=number(1), default=128)
     parser.add_argument("--heads", type=number(1), default=4)
-    parser.add_argument("--length", type=number(1), default=64, help="bytes of a sample")
+    parser.add_argument("--length", type=number(1), default=64, help="bytes per sample")
 
 
 def parsed(parser):
     options = parser.parse_args()
     if options.width % options.heads:
-        parser.error(f"--width {options.width} is no multiple of --heads {options.heads}")
+        parser.error(f"--width {options.width} is not a multiple of --heads {options.heads}")
     return options
 
 
@@ -100,35 +100,37 @@ def arguments():
     model_arguments(parser)
     parser.add_argument("--engine", default="shardd", choices=["shardd", "fsdp2", "ddp", "single"])
     parser.add_argument("--steps", type=number(0), default=20)
-    parser.add_argument("--batch", type=number(1), default=8, help="samples of all ranks in a step")
+    parser.add_argument("--batch", type=number(1), default=8,
+                        help="samples per step over all ranks")
     parser.add_argument("--optimizer", default="adamw", choices=["adamw", "sgd"])
-    parser.add_argument("--fused", action="store_true", help="AdamW's fused form: with it the "
-                        "losses of shardd and fsdp2 are the same bit for bit")
+    parser.add_argument("--fused", action="store_true", help="use the fused AdamW: the losses of "
+                        "shardd and fsdp2 are then bitwise equal")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--bf16", action="store_true", help="forward in bf16 (shardd, fsdp2)")
     parser.add_argument("--seed", type=number(0), default=1)
-    parser.add_argument("--threads", type=number(1), default=1, help="of PyTorch, in a rank")
-    parser.add_argument("--resilient", action="store_true", help="survive deaths (shardd)")
-    parser.add_argument("--json", action="store_true", help="one object a line")
+    parser.add_argument("--threads", type=number(1), default=1, help="PyTorch threads per rank")
+    parser.add_argument("--resilient", action="store_true",
+                        help="survive the death of ranks (shardd)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     options = parsed(parser)
     if options.data.stat().st_size < options.length + 2:
-        parser.error(f"--data is to have {options.length + 2} bytes or more for --length "
+        parser.error(f"--data must have at least {options.length + 2} bytes for --length "
                      f"{options.length}")
     if options.resilient and options.engine != "shardd":
-        parser.error("--resilient goes with --engine shardd")
+        parser.error("--resilient needs --engine shardd")
     if options.bf16 and options.engine not in ("shardd", "fsdp2"):
-        parser.error("--bf16 goes with --engine shardd and fsdp2")
+        parser.error("--bf16 needs --engine shardd or fsdp2")
     if options.fused and options.optimizer == "sgd":
-        parser.error("--fused is for adamw: FSDP2 has no fused SGD")
+        parser.error("--fused needs --optimizer adamw: FSDP2 has no fused SGD")
     if options.engine in ("fsdp2", "ddp") and "RANK" not in os.environ:
-        parser.error(f"--engine {options.engine} is started by torchrun, as the first lines of "
-                     "this program show")
+        parser.error(f"RANK is not set: start --engine {options.engine} with torchrun, as the "
+                     "first lines of this program show")
     return options
 
 
 def in_sentences(kind, error, trace):
-    """sys.excepthook: what the user can do something about is said in a sentence. The exception
-    is not caught, so that the other ranks learn that this one has died."""
+    """sys.excepthook: print an error that the user can act on as one sentence. The exception is
+    not caught, so the other ranks learn that this one died."""
     shardd = sys.modules.get("shardd")
     if issubclass(kind, (OSError, ImportError, *([shardd.SharddError] if shardd else []))):
         print(f"{pathlib.Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
@@ -140,7 +142,7 @@ def in_sentences(kind, error, trace):
 
 
 class Single:
-    """One process. What the others change is all there is to an engine."""
+    """One process. The other engines override what they do differently."""
 
     rank, world = 0, 1
 
@@ -197,8 +199,8 @@ class Fsdp2(Single):
 
     def close(self):
         torch.distributed.destroy_process_group()
-        # Gloo's threads may be letting go of the last tensors yet, and one that does so while the
-        # interpreter ends aborts the process: end without that.
+        # Gloo's threads may still release the last tensors. A thread that does so while the
+        # interpreter shuts down aborts the process: exit without the shutdown.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -255,7 +257,7 @@ def batch(text, options, engine, step):
 
 
 def mib_of(pid):
-    """A process's memory, what it shares with others in its part only; None: not to be seen."""
+    """A process's memory with its share of shared memory; None: not readable."""
     try:
         with open(f"/proc/{pid}/smaps_rollup") as lines:
             return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
@@ -264,7 +266,7 @@ def mib_of(pid):
 
 
 class Peak(threading.Thread):
-    """The most memory that a process had so far."""
+    """The peak memory of a process so far."""
 
     def __init__(self, pid):
         super().__init__(daemon=True)
@@ -299,7 +301,7 @@ def report(options, engine, seconds, steps, peaks):
     node = engine.total([sum(peak.mib or 0 for peak in peaks)])[0] if seen else None
     say(options, engine, f"{tokens:.0f} tokens/s, {1000 * seconds / max(1, steps):.1f} ms a step, "
         f"peak of rank 0 {rss:.0f} MiB, of all processes "
-        + (f"{node:.0f} MiB" if node is not None else "not to be seen"),
+        + (f"{node:.0f} MiB" if node is not None else "not readable"),
         tokens_per_s=tokens, ms_per_step=1000 * seconds / max(1, steps), peak_mib=rss,
         node_mib=node)
 
@@ -309,13 +311,13 @@ def main():
     if options.resilient:
         import shardd.torch
 
-        shardd.torch.guard()  # what follows runs in a child, and again when a signal ends that
+        shardd.torch.guard()  # what follows runs in a child, restarted after a signal
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     text = torch.frombuffer(bytearray(options.data.read_bytes()), dtype=torch.uint8)
     engine = ENGINES[options.engine](options)
     if options.batch % engine.world:
-        raise SystemExit(f"train_gpt: --batch {options.batch} is no multiple of the "
+        raise SystemExit(f"train_gpt: --batch {options.batch} is not a multiple of the "
                          f"{engine.world} ranks")
     peaks = [Peak(pid) for pid in (
         ["self", engine.daemon()] if engine.rank == 0 and engine.daemon() else ["self"])]
@@ -329,11 +331,11 @@ def main():
             step = run.step if run else step
             loss = one_step(model, optimizer, text, options, engine, step)
         if loss is None or (run and run.step != step + 1):
-            say(options, engine, f"a rank died: on with step {run.step}", rejoined=run.step)
+            say(options, engine, f"a rank died: continuing with step {run.step}", rejoined=run.step)
             continue
         say(options, engine, f"step {step}: loss {loss:.4f}", step=step, loss=loss)
         step += 1
-        if step == 1:  # the first step makes and warms up what the others use
+        if step == 1:  # the first step is the warm-up
             began, first = time.monotonic(), 1
     report(options, engine, time.monotonic() - began, options.steps - first, peaks)
     engine.close()

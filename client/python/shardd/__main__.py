@@ -1,4 +1,4 @@
-"""``python -m shardd [SOCKET]``: what this Python sees of the daemon."""
+"""``python -m shardd [SOCKET]``: print what this Python sees of the daemon."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _report(client: shardd.Client, said: dict[str, Any]) -> None:
 
 
 def _report_launch() -> None:
-    """What a join without arguments would be. Nothing by itself."""
+    """Print what a join without arguments would be; nothing without a launcher."""
     found = launched_or_alone()
     if not found.launcher:
         return

@@ -54,7 +54,7 @@ def _began(pid: int) -> float | None:
 
 
 def check(client: Client, job: str | None) -> None:
-    """Before a first join: is the state there that a restarted worker expects?
+    """Before the first join: check that the state that a restarted worker expects exists.
 
     DataLoss: no such job, and the daemon was started after torchrun. If the daemon is
     older, nobody can know whether there ever was one (the first start may have failed before it
@@ -76,8 +76,8 @@ def check(client: Client, job: str | None) -> None:
             f"the daemon was restarted at {when}, after torchrun (process {agent}) began: the "
             f"state of job {job!r} is gone; restore a checkpoint, or start torchrun again from "
             "step 0 (SHARDD_INSTANCE=any lets this worker begin now)")
-    print(f"shardd: this is restart {again} of torchrun's workers, and the daemon, which has "
-          f"run since {when}, has no job {job!r}: nobody joined it before, or it was freed. "
+    print(f"shardd: this is restart {again} of torchrun's workers, but the daemon, which has "
+          f"run since {when}, has no job {job!r}: no rank joined it before, or it was freed. "
           "Training begins at step 0", file=sys.stderr, flush=True)
 
 

@@ -1,8 +1,8 @@
 """Where memory that the daemon lends is: on the host, or on a GPU.
 
-What shardd.h has of a GPU is addresses, copies and the order of ops with a stream. DLPack wants
-more: the GPU's number in this process, and the consumer's stream ordered behind ours. Both are
-libcuda's, which libshardd has loaded by then.
+For GPUs shardd.h offers addresses, copies, and ops ordered with a stream. DLPack needs two more
+things: the GPU's number in this process, and the consumer's stream ordered behind ours. Both come
+from libcuda, which libshardd has loaded before.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Where(Protocol):
         """Copy flat bytes there."""
 
     def order(self, stream: Any, behind: int | None) -> None:
-        """Work that is put on the consumer's @stream (as DLPack has it) from here on is to run
-        after what is on the stream @behind; None: there is nothing to wait for."""
+        """Make later work on the consumer's @stream (numbered as in DLPack) run after the work
+        that is on the stream @behind. None: there is nothing to wait for."""
 
 
 class Host:
@@ -96,7 +96,7 @@ def _check(result: int, what: str) -> None:
 def _uuid(device: int) -> str:
     """As nvidia-smi prints it."""
     raw = (C.c_ubyte * 16)()
-    _check(_cuda().cuDeviceGetUuid_v2(raw, device), "a GPU does not say its UUID")
+    _check(_cuda().cuDeviceGetUuid_v2(raw, device), "cannot read the UUID of a GPU")
     text = bytes(raw).hex()
     return "GPU-" + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
@@ -104,7 +104,7 @@ def _uuid(device: int) -> str:
 def uuid(number: int) -> str:
     """Of a GPU of this process."""
     device = C.c_int()
-    _check(_cuda().cuInit(0), "the driver does not start")
+    _check(_cuda().cuInit(0), "cannot start the CUDA driver")
     _check(_cuda().cuDeviceGet(C.byref(device), number), f"there is no GPU {number}")
     return _uuid(device.value)
 
@@ -112,9 +112,9 @@ def uuid(number: int) -> str:
 def _find(uuid: str) -> tuple[int, int]:
     """(number in this process, CUdevice)."""
     n, device = C.c_int(), C.c_int()
-    _check(_cuda().cuDeviceGetCount(C.byref(n)), "the driver does not list its GPUs")
+    _check(_cuda().cuDeviceGetCount(C.byref(n)), "cannot list the GPUs")
     for number in range(n.value):
-        _check(_cuda().cuDeviceGet(C.byref(device), number), "the driver does not list its GPUs")
+        _check(_cuda().cuDeviceGet(C.byref(device), number), "cannot list the GPUs")
         if _uuid(device.value) == uuid:
             return number, device.value
     raise FailedPrecondition(
@@ -124,7 +124,7 @@ def _find(uuid: str) -> tuple[int, int]:
 
 def _current() -> C.c_void_p:
     context = C.c_void_p()
-    _check(_cuda().cuCtxGetCurrent(C.byref(context)), "the current CUDA context is not to be had")
+    _check(_cuda().cuCtxGetCurrent(C.byref(context)), "cannot read the current CUDA context")
     return context
 
 
@@ -155,7 +155,7 @@ class Gpu:
     def _handle(self) -> C.c_void_p:
         client = self._client()
         if client is None:
-            raise FailedPrecondition("the client of this memory is gone")
+            raise FailedPrecondition("the client of this memory is closed: connect again")
         return client.handle
 
     def read(self, address: int, nbytes: int) -> bytes:
@@ -172,8 +172,8 @@ class Gpu:
         """See Where. @stream: None and 1: CUDA's default stream, 2: the thread's, -1: nothing is to
         be done, else a stream's handle."""
         if stream is not None and (not isinstance(stream, int) or stream < -1 or stream == 0):
-            raise BufferError(f"stream is {stream!r}: None, -1, 1, 2 or a CUDA stream's handle is "
-                              "wanted (0 could be either of CUDA's default streams)")
+            raise BufferError(f"stream is {stream!r}, must be None, -1, 1, 2 or a CUDA stream's "
+                              "handle (0 could mean either of CUDA's default streams)")
         then = _LEGACY if stream is None else stream
         if behind is None or then in (-1, behind or _LEGACY):
             return
@@ -182,12 +182,12 @@ class Gpu:
 
     def _wait(self, first: int, then: int) -> None:
         event, cuda = C.c_void_p(), _cuda()
-        _check(cuda.cuEventCreate(C.byref(event), _DISABLE_TIMING), "no event can be made")
+        _check(cuda.cuEventCreate(C.byref(event), _DISABLE_TIMING), "cannot create an event")
         try:
             _check(cuda.cuEventRecord(event, C.c_void_p(first)),
-                   f"stream {first:#x} takes no event")
+                   f"cannot record an event on stream {first:#x}")
             _check(cuda.cuStreamWaitEvent(C.c_void_p(then), event, 0),
-                   f"stream {then:#x} cannot wait")
+                   f"cannot make stream {then:#x} wait")
         finally:
             cuda.cuEventDestroy_v2(event)
 

@@ -1,9 +1,9 @@
-"""What a launcher has told this process: its rank, how many there are, and which run it is.
+"""What a launcher has told this process: its rank, how many ranks there are, and which run it is.
 
-Launchers may lie within one another (torchrun in a step of srun, mpirun in an allocation): the
-innermost counts, so they are asked in this order. What a launcher's set-up leaves in the
-environment of processes that it has not started itself is no answer: SLURM_NTASKS is there in a
-batch script and in the shell of salloc, too, where there is one process.
+Launchers may be nested (torchrun in a step of srun, mpirun in an allocation). The innermost one
+counts, so they are asked in this order. Variables that a launcher leaves in the environment of
+processes that it did not start itself do not count: SLURM_NTASKS is also set in a batch script and
+in the shell of salloc, where there is one process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _first(env: _Env, *names: str) -> str | None:
 
 
 def _stat(pid: int) -> tuple[str, int, str] | None:
-    """A process's name, its parent, and when it began; None: not to be seen."""
+    """A process's name, its parent, and when it began; None: not readable."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             head, _, rest = file.read().rpartition(")")
@@ -99,9 +99,9 @@ _KINDS = (
 
 @dataclass(frozen=True)
 class Launch:
-    """``world_size`` ranks were started by ``launcher``, this one as ``rank``. ``job``: a name
-    that all of them come to and no other run does, or None. ``elsewhere``: why not all of them
-    can be on this machine, or ""."""
+    """``launcher`` started ``world_size`` ranks, this one as ``rank``. ``job``: a name that all
+    of them derive and no other run does, or None. ``elsewhere``: why not all of them can be on
+    this machine, or ""."""
 
     launcher: str
     rank: int
@@ -113,9 +113,9 @@ class Launch:
         """Unimplemented: there are ranks on other machines, which another daemon would have."""
         if self.elsewhere:
             raise Unimplemented(
-                f"{self.elsewhere}: all ranks of a job must be on the machine of their daemon as "
-                "yet. Start them all on one machine; if they are (in containers that share the "
-                "daemon's socket), say so by SHARDD_NODES=1", "world_size")
+                f"{self.elsewhere}: all ranks of a job must be on the machine of their daemon. "
+                "Start them all on one machine; if they already are (in containers that share the "
+                "daemon's socket), set SHARDD_NODES=1", "world_size")
 
 
 def _number(env: _Env, name: str) -> int | None:
@@ -128,7 +128,7 @@ def _numbers(env: _Env, kind: _Kind) -> tuple[int, int]:
     if rank is None or world is None or rank >= world:
         raise InvalidArgument(
             f"{kind.rank}={env.get(kind.rank, '')!r} and {kind.world}={env.get(kind.world, '')!r}: "
-            "both are to be set, to whole numbers, the first from 0 and smaller than the second",
+            "set both to whole numbers, the first from 0 and smaller than the second",
             kind.rank)
     return rank, world
 
@@ -143,7 +143,7 @@ def _called(env: _Env, kind: _Kind) -> str:
 
 
 def _job_name(prefix: str, run: str) -> str:
-    """A name that the daemon allows, and another one for another run."""
+    """A name that the daemon allows and that differs between runs."""
     name = prefix + "-" + "".join(
         c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in run)
     if name == f"{prefix}-{run}" and len(name) <= _NAME_MAX:
@@ -152,8 +152,8 @@ def _job_name(prefix: str, run: str) -> str:
 
 
 def _job(env: _Env, kind: _Kind) -> str | None:
-    """RANK and WORLD_SIZE may be what a script has made of another launcher's variables: then
-    that one has the name. A port is the last resort: two runs may have the same."""
+    """A script may have set RANK and WORLD_SIZE from another launcher's variables: then that
+    launcher gives the name. A port is the last resort: two runs may have the same one."""
     others = [k for k in _there(env) if k is not kind]
     world = env[kind.world]
     same = [k for k in others if env[k.world] == world]
@@ -173,8 +173,8 @@ def _job(env: _Env, kind: _Kind) -> str | None:
 def _elsewhere(env: _Env, kind: _Kind, world: int) -> str:
     nodes = env.get("SHARDD_NODES")
     if nodes is not None and nodes != "1":
-        raise InvalidArgument(f"SHARDD_NODES={nodes!r}: only 1 is allowed, which says that all "
-                              "ranks are on this machine", "SHARDD_NODES")
+        raise InvalidArgument(f"SHARDD_NODES={nodes!r}, must be 1 (all ranks are on this "
+                              "machine) or not set", "SHARDD_NODES")
     if nodes == "1":
         return ""
     here = next((n for n in (_number(env, name) for name in kind.here) if n is not None), None)
@@ -187,9 +187,9 @@ def _elsewhere(env: _Env, kind: _Kind, world: int) -> str:
 
 
 def launched(env: _Env = os.environ) -> Launch | None:
-    """What the innermost launcher says; None: there is none that says rank and world size.
+    """What the innermost launcher says; None: no launcher gives rank and world size.
 
-    InvalidArgument: they are no numbers.
+    InvalidArgument: they are not numbers.
     """
     for kind in _there(env):
         rank, world = _numbers(env, kind)
@@ -212,7 +212,7 @@ def launched_or_alone(env: _Env = os.environ) -> Launch:
 def environment(env: _Env = os.environ) -> tuple[int, int]:
     """(rank, world size) as torchrun, shardctl run, mpirun and srun say them; (0, 1) by itself.
 
-    InvalidArgument: only one of the two is there, or one is no number. Unimplemented: there are
+    InvalidArgument: only one of the two is set, or one is not a number. Unimplemented: there are
     ranks on other machines.
     """
     found = launched_or_alone(env)

@@ -1,4 +1,4 @@
-"""Finding and loading libshardd.so, once a process."""
+"""Find and load libshardd.so, once per process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def candidates() -> list[str]:
 
 
 def same_version(a: str, b: str) -> bool:
-    """Do they speak with each other? Until 1.0 major and minor must be equal."""
+    """Are they compatible? Until 1.0, major and minor must be equal."""
     return a.split(".")[:2] == b.split(".")[:2]
 
 
@@ -51,7 +51,7 @@ def _load() -> C.CDLL:
         version = lib.shardd_version().decode()
         if not same_version(version, VERSION):
             raise VersionMismatch(
-                f"{path} is version {version} and this package {VERSION}: install them from "
+                f"{path} is version {version} and this package is {VERSION}: install them from "
                 "the same source tree, or set SHARDD_LIBRARY to the other library")
         return lib
     raise ImportError(
@@ -60,7 +60,7 @@ def _load() -> C.CDLL:
 
 
 def library() -> C.CDLL:
-    """The library, with its functions declared. ImportError: it is not there."""
+    """The library, with its functions declared. ImportError: it is not found."""
     global _loaded
     with _lock:
         if _loaded is None:

@@ -1,10 +1,10 @@
-"""A process that runs the program again when it has died by a signal: by a fork.
+"""A process that forks to run the program again when a signal has killed it.
 
 The process that a launcher started becomes the guard: it has imported everything, and has no
-thread, no connection and no model. Its child runs the program from the call on. When a signal
-ends the child (SIGKILL, SIGSEGV, no memory) the guard forks another, which continues at the same
-line: it has to import nothing. Everything else passes through: signals to the child, its exit
-code to the launcher.
+other thread, no connection and no model. Its child runs the program from the call on. When a
+signal kills the child (SIGKILL, SIGSEGV, out of memory), the guard forks another child, which
+continues at the same line and has nothing to import. Everything else passes through: signals go
+to the child, its exit code goes to the launcher.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .errors import FailedPrecondition, InvalidArgument
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _TASKS = "/proc/self/task"
-# Somebody wants the end: no restart after them.
+# These signals ask the program to end: no restart after them.
 _ENDINGS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 _WATCHED = _ENDINGS | {signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD}
 _IN_VAIN = 2  # deaths in a row without a commit between them
@@ -41,7 +41,7 @@ _restarts = 0
 
 
 def committed() -> None:
-    """The program has got on: its next death is worth a restart."""
+    """Record progress: after the next death a restart makes sense."""
     if _progress is not None:
         _progress[0] = 1
 
@@ -60,7 +60,7 @@ def _threads() -> int:
 
 
 def _alone() -> bool:
-    """Has this process one thread only? One that was joined just now may be seen for a moment."""
+    """Has this process only one thread? A thread that was just joined may still be listed."""
     for _ in range(20):
         if _threads() == 1:
             return True
@@ -70,19 +70,19 @@ def _alone() -> bool:
 
 def _refuse(max_restarts: int) -> None:
     if max_restarts < 0:
-        raise InvalidArgument(f"max_restarts is {max_restarts}: 0 or more is allowed",
+        raise InvalidArgument(f"max_restarts is {max_restarts}, must be 0 or more",
                               "max_restarts")
     if threading.current_thread() is not threading.main_thread():
-        raise FailedPrecondition("guard() is to be called by the main thread, before any other "
-                                 "is started")
+        raise FailedPrecondition("guard() was called in another thread: call it in the main "
+                                 "thread, before other threads start")
     if any(client.connected for client in clients):
-        raise FailedPrecondition("this process is connected already, and the connection would not "
+        raise FailedPrecondition("this process is already connected, and the connection would not "
                                  "survive guard()'s fork: call guard() before init() and before "
                                  "the optimizer is built")
 
 
 def _die_with(guard: int) -> None:
-    """In the child: SIGKILL when the guard ends, whose place the launcher fills anew."""
+    """In the child: ask for SIGKILL when the guard ends. The launcher then starts a new guard."""
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != guard:  # it had ended before
         os._exit(1)
@@ -153,23 +153,23 @@ class _Guard:
             os.environ["SHARDD_INSTANCE"] = instance.decode()
 
     def may_restart(self, child: int, ended_by: int, restarts: int) -> bool:
-        """Is there to be another child? Says so, or why not."""
+        """Shall there be another child? Prints the answer and the reason."""
         self._in_vain = 0 if self.progress[0] else self._in_vain + 1
         if self._asked or ended_by in _ENDINGS:
             return False
         may, then = True, f"restart {restarts + 1} of {self.max_restarts}"
         if restarts == self.max_restarts:
-            may, then = False, f"{restarts} restarts were all there may be"
+            may, then = False, f"no restart: all {restarts} allowed restarts are used"
         elif self._in_vain == _IN_VAIN:
-            may, then = False, "no step was committed in two lives, so that there is no third"
+            may, then = False, "no restart: two processes in a row committed no step"
         name = signal.strsignal(ended_by) or "no name"
-        os.write(2, f"shardd: process {child} was ended by signal {ended_by} ({name}); {then}\n"
+        os.write(2, f"shardd: process {child} was killed by signal {ended_by} ({name}); {then}\n"
                  .encode())
         return may
 
 
 def _end(code: int) -> NoReturn:
-    """As the child has ended, by its signal if it was one."""
+    """End as the child did: by the same signal if it was one."""
     if code >= 0:
         os._exit(code)
     if -code != signal.SIGKILL:
@@ -193,7 +193,7 @@ def guard(max_restarts: int) -> int:
     if _progress is not None or os.environ.get("SHARDD_GUARD") == "0":
         return _restarts
     _refuse(max_restarts)
-    # What is there stays there: the collector does not touch it, so that it stays shared.
+    # Exempt existing objects from garbage collection, so that their pages stay shared.
     gc.collect()
     gc.freeze()
     parent = _Guard(max_restarts)

@@ -29,9 +29,9 @@ DEFAULT_SOCKET = "/run/shardd/shardd.sock"
 
 @dataclass(frozen=True)
 class Membership:
-    """What a join found. ``epoch`` grows whenever the membership changes; ``resumed``: the job
-    has state from before; ``step`` and ``blob`` are those of the last commit if
-    ``has_commit``; ``torn``: a step was applied after it; ``created``: this join made the job."""
+    """The result of a join. ``epoch`` grows whenever the membership changes. ``resumed``: the job
+    has state from before. ``step`` and ``blob`` are those of the last commit if
+    ``has_commit``. ``torn``: a step was applied after it. ``created``: this join made the job."""
 
     epoch: int
     world_size: int
@@ -55,7 +55,8 @@ class Device:
 
 
 class StepResult(NamedTuple):
-    """Of a step: was it skipped, was an infinity found, the norm of the plan's clip (or None)."""
+    """The result of a step: was it skipped, was an infinity found, the norm of the plan's clip
+    (or None)."""
 
     skipped: bool
     found_inf: bool
@@ -63,7 +64,7 @@ class StepResult(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """A shard for the trainer's own optimizer: flat fp32 copies, parameters to be changed."""
+    """A shard for the trainer's own optimizer, as flat fp32 copies; it changes the parameters."""
 
     unit: Unit
     params: Memory
@@ -71,14 +72,14 @@ class Shard(NamedTuple):
 
 
 class Buffer:
-    """A buffer of this session's own, for init, all_reduce and broadcast. ``memory``: its bytes
-    as elements of the type asked for. A context manager: freed at the end."""
+    """A buffer of this session, for init, all_reduce and broadcast. ``memory``: its bytes as
+    elements of the requested type. A context manager: freed at the end."""
 
     def __init__(self, client: Client, number: int, memory: Memory) -> None:
         self._client, self.id, self.memory = client, number, memory
 
     def free(self) -> None:
-        """Give it back. InUse: something looks at it. Twice is allowed."""
+        """Free it. InUse: something still uses it. Calling this twice is allowed."""
         if not self.memory.released:
             self.memory._mapped.end()
             self._client.do("free", self.id)
@@ -91,7 +92,7 @@ class Buffer:
 
 
 def socket_path(socket: str | None = None) -> str:
-    """@socket, else $SHARDD_SOCKET, else the usual place."""
+    """@socket, else $SHARDD_SOCKET, else the default path."""
     return socket or os.environ.get("SHARDD_SOCKET") or DEFAULT_SOCKET
 
 
@@ -99,32 +100,32 @@ def _not_there(error: Unavailable, socket: str) -> Unavailable:
     return Unavailable(
         f"{error.text}. Is a daemon running? Start one with `shardd --socket {socket}`, or run "
         "the trainers under `shardctl run --standalone -n N -- COMMAND`, or set SHARDD_SOCKET "
-        "to the socket of the one that runs", error.field, error.domain, error.native, error.call)
+        "to the socket of a running daemon", error.field, error.domain, error.native, error.call)
 
 
 class Client:
     """One connection and one session; may be used by several threads at once.
 
-    Not in a child after fork: connect there. Environment: SHARDD_SOCKET, SHARDD_DEVICE; and
-    for :meth:`join` SHARDD_JOB and what launchers set.
+    It cannot be used in a child after fork: connect there. Environment: SHARDD_SOCKET,
+    SHARDD_DEVICE; and for :meth:`join` SHARDD_JOB and the variables of launchers.
 
-    A context manager: leaves its job, if it is in one, and closes at the end; after an
-    exception it closes without leaving, so that the other ranks learn of it.
+    A context manager: at the end it leaves its job, if it has joined one, and closes. After an
+    exception it closes without leaving, so the other ranks learn of the failure.
     """
 
     def __init__(self, socket: str | None = None, name: str | None = None,
                  device: str | None = None, connect_timeout: float = 5.0) -> None:
-        """Connect. @name: shown in status. @device: "host:0", a GPU's UUID; None: chosen.
-        @connect_timeout: seconds to try while nobody listens.
+        """Connect. @name: shown in status. @device: "host:0" or a GPU's UUID; None: chosen.
+        @connect_timeout: seconds to retry while no daemon listens.
 
-        Unavailable: nobody listens. PermissionDenied: the socket's mode. VersionMismatch.
+        Unavailable: no daemon listens. PermissionDenied: the socket's mode. VersionMismatch.
         """
         self.socket, self.member = socket_path(socket), None  # type: str, Membership | None
         self._open = False
         self._pid = os.getpid()
         self._lent: weakref.WeakSet[_Mapped] = weakref.WeakSet()
         self._waiting: set[int] = set()  # threads
-        self.kept: list[_Mapped] = []  # given back, and looked at all the same
+        self.kept: list[_Mapped] = []  # given back, but still in use
         self._units: dict[int, Unit] = {}
         self.where: Where = HOST  # this rank's memory
         self._streams = threading.local()  # now: that of a thread
@@ -147,7 +148,7 @@ class Client:
         if not _library.same_version(daemon, library):
             self.close()
             raise VersionMismatch(
-                f"the daemon at {self.socket} is version {daemon}, this library {library}: "
+                f"the daemon at {self.socket} is version {daemon}, this library is {library}: "
                 "install both from the same release and restart the daemon (SIGTERM lets "
                 "trainers commit and leave first)")
 
@@ -169,7 +170,7 @@ class Client:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Inside, this thread is in a call that may last, and the client cannot be closed."""
+        """Inside, this thread is in a call that may block, and the client cannot be closed."""
         thread = threading.get_ident()
         self._waiting.add(thread)
         try:
@@ -182,7 +183,7 @@ class Client:
         self.submit(op, *arguments, finish=lambda r: None).wait()
 
     def mapped(self, r: _abi.Result, what: str) -> _Mapped:
-        """The memory that an op's result has, @what in sentences about it."""
+        """The memory of an op's result; @what names it in messages."""
         return _Mapped(r.data or 0, r.bytes, what, self.where, r.stream)
 
     def lent(self, memory: Memory) -> Memory:
@@ -205,7 +206,7 @@ class Client:
 
     @property
     def instance(self) -> str:
-        """This run of the daemon: one that is started again is another, without any state."""
+        """The id of this run of the daemon; a restarted daemon is another run, without state."""
         text: bytes = _library.library().shardd_instance(self.handle)
         return text.decode()
 
@@ -230,11 +231,11 @@ class Client:
         return bool(_library.library().shardd_draining(self.handle))
 
     def set_timeout(self, seconds: float) -> None:
-        """Deadline of the ops submitted from here on; 0: the job's."""
+        """Set the deadline of ops submitted from now on; 0: the job's."""
         _library.library().shardd_set_timeout(self.handle, int(seconds * 1000))
 
     def status(self, job: str | None = None) -> dict[str, Any]:
-        """What the daemon says of itself, devices, jobs, sessions: as `shardctl --json status`."""
+        """The status of the daemon, devices, jobs and sessions, as `shardctl --json status`."""
         text = C.c_void_p()
         _library.call("status", self.handle, job.encode() if job else None, C.byref(text))
         try:
@@ -247,17 +248,17 @@ class Client:
 
     def _let_go(self) -> None:
         if self._waiting:
-            raise InUse("another thread waits for an op of this client: let that end first, at the "
-                        "latest by its deadline (Client.set_timeout), or wait with a timeout")
+            raise InUse("another thread waits for an op of this client: wait until the op ends, at "
+                        "the latest at its deadline (Client.set_timeout), or wait with a timeout")
         for mapped in list(self._lent):
             mapped.end()
 
     def close(self) -> None:
-        """End the session: what it holds is dropped, and a rank that has not left counts as died.
+        """End the session. What it holds is dropped; a rank that has not left counts as dead.
 
-        InUse: something still looks at memory of this client, or another thread waits for an op
-        of it. Twice is allowed, and in a child after fork, where it does nothing: the connection
-        is the parent's.
+        InUse: something still uses memory of this client, or another thread waits for one of its
+        ops. Calling this twice is allowed. In a child after fork it does nothing: the connection
+        belongs to the parent.
         """
         if not self._open:
             return
@@ -287,7 +288,7 @@ class Client:
                 raise
 
     def __del__(self) -> None:
-        # Memory that something looks at is not unmapped under it: the session ends with the
+        # Memory in use is not unmapped: the session then ends with the
         # process then.
         with contextlib.suppress(BaseException):
             self.close()
@@ -298,11 +299,11 @@ class Client:
              rank: int | None = None, lifetime: Lifetime | None = None, quota_bytes: int = 0,
              ttl: int = 0, op_timeout: float = 0, allow_torn: bool = False,
              private: bool = False) -> Membership:
-        """Join a job as a rank; it is made if it is not there. After Aborted: again.
+        """Join a job as a rank; the job is created if it does not exist. Join again after Aborted.
 
-        None: what the launcher has said (docs/python.md); the job is $SHARDD_JOB first. @ttl,
+        None: the launcher's value (docs/python.md); for the job, $SHARDD_JOB comes first. @ttl,
         @op_timeout: seconds, 0: the daemon's default. Blocks until the daemon has answered, not
-        until all ranks are there. @private: closed to other users, root among them.
+        until all ranks have joined. @private: closed to other users, including root.
         Unimplemented: the launcher has started ranks on other machines. DataLoss: the job's
         state was in an earlier run of the daemon; nothing starts again at step 0.
         """
@@ -334,9 +335,9 @@ class Client:
             raise
 
     def rejoin(self) -> Membership:
-        """Join again as the last time, after Aborted; units keep their numbers."""
+        """Join again with the same arguments, after Aborted; units keep their numbers."""
         if self.member is None:
-            raise FailedPrecondition("this client is in no job: join first")
+            raise FailedPrecondition("this client has not joined a job: call join() first")
         return self.join(*self._join)
 
     def leave(self) -> None:
@@ -352,13 +353,13 @@ class Client:
         return Device(d.id.decode(), d.backend.decode(), d.uuid.decode(), d.streams)
 
     def set_stream(self, stream: int | None) -> None:
-        """GPUs: the ops that this thread submits from here on are ordered with the CUDA stream
-        @stream, a handle (of PyTorch's: ``.cuda_stream``; 0: CUDA's default stream).
+        """GPUs: order the ops that this thread submits from now on with the CUDA stream @stream, a
+        handle (``.cuda_stream`` of a PyTorch stream; 0: CUDA's default stream).
 
-        An op begins after the work that is on the stream when it is submitted, and its ticket ends
-        when the daemon has queued it: what is put on the stream then runs after it, and nothing
-        waits for the device. None: tickets end when ops have been executed, and what this process's
-        kernels write must be complete before an op is submitted that reads it.
+        An op begins after the work that is on the stream when it is submitted. Its ticket ends when
+        the daemon has queued it; later work on the stream runs after the op, and the CPU does not
+        wait for the device. None: tickets end when ops have been executed, and data that this
+        process's kernels write must be complete before an op that reads it is submitted.
 
         FailedPrecondition: the memory is not on a GPU. InvalidArgument: a stream of another
         context.
@@ -372,8 +373,8 @@ class Client:
         self._streams.now = stream
 
     def follow_stream(self, current: Callable[[], int | None] | None) -> None:
-        """Ask @current for the stream before every op, in the thread that submits it, instead of
-        :meth:`set_stream`. None: no more; threads keep the stream that they have."""
+        """Call @current for the stream before every op, in the submitting thread, instead of
+        :meth:`set_stream`. None: stop this; threads keep their current stream."""
         self._follow = current
 
     def _stream(self) -> int | None:
@@ -387,7 +388,7 @@ class Client:
         return now
 
     def group(self, name: str, ranks: Sequence[int]) -> int:
-        """Make or find the group @name of exactly these ranks in this order. Return: its number,
+        """Create or find the group @name of exactly these ranks in this order. Return: its number,
         for ops and UnitSpec.group."""
         number = C.c_uint32()
         _library.call("group_create", self.handle, name.encode(),
@@ -408,7 +409,7 @@ class Client:
     # ------------------------------------------------------------------- ops
 
     def alloc(self, shape: Sequence[int], dtype: Dtype = Dtype.FP32) -> Buffer:
-        """A writable buffer of this session's own, contents undefined."""
+        """Allocate a writable buffer of this session; its contents are undefined."""
         elements = 1
         for extent in shape:
             elements *= extent
@@ -421,14 +422,14 @@ class Client:
 
     def all_reduce(self, buffer: Buffer, op: ReduceOp = ReduceOp.SUM, group: int = WORLD,
                    first: int = 0, count: int | None = None) -> None:
-        """@count elements of each member's @buffer, from index @first on, become the same
-        (collective); of FP32, BF16 or FP16."""
+        """Reduce @count elements of each member's @buffer, from index @first on; all get the result
+        (collective). FP32, BF16 or FP16."""
         memory = buffer.memory
         self.do("all_reduce", group, buffer.id, first * memory.dtype.itemsize,
                 memory.elements - first if count is None else count, memory.dtype, op)
 
     def broadcast(self, buffer: Buffer, root: int, group: int = WORLD) -> None:
-        """@root's @buffer into everybody's (collective). @root: a rank of the job."""
+        """Copy @root's @buffer to all members' (collective). @root: a rank of the job."""
         self.do("broadcast", group, buffer.id, 0, buffer.memory.nbytes, root)
 
     def barrier(self, group: int = WORLD) -> None:
@@ -436,18 +437,18 @@ class Client:
         self.do("barrier", group)
 
     def join_uneven(self, divide_by_active: bool = False, group: int = WORLD) -> tuple[int, int]:
-        """This rank has no more inputs: the daemon takes part in its place, with zeros, until all
-        ranks of the group have called this (DDP's join). @divide_by_active: gradients by the ranks
-        that have inputs. Return: the rank that joined last, and in how many collectives this one
-        was replaced."""
+        """Say that this rank has no more inputs: the daemon takes part for it, with zeros, until
+        all ranks of the group have called this (DDP's join). @divide_by_active: divide gradients by
+        the number of ranks that have inputs. Return: the rank that joined last, and the number of
+        collectives in which the daemon replaced this rank."""
         last, shadowed = C.c_uint32(), C.c_uint64()
         _library.call("join_uneven", self.handle, group, divide_by_active, C.byref(last),
                       C.byref(shadowed))
         return last.value, shadowed.value
 
     def join_even(self, group: int = WORLD) -> None:
-        """As join_uneven, but it is an error, FailedPrecondition on all ranks of the group, if one
-        that has not called this asks for a collective."""
+        """As join_uneven, but if a rank that has not called this asks for a collective, all ranks
+        of the group get FailedPrecondition."""
         _library.call("join_even", self.handle, group)
 
     def clip_grad_norm(self, max_norm: float, norm_type: float = 2.0, group: int = WORLD,
@@ -466,17 +467,17 @@ class Client:
         self.do("clip_value", group, value, None, 0)
 
     def unscale(self, inv_scale: float, group: int = WORLD) -> bool:
-        """Multiply the gradient shards (collective, once a step). Return: was there an infinity
-        or a NaN on any rank?"""
+        """Multiply the gradient shards (collective, once per step). Return: True if any rank had an
+        infinity or NaN."""
         return self.submit("unscale", group, inv_scale, finish=lambda r: bool(r.found_inf)).wait()
 
     def step(self, lr: float | None = None, group: int = WORLD, skip_if_found: bool = False,
              discard: bool = False, settings: Sequence[StepSettings] = ()) -> StepResult:
-        """Step every unit of the group that has a gradient, and empty the gradients (collective).
+        """Step every unit of the group that has a gradient, and clear the gradients (collective).
 
-        @lr: instead of the units' own. @skip_if_found: not if unscale found an infinity.
-        @discard: only empty them. @settings: for this step; @lr is for the tensors that they leave
-        out. Nobody may have these units gathered.
+        @lr: instead of the units' own. @skip_if_found: do not step if unscale found an infinity.
+        @discard: only clear the gradients. @settings: for this step; @lr then applies to the
+        tensors that they do not name. No rank may have these units gathered.
         """
         rate = C.c_double(lr) if lr is not None else None
         options = _abi.StepOptions(C.sizeof(_abi.StepOptions),
@@ -490,8 +491,8 @@ class Client:
                       max_norm: float | None = None, norm_type: float = 2.0,
                       profile: ClipProfile = ClipProfile.TORCH, group: int = WORLD,
                       settings: Sequence[StepSettings] = ()) -> None:
-        """Say before a backward pass what becomes of its gradients until the step (collective).
-        @settings: as of step, which has none then."""
+        """Say before a backward pass what is done with its gradients until the step (collective).
+        @settings: as in step, which then takes none."""
         rate = C.c_double(lr) if lr is not None else None
         clip = _abi.Clip(C.sizeof(_abi.Clip), max_norm or 0, norm_type, profile)
         plan = _abi.Plan(C.sizeof(_abi.Plan), C.pointer(clip) if max_norm is not None else None,
@@ -500,7 +501,8 @@ class Client:
         self.do("plan_backward", group, C.byref(plan))
 
     def next_shard(self, group: int = WORLD) -> Shard:
-        """BY_TRAINER: this rank's shard of the next unit whose last reduce is over; waits."""
+        """BY_TRAINER: wait for the next unit whose last reduce has ended; return this rank's
+        shard."""
         def finish(r: _abi.Result) -> Shard:
             unit = self._units[r.unit]
             mapped = self.mapped(r, f"shard of unit '{unit.spec.name}'" if r.elements
@@ -513,8 +515,8 @@ class Client:
         return self.submit("next_shard", group, finish=finish).wait()
 
     def commit(self, step: int, blob: bytes = b"") -> None:
-        """Make @step what a restarted trainer goes on from, on all ranks or none (collective over
-        the job). @blob: up to 64 KiB of this rank's own state."""
+        """Make @step the step from which a restarted trainer continues, on all ranks or none
+        (collective over the job). @blob: up to 64 KiB of this rank's own state."""
         self.do("commit", step, blob, len(blob))
         _restart.committed()
 
@@ -527,8 +529,8 @@ class Client:
 
 def _as_launched(job: str | None, world_size: int | None,
                  rank: int | None) -> tuple[bytes | None, int, int]:
-    """What a join asks for. What neither the caller nor a launcher has said is left to the
-    library, which says by which variable to."""
+    """The arguments of a join. What neither the caller nor a launcher has given is left to the
+    library, whose error names the variable to set."""
     job = job if job is not None else os.environ.get("SHARDD_JOB") or None
     found = launched() if None in (job, world_size, rank) else None
     if found is not None:

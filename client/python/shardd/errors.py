@@ -26,7 +26,7 @@ class SharddError(Exception):
         self.native, self.call = native, call
 
     def advised(self, what: str) -> SharddError:
-        """The same with a sentence more: @what is to be done."""
+        """The same error with advice: @what to do."""
         return type(self)(f"{self.text}; {what}", self.field, self.domain, self.native, self.call)
 
     def __str__(self) -> str:
@@ -36,7 +36,7 @@ class SharddError(Exception):
 
 
 class Cancelled(SharddError):
-    """The caller gave the op up."""
+    """The caller cancelled the op."""
 
     code, name = 1, "CANCELLED"
 
@@ -48,13 +48,13 @@ class InvalidArgument(SharddError, ValueError):
 
 
 class DeadlineExceeded(SharddError, TimeoutError):
-    """The op's time is over; the text says what was waited for."""
+    """The op's deadline has passed; the text says what was waited for."""
 
     code, name = 4, "DEADLINE_EXCEEDED"
 
 
 class WaitTimeout(DeadlineExceeded):
-    """Only the wait ended: the op goes on and its ticket stays."""
+    """Only the wait ended: the op continues and its ticket stays valid."""
 
 
 class NotFound(SharddError, LookupError):
@@ -64,7 +64,7 @@ class NotFound(SharddError, LookupError):
 
 
 class AlreadyExists(SharddError):
-    """It is there already."""
+    """It exists already."""
 
     code, name = 6, "ALREADY_EXISTS"
 
@@ -76,26 +76,26 @@ class PermissionDenied(SharddError, PermissionError):
 
 
 class ResourceExhausted(SharddError, MemoryError):
-    """Memory, a quota or a limit; the text says who holds what."""
+    """Memory, a quota or a limit is exhausted; the text says who holds what."""
 
     code, name = 8, "RESOURCE_EXHAUSTED"
 
 
 class FailedPrecondition(SharddError, RuntimeError):
-    """Not in this state; the text says in which state things are."""
+    """Not allowed in this state; the text names the state."""
 
     code, name = 9, "FAILED_PRECONDITION"
 
 
 class Aborted(SharddError, RuntimeError):
-    """A rank died or left: the epoch is over, join again."""
+    """A rank died or left: the epoch has ended, join again."""
 
     code, name = 10, "ABORTED"
 
 
 class Overtaken(Aborted):
-    """A reader held a step longer than allowed, or its job ended: what it has read of the step is
-    not to be used."""
+    """A reader held a step longer than allowed, or its job ended: discard what it has read of the
+    step."""
 
 
 class Unimplemented(SharddError, NotImplementedError):
@@ -111,25 +111,25 @@ class Internal(SharddError, RuntimeError):
 
 
 class Unavailable(SharddError, ConnectionError):
-    """The daemon is not there, gone, or about to go."""
+    """The daemon does not run, has ended, or is about to end."""
 
     code, name = 14, "UNAVAILABLE"
 
 
 class DataLoss(SharddError, RuntimeError):
-    """The daemon was restarted: the job's state is gone. Nothing was started again at step 0."""
+    """The daemon was restarted and the job's state is lost. Nothing was restarted at step 0."""
 
     code, name = 15, "DATA_LOSS"
 
 
 class VersionMismatch(SharddError, RuntimeError):
-    """Package, library and daemon are not of one version."""
+    """Package, library and daemon have different versions."""
 
     code, name = 9, "FAILED_PRECONDITION"
 
 
 class InUse(BufferError):
-    """Memory was to be given back while a view, array or tensor still looks at it."""
+    """Memory cannot be given back because a view, array or tensor still uses it."""
 
 
 _CLASSES = {c.code: c for c in (

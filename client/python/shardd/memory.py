@@ -1,11 +1,11 @@
-"""Memory that the daemon lends: seen by the buffer protocol and DLPack, never copied.
+"""Memory that the daemon lends: accessible by the buffer protocol and DLPack, never copied.
 
-A :class:`Memory` is a piece of a mapping. What looks at it (memoryviews, NumPy arrays,
-PyTorch tensors) keeps an inner object alive; so when the memory is to be given back we know
-whether anything still looks at it, and refuse with :class:`shardd.InUse` instead of leaving
-a view whose contents change or vanish. Afterwards every use of the Memory raises.
+A :class:`Memory` is a piece of a mapping. Its users (memoryviews, NumPy arrays, PyTorch tensors)
+keep an inner object alive. So it is known whether the memory is still in use when it is given back;
+that is then refused with :class:`shardd.InUse`, since the contents of a view would change or
+vanish. After the memory is given back, every use of the Memory raises.
 
-On a GPU it is the same, without the buffer protocol: the processor cannot read it.
+On a GPU the same holds, without the buffer protocol: the processor cannot read the memory.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _TYPES: dict[Dtype, tuple[int, str, tuple[int, int]]] = {
 
 
 class _Mapped:
-    """The bytes behind one or more Memory objects, as long as they are lent. ``stream``: on a GPU,
-    that on which they are there; None: they are there already."""
+    """The bytes behind one or more Memory objects, while they are lent. ``stream``: on a GPU, the
+    stream on which they are valid; None: they are valid everywhere."""
 
     def __init__(self, address: int, nbytes: int, what: str, where: Where = HOST,
                  stream: int | None = None) -> None:
@@ -66,7 +66,7 @@ class _Mapped:
         return self.array
 
     def end(self) -> None:
-        """Whoever asks from now on is refused. InUse: something looks at it; nothing changed."""
+        """Refuse all later uses. InUse: something still uses it; nothing changed."""
         if self.array is None:
             return
         seen = weakref.ref(self.array)
@@ -82,8 +82,8 @@ class _Mapped:
 class Memory:
     """Elements that the daemon lends, row-major.
 
-    ``shape``: of elements of ``dtype``. ``writable``: writing to other memory ends the process
-    (it is mapped for reading only), so views of it are read-only where their kind knows that.
+    ``shape``: of elements of ``dtype``. ``writable``: if it is false, the memory is mapped
+    read-only and writing to it ends the process; views of it are read-only if their kind can be.
     """
 
     def __init__(self, mapped: _Mapped, offset: int, shape: Sequence[int], dtype: Dtype,
@@ -106,7 +106,7 @@ class Memory:
 
     @property
     def address(self) -> int:
-        """Where the first one is in this process. FailedPrecondition: given back."""
+        """The address of the first element in this process. FailedPrecondition: given back."""
         self._mapped.look()
         return self._mapped.address + self._offset
 
@@ -117,8 +117,8 @@ class Memory:
 
     @property
     def stream(self) -> int | None:
-        """The CUDA stream on which the contents are there, that of the op that lent it
-        (:meth:`Client.set_stream`); None: they are there for everybody."""
+        """The CUDA stream on which the contents are valid: that of the op that lent the memory
+        (:meth:`Client.set_stream`). None: they are valid everywhere."""
         return self._mapped.stream
 
     @property
@@ -131,7 +131,8 @@ class Memory:
         part = Memory(self._mapped, self._offset + first * self.dtype.itemsize, shape, self.dtype,
                       self.writable)
         if first < 0 or first + part.elements > self.elements:
-            raise IndexError(f"elements {first} to {first + part.elements} of {self.elements}")
+            raise IndexError(f"elements {first} to {first + part.elements} are out of range "
+                             f"(0..{self.elements})")
         return part
 
     def view(self) -> memoryview:
@@ -141,8 +142,7 @@ class Memory:
         if self.device != HOST.dlpack:
             raise BufferError(
                 f"{self._mapped.what} is on {self._mapped.where.name}, where the processor cannot "
-                "read: copy with tobytes() and write(), or look at it there with from_dlpack() of "
-                "PyTorch or CuPy")
+                "read it: copy with tobytes() and write(), or use from_dlpack() of PyTorch or CuPy")
         flat = memoryview(seen).cast("B")
         if not self.writable:
             flat = flat.toreadonly()
@@ -158,7 +158,7 @@ class Memory:
         return self.view()
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        """For numpy.asarray: without a copy, unless one is asked for."""
+        """For numpy.asarray: makes a copy only on request."""
         import numpy
 
         seen = numpy.asarray(self.view()).reshape(self.shape)
@@ -171,19 +171,19 @@ class Memory:
         return self.__array__()
 
     def tobytes(self) -> bytes:
-        """A copy; from a GPU after what is on this thread's stream."""
+        """Return a copy; from a GPU, after the work on this thread's stream."""
         address = self.address
         return self._mapped.where.read(address, self.nbytes)
 
     def write(self, data: Any) -> None:
-        """Copy @data, as many bytes with the buffer protocol, into it; to a GPU after what is on
-        this thread's stream. BufferError: the memory is read-only."""
+        """Copy @data (an object with the buffer protocol and the same number of bytes) into this
+        memory; to a GPU, after the work on this thread's stream. BufferError: it is read-only."""
         address, given = self.address, memoryview(data)
         if not self.writable:
             raise BufferError(f"{self._mapped.what} is read-only")
         if given.nbytes != self.nbytes:
-            raise InvalidArgument(f"{given.nbytes} bytes for {self.nbytes} of {self._mapped.what}",
-                                  "data")
+            raise InvalidArgument(f"the data has {given.nbytes} bytes, must have {self.nbytes}, "
+                                  f"the size of {self._mapped.what}", "data")
         self._mapped.where.write(address, memoryview(given.tobytes()))
 
     def device_view(self) -> DeviceView:
@@ -197,10 +197,10 @@ class Memory:
                    copy: Any = None) -> Any:
         """For torch.from_dlpack and numpy.from_dlpack: without a copy.
 
-        Read-only memory needs a consumer that knows DLPack 1.0's flag for it; to others it is
-        a BufferError, since they would write. On a GPU the consumer's @stream is made to wait for
-        :attr:`stream`, as the array API standard has it: None and 1 are CUDA's default stream, 2
-        the thread's own, -1 is no wait, else it is the handle of one.
+        Read-only memory needs a consumer that supports DLPack 1.0's read-only flag; others get a
+        BufferError, since they could write. On a GPU the consumer's @stream waits for
+        :attr:`stream`, as in the array API standard: None and 1 are CUDA's default stream, 2 is
+        the thread's own, -1 means no wait, other values are a stream's handle.
         """
         from . import _dlpack
 
@@ -208,10 +208,11 @@ class Memory:
         if dl_device is not None and tuple(dl_device) != where.dlpack:
             raise BufferError(f"this memory is on device {where.dlpack}, not {tuple(dl_device)}")
         if copy:
-            raise BufferError("ask for a view and copy that")
+            raise BufferError("DLPack gives no copy: take a view and copy that")
         versioned = max_version is not None and max_version[0] >= 1
         if not self.writable and not versioned:
-            raise BufferError("read-only memory, and the consumer does not know read-only memory")
+            raise BufferError("this memory is read-only, and the consumer does not support "
+                              "read-only memory")
         where.order(stream, self._mapped.stream)
         return _dlpack.capsule(self.address, self.shape, _TYPES[self.dtype][2], where.dlpack,
                                look, versioned, self.writable)
@@ -222,8 +223,8 @@ class Memory:
 
 
 class DeviceView:
-    """Memory on a GPU for who knows ``__cuda_array_interface__`` and no DLPack: as a memoryview it
-    keeps the memory from being given back. bf16 as its bits, unsigned 16-bit numbers."""
+    """Memory on a GPU for libraries with ``__cuda_array_interface__`` but without DLPack. Like a
+    memoryview it counts as a use of the memory. bf16 as its bits, unsigned 16-bit numbers."""
 
     def __init__(self, memory: Memory) -> None:
         self._held, mapped = memory._mapped.look(), memory._mapped

@@ -1,4 +1,4 @@
-"""Reading the live parameters of a job, without being a rank of it.
+"""Read the live parameters of a job, without being a rank of it.
 
 ::
 
@@ -6,9 +6,9 @@
         with reader.snapshot(timeout=60) as step:
             print(step, reader["block.weight"].numpy().mean())
 
-What is read is the daemon's own memory, mapped for reading: nothing is copied. Inside the block it
-is what was committed as ``step``; the trainers wait with what would change it, but not longer
-than the daemon's reader_hold_ms.
+A reader maps the daemon's own memory read-only: nothing is copied. Inside the block the memory
+holds what was committed as ``step``. Trainers wait before they change it, but not longer than the
+daemon's reader_hold_ms.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ReadTensor:
 
     @property
     def name(self) -> str:
-        """Both names, with a point between."""
+        """Both names, joined with a dot."""
         return f"{self.unit}.{self.tensor}"
 
 
@@ -69,7 +69,7 @@ class Reader:
         no such job."""
         job = job or os.environ.get("SHARDD_JOB")
         if not job:
-            raise InvalidArgument("name the job that is to be read, or set SHARDD_JOB", "job")
+            raise InvalidArgument("no job is named: name the job to read, or set SHARDD_JOB", "job")
         self.job, self.step = job, None  # type: str, int | None
         self.tensors: Mapping[str, ReadTensor] = {}
         self._client = Client(socket, **options)
@@ -86,11 +86,11 @@ class Reader:
     # ------------------------------------------------------------------ snapshots
 
     def hold(self, timeout: float | None = None, hold: float | None = None) -> int:
-        """Keep the parameters as of the last commit until :meth:`release`. Return: its step.
+        """Hold the parameters at the last commit until :meth:`release`. Return: its step.
 
-        @timeout: seconds to wait for a commit, where parameters are past the last one; None: the
-        job's op_timeout. @hold: seconds after which the trainers may go on; None: the daemon's
-        reader_hold_ms, which is also the most.
+        @timeout: seconds to wait for a commit, if parameters are past the last one; None: the
+        job's op_timeout. @hold: seconds after which the trainers may continue, at most the daemon's
+        reader_hold_ms; None: reader_hold_ms.
         DeadlineExceeded says what was waited for. NotFound: the job was deleted.
         """
         if self.step is not None:
@@ -103,10 +103,10 @@ class Reader:
         return self.step
 
     def release(self) -> None:
-        """Let the trainers go on; what was lent is given back.
+        """End the hold, let the trainers continue, and give back what was lent.
 
-        Overtaken: they have gone on already: what was read is not to be used. InUse: something
-        looks at the memory still, and will see it change; it is released all the same.
+        Overtaken: they have already continued: discard what was read. InUse: something still uses
+        the memory and will see it change; the step is released nevertheless.
         """
         if self.step is None:
             raise FailedPrecondition(f"no step of job '{self.job}' is held")
@@ -124,8 +124,8 @@ class Reader:
     def snapshot(self, timeout: float | None = None, hold: float | None = None) -> Iterator[int]:
         """:meth:`hold` for a ``with`` block, whose value is the step; :meth:`release` at its end.
 
-        Overtaken at the end: what the block has computed is not to be used. An exception of the
-        block goes before it.
+        Overtaken at the end: discard what the block has computed. An exception of the block takes
+        precedence.
         """
         step = self.hold(timeout, hold)
         try:
@@ -140,7 +140,7 @@ class Reader:
         """The tensor "unit.tensor" in the snapshot, read-only, as it lies in memory (with
         ``strides``: flat). FailedPrecondition: no step is held. NotFound: no such tensor."""
         if self.step is None:
-            raise FailedPrecondition(f"no step of job '{self.job}' is held: parameters are there "
+            raise FailedPrecondition(f"no step of job '{self.job}' is held: parameters exist only "
                                      "inside `with reader.snapshot()`")
         if name not in self._lent:
             if name not in self.tensors:
@@ -163,7 +163,7 @@ class Reader:
                 memory._mapped.end()
             except InUse as error:
                 found = found or error
-                # Nobody new is to look; who does must not lose it, so the client stays open.
+                # Refuse new uses. Existing ones must not lose the memory, so the client stays open.
                 self._client.kept.append(memory._mapped)
                 memory._mapped = _Mapped(0, 0, memory._mapped.what)
                 memory._mapped.end()
@@ -178,8 +178,8 @@ class Reader:
         return self._handle
 
     def close(self) -> None:
-        """End it, and its hold. Twice is allowed. InUse: something looks at its memory, which stays
-        mapped until another close or the end of the process."""
+        """Close the reader and end its hold. Calling this twice is allowed. InUse: something still
+        uses its memory, which stays mapped until another close or the end of the process."""
         self.step = None
         self._end_lent()
         handle, self._handle = self._handle, None
@@ -215,5 +215,5 @@ def _listed(found: Any) -> Iterator[ReadTensor]:
 
 
 def read(job: str | None = None, socket: str | None = None, **options: Any) -> Reader:
-    """A :class:`Reader` of @job, connected by itself. None: $SHARDD_JOB, $SHARDD_SOCKET."""
+    """Connect and return a :class:`Reader` of @job. None: $SHARDD_JOB, $SHARDD_SOCKET."""
     return Reader(job, socket, **options)

@@ -21,14 +21,14 @@ class Init(IntEnum):
 
 
 class Lifetime(IntEnum):
-    """When a job ends: with its last trainer's leaving, or when it is deleted."""
+    """When a job ends: when its last trainer leaves, or when it is deleted."""
 
     EPHEMERAL = 1
     KEEP = 2
 
 
 class Layout(IntEnum):
-    """How a unit is cut into shards."""
+    """How a unit is divided into shards."""
 
     FLAT = 1
     DIM0 = 2
@@ -43,7 +43,7 @@ class Strategy(IntEnum):
 
 
 class Profile(IntEnum):
-    """In which order gradients are cast, divided and added (docs/protocol.md)."""
+    """The order in which gradients are cast, divided and added (docs/protocol.md)."""
 
     FAIRSCALE = 1
     XLA = 2
@@ -90,7 +90,7 @@ class ReduceOp(IntEnum):
 
 
 class ClipProfile(IntEnum):
-    """Which factor a norm leads to (docs/protocol.md)."""
+    """Which clipping factor follows from a norm (docs/protocol.md)."""
 
     FAIRSCALE = 1
     XLA = 2
@@ -129,7 +129,7 @@ class TensorSpec:
 
 @dataclass
 class BufferSpec:
-    """What is no parameter (running statistics): every rank has its own, zero at first."""
+    """A tensor that is not a parameter (running statistics): every rank has its own, first 0."""
 
     name: str
     shape: Sequence[int]
@@ -165,10 +165,10 @@ class OptimizerSpec:
 
 @dataclass
 class StepSettings:
-    """What the optimizer goes by in one step, in place of what tensors were registered with: all
-    of it counts, for tensor ``tensors[i]`` (by its index in the spec) of unit ``units[i]``; without
-    any for all that no others of the same step name. ``lr_fp32``: Adam and AdamW compute with
-    ``lr`` in fp32, as PyTorch does if it is a tensor.
+    """The optimizer's settings for one step. They replace all settings that the tensors were
+    registered with, for tensor ``tensors[i]`` (by its index in the spec) of unit ``units[i]``;
+    without any, for all tensors that no other settings of the step name. ``lr_fp32``: Adam and
+    AdamW compute with ``lr`` in fp32, as PyTorch does with a tensor.
     """
 
     lr: float
@@ -186,8 +186,8 @@ class StepSettings:
     def fill(self, s: Any) -> None:
         """Write it into a struct shardd_step_settings, which keeps alive what it points to."""
         if len(self.units) != len(self.tensors):
-            raise ValueError(f"settings of {len(self.units)} units and {len(self.tensors)} "
-                             "tensors: give the unit of each tensor")
+            raise ValueError(f"settings have {len(self.units)} units and {len(self.tensors)} "
+                             "tensors: give one unit for each tensor")
         s.lr, s.lr_fp32, s.weight_decay = self.lr, self.lr_fp32, self.weight_decay
         s.momentum, s.dampening, s.nesterov = self.momentum, self.dampening, self.nesterov
         s.beta1, s.beta2, s.eps, s.maximize = *self.betas, self.eps, self.maximize

@@ -1,4 +1,4 @@
-"""Tickets: what an op that was submitted hands back to wait on."""
+"""Tickets: a submitted op returns one to wait on."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class Ticket(Generic[T]):
-    """One op under way; ended by one :meth:`wait` that returns, or a :meth:`done` that is True.
+    """A submitted op; it ends with one :meth:`wait` that returns, or a :meth:`done` that is True.
 
-    With a stream (:meth:`Client.set_stream`) it ends when the daemon has queued it, and what is put
-    on the stream from then on runs after it. Two threads must not wait for the same ticket.
+    With a stream (:meth:`Client.set_stream`) it ends when the daemon has queued the op; later work
+    on the stream runs after the op. Two threads must not wait for the same ticket.
     """
 
     __slots__ = ("_client", "_done", "_finish", "_number", "_stream", "_value", "name")
@@ -44,7 +44,7 @@ class Ticket(Generic[T]):
             self._value = self._finish(r)
 
     def done(self) -> bool:
-        """Has it ended, well or not? Never blocks."""
+        """Has the op ended, successfully or not? Never blocks."""
         if self._done:
             return True
         error, r = _abi.Error(), _abi.Result()
@@ -55,10 +55,10 @@ class Ticket(Generic[T]):
         return self._done
 
     def wait(self, timeout: float | None = None) -> T:
-        """What the op gives, or its error.
+        """Return the op's result or raise its error.
 
-        @timeout: seconds; None: as long as the op's own deadline. WaitTimeout: not yet, the
-        ticket stays. May be called again after the end, with the same outcome.
+        @timeout: seconds; None: until the op's own deadline. WaitTimeout: not yet; the ticket
+        stays valid. May be called again after the end, with the same outcome.
         """
         if not self._done:
             error, r = _abi.Error(), _abi.Result()

@@ -41,9 +41,9 @@ class Unit:
     gradient buffer. ``packed_elements``: of what init_broadcast takes. ``initialised``: it has
     parameters from an earlier life of the job. ``places``: tensor name -> :class:`Place`.
 
-    Memory that is handed out is the daemon's. It is given back by :meth:`release`,
-    :meth:`reduce`, :meth:`accumulate` and :meth:`give_back`, which raise
-    :class:`shardd.InUse`, and do nothing, while something looks at it.
+    Memory that is handed out belongs to the daemon. :meth:`release`, :meth:`reduce`,
+    :meth:`accumulate` and :meth:`give_back` give it back. While something uses it they raise
+    :class:`shardd.InUse` and do nothing.
     """
 
     def __init__(self, client: Client, spec: UnitSpec, info: _abi.UnitInfo) -> None:
@@ -66,7 +66,7 @@ class Unit:
 
     def _lend(self, kind: str, r: _abi.Result, elements: int, dtype: Dtype,
               writable: bool) -> Memory:
-        """The memory of @kind that is out already, if it is the same, else a new one."""
+        """The memory of @kind that is already lent, if it is the same, else a new one."""
         before = self._lent.get(kind)
         if before is not None and not before.released and before.address == r.data:
             before._mapped.stream = r.stream
@@ -98,13 +98,14 @@ class Unit:
     def gather(self) -> Memory:
         """The full parameters, read-only, shared by all ranks of the node.
 
-        Counted: as many releases give it back. Waits for no other rank.
+        Gathers are counted: the same number of releases gives the memory back. Does not wait for
+        other ranks.
         """
         return self.gather_submit().wait()
 
     def release(self) -> int:
-        """Drop one reference. Return: how many are left. InUse: the last one, and something
-        looks at the memory."""
+        """Drop one reference. Return: how many are left. InUse: it is the last one, and something
+        still uses the memory."""
         memory = self._lent.get("gathered parameters")
         self._end("gathered parameters")
         left = self.client.submit("release", self.id, finish=lambda r: int(r.references)).wait()
@@ -114,14 +115,15 @@ class Unit:
         return left
 
     def summon(self) -> Memory:
-        """The parameters in fp32, in memory of this rank's own to write to (collective)."""
+        """Return the parameters in fp32, in writable memory of this rank (collective)."""
         return self.client.submit("summon", self.id, finish=lambda r: self._lend(
             "summoned parameters", r, self.elements, Dtype.FP32, True)).wait()
 
     def summon_state(self, state: int) -> tuple[Memory, int]:
-        """Array @state of the optimizer's state instead: Adam, AdamW: 1 exp_avg, 2 exp_avg_sq, 3
-        max_exp_avg_sq; SGD: 1 its momentum; laid out alike, what is frozen 0 (collective).
-        Return: with it how many steps the unit has had. InvalidArgument: there is no such array."""
+        """As summon, for array @state of the optimizer's state: Adam, AdamW: 1 exp_avg,
+        2 exp_avg_sq, 3 max_exp_avg_sq; SGD: 1 momentum. Same layout; frozen elements are 0
+        (collective). Return: the array and how many steps the unit has had. InvalidArgument:
+        no such array."""
         return self.client.submit("summon_state", self.id, state, finish=lambda r: (self._lend(
             "summoned parameters", r, self.elements, Dtype.FP32, True),
             int(r.optimizer_steps))).wait()
@@ -153,33 +155,33 @@ class Unit:
             for name in steps:
                 self._number(name)
             if optimizer_steps is None:
-                raise InvalidArgument("steps of tensors go with optimizer_steps", "steps")
+                raise InvalidArgument("steps is given without optimizer_steps: give both", "steps")
             counts = [steps.get(t.name, optimizer_steps) for t in self.spec.tensors]
             options.tensor_steps = (C.c_uint64 * len(counts))(*counts)
             options.n_tensors = len(counts)
         return options
 
     def init_seed(self, seed: int) -> None:
-        """Every tensor by its ``init`` (collective); the same values for any world size."""
+        """Initialise every tensor by its ``init`` (collective), independent of the world size."""
         self.client.do("init_seed", self.id, seed)
         self.initialised = True
 
     def init_broadcast(self, root: int, buffer: Buffer | None) -> None:
-        """From @root's @buffer (collective): packed_elements in fp32, tensor after tensor;
-        None on the other ranks."""
+        """Initialise from @root's @buffer (collective): packed_elements in fp32, tensor after
+        tensor; None on the other ranks."""
         self.client.do("init_broadcast", self.id, root, buffer.id if buffer else 0)
         self.initialised = True
 
     def init_own(self, buffer: Buffer) -> None:
-        """Each rank's shard from its own such @buffer (collective)."""
+        """Initialise each rank's shard from such a @buffer of that rank (collective)."""
         self.client.do("init_own", self.id, buffer.id)
         self.initialised = True
 
     # ----------------------------------------------------------- gradients
 
     def gradient(self) -> Memory:
-        """This rank's buffer for the full gradients, writable, contents undefined: write all of
-        it. The same one until it is reduced or accumulated."""
+        """This rank's writable buffer for the full gradients. Its contents are undefined: write all
+        of it. It stays the same until it is reduced or accumulated."""
         return self.client.submit("gradient", self.id, finish=lambda r: self._lend(
             "gradient buffer", r, self.gradient_elements, self.spec.gradients, True)).wait()
 
@@ -201,28 +203,28 @@ class Unit:
     def reduce(self, more: bool = False, unused: Sequence[str] = ()) -> None:
         """Reduce all ranks' gradient buffers, and what they have accumulated (collective).
 
-        @more: not the last time before the step. @unused: names of tensors that this rank has not
-        used, where it has written zeros; they count if another rank has used them.
+        @more: more reduces follow before the step. @unused: names of tensors that this rank has not
+        used and for which it has written zeros; these count if another rank has used them.
         """
         self.reduce_submit(more, unused).wait()
 
     def unused(self) -> list[str]:
-        """The tensors that no rank had used in the last reduce that was waited for: the step
-        leaves them and their optimizer state alone."""
+        """The tensors that no rank had used in the last reduce that was waited for: the step skips
+        them and their optimizer state."""
         n = len(self.spec.tensors)
         flags = (C.c_bool * max(1, n))()
         _library.call("unit_unused", self.client.handle, self.id, flags, n)
         return [t.name for t, unused in zip(self.spec.tensors, flags) if unused]
 
     def reduce_unused(self) -> bool:
-        """As reduce, of a rank that has not used the unit and has filled its buffer with zeros.
-        Return: True if no rank has used it: then the step leaves it alone."""
+        """As reduce, for a rank that has not used the unit and has filled its buffer with zeros.
+        Return: True if no rank has used it: then the step skips it."""
         self._end("gradient buffer")
         return self.client.submit("reduce_unused", self.id,
                                   finish=lambda r: bool(r.skipped)).wait()
 
     def reduce_deferred(self) -> None:
-        """Inside each replica only; the next reduce adds it before the replicas' all-reduce."""
+        """Reduce inside each replica only; the next reduce adds the sums before the all-reduce."""
         self._reduce("reduce_deferred").wait()
 
     def accumulate(self) -> None:
@@ -231,7 +233,7 @@ class Unit:
 
     def set_factors(self, pre_divide: float = 0, post_divide: float = 0, divide_factor: float = 0,
                     force_sum: bool = False) -> None:
-        """By what reductions divide from here on (collective); 0: left open."""
+        """Set the factors by which reductions divide from now on (collective); 0: the default."""
         factors = _abi.Factors(C.sizeof(_abi.Factors), pre_divide, post_divide, divide_factor,
                                force_sum)
         self.client.do("set_factors", self.id, C.byref(factors))
@@ -256,13 +258,13 @@ class Unit:
         return self.client.submit("unit_buffers", self.id, finish=finish).wait()
 
     def broadcast_buffers(self, root: int = 0) -> None:
-        """The buffers of all ranks become those of @root (collective)."""
+        """Copy @root's buffers to all ranks (collective)."""
         self.client.do("broadcast_buffers", self.id, self.spec.group, root)
 
     # ------------------------------------------------------ shards (BY_TRAINER)
 
     def pieces(self) -> list[tuple[str, int, int, int]]:
-        """What the shard of next_shard consists of: (tensor, first element, elements, at)."""
+        """The pieces of next_shard's shard: (tensor, first element, elements, at)."""
         n = C.c_size_t()
         _library.call("shard_pieces", self.client.handle, self.id, None, 0, C.byref(n))
         pieces = (_abi.ShardPiece * max(1, n.value))()
@@ -271,7 +273,7 @@ class Unit:
                 for p in pieces[:n.value]]
 
     def shard_done(self) -> None:
-        """The changed parameters of the shard go back; its memory is gone."""
+        """Return the changed parameters of the shard; its memory becomes invalid."""
         self._end("shard")
         self.client.do("shard_done", self.id)
 

@@ -1,4 +1,4 @@
-"""shardd.torch: PyTorch's modules trained over the daemon.
+"""shardd.torch: train PyTorch modules with the daemon.
 
 ::
 
@@ -9,8 +9,8 @@
     fully_shard(model)
     optimizer = AdamW(model.parameters(), lr=1e-3)   # runs in the daemon
 
-The rest of the loop stays: forward, backward, ``optimizer.step()``, ``zero_grad()``. Rank, world
-size and job come from the launcher (torchrun, shardctl run, mpirun, srun). The manual is
+The rest of the loop is unchanged: forward, backward, ``optimizer.step()``, ``zero_grad()``. Rank,
+world size and job come from the launcher (torchrun, shardctl run, mpirun, srun). The manual is
 docs/python.md.
 """
 

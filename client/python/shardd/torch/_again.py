@@ -1,4 +1,4 @@
-"""guard: what :mod:`shardd._restart` does, for a program that trains with PyTorch."""
+"""guard: :mod:`shardd._restart` for a program that trains with PyTorch."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def _load() -> None:
 
 
 def guard(max_restarts: int = 3) -> int:
-    """Run the rest of the program in a child of this process, and again when a signal ends it.
+    """Run the rest of the program in a child of this process, and again if a signal kills it.
 
-    Call it once, after the imports and before all else: no thread may run, and nothing may be
-    connected. This process stays, under its id, as the guard; the program goes on in a child, and
-    after the child's death by a signal (SIGKILL, SIGSEGV, no memory) in another one, from this
-    call on, with everything imported: with :func:`resilient` it costs a fork, building the model
-    and joining. An exit code, also that of an exception, is the guard's own, and no reason for a
-    restart. SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 go to the child; a child dies
-    with its guard. Works under any launcher.
+    Call it once, after the imports and before anything else: no other thread may run, and nothing
+    may be connected. This process stays, with its process id, as the guard. The program continues
+    in a child. If a signal kills the child (SIGKILL, SIGSEGV, out of memory), the program continues
+    in another child from this call on, with everything imported. With :func:`resilient` a restart
+    costs a fork, building the model and joining. The guard ends with the child's exit code, also
+    that of an exception, and does not restart then. SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1 and
+    SIGUSR2 go to the child; a child dies with its guard. This works under any launcher.
 
-    @max_restarts: at most; and no third child if two in a row have committed nothing.
-    Environment: SHARDD_GUARD=N does it when shardd.torch is imported, with N restarts;
+    @max_restarts: the maximum. There is also no third child if two in a row committed nothing.
+    Environment: SHARDD_GUARD=N calls this when shardd.torch is imported, with N restarts;
     SHARDD_GUARD=0 makes this function do nothing.
     FailedPrecondition: other threads, a connection, or CUDA in use. Return: how many restarts
     there were.
@@ -39,7 +39,7 @@ def guard(max_restarts: int = 3) -> int:
     import torch
 
     if torch.cuda.is_initialized():
-        raise FailedPrecondition("CUDA cannot be used in a child of a process that has used it: "
+        raise FailedPrecondition("this process has used CUDA, and its child could not use it: "
                                  "call guard() before anything is on a GPU")
     return _restart.guard(max_restarts)
 
@@ -51,8 +51,8 @@ def by_environment() -> None:
     if asked in ("", "0"):
         return
     if not asked.isdecimal():
-        raise InvalidArgument(f"SHARDD_GUARD is {asked!r}: how many restarts there may be, 0 for "
-                              "no guard", "SHARDD_GUARD")
+        raise InvalidArgument(f"SHARDD_GUARD is {asked!r}, must be the number of restarts, or 0 "
+                              "for no guard", "SHARDD_GUARD")
     del os.environ["SHARDD_GUARD"]
     guard(int(asked))
 

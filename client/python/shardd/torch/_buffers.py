@@ -38,8 +38,8 @@ class Buffers:
         buffers = [b for b in self._module.buffers() if b.numel()]
         if sum(b.nbytes for b in buffers) != self._unit.buffer_bytes:
             raise FailedPrecondition(
-                "a buffer was added, removed or resized after replicate: the daemon has room for "
-                "those that were there; make them before, or give broadcast_buffers=False")
+                "a buffer was added, removed or resized after replicate: the daemon has room "
+                "for the original ones; create buffers before, or give broadcast_buffers=False")
         return buffers
 
     def broadcast(self, tree: Tree, root: int, written_by_all: bool = False) -> None:

@@ -59,7 +59,7 @@ def named(device: Any) -> str | None:
     except (RuntimeError, TypeError):
         found = torch.device("meta")
     if found.type not in ("cpu", "cuda"):
-        raise InvalidArgument(f"device is {device!r}: 'cpu', 'cuda:N' or a GPU's UUID is allowed",
+        raise InvalidArgument(f"device is {device!r}, must be 'cpu', 'cuda:N' or a GPU's UUID",
                               "device")
     return "host:0" if found.type == "cpu" else _uuid(found)
 
@@ -67,8 +67,8 @@ def named(device: Any) -> str | None:
 def not_there(error: InvalidArgument) -> FailedPrecondition:
     """The daemon does not have the device that it was asked for."""
     return FailedPrecondition(
-        f"{error.text}; call model.to() with a device that it has before fully_shard or replicate, "
-        "or take a daemon that has the model's (shardd --backend host or cuda); for a process that "
+        f"{error.text}; call model.to() with one of its devices before fully_shard or replicate, "
+        "or use a daemon that has the model's device (shardd --backend host or cuda); if a process "
         "computes on several, name this rank's with SHARDD_DEVICE or shardd.torch.init(device=)",
         error.field, error.domain, error.native, error.call)
 
@@ -85,7 +85,7 @@ def take(client: Client) -> None:
         raise FailedPrecondition(
             f"the daemon put this rank's memory on {client.where.name} ({client.device.uuid}), and "
             f"this PyTorch ({torch.__version__}) cannot compute there: install one that is built "
-            "for CUDA, or take a daemon with host memory (shardd --backend host)")
+            "for CUDA, or use a daemon with host memory (shardd --backend host)")
     here = torch.device("cuda", number)
     client.follow_stream(_current if client.device.streams else _waited)
 
@@ -131,7 +131,7 @@ def check_one(devices: Iterable[torch.device], value: Any, name: str) -> None:
         return
     where = " and ".join(map(str, on)) or "no device yet"
     raise InvalidArgument(f"{name} is {value!r}, and the model is on {where}: leave it out, a rank "
-                          "computes where its model is", name)
+                          "computes on the device of its model", name)
 
 
 def _whole(device: torch.device) -> torch.device:
@@ -149,9 +149,9 @@ def _what(client: Client) -> str:
 def _advice(client: Client, device: torch.device) -> str:
     move = f"call model.to('{here}') before fully_shard or replicate"
     if device.type == "cpu":
-        return f"{move}, or take a daemon with host memory (shardd --backend host)"
+        return f"{move}, or use a daemon with host memory (shardd --backend host)"
     if here.type == "cpu":
-        return f"{move}, or take a daemon with GPUs (shardd --backend cuda)"
+        return f"{move}, or use a daemon with GPUs (shardd --backend cuda)"
     return f"{move}, or set SHARDD_DEVICE={_uuid(device)} (shardd.torch.init(device='{device}'))"
 
 

@@ -15,9 +15,9 @@ from ._wrap import ShardedModule
 
 
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
-    """Make @method_name of a wrapped module a second forward: in it the parameters are there, and
-    backward works. Nothing happens to a module that is not wrapped. InvalidArgument: it has no
-    such method."""
+    """Make @method_name of a wrapped module a second forward: inside it the parameters are
+    available, and backward works. Does nothing for a module that is not wrapped. InvalidArgument:
+    there is no such method."""
     if not isinstance(module, ShardedModule):
         return
     method = getattr(module, method_name, None)
@@ -44,7 +44,7 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
 
 
 def share_comm_ctx(modules: Sequence[nn.Module]) -> None:
-    """Nothing is to be done, there are no streams. InvalidArgument: one is not wrapped."""
+    """Does nothing: there are no streams. InvalidArgument: a module is not wrapped."""
     for module in modules:
         if not isinstance(module, ShardedModule):
             raise InvalidArgument(f"{type(module).__name__} is not wrapped: call fully_shard on it "

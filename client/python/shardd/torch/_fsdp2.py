@@ -18,11 +18,11 @@ class Settings:
         raise NotImplementedError
 
     def set_gradient_divide_factor(self, factor: float) -> None:
-        """Gradients of this module's own unit are divided by @factor, instead of by the number of
-        ranks, in the reductions that follow (collective once the model is in the daemon; then it
-        holds until a rank dies, and is to be set again by all)."""
+        """Divide gradients of this module's own unit by @factor instead of by the number of ranks,
+        in later reductions. Once the model is in the daemon this is collective; it then holds until
+        a rank dies, and all ranks must set it again."""
         if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not factor > 0:
-            raise InvalidArgument(f"the divide factor is {factor!r}: a number above 0 is allowed",
+            raise InvalidArgument(f"the divide factor is {factor!r}, must be a number above 0",
                                   "factor")
         unit = _settable(self._unit(), "set_gradient_divide_factor")
         unit.set_factors(float(factor), unit.force_sum)
@@ -38,12 +38,12 @@ class Settings:
         unit.set_factors(unit.divide_factor, bool(enable))
 
     def reset_iter_state(self) -> None:
-        """After an exception in forward or backward: what was gathered is released, gradients that
-        were not reduced yet are lost. Of the whole model, by its root. Not needed: the next
-        forward does it, too."""
+        """Clean up after an exception in forward or backward: release gathered units and drop
+        gradients that are not reduced yet. Call it on the model. It is optional: the next forward
+        does the same."""
         unit = self._unit()
         if unit.parent is not None:
-            raise FailedPrecondition("reset_iter_state is for the model, and this "
+            raise FailedPrecondition("reset_iter_state must be called on the model: this "
                                      f"{type(unit.module).__name__} is a part of one")
         if unit.tree is not None:
             unit.tree.release_all()
@@ -52,42 +52,42 @@ class Settings:
 
     def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *,
                                          recurse: bool = True) -> None:
-        """Nothing is to be done: what one rank has not used is 0 from it if another has. What no
-        rank has used is left alone, also with True."""
+        """Does nothing: a parameter that only other ranks have used gets 0 from this rank. One that
+        no rank has used is not stepped, even with True."""
 
     def set_post_optim_event(self, event: Any) -> None:
-        """Nothing is to be done: a gather waits for the step."""
+        """Does nothing: a gather waits for the step."""
 
     def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *,
                                              recurse: bool = True) -> None:
-        """Nothing is to be done: gradients are reduced from where they are."""
+        """Does nothing: gradients are reduced from where they are."""
 
     def set_separate_reduce_scatter_group(self, enable: bool = True, *,
                                           recurse: bool = True) -> None:
-        """Nothing is to be done: this process has no communicators."""
+        """Does nothing: this process has no communicators."""
 
     def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
-        """Nothing is to be done, as for the group."""
+        """Does nothing, as for the group."""
 
     def set_symm_mem_for_comm(self, backend: Any = None) -> None:
-        """Nothing is to be done, as for the group."""
+        """Does nothing, as for the group."""
 
     def set_custom_all_gather(self, comm: Any) -> None:
-        """Unimplemented: gathers are the daemon's."""
+        """Unimplemented: the daemon does the gathers."""
         _no_own("set_custom_all_gather")
 
     def set_custom_reduce_scatter(self, comm: Any) -> None:
-        """Unimplemented: reductions are the daemon's."""
+        """Unimplemented: the daemon does the reductions."""
         _no_own("set_custom_reduce_scatter")
 
     def set_all_reduce_hook(self, hook: Any, *, stream: Any = None) -> None:
-        """Unimplemented: reductions are the daemon's."""
+        """Unimplemented: the daemon does the reductions."""
         _no_own("set_all_reduce_hook")
 
 
 def _no_own(name: str) -> None:
-    raise Unimplemented(f"{name}: gathers and reductions are done by the daemon, which runs none "
-                        "of your code; register_comm_hook knows PyTorch's own hooks", name)
+    raise Unimplemented(f"{name}: the daemon does gathers and reductions, and runs none of your "
+                        "code; register_comm_hook supports PyTorch's own hooks", name)
 
 
 def _settable(unit: ShardedUnit, name: str) -> ShardedUnit:

@@ -1,7 +1,7 @@
-"""What stands for a parameter while its values are in the daemon.
+"""The stand-in for a parameter while its values are in the daemon.
 
-A tensor with shape and dtype and no memory: it can be a module's parameter and be handed to an
-optimizer, and whoever computes with it gets a sentence instead of stale or freed memory.
+It is a tensor with shape and dtype but without memory. It can be a module's parameter and be passed
+to an optimizer. Computing with it raises an error instead of using stale or freed memory.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ def explain(name: str, kind: str, function: str) -> str:
                 "shardd.torch.clip_grad_norm_, step with an optimizer of shardd.torch (any of "
                 "torch.optim: shardd.torch.Sharded), scale with shardd.torch.GradScaler")
     if function in _CONVERTS:
-        return (f"parameter '{name}' is sharded: after fully_shard neither its type nor its "
-                "device can be changed; call .to() before it, and use mp_policy for the type in "
+        return (f"parameter '{name}' is sharded: its type and device cannot be changed after "
+                "fully_shard; call .to() before it, and use mp_policy for the type in "
                 "which forward computes")
-    return (f"parameter '{name}' is sharded: its values are in the daemon, and here only in "
-            f"forward and backward ({function}); else use shardd.torch.summon_full_params(model), "
-            "or model.state_dict(). If another module uses it too, wrap one that contains both")
+    return (f"parameter '{name}' is sharded: its values are in the daemon, and here only during "
+            f"forward and backward ({function}); elsewhere use "
+            "shardd.torch.summon_full_params(model), or model.state_dict(). If another module uses "
+            "it too, wrap a module that contains both")
 
 
 class Guard(torch.Tensor):

@@ -55,10 +55,11 @@ def check_all_ranks(group: Any, name: str) -> None:
         return
     size = getattr(group, "size", None)
     if not callable(size):
-        raise InvalidArgument(f"{name} is {group!r}: None, or a process group of all ranks", name)
+        raise InvalidArgument(f"{name} is {group!r}, must be None or a process group of all "
+                              "ranks", name)
     if size() != world_size():
-        raise Unimplemented(f"{name} is of {size()} ranks: gradients are reduced over all "
-                            f"{world_size()} of the job", name)
+        raise Unimplemented(f"{name} has {size()} ranks: gradients are reduced over all "
+                            f"{world_size()} ranks of the job", name)
 
 
 def _find(hook: Any, replicated: bool) -> _Found:
@@ -68,8 +69,8 @@ def _find(hook: Any, replicated: bool) -> _Found:
         if hook is getattr(module, name):
             return found
     raise Unimplemented(
-        f"{getattr(hook, '__qualname__', hook)!s} would be Python in the middle of a reduction, "
-        f"which is the daemon's: {', '.join(known)} of {module.__name__} are known", "hook")
+        f"{getattr(hook, '__qualname__', hook)!s} would run Python inside a reduction, which "
+        f"the daemon does: use {', '.join(known)} of {module.__name__}", "hook")
 
 
 def register(units: Sequence[ShardedUnit], state: Any, hook: Any) -> None:
@@ -77,14 +78,15 @@ def register(units: Sequence[ShardedUnit], state: Any, hook: Any) -> None:
     found = _find(hook, units[0].replicated)
     for unit in units:
         if unit.unit is not None:
-            raise FailedPrecondition("register_comm_hook after the first forward, or after the "
-                                     "optimizer was built: the daemon knows by then how gradients "
-                                     "are reduced; call it right after wrapping")
+            raise FailedPrecondition("register_comm_hook was called after the first forward or "
+                                     "after the optimizer was built, when the daemon already knows "
+                                     "how gradients are reduced: call it right after wrapping")
         if unit.pre_divide:
-            raise Unimplemented("with mixed_precision gradients are reduced by the hook that comes "
-                                "with it: leave one of the two out", "hook")
+            raise Unimplemented("mixed_precision brings its own communication hook: give either "
+                                "mixed_precision or a hook", "hook")
         if unit.hook is not None:
-            raise FailedPrecondition("register_comm_hook was called before: one hook is allowed")
+            raise FailedPrecondition("register_comm_hook was already called: only one hook is "
+                                     "allowed")
     check_all_ranks(getattr(state, "process_group", state), "state")
     for unit in units:
         unit.hook = found

@@ -1,7 +1,7 @@
 """join: ranks with different numbers of inputs.
 
-The daemon takes part for a rank that has no more (JoinUneven); what is left here is whose buffers
-are the newest.
+The daemon takes part for a rank that has no more inputs (JoinUneven). This module decides whose
+buffers are the newest.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def uneven(module: nn.Module, buffers: Buffers | None, by_all: bool, enable: boo
         return
     tree: Any = tree_of(unit)
     if getattr(tree.optimizer, "inner", None) is not None:
-        raise Unimplemented("join() with shardd.torch.Sharded: a rank without inputs has to step "
-                            "its shares, too; use AdamW, Adam or SGD of shardd.torch")
+        raise Unimplemented("join() does not support shardd.torch.Sharded: a rank without inputs "
+                            "must step its shares, too; use AdamW, Adam or SGD of shardd.torch")
     tree.uneven = True
     try:
         with _told(tree) if throw else contextlib.nullcontext():

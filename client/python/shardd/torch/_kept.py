@@ -56,9 +56,9 @@ class Kept:
         free = [u for u in tree.units if u.trained and not u.buffer_bytes]
         if not free:
             raise Unimplemented(
-                "all parameters are in one unit with the model's buffers, which are made rank 0's: "
-                "give replicate broadcast_buffers=False or a smaller bucket_cap_mb, or build the "
-                "optimizer without resilient", "resilient")
+                "all parameters are in one unit with the model's buffers, which are copied from "
+                "rank 0: give replicate broadcast_buffers=False or a smaller bucket_cap_mb, or "
+                "build the optimizer without resilient", "resilient")
         for unit in tree.units if not self._places else ():
             host = free[-1] if unit.buffer_bytes else unit
             self._places[unit] = host, host.state_bytes
@@ -103,7 +103,7 @@ class Kept:
             for key, value in optimizer.inner.state.get(stand_in, {}).items():
                 if _inner_state.is_cut(value, stand_in):
                     end = at + value.nbytes
-                    self._check(end <= len(memory), unit, "more arrays than a sample of it had")
+                    self._check(end <= len(memory), unit, "more arrays than expected from a sample")
                     memory[at:end].view(value.dtype).copy_(value.reshape(-1))
                     described[-1][key] = "array", value.dtype, at
                     at = _aligned(end)
@@ -112,7 +112,8 @@ class Kept:
                 else:
                     described[-1][key] = "value", value
         packed = pickle.dumps(described)
-        self._check(len(packed) + 8 <= self._described(unit), unit, "too much beside its arrays")
+        self._check(len(packed) + 8 <= self._described(unit), unit, "too much data beside its "
+                                                                    "arrays")
         head = len(packed).to_bytes(8, "little") + packed
         memory[:len(head)].copy_(torch.frombuffer(bytearray(head), dtype=torch.uint8))
 
@@ -120,7 +121,7 @@ class Kept:
         if not fits:
             raise InvalidArgument(
                 f"the optimizer's state of unit '{unit.name}' has {why}: it cannot be kept in the "
-                "daemon; build it without resilient", "resilient")
+                "daemon; build the optimizer without resilient", "resilient")
 
     # ------------------------------------------------------------------- out of it
 

@@ -1,4 +1,4 @@
-"""A module that computes with the live parameters of a job, in a process that is no rank of it."""
+"""Compute with the live parameters of a job in a process that is not a rank of it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _parameters(module: nn.Module) -> _Owners:
 
 def _check(name: str, parameter: nn.Parameter, t: ReadTensor) -> None:
     if tuple(parameter.shape) != t.shape:
-        raise InvalidArgument(f"'{name}' has shape {list(parameter.shape)} in the module and "
+        raise InvalidArgument(f"'{name}' has shape {list(parameter.shape)} in the module but "
                               f"{list(t.shape)} in the job: build the model as its trainers do",
                               "module")
     if parameter.dtype != torch.float32 or parameter.device.type not in ("cpu", "meta"):
@@ -77,8 +77,8 @@ def _installed(module: nn.Module, reader: Reader, model: int) -> Iterator[None]:
 def live(module: nn.Module, job: str | Reader, socket: str | None = None,
          timeout: float | None = None, hold: float | None = None,
          model: int = 1) -> Iterator[int]:
-    """Inside, the parameters of @module are the live ones of @job, mapped and not copied; the
-    block's value is the committed step that they are of.
+    """Inside the block, the parameters of @module are the live ones of @job, mapped and not copied.
+    The block's value is the committed step to which they belong.
 
     ::
 
@@ -91,8 +91,8 @@ def live(module: nn.Module, job: str | Reader, socket: str | None = None,
     @model: which of the trainers' models, in the order of their wrapping.
 
     The parameters are read-only: writing to one ends the process. Overtaken at the end: the block
-    took longer than the trainers had to wait, and what it has computed is not to be used. InUse:
-    something keeps a parameter.
+    took longer than the trainers had to wait: discard what it has computed. InUse: something
+    still uses a parameter.
     """
     with contextlib.ExitStack() as stack:
         reader = job if isinstance(job, Reader) else stack.enter_context(Reader(job, socket))

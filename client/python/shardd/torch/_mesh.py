@@ -48,18 +48,18 @@ def _numbers(mesh: Any) -> list[list[int]]:
     if not ranks or not all(isinstance(r, int) and r >= 0 for r in ranks) or \
             len({len(row) for row in made}) != 1 or len(set(ranks)) != len(ranks):
         raise InvalidArgument(
-            f"mesh is {mesh!r}: give ranks, as (0, 1, 2, 3), or replicas of equally many ranks, as "
+            f"mesh is {mesh!r}: give ranks, as (0, 1, 2, 3), or replicas of the same size, as "
             "((0, 1), (2, 3)), each rank once; or a DeviceMesh", "mesh")
     return made
 
 
 def _check_torch(mesh: Any) -> None:
     if mesh.ndim > 2:
-        raise Unimplemented(f"mesh has {mesh.ndim} dimensions: one (shards) or two (replicas, "
-                            "shards) are allowed; take a sub-mesh of it, mesh[\"name\"]", "mesh")
+        raise Unimplemented(f"mesh has {mesh.ndim} dimensions, must have one (shards) or two "
+                            "(replicas, shards); take a sub-mesh of it, mesh[\"name\"]", "mesh")
     if mesh.device_type not in ("cpu", "cuda"):
-        raise Unimplemented(f"mesh is of {mesh.device_type}: host memory and CUDA's are sharded; "
-                            "give init_device_mesh(\"cpu\" or \"cuda\", ...)", "mesh")
+        raise Unimplemented(f"mesh is of {mesh.device_type}: only host and CUDA memory is "
+                            "supported; give init_device_mesh(\"cpu\" or \"cuda\", ...)", "mesh")
 
 
 def parse(mesh: Any) -> Mesh | None:

@@ -9,7 +9,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
-    raise ModuleNotFoundError(f"{_NEEDED}, which is not here: pip install torch",
+    raise ModuleNotFoundError(f"{_NEEDED}, which is not installed: pip install torch",
                               name="torch") from None
 
 if not hasattr(torch.UntypedStorage, "_swap_data_ptr_"):

@@ -151,7 +151,7 @@ def matching(optimizer: Any, own: list[list[Any]],
     of the own one's parameters). InvalidArgument: they are of others."""
     if len(own) != len(saved):
         raise InvalidArgument(f"the state has {len(saved)} parameter groups, this optimizer "
-                              f"{len(own)}", "param_groups")
+                              f"has {len(own)}", "param_groups")
     names = named(optimizer)
     found = []
     for number, parameters in enumerate(own):
@@ -179,8 +179,8 @@ def _new_settings(optimizer: _InDaemon, group: dict[str, Any], saved: Any) -> di
             continue
         if key == "decoupled_weight_decay":
             if bool(value) != optimizer._like([torch.zeros(1)]).defaults[key]:
-                raise Unimplemented("the state is one of the other of Adam and AdamW: build that "
-                                    "one", key)
+                raise Unimplemented("the state comes from the other one of Adam and AdamW: build "
+                                    "that optimizer", key)
         else:
             changed[key] = copy.deepcopy(value)
     return changed
@@ -203,11 +203,11 @@ def _check(unit: ShardedUnit, states: list[Any], arrays: tuple[str, ...]) -> Non
                 _rows.check(p, state[name], f"{name} of {p.name}")
                 _rows.check_own(unit, p, state[name])
             elif state and name in _ADAM:
-                raise InvalidArgument(f"the state of '{p.name}' has no {name}: it is of an "
+                raise InvalidArgument(f"the state of '{p.name}' has no {name}: it comes from an "
                                       "optimizer with other settings", name)
         if state and arrays[:1] == _ADAM[:1] and "step" not in state:
-            raise InvalidArgument(f"the state of '{p.name}' has no step: it is of another kind of "
-                                  "optimizer", "step")
+            raise InvalidArgument(f"the state of '{p.name}' has no step: it comes from another "
+                                  "kind of optimizer", "step")
 
 
 def _write_unit(unit: ShardedUnit, states: list[Any], arrays: tuple[str, ...],

@@ -50,8 +50,8 @@ def _asked(module: nn.Module, predicate: Callable[[nn.Module], Any]) -> Options 
     """The options of a unit, or None if it is to be none."""
     said = predicate(module)
     if not isinstance(said, (bool, dict)):
-        raise InvalidArgument(f"policy said {said!r} of a {type(module).__name__}: True, False or "
-                              "a dictionary of arguments of fully_shard is allowed", "policy")
+        raise InvalidArgument(f"policy returned {said!r} for a {type(module).__name__}: must be "
+                              "True, False or a dictionary of arguments of fully_shard", "policy")
     if not said:
         return None
     return dict(said) if isinstance(said, dict) else {}
@@ -65,8 +65,8 @@ def _run(root: nn.Module, policy: Any, ignored: set[int]) -> dict[nn.Module, Opt
         return dict(policy._run_policy(root, set(), {}))
     if not callable(policy):
         raise InvalidArgument(
-            f"policy is {policy!r}: module classes, a function of a module, or a policy of "
-            "torch.distributed.fsdp.wrap is allowed", "policy")
+            f"policy is {policy!r}, must be module classes, a function of a module, or a policy of "
+            "torch.distributed.fsdp.wrap", "policy")
     found: dict[nn.Module, Options] = {}
     if _is_recursive(policy):
         _recursive(root, policy, ignored, found, True)

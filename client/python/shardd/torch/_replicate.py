@@ -1,8 +1,8 @@
 """replicate: DistributedDataParallel over the daemon.
 
-The parameters are there once a machine, mapped by all ranks; gradients are averaged as DDP does, in
-units that are its buckets. Units are reduced in one order on all ranks (shardd.torch._tree), so
-that nothing has to be found out about unused parameters while backward runs.
+The parameters exist once per machine, mapped by all ranks. Gradients are averaged as in DDP, in
+units that are its buckets. Units are reduced in the same order on all ranks (shardd.torch._tree),
+so the ranks need not exchange which parameters are unused while backward runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class ReplicatedModule(ShardedModule):
-    """What a module can beside its own after replicate."""
+    """The methods that replicate adds to a module."""
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
         """Reduce as one of torch.distributed.algorithms.ddp_comm_hooks.default_hooks does:
@@ -48,15 +48,15 @@ class ReplicatedModule(ShardedModule):
     @contextlib.contextmanager
     def join(self, divide_by_initial_world_size: bool = True, enable: bool = True,
              throw_on_early_termination: bool = False) -> Iterator[None]:
-        """For ranks with different numbers of inputs, as DistributedDataParallel.join: around the
-        loop over the inputs. A rank that leaves it waits for the others, and takes part in their
-        reductions, steps and clipping with zeros; anything else that is collective is refused to
-        them meanwhile. Buffers become those of the last rank that has inputs, at the end those of
-        the last one that had.
+        """Support ranks with different numbers of inputs, as DistributedDataParallel.join: put it
+        around the loop over the inputs. A rank that leaves it waits for the others and takes part
+        in their reductions, steps and clipping with zeros; other collectives are refused
+        meanwhile. Buffers are copied from the last rank that has inputs, at the end from the last
+        one that had.
 
-        @divide_by_initial_world_size: False: gradients are divided by the ranks that have inputs.
-        @enable: False: nothing happens. @throw_on_early_termination: no rank waits, all of them
-        get FailedPrecondition when the first has no more inputs.
+        @divide_by_initial_world_size: False: divide gradients by the number of ranks with inputs.
+        @enable: False: do nothing. @throw_on_early_termination: no rank waits; all ranks get
+        FailedPrecondition when the first one has no more inputs.
         """
         with uneven(self, self._shardd_buffers, divide_by_initial_world_size,  # type: ignore
                     enable, throw_on_early_termination):
@@ -94,10 +94,10 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
 
     @broadcast_buffers, or its newer name @forward_sync_buffers: rank 0's buffers become everybody's
     before each forward in which gradients are wanted. @bucket_cap_mb: MiB of gradients that are
-    reduced together, 25. @find_unused_parameters, @static_graph: parameters may be without a
-    gradient; what no rank has used is left alone by the optimizer (every parameter is a unit
-    then). Else that is FailedPrecondition at the end of backward. @gradient_as_bucket_view: no
-    difference, this process keeps no gradients. @process_group, @device_mesh: of all ranks.
+    reduced together, 25. @find_unused_parameters, @static_graph: parameters may have no
+    gradient; the optimizer skips what no rank has used (every parameter is then a unit). Otherwise
+    that is FailedPrecondition at the end of backward. @gradient_as_bucket_view: no
+    difference, since this process keeps no gradients. @process_group, @device_mesh: of all ranks.
     @device_ids, @output_device: the device of @module, or None.
     @mixed_precision: with param_dtype, reduce_dtype and buffer_dtype, as DDP's own.
     Other arguments of DistributedDataParallel are Unimplemented.
@@ -110,7 +110,7 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
         if name not in known:
             raise TypeError(f"replicate() got an unexpected keyword argument '{name}'")
         if value != known[name].default:
-            raise Unimplemented(f"{name} is {value!r}: only {known[name].default!r} is known here",
+            raise Unimplemented(f"{name} is {value!r}: only {known[name].default!r} is supported",
                                 name)
     for name, value in (("device_ids", device_ids), ("output_device", output_device)):
         _device.check_one((p.device for p in module.parameters()), value, name)
@@ -119,11 +119,11 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
     if mixed_precision is not None:
         _check_policy(mixed_precision)
     if bucket_cap_mb is not None and not bucket_cap_mb > 0:
-        raise InvalidArgument(f"bucket_cap_mb is {bucket_cap_mb}: above 0 is allowed",
+        raise InvalidArgument(f"bucket_cap_mb is {bucket_cap_mb}, must be above 0",
                               "bucket_cap_mb")
     if units_of(module):
-        raise FailedPrecondition("fully_shard or replicate was called on this "
-                                 f"{type(module).__name__}, or on something in it, before")
+        raise FailedPrecondition("fully_shard or replicate was already called on this "
+                                 f"{type(module).__name__} or on a module in it")
     unused = find_unused_parameters or static_graph
     limit = 0 if unused else int((bucket_cap_mb or 25) * 2**20)
     if forward_sync_buffers is not None:
@@ -151,8 +151,8 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
 def _check_policy(policy: Any) -> None:
     """Is @policy like DDP's _MixedPrecision, with types that the daemon has?"""
     if not hasattr(policy, "param_dtype") or not hasattr(policy, "reduce_dtype"):
-        raise InvalidArgument(f"mixed_precision is {policy!r}: torch.nn.parallel.distributed."
-                              "_MixedPrecision is allowed", "mixed_precision")
+        raise InvalidArgument(f"mixed_precision is {policy!r}, must be "
+                              "torch.nn.parallel.distributed._MixedPrecision", "mixed_precision")
     for name in ("param_dtype", "reduce_dtype"):
         if getattr(policy, name) is not None:
             dtype_of(getattr(policy, name), f"mixed_precision.{name}")

@@ -1,9 +1,9 @@
-"""Training that goes on when a rank dies and comes back.
+"""Training that continues when a rank dies and comes back.
 
-The parameters and the optimizer's state are the daemon's and outlive the rank; the state of one
-that runs in the process is written there with every commit (_kept.py). What is left is this
-process's: which step is next, the random generators, and what the user's data needs. It is
-stored with every commit, and everybody goes back to it together.
+The daemon has the parameters and the optimizer's state, so they outlive the rank. The state of an
+optimizer that runs in the process is written to the daemon with every commit (_kept.py). The rest
+belongs to this process: the number of the next step, the random generators, and the state of the
+user's data. It is stored with every commit, and all ranks return to it together.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _LIMIT = 65536
 class Resilient:
     """One ``with`` block is one step; made by :func:`resilient`.
 
-    ``step``: the number of the next one, from 0. ``state``: what the user wants to have back, a
-    dictionary that can be pickled. ``rejoins``: how often a rank's death was survived.
+    ``step``: the number of the next step, from 0. ``state``: the user's own state to restore, a
+    dictionary that can be pickled. ``rejoins``: how many deaths of ranks were survived.
     """
 
     def __init__(self, model: nn.Module, state: dict[str, Any] | None, wait: float,
@@ -42,7 +42,7 @@ class Resilient:
             raise InvalidArgument("call fully_shard on the model first", "model")
         self._tree: Tree = tree_of(unit)
         if not self._tree.alone:
-            raise Unimplemented("this process has several models: resilient knows one")
+            raise Unimplemented("this process has several models: resilient supports one")
         self._kept = self._state_that_is_kept()
         self._also = list(also)
         self._inside = False  # a with-block
@@ -54,7 +54,7 @@ class Resilient:
         assert member is not None
         if member.torn:
             raise FailedPrecondition(
-                "a step was applied and not committed when the job's ranks ended: the parameters "
+                "a step was applied but not committed when the job's ranks ended: the parameters "
                 "are past the last commit; join with allow_torn, or name another job")
         if member.has_commit:
             self._restore(member.blob)
@@ -81,8 +81,8 @@ class Resilient:
             "python": random.getstate(), "numpy": numpy.random.get_state() if numpy else None})
         if len(packed) > _LIMIT:
             raise InvalidArgument(
-                f"state has {len(packed)} bytes with the random generators and the model's buffers "
-                f"that have changed, {_LIMIT} are allowed: keep a position in the data, not the "
+                f"state has {len(packed)} bytes with the random generators and the model's changed "
+                f"buffers, at most {_LIMIT} are allowed: keep a position in the data, not the "
                 "data",
                 "state")
         return packed
@@ -145,8 +145,8 @@ class Resilient:
 
     def __enter__(self) -> Resilient:
         if self._inside:
-            raise FailedPrecondition("a step of this run is under way: with-blocks of it are one "
-                                     "behind the other, not one in the other")
+            raise FailedPrecondition("a step of this run is in progress: put with-blocks of it "
+                                     "one behind the other, do not nest them")
         if not self.step and not self._committed():
             # The first death may come in the first step: there must be something to go back to.
             self._commit()
@@ -193,7 +193,7 @@ class Resilient:
         assert member is not None
         if member.torn or not member.has_commit:
             raise FailedPrecondition("a rank died when the parameters were past the last commit, "
-                                     "or before the first: start all ranks anew")
+                                     "or before the first one: start all ranks again")
         self.rejoins += 1
         self._restore(member.blob)
 
@@ -213,7 +213,7 @@ def _persistent(model: nn.Module) -> list[tuple[nn.Module, str]]:
 
 def resilient(model: nn.Module, state: dict[str, Any] | None = None,
               wait: float = 300.0, also: Iterable[Any] = ()) -> Resilient:
-    """Survive the death of other ranks, and go on after one's own.
+    """Survive the death of other ranks, and continue after this rank's own.
 
     ::
 
@@ -231,10 +231,10 @@ def resilient(model: nn.Module, state: dict[str, Any] | None = None,
     model's persistent buffers, the settings of the parameter groups, what is in ``also``
     (schedulers, a GradScaler: what has a state_dict) and the random generators of torch, random
     and numpy; 64 KiB in all. If a rank dies, all others leave the block, wait for it to come back
-    (:func:`guard`, `shardctl run --max-restarts`), and all go on from the last commit. The block
-    must contain the whole step, and the optimizer must be one that runs in the daemon, or Sharded
-    with resilient=True, whose steps wait for the commit, or until parameters are wanted. Between
-    building the optimizer and this call there must be nothing collective.
+    (:func:`guard`, `shardctl run --max-restarts`), and all continue from the last commit. The block
+    must contain the whole step. The optimizer must run in the daemon, or be Sharded with
+    resilient=True, whose steps wait for the commit or until parameters are needed. No collective
+    may be called between building the optimizer and this call.
 
     @wait: seconds for a rank to come back; then DeadlineExceeded.
     """

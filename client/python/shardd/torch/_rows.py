@@ -55,9 +55,9 @@ def _device_mesh(tree: Tree) -> Any:
         assert member is not None
         if (dist.get_rank(), dist.get_world_size()) != (member.rank, member.world_size):
             raise FailedPrecondition(
-                f"torch.distributed has this process as rank {dist.get_rank()} of "
-                f"{dist.get_world_size()}, the job as {member.rank} of {member.world_size}: "
-                "start both with the same numbers, or take full=True")
+                f"this process is rank {dist.get_rank()} of {dist.get_world_size()} in "
+                f"torch.distributed, but {member.rank} of {member.world_size} in the job: "
+                "start both with the same numbers, or give full=True")
         from torch.distributed.device_mesh import DeviceMesh
 
         ranks = torch.tensor(mesh.ranks)
@@ -114,10 +114,10 @@ def is_sharded(value: Any) -> bool:
 def check(p: Parameter, value: Any, what: str) -> None:
     """InvalidArgument: @value, of the name @what, is nothing that @p could become."""
     if not isinstance(value, (torch.Tensor, Rows)):
-        raise InvalidArgument(f"'{what}' is a {type(value).__name__}: a tensor is wanted", what)
+        raise InvalidArgument(f"'{what}' is a {type(value).__name__}, must be a tensor", what)
     if tuple(value.shape) != tuple(p.shape):
-        raise InvalidArgument(f"'{what}' has the shape {list(value.shape)}, and parameter "
-                              f"'{p.name}' {list(p.shape)}", what)
+        raise InvalidArgument(f"'{what}' has the shape {list(value.shape)}, but parameter "
+                              f"'{p.name}' has {list(p.shape)}", what)
 
 
 def check_own(unit: ShardedUnit, p: Parameter, value: Any) -> None:
@@ -125,14 +125,14 @@ def check_own(unit: ShardedUnit, p: Parameter, value: Any) -> None:
     if not isinstance(value, Rows):
         return
     if unit.tree is None:
-        raise FailedPrecondition("the model is not sharded yet, which it is when the optimizer is "
-                                 "built: do that before loading rows")
+        raise FailedPrecondition("the model is not sharded yet: build the optimizer before "
+                                 "loading rows")
     first, n = extent(unit, p)
     if (value.first, len(value.rows)) != (first, n):
         raise InvalidArgument(
             f"the state has rows {value.first} to {value.first + len(value.rows)} of '{p.name}', "
-            f"and this rank has {first} to {first + n}: it was saved by another rank, or by more "
-            "or fewer of them; save with full=True to change their number")
+            f"but this rank has {first} to {first + n}: it was saved by another rank, or with "
+            "another number of ranks; save with full=True to change that number")
 
 
 def _put_rows(unit: ShardedUnit, p: Parameter, value: Rows, whole: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The client that wrapped modules use, connected at the first need."""
+"""The client that wrapped modules use; it connects at the first use."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ def _job_name(found: Launch, world_size: int) -> str:
     if name:
         return name
     if world_size > 1:
-        raise FailedPrecondition("several ranks and no name for their job: set SHARDD_JOB to the "
-                                 "same name for all of them")
+        raise FailedPrecondition("there are several ranks and no name for their job: set "
+                                 "SHARDD_JOB to the same name for all of them")
     return f"torch-{os.getpid()}"
 
 
 def init(socket: str | None = None, job: str | None = None, rank: int | None = None,
          world_size: int | None = None, guard: bool = False, device: Any = None,
          **options: Any) -> Client:
-    """Connect and join, where the environment does not say what is wanted.
+    """Connect and join explicitly, with values that the environment does not give.
 
-    Without this the first module that is used does it: $SHARDD_SOCKET, $SHARDD_JOB (or the
-    launcher's own number of the run), and rank and world size of torchrun, shardctl run, mpirun
-    or srun; one rank without any of them. @guard: first of all :func:`guard`, by default not.
+    Without this call the first module that is used connects, with $SHARDD_SOCKET, $SHARDD_JOB (or
+    the launcher's id of the run), and the rank and world size of torchrun, shardctl run, mpirun
+    or srun; one rank without any of them. @guard: call :func:`guard` first; by default not.
     @device: where this rank computes: "cpu", "cuda:1" (as PyTorch numbers it), a GPU's UUID;
     None: $SHARDD_DEVICE, or the current GPU if PyTorch has begun to use one, or the daemon's
     choice.
     @options: of :meth:`shardd.Client.join`.
-    FailedPrecondition: there is one already, or its memory is on a GPU that PyTorch does not
+    FailedPrecondition: there is already a session, or its memory is on a GPU that PyTorch does not
     have. Unimplemented: the launcher has started ranks on other machines. Return: the client.
     """
     return _connect(socket, job, rank, world_size, guard,
@@ -55,7 +55,7 @@ def _connect(socket: str | None, job: str | None, rank: int | None, world_size: 
              guard: bool, device: str | None, options: dict[str, Any]) -> Client:
     global _current
     if _current is not None and not _current.forked:
-        raise FailedPrecondition("this process has a session already: call "
+        raise FailedPrecondition("this process already has a session: call "
                                  "shardd.torch.shutdown() first")
     if guard:
         _guard()
@@ -119,7 +119,7 @@ def rank() -> int:
 
 
 def rank_if_any() -> int:
-    """The same, or 0 before there is a session."""
+    """This process's rank, or 0 before there is a session."""
     member = _current.member if _current is not None else None
     return member.rank if member else 0
 
@@ -131,10 +131,10 @@ def world_size() -> int:
 
 
 def shutdown() -> None:
-    """Leave the job cleanly and close; modules that were wrapped are of no use afterwards.
+    """Leave the job cleanly and close. Wrapped modules cannot be used afterwards.
 
-    Also done when the interpreter ends, unless by an exception: then the others are to learn
-    that this rank died. Twice is allowed.
+    This is also done when the interpreter ends, except by an exception: then the other ranks must
+    learn that this rank died. Calling it twice is allowed.
     """
     global _current
     client, _current = _current, None

@@ -1,9 +1,9 @@
 """Any optimizer of torch.optim, on this rank's shard of the parameters.
 
-Gradients stay in the daemon until the step, where they can be added up, unscaled and clipped as
-those of its own optimizers: every reduction says that there is more to come. The step then takes
-unit after unit: it ends the unit's reductions, and has a copy of this rank's share to work on.
-In backward a unit's reduction is the last one, and its share comes at once.
+Gradients stay in the daemon until the step, where they can be added up, unscaled and clipped like
+those of its own optimizers: every reduction says that more follow. The step then takes unit after
+unit: it ends the unit's reductions and gets a copy of this rank's share to work on. With
+in_backward a unit's reduction is the last one, and its share comes at once.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Sharded(_Sharded):
     """Any optimizer of torch.optim, on this rank's shard: ``Sharded(torch.optim.Adagrad,
     model.parameters(), lr=0.1)``.
 
-    Its state is in this process: it ends with it, unless it is built for resilient. The shard of
-    every parameter is some of its rows, or a part of its elements: an optimizer that needs whole
-    tensors is none for this. The parameter groups are the inner optimizer's, so that schedulers
+    Its state is in this process and ends with it, unless it is built with resilient. The shard of
+    every parameter is some of its rows or a part of its elements: optimizers that need whole
+    tensors are not supported. The parameter groups are those of the inner optimizer, so schedulers
     work on them.
     """
 
@@ -45,7 +45,7 @@ class Sharded(_Sharded):
         super().__init__(params, {})
         if inner.__name__ in _WHOLE:
             raise Unimplemented(f"{inner.__name__} needs whole tensors, or all of them at once: "
-                                "Sharded is for optimizers that work element by element", "inner")
+                                "Sharded supports optimizers that work element by element", "inner")
         groups = [{k: v for k, v in g.items() if k != "param_names"} for g in self.param_groups]
         inner([dict(g, params=[nn.Parameter(torch.zeros(1))]) for g in groups], **options)  # valid?
         self.state = _Inside(self)  # type: ignore[assignment]
@@ -86,9 +86,9 @@ class Sharded(_Sharded):
             p = unit.params[index]
             if (first, n) != _share.own(unit, p):
                 raise Unimplemented(
-                    f"of '{unit.name}.{p.name}' this rank has elements {first} to {first + n}, as "
-                    "its ranks are on several devices: there an optimizer's state would be another "
-                    "rank's; use AdamW, Adam or SGD of shardd.torch")
+                    f"this rank has elements {first} to {first + n} of '{unit.name}.{p.name}', "
+                    "because the ranks are on several devices, and the optimizer's state for them "
+                    "is with another rank; use AdamW, Adam or SGD of shardd.torch")
             stand_in, shape = self._of[id(p.guard)], _shape(p, first, n)
             stand_in.data = params[at:at + n].view(shape)
             stand_in.grad = gradient[at:at + n].view(shape) if p.reduced else None
@@ -206,8 +206,8 @@ class _Inside(dict[Any, Any]):
 
     def __bool__(self) -> bool:
         raise Unimplemented(
-            "the state of shardd.torch.Sharded is by shares, which PyTorch's functions do not "
-            "know: take shardd.torch.optimizer_state_dict(optimizer), or its state_dict()")
+            "the state of shardd.torch.Sharded is kept by shares, which PyTorch's functions do "
+            "not support: use shardd.torch.optimizer_state_dict(optimizer), or its state_dict()")
 
     def __missing__(self, guard: Any) -> Any:
         optimizer = self._optimizer()

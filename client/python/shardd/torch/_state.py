@@ -49,8 +49,8 @@ def _summoned(unit: ShardedUnit, write: bool) -> Iterator[None]:
     if unit.tree is not None:
         unit.tree.settle()
     if unit.tree is not None and unit.tree.backward:
-        raise FailedPrecondition(f"unit '{unit.name}' is in backward: whole parameters are to be "
-                                 "had between steps")
+        raise FailedPrecondition(f"unit '{unit.name}' is in backward: whole parameters are "
+                                 "available between steps")
     unit.summon()
     try:
         yield
@@ -119,8 +119,8 @@ def _installed(p: Parameter) -> torch.Tensor:
 
 def _save_unit(unit: ShardedUnit, state: dict[str, Any], prefix: str) -> None:
     if _sharded.get() and unit.unit is None:
-        raise FailedPrecondition("the model is not sharded yet, which it is when the optimizer is "
-                                 "built: do that first, or take full=True")
+        raise FailedPrecondition("the model is not sharded yet: build the optimizer first, or "
+                                 "give full=True")
     with _summoned(unit, False):
         for p in unit.params:
             value = _installed(p)

@@ -1,8 +1,8 @@
 """All units of one model: registration, the end of a backward pass, steps.
 
 Units are reduced in one order on all ranks, the reverse of the model's, whatever the order in
-which their gradients arrive: a rank that takes another branch than its peers hands in nothing
-for the units that it has not used, and nobody waits for ever.
+which their gradients arrive. A rank that takes another branch than its peers contributes nothing
+for the units that it has not used, so no rank waits forever.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Tree:
                                   for p in u.params if p.initial is not None)
         if _device.here.type != "cpu" and any(u.offload for u in units_of(root.module)):
             raise Unimplemented(f"CPUOffloadPolicy: this rank's memory is on {_device.here}; leave "
-                                "it out, or take a daemon with host memory", "offload_policy")
+                                "it out, or use a daemon with host memory", "offload_policy")
         self.mesh = self._one_mesh(units_of(root.module))
         self.units = units_of(root.module)
         self.order = [u for u in reversed(self.units) if u.trained]
@@ -94,21 +94,21 @@ class Tree:
         assert member is not None
         meshes = {u.mesh and (u.mesh.ranks, u.mesh.shard): u.mesh for u in units}
         if len(meshes) != 1:
-            raise Unimplemented("units of one model have different meshes: a step is of the same "
-                                "ranks for all of it; give every fully_shard the same mesh", "mesh")
+            raise Unimplemented("units of one model have different meshes: all units step on the "
+                                "same ranks; give every fully_shard the same mesh", "mesh")
         [mesh] = meshes.values()
         if mesh is None:
             return None
         if mesh.given is not None and mesh.given.device_type != _device.here.type:
-            raise InvalidArgument(f"mesh is of {mesh.given.device_type}, and this rank's memory on "
-                                  f"{_device.here}: give init_device_mesh(\"{_device.here.type}\", "
-                                  "...)", "mesh")
+            raise InvalidArgument(f"mesh is of {mesh.given.device_type}, but this rank's memory is "
+                                  f"on {_device.here}: give "
+                                  f"init_device_mesh(\"{_device.here.type}\", ...)", "mesh")
         if member.rank not in mesh.ranks:
-            raise InvalidArgument(f"mesh has the ranks {list(mesh.ranks)}, and this is rank "
-                                  f"{member.rank} of the job: wrap on the ranks of a mesh alone",
+            raise InvalidArgument(f"mesh has the ranks {list(mesh.ranks)}, but this is rank "
+                                  f"{member.rank} of the job: wrap only on the ranks of the mesh",
                                   "mesh")
         if max(mesh.ranks) >= member.world_size:
-            raise InvalidArgument(f"mesh has rank {max(mesh.ranks)}, and the job "
+            raise InvalidArgument(f"mesh has rank {max(mesh.ranks)}, but the job has "
                                   f"{member.world_size} ranks", "mesh")
         return mesh
 
@@ -168,7 +168,7 @@ class Tree:
             if member is None or not member.resumed or "is registered with" not in error.text:
                 raise
             raise FailedPrecondition(
-                f"{error.text}; if these units are those of another model, which trained under the "
+                f"{error.text}; if these units belong to another model that trained under the "
                 "job's name before, name another job (SHARDD_JOB), or delete that one "
                 "(shardctl job delete)") from error
 
@@ -181,15 +181,15 @@ class Tree:
         """The root's forward begins, outside of backward; :meth:`end_forward` follows."""
         if self.elsewhere:
             raise FailedPrecondition(
-                "two threads are in the forward of one model: its units are gathered and reduced "
-                "in one order, by one thread; give each thread a rank or a model of its own, or "
-                "let them take turns")
+                "two threads are in the forward of one model: one thread must gather and reduce "
+                "its units in one order; give each thread its own rank or model, or let them take "
+                "turns")
         modules = _with_parameters(self.root.module)
         if len(modules) != len(self._modules) or self._parameters() != self._count or \
                 any(a is not b for a, b in zip(modules, self._modules)):
             raise FailedPrecondition(
-                "a parameter, or a module that has some, was added, removed or replaced after the "
-                "model was wrapped: the daemon knows those that were there; build the model first, "
+                "a parameter, or a module with parameters, was added, removed or replaced after "
+                "the model was wrapped: the daemon has the original ones; build the model first, "
                 "then call fully_shard or replicate")
         for unit in self.units:
             unit.check()
@@ -274,7 +274,7 @@ class Tree:
         if failed is not None:
             raise failed
         if some:
-            raise InvalidArgument(f"another rank cannot {what}: its error says why; nothing was "
+            raise InvalidArgument(f"another rank cannot {what}: see its error; nothing was "
                                   "changed")
 
     # ----------------------------------------------------------------- backward
@@ -413,8 +413,8 @@ class Tree:
     def keeps_gradients(self, what: str) -> None:
         """FailedPrecondition: the optimizer in backward has used them up."""
         if getattr(self.optimizer, "in_backward", False):
-            raise FailedPrecondition(f"{what}: the optimizer steps in backward, the gradients are "
-                                     "gone; build it without in_backward")
+            raise FailedPrecondition(f"{what}: the optimizer steps in backward, so the gradients "
+                                     "are gone; build it without in_backward")
 
     def clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
         """As torch.nn.utils.clip_grad_norm_ (collective). Return: the norm before."""
@@ -443,9 +443,9 @@ class Tree:
         gone = [p.name for p in there if p.guard.grad is None]
         if gone and len(gone) < len(there):
             raise FailedPrecondition(
-                f"{len(gone)} of {len(there)} gradients were set to None, as that of "
-                f"'{gone[0]}': the daemon drops all of a model's or none; call the optimizer's "
-                "zero_grad(), or that of the whole model")
+                f"{len(gone)} of {len(there)} gradients were set to None, such as that of "
+                f"'{gone[0]}': the daemon drops all gradients of a model or none; call zero_grad() "
+                "of the optimizer or of the whole model")
         return bool(gone)
 
     def take_dropped(self) -> None:
@@ -470,8 +470,8 @@ class Tree:
         self.stepped()
 
 
-_SAME_MODEL = ("all ranks are to build the same model, wrap it in the same order and give its "
-               "optimizer the same settings; a rank that has left has said why")
+_SAME_MODEL = ("all ranks must build the same model, wrap it in the same order and give its "
+               "optimizer the same settings; a rank that has left has printed why")
 
 
 def _is_of_models(error: SharddError) -> bool:
@@ -510,7 +510,7 @@ def from_meta(unit: ShardedUnit) -> None:
         if reset is None:
             raise InvalidArgument(
                 f"{type(module).__name__} has parameters on the meta device and no "
-                "reset_parameters() that would give them values: define it, or build the model "
+                "reset_parameters() that gives them values: define it, or build the model "
                 "with values")
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:

@@ -50,7 +50,7 @@ NO_TASK = -1  # autograd's number of none
 def dtype_of(dtype: torch.dtype, what: str) -> Dtype:
     """The daemon's name of a type. InvalidArgument: it does not know it."""
     if dtype not in DTYPES:
-        raise InvalidArgument(f"{what} is {dtype}: float32, bfloat16 and float16 are allowed", what)
+        raise InvalidArgument(f"{what} is {dtype}, must be float32, bfloat16 or float16", what)
     return DTYPES[dtype]
 
 
@@ -76,7 +76,7 @@ def _not_of_before(optimizer: Any, args: Any, kwargs: Any) -> None:
     if any(_is_original(p) for group in optimizer.param_groups for p in group["params"]):
         raise FailedPrecondition(
             f"this {type(optimizer).__name__} was built before fully_shard or replicate: it has "
-            "the parameters of then, which nothing trains any more; build it afterwards, as one of "
+            "the old parameters, which are no longer trained; build it afterwards, as one of "
             "shardd.torch (any of torch.optim: shardd.torch.Sharded)")
 
 
@@ -161,13 +161,14 @@ class ShardedUnit:
 
     def _check(self, name: str, value: torch.Tensor) -> None:
         if value.device.type not in ("cpu", "cuda", "meta"):
-            raise Unimplemented(f"parameter '{name}' is on {value.device}: host memory and CUDA's "
-                                "are sharded; call .to('cpu') or .to('cuda') before fully_shard")
+            raise Unimplemented(f"parameter '{name}' is on {value.device}: only host and CUDA "
+                                "memory is supported; call .to('cpu') or .to('cuda') before "
+                                "fully_shard")
         if value.dtype != torch.float32:
             raise InvalidArgument(
                 f"parameter '{name}' is {value.dtype}: parameters are kept in float32; call "
-                ".float() before fully_shard, and say in mp_policy in which type forward is "
-                "to compute", name)
+                ".float() before fully_shard, and give mp_policy the type in which forward "
+                "computes", name)
 
     # ------------------------------------------------------------- registration
 
@@ -311,8 +312,8 @@ class ShardedUnit:
                         "shardd.torch.summon_full_params(model)")
             if p.guard.requires_grad != p.trained:
                 raise FailedPrecondition(
-                    f"requires_grad of '{self.name}.{p.name}' was changed after fully_shard: what "
-                    "is trained is laid out apart from what is not; set it before")
+                    f"requires_grad of '{self.name}.{p.name}' was changed after fully_shard: "
+                    "trained and frozen parameters are laid out apart; set it before")
 
     # ----------------------------------------------------------------- gradients
 

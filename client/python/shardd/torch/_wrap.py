@@ -21,7 +21,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class ShardedModule(_fsdp2.Settings):
-    """What a module can beside its own after fully_shard; names as FSDP2's FSDPModule."""
+    """The methods that fully_shard adds to a module; names as in FSDP2's FSDPModule."""
 
     def _unit(self) -> ShardedUnit:
         unit = unit_of(self)  # type: ignore[arg-type]
@@ -41,8 +41,8 @@ class ShardedModule(_fsdp2.Settings):
                             "in the daemon: save its state_dict()")
 
     def unshard(self, async_op: bool = False) -> Unsharded | None:
-        """Gather this module's own unit; :meth:`reshard` gives it back. Return: with @async_op
-        something to wait for; the parameters are there before it returns."""
+        """Gather this module's own unit; :meth:`reshard` releases it. Return: with @async_op an
+        object to wait for; the parameters are available when this returns."""
         unit = self._unit()
         tree_of(unit)
         unit.gather()
@@ -54,22 +54,22 @@ class ShardedModule(_fsdp2.Settings):
         self._unit().release()
 
     def set_requires_gradient_sync(self, sync: bool, *, recurse: bool = True) -> None:
-        """False: backward adds gradients up on this rank, without the others; the whole model's."""
+        """False: backward adds up the whole model's gradients on this rank, without reduction."""
         if not recurse:
-            raise Unimplemented("recurse=False: gradients are added up of the whole model or of "
-                                "nothing of it", "recurse")
+            raise Unimplemented("recurse=False is not supported: gradients are added up for the "
+                                "whole model or not at all", "recurse")
         tree_of(self._unit()).sync = sync
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
-        """Nothing is to be done: reductions are waited for at the end of each backward."""
+        """Does nothing: each backward waits for its reductions at its end."""
 
     def set_modules_to_forward_prefetch(self, modules: Iterable[nn.Module]) -> None:
-        """Nothing is to be done: gathered parameters are in the machine's memory once, for all
-        ranks; a gather only casts them or brings them together, and from the second step on the
-        daemon begins with the next unit's by itself, in the order that it has seen."""
+        """Does nothing: gathered parameters exist once in the machine's memory for all ranks. A
+        gather only casts or collects them, and from the second step on the daemon starts the next
+        unit's gather by itself, in the order that it has seen."""
 
     def set_modules_to_backward_prefetch(self, modules: Iterable[nn.Module]) -> None:
-        """Nothing is to be done, as in forward."""
+        """Does nothing, as in forward."""
 
     def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
         """Unimplemented unless True."""
@@ -77,7 +77,7 @@ class ShardedModule(_fsdp2.Settings):
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *,
                                    recurse: bool = True) -> None:
-        """Unimplemented unless True: for several backwards before a step there is no_sync()."""
+        """Unimplemented unless True: use no_sync() for several backwards before a step."""
         _only("reshard_after_backward", reshard_after_backward, True)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
@@ -128,7 +128,7 @@ class Unsharded:
 
 def _only(name: str, value: bool, known: bool) -> None:
     if value is not known:
-        raise Unimplemented(f"{name} is {value!r}: only {known} is known here", name)
+        raise Unimplemented(f"{name} is {value!r}: only {known} is supported", name)
 
 
 # ---------------------------------------------------------------------- wrapping
@@ -149,8 +149,8 @@ def own_parameters(module: nn.Module, ignored: set[int]) -> list[tuple[nn.Module
                 unit, other = inner[id(value)]
                 raise InvalidArgument(
                     f"'{name}' is tied to '{other.name}' of {type(unit.module).__name__}, which is "
-                    "a unit already: parameters that are tied must be in one unit, so wrap "
-                    "the module that contains both and not the inner one", name)
+                    "already a unit: tied parameters must be in one unit, so wrap the module "
+                    "that contains both and not the inner one", name)
             found.append((owner, attribute, name))
     return found
 
@@ -158,23 +158,24 @@ def own_parameters(module: nn.Module, ignored: set[int]) -> list[tuple[nn.Module
 def _check_placement(parameters: list[tuple[nn.Module, str, str]], placement: Any) -> None:
     """@placement: of torch's shard_placement_fn; it may say what is done anyway."""
     if not callable(placement):
-        raise InvalidArgument(f"shard_placement_fn is {placement!r}: a function of a parameter is "
-                              "wanted", "shard_placement_fn")
+        raise InvalidArgument(f"shard_placement_fn is {placement!r}, must be a function of a "
+                              "parameter", "shard_placement_fn")
     for module, attribute, name in parameters:
         said = placement(module._parameters[attribute])
         if said is None or getattr(said, "dim", None) == 0:
             continue
         raise Unimplemented(
-            f"shard_placement_fn puts '{name}' on {said}: parameters are cut along their first "
-            "dimension, Shard(0) or None; the losses are the same", "shard_placement_fn")
+            f"shard_placement_fn returned {said} for '{name}': parameters are cut along their "
+            "first dimension; return Shard(0) or None, the losses are the same",
+            "shard_placement_fn")
 
 
 def _check_offload(policy: Any) -> None:
     """OffloadPolicy means nothing, CPUOffloadPolicy that shards are host memory, as they are where
     the daemon has no GPU."""
     if policy is not None and type(policy).__name__ not in ("OffloadPolicy", "CPUOffloadPolicy"):
-        raise Unimplemented(f"offload_policy is {policy!r}: None, OffloadPolicy and "
-                            "CPUOffloadPolicy are known here", "offload_policy")
+        raise Unimplemented(f"offload_policy is {policy!r}, must be None, OffloadPolicy or "
+                            "CPUOffloadPolicy", "offload_policy")
 
 
 def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | None = None,
@@ -182,18 +183,18 @@ def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | No
                 ignored_params: Iterable[nn.Parameter] | None = None, policy: Any = None) -> M:
     """Shard the parameters of @module that no inner fully_shard has taken, as one unit.
 
-    Call it on inner modules first, on the model last, as PyTorch's FSDP2. The parameters go to
-    the daemon when the optimizer is built, or at the first forward; until they are
-    gathered for a forward or backward they cannot be computed with.
+    Call it on inner modules first and on the model last, as in PyTorch's FSDP2. The parameters go
+    to the daemon when the optimizer is built, or at the first forward. They can be computed with
+    only while they are gathered for a forward or backward.
 
     @reshard_after_forward: False: kept from forward to the end of backward. None: False for the
     model, True for what is inside. @mp_policy: torch.distributed.fsdp's
-    MixedPrecisionPolicy. @ignored_params: left as they are, on every rank its own.
+    MixedPrecisionPolicy. @ignored_params: not sharded; every rank has its own.
     @mesh: a DeviceMesh of the model's device, or ranks in plain numbers: (0, 1, 2, 3) share the
     parameters, ((0, 1), (2, 3)) are replicas of two ranks each, whose gradients are averaged too
     (HSDP). The same for all units of a model; None: all ranks of the job. @shard_placement_fn: may
-    say Shard(0), else Unimplemented. @offload_policy: CPUOffloadPolicy is for host memory only,
-    where there is nothing to do.
+    say Shard(0), else Unimplemented. @offload_policy: CPUOffloadPolicy is allowed with host
+    memory only, where it changes nothing.
     @policy: which modules inside become units, too, with the same arguments: module classes, a
     function of a module that says True, False or a dictionary of other arguments, or a policy of
     torch.distributed.fsdp.wrap (ModuleWrapPolicy, CustomPolicy, size_based_auto_wrap_policy...).
@@ -205,19 +206,19 @@ def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | No
         raise Unimplemented(f"fully_shard of a {type(module).__name__}: one module is one unit; "
                             "wrap each, or a module around them", "module")
     if mp_policy is not None and not hasattr(mp_policy, "param_dtype"):
-        raise InvalidArgument(f"mp_policy is {mp_policy!r}: a MixedPrecisionPolicy of "
-                              "torch.distributed.fsdp is wanted", "mp_policy")
+        raise InvalidArgument(f"mp_policy is {mp_policy!r}, must be a MixedPrecisionPolicy of "
+                              "torch.distributed.fsdp", "mp_policy")
     ignored = list(ignored_params or ())
     if reshard_after_forward is not None and not isinstance(reshard_after_forward, bool):
         raise Unimplemented(
-            f"reshard_after_forward={reshard_after_forward!r}: True, False or None; on one node a "
-            "gather is shared by all ranks, there is no smaller mesh to keep",
+            f"reshard_after_forward={reshard_after_forward!r}, must be True, False or None: on one "
+            "node all ranks share a gather, so there is no smaller mesh to keep",
             "reshard_after_forward")
     if unit_of(module) is not None:
         raise FailedPrecondition(
-            f"fully_shard or replicate was called on this {type(module).__name__} before")
+            f"fully_shard or replicate was already called on this {type(module).__name__}")
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-        raise InvalidArgument(f"{type(module).__name__} has no forward: wrap what is in it")
+        raise InvalidArgument(f"{type(module).__name__} has no forward: wrap the modules in it")
     given = _mesh.parse(mesh)
     if policy is not None:
         arguments = dict(mesh=given, reshard_after_forward=reshard_after_forward,

@@ -12,9 +12,9 @@ from .optim import _Sharded
 
 
 class GradScaler:
-    """As torch.amp.GradScaler, for the optimizers of shardd.torch; one for several models, too.
+    """As torch.amp.GradScaler, for the optimizers of shardd.torch, also for several models at once.
 
-    The scale is every rank's own and stays equal, since an infinity is everybody's.
+    Every rank has its own scale; they stay equal, since all ranks learn of an infinity.
     """
 
     def __init__(self, device: str = "cpu", init_scale: float = 65536.0, growth_factor: float = 2.0,
@@ -34,24 +34,24 @@ class GradScaler:
         return pytree.tree_map_only(torch.Tensor, lambda x: x * self._scale, outputs)
 
     def unscale_(self, optimizer: _Sharded) -> None:
-        """Divide the gradients by the scale (collective, once a step)."""
+        """Divide the gradients by the scale (collective, once per step)."""
         if not self._enabled:
             return
         if id(optimizer) in self._found:
-            raise FailedPrecondition("unscale_() was called before, since the last update()")
+            raise FailedPrecondition("unscale_() was already called since the last update()")
         tree = optimizer._model
         tree.keeps_gradients("unscale_")
         optimizer._found_inf = tree.client.unscale(1.0 / self._scale, tree.group)
         self._found[id(optimizer)] = optimizer._found_inf
 
     def step(self, optimizer: _Sharded, *args: Any, **kwargs: Any) -> Any:
-        """Unscale, if that was not done, and step, unless there was an infinity (collective)."""
+        """Unscale, if not done yet, and step unless there was an infinity (collective)."""
         if not self._enabled:
             return optimizer.step(*args, **kwargs)
         if id(optimizer) not in self._found:
             self.unscale_(optimizer)
         if id(optimizer) in self._stepped:
-            raise FailedPrecondition("step() was called before with this optimizer, since the last "
+            raise FailedPrecondition("step() was already called with this optimizer since the last "
                                      "update()")
         self._stepped.add(id(optimizer))
         optimizer._skip_if_found = True
@@ -65,7 +65,7 @@ class GradScaler:
         if not self._enabled:
             return
         if not self._found:
-            raise FailedPrecondition("update() before a step: there is nothing to go by")
+            raise FailedPrecondition("update() was called before a step: call step() first")
         if new_scale is not None:
             self._scale = float(new_scale)
         elif any(self._found.values()):
@@ -82,7 +82,7 @@ class GradScaler:
         return self._scale if self._enabled else 1.0
 
     def get_growth_factor(self) -> float:
-        """By what the scale grows."""
+        """The factor by which the scale grows."""
         return self._growth
 
     def set_growth_factor(self, new_factor: float) -> None:
@@ -90,7 +90,7 @@ class GradScaler:
         self._growth = new_factor
 
     def get_backoff_factor(self) -> float:
-        """By what the scale shrinks."""
+        """The factor by which the scale shrinks."""
         return self._backoff
 
     def set_backoff_factor(self, new_factor: float) -> None:
@@ -106,7 +106,7 @@ class GradScaler:
         self._interval = new_interval
 
     def is_enabled(self) -> bool:
-        """Does it scale at all?"""
+        """Is scaling enabled?"""
         return self._enabled
 
     def state_dict(self) -> dict[str, Any]:

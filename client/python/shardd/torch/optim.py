@@ -37,7 +37,7 @@ def _check(groups: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
                 raise InvalidArgument(
                     f"a parameter of shape {list(p.shape)} is not sharded: call fully_shard first "
                     "and build the optimizer with model.parameters() afterwards; for ignored "
-                    "parameters use an optimizer of torch.optim of their own", "params")
+                    "parameters use a separate optimizer of torch.optim", "params")
             found[id(p)] = group
     return found
 
@@ -48,20 +48,20 @@ def _tree(groups: list[dict[str, Any]], optimizer: Any, settings: Any) -> Tree:
     units = {id(p._unit): p._unit for g in groups for p in g["params"]}
     roots = {id(_root(u)): _root(u) for u in units.values()}
     if len(roots) != 1:
-        raise InvalidArgument("the parameters are of several models: an optimizer steps one, build "
-                              "one for each", "params")
+        raise InvalidArgument("the parameters belong to several models: build one optimizer for "
+                              "each model", "params")
     [root] = roots.values()
     if root.tree is not None:
         raise FailedPrecondition(
-            "the model has been used, or has an optimizer already: build the optimizer after "
-            "fully_shard and before the first forward, so that the daemon keeps its state")
+            "the model has already been used or already has an optimizer: build the optimizer "
+            "after fully_shard and before the first forward, so that the daemon keeps its state")
     for unit in units_of(root.module):
         for p in unit.trained:
             if id(p.guard) not in by_id:
                 raise InvalidArgument(
                     f"the optimizer has no parameter '{p.name}' of {type(unit.module).__name__}: "
-                    "it is to have all that are trained; set requires_grad=False before "
-                    "fully_shard for those that are not", "params")
+                    "it must have all trained parameters; set requires_grad=False before "
+                    "fully_shard for those that are not trained", "params")
     tree = tree_of(root, settings)
     tree.optimizer = optimizer
     return tree
@@ -96,8 +96,9 @@ class _Sharded(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Only while it is built: what is trained is known to the daemon by then."""
         if hasattr(self, "_model"):
-            raise FailedPrecondition("add_param_group after the optimizer was built: the daemon "
-                                     "has the optimizer's state by now; give all groups at once")
+            raise FailedPrecondition("add_param_group was called after the optimizer was built, "
+                                     "when the daemon already has its state: give all groups at "
+                                     "once")
         super().add_param_group(param_group)
 
     def _named(self, names: Mapping[int, str], full: bool,
@@ -114,8 +115,8 @@ class _Sharded(torch.optim.Optimizer):
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch.optim's of a plain model: whole tensors, on every rank (collective). It can be
-        loaded into torch.optim's optimizer of the same name, too."""
+        """The state dict that torch.optim has for a plain model: whole tensors, on every rank
+        (collective). torch.optim's optimizer of the same name can load it, too."""
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
         state, groups = self._numbered()
@@ -126,11 +127,11 @@ class _Sharded(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """What :meth:`state_dict` gave, torch.optim's of a plain model, or one by names as
-        :func:`optimizer_state_dict` gives (collective). With what differs between ranks each
-        rank's rows of its own count.
+        :func:`optimizer_state_dict` gives (collective). If it differs between ranks,
+        each rank's own rows count.
 
-        InvalidArgument: of other parameters, here or on another rank. Unimplemented: settings that
-        need other memory than this optimizer has. Nothing has changed then.
+        InvalidArgument: it has other parameters, here or on another rank. Unimplemented: settings
+        that need other memory than this optimizer has. Nothing has changed then.
         """
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = hook(self, dict(state_dict)) or state_dict
@@ -158,8 +159,8 @@ class _Elsewhere(dict[Any, Any]):
 class _InDaemon(_Sharded):
     """An optimizer that the daemon runs. Subclasses: ``_spec``.
 
-    Groups may differ in everything, and everything may change from step to step, but for what the
-    daemon has memory for: ``_fixed``, and whether there is a momentum.
+    Groups may differ in all settings, and all settings may change from step to step, except those
+    that decide the daemon's memory: ``_fixed``, and whether there is a momentum.
     """
 
     _fixed: tuple[str, ...] = ()
@@ -193,8 +194,8 @@ class _InDaemon(_Sharded):
         if not isinstance(lr, torch.Tensor) or lr.dtype == torch.float64:
             return False
         if lr.dtype != torch.float32:
-            raise InvalidArgument(f"lr is a tensor of {lr.dtype}: float32 and float64 are allowed, "
-                                  "and numbers", "lr")
+            raise InvalidArgument(f"lr is a tensor of {lr.dtype}, must be float32, float64 or a "
+                                  "number", "lr")
         return self._profile == OptimizerProfile.EAGER_SINGLE
 
     def _memory(self, group: dict[str, Any]) -> dict[str, Any]:
@@ -217,8 +218,9 @@ class _InDaemon(_Sharded):
             for name, kept in self._memory(group).items():
                 if kept != self._memory(first)[name]:
                     raise Unimplemented(
-                        f"{name} differs between parameters of unit '{unit.name}', for which the "
-                        "daemon's memory is one: wrap them as units of their own", name)
+                        f"{name} differs between parameters of unit '{unit.name}', but the "
+                        "daemon's memory is the same for all of a unit: wrap them as separate "
+                        "units", name)
             if group["weight_decay"] != first["weight_decay"]:
                 own["weight_decay"] = float(group["weight_decay"])
             if _but_for_rates(self._setting(group)) != _but_for_rates(self._setting(first)):
@@ -237,7 +239,7 @@ class _InDaemon(_Sharded):
             if name in other and other[name] != kept[name]:
                 raise Unimplemented(
                     f"{name} is {other[name]} {where} and was {kept[name]} when the optimizer was "
-                    "built: the daemon has its state since then; build it with what it is to be",
+                    "built, when the daemon made its state: build it with the new value",
                     name)
         if other.get("momentum") and not kept["momentum"]:
             raise Unimplemented(
@@ -316,24 +318,25 @@ def _rate(lr: Any, foreach: bool | None) -> Any:
     if not isinstance(lr, torch.Tensor):
         return float(lr)
     if lr.numel() != 1:
-        raise InvalidArgument(f"lr is a tensor of {lr.numel()} elements: one is allowed", "lr")
+        raise InvalidArgument(f"lr is a tensor of {lr.numel()} elements, must have one", "lr")
     if foreach:
-        raise InvalidArgument("lr is a tensor, which foreach does not take: give a number, or "
-                              "foreach=False", "lr")
+        raise InvalidArgument("lr is a tensor, which foreach does not support: give a number "
+                              "or foreach=False", "lr")
     return lr
 
 
 def _refuse(**settings: Any) -> None:
     for name, value in settings.items():
         if value:
-            raise Unimplemented(f"{name}={value!r}: the daemon's optimizers do not have it", name)
+            raise Unimplemented(f"{name}={value!r}: the daemon's optimizers do not support "
+                                "it", name)
 
 
 class AdamW(_InDaemon):
-    """torch.optim.AdamW, run by the daemon. @foreach, @fused: whose bits; not both.
+    """torch.optim.AdamW, run by the daemon. @foreach, @fused: match that form's bits; not both.
 
-    @in_backward: each unit is stepped as soon as its gradients are reduced, which are never kept;
-    step() ends the pass. One backward that reduces for each step, and no clipping or scaling.
+    @in_backward: each unit is stepped as soon as its gradients are reduced; they are not kept.
+    step() ends the pass. It allows one reducing backward per step, and no clipping or scaling.
     """
 
     _fixed = ("amsgrad",)
@@ -376,7 +379,7 @@ class Adam(AdamW):
 
 
 class SGD(_InDaemon):
-    """torch.optim.SGD, run by the daemon; @foreach, @fused, @in_backward as of AdamW."""
+    """torch.optim.SGD, run by the daemon; @foreach, @fused, @in_backward as for AdamW."""
 
     _like = torch.optim.SGD
 
@@ -402,27 +405,28 @@ class SGD(_InDaemon):
 
 def _profile(foreach: bool | None, fused: bool | None) -> OptimizerProfile:
     if foreach and fused:
-        raise InvalidArgument("foreach and fused: at most one of them", "fused")
+        raise InvalidArgument("foreach and fused are both given: give at most one of them", "fused")
     return (OptimizerProfile.FUSED if fused else OptimizerProfile.FOREACH if foreach
             else OptimizerProfile.EAGER_SINGLE)
 
 
 def clip_grad_norm_(parameters: Iterable[Any], max_norm: float, norm_type: float = 2.0,
                     error_if_nonfinite: bool = False, foreach: bool | None = None) -> torch.Tensor:
-    """torch.nn.utils.clip_grad_norm_ on sharded gradients: of all of a model (collective).
+    """torch.nn.utils.clip_grad_norm_ on all sharded gradients of a model (collective).
 
-    Return: their norm before.
+    Return: their norm before clipping.
     """
     guards: list[Any] = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     _check([{"params": guards}])
     roots = {id(_root(p._unit)): _root(p._unit) for p in guards}
     if len(roots) != 1:
-        raise InvalidArgument("clip_grad_norm_ takes the parameters of one model", "parameters")
+        raise InvalidArgument(f"the parameters belong to {len(roots)} models: give those of one",
+                              "parameters")
     [root] = roots.values()
     given = {id(p) for p in guards}
     tree = tree_of(root)
     if any(id(p.guard) not in given for u in tree.units for p in u.trained):
-        raise Unimplemented("clip_grad_norm_ of some of a model's parameters: give all of them",
+        raise Unimplemented("clip_grad_norm_ got some of a model's parameters: give all of them",
                             "parameters")
     return tree.clip(max_norm, norm_type, error_if_nonfinite)
 
@@ -447,7 +451,7 @@ def optimizer_state_dict(optimizer: _Sharded, *, full: bool = True,
 
 
 def commit(step: int, state: Any = None) -> None:
-    """Make @step what a restarted trainer goes on from (collective over the job).
+    """Make @step the step from which a restarted trainer continues (collective over the job).
 
     @state: this rank's own, pickled, up to 64 KiB; after a join it is in
     ``shardd.torch.session().member.blob``."""
