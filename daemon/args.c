@@ -24,35 +24,35 @@ static const struct option options[] = {
 	{ NULL, 0, NULL, 0 },
 };
 
-static void add_setting(struct args *args, const char *key, const char *value)
+static void args_add_setting(struct args *args, const char *key, const char *value)
 {
 	args->settings[args->n_settings++] = (struct args_setting){ key, value };
 }
 
-static int add_set(struct args *args, char *text, struct fault *f)
+static int args_add_set(struct args *args, char *text, struct fault *f)
 {
 	char *equals = strchr(text, '=');
 
 	if (!equals || equals == text)
 		return fault_set(f, FAULT_INVALID, "--set", "--set '%.64s' is not KEY=VALUE", text);
 	*equals = '\0';
-	add_setting(args, text, equals + 1);
+	args_add_setting(args, text, equals + 1);
 	return 0;
 }
 
-static int take_option(struct args *args, int opt, char *word, struct fault *f)
+static int args_take_option(struct args *args, int opt, char *word, struct fault *f)
 {
 	switch (opt) {
 	case OPT_CONFIG:
 		args->config_path = optarg;
 		return 0;
 	case OPT_SET:
-		return add_set(args, optarg, f);
+		return args_add_set(args, optarg, f);
 	case OPT_SOCKET:
-		add_setting(args, "socket", optarg);
+		args_add_setting(args, "socket", optarg);
 		return 0;
 	case OPT_BACKEND:
-		add_setting(args, "backend", optarg);
+		args_add_setting(args, "backend", optarg);
 		return 0;
 	case ':':
 		return fault_set(f, FAULT_INVALID, "argv", "option %.64s needs a value", word);
@@ -78,7 +78,7 @@ int args_parse(struct args *args, int argc, char **argv, struct fault *f)
 	optind = 0; /* glibc: restart the scan, also when called a second time */
 	opterr = 0;
 	while ((opt = getopt_long(argc, argv, ":", options, NULL)) != -1) {
-		r = take_option(args, opt, argv[optind - 1], f);
+		r = args_take_option(args, opt, argv[optind - 1], f);
 		if (r)
 			return r;
 	}
@@ -95,7 +95,7 @@ void args_deinit(struct args *args)
 	*args = ARGS_NULL;
 }
 
-static int load_file(const struct args *args, struct config *c, struct fault *f)
+static int args_load_file(const struct args *args, struct config *c, struct fault *f)
 {
 	if (args->config_path)
 		return config_load_file(c, args->config_path, f);
@@ -105,7 +105,7 @@ static int load_file(const struct args *args, struct config *c, struct fault *f)
 	return config_load_file(c, DEFAULT_CONFIG, f);
 }
 
-static int apply_settings(const struct args *args, struct config *c, struct fault *f)
+static int args_apply_settings(const struct args *args, struct config *c, struct fault *f)
 {
 	for (size_t i = 0; i < args->n_settings; i++) {
 		struct fault why = FAULT_NULL;
@@ -122,11 +122,11 @@ int args_config(const struct args *args, struct config *c, struct fault *f)
 	int r;
 
 	config_default(&new);
-	r = load_file(args, &new, f);
+	r = args_load_file(args, &new, f);
 	if (!r)
 		r = config_load_env(&new, f);
 	if (!r)
-		r = apply_settings(args, &new, f);
+		r = args_apply_settings(args, &new, f);
 	if (!r)
 		r = config_check(&new, f);
 	if (!r)

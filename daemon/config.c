@@ -31,7 +31,7 @@ int config_set(struct config *c, const char *key, const char *value, struct faul
 }
 
 /* SHARDD_LOG_LEVEL from log_level. */
-static void env_name(const char *key, char *buf, size_t bytes)
+static void config_env_name(const char *key, char *buf, size_t bytes)
 {
 	size_t n = (size_t)snprintf(buf, bytes, ENV_PREFIX "%s", key);
 
@@ -47,7 +47,7 @@ int config_load_env(struct config *c, struct fault *f)
 		char name[64];
 		const char *value;
 
-		env_name(config_keys[i].name, name, sizeof(name));
+		config_env_name(config_keys[i].name, name, sizeof(name));
 		value = getenv(name);
 		if (value && config_key_parse(c, &config_keys[i], value, &why) != 0)
 			return fault_set(f, why.code, why.field, "environment variable %s: %s",
@@ -103,7 +103,7 @@ void config_keep_fixed(struct config *c, const struct config *running)
 }
 
 /* YAML could read an item of a list of limits as a mapping, or reject it for its @. */
-static void write_quoted_items(FILE *out, const char *value)
+static void config_write_quoted_items(FILE *out, const char *value)
 {
 	while (*value) {
 		size_t n = strcspn(value, ",");
@@ -114,12 +114,12 @@ static void write_quoted_items(FILE *out, const char *value)
 }
 
 /* "key: value", quoted where YAML could take it for something else. */
-static void write_value(FILE *out, const struct config_key *k, const char *value)
+static void config_write_value(FILE *out, const struct config_key *k, const char *value)
 {
 	fprintf(out, "%s: ", k->name);
 	if (k->type == CONFIG_LIMITS) {
 		fputc('[', out);
-		write_quoted_items(out, value);
+		config_write_quoted_items(out, value);
 		fputs("]\n", out);
 	} else if (config_key_is_list(k)) {
 		fprintf(out, "[%s]\n", value);
@@ -139,12 +139,12 @@ void config_write(const struct config *c, FILE *out)
 		char value[CONFIG_VALUE_MAX];
 
 		config_key_format(c, &config_keys[i], value);
-		write_value(out, &config_keys[i], value);
+		config_write_value(out, &config_keys[i], value);
 	}
 }
 
 /* Write every line of @text after "# ". */
-static void write_comment(FILE *out, const char *text)
+static void config_write_comment(FILE *out, const char *text)
 {
 	while (*text) {
 		size_t n = strcspn(text, "\n");
@@ -155,7 +155,7 @@ static void write_comment(FILE *out, const char *text)
 	}
 }
 
-static void write_allowed(FILE *out, const struct config_key *k)
+static void config_write_allowed(FILE *out, const struct config_key *k)
 {
 	if (k->choices)
 		fprintf(out, "# One of %s.", k->choices);
@@ -186,8 +186,8 @@ void config_write_example(FILE *out)
 		const struct config_key *k = &config_keys[i];
 
 		fputc('\n', out);
-		write_comment(out, k->help);
-		write_allowed(out, k);
-		write_value(out, k, k->by_default);
+		config_write_comment(out, k->help);
+		config_write_allowed(out, k);
+		config_write_value(out, k, k->by_default);
 	}
 }

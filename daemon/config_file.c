@@ -45,7 +45,8 @@ static const cyaml_schema_value_t list_item = {
 	CYAML_VALUE_STRING(CYAML_FLAG_POINTER, char, 0, 256),
 };
 
-static void fill_field(cyaml_schema_field_t *field, const struct config_key *k, size_t i)
+static void config_file_fill_field(cyaml_schema_field_t *field, const struct config_key *k,
+				   size_t i)
 {
 	*field = (cyaml_schema_field_t){
 		.key = k->name,
@@ -66,15 +67,15 @@ static void fill_field(cyaml_schema_field_t *field, const struct config_key *k, 
 }
 
 /* @fields: KEYS_MAX + 1 of them, the last one all 0. */
-static void build_schema(cyaml_schema_field_t *fields)
+static void config_file_build_schema(cyaml_schema_field_t *fields)
 {
 	CHECK(config_n_keys <= KEYS_MAX);
 	memset(fields, 0, (KEYS_MAX + 1) * sizeof(*fields));
 	for (size_t i = 0; i < config_n_keys; i++)
-		fill_field(&fields[i], &config_keys[i], i);
+		config_file_fill_field(&fields[i], &config_keys[i], i);
 }
 
-static void read_position(struct complaint *p, const char *message)
+static void config_file_read_position(struct complaint *p, const char *message)
 {
 	const char *key = strstr(message, "in mapping field '");
 	const char *line = strstr(message, "(line: ");
@@ -85,7 +86,7 @@ static void read_position(struct complaint *p, const char *message)
 		sscanf(line, "(line: %u", &p->line);
 }
 
-static char *skip(char *text, const char *prefix)
+static char *config_file_skip(char *text, const char *prefix)
 {
 	size_t n = strlen(prefix);
 
@@ -101,10 +102,10 @@ __attribute__((format(printf, 3, 0))) static void on_log(cyaml_log_t level, void
 	(void)level;
 	vsnprintf(buf, sizeof(buf), fmt, ap);
 	buf[strcspn(buf, "\n")] = '\0';
-	text = skip(text, "Load: ");
-	text = skip(text, "libyaml: ");
+	text = config_file_skip(text, "Load: ");
+	text = config_file_skip(text, "libyaml: ");
 	if (strncmp(text, "  in ", 5) == 0) {
-		read_position(p, text);
+		config_file_read_position(p, text);
 	} else if (strncmp(text, "Backtrace", 9) != 0 && !p->text[0]) {
 		snprintf(p->text, sizeof(p->text), "%s", text);
 		sscanf(text, "Unexpected key: %63[^\n]", p->key);
@@ -112,7 +113,7 @@ __attribute__((format(printf, 3, 0))) static void on_log(cyaml_log_t level, void
 }
 
 /* Does the line at @s, of @bytes, begin with the key? */
-static bool line_has_key(const char *s, size_t bytes, const char *key)
+static bool config_file_line_has_key(const char *s, size_t bytes, const char *key)
 {
 	size_t n = strlen(key), i = 0;
 
@@ -127,7 +128,7 @@ static bool line_has_key(const char *s, size_t bytes, const char *key)
 }
 
 /* Return: the last line with the key (of two, the second is the wrong one), or 0. */
-static unsigned find_line(const char *text, size_t bytes, const char *key)
+static unsigned config_file_find_line(const char *text, size_t bytes, const char *key)
 {
 	unsigned line = 1, found = 0;
 
@@ -135,7 +136,7 @@ static unsigned find_line(const char *text, size_t bytes, const char *key)
 		const char *end = memchr(text, '\n', bytes);
 		size_t n = end ? (size_t)(end - text) : bytes;
 
-		if (line_has_key(text, n, key))
+		if (config_file_line_has_key(text, n, key))
 			found = line;
 		n += end ? 1 : 0;
 		text += n;
@@ -146,8 +147,8 @@ static unsigned find_line(const char *text, size_t bytes, const char *key)
 }
 
 /* "name:line: text" as a fault. @line: 0 if not known. */
-static int refuse(struct fault *f, const char *name, unsigned line, const char *key,
-		  const char *text)
+static int config_file_refuse(struct fault *f, const char *name, unsigned line, const char *key,
+			      const char *text)
 {
 	if (line)
 		return fault_set(f, FAULT_INVALID, key, "%.128s, line %u: %s", name, line, text);
@@ -155,35 +156,37 @@ static int refuse(struct fault *f, const char *name, unsigned line, const char *
 }
 
 /* Turns libcyaml's message into one for people. */
-static int refuse_yaml(struct fault *f, const char *name, const struct complaint *p,
-		       cyaml_err_t err, unsigned line)
+static int config_file_refuse_yaml(struct fault *f, const char *name, const struct complaint *p,
+				   cyaml_err_t err, unsigned line)
 {
 	char text[320];
 
 	if (err == CYAML_ERR_ALIAS)
-		return refuse(f, name, line, p->key, "YAML aliases are not allowed");
+		return config_file_refuse(f, name, line, p->key, "YAML aliases are not allowed");
 	if (err == CYAML_ERR_INVALID_KEY) {
 		snprintf(text, sizeof(text),
 			 "unknown key '%s'; shardd --example-config prints all keys", p->key);
-		return refuse(f, name, line, p->key, text);
+		return config_file_refuse(f, name, line, p->key, text);
 	}
 	if (strncmp(p->text, "Expecting SEQUENCE", 18) == 0) {
 		snprintf(text, sizeof(text), "%s must be a list, such as [%s]", p->key,
 			 "1000, 1001");
-		return refuse(f, name, line, p->key, text);
+		return config_file_refuse(f, name, line, p->key, text);
 	}
 	if (strncmp(p->text, "Expecting STRING", 16) == 0) {
 		snprintf(text, sizeof(text), "%s must be one value, not a list or a mapping",
 			 p->key);
-		return refuse(f, name, line, p->key, text);
+		return config_file_refuse(f, name, line, p->key, text);
 	}
 	if (strncmp(p->text, "Expecting MAPPING", 17) == 0)
-		return refuse(f, name, line, NULL, "must hold lines such as 'key: value'");
-	return refuse(f, name, line, p->key, p->text[0] ? p->text : cyaml_strerror(err));
+		return config_file_refuse(f, name, line, NULL,
+					  "must hold lines such as 'key: value'");
+	return config_file_refuse(f, name, line, p->key,
+				  p->text[0] ? p->text : cyaml_strerror(err));
 }
 
 /* A list's items as the one text config_key_parse reads. */
-static int join(const struct slot *s, char *buf, size_t bytes)
+static int config_file_join(const struct slot *s, char *buf, size_t bytes)
 {
 	char *const *items = s->value;
 	size_t used = 0;
@@ -200,14 +203,14 @@ static int join(const struct slot *s, char *buf, size_t bytes)
 	return 0;
 }
 
-static int apply_slot(struct config *c, const struct config_key *k, const struct slot *s,
-		      struct fault *f)
+static int config_file_apply_slot(struct config *c, const struct config_key *k,
+				  const struct slot *s, struct fault *f)
 {
 	char buf[CONFIG_MAX_IDS * 257];
 
 	if (!config_key_is_list(k))
 		return config_key_parse(c, k, s->value, f);
-	if (join(s, buf, sizeof(buf)) < 0)
+	if (config_file_join(s, buf, sizeof(buf)) < 0)
 		return fault_set(f, FAULT_INVALID, k->name,
 				 "%s has an entry that is empty or contains a blank or a comma; an "
 				 "entry must be one name or number",
@@ -215,16 +218,17 @@ static int apply_slot(struct config *c, const struct config_key *k, const struct
 	return config_key_parse(c, k, buf, f);
 }
 
-static int apply_document(struct config *c, const struct document *d, const char *text,
-			  size_t bytes, const char *name, struct fault *f)
+static int config_file_apply_document(struct config *c, const struct document *d, const char *text,
+				      size_t bytes, const char *name, struct fault *f)
 {
 	for (size_t i = 0; i < config_n_keys; i++) {
 		const struct config_key *k = &config_keys[i];
 		struct fault why = FAULT_NULL;
 
-		if (d->slots[i].value && apply_slot(c, k, &d->slots[i], &why) != 0)
-			return refuse(f, name, find_line(text, bytes, k->name), why.field,
-				      why.text);
+		if (d->slots[i].value && config_file_apply_slot(c, k, &d->slots[i], &why) != 0)
+			return config_file_refuse(f, name,
+						  config_file_find_line(text, bytes, k->name),
+						  why.field, why.text);
 	}
 	return 0;
 }
@@ -250,21 +254,21 @@ int config_load_text(struct config *c, const char *text, size_t bytes, const cha
 	if (bytes > FILE_MAX)
 		return fault_set(f, FAULT_INVALID, NULL, "%.128s is larger than %u KiB", name,
 				 FILE_MAX / 1024);
-	build_schema(fields);
+	config_file_build_schema(fields);
 	err = cyaml_load_data((const uint8_t *)text, bytes, &options, &top, &data, NULL);
-	line = find_line(text, bytes, said.key);
+	line = config_file_find_line(text, bytes, said.key);
 	/* a warning is as bad: a second document would be ignored */
 	if (err != CYAML_OK || said.text[0])
-		r = refuse_yaml(f, name, &said, err, line ? line : said.line);
+		r = config_file_refuse_yaml(f, name, &said, err, line ? line : said.line);
 	else if (data)
-		r = apply_document(&copy, data, text, bytes, name, f);
+		r = config_file_apply_document(&copy, data, text, bytes, name, f);
 	cyaml_free(&options, &top, data, 0);
 	if (r == 0)
 		*c = copy;
 	return r;
 }
 
-static int refuse_file(struct fault *f, const char *path, int e)
+static int config_file_refuse_file(struct fault *f, const char *path, int e)
 {
 	char buf[128];
 
@@ -274,7 +278,7 @@ static int refuse_file(struct fault *f, const char *path, int e)
 }
 
 /* Read @fd into @buf. Return: bytes (more than FILE_MAX: too large), or negative errno. */
-static ssize_t read_all(int fd, char *buf)
+static ssize_t config_file_read_all(int fd, char *buf)
 {
 	size_t used = 0;
 
@@ -302,12 +306,12 @@ int config_load_file(struct config *c, const char *path, struct fault *f)
 	if (!buf)
 		return fault_errno(f, -ENOMEM, path);
 	if (fd < 0 || fstat(fd, &st) < 0)
-		return refuse_file(f, path, errno);
+		return config_file_refuse_file(f, path, errno);
 	if (!S_ISREG(st.st_mode))
 		return fault_set(f, FAULT_NOT_FOUND, NULL,
 				 "the configuration file %.256s is not a regular file", path);
-	n = read_all(fd, buf);
+	n = config_file_read_all(fd, buf);
 	if (n < 0)
-		return refuse_file(f, path, (int)-n);
+		return config_file_refuse_file(f, path, (int)-n);
 	return config_load_text(c, buf, (size_t)n, path, f);
 }

@@ -34,7 +34,7 @@ static const struct unit_name second_units[] = {
 	{ "d", 86400 }, { "h", 3600 }, { "min", 60 }, { "s", 1 }, { NULL, 0 },
 };
 
-static const struct unit_name *units_of(const struct config_key *k)
+static const struct unit_name *config_value_units_of(const struct config_key *k)
 {
 	static const struct unit_name none[] = { { NULL, 0 } };
 
@@ -51,9 +51,10 @@ static const struct unit_name *units_of(const struct config_key *k)
 }
 
 /* "64MiB" from a count of the key's unit. */
-static void format_amount(const struct config_key *k, uint64_t n, char *buf, size_t bytes)
+static void config_value_format_amount(const struct config_key *k, uint64_t n, char *buf,
+				       size_t bytes)
 {
-	for (const struct unit_name *u = units_of(k); u->name; u++) {
+	for (const struct unit_name *u = config_value_units_of(k); u->name; u++) {
 		if (n != 0 && n % u->factor == 0) {
 			snprintf(buf, bytes, "%" PRIu64 "%s", n / u->factor, u->name);
 			return;
@@ -62,7 +63,7 @@ static void format_amount(const struct config_key *k, uint64_t n, char *buf, siz
 	snprintf(buf, bytes, "%" PRIu64, n);
 }
 
-static const char *what_kind(const struct config_key *k)
+static const char *config_value_what_kind(const struct config_key *k)
 {
 	switch (k->type) {
 	case CONFIG_BYTES:
@@ -76,23 +77,24 @@ static const char *what_kind(const struct config_key *k)
 	}
 }
 
-static int refuse_amount(const struct config_key *k, const char *text, struct fault *f)
+static int config_value_refuse_amount(const struct config_key *k, const char *text, struct fault *f)
 {
 	char min[32], max[32];
 
-	format_amount(k, k->min, min, sizeof(min));
-	format_amount(k, k->max, max, sizeof(max));
+	config_value_format_amount(k, k->min, min, sizeof(min));
+	config_value_format_amount(k, k->max, max, sizeof(max));
 	return fault_set(f, FAULT_INVALID, k->name, "%s is '%.64s'; it must be %s %s%s to %s",
-			 k->name, text, what_kind(k), k->zero ? "0 or " : "from ", min, max);
+			 k->name, text, config_value_what_kind(k), k->zero ? "0 or " : "from ", min,
+			 max);
 }
 
-static bool in_range(const struct config_key *k, uint64_t n)
+static bool config_value_in_range(const struct config_key *k, uint64_t n)
 {
 	return (n >= k->min && n <= k->max) || (n == 0 && k->zero);
 }
 
 /* Digits only: no sign, no blank, no other base. Return: what follows, or NULL. */
-static const char *parse_digits(const char *s, uint64_t *ret)
+static const char *config_value_parse_digits(const char *s, uint64_t *ret)
 {
 	uint64_t n = 0;
 
@@ -109,13 +111,13 @@ static const char *parse_digits(const char *s, uint64_t *ret)
 bool config_parse_amount(const struct config_key *k, const char *text, uint64_t *ret)
 {
 	uint64_t n;
-	const char *rest = parse_digits(text, &n);
+	const char *rest = config_value_parse_digits(text, &n);
 
 	if (!rest)
 		return false;
 	rest += strspn(rest, " ");
 	if (*rest) {
-		const struct unit_name *u = units_of(k);
+		const struct unit_name *u = config_value_units_of(k);
 
 		while (u->name && strcmp(u->name, rest) != 0)
 			u++;
@@ -123,16 +125,16 @@ bool config_parse_amount(const struct config_key *k, const char *text, uint64_t 
 			return false;
 	}
 	*ret = n;
-	return in_range(k, n);
+	return config_value_in_range(k, n);
 }
 
-static int set_amount(struct config *c, const struct config_key *k, const char *text,
-		      struct fault *f)
+static int config_value_set_amount(struct config *c, const struct config_key *k, const char *text,
+				   struct fault *f)
 {
 	uint64_t n;
 
 	if (!config_parse_amount(k, text, &n))
-		return refuse_amount(k, text, f);
+		return config_value_refuse_amount(k, text, f);
 	if (k->type == CONFIG_BYTES)
 		*(uint64_t *)config_key_field(c, k) = n;
 	else
@@ -140,7 +142,8 @@ static int set_amount(struct config *c, const struct config_key *k, const char *
 	return 0;
 }
 
-static int set_mode(struct config *c, const struct config_key *k, const char *text, struct fault *f)
+static int config_value_set_mode(struct config *c, const struct config_key *k, const char *text,
+				 struct fault *f)
 {
 	/* 0o660 is how YAML 1.2 writes it */
 	const char *digits = strncmp(text, "0o", 2) == 0 ? text + 2 : text;
@@ -155,7 +158,7 @@ static int set_mode(struct config *c, const struct config_key *k, const char *te
 	return 0;
 }
 
-static bool has_control(const char *s)
+static bool config_value_has_control(const char *s)
 {
 	for (; *s; s++)
 		if (iscntrl((unsigned char)*s))
@@ -163,11 +166,12 @@ static bool has_control(const char *s)
 	return false;
 }
 
-static int set_text(struct config *c, const struct config_key *k, const char *text, struct fault *f)
+static int config_value_set_text(struct config *c, const struct config_key *k, const char *text,
+				 struct fault *f)
 {
 	size_t n = strlen(text);
 
-	if (n < k->min || n > k->max || has_control(text))
+	if (n < k->min || n > k->max || config_value_has_control(text))
 		return fault_set(f, FAULT_INVALID, k->name,
 				 "%s has %zu characters; it must have %u to %u, none of them a "
 				 "control character",
@@ -182,7 +186,7 @@ static int set_text(struct config *c, const struct config_key *k, const char *te
 }
 
 /* Is @text one of the words of "a|b|c"? */
-static bool is_choice(const char *choices, const char *text)
+static bool config_value_is_choice(const char *choices, const char *text)
 {
 	size_t n = strlen(text);
 
@@ -197,10 +201,10 @@ static bool is_choice(const char *choices, const char *text)
 	return false;
 }
 
-static int set_choice(struct config *c, const struct config_key *k, const char *text,
-		      struct fault *f)
+static int config_value_set_choice(struct config *c, const struct config_key *k, const char *text,
+				   struct fault *f)
 {
-	if (!is_choice(k->choices, text))
+	if (!config_value_is_choice(k->choices, text))
 		return fault_set(f, FAULT_INVALID, k->name, "%s is '%.64s'; it must be one of %s",
 				 k->name, text, k->choices);
 	CHECK(strlen(text) < k->bytes);
@@ -210,7 +214,7 @@ static int set_choice(struct config *c, const struct config_key *k, const char *
 }
 
 /* Return: there is such a user. */
-static bool find_user(const char *name, uint32_t *ret)
+static bool config_value_find_user(const char *name, uint32_t *ret)
 {
 	char buf[4096];
 	struct passwd pw, *found = NULL;
@@ -222,7 +226,7 @@ static bool find_user(const char *name, uint32_t *ret)
 }
 
 /* Return: there is such a group. Its members may need a large buffer. */
-static bool find_group(const char *name, uint32_t *ret)
+static bool config_value_find_group(const char *name, uint32_t *ret)
 {
 	_cleanup_(freep) char *buf = NULL;
 	struct group gr, *found = NULL;
@@ -244,7 +248,7 @@ static bool find_group(const char *name, uint32_t *ret)
 bool config_parse_id(bool group, const char *name, uint32_t *ret)
 {
 	uint64_t n;
-	const char *rest = parse_digits(name, &n);
+	const char *rest = config_value_parse_digits(name, &n);
 
 	if (rest && *rest == '\0' && n < UINT32_MAX) {
 		*ret = (uint32_t)n;
@@ -252,14 +256,14 @@ bool config_parse_id(bool group, const char *name, uint32_t *ret)
 	}
 	if (isdigit((unsigned char)name[0]) || name[0] == '\0')
 		return false;
-	return group ? find_group(name, ret) : find_user(name, ret);
+	return group ? config_value_find_group(name, ret) : config_value_find_user(name, ret);
 }
 
 _Static_assert(sizeof(uid_t) == sizeof(uint32_t) && sizeof(gid_t) == sizeof(uint32_t),
 	       "one array type serves both lists");
 
-static int parse_ids(const struct config_key *k, char *text, uint32_t *ids, uint32_t *ret_n,
-		     struct fault *f)
+static int config_value_parse_ids(const struct config_key *k, char *text, uint32_t *ids,
+				  uint32_t *ret_n, struct fault *f)
 {
 	uint32_t n = 0;
 
@@ -281,7 +285,8 @@ static int parse_ids(const struct config_key *k, char *text, uint32_t *ids, uint
 	return 0;
 }
 
-static int set_ids(struct config *c, const struct config_key *k, const char *text, struct fault *f)
+static int config_value_set_ids(struct config *c, const struct config_key *k, const char *text,
+				struct fault *f)
 {
 	_cleanup_(freep) char *copy = strdup(text);
 	uint32_t ids[CONFIG_MAX_IDS] = { 0 }, n = 0;
@@ -289,7 +294,7 @@ static int set_ids(struct config *c, const struct config_key *k, const char *tex
 
 	if (!copy)
 		return fault_errno(f, -ENOMEM, k->name);
-	r = parse_ids(k, copy, ids, &n, f);
+	r = config_value_parse_ids(k, copy, ids, &n, f);
 	if (r)
 		return r;
 	memcpy(config_key_field(c, k), ids, sizeof(ids));
@@ -303,22 +308,22 @@ int config_key_parse(struct config *c, const struct config_key *k, const char *t
 	switch (k->type) {
 	case CONFIG_TEXT:
 	case CONFIG_PATH:
-		return set_text(c, k, text, f);
+		return config_value_set_text(c, k, text, f);
 	case CONFIG_CHOICE:
-		return set_choice(c, k, text, f);
+		return config_value_set_choice(c, k, text, f);
 	case CONFIG_MODE:
-		return set_mode(c, k, text, f);
+		return config_value_set_mode(c, k, text, f);
 	case CONFIG_UIDS:
 	case CONFIG_GIDS:
-		return set_ids(c, k, text, f);
+		return config_value_set_ids(c, k, text, f);
 	case CONFIG_LIMITS:
 		return config_limits_parse(c, k, text, f);
 	default:
-		return set_amount(c, k, text, f);
+		return config_value_set_amount(c, k, text, f);
 	}
 }
 
-static void format_ids(const struct config *c, const struct config_key *k, char *buf)
+static void config_value_format_ids(const struct config *c, const struct config_key *k, char *buf)
 {
 	const uint32_t *ids = config_key_value(c, k);
 	uint32_t n;
@@ -348,16 +353,16 @@ void config_key_format(const struct config *c, const struct config_key *k, char 
 		break;
 	case CONFIG_UIDS:
 	case CONFIG_GIDS:
-		format_ids(c, k, buf);
+		config_value_format_ids(c, k, buf);
 		break;
 	case CONFIG_LIMITS:
 		config_limits_format(c, buf);
 		break;
 	case CONFIG_BYTES:
-		format_amount(k, *(const uint64_t *)value, buf, CONFIG_VALUE_MAX);
+		config_value_format_amount(k, *(const uint64_t *)value, buf, CONFIG_VALUE_MAX);
 		break;
 	default:
-		format_amount(k, *(const uint32_t *)value, buf, CONFIG_VALUE_MAX);
+		config_value_format_amount(k, *(const uint32_t *)value, buf, CONFIG_VALUE_MAX);
 	}
 }
 

@@ -20,7 +20,7 @@ static struct news {
 	void (*lost)(struct node *node, struct device *device);
 } news[NODE_MAX_DEVICES];
 
-static void on_news(void *userdata, enum backend_news what)
+static void devices_on_news(void *userdata, enum backend_news what)
 {
 	struct news *n = userdata;
 	const struct backend_info *info = backend_info(n->device->backend);
@@ -36,8 +36,8 @@ static void on_news(void *userdata, enum backend_news what)
 
 /* ------------------------------------------------------------------ backends */
 
-static int start_host(struct loopq *loopq, const struct config *c, struct backend **ret,
-		      unsigned *ret_n, struct fault *f)
+static int devices_start_host(struct loopq *loopq, const struct config *c, struct backend **ret,
+			      unsigned *ret_n, struct fault *f)
 {
 	int r = backend_host_new(loopq, c->threads, 0, strcmp(c->prefault, "yes") == 0, &ret[0]);
 
@@ -51,7 +51,7 @@ static int start_host(struct loopq *loopq, const struct config *c, struct backen
 }
 
 /* Split "GPU-a, GPU-b" into a list. @text is changed. Return: how many; MAX_UUIDS + 1: too many. */
-static unsigned split(char *text, const char **ret)
+static unsigned devices_split(char *text, const char **ret)
 {
 	char *save = NULL;
 	unsigned n = 0;
@@ -64,25 +64,25 @@ static unsigned split(char *text, const char **ret)
 	return n;
 }
 
-static enum backend_order order_of(const struct config *c)
+static enum backend_order devices_order_of(const struct config *c)
 {
 	if (strcmp(c->gpu_order, "timeline") == 0)
 		return BACKEND_ORDER_TIMELINE;
 	return strcmp(c->gpu_order, "events") == 0 ? BACKEND_ORDER_EVENTS : BACKEND_ORDER_NONE;
 }
 
-static int start_cuda(struct loopq *loopq, const struct config *c, struct backend **ret,
-		      unsigned *ret_n, struct fault *f)
+static int devices_start_cuda(struct loopq *loopq, const struct config *c, struct backend **ret,
+			      unsigned *ret_n, struct fault *f)
 {
 	char text[sizeof(c->devices)];
 	const char *uuids[MAX_UUIDS];
 	struct backend_cuda_options o = { .uuids = uuids,
-					  .order = order_of(c),
+					  .order = devices_order_of(c),
 					  .measure = strcmp(c->gpu_measure_overlap, "yes") == 0,
 					  .program = "/proc/self/exe" };
 
 	memcpy(text, c->devices, sizeof(text));
-	o.n_uuids = split(text, uuids);
+	o.n_uuids = devices_split(text, uuids);
 	if (o.n_uuids > MAX_UUIDS)
 		return fault_set(f, FAULT_INVALID, "devices",
 				 "devices names more than %u GPUs, the maximum", MAX_UUIDS);
@@ -92,19 +92,19 @@ static int start_cuda(struct loopq *loopq, const struct config *c, struct backen
 }
 
 /* auto: GPUs where there are any, else the host's memory. */
-static int start_backends(struct loopq *loopq, const struct config *c, struct backend **ret,
-			  unsigned *ret_n, struct fault *f)
+static int devices_start_backends(struct loopq *loopq, const struct config *c, struct backend **ret,
+				  unsigned *ret_n, struct fault *f)
 {
 	struct fault why = FAULT_NULL;
 
 	if (strcmp(c->backend, "host") == 0)
-		return start_host(loopq, c, ret, ret_n, f);
+		return devices_start_host(loopq, c, ret, ret_n, f);
 	if (strcmp(c->backend, "cuda") == 0)
-		return start_cuda(loopq, c, ret, ret_n, f);
-	if (start_cuda(loopq, c, ret, ret_n, &why) == 0)
+		return devices_start_cuda(loopq, c, ret, ret_n, f);
+	if (devices_start_cuda(loopq, c, ret, ret_n, &why) == 0)
 		return 0;
 	log_info("server", "no usable GPU: using host memory why=\"%s\"", why.text);
-	return start_host(loopq, c, ret, ret_n, f);
+	return devices_start_host(loopq, c, ret, ret_n, f);
 }
 
 /* A limit above what the machine has is a mistake. A limit above what is available now may be
@@ -144,8 +144,8 @@ static int devices_limit(const struct backend *b, const struct config *c, uint64
 	return c->memory_bytes ? devices_check_memory(c, &m, f) : 0;
 }
 
-static void add_device(struct node *node, struct backend *b, uint64_t limit, bool seals,
-		       void (*lost)(struct node *node, struct device *device))
+static void devices_add_device(struct node *node, struct backend *b, uint64_t limit, bool seals,
+			       void (*lost)(struct node *node, struct device *device))
 {
 	struct device *d = &node->devices[node->n_devices];
 	const struct backend_info *info = backend_info(b);
@@ -155,7 +155,7 @@ static void add_device(struct node *node, struct backend *b, uint64_t limit, boo
 	if (node->n_devices)
 		device_follow(d, &node->devices[0], node->n_devices);
 	news[node->n_devices] = (struct news){ node, d, lost };
-	backend_on_news(b, on_news, &news[node->n_devices]);
+	backend_on_news(b, devices_on_news, &news[node->n_devices]);
 	node->n_devices++;
 	log_info("server", "device id=%s%s%s capacity_mib=%llu kernels=%s detail=\"%s\"%s%s%s",
 		 info->id, *info->uuid ? " uuid=" : "", info->uuid,
@@ -165,25 +165,25 @@ static void add_device(struct node *node, struct backend *b, uint64_t limit, boo
 
 /* ------------------------------------------------------------------- engines */
 
-static bool is_cuda(const struct node *node)
+static bool devices_is_cuda(const struct node *node)
 {
 	return backend_info(node->devices[0].backend)->ordinal >= 0;
 }
 
 /* NCCL is needed between GPUs. A node with one GPU, or whose jobs use one GPU each, works without
  * it. */
-static int start_engine(struct node *node, struct loopq *loopq, const struct config *c,
-			struct fault *f)
+static int devices_start_engine(struct node *node, struct loopq *loopq, const struct config *c,
+				struct fault *f)
 {
 	struct fault why = FAULT_NULL;
 	bool must = strcmp(c->engine, "nccl") == 0;
 
 	snprintf(node->engine_why, sizeof(node->engine_why), "the key engine is %s", c->engine);
-	if (must && !is_cuda(node))
+	if (must && !devices_is_cuda(node))
 		return fault_set(f, FAULT_INVALID, "engine",
 				 "engine is nccl, but the backend is host memory: set engine to "
 				 "auto or local");
-	if (strcmp(c->engine, "local") == 0 || !is_cuda(node))
+	if (strcmp(c->engine, "local") == 0 || !devices_is_cuda(node))
 		return 0;
 	if (engine_nccl_new(loopq, &node->engine, &why)) {
 		snprintf(node->engine_why, sizeof(node->engine_why), "%.255s", why.text);
@@ -199,7 +199,7 @@ static int start_engine(struct node *node, struct loopq *loopq, const struct con
 
 /* Done now so that the first job does not wait for it. If it fails, jobs on one device still
  * work. */
-static void warm_up(struct node *node)
+static void devices_warm_up(struct node *node)
 {
 	struct device *all[NODE_MAX_DEVICES];
 	struct node_comm *nc;
@@ -230,22 +230,22 @@ int devices_start(struct node *node, struct loopq *loopq, const struct config *c
 	int r;
 
 	nccl_lib_environment();
-	if (start_backends(loopq, config, backends, &n, f))
+	if (devices_start_backends(loopq, config, backends, &n, f))
 		return (int)f->code;
 	for (unsigned i = 0; i < n; i++) {
 		if (!f->code)
 			(void)devices_limit(backends[i], config, &limit, f);
-		add_device(node, backends[i], limit, strcmp(config->seal_parameters, "yes") == 0,
-			   lost);
+		devices_add_device(node, backends[i], limit,
+				   strcmp(config->seal_parameters, "yes") == 0, lost);
 	}
 	if (f->code)
 		return (int)f->code; /* devices_end closes them */
 	r = engine_local_new(loopq, &node->local);
 	if (r < 0)
 		return fault_errno(f, r, "starting the local engine");
-	if (start_engine(node, loopq, config, f))
+	if (devices_start_engine(node, loopq, config, f))
 		return (int)f->code;
-	warm_up(node);
+	devices_warm_up(node);
 	return 0;
 }
 

@@ -30,7 +30,7 @@ static const char *const env_families[] = { "SHARDD_TEST_", "SHARDD_SIM_", "SHAR
 					    "SHARDD_PORT" };
 
 /* The @i-th known name into @buf. Return: false past the end. */
-static bool env_known(size_t i, char buf[ENV_NAME_MAX])
+static bool env_names_env_known(size_t i, char buf[ENV_NAME_MAX])
 {
 	if (i < ARRAY_SIZE(env_others)) {
 		snprintf(buf, ENV_NAME_MAX, "%s", env_others[i]);
@@ -46,7 +46,7 @@ static bool env_known(size_t i, char buf[ENV_NAME_MAX])
 }
 
 /* Edit distance: letters to change, add or remove. */
-static unsigned env_distance(const char *a, const char *b)
+static unsigned env_names_env_distance(const char *a, const char *b)
 {
 	unsigned row[ENV_NAME_MAX + 1];
 	size_t n = strlen(b);
@@ -68,7 +68,7 @@ static unsigned env_distance(const char *a, const char *b)
 	return row[n];
 }
 
-static bool env_in_family(const char *name)
+static bool env_names_env_in_family(const char *name)
 {
 	for (size_t i = 0; i < ARRAY_SIZE(env_families); i++)
 		if (strncmp(name, env_families[i], strlen(env_families[i])) == 0)
@@ -76,13 +76,13 @@ static bool env_in_family(const char *name)
 	return false;
 }
 
-static void env_look(const char *name, env_names_cb fn, void *userdata)
+static void env_names_env_look(const char *name, env_names_cb fn, void *userdata)
 {
 	char known[ENV_NAME_MAX], nearest[ENV_NAME_MAX] = "";
 	unsigned least = ENV_NEAR + 1;
 
-	for (size_t i = 0; env_known(i, known); i++) {
-		unsigned d = strcmp(name, known) == 0 ? 0 : env_distance(name, known);
+	for (size_t i = 0; env_names_env_known(i, known); i++) {
+		unsigned d = strcmp(name, known) == 0 ? 0 : env_names_env_distance(name, known);
 
 		if (!d)
 			return;
@@ -106,7 +106,7 @@ void env_names_unknown(env_names_cb fn, void *userdata)
 		n = n < sizeof(name) ? n : sizeof(name) - 1;
 		memcpy(name, *e, n);
 		name[n] = '\0';
-		if (!env_in_family(name))
-			env_look(name, fn, userdata);
+		if (!env_names_env_in_family(name))
+			env_names_env_look(name, fn, userdata);
 	}
 }

@@ -18,24 +18,24 @@ struct shardd {
 	struct config config;
 };
 
-static int complain(struct fault *f)
+static int main_complain(struct fault *f)
 {
 	log_clean(f->text);
 	fprintf(stderr, "shardd: %s\n", f->text);
 	return EXIT_CONFIG;
 }
 
-static int run(struct shardd *d)
+static int main_run(struct shardd *d)
 {
 	struct log_options options = service_log_options(&d->config);
 	struct fault f = FAULT_NULL;
 	int fd, code, r;
 
 	if (process_inherited_socket(&fd, &f) != 0)
-		return complain(&f);
+		return main_complain(&f);
 	if (threads_probe(server_threads(&d->config), &f) != 0) {
 		fd_close(fd);
-		complain(&f);
+		main_complain(&f);
 		return EXIT_INTERNAL;
 	}
 	r = log_open(&options);
@@ -43,7 +43,7 @@ static int run(struct shardd *d)
 		fault_set(&f, FAULT_INVALID, "log_file", "log_file '%s' cannot be opened: %s",
 			  d->config.log_file, strerror(-r));
 		fd_close(fd);
-		return complain(&f);
+		return main_complain(&f);
 	}
 	code = service_run(&d->args, &d->config, fd);
 	if (code == EXIT_STOPPED)
@@ -53,7 +53,7 @@ static int run(struct shardd *d)
 }
 
 /* Actions that need no configuration. Return: whether the action is done. */
-static bool print_text(const struct args *args)
+static bool main_print_text(const struct args *args)
 {
 	if (args->action == ARGS_HELP)
 		args_help();
@@ -66,20 +66,20 @@ static bool print_text(const struct args *args)
 	return true;
 }
 
-static int act(struct shardd *d)
+static int main_act(struct shardd *d)
 {
 	struct fault f = FAULT_NULL;
 
-	if (print_text(&d->args))
+	if (main_print_text(&d->args))
 		return EXIT_STOPPED;
 	if (args_config(&d->args, &d->config, &f) != 0)
-		return complain(&f);
+		return main_complain(&f);
 	if (d->args.action == ARGS_PRINT_CONFIG)
 		config_write(&d->config, stdout);
 	else if (d->args.action == ARGS_CHECK_CONFIG)
 		puts("configuration is valid");
 	else
-		return run(d);
+		return main_run(d);
 	return EXIT_STOPPED;
 }
 
@@ -98,7 +98,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "shardd: /dev/null cannot be opened: %s\n", strerror(-code));
 		return EXIT_INTERNAL;
 	}
-	code = args_parse(&d.args, argc, argv, &f) ? complain(&f) : act(&d);
+	code = args_parse(&d.args, argc, argv, &f) ? main_complain(&f) : main_act(&d);
 	args_deinit(&d.args);
 	if (fflush(stdout) != 0 || ferror(stdout))
 		return EXIT_INTERNAL;

@@ -16,7 +16,7 @@
 #include "core/cleanup.h"
 #include "service.h"
 
-static int fill_standard_fds(void)
+static int process_fill_standard_fds(void)
 {
 	int fd;
 
@@ -30,7 +30,7 @@ static int fill_standard_fds(void)
 }
 
 /* The loop uses epoll, not select: large descriptor numbers are fine. */
-static void raise_fd_limit(void)
+static void process_raise_fd_limit(void)
 {
 	struct rlimit limit;
 
@@ -42,7 +42,7 @@ static void raise_fd_limit(void)
 
 /* The allocator reserves 64 MiB of address space for each new thread, up to eight arenas per core.
  * If the address space is limited, all threads share two such arenas. */
-static void save_addresses(void)
+static void process_save_addresses(void)
 {
 	struct rlimit limit;
 
@@ -52,13 +52,13 @@ static void save_addresses(void)
 
 int process_prepare(void)
 {
-	int r = fill_standard_fds();
+	int r = process_fill_standard_fds();
 
 	if (r < 0)
 		return r;
 	signal(SIGPIPE, SIG_IGN);
-	raise_fd_limit();
-	save_addresses();
+	process_raise_fd_limit();
+	process_save_addresses();
 	return 0;
 }
 
@@ -87,7 +87,7 @@ static const char *volatile start_sentence;
 static struct sigaction start_old[3];
 static const int start_signals[] = { SIGTERM, SIGINT, SIGALRM };
 
-static void start_on_signal(int signum)
+static void process_start_on_signal(int signum)
 {
 	start_stopped = signum;
 	start_sentence = "startup did not end after SIGTERM or SIGINT";
@@ -95,7 +95,7 @@ static void start_on_signal(int signum)
 }
 
 /* Something that should have ended hangs. All we can do is say so and exit. */
-static void start_on_alarm(int signum)
+static void process_start_on_alarm(int signum)
 {
 	const char *parts[] = { "shardd: ", start_sentence, "\n" };
 
@@ -108,8 +108,8 @@ static void start_on_alarm(int signum)
 
 void process_start_begin(void)
 {
-	struct sigaction stop = { .sa_handler = start_on_signal, .sa_flags = SA_RESTART };
-	struct sigaction late = { .sa_handler = start_on_alarm };
+	struct sigaction stop = { .sa_handler = process_start_on_signal, .sa_flags = SA_RESTART };
+	struct sigaction late = { .sa_handler = process_start_on_alarm };
 
 	start_stopped = 0;
 	start_sentence = "startup hangs";

@@ -96,7 +96,7 @@ static struct server *the_server;
 
 /* --------------------------------------------------------------- connections */
 
-static void on_grpc_closed(struct conn *c, void *userdata)
+static void server_on_grpc_closed(struct conn *c, void *userdata)
 {
 	struct server_conn *sc = userdata;
 	struct server *s = sc->server;
@@ -117,7 +117,7 @@ static void on_grpc_closed(struct conn *c, void *userdata)
 	free(sc);
 }
 
-static void on_local_closed(void *userdata)
+static void server_on_local_closed(void *userdata)
 {
 	struct server *s = userdata;
 
@@ -125,7 +125,7 @@ static void on_local_closed(void *userdata)
 		listener_conn_ended(s->listener);
 }
 
-static void on_attached(struct conn *c, void *userdata)
+static void server_on_attached(struct conn *c, void *userdata)
 {
 	struct server_conn *sc = userdata;
 
@@ -134,7 +134,7 @@ static void on_attached(struct conn *c, void *userdata)
 }
 
 /* Of all connections of its user together; UINT64_MAX: none. */
-static uint64_t message_bytes_limit(const struct conn *c)
+static uint64_t server_message_bytes_limit(const struct conn *c)
 {
 	const struct user *u = conn_account(c);
 
@@ -142,19 +142,19 @@ static uint64_t message_bytes_limit(const struct conn *c)
 }
 
 /* The gate before it, and core behind the gate. Return: 0 or negative errno. */
-static int connect_grpc(struct server_conn *sc)
+static int server_connect_grpc(struct server_conn *sc)
 {
 	_cleanup_(fd_closep) int fd = -1;
-	int r = gate_open(sc->server->gate, sc->conn, message_bytes_limit(sc->conn), &fd,
+	int r = gate_open(sc->server->gate, sc->conn, server_message_bytes_limit(sc->conn), &fd,
 			  &sc->gate);
 
 	if (r < 0)
 		return r;
-	conn_on_ridden(sc->conn, on_attached, sc);
+	conn_on_ridden(sc->conn, server_on_attached, sc);
 	return rpc_server_adopt(sc->server->rpc, sc->conn, fd);
 }
 
-static void take_grpc(struct server *s, struct conn *c)
+static void server_take_grpc(struct server *s, struct conn *c)
 {
 	struct server_conn *sc = calloc(1, sizeof(*sc));
 	int r;
@@ -170,8 +170,8 @@ static void take_grpc(struct server *s, struct conn *c)
 	sc->conn = c;
 	list_init(&sc->link);
 	list_append(&s->conns, &sc->link);
-	conn_on_closed(c, on_grpc_closed, sc);
-	r = connect_grpc(sc);
+	conn_on_closed(c, server_on_grpc_closed, sc);
+	r = server_connect_grpc(sc);
 	if (r < 0) {
 		log_warn("server", "connection refused pid=%d error=\"%s\"",
 			 (int)proc_pid(conn_proc(c)), strerror(-r));
@@ -179,7 +179,7 @@ static void take_grpc(struct server *s, struct conn *c)
 	}
 }
 
-static void on_connection(struct conn *c, void *userdata)
+static void server_on_connection(struct conn *c, void *userdata)
 {
 	struct server *s = userdata;
 	pid_t pid = proc_pid(conn_proc(c));
@@ -187,11 +187,12 @@ static void on_connection(struct conn *c, void *userdata)
 	int r;
 
 	if (conn_protocol(c) == CONN_GRPC) {
-		take_grpc(s, c);
+		server_take_grpc(s, c);
 		return;
 	}
 	r = session_local_new(&s->sessions, s->loop, c,
-			      (uint64_t)s->config.hello_timeout_ms * 1000u, on_local_closed, s);
+			      (uint64_t)s->config.hello_timeout_ms * 1000u, server_on_local_closed,
+			      s);
 	if (r < 0) {
 		log_warn("server", "local channel refused uid=%u pid=%d error=\"%s\"", uid,
 			 (int)pid, strerror(-r));
@@ -199,7 +200,7 @@ static void on_connection(struct conn *c, void *userdata)
 	}
 }
 
-static unsigned count_connections(void *userdata)
+static unsigned server_count_connections(void *userdata)
 {
 	struct server *s = userdata;
 
@@ -207,7 +208,7 @@ static unsigned count_connections(void *userdata)
 }
 
 /* The gate counts these, on its own thread. */
-static uint64_t count_message_bytes(uid_t uid, void *userdata)
+static uint64_t server_count_message_bytes(uid_t uid, void *userdata)
 {
 	struct server *s = userdata;
 	struct server_conn *sc, *tmp;
@@ -219,18 +220,18 @@ static uint64_t count_message_bytes(uid_t uid, void *userdata)
 	return bytes;
 }
 
-static void set_message_bytes_limits(struct server *s)
+static void server_set_message_bytes_limits(struct server *s)
 {
 	struct server_conn *sc, *tmp;
 
 	list_for_each (sc, tmp, &s->conns, link)
 		if (sc->gate)
-			gate_set_user_bytes(sc->gate, message_bytes_limit(sc->conn));
+			gate_set_user_bytes(sc->gate, server_message_bytes_limit(sc->conn));
 }
 
 /* ---------------------------------------------------------------- job events */
 
-static void on_job_event(struct member *m, enum job_event_kind kind, const char *text)
+static void server_on_job_event(struct member *m, enum job_event_kind kind, const char *text)
 {
 	if (kind == JOB_EVENT_STALL)
 		log_warn("server", "stalled job=%s rank=%u pid=%d what=\"%s\"", m->job->label,
@@ -238,14 +239,14 @@ static void on_job_event(struct member *m, enum job_event_kind kind, const char 
 	session_event(m, kind, text);
 }
 
-static void on_epoch_ended(struct job *job, const struct fault *why)
+static void server_on_epoch_ended(struct job *job, const struct fault *why)
 {
 	log_info("server", "epoch ended job=%s epoch=%llu ranks=%u why=\"%s\"", job->label,
 		 (unsigned long long)job->rec->epoch, job->joined,
 		 job->rec->is_private ? PRIVATE : why->text);
 }
 
-static void on_expired(const struct job *job)
+static void server_on_expired(const struct job *job)
 {
 	log_info("server", "job expired job=%s ttl_s=%u committed=%s crashed=%s bytes=%llu",
 		 job->label, job->rec->ttl_s, job->rec->has_commit ? "yes" : "no",
@@ -255,7 +256,7 @@ static void on_expired(const struct job *job)
 /* -------------------------------------------------------------------- start */
 
 /* Return: 0, or -ENOMEM: those of users stay as they were. */
-static int set_limits(struct server *s)
+static int server_set_limits(struct server *s)
 {
 	const struct config *c = &s->config;
 	struct user_limits users;
@@ -279,7 +280,7 @@ static int set_limits(struct server *s)
 	return users_configure(&s->node.users, &users);
 }
 
-static struct listener_options listener_options_of(struct server *s, int inherited_fd)
+static struct listener_options server_listener_options_of(struct server *s, int inherited_fd)
 {
 	const struct config *c = &s->config;
 
@@ -302,20 +303,20 @@ static struct listener_options listener_options_of(struct server *s, int inherit
 
 /* -------------------------------------------------------------------- devices */
 
-static void on_device_lost(struct node *node, struct device *device)
+static void server_on_device_lost(struct node *node, struct device *device)
 {
 	(void)node;
 	jobs_device_lost(&the_server->jobs, device);
 }
 
-static void on_comm_broke(struct node *node, struct node_comm *nc, const char *why)
+static void server_on_comm_broke(struct node *node, struct node_comm *nc, const char *why)
 {
 	(void)node;
 	log_warn("server", "communicator broke devices=%u why=\"%s\"", nc->n, why);
 	jobs_comm_broke(&the_server->jobs, nc, why);
 }
 
-static struct gate_limits gate_limits_of(const struct config *c)
+static struct gate_limits server_gate_limits_of(const struct config *c)
 {
 	/* One message has to fit, with frames that are not full. */
 	uint64_t message = c->max_message_bytes + c->max_message_bytes / 16;
@@ -339,9 +340,9 @@ static struct gate_limits gate_limits_of(const struct config *c)
 	};
 }
 
-static int start_gate(struct server *s, struct fault *f)
+static int server_start_gate(struct server *s, struct fault *f)
 {
-	struct gate_limits limits = gate_limits_of(&s->config);
+	struct gate_limits limits = server_gate_limits_of(&s->config);
 	int r = gate_new(&s->loopq, &limits, &s->gate);
 
 	return r < 0 ? fault_errno(f, r, "starting the gate of gRPC") : 0;
@@ -361,12 +362,12 @@ unsigned server_threads(const struct config *config)
 	return kernels + server_core_threads() + SERVER_POOL_THREADS + SERVER_HELPERS;
 }
 
-static void pool_nothing(uv_work_t *work)
+static void server_pool_nothing(uv_work_t *work)
 {
 	(void)work;
 }
 
-static void pool_started(uv_work_t *work, int status)
+static void server_pool_started(uv_work_t *work, int status)
 {
 	(void)status;
 	free(work);
@@ -374,21 +375,21 @@ static void pool_started(uv_work_t *work, int status)
 
 /* libuv starts its threads with the first work item, and aborts if it cannot. So this happens
  * before trainers can connect. */
-static int start_pool(struct server *s, struct fault *f)
+static int server_start_pool(struct server *s, struct fault *f)
 {
 	uv_work_t *work = calloc(1, sizeof(*work));
 
 	if (!work)
 		return fault_errno(f, -ENOMEM, "starting the pool of threads");
-	CHECK(uv_queue_work(s->loop, work, pool_nothing, pool_started) == 0);
+	CHECK(uv_queue_work(s->loop, work, server_pool_nothing, server_pool_started) == 0);
 	return 0;
 }
 
-static int start_rpc(struct server *s, struct fault *f)
+static int server_start_rpc(struct server *s, struct fault *f)
 {
 	static const struct svc_status_sources status_sources = {
-		.connections = count_connections,
-		.message_bytes = count_message_bytes,
+		.connections = server_count_connections,
+		.message_bytes = server_count_message_bytes,
 	};
 	struct rpc_options options = { .max_message_bytes = s->config.max_message_bytes,
 				       .max_calls_per_conn =
@@ -398,7 +399,8 @@ static int start_rpc(struct server *s, struct fault *f)
 	int r;
 
 	/* memory that devices have taken is not available to it */
-	if (threads_probe(server_core_threads() + SERVER_POOL_THREADS + 1, f) || start_pool(s, f))
+	if (threads_probe(server_core_threads() + SERVER_POOL_THREADS + 1, f) ||
+	    server_start_pool(s, f))
 		return f->code;
 	health_init(&s->health);
 	svc_shardd_init(&s->svc_shardd, &s->sessions, &s->jobs, &s->slices,
@@ -414,35 +416,35 @@ static int start_rpc(struct server *s, struct fault *f)
 	return r < 0 ? fault_errno(f, r, "starting gRPC") : 0;
 }
 
-static int start_listener(struct server *s, int inherited_fd, struct fault *f)
+static int server_start_listener(struct server *s, int inherited_fd, struct fault *f)
 {
-	struct listener_options options = listener_options_of(s, inherited_fd);
+	struct listener_options options = server_listener_options_of(s, inherited_fd);
 
-	return listener_new(s->loop, &options, on_connection, s, &s->listener, f);
+	return listener_new(s->loop, &options, server_on_connection, s, &s->listener, f);
 }
 
-static void on_tick(uv_timer_t *timer);
+static void server_on_tick(uv_timer_t *timer);
 
-static int start(struct server *s, int inherited_fd, struct fault *f)
+static int server_start(struct server *s, int inherited_fd, struct fault *f)
 {
 	const struct job_ops ops = { .abort_ops = op_abort_all,
 				     .unit_released = backward_released,
 				     .complete = coll_complete,
 				     .failed = op_failed,
-				     .event = on_job_event,
+				     .event = server_on_job_event,
 				     .signals_gone = queue_tasks_forget,
-				     .epoch_ended = on_epoch_ended,
-				     .expired = on_expired };
+				     .epoch_ended = server_on_epoch_ended,
+				     .expired = server_on_expired };
 	int r;
 
 	/* first what cannot fail: if something below fails, all of it is ended again */
 	node_init(&s->node, s->loop);
-	s->node.comm_broke = on_comm_broke;
+	s->node.comm_broke = server_on_comm_broke;
 	s->node.started_us = clock_now_us();
 	s->node.started_unix_s = (uint64_t)time(NULL);
 	if (getrandom(s->node.instance, NODE_INSTANCE_BYTES, 0) != NODE_INSTANCE_BYTES)
 		return fault_errno(f, -errno, "making an instance id");
-	r = set_limits(s);
+	r = server_set_limits(s);
 	jobs_init(&s->jobs, &s->node, &ops);
 	sessions_init(&s->sessions, &s->jobs);
 	slices_init(&s->slices, s->loop);
@@ -455,16 +457,17 @@ static int start(struct server *s, int inherited_fd, struct fault *f)
 		return fault_errno(f, r, "starting the loop's queue");
 	if (recorder_init(s->config.flight_recorder_ops) < 0)
 		return fault_errno(f, -ENOMEM, "making the flight recorder");
-	if (devices_start(&s->node, &s->loopq, &s->config, on_device_lost, f) || start_rpc(s, f) ||
-	    start_gate(s, f) || start_listener(s, inherited_fd, f))
+	if (devices_start(&s->node, &s->loopq, &s->config, server_on_device_lost, f) ||
+	    server_start_rpc(s, f) || server_start_gate(s, f) ||
+	    server_start_listener(s, inherited_fd, f))
 		return f->code;
 	health_set(&s->health, true);
 	return 0;
 }
 
-static void close_rpc(struct server *s);
+static void server_close_rpc(struct server *s);
 
-static void ignore_stopped(void *userdata)
+static void server_ignore_stopped(void *userdata)
 {
 	*(bool *)userdata = true;
 }
@@ -485,16 +488,16 @@ int server_new(uv_loop_t *loop, const struct config *config, int inherited_fd, s
 	list_init(&s->conns);
 	uv_timer_init(loop, &s->tick);
 	s->tick.data = s;
-	if (start(s, inherited_fd, f)) {
-		s->done = ignore_stopped;
+	if (server_start(s, inherited_fd, f)) {
+		s->done = server_ignore_stopped;
 		s->userdata = &gone;
 		s->state = CLOSING;
-		close_rpc(s);
+		server_close_rpc(s);
 		while (!gone)
 			uv_run(loop, UV_RUN_ONCE);
 		return f->code;
 	}
-	uv_timer_start(&s->tick, on_tick, TICK_IDLE_MS, 0);
+	uv_timer_start(&s->tick, server_on_tick, TICK_IDLE_MS, 0);
 	*ret = s;
 	return 0;
 }
@@ -507,21 +510,21 @@ void server_reconfigure(struct server *s, const struct config *config)
 
 	config_keep_fixed(&new, &s->config);
 	s->config = new;
-	if (set_limits(s) < 0)
+	if (server_set_limits(s) < 0)
 		log_error("server", "no memory: the limits of users are unchanged");
 	rings_set_spin(&s->rings, s->config.ring_spin_us);
-	options = listener_options_of(s, -1);
-	limits = gate_limits_of(&s->config);
+	options = server_listener_options_of(s, -1);
+	limits = server_gate_limits_of(&s->config);
 	if (s->listener)
 		listener_reconfigure(s->listener, &options);
 	gate_reconfigure(s->gate, &limits);
-	set_message_bytes_limits(s);
+	server_set_message_bytes_limits(s);
 }
 
 /* ----------------------------------------------------------------------- stop */
 
 /* The last handle: its owner can be freed. */
-static void on_finish_closed(uv_handle_t *handle)
+static void server_on_finish_closed(uv_handle_t *handle)
 {
 	struct server *s = handle->data;
 	server_stopped_cb done = s->done;
@@ -534,18 +537,18 @@ static void on_finish_closed(uv_handle_t *handle)
 }
 
 /* A turn after the other handles were closed: their callbacks have run. */
-static void on_finish(uv_timer_t *timer)
+static void server_on_finish(uv_timer_t *timer)
 {
-	uv_close((uv_handle_t *)timer, on_finish_closed);
+	uv_close((uv_handle_t *)timer, server_on_finish_closed);
 }
 
 /* Devices return memory when their queues no longer use it. */
-static void on_devices(uv_timer_t *timer)
+static void server_on_devices(uv_timer_t *timer)
 {
 	struct server *s = timer->data;
 
 	if (!jobs_gone(&s->jobs) || !devices_idle(&s->node)) {
-		uv_timer_start(&s->tick, on_devices, 1, 0);
+		uv_timer_start(&s->tick, server_on_devices, 1, 0);
 		return;
 	}
 	jobs_deinit(&s->jobs);
@@ -559,10 +562,10 @@ static void on_devices(uv_timer_t *timer)
 	uv_close((uv_handle_t *)&s->tick, NULL);
 	uv_timer_init(s->loop, &s->finish);
 	s->finish.data = s;
-	uv_timer_start(&s->finish, on_finish, 1, 0);
+	uv_timer_start(&s->finish, server_on_finish, 1, 0);
 }
 
-static void on_rpc_closed(void *userdata)
+static void server_on_rpc_closed(void *userdata)
 {
 	struct server *s = userdata;
 
@@ -570,18 +573,18 @@ static void on_rpc_closed(void *userdata)
 	if (s->rpc)
 		health_deinit(&s->health);
 	jobs_end(&s->jobs);
-	uv_timer_start(&s->tick, on_devices, 0, 0);
+	uv_timer_start(&s->tick, server_on_devices, 0, 0);
 }
 
-static void close_rpc(struct server *s)
+static void server_close_rpc(struct server *s)
 {
 	if (s->rpc)
-		rpc_server_close(s->rpc, on_rpc_closed, s);
+		rpc_server_close(s->rpc, server_on_rpc_closed, s);
 	else
-		on_rpc_closed(s);
+		server_on_rpc_closed(s);
 }
 
-static uint32_t trainers(const struct server *s)
+static uint32_t server_trainers(const struct server *s)
 {
 	struct job *job, *tmp;
 	uint32_t n = 0;
@@ -592,7 +595,7 @@ static uint32_t trainers(const struct server *s)
 }
 
 /* Ops that run in the backend, of jobs alive and deleted. */
-static bool anything_runs(const struct server *s)
+static bool server_anything_runs(const struct server *s)
 {
 	struct job *job, *tmp;
 	bool runs = false;
@@ -604,11 +607,12 @@ static bool anything_runs(const struct server *s)
 	return runs;
 }
 
-static void close_connections(struct server *s)
+static void server_close_connections(struct server *s)
 {
 	struct server_conn *sc, *tmp;
 
-	log_info("server", "closing trainers=%u connections=%u", trainers(s), count_connections(s));
+	log_info("server", "closing trainers=%u connections=%u", server_trainers(s),
+		 server_count_connections(s));
 	s->state = CLOSING;
 	s->run_until_us = clock_now_us() + RUN_ON_US;
 	s->listener = listener_close(s->listener);
@@ -634,15 +638,15 @@ void server_stop(struct server *s, uint32_t timeout_ms, server_stopped_cb done, 
 	s->drain_until_us = clock_now_us() + (uint64_t)timeout_ms * 1000u;
 	s->jobs.draining = true;
 	health_set(&s->health, false);
-	log_info("server", "draining trainers=%u timeout_ms=%u", trainers(s), timeout_ms);
+	log_info("server", "draining trainers=%u timeout_ms=%u", server_trainers(s), timeout_ms);
 	list_for_each (job, tmp, &s->jobs.all, link)
 		job_drain(job);
-	uv_timer_start(&s->tick, on_tick, 0, 0);
+	uv_timer_start(&s->tick, server_on_tick, 0, 0);
 }
 
 /* ------------------------------------------------------------------------ tick */
 
-static bool ops_pending(const struct server *s)
+static bool server_ops_pending(const struct server *s)
 {
 	struct session *session, *tmp;
 
@@ -654,7 +658,7 @@ static bool ops_pending(const struct server *s)
 
 /* A collective that hangs would delay the shutdown until its op's deadline. This includes those
  * that start now. */
-static void limit_running(struct server *s)
+static void server_limit_running(struct server *s)
 {
 	struct job *job, *tmp;
 
@@ -664,20 +668,20 @@ static void limit_running(struct server *s)
 		queue_tasks_limit(job, s->run_until_us);
 }
 
-static void tick_stop(struct server *s, uint64_t now)
+static void server_tick_stop(struct server *s, uint64_t now)
 {
-	if (s->state == DRAINING && (!trainers(s) || now >= s->drain_until_us))
-		close_connections(s);
+	if (s->state == DRAINING && (!server_trainers(s) || now >= s->drain_until_us))
+		server_close_connections(s);
 	if (s->state == CLOSING)
-		limit_running(s);
+		server_limit_running(s);
 	if (s->state == CLOSING && list_empty(&s->conns) && !s->sessions.count &&
-	    list_empty(&s->sessions.locals) && !anything_runs(s)) {
+	    list_empty(&s->sessions.locals) && !server_anything_runs(s)) {
 		s->state = ENDING;
-		close_rpc(s);
+		server_close_rpc(s);
 	}
 }
 
-static void on_tick(uv_timer_t *timer)
+static void server_on_tick(uv_timer_t *timer)
 {
 	struct server *s = timer->data;
 	uint64_t now = clock_now_us();
@@ -686,17 +690,18 @@ static void on_tick(uv_timer_t *timer)
 	ops_tick(&s->jobs, now, (uint64_t)s->node.limits.stall_after_ms * 1000u);
 	jobs_tick(&s->jobs, now);
 	devices_tick(&s->node, now);
-	tick_stop(s, now);
+	server_tick_stop(s, now);
 	if (s->state != ENDING)
-		uv_timer_start(&s->tick, on_tick,
-			       s->state != RUNNING || ops_pending(s) ? TICK_BUSY_MS : TICK_IDLE_MS,
+		uv_timer_start(&s->tick, server_on_tick,
+			       s->state != RUNNING || server_ops_pending(s) ? TICK_BUSY_MS
+									    : TICK_IDLE_MS,
 			       0);
 }
 
 /* A gRPC thread that does not answer but uses the processor is busy with what some client sent:
  * that is no reason to restart the daemon, which would cost all others their state. A thread that
  * does neither hangs. */
-static bool rpc_alive(struct server *s)
+static bool server_rpc_alive(struct server *s)
 {
 	uint64_t before = s->rpc_cpu_us;
 
@@ -712,12 +717,13 @@ static bool rpc_alive(struct server *s)
 
 bool server_healthy(struct server *s)
 {
-	return rpc_alive(s) && clock_now_us() - gate_heartbeat_us(s->gate) < HEARTBEAT_LIMIT_US;
+	return server_rpc_alive(s) &&
+	       clock_now_us() - gate_heartbeat_us(s->gate) < HEARTBEAT_LIMIT_US;
 }
 
 void server_summary(const struct server *s, char *buf, size_t bytes)
 {
 	snprintf(buf, bytes, "%s%u jobs, %u trainers, %llu MiB held",
-		 s->state == RUNNING ? "" : "draining: ", s->jobs.count, trainers(s),
+		 s->state == RUNNING ? "" : "draining: ", s->jobs.count, server_trainers(s),
 		 (unsigned long long)(node_used(&s->node) >> 20));
 }

@@ -32,7 +32,7 @@ struct log_options service_log_options(const struct config *c)
 				     .path = c->log_file };
 }
 
-static void send_status(uv_timer_t *timer)
+static void service_send_status(uv_timer_t *timer)
 {
 	struct service *d = timer->data;
 	char now[sizeof(d->last_status)] = "";
@@ -48,7 +48,7 @@ static void send_status(uv_timer_t *timer)
 
 /* No watchdog message while the gRPC thread (or the loop) hangs: then the service manager ends and
  * restarts us. */
-static void send_alive(uv_timer_t *timer)
+static void service_send_alive(uv_timer_t *timer)
 {
 	struct service *d = timer->data;
 
@@ -58,7 +58,7 @@ static void send_alive(uv_timer_t *timer)
 
 /* Only the return is left: a signal that arrives now would only change the exit status, and lose
  * the last lines of the log. */
-static void close_signal(uv_signal_t *handle)
+static void service_close_signal(uv_signal_t *handle)
 {
 	int signum = handle->signum;
 
@@ -66,24 +66,24 @@ static void close_signal(uv_signal_t *handle)
 	signal(signum, SIG_IGN);
 }
 
-static void close_handles(struct service *d)
+static void service_close_handles(struct service *d)
 {
-	close_signal(&d->on_term);
-	close_signal(&d->on_int);
-	close_signal(&d->on_hup);
+	service_close_signal(&d->on_term);
+	service_close_signal(&d->on_int);
+	service_close_signal(&d->on_hup);
 	uv_close((uv_handle_t *)&d->status, NULL);
 	uv_close((uv_handle_t *)&d->watchdog, NULL);
 }
 
-static void on_stopped(void *userdata)
+static void service_on_stopped(void *userdata)
 {
 	struct service *d = userdata;
 
 	d->server = NULL;
-	close_handles(d);
+	service_close_handles(d);
 }
 
-static void on_stop_signal(uv_signal_t *handle, int signum)
+static void service_on_stop_signal(uv_signal_t *handle, int signum)
 {
 	struct service *d = handle->data;
 
@@ -94,10 +94,10 @@ static void on_stop_signal(uv_signal_t *handle, int signum)
 	d->stopping = true;
 	if (!d->server)
 		return; /* devices are being started: the daemon stops after that */
-	server_stop(d->server, d->config.drain_timeout_ms, on_stopped, d);
+	server_stop(d->server, d->config.drain_timeout_ms, service_on_stopped, d);
 }
 
-static void apply_config(struct service *d, const struct config *new)
+static void service_apply_config(struct service *d, const struct config *new)
 {
 	struct log_options options = service_log_options(new);
 	char fixed[512];
@@ -115,7 +115,7 @@ static void apply_config(struct service *d, const struct config *new)
 	log_info("server", "configuration reread");
 }
 
-static void on_reload_signal(uv_signal_t *handle, int signum)
+static void service_on_reload_signal(uv_signal_t *handle, int signum)
 {
 	struct service *d = handle->data;
 	struct fault f = FAULT_NULL;
@@ -130,18 +130,18 @@ static void on_reload_signal(uv_signal_t *handle, int signum)
 			  "configuration not reread, the old one stays in effect key=%s why=\"%s\"",
 			  *f.field ? f.field : "none", f.text);
 	else
-		apply_config(d, &new);
+		service_apply_config(d, &new);
 	process_notify_ready();
 }
 
-static void add_signal(struct service *d, uv_signal_t *handle, uv_signal_cb fn, int signum)
+static void service_add_signal(struct service *d, uv_signal_t *handle, uv_signal_cb fn, int signum)
 {
 	CHECK(uv_signal_init(&d->loop, handle) == 0);
 	handle->data = d;
 	CHECK(uv_signal_start(handle, fn, signum) == 0);
 }
 
-static void add_timer(struct service *d, uv_timer_t *handle, uv_timer_cb fn, uint64_t ms)
+static void service_add_timer(struct service *d, uv_timer_t *handle, uv_timer_cb fn, uint64_t ms)
 {
 	CHECK(uv_timer_init(&d->loop, handle) == 0);
 	handle->data = d;
@@ -149,19 +149,19 @@ static void add_timer(struct service *d, uv_timer_t *handle, uv_timer_cb fn, uin
 		CHECK(uv_timer_start(handle, fn, ms, ms) == 0);
 }
 
-static void add_handles(struct service *d)
+static void service_add_handles(struct service *d)
 {
 	uint64_t watchdog_us = process_watchdog_us();
 
-	add_signal(d, &d->on_term, on_stop_signal, SIGTERM);
-	add_signal(d, &d->on_int, on_stop_signal, SIGINT);
-	add_signal(d, &d->on_hup, on_reload_signal, SIGHUP);
-	add_timer(d, &d->status, send_status, STATUS_MS);
+	service_add_signal(d, &d->on_term, service_on_stop_signal, SIGTERM);
+	service_add_signal(d, &d->on_int, service_on_stop_signal, SIGINT);
+	service_add_signal(d, &d->on_hup, service_on_reload_signal, SIGHUP);
+	service_add_timer(d, &d->status, service_send_status, STATUS_MS);
 	/* half of it; rounded up, so that an interval below 2 ms still means a timer */
-	add_timer(d, &d->watchdog, send_alive, (watchdog_us / 2 + 999) / 1000);
+	service_add_timer(d, &d->watchdog, service_send_alive, (watchdog_us / 2 + 999) / 1000);
 }
 
-static int exit_code_of(const struct fault *f)
+static int service_exit_code_of(const struct fault *f)
 {
 	if (f->code == FAULT_STATE)
 		return EXIT_IN_USE;
@@ -174,25 +174,25 @@ static int exit_code_of(const struct fault *f)
 	return strcmp(f->field, "engine") == 0 ? EXIT_BACKEND : EXIT_INTERNAL;
 }
 
-static void on_started(struct service *d, int inherited_fd)
+static void service_on_started(struct service *d, int inherited_fd)
 {
 	log_info("server", "ready version=%s socket=\"%s\" inherited=%s", SHARDD_VERSION,
 		 d->config.socket, inherited_fd < 0 ? "no" : "yes");
-	send_status(&d->status);
+	service_send_status(&d->status);
 	process_notify_ready();
 }
 
-static int on_refused(struct service *d, const struct fault *f)
+static int service_on_refused(struct service *d, const struct fault *f)
 {
-	int code = exit_code_of(f);
+	int code = service_exit_code_of(f);
 
 	log_error("server", "cannot start: %s exit_code=%d", f->text, code);
 	process_notify_status(f->text);
-	close_handles(d);
+	service_close_handles(d);
 	return code;
 }
 
-static void warn_unknown(const char *name, const char *nearest, void *userdata)
+static void service_warn_unknown(const char *name, const char *nearest, void *userdata)
 {
 	(void)userdata;
 	log_warn("server", "unknown environment variable name=%.64s nearest=%s", name,
@@ -206,16 +206,16 @@ int service_run(const struct args *args, const struct config *config, int inheri
 	int code = EXIT_STOPPED;
 
 	CHECK(uv_loop_init(&d.loop) == 0);
-	add_handles(&d);
-	env_names_unknown(warn_unknown, NULL);
+	service_add_handles(&d);
+	env_names_unknown(service_warn_unknown, NULL);
 	process_start_begin();
 	if (server_new(&d.loop, config, inherited_fd, &d.server, &f) == 0)
-		on_started(&d, inherited_fd);
+		service_on_started(&d, inherited_fd);
 	else
-		code = on_refused(&d, &f);
+		code = service_on_refused(&d, &f);
 	process_start_end();
 	if (d.server && d.stopping)
-		server_stop(d.server, 0, on_stopped, &d);
+		server_stop(d.server, 0, service_on_stopped, &d);
 	uv_run(&d.loop, UV_RUN_DEFAULT);
 	CHECK(!d.server);
 	CHECK(uv_loop_close(&d.loop) == 0);

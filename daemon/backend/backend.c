@@ -19,7 +19,7 @@ const struct backend_info *backend_info(const struct backend *b)
 	return &b->info;
 }
 
-static void count_new(struct backend *b, const struct backend_mem *mem, uint64_t bytes)
+static void backend_count_new(struct backend *b, const struct backend_mem *mem, uint64_t bytes)
 {
 	CHECK(mem && mem->addr && mem->bytes == bytes);
 	b->live++;
@@ -52,7 +52,7 @@ int backend_alloc(struct backend *b, uint64_t bytes, enum backend_share share,
 	CHECK(r <= BACKEND_E_LATER);
 	if (r)
 		return r;
-	count_new(b, mem, bytes);
+	backend_count_new(b, mem, bytes);
 	CHECK(mem->share == share);
 	*ret = mem;
 	return 0;
@@ -75,7 +75,7 @@ int backend_import(struct backend *b, int fd, uint64_t bytes, struct backend_mem
 	CHECK(r <= 0);
 	if (r)
 		return r;
-	count_new(b, mem, bytes);
+	backend_count_new(b, mem, bytes);
 	*ret = mem;
 	return 0;
 }
@@ -228,29 +228,30 @@ void backend_signals_free(struct backend_signals *s, void (*freed)(void *userdat
 
 /* -------------------------------------------------------------------- tasks */
 
-static bool is_dtype(enum dtype t)
+static bool backend_is_dtype(enum dtype t)
 {
 	return t > DTYPE_NONE && t < _DTYPE_N;
 }
 
-static void check_reduce(const struct k_reduce *r)
+static void backend_check_reduce(const struct k_reduce *r)
 {
 	CHECK(r->k > 0 && r->k <= KERNEL_MAX_INPUTS);
-	CHECK(is_dtype(r->in_dtype) && is_dtype(r->sum_dtype) && is_dtype(r->out_dtype));
-	CHECK(!r->pre.how || is_dtype(r->pre.dtype));
-	CHECK(!r->post.how || is_dtype(r->post.dtype));
+	CHECK(backend_is_dtype(r->in_dtype) && backend_is_dtype(r->sum_dtype) &&
+	      backend_is_dtype(r->out_dtype));
+	CHECK(!r->pre.how || backend_is_dtype(r->pre.dtype));
+	CHECK(!r->post.how || backend_is_dtype(r->post.dtype));
 }
 
-static void check_add_rows(const struct kop *kop)
+static void backend_check_add_rows(const struct kop *kop)
 {
 	const struct k_add_rows *a = &kop->add_rows;
 
-	CHECK(is_dtype(a->dtype) && kop->n == a->row_elements);
+	CHECK(backend_is_dtype(a->dtype) && kop->n == a->row_elements);
 	CHECK(a->first_row <= a->row_limit && a->row_limit <= INT64_MAX);
-	CHECK(!a->pre.how || is_dtype(a->pre.dtype));
+	CHECK(!a->pre.how || backend_is_dtype(a->pre.dtype));
 }
 
-static void check_step(const struct k_step *s)
+static void backend_check_step(const struct k_step *s)
 {
 	CHECK((unsigned)s->kind < _K_STEP_N);
 	if (s->kind == K_STEP_ADAM)
@@ -261,18 +262,18 @@ static void check_step(const struct k_step *s)
 		CHECK(s->sgd.profile < K_REFERENCE_F64);
 }
 
-static void check_reduce_step(const struct k_reduce_step *a)
+static void backend_check_reduce_step(const struct k_reduce_step *a)
 {
-	check_reduce(&a->reduce);
-	check_step(&a->step);
+	backend_check_reduce(&a->reduce);
+	backend_check_step(&a->step);
 	CHECK(a->reduce.out_dtype == DTYPE_FP32 && (a->reduce.out || !a->reduce.accumulate));
 }
 
-static void check_kop(const struct kop *kop)
+static void backend_check_kop(const struct kop *kop)
 {
 	CHECK((unsigned)kop->kind < _KOP_N);
 	if (kop->kind == KOP_REDUCE)
-		check_reduce(&kop->reduce);
+		backend_check_reduce(&kop->reduce);
 	if (kop->kind == KOP_ADAM)
 		CHECK(kop->adam.profile < _K_PROFILE_N);
 	if (kop->kind == KOP_ADAMW)
@@ -282,9 +283,9 @@ static void check_kop(const struct kop *kop)
 	if (kop->kind == KOP_NORM)
 		CHECK(kop->n == 0 || kop->norm.p > 0);
 	if (kop->kind == KOP_REDUCE_STEP)
-		check_reduce_step(&kop->reduce_step);
+		backend_check_reduce_step(&kop->reduce_step);
 	if (kop->kind == KOP_ADD_ROWS)
-		check_add_rows(kop);
+		backend_check_add_rows(kop);
 	if (kop->kind == KOP_ALL_REDUCE)
 		CHECK(kop->all_reduce.k > 0 && kop->all_reduce.k <= KERNEL_MAX_INPUTS);
 }
@@ -299,7 +300,7 @@ void backend_submit(struct backend *b, struct backend_task *task)
 		CHECK(task->waits[i].signals->backend == b &&
 		      task->waits[i].slot < BACKEND_SIGNAL_SLOTS);
 	for (unsigned i = 0; i < task->n_kops; i++)
-		check_kop(&task->kops[i]);
+		backend_check_kop(&task->kops[i]);
 	task->began_us = 0;
 	task->ended_us = 0;
 	b->in_flight++;

@@ -14,7 +14,7 @@
 /* Bytes of one group, UINT64_MAX: no limit. */
 typedef uint64_t (*group_fn)(const char *root, const char *group);
 
-static FILE *open_in(const char *root, const char *group, const char *name)
+static FILE *cgroup_open_in(const char *root, const char *group, const char *name)
 {
 	char path[PATH_MAX];
 
@@ -24,9 +24,9 @@ static FILE *open_in(const char *root, const char *group, const char *name)
 }
 
 /* A file of one number. Return: whether there was one ("max": no digits). */
-static bool read_number(const char *root, const char *group, const char *name, uint64_t *ret)
+static bool cgroup_read_number(const char *root, const char *group, const char *name, uint64_t *ret)
 {
-	_cleanup_(fclosep) FILE *f = open_in(root, group, name);
+	_cleanup_(fclosep) FILE *f = cgroup_open_in(root, group, name);
 	unsigned long long value;
 
 	if (!f || fscanf(f, "%llu", &value) != 1)
@@ -36,9 +36,9 @@ static bool read_number(const char *root, const char *group, const char *name, u
 }
 
 /* A line "inactive_file 4096" of memory.stat. Return: whether there is one. */
-static bool read_stat(const char *root, const char *group, const char *name, uint64_t *ret)
+static bool cgroup_read_stat(const char *root, const char *group, const char *name, uint64_t *ret)
 {
-	_cleanup_(fclosep) FILE *f = open_in(root, group, "memory.stat");
+	_cleanup_(fclosep) FILE *f = cgroup_open_in(root, group, "memory.stat");
 	unsigned long long value;
 	char key[64];
 
@@ -50,7 +50,7 @@ static bool read_stat(const char *root, const char *group, const char *name, uin
 	return false;
 }
 
-static uint64_t cgroup_least_of(uint64_t a, uint64_t b)
+static uint64_t cgroup_min(uint64_t a, uint64_t b)
 {
 	return a < b ? a : b;
 }
@@ -61,7 +61,8 @@ static uint64_t cgroup_number(const char *root, const char *group, const char *n
 {
 	uint64_t value;
 
-	return read_number(root, group, name, &value) && value < NO_LIMIT ? value : UINT64_MAX;
+	return cgroup_read_number(root, group, name, &value) && value < NO_LIMIT ? value
+										 : UINT64_MAX;
 }
 
 /* Limits of groups above those that we can see are in hierarchical_memory_limit. */
@@ -69,16 +70,16 @@ static uint64_t cgroup_limit_v1(const char *root, const char *group)
 {
 	uint64_t all;
 
-	if (!read_stat(root, group, "hierarchical_memory_limit", &all) || all >= NO_LIMIT)
+	if (!cgroup_read_stat(root, group, "hierarchical_memory_limit", &all) || all >= NO_LIMIT)
 		all = UINT64_MAX;
-	return cgroup_least_of(all, cgroup_number(root, group, "memory.limit_in_bytes"));
+	return cgroup_min(all, cgroup_number(root, group, "memory.limit_in_bytes"));
 }
 
 /* Above memory.high the kernel slows a group down until it has less. */
 static uint64_t cgroup_limit_v2(const char *root, const char *group)
 {
-	return cgroup_least_of(cgroup_number(root, group, "memory.max"),
-			       cgroup_number(root, group, "memory.high"));
+	return cgroup_min(cgroup_number(root, group, "memory.max"),
+			  cgroup_number(root, group, "memory.high"));
 }
 
 /* @limit minus what is used; file pages count as free, since the kernel reclaims them first.
@@ -89,14 +90,14 @@ static uint64_t cgroup_left_of(const char *root, const char *group, uint64_t lim
 	static const char *const lists[] = { "inactive_file", "active_file" };
 	uint64_t used, pages;
 
-	if (limit == UINT64_MAX || !read_number(root, group, usage, &used))
+	if (limit == UINT64_MAX || !cgroup_read_number(root, group, usage, &used))
 		return UINT64_MAX;
 	for (size_t i = 0; i < ARRAY_SIZE(lists); i++) {
 		char key[64];
 
 		snprintf(key, sizeof(key), "%s%s", prefix, lists[i]);
-		if (read_stat(root, group, key, &pages))
-			used -= cgroup_least_of(pages, used);
+		if (cgroup_read_stat(root, group, key, &pages))
+			used -= cgroup_min(pages, used);
 	}
 	return used < limit ? limit - used : 0;
 }
@@ -113,7 +114,7 @@ static uint64_t cgroup_left_v2(const char *root, const char *group)
 }
 
 /* The lowest value of the group and of those above it. */
-static uint64_t least(const char *root, const char *path, group_fn bytes_of)
+static uint64_t cgroup_least_of(const char *root, const char *path, group_fn bytes_of)
 {
 	char group[PATH_MAX];
 	uint64_t bytes = UINT64_MAX;
@@ -166,7 +167,7 @@ static uint64_t cgroup_least(const struct cgroup_place *at, group_fn v1, group_f
 		if (!path)
 			continue;
 		snprintf(root, sizeof(root), "%s%s", at->root, is_v1 ? "/memory" : "");
-		bytes = cgroup_least_of(bytes, least(root, path, is_v1 ? v1 : v2));
+		bytes = cgroup_min(bytes, cgroup_least_of(root, path, is_v1 ? v1 : v2));
 	}
 	return bytes;
 }

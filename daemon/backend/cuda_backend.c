@@ -16,7 +16,7 @@
 #include "core/check.h"
 #include "core/cleanup.h"
 
-static void cuda_free(struct cuda *c)
+static void cuda_backend_cuda_free(struct cuda *c)
 {
 	pthread_mutex_destroy(&c->lock);
 	free(c);
@@ -24,7 +24,7 @@ static void cuda_free(struct cuda *c)
 
 /* ----------------------------------------------------------------------- news */
 
-static void tell_lost(struct cuda *c)
+static void cuda_backend_tell_lost(struct cuda *c)
 {
 	pthread_mutex_lock(&c->lock);
 	memcpy(c->backend.info.lost, c->lost_text, sizeof(c->lost_text));
@@ -33,7 +33,7 @@ static void tell_lost(struct cuda *c)
 	backend_tell(&c->backend, BACKEND_NEWS_LOST);
 }
 
-static void on_tick(struct work *work)
+static void cuda_backend_on_tick(struct work *work)
 {
 	struct cuda *c = CONTAINER_OF(work, struct cuda, tick);
 
@@ -42,14 +42,14 @@ static void on_tick(struct work *work)
 	pthread_mutex_unlock(&c->lock);
 	c->ticking = true;
 	if (!c->closed && atomic_load(&c->lost) && !c->news_lost)
-		tell_lost(c);
+		cuda_backend_tell_lost(c);
 	if (!c->closed && cuda_setup_collect(c))
 		backend_tell(&c->backend, BACKEND_NEWS_MEMORY);
 	if (!c->closed)
 		cuda_signals_collect(c);
 	c->ticking = false;
 	if (c->closed && !c->tick_posted)
-		cuda_free(c);
+		cuda_backend_cuda_free(c);
 }
 
 void cuda_tick(struct cuda *c)
@@ -57,12 +57,13 @@ void cuda_tick(struct cuda *c)
 	if (c->tick_posted)
 		return;
 	c->tick_posted = true;
-	loopq_post(c->backend.loopq, &c->tick, on_tick);
+	loopq_post(c->backend.loopq, &c->tick, cuda_backend_on_tick);
 }
 
 /* ---------------------------------------------------------------------- table */
 
-static int export(struct backend *b, struct backend_mem *mem, bool writable, int *ret_fd)
+static int cuda_backend_export(struct backend *b, struct backend_mem *mem, bool writable,
+			       int *ret_fd)
 {
 	int fd;
 
@@ -77,19 +78,19 @@ static int export(struct backend *b, struct backend_mem *mem, bool writable, int
 	return 0;
 }
 
-static int export_ipc(struct backend *b, struct backend_mem *mem, uint8_t *ret_handle)
+static int cuda_backend_export_ipc(struct backend *b, struct backend_mem *mem, uint8_t *ret_handle)
 {
 	(void)b;
 	memcpy(ret_handle, &CONTAINER_OF(mem, struct cuda_mem, mem)->ipc, BACKEND_IPC_BYTES);
 	return 0;
 }
 
-static struct backend_mem *ready(struct backend *b)
+static struct backend_mem *cuda_backend_ready(struct backend *b)
 {
 	return &cuda_of(b)->ready_page->mem;
 }
 
-static struct backend_mem *ready_ipc(struct backend *b)
+static struct backend_mem *cuda_backend_ready_ipc(struct backend *b)
 {
 	struct cuda *c = cuda_of(b);
 
@@ -99,26 +100,27 @@ static struct backend_mem *ready_ipc(struct backend *b)
 	return &c->ready_page_ipc->mem;
 }
 
-static int ready_event(struct backend *b, enum backend_queue queue, unsigned i, uint8_t *ret_handle)
+static int cuda_backend_ready_event(struct backend *b, enum backend_queue queue, unsigned i,
+				    uint8_t *ret_handle)
 {
 	memcpy(ret_handle, &cuda_of(b)->queues[queue].ready_handles[i], BACKEND_IPC_BYTES);
 	return 0;
 }
 
-static void cuda_close(struct backend *b);
+static void cuda_backend_cuda_close(struct backend *b);
 
 static const struct backend_ops cuda_ops = {
 	.alloc = cuda_setup_alloc,
 	.tick = cuda_setup_tick,
 	.free = cuda_setup_free,
-	.export = export,
+	.export = cuda_backend_export,
 	.import = cuda_setup_import,
 	.submit = cuda_exec_submit,
-	.close = cuda_close,
-	.export_ipc = export_ipc,
-	.ready = ready,
-	.ready_ipc = ready_ipc,
-	.ready_event = ready_event,
+	.close = cuda_backend_cuda_close,
+	.export_ipc = cuda_backend_export_ipc,
+	.ready = cuda_backend_ready,
+	.ready_ipc = cuda_backend_ready_ipc,
+	.ready_event = cuda_backend_ready_event,
 	.signals_new = cuda_signals_new,
 	.signals_events = cuda_signals_events,
 	.signals_poison = cuda_signals_poison,
@@ -167,8 +169,8 @@ void backend_cuda_let(struct backend *b, enum backend_queue queue)
 
 /* -------------------------------------------------------------------- threads */
 
-static int start_thread(pthread_t *t, bool *runs, void *(*fn)(void *), void *arg, const char *name,
-			int ordinal)
+static int cuda_backend_start_thread(pthread_t *t, bool *runs, void *(*fn)(void *), void *arg,
+				     const char *name, int ordinal)
 {
 	sigset_t all, old;
 	char text[16];
@@ -186,23 +188,25 @@ static int start_thread(pthread_t *t, bool *runs, void *(*fn)(void *), void *arg
 	return 0;
 }
 
-static int start_threads(struct cuda *c)
+static int cuda_backend_start_threads(struct cuda *c)
 {
 	int n = c->backend.info.ordinal;
-	int r = start_thread(&c->executor, &c->executor_runs, cuda_exec_main, c, "exec", n);
+	int r = cuda_backend_start_thread(&c->executor, &c->executor_runs, cuda_exec_main, c,
+					  "exec", n);
 
 	if (r == 0)
-		r = start_thread(&c->setup_thread, &c->setup_runs, cuda_setup_main, c, "setup", n);
+		r = cuda_backend_start_thread(&c->setup_thread, &c->setup_runs, cuda_setup_main, c,
+					      "setup", n);
 	for (unsigned i = 0; r == 0 && i < _BACKEND_Q_N; i++) {
 		struct cuda_queue *q = &c->queues[i];
 
-		r = start_thread(&q->reaper, &q->reaper_runs, cuda_reap_main, q,
-				 i == BACKEND_Q_MAIN ? "reap" : "reapg", n);
+		r = cuda_backend_start_thread(&q->reaper, &q->reaper_runs, cuda_reap_main, q,
+					      i == BACKEND_Q_MAIN ? "reap" : "reapg", n);
 	}
 	return r;
 }
 
-static void stop(struct cuda *c, bool *which)
+static void cuda_backend_stop(struct cuda *c, bool *which)
 {
 	pthread_mutex_lock(&c->lock);
 	*which = true;
@@ -213,7 +217,7 @@ static void stop(struct cuda *c, bool *which)
 	pthread_mutex_unlock(&c->lock);
 }
 
-static void join(pthread_t t, bool *runs)
+static void cuda_backend_join(pthread_t t, bool *runs)
 {
 	if (*runs)
 		pthread_join(t, NULL);
@@ -221,20 +225,20 @@ static void join(pthread_t t, bool *runs)
 }
 
 /* In the order in which they give each other work. */
-static void stop_threads(struct cuda *c)
+static void cuda_backend_stop_threads(struct cuda *c)
 {
-	stop(c, &c->stop_exec);
-	join(c->executor, &c->executor_runs);
-	stop(c, &c->stop_reap);
+	cuda_backend_stop(c, &c->stop_exec);
+	cuda_backend_join(c->executor, &c->executor_runs);
+	cuda_backend_stop(c, &c->stop_reap);
 	for (unsigned i = 0; i < _BACKEND_Q_N; i++)
-		join(c->queues[i].reaper, &c->queues[i].reaper_runs);
-	stop(c, &c->stop_setup);
-	join(c->setup_thread, &c->setup_runs);
+		cuda_backend_join(c->queues[i].reaper, &c->queues[i].reaper_runs);
+	cuda_backend_stop(c, &c->stop_setup);
+	cuda_backend_join(c->setup_thread, &c->setup_runs);
 }
 
 /* -------------------------------------------------------------- start and end */
 
-static void free_conditions(struct cuda *c)
+static void cuda_backend_free_conditions(struct cuda *c)
 {
 	for (unsigned i = 0; i < _BACKEND_Q_N; i++)
 		pthread_cond_destroy(&c->queues[i].reap);
@@ -243,12 +247,12 @@ static void free_conditions(struct cuda *c)
 	pthread_cond_destroy(&c->calm);
 }
 
-static void cuda_close(struct backend *b)
+static void cuda_backend_cuda_close(struct backend *b)
 {
 	struct cuda *c = cuda_of(b);
 	CUcontext old = NULL;
 
-	stop_threads(c);
+	cuda_backend_stop_threads(c);
 	CHECK(list_empty(&c->signals));
 	if (c->context) {
 		c->lib->cuCtxGetCurrent(&old);
@@ -259,13 +263,13 @@ static void cuda_close(struct backend *b)
 		if (old != c->context)
 			c->lib->cuCtxSetCurrent(old);
 	}
-	free_conditions(c);
+	cuda_backend_free_conditions(c);
 	c->closed = true;
 	if (!c->tick_posted && !c->ticking)
-		cuda_free(c);
+		cuda_backend_cuda_free(c);
 }
 
-static struct cuda *cuda_new(struct loopq *loopq, const struct cuda_lib *lib)
+static struct cuda *cuda_backend_cuda_new(struct loopq *loopq, const struct cuda_lib *lib)
 {
 	struct cuda *c = calloc(1, sizeof(*c));
 
@@ -292,7 +296,7 @@ static struct cuda *cuda_new(struct loopq *loopq, const struct cuda_lib *lib)
 }
 
 /* This device, and those of @all that may access its memory. */
-static void find_peers(struct cuda *c, const CUdevice *all, unsigned n)
+static void cuda_backend_find_peers(struct cuda *c, const CUdevice *all, unsigned n)
 {
 	c->peers[c->n_peers++] = c->device;
 	for (unsigned i = 0; i < n; i++) {
@@ -304,15 +308,15 @@ static void find_peers(struct cuda *c, const CUdevice *all, unsigned n)
 	}
 }
 
-static int open_one(struct cuda *c, const struct backend_cuda_options *o, const CUdevice *all,
-		    unsigned n, unsigned i, struct fault *f)
+static int cuda_backend_open_one(struct cuda *c, const struct backend_cuda_options *o,
+				 const CUdevice *all, unsigned n, unsigned i, struct fault *f)
 {
 	CUcontext old = NULL;
 	int r;
 
 	c->lib->cuCtxGetCurrent(&old);
 	c->device = all[i];
-	find_peers(c, all, n);
+	cuda_backend_find_peers(c, all, n);
 	r = cuda_device_open(c, all[i], f);
 	if (r == 0)
 		r = cuda_order_open(c, o->order, f);
@@ -321,22 +325,22 @@ static int open_one(struct cuda *c, const struct backend_cuda_options *o, const 
 	c->lib->cuCtxSetCurrent(old);
 	if (r)
 		return r;
-	r = start_threads(c);
+	r = cuda_backend_start_threads(c);
 	return r ? fault_errno(f, r, "threads for a GPU") : 0;
 }
 
-static int open_all(struct loopq *loopq, const struct cuda_lib *lib,
-		    const struct backend_cuda_options *o, const CUdevice *all, unsigned n,
-		    struct backend **ret, struct fault *f)
+static int cuda_backend_open_all(struct loopq *loopq, const struct cuda_lib *lib,
+				 const struct backend_cuda_options *o, const CUdevice *all,
+				 unsigned n, struct backend **ret, struct fault *f)
 {
 	for (unsigned i = 0; i < n; i++) {
-		struct cuda *c = cuda_new(loopq, lib);
+		struct cuda *c = cuda_backend_cuda_new(loopq, lib);
 		int r;
 
 		if (!c)
 			r = fault_errno(f, -ENOMEM, "a GPU");
 		else
-			r = open_one(c, o, all, n, i, f);
+			r = cuda_backend_open_one(c, o, all, n, i, f);
 		if (c)
 			ret[i] = &c->backend;
 		if (r == 0)
@@ -367,7 +371,7 @@ int backend_cuda_new(struct loopq *loopq, const struct backend_cuda_options *opt
 	if (r == 0 && n == 0)
 		r = fault_set(f, FAULT_NOT_FOUND, NULL, "the driver shows no GPU");
 	if (r == 0)
-		r = open_all(loopq, lib, options, devices, n, ret, f);
+		r = cuda_backend_open_all(loopq, lib, options, devices, n, ret, f);
 	if (r == 0)
 		*ret_n = n;
 	return r;

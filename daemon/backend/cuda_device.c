@@ -16,7 +16,7 @@
 #define LEAST_GRANULARITY (UINT64_C(2) << 20)
 
 /* Return @r; if it is an error, @f says so. */
-static CUresult noted(struct cuda *c, struct fault *f, CUresult r, const char *what)
+static CUresult cuda_device_noted(struct cuda *c, struct fault *f, CUresult r, const char *what)
 {
 	char text[128];
 
@@ -27,14 +27,14 @@ static CUresult noted(struct cuda *c, struct fault *f, CUresult r, const char *w
 	return r;
 }
 
-static int attribute(const struct cuda *c, CUdevice_attribute which)
+static int cuda_device_attribute(const struct cuda *c, CUdevice_attribute which)
 {
 	int value = 0;
 
 	return c->lib->cuDeviceGetAttribute(&value, which, c->device) == CUDA_SUCCESS ? value : 0;
 }
 
-static CUresult fill_info(struct cuda *c)
+static CUresult cuda_device_fill_info(struct cuda *c)
 {
 	struct backend_info *info = &c->backend.info;
 	CUmemAllocationProp p = cuda_mem_properties(c);
@@ -57,15 +57,15 @@ static CUresult fill_info(struct cuda *c)
 	info->granularity = granularity > LEAST_GRANULARITY ? granularity : LEAST_GRANULARITY;
 	info->threads = c->sms;
 	snprintf(info->kernels, sizeof(info->kernels), "cuda sm_%d%d",
-		 attribute(c, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
-		 attribute(c, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
+		 cuda_device_attribute(c, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+		 cuda_device_attribute(c, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
 	snprintf(info->detail, sizeof(info->detail),
 		 "%s, %u multiprocessors, driver for CUDA %d.%d", name, c->sms,
 		 c->lib->driver_version / 1000, c->lib->driver_version % 1000 / 10);
 	return CUDA_SUCCESS;
 }
 
-static CUresult open_streams(struct cuda *c)
+static CUresult cuda_device_open_streams(struct cuda *c)
 {
 	int least = 0, greatest = 0;
 	CUresult r = c->lib->cuCtxGetStreamPriorityRange(&least, &greatest);
@@ -83,7 +83,7 @@ static CUresult open_streams(struct cuda *c)
 	return r;
 }
 
-static CUresult open_marks(struct cuda *c)
+static CUresult cuda_device_open_marks(struct cuda *c)
 {
 	for (unsigned q = 0; q < _BACKEND_Q_N; q++) {
 		for (unsigned i = 0; i < CUDA_MARKS; i++) {
@@ -98,7 +98,7 @@ static CUresult open_marks(struct cuda *c)
 	return CUDA_SUCCESS;
 }
 
-static CUresult open_memory(struct cuda *c)
+static CUresult cuda_device_open_memory(struct cuda *c)
 {
 	const uint64_t norms = _BACKEND_Q_N * SCRATCH_BYTES;
 	CUresult r = c->lib->cuMemAlloc(&c->scratch, norms + CUDA_BLOCK * sizeof(float));
@@ -118,7 +118,7 @@ static CUresult open_memory(struct cuda *c)
 }
 
 /* All kernels at once: loading one later may wait for the device. */
-static CUresult open_kernels(struct cuda *c)
+static CUresult cuda_device_open_kernels(struct cuda *c)
 {
 	uint64_t bytes;
 	CUresult r = c->lib->cuModuleLoadData(&c->module, cuda_kernels_image(&bytes));
@@ -136,7 +136,7 @@ static CUresult open_kernels(struct cuda *c)
 }
 
 /* Arguments for each kernel with which it does nothing. */
-static void warm_args(const struct cuda *c, enum cuda_fn fn, union cuda_args *a)
+static void cuda_device_warm_args(const struct cuda *c, enum cuda_fn fn, union cuda_args *a)
 {
 	*a = (union cuda_args){ 0 };
 	if (fn == CUDA_FN_CAST)
@@ -172,7 +172,7 @@ static void warm_args(const struct cuda *c, enum cuda_fn fn, union cuda_args *a)
 
 /* The driver loads a kernel at its first launch and may then wait for the device. That must not
  * happen while a queue waits for a trainer, so each kernel is launched now. */
-static CUresult warm_kernels(struct cuda *c)
+static CUresult cuda_device_warm_kernels(struct cuda *c)
 {
 	CUresult r = CUDA_SUCCESS;
 
@@ -180,7 +180,7 @@ static CUresult warm_kernels(struct cuda *c)
 		union cuda_args args;
 		void *params[1] = { &args };
 
-		warm_args(c, i, &args);
+		cuda_device_warm_args(c, i, &args);
 		r = c->lib->cuLaunchKernel(c->fn[i], 1, 1, 1, cuda_fn_threads(i), 1, 1, 0,
 					   c->control, params, NULL);
 	}
@@ -196,25 +196,30 @@ int cuda_device_open(struct cuda *c, CUdevice device, struct fault *f)
 	snprintf(c->backend.info.id, sizeof(c->backend.info.id), "cuda:%d", device);
 	if (!cuda_kernels_image(&bytes) || bytes == 0)
 		return fault_set(f, FAULT_INTERNAL, NULL, "this build has no CUDA kernels");
-	c->sms = (unsigned)attribute(c, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+	c->sms = (unsigned)cuda_device_attribute(c, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
 	c->sms = c->sms ? c->sms : 1;
-	c->rdma = attribute(c, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
-	if (!attribute(c, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) ||
-	    !attribute(c, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED))
+	c->rdma = cuda_device_attribute(
+		c, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+	if (!cuda_device_attribute(c, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) ||
+	    !cuda_device_attribute(c,
+				   CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED))
 		return fault_set(f, FAULT_INTERNAL, NULL,
 				 "%s cannot share memory by file descriptor", c->backend.info.id);
-	if (noted(c, f, fill_info(c), "its properties cannot be read") ||
-	    noted(c, f, c->lib->cuDevicePrimaryCtxRetain(&c->context, device), "no context") ||
-	    noted(c, f, c->lib->cuCtxSetCurrent(c->context), "its context cannot be used") ||
-	    noted(c, f, open_kernels(c), "its kernels cannot be loaded") ||
-	    noted(c, f, open_streams(c), "no streams") || noted(c, f, open_marks(c), "no events") ||
-	    noted(c, f, open_memory(c), "no memory") ||
-	    noted(c, f, warm_kernels(c), "its kernels cannot be started"))
+	if (cuda_device_noted(c, f, cuda_device_fill_info(c), "its properties cannot be read") ||
+	    cuda_device_noted(c, f, c->lib->cuDevicePrimaryCtxRetain(&c->context, device),
+			      "no context") ||
+	    cuda_device_noted(c, f, c->lib->cuCtxSetCurrent(c->context),
+			      "its context cannot be used") ||
+	    cuda_device_noted(c, f, cuda_device_open_kernels(c), "its kernels cannot be loaded") ||
+	    cuda_device_noted(c, f, cuda_device_open_streams(c), "no streams") ||
+	    cuda_device_noted(c, f, cuda_device_open_marks(c), "no events") ||
+	    cuda_device_noted(c, f, cuda_device_open_memory(c), "no memory") ||
+	    cuda_device_noted(c, f, cuda_device_warm_kernels(c), "its kernels cannot be started"))
 		return f->code;
 	return 0;
 }
 
-static void close_queue(struct cuda *c, struct cuda_queue *q)
+static void cuda_device_close_queue(struct cuda *c, struct cuda_queue *q)
 {
 	for (unsigned i = 0; i < CUDA_MARKS; i++)
 		if (q->marks[i].event)
@@ -230,7 +235,7 @@ void cuda_device_close(struct cuda *c)
 		return;
 	c->lib->cuCtxSetCurrent(c->context);
 	for (unsigned q = 0; q < _BACKEND_Q_N; q++)
-		close_queue(c, &c->queues[q]);
+		cuda_device_close_queue(c, &c->queues[q]);
 	if (c->control)
 		c->lib->cuStreamDestroy(c->control);
 	if (c->pinned)

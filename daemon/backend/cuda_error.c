@@ -11,7 +11,7 @@
 #include "core/check.h"
 
 /* After these the context, or the whole device, answers nothing but errors. */
-static bool is_sticky(CUresult r)
+static bool cuda_error_is_sticky(CUresult r)
 {
 	switch ((int)r) {
 	case CUDA_ERROR_DEINITIALIZED:
@@ -63,7 +63,7 @@ int cuda_result(struct cuda *c, CUresult r, const char *call)
 		return 0;
 	if (r == CUDA_ERROR_OUT_OF_MEMORY)
 		return -ENOMEM;
-	if (is_sticky(r)) {
+	if (cuda_error_is_sticky(r)) {
 		snprintf(why, sizeof(why), "%s is lost: %s returned %s", c->backend.info.id, call,
 			 cuda_lib_text(c->lib, r, text, sizeof(text)));
 		cuda_lose(c, why);

@@ -16,7 +16,7 @@
 
 /* ---------------------------------------------------------------- loop thread */
 
-static void start_waiting(struct cuda_queue *q)
+static void cuda_exec_start_waiting(struct cuda_queue *q)
 {
 	struct cuda *c = q->cuda;
 
@@ -46,7 +46,7 @@ void cuda_exec_submit(struct backend *b, struct backend_task *task)
 	else
 		q->waiting = task;
 	q->waiting_last = task;
-	start_waiting(q);
+	cuda_exec_start_waiting(q);
 }
 
 void cuda_exec_ended(struct work *work)
@@ -63,12 +63,12 @@ void cuda_exec_ended(struct work *work)
 		s->pending--;
 	}
 	list_append(&q->free, &item->link);
-	start_waiting(q);
+	cuda_exec_start_waiting(q);
 	cuda_signals_collect(q->cuda);
 	backend_complete(&q->cuda->backend, task, status);
 }
 
-static void on_told(struct work *work)
+static void cuda_exec_on_told(struct work *work)
 {
 	struct cuda_item *item = CONTAINER_OF(work, struct cuda_item, told);
 	bool ends = item->ends; /* else it may end while we still use it */
@@ -97,7 +97,7 @@ void cuda_exec_init(struct cuda *c)
 
 /* ------------------------------------------------------------------- executor */
 
-static bool must_wait(const struct cuda_item *item)
+static bool cuda_exec_must_wait(const struct cuda_item *item)
 {
 	for (unsigned i = 0; i < item->task->n_waits; i++)
 		if (!atomic_load(&cuda_signals_of(&item->task->waits[i])->poisoned))
@@ -106,7 +106,7 @@ static bool must_wait(const struct cuda_item *item)
 }
 
 /* With the lock held, as all up to take_item. */
-static bool is_runnable(const struct cuda *c, const struct cuda_queue *q)
+static bool cuda_exec_is_runnable(const struct cuda *c, const struct cuda_queue *q)
 {
 	const struct cuda_item *item;
 
@@ -117,11 +117,11 @@ static bool is_runnable(const struct cuda *c, const struct cuda_queue *q)
 	if (q->starved)
 		return false;
 	item = list_first(&q->todo, struct cuda_item, link);
-	return item->begun || !c->gate || !must_wait(item);
+	return item->begun || !c->gate || !cuda_exec_must_wait(item);
 }
 
 /* From here on its waits count as open, and poison is also written to their slots. */
-static void begin(struct cuda *c, struct cuda_queue *q, struct cuda_item *item)
+static void cuda_exec_begin(struct cuda *c, struct cuda_queue *q, struct cuda_item *item)
 {
 	item->begun = true;
 	for (unsigned i = 0; i < item->task->n_waits; i++) {
@@ -136,27 +136,27 @@ static void begin(struct cuda *c, struct cuda_queue *q, struct cuda_item *item)
 }
 
 /* Take turns between the queues. @turn: which queue was last. */
-static struct cuda_item *take_item(struct cuda *c, unsigned *turn)
+static struct cuda_item *cuda_exec_take_item(struct cuda *c, unsigned *turn)
 {
 	struct cuda_item *item;
 
 	for (unsigned i = 1; i <= _BACKEND_Q_N; i++) {
 		struct cuda_queue *q = &c->queues[(*turn + i) % _BACKEND_Q_N];
 
-		if (!is_runnable(c, q))
+		if (!cuda_exec_is_runnable(c, q))
 			continue;
 		*turn = q->which;
 		item = list_first(&q->todo, struct cuda_item, link);
 		q->issuing = true;
 		if (!item->begun && !atomic_load(&c->lost))
-			begin(c, q, item);
+			cuda_exec_begin(c, q, item);
 		return item;
 	}
 	return NULL;
 }
 
 /* An event after everything issued so far. */
-static struct cuda_mark *record(struct cuda *c, struct cuda_queue *q)
+static struct cuda_mark *cuda_exec_record(struct cuda *c, struct cuda_queue *q)
 {
 	struct cuda_mark *m = &q->marks[q->marks_head % CUDA_MARKS];
 
@@ -171,7 +171,7 @@ static struct cuda_mark *record(struct cuda *c, struct cuda_queue *q)
 }
 
 /* With the lock held. */
-static void publish(struct cuda_queue *q, struct cuda_mark *m)
+static void cuda_exec_publish(struct cuda_queue *q, struct cuda_mark *m)
 {
 	m->foreign = q->open;
 	q->open = 0;
@@ -181,21 +181,22 @@ static void publish(struct cuda_queue *q, struct cuda_mark *m)
 
 /* The item continues when a mark is reached: make sure that there is one. @starved: it cannot
  * continue before. @tail: marks reached when the item was taken. */
-static void pause_item(struct cuda *c, struct cuda_queue *q, bool starved, uint64_t tail)
+static void cuda_exec_pause_item(struct cuda *c, struct cuda_queue *q, bool starved, uint64_t tail)
 {
 	struct cuda_mark *m = NULL;
 
 	if (q->marked != q->launched || q->stage_marked != q->stage.head)
-		m = record(c, q);
+		m = cuda_exec_record(c, q);
 	pthread_mutex_lock(&c->lock);
 	if (m)
-		publish(q, m);
+		cuda_exec_publish(q, m);
 	/* if one was reached since the item was taken, nothing else will wake it */
 	q->starved = starved && q->marks_tail == tail && q->marks_head != tail;
 	pthread_mutex_unlock(&c->lock);
 }
 
-static CUresult enqueue_waits(struct cuda *c, struct cuda_queue *q, struct cuda_item *item)
+static CUresult cuda_exec_enqueue_waits(struct cuda *c, struct cuda_queue *q,
+					struct cuda_item *item)
 {
 	CUresult r = CUDA_SUCCESS;
 
@@ -207,7 +208,7 @@ static CUresult enqueue_waits(struct cuda *c, struct cuda_queue *q, struct cuda_
 }
 
 /* Return: the step that the kernels reached. */
-static enum cuda_step issue(struct cuda *c, struct cuda_queue *q, struct cuda_item *item)
+static enum cuda_step cuda_exec_issue(struct cuda *c, struct cuda_queue *q, struct cuda_item *item)
 {
 	enum cuda_step step = CUDA_STEP_DONE;
 	bool last;
@@ -215,7 +216,7 @@ static enum cuda_step issue(struct cuda *c, struct cuda_queue *q, struct cuda_it
 	if (atomic_load(&c->lost))
 		item->status = -EIO;
 	else if (!item->waited)
-		item->status = cuda_result(c, enqueue_waits(c, q, item), "a wait");
+		item->status = cuda_result(c, cuda_exec_enqueue_waits(c, q, item), "a wait");
 	if (item->status == 0)
 		step = cuda_launch(c, q, item);
 	last = step == CUDA_STEP_DONE && item->status == 0;
@@ -228,18 +229,19 @@ static enum cuda_step issue(struct cuda *c, struct cuda_queue *q, struct cuda_it
 
 /* Whether the end of the item has to wait until the device has executed it; and whether that of
  * another item does. */
-static bool ends_late(const struct cuda_item *item)
+static bool cuda_exec_ends_late(const struct cuda_item *item)
 {
 	return item->begun && (item->task->sync || item->results || item->status);
 }
 
-static bool needs_mark(const struct cuda_queue *q, const struct cuda_item *item)
+static bool cuda_exec_needs_mark(const struct cuda_queue *q, const struct cuda_item *item)
 {
-	return ends_late(item) || q->open > 0 || q->stage_marked != q->stage.head ||
+	return cuda_exec_ends_late(item) || q->open > 0 || q->stage_marked != q->stage.head ||
 	       q->launched - q->marked >= CUDA_MARK_EVERY;
 }
 
-static void set_until(const struct cuda_queue *q, const struct cuda_item *item, uint64_t mark)
+static void cuda_exec_set_until(const struct cuda_queue *q, const struct cuda_item *item,
+				uint64_t mark)
 {
 	for (unsigned i = 0; i < item->task->n_waits; i++)
 		cuda_signals_of(&item->task->waits[i])->until[q->which] = mark;
@@ -247,10 +249,10 @@ static void set_until(const struct cuda_queue *q, const struct cuda_item *item, 
 
 /* All of it is on the stream, or never will be. Once the loop has been told, the item may be gone,
  * unless it ends late. */
-static void finish_item(struct cuda *c, struct cuda_queue *q, struct cuda_item *item)
+static void cuda_exec_finish_item(struct cuda *c, struct cuda_queue *q, struct cuda_item *item)
 {
-	struct cuda_mark *m = needs_mark(q, item) ? record(c, q) : NULL;
-	bool late = ends_late(item), tell;
+	struct cuda_mark *m = cuda_exec_needs_mark(q, item) ? cuda_exec_record(c, q) : NULL;
+	bool late = cuda_exec_ends_late(item), tell;
 
 	item->ready = q->ready;
 	item->ends = !late;
@@ -260,27 +262,27 @@ static void finish_item(struct cuda *c, struct cuda_queue *q, struct cuda_item *
 	pthread_mutex_lock(&c->lock);
 	list_unlink(&item->link);
 	if (item->begun)
-		set_until(q, item, q->marks_head + (m ? 1 : 0));
+		cuda_exec_set_until(q, item, q->marks_head + (m ? 1 : 0));
 	pthread_mutex_unlock(&c->lock);
 	if (tell || !late)
-		loopq_post(c->backend.loopq, &item->told, on_told);
+		loopq_post(c->backend.loopq, &item->told, cuda_exec_on_told);
 	if (!m)
 		return;
 	pthread_mutex_lock(&c->lock);
-	publish(q, m);
+	cuda_exec_publish(q, m);
 	pthread_mutex_unlock(&c->lock);
 }
 
-static void run_item(struct cuda *c, struct cuda_item *item, uint64_t tail)
+static void cuda_exec_run_item(struct cuda *c, struct cuda_item *item, uint64_t tail)
 {
 	struct cuda_queue *q = item->queue;
 
-	enum cuda_step step = issue(c, q, item);
+	enum cuda_step step = cuda_exec_issue(c, q, item);
 
 	if (item->status == 0 && step != CUDA_STEP_DONE)
-		pause_item(c, q, step == CUDA_STEP_FULL, tail);
+		cuda_exec_pause_item(c, q, step == CUDA_STEP_FULL, tail);
 	else
-		finish_item(c, q, item);
+		cuda_exec_finish_item(c, q, item);
 	pthread_mutex_lock(&c->lock);
 	q->issuing = false;
 	pthread_cond_broadcast(&c->calm);
@@ -297,13 +299,13 @@ void *cuda_exec_main(void *cuda)
 	cuda_result(c, c->lib->cuCtxSetCurrent(c->context), "cuCtxSetCurrent");
 	for (;;) {
 		pthread_mutex_lock(&c->lock);
-		while (!(item = take_item(c, &turn)) && !c->stop_exec)
+		while (!(item = cuda_exec_take_item(c, &turn)) && !c->stop_exec)
 			pthread_cond_wait(&c->work, &c->lock);
 		tail = item ? item->queue->marks_tail : 0;
 		pthread_mutex_unlock(&c->lock);
 		if (!item)
 			return NULL;
-		run_item(c, item, tail);
+		cuda_exec_run_item(c, item, tail);
 	}
 }
 

@@ -10,19 +10,19 @@
 #include <strings.h>
 
 /* With or without the GPU- in front, in any case. */
-static bool same_uuid(const char *a, const char *b)
+static bool cuda_find_same_uuid(const char *a, const char *b)
 {
 	a += strncasecmp(a, "GPU-", 4) == 0 ? 4 : 0;
 	b += strncasecmp(b, "GPU-", 4) == 0 ? 4 : 0;
 	return strcasecmp(a, b) == 0;
 }
 
-static bool is_wanted(const struct backend_cuda_options *o, const char *uuid, bool *found)
+static bool cuda_find_is_wanted(const struct backend_cuda_options *o, const char *uuid, bool *found)
 {
 	bool wanted = o->n_uuids == 0;
 
 	for (unsigned i = 0; i < o->n_uuids; i++) {
-		if (!same_uuid(o->uuids[i], uuid))
+		if (!cuda_find_same_uuid(o->uuids[i], uuid))
 			continue;
 		found[i] = true;
 		wanted = true;
@@ -30,8 +30,8 @@ static bool is_wanted(const struct backend_cuda_options *o, const char *uuid, bo
 	return wanted;
 }
 
-static int check_found(const struct backend_cuda_options *o, const bool *found, int n,
-		       struct fault *f)
+static int cuda_find_check_found(const struct backend_cuda_options *o, const bool *found, int n,
+				 struct fault *f)
 {
 	for (unsigned i = 0; i < o->n_uuids; i++)
 		if (!found[i])
@@ -60,13 +60,13 @@ int cuda_find(const struct cuda_lib *lib, const struct backend_cuda_options *opt
 		r = lib->cuDeviceGet(&device, i);
 		if (r == CUDA_SUCCESS)
 			r = cuda_lib_uuid(lib, device, uuid);
-		if (r == CUDA_SUCCESS && is_wanted(options, uuid, found))
+		if (r == CUDA_SUCCESS && cuda_find_is_wanted(options, uuid, found))
 			ret[got++] = device;
 	}
 	if (r != CUDA_SUCCESS)
 		return cuda_fault(lib, f, r, "the GPUs cannot be listed");
 	*ret_n = got;
-	return got < max ? check_found(options, found, n, f) : 0;
+	return got < max ? cuda_find_check_found(options, found, n, f) : 0;
 }
 
 #endif

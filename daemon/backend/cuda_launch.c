@@ -13,8 +13,8 @@
 #include "core/check.h"
 #include "step.h"
 
-static CUresult launch(struct cuda *c, struct cuda_queue *q, enum cuda_fn fn, unsigned blocks,
-		       void *args)
+static CUresult cuda_launch_launch(struct cuda *c, struct cuda_queue *q, enum cuda_fn fn,
+				   unsigned blocks, void *args)
 {
 	void *params[1] = { args };
 
@@ -23,46 +23,47 @@ static CUresult launch(struct cuda *c, struct cuda_queue *q, enum cuda_fn fn, un
 				      q->stream, params, NULL);
 }
 
-static unsigned blocks_of(const struct cuda *c, enum cuda_fn fn, uint64_t n)
+static unsigned cuda_launch_blocks_of(const struct cuda *c, enum cuda_fn fn, uint64_t n)
 {
 	return cuda_fn_blocks(fn, n, c->sms, c->per_sm[fn]);
 }
 
-static CUresult run(struct cuda *c, struct cuda_queue *q, enum cuda_fn fn, uint64_t n, void *args)
+static CUresult cuda_launch_run(struct cuda *c, struct cuda_queue *q, enum cuda_fn fn, uint64_t n,
+				void *args)
 {
-	return launch(c, q, fn, blocks_of(c, fn, n), args);
+	return cuda_launch_launch(c, q, fn, cuda_launch_blocks_of(c, fn, n), args);
 }
 
-static CUresult copy(struct cuda *c, struct cuda_queue *q, void *dst, const void *src,
-		     uint64_t bytes)
+static CUresult cuda_launch_copy(struct cuda *c, struct cuda_queue *q, void *dst, const void *src,
+				 uint64_t bytes)
 {
 	q->launched++;
 	return c->lib->cuMemcpyAsync(cuda_ptr(dst), cuda_ptr(src), bytes, q->stream);
 }
 
-static CUresult launch_cast(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+static CUresult cuda_launch_cast(struct cuda *c, struct cuda_queue *q, const struct kop *k)
 {
 	const struct k_cast *a = &k->cast;
 	struct cuda_cast args = { cuda_ptr(a->dst), cuda_ptr(a->src), k->n, a->dst_dtype,
 				  a->src_dtype };
 
 	if (a->dst_dtype == a->src_dtype) /* a copy engine leaves the multiprocessors alone */
-		return copy(c, q, a->dst, a->src, k->n * dtype_size(a->dst_dtype));
-	return run(c, q, CUDA_FN_CAST, k->n, &args);
+		return cuda_launch_copy(c, q, a->dst, a->src, k->n * dtype_size(a->dst_dtype));
+	return cuda_launch_run(c, q, CUDA_FN_CAST, k->n, &args);
 }
 
-static void fill_inputs(uint64_t *to, const void *const *in, unsigned k)
+static void cuda_launch_fill_inputs(uint64_t *to, const void *const *in, unsigned k)
 {
 	for (unsigned i = 0; i < k; i++)
 		to[i] = cuda_ptr(in[i]);
 }
 
-static struct cuda_factor factor(const struct k_factor *f)
+static struct cuda_factor cuda_launch_factor(const struct k_factor *f)
 {
 	return (struct cuda_factor){ f->how, f->dtype, f->value };
 }
 
-static CUresult launch_reduce(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+static CUresult cuda_launch_reduce(struct cuda *c, struct cuda_queue *q, const struct kop *k)
 {
 	const struct k_reduce *a = &k->reduce;
 	bool rounds = k_reduce_rounds(a);
@@ -72,19 +73,21 @@ static CUresult launch_reduce(struct cuda *c, struct cuda_queue *q, const struct
 						.in_dtype = a->in_dtype,
 						.out_dtype = a->out_dtype,
 						.sum_dtype = a->sum_dtype,
-						.pre = factor(&a->pre),
-						.post = factor(&a->post),
+						.pre = cuda_launch_factor(&a->pre),
+						.post = cuda_launch_factor(&a->post),
 						.accumulate = a->accumulate } };
 
 	if (a->k <= CUDA_FEW_INPUTS) {
-		fill_inputs(args.a.in, a->in, a->k);
-		return run(c, q, rounds ? CUDA_FN_REDUCE_ROUND : CUDA_FN_REDUCE, k->n, &args.a);
+		cuda_launch_fill_inputs(args.a.in, a->in, a->k);
+		return cuda_launch_run(c, q, rounds ? CUDA_FN_REDUCE_ROUND : CUDA_FN_REDUCE, k->n,
+				       &args.a);
 	}
-	fill_inputs(args.in, a->in, a->k);
-	return run(c, q, rounds ? CUDA_FN_REDUCE_ROUND_MANY : CUDA_FN_REDUCE_MANY, k->n, &args);
+	cuda_launch_fill_inputs(args.in, a->in, a->k);
+	return cuda_launch_run(c, q, rounds ? CUDA_FN_REDUCE_ROUND_MANY : CUDA_FN_REDUCE_MANY, k->n,
+			       &args);
 }
 
-static CUresult launch_all_reduce(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+static CUresult cuda_launch_all_reduce(struct cuda *c, struct cuda_queue *q, const struct kop *k)
 {
 	const struct k_all_reduce *a = &k->all_reduce;
 	struct cuda_all_reduce_many args = { .a = { .out = cuda_ptr(a->out),
@@ -94,11 +97,11 @@ static CUresult launch_all_reduce(struct cuda *c, struct cuda_queue *q, const st
 						    .op = a->op } };
 
 	if (a->k <= CUDA_FEW_INPUTS) {
-		fill_inputs(args.a.in, a->in, a->k);
-		return run(c, q, CUDA_FN_ALL_REDUCE, k->n, &args.a);
+		cuda_launch_fill_inputs(args.a.in, a->in, a->k);
+		return cuda_launch_run(c, q, CUDA_FN_ALL_REDUCE, k->n, &args.a);
 	}
-	fill_inputs(args.in, a->in, a->k);
-	return run(c, q, CUDA_FN_ALL_REDUCE_MANY, k->n, &args);
+	cuda_launch_fill_inputs(args.in, a->in, a->k);
+	return cuda_launch_run(c, q, CUDA_FN_ALL_REDUCE_MANY, k->n, &args);
 }
 
 /* The common arguments of the four kernels; @x: where the scalars are. */
@@ -107,18 +110,18 @@ static CUresult launch_all_reduce(struct cuda *c, struct cuda_queue *q, const st
 	.v = cuda_ptr((s)->v), .n = (count), .w1 = (x)->w1, .b2 = (x)->b2, .w2 = (x)->w2, \
 	.step_size = (x)->step_size, .sq = (x)->sq, .eps = (x)->eps
 
-static CUresult launch_adam_f64(struct cuda *c, struct cuda_queue *q, uint64_t n,
-				const struct adam_step *s)
+static CUresult cuda_launch_adam_f64(struct cuda *c, struct cuda_queue *q, uint64_t n,
+				     const struct adam_step *s)
 {
 	struct cuda_adam_f64 args = { ADAM_ARGS(s, s->d, n),     .vmax = cuda_ptr(s->vmax),
 				      .decay = s->d->decay,      .wd = s->d->wd,
 				      .decoupled = s->decoupled, .maximize = s->maximize };
 
-	return run(c, q, CUDA_FN_ADAM_F64, n, &args);
+	return cuda_launch_run(c, q, CUDA_FN_ADAM_F64, n, &args);
 }
 
-static CUresult launch_adam_any(struct cuda *c, struct cuda_queue *q, uint64_t n,
-				const struct adam_step *s)
+static CUresult cuda_launch_adam_any(struct cuda *c, struct cuda_queue *q, uint64_t n,
+				     const struct adam_step *s)
 {
 	struct cuda_adam_any args = { ADAM_ARGS(s, s, n),
 				      .vmax = cuda_ptr(s->vmax),
@@ -128,51 +131,52 @@ static CUresult launch_adam_any(struct cuda *c, struct cuda_queue *q, uint64_t n
 				      .decoupled = s->decoupled,
 				      .maximize = s->maximize };
 
-	return run(c, q, CUDA_FN_ADAM_ANY, n, &args);
+	return cuda_launch_run(c, q, CUDA_FN_ADAM_ANY, n, &args);
 }
 
-static CUresult launch_adamw_plain(struct cuda *c, struct cuda_queue *q, uint64_t n,
-				   const struct adam_step *s)
+static CUresult cuda_launch_adamw_plain(struct cuda *c, struct cuda_queue *q, uint64_t n,
+					const struct adam_step *s)
 {
 	struct cuda_adamw args = { ADAM_ARGS(s, s, n), .decay = s->decay };
 
-	return run(c, q, CUDA_FN_ADAMW, n, &args);
+	return cuda_launch_run(c, q, CUDA_FN_ADAMW, n, &args);
 }
 
-static CUresult launch_adam_plain(struct cuda *c, struct cuda_queue *q, uint64_t n,
-				  const struct adam_step *s)
+static CUresult cuda_launch_adam_plain(struct cuda *c, struct cuda_queue *q, uint64_t n,
+				       const struct adam_step *s)
 {
 	struct cuda_adam args = { ADAM_ARGS(s, s, n), .wd = s->wd };
 
-	return run(c, q, CUDA_FN_ADAM, n, &args);
+	return cuda_launch_run(c, q, CUDA_FN_ADAM, n, &args);
 }
 
 /* The plain forms exist for speed: they keep more threads on a multiprocessor. */
-static CUresult launch_adam_step(struct cuda *c, struct cuda_queue *q, uint64_t n,
-				 const struct adam_step *s)
+static CUresult cuda_launch_adam_step(struct cuda *c, struct cuda_queue *q, uint64_t n,
+				      const struct adam_step *s)
 {
 	if (s->f64)
-		return launch_adam_f64(c, q, n, s);
+		return cuda_launch_adam_f64(c, q, n, s);
 	if (s->vmax || s->maximize || s->tail_from < n)
-		return launch_adam_any(c, q, n, s);
-	return s->decoupled ? launch_adamw_plain(c, q, n, s) : launch_adam_plain(c, q, n, s);
+		return cuda_launch_adam_any(c, q, n, s);
+	return s->decoupled ? cuda_launch_adamw_plain(c, q, n, s)
+			    : cuda_launch_adam_plain(c, q, n, s);
 }
 
-static CUresult launch_adamw(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+static CUresult cuda_launch_adamw(struct cuda *c, struct cuda_queue *q, const struct kop *k)
 {
 	struct adam_step s = adam_step_of_adamw(&k->adamw);
 
-	return launch_adam_step(c, q, k->n, &s);
+	return cuda_launch_adam_step(c, q, k->n, &s);
 }
 
-static CUresult launch_adam(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+static CUresult cuda_launch_adam(struct cuda *c, struct cuda_queue *q, const struct kop *k)
 {
 	struct adam_step s = adam_step_of_adam(&k->adam);
 
-	return launch_adam_step(c, q, k->n, &s);
+	return cuda_launch_adam_step(c, q, k->n, &s);
 }
 
-static CUresult launch_sgd(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+static CUresult cuda_launch_sgd(struct cuda *c, struct cuda_queue *q, const struct kop *k)
 {
 	const struct k_sgd *a = &k->sgd;
 	struct cuda_sgd args = { .p = cuda_ptr(a->p),
@@ -188,27 +192,27 @@ static CUresult launch_sgd(struct cuda *c, struct cuda_queue *q, const struct ko
 				 .first = a->first,
 				 .maximize = a->maximize };
 
-	return run(c, q, CUDA_FN_SGD, k->n, &args);
+	return cuda_launch_run(c, q, CUDA_FN_SGD, k->n, &args);
 }
 
-static CUresult launch_clamp(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+static CUresult cuda_launch_clamp(struct cuda *c, struct cuda_queue *q, const struct kop *k)
 {
 	struct cuda_clamp args = { cuda_ptr(k->clamp.x), k->n, k->clamp.lo, k->clamp.hi };
 
-	return run(c, q, CUDA_FN_CLAMP, k->n, &args);
+	return cuda_launch_run(c, q, CUDA_FN_CLAMP, k->n, &args);
 }
 
-static CUresult launch_unscale(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+static CUresult cuda_launch_unscale(struct cuda *c, struct cuda_queue *q, const struct kop *k)
 {
 	struct cuda_unscale args = { .x = cuda_ptr(k->unscale.x),
 				     .n = k->n,
 				     .found = cuda_ptr(k->unscale.found),
 				     .inv = k->unscale.inv };
 
-	return run(c, q, CUDA_FN_UNSCALE, k->n, &args);
+	return cuda_launch_run(c, q, CUDA_FN_UNSCALE, k->n, &args);
 }
 
-static CUresult launch_add_rows(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+static CUresult cuda_launch_add_rows(struct cuda *c, struct cuda_queue *q, const struct kop *k)
 {
 	const struct k_add_rows *a = &k->add_rows;
 	struct cuda_add_rows args = { .out = cuda_ptr(a->out),
@@ -218,33 +222,33 @@ static CUresult launch_add_rows(struct cuda *c, struct cuda_queue *q, const stru
 				      .values = cuda_ptr(a->values),
 				      .first_row = a->first_row,
 				      .row_limit = a->row_limit,
-				      .pre = factor(&a->pre),
+				      .pre = cuda_launch_factor(&a->pre),
 				      .dtype = a->dtype };
 
-	return run(c, q, CUDA_FN_ADD_ROWS, k->n, &args);
+	return cuda_launch_run(c, q, CUDA_FN_ADD_ROWS, k->n, &args);
 }
 
-static CUresult launch_scale(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+static CUresult cuda_launch_scale(struct cuda *c, struct cuda_queue *q, const struct kop *k)
 {
 	struct cuda_scale args = { .x = cuda_ptr(k->scale.x),
 				   .n = k->n,
 				   .factor = k->scale.factor };
 
-	return run(c, q, CUDA_FN_SCALE, k->n, &args);
+	return cuda_launch_run(c, q, CUDA_FN_SCALE, k->n, &args);
 }
 
-static CUresult launch_found_inf(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+static CUresult cuda_launch_found_inf(struct cuda *c, struct cuda_queue *q, const struct kop *k)
 {
 	struct cuda_found_inf args = { .x = cuda_ptr(k->found_inf.x),
 				       .n = k->n,
 				       .found = cuda_ptr(k->found_inf.found),
 				       .dtype = k->found_inf.dtype };
 
-	return run(c, q, CUDA_FN_FOUND_INF, k->n, &args);
+	return cuda_launch_run(c, q, CUDA_FN_FOUND_INF, k->n, &args);
 }
 
 /* Whole rows, and the existing part of the last one. */
-static CUresult launch_pack(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+static CUresult cuda_launch_pack(struct cuda *c, struct cuda_queue *q, const struct kop *k)
 {
 	const struct k_pack *a = &k->pack;
 	uint64_t rows = k->n / a->row_elements, rest = k->n % a->row_elements;
@@ -259,17 +263,17 @@ static CUresult launch_pack(struct cuda *c, struct cuda_queue *q, const struct k
 	CUresult r = CUDA_SUCCESS;
 
 	if (rows > 0)
-		r = run(c, q, CUDA_FN_PACK, k->n - rest, &args);
+		r = cuda_launch_run(c, q, CUDA_FN_PACK, k->n - rest, &args);
 	if (r != CUDA_SUCCESS || rest == 0)
 		return r;
 	args.dst += rows * a->dst_stride * dtype_size(a->dst_dtype);
 	args.src += rows * a->src_stride * dtype_size(a->src_dtype);
 	args.rows = 1;
 	args.row_elements = rest;
-	return run(c, q, CUDA_FN_PACK, rest, &args);
+	return cuda_launch_run(c, q, CUDA_FN_PACK, rest, &args);
 }
 
-static CUresult launch_fill(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+static CUresult cuda_launch_fill(struct cuda *c, struct cuda_queue *q, const struct kop *k)
 {
 	const struct k_fill *a = &k->fill;
 	struct cuda_fill args = { .dst = cuda_ptr(a->dst),
@@ -284,14 +288,14 @@ static CUresult launch_fill(struct cuda *c, struct cuda_queue *q, const struct k
 	unsigned bits;
 
 	if (a->kind != FILL_CONSTANT)
-		return run(c, q, CUDA_FN_FILL, k->n, &args);
+		return cuda_launch_run(c, q, CUDA_FN_FILL, k->n, &args);
 	memcpy(&bits, &constant, sizeof(bits));
 	q->launched++;
 	return c->lib->cuMemsetD32Async(args.dst, bits, k->n, q->stream);
 }
 
-static CUresult run_norm(struct cuda *c, struct cuda_queue *q, const struct kop *k, enum cuda_fn fn,
-			 unsigned blocks)
+static CUresult cuda_launch_run_norm(struct cuda *c, struct cuda_queue *q, const struct kop *k,
+				     enum cuda_fn fn, unsigned blocks)
 {
 	struct cuda_norm args = { .x = cuda_ptr(k->norm.x),
 				  .n = k->n,
@@ -299,17 +303,17 @@ static CUresult run_norm(struct cuda *c, struct cuda_queue *q, const struct kop 
 				  .inf = isinf(k->norm.p) != 0 };
 	struct cuda_norm_power power = { args.x, args.n, args.partial, k->norm.p };
 
-	return launch(c, q, fn, blocks, fn == CUDA_FN_NORM ? (void *)&args : &power);
+	return cuda_launch_launch(c, q, fn, blocks, fn == CUDA_FN_NORM ? (void *)&args : &power);
 }
 
 /* The partials go to scratch memory, which the next norm on this stream uses again, and
  * from there to staging, where the reaper folds them. */
-static enum cuda_step launch_norm(struct cuda *c, struct cuda_queue *q, const struct kop *k,
-				  CUresult *ret)
+static enum cuda_step cuda_launch_norm(struct cuda *c, struct cuda_queue *q, const struct kop *k,
+				       CUresult *ret)
 {
 	bool inf = isinf(k->norm.p);
 	enum cuda_fn fn = inf || k->norm.p == 2 ? CUDA_FN_NORM : CUDA_FN_NORM_POWER;
-	unsigned blocks = blocks_of(c, fn, k->n);
+	unsigned blocks = cuda_launch_blocks_of(c, fn, k->n);
 	uint64_t bytes = blocks * sizeof(double);
 	struct cuda_record *r;
 
@@ -320,7 +324,7 @@ static enum cuda_step launch_norm(struct cuda *c, struct cuda_queue *q, const st
 	r->dst = k->norm.partial;
 	r->entries = (k->n + KERNEL_NORM_BLOCK - 1) / KERNEL_NORM_BLOCK;
 	r->inf = inf;
-	*ret = run_norm(c, q, k, fn, blocks);
+	*ret = cuda_launch_run_norm(c, q, k, fn, blocks);
 	q->launched++;
 	if (*ret == CUDA_SUCCESS)
 		*ret = c->lib->cuMemcpyDtoHAsync(cuda_stage_payload(r), q->scratch, bytes,
@@ -329,7 +333,7 @@ static enum cuda_step launch_norm(struct cuda *c, struct cuda_queue *q, const st
 }
 
 /* Whether the driver knows @p; else it is ordinary memory of our process. */
-static CUresult is_device(const struct cuda *c, const void *p, bool *ret)
+static CUresult cuda_launch_is_device(const struct cuda *c, const void *p, bool *ret)
 {
 	unsigned type = 0;
 	CUresult r =
@@ -340,8 +344,9 @@ static CUresult is_device(const struct cuda *c, const void *p, bool *ret)
 }
 
 /* One piece of a copy with host memory at one end. */
-static enum cuda_step copy_piece(struct cuda *c, struct cuda_queue *q, struct cuda_item *item,
-				 const struct kop *k, bool to_host, CUresult *ret)
+static enum cuda_step cuda_launch_copy_piece(struct cuda *c, struct cuda_queue *q,
+					     struct cuda_item *item, const struct kop *k,
+					     bool to_host, CUresult *ret)
 {
 	uint64_t left = k->n - item->at;
 	uint64_t bytes = left < CUDA_STAGE_PIECE ? left : CUDA_STAGE_PIECE;
@@ -366,19 +371,20 @@ static enum cuda_step copy_piece(struct cuda *c, struct cuda_queue *q, struct cu
 	return CUDA_STEP_DONE;
 }
 
-static enum cuda_step launch_copy(struct cuda *c, struct cuda_queue *q, struct cuda_item *item,
-				  const struct kop *k, CUresult *ret)
+static enum cuda_step cuda_launch_launch_copy(struct cuda *c, struct cuda_queue *q,
+					      struct cuda_item *item, const struct kop *k,
+					      CUresult *ret)
 {
 	enum cuda_step step = CUDA_STEP_DONE;
 	bool from = false, to = false;
 
-	*ret = is_device(c, k->copy.src, &from);
+	*ret = cuda_launch_is_device(c, k->copy.src, &from);
 	if (*ret == CUDA_SUCCESS)
-		*ret = is_device(c, k->copy.dst, &to);
+		*ret = cuda_launch_is_device(c, k->copy.dst, &to);
 	if (*ret != CUDA_SUCCESS)
 		return CUDA_STEP_DONE;
 	if (from && to) {
-		*ret = copy(c, q, k->copy.dst, k->copy.src, k->n);
+		*ret = cuda_launch_copy(c, q, k->copy.dst, k->copy.src, k->n);
 		return CUDA_STEP_DONE;
 	}
 	if (!from && !to) {
@@ -387,15 +393,16 @@ static enum cuda_step launch_copy(struct cuda *c, struct cuda_queue *q, struct c
 	}
 	item->results |= from;
 	while (item->at < k->n && step == CUDA_STEP_DONE && *ret == CUDA_SUCCESS)
-		step = copy_piece(c, q, item, k, from, ret);
+		step = cuda_launch_copy_piece(c, q, item, k, from, ret);
 	return step;
 }
 
 /* ----------------------------------------- a reduction, and the step on it */
 
 /* Elements [at, at + n) of the reduction's out, but to @to. */
-static CUresult reduce_block(struct cuda *c, struct cuda_queue *q, const struct k_reduce *a,
-			     uint64_t at, uint64_t n, void *to)
+static CUresult cuda_launch_reduce_block(struct cuda *c, struct cuda_queue *q,
+					 const struct k_reduce *a, uint64_t at, uint64_t n,
+					 void *to)
 {
 	const void *in[KERNEL_MAX_INPUTS];
 	struct kop k = { .kind = KOP_REDUCE, .n = n, .reduce = *a };
@@ -406,27 +413,28 @@ static CUresult reduce_block(struct cuda *c, struct cuda_queue *q, const struct 
 	k.reduce.in = in;
 	k.reduce.out = to;
 	if (a->accumulate)
-		r = copy(c, q, to, (const float *)a->out + at, n * sizeof(float));
-	return r == CUDA_SUCCESS ? launch_reduce(c, q, &k) : r;
+		r = cuda_launch_copy(c, q, to, (const float *)a->out + at, n * sizeof(float));
+	return r == CUDA_SUCCESS ? cuda_launch_reduce(c, q, &k) : r;
 }
 
-static CUresult step_block(struct cuda *c, struct cuda_queue *q, const struct k_step *s, uint64_t n)
+static CUresult cuda_launch_step_block(struct cuda *c, struct cuda_queue *q, const struct k_step *s,
+				       uint64_t n)
 {
 	struct kop k = { .n = n };
 
 	if (s->kind == K_STEP_ADAMW) {
 		k.adamw = s->adamw;
-		return launch_adamw(c, q, &k);
+		return cuda_launch_adamw(c, q, &k);
 	}
 	if (s->kind == K_STEP_ADAM) {
 		k.adam = s->adam;
-		return launch_adam(c, q, &k);
+		return cuda_launch_adam(c, q, &k);
 	}
 	k.sgd = s->sgd;
-	return launch_sgd(c, q, &k);
+	return cuda_launch_sgd(c, q, &k);
 }
 
-static bool is_far_ahead(struct cuda *c, struct cuda_queue *q)
+static bool cuda_launch_is_far_ahead(struct cuda *c, struct cuda_queue *q)
 {
 	uint64_t executed;
 
@@ -437,8 +445,9 @@ static bool is_far_ahead(struct cuda *c, struct cuda_queue *q)
 }
 
 /* Block after block through the same memory: the stream executes them one after the other. */
-static enum cuda_step launch_reduce_step(struct cuda *c, struct cuda_queue *q,
-					 struct cuda_item *item, const struct kop *k, CUresult *ret)
+static enum cuda_step cuda_launch_reduce_step(struct cuda *c, struct cuda_queue *q,
+					      struct cuda_item *item, const struct kop *k,
+					      CUresult *ret)
 {
 	const struct k_reduce_step *a = &k->reduce_step;
 	void *gradient = (void *)(uintptr_t)c->gradient;
@@ -450,11 +459,11 @@ static enum cuda_step launch_reduce_step(struct cuda *c, struct cuda_queue *q,
 
 		if (q->launched - q->marked >= CUDA_MARK_EVERY)
 			return CUDA_STEP_MARK;
-		if (is_far_ahead(c, q))
+		if (cuda_launch_is_far_ahead(c, q))
 			return CUDA_STEP_FULL;
-		*ret = reduce_block(c, q, &a->reduce, a->first + item->at, n, gradient);
+		*ret = cuda_launch_reduce_block(c, q, &a->reduce, a->first + item->at, n, gradient);
 		if (*ret == CUDA_SUCCESS)
-			*ret = step_block(c, q, &step, n);
+			*ret = cuda_launch_step_block(c, q, &step, n);
 		item->at += n;
 	}
 	return CUDA_STEP_DONE;
@@ -463,32 +472,32 @@ static enum cuda_step launch_reduce_step(struct cuda *c, struct cuda_queue *q,
 /* Kops that are one launch, or nearly. */
 static CUresult (*const launchers[_KOP_N])(struct cuda *, struct cuda_queue *,
 					   const struct kop *) = {
-	[KOP_CAST] = launch_cast,
-	[KOP_REDUCE] = launch_reduce,
-	[KOP_ALL_REDUCE] = launch_all_reduce,
-	[KOP_ADAMW] = launch_adamw,
-	[KOP_ADAM] = launch_adam,
-	[KOP_SGD] = launch_sgd,
-	[KOP_SCALE] = launch_scale,
-	[KOP_FILL] = launch_fill,
-	[KOP_FOUND_INF] = launch_found_inf,
-	[KOP_PACK] = launch_pack,
-	[KOP_CLAMP] = launch_clamp,
-	[KOP_UNSCALE] = launch_unscale,
-	[KOP_ADD_ROWS] = launch_add_rows,
+	[KOP_CAST] = cuda_launch_cast,
+	[KOP_REDUCE] = cuda_launch_reduce,
+	[KOP_ALL_REDUCE] = cuda_launch_all_reduce,
+	[KOP_ADAMW] = cuda_launch_adamw,
+	[KOP_ADAM] = cuda_launch_adam,
+	[KOP_SGD] = cuda_launch_sgd,
+	[KOP_SCALE] = cuda_launch_scale,
+	[KOP_FILL] = cuda_launch_fill,
+	[KOP_FOUND_INF] = cuda_launch_found_inf,
+	[KOP_PACK] = cuda_launch_pack,
+	[KOP_CLAMP] = cuda_launch_clamp,
+	[KOP_UNSCALE] = cuda_launch_unscale,
+	[KOP_ADD_ROWS] = cuda_launch_add_rows,
 };
 
-static enum cuda_step launch_one(struct cuda *c, struct cuda_queue *q, struct cuda_item *item,
-				 const struct kop *k, CUresult *ret)
+static enum cuda_step cuda_launch_one(struct cuda *c, struct cuda_queue *q, struct cuda_item *item,
+				      const struct kop *k, CUresult *ret)
 {
 	switch (k->kind) {
 	case KOP_NORM:
 		item->results = true;
-		return launch_norm(c, q, k, ret);
+		return cuda_launch_norm(c, q, k, ret);
 	case KOP_COPY:
-		return launch_copy(c, q, item, k, ret);
+		return cuda_launch_launch_copy(c, q, item, k, ret);
 	case KOP_REDUCE_STEP:
-		return launch_reduce_step(c, q, item, k, ret);
+		return cuda_launch_reduce_step(c, q, item, k, ret);
 	default:
 		CHECK(launchers[k->kind]);
 		*ret = launchers[k->kind](c, q, k);
@@ -506,7 +515,8 @@ enum cuda_step cuda_launch(struct cuda *c, struct cuda_queue *q, struct cuda_ite
 		if (k->n > 0) {
 			if (q->launched - q->marked >= CUDA_MARK_EVERY)
 				return CUDA_STEP_MARK;
-			step = is_far_ahead(c, q) ? CUDA_STEP_FULL : launch_one(c, q, item, k, &r);
+			step = cuda_launch_is_far_ahead(c, q) ? CUDA_STEP_FULL
+							      : cuda_launch_one(c, q, item, k, &r);
 			if (step != CUDA_STEP_DONE)
 				return step;
 		}

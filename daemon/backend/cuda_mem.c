@@ -26,7 +26,7 @@ CUmemAllocationProp cuda_mem_properties(const struct cuda *c)
 }
 
 /* Once, for all devices that will ever access it: changing it later may wait for the device. */
-static CUresult set_access(const struct cuda *c, CUdeviceptr at, uint64_t bytes)
+static CUresult cuda_mem_set_access(const struct cuda *c, CUdeviceptr at, uint64_t bytes)
 {
 	CUmemAccessDesc desc[CUDA_MAX_DEVICES];
 
@@ -39,8 +39,8 @@ static CUresult set_access(const struct cuda *c, CUdeviceptr at, uint64_t bytes)
 }
 
 /* Map @handle; the mapping keeps it alive from then on. */
-static CUresult map(const struct cuda *c, CUmemGenericAllocationHandle handle, uint64_t bytes,
-		    CUdeviceptr *ret)
+static CUresult cuda_mem_map(const struct cuda *c, CUmemGenericAllocationHandle handle,
+			     uint64_t bytes, CUdeviceptr *ret)
 {
 	CUdeviceptr at = 0;
 	CUresult r;
@@ -51,7 +51,7 @@ static CUresult map(const struct cuda *c, CUmemGenericAllocationHandle handle, u
 	r = c->lib->cuMemMap(at, bytes, 0, handle, 0);
 	if (r != CUDA_SUCCESS)
 		goto fail_map;
-	r = set_access(c, at, bytes);
+	r = cuda_mem_set_access(c, at, bytes);
 	if (r != CUDA_SUCCESS)
 		goto fail_access;
 	*ret = at;
@@ -65,20 +65,20 @@ fail_map:
 }
 
 /* Fresh memory holds its previous contents, which no process may see. */
-static CUresult clear(struct cuda *c, CUdeviceptr at, uint64_t bytes)
+static CUresult cuda_mem_clear(struct cuda *c, CUdeviceptr at, uint64_t bytes)
 {
 	CUresult r = c->lib->cuMemsetD8Async(at, 0, bytes, c->control);
 
 	return cuda_drain(c, c->control) ? CUDA_ERROR_LAUNCH_FAILED : r;
 }
 
-static void set_memory(struct cuda_mem *m, CUdeviceptr at, uint64_t bytes)
+static void cuda_mem_set_memory(struct cuda_mem *m, CUdeviceptr at, uint64_t bytes)
 {
 	m->mem.addr = (void *)(uintptr_t)at;
 	m->mem.bytes = bytes;
 }
 
-static CUresult make_vmm(struct cuda *c, struct cuda_mem *m, uint64_t bytes)
+static CUresult cuda_mem_make_vmm(struct cuda *c, struct cuda_mem *m, uint64_t bytes)
 {
 	CUmemAllocationProp p = cuda_mem_properties(c);
 	CUmemGenericAllocationHandle handle;
@@ -87,10 +87,10 @@ static CUresult make_vmm(struct cuda *c, struct cuda_mem *m, uint64_t bytes)
 
 	if (r != CUDA_SUCCESS)
 		return r;
-	r = map(c, handle, bytes, &at);
+	r = cuda_mem_map(c, handle, bytes, &at);
 	if (r == CUDA_SUCCESS) {
-		set_memory(m, at, bytes);
-		r = clear(c, at, bytes);
+		cuda_mem_set_memory(m, at, bytes);
+		r = cuda_mem_clear(c, at, bytes);
 	}
 	if (r == CUDA_SUCCESS)
 		r = c->lib->cuMemExportToShareableHandle(
@@ -101,19 +101,19 @@ static CUresult make_vmm(struct cuda *c, struct cuda_mem *m, uint64_t bytes)
 	return r;
 }
 
-static CUresult make_legacy(struct cuda *c, struct cuda_mem *m, uint64_t bytes)
+static CUresult cuda_mem_make_legacy(struct cuda *c, struct cuda_mem *m, uint64_t bytes)
 {
 	CUdeviceptr at = 0;
 	CUresult r = c->lib->cuMemAlloc(&at, bytes);
 
 	if (r != CUDA_SUCCESS)
 		return r;
-	set_memory(m, at, bytes);
-	r = clear(c, at, bytes);
+	cuda_mem_set_memory(m, at, bytes);
+	r = cuda_mem_clear(c, at, bytes);
 	return r == CUDA_SUCCESS ? c->lib->cuIpcGetMemHandle(&m->ipc, at) : r;
 }
 
-static struct cuda_mem *mem_new(enum backend_share share)
+static struct cuda_mem *cuda_mem_new(enum backend_share share)
 {
 	struct cuda_mem *m = calloc(1, sizeof(*m));
 
@@ -127,14 +127,15 @@ static struct cuda_mem *mem_new(enum backend_share share)
 
 int cuda_mem_make(struct cuda *c, uint64_t bytes, enum backend_share share, struct cuda_mem **ret)
 {
-	struct cuda_mem *m = mem_new(share);
+	struct cuda_mem *m = cuda_mem_new(share);
 	int r;
 
 	if (!m)
 		return -ENOMEM;
-	r = cuda_result(
-		c, share == BACKEND_SHARE_FD ? make_vmm(c, m, bytes) : make_legacy(c, m, bytes),
-		"an allocation");
+	r = cuda_result(c,
+			share == BACKEND_SHARE_FD ? cuda_mem_make_vmm(c, m, bytes)
+						  : cuda_mem_make_legacy(c, m, bytes),
+			"an allocation");
 	if (r) {
 		cuda_mem_unmake(c, m);
 		return r == -ENOMEM ? BACKEND_E_FULL : r == -EINVAL ? -EIO : r;
@@ -145,7 +146,7 @@ int cuda_mem_make(struct cuda *c, uint64_t bytes, enum backend_share share, stru
 
 int cuda_mem_import(struct cuda *c, int fd, uint64_t bytes, struct cuda_mem **ret)
 {
-	struct cuda_mem *m = mem_new(BACKEND_SHARE_FD);
+	struct cuda_mem *m = cuda_mem_new(BACKEND_SHARE_FD);
 	CUmemGenericAllocationHandle handle;
 	CUdeviceptr at = 0;
 	CUresult r;
@@ -155,7 +156,7 @@ int cuda_mem_import(struct cuda *c, int fd, uint64_t bytes, struct cuda_mem **re
 	r = c->lib->cuMemImportFromShareableHandle(&handle, (void *)(uintptr_t)fd,
 						   CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 	if (r == CUDA_SUCCESS) {
-		r = map(c, handle, bytes, &at);
+		r = cuda_mem_map(c, handle, bytes, &at);
 		c->lib->cuMemRelease(handle);
 	}
 	if (r != CUDA_SUCCESS) {
@@ -164,7 +165,7 @@ int cuda_mem_import(struct cuda *c, int fd, uint64_t bytes, struct cuda_mem **re
 		       : atomic_load(&c->lost)                   ? -EIO
 								 : -EINVAL;
 	}
-	set_memory(m, at, bytes);
+	cuda_mem_set_memory(m, at, bytes);
 	m->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	if (m->fd < 0) {
 		int err = -errno;

@@ -26,14 +26,14 @@
 #define PROBE_S      5
 #define INTERPROCESS (CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING)
 
-static CUdeviceptr slot_of(const struct backend_mem *page, uint32_t slot)
+static CUdeviceptr cuda_order_slot_of(const struct backend_mem *page, uint32_t slot)
 {
 	return cuda_ptr(page->addr) + (uint64_t)slot * BACKEND_SLOT_STRIDE;
 }
 
 /* ---------------------------------------------------------------------- probe */
 
-static double now_s(void)
+static double cuda_order_now_s(void)
 {
 	struct timespec ts;
 
@@ -42,22 +42,23 @@ static double now_s(void)
 }
 
 /* Return: success, or an error: NOT_READY if it has not come in time. */
-static CUresult wait_for_stream(const struct cuda *c, CUstream stream)
+static CUresult cuda_order_wait_for_stream(const struct cuda *c, CUstream stream)
 {
 	const struct timespec moment = { .tv_nsec = 100000 };
-	double end = now_s() + PROBE_S;
+	double end = cuda_order_now_s() + PROBE_S;
 	CUresult r;
 
-	while ((r = c->lib->cuStreamQuery(stream)) == CUDA_ERROR_NOT_READY && now_s() < end)
+	while ((r = c->lib->cuStreamQuery(stream)) == CUDA_ERROR_NOT_READY &&
+	       cuda_order_now_s() < end)
 		nanosleep(&moment, NULL);
 	return r;
 }
 
 /* A wait that is issued first must be ended by a write; the device attributes alone prove nothing.
  * A stream that never continues is abandoned. */
-static CUresult probe(const struct cuda *c)
+static CUresult cuda_order_probe(const struct cuda *c)
 {
-	CUdeviceptr slot = slot_of(&c->ready_page->mem, PROBE_SLOT);
+	CUdeviceptr slot = cuda_order_slot_of(&c->ready_page->mem, PROBE_SLOT);
 	CUstream stream;
 	CUresult r = c->lib->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0);
 
@@ -68,13 +69,13 @@ static CUresult probe(const struct cuda *c)
 		r = c->lib->cuStreamWriteValue64(c->control, slot, POISON,
 						 CU_STREAM_WRITE_VALUE_DEFAULT);
 	if (r == CUDA_SUCCESS)
-		r = wait_for_stream(c, stream);
+		r = cuda_order_wait_for_stream(c, stream);
 	if (r != CUDA_ERROR_NOT_READY)
 		c->lib->cuStreamDestroy(stream);
 	return r;
 }
 
-static CUresult open_ready_events(struct cuda *c)
+static CUresult cuda_order_open_ready_events(struct cuda *c)
 {
 	for (unsigned i = 0; i < _BACKEND_Q_N * BACKEND_EVENT_RING; i++) {
 		struct cuda_queue *q = &c->queues[i / BACKEND_EVENT_RING];
@@ -89,7 +90,7 @@ static CUresult open_ready_events(struct cuda *c)
 	return CUDA_SUCCESS;
 }
 
-static int refuse(struct cuda *c, struct fault *f, CUresult memops, CUresult events)
+static int cuda_order_refuse(struct cuda *c, struct fault *f, CUresult memops, CUresult events)
 {
 	char a[128] = "not tried", b[128] = "not tried";
 
@@ -106,7 +107,7 @@ static int refuse(struct cuda *c, struct fault *f, CUresult memops, CUresult eve
 	return f->code;
 }
 
-static int make_ready_page(struct cuda *c, struct fault *f)
+static int cuda_order_make_ready_page(struct cuda *c, struct fault *f)
 {
 	uint64_t bytes = c->backend.info.granularity;
 	int r = cuda_mem_make(c, bytes, BACKEND_SHARE_FD, &c->ready_page);
@@ -125,19 +126,19 @@ int cuda_order_open(struct cuda *c, enum backend_order order, struct fault *f)
 {
 	CUresult memops = CUDA_SUCCESS, events;
 
-	if (make_ready_page(c, f))
+	if (cuda_order_make_ready_page(c, f))
 		return f->code;
 	if (order != BACKEND_ORDER_EVENTS) {
-		memops = probe(c);
+		memops = cuda_order_probe(c);
 		c->backend.info.order = BACKEND_ORDER_TIMELINE;
 		if (memops == CUDA_SUCCESS)
 			return 0;
 		if (order == BACKEND_ORDER_TIMELINE)
-			return refuse(c, f, memops, CUDA_SUCCESS);
+			return cuda_order_refuse(c, f, memops, CUDA_SUCCESS);
 	}
 	c->backend.info.order = BACKEND_ORDER_EVENTS;
-	events = open_ready_events(c);
-	return events == CUDA_SUCCESS ? 0 : refuse(c, f, memops, events);
+	events = cuda_order_open_ready_events(c);
+	return events == CUDA_SUCCESS ? 0 : cuda_order_refuse(c, f, memops, events);
 }
 
 void cuda_order_close(struct cuda *c)
@@ -161,8 +162,8 @@ CUresult cuda_order_wait(struct cuda *c, struct cuda_queue *q, const struct back
 	CUevent e;
 
 	if (c->backend.info.order == BACKEND_ORDER_TIMELINE)
-		return c->lib->cuStreamWaitValue64(q->stream, slot_of(s->mem, w->slot), w->value,
-						   CU_STREAM_WAIT_VALUE_GEQ);
+		return c->lib->cuStreamWaitValue64(q->stream, cuda_order_slot_of(s->mem, w->slot),
+						   w->value, CU_STREAM_WAIT_VALUE_GEQ);
 	e = ring ? ring[w->value % BACKEND_EVENT_RING] : NULL;
 	return e ? c->lib->cuStreamWaitEvent(q->stream, e, 0) : CUDA_ERROR_INVALID_HANDLE;
 }
@@ -174,12 +175,13 @@ CUresult cuda_order_raise(struct cuda *c, struct cuda_queue *q)
 	if (c->backend.info.order == BACKEND_ORDER_EVENTS)
 		return c->lib->cuEventRecord(q->ready_events[q->ready % BACKEND_EVENT_RING],
 					     q->stream);
-	r = c->lib->cuStreamWriteValue64(q->stream, slot_of(&c->ready_page->mem, q->which),
+	r = c->lib->cuStreamWriteValue64(q->stream,
+					 cuda_order_slot_of(&c->ready_page->mem, q->which),
 					 q->ready, CU_STREAM_WRITE_VALUE_DEFAULT);
 	if (r == CUDA_SUCCESS && atomic_load(&c->ready_ipc_used))
-		r = c->lib->cuStreamWriteValue64(q->stream,
-						 slot_of(&c->ready_page_ipc->mem, q->which),
-						 q->ready, CU_STREAM_WRITE_VALUE_DEFAULT);
+		r = c->lib->cuStreamWriteValue64(
+			q->stream, cuda_order_slot_of(&c->ready_page_ipc->mem, q->which), q->ready,
+			CU_STREAM_WRITE_VALUE_DEFAULT);
 	return r;
 }
 
@@ -195,8 +197,8 @@ void cuda_order_write_poison(struct cuda *c, struct cuda_signals *s)
 	pthread_mutex_unlock(&c->lock);
 	for (uint32_t i = 0; r == CUDA_SUCCESS && i < BACKEND_SIGNAL_SLOTS; i++)
 		if (waited[i / 8] & 1u << i % 8)
-			r = c->lib->cuStreamWriteValue64(c->control, slot_of(s->mem, i), POISON,
-							 CU_STREAM_WRITE_VALUE_DEFAULT);
+			r = c->lib->cuStreamWriteValue64(c->control, cuda_order_slot_of(s->mem, i),
+							 POISON, CU_STREAM_WRITE_VALUE_DEFAULT);
 	cuda_result(c, r, "poison");
 	cuda_drain(c, c->control);
 }
@@ -221,13 +223,13 @@ int cuda_signals_new(struct backend *b, struct backend_mem *mem, struct backend_
 	return 0;
 }
 
-static struct cuda_signals *to_signals(struct backend_signals *s)
+static struct cuda_signals *cuda_order_to_signals(struct backend_signals *s)
 {
 	return CONTAINER_OF(s, struct cuda_signals, base);
 }
 
 /* All or none, with our context current on the loop thread during the call. */
-static CUresult open_ring(struct cuda *c, const uint8_t *const *handles, CUevent *ring)
+static CUresult cuda_order_open_ring(struct cuda *c, const uint8_t *const *handles, CUevent *ring)
 {
 	CUcontext old = NULL;
 	CUipcEventHandle h;
@@ -248,7 +250,7 @@ static CUresult open_ring(struct cuda *c, const uint8_t *const *handles, CUevent
 
 int cuda_signals_events(struct backend_signals *base, uint32_t slot, const uint8_t *const *handles)
 {
-	struct cuda_signals *s = to_signals(base);
+	struct cuda_signals *s = cuda_order_to_signals(base);
 	struct cuda *c = cuda_of(base->backend);
 	CUevent *ring;
 	int r;
@@ -258,7 +260,7 @@ int cuda_signals_events(struct backend_signals *base, uint32_t slot, const uint8
 	ring = calloc(BACKEND_EVENT_RING, sizeof(*ring));
 	if (!ring)
 		return -ENOMEM;
-	r = cuda_result(c, open_ring(c, handles, ring), "cuIpcOpenEventHandle");
+	r = cuda_result(c, cuda_order_open_ring(c, handles, ring), "cuIpcOpenEventHandle");
 	if (r == 0)
 		s->events[slot] = ring;
 	else
@@ -268,7 +270,7 @@ int cuda_signals_events(struct backend_signals *base, uint32_t slot, const uint8
 
 void cuda_signals_poison(struct backend_signals *base)
 {
-	struct cuda_signals *s = to_signals(base);
+	struct cuda_signals *s = cuda_order_to_signals(base);
 	struct cuda *c = cuda_of(base->backend);
 
 	pthread_mutex_lock(&c->lock);
@@ -283,7 +285,7 @@ void cuda_signals_poison(struct backend_signals *base)
 
 void cuda_signals_free(struct backend_signals *base, void (*freed)(void *userdata), void *userdata)
 {
-	struct cuda_signals *s = to_signals(base);
+	struct cuda_signals *s = cuda_order_to_signals(base);
 	struct cuda *c = cuda_of(base->backend);
 
 	s->freed = freed;
@@ -294,7 +296,7 @@ void cuda_signals_free(struct backend_signals *base, void (*freed)(void *userdat
 	pthread_mutex_unlock(&c->lock);
 }
 
-static void close_events(struct cuda *c, struct cuda_signals *s)
+static void cuda_order_close_events(struct cuda *c, struct cuda_signals *s)
 {
 	for (unsigned i = 0; i < BACKEND_SIGNAL_SLOTS; i++) {
 		CUevent *ring = s->events[i];
@@ -306,7 +308,7 @@ static void close_events(struct cuda *c, struct cuda_signals *s)
 }
 
 /* With the lock held. */
-static bool is_free(const struct cuda *c, const struct cuda_signals *s)
+static bool cuda_order_is_free(const struct cuda *c, const struct cuda_signals *s)
 {
 	bool is = s->freeing && s->pending == 0 && !s->writing && list_empty(&s->poison_link);
 
@@ -315,13 +317,13 @@ static bool is_free(const struct cuda *c, const struct cuda_signals *s)
 	return is;
 }
 
-static struct cuda_signals *take_free(struct cuda *c)
+static struct cuda_signals *cuda_order_take_free(struct cuda *c)
 {
 	struct cuda_signals *s, *tmp, *found = NULL;
 
 	pthread_mutex_lock(&c->lock);
 	list_for_each (s, tmp, &c->signals, link)
-		if (!found && is_free(c, s))
+		if (!found && cuda_order_is_free(c, s))
 			found = s;
 	if (found)
 		list_unlink(&found->link);
@@ -333,11 +335,11 @@ void cuda_signals_collect(struct cuda *c)
 {
 	struct cuda_signals *s;
 
-	while ((s = take_free(c))) {
+	while ((s = cuda_order_take_free(c))) {
 		void (*freed)(void *) = s->freed;
 		void *userdata = s->userdata;
 
-		close_events(c, s);
+		cuda_order_close_events(c, s);
 		free(s);
 		if (freed)
 			freed(userdata);

@@ -47,7 +47,7 @@ struct overlap {
 
 /* ------------------------------------------------------------------- our work */
 
-static CUresult spin(const struct overlap *o)
+static CUresult cuda_overlap_spin(const struct overlap *o)
 {
 	struct cuda *c = o->c;
 	struct cuda_spin args = { .nanoseconds = SPIN_NS };
@@ -61,7 +61,7 @@ static CUresult spin(const struct overlap *o)
 	return r;
 }
 
-static CUresult copy(const struct overlap *o)
+static CUresult cuda_overlap_copy(const struct overlap *o)
 {
 	CUresult r = CUDA_SUCCESS;
 
@@ -71,8 +71,8 @@ static CUresult copy(const struct overlap *o)
 	return r;
 }
 
-static CUresult measure(const struct overlap *o, CUresult (*work)(const struct overlap *),
-			float *ret_ms)
+static CUresult cuda_overlap_measure(const struct overlap *o,
+				     CUresult (*work)(const struct overlap *), float *ret_ms)
 {
 	const struct cuda_lib *lib = o->c->lib;
 	CUstream stream = o->c->queues[BACKEND_Q_MAIN].stream;
@@ -87,15 +87,15 @@ static CUresult measure(const struct overlap *o, CUresult (*work)(const struct o
 	return r == CUDA_SUCCESS ? lib->cuEventElapsedTime(ret_ms, o->begin, o->end) : r;
 }
 
-static CUresult choose_copies(struct overlap *o)
+static CUresult cuda_overlap_choose_copies(struct overlap *o)
 {
 	float ms = 0;
 	CUresult r;
 
 	o->copies = 1;
-	r = measure(o, copy, &ms); /* the first is slower than the rest */
+	r = cuda_overlap_measure(o, cuda_overlap_copy, &ms); /* the first is slower than the rest */
 	if (r == CUDA_SUCCESS)
-		r = measure(o, copy, &ms);
+		r = cuda_overlap_measure(o, cuda_overlap_copy, &ms);
 	if (ms > COPY_MS / MOST_COPIES)
 		o->copies = ms < COPY_MS ? (unsigned)(COPY_MS / ms) : 1;
 	else
@@ -105,8 +105,8 @@ static CUresult choose_copies(struct overlap *o)
 
 /* ---------------------------------------------------------- the other process */
 
-static int spawn_into(const char *program, const char *uuid, const int in[2], const int out[2],
-		      pid_t *ret)
+static int cuda_overlap_spawn_into(const char *program, const char *uuid, const int in[2],
+				   const int out[2], pid_t *ret)
 {
 	char flag[] = "--gpu-overlap-child", name[48], self[] = "shardd";
 	char *argv[] = { self, flag, name, NULL };
@@ -122,7 +122,7 @@ static int spawn_into(const char *program, const char *uuid, const int in[2], co
 	return -r;
 }
 
-static bool readable(int fd, int ms)
+static bool cuda_overlap_readable(int fd, int ms)
 {
 	struct pollfd p = { .fd = fd, .events = POLLIN };
 	int r;
@@ -134,7 +134,7 @@ static bool readable(int fd, int ms)
 }
 
 /* Return: whether it runs and keeps the device busy. */
-static bool start_other(struct overlap *o, const char *program)
+static bool cuda_overlap_start_other(struct overlap *o, const char *program)
 {
 	int in[2], out[2];
 	char byte;
@@ -147,21 +147,21 @@ static bool start_other(struct overlap *o, const char *program)
 		close(in[1]);
 		return false;
 	}
-	r = spawn_into(program, o->c->backend.info.uuid, in, out, &o->pid);
+	r = cuda_overlap_spawn_into(program, o->c->backend.info.uuid, in, out, &o->pid);
 	close(in[0]);
 	close(out[1]);
 	o->to = in[1];
 	o->from = out[0];
 	if (r)
 		o->pid = 0;
-	return r == 0 && readable(o->from, START_MS) && read(o->from, &byte, 1) == 1;
+	return r == 0 && cuda_overlap_readable(o->from, START_MS) && read(o->from, &byte, 1) == 1;
 }
 
 /* It ends when its standard input does. */
-static void stop_other(struct overlap *o)
+static void cuda_overlap_stop_other(struct overlap *o)
 {
 	o->to = fd_close(o->to);
-	if (o->pid > 0 && !readable(o->from, END_MS))
+	if (o->pid > 0 && !cuda_overlap_readable(o->from, END_MS))
 		kill(o->pid, SIGKILL);
 	o->from = fd_close(o->from);
 	while (o->pid > 0 && waitpid(o->pid, NULL, 0) < 0 && errno == EINTR)
@@ -171,7 +171,7 @@ static void stop_other(struct overlap *o)
 
 /* ------------------------------------------------------------------ sentences */
 
-static bool mps_runs(const struct cuda *c)
+static bool cuda_overlap_mps_runs(const struct cuda *c)
 {
 	const char *dir = getenv("CUDA_MPS_PIPE_DIRECTORY");
 	char path[512];
@@ -185,23 +185,24 @@ static bool mps_runs(const struct cuda *c)
 	return access(path, F_OK) == 0;
 }
 
-static const char *how(float ratio)
+static const char *cuda_overlap_how(float ratio)
 {
 	return ratio < TAKES_TURNS ? "overlap" : "take turns";
 }
 
-static void say_figures(struct cuda *c, bool mps, const float spin_ms[2], const float copy_ms[2])
+static void cuda_overlap_say_figures(struct cuda *c, bool mps, const float spin_ms[2],
+				     const float copy_ms[2])
 {
 	float copies = copy_ms[0] > 0 ? copy_ms[1] / copy_ms[0] : 0;
 
 	snprintf(c->backend.info.mode, sizeof(c->backend.info.mode),
 		 "%s: kernels of two processes %s (measured: %.1f ms of work took %.1f ms beside "
 		 "another process); copies %s (%.2f times)",
-		 mps ? "MPS" : "no MPS", how(spin_ms[1] / spin_ms[0]), (double)spin_ms[0],
-		 (double)spin_ms[1], how(copies), (double)copies);
+		 mps ? "MPS" : "no MPS", cuda_overlap_how(spin_ms[1] / spin_ms[0]),
+		 (double)spin_ms[0], (double)spin_ms[1], cuda_overlap_how(copies), (double)copies);
 }
 
-static void say(struct cuda *c, bool mps, const char *why)
+static void cuda_overlap_say(struct cuda *c, bool mps, const char *why)
 {
 	snprintf(c->backend.info.mode, sizeof(c->backend.info.mode),
 		 "%s: kernels of two processes %s (%s)", mps ? "MPS" : "no MPS",
@@ -210,7 +211,7 @@ static void say(struct cuda *c, bool mps, const char *why)
 
 /* ------------------------------------------------------------------- together */
 
-static CUresult prepare(struct overlap *o)
+static CUresult cuda_overlap_prepare(struct overlap *o)
 {
 	const struct cuda_lib *lib = o->c->lib;
 	CUresult r = lib->cuEventCreate(&o->begin, CU_EVENT_DEFAULT);
@@ -219,12 +220,12 @@ static CUresult prepare(struct overlap *o)
 		r = lib->cuEventCreate(&o->end, CU_EVENT_DEFAULT);
 	if (r == CUDA_SUCCESS)
 		r = lib->cuMemAlloc(&o->memory, 2 * COPY_BYTES);
-	return r == CUDA_SUCCESS ? choose_copies(o) : r;
+	return r == CUDA_SUCCESS ? cuda_overlap_choose_copies(o) : r;
 }
 
-static void clean_up(struct overlap *o)
+static void cuda_overlap_clean_up(struct overlap *o)
 {
-	stop_other(o);
+	cuda_overlap_stop_other(o);
 	if (o->memory)
 		o->c->lib->cuMemFree(o->memory);
 	if (o->begin)
@@ -234,21 +235,21 @@ static void clean_up(struct overlap *o)
 }
 
 /* Return: why there are no figures, or NULL. */
-static const char *experiment(struct overlap *o, const char *program, float spin_ms[2],
-			      float copy_ms[2])
+static const char *cuda_overlap_experiment(struct overlap *o, const char *program, float spin_ms[2],
+					   float copy_ms[2])
 {
-	CUresult r = prepare(o);
+	CUresult r = cuda_overlap_prepare(o);
 
 	if (r == CUDA_SUCCESS)
-		r = measure(o, spin, &spin_ms[0]);
+		r = cuda_overlap_measure(o, cuda_overlap_spin, &spin_ms[0]);
 	if (r == CUDA_SUCCESS)
-		r = measure(o, copy, &copy_ms[0]);
-	if (r == CUDA_SUCCESS && !start_other(o, program))
+		r = cuda_overlap_measure(o, cuda_overlap_copy, &copy_ms[0]);
+	if (r == CUDA_SUCCESS && !cuda_overlap_start_other(o, program))
 		return "not measured: the other process did not start";
 	if (r == CUDA_SUCCESS)
-		r = measure(o, spin, &spin_ms[1]);
+		r = cuda_overlap_measure(o, cuda_overlap_spin, &spin_ms[1]);
 	if (r == CUDA_SUCCESS)
-		r = measure(o, copy, &copy_ms[1]);
+		r = cuda_overlap_measure(o, cuda_overlap_copy, &copy_ms[1]);
 	return r == CUDA_SUCCESS ? NULL : "not measured: the device refused";
 }
 
@@ -256,17 +257,17 @@ void cuda_overlap(struct cuda *c, const char *program)
 {
 	struct overlap o = { .c = c, .to = -1, .from = -1 };
 	float spin_ms[2] = { 0 }, copy_ms[2] = { 0 };
-	bool mps = mps_runs(c);
+	bool mps = cuda_overlap_mps_runs(c);
 	const char *why = "not measured";
 
 	if (program) {
-		why = experiment(&o, program, spin_ms, copy_ms);
-		clean_up(&o);
+		why = cuda_overlap_experiment(&o, program, spin_ms, copy_ms);
+		cuda_overlap_clean_up(&o);
 	}
 	if (why)
-		say(c, mps, why);
+		cuda_overlap_say(c, mps, why);
 	else
-		say_figures(c, mps, spin_ms, copy_ms);
+		cuda_overlap_say_figures(c, mps, spin_ms, copy_ms);
 }
 
 #endif

@@ -16,7 +16,8 @@
 /* Kernels at most, if the input never ends: a minute. */
 #define MOST_SPINS 3000u
 
-static CUresult launch(const struct cuda_lib *lib, CUfunction fn, CUstream stream)
+static CUresult cuda_overlap_child_launch(const struct cuda_lib *lib, CUfunction fn,
+					  CUstream stream)
 {
 	struct cuda_spin args = { .nanoseconds = SPIN_NS };
 	void *params[1] = { &args };
@@ -25,7 +26,7 @@ static CUresult launch(const struct cuda_lib *lib, CUfunction fn, CUstream strea
 				   params, NULL);
 }
 
-static bool has_ended(void)
+static bool cuda_overlap_child_has_ended(void)
 {
 	struct pollfd p = { .fd = STDIN_FILENO, .events = POLLIN };
 
@@ -33,15 +34,17 @@ static bool has_ended(void)
 }
 
 /* One ahead, so that there is no gap. */
-static CUresult keep_busy(const struct cuda_lib *lib, CUfunction fn, CUstream stream)
+static CUresult cuda_overlap_child_keep_busy(const struct cuda_lib *lib, CUfunction fn,
+					     CUstream stream)
 {
 	CUevent event[2];
 	CUresult r = lib->cuEventCreate(&event[0], CU_EVENT_BLOCKING_SYNC);
 
 	if (r == CUDA_SUCCESS)
 		r = lib->cuEventCreate(&event[1], CU_EVENT_BLOCKING_SYNC);
-	for (unsigned i = 0; r == CUDA_SUCCESS && i < MOST_SPINS && !has_ended(); i++) {
-		r = launch(lib, fn, stream);
+	for (unsigned i = 0; r == CUDA_SUCCESS && i < MOST_SPINS && !cuda_overlap_child_has_ended();
+	     i++) {
+		r = cuda_overlap_child_launch(lib, fn, stream);
 		if (r == CUDA_SUCCESS)
 			r = lib->cuEventRecord(event[i % 2], stream);
 		if (i == 0 && write(STDOUT_FILENO, "", 1) != 1)
@@ -52,7 +55,7 @@ static CUresult keep_busy(const struct cuda_lib *lib, CUfunction fn, CUstream st
 	return r;
 }
 
-static CUresult run(const struct cuda_lib *lib, CUdevice device)
+static CUresult cuda_overlap_child_run(const struct cuda_lib *lib, CUdevice device)
 {
 	CUcontext context;
 	CUmodule module;
@@ -69,7 +72,7 @@ static CUresult run(const struct cuda_lib *lib, CUdevice device)
 		r = lib->cuModuleGetFunction(&fn, module, cuda_fn_name(CUDA_FN_SPIN));
 	if (r == CUDA_SUCCESS)
 		r = lib->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0);
-	return r == CUDA_SUCCESS ? keep_busy(lib, fn, stream) : r;
+	return r == CUDA_SUCCESS ? cuda_overlap_child_keep_busy(lib, fn, stream) : r;
 }
 
 /* The process ends with it: nothing is cleaned up. */
@@ -85,7 +88,7 @@ int backend_cuda_overlap_child(const char *uuid)
 	if (cuda_lib_open(&lib, why, sizeof(why)) || cuda_find(lib, &o, &device, 1, &n, &f) ||
 	    n == 0)
 		return EXIT_FAILURE;
-	return run(lib, device) == CUDA_SUCCESS ? EXIT_SUCCESS : EXIT_FAILURE;
+	return cuda_overlap_child_run(lib, device) == CUDA_SUCCESS ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
 #else

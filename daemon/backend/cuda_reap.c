@@ -11,7 +11,7 @@
 #include "core/check.h"
 
 /* Return: 0, or -EIO if what was before the mark has failed. */
-static int reach(struct cuda *c, struct cuda_queue *q, const struct cuda_mark *m)
+static int cuda_reap_reach(struct cuda *c, struct cuda_queue *q, const struct cuda_mark *m)
 {
 	if (m->recorded &&
 	    cuda_result(c, c->lib->cuEventSynchronize(m->event), "waiting for an event") == 0)
@@ -21,7 +21,7 @@ static int reach(struct cuda *c, struct cuda_queue *q, const struct cuda_mark *m
 }
 
 /* Everything before @m is over. */
-static void pass(struct cuda *c, struct cuda_queue *q, const struct cuda_mark *m)
+static void cuda_reap_pass(struct cuda *c, struct cuda_queue *q, const struct cuda_mark *m)
 {
 	pthread_mutex_lock(&c->lock);
 	CHECK(c->foreign >= m->foreign);
@@ -57,9 +57,9 @@ void *cuda_reap_main(void *queue)
 		}
 		m = q->marks[q->marks_tail % CUDA_MARKS];
 		pthread_mutex_unlock(&c->lock);
-		r = reach(c, q, &m);
+		r = cuda_reap_reach(c, q, &m);
 		cuda_stage_settle(&q->stage, m.stage, r == 0);
-		pass(c, q, &m);
+		cuda_reap_pass(c, q, &m);
 		if (!m.item)
 			continue;
 		m.item->status = m.item->status ? m.item->status : r;

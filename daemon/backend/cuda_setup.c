@@ -29,13 +29,13 @@
 /* Issued work may use the memory that is freed now. Also, the calls that allocate memory may wait
  * for the device while they hold the driver's locks: then the work on the device must not wait for
  * the launch of its counterpart on another device. */
-static void drain(struct cuda *c)
+static void cuda_setup_drain(struct cuda *c)
 {
 	for (unsigned q = 0; q < _BACKEND_Q_N; q++)
 		cuda_drain(c, c->queues[q].stream);
 }
 
-static void free_all(struct cuda *c, struct list *frees)
+static void cuda_setup_free_all(struct cuda *c, struct list *frees)
 {
 	struct cuda_mem *m, *tmp;
 
@@ -45,7 +45,7 @@ static void free_all(struct cuda *c, struct list *frees)
 	}
 }
 
-static void make_all(struct cuda *c, struct list *requests)
+static void cuda_setup_make_all(struct cuda *c, struct list *requests)
 {
 	struct cuda_request *q, *tmp;
 
@@ -54,12 +54,12 @@ static void make_all(struct cuda *c, struct list *requests)
 						  : cuda_mem_make(c, q->bytes, q->share, &q->mem);
 }
 
-static bool has_work(const struct cuda *c)
+static bool cuda_setup_has_work(const struct cuda *c)
 {
 	return !list_empty(&c->requests) || !list_empty(&c->frees) || c->import_fd >= 0;
 }
 
-static bool is_quiet(const struct cuda *c)
+static bool cuda_setup_is_quiet(const struct cuda *c)
 {
 	if (atomic_load(&c->lost))
 		return true;
@@ -70,7 +70,7 @@ static bool is_quiet(const struct cuda *c)
 }
 
 /* Handle all requests. With the lock held, dropped inside. */
-static void work(struct cuda *c)
+static void cuda_setup_work(struct cuda *c)
 {
 	struct list frees = LIST_INIT(frees);
 	int fd = c->import_fd;
@@ -79,9 +79,9 @@ static void work(struct cuda *c)
 	list_take_all(&c->doing, &c->requests);
 	c->setting_up = true;
 	pthread_mutex_unlock(&c->lock);
-	drain(c);
-	free_all(c, &frees);
-	make_all(c, &c->doing);
+	cuda_setup_drain(c);
+	cuda_setup_free_all(c, &frees);
+	cuda_setup_make_all(c, &c->doing);
 	if (fd >= 0)
 		c->import.result = cuda_mem_import(c, fd, c->import.bytes, &c->import.mem);
 	pthread_mutex_lock(&c->lock);
@@ -94,7 +94,7 @@ static void work(struct cuda *c)
 	pthread_cond_broadcast(&c->calm);
 }
 
-static void write_poison(struct cuda *c)
+static void cuda_setup_write_poison(struct cuda *c)
 {
 	struct cuda_signals *s = list_first(&c->poison, struct cuda_signals, poison_link);
 
@@ -107,7 +107,7 @@ static void write_poison(struct cuda *c)
 	cuda_tick(c); /* another thread may wait to free it */
 }
 
-static bool is_waited_for(const struct cuda *c, const struct cuda_signals *s)
+static bool cuda_setup_is_waited_for(const struct cuda *c, const struct cuda_signals *s)
 {
 	for (unsigned q = 0; q < _BACKEND_Q_N; q++)
 		if (s->until[q] > c->queues[q].marks_tail)
@@ -116,14 +116,14 @@ static bool is_waited_for(const struct cuda *c, const struct cuda_signals *s)
 }
 
 /* Wait for work; only for a moment if poison may have to be written again. */
-static void wait_for_work(struct cuda *c)
+static void cuda_setup_wait_for_work(struct cuda *c)
 {
 	struct cuda_signals *s, *tmp;
 	struct timespec at;
 	bool again = false;
 
 	list_for_each (s, tmp, &c->signals, link)
-		again |= atomic_load(&s->poisoned) && is_waited_for(c, s);
+		again |= atomic_load(&s->poisoned) && cuda_setup_is_waited_for(c, s);
 	if (!again || atomic_load(&c->lost)) {
 		pthread_cond_wait(&c->setup, &c->lock);
 		return;
@@ -135,11 +135,12 @@ static void wait_for_work(struct cuda *c)
 	if (pthread_cond_clockwait(&c->setup, &c->lock, CLOCK_MONOTONIC, &at) != ETIMEDOUT)
 		return;
 	list_for_each (s, tmp, &c->signals, link)
-		if (atomic_load(&s->poisoned) && is_waited_for(c, s) && list_empty(&s->poison_link))
+		if (atomic_load(&s->poisoned) && cuda_setup_is_waited_for(c, s) &&
+		    list_empty(&s->poison_link))
 			list_append(&c->poison, &s->poison_link);
 }
 
-static void set_gate(struct cuda *c, bool closed)
+static void cuda_setup_set_gate(struct cuda *c, bool closed)
 {
 	if (c->gate && !closed)
 		pthread_cond_broadcast(&c->work);
@@ -154,16 +155,16 @@ void *cuda_setup_main(void *cuda)
 	pthread_mutex_lock(&c->lock);
 	for (;;) {
 		if (!list_empty(&c->poison)) {
-			write_poison(c);
+			cuda_setup_write_poison(c);
 			continue;
 		}
-		set_gate(c, has_work(c));
-		if (c->gate && is_quiet(c))
-			work(c);
+		cuda_setup_set_gate(c, cuda_setup_has_work(c));
+		if (c->gate && cuda_setup_is_quiet(c))
+			cuda_setup_work(c);
 		else if (!c->gate && c->stop_setup)
 			break;
 		else
-			wait_for_work(c);
+			cuda_setup_wait_for_work(c);
 	}
 	pthread_mutex_unlock(&c->lock);
 	return NULL;
@@ -171,7 +172,8 @@ void *cuda_setup_main(void *cuda)
 
 /* ---------------------------------------------------------------- loop thread */
 
-static struct cuda_request *find(struct list *list, uint64_t bytes, enum backend_share share)
+static struct cuda_request *cuda_setup_find(struct list *list, uint64_t bytes,
+					    enum backend_share share)
 {
 	struct cuda_request *q, *tmp;
 
@@ -182,36 +184,37 @@ static struct cuda_request *find(struct list *list, uint64_t bytes, enum backend
 }
 
 /* Wake the setup thread; no new foreign wait from here on. With the lock held. */
-static void wake(struct cuda *c)
+static void cuda_setup_wake(struct cuda *c)
 {
 	c->gate = true;
 	pthread_cond_signal(&c->setup);
 }
 
-static void hand_in(struct cuda *c, struct cuda_request *q)
+static void cuda_setup_hand_in(struct cuda *c, struct cuda_request *q)
 {
 	pthread_mutex_lock(&c->lock);
 	list_append(&c->requests, &q->link);
-	wake(c);
+	cuda_setup_wake(c);
 	pthread_mutex_unlock(&c->lock);
 }
 
-static bool is_asked_for(struct cuda *c, uint64_t bytes, enum backend_share share)
+static bool cuda_setup_is_asked_for(struct cuda *c, uint64_t bytes, enum backend_share share)
 {
 	bool is;
 
 	pthread_mutex_lock(&c->lock);
-	is = find(&c->requests, bytes, share) || find(&c->doing, bytes, share) ||
-	     find(&c->finished, bytes, share);
+	is = cuda_setup_find(&c->requests, bytes, share) ||
+	     cuda_setup_find(&c->doing, bytes, share) ||
+	     cuda_setup_find(&c->finished, bytes, share);
 	pthread_mutex_unlock(&c->lock);
 	return is;
 }
 
-static int ask(struct cuda *c, uint64_t bytes, enum backend_share share)
+static int cuda_setup_ask(struct cuda *c, uint64_t bytes, enum backend_share share)
 {
 	struct cuda_request *q;
 
-	if (is_asked_for(c, bytes, share))
+	if (cuda_setup_is_asked_for(c, bytes, share))
 		return BACKEND_E_LATER;
 	q = calloc(1, sizeof(*q));
 	if (!q)
@@ -219,7 +222,7 @@ static int ask(struct cuda *c, uint64_t bytes, enum backend_share share)
 	q->bytes = bytes;
 	q->share = share;
 	list_init(&q->link);
-	hand_in(c, q);
+	cuda_setup_hand_in(c, q);
 	return BACKEND_E_LATER;
 }
 
@@ -227,13 +230,14 @@ int cuda_setup_alloc(struct backend *b, uint64_t bytes, enum backend_share share
 		     struct backend_mem **ret)
 {
 	struct cuda *c = cuda_of(b);
-	struct cuda_request *q = find(&c->unclaimed, bytes, share);
+	struct cuda_request *q = cuda_setup_find(&c->unclaimed, bytes, share);
 	int r;
 
 	if (!q && atomic_load(&c->lost))
 		return -EIO;
 	if (!q)
-		return bytes > b->info.capacity_bytes ? BACKEND_E_FULL : ask(c, bytes, share);
+		return bytes > b->info.capacity_bytes ? BACKEND_E_FULL
+						      : cuda_setup_ask(c, bytes, share);
 	r = q->result;
 	if (r == 0)
 		*ret = &q->mem->mem;
@@ -249,7 +253,7 @@ void cuda_setup_free(struct backend *b, struct backend_mem *mem)
 
 	pthread_mutex_lock(&c->lock);
 	list_append(&c->frees, &m->link);
-	wake(c);
+	cuda_setup_wake(c);
 	pthread_mutex_unlock(&c->lock);
 }
 
@@ -264,12 +268,12 @@ int cuda_setup_import(struct backend *b, int fd, uint64_t bytes, struct backend_
 	if (atomic_load(&c->lost))
 		return -EIO;
 	pthread_mutex_lock(&c->lock);
-	if (b->in_flight > 0 || !is_quiet(c)) {
+	if (b->in_flight > 0 || !cuda_setup_is_quiet(c)) {
 		r = -EBUSY;
 	} else {
 		c->import = (struct cuda_request){ .bytes = bytes };
 		c->import_fd = fd;
-		wake(c);
+		cuda_setup_wake(c);
 		while (c->import_fd >= 0)
 			pthread_cond_wait(&c->calm, &c->lock);
 		r = c->import.result;
@@ -280,7 +284,7 @@ int cuda_setup_import(struct backend *b, int fd, uint64_t bytes, struct backend_
 	return r;
 }
 
-static struct cuda_request *discard(struct cuda *c, struct cuda_request *q)
+static struct cuda_request *cuda_setup_discard(struct cuda *c, struct cuda_request *q)
 {
 	list_unlink(&q->link);
 	if (q->mem)
@@ -290,7 +294,7 @@ static struct cuda_request *discard(struct cuda *c, struct cuda_request *q)
 }
 
 /* Free all unclaimed memory and try once more. Return: false if that cannot help. */
-static bool try_again(struct cuda *c, struct cuda_request *q)
+static bool cuda_setup_try_again(struct cuda *c, struct cuda_request *q)
 {
 	struct cuda_request *other, *tmp;
 	bool gain = false;
@@ -300,24 +304,24 @@ static bool try_again(struct cuda *c, struct cuda_request *q)
 	list_for_each (other, tmp, &c->unclaimed, link) {
 		if (!other->mem || other->age == 0)
 			continue;
-		discard(c, other);
+		cuda_setup_discard(c, other);
 		gain = true;
 	}
 	if (!gain)
 		return false;
 	q->again = true;
 	list_unlink(&q->link);
-	hand_in(c, q);
+	cuda_setup_hand_in(c, q);
 	return true;
 }
 
-static void age_unclaimed(struct cuda *c)
+static void cuda_setup_age_unclaimed(struct cuda *c)
 {
 	struct cuda_request *q, *tmp;
 
 	list_for_each (q, tmp, &c->unclaimed, link)
 		if (++q->age > MOST_AGE)
-			discard(c, q);
+			cuda_setup_discard(c, q);
 }
 
 void cuda_setup_tick(struct backend *b, uint64_t now_us)
@@ -329,7 +333,7 @@ void cuda_setup_tick(struct backend *b, uint64_t now_us)
 		if (!q->made_us)
 			q->made_us = now_us;
 		else if (now_us - q->made_us > UNCLAIMED_US)
-			discard(c, q);
+			cuda_setup_discard(c, q);
 	}
 }
 
@@ -343,9 +347,9 @@ bool cuda_setup_collect(struct cuda *c)
 	list_take_all(&finished, &c->finished);
 	pthread_mutex_unlock(&c->lock);
 	list_for_each (q, tmp, &finished, link) {
-		if (try_again(c, q))
+		if (cuda_setup_try_again(c, q))
 			continue;
-		age_unclaimed(c);
+		cuda_setup_age_unclaimed(c);
 		list_unlink(&q->link);
 		list_append(&c->unclaimed, &q->link);
 		news = true;

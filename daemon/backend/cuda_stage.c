@@ -7,14 +7,15 @@
 #include "core/check.h"
 #include "kernels.h"
 
-static struct cuda_record *at(const struct cuda_stage *s, uint64_t position)
+static struct cuda_record *cuda_stage_at(const struct cuda_stage *s, uint64_t position)
 {
 	return (struct cuda_record *)(void *)(s->base + position % CUDA_STAGE_BYTES);
 }
 
-static struct cuda_record *put(struct cuda_stage *s, enum cuda_record_kind kind, uint64_t whole)
+static struct cuda_record *cuda_stage_put(struct cuda_stage *s, enum cuda_record_kind kind,
+					  uint64_t whole)
 {
-	struct cuda_record *r = at(s, s->head);
+	struct cuda_record *r = cuda_stage_at(s, s->head);
 
 	*r = (struct cuda_record){ .whole = whole, .kind = kind };
 	s->head += whole;
@@ -33,13 +34,13 @@ struct cuda_record *cuda_stage_take(struct cuda_stage *s, enum cuda_record_kind 
 	if (CUDA_STAGE_BYTES - used < whole + (to_end < whole ? to_end : 0))
 		return NULL;
 	if (to_end < whole)
-		put(s, CUDA_RECORD_PAD, to_end);
-	r = put(s, kind, whole);
+		cuda_stage_put(s, CUDA_RECORD_PAD, to_end);
+	r = cuda_stage_put(s, kind, whole);
 	r->bytes = bytes;
 	return r;
 }
 
-static double fold(const double *partial, uint64_t n, bool inf)
+static double cuda_stage_fold(const double *partial, uint64_t n, bool inf)
 {
 	double sum = 0;
 
@@ -54,14 +55,15 @@ static double fold(const double *partial, uint64_t n, bool inf)
 	return sum;
 }
 
-static void settle_one(struct cuda_record *r)
+static void cuda_stage_settle_one(struct cuda_record *r)
 {
 	if (r->kind == CUDA_RECORD_OUT)
 		memcpy(r->dst, cuda_stage_payload(r), r->bytes);
 	if (r->kind != CUDA_RECORD_NORM)
 		return;
 	memset(r->dst, 0, r->entries * sizeof(double));
-	*(double *)r->dst = fold(cuda_stage_payload(r), r->bytes / sizeof(double), r->inf);
+	*(double *)r->dst =
+		cuda_stage_fold(cuda_stage_payload(r), r->bytes / sizeof(double), r->inf);
 }
 
 void cuda_stage_settle(struct cuda_stage *s, uint64_t to, bool ok)
@@ -69,11 +71,11 @@ void cuda_stage_settle(struct cuda_stage *s, uint64_t to, bool ok)
 	uint64_t tail = atomic_load_explicit(&s->tail, memory_order_relaxed);
 
 	while (tail < to) {
-		struct cuda_record *r = at(s, tail);
+		struct cuda_record *r = cuda_stage_at(s, tail);
 
 		CHECK(r->whole > 0);
 		if (ok)
-			settle_one(r);
+			cuda_stage_settle_one(r);
 		tail += r->whole;
 	}
 	CHECK(tail == to);

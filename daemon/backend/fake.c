@@ -48,13 +48,13 @@ struct fake {
 
 static const struct backend_ops fake_ops;
 
-static struct fake *to_fake(struct backend *b)
+static struct fake *fake_to_fake(struct backend *b)
 {
 	CHECK(b->ops == &fake_ops);
 	return CONTAINER_OF(b, struct fake, backend);
 }
 
-static struct memfd *to_memfd(struct backend_mem *mem)
+static struct memfd *fake_to_memfd(struct backend_mem *mem)
 {
 	return CONTAINER_OF(mem, struct memfd, mem);
 }
@@ -66,7 +66,7 @@ struct fake_made {
 };
 
 /* Return: true: @bytes were requested before, and are allocated now. */
-static bool was_made(struct fake *f, uint64_t bytes)
+static bool fake_was_made(struct fake *f, uint64_t bytes)
 {
 	struct fake_made *m, *tmp;
 
@@ -79,9 +79,9 @@ static bool was_made(struct fake *f, uint64_t bytes)
 	return false;
 }
 
-static void post(struct fake *f);
+static void fake_post(struct fake *f);
 
-static void make_later(struct fake *f, uint64_t bytes)
+static void fake_make_later(struct fake *f, uint64_t bytes)
 {
 	struct fake_made *m, *tmp;
 
@@ -93,10 +93,10 @@ static void make_later(struct fake *f, uint64_t bytes)
 	m->bytes = bytes;
 	list_init(&m->link);
 	list_append(&f->making, &m->link);
-	post(f);
+	fake_post(f);
 }
 
-static void make_all(struct fake *f)
+static void fake_make_all(struct fake *f)
 {
 	struct fake_made *m, *tmp;
 
@@ -108,7 +108,7 @@ static void make_all(struct fake *f)
 	backend_tell(&f->backend, BACKEND_NEWS_MEMORY);
 }
 
-static void forget_made(struct list *list)
+static void fake_forget_made(struct list *list)
 {
 	struct fake_made *m, *tmp;
 
@@ -119,7 +119,7 @@ static void forget_made(struct list *list)
 }
 
 /* Count a call. Return: 0, or what it must fail with. */
-static int count_call(struct fake *f)
+static int fake_count_call(struct fake *f)
 {
 	f->calls++;
 	return f->fail_in > 0 && --f->fail_in == 0 ? f->fail_err : 0;
@@ -128,17 +128,17 @@ static int count_call(struct fake *f)
 static int fake_alloc(struct backend *b, uint64_t bytes, enum backend_share share,
 		      struct backend_mem **ret)
 {
-	struct fake *f = to_fake(b);
+	struct fake *f = fake_to_fake(b);
 	struct memfd *m;
-	int r = count_call(f);
+	int r = fake_count_call(f);
 
 	(void)share;
 	if (r)
 		return r;
 	if (f->used > b->info.capacity_bytes || bytes > b->info.capacity_bytes - f->used)
 		return BACKEND_E_FULL;
-	if (f->later && !was_made(f, bytes)) {
-		make_later(f, bytes);
+	if (f->later && !fake_was_made(f, bytes)) {
+		fake_make_later(f, bytes);
 		return BACKEND_E_LATER;
 	}
 	r = memfd_new(bytes, &m);
@@ -151,9 +151,9 @@ static int fake_alloc(struct backend *b, uint64_t bytes, enum backend_share shar
 
 static int fake_import(struct backend *b, int fd, uint64_t bytes, struct backend_mem **ret)
 {
-	struct fake *f = to_fake(b);
+	struct fake *f = fake_to_fake(b);
 	struct memfd *m;
-	int r = count_call(f);
+	int r = fake_count_call(f);
 
 	if (r)
 		return r;
@@ -169,62 +169,62 @@ static int fake_import(struct backend *b, int fd, uint64_t bytes, struct backend
 
 static int fake_export(struct backend *b, struct backend_mem *mem, bool writable, int *ret_fd)
 {
-	int r = count_call(to_fake(b));
+	int r = fake_count_call(fake_to_fake(b));
 
-	return r ? r : memfd_export(to_memfd(mem), writable, ret_fd);
+	return r ? r : memfd_export(fake_to_memfd(mem), writable, ret_fd);
 }
 
 static void fake_free(struct backend *b, struct backend_mem *mem)
 {
-	struct fake *f = to_fake(b);
+	struct fake *f = fake_to_fake(b);
 
 	CHECK(f->used >= mem->bytes);
 	f->used -= mem->bytes;
-	fake_queues_free(&f->queues, to_memfd(mem));
+	fake_queues_free(&f->queues, fake_to_memfd(mem));
 }
 
 static bool fake_is_held(struct backend *b, struct backend_mem *mem)
 {
 	(void)b;
-	return memfd_is_held(to_memfd(mem));
+	return memfd_is_held(fake_to_memfd(mem));
 }
 
 static void fake_empty(struct backend *b, struct backend_mem *mem)
 {
 	(void)b;
-	(void)memfd_empty(to_memfd(mem));
+	(void)memfd_empty(fake_to_memfd(mem));
 }
 
 static int fake_seal(struct backend *b, struct backend_mem *mem)
 {
 	(void)b;
-	return memfd_seal(to_memfd(mem));
+	return memfd_seal(fake_to_memfd(mem));
 }
 
 /* With queues: done when it is issued, unless it is sync. */
-static void issue(struct fake *f, struct backend_task *task, int status)
+static void fake_issue(struct fake *f, struct backend_task *task, int status)
 {
 	bool sync = task->sync;
 
 	fake_queues_issue(&f->queues, &f->backend, task, status);
-	post(f);
+	fake_post(f);
 	if (!sync)
 		backend_complete(&f->backend, task, status);
 }
 
-static void execute_next(struct fake *f)
+static void fake_execute_next(struct fake *f)
 {
 	struct fake_exec *e = fake_queues_next(&f->queues);
 
 	f->executes = false;
-	post(f);
+	fake_post(f);
 	if (e)
 		fake_queues_execute(&f->queues, &f->backend, e);
 }
 
 /* One task per turn. Nothing of the backend is touched after its callback, so the callback may
  * submit or close. */
-static void on_turn(struct work *work)
+static void fake_on_turn(struct work *work)
 {
 	struct fake *f = CONTAINER_OF(work, struct fake, work);
 	struct fake_task *ft;
@@ -234,9 +234,9 @@ static void on_turn(struct work *work)
 	f->posted = false;
 	if (list_empty(&f->ready)) {
 		if (fake_queues_can(&f->queues))
-			execute_next(f);
+			fake_execute_next(f);
 		else
-			make_all(f);
+			fake_make_all(f);
 		return;
 	}
 	ft = list_first(&f->ready, struct fake_task, link);
@@ -244,9 +244,9 @@ static void on_turn(struct work *work)
 	status = ft->status;
 	list_unlink(&ft->link);
 	ft->task = NULL;
-	post(f);
+	fake_post(f);
 	if (f->queues.on) {
-		issue(f, task, status);
+		fake_issue(f, task, status);
 		return;
 	}
 	task->began_us = clock_now_us();
@@ -258,7 +258,7 @@ static void on_turn(struct work *work)
 
 /* Issued tasks are executed when no task is left to issue; then memory is allocated. Both unless
  * they are held. */
-static bool has_work(const struct fake *f)
+static bool fake_has_work(const struct fake *f)
 {
 	if (!list_empty(&f->ready))
 		return true;
@@ -266,15 +266,15 @@ static bool has_work(const struct fake *f)
 	       (fake_queues_can(&f->queues) || !list_empty(&f->making));
 }
 
-static void post(struct fake *f)
+static void fake_post(struct fake *f)
 {
-	if (f->posted || !has_work(f))
+	if (f->posted || !fake_has_work(f))
 		return;
 	f->posted = true;
-	loopq_post(f->backend.loopq, &f->work, on_turn);
+	loopq_post(f->backend.loopq, &f->work, fake_on_turn);
 }
 
-static struct fake_task *free_task(struct fake *f)
+static struct fake_task *fake_free_task(struct fake *f)
 {
 	for (unsigned i = 0; i < FAKE_TASKS; i++)
 		if (!f->tasks[i].task)
@@ -284,31 +284,31 @@ static struct fake_task *free_task(struct fake *f)
 
 static void fake_submit(struct backend *b, struct backend_task *task)
 {
-	struct fake *f = to_fake(b);
-	struct fake_task *ft = free_task(f);
+	struct fake *f = fake_to_fake(b);
+	struct fake_task *ft = fake_free_task(f);
 
 	CHECK(ft);
 	ft->task = task;
-	ft->status = count_call(f);
+	ft->status = fake_count_call(f);
 	CHECK(ft->status <= 0);
 	list_init(&ft->link);
 	list_append(f->hold ? &f->held : &f->ready, &ft->link);
-	post(f);
+	fake_post(f);
 }
 
 static struct backend_mem *fake_ready(struct backend *b)
 {
-	return &to_fake(b)->queues.ready->mem;
+	return &fake_to_fake(b)->queues.ready->mem;
 }
 
 static void fake_close(struct backend *b)
 {
-	struct fake *f = to_fake(b);
+	struct fake *f = fake_to_fake(b);
 
 	CHECK(f->used == 0 && !f->posted);
 	fake_queues_deinit(&f->queues);
-	forget_made(&f->making);
-	forget_made(&f->made);
+	fake_forget_made(&f->making);
+	fake_forget_made(&f->made);
 	free(f);
 }
 
@@ -330,7 +330,7 @@ static const struct backend_ops fake_ops = {
 
 void backend_fake_fail(struct backend *b, unsigned n, int err)
 {
-	struct fake *f = to_fake(b);
+	struct fake *f = fake_to_fake(b);
 
 	CHECK(n == 0 || err != 0);
 	f->fail_in = n;
@@ -344,14 +344,14 @@ unsigned backend_fake_calls(const struct backend *b)
 
 void backend_fake_hold(struct backend *b, bool hold)
 {
-	to_fake(b)->hold = hold;
+	fake_to_fake(b)->hold = hold;
 	if (!hold)
 		backend_fake_release(b, false);
 }
 
 void backend_fake_release(struct backend *b, bool reversed)
 {
-	struct fake *f = to_fake(b);
+	struct fake *f = fake_to_fake(b);
 
 	while (!list_empty(&f->held)) {
 		struct list *link = reversed ? f->held.prev : f->held.next;
@@ -359,12 +359,12 @@ void backend_fake_release(struct backend *b, bool reversed)
 		list_unlink(link);
 		list_append(&f->ready, link);
 	}
-	post(f);
+	fake_post(f);
 }
 
 bool backend_fake_step(struct backend *b)
 {
-	struct fake *f = to_fake(b);
+	struct fake *f = fake_to_fake(b);
 	struct list *link = f->held.next;
 
 	CHECK(f->hold);
@@ -376,23 +376,23 @@ bool backend_fake_step(struct backend *b)
 		list_unlink(link);
 		list_append(&f->ready, link);
 	}
-	post(f);
+	fake_post(f);
 	return true;
 }
 
 void backend_fake_later(struct backend *b, bool later)
 {
-	to_fake(b)->later = later;
+	fake_to_fake(b)->later = later;
 }
 
 void backend_fake_look(struct backend *b)
 {
-	post(to_fake(b));
+	fake_post(fake_to_fake(b));
 }
 
 int backend_fake_queues(struct backend *b)
 {
-	struct fake *f = to_fake(b);
+	struct fake *f = fake_to_fake(b);
 	int r = memfd_new(b->info.granularity, &f->queues.ready);
 
 	if (r)

@@ -20,7 +20,7 @@ struct fake_signals {
 	void *userdata;
 };
 
-static struct fake_signals *signals_of(struct backend_signals *s)
+static struct fake_signals *fake_queue_signals_of(struct backend_signals *s)
 {
 	return CONTAINER_OF(s, struct fake_signals, signals);
 }
@@ -38,11 +38,11 @@ int fake_signals_new(struct backend *b, struct backend_mem *mem, struct backend_
 
 void fake_signals_poison(struct backend_signals *s)
 {
-	signals_of(s)->poisoned = true;
+	fake_queue_signals_of(s)->poisoned = true;
 	backend_fake_look(s->backend);
 }
 
-static void signals_end(struct fake_signals *s)
+static void fake_queue_signals_end(struct fake_signals *s)
 {
 	if (!s->ended || s->users)
 		return;
@@ -54,17 +54,17 @@ static void signals_end(struct fake_signals *s)
 void fake_signals_free(struct backend_signals *signals, void (*freed)(void *userdata),
 		       void *userdata)
 {
-	struct fake_signals *s = signals_of(signals);
+	struct fake_signals *s = fake_queue_signals_of(signals);
 
 	s->ended = true;
 	s->freed = freed;
 	s->userdata = userdata;
-	signals_end(s);
+	fake_queue_signals_end(s);
 }
 
-static bool is_reached(const struct backend_wait *w)
+static bool fake_queue_is_reached(const struct backend_wait *w)
 {
-	const struct fake_signals *s = signals_of(w->signals);
+	const struct fake_signals *s = fake_queue_signals_of(w->signals);
 	const char *page = s->mem->addr;
 	uint64_t word;
 
@@ -76,7 +76,7 @@ static bool is_reached(const struct backend_wait *w)
 
 /* -------------------------------------------------------------------- issuing */
 
-static void *copy_of(const void *from, size_t bytes)
+static void *fake_queue_copy_of(const void *from, size_t bytes)
 {
 	void *to = malloc(bytes ? bytes : 1);
 
@@ -87,7 +87,7 @@ static void *copy_of(const void *from, size_t bytes)
 }
 
 /* Return: where a kernel keeps its list of inputs, or NULL if it has none. */
-static const void *const **inputs_of(struct kop *kop, unsigned *ret_n)
+static const void *const **fake_queue_inputs_of(struct kop *kop, unsigned *ret_n)
 {
 	struct k_reduce *r = kop->kind == KOP_REDUCE        ? &kop->reduce
 			     : kop->kind == KOP_REDUCE_STEP ? &kop->reduce_step.reduce
@@ -99,17 +99,17 @@ static const void *const **inputs_of(struct kop *kop, unsigned *ret_n)
 	return r ? &r->in : NULL;
 }
 
-static void copy_kops(struct fake_exec *e, const struct backend_task *task)
+static void fake_queue_copy_kops(struct fake_exec *e, const struct backend_task *task)
 {
 	unsigned n;
 
-	e->kops = copy_of(task->kops, task->n_kops * sizeof(*e->kops));
+	e->kops = fake_queue_copy_of(task->kops, task->n_kops * sizeof(*e->kops));
 	e->n_kops = task->n_kops;
 	for (unsigned i = 0; i < e->n_kops; i++) {
-		const void *const **in = inputs_of(&e->kops[i], &n);
+		const void *const **in = fake_queue_inputs_of(&e->kops[i], &n);
 
 		if (in)
-			*in = copy_of(*in, n * sizeof(**in));
+			*in = fake_queue_copy_of(*in, n * sizeof(**in));
 	}
 }
 
@@ -123,11 +123,11 @@ void fake_queues_issue(struct fake_queues *q, struct backend *b, struct backend_
 	e->queue = task->queue;
 	e->status = status;
 	e->point = ++q->issued[task->queue];
-	e->waits = copy_of(task->waits, task->n_waits * sizeof(*e->waits));
+	e->waits = fake_queue_copy_of(task->waits, task->n_waits * sizeof(*e->waits));
 	e->n_waits = task->n_waits;
 	for (unsigned i = 0; i < e->n_waits; i++)
-		signals_of(e->waits[i].signals)->users++;
-	copy_kops(e, task);
+		fake_queue_signals_of(e->waits[i].signals)->users++;
+	fake_queue_copy_kops(e, task);
 	list_init(&e->link);
 	list_append(&q->tasks[task->queue], &e->link);
 	q->pending++;
@@ -137,15 +137,15 @@ void fake_queues_issue(struct fake_queues *q, struct backend *b, struct backend_
 
 /* ------------------------------------------------------------------ executing */
 
-static bool can_run(const struct fake_exec *e)
+static bool fake_queue_can_run(const struct fake_exec *e)
 {
 	for (unsigned i = 0; i < e->n_waits; i++)
-		if (!is_reached(&e->waits[i]))
+		if (!fake_queue_is_reached(&e->waits[i]))
 			return false;
 	return true;
 }
 
-static struct fake_exec *first_ready(const struct fake_queues *q)
+static struct fake_exec *fake_queue_first_ready(const struct fake_queues *q)
 {
 	for (unsigned i = 0; q->on && i < _BACKEND_Q_N; i++) {
 		struct fake_exec *e;
@@ -153,7 +153,7 @@ static struct fake_exec *first_ready(const struct fake_queues *q)
 		if (list_empty(&q->tasks[i]))
 			continue;
 		e = list_first(&q->tasks[i], struct fake_exec, link);
-		if (can_run(e))
+		if (fake_queue_can_run(e))
 			return e;
 	}
 	return NULL;
@@ -161,41 +161,41 @@ static struct fake_exec *first_ready(const struct fake_queues *q)
 
 bool fake_queues_can(const struct fake_queues *q)
 {
-	return first_ready(q);
+	return fake_queue_first_ready(q);
 }
 
 struct fake_exec *fake_queues_next(struct fake_queues *q)
 {
-	struct fake_exec *e = first_ready(q);
+	struct fake_exec *e = fake_queue_first_ready(q);
 
 	if (e)
 		list_unlink(&e->link);
 	return e;
 }
 
-static void exec_free(struct fake_exec *e)
+static void fake_queue_exec_free(struct fake_exec *e)
 {
 	unsigned n;
 
 	for (unsigned i = 0; i < e->n_kops; i++) {
-		const void *const **in = inputs_of(&e->kops[i], &n);
+		const void *const **in = fake_queue_inputs_of(&e->kops[i], &n);
 
 		if (in)
 			free((void *)*in);
 	}
 	for (unsigned i = 0; i < e->n_waits; i++) {
-		struct fake_signals *s = signals_of(e->waits[i].signals);
+		struct fake_signals *s = fake_queue_signals_of(e->waits[i].signals);
 
 		CHECK(s->users > 0);
 		s->users--;
-		signals_end(s);
+		fake_queue_signals_end(s);
 	}
 	free(e->kops);
 	free(e->waits);
 	free(e);
 }
 
-static void free_all(struct fake_queues *q)
+static void fake_queue_free_all(struct fake_queues *q)
 {
 	struct memfd *m, *tmp;
 
@@ -215,10 +215,10 @@ void fake_queues_execute(struct fake_queues *q, struct backend *b, struct fake_e
 	for (unsigned i = 0; status == 0 && i < e->n_kops; i++)
 		kop_run(kernels_ref(), &e->kops[i], 0, e->kops[i].n);
 	memcpy(word, &e->point, sizeof(e->point));
-	exec_free(e);
+	fake_queue_exec_free(e);
 	CHECK(q->pending > 0);
 	if (--q->pending == 0)
-		free_all(q);
+		fake_queue_free_all(q);
 	if (!task)
 		return;
 	task->began_us = began;

@@ -28,12 +28,12 @@ struct host {
 	uint64_t cache; /* of the last level, bytes; 0: not known */
 };
 
-static struct host *to_host(struct backend *b)
+static struct host *host_to_host(struct backend *b)
 {
 	return CONTAINER_OF(b, struct host, backend);
 }
 
-static struct memfd *to_memfd(struct backend_mem *mem)
+static struct memfd *host_to_memfd(struct backend_mem *mem)
 {
 	return CONTAINER_OF(mem, struct memfd, mem);
 }
@@ -41,7 +41,7 @@ static struct memfd *to_memfd(struct backend_mem *mem)
 static int host_alloc(struct backend *b, uint64_t bytes, enum backend_share share,
 		      struct backend_mem **ret)
 {
-	struct host *h = to_host(b);
+	struct host *h = host_to_host(b);
 	struct memfd *m;
 	int r;
 
@@ -64,7 +64,7 @@ static int host_alloc(struct backend *b, uint64_t bytes, enum backend_share shar
 
 static int host_import(struct backend *b, int fd, uint64_t bytes, struct backend_mem **ret)
 {
-	struct host *h = to_host(b);
+	struct host *h = host_to_host(b);
 	struct memfd *m;
 	int r;
 
@@ -81,43 +81,43 @@ static int host_import(struct backend *b, int fd, uint64_t bytes, struct backend
 
 static void host_free(struct backend *b, struct backend_mem *mem)
 {
-	struct host *h = to_host(b);
+	struct host *h = host_to_host(b);
 
 	CHECK(h->used >= mem->bytes);
 	h->used -= mem->bytes;
-	list_unlink(&to_memfd(mem)->live);
-	unmapper_free(&h->unmapper, to_memfd(mem));
+	list_unlink(&host_to_memfd(mem)->live);
+	unmapper_free(&h->unmapper, host_to_memfd(mem));
 }
 
 static int host_export(struct backend *b, struct backend_mem *mem, bool writable, int *ret_fd)
 {
 	(void)b;
-	return memfd_export(to_memfd(mem), writable, ret_fd);
+	return memfd_export(host_to_memfd(mem), writable, ret_fd);
 }
 
 static bool host_is_held(struct backend *b, struct backend_mem *mem)
 {
 	(void)b;
-	return memfd_is_held(to_memfd(mem));
+	return memfd_is_held(host_to_memfd(mem));
 }
 
 static void host_empty(struct backend *b, struct backend_mem *mem)
 {
-	struct memfd *m = to_memfd(mem);
+	struct memfd *m = host_to_memfd(mem);
 
 	if (!m->sealed && memfd_resident(m))
-		unmapper_empty(&to_host(b)->unmapper, m);
+		unmapper_empty(&host_to_host(b)->unmapper, m);
 }
 
 static int host_seal(struct backend *b, struct backend_mem *mem)
 {
 	(void)b;
-	return memfd_seal(to_memfd(mem));
+	return memfd_seal(host_to_memfd(mem));
 }
 
 /* Data that does not fit the caches anyway bypasses them when written: then a line is not fetched
  * before it is overwritten (docs/performance.md). */
-static void choose_stores(const struct host *h, struct backend_task *task)
+static void host_choose_stores(const struct host *h, struct backend_task *task)
 {
 	uint64_t bytes = 0;
 
@@ -135,18 +135,18 @@ static void choose_stores(const struct host *h, struct backend_task *task)
 
 static void host_submit(struct backend *b, struct backend_task *task)
 {
-	choose_stores(to_host(b), task);
-	workers_submit(to_host(b)->workers, task);
+	host_choose_stores(host_to_host(b), task);
+	workers_submit(host_to_host(b)->workers, task);
 }
 
-static void on_task_done(void *userdata, struct backend_task *task)
+static void host_on_task_done(void *userdata, struct backend_task *task)
 {
 	backend_complete(userdata, task, 0);
 }
 
 static void host_close(struct backend *b)
 {
-	struct host *h = to_host(b);
+	struct host *h = host_to_host(b);
 
 	CHECK(h->used == 0);
 	workers_free(h->workers);
@@ -167,8 +167,8 @@ static const struct backend_ops host_ops = {
 	.close = host_close,
 };
 
-static void fill_info(struct backend_info *info, const struct host_topology *t, unsigned threads,
-		      uint64_t capacity)
+static void host_fill_info(struct backend_info *info, const struct host_topology *t,
+			   unsigned threads, uint64_t capacity)
 {
 	snprintf(info->id, sizeof(info->id), "host:0");
 	info->name = "host";
@@ -181,7 +181,7 @@ static void fill_info(struct backend_info *info, const struct host_topology *t, 
 		 memfd_knows_holders() ? "" : ", cannot tell which processes hold memory");
 }
 
-static int start(struct host *h, const struct host_topology *t, bool prefault)
+static int host_start(struct host *h, const struct host_topology *t, bool prefault)
 {
 	const struct workers_options o = {
 		.loopq = h->backend.loopq,
@@ -189,7 +189,7 @@ static int start(struct host *h, const struct host_topology *t, bool prefault)
 		.threads = h->backend.info.threads,
 		.node_cpus = t->node_cpus,
 		.n_nodes = t->n_nodes,
-		.done = on_task_done,
+		.done = host_on_task_done,
 		.userdata = &h->backend,
 	};
 	int r = unmapper_init(&h->unmapper, &h->filler);
@@ -221,10 +221,10 @@ int backend_host_new(struct loopq *loopq, unsigned threads, uint64_t capacity, b
 	if (r)
 		return r;
 	backend_init(&h->backend, &host_ops, loopq);
-	fill_info(&h->backend.info, &t, threads, capacity);
+	host_fill_info(&h->backend.info, &t, threads, capacity);
 	h->cache = t.cache;
 	host_room_init(&h->room, &HOST_MEMORY_OWN);
-	r = start(h, &t, prefault);
+	r = host_start(h, &t, prefault);
 	if (r)
 		return r;
 	*ret = &h->backend;

@@ -2,7 +2,7 @@
 
 #include "core/check.h"
 
-static void share_init(struct fair_share *s)
+static void host_fair_share_init(struct fair_share *s)
 {
 	*s = (struct fair_share){ .id = 0 };
 	list_init(&s->link);
@@ -15,14 +15,14 @@ void fair_init(struct fair *f)
 	f->active = 0;
 	list_init(&f->users);
 	for (unsigned u = 0; u < FAIR_USERS; u++) {
-		share_init(&f->user[u]);
+		host_fair_share_init(&f->user[u]);
 		for (unsigned j = 0; j < FAIR_JOBS; j++)
-			share_init(&f->job[u][j]);
+			host_fair_share_init(&f->job[u][j]);
 	}
 }
 
 /* The one in @active that has received least; among equals the one that came last. */
-static struct fair_share *share_least(const struct list *active)
+static struct fair_share *host_fair_share_least(const struct list *active)
 {
 	struct fair_share *s, *tmp, *least = NULL;
 
@@ -35,8 +35,8 @@ static struct fair_share *share_least(const struct list *active)
 /* The place of @id among the @n of @all: its own in @active, or a free one, or, if all are taken,
  * one that it shares. @active is short, and empty most of the time, so the others are searched
  * last. */
-static struct fair_share *share_find(const struct list *active, struct fair_share *all, unsigned n,
-				     uint32_t id)
+static struct fair_share *host_fair_share_find(const struct list *active, struct fair_share *all,
+					       unsigned n, uint32_t id)
 {
 	struct fair_share *s, *tmp;
 
@@ -52,13 +52,13 @@ static struct fair_share *share_find(const struct list *active, struct fair_shar
 }
 
 /* Add it to @active, if it is not there: its count starts at that of the one with least. */
-static void share_enter(struct list *active, struct fair_share *s, uint32_t id)
+static void host_fair_share_enter(struct list *active, struct fair_share *s, uint32_t id)
 {
 	const struct fair_share *least;
 
 	if (!list_empty(&s->link))
 		return;
-	least = share_least(active);
+	least = host_fair_share_least(active);
 	s->id = id;
 	s->served = least ? least->served : 0;
 	list_append(active->next, &s->link); /* before the first one */
@@ -66,13 +66,14 @@ static void share_enter(struct list *active, struct fair_share *s, uint32_t id)
 
 void fair_add(struct fair *f, struct fair_task *t, struct backend_owner owner)
 {
-	struct fair_share *u = share_find(&f->users, f->user, FAIR_USERS, owner.user);
-	struct fair_share *j = share_find(&u->jobs, f->job[u - f->user], FAIR_JOBS, owner.job);
+	struct fair_share *u = host_fair_share_find(&f->users, f->user, FAIR_USERS, owner.user);
+	struct fair_share *j =
+		host_fair_share_find(&u->jobs, f->job[u - f->user], FAIR_JOBS, owner.job);
 
-	share_enter(&f->users, u, owner.user);
+	host_fair_share_enter(&f->users, u, owner.user);
 	u->weight = owner.weight ? owner.weight : BACKEND_WEIGHT;
 	f->active += list_empty(&j->link);
-	share_enter(&u->jobs, j, owner.job);
+	host_fair_share_enter(&u->jobs, j, owner.job);
 	list_init(&t->link);
 	list_append(&j->tasks, &t->link);
 	t->user = u;
@@ -95,11 +96,11 @@ void fair_remove(struct fair *f, struct fair_task *t)
 
 struct fair_task *fair_next(const struct fair *f)
 {
-	const struct fair_share *u = share_least(&f->users);
+	const struct fair_share *u = host_fair_share_least(&f->users);
 
 	if (!u)
 		return NULL;
-	return list_first(&share_least(&u->jobs)->tasks, struct fair_task, link);
+	return list_first(&host_fair_share_least(&u->jobs)->tasks, struct fair_task, link);
 }
 
 void fair_served(struct fair_task *t, uint64_t bytes)

@@ -23,7 +23,7 @@ struct fill {
 	uint64_t bytes, at;
 };
 
-static bool fill_is_memory_left(void)
+static bool host_fill_is_memory_left(void)
 {
 	struct host_memory m;
 
@@ -32,11 +32,11 @@ static bool fill_is_memory_left(void)
 }
 
 /* Return: is there more to do? */
-static bool fill_slice(struct fill *fill)
+static bool host_fill_slice(struct fill *fill)
 {
 	uint64_t n = fill->bytes - fill->at < SLICE_BYTES ? fill->bytes - fill->at : SLICE_BYTES;
 
-	if (!fill_is_memory_left())
+	if (!host_fill_is_memory_left())
 		return false;
 	if (fallocate(fill->fd, 0, (off_t)fill->at, (off_t)n) < 0)
 		return false;
@@ -45,7 +45,7 @@ static bool fill_slice(struct fill *fill)
 }
 
 /* Wait for one and take it out. Return: NULL at the end. */
-static struct fill *next_or_null(struct filler *f)
+static struct fill *host_fill_next_or_null(struct filler *f)
 {
 	struct fill *fill = NULL;
 
@@ -62,7 +62,7 @@ static struct fill *next_or_null(struct filler *f)
 }
 
 /* After a slice: continue with it later, or finish it. */
-static void put_back(struct filler *f, struct fill *fill, bool more)
+static void host_fill_put_back(struct filler *f, struct fill *fill, bool more)
 {
 	pthread_mutex_lock(&f->lock);
 	f->current = NULL;
@@ -77,13 +77,13 @@ static void put_back(struct filler *f, struct fill *fill, bool more)
 	free(fill);
 }
 
-static void *filler_main(void *arg)
+static void *host_fill_filler_main(void *arg)
 {
 	struct fill *fill;
 
 	setpriority(PRIO_PROCESS, 0, 19); /* of this thread alone, on Linux */
-	while ((fill = next_or_null(arg)))
-		put_back(arg, fill, fill_slice(fill));
+	while ((fill = host_fill_next_or_null(arg)))
+		host_fill_put_back(arg, fill, host_fill_slice(fill));
 	return NULL;
 }
 
@@ -99,7 +99,7 @@ int filler_init(struct filler *f)
 	f->stop = false;
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	r = pthread_create(&f->thread, NULL, filler_main, f);
+	r = pthread_create(&f->thread, NULL, host_fill_filler_main, f);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	if (r) {
 		pthread_cond_destroy(&f->idle);

@@ -15,7 +15,7 @@
 #define SHMEM_HUGE "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
 /* First line of a small file, without its end. Return: whether there was one. */
-static bool read_line(const char *path, char *buf, size_t bytes)
+static bool host_topology_read_line(const char *path, char *buf, size_t bytes)
 {
 	_cleanup_(fclosep) FILE *f = fopen(path, "re");
 
@@ -25,7 +25,7 @@ static bool read_line(const char *path, char *buf, size_t bytes)
 	return true;
 }
 
-static uint64_t memory_bytes(void)
+static uint64_t host_topology_memory_bytes(void)
 {
 	struct host_memory m;
 
@@ -35,12 +35,12 @@ static uint64_t memory_bytes(void)
 }
 
 /* The word in brackets of "always within_size [advise] never deny force". */
-static void huge_page_mode(char *buf, size_t bytes)
+static void host_topology_huge_page_mode(char *buf, size_t bytes)
 {
 	char line[128], *open, *close;
 
 	snprintf(buf, bytes, "unknown");
-	if (!read_line(SHMEM_HUGE, line, sizeof(line)))
+	if (!host_topology_read_line(SHMEM_HUGE, line, sizeof(line)))
 		return;
 	open = strchr(line, '[');
 	close = open ? strchr(open, ']') : NULL;
@@ -48,14 +48,14 @@ static void huge_page_mode(char *buf, size_t bytes)
 		snprintf(buf, bytes, "%.*s", (int)(close - open - 1), open + 1);
 }
 
-static unsigned count(hwloc_topology_t hw, hwloc_obj_type_t type)
+static unsigned host_topology_count(hwloc_topology_t hw, hwloc_obj_type_t type)
 {
 	int n = hwloc_get_nbobjs_by_type(hw, type);
 
 	return n > 0 ? (unsigned)n : 0;
 }
 
-static int keep_node_cpus(struct host_topology *t, hwloc_topology_t hw)
+static int host_topology_keep_node_cpus(struct host_topology *t, hwloc_topology_t hw)
 {
 	t->node_cpus = calloc(t->n_nodes, sizeof(*t->node_cpus));
 	if (!t->node_cpus)
@@ -69,7 +69,7 @@ static int keep_node_cpus(struct host_topology *t, hwloc_topology_t hw)
 	return 0;
 }
 
-static uint64_t last_level_cache(hwloc_topology_t hw)
+static uint64_t host_topology_last_level_cache(hwloc_topology_t hw)
 {
 	hwloc_obj_t cache = hwloc_get_obj_by_type(hw, HWLOC_OBJ_L3CACHE, 0);
 
@@ -78,25 +78,25 @@ static uint64_t last_level_cache(hwloc_topology_t hw)
 	return cache ? cache->attr->cache.size : 0;
 }
 
-static int read_topology(struct host_topology *t, hwloc_topology_t hw)
+static int host_topology_read_topology(struct host_topology *t, hwloc_topology_t hw)
 {
-	unsigned sockets = count(hw, HWLOC_OBJ_PACKAGE);
-	unsigned nodes = count(hw, HWLOC_OBJ_NUMANODE);
+	unsigned sockets = host_topology_count(hw, HWLOC_OBJ_PACKAGE);
+	unsigned nodes = host_topology_count(hw, HWLOC_OBJ_NUMANODE);
 	char huge[32];
 
-	t->cores = count(hw, HWLOC_OBJ_CORE);
+	t->cores = host_topology_count(hw, HWLOC_OBJ_CORE);
 	if (t->cores == 0)
-		t->cores = count(hw, HWLOC_OBJ_PU);
+		t->cores = host_topology_count(hw, HWLOC_OBJ_PU);
 	if (t->cores == 0)
 		t->cores = 1;
 	t->n_nodes = nodes ? nodes : 1;
-	t->cache = last_level_cache(hw);
-	huge_page_mode(huge, sizeof(huge));
+	t->cache = host_topology_last_level_cache(hw);
+	host_topology_huge_page_mode(huge, sizeof(huge));
 	t->huge_by_advice = strcmp(huge, "advise") == 0;
 	snprintf(t->detail, sizeof(t->detail),
 		 "sockets %u, cores %u, NUMA nodes %u, huge pages for shared memory: %s",
 		 sockets ? sockets : 1, t->cores, t->n_nodes, huge);
-	return t->n_nodes > 1 ? keep_node_cpus(t, hw) : 0;
+	return t->n_nodes > 1 ? host_topology_keep_node_cpus(t, hw) : 0;
 }
 
 int host_topology_init(struct host_topology *t)
@@ -108,11 +108,11 @@ int host_topology_init(struct host_topology *t)
 	if (hwloc_topology_init(&hw) < 0)
 		return -ENOMEM;
 	if (hwloc_topology_load(hw) == 0)
-		r = read_topology(t, hw);
+		r = host_topology_read_topology(t, hw);
 	hwloc_topology_destroy(hw);
 	if (r)
 		return r;
-	t->memory = memory_bytes();
+	t->memory = host_topology_memory_bytes();
 	return 0;
 }
 

@@ -7,7 +7,7 @@
 #include "core/check.h"
 
 /* Wait for work, no longer than a second while memory is left over. */
-static void unmapper_sleep(struct unmapper *u)
+static void host_unmap_unmapper_sleep(struct unmapper *u)
 {
 	struct timespec until;
 
@@ -22,13 +22,13 @@ static void unmapper_sleep(struct unmapper *u)
 
 /* Take the next entry of the queue. @ret_free: whether to free it. Return: NULL if the queue is
  * empty (look at the entries that wait) or the thread stops. */
-static struct memfd *unmapper_next(struct unmapper *u, bool *ret_free)
+static struct memfd *host_unmap_unmapper_next(struct unmapper *u, bool *ret_free)
 {
 	struct memfd *m = NULL;
 
 	pthread_mutex_lock(&u->lock);
 	if (list_empty(&u->queue) && !u->stop)
-		unmapper_sleep(u);
+		host_unmap_unmapper_sleep(u);
 	if (!list_empty(&u->queue)) {
 		m = list_first(&u->queue, struct memfd, link);
 		list_unlink(&m->link);
@@ -38,7 +38,7 @@ static struct memfd *unmapper_next(struct unmapper *u, bool *ret_free)
 	return m;
 }
 
-static void unmapper_let_go(struct unmapper *u, struct memfd *m)
+static void host_unmap_unmapper_let_go(struct unmapper *u, struct memfd *m)
 {
 	list_unlink(&m->link);
 	u->n_left--;
@@ -46,7 +46,7 @@ static void unmapper_let_go(struct unmapper *u, struct memfd *m)
 }
 
 /* Free pages that came back; close memory that no process holds any more. */
-static void unmapper_look_at_left(struct unmapper *u)
+static void host_unmap_unmapper_look_at_left(struct unmapper *u)
 {
 	struct memfd *m, *tmp;
 
@@ -54,19 +54,19 @@ static void unmapper_look_at_left(struct unmapper *u)
 		if (memfd_is_held(m))
 			(void)memfd_empty(m);
 		else
-			unmapper_let_go(u, m);
+			host_unmap_unmapper_let_go(u, m);
 }
 
-static void unmapper_leave_over(struct unmapper *u, struct memfd *m)
+static void host_unmap_unmapper_leave_over(struct unmapper *u, struct memfd *m)
 {
 	if (u->n_left == UNMAPPER_MAX_LEFT)
-		unmapper_let_go(u, list_first(&u->left, struct memfd, link));
+		host_unmap_unmapper_let_go(u, list_first(&u->left, struct memfd, link));
 	(void)memfd_empty(m);
 	list_append(&u->left, &m->link);
 	u->n_left++;
 }
 
-static void unmapper_do(struct unmapper *u, struct memfd *m, bool free)
+static void host_unmap_unmapper_do(struct unmapper *u, struct memfd *m, bool free)
 {
 	uint64_t bytes = m->mem.bytes;
 
@@ -76,7 +76,7 @@ static void unmapper_do(struct unmapper *u, struct memfd *m, bool free)
 		return;
 	}
 	if (memfd_is_held(m))
-		unmapper_leave_over(u, m);
+		host_unmap_unmapper_leave_over(u, m);
 	else
 		memfd_free(m);
 	pthread_mutex_lock(&u->lock);
@@ -85,7 +85,7 @@ static void unmapper_do(struct unmapper *u, struct memfd *m, bool free)
 	pthread_mutex_unlock(&u->lock);
 }
 
-static bool unmapper_stopped(struct unmapper *u)
+static bool host_unmap_unmapper_stopped(struct unmapper *u)
 {
 	bool stopped;
 
@@ -95,25 +95,25 @@ static bool unmapper_stopped(struct unmapper *u)
 	return stopped;
 }
 
-static void *unmapper_main(void *arg)
+static void *host_unmap_unmapper_main(void *arg)
 {
 	struct unmapper *u = arg;
 	struct memfd *m;
 	bool free;
 
-	while (!unmapper_stopped(u)) {
-		m = unmapper_next(u, &free);
+	while (!host_unmap_unmapper_stopped(u)) {
+		m = host_unmap_unmapper_next(u, &free);
 		if (m)
-			unmapper_do(u, m, free);
+			host_unmap_unmapper_do(u, m, free);
 		else
-			unmapper_look_at_left(u);
+			host_unmap_unmapper_look_at_left(u);
 	}
 	while (!list_empty(&u->left))
-		unmapper_let_go(u, list_first(&u->left, struct memfd, link));
+		host_unmap_unmapper_let_go(u, list_first(&u->left, struct memfd, link));
 	return NULL;
 }
 
-static void unmapper_init_wake(struct unmapper *u)
+static void host_unmap_unmapper_init_wake(struct unmapper *u)
 {
 	pthread_condattr_t attr;
 
@@ -129,7 +129,7 @@ int unmapper_init(struct unmapper *u, struct filler *filler)
 	int r;
 
 	pthread_mutex_init(&u->lock, NULL);
-	unmapper_init_wake(u);
+	host_unmap_unmapper_init_wake(u);
 	list_init(&u->queue);
 	list_init(&u->left);
 	u->n_left = 0;
@@ -138,7 +138,7 @@ int unmapper_init(struct unmapper *u, struct filler *filler)
 	u->filler = filler;
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	r = pthread_create(&u->thread, NULL, unmapper_main, u);
+	r = pthread_create(&u->thread, NULL, host_unmap_unmapper_main, u);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	if (r) {
 		pthread_cond_destroy(&u->wake);
@@ -150,7 +150,7 @@ int unmapper_init(struct unmapper *u, struct filler *filler)
 }
 
 /* It may be queued already, for emptying; freeing includes that. */
-static void unmapper_queue(struct unmapper *u, struct memfd *m)
+static void host_unmap_unmapper_queue(struct unmapper *u, struct memfd *m)
 {
 	if (list_empty(&m->link))
 		list_append(&u->queue, &m->link);
@@ -162,7 +162,7 @@ void unmapper_free(struct unmapper *u, struct memfd *m)
 	CHECK(!m->free);
 	m->free = true;
 	u->pending += m->mem.bytes;
-	unmapper_queue(u, m);
+	host_unmap_unmapper_queue(u, m);
 	pthread_mutex_unlock(&u->lock);
 	pthread_cond_signal(&u->wake);
 }
@@ -171,7 +171,7 @@ void unmapper_empty(struct unmapper *u, struct memfd *m)
 {
 	pthread_mutex_lock(&u->lock);
 	CHECK(!m->free);
-	unmapper_queue(u, m);
+	host_unmap_unmapper_queue(u, m);
 	pthread_mutex_unlock(&u->lock);
 	pthread_cond_signal(&u->wake);
 }

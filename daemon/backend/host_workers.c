@@ -58,12 +58,12 @@ struct workers {
 	pthread_t *threads;
 };
 
-static struct job *job_of(struct backend_task *task)
+static struct job *host_workers_job_of(struct backend_task *task)
 {
 	return (struct job *)(void *)task->room;
 }
 
-static uint64_t chunk_of(const struct job *job, const struct kop *kop)
+static uint64_t host_workers_chunk_of(const struct job *job, const struct kop *kop)
 {
 	if (kop->kind == KOP_COPY)
 		return job->chunk * COPY_FACTOR;
@@ -73,13 +73,14 @@ static uint64_t chunk_of(const struct job *job, const struct kop *kop)
 /* Take the next chunk. Relaxed: the lock under which the job was found has published the contents
  * of the chunk; the counter only ensures that each chunk is taken once.
  * Return: false if there is none left. */
-static bool take_chunk(struct job *job, const struct kop **kop, uint64_t *begin, uint64_t *end)
+static bool host_workers_take_chunk(struct job *job, const struct kop **kop, uint64_t *begin,
+				    uint64_t *end)
 {
 	uint64_t at = atomic_load_explicit(&job->cursor, memory_order_relaxed);
 
 	while (at < CURSOR(job->task->n_kops)) {
 		const struct kop *k = &job->task->kops[at >> CURSOR_CHUNK_BITS];
-		uint64_t size = chunk_of(job, k);
+		uint64_t size = host_workers_chunk_of(job, k);
 		uint64_t from = (at & CURSOR_CHUNK_MASK) * size;
 		bool last = k->n <= from || k->n - from <= size;
 		uint64_t next = last ? CURSOR((at >> CURSOR_CHUNK_BITS) + 1) : at + 1;
@@ -104,19 +105,20 @@ struct piece {
 	uint64_t begin, end;
 };
 
-static bool take_piece(struct job *job, struct piece *p)
+static bool host_workers_take_piece(struct job *job, struct piece *p)
 {
-	return take_chunk(job, &p->kop, &p->begin, &p->end);
+	return host_workers_take_chunk(job, &p->kop, &p->begin, &p->end);
 }
 
-static uint64_t piece_bytes(const struct piece *p)
+static uint64_t host_workers_piece_bytes(const struct piece *p)
 {
 	return kop_bytes(p->kop) / p->kop->n * (p->end - p->begin);
 }
 
 /* Run @p, and the chunks after it as long as no other job wants the threads. Return: bytes of the
  * chunks after it; *ret_over: no chunk is left. */
-static uint64_t run_chunks(struct workers *w, struct job *job, struct piece *p, bool *ret_over)
+static uint64_t host_workers_run_chunks(struct workers *w, struct job *job, struct piece *p,
+					bool *ret_over)
 {
 	uint64_t more = 0;
 
@@ -125,14 +127,14 @@ static uint64_t run_chunks(struct workers *w, struct job *job, struct piece *p, 
 		*ret_over = false;
 		if (atomic_load_explicit(&w->shared, memory_order_relaxed))
 			return more;
-		*ret_over = !take_piece(job, p);
+		*ret_over = !host_workers_take_piece(job, p);
 		if (*ret_over)
 			return more;
-		more += piece_bytes(p);
+		more += host_workers_piece_bytes(p);
 	}
 }
 
-static void on_job_done(struct work *work)
+static void host_workers_on_job_done(struct work *work)
 {
 	struct job *job = CONTAINER_OF(work, struct job, work);
 	struct workers *w = job->workers;
@@ -146,7 +148,7 @@ static void on_job_done(struct work *work)
 }
 
 /* Several jobs, or one: threads inside a task look at this after each chunk. */
-static void note_shared(struct workers *w)
+static void host_workers_note_shared(struct workers *w)
 {
 	atomic_store_explicit(&w->shared, fair_shared(&w->fair), memory_order_relaxed);
 }
@@ -154,25 +156,25 @@ static void note_shared(struct workers *w)
 /* Leave @job; under the lock. With @over no chunk of it is left, and no thread enters it any more:
  * all taken chunks are done when the last thread inside leaves. Return: true for that last thread,
  * which then owns the job alone. */
-static bool leave_job(struct workers *w, struct job *job, bool over)
+static bool host_workers_leave_job(struct workers *w, struct job *job, bool over)
 {
 	if (over) {
 		fair_remove(&w->fair, &job->turn);
-		note_shared(w);
+		host_workers_note_shared(w);
 	}
 	CHECK(job->users > 0);
 	job->users--;
 	return job->users == 0 && list_empty(&job->turn.link);
 }
 
-static void tell_done(struct workers *w, struct job *job)
+static void host_workers_tell_done(struct workers *w, struct job *job)
 {
 	job->ended_us = clock_now_us();
-	loopq_post(w->o.loopq, &job->work, on_job_done);
+	loopq_post(w->o.loopq, &job->work, host_workers_on_job_done);
 }
 
 /* Whose turn it is; under the lock. */
-static void enter_job(struct job *job)
+static void host_workers_enter_job(struct job *job)
 {
 	job->users++;
 	if (!job->began_us)
@@ -180,34 +182,34 @@ static void enter_job(struct job *job)
 }
 
 /* One turn: at least one chunk of a task. Under the lock, which is released meanwhile. */
-static void take_turn(struct workers *w)
+static void host_workers_take_turn(struct workers *w)
 {
 	struct fair_task *turn = fair_next(&w->fair);
 	struct job *job = CONTAINER_OF(turn, struct job, turn);
 	struct piece p;
 	bool over, last;
 
-	enter_job(job);
-	over = !take_piece(job, &p);
+	host_workers_enter_job(job);
+	over = !host_workers_take_piece(job, &p);
 	if (!over) {
 		uint64_t more;
 
-		fair_served(turn, piece_bytes(&p));
+		fair_served(turn, host_workers_piece_bytes(&p));
 		pthread_mutex_unlock(&w->lock);
-		more = run_chunks(w, job, &p, &over);
+		more = host_workers_run_chunks(w, job, &p, &over);
 		pthread_mutex_lock(&w->lock);
 		if (!list_empty(&turn->link)) /* else its place may belong to another task by now */
 			fair_served(turn, more);
 	}
-	last = leave_job(w, job, over);
+	last = host_workers_leave_job(w, job, over);
 	if (!last)
 		return;
 	pthread_mutex_unlock(&w->lock);
-	tell_done(w, job);
+	host_workers_tell_done(w, job);
 	pthread_mutex_lock(&w->lock);
 }
 
-static void *worker_main(void *arg)
+static void *host_workers_worker_main(void *arg)
 {
 	struct workers *w = arg;
 
@@ -217,31 +219,31 @@ static void *worker_main(void *arg)
 			pthread_cond_wait(&w->wake, &w->lock);
 		if (!fair_next(&w->fair))
 			break;
-		take_turn(w);
+		host_workers_take_turn(w);
 	}
 	pthread_mutex_unlock(&w->lock);
 	return NULL;
 }
 
 /* How many chunks there are, at most a few more than threads. */
-static uint64_t count_chunks(const struct workers *w, const struct job *job)
+static uint64_t host_workers_count_chunks(const struct workers *w, const struct job *job)
 {
 	uint64_t n = 0;
 
 	for (unsigned i = 0; i < job->task->n_kops && n <= w->o.threads; i++) {
 		const struct kop *kop = &job->task->kops[i];
-		uint64_t size = chunk_of(job, kop);
+		uint64_t size = host_workers_chunk_of(job, kop);
 
 		n += kop->n / size + (kop->n % size != 0);
 	}
 	return n;
 }
 
-static void publish_job(struct workers *w, struct job *job, uint64_t chunks)
+static void host_workers_publish_job(struct workers *w, struct job *job, uint64_t chunks)
 {
 	pthread_mutex_lock(&w->lock);
 	fair_add(&w->fair, &job->turn, job->task->owner);
-	note_shared(w);
+	host_workers_note_shared(w);
 	pthread_mutex_unlock(&w->lock);
 	if (chunks >= w->o.threads) {
 		pthread_cond_broadcast(&w->wake);
@@ -253,27 +255,27 @@ static void publish_job(struct workers *w, struct job *job, uint64_t chunks)
 
 void workers_submit(struct workers *w, struct backend_task *task)
 {
-	struct job *job = job_of(task);
+	struct job *job = host_workers_job_of(task);
 	uint64_t chunks;
 
 	CHECK(task->n_kops < MAX_KOPS);
 	w->unfinished++;
 	*job = (struct job){ .workers = w, .task = task, .chunk = CHUNK };
 	list_init(&job->turn.link);
-	chunks = count_chunks(w, job);
+	chunks = host_workers_count_chunks(w, job);
 	if (chunks < w->o.threads) {
 		job->chunk = SMALL_CHUNK;
-		chunks = count_chunks(w, job);
+		chunks = host_workers_count_chunks(w, job);
 	}
 	if (chunks == 0)
-		loopq_post(w->o.loopq, &job->work, on_job_done);
+		loopq_post(w->o.loopq, &job->work, host_workers_on_job_done);
 	else
-		publish_job(w, job, chunks);
+		host_workers_publish_job(w, job, chunks);
 }
 
 /* On a machine with several NUMA nodes the threads are spread over them, so that each stays near
  * the memory that it touched first. A refusal (a smaller cpuset) is harmless. */
-static void bind_thread(const struct workers *w, unsigned index)
+static void host_workers_bind_thread(const struct workers *w, unsigned index)
 {
 	if (w->o.n_nodes < 2 || !w->o.node_cpus)
 		return;
@@ -281,7 +283,7 @@ static void bind_thread(const struct workers *w, unsigned index)
 			       &w->o.node_cpus[index % w->o.n_nodes]);
 }
 
-static int start_threads(struct workers *w)
+static int host_workers_start_threads(struct workers *w)
 {
 	sigset_t all, old;
 	char name[16];
@@ -291,12 +293,12 @@ static int start_threads(struct workers *w)
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
 	while (r == 0 && w->started < w->o.threads) {
-		r = -pthread_create(&w->threads[w->started], NULL, worker_main, w);
+		r = -pthread_create(&w->threads[w->started], NULL, host_workers_worker_main, w);
 		if (r)
 			break;
 		snprintf(name, sizeof(name), "shardd-w%u", w->started);
 		pthread_setname_np(w->threads[w->started], name);
-		bind_thread(w, w->started++);
+		host_workers_bind_thread(w, w->started++);
 	}
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	return r;
@@ -315,7 +317,7 @@ int workers_new(const struct workers_options *o, struct workers **ret)
 	pthread_mutex_init(&w->lock, NULL);
 	pthread_cond_init(&w->wake, NULL);
 	fair_init(&w->fair);
-	r = w->threads ? start_threads(w) : -ENOMEM;
+	r = w->threads ? host_workers_start_threads(w) : -ENOMEM;
 	if (r) {
 		workers_free(w);
 		return r;

@@ -61,59 +61,60 @@ void kop_run(const struct kernels *k, const struct kop *kop, uint64_t begin, uin
 
 /* -------------------------------------------------------------------- bytes */
 
-static uint64_t reduce_bytes(const struct k_reduce *r)
+static uint64_t kop_reduce_bytes(const struct k_reduce *r)
 {
 	return r->k * dtype_size(r->in_dtype) + (r->accumulate ? 2 : 1) * dtype_size(r->out_dtype);
 }
 
 /* Parameters and state are read and written, the gradient is read. */
-static uint64_t optimizer_bytes(unsigned state)
+static uint64_t kop_optimizer_bytes(unsigned state)
 {
 	return (2 * (1 + state) + 1) * sizeof(float);
 }
 
-static uint64_t sgd_bytes(const struct k_sgd *s)
+static uint64_t kop_sgd_bytes(const struct k_sgd *s)
 {
 	if (s->buf && s->first) /* its first value is the gradient: it is not read */
-		return optimizer_bytes(1) - sizeof(float);
-	return optimizer_bytes(s->buf ? 1 : 0);
+		return kop_optimizer_bytes(1) - sizeof(float);
+	return kop_optimizer_bytes(s->buf ? 1 : 0);
 }
 
 /* Each value is read, and what it is added to read and written. */
-static uint64_t add_rows_bytes(const struct k_add_rows *a)
+static uint64_t kop_add_rows_bytes(const struct k_add_rows *a)
 {
 	return a->n_rows * (dtype_size(a->dtype) + 2 * sizeof(float));
 }
 
-static uint64_t step_bytes(const struct k_step *s)
+static uint64_t kop_step_bytes(const struct k_step *s)
 {
 	if (s->kind == K_STEP_SGD)
-		return sgd_bytes(&s->sgd);
-	return optimizer_bytes((s->kind == K_STEP_ADAMW ? s->adamw.vmax : s->adam.vmax) ? 3 : 2);
+		return kop_sgd_bytes(&s->sgd);
+	return kop_optimizer_bytes((s->kind == K_STEP_ADAMW ? s->adamw.vmax : s->adam.vmax) ? 3
+											    : 2);
 }
 
 /* The gradient is neither written nor read, except for the buffer that it is added to. */
-static uint64_t reduce_step_bytes(const struct k_reduce_step *a)
+static uint64_t kop_reduce_step_bytes(const struct k_reduce_step *a)
 {
-	return reduce_bytes(&a->reduce) + step_bytes(&a->step) - 2 * sizeof(float);
+	return kop_reduce_bytes(&a->reduce) + kop_step_bytes(&a->step) - 2 * sizeof(float);
 }
 
 /* Bytes of one element; kops that change fp32 in place, or only read it, have no dtype. */
-static uint64_t element_bytes(const struct kop *kop)
+static uint64_t kop_element_bytes(const struct kop *kop)
 {
 	switch (kop->kind) {
 	case KOP_CAST:
 		return dtype_size(kop->cast.src_dtype) + dtype_size(kop->cast.dst_dtype);
 	case KOP_REDUCE:
-		return reduce_bytes(&kop->reduce);
+		return kop_reduce_bytes(&kop->reduce);
 	case KOP_ALL_REDUCE:
 		return (kop->all_reduce.k + 1) * dtype_size(kop->all_reduce.dtype);
 	case KOP_ADAMW:
-		return optimizer_bytes(kop->adamw.vmax ? 3 : 2);
+		return kop_optimizer_bytes(kop->adamw.vmax ? 3 : 2);
 	case KOP_ADAM:
-		return optimizer_bytes(kop->adam.vmax ? 3 : 2);
+		return kop_optimizer_bytes(kop->adam.vmax ? 3 : 2);
 	case KOP_SGD:
-		return sgd_bytes(&kop->sgd);
+		return kop_sgd_bytes(&kop->sgd);
 	case KOP_SCALE:
 	case KOP_CLAMP:
 	case KOP_UNSCALE:
@@ -128,9 +129,9 @@ static uint64_t element_bytes(const struct kop *kop)
 	case KOP_COPY:
 		return 2;
 	case KOP_ADD_ROWS:
-		return add_rows_bytes(&kop->add_rows);
+		return kop_add_rows_bytes(&kop->add_rows);
 	case KOP_REDUCE_STEP:
-		return reduce_step_bytes(&kop->reduce_step);
+		return kop_reduce_step_bytes(&kop->reduce_step);
 	case _KOP_N:
 		break;
 	}
@@ -139,5 +140,5 @@ static uint64_t element_bytes(const struct kop *kop)
 
 uint64_t kop_bytes(const struct kop *kop)
 {
-	return kop->n * element_bytes(kop);
+	return kop->n * kop_element_bytes(kop);
 }

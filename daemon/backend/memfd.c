@@ -27,13 +27,13 @@
 #define HUGE_BYTES (2u << 20)
 
 /* -ENOMEM and -ENOSPC mean the same to users: not enough memory. */
-static int memory_error(int err)
+static int memfd_memory_error(int err)
 {
 	return err == ENOMEM || err == ENOSPC ? BACKEND_E_FULL : -err;
 }
 
 /* Return: the descriptor, or -1 with errno. */
-static int create_fd(void)
+static int memfd_create_fd(void)
 {
 	const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
 	int fd = memfd_create("shardd", flags | MFD_NOEXEC_SEAL);
@@ -43,10 +43,10 @@ static int create_fd(void)
 	return fd;
 }
 
-static int prepare_fd(int fd, uint64_t bytes)
+static int memfd_prepare_fd(int fd, uint64_t bytes)
 {
 	if (ftruncate(fd, (off_t)bytes) < 0)
-		return errno == EFBIG ? BACKEND_E_FULL : memory_error(errno);
+		return errno == EFBIG ? BACKEND_E_FULL : memfd_memory_error(errno);
 	if (fchmod(fd, 0600) < 0 || fcntl(fd, F_ADD_SEALS, SIZE_SEALS) < 0)
 		return -errno;
 	return 0;
@@ -69,7 +69,7 @@ static int memfd_counted(int *fd)
 	_cleanup_(fd_closep) int again = memfd_reopen(*fd, O_RDWR);
 
 	if (again < 0)
-		return errno == ENOENT ? 0 : memory_error(errno);
+		return errno == ENOENT ? 0 : memfd_memory_error(errno);
 	fd_close(*fd);
 	*fd = STEAL_FD(again);
 	/* If a process opens the memfd while memfd_is_held holds the lease, the kernel sends
@@ -88,7 +88,7 @@ static int memfd_try_lease(int fd)
 	return 1;
 }
 
-static uint64_t inode_of(int fd)
+static uint64_t memfd_inode_of(int fd)
 {
 	struct stat st;
 
@@ -96,7 +96,7 @@ static uint64_t inode_of(int fd)
 }
 
 /* Consumes @fd on success. */
-static int map_fd(int *fd, uint64_t bytes, struct memfd **ret)
+static int memfd_map_fd(int *fd, uint64_t bytes, struct memfd **ret)
 {
 	_cleanup_(freep) struct memfd *m = calloc(1, sizeof(*m));
 	void *addr;
@@ -105,13 +105,13 @@ static int map_fd(int *fd, uint64_t bytes, struct memfd **ret)
 		return -ENOMEM;
 	addr = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
 	if (addr == MAP_FAILED)
-		return memory_error(errno);
+		return memfd_memory_error(errno);
 	/* Advice: a kernel that refuses it costs speed, nothing else. State is excluded from core
 	 * files, since all of it would fill the disk. */
 	if (bytes >= HUGE_BYTES)
 		madvise(addr, bytes, MADV_HUGEPAGE);
 	madvise(addr, bytes, MADV_DONTDUMP);
-	m->mem = (struct backend_mem){ .addr = addr, .bytes = bytes, .inode = inode_of(*fd) };
+	m->mem = (struct backend_mem){ .addr = addr, .bytes = bytes, .inode = memfd_inode_of(*fd) };
 	m->fd = STEAL_FD(*fd);
 	list_init(&m->link);
 	list_init(&m->live);
@@ -126,15 +126,15 @@ int memfd_new(uint64_t bytes, struct memfd **ret)
 
 	if (bytes > INT64_MAX)
 		return BACKEND_E_FULL;
-	fd = create_fd();
+	fd = memfd_create_fd();
 	if (fd < 0)
-		return memory_error(errno);
-	r = prepare_fd(fd, bytes);
+		return memfd_memory_error(errno);
+	r = memfd_prepare_fd(fd, bytes);
 	if (r == 0)
 		r = memfd_counted(&fd);
 	if (r)
 		return r;
-	return map_fd(&fd, bytes, ret);
+	return memfd_map_fd(&fd, bytes, ret);
 }
 
 int memfd_import(int fd, uint64_t bytes, struct memfd **ret)
@@ -156,7 +156,7 @@ int memfd_import(int fd, uint64_t bytes, struct memfd **ret)
 	own = fcntl(fd, F_DUPFD_CLOEXEC, 3);
 	if (own < 0)
 		return -errno;
-	r = map_fd(&own, bytes, ret);
+	r = memfd_map_fd(&own, bytes, ret);
 	return r > 0 ? -ENOMEM : r;
 }
 
@@ -188,11 +188,11 @@ int memfd_export(struct memfd *m, bool writable, int *ret_fd)
 /* Test with a memfd like ours: is a holder visible for as long as it holds the memfd? */
 static bool memfd_probe(void)
 {
-	_cleanup_(fd_closep) int fd = create_fd();
+	_cleanup_(fd_closep) int fd = memfd_create_fd();
 	_cleanup_(fd_closep) int other = -1;
 	bool seen;
 
-	if (fd < 0 || prepare_fd(fd, 4096) || memfd_counted(&fd) || memfd_try_lease(fd) != 1)
+	if (fd < 0 || memfd_prepare_fd(fd, 4096) || memfd_counted(&fd) || memfd_try_lease(fd) != 1)
 		return false;
 	other = memfd_reopen(fd, O_RDONLY);
 	seen = other >= 0 && memfd_try_lease(fd) == 0;

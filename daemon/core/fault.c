@@ -22,7 +22,7 @@ int fault_set(struct fault *f, enum fault_code code, const char *field, const ch
 	return code;
 }
 
-static bool is_shortage(int e)
+static bool fault_is_shortage(int e)
 {
 	return e == ENOMEM || e == ENOSPC || e == EMFILE || e == ENFILE || e == EDQUOT;
 }
@@ -34,7 +34,7 @@ int fault_errno(struct fault *f, int negative_errno, const char *what)
 
 	if (f->code != FAULT_NONE)
 		return f->code;
-	fault_set(f, is_shortage(e) ? FAULT_EXHAUSTED : FAULT_INTERNAL, NULL, "%s: %s", what,
+	fault_set(f, fault_is_shortage(e) ? FAULT_EXHAUSTED : FAULT_INTERNAL, NULL, "%s: %s", what,
 		  strerror_r(e, buf, sizeof(buf)));
 	f->domain = FAULT_DOMAIN_OS;
 	f->native = e;

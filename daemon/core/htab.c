@@ -13,7 +13,7 @@ struct htab_entry {
 };
 
 /* FNV-1a, 64 bit. */
-static uint64_t hash(const char *key)
+static uint64_t htab_hash(const char *key)
 {
 	uint64_t h = FNV_BEGIN;
 
@@ -23,16 +23,16 @@ static uint64_t hash(const char *key)
 }
 
 /* The slot that holds @key, or the free slot for it. */
-static size_t slot_of(const struct htab *t, const char *key)
+static size_t htab_slot_of(const struct htab *t, const char *key)
 {
-	size_t i = hash(key) & (t->capacity - 1);
+	size_t i = htab_hash(key) & (t->capacity - 1);
 
 	while (t->entries[i].key && strcmp(t->entries[i].key, key) != 0)
 		i = (i + 1) & (t->capacity - 1);
 	return i;
 }
 
-static int grow(struct htab *t)
+static int htab_grow(struct htab *t)
 {
 	struct htab bigger = { .capacity = t->capacity ? t->capacity * 2 : 16, .count = t->count };
 
@@ -41,7 +41,7 @@ static int grow(struct htab *t)
 		return -ENOMEM;
 	for (size_t i = 0; i < t->capacity; i++)
 		if (t->entries[i].key)
-			bigger.entries[slot_of(&bigger, t->entries[i].key)] = t->entries[i];
+			bigger.entries[htab_slot_of(&bigger, t->entries[i].key)] = t->entries[i];
 	free(t->entries);
 	*t = bigger;
 	return 0;
@@ -52,9 +52,9 @@ int htab_add(struct htab *t, const char *key, void *value)
 	size_t i;
 	char *copy;
 
-	if (t->count * 4 >= t->capacity * 3 && grow(t) < 0)
+	if (t->count * 4 >= t->capacity * 3 && htab_grow(t) < 0)
 		return -ENOMEM;
-	i = slot_of(t, key);
+	i = htab_slot_of(t, key);
 	if (t->entries[i].key)
 		return -EEXIST;
 	copy = strdup(key);
@@ -67,16 +67,16 @@ int htab_add(struct htab *t, const char *key, void *value)
 
 void *htab_find(const struct htab *t, const char *key)
 {
-	return t->capacity ? t->entries[slot_of(t, key)].value : NULL;
+	return t->capacity ? t->entries[htab_slot_of(t, key)].value : NULL;
 }
 
 /* Close the gap at @hole: move up entries that would no longer be found. */
-static void close_gap(struct htab *t, size_t hole)
+static void htab_close_gap(struct htab *t, size_t hole)
 {
 	size_t mask = t->capacity - 1;
 
 	for (size_t i = (hole + 1) & mask; t->entries[i].key; i = (i + 1) & mask) {
-		size_t home = hash(t->entries[i].key) & mask;
+		size_t home = htab_hash(t->entries[i].key) & mask;
 
 		if (((i - home) & mask) >= ((i - hole) & mask)) {
 			t->entries[hole] = t->entries[i];
@@ -93,14 +93,14 @@ void *htab_remove(struct htab *t, const char *key)
 
 	if (!t->capacity)
 		return NULL;
-	i = slot_of(t, key);
+	i = htab_slot_of(t, key);
 	if (!t->entries[i].key)
 		return NULL;
 	value = t->entries[i].value;
 	free(t->entries[i].key);
 	t->entries[i] = (struct htab_entry){ 0 };
 	t->count--;
-	close_gap(t, i);
+	htab_close_gap(t, i);
 	return value;
 }
 

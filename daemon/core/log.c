@@ -60,12 +60,12 @@ static _Atomic int max_level = LOG_INFO;
 static _Atomic bool json;
 static _Atomic uint64_t dropped;
 
-static void drop(uint64_t lines)
+static void log_drop(uint64_t lines)
 {
 	atomic_fetch_add_explicit(&dropped, lines, memory_order_relaxed);
 }
 
-static struct timespec monotonic_in(long ms)
+static struct timespec log_monotonic_in(long ms)
 {
 	struct timespec ts;
 
@@ -76,9 +76,9 @@ static struct timespec monotonic_in(long ms)
 	return ts;
 }
 
-static bool is_past(const struct timespec *ts)
+static bool log_is_past(const struct timespec *ts)
 {
-	struct timespec now = monotonic_in(0);
+	struct timespec now = log_monotonic_in(0);
 
 	return now.tv_sec > ts->tv_sec || (now.tv_sec == ts->tv_sec && now.tv_nsec >= ts->tv_nsec);
 }
@@ -86,24 +86,24 @@ static bool is_past(const struct timespec *ts)
 /* -- the writer ---------------------------------------------------------- */
 
 /* Should the writer stop waiting for an output that takes nothing? */
-static bool gives_up(void)
+static bool log_gives_up(void)
 {
 	bool r;
 
 	pthread_mutex_lock(&q.lock);
-	r = q.switches > 0 || (q.closing && is_past(&q.until));
+	r = q.switches > 0 || (q.closing && log_is_past(&q.until));
 	pthread_mutex_unlock(&q.lock);
 	return r;
 }
 
 /* Return: may be written to now. */
-static bool wait_writable(int fd)
+static bool log_wait_writable(int fd)
 {
 	struct pollfd p = { .fd = fd, .events = POLLOUT };
 	bool last;
 
 	do {
-		last = gives_up();
+		last = log_gives_up();
 		if (poll(&p, 1, last ? 0 : POLL_MS) > 0)
 			return true;
 	} while (!last);
@@ -111,16 +111,16 @@ static bool wait_writable(int fd)
 }
 
 /* Return: all of it was written. */
-static bool write_line(int fd, const char *text, size_t bytes)
+static bool log_write_line(int fd, const char *text, size_t bytes)
 {
 	while (bytes > 0) {
 		ssize_t n;
 
-		if (!wait_writable(fd))
+		if (!log_wait_writable(fd))
 			return false;
 		n = write(fd, text, bytes);
 		if (n < 0 && (errno == EINTR || errno == EAGAIN)) {
-			if (gives_up())
+			if (log_gives_up())
 				return false;
 			continue;
 		}
@@ -132,7 +132,7 @@ static bool write_line(int fd, const char *text, size_t bytes)
 	return true;
 }
 
-static struct line *take_first(void)
+static struct line *log_take_first(void)
 {
 	struct line *l = q.first;
 
@@ -147,57 +147,57 @@ static struct line *take_first(void)
 }
 
 /* Return: the next line, owned; NULL: the writer must end. */
-static struct line *next_line(void)
+static struct line *log_next_line(void)
 {
 	struct line *l = NULL;
 
 	pthread_mutex_lock(&q.lock);
 	while (!q.first && !q.closing)
 		pthread_cond_wait(&q.wake, &q.lock);
-	if (q.first && !(q.closing && is_past(&q.until)))
-		l = take_first();
+	if (q.first && !(q.closing && log_is_past(&q.until)))
+		l = log_take_first();
 	pthread_mutex_unlock(&q.lock);
 	return l;
 }
 
-static void close_output(int fd)
+static void log_close_output(int fd)
 {
 	if (fd != STDERR_FILENO)
 		fd_close(fd);
 }
 
 /* Drop the lines still queued at the end; close queued descriptors. */
-static void empty_queue(void)
+static void log_empty_queue(void)
 {
 	while (q.first) {
-		struct line *l = take_first();
+		struct line *l = log_take_first();
 
 		if (l->new_fd >= 0)
-			close_output(l->new_fd);
+			log_close_output(l->new_fd);
 		else
-			drop(1);
+			log_drop(1);
 		free(l);
 	}
 }
 
-static void *run_writer(void *arg)
+static void *log_run_writer(void *arg)
 {
 	struct line *l;
 	int fd = STDERR_FILENO;
 
 	(void)arg;
-	while ((l = next_line())) {
+	while ((l = log_next_line())) {
 		if (l->new_fd >= 0) {
-			close_output(fd);
+			log_close_output(fd);
 			fd = l->new_fd;
-		} else if (!write_line(fd, l->text, l->bytes)) {
-			drop(1);
+		} else if (!log_write_line(fd, l->text, l->bytes)) {
+			log_drop(1);
 		}
 		free(l);
 	}
-	close_output(fd);
+	log_close_output(fd);
 	pthread_mutex_lock(&q.lock);
-	empty_queue();
+	log_empty_queue();
 	q.running = false;
 	pthread_cond_signal(&q.ended);
 	pthread_mutex_unlock(&q.lock);
@@ -207,7 +207,7 @@ static void *run_writer(void *arg)
 /* -- opening and closing ------------------------------------------------- */
 
 /* Return: a descriptor (STDERR_FILENO: not owned) or negative errno. */
-static int open_output(const char *path)
+static int log_open_output(const char *path)
 {
 	int fd;
 
@@ -218,7 +218,7 @@ static int open_output(const char *path)
 	return fd < 0 ? -errno : fd;
 }
 
-static void append(struct line *l)
+static void log_append(struct line *l)
 {
 	l->next = NULL;
 	*q.last = l;
@@ -231,23 +231,23 @@ static void append(struct line *l)
 }
 
 /* Switch the writer to @fd (consumed, also on error). */
-static int switch_output(int fd)
+static int log_switch_output(int fd)
 {
 	struct line *l = malloc(sizeof(*l));
 
 	if (!l) {
-		close_output(fd);
+		log_close_output(fd);
 		return -ENOMEM;
 	}
 	*l = (struct line){ .new_fd = fd };
 	pthread_mutex_lock(&q.lock);
-	append(l);
+	log_append(l);
 	pthread_mutex_unlock(&q.lock);
 	return 0;
 }
 
 /* @fd: where the log goes from now on. */
-static void apply(const struct log_options *options, int fd)
+static void log_apply(const struct log_options *options, int fd)
 {
 	to_stderr = fd == STDERR_FILENO;
 	CHECK(options->level < _LOG_N);
@@ -255,7 +255,7 @@ static void apply(const struct log_options *options, int fd)
 	atomic_store(&json, options->json);
 }
 
-static void init_conditions(void)
+static void log_init_conditions(void)
 {
 	pthread_condattr_t attr;
 
@@ -268,14 +268,14 @@ static void init_conditions(void)
 
 /* Only the loop thread handles signals: the writer starts with all of them blocked, which also
  * turns SIGPIPE into EPIPE. */
-static int start_writer(void)
+static int log_start_writer(void)
 {
 	sigset_t all, old;
 	int r;
 
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	r = pthread_create(&q.writer, NULL, run_writer, NULL);
+	r = pthread_create(&q.writer, NULL, log_run_writer, NULL);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	return -r;
 }
@@ -285,24 +285,24 @@ int log_open(const struct log_options *options)
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
 	int fd, r;
 
-	pthread_once(&once, init_conditions);
+	pthread_once(&once, log_init_conditions);
 	CHECK(!q.open && !q.running);
-	fd = open_output(options->path);
+	fd = log_open_output(options->path);
 	if (fd < 0)
 		return fd;
-	r = switch_output(fd);
+	r = log_switch_output(fd);
 	if (r < 0)
 		return r;
 	q.running = true;
 	q.closing = false;
-	r = start_writer();
+	r = log_start_writer();
 	if (r < 0) {
-		empty_queue();
+		log_empty_queue();
 		q.running = false;
 		return r;
 	}
 	atomic_store(&dropped, 0);
-	apply(options, fd);
+	log_apply(options, fd);
 	pthread_mutex_lock(&q.lock);
 	q.open = true;
 	pthread_mutex_unlock(&q.lock);
@@ -314,22 +314,22 @@ int log_reopen(const struct log_options *options)
 	int fd, r;
 
 	CHECK(q.open);
-	fd = open_output(options->path);
+	fd = log_open_output(options->path);
 	if (fd < 0)
 		return fd;
 	/* standard error again: a switch would only make the writer give up early and lose lines */
 	if (fd != STDERR_FILENO || !to_stderr) {
-		r = switch_output(fd);
+		r = log_switch_output(fd);
 		if (r < 0)
 			return r;
 	}
-	apply(options, fd);
+	log_apply(options, fd);
 	return 0;
 }
 
 void log_close(void)
 {
-	struct timespec until = monotonic_in(CLOSE_MS + CLOSE_GRACE_MS);
+	struct timespec until = log_monotonic_in(CLOSE_MS + CLOSE_GRACE_MS);
 	bool running;
 	int r = 0;
 
@@ -340,7 +340,7 @@ void log_close(void)
 	}
 	q.open = false;
 	q.closing = true;
-	q.until = monotonic_in(CLOSE_MS);
+	q.until = log_monotonic_in(CLOSE_MS);
 	pthread_cond_signal(&q.wake);
 	while (q.running && r == 0)
 		r = pthread_cond_timedwait(&q.ended, &q.lock, &until);
@@ -354,7 +354,7 @@ void log_close(void)
 
 /* -- writing ------------------------------------------------------------- */
 
-static size_t format(char *buf, const struct log_record *r)
+static size_t log_format_line(char *buf, const struct log_record *r)
 {
 	if (atomic_load_explicit(&json, memory_order_relaxed))
 		return log_format_json(buf, r);
@@ -364,7 +364,7 @@ static size_t format(char *buf, const struct log_record *r)
 enum queued { QUEUED, QUEUE_FULL, QUEUE_CLOSED };
 
 /* @l: consumed if QUEUED. */
-static enum queued queue_line(struct line *l)
+static enum queued log_queue_line(struct line *l)
 {
 	enum queued r = QUEUED;
 
@@ -374,13 +374,13 @@ static enum queued queue_line(struct line *l)
 	else if (q.lines >= QUEUE_LINES)
 		r = QUEUE_FULL;
 	else
-		append(l);
+		log_append(l);
 	pthread_mutex_unlock(&q.lock);
 	return r;
 }
 
 /* Before log_open and after log_close. */
-static void write_now(const char *text, size_t bytes)
+static void log_write_now(const char *text, size_t bytes)
 {
 	ssize_t n;
 
@@ -388,28 +388,28 @@ static void write_now(const char *text, size_t bytes)
 		n = write(STDERR_FILENO, text, bytes);
 	while (n < 0 && errno == EINTR);
 	if (n != (ssize_t)bytes)
-		drop(1);
+		log_drop(1);
 }
 
-static void hand_over(const char *text, size_t bytes)
+static void log_hand_over(const char *text, size_t bytes)
 {
 	_cleanup_(freep) struct line *l = malloc(sizeof(*l) + bytes);
 
 	if (!l) {
-		drop(1);
+		log_drop(1);
 		return;
 	}
 	*l = (struct line){ .new_fd = -1, .bytes = bytes };
 	memcpy(l->text, text, bytes);
-	switch (queue_line(l)) {
+	switch (log_queue_line(l)) {
 	case QUEUED:
 		STEAL_PTR(l);
 		break;
 	case QUEUE_FULL:
-		drop(1);
+		log_drop(1);
 		break;
 	case QUEUE_CLOSED:
-		write_now(text, bytes);
+		log_write_now(text, bytes);
 		break;
 	}
 }
@@ -428,7 +428,7 @@ void log_write(enum log_level level, const char *topic, const char *fmt, ...)
 	log_message(message, fmt, ap);
 	va_end(ap);
 	clock_gettime(CLOCK_REALTIME, &r.time);
-	hand_over(buf, format(buf, &r));
+	log_hand_over(buf, log_format_line(buf, &r));
 	errno = saved;
 }
 

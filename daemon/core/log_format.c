@@ -13,7 +13,7 @@
 
 /* Bytes of the well-formed, printable UTF-8 character at @s, 0 if there is none.
  * Reads no further than the terminating 0. */
-static size_t utf8_length(const unsigned char *s)
+static size_t log_format_utf8_length(const unsigned char *s)
 {
 	static const uint32_t smallest[5] = { 0, 0, 0x80, 0x800, 0x10000 };
 	size_t n = s[0] < 0x80 ? 1 : (s[0] & 0xe0) == 0xc0 ? 2 : (s[0] & 0xf0) == 0xe0 ? 3 : 4;
@@ -40,7 +40,7 @@ static size_t utf8_length(const unsigned char *s)
 void log_clean(char *text)
 {
 	while (*text) {
-		size_t n = utf8_length((const unsigned char *)text);
+		size_t n = log_format_utf8_length((const unsigned char *)text);
 
 		if (n == 0) {
 			*text = '?';
@@ -62,7 +62,7 @@ void log_message(char *buf, const char *fmt, va_list ap)
 }
 
 /* 2026-01-31T12:00:00.123456Z */
-static void format_time(char *buf, size_t bytes, const struct timespec *ts)
+static void log_format_time(char *buf, size_t bytes, const struct timespec *ts)
 {
 	struct tm tm;
 	size_t n;
@@ -77,7 +77,7 @@ size_t log_format_text(char *buf, const struct log_record *r)
 	char time[48];
 	int n;
 
-	format_time(time, sizeof(time), &r->time);
+	log_format_time(time, sizeof(time), &r->time);
 	n = snprintf(buf, LOG_LINE_MAX, "%s %-5s %.*s %s\n", time, log_level_name(r->level),
 		     TOPIC_MAX, r->topic, r->message);
 	CHECK(n > 0 && n < LOG_LINE_MAX);
@@ -93,7 +93,7 @@ struct pair {
 };
 
 /* Read the pair at @s. Return: what follows it and its blanks, or NULL: no pair. */
-static const char *read_pair(const char *s, struct pair *p)
+static const char *log_format_read_pair(const char *s, struct pair *p)
 {
 	p->key = s;
 	while (islower((unsigned char)*s) || isdigit((unsigned char)*s) || *s == '_')
@@ -116,13 +116,13 @@ static const char *read_pair(const char *s, struct pair *p)
 }
 
 /* The place from which @message consists only of pairs; its end if there are none. */
-static const char *find_pairs(const char *message)
+static const char *log_format_find_pairs(const char *message)
 {
 	const char *start = message, *s = message;
 
 	while (*s) {
 		struct pair p;
-		const char *next = read_pair(s, &p);
+		const char *next = log_format_read_pair(s, &p);
 
 		if (!next) {
 			next = s + strcspn(s, " ");
@@ -139,68 +139,68 @@ struct out {
 	size_t used;
 };
 
-static void put(struct out *o, const char *s, size_t bytes)
+static void log_format_put(struct out *o, const char *s, size_t bytes)
 {
 	CHECK(o->used + bytes < LOG_LINE_MAX);
 	memcpy(o->buf + o->used, s, bytes);
 	o->used += bytes;
 }
 
-static void put_text(struct out *o, const char *s)
+static void log_format_put_text(struct out *o, const char *s)
 {
-	put(o, s, strlen(s));
+	log_format_put(o, s, strlen(s));
 }
 
 /* A JSON string; the input is clean, so only two characters need escapes. */
-static void put_string(struct out *o, const char *s, size_t bytes)
+static void log_format_put_string(struct out *o, const char *s, size_t bytes)
 {
-	put_text(o, "\"");
+	log_format_put_text(o, "\"");
 	for (size_t i = 0; i < bytes; i++) {
 		if (s[i] == '"' || s[i] == '\\')
-			put_text(o, "\\");
-		put(o, &s[i], 1);
+			log_format_put_text(o, "\\");
+		log_format_put(o, &s[i], 1);
 	}
-	put_text(o, "\"");
+	log_format_put_text(o, "\"");
 }
 
-static void put_pairs(struct out *o, const char *pairs)
+static void log_format_put_pairs(struct out *o, const char *pairs)
 {
 	const char *separator = ",\"fields\":{";
 
 	while (*pairs) {
 		struct pair p;
 
-		pairs = read_pair(pairs, &p);
+		pairs = log_format_read_pair(pairs, &p);
 		CHECK(pairs);
-		put_text(o, separator);
-		put_string(o, p.key, p.key_bytes);
-		put_text(o, ":");
-		put_string(o, p.value, p.value_bytes);
+		log_format_put_text(o, separator);
+		log_format_put_string(o, p.key, p.key_bytes);
+		log_format_put_text(o, ":");
+		log_format_put_string(o, p.value, p.value_bytes);
 		separator = ",";
 	}
-	put_text(o, "}");
+	log_format_put_text(o, "}");
 }
 
 size_t log_format_json(char *buf, const struct log_record *r)
 {
 	struct out o = { .buf = buf };
-	const char *pairs = find_pairs(r->message);
+	const char *pairs = log_format_find_pairs(r->message);
 	size_t bytes = (size_t)(pairs - r->message);
 	char time[48];
 
 	while (bytes > 0 && r->message[bytes - 1] == ' ')
 		bytes--;
-	format_time(time, sizeof(time), &r->time);
-	put_text(&o, "{\"time\":\"");
-	put_text(&o, time);
-	put_text(&o, "\",\"level\":\"");
-	put_text(&o, log_level_name(r->level));
-	put_text(&o, "\",\"topic\":");
-	put_string(&o, r->topic, strnlen(r->topic, TOPIC_MAX));
-	put_text(&o, ",\"message\":");
-	put_string(&o, r->message, bytes);
+	log_format_time(time, sizeof(time), &r->time);
+	log_format_put_text(&o, "{\"time\":\"");
+	log_format_put_text(&o, time);
+	log_format_put_text(&o, "\",\"level\":\"");
+	log_format_put_text(&o, log_level_name(r->level));
+	log_format_put_text(&o, "\",\"topic\":");
+	log_format_put_string(&o, r->topic, strnlen(r->topic, TOPIC_MAX));
+	log_format_put_text(&o, ",\"message\":");
+	log_format_put_string(&o, r->message, bytes);
 	if (*pairs)
-		put_pairs(&o, pairs);
-	put_text(&o, "}\n");
+		log_format_put_pairs(&o, pairs);
+	log_format_put_text(&o, "}\n");
 	return o.used;
 }

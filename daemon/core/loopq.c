@@ -2,7 +2,7 @@
 
 #include "core/check.h"
 
-static void on_wake(uv_async_t *handle)
+static void loopq_on_wake(uv_async_t *handle)
 {
 	loopq_drain(handle->data);
 }
@@ -12,7 +12,7 @@ int loopq_init(struct loopq *q, uv_loop_t *loop)
 	int r;
 
 	mpsc_init(&q->queue);
-	r = uv_async_init(loop, &q->async, on_wake);
+	r = uv_async_init(loop, &q->async, loopq_on_wake);
 	q->async.data = q;
 	q->open = r == 0;
 	return r;

@@ -29,7 +29,7 @@ struct proc {
 	struct list watches; /* of struct proc_watch */
 };
 
-static void tell_watches(struct proc *p)
+static void proc_tell_watches(struct proc *p)
 {
 	/* A callback may drop the last other reference, so we hold one. */
 	proc_ref(p);
@@ -43,7 +43,7 @@ static void tell_watches(struct proc *p)
 }
 
 /* The last handle of a proc without references: nothing refers to it any more. */
-static void handle_closed(struct proc *p)
+static void proc_handle_closed(struct proc *p)
 {
 	CHECK(p->handles > 0);
 	if (--p->handles || p->refs)
@@ -52,22 +52,22 @@ static void handle_closed(struct proc *p)
 	free(p);
 }
 
-static void on_poll_closed(uv_handle_t *handle)
+static void proc_on_poll_closed(uv_handle_t *handle)
 {
 	struct proc *p = handle->data;
 
 	MAGIC_CHECK(p, PROC_MAGIC);
 	p->pidfd = fd_close(p->pidfd);
-	handle_closed(p);
+	proc_handle_closed(p);
 }
 
-static void on_late_closed(uv_handle_t *handle)
+static void proc_on_late_closed(uv_handle_t *handle)
 {
 	MAGIC_CHECK((struct proc *)handle->data, PROC_MAGIC);
-	handle_closed(handle->data);
+	proc_handle_closed(handle->data);
 }
 
-static void on_pidfd(uv_poll_t *poll, int status, int events)
+static void proc_on_pidfd(uv_poll_t *poll, int status, int events)
 {
 	struct proc *p = poll->data;
 
@@ -76,16 +76,16 @@ static void on_pidfd(uv_poll_t *poll, int status, int events)
 	MAGIC_CHECK(p, PROC_MAGIC);
 	p->gone = true;
 	/* the proc may be kept long after this; its descriptor is not needed */
-	uv_close((uv_handle_t *)&p->poll, on_poll_closed);
-	tell_watches(p);
+	uv_close((uv_handle_t *)&p->poll, proc_on_poll_closed);
+	proc_tell_watches(p);
 }
 
-static void on_late(uv_timer_t *timer)
+static void proc_on_late(uv_timer_t *timer)
 {
-	tell_watches(timer->data);
+	proc_tell_watches(timer->data);
 }
 
-static int open_pidfd(pid_t pid)
+static int proc_open_pidfd(pid_t pid)
 {
 	int fd = (int)syscall(SYS_pidfd_open, pid, 0);
 
@@ -118,7 +118,7 @@ static int proc_new_fd(uv_loop_t *loop, int pidfd, const struct ucred *cred, str
 	uv_timer_init(loop, &p->late);
 	p->late.data = p;
 	p->handles = 2;
-	r = uv_poll_start(&p->poll, UV_READABLE, on_pidfd);
+	r = uv_poll_start(&p->poll, UV_READABLE, proc_on_pidfd);
 	CHECK(r == 0);
 	*ret = p;
 	return 0;
@@ -134,7 +134,7 @@ int proc_new_peer(uv_loop_t *loop, int sock, struct proc **ret)
 		return -errno;
 	len = sizeof(pidfd);
 	if (getsockopt(sock, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &len) < 0)
-		pidfd = open_pidfd(cred.pid);
+		pidfd = proc_open_pidfd(cred.pid);
 	if (pidfd < 0)
 		return pidfd;
 	return proc_new_fd(loop, pidfd, &cred, ret);
@@ -142,7 +142,7 @@ int proc_new_peer(uv_loop_t *loop, int sock, struct proc **ret)
 
 int proc_new_pid(uv_loop_t *loop, pid_t pid, uid_t uid, gid_t gid, struct proc **ret)
 {
-	int pidfd = open_pidfd(pid);
+	int pidfd = proc_open_pidfd(pid);
 
 	if (pidfd < 0)
 		return pidfd;
@@ -166,8 +166,8 @@ struct proc *proc_unref(struct proc *p)
 		return NULL;
 	CHECK(list_empty(&p->watches));
 	if (!uv_is_closing((uv_handle_t *)&p->poll))
-		uv_close((uv_handle_t *)&p->poll, on_poll_closed);
-	uv_close((uv_handle_t *)&p->late, on_late_closed);
+		uv_close((uv_handle_t *)&p->poll, proc_on_poll_closed);
+	uv_close((uv_handle_t *)&p->late, proc_on_late_closed);
 	return NULL;
 }
 
@@ -196,5 +196,5 @@ void proc_watch(struct proc *p, struct proc_watch *w, proc_gone_cb fn)
 	w->fn = fn;
 	list_append(&p->watches, &w->link);
 	if (p->gone)
-		uv_timer_start(&p->late, on_late, 0, 0);
+		uv_timer_start(&p->late, proc_on_late, 0, 0);
 }

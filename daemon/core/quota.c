@@ -25,7 +25,7 @@ uint64_t quota_left(const struct quota *q)
 	return left;
 }
 
-static void raise_to(uint64_t *peak, uint64_t now)
+static void quota_raise_to(uint64_t *peak, uint64_t now)
 {
 	if (*peak < now)
 		*peak = now;
@@ -60,8 +60,8 @@ void quota_undo(struct quota *q, enum mem_class class, uint64_t bytes)
 void quota_return(struct quota *q, enum mem_class class, uint64_t bytes)
 {
 	for (struct quota *at = q; at; at = at->parent) {
-		raise_to(&at->peak_used, at->used);
-		raise_to(&at->peak[class], at->by_class[class]);
+		quota_raise_to(&at->peak_used, at->used);
+		quota_raise_to(&at->peak[class], at->by_class[class]);
 	}
 	quota_undo(q, class, bytes);
 }

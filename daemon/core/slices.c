@@ -2,7 +2,7 @@
 
 #include "core/check.h"
 
-static void on_idle(uv_idle_t *idle)
+static void slices_on_idle(uv_idle_t *idle)
 {
 	struct slices *s = idle->data;
 
@@ -29,7 +29,7 @@ void slices_add(struct slices *s, struct slice *slice, void (*fn)(struct slice *
 	CHECK(s->open && list_empty(&slice->link));
 	slice->fn = fn;
 	list_append(&s->all, &slice->link);
-	uv_idle_start(&s->idle, on_idle);
+	uv_idle_start(&s->idle, slices_on_idle);
 }
 
 void slices_close(struct slices *s)

@@ -37,7 +37,7 @@ const char *engine_why(const struct engine *e)
 	return e->why;
 }
 
-static void check_options(const struct comm_options *options)
+static void engine_check_options(const struct comm_options *options)
 {
 	CHECK(options->ready && options->devices && options->n_devices > 0);
 	CHECK((unsigned)options->queue < _BACKEND_Q_N);
@@ -50,7 +50,7 @@ int engine_comm_new(struct engine *e, const struct comm_options *options)
 	int r;
 
 	MAGIC_CHECK(e, ENGINE_MAGIC);
-	check_options(options);
+	engine_check_options(options);
 	e->why[0] = '\0';
 	r = e->ops->comm_new(e, options);
 	CHECK(r <= 0);
@@ -62,7 +62,7 @@ int comm_shrink(struct comm *c, const bool *gone, const struct comm_options *opt
 	int r;
 
 	MAGIC_CHECK(c, COMM_MAGIC);
-	check_options(options);
+	engine_check_options(options);
 	CHECK(options->n_devices <= c->n_local);
 	if (!c->engine->ops->shrink)
 		return -EOPNOTSUPP;
@@ -176,7 +176,7 @@ void comm_info(const struct comm *c, struct comm_info *ret)
 		c->engine->ops->info(c, ret);
 }
 
-static void check_addresses(const struct comm *c, const void *const *addr, uint64_t n)
+static void engine_check_addresses(const struct comm *c, const void *const *addr, uint64_t n)
 {
 	CHECK(addr);
 	for (unsigned i = 0; n > 0 && i < c->n_local; i++)
@@ -186,7 +186,7 @@ static void check_addresses(const struct comm *c, const void *const *addr, uint6
 void comm_register(struct comm *c, void *const *addr, uint64_t bytes)
 {
 	MAGIC_CHECK(c, COMM_MAGIC);
-	check_addresses(c, (const void *const *)addr, bytes);
+	engine_check_addresses(c, (const void *const *)addr, bytes);
 	CHECK(bytes > 0);
 	if (c->engine->ops->reg)
 		c->engine->ops->reg(c, addr, bytes);
@@ -196,7 +196,7 @@ void comm_unregister(struct comm *c, void *const *addr, void (*done)(void *userd
 		     void *userdata)
 {
 	MAGIC_CHECK(c, COMM_MAGIC);
-	check_addresses(c, (const void *const *)addr, 1);
+	engine_check_addresses(c, (const void *const *)addr, 1);
 	if (c->engine->ops->unreg)
 		c->engine->ops->unreg(c, addr, done, userdata);
 	else
@@ -204,7 +204,7 @@ void comm_unregister(struct comm *c, void *const *addr, void (*done)(void *userd
 }
 
 /* The part of the contract that all operations share. */
-static const struct engine_ops *begin(struct comm *c, const struct comm_op *op)
+static const struct engine_ops *engine_begin(struct comm *c, const struct comm_op *op)
 {
 	CHECK(op && op->done);
 	c->in_flight++;
@@ -216,39 +216,39 @@ void comm_all_gather(struct comm *c, struct comm_op *op, const void *const *send
 		     uint64_t count, enum dtype dtype)
 {
 	MAGIC_CHECK(c, COMM_MAGIC);
-	check_addresses(c, send, count);
-	check_addresses(c, (const void *const *)recv, count);
+	engine_check_addresses(c, send, count);
+	engine_check_addresses(c, (const void *const *)recv, count);
 	CHECK(dtype_size(dtype) > 0);
-	begin(c, op)->all_gather(c, op, send, recv, count, dtype);
+	engine_begin(c, op)->all_gather(c, op, send, recv, count, dtype);
 }
 
 void comm_reduce_scatter(struct comm *c, struct comm_op *op, const void *const *send,
 			 void *const *recv, uint64_t count, enum dtype dtype)
 {
 	MAGIC_CHECK(c, COMM_MAGIC);
-	check_addresses(c, send, count);
-	check_addresses(c, (const void *const *)recv, count);
+	engine_check_addresses(c, send, count);
+	engine_check_addresses(c, (const void *const *)recv, count);
 	CHECK(dtype_size(dtype) > 0);
-	begin(c, op)->reduce_scatter(c, op, send, recv, count, dtype);
+	engine_begin(c, op)->reduce_scatter(c, op, send, recv, count, dtype);
 }
 
 void comm_all_reduce(struct comm *c, struct comm_op *op, void *const *data, uint64_t count,
 		     enum dtype dtype, enum reduce_op reduce)
 {
 	MAGIC_CHECK(c, COMM_MAGIC);
-	check_addresses(c, (const void *const *)data, count);
+	engine_check_addresses(c, (const void *const *)data, count);
 	CHECK(dtype_size(dtype) > 0);
 	CHECK(reduce > REDUCE_NONE && reduce < _REDUCE_N);
-	begin(c, op)->all_reduce(c, op, data, count, dtype, reduce);
+	engine_begin(c, op)->all_reduce(c, op, data, count, dtype, reduce);
 }
 
 void comm_broadcast(struct comm *c, struct comm_op *op, void *const *data, uint64_t bytes,
 		    unsigned root)
 {
 	MAGIC_CHECK(c, COMM_MAGIC);
-	check_addresses(c, (const void *const *)data, bytes);
+	engine_check_addresses(c, (const void *const *)data, bytes);
 	CHECK(root < c->size);
-	begin(c, op)->broadcast(c, op, data, bytes, root);
+	engine_begin(c, op)->broadcast(c, op, data, bytes, root);
 }
 
 void comm_complete(struct comm *c, struct comm_op *op, int status)

@@ -30,14 +30,14 @@ int64_t nccl_now_ms(void)
 	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-static struct nccl_comm *to_comm(struct comm *c)
+static struct nccl_comm *nccl_to_comm(struct comm *c)
 {
 	return CONTAINER_OF(c, struct nccl_comm, comm);
 }
 
 /* ------------------------------------------------------------------- answers */
 
-static void free_engine(struct nccl *n)
+static void nccl_free_engine(struct nccl *n)
 {
 	pthread_cond_destroy(&n->changed);
 	pthread_cond_destroy(&n->wake);
@@ -45,7 +45,7 @@ static void free_engine(struct nccl *n)
 	free(n);
 }
 
-static void run_answers(struct nccl *n)
+static void nccl_run_answers(struct nccl *n)
 {
 	struct list mine = LIST_INIT(mine);
 	struct nccl_answer *a;
@@ -60,7 +60,7 @@ static void run_answers(struct nccl *n)
 	}
 }
 
-static void on_tick(struct work *work)
+static void nccl_on_tick(struct work *work)
 {
 	struct nccl *n = CONTAINER_OF(work, struct nccl, tick);
 
@@ -68,9 +68,9 @@ static void on_tick(struct work *work)
 	n->posted = false;
 	pthread_mutex_unlock(&n->lock);
 	if (n->closed)
-		free_engine(n);
+		nccl_free_engine(n);
 	else
-		run_answers(n);
+		nccl_run_answers(n);
 }
 
 void nccl_answer(struct nccl *n, struct nccl_answer *a, void (*fn)(struct nccl_answer *))
@@ -80,12 +80,12 @@ void nccl_answer(struct nccl *n, struct nccl_answer *a, void (*fn)(struct nccl_a
 	if (n->posted)
 		return;
 	n->posted = true;
-	loopq_post(n->loopq, &n->tick, on_tick);
+	loopq_post(n->loopq, &n->tick, nccl_on_tick);
 }
 
 /* ------------------------------------------------------------- communicators */
 
-static void free_clique(struct nccl_clique *q)
+static void nccl_free_clique(struct nccl_clique *q)
 {
 	free(q->members);
 	free(q->warm_own);
@@ -101,11 +101,11 @@ void nccl_on_gone(struct nccl_answer *a)
 
 	list_for_each (slab, tmp, &c->slabs, link)
 		free(slab);
-	free_clique(q);
+	nccl_free_clique(q);
 	free(c);
 }
 
-static void init_item(struct nccl_item *item, struct nccl_clique *q, enum nccl_kind kind)
+static void nccl_init_item(struct nccl_item *item, struct nccl_clique *q, enum nccl_kind kind)
 {
 	item->clique = q;
 	item->kind = kind;
@@ -114,7 +114,7 @@ static void init_item(struct nccl_item *item, struct nccl_clique *q, enum nccl_k
 }
 
 /* The links and what needs no memory of its own. */
-static void init_clique(struct nccl_clique *q, struct nccl *n)
+static void nccl_init_clique(struct nccl_clique *q, struct nccl *n)
 {
 	struct nccl_answer *const answers[] = { &q->ready, &q->broke, &q->gone };
 
@@ -123,13 +123,13 @@ static void init_clique(struct nccl_clique *q, struct nccl *n)
 	list_init(&q->link);
 	list_init(&q->slabs);
 	list_init(&q->job.link);
-	init_item(&q->warm, q, NCCL_WARM);
-	init_item(&q->end, q, NCCL_END);
+	nccl_init_item(&q->warm, q, NCCL_WARM);
+	nccl_init_item(&q->end, q, NCCL_END);
 	for (unsigned i = 0; i < ARRAY_SIZE(answers); i++)
 		list_init(&answers[i]->link);
 }
 
-static int fill_clique(struct nccl_clique *q, const struct comm *c)
+static int nccl_fill_clique(struct nccl_clique *q, const struct comm *c)
 {
 	q->size = c->size;
 	q->first = c->member;
@@ -148,7 +148,7 @@ static int fill_clique(struct nccl_clique *q, const struct comm *c)
 	return 0;
 }
 
-static int new_comm(struct nccl *n, const struct comm_options *options, struct nccl_comm **ret)
+static int nccl_new_comm(struct nccl *n, const struct comm_options *options, struct nccl_comm **ret)
 {
 	struct nccl_comm *c;
 	int r;
@@ -159,7 +159,7 @@ static int new_comm(struct nccl *n, const struct comm_options *options, struct n
 	c = calloc(1, sizeof(*c));
 	if (!c)
 		return -ENOMEM;
-	init_clique(&c->clique, n);
+	nccl_init_clique(&c->clique, n);
 	list_init(&c->slabs);
 	list_init(&c->failed_answer.link);
 	r = comm_init(&c->comm, &n->engine, options, options->n_devices, 0);
@@ -167,7 +167,7 @@ static int new_comm(struct nccl *n, const struct comm_options *options, struct n
 		free(c);
 		return r;
 	}
-	r = fill_clique(&c->clique, &c->comm);
+	r = nccl_fill_clique(&c->clique, &c->comm);
 	if (r) {
 		comm_deinit(&c->comm);
 		nccl_on_gone(&c->clique.gone);
@@ -177,7 +177,7 @@ static int new_comm(struct nccl *n, const struct comm_options *options, struct n
 	return 0;
 }
 
-static void enter_clique(struct nccl *n, struct nccl_clique *q)
+static void nccl_enter_clique(struct nccl *n, struct nccl_clique *q)
 {
 	pthread_mutex_lock(&n->lock);
 	list_append(&n->cliques, &q->link);
@@ -188,16 +188,16 @@ static int nccl_comm_new(struct engine *e, const struct comm_options *options)
 {
 	struct nccl *n = nccl_of(e);
 	struct nccl_comm *c;
-	int r = new_comm(n, options, &c);
+	int r = nccl_new_comm(n, options, &c);
 
 	if (r)
 		return r;
-	enter_clique(n, &c->clique);
+	nccl_enter_clique(n, &c->clique);
 	nccl_thread_post(&n->maker, &c->clique, nccl_make);
 	return 0;
 }
 
-static int exclude(struct nccl_clique *q, const struct comm *parent, const bool *gone)
+static int nccl_exclude(struct nccl_clique *q, const struct comm *parent, const bool *gone)
 {
 	q->excluded = calloc(parent->size, sizeof(int));
 	if (!q->excluded)
@@ -209,7 +209,7 @@ static int exclude(struct nccl_clique *q, const struct comm *parent, const bool 
 }
 
 /* Whether the issuer will pass @parent to the maker, with its heir. */
-static bool bequeath(struct nccl_clique *parent, struct nccl_clique *heir)
+static bool nccl_bequeath(struct nccl_clique *parent, struct nccl_clique *heir)
 {
 	struct nccl *n = parent->nccl;
 	bool able;
@@ -230,33 +230,33 @@ static int nccl_shrink(struct comm *parent, const bool *gone, const struct comm_
 {
 	struct nccl *n = nccl_of(parent->engine);
 	struct nccl_comm *c;
-	int r = new_comm(n, options, &c);
+	int r = nccl_new_comm(n, options, &c);
 
 	if (r)
 		return r;
-	r = exclude(&c->clique, parent, gone);
+	r = nccl_exclude(&c->clique, parent, gone);
 	if (r) {
 		comm_deinit(&c->comm);
 		nccl_on_gone(&c->clique.gone);
 		return r;
 	}
 	parent->aborted = true;
-	enter_clique(n, &c->clique);
+	nccl_enter_clique(n, &c->clique);
 	/* without its parent it is created like any other */
-	if (!bequeath(&to_comm(parent)->clique, &c->clique))
+	if (!nccl_bequeath(&nccl_to_comm(parent)->clique, &c->clique))
 		nccl_thread_post(&n->maker, &c->clique, nccl_make);
 	return 0;
 }
 
 static void nccl_comm_free(struct comm *c)
 {
-	to_comm(c)->freed = true;
-	nccl_issue(&to_comm(c)->clique.end);
+	nccl_to_comm(c)->freed = true;
+	nccl_issue(&nccl_to_comm(c)->clique.end);
 }
 
 static void nccl_abort(struct comm *c)
 {
-	struct nccl_clique *q = &to_comm(c)->clique;
+	struct nccl_clique *q = &nccl_to_comm(c)->clique;
 
 	pthread_mutex_lock(&q->nccl->lock);
 	q->asked = true;
@@ -282,7 +282,7 @@ static void nccl_info(const struct comm *c, struct comm_info *ret)
 
 /* ------------------------------------------------------------ registered memory */
 
-static bool is_aligned(void *const *addr, unsigned n)
+static bool nccl_is_aligned(void *const *addr, unsigned n)
 {
 	for (unsigned i = 0; i < n; i++)
 		if ((uintptr_t)addr[i] % NCCL_WIN_REQUIRED_ALIGNMENT)
@@ -292,10 +292,10 @@ static bool is_aligned(void *const *addr, unsigned n)
 
 static void nccl_reg(struct comm *c, void *const *addr, uint64_t bytes)
 {
-	struct nccl_clique *q = &to_comm(c)->clique;
+	struct nccl_clique *q = &nccl_to_comm(c)->clique;
 	struct nccl_slab *slab;
 
-	if (!q->nccl->lib->windows || !is_aligned(addr, q->n))
+	if (!q->nccl->lib->windows || !nccl_is_aligned(addr, q->n))
 		return;
 	slab = calloc(1, sizeof(*slab) + q->n * (sizeof(void *) + sizeof(ncclWindow_t)));
 	if (!slab)
@@ -304,13 +304,13 @@ static void nccl_reg(struct comm *c, void *const *addr, uint64_t bytes)
 	slab->addr = (void **)(slab + 1);
 	slab->windows = (ncclWindow_t *)(slab->addr + q->n);
 	memcpy(slab->addr, addr, q->n * sizeof(void *));
-	init_item(&slab->reg, q, NCCL_REGISTER);
-	init_item(&slab->unreg, q, NCCL_UNREGISTER);
+	nccl_init_item(&slab->reg, q, NCCL_REGISTER);
+	nccl_init_item(&slab->unreg, q, NCCL_UNREGISTER);
 	slab->reg.slab = slab;
 	slab->unreg.slab = slab;
 	list_init(&slab->registered);
 	list_init(&slab->link);
-	list_append(&to_comm(c)->slabs, &slab->link);
+	list_append(&nccl_to_comm(c)->slabs, &slab->link);
 	nccl_issue(&slab->reg);
 }
 
@@ -319,7 +319,7 @@ static void nccl_unreg(struct comm *c, void *const *addr, void (*done)(void *use
 {
 	struct nccl_slab *slab, *tmp;
 
-	list_for_each (slab, tmp, &to_comm(c)->slabs, link) {
+	list_for_each (slab, tmp, &nccl_to_comm(c)->slabs, link) {
 		if (memcmp(slab->addr, addr, c->n_local * sizeof(void *)) != 0)
 			continue;
 		list_unlink(&slab->link);
@@ -333,7 +333,7 @@ static void nccl_unreg(struct comm *c, void *const *addr, void (*done)(void *use
 
 /* ---------------------------------------------------------------- operations */
 
-static void on_failed(struct nccl_answer *a)
+static void nccl_on_failed(struct nccl_answer *a)
 {
 	struct nccl_comm *c = CONTAINER_OF(a, struct nccl_comm, failed_answer);
 	struct comm_op *op = STEAL_PTR(c->failed), *next;
@@ -344,31 +344,31 @@ static void on_failed(struct nccl_answer *a)
 	}
 }
 
-static void no_memory(struct nccl_comm *c, struct comm_op *op)
+static void nccl_no_memory(struct nccl_comm *c, struct comm_op *op)
 {
 	struct nccl *n = c->clique.nccl;
 
 	op->impl = c->failed;
 	if (!c->failed) {
 		pthread_mutex_lock(&n->lock);
-		nccl_answer(n, &c->failed_answer, on_failed);
+		nccl_answer(n, &c->failed_answer, nccl_on_failed);
 		pthread_mutex_unlock(&n->lock);
 	}
 	c->failed = op;
 }
 
-static void start(struct comm *c, struct comm_op *op, const void *const *send, void *const *recv,
-		  const struct nccl_item *values)
+static void nccl_start(struct comm *c, struct comm_op *op, const void *const *send,
+		       void *const *recv, const struct nccl_item *values)
 {
 	size_t bytes = c->n_local * sizeof(void *);
 	struct nccl_item *item = malloc(sizeof(*item) + 2 * bytes);
 
 	if (!item) {
-		no_memory(to_comm(c), op);
+		nccl_no_memory(nccl_to_comm(c), op);
 		return;
 	}
 	*item = *values;
-	init_item(item, &to_comm(c)->clique, values->kind);
+	nccl_init_item(item, &nccl_to_comm(c)->clique, values->kind);
 	item->op = op;
 	item->send = memcpy(item + 1, send, bytes);
 	item->recv = memcpy((char *)(item + 1) + bytes, recv, bytes);
@@ -378,30 +378,33 @@ static void start(struct comm *c, struct comm_op *op, const void *const *send, v
 static void nccl_all_gather(struct comm *c, struct comm_op *op, const void *const *send,
 			    void *const *recv, uint64_t count, enum dtype dtype)
 {
-	start(c, op, send, recv,
-	      &(struct nccl_item){ .kind = NCCL_ALL_GATHER, .count = count, .dtype = dtype });
+	nccl_start(c, op, send, recv,
+		   &(struct nccl_item){ .kind = NCCL_ALL_GATHER, .count = count, .dtype = dtype });
 }
 
 static void nccl_reduce_scatter(struct comm *c, struct comm_op *op, const void *const *send,
 				void *const *recv, uint64_t count, enum dtype dtype)
 {
-	start(c, op, send, recv,
-	      &(struct nccl_item){ .kind = NCCL_REDUCE_SCATTER, .count = count, .dtype = dtype });
+	nccl_start(
+		c, op, send, recv,
+		&(struct nccl_item){ .kind = NCCL_REDUCE_SCATTER, .count = count, .dtype = dtype });
 }
 
 static void nccl_all_reduce(struct comm *c, struct comm_op *op, void *const *data, uint64_t count,
 			    enum dtype dtype, enum reduce_op reduce)
 {
-	start(c, op, (const void *const *)data, data,
-	      &(struct nccl_item){
-		      .kind = NCCL_ALL_REDUCE, .count = count, .dtype = dtype, .reduce = reduce });
+	nccl_start(c, op, (const void *const *)data, data,
+		   &(struct nccl_item){ .kind = NCCL_ALL_REDUCE,
+					.count = count,
+					.dtype = dtype,
+					.reduce = reduce });
 }
 
 static void nccl_broadcast(struct comm *c, struct comm_op *op, void *const *data, uint64_t bytes,
 			   unsigned root)
 {
-	start(c, op, (const void *const *)data, data,
-	      &(struct nccl_item){ .kind = NCCL_BROADCAST, .count = bytes, .root = root });
+	nccl_start(c, op, (const void *const *)data, data,
+		   &(struct nccl_item){ .kind = NCCL_BROADCAST, .count = bytes, .root = root });
 }
 
 /* ------------------------------------------------------------------- the engine */
@@ -418,11 +421,11 @@ static void nccl_close(struct engine *e)
 	pthread_join(n->issuer, NULL);
 	nccl_thread_stop(&n->maker);
 	nccl_thread_stop(&n->ender);
-	run_answers(n);
+	nccl_run_answers(n);
 	CHECK(list_empty(&n->items) && list_empty(&n->cliques));
 	n->closed = true;
 	if (!n->posted)
-		free_engine(n);
+		nccl_free_engine(n);
 }
 
 static const struct engine_ops nccl_ops = {
@@ -448,7 +451,7 @@ void engine_nccl_patience(struct engine *e, int64_t make_ms, int64_t close_ms)
 	nccl_of(e)->close_ms = close_ms;
 }
 
-static void init_locks(struct nccl *n)
+static void nccl_init_locks(struct nccl *n)
 {
 	pthread_condattr_t monotonic;
 
@@ -460,7 +463,7 @@ static void init_locks(struct nccl *n)
 	pthread_condattr_destroy(&monotonic);
 }
 
-static int start_threads(struct nccl *n)
+static int nccl_start_threads(struct nccl *n)
 {
 	int r = nccl_thread_start(&n->maker, "shardd-nccl-new");
 
@@ -475,7 +478,7 @@ static int start_threads(struct nccl *n)
 	return r;
 }
 
-static int open_libraries(struct nccl *n, struct fault *f)
+static int nccl_open_libraries(struct nccl *n, struct fault *f)
 {
 	char why[256], version[32];
 
@@ -500,13 +503,13 @@ int engine_nccl_new(struct loopq *loopq, struct engine **ret, struct fault *f)
 	list_init(&n->items);
 	list_init(&n->cliques);
 	list_init(&n->answers);
-	r = open_libraries(n, f);
+	r = nccl_open_libraries(n, f);
 	if (r)
 		return r;
-	init_locks(n);
-	r = start_threads(n);
+	nccl_init_locks(n);
+	r = nccl_start_threads(n);
 	if (r) {
-		free_engine(STEAL_PTR(n));
+		nccl_free_engine(STEAL_PTR(n));
 		return fault_errno(f, r, "starting the threads of NCCL");
 	}
 	*ret = &n->engine;

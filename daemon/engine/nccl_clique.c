@@ -15,43 +15,44 @@
 #include "backend/backend_impl.h"
 #include "core/cleanup.h"
 
-static int cuda_failed(struct nccl_clique *q, const struct nccl_member *m, CUresult r,
-		       const char *call)
+static int nccl_clique_cuda_failed(struct nccl_clique *q, const struct nccl_member *m, CUresult r,
+				   const char *nccl_clique_call)
 {
 	char text[160];
 
-	snprintf(q->why, sizeof(q->why), "%s failed on %s: %s", call, backend_info(m->backend)->id,
-		 cuda_lib_text(q->nccl->cuda, r, text, sizeof(text)));
+	snprintf(q->why, sizeof(q->why), "%s failed on %s: %s", nccl_clique_call,
+		 backend_info(m->backend)->id, cuda_lib_text(q->nccl->cuda, r, text, sizeof(text)));
 	return r == CUDA_ERROR_OUT_OF_MEMORY ? -ENOMEM : -EIO;
 }
 
-static int nccl_failed(struct nccl_clique *q, ncclResult_t r, const char *call)
+static int nccl_clique_nccl_failed(struct nccl_clique *q, ncclResult_t r,
+				   const char *nccl_clique_call)
 {
 	char text[200];
 
-	snprintf(q->why, sizeof(q->why), "%s: %s", call,
+	snprintf(q->why, sizeof(q->why), "%s: %s", nccl_clique_call,
 		 nccl_lib_text(q->nccl->lib, r, text, sizeof(text)));
 	return r == ncclInvalidArgument ? -EINVAL : -EIO;
 }
 
-static int enter(struct nccl_clique *q, struct nccl_member *m)
+static int nccl_clique_enter(struct nccl_clique *q, struct nccl_member *m)
 {
 	CUresult r = q->nccl->cuda->cuCtxSetCurrent(m->context);
 
-	return r == CUDA_SUCCESS ? 0 : cuda_failed(q, m, r, "cuCtxSetCurrent");
+	return r == CUDA_SUCCESS ? 0 : nccl_clique_cuda_failed(q, m, r, "cuCtxSetCurrent");
 }
 
 #define FOR_MEMBERS(m, q) for (struct nccl_member *m = (q)->members; m < (q)->members + (q)->n; m++)
 
 /* ------------------------------------------------------- until it has settled */
 
-static void pause_us(unsigned us)
+static void nccl_clique_pause_us(unsigned us)
 {
 	nanosleep(&(struct timespec){ .tv_nsec = us * 1000l }, NULL);
 }
 
 /* The state of all members as NCCL reports it: an error, else whether one is in progress. */
-static ncclResult_t state_of(const struct nccl_clique *q)
+static ncclResult_t nccl_clique_state_of(const struct nccl_clique *q)
 {
 	ncclResult_t all = ncclSuccess, one, r;
 
@@ -72,12 +73,12 @@ static ncclResult_t state_of(const struct nccl_clique *q)
 
 /* Launches settle within microseconds, connections take up to seconds: so poll at short intervals
  * first, then at longer ones. @r: the result of the call itself. */
-static int settle(struct nccl_clique *q, ncclResult_t r, const char *call)
+static int nccl_clique_settle(struct nccl_clique *q, ncclResult_t r, const char *nccl_clique_call)
 {
 	unsigned looks = 0;
 
 	while (r == ncclSuccess || r == ncclInProgress) {
-		r = state_of(q);
+		r = nccl_clique_state_of(q);
 		if (r == ncclSuccess)
 			return 0;
 		if (r != ncclInProgress)
@@ -85,42 +86,43 @@ static int settle(struct nccl_clique *q, ncclResult_t r, const char *call)
 		if (atomic_load(&q->abort))
 			return -ECANCELED;
 		if (q->deadline && nccl_now_ms() > q->deadline) {
-			snprintf(q->why, sizeof(q->why), "%s does not finish", call);
+			snprintf(q->why, sizeof(q->why), "%s does not finish", nccl_clique_call);
 			return -ETIMEDOUT;
 		}
 		if (++looks < 200)
 			sched_yield();
 		else
-			pause_us(looks < 1000 ? 20 : 1000);
+			nccl_clique_pause_us(looks < 1000 ? 20 : 1000);
 	}
-	return nccl_failed(q, r, call);
+	return nccl_clique_nccl_failed(q, r, nccl_clique_call);
 }
 
 /* The first failure inside a group counts, but the group is ended in any case. */
-static int end_group(struct nccl_clique *q, ncclResult_t inside, const char *call)
+static int nccl_clique_end_group(struct nccl_clique *q, ncclResult_t inside,
+				 const char *nccl_clique_call)
 {
 	ncclResult_t r = q->nccl->lib->ncclGroupEnd();
 
 	if (inside != ncclSuccess && inside != ncclInProgress)
-		return nccl_failed(q, inside, call);
-	return settle(q, r, call);
+		return nccl_clique_nccl_failed(q, inside, nccl_clique_call);
+	return nccl_clique_settle(q, r, nccl_clique_call);
 }
 
-static bool goes_on(ncclResult_t r)
+static bool nccl_clique_goes_on(ncclResult_t r)
 {
 	return r == ncclSuccess || r == ncclInProgress;
 }
 
 /* ------------------------------------------------------------------ resting */
 
-static void hold(struct nccl_clique *q)
+static void nccl_clique_hold(struct nccl_clique *q)
 {
 	FOR_MEMBERS(m, q)
 	for (unsigned which = 0; which < _BACKEND_Q_N; which++)
 		backend_cuda_hold(m->backend, (enum backend_queue)which);
 }
 
-static void let(struct nccl_clique *q)
+static void nccl_clique_let(struct nccl_clique *q)
 {
 	FOR_MEMBERS(m, q)
 	for (unsigned which = 0; which < _BACKEND_Q_N; which++)
@@ -130,11 +132,11 @@ static void let(struct nccl_clique *q)
 void clique_rouse(struct nccl_clique *q)
 {
 	if (STEAL(q->rests, false))
-		let(q);
+		nccl_clique_let(q);
 }
 
 /* A device that is lost rests too. */
-static bool rests(struct nccl_clique *q)
+static bool nccl_clique_rests(struct nccl_clique *q)
 {
 	const struct cuda_lib *cuda = q->nccl->cuda;
 	CUstream stream;
@@ -149,7 +151,7 @@ static bool rests(struct nccl_clique *q)
 	return true;
 }
 
-static bool is_late(struct nccl *n, int64_t now, int64_t deadline)
+static bool nccl_clique_is_late(struct nccl *n, int64_t now, int64_t deadline)
 {
 	bool late;
 
@@ -164,19 +166,19 @@ bool clique_rest(struct nccl_clique *q, int64_t deadline)
 	int64_t now = nccl_now_ms(), turn;
 
 	do {
-		hold(q);
+		nccl_clique_hold(q);
 		turn = now + NCCL_REST_MS;
 		for (; now < turn; now = nccl_now_ms()) {
-			if (rests(q)) {
+			if (nccl_clique_rests(q)) {
 				q->rests = true;
 				return true;
 			}
-			pause_us(100);
+			nccl_clique_pause_us(100);
 		}
-		let(q);
-		pause_us(20000);
+		nccl_clique_let(q);
+		nccl_clique_pause_us(20000);
 		now = nccl_now_ms();
-	} while (!is_late(q->nccl, now, deadline));
+	} while (!nccl_clique_is_late(q->nccl, now, deadline));
 	return false;
 }
 
@@ -191,14 +193,14 @@ int clique_open(struct nccl_clique *q)
 	FOR_MEMBERS(m, q)
 	{
 		m->stream = backend_cuda_stream(m->backend, q->queue);
-		if (enter(q, m))
+		if (nccl_clique_enter(q, m))
 			return -EIO;
 		r = cuda->cuEventCreate(&m->after, CU_EVENT_DISABLE_TIMING);
 		if (r != CUDA_SUCCESS)
-			return cuda_failed(q, m, r, "cuEventCreate");
+			return nccl_clique_cuda_failed(q, m, r, "cuEventCreate");
 		r = cuda->cuMemGetInfo(&m->free_before, &total);
 		if (r != CUDA_SUCCESS)
-			return cuda_failed(q, m, r, "cuMemGetInfo");
+			return nccl_clique_cuda_failed(q, m, r, "cuMemGetInfo");
 	}
 	return 0;
 }
@@ -210,7 +212,7 @@ void clique_close(struct nccl_clique *q)
 	FOR_MEMBERS(m, q)
 	{
 		CHECK(!m->comm);
-		if (enter(q, m))
+		if (nccl_clique_enter(q, m))
 			continue;
 		if (m->scratch)
 			cuda->cuMemFree(m->scratch);
@@ -219,7 +221,7 @@ void clique_close(struct nccl_clique *q)
 	}
 }
 
-static void configure(const struct nccl_clique *q, ncclConfig_t *config)
+static void nccl_clique_configure(const struct nccl_clique *q, ncclConfig_t *config)
 {
 	nccl_lib_config(config);
 	config->blocking = 0;
@@ -237,25 +239,25 @@ int clique_init(struct nccl_clique *q)
 	int rank = (int)q->first;
 
 	if (r != ncclSuccess)
-		return nccl_failed(q, r, "ncclGetUniqueId");
-	configure(q, &config);
+		return nccl_clique_nccl_failed(q, r, "ncclGetUniqueId");
+	nccl_clique_configure(q, &config);
 	r = lib->ncclGroupStart();
 	if (r != ncclSuccess)
-		return nccl_failed(q, r, "ncclGroupStart");
+		return nccl_clique_nccl_failed(q, r, "ncclGroupStart");
 	FOR_MEMBERS(m, q)
 	{
-		if (!goes_on(r) || enter(q, m))
+		if (!nccl_clique_goes_on(r) || nccl_clique_enter(q, m))
 			break;
 		r = lib->ncclCommInitRankConfig(&m->comm, (int)q->size, id, rank++, &config);
 	}
-	if (rank != (int)(q->first + q->n) && goes_on(r)) {
+	if (rank != (int)(q->first + q->n) && nccl_clique_goes_on(r)) {
 		lib->ncclGroupEnd();
 		return -EIO;
 	}
-	return end_group(q, r, "ncclCommInitRankConfig");
+	return nccl_clique_end_group(q, r, "ncclCommInitRankConfig");
 }
 
-static bool is_excluded(const struct nccl_clique *heir, int rank)
+static bool nccl_clique_is_excluded(const struct nccl_clique *heir, int rank)
 {
 	for (int i = 0; i < heir->n_excluded; i++)
 		if (heir->excluded[i] == rank)
@@ -272,27 +274,27 @@ int clique_shrink(struct nccl_clique *q, struct nccl_clique *heir, bool stopped)
 	ncclConfig_t config;
 	ncclResult_t r;
 
-	configure(heir, &config);
+	nccl_clique_configure(heir, &config);
 	r = lib->ncclGroupStart();
 	if (r != ncclSuccess)
-		return nccl_failed(heir, r, "ncclGroupStart");
+		return nccl_clique_nccl_failed(heir, r, "ncclGroupStart");
 	FOR_MEMBERS(m, q)
 	{
 		int rank = (int)(q->first + (unsigned)(m - q->members));
 
-		if (!goes_on(r) || is_excluded(heir, rank))
+		if (!nccl_clique_goes_on(r) || nccl_clique_is_excluded(heir, rank))
 			continue;
 		CHECK(to < heir->members + heir->n && to->backend == m->backend);
 		q->nccl->cuda->cuCtxSetCurrent(m->context);
 		r = lib->ncclCommShrink(m->comm, heir->excluded, heir->n_excluded, &to++->comm,
 					&config, stopped ? NCCL_SHRINK_DEFAULT : NCCL_SHRINK_ABORT);
 	}
-	return end_group(heir, r, "ncclCommShrink");
+	return nccl_clique_end_group(heir, r, "ncclCommShrink");
 }
 
 /* ------------------------------------------------------------- collectives */
 
-static ncclDataType_t type_of(enum dtype t)
+static ncclDataType_t nccl_clique_type_of(enum dtype t)
 {
 	switch (t) {
 	case DTYPE_BF16:
@@ -306,7 +308,7 @@ static ncclDataType_t type_of(enum dtype t)
 	}
 }
 
-static ncclRedOp_t op_of(enum reduce_op op)
+static ncclRedOp_t nccl_clique_op_of(enum reduce_op op)
 {
 	static const ncclRedOp_t ops[_REDUCE_N] = { [REDUCE_SUM] = ncclSum,
 						    [REDUCE_AVG] = ncclAvg,
@@ -316,10 +318,10 @@ static ncclRedOp_t op_of(enum reduce_op op)
 	return ops[op];
 }
 
-static ncclResult_t call(const struct nccl_lib *lib, const struct nccl_member *m,
-			 const struct nccl_item *item, const void *send, void *recv)
+static ncclResult_t nccl_clique_call(const struct nccl_lib *lib, const struct nccl_member *m,
+				     const struct nccl_item *item, const void *send, void *recv)
 {
-	ncclDataType_t type = type_of(item->dtype);
+	ncclDataType_t type = nccl_clique_type_of(item->dtype);
 
 	switch (item->kind) {
 	case NCCL_ALL_GATHER:
@@ -328,8 +330,8 @@ static ncclResult_t call(const struct nccl_lib *lib, const struct nccl_member *m
 		return lib->ncclReduceScatter(send, recv, item->count, type, ncclSum, m->comm,
 					      m->stream);
 	case NCCL_ALL_REDUCE:
-		return lib->ncclAllReduce(send, recv, item->count, type, op_of(item->reduce),
-					  m->comm, m->stream);
+		return lib->ncclAllReduce(send, recv, item->count, type,
+					  nccl_clique_op_of(item->reduce), m->comm, m->stream);
 	default:
 		CHECK(item->kind == NCCL_BROADCAST);
 		return lib->ncclBroadcast(send, recv, item->count, ncclUint8, (int)item->root,
@@ -337,7 +339,7 @@ static ncclResult_t call(const struct nccl_lib *lib, const struct nccl_member *m
 	}
 }
 
-static int call_all(struct nccl_clique *q, const struct nccl_item *item)
+static int nccl_clique_call_all(struct nccl_clique *q, const struct nccl_item *item)
 {
 	static const char *const names[] = { [NCCL_ALL_GATHER] = "ncclAllGather",
 					     [NCCL_REDUCE_SCATTER] = "ncclReduceScatter",
@@ -348,27 +350,27 @@ static int call_all(struct nccl_clique *q, const struct nccl_item *item)
 	unsigned i = 0;
 
 	if (r != ncclSuccess)
-		return nccl_failed(q, r, "ncclGroupStart");
+		return nccl_clique_nccl_failed(q, r, "ncclGroupStart");
 	FOR_MEMBERS(m, q)
 	{
-		if (goes_on(r))
-			r = call(lib, m, item, item->send[i], item->recv[i]);
+		if (nccl_clique_goes_on(r))
+			r = nccl_clique_call(lib, m, item, item->send[i], item->recv[i]);
 		i++;
 	}
-	return end_group(q, r, names[item->kind]);
+	return nccl_clique_end_group(q, r, names[item->kind]);
 }
 
-static int mark(struct nccl_clique *q)
+static int nccl_clique_mark(struct nccl_clique *q)
 {
 	CUresult r;
 
 	FOR_MEMBERS(m, q)
 	{
-		if (enter(q, m))
+		if (nccl_clique_enter(q, m))
 			return -EIO;
 		r = q->nccl->cuda->cuEventRecord(m->after, m->stream);
 		if (r != CUDA_SUCCESS)
-			return cuda_failed(q, m, r, "cuEventRecord");
+			return nccl_clique_cuda_failed(q, m, r, "cuEventRecord");
 	}
 	q->running = true;
 	return 0;
@@ -380,9 +382,9 @@ int clique_issue(struct nccl_clique *q, const struct nccl_item *item)
 
 	FOR_MEMBERS(m, q)
 	backend_cuda_hold(m->backend, q->queue);
-	r = call_all(q, item);
+	r = nccl_clique_call_all(q, item);
 	if (r == 0)
-		r = mark(q);
+		r = nccl_clique_mark(q);
 	FOR_MEMBERS(m, q)
 	backend_cuda_let(m->backend, q->queue);
 	return r;
@@ -396,11 +398,11 @@ int clique_scratch(struct nccl_clique *q)
 	{
 		unsigned i = (unsigned)(m - q->members);
 
-		if (enter(q, m))
+		if (nccl_clique_enter(q, m))
 			return -EIO;
 		r = q->nccl->cuda->cuMemAlloc(&m->scratch, (size_t)q->size * sizeof(float));
 		if (r != CUDA_SUCCESS)
-			return cuda_failed(q, m, r, "cuMemAlloc");
+			return nccl_clique_cuda_failed(q, m, r, "cuMemAlloc");
 		q->warm_all[i] = (void *)(uintptr_t)m->scratch;
 		q->warm_own[i] = (float *)q->warm_all[i] + q->first + i;
 	}
@@ -408,7 +410,8 @@ int clique_scratch(struct nccl_clique *q)
 }
 
 /* All in place: parts are gathered from @own and reduced into it. */
-static void fill_warm(const struct nccl_clique *q, enum nccl_kind kind, struct nccl_item *ret)
+static void nccl_clique_fill_warm(const struct nccl_clique *q, enum nccl_kind kind,
+				  struct nccl_item *ret)
 {
 	void **own = q->warm_own, **all = q->warm_all;
 
@@ -428,7 +431,7 @@ int clique_warm(struct nccl_clique *q)
 	int r = 0;
 
 	for (unsigned kind = NCCL_ALL_GATHER; r == 0 && kind <= last; kind++) {
-		fill_warm(q, (enum nccl_kind)kind, &item);
+		nccl_clique_fill_warm(q, (enum nccl_kind)kind, &item);
 		r = clique_issue(q, &item);
 	}
 	return r;
@@ -442,7 +445,7 @@ void clique_measure(struct nccl_clique *q)
 	q->memory_bytes = 0;
 	FOR_MEMBERS(m, q)
 	{
-		if (enter(q, m))
+		if (nccl_clique_enter(q, m))
 			continue;
 		if (m->scratch)
 			cuda->cuMemFree(m->scratch);
@@ -456,20 +459,20 @@ void clique_measure(struct nccl_clique *q)
 
 int clique_look(struct nccl_clique *q)
 {
-	ncclResult_t state = state_of(q);
+	ncclResult_t state = nccl_clique_state_of(q);
 	CUresult r;
 
-	if (!goes_on(state))
-		return nccl_failed(q, state, "a collective failed");
+	if (!nccl_clique_goes_on(state))
+		return nccl_clique_nccl_failed(q, state, "a collective failed");
 	FOR_MEMBERS(m, q)
 	{
-		if (enter(q, m))
+		if (nccl_clique_enter(q, m))
 			return -EIO;
 		r = q->nccl->cuda->cuEventQuery(m->after);
 		if (r == CUDA_ERROR_NOT_READY)
 			return CLIQUE_E_RUNS;
 		if (r != CUDA_SUCCESS)
-			return cuda_failed(q, m, r, "a collective");
+			return nccl_clique_cuda_failed(q, m, r, "a collective");
 	}
 	q->running = false;
 	return 0;
@@ -484,15 +487,15 @@ int clique_register(struct nccl_clique *q, struct nccl_slab *slab)
 	unsigned i = 0;
 
 	if (r != ncclSuccess)
-		return nccl_failed(q, r, "ncclGroupStart");
+		return nccl_clique_nccl_failed(q, r, "ncclGroupStart");
 	FOR_MEMBERS(m, q)
 	{
-		if (goes_on(r))
+		if (nccl_clique_goes_on(r))
 			r = lib->ncclCommWindowRegister(m->comm, slab->addr[i], slab->bytes,
 							&slab->windows[i], NCCL_WIN_COLL_SYMMETRIC);
 		i++;
 	}
-	return end_group(q, r, "ncclCommWindowRegister");
+	return nccl_clique_end_group(q, r, "ncclCommWindowRegister");
 }
 
 int clique_unregister(struct nccl_clique *q, struct nccl_slab *slab)
@@ -502,13 +505,14 @@ int clique_unregister(struct nccl_clique *q, struct nccl_slab *slab)
 
 	FOR_MEMBERS(m, q)
 	{
-		if (goes_on(r) && slab->windows[i])
+		if (nccl_clique_goes_on(r) && slab->windows[i])
 			r = q->nccl->lib->ncclCommWindowDeregister(m->comm, slab->windows[i]);
 		slab->windows[i++] = NULL;
-		if (goes_on(r) && settle(q, r, "ncclCommWindowDeregister"))
+		if (nccl_clique_goes_on(r) && nccl_clique_settle(q, r, "ncclCommWindowDeregister"))
 			return -EIO;
 	}
-	return goes_on(r) ? 0 : nccl_failed(q, r, "ncclCommWindowDeregister");
+	return nccl_clique_goes_on(r) ? 0
+				      : nccl_clique_nccl_failed(q, r, "ncclCommWindowDeregister");
 }
 
 /* --------------------------------------------------------------- the end */
@@ -521,10 +525,10 @@ bool clique_stop(struct nccl_clique *q)
 
 	FOR_MEMBERS(m, q)
 	if (able && m->comm)
-		able = goes_on(lib->ncclCommRevoke(m->comm, 0));
-	while (able && state_of(q) == ncclInProgress && nccl_now_ms() < until)
-		pause_us(500);
-	return able && state_of(q) == ncclSuccess;
+		able = nccl_clique_goes_on(lib->ncclCommRevoke(m->comm, 0));
+	while (able && nccl_clique_state_of(q) == ncclInProgress && nccl_now_ms() < until)
+		nccl_clique_pause_us(500);
+	return able && nccl_clique_state_of(q) == ncclSuccess;
 }
 
 /* NCCL's results do not matter any more. It frees what the members share when the last of them is
@@ -541,7 +545,7 @@ void clique_abort(struct nccl_clique *q)
 	}
 }
 
-static int finalize(struct nccl_clique *q)
+static int nccl_clique_finalize(struct nccl_clique *q)
 {
 	const struct nccl_lib *lib = q->nccl->lib;
 	ncclResult_t r = lib->ncclGroupStart();
@@ -549,9 +553,9 @@ static int finalize(struct nccl_clique *q)
 	if (r != ncclSuccess)
 		return -EIO;
 	FOR_MEMBERS(m, q)
-	if (goes_on(r))
+	if (nccl_clique_goes_on(r))
 		r = lib->ncclCommFinalize(m->comm);
-	return end_group(q, r, "ncclCommFinalize");
+	return nccl_clique_end_group(q, r, "ncclCommFinalize");
 }
 
 void clique_destroy(struct nccl_clique *q)
@@ -564,7 +568,7 @@ void clique_destroy(struct nccl_clique *q)
 			r = clique_unregister(q, slab);
 	q->deadline = nccl_now_ms() + q->nccl->close_ms;
 	if (r == 0)
-		r = finalize(q);
+		r = nccl_clique_finalize(q);
 	if (r) {
 		clique_abort(q);
 		return;

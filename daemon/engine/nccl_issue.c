@@ -23,7 +23,7 @@ void nccl_issue(struct nccl_item *item)
 
 /* ------------------------------------------------------------------ breaking */
 
-static void on_broke(struct nccl_answer *a)
+static void nccl_issue_on_broke(struct nccl_answer *a)
 {
 	struct nccl_clique *q = CONTAINER_OF(a, struct nccl_clique, broke);
 
@@ -39,27 +39,27 @@ void nccl_break(struct nccl *n, struct nccl_clique *q)
 	q->state = CLIQUE_BROKEN;
 	q->running = false;
 	if (known && !q->asked)
-		nccl_answer(n, &q->broke, on_broke);
+		nccl_answer(n, &q->broke, nccl_issue_on_broke);
 	if (q->heir)
 		nccl_thread_post(&n->maker, q, nccl_make_heir);
 	else
 		nccl_thread_post(&n->ender, q, nccl_end_abort);
 }
 
-static bool is_ours(const struct nccl_clique *q)
+static bool nccl_issue_is_ours(const struct nccl_clique *q)
 {
 	return q->state == CLIQUE_WARMING || q->state == CLIQUE_READY;
 }
 
 /* Break the cliques that the loop wants aborted, and those that run too long at the end. With the
  * lock. */
-static void break_asked(struct nccl *n)
+static void nccl_issue_break_asked(struct nccl *n)
 {
 	bool late = n->close_at && nccl_now_ms() > n->close_at;
 	struct nccl_clique *q, *next;
 
 	list_for_each (q, next, &n->cliques, link) {
-		if (!is_ours(q) || !(atomic_load(&q->abort) || late))
+		if (!nccl_issue_is_ours(q) || !(atomic_load(&q->abort) || late))
 			continue;
 		q->asked = true;
 		nccl_break(n, q);
@@ -68,7 +68,7 @@ static void break_asked(struct nccl *n)
 
 /* ------------------------------------------------------------------- items */
 
-static void on_op(struct nccl_answer *a)
+static void nccl_issue_on_op(struct nccl_answer *a)
 {
 	struct nccl_item *item = CONTAINER_OF(a, struct nccl_item, answer);
 	struct comm *c = &nccl_comm_of(item->clique)->comm;
@@ -89,28 +89,28 @@ void nccl_on_unregistered(struct nccl_answer *a)
 	done(userdata);
 }
 
-static bool is_collective(const struct nccl_item *item)
+static bool nccl_issue_is_collective(const struct nccl_item *item)
 {
 	return item->kind <= NCCL_BROADCAST;
 }
 
 /* Registering and ending want nothing to run. */
-static bool must_wait(const struct nccl_item *item)
+static bool nccl_issue_must_wait(const struct nccl_item *item)
 {
 	switch (item->clique->state) {
 	case CLIQUE_WARMING:
 		return item->kind != NCCL_WARM;
 	case CLIQUE_READY:
-		return !is_collective(item) && item->clique->running;
+		return !nccl_issue_is_collective(item) && item->clique->running;
 	case CLIQUE_STOPPED:
-		return !is_collective(item);
+		return !nccl_issue_is_collective(item);
 	default:
 		return item->clique->state != CLIQUE_GONE;
 	}
 }
 
 /* The first that need not wait; it stays in the list. With the lock held. */
-static struct nccl_item *next_item(struct nccl *n)
+static struct nccl_item *nccl_issue_next_item(struct nccl *n)
 {
 	struct nccl_clique *q, *next;
 	struct nccl_item *item, *tmp;
@@ -120,7 +120,7 @@ static struct nccl_item *next_item(struct nccl *n)
 	list_for_each (item, tmp, &n->items, link) {
 		if (item->clique->skip)
 			continue;
-		if (!must_wait(item))
+		if (!nccl_issue_must_wait(item))
 			return item;
 		item->clique->skip = true;
 	}
@@ -128,12 +128,12 @@ static struct nccl_item *next_item(struct nccl *n)
 }
 
 /* It has had its effect, or never will. With the lock held. */
-static void finish(struct nccl *n, struct nccl_item *item, int status)
+static void nccl_issue_finish(struct nccl *n, struct nccl_item *item, int status)
 {
 	list_unlink(&item->link);
 	item->status = status;
-	if (is_collective(item))
-		nccl_answer(n, &item->answer, on_op);
+	if (nccl_issue_is_collective(item))
+		nccl_answer(n, &item->answer, nccl_issue_on_op);
 	if (item->kind != NCCL_UNREGISTER)
 		return;
 	list_unlink(&item->slab->registered);
@@ -143,7 +143,7 @@ static void finish(struct nccl *n, struct nccl_item *item, int status)
 /* For a clique that works. A collective that failed stays queued, and is answered when nothing of
  * its clique runs any more: from then on nothing writes to its memory. With the lock, which it
  * releases. */
-static void issue(struct nccl *n, struct nccl_item *item)
+static void nccl_issue_issue(struct nccl *n, struct nccl_item *item)
 {
 	struct nccl_clique *q = item->clique;
 	int r;
@@ -155,7 +155,7 @@ static void issue(struct nccl *n, struct nccl_item *item)
 		r = item->count > 0 ? clique_issue(q, item) : 0;
 	pthread_mutex_lock(&n->lock);
 	if (r == 0 || item->kind == NCCL_WARM)
-		finish(n, item, 0);
+		nccl_issue_finish(n, item, 0);
 	if (r == 0)
 		return;
 	q->status = r;
@@ -163,13 +163,13 @@ static void issue(struct nccl *n, struct nccl_item *item)
 }
 
 /* With the lock, which it may give up. */
-static void run(struct nccl *n, struct nccl_item *item)
+static void nccl_issue_run(struct nccl *n, struct nccl_item *item)
 {
 	struct nccl_clique *q = item->clique;
 	bool works = q->state == CLIQUE_READY || q->state == CLIQUE_WARMING;
 
-	if (works && (is_collective(item) || item->kind == NCCL_WARM)) {
-		issue(n, item);
+	if (works && (nccl_issue_is_collective(item) || item->kind == NCCL_WARM)) {
+		nccl_issue_issue(n, item);
 		return;
 	}
 	if (works && item->kind != NCCL_END) {
@@ -179,7 +179,7 @@ static void run(struct nccl *n, struct nccl_item *item)
 		nccl_thread_post(&n->maker, q, nccl_register);
 		return;
 	}
-	finish(n, item, ENGINE_E_ABORTED);
+	nccl_issue_finish(n, item, ENGINE_E_ABORTED);
 	if (item->kind != NCCL_END)
 		return;
 	q->state = works ? CLIQUE_ENDING : CLIQUE_GONE;
@@ -189,7 +189,7 @@ static void run(struct nccl *n, struct nccl_item *item)
 /* ---------------------------------------------------------------- looking */
 
 /* With the lock, which it releases. */
-static void look(struct nccl *n, struct nccl_clique *q)
+static void nccl_issue_look(struct nccl *n, struct nccl_clique *q)
 {
 	int r;
 
@@ -210,7 +210,7 @@ static void look(struct nccl *n, struct nccl_clique *q)
 }
 
 /* Return: whether anything runs (still, or did until now). With the lock held. */
-static bool look_at_all(struct nccl *n)
+static bool nccl_issue_look_at_all(struct nccl *n)
 {
 	struct nccl_clique *q, *next;
 	bool any = false;
@@ -219,17 +219,17 @@ static bool look_at_all(struct nccl *n)
 		q->skip = false;
 again:
 	list_for_each (q, next, &n->cliques, link) {
-		if (q->skip || !is_ours(q) || !q->running)
+		if (q->skip || !nccl_issue_is_ours(q) || !q->running)
 			continue;
 		q->skip = true;
 		any = true;
-		look(n, q);
+		nccl_issue_look(n, q);
 		goto again; /* others came or went meanwhile */
 	}
 	return any;
 }
 
-static void sleep_until(struct nccl *n, int64_t ms)
+static void nccl_issue_sleep_until(struct nccl *n, int64_t ms)
 {
 	struct timespec at = { .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000 };
 
@@ -245,17 +245,17 @@ void *nccl_issue_main(void *arg)
 
 	pthread_mutex_lock(&n->lock);
 	while (!n->close_at || !list_empty(&n->cliques)) {
-		break_asked(n);
+		nccl_issue_break_asked(n);
 		if (nccl_now_ms() >= look_at) {
-			runs = look_at_all(n);
+			runs = nccl_issue_look_at_all(n);
 			look_at = nccl_now_ms() + NCCL_POLL_MS;
 		}
-		item = next_item(n);
+		item = nccl_issue_next_item(n);
 		if (item) {
-			run(n, item);
+			nccl_issue_run(n, item);
 			runs = true;
 		} else if (runs || n->close_at) {
-			sleep_until(n, look_at);
+			nccl_issue_sleep_until(n, look_at);
 		} else {
 			pthread_cond_wait(&n->wake, &n->lock);
 		}

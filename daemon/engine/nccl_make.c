@@ -11,7 +11,7 @@
 #include <stdlib.h>
 
 /* The others may look at it again. */
-static void hand_over(struct nccl_clique *q, enum nccl_state state)
+static void nccl_make_hand_over(struct nccl_clique *q, enum nccl_state state)
 {
 	struct nccl *n = q->nccl;
 
@@ -23,8 +23,8 @@ static void hand_over(struct nccl_clique *q, enum nccl_state state)
 }
 
 /* The last action of a thread on it: from now on no thread finds it. */
-static void give_back(struct nccl_clique *q, struct nccl_answer *a,
-		      void (*fn)(struct nccl_answer *))
+static void nccl_make_give_back(struct nccl_clique *q, struct nccl_answer *a,
+				void (*fn)(struct nccl_answer *))
 {
 	struct nccl *n = q->nccl;
 
@@ -37,7 +37,7 @@ static void give_back(struct nccl_clique *q, struct nccl_answer *a,
 
 /* -------------------------------------------------------------------- making */
 
-static void on_ready(struct nccl_answer *a)
+static void nccl_make_on_ready(struct nccl_answer *a)
 {
 	struct nccl_clique *q = CONTAINER_OF(a, struct nccl_clique, ready);
 	struct comm *c = &nccl_comm_of(q)->comm;
@@ -45,7 +45,7 @@ static void on_ready(struct nccl_answer *a)
 	c->ready(c->userdata, c, 0);
 }
 
-static void on_not_made(struct nccl_answer *a)
+static void nccl_make_on_not_made(struct nccl_answer *a)
 {
 	struct nccl_clique *q = CONTAINER_OF(a, struct nccl_clique, ready);
 	struct comm *c = &nccl_comm_of(q)->comm;
@@ -60,7 +60,7 @@ static void on_not_made(struct nccl_answer *a)
 }
 
 /* Let the issuer warm it up. Return: whether it works. */
-static bool warm_up(struct nccl_clique *q)
+static bool nccl_make_warm_up(struct nccl_clique *q)
 {
 	struct nccl *n = q->nccl;
 	bool works;
@@ -76,16 +76,16 @@ static bool warm_up(struct nccl_clique *q)
 	return works;
 }
 
-static void not_made(struct nccl_clique *q)
+static void nccl_make_not_made(struct nccl_clique *q)
 {
 	clique_abort(q);
 	clique_close(q);
 	clique_rouse(q);
-	give_back(q, &q->ready, on_not_made);
+	nccl_make_give_back(q, &q->ready, nccl_make_on_not_made);
 }
 
 /* Its communicators are there; @r: or not. Its devices rest. */
-static void finish_making(struct nccl_clique *q, int r)
+static void nccl_make_finish_making(struct nccl_clique *q, int r)
 {
 	struct nccl *n = q->nccl;
 
@@ -93,18 +93,18 @@ static void finish_making(struct nccl_clique *q, int r)
 		r = clique_scratch(q);
 	if (r) {
 		q->status = r;
-		not_made(q);
+		nccl_make_not_made(q);
 		return;
 	}
-	if (!warm_up(q)) {
-		not_made(q);
+	if (!nccl_make_warm_up(q)) {
+		nccl_make_not_made(q);
 		return;
 	}
 	clique_measure(q);
 	clique_rouse(q);
 	pthread_mutex_lock(&n->lock);
 	q->deadline = 0;
-	nccl_answer(n, &q->ready, on_ready);
+	nccl_answer(n, &q->ready, nccl_make_on_ready);
 	pthread_mutex_unlock(&n->lock);
 }
 
@@ -116,23 +116,23 @@ void nccl_make(struct nccl_clique *q)
 	if (!clique_rest(q, q->deadline)) {
 		snprintf(q->why, sizeof(q->why), "its devices did not become idle in time");
 		q->status = -ETIMEDOUT;
-		give_back(q, &q->ready, on_not_made);
+		nccl_make_give_back(q, &q->ready, nccl_make_on_not_made);
 		return;
 	}
 	r = clique_open(q);
 	if (r == 0)
 		r = clique_init(q);
-	finish_making(q, r);
+	nccl_make_finish_making(q, r);
 }
 
 /* The work of @q has ended when it is STOPPED, else with the shrinking. */
-static int shrink(struct nccl_clique *q, struct nccl_clique *heir)
+static int nccl_make_shrink(struct nccl_clique *q, struct nccl_clique *heir)
 {
 	bool stopped = clique_stop(q);
 	int r;
 
 	if (stopped) {
-		hand_over(q, CLIQUE_STOPPED);
+		nccl_make_hand_over(q, CLIQUE_STOPPED);
 		clique_rest(q, heir->deadline);
 	}
 	r = clique_open(heir);
@@ -153,14 +153,14 @@ void nccl_make_heir(struct nccl_clique *q)
 	int r;
 
 	heir->deadline = nccl_now_ms() + q->nccl->make_ms;
-	r = shrink(q, heir);
-	hand_over(q, CLIQUE_GONE);
-	finish_making(heir, r);
+	r = nccl_make_shrink(q, heir);
+	nccl_make_hand_over(q, CLIQUE_GONE);
+	nccl_make_finish_making(heir, r);
 }
 
 /* --------------------------------------------------------------- registering */
 
-static int change(struct nccl_clique *q, struct nccl_item *item)
+static int nccl_make_change(struct nccl_clique *q, struct nccl_item *item)
 {
 	struct nccl_slab *slab = item->slab;
 	int r;
@@ -189,7 +189,7 @@ void nccl_register(struct nccl_clique *q)
 	int r = 0;
 
 	if (rested || item->kind == NCCL_UNREGISTER)
-		r = change(q, item);
+		r = nccl_make_change(q, item);
 	clique_rouse(q);
 	pthread_mutex_lock(&n->lock);
 	if (item->kind == NCCL_UNREGISTER)
@@ -214,13 +214,13 @@ void nccl_end_abort(struct nccl_clique *q)
 	bool makers = q->rests;
 
 	if (clique_stop(q) && !makers) {
-		hand_over(q, CLIQUE_STOPPED);
+		nccl_make_hand_over(q, CLIQUE_STOPPED);
 		clique_rest(q, nccl_now_ms() + NCCL_END_MS);
 	}
 	clique_abort(q);
 	if (!makers)
 		clique_rouse(q);
-	hand_over(q, CLIQUE_GONE);
+	nccl_make_hand_over(q, CLIQUE_GONE);
 }
 
 void nccl_end_destroy(struct nccl_clique *q)
@@ -234,7 +234,7 @@ void nccl_end_destroy(struct nccl_clique *q)
 void nccl_end_free(struct nccl_clique *q)
 {
 	clique_close(q);
-	give_back(q, &q->gone, nccl_on_gone);
+	nccl_make_give_back(q, &q->gone, nccl_on_gone);
 }
 
 #endif

@@ -18,7 +18,7 @@ int nccl_thread_create(pthread_t *ret, const char *name, void *(*fn)(void *), vo
 	return -r;
 }
 
-static struct nccl_job *next_job(struct nccl_thread *t)
+static struct nccl_job *nccl_thread_next_job(struct nccl_thread *t)
 {
 	struct nccl_job *job = NULL;
 
@@ -33,11 +33,11 @@ static struct nccl_job *next_job(struct nccl_thread *t)
 	return job;
 }
 
-static void *thread_main(void *arg)
+static void *nccl_thread_main(void *arg)
 {
 	struct nccl_job *job;
 
-	while ((job = next_job(arg)))
+	while ((job = nccl_thread_next_job(arg)))
 		job->fn(job->clique);
 	return NULL;
 }
@@ -50,7 +50,7 @@ int nccl_thread_start(struct nccl_thread *t, const char *name)
 	pthread_cond_init(&t->wake, NULL);
 	list_init(&t->jobs);
 	t->stop = false;
-	r = nccl_thread_create(&t->id, name, thread_main, t);
+	r = nccl_thread_create(&t->id, name, nccl_thread_main, t);
 	t->runs = r == 0;
 	if (r) {
 		pthread_cond_destroy(&t->wake);

@@ -28,7 +28,7 @@ static const struct {
 };
 
 /* Return: the first that is missing, or NULL. */
-static const char *find_all(void *so, struct cuda_lib *lib)
+static const char *cuda_lib_find_all(void *so, struct cuda_lib *lib)
 {
 	for (size_t i = 0; i < sizeof(entries) / sizeof(entries[0]); i++) {
 		void *p = dlsym(so, entries[i].name);
@@ -70,7 +70,7 @@ CUresult cuda_lib_uuid(const struct cuda_lib *lib, CUdevice device, char ret[48]
 	return CUDA_SUCCESS;
 }
 
-static int initialise(struct cuda_lib *lib, char *why, size_t bytes)
+static int cuda_lib_initialise(struct cuda_lib *lib, char *why, size_t bytes)
 {
 	char text[160];
 	int n = 0;
@@ -99,7 +99,7 @@ static int initialise(struct cuda_lib *lib, char *why, size_t bytes)
 	return -ENODEV;
 }
 
-static int load(char *why, size_t bytes)
+static int cuda_lib_load(char *why, size_t bytes)
 {
 	const char *path = getenv("SHARDD_LIBCUDA");
 	const char *missing;
@@ -113,14 +113,14 @@ static int load(char *why, size_t bytes)
 		snprintf(why, bytes, "no NVIDIA driver: %s", dlerror());
 		return -ENOENT;
 	}
-	missing = find_all(so, &lib);
+	missing = cuda_lib_find_all(so, &lib);
 	if (missing) {
 		snprintf(why, bytes, "the NVIDIA driver is too old: %s has no %s", path, missing);
 		dlclose(so);
 		return -ENOSYS;
 	}
 	/* from here on it stays loaded: a driver that was started cannot be unloaded */
-	r = initialise(&lib, why, bytes);
+	r = cuda_lib_initialise(&lib, why, bytes);
 	if (r == 0)
 		table = lib;
 	return r;
@@ -132,7 +132,7 @@ int cuda_lib_open(const struct cuda_lib **ret, char *why, size_t why_bytes)
 
 	pthread_mutex_lock(&lock);
 	if (!loaded)
-		r = load(why, why_bytes);
+		r = cuda_lib_load(why, why_bytes);
 	loaded = loaded || r == 0;
 	pthread_mutex_unlock(&lock);
 	if (r == 0)

@@ -11,7 +11,7 @@ static struct nccl_lib table;
 static bool loaded;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static const char *find_all(void *so, struct nccl_lib *lib)
+static const char *nccl_lib_find_all(void *so, struct nccl_lib *lib)
 {
 	const char *missing = NULL;
 	void *p;
@@ -85,7 +85,7 @@ void nccl_lib_environment(void)
 		setenv("NCCL_RAS_ENABLE", "0", 0);
 }
 
-static int check_version(struct nccl_lib *lib, char *why, size_t bytes)
+static int nccl_lib_check_version(struct nccl_lib *lib, char *why, size_t bytes)
 {
 	char text[32];
 	ncclResult_t r = lib->ncclGetVersion(&lib->version);
@@ -102,7 +102,7 @@ static int check_version(struct nccl_lib *lib, char *why, size_t bytes)
 	return -EPROTO;
 }
 
-static int load(char *why, size_t bytes)
+static int nccl_lib_load(char *why, size_t bytes)
 {
 	const char *path = getenv("SHARDD_LIBNCCL");
 	const char *missing;
@@ -117,9 +117,9 @@ static int load(char *why, size_t bytes)
 		snprintf(why, bytes, "no NCCL: %s", dlerror());
 		return -ENOENT;
 	}
-	missing = find_all(so, &lib);
+	missing = nccl_lib_find_all(so, &lib);
 	if (lib.ncclGetVersion)
-		r = check_version(&lib, why, bytes);
+		r = nccl_lib_check_version(&lib, why, bytes);
 	if (r == 0 && missing) {
 		snprintf(why, bytes, "NCCL is too old: %s has no %s", path, missing);
 		r = -ENOSYS;
@@ -142,7 +142,7 @@ int nccl_lib_open(const struct nccl_lib **ret, char *why, size_t why_bytes)
 
 	pthread_mutex_lock(&lock);
 	if (!loaded)
-		r = load(why, why_bytes);
+		r = nccl_lib_load(why, why_bytes);
 	loaded = loaded || r == 0;
 	pthread_mutex_unlock(&lock);
 	if (r == 0)

@@ -40,14 +40,14 @@ int aliases_add(struct aliases *a, state_unit *spec)
 	return r == -EEXIST ? 0 : r;
 }
 
-static const state_unit *find_unit(const struct aliases *a, const char *name)
+static const state_unit *aliases_find_unit(const struct aliases *a, const char *name)
 {
 	const struct unit *u = htab_find(&a->job->unit_names, name);
 
 	return u ? u->rec : htab_find(&a->specs, name);
 }
 
-static int fill_table(struct alias_table *t, const state_unit *rec)
+static int aliases_fill_table(struct alias_table *t, const state_unit *rec)
 {
 	int r = 0;
 
@@ -59,7 +59,7 @@ static int fill_table(struct alias_table *t, const state_unit *rec)
 }
 
 /* Return: NULL without memory. */
-static struct alias_table *table_of(struct aliases *a, const state_unit *rec)
+static struct alias_table *aliases_table_of(struct aliases *a, const state_unit *rec)
 {
 	struct alias_table *t = htab_find(&a->tables, rec->name);
 
@@ -70,16 +70,18 @@ static struct alias_table *table_of(struct aliases *a, const state_unit *rec)
 		return NULL;
 	t->next = a->first;
 	a->first = t;
-	return fill_table(t, rec) == 0 && htab_add(&a->tables, rec->name, t) == 0 ? t : NULL;
+	return aliases_fill_table(t, rec) == 0 && htab_add(&a->tables, rec->name, t) == 0 ? t
+											  : NULL;
 }
 
-static bool same_shape(const state_tensor *a, const state_tensor *b)
+static bool aliases_same_shape(const state_tensor *a, const state_tensor *b)
 {
 	return a->n_shape == b->n_shape &&
 	       (!a->n_shape || memcmp(a->shape, b->shape, a->n_shape * sizeof(*a->shape)) == 0);
 }
 
-static int missing(const state_unit *rec, const state_tensor *t, const char *what, struct fault *f)
+static int aliases_missing(const state_unit *rec, const state_tensor *t, const char *what,
+			   struct fault *f)
 {
 	return fault_set(f, FAULT_INVALID, "units.tensors.alias_of",
 			 "unit '%.64s': tensor '%.64s' is an alias of '%.64s' of unit '%.64s', %s",
@@ -87,31 +89,31 @@ static int missing(const state_unit *rec, const state_tensor *t, const char *wha
 }
 
 /* Follow one alias from tensor @at of @rec. */
-static int step(struct aliases *a, const state_unit **rec, uint32_t *at, struct fault *f)
+static int aliases_step(struct aliases *a, const state_unit **rec, uint32_t *at, struct fault *f)
 {
 	const state_tensor *t = (*rec)->tensors[*at];
-	const state_unit *of = find_unit(a, t->alias_unit);
-	struct alias_table *table = of ? table_of(a, of) : NULL;
+	const state_unit *of = aliases_find_unit(a, t->alias_unit);
+	struct alias_table *table = of ? aliases_table_of(a, of) : NULL;
 	uintptr_t found;
 
 	if (!of)
-		return missing(*rec, t, "which does not exist", f);
+		return aliases_missing(*rec, t, "which does not exist", f);
 	if (!table)
 		return fault_errno(f, -ENOMEM, "resolving aliases");
 	found = (uintptr_t)htab_find(&table->names, t->alias_of);
 	if (!found)
-		return missing(*rec, t, "which has no such tensor", f);
-	if (!same_shape(t, of->tensors[found - 1]))
-		return missing(*rec, t, "which has a different shape", f);
+		return aliases_missing(*rec, t, "which has no such tensor", f);
+	if (!aliases_same_shape(t, of->tensors[found - 1]))
+		return aliases_missing(*rec, t, "which has a different shape", f);
 	if (of->group != (*rec)->group)
-		return missing(*rec, t, "which is in a different group", f);
+		return aliases_missing(*rec, t, "which is in a different group", f);
 	*rec = of;
 	*at = (uint32_t)(found - 1);
 	return 0;
 }
 
 /* Follow an alias to the tensor that it stands for. */
-static int end_of(struct aliases *a, const state_unit **rec, uint32_t *at, struct fault *f)
+static int aliases_end_of(struct aliases *a, const state_unit **rec, uint32_t *at, struct fault *f)
 {
 	const state_unit *first = *rec;
 	const state_tensor *t = first->tensors[*at];
@@ -119,10 +121,10 @@ static int end_of(struct aliases *a, const state_unit **rec, uint32_t *at, struc
 	for (unsigned i = 0; i < MAX_STEPS; i++) {
 		if (!unit_is_alias((*rec)->tensors[*at]))
 			return 0;
-		if (step(a, rec, at, f))
+		if (aliases_step(a, rec, at, f))
 			return f->code;
 	}
-	return missing(first, t, "which leads to a cycle of aliases", f);
+	return aliases_missing(first, t, "which leads to a cycle of aliases", f);
 }
 
 int aliases_check(struct aliases *a, const state_unit *rec, struct fault *f)
@@ -131,7 +133,7 @@ int aliases_check(struct aliases *a, const state_unit *rec, struct fault *f)
 		const state_unit *of = rec;
 		uint32_t at = i;
 
-		if (end_of(a, &of, &at, f))
+		if (aliases_end_of(a, &of, &at, f))
 			return f->code;
 	}
 	return 0;
@@ -146,7 +148,7 @@ int aliases_resolve(struct aliases *a, struct unit *u, struct fault *f)
 
 		if (!u->tensors[i].alias)
 			continue;
-		if (end_of(a, &of, &at, f))
+		if (aliases_end_of(a, &of, &at, f))
 			return f->code;
 		target = htab_find(&a->job->unit_names, of->name);
 		CHECK(target);

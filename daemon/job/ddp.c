@@ -15,7 +15,7 @@
 /* Buckets begin at multiples of this many bytes of a rank's buffer. */
 #define BUCKET_ALIGN 256u
 
-static void layout_deinit(struct ddp_buckets *b)
+static void ddp_layout_deinit(struct ddp_buckets *b)
 {
 	free(b->tensors);
 	free(b->begin);
@@ -55,7 +55,7 @@ void ddp_rows_deinit(struct job *job, struct ddp_rows *r)
 	*r = (struct ddp_rows){ 0 };
 }
 
-static void rank_deinit(struct ddp_rank *r)
+static void ddp_rank_deinit(struct ddp_rank *r)
 {
 	for (uint32_t i = 0; r->rows && i < r->ddp->n; i++)
 		ddp_rows_deinit(r->ddp->job, &r->rows[i]);
@@ -73,9 +73,9 @@ static void ddp_free(struct ddp *d)
 	if (d->charged)
 		quota_return(&d->job->quota, MEM_CONTROL, d->charged);
 	for (unsigned i = 0; i < ARRAY_SIZE(d->layouts); i++)
-		layout_deinit(&d->layouts[i]);
+		ddp_layout_deinit(&d->layouts[i]);
 	for (uint32_t i = 0; d->ranks && i < group_size(d->group); i++)
-		rank_deinit(&d->ranks[i]);
+		ddp_rank_deinit(&d->ranks[i]);
 	free(d->ranks);
 	free(d->tensors);
 	free(d->arrival);
@@ -92,13 +92,13 @@ static void ddp_freep(struct ddp **d)
 
 /* -------------------------------------------------------------- assignments */
 
-static uint64_t element_bytes(const struct ddp *d, uint32_t i)
+static uint64_t ddp_element_bytes(const struct ddp *d, uint32_t i)
 {
 	return dtype_size((enum dtype)d->tensors[i].unit->rec->gradient_dtype);
 }
 
 /* Compute all offsets from the tensors and sizes of the buckets. */
-static void layout_place(const struct ddp *d, struct ddp_buckets *b, const uint32_t *sizes)
+static void ddp_layout_place(const struct ddp *d, struct ddp_buckets *b, const uint32_t *sizes)
 {
 	uint64_t at = 0;
 
@@ -112,13 +112,13 @@ static void layout_place(const struct ddp *d, struct ddp_buckets *b, const uint3
 			b->of[i] = k;
 			b->offset[i] = at;
 			b->elements[k] += n;
-			at += n * element_bytes(d, i);
+			at += n * ddp_element_bytes(d, i);
 		}
 	}
 	b->bytes = at;
 }
 
-static int layout_alloc(struct ddp_buckets *b, uint32_t n)
+static int ddp_layout_alloc(struct ddp_buckets *b, uint32_t n)
 {
 	b->tensors = calloc(n, sizeof(*b->tensors));
 	b->begin = calloc((size_t)n + 1, sizeof(*b->begin));
@@ -129,14 +129,14 @@ static int layout_alloc(struct ddp_buckets *b, uint32_t n)
 }
 
 /* The tensors of a bucket are reduced together, in one dtype. */
-static uint32_t key_of(const state_unit *rec)
+static uint32_t ddp_key_of(const state_unit *rec)
 {
 	return (uint32_t)rec->gradient_dtype << 8 | (uint32_t)rec->reduce_dtype;
 }
 
 /* @map: NULL: the first assignment. */
-static int64_t assign(const struct ddp *d, const uint32_t *map, struct ddp_buckets *b,
-		      uint32_t *sizes)
+static int64_t ddp_assign(const struct ddp *d, const uint32_t *map, struct ddp_buckets *b,
+			  uint32_t *sizes)
 {
 	/* until the order of arrival is known: as few buckets as possible, unless tensors may be
 	 * missing */
@@ -149,8 +149,8 @@ static int64_t assign(const struct ddp *d, const uint32_t *map, struct ddp_bucke
 	for (uint32_t k = 0; k < d->n; k++) {
 		uint32_t i = map ? map[k] : k;
 
-		t[k] = (struct bucket_tensor){ d->tensors[i].elements * element_bytes(d, i),
-					       key_of(d->tensors[i].unit->rec),
+		t[k] = (struct bucket_tensor){ d->tensors[i].elements * ddp_element_bytes(d, i),
+					       ddp_key_of(d->tensors[i].unit->rec),
 					       d->tensors[i].sparse };
 	}
 	n = buckets_assign(t, d->n, d->limits, whole ? 0 : d->n_limits, map, b->tensors, sizes);
@@ -159,19 +159,19 @@ static int64_t assign(const struct ddp *d, const uint32_t *map, struct ddp_bucke
 	return n;
 }
 
-static int layout_make(const struct ddp *d, const uint32_t *map, struct ddp_buckets *ret)
+static int ddp_layout_make(const struct ddp *d, const uint32_t *map, struct ddp_buckets *ret)
 {
-	_cleanup_(layout_deinit) struct ddp_buckets b = { 0 };
+	_cleanup_(ddp_layout_deinit) struct ddp_buckets b = { 0 };
 	_cleanup_(freep) uint32_t *sizes = calloc(d->n, sizeof(*sizes));
 	int64_t n;
 
-	if (!sizes || layout_alloc(&b, d->n) < 0)
+	if (!sizes || ddp_layout_alloc(&b, d->n) < 0)
 		return -ENOMEM;
-	n = assign(d, map, &b, sizes);
+	n = ddp_assign(d, map, &b, sizes);
 	if (n < 0)
 		return (int)n;
 	b.n = (uint32_t)n;
-	layout_place(d, &b, sizes);
+	ddp_layout_place(d, &b, sizes);
 	*ret = b;
 	b = (struct ddp_buckets){ 0 };
 	return 0;
@@ -180,7 +180,7 @@ static int layout_make(const struct ddp *d, const uint32_t *map, struct ddp_buck
 int ddp_rebuild(struct ddp *d)
 {
 	CHECK(d->n_arrived == d->n && d->n_layouts == 1);
-	if (layout_make(d, d->arrival, &d->layouts[1]) < 0)
+	if (ddp_layout_make(d, d->arrival, &d->layouts[1]) < 0)
 		return -ENOMEM;
 	d->n_layouts = 2;
 	return 0;
@@ -188,12 +188,13 @@ int ddp_rebuild(struct ddp *d)
 
 /* ------------------------------------------------------------------- making */
 
-static bool has_gradient(const state_tensor *t)
+static bool ddp_has_gradient(const state_tensor *t)
 {
 	return !t->frozen && !*t->alias_of;
 }
 
-static int check_unit(const struct ddp_spec *s, const struct unit *u, uint32_t id, struct fault *f)
+static int ddp_check_unit(const struct ddp_spec *s, const struct unit *u, uint32_t id,
+			  struct fault *f)
 {
 	if (!u)
 		return fault_set(f, FAULT_NOT_FOUND, "units", "there is no unit %u", id);
@@ -212,7 +213,8 @@ static int check_unit(const struct ddp_spec *s, const struct unit *u, uint32_t i
 	return 0;
 }
 
-static int count_tensors(struct job *job, const struct ddp_spec *s, uint32_t *ret, struct fault *f)
+static int ddp_count_tensors(struct job *job, const struct ddp_spec *s, uint32_t *ret,
+			     struct fault *f)
 {
 	_cleanup_(freep) uint8_t *seen = calloc((size_t)job->n_units + 1, 1);
 
@@ -222,20 +224,20 @@ static int count_tensors(struct job *job, const struct ddp_spec *s, uint32_t *re
 	for (size_t i = 0; i < s->n_units; i++) {
 		const struct unit *u = job_unit_by_id(job, s->units[i]);
 
-		if (check_unit(s, u, s->units[i], f))
+		if (ddp_check_unit(s, u, s->units[i], f))
 			return f->code;
 		if (seen[u->id - 1]++)
 			return fault_set(f, FAULT_INVALID, "units", "unit '%.100s' is listed twice",
 					 u->rec->name);
 		for (size_t k = 0; k < u->rec->n_tensors; k++)
-			*ret += has_gradient(u->rec->tensors[k]);
+			*ret += ddp_has_gradient(u->rec->tensors[k]);
 	}
 	if (*ret)
 		return 0;
 	return fault_set(f, FAULT_INVALID, "units", "its units have no tensor with a gradient");
 }
 
-static void fill_tensors(struct ddp *d, const struct ddp_spec *s)
+static void ddp_fill_tensors(struct ddp *d, const struct ddp_spec *s)
 {
 	uint32_t at = 0;
 
@@ -246,7 +248,7 @@ static void fill_tensors(struct ddp *d, const struct ddp_spec *s)
 			const state_tensor *t = u->rec->tensors[k];
 			struct ddp_tensor *dt = &d->tensors[at];
 
-			if (!has_gradient(t))
+			if (!ddp_has_gradient(t))
 				continue;
 			*dt = (struct ddp_tensor){ .unit = u, .tensor = k };
 			CHECK(layout_numel(t->shape, (uint32_t)t->n_shape, &dt->elements));
@@ -260,7 +262,7 @@ static void fill_tensors(struct ddp *d, const struct ddp_spec *s)
 	CHECK(at == d->n);
 }
 
-static int rank_init(struct ddp_rank *r, struct ddp *d)
+static int ddp_rank_init(struct ddp_rank *r, struct ddp *d)
 {
 	r->ddp = d;
 	r->flags = calloc(d->n, 1);
@@ -278,7 +280,7 @@ static int rank_init(struct ddp_rank *r, struct ddp *d)
 }
 
 /* Approximate size of all of it. */
-static uint64_t bytes_of(const struct ddp *d)
+static uint64_t ddp_bytes_of(const struct ddp *d)
 {
 	uint64_t of_rank = sizeof(struct ddp_rank) + d->n * (sizeof(uint8_t) + sizeof(uint32_t));
 	uint64_t of_tensor = sizeof(struct ddp_tensor) + sizeof(uint32_t) + sizeof(uint8_t) +
@@ -292,9 +294,9 @@ static uint64_t bytes_of(const struct ddp *d)
 	       of_rank * group_size(d->group);
 }
 
-static int charge(struct ddp *d, struct fault *f)
+static int ddp_charge(struct ddp *d, struct fault *f)
 {
-	uint64_t bytes = bytes_of(d);
+	uint64_t bytes = ddp_bytes_of(d);
 	char holders[440];
 
 	if (quota_charge(&d->job->quota, MEM_CONTROL, bytes) == 0) {
@@ -322,9 +324,9 @@ static int ddp_fill(struct ddp *d, const struct ddp_spec *s)
 		return -ENOMEM;
 	memcpy(d->limits, s->limits, s->n_limits * sizeof(*d->limits));
 	for (uint32_t i = 0; i < ranks; i++)
-		if (rank_init(&d->ranks[i], d) < 0)
+		if (ddp_rank_init(&d->ranks[i], d) < 0)
 			return -ENOMEM;
-	if (layout_make(d, NULL, &d->layouts[0]) < 0)
+	if (ddp_layout_make(d, NULL, &d->layouts[0]) < 0)
 		return -ENOMEM;
 	d->n_layouts = 1;
 	return 0;
@@ -344,7 +346,7 @@ static bool ddp_is_read(const struct ddp *d)
 }
 
 /* Find a place for one more; ddps of ended epochs are freed when nothing reads them. */
-static struct ddp **find_place(struct job *job)
+static struct ddp **ddp_find_place(struct job *job)
 {
 	struct ddp **free_place = NULL;
 
@@ -364,10 +366,10 @@ static struct ddp **find_place(struct job *job)
 int ddp_new(struct job *job, const struct ddp_spec *spec, struct ddp **ret, struct fault *f)
 {
 	_cleanup_(ddp_freep) struct ddp *d = NULL;
-	struct ddp **place = find_place(job);
+	struct ddp **place = ddp_find_place(job);
 	uint32_t n;
 
-	if (count_tensors(job, spec, &n, f))
+	if (ddp_count_tensors(job, spec, &n, f))
 		return f->code;
 	if (!place)
 		return fault_set(f, FAULT_EXHAUSTED, NULL, "job '%s' has %u ddps, the maximum",
@@ -381,12 +383,12 @@ int ddp_new(struct job *job, const struct ddp_spec *spec, struct ddp **ret, stru
 	d->tensors = calloc(n, sizeof(*d->tensors));
 	if (!d->tensors)
 		return fault_errno(f, -ENOMEM, "making a ddp");
-	fill_tensors(d, spec);
+	ddp_fill_tensors(d, spec);
 	d->find_unused = spec->find_unused;
 	d->static_graph = spec->static_graph;
 	d->n_limits = spec->n_limits;
 	d->limits_hold = spec->limits_hold;
-	if (charge(d, f))
+	if (ddp_charge(d, f))
 		return f->code;
 	if (ddp_fill(d, spec) < 0)
 		return fault_errno(f, -ENOMEM, "making a ddp");

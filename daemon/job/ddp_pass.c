@@ -6,20 +6,20 @@
 #include "job/ddp.h"
 #include "job/job.h"
 
-static bool is_first_static(const struct ddp_rank *r)
+static bool ddp_pass_is_first_static(const struct ddp_rank *r)
 {
 	return r->hooks && !r->counted;
 }
 
-static bool all_launched(const struct ddp_rank *r)
+static bool ddp_pass_all_launched(const struct ddp_rank *r)
 {
 	return r->launched == ddp_buckets_of(r)->n;
 }
 
 /* Names of the tensors whose flags have @bits equal to @want, as many as fit.
  * Return: how many there are. */
-static uint32_t name_tensors(const struct ddp_rank *r, uint8_t bits, uint8_t want, char *buf,
-			     size_t bytes)
+static uint32_t ddp_pass_name_tensors(const struct ddp_rank *r, uint8_t bits, uint8_t want,
+				      char *buf, size_t bytes)
 {
 	const struct ddp *d = r->ddp;
 	size_t at = 0;
@@ -40,10 +40,10 @@ static uint32_t name_tensors(const struct ddp_rank *r, uint8_t bits, uint8_t wan
 	return n;
 }
 
-static int fault_unready(const struct ddp_rank *r, const char *what, struct fault *f)
+static int ddp_pass_fault_unready(const struct ddp_rank *r, const char *what, struct fault *f)
 {
 	char names[300];
-	uint32_t n = name_tensors(r, DDP_READY, 0, names, sizeof(names));
+	uint32_t n = ddp_pass_name_tensors(r, DDP_READY, 0, names, sizeof(names));
 
 	return fault_set(f, FAULT_STATE, NULL,
 			 "%s: the previous pass has %u tensors without a gradient: %s", what, n,
@@ -52,8 +52,8 @@ static int fault_unready(const struct ddp_rank *r, const char *what, struct faul
 
 int ddp_check_idle(const struct ddp_rank *r, const char *what, struct fault *f)
 {
-	if (r->open && !all_launched(r) && !is_first_static(r))
-		return fault_unready(r, what, f);
+	if (r->open && !ddp_pass_all_launched(r) && !ddp_pass_is_first_static(r))
+		return ddp_pass_fault_unready(r, what, f);
 	if (r->open)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "%s: the previous pass has not ended: call DdpFinish first", what);
@@ -67,7 +67,7 @@ int ddp_check_idle(const struct ddp_rank *r, const char *what, struct fault *f)
 	return 0;
 }
 
-static bool is_busy(const struct ddp *d)
+static bool ddp_pass_is_busy(const struct ddp *d)
 {
 	for (uint32_t i = 0; i < group_size(d->group); i++) {
 		const struct ddp_rank *r = &d->ranks[i];
@@ -84,13 +84,13 @@ bool ddp_unit_is_busy(const struct job *job, const struct unit *u)
 		const struct ddp *d = job->ddps[k];
 
 		for (uint32_t i = 0; d && i < d->n; i++)
-			if (d->tensors[i].unit == u && is_busy(d))
+			if (d->tensors[i].unit == u && ddp_pass_is_busy(d))
 				return true;
 	}
 	return false;
 }
 
-static bool has_unit(const struct ddp *d, const struct unit *u)
+static bool ddp_pass_has_unit(const struct ddp *d, const struct unit *u)
 {
 	for (uint32_t i = 0; i < d->n; i++)
 		if (d->tensors[i].unit == u)
@@ -100,15 +100,15 @@ static bool has_unit(const struct ddp *d, const struct unit *u)
 
 /* The state of the rank in the job's @k-th ddp. Return: NULL if there is none of this epoch with @u
  * and @rank. */
-static const struct ddp_rank *rank_with(const struct job *job, unsigned k, const struct unit *u,
-					uint32_t rank)
+static const struct ddp_rank *ddp_pass_rank_with(const struct job *job, unsigned k,
+						 const struct unit *u, uint32_t rank)
 {
 	const struct ddp *d = job->ddps[k];
 	uint32_t index;
 
 	if (!d || d->epoch != job->rec->epoch || !group_index(d->group, rank, &index))
 		return NULL;
-	return has_unit(d, u) ? &d->ranks[index] : NULL;
+	return ddp_pass_has_unit(d, u) ? &d->ranks[index] : NULL;
 }
 
 uint64_t ddp_unit_passes(const struct job *job, const struct unit *u, uint32_t rank)
@@ -116,14 +116,14 @@ uint64_t ddp_unit_passes(const struct job *job, const struct unit *u, uint32_t r
 	uint64_t passes = 0;
 
 	for (unsigned k = 0; k < DDP_MAX; k++) {
-		const struct ddp_rank *r = rank_with(job, k, u, rank);
+		const struct ddp_rank *r = ddp_pass_rank_with(job, k, u, rank);
 
 		passes += r ? r->begun - r->open : 0;
 	}
 	return passes;
 }
 
-static bool all_ready(const struct ddp_rank *r, const struct unit *u)
+static bool ddp_pass_all_ready(const struct ddp_rank *r, const struct unit *u)
 {
 	for (uint32_t i = 0; i < r->ddp->n; i++)
 		if (r->ddp->tensors[i].unit == u && !(r->flags[i] & DDP_READY))
@@ -134,9 +134,9 @@ static bool all_ready(const struct ddp_rank *r, const struct unit *u)
 bool ddp_unit_is_ready(const struct job *job, const struct unit *u, uint32_t rank)
 {
 	for (unsigned k = 0; k < DDP_MAX; k++) {
-		const struct ddp_rank *r = rank_with(job, k, u, rank);
+		const struct ddp_rank *r = ddp_pass_rank_with(job, k, u, rank);
 
-		if (r && r->open && (is_first_static(r) || all_ready(r, u)))
+		if (r && r->open && (ddp_pass_is_first_static(r) || ddp_pass_all_ready(r, u)))
 			return true;
 	}
 	return false;
@@ -166,7 +166,7 @@ void ddp_moved(struct ddp_rank *r, unsigned layout, uint64_t buffer)
 
 /* ------------------------------------------------------------------- a pass */
 
-static void arrived(struct ddp_rank *r, uint32_t i)
+static void ddp_pass_arrived(struct ddp_rank *r, uint32_t i)
 {
 	struct ddp *d = r->ddp;
 
@@ -175,26 +175,26 @@ static void arrived(struct ddp_rank *r, uint32_t i)
 		d->arrival[d->n_arrived++] = i;
 }
 
-static void set_ready(struct ddp_rank *r, uint32_t i)
+static void ddp_pass_set_ready(struct ddp_rank *r, uint32_t i)
 {
 	uint32_t *missing = &r->missing[ddp_buckets_of(r)->of[i]];
 
 	CHECK(!(r->flags[i] & DDP_READY) && *missing > 0);
 	r->flags[i] |= DDP_READY;
 	--*missing;
-	arrived(r, i);
+	ddp_pass_arrived(r, i);
 }
 
-static void set_unused(struct ddp_rank *r, uint32_t i, bool kept)
+static void ddp_pass_set_unused(struct ddp_rank *r, uint32_t i, bool kept)
 {
 	r->flags[i] |= kept ? DDP_UNUSED : DDP_UNUSED | DDP_ZERO;
 	if (r->rows)
 		ddp_rows_deinit(r->ddp->job, &r->rows[i]);
-	set_ready(r, i);
+	ddp_pass_set_ready(r, i);
 }
 
-static int check_lists(struct ddp_rank *r, const uint32_t *a, size_t n_a, const uint32_t *b,
-		       size_t n_b, struct fault *f)
+static int ddp_pass_check_lists(struct ddp_rank *r, const uint32_t *a, size_t n_a,
+				const uint32_t *b, size_t n_b, struct fault *f)
 {
 	char name[140];
 
@@ -214,7 +214,7 @@ static int check_lists(struct ddp_rank *r, const uint32_t *a, size_t n_a, const 
 	return f->code;
 }
 
-static void begin(struct ddp_rank *r)
+static void ddp_pass_begin(struct ddp_rank *r)
 {
 	const struct ddp_buckets *b = ddp_buckets_of(r);
 	struct ddp *d = r->ddp;
@@ -249,30 +249,30 @@ int ddp_backward(struct ddp_rank *r, const uint32_t *unused, size_t n_unused, co
 		return fault_set(f, FAULT_STATE, NULL,
 				 "DdpBackward: this rank has not asked for its gradients: call "
 				 "DdpForward first");
-	if (check_lists(r, unused, n_unused, kept, n_kept, f))
+	if (ddp_pass_check_lists(r, unused, n_unused, kept, n_kept, f))
 		return f->code;
-	begin(r);
+	ddp_pass_begin(r);
 	for (size_t k = 0; k < n_unused; k++)
-		set_unused(r, unused[k], false);
+		ddp_pass_set_unused(r, unused[k], false);
 	for (size_t k = 0; k < n_kept; k++)
-		set_unused(r, kept[k], true);
+		ddp_pass_set_unused(r, kept[k], true);
 	for (uint32_t i = 0; r->left && r->counted && i < d->n; i++)
 		if (!r->left[i])
-			set_unused(r, i, false);
+			ddp_pass_set_unused(r, i, false);
 	return 0;
 }
 
-static int fault_twice(struct ddp_rank *r, struct fault *f)
+static int ddp_pass_fault_twice(struct ddp_rank *r, struct fault *f)
 {
 	char names[300];
-	uint32_t n =
-		name_tensors(r, DDP_READY | DDP_NAMED, DDP_READY | DDP_NAMED, names, sizeof(names));
+	uint32_t n = ddp_pass_name_tensors(r, DDP_READY | DDP_NAMED, DDP_READY | DDP_NAMED, names,
+					   sizeof(names));
 
 	return fault_set(f, FAULT_STATE, NULL,
 			 "DdpReady: %u tensors were already ready in this pass: %s", n, names);
 }
 
-static int fault_changed(const struct ddp_rank *r, uint32_t i, struct fault *f)
+static int ddp_pass_fault_changed(const struct ddp_rank *r, uint32_t i, struct fault *f)
 {
 	char name[140];
 
@@ -284,7 +284,8 @@ static int fault_changed(const struct ddp_rank *r, uint32_t i, struct fault *f)
 }
 
 /* A tensor twice in one list is as wrong as in two. */
-static int check_once(struct ddp_rank *r, const uint32_t *tensors, size_t n, struct fault *f)
+static int ddp_pass_check_once(struct ddp_rank *r, const uint32_t *tensors, size_t n,
+			       struct fault *f)
 {
 	const uint8_t both = DDP_READY | DDP_NAMED;
 	bool again = false;
@@ -299,14 +300,15 @@ static int check_once(struct ddp_rank *r, const uint32_t *tensors, size_t n, str
 		again = again || (r->flags[tensors[k]] & both) == both;
 	}
 	if (again)
-		fault_twice(r, f);
+		ddp_pass_fault_twice(r, f);
 	for (size_t k = 0; k < n; k++)
 		r->flags[tensors[k]] &= (uint8_t)~DDP_NAMED;
 	return f->code;
 }
 
 /* Static graph: count each gradient that arrives. */
-static int count_down(struct ddp_rank *r, const uint32_t *tensors, size_t n, struct fault *f)
+static int ddp_pass_count_down(struct ddp_rank *r, const uint32_t *tensors, size_t n,
+			       struct fault *f)
 {
 	size_t k;
 
@@ -314,13 +316,13 @@ static int count_down(struct ddp_rank *r, const uint32_t *tensors, size_t n, str
 		r->left[tensors[k]]--;
 	if (k == n)
 		return 0;
-	fault_changed(r, tensors[k], f);
+	ddp_pass_fault_changed(r, tensors[k], f);
 	while (k--)
 		r->left[tensors[k]]++;
 	return f->code;
 }
 
-static void store_rows(struct ddp_rank *r, uint32_t i, struct ddp_rows *rows)
+static void ddp_pass_store_rows(struct ddp_rank *r, uint32_t i, struct ddp_rows *rows)
 {
 	if (!r->rows || !rows)
 		return;
@@ -335,17 +337,18 @@ int ddp_ready(struct ddp_rank *r, const uint32_t *tensors, size_t n, struct ddp_
 	if (!r->open)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "DdpReady: no pass is open: call DdpBackward first");
-	if (is_first_static(r)) {
+	if (ddp_pass_is_first_static(r)) {
 		for (size_t k = 0; k < n; k++)
 			r->hooks[tensors[k]]++;
-	} else if (r->left ? count_down(r, tensors, n, f) : check_once(r, tensors, n, f)) {
+	} else if (r->left ? ddp_pass_count_down(r, tensors, n, f)
+			   : ddp_pass_check_once(r, tensors, n, f)) {
 		return f->code;
 	}
 	for (size_t k = 0; k < n; k++) {
-		store_rows(r, tensors[k], rows);
-		if (!is_first_static(r) && !(r->left && r->left[tensors[k]]) &&
+		ddp_pass_store_rows(r, tensors[k], rows);
+		if (!ddp_pass_is_first_static(r) && !(r->left && r->left[tensors[k]]) &&
 		    !(r->flags[tensors[k]] & DDP_READY))
-			set_ready(r, tensors[k]);
+			ddp_pass_set_ready(r, tensors[k]);
 	}
 	return 0;
 }
@@ -355,14 +358,14 @@ int ddp_finish(struct ddp_rank *r, struct fault *f)
 	if (!r->open)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "DdpFinish: no pass is open: call DdpBackward first");
-	if (!is_first_static(r) && !all_launched(r))
-		return fault_unready(r, "DdpFinish", f);
+	if (!ddp_pass_is_first_static(r) && !ddp_pass_all_launched(r))
+		return ddp_pass_fault_unready(r, "DdpFinish", f);
 	return 0;
 }
 
 void ddp_end_first_static(struct ddp_rank *r)
 {
-	if (!is_first_static(r))
+	if (!ddp_pass_is_first_static(r))
 		return;
 	r->counted = true;
 	for (uint32_t i = 0; i < r->ddp->n; i++) {
@@ -378,7 +381,7 @@ void ddp_end_first_static(struct ddp_rank *r)
 /* All ranks that have inputs are in the same pass while its buckets are under way. The number of
  * passes that a rank has begun does not identify a pass: a rank without inputs for a while has
  * begun fewer. */
-static uint64_t pass_of(const struct ddp *d)
+static uint64_t ddp_pass_of(const struct ddp *d)
 {
 	uint64_t begun = 0;
 
@@ -391,7 +394,7 @@ static uint64_t pass_of(const struct ddp *d)
 bool ddp_reduced(struct ddp *d, uint32_t i)
 {
 	const struct unit *u = d->tensors[i].unit;
-	uint64_t pass = pass_of(d);
+	uint64_t pass = ddp_pass_of(d);
 	uint32_t k = i;
 
 	d->reduced[i] = pass;
@@ -404,7 +407,7 @@ bool ddp_reduced(struct ddp *d, uint32_t i)
 
 int64_t ddp_launch(struct ddp_rank *r)
 {
-	if (!r->open || all_launched(r) || r->missing[r->launched])
+	if (!r->open || ddp_pass_all_launched(r) || r->missing[r->launched])
 		return -1;
 	return r->launched++;
 }

@@ -53,7 +53,7 @@ void group_reset(struct group *g, const struct fault *fault)
 	g->n_untold = 0;
 }
 
-static unsigned add_device(struct device **devices, unsigned n, struct device *d)
+static unsigned group_add_device(struct device **devices, unsigned n, struct device *d)
 {
 	for (unsigned i = 0; i < n; i++)
 		if (devices[i] == d)
@@ -81,7 +81,7 @@ int group_place(struct group *g)
 
 		if (!d)
 			return NODE_E_LATER;
-		n = add_device(devices, n, d);
+		n = group_add_device(devices, n, d);
 	}
 	g->devices = malloc(n * sizeof(*devices));
 	if (!g->devices)

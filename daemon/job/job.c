@@ -71,7 +71,7 @@ int job_add_group(struct job *job)
 
 /* With one device its account is the parent of the job's account. With several, a slab also charges
  * its device. */
-static void open_accounts(struct job *job)
+static void job_open_accounts(struct job *job)
 {
 	struct node *node = job->node;
 
@@ -154,7 +154,7 @@ static struct job *job_new(struct jobs *jobs, state_job *rec, struct fault *f)
 		job->rec = NULL;
 		return job_free(job);
 	}
-	open_accounts(job);
+	job_open_accounts(job);
 	while (job->ranks && job->placed && job->n_groups < rec->n_groups)
 		if (job_add_group(job) < 0)
 			break;
@@ -167,7 +167,7 @@ static struct job *job_new(struct jobs *jobs, state_job *rec, struct fault *f)
 }
 
 /* Charge a blob or other control bytes that the record holds. */
-static int charge_blobs(struct job *job)
+static int job_charge_blobs(struct job *job)
 {
 	for (size_t i = 0; i < job->rec->n_blobs; i++)
 		if (quota_charge(&job->quota, MEM_CONTROL, job->rec->blobs[i]->data.len))
@@ -184,7 +184,7 @@ static int job_publish(struct job *job)
 	return 0;
 }
 
-static int add_world(state_job *rec)
+static int job_add_world(state_job *rec)
 {
 	uint32_t *ranks = calloc(rec->world_size, sizeof(*ranks));
 	state_group *g;
@@ -201,8 +201,8 @@ static int add_world(state_job *rec)
 	return -ENOMEM;
 }
 
-static state_job *rec_from_spec(const struct node_limits *l, const struct job_spec *spec,
-				const char *name, uid_t uid, gid_t gid)
+static state_job *job_rec_from_spec(const struct node_limits *l, const struct job_spec *spec,
+				    const char *name, uid_t uid, gid_t gid)
 {
 	state_job *rec = state_job_new(name, spec->world_size);
 
@@ -217,14 +217,14 @@ static state_job *rec_from_spec(const struct node_limits *l, const struct job_sp
 	rec->allow_torn = spec->allow_torn;
 	rec->ipc = spec->ipc;
 	rec->is_private = spec->is_private;
-	if (add_world(rec) < 0) {
+	if (job_add_world(rec) < 0) {
 		state_job_free(rec);
 		return NULL;
 	}
 	return rec;
 }
 
-static unsigned jobs_of(const struct jobs *jobs, uid_t uid)
+static unsigned job_jobs_of(const struct jobs *jobs, uid_t uid)
 {
 	struct job *job, *tmp;
 	unsigned n = 0;
@@ -247,7 +247,7 @@ static int job_make(struct jobs *jobs, const struct job_spec *spec, const char *
 		return fault_set(f, FAULT_EXHAUSTED, NULL,
 				 "there are %u jobs, %u of them yours, which is the limit "
 				 "(max_jobs): delete one, or raise the limit in shardd.yaml",
-				 jobs->count, jobs_of(jobs, uid));
+				 jobs->count, job_jobs_of(jobs, uid));
 	if (spec->world_size > l->max_world_size)
 		return fault_set(f, FAULT_INVALID, "job.world_size",
 				 "job.world_size %u is out of range (1..%u, max_world_size)",
@@ -267,7 +267,7 @@ static int job_make(struct jobs *jobs, const struct job_spec *spec, const char *
 		return fault_set(f, FAULT_INVALID, "job.ipc",
 				 "job.ipc is set, but memory of %s has no CUDA IPC handle",
 				 backend_info(jobs->node->devices[0].backend)->id);
-	rec = rec_from_spec(l, spec, name, uid, gid);
+	rec = job_rec_from_spec(l, spec, name, uid, gid);
 	job = rec ? job_new(jobs, rec, f) : NULL;
 	if (!job && f->code) {
 		state_job_free(rec);
@@ -285,7 +285,7 @@ static int job_make(struct jobs *jobs, const struct job_spec *spec, const char *
 	return 0;
 }
 
-static int check_same(const struct job *job, const struct job_spec *spec, struct fault *f)
+static int job_check_same(const struct job *job, const struct job_spec *spec, struct fault *f)
 {
 	if (spec->world_size != job->rec->world_size)
 		return fault_set(f, FAULT_STATE, NULL,
@@ -361,7 +361,7 @@ int job_open(struct jobs *jobs, const struct job_spec *spec, uid_t uid, gid_t gi
 		*ret_created = !job;
 	if (!job)
 		return job_make(jobs, spec, ref.name, uid, gid, ret, f);
-	r = check_same(job, spec, f);
+	r = job_check_same(job, spec, f);
 	if (r == 0)
 		*ret = job;
 	return r;
@@ -377,7 +377,7 @@ struct unit *job_unit_by_id(struct job *job, uint32_t id)
 	return id && id <= job->n_units ? job->units[id - 1] : NULL;
 }
 
-static int restore_slab(struct job *job, const state_slab *s, int fd, struct slab **ret)
+static int job_restore_slab(struct job *job, const state_slab *s, int fd, struct slab **ret)
 {
 	struct device *d = node_device(job->node, s->device);
 
@@ -389,7 +389,7 @@ static int restore_slab(struct job *job, const state_slab *s, int fd, struct sla
 			   s->id, fd, ret);
 }
 
-static int restore_place(struct job *job, uint32_t rank)
+static int job_restore_place(struct job *job, uint32_t rank)
 {
 	const char *name = job->rec->devices[rank];
 
@@ -409,12 +409,12 @@ int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **
 		return f->code;
 	job->slabs = calloc(rec->n_slabs ? rec->n_slabs : 1, sizeof(struct slab *));
 	for (size_t i = 0; job->slabs && r == 0 && i < rec->n_slabs; i++) {
-		r = restore_slab(job, rec->slabs[i], fds[i], &job->slabs[i]);
+		r = job_restore_slab(job, rec->slabs[i], fds[i], &job->slabs[i]);
 		job->n_slabs += r == 0;
 	}
 	for (uint32_t i = 0; r == 0 && i < rec->world_size; i++)
-		r = restore_place(job, i);
-	if (!job->slabs || r || charge_blobs(job) < 0)
+		r = job_restore_place(job, i);
+	if (!job->slabs || r || job_charge_blobs(job) < 0)
 		fault_set(f, FAULT_EXHAUSTED, NULL,
 			  "memory of job '%s' could not be taken over (%d)", rec->name, r);
 	else if (job_units_restore(job, f) == 0 && job_publish(job) < 0)

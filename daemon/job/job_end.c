@@ -9,7 +9,7 @@
 #include "job/job.h"
 
 /* Processes of the job that live may have the shared slabs mapped. */
-static void keep_while_mapped(struct job *job, struct slab *s)
+static void job_end_keep_while_mapped(struct job *job, struct slab *s)
 {
 	for (uint32_t r = 0; r < job->rec->world_size; r++) {
 		struct member *m = job->ranks[r];
@@ -20,7 +20,7 @@ static void keep_while_mapped(struct job *job, struct slab *s)
 }
 
 /* So may readers, of parameters. */
-static void keep_for_reader(struct proc *p, void *arg)
+static void job_end_keep_for_reader(struct proc *p, void *arg)
 {
 	struct job *job = arg;
 
@@ -29,21 +29,21 @@ static void keep_for_reader(struct proc *p, void *arg)
 			(void)quarantine_slab(&job->node->quarantine, p, job->slabs[i]);
 }
 
-static void keep_full_slab(struct slab *s, void *arg)
+static void job_end_keep_full_slab(struct slab *s, void *arg)
 {
-	keep_while_mapped(arg, s);
+	job_end_keep_while_mapped(arg, s);
 }
 
 /* Nothing runs any more: release all memory. */
-static void release_memory(struct job *job)
+static void job_end_release_memory(struct job *job)
 {
 	struct unit *u, *tmp;
 
 	for (unsigned d = 0; d < job->node->n_devices; d++)
-		pool_each_slab(&job->full[d], keep_full_slab, job);
+		pool_each_slab(&job->full[d], job_end_keep_full_slab, job);
 	for (uint32_t i = 0; i < job->n_slabs; i++)
-		keep_while_mapped(job, job->slabs[i]);
-	readers_each_proc(job, keep_for_reader, job);
+		job_end_keep_while_mapped(job, job->slabs[i]);
+	readers_each_proc(job, job_end_keep_for_reader, job);
 	readers_deinit(&job->readers);
 	list_for_each (u, tmp, &job->idle_full, idle)
 		list_unlink(&u->idle);
@@ -71,7 +71,7 @@ static void release_memory(struct job *job)
 		job->ranks[r] = member_unref(job->ranks[r]);
 }
 
-static bool ops_over(const struct job *job)
+static bool job_end_ops_over(const struct job *job)
 {
 	for (uint32_t r = 0; r < job->rec->world_size; r++)
 		if (job->ranks[r] && job->ranks[r]->pending)
@@ -79,7 +79,7 @@ static bool ops_over(const struct job *job)
 	return !job->running && !job->step.applying && !job->step.stepping;
 }
 
-static void wake_waiters(struct job *job)
+static void job_end_wake_waiters(struct job *job)
 {
 	struct list woken = LIST_INIT(woken);
 
@@ -101,13 +101,13 @@ void job_settle(struct job *job)
 {
 	if (job->stale_partials && !job->running)
 		job_drop_partials(job);
-	wake_waiters(job);
+	job_end_wake_waiters(job);
 	readers_grant(job);
 	job_give_stray_grads(job);
-	if (!job->deleted || !ops_over(job))
+	if (!job->deleted || !job_end_ops_over(job))
 		return;
 	if (!job->memory_gone)
-		release_memory(job);
+		job_end_release_memory(job);
 	if (!job->members && !job->quota.used)
 		job_free_zombie(job);
 }
@@ -146,7 +146,7 @@ int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f
 
 /* How long it is kept without trainers. A job that crashed before its first commit has
  * nothing to resume from. A KEEP job stays: its trainers would create it again as EPHEMERAL. */
-static uint64_t job_kept_us(const struct job *job)
+static uint64_t job_end_job_kept_us(const struct job *job)
 {
 	uint64_t ttl = job->rec->ttl_s, early = job->node->limits.uncommitted_ttl_s;
 
@@ -156,7 +156,7 @@ static uint64_t job_kept_us(const struct job *job)
 	return ttl * 1000000u;
 }
 
-static void job_expire(struct job *job)
+static void job_end_job_expire(struct job *job)
 {
 	struct fault f = FAULT_NULL;
 
@@ -173,8 +173,8 @@ void jobs_tick(struct jobs *jobs, uint64_t now_us)
 		slabs_sweep(&jobs->node->devices[d]);
 	list_for_each (job, tmp, &jobs->all, link) {
 		if (job->idle_since_us && !job->present &&
-		    now_us - job->idle_since_us >= job_kept_us(job))
-			job_expire(job);
+		    now_us - job->idle_since_us >= job_end_job_kept_us(job))
+			job_end_job_expire(job);
 		else
 			readers_tick(job, now_us);
 	}
@@ -230,7 +230,7 @@ const char *job_state_name(const struct job *job)
 
 /* The other jobs of the same owner that hold most, since they may cause the shortage. Of other
  * users' jobs only the sum is told. */
-static void name_largest(const struct job *job, char *buf, size_t bytes)
+static void job_end_name_largest(const struct job *job, char *buf, size_t bytes)
 {
 	const struct job *largest[3] = { NULL };
 	struct job *other, *tmp;
@@ -259,7 +259,7 @@ static void name_largest(const struct job *job, char *buf, size_t bytes)
 }
 
 /* The part of the memory in use that only waits for processes to release it. */
-static void name_quarantined(const struct job *job, char *buf, size_t bytes)
+static void job_end_name_quarantined(const struct job *job, char *buf, size_t bytes)
 {
 	uint64_t sum = 0;
 	size_t at = strlen(buf);
@@ -293,7 +293,7 @@ void job_holders(const struct job *job, char *buf, size_t bytes)
 			 (unsigned long long)node_used(job->node),
 			 (unsigned long long)node_capacity(job->node),
 			 job->node->devices[0].table->n, job->node->devices[0].table->max);
-	name_quarantined(job, buf, bytes);
+	job_end_name_quarantined(job, buf, bytes);
 	for (unsigned d = 0; d < job->node->n_devices; d++) {
 		const char *why = backend_info(job->node->devices[d].backend)->short_of;
 
@@ -301,7 +301,7 @@ void job_holders(const struct job *job, char *buf, size_t bytes)
 		if (*why)
 			snprintf(buf + at, bytes - at, "; %s", why);
 	}
-	name_largest(job, buf, bytes);
+	job_end_name_largest(job, buf, bytes);
 }
 
 void job_note_error(struct job *job, const struct fault *f)

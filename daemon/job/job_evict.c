@@ -3,7 +3,7 @@
 #include "job/job.h"
 #include "mem/slab.h"
 
-static uint64_t trim(struct job *job, uint64_t want)
+static uint64_t job_evict_trim(struct job *job, uint64_t want)
 {
 	uint64_t freed = 0;
 
@@ -17,14 +17,14 @@ static uint64_t trim(struct job *job, uint64_t want)
 }
 
 /* What other jobs keep for their next step is theirs as long as nobody else needs it. */
-static uint64_t trim_others(struct job *job)
+static uint64_t job_evict_trim_others(struct job *job)
 {
 	struct job *other, *tmp;
 	uint64_t freed = 0;
 
 	list_for_each (other, tmp, &job->jobs->all, link)
 		if (other != job)
-			freed += trim(other, UINT64_MAX);
+			freed += job_evict_trim(other, UINT64_MAX);
 	return freed;
 }
 
@@ -37,8 +37,8 @@ uint64_t job_evict(struct job *job, uint64_t want)
 		list_unlink(&u->idle);
 		job_give_full(job, u);
 	}
-	freed = trim(job, want);
-	return freed ? freed : trim_others(job);
+	freed = job_evict_trim(job, want);
+	return freed ? freed : job_evict_trim_others(job);
 }
 
 int job_take(struct job *job, struct pool *pool, uint64_t bytes, struct region *ret)

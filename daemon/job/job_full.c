@@ -2,7 +2,7 @@
 #include "core/check.h"
 #include "job/job.h"
 
-static struct pool *pool_of(struct job *job, const struct unit_part *p)
+static struct pool *job_full_pool_of(struct job *job, const struct unit_part *p)
 {
 	return &job->full[p->device->index];
 }
@@ -14,10 +14,10 @@ int job_take_full(struct job *job, struct unit *u)
 
 	CHECK(!u->has_full);
 	for (unsigned d = 0; r == 0 && d < u->n_parts; d++)
-		r = pool_take(pool_of(job, &u->parts[d]), bytes, &u->parts[d].full);
+		r = pool_take(job_full_pool_of(job, &u->parts[d]), bytes, &u->parts[d].full);
 	u->has_full = r == 0;
 	for (unsigned d = 0; r && d < u->n_parts; d++)
-		pool_give(pool_of(job, &u->parts[d]), &u->parts[d].full);
+		pool_give(job_full_pool_of(job, &u->parts[d]), &u->parts[d].full);
 	return r;
 }
 
@@ -31,7 +31,7 @@ void job_give_full(struct job *job, struct unit *u)
 			return;
 	}
 	for (unsigned d = 0; u->has_full && d < u->n_parts; d++)
-		pool_give(pool_of(job, &u->parts[d]), &u->parts[d].full);
+		pool_give(job_full_pool_of(job, &u->parts[d]), &u->parts[d].full);
 	u->has_full = false;
 	u->full_version = 0;
 }

@@ -2,7 +2,7 @@
 #include "core/check.h"
 #include "job/job.h"
 
-static struct pool *pool_of(struct job *job, const struct unit_part *p)
+static struct pool *job_grads_pool_of(struct job *job, const struct unit_part *p)
 {
 	return &job->grads[p->device->index];
 }
@@ -17,7 +17,7 @@ int job_take_grads(struct job *job, struct unit *u)
 	if (!bytes) /* nothing is trained */
 		return 0;
 	for (unsigned d = 0; r == 0 && d < u->n_parts; d++)
-		r = pool_take(pool_of(job, &u->parts[d]), bytes, &u->parts[d].grads);
+		r = pool_take(job_grads_pool_of(job, &u->parts[d]), bytes, &u->parts[d].grads);
 	job->stray_gradients = true;
 	if (r)
 		job_give_grads(job, u);
@@ -27,7 +27,7 @@ int job_take_grads(struct job *job, struct unit *u)
 void job_give_grads(struct job *job, struct unit *u)
 {
 	for (unsigned d = 0; unit_pools_gradient(u->rec) && d < u->n_parts; d++)
-		pool_give(pool_of(job, &u->parts[d]), &u->parts[d].grads);
+		pool_give(job_grads_pool_of(job, &u->parts[d]), &u->parts[d].grads);
 }
 
 void job_give_stray_grads(struct job *job)

@@ -19,7 +19,7 @@ void job_group_left(struct group *g, const struct member *m)
 }
 
 /* A rank that has left in this epoch will not take part in a group made later either. */
-static void tell_group_who_left(struct job *job, struct group *g)
+static void job_groups_tell_group_who_left(struct job *job, struct group *g)
 {
 	for (uint32_t i = 0; i < group_size(g); i++) {
 		const struct member *m = job->ranks[g->rec->ranks[i]];
@@ -60,6 +60,6 @@ int job_group(struct job *job, const char *name, const uint32_t *ranks, size_t n
 		return fault_errno(f, -ENOMEM, "making a group");
 	}
 	*ret = job->groups[job->n_groups - 1];
-	tell_group_who_left(job, *ret);
+	job_groups_tell_group_who_left(job, *ret);
 	return 0;
 }

@@ -55,8 +55,8 @@ void job_tear(struct job *job)
 		job->units[i]->torn = true;
 }
 
-static int check_rank_free(const struct job *job, uint32_t rank, const struct member *again,
-			   struct fault *f)
+static int job_members_check_rank_free(const struct job *job, uint32_t rank,
+				       const struct member *again, struct fault *f)
 {
 	const struct member *there = job->ranks[rank];
 
@@ -66,8 +66,8 @@ static int check_rank_free(const struct job *job, uint32_t rank, const struct me
 			 job->rec->name, member_pid(there));
 }
 
-static int check_join(const struct job *job, uint32_t rank, const struct member *again,
-		      struct fault *f)
+static int job_members_check_join(const struct job *job, uint32_t rank, const struct member *again,
+				  struct fault *f)
 {
 	if (rank >= job->rec->world_size)
 		return fault_set(f, FAULT_INVALID, "rank", "rank %u is out of range (0..%u)", rank,
@@ -79,11 +79,11 @@ static int check_join(const struct job *job, uint32_t rank, const struct member 
 	if (job->draining || job->jobs->draining)
 		return fault_set(f, FAULT_UNAVAILABLE, NULL,
 				 "job '%s' is draining: no rank may join", job->rec->name);
-	return check_rank_free(job, rank, again, f);
+	return job_members_check_rank_free(job, rank, again, f);
 }
 
 /* A newcomer's numbering would not match that of the present members. */
-static void end_epoch_for_newcomer(struct job *job, uint32_t rank, pid_t pid)
+static void job_members_end_epoch_for_newcomer(struct job *job, uint32_t rank, pid_t pid)
 {
 	struct fault f = FAULT_NULL;
 
@@ -93,7 +93,7 @@ static void end_epoch_for_newcomer(struct job *job, uint32_t rank, pid_t pid)
 	job_epoch_end(job, &f);
 }
 
-static void count_in(struct job *job, struct member *m, bool was_present)
+static void job_members_count_in(struct job *job, struct member *m, bool was_present)
 {
 	m->state = MEMBER_JOINED;
 	m->epoch = job->rec->epoch;
@@ -108,13 +108,13 @@ static void count_in(struct job *job, struct member *m, bool was_present)
 
 /* A newcomer's numbers start at 1: that matches only an epoch in which no process has been that
  * rank. */
-static bool needs_new_epoch(const struct job *job, uint32_t rank)
+static bool job_members_needs_new_epoch(const struct job *job, uint32_t rank)
 {
 	return job->ranks[rank] && job->ranks[rank]->epoch == job->rec->epoch;
 }
 
 /* Ops that @rank began in an earlier epoch may still run, even if it was another process then. */
-static bool is_busy(const struct job *job, uint32_t rank)
+static bool job_members_is_busy(const struct job *job, uint32_t rank)
 {
 	const struct member *before = job->ranks[rank];
 
@@ -122,18 +122,19 @@ static bool is_busy(const struct job *job, uint32_t rank)
 	       (before && before->pending);
 }
 
-static bool is_present(const struct member *m)
+static bool job_members_is_present(const struct member *m)
 {
 	return m->state == MEMBER_JOINED || m->state == MEMBER_STALE;
 }
 
-static void replace_member(struct job *job, struct member *m)
+static void job_members_replace_member(struct job *job, struct member *m)
 {
 	member_unref(job->ranks[m->rank]);
 	job->ranks[m->rank] = member_ref(m);
 }
 
-static int check_channel(const struct job *job, const struct job_joining *how, struct fault *f)
+static int job_members_check_channel(const struct job *job, const struct job_joining *how,
+				     struct fault *f)
 {
 	if (!how->no_channel || job->rec->ipc)
 		return 0;
@@ -147,11 +148,12 @@ int job_join(struct job *job, const struct job_joining *how, struct proc *proc, 
 	     struct member *again, struct member **ret, struct fault *f)
 {
 	/* a process that has left comes back as a new member: its pool was freed when it left */
-	struct member *m = again && again->job == job && is_present(again) ? again : NULL;
+	struct member *m =
+		again && again->job == job && job_members_is_present(again) ? again : NULL;
 	uint32_t rank = how->rank;
 	bool was_present = m;
 
-	if (check_join(job, rank, m, f) || check_channel(job, how, f) ||
+	if (job_members_check_join(job, rank, m, f) || job_members_check_channel(job, how, f) ||
 	    job_place(job, rank, how->device, f))
 		return f->code;
 	if (m && m->device != job->placed[rank])
@@ -162,27 +164,27 @@ int job_join(struct job *job, const struct job_joining *how, struct proc *proc, 
 			backend_info(m->device->backend)->id, rank);
 	if (!job->rec->epoch)
 		job->rec->epoch = 1;
-	if (needs_new_epoch(job, rank))
-		end_epoch_for_newcomer(job, rank, proc_pid(proc));
-	if (is_busy(job, rank))
+	if (job_members_needs_new_epoch(job, rank))
+		job_members_end_epoch_for_newcomer(job, rank, proc_pid(proc));
+	if (job_members_is_busy(job, rank))
 		return JOB_E_BUSY;
 	if (m)
 		member_reset(m);
 	else if (member_new(job, rank, proc, session, &m) < 0)
 		return fault_errno(f, -ENOMEM, "joining a job");
 	if (!was_present)
-		replace_member(job, m);
-	count_in(job, m, was_present);
+		job_members_replace_member(job, m);
+	job_members_count_in(job, m, was_present);
 	node_wake(job->node); /* those that waited for this rank's place */
 	*ret = m;
 	return 0;
 }
 
-static void leave_common(struct member *m, enum member_state state)
+static void job_members_leave_common(struct member *m, enum member_state state)
 {
 	struct job *job = m->job;
 
-	CHECK(is_present(m));
+	CHECK(job_members_is_present(m));
 	job->joined -= m->state == MEMBER_JOINED;
 	job->present--;
 	m->state = state;
@@ -207,7 +209,7 @@ int job_leave(struct member *m, bool *ret_freed, struct fault *f)
 			m->rank, job->rec->name, m->pending);
 	if (m->executing)
 		return JOB_E_LATER;
-	leave_common(m, MEMBER_LEFT);
+	job_members_leave_common(m, MEMBER_LEFT);
 	for (uint32_t i = 0; joined && i < job->n_groups; i++)
 		job_group_left(job->groups[i], m);
 	if (!job->present && job->rec->lifetime == JOB_EPHEMERAL && !job->deleted) {
@@ -223,7 +225,7 @@ void job_lost(struct member *m, const char *why)
 	struct job *job = m->job;
 	struct fault f = FAULT_NULL;
 
-	if (!is_present(m))
+	if (!job_members_is_present(m))
 		return;
 	fault_set(&f, FAULT_ABORTED, NULL,
 		  "rank %u (pid %d) of job '%s' %s (its last op: %s%s%s): epoch %llu has ended, "
@@ -233,7 +235,7 @@ void job_lost(struct member *m, const char *why)
 		  (unsigned long long)job->rec->epoch);
 	job_tear(job);
 	job_epoch_end(job, &f);
-	leave_common(m, MEMBER_DEAD);
+	job_members_leave_common(m, MEMBER_DEAD);
 }
 
 uint32_t job_drain(struct job *job)

@@ -20,7 +20,7 @@ void job_label(uid_t uid, const char *name, char ret[JOB_LABEL_MAX + 1])
 }
 
 /* 1 to 64 of [A-Za-z0-9._-]. */
-static int job_name_check(const char *name, const char *field, struct fault *f)
+static int job_names_job_name_check(const char *name, const char *field, struct fault *f)
 {
 	static const char allowed[] =
 		"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
@@ -39,7 +39,7 @@ static int job_name_check(const char *name, const char *field, struct fault *f)
 }
 
 /* Return: are the characters up to @end digits of a uid? */
-static bool job_uid_parse(const char *text, const char *end, uid_t *ret)
+static bool job_names_job_uid_parse(const char *text, const char *end, uid_t *ret)
 {
 	uint64_t n = 0;
 
@@ -59,12 +59,12 @@ int job_ref_parse(const char *text, const char *field, struct job_ref *ret, stru
 	const char *slash = strchr(text, '/');
 	struct job_ref ref = { .name = slash ? slash + 1 : text, .has_uid = slash };
 
-	if (slash && !job_uid_parse(text, slash, &ref.uid))
+	if (slash && !job_names_job_uid_parse(text, slash, &ref.uid))
 		return fault_set(f, FAULT_INVALID, field,
 				 "%s is '%.75s'; the part before the slash must be a numeric user "
 				 "id (UID/NAME)",
 				 field, text);
-	if (job_name_check(ref.name, field, f))
+	if (job_names_job_name_check(ref.name, field, f))
 		return f->code;
 	*ret = ref;
 	return 0;
@@ -93,7 +93,7 @@ int job_check_open(const struct job *job, uid_t uid, struct fault *f)
 			 "job '%s' is private: only its owner can join or read it", job->label);
 }
 
-static struct job *job_by_label(const struct jobs *jobs, uid_t uid, const char *name)
+static struct job *job_names_job_by_label(const struct jobs *jobs, uid_t uid, const char *name)
 {
 	char label[JOB_LABEL_MAX + 1];
 
@@ -102,7 +102,8 @@ static struct job *job_by_label(const struct jobs *jobs, uid_t uid, const char *
 }
 
 /* The only job of that name, of any user. Several: a fault that lists them. */
-static int job_only(struct jobs *jobs, const char *name, struct job **ret, struct fault *f)
+static int job_names_job_only(struct jobs *jobs, const char *name, struct job **ret,
+			      struct fault *f)
 {
 	struct job *job, *tmp, *found = NULL;
 	char list[256] = "";
@@ -132,8 +133,9 @@ int job_find(struct jobs *jobs, const char *name, uid_t uid, struct job **ret, s
 	if (job_ref_parse(name, "job", &ref, f))
 		return f->code;
 	if (!ref.has_uid || ref.uid == uid || job_is_admin(uid))
-		job = job_by_label(jobs, ref.has_uid ? ref.uid : uid, ref.name);
-	if (!job && !ref.has_uid && job_is_admin(uid) && job_only(jobs, ref.name, &job, f))
+		job = job_names_job_by_label(jobs, ref.has_uid ? ref.uid : uid, ref.name);
+	if (!job && !ref.has_uid && job_is_admin(uid) &&
+	    job_names_job_only(jobs, ref.name, &job, f))
 		return f->code;
 	if (!job)
 		return fault_set(f, FAULT_NOT_FOUND, NULL, "there is no job '%.75s'", name);

@@ -28,7 +28,7 @@ enum backend_share job_share(const struct job *job)
 }
 
 /* Memory or communicators of the rank's groups exist on its device. */
-static bool is_fixed(const struct job *job, uint32_t rank)
+static bool job_place_is_fixed(const struct job *job, uint32_t rank)
 {
 	uint32_t index;
 
@@ -38,7 +38,7 @@ static bool is_fixed(const struct job *job, uint32_t rank)
 	return false;
 }
 
-static int refuse_unknown(const struct job *job, const char *name, struct fault *f)
+static int job_place_refuse_unknown(const struct job *job, const char *name, struct fault *f)
 {
 	char list[300];
 
@@ -47,7 +47,7 @@ static int refuse_unknown(const struct job *job, const char *name, struct fault 
 			 "there is no device '%.60s' on this node: it has %.300s", name, list);
 }
 
-static int set(struct job *job, uint32_t rank, struct device *d, struct fault *f)
+static int job_place_set(struct job *job, uint32_t rank, struct device *d, struct fault *f)
 {
 	if (job->placed[rank] == d)
 		return 0;
@@ -66,10 +66,10 @@ int job_place(struct job *job, uint32_t rank, const char *name, struct fault *f)
 	if (*name) {
 		d = node_device(job->node, name);
 		if (!d)
-			return refuse_unknown(job, name, f);
+			return job_place_refuse_unknown(job, name, f);
 	}
 	info = backend_info(d->backend);
-	if (now && d != now && is_fixed(job, rank))
+	if (now && d != now && job_place_is_fixed(job, rank))
 		return fault_set(
 			f, FAULT_STATE, NULL,
 			"rank %u of job '%s' computes on %s, but its memory is on %s since "
@@ -77,12 +77,12 @@ int job_place(struct job *job, uint32_t rank, const char *name, struct fault *f)
 			rank, job->rec->name, info->id, backend_info(now->backend)->id);
 	if (*info->lost)
 		return fault_set(f, FAULT_UNAVAILABLE, NULL, "%s", info->lost);
-	return set(job, rank, d, f);
+	return job_place_set(job, rank, d, f);
 }
 
 /* ------------------------------------------------------- devices that fail */
 
-static bool has_memory_on(const struct job *job, const struct device *device)
+static bool job_place_has_memory_on(const struct job *job, const struct device *device)
 {
 	for (uint32_t i = 0; i < job->n_units; i++)
 		for (unsigned d = 0; d < job->units[i]->n_parts; d++)
@@ -102,7 +102,7 @@ void jobs_device_lost(struct jobs *jobs, struct device *device)
 	list_for_each (job, tmp, &jobs->all, link) {
 		struct fault f = FAULT_NULL;
 
-		if (!has_memory_on(job, device))
+		if (!job_place_has_memory_on(job, device))
 			continue;
 		fault_set(&f, FAULT_ABORTED, NULL, "%s (%s): what job '%s' had there is gone",
 			  info->lost, info->uuid, job->rec->name);
@@ -113,7 +113,7 @@ void jobs_device_lost(struct jobs *jobs, struct device *device)
 	}
 }
 
-static bool uses(const struct job *job, const struct node_comm *nc)
+static bool job_place_uses(const struct job *job, const struct node_comm *nc)
 {
 	for (uint32_t i = 0; i < job->n_groups; i++)
 		if (job->groups[i]->nc == nc)
@@ -128,7 +128,7 @@ void jobs_comm_broke(struct jobs *jobs, struct node_comm *nc, const char *why)
 	list_for_each (job, tmp, &jobs->all, link) {
 		struct fault f = FAULT_NULL;
 
-		if (!uses(job, nc) || !job->present)
+		if (!job_place_uses(job, nc) || !job->present)
 			continue;
 		fault_set(&f, FAULT_ABORTED, NULL,
 			  "the devices of job '%s' lost contact: %s: epoch %llu has ended, join "

@@ -26,7 +26,7 @@ uint64_t job_spare_bytes(const struct job *job)
 	return bytes;
 }
 
-static int compare_slab(const void *a, const void *b)
+static int job_units_compare_slab(const void *a, const void *b)
 {
 	const struct slab *x = *(struct slab *const *)a, *y = *(struct slab *const *)b;
 
@@ -49,24 +49,24 @@ int job_add_slabs(struct job *job, struct slab *const *slabs, size_t n)
 	}
 	for (size_t i = 0; i < n; i++)
 		job->slabs[job->n_slabs++] = slab_ref(slabs[i]);
-	qsort(job->slabs, job->n_slabs, sizeof(*job->slabs), compare_slab);
+	qsort(job->slabs, job->n_slabs, sizeof(*job->slabs), job_units_compare_slab);
 	state_job_sort_slabs(job->rec);
 	return 0;
 }
 
-static bool part_has(const struct unit_part *p, const struct slab *s)
+static bool job_units_part_has(const struct unit_part *p, const struct slab *s)
 {
 	return p->params.slab == s || p->grads.slab == s || p->state1.slab == s ||
 	       p->state2.slab == s || p->state3.slab == s;
 }
 
-static bool is_used(const struct job *job, const struct slab *s)
+static bool job_units_is_used(const struct job *job, const struct slab *s)
 {
 	bool used = s->owner_rank >= 0; /* buffers stay where they are */
 
 	for (uint32_t i = 0; !used && i < job->n_units; i++)
 		for (unsigned d = 0; !used && d < job->units[i]->n_parts; d++)
-			used = part_has(&job->units[i]->parts[d], s);
+			used = job_units_part_has(&job->units[i]->parts[d], s);
 	return used;
 }
 
@@ -76,7 +76,7 @@ void job_drop_unused_slabs(struct job *job)
 
 	CHECK(job->n_slabs == job->rec->n_slabs);
 	for (uint32_t i = 0; i < job->n_slabs; i++) {
-		if (is_used(job, job->slabs[i])) {
+		if (job_units_is_used(job, job->slabs[i])) {
 			job->slabs[kept++] = job->slabs[i];
 			continue;
 		}
@@ -113,7 +113,7 @@ int job_units_resolve_aliases(struct job *job, uint32_t first, struct fault *f)
 }
 
 /* A saved region, or none. */
-static struct region region_of(struct job *job, const state_region *rec)
+static struct region job_units_region_of(struct job *job, const state_region *rec)
 {
 	struct region r = REGION_NULL;
 
@@ -123,7 +123,7 @@ static struct region region_of(struct job *job, const state_region *rec)
 	return r;
 }
 
-static bool part_fits(const struct unit *u, const struct unit_part *p)
+static bool job_units_part_fits(const struct unit *u, const struct unit_part *p)
 {
 	uint64_t need = unit_array_bytes(&u->layout, u->spread);
 	unsigned states = need ? unit_state_arrays(u->rec) : 0;
@@ -134,7 +134,7 @@ static bool part_fits(const struct unit *u, const struct unit_part *p)
 	       (states < 3 || p->state3.bytes >= need);
 }
 
-static bool restore_parts(struct job *job, struct unit *u)
+static bool job_units_restore_parts(struct job *job, struct unit *u)
 {
 	if (u->rec->n_parts != u->n_parts)
 		return false;
@@ -142,18 +142,18 @@ static bool restore_parts(struct job *job, struct unit *u)
 		const state_part *rec = u->rec->parts[d];
 		struct unit_part *p = &u->parts[d];
 
-		p->params = region_of(job, rec->params);
-		p->grads = region_of(job, rec->grads);
-		p->state1 = region_of(job, rec->state1);
-		p->state2 = region_of(job, rec->state2);
-		p->state3 = region_of(job, rec->state3);
-		if (!part_fits(u, p) || p->params.slab->device != p->device)
+		p->params = job_units_region_of(job, rec->params);
+		p->grads = job_units_region_of(job, rec->grads);
+		p->state1 = job_units_region_of(job, rec->state1);
+		p->state2 = job_units_region_of(job, rec->state2);
+		p->state3 = job_units_region_of(job, rec->state3);
+		if (!job_units_part_fits(u, p) || p->params.slab->device != p->device)
 			return false;
 	}
 	return true;
 }
 
-static bool restore_buffers(struct job *job, struct unit *u)
+static bool job_units_restore_buffers(struct job *job, struct unit *u)
 {
 	const struct group *g = job->groups[u->rec->group];
 	uint64_t bytes = unit_buffers_bytes(u->rec);
@@ -165,7 +165,7 @@ static bool restore_buffers(struct job *job, struct unit *u)
 		return false;
 	for (uint32_t i = 0; i < group_size(g); i++) {
 		uint32_t rank = g->rec->ranks[i];
-		struct region r = region_of(job, u->rec->buffer_regions[i]);
+		struct region r = job_units_region_of(job, u->rec->buffer_regions[i]);
 
 		if (!r.slab || r.bytes < bytes || r.slab->device->index != job_device_of(job, rank))
 			return false;
@@ -176,7 +176,7 @@ static bool restore_buffers(struct job *job, struct unit *u)
 	return true;
 }
 
-static int restore_unit(struct job *job, state_unit *rec, struct fault *f)
+static int job_units_restore_unit(struct job *job, state_unit *rec, struct fault *f)
 {
 	struct group *g = job->groups[rec->group];
 	struct layout layout;
@@ -190,7 +190,7 @@ static int restore_unit(struct job *job, state_unit *rec, struct fault *f)
 				 "saved unit '%.100s' has ranks without a device", rec->name);
 	if (unit_new(job->n_units + 1, rec, &layout, g->devices, g->n_devices, &u) < 0)
 		return fault_errno(f, -ENOMEM, "restoring units");
-	if (!restore_parts(job, u) || !restore_buffers(job, u) ||
+	if (!job_units_restore_parts(job, u) || !job_units_restore_buffers(job, u) ||
 	    htab_add(&job->unit_names, rec->name, u) < 0) {
 		unit_free(u);
 		return fault_set(
@@ -207,7 +207,7 @@ int job_units_restore(struct job *job, struct fault *f)
 	if (job->rec->n_units && job_units_grow(job, job->rec->n_units) < 0)
 		return fault_errno(f, -ENOMEM, "restoring units");
 	for (size_t i = 0; i < job->rec->n_units; i++)
-		if (restore_unit(job, job->rec->units[i], f))
+		if (job_units_restore_unit(job, job->rec->units[i], f))
 			return f->code;
 	return job_units_resolve_aliases(job, 0, f);
 }
@@ -227,7 +227,7 @@ void job_units_free(struct job *job)
 	job->n_slabs = 0;
 }
 
-static void is_that(struct slab *s, void *arg)
+static void job_units_is_that(struct slab *s, void *arg)
 {
 	struct slab **looked_for = arg;
 
@@ -237,7 +237,7 @@ static void is_that(struct slab *s, void *arg)
 
 /* Slabs of parameters are for all ranks of their device; gradients and optimizer state
  * are not; buffers are for their rank alone. */
-static bool holds_params(const struct job *job, const struct slab *s)
+static bool job_units_holds_params(const struct job *job, const struct slab *s)
 {
 	for (uint32_t i = 0; i < job->n_units; i++)
 		for (unsigned d = 0; d < job->units[i]->n_parts; d++)
@@ -261,10 +261,11 @@ struct slab *job_slab_for(struct member *m, uint32_t id)
 	if (s->class == MEM_FULL)
 		return s;
 	if (s->class == MEM_SHARD)
-		return holds_params(job, s) || (s->writable && s->owner_rank == (int)m->rank)
+		return job_units_holds_params(job, s) ||
+				       (s->writable && s->owner_rank == (int)m->rank)
 			       ? s
 			       : NULL;
-	pool_each_slab(&m->pool, is_that, &own);
+	pool_each_slab(&m->pool, job_units_is_that, &own);
 	return own ? NULL : s;
 }
 
@@ -274,5 +275,5 @@ struct slab *job_slab_for_reader(const struct job *job, uint32_t id)
 
 	if (!s || s->payer != &job->quota || s->class != MEM_SHARD || s->writable)
 		return NULL;
-	return holds_params(job, s) ? s : NULL;
+	return job_units_holds_params(job, s) ? s : NULL;
 }

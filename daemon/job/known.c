@@ -5,16 +5,16 @@
 
 #include "job/job.h"
 
-static uint64_t charge_of(const struct known *k)
+static uint64_t known_charge_of(const struct known *k)
 {
 	return k->bytes ? k->n_bytes + k->n * sizeof(*k->ids) : 0;
 }
 
-static void forget(struct job *job, struct known *k)
+static void known_forget(struct job *job, struct known *k)
 {
 	if (!k->bytes)
 		return;
-	quota_return(&job->quota, MEM_CONTROL, charge_of(k));
+	quota_return(&job->quota, MEM_CONTROL, known_charge_of(k));
 	free(k->bytes);
 	free(k->ids);
 	*k = (struct known){ 0 };
@@ -57,8 +57,8 @@ void known_add(struct job *job, const uint8_t *bytes, size_t n_bytes, const uint
 		return;
 	k.bytes = malloc(n_bytes);
 	k.ids = malloc(n * sizeof(*ids));
-	forget(job, to);
-	if (!k.bytes || !k.ids || quota_charge(&job->quota, MEM_CONTROL, charge_of(&k))) {
+	known_forget(job, to);
+	if (!k.bytes || !k.ids || quota_charge(&job->quota, MEM_CONTROL, known_charge_of(&k))) {
 		free(k.bytes);
 		free(k.ids);
 		return;
@@ -73,7 +73,7 @@ void known_add(struct job *job, const uint8_t *bytes, size_t n_bytes, const uint
 void known_drop(struct job *job)
 {
 	for (unsigned i = 0; i < KNOWN_MAX; i++)
-		forget(job, &job->knowns.all[i]);
+		known_forget(job, &job->knowns.all[i]);
 }
 
 uint64_t known_bytes(const struct job *job)
@@ -81,6 +81,6 @@ uint64_t known_bytes(const struct job *job)
 	uint64_t sum = 0;
 
 	for (unsigned i = 0; i < KNOWN_MAX; i++)
-		sum += charge_of(&job->knowns.all[i]);
+		sum += known_charge_of(&job->knowns.all[i]);
 	return sum;
 }

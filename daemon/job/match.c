@@ -24,21 +24,21 @@ int match_init(struct match *m, uint32_t size, match_complete_cb complete, match
 	return -ENOMEM;
 }
 
-static uint64_t slots_bytes(const struct match *m, uint64_t n)
+static uint64_t match_slots_bytes(const struct match *m, uint64_t n)
 {
 	return n * (sizeof(struct match_slot) + m->size * sizeof(struct match_entry *));
 }
 
 /* @n slots are gone. */
-static void slots_uncharge(struct match *m, size_t n)
+static void match_slots_uncharge(struct match *m, size_t n)
 {
 	if (m->user)
-		user_sub(m->user, USER_MEMORY, slots_bytes(m, n));
+		user_sub(m->user, USER_MEMORY, match_slots_bytes(m, n));
 }
 
 void match_deinit(struct match *m)
 {
-	slots_uncharge(m, m->n_slots);
+	match_slots_uncharge(m, m->n_slots);
 	for (size_t i = 0; i < m->n_slots; i++) {
 		for (uint32_t k = 0; m->slots[i].entries && k < m->size; k++)
 			CHECK(!m->slots[i].entries[k]);
@@ -88,7 +88,7 @@ struct match_slot *match_slot(struct match *m, uint64_t number)
 }
 
 /* Make slots up to @number. */
-static int slots_reach(struct match *m, uint64_t number)
+static int match_slots_reach(struct match *m, uint64_t number)
 {
 	while (m->base + m->n_slots <= number) {
 		struct match_slot *s;
@@ -110,7 +110,7 @@ static int slots_reach(struct match *m, uint64_t number)
 		m->n_slots++;
 		/* an op that must end is not refused: match_reserve has checked for room */
 		if (m->user)
-			user_add(m->user, USER_MEMORY, slots_bytes(m, 1));
+			user_add(m->user, USER_MEMORY, match_slots_bytes(m, 1));
 	}
 	return 0;
 }
@@ -118,18 +118,18 @@ static int slots_reach(struct match *m, uint64_t number)
 int match_reserve(struct match *m, uint32_t index, struct fault *f)
 {
 	uint64_t end = m->base + m->n_slots, number = m->next[index] + 1;
-	uint64_t more = number < end ? 0 : slots_bytes(m, number + 1 - end);
+	uint64_t more = number < end ? 0 : match_slots_bytes(m, number + 1 - end);
 
 	CHECK(index < m->size);
 	if (more && !user_has_room(m->user, USER_MEMORY, more)) {
 		user_refuse(m->user, USER_MEMORY, more, f);
 		return MATCH_E_LIMIT;
 	}
-	return slots_reach(m, number);
+	return match_slots_reach(m, number);
 }
 
 /* Take every entry out of the slot and tell its op. */
-static void tell_failed(struct match *m, uint64_t number)
+static void match_tell_failed(struct match *m, uint64_t number)
 {
 	for (uint32_t i = 0; i < m->size; i++) {
 		struct match_slot *s = match_slot(m, number); /* may move meanwhile */
@@ -144,21 +144,22 @@ static void tell_failed(struct match *m, uint64_t number)
 	}
 }
 
-static void slot_fail(struct match *m, struct match_slot *s, const struct fault *fault)
+static void match_slot_fail(struct match *m, struct match_slot *s, const struct fault *fault)
 {
 	if (s->failed || s->complete)
 		return;
 	s->failed = true;
 	s->fault = *fault;
-	tell_failed(m, s->number);
+	match_tell_failed(m, s->number);
 }
 
-static bool same_print(const struct match_entry *a, const struct match_entry *b)
+static bool match_same_print(const struct match_entry *a, const struct match_entry *b)
 {
 	return memcmp(a->print.words, b->print.words, sizeof(a->print.words)) == 0;
 }
 
-static void mismatch_fault(const struct match_slot *s, const struct match_entry *e, struct fault *f)
+static void match_mismatch_fault(const struct match_slot *s, const struct match_entry *e,
+				 struct fault *f)
 {
 	const struct match_entry *o = s->first;
 
@@ -169,7 +170,7 @@ static void mismatch_fault(const struct match_slot *s, const struct match_entry 
 		e->print.text);
 }
 
-static void slot_complete(struct match *m, struct match_slot *s)
+static void match_slot_complete(struct match *m, struct match_slot *s)
 {
 	struct match_entry **entries = s->entries;
 
@@ -186,7 +187,7 @@ int match_announce(struct match *m, struct match_entry *entry)
 	struct fault f = FAULT_NULL;
 
 	CHECK(entry->index < m->size && entry->generation == m->generation);
-	if (slots_reach(m, entry->number) < 0)
+	if (match_slots_reach(m, entry->number) < 0)
 		return -ENOMEM;
 	s = match_slot(m, entry->number);
 	CHECK(s && !s->complete && !s->entries[entry->index]);
@@ -194,23 +195,23 @@ int match_announce(struct match *m, struct match_entry *entry)
 		s->first = entry;
 	if (m->has_left && entry->number > m->next[m->left_index])
 		f = m->left_fault;
-	else if (!s->failed && !same_print(s->first, entry))
-		mismatch_fault(s, entry, &f);
+	else if (!s->failed && !match_same_print(s->first, entry))
+		match_mismatch_fault(s, entry, &f);
 	s->entries[entry->index] = entry;
 	if (s->failed)
-		tell_failed(m, entry->number);
+		match_tell_failed(m, entry->number);
 	else if (f.code)
-		slot_fail(m, s, &f);
+		match_slot_fail(m, s, &f);
 	else if (s->announced == m->size)
-		slot_complete(m, s);
+		match_slot_complete(m, s);
 	return 0;
 }
 
 void match_refuse(struct match *m, struct match_entry *entry, const struct fault *fault)
 {
 	/* without memory for the slot the peers' own deadlines end their wait */
-	if (entry->generation == m->generation && slots_reach(m, entry->number) == 0)
-		slot_fail(m, match_slot(m, entry->number), fault);
+	if (entry->generation == m->generation && match_slots_reach(m, entry->number) == 0)
+		match_slot_fail(m, match_slot(m, entry->number), fault);
 }
 
 void match_passed(struct match *m, const struct match_entry *entry)
@@ -218,14 +219,14 @@ void match_passed(struct match *m, const struct match_entry *entry)
 	struct match_slot *s;
 	size_t done = 0;
 
-	if (entry->generation != m->generation || slots_reach(m, entry->number) < 0)
+	if (entry->generation != m->generation || match_slots_reach(m, entry->number) < 0)
 		return;
 	s = match_slot(m, entry->number);
 	CHECK(s && s->passed < m->size);
 	s->passed++;
 	while (done < m->n_slots && m->slots[done].passed == m->size)
 		free(m->slots[done++].entries);
-	slots_uncharge(m, done);
+	match_slots_uncharge(m, done);
 	memmove(m->slots, m->slots + done, (m->n_slots - done) * sizeof(*m->slots));
 	m->n_slots -= done;
 	m->base += done;
@@ -239,11 +240,11 @@ void match_reset(struct match *m, const struct fault *fault)
 		struct match_slot *s = match_slot(m, n);
 
 		if (s)
-			slot_fail(m, s, fault);
+			match_slot_fail(m, s, fault);
 	}
 	for (size_t i = 0; i < m->n_slots; i++)
 		free(m->slots[i].entries);
-	slots_uncharge(m, m->n_slots);
+	match_slots_uncharge(m, m->n_slots);
 	m->n_slots = 0;
 	m->base = 1;
 	m->generation++;
@@ -265,7 +266,7 @@ void match_member_left(struct match *m, uint32_t index, const struct fault *faul
 		struct match_slot *s = match_slot(m, n);
 
 		if (s)
-			slot_fail(m, s, fault);
+			match_slot_fail(m, s, fault);
 	}
 }
 

@@ -280,7 +280,7 @@ void member_reset(struct member *m)
 }
 
 /* The process may still write to any slab it was handed. */
-static void keep_until_gone(struct slab *s, void *arg)
+static void member_keep_until_gone(struct slab *s, void *arg)
 {
 	struct member *m = arg;
 
@@ -288,10 +288,10 @@ static void keep_until_gone(struct slab *s, void *arg)
 		(void)quarantine_slab(&m->job->node->quarantine, m->proc, s);
 }
 
-static void retire_now(struct member *m)
+static void member_retire_now(struct member *m)
 {
 	m->retiring = false;
-	pool_each_slab(&m->pool, keep_until_gone, m);
+	pool_each_slab(&m->pool, member_keep_until_gone, m);
 	pool_deinit(&m->pool);
 	member_unlink(m);
 }
@@ -306,7 +306,7 @@ void member_retire(struct member *m)
 	m->retiring = true;
 	member_poison(m);
 	if (!m->pending && !m->executing)
-		retire_now(m);
+		member_retire_now(m);
 }
 
 void member_executed(struct member *m)
@@ -314,7 +314,7 @@ void member_executed(struct member *m)
 	CHECK(m->executing > m->marking);
 	m->executing--;
 	if (m->retiring && !m->pending && !m->executing)
-		retire_now(m);
+		member_retire_now(m);
 	member_unref(m);
 }
 
@@ -347,6 +347,6 @@ void member_op_ended(struct member *m)
 	m->pending--;
 	user_give_one(m->user, USER_OPS);
 	if (m->retiring && !m->pending && !m->executing)
-		retire_now(m);
+		member_retire_now(m);
 	member_unref(m);
 }

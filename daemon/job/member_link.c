@@ -18,7 +18,7 @@ struct member_link {
 	bool poisoned;
 };
 
-static int take_slab(struct member *m, struct slab **ret)
+static int member_link_take_slab(struct member *m, struct slab **ret)
 {
 	struct device *d = m->device;
 	uint64_t bytes = BACKEND_SIGNAL_SLOTS * BACKEND_SLOT_STRIDE;
@@ -37,7 +37,7 @@ int member_link(struct member *m, struct fault *f)
 	l = calloc(1, sizeof(*l));
 	if (!l)
 		return fault_errno(f, -ENOMEM, "making signals");
-	r = take_slab(m, &l->slab);
+	r = member_link_take_slab(m, &l->slab);
 	if (r == 0) {
 		r = backend_signals_new(m->device->backend, l->slab->mem, &l->signals);
 		if (r)
@@ -73,7 +73,7 @@ void member_poison(struct member *m)
 }
 
 /* Points of this session that something still intends to wait for. */
-static void forget_reads(struct member *m)
+static void member_link_forget_reads(struct member *m)
 {
 	struct job *job = m->job;
 
@@ -84,7 +84,7 @@ static void forget_reads(struct member *m)
 			reads_forget(&job->units[i]->parts[d].reads, m->link->signals);
 }
 
-static void on_freed(void *userdata)
+static void member_link_on_freed(void *userdata)
 {
 	slab_unref(userdata);
 }
@@ -96,12 +96,12 @@ void member_unlink(struct member *m)
 	if (!l)
 		return;
 	member_poison(m);
-	forget_reads(m);
+	member_link_forget_reads(m);
 	if (m->job->jobs->ops.signals_gone)
 		m->job->jobs->ops.signals_gone(m->job, l->signals);
 	m->link = NULL;
 	if (l->slab->exported && !proc_gone(m->proc))
 		(void)quarantine_slab(&m->job->node->quarantine, m->proc, l->slab);
-	backend_signals_free(l->signals, on_freed, l->slab);
+	backend_signals_free(l->signals, member_link_on_freed, l->slab);
 	free(l);
 }

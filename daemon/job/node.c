@@ -80,7 +80,7 @@ uint64_t node_capacity(const struct node *node)
 
 /* -------------------------------------------------------------- communicators */
 
-static void sweep(struct node *node);
+static void node_sweep(struct node *node);
 
 void parked_resume_all(struct list *waiting)
 {
@@ -97,18 +97,18 @@ void parked_resume_all(struct list *waiting)
 
 void node_wake(struct node *node)
 {
-	sweep(node);
+	node_sweep(node);
 	parked_resume_all(&node->waiters);
 }
 
 static const char *const queue_names[_BACKEND_Q_N] = { "reduce", "gather" };
 
-static struct engine *engine_for(struct node *node, unsigned n)
+static struct engine *node_engine_for(struct node *node, unsigned n)
 {
 	return n > 1 || (node->engine_for_one && node->engine) ? node->engine : node->local;
 }
 
-static void set_broken(struct node_comm *nc, const char *why)
+static void node_set_broken(struct node_comm *nc, const char *why)
 {
 	if (nc->state == COMM_BROKEN)
 		return;
@@ -126,28 +126,28 @@ void node_comm_break(struct node_comm *nc, const char *why)
 
 	if (nc->state == COMM_BROKEN)
 		return;
-	set_broken(nc, why);
+	node_set_broken(nc, why);
 	if (node->comm_broke)
 		node->comm_broke(node, nc, nc->why);
 	node_wake(node);
 }
 
-static const char *reason(const struct node_comm *nc, int status)
+static const char *node_reason(const struct node_comm *nc, int status)
 {
-	const struct engine *e = engine_for(nc->node, nc->n);
+	const struct engine *e = node_engine_for(nc->node, nc->n);
 	const char *why = e ? engine_why(e) : "";
 
 	return *why ? why : status > 0 ? "it was aborted" : strerrordesc_np(-status);
 }
 
-static void on_failed(void *userdata, struct comm *comm, const char *why)
+static void node_on_failed(void *userdata, struct comm *comm, const char *why)
 {
 	(void)comm;
 	node_comm_break(userdata, why);
 }
 
 /* One of the two is ready, or has failed. Its queue tells which one. */
-static void on_ready(struct node_comm *nc, enum backend_queue q, struct comm *comm, int status)
+static void node_on_ready(struct node_comm *nc, enum backend_queue q, struct comm *comm, int status)
 {
 	char why[256];
 
@@ -156,8 +156,8 @@ static void on_ready(struct node_comm *nc, enum backend_queue q, struct comm *co
 	nc->comm[q] = comm;
 	if (status) {
 		snprintf(why, sizeof(why), "cannot create the communicator for %s: %.150s",
-			 queue_names[q], reason(nc, status));
-		set_broken(nc, why);
+			 queue_names[q], node_reason(nc, status));
+		node_set_broken(nc, why);
 		nc->tell = true;
 	} else if (nc->state == COMM_BROKEN) {
 		comm_abort(comm);
@@ -169,17 +169,17 @@ static void on_ready(struct node_comm *nc, enum backend_queue q, struct comm *co
 		node_wake(nc->node);
 }
 
-static void on_main_ready(void *userdata, struct comm *comm, int status)
+static void node_on_main_ready(void *userdata, struct comm *comm, int status)
 {
-	on_ready(userdata, BACKEND_Q_MAIN, comm, status);
+	node_on_ready(userdata, BACKEND_Q_MAIN, comm, status);
 }
 
-static void on_gather_ready(void *userdata, struct comm *comm, int status)
+static void node_on_gather_ready(void *userdata, struct comm *comm, int status)
 {
-	on_ready(userdata, BACKEND_Q_GATHER, comm, status);
+	node_on_ready(userdata, BACKEND_Q_GATHER, comm, status);
 }
 
-static bool is_member(const struct node_comm *nc, const struct device *d)
+static bool node_is_member(const struct node_comm *nc, const struct device *d)
 {
 	for (unsigned i = 0; i < nc->n; i++)
 		if (nc->devices[i] == d)
@@ -188,13 +188,13 @@ static bool is_member(const struct node_comm *nc, const struct device *d)
 }
 
 /* Is @nc equal to @of without its lost devices, in the same order? */
-static bool survives(const struct node_comm *of, const struct node_comm *nc, bool *ret_gone)
+static bool node_survives(const struct node_comm *of, const struct node_comm *nc, bool *ret_gone)
 {
 	unsigned kept = 0;
 
 	for (unsigned i = 0; i < of->n; i++) {
 		ret_gone[i] = *backend_info(of->devices[i]->backend)->lost;
-		if (ret_gone[i] == is_member(nc, of->devices[i]))
+		if (ret_gone[i] == node_is_member(nc, of->devices[i]))
 			return false;
 		if (!ret_gone[i] && nc->devices[kept++] != of->devices[i])
 			return false;
@@ -204,22 +204,23 @@ static bool survives(const struct node_comm *of, const struct node_comm *nc, boo
 
 /* Derive it from a communicator that lost devices, if there is one: its remaining members are
  * already connected. Return: 0, -EOPNOTSUPP (there is none, or it cannot), or negative errno. */
-static int shrink_one(struct node_comm *nc, enum backend_queue q, const struct comm_options *o)
+static int node_shrink_one(struct node_comm *nc, enum backend_queue q, const struct comm_options *o)
 {
 	struct node_comm *of, *tmp;
 	bool gone[NODE_MAX_DEVICES];
 
 	list_for_each (of, tmp, &nc->node->comms, link) {
-		if (of == nc || of->state != COMM_READY || !survives(of, nc, gone))
+		if (of == nc || of->state != COMM_READY || !node_survives(of, nc, gone))
 			continue;
 		return comm_shrink(of->comm[q], gone, o);
 	}
 	return -EOPNOTSUPP;
 }
 
-static void make_one(struct node_comm *nc, struct engine *engine, enum backend_queue q)
+static void node_make_one(struct node_comm *nc, struct engine *engine, enum backend_queue q)
 {
-	static const comm_ready_cb ready[_BACKEND_Q_N] = { on_main_ready, on_gather_ready };
+	static const comm_ready_cb ready[_BACKEND_Q_N] = { node_on_main_ready,
+							   node_on_gather_ready };
 	struct backend *backends[NODE_MAX_DEVICES];
 	char name[48];
 	struct comm_options o = { .name = name,
@@ -227,7 +228,7 @@ static void make_one(struct node_comm *nc, struct engine *engine, enum backend_q
 				  .n_devices = nc->n,
 				  .queue = q,
 				  .ready = ready[q],
-				  .failed = on_failed,
+				  .failed = node_on_failed,
 				  .userdata = nc };
 	int r;
 
@@ -236,26 +237,26 @@ static void make_one(struct node_comm *nc, struct engine *engine, enum backend_q
 	snprintf(name, sizeof(name), "%s-%s%s", queue_names[q], backend_info(backends[0])->id,
 		 nc->n > 1 ? "..." : "");
 	nc->making++;
-	r = shrink_one(nc, q, &o);
+	r = node_shrink_one(nc, q, &o);
 	if (r == -EOPNOTSUPP)
 		r = engine_comm_new(engine, &o);
 	if (r < 0)
-		on_ready(nc, q, NULL, r);
+		node_on_ready(nc, q, NULL, r);
 }
 
-static void make(struct node_comm *nc)
+static void node_make(struct node_comm *nc)
 {
-	struct engine *engine = engine_for(nc->node, nc->n);
+	struct engine *engine = node_engine_for(nc->node, nc->n);
 
 	nc->state = COMM_MAKING;
 	nc->why[0] = '\0';
 	nc->making++; /* not done before both were requested */
 	for (unsigned q = 0; q < _BACKEND_Q_N; q++)
-		make_one(nc, engine, (enum backend_queue)q);
+		node_make_one(nc, engine, (enum backend_queue)q);
 	nc->making--;
 }
 
-static bool in_use(const struct node_comm *nc)
+static bool node_in_use(const struct node_comm *nc)
 {
 	for (unsigned q = 0; q < _BACKEND_Q_N; q++)
 		if (nc->comm[q] && comm_in_flight(nc->comm[q]))
@@ -263,7 +264,7 @@ static bool in_use(const struct node_comm *nc)
 	return nc->making > 0 || nc->ending > 0;
 }
 
-static void free_comms(struct node_comm *nc)
+static void node_free_comms(struct node_comm *nc)
 {
 	for (unsigned q = 0; q < _BACKEND_Q_N; q++)
 		nc->comm[q] = comm_free(nc->comm[q]);
@@ -271,29 +272,29 @@ static void free_comms(struct node_comm *nc)
 	free(nc);
 }
 
-static bool is_unused(const struct node_comm *nc)
+static bool node_is_unused(const struct node_comm *nc)
 {
-	return nc->left && !nc->users && nc->n > 1 && nc->state != COMM_MAKING && !in_use(nc) &&
-	       list_empty(&nc->windows);
+	return nc->left && !nc->users && nc->n > 1 && nc->state != COMM_MAKING &&
+	       !node_in_use(nc) && list_empty(&nc->windows);
 }
 
-static void sweep(struct node *node)
+static void node_sweep(struct node *node)
 {
 	struct node_comm *nc, *tmp;
 
 	list_for_each (nc, tmp, &node->comms, link)
-		if (is_unused(nc))
-			free_comms(nc);
+		if (node_is_unused(nc))
+			node_free_comms(nc);
 }
 
-static void make_again(struct node_comm *nc)
+static void node_make_again(struct node_comm *nc)
 {
 	for (unsigned q = 0; q < _BACKEND_Q_N; q++)
 		nc->comm[q] = comm_free(nc->comm[q]);
-	make(nc);
+	node_make(nc);
 }
 
-static struct node_comm *find(struct node *node, struct device *const *devices, unsigned n)
+static struct node_comm *node_find(struct node *node, struct device *const *devices, unsigned n)
 {
 	struct node_comm *nc, *tmp;
 
@@ -303,7 +304,7 @@ static struct node_comm *find(struct node *node, struct device *const *devices, 
 	return NULL;
 }
 
-static int refuse_lost(struct device *const *devices, unsigned n, struct fault *f)
+static int node_refuse_lost(struct device *const *devices, unsigned n, struct fault *f)
 {
 	for (unsigned i = 0; i < n; i++) {
 		const struct backend_info *info = backend_info(devices[i]->backend);
@@ -315,19 +316,19 @@ static int refuse_lost(struct device *const *devices, unsigned n, struct fault *
 }
 
 /* The first request after it broke gets the error; the next request creates it again. */
-static int ask_broken(struct node_comm *nc, struct fault *f)
+static int node_ask_broken(struct node_comm *nc, struct fault *f)
 {
-	if (in_use(nc))
+	if (node_in_use(nc))
 		return NODE_E_LATER;
 	if (nc->tell) {
 		nc->tell = false;
 		return fault_set(f, FAULT_UNAVAILABLE, NULL, "%s", nc->why);
 	}
-	make_again(nc);
+	node_make_again(nc);
 	return nc->state == COMM_READY ? 0 : NODE_E_LATER;
 }
 
-static struct node_comm *add(struct node *node, struct device *const *devices, unsigned n)
+static struct node_comm *node_add(struct node *node, struct device *const *devices, unsigned n)
 {
 	struct node_comm *nc = calloc(1, sizeof(*nc));
 
@@ -339,12 +340,12 @@ static struct node_comm *add(struct node *node, struct device *const *devices, u
 	list_init(&nc->link);
 	list_init(&nc->windows);
 	list_append(&node->comms, &nc->link);
-	make(nc);
+	node_make(nc);
 	return nc;
 }
 
 /* The devices of @nc that still work. */
-static unsigned survivors(const struct node_comm *nc, struct device **ret)
+static unsigned node_survivors(const struct node_comm *nc, struct device **ret)
 {
 	unsigned n = 0;
 
@@ -364,34 +365,34 @@ void node_device_lost(struct node *node, struct device *device)
 		struct device *left[NODE_MAX_DEVICES];
 		unsigned n;
 
-		if (!is_member(nc, device) || nc->state == COMM_BROKEN)
+		if (!node_is_member(nc, device) || nc->state == COMM_BROKEN)
 			continue;
-		n = survivors(nc, left);
-		if (nc->state == COMM_READY && n > 1 && !find(node, left, n))
-			(void)add(node, left, n); /* from this one, before it is aborted */
-		set_broken(nc, why);
+		n = node_survivors(nc, left);
+		if (nc->state == COMM_READY && n > 1 && !node_find(node, left, n))
+			(void)node_add(node, left, n); /* from this one, before it is aborted */
+		node_set_broken(nc, why);
 	}
 }
 
 int node_comm(struct node *node, struct device *const *devices, unsigned n, struct node_comm **ret,
 	      struct fault *f)
 {
-	struct node_comm *nc = find(node, devices, n);
+	struct node_comm *nc = node_find(node, devices, n);
 	int r = 0;
 
-	if (refuse_lost(devices, n, f))
+	if (node_refuse_lost(devices, n, f))
 		return (int)f->code;
-	if (!engine_for(node, n))
+	if (!node_engine_for(node, n))
 		return fault_set(f, FAULT_UNAVAILABLE, NULL,
 				 "ranks on %u devices need NCCL, which is not available: %s", n,
 				 node->engine_why);
 	if (!nc) {
-		nc = add(node, devices, n);
+		nc = node_add(node, devices, n);
 		if (!nc)
 			return fault_errno(f, -ENOMEM, "making a communicator");
 	}
 	if (nc->state == COMM_BROKEN)
-		r = ask_broken(nc, f);
+		r = node_ask_broken(nc, f);
 	else if (nc->state == COMM_MAKING)
 		r = NODE_E_LATER;
 	if (r == 0 || r == NODE_E_LATER)
@@ -404,7 +405,7 @@ void node_comm_leave(struct node_comm *nc)
 	CHECK(nc->users > 0);
 	nc->users--;
 	nc->left = true;
-	sweep(nc->node); /* what is still in use now is freed at the next change */
+	node_sweep(nc->node); /* what is still in use now is freed at the next change */
 }
 
 void node_deinit(struct node *node)
@@ -413,7 +414,7 @@ void node_deinit(struct node *node)
 
 	list_for_each (nc, tmp, &node->comms, link) {
 		CHECK(!nc->making && !nc->ending && list_empty(&nc->windows));
-		free_comms(nc);
+		node_free_comms(nc);
 	}
 	users_deinit(&node->users);
 }

@@ -72,13 +72,13 @@ const char *pass_state_name(enum pass_state s)
 
 /* An optimizer in backward, or the trainers' own, changes the parameters before the step: no reader
  * may hold them then. */
-static bool changes_before_step(const state_unit *rec)
+static bool passes_changes_before_step(const state_unit *rec)
 {
 	return rec->optimizer && (rec->optimizer->when == OPTIM_IN_BACKWARD ||
 				  rec->optimizer->when == OPTIM_BY_TRAINER);
 }
 
-static bool after_forward(enum unit_reshard reshard)
+static bool passes_after_forward(enum unit_reshard reshard)
 {
 	return reshard == RESHARD_AFTER_FORWARD || reshard == RESHARD_AFTER_FORWARD_ONLY;
 }
@@ -88,8 +88,8 @@ static bool after_forward(enum unit_reshard reshard)
 bool passes_let_go(const state_unit *rec, enum unit_reshard reshard, enum pass_kind pass, bool sync)
 {
 	if (pass == PASS_KIND_FORWARD)
-		return after_forward(reshard);
-	if (reshard == RESHARD_AFTER_FORWARD || (sync && changes_before_step(rec)))
+		return passes_after_forward(reshard);
+	if (reshard == RESHARD_AFTER_FORWARD || (sync && passes_changes_before_step(rec)))
 		return true;
 	if (reshard == RESHARD_NEVER || reshard == RESHARD_AFTER_FORWARD_ONLY)
 		return false;

@@ -9,15 +9,15 @@ void prefetch_init(struct prefetch *p, struct quota *payer)
 	*p = (struct prefetch){ .payer = payer };
 }
 
-static uint64_t price(uint32_t room)
+static uint64_t prefetch_price(uint32_t room)
 {
 	return room <= PREFETCH_FREE ? 0 : room * sizeof(prefetch_use);
 }
 
-static void forget(struct prefetch *p)
+static void prefetch_forget(struct prefetch *p)
 {
-	if (price(p->room))
-		quota_return(p->payer, MEM_CONTROL, price(p->room));
+	if (prefetch_price(p->room))
+		quota_return(p->payer, MEM_CONTROL, prefetch_price(p->room));
 	free(p->uses);
 	p->uses = NULL;
 	p->room = p->n = p->at = 0;
@@ -25,7 +25,7 @@ static void forget(struct prefetch *p)
 
 void prefetch_deinit(struct prefetch *p)
 {
-	forget(p);
+	prefetch_forget(p);
 	p->mode = PREFETCH_RECORDING;
 	p->used = false;
 }
@@ -51,10 +51,10 @@ uint32_t prefetch_unit(prefetch_use use)
 	return use >> 2;
 }
 
-static bool grow(struct prefetch *p)
+static bool prefetch_grow(struct prefetch *p)
 {
 	uint32_t room = p->room ? 2 * p->room : PREFETCH_FREE;
-	uint64_t more = price(room) - price(p->room);
+	uint64_t more = prefetch_price(room) - prefetch_price(p->room);
 	void *grown;
 
 	if (room > PREFETCH_MAX || (more && quota_charge(p->payer, MEM_CONTROL, more)))
@@ -71,10 +71,10 @@ static bool grow(struct prefetch *p)
 	return true;
 }
 
-static void record(struct prefetch *p, prefetch_use use)
+static void prefetch_record(struct prefetch *p, prefetch_use use)
 {
-	if (p->n == p->room && !grow(p)) {
-		forget(p);
+	if (p->n == p->room && !prefetch_grow(p)) {
+		prefetch_forget(p);
 		p->mode = PREFETCH_OFF;
 		return;
 	}
@@ -94,7 +94,7 @@ bool prefetch_used(struct prefetch *p, prefetch_use use)
 		p->deviations++;
 	}
 	if (p->mode == PREFETCH_RECORDING)
-		record(p, use);
+		prefetch_record(p, use);
 	return false;
 }
 

@@ -26,7 +26,7 @@ void readers_init(struct readers *all)
 	list_init(&all->procs);
 }
 
-static void proc_free(struct reader_proc *p)
+static void readers_proc_free(struct reader_proc *p)
 {
 	list_unlink(&p->link);
 	list_unlink(&p->watch.link);
@@ -37,7 +37,7 @@ static void proc_free(struct reader_proc *p)
 void readers_deinit(struct readers *all)
 {
 	while (!list_empty(&all->procs))
-		proc_free(list_first(&all->procs, struct reader_proc, link));
+		readers_proc_free(list_first(&all->procs, struct reader_proc, link));
 }
 
 const char *reader_state_name(enum reader_state s)
@@ -61,7 +61,7 @@ uint64_t readers_generation(const struct job *job)
 /* ------------------------------------------------------------ may it be read? */
 
 /* To be stepped in this backward pass, or its copies are not equal. */
-static const struct unit *unit_to_change(const struct job *job)
+static const struct unit *readers_unit_to_change(const struct job *job)
 {
 	for (uint32_t i = 0; i < job->n_units; i++)
 		if (job->units[i]->due || job->units[i]->copies_differ)
@@ -70,22 +70,23 @@ static const struct unit *unit_to_change(const struct job *job)
 }
 
 /* Has anything changed since the last commit? */
-static bool is_changed(const struct job *job)
+static bool readers_is_changed(const struct job *job)
 {
 	return job->rec->uncommitted_steps || job->readers.rewritten || job->step.mid ||
 	       job->step.applying || job->step.stepping;
 }
 
 /* Is anything about to change, so that a hold would keep it waiting? */
-static bool is_changing(const struct job *job)
+static bool readers_is_changing(const struct job *job)
 {
 	return job->step.prepared || job->readers.writing || !list_empty(&job->readers.writers) ||
-	       unit_to_change(job);
+	       readers_unit_to_change(job);
 }
 
-static bool may_hold(const struct job *job)
+static bool readers_may_hold(const struct job *job)
 {
-	return job->rec->has_commit && !job->torn && !is_changed(job) && !is_changing(job);
+	return job->rec->has_commit && !job->torn && !readers_is_changed(job) &&
+	       !readers_is_changing(job);
 }
 
 void readers_wait_for(const struct job *job, char *buf, size_t bytes)
@@ -96,21 +97,21 @@ void readers_wait_for(const struct job *job, char *buf, size_t bytes)
 			 job->rec->name);
 	else if (!job->rec->has_commit)
 		snprintf(buf, bytes, "the first commit of job '%s'", job->rec->name);
-	else if (!may_hold(job))
+	else if (!readers_may_hold(job))
 		snprintf(buf, bytes, "the commit that follows step %llu of job '%s'",
 			 (unsigned long long)job->rec->step, job->rec->name);
 }
 
 /* ------------------------------------------------------------------- readers */
 
-static void become(struct reader *r, enum reader_state state)
+static void readers_become(struct reader *r, enum reader_state state)
 {
 	list_unlink(&r->turn);
 	r->state = state;
 	r->since_us = clock_now_us();
 }
 
-static void answer(struct reader *r, const struct fault *f)
+static void readers_answer(struct reader *r, const struct fault *f)
 {
 	reader_cb granted = r->granted;
 
@@ -119,25 +120,25 @@ static void answer(struct reader *r, const struct fault *f)
 }
 
 /* The hold ends before its release. */
-static void overtake(struct reader *r, const char *why)
+static void readers_overtake(struct reader *r, const char *why)
 {
-	become(r, READER_OVERTAKEN);
+	readers_become(r, READER_OVERTAKEN);
 	r->job->readers.overtaken++;
 	snprintf(r->why, sizeof(r->why), "step %llu was overtaken: discard what was read of it: %s",
 		 (unsigned long long)r->step, why);
 }
 
-static void refuse(struct reader *r, enum fault_code code, const char *why)
+static void readers_refuse(struct reader *r, enum fault_code code, const char *why)
 {
 	struct fault f = FAULT_NULL;
 
-	become(r, READER_IDLE);
+	readers_become(r, READER_IDLE);
 	fault_set(&f, code, NULL, "%s", why);
-	answer(r, &f);
+	readers_answer(r, &f);
 }
 
 /* No reader holds any more: resume the waiters. The job may be gone then, if it was deleted. */
-static bool let_writers(struct job *job)
+static bool readers_let_writers(struct job *job)
 {
 	if (!list_empty(&job->readers.holds) || list_empty(&job->readers.writers))
 		return false;
@@ -170,17 +171,17 @@ struct reader *reader_free(struct reader *r)
 		return NULL;
 	job = r->job;
 	if (r->state == READER_WAITING)
-		refuse(r, FAULT_CANCELLED, "the session has ended");
+		readers_refuse(r, FAULT_CANCELLED, "the session has ended");
 	list_unlink(&r->turn);
 	list_unlink(&r->link);
 	proc_unref(r->proc);
 	free(r);
 	if (job)
-		let_writers(job);
+		readers_let_writers(job);
 	return NULL;
 }
 
-static int check_hold(const struct reader *r, uint32_t hold_ms, struct fault *f)
+static int readers_check_hold(const struct reader *r, uint32_t hold_ms, struct fault *f)
 {
 	uint32_t most = r->job ? r->job->node->limits.reader_hold_ms : 0;
 
@@ -202,9 +203,9 @@ static int check_hold(const struct reader *r, uint32_t hold_ms, struct fault *f)
 int reader_hold(struct reader *r, uint32_t hold_ms, uint64_t deadline_us, reader_cb granted,
 		void *userdata, struct fault *f)
 {
-	if (check_hold(r, hold_ms, f))
+	if (readers_check_hold(r, hold_ms, f))
 		return f->code;
-	become(r, READER_WAITING);
+	readers_become(r, READER_WAITING);
 	r->hold_ms = hold_ms ? hold_ms : r->job->node->limits.reader_hold_ms;
 	r->until_us = deadline_us;
 	r->granted = granted;
@@ -218,19 +219,19 @@ void reader_give_up(struct reader *r)
 {
 	CHECK(r->state == READER_WAITING);
 	r->granted = NULL;
-	become(r, READER_IDLE);
+	readers_become(r, READER_IDLE);
 }
 
 int reader_release(struct reader *r, struct fault *f)
 {
 	if (r->state == READER_OVERTAKEN) {
-		become(r, READER_IDLE);
+		readers_become(r, READER_IDLE);
 		return fault_set(f, FAULT_ABORTED, NULL, "%s", r->why);
 	}
 	if (r->state != READER_HOLDS)
 		return fault_set(f, FAULT_STATE, NULL, "this session holds no step");
-	become(r, READER_IDLE);
-	let_writers(r->job);
+	readers_become(r, READER_IDLE);
+	readers_let_writers(r->job);
 	return 0;
 }
 
@@ -238,17 +239,17 @@ void readers_grant(struct job *job)
 {
 	uint64_t now;
 
-	if (list_empty(&job->readers.waiting) || !may_hold(job))
+	if (list_empty(&job->readers.waiting) || !readers_may_hold(job))
 		return;
 	now = clock_now_us();
 	while (!list_empty(&job->readers.waiting)) {
 		struct reader *r = list_first(&job->readers.waiting, struct reader, turn);
 
-		become(r, READER_HOLDS);
+		readers_become(r, READER_HOLDS);
 		r->step = job->rec->step;
 		r->until_us = now + (uint64_t)r->hold_ms * 1000u;
 		list_append(&job->readers.holds, &r->turn);
-		answer(r, NULL);
+		readers_answer(r, NULL);
 	}
 }
 
@@ -261,7 +262,7 @@ void readers_committed(struct job *job)
 /* ------------------------------------------------------------------- writers */
 
 /* A writer waits: readers that have held long enough are overtaken. */
-static void expire(struct job *job, uint64_t now_us)
+static void readers_expire(struct job *job, uint64_t now_us)
 {
 	struct reader *r, *tmp;
 	char why[96];
@@ -271,7 +272,7 @@ static void expire(struct job *job, uint64_t now_us)
 			continue;
 		snprintf(why, sizeof(why), "its %u ms were over, and the trainers went on",
 			 r->hold_ms);
-		overtake(r, why);
+		readers_overtake(r, why);
 	}
 }
 
@@ -279,7 +280,7 @@ bool readers_let(struct job *job, struct parked *p, void (*resume)(struct parked
 {
 	if (list_empty(&job->readers.holds))
 		return true;
-	expire(job, clock_now_us());
+	readers_expire(job, clock_now_us());
 	if (list_empty(&job->readers.holds))
 		return true;
 	p->resume = resume;
@@ -316,14 +317,14 @@ void readers_epoch_ended(struct job *job)
 	job->readers.look_again = !list_empty(&job->readers.writers);
 }
 
-static void end_all(struct job *job, enum fault_code code, const char *why)
+static void readers_end_all(struct job *job, enum fault_code code, const char *why)
 {
 	struct reader *r, *tmp;
 
 	list_for_each (r, tmp, &job->readers.holds, turn)
-		overtake(r, why);
+		readers_overtake(r, why);
 	while (!list_empty(&job->readers.waiting))
-		refuse(list_first(&job->readers.waiting, struct reader, turn), code, why);
+		readers_refuse(list_first(&job->readers.waiting, struct reader, turn), code, why);
 }
 
 void readers_drain(struct job *job)
@@ -331,8 +332,8 @@ void readers_drain(struct job *job)
 	char why[JOB_NAME_MAX + 32];
 
 	snprintf(why, sizeof(why), "job '%s' is draining", job->rec->name);
-	end_all(job, FAULT_UNAVAILABLE, why);
-	let_writers(job);
+	readers_end_all(job, FAULT_UNAVAILABLE, why);
+	readers_let_writers(job);
 }
 
 void readers_lose_job(struct job *job)
@@ -340,7 +341,7 @@ void readers_lose_job(struct job *job)
 	char why[JOB_NAME_MAX + 32];
 
 	snprintf(why, sizeof(why), "job '%s' was deleted", job->rec->name);
-	end_all(job, FAULT_NOT_FOUND, why);
+	readers_end_all(job, FAULT_NOT_FOUND, why);
 	while (!list_empty(&job->readers.all)) {
 		struct reader *r = list_first(&job->readers.all, struct reader, link);
 
@@ -349,7 +350,7 @@ void readers_lose_job(struct job *job)
 	}
 }
 
-static void end_waits(struct job *job, uint64_t now_us)
+static void readers_end_waits(struct job *job, uint64_t now_us)
 {
 	struct reader *r, *tmp;
 	char waits[256], why[300];
@@ -359,7 +360,7 @@ static void end_waits(struct job *job, uint64_t now_us)
 			continue;
 		readers_wait_for(job, waits, sizeof(waits));
 		snprintf(why, sizeof(why), "timed out waiting for %s", waits);
-		refuse(r, FAULT_DEADLINE, why);
+		readers_refuse(r, FAULT_DEADLINE, why);
 	}
 }
 
@@ -368,26 +369,26 @@ bool readers_tick(struct job *job, uint64_t now_us)
 	bool again = job->readers.look_again;
 
 	readers_grant(job);
-	end_waits(job, now_us);
+	readers_end_waits(job, now_us);
 	job->readers.look_again = false;
 	if (list_empty(&job->readers.writers))
 		return false;
-	expire(job, now_us);
+	readers_expire(job, now_us);
 	if (!again)
-		return let_writers(job);
+		return readers_let_writers(job);
 	parked_resume_all(&job->readers.writers);
 	return true;
 }
 
 /* --------------------------------------------------------------- processes that have it mapped */
 
-static void on_gone(struct proc_watch *watch)
+static void readers_on_gone(struct proc_watch *watch)
 {
-	proc_free(CONTAINER_OF(watch, struct reader_proc, watch));
+	readers_proc_free(CONTAINER_OF(watch, struct reader_proc, watch));
 }
 
 /* The number of a living process is unique. */
-static bool is_known(const struct job *job, const struct proc *proc)
+static bool readers_is_known(const struct job *job, const struct proc *proc)
 {
 	const struct reader_proc *p, *tmp;
 
@@ -401,7 +402,7 @@ int reader_maps(struct reader *r)
 {
 	struct reader_proc *p;
 
-	if (is_known(r->job, r->proc))
+	if (readers_is_known(r->job, r->proc))
 		return 0;
 	p = calloc(1, sizeof(*p));
 	if (!p)
@@ -410,7 +411,7 @@ int reader_maps(struct reader *r)
 	list_init(&p->link);
 	list_init(&p->watch.link);
 	list_append(&r->job->readers.procs, &p->link);
-	proc_watch(p->proc, &p->watch, on_gone);
+	proc_watch(p->proc, &p->watch, readers_on_gone);
 	return 0;
 }
 

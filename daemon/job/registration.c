@@ -37,7 +37,7 @@ struct registration {
 };
 
 /* New units are placed on the devices of their group's ranks, and need communicators there. */
-static int reg_place(struct group *g, struct fault *f)
+static int registration_reg_place(struct group *g, struct fault *f)
 {
 	int e = group_place(g);
 
@@ -48,7 +48,7 @@ static int reg_place(struct group *g, struct fault *f)
 	return e == NODE_E_LATER ? JOB_E_LATER : e;
 }
 
-static int reg_check_unit(struct registration *r, size_t i, struct fault *f)
+static int registration_reg_check_unit(struct registration *r, size_t i, struct fault *f)
 {
 	state_unit *spec = r->specs[i];
 	struct group *g = job_group_by_id(r->job, spec->group);
@@ -74,14 +74,14 @@ static int reg_check_unit(struct registration *r, size_t i, struct fault *f)
 	have = htab_find(&r->job->unit_names, spec->name);
 	if (!have) {
 		r->n_new++;
-		return reg_place(g, f);
+		return registration_reg_place(g, f);
 	}
 	r->ids[i] = have->id;
 	return unit_same_spec(have->rec, spec, f) ? 0 : (int)f->code;
 }
 
 /* The same name twice in one call. */
-static int reg_check_names(struct registration *r, struct fault *f)
+static int registration_reg_check_names(struct registration *r, struct fault *f)
 {
 	struct htab names = HTAB_NULL;
 	int e = 0;
@@ -99,7 +99,7 @@ static int reg_check_names(struct registration *r, struct fault *f)
 }
 
 /* Total of the job, with the new units. */
-static uint64_t reg_tensors(const struct registration *r)
+static uint64_t registration_reg_tensors(const struct registration *r)
 {
 	const struct job *job = r->job;
 	uint64_t tensors = 0;
@@ -111,10 +111,10 @@ static uint64_t reg_tensors(const struct registration *r)
 	return tensors;
 }
 
-static int reg_check_tensors(const struct registration *r, struct fault *f)
+static int registration_reg_check_tensors(const struct registration *r, struct fault *f)
 {
 	const struct job *job = r->job;
-	uint64_t tensors = reg_tensors(r);
+	uint64_t tensors = registration_reg_tensors(r);
 
 	if (tensors <= JOB_MAX_TENSORS)
 		return 0;
@@ -124,7 +124,7 @@ static int reg_check_tensors(const struct registration *r, struct fault *f)
 }
 
 /* Resolve the aliases. */
-static int reg_check_aliases(struct registration *r, struct fault *f)
+static int registration_reg_check_aliases(struct registration *r, struct fault *f)
 {
 	struct aliases a;
 
@@ -139,11 +139,11 @@ static int reg_check_aliases(struct registration *r, struct fault *f)
 }
 
 /* Checks over all units together. */
-static int reg_check_all(struct registration *r, struct fault *f)
+static int registration_reg_check_all(struct registration *r, struct fault *f)
 {
 	uint32_t most = r->job->node->limits.max_units_per_job;
 
-	if (reg_check_names(r, f))
+	if (registration_reg_check_names(r, f))
 		return f->code;
 	/* the limit may have been lowered since */
 	if (r->n_new && r->job->n_units + (uint64_t)r->n_new > most)
@@ -151,62 +151,66 @@ static int reg_check_all(struct registration *r, struct fault *f)
 			f, FAULT_EXHAUSTED, NULL,
 			"job '%s' would have %llu units; the limit is %u (max_units_per_job)",
 			r->job->rec->name, (unsigned long long)r->job->n_units + r->n_new, most);
-	if (reg_check_tensors(r, f) || (r->aliases && reg_check_aliases(r, f)))
+	if (registration_reg_check_tensors(r, f) ||
+	    (r->aliases && registration_reg_check_aliases(r, f)))
 		return f->code;
 	return r->later ? JOB_E_LATER : 0;
 }
 
 /* The bytes of one unit fit 64 bits easily; those of a hundred thousand units may not. */
-static uint64_t add(uint64_t a, uint64_t b)
+static uint64_t registration_add(uint64_t a, uint64_t b)
 {
 	return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
 /* Beside the parameters. */
-static unsigned other_arrays(const state_unit *rec)
+static unsigned registration_other_arrays(const state_unit *rec)
 {
 	return !unit_pools_gradient(rec) + unit_state_arrays(rec);
 }
 
-static void reg_sum_buffers(struct registration *r, const state_unit *spec)
+static void registration_reg_sum_buffers(struct registration *r, const state_unit *spec)
 {
 	const state_group *g = r->job->groups[spec->group]->rec;
 	uint64_t bytes = unit_buffers_bytes(spec);
 
 	for (size_t i = 0; i < g->n_ranks; i++)
-		r->ranks[g->ranks[i]].bytes = add(r->ranks[g->ranks[i]].bytes, bytes);
+		r->ranks[g->ranks[i]].bytes = registration_add(r->ranks[g->ranks[i]].bytes, bytes);
 }
 
 /* Bytes that an array of @bytes takes on a device. */
-static uint64_t array_bytes(const struct device *d, uint64_t bytes)
+static uint64_t registration_array_bytes(const struct device *d, uint64_t bytes)
 {
 	return bytes + stagger_room(d, bytes);
 }
 
-static void reg_sum(struct registration *r)
+static void registration_reg_sum(struct registration *r)
 {
 	for (size_t i = 0; i < r->n; i++) {
 		struct group *g = r->job->groups[r->specs[i]->group];
 		const struct layout *l = &r->layouts[i];
 		unsigned spread = layout_spread(l, g->n_devices),
-			 others = other_arrays(r->specs[i]);
+			 others = registration_other_arrays(r->specs[i]);
 
 		for (unsigned d = 0; !r->ids[i] && d < g->n_devices; d++) {
 			const struct device *device = g->devices[d];
-			uint64_t params = array_bytes(device, unit_params_bytes(l, spread));
-			uint64_t other = array_bytes(device, unit_array_bytes(l, spread));
+			uint64_t params =
+				registration_array_bytes(device, unit_params_bytes(l, spread));
+			uint64_t other =
+				registration_array_bytes(device, unit_array_bytes(l, spread));
 			unsigned on = device->index;
 
-			r->on[on].params_bytes = add(r->on[on].params_bytes, params);
-			r->on[on].other_bytes = add(r->on[on].other_bytes, other * others);
+			r->on[on].params_bytes = registration_add(r->on[on].params_bytes, params);
+			r->on[on].other_bytes =
+				registration_add(r->on[on].other_bytes, other * others);
 		}
 		if (!r->ids[i])
-			reg_sum_buffers(r, r->specs[i]);
+			registration_reg_sum_buffers(r, r->specs[i]);
 	}
 }
 
 /* The slabs that an earlier try of the registration took and kept. */
-static struct slab *take_spare(struct job *job, const struct device *d, uint64_t bytes)
+static struct slab *registration_take_spare(struct job *job, const struct device *d, uint64_t bytes)
 {
 	uint64_t granularity = backend_info(d->backend)->granularity;
 
@@ -222,21 +226,22 @@ static struct slab *take_spare(struct job *job, const struct device *d, uint64_t
 }
 
 /* Return: 0, SLAB_E_*, or negative errno. */
-static int reg_slab(struct registration *r, unsigned d, uint64_t bytes, struct slab **ret)
+static int registration_reg_slab(struct registration *r, unsigned d, uint64_t bytes,
+				 struct slab **ret)
 {
 	struct job *job = r->job;
 	struct device *device = &job->node->devices[d];
 
 	if (!bytes)
 		return 0;
-	*ret = take_spare(job, device, bytes);
+	*ret = registration_take_spare(job, device, bytes);
 	if (*ret)
 		return 0;
 	return slab_new(device, &job->quota, MEM_SHARD, job_share(job), bytes, job->rec->name, -1,
 			ret);
 }
 
-static void keep_spare(struct job *job, struct slab **s)
+static void registration_keep_spare(struct job *job, struct slab **s)
 {
 	struct slab **grown = *s ? realloc(job->spare, (job->n_spare + 1) * sizeof(*grown)) : NULL;
 
@@ -248,50 +253,51 @@ static void keep_spare(struct job *job, struct slab **s)
 }
 
 /* Some memory is still being allocated: keep the rest for the next try, or give it back. */
-static void reg_put_back(struct registration *r, bool keep)
+static void registration_reg_put_back(struct registration *r, bool keep)
 {
 	for (unsigned d = 0; d < r->job->node->n_devices; d++) {
 		if (keep) {
-			keep_spare(r->job, &r->on[d].params);
-			keep_spare(r->job, &r->on[d].other);
+			registration_keep_spare(r->job, &r->on[d].params);
+			registration_keep_spare(r->job, &r->on[d].other);
 		}
 		r->on[d].params = slab_unref(r->on[d].params);
 		r->on[d].other = slab_unref(r->on[d].other);
 	}
 	for (uint32_t i = 0; i < r->job->rec->world_size; i++) {
 		if (keep)
-			keep_spare(r->job, &r->ranks[i].slab);
+			registration_keep_spare(r->job, &r->ranks[i].slab);
 		r->ranks[i].slab = slab_unref(r->ranks[i].slab);
 	}
 	if (!keep)
 		job_drop_spare(r->job);
 }
 
-static int reg_memory_fault(struct registration *r, int error, struct fault *f)
+static int registration_reg_memory_fault(struct registration *r, int error, struct fault *f)
 {
 	char holders[440];
 	uint64_t bytes = 0;
 
 	if (error < 0 && error != -ENOMEM) {
-		reg_put_back(r, false);
+		registration_reg_put_back(r, false);
 		return fault_errno(f, error, "taking memory for shards");
 	}
 	for (unsigned d = 0; d < r->job->node->n_devices; d++)
-		bytes = add(bytes, add(r->on[d].params_bytes, r->on[d].other_bytes));
+		bytes = registration_add(bytes, registration_add(r->on[d].params_bytes,
+								 r->on[d].other_bytes));
 	for (uint32_t i = 0; i < r->job->rec->world_size; i++)
-		bytes = add(bytes, r->ranks[i].bytes);
+		bytes = registration_add(bytes, r->ranks[i].bytes);
 	if (error == SLAB_E_QUOTA && job_owner_fault(r->job, bytes, f)) {
-		reg_put_back(r, false);
+		registration_reg_put_back(r, false);
 		return f->code;
 	}
 	/* the slabs that this call has taken so far do not count as the job's */
-	reg_put_back(r, false);
+	registration_reg_put_back(r, false);
 	job_holders(r->job, holders, sizeof(holders));
 	return fault_set(f, FAULT_EXHAUSTED, NULL, "cannot allocate %llu bytes for shards: %s",
 			 (unsigned long long)bytes, holders);
 }
 
-static uint64_t rounded(const struct registration *r, unsigned d, uint64_t bytes)
+static uint64_t registration_rounded(const struct registration *r, unsigned d, uint64_t bytes)
 {
 	uint64_t granularity = backend_info(r->job->node->devices[d].backend)->granularity;
 
@@ -302,65 +308,70 @@ static uint64_t rounded(const struct registration *r, unsigned d, uint64_t bytes
 
 /* Is there room for all of it? Devices allocate memory asynchronously, so do not start if the end
  * would be a refusal. */
-static int reg_room(const struct registration *r)
+static int registration_reg_room(const struct registration *r)
 {
 	uint64_t all = 0;
 
 	for (unsigned d = 0; d < r->job->node->n_devices; d++) {
-		uint64_t bytes = add(rounded(r, d, r->on[d].params_bytes),
-				     rounded(r, d, r->on[d].other_bytes));
+		uint64_t bytes = registration_add(registration_rounded(r, d, r->on[d].params_bytes),
+						  registration_rounded(r, d, r->on[d].other_bytes));
 
 		for (uint32_t i = 0; i < r->job->rec->world_size; i++)
 			if (job_device_of(r->job, i) == d)
-				bytes = add(bytes, rounded(r, d, r->ranks[i].bytes));
-		if (bytes >
-		    add(quota_left(&r->job->node->devices[d].quota), job_spare_bytes(r->job)))
+				bytes = registration_add(
+					bytes, registration_rounded(r, d, r->ranks[i].bytes));
+		if (bytes > registration_add(quota_left(&r->job->node->devices[d].quota),
+					     job_spare_bytes(r->job)))
 			return SLAB_E_FULL;
-		all = add(all, bytes);
+		all = registration_add(all, bytes);
 	}
-	return all > add(quota_left(&r->job->quota), job_spare_bytes(r->job)) ? SLAB_E_QUOTA : 0;
+	return all > registration_add(quota_left(&r->job->quota), job_spare_bytes(r->job))
+		       ? SLAB_E_QUOTA
+		       : 0;
 }
 
 /* All slabs, or none. Requests all of them at once, so that devices allocate them in parallel. */
-static int reg_memory(struct registration *r, struct fault *f)
+static int registration_reg_memory(struct registration *r, struct fault *f)
 {
 	bool later = false;
-	int room = reg_room(r);
+	int room = registration_reg_room(r);
 
 	if (room)
-		return reg_memory_fault(r, room, f);
+		return registration_reg_memory_fault(r, room, f);
 	for (unsigned i = 0; i < 2 * r->job->node->n_devices + r->job->rec->world_size; i++) {
 		unsigned d = i / 2, rank = i - 2 * r->job->node->n_devices;
 		int e;
 
 		if (d >= r->job->node->n_devices)
-			e = reg_slab(r, job_device_of(r->job, rank), r->ranks[rank].bytes,
-				     &r->ranks[rank].slab);
+			e = registration_reg_slab(r, job_device_of(r->job, rank),
+						  r->ranks[rank].bytes, &r->ranks[rank].slab);
 		else
-			e = i % 2 ? reg_slab(r, d, r->on[d].other_bytes, &r->on[d].other)
-				  : reg_slab(r, d, r->on[d].params_bytes, &r->on[d].params);
+			e = i % 2 ? registration_reg_slab(r, d, r->on[d].other_bytes,
+							  &r->on[d].other)
+				  : registration_reg_slab(r, d, r->on[d].params_bytes,
+							  &r->on[d].params);
 		later = later || e == SLAB_E_LATER;
 		if (e && e != SLAB_E_LATER)
-			return reg_memory_fault(r, e, f);
+			return registration_reg_memory_fault(r, e, f);
 	}
 	if (later)
-		reg_put_back(r, true);
+		registration_reg_put_back(r, true);
 	return later ? JOB_E_LATER : 0;
 }
 
 /* Cut array @i of a unit, of @bytes, off @slab at *@at. */
-static struct region cut(struct slab *slab, uint64_t *at, uint64_t bytes, unsigned i)
+static struct region registration_cut(struct slab *slab, uint64_t *at, uint64_t bytes, unsigned i)
 {
 	uint64_t by = stagger_by(slab->device, bytes, STAGGER_ARRAY(i));
 	struct region r = { slab, *at + by, bytes };
 
-	*at += array_bytes(slab->device, bytes);
+	*at += registration_array_bytes(slab->device, bytes);
 	CHECK(*at <= slab->bytes);
 	return r;
 }
 
 /* Memory for one part of a new unit, in the record and in the unit. */
-static int place(struct unit *u, struct registration *r, struct unit_part *p)
+static int registration_place(struct unit *u, struct registration *r, struct unit_part *p)
 {
 	uint64_t bytes = unit_array_bytes(&u->layout, u->spread);
 	unsigned states = unit_state_arrays(u->rec), d = p->device->index;
@@ -368,20 +379,20 @@ static int place(struct unit *u, struct registration *r, struct unit_part *p)
 
 	if (!rec)
 		return -ENOMEM;
-	p->params = cut(r->on[d].params, &r->on[d].params_at,
-			unit_params_bytes(&u->layout, u->spread), 0);
+	p->params = registration_cut(r->on[d].params, &r->on[d].params_at,
+				     unit_params_bytes(&u->layout, u->spread), 0);
 	if (state_region_set(&rec->params, &p->params) < 0)
 		return -ENOMEM;
 	if (!bytes) /* all of it is frozen */
 		return 0;
 	if (!unit_pools_gradient(u->rec))
-		p->grads = cut(r->on[d].other, &r->on[d].other_at, bytes, 1);
+		p->grads = registration_cut(r->on[d].other, &r->on[d].other_at, bytes, 1);
 	if (states > 0)
-		p->state1 = cut(r->on[d].other, &r->on[d].other_at, bytes, 2);
+		p->state1 = registration_cut(r->on[d].other, &r->on[d].other_at, bytes, 2);
 	if (states > 1)
-		p->state2 = cut(r->on[d].other, &r->on[d].other_at, bytes, 3);
+		p->state2 = registration_cut(r->on[d].other, &r->on[d].other_at, bytes, 3);
 	if (states > 2)
-		p->state3 = cut(r->on[d].other, &r->on[d].other_at, bytes, 4);
+		p->state3 = registration_cut(r->on[d].other, &r->on[d].other_at, bytes, 4);
 	if ((p->grads.slab && state_region_set(&rec->grads, &p->grads) < 0) ||
 	    (states > 0 && state_region_set(&rec->state1, &p->state1) < 0) ||
 	    (states > 1 && state_region_set(&rec->state2, &p->state2) < 0) ||
@@ -390,16 +401,16 @@ static int place(struct unit *u, struct registration *r, struct unit_part *p)
 	return 0;
 }
 
-static int place_all(struct unit *u, struct registration *r)
+static int registration_place_all(struct unit *u, struct registration *r)
 {
 	for (unsigned d = 0; d < u->n_parts; d++)
-		if (place(u, r, &u->parts[d]) < 0)
+		if (registration_place(u, r, &u->parts[d]) < 0)
 			return -ENOMEM;
 	return 0;
 }
 
 /* Each rank's buffers, in the record and in the unit. */
-static int place_buffers(struct unit *u, struct registration *r)
+static int registration_place_buffers(struct unit *u, struct registration *r)
 {
 	const state_group *g = r->job->groups[u->rec->group]->rec;
 	uint64_t bytes = unit_buffers_bytes(u->rec);
@@ -422,7 +433,7 @@ static int place_buffers(struct unit *u, struct registration *r)
 }
 
 /* Append one unit with its record and name. On failure nothing of it remains. */
-static int add_unit(struct registration *r, size_t i)
+static int registration_add_unit(struct registration *r, size_t i)
 {
 	struct job *job = r->job;
 	const struct group *g = job->groups[r->specs[i]->group];
@@ -431,7 +442,7 @@ static int add_unit(struct registration *r, size_t i)
 	if (unit_new(job->n_units + 1, r->specs[i], &r->layouts[i], g->devices, g->n_devices, &u) <
 	    0)
 		return -ENOMEM;
-	if (place_all(u, r) < 0 || place_buffers(u, r) < 0 ||
+	if (registration_place_all(u, r) < 0 || registration_place_buffers(u, r) < 0 ||
 	    htab_add(&job->unit_names, r->specs[i]->name, u) < 0) {
 		unit_free(u);
 		return -ENOMEM;
@@ -447,7 +458,7 @@ static int add_unit(struct registration *r, size_t i)
 }
 
 /* Give the units from @first on back to the caller's specs. */
-static void undo_units(struct registration *r, uint32_t first)
+static void registration_undo_units(struct registration *r, uint32_t first)
 {
 	struct job *job = r->job;
 
@@ -461,7 +472,7 @@ static void undo_units(struct registration *r, uint32_t first)
 }
 
 /* Add them to the job and its record. */
-static int enter_slabs(struct registration *r)
+static int registration_enter_slabs(struct registration *r)
 {
 	struct job *job = r->job;
 	_cleanup_(freep) struct slab **all =
@@ -483,7 +494,7 @@ static int enter_slabs(struct registration *r)
 }
 
 /* Their ranks write them. */
-static void open_buffers(struct registration *r)
+static void registration_open_buffers(struct registration *r)
 {
 	for (uint32_t i = 0; i < r->job->rec->world_size; i++) {
 		struct slab *s = r->ranks[i].slab;
@@ -495,7 +506,7 @@ static void open_buffers(struct registration *r)
 	}
 }
 
-static int reg_build(struct registration *r, struct fault *f)
+static int registration_reg_build(struct registration *r, struct fault *f)
 {
 	struct job *job = r->job;
 	uint32_t first = job->n_units;
@@ -507,21 +518,21 @@ static int reg_build(struct registration *r, struct fault *f)
 		return fault_errno(f, -ENOMEM, "registering units");
 	for (size_t i = 0; e == 0 && i < r->n; i++)
 		if (!r->ids[i])
-			e = add_unit(r, i);
+			e = registration_add_unit(r, i);
 	if (e == 0 && r->aliases && job_units_resolve_aliases(job, first, f))
 		e = -ENOMEM; /* everything else was checked */
 	if (e == 0)
-		e = enter_slabs(r);
+		e = registration_enter_slabs(r);
 	if (e < 0) {
-		undo_units(r, first);
+		registration_undo_units(r, first);
 		return fault_errno(f, -ENOMEM, "registering units");
 	}
-	open_buffers(r);
+	registration_open_buffers(r);
 	return 0;
 }
 
 /* The specs of new units belong to the job now. */
-static void take_specs(struct registration *r, uint32_t first)
+static void registration_take_specs(struct registration *r, uint32_t first)
 {
 	for (size_t i = 0; i < r->n; i++)
 		if (r->ids[i] > first)
@@ -529,33 +540,34 @@ static void take_specs(struct registration *r, uint32_t first)
 }
 
 /* Charge the daemon's own memory for the new units. Return: 0 or a fault code. */
-static int reg_charge(struct registration *r, struct fault *f)
+static int registration_reg_charge(struct registration *r, struct fault *f)
 {
 	struct job *job = r->job;
-	uint64_t bytes = job_own_bytes(job, job->n_units + r->n_new, reg_tensors(r));
+	uint64_t bytes = job_own_bytes(job, job->n_units + r->n_new, registration_reg_tensors(r));
 
 	return user_charge_resize(&job->memory, bytes, f) ? (int)f->code : 0;
 }
 
-static int reg_run(struct registration *r, struct fault *f)
+static int registration_reg_run(struct registration *r, struct fault *f)
 {
 	uint64_t own = r->job->memory.n;
-	int e = reg_check_all(r, f);
+	int e = registration_reg_check_all(r, f);
 
 	if (e || !r->n_new)
 		return e;
-	e = reg_charge(r, f);
+	e = registration_reg_charge(r, f);
 	if (e)
 		return e;
-	reg_sum(r);
-	e = reg_memory(r, f);
+	registration_reg_sum(r);
+	e = registration_reg_memory(r, f);
 	if (e) {
 		(void)user_charge_resize(&r->job->memory, own, NULL);
 		return e;
 	}
-	if (reg_build(r, f))
+	if (registration_reg_build(r, f))
 		(void)user_charge_resize(&r->job->memory, own, NULL);
-	reg_put_back(r, false); /* the job has references of its own, if it took them */
+	registration_reg_put_back(r,
+				  false); /* the job has references of its own, if it took them */
 	return (int)f->code;
 }
 
@@ -586,7 +598,7 @@ int registration_check(struct registration *r, size_t tensors, struct fault *f)
 	size_t seen = 0;
 
 	while (r->checked < r->n && seen < tensors) {
-		int e = reg_check_unit(r, r->checked, f);
+		int e = registration_reg_check_unit(r, r->checked, f);
 
 		r->later = r->later || e == JOB_E_LATER;
 		if (f->code)
@@ -600,14 +612,14 @@ int registration_build(struct registration *r, uint64_t *ret_charged, struct fau
 {
 	struct job *job = r->job;
 	uint64_t before = job->quota.used - job_spare_bytes(job);
-	int e = reg_run(r, f);
+	int e = registration_reg_run(r, f);
 
 	CHECK(r->checked == r->n);
 	if (e && e != JOB_E_LATER)
 		job_drop_spare(job);
 	if (e)
 		return e;
-	take_specs(r, r->before);
+	registration_take_specs(r, r->before);
 	*ret_charged = job->quota.used - before;
 	return 0;
 }

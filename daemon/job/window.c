@@ -16,13 +16,13 @@ struct window {
 	uint64_t bytes;
 };
 
-static struct comm *comm_of(const struct window *w)
+static struct comm *window_comm_of(const struct window *w)
 {
 	return w->nc->state == COMM_READY ? w->nc->comm[w->queue] : NULL;
 }
 
 /* The engine has released the slabs: release them, too. */
-static void on_unregistered(void *userdata)
+static void window_on_unregistered(void *userdata)
 {
 	struct window *w = userdata;
 
@@ -38,31 +38,31 @@ static void on_unregistered(void *userdata)
 	free(w);
 }
 
-static void let_go(struct window *w)
+static void window_let_go(struct window *w)
 {
-	struct comm *comm = comm_of(w);
+	struct comm *comm = window_comm_of(w);
 
 	if (list_empty(&w->link))
 		return;
 	list_unlink(&w->link);
 	w->nc->ending++;
 	if (comm)
-		comm_unregister(comm, w->addr, on_unregistered, w);
+		comm_unregister(comm, w->addr, window_on_unregistered, w);
 	else
-		on_unregistered(w);
+		window_on_unregistered(w);
 }
 
-static void on_leave(struct slab *s)
+static void window_on_leave(struct slab *s)
 {
 	struct window *w = s->window;
 
 	for (unsigned i = 0; i < w->n; i++)
 		if (w->slabs[i] == s)
 			w->left[i] = true;
-	let_go(w);
+	window_let_go(w);
 }
 
-static void offer(struct node_comm *nc, enum backend_queue q, const struct region *regions)
+static void window_offer(struct node_comm *nc, enum backend_queue q, const struct region *regions)
 {
 	struct window *w = calloc(1, sizeof(*w));
 
@@ -76,14 +76,14 @@ static void offer(struct node_comm *nc, enum backend_queue q, const struct regio
 		w->slabs[i] = regions[i].slab;
 		w->addr[i] = backend_addr(regions[i].slab->mem);
 		regions[i].slab->window = w;
-		regions[i].slab->leave = on_leave;
+		regions[i].slab->leave = window_on_leave;
 	}
 	list_init(&w->link);
 	list_append(&nc->windows, &w->link);
 	comm_register(nc->comm[q], w->addr, w->bytes);
 }
 
-static bool in_step(const struct node_comm *nc, const struct region *regions)
+static bool window_in_step(const struct node_comm *nc, const struct region *regions)
 {
 	for (unsigned i = 1; i < nc->n; i++)
 		if (regions[i].offset != regions[0].offset ||
@@ -97,12 +97,12 @@ void window_check(struct node_comm *nc, enum backend_queue q, const struct regio
 {
 	if (!nc || nc->n < 2 || nc->state != COMM_READY)
 		return;
-	if (!in_step(nc, regions)) {
+	if (!window_in_step(nc, regions)) {
 		for (unsigned i = 0; i < nc->n; i++)
 			if (regions[i].slab->window)
-				let_go(regions[i].slab->window);
+				window_let_go(regions[i].slab->window);
 	} else if (!regions[0].slab->window) {
-		offer(nc, q, regions);
+		window_offer(nc, q, regions);
 	}
 }
 

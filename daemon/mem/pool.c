@@ -39,7 +39,7 @@ void pool_init(struct pool *p, struct device *device, struct quota *payer, enum 
 	list_init(&p->slabs);
 }
 
-static struct block *block_new(uint64_t offset, uint64_t bytes)
+static struct block *pool_block_new(uint64_t offset, uint64_t bytes)
 {
 	struct block *b = calloc(1, sizeof(*b));
 
@@ -51,14 +51,14 @@ static struct block *block_new(uint64_t offset, uint64_t bytes)
 	return b;
 }
 
-static void block_free(struct block *b)
+static void pool_block_free(struct block *b)
 {
 	list_unlink(&b->link);
 	free(b);
 }
 
 /* Free a slab without a region in it: one block, all of it. */
-static void drop_slab(struct pool_slab *ps)
+static void pool_drop_slab(struct pool_slab *ps)
 {
 	struct pool *p = ps->pool;
 	struct block *b = list_first(&ps->blocks, struct block, link);
@@ -66,7 +66,7 @@ static void drop_slab(struct pool_slab *ps)
 	CHECK(ps->used == 0 && b->bytes == ps->slab->bytes);
 	CHECK(p->bytes >= ps->slab->bytes);
 	p->bytes -= ps->slab->bytes;
-	block_free(b);
+	pool_block_free(b);
 	CHECK(list_empty(&ps->blocks));
 	list_unlink(&ps->link);
 	ps->slab->pool = NULL;
@@ -80,16 +80,16 @@ void pool_deinit(struct pool *p)
 		return;
 	CHECK(p->used == 0);
 	while (!list_empty(&p->slabs))
-		drop_slab(list_first(&p->slabs, struct pool_slab, link));
+		pool_drop_slab(list_first(&p->slabs, struct pool_slab, link));
 	CHECK(p->bytes == 0);
 	p->device = NULL;
 }
 
 /* Put @slab (consumed on success) into the pool. */
-static struct pool_slab *add_slab(struct pool *p, struct slab *slab)
+static struct pool_slab *pool_add_slab(struct pool *p, struct slab *slab)
 {
 	struct pool_slab *ps = calloc(1, sizeof(*ps));
-	struct block *b = block_new(0, slab->bytes);
+	struct block *b = pool_block_new(0, slab->bytes);
 
 	if (!ps || !b) {
 		free(ps);
@@ -107,7 +107,7 @@ static struct pool_slab *add_slab(struct pool *p, struct slab *slab)
 	return ps;
 }
 
-static int make(struct pool *p, uint64_t bytes, struct slab **ret)
+static int pool_make(struct pool *p, uint64_t bytes, struct slab **ret)
 {
 	return slab_new(p->device, p->payer, p->class, p->share, bytes, p->job, p->owner_rank, ret);
 }
@@ -115,29 +115,29 @@ static int make(struct pool *p, uint64_t bytes, struct slab **ret)
 /* Take a slab for @bytes: a large one, so that small regions share it, or just the needed size when
  * no more is left. The choice is remembered until the request is answered: a device that allocates
  * later must get the same request again. */
-static int grow(struct pool *p, uint64_t bytes, struct pool_slab **ret)
+static int pool_grow(struct pool *p, uint64_t bytes, struct pool_slab **ret)
 {
 	uint64_t large = bytes < POOL_MIN_SLAB ? POOL_MIN_SLAB : bytes;
 	uint64_t granularity = backend_info(p->device->backend)->granularity;
 	struct slab *slab;
 	int r;
 
-	r = make(p, p->small ? bytes : large, &slab);
+	r = pool_make(p, p->small ? bytes : large, &slab);
 	if (r > 0 && r != SLAB_E_LATER && !p->small && large > bytes && granularity < large) {
 		p->small = true;
-		r = make(p, bytes, &slab);
+		r = pool_make(p, bytes, &slab);
 	}
 	p->small = p->small && r == SLAB_E_LATER;
 	if (r)
 		return r;
-	*ret = add_slab(p, slab);
+	*ret = pool_add_slab(p, slab);
 	if (*ret)
 		return 0;
 	slab_unref(slab);
 	return -ENOMEM;
 }
 
-static struct block *find_free(struct pool_slab *ps, uint64_t bytes)
+static struct block *pool_find_free(struct pool_slab *ps, uint64_t bytes)
 {
 	struct block *b, *tmp;
 
@@ -150,10 +150,10 @@ static struct block *find_free(struct pool_slab *ps, uint64_t bytes)
 }
 
 /* Cut @bytes off the start of the free block @b. Return: 0 or -ENOMEM. */
-static int carve(struct pool_slab *ps, struct block *b, uint64_t bytes)
+static int pool_carve(struct pool_slab *ps, struct block *b, uint64_t bytes)
 {
 	if (b->bytes > bytes) {
-		struct block *rest = block_new(b->offset + bytes, b->bytes - bytes);
+		struct block *rest = pool_block_new(b->offset + bytes, b->bytes - bytes);
 
 		if (!rest)
 			return -ENOMEM;
@@ -167,12 +167,12 @@ static int carve(struct pool_slab *ps, struct block *b, uint64_t bytes)
 }
 
 /* First fit. Return: the block, with its slab in @ret_slab, or NULL. */
-static struct block *find_fit(struct pool *p, uint64_t bytes, struct pool_slab **ret_slab)
+static struct block *pool_find_fit(struct pool *p, uint64_t bytes, struct pool_slab **ret_slab)
 {
 	struct pool_slab *ps, *tmp;
 
 	list_for_each (ps, tmp, &p->slabs, link) {
-		struct block *b = find_free(ps, bytes);
+		struct block *b = pool_find_free(ps, bytes);
 
 		if (b) {
 			*ret_slab = ps;
@@ -183,7 +183,7 @@ static struct block *find_fit(struct pool *p, uint64_t bytes, struct pool_slab *
 }
 
 /* Bytes of the block for a region of @bytes. */
-static uint64_t block_bytes(const struct pool *p, uint64_t bytes)
+static uint64_t pool_block_bytes(const struct pool *p, uint64_t bytes)
 {
 	uint64_t rounded = (bytes + POOL_ALIGN - 1) & ~(uint64_t)(POOL_ALIGN - 1);
 
@@ -192,7 +192,7 @@ static uint64_t block_bytes(const struct pool *p, uint64_t bytes)
 
 /* Where in its block a region begins; regions that all ranks share are not read beside others, and
  * so are not staggered. */
-static uint64_t begin_in_block(const struct pool *p, uint64_t bytes)
+static uint64_t pool_begin_in_block(const struct pool *p, uint64_t bytes)
 {
 	uint32_t rank = p->owner_rank < 0 ? 0 : (uint32_t)p->owner_rank;
 
@@ -209,36 +209,37 @@ int pool_take(struct pool *p, uint64_t bytes, struct region *ret)
 	CHECK(bytes > 0);
 	if (bytes > UINT64_MAX - POOL_ALIGN - STAGGER_ROOM)
 		return SLAB_E_FULL;
-	b = find_fit(p, block_bytes(p, bytes), &ps);
+	b = pool_find_fit(p, pool_block_bytes(p, bytes), &ps);
 	if (!b) {
-		r = grow(p, block_bytes(p, bytes), &ps);
+		r = pool_grow(p, pool_block_bytes(p, bytes), &ps);
 		if (r)
 			return r;
 		b = list_first(&ps->blocks, struct block, link);
 	}
-	r = carve(ps, b, block_bytes(p, bytes));
+	r = pool_carve(ps, b, pool_block_bytes(p, bytes));
 	if (r)
 		return r;
 	*ret = (struct region){ .slab = ps->slab,
-				.offset = b->offset + begin_in_block(p, bytes),
+				.offset = b->offset + pool_begin_in_block(p, bytes),
 				.bytes = bytes };
 	return 0;
 }
 
 /* The used block of @r; the holder guarantees that it exists. */
-static struct block *find_used(struct pool_slab *ps, const struct region *r)
+static struct block *pool_find_used(struct pool_slab *ps, const struct region *r)
 {
-	uint64_t begin = r->offset - begin_in_block(ps->pool, r->bytes);
+	uint64_t begin = r->offset - pool_begin_in_block(ps->pool, r->bytes);
 	struct block *b, *tmp;
 
 	list_for_each (b, tmp, &ps->blocks, link)
 		if (b->offset == begin)
 			break;
-	CHECK(&b->link != &ps->blocks && b->used && b->bytes == block_bytes(ps->pool, r->bytes));
+	CHECK(&b->link != &ps->blocks && b->used &&
+	      b->bytes == pool_block_bytes(ps->pool, r->bytes));
 	return b;
 }
 
-static struct pool_slab *slab_of(const struct pool *p, const struct region *r)
+static struct pool_slab *pool_slab_of(const struct pool *p, const struct region *r)
 {
 	struct pool_slab *ps = r->slab->pool;
 
@@ -247,18 +248,18 @@ static struct pool_slab *slab_of(const struct pool *p, const struct region *r)
 }
 
 /* Merge @b with its free neighbours. */
-static void coalesce(struct pool_slab *ps, struct block *b)
+static void pool_coalesce(struct pool_slab *ps, struct block *b)
 {
 	struct block *prev = list_entry(b->link.prev, struct block, link);
 	struct block *next = list_entry(b->link.next, struct block, link);
 
 	if (&next->link != &ps->blocks && !next->used) {
 		b->bytes += next->bytes;
-		block_free(next);
+		pool_block_free(next);
 	}
 	if (&prev->link != &ps->blocks && !prev->used) {
 		prev->bytes += b->bytes;
-		block_free(b);
+		pool_block_free(b);
 	}
 }
 
@@ -269,48 +270,48 @@ void pool_give(struct pool *p, struct region *r)
 
 	if (!r->slab)
 		return;
-	ps = slab_of(p, r);
-	b = find_used(ps, r);
+	ps = pool_slab_of(p, r);
+	b = pool_find_used(ps, r);
 	CHECK(p->used >= b->bytes && ps->used >= b->bytes);
 	p->used -= b->bytes;
 	ps->used -= b->bytes;
 	b->used = false;
-	coalesce(ps, b);
+	pool_coalesce(ps, b);
 	*r = REGION_NULL;
 }
 
 /* Legacy CUDA IPC: what another process has opened may be freed only when it has closed it,
  * so such a slab stays until the end of its pool, and quarantine handles it then. */
-static bool can_drop(const struct pool_slab *ps)
+static bool pool_can_drop(const struct pool_slab *ps)
 {
 	return ps->used == 0 && !(ps->slab->exported && ps->pool->share == BACKEND_SHARE_IPC);
 }
 
-static struct pool_slab *largest_empty(struct pool *p)
+static struct pool_slab *pool_largest_empty(struct pool *p)
 {
 	struct pool_slab *ps, *tmp, *best = NULL;
 
 	list_for_each (ps, tmp, &p->slabs, link)
-		if (can_drop(ps) && (!best || ps->slab->bytes > best->slab->bytes))
+		if (pool_can_drop(ps) && (!best || ps->slab->bytes > best->slab->bytes))
 			best = ps;
 	return best;
 }
 
 /* Another allocation waits for its charge. Living ranks have it mapped, but may not use it. */
-static void spare_slab(struct pool_slab *ps)
+static void pool_spare_slab(struct pool_slab *ps)
 {
 	ps->slab->spare = true;
-	drop_slab(ps);
+	pool_drop_slab(ps);
 }
 
-static uint64_t trim_all(struct pool *p)
+static uint64_t pool_trim_all(struct pool *p)
 {
 	struct pool_slab *ps, *tmp;
 	uint64_t before = p->bytes;
 
 	list_for_each (ps, tmp, &p->slabs, link)
-		if (can_drop(ps))
-			spare_slab(ps);
+		if (pool_can_drop(ps))
+			pool_spare_slab(ps);
 	return before - p->bytes;
 }
 
@@ -320,10 +321,10 @@ uint64_t pool_trim(struct pool *p, uint64_t want)
 	uint64_t freed = 0;
 
 	if (want == UINT64_MAX)
-		return trim_all(p); /* the order does not matter: one walk */
-	while (freed < want && (ps = largest_empty(p))) {
+		return pool_trim_all(p); /* the order does not matter: one walk */
+	while (freed < want && (ps = pool_largest_empty(p))) {
 		freed += ps->slab->bytes;
-		spare_slab(ps);
+		pool_spare_slab(ps);
 	}
 	return freed;
 }

@@ -21,7 +21,7 @@ void quarantine_init(struct quarantine *q)
 }
 
 /* A slab counts once, however many wait for it. */
-static void count(struct quarantine *q, struct slab *s, uint64_t bytes)
+static void quarantine_count(struct quarantine *q, struct slab *s, uint64_t bytes)
 {
 	CHECK(q->bytes >= s->quarantined && s->device->quarantined >= s->quarantined);
 	q->bytes += bytes - s->quarantined;
@@ -29,11 +29,11 @@ static void count(struct quarantine *q, struct slab *s, uint64_t bytes)
 	s->quarantined = bytes;
 }
 
-static void entry_free(struct entry *e)
+static void quarantine_entry_free(struct entry *e)
 {
 	CHECK(e->slab->holds > 0);
 	if (--e->slab->holds == 0)
-		count(e->quarantine, e->slab, 0);
+		quarantine_count(e->quarantine, e->slab, 0);
 	slab_unref(e->slab);
 	list_unlink(&e->watch.link);
 	proc_unref(e->proc);
@@ -41,12 +41,12 @@ static void entry_free(struct entry *e)
 	free(e);
 }
 
-static void on_gone(struct proc_watch *watch)
+static void quarantine_on_gone(struct proc_watch *watch)
 {
-	entry_free(CONTAINER_OF(watch, struct entry, watch));
+	quarantine_entry_free(CONTAINER_OF(watch, struct entry, watch));
 }
 
-static struct entry *entry_new(struct quarantine *q, struct proc *p)
+static struct entry *quarantine_entry_new(struct quarantine *q, struct proc *p)
 {
 	struct entry *e = calloc(1, sizeof(*e));
 
@@ -57,14 +57,14 @@ static struct entry *entry_new(struct quarantine *q, struct proc *p)
 	list_init(&e->watch.link);
 	list_init(&e->link);
 	list_append(&q->entries, &e->link);
-	proc_watch(p, &e->watch, on_gone);
+	proc_watch(p, &e->watch, quarantine_on_gone);
 	return e;
 }
 
 void quarantine_deinit(struct quarantine *q)
 {
 	while (!list_empty(&q->entries))
-		entry_free(list_first(&q->entries, struct entry, link));
+		quarantine_entry_free(list_first(&q->entries, struct entry, link));
 	CHECK(q->bytes == 0);
 }
 
@@ -74,11 +74,11 @@ int quarantine_slab(struct quarantine *q, struct proc *p, struct slab *s)
 
 	if (proc_gone(p))
 		return 0;
-	e = entry_new(q, p);
+	e = quarantine_entry_new(q, p);
 	if (!e)
 		return -ENOMEM;
 	e->slab = slab_ref(s);
 	s->holds++;
-	count(q, s, s->bytes);
+	quarantine_count(q, s, s->bytes);
 	return 0;
 }

@@ -13,7 +13,7 @@
 
 /* Half of the descriptors are left for connections. Each slab also needs a mapping, of which the
  * kernel allows 65530 per process (vm.max_map_count). */
-static uint32_t most_slabs(void)
+static uint32_t slab_most_slabs(void)
 {
 	struct rlimit limit = { .rlim_cur = RLIM_INFINITY };
 
@@ -26,7 +26,7 @@ void device_init(struct device *d, struct backend *backend, uint64_t limit)
 	uint64_t capacity = backend_info(backend)->capacity_bytes;
 
 	CHECK(capacity > 0);
-	*d = (struct device){ .backend = backend, .own = { .next = 1, .max = most_slabs() } };
+	*d = (struct device){ .backend = backend, .own = { .next = 1, .max = slab_most_slabs() } };
 	quota_init(&d->quota, NULL, limit > 0 && limit < capacity ? limit : capacity);
 	list_init(&d->own.slabs);
 	d->table = &d->own;
@@ -49,40 +49,42 @@ void device_deinit(struct device *d)
 }
 
 /* A job's account may be a child of the device's account (one device), or separate (several). */
-static bool pays_for_device(const struct device *d, const struct quota *payer)
+static bool slab_pays_for_device(const struct device *d, const struct quota *payer)
 {
 	return payer == &d->quota || payer->parent == &d->quota;
 }
 
 /* Charge @payer and the device. Return: 0, SLAB_E_QUOTA, or SLAB_E_FULL if it is the
  * device that has not that much left. */
-static int charge(struct device *d, struct quota *payer, enum mem_class class, uint64_t bytes)
+static int slab_charge(struct device *d, struct quota *payer, enum mem_class class, uint64_t bytes)
 {
 	if (quota_charge(payer, class, bytes))
 		return bytes > quota_left(&d->quota) ? SLAB_E_FULL : SLAB_E_QUOTA;
-	if (pays_for_device(d, payer) || quota_charge(&d->quota, class, bytes) == 0)
+	if (slab_pays_for_device(d, payer) || quota_charge(&d->quota, class, bytes) == 0)
 		return 0;
 	quota_undo(payer, class, bytes);
 	return SLAB_E_FULL;
 }
 
-static void undo_charge(struct device *d, struct quota *payer, enum mem_class class, uint64_t bytes)
+static void slab_undo_charge(struct device *d, struct quota *payer, enum mem_class class,
+			     uint64_t bytes)
 {
 	quota_undo(payer, class, bytes);
-	if (!pays_for_device(d, payer))
+	if (!slab_pays_for_device(d, payer))
 		quota_undo(&d->quota, class, bytes);
 }
 
-static void uncharge(struct device *d, struct quota *payer, enum mem_class class, uint64_t bytes)
+static void slab_uncharge(struct device *d, struct quota *payer, enum mem_class class,
+			  uint64_t bytes)
 {
 	quota_return(payer, class, bytes);
-	if (!pays_for_device(d, payer))
+	if (!slab_pays_for_device(d, payer))
 		quota_return(&d->quota, class, bytes);
 }
 
 /* A slab without memory. */
-static struct slab *build(struct device *d, struct quota *payer, enum mem_class class,
-			  uint64_t bytes, const char *job, int owner_rank)
+static struct slab *slab_build(struct device *d, struct quota *payer, enum mem_class class,
+			       uint64_t bytes, const char *job, int owner_rank)
 {
 	struct slab *s = calloc(1, sizeof(*s));
 
@@ -102,7 +104,7 @@ static struct slab *build(struct device *d, struct quota *payer, enum mem_class 
 }
 
 /* Into the table, under a number. */
-static void enter(struct device *d, struct slab *s, uint32_t id)
+static void slab_enter(struct device *d, struct slab *s, uint32_t id)
 {
 	s->id = id;
 	list_append(&d->table->slabs, &s->link);
@@ -120,13 +122,13 @@ struct slab *device_ready(struct device *d, enum backend_share share)
 		return *at;
 	mem = share == BACKEND_SHARE_IPC ? backend_ready_ipc(d->backend)
 					 : backend_ready(d->backend);
-	s = mem ? build(d, &d->quota, MEM_CONTROL, backend_bytes(mem), "", -1) : NULL;
+	s = mem ? slab_build(d, &d->quota, MEM_CONTROL, backend_bytes(mem), "", -1) : NULL;
 	if (!s)
 		return NULL;
 	s->mem = mem;
 	s->borrowed = true;
 	s->writable = false;
-	enter(d, s, d->table->next++);
+	slab_enter(d, s, d->table->next++);
 	*at = s;
 	return s;
 }
@@ -143,21 +145,21 @@ int slab_new(struct device *d, struct quota *payer, enum mem_class class, enum b
 	if (bytes > UINT64_MAX - granularity || d->table->n >= d->table->max || !d->table->next)
 		return SLAB_E_FULL;
 	bytes = (bytes + granularity - 1) / granularity * granularity;
-	s = build(d, payer, class, bytes, job, owner_rank);
+	s = slab_build(d, payer, class, bytes, job, owner_rank);
 	if (!s)
 		return -ENOMEM;
 	if (!user_has_room(payer->user, USER_SLABS, 1))
 		return SLAB_E_QUOTA;
-	r = charge(d, payer, class, bytes);
+	r = slab_charge(d, payer, class, bytes);
 	if (r)
 		return r;
 	r = backend_alloc(d->backend, bytes, share, &s->mem);
 	if (r) {
-		undo_charge(d, payer, class, bytes);
+		slab_undo_charge(d, payer, class, bytes);
 		return r == BACKEND_E_FULL ? SLAB_E_FULL : r == BACKEND_E_LATER ? SLAB_E_LATER : r;
 	}
 	CHECK(user_charge(&s->cost, payer->user, USER_SLABS, 1, NULL) == 0);
-	enter(d, s, d->table->next++);
+	slab_enter(d, s, d->table->next++);
 	*ret = STEAL_PTR(s);
 	return 0;
 }
@@ -171,20 +173,20 @@ int slab_import(struct device *d, struct quota *payer, enum mem_class class, uin
 	/* From a file that may be damaged, so this is not a CHECK. */
 	if (bytes == 0 || id == 0 || id == UINT32_MAX || slab_find(d, id))
 		return -EINVAL;
-	s = build(d, payer, class, bytes, job, -1);
+	s = slab_build(d, payer, class, bytes, job, -1);
 	if (!s)
 		return -ENOMEM;
-	r = charge(d, payer, class, bytes);
+	r = slab_charge(d, payer, class, bytes);
 	if (r)
 		return r;
 	r = backend_import(d->backend, fd, bytes, &s->mem);
 	if (r) {
-		uncharge(d, payer, class, bytes);
+		slab_uncharge(d, payer, class, bytes);
 		return r;
 	}
 	/* it exists already: an owner with too many slabs gets no more, but keeps this one */
 	(void)user_charge(&s->cost, payer->user, USER_SLABS, 1, NULL);
-	enter(d, s, id);
+	slab_enter(d, s, id);
 	if (d->table->next <= id)
 		d->table->next = id + 1;
 	*ret = STEAL_PTR(s);
@@ -229,7 +231,7 @@ static void slab_end(struct slab *s)
 	s->device->table->n--;
 	if (!s->borrowed) {
 		backend_free(s->device->backend, s->mem);
-		uncharge(s->device, s->payer, s->class, s->bytes);
+		slab_uncharge(s->device, s->payer, s->class, s->bytes);
 	}
 	user_charge_deinit(&s->cost);
 	s->magic = 0;

@@ -11,7 +11,7 @@
 #define SO_PEERGROUPS 59 /* Linux 4.13 */
 #endif
 
-static void *copy_of(const void *data, size_t bytes)
+static void *admit_copy_of(const void *data, size_t bytes)
 {
 	void *p = malloc(bytes ? bytes : 1);
 
@@ -22,8 +22,8 @@ static void *copy_of(const void *data, size_t bytes)
 
 int admit_set(struct admit *a, const uid_t *uids, size_t n_uids, const gid_t *gids, size_t n_gids)
 {
-	_cleanup_(freep) uid_t *new_uids = copy_of(uids, n_uids * sizeof(*uids));
-	_cleanup_(freep) gid_t *new_gids = copy_of(gids, n_gids * sizeof(*gids));
+	_cleanup_(freep) uid_t *new_uids = admit_copy_of(uids, n_uids * sizeof(*uids));
+	_cleanup_(freep) gid_t *new_gids = admit_copy_of(gids, n_gids * sizeof(*gids));
 
 	if (!new_uids || !new_gids)
 		return -ENOMEM;
@@ -32,7 +32,7 @@ int admit_set(struct admit *a, const uid_t *uids, size_t n_uids, const gid_t *gi
 	return 0;
 }
 
-static bool has_uid(const struct admit *a, uid_t uid)
+static bool admit_has_uid(const struct admit *a, uid_t uid)
 {
 	for (size_t i = 0; i < a->n_uids; i++)
 		if (a->uids[i] == uid)
@@ -40,7 +40,7 @@ static bool has_uid(const struct admit *a, uid_t uid)
 	return false;
 }
 
-static bool has_gid(const struct admit *a, gid_t gid)
+static bool admit_has_gid(const struct admit *a, gid_t gid)
 {
 	for (size_t i = 0; i < a->n_gids; i++)
 		if (a->gids[i] == gid)
@@ -50,7 +50,7 @@ static bool has_gid(const struct admit *a, gid_t gid)
 
 /* The kernel tells the needed size. Return: malloc'ed, the caller's; NULL: no groups, or they
  * cannot be read, which is treated the same: the groups admit nobody. */
-static gid_t *peer_groups(int sock, size_t *ret_n)
+static gid_t *admit_peer_groups(int sock, size_t *ret_n)
 {
 	socklen_t len = 0;
 	gid_t *groups;
@@ -68,13 +68,13 @@ static gid_t *peer_groups(int sock, size_t *ret_n)
 	return groups;
 }
 
-static bool has_group_of(const struct admit *a, int sock)
+static bool admit_has_group_of(const struct admit *a, int sock)
 {
 	size_t n = 0;
-	_cleanup_(freep) gid_t *groups = peer_groups(sock, &n);
+	_cleanup_(freep) gid_t *groups = admit_peer_groups(sock, &n);
 
 	for (size_t i = 0; i < n; i++)
-		if (has_gid(a, groups[i]))
+		if (admit_has_gid(a, groups[i]))
 			return true;
 	return false;
 }
@@ -85,15 +85,15 @@ bool admit_peer(const struct admit *a, int sock, const struct ucred *cred)
 		return true;
 	if (a->n_uids == 0 && a->n_gids == 0)
 		return true;
-	if (has_uid(a, cred->uid) || has_gid(a, cred->gid))
+	if (admit_has_uid(a, cred->uid) || admit_has_gid(a, cred->gid))
 		return true;
-	return a->n_gids > 0 && has_group_of(a, sock);
+	return a->n_gids > 0 && admit_has_group_of(a, sock);
 }
 
 gid_t *admit_groups(int sock, const struct ucred *cred, size_t *ret_n)
 {
 	size_t n = 0;
-	_cleanup_(freep) gid_t *more = peer_groups(sock, &n);
+	_cleanup_(freep) gid_t *more = admit_peer_groups(sock, &n);
 	gid_t *all = malloc((n + 1) * sizeof(*all));
 
 	if (!all)

@@ -56,7 +56,7 @@ void conn_place_give(struct conn_place *p)
 	user_charge_deinit(&p->open);
 }
 
-static void on_handle_closed(uv_handle_t *handle)
+static void conn_on_handle_closed(uv_handle_t *handle)
 {
 	struct conn *c = handle->data;
 
@@ -82,12 +82,12 @@ void conn_close(struct conn *c)
 	if (!c->leave_shutdown)
 		shutdown(c->fd, SHUT_RDWR);
 	list_unlink(&c->gone.link);
-	uv_close((uv_handle_t *)&c->poll, on_handle_closed);
+	uv_close((uv_handle_t *)&c->poll, conn_on_handle_closed);
 }
 
 /* UV_DISCONNECT is also reported when the peer shut down only its writing half: a client that will
  * send nothing more counts as gone. Errors of the watch end it as well. */
-static void on_hangup(uv_poll_t *poll, int status, int events)
+static void conn_on_hangup(uv_poll_t *poll, int status, int events)
 {
 	struct conn *c = poll->data;
 
@@ -97,7 +97,7 @@ static void on_hangup(uv_poll_t *poll, int status, int events)
 	conn_close(c);
 }
 
-static void on_proc_gone(struct proc_watch *watch)
+static void conn_on_proc_gone(struct proc_watch *watch)
 {
 	struct conn *c = CONTAINER_OF(watch, struct conn, gone);
 
@@ -105,7 +105,7 @@ static void on_proc_gone(struct proc_watch *watch)
 	conn_close(c);
 }
 
-static int watch_hangup(struct conn *c, uv_loop_t *loop)
+static int conn_watch_hangup(struct conn *c, uv_loop_t *loop)
 {
 	int r;
 
@@ -118,7 +118,7 @@ static int watch_hangup(struct conn *c, uv_loop_t *loop)
 		return r;
 	}
 	c->poll.data = c;
-	r = uv_poll_start(&c->poll, UV_DISCONNECT, on_hangup);
+	r = uv_poll_start(&c->poll, UV_DISCONNECT, conn_on_hangup);
 	CHECK(r == 0);
 	return 0;
 }
@@ -135,7 +135,7 @@ int conn_new(uv_loop_t *loop, enum conn_protocol protocol, int fd, struct proc *
 		return -ENOMEM;
 	}
 	*c = (struct conn){ .magic = CONN_MAGIC, .protocol = protocol, .fd = fd };
-	r = watch_hangup(c, loop);
+	r = conn_watch_hangup(c, loop);
 	if (r < 0) {
 		fd_close(fd);
 		free(c);
@@ -144,7 +144,7 @@ int conn_new(uv_loop_t *loop, enum conn_protocol protocol, int fd, struct proc *
 	c->id = ++last_id;
 	c->proc = proc_ref(proc);
 	list_init(&c->gone.link);
-	proc_watch(proc, &c->gone, on_proc_gone);
+	proc_watch(proc, &c->gone, conn_on_proc_gone);
 	*ret = c;
 	return 0;
 }

@@ -21,14 +21,14 @@ enum { BACKLOG = 4096, LOCK_ATTEMPTS = 200, LOCK_WAIT_MS = 10 };
 
 enum file_kind { FILE_ABSENT, FILE_NOT_SOCKET, FILE_DEAD, FILE_ALIVE };
 
-static int stream_socket(void)
+static int listen_socket_stream_socket(void)
 {
 	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
 	return fd < 0 ? -errno : fd;
 }
 
-static int set_address(struct sockaddr_un *a, const char *path, struct fault *f)
+static int listen_socket_set_address(struct sockaddr_un *a, const char *path, struct fault *f)
 {
 	*a = (struct sockaddr_un){ .sun_family = AF_UNIX };
 	if (!path || path[0] == '\0')
@@ -42,7 +42,7 @@ static int set_address(struct sockaddr_un *a, const char *path, struct fault *f)
 }
 
 /* The system's error for @path, with advice for a person. */
-static int path_fault(struct fault *f, int e, const char *path)
+static int listen_socket_path_fault(struct fault *f, int e, const char *path)
 {
 	enum fault_code code = FAULT_INTERNAL;
 	const char *hint = "";
@@ -64,9 +64,9 @@ static int path_fault(struct fault *f, int e, const char *path)
 
 /* Does a process accept on the socket file behind @file (an O_PATH descriptor)? A full backlog also
  * means an owner. Return: FILE_DEAD, FILE_ALIVE, negative errno. */
-static int probe_socket(int file)
+static int listen_socket_probe_socket(int file)
 {
-	_cleanup_(fd_closep) int fd = stream_socket();
+	_cleanup_(fd_closep) int fd = listen_socket_stream_socket();
 	struct sockaddr_un a = { .sun_family = AF_UNIX };
 
 	if (fd < 0)
@@ -81,7 +81,7 @@ static int probe_socket(int file)
 }
 
 /* Return: enum file_kind or negative errno. */
-static int probe_path(const char *path)
+static int listen_socket_probe_path(const char *path)
 {
 	_cleanup_(fd_closep) int fd = open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC);
 	struct stat st;
@@ -90,10 +90,10 @@ static int probe_path(const char *path)
 		return errno == ENOENT ? FILE_ABSENT : -errno;
 	if (fstat(fd, &st) < 0)
 		return -errno;
-	return S_ISSOCK(st.st_mode) ? probe_socket(fd) : FILE_NOT_SOCKET;
+	return S_ISSOCK(st.st_mode) ? listen_socket_probe_socket(fd) : FILE_NOT_SOCKET;
 }
 
-static int kind_fault(int kind, const char *path, struct fault *f)
+static int listen_socket_kind_fault(int kind, const char *path, struct fault *f)
 {
 	switch (kind) {
 	case FILE_NOT_SOCKET:
@@ -103,14 +103,14 @@ static int kind_fault(int kind, const char *path, struct fault *f)
 		return fault_set(f, FAULT_STATE, "socket", "another daemon serves the socket %s",
 				 path);
 	default:
-		return path_fault(f, -kind, path);
+		return listen_socket_path_fault(f, -kind, path);
 	}
 }
 
 /* Take turns with other daemons that start: between the check of a dead file and its replacement,
  * and between bind and listen, when our socket still looks dead.
  * Return: a descriptor that holds the lock until it is closed; -1: without. */
-static int lock_directory(const char *path)
+static int listen_socket_lock_directory(const char *path)
 {
 	_cleanup_(freep) char *copy = strdup(path);
 	_cleanup_(fd_closep) int fd = -1;
@@ -131,7 +131,7 @@ static int lock_directory(const char *path)
 }
 
 /* Bind, over a dead socket file if there is one. */
-static int bind_path(int fd, const struct sockaddr_un *a, struct fault *f)
+static int listen_socket_bind_path(int fd, const struct sockaddr_un *a, struct fault *f)
 {
 	const struct sockaddr *address = (const struct sockaddr *)a;
 	int kind;
@@ -139,21 +139,21 @@ static int bind_path(int fd, const struct sockaddr_un *a, struct fault *f)
 	if (bind(fd, address, sizeof(*a)) == 0)
 		return 0;
 	if (errno != EADDRINUSE)
-		return path_fault(f, errno, a->sun_path);
-	kind = probe_path(a->sun_path);
+		return listen_socket_path_fault(f, errno, a->sun_path);
+	kind = listen_socket_probe_path(a->sun_path);
 	if (kind != FILE_DEAD && kind != FILE_ABSENT)
-		return kind_fault(kind, a->sun_path, f);
+		return listen_socket_kind_fault(kind, a->sun_path, f);
 	if (kind == FILE_DEAD && unlink(a->sun_path) < 0 && errno != ENOENT)
-		return path_fault(f, errno, a->sun_path);
+		return listen_socket_path_fault(f, errno, a->sun_path);
 	if (bind(fd, address, sizeof(*a)) == 0)
 		return 0;
 	/* only a daemon that did not wait for its turn can have been faster */
-	return errno == EADDRINUSE ? kind_fault(FILE_ALIVE, a->sun_path, f)
-				   : path_fault(f, errno, a->sun_path);
+	return errno == EADDRINUSE ? listen_socket_kind_fault(FILE_ALIVE, a->sun_path, f)
+				   : listen_socket_path_fault(f, errno, a->sun_path);
 }
 
 /* Return: 0 or a fault code. @group: a name or a number. */
-static int find_group(const char *group, gid_t *ret, struct fault *f)
+static int listen_socket_find_group(const char *group, gid_t *ret, struct fault *f)
 {
 	struct group *g = getgrnam(group);
 	char *end;
@@ -173,17 +173,17 @@ static int find_group(const char *group, gid_t *ret, struct fault *f)
 }
 
 /* @gid: (gid_t)-1: unchanged. */
-static int set_access(const char *path, unsigned mode, gid_t gid, struct fault *f)
+static int listen_socket_set_access(const char *path, unsigned mode, gid_t gid, struct fault *f)
 {
 	if (gid != (gid_t)-1 && lchown(path, (uid_t)-1, gid) < 0)
 		return fault_set(f, FAULT_DENIED, "socket_group",
 				 "cannot give the socket %s to group %u: %s", path, gid,
 				 strerror(errno));
 	/* after chown, which may clear bits */
-	return chmod(path, mode) < 0 ? path_fault(f, errno, path) : 0;
+	return chmod(path, mode) < 0 ? listen_socket_path_fault(f, errno, path) : 0;
 }
 
-static bool file_is_ours(const struct listen_socket *s)
+static bool listen_socket_file_is_ours(const struct listen_socket *s)
 {
 	struct stat st;
 
@@ -191,23 +191,23 @@ static bool file_is_ours(const struct listen_socket *s)
 }
 
 /* The file exists, but no process can connect yet: record it as ours and set its permissions. */
-static int publish(struct listen_socket *s, unsigned mode, gid_t gid, struct fault *f)
+static int listen_socket_publish(struct listen_socket *s, unsigned mode, gid_t gid, struct fault *f)
 {
 	struct stat st;
 	int r;
 
 	if (lstat(s->path, &st) < 0)
-		return path_fault(f, errno, s->path);
+		return listen_socket_path_fault(f, errno, s->path);
 	s->dev = st.st_dev;
 	s->ino = st.st_ino;
-	r = set_access(s->path, mode, gid, f);
+	r = listen_socket_set_access(s->path, mode, gid, f);
 	if (r)
 		return r;
 	if (listen(s->fd, BACKLOG) < 0)
-		return path_fault(f, errno, s->path);
+		return listen_socket_path_fault(f, errno, s->path);
 	/* A daemon that starts at the same time without the lock has seen our socket as dead until
 	 * now. */
-	return file_is_ours(s) ? 0 : kind_fault(FILE_ALIVE, s->path, f);
+	return listen_socket_file_is_ours(s) ? 0 : listen_socket_kind_fault(FILE_ALIVE, s->path, f);
 }
 
 int listen_socket_bind(struct listen_socket *s, const char *path, unsigned mode, const char *group,
@@ -220,28 +220,28 @@ int listen_socket_bind(struct listen_socket *s, const char *path, unsigned mode,
 	int r;
 
 	*s = LISTEN_SOCKET_NULL;
-	r = set_address(&a, path, f);
+	r = listen_socket_set_address(&a, path, f);
 	if (r == 0 && group && group[0] != '\0')
-		r = find_group(group, &gid, f);
+		r = listen_socket_find_group(group, &gid, f);
 	if (r)
 		return r;
 	copy = strdup(path);
-	fd = stream_socket();
+	fd = listen_socket_stream_socket();
 	if (!copy || fd < 0)
 		return fault_errno(f, copy ? fd : -ENOMEM, "the listening socket");
-	lock = lock_directory(path);
-	r = bind_path(fd, &a, f);
+	lock = listen_socket_lock_directory(path);
+	r = listen_socket_bind_path(fd, &a, f);
 	if (r)
 		return r;
 	s->fd = STEAL_FD(fd);
 	s->path = STEAL_PTR(copy);
-	r = publish(s, mode, gid, f);
+	r = listen_socket_publish(s, mode, gid, f);
 	if (r)
 		listen_socket_deinit(s);
 	return r;
 }
 
-static int get_option(int fd, int name)
+static int listen_socket_get_option(int fd, int name)
 {
 	int value = -1;
 	socklen_t len = sizeof(value);
@@ -253,8 +253,9 @@ int listen_socket_inherit(struct listen_socket *s, int fd, struct fault *f)
 {
 	CHECK(fd >= 0);
 	*s = LISTEN_SOCKET_NULL;
-	if (get_option(fd, SO_DOMAIN) != AF_UNIX || get_option(fd, SO_TYPE) != SOCK_STREAM ||
-	    get_option(fd, SO_ACCEPTCONN) != 1)
+	if (listen_socket_get_option(fd, SO_DOMAIN) != AF_UNIX ||
+	    listen_socket_get_option(fd, SO_TYPE) != SOCK_STREAM ||
+	    listen_socket_get_option(fd, SO_ACCEPTCONN) != 1)
 		return fault_set(f, FAULT_INVALID, "socket",
 				 "the inherited descriptor %d is not a listening unix stream "
 				 "socket (ListenStream=)",
@@ -267,7 +268,7 @@ int listen_socket_inherit(struct listen_socket *s, int fd, struct fault *f)
 
 void listen_socket_deinit(struct listen_socket *s)
 {
-	if (s->path && file_is_ours(s))
+	if (s->path && listen_socket_file_is_ours(s))
 		unlink(s->path);
 	s->fd = fd_close(s->fd);
 	freep(&s->path);

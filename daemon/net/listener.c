@@ -44,7 +44,7 @@ struct listener {
 	uint64_t shortage_logged_us;
 };
 
-static bool log_due(uint64_t *last_us)
+static bool listener_log_due(uint64_t *last_us)
 {
 	uint64_t now = clock_now_us();
 
@@ -54,7 +54,7 @@ static bool log_due(uint64_t *last_us)
 	return true;
 }
 
-static void log_denied(struct listener *l, const struct ucred *cred)
+static void listener_log_denied(struct listener *l, const struct ucred *cred)
 {
 	enum log_level level = LOG_DEBUG;
 	unsigned i = 0;
@@ -69,22 +69,22 @@ static void log_denied(struct listener *l, const struct ucred *cred)
 		  cred->pid);
 }
 
-static void log_limit(struct listener *l, const char *limit, const struct ucred *cred)
+static void listener_log_limit(struct listener *l, const char *limit, const struct ucred *cred)
 {
-	log_write(log_due(&l->limit_logged_us) ? LOG_WARN : LOG_DEBUG, "net",
+	log_write(listener_log_due(&l->limit_logged_us) ? LOG_WARN : LOG_DEBUG, "net",
 		  "connection refused limit=%s uid=%u pid=%d connections=%u", limit, cred->uid,
 		  (int)cred->pid, listener_connections(l));
 }
 
-static void log_shortage(struct listener *l, int negative_errno, const char *what)
+static void listener_log_shortage(struct listener *l, int negative_errno, const char *what)
 {
-	log_write(log_due(&l->shortage_logged_us) ? LOG_WARN : LOG_DEBUG, "net",
+	log_write(listener_log_due(&l->shortage_logged_us) ? LOG_WARN : LOG_DEBUG, "net",
 		  "connection lost call=%s error=\"%s\" connections=%u", what,
 		  uv_strerror(negative_errno), listener_connections(l));
 }
 
-static void on_hello(struct pending_set *set, enum conn_protocol protocol, int fd,
-		     struct conn_place *place)
+static void listener_on_hello(struct pending_set *set, enum conn_protocol protocol, int fd,
+			      struct conn_place *place)
 {
 	struct listener *l = CONTAINER_OF(set, struct listener, pending);
 	struct proc *proc = NULL;
@@ -99,7 +99,7 @@ static void on_hello(struct pending_set *set, enum conn_protocol protocol, int f
 		r = conn_new(l->loop, protocol, fd, proc, &c);
 	proc_unref(proc); /* the connection has its own */
 	if (r < 0) {
-		log_shortage(l, r, proc ? "conn_new" : "pidfd_open");
+		listener_log_shortage(l, r, proc ? "conn_new" : "pidfd_open");
 		return;
 	}
 	conn_set_place(c, place);
@@ -133,9 +133,10 @@ static struct user *listener_user(const struct listener *l, int fd, const struct
 	return l->users ? users_get(l->users, cred->uid, gids, n) : NULL;
 }
 
-static void log_user_limit(struct listener *l, const struct ucred *cred, const struct fault *f)
+static void listener_log_user_limit(struct listener *l, const struct ucred *cred,
+				    const struct fault *f)
 {
-	log_write(log_due(&l->limit_logged_us) ? LOG_WARN : LOG_DEBUG, "net",
+	log_write(listener_log_due(&l->limit_logged_us) ? LOG_WARN : LOG_DEBUG, "net",
 		  "connection refused uid=%u pid=%d reason=\"%s\"", cred->uid, (int)cred->pid,
 		  f->text);
 }
@@ -148,42 +149,42 @@ static void listener_let_in(struct listener *l, int fd, const struct ucred *cred
 	int r;
 
 	if (listener_is_full(l, cred, u)) {
-		log_limit(l, "max_connections", cred);
+		listener_log_limit(l, "max_connections", cred);
 		fd_close(fd);
 		return;
 	}
 	if (conn_place_take(&place, u, &f)) {
-		log_user_limit(l, cred, &f);
+		listener_log_user_limit(l, cred, &f);
 		fd_close(fd);
 		return;
 	}
 	r = pending_add(&l->pending, fd, cred->uid, &place);
 	if (r == PENDING_E_LIMIT)
-		log_limit(l, "pending_per_uid", cred);
+		listener_log_limit(l, "pending_per_uid", cred);
 	else if (r < 0)
-		log_shortage(l, r, "poll");
+		listener_log_shortage(l, r, "poll");
 }
 
 /* A new socket: check the peer's credentials and the room. Consumes @fd. */
-static void take(struct listener *l, int fd)
+static void listener_take(struct listener *l, int fd)
 {
 	struct ucred cred;
 	socklen_t len = sizeof(cred);
 	struct user *u;
 
 	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) < 0) {
-		log_shortage(l, -errno, "getsockopt");
+		listener_log_shortage(l, -errno, "getsockopt");
 		fd_close(fd);
 		return;
 	}
 	if (!admit_peer(&l->admit, fd, &cred)) {
-		log_denied(l, &cred);
+		listener_log_denied(l, &cred);
 		fd_close(fd);
 		return;
 	}
 	u = listener_user(l, fd, &cred);
 	if (l->users && !u) {
-		log_shortage(l, -ENOMEM, "users_get");
+		listener_log_shortage(l, -ENOMEM, "users_get");
 		fd_close(fd);
 		return;
 	}
@@ -191,33 +192,33 @@ static void take(struct listener *l, int fd)
 	user_unref(u);
 }
 
-static int open_reserve(void)
+static int listener_open_reserve(void)
 {
 	int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 
 	return fd < 0 ? -errno : fd;
 }
 
-static void on_acceptable(uv_poll_t *poll, int status, int events);
+static void listener_on_acceptable(uv_poll_t *poll, int status, int events);
 
-static void on_pause_over(uv_timer_t *timer)
+static void listener_on_pause_over(uv_timer_t *timer)
 {
 	struct listener *l = timer->data;
 
 	MAGIC_CHECK(l, LISTENER_MAGIC);
 	if (l->reserve < 0)
-		l->reserve = open_reserve();
-	uv_poll_start(&l->poll, UV_READABLE, on_acceptable);
+		l->reserve = listener_open_reserve();
+	uv_poll_start(&l->poll, UV_READABLE, listener_on_acceptable);
 }
 
 /* Clients stay in the backlog. The socket stays readable, so stop polling it. */
-static void pause_accept(struct listener *l)
+static void listener_pause_accept(struct listener *l)
 {
 	uv_poll_stop(&l->poll);
-	uv_timer_start(&l->pause, on_pause_over, PAUSE_MS, 0);
+	uv_timer_start(&l->pause, listener_on_pause_over, PAUSE_MS, 0);
 }
 
-static int accept_one(struct listener *l)
+static int listener_accept_one(struct listener *l)
 {
 	int fd = accept4(l->socket.fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
 
@@ -226,27 +227,27 @@ static int accept_one(struct listener *l)
 
 /* No descriptor is left: use the reserve to accept one client and close it, so that it sees a
  * refusal instead of a hang. Return: whether to accept more. */
-static bool shed(struct listener *l)
+static bool listener_shed(struct listener *l)
 {
 	int fd;
 
 	if (l->reserve < 0) {
-		pause_accept(l);
+		listener_pause_accept(l);
 		return false;
 	}
 	l->reserve = fd_close(l->reserve);
-	fd = accept_one(l);
+	fd = listener_accept_one(l);
 	if (fd >= 0)
 		fd_close(fd);
-	l->reserve = open_reserve();
+	l->reserve = listener_open_reserve();
 	if (l->reserve >= 0)
 		return fd >= 0; /* else no client waited: EMFILE comes before EAGAIN */
-	pause_accept(l);
+	listener_pause_accept(l);
 	return false;
 }
 
 /* Return: whether to accept more. */
-static bool accept_failed(struct listener *l, int r)
+static bool listener_accept_failed(struct listener *l, int r)
 {
 	switch (r) {
 	case -EAGAIN:
@@ -256,16 +257,16 @@ static bool accept_failed(struct listener *l, int r)
 		return true;
 	case -EMFILE:
 	case -ENFILE:
-		log_shortage(l, r, "accept");
-		return shed(l);
+		listener_log_shortage(l, r, "accept");
+		return listener_shed(l);
 	default: /* no memory, or a refusal of a security module */
-		log_shortage(l, r, "accept");
-		pause_accept(l);
+		listener_log_shortage(l, r, "accept");
+		listener_pause_accept(l);
 		return false;
 	}
 }
 
-static void on_acceptable(uv_poll_t *poll, int status, int events)
+static void listener_on_acceptable(uv_poll_t *poll, int status, int events)
 {
 	struct listener *l = poll->data;
 
@@ -273,16 +274,17 @@ static void on_acceptable(uv_poll_t *poll, int status, int events)
 	(void)events;
 	MAGIC_CHECK(l, LISTENER_MAGIC);
 	for (int i = 0; i < ACCEPT_BATCH; i++) {
-		int r = accept_one(l);
+		int r = listener_accept_one(l);
 
 		if (r >= 0)
-			take(l, r);
-		else if (!accept_failed(l, r))
+			listener_take(l, r);
+		else if (!listener_accept_failed(l, r))
 			return;
 	}
 }
 
-static int open_socket(struct listener *l, const struct listener_options *o, struct fault *f)
+static int listener_open_socket(struct listener *l, const struct listener_options *o,
+				struct fault *f)
 {
 	if (o->inherited_fd >= 0)
 		return listen_socket_inherit(&l->socket, o->inherited_fd, f);
@@ -290,24 +292,24 @@ static int open_socket(struct listener *l, const struct listener_options *o, str
 }
 
 /* The parts that have no handle in the loop. */
-static void release(struct listener *l)
+static void listener_release(struct listener *l)
 {
 	listen_socket_deinit(&l->socket);
 	admit_deinit(&l->admit);
 	l->reserve = fd_close(l->reserve);
 }
 
-static int open_all(struct listener *l, const struct listener_options *o, struct fault *f)
+static int listener_open_all(struct listener *l, const struct listener_options *o, struct fault *f)
 {
 	int r = admit_set(&l->admit, o->allow_uids, o->n_allow_uids, o->allow_gids,
 			  o->n_allow_gids);
 
 	if (r < 0)
 		return fault_errno(f, r, "the listener");
-	l->reserve = open_reserve();
+	l->reserve = listener_open_reserve();
 	if (l->reserve < 0)
 		return fault_errno(f, l->reserve, "/dev/null");
-	r = open_socket(l, o, f);
+	r = listener_open_socket(l, o, f);
 	if (r)
 		return r;
 	r = uv_poll_init(l->loop, &l->poll, l->socket.fd);
@@ -319,20 +321,20 @@ static int open_all(struct listener *l, const struct listener_options *o, struct
 	return 0;
 }
 
-static void start(struct listener *l, const struct listener_options *o)
+static void listener_start(struct listener *l, const struct listener_options *o)
 {
 	int r;
 
 	l->max_connections = o->max_connections;
 	l->reserved = o->reserved;
 	l->users = o->users;
-	pending_init(&l->pending, l->loop, on_hello);
+	pending_init(&l->pending, l->loop, listener_on_hello);
 	pending_limits(&l->pending, o->max_pending_per_uid, o->hello_timeout_us);
 	uv_timer_init(l->loop, &l->pause);
 	l->pause.data = l;
 	l->poll.data = l;
 	l->n_handles = 3; /* poll, pause, pending */
-	r = uv_poll_start(&l->poll, UV_READABLE, on_acceptable);
+	r = uv_poll_start(&l->poll, UV_READABLE, listener_on_acceptable);
 	CHECK(r == 0);
 }
 
@@ -350,13 +352,13 @@ int listener_new(uv_loop_t *loop, const struct listener_options *options, listen
 				.userdata = userdata,
 				.reserve = -1,
 				.socket = LISTEN_SOCKET_NULL };
-	r = open_all(l, options, f);
+	r = listener_open_all(l, options, f);
 	if (r) {
-		release(l);
+		listener_release(l);
 		free(l);
 		return r;
 	}
-	start(l, options);
+	listener_start(l, options);
 	*ret = l;
 	return 0;
 }
@@ -391,7 +393,7 @@ void listener_conn_ended(struct listener *l)
 	l->handed_out--;
 }
 
-static void handle_closed(struct listener *l)
+static void listener_handle_closed(struct listener *l)
 {
 	MAGIC_CHECK(l, LISTENER_MAGIC);
 	CHECK(l->n_handles > 0);
@@ -401,14 +403,14 @@ static void handle_closed(struct listener *l)
 	free(l);
 }
 
-static void on_handle_closed(uv_handle_t *handle)
+static void listener_on_handle_closed(uv_handle_t *handle)
 {
-	handle_closed(handle->data);
+	listener_handle_closed(handle->data);
 }
 
-static void on_pending_closed(struct pending_set *set)
+static void listener_on_pending_closed(struct pending_set *set)
 {
-	handle_closed(CONTAINER_OF(set, struct listener, pending));
+	listener_handle_closed(CONTAINER_OF(set, struct listener, pending));
 }
 
 struct listener *listener_close(struct listener *l)
@@ -416,9 +418,9 @@ struct listener *listener_close(struct listener *l)
 	if (!l)
 		return NULL;
 	MAGIC_CHECK(l, LISTENER_MAGIC);
-	uv_close((uv_handle_t *)&l->poll, on_handle_closed);
-	uv_close((uv_handle_t *)&l->pause, on_handle_closed);
-	pending_close(&l->pending, on_pending_closed);
-	release(l);
+	uv_close((uv_handle_t *)&l->poll, listener_on_handle_closed);
+	uv_close((uv_handle_t *)&l->pause, listener_on_handle_closed);
+	pending_close(&l->pending, listener_on_pending_closed);
+	listener_release(l);
 	return NULL;
 }

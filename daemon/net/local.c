@@ -47,10 +47,10 @@ struct local {
 	uint8_t in[4 * SHD1_MAX_FRAME];
 };
 
-static void on_poll(uv_poll_t *poll, int status, int events);
+static void local_on_poll(uv_poll_t *poll, int status, int events);
 
 /* Watch for the events that the state can use: an ending channel does not read any more. */
-static void watch(struct local *l)
+static void local_watch(struct local *l)
 {
 	int events = 0;
 
@@ -59,7 +59,7 @@ static void watch(struct local *l)
 	if (l->state != LOCAL_CLOSED && l->out.n > 0)
 		events |= UV_WRITABLE;
 	if (events)
-		uv_poll_start(&l->poll, events, on_poll);
+		uv_poll_start(&l->poll, events, local_on_poll);
 	else
 		uv_poll_stop(&l->poll);
 }
@@ -70,11 +70,11 @@ void local_close(struct local *l)
 	if (l->state == LOCAL_CLOSED)
 		return;
 	l->state = LOCAL_CLOSED;
-	watch(l);
+	local_watch(l);
 	conn_close(l->conn);
 }
 
-static void on_timeout(uv_timer_t *timer)
+static void local_on_timeout(uv_timer_t *timer)
 {
 	struct local *l = timer->data;
 
@@ -84,9 +84,9 @@ static void on_timeout(uv_timer_t *timer)
 	local_close(l);
 }
 
-static void start_timer(struct local *l)
+static void local_start_timer(struct local *l)
 {
-	uv_timer_start(&l->timer, on_timeout, (l->frame_timeout_us + 999) / 1000, 0);
+	uv_timer_start(&l->timer, local_on_timeout, (l->frame_timeout_us + 999) / 1000, 0);
 }
 
 /* ---------------------------------------------- descriptors on their way */
@@ -135,7 +135,7 @@ static int local_charge_fd(struct local *l, struct fault *f)
 }
 
 /* Consumes @fd. */
-static void answer(struct local *l, const struct shd1_header *h, int fd)
+static void local_answer(struct local *l, const struct shd1_header *h, int fd)
 {
 	int r = local_out_put(&l->out, conn_fd(l->conn), h, fd);
 
@@ -147,29 +147,29 @@ static void answer(struct local *l, const struct shd1_header *h, int fd)
 	local_close(l);
 }
 
-static void answer_error(struct local *l, uint32_t tag, bool fatal, const struct fault *f)
+static void local_answer_error(struct local *l, uint32_t tag, bool fatal, const struct fault *f)
 {
 	struct shd1_error e;
 
 	local_codec_error(&e, tag, (uint32_t)status_map_code(f->code), fatal, f);
-	answer(l, &e.h, -1);
+	local_answer(l, &e.h, -1);
 }
 
 /* Send the last answer and end: when it is sent, or after the time of one frame. */
-static void end(struct local *l, uint32_t tag, const struct fault *f)
+static void local_end(struct local *l, uint32_t tag, const struct fault *f)
 {
 	log_info("net", "local channel ended conn=%llu pid=%d reason=\"%s\"",
 		 (unsigned long long)conn_id(l->conn), (int)proc_pid(conn_proc(l->conn)), f->text);
-	answer_error(l, tag, true, f);
+	local_answer_error(l, tag, true, f);
 	if (l->state == LOCAL_CLOSED)
 		return;
 	l->state = LOCAL_ENDING;
-	start_timer(l);
+	local_start_timer(l);
 	if (l->out.n == 0)
 		local_close(l);
 }
 
-static void on_hello(struct local *l, const struct shd1_hello *hello)
+static void local_on_hello(struct local *l, const struct shd1_hello *hello)
 {
 	struct shd1_welcome w = { .h = { SHD1_MAGIC, SHD1_WELCOME, sizeof(w), hello->h.tag, 0 },
 				  .version = SHD1_VERSION };
@@ -177,32 +177,32 @@ static void on_hello(struct local *l, const struct shd1_hello *hello)
 
 	if (l->state != LOCAL_NEW) {
 		fault_set(&f, FAULT_STATE, NULL, "the channel has already sent HELLO");
-		end(l, hello->h.tag, &f);
+		local_end(l, hello->h.tag, &f);
 		return;
 	}
 	if (l->ops->hello(l, hello->token, l->userdata, &w.session, &f)) {
-		end(l, hello->h.tag, &f);
+		local_end(l, hello->h.tag, &f);
 		return;
 	}
 	if (l->state == LOCAL_CLOSED)
 		return;
 	l->state = LOCAL_BOUND;
-	answer(l, &w.h, -1);
+	local_answer(l, &w.h, -1);
 }
 
 /* Is the channel bound to a session? If not, end it. */
-static bool check_bound(struct local *l, const struct shd1_header *h)
+static bool local_check_bound(struct local *l, const struct shd1_header *h)
 {
 	struct fault f = FAULT_NULL;
 
 	if (l->state == LOCAL_BOUND)
 		return true;
 	fault_set(&f, FAULT_STATE, NULL, "the first frame must be HELLO");
-	end(l, h->tag, &f);
+	local_end(l, h->tag, &f);
 	return false;
 }
 
-static void on_get_slab(struct local *l, const struct shd1_get_slab *g)
+static void local_on_get_slab(struct local *l, const struct shd1_get_slab *g)
 {
 	struct shd1_slab s = { .h = { SHD1_MAGIC, SHD1_SLAB, sizeof(s), g->h.tag, 0 },
 			       .slab = g->slab };
@@ -210,53 +210,53 @@ static void on_get_slab(struct local *l, const struct shd1_get_slab *g)
 	struct fault f = FAULT_NULL;
 	bool writable = false;
 
-	if (!check_bound(l, &g->h))
+	if (!local_check_bound(l, &g->h))
 		return;
 	if (local_charge_fd(l, &f) ||
 	    l->ops->get_slab(l, g->slab, l->userdata, &fd, &writable, &s.bytes, &f)) {
 		if (l->state != LOCAL_CLOSED)
-			answer_error(l, g->h.tag, false, &f);
+			local_answer_error(l, g->h.tag, false, &f);
 		return;
 	}
 	CHECK(fd >= 0);
 	s.writable = writable;
 	if (l->state != LOCAL_CLOSED)
-		answer(l, &s.h, STEAL_FD(fd));
+		local_answer(l, &s.h, STEAL_FD(fd));
 }
 
-static void on_get_ring(struct local *l, const struct shd1_get_ring *g)
+static void local_on_get_ring(struct local *l, const struct shd1_get_ring *g)
 {
 	struct shd1_ring s = { .h = { SHD1_MAGIC, SHD1_RING, sizeof(s), g->h.tag, 0 },
 			       .part = g->part };
 	_cleanup_(fd_closep) int fd = -1;
 	struct fault f = FAULT_NULL;
 
-	if (!check_bound(l, &g->h))
+	if (!local_check_bound(l, &g->h))
 		return;
 	if (local_charge_fd(l, &f) ||
 	    l->ops->get_ring(l, g->part, l->userdata, &fd, &s.bytes, &f)) {
 		if (l->state != LOCAL_CLOSED)
-			answer_error(l, g->h.tag, false, &f);
+			local_answer_error(l, g->h.tag, false, &f);
 		return;
 	}
 	CHECK(fd >= 0);
 	if (l->state != LOCAL_CLOSED)
-		answer(l, &s.h, STEAL_FD(fd));
+		local_answer(l, &s.h, STEAL_FD(fd));
 }
 
 /* An incomplete frame has the same time limit as the first frame, counted from its first byte;
  * sending it in small pieces does not extend it. @progress: a frame was completed. */
-static void time_rest(struct local *l, bool progress)
+static void local_time_rest(struct local *l, bool progress)
 {
 	if (l->state == LOCAL_NEW || l->state == LOCAL_ENDING || l->state == LOCAL_CLOSED)
 		return;
 	if (l->n_in == 0)
 		uv_timer_stop(&l->timer);
 	else if (progress || !uv_is_active((uv_handle_t *)&l->timer))
-		start_timer(l);
+		local_start_timer(l);
 }
 
-static void handle_frames(struct local *l)
+static void local_handle_frames(struct local *l)
 {
 	struct fault f = FAULT_NULL;
 	union local_frame frame;
@@ -269,22 +269,22 @@ static void handle_frames(struct local *l)
 			break;
 		at += size;
 		if (frame.h.type == SHD1_HELLO)
-			on_hello(l, &frame.hello);
+			local_on_hello(l, &frame.hello);
 		else if (frame.h.type == SHD1_GET_RING)
-			on_get_ring(l, &frame.get_ring);
+			local_on_get_ring(l, &frame.get_ring);
 		else
-			on_get_slab(l, &frame.get_slab);
+			local_on_get_slab(l, &frame.get_slab);
 	}
 	l->n_in -= at;
 	memmove(l->in, l->in + at, l->n_in);
 	if (r > 0)
-		end(l, 0, &f);
-	time_rest(l, at > 0);
+		local_end(l, 0, &f);
+	local_time_rest(l, at > 0);
 }
 
 /* No room for control messages: the kernel drops descriptors that are sent along, and sets a flag.
  * They never become ours. */
-static ssize_t read_some(struct local *l, int *ret_flags)
+static ssize_t local_read_some(struct local *l, int *ret_flags)
 {
 	struct iovec iov = { l->in + l->n_in, sizeof(l->in) - l->n_in };
 	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
@@ -296,10 +296,10 @@ static ssize_t read_some(struct local *l, int *ret_flags)
 	return n < 0 ? -errno : n;
 }
 
-static void on_readable(struct local *l)
+static void local_on_readable(struct local *l)
 {
 	int flags;
-	ssize_t n = read_some(l, &flags);
+	ssize_t n = local_read_some(l, &flags);
 
 	if (n == -EAGAIN || n == -EINTR)
 		return;
@@ -311,14 +311,14 @@ static void on_readable(struct local *l)
 		struct fault f = FAULT_NULL;
 
 		fault_set(&f, FAULT_INVALID, NULL, "a client must not send descriptors");
-		end(l, 0, &f);
+		local_end(l, 0, &f);
 		return;
 	}
 	l->n_in += (size_t)n;
-	handle_frames(l);
+	local_handle_frames(l);
 }
 
-static void on_writable(struct local *l)
+static void local_on_writable(struct local *l)
 {
 	if (local_out_flush(&l->out, conn_fd(l->conn)) < 0)
 		local_close(l);
@@ -326,7 +326,7 @@ static void on_writable(struct local *l)
 		local_close(l);
 }
 
-static void on_poll(uv_poll_t *poll, int status, int events)
+static void local_on_poll(uv_poll_t *poll, int status, int events)
 {
 	struct local *l = poll->data;
 
@@ -336,13 +336,13 @@ static void on_poll(uv_poll_t *poll, int status, int events)
 		return;
 	}
 	if (events & UV_WRITABLE)
-		on_writable(l);
+		local_on_writable(l);
 	if ((events & UV_READABLE) && (l->state == LOCAL_NEW || l->state == LOCAL_BOUND))
-		on_readable(l);
-	watch(l);
+		local_on_readable(l);
+	local_watch(l);
 }
 
-static void on_handle_closed(uv_handle_t *handle)
+static void local_on_handle_closed(uv_handle_t *handle)
 {
 	struct local *l = handle->data;
 
@@ -353,7 +353,7 @@ static void on_handle_closed(uv_handle_t *handle)
 	free(l);
 }
 
-static void on_conn_closed(struct conn *c, void *userdata)
+static void local_on_conn_closed(struct conn *c, void *userdata)
 {
 	struct local *l = userdata;
 
@@ -365,13 +365,13 @@ static void on_conn_closed(struct conn *c, void *userdata)
 	l->conn = NULL;
 	local_out_deinit(&l->out);
 	/* The poll before the connection closes its descriptor. */
-	uv_close((uv_handle_t *)&l->poll, on_handle_closed);
-	uv_close((uv_handle_t *)&l->timer, on_handle_closed);
+	uv_close((uv_handle_t *)&l->poll, local_on_handle_closed);
+	uv_close((uv_handle_t *)&l->timer, local_on_handle_closed);
 }
 
 /* Connections may inherit these options from a listening socket of systemd. Then each message would
  * carry control data, and MSG_CTRUNC would mean nothing. */
-static void clear_passing(int fd)
+static void local_clear_passing(int fd)
 {
 	const int options[] = { SO_PASSCRED, SO_PASSSEC, SO_PASSPIDFD };
 	const int off = 0;
@@ -408,10 +408,10 @@ int local_new(uv_loop_t *loop, struct conn *c, const struct local_ops *ops, void
 	l->timer.data = l;
 	local_out_init(&l->out);
 	list_init(&l->unread_link);
-	clear_passing(conn_fd(c));
-	conn_on_closed(c, on_conn_closed, l);
-	start_timer(l);
-	watch(l);
+	local_clear_passing(conn_fd(c));
+	conn_on_closed(c, local_on_conn_closed, l);
+	local_start_timer(l);
+	local_watch(l);
 	*ret = l;
 	return 0;
 }

@@ -5,7 +5,7 @@
 #include "core/check.h"
 
 /* Bytes of a frame a client may send; 0: not one of them. */
-static size_t client_frame_bytes(uint16_t type)
+static size_t local_codec_client_frame_bytes(uint16_t type)
 {
 	switch (type) {
 	case SHD1_HELLO:
@@ -20,7 +20,7 @@ static size_t client_frame_bytes(uint16_t type)
 }
 
 /* A stream with a wrong start is refused at its first wrong byte, not after a wait for more. */
-static int check_magic(const uint8_t *data, size_t n, struct fault *f)
+static int local_codec_check_magic(const uint8_t *data, size_t n, struct fault *f)
 {
 	const uint32_t magic = SHD1_MAGIC;
 	size_t seen = n < sizeof(magic) ? n : sizeof(magic);
@@ -31,9 +31,9 @@ static int check_magic(const uint8_t *data, size_t n, struct fault *f)
 			 "a frame of the local channel begins with SHD1");
 }
 
-static int check_header(const struct shd1_header *h, struct fault *f)
+static int local_codec_check_header(const struct shd1_header *h, struct fault *f)
 {
-	size_t bytes = client_frame_bytes(h->type);
+	size_t bytes = local_codec_client_frame_bytes(h->type);
 
 	if (bytes == 0)
 		return fault_set(f, FAULT_INVALID, "type",
@@ -47,7 +47,7 @@ static int check_header(const struct shd1_header *h, struct fault *f)
 	return 0;
 }
 
-static int check_body(const union local_frame *frame, struct fault *f)
+static int local_codec_check_body(const union local_frame *frame, struct fault *f)
 {
 	/* a GET_RING is laid out as a GET_SLAB */
 	uint32_t zero = frame->h.type == SHD1_HELLO ? frame->hello.zero : frame->get_slab.zero;
@@ -63,21 +63,21 @@ int local_codec_next(const uint8_t *data, size_t n, union local_frame *ret, size
 		     struct fault *f)
 {
 	union local_frame frame = { .bytes = { 0 } };
-	int r = n > 0 ? check_magic(data, n, f) : 0;
+	int r = n > 0 ? local_codec_check_magic(data, n, f) : 0;
 
 	if (r)
 		return r;
 	if (n < sizeof(frame.h))
 		return LOCAL_CODEC_MORE;
 	memcpy(&frame.h, data, sizeof(frame.h));
-	r = check_header(&frame.h, f);
+	r = local_codec_check_header(&frame.h, f);
 	if (r)
 		return r;
 	CHECK(frame.h.bytes <= sizeof(frame));
 	if (n < frame.h.bytes)
 		return LOCAL_CODEC_MORE;
 	memcpy(frame.bytes, data, frame.h.bytes);
-	r = check_body(&frame, f);
+	r = local_codec_check_body(&frame, f);
 	if (r)
 		return r;
 	*ret = frame;

@@ -23,7 +23,7 @@ struct out_frame {
 	};
 };
 
-static struct out_frame *frame_free(struct out_frame *frame)
+static struct out_frame *local_out_frame_free(struct out_frame *frame)
 {
 	if (!frame)
 		return NULL;
@@ -34,7 +34,7 @@ static struct out_frame *frame_free(struct out_frame *frame)
 }
 
 /* Consumes @fd. Return: NULL: no memory. */
-static struct out_frame *frame_new(const struct shd1_header *h, int fd)
+static struct out_frame *local_out_frame_new(const struct shd1_header *h, int fd)
 {
 	struct out_frame *frame = calloc(1, sizeof(*frame));
 
@@ -52,7 +52,7 @@ static struct out_frame *frame_new(const struct shd1_header *h, int fd)
 
 /* Too many of our descriptors are in transit, unread by some peer (the kernel counts them per
  * user): this one is refused with a fault, and its channel stays. */
-static void refuse_descriptor(struct out_frame *frame)
+static void local_out_refuse_descriptor(struct out_frame *frame)
 {
 	struct fault f = FAULT_NULL;
 	uint32_t tag = frame->h.tag;
@@ -64,7 +64,7 @@ static void refuse_descriptor(struct out_frame *frame)
 	frame->size = sizeof(frame->error);
 }
 
-static ssize_t send_some(struct out_frame *frame, int sock)
+static ssize_t local_out_send_some(struct out_frame *frame, int sock)
 {
 	_Alignas(struct cmsghdr) char control[FDLIST_CONTROL_BYTES];
 	struct iovec iov = { frame->bytes + frame->sent, frame->size - frame->sent };
@@ -79,15 +79,15 @@ static ssize_t send_some(struct out_frame *frame, int sock)
 }
 
 /* Return: 0: it is sent; -EAGAIN the socket is full; other negative errno. */
-static int frame_send(struct out_frame *frame, int sock)
+static int local_out_frame_send(struct out_frame *frame, int sock)
 {
 	while (frame->sent < frame->size) {
-		ssize_t n = send_some(frame, sock);
+		ssize_t n = local_out_send_some(frame, sock);
 
 		if (n == -EINTR)
 			continue;
 		if (n == -ETOOMANYREFS && fdlist_count(&frame->fds) > 0) {
-			refuse_descriptor(frame);
+			local_out_refuse_descriptor(frame);
 			continue;
 		}
 		if (n < 0)
@@ -109,13 +109,13 @@ int local_out_flush(struct local_out *o, int sock)
 {
 	while (!list_empty(&o->frames)) {
 		struct out_frame *frame = list_first(&o->frames, struct out_frame, link);
-		int r = frame_send(frame, sock);
+		int r = local_out_frame_send(frame, sock);
 
 		if (r == -EAGAIN)
 			return 0;
 		if (r < 0)
 			return r;
-		frame_free(frame);
+		local_out_frame_free(frame);
 		o->n--;
 	}
 	CHECK(o->n == 0);
@@ -130,7 +130,7 @@ int local_out_put(struct local_out *o, int sock, const struct shd1_header *h, in
 		fd_close(fd);
 		return LOCAL_OUT_E_FULL;
 	}
-	frame = frame_new(h, fd);
+	frame = local_out_frame_new(h, fd);
 	if (!frame)
 		return -ENOMEM;
 	list_append(&o->frames, &frame->link);
@@ -141,6 +141,6 @@ int local_out_put(struct local_out *o, int sock, const struct shd1_header *h, in
 void local_out_deinit(struct local_out *o)
 {
 	while (!list_empty(&o->frames))
-		frame_free(list_first(&o->frames, struct out_frame, link));
+		local_out_frame_free(list_first(&o->frames, struct out_frame, link));
 	o->n = 0;
 }

@@ -42,7 +42,7 @@ struct pending {
 
 enum hello { HELLO_GRPC, HELLO_LOCAL, HELLO_MORE, HELLO_GARBAGE };
 
-static enum hello classify(const uint8_t *data, size_t n)
+static enum hello pending_classify(const uint8_t *data, size_t n)
 {
 	const uint32_t local = SHD1_MAGIC;
 	const char grpc[] = { 'P', 'R', 'I', ' ' }; /* of the HTTP/2 connection preface */
@@ -54,7 +54,7 @@ static enum hello classify(const uint8_t *data, size_t n)
 	return HELLO_GARBAGE;
 }
 
-static struct pending_uid *uid_get(struct pending_set *set, uid_t uid)
+static struct pending_uid *pending_uid_get(struct pending_set *set, uid_t uid)
 {
 	struct pending_uid *u, *tmp;
 
@@ -72,7 +72,7 @@ static struct pending_uid *uid_get(struct pending_set *set, uid_t uid)
 }
 
 /* An entry lives as long as a connection of its uid waits. */
-static void uid_put(struct pending_uid *u)
+static void pending_uid_put(struct pending_uid *u)
 {
 	if (u->n > 0)
 		return;
@@ -80,7 +80,7 @@ static void uid_put(struct pending_uid *u)
 	free(u);
 }
 
-static void on_poll_closed(uv_handle_t *handle)
+static void pending_on_poll_closed(uv_handle_t *handle)
 {
 	struct pending *p = handle->data;
 
@@ -97,12 +97,12 @@ static int pending_take(struct pending *p, struct conn_place *place)
 	CHECK(p->set->count > 0 && p->uid->n > 0);
 	p->set->count--;
 	p->uid->n--;
-	uid_put(p->uid);
+	pending_uid_put(p->uid);
 	*place = p->place;
 	p->place = CONN_PLACE_NULL;
 	list_unlink(&p->link);
 	list_unlink(&p->partial_link);
-	uv_close((uv_handle_t *)&p->poll, on_poll_closed);
+	uv_close((uv_handle_t *)&p->poll, pending_on_poll_closed);
 	return fd;
 }
 
@@ -132,9 +132,9 @@ static void pending_hand_out(struct pending *p, enum conn_protocol protocol)
 	conn_place_give(&place);
 }
 
-static void on_timer(uv_timer_t *timer);
+static void pending_on_timer(uv_timer_t *timer);
 
-static void arm(struct pending_set *set)
+static void pending_arm(struct pending_set *set)
 {
 	uint64_t now = clock_now_us(), at;
 
@@ -145,33 +145,33 @@ static void arm(struct pending_set *set)
 	at = list_first(&set->waiting, struct pending, link)->since_us + set->timeout_us;
 	if (!list_empty(&set->partial) && set->recheck_at_us < at)
 		at = set->recheck_at_us;
-	uv_timer_start(&set->timer, on_timer, at > now ? (at - now + 999) / 1000 : 1, 0);
+	uv_timer_start(&set->timer, pending_on_timer, at > now ? (at - now + 999) / 1000 : 1, 0);
 }
 
-static void on_readable(uv_poll_t *poll, int status, int events);
+static void pending_on_readable(uv_poll_t *poll, int status, int events);
 
 /* The bytes stay in the socket, so it stays readable: polling on would wake the loop all the time
  * for a peer that sent one byte. The timer checks again. */
-static void park(struct pending *p)
+static void pending_park(struct pending *p)
 {
 	struct pending_set *set = p->set;
 
-	uv_poll_start(&p->poll, UV_DISCONNECT, on_readable);
+	uv_poll_start(&p->poll, UV_DISCONNECT, pending_on_readable);
 	if (list_empty(&set->partial))
 		set->recheck_at_us = clock_now_us() + RECHECK_US;
 	list_append(&set->partial, &p->partial_link);
-	arm(set);
+	pending_arm(set);
 }
 
 /* Users who open many gRPC connections in a short time get them one after the other. */
-static bool has_turn(const struct pending *p)
+static bool pending_has_turn(const struct pending *p)
 {
 	uint64_t skipped;
 
 	return pace_take(&p->set->grpc, p->uid->uid, clock_now_us(), &skipped);
 }
 
-static void on_readable(uv_poll_t *poll, int status, int events)
+static void pending_on_readable(uv_poll_t *poll, int status, int events)
 {
 	struct pending *p = poll->data;
 	uint8_t data[HELLO_BYTES];
@@ -190,16 +190,16 @@ static void on_readable(uv_poll_t *poll, int status, int events)
 		pending_drop(p, "hung up");
 		return;
 	}
-	hello = classify(data, (size_t)n);
+	hello = pending_classify(data, (size_t)n);
 	if (hello == HELLO_GARBAGE)
 		pending_drop(p, "neither HTTP/2 nor SHD1");
-	else if (hello == HELLO_MORE || (hello == HELLO_GRPC && !has_turn(p)))
-		park(p);
+	else if (hello == HELLO_MORE || (hello == HELLO_GRPC && !pending_has_turn(p)))
+		pending_park(p);
 	else
 		pending_hand_out(p, hello == HELLO_GRPC ? CONN_GRPC : CONN_LOCAL);
 }
 
-static void drop_overdue(struct pending_set *set, uint64_t now)
+static void pending_drop_overdue(struct pending_set *set, uint64_t now)
 {
 	while (!list_empty(&set->waiting)) {
 		struct pending *p = list_first(&set->waiting, struct pending, link);
@@ -210,21 +210,21 @@ static void drop_overdue(struct pending_set *set, uint64_t now)
 	}
 }
 
-static void on_timer(uv_timer_t *timer)
+static void pending_on_timer(uv_timer_t *timer)
 {
 	struct pending_set *set = timer->data;
 	uint64_t now = clock_now_us();
 
 	MAGIC_CHECK(set, PENDING_SET_MAGIC);
-	drop_overdue(set, now);
+	pending_drop_overdue(set, now);
 	while (now >= set->recheck_at_us && !list_empty(&set->partial)) {
 		struct pending *p = list_first(&set->partial, struct pending, partial_link);
 
 		/* Readable at once, if bytes are there already: on_readable decides. */
 		list_unlink(&p->partial_link);
-		uv_poll_start(&p->poll, UV_READABLE | UV_DISCONNECT, on_readable);
+		uv_poll_start(&p->poll, UV_READABLE | UV_DISCONNECT, pending_on_readable);
 	}
-	arm(set);
+	pending_arm(set);
 }
 
 void pending_init(struct pending_set *set, uv_loop_t *loop, pending_hello_cb hello)
@@ -242,12 +242,12 @@ void pending_limits(struct pending_set *set, unsigned max_per_uid, uint64_t time
 {
 	set->max_per_uid = max_per_uid;
 	set->timeout_us = timeout_us;
-	arm(set);
+	pending_arm(set);
 }
 
 /* Return: 0 or negative errno; @fd is taken only with 0. */
-static int add_watched(struct pending_set *set, int fd, struct pending_uid *uid,
-		       struct conn_place *place)
+static int pending_add_watched(struct pending_set *set, int fd, struct pending_uid *uid,
+			       struct conn_place *place)
 {
 	_cleanup_(freep) struct pending *p = calloc(1, sizeof(*p));
 	int r;
@@ -268,7 +268,7 @@ static int add_watched(struct pending_set *set, int fd, struct pending_uid *uid,
 	list_init(&p->link);
 	list_init(&p->partial_link);
 	list_append(&set->waiting, &p->link);
-	r = uv_poll_start(&p->poll, UV_READABLE, on_readable);
+	r = uv_poll_start(&p->poll, UV_READABLE, pending_on_readable);
 	CHECK(r == 0);
 	p = NULL;
 	return 0;
@@ -276,29 +276,29 @@ static int add_watched(struct pending_set *set, int fd, struct pending_uid *uid,
 
 int pending_add(struct pending_set *set, int fd, uid_t uid, struct conn_place *place)
 {
-	struct pending_uid *u = uid_get(set, uid);
+	struct pending_uid *u = pending_uid_get(set, uid);
 	int r = -ENOMEM;
 
 	MAGIC_CHECK(set, PENDING_SET_MAGIC);
 	if (u && set->max_per_uid > 0 && u->n >= set->max_per_uid)
 		r = PENDING_E_LIMIT;
 	else if (u)
-		r = add_watched(set, fd, u, place);
+		r = pending_add_watched(set, fd, u, place);
 	if (r) {
 		fd_close(fd);
 		conn_place_give(place);
 		if (u)
-			uid_put(u);
+			pending_uid_put(u);
 		return r;
 	}
 	u->n++;
 	/* A later one is never due before those that wait already. */
 	if (set->count++ == 0)
-		arm(set);
+		pending_arm(set);
 	return 0;
 }
 
-static void on_timer_closed(uv_handle_t *handle)
+static void pending_on_timer_closed(uv_handle_t *handle)
 {
 	struct pending_set *set = handle->data;
 
@@ -314,5 +314,5 @@ void pending_close(struct pending_set *set, pending_closed_cb closed)
 		pending_end(list_first(&set->waiting, struct pending, link));
 	CHECK(set->count == 0 && list_empty(&set->uids));
 	set->closed = closed;
-	uv_close((uv_handle_t *)&set->timer, on_timer_closed);
+	uv_close((uv_handle_t *)&set->timer, pending_on_timer_closed);
 }

@@ -84,7 +84,7 @@ void reduce_include_kop(const struct unit *u, const struct unit_part *p, const v
 
 /* ----------------------------------------------------------------- the stages */
 
-static const struct reduce_input *reduce_run_reduce_input_of(const struct coll *c, uint32_t member)
+static const struct reduce_input *reduce_run_given(const struct coll *c, uint32_t member)
 {
 	return &c->reduce->inputs[member];
 }
@@ -148,7 +148,7 @@ void reduce_put_back(struct coll *c)
 /* The address of a rank's gradient, and its type. */
 static const void *reduce_run_input_of(const struct coll *c, uint32_t member, enum dtype *dtype)
 {
-	const struct reduce_input *in = reduce_run_reduce_input_of(c, member);
+	const struct reduce_input *in = reduce_run_given(c, member);
 	bool accumulated = in->accumulated.slab;
 
 	*dtype =
@@ -161,7 +161,7 @@ static const void *reduce_run_input_of(const struct coll *c, uint32_t member, en
 /* Some ranks have accumulated, others have not, and the types are not the same. */
 static bool reduce_run_is_lonely(const struct coll *c, uint32_t member)
 {
-	return c->reduce->lonely_bytes && !reduce_run_reduce_input_of(c, member)->accumulated.slab;
+	return c->reduce->lonely_bytes && !reduce_run_given(c, member)->accumulated.slab;
 }
 
 static unsigned reduce_run_factors(const struct k_factor *a, const struct k_factor *b,
@@ -341,7 +341,7 @@ static void reduce_run_add_new(struct coll *c, unsigned d)
 	struct coll_part *p = &c->parts[d];
 
 	for (uint32_t i = 0; i < p->n; i++) {
-		const struct reduce_input *in = reduce_run_reduce_input_of(c, p->members[i]);
+		const struct reduce_input *in = reduce_run_given(c, p->members[i]);
 		const void **new = &c->reduce->added[p->members[i]];
 
 		if (!in->accumulated.slab || !in->gradient.slab)
@@ -362,7 +362,7 @@ static void reduce_run_include(struct coll *c, unsigned d)
 		return;
 	for (uint32_t i = 0; i < p->n; i++)
 		if (!reduce_run_is_surrogate(c, p->members[i]) &&
-		    !reduce_run_reduce_input_of(c, p->members[i])->included)
+		    !reduce_run_given(c, p->members[i])->included)
 			reduce_include_kop(c->unit, &c->unit->parts[d],
 					   &c->reduce->added[p->members[i]],
 					   reduce_run_input_of(c, p->members[i], &dtype),

@@ -25,7 +25,7 @@ struct ring_call {
 	uint64_t paid;                /* for the request */
 };
 
-static void free_call(struct ring_call *call)
+static void ring_ops_free_call(struct ring_call *call)
 {
 	if (call->payer)
 		user_sub(call->payer, USER_MEMORY, call->paid);
@@ -36,7 +36,7 @@ static void free_call(struct ring_call *call)
 }
 
 /* The memory of the request is charged to its user. */
-static int pay(struct ring_call *call, struct user *u, struct fault *f)
+static int ring_ops_pay(struct ring_call *call, struct user *u, struct fault *f)
 {
 	uint64_t bytes = call->request.used;
 
@@ -50,7 +50,7 @@ static int pay(struct ring_call *call, struct user *u, struct fault *f)
 	return 0;
 }
 
-static void post_fault(struct ring *r, uint64_t tag, const struct fault *f)
+static void ring_ops_post_fault(struct ring *r, uint64_t tag, const struct fault *f)
 {
 	uint8_t info[RING_LONG_BYTES];
 	uint32_t bytes = status_map_info(f, info, sizeof(info));
@@ -58,7 +58,7 @@ static void post_fault(struct ring *r, uint64_t tag, const struct fault *f)
 	ring_post(r, tag, (uint16_t)status_map_code(f->code), info, bytes);
 }
 
-static void send_reply(const ProtobufCMessage *reply, void *ctx)
+static void ring_ops_send_reply(const ProtobufCMessage *reply, void *ctx)
 {
 	struct ring_call *call = ctx;
 	uint8_t bytes[RING_LONG_BYTES];
@@ -69,15 +69,15 @@ static void send_reply(const ProtobufCMessage *reply, void *ctx)
 	ring_post(call->ring, call->tag, 0, bytes, (uint32_t)n);
 }
 
-static void on_done(struct op *op, void *userdata)
+static void ring_ops_on_done(struct op *op, void *userdata)
 {
 	struct ring_call *call = userdata;
 
 	if (call->ring && op->fault.code)
-		post_fault(call->ring, call->tag, &op->fault);
+		ring_ops_post_fault(call->ring, call->tag, &op->fault);
 	else if (call->ring)
-		op->type->encode(op, send_reply, call);
-	free_call(call);
+		op->type->encode(op, ring_ops_send_reply, call);
+	ring_ops_free_call(call);
 }
 
 void ring_forget_calls(struct ring *r)
@@ -91,7 +91,7 @@ void ring_forget_calls(struct ring *r)
 }
 
 /* The op that a number of the ABI means. NULL: none. */
-static const struct op_type *type_of(uint16_t op)
+static const struct op_type *ring_ops_type_of(uint16_t op)
 {
 	static const struct op_type *types[256];
 	static bool known;
@@ -107,8 +107,8 @@ static const struct op_type *type_of(uint16_t op)
 	return op && op <= service->n_methods ? types[op - 1] : NULL;
 }
 
-static int unpack(struct ring_call *call, const struct op_type *type,
-		  const struct ring_submission *s, struct fault *f)
+static int ring_ops_unpack(struct ring_call *call, const struct op_type *type,
+			   const struct ring_submission *s, struct fault *f)
 {
 	int r = codec_unpack(&call->request, type->request, s->data, s->bytes, REQUEST_BUDGET);
 
@@ -121,23 +121,23 @@ static int unpack(struct ring_call *call, const struct op_type *type,
 }
 
 /* Return: 0 (it has been or will be answered by on_done) or a fault code. */
-static int begin(struct ring_call *call, struct ring *r, const struct ring_submission *s,
-		 struct fault *f)
+static int ring_ops_begin(struct ring_call *call, struct ring *r, const struct ring_submission *s,
+			  struct fault *f)
 {
-	const struct op_type *type = type_of(s->op);
+	const struct op_type *type = ring_ops_type_of(s->op);
 	struct member *m;
 	struct op *op;
 
 	if (!type)
 		return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
 				 "method %u of the service cannot be called over the ring", s->op);
-	if (unpack(call, type, s, f) || pay(call, session_account(r->session), f))
+	if (ring_ops_unpack(call, type, s, f) || ring_ops_pay(call, session_account(r->session), f))
 		return f->code;
 	m = session_member(r->session, f);
 	if (!m)
 		return f->code;
 	r->session->ops_total++;
-	return op_submit(m, type, call->request.msg, 0, on_done, call, &op, f);
+	return op_submit(m, type, call->request.msg, 0, ring_ops_on_done, call, &op, f);
 }
 
 void ring_submit(struct ring *r, const struct ring_submission *s)
@@ -152,15 +152,15 @@ void ring_submit(struct ring *r, const struct ring_submission *s)
 	call = calloc(1, sizeof(*call));
 	if (!call) {
 		fault_errno(&f, -ENOMEM, "reading a submission");
-		post_fault(r, s->tag, &f);
+		ring_ops_post_fault(r, s->tag, &f);
 		return;
 	}
 	call->ring = r;
 	call->tag = s->tag;
 	list_init(&call->link);
 	list_append(&r->calls, &call->link);
-	if (begin(call, r, s, &f) == 0)
+	if (ring_ops_begin(call, r, s, &f) == 0)
 		return;
-	post_fault(r, s->tag, &f);
-	free_call(call);
+	ring_ops_post_fault(r, s->tag, &f);
+	ring_ops_free_call(call);
 }

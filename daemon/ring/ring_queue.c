@@ -59,7 +59,7 @@ int ring_queue_init(struct ring_queue *q, uint32_t entries, int *ret_fd)
 	return 0;
 }
 
-static bool wake(struct ring_queue *q)
+static bool ring_queue_wake_client(struct ring_queue *q)
 {
 	if (!atomic_load_explicit(&q->shared->client_sleeps, memory_order_seq_cst))
 		return false;
@@ -74,7 +74,7 @@ void ring_queue_end(struct ring_queue *q)
 	if (!q->shared)
 		return;
 	atomic_store(&q->shared->closed, 1);
-	wake(q);
+	ring_queue_wake_client(q);
 }
 
 bool ring_queue_is_held(const struct ring_queue *q)
@@ -90,7 +90,7 @@ void ring_queue_deinit(struct ring_queue *q)
 }
 
 /* Completions that the client has not read. Return: -RING_E_BROKEN: the value is impossible. */
-static int unread(struct ring_queue *q)
+static int ring_queue_unread(struct ring_queue *q)
 {
 	/* with the client's release of cq_head: it has read those entries */
 	uint32_t head = atomic_load_explicit(&q->shared->cq_head, memory_order_seq_cst);
@@ -110,7 +110,7 @@ int ring_queue_ready(struct ring_queue *q)
 
 	if (n == 0)
 		return 0;
-	kept = unread(q);
+	kept = ring_queue_unread(q);
 	if (n > q->entries || kept < 0)
 		return -RING_E_BROKEN;
 	left = (int)(q->entries - q->unanswered) - kept;
@@ -176,7 +176,7 @@ bool ring_queue_wake(struct ring_queue *q)
 	q->posted = false;
 	/* between cq_tail and client_sleeps, as the client has one between the same two */
 	ring_barrier(&q->shared->cq_tail);
-	return wake(q);
+	return ring_queue_wake_client(q);
 }
 
 bool ring_queue_sleep(struct ring_queue *q)

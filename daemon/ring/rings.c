@@ -33,7 +33,7 @@ void ring_post(struct ring *r, uint64_t tag, uint16_t code, const void *data, ui
 }
 
 /* Once for all that was posted meanwhile. */
-static void tell(struct rings *rings)
+static void rings_tell(struct rings *rings)
 {
 	while (!list_empty(&rings->news)) {
 		struct ring *r = list_first(&rings->news, struct ring, news);
@@ -45,7 +45,7 @@ static void tell(struct rings *rings)
 
 /* ------------------------------------------------------------------ looking */
 
-static void turn_out(struct ring *r)
+static void rings_turn_out(struct ring *r)
 {
 	log_warn("ring", "session ended session=%llu pid=%d reason=\"its ring is corrupt\"",
 		 (unsigned long long)r->session->id, (int)proc_pid(r->session->proc));
@@ -55,7 +55,7 @@ static void turn_out(struct ring *r)
 
 /* Return: how many were taken. Does nothing while it is running already: a taken submission may end
  * a call that calls this again. */
-static unsigned take(struct ring *r, unsigned most)
+static unsigned rings_take(struct ring *r, unsigned most)
 {
 	struct ring_submission s;
 	unsigned n = 0;
@@ -77,44 +77,44 @@ static unsigned take(struct ring *r, unsigned most)
 	if (n)
 		ring_queue_taken(&r->q);
 	if (ready < 0)
-		turn_out(r);
+		rings_turn_out(r);
 	return n;
 }
 
-static void cool(struct ring *r)
+static void rings_cool(struct ring *r)
 {
 	if (r->broken || ring_queue_sleep(&r->q))
 		list_unlink(&r->hot);
 }
 
 /* Poll each hot ring once. Return: whether there was a submission. */
-static bool look(struct rings *rings)
+static bool rings_look(struct rings *rings)
 {
 	uint64_t now = clock_now_us();
 	struct ring *r, *tmp;
 	bool any = false;
 
 	list_for_each (r, tmp, &rings->hot, hot) {
-		if (take(r, BATCH)) {
+		if (rings_take(r, BATCH)) {
 			r->last_us = now;
 			any = true;
 		} else if (now - r->last_us >= rings->spin_now_us) {
-			cool(r);
+			rings_cool(r);
 		}
 	}
-	tell(rings);
+	rings_tell(rings);
 	return any;
 }
 
 /* The loop does not sleep while this is active. */
-static void on_idle(uv_idle_t *idle)
+static void rings_on_idle(uv_idle_t *idle)
 {
 	struct rings *rings = idle->data;
 
 	bool any = false;
 
 	for (unsigned i = 0; i < LOOKS && !any && !list_empty(&rings->hot); i++) {
-		any = look(rings);
+		any = rings_look(rings);
 		if (!any)
 			ring_pause();
 	}
@@ -125,7 +125,7 @@ static void on_idle(uv_idle_t *idle)
 		sched_yield(); /* the submitting process may have been placed on this core */
 }
 
-static void heat(struct ring *r)
+static void rings_heat(struct ring *r)
 {
 	struct rings *rings = r->rings;
 
@@ -134,26 +134,26 @@ static void heat(struct ring *r)
 		return;
 	ring_queue_awake(&r->q);
 	list_append(&rings->hot, &r->hot);
-	uv_idle_start(&rings->idle, on_idle);
+	uv_idle_start(&rings->idle, rings_on_idle);
 }
 
 /* ------------------------------------------------------- memory of those that are over */
 
-static void ring_free_if_over(struct ring *r)
+static void rings_ring_free_if_over(struct ring *r)
 {
 	if (r->released && r->closed)
 		free(r);
 }
 
 /* Free its memory, and the charge for it. */
-static void ring_release(struct ring *r)
+static void rings_ring_release(struct ring *r)
 {
 	list_unlink(&r->link);
 	quota_return(&r->rings->account, MEM_CONTROL, r->q.bytes);
 	user_charge_deinit(&r->charge);
 	ring_queue_deinit(&r->q);
 	r->released = true;
-	ring_free_if_over(r);
+	rings_ring_free_if_over(r);
 }
 
 /* A client that ends its sessions and keeps their rings, or gives them to others, stays charged for
@@ -164,22 +164,22 @@ static void rings_sweep(struct rings *rings, bool all)
 
 	list_for_each (r, tmp, &rings->left, link)
 		if (all || !ring_queue_is_held(&r->q))
-			ring_release(r);
+			rings_ring_release(r);
 	rings->swept_us = clock_now_us();
 }
 
 /* Before the loop sleeps. */
-static void on_prepare(uv_prepare_t *prepare)
+static void rings_on_prepare(uv_prepare_t *prepare)
 {
 	struct rings *rings = prepare->data;
 
-	tell(rings);
+	rings_tell(rings);
 	if (!list_empty(&rings->left) && clock_now_us() - rings->swept_us >= SWEEP_US)
 		rings_sweep(rings, false);
 }
 
 /* The client shares the file's flags, so a blocking read must be impossible regardless of them. */
-static ssize_t clear_event(int fd)
+static ssize_t rings_clear_event(int fd)
 {
 	uint64_t count;
 	struct iovec iov = { &count, sizeof(count) };
@@ -187,30 +187,30 @@ static ssize_t clear_event(int fd)
 	return preadv2(fd, &iov, 1, -1, RWF_NOWAIT);
 }
 
-static void on_event(uv_poll_t *poll, int status, int events)
+static void rings_on_event(uv_poll_t *poll, int status, int events)
 {
 	struct ring *r = poll->data;
 
 	(void)status;
 	(void)events;
 	MAGIC_CHECK(r, RING_STRUCT_MAGIC);
-	(void)!clear_event(r->event_fd);
+	(void)!rings_clear_event(r->event_fd);
 	r->n_woken++;
-	heat(r);
+	rings_heat(r);
 }
 
 /* Kernels before 5.8 cannot; there everything goes over gRPC. */
-static bool can_clear_events(void)
+static bool rings_can_clear_events(void)
 {
 	_cleanup_(fd_closep) int fd = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK);
 
-	return fd >= 0 && clear_event(fd) == sizeof(uint64_t);
+	return fd >= 0 && rings_clear_event(fd) == sizeof(uint64_t);
 }
 
 /* ------------------------------------------------------------------ sessions */
 
 /* Spinning pays only while no other thread needs the core. */
-static void choose_spin(struct rings *rings)
+static void rings_choose_spin(struct rings *rings)
 {
 	struct ring *r, *tmp;
 
@@ -220,17 +220,17 @@ static void choose_spin(struct rings *rings)
 				      memory_order_relaxed);
 }
 
-static void on_poll_closed(uv_handle_t *handle)
+static void rings_on_poll_closed(uv_handle_t *handle)
 {
 	struct ring *r = handle->data;
 
 	fd_close(r->event_fd);
 	r->closed = true;
-	ring_free_if_over(r);
+	rings_ring_free_if_over(r);
 }
 
 /* The session ends, and so do its completions. */
-static void close_ring(struct session *s)
+static void rings_close_ring(struct session *s)
 {
 	struct ring *r = STEAL_PTR(s->ring);
 
@@ -243,23 +243,23 @@ static void close_ring(struct session *s)
 	ring_queue_end(&r->q);
 	r->magic = 0;
 	r->session = NULL;
-	choose_spin(r->rings);
-	uv_close((uv_handle_t *)&r->poll, on_poll_closed);
+	rings_choose_spin(r->rings);
+	uv_close((uv_handle_t *)&r->poll, rings_on_poll_closed);
 	if (ring_queue_is_held(&r->q))
 		list_append(&r->rings->left, &r->link);
 	else
-		ring_release(r);
+		rings_ring_release(r);
 }
 
 /* Take the submissions that came before: a call that arrives by another way comes after them. */
-static void catch_up(struct session *s)
+static void rings_catch_up(struct session *s)
 {
 	struct ring *r = s->ring;
 
-	take(r, r->q.entries);
+	rings_take(r, r->q.entries);
 }
 
-static struct ring *ring_new(struct rings *rings, struct session *s)
+static struct ring *rings_ring_new(struct rings *rings, struct session *s)
 {
 	struct ring *r = calloc(1, sizeof(*r));
 
@@ -277,7 +277,7 @@ static struct ring *ring_new(struct rings *rings, struct session *s)
 }
 
 /* Fails without memory, or if the ring would exceed its user's limit. */
-static int open_ring(struct rings *rings, struct session *s, int *ret_fd, struct fault *f)
+static int rings_open_ring(struct rings *rings, struct session *s, int *ret_fd, struct fault *f)
 {
 	struct user_charge charge = USER_CHARGE_NULL;
 	struct ring *r;
@@ -286,7 +286,7 @@ static int open_ring(struct rings *rings, struct session *s, int *ret_fd, struct
 	if (user_charge(&charge, session_account(s), USER_MEMORY, ring_queue_bytes(rings->entries),
 			f))
 		return -EDQUOT;
-	r = ring_new(rings, s);
+	r = rings_ring_new(rings, s);
 	rc = !r ? -ENOMEM : r->event_fd < 0 ? -EMFILE : 0;
 
 	if (rc == 0)
@@ -296,7 +296,7 @@ static int open_ring(struct rings *rings, struct session *s, int *ret_fd, struct
 		rc = ring_queue_init(&r->q, rings->entries, ret_fd);
 		r->released = rc != 0;
 		if (rc)
-			uv_close((uv_handle_t *)&r->poll, on_poll_closed);
+			uv_close((uv_handle_t *)&r->poll, rings_on_poll_closed);
 	} else if (r) {
 		fd_close(r->event_fd);
 		free(r);
@@ -306,16 +306,17 @@ static int open_ring(struct rings *rings, struct session *s, int *ret_fd, struct
 		return rc;
 	}
 	r->charge = charge;
-	uv_poll_start(&r->poll, UV_READABLE, on_event);
+	uv_poll_start(&r->poll, UV_READABLE, rings_on_event);
 	CHECK(quota_charge(&rings->account, MEM_CONTROL, r->q.bytes) == 0); /* it has no limit */
 	list_append(&rings->all, &r->link);
 	rings->count++;
 	s->ring = r;
-	choose_spin(rings);
+	rings_choose_spin(rings);
 	return 0;
 }
 
-static int get(struct session *s, uint32_t part, int *ret_fd, uint64_t *ret_bytes, struct fault *f)
+static int rings_get(struct session *s, uint32_t part, int *ret_fd, uint64_t *ret_bytes,
+		     struct fault *f)
 {
 	struct rings *rings = s->sessions->rings_data;
 	int r;
@@ -330,7 +331,7 @@ static int get(struct session *s, uint32_t part, int *ret_fd, uint64_t *ret_byte
 		*ret_fd = fcntl(s->ring->event_fd, F_DUPFD_CLOEXEC, 3);
 		r = *ret_fd < 0 ? -errno : 0;
 	} else {
-		r = open_ring(rings, s, ret_fd, f);
+		r = rings_open_ring(rings, s, ret_fd, f);
 	}
 	if (r && f->code)
 		return f->code;
@@ -340,7 +341,7 @@ static int get(struct session *s, uint32_t part, int *ret_fd, uint64_t *ret_byte
 	return 0;
 }
 
-static void info(const struct session *s, struct session_ring_info *ret)
+static void rings_info(const struct session *s, struct session_ring_info *ret)
 {
 	const struct ring *r = s->ring;
 
@@ -352,7 +353,7 @@ static void info(const struct session *s, struct session_ring_info *ret)
 					   .full = r->q.n_full };
 }
 
-static uint64_t bytes_of_all(const struct sessions *s)
+static uint64_t rings_bytes_of_all(const struct sessions *s)
 {
 	const struct rings *rings = s->rings_data;
 
@@ -361,7 +362,7 @@ static uint64_t bytes_of_all(const struct sessions *s)
 
 /* ------------------------------------------------------------------ all of them */
 
-static uint32_t count_cores(void)
+static uint32_t rings_count_cores(void)
 {
 	cpu_set_t set;
 
@@ -371,12 +372,13 @@ static uint32_t count_cores(void)
 void rings_init(struct rings *r, uv_loop_t *loop, struct sessions *s, uint32_t max_ops,
 		uint32_t spin_us)
 {
-	static const struct session_rings ops = { get, catch_up, close_ring, info, bytes_of_all };
+	static const struct session_rings ops = { rings_get, rings_catch_up, rings_close_ring,
+						  rings_info, rings_bytes_of_all };
 
 	*r = (struct rings){ .loop = loop,
 			     .entries = ring_queue_entries(max_ops),
 			     .spin_us = spin_us,
-			     .cores = count_cores(),
+			     .cores = rings_count_cores(),
 			     .open = true };
 	quota_init(&r->account, NULL, 0);
 	list_init(&r->all);
@@ -387,16 +389,16 @@ void rings_init(struct rings *r, uv_loop_t *loop, struct sessions *s, uint32_t m
 	uv_idle_init(loop, &r->idle);
 	r->prepare.data = r;
 	r->idle.data = r;
-	uv_prepare_start(&r->prepare, on_prepare);
+	uv_prepare_start(&r->prepare, rings_on_prepare);
 	uv_unref((uv_handle_t *)&r->prepare);
-	s->rings = can_clear_events() ? &ops : NULL;
+	s->rings = rings_can_clear_events() ? &ops : NULL;
 	s->rings_data = r;
 }
 
 void rings_set_spin(struct rings *r, uint32_t spin_us)
 {
 	r->spin_us = spin_us;
-	choose_spin(r);
+	rings_choose_spin(r);
 }
 
 void rings_stop(struct rings *rings)

@@ -20,7 +20,7 @@ struct batch {
 	size_t n;
 };
 
-static void outgoing_free(struct outgoing *o)
+static void call_outgoing_free(struct outgoing *o)
 {
 	list_unlink(&o->link);
 	grpc_byte_buffer_destroy(o->buffer);
@@ -28,7 +28,7 @@ static void outgoing_free(struct outgoing *o)
 }
 
 /* Drop waiting messages; the one being sent belongs to core until it is done. */
-static void drop_outgoing(struct rpc_call *call)
+static void call_drop_outgoing(struct rpc_call *call)
 {
 	struct outgoing *o, *tmp;
 	bool keep = call->sending;
@@ -38,7 +38,7 @@ static void drop_outgoing(struct rpc_call *call)
 			keep = false;
 			continue;
 		}
-		outgoing_free(o);
+		call_outgoing_free(o);
 		call->n_outgoing--;
 	}
 }
@@ -48,7 +48,7 @@ static void call_free(struct rpc_call *call)
 	struct rpc_server *s = call->server;
 
 	CHECK(list_empty(&call->link) && !call->sending);
-	drop_outgoing(call);
+	call_drop_outgoing(call);
 	codec_message_deinit(&call->request);
 	grpc_slice_unref(call->packed);
 	if (call->payload)
@@ -68,7 +68,7 @@ static void call_free(struct rpc_call *call)
 		server_idle(s);
 }
 
-static void on_freed(struct work *work)
+static void call_on_freed(struct work *work)
 {
 	struct rpc_call *call = CONTAINER_OF(work, struct rpc_call, freed);
 
@@ -82,13 +82,13 @@ void call_unref(struct rpc_call *call)
 	if (atomic_fetch_sub(&call->refs, 1) != 1)
 		return;
 	if (call->charge.user) /* accounts are the loop's */
-		loopq_post(call->server->loopq, &call->freed, on_freed);
+		loopq_post(call->server->loopq, &call->freed, call_on_freed);
 	else
 		call_free(call);
 }
 
 /* Memory of the requests of @p's calls is charged to its user. */
-static void peer_hold(struct peer *p, uint64_t bytes)
+static void call_peer_hold(struct peer *p, uint64_t bytes)
 {
 	struct user *u = conn_account(p->conn);
 
@@ -107,7 +107,7 @@ void peer_let_go(struct peer *p, uint64_t bytes)
 		user_sub(u, USER_MEMORY, bytes);
 }
 
-static grpc_op *batch_add(struct batch *b, grpc_op_type type)
+static grpc_op *call_batch_add(struct batch *b, grpc_op_type type)
 {
 	CHECK(b->n < MAX_OPS);
 	b->ops[b->n] = (grpc_op){ .op = type };
@@ -121,7 +121,7 @@ static grpc_op *batch_add(struct batch *b, grpc_op_type type)
  * for us (its tag may belong to another call), and is handled here. Otherwise core would wake the
  * queue's thread for it, at the moment when the caller wakes: a fifth of a round trip on two cores.
  */
-static void batch_start(struct rpc_call *call, const struct batch *b, struct tag *tag)
+static void call_batch_start(struct rpc_call *call, const struct batch *b, struct tag *tag)
 {
 	grpc_completion_queue *cq = call->server->cq;
 	grpc_call_error e;
@@ -136,25 +136,25 @@ static void batch_start(struct rpc_call *call, const struct batch *b, struct tag
 		((struct tag *)event)->fn(event, ok != 0);
 }
 
-static void add_headers(struct rpc_call *call, struct batch *b)
+static void call_add_headers(struct rpc_call *call, struct batch *b)
 {
 	if (call->headers_sent)
 		return;
 	call->headers_sent = true;
-	batch_add(b, GRPC_OP_SEND_INITIAL_METADATA);
+	call_batch_add(b, GRPC_OP_SEND_INITIAL_METADATA);
 }
 
-static void add_close(struct rpc_call *call, struct batch *b)
+static void call_add_close(struct rpc_call *call, struct batch *b)
 {
-	grpc_op *op = batch_add(b, GRPC_OP_RECV_CLOSE_ON_SERVER);
+	grpc_op *op = call_batch_add(b, GRPC_OP_RECV_CLOSE_ON_SERVER);
 
 	op->data.recv_close_on_server.cancelled = &call->core_cancelled;
 	call->close_posted = true;
 }
 
-static void add_status(struct rpc_call *call, struct batch *b)
+static void call_add_status(struct rpc_call *call, struct batch *b)
 {
-	grpc_op *op = batch_add(b, GRPC_OP_SEND_STATUS_FROM_SERVER);
+	grpc_op *op = call_batch_add(b, GRPC_OP_SEND_STATUS_FROM_SERVER);
 
 	op->data.send_status_from_server.status = (grpc_status_code)call->status;
 	op->data.send_status_from_server.status_details = &call->status_text;
@@ -165,68 +165,68 @@ static void add_status(struct rpc_call *call, struct batch *b)
 	call->status_sent = true;
 }
 
-static void start_final(struct rpc_call *call)
+static void call_start_final(struct rpc_call *call)
 {
 	struct batch b = { .n = 0 };
 
-	add_headers(call, &b);
-	add_status(call, &b);
+	call_add_headers(call, &b);
+	call_add_status(call, &b);
 	if (!call->close_posted)
-		add_close(call, &b);
-	batch_start(call, &b, &call->final_tag);
+		call_add_close(call, &b);
+	call_batch_start(call, &b, &call->final_tag);
 }
 
-static void start_message(struct rpc_call *call)
+static void call_start_message(struct rpc_call *call)
 {
 	struct outgoing *o = list_first(&call->outgoing, struct outgoing, link);
 	struct batch b = { .n = 0 };
 
-	add_headers(call, &b);
-	batch_add(&b, GRPC_OP_SEND_MESSAGE)->data.send_message.send_message = o->buffer;
+	call_add_headers(call, &b);
+	call_batch_add(&b, GRPC_OP_SEND_MESSAGE)->data.send_message.send_message = o->buffer;
 	call->sending = true;
-	batch_start(call, &b, &call->sent_tag);
+	call_batch_start(call, &b, &call->sent_tag);
 }
 
 /* Start the next batch, if there is something to send and none under way. */
-static void pump(struct rpc_call *call)
+static void call_pump(struct rpc_call *call)
 {
 	if (call->sending || call->status_sent || call->cancelled)
 		return;
 	if (!list_empty(&call->outgoing))
-		start_message(call);
+		call_start_message(call);
 	else if (call->ended)
-		start_final(call);
+		call_start_final(call);
 }
 
 /* --- completions: first on the thread (or in batch_start), then on the loop --- */
 
-static void on_sent(struct work *work)
+static void call_on_sent(struct work *work)
 {
 	struct rpc_call *call = CONTAINER_OF(work, struct rpc_call, sent);
 
 	MAGIC_CHECK(call, RPC_CALL_MAGIC);
 	CHECK(call->sending && call->n_outgoing > 0);
 	call->sending = false;
-	outgoing_free(list_first(&call->outgoing, struct outgoing, link));
+	call_outgoing_free(list_first(&call->outgoing, struct outgoing, link));
 	call->n_outgoing--;
 	if (!call->sent_ok) { /* on_cancelled follows, or has been */
-		drop_outgoing(call);
+		call_drop_outgoing(call);
 		call->cancelled = true;
 	}
-	pump(call);
+	call_pump(call);
 	call_unref(call);
 }
 
-static void on_sent_tag(struct tag *tag, bool ok)
+static void call_on_sent_tag(struct tag *tag, bool ok)
 {
 	struct rpc_call *call = CONTAINER_OF(tag, struct rpc_call, sent_tag);
 
 	MAGIC_CHECK(call, RPC_CALL_MAGIC);
 	call->sent_ok = ok;
-	loopq_post(call->server->loopq, &call->sent, on_sent);
+	loopq_post(call->server->loopq, &call->sent, call_on_sent);
 }
 
-static void on_cancelled(struct work *work)
+static void call_on_cancelled(struct work *work)
 {
 	struct rpc_call *call = CONTAINER_OF(work, struct rpc_call, closed);
 	rpc_cancelled_cb fn = call->cancelled_fn;
@@ -235,24 +235,24 @@ static void on_cancelled(struct work *work)
 	call->cancelled = true;
 	call->close_seen = true;
 	call->cancelled_fn = NULL;
-	drop_outgoing(call);
+	call_drop_outgoing(call);
 	if (fn)
 		fn(call, call->cancelled_data);
 	call_unref(call);
 }
 
-static void on_close_tag(struct tag *tag, bool ok)
+static void call_on_close_tag(struct tag *tag, bool ok)
 {
 	struct rpc_call *call = CONTAINER_OF(tag, struct rpc_call, close_tag);
 
 	MAGIC_CHECK(call, RPC_CALL_MAGIC);
 	if (!ok || call->core_cancelled)
-		loopq_post(call->server->loopq, &call->closed, on_cancelled);
+		loopq_post(call->server->loopq, &call->closed, call_on_cancelled);
 	else /* the peer has received the status: the loop knows that already */
 		call_unref(call);
 }
 
-static void on_final_tag(struct tag *tag, bool ok)
+static void call_on_final_tag(struct tag *tag, bool ok)
 {
 	struct rpc_call *call = CONTAINER_OF(tag, struct rpc_call, final_tag);
 
@@ -262,14 +262,14 @@ static void on_final_tag(struct tag *tag, bool ok)
 
 void call_tags_init(struct rpc_call *call)
 {
-	call->close_tag.fn = on_close_tag;
-	call->sent_tag.fn = on_sent_tag;
-	call->final_tag.fn = on_final_tag;
+	call->close_tag.fn = call_on_close_tag;
+	call->sent_tag.fn = call_on_sent_tag;
+	call->final_tag.fn = call_on_final_tag;
 }
 
 /* --- dispatch --- */
 
-static void refusal_fault(const struct rpc_call *call, struct fault *f)
+static void call_refusal_fault(const struct rpc_call *call, struct fault *f)
 {
 	const char *method = rpc_call_method(call);
 
@@ -295,15 +295,15 @@ static void refusal_fault(const struct rpc_call *call, struct fault *f)
 	}
 }
 
-static void refuse(struct rpc_call *call)
+static void call_refuse(struct rpc_call *call)
 {
 	struct fault f = FAULT_NULL;
 
-	refusal_fault(call, &f);
+	call_refusal_fault(call, &f);
 	rpc_call_fail(call, &f);
 }
 
-static bool is_too_much(const struct rpc_call *call)
+static bool call_is_too_much(const struct rpc_call *call)
 {
 	uint64_t others = call->peer->held - call->held;
 
@@ -312,14 +312,14 @@ static bool is_too_much(const struct rpc_call *call)
 }
 
 /* Small ones are accepted: others may wait for one of them. */
-static bool is_over_account(const struct rpc_call *call)
+static bool call_is_over_account(const struct rpc_call *call)
 {
 	const struct user *u = conn_account(call->peer->conn);
 
 	return call->held > RPC_SMALL_BYTES && u && u->used[USER_MEMORY] > u->most[USER_MEMORY];
 }
 
-static void dispatch(struct rpc_call *call)
+static void call_dispatch(struct rpc_call *call)
 {
 	struct rpc_server *s = call->server;
 	struct fault f = FAULT_NULL;
@@ -332,17 +332,17 @@ static void dispatch(struct rpc_call *call)
 		fault_set(&f, FAULT_EXHAUSTED, NULL,
 			  "%u calls of this connection are unanswered: no more are accepted",
 			  s->max_calls_per_conn);
-	else if (is_too_much(call))
+	else if (call_is_too_much(call))
 		fault_set(&f, FAULT_EXHAUSTED, NULL,
 			  "the unanswered calls of this connection hold %llu bytes: no large call "
 			  "is accepted",
 			  (unsigned long long)call->peer->held);
-	else if (is_over_account(call))
+	else if (call_is_over_account(call))
 		user_refuse(conn_account(call->peer->conn), USER_MEMORY, call->held, &f);
 	if (f.code)
 		rpc_call_fail(call, &f);
 	else if (call->refusal)
-		refuse(call);
+		call_refuse(call);
 	else
 		call->slot->method->fn(call, call->request.msg, call->slot->service->userdata);
 }
@@ -357,16 +357,16 @@ void call_arrived(struct work *work)
 	call->peer = peer_table_find(&s->table, call->fd);
 	if (call->peer) {
 		call->peer->n_calls++;
-		peer_hold(call->peer, call->held);
+		call_peer_hold(call->peer, call->held);
 		list_append(&call->peer->calls, &call->link);
 	}
 	atomic_fetch_add(&call->refs, 1); /* the handler may end it */
-	dispatch(call);
+	call_dispatch(call);
 	if (!call->close_posted) {
 		struct batch b = { .n = 0 };
 
-		add_close(call, &b);
-		batch_start(call, &b, &call->close_tag);
+		call_add_close(call, &b);
+		call_batch_start(call, &b, &call->close_tag);
 	}
 	call_unref(call);
 }
@@ -402,7 +402,7 @@ const uint8_t *rpc_call_packed(const struct rpc_call *call, size_t *ret_bytes)
 void rpc_call_refuse(struct rpc_call *call)
 {
 	CHECK(call->refusal);
-	refuse(call);
+	call_refuse(call);
 }
 
 uint64_t rpc_call_deadline_us(const struct rpc_call *call)
@@ -421,11 +421,11 @@ void rpc_call_on_cancelled(struct rpc_call *call, rpc_cancelled_cb fn, void *use
 	/* It has happened already: call the new callback, from the loop. */
 	call->close_seen = false;
 	atomic_fetch_add(&call->refs, 1);
-	loopq_post(call->server->loopq, &call->closed, on_cancelled);
+	loopq_post(call->server->loopq, &call->closed, call_on_cancelled);
 }
 
 /* The handler's last action; the call may be freed when this returns. */
-static void finish(struct rpc_call *call)
+static void call_finish(struct rpc_call *call)
 {
 	MAGIC_CHECK(call, RPC_CALL_MAGIC);
 	CHECK(!call->ended && call->server->n_calls > 0);
@@ -438,11 +438,11 @@ static void finish(struct rpc_call *call)
 		peer_let_go(call->peer, call->held);
 		call->peer = NULL;
 	}
-	pump(call);
+	call_pump(call);
 	call_unref(call);
 }
 
-static grpc_byte_buffer *pack(const ProtobufCMessage *message)
+static grpc_byte_buffer *call_pack(const ProtobufCMessage *message)
 {
 	size_t bytes = protobuf_c_message_get_packed_size(message);
 	grpc_slice slice = grpc_slice_malloc(bytes);
@@ -455,21 +455,21 @@ static grpc_byte_buffer *pack(const ProtobufCMessage *message)
 }
 
 /* @buffer: the call's from here on. */
-static void reply_with(struct rpc_call *call, grpc_byte_buffer *buffer)
+static void call_reply_with(struct rpc_call *call, grpc_byte_buffer *buffer)
 {
 	struct batch b = { .n = 0 };
 
-	add_headers(call, &b);
-	batch_add(&b, GRPC_OP_SEND_MESSAGE)->data.send_message.send_message = buffer;
-	add_status(call, &b);
+	call_add_headers(call, &b);
+	call_batch_add(&b, GRPC_OP_SEND_MESSAGE)->data.send_message.send_message = buffer;
+	call_add_status(call, &b);
 	if (!call->close_posted)
-		add_close(call, &b);
+		call_add_close(call, &b);
 	CHECK(!call->payload);
 	call->payload = buffer; /* freed with the call */
-	batch_start(call, &b, &call->final_tag);
+	call_batch_start(call, &b, &call->final_tag);
 }
 
-static void check_unary(const struct rpc_call *call)
+static void call_check_unary(const struct rpc_call *call)
 {
 	MAGIC_CHECK(call, RPC_CALL_MAGIC);
 	CHECK(!call->slot->method->streaming && !call->ended && !call->headers_sent);
@@ -477,26 +477,26 @@ static void check_unary(const struct rpc_call *call)
 
 void rpc_call_reply(struct rpc_call *call, const ProtobufCMessage *reply)
 {
-	check_unary(call);
+	call_check_unary(call);
 	if (!call->cancelled)
-		reply_with(call, pack(reply));
-	finish(call);
+		call_reply_with(call, call_pack(reply));
+	call_finish(call);
 }
 
 void rpc_call_reply_packed(struct rpc_call *call, const uint8_t *reply, size_t bytes)
 {
 	grpc_slice slice;
 
-	check_unary(call);
+	call_check_unary(call);
 	if (!call->cancelled) {
 		slice = grpc_slice_from_copied_buffer((const char *)reply, bytes);
-		reply_with(call, grpc_raw_byte_buffer_create(&slice, 1));
+		call_reply_with(call, grpc_raw_byte_buffer_create(&slice, 1));
 		grpc_slice_unref(slice);
 	}
-	finish(call);
+	call_finish(call);
 }
 
-static void set_trailer(struct rpc_call *call, const struct fault *f)
+static void call_set_trailer(struct rpc_call *call, const struct fault *f)
 {
 	uint8_t *bytes;
 	size_t n;
@@ -509,7 +509,7 @@ static void set_trailer(struct rpc_call *call, const struct fault *f)
 	free(bytes);
 }
 
-static void set_failure(struct rpc_call *call, const struct fault *fault)
+static void call_set_failure(struct rpc_call *call, const struct fault *fault)
 {
 	char text[sizeof(fault->text)];
 
@@ -517,7 +517,7 @@ static void set_failure(struct rpc_call *call, const struct fault *fault)
 	codec_clean_text(text);
 	call->status = status_map_code(fault->code);
 	call->status_text = grpc_slice_from_copied_string(text);
-	set_trailer(call, fault);
+	call_set_trailer(call, fault);
 }
 
 void rpc_call_fail(struct rpc_call *call, const struct fault *fault)
@@ -525,8 +525,8 @@ void rpc_call_fail(struct rpc_call *call, const struct fault *fault)
 	MAGIC_CHECK(call, RPC_CALL_MAGIC);
 	CHECK(fault->code != FAULT_NONE && !call->ended);
 	if (!call->cancelled)
-		set_failure(call, fault);
-	finish(call);
+		call_set_failure(call, fault);
+	call_finish(call);
 }
 
 /* Not with batch_start: the event that it keeps back for this thread may be the next call that is
@@ -537,12 +537,12 @@ void call_refuse_early(struct rpc_call *call)
 	struct batch b = { .n = 0 };
 
 	CHECK(call->refusal == REFUSAL_EMPTY || call->refusal == REFUSAL_METHOD);
-	refusal_fault(call, &f);
-	set_failure(call, &f);
+	call_refusal_fault(call, &f);
+	call_set_failure(call, &f);
 	call->ended = true;
-	add_headers(call, &b);
-	add_status(call, &b);
-	add_close(call, &b);
+	call_add_headers(call, &b);
+	call_add_status(call, &b);
+	call_add_close(call, &b);
 	/* the batch takes the reference that the loop would have had */
 	CHECK(grpc_call_start_batch(call->core, b.ops, b.n, &call->final_tag, NULL) ==
 	      GRPC_CALL_OK);
@@ -561,11 +561,11 @@ int rpc_call_send(struct rpc_call *call, const ProtobufCMessage *message)
 	o = malloc(sizeof(*o));
 	if (!o)
 		return -ENOBUFS;
-	o->buffer = pack(message);
+	o->buffer = call_pack(message);
 	list_init(&o->link);
 	list_append(&call->outgoing, &o->link);
 	call->n_outgoing++;
-	pump(call);
+	call_pump(call);
 	return 0;
 }
 
@@ -573,5 +573,5 @@ void rpc_call_end(struct rpc_call *call)
 {
 	MAGIC_CHECK(call, RPC_CALL_MAGIC);
 	CHECK(call->slot->method->streaming);
-	finish(call);
+	call_finish(call);
 }

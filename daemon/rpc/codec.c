@@ -36,7 +36,7 @@ uint64_t codec_budget(size_t bytes)
 }
 
 /* A new chunk for at least @bytes; chunks double, so that a large message takes few. */
-static bool add_chunk(struct codec_message *m, size_t bytes)
+static bool codec_add_chunk(struct codec_message *m, size_t bytes)
 {
 	size_t size = m->chunks ? m->chunks->bytes * 2 : CHUNK_MIN;
 	struct codec_chunk *chunk;
@@ -55,7 +55,7 @@ static bool add_chunk(struct codec_message *m, size_t bytes)
 	return true;
 }
 
-static void *arena_alloc(void *data, size_t bytes)
+static void *codec_arena_alloc(void *data, size_t bytes)
 {
 	struct codec_message *m = data;
 	size_t size;
@@ -67,7 +67,7 @@ static void *arena_alloc(void *data, size_t bytes)
 	size = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 	if (size > m->budget - m->used)
 		goto refuse;
-	if ((size > m->left || !m->chunks) && !add_chunk(m, size))
+	if ((size > m->left || !m->chunks) && !codec_add_chunk(m, size))
 		goto refuse;
 	p = m->chunks->data + (m->chunks->bytes - m->left);
 	m->left -= size;
@@ -78,7 +78,7 @@ refuse:
 	return NULL;
 }
 
-static void arena_free(void *data, void *pointer)
+static void codec_arena_free(void *data, void *pointer)
 {
 	(void)data; /* the arena is freed as a whole */
 	(void)pointer;
@@ -87,7 +87,7 @@ static void arena_free(void *data, void *pointer)
 int codec_unpack(struct codec_message *ret, const ProtobufCMessageDescriptor *desc,
 		 const uint8_t *data, size_t bytes, uint64_t budget)
 {
-	ProtobufCAllocator allocator = { arena_alloc, arena_free, ret };
+	ProtobufCAllocator allocator = { codec_arena_alloc, codec_arena_free, ret };
 	bool over;
 
 	CHECK(!ret->msg && !ret->chunks);

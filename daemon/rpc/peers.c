@@ -40,7 +40,7 @@ int peer_table_dup(struct peer_table *t, int fd)
 	return r;
 }
 
-static int grow(struct peer_table *t, size_t n)
+static int peers_grow(struct peer_table *t, size_t n)
 {
 	size_t wanted = t->n ? t->n : 64;
 	struct peer **by_fd;
@@ -62,7 +62,7 @@ int peer_table_set(struct peer_table *t, struct peer *p)
 	size_t i = (size_t)(p->fd - t->base);
 
 	CHECK(p->fd >= t->base);
-	if (i >= t->n && grow(t, i + 1))
+	if (i >= t->n && peers_grow(t, i + 1))
 		return -ENOMEM;
 	/* An existing entry belongs to a connection that core has closed, but of whose end the loop
 	 * does not know yet. */

@@ -14,7 +14,7 @@
 #include "rpc/rpc_impl.h"
 
 /* All of the request in one piece. */
-static enum refusal take_payload(struct rpc_call *call)
+static enum refusal request_take_payload(struct rpc_call *call)
 {
 	grpc_byte_buffer_reader reader;
 
@@ -33,7 +33,7 @@ static enum refusal take_payload(struct rpc_call *call)
 }
 
 /* Into the call's own memory. */
-static enum refusal unpack(struct rpc_call *call)
+static enum refusal request_unpack(struct rpc_call *call)
 {
 	size_t bytes = GRPC_SLICE_LENGTH(call->packed);
 	int r = codec_unpack(&call->request, call->slot->input, GRPC_SLICE_START_PTR(call->packed),
@@ -44,13 +44,13 @@ static enum refusal unpack(struct rpc_call *call)
 	return r ? REFUSAL_MALFORMED : REFUSAL_NONE;
 }
 
-static enum refusal take_request(struct rpc_call *call)
+static enum refusal request_take_request(struct rpc_call *call)
 {
-	enum refusal r = take_payload(call);
+	enum refusal r = request_take_payload(call);
 
 	if (r || call->slot->method->packed)
 		return r;
-	r = unpack(call);
+	r = request_unpack(call);
 	grpc_slice_unref(call->packed);
 	call->packed = grpc_empty_slice();
 	call->held = call->request.used;
@@ -61,7 +61,7 @@ const ProtobufCMessage *rpc_call_unpack(struct rpc_call *call)
 {
 	MAGIC_CHECK(call, RPC_CALL_MAGIC);
 	CHECK(call->slot->method->packed && !call->request.msg);
-	call->refusal = unpack(call);
+	call->refusal = request_unpack(call);
 	return call->request.msg;
 }
 
@@ -71,7 +71,7 @@ void rpc_call_drop(struct rpc_call *call)
 }
 
 /* Core names a connection that it was given by "fd:" and the number. */
-static int peer_fd(grpc_call *core)
+static int request_peer_fd(grpc_call *core)
 {
 	char *name = grpc_call_get_peer(core);
 	int fd;
@@ -83,7 +83,7 @@ static int peer_fd(grpc_call *core)
 }
 
 /* Computed from the remaining time, so that it is right with a stepped clock, too. */
-static uint64_t deadline_us(gpr_timespec deadline)
+static uint64_t request_deadline_us(gpr_timespec deadline)
 {
 	gpr_timespec left;
 	double us;
@@ -97,7 +97,7 @@ static uint64_t deadline_us(gpr_timespec deadline)
 	return clock_now_us() + (us > 0 ? (uint64_t)us : 0) + 1;
 }
 
-static void copy_method(struct rpc_call *call)
+static void request_copy_method(struct rpc_call *call)
 {
 	size_t n = GRPC_SLICE_LENGTH(call->details.method);
 
@@ -110,7 +110,7 @@ static void copy_method(struct rpc_call *call)
 	call->refusal = REFUSAL_METHOD;
 }
 
-static void on_request(struct tag *tag, bool ok)
+static void request_on_request(struct tag *tag, bool ok)
 {
 	struct rpc_call *call = CONTAINER_OF(tag, struct rpc_call, request_tag);
 	struct slot *slot = call->slot;
@@ -123,20 +123,20 @@ static void on_request(struct tag *tag, bool ok)
 		return;
 	}
 	if (slot->method)
-		call->refusal = take_request(call);
+		call->refusal = request_take_request(call);
 	else
-		copy_method(call);
+		request_copy_method(call);
 	if (call->refusal == REFUSAL_EMPTY || call->refusal == REFUSAL_METHOD) {
 		call_refuse_early(call);
 	} else {
-		call->fd = peer_fd(call->core);
-		call->deadline_us = deadline_us(call->core_deadline);
+		call->fd = request_peer_fd(call->core);
+		call->deadline_us = request_deadline_us(call->core_deadline);
 		loopq_post(slot->server->loopq, &call->arrived, call_arrived);
 	}
 	call_arm(slot); /* no memory: the next turn of the thread tries again */
 }
 
-static struct rpc_call *call_new(struct slot *slot)
+static struct rpc_call *request_call_new(struct slot *slot)
 {
 	struct rpc_call *call = calloc(1, sizeof(*call));
 
@@ -153,7 +153,7 @@ static struct rpc_call *call_new(struct slot *slot)
 	call->packed = grpc_empty_slice();
 	list_init(&call->link);
 	list_init(&call->outgoing);
-	call->request_tag.fn = on_request;
+	call->request_tag.fn = request_on_request;
 	call_tags_init(call);
 	atomic_fetch_add(&slot->server->n_live, 1);
 	return call;
@@ -182,7 +182,7 @@ static void request(struct rpc_call *call)
 int call_arm(struct slot *slot)
 {
 	struct rpc_server *s = slot->server;
-	struct rpc_call *call = call_new(slot);
+	struct rpc_call *call = request_call_new(slot);
 	bool stopping;
 
 	if (!call)

@@ -24,7 +24,7 @@
 
 /* ------------------------------------------------------------ the thread */
 
-static void arm_all(struct rpc_server *s)
+static void rpc_server_arm_all(struct rpc_server *s)
 {
 	for (size_t i = 0; i < s->n_slots; i++)
 		while (s->slots[i].n_armed < N_ARMED)
@@ -32,13 +32,13 @@ static void arm_all(struct rpc_server *s)
 				return; /* no memory: the next heartbeat tries again; or the end */
 }
 
-static void on_over(struct work *work);
+static void rpc_server_on_over(struct work *work);
 
-static void *cq_main(void *userdata)
+static void *rpc_server_cq_main(void *userdata)
 {
 	struct rpc_server *s = userdata;
 
-	arm_all(s);
+	rpc_server_arm_all(s);
 	for (;;) {
 		gpr_timespec wait = gpr_time_from_micros(HEARTBEAT_US, GPR_TIMESPAN);
 		grpc_event ev;
@@ -51,20 +51,20 @@ static void *cq_main(void *userdata)
 		if (ev.type == GRPC_OP_COMPLETE)
 			((struct tag *)ev.tag)->fn(ev.tag, ev.success != 0);
 		else
-			arm_all(s);
+			rpc_server_arm_all(s);
 	}
-	loopq_post(s->loopq, &s->over_work, on_over);
+	loopq_post(s->loopq, &s->over_work, rpc_server_on_over);
 	return NULL;
 }
 
-static int start_thread(struct rpc_server *s)
+static int rpc_server_start_thread(struct rpc_server *s)
 {
 	sigset_t all, old;
 	int r;
 
 	sigfillset(&all); /* signals are the loop's */
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	r = pthread_create(&s->thread, NULL, cq_main, s);
+	r = pthread_create(&s->thread, NULL, rpc_server_cq_main, s);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	if (r)
 		return -r;
@@ -74,7 +74,8 @@ static int start_thread(struct rpc_server *s)
 
 /* ------------------------------------------------------------- start-up */
 
-static const struct rpc_method *find_method(const struct rpc_service *service, const char *name)
+static const struct rpc_method *rpc_server_find_method(const struct rpc_service *service,
+						       const char *name)
 {
 	for (const struct rpc_method *m = service->methods; m->name; m++)
 		if (strcmp(m->name, name) == 0)
@@ -82,7 +83,7 @@ static const struct rpc_method *find_method(const struct rpc_service *service, c
 	return NULL;
 }
 
-static size_t count_methods(const struct rpc_service *services, size_t n)
+static size_t rpc_server_count_methods(const struct rpc_service *services, size_t n)
 {
 	size_t sum = 0;
 
@@ -97,15 +98,16 @@ static size_t count_methods(const struct rpc_service *services, size_t n)
 	return sum;
 }
 
-static void slot_init(struct slot *slot, struct rpc_server *s, const struct rpc_service *service,
-		      const ProtobufCMethodDescriptor *desc)
+static void rpc_server_slot_init(struct slot *slot, struct rpc_server *s,
+				 const struct rpc_service *service,
+				 const ProtobufCMethodDescriptor *desc)
 {
 	int n = snprintf(slot->path, sizeof(slot->path), "/%s/%s", service->desc->name, desc->name);
 
 	CHECK(n > 0 && (size_t)n < sizeof(slot->path));
 	slot->server = s;
 	slot->service = service;
-	slot->method = find_method(service, desc->name);
+	slot->method = rpc_server_find_method(service, desc->name);
 	CHECK(slot->method && slot->method->fn);
 	slot->input = desc->input;
 	slot->registered = grpc_server_register_method(
@@ -113,9 +115,9 @@ static void slot_init(struct slot *slot, struct rpc_server *s, const struct rpc_
 	CHECK(slot->registered);
 }
 
-static int slots_new(struct rpc_server *s, const struct rpc_service *services, size_t n)
+static int rpc_server_slots_new(struct rpc_server *s, const struct rpc_service *services, size_t n)
 {
-	size_t n_methods = count_methods(services, n), next = 0;
+	size_t n_methods = rpc_server_count_methods(services, n), next = 0;
 
 	s->slots = calloc(n_methods + 1, sizeof(*s->slots));
 	if (!s->slots)
@@ -123,13 +125,13 @@ static int slots_new(struct rpc_server *s, const struct rpc_service *services, s
 	s->n_slots = n_methods + 1;
 	for (size_t i = 0; i < n; i++)
 		for (unsigned k = 0; k < services[i].desc->n_methods; k++)
-			slot_init(&s->slots[next++], s, &services[i],
-				  &services[i].desc->methods[k]);
+			rpc_server_slot_init(&s->slots[next++], s, &services[i],
+					     &services[i].desc->methods[k]);
 	s->slots[next].server = s;
 	return 0;
 }
 
-static grpc_arg int_arg(const char *key, uint64_t value)
+static grpc_arg rpc_server_int_arg(const char *key, uint64_t value)
 {
 	int clamped = value > INT_MAX ? INT_MAX : (int)value;
 
@@ -137,7 +139,7 @@ static grpc_arg int_arg(const char *key, uint64_t value)
 }
 
 /* A last resort: net/gate keeps clients far below it. */
-static grpc_resource_quota *core_quota(const struct rpc_options *options)
+static grpc_resource_quota *rpc_server_core_quota(const struct rpc_options *options)
 {
 	grpc_resource_quota *quota = grpc_resource_quota_create("shardd");
 
@@ -146,29 +148,30 @@ static grpc_resource_quota *core_quota(const struct rpc_options *options)
 	return quota;
 }
 
-static grpc_server *core_new(const struct rpc_options *options)
+static grpc_server *rpc_server_core_new(const struct rpc_options *options)
 {
-	grpc_resource_quota *quota = core_quota(options);
+	grpc_resource_quota *quota = rpc_server_core_quota(options);
 	grpc_server *core;
 	grpc_arg args[] = {
-		int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, options->max_message_bytes),
-		int_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS,
-			(uint64_t)options->max_calls_per_conn + RPC_EXTRA_STREAMS),
-		int_arg(GRPC_ARG_MAX_METADATA_SIZE,
-			options->max_metadata_bytes ? options->max_metadata_bytes : METADATA_BYTES),
-		int_arg(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, RPC_FRAME_BYTES),
+		rpc_server_int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, options->max_message_bytes),
+		rpc_server_int_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS,
+				   (uint64_t)options->max_calls_per_conn + RPC_EXTRA_STREAMS),
+		rpc_server_int_arg(GRPC_ARG_MAX_METADATA_SIZE, options->max_metadata_bytes
+								       ? options->max_metadata_bytes
+								       : METADATA_BYTES),
+		rpc_server_int_arg(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, RPC_FRAME_BYTES),
 		/* Refuse messages that are small on the wire and large when decompressed. */
-		int_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
+		rpc_server_int_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
 		/* A unix socket itself tells that the peer is gone; a client that computes for
 		 * hours answers no ping. */
-		int_arg(GRPC_ARG_KEEPALIVE_TIME_MS, INT_MAX),
+		rpc_server_int_arg(GRPC_ARG_KEEPALIVE_TIME_MS, INT_MAX),
 		/* A client may ping without a limit by core, with and without calls: core would end
 		 * its session after a few pings. The gate limits pings, and logs it. */
-		int_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
-		int_arg(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 0),
-		int_arg(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0),
-		int_arg(GRPC_ARG_HTTP2_BDP_PROBE, 0),
-		int_arg(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 1 << 20),
+		rpc_server_int_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
+		rpc_server_int_arg(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 0),
+		rpc_server_int_arg(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0),
+		rpc_server_int_arg(GRPC_ARG_HTTP2_BDP_PROBE, 0),
+		rpc_server_int_arg(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 1 << 20),
 		{ GRPC_ARG_STRING,
 		  (char *)GRPC_ARG_OPTIMIZATION_TARGET,
 		  { .string = (char *)"latency" } },
@@ -183,33 +186,33 @@ static grpc_server *core_new(const struct rpc_options *options)
 	return core;
 }
 
-static void log_core(gpr_log_func_args *args)
+static void rpc_server_log_core(gpr_log_func_args *args)
 {
 	enum log_level level = args->severity == GPR_LOG_SEVERITY_ERROR ? LOG_WARN : LOG_DEBUG;
 
 	log_write(level, "rpc", "%s", args->message);
 }
 
-static void on_down_tag(struct tag *tag, bool ok);
+static void rpc_server_on_down_tag(struct tag *tag, bool ok);
 
 /* Creates all objects of core, but no thread. */
-static int core_init(struct rpc_server *s, const struct rpc_options *options,
-		     const struct rpc_service *services, size_t n)
+static int rpc_server_core_init(struct rpc_server *s, const struct rpc_options *options,
+				const struct rpc_service *services, size_t n)
 {
 	int r;
 
 	s->cq = grpc_completion_queue_create_for_next(NULL);
-	s->core = core_new(options);
+	s->core = rpc_server_core_new(options);
 	s->creds = grpc_insecure_server_credentials_create();
 	grpc_server_register_completion_queue(s->core, s->cq, NULL);
-	r = slots_new(s, services, n);
+	r = rpc_server_slots_new(s, services, n);
 	if (r == 0)
 		grpc_server_start(s->core);
 	return r;
 }
 
 /* Free what core_init made. The queue is shut down and drained. */
-static void server_free(struct rpc_server *s)
+static void rpc_server_free(struct rpc_server *s)
 {
 	grpc_completion_queue_destroy(s->cq);
 	grpc_server_credentials_release(s->creds);
@@ -221,7 +224,7 @@ static void server_free(struct rpc_server *s)
 }
 
 /* No thread was started and no request was made: free everything at once. */
-static void server_abort(struct rpc_server *s)
+static void rpc_server_abort(struct rpc_server *s)
 {
 	gpr_timespec never = gpr_inf_future(GPR_CLOCK_MONOTONIC);
 
@@ -230,7 +233,7 @@ static void server_abort(struct rpc_server *s)
 	grpc_server_destroy(s->core);
 	grpc_completion_queue_shutdown(s->cq);
 	CHECK(grpc_completion_queue_next(s->cq, never, NULL).type == GRPC_QUEUE_SHUTDOWN);
-	server_free(s);
+	rpc_server_free(s);
 }
 
 int rpc_server_new(struct loopq *loopq, const struct rpc_options *options,
@@ -244,19 +247,19 @@ int rpc_server_new(struct loopq *loopq, const struct rpc_options *options,
 	s->loopq = loopq;
 	s->max_message_bytes = options->max_message_bytes;
 	s->max_calls_per_conn = options->max_calls_per_conn;
-	s->down_tag.fn = on_down_tag;
+	s->down_tag.fn = rpc_server_on_down_tag;
 	list_init(&s->peers);
 	peer_table_init(&s->table);
 	atomic_init(&s->n_live, 1);
 	pthread_mutex_init(&s->arm_lock, NULL);
 	atomic_init(&s->heartbeat_us, clock_now_us());
-	gpr_set_log_function(log_core);
+	gpr_set_log_function(rpc_server_log_core);
 	grpc_init();
-	r = core_init(s, options, services, n);
+	r = rpc_server_core_init(s, options, services, n);
 	if (r == 0)
-		r = start_thread(s);
+		r = rpc_server_start_thread(s);
 	if (r) {
-		server_abort(s);
+		rpc_server_abort(s);
 		return r;
 	}
 	*ret = s;
@@ -287,7 +290,7 @@ size_t rpc_server_calls(const struct rpc_server *s)
 
 /* Core requires it. The flag belongs to the socket, so the original descriptor has it from then on,
  * too. */
-static int set_nonblocking(int fd)
+static int rpc_server_set_nonblocking(int fd)
 {
 	int flags = fcntl(fd, F_GETFL);
 
@@ -309,7 +312,7 @@ int rpc_server_adopt(struct rpc_server *s, struct conn *c, int from)
 	fd = peer_table_dup(&s->table, from);
 	if (fd < 0)
 		return fd;
-	r = set_nonblocking(fd);
+	r = rpc_server_set_nonblocking(fd);
 	if (r < 0)
 		return r;
 	*p = (struct peer){ .conn = c, .fd = fd };
@@ -324,7 +327,7 @@ int rpc_server_adopt(struct rpc_server *s, struct conn *c, int from)
 	return 0;
 }
 
-static void peer_free(struct rpc_server *s, struct peer *p)
+static void rpc_server_peer_free(struct rpc_server *s, struct peer *p)
 {
 	struct rpc_call *call, *tmp;
 
@@ -345,7 +348,7 @@ void rpc_server_forget(struct rpc_server *s, struct conn *c)
 
 	list_for_each (p, tmp, &s->peers, link)
 		if (p->conn == c) {
-			peer_free(s, p);
+			rpc_server_peer_free(s, p);
 			return;
 		}
 }
@@ -370,7 +373,7 @@ void rpc_server_close(struct rpc_server *s, rpc_server_closed_cb done, void *use
 	grpc_server_cancel_all_calls(s->core);
 }
 
-static void on_down(struct work *work)
+static void rpc_server_on_down(struct work *work)
 {
 	struct rpc_server *s = CONTAINER_OF(work, struct rpc_server, down_work);
 
@@ -378,12 +381,12 @@ static void on_down(struct work *work)
 		server_idle(s);
 }
 
-static void on_down_tag(struct tag *tag, bool ok)
+static void rpc_server_on_down_tag(struct tag *tag, bool ok)
 {
 	struct rpc_server *s = CONTAINER_OF(tag, struct rpc_server, down_tag);
 
 	(void)ok;
-	loopq_post(s->loopq, &s->down_work, on_down);
+	loopq_post(s->loopq, &s->down_work, rpc_server_on_down);
 }
 
 void server_idle(struct rpc_server *s)
@@ -392,7 +395,7 @@ void server_idle(struct rpc_server *s)
 	grpc_completion_queue_shutdown(s->cq);
 }
 
-static void on_over(struct work *work)
+static void rpc_server_on_over(struct work *work)
 {
 	struct rpc_server *s = CONTAINER_OF(work, struct rpc_server, over_work);
 	rpc_server_closed_cb fn = s->closed_fn;
@@ -401,9 +404,9 @@ static void on_over(struct work *work)
 
 	CHECK(s->n_calls == 0);
 	list_for_each (p, tmp, &s->peers, link)
-		peer_free(s, p);
+		rpc_server_peer_free(s, p);
 	pthread_join(s->thread, NULL); /* it has posted its last work */
-	server_free(s);
+	rpc_server_free(s);
 	if (fn)
 		fn(userdata);
 }

@@ -7,7 +7,8 @@
 #include "op/op.h"
 #include "rpc/status_fill.h"
 
-static void fill_memory(struct arena *a, const struct job *job, Shardd__V1__JobStatus *j)
+static void status_jobs_fill_memory(struct arena *a, const struct job *job,
+				    Shardd__V1__JobStatus *j)
 {
 	struct status_memory m;
 
@@ -25,7 +26,7 @@ static void fill_memory(struct arena *a, const struct job *job, Shardd__V1__JobS
 	}
 }
 
-static void fill_prefetch(const struct member_ahead *ahead, Shardd__V1__RankStatus *r)
+static void status_jobs_fill_prefetch(const struct member_ahead *ahead, Shardd__V1__RankStatus *r)
 {
 	r->prefetch = (char *)(ahead->lists ? "LISTS" : prefetch_mode_name(ahead->learned.mode));
 	r->prefetch_started = ahead->started;
@@ -35,8 +36,8 @@ static void fill_prefetch(const struct member_ahead *ahead, Shardd__V1__RankStat
 	r->prefetch_deviations = ahead->learned.deviations;
 }
 
-static void fill_rank(struct arena *a, const struct job *job, uint32_t rank,
-		      Shardd__V1__RankStatus *r)
+static void status_jobs_fill_rank(struct arena *a, const struct job *job, uint32_t rank,
+				  Shardd__V1__RankStatus *r)
 {
 	const struct member *m = job->ranks[rank];
 	char last[128];
@@ -57,11 +58,11 @@ static void fill_rank(struct arena *a, const struct job *job, uint32_t rank,
 	r->last_op = status_text(a, last);
 	r->pending_ops = m->pending;
 	r->gathered_units = member_gathered_units(m);
-	fill_prefetch(&m->ahead, r);
+	status_jobs_fill_prefetch(&m->ahead, r);
 }
 
-static uint32_t *gathered_by(struct arena *a, const struct job *job, const struct unit *u,
-			     size_t *ret_n)
+static uint32_t *status_jobs_gathered_by(struct arena *a, const struct job *job,
+					 const struct unit *u, size_t *ret_n)
 {
 	uint32_t *ranks =
 		u->gathered_ranks ? arena_take(a, u->gathered_ranks * sizeof(*ranks)) : NULL;
@@ -77,7 +78,8 @@ static uint32_t *gathered_by(struct arena *a, const struct job *job, const struc
 	return ranks;
 }
 
-static const struct member_unit *unit_of(const struct job *job, uint32_t rank, const struct unit *u)
+static const struct member_unit *status_jobs_unit_of(const struct job *job, uint32_t rank,
+						     const struct unit *u)
 {
 	const struct member *m = job->ranks[rank];
 	const struct member_unit *mu = m && u->id <= m->n_units ? &m->units[u->id - 1] : NULL;
@@ -85,16 +87,16 @@ static const struct member_unit *unit_of(const struct job *job, uint32_t rank, c
 	return mu && (mu->pass != PASS_IDLE || mu->held) ? mu : NULL;
 }
 
-static void fill_passes(struct arena *a, const struct job *job, const struct unit *u,
-			Shardd__V1__UnitStatus *s)
+static void status_jobs_fill_passes(struct arena *a, const struct job *job, const struct unit *u,
+				    Shardd__V1__UnitStatus *s)
 {
 	size_t n = 0;
 
 	for (uint32_t r = 0; u->rec->guarded && r < job->rec->world_size; r++)
-		n += unit_of(job, r, u) != NULL;
+		n += status_jobs_unit_of(job, r, u) != NULL;
 	s->passes = n ? STATUS_MESSAGES(a, n, UnitRank, unit_rank) : NULL;
 	for (uint32_t r = 0; s->passes && r < job->rec->world_size; r++) {
-		const struct member_unit *mu = unit_of(job, r, u);
+		const struct member_unit *mu = status_jobs_unit_of(job, r, u);
 		Shardd__V1__UnitRank *p;
 
 		if (!mu)
@@ -106,7 +108,7 @@ static void fill_passes(struct arena *a, const struct job *job, const struct uni
 	}
 }
 
-static const char *reshard_name(uint32_t reshard)
+static const char *status_jobs_reshard_name(uint32_t reshard)
 {
 	static const char *const names[_RESHARD_N] = { "", "AFTER_FORWARD", "AFTER_BACKWARD",
 						       "NEVER", "AFTER_FORWARD_ONLY" };
@@ -114,8 +116,8 @@ static const char *reshard_name(uint32_t reshard)
 	return reshard < _RESHARD_N ? names[reshard] : "?";
 }
 
-static void fill_unit(struct arena *a, const struct job *job, const struct unit *u,
-		      Shardd__V1__UnitStatus *s)
+static void status_jobs_fill_unit(struct arena *a, const struct job *job, const struct unit *u,
+				  Shardd__V1__UnitStatus *s)
 {
 	s->unit = u->id;
 	s->name = status_text(a, u->rec->name);
@@ -133,15 +135,15 @@ static void fill_unit(struct arena *a, const struct job *job, const struct unit 
 	s->summoned_ranks = u->summoned_ranks;
 	for (unsigned d = 0; u->has_full && d < u->n_parts; d++)
 		s->full_bytes += u->parts[d].full.bytes;
-	s->gathered_by = gathered_by(a, job, u, &s->n_gathered_by);
+	s->gathered_by = status_jobs_gathered_by(a, job, u, &s->n_gathered_by);
 	s->has_gradient = u->has_gradient;
 	s->optimizer_steps = u->rec->optimizer->steps;
 	s->guarded = u->rec->guarded;
-	s->reshard = (char *)(u->rec->guarded ? reshard_name(u->rec->reshard) : "");
-	fill_passes(a, job, u, s);
+	s->reshard = (char *)(u->rec->guarded ? status_jobs_reshard_name(u->rec->reshard) : "");
+	status_jobs_fill_passes(a, job, u, s);
 }
 
-static uint64_t quarantined_of(const struct job *job)
+static uint64_t status_jobs_quarantined_of(const struct job *job)
 {
 	struct slab *s, *tmp;
 	uint64_t sum = 0;
@@ -152,7 +154,8 @@ static uint64_t quarantined_of(const struct job *job)
 	return sum;
 }
 
-static void fill_readers(struct arena *a, const struct job *job, Shardd__V1__JobStatus *j)
+static void status_jobs_fill_readers(struct arena *a, const struct job *job,
+				     Shardd__V1__JobStatus *j)
 {
 	uint64_t now = clock_now_us();
 	const struct reader *r, *tmp;
@@ -186,7 +189,8 @@ static void fill_readers(struct arena *a, const struct job *job, Shardd__V1__Job
 }
 
 /* The parts for every caller that may know of the job. */
-static void fill_outside(struct arena *a, const struct job *job, Shardd__V1__JobStatus *j)
+static void status_jobs_fill_outside(struct arena *a, const struct job *job,
+				     Shardd__V1__JobStatus *j)
 {
 	j->name = status_text(a, job->rec->name);
 	j->uid = job->rec->uid;
@@ -194,19 +198,19 @@ static void fill_outside(struct arena *a, const struct job *job, Shardd__V1__Job
 	j->is_private = job->rec->is_private;
 	j->quota_bytes = job->quota.limit;
 	j->used_bytes = job->quota.used;
-	j->quarantined_bytes = quarantined_of(job);
+	j->quarantined_bytes = status_jobs_quarantined_of(job);
 	j->peak_bytes = quota_peak_used(&job->quota);
 	j->classes = status_classes(a, &job->quota, &j->n_classes);
 }
 
-static void fill_job(struct arena *a, const struct job *job, bool with_units,
-		     Shardd__V1__JobStatus *j)
+static void status_jobs_fill_job(struct arena *a, const struct job *job, bool with_units,
+				 Shardd__V1__JobStatus *j)
 {
 	j->world_size = job->rec->world_size;
 	j->step = job->rec->step;
 	j->epoch = job->rec->epoch;
 	j->lifetime = (char *)(job->rec->lifetime == JOB_KEEP ? "KEEP" : "EPHEMERAL");
-	fill_memory(a, job, j);
+	status_jobs_fill_memory(a, job, j);
 	j->unit_count = job->n_units;
 	j->ops_total = job->ops_total;
 	j->ops_failed = job->ops_failed;
@@ -214,22 +218,23 @@ static void fill_job(struct arena *a, const struct job *job, bool with_units,
 	j->ranks = STATUS_MESSAGES(a, job->rec->world_size, RankStatus, rank_status);
 	j->n_ranks = j->ranks ? job->rec->world_size : 0;
 	for (uint32_t r = 0; r < j->n_ranks; r++)
-		fill_rank(a, job, r, j->ranks[r]);
-	fill_readers(a, job, j);
+		status_jobs_fill_rank(a, job, r, j->ranks[r]);
+	status_jobs_fill_readers(a, job, j);
 	if (!with_units)
 		return;
 	j->units = STATUS_MESSAGES(a, job->n_units, UnitStatus, unit_status);
 	j->n_units = j->units ? job->n_units : 0;
 	for (uint32_t i = 0; i < j->n_units; i++)
-		fill_unit(a, job, job->units[i], j->units[i]);
+		status_jobs_fill_unit(a, job, job->units[i], j->units[i]);
 }
 
-static void fill_visible(struct arena *a, const struct job *job, const struct status_scope *scope,
-			 bool with_units, Shardd__V1__JobStatus *j)
+static void status_jobs_fill_visible(struct arena *a, const struct job *job,
+				     const struct status_scope *scope, bool with_units,
+				     Shardd__V1__JobStatus *j)
 {
-	fill_outside(a, job, j);
+	status_jobs_fill_outside(a, job, j);
 	if (job_may_look(job, scope->uid))
-		fill_job(a, job, with_units, j);
+		status_jobs_fill_job(a, job, with_units, j);
 }
 
 void status_fill_jobs(struct arena *a, struct jobs *jobs, const struct status_scope *scope,
@@ -246,6 +251,6 @@ void status_fill_jobs(struct arena *a, struct jobs *jobs, const struct status_sc
 	for (size_t i = 0; reply->jobs && i < ARRAY_SIZE(lists); i++)
 		list_for_each (job, tmp, lists[i], link)
 			if (status_visible(scope, job))
-				fill_visible(a, job, scope, with_units,
-					     reply->jobs[reply->n_jobs++]);
+				status_jobs_fill_visible(a, job, scope, with_units,
+							 reply->jobs[reply->n_jobs++]);
 }

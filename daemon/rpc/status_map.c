@@ -34,7 +34,7 @@ int status_map_code(enum fault_code code)
 }
 
 /* Pack into new memory. Return: 0 or -ENOMEM. */
-static int pack(const ProtobufCMessage *msg, uint8_t **ret, size_t *ret_bytes)
+static int status_map_pack(const ProtobufCMessage *msg, uint8_t **ret, size_t *ret_bytes)
 {
 	size_t bytes = protobuf_c_message_get_packed_size(msg);
 	uint8_t *data = malloc(bytes ? bytes : 1);
@@ -48,7 +48,7 @@ static int pack(const ProtobufCMessage *msg, uint8_t **ret, size_t *ret_bytes)
 }
 
 /* @clean: a copy of the fault, whose texts @ret points to. */
-static void fill(struct fault *clean, Shardd__V1__ErrorInfo *ret)
+static void status_map_fill(struct fault *clean, Shardd__V1__ErrorInfo *ret)
 {
 	codec_clean_text(clean->text);
 	codec_clean_text(clean->field);
@@ -64,7 +64,7 @@ uint32_t status_map_info(const struct fault *f, uint8_t *to, size_t bytes)
 	Shardd__V1__ErrorInfo info = SHARDD__V1__ERROR_INFO__INIT;
 	struct fault clean = *f;
 
-	fill(&clean, &info);
+	status_map_fill(&clean, &info);
 	CHECK(protobuf_c_message_get_packed_size(&info.base) <= bytes);
 	return (uint32_t)protobuf_c_message_pack(&info.base, to);
 }
@@ -78,8 +78,8 @@ int status_map_details(const struct fault *f, uint8_t **ret, size_t *ret_bytes)
 	struct fault clean = *f;
 	int r;
 
-	fill(&clean, &info);
-	r = pack(&info.base, &any.value.data, &any.value.len);
+	status_map_fill(&clean, &info);
+	r = status_map_pack(&info.base, &any.value.data, &any.value.len);
 	if (r)
 		return r;
 	any.type_url = (char *)ERROR_INFO_URL;
@@ -87,7 +87,7 @@ int status_map_details(const struct fault *f, uint8_t **ret, size_t *ret_bytes)
 	status.message = clean.text;
 	status.details = details;
 	status.n_details = ARRAY_SIZE(details);
-	r = pack(&status.base, ret, ret_bytes);
+	r = status_map_pack(&status.base, ret, ret_bytes);
 	free(any.value.data);
 	return r;
 }

@@ -5,43 +5,45 @@
 #include "step/lend.h"
 #include "reduce/reduce_run.h"
 
-static uint64_t rounded_up(uint64_t bytes)
+static uint64_t status_memory_rounded_up(uint64_t bytes)
 {
 	return (bytes + POOL_ALIGN - 1) / POOL_ALIGN * POOL_ALIGN;
 }
 
 /* The A of docs/semantics.md. */
-static uint64_t aligned(const struct device *d, uint64_t bytes)
+static uint64_t status_memory_aligned(const struct device *d, uint64_t bytes)
 {
-	return rounded_up(bytes) + stagger_room(d, bytes);
+	return status_memory_rounded_up(bytes) + stagger_room(d, bytes);
 }
 
-static uint64_t array(const struct device *d, uint64_t elements, enum dtype dtype)
+static uint64_t status_memory_array(const struct device *d, uint64_t elements, enum dtype dtype)
 {
-	return aligned(d, elements * dtype_size(dtype));
+	return status_memory_aligned(d, elements * dtype_size(dtype));
 }
 
 /* ------------------------------------------------------------ what is in use */
 
-static uint64_t taken(const struct region *r)
+static uint64_t status_memory_taken(const struct region *r)
 {
 	return r->slab ? r->bytes + stagger_room(r->slab->device, r->bytes) : 0;
 }
 
-static uint64_t part_regions(const struct unit_part *p)
+static uint64_t status_memory_part_regions(const struct unit_part *p)
 {
-	return taken(&p->params) + taken(&p->state1) + taken(&p->state2) + taken(&p->state3);
+	return status_memory_taken(&p->params) + status_memory_taken(&p->state1) +
+	       status_memory_taken(&p->state2) + status_memory_taken(&p->state3);
 }
 
-static void add_used(const struct job *job, struct status_memory *m)
+static void status_memory_add_used(const struct job *job, struct status_memory *m)
 {
 	for (uint32_t i = 0; i < job->n_units; i++) {
 		const struct unit *u = job->units[i];
 
 		for (unsigned d = 0; d < u->n_parts; d++)
-			m->used[MEM_SHARD] +=
-				part_regions(&u->parts[d]) +
-				(unit_pools_gradient(u->rec) ? 0 : taken(&u->parts[d].grads));
+			m->used[MEM_SHARD] += status_memory_part_regions(&u->parts[d]) +
+					      (unit_pools_gradient(u->rec)
+						       ? 0
+						       : status_memory_taken(&u->parts[d].grads));
 		for (uint32_t r = 0; u->buffers && r < group_size(job->groups[u->rec->group]); r++)
 			m->used[MEM_SHARD] += u->buffers[r].bytes;
 	}
@@ -58,45 +60,47 @@ static void add_used(const struct job *job, struct status_memory *m)
 /* ------------------------------------------------------------- the formulas */
 
 /* In the elements of one part: trained ones have a gradient and states, frozen ones do not. */
-static uint64_t shards_of(const struct job *job, const struct unit *u)
+static uint64_t status_memory_shards_of(const struct job *job, const struct unit *u)
 {
 	uint64_t trained = unit_part_elements(u), all = trained + unit_frozen_elements(u);
 	uint64_t ranks = group_size(job->groups[u->rec->group]);
 	const struct device *d = u->parts[0].device; /* all are of one kind */
 
-	return u->n_parts * (array(d, all, DTYPE_FP32) +
-			     array(d, trained, DTYPE_FP32) *
+	return u->n_parts * (status_memory_array(d, all, DTYPE_FP32) +
+			     status_memory_array(d, trained, DTYPE_FP32) *
 				     (!unit_pools_gradient(u->rec) + unit_state_arrays(u->rec))) +
 	       ranks * unit_buffers_bytes(u->rec);
 }
 
-static uint64_t copies_of(const struct unit *u)
+static uint64_t status_memory_copies_of(const struct unit *u)
 {
 	uint64_t all = (unit_part_elements(u) + unit_frozen_elements(u)) * u->spread;
 
-	return u->has_full ? u->n_parts * array(u->parts[0].device, all,
-						(enum dtype)u->rec->compute_dtype)
+	return u->has_full ? u->n_parts * status_memory_array(u->parts[0].device, all,
+							      (enum dtype)u->rec->compute_dtype)
 			   : 0;
 }
 
-static struct device *device_of(const struct job *job, const struct unit *u, uint32_t index)
+static struct device *status_memory_device_of(const struct job *job, const struct unit *u,
+					      uint32_t index)
 {
 	return group_device(job->groups[u->rec->group], index);
 }
 
 /* Is there a replica with ranks on two devices? */
-static bool has_split_replicas(const struct job *job, const struct unit *u)
+static bool status_memory_has_split_replicas(const struct job *job, const struct unit *u)
 {
 	uint32_t ranks = group_size(job->groups[u->rec->group]), shard = u->rec->shard_ranks;
 
 	for (uint32_t i = 0; i < ranks; i++)
-		if (device_of(job, u, i) != device_of(job, u, i - i % shard))
+		if (status_memory_device_of(job, u, i) !=
+		    status_memory_device_of(job, u, i - i % shard))
 			return true;
 	return false;
 }
 
 /* Number of replicas on the device that has most of them. */
-static uint32_t replicas_here(const struct job *job, const struct unit *u)
+static uint32_t status_memory_replicas_here(const struct job *job, const struct unit *u)
 {
 	uint32_t ranks = group_size(job->groups[u->rec->group]), most = 0;
 
@@ -104,7 +108,7 @@ static uint32_t replicas_here(const struct job *job, const struct unit *u)
 		uint32_t here = 0;
 
 		for (uint32_t i = 0; i < ranks; i++)
-			here += device_of(job, u, i) == u->parts[d].device;
+			here += status_memory_device_of(job, u, i) == u->parts[d].device;
 		most = here > most ? here : most;
 	}
 	return most / u->rec->shard_ranks;
@@ -112,7 +116,7 @@ static uint32_t replicas_here(const struct job *job, const struct unit *u)
 
 /* Sums of replicas: each device has its own. If replicas are split over devices and have a factor
  * of their own, every device has its segment of all of them; else it has one sum of its ranks. */
-static uint64_t deferred_of(const struct job *job, const struct unit *u)
+static uint64_t status_memory_deferred_of(const struct job *job, const struct unit *u)
 {
 	uint32_t ranks = group_size(job->groups[u->rec->group]), sums = 1;
 	const struct reduce_plan plan = reduce_plan_for(job, u);
@@ -120,62 +124,68 @@ static uint64_t deferred_of(const struct job *job, const struct unit *u)
 
 	if (!u->has_partials)
 		return 0;
-	if (!has_split_replicas(job, u)) {
-		sums = replicas_here(job, u);
+	if (!status_memory_has_split_replicas(job, u)) {
+		sums = status_memory_replicas_here(job, u);
 	} else if (plan.partial.how || plan.replica.how) {
 		sums = ranks / u->rec->shard_ranks;
 		elements = u->spread == 1 ? elements : unit_part_elements(u);
 	}
 	return u->n_parts *
-	       aligned(u->parts[0].device,
-		       sums * rounded_up(elements * dtype_size((enum dtype)u->rec->reduce_dtype)));
+	       status_memory_aligned(
+		       u->parts[0].device,
+		       sums * status_memory_rounded_up(
+				      elements * dtype_size((enum dtype)u->rec->reduce_dtype)));
 }
 
 /* Gradient shards that exist only while they are needed. */
-static uint64_t pooled_of(const struct unit *u)
+static uint64_t status_memory_pooled_of(const struct unit *u)
 {
 	if (!unit_pools_gradient(u->rec) || !u->has_gradient)
 		return 0;
-	return u->n_parts * array(u->parts[0].device, unit_part_elements(u), DTYPE_FP32);
+	return u->n_parts *
+	       status_memory_array(u->parts[0].device, unit_part_elements(u), DTYPE_FP32);
 }
 
-static enum dtype accumulate_dtype(const struct unit *u)
+static enum dtype status_memory_accumulate_dtype(const struct unit *u)
 {
 	return u->rec->reduce_profile == PROFILE_FSDP2 ? (enum dtype)u->rec->reduce_dtype
 						       : (enum dtype)u->rec->gradient_dtype;
 }
 
 /* Parameters and gradient of the shard that the rank is lent, at least one element. */
-static uint64_t lent_of(const struct job *job, struct unit *u, const struct member *m)
+static uint64_t status_memory_lent_of(const struct job *job, struct unit *u, const struct member *m)
 {
 	uint64_t n;
 	uint32_t index;
 
 	CHECK(group_index(job->groups[u->rec->group], m->rank, &index));
 	n = lend_share_elements(job, u, index);
-	return aligned(m->device, 2 * rounded_up((n ? n : 1) * sizeof(float)));
+	return status_memory_aligned(m->device,
+				     2 * status_memory_rounded_up((n ? n : 1) * sizeof(float)));
 }
 
 /* @mu says whether the rank holds something; the size follows from the unit. */
-static uint64_t held_of(const struct job *job, struct unit *u, const struct member *m,
-			const struct member_unit *mu)
+static uint64_t status_memory_held_of(const struct job *job, struct unit *u, const struct member *m,
+				      const struct member_unit *mu)
 {
 	uint64_t bytes = 0;
 
 	if (mu->gradient.slab)
-		bytes += array(m->device, u->layout.elements, (enum dtype)u->rec->gradient_dtype);
+		bytes += status_memory_array(m->device, u->layout.elements,
+					     (enum dtype)u->rec->gradient_dtype);
 	if (mu->accumulated.slab)
-		bytes += array(m->device, u->layout.elements, accumulate_dtype(u));
+		bytes += status_memory_array(m->device, u->layout.elements,
+					     status_memory_accumulate_dtype(u));
 	if (mu->is_summoned)
-		bytes += array(m->device, unit_full_elements(u), DTYPE_FP32);
+		bytes += status_memory_array(m->device, unit_full_elements(u), DTYPE_FP32);
 	if (mu->shard_state == SHARD_GOING || mu->shard_state == SHARD_OUT ||
 	    mu->shard_state == SHARD_BACK)
-		bytes += lent_of(job, u, m);
+		bytes += status_memory_lent_of(job, u, m);
 	return bytes;
 }
 
 /* For a buffer the formula is the requested size. */
-static uint64_t held_by(const struct job *job, const struct member *m)
+static uint64_t status_memory_held_by(const struct job *job, const struct member *m)
 {
 	const struct member_buffer *b, *tmp;
 	uint64_t bytes = 0;
@@ -183,22 +193,23 @@ static uint64_t held_by(const struct job *job, const struct member *m)
 	if (!m->pool.used) /* all that follows is of its pool */
 		return 0;
 	for (uint32_t i = 0; i < m->n_units && i < job->n_units; i++)
-		bytes += held_of(job, job->units[i], m, &m->units[i]);
+		bytes += status_memory_held_of(job, job->units[i], m, &m->units[i]);
 	list_for_each (b, tmp, (struct list *)&m->buffers, link)
-		bytes += aligned(m->device, b->region.bytes);
+		bytes += status_memory_aligned(m->device, b->region.bytes);
 	return bytes;
 }
 
-static void add_formula(const struct job *job, struct status_memory *m)
+static void status_memory_add_formula(const struct job *job, struct status_memory *m)
 {
 	for (uint32_t i = 0; i < job->n_units; i++) {
-		m->formula[MEM_SHARD] += shards_of(job, job->units[i]);
-		m->formula[MEM_FULL] += copies_of(job->units[i]) + deferred_of(job, job->units[i]);
-		m->formula[MEM_GRAD] += pooled_of(job->units[i]);
+		m->formula[MEM_SHARD] += status_memory_shards_of(job, job->units[i]);
+		m->formula[MEM_FULL] += status_memory_copies_of(job->units[i]) +
+					status_memory_deferred_of(job, job->units[i]);
+		m->formula[MEM_GRAD] += status_memory_pooled_of(job->units[i]);
 	}
 	for (uint32_t r = 0; r < job->rec->world_size; r++)
 		if (job->ranks[r])
-			m->formula[MEM_GRAD] += held_by(job, job->ranks[r]);
+			m->formula[MEM_GRAD] += status_memory_held_by(job, job->ranks[r]);
 	for (size_t i = 0; i < job->rec->n_blobs; i++)
 		m->formula[MEM_CONTROL] += job->rec->blobs[i]->data.len;
 	m->formula[MEM_CONTROL] += known_bytes(job);
@@ -207,6 +218,6 @@ static void add_formula(const struct job *job, struct status_memory *m)
 void status_memory(const struct job *job, struct status_memory *ret)
 {
 	*ret = (struct status_memory){ 0 };
-	add_used(job, ret);
-	add_formula(job, ret);
+	status_memory_add_used(job, ret);
+	status_memory_add_formula(job, ret);
 }

@@ -3,14 +3,15 @@
 
 #include "rpc/status_fill.h"
 
-static const char *order_name(enum backend_order order)
+static const char *status_node_order_name(enum backend_order order)
 {
 	static const char *const names[] = { "none", "timeline", "events" };
 
 	return names[order];
 }
 
-static void fill_device(struct arena *a, const struct device *dev, Shardd__V1__DeviceStatus *d)
+static void status_node_fill_device(struct arena *a, const struct device *dev,
+				    Shardd__V1__DeviceStatus *d)
 {
 	const struct backend_info *info = backend_info(dev->backend);
 
@@ -23,7 +24,7 @@ static void fill_device(struct arena *a, const struct device *dev, Shardd__V1__D
 	d->uuid = status_text(a, info->uuid);
 	d->kernels = status_text(a, info->kernels);
 	d->detail = status_text(a, info->detail);
-	d->order = (char *)order_name(info->order);
+	d->order = (char *)status_node_order_name(info->order);
 	d->mode = status_text(a, info->mode);
 	d->lost = status_text(a, info->lost);
 	d->overhead_bytes = info->overhead_bytes;
@@ -34,11 +35,11 @@ void status_fill_devices(struct arena *a, const struct node *node, Shardd__V1__S
 	reply->devices = STATUS_MESSAGES(a, node->n_devices, DeviceStatus, device_status);
 	reply->n_devices = reply->devices ? node->n_devices : 0;
 	for (unsigned i = 0; i < reply->n_devices; i++)
-		fill_device(a, &node->devices[i], reply->devices[i]);
+		status_node_fill_device(a, &node->devices[i], reply->devices[i]);
 }
 
-static void fill_comm(struct arena *a, const struct node_comm *nc, unsigned q,
-		      Shardd__V1__CommStatus *c)
+static void status_node_fill_comm(struct arena *a, const struct node_comm *nc, unsigned q,
+				  Shardd__V1__CommStatus *c)
 {
 	static const char *const states[] = { "MAKING", "READY", "BROKEN" };
 	struct comm_info info = { .name = "", .engine = "", .gather = "", .detail = "" };
@@ -70,12 +71,12 @@ void status_fill_comms(struct arena *a, const struct node *node, Shardd__V1__Sta
 		return;
 	list_for_each (nc, tmp, (struct list *)&node->comms, link)
 		for (unsigned q = 0; q < _BACKEND_Q_N; q++)
-			fill_comm(a, nc, q, reply->comms[reply->n_comms++]);
+			status_node_fill_comm(a, nc, q, reply->comms[reply->n_comms++]);
 }
 
 /* The job that pays for a slab, if the caller may know it. */
-static const struct job *payer_of(struct jobs *jobs, const struct status_scope *scope,
-				  const struct slab *s)
+static const struct job *status_node_payer_of(struct jobs *jobs, const struct status_scope *scope,
+					      const struct slab *s)
 {
 	struct list *lists[] = { &jobs->all, &jobs->zombies };
 	struct job *job, *tmp;
@@ -99,7 +100,7 @@ void status_fill_slabs(struct arena *a, struct jobs *jobs, const struct status_s
 	if (!reply->slabs)
 		return;
 	list_for_each (s, tmp, &jobs->node->devices[0].table->slabs, link) {
-		const struct job *job = payer_of(jobs, scope, s);
+		const struct job *job = status_node_payer_of(jobs, scope, s);
 		Shardd__V1__SlabStatus *r;
 
 		if (!job)

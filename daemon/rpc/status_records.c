@@ -6,8 +6,8 @@
 
 /* By the owner of the job at that time: the job may be gone, and its name may belong to another
  * user by now. */
-static bool record_visible(const struct status_scope *scope, const char *job, uid_t uid,
-			   bool is_private)
+static bool status_records_record_visible(const struct status_scope *scope, const char *job,
+					  uid_t uid, bool is_private)
 {
 	if (!status_named(scope, uid, job))
 		return false;
@@ -15,20 +15,20 @@ static bool record_visible(const struct status_scope *scope, const char *job, ui
 }
 
 /* @us on the wire, where times count from the start of the daemon and 0 means none. */
-static uint64_t since(uint64_t start, uint64_t us)
+static uint64_t status_records_since(uint64_t start, uint64_t us)
 {
 	return us ? us - start : 0;
 }
 
-static const char *record_state(const struct record *r)
+static const char *status_records_record_state(const struct record *r)
 {
 	if (r->op)
 		return op_state_name(r->op->state);
 	return r->error[0] ? "FAILED" : "DONE";
 }
 
-static void fill_record(struct arena *a, const struct record *r, uint64_t start,
-			Shardd__V1__OpRecord *o)
+static void status_records_fill_record(struct arena *a, const struct record *r, uint64_t start,
+				       Shardd__V1__OpRecord *o)
 {
 	char waits[512] = "";
 
@@ -45,11 +45,11 @@ static void fill_record(struct arena *a, const struct record *r, uint64_t start,
 	o->number = r->op ? r->op->entry.number : r->number;
 	o->seq = r->seq;
 	o->epoch = r->epoch;
-	o->state = (char *)record_state(r);
+	o->state = (char *)status_records_record_state(r);
 	o->announced_us = r->announced_us - start;
-	o->active_us = since(start, r->op ? r->op->active_us : r->active_us);
-	o->started_us = since(start, r->op ? r->op->started_us : r->started_us);
-	o->finished_us = since(start, r->finished_us);
+	o->active_us = status_records_since(start, r->op ? r->op->active_us : r->active_us);
+	o->started_us = status_records_since(start, r->op ? r->op->started_us : r->started_us);
+	o->finished_us = status_records_since(start, r->finished_us);
 	o->bytes = r->bytes;
 	o->error = status_text(a, r->error);
 	o->waits_for = status_text(a, waits);
@@ -62,21 +62,21 @@ void status_fill_ops(struct arena *a, const struct status_scope *scope, uint32_t
 	size_t n = 0, skip;
 
 	for (size_t i = 0; (rec = recorder_at(i)); i++)
-		n += record_visible(scope, rec->job, rec->uid, rec->is_private);
+		n += status_records_record_visible(scope, rec->job, rec->uid, rec->is_private);
 	skip = limit && n > limit ? n - limit : 0;
 	reply->ops = STATUS_MESSAGES(a, n - skip, OpRecord, op_record);
 	for (size_t i = 0; reply->ops && (rec = recorder_at(i)); i++) {
-		if (!record_visible(scope, rec->job, rec->uid, rec->is_private))
+		if (!status_records_record_visible(scope, rec->job, rec->uid, rec->is_private))
 			continue;
 		if (skip)
 			skip--;
 		else
-			fill_record(a, rec, start, reply->ops[reply->n_ops++]);
+			status_records_fill_record(a, rec, start, reply->ops[reply->n_ops++]);
 	}
 }
 
-static void fill_device_record(struct arena *a, const struct device_record *r, uint64_t start,
-			       Shardd__V1__DeviceRecord *d)
+static void status_records_fill_device_record(struct arena *a, const struct device_record *r,
+					      uint64_t start, Shardd__V1__DeviceRecord *d)
 {
 	d->id = r->id;
 	d->job = status_text(a, r->job);
@@ -88,8 +88,8 @@ static void fill_device_record(struct arena *a, const struct device_record *r, u
 	d->number = r->number;
 	d->epoch = r->epoch;
 	d->submitted_us = r->submitted_us - start;
-	d->began_us = since(start, r->began_us);
-	d->ended_us = r->pending ? 0 : since(start, r->ended_us);
+	d->began_us = status_records_since(start, r->began_us);
+	d->ended_us = r->pending ? 0 : status_records_since(start, r->ended_us);
 	d->kernels = r->kernels;
 	d->bytes = r->bytes;
 	d->error = status_text(a, r->status ? strerror(-r->status) : "");
@@ -102,15 +102,16 @@ void status_fill_device_records(struct arena *a, const struct status_scope *scop
 	size_t n = 0, skip;
 
 	for (size_t i = 0; (rec = recorder_device_at(i)); i++)
-		n += record_visible(scope, rec->job, rec->uid, rec->is_private);
+		n += status_records_record_visible(scope, rec->job, rec->uid, rec->is_private);
 	skip = limit && n > limit ? n - limit : 0;
 	reply->devices = STATUS_MESSAGES(a, n - skip, DeviceRecord, device_record);
 	for (size_t i = 0; reply->devices && (rec = recorder_device_at(i)); i++) {
-		if (!record_visible(scope, rec->job, rec->uid, rec->is_private))
+		if (!status_records_record_visible(scope, rec->job, rec->uid, rec->is_private))
 			continue;
 		if (skip)
 			skip--;
 		else
-			fill_device_record(a, rec, start, reply->devices[reply->n_devices++]);
+			status_records_fill_device_record(a, rec, start,
+							  reply->devices[reply->n_devices++]);
 	}
 }

@@ -4,14 +4,15 @@
 #include "rpc/status_fill.h"
 
 /* The job of which it is a rank, or which it reads. */
-static const struct job *job_of(const struct session *s)
+static const struct job *status_sessions_job_of(const struct session *s)
 {
 	return s->member ? s->member->job : s->reader ? s->reader->job : NULL;
 }
 
-static bool session_visible(const struct status_scope *scope, const struct session *s)
+static bool status_sessions_session_visible(const struct status_scope *scope,
+					    const struct session *s)
 {
-	const struct job *job = job_of(s);
+	const struct job *job = status_sessions_job_of(s);
 
 	if (scope->uid != proc_uid(s->proc) && !job_is_admin(scope->uid))
 		return false;
@@ -20,7 +21,8 @@ static bool session_visible(const struct status_scope *scope, const struct sessi
 	return !scope->job || job == scope->job;
 }
 
-static void fill_ring(struct arena *a, const struct session *s, Shardd__V1__SessionStatus *r)
+static void status_sessions_fill_ring(struct arena *a, const struct session *s,
+				      Shardd__V1__SessionStatus *r)
 {
 	struct session_ring_info info;
 	Shardd__V1__RingStatus **ring =
@@ -38,7 +40,8 @@ static void fill_ring(struct arena *a, const struct session *s, Shardd__V1__Sess
 	r->ring->full = info.full;
 }
 
-static void fill_session(struct arena *a, const struct session *s, Shardd__V1__SessionStatus *r)
+static void status_sessions_fill_session(struct arena *a, const struct session *s,
+					 Shardd__V1__SessionStatus *r)
 {
 	const struct member *m = s->member;
 
@@ -46,15 +49,16 @@ static void fill_session(struct arena *a, const struct session *s, Shardd__V1__S
 	r->pid = (int32_t)proc_pid(s->proc);
 	r->uid = proc_uid(s->proc);
 	r->client_name = status_text(a, s->name);
-	r->job = status_text(a, job_of(s) ? job_of(s)->rec->name : "");
-	r->job_uid = job_of(s) ? job_of(s)->rec->uid : 0;
+	r->job = status_text(a,
+			     status_sessions_job_of(s) ? status_sessions_job_of(s)->rec->name : "");
+	r->job_uid = status_sessions_job_of(s) ? status_sessions_job_of(s)->rec->uid : 0;
 	r->rank = m ? (int32_t)m->rank : -1;
 	r->age_s = (clock_now_us() - s->created_us) / 1000000u;
 	r->pending_ops = m ? m->pending : 0;
 	r->ops_total = s->ops_total;
 	r->held_bytes = m ? m->pool.used : 0;
 	r->local_channel = !list_empty(&s->locals);
-	fill_ring(a, s, r);
+	status_sessions_fill_ring(a, s, r);
 }
 
 void status_fill_sessions(struct arena *a, struct sessions *sessions,
@@ -66,6 +70,6 @@ void status_fill_sessions(struct arena *a, struct sessions *sessions,
 	if (!reply->sessions)
 		return;
 	list_for_each (s, tmp, &sessions->all, link)
-		if (session_visible(scope, s))
-			fill_session(a, s, reply->sessions[reply->n_sessions++]);
+		if (status_sessions_session_visible(scope, s))
+			status_sessions_fill_session(a, s, reply->sessions[reply->n_sessions++]);
 }

@@ -1,7 +1,8 @@
 /* Users, with their use of their limits. */
 #include "rpc/status_fill.h"
 
-static void status_fill_user(struct arena *a, const struct user *u, Shardd__V1__UserStatus *r)
+static void status_users_status_fill_user(struct arena *a, const struct user *u,
+					  Shardd__V1__UserStatus *r)
 {
 	r->uid = u->uid;
 	r->worker_weight = u->worker_weight;
@@ -25,5 +26,5 @@ void status_fill_users(struct arena *a, const struct users *users, const struct 
 		return;
 	for (struct user *u = users_next(users, NULL); u; u = users_next(users, u))
 		if (user_is_admin(scope->uid) || scope->uid == u->uid)
-			status_fill_user(a, u, reply->users[reply->n_users++]);
+			status_users_status_fill_user(a, u, reply->users[reply->n_users++]);
 }

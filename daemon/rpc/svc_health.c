@@ -15,7 +15,7 @@ struct watcher {
 	struct rpc_call *call;
 };
 
-static bool is_known(const char *service)
+static bool svc_health_is_known(const char *service)
 {
 	static const char *const names[] = { "", "shardd.v1.Shardd", "shardd.v1.Status" };
 
@@ -25,7 +25,7 @@ static bool is_known(const char *service)
 	return false;
 }
 
-static Grpc__Health__V1__HealthCheckResponse response(const struct health *h)
+static Grpc__Health__V1__HealthCheckResponse svc_health_response(const struct health *h)
 {
 	Grpc__Health__V1__HealthCheckResponse msg = GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__INIT;
 
@@ -33,13 +33,13 @@ static Grpc__Health__V1__HealthCheckResponse response(const struct health *h)
 	return msg;
 }
 
-static void check(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+static void svc_health_check(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	const Grpc__Health__V1__HealthCheckRequest *req = (const void *)request;
-	Grpc__Health__V1__HealthCheckResponse msg = response(userdata);
+	Grpc__Health__V1__HealthCheckResponse msg = svc_health_response(userdata);
 	struct fault f = FAULT_NULL;
 
-	if (is_known(req->service)) {
+	if (svc_health_is_known(req->service)) {
 		rpc_call_reply(call, &msg.base);
 		return;
 	}
@@ -47,34 +47,34 @@ static void check(struct rpc_call *call, const ProtobufCMessage *request, void *
 	rpc_call_fail(call, &f);
 }
 
-static void watcher_free(struct watcher *w)
+static void svc_health_watcher_free(struct watcher *w)
 {
 	list_unlink(&w->link);
 	free(w);
 }
 
-static void on_cancelled(struct rpc_call *call, void *userdata)
+static void svc_health_on_cancelled(struct rpc_call *call, void *userdata)
 {
-	watcher_free(userdata);
+	svc_health_watcher_free(userdata);
 	rpc_call_end(call);
 }
 
 /* A watch whose client does not read is ended. */
-static void tell(struct health *h, struct watcher *w)
+static void svc_health_tell(struct health *h, struct watcher *w)
 {
-	Grpc__Health__V1__HealthCheckResponse msg = response(h);
+	Grpc__Health__V1__HealthCheckResponse msg = svc_health_response(h);
 	struct rpc_call *call = w->call;
 	struct fault f = FAULT_NULL;
 
 	if (rpc_call_send(call, &msg.base) == 0)
 		return;
-	watcher_free(w);
+	svc_health_watcher_free(w);
 	fault_set(&f, FAULT_EXHAUSTED, NULL, "the watcher does not read its messages");
 	rpc_call_fail(call, &f);
 }
 
 /* The protocol requires the call to stay open for a name that is not known (yet). */
-static void watch(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+static void svc_health_watch(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	const Grpc__Health__V1__HealthCheckRequest *req = (const void *)request;
 	Grpc__Health__V1__HealthCheckResponse msg = GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__INIT;
@@ -89,10 +89,10 @@ static void watch(struct rpc_call *call, const ProtobufCMessage *request, void *
 	}
 	w->call = call;
 	list_init(&w->link);
-	rpc_call_on_cancelled(call, on_cancelled, w);
-	if (is_known(req->service)) {
+	rpc_call_on_cancelled(call, svc_health_on_cancelled, w);
+	if (svc_health_is_known(req->service)) {
 		list_append(&h->watchers, &w->link);
-		tell(h, w);
+		svc_health_tell(h, w);
 		return;
 	}
 	msg.status = UNKNOWN;
@@ -100,8 +100,8 @@ static void watch(struct rpc_call *call, const ProtobufCMessage *request, void *
 }
 
 static const struct rpc_method methods[] = {
-	{ "Check", check, false, false },
-	{ "Watch", watch, true, false },
+	{ "Check", svc_health_check, false, false },
+	{ "Watch", svc_health_watch, true, false },
 	{ NULL, NULL, false, false },
 };
 
@@ -125,7 +125,7 @@ void health_set(struct health *h, bool serving)
 		return;
 	h->serving = serving;
 	list_for_each (w, tmp, &h->watchers, link)
-		tell(h, w);
+		svc_health_tell(h, w);
 }
 
 const struct rpc_service *health_service(const struct health *h)

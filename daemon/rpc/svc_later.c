@@ -16,7 +16,7 @@ struct later {
 	void (*given_up)(struct rpc_call *call);
 };
 
-static void on_cancelled(struct rpc_call *call, void *userdata)
+static void svc_later_on_cancelled(struct rpc_call *call, void *userdata)
 {
 	struct later *l = userdata;
 	struct fault f = FAULT_NULL;
@@ -29,23 +29,23 @@ static void on_cancelled(struct rpc_call *call, void *userdata)
 	rpc_call_fail(call, &f);
 }
 
-static void wait(struct later *l);
+static void svc_later_wait(struct later *l);
 
-static void on_change(struct parked *p)
+static void svc_later_on_change(struct parked *p)
 {
 	struct later *l = CONTAINER_OF(p, struct later, parked);
 
 	rpc_call_on_cancelled(l->call, NULL, NULL);
 	if (l->try(l->call, l->request, l->userdata) == SVC_LATER)
-		wait(l);
+		svc_later_wait(l);
 	else
 		free(l);
 }
 
-static void wait(struct later *l)
+static void svc_later_wait(struct later *l)
 {
-	rpc_call_on_cancelled(l->call, on_cancelled, l);
-	node_wait(l->node, &l->parked, on_change);
+	rpc_call_on_cancelled(l->call, svc_later_on_cancelled, l);
+	node_wait(l->node, &l->parked, svc_later_on_change);
 }
 
 void svc_try(struct rpc_call *call, const ProtobufCMessage *request, struct node *node,
@@ -71,5 +71,5 @@ void svc_try(struct rpc_call *call, const ProtobufCMessage *request, struct node
 			     .try = try,
 			     .given_up = given_up };
 	list_init(&l->parked.link);
-	wait(l);
+	svc_later_wait(l);
 }

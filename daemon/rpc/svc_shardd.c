@@ -41,7 +41,7 @@ struct member *svc_member(struct rpc_call *call)
 	return m;
 }
 
-static int check_attach(const Shardd__V1__AttachRequest *r, struct fault *f)
+static int svc_shardd_check_attach(const Shardd__V1__AttachRequest *r, struct fault *f)
 {
 	if (*r->client_name && unit_spec_name(r->client_name, SESSION_NAME_MAX, "client_name", f))
 		return f->code;
@@ -51,7 +51,8 @@ static int check_attach(const Shardd__V1__AttachRequest *r, struct fault *f)
 	return 0;
 }
 
-static void attach(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+static void svc_shardd_attach(struct rpc_call *call, const ProtobufCMessage *request,
+			      void *userdata)
 {
 	const Shardd__V1__AttachRequest *r = (const Shardd__V1__AttachRequest *)request;
 	struct svc_shardd *svc = userdata;
@@ -62,7 +63,7 @@ static void attach(struct rpc_call *call, const ProtobufCMessage *request, void 
 
 	if (!c)
 		fault_set(&f, FAULT_CANCELLED, NULL, "the connection is closed");
-	if (f.code || check_attach(r, &f) ||
+	if (f.code || svc_shardd_check_attach(r, &f) ||
 	    session_new(svc->sessions, c, r->client_name, &s, &f)) {
 		svc_refuse(call, "attach", "", &f);
 		return;
@@ -86,15 +87,15 @@ struct watch {
 	struct rpc_call *call;
 };
 
-static void watch_free(struct watch *w)
+static void svc_shardd_watch_free(struct watch *w)
 {
 	list_unlink(&w->sw.link);
 	rpc_call_on_cancelled(w->call, NULL, NULL);
 	free(w);
 }
 
-static void send_event(struct watch *w, Shardd__V1__Event__Kind kind, uint64_t epoch,
-		       const char *text)
+static void svc_shardd_send_event(struct watch *w, Shardd__V1__Event__Kind kind, uint64_t epoch,
+				  const char *text)
 {
 	Shardd__V1__Event e = SHARDD__V1__EVENT__INIT;
 	struct rpc_call *call = w->call;
@@ -108,13 +109,13 @@ static void send_event(struct watch *w, Shardd__V1__Event__Kind kind, uint64_t e
 	e.text = clean;
 	if (rpc_call_send(call, &e.base) == 0)
 		return;
-	watch_free(w);
+	svc_shardd_watch_free(w);
 	fault_set(&f, FAULT_EXHAUSTED, NULL, "this watcher does not read its events");
 	rpc_call_fail(call, &f);
 }
 
-static void on_event(struct session_watch *sw, enum job_event_kind kind, uint64_t epoch,
-		     const char *text)
+static void svc_shardd_on_event(struct session_watch *sw, enum job_event_kind kind, uint64_t epoch,
+				const char *text)
 {
 	static const Shardd__V1__Event__Kind kinds[] = {
 		[JOB_EVENT_EPOCH_ENDED] = SHARDD__V1__EVENT__KIND__KIND_EPOCH_ENDED,
@@ -122,25 +123,25 @@ static void on_event(struct session_watch *sw, enum job_event_kind kind, uint64_
 		[JOB_EVENT_DRAIN] = SHARDD__V1__EVENT__KIND__KIND_DRAIN,
 	};
 
-	send_event(CONTAINER_OF(sw, struct watch, sw), kinds[kind], epoch, text);
+	svc_shardd_send_event(CONTAINER_OF(sw, struct watch, sw), kinds[kind], epoch, text);
 }
 
-static void on_session_ended(struct session_watch *sw)
+static void svc_shardd_on_session_ended(struct session_watch *sw)
 {
 	struct watch *w = CONTAINER_OF(sw, struct watch, sw);
 	struct rpc_call *call = w->call;
 
-	watch_free(w);
+	svc_shardd_watch_free(w);
 	rpc_call_end(call);
 }
 
-static void on_watch_cancelled(struct rpc_call *call, void *userdata)
+static void svc_shardd_on_watch_cancelled(struct rpc_call *call, void *userdata)
 {
-	watch_free(userdata);
+	svc_shardd_watch_free(userdata);
 	rpc_call_end(call);
 }
 
-static void watch(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+static void svc_shardd_watch(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	struct session *s = svc_session(call);
 	struct watch *w;
@@ -161,18 +162,19 @@ static void watch(struct rpc_call *call, const ProtobufCMessage *request, void *
 		return;
 	}
 	w->call = call;
-	w->sw.fn = on_event;
-	w->sw.ended = on_session_ended;
-	rpc_call_on_cancelled(call, on_watch_cancelled, w);
-	send_event(w, SHARDD__V1__EVENT__KIND__KIND_HELLO, s->member ? s->member->epoch : 0, "");
+	w->sw.fn = svc_shardd_on_event;
+	w->sw.ended = svc_shardd_on_session_ended;
+	rpc_call_on_cancelled(call, svc_shardd_on_watch_cancelled, w);
+	svc_shardd_send_event(w, SHARDD__V1__EVENT__KIND__KIND_HELLO,
+			      s->member ? s->member->epoch : 0, "");
 }
 
 void svc_shardd_init(struct svc_shardd *svc, struct sessions *sessions, struct jobs *jobs,
 		     struct slices *slices, uint64_t max_message_bytes)
 {
 	static const struct rpc_method methods[] = {
-		{ "Attach", attach, false, false },
-		{ "Watch", watch, true, false },
+		{ "Attach", svc_shardd_attach, false, false },
+		{ "Watch", svc_shardd_watch, true, false },
 		{ "CreateJob", svc_create_job, false, false },
 		{ "DeleteJob", svc_delete_job, false, false },
 		{ "DrainJob", svc_drain_job, false, false },

@@ -131,7 +131,8 @@ void svc_drain_job(struct rpc_call *call, const ProtobufCMessage *request, void 
 
 /* ---------------------------------------------------------------- groups */
 
-static int check_ranks(const struct job *job, const uint32_t *ranks, size_t n, struct fault *f)
+static int svc_shardd_jobs_check_ranks(const struct job *job, const uint32_t *ranks, size_t n,
+				       struct fault *f)
 {
 	bool *seen;
 
@@ -177,7 +178,7 @@ void svc_create_group(struct rpc_call *call, const ProtobufCMessage *request, vo
 	if (!m)
 		return;
 	if (svc_check_joined(m, &f) || unit_spec_name(r->name, UNIT_NAME_MAX, "name", &f) ||
-	    check_ranks(m->job, r->ranks, r->n_ranks, &f) ||
+	    svc_shardd_jobs_check_ranks(m->job, r->ranks, r->n_ranks, &f) ||
 	    job_group(m->job, r->name, r->ranks, r->n_ranks, &g, &f)) {
 		rpc_call_fail(call, &f);
 		return;

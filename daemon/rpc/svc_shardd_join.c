@@ -10,8 +10,8 @@
 /* ------------------------------------------------------------- the answer */
 
 /* The description of a page for a client: the page of its signals, or the ready page. */
-static void fill_page(const struct member *m, struct slab *s, Shardd__V1__Placement *p,
-		      uint8_t *handle)
+static void svc_shardd_join_fill_page(const struct member *m, struct slab *s,
+				      Shardd__V1__Placement *p, uint8_t *handle)
 {
 	shardd__v1__placement__init(p);
 	p->slab = s->id;
@@ -29,8 +29,8 @@ struct link_parts {
 	ProtobufCBinaryData event_data[_BACKEND_Q_N * BACKEND_EVENT_RING];
 };
 
-static int fill_events(const struct member *m, struct link_parts *parts, Shardd__V1__StreamLink *l,
-		       struct fault *f)
+static int svc_shardd_join_fill_events(const struct member *m, struct link_parts *parts,
+				       Shardd__V1__StreamLink *l, struct fault *f)
 {
 	for (unsigned i = 0; i < ARRAY_SIZE(parts->events); i++) {
 		int r = backend_ready_event(m->device->backend,
@@ -46,8 +46,8 @@ static int fill_events(const struct member *m, struct link_parts *parts, Shardd_
 	return 0;
 }
 
-static int fill_link(const struct member *m, struct link_parts *parts, Shardd__V1__StreamLink *l,
-		     struct fault *f)
+static int svc_shardd_join_fill_link(const struct member *m, struct link_parts *parts,
+				     Shardd__V1__StreamLink *l, struct fault *f)
 {
 	bool events = backend_info(m->device->backend)->order == BACKEND_ORDER_EVENTS;
 	struct slab *ready = device_ready(m->device, job_share(m->job));
@@ -58,16 +58,17 @@ static int fill_link(const struct member *m, struct link_parts *parts, Shardd__V
 	l->slots = BACKEND_SIGNAL_SLOTS;
 	l->slot_stride = BACKEND_SLOT_STRIDE;
 	l->event_ring = events ? BACKEND_EVENT_RING : 0;
-	fill_page(m, member_signals_slab(m), &parts->signals, parts->signals_handle);
+	svc_shardd_join_fill_page(m, member_signals_slab(m), &parts->signals,
+				  parts->signals_handle);
 	if (!ready)
 		return fault_errno(f, -ENOMEM, "handing out the ready page");
-	fill_page(m, ready, &parts->ready, parts->ready_handle);
+	svc_shardd_join_fill_page(m, ready, &parts->ready, parts->ready_handle);
 	l->signals = &parts->signals;
 	l->ready = &parts->ready;
-	return events ? fill_events(m, parts, l, f) : 0;
+	return events ? svc_shardd_join_fill_events(m, parts, l, f) : 0;
 }
 
-static void send_join(struct rpc_call *call, const struct member *m, bool created)
+static void svc_shardd_join_send_join(struct rpc_call *call, const struct member *m, bool created)
 {
 	Shardd__V1__JoinReply reply = SHARDD__V1__JOIN_REPLY__INIT;
 	Shardd__V1__Device device = SHARDD__V1__DEVICE__INIT;
@@ -94,7 +95,7 @@ static void send_join(struct rpc_call *call, const struct member *m, bool create
 	device.backend = (char *)info->name;
 	device.uuid = (char *)info->uuid;
 	reply.device = &device;
-	if (member_signals(m) && fill_link(m, &parts, &link, &f)) {
+	if (member_signals(m) && svc_shardd_join_fill_link(m, &parts, &link, &f)) {
 		rpc_call_fail(call, &f);
 		return;
 	}
@@ -105,7 +106,8 @@ static void send_join(struct rpc_call *call, const struct member *m, bool create
 
 /* Joined: with signals for its streams, if it wants them. @userdata: not NULL if it created the
  * job. */
-static int answer_join(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+static int svc_shardd_join_answer_join(struct rpc_call *call, const ProtobufCMessage *request,
+				       void *userdata)
 {
 	const Shardd__V1__JoinRequest *r = (const Shardd__V1__JoinRequest *)request;
 	struct member *m = svc_member(call);
@@ -123,7 +125,7 @@ static int answer_join(struct rpc_call *call, const ProtobufCMessage *request, v
 	if (f.code)
 		rpc_call_fail(call, &f);
 	else
-		send_join(call, m, userdata);
+		svc_shardd_join_send_join(call, m, userdata);
 	return SVC_ENDED;
 }
 
@@ -137,7 +139,7 @@ struct joining {
 	const Shardd__V1__JoinRequest *request; /* the call's */
 };
 
-static void on_join_cancelled(struct rpc_call *call, void *userdata)
+static void svc_shardd_join_on_join_cancelled(struct rpc_call *call, void *userdata)
 {
 	struct joining *j = userdata;
 	struct fault f = FAULT_NULL;
@@ -149,8 +151,8 @@ static void on_join_cancelled(struct rpc_call *call, void *userdata)
 }
 
 /* Return: 0 or a fault code, then the call is answered; or JOB_E_BUSY. */
-static int join_now(struct rpc_call *call, struct job *job, const Shardd__V1__JoinRequest *r,
-		    bool created)
+static int svc_shardd_join_now(struct rpc_call *call, struct job *job,
+			       const Shardd__V1__JoinRequest *r, bool created)
 {
 	const struct job_joining how = { r->rank, r->device, r->no_channel };
 	struct conn *c = rpc_call_conn(call);
@@ -166,11 +168,12 @@ static int join_now(struct rpc_call *call, struct job *job, const Shardd__V1__Jo
 	}
 	audit(s->proc, "joined", job->label, "rank=%u session=%llu epoch=%llu", r->rank,
 	      (unsigned long long)s->id, (unsigned long long)s->member->epoch);
-	svc_try(call, &r->base, job->node, answer_join, NULL, created ? call : NULL);
+	svc_try(call, &r->base, job->node, svc_shardd_join_answer_join, NULL,
+		created ? call : NULL);
 	return 0;
 }
 
-static void on_settled(struct job_waiter *w)
+static void svc_shardd_join_on_settled(struct job_waiter *w)
 {
 	struct joining *j = CONTAINER_OF(w, struct joining, waiter);
 	struct fault f = FAULT_NULL;
@@ -179,15 +182,16 @@ static void on_settled(struct job_waiter *w)
 	if (j->job->deleted) {
 		fault_set(&f, FAULT_NOT_FOUND, NULL, "job '%s' was deleted", j->job->rec->name);
 		rpc_call_fail(j->call, &f);
-	} else if (join_now(j->call, j->job, j->request, false) == JOB_E_BUSY) {
-		rpc_call_on_cancelled(j->call, on_join_cancelled, j);
+	} else if (svc_shardd_join_now(j->call, j->job, j->request, false) == JOB_E_BUSY) {
+		rpc_call_on_cancelled(j->call, svc_shardd_join_on_join_cancelled, j);
 		job_wait_settled(j->job, &j->waiter);
 		return;
 	}
 	free(j);
 }
 
-static void join_later(struct rpc_call *call, struct job *job, const Shardd__V1__JoinRequest *r)
+static void svc_shardd_join_later(struct rpc_call *call, struct job *job,
+				  const Shardd__V1__JoinRequest *r)
 {
 	struct joining *j = calloc(1, sizeof(*j));
 	struct fault f = FAULT_NULL;
@@ -198,14 +202,15 @@ static void join_later(struct rpc_call *call, struct job *job, const Shardd__V1_
 		return;
 	}
 	*j = (struct joining){ .call = call, .job = job, .request = r };
-	j->waiter.fn = on_settled;
+	j->waiter.fn = svc_shardd_join_on_settled;
 	list_init(&j->waiter.link);
-	rpc_call_on_cancelled(call, on_join_cancelled, j);
+	rpc_call_on_cancelled(call, svc_shardd_join_on_join_cancelled, j);
 	job_wait_settled(job, &j->waiter);
 }
 
 /* The run of the daemon that the trainer continues from. */
-static int join_instance(const Shardd__V1__JoinRequest *r, struct job_spec *spec, struct fault *f)
+static int svc_shardd_join_instance(const Shardd__V1__JoinRequest *r, struct job_spec *spec,
+				    struct fault *f)
 {
 	if (!r->instance.len)
 		return 0;
@@ -233,21 +238,22 @@ void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *user
 	if (svc_decode_job(r->job, &spec, &f) == 0 && r->rank >= spec.world_size)
 		fault_set(&f, FAULT_INVALID, "rank", "rank %u is out of range (0..%u)", r->rank,
 			  spec.world_size - 1);
-	if (f.code || join_instance(r, &spec, &f) ||
+	if (f.code || svc_shardd_join_instance(r, &spec, &f) ||
 	    job_open(svc->jobs, &spec, proc_uid(s->proc), proc_gid(s->proc), &job, &created, &f)) {
 		svc_refuse(call, "join", r->job ? r->job->name : "", &f);
 		return;
 	}
 	if (created)
 		svc_log_created(s->proc, job);
-	e = join_now(call, job, r, created);
+	e = svc_shardd_join_now(call, job, r, created);
 	if (e == JOB_E_BUSY)
-		join_later(call, job, r);
+		svc_shardd_join_later(call, job, r);
 	else if (e && created) /* nobody requested a job without its first rank */
 		(void)job_delete(job, false, NULL, &f);
 }
 
-static int leave_now(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+static int svc_shardd_join_leave_now(struct rpc_call *call, const ProtobufCMessage *request,
+				     void *userdata)
 {
 	Shardd__V1__LeaveReply reply = SHARDD__V1__LEAVE_REPLY__INIT;
 	struct session *s = svc_session(call);
@@ -280,12 +286,13 @@ void svc_leave(struct rpc_call *call, const ProtobufCMessage *request, void *use
 {
 	struct svc_shardd *svc = userdata;
 
-	svc_try(call, request, svc->jobs->node, leave_now, NULL, NULL);
+	svc_try(call, request, svc->jobs->node, svc_shardd_join_leave_now, NULL, NULL);
 }
 
 /* ----------------------------------------------------------------- events */
 
-static int take_events(struct member *m, const Shardd__V1__ShareEventsRequest *r, struct fault *f)
+static int svc_shardd_join_take_events(struct member *m, const Shardd__V1__ShareEventsRequest *r,
+				       struct fault *f)
 {
 	const uint8_t *handles[BACKEND_EVENT_RING];
 	int e;
@@ -330,7 +337,7 @@ void svc_share_events(struct rpc_call *call, const ProtobufCMessage *request, vo
 	if (!m)
 		return;
 	if (svc_check_joined(m, &f) ||
-	    take_events(m, (const Shardd__V1__ShareEventsRequest *)request, &f))
+	    svc_shardd_join_take_events(m, (const Shardd__V1__ShareEventsRequest *)request, &f))
 		rpc_call_fail(call, &f);
 	else
 		rpc_call_reply(call, &reply.base);

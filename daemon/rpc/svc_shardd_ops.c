@@ -6,14 +6,14 @@
 #include "op/op.h"
 #include "rpc/svc_impl.h"
 
-static void send_reply(const ProtobufCMessage *reply, void *ctx)
+static void svc_shardd_ops_send_reply(const ProtobufCMessage *reply, void *ctx)
 {
 	rpc_call_reply(ctx, reply);
 }
 
 /* Log that a limit was the reason. */
-static void fail(struct rpc_call *call, const struct op_type *type, const struct member *m,
-		 const struct fault *f)
+static void svc_shardd_ops_fail(struct rpc_call *call, const struct op_type *type,
+				const struct member *m, const struct fault *f)
 {
 	if (f->code == FAULT_EXHAUSTED)
 		svc_refuse(call, type->name, m->job->label, f);
@@ -21,20 +21,20 @@ static void fail(struct rpc_call *call, const struct op_type *type, const struct
 		rpc_call_fail(call, f);
 }
 
-static void on_done(struct op *op, void *userdata)
+static void svc_shardd_ops_on_done(struct op *op, void *userdata)
 {
 	struct rpc_call *call = userdata;
 
 	rpc_call_on_cancelled(call, NULL, NULL);
 	if (op->fault.code)
-		fail(call, op->type, op->m, &op->fault);
+		svc_shardd_ops_fail(call, op->type, op->m, &op->fault);
 	else
-		op->type->encode(op, send_reply, call);
+		op->type->encode(op, svc_shardd_ops_send_reply, call);
 }
 
 /* The calls of a process that died are cancelled before the daemon sees its connection close. In
  * that case the session ends, and its peers are told why. */
-static void on_cancelled(struct rpc_call *call, void *userdata)
+static void svc_shardd_ops_on_cancelled(struct rpc_call *call, void *userdata)
 {
 	struct conn *c = rpc_call_conn(call);
 	uint64_t deadline = rpc_call_deadline_us(call);
@@ -50,7 +50,7 @@ static void on_cancelled(struct rpc_call *call, void *userdata)
 }
 
 /* "/shardd.v1.Shardd/Gather" -> Gather */
-static const struct op_type *type_of(const struct rpc_call *call)
+static const struct op_type *svc_shardd_ops_type_of(const struct rpc_call *call)
 {
 	const char *slash = strrchr(rpc_call_method(call), '/');
 	const struct op_type *type = slash ? op_type_by_name(slash + 1) : NULL;
@@ -67,11 +67,11 @@ struct pending {
 
 static struct pending *submitting;
 
-static void on_done_first(struct op *op, void *userdata)
+static void svc_shardd_ops_on_done_first(struct op *op, void *userdata)
 {
 	if (submitting && submitting->call == userdata)
 		submitting->over = true;
-	on_done(op, userdata);
+	svc_shardd_ops_on_done(op, userdata);
 }
 
 void svc_op(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
@@ -88,11 +88,11 @@ void svc_op(struct rpc_call *call, const ProtobufCMessage *request, void *userda
 		return;
 	s->ops_total++;
 	submitting = &p;
-	r = op_submit(m, type_of(call), request, rpc_call_deadline_us(call), on_done_first, call,
-		      &op, &f);
+	r = op_submit(m, svc_shardd_ops_type_of(call), request, rpc_call_deadline_us(call),
+		      svc_shardd_ops_on_done_first, call, &op, &f);
 	submitting = outer;
 	if (r)
-		fail(call, type_of(call), m, &f);
+		svc_shardd_ops_fail(call, svc_shardd_ops_type_of(call), m, &f);
 	else if (!p.over)
-		rpc_call_on_cancelled(call, on_cancelled, op);
+		rpc_call_on_cancelled(call, svc_shardd_ops_on_cancelled, op);
 }

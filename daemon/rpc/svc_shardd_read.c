@@ -14,7 +14,7 @@
 /* ------------------------------------------------------------------- ReadJob */
 
 /* Where the parameters are, for a process on none of the job's devices. */
-static int check_memory(const struct job *job, struct fault *f)
+static int svc_shardd_read_check_memory(const struct job *job, struct fault *f)
 {
 	const struct backend_info *info = backend_info(job->node->devices[0].backend);
 
@@ -32,8 +32,8 @@ static int check_memory(const struct job *job, struct fault *f)
 	return 0;
 }
 
-static void fill_tensor(const struct job *job, const struct unit *u, uint32_t i,
-			Shardd__V1__ReadTensor *m)
+static void svc_shardd_read_fill_tensor(const struct job *job, const struct unit *u, uint32_t i,
+					Shardd__V1__ReadTensor *m)
 {
 	const struct unit_tensor *t = &u->tensors[i];
 	const struct unit *of = t->alias ? job->units[t->of_unit - 1] : u;
@@ -52,8 +52,8 @@ static void fill_tensor(const struct job *job, const struct unit *u, uint32_t i,
 	m->frozen = real->frozen;
 }
 
-static void fill_unit(struct arena *a, const struct job *job, const struct unit *u,
-		      Shardd__V1__ReadUnit *m)
+static void svc_shardd_read_fill_unit(struct arena *a, const struct job *job, const struct unit *u,
+				      Shardd__V1__ReadUnit *m)
 {
 	size_t n = u->rec->n_tensors;
 	Shardd__V1__ReadTensor *tensors = arena_take(a, n * sizeof(*tensors));
@@ -67,12 +67,12 @@ static void fill_unit(struct arena *a, const struct job *job, const struct unit 
 		return;
 	for (; m->n_tensors < n; m->n_tensors++) {
 		m->tensors[m->n_tensors] = &tensors[m->n_tensors];
-		fill_tensor(job, u, (uint32_t)m->n_tensors, &tensors[m->n_tensors]);
+		svc_shardd_read_fill_tensor(job, u, (uint32_t)m->n_tensors, &tensors[m->n_tensors]);
 	}
 }
 
 /* Units from index @first on. Return: the first one that is not among them. */
-static uint32_t page_end(const struct job *job, uint32_t first)
+static uint32_t svc_shardd_read_page_end(const struct job *job, uint32_t first)
 {
 	size_t tensors = 0;
 
@@ -81,16 +81,16 @@ static uint32_t page_end(const struct job *job, uint32_t first)
 	return first;
 }
 
-static void fill_page(struct arena *a, const struct job *job, uint32_t first,
-		      Shardd__V1__ReadJobReply *reply)
+static void svc_shardd_read_fill_page(struct arena *a, const struct job *job, uint32_t first,
+				      Shardd__V1__ReadJobReply *reply)
 {
-	uint32_t end = page_end(job, first);
+	uint32_t end = svc_shardd_read_page_end(job, first);
 	Shardd__V1__ReadUnit *units = arena_take(a, (end - first) * sizeof(*units));
 
 	reply->units = arena_take(a, (end - first) * sizeof(*reply->units));
 	for (uint32_t i = first; units && reply->units && i < end; i++) {
 		reply->units[i - first] = &units[i - first];
-		fill_unit(a, job, job->units[i], &units[i - first]);
+		svc_shardd_read_fill_unit(a, job, job->units[i], &units[i - first]);
 		reply->n_units++;
 	}
 	reply->next = end < job->n_units ? end + 1 : 0;
@@ -100,7 +100,7 @@ static void fill_page(struct arena *a, const struct job *job, uint32_t first,
 	reply->step = job->rec->step;
 }
 
-static int check_first(const struct job *job, uint32_t first, struct fault *f)
+static int svc_shardd_read_check_first(const struct job *job, uint32_t first, struct fault *f)
 {
 	if (first <= job->n_units + 1)
 		return 0;
@@ -121,12 +121,12 @@ void svc_read_job(struct rpc_call *call, const ProtobufCMessage *request, void *
 	if (!s)
 		return;
 	if (svc_find_job(call, userdata, r->job, &job, &f) ||
-	    job_check_open(job, proc_uid(s->proc), &f) || check_memory(job, &f) ||
-	    check_first(job, r->first, &f) || session_read(s, job, &f)) {
+	    job_check_open(job, proc_uid(s->proc), &f) || svc_shardd_read_check_memory(job, &f) ||
+	    svc_shardd_read_check_first(job, r->first, &f) || session_read(s, job, &f)) {
 		svc_refuse(call, "read", r->job, &f);
 		return;
 	}
-	fill_page(&a, job, r->first ? r->first - 1 : 0, &reply);
+	svc_shardd_read_fill_page(&a, job, r->first ? r->first - 1 : 0, &reply);
 	if (a.failed) {
 		fault_errno(&f, -ENOMEM, "listing a job's units");
 		rpc_call_fail(call, &f);
@@ -139,7 +139,7 @@ void svc_read_job(struct rpc_call *call, const ProtobufCMessage *request, void *
 /* ---------------------------------------------------------------------- holds */
 
 /* The reader of the call's session, or NULL with the call ended. */
-static struct reader *reader_of(struct rpc_call *call)
+static struct reader *svc_shardd_read_reader_of(struct rpc_call *call)
 {
 	struct session *s = svc_session(call);
 	struct fault f = FAULT_NULL;
@@ -151,7 +151,7 @@ static struct reader *reader_of(struct rpc_call *call)
 	return NULL;
 }
 
-static void on_granted(struct reader *r, const struct fault *f)
+static void svc_shardd_read_on_granted(struct reader *r, const struct fault *f)
 {
 	Shardd__V1__HoldStepReply reply = SHARDD__V1__HOLD_STEP_REPLY__INIT;
 	struct rpc_call *call = r->userdata;
@@ -167,7 +167,7 @@ static void on_granted(struct reader *r, const struct fault *f)
 	rpc_call_reply(call, &reply.base);
 }
 
-static void on_cancelled(struct rpc_call *call, void *userdata)
+static void svc_shardd_read_on_cancelled(struct rpc_call *call, void *userdata)
 {
 	struct fault f = FAULT_NULL;
 
@@ -179,7 +179,7 @@ static void on_cancelled(struct rpc_call *call, void *userdata)
 void svc_hold_step(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	const Shardd__V1__HoldStepRequest *r = (const Shardd__V1__HoldStepRequest *)request;
-	struct reader *reader = reader_of(call);
+	struct reader *reader = svc_shardd_read_reader_of(call);
 	struct fault f = FAULT_NULL;
 	uint64_t ms, until;
 
@@ -189,8 +189,8 @@ void svc_hold_step(struct rpc_call *call, const ProtobufCMessage *request, void 
 	ms = !r->timeout_ms && reader->job ? reader->job->rec->op_timeout_ms : r->timeout_ms;
 	until = ms ? clock_now_us() + ms * 1000u : UINT64_MAX;
 	/* before the hold, which may be granted at once and end the call; its end removes this */
-	rpc_call_on_cancelled(call, on_cancelled, reader);
-	if (reader_hold(reader, r->hold_ms, until, on_granted, call, &f)) {
+	rpc_call_on_cancelled(call, svc_shardd_read_on_cancelled, reader);
+	if (reader_hold(reader, r->hold_ms, until, svc_shardd_read_on_granted, call, &f)) {
 		rpc_call_on_cancelled(call, NULL, NULL);
 		rpc_call_fail(call, &f);
 	}
@@ -199,7 +199,7 @@ void svc_hold_step(struct rpc_call *call, const ProtobufCMessage *request, void 
 void svc_release_step(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	Shardd__V1__ReleaseStepReply reply = SHARDD__V1__RELEASE_STEP_REPLY__INIT;
-	struct reader *reader = reader_of(call);
+	struct reader *reader = svc_shardd_read_reader_of(call);
 	struct fault f = FAULT_NULL;
 
 	(void)request;

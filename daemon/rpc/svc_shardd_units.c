@@ -60,11 +60,11 @@ struct registering {
 	struct register_reply reply;
 };
 
-static void advance(struct slice *slice);
+static void svc_shardd_units_advance(struct slice *slice);
 
 /* ------------------------------------------------------------------- the end */
 
-static void drop_specs(struct registering *r)
+static void svc_shardd_units_drop_specs(struct registering *r)
 {
 	registration_free(r->reg);
 	r->reg = NULL;
@@ -78,7 +78,7 @@ static void drop_specs(struct registering *r)
 }
 
 /* Start the next one of the job, if this one was active. */
-static void pass_turn(struct registering *r)
+static void svc_shardd_units_pass_turn(struct registering *r)
 {
 	struct job *job = r->m->job;
 	bool first = job->registrations.next == &r->turn;
@@ -88,20 +88,20 @@ static void pass_turn(struct registering *r)
 		struct registering *next =
 			list_first(&job->registrations, struct registering, turn);
 
-		slices_add(r->svc->slices, &next->slice, advance);
+		slices_add(r->svc->slices, &next->slice, svc_shardd_units_advance);
 	}
 }
 
 /* Its call has ended. */
-static void registering_free(struct registering *r)
+static void svc_shardd_units_registering_free(struct registering *r)
 {
 	struct job *job = r->m->job;
 
 	CHECK(!r->working);
 	slice_drop(&r->slice);
 	list_unlink(&r->parked.link);
-	pass_turn(r);
-	drop_specs(r);
+	svc_shardd_units_pass_turn(r);
+	svc_shardd_units_drop_specs(r);
 	register_reply_deinit(&r->reply);
 	member_unref(r->m);
 	free(r);
@@ -109,24 +109,24 @@ static void registering_free(struct registering *r)
 		job_settle(job);
 }
 
-static void fail(struct registering *r, const struct fault *f)
+static void svc_shardd_units_fail(struct registering *r, const struct fault *f)
 {
 	if (f->code == FAULT_EXHAUSTED)
 		svc_refuse(r->call, "register", r->m->job->label, f);
 	else
 		rpc_call_fail(r->call, f);
-	registering_free(r);
+	svc_shardd_units_registering_free(r);
 }
 
-static void give_up(struct registering *r)
+static void svc_shardd_units_give_up(struct registering *r)
 {
 	struct fault f = FAULT_NULL;
 
 	fault_set(&f, FAULT_CANCELLED, NULL, "the caller has given up");
-	fail(r, &f);
+	svc_shardd_units_fail(r, &f);
 }
 
-static void on_cancelled(struct rpc_call *call, void *userdata)
+static void svc_shardd_units_on_cancelled(struct rpc_call *call, void *userdata)
 {
 	struct registering *r = userdata;
 
@@ -138,11 +138,11 @@ static void on_cancelled(struct rpc_call *call, void *userdata)
 	if (r->working)
 		r->gone = true;
 	else
-		give_up(r);
+		svc_shardd_units_give_up(r);
 }
 
 /* Is the requesting member still the same, and is it allowed? */
-static int check_member(const struct registering *r, struct fault *f)
+static int svc_shardd_units_check_member(const struct registering *r, struct fault *f)
 {
 	struct conn *c = rpc_call_conn(r->call);
 	struct session *s = c ? conn_user(c) : NULL;
@@ -154,7 +154,8 @@ static int check_member(const struct registering *r, struct fault *f)
 
 /* ------------------------------------------------------------------- decoding */
 
-static int decode_all(struct registering *r, const Shardd__V1__RegisterRequest *q, struct fault *f)
+static int svc_shardd_units_decode_all(struct registering *r, const Shardd__V1__RegisterRequest *q,
+				       struct fault *f)
 {
 	if (!q->n_units || q->n_units > r->most)
 		return fault_set(f, FAULT_INVALID, "units",
@@ -169,47 +170,47 @@ static int decode_all(struct registering *r, const Shardd__V1__RegisterRequest *
 }
 
 /* Any thread: touches nothing but @r. */
-static void decode(struct registering *r)
+static void svc_shardd_units_decode(struct registering *r)
 {
 	const ProtobufCMessage *q = rpc_call_unpack(r->call);
 
 	r->undecoded = !q;
 	if (q)
-		decode_all(r, (const Shardd__V1__RegisterRequest *)q, &r->fault);
+		svc_shardd_units_decode_all(r, (const Shardd__V1__RegisterRequest *)q, &r->fault);
 	rpc_call_drop(r->call);
 }
 
 /* Return: false: the call has ended, and @r with it. */
-static bool decoded(struct registering *r)
+static bool svc_shardd_units_decoded(struct registering *r)
 {
 	if (r->undecoded) {
 		rpc_call_refuse(r->call);
-		registering_free(r);
+		svc_shardd_units_registering_free(r);
 		return false;
 	}
 	if (r->fault.code) {
-		fail(r, &r->fault);
+		svc_shardd_units_fail(r, &r->fault);
 		return false;
 	}
 	r->stage = CHECK_SPECS;
 	return true;
 }
 
-static void on_work(uv_work_t *work)
+static void svc_shardd_units_on_work(uv_work_t *work)
 {
-	decode(CONTAINER_OF(work, struct registering, work));
+	svc_shardd_units_decode(CONTAINER_OF(work, struct registering, work));
 }
 
-static void on_worked(uv_work_t *work, int status)
+static void svc_shardd_units_on_worked(uv_work_t *work, int status)
 {
 	struct registering *r = CONTAINER_OF(work, struct registering, work);
 
 	CHECK(status == 0); /* nothing cancels it */
 	r->working = false;
 	if (r->gone)
-		give_up(r);
-	else if (decoded(r))
-		slices_add(r->svc->slices, &r->slice, advance);
+		svc_shardd_units_give_up(r);
+	else if (svc_shardd_units_decoded(r))
+		slices_add(r->svc->slices, &r->slice, svc_shardd_units_advance);
 }
 
 /* ------------------------------------------------------------------- the steps */
@@ -217,7 +218,7 @@ static void on_worked(uv_work_t *work, int status)
 /* The result of a step. */
 enum { DONE, GO_ON, AWAIT };
 
-static int compare(struct registering *r)
+static int svc_shardd_units_compare(struct registering *r)
 {
 	const struct known *known;
 	int e;
@@ -241,19 +242,20 @@ static int compare(struct registering *r)
 	return GO_ON;
 }
 
-static int begin_decoding(struct registering *r)
+static int svc_shardd_units_begin_decoding(struct registering *r)
 {
 	r->most = r->svc->jobs->node->limits.max_units_per_job;
 	if (r->request_bytes > DECODE_HERE_BYTES &&
-	    uv_queue_work(r->m->job->node->loop, &r->work, on_work, on_worked) == 0) {
+	    uv_queue_work(r->m->job->node->loop, &r->work, svc_shardd_units_on_work,
+			  svc_shardd_units_on_worked) == 0) {
 		r->working = true;
 		return AWAIT;
 	}
-	decode(r);
-	return decoded(r) ? GO_ON : DONE;
+	svc_shardd_units_decode(r);
+	return svc_shardd_units_decoded(r) ? GO_ON : DONE;
 }
 
-static void on_change(struct parked *p)
+static void svc_shardd_units_on_change(struct parked *p)
 {
 	struct registering *r = CONTAINER_OF(p, struct registering, parked);
 	struct job *job = r->m->job;
@@ -261,20 +263,20 @@ static void on_change(struct parked *p)
 
 	list_append(&job->registrations, &r->turn);
 	if (first)
-		slices_add(r->svc->slices, &r->slice, advance);
+		slices_add(r->svc->slices, &r->slice, svc_shardd_units_advance);
 }
 
 /* Something that it needs is being created: start again after that. */
-static int wait_for_change(struct registering *r)
+static int svc_shardd_units_wait_for_change(struct registering *r)
 {
-	drop_specs(r);
+	svc_shardd_units_drop_specs(r);
 	r->stage = DECODE;
-	pass_turn(r);
-	node_wait(r->m->job->node, &r->parked, on_change);
+	svc_shardd_units_pass_turn(r);
+	node_wait(r->m->job->node, &r->parked, svc_shardd_units_on_change);
 	return AWAIT;
 }
 
-static int check_specs(struct registering *r)
+static int svc_shardd_units_check_specs(struct registering *r)
 {
 	struct fault f = FAULT_NULL;
 	int e;
@@ -291,19 +293,19 @@ static int check_specs(struct registering *r)
 	if (!f.code)
 		return GO_ON;
 	job_drop_spare(r->m->job);
-	fail(r, &f);
+	svc_shardd_units_fail(r, &f);
 	return DONE;
 }
 
-static int build(struct registering *r)
+static int svc_shardd_units_build(struct registering *r)
 {
 	struct fault f = FAULT_NULL;
 	int e = registration_build(r->reg, &r->charged, &f);
 
 	if (e == JOB_E_LATER)
-		return wait_for_change(r);
+		return svc_shardd_units_wait_for_change(r);
 	if (e) {
-		fail(r, &f);
+		svc_shardd_units_fail(r, &f);
 		return DONE;
 	}
 	known_add(r->m->job, r->request, r->request_bytes, r->ids, (uint32_t)r->n);
@@ -311,7 +313,7 @@ static int build(struct registering *r)
 	return GO_ON;
 }
 
-static int add_replies(struct registering *r)
+static int svc_shardd_units_add_replies(struct registering *r)
 {
 	struct job *job = r->m->job;
 	size_t seen = 0;
@@ -329,10 +331,10 @@ static int add_replies(struct registering *r)
 	return 0;
 }
 
-static int reply(struct registering *r)
+static int svc_shardd_units_reply(struct registering *r)
 {
 	struct fault f = FAULT_NULL;
-	int e = add_replies(r);
+	int e = svc_shardd_units_add_replies(r);
 
 	if (e == 0 && r->replied < r->n)
 		return GO_ON;
@@ -340,47 +342,47 @@ static int reply(struct registering *r)
 		e = register_reply_end(&r->reply, r->charged);
 	if (e == 0) {
 		rpc_call_reply_packed(r->call, r->reply.bytes, r->reply.n);
-		registering_free(r);
+		svc_shardd_units_registering_free(r);
 	} else {
 		fault_errno(&f, e, "answering a registration");
-		fail(r, &f);
+		svc_shardd_units_fail(r, &f);
 	}
 	return DONE;
 }
 
-static int step(struct registering *r)
+static int svc_shardd_units_step(struct registering *r)
 {
 	switch (r->stage) {
 	case COMPARE:
-		return compare(r);
+		return svc_shardd_units_compare(r);
 	case DECODE:
-		return begin_decoding(r);
+		return svc_shardd_units_begin_decoding(r);
 	case CHECK_SPECS:
-		return check_specs(r);
+		return svc_shardd_units_check_specs(r);
 	case BUILD:
-		return build(r);
+		return svc_shardd_units_build(r);
 	case REPLY:
-		return reply(r);
+		return svc_shardd_units_reply(r);
 	}
 	return DONE;
 }
 
 /* Run until the end of the slice. */
-static void advance(struct slice *slice)
+static void svc_shardd_units_advance(struct slice *slice)
 {
 	struct registering *r = CONTAINER_OF(slice, struct registering, slice);
 	uint64_t end = clock_now_us() + SLICE_US;
 	struct fault f = FAULT_NULL;
 	int e = GO_ON;
 
-	if (check_member(r, &f)) {
-		fail(r, &f);
+	if (svc_shardd_units_check_member(r, &f)) {
+		svc_shardd_units_fail(r, &f);
 		return;
 	}
 	while (e == GO_ON && clock_now_us() < end)
-		e = step(r);
+		e = svc_shardd_units_step(r);
 	if (e == GO_ON)
-		slices_add(r->svc->slices, &r->slice, advance);
+		slices_add(r->svc->slices, &r->slice, svc_shardd_units_advance);
 }
 
 void svc_register(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
@@ -402,8 +404,8 @@ void svc_register(struct rpc_call *call, const ProtobufCMessage *request, void *
 	list_init(&r->turn);
 	list_init(&r->parked.link);
 	r->request = rpc_call_packed(call, &r->request_bytes);
-	rpc_call_on_cancelled(call, on_cancelled, r);
+	rpc_call_on_cancelled(call, svc_shardd_units_on_cancelled, r);
 	list_append(&m->job->registrations, &r->turn);
 	if (m->job->registrations.next == &r->turn)
-		advance(&r->slice);
+		svc_shardd_units_advance(&r->slice);
 }

@@ -15,7 +15,7 @@
 #define COUNT_AGAIN_US 1000000u
 
 /* Counts by reading the folder: takes milliseconds for a thousand descriptors. */
-static uint32_t list_descriptors(void)
+static uint32_t svc_status_list_descriptors(void)
 {
 	DIR *dir = opendir("/proc/self/fd");
 	uint32_t n = 0;
@@ -30,7 +30,7 @@ static uint32_t list_descriptors(void)
 
 /* Since Linux 6.2 the folder's size is their number. Before, a client with many connections must
  * not make every Status call slow, so they are counted once a second. */
-static uint32_t count_descriptors(struct svc_status *svc)
+static uint32_t svc_status_count_descriptors(struct svc_status *svc)
 {
 	uint64_t now = clock_now_us();
 	struct stat st;
@@ -38,14 +38,14 @@ static uint32_t count_descriptors(struct svc_status *svc)
 	if (stat("/proc/self/fd", &st) == 0 && st.st_size > 0)
 		return (uint32_t)st.st_size;
 	if (!svc->counted_us || now - svc->counted_us >= COUNT_AGAIN_US) {
-		svc->descriptors = list_descriptors();
+		svc->descriptors = svc_status_list_descriptors();
 		svc->counted_us = now;
 	}
 	return svc->descriptors;
 }
 
-static int scope_of(struct rpc_call *call, struct jobs *jobs, const char *name,
-		    struct status_scope *ret, struct fault *f)
+static int svc_status_scope_of(struct rpc_call *call, struct jobs *jobs, const char *name,
+			       struct status_scope *ret, struct fault *f)
 {
 	struct conn *c = rpc_call_conn(call);
 	struct job *job = NULL;
@@ -58,7 +58,7 @@ static int scope_of(struct rpc_call *call, struct jobs *jobs, const char *name,
 	return 0;
 }
 
-static void finish(struct rpc_call *call, struct arena *a, const ProtobufCMessage *reply)
+static void svc_status_finish(struct rpc_call *call, struct arena *a, const ProtobufCMessage *reply)
 {
 	struct fault f = FAULT_NULL;
 
@@ -89,7 +89,7 @@ static void svc_status_get(struct rpc_call *call, const ProtobufCMessage *reques
 	struct status_scope scope;
 	char instance[2 * NODE_INSTANCE_BYTES + 1];
 
-	if (scope_of(call, svc->jobs, r->job, &scope, &f)) {
+	if (svc_status_scope_of(call, svc->jobs, r->job, &scope, &f)) {
 		rpc_call_fail(call, &f);
 		return;
 	}
@@ -109,10 +109,10 @@ static void svc_status_get(struct rpc_call *call, const ProtobufCMessage *reques
 		status_fill_slabs(&a, svc->jobs, &scope, &reply);
 	reply.ring_bytes = svc->sessions->rings ? svc->sessions->rings->bytes(svc->sessions) : 0;
 	reply.connections = svc->sources->connections(svc->userdata);
-	reply.open_descriptors = count_descriptors(svc);
+	reply.open_descriptors = svc_status_count_descriptors(svc);
 	reply.log_dropped = log_dropped();
 	reply.draining = svc->jobs->draining;
-	finish(call, &a, &reply.base);
+	svc_status_finish(call, &a, &reply.base);
 }
 
 static void svc_status_ops(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
@@ -125,7 +125,7 @@ static void svc_status_ops(struct rpc_call *call, const ProtobufCMessage *reques
 	struct fault f = FAULT_NULL;
 	struct status_scope scope;
 
-	if (scope_of(call, svc->jobs, r->job, &scope, &f)) {
+	if (svc_status_scope_of(call, svc->jobs, r->job, &scope, &f)) {
 		rpc_call_fail(call, &f);
 		return;
 	}
@@ -133,7 +133,7 @@ static void svc_status_ops(struct rpc_call *call, const ProtobufCMessage *reques
 	if (r->with_devices)
 		status_fill_device_records(&a, &scope, r->limit, start, &reply);
 	reply.now_us = clock_now_us() - start;
-	finish(call, &a, &reply.base);
+	svc_status_finish(call, &a, &reply.base);
 }
 
 /* -------------------------------------------------------------------- turns */
@@ -152,8 +152,8 @@ struct status_turn {
 	rpc_handler fn;
 };
 
-static void status_run(struct svc_status *svc, struct user *u, struct rpc_call *call,
-		       const ProtobufCMessage *request, rpc_handler fn)
+static void svc_status_run(struct svc_status *svc, struct user *u, struct rpc_call *call,
+			   const ProtobufCMessage *request, rpc_handler fn)
 {
 	uint64_t began = clock_now_us(), took;
 
@@ -163,25 +163,25 @@ static void status_run(struct svc_status *svc, struct user *u, struct rpc_call *
 		u->status_at_us = began + took + took * STATUS_PAUSE;
 }
 
-static void status_turn_free(struct status_turn *t)
+static void svc_status_turn_free(struct status_turn *t)
 {
 	list_unlink(&t->link);
 	free(t);
 }
 
-static void status_cancelled(struct rpc_call *call, void *userdata)
+static void svc_status_cancelled(struct rpc_call *call, void *userdata)
 {
 	struct fault f = FAULT_NULL;
 
-	status_turn_free(userdata);
+	svc_status_turn_free(userdata);
 	fault_set(&f, FAULT_CANCELLED, NULL, "the caller has given up");
 	rpc_call_fail(call, &f);
 }
 
-static void status_arm(struct svc_status *svc);
+static void svc_status_arm(struct svc_status *svc);
 
 /* Each user whose time has come gets one turn. */
-static void status_on_timer(uv_timer_t *timer)
+static void svc_status_on_timer(uv_timer_t *timer)
 {
 	struct svc_status *svc = timer->data;
 	struct users *us = &svc->jobs->node->users;
@@ -195,13 +195,13 @@ static void status_on_timer(uv_timer_t *timer)
 		t = list_first(&u->waiting, struct status_turn, link);
 		turn = *t;
 		rpc_call_on_cancelled(t->call, NULL, NULL);
-		status_turn_free(t);
-		status_run(svc, u, turn.call, turn.request, turn.fn);
+		svc_status_turn_free(t);
+		svc_status_run(svc, u, turn.call, turn.request, turn.fn);
 	}
-	status_arm(svc);
+	svc_status_arm(svc);
 }
 
-static void status_arm(struct svc_status *svc)
+static void svc_status_arm(struct svc_status *svc)
 {
 	const struct users *us = &svc->jobs->node->users;
 	uint64_t at = UINT64_MAX, now = clock_now_us();
@@ -210,12 +210,12 @@ static void status_arm(struct svc_status *svc)
 		if (!list_empty(&u->waiting) && u->status_at_us < at)
 			at = u->status_at_us;
 	if (at != UINT64_MAX)
-		uv_timer_start(&svc->timer, status_on_timer, at > now ? (at - now + 999) / 1000 : 0,
-			       0);
+		uv_timer_start(&svc->timer, svc_status_on_timer,
+			       at > now ? (at - now + 999) / 1000 : 0, 0);
 }
 
-static void status_wait(struct svc_status *svc, struct user *u, struct rpc_call *call,
-			const ProtobufCMessage *request, rpc_handler fn)
+static void svc_status_wait(struct svc_status *svc, struct user *u, struct rpc_call *call,
+			    const ProtobufCMessage *request, rpc_handler fn)
 {
 	struct status_turn *t = malloc(sizeof(*t));
 	struct fault f = FAULT_NULL;
@@ -228,13 +228,13 @@ static void status_wait(struct svc_status *svc, struct user *u, struct rpc_call 
 	*t = (struct status_turn){ .svc = svc, .call = call, .request = request, .fn = fn };
 	list_init(&t->link);
 	list_append(&u->waiting, &t->link);
-	rpc_call_on_cancelled(call, status_cancelled, t);
-	status_arm(svc);
+	rpc_call_on_cancelled(call, svc_status_cancelled, t);
+	svc_status_arm(svc);
 }
 
 /* Now, or when its user's turn has come. */
-static void status_call(struct rpc_call *call, const ProtobufCMessage *request,
-			struct svc_status *svc, rpc_handler fn)
+static void svc_status_call(struct rpc_call *call, const ProtobufCMessage *request,
+			    struct svc_status *svc, rpc_handler fn)
 {
 	struct conn *c = rpc_call_conn(call);
 	struct user *u = c ? conn_account(c) : NULL;
@@ -245,21 +245,21 @@ static void status_call(struct rpc_call *call, const ProtobufCMessage *request,
 	else if (rpc_call_charge(call, USER_STATUS_CALLS, &f))
 		rpc_call_fail(call, &f);
 	else if (list_empty(&u->waiting) && clock_now_us() >= u->status_at_us)
-		status_run(svc, u, call, request, fn);
+		svc_status_run(svc, u, call, request, fn);
 	else
-		status_wait(svc, u, call, request, fn);
+		svc_status_wait(svc, u, call, request, fn);
 }
 
 static void svc_status_on_get(struct rpc_call *call, const ProtobufCMessage *request,
 			      void *userdata)
 {
-	status_call(call, request, userdata, svc_status_get);
+	svc_status_call(call, request, userdata, svc_status_get);
 }
 
 static void svc_status_on_ops(struct rpc_call *call, const ProtobufCMessage *request,
 			      void *userdata)
 {
-	status_call(call, request, userdata, svc_status_ops);
+	svc_status_call(call, request, userdata, svc_status_ops);
 }
 
 void svc_status_init(struct svc_status *svc, struct sessions *sessions, struct jobs *jobs,

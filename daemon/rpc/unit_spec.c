@@ -9,7 +9,7 @@
 #include "unit/unit.h"
 
 /* Names appear in messages to all clients, where text must be UTF-8. */
-static int check_characters(const char *name, const char *field, struct fault *f)
+static int unit_spec_check_characters(const char *name, const char *field, struct fault *f)
 {
 	size_t length;
 
@@ -38,7 +38,7 @@ int unit_spec_name(const char *name, size_t max, const char *field, struct fault
 			f, FAULT_INVALID, field,
 			"%s has %zu bytes ('%.32s...'); it must have 1 to %zu printable bytes",
 			field, strlen(name), name, max);
-	return check_characters(name, field, f);
+	return unit_spec_check_characters(name, field, f);
 }
 
 int unit_spec_number(double x, double lo, double hi, const char *unit, const char *field,
@@ -50,8 +50,8 @@ int unit_spec_number(double x, double lo, double hi, const char *unit, const cha
 			 unit, field, x, lo, hi);
 }
 
-static int dtype_field(int value, int absent, bool fp32_only, uint32_t *ret, const char *unit,
-		       const char *field, struct fault *f)
+static int unit_spec_dtype_field(int value, int absent, bool fp32_only, uint32_t *ret,
+				 const char *unit, const char *field, struct fault *f)
 {
 	int v = value ? value : absent;
 
@@ -62,14 +62,14 @@ static int dtype_field(int value, int absent, bool fp32_only, uint32_t *ret, con
 	return 0;
 }
 
-static int decode_numbers(state_unit *u, const Shardd__V1__UnitSpec *s, struct fault *f)
+static int unit_spec_decode_numbers(state_unit *u, const Shardd__V1__UnitSpec *s, struct fault *f)
 {
-	if (dtype_field((int)s->storage_dtype, DTYPE_FP32, true, &u->storage_dtype, u->name,
-			"units.storage_dtype", f) ||
-	    dtype_field((int)s->compute_dtype, DTYPE_FP32, false, &u->compute_dtype, u->name,
-			"units.compute_dtype", f) ||
-	    dtype_field((int)s->gradient_dtype, (int)u->compute_dtype, false, &u->gradient_dtype,
-			u->name, "units.gradient_dtype", f))
+	if (unit_spec_dtype_field((int)s->storage_dtype, DTYPE_FP32, true, &u->storage_dtype,
+				  u->name, "units.storage_dtype", f) ||
+	    unit_spec_dtype_field((int)s->compute_dtype, DTYPE_FP32, false, &u->compute_dtype,
+				  u->name, "units.compute_dtype", f) ||
+	    unit_spec_dtype_field((int)s->gradient_dtype, (int)u->compute_dtype, false,
+				  &u->gradient_dtype, u->name, "units.gradient_dtype", f))
 		return f->code;
 	u->group = s->group;
 	u->shard_multiple = s->shard_multiple;
@@ -85,8 +85,8 @@ static int decode_numbers(state_unit *u, const Shardd__V1__UnitSpec *s, struct f
 				f);
 }
 
-static int choice(int value, int end, uint32_t *ret, const char *unit, const char *field,
-		  const char *allowed, struct fault *f)
+static int unit_spec_choice(int value, int end, uint32_t *ret, const char *unit, const char *field,
+			    const char *allowed, struct fault *f)
 {
 	*ret = (uint32_t)value;
 	if (value >= 0 && value < end)
@@ -95,39 +95,40 @@ static int choice(int value, int end, uint32_t *ret, const char *unit, const cha
 			 field, value, allowed);
 }
 
-static int decode_reduce(state_unit *u, const Shardd__V1__UnitSpec *s, struct fault *f)
+static int unit_spec_decode_reduce(state_unit *u, const Shardd__V1__UnitSpec *s, struct fault *f)
 {
 	u->force_sum = s->force_sum;
 	u->divide_factor = s->divide_factor;
-	if (s->reduce_dtype && dtype_field((int)s->reduce_dtype, 0, false, &u->reduce_dtype,
-					   u->name, "units.reduce_dtype", f))
+	if (s->reduce_dtype &&
+	    unit_spec_dtype_field((int)s->reduce_dtype, 0, false, &u->reduce_dtype, u->name,
+				  "units.reduce_dtype", f))
 		return f->code;
-	if (choice((int)s->reduce_profile, _PROFILE_N, &u->reduce_profile, u->name,
-		   "units.reduce_profile", "a profile of ReduceProfile", f) ||
-	    choice((int)s->div_mode, _DIV_MODE_N, &u->div_mode, u->name, "units.div_mode",
-		   "a mode of DivMode", f))
+	if (unit_spec_choice((int)s->reduce_profile, _PROFILE_N, &u->reduce_profile, u->name,
+			     "units.reduce_profile", "a profile of ReduceProfile", f) ||
+	    unit_spec_choice((int)s->div_mode, _DIV_MODE_N, &u->div_mode, u->name, "units.div_mode",
+			     "a mode of DivMode", f))
 		return f->code;
 	return unit_spec_number(s->divide_factor, 0, UNIT_MAX_FACTOR, u->name,
 				"units.divide_factor", f);
 }
 
-static int decode_choices(state_unit *u, const Shardd__V1__UnitSpec *s, struct fault *f)
+static int unit_spec_decode_choices(state_unit *u, const Shardd__V1__UnitSpec *s, struct fault *f)
 {
 	u->shard_ranks = s->shard_ranks;
 	u->guarded = s->guarded;
-	if (choice((int)s->layout, _LAYOUT_N, &u->layout, u->name, "units.layout", "FLAT or DIM0",
-		   f) ||
-	    choice((int)s->strategy, _STRATEGY_N, &u->strategy, u->name, "units.strategy",
-		   "SHARD, REPLICATE or HYBRID", f) ||
-	    choice((int)s->reshard, _RESHARD_N, &u->reshard, u->name, "units.reshard",
-		   "AFTER_FORWARD, AFTER_BACKWARD, NEVER or AFTER_FORWARD_ONLY", f))
+	if (unit_spec_choice((int)s->layout, _LAYOUT_N, &u->layout, u->name, "units.layout",
+			     "FLAT or DIM0", f) ||
+	    unit_spec_choice((int)s->strategy, _STRATEGY_N, &u->strategy, u->name, "units.strategy",
+			     "SHARD, REPLICATE or HYBRID", f) ||
+	    unit_spec_choice((int)s->reshard, _RESHARD_N, &u->reshard, u->name, "units.reshard",
+			     "AFTER_FORWARD, AFTER_BACKWARD, NEVER or AFTER_FORWARD_ONLY", f))
 		return f->code;
 	if (u->layout == LAYOUT_DIM0 && u->shard_multiple > 1)
 		return fault_set(f, FAULT_INVALID, "units.shard_multiple",
 				 "unit '%.64s': shard_multiple is %u; with layout DIM0 (whole "
 				 "rows) it must be 0 or 1",
 				 u->name, u->shard_multiple);
-	return decode_reduce(u, s, f);
+	return unit_spec_decode_reduce(u, s, f);
 }
 
 int unit_spec_decode(const Shardd__V1__UnitSpec *spec, size_t index, state_unit **ret,
@@ -142,7 +143,7 @@ int unit_spec_decode(const Shardd__V1__UnitSpec *spec, size_t index, state_unit 
 	u = state_unit_new(spec->name);
 	if (!u)
 		return fault_errno(f, -ENOMEM, "registering units");
-	if (decode_numbers(u, spec, f) || decode_choices(u, spec, f) ||
+	if (unit_spec_decode_numbers(u, spec, f) || unit_spec_decode_choices(u, spec, f) ||
 	    unit_spec_optimizer(u, spec->optimizer, f) || unit_spec_tensors(u, spec, f)) {
 		state_unit_free(u);
 		return f->code;

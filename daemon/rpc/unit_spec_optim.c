@@ -3,7 +3,8 @@
 #include "unit/settings.h"
 #include "unit/unit.h"
 
-static int decode_sgd(state_unit *u, const Shardd__V1__Optimizer *o, struct fault *f)
+static int unit_spec_optim_decode_sgd(state_unit *u, const Shardd__V1__Optimizer *o,
+				      struct fault *f)
 {
 	state_optimizer *rec = u->optimizer;
 
@@ -29,7 +30,8 @@ static int decode_sgd(state_unit *u, const Shardd__V1__Optimizer *o, struct faul
 				"units.optimizer.momentum", f);
 }
 
-static int decode_adam(state_unit *u, const Shardd__V1__Optimizer *o, struct fault *f)
+static int unit_spec_optim_decode_adam(state_unit *u, const Shardd__V1__Optimizer *o,
+				       struct fault *f)
 {
 	state_optimizer *rec = u->optimizer;
 
@@ -43,7 +45,8 @@ static int decode_adam(state_unit *u, const Shardd__V1__Optimizer *o, struct fau
 	return unit_spec_number(o->eps, 0, SETTING_MAX_EPS, u->name, "units.optimizer.eps", f);
 }
 
-static int decode_choices(state_unit *u, const Shardd__V1__Optimizer *o, struct fault *f)
+static int unit_spec_optim_decode_choices(state_unit *u, const Shardd__V1__Optimizer *o,
+					  struct fault *f)
 {
 	if ((unsigned)o->profile >= _OPTIM_PROFILE_N)
 		return fault_set(f, FAULT_INVALID, "units.optimizer.profile",
@@ -73,7 +76,7 @@ int unit_spec_optimizer(state_unit *u, const Shardd__V1__Optimizer *o, struct fa
 			f, FAULT_INVALID, "units.optimizer.kind",
 			"unit '%.64s': optimizer.kind is %d; it must be SGD, ADAMW or ADAM",
 			u->name, o->kind);
-	if (decode_choices(u, o, f))
+	if (unit_spec_optim_decode_choices(u, o, f))
 		return f->code;
 	if (rec->when == OPTIM_BY_TRAINER) {
 		if (o->kind == SHARDD__V1__OPTIMIZER__KIND__KIND_UNSPECIFIED)
@@ -90,5 +93,6 @@ int unit_spec_optimizer(state_unit *u, const Shardd__V1__Optimizer *o, struct fa
 	rec->kind = (uint32_t)o->kind;
 	rec->lr = o->lr;
 	rec->weight_decay = o->weight_decay;
-	return rec->kind == OPTIM_SGD ? decode_sgd(u, o, f) : decode_adam(u, o, f);
+	return rec->kind == OPTIM_SGD ? unit_spec_optim_decode_sgd(u, o, f)
+				      : unit_spec_optim_decode_adam(u, o, f);
 }

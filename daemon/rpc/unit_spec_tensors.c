@@ -12,8 +12,8 @@
 #define MAX_DIMS    16u
 #define MAX_TENSORS 65536u
 
-static int decode_init(state_tensor *t, const Shardd__V1__Init *init, const char *unit,
-		       struct fault *f)
+static int unit_spec_tensors_decode_init(state_tensor *t, const Shardd__V1__Init *init,
+					 const char *unit, struct fault *f)
 {
 	if (!init)
 		return 0;
@@ -31,8 +31,8 @@ static int decode_init(state_tensor *t, const Shardd__V1__Init *init, const char
 	return 0;
 }
 
-static int check_shape(const char *unit, const char *name, const uint64_t *shape, size_t dims,
-		       const char *field, struct fault *f)
+static int unit_spec_tensors_check_shape(const char *unit, const char *name, const uint64_t *shape,
+					 size_t dims, const char *field, struct fault *f)
 {
 	uint64_t n;
 
@@ -49,8 +49,8 @@ static int check_shape(const char *unit, const char *name, const uint64_t *shape
 	return 0;
 }
 
-static int decode_alias(state_tensor *t, const Shardd__V1__TensorSpec *spec, const char *unit,
-			struct fault *f)
+static int unit_spec_tensors_decode_alias(state_tensor *t, const Shardd__V1__TensorSpec *spec,
+					  const char *unit, struct fault *f)
 {
 	if (!*spec->alias_of && !*spec->alias_unit)
 		return 0;
@@ -65,8 +65,8 @@ static int decode_alias(state_tensor *t, const Shardd__V1__TensorSpec *spec, con
 	return 0;
 }
 
-static int decode_settings(state_tensor *t, const Shardd__V1__TensorSpec *spec, const char *unit,
-			   struct fault *f)
+static int unit_spec_tensors_decode_settings(state_tensor *t, const Shardd__V1__TensorSpec *spec,
+					     const char *unit, struct fault *f)
 {
 	const Shardd__V1__TensorOptimizer *o = spec->optimizer;
 
@@ -84,8 +84,8 @@ static int decode_settings(state_tensor *t, const Shardd__V1__TensorSpec *spec, 
 }
 
 /* Row-major strides are not kept, so that a rank that gives them and one that does not agree. */
-static int decode_strides(state_tensor *t, const state_unit *unit,
-			  const Shardd__V1__TensorSpec *spec, struct fault *f)
+static int unit_spec_tensors_decode_strides(state_tensor *t, const state_unit *unit,
+					    const Shardd__V1__TensorSpec *spec, struct fault *f)
 {
 	size_t dims = spec->n_shape;
 	bool plain = true;
@@ -110,30 +110,35 @@ static int decode_strides(state_tensor *t, const state_unit *unit,
 	return 0;
 }
 
-static int decode_tensor(state_unit *u, const Shardd__V1__TensorSpec *spec, struct fault *f)
+static int unit_spec_tensors_decode_tensor(state_unit *u, const Shardd__V1__TensorSpec *spec,
+					   struct fault *f)
 {
 	state_tensor *t;
 
 	if (unit_spec_name(spec->name, UNIT_NAME_MAX, "units.tensors.name", f) ||
-	    check_shape(u->name, spec->name, spec->shape, spec->n_shape, "units.tensors.shape", f))
+	    unit_spec_tensors_check_shape(u->name, spec->name, spec->shape, spec->n_shape,
+					  "units.tensors.shape", f))
 		return f->code;
 	t = state_tensor_new(spec->name, spec->shape, spec->n_shape);
 	if (!t || state_unit_add_tensor(u, t) < 0) {
 		shardd__state__tensor__free_unpacked(t, NULL);
 		return fault_errno(f, -ENOMEM, "registering units");
 	}
-	if (decode_strides(t, u, spec, f) || decode_alias(t, spec, u->name, f) ||
-	    decode_settings(t, spec, u->name, f))
+	if (unit_spec_tensors_decode_strides(t, u, spec, f) ||
+	    unit_spec_tensors_decode_alias(t, spec, u->name, f) ||
+	    unit_spec_tensors_decode_settings(t, spec, u->name, f))
 		return f->code;
-	return decode_init(t, spec->init, u->name, f);
+	return unit_spec_tensors_decode_init(t, spec->init, u->name, f);
 }
 
-static int decode_buffer(state_unit *u, const Shardd__V1__BufferSpec *spec, struct fault *f)
+static int unit_spec_tensors_decode_buffer(state_unit *u, const Shardd__V1__BufferSpec *spec,
+					   struct fault *f)
 {
 	state_buffer *b;
 
 	if (unit_spec_name(spec->name, UNIT_NAME_MAX, "units.buffers.name", f) ||
-	    check_shape(u->name, spec->name, spec->shape, spec->n_shape, "units.buffers.shape", f))
+	    unit_spec_tensors_check_shape(u->name, spec->name, spec->shape, spec->n_shape,
+					  "units.buffers.shape", f))
 		return f->code;
 	if ((unsigned)spec->dtype >= _BUFFER_DTYPE_N)
 		return fault_set(f, FAULT_INVALID, "units.buffers.dtype",
@@ -150,8 +155,8 @@ static int decode_buffer(state_unit *u, const Shardd__V1__BufferSpec *spec, stru
 }
 
 /* Tensors and buffers share one set of names. */
-static int check_name(struct htab *names, const state_unit *u, const char *name, const char *field,
-		      struct fault *f)
+static int unit_spec_tensors_check_name(struct htab *names, const state_unit *u, const char *name,
+					const char *field, struct fault *f)
 {
 	int r = htab_add(names, name, (void *)u);
 
@@ -174,11 +179,13 @@ int unit_spec_tensors(state_unit *u, const Shardd__V1__UnitSpec *spec, struct fa
 				 "unit '%.64s' has %zu buffers; the maximum is %u", u->name,
 				 spec->n_buffers, MAX_TENSORS);
 	for (size_t i = 0; !f->code && i < spec->n_tensors; i++)
-		if (decode_tensor(u, spec->tensors[i], f) == 0)
-			check_name(&names, u, u->tensors[i]->name, "units.tensors.name", f);
+		if (unit_spec_tensors_decode_tensor(u, spec->tensors[i], f) == 0)
+			unit_spec_tensors_check_name(&names, u, u->tensors[i]->name,
+						     "units.tensors.name", f);
 	for (size_t i = 0; !f->code && i < spec->n_buffers; i++)
-		if (decode_buffer(u, spec->buffers[i], f) == 0)
-			check_name(&names, u, u->buffers[i]->name, "units.buffers.name", f);
+		if (unit_spec_tensors_decode_buffer(u, spec->buffers[i], f) == 0)
+			unit_spec_tensors_check_name(&names, u, u->buffers[i]->name,
+						     "units.buffers.name", f);
 	htab_deinit(&names);
 	return f->code;
 }

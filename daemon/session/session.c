@@ -67,7 +67,7 @@ void session_channel_came(struct session *s)
 	s->charge.user->channels_due--;
 }
 
-static void drop_member(struct session *s)
+static void session_drop_member(struct session *s)
 {
 	struct job *job;
 
@@ -81,7 +81,7 @@ static void drop_member(struct session *s)
 }
 
 /* Tell channels and watchers that the session is gone; they free themselves. */
-static void tell_dependents(struct session *s)
+static void session_tell_dependents(struct session *s)
 {
 	while (!list_empty(&s->locals)) {
 		struct session_local *l = list_first(&s->locals, struct session_local, link);
@@ -106,10 +106,10 @@ void session_end(struct session *s, const char *why)
 	if (s->member) {
 		s->member->watcher = NULL;
 		job_lost(s->member, why);
-		drop_member(s);
+		session_drop_member(s);
 	}
 	s->reader = reader_free(s->reader);
-	tell_dependents(s);
+	session_tell_dependents(s);
 	conn_set_user(s->conn, NULL);
 	list_unlink(&s->link);
 	s->sessions->count--;
@@ -121,7 +121,7 @@ void session_end(struct session *s, const char *why)
 }
 
 /* In constant time: a token is a secret. */
-static bool same_token(const uint8_t *a, const uint8_t *b)
+static bool session_same_token(const uint8_t *a, const uint8_t *b)
 {
 	uint8_t diff = 0;
 
@@ -135,7 +135,7 @@ struct session *session_by_token(struct sessions *all, const uint8_t token[SHD1_
 	struct session *s, *tmp, *found = NULL;
 
 	list_for_each (s, tmp, &all->all, link)
-		if (same_token(s->token, token))
+		if (session_same_token(s->token, token))
 			found = s;
 	return found;
 }
@@ -158,7 +158,7 @@ int session_join(struct session *s, struct job *job, const struct job_joining *h
 	if (r)
 		return r;
 	if (m != s->member) {
-		drop_member(s);
+		session_drop_member(s);
 		s->member = m;
 	}
 	m->watcher = s;

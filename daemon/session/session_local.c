@@ -15,8 +15,8 @@ struct channel {
 	void *userdata;
 };
 
-static int on_hello(struct local *l, const uint8_t token[SHD1_TOKEN_BYTES], void *userdata,
-		    uint64_t *ret_session, struct fault *f)
+static int session_local_on_hello(struct local *l, const uint8_t token[SHD1_TOKEN_BYTES],
+				  void *userdata, uint64_t *ret_session, struct fault *f)
 {
 	struct channel *ch = userdata;
 	struct session *s = session_by_token(ch->sessions, token);
@@ -34,7 +34,7 @@ static int on_hello(struct local *l, const uint8_t token[SHD1_TOKEN_BYTES], void
 }
 
 /* The slab, if the session may have it. */
-static struct slab *slab_for(const struct session *s, uint32_t id)
+static struct slab *session_local_slab_for(const struct session *s, uint32_t id)
 {
 	struct slab *slab;
 
@@ -44,11 +44,11 @@ static struct slab *slab_for(const struct session *s, uint32_t id)
 	return slab && reader_maps(s->reader) == 0 ? slab : NULL;
 }
 
-static int on_get_slab(struct local *l, uint32_t id, void *userdata, int *ret_fd,
-		       bool *ret_writable, uint64_t *ret_bytes, struct fault *f)
+static int session_local_on_get_slab(struct local *l, uint32_t id, void *userdata, int *ret_fd,
+				     bool *ret_writable, uint64_t *ret_bytes, struct fault *f)
 {
 	struct channel *ch = userdata;
-	struct slab *slab = slab_for(ch->sl.session, id);
+	struct slab *slab = session_local_slab_for(ch->sl.session, id);
 	int r;
 
 	(void)l;
@@ -61,8 +61,8 @@ static int on_get_slab(struct local *l, uint32_t id, void *userdata, int *ret_fd
 	return 0;
 }
 
-static int on_get_ring(struct local *l, uint32_t part, void *userdata, int *ret_fd,
-		       uint64_t *ret_bytes, struct fault *f)
+static int session_local_on_get_ring(struct local *l, uint32_t part, void *userdata, int *ret_fd,
+				     uint64_t *ret_bytes, struct fault *f)
 {
 	struct channel *ch = userdata;
 	struct session *s = ch->sl.session;
@@ -73,7 +73,7 @@ static int on_get_ring(struct local *l, uint32_t part, void *userdata, int *ret_
 	return s->sessions->rings->get(s, part, ret_fd, ret_bytes, f);
 }
 
-static void on_closed(struct local *l, void *userdata)
+static void session_local_on_closed(struct local *l, void *userdata)
 {
 	struct channel *ch = userdata;
 
@@ -87,7 +87,8 @@ static void on_closed(struct local *l, void *userdata)
 int session_local_new(struct sessions *s, uv_loop_t *loop, struct conn *c,
 		      uint64_t frame_timeout_us, void (*closed)(void *userdata), void *userdata)
 {
-	static const struct local_ops ops = { on_hello, on_get_slab, on_get_ring, on_closed };
+	static const struct local_ops ops = { session_local_on_hello, session_local_on_get_slab,
+					      session_local_on_get_ring, session_local_on_closed };
 	struct channel *ch = calloc(1, sizeof(*ch));
 	int r;
 

@@ -11,7 +11,7 @@
 /* The same array with room for one more pointer. protobuf-c's repeated fields have a count but no
  * capacity. The allocator knows the capacity, so growing stays linear.
  * Return: NULL without memory (@array is as it was). */
-static void *with_room(void *array, size_t count)
+static void *state_with_room(void *array, size_t count)
 {
 	if (array && malloc_usable_size(array) / sizeof(void *) > count)
 		return array;
@@ -19,24 +19,24 @@ static void *with_room(void *array, size_t count)
 }
 
 /* Append @item to a repeated field of pointers. */
-#define APPEND(array, count, item)                          \
-	({                                                  \
-		void *_grown = with_room((array), (count)); \
-		if (_grown) {                               \
-			(array) = _grown;                   \
-			(array)[(count)++] = (item);        \
-		}                                           \
-		_grown ? 0 : -ENOMEM;                       \
+#define APPEND(array, count, item)                                \
+	({                                                        \
+		void *_grown = state_with_room((array), (count)); \
+		if (_grown) {                                     \
+			(array) = _grown;                         \
+			(array)[(count)++] = (item);              \
+		}                                                 \
+		_grown ? 0 : -ENOMEM;                             \
 	})
 
-static int set_name(char **field, const char *name)
+static int state_set_name(char **field, const char *name)
 {
 	*field = strdup(name);
 	return *field ? 0 : -ENOMEM;
 }
 
 /* An entry for each rank, none placed yet. */
-static int no_devices(state_job *j)
+static int state_no_devices(state_job *j)
 {
 	j->devices = calloc(j->world_size, sizeof(*j->devices));
 	if (!j->devices)
@@ -58,11 +58,11 @@ state_job *state_job_new(const char *name, uint32_t world_size)
 		return NULL;
 	shardd__state__job__init(j);
 	j->world_size = world_size;
-	if (set_name(&j->name, name) < 0) {
+	if (state_set_name(&j->name, name) < 0) {
 		free(j);
 		return NULL;
 	}
-	if (no_devices(j) < 0) {
+	if (state_no_devices(j) < 0) {
 		state_job_free(j);
 		return NULL;
 	}
@@ -77,7 +77,7 @@ state_unit *state_unit_new(const char *name)
 		return NULL;
 	shardd__state__unit__init(u);
 	u->optimizer = malloc(sizeof(*u->optimizer));
-	if (!u->optimizer || set_name(&u->name, name) < 0) {
+	if (!u->optimizer || state_set_name(&u->name, name) < 0) {
 		free(u->optimizer);
 		free(u);
 		return NULL;
@@ -87,7 +87,7 @@ state_unit *state_unit_new(const char *name)
 }
 
 /* A copy of @n numbers; for n == 0 NULL with 0 returned. */
-static int copy_array(void *field, size_t *count, const void *data, size_t n, size_t size)
+static int state_copy_array(void *field, size_t *count, const void *data, size_t n, size_t size)
 {
 	void *copy = NULL;
 
@@ -109,8 +109,8 @@ state_tensor *state_tensor_new(const char *name, const uint64_t *shape, size_t d
 	if (!t)
 		return NULL;
 	shardd__state__tensor__init(t);
-	if (set_name(&t->name, name) < 0 ||
-	    copy_array(&t->shape, &t->n_shape, shape, dims, sizeof(*shape)) < 0) {
+	if (state_set_name(&t->name, name) < 0 ||
+	    state_copy_array(&t->shape, &t->n_shape, shape, dims, sizeof(*shape)) < 0) {
 		shardd__state__tensor__free_unpacked(t, NULL);
 		return NULL;
 	}
@@ -119,13 +119,14 @@ state_tensor *state_tensor_new(const char *name, const uint64_t *shape, size_t d
 
 int state_tensor_set_alias(state_tensor *t, const char *unit, const char *tensor)
 {
-	return set_name(&t->alias_unit, unit) < 0 || set_name(&t->alias_of, tensor) < 0 ? -ENOMEM
-											: 0;
+	return state_set_name(&t->alias_unit, unit) < 0 || state_set_name(&t->alias_of, tensor) < 0
+		       ? -ENOMEM
+		       : 0;
 }
 
 int state_tensor_set_strides(state_tensor *t, const uint64_t *strides, size_t dims)
 {
-	return copy_array(&t->strides, &t->n_strides, strides, dims, sizeof(*strides));
+	return state_copy_array(&t->strides, &t->n_strides, strides, dims, sizeof(*strides));
 }
 
 state_buffer *state_buffer_new(const char *name, const uint64_t *shape, size_t dims)
@@ -135,8 +136,8 @@ state_buffer *state_buffer_new(const char *name, const uint64_t *shape, size_t d
 	if (!b)
 		return NULL;
 	shardd__state__buffer__init(b);
-	if (set_name(&b->name, name) < 0 ||
-	    copy_array(&b->shape, &b->n_shape, shape, dims, sizeof(*shape)) < 0) {
+	if (state_set_name(&b->name, name) < 0 ||
+	    state_copy_array(&b->shape, &b->n_shape, shape, dims, sizeof(*shape)) < 0) {
 		shardd__state__buffer__free_unpacked(b, NULL);
 		return NULL;
 	}
@@ -150,8 +151,8 @@ state_group *state_group_new(const char *name, const uint32_t *ranks, size_t n)
 	if (!g)
 		return NULL;
 	shardd__state__group__init(g);
-	if (set_name(&g->name, name) < 0 ||
-	    copy_array(&g->ranks, &g->n_ranks, ranks, n, sizeof(*ranks)) < 0) {
+	if (state_set_name(&g->name, name) < 0 ||
+	    state_copy_array(&g->ranks, &g->n_ranks, ranks, n, sizeof(*ranks)) < 0) {
 		shardd__state__group__free_unpacked(g, NULL);
 		return NULL;
 	}
@@ -256,7 +257,7 @@ void state_job_drop_slab(state_job *j, size_t i)
 		j->slabs[i] = j->slabs[i + 1];
 }
 
-static int compare_slab(const void *a, const void *b)
+static int state_compare_slab(const void *a, const void *b)
 {
 	const state_slab *x = *(state_slab *const *)a, *y = *(state_slab *const *)b;
 
@@ -266,7 +267,7 @@ static int compare_slab(const void *a, const void *b)
 void state_job_sort_slabs(state_job *j)
 {
 	if (j->n_slabs)
-		qsort(j->slabs, j->n_slabs, sizeof(*j->slabs), compare_slab);
+		qsort(j->slabs, j->n_slabs, sizeof(*j->slabs), state_compare_slab);
 }
 
 int state_region_set(state_region **field, const struct region *r)

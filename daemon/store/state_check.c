@@ -15,19 +15,19 @@
 
 enum { STATE_LIFETIMES = 2 }; /* ephemeral, keep */
 
-static int bad(struct fault *f, const char *what, const char *name)
+static int state_check_bad(struct fault *f, const char *what, const char *name)
 {
 	return fault_set(f, FAULT_INVALID, "state", "saved state of '%s': %s", name ? name : "?",
 			 what);
 }
 
-static bool name_ok(const char *name, size_t max)
+static bool state_check_name_ok(const char *name, size_t max)
 {
 	return name && *name && strlen(name) <= max;
 }
 
 /* Slabs are numbered and recorded in the order in which they are made. */
-static int check_slabs(const state_job *j, uint32_t next_slab, struct fault *f)
+static int state_check_slabs(const state_job *j, uint32_t next_slab, struct fault *f)
 {
 	uint32_t last = 0;
 
@@ -35,44 +35,44 @@ static int check_slabs(const state_job *j, uint32_t next_slab, struct fault *f)
 		const state_slab *s = j->slabs[i];
 
 		if (s->id <= last || s->id >= next_slab)
-			return bad(f, "a slab with a wrong number", j->name);
+			return state_check_bad(f, "a slab with a wrong number", j->name);
 		if (!s->bytes || s->class_ != MEM_SHARD)
-			return bad(f, "a slab without size, or not of shards", j->name);
+			return state_check_bad(f, "a slab without size, or not of shards", j->name);
 		last = s->id;
 	}
 	return 0;
 }
 
-static int compare_id(const void *key, const void *item)
+static int state_check_compare_id(const void *key, const void *item)
 {
 	uint32_t id = *(const uint32_t *)key, other = (*(state_slab *const *)item)->id;
 
 	return id < other ? -1 : id > other;
 }
 
-static const state_slab *find_slab(const state_job *j, uint32_t id)
+static const state_slab *state_check_find_slab(const state_job *j, uint32_t id)
 {
-	state_slab **found =
-		j->n_slabs ? bsearch(&id, j->slabs, j->n_slabs, sizeof(*j->slabs), compare_id)
-			   : NULL;
+	state_slab **found = j->n_slabs ? bsearch(&id, j->slabs, j->n_slabs, sizeof(*j->slabs),
+						  state_check_compare_id)
+					: NULL;
 
 	return found ? *found : NULL;
 }
 
-static bool region_ok(const state_job *j, const state_region *r)
+static bool state_check_region_ok(const state_job *j, const state_region *r)
 {
-	const state_slab *s = r ? find_slab(j, r->slab) : NULL;
+	const state_slab *s = r ? state_check_find_slab(j, r->slab) : NULL;
 
 	return s && r->bytes && r->offset % POOL_ALIGN == 0 && r->offset <= s->bytes &&
 	       r->bytes <= s->bytes - r->offset;
 }
 
-static bool optional_region_ok(const state_job *j, const state_region *r)
+static bool state_check_optional_region_ok(const state_job *j, const state_region *r)
 {
-	return !r || region_ok(j, r);
+	return !r || state_check_region_ok(j, r);
 }
 
-static bool numbers_ok(const state_unit *u)
+static bool state_check_numbers_ok(const state_unit *u)
 {
 	const state_optimizer *o = u->optimizer;
 
@@ -83,53 +83,55 @@ static bool numbers_ok(const state_unit *u)
 	       isfinite(o->eps) && isfinite(o->dampening);
 }
 
-static bool in(uint32_t value, uint32_t most)
+static bool state_check_in(uint32_t value, uint32_t most)
 {
 	return value >= 1 && value <= most;
 }
 
 /* What unit_resolve produces: no setting is left open. */
-static bool choices_ok(const state_unit *u)
+static bool state_check_choices_ok(const state_unit *u)
 {
-	return in(u->layout, 2) && in(u->strategy, 3) && u->shard_ranks &&
-	       in(u->reduce_profile, 7) && u->div_mode <= 2 && dtype_size(u->reduce_dtype) &&
-	       in(u->reshard, 4) && in(u->optimizer->profile, u->optimizer->kind == 1 ? 3 : 4) &&
-	       in(u->optimizer->when, 3);
+	return state_check_in(u->layout, 2) && state_check_in(u->strategy, 3) && u->shard_ranks &&
+	       state_check_in(u->reduce_profile, 7) && u->div_mode <= 2 &&
+	       dtype_size(u->reduce_dtype) && state_check_in(u->reshard, 4) &&
+	       state_check_in(u->optimizer->profile, u->optimizer->kind == 1 ? 3 : 4) &&
+	       state_check_in(u->optimizer->when, 3);
 }
 
-static bool tensor_ok(const state_tensor *t)
+static bool state_check_tensor_ok(const state_tensor *t)
 {
-	return name_ok(t->name, 255) && t->init_kind <= 3 && strlen(t->alias_of) <= 255 &&
-	       strlen(t->alias_unit) <= 255 && isfinite(t->weight_decay) &&
-	       isfinite(t->lr_factor) && (!t->n_strides || t->n_strides == t->n_shape);
+	return state_check_name_ok(t->name, 255) && t->init_kind <= 3 &&
+	       strlen(t->alias_of) <= 255 && strlen(t->alias_unit) <= 255 &&
+	       isfinite(t->weight_decay) && isfinite(t->lr_factor) &&
+	       (!t->n_strides || t->n_strides == t->n_shape);
 }
 
 /* Is the optimizer in backward, or the trainer's? */
-static bool pools_gradient(const state_unit *u)
+static bool state_check_pools_gradient(const state_unit *u)
 {
 	return u->optimizer->when == 2 || u->optimizer->when == 3;
 }
 
 /* All arrays of a part are on one device. */
-static bool part_ok(const state_job *j, const state_part *p)
+static bool state_check_part_ok(const state_job *j, const state_part *p)
 {
 	const state_region *const rest[] = { p->grads, p->state1, p->state2, p->state3 };
 	const char *device;
 
-	if (!region_ok(j, p->params))
+	if (!state_check_region_ok(j, p->params))
 		return false;
 	for (size_t i = 0; i < ARRAY_SIZE(rest); i++)
-		if (!optional_region_ok(j, rest[i]))
+		if (!state_check_optional_region_ok(j, rest[i]))
 			return false;
-	device = find_slab(j, p->params->slab)->device;
+	device = state_check_find_slab(j, p->params->slab)->device;
 	for (size_t i = 0; i < ARRAY_SIZE(rest); i++)
-		if (rest[i] && strcmp(find_slab(j, rest[i]->slab)->device, device) != 0)
+		if (rest[i] && strcmp(state_check_find_slab(j, rest[i]->slab)->device, device) != 0)
 			return false;
 	return true;
 }
 
 /* A unit with only frozen tensors has no gradients. */
-static bool is_trained(const state_unit *u)
+static bool state_check_is_trained(const state_unit *u)
 {
 	for (size_t i = 0; i < u->n_tensors; i++)
 		if (!u->tensors[i]->frozen && !*u->tensors[i]->alias_of)
@@ -137,56 +139,60 @@ static bool is_trained(const state_unit *u)
 	return false;
 }
 
-static int check_parts(const state_job *j, const state_unit *u, struct fault *f)
+static int state_check_parts(const state_job *j, const state_unit *u, struct fault *f)
 {
 	if (!u->n_parts || u->n_parts > j->world_size)
-		return bad(f, "a unit without parts, or with too many", u->name);
+		return state_check_bad(f, "a unit without parts, or with too many", u->name);
 	for (size_t i = 0; i < u->n_parts; i++)
-		if (!part_ok(j, u->parts[i]) ||
-		    !u->parts[i]->grads != (pools_gradient(u) || !is_trained(u)))
-			return bad(f, "a region outside its slab", u->name);
+		if (!state_check_part_ok(j, u->parts[i]) ||
+		    !u->parts[i]->grads !=
+			    (state_check_pools_gradient(u) || !state_check_is_trained(u)))
+			return state_check_bad(f, "a region outside its slab", u->name);
 	return 0;
 }
 
 /* Each rank of the group has its own, on its device. */
-static int check_buffers(const state_job *j, const state_unit *u, struct fault *f)
+static int state_check_buffers(const state_job *j, const state_unit *u, struct fault *f)
 {
 	const state_group *g = j->groups[u->group];
 
 	if (u->n_buffer_regions != (u->n_buffers ? g->n_ranks : 0))
-		return bad(f, "buffers that not every rank has", u->name);
+		return state_check_bad(f, "buffers that not every rank has", u->name);
 	for (size_t i = 0; i < u->n_buffer_regions; i++)
-		if (!region_ok(j, u->buffer_regions[i]))
-			return bad(f, "buffers outside their slab", u->name);
+		if (!state_check_region_ok(j, u->buffer_regions[i]))
+			return state_check_bad(f, "buffers outside their slab", u->name);
 	return 0;
 }
 
-static int check_unit(const state_job *j, const state_unit *u, struct fault *f)
+static int state_check_unit(const state_job *j, const state_unit *u, struct fault *f)
 {
-	if (!name_ok(u->name, 255))
-		return bad(f, "a unit without a name", j->name);
+	if (!state_check_name_ok(u->name, 255))
+		return state_check_bad(f, "a unit without a name", j->name);
 	if (u->group >= j->n_groups)
-		return bad(f, "a unit of a group that does not exist", u->name);
+		return state_check_bad(f, "a unit of a group that does not exist", u->name);
 	if (u->storage_dtype != DTYPE_FP32 || !dtype_size(u->compute_dtype) ||
 	    !dtype_size(u->gradient_dtype) || !u->shard_multiple)
-		return bad(f, "unknown dtype or layout", u->name);
-	if (!numbers_ok(u))
-		return bad(f, "factors or optimizer settings are not numbers", u->name);
-	if (!choices_ok(u))
-		return bad(f, "an unknown layout, strategy or profile", u->name);
+		return state_check_bad(f, "unknown dtype or layout", u->name);
+	if (!state_check_numbers_ok(u))
+		return state_check_bad(f, "factors or optimizer settings are not numbers", u->name);
+	if (!state_check_choices_ok(u))
+		return state_check_bad(f, "an unknown layout, strategy or profile", u->name);
 	for (size_t i = 0; i < u->n_tensors; i++) {
-		if (!tensor_ok(u->tensors[i]))
-			return bad(f, "a tensor without a name or initialiser", u->name);
+		if (!state_check_tensor_ok(u->tensors[i]))
+			return state_check_bad(f, "a tensor without a name or initialiser",
+					       u->name);
 		if (u->tensors[i]->missed > u->optimizer->steps)
-			return bad(f, "a tensor that missed more steps than there were", u->name);
+			return state_check_bad(f, "a tensor that missed more steps than there were",
+					       u->name);
 	}
 	for (size_t i = 0; i < u->n_buffers; i++)
-		if (!name_ok(u->buffers[i]->name, 255) || !in(u->buffers[i]->dtype, 7))
-			return bad(f, "a buffer without a name or dtype", u->name);
-	return check_parts(j, u, f) || check_buffers(j, u, f) ? (int)f->code : 0;
+		if (!state_check_name_ok(u->buffers[i]->name, 255) ||
+		    !state_check_in(u->buffers[i]->dtype, 7))
+			return state_check_bad(f, "a buffer without a name or dtype", u->name);
+	return state_check_parts(j, u, f) || state_check_buffers(j, u, f) ? (int)f->code : 0;
 }
 
-static int compare_place(const void *a, const void *b)
+static int state_check_compare_place(const void *a, const void *b)
 {
 	const state_region *x = *(state_region *const *)a, *y = *(state_region *const *)b;
 
@@ -195,7 +201,7 @@ static int compare_place(const void *a, const void *b)
 	return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
-static size_t part_regions(const state_part *p, state_region **ret)
+static size_t state_check_part_regions(const state_part *p, state_region **ret)
 {
 	state_region *const of_part[] = { p->params, p->grads, p->state1, p->state2, p->state3 };
 	size_t n = 0;
@@ -207,7 +213,7 @@ static size_t part_regions(const state_part *p, state_region **ret)
 }
 
 /* No byte belongs to two arrays. */
-static int check_disjoint(const state_job *j, struct fault *f)
+static int state_check_disjoint(const state_job *j, struct fault *f)
 {
 	_cleanup_(freep) state_region **all = NULL;
 	size_t n = 0;
@@ -220,26 +226,28 @@ static int check_disjoint(const state_job *j, struct fault *f)
 	n = 0;
 	for (size_t i = 0; i < j->n_units; i++) {
 		for (size_t k = 0; k < j->units[i]->n_parts; k++)
-			n += part_regions(j->units[i]->parts[k], all + n);
+			n += state_check_part_regions(j->units[i]->parts[k], all + n);
 		for (size_t k = 0; k < j->units[i]->n_buffer_regions; k++)
 			all[n++] = j->units[i]->buffer_regions[k];
 	}
-	qsort(all, n, sizeof(*all), compare_place);
+	qsort(all, n, sizeof(*all), state_check_compare_place);
 	for (size_t i = 1; i < n; i++)
 		if (all[i]->slab == all[i - 1]->slab &&
 		    all[i]->offset < all[i - 1]->offset + all[i - 1]->bytes)
-			return bad(f, "two regions overlap", j->name);
+			return state_check_bad(f, "two regions overlap", j->name);
 	return 0;
 }
 
 /* The owner of a slab: a rank may write to all of the slab that contains its buffers. */
 enum { SLAB_NOBODYS, SLAB_SHARDS, SLAB_FIRST_RANK };
 
-static bool claim(const state_job *j, uint32_t *owners, const state_region *r, uint32_t owner)
+static bool state_check_claim(const state_job *j, uint32_t *owners, const state_region *r,
+			      uint32_t owner)
 {
-	const state_slab *s = r ? find_slab(j, r->slab) : NULL;
+	const state_slab *s = r ? state_check_find_slab(j, r->slab) : NULL;
 	state_slab **at =
-		s ? bsearch(&s->id, j->slabs, j->n_slabs, sizeof(*j->slabs), compare_id) : NULL;
+		s ? bsearch(&s->id, j->slabs, j->n_slabs, sizeof(*j->slabs), state_check_compare_id)
+		  : NULL;
 	uint32_t *have = at ? &owners[at - j->slabs] : NULL;
 
 	if (!have || *have == owner)
@@ -250,40 +258,42 @@ static bool claim(const state_job *j, uint32_t *owners, const state_region *r, u
 	return true;
 }
 
-static bool claim_unit(const state_job *j, uint32_t *owners, const state_unit *u)
+static bool state_check_claim_unit(const state_job *j, uint32_t *owners, const state_unit *u)
 {
 	const state_group *g = j->groups[u->group];
 
 	for (size_t i = 0; i < u->n_buffer_regions; i++)
-		if (!claim(j, owners, u->buffer_regions[i], SLAB_FIRST_RANK + g->ranks[i]))
+		if (!state_check_claim(j, owners, u->buffer_regions[i],
+				       SLAB_FIRST_RANK + g->ranks[i]))
 			return false;
 	for (size_t k = 0; k < u->n_parts; k++) {
 		state_region *all[5];
-		size_t n = part_regions(u->parts[k], all);
+		size_t n = state_check_part_regions(u->parts[k], all);
 
 		for (size_t i = 0; i < n; i++)
-			if (!claim(j, owners, all[i], SLAB_SHARDS))
+			if (!state_check_claim(j, owners, all[i], SLAB_SHARDS))
 				return false;
 	}
 	return true;
 }
 
-static int check_owners(const state_job *j, struct fault *f)
+static int state_check_owners(const state_job *j, struct fault *f)
 {
 	_cleanup_(freep) uint32_t *owners = calloc(j->n_slabs + 1, sizeof(*owners));
 
 	if (!owners)
 		return fault_errno(f, -ENOMEM, "checking a saved state");
 	for (size_t i = 0; i < j->n_units; i++)
-		if (!claim_unit(j, owners, j->units[i]))
-			return bad(f, "a slab of one rank's buffers that holds something else",
-				   j->name);
+		if (!state_check_claim_unit(j, owners, j->units[i]))
+			return state_check_bad(
+				f, "a slab of one rank's buffers that holds something else",
+				j->name);
 	return 0;
 }
 
 /* Each rank at most once, and none outside the world. @seen: a byte a rank, cleared
  * here. */
-static bool ranks_ok(const state_job *j, const uint32_t *ranks, size_t n, uint8_t *seen)
+static bool state_check_ranks_ok(const state_job *j, const uint32_t *ranks, size_t n, uint8_t *seen)
 {
 	memset(seen, 0, j->world_size);
 	for (size_t i = 0; i < n; i++) {
@@ -294,36 +304,38 @@ static bool ranks_ok(const state_job *j, const uint32_t *ranks, size_t n, uint8_
 	return true;
 }
 
-static int check_blobs(const state_job *j, uint8_t *seen, struct fault *f)
+static int state_check_blobs(const state_job *j, uint8_t *seen, struct fault *f)
 {
 	memset(seen, 0, j->world_size);
 	for (size_t i = 0; i < j->n_blobs; i++) {
 		uint32_t rank = j->blobs[i]->rank;
 
 		if (rank >= j->world_size || seen[rank])
-			return bad(f, "a blob of a rank outside the world, or two of one rank",
-				   j->name);
+			return state_check_bad(
+				f, "a blob of a rank outside the world, or two of one rank",
+				j->name);
 		seen[rank] = 1;
 	}
 	return 0;
 }
 
-static int check_groups(const state_job *j, uint8_t *seen, struct fault *f)
+static int state_check_groups(const state_job *j, uint8_t *seen, struct fault *f)
 {
 	for (size_t i = 0; i < j->n_groups; i++) {
 		const state_group *g = j->groups[i];
 
-		if (!name_ok(g->name, 255) || !g->n_ranks)
-			return bad(f, "a group without name or ranks", j->name);
-		if (!ranks_ok(j, g->ranks, g->n_ranks, seen))
-			return bad(f, "a group with a rank outside the world, or with a rank twice",
-				   g->name);
+		if (!state_check_name_ok(g->name, 255) || !g->n_ranks)
+			return state_check_bad(f, "a group without name or ranks", j->name);
+		if (!state_check_ranks_ok(j, g->ranks, g->n_ranks, seen))
+			return state_check_bad(
+				f, "a group with a rank outside the world, or with a rank twice",
+				g->name);
 	}
 	return 0;
 }
 
 /* Group 0 is all ranks in their order; it also bounds world_size. */
-static bool world_ok(const state_job *j)
+static bool state_check_world_ok(const state_job *j)
 {
 	const state_group *g = j->n_groups ? j->groups[0] : NULL;
 
@@ -335,36 +347,36 @@ static bool world_ok(const state_job *j)
 	return true;
 }
 
-static int check_ranks(const state_job *j, struct fault *f)
+static int state_check_ranks(const state_job *j, struct fault *f)
 {
 	_cleanup_(freep) uint8_t *seen = NULL;
 
-	if (!world_ok(j))
-		return bad(f, "its first group is not the world", j->name);
+	if (!state_check_world_ok(j))
+		return state_check_bad(f, "its first group is not the world", j->name);
 	seen = malloc(j->world_size);
 	if (!seen)
 		return fault_errno(f, -ENOMEM, "checking a saved state");
-	return check_groups(j, seen, f) || check_blobs(j, seen, f) ? (int)f->code : 0;
+	return state_check_groups(j, seen, f) || state_check_blobs(j, seen, f) ? (int)f->code : 0;
 }
 
-static int check_job(const state_job *j, uint32_t next_slab, struct fault *f)
+static int state_check_job(const state_job *j, uint32_t next_slab, struct fault *f)
 {
 	int r;
 
-	if (!name_ok(j->name, 64))
-		return bad(f, "a job without a name", j->name);
+	if (!state_check_name_ok(j->name, 64))
+		return state_check_bad(f, "a job without a name", j->name);
 	if (!j->lifetime || j->lifetime > STATE_LIFETIMES)
-		return bad(f, "an unknown lifetime", j->name);
-	r = check_ranks(j, f);
+		return state_check_bad(f, "an unknown lifetime", j->name);
+	r = state_check_ranks(j, f);
 	if (!r && j->n_devices != j->world_size)
-		r = bad(f, "the devices of the ranks are missing", j->name);
+		r = state_check_bad(f, "the devices of the ranks are missing", j->name);
 	if (!r)
-		r = check_slabs(j, next_slab, f);
+		r = state_check_slabs(j, next_slab, f);
 	for (size_t i = 0; !r && i < j->n_units; i++)
-		r = check_unit(j, j->units[i], f);
+		r = state_check_unit(j, j->units[i], f);
 	if (!r)
-		r = check_owners(j, f);
-	return r ? r : check_disjoint(j, f);
+		r = state_check_owners(j, f);
+	return r ? r : state_check_disjoint(j, f);
 }
 
 int state_decode(const uint8_t *data, size_t bytes, state_all **ret, struct fault *f)
@@ -379,7 +391,7 @@ int state_decode(const uint8_t *data, size_t bytes, state_all **ret, struct faul
 		r = fault_set(f, FAULT_INVALID, "state", "saved state has version %u, not %u",
 			      s->version, STATE_VERSION);
 	for (size_t i = 0; !r && i < s->n_jobs; i++)
-		r = check_job(s->jobs[i], s->next_slab, f);
+		r = state_check_job(s->jobs[i], s->next_slab, f);
 	if (r) {
 		state_free(s);
 		return r;

@@ -25,14 +25,14 @@ struct assignment {
 	uint32_t n_closed;
 };
 
-static void assignment_deinit(struct assignment *a)
+static void buckets_assignment_deinit(struct assignment *a)
 {
 	free(STEAL_PTR(a->open));
 	free(STEAL_PTR(a->of));
 	free(STEAL_PTR(a->closed));
 }
 
-static int assignment_init(struct assignment *a, uint32_t n)
+static int buckets_assignment_init(struct assignment *a, uint32_t n)
 {
 	size_t room = n ? n : 1;
 
@@ -42,7 +42,7 @@ static int assignment_init(struct assignment *a, uint32_t n)
 	return a->open && a->of && a->closed ? 0 : -ENOMEM;
 }
 
-static struct open_bucket *open_of(struct assignment *a, uint32_t key)
+static struct open_bucket *buckets_open_of(struct assignment *a, uint32_t key)
 {
 	struct open_bucket *o;
 
@@ -54,8 +54,8 @@ static struct open_bucket *open_of(struct assignment *a, uint32_t key)
 	return o;
 }
 
-static void add(struct assignment *a, const struct bucket_tensor *t, uint32_t index,
-		const uint64_t *limits, unsigned n_limits)
+static void buckets_add(struct assignment *a, const struct bucket_tensor *t, uint32_t index,
+			const uint64_t *limits, unsigned n_limits)
 {
 	struct open_bucket *o;
 
@@ -64,7 +64,7 @@ static void add(struct assignment *a, const struct bucket_tensor *t, uint32_t in
 		a->closed[a->of[index]] = a->n_closed++;
 		return;
 	}
-	o = open_of(a, t->key);
+	o = buckets_open_of(a, t->key);
 	if (!o->is_open) {
 		o->bucket = a->n_opened++;
 		o->bytes = 0;
@@ -82,13 +82,13 @@ static void add(struct assignment *a, const struct bucket_tensor *t, uint32_t in
 
 /* The position of bucket @b in the result: without a map the order of opening, which is that of the
  * smallest index. */
-static uint32_t place_of(const struct assignment *a, uint32_t b, const uint32_t *map)
+static uint32_t buckets_place_of(const struct assignment *a, uint32_t b, const uint32_t *map)
 {
 	return map ? a->closed[b] : b;
 }
 
-static int write_out(const struct assignment *a, uint32_t n, const uint32_t *map,
-		     uint32_t *ret_tensors, uint32_t *ret_sizes)
+static int buckets_write_out(const struct assignment *a, uint32_t n, const uint32_t *map,
+			     uint32_t *ret_tensors, uint32_t *ret_sizes)
 {
 	_cleanup_(freep) uint32_t *next = calloc((size_t)a->n_opened + 1, sizeof(*next));
 
@@ -96,11 +96,11 @@ static int write_out(const struct assignment *a, uint32_t n, const uint32_t *map
 		return -ENOMEM;
 	memset(ret_sizes, 0, a->n_opened * sizeof(*ret_sizes));
 	for (uint32_t i = 0; i < n; i++)
-		ret_sizes[place_of(a, a->of[i], map)]++;
+		ret_sizes[buckets_place_of(a, a->of[i], map)]++;
 	for (uint32_t b = 0; b < a->n_opened; b++)
 		next[b + 1] = next[b] + ret_sizes[b];
 	for (uint32_t i = 0; i < n; i++)
-		ret_tensors[next[place_of(a, a->of[i], map)]++] = map ? map[i] : i;
+		ret_tensors[next[buckets_place_of(a, a->of[i], map)]++] = map ? map[i] : i;
 	return 0;
 }
 
@@ -108,18 +108,18 @@ int64_t buckets_assign(const struct bucket_tensor *tensors, uint32_t n, const ui
 		       unsigned n_limits, const uint32_t *map, uint32_t *ret_tensors,
 		       uint32_t *ret_sizes)
 {
-	_cleanup_(assignment_deinit) struct assignment a = { 0 };
-	int r = assignment_init(&a, n);
+	_cleanup_(buckets_assignment_deinit) struct assignment a = { 0 };
+	int r = buckets_assignment_init(&a, n);
 
 	if (r < 0)
 		return r;
 	for (uint32_t i = 0; i < n; i++)
-		add(&a, &tensors[i], i, limits, n_limits);
+		buckets_add(&a, &tensors[i], i, limits, n_limits);
 	for (uint32_t k = 0; k < a.n_open; k++)
 		if (a.open[k].is_open)
 			a.closed[a.open[k].bucket] = a.n_closed++;
 	CHECK(a.n_closed == a.n_opened);
-	r = write_out(&a, n, map, ret_tensors, ret_sizes);
+	r = buckets_write_out(&a, n, map, ret_tensors, ret_sizes);
 	return r < 0 ? r : (int64_t)a.n_opened;
 }
 

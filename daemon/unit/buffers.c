@@ -4,7 +4,7 @@
 /* Aligned for numbers of every size. */
 #define BUFFER_ALIGN 64u
 
-static uint64_t element_bytes(uint32_t dtype)
+static uint64_t buffers_element_bytes(uint32_t dtype)
 {
 	switch ((enum buffer_dtype)dtype) {
 	case BUFFER_FP64:
@@ -25,17 +25,17 @@ uint64_t unit_buffer_bytes(const state_buffer *b)
 	uint64_t n = 0;
 
 	(void)layout_numel(b->shape, (uint32_t)b->n_shape, &n);
-	return n * element_bytes(b->dtype);
+	return n * buffers_element_bytes(b->dtype);
 }
 
-static uint64_t aligned(uint64_t bytes, uint64_t to)
+static uint64_t buffers_aligned(uint64_t bytes, uint64_t to)
 {
 	return (bytes + to - 1) / to * to;
 }
 
 uint64_t unit_buffer_next(const state_unit *rec, size_t i, uint64_t offset)
 {
-	return offset + aligned(unit_buffer_bytes(rec->buffers[i]), BUFFER_ALIGN);
+	return offset + buffers_aligned(unit_buffer_bytes(rec->buffers[i]), BUFFER_ALIGN);
 }
 
 uint64_t unit_buffer_offset(const state_unit *rec, size_t i)
@@ -49,7 +49,7 @@ uint64_t unit_buffer_offset(const state_unit *rec, size_t i)
 
 uint64_t unit_buffers_bytes(const state_unit *rec)
 {
-	return aligned(unit_buffer_offset(rec, rec->n_buffers), POOL_ALIGN);
+	return buffers_aligned(unit_buffer_offset(rec, rec->n_buffers), POOL_ALIGN);
 }
 
 bool unit_buffers_fit(const state_unit *rec)
@@ -61,7 +61,7 @@ bool unit_buffers_fit(const state_unit *rec)
 
 		if (!layout_numel(b->shape, (uint32_t)b->n_shape, &n))
 			return false;
-		at += aligned(unit_buffer_bytes(b), BUFFER_ALIGN);
+		at += buffers_aligned(unit_buffer_bytes(b), BUFFER_ALIGN);
 		if (at > LAYOUT_MAX_ELEMENTS * sizeof(float))
 			return false;
 	}

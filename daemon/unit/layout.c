@@ -90,8 +90,8 @@ bool layout_numel(const uint64_t *shape, uint32_t dims, uint64_t *ret)
 }
 
 /* Of the dimensions not taken yet, the one with the smallest stride. */
-static uint32_t innermost(const uint64_t *shape, const uint64_t *strides, uint32_t dims,
-			  uint64_t taken)
+static uint32_t layout_innermost(const uint64_t *shape, const uint64_t *strides, uint32_t dims,
+				 uint64_t taken)
 {
 	uint32_t least = dims;
 
@@ -110,7 +110,7 @@ bool layout_dense(const uint64_t *shape, const uint64_t *strides, uint32_t dims,
 	if (dims > 64)
 		return false;
 	*ret_plain = true;
-	while ((i = innermost(shape, strides, dims, taken)) < dims) {
+	while ((i = layout_innermost(shape, strides, dims, taken)) < dims) {
 		if (strides[i] != want)
 			return false;
 		*ret_plain = *ret_plain && i < last;

@@ -34,14 +34,14 @@ struct steps {
  * one by one. */
 #define FUSED_VECTOR 8u
 
-static enum k_profile profile_of(const state_optimizer *o)
+static enum k_profile optim_profile_of(const state_optimizer *o)
 {
 	return (enum k_profile)(o->profile ? o->profile - OPTIM_EAGER_SINGLE : 0);
 }
 
 /* PyTorch treats a learning rate that is a tensor like any tensor: the values computed from it are
  * rounded at each operation, and so are the numbers combined with it. */
-static void round_lr(const struct setting *s, double corrected, struct k_adam_f64 *x)
+static void optim_round_lr(const struct setting *s, double corrected, struct k_adam_f64 *x)
 {
 	float lr = (float)s->lr;
 
@@ -49,7 +49,7 @@ static void round_lr(const struct setting *s, double corrected, struct k_adam_f6
 	x->step_size = lr / (float)corrected;
 }
 
-static struct k_adam_f64 f64_of(const struct setting *s, uint64_t steps)
+static struct k_adam_f64 optim_f64_of(const struct setting *s, uint64_t steps)
 {
 	double t = (double)(steps + 1), corrected = 1.0 - pow(s->beta1, t);
 	struct k_adam_f64 x = { .decay = 1.0 - s->lr * s->weight_decay,
@@ -63,7 +63,7 @@ static struct k_adam_f64 f64_of(const struct setting *s, uint64_t steps)
 				.eps = s->eps };
 
 	if (s->lr_fp32)
-		round_lr(s, corrected, &x);
+		optim_round_lr(s, corrected, &x);
 	return x;
 }
 
@@ -73,30 +73,30 @@ static struct k_adam_f64 f64_of(const struct setting *s, uint64_t steps)
 	.m = optim_at(&(part)->state1, (s)->at), .v = optim_at(&(part)->state2, (s)->at),     \
 	.vmax = optim_at(&(part)->state3, (s)->at), .w1 = (float)(x).w1, .b2 = (float)(x).b2, \
 	.w2 = (float)(x).w2, .step_size = (float)(x).step_size, .sq = (float)(x).sq,          \
-	.eps = (float)(x).eps, .profile = profile_of(o), .maximize = (s)->set.maximize,       \
+	.eps = (float)(x).eps, .profile = optim_profile_of(o), .maximize = (s)->set.maximize, \
 	.tail_from = (s)->tail_from, .f64 = (x)
 
-static void adamw_kop(const state_optimizer *o, const struct unit_part *p, const struct stretch *s,
-		      struct kop *kop)
+static void optim_adamw_kop(const state_optimizer *o, const struct unit_part *p,
+			    const struct stretch *s, struct kop *kop)
 {
-	struct k_adam_f64 x = f64_of(&s->set, s->steps);
+	struct k_adam_f64 x = optim_f64_of(&s->set, s->steps);
 
 	kop->kind = KOP_ADAMW;
 	kop->adamw =
 		(struct k_adamw){ ADAM_OF(o, p, s, x), .decay = (float)x.decay, .b1 = (float)x.b1 };
 }
 
-static void adam_kop(const state_optimizer *o, const struct unit_part *p, const struct stretch *s,
-		     struct kop *kop)
+static void optim_adam_kop(const state_optimizer *o, const struct unit_part *p,
+			   const struct stretch *s, struct kop *kop)
 {
-	struct k_adam_f64 x = f64_of(&s->set, s->steps);
+	struct k_adam_f64 x = optim_f64_of(&s->set, s->steps);
 
 	kop->kind = KOP_ADAM;
 	kop->adam = (struct k_adam){ ADAM_OF(o, p, s, x), .wd = (float)x.wd };
 }
 
-static void sgd_kop(const state_optimizer *o, const struct unit_part *p, const struct stretch *s,
-		    struct kop *kop)
+static void optim_sgd_kop(const state_optimizer *o, const struct unit_part *p,
+			  const struct stretch *s, struct kop *kop)
 {
 	const struct setting *set = &s->set;
 
@@ -111,11 +111,11 @@ static void sgd_kop(const state_optimizer *o, const struct unit_part *p, const s
 				   .first = s->steps == 0,
 				   .maximize = set->maximize,
 				   .dampening = set->dampening,
-				   .profile = profile_of(o),
+				   .profile = optim_profile_of(o),
 				   .tail_from = s->tail_from };
 }
 
-static void end_stretch(struct steps *x)
+static void optim_end_stretch(struct steps *x)
 {
 	const state_optimizer *o = x->u->rec->optimizer;
 	struct kop *kop = x->kops ? &x->kops[x->n] : NULL;
@@ -127,15 +127,15 @@ static void end_stretch(struct steps *x)
 		return;
 	*kop = (struct kop){ .n = x->now.n };
 	if (o->kind == OPTIM_ADAMW)
-		adamw_kop(o, x->p, &x->now, kop);
+		optim_adamw_kop(o, x->p, &x->now, kop);
 	else if (o->kind == OPTIM_ADAM)
-		adam_kop(o, x->p, &x->now, kop);
+		optim_adam_kop(o, x->p, &x->now, kop);
 	else
-		sgd_kop(o, x->p, &x->now, kop);
+		optim_sgd_kop(o, x->p, &x->now, kop);
 }
 
 /* The settings with which the unit was registered, at the learning rate of the step. */
-static struct setting registered(const state_optimizer *o, const struct step_rates *rates)
+static struct setting optim_registered(const state_optimizer *o, const struct step_rates *rates)
 {
 	return (struct setting){ .lr = rates->has_lr ? rates->lr : o->lr,
 				 .weight_decay = o->weight_decay,
@@ -148,7 +148,7 @@ static struct setting registered(const state_optimizer *o, const struct step_rat
 				 .maximize = o->maximize };
 }
 
-static struct setting setting_of(const struct steps *x, uint32_t tensor)
+static struct setting optim_setting_of(const struct steps *x, uint32_t tensor)
 {
 	const struct settings *given = x->rates->settings;
 	const struct setting *own = given ? settings_find(given, x->u->id, tensor) : NULL;
@@ -157,7 +157,7 @@ static struct setting setting_of(const struct steps *x, uint32_t tensor)
 
 	if (own)
 		return *own;
-	s = registered(x->u->rec->optimizer, x->rates);
+	s = optim_registered(x->u->rec->optimizer, x->rates);
 	if (t->has_lr_factor)
 		s.lr *= t->lr_factor;
 	if (t->has_weight_decay)
@@ -165,74 +165,74 @@ static struct setting setting_of(const struct steps *x, uint32_t tensor)
 	return s;
 }
 
-static struct stretch stretch_of(const struct steps *x, uint32_t tensor)
+static struct stretch optim_stretch_of(const struct steps *x, uint32_t tensor)
 {
-	return (struct stretch){ .set = setting_of(x, tensor),
+	return (struct stretch){ .set = optim_setting_of(x, tensor),
 				 .steps = unit_steps(x->u, tensor),
 				 .tail_from = UINT64_MAX };
 }
 
-static bool is_alike(const struct stretch *a, const struct stretch *b)
+static bool optim_is_alike(const struct stretch *a, const struct stretch *b)
 {
 	return setting_same(&a->set, &b->set) && a->steps == b->steps;
 }
 
 /* The gap between two runs (padding of rows) belongs to the run before it: it stays 0. */
-static void add_merged(struct steps *x, const struct unit_run *run)
+static void optim_add_merged(struct steps *x, const struct unit_run *run)
 {
-	struct stretch next = stretch_of(x, run->tensor);
+	struct stretch next = optim_stretch_of(x, run->tensor);
 
-	if (x->now.n && is_alike(&next, &x->now)) {
+	if (x->now.n && optim_is_alike(&next, &x->now)) {
 		x->now.n = run->at + run->n - x->now.at;
 		return;
 	}
 	x->now.n = x->now.n ? run->at - x->now.at : 0;
-	end_stretch(x);
+	optim_end_stretch(x);
 	next.at = run->at;
 	next.n = run->n;
 	x->now = next;
 }
 
 /* A tensor that no rank has used has no gradient, and is not stepped. */
-static bool is_stepped(const struct unit *u, uint32_t tensor)
+static bool optim_is_stepped(const struct unit *u, uint32_t tensor)
 {
 	return !u->tensors[tensor].frozen && !(u->some_lack && u->lacks[tensor]);
 }
 
-static void merged(struct steps *x)
+static void optim_merged(struct steps *x)
 {
 	struct unit_run run;
 
 	for (uint32_t i = 0; i < x->u->rec->n_tensors; i++) {
 		if (x->u->tensors[i].frozen || !unit_part_run(x->u, x->p, i, &run))
 			continue;
-		if (is_stepped(x->u, i)) {
-			add_merged(x, &run);
+		if (optim_is_stepped(x->u, i)) {
+			optim_add_merged(x, &run);
 		} else {
-			end_stretch(x);
+			optim_end_stretch(x);
 			x->now = (struct stretch){ 0 };
 		}
 	}
-	end_stretch(x);
+	optim_end_stretch(x);
 }
 
 /* Elements [@at, @end) of @tensor, which belong to a piece that PyTorch would step as one tensor:
  * it begins at @from and has @n elements. */
-static void add_fused(struct steps *x, uint32_t tensor, uint64_t at, uint64_t end, uint64_t from,
-		      uint64_t n)
+static void optim_add_fused(struct steps *x, uint32_t tensor, uint64_t at, uint64_t end,
+			    uint64_t from, uint64_t n)
 {
 	uint64_t tail = from + n / FUSED_VECTOR * FUSED_VECTOR;
 
-	x->now = stretch_of(x, tensor);
+	x->now = optim_stretch_of(x, tensor);
 	x->now.at = at;
 	x->now.n = end - at;
 	if (tail < end)
 		x->now.tail_from = tail > at ? tail - at : 0;
-	end_stretch(x);
+	optim_end_stretch(x);
 }
 
 /* FLAT: the step covers a rank's shard, including padding. */
-static void fused_flat(struct steps *x, const struct unit_run *run)
+static void optim_fused_flat(struct steps *x, const struct unit_run *run)
 {
 	uint64_t shard = x->u->layout.shard_elements;
 
@@ -240,75 +240,77 @@ static void fused_flat(struct steps *x, const struct unit_run *run)
 		uint64_t from = at / shard * shard, end = from + shard;
 
 		end = end < run->at + run->n ? end : run->at + run->n;
-		add_fused(x, run->tensor, at, end, from, shard);
+		optim_add_fused(x, run->tensor, at, end, from, shard);
 		at = end;
 	}
 }
 
 /* DIM0: a rank's rows of one tensor. */
-static void fused_rows(struct steps *x, const struct unit_run *run)
+static void optim_fused_rows(struct steps *x, const struct unit_run *run)
 {
 	uint64_t piece = x->u->tensors[run->tensor].piece;
 
 	for (uint64_t at = 0; at < run->n; at += piece) {
 		uint64_t n = run->n - at < piece ? run->n - at : piece;
 
-		add_fused(x, run->tensor, run->at + at, run->at + at + n, run->at + at, n);
+		optim_add_fused(x, run->tensor, run->at + at, run->at + at + n, run->at + at, n);
 	}
 }
 
 /* DDP: every tensor is a parameter of its own. */
-static void fused_whole(struct steps *x, const struct unit_run *run)
+static void optim_fused_whole(struct steps *x, const struct unit_run *run)
 {
 	uint64_t vectors = x->u->tensors[run->tensor].elements / FUSED_VECTOR * FUSED_VECTOR;
 	uint64_t tail = vectors > run->first ? vectors - run->first : 0;
 
-	x->now = stretch_of(x, run->tensor);
+	x->now = optim_stretch_of(x, run->tensor);
 	x->now.at = run->at;
 	x->now.n = run->n;
 	if (tail < run->n)
 		x->now.tail_from = tail;
-	end_stretch(x);
+	optim_end_stretch(x);
 }
 
-static void fused(struct steps *x)
+static void optim_fused(struct steps *x)
 {
 	bool ddp = x->u->rec->reduce_profile >= PROFILE_DDP;
 	struct unit_run run;
 
 	for (uint32_t i = 0; i < x->u->rec->n_tensors; i++) {
-		if (!is_stepped(x->u, i) || !unit_part_run(x->u, x->p, i, &run))
+		if (!optim_is_stepped(x->u, i) || !unit_part_run(x->u, x->p, i, &run))
 			continue;
 		if (ddp)
-			fused_whole(x, &run);
+			optim_fused_whole(x, &run);
 		else if (x->u->layout.dim0)
-			fused_rows(x, &run);
+			optim_fused_rows(x, &run);
 		else
-			fused_flat(x, &run);
+			optim_fused_flat(x, &run);
 	}
 }
 
-static bool is_special(const state_tensor *t)
+static bool optim_is_special(const state_tensor *t)
 {
 	return t->has_weight_decay || t->has_lr_factor || t->missed;
 }
 
-static bool has_special(const state_unit *rec)
+static bool optim_has_special(const state_unit *rec)
 {
 	for (size_t i = 0; i < rec->n_tensors; i++)
-		if (is_special(rec->tensors[i]))
+		if (optim_is_special(rec->tensors[i]))
 			return true;
 	return false;
 }
 
 /* Does every tensor of @u have the same step? @ret: its settings, if so. */
-static bool is_uniform(const struct unit *u, const struct step_rates *rates, struct setting *ret)
+static bool optim_is_uniform(const struct unit *u, const struct step_rates *rates,
+			     struct setting *ret)
 {
 	const struct settings *s = rates->settings;
 
-	if (has_special(u->rec) || u->some_lack || (s && settings_names(s, u->id)))
+	if (optim_has_special(u->rec) || u->some_lack || (s && settings_names(s, u->id)))
 		return false;
-	*ret = s && s->rest != UINT32_MAX ? s->all[s->rest] : registered(u->rec->optimizer, rates);
+	*ret = s && s->rest != UINT32_MAX ? s->all[s->rest]
+					  : optim_registered(u->rec->optimizer, rates);
 	return true;
 }
 
@@ -323,14 +325,14 @@ size_t optim_step_kops(const struct unit *u, const struct unit_part *p,
 	if (!p->n || o->kind == OPTIM_NONE)
 		return 0;
 	if (o->profile == OPTIM_FUSED) {
-		fused(&x);
-	} else if (!is_uniform(u, rates, &all)) {
-		merged(&x);
+		optim_fused(&x);
+	} else if (!optim_is_uniform(u, rates, &all)) {
+		optim_merged(&x);
 	} else {
 		x.now = (struct stretch){
 			.n = p->n, .set = all, .steps = o->steps, .tail_from = UINT64_MAX
 		};
-		end_stretch(&x);
+		optim_end_stretch(&x);
 	}
 	return x.n;
 }
@@ -357,7 +359,7 @@ size_t optim_scale_kops(const struct unit *u, const struct unit_part *p, float f
 
 /* A stream per unit and tensor: FNV-1a over both names, so that the values of a tensor do not
  * depend on other units. */
-static uint64_t stream_of(const char *unit, const char *tensor)
+static uint64_t optim_stream_of(const char *unit, const char *tensor)
 {
 	uint64_t h = FNV_BEGIN;
 
@@ -369,8 +371,8 @@ static uint64_t stream_of(const char *unit, const char *tensor)
 	return h;
 }
 
-static void fill_kop(const struct unit *u, const struct unit_part *p, const struct unit_run *run,
-		     uint64_t seed, struct kop *kop)
+static void optim_fill_kop(const struct unit *u, const struct unit_part *p,
+			   const struct unit_run *run, uint64_t seed, struct kop *kop)
 {
 	const state_tensor *t = u->rec->tensors[run->tensor];
 
@@ -378,7 +380,7 @@ static void fill_kop(const struct unit *u, const struct unit_part *p, const stru
 	kop->fill = (struct k_fill){
 		.dst = optim_at(&p->params, run->at),
 		.seed = seed,
-		.stream = stream_of(u->rec->name, t->name),
+		.stream = optim_stream_of(u->rec->name, t->name),
 		.first = run->first,
 		.kind = t->init_kind ? (enum fill_kind)t->init_kind : FILL_CONSTANT,
 		.a = t->init_a,
@@ -394,7 +396,7 @@ unsigned optim_seed_kops(const struct unit *u, const struct unit_part *p, uint64
 
 	for (uint32_t i = 0; i < u->rec->n_tensors; i++)
 		if (unit_part_run(u, p, i, &run))
-			fill_kop(u, p, &run, seed, &kops[n_kops++]);
+			optim_fill_kop(u, p, &run, seed, &kops[n_kops++]);
 	return n_kops;
 }
 

@@ -7,7 +7,7 @@ bool unit_is_packed(const struct unit *u)
 	return u->layout.dim0 && u->spread > 1;
 }
 
-static char *element(const struct unit_array *a, uint64_t i)
+static char *pack_element(const struct unit_array *a, uint64_t i)
 {
 	return (char *)a->at + i * dtype_size(a->dtype);
 }
@@ -19,8 +19,8 @@ static struct kop pack(const struct unit *u, const struct unit_tensor *t, bool u
 	uint64_t each = layout_part_ranks(&u->layout, u->spread), row = each * t->piece;
 	uint64_t stride = t->frozen ? unit_frozen_elements(u) : unit_part_elements(u);
 	uint64_t base = t->frozen ? unit_part_elements(u) * u->spread : 0;
-	void *in_full = element(full, unit_tensor_full(u, t));
-	void *in_parts = element(parts, base + each * t->at);
+	void *in_full = pack_element(full, unit_tensor_full(u, t));
+	void *in_parts = pack_element(parts, base + each * t->at);
 	struct kop kop = { .kind = KOP_PACK, .n = row * u->spread };
 
 	kop.pack = (struct k_pack){ .dst = unpack ? in_full : in_parts,

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-static struct backend_wait *find(struct reads *r, const struct backend_wait *w)
+static struct backend_wait *reads_find(struct reads *r, const struct backend_wait *w)
 {
 	for (unsigned i = 0; i < r->n; i++)
 		if (r->waits[i].signals == w->signals && r->waits[i].slot == w->slot)
@@ -13,7 +13,7 @@ static struct backend_wait *find(struct reads *r, const struct backend_wait *w)
 
 int reads_add(struct reads *r, const struct backend_wait *w)
 {
-	struct backend_wait *there = find(r, w);
+	struct backend_wait *there = reads_find(r, w);
 
 	if (there) {
 		if (w->value > there->value)

@@ -6,13 +6,13 @@
 
 #include "unit/reduce_plan.h"
 
-static bool is_ddp(uint32_t profile)
+static bool reduce_resolve_is_ddp(uint32_t profile)
 {
 	return profile == PROFILE_DDP || profile == PROFILE_DDP_HOOK ||
 	       profile == PROFILE_DDP_BUCKET_VIEW;
 }
 
-static const char *profile_name(uint32_t profile)
+static const char *reduce_resolve_profile_name(uint32_t profile)
 {
 	static const char *const names[] = {
 		[PROFILE_FAIRSCALE] = "FAIRSCALE",
@@ -27,16 +27,17 @@ static const char *profile_name(uint32_t profile)
 	return profile < _PROFILE_N && names[profile] ? names[profile] : "?";
 }
 
-static int resolve_strategy(state_unit *rec, uint32_t ranks, struct fault *f)
+static int reduce_resolve_strategy(state_unit *rec, uint32_t ranks, struct fault *f)
 {
 	uint32_t *shard = &rec->shard_ranks;
 
 	if (!rec->strategy)
-		rec->strategy = is_ddp(rec->reduce_profile) ? STRATEGY_REPLICATE : STRATEGY_SHARD;
-	if (is_ddp(rec->reduce_profile) && rec->strategy != STRATEGY_REPLICATE)
+		rec->strategy = reduce_resolve_is_ddp(rec->reduce_profile) ? STRATEGY_REPLICATE
+									   : STRATEGY_SHARD;
+	if (reduce_resolve_is_ddp(rec->reduce_profile) && rec->strategy != STRATEGY_REPLICATE)
 		return fault_set(f, FAULT_INVALID, "units.strategy",
 				 "unit '%.100s': reduce_profile %s needs strategy REPLICATE",
-				 rec->name, profile_name(rec->reduce_profile));
+				 rec->name, reduce_resolve_profile_name(rec->reduce_profile));
 	if (rec->strategy == STRATEGY_HYBRID) {
 		if (*shard && ranks % *shard == 0)
 			return 0;
@@ -54,7 +55,7 @@ static int resolve_strategy(state_unit *rec, uint32_t ranks, struct fault *f)
 }
 
 /* The copying form and the view divide in the gradient's own dtype; a hook narrows. */
-static int resolve_dtype(state_unit *rec, struct fault *f)
+static int reduce_resolve_dtype(state_unit *rec, struct fault *f)
 {
 	bool own = rec->reduce_profile == PROFILE_DDP ||
 		   rec->reduce_profile == PROFILE_DDP_BUCKET_VIEW;
@@ -68,58 +69,63 @@ static int resolve_dtype(state_unit *rec, struct fault *f)
 				 "reduce_profile DDP_HOOK, not %s",
 				 rec->name, dtype_name((enum dtype)rec->reduce_dtype),
 				 dtype_name((enum dtype)rec->gradient_dtype),
-				 profile_name(rec->reduce_profile));
+				 reduce_resolve_profile_name(rec->reduce_profile));
 	return 0;
 }
 
-static int refuse_factor(const state_unit *rec, const char *within, const char *field,
-			 const char *allowed, struct fault *f)
+static int reduce_resolve_refuse_factor(const state_unit *rec, const char *within,
+					const char *field, const char *allowed, struct fault *f)
 {
 	char path[64];
 
 	snprintf(path, sizeof(path), "%s%s", within, field);
 	return fault_set(f, FAULT_INVALID, path, "unit '%.100s': %s with reduce_profile %s: %s",
-			 rec->name, field, profile_name(rec->reduce_profile), allowed);
+			 rec->name, field, reduce_resolve_profile_name(rec->reduce_profile),
+			 allowed);
 }
 
-static bool below_one(double factor)
+static bool reduce_resolve_below_one(double factor)
 {
 	return factor != 0 && factor < 1;
 }
 
-static bool has_two_factors(const state_unit *rec)
+static bool reduce_resolve_has_two_factors(const state_unit *rec)
 {
-	return rec->reduce_profile != PROFILE_FSDP2 && !is_ddp(rec->reduce_profile);
+	return rec->reduce_profile != PROFILE_FSDP2 && !reduce_resolve_is_ddp(rec->reduce_profile);
 }
 
 /* @within: prefix of the names of their fields. */
-static int check_factors(const state_unit *rec, const char *within, struct fault *f)
+static int reduce_resolve_check_factors(const state_unit *rec, const char *within, struct fault *f)
 {
 	bool fsdp2 = rec->reduce_profile == PROFILE_FSDP2;
-	bool two = has_two_factors(rec);
+	bool two = reduce_resolve_has_two_factors(rec);
 
 	if (rec->pre_divide != 0 && !two)
-		return refuse_factor(rec, within, "pre_divide",
-				     "this profile uses only its own factors", f);
+		return reduce_resolve_refuse_factor(rec, within, "pre_divide",
+						    "this profile uses only its own factors", f);
 	if (rec->post_divide != 0 && !two)
-		return refuse_factor(rec, within, "post_divide",
-				     "this profile uses only its own factors", f);
-	if (below_one(rec->pre_divide))
-		return refuse_factor(rec, within, "pre_divide", "the factor must be 1 or more", f);
-	if (below_one(rec->post_divide))
-		return refuse_factor(rec, within, "post_divide", "the factor must be 1 or more", f);
+		return reduce_resolve_refuse_factor(rec, within, "post_divide",
+						    "this profile uses only its own factors", f);
+	if (reduce_resolve_below_one(rec->pre_divide))
+		return reduce_resolve_refuse_factor(rec, within, "pre_divide",
+						    "the factor must be 1 or more", f);
+	if (reduce_resolve_below_one(rec->post_divide))
+		return reduce_resolve_refuse_factor(rec, within, "post_divide",
+						    "the factor must be 1 or more", f);
 	if (rec->divide_factor != 0 && !fsdp2)
-		return refuse_factor(rec, within, "divide_factor", "only FSDP2 has it", f);
+		return reduce_resolve_refuse_factor(rec, within, "divide_factor",
+						    "only FSDP2 has it", f);
 	if (rec->force_sum && !fsdp2)
-		return refuse_factor(rec, within, "force_sum", "only FSDP2 has it", f);
+		return reduce_resolve_refuse_factor(rec, within, "force_sum", "only FSDP2 has it",
+						    f);
 	return 0;
 }
 
 /* @ranks: all ranks that reduce together, including replicas. If only pre_divide is given,
  * post_divide is the rest, as in fairscale's constructor. */
-static void resolve_factors(state_unit *rec, uint32_t ranks)
+static void reduce_resolve_resolve_factors(state_unit *rec, uint32_t ranks)
 {
-	if (!has_two_factors(rec))
+	if (!reduce_resolve_has_two_factors(rec))
 		rec->pre_divide = rec->post_divide = 1;
 	else if (rec->pre_divide == 0 && rec->post_divide == 0)
 		layout_divide_factors(ranks, &rec->pre_divide, &rec->post_divide);
@@ -133,10 +139,10 @@ int reduce_resolve(state_unit *rec, uint32_t ranks, struct fault *f)
 {
 	if (!rec->reduce_profile)
 		rec->reduce_profile = PROFILE_FAIRSCALE;
-	if (resolve_strategy(rec, ranks, f) || resolve_dtype(rec, f) ||
-	    check_factors(rec, "units.", f))
+	if (reduce_resolve_strategy(rec, ranks, f) || reduce_resolve_dtype(rec, f) ||
+	    reduce_resolve_check_factors(rec, "units.", f))
 		return f->code;
-	resolve_factors(rec, ranks);
+	reduce_resolve_resolve_factors(rec, ranks);
 	return 0;
 }
 
@@ -149,9 +155,9 @@ int reduce_resolve_factors(const state_unit *rec, uint32_t ranks, struct unit_fa
 	like.post_divide = factors->post_divide;
 	like.divide_factor = factors->divide_factor;
 	like.force_sum = factors->force_sum;
-	if (check_factors(&like, "", f))
+	if (reduce_resolve_check_factors(&like, "", f))
 		return f->code;
-	resolve_factors(&like, ranks);
+	reduce_resolve_resolve_factors(&like, ranks);
 	factors->pre_divide = like.pre_divide;
 	factors->post_divide = like.post_divide;
 	return 0;
@@ -159,6 +165,6 @@ int reduce_resolve_factors(const state_unit *rec, uint32_t ranks, struct unit_fa
 
 void reduce_reopen(state_unit *rec)
 {
-	if (!has_two_factors(rec))
+	if (!reduce_resolve_has_two_factors(rec))
 		rec->pre_divide = rec->post_divide = 0;
 }

@@ -8,7 +8,7 @@
 /* PyTorch/XLA's, where a shard is cut from a flat parameter. */
 #define XLA_MULTIPLE 128u
 
-static void choose(uint32_t *field, uint32_t absent)
+static void resolve_choose(uint32_t *field, uint32_t absent)
 {
 	if (!*field)
 		*field = absent;
@@ -16,13 +16,15 @@ static void choose(uint32_t *field, uint32_t absent)
 
 int unit_resolve(state_unit *rec, uint32_t ranks, struct fault *f)
 {
-	choose(&rec->layout, LAYOUT_FLAT);
-	choose(&rec->reshard, RESHARD_AFTER_FORWARD);
-	choose(&rec->optimizer->profile, OPTIM_EAGER_SINGLE);
-	choose(&rec->optimizer->when, OPTIM_AT_STEP);
+	resolve_choose(&rec->layout, LAYOUT_FLAT);
+	resolve_choose(&rec->reshard, RESHARD_AFTER_FORWARD);
+	resolve_choose(&rec->optimizer->profile, OPTIM_EAGER_SINGLE);
+	resolve_choose(&rec->optimizer->when, OPTIM_AT_STEP);
 	if (reduce_resolve(rec, ranks, f))
 		return f->code;
-	choose(&rec->shard_multiple,
-	       rec->reduce_profile == PROFILE_XLA && rec->layout == LAYOUT_FLAT ? XLA_MULTIPLE : 1);
+	resolve_choose(&rec->shard_multiple,
+		       rec->reduce_profile == PROFILE_XLA && rec->layout == LAYOUT_FLAT
+			       ? XLA_MULTIPLE
+			       : 1);
 	return 0;
 }

@@ -8,7 +8,7 @@ struct range {
 	unsigned position;
 };
 
-static struct range part_range(const struct unit *u, unsigned position)
+static struct range runs_part_range(const struct unit *u, unsigned position)
 {
 	uint32_t each = layout_part_ranks(&u->layout, u->spread), ranks = u->layout.ranks;
 	uint32_t lo = position * each < ranks ? position * each : ranks;
@@ -17,8 +17,8 @@ static struct range part_range(const struct unit *u, unsigned position)
 }
 
 /* Elements [begin, end) of tensor @t that are in @r; none: begin == end. */
-static void cut(const struct unit *u, const struct unit_tensor *t, const struct range *r,
-		uint64_t *begin, uint64_t *end)
+static void runs_cut(const struct unit *u, const struct unit_tensor *t, const struct range *r,
+		     uint64_t *begin, uint64_t *end)
 {
 	uint64_t shard = t->frozen ? u->layout.frozen_shard : u->layout.shard_elements;
 	uint64_t lo = u->layout.dim0 ? r->lo * t->piece : r->lo * shard;
@@ -32,8 +32,8 @@ static void cut(const struct unit *u, const struct unit_tensor *t, const struct 
 }
 
 /* The place of element @first of @t on the part of @r. */
-static uint64_t at_part(const struct unit *u, const struct unit_tensor *t, const struct range *r,
-			uint64_t first)
+static uint64_t runs_at_part(const struct unit *u, const struct unit_tensor *t,
+			     const struct range *r, uint64_t first)
 {
 	uint64_t each = layout_part_ranks(&u->layout, u->spread), before = each * r->position;
 	uint64_t shard = t->frozen ? u->layout.frozen_shard : u->layout.shard_elements;
@@ -45,19 +45,20 @@ static uint64_t at_part(const struct unit *u, const struct unit_tensor *t, const
 }
 
 /* Return: false: nothing of it. */
-static bool run_of(const struct unit *u, uint32_t i, const struct range *r, struct unit_run *ret)
+static bool runs_run_of(const struct unit *u, uint32_t i, const struct range *r,
+			struct unit_run *ret)
 {
 	const struct unit_tensor *t = &u->tensors[i];
 	uint64_t begin, end;
 
 	if (t->alias)
 		return false;
-	cut(u, t, r, &begin, &end);
+	runs_cut(u, t, r, &begin, &end);
 	if (begin == end)
 		return false;
 	*ret = (struct unit_run){ .tensor = i,
 				  .first = begin,
-				  .at = at_part(u, t, r, begin),
+				  .at = runs_at_part(u, t, r, begin),
 				  .full = unit_tensor_full(u, t) + begin,
 				  .n = end - begin };
 	return true;
@@ -72,11 +73,11 @@ static unsigned runs_in(const struct unit *u, const struct range *r, enum unit_w
 		for (uint32_t i = 0; i < u->rec->n_tensors; i++)
 			if (u->tensors[i].frozen == frozen &&
 			    which & (frozen ? UNIT_FROZEN : UNIT_TRAINED))
-				n += run_of(u, i, r, &ret[n]);
+				n += runs_run_of(u, i, r, &ret[n]);
 	return n;
 }
 
-static unsigned position_of(const struct unit *u, const struct unit_part *p)
+static unsigned runs_position_of(const struct unit *u, const struct unit_part *p)
 {
 	return (unsigned)(p - u->parts) % u->spread;
 }
@@ -89,7 +90,7 @@ unsigned unit_runs(const struct unit *u, const struct unit_part *p, struct unit_
 unsigned unit_runs_of(const struct unit *u, const struct unit_part *p, enum unit_which which,
 		      struct unit_run *ret)
 {
-	struct range r = part_range(u, position_of(u, p));
+	struct range r = runs_part_range(u, runs_position_of(u, p));
 
 	return runs_in(u, &r, which, ret);
 }
@@ -97,9 +98,9 @@ unsigned unit_runs_of(const struct unit *u, const struct unit_part *p, enum unit
 bool unit_part_run(const struct unit *u, const struct unit_part *p, uint32_t i,
 		   struct unit_run *ret)
 {
-	struct range r = part_range(u, position_of(u, p));
+	struct range r = runs_part_range(u, runs_position_of(u, p));
 
-	return run_of(u, i, &r, ret);
+	return runs_run_of(u, i, &r, ret);
 }
 
 unsigned unit_rank_position(const struct unit *u, uint32_t index)
@@ -107,8 +108,8 @@ unsigned unit_rank_position(const struct unit *u, uint32_t index)
 	return index % u->layout.ranks / layout_part_ranks(&u->layout, u->spread);
 }
 
-static uint64_t at_shard(const struct unit *u, uint32_t rank, const struct unit_tensor *t,
-			 uint64_t first)
+static uint64_t runs_at_shard(const struct unit *u, uint32_t rank, const struct unit_tensor *t,
+			      uint64_t first)
 {
 	uint64_t shard = t->frozen ? u->layout.frozen_shard : u->layout.shard_elements;
 	uint64_t base = t->frozen ? u->layout.shard_elements : 0;
@@ -120,12 +121,12 @@ bool unit_rank_run(const struct unit *u, uint32_t index, uint32_t i, struct unit
 {
 	uint32_t rank = index % u->layout.ranks;
 	struct range r = { rank, rank + 1, unit_rank_position(u, index) };
-	bool any = run_of(u, i, &r, ret);
+	bool any = runs_run_of(u, i, &r, ret);
 
 	if (!any)
 		*ret = (struct unit_run){ .tensor = i };
 	else
-		ret->shard = at_shard(u, rank, &u->tensors[i], ret->first);
+		ret->shard = runs_at_shard(u, rank, &u->tensors[i], ret->first);
 	return any;
 }
 
@@ -144,25 +145,25 @@ unsigned unit_rank_runs(const struct unit *u, uint32_t index, enum unit_which wh
 
 uint64_t unit_last_run(const struct unit *u, unsigned position)
 {
-	struct range r = part_range(u, position);
+	struct range r = runs_part_range(u, position);
 	struct unit_run run;
 	uint64_t end = 0;
 
 	for (uint32_t i = 0; i < u->rec->n_tensors; i++)
-		if (!u->tensors[i].frozen && run_of(u, i, &r, &run))
+		if (!u->tensors[i].frozen && runs_run_of(u, i, &r, &run))
 			end = run.at + run.n;
 	return end;
 }
 
 unsigned unit_gaps(const struct unit *u, const struct unit_part *p, struct unit_run *ret)
 {
-	struct range r = part_range(u, position_of(u, p));
+	struct range r = runs_part_range(u, runs_position_of(u, p));
 	struct unit_run run;
 	uint64_t end = 0;
 	unsigned n = 0;
 
 	for (uint32_t i = 0; i < u->rec->n_tensors; i++) {
-		if (u->tensors[i].frozen || !run_of(u, i, &r, &run))
+		if (u->tensors[i].frozen || !runs_run_of(u, i, &r, &run))
 			continue;
 		if (run.at > end)
 			ret[n++] = (struct unit_run){ .at = end, .n = run.at - end };
@@ -185,7 +186,7 @@ uint64_t unit_row_elements(const struct unit *u, const struct unit_part *p)
 
 /* @run, which is elements [at, at + run->n) of a row, cut to [from, to) of it. Return: false:
  * nothing is left. */
-static bool cut_run(struct unit_run *run, uint64_t at, uint64_t from, uint64_t to)
+static bool runs_cut_run(struct unit_run *run, uint64_t at, uint64_t from, uint64_t to)
 {
 	uint64_t end = at + run->n < to ? at + run->n : to, skip = from > at ? from - at : 0;
 
@@ -212,7 +213,7 @@ unsigned unit_row_runs(const struct unit *u, const struct unit_part *p, uint64_t
 		if (u->tensors[i].frozen || !unit_part_run(u, p, i, &run))
 			continue;
 		all = run.n;
-		if (cut_run(&run, at, from, from + n))
+		if (runs_cut_run(&run, at, from, from + n))
 			ret[runs++] = run;
 		at += all;
 	}

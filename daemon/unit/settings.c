@@ -49,7 +49,7 @@ struct settings *settings_unref(struct settings *s)
 	return NULL;
 }
 
-static int compare(const void *a, const void *b)
+static int settings_compare(const void *a, const void *b)
 {
 	const struct setting_of *x = a, *y = b;
 
@@ -60,35 +60,36 @@ static int compare(const void *a, const void *b)
 
 const struct setting_of *settings_sort(struct settings *s)
 {
-	qsort(s->named, s->n_named, sizeof(*s->named), compare);
+	qsort(s->named, s->n_named, sizeof(*s->named), settings_compare);
 	for (uint32_t i = 1; i < s->n_named; i++)
-		if (compare(&s->named[i - 1], &s->named[i]) == 0)
+		if (settings_compare(&s->named[i - 1], &s->named[i]) == 0)
 			return &s->named[i];
 	return NULL;
 }
 
-static const struct setting_of *find(const struct settings *s, uint32_t unit, uint32_t tensor)
+static const struct setting_of *settings_find_same(const struct settings *s, uint32_t unit,
+						   uint32_t tensor)
 {
 	const struct setting_of key = { .unit = unit, .tensor = tensor };
 
-	return bsearch(&key, s->named, s->n_named, sizeof(key), compare);
+	return bsearch(&key, s->named, s->n_named, sizeof(key), settings_compare);
 }
 
 bool settings_names_tensor(const struct settings *s, uint32_t unit, uint32_t tensor)
 {
-	return find(s, unit, tensor);
+	return settings_find_same(s, unit, tensor);
 }
 
 const struct setting *settings_find(const struct settings *s, uint32_t unit, uint32_t tensor)
 {
-	const struct setting_of *of = find(s, unit, tensor);
+	const struct setting_of *of = settings_find_same(s, unit, tensor);
 
 	if (of)
 		return &s->all[of->index];
 	return s->rest == UINT32_MAX ? NULL : &s->all[s->rest];
 }
 
-static int compare_unit(const void *key, const void *of)
+static int settings_compare_unit(const void *key, const void *of)
 {
 	uint32_t unit = *(const uint32_t *)key, other = ((const struct setting_of *)of)->unit;
 
@@ -97,11 +98,11 @@ static int compare_unit(const void *key, const void *of)
 
 bool settings_names(const struct settings *s, uint32_t unit)
 {
-	return bsearch(&unit, s->named, s->n_named, sizeof(*s->named), compare_unit);
+	return bsearch(&unit, s->named, s->n_named, sizeof(*s->named), settings_compare_unit);
 }
 
 /* FNV-1a, a word at a time. */
-static uint64_t add_number(uint64_t h, double x)
+static uint64_t settings_add_number(uint64_t h, double x)
 {
 	uint64_t bits;
 
@@ -110,13 +111,13 @@ static uint64_t add_number(uint64_t h, double x)
 	return fnv_add(fnv_add(h, bits >> 32), bits & UINT32_MAX);
 }
 
-static uint64_t add_setting(uint64_t h, const struct setting *s)
+static uint64_t settings_add_setting(uint64_t h, const struct setting *s)
 {
 	const double numbers[] = { s->lr,    s->weight_decay, s->momentum, s->dampening,
 				   s->beta1, s->beta2,        s->eps };
 
 	for (size_t i = 0; i < ARRAY_SIZE(numbers); i++)
-		h = add_number(h, numbers[i]);
+		h = settings_add_number(h, numbers[i]);
 	return fnv_add(h, (uint64_t)s->lr_fp32 | (uint64_t)s->nesterov << 1 |
 				  (uint64_t)s->maximize << 2);
 }
@@ -129,7 +130,7 @@ uint64_t settings_word(const struct settings *s)
 		return 0;
 	h = fnv_add(fnv_add(h, s->n), s->rest);
 	for (uint32_t i = 0; i < s->n; i++)
-		h = add_setting(h, &s->all[i]);
+		h = settings_add_setting(h, &s->all[i]);
 	for (uint32_t i = 0; i < s->n_named; i++)
 		h = fnv_add(fnv_add(fnv_add(h, s->named[i].unit), s->named[i].tensor),
 			    s->named[i].index);

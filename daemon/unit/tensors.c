@@ -27,7 +27,7 @@ bool unit_elements(const state_unit *rec, uint64_t *ret)
 }
 
 /* FLAT: @n elements by the rule of layout_flat, which has no empty ones. */
-static bool flat_shard(uint64_t n, const struct layout *l, uint32_t multiple, uint64_t *ret)
+static bool tensors_flat_shard(uint64_t n, const struct layout *l, uint32_t multiple, uint64_t *ret)
 {
 	struct layout flat = { 0 };
 
@@ -38,7 +38,7 @@ static bool flat_shard(uint64_t n, const struct layout *l, uint32_t multiple, ui
 }
 
 /* DIM0: the pieces of one rank, all tensors'. */
-static bool dim0_shards(const state_unit *rec, struct layout *l)
+static bool tensors_dim0_shards(const state_unit *rec, struct layout *l)
 {
 	for (size_t i = 0; i < rec->n_tensors; i++) {
 		const state_tensor *t = rec->tensors[i];
@@ -71,17 +71,18 @@ bool unit_layout(const state_unit *rec, uint32_t ranks, struct layout *ret)
 		l.frozen += t->frozen && !unit_is_alias(t) ? n : 0;
 	}
 	l.elements = all - l.frozen;
-	if (l.dim0 ? !dim0_shards(rec, &l)
-		   : !flat_shard(l.elements, &l, rec->shard_multiple, &l.shard_elements) ||
-			     !flat_shard(l.frozen, &l, rec->shard_multiple, &l.frozen_shard))
+	if (l.dim0 ? !tensors_dim0_shards(rec, &l)
+		   : !tensors_flat_shard(l.elements, &l, rec->shard_multiple, &l.shard_elements) ||
+			     !tensors_flat_shard(l.frozen, &l, rec->shard_multiple,
+						 &l.frozen_shard))
 		return false;
 	l.padded = l.shard_elements * l.ranks;
 	*ret = l;
 	return true;
 }
 
-static void lay_out_tensor(struct unit_tensor *ut, const state_tensor *t, const struct layout *l,
-			   uint64_t *at)
+static void tensors_lay_out_tensor(struct unit_tensor *ut, const state_tensor *t,
+				   const struct layout *l, uint64_t *at)
 {
 	uint64_t d0 = t->n_shape ? t->shape[0] : 1;
 
@@ -103,7 +104,7 @@ struct unit_tensor *unit_tensors_new(const state_unit *rec, const struct layout 
 		all[i].alias = unit_is_alias(rec->tensors[i]);
 		if (all[i].alias)
 			continue;
-		lay_out_tensor(&all[i], rec->tensors[i], layout, at);
+		tensors_lay_out_tensor(&all[i], rec->tensors[i], layout, at);
 		all[i].packed = packed;
 		packed += all[i].elements;
 	}

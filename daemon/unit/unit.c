@@ -10,7 +10,7 @@
 
 #define UNIT_MAGIC 0x554e4954u
 
-static uint64_t aligned(uint64_t elements)
+static uint64_t unit_aligned(uint64_t elements)
 {
 	uint64_t bytes = elements * sizeof(float);
 
@@ -19,12 +19,12 @@ static uint64_t aligned(uint64_t elements)
 
 uint64_t unit_array_bytes(const struct layout *l, unsigned spread)
 {
-	return aligned(layout_part(l, spread));
+	return unit_aligned(layout_part(l, spread));
 }
 
 uint64_t unit_params_bytes(const struct layout *l, unsigned spread)
 {
-	return aligned(layout_part(l, spread) + layout_frozen_part(l, spread));
+	return unit_aligned(layout_part(l, spread) + layout_frozen_part(l, spread));
 }
 
 unsigned unit_state_arrays(const state_unit *rec)
@@ -50,7 +50,7 @@ bool unit_pools_gradient(const state_unit *rec)
 }
 
 /* Allocates parts and tensors, or neither. The caller sets the memory. */
-static int make_arrays(struct unit *u, const struct layout *layout)
+static int unit_make_arrays(struct unit *u, const struct layout *layout)
 {
 	u->parts = calloc(u->n_parts, sizeof(*u->parts));
 	u->tensors = unit_tensors_new(u->rec, layout, &u->packed);
@@ -62,7 +62,7 @@ static int make_arrays(struct unit *u, const struct layout *layout)
 }
 
 /* In DIM0 the gaps between tensors are included. */
-static uint64_t part_end(const struct unit *u, const struct unit_part *p)
+static uint64_t unit_part_end(const struct unit *u, const struct unit_part *p)
 {
 	const struct layout *l = &u->layout;
 	unsigned position = (unsigned)(p - u->parts) % u->spread;
@@ -80,7 +80,7 @@ int unit_new(uint32_t id, state_unit *rec, const struct layout *layout,
 		return -ENOMEM;
 	u->rec = rec;
 	u->n_parts = n_devices;
-	if (make_arrays(u, layout) < 0) {
+	if (unit_make_arrays(u, layout) < 0) {
 		free(u);
 		return -ENOMEM;
 	}
@@ -106,7 +106,7 @@ void unit_lay_out(struct unit *u, const struct layout *layout, struct device *co
 
 		p->device = devices ? devices[d] : p->device;
 		p->begin = unit_part_elements(u) * (d % u->spread);
-		p->n = part_end(u, p);
+		p->n = unit_part_end(u, p);
 	}
 }
 

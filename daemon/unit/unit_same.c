@@ -12,8 +12,8 @@
 	(!fault_set(f, FAULT_STATE, NULL, "unit '%s' is registered with other " what " '%s'", \
 		    name, of))
 
-static bool same_optimizer(const char *name, const state_optimizer *a, const state_optimizer *b,
-			   struct fault *f)
+static bool unit_same_optimizer(const char *name, const state_optimizer *a,
+				const state_optimizer *b, struct fault *f)
 {
 	if (a->kind != b->kind)
 		return DIFFERS(f, "optimizer kind", "%u", a->kind, b->kind);
@@ -45,22 +45,22 @@ static bool same_optimizer(const char *name, const state_optimizer *a, const sta
 	return true;
 }
 
-static bool same_settings(const state_tensor *a, const state_tensor *b)
+static bool unit_same_settings(const state_tensor *a, const state_tensor *b)
 {
 	return a->frozen == b->frozen && a->has_weight_decay == b->has_weight_decay &&
 	       a->weight_decay == b->weight_decay && a->has_lr_factor == b->has_lr_factor &&
 	       a->lr_factor == b->lr_factor;
 }
 
-static bool same_strides(const state_tensor *a, const state_tensor *b)
+static bool unit_same_strides(const state_tensor *a, const state_tensor *b)
 {
 	return a->n_strides == b->n_strides &&
 	       (!a->n_strides ||
 		memcmp(a->strides, b->strides, a->n_strides * sizeof(*a->strides)) == 0);
 }
 
-static bool same_tensor(const char *name, const state_tensor *a, const state_tensor *b,
-			struct fault *f)
+static bool unit_same_tensor(const char *name, const state_tensor *a, const state_tensor *b,
+			     struct fault *f)
 {
 	if (strcmp(a->name, b->name) != 0)
 		return DIFFERS(f, "tensor", "'%s'", a->name, b->name);
@@ -75,19 +75,19 @@ static bool same_tensor(const char *name, const state_tensor *a, const state_ten
 				       name, i, a->name, (unsigned long long)a->shape[i],
 				       (unsigned long long)b->shape[i]),
 			       false;
-	if (!same_strides(a, b))
+	if (!unit_same_strides(a, b))
 		return OTHER(f, "strides of tensor", a->name);
 	if (a->init_kind != b->init_kind || a->init_a != b->init_a || a->init_b != b->init_b)
 		return OTHER(f, "initialiser settings of tensor", a->name);
 	if (strcmp(a->alias_of, b->alias_of) != 0 || strcmp(a->alias_unit, b->alias_unit) != 0)
 		return DIFFERS(f, "an alias of tensor", "'%s'", a->alias_of, b->alias_of);
-	if (!same_settings(a, b))
+	if (!unit_same_settings(a, b))
 		return OTHER(f, "settings of tensor", a->name);
 	return true;
 }
 
-static bool same_buffer(const char *name, const state_buffer *a, const state_buffer *b,
-			struct fault *f)
+static bool unit_same_buffer(const char *name, const state_buffer *a, const state_buffer *b,
+			     struct fault *f)
 {
 	if (strcmp(a->name, b->name) != 0)
 		return DIFFERS(f, "buffer", "'%s'", a->name, b->name);
@@ -97,8 +97,8 @@ static bool same_buffer(const char *name, const state_buffer *a, const state_buf
 	return true;
 }
 
-static bool same_choices(const char *name, const state_unit *a, const state_unit *b,
-			 struct fault *f)
+static bool unit_same_choices(const char *name, const state_unit *a, const state_unit *b,
+			      struct fault *f)
 {
 	if (a->layout != b->layout)
 		return DIFFERS(f, "layout", "%u", a->layout, b->layout);
@@ -124,8 +124,8 @@ static bool same_choices(const char *name, const state_unit *a, const state_unit
 	return true;
 }
 
-static bool same_numbers(const char *name, const state_unit *a, const state_unit *b,
-			 struct fault *f)
+static bool unit_same_numbers(const char *name, const state_unit *a, const state_unit *b,
+			      struct fault *f)
 {
 	if (a->group != b->group)
 		return DIFFERS(f, "group", "%u", a->group, b->group);
@@ -150,14 +150,14 @@ bool unit_same_spec(const state_unit *have, const state_unit *want, struct fault
 {
 	const char *name = have->name;
 
-	if (!same_numbers(name, have, want, f) || !same_choices(name, have, want, f) ||
-	    !same_optimizer(name, have->optimizer, want->optimizer, f))
+	if (!unit_same_numbers(name, have, want, f) || !unit_same_choices(name, have, want, f) ||
+	    !unit_same_optimizer(name, have->optimizer, want->optimizer, f))
 		return false;
 	for (size_t i = 0; i < have->n_tensors; i++)
-		if (!same_tensor(name, have->tensors[i], want->tensors[i], f))
+		if (!unit_same_tensor(name, have->tensors[i], want->tensors[i], f))
 			return false;
 	for (size_t i = 0; i < have->n_buffers; i++)
-		if (!same_buffer(name, have->buffers[i], want->buffers[i], f))
+		if (!unit_same_buffer(name, have->buffers[i], want->buffers[i], f))
 			return false;
 	return true;
 }
