@@ -347,7 +347,7 @@ def refusals(rank):
            lambda: replicate(cases.mlp(), device_mesh="cpu"))
     replicate(cases.mlp(), process_group=torch.distributed.group.WORLD)
     model = replicate(cases.Branches())
-    expect(shardd.FailedPrecondition, "before", lambda: replicate(model))
+    expect(shardd.FailedPrecondition, "already called", lambda: replicate(model))
     quantized = quantization_hooks.quantization_pertensor_hook
     for hook in (None, 5, lambda state, bucket: None, quantized,
                  default_hooks.fp16_compress_wrapper(quantized)):
@@ -356,10 +356,10 @@ def refusals(rank):
     expect(shardd.InvalidArgument, "process group",
            lambda: model.register_comm_hook("x", default_hooks.allreduce_hook))
     alone = torch.distributed.new_group([0])
-    expect(shardd.Unimplemented, "all 2 of the job", lambda: model.register_comm_hook(
+    expect(shardd.Unimplemented, "all 2 ranks of the job", lambda: model.register_comm_hook(
         alone if rank == 0 else Alone(), default_hooks.allreduce_hook))
     model.register_comm_hook(torch.distributed.group.WORLD, default_hooks.allreduce_hook)
-    expect(shardd.FailedPrecondition, "called before",
+    expect(shardd.FailedPrecondition, "already called",
            lambda: model.register_comm_hook(None, default_hooks.allreduce_hook))
     expect(shardd.FailedPrecondition, "find_unused_parameters=True",
            lambda: model(cases.numbers(rank, 0, 5, 6)).sum().backward())

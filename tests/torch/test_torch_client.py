@@ -344,7 +344,7 @@ class OneRank(fsdp.OneRank):
         with self.refused(shardd.InvalidArgument, "ModuleList has no forward"):
             st.fully_shard(nn.ModuleList())
         net = wrapped()
-        with self.refused(shardd.FailedPrecondition, "before"):
+        with self.refused(shardd.FailedPrecondition, "already called"):
             st.fully_shard(net)
 
     def test_settings_that_cannot_change(self):
