@@ -48,13 +48,13 @@ struct fake {
 
 static const struct backend_ops fake_ops;
 
-static struct fake *fake_to_fake(struct backend *b)
+static struct fake *backend_fake_to_fake(struct backend *b)
 {
 	CHECK(b->ops == &fake_ops);
 	return CONTAINER_OF(b, struct fake, backend);
 }
 
-static struct memfd *fake_to_memfd(struct backend_mem *mem)
+static struct memfd *backend_fake_to_memfd(struct backend_mem *mem)
 {
 	return CONTAINER_OF(mem, struct memfd, mem);
 }
@@ -66,7 +66,7 @@ struct fake_made {
 };
 
 /* Return: true: @bytes were requested before, and are allocated now. */
-static bool fake_was_made(struct fake *f, uint64_t bytes)
+static bool backend_fake_was_made(struct fake *f, uint64_t bytes)
 {
 	struct fake_made *m, *tmp;
 
@@ -79,9 +79,9 @@ static bool fake_was_made(struct fake *f, uint64_t bytes)
 	return false;
 }
 
-static void fake_post(struct fake *f);
+static void backend_fake_post(struct fake *f);
 
-static void fake_make_later(struct fake *f, uint64_t bytes)
+static void backend_fake_make_later(struct fake *f, uint64_t bytes)
 {
 	struct fake_made *m, *tmp;
 
@@ -93,10 +93,10 @@ static void fake_make_later(struct fake *f, uint64_t bytes)
 	m->bytes = bytes;
 	list_init(&m->link);
 	list_append(&f->making, &m->link);
-	fake_post(f);
+	backend_fake_post(f);
 }
 
-static void fake_make_all(struct fake *f)
+static void backend_fake_make_all(struct fake *f)
 {
 	struct fake_made *m, *tmp;
 
@@ -108,7 +108,7 @@ static void fake_make_all(struct fake *f)
 	backend_tell(&f->backend, BACKEND_NEWS_MEMORY);
 }
 
-static void fake_forget_made(struct list *list)
+static void backend_fake_forget_made(struct list *list)
 {
 	struct fake_made *m, *tmp;
 
@@ -119,26 +119,26 @@ static void fake_forget_made(struct list *list)
 }
 
 /* Count a call. Return: 0, or what it must fail with. */
-static int fake_count_call(struct fake *f)
+static int backend_fake_count_call(struct fake *f)
 {
 	f->calls++;
 	return f->fail_in > 0 && --f->fail_in == 0 ? f->fail_err : 0;
 }
 
-static int fake_alloc(struct backend *b, uint64_t bytes, enum backend_share share,
-		      struct backend_mem **ret)
+static int backend_fake_alloc(struct backend *b, uint64_t bytes, enum backend_share share,
+			      struct backend_mem **ret)
 {
-	struct fake *f = fake_to_fake(b);
+	struct fake *f = backend_fake_to_fake(b);
 	struct memfd *m;
-	int r = fake_count_call(f);
+	int r = backend_fake_count_call(f);
 
 	(void)share;
 	if (r)
 		return r;
 	if (f->used > b->info.capacity_bytes || bytes > b->info.capacity_bytes - f->used)
 		return BACKEND_E_FULL;
-	if (f->later && !fake_was_made(f, bytes)) {
-		fake_make_later(f, bytes);
+	if (f->later && !backend_fake_was_made(f, bytes)) {
+		backend_fake_make_later(f, bytes);
 		return BACKEND_E_LATER;
 	}
 	r = memfd_new(bytes, &m);
@@ -149,11 +149,11 @@ static int fake_alloc(struct backend *b, uint64_t bytes, enum backend_share shar
 	return 0;
 }
 
-static int fake_import(struct backend *b, int fd, uint64_t bytes, struct backend_mem **ret)
+static int backend_fake_import(struct backend *b, int fd, uint64_t bytes, struct backend_mem **ret)
 {
-	struct fake *f = fake_to_fake(b);
+	struct fake *f = backend_fake_to_fake(b);
 	struct memfd *m;
-	int r = fake_count_call(f);
+	int r = backend_fake_count_call(f);
 
 	if (r)
 		return r;
@@ -167,64 +167,65 @@ static int fake_import(struct backend *b, int fd, uint64_t bytes, struct backend
 	return 0;
 }
 
-static int fake_export(struct backend *b, struct backend_mem *mem, bool writable, int *ret_fd)
+static int backend_fake_export(struct backend *b, struct backend_mem *mem, bool writable,
+			       int *ret_fd)
 {
-	int r = fake_count_call(fake_to_fake(b));
+	int r = backend_fake_count_call(backend_fake_to_fake(b));
 
-	return r ? r : memfd_export(fake_to_memfd(mem), writable, ret_fd);
+	return r ? r : memfd_export(backend_fake_to_memfd(mem), writable, ret_fd);
 }
 
-static void fake_free(struct backend *b, struct backend_mem *mem)
+static void backend_fake_free(struct backend *b, struct backend_mem *mem)
 {
-	struct fake *f = fake_to_fake(b);
+	struct fake *f = backend_fake_to_fake(b);
 
 	CHECK(f->used >= mem->bytes);
 	f->used -= mem->bytes;
-	fake_queues_free(&f->queues, fake_to_memfd(mem));
+	fake_queues_free(&f->queues, backend_fake_to_memfd(mem));
 }
 
-static bool fake_is_held(struct backend *b, struct backend_mem *mem)
+static bool backend_fake_is_held(struct backend *b, struct backend_mem *mem)
 {
 	(void)b;
-	return memfd_is_held(fake_to_memfd(mem));
+	return memfd_is_held(backend_fake_to_memfd(mem));
 }
 
-static void fake_empty(struct backend *b, struct backend_mem *mem)
+static void backend_fake_empty(struct backend *b, struct backend_mem *mem)
 {
 	(void)b;
-	(void)memfd_empty(fake_to_memfd(mem));
+	(void)memfd_empty(backend_fake_to_memfd(mem));
 }
 
-static int fake_seal(struct backend *b, struct backend_mem *mem)
+static int backend_fake_seal(struct backend *b, struct backend_mem *mem)
 {
 	(void)b;
-	return memfd_seal(fake_to_memfd(mem));
+	return memfd_seal(backend_fake_to_memfd(mem));
 }
 
 /* With queues: done when it is issued, unless it is sync. */
-static void fake_issue(struct fake *f, struct backend_task *task, int status)
+static void backend_fake_issue(struct fake *f, struct backend_task *task, int status)
 {
 	bool sync = task->sync;
 
 	fake_queues_issue(&f->queues, &f->backend, task, status);
-	fake_post(f);
+	backend_fake_post(f);
 	if (!sync)
 		backend_complete(&f->backend, task, status);
 }
 
-static void fake_execute_next(struct fake *f)
+static void backend_fake_execute_next(struct fake *f)
 {
 	struct fake_exec *e = fake_queues_next(&f->queues);
 
 	f->executes = false;
-	fake_post(f);
+	backend_fake_post(f);
 	if (e)
 		fake_queues_execute(&f->queues, &f->backend, e);
 }
 
 /* One task per turn. Nothing of the backend is touched after its callback, so the callback may
  * submit or close. */
-static void fake_on_turn(struct work *work)
+static void backend_fake_on_turn(struct work *work)
 {
 	struct fake *f = CONTAINER_OF(work, struct fake, work);
 	struct fake_task *ft;
@@ -234,9 +235,9 @@ static void fake_on_turn(struct work *work)
 	f->posted = false;
 	if (list_empty(&f->ready)) {
 		if (fake_queues_can(&f->queues))
-			fake_execute_next(f);
+			backend_fake_execute_next(f);
 		else
-			fake_make_all(f);
+			backend_fake_make_all(f);
 		return;
 	}
 	ft = list_first(&f->ready, struct fake_task, link);
@@ -244,9 +245,9 @@ static void fake_on_turn(struct work *work)
 	status = ft->status;
 	list_unlink(&ft->link);
 	ft->task = NULL;
-	fake_post(f);
+	backend_fake_post(f);
 	if (f->queues.on) {
-		fake_issue(f, task, status);
+		backend_fake_issue(f, task, status);
 		return;
 	}
 	task->began_us = clock_now_us();
@@ -258,7 +259,7 @@ static void fake_on_turn(struct work *work)
 
 /* Issued tasks are executed when no task is left to issue; then memory is allocated. Both unless
  * they are held. */
-static bool fake_has_work(const struct fake *f)
+static bool backend_fake_has_work(const struct fake *f)
 {
 	if (!list_empty(&f->ready))
 		return true;
@@ -266,15 +267,15 @@ static bool fake_has_work(const struct fake *f)
 	       (fake_queues_can(&f->queues) || !list_empty(&f->making));
 }
 
-static void fake_post(struct fake *f)
+static void backend_fake_post(struct fake *f)
 {
-	if (f->posted || !fake_has_work(f))
+	if (f->posted || !backend_fake_has_work(f))
 		return;
 	f->posted = true;
-	loopq_post(f->backend.loopq, &f->work, fake_on_turn);
+	loopq_post(f->backend.loopq, &f->work, backend_fake_on_turn);
 }
 
-static struct fake_task *fake_free_task(struct fake *f)
+static struct fake_task *backend_fake_free_task(struct fake *f)
 {
 	for (unsigned i = 0; i < FAKE_TASKS; i++)
 		if (!f->tasks[i].task)
@@ -282,47 +283,47 @@ static struct fake_task *fake_free_task(struct fake *f)
 	return NULL;
 }
 
-static void fake_submit(struct backend *b, struct backend_task *task)
+static void backend_fake_submit(struct backend *b, struct backend_task *task)
 {
-	struct fake *f = fake_to_fake(b);
-	struct fake_task *ft = fake_free_task(f);
+	struct fake *f = backend_fake_to_fake(b);
+	struct fake_task *ft = backend_fake_free_task(f);
 
 	CHECK(ft);
 	ft->task = task;
-	ft->status = fake_count_call(f);
+	ft->status = backend_fake_count_call(f);
 	CHECK(ft->status <= 0);
 	list_init(&ft->link);
 	list_append(f->hold ? &f->held : &f->ready, &ft->link);
-	fake_post(f);
+	backend_fake_post(f);
 }
 
-static struct backend_mem *fake_ready(struct backend *b)
+static struct backend_mem *backend_fake_ready(struct backend *b)
 {
-	return &fake_to_fake(b)->queues.ready->mem;
+	return &backend_fake_to_fake(b)->queues.ready->mem;
 }
 
-static void fake_close(struct backend *b)
+static void backend_fake_close(struct backend *b)
 {
-	struct fake *f = fake_to_fake(b);
+	struct fake *f = backend_fake_to_fake(b);
 
 	CHECK(f->used == 0 && !f->posted);
 	fake_queues_deinit(&f->queues);
-	fake_forget_made(&f->making);
-	fake_forget_made(&f->made);
+	backend_fake_forget_made(&f->making);
+	backend_fake_forget_made(&f->made);
 	free(f);
 }
 
 static const struct backend_ops fake_ops = {
-	.alloc = fake_alloc,
-	.free = fake_free,
-	.export = fake_export,
-	.import = fake_import,
-	.is_held = fake_is_held,
-	.empty = fake_empty,
-	.seal = fake_seal,
-	.submit = fake_submit,
-	.close = fake_close,
-	.ready = fake_ready,
+	.alloc = backend_fake_alloc,
+	.free = backend_fake_free,
+	.export = backend_fake_export,
+	.import = backend_fake_import,
+	.is_held = backend_fake_is_held,
+	.empty = backend_fake_empty,
+	.seal = backend_fake_seal,
+	.submit = backend_fake_submit,
+	.close = backend_fake_close,
+	.ready = backend_fake_ready,
 	.signals_new = fake_signals_new,
 	.signals_poison = fake_signals_poison,
 	.signals_free = fake_signals_free,
@@ -330,7 +331,7 @@ static const struct backend_ops fake_ops = {
 
 void backend_fake_fail(struct backend *b, unsigned n, int err)
 {
-	struct fake *f = fake_to_fake(b);
+	struct fake *f = backend_fake_to_fake(b);
 
 	CHECK(n == 0 || err != 0);
 	f->fail_in = n;
@@ -344,14 +345,14 @@ unsigned backend_fake_calls(const struct backend *b)
 
 void backend_fake_hold(struct backend *b, bool hold)
 {
-	fake_to_fake(b)->hold = hold;
+	backend_fake_to_fake(b)->hold = hold;
 	if (!hold)
 		backend_fake_release(b, false);
 }
 
 void backend_fake_release(struct backend *b, bool reversed)
 {
-	struct fake *f = fake_to_fake(b);
+	struct fake *f = backend_fake_to_fake(b);
 
 	while (!list_empty(&f->held)) {
 		struct list *link = reversed ? f->held.prev : f->held.next;
@@ -359,12 +360,12 @@ void backend_fake_release(struct backend *b, bool reversed)
 		list_unlink(link);
 		list_append(&f->ready, link);
 	}
-	fake_post(f);
+	backend_fake_post(f);
 }
 
 bool backend_fake_step(struct backend *b)
 {
-	struct fake *f = fake_to_fake(b);
+	struct fake *f = backend_fake_to_fake(b);
 	struct list *link = f->held.next;
 
 	CHECK(f->hold);
@@ -376,23 +377,23 @@ bool backend_fake_step(struct backend *b)
 		list_unlink(link);
 		list_append(&f->ready, link);
 	}
-	fake_post(f);
+	backend_fake_post(f);
 	return true;
 }
 
 void backend_fake_later(struct backend *b, bool later)
 {
-	fake_to_fake(b)->later = later;
+	backend_fake_to_fake(b)->later = later;
 }
 
 void backend_fake_look(struct backend *b)
 {
-	fake_post(fake_to_fake(b));
+	backend_fake_post(backend_fake_to_fake(b));
 }
 
 int backend_fake_queues(struct backend *b)
 {
-	struct fake *f = fake_to_fake(b);
+	struct fake *f = backend_fake_to_fake(b);
 	int r = memfd_new(b->info.granularity, &f->queues.ready);
 
 	if (r)

@@ -47,33 +47,33 @@ struct fake_op {
 	char **recv;       /* likewise */
 };
 
-static struct fake_engine *fake_of(struct engine *e)
+static struct fake_engine *engine_fake_of(struct engine *e)
 {
 	return CONTAINER_OF(e, struct fake_engine, engine);
 }
 
-static struct fake_comm *fake_to_comm(struct comm *c)
+static struct fake_comm *engine_fake_to_comm(struct comm *c)
 {
 	return CONTAINER_OF(c, struct fake_comm, comm);
 }
 
-static void fake_move(char *dst, const char *src, uint64_t bytes)
+static void engine_fake_move(char *dst, const char *src, uint64_t bytes)
 {
 	if (dst != src)
 		memcpy(dst, src, bytes);
 }
 
-static void fake_execute_gather(const struct fake_op *fo)
+static void engine_fake_execute_gather(const struct fake_op *fo)
 {
 	uint64_t bytes = fo->count * dtype_size(fo->dtype);
 
 	for (unsigned to = 0; to < fo->comm->size; to++)
 		for (unsigned from = 0; from < fo->comm->size; from++)
-			fake_move(fo->recv[to] + from * bytes, fo->send[from], bytes);
+			engine_fake_move(fo->recv[to] + from * bytes, fo->send[from], bytes);
 }
 
 /* A sum is rounded to its type at every addition, as NCCL rounds it at every hop. */
-static void fake_add_up(const struct fake_op *fo, const void *const *in, char *dst)
+static void engine_fake_add_up(const struct fake_op *fo, const void *const *in, char *dst)
 {
 	struct k_reduce args = { .out = dst,
 				 .out_dtype = fo->dtype,
@@ -86,7 +86,7 @@ static void fake_add_up(const struct fake_op *fo, const void *const *in, char *d
 }
 
 /* Fold what the members have from @offset on into @dst. */
-static void fake_fold(const struct fake_op *fo, uint64_t offset, char *dst)
+static void engine_fake_fold(const struct fake_op *fo, uint64_t offset, char *dst)
 {
 	const void *in[KERNEL_MAX_INPUTS];
 	struct k_all_reduce args = {
@@ -96,34 +96,34 @@ static void fake_fold(const struct fake_op *fo, uint64_t offset, char *dst)
 	for (unsigned i = 0; i < fo->comm->size; i++)
 		in[i] = fo->send[i] + offset;
 	if (fo->reduce == REDUCE_SUM)
-		fake_add_up(fo, in, dst);
+		engine_fake_add_up(fo, in, dst);
 	else
 		kernels_ref()->all_reduce(&args, 0, fo->count);
 }
 
-static void fake_execute_reduce_scatter(const struct fake_op *fo)
+static void engine_fake_execute_reduce_scatter(const struct fake_op *fo)
 {
 	for (unsigned i = 0; i < fo->comm->size; i++)
-		fake_fold(fo, i * fo->count * dtype_size(fo->dtype), fo->recv[i]);
+		engine_fake_fold(fo, i * fo->count * dtype_size(fo->dtype), fo->recv[i]);
 }
 
-static void fake_execute_all_reduce(const struct fake_op *fo)
+static void engine_fake_execute_all_reduce(const struct fake_op *fo)
 {
-	fake_fold(fo, 0, fo->recv[0]);
+	engine_fake_fold(fo, 0, fo->recv[0]);
 	for (unsigned i = 1; i < fo->comm->size; i++)
-		fake_move(fo->recv[i], fo->recv[0], fo->count * dtype_size(fo->dtype));
+		engine_fake_move(fo->recv[i], fo->recv[0], fo->count * dtype_size(fo->dtype));
 }
 
-static void fake_execute_broadcast(const struct fake_op *fo)
+static void engine_fake_execute_broadcast(const struct fake_op *fo)
 {
 	for (unsigned i = 0; i < fo->comm->size; i++)
-		fake_move(fo->recv[i], fo->send[fo->root], fo->count);
+		engine_fake_move(fo->recv[i], fo->send[fo->root], fo->count);
 }
 
-static void fake_queue_post(struct fake_engine *f);
+static void engine_fake_queue_post(struct fake_engine *f);
 
 /* One operation a turn; its callback comes last, since it may free everything. */
-static void fake_on_queue_turn(struct work *work)
+static void engine_fake_on_queue_turn(struct work *work)
 {
 	struct fake_engine *f = CONTAINER_OF(work, struct fake_engine, turn);
 	struct fake_op *fo = list_first(&f->ready, struct fake_op, link);
@@ -133,25 +133,25 @@ static void fake_on_queue_turn(struct work *work)
 
 	list_unlink(&fo->link);
 	f->posted = false;
-	fake_queue_post(f);
+	engine_fake_queue_post(f);
 	if (status == 0 && fo->count > 0)
 		fo->execute(fo);
 	free(fo);
 	comm_complete(comm, op, status);
 }
 
-static void fake_queue_post(struct fake_engine *f)
+static void engine_fake_queue_post(struct fake_engine *f)
 {
 	if (f->posted || list_empty(&f->ready))
 		return;
 	f->posted = true;
-	loopq_post(f->loopq, &f->turn, fake_on_queue_turn);
+	loopq_post(f->loopq, &f->turn, engine_fake_on_queue_turn);
 }
 
-static void fake_start(struct comm *c, const void *const *send, void *const *recv,
-		       const struct fake_op *values)
+static void engine_fake_start(struct comm *c, const void *const *send, void *const *recv,
+			      const struct fake_op *values)
 {
-	struct fake_engine *f = fake_of(c->engine);
+	struct fake_engine *f = engine_fake_of(c->engine);
 	struct fake_op *fo = malloc(sizeof(*fo) + 2 * c->size * sizeof(void *));
 
 	CHECK(fo); /* tests only: no way to continue */
@@ -165,54 +165,55 @@ static void fake_start(struct comm *c, const void *const *send, void *const *rec
 	fo->status = f->fail_in > 0 && --f->fail_in == 0 ? f->fail_status : 0;
 	list_init(&fo->link);
 	list_append(f->hold && !c->aborted ? &f->held : &f->ready, &fo->link);
-	fake_queue_post(f);
+	engine_fake_queue_post(f);
 }
 
-static void fake_all_gather(struct comm *c, struct comm_op *op, const void *const *send,
-			    void *const *recv, uint64_t count, enum dtype dtype)
+static void engine_fake_all_gather(struct comm *c, struct comm_op *op, const void *const *send,
+				   void *const *recv, uint64_t count, enum dtype dtype)
 {
-	fake_start(
-		c, send, recv,
-		&(struct fake_op){
-			.op = op, .execute = fake_execute_gather, .count = count, .dtype = dtype });
+	engine_fake_start(c, send, recv,
+			  &(struct fake_op){ .op = op,
+					     .execute = engine_fake_execute_gather,
+					     .count = count,
+					     .dtype = dtype });
 }
 
-static void fake_reduce_scatter(struct comm *c, struct comm_op *op, const void *const *send,
-				void *const *recv, uint64_t count, enum dtype dtype)
+static void engine_fake_reduce_scatter(struct comm *c, struct comm_op *op, const void *const *send,
+				       void *const *recv, uint64_t count, enum dtype dtype)
 {
-	fake_start(c, send, recv,
-		   &(struct fake_op){ .op = op,
-				      .execute = fake_execute_reduce_scatter,
-				      .count = count,
-				      .dtype = dtype,
-				      .reduce = REDUCE_SUM });
+	engine_fake_start(c, send, recv,
+			  &(struct fake_op){ .op = op,
+					     .execute = engine_fake_execute_reduce_scatter,
+					     .count = count,
+					     .dtype = dtype,
+					     .reduce = REDUCE_SUM });
 }
 
-static void fake_all_reduce(struct comm *c, struct comm_op *op, void *const *data, uint64_t count,
-			    enum dtype dtype, enum reduce_op reduce)
+static void engine_fake_all_reduce(struct comm *c, struct comm_op *op, void *const *data,
+				   uint64_t count, enum dtype dtype, enum reduce_op reduce)
 {
-	fake_start(c, (const void *const *)data, data,
-		   &(struct fake_op){ .op = op,
-				      .execute = fake_execute_all_reduce,
-				      .count = count,
-				      .dtype = dtype,
-				      .reduce = reduce });
+	engine_fake_start(c, (const void *const *)data, data,
+			  &(struct fake_op){ .op = op,
+					     .execute = engine_fake_execute_all_reduce,
+					     .count = count,
+					     .dtype = dtype,
+					     .reduce = reduce });
 }
 
-static void fake_broadcast(struct comm *c, struct comm_op *op, void *const *data, uint64_t bytes,
-			   unsigned root)
+static void engine_fake_broadcast(struct comm *c, struct comm_op *op, void *const *data,
+				  uint64_t bytes, unsigned root)
 {
-	fake_start(c, (const void *const *)data, data,
-		   &(struct fake_op){ .op = op,
-				      .execute = fake_execute_broadcast,
-				      .count = bytes,
-				      .root = root });
+	engine_fake_start(c, (const void *const *)data, data,
+			  &(struct fake_op){ .op = op,
+					     .execute = engine_fake_execute_broadcast,
+					     .count = bytes,
+					     .root = root });
 }
 
 /* Operations that are held back complete now, with the others in the order of their start. */
-static void fake_abort(struct comm *c)
+static void engine_fake_abort(struct comm *c)
 {
-	struct fake_engine *f = fake_of(c->engine);
+	struct fake_engine *f = engine_fake_of(c->engine);
 	struct fake_op *fo, *tmp;
 
 	list_for_each (fo, tmp, &f->held, link) {
@@ -221,17 +222,17 @@ static void fake_abort(struct comm *c)
 		list_unlink(&fo->link);
 		list_append(&f->ready, &fo->link);
 	}
-	fake_queue_post(f);
+	engine_fake_queue_post(f);
 }
 
-static void fake_on_comm_ready(struct work *work)
+static void engine_fake_on_comm_ready(struct work *work)
 {
 	struct fake_comm *c = CONTAINER_OF(work, struct fake_comm, ready_work);
 
 	c->comm.ready(c->comm.userdata, &c->comm, 0);
 }
 
-static int fake_comm_new(struct engine *e, const struct comm_options *options)
+static int engine_fake_comm_new(struct engine *e, const struct comm_options *options)
 {
 	struct fake_comm *c;
 	int r;
@@ -246,18 +247,18 @@ static int fake_comm_new(struct engine *e, const struct comm_options *options)
 		free(c);
 		return r;
 	}
-	loopq_post(fake_of(e)->loopq, &c->ready_work, fake_on_comm_ready);
+	loopq_post(engine_fake_of(e)->loopq, &c->ready_work, engine_fake_on_comm_ready);
 	return 0;
 }
 
-static void fake_comm_free(struct comm *c)
+static void engine_fake_comm_free(struct comm *c)
 {
-	free(fake_to_comm(c));
+	free(engine_fake_to_comm(c));
 }
 
-static void fake_close(struct engine *e)
+static void engine_fake_close(struct engine *e)
 {
-	struct fake_engine *f = fake_of(e);
+	struct fake_engine *f = engine_fake_of(e);
 
 	CHECK(list_empty(&f->ready) && list_empty(&f->held) && !f->posted);
 	free(f);
@@ -265,19 +266,19 @@ static void fake_close(struct engine *e)
 
 static const struct engine_ops fake_ops = {
 	.name = "fake",
-	.comm_new = fake_comm_new,
-	.comm_free = fake_comm_free,
-	.abort = fake_abort,
-	.all_gather = fake_all_gather,
-	.reduce_scatter = fake_reduce_scatter,
-	.all_reduce = fake_all_reduce,
-	.broadcast = fake_broadcast,
-	.close = fake_close,
+	.comm_new = engine_fake_comm_new,
+	.comm_free = engine_fake_comm_free,
+	.abort = engine_fake_abort,
+	.all_gather = engine_fake_all_gather,
+	.reduce_scatter = engine_fake_reduce_scatter,
+	.all_reduce = engine_fake_all_reduce,
+	.broadcast = engine_fake_broadcast,
+	.close = engine_fake_close,
 };
 
 void engine_fake_fail(struct engine *e, unsigned n, int status)
 {
-	struct fake_engine *f = fake_of(e);
+	struct fake_engine *f = engine_fake_of(e);
 
 	CHECK(e->ops == &fake_ops);
 	CHECK(n == 0 || status != 0);
@@ -293,7 +294,7 @@ unsigned engine_fake_calls(const struct engine *e)
 
 void engine_fake_hold(struct engine *e, bool hold)
 {
-	struct fake_engine *f = fake_of(e);
+	struct fake_engine *f = engine_fake_of(e);
 
 	CHECK(e->ops == &fake_ops);
 	f->hold = hold;
@@ -303,12 +304,12 @@ void engine_fake_hold(struct engine *e, bool hold)
 		list_unlink(link);
 		list_append(&f->ready, link);
 	}
-	fake_queue_post(f);
+	engine_fake_queue_post(f);
 }
 
 bool engine_fake_step(struct engine *e)
 {
-	struct fake_engine *f = fake_of(e);
+	struct fake_engine *f = engine_fake_of(e);
 	struct list *link = f->held.next;
 
 	CHECK(e->ops == &fake_ops && f->hold);
@@ -316,7 +317,7 @@ bool engine_fake_step(struct engine *e)
 		return false;
 	list_unlink(link);
 	list_append(&f->ready, link);
-	fake_queue_post(f);
+	engine_fake_queue_post(f);
 	return true;
 }
 

@@ -35,88 +35,89 @@ struct local_comm {
 	struct backend_task task;
 };
 
-static struct local *local_to_local(struct engine *e)
+static struct local *engine_local_to_local(struct engine *e)
 {
 	return CONTAINER_OF(e, struct local, engine);
 }
 
-static struct local_comm *local_to_comm(struct comm *c)
+static struct local_comm *engine_local_to_comm(struct comm *c)
 {
 	return CONTAINER_OF(c, struct local_comm, comm);
 }
 
-static void local_on_turn(struct work *work);
+static void engine_local_on_turn(struct work *work);
 
-static void local_post_turn(struct local_comm *c)
+static void engine_local_post_turn(struct local_comm *c)
 {
 	if (c->posted || c->copying || (list_empty(&c->queue) && !c->failed))
 		return;
 	c->posted = true;
-	loopq_post(local_to_local(c->comm.engine)->loopq, &c->turn, local_on_turn);
+	loopq_post(engine_local_to_local(c->comm.engine)->loopq, &c->turn, engine_local_on_turn);
 }
 
 /* End the first operation; must be the last action, since its callback may free @c. */
-static void local_complete_first(struct local_comm *c, int status)
+static void engine_local_complete_first(struct local_comm *c, int status)
 {
 	struct local_op *first = list_first(&c->queue, struct local_op, link);
 	struct comm_op *op = first->op;
 
 	list_unlink(&first->link);
 	free(first);
-	local_post_turn(c);
+	engine_local_post_turn(c);
 	comm_complete(&c->comm, op, c->comm.aborted ? ENGINE_E_ABORTED : status);
 }
 
-static void local_on_copied(struct backend_task *task, int status)
+static void engine_local_on_copied(struct backend_task *task, int status)
 {
 	struct local_comm *c = CONTAINER_OF(task, struct local_comm, task);
 
 	c->copying = false;
-	local_complete_first(c, status);
+	engine_local_complete_first(c, status);
 }
 
-static void local_complete_failed(struct local_comm *c)
+static void engine_local_complete_failed(struct local_comm *c)
 {
 	struct comm_op *op = c->failed;
 
 	c->failed = op->impl;
 	op->impl = NULL;
-	local_post_turn(c);
+	engine_local_post_turn(c);
 	comm_complete(&c->comm, op, -ENOMEM);
 }
 
-static void local_on_turn(struct work *work)
+static void engine_local_on_turn(struct work *work)
 {
 	struct local_comm *c = CONTAINER_OF(work, struct local_comm, turn);
 	struct local_op *first;
 
 	c->posted = false;
 	if (c->failed) {
-		local_complete_failed(c);
+		engine_local_complete_failed(c);
 		return;
 	}
 	first = list_first(&c->queue, struct local_op, link);
 	if (c->comm.aborted || first->copy.n == 0) {
-		local_complete_first(c, 0);
+		engine_local_complete_first(c, 0);
 		return;
 	}
 	c->copying = true;
-	c->task = (struct backend_task){
-		.kops = &first->copy, .n_kops = 1, .queue = c->comm.queue, .done = local_on_copied
-	};
+	c->task = (struct backend_task){ .kops = &first->copy,
+					 .n_kops = 1,
+					 .queue = c->comm.queue,
+					 .done = engine_local_on_copied };
 	backend_submit(c->comm.devices[0], &c->task);
 }
 
 /* Queue @op with a copy of @bytes; none when both addresses are the same. */
-static void local_queue_op(struct local_comm *c, struct comm_op *op, const void *src, void *dst,
-			   uint64_t bytes)
+static void engine_local_queue_op(struct local_comm *c, struct comm_op *op, const void *src,
+				  void *dst, uint64_t bytes)
 {
 	struct local_op *lo = calloc(1, sizeof(*lo));
 
 	if (!lo) {
 		op->impl = c->failed;
 		c->failed = op;
-		local_post_turn(c);
+		engine_local_post_turn(c);
 		return;
 	}
 	lo->op = op;
@@ -125,55 +126,57 @@ static void local_queue_op(struct local_comm *c, struct comm_op *op, const void 
 				 .copy = { .dst = dst, .src = src } };
 	list_init(&lo->link);
 	list_append(&c->queue, &lo->link);
-	local_post_turn(c);
+	engine_local_post_turn(c);
 }
 
-static void local_all_gather(struct comm *c, struct comm_op *op, const void *const *send,
-			     void *const *recv, uint64_t count, enum dtype dtype)
+static void engine_local_all_gather(struct comm *c, struct comm_op *op, const void *const *send,
+				    void *const *recv, uint64_t count, enum dtype dtype)
 {
-	local_queue_op(local_to_comm(c), op, send[0], recv[0], count * dtype_size(dtype));
+	engine_local_queue_op(engine_local_to_comm(c), op, send[0], recv[0],
+			      count * dtype_size(dtype));
 }
 
 /* The sum over one member is what it sent. */
-static void local_reduce_scatter(struct comm *c, struct comm_op *op, const void *const *send,
-				 void *const *recv, uint64_t count, enum dtype dtype)
+static void engine_local_reduce_scatter(struct comm *c, struct comm_op *op, const void *const *send,
+					void *const *recv, uint64_t count, enum dtype dtype)
 {
-	local_queue_op(local_to_comm(c), op, send[0], recv[0], count * dtype_size(dtype));
+	engine_local_queue_op(engine_local_to_comm(c), op, send[0], recv[0],
+			      count * dtype_size(dtype));
 }
 
 /* In place: the average, sum, maximum and minimum of one value are that value. */
-static void local_all_reduce(struct comm *c, struct comm_op *op, void *const *data, uint64_t count,
-			     enum dtype dtype, enum reduce_op reduce)
+static void engine_local_all_reduce(struct comm *c, struct comm_op *op, void *const *data,
+				    uint64_t count, enum dtype dtype, enum reduce_op reduce)
 {
 	(void)count;
 	(void)dtype;
 	(void)reduce;
-	local_queue_op(local_to_comm(c), op, data[0], data[0], 0);
+	engine_local_queue_op(engine_local_to_comm(c), op, data[0], data[0], 0);
 }
 
-static void local_broadcast(struct comm *c, struct comm_op *op, void *const *data, uint64_t bytes,
-			    unsigned root)
+static void engine_local_broadcast(struct comm *c, struct comm_op *op, void *const *data,
+				   uint64_t bytes, unsigned root)
 {
 	(void)bytes;
 	(void)root;
-	local_queue_op(local_to_comm(c), op, data[0], data[0], 0);
+	engine_local_queue_op(engine_local_to_comm(c), op, data[0], data[0], 0);
 }
 
 /* Queued operations end in the next turns; a copy in progress first runs to its end, since until
  * then the backend writes to its target. */
-static void local_abort(struct comm *c)
+static void engine_local_abort(struct comm *c)
 {
-	local_post_turn(local_to_comm(c));
+	engine_local_post_turn(engine_local_to_comm(c));
 }
 
-static void local_on_ready(struct work *work)
+static void engine_local_on_ready(struct work *work)
 {
 	struct local_comm *c = CONTAINER_OF(work, struct local_comm, ready_work);
 
 	c->comm.ready(c->comm.userdata, &c->comm, 0);
 }
 
-static int local_comm_new(struct engine *e, const struct comm_options *options)
+static int engine_local_comm_new(struct engine *e, const struct comm_options *options)
 {
 	struct local_comm *c;
 	int r;
@@ -189,33 +192,33 @@ static int local_comm_new(struct engine *e, const struct comm_options *options)
 		return r;
 	}
 	list_init(&c->queue);
-	loopq_post(local_to_local(e)->loopq, &c->ready_work, local_on_ready);
+	loopq_post(engine_local_to_local(e)->loopq, &c->ready_work, engine_local_on_ready);
 	return 0;
 }
 
-static void local_comm_free(struct comm *comm)
+static void engine_local_comm_free(struct comm *comm)
 {
-	struct local_comm *c = local_to_comm(comm);
+	struct local_comm *c = engine_local_to_comm(comm);
 
 	CHECK(list_empty(&c->queue) && !c->failed && !c->posted && !c->copying);
 	free(c);
 }
 
-static void local_close(struct engine *e)
+static void engine_local_close(struct engine *e)
 {
-	free(local_to_local(e));
+	free(engine_local_to_local(e));
 }
 
 static const struct engine_ops local_ops = {
 	.name = "local",
-	.comm_new = local_comm_new,
-	.comm_free = local_comm_free,
-	.abort = local_abort,
-	.all_gather = local_all_gather,
-	.reduce_scatter = local_reduce_scatter,
-	.all_reduce = local_all_reduce,
-	.broadcast = local_broadcast,
-	.close = local_close,
+	.comm_new = engine_local_comm_new,
+	.comm_free = engine_local_comm_free,
+	.abort = engine_local_abort,
+	.all_gather = engine_local_all_gather,
+	.reduce_scatter = engine_local_reduce_scatter,
+	.all_reduce = engine_local_all_reduce,
+	.broadcast = engine_local_broadcast,
+	.close = engine_local_close,
 };
 
 int engine_local_new(struct loopq *loopq, struct engine **ret)
