@@ -413,7 +413,8 @@ class Devices(unittest.TestCase):
         self.init(self.host)
         mesh = types.SimpleNamespace(device_type="cuda", ndim=1, mesh=torch.tensor([0]))
         model = st.fully_shard(nn.Linear(2, 2), mesh=mesh)
-        with self.assertRaisesRegex(shardd.InvalidArgument, 'memory is on cpu: give init_device_mesh'):
+        with self.assertRaisesRegex(shardd.InvalidArgument,
+                                    'memory is on cpu: give init_device_mesh'):
             st.SGD(model.parameters(), lr=0.1)
 
     def test_ddp_s_names_of_devices(self):
