@@ -74,7 +74,10 @@ struct gate_conn {
 	struct gate_side client, core;
 	struct gate_buffer up, down;
 	struct gate_flow flow;
-	bool open;              /* the thread has it */
+	bool open; /* the thread has it */
+	/* Core has sent its settings. The client is not read before: core reads what is there when
+	 * it gets a connection on the loop's thread, later on threads of its own. */
+	bool core_spoke;
 	bool core_deaf;         /* core accepts no more data, and the client had not ended */
 	bool closed;            /* nothing is moved any more; the loop closes it */
 	uint64_t core_ended_us; /* since when the rest waits for the client */

@@ -57,7 +57,7 @@ static void gate_pipe_watch(struct gate_conn *gc)
 	uint32_t client = 0, core = 0;
 
 	if (gc->open && !gc->closed) {
-		if (!gc->client.ended && !gc->core.ended && !gc->up.data)
+		if (gc->core_spoke && !gc->client.ended && !gc->core.ended && !gc->up.data)
 			client |= EPOLLIN;
 		if (gate_pipe_may_write(&gc->down))
 			client |= EPOLLOUT;
@@ -303,6 +303,7 @@ static bool gate_pipe_read_core(struct gate_conn *gc, uint64_t now_us)
 		gate_pipe_core_ended(gc, now_us);
 		return false;
 	}
+	gc->core_spoke = true;
 	gate_flow_down(&gc->flow, scratch, (size_t)n, now_us);
 	sent = gate_pipe_send(gc->client.fd, scratch, (size_t)n);
 	if (sent < 0)
@@ -386,7 +387,7 @@ int gate_pipe_open(struct gate_conn *gc, uint64_t now_us)
 	gate_flow_init(&gc->flow, &gc->gate->limits, &gc->user->purse, &gc->gate->total, now_us);
 	gc->open = true;
 	gate_pipe_watch(gc);
-	return gc->client.events && gc->core.events ? 0 : -ENOMEM;
+	return gc->core.events ? 0 : -ENOMEM; /* the client follows when core has spoken */
 }
 
 /* ------------------------------------------------------- the end of many calls */

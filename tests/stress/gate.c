@@ -51,6 +51,9 @@ static atomic_uint n_open, n_echoes, n_done;
 
 /* -------------------------------------------------------------------- core */
 
+/* Core's first frame, for which the gate waits. */
+static const uint8_t settings[] = { 0, 0, 0, 4, 0, 0, 0, 0, 0 };
+
 /* Sends back what it gets: to the gate both ways look alike. */
 static void *echo_main(void *arg)
 {
@@ -59,6 +62,7 @@ static void *echo_main(void *arg)
 	char data[8192];
 	ssize_t n;
 
+	CHECK(send(fd, settings, sizeof(settings), MSG_NOSIGNAL) == sizeof(settings));
 	while (poll(&p, 1, PATIENCE_MS) > 0 && (n = recv(fd, data, sizeof(data), 0)) > 0) {
 		for (ssize_t at = 0, sent; at < n; at += sent) {
 			sent = send(fd, data + at, (size_t)(n - at), MSG_NOSIGNAL);
@@ -190,7 +194,8 @@ static void client_round(unsigned round, unsigned seed)
 	unsigned frames = 1 + (round * 7 + seed) % FRAMES;
 	int fd = client_connect();
 
-	CHECK(send_all(fd, preface, 24) && read_same(fd, preface, 24));
+	CHECK(send_all(fd, preface, 24) && read_same(fd, settings, sizeof(settings)) &&
+	      read_same(fd, preface, 24));
 	if (round % 4 == 0)
 		open_calls(fd);
 	for (unsigned i = 0; i < frames; i++) {
