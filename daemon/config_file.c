@@ -178,6 +178,11 @@ static int config_file_refuse_yaml(struct fault *f, const char *name, const stru
 			 p->key);
 		return config_file_refuse(f, name, line, p->key, text);
 	}
+	if (err == CYAML_ERR_LIBYAML_PARSER) { /* what is known is the last key before it */
+		snprintf(text, sizeof(text), "YAML syntax error in or after this line: %s",
+			 p->text);
+		return config_file_refuse(f, name, line, p->key, text);
+	}
 	if (strncmp(p->text, "Expecting MAPPING", 17) == 0)
 		return config_file_refuse(f, name, line, NULL,
 					  "must hold lines such as 'key: value'");
