@@ -105,6 +105,6 @@ struct fair_task *fair_next(const struct fair *f)
 
 void fair_served(struct fair_task *t, uint64_t bytes)
 {
-	t->user->served += bytes * BACKEND_WEIGHT / t->user->weight;
+	t->user->served += (bytes * BACKEND_WEIGHT + t->user->weight - 1) / t->user->weight;
 	t->job->served += bytes;
 }

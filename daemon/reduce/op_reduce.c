@@ -330,7 +330,8 @@ static void op_reduce_surrogate_init(struct op *op)
 
 static bool op_reduce_waits_for_readers(const struct op *op)
 {
-	return op_writes_params(op) && op->unit->rec->optimizer->when == OPTIM_IN_BACKWARD;
+	return op_writes_params(op) && op->unit &&
+	       op->unit->rec->optimizer->when == OPTIM_IN_BACKWARD;
 }
 
 static int op_reduce_begin(struct op *op, struct fault *f)
