@@ -20,12 +20,15 @@ enum {
 	/* gRPC connections of one user: each costs the loop 200 us, and core more */
 	GRPC_BURST = 512,
 	GRPC_A_SECOND = 400,
+	LOG_AGAIN_US = 60 * 1000000,
 };
 
 struct pending_uid {
 	struct list link;
 	uid_t uid;
 	unsigned n;
+	unsigned n_turns; /* of these: in the set's turns */
+	uint64_t dry_us;  /* the tick at which it had no turn left */
 };
 
 struct pending {
@@ -36,6 +39,7 @@ struct pending {
 	struct conn_place place;
 	struct list link;         /* in waiting */
 	struct list partial_link; /* in partial */
+	struct list turn_link;    /* in turns: it has said hello */
 	uint64_t since_us;
 	uv_poll_t poll;
 };
@@ -97,6 +101,8 @@ static int pending_take(struct pending *p, struct conn_place *place)
 	CHECK(p->set->count > 0 && p->uid->n > 0);
 	p->set->count--;
 	p->uid->n--;
+	p->uid->n_turns -= !list_empty(&p->turn_link);
+	list_unlink(&p->turn_link);
 	pending_uid_put(p->uid);
 	*place = p->place;
 	p->place = CONN_PLACE_NULL;
@@ -143,32 +149,85 @@ static void pending_arm(struct pending_set *set)
 		return;
 	}
 	at = list_first(&set->waiting, struct pending, link)->since_us + set->timeout_us;
-	if (!list_empty(&set->partial) && set->recheck_at_us < at)
+	if ((!list_empty(&set->partial) || !list_empty(&set->turns)) && set->recheck_at_us < at)
 		at = set->recheck_at_us;
 	uv_timer_start(&set->timer, pending_on_timer, at > now ? (at - now + 999) / 1000 : 1, 0);
 }
 
 static void pending_on_readable(uv_poll_t *poll, int status, int events);
 
-/* The bytes stay in the socket, so it stays readable: polling on would wake the loop all the time
- * for a peer that sent one byte. The timer checks again. */
-static void pending_park(struct pending *p)
+/* Put @p into @list. The bytes stay in the socket, so it stays readable: polling on would wake the
+ * loop all the time. The timer checks again. */
+static void pending_park(struct pending *p, struct list *list, struct list *link)
 {
 	struct pending_set *set = p->set;
 
 	uv_poll_start(&p->poll, UV_DISCONNECT, pending_on_readable);
-	if (list_empty(&set->partial))
+	if (list_empty(&set->partial) && list_empty(&set->turns))
 		set->recheck_at_us = clock_now_us() + RECHECK_US;
-	list_append(&set->partial, &p->partial_link);
+	list_append(list, link);
 	pending_arm(set);
 }
 
-/* Users who open many gRPC connections in a short time get them one after the other. */
-static bool pending_has_turn(const struct pending *p)
+static bool pending_has_turn(struct pending_set *set, const struct pending_uid *u, uint64_t now)
 {
 	uint64_t skipped;
 
-	return pace_take(&p->set->grpc, p->uid->uid, clock_now_us(), &skipped);
+	return pace_take(&set->grpc, u->uid, now, &skipped);
+}
+
+static void pending_wait_turn(struct pending *p, uint64_t now)
+{
+	struct pending_set *set = p->set;
+
+	if (!set->told_us || now - set->told_us >= LOG_AGAIN_US) {
+		log_write(LOG_WARN, "net",
+			  "gRPC connections wait their turn uid=%u at_once=%u per_second=%u",
+			  p->uid->uid, GRPC_BURST, GRPC_A_SECOND);
+		set->told_us = now;
+	}
+	p->uid->n_turns++;
+	pending_park(p, &set->turns, &p->turn_link);
+}
+
+/* A client that opens many gRPC connections in a short time gets them one after the other, in the
+ * order in which they said hello. */
+static void pending_take_turn(struct pending *p)
+{
+	uint64_t now = clock_now_us();
+
+	if (p->uid->n_turns || !pending_has_turn(p->set, p->uid, now))
+		pending_wait_turn(p, now);
+	else
+		pending_hand_out(p, CONN_GRPC);
+}
+
+/* The first in turns whose user has one. Return: NULL: none has. */
+static struct pending *pending_next_turn(struct pending_set *set, uint64_t now)
+{
+	struct pending *p, *tmp;
+
+	list_for_each (p, tmp, &set->turns, turn_link) {
+		if (p->uid->dry_us == now)
+			continue;
+		if (pending_has_turn(set, p->uid, now))
+			return p;
+		p->uid->dry_us = now;
+	}
+	return NULL;
+}
+
+/* Return: false: the set was closed. */
+static bool pending_give_turns(struct pending_set *set, uint64_t now)
+{
+	struct pending *p;
+
+	while ((p = pending_next_turn(set, now))) {
+		pending_hand_out(p, CONN_GRPC);
+		if (set->closed)
+			return false;
+	}
+	return true;
 }
 
 static void pending_on_readable(uv_poll_t *poll, int status, int events)
@@ -193,10 +252,12 @@ static void pending_on_readable(uv_poll_t *poll, int status, int events)
 	hello = pending_classify(data, (size_t)n);
 	if (hello == HELLO_GARBAGE)
 		pending_drop(p, "neither HTTP/2 nor SHD1");
-	else if (hello == HELLO_MORE || (hello == HELLO_GRPC && !pending_has_turn(p)))
-		pending_park(p);
+	else if (hello == HELLO_MORE)
+		pending_park(p, &p->set->partial, &p->partial_link);
+	else if (hello == HELLO_GRPC)
+		pending_take_turn(p);
 	else
-		pending_hand_out(p, hello == HELLO_GRPC ? CONN_GRPC : CONN_LOCAL);
+		pending_hand_out(p, CONN_LOCAL);
 }
 
 static void pending_drop_overdue(struct pending_set *set, uint64_t now)
@@ -206,7 +267,8 @@ static void pending_drop_overdue(struct pending_set *set, uint64_t now)
 
 		if (now < p->since_us + set->timeout_us)
 			return;
-		pending_drop(p, "hello timeout");
+		pending_drop(p, list_empty(&p->turn_link) ? "hello timeout"
+							  : "no turn within the hello timeout");
 	}
 }
 
@@ -217,6 +279,12 @@ static void pending_on_timer(uv_timer_t *timer)
 
 	MAGIC_CHECK(set, PENDING_SET_MAGIC);
 	pending_drop_overdue(set, now);
+	if (now >= set->recheck_at_us && !list_empty(&set->turns)) {
+		if (!pending_give_turns(set, now))
+			return;
+		if (!list_empty(&set->turns) && list_empty(&set->partial))
+			set->recheck_at_us = now + RECHECK_US;
+	}
 	while (now >= set->recheck_at_us && !list_empty(&set->partial)) {
 		struct pending *p = list_first(&set->partial, struct pending, partial_link);
 
@@ -233,6 +301,7 @@ void pending_init(struct pending_set *set, uv_loop_t *loop, pending_hello_cb hel
 	set->grpc = (struct pace){ .burst = GRPC_BURST, .a_second = GRPC_A_SECOND };
 	list_init(&set->waiting);
 	list_init(&set->partial);
+	list_init(&set->turns);
 	list_init(&set->uids);
 	uv_timer_init(loop, &set->timer);
 	set->timer.data = set;
@@ -267,6 +336,7 @@ static int pending_add_watched(struct pending_set *set, int fd, struct pending_u
 	p->poll.data = p;
 	list_init(&p->link);
 	list_init(&p->partial_link);
+	list_init(&p->turn_link);
 	list_append(&set->waiting, &p->link);
 	r = uv_poll_start(&p->poll, UV_READABLE, pending_on_readable);
 	CHECK(r == 0);

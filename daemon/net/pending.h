@@ -29,8 +29,10 @@ struct pending_set {
 	uv_loop_t *loop;
 	uv_timer_t timer;
 	struct list waiting;    /* of struct pending, the oldest first */
-	struct list partial;    /* those of them that sent one to three bytes, or have no turn */
+	struct list partial;    /* those of them that sent one to three bytes */
 	struct list uids;       /* of struct pending_uid: how many wait for each uid */
+	struct list turns;      /* those of them that have said hello and wait for their turn */
+	uint64_t told_us;       /* when the log was told that some wait; 0: never */
 	struct pace grpc;       /* of new gRPC connections */
 	unsigned count;         /* in @waiting */
 	unsigned max_per_uid;   /* 0: no limit */

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <grp.h>
 #include <poll.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -71,22 +72,28 @@ Test(listener, hello_may_come_byte_by_byte)
 	netfix_await_closed(2);
 }
 
-/* Who connects in a loop gets what is beyond a burst in turn. */
+/* Connections beyond the burst are handed out later, in the order in which they said hello. */
 Test(listener, many_grpc_connections_of_a_user_come_in_turn)
 {
 	enum { N = 560, BURST = 512 };
 	static int fds[N];
+	char hello[16], got[16];
 
 	netfix_listen();
 	for (unsigned i = 0; i < N; i++) {
-		fds[i] = netfix_client("PRI ");
+		snprintf(hello, sizeof(hello), "PRI %04u", i);
+		fds[i] = netfix_client(hello);
 		netfix_turn(1);
 	}
 	cr_expect_geq(netfix.n_conns, BURST);
 	cr_expect_lt(netfix.n_conns, N);
 	netfix_await_conns(N);
-	for (unsigned i = 0; i < N; i++)
+	for (unsigned i = 0; i < N; i++) {
+		snprintf(hello, sizeof(hello), "PRI %04u", i);
+		cr_assert_eq(recv(conn_fd(netfix.conns[i]), got, sizeof(got), MSG_DONTWAIT), 8);
+		cr_expect_eq(memcmp(got, hello, 8), 0, "%.8s, not %s", got, hello);
 		close(fds[i]);
+	}
 	netfix_await_closed(N);
 }
 
