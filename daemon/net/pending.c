@@ -272,6 +272,17 @@ static void pending_drop_overdue(struct pending_set *set, uint64_t now)
 	}
 }
 
+/* Those that sent a part: readable at once, if bytes are there already; on_readable decides. */
+static void pending_look_again(struct pending_set *set)
+{
+	while (!list_empty(&set->partial)) {
+		struct pending *p = list_first(&set->partial, struct pending, partial_link);
+
+		list_unlink(&p->partial_link);
+		uv_poll_start(&p->poll, UV_READABLE | UV_DISCONNECT, pending_on_readable);
+	}
+}
+
 static void pending_on_timer(uv_timer_t *timer)
 {
 	struct pending_set *set = timer->data;
@@ -279,18 +290,11 @@ static void pending_on_timer(uv_timer_t *timer)
 
 	MAGIC_CHECK(set, PENDING_SET_MAGIC);
 	pending_drop_overdue(set, now);
-	if (now >= set->recheck_at_us && !list_empty(&set->turns)) {
+	if (now >= set->recheck_at_us) {
+		set->recheck_at_us = now + RECHECK_US;
+		pending_look_again(set);
 		if (!pending_give_turns(set, now))
 			return;
-		if (!list_empty(&set->turns) && list_empty(&set->partial))
-			set->recheck_at_us = now + RECHECK_US;
-	}
-	while (now >= set->recheck_at_us && !list_empty(&set->partial)) {
-		struct pending *p = list_first(&set->partial, struct pending, partial_link);
-
-		/* Readable at once, if bytes are there already: on_readable decides. */
-		list_unlink(&p->partial_link);
-		uv_poll_start(&p->poll, UV_READABLE | UV_DISCONNECT, pending_on_readable);
 	}
 	pending_arm(set);
 }

@@ -37,7 +37,7 @@ struct pending_set {
 	unsigned count;         /* in @waiting */
 	unsigned max_per_uid;   /* 0: no limit */
 	uint64_t timeout_us;    /* from pending_add to the fourth byte */
-	uint64_t recheck_at_us; /* when to check @partial again */
+	uint64_t recheck_at_us; /* when to check @partial and @turns again */
 	pending_hello_cb hello;
 	pending_closed_cb closed;
 };
