@@ -190,6 +190,33 @@ Test(gate_frames, the_client_hears_which_limit_it_was)
 	attack_end(&a, AFTER_MS, 32);
 }
 
+/* A call that ends without a message is told so. */
+Test(gate_frames, a_call_without_a_message_is_refused_in_words)
+{
+	static const char words[] = "/shardd.v1.Status/Get: the request has no message";
+	Shardd__V1__StatusRequest status = SHARDD__V1__STATUS_REQUEST__INIT;
+	struct attack_bytes got = { .n = 0 };
+	uint8_t block[512], byte;
+	struct attack a;
+	int fd;
+
+	attack_begin(&a, "empty_call", NULL);
+	fd = attack_connect(&a, true);
+	cr_assert(rawsock_h2_frame(fd, H2_HEADERS, H2_END_HEADERS | H2_END_STREAM, 3, block,
+				   rawsock_h2_block(block, GET)));
+	do {
+		cr_assert(rawsock_read(fd, &byte, 1, 30), "no answer");
+		attack_put(&got, &byte, 1);
+	} while (!memmem(got.data, got.n, words, strlen(words)));
+	free(got.data);
+	close(fd);
+	fd = attack_connect(&a, true);
+	cr_assert(rawsock_h2_call(fd, 3, GET, &status.base));
+	cr_expect(rawsock_h2_answered(fd, 3, 30));
+	close(fd);
+	attack_end(&a, AFTER_MS, 32);
+}
+
 #define AT_ONCE 32
 
 /* More calls at once than are allowed before Attach are answered one after the other. */
