@@ -18,6 +18,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/user.h"
 #include "kernels.h"
 
 struct backend;
@@ -121,7 +122,7 @@ struct backend_owner {
 	uint32_t weight; /* the user's; 0: BACKEND_WEIGHT */
 };
 
-#define BACKEND_WEIGHT 100u
+#define BACKEND_WEIGHT USER_WEIGHT_DEFAULT
 
 /* Space for a backend's own notes on a task, in units of 8 bytes. */
 #define BACKEND_TASK_ROOM 18u

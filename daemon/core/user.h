@@ -157,21 +157,12 @@ bool user_kind_is_bytes(enum user_kind kind);
 struct user *users_next(const struct users *us, const struct user *u);
 
 /* Counting without a struct user_charge, for objects with their own counters. The caller holds a
- * reference to @u, and returns what it took. user_take_one: Return: false: the limit is reached.
- * user_add: the caller has checked for room before. */
+ * reference to @u, returns what it took, and has checked for room before user_add. */
 void user_add(struct user *u, enum user_kind kind, uint64_t n);
 void user_sub(struct user *u, enum user_kind kind, uint64_t n);
 /* USER_MESSAGE_BYTES is counted by the gate (net/gate.h): @n are used now. Nothing is charged;
  * the peak is that of these samples. */
 void user_sample_messages(struct user *u, uint64_t n);
-
-static inline bool user_take_one(struct user *u, enum user_kind kind)
-{
-	if (__builtin_expect(u->used[kind] >= u->most[kind], 0))
-		return false;
-	u->used[kind]++;
-	return true;
-}
 
 static inline void user_give_one(struct user *u, enum user_kind kind)
 {

@@ -292,19 +292,3 @@ TEST(every_account_is_visited_once)
 		user_unref(u[i]);
 	users_deinit(&us);
 }
-
-TEST(counting_one_by_one_stops_at_the_limit)
-{
-	struct users us;
-	struct user *u;
-
-	users_begin(&us, NULL, 0);
-	u = users_get(&us, ALICE, NULL, 0);
-	for (unsigned i = 0; i < 4; i++)
-		cr_assert(user_take_one(u, USER_SESSIONS));
-	cr_expect_not(user_take_one(u, USER_SESSIONS));
-	for (unsigned i = 0; i < 4; i++)
-		user_give_one(u, USER_SESSIONS);
-	user_unref(u);
-	users_deinit(&us);
-}
