@@ -26,7 +26,7 @@ static int surrogate_impossible(struct op *op, const struct op *join)
 	return fault_set(
 		&op->fault, FAULT_STATE, NULL,
 		"%s: rank %u (pid %d) has no more inputs (JoinUneven) and cannot take part "
-		"in it with zeros: it is allowed when all ranks of group '%.64s' have joined",
+		"in it with zeros: call it when all ranks of group '%.64s' have joined",
 		op->type->name, join->m->rank, member_pid(join->m), op->group->rec->name);
 }
 

@@ -193,8 +193,8 @@ def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | No
     @mesh: a DeviceMesh of the model's device, or ranks in plain numbers: (0, 1, 2, 3) share the
     parameters, ((0, 1), (2, 3)) are replicas of two ranks each, whose gradients are averaged too
     (HSDP). The same for all units of a model; None: all ranks of the job. @shard_placement_fn: may
-    say Shard(0), else Unimplemented. @offload_policy: CPUOffloadPolicy is allowed with host
-    memory only, where it changes nothing.
+    say Shard(0), anything else raises Unimplemented. @offload_policy: CPUOffloadPolicy works with
+    host memory only, where it changes nothing.
     @policy: which modules inside become units, too, with the same arguments: module classes, a
     function of a module that says True, False or a dictionary of other arguments, or a policy of
     torch.distributed.fsdp.wrap (ModuleWrapPolicy, CustomPolicy, size_based_auto_wrap_policy...).
