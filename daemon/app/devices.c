@@ -1,4 +1,4 @@
-#include "devices.h"
+#include "app/devices.h"
 
 #include <errno.h>
 #include <stdio.h>
