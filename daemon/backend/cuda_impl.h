@@ -23,7 +23,7 @@
 #ifndef SHARDD_BACKEND_CUDA_IMPL_H
 #define SHARDD_BACKEND_CUDA_IMPL_H
 
-#include "gpu/cuda_lib.h"
+#include "core/cuda_lib.h"
 
 #ifdef SHARDD_CUDA
 
