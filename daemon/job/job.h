@@ -284,8 +284,6 @@ uint64_t job_spare_bytes(const struct job *job);
 int job_add_slabs(struct job *job, struct slab *const *slabs, size_t n);
 /* Let go of slabs of shards in which no unit has anything any more. */
 void job_drop_unused_slabs(struct job *job);
-/* Rebuild units from the record, whose slabs are in job->slabs already. */
-int job_units_restore(struct job *job, struct fault *f);
 void job_units_free(struct job *job);
 struct unit *job_unit_by_id(struct job *job, uint32_t id);
 
@@ -294,7 +292,8 @@ struct slab *job_slab_for(struct member *m, uint32_t id);
 /* May a reader of the job? Those of parameters alone. */
 struct slab *job_slab_for_reader(const struct job *job, uint32_t id);
 
-/* The job as a saved record and its slabs; the inverse makes the job (job.c).
+/* The job as a saved record and its slabs; the inverse makes the job (job_restore.c; only tests
+ * link it, see store/state.h).
  * @fds: one per slab of the record, in its order, borrowed; -1: there is none, which is an error.
  * Takes @rec on success. */
 int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **ret,
