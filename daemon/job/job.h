@@ -246,8 +246,6 @@ int job_join(struct job *job, const struct job_joining *how, struct proc *proc, 
  * default: rank * devices / world size. A rank of a group that has units or has run collectives
  * stays where it is. Return: 0 or a fault. */
 int job_place(struct job *job, uint32_t rank, const char *name, struct fault *f);
-/* The default device, for ranks without a known device. */
-struct device *job_default_device(const struct job *job, uint32_t rank);
 enum backend_share job_share(const struct job *job);
 
 /* Leave cleanly (fails if its ops are not over; JOB_E_LATER: devices still work on them: node_wait,
@@ -270,7 +268,8 @@ int job_add_group(struct job *job);
 /* By id. Return: NULL if there is none. */
 struct group *job_group_by_id(struct job *job, uint32_t id);
 
-/* Register units, all or none (registration.c, which can also do it in pieces). @specs: records without parts; those that
+/* Register units, all or none, in one piece: for tests. The daemon does it in pieces
+ * (registration.h). @specs: records without parts; those that
  * become units are taken over (their pointer is set to NULL). @ret_ids: @n ids.
  * Return: 0, JOB_E_LATER (ranks are not placed yet, memory or communicators are being made:
  * nothing has changed), or a fault. */
