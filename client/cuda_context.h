@@ -16,7 +16,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-#include "gpu/cuda_lib.h"
+#include "core/cuda_lib.h"
 #include "shardd/shardd.h"
 
 #define CUDA_UUID_BYTES 48u

@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "client_error.h"
+#include "core/buckets.h"
 #include "core/cleanup.h"
 #include "op.h"
-#include "unit/buckets.h"
 
 static_assert(sizeof(struct shardd_bucket_tensor) == sizeof(struct bucket_tensor) &&
 		      offsetof(struct shardd_bucket_tensor, sparse) ==

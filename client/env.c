@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "client_error.h"
-#include "env_names.h"
+#include "core/env_names.h"
 
 const char *env_socket(const char *given)
 {

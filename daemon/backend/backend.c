@@ -156,11 +156,6 @@ int backend_export_ipc(struct backend *b, struct backend_mem *mem,
 	return r;
 }
 
-enum backend_share backend_share_of(const struct backend_mem *mem)
-{
-	return mem->share;
-}
-
 /* ---------------------------------------------------- order between processes */
 
 struct backend_mem *backend_ready(struct backend *b)

@@ -227,7 +227,6 @@ uint64_t backend_inode(const struct backend_mem *mem);
  * Return: 0 or negative errno. */
 int backend_export_ipc(struct backend *b, struct backend_mem *mem,
 		       uint8_t ret_handle[BACKEND_IPC_BYTES]);
-enum backend_share backend_share_of(const struct backend_mem *mem);
 
 /* The inverse, for memory that another daemon process allocated: checks size, seals and kind of @fd
  * (borrowed), maps it for writing.

@@ -42,7 +42,8 @@ static bool cuda_error_is_sticky(CUresult r)
 	}
 }
 
-void cuda_lose(struct cuda *c, const char *why)
+/* The device is lost: remember why, and tell all threads. */
+static void cuda_error_lose(struct cuda *c, const char *why)
 {
 	pthread_mutex_lock(&c->lock);
 	if (!atomic_load(&c->lost)) {
@@ -66,7 +67,7 @@ int cuda_result(struct cuda *c, CUresult r, const char *call)
 	if (cuda_error_is_sticky(r)) {
 		snprintf(why, sizeof(why), "%s is lost: %s returned %s", c->backend.info.id, call,
 			 cuda_lib_text(c->lib, r, text, sizeof(text)));
-		cuda_lose(c, why);
+		cuda_error_lose(c, why);
 		return -EIO;
 	}
 	return r == CUDA_ERROR_INVALID_VALUE || r == CUDA_ERROR_INVALID_HANDLE ? -EINVAL : -EIO;
@@ -79,7 +80,7 @@ int cuda_drain(struct cuda *c, CUstream stream)
 	if (r && !atomic_load(&c->lost))
 		r = cuda_result(c, c->lib->cuStreamSynchronize(stream), "waiting for a stream");
 	if (r && !atomic_load(&c->lost))
-		cuda_lose(c, "it is no longer possible to tell what the device has executed");
+		cuda_error_lose(c, "it is no longer possible to tell what the device has executed");
 	return r ? -EIO : 0;
 }
 

@@ -23,7 +23,7 @@
 #ifndef SHARDD_BACKEND_CUDA_IMPL_H
 #define SHARDD_BACKEND_CUDA_IMPL_H
 
-#include "gpu/cuda_lib.h"
+#include "core/cuda_lib.h"
 
 #ifdef SHARDD_CUDA
 
@@ -217,8 +217,6 @@ static inline CUdeviceptr cuda_ptr(const void *p)
  * as lost.
  * Return: 0, -ENOMEM, -EINVAL (the arguments), or -EIO. */
 int cuda_result(struct cuda *c, CUresult r, const char *call);
-/* The device is lost: remember why, and tell all threads. */
-void cuda_lose(struct cuda *c, const char *why);
 /* Wait for everything on a stream. If that fails the device is lost, because nothing that was in
  * use can be used again. Return: 0 or -EIO. */
 int cuda_drain(struct cuda *c, CUstream stream);

@@ -149,7 +149,8 @@ int user_refuse(struct user *u, enum user_kind kind, uint64_t n, struct fault *f
 
 /* "sessions", "state_bytes", ... as in status and overrides (max_NAME). Return: static string. */
 const char *user_kind_name(enum user_kind kind);
-/* The key of the default: "max_sessions_per_user". Return: static string. */
+/* The key of the default, as refusals name it: "max_sessions_per_user". For tests. Return: static
+ * string. */
 const char *user_kind_key(enum user_kind kind);
 bool user_kind_is_bytes(enum user_kind kind);
 

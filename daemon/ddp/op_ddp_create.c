@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "core/buckets.h"
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "ddp/op_ddp.h"
@@ -10,9 +11,8 @@
 #include "op/op.h"
 #include "op/op_util.h"
 #include "reduce/sparse.h"
-#include "unit/buckets.h"
-#include "work/coll.h"
 #include "shardd.pb-c.h"
+#include "work/coll.h"
 
 struct create_args {
 	const struct Shardd__V1__DdpCreateRequest *create; /* valid until done */

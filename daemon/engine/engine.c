@@ -19,18 +19,6 @@ void engine_init(struct engine *e, const struct engine_ops *ops)
 	*e = (struct engine){ .magic = ENGINE_MAGIC, .ops = ops };
 }
 
-const char *engine_name(const struct engine *e)
-{
-	MAGIC_CHECK(e, ENGINE_MAGIC);
-	return e->ops->name;
-}
-
-const char *engine_detail(const struct engine *e)
-{
-	MAGIC_CHECK(e, ENGINE_MAGIC);
-	return e->detail;
-}
-
 const char *engine_why(const struct engine *e)
 {
 	MAGIC_CHECK(e, ENGINE_MAGIC);
@@ -139,28 +127,10 @@ struct comm *comm_free(struct comm *c)
 	return NULL;
 }
 
-unsigned comm_size(const struct comm *c)
-{
-	MAGIC_CHECK(c, COMM_MAGIC);
-	return c->size;
-}
-
-unsigned comm_locals(const struct comm *c)
-{
-	MAGIC_CHECK(c, COMM_MAGIC);
-	return c->n_local;
-}
-
 unsigned comm_in_flight(const struct comm *c)
 {
 	MAGIC_CHECK(c, COMM_MAGIC);
 	return c->in_flight;
-}
-
-unsigned comm_member(const struct comm *c)
-{
-	MAGIC_CHECK(c, COMM_MAGIC);
-	return c->member;
 }
 
 void comm_info(const struct comm *c, struct comm_info *ret)

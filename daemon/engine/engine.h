@@ -65,11 +65,6 @@ struct comm_info {
 	uint64_t ops; /* started so far */
 };
 
-/* local, gloo, nccl, fake. Return: static string. */
-const char *engine_name(const struct engine *e);
-/* Version and the like for people; "". The engine's. */
-const char *engine_detail(const struct engine *e);
-
 /* Why the last failed communicator could not be created, in one sentence; "" if none failed. */
 const char *engine_why(const struct engine *e);
 
@@ -86,11 +81,6 @@ void comm_abort(struct comm *c);
  * Return: NULL. */
 struct comm *comm_free(struct comm *c);
 
-/* Members, and how many of them are local. */
-unsigned comm_size(const struct comm *c);
-unsigned comm_locals(const struct comm *c);
-/* Index of the first local member; the others follow. */
-unsigned comm_member(const struct comm *c);
 /* Operations started whose callback has not run. */
 unsigned comm_in_flight(const struct comm *c);
 void comm_info(const struct comm *c, struct comm_info *ret);

@@ -35,7 +35,7 @@
 #ifndef SHARDD_ENGINE_NCCL_IMPL_H
 #define SHARDD_ENGINE_NCCL_IMPL_H
 
-#include "gpu/cuda_lib.h"
+#include "core/cuda_lib.h"
 
 #ifdef SHARDD_CUDA
 
@@ -44,7 +44,7 @@
 
 #include "core/list.h"
 #include "engine/engine_impl.h"
-#include "gpu/nccl_lib.h"
+#include "engine/nccl_lib.h"
 
 /* How often the issuer looks for errors while something runs. */
 #define NCCL_POLL_MS 4

@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/buckets.h"
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "job/job.h"
-#include "unit/buckets.h"
 #include "unit/runs.h"
 
 /* Buckets begin at multiples of this many bytes of a rank's buffer. */

@@ -50,7 +50,8 @@ static int ddp_pass_fault_unready(const struct ddp_rank *r, const char *what, st
 			 names);
 }
 
-int ddp_check_idle(const struct ddp_rank *r, const char *what, struct fault *f)
+/* May rank @r begin another forward or backward? */
+static int ddp_pass_check_idle(const struct ddp_rank *r, const char *what, struct fault *f)
 {
 	if (r->open && !ddp_pass_all_launched(r) && !ddp_pass_is_first_static(r))
 		return ddp_pass_fault_unready(r, what, f);
@@ -148,7 +149,7 @@ int ddp_forward(struct ddp_rank *r, unsigned *ret_layout, struct fault *f)
 {
 	struct ddp *d = r->ddp;
 
-	if (ddp_check_idle(r, "DdpForward", f))
+	if (ddp_pass_check_idle(r, "DdpForward", f))
 		return f->code;
 	/* with a static graph nothing arrives during the first pass: everything comes at its end */
 	*ret_layout = r->passes > d->static_graph && d->n_arrived == d->n;
@@ -238,7 +239,7 @@ int ddp_backward(struct ddp_rank *r, const uint32_t *unused, size_t n_unused, co
 {
 	const struct ddp *d = r->ddp;
 
-	if (ddp_check_idle(r, "DdpBackward", f))
+	if (ddp_pass_check_idle(r, "DdpBackward", f))
 		return f->code;
 	if ((n_unused || n_kept) && (!d->find_unused || d->static_graph))
 		return fault_set(f, FAULT_INVALID, "unused",

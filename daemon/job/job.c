@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "job/job_impl.h"
 
 #define JOB_MAGIC 0x4a4f4221u
 
@@ -24,7 +25,7 @@ void jobs_init(struct jobs *jobs, struct node *node, const struct job_ops *ops)
 	list_init(&jobs->zombies);
 }
 
-static struct job *job_free(struct job *job)
+struct job *job_free(struct job *job)
 {
 	if (!job)
 		return NULL;
@@ -121,9 +122,7 @@ int job_owner_fault(const struct job *job, uint64_t bytes, struct fault *f)
 	return 0;
 }
 
-/* A job around @rec, with its groups; nothing else yet. Takes @rec on success. Return: NULL with
- * @f. */
-static struct job *job_new(struct jobs *jobs, state_job *rec, struct fault *f)
+struct job *job_new(struct jobs *jobs, state_job *rec, struct fault *f)
 {
 	struct job *job = calloc(1, sizeof(*job));
 
@@ -166,16 +165,7 @@ static struct job *job_new(struct jobs *jobs, state_job *rec, struct fault *f)
 	return job;
 }
 
-/* Charge a blob or other control bytes that the record holds. */
-static int job_charge_blobs(struct job *job)
-{
-	for (size_t i = 0; i < job->rec->n_blobs; i++)
-		if (quota_charge(&job->quota, MEM_CONTROL, job->rec->blobs[i]->data.len))
-			return -ENOSPC;
-	return 0;
-}
-
-static int job_publish(struct job *job)
+int job_publish(struct job *job)
 {
 	if (htab_add(&job->jobs->names, job->label, job) < 0)
 		return -ENOMEM;
@@ -375,61 +365,4 @@ struct group *job_group_by_id(struct job *job, uint32_t id)
 struct unit *job_unit_by_id(struct job *job, uint32_t id)
 {
 	return id && id <= job->n_units ? job->units[id - 1] : NULL;
-}
-
-static int job_restore_slab(struct job *job, const state_slab *s, int fd, struct slab **ret)
-{
-	struct device *d = node_device(job->node, s->device);
-
-	if (!d)
-		return -ENODEV;
-	if (fd < 0)
-		return -EBADF;
-	return slab_import(d, &job->quota, (enum mem_class)s->class_, s->bytes, job->rec->name,
-			   s->id, fd, ret);
-}
-
-static int job_restore_place(struct job *job, uint32_t rank)
-{
-	const char *name = job->rec->devices[rank];
-
-	if (!*name)
-		return 0;
-	job->placed[rank] = node_device(job->node, name);
-	return job->placed[rank] ? 0 : -ENODEV;
-}
-
-int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **ret,
-		struct fault *f)
-{
-	struct job *job = job_new(jobs, rec, f);
-	int r = 0;
-
-	if (!job)
-		return f->code;
-	job->slabs = calloc(rec->n_slabs ? rec->n_slabs : 1, sizeof(struct slab *));
-	for (size_t i = 0; job->slabs && r == 0 && i < rec->n_slabs; i++) {
-		r = job_restore_slab(job, rec->slabs[i], fds[i], &job->slabs[i]);
-		job->n_slabs += r == 0;
-	}
-	for (uint32_t i = 0; r == 0 && i < rec->world_size; i++)
-		r = job_restore_place(job, i);
-	if (!job->slabs || r || job_charge_blobs(job) < 0)
-		fault_set(f, FAULT_EXHAUSTED, NULL,
-			  "memory of job '%s' could not be taken over (%d)", rec->name, r);
-	else if (job_units_restore(job, f) == 0 && job_publish(job) < 0)
-		fault_errno(f, -ENOMEM, "restoring a job");
-	if (f->code) {
-		job_units_free(job);
-		if (job->quota.by_class[MEM_CONTROL])
-			quota_return(&job->quota, MEM_CONTROL, job->quota.by_class[MEM_CONTROL]);
-		job->rec = NULL;
-		job_free(job);
-		return f->code;
-	}
-	/* everything that ran in the old daemon is over, and so is that epoch */
-	job->rec->epoch++;
-	job_tear(job);
-	*ret = job;
-	return 0;
 }

@@ -246,8 +246,6 @@ int job_join(struct job *job, const struct job_joining *how, struct proc *proc, 
  * default: rank * devices / world size. A rank of a group that has units or has run collectives
  * stays where it is. Return: 0 or a fault. */
 int job_place(struct job *job, uint32_t rank, const char *name, struct fault *f);
-/* The default device, for ranks without a known device. */
-struct device *job_default_device(const struct job *job, uint32_t rank);
 enum backend_share job_share(const struct job *job);
 
 /* Leave cleanly (fails if its ops are not over; JOB_E_LATER: devices still work on them: node_wait,
@@ -270,7 +268,8 @@ int job_add_group(struct job *job);
 /* By id. Return: NULL if there is none. */
 struct group *job_group_by_id(struct job *job, uint32_t id);
 
-/* Register units, all or none (registration.c, which can also do it in pieces). @specs: records without parts; those that
+/* Register units, all or none, in one piece: for tests. The daemon does it in pieces
+ * (registration.h). @specs: records without parts; those that
  * become units are taken over (their pointer is set to NULL). @ret_ids: @n ids.
  * Return: 0, JOB_E_LATER (ranks are not placed yet, memory or communicators are being made:
  * nothing has changed), or a fault. */
@@ -284,8 +283,6 @@ uint64_t job_spare_bytes(const struct job *job);
 int job_add_slabs(struct job *job, struct slab *const *slabs, size_t n);
 /* Let go of slabs of shards in which no unit has anything any more. */
 void job_drop_unused_slabs(struct job *job);
-/* Rebuild units from the record, whose slabs are in job->slabs already. */
-int job_units_restore(struct job *job, struct fault *f);
 void job_units_free(struct job *job);
 struct unit *job_unit_by_id(struct job *job, uint32_t id);
 
@@ -294,7 +291,8 @@ struct slab *job_slab_for(struct member *m, uint32_t id);
 /* May a reader of the job? Those of parameters alone. */
 struct slab *job_slab_for_reader(const struct job *job, uint32_t id);
 
-/* The job as a saved record and its slabs; the inverse makes the job (job.c).
+/* The job as a saved record and its slabs; the inverse makes the job (job_restore.c; only tests
+ * link it, see store/state.h).
  * @fds: one per slab of the record, in its order, borrowed; -1: there is none, which is an error.
  * Takes @rec on success. */
 int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **ret,

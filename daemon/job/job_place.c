@@ -6,7 +6,7 @@
 
 /* The ranks are spread evenly and in order over the devices, at most as many as there are ranks;
  * lost devices are left out as long as there are others. */
-struct device *job_default_device(const struct job *job, uint32_t rank)
+static struct device *job_place_default(const struct job *job, uint32_t rank)
 {
 	struct device *there[NODE_MAX_DEVICES];
 	struct node *node = job->node;
@@ -60,7 +60,7 @@ static int job_place_set(struct job *job, uint32_t rank, struct device *d, struc
 int job_place(struct job *job, uint32_t rank, const char *name, struct fault *f)
 {
 	struct device *now = job->placed[rank];
-	struct device *d = now ? now : job_default_device(job, rank);
+	struct device *d = now ? now : job_place_default(job, rank);
 	const struct backend_info *info;
 
 	if (*name) {

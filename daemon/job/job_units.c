@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include "core/check.h"
-#include "core/cleanup.h"
 #include "job/aliases.h"
 #include "job/units_impl.h"
 
@@ -110,106 +109,6 @@ int job_units_resolve_aliases(struct job *job, uint32_t first, struct fault *f)
 		aliases_resolve(&a, job->units[i], f);
 	aliases_deinit(&a);
 	return f->code;
-}
-
-/* A saved region, or none. */
-static struct region job_units_region_of(struct job *job, const state_region *rec)
-{
-	struct region r = REGION_NULL;
-
-	for (uint32_t i = 0; rec && i < job->n_slabs; i++)
-		if (job->slabs[i]->id == rec->slab)
-			r = (struct region){ job->slabs[i], rec->offset, rec->bytes };
-	return r;
-}
-
-static bool job_units_part_fits(const struct unit *u, const struct unit_part *p)
-{
-	uint64_t need = unit_array_bytes(&u->layout, u->spread);
-	unsigned states = need ? unit_state_arrays(u->rec) : 0;
-
-	return p->params.bytes >= unit_params_bytes(&u->layout, u->spread) &&
-	       (unit_pools_gradient(u->rec) ? !p->grads.slab : p->grads.bytes >= need) &&
-	       (states < 1 || p->state1.bytes >= need) && (states < 2 || p->state2.bytes >= need) &&
-	       (states < 3 || p->state3.bytes >= need);
-}
-
-static bool job_units_restore_parts(struct job *job, struct unit *u)
-{
-	if (u->rec->n_parts != u->n_parts)
-		return false;
-	for (unsigned d = 0; d < u->n_parts; d++) {
-		const state_part *rec = u->rec->parts[d];
-		struct unit_part *p = &u->parts[d];
-
-		p->params = job_units_region_of(job, rec->params);
-		p->grads = job_units_region_of(job, rec->grads);
-		p->state1 = job_units_region_of(job, rec->state1);
-		p->state2 = job_units_region_of(job, rec->state2);
-		p->state3 = job_units_region_of(job, rec->state3);
-		if (!job_units_part_fits(u, p) || p->params.slab->device != p->device)
-			return false;
-	}
-	return true;
-}
-
-static bool job_units_restore_buffers(struct job *job, struct unit *u)
-{
-	const struct group *g = job->groups[u->rec->group];
-	uint64_t bytes = unit_buffers_bytes(u->rec);
-
-	if (!bytes)
-		return true;
-	u->buffers = calloc(group_size(g), sizeof(*u->buffers));
-	if (!u->buffers || u->rec->n_buffer_regions != group_size(g))
-		return false;
-	for (uint32_t i = 0; i < group_size(g); i++) {
-		uint32_t rank = g->rec->ranks[i];
-		struct region r = job_units_region_of(job, u->rec->buffer_regions[i]);
-
-		if (!r.slab || r.bytes < bytes || r.slab->device->index != job_device_of(job, rank))
-			return false;
-		r.slab->writable = true;
-		r.slab->owner_rank = (int)rank;
-		u->buffers[i] = r;
-	}
-	return true;
-}
-
-static int job_units_restore_unit(struct job *job, state_unit *rec, struct fault *f)
-{
-	struct group *g = job->groups[rec->group];
-	struct layout layout;
-	struct unit *u;
-
-	if (!unit_layout(rec, group_size(g), &layout) || !unit_buffers_fit(rec))
-		return fault_set(f, FAULT_INVALID, "state",
-				 "saved unit '%.100s' has no valid layout", rec->name);
-	if (group_place(g))
-		return fault_set(f, FAULT_INVALID, "state",
-				 "saved unit '%.100s' has ranks without a device", rec->name);
-	if (unit_new(job->n_units + 1, rec, &layout, g->devices, g->n_devices, &u) < 0)
-		return fault_errno(f, -ENOMEM, "restoring units");
-	if (!job_units_restore_parts(job, u) || !job_units_restore_buffers(job, u) ||
-	    htab_add(&job->unit_names, rec->name, u) < 0) {
-		unit_free(u);
-		return fault_set(
-			f, FAULT_INVALID, "state",
-			"saved unit '%.100s' has too little memory, or its name occurs twice",
-			rec->name);
-	}
-	job->units[job->n_units++] = u;
-	return 0;
-}
-
-int job_units_restore(struct job *job, struct fault *f)
-{
-	if (job->rec->n_units && job_units_grow(job, job->rec->n_units) < 0)
-		return fault_errno(f, -ENOMEM, "restoring units");
-	for (size_t i = 0; i < job->rec->n_units; i++)
-		if (job_units_restore_unit(job, job->rec->units[i], f))
-			return f->code;
-	return job_units_resolve_aliases(job, 0, f);
 }
 
 void job_units_free(struct job *job)

@@ -1,4 +1,4 @@
-/* Shared by registration.c and job_units.c. */
+/* Shared by registration.c, job_units.c and job_restore.c. */
 #ifndef SHARDD_JOB_UNITS_IMPL_H
 #define SHARDD_JOB_UNITS_IMPL_H
 

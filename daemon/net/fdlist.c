@@ -1,80 +1,36 @@
 #include "net/fdlist.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 
 #include "core/check.h"
 #include "core/cleanup.h"
 
-int fdlist_init_borrow(struct fdlist *l, const int *fds, size_t n)
+int fdlist_init_consume(struct fdlist *l, const int *fds, size_t n)
 {
 	*l = FDLIST_NULL;
-	if (n > FDLIST_MAX)
+	if (n > FDLIST_MAX) {
+		for (size_t i = 0; i < n; i++)
+			fd_close(fds[i]);
 		return -E2BIG;
+	}
 	for (size_t i = 0; i < n; i++)
 		l->fds[i] = fds[i];
 	l->n = n;
 	return 0;
 }
 
-int fdlist_init_consume(struct fdlist *l, const int *fds, size_t n)
-{
-	int r = fdlist_init_borrow(l, fds, n);
-
-	if (r < 0) {
-		for (size_t i = 0; i < n; i++)
-			fd_close(fds[i]);
-		return r;
-	}
-	l->owned = true;
-	return 0;
-}
-
-int fdlist_init_dup(struct fdlist *l, const int *fds, size_t n)
-{
-	*l = FDLIST_NULL;
-	if (n > FDLIST_MAX)
-		return -E2BIG;
-	l->owned = true;
-	for (size_t i = 0; i < n; i++) {
-		l->fds[i] = fcntl(fds[i], F_DUPFD_CLOEXEC, 3);
-		if (l->fds[i] < 0) {
-			int r = -errno;
-
-			fdlist_deinit(l);
-			return r;
-		}
-		l->n++;
-	}
-	return 0;
-}
-
 void fdlist_deinit(struct fdlist *l)
 {
 	CHECK(l->n <= FDLIST_MAX);
-	if (l->owned)
-		for (size_t i = 0; i < l->n; i++)
-			fd_close(l->fds[i]);
+	for (size_t i = 0; i < l->n; i++)
+		fd_close(l->fds[i]);
 	*l = FDLIST_NULL;
 }
 
 size_t fdlist_count(const struct fdlist *l)
 {
 	return l->n;
-}
-
-int fdlist_get(const struct fdlist *l, size_t i)
-{
-	CHECK(i < l->n);
-	return l->fds[i];
-}
-
-int fdlist_steal(struct fdlist *l, size_t i)
-{
-	CHECK(i < l->n);
-	CHECK(l->owned);
-	return STEAL_FD(l->fds[i]);
 }
 
 size_t fdlist_control(const struct fdlist *l, void *control)

@@ -45,7 +45,7 @@ static void gate_ask(struct gate_conn *gc, unsigned what)
 	gate_wake(gc->gate);
 }
 
-void gate_conn_unref(struct gate_conn *gc)
+static void gate_conn_unref(struct gate_conn *gc)
 {
 	if (atomic_fetch_sub(&gc->refs, 1) > 1)
 		return;

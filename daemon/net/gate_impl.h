@@ -138,6 +138,5 @@ void gate_pipe_close(struct gate_conn *gc);
 
 /* gc->flow.breach happened: tell the loop. The thread. */
 void gate_broken(struct gate_conn *gc);
-void gate_conn_unref(struct gate_conn *gc);
 
 #endif

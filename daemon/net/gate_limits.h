@@ -11,7 +11,7 @@
 /* A second's worth of each rate, times this, may come at once. */
 #define GATE_BURST 4u
 
-/* The keys of the configuration (described in config_keys.c), and two values that follow from
+/* The keys of the configuration (described in config/config_keys.c), and two values that follow from
  * others. */
 struct gate_limits {
 	uint32_t header_bytes;       /* of the frames of one header block */

@@ -215,7 +215,7 @@ const char *op_state_name(enum op_state s);
 void op_abort_all(struct job *job, const struct fault *fault);
 void op_failed(struct match_entry *entry, const struct fault *fault, void *userdata);
 
-/* The table of all ops (op_table.c), ended by a NULL. */
+/* The table of all ops (app/op_table.c), ended by a NULL. */
 extern const struct op_type *const op_table[];
 const struct op_type *op_type_by_name(const char *name);
 

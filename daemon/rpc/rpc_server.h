@@ -45,7 +45,7 @@ int rpc_server_adopt(struct rpc_server *s, struct conn *c, int fd);
  * here on, and are cancelled. */
 void rpc_server_forget(struct rpc_server *s, struct conn *c);
 
-/* Calls that have not ended. */
+/* Calls that have not ended. For tests. */
 size_t rpc_server_calls(const struct rpc_server *s);
 
 /* The time when the thread was last alive, on the clock of clock_now_us; it answers at least once a

@@ -325,38 +325,3 @@ int state_job_set_blob(state_job *j, uint32_t rank, uint8_t *data, size_t bytes)
 	b->data = (ProtobufCBinaryData){ .len = bytes, .data = data };
 	return 0;
 }
-
-int state_encode(state_job *const *jobs, size_t n, uint32_t next_slab, uint8_t **ret,
-		 size_t *ret_bytes)
-{
-	state_all s;
-	size_t bytes;
-	uint8_t *data;
-
-	shardd__state__state__init(&s);
-	s.version = STATE_VERSION;
-	s.jobs = (state_job **)jobs;
-	s.n_jobs = n;
-	s.next_slab = next_slab;
-	bytes = shardd__state__state__get_packed_size(&s);
-	data = malloc(bytes ? bytes : 1);
-	if (!data)
-		return -ENOMEM;
-	CHECK(shardd__state__state__pack(&s, data) == bytes);
-	*ret = data;
-	*ret_bytes = bytes;
-	return 0;
-}
-
-void state_free(state_all *s)
-{
-	size_t kept = 0;
-
-	if (!s)
-		return;
-	for (size_t i = 0; i < s->n_jobs; i++)
-		if (s->jobs[i])
-			s->jobs[kept++] = s->jobs[i];
-	s->n_jobs = kept;
-	shardd__state__state__free_unpacked(s, NULL);
-}

@@ -81,6 +81,9 @@ int state_job_set_blob(state_job *j, uint32_t rank, uint8_t *data, size_t bytes)
 /* Return: the blob, or NULL. */
 const state_blob *state_job_blob(const state_job *j, uint32_t rank);
 
+/* The following are in state_check.c, in the library shardd_restore, which only tests link until a
+ * daemon hands its state over. */
+
 /* Pack @jobs. @ret: malloc'ed, the caller's. Return: 0 or -ENOMEM. */
 int state_encode(state_job *const *jobs, size_t n, uint32_t next_slab, uint8_t **ret,
 		 size_t *ret_bytes);

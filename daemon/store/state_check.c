@@ -1,6 +1,7 @@
 /*
- * Checks of a saved state before anything is built on it. The bytes may be from another version or
- * from a broken disk, so everything is checked.
+ * The serialised form, and checks of a saved state before anything is built on it. The bytes may be
+ * from another version or from a broken disk, so everything is checked. Nothing in the daemon calls
+ * this yet: it is part of the library shardd_restore, which only tests link.
  */
 #include <errno.h>
 #include <math.h>
@@ -377,6 +378,41 @@ static int state_check_job(const state_job *j, uint32_t next_slab, struct fault 
 	if (!r)
 		r = state_check_owners(j, f);
 	return r ? r : state_check_disjoint(j, f);
+}
+
+int state_encode(state_job *const *jobs, size_t n, uint32_t next_slab, uint8_t **ret,
+		 size_t *ret_bytes)
+{
+	state_all s;
+	size_t bytes;
+	uint8_t *data;
+
+	shardd__state__state__init(&s);
+	s.version = STATE_VERSION;
+	s.jobs = (state_job **)jobs;
+	s.n_jobs = n;
+	s.next_slab = next_slab;
+	bytes = shardd__state__state__get_packed_size(&s);
+	data = malloc(bytes ? bytes : 1);
+	if (!data)
+		return -ENOMEM;
+	CHECK(shardd__state__state__pack(&s, data) == bytes);
+	*ret = data;
+	*ret_bytes = bytes;
+	return 0;
+}
+
+void state_free(state_all *s)
+{
+	size_t kept = 0;
+
+	if (!s)
+		return;
+	for (size_t i = 0; i < s->n_jobs; i++)
+		if (s->jobs[i])
+			s->jobs[kept++] = s->jobs[i];
+	s->n_jobs = kept;
+	shardd__state__state__free_unpacked(s, NULL);
 }
 
 int state_decode(const uint8_t *data, size_t bytes, state_all **ret, struct fault *f)

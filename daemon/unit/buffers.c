@@ -38,7 +38,7 @@ uint64_t unit_buffer_next(const state_unit *rec, size_t i, uint64_t offset)
 	return offset + buffers_aligned(unit_buffer_bytes(rec->buffers[i]), BUFFER_ALIGN);
 }
 
-uint64_t unit_buffer_offset(const state_unit *rec, size_t i)
+static uint64_t buffers_offset(const state_unit *rec, size_t i)
 {
 	uint64_t at = 0;
 
@@ -49,7 +49,7 @@ uint64_t unit_buffer_offset(const state_unit *rec, size_t i)
 
 uint64_t unit_buffers_bytes(const state_unit *rec)
 {
-	return buffers_aligned(unit_buffer_offset(rec, rec->n_buffers), POOL_ALIGN);
+	return buffers_aligned(buffers_offset(rec, rec->n_buffers), POOL_ALIGN);
 }
 
 bool unit_buffers_fit(const state_unit *rec)

@@ -40,7 +40,7 @@ static inline uint64_t layout_rows(uint64_t d0, uint32_t ranks)
 	return (d0 + ranks - 1) / ranks;
 }
 
-/* FLAT: first element of rank @r's shard and how many of the N it owns (may be 0). */
+/* FLAT: first element of rank @r's shard and how many of the N it owns (may be 0). For tests. */
 uint64_t layout_begin(const struct layout *l, uint32_t r);
 uint64_t layout_owned(const struct layout *l, uint32_t r);
 

@@ -223,12 +223,11 @@ void unit_pass_end(struct unit *u);
  * given back. NULL is allowed. Return: NULL. */
 struct unit *unit_free(struct unit *u);
 
-/* Where buffer @i begins in a rank's region of buffers, and the bytes of it; those of all
- * buffers, a multiple of POOL_ALIGN. */
-uint64_t unit_buffer_offset(const state_unit *rec, size_t i);
-/* The same of the one behind buffer @i, which begins at @offset. */
+/* Where the buffer behind buffer @i begins in a rank's region of buffers, if @i begins at @offset
+ * (the first at 0). */
 uint64_t unit_buffer_next(const state_unit *rec, size_t i, uint64_t offset);
 uint64_t unit_buffer_bytes(const state_buffer *b);
+/* Of all buffers, a multiple of POOL_ALIGN. */
 uint64_t unit_buffers_bytes(const state_unit *rec);
 /* Return: false if they are too large together. */
 bool unit_buffers_fit(const state_unit *rec);

@@ -11,8 +11,8 @@ int device_aside(device_fn fn, const void *arg, double *ret, unsigned n);
 int device_compare(const void *a, const void *b); /* of doubles, for qsort */
 
 #ifdef SHARDD_CUDA
+#include "core/cuda_lib.h"
 #include "cuda_kernels.h"
-#include "gpu/cuda_lib.h"
 
 struct gpu {
 	const struct cuda_lib *cuda;

@@ -6,7 +6,7 @@
 #include "device.h"
 
 #ifdef SHARDD_CUDA
-#include "gpu/nccl_lib.h"
+#include "engine/nccl_lib.h"
 
 #define MAX_DEVICES 8
 #define WARM_UP     3

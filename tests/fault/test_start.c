@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "app/server.h"
 #include "failmalloc.h"
 #include "fdcheck.h"
-#include "server.h"
 
 static void on_stopped(void *userdata)
 {

@@ -6,8 +6,8 @@
 #define SHARDD_TESTS_KERNEL_DEVICE_H
 
 #ifdef SHARDD_CUDA
+#include "core/cuda_lib.h"
 #include "cuda_kernels.h"
-#include "gpu/cuda_lib.h"
 #include "kernels.h"
 
 /* What a program ends with where there is nothing to run on. */

@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "args.h"
+#include "config/args.h"
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "fdcheck.h"

@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "gpu/cuda_lib.h"
+#include "core/cuda_lib.h"
 
 #ifdef SHARDD_CUDA
 

@@ -11,8 +11,8 @@
 #ifndef SHARDD_TESTS_GPUFIX_H
 #define SHARDD_TESTS_GPUFIX_H
 
+#include "core/cuda_lib.h"
 #include "failfix.h"
-#include "gpu/cuda_lib.h"
 
 /* ------------------------------------------------------------------- the test */
 

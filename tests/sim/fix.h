@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "gpu/cuda_lib.h"
+#include "core/cuda_lib.h"
 
 #define MIB (1ull << 20)
 

@@ -19,7 +19,7 @@
 #pragma GCC visibility push(default)
 #include <cuda.h>
 
-#include "gpu/nccl_abi.h"
+#include "engine/nccl_abi.h"
 #pragma GCC visibility pop
 
 #include <pthread.h>

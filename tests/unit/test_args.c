@@ -4,7 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "args.h"
+#include "config/args.h"
 #include "core/cleanup.h"
 #include "fdcheck.h"
 

@@ -62,7 +62,7 @@ Test(backend_cuda, memory_comes_later_and_is_zero)
 		uv_run(&f.run.loop, UV_RUN_ONCE);
 	cr_assert_eq(backend_alloc(f.b, 4 * MIB, BACKEND_SHARE_FD, &mem), 0);
 	cr_assert_eq(backend_bytes(mem), 4 * MIB);
-	cr_assert_eq(backend_share_of(mem), BACKEND_SHARE_FD);
+	cr_assert_eq(mem->share, BACKEND_SHARE_FD);
 	cr_assert_eq((uintptr_t)backend_addr(mem) % backend_info(f.b)->granularity, 0);
 	/* one request was made of the two calls: the next call makes another */
 	cr_assert_eq(backend_alloc(f.b, 4 * MIB, BACKEND_SHARE_FD, &again), BACKEND_E_LATER);

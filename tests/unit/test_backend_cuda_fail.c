@@ -15,9 +15,9 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "core/cuda_lib.h"
 #include "cudafix.h"
 #include "fdcheck.h"
-#include "gpu/cuda_lib.h"
 
 TestSuite(backend_cuda_fail, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 240);
 

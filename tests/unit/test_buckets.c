@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/buckets.h"
 #include "core/check.h"
-#include "unit/buckets.h"
 
 enum { F = 1, B = 2, S = 4 }; /* keys; S: sparse */
 

@@ -7,8 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "config.h"
-#include "config_keys.h"
+#include "config/config.h"
+#include "config/config_keys.h"
 #include "core/cleanup.h"
 #include "fdcheck.h"
 

@@ -25,22 +25,6 @@ static bool same_file(int a, int b)
 	       x.st_ino == y.st_ino;
 }
 
-Test(fdlist, borrowed_descriptors_stay_open)
-{
-	struct fdlist l = FDLIST_NULL;
-	int fds[2];
-
-	cr_assert_eq(pipe2(fds, O_CLOEXEC), 0);
-	cr_assert_eq(fdlist_init_borrow(&l, fds, 2), 0);
-	cr_assert_eq(fdlist_count(&l), 2);
-	cr_assert_eq(fdlist_get(&l, 0), fds[0]);
-	cr_assert_eq(fdlist_get(&l, 1), fds[1]);
-	fdlist_deinit(&l);
-	cr_assert(is_open(fds[0]) && is_open(fds[1]));
-	close(fds[0]);
-	close(fds[1]);
-}
-
 Test(fdlist, consumed_descriptors_are_closed_once)
 {
 	struct fdlist l = FDLIST_NULL;
@@ -59,54 +43,6 @@ Test(fdlist, consumed_descriptors_are_closed_once)
 	close(fds[1]);
 }
 
-Test(fdlist, duplicates_are_the_sets_own_and_close_on_exec)
-{
-	struct fdlist l = FDLIST_NULL;
-	int fds[2];
-
-	cr_assert_eq(pipe2(fds, 0), 0);
-	cr_assert_eq(fdlist_init_dup(&l, fds, 2), 0);
-	for (size_t i = 0; i < 2; i++) {
-		cr_assert_neq(fdlist_get(&l, i), fds[i]);
-		cr_assert(same_file(fdlist_get(&l, i), fds[i]));
-		cr_assert_eq(fcntl(fdlist_get(&l, i), F_GETFD), FD_CLOEXEC);
-	}
-	fdlist_deinit(&l);
-	cr_assert(is_open(fds[0]) && is_open(fds[1]));
-	close(fds[0]);
-	close(fds[1]);
-}
-
-Test(fdlist, failed_duplication_leaves_nothing_open)
-{
-	struct fdlist l = FDLIST_NULL;
-	int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-	unsigned before = fdcheck_count();
-
-	cr_assert_eq(fdlist_init_dup(&l, (int[]){ fd, fd, -1 }, 3), -EBADF);
-	cr_assert_eq(fdlist_count(&l), 0);
-	cr_assert_eq(fdcheck_count(), before);
-	close(fd);
-}
-
-Test(fdlist, steal_disarms_one_and_keeps_the_index_of_the_others)
-{
-	struct fdlist l = FDLIST_NULL;
-	int fds[2], stolen;
-
-	cr_assert_eq(pipe2(fds, O_CLOEXEC), 0);
-	cr_assert_eq(fdlist_init_consume(&l, fds, 2), 0);
-	stolen = fdlist_steal(&l, 0);
-	cr_assert_eq(stolen, fds[0]);
-	cr_assert_eq(fdlist_steal(&l, 0), -1);
-	cr_assert_eq(fdlist_get(&l, 0), -1);
-	cr_assert_eq(fdlist_get(&l, 1), fds[1]);
-	fdlist_deinit(&l);
-	cr_assert(is_open(stolen));
-	cr_assert(!is_open(fds[1]));
-	close(stolen);
-}
-
 Test(fdlist, too_many_are_refused)
 {
 	struct fdlist l = FDLIST_NULL;
@@ -114,9 +50,6 @@ Test(fdlist, too_many_are_refused)
 
 	for (size_t i = 0; i <= FDLIST_MAX; i++)
 		fds[i] = open("/dev/null", O_RDONLY | O_CLOEXEC);
-	cr_assert_eq(fdlist_init_borrow(&l, fds, FDLIST_MAX + 1), -E2BIG);
-	cr_assert_eq(fdlist_init_dup(&l, fds, FDLIST_MAX + 1), -E2BIG);
-	cr_assert(is_open(fds[FDLIST_MAX]));
 	/* consume means gone, whatever happens */
 	cr_assert_eq(fdlist_init_consume(&l, fds, FDLIST_MAX + 1), -E2BIG);
 	for (size_t i = 0; i <= FDLIST_MAX; i++)

@@ -5,10 +5,10 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
+#include "core/buckets.h"
 #include "core/cleanup.h"
 #include "fdcheck.h"
 #include "golden.h"
-#include "unit/buckets.h"
 
 #define MAX_TENSORS 64
 

@@ -116,8 +116,8 @@ static void check_everything(unsigned devices)
 
 	ncclfix_init(&f, devices);
 	cr_assert_eq(ncclfix_make(&f, devices, BACKEND_Q_MAIN), 0, "%s", engine_why(f.e));
-	cr_assert_eq(comm_size(f.comm), devices);
-	cr_assert_eq(comm_locals(f.comm), devices);
+	cr_assert_eq(f.comm->size, devices);
+	cr_assert_eq(f.comm->n_local, devices);
 	for (unsigned i = 0; i < ARRAY_SIZE(types); i++) {
 		ncclfix_check_gather(&f, types[i], 1);
 		ncclfix_check_gather(&f, types[i], 333);
@@ -267,7 +267,7 @@ Test(nccl, older_versions_have_no_copy_engines)
 	setenv("SHARDD_SIM_NCCL", "22703", 1);
 	ncclfix_init(&f, 2);
 	slab = ncclfix_all(&f, 0, 0);
-	cr_assert_str_eq(engine_detail(f.e), "NCCL 2.27.3");
+	cr_assert_str_eq(f.e->detail, "NCCL 2.27.3");
 	cr_assert_eq(ncclfix_make(&f, 2, BACKEND_Q_GATHER), 0);
 	comm_register(f.comm, slab.all, NCCLFIX_MEM_BYTES);
 	ncclfix_check_gather(&f, DTYPE_FP32, 10);
@@ -652,7 +652,7 @@ static void shrink_to_two(struct ncclfix *f)
 	cr_assert_eq(ncclfix_wait(f, &op), ENGINE_E_ABORTED);
 	looprun_flag(&f->c.run, &f->ready, NCCLFIX_WAIT_S);
 	cr_assert_eq(f->status, 0, "%s", engine_why(f->e));
-	cr_assert_eq(comm_size(f->comm), 2);
+	cr_assert_eq(f->comm->size, 2);
 	comm_free(parent);
 	cr_assert_eq(f->failed, 0);
 	/* the third device has its part of the memory, but none in the sum */

@@ -5,9 +5,9 @@
 #include <signal.h>
 #include <stdlib.h>
 
+#include "core/cuda_lib.h"
 #include "cudafix.h"
-#include "gpu/cuda_lib.h"
-#include "gpu/nccl_lib.h"
+#include "engine/nccl_lib.h"
 
 TestSuite(nccl_sim, .timeout = 60);
 

@@ -11,12 +11,9 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from ._connection import Connection
 from .errors import DataLoss, NotFound
-
-if TYPE_CHECKING:
-    from .client import Client
 
 _MARK = b"TORCHELASTIC_RESTART_COUNT="
 
@@ -53,7 +50,7 @@ def _began(pid: int) -> float | None:
     return time.time() - up + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def check(client: Client, job: str | None) -> None:
+def check(client: Connection, job: str | None) -> None:
     """Before the first join: check that the state that a restarted worker expects exists.
 
     DataLoss: no such job, and the daemon was started after torchrun. If the daemon is

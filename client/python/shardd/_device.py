@@ -10,15 +10,11 @@ from __future__ import annotations
 import contextlib
 import ctypes as C
 import os
-import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Callable, Protocol
 
 from . import _library
 from .errors import FailedPrecondition, Internal
-
-if TYPE_CHECKING:
-    from .client import Client
 
 _DISABLE_TIMING = 2
 _LEGACY, _PER_THREAD = 1, 2  # CUDA's default streams, as DLPack and cuda.h number them
@@ -131,9 +127,10 @@ def _current() -> C.c_void_p:
 class Gpu:
     """Memory on the GPU of a client that has joined. ``number``: of the GPU in this process."""
 
-    def __init__(self, client: Client, name: str, uuid: str) -> None:
-        """By the thread that has joined: its context is the client's, else the primary one is."""
-        self.name, self._client = name, weakref.ref(client)
+    def __init__(self, handle: Callable[[], C.c_void_p], name: str, uuid: str) -> None:
+        """By the thread that has joined: its context is the client's, else the primary one is.
+        @handle: the client's, or FailedPrecondition; it does not keep the client alive."""
+        self.name, self._handle = name, handle
         self.number, self._device = _find(uuid)
         self.dlpack = (2, self.number)  # kDLCUDA
         self._context, self._retained = _current(), False
@@ -151,12 +148,6 @@ class Gpu:
     def hold(self, address: int, nbytes: int) -> Any:
         """An object without any bytes: the processor cannot read these."""
         return Lent()
-
-    def _handle(self) -> C.c_void_p:
-        client = self._client()
-        if client is None:
-            raise FailedPrecondition("the client of this memory is closed: connect again")
-        return client.handle
 
     def read(self, address: int, nbytes: int) -> bytes:
         """A copy, after what is on this thread's stream."""

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes as C
-import json
 import os
-import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from . import _abi, _again, _library, _restart, specs
-from ._device import HOST, Gpu, Where
+from ._connection import DEFAULT_SOCKET as DEFAULT_SOCKET
+from ._connection import socket_path as socket_path
+from ._device import HOST, Gpu
 from ._launch import launched
-from .errors import FailedPrecondition, InUse, Unavailable, VersionMismatch
-from .memory import Dtype, Memory, _Mapped
+from ._session import Session
+from .buffer import Buffer as Buffer
+from .errors import FailedPrecondition, InUse
+from .memory import Dtype, Memory
 from .specs import ClipProfile, Lifetime, ReduceOp, StepSettings, UnitSpec
-from .ticket import Ticket
 from .unit import Unit
 
-T = TypeVar("T")
 WORLD = 0
 _FROM_ENV = 0xFFFFFFFF
-DEFAULT_SOCKET = "/run/shardd/shardd.sock"
 
 
 @dataclass(frozen=True)
@@ -71,39 +69,7 @@ class Shard(NamedTuple):
     gradient: Memory
 
 
-class Buffer:
-    """A buffer of this session, for init, all_reduce and broadcast. ``memory``: its bytes as
-    elements of the requested type. A context manager: freed at the end."""
-
-    def __init__(self, client: Client, number: int, memory: Memory) -> None:
-        self._client, self.id, self.memory = client, number, memory
-
-    def free(self) -> None:
-        """Free it. InUse: something still uses it. Calling this twice is allowed."""
-        if not self.memory.released:
-            self.memory._mapped.end()
-            self._client.do("free", self.id)
-
-    def __enter__(self) -> Buffer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.free()
-
-
-def socket_path(socket: str | None = None) -> str:
-    """@socket, else $SHARDD_SOCKET, else the default path."""
-    return socket or os.environ.get("SHARDD_SOCKET") or DEFAULT_SOCKET
-
-
-def _not_there(error: Unavailable, socket: str) -> Unavailable:
-    return Unavailable(
-        f"{error.text}. Is a daemon running? Start one with `shardd --socket {socket}`, or run "
-        "the trainers under `shardctl run --standalone -n N -- COMMAND`, or set SHARDD_SOCKET "
-        "to the socket of a running daemon", error.field, error.domain, error.native, error.call)
-
-
-class Client:
+class Client(Session):
     """One connection and one session; may be used by several threads at once.
 
     It cannot be used in a child after fork: connect there. Environment: SHARDD_SOCKET,
@@ -120,160 +86,9 @@ class Client:
 
         Unavailable: no daemon listens. PermissionDenied: the socket's mode. VersionMismatch.
         """
-        self.socket, self.member = socket_path(socket), None  # type: str, Membership | None
-        self._open = False
-        self._pid = os.getpid()
-        self._lent: weakref.WeakSet[_Mapped] = weakref.WeakSet()
-        self._waiting: set[int] = set()  # threads
-        self.kept: list[_Mapped] = []  # given back, but still in use
+        self.member: Membership | None = None
         self._units: dict[int, Unit] = {}
-        self.where: Where = HOST  # this rank's memory
-        self._streams = threading.local()  # now: that of a thread
-        self._follow: Callable[[], int | None] | None = None
-        handle = C.c_void_p()
-        options = _abi.Options(C.sizeof(_abi.Options), self.socket.encode(),
-                               name.encode() if name else None,
-                               max(1, int(connect_timeout * 1000)), 0,
-                               device.encode() if device else None)
-        try:
-            _library.call("connect", C.byref(options), C.byref(handle))
-        except Unavailable as error:
-            raise _not_there(error, self.socket) from None
-        self._handle, self._open = handle, True
-        _restart.clients.add(self)
-        self._check_version()
-
-    def _check_version(self) -> None:
-        daemon, library = self.daemon_version, _library.library().shardd_version().decode()
-        if not _library.same_version(daemon, library):
-            self.close()
-            raise VersionMismatch(
-                f"the daemon at {self.socket} is version {daemon}, this library is {library}: "
-                "install both from the same release and restart the daemon (SIGTERM lets "
-                "trainers commit and leave first)")
-
-    # ---------------------------------------------------------------- calls
-
-    @property
-    def handle(self) -> C.c_void_p:
-        """The shardd_client, for calls by ctypes. FailedPrecondition: closed."""
-        if not self._open:
-            raise FailedPrecondition("this client is closed: connect again")
-        return self._handle
-
-    def submit(self, op: str, *arguments: Any, finish: Callable[[_abi.Result], T]) -> Ticket[T]:
-        """Submit ``shardd_OP_submit``; @finish makes the ticket's value of the result."""
-        number = C.c_uint64()
-        stream = self._stream()
-        _library.call(op + "_submit", self.handle, *arguments, C.byref(number))
-        return Ticket(self, op, number.value, finish, stream)
-
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Inside, this thread is in a call that may block, and the client cannot be closed."""
-        thread = threading.get_ident()
-        self._waiting.add(thread)
-        try:
-            yield
-        finally:
-            self._waiting.discard(thread)
-
-    def do(self, op: str, *arguments: Any) -> None:
-        """Submit an op without a value and wait for its end."""
-        self.submit(op, *arguments, finish=lambda r: None).wait()
-
-    def mapped(self, r: _abi.Result, what: str) -> _Mapped:
-        """The memory of an op's result; @what names it in messages."""
-        return _Mapped(r.data or 0, r.bytes, what, self.where, r.stream)
-
-    def lent(self, memory: Memory) -> Memory:
-        """Remember memory that ends with this client. Return: @memory."""
-        self._lent.add(memory._mapped)
-        return memory
-
-    # --------------------------------------------------------------- session
-
-    @property
-    def daemon_version(self) -> str:
-        """The daemon's version."""
-        text: bytes = _library.library().shardd_daemon_version(self.handle)
-        return text.decode()
-
-    @property
-    def session(self) -> int:
-        """This session's number."""
-        return int(_library.library().shardd_session(self.handle))
-
-    @property
-    def instance(self) -> str:
-        """The id of this run of the daemon; a restarted daemon is another run, without state."""
-        text: bytes = _library.library().shardd_instance(self.handle)
-        return text.decode()
-
-    @property
-    def daemon_started(self) -> int:
-        """When the daemon started, seconds since 1970."""
-        return int(_library.library().shardd_daemon_started(self.handle))
-
-    @property
-    def forked(self) -> bool:
-        """Is this a fork of the process that connected? Then it cannot be used."""
-        return self._pid != os.getpid()
-
-    @property
-    def connected(self) -> bool:
-        """Can it be used, in this process?"""
-        return self._open and not self.forked
-
-    @property
-    def draining(self) -> bool:
-        """Has the job or the daemon been asked to drain? Then commit and leave."""
-        return bool(_library.library().shardd_draining(self.handle))
-
-    def set_timeout(self, seconds: float) -> None:
-        """Set the deadline of ops submitted from now on; 0: the job's."""
-        _library.library().shardd_set_timeout(self.handle, int(seconds * 1000))
-
-    def status(self, job: str | None = None) -> dict[str, Any]:
-        """The status of the daemon, devices, jobs and sessions, as `shardctl --json status`."""
-        text = C.c_void_p()
-        _library.call("status", self.handle, job.encode() if job else None, C.byref(text))
-        try:
-            said: dict[str, Any] = json.loads(C.string_at(text.value or 0))
-        finally:
-            libc = C.CDLL(None)
-            libc.free.argtypes, libc.free.restype = [C.c_void_p], None
-            libc.free(text)
-        return said
-
-    def _let_go(self) -> None:
-        if self._waiting:
-            raise InUse("another thread waits for an op of this client: wait until the op ends, at "
-                        "the latest at its deadline (Client.set_timeout), or wait with a timeout")
-        for mapped in list(self._lent):
-            mapped.end()
-
-    def close(self) -> None:
-        """End the session. What it holds is dropped; a rank that has not left counts as dead.
-
-        InUse: something still uses memory of this client, or another thread waits for one of its
-        ops. Calling this twice is allowed. In a child after fork it does nothing: the connection
-        belongs to the parent.
-        """
-        if not self._open:
-            return
-        if self._pid != os.getpid():
-            self._open = False
-            return
-        self._open = False  # from here on no thread begins to wait
-        try:
-            self._let_go()
-        except InUse:
-            self._open = True
-            raise
-        _library.library().shardd_close(self._handle)
-        if isinstance(self.where, Gpu):
-            self.where.close()
+        super().__init__(socket, name, device, connect_timeout)
 
     def __enter__(self) -> Client:
         return self
@@ -286,12 +101,6 @@ class Client:
         except InUse:
             if kind is None:
                 raise
-
-    def __del__(self) -> None:
-        # Memory in use is not unmapped: the session then ends with the
-        # process then.
-        with contextlib.suppress(BaseException):
-            self.close()
 
     # ------------------------------------------------------------------ jobs
 
@@ -328,8 +137,16 @@ class Client:
         device = self.device
         if device.backend == "host" or self.where is not HOST:  # it stays where it was
             return
+        own = weakref.ref(self)
+
+        def handle() -> C.c_void_p:
+            client = own()
+            if client is None:
+                raise FailedPrecondition("the client of this memory is closed: connect again")
+            return client.handle
+
         try:
-            self.where = Gpu(self, device.id, device.uuid)
+            self.where = Gpu(handle, device.id, device.uuid)
         except BaseException:
             _library.call("leave", self.handle)
             raise
@@ -351,41 +168,6 @@ class Client:
         d = _abi.Device()
         _library.call("get_device", self.handle, C.byref(d))
         return Device(d.id.decode(), d.backend.decode(), d.uuid.decode(), d.streams)
-
-    def set_stream(self, stream: int | None) -> None:
-        """GPUs: order the ops that this thread submits from now on with the CUDA stream @stream, a
-        handle (``.cuda_stream`` of a PyTorch stream; 0: CUDA's default stream).
-
-        An op begins after the work that is on the stream when it is submitted. Its ticket ends when
-        the daemon has queued it; later work on the stream runs after the op, and the CPU does not
-        wait for the device. None: tickets end when ops have been executed, and data that this
-        process's kernels write must be complete before an op that reads it is submitted.
-
-        FailedPrecondition: the memory is not on a GPU. InvalidArgument: a stream of another
-        context.
-        """
-        if stream is None:
-            _library.library().shardd_clear_stream(self.handle)
-        else:
-            # The default stream is that of the current context.
-            with self.where.entered() if isinstance(self.where, Gpu) else contextlib.nullcontext():
-                _library.call("set_stream", self.handle, stream)
-        self._streams.now = stream
-
-    def follow_stream(self, current: Callable[[], int | None] | None) -> None:
-        """Call @current for the stream before every op, in the submitting thread, instead of
-        :meth:`set_stream`. None: stop this; threads keep their current stream."""
-        self._follow = current
-
-    def _stream(self) -> int | None:
-        """This thread's."""
-        now: int | None = getattr(self._streams, "now", None)
-        if self._follow is not None:
-            wanted = self._follow()
-            if wanted != now:
-                self.set_stream(wanted)
-                now = wanted
-        return now
 
     def group(self, name: str, ranks: Sequence[int]) -> int:
         """Create or find the group @name of exactly these ranks in this order. Return: its number,

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ctypes as C
 import errno
-from typing import TYPE_CHECKING, Any, Callable, Generic, TypeVar
+from typing import Any, Callable, Generic, TypeVar
 
 from . import _abi, _library
+from ._connection import Connection
 from .errors import WaitTimeout, from_code
-
-if TYPE_CHECKING:
-    from .client import Client
 
 T = TypeVar("T")
 
@@ -24,7 +22,7 @@ class Ticket(Generic[T]):
 
     __slots__ = ("_client", "_done", "_finish", "_number", "_stream", "_value", "name")
 
-    def __init__(self, client: Client, name: str, number: int,
+    def __init__(self, client: Connection, name: str, number: int,
                  finish: Callable[[_abi.Result], T], stream: int | None = None) -> None:
         self._client, self.name, self._number, self._finish = client, name, number, finish
         self._stream = stream

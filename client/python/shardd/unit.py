@@ -5,16 +5,15 @@ from __future__ import annotations
 import ctypes as C
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import _abi, _library
+from ._session import Session
+from .buffer import Buffer
 from .errors import FailedPrecondition, InvalidArgument
 from .memory import Dtype, Memory
 from .specs import UnitSpec
 from .ticket import Ticket
-
-if TYPE_CHECKING:
-    from .client import Buffer, Client
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Unit:
     :class:`shardd.InUse` and do nothing.
     """
 
-    def __init__(self, client: Client, spec: UnitSpec, info: _abi.UnitInfo) -> None:
+    def __init__(self, client: Session, spec: UnitSpec, info: _abi.UnitInfo) -> None:
         self.client, self.spec, self.id = client, spec, int(info.unit)
         self.elements, self.shard_elements = int(info.elements), int(info.shard_elements)
         self.gradient_elements = int(info.gradient_elements)

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "gpu/nccl_lib.h"
+#include "engine/nccl_lib.h"
 #include "stage.h"
 
 #define TURNS 10u

@@ -17,8 +17,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "core/cuda_lib.h"
 #include "cuda_kernels.h"
-#include "gpu/cuda_lib.h"
 
 #define MIB (UINT64_C(1) << 20)
 

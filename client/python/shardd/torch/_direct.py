@@ -12,7 +12,7 @@ ever, and autograd adds in the order in which it always adds.
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -20,9 +20,6 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from . import _device
-
-if TYPE_CHECKING:
-    from ._unit import ShardedUnit
 
 # False: all gradients are copied (tests/bench/direct_gradients.py compares).
 enabled = True
@@ -34,7 +31,15 @@ ALIGNMENT = 64
 _PLACE = "_shardd_place"  # of a full parameter: its unit, and its index among the trained
 
 
-def attach(module: nn.Module, attribute: str, full: torch.Tensor, unit: ShardedUnit,
+class Gradients(Protocol):
+    """Where gradients go: a unit."""
+
+    def direct_gradient(self, index: int, accumulator: Any) -> torch.Tensor | None:
+        """The place in the daemon's buffer for the gradient of trained parameter @index; None:
+        none now. @accumulator: autograd's node that gets it."""
+
+
+def attach(module: nn.Module, attribute: str, full: torch.Tensor, unit: Gradients,
            index: int) -> None:
     """@full is the weight of @module alone: if it is of a kind that is known here its gradient
     shall go to @unit's buffer."""

@@ -3,12 +3,11 @@ collectives, most of which are not here."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
-
-if TYPE_CHECKING:
-    from ._unit import ShardedUnit
+from ._tree import built
+from ._unit import ShardedUnit
 
 
 class Settings:
@@ -45,9 +44,10 @@ class Settings:
         if unit.parent is not None:
             raise FailedPrecondition("reset_iter_state must be called on the model: this "
                                      f"{type(unit.module).__name__} is a part of one")
-        if unit.tree is not None:
-            unit.tree.release_all()
-            for one in unit.tree.units:
+        tree = built(unit)
+        if tree is not None:
+            tree.release_all()
+            for one in tree.units:
                 one.forget_gradients()
 
     def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *,

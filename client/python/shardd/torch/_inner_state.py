@@ -11,21 +11,30 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from ..memory import Dtype
 from . import _device, _rows, _share
 from ._device import tensor_at
 from ._optim_state import matching
-from ._tree import Tree
+from ._tree import Tree, its_tree
 from ._unit import Parameter, ShardedUnit
 
-if TYPE_CHECKING:
-    from ._sharded import Sharded
-
 State = dict[str, Any]
+
+
+class OnShares(Protocol):
+    """What this file needs of an optimizer whose inner one runs on shares: a Sharded. ``_of``: by
+    the id of a guard what the inner one has in its place. ``guards``: by group."""
+
+    param_groups: list[dict[str, Any]]
+    guards: list[list[Any]]
+    inner: torch.optim.Optimizer
+    _of: dict[int, nn.Parameter]
+    _model: Tree
 
 
 def _share_out(tree: Tree, whole: torch.Tensor, pieces: Iterable[tuple[int, int, int]]) -> None:
@@ -54,7 +63,7 @@ def _said(tree: Tree, value: Any, root: int) -> Any:
     return pickle.loads(bytes(data.tolist()))
 
 
-def _trained(optimizer: Sharded) -> list[tuple[ShardedUnit, Parameter, torch.Tensor]]:
+def _trained(optimizer: OnShares) -> list[tuple[ShardedUnit, Parameter, torch.Tensor]]:
     """With each parameter what the inner optimizer has in its place."""
     return [(unit, p, optimizer._of[id(p.guard)])
             for unit in optimizer._model.units for p in unit.trained]
@@ -65,7 +74,7 @@ def is_cut(value: Any, stand_in: torch.Tensor) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape == stand_in.shape
 
 
-def _describe(optimizer: Sharded) -> list[State]:
+def _describe(optimizer: OnShares) -> list[State]:
     """Of every parameter, as the first rank that has some of it says (collective): the types of
     what is cut, and all else as it is."""
     tree = optimizer._model
@@ -81,12 +90,12 @@ def _describe(optimizer: Sharded) -> list[State]:
 
 def _whole(unit: ShardedUnit, p: Parameter, part: torch.Tensor) -> torch.Tensor:
     """All ranks' @part of something of the shape of @p (collective)."""
-    assert unit.tree is not None
+    tree = its_tree(unit)
     whole = torch.empty(p.shape, dtype=part.dtype, device=_device.here)
     first, n = _share.own(unit, p)
     whole.view(-1)[first:first + n].copy_(part.reshape(-1))
-    _share_out(unit.tree, whole, [(root, *piece) for root, piece in zip(
-        _rows.mesh_of(unit.tree).ranks, _share.extents(unit, p))])
+    _share_out(tree, whole, [(root, *piece) for root, piece in zip(
+        _rows.mesh_of(tree).ranks, _share.extents(unit, p))])
     return whole
 
 
@@ -99,7 +108,7 @@ def _taken(unit: ShardedUnit, p: Parameter, part: torch.Tensor, full: bool) -> A
     return _rows.wrap(unit, p, part.view(rows, *p.shape[1:]).clone())
 
 
-def read(optimizer: Sharded, full: bool) -> dict[int, State]:
+def read(optimizer: OnShares, full: bool) -> dict[int, State]:
     """By the id of a parameter its state (collective)."""
     optimizer._model.release_all()
     found = {}
@@ -114,7 +123,7 @@ def read(optimizer: Sharded, full: bool) -> dict[int, State]:
     return found
 
 
-def groups(optimizer: Sharded, name: Mapping[int, Any]) -> list[dict[str, Any]]:
+def groups(optimizer: OnShares, name: Mapping[int, Any]) -> list[dict[str, Any]]:
     """The parameter groups; @name: of a parameter, by id."""
     return [{**{k: v for k, v in group.items() if k != "params"},
              "params": [name[id(p)] for p in guards]}
@@ -132,16 +141,16 @@ def _numbers(trained: list[tuple[ShardedUnit, Parameter, torch.Tensor]],
 
 def _put(unit: ShardedUnit, p: Parameter, value: Any, whole: torch.Tensor) -> None:
     """Make @whole, or at least this rank's share of it, what @value is (collective)."""
-    assert unit.tree is not None
+    tree = its_tree(unit)
     if _share.by_rows(unit) or not _rows.is_sharded(value):
         _rows.put(unit, p, value, whole)
     elif not isinstance(value, _rows.Rows):
         whole.copy_(value.full_tensor())
     else:  # the share is of other rows, too, which other ranks have
         _rows.put(unit, p, value, whole)
-        mesh, row = _rows.mesh_of(unit.tree), p.shape[1:].numel()
+        mesh, row = _rows.mesh_of(tree), p.shape[1:].numel()
         per = -(-p.shape[0] // mesh.shard)
-        _share_out(unit.tree, whole, [
+        _share_out(tree, whole, [
             (mesh.ranks[i], first * row, n * row) for i in range(mesh.shard)
             for first, n in [_share.cut(p.shape[0], per, i)]])
 
@@ -175,7 +184,7 @@ def _local(unit: ShardedUnit, p: Parameter, stand_in: torch.Tensor, state: Mappi
     return made
 
 
-def load(optimizer: Sharded, saved: Mapping[str, Any]) -> None:
+def load(optimizer: OnShares, saved: Mapping[str, Any]) -> None:
     """Everything of @saved, by number or by name (collective)."""
     optimizer._model.release_all()
     trained = _trained(optimizer)

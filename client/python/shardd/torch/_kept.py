@@ -8,7 +8,7 @@ So the half that the last commit names is as it was, whenever a rank dies.
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,11 +16,9 @@ from torch import nn
 from ..errors import InvalidArgument, Unimplemented
 from . import _inner_state, _share
 from ._device import tensor_at
+from ._inner_state import OnShares
 from ._tree import Tree
 from ._unit import ShardedUnit
-
-if TYPE_CHECKING:
-    from ._sharded import Sharded
 
 _SAMPLE = 4  # elements
 _ALIGN = 64
@@ -85,7 +83,7 @@ class Kept:
 
     # ------------------------------------------------------------------- into it
 
-    def write(self, optimizer: Sharded) -> int:
+    def write(self, optimizer: OnShares) -> int:
         """All of the state. Return: into which half; it is the commit's if that is made."""
         half = 1 - self.half
         for unit in optimizer._model.units:
@@ -94,7 +92,7 @@ class Kept:
                             self._memory(unit, half))
         return half
 
-    def _write(self, unit: ShardedUnit, stand_ins: list[nn.Parameter], optimizer: Sharded,
+    def _write(self, unit: ShardedUnit, stand_ins: list[nn.Parameter], optimizer: OnShares,
                memory: torch.Tensor) -> None:
         described: list[dict[str, Any]] = []
         at = self._described(unit)
@@ -125,7 +123,7 @@ class Kept:
 
     # ------------------------------------------------------------------- out of it
 
-    def read(self, optimizer: Sharded, half: int) -> None:
+    def read(self, optimizer: OnShares, half: int) -> None:
         """What :meth:`write` has put into @half becomes the optimizer's state."""
         for unit in optimizer._model.units:
             if not unit.trained:

@@ -10,7 +10,7 @@ import contextlib
 import copy
 import ctypes as C
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
@@ -18,10 +18,8 @@ from ..errors import InvalidArgument, Unimplemented
 from . import _rows
 from ._device import nothing, tensor_at
 from ._progress import Bar
+from ._tree import Tree
 from ._unit import Parameter, ShardedUnit, _swap
-
-if TYPE_CHECKING:
-    from .optim import _InDaemon
 
 _ADAM = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 # What says how PyTorch computes, and not what.
@@ -30,7 +28,23 @@ _ELSEWHERE = ("foreach", "fused", "capturable", "differentiable")
 State = dict[str, Any]
 
 
-def _arrays(optimizer: _InDaemon, unit: ShardedUnit) -> tuple[str, ...]:
+class InDaemon(Protocol):
+    """What this file needs of an optimizer that the daemon runs: those of shardd.torch.optim.
+    ``_by_id``: the group of a parameter. ``_like``: torch.optim's own."""
+
+    param_groups: list[dict[str, Any]]
+    _by_id: dict[int, dict[str, Any]]
+    _like: Any
+    _model: Tree
+
+    def keeps_momentum(self, group: dict[str, Any]) -> bool:
+        """Has the daemon memory for it?"""
+
+    def check_kept(self, group: dict[str, Any], other: Mapping[str, Any], where: str) -> None:
+        """Unimplemented: @other's settings would need memory that @group's parameters have not."""
+
+
+def _arrays(optimizer: InDaemon, unit: ShardedUnit) -> tuple[str, ...]:
     """The names of the arrays that the unit's state consists of, in the daemon's order."""
     group = optimizer._by_id[id(unit.trained[0].guard)]
     if "momentum" in group:
@@ -38,7 +52,7 @@ def _arrays(optimizer: _InDaemon, unit: ShardedUnit) -> tuple[str, ...]:
     return _ADAM if group["amsgrad"] else _ADAM[:2]
 
 
-def names(optimizer: _InDaemon, guard: Any) -> tuple[str, ...]:
+def names(optimizer: InDaemon, guard: Any) -> tuple[str, ...]:
     """What the state of a parameter consists of."""
     unit: ShardedUnit = guard._unit
     if not any(p.guard is guard for p in unit.trained):
@@ -78,7 +92,7 @@ def _summoned(unit: ShardedUnit, number: int) -> Iterator[_Array]:
         client.do("return_with", unit.unit.id, C.byref(options))
 
 
-def _bar(optimizer: _InDaemon, what: str) -> Bar:
+def _bar(optimizer: InDaemon, what: str) -> Bar:
     member = optimizer._model.client.member
     total = sum(4 * u.elements * len(_arrays(optimizer, u))
                 for u in optimizer._model.units if u.trained)
@@ -88,7 +102,7 @@ def _bar(optimizer: _InDaemon, what: str) -> Bar:
 # ------------------------------------------------------------------------ out of it
 
 
-def _read_unit(optimizer: _InDaemon, unit: ShardedUnit, full: bool, wanted: bool,
+def _read_unit(optimizer: InDaemon, unit: ShardedUnit, full: bool, wanted: bool,
                bar: Bar) -> list[State]:
     """By trained parameter: its state, with its steps; nothing unless @wanted here."""
     found: list[State] = [{} for _ in unit.trained]
@@ -105,7 +119,7 @@ def _read_unit(optimizer: _InDaemon, unit: ShardedUnit, full: bool, wanted: bool
     return found
 
 
-def read(optimizer: _InDaemon, full: bool, with_new: bool,
+def read(optimizer: InDaemon, full: bool, with_new: bool,
          wanted: bool = True) -> dict[int, State]:
     """By the id of a parameter its state (collective). @with_new: also if it was never stepped:
     then all is 0. @wanted: else this rank takes part, and gets nothing."""
@@ -123,7 +137,7 @@ def read(optimizer: _InDaemon, full: bool, with_new: bool,
     return found
 
 
-def groups(optimizer: _InDaemon, name: Mapping[int, Any]) -> list[dict[str, Any]]:
+def groups(optimizer: InDaemon, name: Mapping[int, Any]) -> list[dict[str, Any]]:
     """The parameter groups with what torch.optim's have beside; @name: of a parameter, by id."""
     also = optimizer._like([torch.zeros(1)]).defaults
     return [{**also, **{k: v for k, v in group.items() if k != "params"},
@@ -131,7 +145,7 @@ def groups(optimizer: _InDaemon, name: Mapping[int, Any]) -> list[dict[str, Any]
             for group in optimizer.param_groups]
 
 
-def numbered(optimizer: _InDaemon) -> dict[int, int]:
+def numbered(optimizer: InDaemon) -> dict[int, int]:
     """The parameters' numbers in torch.optim's state dicts, by id."""
     every = [p for group in optimizer.param_groups for p in group["params"]]
     return {id(p): number for number, p in enumerate(every)}
@@ -170,7 +184,7 @@ def matching(optimizer: Any, own: list[list[Any]],
     return found
 
 
-def _new_settings(optimizer: _InDaemon, group: dict[str, Any], saved: Any) -> dict[str, Any]:
+def _new_settings(optimizer: InDaemon, group: dict[str, Any], saved: Any) -> dict[str, Any]:
     """What of @saved becomes @group's. Unimplemented: it needs memory that the daemon has not."""
     changed = {}
     optimizer.check_kept(group, saved, "in the state")
@@ -227,7 +241,7 @@ def _write_unit(unit: ShardedUnit, states: list[Any], arrays: tuple[str, ...],
 _Plan = list[tuple[ShardedUnit, list[Any], tuple[str, ...], dict[str, int]]]
 
 
-def _plan(optimizer: _InDaemon, state: Mapping[str, Any]) -> tuple[list[Any], _Plan]:
+def _plan(optimizer: InDaemon, state: Mapping[str, Any]) -> tuple[list[Any], _Plan]:
     """(group, its new settings) for each, and what is to be written. Raises what is wrong."""
     by_id: dict[int, Any] = {}
     settings, plan = [], []
@@ -246,7 +260,7 @@ def _plan(optimizer: _InDaemon, state: Mapping[str, Any]) -> tuple[list[Any], _P
     return settings, plan
 
 
-def load(optimizer: _InDaemon, state: Mapping[str, Any]) -> None:
+def load(optimizer: InDaemon, state: Mapping[str, Any]) -> None:
     """Everything of @state: by number or by name (collective). All is checked, by all ranks, before
     anything changes."""
     tree = optimizer._model

@@ -21,7 +21,7 @@ from . import _device, _hooks, _state
 from ._buffers import Buffers
 from ._join import uneven
 from ._session import world_size
-from ._tree import tree_of, unit_of, units_of
+from ._tree import built, tree_of, unit_of, units_of
 from ._unit import ShardedUnit, dtype_of
 from ._wrap import (
     ShardedModule,
@@ -168,7 +168,7 @@ def _cast_buffers(module: nn.Module, dtype: torch.dtype | None) -> None:
 def _pre_forward(module: nn.Module, args: Any, kwargs: Any) -> Any:
     first = unit_of(module)
     assert first is not None
-    tree = first.tree or tree_of(first)
+    tree = built(first) or tree_of(first)
     if not (tree.backward and torch._C._current_graph_task_id() != -1):
         tree.begin_forward()
     for unit in tree.units:
@@ -186,10 +186,11 @@ def _pre_forward(module: nn.Module, args: Any, kwargs: Any) -> Any:
 def _post_forward(module: nn.Module, args: Any, output: Any) -> None:
     first = unit_of(module)
     assert first is not None
-    if first.tree is not None and not first.within:
-        first.tree.end_forward()
-    if first.tree is None or output is None or not torch.is_grad_enabled():
+    tree = built(first)
+    if tree is not None and not first.within:
+        tree.end_forward()
+    if tree is None or output is None or not torch.is_grad_enabled():
         return
     for tensor in _tensors(output, set()):
         if tensor.requires_grad:
-            tensor.register_hook(_before_backward(first.tree, first))
+            tensor.register_hook(_before_backward(tree, first))

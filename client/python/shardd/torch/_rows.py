@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..errors import FailedPrecondition, InvalidArgument
 from . import _device
 from ._mesh import Mesh, world
+from ._tree import Tree, its_tree
 from ._unit import Parameter, ShardedUnit
-
-if TYPE_CHECKING:
-    from ._tree import Tree
 
 _meshes: weakref.WeakKeyDictionary[Tree, Any] = weakref.WeakKeyDictionary()
 
@@ -69,12 +67,13 @@ def _device_mesh(tree: Tree) -> Any:
 
 def extent(unit: ShardedUnit, p: Parameter) -> tuple[int, int]:
     """This rank's rows of @p: the first, and how many. All of it, if it is on every rank."""
-    assert unit.tree is not None and unit.tree.client.member is not None
+    tree = its_tree(unit)
+    assert tree.client.member is not None
     rows = p.shape[0] if p.shape else 1
     if unit.replicated or not p.shape:
         return 0, rows
-    mesh = mesh_of(unit.tree)
-    position = mesh.ranks.index(unit.tree.client.member.rank) % mesh.shard
+    mesh = mesh_of(tree)
+    position = mesh.ranks.index(tree.client.member.rank) % mesh.shard
     each = -(-rows // mesh.shard)
     first = min(position * each, rows)
     return first, min(each, rows - first)
@@ -96,8 +95,7 @@ def take(unit: ShardedUnit, p: Parameter, whole: torch.Tensor) -> Any:
 
 def wrap(unit: ShardedUnit, p: Parameter, local: torch.Tensor) -> Any:
     """This rank's rows of something of the shape of @p, as they are in a sharded state dict."""
-    assert unit.tree is not None
-    mesh = _device_mesh(unit.tree)
+    mesh = _device_mesh(its_tree(unit))
     if mesh is None:
         return Rows(local, extent(unit, p)[0], tuple(p.shape))
     from torch.distributed.tensor import DTensor
@@ -160,7 +158,7 @@ def _is_cut_alike(unit: ShardedUnit, p: Parameter, value: Any) -> bool:
     """The same on all ranks."""
     if unit.tree is None or unit.replicated or not p.shape:
         return False
-    mesh = _device_mesh(unit.tree)
+    mesh = _device_mesh(its_tree(unit))
     return bool(value.device_mesh == mesh and tuple(value.placements) == _placements(mesh))
 
 

@@ -20,6 +20,7 @@ from ..specs import OptimizerSpec, OptimizerWhen
 from . import _device, _inner_state, _kept, _share
 from ._device import tensor_at
 from ._guard import Guard
+from ._tree import built
 from ._unit import Parameter, ShardedUnit
 from .optim import _Sharded, _tree
 
@@ -66,8 +67,9 @@ class Sharded(_Sharded):
         self.param_groups, self.defaults = self.inner.param_groups, self.inner.defaults
 
     def _settings(self, unit: ShardedUnit) -> tuple[OptimizerSpec, dict[int, dict[str, Any]]]:
-        if self.kept is not None and unit.tree is not None:
-            self.kept.reserve(unit.tree)
+        tree = built(unit)
+        if self.kept is not None and tree is not None:
+            self.kept.reserve(tree)
         return OptimizerSpec(when=OptimizerWhen.BY_TRAINER) if unit.trained else OptimizerSpec(), {}
 
     def _stand_in(self, guard: Guard) -> nn.Parameter:

@@ -7,13 +7,13 @@ ranks are on one device, for what must be known before, and of other ranks.
 from __future__ import annotations
 
 from . import _rows
+from ._tree import its_tree
 from ._unit import Parameter, ShardedUnit
 
 
 def by_rows(unit: ShardedUnit) -> bool:
     """Has every rank whole rows of each parameter, as sharded state dicts have them?"""
-    assert unit.tree is not None
-    return not unit.replicated and _rows.mesh_of(unit.tree).replicas == 1
+    return not unit.replicated and _rows.mesh_of(its_tree(unit)).replicas == 1
 
 
 def cut(size: int, per: int, position: int) -> tuple[int, int]:
@@ -24,8 +24,7 @@ def cut(size: int, per: int, position: int) -> tuple[int, int]:
 
 def extents(unit: ShardedUnit, p: Parameter) -> list[tuple[int, int]]:
     """Of each rank of the mesh, in its order: the first element, and how many."""
-    assert unit.tree is not None
-    ranks = len(_rows.mesh_of(unit.tree).ranks)
+    ranks = len(_rows.mesh_of(its_tree(unit)).ranks)
     n = p.shape.numel()
     if by_rows(unit):
         rows = p.shape[0] if p.shape else 1
@@ -45,8 +44,9 @@ def extents(unit: ShardedUnit, p: Parameter) -> list[tuple[int, int]]:
 
 def own(unit: ShardedUnit, p: Parameter) -> tuple[int, int]:
     """This rank's: the first element, and how many."""
-    assert unit.tree is not None and unit.tree.client.member is not None
-    return extents(unit, p)[_rows.mesh_of(unit.tree).ranks.index(unit.tree.client.member.rank)]
+    tree = its_tree(unit)
+    assert tree.client.member is not None
+    return extents(unit, p)[_rows.mesh_of(tree).ranks.index(tree.client.member.rank)]
 
 
 __all__ = ["by_rows", "cut", "extents", "own"]

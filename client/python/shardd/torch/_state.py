@@ -14,7 +14,7 @@ from ..errors import FailedPrecondition
 from . import _rows
 from ._progress import Bar
 from ._session import rank_if_any, session
-from ._tree import from_meta, units_of
+from ._tree import built, from_meta, units_of
 from ._unit import Parameter, ShardedUnit
 
 _sharded: contextvars.ContextVar[bool] = contextvars.ContextVar("sharded", default=False)
@@ -46,9 +46,10 @@ def _summoned(unit: ShardedUnit, write: bool) -> Iterator[None]:
             for p in unit.params:
                 p.install(p.guard)
         return
-    if unit.tree is not None:
-        unit.tree.settle()
-    if unit.tree is not None and unit.tree.backward:
+    tree = built(unit)
+    if tree is not None:
+        tree.settle()
+    if tree is not None and tree.backward:
         raise FailedPrecondition(f"unit '{unit.name}' is in backward: whole parameters are "
                                  "available between steps")
     unit.summon()
@@ -150,7 +151,7 @@ def _check(module: nn.Module, state: Any, prefix: str) -> None:
     once registered)."""
     paths = {id(m): path + "." if path else "" for path, m in module.named_modules()}
     units = units_of(module)
-    tree = next((u.tree for u in units if u.tree is not None), None)
+    tree = next((built(u) for u in units if u.tree is not None), None)
     with tree.all_or_none("load the parameters") if tree else contextlib.nullcontext():
         for unit in units:
             for p in unit.params:

@@ -12,7 +12,7 @@ import threading
 import weakref
 from array import array
 from collections.abc import Iterator
-from typing import Any, Callable
+from typing import Any, Callable, cast
 
 import torch
 from torch import nn
@@ -490,9 +490,18 @@ def tree_of(unit: ShardedUnit, settings: Settings | None = None) -> Tree:
     root = unit
     while root.parent is not None:
         root = root.parent
-    if root.tree is None:
-        return Tree(root, settings)
-    return root.tree
+    return built(root) or Tree(root, settings)
+
+
+def built(unit: ShardedUnit) -> Tree | None:
+    """The tree of @unit; None: it is not made yet."""
+    return cast("Tree | None", unit.tree)
+
+
+def its_tree(unit: ShardedUnit) -> Tree:
+    """The tree of @unit, which is made already."""
+    assert unit.tree is not None
+    return cast("Tree", unit.tree)
 
 
 def from_meta(unit: ShardedUnit) -> None:

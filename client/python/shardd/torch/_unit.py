@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes as C
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -36,9 +36,6 @@ from . import _device, _direct
 from ._device import nothing, tensor_at
 from ._guard import Guard
 from ._mesh import Mesh
-
-if TYPE_CHECKING:
-    from ._tree import Tree
 
 DTYPES = {torch.float32: Dtype.FP32, torch.bfloat16: Dtype.BF16, torch.float16: Dtype.FP16}
 TORCH_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in DTYPES.items()}
@@ -83,6 +80,23 @@ def _not_of_before(optimizer: Any, args: Any, kwargs: Any) -> None:
 register_optimizer_step_pre_hook(_not_of_before)
 
 
+class Model(Protocol):
+    """What a unit tells and asks its model: a Tree, of which this file knows nothing else."""
+
+    @property
+    def first_rank(self) -> int:
+        """Whose parameters are everybody's."""
+
+    def begin_backward(self) -> None:
+        """Something of a backward pass has come."""
+
+    def gradient(self, unit: ShardedUnit, index: int, gradient: torch.Tensor) -> None:
+        """A gradient has arrived."""
+
+    def finish(self) -> None:
+        """Parameters are wanted: a step that waits for the commit is made now (collective)."""
+
+
 class Parameter:
     """A parameter of a unit. ``owners``: every (module, attribute) that has it: tied weights are
     one parameter. ``name``: the first of its names, from the unit's module on."""
@@ -117,7 +131,7 @@ class ShardedUnit:
         """@parameters: (module, attribute, name) of all that are this unit's."""
         self.module, self.name = module, ""
         self.parent: ShardedUnit | None = None
-        self.tree: Tree | None = None
+        self.tree: Model | None = None  # _tree.built has all of it
         self.reshard_after_forward = reshard
         self.mp_policy = mp_policy
         self.bucket = ""  # behind the module's name

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import FailedPrecondition, InvalidArgument, SharddError, Unimplemented
 from . import _fsdp2, _hooks, _mesh, _policy, _state
-from ._tree import Tree, tree_of, unit_of, units_of
+from ._tree import Tree, built, tree_of, unit_of, units_of
 from ._unit import ShardedUnit
 
 M = TypeVar("M", bound=nn.Module)
@@ -32,8 +32,9 @@ class ShardedModule(_fsdp2.Settings):
         """Drop the gradients (of the whole model: collective, if they were reduced). Of a part of
         it only together with the rest."""
         unit = self._unit()
-        if unit.tree is not None and unit is unit.tree.root:
-            unit.tree.zero_grad()
+        tree = built(unit)
+        if tree is not None and unit is tree.root:
+            tree.zero_grad()
         super().zero_grad()  # type: ignore[misc]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -260,7 +261,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _running(unit: ShardedUnit) -> Tree:
-    return unit.tree if unit.tree is not None else tree_of(unit)
+    return built(unit) or tree_of(unit)
 
 
 def _not_compiled(function: Any) -> Any:
@@ -320,7 +321,7 @@ def _post_forward(module: nn.Module, args: Any, output: Any) -> Any:
     """Also after an exception: then there is no output."""
     unit = unit_of(module)
     assert unit is not None
-    tree = unit.tree
+    tree = built(unit)
     if tree is None or tree.elsewhere:  # it was refused; nothing is this thread's to end
         return None
     if unit is tree.root and not unit.within:

@@ -1,4 +1,4 @@
-#include "process.h"
+#include "app/process.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,9 +12,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "config/args.h"
 #include "core/check.h"
 #include "core/cleanup.h"
-#include "service.h"
 
 static int process_fill_standard_fds(void)
 {

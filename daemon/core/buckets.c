@@ -1,4 +1,4 @@
-#include "unit/buckets.h"
+#include "core/buckets.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -7,7 +7,7 @@
 
 #include <uv.h>
 
-#include "config.h"
+#include "config/config.h"
 #include "core/fault.h"
 
 struct server;

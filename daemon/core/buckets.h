@@ -2,8 +2,8 @@
  * The gradients that DistributedDataParallel reduces together: PyTorch's assignment of tensors to
  * buckets by size. Pure arithmetic, any thread.
  */
-#ifndef SHARDD_UNIT_BUCKETS_H
-#define SHARDD_UNIT_BUCKETS_H
+#ifndef SHARDD_BUCKETS_H
+#define SHARDD_BUCKETS_H
 
 #include <stdbool.h>
 #include <stdint.h>

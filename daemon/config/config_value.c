@@ -1,5 +1,5 @@
 /* One value from and to text, with units. */
-#include "config_keys.h"
+#include "config/config_keys.h"
 
 #include <ctype.h>
 #include <errno.h>

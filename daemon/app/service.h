@@ -5,8 +5,8 @@
 #ifndef SHARDD_SERVICE_H
 #define SHARDD_SERVICE_H
 
-#include "args.h"
-#include "config.h"
+#include "config/args.h"
+#include "config/config.h"
 #include "core/log.h"
 
 /* Serve until a signal ends it.

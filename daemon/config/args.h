@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "config.h"
+#include "config/config.h"
 #include "core/fault.h"
 
 /* Exit codes of shardd; documented by --help and shardd(8). */

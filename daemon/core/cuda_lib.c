@@ -1,4 +1,4 @@
-#include "gpu/cuda_lib.h"
+#include "core/cuda_lib.h"
 
 #include <dlfcn.h>
 #include <errno.h>

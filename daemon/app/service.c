@@ -1,15 +1,15 @@
-#include "service.h"
+#include "app/service.h"
 
 #include <signal.h>
 #include <stdbool.h>
 #include <string.h>
 #include <uv.h>
 
+#include "app/process.h"
+#include "app/server.h"
 #include "core/check.h"
+#include "core/env_names.h"
 #include "core/log.h"
-#include "env_names.h"
-#include "process.h"
-#include "server.h"
 
 #define STATUS_MS 5000
 

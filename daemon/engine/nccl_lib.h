@@ -10,13 +10,13 @@
  *                                 daemons would meet; not set where NCCL_RAS_ADDR is
  *   NCCL_DEBUG=WARN               the reason of a failure is printed
  */
-#ifndef SHARDD_GPU_NCCL_LIB_H
-#define SHARDD_GPU_NCCL_LIB_H
+#ifndef SHARDD_NCCL_LIB_H
+#define SHARDD_NCCL_LIB_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "gpu/nccl_abi.h"
+#include "engine/nccl_abi.h"
 
 /* Set them now: before CUDA's threads exist, or our threads that call it, since they may read the
  * environment at any time. Later calls change nothing. */

@@ -1,10 +1,10 @@
-#include "config.h"
+#include "config/config.h"
 
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "config_keys.h"
+#include "config/config_keys.h"
 #include "core/check.h"
 
 #define ENV_PREFIX "SHARDD_"

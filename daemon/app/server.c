@@ -3,7 +3,7 @@
  * listener last, so that a client that connects finds everything ready. Stop is the reverse: drain,
  * connections, running ops, gRPC, memory, threads.
  */
-#include "server.h"
+#include "app/server.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -12,18 +12,17 @@
 #include <sys/random.h>
 #include <time.h>
 
+#include "app/devices.h"
+#include "app/process.h"
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "core/clock.h"
 #include "core/log.h"
 #include "core/loopq.h"
 #include "core/threads.h"
-#include "devices.h"
 #include "net/gate.h"
 #include "net/listener.h"
 #include "op/op.h"
-#include "step/backward.h"
-#include "process.h"
 #include "ring/rings.h"
 #include "rpc/audit.h"
 #include "rpc/rpc_server.h"
@@ -31,6 +30,7 @@
 #include "rpc/svc_shardd.h"
 #include "rpc/svc_status.h"
 #include "session/session.h"
+#include "step/backward.h"
 
 #define SERVER_MAGIC 0x53525652u
 

@@ -2,16 +2,16 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "args.h"
+#include "app/process.h"
+#include "app/server.h"
+#include "app/service.h"
 #include "backend/backend_impl.h"
-#include "config.h"
+#include "config/args.h"
+#include "config/config.h"
 #include "core/cleanup.h"
 #include "core/log.h"
 #include "core/log_format.h"
 #include "core/threads.h"
-#include "process.h"
-#include "server.h"
-#include "service.h"
 
 struct shardd {
 	struct args args;

@@ -1,4 +1,4 @@
-#include "config_keys.h"
+#include "config/config_keys.h"
 
 #include <string.h>
 

@@ -5,8 +5,8 @@
  *
  * If it is included after a real nccl.h only the prototypes remain, which the compiler compares.
  */
-#ifndef SHARDD_GPU_NCCL_ABI_H
-#define SHARDD_GPU_NCCL_ABI_H
+#ifndef SHARDD_NCCL_ABI_H
+#define SHARDD_NCCL_ABI_H
 
 #include <limits.h>
 #include <stddef.h>

@@ -6,7 +6,7 @@
  * the event before the offending one; if the key is known, its line is looked up in the text
  * instead.
  */
-#include "config.h"
+#include "config/config.h"
 
 #include <cyaml/cyaml.h>
 #include <errno.h>
@@ -16,7 +16,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "config_keys.h"
+#include "config/config_keys.h"
 #include "core/check.h"
 #include "core/cleanup.h"
 

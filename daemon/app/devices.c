@@ -1,4 +1,4 @@
-#include "devices.h"
+#include "app/devices.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -9,7 +9,7 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "engine/engine_impl.h"
-#include "gpu/nccl_lib.h"
+#include "engine/nccl_lib.h"
 
 #define MAX_UUIDS 32u
 

@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "config.h"
+#include "config/config.h"
 
 enum config_type {
 	CONFIG_TEXT,    /* char[bytes] */

@@ -1,4 +1,4 @@
-#include "op_table.h"
+#include "app/op_table.h"
 
 const struct op_type *const op_table[] = {
 	&op_init,         &op_gather,       &op_release,

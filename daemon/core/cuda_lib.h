@@ -6,8 +6,8 @@
  * In a build without the CUDA Toolkit (SHARDD_CUDA undefined) only cuda_lib_open exists,
  * and says so.
  */
-#ifndef SHARDD_GPU_CUDA_LIB_H
-#define SHARDD_GPU_CUDA_LIB_H
+#ifndef SHARDD_CUDA_LIB_H
+#define SHARDD_CUDA_LIB_H
 
 #include <stddef.h>
 

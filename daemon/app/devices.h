@@ -5,7 +5,7 @@
 #ifndef SHARDD_DEVICES_H
 #define SHARDD_DEVICES_H
 
-#include "config.h"
+#include "config/config.h"
 #include "core/loopq.h"
 #include "job/node.h"
 

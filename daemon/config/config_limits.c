@@ -1,5 +1,5 @@
 /* Limits of users: the list of exceptions from and to text, and all of them for core/user.h. */
-#include "config_keys.h"
+#include "config/config_keys.h"
 
 #include <errno.h>
 #include <inttypes.h>

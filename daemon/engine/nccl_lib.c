@@ -1,4 +1,4 @@
-#include "gpu/nccl_lib.h"
+#include "engine/nccl_lib.h"
 
 #include <dlfcn.h>
 #include <errno.h>

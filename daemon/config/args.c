@@ -1,4 +1,4 @@
-#include "args.h"
+#include "config/args.h"
 
 #include <errno.h>
 #include <getopt.h>
