@@ -60,8 +60,8 @@ static int create_option(Shardd__V1__JobSpec *job, int o)
 	}
 }
 
-/* @argv[0]: create. A job that is made by hand is kept unless said otherwise: it is
- * to be there before its trainers, and after them. */
+/* @argv[0]: create. A job that is made by hand is kept unless an option says otherwise:
+ * it exists before its trainers and after them. */
 static int parse_create(Shardd__V1__JobSpec *job, char name[CTL_JOB_MAX], int argc, char **argv)
 {
 	static const struct option options[] = {

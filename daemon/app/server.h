@@ -19,7 +19,7 @@ typedef void (*server_stopped_cb)(void *userdata);
 int server_new(uv_loop_t *loop, const struct config *config, int inherited_fd, struct server **ret,
 	       struct fault *f);
 
-/* New limits (SIGHUP); keys that cannot change are ignored, and the caller is told so. */
+/* New limits (SIGHUP); keys that need a restart keep their values. */
 void server_reconfigure(struct server *s, const struct config *config);
 
 /* Stop admitting jobs and trainers, tell the present trainers to commit and leave, wait for them at

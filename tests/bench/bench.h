@@ -216,7 +216,7 @@ void figures_series(struct figures *f, const struct crew *crew, unsigned series,
 void figures_traffic(struct figures *f, double bytes, double limit);
 void figures_report(const struct bench *b, const struct figures *f);
 
-/* A case of one trainer, which is made anew in every turn: series k of @crew (NULL: there was
+/* A case of one trainer, which is made again in every turn: series k of @crew (NULL: there was
  * no memory) goes under @names[k]. Frees @crew. Return: 0, or -1, said on standard error. */
 int figures_turns(struct bench *b, struct crew *crew, trainer_fn fn, const char *const *names,
 		  unsigned n);

@@ -111,7 +111,7 @@ int case_grpc_rtt(struct bench *b, const struct bench_case *c)
 
 enum { ATTACH_CONNECT, ATTACH_JOIN, ATTACH_REGISTER, ATTACH_GATHER, ATTACH_TOTAL, ATTACH_N };
 
-/* A process that begins anew. Turn 0 makes the job. On a GPU it has its context before it
+/* A new process in each turn. Turn 0 makes the job. On a GPU it has its context before it
  * connects, as a trainer has: that is none of the daemon's. */
 static void attach_main(struct trainer *t)
 {

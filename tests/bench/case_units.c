@@ -88,7 +88,7 @@ static int gather_one(struct trainer *t, shardd_unit u, shardd_ticket *ticket,
 	return shardd_gather_submit(t->client, u, ticket, err);
 }
 
-/* A process that begins anew, with a CUDA context on a GPU. Turn 0 makes the job. */
+/* A new process in each turn, with a CUDA context on a GPU. Turn 0 makes the job. */
 static void units_main(struct trainer *t)
 {
 	struct sample *s[UNITS_N];

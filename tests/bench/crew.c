@@ -42,7 +42,7 @@ struct crew *crew_new(struct bench *b, unsigned ranks, unsigned helpers, unsigne
 	crew->on_device = bench_on_device(b);
 	snprintf(crew->job, sizeof(crew->job), "bench-%d-%u", (int)getpid(), ++b->jobs);
 	crew->sample = (struct sample *)(crew + 1);
-	/* No page is to be touched for the first time while something is measured. */
+	/* No page may be touched for the first time while something is measured. */
 	memset(crew->sample, 0, bytes - sizeof(*crew));
 	return crew;
 }

@@ -175,7 +175,7 @@ static void with_all_ready(struct world *w)
 	MUST(w, ready_dense);
 }
 
-/* In the order of the first one, for which buckets are made anew. */
+/* In the order of the first one, for which buckets are made again. */
 static void with_a_pass(struct world *w)
 {
 	with_all_ready(w);

@@ -231,7 +231,7 @@ static void alloc_all(struct scene *s)
 	scene_clear(s);
 }
 
-/* Made anew, if a scene before has broken them. */
+/* Make them again if an earlier scene has broken them. */
 static void make_comms(struct nodefix *n)
 {
 	struct device *all[NODE_MAX_DEVICES];

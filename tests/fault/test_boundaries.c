@@ -140,7 +140,7 @@ BOUNDARIES(two_ranks_and_memory_made_later, .ranks = 2, .devices = 2, .later = t
 BOUNDARIES(two_ranks_with_promises, .ranks = 2, .devices = 2, .queues = true, .streams = true,
 	   .promises = true)
 
-/* Who adds an op has to say here how to get into the middle of it. */
+/* A new op needs a scenario here that stops in the middle of it. */
 Test(boundaries, every_op_of_the_table_has_a_scenario)
 {
 	for (size_t i = 0; op_table[i]; i++) {

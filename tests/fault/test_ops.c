@@ -2,7 +2,7 @@
  * Every op, registration, joining and group creation, with the N-th call of the
  * backend, of the engine, or of malloc failing, N = 1, 2, ... until nothing fails any
  * more: no crash, an error in words for every rank, accounts exact, the job usable
- * afterwards (initialised anew if it is TORN), everything freed at the end.
+ * afterwards (initialised again if it is TORN), everything freed at the end.
  */
 #include <criterion/criterion.h>
 #include <errno.h>

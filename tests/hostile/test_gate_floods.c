@@ -50,7 +50,7 @@ static void put_block(struct attack_bytes *b, uint32_t stream, size_t total, uin
 		attack_put_frame(b, H2_CONTINUATION, 0, stream, body, n);
 }
 
-/* Was: core parsed the header anew with each frame, for minutes; nobody was served, and the
+/* Was: core parsed the whole header again with each frame, for minutes; nobody was served, and the
  * watchdog was not fed. */
 Test(gate_floods, one_header_of_49_megabytes)
 {

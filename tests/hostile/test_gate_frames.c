@@ -190,7 +190,7 @@ Test(gate_frames, the_client_hears_which_limit_it_was)
 	attack_end(&a, AFTER_MS, 32);
 }
 
-/* A call that ends without a message is told so. */
+/* The error of a call that ends without a message says this. */
 Test(gate_frames, a_call_without_a_message_is_refused_in_words)
 {
 	static const char words[] = "/shardd.v1.Status/Get: the request has no message";

@@ -1,6 +1,6 @@
 /*
  * Clients that ask for more memory than there is: the daemon's control group, or the machine, or
- * what is configured. They are told so; the daemon is not killed. Needs root and a control group
+ * what is configured. They get an error; the daemon is not killed. Needs root and a control group
  * with the memory controller, of either version, else it skips.
  */
 #include <criterion/criterion.h>

@@ -1,6 +1,6 @@
 /*
- * A daemon that is started again has nothing of the first one. Who expects state there is told so
- * and ends non-zero: nothing begins again at step 0 without a word, and no KEEP job comes back as
+ * A daemon that is started again has nothing of the first one. A trainer that expects state there gets an
+ * error and ends non-zero: nothing begins again at step 0 without a word, and no KEEP job comes back as
  * an EPHEMERAL one. Nor does charlm, ended by a signal before its last step, end with 0.
  */
 #include <criterion/criterion.h>
@@ -85,7 +85,7 @@ Test(restarted_daemon, a_trainer_that_reconnects_is_told)
 	daemonfix_restart(&trainfix, NULL);
 	stage_set(&p->go, 1);
 	AWAIT(atomic_load(&p->at) == 2, 30);
-	cr_assert(!fail_has_job(&trainfix, "kept"), "it was not made anew");
+	cr_assert(!fail_has_job(&trainfix, "kept"), "it was not made again");
 	AWAIT(fail_logged(&trainfix, "code=DATA_LOSS"), 20);
 	stage_set(&p->go, 2);
 	cr_assert_eq(trainer_wait(pid, 30), 0);

@@ -28,7 +28,7 @@ Test(bad_place, a_full_disk_for_the_log)
 	witness_begin(&b, args);
 	for (unsigned i = 0; i < 20; i++)
 		daemonfix_check_alive(&b.d);
-	kill(b.d.pid, SIGHUP); /* opens the log anew */
+	kill(b.d.pid, SIGHUP); /* reopens the log */
 	daemonfix_check_alive(&b.d);
 	j = daemonfix_ctl(&b.d, status);
 	cr_assert_gt(json_integer_value(json_object_get(j, "log_dropped")), 0);

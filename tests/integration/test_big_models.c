@@ -201,7 +201,7 @@ static int dying_trainer(const struct trainer *t)
 	return 0;
 }
 
-/* Whoever dies while it registers leaves all units or none, and in nobody's way. */
+/* A rank that dies while it registers leaves all units or none, and blocks nobody. */
 Test(big_models, death_in_the_middle_leaves_all_or_none, .timeout = 180, .init = trainfix_begin,
      .fini = trainfix_end)
 {

@@ -1,5 +1,5 @@
-/* Buckets under way: passes that were left before they were over, and units that are to be
- * converted meanwhile. */
+/* Buckets under way: passes that were left before they were over, and units that are converted
+ * meanwhile. */
 #include <criterion/criterion.h>
 #include <stdatomic.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /*
  * Failures between devices: trainers that die, collectives that hang or break, devices
- * that are lost. Who is concerned is told in one sentence, everybody else goes on, and
- * what was committed is what a job without the failure has.
+ * that are lost. The ranks concerned get an error in one sentence, all others go on,
+ * and the committed state equals that of a job without the failure.
  */
 #include <criterion/criterion.h>
 #include <signal.h>

@@ -290,7 +290,7 @@ Test(gpu_stuck, a_stream_that_never_comes_ends_its_session_on_two_devices)
 
 /* ------------------------------------------- an Initialise, in several stages */
 
-/* The unit is as good as never initialised, and all can begin anew. */
+/* The unit counts as never initialised, and all can begin again. */
 static int init_again(shardd_client *c, const struct trainer *t)
 {
 	struct shardd_membership me = join(c, t);

@@ -224,7 +224,7 @@ static bool sees_secret(struct rpc_client *c)
 	return seen;
 }
 
-/* Whoever made a job of the same name was shown the ops of the one before. */
+/* Was: the owner of a new job of the same name was shown the ops of the deleted one. */
 static int is_bob(const struct trainer *t)
 {
 	struct rpc_client *c;

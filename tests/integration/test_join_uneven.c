@@ -202,8 +202,8 @@ static shardd_unit replica(shardd_client *c, unsigned how)
 	return train_zero_unit(c, "replica", N, &spec);
 }
 
-/* Rank r has r + 1 inputs. Who has no more counts for nothing, whatever it has accumulated; the
- * last rank is the root of what is sent then. When all have joined all are as before. */
+/* Rank r has r + 1 inputs. A rank without inputs contributes nothing, whatever it has accumulated;
+ * the last rank is the root of what is sent then. When all have joined all are as before. */
 static int reduce_trainer(const struct trainer *t)
 {
 	unsigned how = (unsigned)(uintptr_t)t->arg;

@@ -55,7 +55,7 @@ static void register_units(shardd_client *c, size_t n, uint64_t elements, enum s
 			   struct shardd_unit_info *ret)
 {
 	struct shardd_unit_spec *specs = calloc(n, sizeof(*specs));
-	char(*names)[16] = calloc(n, sizeof(*names));
+	char(*names)[32] = calloc(n, sizeof(*names));
 	struct shardd_tensor tensor = { .name = "w", .shape = &elements, .dims = 1 };
 
 	TRAINER_CHECK(specs && names);

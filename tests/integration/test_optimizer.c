@@ -251,7 +251,7 @@ Test(optimizer, adamw_has_defaults, .timeout = 60, .init = trainfix_begin, .fini
 	trainfix_run(WORLD, defaults_trainer, NULL);
 }
 
-/* Initialised again, a unit begins anew: state and count of steps too. */
+/* Initialised again, a unit begins from zero: state and count of steps too. */
 static int again_trainer(const struct trainer *t)
 {
 	const struct shardd_optimizer o = { SHARDD_ADAMW, .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99,

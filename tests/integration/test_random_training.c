@@ -665,7 +665,7 @@ static void train_step(struct play *p)
 		compare(p, u);
 }
 
-/* Lay a unit out anew: no number changes. */
+/* Convert the layout of a unit: no number changes. */
 static void convert(struct play *p)
 {
 	unsigned u = random_below(&p->lot, p->rc.n_units);

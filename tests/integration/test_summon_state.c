@@ -224,7 +224,7 @@ Test(summon_state, every_layout_on_four)
 	trainfix_run(4, trainer, NULL);
 }
 
-/* What is read out, put back into a unit that was initialised anew, trains on as if nothing had
+/* What is read out, put back into a unit that was initialised again, trains on as if nothing had
  * been. */
 static int moved_trainer(const struct trainer *t)
 {

@@ -392,7 +392,7 @@ Test(trace, shows_that_a_reduce_overlaps_the_next_computation)
 	json_decref(j);
 }
 
-/* Who waits for the reduce computes nothing meanwhile: the trace must not say so. */
+/* A rank that waits for the reduce computes nothing: the trace must not show computing. */
 Test(trace, shows_none_where_the_trainers_wait)
 {
 	json_t *j = train(false);

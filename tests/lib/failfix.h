@@ -41,7 +41,7 @@
 void failfix_begin(const char *const *args);
 void failfix_end(void);
 /* What the daemon has made for all that come later (communicators) it keeps: from here on
- * the descriptors are counted anew. Waits until all trainers are gone. */
+ * the descriptors are counted again. Waits until all trainers are gone. */
 void failfix_again(void);
 /* The daemon was told to end: wait for it. Return: the exit code. */
 int failfix_await_daemon(unsigned seconds);

@@ -40,7 +40,7 @@ void looprun_until(struct looprun *l, bool (*done)(void *arg), void *arg, unsign
 	uv_timer_start(&tick, on_tick, 20, 20);
 	while (!done(arg)) {
 		uv_run(&l->loop, UV_RUN_ONCE);
-		cr_assert_lt(now_s(), end, "waited %u s in vain", seconds);
+		cr_assert_lt(now_s(), end, "the condition did not come true within %u s", seconds);
 	}
 	uv_close((uv_handle_t *)&tick, NULL);
 	uv_run(&l->loop, UV_RUN_NOWAIT);

@@ -94,8 +94,6 @@ milliseconds() { printf '%s' $((${EPOCHREALTIME//[.,]/} / 1000)); }
 execute() {
 	export SHARDD_TEST_ID=$1/ TMPDIR=$1/t
 	export SHARDD_BUILD_DIR=$PWD/$3 SHARDD_BIN_DIR=$PWD/$3/bin SHARDD_LIB_DIR=$PWD/$3/lib
-	export fuzz_seconds
-	export -f fuzz_one
 	# A background job of this shell ignores SIGINT; a test must not inherit that.
 	exec env --default-signal=INT --default-signal=QUIT timeout --kill-after=10 "$2" bash -c "$4"
 }
@@ -238,37 +236,60 @@ run_build() {
 	fi
 }
 
-# reap: wait for one of the entries in `running`, a variable of run_group, and count it.
+# reap: wait for one of the entries in `running`, a variable of run_groups, and count it.
 reap() {
 	local pid
 	wait -n -p pid "${!running[@]}"
 	count_entry "${running[$pid]}"
-	unset "running[$pid]"
+	((used -= weights[$pid]))
+	unset "running[$pid]" "weights[$pid]"
 }
 
-# run_group GROUP WIDTH: its entries, WIDTH at a time, but alone those that is_alone names; each with
-# as many of its own tests at a time as inner_of says for GROUP/CONFIG/NAME. Both are functions of tests/run.
-run_group() {
-	local i name width mine=() inner=0
-	declare -A running=()
-	for i in "${!entry_group[@]}"; do
-		[[ ${entry_group[i]} == "$1" ]] && mine+=("$i")
+# in_order GROUP...: the entries of these groups as they are to start, in `mine`: first those that
+# starts_early names, so that nothing long is left for the end; last those that run alone.
+in_order() {
+	local i group name early=() alone=()
+	mine=()
+	for group in "$@"; do
+		for i in "${!entry_group[@]}"; do
+			[[ ${entry_group[i]} == "$group" ]] || continue
+			name=$(full_name "$i")
+			if is_alone "$name"; then
+				alone+=("$i")
+			elif starts_early "$name"; then
+				early+=("$i")
+			else
+				mine+=("$i")
+			fi
+		done
 	done
-	# A lone program may use the width for its own tests.
-	((${#mine[@]} == 1)) && inner=$2
+	mine=("${early[@]}" "${mine[@]}" "${alone[@]}")
+}
+
+# run_groups CORES GROUP...: all their entries, side by side on so many cores. weight_of says how many
+# thirds of a core an entry takes, inner_of how many of its own tests run at a time; what is_alone names
+# has the machine to itself. These are functions of tests/run that get GROUP/CONFIG/NAME.
+run_groups() {
+	local i name weight room=$((3 * $1)) cores=$1 used=0 mine inner=0
+	declare -A running=() weights=()
+	shift
+	in_order "$@"
+	# A lone program may use all cores for its own tests.
+	((${#mine[@]} == 1)) && inner=$cores
 	for i in "${mine[@]}"; do
-		name=$(full_name "$i") width=$2
+		name=$(full_name "$i")
 		if [[ -v broken_build[${entry_config[i]}] && ${entry_group[i]} != lint ]]; then
 			tally "${entry_group[i]} ${entry_config[i]}" "$name (not built)" 0 1 0 0
 			continue
 		fi
-		is_alone "$name" && width=1
-		while ((${#running[@]} >= width)); do
+		weight=$(weight_of "$name")
+		is_alone "$name" && weight=$room
+		while ((${#running[@]} && used + weight > room)); do
 			reap
 		done
 		run_entry "$i" "$((inner ? inner : $(inner_of "$name")))" &
-		running[$!]=$i
-		((width > 1)) || reap
+		running[$!]=$i weights[$!]=$weight
+		((used += weight))
 	done
 	while ((${#running[@]})); do
 		reap

@@ -20,7 +20,7 @@ def mine(jobs):
 
 
 def wait_for_all(folder, name, ranks):
-    """Until so many ranks of all runs have joined. Who has seen it may leave: the marks stay."""
+    """Until so many ranks of all runs have joined. Then a rank may leave: the marks stay."""
     (folder / f"joined.{name}").touch()
     end = time.monotonic() + 30
     while len(list(folder.glob("joined.*"))) < ranks:

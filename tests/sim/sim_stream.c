@@ -4,7 +4,7 @@
  * An item runs when those before it in its stream have run, and those of other streams
  * that it comes after by CUDA's rules (events, the legacy default stream). Nothing else
  * orders streams; and now and then a thread lingers before an item for a random time, so
- * that what relies on luck goes wrong. Who synchronises with a stream ends the lingering.
+ * that what relies on luck goes wrong. A synchronisation with the stream ends the lingering.
  *
  * When a context breaks, its items are thrown away, as a device does. When a process
  * exits, its threads just stop.

@@ -236,7 +236,7 @@ Test(sim, faults_who_writes_read_only_memory)
 	IS(cu->cuMemsetD32Async(s.addr, 6, 1, q), CUDA_ERROR_ILLEGAL_ADDRESS); /* and so on */
 	IS(cu->cuStreamQuery(q), CUDA_ERROR_ILLEGAL_ADDRESS);
 	IS(cu->cuCtxSynchronize(), CUDA_ERROR_ILLEGAL_ADDRESS);
-	/* a context made anew works, and the memory is as it was */
+	/* a new context works, and the memory is as it was */
 	OK(cu->cuDevicePrimaryCtxRelease(0));
 	fix_open();
 	IS(get32(s.addr), 5);

@@ -2,7 +2,7 @@
 """State dicts of shardd.torch and of PyTorch, from the one into the other.
 
 A model trains with the one engine, is saved, goes on; and goes on from what was saved with the
-other engine. Losses, parameters and the optimizer's state after every step are to be equal bit for
+other engine. Losses, parameters and the optimizer's state after every step must be equal bit for
 bit. Prints one line of TAP a case; arguments choose by a part of the name.
 """
 

@@ -230,7 +230,7 @@ ACCUMULATE_TEST(the_end_of_the_epoch_drops_everything)
 	}
 }
 
-/* Those who join anew register again, and have what they register. */
+/* Ranks that join again register again, and have what they register. */
 ACCUMULATE_TEST(the_end_of_the_epoch_forgets_factors)
 {
 	Shardd__V1__SetFactorsRequest set = SHARDD__V1__SET_FACTORS_REQUEST__INIT;

@@ -221,7 +221,7 @@ Test(backend_host, a_read_only_descriptor_cannot_be_mapped_for_writing)
 	teardown(&f);
 }
 
-/* As another user: open @fd anew for writing. Return: exit status, 0: refused, 1:
+/* As another user: reopen @fd for writing. Return: exit status, 0: refused, 1:
  * not refused, 2: the attempt says nothing, since even @control could not be opened. */
 static int try_reopen(int fd, int control)
 {
@@ -271,7 +271,7 @@ static uint64_t bytes_there(int fd)
 	return (uint64_t)st.st_blocks * 512;
 }
 
-/* Who still has it mapped is not killed by a touch, finds zeros, and keeps no memory. */
+/* A process that still has it mapped reads zeros, is not killed by that, and keeps no memory. */
 Test(backend_host, what_others_hold_is_empty_after_it_was_freed)
 {
 	const uint64_t end = clock_now_us() + 30000000;

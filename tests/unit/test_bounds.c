@@ -35,7 +35,7 @@ Test(bounds, buffers_of_a_session)
 	nodefix_end(&n);
 }
 
-/* The count would begin anew at 0 while the unit counts the rank as a holder: its end
+/* The count would wrap to 0 while the unit counts the rank as a holder: its end
  * found a holder too many and ended the daemon. */
 Test(bounds, gathers_of_a_unit)
 {

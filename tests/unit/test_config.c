@@ -686,7 +686,7 @@ TEST(the_shipped_example_is_the_printed_one)
 	_cleanup_(freep) char *text = printed(config_write_example);
 	_cleanup_(freep) char *file = slurp(SHARDD_SOURCE_DIR "/deploy/shardd.yaml.example");
 
-	cr_assert_str_eq(file, text, "write it anew: shardd --example-config");
+	cr_assert_str_eq(file, text, "write it again: shardd --example-config");
 }
 
 /* A key of the man page is a paragraph's head, with \- for - and its default. */

@@ -1,4 +1,4 @@
-/* Who gets in, how long it may take, how many there may be. */
+/* Admission: which connections, how long it may take, how many there may be. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <grp.h>

@@ -188,7 +188,7 @@ Test(memfd, memory_that_only_we_pass_on_keeps_its_contents)
 	memfd_free(again);
 }
 
-/* Root, or a process of the daemon's user, could open it anew for writing. */
+/* Root, or a process of the daemon's user, could reopen it for writing. */
 Test(memfd, sealed_it_is_written_through_our_mapping_alone)
 {
 	struct memfd *m = full(), *none = NULL;

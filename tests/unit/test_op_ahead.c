@@ -201,7 +201,7 @@ AHEAD_TEST(gathers_by_hand_are_learned_too, begin_cast)
 			nodefix_turns(&n);
 			NODEFIX_OK(nodefix_on_unit(&n, m[0], "Release", u[i], &op[0]), &op[0]);
 		}
-		for (unsigned i = 0; i < UNITS; i++) /* they are to be made anew */
+		for (unsigned i = 0; i < UNITS; i++) /* they must be made again */
 			NODEFIX_OK(nodefix_seed(&n, m[0], u[i], s, &op[0]), &op[0]);
 		step();
 	}

@@ -33,7 +33,7 @@ static state_unit *spec_of(unsigned i)
 		cr_assert_eq(state_unit_add_tensor(u, t), 0);
 	}
 	for (unsigned k = 0; k < i; k++) {
-		char name[8];
+		char name[16];
 
 		snprintf(name, sizeof(name), "b%u", k);
 		b = state_buffer_new(name, shape + 1, k > 0);

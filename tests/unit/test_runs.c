@@ -81,7 +81,7 @@ static void teardown(struct fixture *x)
 	state_unit_free(x->rec);
 }
 
-/* Who owns element @e of tensor @i, by the books. */
+/* Return: the rank that owns element @e of tensor @i, by the definition. */
 static uint32_t owner(const struct fixture *x, unsigned model, unsigned i, uint64_t e)
 {
 	const struct shape *s = &models[model].t[i];

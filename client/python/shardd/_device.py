@@ -160,8 +160,8 @@ class Gpu:
         _library.call("write", self._handle(), address, data.tobytes(), data.nbytes)
 
     def order(self, stream: Any, behind: int | None) -> None:
-        """See Where. @stream: None and 1: CUDA's default stream, 2: the thread's, -1: nothing is to
-        be done, else a stream's handle."""
+        """See Where. @stream: None and 1: CUDA's default stream, 2: the thread's, -1: do nothing,
+        else a stream's handle."""
         if stream is not None and (not isinstance(stream, int) or stream < -1 or stream == 0):
             raise BufferError(f"stream is {stream!r}, must be None, -1, 1, 2 or a CUDA stream's "
                               "handle (0 could mean either of CUDA's default streams)")

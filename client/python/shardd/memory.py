@@ -56,7 +56,7 @@ class _Mapped:
         self.nbytes = nbytes
         self.array: Any = where.hold(address, nbytes)
 
-    def anew(self) -> _Mapped:
+    def lent_again(self) -> _Mapped:
         """The same bytes, lent again."""
         return _Mapped(self.address, self.nbytes, self.what, self.where, self.stream)
 

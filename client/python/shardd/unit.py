@@ -109,7 +109,7 @@ class Unit:
         self._end("gathered parameters")
         left = self.client.submit("release", self.id, finish=lambda r: int(r.references)).wait()
         if left and memory is not None:
-            memory._mapped = memory._mapped.anew()
+            memory._mapped = memory._mapped.lent_again()
             self._lent["gathered parameters"] = self.client.lent(memory)
         return left
 

@@ -35,7 +35,7 @@ def _uuid(device: torch.device) -> str:
 
 
 def wanted(devices: Iterable[torch.device]) -> str | None:
-    """For which device the daemon is to be asked; None: $SHARDD_DEVICE, the GPU of this thread's
+    """The device to ask the daemon for; None: $SHARDD_DEVICE, the GPU of this thread's
     CUDA context, or the daemon's choice. @devices: of a model's parameters."""
     if os.environ.get("SHARDD_DEVICE"):
         return None
@@ -96,7 +96,7 @@ def _current() -> int:
 
 
 def _waited() -> None:
-    """The daemon orders nothing with streams there: what is on it is to be done before an op."""
+    """The daemon does not order streams there: finish the work on the stream before an op."""
     torch.cuda.current_stream(here.index).synchronize()
 
 

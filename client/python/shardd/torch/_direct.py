@@ -113,7 +113,7 @@ def _embedding(self: nn.Embedding, input: torch.Tensor) -> torch.Tensor:
 def _buffer(ctx: Any, edge: int) -> torch.Tensor | None:
     """Where the weight's gradient can be written to, in backward. @edge: which input it is."""
     if torch.is_grad_enabled() or torch.is_autocast_enabled(_device.here.type):
-        return None  # backward is to be differentiated, or computes in another type
+        return None  # backward will be differentiated, or computes in another type
     unit, index = ctx.place
     return unit.direct_gradient(index, ctx.next_functions[edge][0])  # type: ignore[no-any-return]
 

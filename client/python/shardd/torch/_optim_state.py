@@ -242,7 +242,8 @@ _Plan = list[tuple[ShardedUnit, list[Any], tuple[str, ...], dict[str, int]]]
 
 
 def _plan(optimizer: InDaemon, state: Mapping[str, Any]) -> tuple[list[Any], _Plan]:
-    """(group, its new settings) for each, and what is to be written. Raises what is wrong."""
+    """Return (group, its new settings) for each, and what to write. Raises an error if @state does
+    not fit."""
     by_id: dict[int, Any] = {}
     settings, plan = [], []
     own = [g["params"] for g in optimizer.param_groups]

@@ -47,7 +47,7 @@ def _recursive(module: nn.Module, policy: Callable[..., bool], ignored: set[int]
 
 
 def _asked(module: nn.Module, predicate: Callable[[nn.Module], Any]) -> Options | None:
-    """The options of a unit, or None if it is to be none."""
+    """The options of a unit, or None if @module does not become one."""
     said = predicate(module)
     if not isinstance(said, (bool, dict)):
         raise InvalidArgument(f"policy returned {said!r} for a {type(module).__name__}: must be "
@@ -80,8 +80,8 @@ def _run(root: nn.Module, policy: Any, ignored: set[int]) -> dict[nn.Module, Opt
 
 def targets(root: nn.Module, policy: Any,
             ignored: Iterable[nn.Parameter]) -> list[tuple[nn.Module, Mapping[str, Any]]]:
-    """The modules inside @root that are to be units, inner ones before outer ones, and what of
-    fully_shard's arguments differs for each. @root itself is none of them."""
+    """The modules inside @root that become units, inner ones before outer ones, and which of
+    fully_shard's arguments differ for each. @root itself is not one of them."""
     found = _run(root, policy, {id(p) for p in ignored})
     # modules() has outer ones first, each once. A container without a forward has nothing that
     # could gather it: its parameters go to the unit around it.

@@ -199,8 +199,8 @@ class Sharded(_Sharded):
 
 
 class _Inside(dict[Any, Any]):
-    """``optimizer.state``, which the inner optimizer has, of shares. Who asks whether there is any
-    is torch.distributed's get_optimizer_state_dict, which would take shares for parameters."""
+    """``optimizer.state``, which the inner optimizer has, of shares. torch.distributed's
+    get_optimizer_state_dict asks whether it is empty, and would take shares for parameters."""
 
     def __init__(self, optimizer: Sharded) -> None:
         super().__init__()

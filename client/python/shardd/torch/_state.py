@@ -64,8 +64,8 @@ def summon_full_params(module: nn.Module, writeback: bool = True) -> Iterator[No
     """Inside, the parameters of all units in @module are whole, in float32, and may be changed
     (collective).
 
-    @writeback: each rank's own shard of what it wrote becomes the parameters. Whoever keeps a
-    parameter from inside must not touch it afterwards. Costs the memory of all of them.
+    @writeback: each rank's own shard of what it wrote becomes the parameters. A parameter
+    that is kept from inside must not be used afterwards. Needs memory for all of them.
     """
     with contextlib.ExitStack() as stack:
         for unit in units_of(module):

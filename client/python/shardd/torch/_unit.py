@@ -137,7 +137,7 @@ class ShardedUnit:
         self.bucket = ""  # behind the module's name
         self.replicated = False
         self.mesh: Mesh | None = None  # None: all ranks of the job
-        self.offload = False  # shards are to be host memory
+        self.offload = False  # shards go to host memory
         self.all_used = False  # a parameter without a gradient is an error
         self.hook: tuple[Profile, torch.dtype | None] | None = None  # of register_comm_hook
         self.pre_divide = 0.0  # of the gradients; 0: as the profile has it

@@ -172,7 +172,7 @@ class _InDaemon(_Sharded):
         self.state = _Elsewhere(self)  # type: ignore[assignment]
         self.in_backward = in_backward
         self._by_id = _check(self.param_groups)
-        self._mixed = False  # the daemon was not told all there is to be told
+        self._mixed = False  # the daemon does not know all of it yet
         self._places: dict[int, tuple[int, int]] = {}
         self._model = _tree(self.param_groups, self, self._settings)
         self._built = [self._setting(g) for g in self.param_groups]
