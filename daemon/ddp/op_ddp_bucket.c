@@ -307,7 +307,7 @@ static void op_ddp_bucket_back_to_ranks(struct coll *c)
 {
 	struct work *w = op_ddp_bucket_work_of(c);
 
-	if (!coll_need_kops(c, (size_t)w->n_pieces * c->n))
+	if (!coll_need_kops_then(c, (size_t)w->n_pieces * c->n))
 		return;
 	for (uint32_t k = 0; k < w->n_pieces; k++) {
 		const struct piece *p = &w->pieces[k];
@@ -320,14 +320,14 @@ static void op_ddp_bucket_back_to_ranks(struct coll *c)
 							 .dst_dtype = w->dtype,
 							 .src_dtype = DTYPE_FP32 };
 	}
-	coll_kernels(c, op_ddp_bucket_done);
+	coll_kernels_then(c, op_ddp_bucket_done);
 }
 
 static void op_ddp_bucket_fold(struct coll *c)
 {
 	struct work *w = op_ddp_bucket_work_of(c);
 
-	if (!coll_need_kops(c, op_ddp_bucket_tensors_of(w)))
+	if (!coll_need_kops_then(c, op_ddp_bucket_tensors_of(w)))
 		return;
 	for (uint32_t k = 0; k < w->n_pieces; k++) {
 		const struct piece *p = &w->pieces[k];
@@ -344,7 +344,7 @@ static void op_ddp_bucket_fold(struct coll *c)
 					   .post = plan.post };
 	}
 	op_ddp_bucket_zero_untouched(c, 0);
-	coll_kernels(c, op_ddp_bucket_back_to_ranks);
+	coll_kernels_then(c, op_ddp_bucket_back_to_ranks);
 }
 
 /* -- several devices ------------------------------------------------------------ */
@@ -413,12 +413,12 @@ static void op_ddp_bucket_finish_all(struct coll *c)
 {
 	struct work *w = op_ddp_bucket_work_of(c);
 
-	if (!coll_need_kops(c, op_ddp_bucket_tensors_of(w) * (c->n + 2)))
+	if (!coll_need_kops_then(c, op_ddp_bucket_tensors_of(w) * (c->n + 2)))
 		return;
 	w->next = w->inputs;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		op_ddp_bucket_finish_part(c, d);
-	coll_kernels(c, op_ddp_bucket_done);
+	coll_kernels_then(c, op_ddp_bucket_done);
 }
 
 static void op_ddp_bucket_to_other_devices(struct coll *c)
@@ -426,11 +426,11 @@ static void op_ddp_bucket_to_other_devices(struct coll *c)
 	struct work *w = op_ddp_bucket_work_of(c);
 	void *data[NODE_MAX_DEVICES];
 
-	if (!coll_can_talk(c))
+	if (!coll_can_talk_then(c))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = op_ddp_bucket_sums(c, &c->parts[d], 0);
-	comm_all_reduce(coll_between(c), coll_comm(c, op_ddp_bucket_finish_all), data,
+	comm_all_reduce(coll_between(c), coll_comm_then(c, op_ddp_bucket_finish_all), data,
 			w->b->elements[w->bucket], w->sum_dtype, REDUCE_SUM);
 }
 
@@ -438,7 +438,7 @@ static void op_ddp_bucket_fold_parts(struct coll *c)
 {
 	struct work *w = op_ddp_bucket_work_of(c);
 
-	if (!coll_need_kops(c, w->n_pieces))
+	if (!coll_need_kops_then(c, w->n_pieces))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
@@ -457,7 +457,7 @@ static void op_ddp_bucket_fold_parts(struct coll *c)
 						   .sum_dtype = w->sum_dtype };
 		}
 	}
-	coll_kernels(c, op_ddp_bucket_to_other_devices);
+	coll_kernels_then(c, op_ddp_bucket_to_other_devices);
 }
 
 /* ------------------------------------------------------------------ the op */
@@ -471,7 +471,7 @@ static void op_ddp_bucket_make_zeros(struct coll *c)
 		next(c);
 		return;
 	}
-	if (!coll_need_kops(c, 1))
+	if (!coll_need_kops_then(c, 1))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
@@ -480,7 +480,7 @@ static void op_ddp_bucket_make_zeros(struct coll *c)
 			(struct k_fill){ .dst = region_addr(&p->scratch[1]),
 					 .kind = FILL_CONSTANT };
 	}
-	coll_kernels(c, next);
+	coll_kernels_then(c, next);
 }
 
 /* Return: as backward_prepare. */
@@ -502,7 +502,7 @@ static void op_ddp_bucket_start(struct parked *parked)
 	struct coll *c = CONTAINER_OF(parked, struct coll, parked);
 	struct work *w;
 
-	if (coll_overtaken(c, true) || !coll_ready(c, op_ddp_bucket_start))
+	if (coll_overtaken_then(c, true) || !coll_ready_then(c, op_ddp_bucket_start))
 		return;
 	if (!c->work && op_ddp_bucket_begin_work(c) < 0) {
 		coll_end_status(c, -ENOMEM);
@@ -512,10 +512,10 @@ static void op_ddp_bucket_start(struct parked *parked)
 		return;
 	w = op_ddp_bucket_work_of(c);
 	if (c->n_parts > 1 &&
-	    !coll_need_scratch(c, 0, w->b->elements[w->bucket] * dtype_size(w->sum_dtype),
+	    !coll_need_scratch_then(c, 0, w->b->elements[w->bucket] * dtype_size(w->sum_dtype),
 			       op_ddp_bucket_start))
 		return;
-	if (w->zeros && !coll_need_scratch(c, 1, w->zeros + sizeof(float), op_ddp_bucket_start))
+	if (w->zeros && !coll_need_scratch_then(c, 1, w->zeros + sizeof(float), op_ddp_bucket_start))
 		return;
 	op_ddp_bucket_make_zeros(c);
 }
@@ -523,7 +523,7 @@ static void op_ddp_bucket_start(struct parked *parked)
 static void op_ddp_bucket_run(struct coll *c)
 {
 	/* a prepared step still needs the gradients that this one would overwrite */
-	if (apply_ensure_step(c->job, &c->parked, op_ddp_bucket_start))
+	if (apply_ensure_step_then(c->job, &c->parked, op_ddp_bucket_start))
 		op_ddp_bucket_start(&c->parked);
 }
 

@@ -124,7 +124,7 @@ void gather_start(struct op *op)
 	int r;
 
 	op->state = OP_PARKED;
-	if (!apply_ensure_step(job, &op->parked, op_gather_resume))
+	if (!apply_ensure_step_then(job, &op->parked, op_gather_resume))
 		return;
 	ahead_asked(op);
 	r = backward_gather(op, op_gather_resume);

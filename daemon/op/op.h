@@ -23,6 +23,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/res.h"
 #include "job/job.h"
 #include "job/passes.h"
 #include "op/queue_task.h"
@@ -75,7 +76,8 @@ struct op_type {
 	int (*check)(struct op *op, struct fault *f);
 	/* Not collective: do it; ends with op_end, now or later. */
 	void (*start)(struct op *op);
-	/* Collective: do it for all; ends with coll_end, now or later. */
+	/* Collective: do it for all, until it waits or is over (work/coll.h). */
+	enum res (*tick)(struct coll *c);
 	void (*run)(struct coll *c);
 	/* Build the reply of a successful op and hand it to @send. */
 	void (*encode)(const struct op *op, op_reply_cb send, void *ctx);

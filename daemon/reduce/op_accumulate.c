@@ -241,7 +241,7 @@ static void op_accumulate_start(struct op *op)
 
 	op->state = OP_PARKED;
 	/* a prepared step takes the gradients that DDP would add */
-	if (!apply_ensure(job, &op->parked, op_accumulate_resume))
+	if (!apply_ensure_then(job, &op->parked, op_accumulate_resume))
 		return;
 	if (op_check_not_torn(op, &op->fault)) { /* by that step */
 		op_end(op);

@@ -133,7 +133,7 @@ static void op_reduce_deferred(struct coll *c)
 
 static void op_reduce_finish(struct coll *c)
 {
-	if (!coll_need_kops(c, c->reduce->kops))
+	if (!coll_need_kops_then(c, c->reduce->kops))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		reduce_finish(c, d);
@@ -155,8 +155,8 @@ static void op_reduce_between_one(struct coll *c)
 		return;
 	}
 	grads = region_addr(&c->unit->parts[0].grads);
-	if (coll_can_talk(c))
-		comm_reduce_scatter(coll_between(c), coll_comm(c, op_reduce_reduced),
+	if (coll_can_talk_then(c))
+		comm_reduce_scatter(coll_between(c), coll_comm_then(c, op_reduce_reduced),
 				    (const void *[]){ grads }, &grads, unit_part_elements(c->unit),
 				    DTYPE_FP32);
 }
@@ -174,7 +174,7 @@ static void op_reduce_rest(struct coll *c)
 
 static void op_reduce_advance(struct coll *c)
 {
-	if (!coll_need_kops(c, c->reduce->kops))
+	if (!coll_need_kops_then(c, c->reduce->kops))
 		return;
 	if (reduce_next_stage(c))
 		reduce_kernels(c, op_reduce_advance);
@@ -192,7 +192,7 @@ static bool op_reduce_take_scratch(struct coll *c, void (*again)(struct parked *
 	for (unsigned k = REDUCE_SUMS; k <= REDUCE_PACKED; k++) {
 		uint64_t bytes = reduce_scratch(c, k);
 
-		if (bytes && !coll_need_scratch(c, k, bytes, again))
+		if (bytes && !coll_need_scratch_then(c, k, bytes, again))
 			return false;
 	}
 	return true;
@@ -237,7 +237,7 @@ static void op_reduce_start(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 
-	if (coll_overtaken(c, true) || !coll_ready(c, op_reduce_start) || !op_reduce_take_run(c) ||
+	if (coll_overtaken_then(c, true) || !coll_ready_then(c, op_reduce_start) || !op_reduce_take_run(c) ||
 	    !backward_prepare(c, op_reduce_start) || !op_reduce_take_scratch(c, op_reduce_start))
 		return;
 	if (reduce_unused_note(c) < 0) {
@@ -248,7 +248,7 @@ static void op_reduce_start(struct parked *p)
 	c->unit->has_gradient = false; /* until it is whole: a device may fail half-way */
 	c->unit->has_partials = false;
 	fused_begin(c);
-	if (!coll_need_kops(c, c->reduce->kops))
+	if (!coll_need_kops_then(c, c->reduce->kops))
 		return;
 	if (reduce_batch_takes(c))
 		reduce_batch_add(c, &in_batch);
@@ -300,7 +300,7 @@ static void op_reduce_run(struct coll *c)
 		return;
 	}
 	/* a prepared step still needs the gradients that this one would overwrite */
-	if (apply_ensure_step(c->job, &c->parked, op_reduce_start))
+	if (apply_ensure_step_then(c->job, &c->parked, op_reduce_start))
 		op_reduce_start(&c->parked);
 }
 

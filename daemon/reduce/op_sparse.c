@@ -246,7 +246,7 @@ static void op_sparse_add_table(struct coll *c)
 {
 	struct sparse_work *w = c->work;
 
-	if (!coll_need_kops(c, 1))
+	if (!coll_need_kops_then(c, 1))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct unit_run op_sparse_run = sparse_run(c, d);
@@ -263,7 +263,7 @@ static void op_sparse_add_table(struct coll *c)
 						   .post = op_sparse_after(c),
 						   .accumulate = true };
 	}
-	coll_kernels(c, op_sparse_done);
+	coll_kernels_then(c, op_sparse_done);
 }
 
 static void op_sparse_to_other_devices(struct coll *c)
@@ -271,11 +271,11 @@ static void op_sparse_to_other_devices(struct coll *c)
 	const struct sparse_work *w = c->work;
 	void *data[NODE_MAX_DEVICES];
 
-	if (!coll_can_talk(c))
+	if (!coll_can_talk_then(c))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = op_sparse_rows_go_to(c, d);
-	comm_all_reduce(coll_between(c), coll_comm(c, op_sparse_add_table), data, w->elements,
+	comm_all_reduce(coll_between(c), coll_comm_then(c, op_sparse_add_table), data, w->elements,
 			DTYPE_FP32, REDUCE_SUM);
 }
 
@@ -343,7 +343,7 @@ static void op_sparse_add_next(struct coll *c);
 /* One rank of a device after the other: entries of several may name the same row. */
 static void op_sparse_add_turn(struct coll *c)
 {
-	if (!coll_need_kops(c, 1))
+	if (!coll_need_kops_then(c, 1))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		if (sparse_repeats_now(c, d))
@@ -351,7 +351,7 @@ static void op_sparse_add_turn(struct coll *c)
 		else
 			sparse_add_rows(c, d);
 	c->turn++;
-	coll_kernels(c, op_sparse_add_next);
+	coll_kernels_then(c, op_sparse_add_next);
 }
 
 static void op_sparse_add_next(struct coll *c)
@@ -423,7 +423,7 @@ static void op_sparse_prepare(struct coll *c)
 {
 	const struct sparse_work *w = c->work;
 
-	if (!coll_need_kops(c, (size_t)c->n + 2))
+	if (!coll_need_kops_then(c, (size_t)c->n + 2))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		op_sparse_zero_gradient(c, d);
@@ -432,7 +432,7 @@ static void op_sparse_prepare(struct coll *c)
 		op_sparse_copy_rows(c, &c->parts[d]);
 	}
 	c->turn = 0;
-	coll_kernels(c, w->folds && w->all ? op_sparse_fold : op_sparse_add_next);
+	coll_kernels_then(c, w->folds && w->all ? op_sparse_fold : op_sparse_add_next);
 }
 
 /* ---------------------------------------------------------------------- the op */
@@ -505,7 +505,7 @@ static void op_sparse_start(struct parked *parked)
 	struct coll *c = CONTAINER_OF(parked, struct coll, parked);
 	struct fault f = FAULT_NULL;
 
-	if (coll_overtaken(c, true) || !coll_ready(c, op_sparse_start))
+	if (coll_overtaken_then(c, true) || !coll_ready_then(c, op_sparse_start))
 		return;
 	if (!c->work && op_sparse_begin_work(c, &f)) {
 		coll_end(c, &f);
@@ -516,7 +516,7 @@ static void op_sparse_start(struct parked *parked)
 	for (unsigned k = SPARSE_ROWS; k <= SPARSE_SUMS; k++) {
 		uint64_t bytes = op_sparse_scratch_of(c, k);
 
-		if (bytes && !coll_need_scratch(c, k, bytes, op_sparse_start))
+		if (bytes && !coll_need_scratch_then(c, k, bytes, op_sparse_start))
 			return;
 	}
 	op_sparse_prepare(c);
@@ -526,8 +526,8 @@ static void op_sparse_run(struct coll *c)
 {
 	/* a prepared step still needs the gradients that this one would change */
 	if (sparse_args(op_sparse_first_of(c))->d
-		    ? apply_ensure_step(c->job, &c->parked, op_sparse_start)
-		    : apply_ensure(c->job, &c->parked, op_sparse_start))
+		    ? apply_ensure_step_then(c->job, &c->parked, op_sparse_start)
+		    : apply_ensure_then(c->job, &c->parked, op_sparse_start))
 		op_sparse_start(&c->parked);
 }
 

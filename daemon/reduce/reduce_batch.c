@@ -146,9 +146,9 @@ static void reduce_batch_submit(struct reduce_batch *b, void (*next)(struct redu
 	b->began = b->began || reduce_batch_order(last) == BACKEND_ORDER_NONE;
 	b->pending = b->began ? 1 : b->n;
 	for (unsigned i = 0; !b->began && i + 1 < b->n; i++)
-		coll_kernels(b->colls[i], reduce_batch_arrived);
+		coll_kernels_then(b->colls[i], reduce_batch_arrived);
 	b->began = true;
-	coll_kernels(last, reduce_batch_arrived);
+	coll_kernels_then(last, reduce_batch_arrived);
 }
 
 static void reduce_batch_forget_kops(struct coll *c)
@@ -206,7 +206,7 @@ static void reduce_batch_talk(struct reduce_batch *b)
 	b->next = reduce_batch_finish;
 	b->pending = 1;
 	for (unsigned i = 0; i < b->n; i++)
-		(void)coll_comm(b->colls[i],
+		(void)coll_comm_then(b->colls[i],
 				reduce_batch_arrived); /* watched, each by its own deadline */
 	for (unsigned d = 0; d < last->n_parts; d++) {
 		send[d] = region_addr(&b->sums[d]);
@@ -306,7 +306,7 @@ static void reduce_batch_take(struct reduce_batch *b)
 			     !reduce_batch_goes_with(c, b->colls[0])))
 			return;
 		list_unlink(&c->small);
-		if (coll_overtaken(c, true)) /* while it waited */
+		if (coll_overtaken_then(c, true)) /* while it waited */
 			continue;
 		c->batch = b;
 		b->colls[b->n++] = c;

@@ -29,7 +29,7 @@ void reduce_talk(struct coll *c, void (*next)(struct coll *c))
 	const void *send[NODE_MAX_DEVICES];
 	void *recv[NODE_MAX_DEVICES];
 
-	if (!coll_can_talk(c))
+	if (!coll_can_talk_then(c))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		send[d] = region_addr(&c->parts[d].scratch[reduce_sums(c)]);
@@ -37,10 +37,10 @@ void reduce_talk(struct coll *c, void (*next)(struct coll *c))
 		c->parts[d].sums = recv[d];
 	}
 	if (c->unit->spread == 1)
-		comm_all_reduce(coll_between(c), coll_comm(c, next), recv, reduce_segment(c), dtype,
+		comm_all_reduce(coll_between(c), coll_comm_then(c, next), recv, reduce_segment(c), dtype,
 				REDUCE_SUM);
 	else
-		comm_reduce_scatter(coll_between(c), coll_comm(c, next), send, recv,
+		comm_reduce_scatter(coll_between(c), coll_comm_then(c, next), send, recv,
 				    reduce_segment(c), dtype);
 }
 
@@ -134,7 +134,7 @@ static void reduce_replicas_fold_partials(struct coll *c, unsigned d)
 /* Return: false: @c has ended. */
 static bool reduce_replicas_fill_parts(struct coll *c, void (*fill)(struct coll *c, unsigned d))
 {
-	if (!coll_need_kops(c, c->reduce->kops))
+	if (!coll_need_kops_then(c, c->reduce->kops))
 		return false;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		fill(c, d);
@@ -148,7 +148,7 @@ static void reduce_replicas_keep(struct coll *c)
 	if (!reduce_replicas_fill_parts(c, reduce_replicas_keep_here))
 		return;
 	c->reduce->replica++;
-	coll_kernels(c, reduce_replicas_next_replica);
+	coll_kernels_then(c, reduce_replicas_next_replica);
 }
 
 static void reduce_replicas_talk(struct coll *c)
@@ -159,7 +159,7 @@ static void reduce_replicas_talk(struct coll *c)
 static void reduce_replicas_pack(struct coll *c)
 {
 	if (reduce_replicas_fill_parts(c, reduce_pack))
-		coll_kernels(c, reduce_replicas_talk);
+		coll_kernels_then(c, reduce_replicas_talk);
 }
 
 static void reduce_replicas_next_replica(struct coll *c)
@@ -168,7 +168,7 @@ static void reduce_replicas_next_replica(struct coll *c)
 
 	if (run->replica < run->replicas) {
 		if (reduce_replicas_fill_parts(c, reduce_replicas_fold_here))
-			coll_kernels(c, unit_is_packed(c->unit) ? reduce_replicas_pack
+			coll_kernels_then(c, unit_is_packed(c->unit) ? reduce_replicas_pack
 								: reduce_replicas_talk);
 	} else if (run->defer) {
 		run->deferred(c);

@@ -83,9 +83,9 @@ void reduce_pack(struct coll *c, unsigned d);
 static inline void reduce_kernels(struct coll *c, void (*next)(struct coll *c))
 {
 	if (c->fused)
-		coll_kernels_sync(c, next);
+		coll_kernels_sync_then(c, next);
 	else
-		coll_kernels(c, next);
+		coll_kernels_then(c, next);
 }
 
 /* Whose arithmetic PyTorch has on the unit's devices. */

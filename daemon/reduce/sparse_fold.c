@@ -93,7 +93,7 @@ static void sparse_fold_add_to_gradient(struct coll *c)
 {
 	struct sparse_work *w = sparse_fold_work_of(c);
 
-	if (!coll_need_kops(c, 1))
+	if (!coll_need_kops_then(c, 1))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct unit_run run = sparse_run(c, d);
@@ -106,7 +106,7 @@ static void sparse_fold_add_to_gradient(struct coll *c)
 		if (run.n)
 			coll_kop(&c->parts[d], KOP_REDUCE, run.n)->reduce = r;
 	}
-	coll_kernels(c, w->done);
+	coll_kernels_then(c, w->done);
 }
 
 static void sparse_fold_between(struct coll *c)
@@ -118,11 +118,11 @@ static void sparse_fold_between(struct coll *c)
 		sparse_fold_add_to_gradient(c);
 		return;
 	}
-	if (!coll_can_talk(c))
+	if (!coll_can_talk_then(c))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = sparse_fold_sums(c, d);
-	comm_all_reduce(coll_between(c), coll_comm(c, sparse_fold_add_to_gradient), data,
+	comm_all_reduce(coll_between(c), coll_comm_then(c, sparse_fold_add_to_gradient), data,
 			w->elements, w->plan.sum_dtype, REDUCE_SUM);
 }
 
@@ -131,7 +131,7 @@ static void sparse_fold_add_replicas(struct coll *c)
 {
 	struct sparse_work *w = sparse_fold_work_of(c);
 
-	if (!coll_need_kops(c, 1))
+	if (!coll_need_kops_then(c, 1))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct k_reduce r =
@@ -141,7 +141,7 @@ static void sparse_fold_add_replicas(struct coll *c)
 		r.pre = w->plan.replica;
 		coll_kop(&c->parts[d], KOP_REDUCE, w->elements)->reduce = r;
 	}
-	coll_kernels(c, sparse_fold_between);
+	coll_kernels_then(c, sparse_fold_between);
 }
 
 /* Each replica's sum, in place. */
@@ -149,7 +149,7 @@ static void sparse_fold_finish_partials(struct coll *c)
 {
 	struct sparse_work *w = sparse_fold_work_of(c);
 
-	if (!coll_need_kops(c, w->here))
+	if (!coll_need_kops_then(c, w->here))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		for (uint32_t j = 0; j < sparse_fold_partials_on(c, w, d); j++) {
@@ -163,7 +163,7 @@ static void sparse_fold_finish_partials(struct coll *c)
 				coll_kop(&c->parts[d], KOP_REDUCE, w->elements)->reduce = r;
 		}
 	}
-	coll_kernels(c, sparse_fold_add_replicas);
+	coll_kernels_then(c, sparse_fold_add_replicas);
 }
 
 /* What is between two partials is added too, and not looked at. */
@@ -174,11 +174,11 @@ static void sparse_fold_between_replicas(struct coll *c)
 	void *data[NODE_MAX_DEVICES];
 
 	CHECK(size > 0);
-	if (!coll_can_talk(c))
+	if (!coll_can_talk_then(c))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = sparse_fold_partial(c, d, 0);
-	comm_all_reduce(coll_between(c), coll_comm(c, sparse_fold_finish_partials), data,
+	comm_all_reduce(coll_between(c), coll_comm_then(c, sparse_fold_finish_partials), data,
 			w->here * w->stride / size, w->plan.sum_dtype, REDUCE_SUM);
 }
 
@@ -188,14 +188,14 @@ static void sparse_fold_fill_partials(struct coll *c, void (*next)(struct coll *
 	const struct sparse_work *w = sparse_fold_work_of(c);
 	double nothing = w->plan.sum_dtype == DTYPE_FP32 ? -0.0 : -0x1p-134;
 
-	if (!coll_need_kops(c, 1))
+	if (!coll_need_kops_then(c, 1))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		coll_kop(&c->parts[d], KOP_FILL, w->here * w->stride / sizeof(float))->fill =
 			(struct k_fill){ .dst = (float *)sparse_fold_partial(c, d, 0),
 					 .kind = FILL_CONSTANT,
 					 .a = (float)nothing };
-	coll_kernels(c, next);
+	coll_kernels_then(c, next);
 }
 
 /* ------------------------------------------------------------- rank after rank */
@@ -224,7 +224,7 @@ static void sparse_fold_fold_rank(struct coll *c)
 {
 	struct sparse_work *w = sparse_fold_work_of(c);
 
-	if (!coll_need_kops(c, 1))
+	if (!coll_need_kops_then(c, 1))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
@@ -241,23 +241,23 @@ static void sparse_fold_fold_rank(struct coll *c)
 		coll_kop(p, KOP_REDUCE, w->elements)->reduce = r;
 	}
 	c->turn++;
-	coll_kernels(c, sparse_fold_next_rank);
+	coll_kernels_then(c, sparse_fold_next_rank);
 }
 
 static void sparse_fold_add_rows(struct coll *c)
 {
-	if (!coll_need_kops(c, 1))
+	if (!coll_need_kops_then(c, 1))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		sparse_add_rows(c, d);
-	coll_kernels(c, sparse_fold_fold_rank);
+	coll_kernels_then(c, sparse_fold_fold_rank);
 }
 
 static void sparse_fold_next_rank(struct coll *c)
 {
 	bool any = false;
 
-	if (!coll_need_kops(c, 1))
+	if (!coll_need_kops_then(c, 1))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
@@ -270,7 +270,7 @@ static void sparse_fold_next_rank(struct coll *c)
 					 .kind = FILL_CONSTANT };
 	}
 	if (any)
-		coll_kernels(c, sparse_fold_add_rows);
+		coll_kernels_then(c, sparse_fold_add_rows);
 	else if (sparse_fold_work_of(c)->crossed)
 		sparse_fold_between_replicas(c);
 	else

@@ -94,7 +94,7 @@ static void sparse_repeats_add_own(struct coll *c)
 {
 	struct sparse_work *w = c->work;
 
-	if (!coll_need_kops(c, 1))
+	if (!coll_need_kops_then(c, 1))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		const struct sparse_repeats *r = sparse_repeats_now(c, d);
@@ -108,13 +108,13 @@ static void sparse_repeats_add_own(struct coll *c)
 		coll_kop(&c->parts[d], KOP_ADD_ROWS, a.row_elements)->add_rows = a;
 		w->given[d] += a.n_rows;
 	}
-	coll_kernels(c, w->coalesced);
+	coll_kernels_then(c, w->coalesced);
 }
 
 void sparse_coalesce(struct coll *c, void (*next)(struct coll *c))
 {
 	((struct sparse_work *)c->work)->coalesced = next;
-	if (!coll_need_kops(c, 1))
+	if (!coll_need_kops_then(c, 1))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		const struct sparse_repeats *r = sparse_repeats_now(c, d);
@@ -125,7 +125,7 @@ void sparse_coalesce(struct coll *c, void (*next)(struct coll *c))
 				->fill = (struct k_fill){ .dst = sparse_repeats_table(c, d),
 							  .kind = FILL_CONSTANT };
 	}
-	coll_kernels(c, sparse_repeats_add_own);
+	coll_kernels_then(c, sparse_repeats_add_own);
 }
 
 void sparse_add_coalesced(struct coll *c, unsigned d)

@@ -244,7 +244,7 @@ static void apply_drain(struct parked *p)
 {
 	struct apply *a = CONTAINER_OF(p, struct apply, parked);
 	struct job *job = a->job;
-	int r = drain_ensure(job, p, apply_submit);
+	int r = drain_ensure_then(job, p, apply_submit);
 
 	if (r == 0) {
 		apply_submit(p);
@@ -297,7 +297,7 @@ static void apply_wait(struct job *job, struct parked *p, void (*resume)(struct 
 	apply_go_on(job);
 }
 
-bool apply_ensure(struct job *job, struct parked *p, void (*resume)(struct parked *p))
+bool apply_ensure_then(struct job *job, struct parked *p, void (*resume)(struct parked *p))
 {
 	if (!job->step.prepared && !job->step.applying && !job->step.stepping)
 		return true;
@@ -305,10 +305,20 @@ bool apply_ensure(struct job *job, struct parked *p, void (*resume)(struct parke
 	return false;
 }
 
-bool apply_ensure_step(struct job *job, struct parked *p, void (*resume)(struct parked *p))
+bool apply_ensure_step_then(struct job *job, struct parked *p, void (*resume)(struct parked *p))
 {
 	if (!job->step.prepared && !job->step.applying)
 		return true;
 	apply_wait(job, p, resume);
 	return false;
+}
+
+enum res apply_wait_coll(struct coll *c)
+{
+	return apply_ensure_then(c->job, &c->parked, coll_resume) ? RES_DONE : RES_WAIT;
+}
+
+enum res apply_wait_step_coll(struct coll *c)
+{
+	return apply_ensure_step_then(c->job, &c->parked, coll_resume) ? RES_DONE : RES_WAIT;
 }

@@ -9,11 +9,15 @@
 /* Is the prepared step (if any) applied, and no optimizer runs in backward? If not: begin to
  * apply it, put @p into the list of those that wait, to be resumed. Return: true if there is
  * nothing to wait for. */
-bool apply_ensure(struct job *job, struct parked *p, void (*resume)(struct parked *p));
+bool apply_ensure_then(struct job *job, struct parked *p, void (*resume)(struct parked *p));
 
 /* The same for an op on one unit that looks after what runs in backward itself: only for the
  * prepared step. */
-bool apply_ensure_step(struct job *job, struct parked *p, void (*resume)(struct parked *p));
+bool apply_ensure_step_then(struct job *job, struct parked *p, void (*resume)(struct parked *p));
+
+/* The same for collectives. */
+enum res apply_wait_coll(struct coll *c);
+enum res apply_wait_step_coll(struct coll *c);
 
 /* An optimizer that ran in backward has ended: who waited goes on. */
 void apply_go_on(struct job *job);

@@ -94,7 +94,7 @@ static bool backward_clear_gaps(struct coll *c, void (*again)(struct parked *p))
 
 	if (!gaps)
 		coll_end_status(c, -ENOMEM);
-	if (!gaps || !coll_need_kops(c, c->unit->rec->n_tensors)) {
+	if (!gaps || !coll_need_kops_then(c, c->unit->rec->n_tensors)) {
 		free(gaps);
 		return false;
 	}
@@ -112,7 +112,7 @@ static bool backward_clear_gaps(struct coll *c, void (*again)(struct parked *p))
 	if (!all)
 		return true;
 	c->again = again;
-	coll_kernels(c, backward_cleared);
+	coll_kernels_then(c, backward_cleared);
 	return false;
 }
 
@@ -154,12 +154,12 @@ bool backward_prepare(struct coll *c, void (*again)(struct parked *p))
 		coll_end(c, &f);
 		return false;
 	}
-	if (backward_leads_to_step(c) && !coll_may_write(c, again))
+	if (backward_leads_to_step(c) && !coll_may_write_then(c, again))
 		return false;
 	if (!c->fused && !backward_need_grads(c, again))
 		return false;
 	if (backward_plan_concerns(c) && c->group->plan.inv_scale != 0 &&
-	    !coll_need_scratch(c, COLL_FOUND_INF, SHARDS_FOUND_BYTES, again))
+	    !coll_need_scratch_then(c, COLL_FOUND_INF, SHARDS_FOUND_BYTES, again))
 		return false;
 	if (c->lends)
 		lend_begin(c);

@@ -115,7 +115,7 @@ static void op_clip_scale(struct coll *c)
 	size_t room = 0;
 	float factor;
 
-	if (coll_overtaken(c, true))
+	if (coll_overtaken_then(c, true))
 		return;
 	c->value = shards_total(c, clip->type);
 	if (clip_check(clip, c->value, &f)) {
@@ -131,11 +131,11 @@ static void op_clip_scale(struct coll *c)
 
 		room = n > room ? n : room;
 	}
-	if (!coll_need_kops(c, room))
+	if (!coll_need_kops_then(c, room))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		c->parts[d].n_kops = (unsigned)op_clip_kops_of(c, d, factor, c->parts[d].kops);
-	coll_kernels(c, op_clip_done);
+	coll_kernels_then(c, op_clip_done);
 }
 
 static void op_clip_start(struct parked *p)
@@ -143,7 +143,7 @@ static void op_clip_start(struct parked *p)
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 	struct fault f = FAULT_NULL;
 
-	if (coll_overtaken(c, true))
+	if (coll_overtaken_then(c, true))
 		return;
 	if (shards_check_whole(c, &f))
 		coll_end(c, &f);
@@ -153,7 +153,7 @@ static void op_clip_start(struct parked *p)
 
 static void op_clip_run(struct coll *c)
 {
-	if (apply_ensure(c->job, &c->parked, op_clip_start))
+	if (apply_ensure_then(c->job, &c->parked, op_clip_start))
 		op_clip_start(&c->parked);
 }
 

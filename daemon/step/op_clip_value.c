@@ -62,22 +62,22 @@ static void op_clip_value_start(struct parked *p)
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 	struct fault f = FAULT_NULL;
 
-	if (coll_overtaken(c, true))
+	if (coll_overtaken_then(c, true))
 		return;
 	if (shards_check_whole(c, &f)) {
 		coll_end(c, &f);
 		return;
 	}
-	if (!coll_need_kops(c, c->job->n_units))
+	if (!coll_need_kops_then(c, c->job->n_units))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		op_clip_value_clamp_part(c, d);
-	coll_kernels(c, op_clip_value_done);
+	coll_kernels_then(c, op_clip_value_done);
 }
 
 static void op_clip_value_run(struct coll *c)
 {
-	if (apply_ensure(c->job, &c->parked, op_clip_value_start))
+	if (apply_ensure_then(c->job, &c->parked, op_clip_value_start))
 		op_clip_value_start(&c->parked);
 }
 

@@ -109,7 +109,7 @@ static void op_commit_finish(struct parked *p)
 		c->job->step.abandoned = false;
 		if (c->ops[0]->m->epoch != c->job->rec->epoch)
 			job_tear(c->job); /* held back while this commit might have covered it */
-		if (coll_overtaken(c, false))
+		if (coll_overtaken_then(c, false))
 			return;
 	}
 	if (c->job->torn) { /* the device failed the step */
@@ -140,7 +140,7 @@ static void op_commit_run(struct coll *c)
 		return;
 	}
 	c->job->step.committing = true;
-	if (apply_ensure(c->job, &c->parked, op_commit_finish))
+	if (apply_ensure_then(c->job, &c->parked, op_commit_finish))
 		op_commit_finish(&c->parked);
 }
 

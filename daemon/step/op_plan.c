@@ -112,7 +112,7 @@ static void op_plan_start(struct parked *p)
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 	struct fault f = FAULT_NULL;
 
-	if (coll_overtaken(c, true))
+	if (coll_overtaken_then(c, true))
 		return;
 	if (op_plan_check_begin(c, &f) == 0)
 		group_set_plan(c->group, &plan_args(c->ops[0])->plan);
@@ -121,7 +121,7 @@ static void op_plan_start(struct parked *p)
 
 static void op_plan_run(struct coll *c)
 {
-	if (apply_ensure(c->job, &c->parked, op_plan_start))
+	if (apply_ensure_then(c->job, &c->parked, op_plan_start))
 		op_plan_start(&c->parked);
 }
 

@@ -248,7 +248,7 @@ static void op_step_prepare(struct parked *p)
 	bool found = c->group->found_inf;
 	struct fault f = FAULT_NULL;
 
-	if (coll_overtaken(c, true))
+	if (coll_overtaken_then(c, true))
 		return;
 	if (op_step_check_all(c, &f)) {
 		coll_end(c, &f);
@@ -275,7 +275,7 @@ static void op_step_prepare(struct parked *p)
 static void op_step_run(struct coll *c)
 {
 	/* two steps without a commit between them: the first one is applied now */
-	if (apply_ensure(c->job, &c->parked, op_step_prepare))
+	if (apply_ensure_then(c->job, &c->parked, op_step_prepare))
 		op_step_prepare(&c->parked);
 }
 

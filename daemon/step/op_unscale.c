@@ -50,7 +50,7 @@ static void op_unscale_start(struct parked *p)
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 	struct fault f = FAULT_NULL;
 
-	if (coll_overtaken(c, true))
+	if (coll_overtaken_then(c, true))
 		return;
 	if (shards_check_whole(c, &f) == 0 && c->group->unscaled)
 		fault_set(&f, FAULT_STATE, NULL,
@@ -59,13 +59,13 @@ static void op_unscale_start(struct parked *p)
 			  c->group->rec->name);
 	if (f.code)
 		coll_end(c, &f);
-	else if (coll_need_scratch(c, COLL_FOUND_INF, SHARDS_FOUND_BYTES, op_unscale_start))
+	else if (coll_need_scratch_then(c, COLL_FOUND_INF, SHARDS_FOUND_BYTES, op_unscale_start))
 		shards_unscale(c, (float)clip_args(c->ops[0])->value, op_unscale_done);
 }
 
 static void op_unscale_run(struct coll *c)
 {
-	if (apply_ensure(c->job, &c->parked, op_unscale_start))
+	if (apply_ensure_then(c->job, &c->parked, op_unscale_start))
 		op_unscale_start(&c->parked);
 }
 

@@ -165,18 +165,18 @@ static void shards_keep_found(struct coll *c)
 
 static void shards_read_found(struct coll *c)
 {
-	if (!coll_need_kops(c, 1))
+	if (!coll_need_kops_then(c, 1))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		coll_kop(&c->parts[d], KOP_COPY, sizeof(float))->copy =
 			(struct k_copy){ &c->parts[d].found_inf,
 					 region_addr(&c->parts[d].scratch[COLL_FOUND_INF]) };
-	coll_kernels_sync(c, shards_keep_found);
+	coll_kernels_sync_then(c, shards_keep_found);
 }
 
 static void shards_multiply(struct coll *c)
 {
-	if (!coll_need_kops(c, shards_kops_room(c)))
+	if (!coll_need_kops_then(c, shards_kops_room(c)))
 		return;
 	for (uint32_t i = shards_first_of(c); i < shards_end_of(c); i++) {
 		const struct unit *u = c->job->units[i];
@@ -189,20 +189,20 @@ static void shards_multiply(struct coll *c)
 						region_addr(&c->parts[d].scratch[COLL_FOUND_INF])
 					};
 	}
-	coll_kernels(c, shards_read_found);
+	coll_kernels_then(c, shards_read_found);
 }
 
 void shards_unscale(struct coll *c, float inv, void (*next)(struct coll *c))
 {
 	c->factor = inv;
 	c->after = next;
-	if (!coll_need_kops(c, 1))
+	if (!coll_need_kops_then(c, 1))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		coll_kop(&c->parts[d], KOP_FILL, 1)->fill =
 			(struct k_fill){ .dst = region_addr(&c->parts[d].scratch[COLL_FOUND_INF]),
 					 .kind = FILL_CONSTANT };
-	coll_kernels(c, shards_multiply);
+	coll_kernels_then(c, shards_multiply);
 }
 
 /* -------------------------------------------------------------------- norms */
@@ -220,7 +220,7 @@ void shards_norm(struct coll *c, double type, void (*next)(struct coll *c))
 {
 	size_t at = 0;
 
-	if (!coll_need_kops(c, shards_kops_room(c)))
+	if (!coll_need_kops_then(c, shards_kops_room(c)))
 		return;
 	free(c->partials);
 	c->n_partials = shards_all_blocks(c);
@@ -241,7 +241,7 @@ void shards_norm(struct coll *c, double type, void (*next)(struct coll *c))
 			at += norm_blocks(p);
 		}
 	}
-	coll_kernels_sync(c, next);
+	coll_kernels_sync_then(c, next);
 }
 
 double shards_total(const struct coll *c, double type)

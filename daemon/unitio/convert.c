@@ -332,12 +332,12 @@ static void convert_repack(struct coll *c)
 {
 	struct changing *x = convert_current(c);
 
-	if (!coll_need_kops(c, (size_t)x->old->rec->n_tensors * x->old->spread))
+	if (!coll_need_kops_then(c, (size_t)x->old->rec->n_tensors * x->old->spread))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		convert_repack_part(c, d);
 	c->convert->array++;
-	coll_kernels_sync(c, convert_arrays);
+	coll_kernels_sync_then(c, convert_arrays);
 }
 
 static void convert_gather(struct coll *c, bool frozen, void (*next)(struct coll *c))

@@ -87,7 +87,7 @@ static void op_all_reduce_done(struct coll *c)
 /* The first member's buffer on each device holds the result: to the others. */
 static void op_all_reduce_spread(struct coll *c)
 {
-	if (!coll_need_kops(c, c->n))
+	if (!coll_need_kops_then(c, c->n))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
@@ -97,7 +97,7 @@ static void op_all_reduce_spread(struct coll *c)
 				(struct k_copy){ op_all_reduce_buffer_of(p, i),
 						 op_all_reduce_first_of(p) };
 	}
-	coll_kernels(c, op_all_reduce_done);
+	coll_kernels_then(c, op_all_reduce_done);
 }
 
 static void op_all_reduce_fill_inputs(struct coll *c)
@@ -114,9 +114,9 @@ static void op_all_reduce_between_one(struct coll *c)
 	const struct op *op = c->ops[0];
 	void *data[] = { op_all_reduce_first_of(&c->parts[0]) };
 
-	if (!coll_can_talk(c))
+	if (!coll_can_talk_then(c))
 		return;
-	comm_all_reduce(coll_between(c), coll_comm(c, op_all_reduce_spread), data,
+	comm_all_reduce(coll_between(c), coll_comm_then(c, op_all_reduce_spread), data,
 			buf_args(op)->count, buf_args(op)->dtype, buf_args(op)->op);
 }
 
@@ -139,7 +139,7 @@ static void op_all_reduce_narrow(struct coll *c)
 	const struct op *op = c->ops[0];
 	bool average = buf_args(op)->op == REDUCE_AVG;
 
-	if (!coll_need_kops(c, 1))
+	if (!coll_need_kops_then(c, 1))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
@@ -150,7 +150,7 @@ static void op_all_reduce_narrow(struct coll *c)
 					 .dst_dtype = buf_args(op)->dtype,
 					 .src_dtype = DTYPE_FP32 };
 	}
-	coll_kernels(c, op_all_reduce_spread);
+	coll_kernels_then(c, op_all_reduce_spread);
 }
 
 static void op_all_reduce_divide(struct coll *c)
@@ -159,7 +159,7 @@ static void op_all_reduce_divide(struct coll *c)
 		op_all_reduce_narrow(c);
 		return;
 	}
-	if (!coll_need_kops(c, 1))
+	if (!coll_need_kops_then(c, 1))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
@@ -174,18 +174,18 @@ static void op_all_reduce_divide(struct coll *c)
 					   .sum_dtype = DTYPE_FP32,
 					   .post = k_divide_by((float)c->n, DTYPE_FP32) };
 	}
-	coll_kernels(c, op_all_reduce_narrow);
+	coll_kernels_then(c, op_all_reduce_narrow);
 }
 
 static void op_all_reduce_add_between(struct coll *c)
 {
 	void *sums[NODE_MAX_DEVICES];
 
-	if (!coll_can_talk(c))
+	if (!coll_can_talk_then(c))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		sums[d] = region_addr(&c->parts[d].scratch[0]);
-	comm_all_reduce(coll_between(c), coll_comm(c, op_all_reduce_divide), sums,
+	comm_all_reduce(coll_between(c), coll_comm_then(c, op_all_reduce_divide), sums,
 			buf_args(c->ops[0])->count, DTYPE_FP32, REDUCE_SUM);
 }
 
@@ -209,7 +209,7 @@ static void op_all_reduce_fold_all(struct coll *c)
 {
 	const struct op *op = c->ops[0];
 
-	if (!coll_need_kops(c, 1))
+	if (!coll_need_kops_then(c, 1))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
@@ -223,7 +223,7 @@ static void op_all_reduce_fold_all(struct coll *c)
 					       .dtype = buf_args(op)->dtype,
 					       .op = buf_args(op)->op };
 	}
-	coll_kernels(c, op_all_reduce_spread);
+	coll_kernels_then(c, op_all_reduce_spread);
 }
 
 static void op_all_reduce_show_between(struct coll *c)
@@ -231,13 +231,13 @@ static void op_all_reduce_show_between(struct coll *c)
 	const void *send[NODE_MAX_DEVICES];
 	void *recv[NODE_MAX_DEVICES];
 
-	if (!coll_can_talk(c))
+	if (!coll_can_talk_then(c))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		send[d] = op_all_reduce_first_of(&c->parts[d]);
 		recv[d] = region_addr(&c->parts[d].scratch[0]);
 	}
-	comm_all_gather(coll_between(c), coll_comm(c, op_all_reduce_fold_all), send, recv,
+	comm_all_gather(coll_between(c), coll_comm_then(c, op_all_reduce_fold_all), send, recv,
 			buf_args(c->ops[0])->count, buf_args(c->ops[0])->dtype);
 }
 
@@ -251,9 +251,9 @@ static bool op_all_reduce_need_scratch(struct coll *c, void (*again)(struct park
 	if (c->n_parts == 1)
 		return true;
 	if (buf_args(op)->op == REDUCE_MAX || buf_args(op)->op == REDUCE_MIN)
-		return coll_need_scratch(c, 0, buf_args(op)->bytes * c->n_parts, again);
-	return coll_need_scratch(c, 0, sums, again) &&
-	       (buf_args(op)->op != REDUCE_AVG || coll_need_scratch(c, 1, sums, again));
+		return coll_need_scratch_then(c, 0, buf_args(op)->bytes * c->n_parts, again);
+	return coll_need_scratch_then(c, 0, sums, again) &&
+	       (buf_args(op)->op != REDUCE_AVG || coll_need_scratch_then(c, 1, sums, again));
 }
 
 static void op_all_reduce_start(struct parked *parked)
@@ -262,8 +262,8 @@ static void op_all_reduce_start(struct parked *parked)
 	enum reduce_op op = buf_args(c->ops[0])->op;
 	bool add = op == REDUCE_SUM || op == REDUCE_AVG;
 
-	if (coll_overtaken(c, false) || !coll_ready(c, op_all_reduce_start) ||
-	    !op_all_reduce_need_scratch(c, op_all_reduce_start) || !coll_need_kops(c, 1))
+	if (coll_overtaken_then(c, false) || !coll_ready_then(c, op_all_reduce_start) ||
+	    !op_all_reduce_need_scratch(c, op_all_reduce_start) || !coll_need_kops_then(c, 1))
 		return;
 	op_all_reduce_fill_inputs(c);
 	for (unsigned d = 0; d < c->n_parts; d++) {
@@ -272,7 +272,7 @@ static void op_all_reduce_start(struct parked *parked)
 		else
 			op_all_reduce_fold(c, &c->parts[d]);
 	}
-	coll_kernels(c, c->n_parts == 1 ? op_all_reduce_between_one
+	coll_kernels_then(c, c->n_parts == 1 ? op_all_reduce_between_one
 			: add           ? op_all_reduce_add_between
 					: op_all_reduce_show_between);
 }

@@ -73,7 +73,7 @@ static void op_broadcast_done(struct coll *c)
 
 static void op_broadcast_to_others(struct coll *c)
 {
-	if (!coll_need_kops(c, c->n))
+	if (!coll_need_kops_then(c, c->n))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
@@ -84,7 +84,7 @@ static void op_broadcast_to_others(struct coll *c)
 				coll_kop(p, KOP_COPY, buf_args(c->ops[0])->bytes)->copy =
 					(struct k_copy){ (void *)p->inputs[i], p->inputs[first] };
 	}
-	coll_kernels(c, op_broadcast_done);
+	coll_kernels_then(c, op_broadcast_done);
 }
 
 static void op_broadcast_to_other_devices(struct coll *c)
@@ -93,11 +93,11 @@ static void op_broadcast_to_other_devices(struct coll *c)
 	struct coll_part *root = coll_part(c, coll_index(c, buf_args(op)->root));
 	void *data[NODE_MAX_DEVICES];
 
-	if (!coll_can_talk(c))
+	if (!coll_can_talk_then(c))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = (void *)c->parts[d].inputs[op_broadcast_first_on(c, &c->parts[d])];
-	comm_broadcast(coll_between(c), coll_comm(c, op_broadcast_to_others), data,
+	comm_broadcast(coll_between(c), coll_comm_then(c, op_broadcast_to_others), data,
 		       buf_args(op)->bytes, (unsigned)(root - c->parts));
 }
 
@@ -106,10 +106,10 @@ static void op_broadcast_start(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 
-	if (coll_overtaken(c, false) || !coll_ready(c, op_broadcast_start) || !coll_need_kops(c, 0))
+	if (coll_overtaken_then(c, false) || !coll_ready_then(c, op_broadcast_start) || !coll_need_kops_then(c, 0))
 		return;
 	op_broadcast_fill_inputs(c);
-	coll_kernels(c, op_broadcast_to_other_devices);
+	coll_kernels_then(c, op_broadcast_to_other_devices);
 }
 
 static void op_broadcast_run(struct coll *c)

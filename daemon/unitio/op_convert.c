@@ -225,8 +225,8 @@ static bool op_convert_devices_ready(struct coll *c)
 {
 	uint64_t bytes = op_convert_scratch_bytes(c);
 
-	return !bytes || (coll_ready(c, op_convert_start) &&
-			  coll_need_scratch(c, 0, bytes, op_convert_start));
+	return !bytes || (coll_ready_then(c, op_convert_start) &&
+			  coll_need_scratch_then(c, 0, bytes, op_convert_start));
 }
 
 /* A copy of one may have been begun meanwhile. */
@@ -234,14 +234,14 @@ static void op_convert_begin(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 
-	if (coll_overtaken(c, true))
+	if (coll_overtaken_then(c, true))
 		return;
 	if (op_convert_is_waiting_for_copies(c))
 		node_wait(c->job->node, &c->parked, op_convert_start);
 	else if (convert_place(c->convert) < 0)
 		coll_end_status(c, -ENOMEM);
-	else if (coll_need_kops(c, 0))
-		coll_kernels(c, convert_arrays);
+	else if (coll_need_kops_then(c, 0))
+		coll_kernels_then(c, convert_arrays);
 }
 
 static void op_convert_start(struct parked *p)
@@ -250,16 +250,16 @@ static void op_convert_start(struct parked *p)
 	struct fault f = FAULT_NULL;
 	int r;
 
-	if (coll_overtaken(c, true))
+	if (coll_overtaken_then(c, true))
 		return;
 	if (op_convert_check_all(c, &f)) {
 		coll_end(c, &f);
 		return;
 	}
-	if (!coll_may_write(c, op_convert_start) || !op_convert_memory_ready(c) ||
+	if (!coll_may_write_then(c, op_convert_start) || !op_convert_memory_ready(c) ||
 	    !op_convert_devices_ready(c))
 		return;
-	r = drain_ensure(c->job, p, op_convert_begin);
+	r = drain_ensure_then(c->job, p, op_convert_begin);
 	if (r < 0)
 		coll_end_status(c, r);
 	else if (r == 0)
@@ -268,7 +268,7 @@ static void op_convert_start(struct parked *p)
 
 static void op_convert_run(struct coll *c)
 {
-	if (apply_ensure(c->job, &c->parked, op_convert_start))
+	if (apply_ensure_then(c->job, &c->parked, op_convert_start))
 		op_convert_start(&c->parked);
 }
 

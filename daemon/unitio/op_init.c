@@ -158,7 +158,7 @@ static void op_init_done(struct coll *c)
 	c->job->stale_partials = true;
 	c->job->stray_gradients = true;
 	full_invalidate(c->job, u);
-	if (coll_promised(c) && coll_overtaken(c, false))
+	if (coll_promised(c) && coll_overtaken_then(c, false))
 		return; /* and the unit is as good as never initialised */
 	u->rec->initialised = true;
 	c->job->readers.changes++;
@@ -194,21 +194,21 @@ static int op_init_check_unused(const struct coll *c, struct fault *f)
 /* The last stage: an initialised unit has no optimizer state. */
 static void op_init_zero(struct coll *c)
 {
-	if (!coll_need_kops(c, UNIT_MAX_STATES))
+	if (!coll_need_kops_then(c, UNIT_MAX_STATES))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		c->parts[d].n_kops = optim_zero_kops(&c->unit->parts[d], c->parts[d].kops);
-	coll_kernels_sync(c, op_init_done);
+	coll_kernels_sync_then(c, op_init_done);
 }
 
 static void op_init_from_seed(struct coll *c)
 {
-	if (!coll_need_kops(c, c->unit->rec->n_tensors))
+	if (!coll_need_kops_then(c, c->unit->rec->n_tensors))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		c->parts[d].n_kops = optim_seed_kops(c->unit, &c->unit->parts[d],
 						     init_args(c->ops[0])->seed, c->parts[d].kops);
-	coll_kernels(c, op_init_zero);
+	coll_kernels_then(c, op_init_zero);
 }
 
 /* -- from the root's memory, on several devices through a whole copy on each -- */
@@ -232,11 +232,11 @@ static void op_init_keep(struct coll *c, unsigned d, const float *from)
 
 static void op_init_keep_parts(struct coll *c)
 {
-	if (!coll_need_kops(c, c->unit->rec->n_tensors))
+	if (!coll_need_kops_then(c, c->unit->rec->n_tensors))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		op_init_keep(c, d, op_init_whole(&c->parts[d]));
-	coll_kernels(c, op_init_zero);
+	coll_kernels_then(c, op_init_zero);
 }
 
 static void op_init_show_root(struct coll *c)
@@ -244,11 +244,11 @@ static void op_init_show_root(struct coll *c)
 	uint32_t root = coll_index(c, init_args(c->ops[0])->root);
 	void *data[NODE_MAX_DEVICES];
 
-	if (!coll_can_talk(c))
+	if (!coll_can_talk_then(c))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = op_init_whole(&c->parts[d]);
-	comm_broadcast(coll_between(c), coll_comm(c, op_init_keep_parts), data,
+	comm_broadcast(coll_between(c), coll_comm_then(c, op_init_keep_parts), data,
 		       c->unit->packed * sizeof(float), c->part_of[root]);
 }
 
@@ -257,14 +257,14 @@ static void op_init_from_root(struct coll *c)
 	uint32_t root = coll_index(c, init_args(c->ops[0])->root);
 	struct coll_part *p = coll_part(c, root);
 
-	if (!coll_need_kops(c, c->unit->rec->n_tensors))
+	if (!coll_need_kops_then(c, c->unit->rec->n_tensors))
 		return;
 	if (c->n_parts == 1)
 		op_init_keep(c, 0, op_init_source_of(c->ops[root]));
 	else
 		op_init_copy_kop(p, op_init_whole(p), op_init_source_of(c->ops[root]),
 				 c->unit->packed);
-	coll_kernels(c, c->n_parts == 1 ? op_init_zero : op_init_show_root);
+	coll_kernels_then(c, c->n_parts == 1 ? op_init_zero : op_init_show_root);
 }
 
 static const float *op_init_own_source(const struct coll *c, uint32_t i)
@@ -282,8 +282,8 @@ static bool op_init_prepared(struct coll *c, void (*again)(struct parked *p))
 		return true;
 	if (how == HOW_OWN)
 		return own_ready(c, again);
-	return coll_ready(c, again) &&
-	       coll_need_scratch(c, 0, c->unit->packed * sizeof(float), again);
+	return coll_ready_then(c, again) &&
+	       coll_need_scratch_then(c, 0, c->unit->packed * sizeof(float), again);
 }
 
 static void op_init_start(struct parked *p)
@@ -292,17 +292,17 @@ static void op_init_start(struct parked *p)
 	struct fault f = FAULT_NULL;
 	int how = init_args(c->ops[0])->how;
 
-	if (coll_overtaken(c, false))
+	if (coll_overtaken_then(c, false))
 		return;
 	hold_drop(c->job, c->unit);
 	if (op_init_check_unused(c, &f)) {
 		coll_end(c, &f);
 		return;
 	}
-	if (!coll_may_write(c, op_init_start))
+	if (!coll_may_write_then(c, op_init_start))
 		return;
 	if (!c->drained) {
-		int r = drain_ensure(c->job, p, op_init_start);
+		int r = drain_ensure_then(c->job, p, op_init_start);
 
 		c->drained = true;
 		if (r < 0)
@@ -325,7 +325,7 @@ static void op_init_start(struct parked *p)
 
 static void op_init_run(struct coll *c)
 {
-	if (apply_ensure(c->job, &c->parked, op_init_start))
+	if (apply_ensure_then(c->job, &c->parked, op_init_start))
 		op_init_start(&c->parked);
 }
 

@@ -182,7 +182,7 @@ static void op_return_written(struct coll *c)
 	c->job->rec->uncommitted_steps++;
 	if (op->m->epoch != c->job->rec->epoch)
 		job_tear(c->job);
-	if (coll_promised(c) && coll_overtaken(c, false))
+	if (coll_promised(c) && coll_overtaken_then(c, false))
 		return; /* what was read may be anything: the unit stays uninitialised */
 	c->unit->rec->initialised = true;
 	c->job->readers.changes++;
@@ -200,10 +200,10 @@ static void op_return_write_back(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 
-	if (coll_overtaken(c, false) || !coll_may_write(c, op_return_write_back))
+	if (coll_overtaken_then(c, false) || !coll_may_write_then(c, op_return_write_back))
 		return;
 	if (!c->drained) {
-		int r = drain_ensure(c->job, p, op_return_write_back);
+		int r = drain_ensure_then(c->job, p, op_return_write_back);
 
 		c->drained = true;
 		if (r < 0)
@@ -223,8 +223,8 @@ static void op_return_run(struct coll *c)
 	c->forget = op_return_put_back;
 	if (summon_args(c->ops[0])->write)
 		op_return_write_back(&c->parked);
-	else if (op_return_take_copies(c) && coll_need_kops(c, 0))
-		coll_kernels(c, op_return_returned); /* behind the streams that may still use it */
+	else if (op_return_take_copies(c) && coll_need_kops_then(c, 0))
+		coll_kernels_then(c, op_return_returned); /* behind the streams that may still use it */
 }
 
 static void op_return_encode(const struct op *op, op_reply_cb send, void *ctx)

@@ -156,13 +156,13 @@ static void op_summon_copy_to_all(struct coll *c, const float *const *from)
 {
 	uint64_t n = op_summon_elements_of(c), all = unit_full_elements(c->unit);
 
-	if (!coll_need_kops(c, 2 * c->n))
+	if (!coll_need_kops_then(c, 2 * c->n))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		for (uint32_t k = 0; k < c->parts[d].n; k++)
 			op_summon_copy_to(&c->parts[d], (float *)c->parts[d].inputs[k], from[d], n,
 					  all);
-	coll_kernels(c, op_summon_summoned);
+	coll_kernels_then(c, op_summon_summoned);
 }
 
 static void op_summon_note_memory(struct coll *c)
@@ -193,7 +193,7 @@ static void op_summon_unpack(struct coll *c)
 		op_summon_copy_scratch(c, 0);
 		return;
 	}
-	if (!coll_need_kops(c, c->unit->rec->n_tensors))
+	if (!coll_need_kops_then(c, c->unit->rec->n_tensors))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
@@ -204,7 +204,7 @@ static void op_summon_unpack(struct coll *c)
 			unit_unpack_kops(c->unit, op_summon_state_of(c) ? UNIT_TRAINED : UNIT_ALL,
 					 &full, &parts, p->kops);
 	}
-	coll_kernels(c, op_summon_copy_unpacked);
+	coll_kernels_then(c, op_summon_copy_unpacked);
 }
 
 static void op_summon_gather_array(struct coll *c, bool frozen, void (*next)(struct coll *c))
@@ -259,9 +259,9 @@ static bool op_summon_prepared(struct coll *c)
 			 c->unit->spread * sizeof(float);
 
 	if (c->unit->spread > 1 &&
-	    (!coll_ready(c, op_summon_start) || !coll_need_scratch(c, 0, bytes, op_summon_start)))
+	    (!coll_ready_then(c, op_summon_start) || !coll_need_scratch_then(c, 0, bytes, op_summon_start)))
 		return false;
-	if (unit_is_packed(c->unit) && !coll_need_scratch(c, 1, bytes, op_summon_start))
+	if (unit_is_packed(c->unit) && !coll_need_scratch_then(c, 1, bytes, op_summon_start))
 		return false;
 	return op_summon_steps_ready(c) && op_summon_take_memory(c);
 }
@@ -286,17 +286,17 @@ static void op_summon_start(struct parked *p)
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 	struct fault f = FAULT_NULL;
 
-	if (coll_overtaken(c, true))
+	if (coll_overtaken_then(c, true))
 		return;
 	hold_drop(c->job, c->unit);
 	if (op_summon_check_idle(c->unit, &f)) {
 		coll_end(c, &f);
 		return;
 	}
-	if (!op_summon_prepared(c) || !coll_need_kops(c, 0))
+	if (!op_summon_prepared(c) || !coll_need_kops_then(c, 0))
 		return;
 	op_summon_note_memory(c);
-	coll_kernels(c, c->unit->spread > 1 ? op_summon_gather_trained : op_summon_copy_parts);
+	coll_kernels_then(c, c->unit->spread > 1 ? op_summon_gather_trained : op_summon_copy_parts);
 }
 
 static void op_summon_run(struct coll *c)
@@ -307,7 +307,7 @@ static void op_summon_run(struct coll *c)
 		return;
 	}
 	c->forget = op_summon_give_back;
-	if (apply_ensure(c->job, &c->parked, op_summon_start))
+	if (apply_ensure_then(c->job, &c->parked, op_summon_start))
 		op_summon_start(&c->parked);
 }
 

@@ -188,12 +188,12 @@ static void op_unit_buffers_to_others(struct coll *c)
 
 	for (uint32_t at = 0; op_unit_buffers_next_stretch(c, &at, &s);)
 		n++;
-	if (!coll_need_kops(c, n * c->n))
+	if (!coll_need_kops_then(c, n * c->n))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		for (uint32_t at = 0; op_unit_buffers_next_stretch(c, &at, &s);)
 			op_unit_buffers_copy_stretch(c, &c->parts[d], &s);
-	coll_kernels(c, op_unit_buffers_done);
+	coll_kernels_then(c, op_unit_buffers_done);
 }
 
 /* One stretch after the other. */
@@ -206,11 +206,11 @@ static void op_unit_buffers_to_other_devices(struct coll *c)
 		op_unit_buffers_to_others(c);
 		return;
 	}
-	if (!coll_can_talk(c))
+	if (!coll_can_talk_then(c))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = op_unit_buffers_address(c, &s, op_unit_buffers_first_on(c, &c->parts[d]));
-	comm_broadcast(coll_between(c), coll_comm(c, op_unit_buffers_to_other_devices), data,
+	comm_broadcast(coll_between(c), coll_comm_then(c, op_unit_buffers_to_other_devices), data,
 		       s.bytes, c->part_of[op_unit_buffers_root_of(c)]);
 }
 
@@ -219,13 +219,13 @@ static void op_unit_buffers_start_broadcast(struct parked *p)
 {
 	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 
-	if (coll_overtaken(c, false))
+	if (coll_overtaken_then(c, false))
 		return;
-	if (c->n_parts > 1 && !coll_ready(c, op_unit_buffers_start_broadcast))
+	if (c->n_parts > 1 && !coll_ready_then(c, op_unit_buffers_start_broadcast))
 		return;
-	if (!coll_need_kops(c, 0))
+	if (!coll_need_kops_then(c, 0))
 		return;
-	coll_kernels(c, op_unit_buffers_to_other_devices);
+	coll_kernels_then(c, op_unit_buffers_to_other_devices);
 }
 
 static void op_unit_buffers_run_broadcast(struct coll *c)

@@ -86,13 +86,13 @@ static void own_copy_homes(struct coll *c)
 {
 	size_t each = c->unit->rec->n_tensors, left = each + MORE_KOPS;
 
-	if (!coll_need_kops(c, left))
+	if (!coll_need_kops_then(c, left))
 		return;
 	while (c->turn < c->unit->layout.ranks && own_is_at_home(c, c->turn) && left >= each) {
 		own_copy_home(c, c->turn++);
 		left -= each;
 	}
-	coll_kernels(c, own_next_rank);
+	coll_kernels_then(c, own_next_rank);
 }
 
 static float *own_shown(const struct coll *c, unsigned d)
@@ -105,14 +105,14 @@ static void own_take_apart(struct coll *c)
 	uint32_t i = c->turn++;
 	struct unit_run run;
 
-	if (!coll_need_kops(c, c->unit->rec->n_tensors))
+	if (!coll_need_kops_then(c, c->unit->rec->n_tensors))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		for (uint32_t t = 0; own_holds(c, d, i) && t < c->unit->rec->n_tensors; t++)
 			if (own_run_of(c, i, t, &run))
 				own_copy(&c->parts[d], own_target_at(c, d, run.at),
 					 own_shown(c, d) + run.shard, run.n);
-	coll_kernels(c, own_next_rank);
+	coll_kernels_then(c, own_next_rank);
 }
 
 static void own_show(struct coll *c)
@@ -120,11 +120,11 @@ static void own_show(struct coll *c)
 	const struct layout *l = &c->unit->layout;
 	void *data[NODE_MAX_DEVICES];
 
-	if (!coll_can_talk(c))
+	if (!coll_can_talk_then(c))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = own_shown(c, d);
-	comm_broadcast(coll_between(c), coll_comm(c, own_take_apart), data,
+	comm_broadcast(coll_between(c), coll_comm_then(c, own_take_apart), data,
 		       (l->shard_elements + l->frozen_shard) * sizeof(float), c->part_of[c->turn]);
 }
 
@@ -134,13 +134,13 @@ static void own_bring_together(struct coll *c)
 	const float *from = own_source_of(c, i);
 	struct unit_run run;
 
-	if (!coll_need_kops(c, c->unit->rec->n_tensors))
+	if (!coll_need_kops_then(c, c->unit->rec->n_tensors))
 		return;
 	for (uint32_t t = 0; t < c->unit->rec->n_tensors; t++)
 		if (own_run_of(c, i, t, &run))
 			own_copy(coll_part(c, i), own_shown(c, c->part_of[i]) + run.shard,
 				 from + own_source_at(c, &run), run.n);
-	coll_kernels(c, own_show);
+	coll_kernels_then(c, own_show);
 }
 
 static void own_next_rank(struct coll *c)
@@ -158,8 +158,8 @@ bool own_ready(struct coll *c, void (*again)(struct parked *p))
 	const struct layout *l = &c->unit->layout;
 
 	return c->n_parts == 1 ||
-	       (coll_ready(c, again) &&
-		coll_need_scratch(c, 0, (l->shard_elements + l->frozen_shard) * sizeof(float),
+	       (coll_ready_then(c, again) &&
+		coll_need_scratch_then(c, 0, (l->shard_elements + l->frozen_shard) * sizeof(float),
 				  again));
 }
 
@@ -187,11 +187,11 @@ void own_gather_array(struct coll *c, const struct region *const *arrays, bool f
 		next(c);
 		return;
 	}
-	if (!coll_can_talk(c))
+	if (!coll_can_talk_then(c))
 		return;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		send[d] = optim_at(arrays[d], frozen ? trained : 0);
 		recv[d] = optim_at(&c->parts[d].scratch[0], frozen ? trained * u->spread : 0);
 	}
-	comm_all_gather(coll_between(c), coll_comm(c, next), send, recv, count, DTYPE_FP32);
+	comm_all_gather(coll_between(c), coll_comm_then(c, next), send, recv, count, DTYPE_FP32);
 }

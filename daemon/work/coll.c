@@ -138,6 +138,8 @@ static void coll_end_all(struct match_entry *const *entries, uint32_t n, int neg
 	}
 }
 
+static void coll_begin(struct coll *c);
+
 void coll_complete(struct match_entry *const *entries, uint32_t n, void *userdata)
 {
 	struct coll *c = coll_new(userdata, entries, n);
@@ -149,7 +151,7 @@ void coll_complete(struct match_entry *const *entries, uint32_t n, void *userdat
 	for (uint32_t i = 0; i < n; i++)
 		op_begin_run(c->ops[i]);
 	c->job->running++;
-	c->type->run(c);
+	coll_begin(c);
 }
 
 /* ----------------------------------------------------------------- the end */
@@ -377,7 +379,7 @@ void coll_end_status(struct coll *c, int status)
 	coll_end(c, &f);
 }
 
-bool coll_overtaken(struct coll *c, bool torn_matters)
+bool coll_overtaken_then(struct coll *c, bool torn_matters)
 {
 	const struct op *op = c->ops[0];
 	struct fault f = FAULT_NULL;
@@ -392,12 +394,76 @@ bool coll_overtaken(struct coll *c, bool torn_matters)
 	return f.code;
 }
 
+/* -------------------------------------------------------------------- ticks */
+
+/* The only caller of ticks. What it waits for may come while it runs: then it runs again. */
+static void coll_tick(struct coll *c)
+{
+	enum res r;
+
+	MAGIC_CHECK(c, COLL_MAGIC);
+	c->woken = true;
+	if (c->ticking)
+		return;
+	c->ticking = true;
+	do {
+		c->woken = false;
+		r = c->type->tick(c);
+	} while (r == RES_WAIT && c->woken);
+	c->ticking = false;
+	CHECK((r == RES_FAILED) == (c->fault.code != FAULT_NONE));
+	if (r != RES_WAIT)
+		coll_end(c, &c->fault);
+}
+
+static void coll_begin(struct coll *c)
+{
+	if (c->type->tick)
+		coll_tick(c);
+	else
+		c->type->run(c);
+}
+
+void coll_resume(struct parked *p)
+{
+	coll_tick(CONTAINER_OF(p, struct coll, parked));
+}
+
+enum res coll_wait_for_node(struct coll *c)
+{
+	node_wait(c->job->node, &c->parked, coll_resume);
+	return RES_WAIT;
+}
+
+enum res coll_fail(struct coll *c, int status)
+{
+	CHECK(!c->fault.code);
+	coll_status_fault(c, status, &c->fault);
+	return RES_FAILED;
+}
+
+enum res coll_check_epoch(struct coll *c, bool torn_matters)
+{
+	const struct op *op = c->ops[0];
+
+	/* no member can have joined again: its op of the old epoch still runs */
+	if (op->m->epoch != c->job->rec->epoch)
+		fault_set(&c->fault, FAULT_ABORTED, NULL, "%s", op->m->ended.text);
+	else if (torn_matters)
+		(void)op_check_not_torn(op, &c->fault);
+	return c->fault.code ? RES_FAILED : RES_DONE;
+}
+
 /* ------------------------------------------------------------------- stages */
 
 static void coll_stage_over(struct coll *c)
 {
-	if (c->status && !c->batch)
+	if (c->stage_over)
+		c->stage_over(c);
+	else if (c->status && !c->batch)
 		coll_end_status(c, c->status);
+	else if (c->type->tick)
+		coll_tick(c);
 	else
 		c->next(c);
 }
@@ -434,12 +500,12 @@ static void coll_submit(struct coll *c, bool sync, void (*next)(struct coll *c))
 	}
 }
 
-void coll_kernels(struct coll *c, void (*next)(struct coll *c))
+void coll_kernels_then(struct coll *c, void (*next)(struct coll *c))
 {
 	coll_submit(c, false, next);
 }
 
-void coll_kernels_sync(struct coll *c, void (*next)(struct coll *c))
+void coll_kernels_sync_then(struct coll *c, void (*next)(struct coll *c))
 {
 	coll_submit(c, true, next);
 }
@@ -453,7 +519,7 @@ static void coll_on_comm(struct comm_op *op, int status)
 	coll_stage_over(c);
 }
 
-struct comm_op *coll_comm(struct coll *c, void (*next)(struct coll *c))
+struct comm_op *coll_comm_then(struct coll *c, void (*next)(struct coll *c))
 {
 	if (c->n_parts > 1 && list_empty(&c->between.link)) {
 		c->breaks = c->group->nc->breaks;
@@ -464,8 +530,20 @@ struct comm_op *coll_comm(struct coll *c, void (*next)(struct coll *c))
 	return &c->comm_op;
 }
 
+enum res coll_kernels(struct coll *c)
+{
+	coll_submit(c, false, NULL);
+	return RES_WAIT;
+}
+
+enum res coll_kernels_sync(struct coll *c)
+{
+	coll_submit(c, true, NULL);
+	return RES_WAIT;
+}
+
 /* It may have broken while the stage before ran, without an end of the epoch. */
-bool coll_can_talk(struct coll *c)
+bool coll_can_talk_then(struct coll *c)
 {
 	if (c->group->nc && c->group->nc->state == COMM_READY)
 		return true;
@@ -479,7 +557,7 @@ struct comm *coll_between(const struct coll *c)
 	return c->group->nc->comm[BACKEND_Q_MAIN];
 }
 
-bool coll_ready(struct coll *c, void (*again)(struct parked *p))
+bool coll_ready_then(struct coll *c, void (*again)(struct parked *p))
 {
 	struct fault f = FAULT_NULL;
 	int r = group_comms(c->group, &f);
@@ -491,7 +569,7 @@ bool coll_ready(struct coll *c, void (*again)(struct parked *p))
 	return r == 0;
 }
 
-bool coll_need_kops(struct coll *c, size_t n)
+bool coll_need_kops_then(struct coll *c, size_t n)
 {
 	bool there = true;
 
@@ -525,7 +603,8 @@ static void coll_check_windows(const struct coll *c, unsigned k)
 	window_check(c->group->nc, BACKEND_Q_MAIN, scratch);
 }
 
-bool coll_need_scratch(struct coll *c, unsigned k, uint64_t bytes, void (*again)(struct parked *p))
+bool coll_need_scratch_then(struct coll *c, unsigned k, uint64_t bytes,
+			    void (*again)(struct parked *p))
 {
 	struct fault f = FAULT_NULL;
 	bool later = false;
@@ -575,4 +654,65 @@ uint32_t coll_divide_by(const struct coll *c)
 		by_active = by_active || c->ops[i]->by_active;
 	}
 	return by_active ? active : c->n;
+}
+
+struct comm_op *coll_comm(struct coll *c)
+{
+	return coll_comm_then(c, NULL);
+}
+
+enum res coll_can_talk(struct coll *c)
+{
+	if (c->group->nc && c->group->nc->state == COMM_READY)
+		return RES_DONE;
+	return coll_fail(c, ENGINE_E_ABORTED);
+}
+
+enum res coll_ready(struct coll *c)
+{
+	int r = group_comms(c->group, &c->fault);
+
+	if (r == NODE_E_LATER)
+		return coll_wait_for_node(c);
+	return r ? RES_FAILED : RES_DONE;
+}
+
+enum res coll_need_kops(struct coll *c, size_t n)
+{
+	bool there = true;
+
+	for (unsigned i = 0; i < c->n_parts; i++) {
+		struct coll_part *p = &c->parts[i];
+
+		free(p->kops);
+		p->kops = calloc(n ? n : 1, sizeof(*p->kops));
+		p->n_kops = 0;
+		there = there && p->kops;
+	}
+	return there ? RES_DONE : coll_fail(c, -ENOMEM);
+}
+
+enum res coll_need_scratch(struct coll *c, unsigned k, uint64_t bytes)
+{
+	bool later = false;
+	int r = 0;
+
+	for (unsigned i = 0; r == 0 && i < c->n_parts; i++) {
+		struct coll_part *p = &c->parts[i];
+		struct pool *pool = &c->job->scratch[p->device->index];
+
+		if (p->scratch[k].slab)
+			continue;
+		r = job_take(c->job, pool, bytes, &p->scratch[k]);
+		later = later || r == SLAB_E_LATER;
+		r = r == SLAB_E_LATER ? 0 : r;
+	}
+	if (r) {
+		op_memory_fault(c->job, r, bytes, "sums between devices", &c->fault);
+		return RES_FAILED;
+	}
+	if (later)
+		return coll_wait_for_node(c);
+	coll_check_windows(c, k);
+	return RES_DONE;
 }

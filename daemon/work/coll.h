@@ -5,6 +5,7 @@
 #ifndef SHARDD_WORK_COLL_H
 #define SHARDD_WORK_COLL_H
 
+#include "core/res.h"
 #include "op/op.h"
 
 /* Pieces of memory that a collective has on a device: four for sums on their way, and one
@@ -71,6 +72,13 @@ struct coll {
 	const struct reduce_batch_ops *batch_ops;
 	uint32_t turn;                /* of what is done once a member */
 	void (*next)(struct coll *c); /* what follows the present stage */
+	unsigned stage; /* where its tick goes on: an enum of the file that has it; 0 at first */
+	struct fault fault; /* of a tick that has returned RES_FAILED */
+	bool ticking;       /* its tick runs now */
+	bool woken;         /* what it waits for came meanwhile */
+	/* (optional) Who is told of the end of a stage, in place of its tick: c->status says how
+	 * it ended. */
+	void (*stage_over)(struct coll *c);
 	struct {
 		bool packed;
 		unsigned state; /* what is written: unit_state */
@@ -107,40 +115,83 @@ void coll_end_status(struct coll *c, int status);
 /* For a collective that waited while a step was applied: has its epoch ended meanwhile
  * (what its members brought may be gone), or was the job torn and does that matter?
  * Then it ends so. Return: whether it has ended. */
-bool coll_overtaken(struct coll *c, bool torn_matters);
+bool coll_overtaken_then(struct coll *c, bool torn_matters);
 
 /* Did it wait for streams of its members? Then, if its epoch has ended, they may have been
  * let go of, and what was read is garbage. */
 bool coll_promised(const struct coll *c);
 
+/* -- for ticks -------------------------------------------------------------------------
+ *
+ * A type's tick (op_type.tick) is a switch over c->stage. It is called when the collective
+ * begins, and again whenever what it has returned RES_WAIT for has come; a device's or an
+ * engine's failure ends the collective before that. RES_DONE: coll_end. RES_FAILED: coll_end
+ * with c->fault. Functions that return RES_WAIT because a condition does not hold are asked
+ * again at the next tick; those that have submitted something (coll_kernels, coll_comm) are
+ * over then, so c->stage is set to what follows before they are called. */
+
+/* c->fault: a negative status of backend or engine. Return: RES_FAILED. */
+enum res coll_fail(struct coll *c, int status);
+
+/* For a collective that waited: has its epoch ended meanwhile (what its members brought may be
+ * gone), or was the job torn and does that matter? Then it has failed. */
+enum res coll_check_epoch(struct coll *c, bool torn_matters);
+
+/* Room for @n kops on each part, none of them used. Never waits. */
+enum res coll_need_kops(struct coll *c, size_t n);
+
+/* Run the kops of all parts. It is over when they are ordered everywhere, or, sync, when they
+ * were executed and the host can read what they say. Return: RES_WAIT. */
+enum res coll_kernels(struct coll *c);
+enum res coll_kernels_sync(struct coll *c);
+
+/* Can the group's devices talk? */
+enum res coll_ready(struct coll *c);
+
+/* Can they still, at a later stage? Never waits. */
+enum res coll_can_talk(struct coll *c);
+
+/* For comm_* calls, set up so that the collective is ticked when it is over. */
+struct comm_op *coll_comm(struct coll *c);
+
+/* Memory on every device until the end of the collective: p->scratch[@k] of @bytes. */
+enum res coll_need_scratch(struct coll *c, unsigned k, uint64_t bytes);
+
+/* Wait until node_wake. Return: RES_WAIT. */
+enum res coll_wait_for_node(struct coll *c);
+
+/* Goes on when @c->parked is resumed: for lists of those who wait. */
+void coll_resume(struct parked *p);
+
 /* Room for @n kops on each part, none of them used. Return: false: no memory, the collective
  * has ended. */
-bool coll_need_kops(struct coll *c, size_t n);
+bool coll_need_kops_then(struct coll *c, size_t n);
 
 /* The next of them. */
 struct kop *coll_kop(struct coll_part *p, enum kop_kind kind, uint64_t n);
 
 /* Run the kops of all parts, then @next when they are ordered everywhere, or, sync, when
  * they were executed and the host can read what they say. A failure ends the collective. */
-void coll_kernels(struct coll *c, void (*next)(struct coll *c));
-void coll_kernels_sync(struct coll *c, void (*next)(struct coll *c));
+void coll_kernels_then(struct coll *c, void (*next)(struct coll *c));
+void coll_kernels_sync_then(struct coll *c, void (*next)(struct coll *c));
 
 /* Can the group's devices talk? If not yet, @again is called with c->parked later; if they
  * cannot, the collective has ended. Return: true: go on. */
-bool coll_ready(struct coll *c, void (*again)(struct parked *p));
+bool coll_ready_then(struct coll *c, void (*again)(struct parked *p));
 
 /* Can they still, at a later stage? If not, the collective has ended. Return: true: go on. */
-bool coll_can_talk(struct coll *c);
+bool coll_can_talk_then(struct coll *c);
 
 /* The communicator of the group's devices; one address per part. After coll_can_talk. */
 struct comm *coll_between(const struct coll *c);
 
 /* For comm_* calls: c->comm_op set up so that @next follows. */
-struct comm_op *coll_comm(struct coll *c, void (*next)(struct coll *c));
+struct comm_op *coll_comm_then(struct coll *c, void (*next)(struct coll *c));
 
 /* Memory on every device until the end of the collective: p->scratch[@k] of @bytes.
  * Return: as coll_ready. */
-bool coll_need_scratch(struct coll *c, unsigned k, uint64_t bytes, void (*again)(struct parked *p));
+bool coll_need_scratch_then(struct coll *c, unsigned k, uint64_t bytes,
+			    void (*again)(struct parked *p));
 
 /* The member index of rank @root. CHECKs that it is one. */
 uint32_t coll_index(const struct coll *c, uint32_t root);

@@ -126,7 +126,7 @@ static void drain_go(struct drain *d)
 		drain_end(d);
 }
 
-int drain_ensure(struct job *job, struct parked *p, void (*resume)(struct parked *p))
+int drain_ensure_then(struct job *job, struct parked *p, void (*resume)(struct parked *p))
 {
 	bool queues = backend_info(job->node->devices[0].backend)->order != BACKEND_ORDER_NONE;
 	struct drain *d;
@@ -165,7 +165,7 @@ void drain_go_on(struct job *job)
 	}
 }
 
-bool coll_may_write(struct coll *c, void (*again)(struct parked *p))
+bool coll_may_write_then(struct coll *c, void (*again)(struct parked *p))
 {
 	if (c->writes)
 		return true;
@@ -174,4 +174,18 @@ bool coll_may_write(struct coll *c, void (*again)(struct parked *p))
 	c->writes = true;
 	c->job->readers.writing++;
 	return true;
+}
+
+enum res drain_coll(struct coll *c)
+{
+	int r = drain_ensure_then(c->job, &c->parked, coll_resume);
+
+	if (r < 0)
+		return coll_fail(c, r);
+	return r ? RES_WAIT : RES_DONE;
+}
+
+enum res coll_may_write(struct coll *c)
+{
+	return coll_may_write_then(c, coll_resume) ? RES_DONE : RES_WAIT;
 }
