@@ -36,13 +36,14 @@ struct reduce_input {
 
 struct reduce_run {
 	struct reduce_plan plan;
-	bool defer;            /* keep the partials, reduce no further */
-	bool accumulate;       /* to a gradient that is there */
-	bool had_partials;     /* of reductions that were deferred */
-	bool apart;            /* partials are made before what follows */
-	bool whole;            /* replicas: none has ranks on two devices */
-	bool crossed;          /* some have, and what they come to has a factor of its own */
-	uint32_t replica;      /* crossed: the one at work */
+	bool defer;        /* keep the partials, reduce no further */
+	bool accumulate;   /* to a gradient that is there */
+	bool had_partials; /* of reductions that were deferred */
+	bool apart;        /* partials are made before what follows */
+	bool whole;        /* replicas: none has ranks on two devices */
+	bool crossed;      /* some have, and what they come to has a factor of its own */
+	uint32_t replica;  /* crossed: the one at work */
+	unsigned replica_stage;
 	uint32_t replicas;     /* of the group */
 	uint32_t shard_ranks;  /* of a replica */
 	uint32_t here;         /* partials of a device, at most; crossed: of its segment */
@@ -52,8 +53,6 @@ struct reduce_run {
 	uint64_t lonely_bytes; /* of gradients to be converted beside accumulated ones */
 	uint64_t zero_bytes;   /* what ranks without inputs contribute; then nothing is lonely */
 	unsigned stage;
-	void (*deferred)(struct coll *c); /* crossed: what follows */
-	void (*reduced)(struct coll *c);
 	struct reduce_input *inputs; /* by member */
 	const void **added;          /* by member: what is added to what it has */
 	struct unit_run *span;       /* owned: of the part at work */
@@ -79,13 +78,22 @@ enum dtype reduce_input_dtype(const struct coll *c);
 void reduce_by_span(struct coll *c, unsigned d, const struct k_reduce *r);
 void reduce_pack(struct coll *c, unsigned d);
 
-/* A stage; one that steps the unit is over only when it was executed. */
-static inline void reduce_kernels(struct coll *c, void (*next)(struct coll *c))
+/* Where a Reduce goes on (op_reduce.c); a batch takes it from FOLD to BETWEEN or ARRIVE. */
+enum reduce_stage {
+	REDUCE_AGREE,
+	REDUCE_PREPARE,
+	REDUCE_FOLD,
+	REDUCE_REPLICAS,
+	REDUCE_DEFER,
+	REDUCE_BETWEEN,
+	REDUCE_FINISH,
+	REDUCE_ARRIVE
+};
+
+/* Kernels; those that step the unit are over only when they were executed. Return: RES_WAIT. */
+static inline enum res reduce_kernels(struct coll *c)
 {
-	if (c->fused)
-		coll_kernels_sync_then(c, next);
-	else
-		coll_kernels_then(c, next);
+	return c->fused ? coll_kernels_sync(c) : coll_kernels(c);
 }
 
 /* Whose arithmetic PyTorch has on the unit's devices. */
@@ -127,14 +135,13 @@ void reduce_finish(struct coll *c, unsigned d);
 
 /* What the devices add: of @c's sums, all on every device, or on each its segment. */
 uint64_t reduce_segment(const struct coll *c);
-/* Add them, so that they are at p->sums of every part; then @next. */
-void reduce_talk(struct coll *c, void (*next)(struct coll *c));
+/* Add them: they are at p->sums of every part at the next tick. */
+enum res reduce_talk(struct coll *c);
 
 /* -- where replicas cross devices (reduce_replicas.c) --------------------------- */
 
 /* When no stage is left: every replica's sum over its ranks, with its factor, in the partials of
- * its own. Then @deferred, or, with the shards whole, @reduced. */
-void reduce_replicas(struct coll *c, void (*deferred)(struct coll *c),
-		     void (*reduced)(struct coll *c));
+ * its own; then, if nothing is deferred, the shards are made of them. A tick of its own. */
+enum res reduce_replicas_tick(struct coll *c);
 
 #endif

@@ -90,12 +90,26 @@ static float *sparse_repeats_table(const struct coll *c, unsigned d)
 	return region_addr(&c->parts[d].scratch[SPARSE_COALESCED]);
 }
 
-static void sparse_repeats_add_own(struct coll *c)
+enum res sparse_repeats_clear(struct coll *c)
+{
+	RES_TRY(coll_need_kops(c, 1));
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		const struct sparse_repeats *r = sparse_repeats_now(c, d);
+
+		if (r)
+			coll_kop(&c->parts[d], KOP_FILL,
+				 r->n_rows * sparse_rows_kop(c, d).row_elements)
+				->fill = (struct k_fill){ .dst = sparse_repeats_table(c, d),
+							  .kind = FILL_CONSTANT };
+	}
+	return coll_kernels(c);
+}
+
+enum res sparse_repeats_fill(struct coll *c)
 {
 	struct sparse_work *w = c->work;
 
-	if (!coll_need_kops_then(c, 1))
-		return;
+	RES_TRY(coll_need_kops(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		const struct sparse_repeats *r = sparse_repeats_now(c, d);
 		struct k_add_rows a;
@@ -108,24 +122,7 @@ static void sparse_repeats_add_own(struct coll *c)
 		coll_kop(&c->parts[d], KOP_ADD_ROWS, a.row_elements)->add_rows = a;
 		w->given[d] += a.n_rows;
 	}
-	coll_kernels_then(c, w->coalesced);
-}
-
-void sparse_coalesce(struct coll *c, void (*next)(struct coll *c))
-{
-	((struct sparse_work *)c->work)->coalesced = next;
-	if (!coll_need_kops_then(c, 1))
-		return;
-	for (unsigned d = 0; d < c->n_parts; d++) {
-		const struct sparse_repeats *r = sparse_repeats_now(c, d);
-
-		if (r)
-			coll_kop(&c->parts[d], KOP_FILL,
-				 r->n_rows * sparse_rows_kop(c, d).row_elements)
-				->fill = (struct k_fill){ .dst = sparse_repeats_table(c, d),
-							  .kind = FILL_CONSTANT };
-	}
-	coll_kernels_then(c, sparse_repeats_add_own);
+	return coll_kernels(c);
 }
 
 void sparse_add_coalesced(struct coll *c, unsigned d)

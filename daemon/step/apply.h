@@ -15,7 +15,8 @@ bool apply_ensure_then(struct job *job, struct parked *p, void (*resume)(struct 
  * prepared step. */
 bool apply_ensure_step_then(struct job *job, struct parked *p, void (*resume)(struct parked *p));
 
-/* The same for collectives. */
+/* The same for collectives: over at the next tick, which does not ask again. A step that was
+ * prepared meanwhile is not this one's to apply. */
 enum res apply_wait_coll(struct coll *c);
 enum res apply_wait_step_coll(struct coll *c);
 

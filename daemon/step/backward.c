@@ -80,25 +80,15 @@ static bool backward_plan_concerns(const struct coll *c)
 	       c->unit->rec->optimizer->kind != OPTIM_NONE;
 }
 
-static void backward_cleared(struct coll *c)
-{
-	c->again(&c->parked);
-}
-
-/* What lies between tensors in memory that was something else before. Return: false: it is
- * being cleared, @again is called when that is ordered, or @c has ended. */
-static bool backward_clear_gaps(struct coll *c, void (*again)(struct parked *p))
+/* What lies between tensors in memory that was something else before. Return: RES_DONE: there is
+ * nothing between them. */
+static enum res backward_clear_gaps(struct coll *c)
 {
 	struct unit_run *gaps = calloc(c->unit->rec->n_tensors, sizeof(*gaps));
+	enum res r = gaps ? coll_need_kops(c, c->unit->rec->n_tensors) : coll_fail(c, -ENOMEM);
 	unsigned all = 0;
 
-	if (!gaps)
-		coll_end_status(c, -ENOMEM);
-	if (!gaps || !coll_need_kops_then(c, c->unit->rec->n_tensors)) {
-		free(gaps);
-		return false;
-	}
-	for (unsigned d = 0; d < c->n_parts; d++) {
+	for (unsigned d = 0; r == RES_DONE && d < c->n_parts; d++) {
 		const struct unit_part *p = &c->unit->parts[d];
 		unsigned n = unit_gaps(c->unit, p, gaps);
 
@@ -109,31 +99,24 @@ static bool backward_clear_gaps(struct coll *c, void (*again)(struct parked *p))
 						 .kind = FILL_CONSTANT };
 	}
 	free(gaps);
-	if (!all)
-		return true;
-	c->again = again;
-	coll_kernels_then(c, backward_cleared);
-	return false;
+	return all ? coll_kernels(c) : r;
 }
 
-static bool backward_need_grads(struct coll *c, void (*again)(struct parked *p))
+/* Asked again when the gaps are cleared, it finds the shards there. */
+static enum res backward_need_grads(struct coll *c)
 {
 	bool fresh = !c->unit->parts[0].grads.slab;
-	struct fault f = FAULT_NULL;
 	int r = job_take_grads(c->job, c->unit);
 
 	if (r > 0 && r != SLAB_E_LATER && job_evict(c->job, UINT64_MAX))
 		r = job_take_grads(c->job, c->unit);
 	if (r == 0)
-		return !fresh || !c->unit->layout.dim0 || backward_clear_gaps(c, again);
-	if (r == SLAB_E_LATER) {
-		node_wait(c->job->node, &c->parked, again);
-		return false;
-	}
+		return fresh && c->unit->layout.dim0 ? backward_clear_gaps(c) : RES_DONE;
+	if (r == SLAB_E_LATER)
+		return coll_wait_for_node(c);
 	op_memory_fault(c->job, r, unit_array_bytes(&c->unit->layout, c->unit->spread),
-			"gradient shards", &f);
-	coll_end(c, &f);
-	return false;
+			"gradient shards", &c->fault);
+	return RES_FAILED;
 }
 
 /* Will the unit be stepped because of it, without a Step? Then nobody may hold it from here on:
@@ -146,24 +129,20 @@ static bool backward_leads_to_step(const struct coll *c)
 	       !group_plan_holds(c->group);
 }
 
-bool backward_prepare(struct coll *c, void (*again)(struct parked *p))
+enum res backward_prepare(struct coll *c)
 {
-	struct fault f = FAULT_NULL;
-
-	if (!c->begun && backward_check_reduce(c->unit, &f)) { /* begun: it had waited for memory */
-		coll_end(c, &f);
-		return false;
-	}
-	if (backward_leads_to_step(c) && !coll_may_write_then(c, again))
-		return false;
-	if (!c->fused && !backward_need_grads(c, again))
-		return false;
-	if (backward_plan_concerns(c) && c->group->plan.inv_scale != 0 &&
-	    !coll_need_scratch_then(c, COLL_FOUND_INF, SHARDS_FOUND_BYTES, again))
-		return false;
+	/* begun: it had waited for memory */
+	if (!c->begun && backward_check_reduce(c->unit, &c->fault))
+		return RES_FAILED;
+	if (backward_leads_to_step(c))
+		RES_TRY(coll_may_write(c));
+	if (!c->fused)
+		RES_TRY(backward_need_grads(c));
+	if (backward_plan_concerns(c) && c->group->plan.inv_scale != 0)
+		RES_TRY(coll_need_scratch(c, COLL_FOUND_INF, SHARDS_FOUND_BYTES));
 	if (c->lends)
 		lend_begin(c);
-	return true;
+	return RES_DONE;
 }
 
 /* -------------------------------------------------------- as the plan says */
@@ -177,15 +156,6 @@ static void backward_arrived(struct coll *c)
 	c->partials = NULL;
 	c->n_partials = 0;
 	u->arrived = true;
-	c->arrived(c);
-}
-
-static void backward_take_norm(struct coll *c)
-{
-	if (c->group->plan.has_clip)
-		shards_norm(c, c->group->plan.clip.type, backward_arrived);
-	else
-		backward_arrived(c);
 }
 
 /* A rank may have died since: then there is neither a plan nor a use for it. */
@@ -194,17 +164,32 @@ bool backward_is_planned(const struct coll *c)
 	return backward_plan_concerns(c) && c->ops[0]->m->epoch == c->job->rec->epoch;
 }
 
-void backward_arrive(struct coll *c, void (*next)(struct coll *c))
+enum backward_arrive_stage { ARRIVE_BEGIN, ARRIVE_UNSCALE, ARRIVE_NORM, ARRIVE_DONE };
+
+enum res backward_arrive_tick(struct coll *c)
 {
-	if (c->fused || !backward_is_planned(c)) {
-		next(c);
-		return;
+	switch ((enum backward_arrive_stage)c->arrive_stage) {
+	case ARRIVE_BEGIN:
+		if (c->fused || !backward_is_planned(c))
+			return RES_DONE;
+		c->factor = (float)c->group->plan.inv_scale;
+		c->arrive_stage = c->group->plan.inv_scale != 0 ? ARRIVE_UNSCALE : ARRIVE_NORM;
+		return backward_arrive_tick(c);
+	case ARRIVE_UNSCALE:
+		RES_TRY(shards_unscale_tick(c));
+		c->arrive_stage = ARRIVE_NORM;
+		fallthrough;
+	case ARRIVE_NORM:
+		c->arrive_stage = ARRIVE_DONE;
+		if (c->group->plan.has_clip)
+			return shards_norm(c, c->group->plan.clip.type);
+		fallthrough;
+	case ARRIVE_DONE:
+		c->arrive_stage = ARRIVE_BEGIN;
+		backward_arrived(c);
+		return RES_DONE;
 	}
-	c->arrived = next;
-	if (c->group->plan.inv_scale != 0)
-		shards_unscale(c, (float)c->group->plan.inv_scale, backward_take_norm);
-	else
-		backward_take_norm(c);
+	CHECK_NOT_REACHED();
 }
 
 /* ------------------------------------------------------------------ stepping */

@@ -6,16 +6,16 @@
 
 #include "work/coll.h"
 
-/* A Reduce of c->unit begins, or a bucket of a ddp with gradients of it. Has the unit been
- * reduced for the last time in this pass? Then @c has ended. Is there memory for its gradient shards, and what the plan needs? If not,
- * @again is called with c->parked, or @c has ended. Return: true: go on. */
-bool backward_prepare(struct coll *c, void (*again)(struct parked *p));
+/* A Reduce of c->unit begins, or a bucket of a ddp with gradients of it: is there memory for its
+ * gradient shards, and what the plan needs, and may its parameters be written? Fails if the unit
+ * has been reduced for the last time in this pass. */
+enum res backward_prepare(struct coll *c);
 
 /* Is there anything that the plan says of the gradient of c->unit? */
 bool backward_is_planned(const struct coll *c);
 
-/* The reduced gradient is in the shards: deal with it as the plan says, then @next. */
-void backward_arrive(struct coll *c, void (*next)(struct coll *c));
+/* The reduced gradient is in the shards: deal with it as the plan says. A tick of its own. */
+enum res backward_arrive_tick(struct coll *c);
 
 /* At the end of the Reduce, when unit.has_gradient says how it ended: step the unit, now or
  * when nobody has it gathered any more; or offer its shards to the trainers. */

@@ -214,7 +214,6 @@ static void op_step_skip(struct coll *c, bool found)
 	op_step_answer(c, true, found);
 	op_step_drop_gradients(c);
 	op_step_end_pass(c);
-	coll_end(c, NULL);
 }
 
 static int op_step_check_all(const struct coll *c, struct fault *f)
@@ -224,7 +223,8 @@ static int op_step_check_all(const struct coll *c, struct fault *f)
 	return op_step_check_lr(c, f);
 }
 
-static void op_step_go(struct coll *c)
+/* It is applied later: step/apply.c. */
+static void op_step_note(struct coll *c)
 {
 	struct job_step *step = &c->job->step;
 	const struct pass_plan *plan = &c->group->plan;
@@ -237,46 +237,48 @@ static void op_step_go(struct coll *c)
 			step_rates_given(&plan->rates) ? &plan->rates : &step_args(op)->rates);
 	op_step_answer(c, false, c->group->found_inf);
 	op_step_end_pass(c);
-	coll_end(c, NULL);
 }
 
-static void op_step_prepare(struct parked *p)
+static enum res op_step_prepare(struct coll *c)
 {
-	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 	const struct op *op = c->ops[0];
 	const struct pass_plan *plan = &c->group->plan;
 	bool found = c->group->found_inf;
-	struct fault f = FAULT_NULL;
 
-	if (coll_overtaken_then(c, true))
-		return;
-	if (op_step_check_all(c, &f)) {
-		coll_end(c, &f);
-		return;
-	}
+	if (op_step_check_all(c, &c->fault))
+		return RES_FAILED;
 	if (step_args(op)->discard) {
 		op_step_skip(c, found);
-		return;
+		return RES_DONE;
 	}
-	if (op_step_check_arrived(c, &f)) {
-		coll_end(c, &f);
-		return;
-	}
+	if (op_step_check_arrived(c, &c->fault))
+		return RES_FAILED;
 	if (plan->has_clip)
 		c->value = op_step_planned_norm(c);
-	if (found && (step_args(op)->skip_if_found || plan->inv_scale != 0))
+	if (found && (step_args(op)->skip_if_found || plan->inv_scale != 0)) {
 		op_step_skip(c, found);
-	else if (plan->has_clip && clip_check(&plan->clip, c->value, &f))
-		coll_end(c, &f);
-	else
-		op_step_go(c);
+		return RES_DONE;
+	}
+	if (plan->has_clip && clip_check(&plan->clip, c->value, &c->fault))
+		return RES_FAILED;
+	op_step_note(c);
+	return RES_DONE;
 }
 
-static void op_step_run(struct coll *c)
+enum op_step_stage { STEP_APPLY, STEP_PREPARE };
+
+static enum res op_step_tick(struct coll *c)
 {
-	/* two steps without a commit between them: the first one is applied now */
-	if (apply_ensure_then(c->job, &c->parked, op_step_prepare))
-		op_step_prepare(&c->parked);
+	switch ((enum op_step_stage)c->stage) {
+	case STEP_APPLY: /* two steps without a commit between them: the first one is applied now */
+		c->stage = STEP_PREPARE;
+		RES_TRY(apply_wait_coll(c));
+		fallthrough;
+	case STEP_PREPARE:
+		RES_TRY(coll_check_epoch(c, true));
+		return op_step_prepare(c);
+	}
+	CHECK_NOT_REACHED();
 }
 
 static void op_step_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -302,7 +304,7 @@ const struct op_type op_step = {
 	.request = &shardd__v1__step_request__descriptor,
 	.decode = op_step_decode,
 	.check = op_step_check,
-	.run = op_step_run,
+	.tick = op_step_tick,
 	.encode = op_step_encode,
 	.move = MOVE_NEEDS_IDLE,
 	.forget = op_step_forget,

@@ -152,32 +152,19 @@ static size_t shards_kops_room(const struct coll *c)
 
 /* ---------------------------------------------------------------- unscaling */
 
-static void shards_keep_found(struct coll *c)
+static enum res shards_clear_found(struct coll *c)
 {
-	void (*next)(struct coll * c) = c->after;
-
-	/* what an epoch that has ended has found is not the next one's */
-	for (unsigned d = 0; c->ops[0]->m->epoch == c->job->rec->epoch && d < c->n_parts; d++)
-		if (c->parts[d].found_inf != 0)
-			c->group->found_inf = true;
-	next(c);
-}
-
-static void shards_read_found(struct coll *c)
-{
-	if (!coll_need_kops_then(c, 1))
-		return;
+	RES_TRY(coll_need_kops(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++)
-		coll_kop(&c->parts[d], KOP_COPY, sizeof(float))->copy =
-			(struct k_copy){ &c->parts[d].found_inf,
-					 region_addr(&c->parts[d].scratch[COLL_FOUND_INF]) };
-	coll_kernels_sync_then(c, shards_keep_found);
+		coll_kop(&c->parts[d], KOP_FILL, 1)->fill =
+			(struct k_fill){ .dst = region_addr(&c->parts[d].scratch[COLL_FOUND_INF]),
+					 .kind = FILL_CONSTANT };
+	return coll_kernels(c);
 }
 
-static void shards_multiply(struct coll *c)
+static enum res shards_multiply(struct coll *c)
 {
-	if (!coll_need_kops_then(c, shards_kops_room(c)))
-		return;
+	RES_TRY(coll_need_kops(c, shards_kops_room(c)));
 	for (uint32_t i = shards_first_of(c); i < shards_end_of(c); i++) {
 		const struct unit *u = c->job->units[i];
 
@@ -189,20 +176,47 @@ static void shards_multiply(struct coll *c)
 						region_addr(&c->parts[d].scratch[COLL_FOUND_INF])
 					};
 	}
-	coll_kernels_then(c, shards_read_found);
+	return coll_kernels(c);
 }
 
-void shards_unscale(struct coll *c, float inv, void (*next)(struct coll *c))
+static enum res shards_read_found(struct coll *c)
 {
-	c->factor = inv;
-	c->after = next;
-	if (!coll_need_kops_then(c, 1))
-		return;
+	RES_TRY(coll_need_kops(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++)
-		coll_kop(&c->parts[d], KOP_FILL, 1)->fill =
-			(struct k_fill){ .dst = region_addr(&c->parts[d].scratch[COLL_FOUND_INF]),
-					 .kind = FILL_CONSTANT };
-	coll_kernels_then(c, shards_multiply);
+		coll_kop(&c->parts[d], KOP_COPY, sizeof(float))->copy =
+			(struct k_copy){ &c->parts[d].found_inf,
+					 region_addr(&c->parts[d].scratch[COLL_FOUND_INF]) };
+	return coll_kernels_sync(c);
+}
+
+/* What an epoch that has ended has found is not the next one's. */
+static void shards_keep_found(struct coll *c)
+{
+	for (unsigned d = 0; c->ops[0]->m->epoch == c->job->rec->epoch && d < c->n_parts; d++)
+		if (c->parts[d].found_inf != 0)
+			c->group->found_inf = true;
+}
+
+enum shards_stage { SHARDS_CLEAR, SHARDS_MULTIPLY, SHARDS_READ, SHARDS_KEEP };
+
+enum res shards_unscale_tick(struct coll *c)
+{
+	switch ((enum shards_stage)c->shards_stage) {
+	case SHARDS_CLEAR:
+		c->shards_stage = SHARDS_MULTIPLY;
+		return shards_clear_found(c);
+	case SHARDS_MULTIPLY:
+		c->shards_stage = SHARDS_READ;
+		return shards_multiply(c);
+	case SHARDS_READ:
+		c->shards_stage = SHARDS_KEEP;
+		return shards_read_found(c);
+	case SHARDS_KEEP:
+		c->shards_stage = SHARDS_CLEAR;
+		shards_keep_found(c);
+		return RES_DONE;
+	}
+	CHECK_NOT_REACHED();
 }
 
 /* -------------------------------------------------------------------- norms */
@@ -216,19 +230,16 @@ static size_t shards_all_blocks(const struct coll *c)
 	return n;
 }
 
-void shards_norm(struct coll *c, double type, void (*next)(struct coll *c))
+enum res shards_norm(struct coll *c, double type)
 {
 	size_t at = 0;
 
-	if (!coll_need_kops_then(c, shards_kops_room(c)))
-		return;
+	RES_TRY(coll_need_kops(c, shards_kops_room(c)));
 	free(c->partials);
 	c->n_partials = shards_all_blocks(c);
 	c->partials = calloc(c->n_partials + 1, sizeof(*c->partials));
-	if (!c->partials) {
-		coll_end_status(c, -ENOMEM);
-		return;
-	}
+	if (!c->partials)
+		return coll_fail(c, -ENOMEM);
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		for (uint32_t i = shards_first_of(c); i < shards_end_of(c); i++) {
 			const struct unit *u = c->job->units[i];
@@ -241,7 +252,7 @@ void shards_norm(struct coll *c, double type, void (*next)(struct coll *c))
 			at += norm_blocks(p);
 		}
 	}
-	coll_kernels_sync_then(c, next);
+	return coll_kernels_sync(c);
 }
 
 double shards_total(const struct coll *c, double type)

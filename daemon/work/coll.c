@@ -397,7 +397,7 @@ bool coll_overtaken_then(struct coll *c, bool torn_matters)
 /* -------------------------------------------------------------------- ticks */
 
 /* The only caller of ticks. What it waits for may come while it runs: then it runs again. */
-static void coll_tick(struct coll *c)
+void coll_go_on(struct coll *c)
 {
 	enum res r;
 
@@ -408,7 +408,9 @@ static void coll_tick(struct coll *c)
 	c->ticking = true;
 	do {
 		c->woken = false;
-		r = c->type->tick(c);
+		r = c->fault.code ? RES_FAILED
+		    : c->status   ? coll_fail(c, c->status)
+				  : c->type->tick(c);
 	} while (r == RES_WAIT && c->woken);
 	c->ticking = false;
 	CHECK((r == RES_FAILED) == (c->fault.code != FAULT_NONE));
@@ -419,14 +421,14 @@ static void coll_tick(struct coll *c)
 static void coll_begin(struct coll *c)
 {
 	if (c->type->tick)
-		coll_tick(c);
+		coll_go_on(c);
 	else
 		c->type->run(c);
 }
 
 void coll_resume(struct parked *p)
 {
-	coll_tick(CONTAINER_OF(p, struct coll, parked));
+	coll_go_on(CONTAINER_OF(p, struct coll, parked));
 }
 
 enum res coll_wait_for_node(struct coll *c)
@@ -460,10 +462,10 @@ static void coll_stage_over(struct coll *c)
 {
 	if (c->stage_over)
 		c->stage_over(c);
-	else if (c->status && !c->batch)
-		coll_end_status(c, c->status);
 	else if (c->type->tick)
-		coll_tick(c);
+		coll_go_on(c);
+	else if (c->status)
+		coll_end_status(c, c->status);
 	else
 		c->next(c);
 }

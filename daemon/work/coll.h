@@ -65,17 +65,17 @@ struct coll {
 	uint64_t breaks;           /* of the communicators, then */
 	double *partials;          /* owned */
 	size_t n_partials;
-	bool drained;               /* Initialise: nobody uses the parameters any more */
-	struct reduce_run *reduce;  /* Reduce: owned */
-	struct list small;          /* group->small, while it waits to be in a batch */
-	struct reduce_batch *batch; /* that runs its stages; told of failures, too */
-	const struct reduce_batch_ops *batch_ops;
+	bool drained;                 /* Initialise: nobody uses the parameters any more */
+	struct reduce_run *reduce;    /* Reduce: owned */
+	struct list small;            /* group->small, while it waits to be in a batch */
+	struct reduce_batch *batch;   /* that runs its stages */
 	uint32_t turn;                /* of what is done once a member */
 	void (*next)(struct coll *c); /* what follows the present stage */
 	unsigned stage; /* where its tick goes on: an enum of the file that has it; 0 at first */
-	struct fault fault; /* of a tick that has returned RES_FAILED */
-	bool ticking;       /* its tick runs now */
-	bool woken;         /* what it waits for came meanwhile */
+	unsigned arrive_stage, shards_stage; /* of backward_arrive_tick, shards_unscale_tick */
+	struct fault fault;                  /* of a tick that has returned RES_FAILED */
+	bool ticking;                        /* its tick runs now */
+	bool woken;                          /* what it waits for came meanwhile */
 	/* (optional) Who is told of the end of a stage, in place of its tick: c->status says how
 	 * it ended. */
 	void (*stage_over)(struct coll *c);
@@ -160,7 +160,10 @@ enum res coll_need_scratch(struct coll *c, unsigned k, uint64_t bytes);
 /* Wait until node_wake. Return: RES_WAIT. */
 enum res coll_wait_for_node(struct coll *c);
 
-/* Goes on when @c->parked is resumed: for lists of those who wait. */
+/* What it waited for has come: tick it. With c->status (of a device or engine) or c->fault it
+ * fails instead. May end it; within its own tick it goes on behind that. */
+void coll_go_on(struct coll *c);
+/* The same, for lists of those who wait. */
 void coll_resume(struct parked *p);
 
 /* Room for @n kops on each part, none of them used. Return: false: no memory, the collective
