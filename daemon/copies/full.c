@@ -72,14 +72,14 @@ static void full_answer_waiting(struct unit *u, int status, bool streams_only)
 {
 	struct list now = LIST_INIT(now);
 
-	list_take_all(&now, &u->waiting);
+	list_take_all(&now, &u->cast_done.waiters);
 	while (!list_empty(&now)) {
 		struct op *op =
-			CONTAINER_OF(list_first(&now, struct parked, link), struct op, parked);
+			CONTAINER_OF(list_first(&now, struct waiter, link), struct op, waiter);
 
-		list_unlink(&op->parked.link);
+		list_unlink(&op->waiter.link);
 		if (streams_only && !op->stream)
-			list_append(&u->waiting, &op->parked.link);
+			condition_wait(&u->cast_done, &op->waiter);
 		else
 			op->type->copied(op, status);
 	}
@@ -99,29 +99,30 @@ bool full_may_begin(const struct job *job)
 	return !most || job->casts < most;
 }
 
-void full_wait_turn(struct op *op, void (*resume)(struct parked *p))
+enum res full_wait_turn(struct op *op)
 {
 	struct member *m = op->m;
 
-	op_park(op, &m->casts, resume);
+	(void)op_wait(op, &m->casts);
 	if (list_empty(&m->cast_turn))
 		list_append(&m->job->cast_turns, &m->cast_turn);
+	return RES_WAIT;
 }
 
 /* The first gather of the member whose turn it is; it goes behind the others then. Ops that
  * were ended meanwhile have left the list. */
-static struct parked *full_take_turn(struct job *job)
+static struct waiter *full_take_turn(struct job *job)
 {
 	while (!list_empty(&job->cast_turns)) {
 		struct member *m = list_first(&job->cast_turns, struct member, cast_turn);
-		struct parked *p;
+		struct waiter *p;
 
 		list_unlink(&m->cast_turn);
-		if (list_empty(&m->casts))
+		if (condition_is_idle(&m->casts))
 			continue;
-		p = list_first(&m->casts, struct parked, link);
+		p = list_first(&m->casts.waiters, struct waiter, link);
 		list_unlink(&p->link);
-		if (!list_empty(&m->casts))
+		if (!condition_is_idle(&m->casts))
 			list_append(&job->cast_turns, &m->cast_turn);
 		return p;
 	}
@@ -131,7 +132,7 @@ static struct parked *full_take_turn(struct job *job)
 /* Not all of those that waited need a cast by now. */
 static void full_next_in_queue(struct job *job)
 {
-	struct parked *p;
+	struct waiter *p;
 
 	while (full_may_begin(job) && (p = full_take_turn(job)))
 		p->resume(p);
@@ -514,7 +515,7 @@ static void full_enter(struct cast *cast, struct op *op)
 	if (!op)
 		return;
 	op_begin_run(op);
-	list_append(&u->waiting, &op->parked.link);
+	condition_wait(&u->cast_done, &op->waiter);
 }
 
 int full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struct op *op,

@@ -504,7 +504,7 @@ static enum res op_ddp_bucket_tick(struct coll *c)
 	switch ((enum op_ddp_bucket_stage)c->stage) {
 	case BUCKET_APPLY: /* a prepared step still needs the gradients that this one would overwrite */
 		c->stage = BUCKET_PREPARE;
-		RES_TRY(apply_wait_step_coll(c));
+		RES_TRY(apply_wait_step(c->job, &c->waiter));
 		fallthrough;
 	case BUCKET_PREPARE:
 		RES_TRY(coll_check_epoch(c, true));

@@ -54,10 +54,10 @@ static int op_ddp_pass_check(struct op *op, struct fault *f)
 	return op_check_not_torn(op, f);
 }
 
-static void op_ddp_pass_end_now(struct op *op)
+static enum res op_ddp_pass_end_now(struct op *op)
 {
 	op_begin_run(op);
-	op_end(op);
+	return RES_DONE;
 }
 
 /* -------------------------------------------------------------- DdpBackward */
@@ -221,20 +221,12 @@ static void op_ddp_pass_finish_leave(struct op *op)
 		ddp_args(op)->rank->finishing = false;
 }
 
-static void op_ddp_pass_finish_start(struct op *op);
-
-static void op_ddp_pass_finish_resume(struct parked *p)
-{
-	op_ddp_pass_finish_start(CONTAINER_OF(p, struct op, parked));
-}
-
 /* Its buckets are ordered by now; without a stream they must have been executed. */
-static void op_ddp_pass_finish_start(struct op *op)
+static enum res op_ddp_pass_finish_start(struct op *op)
 {
 	struct ddp_rank *rank = ddp_args(op)->rank;
 
-	if (op_wait_for_memory(op, op_ddp_pass_finish_resume))
-		return;
+	RES_TRY(op_wait_for_memory(op));
 	op_begin_run(op);
 	if (rank->fault.code) {
 		op->fault = rank->fault;
@@ -242,7 +234,7 @@ static void op_ddp_pass_finish_start(struct op *op)
 	}
 	if (op->m->executing)
 		op->result.ready = op->m->ready;
-	op_end(op);
+	return op->fault.code ? RES_FAILED : RES_DONE;
 }
 
 static void op_ddp_pass_finish_encode(const struct op *op, op_reply_cb send, void *ctx)

@@ -91,13 +91,13 @@ static int op_policy_check(struct op *op, struct fault *f)
 	return 0;
 }
 
-static void op_policy_start(struct op *op)
+static enum res op_policy_start(struct op *op)
 {
 	op_begin_run(op);
 	for (size_t i = 0; i < policy_args(op)->n; i++)
 		member_unit_find(op->m, op_policy_unit_at(op, i))->reshard =
 			(uint8_t)policy_args(op)->reshard;
-	op_end(op);
+	return RES_DONE;
 }
 
 static void op_policy_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -146,7 +146,7 @@ static int op_policy_check_prefetch(struct op *op, struct fault *f)
 	return 0;
 }
 
-static void op_policy_start_prefetch(struct op *op)
+static enum res op_policy_start_prefetch(struct op *op)
 {
 	struct member_unit *mu = member_unit(op->m, op->unit);
 	int r = -ENOMEM;
@@ -158,7 +158,7 @@ static void op_policy_start_prefetch(struct op *op)
 	if (r)
 		op_memory_fault(op->m->job, r > 0 ? SLAB_E_QUOTA : r, sizeof(struct member_list),
 				"a list of units", &op->fault);
-	op_end(op);
+	return r ? RES_FAILED : RES_DONE;
 }
 
 static void op_policy_encode_prefetch(const struct op *op, op_reply_cb send, void *ctx)

@@ -31,7 +31,7 @@ static struct job *job_free(struct job *job)
 	MAGIC_CHECK(job, JOB_MAGIC);
 	CHECK(!job->members && !job->running && !job->quota.used);
 	CHECK(list_empty(&job->registrations) && list_empty(&job->readers.all));
-	CHECK(list_empty(&job->readers.writers) && list_empty(&job->readers.procs));
+	CHECK(condition_is_idle(&job->readers.writers) && list_empty(&job->readers.procs));
 	for (uint32_t i = 0; i < job->n_groups; i++)
 		group_free(job->groups[i]);
 	list_unlink(&job->link);
@@ -139,7 +139,7 @@ static struct job *job_new(struct jobs *jobs, state_job *rec, struct fault *f)
 	list_init(&job->idle_full);
 	list_init(&job->cast_turns);
 	list_init(&job->drains);
-	list_init(&job->step.waiting);
+	condition_init(&job->step.applied, "the step that is applied");
 	list_init(&job->settled_waiters);
 	list_init(&job->waiting_tasks);
 	list_init(&job->registrations);

@@ -16,6 +16,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/condition.h"
 #include "core/fault.h"
 #include "core/htab.h"
 #include "core/list.h"
@@ -75,10 +76,10 @@ struct job_step {
 	bool committing; /* a commit runs: what was applied will be committed */
 	bool scales;     /* gradients are multiplied by @factor before */
 	float factor;
-	uint32_t stepping;   /* units whose optimizer runs in backward just now */
-	bool mid;            /* units were stepped in backward since the last Step or Commit */
-	bool counted;        /* and that is counted in uncommitted_steps */
-	struct list waiting; /* ops that wait for the end of applying; owned by op/ */
+	uint32_t stepping; /* units whose optimizer runs in backward just now */
+	bool mid;          /* units were stepped in backward since the last Step or Commit */
+	bool counted;      /* and that is counted in uncommitted_steps */
+	struct condition applied;
 };
 
 /* Called once, from the loop, when the job has settled (job_wait_settled). */

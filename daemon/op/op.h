@@ -74,8 +74,10 @@ struct op_type {
 	/* Active: is it allowed in the present state? Collectives: fill op->entry.print.
 	 * Changes nothing. Return: 0 or a fault code. */
 	int (*check)(struct op *op, struct fault *f);
-	/* Not collective: do it; ends with op_end, now or later. */
-	void (*start)(struct op *op);
+	/* Not collective: do it, until it waits or is over; called when the op becomes active, and
+	 * again when what it waits for has changed. RES_WAIT also of one that has submitted
+	 * something, which ends with op_end. RES_FAILED: op->fault is set. */
+	enum res (*start)(struct op *op);
 	/* Collective: do it for all, until it waits or is over (work/coll.h). */
 	enum res (*tick)(struct coll *c);
 	void (*run)(struct coll *c);
@@ -109,9 +111,6 @@ struct op_type {
 	const char *(*detail)(const struct op *op);
 	/* May it wait until readers let go of parameters, while it runs, or while it is parked? */
 	bool (*waits_for_readers)(const struct op *op);
-	/* (optional) What it waits for when it is parked, for texts. NULL: the step that is applied,
-	 * or a cast. */
-	const char *parked_for;
 };
 
 /* waits_for_readers of an op that always writes parameters: unless it is parked. */
@@ -157,7 +156,9 @@ struct op {
 	bool stream;    /* answer when it is ordered on the device, with result.ready */
 	struct backend_wait after[OP_MAX_AFTER]; /* streams of the trainer it must come after */
 	unsigned n_after;
-	struct parked parked;
+	struct waiter waiter;
+	bool ticking;    /* its start runs now */
+	bool woken;      /* what it waits for came meanwhile */
 	uint64_t record; /* in the flight recorder */
 
 	/* The type's arguments, by its decode: a struct of the files that implement it. */

@@ -250,7 +250,7 @@ static enum res op_reduce_tick(struct coll *c)
 			return none < 0 ? coll_fail(c, none) : op_reduce_end_without(c);
 		/* a prepared step still needs the gradients that this one would overwrite */
 		c->stage = REDUCE_PREPARE;
-		RES_TRY(apply_wait_step_coll(c));
+		RES_TRY(apply_wait_step(c->job, &c->waiter));
 		fallthrough;
 	case REDUCE_PREPARE:
 		RES_TRY(coll_check_epoch(c, true));

@@ -498,8 +498,8 @@ static enum res op_sparse_tick(struct coll *c)
 	switch ((enum op_sparse_stage)c->stage) {
 	case SPARSE_APPLY: /* a prepared step still needs the gradients that this one would change */
 		c->stage = SPARSE_PREPARE;
-		RES_TRY(sparse_args(op_sparse_first_of(c))->d ? apply_wait_step_coll(c)
-							      : apply_wait_coll(c));
+		RES_TRY(sparse_args(op_sparse_first_of(c))->d ? apply_wait_step(c->job, &c->waiter)
+							      : apply_wait(c->job, &c->waiter));
 		fallthrough;
 	case SPARSE_PREPARE:
 		RES_TRY(coll_check_epoch(c, true));

@@ -164,7 +164,7 @@ static void status_jobs_fill_readers(struct arena *a, const struct job *job,
 	size_t n = 0;
 
 	readers_holding(job, now, waits, sizeof(waits));
-	j->waits_for_reader = status_text(a, list_empty(&job->readers.writers) ? "" : waits);
+	j->waits_for_reader = status_text(a, condition_is_idle(&job->readers.writers) ? "" : waits);
 	j->overtaken_reads = job->readers.overtaken;
 	list_for_each (r, tmp, all, link)
 		n++;

@@ -28,13 +28,13 @@ struct apply_part {
 
 struct apply {
 	struct job *job;
-	struct parked parked; /* until nobody holds or reads the parameters any more */
+	struct waiter waiter; /* until nobody holds or reads the parameters any more */
+	unsigned stage;       /* enum apply_stage */
 	struct unit **units;  /* those that are stepped */
 	unsigned n;
 	struct apply_part parts[NODE_MAX_DEVICES]; /* by device */
 	unsigned pending;
 	int status;
-	void (*next)(struct apply *a); /* when all devices are there; NULL: it is over */
 };
 
 static void apply_free(struct apply *a)
@@ -78,20 +78,16 @@ static void apply_done(struct job *job, struct unit **units, unsigned n, int sta
 	job_settle(job);
 }
 
+static void apply_run(struct apply *a);
+
 static void apply_on_applied(struct backend_task *task, int status)
 {
 	struct apply *a = CONTAINER_OF(task, struct apply_part, task)->apply;
-	struct job *job = a->job;
 
 	a->status = a->status ? a->status : status;
 	if (--a->pending)
 		return;
-	if (a->next && !a->status) {
-		a->next(a);
-		return;
-	}
-	apply_done(job, a->units, a->n, a->status);
-	apply_free(a);
+	apply_run(a);
 }
 
 static bool apply_takes_part(const struct job *job, const struct unit *u)
@@ -134,6 +130,8 @@ static bool apply_make_room(struct apply *a)
 	return there;
 }
 
+static void apply_resume(struct waiter *w);
+
 static struct apply *apply_new(struct job *job)
 {
 	struct apply *a = calloc(1, sizeof(*a));
@@ -141,7 +139,7 @@ static struct apply *apply_new(struct job *job)
 	if (!a)
 		return NULL;
 	a->job = job;
-	list_init(&a->parked.link);
+	waiter_init(&a->waiter, apply_resume);
 	a->units = calloc(job->n_units ? job->n_units : 1, sizeof(struct unit *));
 	if (a->units && apply_make_room(a))
 		return a;
@@ -186,9 +184,8 @@ static void apply_submit_parts(struct apply *a)
 	}
 }
 
-static void apply_step_units(struct apply *a)
+static enum res apply_step_units(struct apply *a)
 {
-	a->next = NULL;
 	for (unsigned d = 0; d < a->job->node->n_devices; d++) {
 		a->parts[d].task.n_kops = 0;
 		a->parts[d].task.sync = true;
@@ -196,12 +193,12 @@ static void apply_step_units(struct apply *a)
 	for (unsigned i = 0; i < a->n; i++)
 		apply_step_unit(a, a->units[i]);
 	apply_submit_parts(a);
+	return RES_WAIT;
 }
 
 /* The factor of a planned clip: an op on the same elements comes before the step. */
-static void apply_scale_units(struct apply *a)
+static enum res apply_scale_units(struct apply *a)
 {
-	a->next = apply_step_units;
 	for (unsigned i = 0; i < a->n; i++) {
 		const struct unit *u = a->units[i];
 
@@ -213,55 +210,75 @@ static void apply_scale_units(struct apply *a)
 		}
 	}
 	apply_submit_parts(a);
+	return RES_WAIT;
 }
 
-/* The epoch may have ended while streams were waited for: then what they brought is worth
- * nothing, and the step never was. */
-static void apply_submit(struct parked *p)
+static void apply_take_units(struct apply *a)
 {
-	struct apply *a = CONTAINER_OF(p, struct apply, parked);
 	struct job *job = a->job;
 
-	if (job->step.epoch != job->rec->epoch) {
-		job->step.abandoned = true;
-		apply_done(job, NULL, 0, 0);
-		apply_free(a);
-		return;
-	}
 	for (uint32_t i = 0; i < job->n_units; i++) {
 		CHECK(!apply_takes_part(job, job->units[i]) || !job->units[i]->gathered_ranks);
 		if (apply_takes_part(job, job->units[i]))
 			a->units[a->n++] = job->units[i];
 	}
-	if (job->step.scales)
-		apply_scale_units(a);
-	else
-		apply_step_units(a);
 }
 
-/* Nobody holds the parameters. */
-static void apply_drain(struct parked *p)
+/* The epoch may have ended while readers or streams were waited for: then what they brought is
+ * worth nothing, and the step never was. */
+static bool apply_is_abandoned(struct apply *a)
 {
-	struct apply *a = CONTAINER_OF(p, struct apply, parked);
+	a->job->step.abandoned = a->job->step.epoch != a->job->rec->epoch;
+	return a->job->step.abandoned;
+}
+
+enum apply_stage { APPLY_READERS, APPLY_SCALE, APPLY_STEP, APPLY_DONE };
+
+static enum res apply_tick(struct apply *a)
+{
 	struct job *job = a->job;
-	int r = drain_ensure_then(job, p, apply_submit);
 
-	if (r == 0) {
-		apply_submit(p);
-	} else if (r < 0) {
-		apply_done(job, NULL, 0, r);
-		apply_free(a);
+	switch ((enum apply_stage)a->stage) {
+	case APPLY_READERS:
+		if (apply_is_abandoned(a))
+			return RES_DONE;
+		if (!readers_let(job, &a->waiter))
+			return RES_WAIT;
+		a->stage = APPLY_SCALE;
+		RES_TRY(drain_wait(job, &a->waiter));
+		fallthrough;
+	case APPLY_SCALE:
+		if (apply_is_abandoned(a))
+			return RES_DONE;
+		apply_take_units(a);
+		a->stage = APPLY_STEP;
+		if (job->step.scales)
+			return apply_scale_units(a);
+		fallthrough;
+	case APPLY_STEP:
+		a->stage = APPLY_DONE;
+		return apply_step_units(a);
+	case APPLY_DONE:
+		return RES_DONE;
 	}
+	CHECK_NOT_REACHED();
 }
 
-static void apply_unheld(struct parked *p)
+static void apply_run(struct apply *a)
 {
-	struct apply *a = CONTAINER_OF(p, struct apply, parked);
+	enum res r = a->status ? RES_FAILED : apply_tick(a);
 
-	if (a->job->step.epoch != a->job->rec->epoch)
-		apply_submit(p); /* which will not do it */
-	else if (readers_let(a->job, p, apply_unheld))
-		apply_drain(p);
+	if (r == RES_WAIT)
+		return;
+	if (r == RES_FAILED && !a->status)
+		a->status = -ENOMEM; /* of drain_wait */
+	apply_done(a->job, a->units, a->n, a->status);
+	apply_free(a);
+}
+
+static void apply_resume(struct waiter *w)
+{
+	apply_run(CONTAINER_OF(w, struct apply, waiter));
 }
 
 static void apply_start(struct job *job)
@@ -274,7 +291,7 @@ static void apply_start(struct job *job)
 	job->step.epoch = job->rec->epoch;
 	job->running++;
 	if (a)
-		apply_unheld(&a->parked);
+		apply_run(a);
 	else
 		apply_done(job, NULL, 0, -ENOMEM);
 }
@@ -284,41 +301,41 @@ void apply_go_on(struct job *job)
 {
 	if (job->step.applying || job->step.stepping)
 		return;
-	if (job->step.prepared && !list_empty(&job->step.waiting))
+	if (job->step.prepared && !condition_is_idle(&job->step.applied))
 		apply_start(job);
 	else
-		parked_resume_all(&job->step.waiting);
+		condition_signal(&job->step.applied);
 }
 
-static void apply_wait(struct job *job, struct parked *p, void (*resume)(struct parked *p))
+static enum res apply_begin_wait(struct job *job, struct waiter *w)
 {
-	p->resume = resume;
-	list_append(&job->step.waiting, &p->link);
+	condition_wait(&job->step.applied, w);
 	apply_go_on(job);
+	return RES_WAIT;
 }
 
-bool apply_ensure_then(struct job *job, struct parked *p, void (*resume)(struct parked *p))
+enum res apply_wait(struct job *job, struct waiter *w)
 {
 	if (!job->step.prepared && !job->step.applying && !job->step.stepping)
-		return true;
-	apply_wait(job, p, resume);
-	return false;
+		return RES_DONE;
+	return apply_begin_wait(job, w);
 }
 
-bool apply_ensure_step_then(struct job *job, struct parked *p, void (*resume)(struct parked *p))
+enum res apply_wait_step(struct job *job, struct waiter *w)
 {
 	if (!job->step.prepared && !job->step.applying)
-		return true;
-	apply_wait(job, p, resume);
-	return false;
+		return RES_DONE;
+	return apply_begin_wait(job, w);
+}
+
+bool apply_ensure_then(struct job *job, struct waiter *p, void (*resume)(struct waiter *p))
+{
+	p->resume = resume;
+	return apply_wait(job, p) == RES_DONE;
 }
 
 enum res apply_wait_coll(struct coll *c)
 {
-	return apply_ensure_then(c->job, &c->parked, coll_resume) ? RES_DONE : RES_WAIT;
-}
-
-enum res apply_wait_step_coll(struct coll *c)
-{
-	return apply_ensure_step_then(c->job, &c->parked, coll_resume) ? RES_DONE : RES_WAIT;
+	c->waiter.resume = coll_resume;
+	return apply_wait(c->job, &c->waiter);
 }

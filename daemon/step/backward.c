@@ -228,7 +228,7 @@ void backward_let_go(struct job *job, struct unit *u)
 	u->stepping = false;
 	job_give_grads(job, u);
 	job->step.stepping--;
-	parked_resume_all(&u->awaiting);
+	condition_signal(&u->step_done);
 	apply_go_on(job);
 }
 
@@ -317,7 +317,7 @@ void backward_released(struct job *job, struct unit *u)
 	struct back *b;
 
 	if (!unit_is_read(u))
-		parked_resume_all(&u->awaiting); /* ShardDone; whoever is too early waits again */
+		condition_signal(&u->step_done); /* ShardDone; whoever is too early waits again */
 	if (!u->due || u->stepping || unit_is_read(u))
 		return;
 	b = backward_back_new(job, u);
@@ -383,38 +383,34 @@ static bool backward_holds(const struct op *op)
 	return mu && mu->gathers;
 }
 
-static int backward_wait_for_step(struct op *op, void (*resume)(struct parked *p))
-{
-	op_park(op, &op->unit->awaiting, resume);
-	return BACKWARD_WAITS;
-}
-
-static int backward_gather_own(struct op *op, void (*resume)(struct parked *p))
+static enum res backward_gather_own(struct op *op)
 {
 	const struct member_unit *mu = member_unit_find(op->m, op->unit);
 
-	if (mu && mu->shard_state != SHARD_GIVEN_BACK)
-		return fault_set(&op->fault, FAULT_STATE, NULL,
-				 "unit '%.100s' cannot be gathered: this rank has not given its "
-				 "shard back (NextShard, ShardDone)",
-				 op->unit->rec->name);
-	return backward_wait_for_step(op, resume);
+	if (!mu || mu->shard_state == SHARD_GIVEN_BACK)
+		return op_wait(op, &op->unit->step_done);
+	fault_set(&op->fault, FAULT_STATE, NULL,
+		  "unit '%.100s' cannot be gathered: this rank has not given its shard back "
+		  "(NextShard, ShardDone)",
+		  op->unit->rec->name);
+	return RES_FAILED;
 }
 
 /* A rank that has gathered the unit already gets the same copy. */
-int backward_gather(struct op *op, void (*resume)(struct parked *p))
+enum res backward_gather(struct op *op)
 {
 	struct unit *u = op->unit;
 
 	if (u->shards_left && !backward_holds(op))
-		return backward_gather_own(op, resume);
+		return backward_gather_own(op);
 	if (u->due)
 		backward_released(op->m->job, u);
 	if (u->stepping || (u->due && u->gathered_ranks && !backward_holds(op)))
-		return backward_wait_for_step(op, resume);
-	if (u->due && !unit_is_read(u))
-		return fault_errno(&op->fault, -ENOMEM, "stepping a unit in backward");
-	return 0;
+		return op_wait(op, &u->step_done);
+	if (!u->due || unit_is_read(u))
+		return RES_DONE;
+	fault_errno(&op->fault, -ENOMEM, "stepping a unit in backward");
+	return RES_FAILED;
 }
 
 int backward_check_over(const struct job *job, const struct group *g, struct fault *f)

@@ -27,10 +27,8 @@ int backward_end_unused(struct coll *c, struct fault *f);
 
 /* Somebody has let go of @u: step it if that is due. */
 void backward_released(struct job *job, struct unit *u);
-/* Before a gather: are the parameters of the pass before stepped? Return: 0; BACKWARD_WAITS: it waits,
- * @resume is called with op->parked; or a fault code, op->fault filled. */
-enum { BACKWARD_WAITS = 1000 };
-int backward_gather(struct op *op, void (*resume)(struct parked *p));
+/* Before a gather: are the parameters of the pass before stepped? */
+enum res backward_gather(struct op *op);
 
 /* Refuse to go on from a pass in which some units were stepped and others are still to be.
  * @g: of its units; NULL: of all. Return: 0 or a fault code. */

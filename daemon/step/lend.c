@@ -143,7 +143,7 @@ void lend_ready(struct coll *c)
 	if (!c->begun)
 		lend_promise(c);
 	c->unit->shards_ready = true;
-	parked_resume_all(&c->group->awaiting);
+	condition_signal(&c->group->shard_ready);
 }
 
 void lend_failed(struct coll *c)
@@ -229,46 +229,30 @@ static void lend_hand_out(struct op *op, struct unit *u, struct lend_copy *copy)
 	queue_task_submit(&copy->queue, op->m->device->backend, op->deadline_us);
 }
 
-static void lend_next_resume(struct parked *p);
-
-static void lend_next_start(struct op *op)
+static enum res lend_next_start(struct op *op)
 {
 	struct unit *u = lend_first_coming(op);
 	struct region place = REGION_NULL;
 	struct lend_copy *copy;
 	uint64_t bytes;
-	int r;
 
-	if (!u || !u->shards_ready) {
-		op_park(op, &op->group->awaiting, lend_next_resume);
-		return;
-	}
+	if (!u || !u->shards_ready)
+		return op_wait(op, &op->group->shard_ready);
 	bytes = 2 * lend_array_bytes(lend_elements_of(op, u));
-	r = op_take_memory(op, bytes, &place);
-	if (r == SLAB_E_LATER) {
-		op->state = OP_PARKED;
-		node_wait(op->m->job->node, &op->parked, lend_next_resume);
-		return;
-	}
-	copy = r ? NULL : lend_copy_new(op, u);
+	RES_TRY(op_need_memory(op, bytes, "a shard for the trainer", &place));
+	copy = lend_copy_new(op, u);
 	if (copy) {
 		copy->place = region_steal(&place);
 		op->owned = lend_pieces_new(&copy->share);
 	}
 	if (copy && op->owned) {
 		lend_hand_out(op, u, copy);
-		return;
+		return RES_WAIT;
 	}
 	lend_copy_free(copy);
 	pool_give(&op->m->pool, &place);
-	op_memory_fault(op->m->job, r ? r : -ENOMEM, bytes, "a shard for the trainer", &op->fault);
-	op_begin_run(op);
-	op_end(op);
-}
-
-static void lend_next_resume(struct parked *p)
-{
-	lend_next_start(CONTAINER_OF(p, struct op, parked));
+	op_memory_fault(op->m->job, -ENOMEM, bytes, "a shard for the trainer", &op->fault);
+	return RES_FAILED;
 }
 
 static void lend_next_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -297,7 +281,6 @@ const struct op_type op_next_shard = {
 	.check = lend_next_check,
 	.start = lend_next_start,
 	.encode = lend_next_encode,
-	.parked_for = "a unit whose gradient is reduced",
 };
 
 /* ------------------------------------------------------------------- ShardDone */
@@ -352,7 +335,7 @@ static void lend_unit_done(struct job *job, struct unit *u, int status)
 	unit_stepped(u);
 	full_invalidate(job, u);
 	job_give_grads(job, u);
-	parked_resume_all(&u->awaiting);
+	condition_signal(&u->step_done);
 }
 
 static void lend_on_given_back(struct backend_task *task, int status)
@@ -393,29 +376,23 @@ static int lend_take_waits(struct lend_copy *copy, const struct op *op)
 	return r;
 }
 
-static void lend_done_resume(struct parked *p);
-
-static void lend_done_start(struct op *op)
+static enum res lend_done_start(struct op *op)
 {
 	struct unit *u = op->unit;
 	struct member_unit *mu = member_unit_find(op->m, u);
 	struct lend_copy *copy;
 
-	if (unit_is_read(u)) {
-		op_park(op, &u->awaiting, lend_done_resume);
-		return;
-	}
-	if (!readers_let(op->m->job, &op->parked, lend_done_resume)) {
-		op->state = OP_PARKED;
-		return;
-	}
+	if (unit_is_read(u))
+		return op_wait(op, &u->step_done);
+	op->state = OP_PARKED;
+	if (!readers_let(op->m->job, &op->waiter))
+		return RES_WAIT;
 	copy = lend_copy_new(op, u);
 	op_begin_run(op);
 	if (!copy || lend_take_waits(copy, op) < 0) {
 		lend_copy_free(copy);
 		fault_errno(&op->fault, -ENOMEM, "taking a shard back");
-		op_end(op);
-		return;
+		return RES_FAILED;
 	}
 	mu->shard_state = SHARD_BACK;
 	copy->place = region_steal(&mu->shard);
@@ -425,11 +402,7 @@ static void lend_done_start(struct op *op)
 	copy->queue.task.done = lend_on_given_back;
 	op->m->job->running++;
 	queue_task_submit(&copy->queue, op->m->device->backend, op->deadline_us);
-}
-
-static void lend_done_resume(struct parked *p)
-{
-	lend_done_start(CONTAINER_OF(p, struct op, parked));
+	return RES_WAIT;
 }
 
 static void lend_done_encode(const struct op *op, op_reply_cb send, void *ctx)

@@ -131,7 +131,7 @@ static enum res op_clip_tick(struct coll *c)
 	switch ((enum op_clip_stage)c->stage) {
 	case CLIP_APPLY: /* a prepared step needs the gradients as they are */
 		c->stage = CLIP_NORM;
-		RES_TRY(apply_wait_coll(c));
+		RES_TRY(apply_wait(c->job, &c->waiter));
 		fallthrough;
 	case CLIP_NORM:
 		RES_TRY(coll_check_epoch(c, true));

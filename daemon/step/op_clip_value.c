@@ -67,7 +67,7 @@ static enum res op_clip_value_tick(struct coll *c)
 	switch ((enum op_clip_value_stage)c->stage) {
 	case CLIP_VALUE_APPLY:
 		c->stage = CLIP_VALUE_CLAMP;
-		RES_TRY(apply_wait_coll(c));
+		RES_TRY(apply_wait(c->job, &c->waiter));
 		fallthrough;
 	case CLIP_VALUE_CLAMP:
 		RES_TRY(coll_check_epoch(c, true));

@@ -98,9 +98,9 @@ static void op_commit_end_pass(struct job *job)
 			unit_pass_end(job->units[i]);
 }
 
-static void op_commit_finish(struct parked *p)
+static void op_commit_finish(struct waiter *p)
 {
-	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+	struct coll *c = CONTAINER_OF(p, struct coll, waiter);
 	state_job *rec = c->job->rec;
 	struct fault f = FAULT_NULL;
 
@@ -140,8 +140,8 @@ static void op_commit_run(struct coll *c)
 		return;
 	}
 	c->job->step.committing = true;
-	if (apply_ensure_then(c->job, &c->parked, op_commit_finish))
-		op_commit_finish(&c->parked);
+	if (apply_ensure_then(c->job, &c->waiter, op_commit_finish))
+		op_commit_finish(&c->waiter);
 }
 
 static void op_commit_encode(const struct op *op, op_reply_cb send, void *ctx)

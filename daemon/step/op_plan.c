@@ -107,9 +107,9 @@ static int op_plan_check_begin(const struct coll *c, struct fault *f)
 	return 0;
 }
 
-static void op_plan_start(struct parked *p)
+static void op_plan_start(struct waiter *p)
 {
-	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+	struct coll *c = CONTAINER_OF(p, struct coll, waiter);
 	struct fault f = FAULT_NULL;
 
 	if (coll_overtaken_then(c, true))
@@ -121,8 +121,8 @@ static void op_plan_start(struct parked *p)
 
 static void op_plan_run(struct coll *c)
 {
-	if (apply_ensure_then(c->job, &c->parked, op_plan_start))
-		op_plan_start(&c->parked);
+	if (apply_ensure_then(c->job, &c->waiter, op_plan_start))
+		op_plan_start(&c->waiter);
 }
 
 static void op_plan_encode(const struct op *op, op_reply_cb send, void *ctx)

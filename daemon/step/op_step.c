@@ -272,7 +272,7 @@ static enum res op_step_tick(struct coll *c)
 	switch ((enum op_step_stage)c->stage) {
 	case STEP_APPLY: /* two steps without a commit between them: the first one is applied now */
 		c->stage = STEP_PREPARE;
-		RES_TRY(apply_wait_coll(c));
+		RES_TRY(apply_wait(c->job, &c->waiter));
 		fallthrough;
 	case STEP_PREPARE:
 		RES_TRY(coll_check_epoch(c, true));

@@ -62,7 +62,7 @@ static enum res op_unscale_tick(struct coll *c)
 	switch ((enum op_unscale_stage)c->stage) {
 	case UNSCALE_APPLY:
 		c->stage = UNSCALE_BEGIN;
-		RES_TRY(apply_wait_coll(c));
+		RES_TRY(apply_wait(c->job, &c->waiter));
 		fallthrough;
 	case UNSCALE_BEGIN:
 		RES_TRY(coll_check_epoch(c, true));

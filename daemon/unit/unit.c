@@ -87,9 +87,9 @@ int unit_new(uint32_t id, state_unit *rec, const struct layout *layout,
 	u->magic = UNIT_MAGIC;
 	u->id = id;
 	u->version = 1;
-	list_init(&u->waiting);
+	condition_init(&u->cast_done, "a cast");
 	list_init(&u->idle);
-	list_init(&u->awaiting);
+	condition_init(&u->step_done, "the step of the unit in backward");
 	unit_lay_out(u, layout, devices);
 	*ret = u;
 	return 0;
@@ -134,8 +134,8 @@ struct unit *unit_free(struct unit *u)
 	MAGIC_CHECK(u, UNIT_MAGIC);
 	CHECK(!u->gathered_ranks && !u->summoned_ranks && !u->casting && !u->executing &&
 	      !u->has_full);
-	CHECK(list_empty(&u->waiting) && list_empty(&u->idle));
-	CHECK(!u->stepping && list_empty(&u->awaiting));
+	CHECK(condition_is_idle(&u->cast_done) && list_empty(&u->idle));
+	CHECK(!u->stepping && condition_is_idle(&u->step_done));
 	free(u->norms);
 	for (unsigned d = 0; d < u->n_parts; d++)
 		reads_deinit(&u->parts[d].reads);

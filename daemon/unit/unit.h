@@ -24,6 +24,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/condition.h"
 #include "core/fault.h"
 #include "core/list.h"
 #include "mem/pool.h"
@@ -143,8 +144,8 @@ struct unit {
 	uint64_t full_version; /* parameters they were made from; 0: not valid */
 	bool casting;          /* not ordered yet: no rank can have it */
 	bool executing;        /* ordered, not executed yet: only for ranks that wait by stream */
-	struct list waiting;   /* ops that wait for either; owned by op/ */
-	struct list idle;      /* link in the job's list of idle full buffers */
+	struct condition cast_done; /* either is over */
+	struct list idle;           /* link in the job's list of idle full buffers */
 	bool drop; /* free its memory as soon as it is unused: no other rank will use it */
 
 	uint32_t gathered_ranks; /* ranks that hold at least one gather */
@@ -163,7 +164,8 @@ struct unit {
 	/* shards were given back to some of several copies of the unit: it is invalid until all
 	 * have them */
 	bool copies_differ;
-	struct list awaiting; /* ops that wait for the parameters to be stepped; owned by op/ */
+	struct condition
+		step_done; /* the parameters are stepped in backward, or nobody reads them */
 };
 
 /* Bytes of one array of a part in a shard slab, padding included, rounded up so that

@@ -243,7 +243,7 @@ static void op_all_reduce_show_between(struct coll *c)
 
 /* ------------------------------------------------------------------ the op */
 
-static bool op_all_reduce_need_scratch(struct coll *c, void (*again)(struct parked *p))
+static bool op_all_reduce_need_scratch(struct coll *c, void (*again)(struct waiter *p))
 {
 	const struct op *op = c->ops[0];
 	uint64_t sums = buf_args(op)->count * sizeof(float);
@@ -256,9 +256,9 @@ static bool op_all_reduce_need_scratch(struct coll *c, void (*again)(struct park
 	       (buf_args(op)->op != REDUCE_AVG || coll_need_scratch_then(c, 1, sums, again));
 }
 
-static void op_all_reduce_start(struct parked *parked)
+static void op_all_reduce_start(struct waiter *parked)
 {
-	struct coll *c = CONTAINER_OF(parked, struct coll, parked);
+	struct coll *c = CONTAINER_OF(parked, struct coll, waiter);
 	enum reduce_op op = buf_args(c->ops[0])->op;
 	bool add = op == REDUCE_SUM || op == REDUCE_AVG;
 
@@ -279,7 +279,7 @@ static void op_all_reduce_start(struct parked *parked)
 
 static void op_all_reduce_run(struct coll *c)
 {
-	op_all_reduce_start(&c->parked);
+	op_all_reduce_start(&c->waiter);
 }
 
 static void op_all_reduce_encode(const struct op *op, op_reply_cb send, void *ctx)

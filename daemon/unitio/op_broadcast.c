@@ -102,9 +102,9 @@ static void op_broadcast_to_other_devices(struct coll *c)
 }
 
 /* The first stage does nothing but wait for the streams that filled the buffers. */
-static void op_broadcast_start(struct parked *p)
+static void op_broadcast_start(struct waiter *p)
 {
-	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+	struct coll *c = CONTAINER_OF(p, struct coll, waiter);
 
 	if (coll_overtaken_then(c, false) || !coll_ready_then(c, op_broadcast_start) || !coll_need_kops_then(c, 0))
 		return;
@@ -114,7 +114,7 @@ static void op_broadcast_start(struct parked *p)
 
 static void op_broadcast_run(struct coll *c)
 {
-	op_broadcast_start(&c->parked);
+	op_broadcast_start(&c->waiter);
 }
 
 static void op_broadcast_encode(const struct op *op, op_reply_cb send, void *ctx)

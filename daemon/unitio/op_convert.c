@@ -184,7 +184,7 @@ static int op_convert_check_all(const struct coll *c, struct fault *f)
 	return 0;
 }
 
-static void op_convert_start(struct parked *p);
+static void op_convert_start(struct waiter *p);
 
 /* Of the largest array that is brought together. */
 static uint64_t op_convert_scratch_bytes(const struct coll *c)
@@ -211,7 +211,7 @@ static bool op_convert_memory_ready(struct coll *c)
 	if (r == 0)
 		r = convert_take_slabs(c);
 	if (r == SLAB_E_LATER || (r == 0 && op_convert_is_waiting_for_copies(c))) {
-		node_wait(c->job->node, &c->parked, op_convert_start);
+		node_wait(c->job->node, &c->waiter, op_convert_start);
 		return false;
 	}
 	if (r == 0)
@@ -230,23 +230,23 @@ static bool op_convert_devices_ready(struct coll *c)
 }
 
 /* A copy of one may have been begun meanwhile. */
-static void op_convert_begin(struct parked *p)
+static void op_convert_begin(struct waiter *p)
 {
-	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+	struct coll *c = CONTAINER_OF(p, struct coll, waiter);
 
 	if (coll_overtaken_then(c, true))
 		return;
 	if (op_convert_is_waiting_for_copies(c))
-		node_wait(c->job->node, &c->parked, op_convert_start);
+		node_wait(c->job->node, &c->waiter, op_convert_start);
 	else if (convert_place(c->convert) < 0)
 		coll_end_status(c, -ENOMEM);
 	else if (coll_need_kops_then(c, 0))
 		coll_kernels_then(c, convert_arrays);
 }
 
-static void op_convert_start(struct parked *p)
+static void op_convert_start(struct waiter *p)
 {
-	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+	struct coll *c = CONTAINER_OF(p, struct coll, waiter);
 	struct fault f = FAULT_NULL;
 	int r;
 
@@ -268,8 +268,8 @@ static void op_convert_start(struct parked *p)
 
 static void op_convert_run(struct coll *c)
 {
-	if (apply_ensure_then(c->job, &c->parked, op_convert_start))
-		op_convert_start(&c->parked);
+	if (apply_ensure_then(c->job, &c->waiter, op_convert_start))
+		op_convert_start(&c->waiter);
 }
 
 static bool op_convert_is_converted(const struct op *op, uint32_t id)

@@ -274,7 +274,7 @@ static const float *op_init_own_source(const struct coll *c, uint32_t i)
 
 /* ------------------------------------------------------------------ the op */
 
-static bool op_init_prepared(struct coll *c, void (*again)(struct parked *p))
+static bool op_init_prepared(struct coll *c, void (*again)(struct waiter *p))
 {
 	int how = init_args(c->ops[0])->how;
 
@@ -286,9 +286,9 @@ static bool op_init_prepared(struct coll *c, void (*again)(struct parked *p))
 	       coll_need_scratch_then(c, 0, c->unit->packed * sizeof(float), again);
 }
 
-static void op_init_start(struct parked *p)
+static void op_init_start(struct waiter *p)
 {
-	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+	struct coll *c = CONTAINER_OF(p, struct coll, waiter);
 	struct fault f = FAULT_NULL;
 	int how = init_args(c->ops[0])->how;
 
@@ -325,8 +325,8 @@ static void op_init_start(struct parked *p)
 
 static void op_init_run(struct coll *c)
 {
-	if (apply_ensure_then(c->job, &c->parked, op_init_start))
-		op_init_start(&c->parked);
+	if (apply_ensure_then(c->job, &c->waiter, op_init_start))
+		op_init_start(&c->waiter);
 }
 
 static void op_init_encode(const struct op *op, op_reply_cb send, void *ctx)

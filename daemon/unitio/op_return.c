@@ -196,9 +196,9 @@ static const float *op_return_source(const struct coll *c, uint32_t i)
 	return region_addr(op_return_copy_of(c, i));
 }
 
-static void op_return_write_back(struct parked *p)
+static void op_return_write_back(struct waiter *p)
 {
-	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+	struct coll *c = CONTAINER_OF(p, struct coll, waiter);
 
 	if (coll_overtaken_then(c, false) || !coll_may_write_then(c, op_return_write_back))
 		return;
@@ -222,7 +222,7 @@ static void op_return_run(struct coll *c)
 {
 	c->forget = op_return_put_back;
 	if (summon_args(c->ops[0])->write)
-		op_return_write_back(&c->parked);
+		op_return_write_back(&c->waiter);
 	else if (op_return_take_copies(c) && coll_need_kops_then(c, 0))
 		coll_kernels_then(c, op_return_returned); /* behind the streams that may still use it */
 }

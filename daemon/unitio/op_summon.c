@@ -93,7 +93,7 @@ static int op_summon_take(struct coll *c, uint32_t i)
 	return job_take(c->job, &m->pool, bytes, op_summon_copy_of(c, i));
 }
 
-static void op_summon_start(struct parked *p);
+static void op_summon_start(struct waiter *p);
 
 /* Everybody's memory. Return: false: it waits, or has ended. */
 static bool op_summon_take_memory(struct coll *c)
@@ -112,7 +112,7 @@ static bool op_summon_take_memory(struct coll *c)
 				&f);
 		coll_end(c, &f);
 	} else if (later) {
-		node_wait(c->job->node, &c->parked, op_summon_start);
+		node_wait(c->job->node, &c->waiter, op_summon_start);
 	}
 	return r == 0 && !later;
 }
@@ -281,9 +281,9 @@ static int op_summon_check_idle(const struct unit *u, struct fault *f)
 			 u->rec->name, u->gathered_ranks);
 }
 
-static void op_summon_start(struct parked *p)
+static void op_summon_start(struct waiter *p)
 {
-	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+	struct coll *c = CONTAINER_OF(p, struct coll, waiter);
 	struct fault f = FAULT_NULL;
 
 	if (coll_overtaken_then(c, true))
@@ -307,8 +307,8 @@ static void op_summon_run(struct coll *c)
 		return;
 	}
 	c->forget = op_summon_give_back;
-	if (apply_ensure_then(c->job, &c->parked, op_summon_start))
-		op_summon_start(&c->parked);
+	if (apply_ensure_then(c->job, &c->waiter, op_summon_start))
+		op_summon_start(&c->waiter);
 }
 
 /* By tensor into @ret. Return: how many there are to tell, 0 if all have had the unit's. */

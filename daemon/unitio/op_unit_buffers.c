@@ -31,7 +31,7 @@ static int op_unit_buffers_check(struct op *op, struct fault *f)
 	return op->unit->buffers ? 0 : op_unit_buffers_no_buffers(op, f);
 }
 
-static void op_unit_buffers_start(struct op *op)
+static enum res op_unit_buffers_start(struct op *op)
 {
 	uint32_t index = 0;
 
@@ -39,7 +39,7 @@ static void op_unit_buffers_start(struct op *op)
 	CHECK(group_index(op->m->job->groups[op->unit->rec->group], op->m->rank, &index));
 	op->result.place = op->unit->buffers[index];
 	op->result.writable = true;
-	op_end(op);
+	return RES_DONE;
 }
 
 static void op_unit_buffers_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -215,9 +215,9 @@ static void op_unit_buffers_to_other_devices(struct coll *c)
 }
 
 /* The first stage does nothing but wait for the streams that wrote the buffers. */
-static void op_unit_buffers_start_broadcast(struct parked *p)
+static void op_unit_buffers_start_broadcast(struct waiter *p)
 {
-	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+	struct coll *c = CONTAINER_OF(p, struct coll, waiter);
 
 	if (coll_overtaken_then(c, false))
 		return;
@@ -230,7 +230,7 @@ static void op_unit_buffers_start_broadcast(struct parked *p)
 
 static void op_unit_buffers_run_broadcast(struct coll *c)
 {
-	op_unit_buffers_start_broadcast(&c->parked);
+	op_unit_buffers_start_broadcast(&c->waiter);
 }
 
 static void op_unit_buffers_encode_broadcast(const struct op *op, op_reply_cb send, void *ctx)

@@ -153,7 +153,7 @@ static void own_next_rank(struct coll *c)
 		own_bring_together(c);
 }
 
-bool own_ready(struct coll *c, void (*again)(struct parked *p))
+bool own_ready(struct coll *c, void (*again)(struct waiter *p))
 {
 	const struct layout *l = &c->unit->layout;
 

@@ -7,7 +7,7 @@
 #include "work/coll.h"
 
 /* Is there on each device what own_write needs? Return: as coll_ready. */
-bool own_ready(struct coll *c, void (*again)(struct parked *p));
+bool own_ready(struct coll *c, void (*again)(struct waiter *p));
 
 /* What each rank owns of c->unit, from @source's memory of member @i (on its device; asked
  * here) into the parameters, or with @state that array of what is trained: there in the order

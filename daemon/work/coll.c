@@ -105,7 +105,7 @@ static struct coll *coll_new(struct group *g, struct match_entry *const *entries
 	c->group = g;
 	c->job = g->job;
 	c->n = n;
-	list_init(&c->parked.link);
+	waiter_init(&c->waiter, coll_resume);
 	list_init(&c->small);
 	queue_task_init(&c->between, c->job);
 	c->ops = calloc(n, sizeof(struct op *));
@@ -426,14 +426,15 @@ static void coll_begin(struct coll *c)
 		c->type->run(c);
 }
 
-void coll_resume(struct parked *p)
+void coll_resume(struct waiter *p)
 {
-	coll_go_on(CONTAINER_OF(p, struct coll, parked));
+	coll_go_on(CONTAINER_OF(p, struct coll, waiter));
 }
 
 enum res coll_wait_for_node(struct coll *c)
 {
-	node_wait(c->job->node, &c->parked, coll_resume);
+	c->waiter.resume = coll_resume;
+	condition_wait(&c->job->node->changed, &c->waiter);
 	return RES_WAIT;
 }
 
@@ -559,13 +560,13 @@ struct comm *coll_between(const struct coll *c)
 	return c->group->nc->comm[BACKEND_Q_MAIN];
 }
 
-bool coll_ready_then(struct coll *c, void (*again)(struct parked *p))
+bool coll_ready_then(struct coll *c, void (*again)(struct waiter *p))
 {
 	struct fault f = FAULT_NULL;
 	int r = group_comms(c->group, &f);
 
 	if (r == NODE_E_LATER)
-		node_wait(c->job->node, &c->parked, again);
+		node_wait(c->job->node, &c->waiter, again);
 	else if (r)
 		coll_end(c, &f);
 	return r == 0;
@@ -606,7 +607,7 @@ static void coll_check_windows(const struct coll *c, unsigned k)
 }
 
 bool coll_need_scratch_then(struct coll *c, unsigned k, uint64_t bytes,
-			    void (*again)(struct parked *p))
+			    void (*again)(struct waiter *p))
 {
 	struct fault f = FAULT_NULL;
 	bool later = false;
@@ -626,7 +627,7 @@ bool coll_need_scratch_then(struct coll *c, unsigned k, uint64_t bytes,
 		op_memory_fault(c->job, r, bytes, "sums between devices", &f);
 		coll_end(c, &f);
 	} else if (later) {
-		node_wait(c->job->node, &c->parked, again);
+		node_wait(c->job->node, &c->waiter, again);
 	} else {
 		coll_check_windows(c, k);
 	}

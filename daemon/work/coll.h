@@ -59,7 +59,7 @@ struct coll {
 	bool on_device;   /* something was submitted */
 	bool marked;      /* markers were submitted: its members are told when they are reached */
 	bool marking;     /* not all of them are in their queues yet */
-	struct parked parked;
+	struct waiter waiter;
 	struct comm_op comm_op;
 	struct queue_task between; /* watches what goes on between devices, from its start */
 	uint64_t breaks;           /* of the communicators, then */
@@ -92,7 +92,7 @@ struct coll {
 	bool lends;                    /* Reduce: its shards are for the trainers' optimizers */
 	void (*after)(struct coll *c); /* what follows several stages */
 	void (*arrived)(struct coll *c); /* what follows what the plan says */
-	void (*again)(struct parked *p); /* what follows when the shards are cleared */
+	void (*again)(struct waiter *p); /* what follows when the shards are cleared */
 	float factor;                    /* for what they multiply */
 	enum fused fused;
 	bool begun;  /* Reduce: shards are promised to the trainers */
@@ -164,7 +164,7 @@ enum res coll_wait_for_node(struct coll *c);
  * fails instead. May end it; within its own tick it goes on behind that. */
 void coll_go_on(struct coll *c);
 /* The same, for lists of those who wait. */
-void coll_resume(struct parked *p);
+void coll_resume(struct waiter *p);
 
 /* Room for @n kops on each part, none of them used. Return: false: no memory, the collective
  * has ended. */
@@ -178,9 +178,9 @@ struct kop *coll_kop(struct coll_part *p, enum kop_kind kind, uint64_t n);
 void coll_kernels_then(struct coll *c, void (*next)(struct coll *c));
 void coll_kernels_sync_then(struct coll *c, void (*next)(struct coll *c));
 
-/* Can the group's devices talk? If not yet, @again is called with c->parked later; if they
+/* Can the group's devices talk? If not yet, @again is called with c->waiter later; if they
  * cannot, the collective has ended. Return: true: go on. */
-bool coll_ready_then(struct coll *c, void (*again)(struct parked *p));
+bool coll_ready_then(struct coll *c, void (*again)(struct waiter *p));
 
 /* Can they still, at a later stage? If not, the collective has ended. Return: true: go on. */
 bool coll_can_talk_then(struct coll *c);
@@ -194,7 +194,7 @@ struct comm_op *coll_comm_then(struct coll *c, void (*next)(struct coll *c));
 /* Memory on every device until the end of the collective: p->scratch[@k] of @bytes.
  * Return: as coll_ready. */
 bool coll_need_scratch_then(struct coll *c, unsigned k, uint64_t bytes,
-			    void (*again)(struct parked *p));
+			    void (*again)(struct waiter *p));
 
 /* The member index of rank @root. CHECKs that it is one. */
 uint32_t coll_index(const struct coll *c, uint32_t root);

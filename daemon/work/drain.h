@@ -12,14 +12,15 @@
  * asked; gathers that nobody has asked for are waited for anywhere. Return: 0 (nothing to
  * wait for), DRAIN_E_WAIT, or -ENOMEM. */
 enum { DRAIN_E_WAIT = 1 };
-int drain_ensure_then(struct job *job, struct parked *p, void (*resume)(struct parked *p));
+enum res drain_wait(struct job *job, struct waiter *w);
+int drain_ensure_then(struct job *job, struct waiter *p, void (*resume)(struct waiter *p));
 
 /* No gather that nobody has asked for is under way any more: those that wait go on. */
 void drain_go_on(struct job *job);
 
 /* @c is about to change parameters, or will lead to that: may it, or do readers hold them? If not,
- * @again is called with c->parked, and asks again. From true on until its end none will. */
-bool coll_may_write_then(struct coll *c, void (*again)(struct parked *p));
+ * @again is called with c->waiter, and asks again. From true on until its end none will. */
+bool coll_may_write_then(struct coll *c, void (*again)(struct waiter *p));
 
 /* The same for ticks: drain_coll once for each write, its stage ends with it. */
 enum res drain_coll(struct coll *c);
