@@ -38,7 +38,7 @@ struct cast {
 	uint64_t deadline_us; /* for the streams it waits for */
 	unsigned pending;     /* parts whose stage is not over */
 	unsigned issued;      /* parts whose marker is not issued */
-	unsigned gathered;    /* all-gathers that are over */
+	unsigned stage;       /* enum full_stage */
 	bool ahead;           /* nobody had asked for it when it was begun */
 	int status;
 	struct cast_part parts[]; /* by part of the unit */
@@ -198,6 +198,8 @@ static void full_on_marker_issued(struct backend_task *task, int status)
 	full_answer_waiting(u, 0, true);
 }
 
+static void full_go_on(struct cast *cast);
+
 static void full_on_marker_executed(struct backend_task *task, int status)
 {
 	struct cast *cast = CONTAINER_OF(task, struct cast_part, queue.task)->cast;
@@ -206,7 +208,7 @@ static void full_on_marker_executed(struct backend_task *task, int status)
 	if (cast->between.between && cast->breaks != cast->between.between->breaks)
 		cast->status = cast->status ? cast->status : ENGINE_E_ABORTED;
 	if (--cast->pending == 0)
-		full_cast_end(cast, cast->status);
+		full_go_on(cast);
 }
 
 static bool full_has_queues(const struct unit *u)
@@ -215,7 +217,7 @@ static bool full_has_queues(const struct unit *u)
 }
 
 /* The streams of the first stage are watched until the marker behind it was executed. */
-static void full_submit_markers(struct cast *cast)
+static enum res full_submit_markers(struct cast *cast)
 {
 	struct unit *u = cast->unit;
 
@@ -229,28 +231,16 @@ static void full_submit_markers(struct cast *cast)
 						       .done = full_on_marker_executed };
 		queue_task_follow(&p->queue, u->parts[d].device->backend);
 	}
+	return RES_WAIT;
 }
 
-static void full_finish(struct cast *cast)
-{
-	if (full_has_queues(cast->unit))
-		full_submit_markers(cast);
-	else
-		full_cast_end(cast, 0);
-}
-
-static void full_on_unpacked(struct backend_task *task, int status)
+static void full_on_kernels(struct backend_task *task, int status)
 {
 	struct cast *cast = CONTAINER_OF(task, struct cast_part, queue.task)->cast;
 
 	cast->status = cast->status ? cast->status : status;
-	if (--cast->pending)
-		return;
-	full_give_staged(cast);
-	if (cast->status)
-		full_cast_end(cast, cast->status);
-	else
-		full_finish(cast);
+	if (--cast->pending == 0)
+		full_go_on(cast);
 }
 
 static enum dtype full_compute_dtype(const struct cast *cast)
@@ -258,7 +248,7 @@ static enum dtype full_compute_dtype(const struct cast *cast)
 	return (enum dtype)cast->unit->rec->compute_dtype;
 }
 
-static void full_unpack(struct cast *cast)
+static enum res full_unpack(struct cast *cast)
 {
 	struct unit *u = cast->unit;
 
@@ -271,10 +261,11 @@ static void full_unpack(struct cast *cast)
 
 		p->queue.task = (struct backend_task){ .kops = p->unpack,
 						       .queue = BACKEND_Q_GATHER,
-						       .done = full_on_unpacked };
+						       .done = full_on_kernels };
 		p->queue.task.n_kops = unit_unpack_kops(u, UNIT_ALL, &full, &parts, p->unpack);
 		queue_task_follow(&p->queue, u->parts[d].device->backend);
 	}
+	return RES_WAIT;
 }
 
 /* Where the parts are brought together on each device. */
@@ -303,11 +294,30 @@ static void full_check_windows(struct cast *cast, struct node_comm *nc)
 		window_check(nc, BACKEND_Q_GATHER, shards);
 }
 
-static void full_on_gathered(struct comm_op *op, int status);
+static void full_on_gathered(struct comm_op *op, int status)
+{
+	struct cast *cast = CONTAINER_OF(op, struct cast, comm_op);
+
+	cast->status = status;
+	full_go_on(cast);
+}
+
+static struct node_comm *full_comm_of(const struct cast *cast)
+{
+	return cast->job->groups[cast->unit->rec->group]->nc;
+}
+
+/* It may have broken while the shards were cast. */
+static bool full_can_talk(struct cast *cast)
+{
+	if (full_comm_of(cast)->state != COMM_READY)
+		cast->status = ENGINE_E_ABORTED;
+	return !cast->status;
+}
 
 /* Each device sends its shards as they are, or what it has cast of them, which lies where
  * it belongs already. */
-static void full_all_gather(struct cast *cast, struct node_comm *nc, bool frozen)
+static enum res full_all_gather(struct cast *cast, bool frozen)
 {
 	struct unit *u = cast->unit;
 	enum dtype dtype = full_compute_dtype(cast);
@@ -325,70 +335,76 @@ static void full_all_gather(struct cast *cast, struct node_comm *nc, bool frozen
 				  : (char *)recv[d] + d * count * dtype_size(dtype);
 	}
 	cast->comm_op.done = full_on_gathered;
-	comm_all_gather(nc->comm[BACKEND_Q_GATHER], &cast->comm_op, send, recv, count, dtype);
+	comm_all_gather(full_comm_of(cast)->comm[BACKEND_Q_GATHER], &cast->comm_op, send, recv,
+			count, dtype);
+	return RES_WAIT;
 }
 
-/* The next all-gather of those that there are, or what follows. */
-static void full_between_devices(struct cast *cast)
+static void full_watch(struct cast *cast)
 {
-	struct unit *u = cast->unit;
-	struct node_comm *nc = cast->job->groups[u->rec->group]->nc;
+	struct node_comm *nc = full_comm_of(cast);
 
-	if (nc->state != COMM_READY) { /* it broke while the shards were cast */
-		full_cast_end(cast, ENGINE_E_ABORTED);
+	if (cast->unit->n_parts == 1 || nc->state != COMM_READY)
 		return;
-	}
-	if (cast->gathered == 0 && !unit_part_elements(u))
-		cast->gathered++;
-	if (cast->gathered == 1 && !unit_frozen_elements(u))
-		cast->gathered++;
-	if (cast->gathered < 2)
-		full_all_gather(cast, nc, cast->gathered == 1);
-	else if (unit_is_packed(u))
-		full_unpack(cast);
-	else
-		full_finish(cast);
+	cast->breaks = nc->breaks;
+	queue_task_watch(&cast->between, nc, cast->deadline_us);
+	full_check_windows(cast, nc);
 }
 
-static void full_on_gathered(struct comm_op *op, int status)
-{
-	struct cast *cast = CONTAINER_OF(op, struct cast, comm_op);
+enum full_stage { FULL_CAST, FULL_TRAINED, FULL_FROZEN, FULL_UNPACK, FULL_MARK, FULL_DONE };
 
-	cast->gathered++;
-	if (status)
-		full_cast_end(cast, status);
-	else
-		full_between_devices(cast);
+/* Begun when the shards are cast. RES_FAILED: cast->status. */
+static enum res full_tick(struct cast *cast)
+{
+	const struct unit *u = cast->unit;
+
+	switch ((enum full_stage)cast->stage) {
+	case FULL_CAST:
+		cast->stage = FULL_MARK;
+		if (u->spread < u->n_parts) /* each device has all of it */
+			return full_tick(cast);
+		full_watch(cast);
+		fallthrough;
+	case FULL_TRAINED:
+		cast->stage = FULL_FROZEN;
+		if (!full_can_talk(cast))
+			return RES_FAILED;
+		if (unit_part_elements(u))
+			return full_all_gather(cast, false);
+		fallthrough;
+	case FULL_FROZEN:
+		cast->stage = FULL_UNPACK;
+		if (!full_can_talk(cast))
+			return RES_FAILED;
+		if (unit_frozen_elements(u))
+			return full_all_gather(cast, true);
+		fallthrough;
+	case FULL_UNPACK:
+		cast->stage = FULL_MARK;
+		if (!full_can_talk(cast))
+			return RES_FAILED;
+		if (unit_is_packed(u))
+			return full_unpack(cast);
+		fallthrough;
+	case FULL_MARK:
+		full_give_staged(cast);
+		cast->stage = FULL_DONE;
+		if (full_has_queues(u))
+			return full_submit_markers(cast);
+		fallthrough;
+	case FULL_DONE:
+		return RES_DONE;
+	}
+	CHECK_NOT_REACHED();
 }
 
-static void full_begin_between(struct cast *cast)
+static void full_go_on(struct cast *cast)
 {
-	struct unit *u = cast->unit;
-	struct node_comm *nc = cast->job->groups[u->rec->group]->nc;
+	enum res r = cast->status ? RES_FAILED : full_tick(cast);
 
-	if (u->spread < u->n_parts) { /* each device has all of it */
-		full_finish(cast);
-		return;
-	}
-	if (u->n_parts > 1 && nc->state == COMM_READY) {
-		cast->breaks = nc->breaks;
-		queue_task_watch(&cast->between, nc, cast->deadline_us);
-		full_check_windows(cast, nc);
-	}
-	full_between_devices(cast);
-}
-
-static void full_on_cast(struct backend_task *task, int status)
-{
-	struct cast *cast = CONTAINER_OF(task, struct cast_part, queue.task)->cast;
-
-	cast->status = cast->status ? cast->status : status;
-	if (--cast->pending)
-		return;
-	if (cast->status)
+	CHECK((r == RES_FAILED) == (cast->status != 0));
+	if (r != RES_WAIT)
 		full_cast_end(cast, cast->status);
-	else
-		full_begin_between(cast);
 }
 
 /* @n elements from @from of the part's parameters to @to of the copy. */
@@ -420,7 +436,7 @@ static void full_cast_part(struct cast *cast, unsigned d)
 
 	part->queue.task = (struct backend_task){ .kops = part->kops,
 						  .queue = BACKEND_Q_GATHER,
-						  .done = full_on_cast };
+						  .done = full_on_kernels };
 	full_cast_kop(cast, d, p->begin, 0, padded ? trained : p->n);
 	full_cast_kop(cast, d, trained * u->spread + frozen * (d % u->spread), trained, frozen);
 	queue_task_submit(&part->queue, p->device->backend, cast->deadline_us);
