@@ -46,7 +46,7 @@ struct cast {
 
 void full_invalidate(struct job *job, struct unit *u)
 {
-	if (!u->has_full || u->casting || u->executing || u->gathered_ranks)
+	if (u->copy != UNIT_COPY_KEPT || u->gathered_ranks)
 		return;
 	list_unlink(&u->idle);
 	job_give_full(job, u);
@@ -57,7 +57,7 @@ static int full_take_full(struct job *job, struct unit *u, bool evict)
 {
 	int r;
 
-	if (u->has_full)
+	if (unit_has_copy(u))
 		return 0;
 	r = job_take_full(job, u);
 	if (r == 0 || r == SLAB_E_LATER || !evict)
@@ -89,7 +89,7 @@ static void full_answer_waiting(struct unit *u, int status, bool streams_only)
 
 bool full_valid(const struct unit *u)
 {
-	return u->has_full && !u->casting && u->full_version == u->version;
+	return unit_has_copy(u) && u->copy != UNIT_COPY_CASTING && u->full_version == u->version;
 }
 
 bool full_may_begin(const struct job *job)
@@ -165,8 +165,7 @@ static void full_cast_end(struct cast *cast, int status)
 	struct job *job = cast->job;
 	struct unit *u = cast->unit;
 
-	u->casting = false;
-	u->executing = false;
+	unit_copy_move(u, UNIT_COPY_KEPT);
 	u->full_version = status ? 0 : cast->version;
 	job->ahead_casts -= cast->ahead;
 	full_cast_free(cast);
@@ -192,8 +191,7 @@ static void full_on_marker_issued(struct backend_task *task, int status)
 	u->parts[p - cast->parts].ready = task->ready;
 	if (--cast->issued)
 		return;
-	u->casting = false;
-	u->executing = true;
+	unit_copy_move(u, UNIT_COPY_EXECUTING);
 	u->full_version = cast->version;
 	full_answer_waiting(u, 0, true);
 }
@@ -519,7 +517,7 @@ static void full_enter(struct cast *cast, struct op *op)
 	struct unit *u = cast->unit;
 
 	full_forget_reads(cast);
-	u->casting = true;
+	unit_copy_move(u, UNIT_COPY_CASTING);
 	cast->job->casts++;
 	cast->job->running++;
 	cast->ahead = !op;
@@ -540,7 +538,7 @@ int full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struct op 
 	struct cast *cast;
 	int r = group_comms(job->groups[u->rec->group], f);
 
-	CHECK(!u->casting && !u->executing);
+	CHECK(!unit_is_copying(u));
 	if (r)
 		return r;
 	list_unlink(&u->idle);

@@ -74,7 +74,7 @@ static enum res op_gather_give_full(struct op *op, bool copied)
 	const struct unit_part *p = unit_part_on(u, op->m->device);
 	struct region place = { p->full.slab, p->full.offset, unit_full_bytes(u) };
 
-	return op_gather_give(op, place, copied, u->executing ? p->ready : 0);
+	return op_gather_give(op, place, copied, u->copy == UNIT_COPY_EXECUTING ? p->ready : 0);
 }
 
 static void op_gather_gather_fault(struct op *op, int status)
@@ -121,7 +121,7 @@ enum res gather_start(struct op *op)
 	if (unit_is_direct(u))
 		return op_gather_give(op, unit_direct_region(u, unit_part_on(u, op->m->device)),
 				      false, 0);
-	if (u->casting || (u->executing && !op->stream))
+	if (u->copy == UNIT_COPY_CASTING || (u->copy == UNIT_COPY_EXECUTING && !op->stream))
 		return op_wait(op, &u->cast_done); /* whose end answers it: gather_answer */
 	if (full_valid(u))
 		return op_gather_give_full(op, false);

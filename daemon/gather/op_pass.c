@@ -156,7 +156,7 @@ static enum res op_pass_start_end(struct op *op)
 		return RES_FAILED;
 	}
 	/* its parameters change now */
-	if (op_pass_lets_go(op) || op->unit->due || op->unit->shards_left)
+	if (op_pass_lets_go(op) || op->unit->step == UNIT_STEP_DUE || op->unit->shards_left)
 		hold_let_go(op->m, op->unit);
 	op->result.kept = member_unit_find(op->m, op->unit)->held;
 	ahead_next(op);

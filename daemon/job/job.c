@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "core/check.h"
+#include "core/state.h"
 #include "core/clock.h"
 
 #define JOB_MAGIC 0x4a4f4221u
@@ -22,6 +23,17 @@ void jobs_init(struct jobs *jobs, struct node *node, const struct job_ops *ops)
 	*jobs = (struct jobs){ .node = node, .ops = *ops, .names = HTAB_NULL };
 	list_init(&jobs->all);
 	list_init(&jobs->zombies);
+}
+
+static const struct state_row job_step_states[] = {
+	[JOB_STEP_NONE] = { "NONE", STATE_TO(JOB_STEP_PREPARED) },
+	[JOB_STEP_PREPARED] = { "PREPARED", STATE_TO(JOB_STEP_APPLYING) | STATE_TO(JOB_STEP_NONE) },
+	[JOB_STEP_APPLYING] = { "APPLYING", STATE_TO(JOB_STEP_NONE) },
+};
+
+void job_step_move(struct job *job, enum job_step_state to)
+{
+	state_move(job_step_states, &job->step.state, (uint8_t)to);
 }
 
 static struct job *job_free(struct job *job)

@@ -66,11 +66,12 @@ struct job_ops {
 
 /* A step that all ranks have asked for and that is applied by the commit that
  * follows, or by the next op that needs the parameters. */
+enum job_step_state { JOB_STEP_NONE, JOB_STEP_PREPARED, JOB_STEP_APPLYING };
+
 struct job_step {
-	bool prepared;
+	uint8_t state;           /* enum job_step_state */
 	struct step_rates rates; /* until it is applied */
 	uint32_t group;
-	bool applying;
 	uint64_t epoch;  /* in which applying began */
 	bool abandoned;  /* it was not applied: its epoch ended before it could begin */
 	bool committing; /* a commit runs: what was applied will be committed */
@@ -216,6 +217,9 @@ struct job_ref {
 };
 /* @field: of the request. Return: 0 or FAULT_INVALID. */
 int job_ref_parse(const char *text, const char *field, struct job_ref *ret, struct fault *f);
+/* Move job->step.state. CHECKs that the move is in the table (job.c, docs/states.md). */
+void job_step_move(struct job *job, enum job_step_state to);
+
 void job_label(uid_t uid, const char *name, char ret[JOB_LABEL_MAX + 1]);
 
 /* The owner of work on a device. */

@@ -64,7 +64,7 @@ uint64_t readers_generation(const struct job *job)
 static const struct unit *readers_unit_to_change(const struct job *job)
 {
 	for (uint32_t i = 0; i < job->n_units; i++)
-		if (job->units[i]->due || job->units[i]->copies_differ)
+		if (job->units[i]->step == UNIT_STEP_DUE || job->units[i]->copies_differ)
 			return job->units[i];
 	return NULL;
 }
@@ -73,13 +73,13 @@ static const struct unit *readers_unit_to_change(const struct job *job)
 static bool readers_is_changed(const struct job *job)
 {
 	return job->rec->uncommitted_steps || job->readers.rewritten || job->step.mid ||
-	       job->step.applying || job->step.stepping;
+	       job->step.state == JOB_STEP_APPLYING || job->step.stepping;
 }
 
 /* Is anything about to change, so that a hold would keep it waiting? */
 static bool readers_is_changing(const struct job *job)
 {
-	return job->step.prepared || job->readers.writing ||
+	return job->step.state == JOB_STEP_PREPARED || job->readers.writing ||
 	       !condition_is_idle(&job->readers.writers) || readers_unit_to_change(job);
 }
 

@@ -59,7 +59,7 @@ bool op_writes_params(const struct op *op)
 /* Can readers keep it waiting, or the step that it waits for? */
 static bool op_may_wait_for_readers(const struct op *op)
 {
-	if (op->state == OP_PARKED && op->m->job->step.applying)
+	if (op->state == OP_PARKED && op->m->job->step.state == JOB_STEP_APPLYING)
 		return true;
 	return op->type->waits_for_readers && op->type->waits_for_readers(op);
 }

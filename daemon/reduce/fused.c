@@ -174,12 +174,14 @@ void fused_kops(struct coll *c, unsigned d, const struct unit_run *span, const s
 
 void fused_end(struct coll *c)
 {
-	if (c->fused == FUSED_STEPPED)
-		backward_stepped(c->job, c->unit, fused_in_time(c), 0);
+	enum fused fused = c->fused;
+
+	c->fused = FUSED_NOT;
+	if (fused == FUSED_STEPPED)
+		backward_stepped(c->job, c->unit, 0);
 	else
 		unit_pass_end(c->unit); /* of an epoch that has ended */
-	c->fused = FUSED_NOT;
-	backward_let_go(c->job, c->unit);
+	backward_let_go(c->job, c->unit, fused == FUSED_STEPPED && fused_in_time(c));
 }
 
 void fused_failed(struct coll *c)
@@ -187,8 +189,8 @@ void fused_failed(struct coll *c)
 	bool begun = c->fused >= FUSED_BEGUN;
 
 	if (c->fused == FUSED_STEPPED)
-		backward_stepped(c->job, c->unit, false, -1);
+		backward_stepped(c->job, c->unit, -1);
 	c->fused = FUSED_NOT;
 	if (begun)
-		backward_let_go(c->job, c->unit);
+		backward_let_go(c->job, c->unit, false);
 }

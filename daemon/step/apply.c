@@ -69,7 +69,7 @@ static void apply_done(struct job *job, struct unit **units, unsigned n, int sta
 	if (n && !job->step.counted)
 		job->rec->uncommitted_steps++;
 	job->step.counted = false;
-	job->step.applying = false;
+	job_step_move(job, JOB_STEP_NONE);
 	step_rates_clear(&job->step.rates);
 	if (job->step.epoch != job->rec->epoch)
 		job_tear(job); /* a trainer died meanwhile, without a commit to cover this */
@@ -285,8 +285,7 @@ static void apply_start(struct job *job)
 {
 	struct apply *a = apply_new(job);
 
-	job->step.prepared = false;
-	job->step.applying = true;
+	job_step_move(job, JOB_STEP_APPLYING);
 	job->step.abandoned = false;
 	job->step.epoch = job->rec->epoch;
 	job->running++;
@@ -299,9 +298,9 @@ static void apply_start(struct job *job)
 /* Neither runs. */
 void apply_go_on(struct job *job)
 {
-	if (job->step.applying || job->step.stepping)
+	if (job->step.state == JOB_STEP_APPLYING || job->step.stepping)
 		return;
-	if (job->step.prepared && !condition_is_idle(&job->step.applied))
+	if (job->step.state == JOB_STEP_PREPARED && !condition_is_idle(&job->step.applied))
 		apply_start(job);
 	else
 		condition_signal(&job->step.applied);
@@ -316,14 +315,14 @@ static enum res apply_begin_wait(struct job *job, struct waiter *w)
 
 enum res apply_wait(struct job *job, struct waiter *w)
 {
-	if (!job->step.prepared && !job->step.applying && !job->step.stepping)
+	if (job->step.state == JOB_STEP_NONE && !job->step.stepping)
 		return RES_DONE;
 	return apply_begin_wait(job, w);
 }
 
 enum res apply_wait_step(struct job *job, struct waiter *w)
 {
-	if (!job->step.prepared && !job->step.applying)
+	if (job->step.state == JOB_STEP_NONE)
 		return RES_DONE;
 	return apply_begin_wait(job, w);
 }

@@ -65,7 +65,8 @@ static int backward_check_reduce(const struct unit *u, struct fault *f)
 				 "pass and its shards are the trainers': end it with Step, or say "
 				 "that more is to come",
 				 u->rec->name);
-	if (u->stepped || u->stepping || u->due || u->arrived)
+	if (u->step == UNIT_STEP_STEPPED || u->step == UNIT_STEP_STEPPING ||
+	    u->step == UNIT_STEP_DUE || u->step == UNIT_STEP_ARRIVED)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "unit '%.100s' was reduced for the last time in this backward "
 				 "pass, and its optimizer has the gradient: end the pass with "
@@ -155,7 +156,7 @@ static void backward_arrived(struct coll *c)
 	u->norms = c->partials;
 	c->partials = NULL;
 	c->n_partials = 0;
-	u->arrived = true;
+	unit_step_move(u, UNIT_STEP_ARRIVED);
 }
 
 /* A rank may have died since: then there is neither a plan nor a use for it. */
@@ -210,9 +211,8 @@ static void backward_back_free(struct back *b)
 }
 
 /* An epoch that has ended meanwhile has torn the job already, or there is no commit. */
-void backward_stepped(struct job *job, struct unit *u, bool in_time, int status)
+void backward_stepped(struct job *job, struct unit *u, int status)
 {
-	u->stepped = in_time; /* else its pass is over */
 	u->has_gradient = false;
 	u->version++;
 	unit_stepped(u);
@@ -222,10 +222,10 @@ void backward_stepped(struct job *job, struct unit *u, bool in_time, int status)
 }
 
 /* Its parameters are free again, whether it was stepped or not. */
-void backward_let_go(struct job *job, struct unit *u)
+void backward_let_go(struct job *job, struct unit *u, bool stepped)
 {
-	CHECK(u->stepping && job->step.stepping > 0);
-	u->stepping = false;
+	CHECK(u->step == UNIT_STEP_STEPPING && job->step.stepping > 0);
+	unit_step_move(u, stepped ? UNIT_STEP_STEPPED : UNIT_STEP_NONE);
 	job_give_grads(job, u);
 	job->step.stepping--;
 	condition_signal(&u->step_done);
@@ -234,8 +234,8 @@ void backward_let_go(struct job *job, struct unit *u)
 
 void backward_hold(struct job *job, struct unit *u)
 {
-	CHECK(!u->stepping);
-	u->stepping = true;
+	CHECK(u->step != UNIT_STEP_STEPPING);
+	unit_step_move(u, UNIT_STEP_STEPPING);
 	job->step.stepping++;
 }
 
@@ -243,10 +243,11 @@ static void backward_back_end(struct back *b)
 {
 	struct job *job = b->job;
 	struct unit *u = b->u;
+	bool in_time = b->epoch == job->rec->epoch; /* else its pass is over */
 
-	backward_stepped(job, u, b->epoch == job->rec->epoch, b->status);
+	backward_stepped(job, u, b->status);
 	backward_back_free(b);
-	backward_let_go(job, u);
+	backward_let_go(job, u, in_time);
 	job->running--; /* only now: those resumed may have been the last of a deleted job */
 	job_settle(job);
 }
@@ -318,12 +319,11 @@ void backward_released(struct job *job, struct unit *u)
 
 	if (!unit_is_read(u))
 		condition_signal(&u->step_done); /* ShardDone; whoever is too early waits again */
-	if (!u->due || u->stepping || unit_is_read(u))
+	if (u->step != UNIT_STEP_DUE || u->step == UNIT_STEP_STEPPING || unit_is_read(u))
 		return;
 	b = backward_back_new(job, u);
 	if (!b)
 		return;
-	u->due = false;
 	backward_hold(job, u);
 	job->running++;
 	backward_mark(job);
@@ -352,9 +352,9 @@ void backward_reduced(struct coll *c)
 		return;
 	if (u->rec->optimizer->when == OPTIM_BY_TRAINER) {
 		backward_offer(c);
-	} else if (u->rec->optimizer->when == OPTIM_IN_BACKWARD && !u->arrived &&
+	} else if (u->rec->optimizer->when == OPTIM_IN_BACKWARD && u->step != UNIT_STEP_ARRIVED &&
 		   u->rec->optimizer->kind != OPTIM_NONE) {
-		u->due = true;
+		unit_step_move(u, UNIT_STEP_DUE);
 		if (u->rec->guarded)
 			hold_drop(c->job, u); /* what a policy keeps, as at a step */
 		backward_released(c->job, u);
@@ -403,11 +403,12 @@ enum res backward_gather(struct op *op)
 
 	if (u->shards_left && !backward_holds(op))
 		return backward_gather_own(op);
-	if (u->due)
+	if (u->step == UNIT_STEP_DUE)
 		backward_released(op->m->job, u);
-	if (u->stepping || (u->due && u->gathered_ranks && !backward_holds(op)))
+	if (u->step == UNIT_STEP_STEPPING ||
+	    (u->step == UNIT_STEP_DUE && u->gathered_ranks && !backward_holds(op)))
 		return op_wait(op, &u->step_done);
-	if (!u->due || unit_is_read(u))
+	if (u->step != UNIT_STEP_DUE || unit_is_read(u))
 		return RES_DONE;
 	fault_errno(&op->fault, -ENOMEM, "stepping a unit in backward");
 	return RES_FAILED;
@@ -425,7 +426,7 @@ int backward_check_over(const struct job *job, const struct group *g, struct fau
 					 "%u ranks have not given back their shard of unit "
 					 "'%.100s' (NextShard, ShardDone)",
 					 u->shards_left, u->rec->name);
-		if (!g && job->step.mid && u->due)
+		if (!g && job->step.mid && u->step == UNIT_STEP_DUE)
 			return fault_set(
 				f, FAULT_STATE, NULL,
 				"unit '%.100s' is still gathered and so not stepped, while "

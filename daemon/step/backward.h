@@ -41,11 +41,11 @@ void backward_mark(struct job *job);
 const struct step_rates *backward_rates(const struct job *job, const struct unit *u);
 
 /* From here on nobody begins to read the parameters of @u, until backward_let_go; its gradient
- * shards go back to their pool then. */
+ * shards go back to their pool then. @stepped: it was, in the epoch that is. */
 void backward_hold(struct job *job, struct unit *u);
-void backward_let_go(struct job *job, struct unit *u);
+void backward_let_go(struct job *job, struct unit *u, bool stepped);
 
-/* In between: it was stepped. @in_time: in the epoch that is. @status: the device's. */
-void backward_stepped(struct job *job, struct unit *u, bool in_time, int status);
+/* In between: its parameters were changed. @status: the device's. */
+void backward_stepped(struct job *job, struct unit *u, int status);
 
 #endif

@@ -329,7 +329,8 @@ static void lend_unit_done(struct job *job, struct unit *u, int status)
 {
 	if (status)
 		apply_failed(job);
-	u->stepped = u->shards_from > 0; /* else: an epoch ended while copies were made equal */
+	if (u->shards_from) /* else: an epoch ended while copies were made equal */
+		unit_step_move(u, UNIT_STEP_STEPPED);
 	u->has_gradient = false;
 	u->version++;
 	unit_stepped(u);

@@ -53,7 +53,7 @@ static void lend_copies_copies_free(struct copies *c)
 static void lend_copies_finish(struct job *job, struct unit *u, int status,
 			       void (*done)(struct job *job, struct unit *u, int status))
 {
-	u->stepping = false;
+	unit_step_move(u, UNIT_STEP_NONE);
 	u->copies_differ = false;
 	job->step.stepping--;
 	done(job, u, status);
@@ -161,7 +161,7 @@ void lend_copies(struct job *job, struct unit *u,
 	struct copies *c = lend_copies_copies_new(job, u);
 
 	CHECK(u->spread == 1 && lend_has_copies(u));
-	u->stepping = true;
+	unit_step_move(u, UNIT_STEP_STEPPING);
 	job->step.stepping++;
 	job->running++;
 	if (!c) {

@@ -94,7 +94,7 @@ static void op_commit_end_pass(struct job *job)
 {
 	job->step.mid = false;
 	for (uint32_t i = 0; i < job->n_units; i++)
-		if (job->units[i]->stepped)
+		if (job->units[i]->step == UNIT_STEP_STEPPED)
 			unit_pass_end(job->units[i]);
 }
 

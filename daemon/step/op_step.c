@@ -112,7 +112,8 @@ static int op_step_check_lr(const struct coll *c, struct fault *f)
 	for (uint32_t i = 0; i < c->job->n_units; i++) {
 		const struct unit *u = c->job->units[i];
 
-		if (op_step_is_of(c, u) && u->stepped && u->rec->optimizer->kind != OPTIM_NONE)
+		if (op_step_is_of(c, u) && u->step == UNIT_STEP_STEPPED &&
+		    u->rec->optimizer->kind != OPTIM_NONE)
 			return fault_set(f, FAULT_STATE, NULL,
 					 "unit '%.100s' was stepped in backward: the learning rate "
 					 "of such units is PlanBackward's to say",
@@ -131,7 +132,7 @@ static int op_step_check_arrived(const struct coll *c, struct fault *f)
 	for (uint32_t i = 0; group_plan_holds(c->group) && i < c->job->n_units; i++) {
 		const struct unit *u = c->job->units[i];
 
-		if (op_step_is_stepped_by_us(c, u) && !u->arrived)
+		if (op_step_is_stepped_by_us(c, u) && u->step != UNIT_STEP_ARRIVED)
 			return fault_set(f, FAULT_STATE, NULL,
 					 "the last Reduce of unit '%.100s' in this backward pass "
 					 "is missing: all of them said that there is more to come",
@@ -231,7 +232,7 @@ static void op_step_note(struct coll *c)
 	const struct op *op = c->ops[0];
 
 	step->scales = plan->has_clip && clip_factor(&plan->clip, c->value, &step->factor);
-	step->prepared = true;
+	job_step_move(c->job, JOB_STEP_PREPARED);
 	step->group = c->group->id;
 	step_rates_copy(&step->rates,
 			step_rates_given(&plan->rates) ? &plan->rates : &step_args(op)->rates);
@@ -265,20 +266,13 @@ static enum res op_step_prepare(struct coll *c)
 	return RES_DONE;
 }
 
-enum op_step_stage { STEP_APPLY, STEP_PREPARE };
-
+/* Steps without a commit between them: those before are applied now. While this one waits, a step
+ * of another group may be prepared: so it asks again. */
 static enum res op_step_tick(struct coll *c)
 {
-	switch ((enum op_step_stage)c->stage) {
-	case STEP_APPLY: /* two steps without a commit between them: the first one is applied now */
-		c->stage = STEP_PREPARE;
-		RES_TRY(apply_wait(c->job, &c->waiter));
-		fallthrough;
-	case STEP_PREPARE:
-		RES_TRY(coll_check_epoch(c, true));
-		return op_step_prepare(c);
-	}
-	CHECK_NOT_REACHED();
+	RES_TRY(apply_wait(c->job, &c->waiter));
+	RES_TRY(coll_check_epoch(c, true));
+	return op_step_prepare(c);
 }
 
 static void op_step_encode(const struct op *op, op_reply_cb send, void *ctx)

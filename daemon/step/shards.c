@@ -116,7 +116,8 @@ int shards_check_whole(const struct coll *c, struct fault *f)
 
 		if (!shards_is_asked_for(c, u))
 			continue;
-		if (u->stepped || u->stepping || u->due)
+		if (u->step == UNIT_STEP_STEPPED || u->step == UNIT_STEP_STEPPING ||
+		    u->step == UNIT_STEP_DUE)
 			return fault_set(f, FAULT_STATE, NULL,
 					 "the optimizer of unit '%.100s' used its gradient in "
 					 "backward: request what is done with gradients by "
@@ -127,7 +128,7 @@ int shards_check_whole(const struct coll *c, struct fault *f)
 					 "the gradient of unit '%.100s' is the trainers' own "
 					 "optimizers' since its Reduce",
 					 u->rec->name);
-		if (u->arrived)
+		if (u->step == UNIT_STEP_ARRIVED)
 			return fault_set(f, FAULT_STATE, NULL,
 					 "the gradient of unit '%.100s' is dealt with as the plan "
 					 "of this backward pass says",

@@ -111,7 +111,7 @@ static int op_convert_check(struct op *op, struct fault *f)
 /* Is there anything that is laid out by the old layout and is not repacked? */
 static int op_convert_check_passing(const struct unit *u, struct fault *f)
 {
-	if (u->arrived)
+	if (u->step == UNIT_STEP_ARRIVED)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "the gradient of unit '%.100s' is dealt with as the plan of this "
 				 "backward pass says: end it with Step before it is converted",
@@ -167,7 +167,7 @@ static int op_convert_check_idle(const struct coll *c, const struct unit *u, str
 static bool op_convert_is_waiting_for_copies(const struct coll *c)
 {
 	for (unsigned i = 0; i < c->convert->n; i++)
-		if (c->convert->units[i].old->casting || c->convert->units[i].old->executing)
+		if (unit_is_copying(c->convert->units[i].old))
 			return true;
 	return false;
 }

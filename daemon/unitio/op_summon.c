@@ -268,7 +268,7 @@ static bool op_summon_prepared(struct coll *c)
 
 static int op_summon_check_idle(const struct unit *u, struct fault *f)
 {
-	if (u->due || u->shards_left)
+	if (u->step == UNIT_STEP_DUE || u->shards_left)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "unit '%.100s' is stepped at the end of this backward pass: call "
 				 "Step before it is summoned",

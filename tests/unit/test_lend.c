@@ -99,7 +99,7 @@ Test(lend, what_was_given_back_is_in_all_copies)
 	cr_expect(u->copies_differ);
 	give_back(1);
 	nodefix_turns(&n);
-	cr_expect_not(u->stepping || u->copies_differ);
+	cr_expect_not(u->step == UNIT_STEP_STEPPING || u->copies_differ);
 	check_copies();
 }
 
@@ -110,7 +110,7 @@ Test(lend, a_gather_waits_until_the_copies_are_equal)
 	engine_fake_hold(n.node.engine, true);
 	give_back(1);
 	nodefix_turns(&n);
-	cr_assert(u->stepping);
+	cr_assert(u->step == UNIT_STEP_STEPPING);
 	nodefix_on_unit(&n, m[0], "Gather", u, &op[0]);
 	nodefix_turns(&n);
 	cr_expect_not(op[0].over);
@@ -130,7 +130,7 @@ Test(lend, copies_become_equal_though_a_rank_dies)
 	nodefix_drop(&n, m[1], "died");
 	engine_fake_hold(n.node.engine, false);
 	nodefix_turns(&n);
-	cr_expect_not(u->stepping || job->torn);
+	cr_expect_not(u->step == UNIT_STEP_STEPPING || job->torn);
 	cr_expect(u->rec->initialised);
 	check_copies();
 	rejoin();
@@ -164,6 +164,6 @@ Test(lend, a_failure_between_devices_tears_the_job)
 	give_back(1);
 	nodefix_turns(&n);
 	cr_expect(job->torn);
-	cr_expect_not(u->stepping);
+	cr_expect_not(u->step == UNIT_STEP_STEPPING);
 	cr_expect_eq(job->running, 0);
 }
