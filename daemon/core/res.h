@@ -19,4 +19,7 @@ enum res {
 			return res_;  \
 	} while (0)
 
+/* In a tick: the next stage begins at once. */
+#define fallthrough __attribute__((fallthrough))
+
 #endif
