@@ -65,7 +65,6 @@ struct coll {
 	uint64_t breaks;           /* of the communicators, then */
 	double *partials;          /* owned */
 	size_t n_partials;
-	bool drained;               /* Initialise: nobody uses the parameters any more */
 	struct reduce_run *reduce;  /* Reduce: owned */
 	struct list small;          /* group->small, while it waits to be in a batch */
 	struct reduce_batch *batch; /* that runs its stages; told of failures, too */
@@ -82,9 +81,8 @@ struct coll {
 	struct {
 		bool packed;
 		unsigned state; /* what is written: unit_state */
-		void (*after)(struct coll *c);
+		unsigned stage;
 	} own;                          /* own_write's */
-	struct convert *convert;        /* ConvertUnits' own */
 	void (*forget)(struct coll *c); /* (optional) called at its end, however that comes */
 	void (*destroy)(
 		struct coll *c);       /* (optional) the last: frees what devices used till then */
