@@ -191,13 +191,6 @@ static const float *op_return_source(const struct coll *c, uint32_t i)
 	return region_addr(op_return_copy_of(c, i));
 }
 
-static enum res op_return_ready(struct coll *c)
-{
-	RES_TRY(coll_check_epoch(c, false));
-	RES_TRY(own_ready(c));
-	return op_return_take_copies(c);
-}
-
 static void op_return_begin_write(struct coll *c)
 {
 	c->unit->rec->initialised = false; /* until it is whole: a device may fail half-way */
@@ -233,7 +226,9 @@ static enum res op_return_tick(struct coll *c)
 		RES_TRY(drain_coll(c));
 		fallthrough;
 	case RETURN_READY:
-		RES_TRY(op_return_ready(c));
+		RES_TRY(coll_check_epoch(c, false));
+		RES_TRY(own_ready(c));
+		RES_TRY(op_return_take_copies(c));
 		op_return_begin_write(c);
 		c->stage = RETURN_WRITE;
 		fallthrough;
