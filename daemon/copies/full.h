@@ -14,7 +14,7 @@
  * @deadline_us: for streams of trainers that it waits for.
  * @op: runs from here on and waits for it, as if it waited for u->cast_done; or NULL: nobody
  * has asked for it yet, and no other copy goes for it.
- * Return: 0, NODE_E_LATER (nothing was begun: node_wait, then again), or a fault code. */
+ * Return: 0, NODE_E_LATER (nothing was begun: wait for node.changed, then again), or a fault code. */
 int full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struct op *op,
 	       struct fault *f);
 

@@ -222,6 +222,6 @@ const struct op_type op_ddp_forward = {
 	.enter = op_ddp_forward_enter,
 	.leave = op_ddp_forward_leave,
 	.check = op_ddp_forward_check,
-	.start = op_ddp_forward_start,
+	.tick = op_ddp_forward_start,
 	.encode = op_ddp_forward_encode,
 };

@@ -99,7 +99,7 @@ const struct op_type op_ddp_backward = {
 	.decode = op_ddp_pass_backward_decode,
 	.enter = op_ddp_pass_backward_enter,
 	.check = op_ddp_pass_check,
-	.start = op_ddp_pass_end_now,
+	.tick = op_ddp_pass_end_now,
 	.encode = op_ddp_pass_backward_encode,
 };
 
@@ -189,7 +189,7 @@ const struct op_type op_ddp_ready = {
 	.enter = op_ddp_pass_ready_enter,
 	.leave = op_ddp_pass_ready_leave,
 	.check = op_ddp_pass_check,
-	.start = op_ddp_pass_end_now,
+	.tick = op_ddp_pass_end_now,
 	.encode = op_ddp_pass_ready_encode,
 };
 
@@ -257,6 +257,6 @@ const struct op_type op_ddp_finish = {
 	.enter = op_ddp_pass_finish_enter,
 	.leave = op_ddp_pass_finish_leave,
 	.check = op_ddp_pass_check,
-	.start = op_ddp_pass_finish_start,
+	.tick = op_ddp_pass_finish_start,
 	.encode = op_ddp_pass_finish_encode,
 };

@@ -126,6 +126,6 @@ const struct op_type op_join_uneven = {
 	.request = &shardd__v1__join_uneven_request__descriptor,
 	.decode = op_join_uneven_decode,
 	.check = op_join_uneven_check,
-	.start = op_join_uneven_start,
+	.tick = op_join_uneven_start,
 	.encode = op_join_uneven_encode,
 };

@@ -146,7 +146,7 @@ const struct op_type op_gather = {
 	.request = &shardd__v1__gather_request__descriptor,
 	.decode = op_gather_decode,
 	.check = gather_check,
-	.start = gather_start,
+	.tick = gather_start,
 	.encode = op_gather_encode,
 	.copied = gather_answer,
 };

@@ -112,7 +112,7 @@ const struct op_type op_set_reshard = {
 	.request = &shardd__v1__set_reshard_request__descriptor,
 	.decode = op_policy_decode,
 	.check = op_policy_check,
-	.start = op_policy_start,
+	.tick = op_policy_start,
 	.encode = op_policy_encode,
 	.forget = op_policy_forget,
 };
@@ -173,7 +173,7 @@ const struct op_type op_set_prefetch = {
 	.request = &shardd__v1__set_prefetch_request__descriptor,
 	.decode = op_policy_decode_prefetch,
 	.check = op_policy_check_prefetch,
-	.start = op_policy_start_prefetch,
+	.tick = op_policy_start_prefetch,
 	.encode = op_policy_encode_prefetch,
 	.forget = op_policy_forget,
 };

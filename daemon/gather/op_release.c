@@ -55,6 +55,6 @@ const struct op_type op_release = {
 	.request = &shardd__v1__release_request__descriptor,
 	.decode = op_release_decode,
 	.check = op_release_check,
-	.start = op_release_start,
+	.tick = op_release_start,
 	.encode = op_release_encode,
 };

@@ -232,7 +232,7 @@ static inline struct backend_owner job_as_owner(const struct job *job)
 
 enum {
 	JOB_E_BUSY = -1,  /* ops of an earlier epoch still run: job_wait_settled, then again */
-	JOB_E_LATER = -2, /* something is being made: node_wait, then again */
+	JOB_E_LATER = -2, /* something is being made: wait for node.changed, then again */
 };
 
 /* How a trainer joins. */
@@ -255,7 +255,7 @@ int job_place(struct job *job, uint32_t rank, const char *name, struct fault *f)
 struct device *job_default_device(const struct job *job, uint32_t rank);
 enum backend_share job_share(const struct job *job);
 
-/* Leave cleanly (fails if its ops are not over; JOB_E_LATER: devices still work on them: node_wait,
+/* Leave cleanly (fails if its ops are not over; JOB_E_LATER: devices still work on them: wait for node.changed,
  * then again), or be gone (@why says how). May free the job. */
 int job_leave(struct member *m, bool *ret_freed, struct fault *f);
 void job_lost(struct member *m, const char *why);

@@ -187,7 +187,7 @@ void member_op_begun(struct member *m);
 void member_op_ended(struct member *m);
 
 /* Give it signals, so that its ops can be ordered with its streams (member_link.c). They stay
- * for the life of the member. Return: 0, MEMBER_E_LATER (node_wait, then again), or a fault. */
+ * for the life of the member. Return: 0, MEMBER_E_LATER (wait for node.changed, then again), or a fault. */
 enum { MEMBER_E_LATER = -1 };
 int member_link(struct member *m, struct fault *f);
 /* Its signals: NULL, if it has none. */

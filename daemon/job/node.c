@@ -25,12 +25,6 @@ void node_init(struct node *node, uv_loop_t *loop)
 
 /* ------------------------------------------------------------------- waiting */
 
-void node_wait(struct node *node, struct waiter *p, void (*resume)(struct waiter *p))
-{
-	p->resume = resume;
-	condition_wait(&node->changed, p);
-}
-
 /* ------------------------------------------------------------------- devices */
 
 struct device *node_device(struct node *node, const char *name)

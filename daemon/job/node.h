@@ -86,7 +86,7 @@ struct node_comm {
 };
 
 enum {
-	NODE_E_LATER = -1, /* it is being created: node_wait, then ask again */
+	NODE_E_LATER = -1, /* it is being created: wait for node.changed, then ask again */
 };
 
 /* Of this run of the daemon: 32 hexadecimal digits. */
@@ -97,8 +97,7 @@ void node_init(struct node *node, uv_loop_t *loop);
 /* Free the communicators; nothing may run on them. Safe to call twice. */
 void node_deinit(struct node *node);
 
-void node_wait(struct node *node, struct waiter *p, void (*resume)(struct waiter *p));
-/* node->changed. */
+/* Signal node->changed. */
 void node_wake(struct node *node);
 
 /* A device by id or UUID (upper and lower case are the same). Return: NULL: none. */

@@ -167,7 +167,7 @@ static void op_announce_all(struct op *op)
 	op_announce(op);
 }
 
-/* The only caller of start. What it waits for may come while it runs: then it runs again. */
+/* The only caller of ticks. What it waits for may come while it runs: then it runs again. */
 static void op_go_on(struct op *op)
 {
 	enum res r;
@@ -179,7 +179,7 @@ static void op_go_on(struct op *op)
 	op->ticking = true;
 	do {
 		op->woken = false;
-		r = op->type->start(op);
+		r = op->type->tick(op);
 	} while (r == RES_WAIT && op->woken);
 	op->ticking = false;
 	CHECK(r == RES_WAIT || (r == RES_FAILED) == (op->fault.code != FAULT_NONE));

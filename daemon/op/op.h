@@ -77,10 +77,9 @@ struct op_type {
 	/* Not collective: do it, until it waits or is over; called when the op becomes active, and
 	 * again when what it waits for has changed. RES_WAIT also of one that has submitted
 	 * something, which ends with op_end. RES_FAILED: op->fault is set. */
-	enum res (*start)(struct op *op);
-	/* Collective: do it for all, until it waits or is over (work/coll.h). */
-	enum res (*tick)(struct coll *c);
-	void (*run)(struct coll *c);
+	enum res (*tick)(struct op *op);
+	/* Collective: the same for the ops of all ranks (work/coll.h). */
+	enum res (*coll_tick)(struct coll *c);
 	/* Build the reply of a successful op and hand it to @send. */
 	void (*encode)(const struct op *op, op_reply_cb send, void *ctx);
 	/* What it does to the state of its unit, if that is guarded, or needs of it; without

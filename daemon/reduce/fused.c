@@ -78,7 +78,7 @@ void fused_plan(struct coll *c)
 	struct reduce_run *run = c->reduce;
 	size_t steps;
 
-	c->fused = FUSED_NOT;
+	c->gradient.fused = FUSED_NOT;
 	if (!fused_is_possible(c))
 		return;
 	steps = fused_most_steps(c);
@@ -88,19 +88,19 @@ void fused_plan(struct coll *c)
 		return;
 	if (run->kops < steps + run->spans)
 		run->kops = steps + run->spans;
-	c->fused = FUSED_WANTED;
+	c->gradient.fused = FUSED_WANTED;
 }
 
 /* ---------------------------------------------------------------- stepping */
 
 void fused_begin(struct coll *c)
 {
-	if (!c->fused)
+	if (!c->gradient.fused)
 		return;
 	if (c->unit->rec->guarded)
 		hold_drop(c->job, c->unit); /* what a policy keeps, as at a step */
 	backward_hold(c->job, c->unit);
-	c->fused = FUSED_BEGUN;
+	c->gradient.fused = FUSED_BEGUN;
 }
 
 static bool fused_in_time(const struct coll *c)
@@ -112,11 +112,11 @@ bool fused_ready(struct coll *c, unsigned d)
 {
 	struct reduce_run *run = c->reduce;
 
-	if (c->fused == FUSED_BEGUN && !fused_in_time(c))
+	if (c->gradient.fused == FUSED_BEGUN && !fused_in_time(c))
 		return false;
-	if (c->fused == FUSED_BEGUN)
+	if (c->gradient.fused == FUSED_BEGUN)
 		backward_mark(c->job);
-	c->fused = FUSED_STEPPED;
+	c->gradient.fused = FUSED_STEPPED;
 	run->n_steps = (unsigned)optim_step_kops(c->unit, &c->unit->parts[d],
 						 backward_rates(c->job, c->unit), run->steps);
 	return true;
@@ -174,9 +174,9 @@ void fused_kops(struct coll *c, unsigned d, const struct unit_run *span, const s
 
 void fused_end(struct coll *c)
 {
-	enum fused fused = c->fused;
+	enum fused fused = c->gradient.fused;
 
-	c->fused = FUSED_NOT;
+	c->gradient.fused = FUSED_NOT;
 	if (fused == FUSED_STEPPED)
 		backward_stepped(c->job, c->unit, 0);
 	else
@@ -186,11 +186,11 @@ void fused_end(struct coll *c)
 
 void fused_failed(struct coll *c)
 {
-	bool begun = c->fused >= FUSED_BEGUN;
+	bool begun = c->gradient.fused >= FUSED_BEGUN;
 
-	if (c->fused == FUSED_STEPPED)
+	if (c->gradient.fused == FUSED_STEPPED)
 		backward_stepped(c->job, c->unit, -1);
-	c->fused = FUSED_NOT;
+	c->gradient.fused = FUSED_NOT;
 	if (begun)
 		backward_let_go(c->job, c->unit, false);
 }

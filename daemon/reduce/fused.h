@@ -8,7 +8,7 @@
 
 struct unit_run;
 
-/* c->fused: may it be so? @c has its run, and perhaps the room for the optimizer's kops. */
+/* c->gradient.fused: may it be so? @c has its run, and perhaps the room for the optimizer's kops. */
 void fused_plan(struct coll *c);
 
 /* All it needs is there: it begins. */

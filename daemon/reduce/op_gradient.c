@@ -59,6 +59,6 @@ const struct op_type op_gradient = {
 	.request = &shardd__v1__gradient_buffer_request__descriptor,
 	.decode = op_gradient_decode,
 	.check = op_gradient_check,
-	.start = op_gradient_start,
+	.tick = op_gradient_start,
 	.encode = op_gradient_encode,
 };

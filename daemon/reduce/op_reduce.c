@@ -95,9 +95,9 @@ static bool op_reduce_in_time(const struct coll *c)
 static void op_reduce_done(struct coll *c)
 {
 	reduce_give_inputs(c); /* the next gradient gets its own */
-	c->unit->has_gradient = op_reduce_in_time(c) && !c->fused;
+	c->unit->has_gradient = op_reduce_in_time(c) && !c->gradient.fused;
 	job_give_partials(c->job, c->unit);
-	if (c->fused)
+	if (c->gradient.fused)
 		fused_end(c);
 	else
 		backward_reduced(c);
@@ -169,7 +169,7 @@ static void op_reduce_let_go(struct coll *c)
 	reduce_put_back(c);
 	lend_failed(c);
 	fused_failed(c);
-	c->begun = false;
+	c->gradient.begun = false;
 }
 
 static void op_reduce_destroy(struct coll *c)
@@ -244,8 +244,9 @@ static enum res op_reduce_tick(struct coll *c)
 	switch ((enum reduce_stage)c->stage) {
 	case REDUCE_AGREE: /* a gradient of 0 would let decay and momentum move parameters */
 		none = reduce_unused_agree(c);
-		c->more = reduce_args(c->ops[0])->more;
-		c->lends = !c->more && c->unit->rec->optimizer->when == OPTIM_BY_TRAINER;
+		c->gradient.more = reduce_args(c->ops[0])->more;
+		c->gradient.lends =
+			!c->gradient.more && c->unit->rec->optimizer->when == OPTIM_BY_TRAINER;
 		if (none)
 			return none < 0 ? coll_fail(c, none) : op_reduce_end_without(c);
 		/* a prepared step still needs the gradients that this one would overwrite */
@@ -334,7 +335,7 @@ const struct op_type op_reduce = {
 	.request = &shardd__v1__reduce_request__descriptor,
 	.decode = op_reduce_decode,
 	.check = op_reduce_check,
-	.tick = op_reduce_tick,
+	.coll_tick = op_reduce_tick,
 	.encode = op_reduce_encode,
 	.move = MOVE_REDUCE,
 	.reads_inputs = true,

@@ -458,7 +458,7 @@ void reduce_by_span(struct coll *c, unsigned d, const struct k_reduce *r)
 	const void **in = c->reduce->pieces + (size_t)d * c->reduce->spans * r->k;
 	unsigned n = unit_spans(c->unit, &c->unit->parts[d], spans);
 
-	if (c->fused && !fused_ready(c, d))
+	if (c->gradient.fused && !fused_ready(c, d))
 		return;
 	for (unsigned i = 0; i < n; i++, in += r->k) {
 		struct k_reduce piece = *r;
@@ -467,7 +467,7 @@ void reduce_by_span(struct coll *c, unsigned d, const struct k_reduce *r)
 			in[j] = (const char *)r->in[j] + spans[i].at * dtype_size(r->in_dtype);
 		piece.in = in;
 		piece.out = r->out ? (float *)r->out + spans[i].at : NULL;
-		if (c->fused)
+		if (c->gradient.fused)
 			fused_kops(c, d, &spans[i], &piece);
 		else
 			coll_kop(&c->parts[d], KOP_REDUCE, spans[i].n)->reduce = piece;

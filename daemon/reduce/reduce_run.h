@@ -93,7 +93,7 @@ enum reduce_stage {
 /* Kernels; those that step the unit are over only when they were executed. Return: RES_WAIT. */
 static inline enum res reduce_kernels(struct coll *c)
 {
-	return c->fused ? coll_kernels_sync(c) : coll_kernels(c);
+	return c->gradient.fused ? coll_kernels_sync(c) : coll_kernels(c);
 }
 
 /* Whose arithmetic PyTorch has on the unit's devices. */

@@ -76,9 +76,10 @@ static uint64_t status_memory_copies_of(const struct unit *u)
 {
 	uint64_t all = (unit_part_elements(u) + unit_frozen_elements(u)) * u->spread;
 
-	return unit_has_copy(u) ? u->n_parts * status_memory_array(u->parts[0].device, all,
-							      (enum dtype)u->rec->compute_dtype)
-			   : 0;
+	return unit_has_copy(u)
+		       ? u->n_parts * status_memory_array(u->parts[0].device, all,
+							  (enum dtype)u->rec->compute_dtype)
+		       : 0;
 }
 
 static struct device *status_memory_device_of(const struct job *job, const struct unit *u,

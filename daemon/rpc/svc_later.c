@@ -45,7 +45,7 @@ static void svc_later_on_change(struct waiter *p)
 static void svc_later_wait(struct later *l)
 {
 	rpc_call_on_cancelled(l->call, svc_later_on_cancelled, l);
-	node_wait(l->node, &l->waiter, svc_later_on_change);
+	condition_wait(&l->node->changed, &l->waiter);
 }
 
 void svc_try(struct rpc_call *call, const ProtobufCMessage *request, struct node *node,

@@ -272,7 +272,7 @@ static int svc_shardd_units_wait_for_change(struct registering *r)
 	svc_shardd_units_drop_specs(r);
 	r->stage = DECODE;
 	svc_shardd_units_pass_turn(r);
-	node_wait(r->m->job->node, &r->waiter, svc_shardd_units_on_change);
+	condition_wait(&r->m->job->node->changed, &r->waiter);
 	return AWAIT;
 }
 

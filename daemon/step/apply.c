@@ -326,15 +326,3 @@ enum res apply_wait_step(struct job *job, struct waiter *w)
 		return RES_DONE;
 	return apply_begin_wait(job, w);
 }
-
-bool apply_ensure_then(struct job *job, struct waiter *p, void (*resume)(struct waiter *p))
-{
-	p->resume = resume;
-	return apply_wait(job, p) == RES_DONE;
-}
-
-enum res apply_wait_coll(struct coll *c)
-{
-	c->waiter.resume = coll_resume;
-	return apply_wait(c->job, &c->waiter);
-}

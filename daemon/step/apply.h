@@ -15,9 +15,6 @@ enum res apply_wait(struct job *job, struct waiter *w);
  * prepared step. */
 enum res apply_wait_step(struct job *job, struct waiter *w);
 
-bool apply_ensure_then(struct job *job, struct waiter *p, void (*resume)(struct waiter *p));
-enum res apply_wait_coll(struct coll *c);
-
 /* An optimizer that ran in backward has ended: who waited goes on. */
 void apply_go_on(struct job *job);
 

@@ -131,16 +131,16 @@ static void lend_promise(struct coll *c)
 
 void lend_begin(struct coll *c)
 {
-	if (!c->begun)
+	if (!c->gradient.begun)
 		lend_promise(c);
-	c->begun = true;
+	c->gradient.begun = true;
 }
 
 /* A unit that is reduced in buckets is coming when the last of them is over: before, nobody
  * knows which one that will be. Until then NextShard waits as it does before any Reduce. */
 void lend_ready(struct coll *c)
 {
-	if (!c->begun)
+	if (!c->gradient.begun)
 		lend_promise(c);
 	c->unit->shards_ready = true;
 	condition_signal(&c->group->shard_ready);
@@ -148,7 +148,7 @@ void lend_ready(struct coll *c)
 
 void lend_failed(struct coll *c)
 {
-	if (!c->begun || c->unit->shards_ready)
+	if (!c->gradient.begun || c->unit->shards_ready)
 		return;
 	c->unit->shards_from = 0;
 	c->unit->shards_left = 0;
@@ -279,7 +279,7 @@ const struct op_type op_next_shard = {
 	.request = &shardd__v1__next_shard_request__descriptor,
 	.decode = lend_next_decode,
 	.check = lend_next_check,
-	.start = lend_next_start,
+	.tick = lend_next_start,
 	.encode = lend_next_encode,
 };
 
@@ -423,7 +423,7 @@ const struct op_type op_shard_done = {
 	.request = &shardd__v1__shard_done_request__descriptor,
 	.decode = lend_done_decode,
 	.check = lend_done_check,
-	.start = lend_done_start,
+	.tick = lend_done_start,
 	.encode = lend_done_encode,
 	.waits_for_readers = lend_done_waits_for_readers,
 };

@@ -108,10 +108,10 @@ static enum res op_clip_scale(struct coll *c)
 	size_t room = 0;
 	float factor;
 
-	c->value = shards_total(c, clip->type);
-	if (clip_check(clip, c->value, &c->fault))
+	c->shards.total = shards_total(c, clip->type);
+	if (clip_check(clip, c->shards.total, &c->fault))
 		return RES_FAILED;
-	if (!clip_factor(clip, c->value, &factor))
+	if (!clip_factor(clip, c->shards.total, &factor))
 		return RES_DONE;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		size_t n = op_clip_kops_of(c, d, factor, NULL);
@@ -146,7 +146,7 @@ static enum res op_clip_tick(struct coll *c)
 		fallthrough;
 	case CLIP_DONE:
 		for (uint32_t i = 0; i < c->n; i++)
-			c->ops[i]->result.total_norm = c->value;
+			c->ops[i]->result.total_norm = c->shards.total;
 		return RES_DONE;
 	}
 	CHECK_NOT_REACHED();
@@ -172,7 +172,7 @@ const struct op_type op_clip = {
 	.request = &shardd__v1__clip_grad_norm_request__descriptor,
 	.decode = op_clip_decode,
 	.check = op_clip_check,
-	.tick = op_clip_tick,
+	.coll_tick = op_clip_tick,
 	.encode = op_clip_encode,
 	.move = MOVE_NEEDS_IDLE,
 	.surrogate_owned = op_clip_surrogate_owned,

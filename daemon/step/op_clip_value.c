@@ -94,7 +94,7 @@ const struct op_type op_clip_value = {
 	.request = &shardd__v1__clip_grad_value_request__descriptor,
 	.decode = op_clip_value_decode,
 	.check = op_clip_value_check,
-	.tick = op_clip_value_tick,
+	.coll_tick = op_clip_value_tick,
 	.encode = op_clip_value_encode,
 	.move = MOVE_NEEDS_IDLE,
 };

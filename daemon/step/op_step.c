@@ -206,7 +206,7 @@ static void op_step_answer(struct coll *c, bool skipped, bool found)
 		op->result.skipped = skipped;
 		op->result.found_inf = found;
 		op->result.has_total_norm = has_norm;
-		op->result.total_norm = c->value;
+		op->result.total_norm = c->shards.total;
 	}
 }
 
@@ -231,7 +231,7 @@ static void op_step_note(struct coll *c)
 	const struct pass_plan *plan = &c->group->plan;
 	const struct op *op = c->ops[0];
 
-	step->scales = plan->has_clip && clip_factor(&plan->clip, c->value, &step->factor);
+	step->scales = plan->has_clip && clip_factor(&plan->clip, c->shards.total, &step->factor);
 	job_step_move(c->job, JOB_STEP_PREPARED);
 	step->group = c->group->id;
 	step_rates_copy(&step->rates,
@@ -255,12 +255,12 @@ static enum res op_step_prepare(struct coll *c)
 	if (op_step_check_arrived(c, &c->fault))
 		return RES_FAILED;
 	if (plan->has_clip)
-		c->value = op_step_planned_norm(c);
+		c->shards.total = op_step_planned_norm(c);
 	if (found && (step_args(op)->skip_if_found || plan->inv_scale != 0)) {
 		op_step_skip(c, found);
 		return RES_DONE;
 	}
-	if (plan->has_clip && clip_check(&plan->clip, c->value, &c->fault))
+	if (plan->has_clip && clip_check(&plan->clip, c->shards.total, &c->fault))
 		return RES_FAILED;
 	op_step_note(c);
 	return RES_DONE;
@@ -298,7 +298,7 @@ const struct op_type op_step = {
 	.request = &shardd__v1__step_request__descriptor,
 	.decode = op_step_decode,
 	.check = op_step_check,
-	.tick = op_step_tick,
+	.coll_tick = op_step_tick,
 	.encode = op_step_encode,
 	.move = MOVE_NEEDS_IDLE,
 	.forget = op_step_forget,

@@ -69,7 +69,7 @@ static enum res op_unscale_tick(struct coll *c)
 		if (op_unscale_check_once(c, &c->fault))
 			return RES_FAILED;
 		RES_TRY(coll_need_scratch(c, COLL_FOUND_INF, SHARDS_FOUND_BYTES));
-		c->factor = (float)clip_args(c->ops[0])->value;
+		c->shards.factor = (float)clip_args(c->ops[0])->value;
 		c->stage = UNSCALE_MULTIPLY;
 		fallthrough;
 	case UNSCALE_MULTIPLY:
@@ -94,7 +94,7 @@ const struct op_type op_unscale = {
 	.request = &shardd__v1__unscale_request__descriptor,
 	.decode = op_unscale_decode,
 	.check = op_unscale_check,
-	.tick = op_unscale_tick,
+	.coll_tick = op_unscale_tick,
 	.encode = op_unscale_encode,
 	.move = MOVE_NEEDS_IDLE,
 };

@@ -173,7 +173,7 @@ static enum res shards_multiply(struct coll *c)
 			if (u->parts[d].n)
 				coll_kop(&c->parts[d], KOP_UNSCALE, u->parts[d].n)->unscale =
 					(struct k_unscale){
-						optim_at(&u->parts[d].grads, 0), c->factor,
+						optim_at(&u->parts[d].grads, 0), c->shards.factor,
 						region_addr(&c->parts[d].scratch[COLL_FOUND_INF])
 					};
 	}
@@ -202,18 +202,18 @@ enum shards_stage { SHARDS_CLEAR, SHARDS_MULTIPLY, SHARDS_READ, SHARDS_KEEP };
 
 enum res shards_unscale_tick(struct coll *c)
 {
-	switch ((enum shards_stage)c->shards_stage) {
+	switch ((enum shards_stage)c->shards.stage) {
 	case SHARDS_CLEAR:
-		c->shards_stage = SHARDS_MULTIPLY;
+		c->shards.stage = SHARDS_MULTIPLY;
 		return shards_clear_found(c);
 	case SHARDS_MULTIPLY:
-		c->shards_stage = SHARDS_READ;
+		c->shards.stage = SHARDS_READ;
 		return shards_multiply(c);
 	case SHARDS_READ:
-		c->shards_stage = SHARDS_KEEP;
+		c->shards.stage = SHARDS_KEEP;
 		return shards_read_found(c);
 	case SHARDS_KEEP:
-		c->shards_stage = SHARDS_CLEAR;
+		c->shards.stage = SHARDS_CLEAR;
 		shards_keep_found(c);
 		return RES_DONE;
 	}
@@ -236,10 +236,10 @@ enum res shards_norm(struct coll *c, double type)
 	size_t at = 0;
 
 	RES_TRY(coll_need_kops(c, shards_kops_room(c)));
-	free(c->partials);
-	c->n_partials = shards_all_blocks(c);
-	c->partials = calloc(c->n_partials + 1, sizeof(*c->partials));
-	if (!c->partials)
+	free(c->shards.partials);
+	c->shards.n_partials = shards_all_blocks(c);
+	c->shards.partials = calloc(c->shards.n_partials + 1, sizeof(*c->shards.partials));
+	if (!c->shards.partials)
 		return coll_fail(c, -ENOMEM);
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		for (uint32_t i = shards_first_of(c); i < shards_end_of(c); i++) {
@@ -249,7 +249,8 @@ enum res shards_norm(struct coll *c, double type)
 
 			if (!p || !norm_counts(u, (unsigned)(p - u->parts)))
 				continue;
-			norm_kop(coll_kop(&c->parts[d], KOP_NORM, 0), p, type, c->partials + at);
+			norm_kop(coll_kop(&c->parts[d], KOP_NORM, 0), p, type,
+				 c->shards.partials + at);
 			at += norm_blocks(p);
 		}
 	}
@@ -260,7 +261,7 @@ double shards_total(const struct coll *c, double type)
 {
 	double sum = 0;
 
-	for (size_t i = 0; i < c->n_partials; i++)
-		sum = norm_add(sum, c->partials[i], type);
+	for (size_t i = 0; i < c->shards.n_partials; i++)
+		sum = norm_add(sum, c->shards.partials[i], type);
 	return norm_of(sum, type);
 }

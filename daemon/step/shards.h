@@ -26,11 +26,11 @@ uint64_t shards_word(const struct op *op);
  * already, or handed out to the trainer's own optimizer. Return: 0 or a fault code. */
 int shards_check_whole(const struct coll *c, struct fault *f);
 
-/* Multiply all of them by c->factor, noting in the group whether one held an infinity or NaN
+/* Multiply all of them by c->shards.factor, noting in the group whether one held an infinity or NaN
  * before that. coll_need_scratch of COLL_FOUND_INF has been asked for. A tick of its own. */
 enum res shards_unscale_tick(struct coll *c);
 
-/* Norms of all of them, block by block, in the order of devices, then units: in c->partials at
+/* Norms of all of them, block by block, in the order of devices, then units: in c->shards.partials at
  * the next tick. */
 enum res shards_norm(struct coll *c, double type);
 

@@ -104,7 +104,7 @@ const struct op_type op_alloc_buffer = {
 	.request = &shardd__v1__alloc_buffer_request__descriptor,
 	.decode = op_buffer_alloc_decode,
 	.check = op_buffer_alloc_check,
-	.start = op_buffer_alloc_start,
+	.tick = op_buffer_alloc_start,
 	.encode = op_buffer_alloc_encode,
 };
 
@@ -113,6 +113,6 @@ const struct op_type op_free_buffer = {
 	.request = &shardd__v1__free_buffer_request__descriptor,
 	.decode = op_buffer_free_decode,
 	.check = op_buffer_free_check,
-	.start = op_buffer_free_start,
+	.tick = op_buffer_free_start,
 	.encode = op_buffer_free_encode,
 };

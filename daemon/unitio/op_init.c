@@ -148,7 +148,7 @@ static void op_init_job_heal(struct job *job)
 	job->rec->step = 0;
 }
 
-static void op_init_done(struct coll *c)
+static enum res op_init_finish(struct coll *c)
 {
 	struct unit *u = c->unit;
 
@@ -158,8 +158,8 @@ static void op_init_done(struct coll *c)
 	c->job->stale_partials = true;
 	c->job->stray_gradients = true;
 	full_invalidate(c->job, u);
-	if (coll_promised(c) && coll_overtaken_then(c, false))
-		return; /* and the unit is as good as never initialised */
+	if (coll_promised(c))
+		RES_TRY(coll_check_epoch(c, false)); /* else it is as good as never initialised */
 	u->rec->initialised = true;
 	c->job->readers.changes++;
 	unit_forget_steps(u);
@@ -167,7 +167,7 @@ static void op_init_done(struct coll *c)
 		u->torn = false;
 		op_init_job_heal(c->job);
 	}
-	coll_end(c, NULL);
+	return RES_DONE;
 }
 
 static int op_init_check_unused(const struct coll *c, struct fault *f)
@@ -191,24 +191,22 @@ static int op_init_check_unused(const struct coll *c, struct fault *f)
 		c->unit->rec->name, c->unit->gathered_ranks);
 }
 
-/* The last stage: an initialised unit has no optimizer state. */
-static void op_init_zero(struct coll *c)
+/* An initialised unit has no optimizer state. */
+static enum res op_init_zero(struct coll *c)
 {
-	if (!coll_need_kops_then(c, UNIT_MAX_STATES))
-		return;
+	RES_TRY(coll_need_kops(c, UNIT_MAX_STATES));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		c->parts[d].n_kops = optim_zero_kops(&c->unit->parts[d], c->parts[d].kops);
-	coll_kernels_sync_then(c, op_init_done);
+	return coll_kernels_sync(c);
 }
 
-static void op_init_from_seed(struct coll *c)
+static enum res op_init_from_seed(struct coll *c)
 {
-	if (!coll_need_kops_then(c, c->unit->rec->n_tensors))
-		return;
+	RES_TRY(coll_need_kops(c, c->unit->rec->n_tensors));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		c->parts[d].n_kops = optim_seed_kops(c->unit, &c->unit->parts[d],
 						     init_args(c->ops[0])->seed, c->parts[d].kops);
-	coll_kernels_then(c, op_init_zero);
+	return coll_kernels(c);
 }
 
 /* -- from the root's memory, on several devices through a whole copy on each -- */
@@ -230,41 +228,39 @@ static void op_init_keep(struct coll *c, unsigned d, const float *from)
 					 op_init_run.n);
 }
 
-static void op_init_keep_parts(struct coll *c)
+static enum res op_init_keep_parts(struct coll *c)
 {
-	if (!coll_need_kops_then(c, c->unit->rec->n_tensors))
-		return;
+	RES_TRY(coll_need_kops(c, c->unit->rec->n_tensors));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		op_init_keep(c, d, op_init_whole(&c->parts[d]));
-	coll_kernels_then(c, op_init_zero);
+	return coll_kernels(c);
 }
 
-static void op_init_show_root(struct coll *c)
+static enum res op_init_show_root(struct coll *c)
 {
 	uint32_t root = coll_index(c, init_args(c->ops[0])->root);
 	void *data[NODE_MAX_DEVICES];
 
-	if (!coll_can_talk_then(c))
-		return;
+	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = op_init_whole(&c->parts[d]);
-	comm_broadcast(coll_between(c), coll_comm_then(c, op_init_keep_parts), data,
-		       c->unit->packed * sizeof(float), c->part_of[root]);
+	comm_broadcast(coll_between(c), coll_comm(c), data, c->unit->packed * sizeof(float),
+		       c->part_of[root]);
+	return RES_WAIT;
 }
 
-static void op_init_from_root(struct coll *c)
+static enum res op_init_from_root(struct coll *c)
 {
 	uint32_t root = coll_index(c, init_args(c->ops[0])->root);
 	struct coll_part *p = coll_part(c, root);
 
-	if (!coll_need_kops_then(c, c->unit->rec->n_tensors))
-		return;
+	RES_TRY(coll_need_kops(c, c->unit->rec->n_tensors));
 	if (c->n_parts == 1)
 		op_init_keep(c, 0, op_init_source_of(c->ops[root]));
 	else
 		op_init_copy_kop(p, op_init_whole(p), op_init_source_of(c->ops[root]),
 				 c->unit->packed);
-	coll_kernels_then(c, c->n_parts == 1 ? op_init_zero : op_init_show_root);
+	return coll_kernels(c);
 }
 
 static const float *op_init_own_source(const struct coll *c, uint32_t i)
@@ -274,59 +270,89 @@ static const float *op_init_own_source(const struct coll *c, uint32_t i)
 
 /* ------------------------------------------------------------------ the op */
 
-static bool op_init_prepared(struct coll *c, void (*again)(struct waiter *p))
+/* Does nobody need what is there? */
+static enum res op_init_check_begin(struct coll *c)
 {
-	int how = init_args(c->ops[0])->how;
-
-	if (how == HOW_SEED || c->n_parts == 1)
-		return true;
-	if (how == HOW_OWN)
-		return own_ready(c, again);
-	return coll_ready_then(c, again) &&
-	       coll_need_scratch_then(c, 0, c->unit->packed * sizeof(float), again);
+	RES_TRY(coll_check_epoch(c, false));
+	hold_drop(c->job, c->unit);
+	return op_init_check_unused(c, &c->fault) ? RES_FAILED : RES_DONE;
 }
 
-static void op_init_start(struct waiter *p)
+static enum res op_init_ready(struct coll *c, int how)
 {
-	struct coll *c = CONTAINER_OF(p, struct coll, waiter);
-	struct fault f = FAULT_NULL;
-	int how = init_args(c->ops[0])->how;
+	if (how == HOW_SEED || c->n_parts == 1)
+		return RES_DONE;
+	if (how == HOW_OWN)
+		return own_ready(c);
+	RES_TRY(coll_ready(c));
+	return coll_need_scratch(c, 0, c->unit->packed * sizeof(float));
+}
 
-	if (coll_overtaken_then(c, false))
-		return;
-	hold_drop(c->job, c->unit);
-	if (op_init_check_unused(c, &f)) {
-		coll_end(c, &f);
-		return;
-	}
-	if (!coll_may_write_then(c, op_init_start))
-		return;
-	if (!c->drained) {
-		int r = drain_ensure_then(c->job, p, op_init_start);
+enum op_init_stage {
+	INIT_APPLY,
+	INIT_DRAIN,
+	INIT_BEGIN,
+	INIT_SEED,
+	INIT_ROOT, /* then, on several devices: its parameters to all of them, and what is theirs */
+	INIT_SHOW,
+	INIT_KEEP,
+	INIT_OWN,
+	INIT_ZERO,
+	INIT_DONE
+};
 
-		c->drained = true;
-		if (r < 0)
-			coll_end_status(c, r);
-		if (r)
-			return;
-	}
-	if (!op_init_prepared(c, op_init_start))
-		return;
+static enum op_init_stage op_init_begin(struct coll *c, int how)
+{
 	c->unit->rec->initialised = false; /* until it is whole: a device may fail half-way */
 	readers_rewrite(c->job);
 	unit_pass_end(c->unit); /* no shard is handed out meanwhile */
-	if (how == HOW_SEED)
-		op_init_from_seed(c);
-	else if (how == HOW_BROADCAST)
-		op_init_from_root(c);
-	else
-		own_write(c, op_init_own_source, true, 0, op_init_zero);
+	if (how == HOW_OWN)
+		own_write(c, op_init_own_source, true, 0);
+	return how == HOW_SEED ? INIT_SEED : how == HOW_BROADCAST ? INIT_ROOT : INIT_OWN;
 }
 
-static void op_init_run(struct coll *c)
+static enum res op_init_tick(struct coll *c)
 {
-	if (apply_ensure_then(c->job, &c->waiter, op_init_start))
-		op_init_start(&c->waiter);
+	int how = init_args(c->ops[0])->how;
+
+	switch ((enum op_init_stage)c->stage) {
+	case INIT_APPLY:
+		c->stage = INIT_DRAIN;
+		RES_TRY(apply_wait(c->job, &c->waiter));
+		fallthrough;
+	case INIT_DRAIN:
+		RES_TRY(op_init_check_begin(c));
+		RES_TRY(coll_may_write(c));
+		c->stage = INIT_BEGIN;
+		RES_TRY(drain_coll(c));
+		fallthrough;
+	case INIT_BEGIN:
+		RES_TRY(op_init_check_begin(c));
+		RES_TRY(op_init_ready(c, how));
+		c->stage = op_init_begin(c, how);
+		return op_init_tick(c);
+	case INIT_SEED:
+		c->stage = INIT_ZERO;
+		return op_init_from_seed(c);
+	case INIT_ROOT:
+		c->stage = c->n_parts > 1 ? INIT_SHOW : INIT_ZERO;
+		return op_init_from_root(c);
+	case INIT_SHOW:
+		c->stage = INIT_KEEP;
+		return op_init_show_root(c);
+	case INIT_KEEP:
+		c->stage = INIT_ZERO;
+		return op_init_keep_parts(c);
+	case INIT_OWN:
+		RES_TRY(own_write_tick(c));
+		fallthrough;
+	case INIT_ZERO:
+		c->stage = INIT_DONE;
+		return op_init_zero(c);
+	case INIT_DONE:
+		return op_init_finish(c);
+	}
+	CHECK_NOT_REACHED();
 }
 
 static void op_init_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -342,7 +368,7 @@ const struct op_type op_init = {
 	.request = &shardd__v1__initialise_request__descriptor,
 	.decode = op_init_decode,
 	.check = op_init_check,
-	.run = op_init_run,
+	.coll_tick = op_init_tick,
 	.encode = op_init_encode,
 	.lasts = true,
 	.move = MOVE_NEEDS_IDLE,

@@ -68,8 +68,6 @@ static float *own_target_at(const struct coll *c, unsigned d, uint64_t at)
 	return optim_at(unit_state(&c->unit->parts[d], c->own.state), at);
 }
 
-static void own_next_rank(struct coll *c);
-
 static void own_copy_home(struct coll *c, uint32_t i)
 {
 	const float *from = own_source_of(c, i);
@@ -82,17 +80,16 @@ static void own_copy_home(struct coll *c, uint32_t i)
 }
 
 /* As many as there is room for. */
-static void own_copy_homes(struct coll *c)
+static enum res own_copy_homes(struct coll *c)
 {
 	size_t each = c->unit->rec->n_tensors, left = each + MORE_KOPS;
 
-	if (!coll_need_kops_then(c, left))
-		return;
+	RES_TRY(coll_need_kops(c, left));
 	while (c->turn < c->unit->layout.ranks && own_is_at_home(c, c->turn) && left >= each) {
 		own_copy_home(c, c->turn++);
 		left -= each;
 	}
-	coll_kernels_then(c, own_next_rank);
+	return coll_kernels(c);
 }
 
 static float *own_shown(const struct coll *c, unsigned d)
@@ -100,82 +97,89 @@ static float *own_shown(const struct coll *c, unsigned d)
 	return region_addr(&c->parts[d].scratch[0]);
 }
 
-static void own_take_apart(struct coll *c)
+static enum res own_take_apart(struct coll *c)
 {
 	uint32_t i = c->turn++;
 	struct unit_run run;
 
-	if (!coll_need_kops_then(c, c->unit->rec->n_tensors))
-		return;
+	RES_TRY(coll_need_kops(c, c->unit->rec->n_tensors));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		for (uint32_t t = 0; own_holds(c, d, i) && t < c->unit->rec->n_tensors; t++)
 			if (own_run_of(c, i, t, &run))
 				own_copy(&c->parts[d], own_target_at(c, d, run.at),
 					 own_shown(c, d) + run.shard, run.n);
-	coll_kernels_then(c, own_next_rank);
+	return coll_kernels(c);
 }
 
-static void own_show(struct coll *c)
+static enum res own_show(struct coll *c)
 {
 	const struct layout *l = &c->unit->layout;
 	void *data[NODE_MAX_DEVICES];
 
-	if (!coll_can_talk_then(c))
-		return;
+	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = own_shown(c, d);
-	comm_broadcast(coll_between(c), coll_comm_then(c, own_take_apart), data,
+	comm_broadcast(coll_between(c), coll_comm(c), data,
 		       (l->shard_elements + l->frozen_shard) * sizeof(float), c->part_of[c->turn]);
+	return RES_WAIT;
 }
 
-static void own_bring_together(struct coll *c)
+static enum res own_bring_together(struct coll *c)
 {
 	uint32_t i = c->turn;
 	const float *from = own_source_of(c, i);
 	struct unit_run run;
 
-	if (!coll_need_kops_then(c, c->unit->rec->n_tensors))
-		return;
+	RES_TRY(coll_need_kops(c, c->unit->rec->n_tensors));
 	for (uint32_t t = 0; t < c->unit->rec->n_tensors; t++)
 		if (own_run_of(c, i, t, &run))
 			own_copy(coll_part(c, i), own_shown(c, c->part_of[i]) + run.shard,
 				 from + own_source_at(c, &run), run.n);
-	coll_kernels_then(c, own_show);
+	return coll_kernels(c);
 }
 
-static void own_next_rank(struct coll *c)
+enum own_stage { OWN_NEXT_RANK, OWN_SHOW, OWN_TAKE_APART };
+
+enum res own_write_tick(struct coll *c)
 {
-	if (c->turn == c->unit->layout.ranks)
-		c->own.after(c);
-	else if (own_is_at_home(c, c->turn))
-		own_copy_homes(c);
-	else
-		own_bring_together(c);
+	switch ((enum own_stage)c->own.stage) {
+	case OWN_NEXT_RANK:
+		if (c->turn == c->unit->layout.ranks)
+			return RES_DONE;
+		if (own_is_at_home(c, c->turn))
+			return own_copy_homes(c);
+		c->own.stage = OWN_SHOW;
+		return own_bring_together(c);
+	case OWN_SHOW:
+		c->own.stage = OWN_TAKE_APART;
+		return own_show(c);
+	case OWN_TAKE_APART:
+		c->own.stage = OWN_NEXT_RANK;
+		return own_take_apart(c);
+	}
+	CHECK_NOT_REACHED();
 }
 
-bool own_ready(struct coll *c, void (*again)(struct waiter *p))
+enum res own_ready(struct coll *c)
 {
 	const struct layout *l = &c->unit->layout;
 
-	return c->n_parts == 1 ||
-	       (coll_ready_then(c, again) &&
-		coll_need_scratch_then(c, 0, (l->shard_elements + l->frozen_shard) * sizeof(float),
-				  again));
+	if (c->n_parts == 1)
+		return RES_DONE;
+	RES_TRY(coll_ready(c));
+	return coll_need_scratch(c, 0, (l->shard_elements + l->frozen_shard) * sizeof(float));
 }
 
 void own_write(struct coll *c, const float *(*source)(const struct coll *c, uint32_t i),
-	       bool packed, unsigned state, void (*after)(struct coll *c))
+	       bool packed, unsigned state)
 {
 	own_note_sources(c, source);
 	c->own.packed = packed;
 	c->own.state = state;
-	c->own.after = after;
 	c->turn = 0;
-	own_next_rank(c);
 }
 
-void own_gather_array(struct coll *c, const struct region *const *arrays, bool frozen,
-		      void (*next)(struct coll *c))
+enum res own_gather_array(struct coll *c, const struct region *const *arrays, bool frozen)
 {
 	const struct unit *u = c->unit;
 	uint64_t trained = unit_part_elements(u);
@@ -183,15 +187,13 @@ void own_gather_array(struct coll *c, const struct region *const *arrays, bool f
 	const void *send[NODE_MAX_DEVICES];
 	void *recv[NODE_MAX_DEVICES];
 
-	if (!count) {
-		next(c);
-		return;
-	}
-	if (!coll_can_talk_then(c))
-		return;
+	if (!count)
+		return RES_DONE;
+	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		send[d] = optim_at(arrays[d], frozen ? trained : 0);
 		recv[d] = optim_at(&c->parts[d].scratch[0], frozen ? trained * u->spread : 0);
 	}
-	comm_all_gather(coll_between(c), coll_comm_then(c, next), send, recv, count, DTYPE_FP32);
+	comm_all_gather(coll_between(c), coll_comm(c), send, recv, count, DTYPE_FP32);
+	return RES_WAIT;
 }

@@ -38,7 +38,7 @@ static void coll_free(struct coll *c)
 	free(c->part_of);
 	free(c->members);
 	free(c->ops);
-	free(c->partials);
+	free(c->shards.partials);
 	if (c->destroy)
 		c->destroy(c);
 	free(c->work);
@@ -138,8 +138,6 @@ static void coll_end_all(struct match_entry *const *entries, uint32_t n, int neg
 	}
 }
 
-static void coll_begin(struct coll *c);
-
 void coll_complete(struct match_entry *const *entries, uint32_t n, void *userdata)
 {
 	struct coll *c = coll_new(userdata, entries, n);
@@ -151,7 +149,7 @@ void coll_complete(struct match_entry *const *entries, uint32_t n, void *userdat
 	for (uint32_t i = 0; i < n; i++)
 		op_begin_run(c->ops[i]);
 	c->job->running++;
-	coll_begin(c);
+	coll_go_on(c);
 }
 
 /* ----------------------------------------------------------------- the end */
@@ -357,41 +355,19 @@ static void coll_fail_early(struct coll *c, const struct fault *fault)
 	}
 }
 
-void coll_end(struct coll *c, const struct fault *fault)
+/* All ops of the collective end, with c->fault or well. What was submitted is ordered by now, not
+ * executed: memory goes back to pools of its queue. */
+static void coll_end(struct coll *c)
 {
-	bool failed = fault && fault->code, submitted = c->on_device && coll_has_queues(c);
+	bool submitted = c->on_device && coll_has_queues(c);
 
-	MAGIC_CHECK(c, COLL_MAGIC);
 	coll_give_scratch(c);
-	if (!failed && submitted)
+	if (!c->fault.code && submitted)
 		coll_submit_markers(c);
-	else if (failed && submitted && coll_promised(c))
-		coll_fail_early(c, fault);
+	else if (c->fault.code && submitted && coll_promised(c))
+		coll_fail_early(c, &c->fault);
 	else
-		coll_finish(c, fault);
-}
-
-void coll_end_status(struct coll *c, int status)
-{
-	struct fault f = FAULT_NULL;
-
-	coll_status_fault(c, status, &f);
-	coll_end(c, &f);
-}
-
-bool coll_overtaken_then(struct coll *c, bool torn_matters)
-{
-	const struct op *op = c->ops[0];
-	struct fault f = FAULT_NULL;
-
-	/* no member can have joined again: its op of the old epoch still runs */
-	if (op->m->epoch != c->job->rec->epoch)
-		fault_set(&f, FAULT_ABORTED, NULL, "%s", op->m->ended.text);
-	else if (torn_matters)
-		(void)op_check_not_torn(op, &f);
-	if (f.code)
-		coll_end(c, &f);
-	return f.code;
+		coll_finish(c, &c->fault);
 }
 
 /* -------------------------------------------------------------------- ticks */
@@ -410,20 +386,12 @@ void coll_go_on(struct coll *c)
 		c->woken = false;
 		r = c->fault.code ? RES_FAILED
 		    : c->status   ? coll_fail(c, c->status)
-				  : c->type->tick(c);
+				  : c->type->coll_tick(c);
 	} while (r == RES_WAIT && c->woken);
 	c->ticking = false;
 	CHECK((r == RES_FAILED) == (c->fault.code != FAULT_NONE));
 	if (r != RES_WAIT)
-		coll_end(c, &c->fault);
-}
-
-static void coll_begin(struct coll *c)
-{
-	if (c->type->tick)
-		coll_go_on(c);
-	else
-		c->type->run(c);
+		coll_end(c);
 }
 
 void coll_resume(struct waiter *p)
@@ -433,7 +401,6 @@ void coll_resume(struct waiter *p)
 
 enum res coll_wait_for_node(struct coll *c)
 {
-	c->waiter.resume = coll_resume;
 	condition_wait(&c->job->node->changed, &c->waiter);
 	return RES_WAIT;
 }
@@ -463,12 +430,8 @@ static void coll_stage_over(struct coll *c)
 {
 	if (c->stage_over)
 		c->stage_over(c);
-	else if (c->type->tick)
-		coll_go_on(c);
-	else if (c->status)
-		coll_end_status(c, c->status);
 	else
-		c->next(c);
+		coll_go_on(c);
 }
 
 static void coll_on_kernels(struct backend_task *task, int status)
@@ -485,11 +448,10 @@ static void coll_on_kernels(struct backend_task *task, int status)
 		coll_stage_over(c);
 }
 
-static void coll_submit(struct coll *c, bool sync, void (*next)(struct coll *c))
+static void coll_submit(struct coll *c, bool sync)
 {
 	uint64_t deadline = coll_deadline_of(c);
 
-	c->next = next;
 	c->status = 0;
 	c->on_device = true;
 	c->pending = c->n_parts;
@@ -503,16 +465,6 @@ static void coll_submit(struct coll *c, bool sync, void (*next)(struct coll *c))
 	}
 }
 
-void coll_kernels_then(struct coll *c, void (*next)(struct coll *c))
-{
-	coll_submit(c, false, next);
-}
-
-void coll_kernels_sync_then(struct coll *c, void (*next)(struct coll *c))
-{
-	coll_submit(c, true, next);
-}
-
 static void coll_on_comm(struct comm_op *op, int status)
 {
 	struct coll *c = CONTAINER_OF(op, struct coll, comm_op);
@@ -522,71 +474,32 @@ static void coll_on_comm(struct comm_op *op, int status)
 	coll_stage_over(c);
 }
 
-struct comm_op *coll_comm_then(struct coll *c, void (*next)(struct coll *c))
+struct comm_op *coll_comm(struct coll *c)
 {
 	if (c->n_parts > 1 && list_empty(&c->between.link)) {
 		c->breaks = c->group->nc->breaks;
 		queue_task_watch(&c->between, c->group->nc, coll_deadline_of(c));
 	}
-	c->next = next;
 	c->comm_op = (struct comm_op){ .done = coll_on_comm };
 	return &c->comm_op;
 }
 
 enum res coll_kernels(struct coll *c)
 {
-	coll_submit(c, false, NULL);
+	coll_submit(c, false);
 	return RES_WAIT;
 }
 
 enum res coll_kernels_sync(struct coll *c)
 {
-	coll_submit(c, true, NULL);
+	coll_submit(c, true);
 	return RES_WAIT;
-}
-
-/* It may have broken while the stage before ran, without an end of the epoch. */
-bool coll_can_talk_then(struct coll *c)
-{
-	if (c->group->nc && c->group->nc->state == COMM_READY)
-		return true;
-	coll_end_status(c, ENGINE_E_ABORTED);
-	return false;
 }
 
 struct comm *coll_between(const struct coll *c)
 {
 	CHECK(c->group->nc && c->group->nc->state == COMM_READY);
 	return c->group->nc->comm[BACKEND_Q_MAIN];
-}
-
-bool coll_ready_then(struct coll *c, void (*again)(struct waiter *p))
-{
-	struct fault f = FAULT_NULL;
-	int r = group_comms(c->group, &f);
-
-	if (r == NODE_E_LATER)
-		node_wait(c->job->node, &c->waiter, again);
-	else if (r)
-		coll_end(c, &f);
-	return r == 0;
-}
-
-bool coll_need_kops_then(struct coll *c, size_t n)
-{
-	bool there = true;
-
-	for (unsigned i = 0; i < c->n_parts; i++) {
-		struct coll_part *p = &c->parts[i];
-
-		free(p->kops);
-		p->kops = calloc(n ? n : 1, sizeof(*p->kops));
-		p->n_kops = 0;
-		there = there && p->kops;
-	}
-	if (!there)
-		coll_end_status(c, -ENOMEM); /* and @c is gone */
-	return there;
 }
 
 struct kop *coll_kop(struct coll_part *p, enum kop_kind kind, uint64_t n)
@@ -604,34 +517,6 @@ static void coll_check_windows(const struct coll *c, unsigned k)
 	for (unsigned i = 0; i < c->n_parts; i++)
 		scratch[i] = c->parts[i].scratch[k];
 	window_check(c->group->nc, BACKEND_Q_MAIN, scratch);
-}
-
-bool coll_need_scratch_then(struct coll *c, unsigned k, uint64_t bytes,
-			    void (*again)(struct waiter *p))
-{
-	struct fault f = FAULT_NULL;
-	bool later = false;
-	int r = 0;
-
-	for (unsigned i = 0; r == 0 && i < c->n_parts; i++) {
-		struct coll_part *p = &c->parts[i];
-		struct pool *pool = &c->job->scratch[p->device->index];
-
-		if (p->scratch[k].slab)
-			continue;
-		r = job_take(c->job, pool, bytes, &p->scratch[k]);
-		later = later || r == SLAB_E_LATER;
-		r = r == SLAB_E_LATER ? 0 : r;
-	}
-	if (r) {
-		op_memory_fault(c->job, r, bytes, "sums between devices", &f);
-		coll_end(c, &f);
-	} else if (later) {
-		node_wait(c->job->node, &c->waiter, again);
-	} else {
-		coll_check_windows(c, k);
-	}
-	return r == 0 && !later;
 }
 
 uint32_t coll_index(const struct coll *c, uint32_t root)
@@ -657,11 +542,6 @@ uint32_t coll_divide_by(const struct coll *c)
 		by_active = by_active || c->ops[i]->by_active;
 	}
 	return by_active ? active : c->n;
-}
-
-struct comm_op *coll_comm(struct coll *c)
-{
-	return coll_comm_then(c, NULL);
 }
 
 enum res coll_can_talk(struct coll *c)

@@ -155,15 +155,6 @@ enum res drain_wait(struct job *job, struct waiter *w)
 	return RES_WAIT;
 }
 
-int drain_ensure_then(struct job *job, struct waiter *p, void (*resume)(struct waiter *p))
-{
-	enum res r;
-
-	p->resume = resume;
-	r = drain_wait(job, p);
-	return r == RES_DONE ? 0 : r == RES_WAIT ? DRAIN_E_WAIT : -ENOMEM;
-}
-
 void drain_go_on(struct job *job)
 {
 	struct list now = LIST_INIT(now);
@@ -177,28 +168,20 @@ void drain_go_on(struct job *job)
 	}
 }
 
-bool coll_may_write_then(struct coll *c, void (*again)(struct waiter *p))
-{
-	if (c->writes)
-		return true;
-	c->waiter.resume = again;
-	if (!readers_let(c->job, &c->waiter))
-		return false;
-	c->writes = true;
-	c->job->readers.writing++;
-	return true;
-}
-
 enum res drain_coll(struct coll *c)
 {
-	enum res r;
+	enum res r = drain_wait(c->job, &c->waiter);
 
-	c->waiter.resume = coll_resume;
-	r = drain_wait(c->job, &c->waiter);
 	return r == RES_FAILED ? coll_fail(c, -ENOMEM) : r;
 }
 
 enum res coll_may_write(struct coll *c)
 {
-	return coll_may_write_then(c, coll_resume) ? RES_DONE : RES_WAIT;
+	if (c->writes)
+		return RES_DONE;
+	if (!readers_let(c->job, &c->waiter))
+		return RES_WAIT;
+	c->writes = true;
+	c->job->readers.writing++;
+	return RES_DONE;
 }
