@@ -19,9 +19,9 @@
 struct cast_part {
 	struct cast *cast;
 	struct queue_task queue;
-	struct kop kops[2];   /* of what is trained, of what is frozen */
-	struct kop *unpack;   /* owned */
-	struct region staged; /* where the parts are brought together, if they are unpacked */
+	struct launch launches[2]; /* of what is trained, of what is frozen */
+	struct launch *unpack;     /* owned */
+	struct region staged;      /* where the parts are brought together, if they are unpacked */
 };
 
 /* A copy under way: a cast of each device's shards into its copy, then all-gathers between
@@ -257,10 +257,11 @@ static enum res full_unpack(struct cast *cast)
 					   full_compute_dtype(cast) };
 		struct unit_array parts = { region_addr(&p->staged), full_compute_dtype(cast) };
 
-		p->queue.task = (struct backend_task){ .kops = p->unpack,
+		p->queue.task = (struct backend_task){ .launches = p->unpack,
 						       .queue = BACKEND_Q_GATHER,
 						       .done = full_on_kernels };
-		p->queue.task.n_kops = unit_unpack_kops(u, UNIT_ALL, &full, &parts, p->unpack);
+		p->queue.task.n_launches =
+			unit_unpack_launches(u, UNIT_ALL, &full, &parts, p->unpack);
 		queue_task_follow(&p->queue, u->parts[d].device->backend);
 	}
 	return RES_WAIT;
@@ -406,21 +407,21 @@ static void full_go_on(struct cast *cast)
 }
 
 /* @n elements from @from of the part's parameters to @to of the copy. */
-static void full_cast_kop(struct cast *cast, unsigned d, uint64_t to, uint64_t from, uint64_t n)
+static void full_cast_launch(struct cast *cast, unsigned d, uint64_t to, uint64_t from, uint64_t n)
 {
 	struct cast_part *p = &cast->parts[d];
 	enum dtype dtype = full_compute_dtype(cast);
-	struct kop *kop = &p->kops[p->queue.task.n_kops];
+	struct launch *launch = &p->launches[p->queue.task.n_launches];
 	char *dst = region_addr(full_together(cast, d));
 
 	if (!n || full_is_sent_as_it_is(cast->unit))
 		return;
-	*kop = (struct kop){ .kind = KOP_CAST, .n = n };
-	kop->cast = (struct k_cast){ .dst = dst + to * dtype_size(dtype),
-				     .src = optim_at(&cast->unit->parts[d].params, from),
-				     .dst_dtype = dtype,
-				     .src_dtype = (enum dtype)cast->unit->rec->storage_dtype };
-	p->queue.task.n_kops++;
+	*launch = (struct launch){ .kind = LAUNCH_CAST, .n = n };
+	launch->cast = (struct k_cast){ .dst = dst + to * dtype_size(dtype),
+					.src = optim_at(&cast->unit->parts[d].params, from),
+					.dst_dtype = dtype,
+					.src_dtype = (enum dtype)cast->unit->rec->storage_dtype };
+	p->queue.task.n_launches++;
 }
 
 /* Padding that is handed out is cast too. */
@@ -432,11 +433,11 @@ static void full_cast_part(struct cast *cast, unsigned d)
 	uint64_t trained = unit_part_elements(u), frozen = unit_frozen_elements(u);
 	bool padded = u->layout.dim0 || frozen;
 
-	part->queue.task = (struct backend_task){ .kops = part->kops,
+	part->queue.task = (struct backend_task){ .launches = part->launches,
 						  .queue = BACKEND_Q_GATHER,
 						  .done = full_on_kernels };
-	full_cast_kop(cast, d, p->begin, 0, padded ? trained : p->n);
-	full_cast_kop(cast, d, trained * u->spread + frozen * (d % u->spread), trained, frozen);
+	full_cast_launch(cast, d, p->begin, 0, padded ? trained : p->n);
+	full_cast_launch(cast, d, trained * u->spread + frozen * (d % u->spread), trained, frozen);
 	queue_task_submit(&part->queue, p->device->backend, cast->deadline_us);
 }
 
@@ -484,7 +485,7 @@ static struct cast *full_cast_new(struct job *job, struct unit *u, uint64_t dead
 	for (unsigned d = 0; r == 0 && d < u->n_parts; d++)
 		r = full_take_reads(cast, d);
 	for (unsigned d = 0; r == 0 && unit_is_packed(u) && d < u->n_parts; d++) {
-		cast->parts[d].unpack = calloc(u->rec->n_tensors, sizeof(struct kop));
+		cast->parts[d].unpack = calloc(u->rec->n_tensors, sizeof(struct launch));
 		r = cast->parts[d].unpack ? 0 : -ENOMEM;
 	}
 	if (r == 0)

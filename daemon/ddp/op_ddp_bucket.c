@@ -270,7 +270,7 @@ static void op_ddp_bucket_zero_untouched(struct coll *c, unsigned d)
 
 		if (op_ddp_bucket_run.n && !op_ddp_bucket_is_touched(c, i) &&
 		    unit_lacks_gradient(t->unit, t->tensor))
-			coll_kop(&c->parts[d], KOP_FILL, op_ddp_bucket_run.n)->fill =
+			coll_launch(&c->parts[d], LAUNCH_FILL, op_ddp_bucket_run.n)->fill =
 				(struct k_fill){ .dst = optim_at(&t->unit->parts[d].grads,
 								 op_ddp_bucket_run.at),
 						 .kind = FILL_CONSTANT };
@@ -293,13 +293,13 @@ static enum res op_ddp_bucket_back_to_ranks(struct coll *c)
 {
 	struct work *w = op_ddp_bucket_work_of(c);
 
-	RES_TRY(coll_need_kops(c, (size_t)w->n_pieces * c->n));
+	RES_TRY(coll_need_launches(c, (size_t)w->n_pieces * c->n));
 	for (uint32_t k = 0; k < w->n_pieces; k++) {
 		const struct piece *p = &w->pieces[k];
 
 		for (uint32_t i = 0; i < c->n; i++)
 			if (w->base[i])
-				coll_kop(&c->parts[0], KOP_CAST, p->n)->cast =
+				coll_launch(&c->parts[0], LAUNCH_CAST, p->n)->cast =
 					(struct k_cast){ .dst = w->base[i] + p->off * w->size,
 							 .src = op_ddp_bucket_gradients(w, p),
 							 .dst_dtype = w->dtype,
@@ -312,12 +312,12 @@ static enum res op_ddp_bucket_fold(struct coll *c)
 {
 	struct work *w = op_ddp_bucket_work_of(c);
 
-	RES_TRY(coll_need_kops(c, op_ddp_bucket_tensors_of(w)));
+	RES_TRY(coll_need_launches(c, op_ddp_bucket_tensors_of(w)));
 	for (uint32_t k = 0; k < w->n_pieces; k++) {
 		const struct piece *p = &w->pieces[k];
 		struct reduce_plan plan = op_ddp_bucket_plan_of(c, p->tensor);
 
-		coll_kop(&c->parts[0], KOP_REDUCE, p->n)->reduce =
+		coll_launch(&c->parts[0], LAUNCH_REDUCE, p->n)->reduce =
 			(struct k_reduce){ .out = op_ddp_bucket_gradients(w, p),
 					   .out_dtype = DTYPE_FP32,
 					   .in = op_ddp_bucket_inputs(c, &c->parts[0], p),
@@ -341,20 +341,21 @@ static void *op_ddp_bucket_sums(const struct coll *c, const struct coll_part *p,
 }
 
 /* @n elements of the bucket's sums from @off on, to @out. */
-static void op_ddp_bucket_finish_kop(struct coll *c, struct coll_part *p, const struct piece *piece,
-				     uint64_t off, uint64_t n, void *out, enum dtype dtype)
+static void op_ddp_bucket_finish_launch(struct coll *c, struct coll_part *p,
+					const struct piece *piece, uint64_t off, uint64_t n,
+					void *out, enum dtype dtype)
 {
 	struct work *w = op_ddp_bucket_work_of(c);
 	struct reduce_plan plan = op_ddp_bucket_plan_of(c, piece->tensor);
 
 	*w->next = op_ddp_bucket_sums(c, p, off);
-	coll_kop(p, KOP_REDUCE, n)->reduce = (struct k_reduce){ .out = out,
-								.out_dtype = dtype,
-								.in = w->next++,
-								.k = 1,
-								.in_dtype = w->sum_dtype,
-								.sum_dtype = w->sum_dtype,
-								.post = plan.post };
+	coll_launch(p, LAUNCH_REDUCE, n)->reduce = (struct k_reduce){ .out = out,
+								      .out_dtype = dtype,
+								      .in = w->next++,
+								      .k = 1,
+								      .in_dtype = w->sum_dtype,
+								      .sum_dtype = w->sum_dtype,
+								      .post = plan.post };
 }
 
 static void op_ddp_bucket_finish_part(struct coll *c, unsigned d)
@@ -368,13 +369,13 @@ static void op_ddp_bucket_finish_part(struct coll *c, unsigned d)
 		struct piece whole = { .tensor = i };
 
 		if (op_ddp_bucket_run.n && op_ddp_bucket_is_touched(c, i))
-			op_ddp_bucket_finish_kop(c, p, &whole,
-						 op_ddp_bucket_offset_of(w, i) +
-							 op_ddp_bucket_run.first,
-						 op_ddp_bucket_run.n,
-						 optim_at(&w->d->tensors[i].unit->parts[d].grads,
-							  op_ddp_bucket_run.at),
-						 DTYPE_FP32);
+			op_ddp_bucket_finish_launch(c, p, &whole,
+						    op_ddp_bucket_offset_of(w, i) +
+							    op_ddp_bucket_run.first,
+						    op_ddp_bucket_run.n,
+						    optim_at(&w->d->tensors[i].unit->parts[d].grads,
+							     op_ddp_bucket_run.at),
+						    DTYPE_FP32);
 	}
 	for (uint32_t k = 0; k < w->n_pieces; k++) {
 		const struct piece *pc = &w->pieces[k];
@@ -385,8 +386,8 @@ static void op_ddp_bucket_finish_part(struct coll *c, unsigned d)
 
 			w->next = in; /* the same for all of them */
 			if (base)
-				op_ddp_bucket_finish_kop(c, p, pc, pc->off, pc->n,
-							 base + pc->off * w->size, w->dtype);
+				op_ddp_bucket_finish_launch(c, p, pc, pc->off, pc->n,
+							    base + pc->off * w->size, w->dtype);
 		}
 		w->next = in + 1;
 	}
@@ -397,7 +398,7 @@ static enum res op_ddp_bucket_finish_all(struct coll *c)
 {
 	struct work *w = op_ddp_bucket_work_of(c);
 
-	RES_TRY(coll_need_kops(c, op_ddp_bucket_tensors_of(w) * (c->n + 2)));
+	RES_TRY(coll_need_launches(c, op_ddp_bucket_tensors_of(w) * (c->n + 2)));
 	w->next = w->inputs;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		op_ddp_bucket_finish_part(c, d);
@@ -421,14 +422,14 @@ static enum res op_ddp_bucket_fold_parts(struct coll *c)
 {
 	struct work *w = op_ddp_bucket_work_of(c);
 
-	RES_TRY(coll_need_kops(c, w->n_pieces));
+	RES_TRY(coll_need_launches(c, w->n_pieces));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
 
 		for (uint32_t k = 0; k < w->n_pieces; k++) {
 			struct reduce_plan plan = op_ddp_bucket_plan_of(c, w->pieces[k].tensor);
 
-			coll_kop(p, KOP_REDUCE, w->pieces[k].n)->reduce =
+			coll_launch(p, LAUNCH_REDUCE, w->pieces[k].n)->reduce =
 				(struct k_reduce){ .out = op_ddp_bucket_sums(c, p,
 									     w->pieces[k].off),
 						   .out_dtype = w->sum_dtype,
@@ -448,13 +449,13 @@ static enum res op_ddp_bucket_clear(struct coll *c)
 {
 	if (!op_ddp_bucket_work_of(c)->zeros)
 		return RES_DONE;
-	RES_TRY(coll_need_kops(c, 1));
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
 
-		coll_kop(p, KOP_FILL, (op_ddp_bucket_work_of(c)->zeros + 3) / sizeof(float))->fill =
-			(struct k_fill){ .dst = region_addr(&p->scratch[1]),
-					 .kind = FILL_CONSTANT };
+		coll_launch(p, LAUNCH_FILL, (op_ddp_bucket_work_of(c)->zeros + 3) / sizeof(float))
+			->fill = (struct k_fill){ .dst = region_addr(&p->scratch[1]),
+						  .kind = FILL_CONSTANT };
 	}
 	return coll_kernels(c);
 }

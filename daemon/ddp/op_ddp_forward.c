@@ -45,7 +45,7 @@ struct move {
 	struct device_note note;
 	struct op *op;
 	struct region to;
-	struct kop kops[];
+	struct launch launches[];
 };
 
 static struct member_buffer *op_ddp_forward_buffer_of(const struct op *op)
@@ -99,14 +99,14 @@ static enum res op_ddp_forward_move(struct op *op, struct region *to)
 	const struct ddp *d = ddp_args(op)->d;
 	const struct ddp_buckets *a = ddp_buckets_of(ddp_args(op)->rank);
 	const struct ddp_buckets *b = &d->layouts[ddp_args(op)->layout];
-	struct move *mv = calloc(1, sizeof(*mv) + d->n * sizeof(mv->kops[0]));
+	struct move *mv = calloc(1, sizeof(*mv) + d->n * sizeof(mv->launches[0]));
 
 	if (!mv)
 		return op_ddp_forward_finish(op, to, -ENOMEM);
 	mv->op = op;
 	mv->to = *to;
 	mv->note = (struct device_note){ .name = op->type->name, .job = op->m->job };
-	mv->task = (struct backend_task){ .kops = mv->kops,
+	mv->task = (struct backend_task){ .launches = mv->launches,
 					  .sync = true,
 					  .done = op_ddp_forward_on_moved };
 	for (uint32_t i = 0; i < d->n; i++) {
@@ -115,11 +115,11 @@ static enum res op_ddp_forward_move(struct op *op, struct region *to)
 
 		if (t->sparse)
 			continue;
-		mv->kops[mv->task.n_kops++] =
-			(struct kop){ .kind = KOP_COPY,
-				      .n = t->elements * size,
-				      .copy = { (char *)region_addr(to) + b->offset[i],
-						(char *)region_addr(from) + a->offset[i] } };
+		mv->launches[mv->task.n_launches++] =
+			(struct launch){ .kind = LAUNCH_COPY,
+					 .n = t->elements * size,
+					 .copy = { (char *)region_addr(to) + b->offset[i],
+						   (char *)region_addr(from) + a->offset[i] } };
 	}
 	op->m->job->running++;
 	mv->task.owner = job_as_owner(op->m->job);

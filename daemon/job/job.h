@@ -23,7 +23,7 @@
 #include "core/quota.h"
 #include "job/ddp.h"
 #include "job/group.h"
-#include "job/known.h"
+#include "job/regcache.h"
 #include "job/member.h"
 #include "job/node.h"
 #include "job/readers.h"
@@ -116,7 +116,7 @@ struct job {
 	uint32_t n_units;
 	struct htab unit_names;
 	struct list registrations; /* rpc's: in progress; the first one is active */
-	struct knowns knowns;      /* what was registered, as it came */
+	struct regcache knowns;    /* what was registered, as it came */
 	struct slab **slabs;       /* of shards, owned refs */
 	uint32_t n_slabs;
 	struct slab **spare; /* owned refs: of a registration that goes on later */

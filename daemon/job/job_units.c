@@ -214,7 +214,7 @@ int job_units_restore(struct job *job, struct fault *f)
 
 void job_units_free(struct job *job)
 {
-	known_drop(job);
+	regcache_drop(job);
 	for (uint32_t i = 0; i < job->n_units; i++)
 		unit_free(job->units[i]);
 	free(job->units);

@@ -58,21 +58,21 @@ static bool fused_is_possible(const struct coll *c)
 	       !(c->n_parts == 1 && c->job->node->engine_for_one);
 }
 
-/* The steps of a part cut its spans into at most so many kops. */
+/* The steps of a part cut its spans into at most so many launches. */
 static size_t fused_most_steps(const struct coll *c)
 {
 	size_t most = 0;
 
 	for (unsigned d = 0; d < c->n_parts; d++) {
-		size_t n = optim_step_kops(c->unit, &c->unit->parts[d],
-					   backward_rates(c->job, c->unit), NULL);
+		size_t n = optim_step_launches(c->unit, &c->unit->parts[d],
+					       backward_rates(c->job, c->unit), NULL);
 
 		most = n > most ? n : most;
 	}
 	return most;
 }
 
-/* Without memory for the kops it is done as elsewhere. */
+/* Without memory for the launches it is done as elsewhere. */
 void fused_plan(struct coll *c)
 {
 	struct reduce_run *run = c->reduce;
@@ -86,8 +86,8 @@ void fused_plan(struct coll *c)
 	run->steps = calloc(steps ? steps : 1, sizeof(*run->steps));
 	if (!run->steps)
 		return;
-	if (run->kops < steps + run->spans)
-		run->kops = steps + run->spans;
+	if (run->launches < steps + run->spans)
+		run->launches = steps + run->spans;
 	c->gradient.fused = FUSED_WANTED;
 }
 
@@ -117,25 +117,25 @@ bool fused_ready(struct coll *c, unsigned d)
 	if (c->gradient.fused == FUSED_BEGUN)
 		backward_mark(c->job);
 	c->gradient.fused = FUSED_STEPPED;
-	run->n_steps = (unsigned)optim_step_kops(c->unit, &c->unit->parts[d],
-						 backward_rates(c->job, c->unit), run->steps);
+	run->n_steps = (unsigned)optim_step_launches(c->unit, &c->unit->parts[d],
+						     backward_rates(c->job, c->unit), run->steps);
 	return true;
 }
 
-static struct k_step fused_step_of(const struct kop *kop)
+static struct k_step fused_step_of(const struct launch *launch)
 {
 	struct k_step s = { 0 };
 
-	if (kop->kind == KOP_ADAMW) {
+	if (launch->kind == LAUNCH_ADAMW) {
 		s.kind = K_STEP_ADAMW;
-		s.adamw = kop->adamw;
-	} else if (kop->kind == KOP_ADAM) {
+		s.adamw = launch->adamw;
+	} else if (launch->kind == LAUNCH_ADAM) {
 		s.kind = K_STEP_ADAM;
-		s.adam = kop->adam;
+		s.adam = launch->adam;
 	} else {
-		CHECK(kop->kind == KOP_SGD);
+		CHECK(launch->kind == LAUNCH_SGD);
 		s.kind = K_STEP_SGD;
-		s.sgd = kop->sgd;
+		s.sgd = launch->sgd;
 	}
 	return s;
 }
@@ -150,7 +150,8 @@ static uint64_t fused_begin_of(const struct k_step *s, const struct unit_part *p
 }
 
 /* A step may reach over several spans: what is between them stays as it is. */
-void fused_kops(struct coll *c, unsigned d, const struct unit_run *span, const struct k_reduce *r)
+void fused_launches(struct coll *c, unsigned d, const struct unit_run *span,
+		    const struct k_reduce *r)
 {
 	const struct reduce_run *run = c->reduce;
 	uint64_t span_end = span->at + span->n;
@@ -163,7 +164,7 @@ void fused_kops(struct coll *c, unsigned d, const struct unit_run *span, const s
 		end = end < span_end ? end : span_end;
 		if (from >= end)
 			continue;
-		coll_kop(&c->parts[d], KOP_REDUCE_STEP, end - from)->reduce_step =
+		coll_launch(&c->parts[d], LAUNCH_REDUCE_STEP, end - from)->reduce_step =
 			(struct k_reduce_step){ .reduce = *r,
 						.first = from - span->at,
 						.step = k_step_at(&step, from - at, NULL) };

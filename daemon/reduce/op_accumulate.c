@@ -28,7 +28,7 @@ struct accumulate {
 	struct unit *unit;
 	struct queue_task queue;
 	struct reduce_plan plan;
-	struct kop kop;
+	struct launch launch;
 	struct region gradient, sum; /* taken out of the member's table until it is answered */
 	bool included;               /* what was reduced earlier is in @sum */
 	const void *from;            /* that is added */
@@ -147,19 +147,19 @@ static bool op_accumulate_fill_kernel(struct accumulate *a)
 	void *to = region_addr(&a->sum);
 
 	if (a->adds)
-		reduce_add_kop(a->unit, &a->plan, to, &a->from, &a->kop);
+		reduce_add_launch(a->unit, &a->plan, to, &a->from, &a->launch);
 	else if (a->included)
-		reduce_include_kop(a->unit, p, &a->from, to, &a->kop);
+		reduce_include_launch(a->unit, p, &a->from, to, &a->launch);
 	else if (a->from)
-		reduce_convert_kop(a->unit, &a->plan, to, a->from, &a->kop);
+		reduce_convert_launch(a->unit, &a->plan, to, a->from, &a->launch);
 	return a->adds || a->included || a->from;
 }
 
 /* Without a kernel the task is but the place in the order of the device. */
 static void op_accumulate_submit(struct accumulate *a, bool kernel)
 {
-	a->queue.task = (struct backend_task){ .kops = &a->kop,
-					       .n_kops = kernel,
+	a->queue.task = (struct backend_task){ .launches = &a->launch,
+					       .n_launches = kernel,
 					       .queue = BACKEND_Q_MAIN,
 					       .sync = true,
 					       .issued = op_accumulate_on_issued,

@@ -19,7 +19,7 @@
 #include "reduce/reduce_unused.h"
 #include "step/apply.h"
 #include "step/backward.h"
-#include "step/lend.h"
+#include "step/external.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 
@@ -126,7 +126,7 @@ static void op_reduce_deferred(struct coll *c)
 /* The next of its kernels. Return: RES_DONE: there are none left before devices talk. */
 static enum res op_reduce_fold(struct coll *c)
 {
-	RES_TRY(coll_need_kops(c, c->reduce->kops));
+	RES_TRY(coll_need_launches(c, c->reduce->launches));
 	return reduce_next_stage(c) ? reduce_kernels(c) : RES_DONE;
 }
 
@@ -150,7 +150,7 @@ static enum res op_reduce_finish(struct coll *c)
 {
 	if (c->n_parts == 1)
 		return RES_DONE;
-	RES_TRY(coll_need_kops(c, c->reduce->kops));
+	RES_TRY(coll_need_launches(c, c->reduce->launches));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		reduce_finish(c, d);
 	return reduce_kernels(c);
@@ -167,7 +167,7 @@ static enum res op_reduce_take_scratch(struct coll *c)
 static void op_reduce_let_go(struct coll *c)
 {
 	reduce_put_back(c);
-	lend_failed(c);
+	external_failed(c);
 	fused_failed(c);
 	c->gradient.begun = false;
 }
@@ -203,7 +203,7 @@ static enum res op_reduce_begin_run(struct coll *c)
 	c->unit->has_gradient = false; /* until it is whole: a device may fail half-way */
 	c->unit->has_partials = false;
 	fused_begin(c);
-	return coll_need_kops(c, c->reduce->kops);
+	return coll_need_launches(c, c->reduce->launches);
 }
 
 /* What they have brought is of no use. It has just begun, so that all are in the epoch. */
@@ -245,7 +245,7 @@ static enum res op_reduce_tick(struct coll *c)
 	case REDUCE_AGREE: /* a gradient of 0 would let decay and momentum move parameters */
 		none = reduce_unused_agree(c);
 		c->gradient.more = reduce_args(c->ops[0])->more;
-		c->gradient.lends =
+		c->gradient.external =
 			!c->gradient.more && c->unit->rec->optimizer->when == OPTIM_BY_TRAINER;
 		if (none)
 			return none < 0 ? coll_fail(c, none) : op_reduce_end_without(c);

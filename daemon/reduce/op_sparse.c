@@ -233,13 +233,13 @@ static enum res op_sparse_add_table(struct coll *c)
 {
 	struct sparse_work *w = c->work;
 
-	RES_TRY(coll_need_kops(c, 1));
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct unit_run op_sparse_run = sparse_run(c, d);
 
 		w->tables[d] = op_sparse_rows_go_to(c, d) + op_sparse_run.first;
 		if (op_sparse_run.n)
-			coll_kop(&c->parts[d], KOP_REDUCE, op_sparse_run.n)->reduce =
+			coll_launch(&c->parts[d], LAUNCH_REDUCE, op_sparse_run.n)->reduce =
 				(struct k_reduce){ .out = sparse_gradient(c, d),
 						   .out_dtype = DTYPE_FP32,
 						   .in = &w->tables[d],
@@ -282,7 +282,7 @@ static bool op_sparse_any_left(const struct coll *c)
 	return false;
 }
 
-struct k_add_rows sparse_rows_kop(const struct coll *c, unsigned d)
+struct k_add_rows sparse_rows_launch(const struct coll *c, unsigned d)
 {
 	const struct coll_part *p = &c->parts[d];
 	const struct sparse_work *w = c->work;
@@ -308,15 +308,15 @@ void sparse_add_rows(struct coll *c, unsigned d)
 
 	if (!op_sparse_n_of(c, p, c->turn))
 		return;
-	a = sparse_rows_kop(c, d);
-	coll_kop(p, KOP_ADD_ROWS, a.row_elements)->add_rows = a;
+	a = sparse_rows_launch(c, d);
+	coll_launch(p, LAUNCH_ADD_ROWS, a.row_elements)->add_rows = a;
 	w->given[d] += a.n_rows;
 }
 
 /* One rank of a device after the other: entries of several may name the same row. */
 static enum res op_sparse_add_turn(struct coll *c)
 {
-	RES_TRY(coll_need_kops(c, 1));
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		if (sparse_repeats_now(c, d))
 			sparse_add_coalesced(c, d);
@@ -345,7 +345,7 @@ static bool op_sparse_next_turn(struct coll *c)
 static void op_sparse_zero(struct coll *c, unsigned d, float *at, uint64_t n)
 {
 	if (n)
-		coll_kop(&c->parts[d], KOP_FILL, n)->fill =
+		coll_launch(&c->parts[d], LAUNCH_FILL, n)->fill =
 			(struct k_fill){ .dst = at, .kind = FILL_CONSTANT };
 }
 
@@ -375,7 +375,7 @@ static void op_sparse_copy_rows(struct coll *c, struct coll_part *p)
 		uint64_t n = op_sparse_n_of(c, p, turn) + (r ? r->n_rows : 0);
 
 		if (n)
-			coll_kop(p, KOP_COPY, n * sizeof(*to))->copy =
+			coll_launch(p, LAUNCH_COPY, n * sizeof(*to))->copy =
 				(struct k_copy){ to, r ? r->at : sparse_args(op)->rows };
 		to += n;
 	}
@@ -385,7 +385,7 @@ static enum res op_sparse_clear(struct coll *c)
 {
 	const struct sparse_work *w = c->work;
 
-	RES_TRY(coll_need_kops(c, (size_t)c->n + 2));
+	RES_TRY(coll_need_launches(c, (size_t)c->n + 2));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		op_sparse_zero_gradient(c, d);
 		if (w->apart && w->all && !w->folds)

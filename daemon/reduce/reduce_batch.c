@@ -19,9 +19,9 @@ struct reduce_batch {
 	unsigned stage;   /* enum reduce_batch_stage */
 	unsigned pending; /* of what was submitted */
 	int status;
-	bool began;                         /* their streams are waited for */
-	struct kop *kops[NODE_MAX_DEVICES]; /* of all, in the present stage; owned */
-	struct kop *own[NODE_MAX_DEVICES];  /* the last one's own meanwhile */
+	bool began;                                /* their streams are waited for */
+	struct launch *launches[NODE_MAX_DEVICES]; /* of all, in the present stage; owned */
+	struct launch *own[NODE_MAX_DEVICES];      /* the last one's own meanwhile */
 	struct region sums[NODE_MAX_DEVICES];
 	enum reduce_stage then; /* where each of them goes on */
 };
@@ -42,8 +42,8 @@ static void reduce_batch_next_batch(struct group *g);
 
 static void reduce_batch_free_batch(struct reduce_batch *b, const struct coll *c)
 {
-	for (unsigned d = 0; d < ARRAY_SIZE(b->kops); d++)
-		free(b->kops[d]);
+	for (unsigned d = 0; d < ARRAY_SIZE(b->launches); d++)
+		free(b->launches[d]);
 	for (unsigned d = 0; d < c->n_parts; d++)
 		pool_give(&c->job->scratch[c->parts[d].device->index], &b->sums[d]);
 	free(b);
@@ -88,34 +88,34 @@ static void reduce_batch_arrived(struct coll *c)
 	if (--b->pending)
 		return;
 	for (unsigned d = 0; d < last->n_parts && b->own[d]; d++) {
-		last->parts[d].kops = b->own[d];
+		last->parts[d].launches = b->own[d];
 		b->own[d] = NULL;
 	}
 	reduce_batch_go_on(b);
 }
 
-/* What all of them have to do on device @d, into b->kops. */
+/* What all of them have to do on device @d, into b->launches. */
 static int reduce_batch_collect(struct reduce_batch *b, unsigned d)
 {
 	struct coll_part *last = &reduce_batch_last_of(b)->parts[d];
-	struct kop *all;
+	struct launch *all;
 	unsigned n = 0;
 
 	for (unsigned i = 0; i < b->n; i++)
-		n += b->colls[i]->parts[d].n_kops;
-	all = realloc(b->kops[d], (n ? n : 1) * sizeof(*all));
+		n += b->colls[i]->parts[d].n_launches;
+	all = realloc(b->launches[d], (n ? n : 1) * sizeof(*all));
 	if (!all)
 		return -ENOMEM;
-	b->kops[d] = all;
+	b->launches[d] = all;
 	n = 0;
 	for (unsigned i = 0; i < b->n; i++) {
 		struct coll_part *p = &b->colls[i]->parts[d];
 
-		memcpy(all + n, p->kops, p->n_kops * sizeof(*all));
-		n += p->n_kops;
-		p->n_kops = 0;
+		memcpy(all + n, p->launches, p->n_launches * sizeof(*all));
+		n += p->n_launches;
+		p->n_launches = 0;
 	}
-	last->n_kops = n;
+	last->n_launches = n;
 	return 0;
 }
 
@@ -135,8 +135,8 @@ static enum res reduce_batch_submit(struct reduce_batch *b)
 	if (b->status)
 		return RES_FAILED;
 	for (unsigned d = 0; d < last->n_parts; d++) {
-		b->own[d] = last->parts[d].kops;
-		last->parts[d].kops = b->kops[d];
+		b->own[d] = last->parts[d].launches;
+		last->parts[d].launches = b->launches[d];
 	}
 	b->began = b->began || reduce_batch_order(last) == BACKEND_ORDER_NONE;
 	b->pending = b->began ? 1 : b->n;
@@ -146,10 +146,10 @@ static enum res reduce_batch_submit(struct reduce_batch *b)
 	return coll_kernels(last);
 }
 
-static void reduce_batch_forget_kops(struct coll *c)
+static void reduce_batch_forget_launches(struct coll *c)
 {
 	for (unsigned d = 0; d < c->n_parts; d++)
-		c->parts[d].n_kops = 0;
+		c->parts[d].n_launches = 0;
 }
 
 /* ------------------------------------------------------------ between devices */
@@ -173,7 +173,7 @@ static enum res reduce_batch_finish(struct reduce_batch *b)
 	for (unsigned i = 0; i < b->n; i++) {
 		struct coll *c = b->colls[i];
 
-		reduce_batch_forget_kops(c);
+		reduce_batch_forget_launches(c);
 		for (unsigned d = 0; d < c->n_parts; d++)
 			reduce_finish(c, d);
 	}
@@ -218,7 +218,7 @@ static void reduce_batch_bring(const struct reduce_batch *b, struct coll *c, uns
 	const char *from = region_addr(&p->scratch[reduce_sums(c)]);
 
 	for (unsigned s = 0; s < c->unit->spread; s++)
-		coll_kop(p, KOP_COPY, own * reduce_batch_element(c))->copy =
+		coll_launch(p, LAUNCH_COPY, own * reduce_batch_element(c))->copy =
 			(struct k_copy){ .dst = to + (s * all + before) * reduce_batch_element(c),
 					 .src = from + s * own * reduce_batch_element(c) };
 	p->sums = to + ((c->unit->spread == 1 ? 0 : d * all) + before) * reduce_batch_element(c);
@@ -244,7 +244,7 @@ static enum res reduce_batch_bring_all(struct reduce_batch *b)
 	for (unsigned i = 0; i < b->n; i++) {
 		struct coll *c = b->colls[i];
 
-		reduce_batch_forget_kops(c);
+		reduce_batch_forget_launches(c);
 		for (unsigned d = 0; d < c->n_parts; d++)
 			reduce_batch_bring(b, c, d, before);
 		before += reduce_segment(c);
@@ -260,7 +260,7 @@ static enum res reduce_batch_fold(struct reduce_batch *b)
 	bool any = false;
 
 	for (unsigned i = 0; i < b->n; i++) {
-		reduce_batch_forget_kops(b->colls[i]);
+		reduce_batch_forget_launches(b->colls[i]);
 		any = reduce_next_stage(b->colls[i]) || any;
 	}
 	return any ? reduce_batch_submit(b) : RES_DONE;

@@ -13,7 +13,7 @@
  * done now? */
 bool reduce_batch_takes(const struct coll *c);
 
-/* @c has its run, scratch, and room for kops: it goes on at REDUCE_BETWEEN or REDUCE_ARRIVE, behind
+/* @c has its run, scratch, and room for launches: it goes on at REDUCE_BETWEEN or REDUCE_ARRIVE, behind
  * those that were added before. Return: RES_WAIT. */
 enum res reduce_batch_add(struct coll *c);
 

@@ -52,7 +52,7 @@ static void reduce_replicas_fill_nothing(struct coll *c, struct coll_part *p, vo
 	enum dtype t = c->reduce->plan.sum_dtype;
 	uint64_t n = c->unit->layout.elements;
 
-	coll_kop(p, KOP_FILL, t == DTYPE_FP32 ? n : (n + 1) / 2)->fill = (struct k_fill){
+	coll_launch(p, LAUNCH_FILL, t == DTYPE_FP32 ? n : (n + 1) / 2)->fill = (struct k_fill){
 		.dst = to, .kind = FILL_CONSTANT, .a = t == DTYPE_FP32 ? -0.0 : -0x1p-134
 	};
 }
@@ -70,7 +70,7 @@ static void reduce_replicas_fold_here(struct coll *c, unsigned d)
 		n += p->members[i] / run->shard_ranks == run->replica;
 	}
 	if (n)
-		coll_kop(p, KOP_REDUCE, c->unit->layout.elements)->reduce =
+		coll_launch(p, LAUNCH_REDUCE, c->unit->layout.elements)->reduce =
 			(struct k_reduce){ .out = to,
 					   .out_dtype = run->plan.sum_dtype,
 					   .in = &p->inputs[first],
@@ -97,7 +97,7 @@ static void reduce_replicas_keep_here(struct coll *c, unsigned d)
 	struct coll_part *p = &c->parts[d];
 
 	p->inputs[p->n] = p->sums;
-	coll_kop(p, KOP_REDUCE, reduce_segment(c))->reduce =
+	coll_launch(p, LAUNCH_REDUCE, reduce_segment(c))->reduce =
 		(struct k_reduce){ .out = reduce_replicas_partial(c, d, run->replica),
 				   .out_dtype = run->plan.sum_dtype,
 				   .in = &p->inputs[p->n],
@@ -133,7 +133,7 @@ static void reduce_replicas_fold_partials(struct coll *c, unsigned d)
 
 static enum res reduce_replicas_fill(struct coll *c, void (*fill)(struct coll *c, unsigned d))
 {
-	RES_TRY(coll_need_kops(c, c->reduce->kops));
+	RES_TRY(coll_need_launches(c, c->reduce->launches));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		fill(c, d);
 	return RES_DONE;

@@ -4,7 +4,7 @@
  * ranks of a device are folded in rank order, replica by replica (where a replica has ranks
  * on two devices and no factor of its own: those of each device in its place); what is left of
  * the plan follows when the devices' sums have been added. Replicas that have a factor and ranks
- * on two devices are added between the devices one by one (reduce_replicas.c). Fills kops, runs
+ * on two devices are added between the devices one by one (reduce_replicas.c). Fills launches, runs
  * nothing. Loop thread only.
  */
 #ifndef SHARDD_REDUCE_REDUCE_RUN_H
@@ -48,7 +48,7 @@ struct reduce_run {
 	uint32_t shard_ranks;  /* of a replica */
 	uint32_t here;         /* partials of a device, at most; crossed: of its segment */
 	uint32_t spans;        /* pieces of a part, at most (unit_spans) */
-	size_t kops;           /* of a device in one stage, at most */
+	size_t launches;       /* of a device in one stage, at most */
 	uint64_t stride;       /* bytes between partials */
 	uint64_t lonely_bytes; /* of gradients to be converted beside accumulated ones */
 	uint64_t zero_bytes;   /* what ranks without inputs contribute; then nothing is lonely */
@@ -56,7 +56,7 @@ struct reduce_run {
 	struct reduce_input *inputs; /* by member */
 	const void **added;          /* by member: what is added to what it has */
 	struct unit_run *span;       /* owned: of the part at work */
-	struct kop *steps;           /* owned: fused: the optimizer's, of the part at work */
+	struct launch *steps;        /* owned: fused: the optimizer's, of the part at work */
 	unsigned n_steps;
 	const void **pieces;    /* inputs of spans: @spans * (c->n + 1) */
 	const void *partials[]; /* @here per part */
@@ -104,14 +104,14 @@ struct reduce_plan reduce_plan_for(const struct job *job, const struct unit *u);
 bool reduce_whole_replicas(const struct coll *c);
 
 /* One rank's new gradient *@from, added to what it has accumulated (@to). */
-void reduce_add_kop(const struct unit *u, const struct reduce_plan *plan, void *to,
-		    const void **from, struct kop *kop);
+void reduce_add_launch(const struct unit *u, const struct reduce_plan *plan, void *to,
+		       const void **from, struct launch *launch);
 /* DDP: what earlier reductions left, added to a rank's gradient at *@to. */
-void reduce_include_kop(const struct unit *u, const struct unit_part *p, const void **shard,
-			const void *to, struct kop *kop);
+void reduce_include_launch(const struct unit *u, const struct unit_part *p, const void **shard,
+			   const void *to, struct launch *launch);
 /* @from in the dtype that is accumulated in. */
-void reduce_convert_kop(const struct unit *u, const struct reduce_plan *plan, void *to,
-			const void *from, struct kop *kop);
+void reduce_convert_launch(const struct unit *u, const struct reduce_plan *plan, void *to,
+			   const void *from, struct launch *launch);
 
 /* For a collective whose members have brought what they reduce: that is taken out of their
  * tables. Return: NULL without memory. */
@@ -123,14 +123,14 @@ void reduce_put_back(struct coll *c);
 /* No inputs are left. Return: NULL. NULL is allowed. */
 struct reduce_run *reduce_run_free(struct reduce_run *run);
 
-/* The next stage of @c's kernels: true, and kops are there, or false: there is none left
- * before devices talk. Room for run->kops each. */
+/* The next stage of @c's kernels: true, and launches are there, or false: there is none left
+ * before devices talk. Room for run->launches each. */
 bool reduce_next_stage(struct coll *c);
 /* Bytes of scratch @which on each device; 0: none. */
 uint64_t reduce_scratch(const struct coll *c, unsigned which);
 /* Where the sums are that the devices are to add: a scratch. */
 unsigned reduce_sums(const struct coll *c);
-/* The last kops of a part, when the devices' sums are added. */
+/* The last launches of a part, when the devices' sums are added. */
 void reduce_finish(struct coll *c, unsigned d);
 
 /* What the devices add: of @c's sums, all on every device, or on each its segment. */

@@ -61,8 +61,8 @@ struct sparse_work {
 struct unit_run sparse_run(const struct coll *c, unsigned d);
 float *sparse_gradient(const struct coll *c, unsigned d);
 /* The rows of the member whose turn it is on device @d, to the tensor. */
-struct k_add_rows sparse_rows_kop(const struct coll *c, unsigned d);
-/* The kop that adds the rows of the member whose turn it is on device @d; none if it has no
+struct k_add_rows sparse_rows_launch(const struct coll *c, unsigned d);
+/* The launch that adds the rows of the member whose turn it is on device @d; none if it has no
  * rows. */
 void sparse_add_rows(struct coll *c, unsigned d);
 

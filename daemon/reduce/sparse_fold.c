@@ -93,7 +93,7 @@ static enum res sparse_fold_add_to_gradient(struct coll *c)
 {
 	struct sparse_work *w = sparse_fold_work_of(c);
 
-	RES_TRY(coll_need_kops(c, 1));
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct unit_run run = sparse_run(c, d);
 		struct k_reduce r = sparse_fold_of_sums(w, sparse_gradient(c, d), &w->tables[d], 1);
@@ -103,7 +103,7 @@ static enum res sparse_fold_add_to_gradient(struct coll *c)
 		r.post = w->plan.post;
 		r.accumulate = true;
 		if (run.n)
-			coll_kop(&c->parts[d], KOP_REDUCE, run.n)->reduce = r;
+			coll_launch(&c->parts[d], LAUNCH_REDUCE, run.n)->reduce = r;
 	}
 	return coll_kernels(c);
 }
@@ -128,14 +128,14 @@ static enum res sparse_fold_add_replicas(struct coll *c)
 {
 	struct sparse_work *w = sparse_fold_work_of(c);
 
-	RES_TRY(coll_need_kops(c, 1));
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct k_reduce r =
 			sparse_fold_of_sums(w, sparse_fold_sums(c, d), &w->partials[d * w->here],
 					    sparse_fold_partials_on(c, w, d));
 
 		r.pre = w->plan.replica;
-		coll_kop(&c->parts[d], KOP_REDUCE, w->elements)->reduce = r;
+		coll_launch(&c->parts[d], LAUNCH_REDUCE, w->elements)->reduce = r;
 	}
 	return coll_kernels(c);
 }
@@ -145,7 +145,7 @@ static enum res sparse_fold_finish_partials(struct coll *c)
 {
 	struct sparse_work *w = sparse_fold_work_of(c);
 
-	RES_TRY(coll_need_kops(c, w->here));
+	RES_TRY(coll_need_launches(c, w->here));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		for (uint32_t j = 0; j < sparse_fold_partials_on(c, w, d); j++) {
 			const void **in = &w->partials[d * w->here + j];
@@ -155,7 +155,7 @@ static enum res sparse_fold_finish_partials(struct coll *c)
 			*in = sparse_fold_partial(c, d, j);
 			r.post = w->plan.partial;
 			if (r.post.how != K_FACTOR_NONE)
-				coll_kop(&c->parts[d], KOP_REDUCE, w->elements)->reduce = r;
+				coll_launch(&c->parts[d], LAUNCH_REDUCE, w->elements)->reduce = r;
 		}
 	}
 	return coll_kernels(c);
@@ -185,9 +185,9 @@ static enum res sparse_fold_fill_partials(struct coll *c)
 	const struct sparse_work *w = sparse_fold_work_of(c);
 	double nothing = w->plan.sum_dtype == DTYPE_FP32 ? -0.0 : -0x1p-134;
 
-	RES_TRY(coll_need_kops(c, 1));
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++)
-		coll_kop(&c->parts[d], KOP_FILL, w->here * w->stride / sizeof(float))->fill =
+		coll_launch(&c->parts[d], LAUNCH_FILL, w->here * w->stride / sizeof(float))->fill =
 			(struct k_fill){ .dst = (float *)sparse_fold_partial(c, d, 0),
 					 .kind = FILL_CONSTANT,
 					 .a = (float)nothing };
@@ -218,7 +218,7 @@ static enum res sparse_fold_fold_rank(struct coll *c)
 {
 	struct sparse_work *w = sparse_fold_work_of(c);
 
-	RES_TRY(coll_need_kops(c, 1));
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
 		struct k_reduce r = sparse_fold_of_sums(w, NULL, &w->tables[d], 1);
@@ -231,7 +231,7 @@ static enum res sparse_fold_fold_rank(struct coll *c)
 		r.in_dtype = DTYPE_FP32;
 		r.pre = w->plan.pre;
 		r.accumulate = !first;
-		coll_kop(p, KOP_REDUCE, w->elements)->reduce = r;
+		coll_launch(p, LAUNCH_REDUCE, w->elements)->reduce = r;
 	}
 	c->turn++;
 	return coll_kernels(c);
@@ -239,7 +239,7 @@ static enum res sparse_fold_fold_rank(struct coll *c)
 
 static enum res sparse_fold_add_rows(struct coll *c)
 {
-	RES_TRY(coll_need_kops(c, 1));
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		sparse_add_rows(c, d);
 	return coll_kernels(c);
@@ -250,14 +250,14 @@ static enum res sparse_fold_clear_table(struct coll *c)
 {
 	bool any = false;
 
-	RES_TRY(coll_need_kops(c, 1));
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
 
 		if (c->turn >= p->n)
 			continue;
 		any = true;
-		coll_kop(p, KOP_FILL, sparse_fold_work_of(c)->elements)->fill =
+		coll_launch(p, LAUNCH_FILL, sparse_fold_work_of(c)->elements)->fill =
 			(struct k_fill){ .dst = region_addr(&p->scratch[SPARSE_TABLE]),
 					 .kind = FILL_CONSTANT };
 	}

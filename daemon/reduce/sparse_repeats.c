@@ -92,13 +92,13 @@ static float *sparse_repeats_table(const struct coll *c, unsigned d)
 
 enum res sparse_repeats_clear(struct coll *c)
 {
-	RES_TRY(coll_need_kops(c, 1));
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		const struct sparse_repeats *r = sparse_repeats_now(c, d);
 
 		if (r)
-			coll_kop(&c->parts[d], KOP_FILL,
-				 r->n_rows * sparse_rows_kop(c, d).row_elements)
+			coll_launch(&c->parts[d], LAUNCH_FILL,
+				    r->n_rows * sparse_rows_launch(c, d).row_elements)
 				->fill = (struct k_fill){ .dst = sparse_repeats_table(c, d),
 							  .kind = FILL_CONSTANT };
 	}
@@ -109,17 +109,17 @@ enum res sparse_repeats_fill(struct coll *c)
 {
 	struct sparse_work *w = c->work;
 
-	RES_TRY(coll_need_kops(c, 1));
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		const struct sparse_repeats *r = sparse_repeats_now(c, d);
 		struct k_add_rows a;
 
 		if (!r)
 			continue;
-		a = sparse_rows_kop(c, d);
+		a = sparse_rows_launch(c, d);
 		a.out = sparse_repeats_table(c, d);
 		a.row_limit = r->n_rows;
-		coll_kop(&c->parts[d], KOP_ADD_ROWS, a.row_elements)->add_rows = a;
+		coll_launch(&c->parts[d], LAUNCH_ADD_ROWS, a.row_elements)->add_rows = a;
 		w->given[d] += a.n_rows;
 	}
 	return coll_kernels(c);
@@ -129,12 +129,12 @@ void sparse_add_coalesced(struct coll *c, unsigned d)
 {
 	const struct sparse_repeats *r = sparse_repeats_now(c, d);
 	struct sparse_work *w = c->work;
-	struct k_add_rows a = sparse_rows_kop(c, d);
+	struct k_add_rows a = sparse_rows_launch(c, d);
 
 	a.n_rows = r->n_rows;
 	a.values = sparse_repeats_table(c, d);
 	a.dtype = DTYPE_FP32;
 	a.pre = (struct k_factor){ .how = K_FACTOR_NONE };
-	coll_kop(&c->parts[d], KOP_ADD_ROWS, a.row_elements)->add_rows = a;
+	coll_launch(&c->parts[d], LAUNCH_ADD_ROWS, a.row_elements)->add_rows = a;
 	w->given[d] += a.n_rows;
 }

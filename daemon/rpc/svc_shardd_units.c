@@ -38,7 +38,7 @@ struct registering {
 	struct svc_shardd *svc;
 	struct member *m; /* a reference */
 	enum stage stage;
-	struct known_search search;
+	struct regcache_search search;
 	bool searching;
 	const uint8_t *request; /* the call's */
 	size_t request_bytes;
@@ -220,14 +220,14 @@ enum { DONE, GO_ON, AWAIT };
 
 static int svc_shardd_units_compare(struct registering *r)
 {
-	const struct known *known;
+	const struct regcache_entry *known;
 	int e;
 
 	if (!r->searching)
-		known_search_init(&r->search, r->m->job);
+		regcache_search_init(&r->search, r->m->job);
 	r->searching = true;
-	e = known_search(&r->search, r->m->job, r->request, r->request_bytes, COMPARE_BYTES,
-			 &known);
+	e = regcache_search(&r->search, r->m->job, r->request, r->request_bytes, COMPARE_BYTES,
+			    &known);
 	if (e == KNOWN_MORE)
 		return GO_ON;
 	r->stage = DECODE;
@@ -308,7 +308,7 @@ static int svc_shardd_units_build(struct registering *r)
 		svc_shardd_units_fail(r, &f);
 		return DONE;
 	}
-	known_add(r->m->job, r->request, r->request_bytes, r->ids, (uint32_t)r->n);
+	regcache_add(r->m->job, r->request, r->request_bytes, r->ids, (uint32_t)r->n);
 	r->stage = REPLY;
 	return GO_ON;
 }

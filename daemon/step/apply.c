@@ -40,7 +40,7 @@ struct apply {
 static void apply_free(struct apply *a)
 {
 	for (unsigned d = 0; d < NODE_MAX_DEVICES; d++)
-		free(a->parts[d].task.kops);
+		free(a->parts[d].task.launches);
 	free(a->units);
 	free(a);
 }
@@ -96,36 +96,37 @@ static bool apply_takes_part(const struct job *job, const struct unit *u)
 	       u->rec->optimizer->kind != OPTIM_NONE;
 }
 
-/* Kops that @u needs on part @d: of the factor, or of the step. */
-static size_t apply_kops_of(const struct job *job, const struct unit *u, unsigned d)
+/* Launches that @u needs on part @d: of the factor, or of the step. */
+static size_t apply_launches_of(const struct job *job, const struct unit *u, unsigned d)
 {
 	const struct unit_part *p = &u->parts[d];
-	size_t scale = job->step.scales ? optim_scale_kops(u, p, 0, NULL) : 0;
-	size_t step = optim_step_kops(u, p, &job->step.rates, NULL);
+	size_t scale = job->step.scales ? optim_scale_launches(u, p, 0, NULL) : 0;
+	size_t step = optim_step_launches(u, p, &job->step.rates, NULL);
 
 	return scale > step ? scale : step;
 }
 
-/* On each device for the kops of all units. */
+/* On each device for the launches of all units. */
 static bool apply_make_room(struct apply *a)
 {
 	const struct job *job = a->job;
-	size_t kops[NODE_MAX_DEVICES] = { 0 };
+	size_t launches[NODE_MAX_DEVICES] = { 0 };
 	bool there = true;
 
 	for (uint32_t i = 0; i < job->n_units; i++) {
 		const struct unit *u = job->units[i];
 
 		for (unsigned d = 0; apply_takes_part(job, u) && d < u->n_parts; d++)
-			kops[u->parts[d].device->index] += apply_kops_of(job, u, d);
+			launches[u->parts[d].device->index] += apply_launches_of(job, u, d);
 	}
 	for (unsigned d = 0; d < job->node->n_devices; d++) {
 		a->parts[d].apply = a;
 		a->parts[d].note = (struct device_note){ .name = "Step", .job = job };
 		a->parts[d].task.sync = true;
 		a->parts[d].task.done = apply_on_applied;
-		a->parts[d].task.kops = calloc(kops[d] ? kops[d] : 1, sizeof(struct kop));
-		there = there && a->parts[d].task.kops;
+		a->parts[d].task.launches =
+			calloc(launches[d] ? launches[d] : 1, sizeof(struct launch));
+		there = there && a->parts[d].task.launches;
 	}
 	return there;
 }
@@ -152,8 +153,8 @@ static void apply_step_unit(struct apply *a, const struct unit *u)
 	for (unsigned d = 0; d < u->n_parts; d++) {
 		struct backend_task *task = &a->parts[u->parts[d].device->index].task;
 
-		task->n_kops += (unsigned)optim_step_kops(u, &u->parts[d], &a->job->step.rates,
-							  &task->kops[task->n_kops]);
+		task->n_launches += (unsigned)optim_step_launches(
+			u, &u->parts[d], &a->job->step.rates, &task->launches[task->n_launches]);
 	}
 }
 
@@ -165,7 +166,7 @@ static void apply_submit_parts(struct apply *a)
 	unsigned n = node->n_devices;
 
 	for (unsigned d = 0; d < n; d++)
-		a->pending += a->parts[d].task.n_kops > 0;
+		a->pending += a->parts[d].task.n_launches > 0;
 	if (!a->pending) {
 		const struct device *d = a->job->placed[0] ? a->job->placed[0] : &node->devices[0];
 
@@ -176,7 +177,7 @@ static void apply_submit_parts(struct apply *a)
 	for (unsigned d = 0; d < n; d++) {
 		struct backend *b = node->devices[d].backend;
 
-		if (!a->parts[d].task.n_kops)
+		if (!a->parts[d].task.n_launches)
 			continue;
 		a->parts[d].task.owner = job_as_owner(a->job);
 		device_note_task(&a->parts[d].note, b, &a->parts[d].task);
@@ -187,7 +188,7 @@ static void apply_submit_parts(struct apply *a)
 static enum res apply_step_units(struct apply *a)
 {
 	for (unsigned d = 0; d < a->job->node->n_devices; d++) {
-		a->parts[d].task.n_kops = 0;
+		a->parts[d].task.n_launches = 0;
 		a->parts[d].task.sync = true;
 	}
 	for (unsigned i = 0; i < a->n; i++)
@@ -205,8 +206,9 @@ static enum res apply_scale_units(struct apply *a)
 		for (unsigned d = 0; d < u->n_parts; d++) {
 			struct backend_task *task = &a->parts[u->parts[d].device->index].task;
 
-			task->n_kops += (unsigned)optim_scale_kops(
-				u, &u->parts[d], a->job->step.factor, &task->kops[task->n_kops]);
+			task->n_launches +=
+				(unsigned)optim_scale_launches(u, &u->parts[d], a->job->step.factor,
+							       &task->launches[task->n_launches]);
 		}
 	}
 	apply_submit_parts(a);

@@ -31,7 +31,7 @@
 #include "op/op_util.h"
 #include "op/queue_task.h"
 #include "step/apply.h"
-#include "step/lend.h"
+#include "step/external.h"
 #include "step/shards.h"
 #include "unit/norm.h"
 #include "unit/optim.h"
@@ -43,7 +43,7 @@
 struct back_part {
 	struct back *back;
 	struct queue_task queue;
-	struct kop *kops; /* owned */
+	struct launch *launches; /* owned */
 };
 
 struct back {
@@ -86,7 +86,7 @@ static bool backward_plan_concerns(const struct coll *c)
 static enum res backward_clear_gaps(struct coll *c)
 {
 	struct unit_run *gaps = calloc(c->unit->rec->n_tensors, sizeof(*gaps));
-	enum res r = gaps ? coll_need_kops(c, c->unit->rec->n_tensors) : coll_fail(c, -ENOMEM);
+	enum res r = gaps ? coll_need_launches(c, c->unit->rec->n_tensors) : coll_fail(c, -ENOMEM);
 	unsigned all = 0;
 
 	for (unsigned d = 0; r == RES_DONE && d < c->n_parts; d++) {
@@ -95,7 +95,7 @@ static enum res backward_clear_gaps(struct coll *c)
 
 		all += n;
 		for (unsigned i = 0; i < n; i++)
-			coll_kop(&c->parts[d], KOP_FILL, gaps[i].n)->fill =
+			coll_launch(&c->parts[d], LAUNCH_FILL, gaps[i].n)->fill =
 				(struct k_fill){ .dst = optim_at(&p->grads, gaps[i].at),
 						 .kind = FILL_CONSTANT };
 	}
@@ -141,8 +141,8 @@ enum res backward_prepare(struct coll *c)
 		RES_TRY(backward_need_grads(c));
 	if (backward_plan_concerns(c) && c->group->plan.inv_scale != 0)
 		RES_TRY(coll_need_scratch(c, COLL_FOUND_INF, SHARDS_FOUND_BYTES));
-	if (c->gradient.lends)
-		lend_begin(c);
+	if (c->gradient.external)
+		external_begin(c);
 	return RES_DONE;
 }
 
@@ -206,7 +206,7 @@ static void backward_back_free(struct back *b)
 {
 	for (unsigned d = 0; d < b->u->n_parts; d++) {
 		queue_task_deinit(&b->parts[d].queue);
-		free(b->parts[d].kops);
+		free(b->parts[d].launches);
 	}
 	free(b);
 }
@@ -274,16 +274,17 @@ static int backward_fill_part(struct back *b, unsigned d)
 {
 	const struct unit_part *p = &b->u->parts[d];
 	const struct step_rates *rates = backward_rates(b->job, b->u);
-	size_t n = optim_step_kops(b->u, p, rates, NULL);
+	size_t n = optim_step_launches(b->u, p, rates, NULL);
 	struct back_part *part = &b->parts[d];
 
-	part->kops = calloc(n ? n : 1, sizeof(*part->kops));
-	if (!part->kops)
+	part->launches = calloc(n ? n : 1, sizeof(*part->launches));
+	if (!part->launches)
 		return -ENOMEM;
-	optim_step_kops(b->u, p, rates, part->kops);
-	part->queue.task = (struct backend_task){
-		.kops = part->kops, .n_kops = (unsigned)n, .sync = true, .done = backward_on_stepped
-	};
+	optim_step_launches(b->u, p, rates, part->launches);
+	part->queue.task = (struct backend_task){ .launches = part->launches,
+						  .n_launches = (unsigned)n,
+						  .sync = true,
+						  .done = backward_on_stepped };
 	return unit_is_direct(b->u) ? queue_task_wait(&part->queue, p->reads.waits, p->reads.n) : 0;
 }
 
@@ -336,7 +337,7 @@ void backward_released(struct job *job, struct unit *u)
 
 static void backward_offer(struct coll *c)
 {
-	lend_ready(c);
+	external_ready(c);
 	if (c->unit->rec->guarded)
 		hold_drop(c->job, c->unit);
 }

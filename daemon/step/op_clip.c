@@ -87,7 +87,8 @@ static int op_clip_check(struct op *op, struct fault *f)
 	return 0;
 }
 
-static size_t op_clip_kops_of(const struct coll *c, unsigned d, float factor, struct kop *kops)
+static size_t op_clip_launches_of(const struct coll *c, unsigned d, float factor,
+				  struct launch *launches)
 {
 	size_t n = 0;
 
@@ -96,12 +97,12 @@ static size_t op_clip_kops_of(const struct coll *c, unsigned d, float factor, st
 		const struct unit_part *p = shards_take_part(c, u) ? shards_part(c, u, d) : NULL;
 
 		if (p)
-			n += optim_scale_kops(u, p, factor, kops ? kops + n : NULL);
+			n += optim_scale_launches(u, p, factor, launches ? launches + n : NULL);
 	}
 	return n;
 }
 
-/* Their total is known. Return: RES_DONE: nothing is to be multiplied. */
+/* Their total is known. Return: RES_DONE: no gradient has to be multiplied. */
 static enum res op_clip_scale(struct coll *c)
 {
 	const struct clip *clip = &clip_args(c->ops[0])->clip;
@@ -114,13 +115,14 @@ static enum res op_clip_scale(struct coll *c)
 	if (!clip_factor(clip, c->shards.total, &factor))
 		return RES_DONE;
 	for (unsigned d = 0; d < c->n_parts; d++) {
-		size_t n = op_clip_kops_of(c, d, factor, NULL);
+		size_t n = op_clip_launches_of(c, d, factor, NULL);
 
 		room = n > room ? n : room;
 	}
-	RES_TRY(coll_need_kops(c, room));
+	RES_TRY(coll_need_launches(c, room));
 	for (unsigned d = 0; d < c->n_parts; d++)
-		c->parts[d].n_kops = (unsigned)op_clip_kops_of(c, d, factor, c->parts[d].kops);
+		c->parts[d].n_launches =
+			(unsigned)op_clip_launches_of(c, d, factor, c->parts[d].launches);
 	return coll_kernels(c);
 }
 

@@ -47,14 +47,14 @@ static void op_clip_value_clamp_part(struct coll *c, unsigned d)
 		const struct unit *u = c->job->units[i];
 
 		if (shards_take_part(c, u) && u->parts[d].n)
-			coll_kop(&c->parts[d], KOP_CLAMP, u->parts[d].n)->clamp =
+			coll_launch(&c->parts[d], LAUNCH_CLAMP, u->parts[d].n)->clamp =
 				(struct k_clamp){ optim_at(&u->parts[d].grads, 0), -value, value };
 	}
 }
 
 static enum res op_clip_value_clamp(struct coll *c)
 {
-	RES_TRY(coll_need_kops(c, c->job->n_units));
+	RES_TRY(coll_need_launches(c, c->job->n_units));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		op_clip_value_clamp_part(c, d);
 	return coll_kernels(c);

@@ -145,8 +145,8 @@ const struct unit_part *shards_part(const struct coll *c, const struct unit *u, 
 	return NULL;
 }
 
-/* Kops on one device: one for each unit. */
-static size_t shards_kops_room(const struct coll *c)
+/* Launches on one device: one for each unit. */
+static size_t shards_launches_room(const struct coll *c)
 {
 	return shards_end_of(c) - shards_first_of(c);
 }
@@ -155,9 +155,9 @@ static size_t shards_kops_room(const struct coll *c)
 
 static enum res shards_clear_found(struct coll *c)
 {
-	RES_TRY(coll_need_kops(c, 1));
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++)
-		coll_kop(&c->parts[d], KOP_FILL, 1)->fill =
+		coll_launch(&c->parts[d], LAUNCH_FILL, 1)->fill =
 			(struct k_fill){ .dst = region_addr(&c->parts[d].scratch[COLL_FOUND_INF]),
 					 .kind = FILL_CONSTANT };
 	return coll_kernels(c);
@@ -165,13 +165,13 @@ static enum res shards_clear_found(struct coll *c)
 
 static enum res shards_multiply(struct coll *c)
 {
-	RES_TRY(coll_need_kops(c, shards_kops_room(c)));
+	RES_TRY(coll_need_launches(c, shards_launches_room(c)));
 	for (uint32_t i = shards_first_of(c); i < shards_end_of(c); i++) {
 		const struct unit *u = c->job->units[i];
 
 		for (unsigned d = 0; shards_take_part(c, u) && d < c->n_parts; d++)
 			if (u->parts[d].n)
-				coll_kop(&c->parts[d], KOP_UNSCALE, u->parts[d].n)->unscale =
+				coll_launch(&c->parts[d], LAUNCH_UNSCALE, u->parts[d].n)->unscale =
 					(struct k_unscale){
 						optim_at(&u->parts[d].grads, 0), c->shards.factor,
 						region_addr(&c->parts[d].scratch[COLL_FOUND_INF])
@@ -182,9 +182,9 @@ static enum res shards_multiply(struct coll *c)
 
 static enum res shards_read_found(struct coll *c)
 {
-	RES_TRY(coll_need_kops(c, 1));
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++)
-		coll_kop(&c->parts[d], KOP_COPY, sizeof(float))->copy =
+		coll_launch(&c->parts[d], LAUNCH_COPY, sizeof(float))->copy =
 			(struct k_copy){ &c->parts[d].found_inf,
 					 region_addr(&c->parts[d].scratch[COLL_FOUND_INF]) };
 	return coll_kernels_sync(c);
@@ -235,7 +235,7 @@ enum res shards_norm(struct coll *c, double type)
 {
 	size_t at = 0;
 
-	RES_TRY(coll_need_kops(c, shards_kops_room(c)));
+	RES_TRY(coll_need_launches(c, shards_launches_room(c)));
 	free(c->shards.partials);
 	c->shards.n_partials = shards_all_blocks(c);
 	c->shards.partials = calloc(c->shards.n_partials + 1, sizeof(*c->shards.partials));
@@ -249,8 +249,8 @@ enum res shards_norm(struct coll *c, double type)
 
 			if (!p || !norm_counts(u, (unsigned)(p - u->parts)))
 				continue;
-			norm_kop(coll_kop(&c->parts[d], KOP_NORM, 0), p, type,
-				 c->shards.partials + at);
+			norm_launch(coll_launch(&c->parts[d], LAUNCH_NORM, 0), p, type,
+				    c->shards.partials + at);
 			at += norm_blocks(p);
 		}
 	}

@@ -11,7 +11,7 @@
 #include "unit/optim.h"
 #include "unit/reduce_plan.h"
 #include "unit/runs.h"
-#include "unitio/own.h"
+#include "unitio/import.h"
 #include "work/coll.h"
 
 int convert_record(const struct op *op, const struct unit *u, state_unit *ret, struct fault *f)
@@ -233,7 +233,7 @@ static void convert_swap_unit(struct job *job, struct changing *x)
 	state_unit *rec = u->rec;
 	state_part **parts = rec->parts;
 
-	known_drop(job); /* a registration of the old layout must be answered with the new one */
+	regcache_drop(job); /* a registration of the old layout must be answered with the new one */
 	full_invalidate(job, u);
 	job_give_partials(job, u); /* of an Initialise: nobody's, and of the old layout's size */
 	rec->layout = x->rec.layout;
@@ -304,7 +304,7 @@ static void convert_copy_common(struct coll *c, unsigned d, unsigned q, const st
 		convert_array_of(&convert_current(c)->fresh->parts[d], convert_of(c)->array);
 
 	if (begin < end)
-		coll_kop(&c->parts[d], KOP_COPY, (end - begin) * sizeof(float))->copy =
+		coll_launch(&c->parts[d], LAUNCH_COPY, (end - begin) * sizeof(float))->copy =
 			(struct k_copy){ optim_at(array, to->at + begin - to->first),
 					 convert_source(c, d, q, from->at + begin - from->first) };
 }
@@ -329,7 +329,7 @@ static enum res convert_repack(struct coll *c)
 {
 	struct changing *x = convert_current(c);
 
-	RES_TRY(coll_need_kops(c, (size_t)x->old->rec->n_tensors * x->old->spread));
+	RES_TRY(coll_need_launches(c, (size_t)x->old->rec->n_tensors * x->old->spread));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		convert_repack_part(c, d);
 	convert_of(c)->array++;
@@ -344,7 +344,7 @@ static enum res convert_gather(struct coll *c, bool frozen)
 		arrays[d] =
 			convert_array_of(&convert_current(c)->old->parts[d], convert_of(c)->array);
 	c->unit = convert_current(c)->old;
-	return own_gather_array(c, arrays, frozen);
+	return import_gather_array(c, arrays, frozen);
 }
 
 /* The next array that is there. Return: false: there is none. */

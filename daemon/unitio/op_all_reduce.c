@@ -82,12 +82,12 @@ static void *op_all_reduce_first_of(const struct coll_part *p)
 /* The first member's buffer on each device holds the result: to the others. */
 static enum res op_all_reduce_spread(struct coll *c)
 {
-	RES_TRY(coll_need_kops(c, c->n));
+	RES_TRY(coll_need_launches(c, c->n));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
 
 		for (uint32_t i = 1; i < p->n; i++)
-			coll_kop(p, KOP_COPY, buf_args(c->ops[0])->bytes)->copy =
+			coll_launch(p, LAUNCH_COPY, buf_args(c->ops[0])->bytes)->copy =
 				(struct k_copy){ op_all_reduce_buffer_of(p, i),
 						 op_all_reduce_first_of(p) };
 	}
@@ -118,7 +118,7 @@ static void op_all_reduce_fold(struct coll *c, struct coll_part *p)
 {
 	const struct op *op = c->ops[0];
 
-	coll_kop(p, KOP_ALL_REDUCE, buf_args(op)->count)->all_reduce =
+	coll_launch(p, LAUNCH_ALL_REDUCE, buf_args(op)->count)->all_reduce =
 		(struct k_all_reduce){ .out = op_all_reduce_first_of(p),
 				       .in = p->inputs,
 				       .k = p->n,
@@ -133,11 +133,11 @@ static enum res op_all_reduce_narrow(struct coll *c)
 	const struct op *op = c->ops[0];
 	bool average = buf_args(op)->op == REDUCE_AVG;
 
-	RES_TRY(coll_need_kops(c, 1));
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
 
-		coll_kop(p, KOP_CAST, buf_args(op)->count)->cast =
+		coll_launch(p, LAUNCH_CAST, buf_args(op)->count)->cast =
 			(struct k_cast){ .dst = op_all_reduce_first_of(p),
 					 .src = region_addr(&p->scratch[average]),
 					 .dst_dtype = buf_args(op)->dtype,
@@ -148,12 +148,12 @@ static enum res op_all_reduce_narrow(struct coll *c)
 
 static enum res op_all_reduce_divide(struct coll *c)
 {
-	RES_TRY(coll_need_kops(c, 1));
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
 
 		p->inputs[p->n] = region_addr(&p->scratch[0]);
-		coll_kop(p, KOP_REDUCE, buf_args(c->ops[0])->count)->reduce =
+		coll_launch(p, LAUNCH_REDUCE, buf_args(c->ops[0])->count)->reduce =
 			(struct k_reduce){ .out = region_addr(&p->scratch[1]),
 					   .in = &p->inputs[p->n],
 					   .k = 1,
@@ -181,7 +181,7 @@ static void op_all_reduce_add_inside(struct coll *c, struct coll_part *p)
 {
 	const struct op *op = c->ops[0];
 
-	coll_kop(p, KOP_REDUCE, buf_args(op)->count)->reduce =
+	coll_launch(p, LAUNCH_REDUCE, buf_args(op)->count)->reduce =
 		(struct k_reduce){ .out = region_addr(&p->scratch[0]),
 				   .in = p->inputs,
 				   .k = p->n,
@@ -197,13 +197,13 @@ static enum res op_all_reduce_fold_all(struct coll *c)
 {
 	const struct op *op = c->ops[0];
 
-	RES_TRY(coll_need_kops(c, 1));
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
 
 		for (unsigned k = 0; k < c->n_parts; k++)
 			p->found[k] = (char *)region_addr(&p->scratch[0]) + k * buf_args(op)->bytes;
-		coll_kop(p, KOP_ALL_REDUCE, buf_args(op)->count)->all_reduce =
+		coll_launch(p, LAUNCH_ALL_REDUCE, buf_args(op)->count)->all_reduce =
 			(struct k_all_reduce){ .out = op_all_reduce_first_of(p),
 					       .in = p->found,
 					       .k = c->n_parts,
@@ -245,7 +245,7 @@ static enum res op_all_reduce_need_scratch(struct coll *c)
 
 static enum res op_all_reduce_inside(struct coll *c, bool add)
 {
-	RES_TRY(coll_need_kops(c, 1));
+	RES_TRY(coll_need_launches(c, 1));
 	op_all_reduce_fill_inputs(c);
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		if (c->n_parts > 1 && add)

@@ -68,14 +68,14 @@ static uint32_t op_broadcast_first_on(const struct coll *c, const struct coll_pa
 
 static enum res op_broadcast_to_others(struct coll *c)
 {
-	RES_TRY(coll_need_kops(c, c->n));
+	RES_TRY(coll_need_launches(c, c->n));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
 		uint32_t first = op_broadcast_first_on(c, p);
 
 		for (uint32_t i = 0; i < p->n; i++)
 			if (i != first)
-				coll_kop(p, KOP_COPY, buf_args(c->ops[0])->bytes)->copy =
+				coll_launch(p, LAUNCH_COPY, buf_args(c->ops[0])->bytes)->copy =
 					(struct k_copy){ (void *)p->inputs[i], p->inputs[first] };
 	}
 	return coll_kernels(c);
@@ -103,7 +103,7 @@ static enum res op_broadcast_tick(struct coll *c)
 	case BROADCAST_BEGIN:
 		RES_TRY(coll_check_epoch(c, false));
 		RES_TRY(coll_ready(c));
-		RES_TRY(coll_need_kops(c, 0));
+		RES_TRY(coll_need_launches(c, 0));
 		op_broadcast_fill_inputs(c);
 		c->stage = BROADCAST_BETWEEN;
 		return coll_kernels(c); /* none: for the streams that filled the buffers */

@@ -251,7 +251,7 @@ static enum res op_convert_tick(struct coll *c)
 		}
 		if (convert_place(convert_of(c)) < 0)
 			return coll_fail(c, -ENOMEM);
-		RES_TRY(coll_need_kops(c, 0));
+		RES_TRY(coll_need_launches(c, 0));
 		c->stage = OP_CONVERT_ARRAYS;
 		return coll_kernels(c);
 	case OP_CONVERT_ARRAYS:

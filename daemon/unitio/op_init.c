@@ -15,7 +15,7 @@
 #include "unit/optim.h"
 #include "unit/runs.h"
 #include "unitio/ops.h"
-#include "unitio/own.h"
+#include "unitio/import.h"
 #include "work/coll.h"
 #include "work/drain.h"
 #include "shardd.pb-c.h"
@@ -130,10 +130,12 @@ static struct k_copy op_init_copy_of(float *dst, const float *src)
 	return (struct k_copy){ dst, src };
 }
 
-static void op_init_copy_kop(struct coll_part *p, float *dst, const float *src, uint64_t elements)
+static void op_init_copy_launch(struct coll_part *p, float *dst, const float *src,
+				uint64_t elements)
 {
 	if (elements)
-		coll_kop(p, KOP_COPY, elements * sizeof(float))->copy = op_init_copy_of(dst, src);
+		coll_launch(p, LAUNCH_COPY, elements * sizeof(float))->copy =
+			op_init_copy_of(dst, src);
 }
 
 static void op_init_job_heal(struct job *job)
@@ -194,18 +196,20 @@ static int op_init_check_unused(const struct coll *c, struct fault *f)
 /* An initialised unit has no optimizer state. */
 static enum res op_init_zero(struct coll *c)
 {
-	RES_TRY(coll_need_kops(c, UNIT_MAX_STATES));
+	RES_TRY(coll_need_launches(c, UNIT_MAX_STATES));
 	for (unsigned d = 0; d < c->n_parts; d++)
-		c->parts[d].n_kops = optim_zero_kops(&c->unit->parts[d], c->parts[d].kops);
+		c->parts[d].n_launches =
+			optim_zero_launches(&c->unit->parts[d], c->parts[d].launches);
 	return coll_kernels_sync(c);
 }
 
 static enum res op_init_from_seed(struct coll *c)
 {
-	RES_TRY(coll_need_kops(c, c->unit->rec->n_tensors));
+	RES_TRY(coll_need_launches(c, c->unit->rec->n_tensors));
 	for (unsigned d = 0; d < c->n_parts; d++)
-		c->parts[d].n_kops = optim_seed_kops(c->unit, &c->unit->parts[d],
-						     init_args(c->ops[0])->seed, c->parts[d].kops);
+		c->parts[d].n_launches =
+			optim_seed_launches(c->unit, &c->unit->parts[d], init_args(c->ops[0])->seed,
+					    c->parts[d].launches);
 	return coll_kernels(c);
 }
 
@@ -223,14 +227,14 @@ static void op_init_keep(struct coll *c, unsigned d, const float *from)
 
 	for (uint32_t t = 0; t < c->unit->rec->n_tensors; t++)
 		if (unit_part_run(c->unit, up, t, &op_init_run))
-			op_init_copy_kop(&c->parts[d], optim_at(&up->params, op_init_run.at),
-					 from + c->unit->tensors[t].packed + op_init_run.first,
-					 op_init_run.n);
+			op_init_copy_launch(&c->parts[d], optim_at(&up->params, op_init_run.at),
+					    from + c->unit->tensors[t].packed + op_init_run.first,
+					    op_init_run.n);
 }
 
 static enum res op_init_keep_parts(struct coll *c)
 {
-	RES_TRY(coll_need_kops(c, c->unit->rec->n_tensors));
+	RES_TRY(coll_need_launches(c, c->unit->rec->n_tensors));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		op_init_keep(c, d, op_init_whole(&c->parts[d]));
 	return coll_kernels(c);
@@ -254,12 +258,12 @@ static enum res op_init_from_root(struct coll *c)
 	uint32_t root = coll_index(c, init_args(c->ops[0])->root);
 	struct coll_part *p = coll_part(c, root);
 
-	RES_TRY(coll_need_kops(c, c->unit->rec->n_tensors));
+	RES_TRY(coll_need_launches(c, c->unit->rec->n_tensors));
 	if (c->n_parts == 1)
 		op_init_keep(c, 0, op_init_source_of(c->ops[root]));
 	else
-		op_init_copy_kop(p, op_init_whole(p), op_init_source_of(c->ops[root]),
-				 c->unit->packed);
+		op_init_copy_launch(p, op_init_whole(p), op_init_source_of(c->ops[root]),
+				    c->unit->packed);
 	return coll_kernels(c);
 }
 
@@ -283,7 +287,7 @@ static enum res op_init_ready(struct coll *c, int how)
 	if (how == HOW_SEED || c->n_parts == 1)
 		return RES_DONE;
 	if (how == HOW_OWN)
-		return own_ready(c);
+		return import_ready(c);
 	RES_TRY(coll_ready(c));
 	return coll_need_scratch(c, 0, c->unit->packed * sizeof(float));
 }
@@ -307,7 +311,7 @@ static enum op_init_stage op_init_begin(struct coll *c, int how)
 	readers_rewrite(c->job);
 	unit_pass_end(c->unit); /* no shard is handed out meanwhile */
 	if (how == HOW_OWN)
-		own_write(c, op_init_own_source, true, 0);
+		import_write(c, op_init_own_source, true, 0);
 	return how == HOW_SEED ? INIT_SEED : how == HOW_BROADCAST ? INIT_ROOT : INIT_OWN;
 }
 
@@ -344,7 +348,7 @@ static enum res op_init_tick(struct coll *c)
 		c->stage = INIT_ZERO;
 		return op_init_keep_parts(c);
 	case INIT_OWN:
-		RES_TRY(own_write_tick(c));
+		RES_TRY(import_write_tick(c));
 		fallthrough;
 	case INIT_ZERO:
 		c->stage = INIT_DONE;

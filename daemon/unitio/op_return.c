@@ -12,7 +12,7 @@
 #include "op/op.h"
 #include "op/op_util.h"
 #include "unitio/ops.h"
-#include "unitio/own.h"
+#include "unitio/import.h"
 #include "work/coll.h"
 #include "work/drain.h"
 #include "shardd.pb-c.h"
@@ -195,7 +195,7 @@ static void op_return_begin_write(struct coll *c)
 {
 	c->unit->rec->initialised = false; /* until it is whole: a device may fail half-way */
 	readers_rewrite(c->job);
-	own_write(c, op_return_source, false, c->unit->summoned_state);
+	import_write(c, op_return_source, false, c->unit->summoned_state);
 }
 
 enum op_return_stage {
@@ -213,7 +213,7 @@ static enum res op_return_tick(struct coll *c)
 		c->forget = op_return_put_back;
 		if (!summon_args(c->ops[0])->write) {
 			RES_TRY(op_return_take_copies(c));
-			RES_TRY(coll_need_kops(c, 0));
+			RES_TRY(coll_need_launches(c, 0));
 			c->stage = RETURN_DONE;
 			return coll_kernels(c); /* none: for the streams that may still use them */
 		}
@@ -227,13 +227,13 @@ static enum res op_return_tick(struct coll *c)
 		fallthrough;
 	case RETURN_READY:
 		RES_TRY(coll_check_epoch(c, false));
-		RES_TRY(own_ready(c));
+		RES_TRY(import_ready(c));
 		RES_TRY(op_return_take_copies(c));
 		op_return_begin_write(c);
 		c->stage = RETURN_WRITE;
 		fallthrough;
 	case RETURN_WRITE:
-		RES_TRY(own_write_tick(c));
+		RES_TRY(import_write_tick(c));
 		RES_TRY(op_return_written(c));
 		fallthrough;
 	case RETURN_DONE:

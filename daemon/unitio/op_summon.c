@@ -14,7 +14,7 @@
 #include "step/apply.h"
 #include "unit/optim.h"
 #include "unit/pack.h"
-#include "unitio/own.h"
+#include "unitio/import.h"
 #include "unitio/ops.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"
@@ -140,9 +140,9 @@ static void op_summon_copy_to(struct coll_part *p, float *to, const float *from,
 			      uint64_t all)
 {
 	if (n)
-		coll_kop(p, KOP_COPY, n * sizeof(float))->copy = (struct k_copy){ to, from };
+		coll_launch(p, LAUNCH_COPY, n * sizeof(float))->copy = (struct k_copy){ to, from };
 	if (n < all)
-		coll_kop(p, KOP_FILL, all - n)->fill =
+		coll_launch(p, LAUNCH_FILL, all - n)->fill =
 			(struct k_fill){ .dst = to + n, .kind = FILL_CONSTANT };
 }
 
@@ -157,15 +157,16 @@ static void op_summon_note_memory(struct coll *c)
 /* The parts, which were brought together in scratch[0], in their right order. */
 static enum res op_summon_unpack(struct coll *c)
 {
-	RES_TRY(coll_need_kops(c, c->unit->rec->n_tensors));
+	RES_TRY(coll_need_launches(c, c->unit->rec->n_tensors));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
 		struct unit_array full = { region_addr(&p->scratch[1]), DTYPE_FP32 };
 		struct unit_array parts = { region_addr(&p->scratch[0]), DTYPE_FP32 };
 
-		p->n_kops =
-			unit_unpack_kops(c->unit, op_summon_state_of(c) ? UNIT_TRAINED : UNIT_ALL,
-					 &full, &parts, p->kops);
+		p->n_launches =
+			unit_unpack_launches(c->unit,
+					     op_summon_state_of(c) ? UNIT_TRAINED : UNIT_ALL, &full,
+					     &parts, p->launches);
 	}
 	return coll_kernels(c);
 }
@@ -176,7 +177,7 @@ static enum res op_summon_gather(struct coll *c, bool frozen)
 
 	for (unsigned d = 0; d < c->n_parts; d++)
 		arrays[d] = unit_state(&c->unit->parts[d], op_summon_state_of(c));
-	return own_gather_array(c, arrays, frozen);
+	return import_gather_array(c, arrays, frozen);
 }
 
 /* Where device @d has all of it. Of a unit in which all is frozen there is no state to look at. */
@@ -193,7 +194,7 @@ static enum res op_summon_copy_to_all(struct coll *c)
 {
 	uint64_t n = op_summon_elements_of(c), all = unit_full_elements(c->unit);
 
-	RES_TRY(coll_need_kops(c, 2 * c->n));
+	RES_TRY(coll_need_launches(c, 2 * c->n));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		for (uint32_t k = 0; k < c->parts[d].n; k++)
 			op_summon_copy_to(&c->parts[d], (float *)c->parts[d].inputs[k],
@@ -272,7 +273,7 @@ static enum res op_summon_tick(struct coll *c)
 		if (op_summon_check_idle(c->unit, &c->fault))
 			return RES_FAILED;
 		RES_TRY(op_summon_ready(c));
-		RES_TRY(coll_need_kops(c, 0));
+		RES_TRY(coll_need_launches(c, 0));
 		op_summon_note_memory(c);
 		c->stage = c->unit->spread > 1 ? SUMMON_GATHER : SUMMON_COPY;
 		return coll_kernels(c);

@@ -171,7 +171,7 @@ static void op_unit_buffers_copy_stretch(struct coll *c, struct coll_part *p,
 
 	for (uint32_t i = 0; i < p->n; i++)
 		if (p->members[i] != from)
-			coll_kop(p, KOP_COPY, s->bytes)->copy =
+			coll_launch(p, LAUNCH_COPY, s->bytes)->copy =
 				(struct k_copy){ op_unit_buffers_address(c, s, p->members[i]),
 						 op_unit_buffers_address(c, s, from) };
 }
@@ -183,7 +183,7 @@ static enum res op_unit_buffers_to_others(struct coll *c)
 
 	for (uint32_t at = 0; op_unit_buffers_next_stretch(c, &at, &s);)
 		n++;
-	RES_TRY(coll_need_kops(c, n * c->n));
+	RES_TRY(coll_need_launches(c, n * c->n));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		for (uint32_t at = 0; op_unit_buffers_next_stretch(c, &at, &s);)
 			op_unit_buffers_copy_stretch(c, &c->parts[d], &s);
@@ -213,7 +213,7 @@ static enum res op_unit_buffers_tick(struct coll *c)
 		RES_TRY(coll_check_epoch(c, false));
 		if (c->n_parts > 1)
 			RES_TRY(coll_ready(c));
-		RES_TRY(coll_need_kops(c, 0));
+		RES_TRY(coll_need_launches(c, 0));
 		c->stage = BUFFERS_BETWEEN;
 		return coll_kernels(c); /* none: for the streams that wrote the buffers */
 	case BUFFERS_BETWEEN:           /* one stretch after the other */

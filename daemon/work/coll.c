@@ -26,7 +26,7 @@ static void coll_part_free(struct coll_part *p)
 	queue_task_deinit(&p->queue);
 	free(p->members);
 	free(p->inputs);
-	free(p->kops);
+	free(p->launches);
 }
 
 static void coll_free(struct coll *c)
@@ -458,9 +458,10 @@ static void coll_submit(struct coll *c, bool sync)
 	for (unsigned i = 0; i < c->n_parts; i++) {
 		struct coll_part *p = &c->parts[i];
 
-		p->queue.task = (struct backend_task){
-			.kops = p->kops, .n_kops = p->n_kops, .sync = sync, .done = coll_on_kernels
-		};
+		p->queue.task = (struct backend_task){ .launches = p->launches,
+						       .n_launches = p->n_launches,
+						       .sync = sync,
+						       .done = coll_on_kernels };
 		coll_submit_part(p, deadline);
 	}
 }
@@ -502,12 +503,12 @@ struct comm *coll_between(const struct coll *c)
 	return c->group->nc->comm[BACKEND_Q_MAIN];
 }
 
-struct kop *coll_kop(struct coll_part *p, enum kop_kind kind, uint64_t n)
+struct launch *coll_launch(struct coll_part *p, enum launch_kind kind, uint64_t n)
 {
-	struct kop *kop = &p->kops[p->n_kops++];
+	struct launch *launch = &p->launches[p->n_launches++];
 
-	*kop = (struct kop){ .kind = kind, .n = n };
-	return kop;
+	*launch = (struct launch){ .kind = kind, .n = n };
+	return launch;
 }
 
 static void coll_check_windows(const struct coll *c, unsigned k)
@@ -560,17 +561,17 @@ enum res coll_ready(struct coll *c)
 	return r ? RES_FAILED : RES_DONE;
 }
 
-enum res coll_need_kops(struct coll *c, size_t n)
+enum res coll_need_launches(struct coll *c, size_t n)
 {
 	bool there = true;
 
 	for (unsigned i = 0; i < c->n_parts; i++) {
 		struct coll_part *p = &c->parts[i];
 
-		free(p->kops);
-		p->kops = calloc(n ? n : 1, sizeof(*p->kops));
-		p->n_kops = 0;
-		there = there && p->kops;
+		free(p->launches);
+		p->launches = calloc(n ? n : 1, sizeof(*p->launches));
+		p->n_launches = 0;
+		there = there && p->launches;
 	}
 	return there ? RES_DONE : coll_fail(c, -ENOMEM);
 }

@@ -21,8 +21,8 @@ struct coll_part {
 	uint32_t *members;                   /* their indices, ascending */
 	const void **inputs;                 /* n + 1 pointers, for kernels with several inputs */
 	const void *found[NODE_MAX_DEVICES]; /* what each device has, for such kernels */
-	struct kop *kops;                    /* of the present stage */
-	unsigned n_kops;
+	struct launch *launches;             /* of the present stage */
+	unsigned n_launches;
 	struct queue_task queue; /* of the present stage; streams of the members: until they came */
 	bool promised;           /* there were such streams */
 	struct region scratch[COLL_SCRATCH];
@@ -59,7 +59,7 @@ struct coll {
 	bool ticking;       /* it runs now */
 	bool woken;         /* what it waits for came meanwhile */
 	struct waiter waiter;
-	/* (optional) Who is told of the end of a stage, in place of its tick: c->status says how
+	/* (optional) Called at the end of a stage, in place of its tick: c->status says how
 	 * it ended. */
 	void (*stage_over)(struct coll *c);
 	void (*forget)(struct coll *c); /* (optional) called at its end, however that comes */
@@ -85,9 +85,9 @@ struct coll {
 	struct list small;          /* group->small, while it waits to be in a batch */
 	struct reduce_batch *batch; /* that runs its stages */
 	struct {
-		bool more;  /* of this unit more is to come in this pass */
-		bool lends; /* its shards are for the trainers' optimizers */
-		bool begun; /* they are promised to them */
+		bool more;     /* of this unit more is to come in this pass */
+		bool external; /* its shards are for the trainers' optimizers */
+		bool begun;    /* they are promised to them */
 		enum fused fused;
 		unsigned arrive_stage; /* backward_arrive_tick's */
 	} gradient;                    /* what becomes of it: step/backward.h, reduce/fused.h */
@@ -102,7 +102,7 @@ struct coll {
 		bool packed;
 		unsigned state; /* what is written: unit_state */
 		unsigned stage;
-	} own; /* own_write_tick's */
+	} import; /* import_write_tick's */
 };
 
 /* Slot job_ops.complete: all members have announced, so the collective begins. @userdata: the
@@ -129,10 +129,10 @@ enum res coll_fail(struct coll *c, int status);
  * gone), or was the job torn and does that matter? Then it has failed. */
 enum res coll_check_epoch(struct coll *c, bool torn_matters);
 
-/* Room for @n kops on each part, none of them used. Never waits. */
-enum res coll_need_kops(struct coll *c, size_t n);
+/* Room for @n launches on each part, none of them used. Never waits. */
+enum res coll_need_launches(struct coll *c, size_t n);
 
-/* Run the kops of all parts. It is over when they are ordered everywhere, or, sync, when they
+/* Run the launches of all parts. It is over when they are ordered everywhere, or, sync, when they
  * were executed and the host can read what they say. Return: RES_WAIT. */
 enum res coll_kernels(struct coll *c);
 enum res coll_kernels_sync(struct coll *c);
@@ -158,8 +158,8 @@ void coll_go_on(struct coll *c);
 /* The same, for lists of those who wait. */
 void coll_resume(struct waiter *p);
 
-/* The next of the kops that there is room for. */
-struct kop *coll_kop(struct coll_part *p, enum kop_kind kind, uint64_t n);
+/* The next of the launches that there is room for. */
+struct launch *coll_launch(struct coll_part *p, enum launch_kind kind, uint64_t n);
 
 /* The communicator of the group's devices; one address per part. After coll_can_talk. */
 struct comm *coll_between(const struct coll *c);

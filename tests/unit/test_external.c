@@ -39,7 +39,7 @@ static void end(void)
 	fdcheck_end();
 }
 
-TestSuite(lend, .init = begin, .fini = end, .timeout = 60);
+TestSuite(external, .init = begin, .fini = end, .timeout = 60);
 
 static void reduce(void)
 {
@@ -92,7 +92,7 @@ static void rejoin(void)
 	cr_assert_eq(nodefix_try_join(&n, job, 0, NULL, m[0], &again, &f), 0, "%s", f.text);
 }
 
-Test(lend, what_was_given_back_is_in_all_copies)
+Test(external, what_was_given_back_is_in_all_copies)
 {
 	take();
 	give_back(0);
@@ -103,7 +103,7 @@ Test(lend, what_was_given_back_is_in_all_copies)
 	check_copies();
 }
 
-Test(lend, a_gather_waits_until_the_copies_are_equal)
+Test(external, a_gather_waits_until_the_copies_are_equal)
 {
 	take();
 	give_back(0);
@@ -120,7 +120,7 @@ Test(lend, a_gather_waits_until_the_copies_are_equal)
 }
 
 /* The shares of all were there: the step is over, of an epoch that is over. */
-Test(lend, copies_become_equal_though_a_rank_dies)
+Test(external, copies_become_equal_though_a_rank_dies)
 {
 	take();
 	give_back(0);
@@ -138,7 +138,7 @@ Test(lend, copies_become_equal_though_a_rank_dies)
 }
 
 /* Only one copy has what the other rank gave back. */
-Test(lend, copies_that_stay_unequal_must_be_initialised)
+Test(external, copies_that_stay_unequal_must_be_initialised)
 {
 	take();
 	give_back(0);
@@ -156,7 +156,7 @@ Test(lend, copies_that_stay_unequal_must_be_initialised)
 	cr_expect_arr_eq(copy(0), copy(1), ELEMENTS * sizeof(float));
 }
 
-Test(lend, a_failure_between_devices_tears_the_job)
+Test(external, a_failure_between_devices_tears_the_job)
 {
 	take();
 	give_back(0);
