@@ -601,9 +601,9 @@ static bool server_anything_runs(const struct server *s)
 	bool runs = false;
 
 	list_for_each (job, tmp, &s->jobs.all, link)
-		runs = runs || job->running || job->step.applying;
+		runs = runs || job->running || job->step.state == JOB_STEP_APPLYING;
 	list_for_each (job, tmp, &s->jobs.zombies, link)
-		runs = runs || job->running || job->step.applying;
+		runs = runs || job->running || job->step.state == JOB_STEP_APPLYING;
 	return runs;
 }
 

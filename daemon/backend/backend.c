@@ -237,11 +237,11 @@ static void backend_check_reduce(const struct k_reduce *r)
 	CHECK(!r->post.how || backend_is_dtype(r->post.dtype));
 }
 
-static void backend_check_add_rows(const struct kop *kop)
+static void backend_check_add_rows(const struct launch *launch)
 {
-	const struct k_add_rows *a = &kop->add_rows;
+	const struct k_add_rows *a = &launch->add_rows;
 
-	CHECK(backend_is_dtype(a->dtype) && kop->n == a->row_elements);
+	CHECK(backend_is_dtype(a->dtype) && launch->n == a->row_elements);
 	CHECK(a->first_row <= a->row_limit && a->row_limit <= INT64_MAX);
 	CHECK(!a->pre.how || backend_is_dtype(a->pre.dtype));
 }
@@ -264,38 +264,38 @@ static void backend_check_reduce_step(const struct k_reduce_step *a)
 	CHECK(a->reduce.out_dtype == DTYPE_FP32 && (a->reduce.out || !a->reduce.accumulate));
 }
 
-static void backend_check_kop(const struct kop *kop)
+static void backend_check_launch(const struct launch *launch)
 {
-	CHECK((unsigned)kop->kind < _KOP_N);
-	if (kop->kind == KOP_REDUCE)
-		backend_check_reduce(&kop->reduce);
-	if (kop->kind == KOP_ADAM)
-		CHECK(kop->adam.profile < _K_PROFILE_N);
-	if (kop->kind == KOP_ADAMW)
-		CHECK(kop->adamw.profile < _K_PROFILE_N);
-	if (kop->kind == KOP_SGD)
-		CHECK(kop->sgd.profile < K_REFERENCE_F64);
-	if (kop->kind == KOP_NORM)
-		CHECK(kop->n == 0 || kop->norm.p > 0);
-	if (kop->kind == KOP_REDUCE_STEP)
-		backend_check_reduce_step(&kop->reduce_step);
-	if (kop->kind == KOP_ADD_ROWS)
-		backend_check_add_rows(kop);
-	if (kop->kind == KOP_ALL_REDUCE)
-		CHECK(kop->all_reduce.k > 0 && kop->all_reduce.k <= KERNEL_MAX_INPUTS);
+	CHECK((unsigned)launch->kind < _LAUNCH_N);
+	if (launch->kind == LAUNCH_REDUCE)
+		backend_check_reduce(&launch->reduce);
+	if (launch->kind == LAUNCH_ADAM)
+		CHECK(launch->adam.profile < _K_PROFILE_N);
+	if (launch->kind == LAUNCH_ADAMW)
+		CHECK(launch->adamw.profile < _K_PROFILE_N);
+	if (launch->kind == LAUNCH_SGD)
+		CHECK(launch->sgd.profile < K_REFERENCE_F64);
+	if (launch->kind == LAUNCH_NORM)
+		CHECK(launch->n == 0 || launch->norm.p > 0);
+	if (launch->kind == LAUNCH_REDUCE_STEP)
+		backend_check_reduce_step(&launch->reduce_step);
+	if (launch->kind == LAUNCH_ADD_ROWS)
+		backend_check_add_rows(launch);
+	if (launch->kind == LAUNCH_ALL_REDUCE)
+		CHECK(launch->all_reduce.k > 0 && launch->all_reduce.k <= KERNEL_MAX_INPUTS);
 }
 
 void backend_submit(struct backend *b, struct backend_task *task)
 {
 	MAGIC_CHECK(b, BACKEND_MAGIC);
 	CHECK(task->done);
-	CHECK(task->kops || task->n_kops == 0);
+	CHECK(task->launches || task->n_launches == 0);
 	CHECK(task->queue < _BACKEND_Q_N);
 	for (unsigned i = 0; i < task->n_waits; i++)
 		CHECK(task->waits[i].signals->backend == b &&
 		      task->waits[i].slot < BACKEND_SIGNAL_SLOTS);
-	for (unsigned i = 0; i < task->n_kops; i++)
-		backend_check_kop(&task->kops[i]);
+	for (unsigned i = 0; i < task->n_launches; i++)
+		backend_check_launch(&task->launches[i]);
 	task->began_us = 0;
 	task->ended_us = 0;
 	b->in_flight++;

@@ -59,29 +59,29 @@ enum backend_share {
 /* BACKEND_ORDER_EVENTS: value v of a slot or queue is told by event v % this. */
 #define BACKEND_EVENT_RING 16u
 
-enum kop_kind {
-	KOP_CAST,
-	KOP_REDUCE,
-	KOP_ALL_REDUCE,
-	KOP_ADAMW,
-	KOP_ADAM,
-	KOP_SGD,
-	KOP_NORM,
-	KOP_SCALE,
-	KOP_FOUND_INF,
-	KOP_FILL,
-	KOP_PACK,
-	KOP_COPY,
-	KOP_CLAMP,
-	KOP_UNSCALE,
-	KOP_ADD_ROWS,
-	KOP_REDUCE_STEP,
-	_KOP_N
+enum launch_kind {
+	LAUNCH_CAST,
+	LAUNCH_REDUCE,
+	LAUNCH_ALL_REDUCE,
+	LAUNCH_ADAMW,
+	LAUNCH_ADAM,
+	LAUNCH_SGD,
+	LAUNCH_NORM,
+	LAUNCH_SCALE,
+	LAUNCH_FOUND_INF,
+	LAUNCH_FILL,
+	LAUNCH_PACK,
+	LAUNCH_COPY,
+	LAUNCH_CLAMP,
+	LAUNCH_UNSCALE,
+	LAUNCH_ADD_ROWS,
+	LAUNCH_REDUCE_STEP,
+	_LAUNCH_N
 };
 
-/* One kernel on @n elements (KOP_COPY: bytes; KOP_ADD_ROWS: columns). Pointers are device addresses. */
-struct kop {
-	enum kop_kind kind;
+/* One kernel on @n elements (LAUNCH_COPY: bytes; LAUNCH_ADD_ROWS: columns). Pointers are device addresses. */
+struct launch {
+	enum launch_kind kind;
 	uint64_t n;
 	union {
 		struct k_cast cast;
@@ -131,8 +131,8 @@ struct backend_owner {
  * borrowed by the backend from submit to the last callback, with everything it points
  * to. A task whose fields but @done are all zero is empty: it only takes part in the order. */
 struct backend_task {
-	struct kop *kops;
-	unsigned n_kops;
+	struct launch *launches;
+	unsigned n_launches;
 	enum backend_queue queue;
 	const struct backend_wait *waits; /* all must be reached first; none on the host */
 	unsigned n_waits;

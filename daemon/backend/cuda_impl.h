@@ -103,8 +103,8 @@ struct cuda_item {
 	bool tell; /* call issued */
 	bool ends; /* ends when told */
 	/* the executor's place in it */
-	unsigned kop;
-	uint64_t at;  /* in a kop that is done in pieces: bytes of a copy, elements of a step */
+	unsigned launch;
+	uint64_t at;  /* in a launch that is done in pieces: bytes of a copy, elements of a step */
 	bool begun;   /* its waits are counted */
 	bool waited;  /* its waits are in the stream */
 	bool results; /* something comes back to the host: ends when executed */

@@ -1,5 +1,5 @@
 /*
- * From a kop to a kernel, a copy or a fill on a stream.
+ * From a launch to a kernel, a copy or a fill on a stream.
  */
 #include "backend/cuda_impl.h"
 
@@ -13,8 +13,8 @@
 #include "core/check.h"
 #include "step.h"
 
-static CUresult cuda_launch_launch(struct cuda *c, struct cuda_queue *q, enum cuda_fn fn,
-				   unsigned blocks, void *args)
+static CUresult cuda_launch_grid(struct cuda *c, struct cuda_queue *q, enum cuda_fn fn,
+				 unsigned blocks, void *args)
 {
 	void *params[1] = { args };
 
@@ -31,7 +31,7 @@ static unsigned cuda_launch_blocks_of(const struct cuda *c, enum cuda_fn fn, uin
 static CUresult cuda_launch_run(struct cuda *c, struct cuda_queue *q, enum cuda_fn fn, uint64_t n,
 				void *args)
 {
-	return cuda_launch_launch(c, q, fn, cuda_launch_blocks_of(c, fn, n), args);
+	return cuda_launch_grid(c, q, fn, cuda_launch_blocks_of(c, fn, n), args);
 }
 
 static CUresult cuda_launch_copy(struct cuda *c, struct cuda_queue *q, void *dst, const void *src,
@@ -41,7 +41,7 @@ static CUresult cuda_launch_copy(struct cuda *c, struct cuda_queue *q, void *dst
 	return c->lib->cuMemcpyAsync(cuda_ptr(dst), cuda_ptr(src), bytes, q->stream);
 }
 
-static CUresult cuda_launch_cast(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+static CUresult cuda_launch_cast(struct cuda *c, struct cuda_queue *q, const struct launch *k)
 {
 	const struct k_cast *a = &k->cast;
 	struct cuda_cast args = { cuda_ptr(a->dst), cuda_ptr(a->src), k->n, a->dst_dtype,
@@ -63,7 +63,7 @@ static struct cuda_factor cuda_launch_factor(const struct k_factor *f)
 	return (struct cuda_factor){ f->how, f->dtype, f->value };
 }
 
-static CUresult cuda_launch_reduce(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+static CUresult cuda_launch_reduce(struct cuda *c, struct cuda_queue *q, const struct launch *k)
 {
 	const struct k_reduce *a = &k->reduce;
 	bool rounds = k_reduce_rounds(a);
@@ -87,7 +87,7 @@ static CUresult cuda_launch_reduce(struct cuda *c, struct cuda_queue *q, const s
 			       &args);
 }
 
-static CUresult cuda_launch_all_reduce(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+static CUresult cuda_launch_all_reduce(struct cuda *c, struct cuda_queue *q, const struct launch *k)
 {
 	const struct k_all_reduce *a = &k->all_reduce;
 	struct cuda_all_reduce_many args = { .a = { .out = cuda_ptr(a->out),
@@ -162,21 +162,21 @@ static CUresult cuda_launch_adam_step(struct cuda *c, struct cuda_queue *q, uint
 			    : cuda_launch_adam_plain(c, q, n, s);
 }
 
-static CUresult cuda_launch_adamw(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+static CUresult cuda_launch_adamw(struct cuda *c, struct cuda_queue *q, const struct launch *k)
 {
 	struct adam_step s = adam_step_of_adamw(&k->adamw);
 
 	return cuda_launch_adam_step(c, q, k->n, &s);
 }
 
-static CUresult cuda_launch_adam(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+static CUresult cuda_launch_adam(struct cuda *c, struct cuda_queue *q, const struct launch *k)
 {
 	struct adam_step s = adam_step_of_adam(&k->adam);
 
 	return cuda_launch_adam_step(c, q, k->n, &s);
 }
 
-static CUresult cuda_launch_sgd(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+static CUresult cuda_launch_sgd(struct cuda *c, struct cuda_queue *q, const struct launch *k)
 {
 	const struct k_sgd *a = &k->sgd;
 	struct cuda_sgd args = { .p = cuda_ptr(a->p),
@@ -195,14 +195,14 @@ static CUresult cuda_launch_sgd(struct cuda *c, struct cuda_queue *q, const stru
 	return cuda_launch_run(c, q, CUDA_FN_SGD, k->n, &args);
 }
 
-static CUresult cuda_launch_clamp(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+static CUresult cuda_launch_clamp(struct cuda *c, struct cuda_queue *q, const struct launch *k)
 {
 	struct cuda_clamp args = { cuda_ptr(k->clamp.x), k->n, k->clamp.lo, k->clamp.hi };
 
 	return cuda_launch_run(c, q, CUDA_FN_CLAMP, k->n, &args);
 }
 
-static CUresult cuda_launch_unscale(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+static CUresult cuda_launch_unscale(struct cuda *c, struct cuda_queue *q, const struct launch *k)
 {
 	struct cuda_unscale args = { .x = cuda_ptr(k->unscale.x),
 				     .n = k->n,
@@ -212,7 +212,7 @@ static CUresult cuda_launch_unscale(struct cuda *c, struct cuda_queue *q, const 
 	return cuda_launch_run(c, q, CUDA_FN_UNSCALE, k->n, &args);
 }
 
-static CUresult cuda_launch_add_rows(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+static CUresult cuda_launch_add_rows(struct cuda *c, struct cuda_queue *q, const struct launch *k)
 {
 	const struct k_add_rows *a = &k->add_rows;
 	struct cuda_add_rows args = { .out = cuda_ptr(a->out),
@@ -228,7 +228,7 @@ static CUresult cuda_launch_add_rows(struct cuda *c, struct cuda_queue *q, const
 	return cuda_launch_run(c, q, CUDA_FN_ADD_ROWS, k->n, &args);
 }
 
-static CUresult cuda_launch_scale(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+static CUresult cuda_launch_scale(struct cuda *c, struct cuda_queue *q, const struct launch *k)
 {
 	struct cuda_scale args = { .x = cuda_ptr(k->scale.x),
 				   .n = k->n,
@@ -237,7 +237,7 @@ static CUresult cuda_launch_scale(struct cuda *c, struct cuda_queue *q, const st
 	return cuda_launch_run(c, q, CUDA_FN_SCALE, k->n, &args);
 }
 
-static CUresult cuda_launch_found_inf(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+static CUresult cuda_launch_found_inf(struct cuda *c, struct cuda_queue *q, const struct launch *k)
 {
 	struct cuda_found_inf args = { .x = cuda_ptr(k->found_inf.x),
 				       .n = k->n,
@@ -248,7 +248,7 @@ static CUresult cuda_launch_found_inf(struct cuda *c, struct cuda_queue *q, cons
 }
 
 /* Whole rows, and the existing part of the last one. */
-static CUresult cuda_launch_pack(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+static CUresult cuda_launch_pack(struct cuda *c, struct cuda_queue *q, const struct launch *k)
 {
 	const struct k_pack *a = &k->pack;
 	uint64_t rows = k->n / a->row_elements, rest = k->n % a->row_elements;
@@ -273,7 +273,7 @@ static CUresult cuda_launch_pack(struct cuda *c, struct cuda_queue *q, const str
 	return cuda_launch_run(c, q, CUDA_FN_PACK, rest, &args);
 }
 
-static CUresult cuda_launch_fill(struct cuda *c, struct cuda_queue *q, const struct kop *k)
+static CUresult cuda_launch_fill(struct cuda *c, struct cuda_queue *q, const struct launch *k)
 {
 	const struct k_fill *a = &k->fill;
 	struct cuda_fill args = { .dst = cuda_ptr(a->dst),
@@ -294,7 +294,7 @@ static CUresult cuda_launch_fill(struct cuda *c, struct cuda_queue *q, const str
 	return c->lib->cuMemsetD32Async(args.dst, bits, k->n, q->stream);
 }
 
-static CUresult cuda_launch_run_norm(struct cuda *c, struct cuda_queue *q, const struct kop *k,
+static CUresult cuda_launch_run_norm(struct cuda *c, struct cuda_queue *q, const struct launch *k,
 				     enum cuda_fn fn, unsigned blocks)
 {
 	struct cuda_norm args = { .x = cuda_ptr(k->norm.x),
@@ -303,12 +303,12 @@ static CUresult cuda_launch_run_norm(struct cuda *c, struct cuda_queue *q, const
 				  .inf = isinf(k->norm.p) != 0 };
 	struct cuda_norm_power power = { args.x, args.n, args.partial, k->norm.p };
 
-	return cuda_launch_launch(c, q, fn, blocks, fn == CUDA_FN_NORM ? (void *)&args : &power);
+	return cuda_launch_grid(c, q, fn, blocks, fn == CUDA_FN_NORM ? (void *)&args : &power);
 }
 
 /* The partials go to scratch memory, which the next norm on this stream uses again, and
  * from there to staging, where the reaper folds them. */
-static enum cuda_step cuda_launch_norm(struct cuda *c, struct cuda_queue *q, const struct kop *k,
+static enum cuda_step cuda_launch_norm(struct cuda *c, struct cuda_queue *q, const struct launch *k,
 				       CUresult *ret)
 {
 	bool inf = isinf(k->norm.p);
@@ -345,7 +345,7 @@ static CUresult cuda_launch_is_device(const struct cuda *c, const void *p, bool 
 
 /* One piece of a copy with host memory at one end. */
 static enum cuda_step cuda_launch_copy_piece(struct cuda *c, struct cuda_queue *q,
-					     struct cuda_item *item, const struct kop *k,
+					     struct cuda_item *item, const struct launch *k,
 					     bool to_host, CUresult *ret)
 {
 	uint64_t left = k->n - item->at;
@@ -371,8 +371,8 @@ static enum cuda_step cuda_launch_copy_piece(struct cuda *c, struct cuda_queue *
 	return CUDA_STEP_DONE;
 }
 
-static enum cuda_step cuda_launch_launch_copy(struct cuda *c, struct cuda_queue *q,
-					      struct cuda_item *item, const struct kop *k,
+static enum cuda_step cuda_launch_staged_copy(struct cuda *c, struct cuda_queue *q,
+					      struct cuda_item *item, const struct launch *k,
 					      CUresult *ret)
 {
 	enum cuda_step step = CUDA_STEP_DONE;
@@ -405,7 +405,7 @@ static CUresult cuda_launch_reduce_block(struct cuda *c, struct cuda_queue *q,
 					 void *to)
 {
 	const void *in[KERNEL_MAX_INPUTS];
-	struct kop k = { .kind = KOP_REDUCE, .n = n, .reduce = *a };
+	struct launch k = { .kind = LAUNCH_REDUCE, .n = n, .reduce = *a };
 	CUresult r = CUDA_SUCCESS;
 
 	for (unsigned i = 0; i < a->k; i++)
@@ -420,7 +420,7 @@ static CUresult cuda_launch_reduce_block(struct cuda *c, struct cuda_queue *q,
 static CUresult cuda_launch_step_block(struct cuda *c, struct cuda_queue *q, const struct k_step *s,
 				       uint64_t n)
 {
-	struct kop k = { .n = n };
+	struct launch k = { .n = n };
 
 	if (s->kind == K_STEP_ADAMW) {
 		k.adamw = s->adamw;
@@ -446,7 +446,7 @@ static bool cuda_launch_is_far_ahead(struct cuda *c, struct cuda_queue *q)
 
 /* Block after block through the same memory: the stream executes them one after the other. */
 static enum cuda_step cuda_launch_reduce_step(struct cuda *c, struct cuda_queue *q,
-					      struct cuda_item *item, const struct kop *k,
+					      struct cuda_item *item, const struct launch *k,
 					      CUresult *ret)
 {
 	const struct k_reduce_step *a = &k->reduce_step;
@@ -469,34 +469,34 @@ static enum cuda_step cuda_launch_reduce_step(struct cuda *c, struct cuda_queue 
 	return CUDA_STEP_DONE;
 }
 
-/* Kops that are one launch, or nearly. */
-static CUresult (*const launchers[_KOP_N])(struct cuda *, struct cuda_queue *,
-					   const struct kop *) = {
-	[KOP_CAST] = cuda_launch_cast,
-	[KOP_REDUCE] = cuda_launch_reduce,
-	[KOP_ALL_REDUCE] = cuda_launch_all_reduce,
-	[KOP_ADAMW] = cuda_launch_adamw,
-	[KOP_ADAM] = cuda_launch_adam,
-	[KOP_SGD] = cuda_launch_sgd,
-	[KOP_SCALE] = cuda_launch_scale,
-	[KOP_FILL] = cuda_launch_fill,
-	[KOP_FOUND_INF] = cuda_launch_found_inf,
-	[KOP_PACK] = cuda_launch_pack,
-	[KOP_CLAMP] = cuda_launch_clamp,
-	[KOP_UNSCALE] = cuda_launch_unscale,
-	[KOP_ADD_ROWS] = cuda_launch_add_rows,
+/* Launches that are one launch, or nearly. */
+static CUresult (*const launchers[_LAUNCH_N])(struct cuda *, struct cuda_queue *,
+					      const struct launch *) = {
+	[LAUNCH_CAST] = cuda_launch_cast,
+	[LAUNCH_REDUCE] = cuda_launch_reduce,
+	[LAUNCH_ALL_REDUCE] = cuda_launch_all_reduce,
+	[LAUNCH_ADAMW] = cuda_launch_adamw,
+	[LAUNCH_ADAM] = cuda_launch_adam,
+	[LAUNCH_SGD] = cuda_launch_sgd,
+	[LAUNCH_SCALE] = cuda_launch_scale,
+	[LAUNCH_FILL] = cuda_launch_fill,
+	[LAUNCH_FOUND_INF] = cuda_launch_found_inf,
+	[LAUNCH_PACK] = cuda_launch_pack,
+	[LAUNCH_CLAMP] = cuda_launch_clamp,
+	[LAUNCH_UNSCALE] = cuda_launch_unscale,
+	[LAUNCH_ADD_ROWS] = cuda_launch_add_rows,
 };
 
 static enum cuda_step cuda_launch_one(struct cuda *c, struct cuda_queue *q, struct cuda_item *item,
-				      const struct kop *k, CUresult *ret)
+				      const struct launch *k, CUresult *ret)
 {
 	switch (k->kind) {
-	case KOP_NORM:
+	case LAUNCH_NORM:
 		item->results = true;
 		return cuda_launch_norm(c, q, k, ret);
-	case KOP_COPY:
-		return cuda_launch_launch_copy(c, q, item, k, ret);
-	case KOP_REDUCE_STEP:
+	case LAUNCH_COPY:
+		return cuda_launch_staged_copy(c, q, item, k, ret);
+	case LAUNCH_REDUCE_STEP:
 		return cuda_launch_reduce_step(c, q, item, k, ret);
 	default:
 		CHECK(launchers[k->kind]);
@@ -507,8 +507,8 @@ static enum cuda_step cuda_launch_one(struct cuda *c, struct cuda_queue *q, stru
 
 enum cuda_step cuda_launch(struct cuda *c, struct cuda_queue *q, struct cuda_item *item)
 {
-	while (item->kop < item->task->n_kops) {
-		const struct kop *k = &item->task->kops[item->kop];
+	while (item->launch < item->task->n_launches) {
+		const struct launch *k = &item->task->launches[item->launch];
 		enum cuda_step step = CUDA_STEP_DONE;
 		CUresult r = CUDA_SUCCESS;
 
@@ -524,7 +524,7 @@ enum cuda_step cuda_launch(struct cuda *c, struct cuda_queue *q, struct cuda_ite
 			item->status = cuda_result(c, r, "a kernel");
 			return CUDA_STEP_DONE;
 		}
-		item->kop++;
+		item->launch++;
 		item->at = 0;
 	}
 	return CUDA_STEP_DONE;

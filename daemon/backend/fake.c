@@ -11,7 +11,7 @@
 
 #include "backend/backend_impl.h"
 #include "backend/fake_queue.h"
-#include "backend/kop.h"
+#include "backend/launch.h"
 #include "backend/memfd.h"
 #include "core/check.h"
 #include "core/clock.h"
@@ -251,8 +251,8 @@ static void backend_fake_on_turn(struct work *work)
 		return;
 	}
 	task->began_us = clock_now_us();
-	for (unsigned i = 0; status == 0 && i < task->n_kops; i++)
-		kop_run(kernels_ref(), &task->kops[i], 0, task->kops[i].n);
+	for (unsigned i = 0; status == 0 && i < task->n_launches; i++)
+		launch_run(kernels_ref(), &task->launches[i], 0, task->launches[i].n);
 	task->ended_us = clock_now_us();
 	backend_complete(&f->backend, task, status);
 }

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/kop.h"
+#include "backend/launch.h"
 #include "backend/memfd.h"
 #include "core/check.h"
 #include "core/clock.h"
@@ -87,26 +87,26 @@ static void *fake_queue_copy_of(const void *from, size_t bytes)
 }
 
 /* Return: where a kernel keeps its list of inputs, or NULL if it has none. */
-static const void *const **fake_queue_inputs_of(struct kop *kop, unsigned *ret_n)
+static const void *const **fake_queue_inputs_of(struct launch *launch, unsigned *ret_n)
 {
-	struct k_reduce *r = kop->kind == KOP_REDUCE        ? &kop->reduce
-			     : kop->kind == KOP_REDUCE_STEP ? &kop->reduce_step.reduce
-							    : NULL;
+	struct k_reduce *r = launch->kind == LAUNCH_REDUCE        ? &launch->reduce
+			     : launch->kind == LAUNCH_REDUCE_STEP ? &launch->reduce_step.reduce
+								  : NULL;
 
-	*ret_n = kop->kind == KOP_ALL_REDUCE ? kop->all_reduce.k : r ? r->k : 0;
-	if (kop->kind == KOP_ALL_REDUCE)
-		return &kop->all_reduce.in;
+	*ret_n = launch->kind == LAUNCH_ALL_REDUCE ? launch->all_reduce.k : r ? r->k : 0;
+	if (launch->kind == LAUNCH_ALL_REDUCE)
+		return &launch->all_reduce.in;
 	return r ? &r->in : NULL;
 }
 
-static void fake_queue_copy_kops(struct fake_exec *e, const struct backend_task *task)
+static void fake_queue_copy_launches(struct fake_exec *e, const struct backend_task *task)
 {
 	unsigned n;
 
-	e->kops = fake_queue_copy_of(task->kops, task->n_kops * sizeof(*e->kops));
-	e->n_kops = task->n_kops;
-	for (unsigned i = 0; i < e->n_kops; i++) {
-		const void *const **in = fake_queue_inputs_of(&e->kops[i], &n);
+	e->launches = fake_queue_copy_of(task->launches, task->n_launches * sizeof(*e->launches));
+	e->n_launches = task->n_launches;
+	for (unsigned i = 0; i < e->n_launches; i++) {
+		const void *const **in = fake_queue_inputs_of(&e->launches[i], &n);
 
 		if (in)
 			*in = fake_queue_copy_of(*in, n * sizeof(**in));
@@ -127,7 +127,7 @@ void fake_queues_issue(struct fake_queues *q, struct backend *b, struct backend_
 	e->n_waits = task->n_waits;
 	for (unsigned i = 0; i < e->n_waits; i++)
 		fake_queue_signals_of(e->waits[i].signals)->users++;
-	fake_queue_copy_kops(e, task);
+	fake_queue_copy_launches(e, task);
 	list_init(&e->link);
 	list_append(&q->tasks[task->queue], &e->link);
 	q->pending++;
@@ -177,8 +177,8 @@ static void fake_queue_exec_free(struct fake_exec *e)
 {
 	unsigned n;
 
-	for (unsigned i = 0; i < e->n_kops; i++) {
-		const void *const **in = fake_queue_inputs_of(&e->kops[i], &n);
+	for (unsigned i = 0; i < e->n_launches; i++) {
+		const void *const **in = fake_queue_inputs_of(&e->launches[i], &n);
 
 		if (in)
 			free((void *)*in);
@@ -190,7 +190,7 @@ static void fake_queue_exec_free(struct fake_exec *e)
 		s->users--;
 		fake_queue_signals_end(s);
 	}
-	free(e->kops);
+	free(e->launches);
 	free(e->waits);
 	free(e);
 }
@@ -212,8 +212,8 @@ void fake_queues_execute(struct fake_queues *q, struct backend *b, struct fake_e
 	int status = e->status;
 	char *word = (char *)q->ready->mem.addr + e->queue * BACKEND_SLOT_STRIDE;
 
-	for (unsigned i = 0; status == 0 && i < e->n_kops; i++)
-		kop_run(kernels_ref(), &e->kops[i], 0, e->kops[i].n);
+	for (unsigned i = 0; status == 0 && i < e->n_launches; i++)
+		launch_run(kernels_ref(), &e->launches[i], 0, e->launches[i].n);
 	memcpy(word, &e->point, sizeof(e->point));
 	fake_queue_exec_free(e);
 	CHECK(q->pending > 0);

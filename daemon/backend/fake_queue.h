@@ -28,8 +28,8 @@ struct fake_exec {
 	enum backend_queue queue;
 	uint64_t point;
 	int status;
-	struct kop *kops; /* owned, with the lists of inputs behind them */
-	unsigned n_kops;
+	struct launch *launches; /* owned, with the lists of inputs behind them */
+	unsigned n_launches;
 	struct backend_wait *waits; /* owned */
 	unsigned n_waits;
 };

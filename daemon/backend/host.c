@@ -13,7 +13,7 @@
 #include "backend/host_topology.h"
 #include "backend/host_unmap.h"
 #include "backend/host_workers.h"
-#include "backend/kop.h"
+#include "backend/launch.h"
 #include "backend/memfd.h"
 #include "core/check.h"
 #include "core/cleanup.h"
@@ -121,15 +121,15 @@ static void host_choose_stores(const struct host *h, struct backend_task *task)
 {
 	uint64_t bytes = 0;
 
-	for (unsigned i = 0; i < task->n_kops; i++)
-		bytes += kop_bytes(&task->kops[i]);
-	for (unsigned i = 0; i < task->n_kops; i++) {
-		struct kop *kop = &task->kops[i];
+	for (unsigned i = 0; i < task->n_launches; i++)
+		bytes += launch_bytes(&task->launches[i]);
+	for (unsigned i = 0; i < task->n_launches; i++) {
+		struct launch *launch = &task->launches[i];
 
-		if (kop->kind == KOP_REDUCE)
-			kop->reduce.stream = h->cache && bytes > h->cache;
-		if (kop->kind == KOP_CAST)
-			kop->cast.stream = h->cache && bytes > h->cache;
+		if (launch->kind == LAUNCH_REDUCE)
+			launch->reduce.stream = h->cache && bytes > h->cache;
+		if (launch->kind == LAUNCH_CAST)
+			launch->cast.stream = h->cache && bytes > h->cache;
 	}
 }
 

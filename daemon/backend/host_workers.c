@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 #include "backend/host_fair.h"
-#include "backend/kop.h"
+#include "backend/launch.h"
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "core/clock.h"
@@ -18,17 +18,17 @@
  * finer, so that all threads get a part. Both are whole norm blocks. */
 #define CHUNK       (4u * KERNEL_NORM_BLOCK)
 #define SMALL_CHUNK KERNEL_NORM_BLOCK
-/* KOP_COPY counts bytes. */
+/* LAUNCH_COPY counts bytes. */
 #define COPY_FACTOR 4u
 /* A chunk that moves more bytes is cut as small as a norm block allows, because others wait for
  * it. */
 #define CHUNK_BYTES (4u << 20)
 
-/* The cursor holds which kop (high bits) and which chunk of it (low bits). */
+/* The cursor holds which launch (high bits) and which chunk of it (low bits). */
 #define CURSOR_CHUNK_BITS 40
 #define CURSOR_CHUNK_MASK ((UINT64_C(1) << CURSOR_CHUNK_BITS) - 1)
-#define CURSOR(kop)       ((uint64_t)(kop) << CURSOR_CHUNK_BITS)
-#define MAX_KOPS          (1u << (64 - CURSOR_CHUNK_BITS))
+#define CURSOR(launch)    ((uint64_t)(launch) << CURSOR_CHUNK_BITS)
+#define MAX_LAUNCHES      (1u << (64 - CURSOR_CHUNK_BITS))
 
 /* One task in progress; stored in the task's room, so that submitting allocates nothing and cannot
  * fail. */
@@ -63,23 +63,24 @@ static struct job *host_workers_job_of(struct backend_task *task)
 	return (struct job *)(void *)task->room;
 }
 
-static uint64_t host_workers_chunk_of(const struct job *job, const struct kop *kop)
+static uint64_t host_workers_chunk_of(const struct job *job, const struct launch *launch)
 {
-	if (kop->kind == KOP_COPY)
+	if (launch->kind == LAUNCH_COPY)
 		return job->chunk * COPY_FACTOR;
-	return kop->n && kop_bytes(kop) / kop->n > CHUNK_BYTES / CHUNK ? SMALL_CHUNK : job->chunk;
+	return launch->n && launch_bytes(launch) / launch->n > CHUNK_BYTES / CHUNK ? SMALL_CHUNK
+										   : job->chunk;
 }
 
 /* Take the next chunk. Relaxed: the lock under which the job was found has published the contents
  * of the chunk; the counter only ensures that each chunk is taken once.
  * Return: false if there is none left. */
-static bool host_workers_take_chunk(struct job *job, const struct kop **kop, uint64_t *begin,
+static bool host_workers_take_chunk(struct job *job, const struct launch **launch, uint64_t *begin,
 				    uint64_t *end)
 {
 	uint64_t at = atomic_load_explicit(&job->cursor, memory_order_relaxed);
 
-	while (at < CURSOR(job->task->n_kops)) {
-		const struct kop *k = &job->task->kops[at >> CURSOR_CHUNK_BITS];
+	while (at < CURSOR(job->task->n_launches)) {
+		const struct launch *k = &job->task->launches[at >> CURSOR_CHUNK_BITS];
 		uint64_t size = host_workers_chunk_of(job, k);
 		uint64_t from = (at & CURSOR_CHUNK_MASK) * size;
 		bool last = k->n <= from || k->n - from <= size;
@@ -89,30 +90,30 @@ static bool host_workers_take_chunk(struct job *job, const struct kop **kop, uin
 			    &job->cursor, &at, next, memory_order_relaxed, memory_order_relaxed))
 			continue;
 		if (k->n > from) {
-			*kop = k;
+			*launch = k;
 			*begin = from;
 			*end = last ? k->n : from + size;
 			return true;
 		}
-		at = next; /* a kop of no elements */
+		at = next; /* a launch of no elements */
 	}
 	return false;
 }
 
 /* The position of a thread in the tasks: the chunk that it has taken, if any. */
 struct piece {
-	const struct kop *kop;
+	const struct launch *launch;
 	uint64_t begin, end;
 };
 
 static bool host_workers_take_piece(struct job *job, struct piece *p)
 {
-	return host_workers_take_chunk(job, &p->kop, &p->begin, &p->end);
+	return host_workers_take_chunk(job, &p->launch, &p->begin, &p->end);
 }
 
 static uint64_t host_workers_piece_bytes(const struct piece *p)
 {
-	return kop_bytes(p->kop) / p->kop->n * (p->end - p->begin);
+	return launch_bytes(p->launch) / p->launch->n * (p->end - p->begin);
 }
 
 /* Run @p, and the chunks after it as long as no other job wants the threads. Return: bytes of the
@@ -123,7 +124,7 @@ static uint64_t host_workers_run_chunks(struct workers *w, struct job *job, stru
 	uint64_t more = 0;
 
 	for (;;) {
-		kop_run(w->o.kernels, p->kop, p->begin, p->end);
+		launch_run(w->o.kernels, p->launch, p->begin, p->end);
 		*ret_over = false;
 		if (atomic_load_explicit(&w->shared, memory_order_relaxed))
 			return more;
@@ -230,11 +231,11 @@ static uint64_t host_workers_count_chunks(const struct workers *w, const struct 
 {
 	uint64_t n = 0;
 
-	for (unsigned i = 0; i < job->task->n_kops && n <= w->o.threads; i++) {
-		const struct kop *kop = &job->task->kops[i];
-		uint64_t size = host_workers_chunk_of(job, kop);
+	for (unsigned i = 0; i < job->task->n_launches && n <= w->o.threads; i++) {
+		const struct launch *launch = &job->task->launches[i];
+		uint64_t size = host_workers_chunk_of(job, launch);
 
-		n += kop->n / size + (kop->n % size != 0);
+		n += launch->n / size + (launch->n % size != 0);
 	}
 	return n;
 }
@@ -258,7 +259,7 @@ void workers_submit(struct workers *w, struct backend_task *task)
 	struct job *job = host_workers_job_of(task);
 	uint64_t chunks;
 
-	CHECK(task->n_kops < MAX_KOPS);
+	CHECK(task->n_launches < MAX_LAUNCHES);
 	w->unfinished++;
 	*job = (struct job){ .workers = w, .task = task, .chunk = CHUNK };
 	list_init(&job->turn.link);

@@ -19,9 +19,9 @@
 struct cast_part {
 	struct cast *cast;
 	struct queue_task queue;
-	struct kop kops[2];   /* of what is trained, of what is frozen */
-	struct kop *unpack;   /* owned */
-	struct region staged; /* where the parts are brought together, if they are unpacked */
+	struct launch launches[2]; /* of what is trained, of what is frozen */
+	struct launch *unpack;     /* owned */
+	struct region staged;      /* where the parts are brought together, if they are unpacked */
 };
 
 /* A copy under way: a cast of each device's shards into its copy, then all-gathers between
@@ -38,7 +38,7 @@ struct cast {
 	uint64_t deadline_us; /* for the streams it waits for */
 	unsigned pending;     /* parts whose stage is not over */
 	unsigned issued;      /* parts whose marker is not issued */
-	unsigned gathered;    /* all-gathers that are over */
+	unsigned stage;       /* enum full_stage */
 	bool ahead;           /* nobody had asked for it when it was begun */
 	int status;
 	struct cast_part parts[]; /* by part of the unit */
@@ -46,7 +46,7 @@ struct cast {
 
 void full_invalidate(struct job *job, struct unit *u)
 {
-	if (!u->has_full || u->casting || u->executing || u->gathered_ranks)
+	if (u->copy != UNIT_COPY_KEPT || u->gathered_ranks)
 		return;
 	list_unlink(&u->idle);
 	job_give_full(job, u);
@@ -57,7 +57,7 @@ static int full_take_full(struct job *job, struct unit *u, bool evict)
 {
 	int r;
 
-	if (u->has_full)
+	if (unit_has_copy(u))
 		return 0;
 	r = job_take_full(job, u);
 	if (r == 0 || r == SLAB_E_LATER || !evict)
@@ -72,14 +72,14 @@ static void full_answer_waiting(struct unit *u, int status, bool streams_only)
 {
 	struct list now = LIST_INIT(now);
 
-	list_take_all(&now, &u->waiting);
+	list_take_all(&now, &u->cast_done.waiters);
 	while (!list_empty(&now)) {
 		struct op *op =
-			CONTAINER_OF(list_first(&now, struct parked, link), struct op, parked);
+			CONTAINER_OF(list_first(&now, struct waiter, link), struct op, waiter);
 
-		list_unlink(&op->parked.link);
+		list_unlink(&op->waiter.link);
 		if (streams_only && !op->stream)
-			list_append(&u->waiting, &op->parked.link);
+			condition_wait(&u->cast_done, &op->waiter);
 		else
 			op->type->copied(op, status);
 	}
@@ -89,7 +89,7 @@ static void full_answer_waiting(struct unit *u, int status, bool streams_only)
 
 bool full_valid(const struct unit *u)
 {
-	return u->has_full && !u->casting && u->full_version == u->version;
+	return unit_has_copy(u) && u->copy != UNIT_COPY_CASTING && u->full_version == u->version;
 }
 
 bool full_may_begin(const struct job *job)
@@ -99,29 +99,30 @@ bool full_may_begin(const struct job *job)
 	return !most || job->casts < most;
 }
 
-void full_wait_turn(struct op *op, void (*resume)(struct parked *p))
+enum res full_wait_turn(struct op *op)
 {
 	struct member *m = op->m;
 
-	op_park(op, &m->casts, resume);
+	(void)op_wait(op, &m->casts);
 	if (list_empty(&m->cast_turn))
 		list_append(&m->job->cast_turns, &m->cast_turn);
+	return RES_WAIT;
 }
 
 /* The first gather of the member whose turn it is; it goes behind the others then. Ops that
  * were ended meanwhile have left the list. */
-static struct parked *full_take_turn(struct job *job)
+static struct waiter *full_take_turn(struct job *job)
 {
 	while (!list_empty(&job->cast_turns)) {
 		struct member *m = list_first(&job->cast_turns, struct member, cast_turn);
-		struct parked *p;
+		struct waiter *p;
 
 		list_unlink(&m->cast_turn);
-		if (list_empty(&m->casts))
+		if (condition_is_idle(&m->casts))
 			continue;
-		p = list_first(&m->casts, struct parked, link);
+		p = list_first(&m->casts.waiters, struct waiter, link);
 		list_unlink(&p->link);
-		if (!list_empty(&m->casts))
+		if (!condition_is_idle(&m->casts))
 			list_append(&job->cast_turns, &m->cast_turn);
 		return p;
 	}
@@ -131,7 +132,7 @@ static struct parked *full_take_turn(struct job *job)
 /* Not all of those that waited need a cast by now. */
 static void full_next_in_queue(struct job *job)
 {
-	struct parked *p;
+	struct waiter *p;
 
 	while (full_may_begin(job) && (p = full_take_turn(job)))
 		p->resume(p);
@@ -164,8 +165,7 @@ static void full_cast_end(struct cast *cast, int status)
 	struct job *job = cast->job;
 	struct unit *u = cast->unit;
 
-	u->casting = false;
-	u->executing = false;
+	unit_copy_move(u, UNIT_COPY_KEPT);
 	u->full_version = status ? 0 : cast->version;
 	job->ahead_casts -= cast->ahead;
 	full_cast_free(cast);
@@ -191,11 +191,12 @@ static void full_on_marker_issued(struct backend_task *task, int status)
 	u->parts[p - cast->parts].ready = task->ready;
 	if (--cast->issued)
 		return;
-	u->casting = false;
-	u->executing = true;
+	unit_copy_move(u, UNIT_COPY_EXECUTING);
 	u->full_version = cast->version;
 	full_answer_waiting(u, 0, true);
 }
+
+static void full_go_on(struct cast *cast);
 
 static void full_on_marker_executed(struct backend_task *task, int status)
 {
@@ -205,7 +206,7 @@ static void full_on_marker_executed(struct backend_task *task, int status)
 	if (cast->between.between && cast->breaks != cast->between.between->breaks)
 		cast->status = cast->status ? cast->status : ENGINE_E_ABORTED;
 	if (--cast->pending == 0)
-		full_cast_end(cast, cast->status);
+		full_go_on(cast);
 }
 
 static bool full_has_queues(const struct unit *u)
@@ -214,7 +215,7 @@ static bool full_has_queues(const struct unit *u)
 }
 
 /* The streams of the first stage are watched until the marker behind it was executed. */
-static void full_submit_markers(struct cast *cast)
+static enum res full_submit_markers(struct cast *cast)
 {
 	struct unit *u = cast->unit;
 
@@ -228,28 +229,16 @@ static void full_submit_markers(struct cast *cast)
 						       .done = full_on_marker_executed };
 		queue_task_follow(&p->queue, u->parts[d].device->backend);
 	}
+	return RES_WAIT;
 }
 
-static void full_finish(struct cast *cast)
-{
-	if (full_has_queues(cast->unit))
-		full_submit_markers(cast);
-	else
-		full_cast_end(cast, 0);
-}
-
-static void full_on_unpacked(struct backend_task *task, int status)
+static void full_on_kernels(struct backend_task *task, int status)
 {
 	struct cast *cast = CONTAINER_OF(task, struct cast_part, queue.task)->cast;
 
 	cast->status = cast->status ? cast->status : status;
-	if (--cast->pending)
-		return;
-	full_give_staged(cast);
-	if (cast->status)
-		full_cast_end(cast, cast->status);
-	else
-		full_finish(cast);
+	if (--cast->pending == 0)
+		full_go_on(cast);
 }
 
 static enum dtype full_compute_dtype(const struct cast *cast)
@@ -257,7 +246,7 @@ static enum dtype full_compute_dtype(const struct cast *cast)
 	return (enum dtype)cast->unit->rec->compute_dtype;
 }
 
-static void full_unpack(struct cast *cast)
+static enum res full_unpack(struct cast *cast)
 {
 	struct unit *u = cast->unit;
 
@@ -268,12 +257,14 @@ static void full_unpack(struct cast *cast)
 					   full_compute_dtype(cast) };
 		struct unit_array parts = { region_addr(&p->staged), full_compute_dtype(cast) };
 
-		p->queue.task = (struct backend_task){ .kops = p->unpack,
+		p->queue.task = (struct backend_task){ .launches = p->unpack,
 						       .queue = BACKEND_Q_GATHER,
-						       .done = full_on_unpacked };
-		p->queue.task.n_kops = unit_unpack_kops(u, UNIT_ALL, &full, &parts, p->unpack);
+						       .done = full_on_kernels };
+		p->queue.task.n_launches =
+			unit_unpack_launches(u, UNIT_ALL, &full, &parts, p->unpack);
 		queue_task_follow(&p->queue, u->parts[d].device->backend);
 	}
+	return RES_WAIT;
 }
 
 /* Where the parts are brought together on each device. */
@@ -302,11 +293,30 @@ static void full_check_windows(struct cast *cast, struct node_comm *nc)
 		window_check(nc, BACKEND_Q_GATHER, shards);
 }
 
-static void full_on_gathered(struct comm_op *op, int status);
+static void full_on_gathered(struct comm_op *op, int status)
+{
+	struct cast *cast = CONTAINER_OF(op, struct cast, comm_op);
+
+	cast->status = status;
+	full_go_on(cast);
+}
+
+static struct node_comm *full_comm_of(const struct cast *cast)
+{
+	return cast->job->groups[cast->unit->rec->group]->nc;
+}
+
+/* It may have broken while the shards were cast. */
+static bool full_can_talk(struct cast *cast)
+{
+	if (full_comm_of(cast)->state != COMM_READY)
+		cast->status = ENGINE_E_ABORTED;
+	return !cast->status;
+}
 
 /* Each device sends its shards as they are, or what it has cast of them, which lies where
  * it belongs already. */
-static void full_all_gather(struct cast *cast, struct node_comm *nc, bool frozen)
+static enum res full_all_gather(struct cast *cast, bool frozen)
 {
 	struct unit *u = cast->unit;
 	enum dtype dtype = full_compute_dtype(cast);
@@ -324,88 +334,94 @@ static void full_all_gather(struct cast *cast, struct node_comm *nc, bool frozen
 				  : (char *)recv[d] + d * count * dtype_size(dtype);
 	}
 	cast->comm_op.done = full_on_gathered;
-	comm_all_gather(nc->comm[BACKEND_Q_GATHER], &cast->comm_op, send, recv, count, dtype);
+	comm_all_gather(full_comm_of(cast)->comm[BACKEND_Q_GATHER], &cast->comm_op, send, recv,
+			count, dtype);
+	return RES_WAIT;
 }
 
-/* The next all-gather of those that there are, or what follows. */
-static void full_between_devices(struct cast *cast)
+static void full_watch(struct cast *cast)
 {
-	struct unit *u = cast->unit;
-	struct node_comm *nc = cast->job->groups[u->rec->group]->nc;
+	struct node_comm *nc = full_comm_of(cast);
 
-	if (nc->state != COMM_READY) { /* it broke while the shards were cast */
-		full_cast_end(cast, ENGINE_E_ABORTED);
+	if (cast->unit->n_parts == 1 || nc->state != COMM_READY)
 		return;
-	}
-	if (cast->gathered == 0 && !unit_part_elements(u))
-		cast->gathered++;
-	if (cast->gathered == 1 && !unit_frozen_elements(u))
-		cast->gathered++;
-	if (cast->gathered < 2)
-		full_all_gather(cast, nc, cast->gathered == 1);
-	else if (unit_is_packed(u))
-		full_unpack(cast);
-	else
-		full_finish(cast);
+	cast->breaks = nc->breaks;
+	queue_task_watch(&cast->between, nc, cast->deadline_us);
+	full_check_windows(cast, nc);
 }
 
-static void full_on_gathered(struct comm_op *op, int status)
-{
-	struct cast *cast = CONTAINER_OF(op, struct cast, comm_op);
+enum full_stage { FULL_CAST, FULL_TRAINED, FULL_FROZEN, FULL_UNPACK, FULL_MARK, FULL_DONE };
 
-	cast->gathered++;
-	if (status)
-		full_cast_end(cast, status);
-	else
-		full_between_devices(cast);
+/* Begun when the shards are cast. RES_FAILED: cast->status. */
+static enum res full_tick(struct cast *cast)
+{
+	const struct unit *u = cast->unit;
+
+	switch ((enum full_stage)cast->stage) {
+	case FULL_CAST:
+		cast->stage = FULL_MARK;
+		if (u->spread < u->n_parts) /* each device has all of it */
+			return full_tick(cast);
+		full_watch(cast);
+		fallthrough;
+	case FULL_TRAINED:
+		cast->stage = FULL_FROZEN;
+		if (!full_can_talk(cast))
+			return RES_FAILED;
+		if (unit_part_elements(u))
+			return full_all_gather(cast, false);
+		fallthrough;
+	case FULL_FROZEN:
+		cast->stage = FULL_UNPACK;
+		if (!full_can_talk(cast))
+			return RES_FAILED;
+		if (unit_frozen_elements(u))
+			return full_all_gather(cast, true);
+		fallthrough;
+	case FULL_UNPACK:
+		cast->stage = FULL_MARK;
+		if (!full_can_talk(cast))
+			return RES_FAILED;
+		if (unit_is_packed(u))
+			return full_unpack(cast);
+		fallthrough;
+	case FULL_MARK:
+		full_give_staged(cast);
+		cast->stage = FULL_DONE;
+		if (full_has_queues(u))
+			return full_submit_markers(cast);
+		fallthrough;
+	case FULL_DONE:
+		return RES_DONE;
+	}
+	CHECK_NOT_REACHED();
 }
 
-static void full_begin_between(struct cast *cast)
+static void full_go_on(struct cast *cast)
 {
-	struct unit *u = cast->unit;
-	struct node_comm *nc = cast->job->groups[u->rec->group]->nc;
+	enum res r = cast->status ? RES_FAILED : full_tick(cast);
 
-	if (u->spread < u->n_parts) { /* each device has all of it */
-		full_finish(cast);
-		return;
-	}
-	if (u->n_parts > 1 && nc->state == COMM_READY) {
-		cast->breaks = nc->breaks;
-		queue_task_watch(&cast->between, nc, cast->deadline_us);
-		full_check_windows(cast, nc);
-	}
-	full_between_devices(cast);
-}
-
-static void full_on_cast(struct backend_task *task, int status)
-{
-	struct cast *cast = CONTAINER_OF(task, struct cast_part, queue.task)->cast;
-
-	cast->status = cast->status ? cast->status : status;
-	if (--cast->pending)
-		return;
-	if (cast->status)
+	CHECK((r == RES_FAILED) == (cast->status != 0));
+	if (r != RES_WAIT)
 		full_cast_end(cast, cast->status);
-	else
-		full_begin_between(cast);
 }
 
 /* @n elements from @from of the part's parameters to @to of the copy. */
-static void full_cast_kop(struct cast *cast, unsigned d, uint64_t to, uint64_t from, uint64_t n)
+static void full_cast_launch(struct cast *cast, unsigned d, uint64_t to, uint64_t from, uint64_t n)
 {
 	struct cast_part *p = &cast->parts[d];
 	enum dtype dtype = full_compute_dtype(cast);
-	struct kop *kop = &p->kops[p->queue.task.n_kops];
+	struct launch *launch = &p->launches[p->queue.task.n_launches];
 	char *dst = region_addr(full_together(cast, d));
 
 	if (!n || full_is_sent_as_it_is(cast->unit))
 		return;
-	*kop = (struct kop){ .kind = KOP_CAST, .n = n };
-	kop->cast = (struct k_cast){ .dst = dst + to * dtype_size(dtype),
-				     .src = optim_at(&cast->unit->parts[d].params, from),
-				     .dst_dtype = dtype,
-				     .src_dtype = (enum dtype)cast->unit->rec->storage_dtype };
-	p->queue.task.n_kops++;
+	*launch = (struct launch){ .kind = LAUNCH_CAST, .n = n };
+	launch->cast = (struct k_cast){ .dst = dst + to * dtype_size(dtype),
+					.src = optim_at(&cast->unit->parts[d].params, from),
+					.dst_dtype = dtype,
+					.src_dtype = (enum dtype)cast->unit->rec->storage_dtype };
+	p->queue.task.n_launches++;
 }
 
 /* Padding that is handed out is cast too. */
@@ -417,11 +433,11 @@ static void full_cast_part(struct cast *cast, unsigned d)
 	uint64_t trained = unit_part_elements(u), frozen = unit_frozen_elements(u);
 	bool padded = u->layout.dim0 || frozen;
 
-	part->queue.task = (struct backend_task){ .kops = part->kops,
+	part->queue.task = (struct backend_task){ .launches = part->launches,
 						  .queue = BACKEND_Q_GATHER,
-						  .done = full_on_cast };
-	full_cast_kop(cast, d, p->begin, 0, padded ? trained : p->n);
-	full_cast_kop(cast, d, trained * u->spread + frozen * (d % u->spread), trained, frozen);
+						  .done = full_on_kernels };
+	full_cast_launch(cast, d, p->begin, 0, padded ? trained : p->n);
+	full_cast_launch(cast, d, trained * u->spread + frozen * (d % u->spread), trained, frozen);
 	queue_task_submit(&part->queue, p->device->backend, cast->deadline_us);
 }
 
@@ -469,7 +485,7 @@ static struct cast *full_cast_new(struct job *job, struct unit *u, uint64_t dead
 	for (unsigned d = 0; r == 0 && d < u->n_parts; d++)
 		r = full_take_reads(cast, d);
 	for (unsigned d = 0; r == 0 && unit_is_packed(u) && d < u->n_parts; d++) {
-		cast->parts[d].unpack = calloc(u->rec->n_tensors, sizeof(struct kop));
+		cast->parts[d].unpack = calloc(u->rec->n_tensors, sizeof(struct launch));
 		r = cast->parts[d].unpack ? 0 : -ENOMEM;
 	}
 	if (r == 0)
@@ -502,7 +518,7 @@ static void full_enter(struct cast *cast, struct op *op)
 	struct unit *u = cast->unit;
 
 	full_forget_reads(cast);
-	u->casting = true;
+	unit_copy_move(u, UNIT_COPY_CASTING);
 	cast->job->casts++;
 	cast->job->running++;
 	cast->ahead = !op;
@@ -514,7 +530,7 @@ static void full_enter(struct cast *cast, struct op *op)
 	if (!op)
 		return;
 	op_begin_run(op);
-	list_append(&u->waiting, &op->parked.link);
+	condition_wait(&u->cast_done, &op->waiter);
 }
 
 int full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struct op *op,
@@ -523,7 +539,7 @@ int full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struct op 
 	struct cast *cast;
 	int r = group_comms(job->groups[u->rec->group], f);
 
-	CHECK(!u->casting && !u->executing);
+	CHECK(!unit_is_copying(u));
 	if (r)
 		return r;
 	list_unlink(&u->idle);

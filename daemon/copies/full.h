@@ -10,11 +10,11 @@
 #include "op/op.h"
 
 /* Begin to make the copy of @u; none may be in the making (CHECKed). Its end answers all ops
- * in u->waiting by their op_type.copied.
+ * that wait for u->cast_done by their op_type.copied.
  * @deadline_us: for streams of trainers that it waits for.
- * @op: runs from here on and waits for it, without having to be in u->waiting; or NULL: nobody
+ * @op: runs from here on and waits for it, as if it waited for u->cast_done; or NULL: nobody
  * has asked for it yet, and no other copy goes for it.
- * Return: 0, NODE_E_LATER (nothing was begun: node_wait, then again), or a fault code. */
+ * Return: 0, NODE_E_LATER (nothing was begun: wait for node.changed, then again), or a fault code. */
 int full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struct op *op,
 	       struct fault *f);
 
@@ -23,10 +23,9 @@ bool full_valid(const struct unit *u);
 
 /* Is there room under max_inflight_gathers? */
 bool full_may_begin(const struct job *job);
-/* If not: @resume is called when it is this op's turn. Ranks take turns, each with its ops in
- * their order, so that one that asks for a hundred units keeps nobody waiting for all of
- * them. */
-void full_wait_turn(struct op *op, void (*resume)(struct parked *p));
+/* If not: wait for this op's turn. Ranks take turns, each with its ops in their order, so that one
+ * that asks for a hundred units keeps nobody waiting for all of them. Return: RES_WAIT. */
+enum res full_wait_turn(struct op *op);
 
 /* Parameters of @u have changed: an idle copy is of no use any more. */
 void full_invalidate(struct job *job, struct unit *u);

@@ -10,6 +10,9 @@
 
 #define CHECK(cond) ((cond) ? (void)0 : check_failed(#cond, __FILE__, __LINE__, __func__))
 
+/* Behind a switch over all values of an enum. */
+#define CHECK_NOT_REACHED() check_failed("not reached", __FILE__, __LINE__, __func__)
+
 /* Print the broken condition to stderr and abort. Any thread. */
 _Noreturn void check_failed(const char *cond, const char *file, int line, const char *func);
 

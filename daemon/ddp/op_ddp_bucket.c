@@ -205,16 +205,8 @@ static int op_ddp_bucket_begin_work(struct coll *c)
 
 /* -------------------------------------------------------------------- the end */
 
-static void op_ddp_bucket_next_unit(struct coll *c);
-
-static void op_ddp_bucket_unit_arrived(struct coll *c)
-{
-	backward_reduced(c);
-	op_ddp_bucket_next_unit(c);
-}
-
-/* Units whose last gradient of the pass is here, one after the other. */
-static void op_ddp_bucket_next_unit(struct coll *c)
+/* The next of its units whose last gradient of the pass is here. Return: false: there is none. */
+static bool op_ddp_bucket_next_unit(struct coll *c)
 {
 	struct work *w = op_ddp_bucket_work_of(c);
 	struct ddp *d = ddp_args(c->ops[0])->d;
@@ -225,17 +217,12 @@ static void op_ddp_bucket_next_unit(struct coll *c)
 		if (!reduce_ddp_unit_is_whole(c, d, i))
 			continue;
 		c->unit = d->tensors[i].unit;
-		if (backward_is_planned(c)) {
-			backward_arrive(c, op_ddp_bucket_unit_arrived);
-			return;
-		}
-		backward_reduced(c);
+		return true;
 	}
-	reduce_ddp_surrogates_passed(c, d, w->bucket);
-	coll_end(c, NULL);
+	return false;
 }
 
-static void op_ddp_bucket_done(struct coll *c)
+static void op_ddp_bucket_note_gradients(struct coll *c)
 {
 	struct work *w = op_ddp_bucket_work_of(c);
 	bool over = c->ops[0]->m->epoch != c->job->rec->epoch;
@@ -250,7 +237,6 @@ static void op_ddp_bucket_done(struct coll *c)
 		if (touched && !over)
 			unit_got_gradient(t->unit, t->tensor);
 	}
-	op_ddp_bucket_next_unit(c);
 }
 
 /* -------------------------------------------------------------------- kernels */
@@ -284,7 +270,7 @@ static void op_ddp_bucket_zero_untouched(struct coll *c, unsigned d)
 
 		if (op_ddp_bucket_run.n && !op_ddp_bucket_is_touched(c, i) &&
 		    unit_lacks_gradient(t->unit, t->tensor))
-			coll_kop(&c->parts[d], KOP_FILL, op_ddp_bucket_run.n)->fill =
+			coll_launch(&c->parts[d], LAUNCH_FILL, op_ddp_bucket_run.n)->fill =
 				(struct k_fill){ .dst = optim_at(&t->unit->parts[d].grads,
 								 op_ddp_bucket_run.at),
 						 .kind = FILL_CONSTANT };
@@ -303,37 +289,35 @@ static float *op_ddp_bucket_gradients(const struct work *w, const struct piece *
 	return optim_at(&w->d->tensors[p->tensor].unit->parts[0].grads, p->at);
 }
 
-static void op_ddp_bucket_back_to_ranks(struct coll *c)
+static enum res op_ddp_bucket_back_to_ranks(struct coll *c)
 {
 	struct work *w = op_ddp_bucket_work_of(c);
 
-	if (!coll_need_kops(c, (size_t)w->n_pieces * c->n))
-		return;
+	RES_TRY(coll_need_launches(c, (size_t)w->n_pieces * c->n));
 	for (uint32_t k = 0; k < w->n_pieces; k++) {
 		const struct piece *p = &w->pieces[k];
 
 		for (uint32_t i = 0; i < c->n; i++)
 			if (w->base[i])
-				coll_kop(&c->parts[0], KOP_CAST, p->n)->cast =
+				coll_launch(&c->parts[0], LAUNCH_CAST, p->n)->cast =
 					(struct k_cast){ .dst = w->base[i] + p->off * w->size,
 							 .src = op_ddp_bucket_gradients(w, p),
 							 .dst_dtype = w->dtype,
 							 .src_dtype = DTYPE_FP32 };
 	}
-	coll_kernels(c, op_ddp_bucket_done);
+	return coll_kernels(c);
 }
 
-static void op_ddp_bucket_fold(struct coll *c)
+static enum res op_ddp_bucket_fold(struct coll *c)
 {
 	struct work *w = op_ddp_bucket_work_of(c);
 
-	if (!coll_need_kops(c, op_ddp_bucket_tensors_of(w)))
-		return;
+	RES_TRY(coll_need_launches(c, op_ddp_bucket_tensors_of(w)));
 	for (uint32_t k = 0; k < w->n_pieces; k++) {
 		const struct piece *p = &w->pieces[k];
 		struct reduce_plan plan = op_ddp_bucket_plan_of(c, p->tensor);
 
-		coll_kop(&c->parts[0], KOP_REDUCE, p->n)->reduce =
+		coll_launch(&c->parts[0], LAUNCH_REDUCE, p->n)->reduce =
 			(struct k_reduce){ .out = op_ddp_bucket_gradients(w, p),
 					   .out_dtype = DTYPE_FP32,
 					   .in = op_ddp_bucket_inputs(c, &c->parts[0], p),
@@ -344,7 +328,7 @@ static void op_ddp_bucket_fold(struct coll *c)
 					   .post = plan.post };
 	}
 	op_ddp_bucket_zero_untouched(c, 0);
-	coll_kernels(c, op_ddp_bucket_back_to_ranks);
+	return coll_kernels(c);
 }
 
 /* -- several devices ------------------------------------------------------------ */
@@ -357,20 +341,21 @@ static void *op_ddp_bucket_sums(const struct coll *c, const struct coll_part *p,
 }
 
 /* @n elements of the bucket's sums from @off on, to @out. */
-static void op_ddp_bucket_finish_kop(struct coll *c, struct coll_part *p, const struct piece *piece,
-				     uint64_t off, uint64_t n, void *out, enum dtype dtype)
+static void op_ddp_bucket_finish_launch(struct coll *c, struct coll_part *p,
+					const struct piece *piece, uint64_t off, uint64_t n,
+					void *out, enum dtype dtype)
 {
 	struct work *w = op_ddp_bucket_work_of(c);
 	struct reduce_plan plan = op_ddp_bucket_plan_of(c, piece->tensor);
 
 	*w->next = op_ddp_bucket_sums(c, p, off);
-	coll_kop(p, KOP_REDUCE, n)->reduce = (struct k_reduce){ .out = out,
-								.out_dtype = dtype,
-								.in = w->next++,
-								.k = 1,
-								.in_dtype = w->sum_dtype,
-								.sum_dtype = w->sum_dtype,
-								.post = plan.post };
+	coll_launch(p, LAUNCH_REDUCE, n)->reduce = (struct k_reduce){ .out = out,
+								      .out_dtype = dtype,
+								      .in = w->next++,
+								      .k = 1,
+								      .in_dtype = w->sum_dtype,
+								      .sum_dtype = w->sum_dtype,
+								      .post = plan.post };
 }
 
 static void op_ddp_bucket_finish_part(struct coll *c, unsigned d)
@@ -384,13 +369,13 @@ static void op_ddp_bucket_finish_part(struct coll *c, unsigned d)
 		struct piece whole = { .tensor = i };
 
 		if (op_ddp_bucket_run.n && op_ddp_bucket_is_touched(c, i))
-			op_ddp_bucket_finish_kop(c, p, &whole,
-						 op_ddp_bucket_offset_of(w, i) +
-							 op_ddp_bucket_run.first,
-						 op_ddp_bucket_run.n,
-						 optim_at(&w->d->tensors[i].unit->parts[d].grads,
-							  op_ddp_bucket_run.at),
-						 DTYPE_FP32);
+			op_ddp_bucket_finish_launch(c, p, &whole,
+						    op_ddp_bucket_offset_of(w, i) +
+							    op_ddp_bucket_run.first,
+						    op_ddp_bucket_run.n,
+						    optim_at(&w->d->tensors[i].unit->parts[d].grads,
+							     op_ddp_bucket_run.at),
+						    DTYPE_FP32);
 	}
 	for (uint32_t k = 0; k < w->n_pieces; k++) {
 		const struct piece *pc = &w->pieces[k];
@@ -401,52 +386,50 @@ static void op_ddp_bucket_finish_part(struct coll *c, unsigned d)
 
 			w->next = in; /* the same for all of them */
 			if (base)
-				op_ddp_bucket_finish_kop(c, p, pc, pc->off, pc->n,
-							 base + pc->off * w->size, w->dtype);
+				op_ddp_bucket_finish_launch(c, p, pc, pc->off, pc->n,
+							    base + pc->off * w->size, w->dtype);
 		}
 		w->next = in + 1;
 	}
 	op_ddp_bucket_zero_untouched(c, d);
 }
 
-static void op_ddp_bucket_finish_all(struct coll *c)
+static enum res op_ddp_bucket_finish_all(struct coll *c)
 {
 	struct work *w = op_ddp_bucket_work_of(c);
 
-	if (!coll_need_kops(c, op_ddp_bucket_tensors_of(w) * (c->n + 2)))
-		return;
+	RES_TRY(coll_need_launches(c, op_ddp_bucket_tensors_of(w) * (c->n + 2)));
 	w->next = w->inputs;
 	for (unsigned d = 0; d < c->n_parts; d++)
 		op_ddp_bucket_finish_part(c, d);
-	coll_kernels(c, op_ddp_bucket_done);
+	return coll_kernels(c);
 }
 
-static void op_ddp_bucket_to_other_devices(struct coll *c)
+static enum res op_ddp_bucket_between(struct coll *c)
 {
 	struct work *w = op_ddp_bucket_work_of(c);
 	void *data[NODE_MAX_DEVICES];
 
-	if (!coll_can_talk(c))
-		return;
+	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = op_ddp_bucket_sums(c, &c->parts[d], 0);
-	comm_all_reduce(coll_between(c), coll_comm(c, op_ddp_bucket_finish_all), data,
-			w->b->elements[w->bucket], w->sum_dtype, REDUCE_SUM);
+	comm_all_reduce(coll_between(c), coll_comm(c), data, w->b->elements[w->bucket],
+			w->sum_dtype, REDUCE_SUM);
+	return RES_WAIT;
 }
 
-static void op_ddp_bucket_fold_parts(struct coll *c)
+static enum res op_ddp_bucket_fold_parts(struct coll *c)
 {
 	struct work *w = op_ddp_bucket_work_of(c);
 
-	if (!coll_need_kops(c, w->n_pieces))
-		return;
+	RES_TRY(coll_need_launches(c, w->n_pieces));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
 
 		for (uint32_t k = 0; k < w->n_pieces; k++) {
 			struct reduce_plan plan = op_ddp_bucket_plan_of(c, w->pieces[k].tensor);
 
-			coll_kop(p, KOP_REDUCE, w->pieces[k].n)->reduce =
+			coll_launch(p, LAUNCH_REDUCE, w->pieces[k].n)->reduce =
 				(struct k_reduce){ .out = op_ddp_bucket_sums(c, p,
 									     w->pieces[k].off),
 						   .out_dtype = w->sum_dtype,
@@ -457,74 +440,111 @@ static void op_ddp_bucket_fold_parts(struct coll *c)
 						   .sum_dtype = w->sum_dtype };
 		}
 	}
-	coll_kernels(c, op_ddp_bucket_to_other_devices);
+	return coll_kernels(c);
 }
 
 /* ------------------------------------------------------------------ the op */
 
-static void op_ddp_bucket_make_zeros(struct coll *c)
+static enum res op_ddp_bucket_clear(struct coll *c)
 {
-	void (*next)(struct coll * c) =
-		c->n_parts > 1 ? op_ddp_bucket_fold_parts : op_ddp_bucket_fold;
-
-	if (!op_ddp_bucket_work_of(c)->zeros) {
-		next(c);
-		return;
-	}
-	if (!coll_need_kops(c, 1))
-		return;
+	if (!op_ddp_bucket_work_of(c)->zeros)
+		return RES_DONE;
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
 
-		coll_kop(p, KOP_FILL, (op_ddp_bucket_work_of(c)->zeros + 3) / sizeof(float))->fill =
-			(struct k_fill){ .dst = region_addr(&p->scratch[1]),
-					 .kind = FILL_CONSTANT };
+		coll_launch(p, LAUNCH_FILL, (op_ddp_bucket_work_of(c)->zeros + 3) / sizeof(float))
+			->fill = (struct k_fill){ .dst = region_addr(&p->scratch[1]),
+						  .kind = FILL_CONSTANT };
 	}
-	coll_kernels(c, next);
+	return coll_kernels(c);
 }
 
-/* Return: as backward_prepare. */
-static bool op_ddp_bucket_prepare_units(struct coll *c, void (*again)(struct parked *p))
+static enum res op_ddp_bucket_prepare_units(struct coll *c)
 {
 	const struct work *w = op_ddp_bucket_work_of(c);
 
 	for (uint32_t j = w->b->begin[w->bucket]; j < w->b->begin[w->bucket + 1]; j++) {
 		c->unit = w->d->tensors[w->b->tensors[j]].unit;
-		if (!backward_prepare(c, again))
-			return false;
+		RES_TRY(backward_prepare(c));
 	}
 	c->unit = NULL;
-	return true;
+	return RES_DONE;
 }
 
-static void op_ddp_bucket_start(struct parked *parked)
+static enum res op_ddp_bucket_prepare(struct coll *c)
 {
-	struct coll *c = CONTAINER_OF(parked, struct coll, parked);
-	struct work *w;
+	const struct work *w;
 
-	if (coll_overtaken(c, true) || !coll_ready(c, op_ddp_bucket_start))
-		return;
-	if (!c->work && op_ddp_bucket_begin_work(c) < 0) {
-		coll_end_status(c, -ENOMEM);
-		return;
-	}
-	if (!op_ddp_bucket_prepare_units(c, op_ddp_bucket_start))
-		return;
+	if (!c->work && op_ddp_bucket_begin_work(c) < 0)
+		return coll_fail(c, -ENOMEM);
 	w = op_ddp_bucket_work_of(c);
-	if (c->n_parts > 1 &&
-	    !coll_need_scratch(c, 0, w->b->elements[w->bucket] * dtype_size(w->sum_dtype),
-			       op_ddp_bucket_start))
-		return;
-	if (w->zeros && !coll_need_scratch(c, 1, w->zeros + sizeof(float), op_ddp_bucket_start))
-		return;
-	op_ddp_bucket_make_zeros(c);
+	RES_TRY(op_ddp_bucket_prepare_units(c));
+	if (c->n_parts > 1)
+		RES_TRY(coll_need_scratch(c, 0,
+					  w->b->elements[w->bucket] * dtype_size(w->sum_dtype)));
+	if (w->zeros)
+		RES_TRY(coll_need_scratch(c, 1, w->zeros + sizeof(float)));
+	return RES_DONE;
 }
 
-static void op_ddp_bucket_run(struct coll *c)
+enum op_ddp_bucket_stage {
+	BUCKET_APPLY,
+	BUCKET_PREPARE,
+	BUCKET_FOLD,       /* one device */
+	BUCKET_BACK,       /* then: the averages, to the ranks */
+	BUCKET_FOLD_PARTS, /* several */
+	BUCKET_BETWEEN,
+	BUCKET_FINISH,
+	BUCKET_REDUCED,
+	BUCKET_ARRIVE
+};
+
+static enum res op_ddp_bucket_tick(struct coll *c)
 {
-	/* a prepared step still needs the gradients that this one would overwrite */
-	if (apply_ensure_step(c->job, &c->parked, op_ddp_bucket_start))
-		op_ddp_bucket_start(&c->parked);
+	switch ((enum op_ddp_bucket_stage)c->stage) {
+	case BUCKET_APPLY: /* a prepared step still needs the gradients that this one would overwrite */
+		c->stage = BUCKET_PREPARE;
+		RES_TRY(apply_wait_step(c->job, &c->waiter));
+		fallthrough;
+	case BUCKET_PREPARE:
+		RES_TRY(coll_check_epoch(c, true));
+		RES_TRY(coll_ready(c));
+		RES_TRY(op_ddp_bucket_prepare(c));
+		c->stage = c->n_parts > 1 ? BUCKET_FOLD_PARTS : BUCKET_FOLD;
+		RES_TRY(op_ddp_bucket_clear(c));
+		return op_ddp_bucket_tick(c);
+	case BUCKET_FOLD:
+		c->stage = BUCKET_BACK;
+		return op_ddp_bucket_fold(c);
+	case BUCKET_BACK:
+		c->stage = BUCKET_REDUCED;
+		return op_ddp_bucket_back_to_ranks(c);
+	case BUCKET_FOLD_PARTS:
+		c->stage = BUCKET_BETWEEN;
+		return op_ddp_bucket_fold_parts(c);
+	case BUCKET_BETWEEN:
+		c->stage = BUCKET_FINISH;
+		return op_ddp_bucket_between(c);
+	case BUCKET_FINISH:
+		c->stage = BUCKET_REDUCED;
+		return op_ddp_bucket_finish_all(c);
+	case BUCKET_REDUCED:
+		op_ddp_bucket_note_gradients(c);
+		c->stage = BUCKET_ARRIVE;
+		fallthrough;
+	case BUCKET_ARRIVE: /* each unit whose last gradient of the pass is here */
+		do {
+			if (c->unit) {
+				RES_TRY(backward_arrive_tick(c));
+				backward_reduced(c);
+			}
+		} while (op_ddp_bucket_next_unit(c));
+		reduce_ddp_surrogates_passed(c, ddp_args(c->ops[0])->d,
+					     op_ddp_bucket_work_of(c)->bucket);
+		return RES_DONE;
+	}
+	CHECK_NOT_REACHED();
 }
 
 static void op_ddp_bucket_surrogate_init(struct op *op)
@@ -537,7 +557,7 @@ const struct op_type op_ddp_bucket = {
 	.collective = true,
 	.surrogates = true,
 	.check = op_ddp_bucket_check,
-	.run = op_ddp_bucket_run,
+	.coll_tick = op_ddp_bucket_tick,
 	.meets = op_ddp_bucket_meets,
 	.reads_inputs = true,
 	.surrogate_init = op_ddp_bucket_surrogate_init,

@@ -211,7 +211,7 @@ static bool op_ddp_create_know_units(const struct coll *c, const request *r)
 	return true;
 }
 
-static void op_ddp_create_run(struct coll *c)
+static enum res op_ddp_create_tick(struct coll *c)
 {
 	const request *r = create_args(c->ops[0])->create;
 	_cleanup_(op_ddp_create_marks_deinit) struct marks marks = { 0 };
@@ -229,19 +229,18 @@ static void op_ddp_create_run(struct coll *c)
 		.find_unused = r->find_unused,
 		.static_graph = r->static_graph,
 	};
-	struct fault f = FAULT_NULL;
 	struct ddp *d = NULL;
 
-	for (uint32_t i = 1; i < c->n && !f.code; i++)
-		(void)op_ddp_create_compare(c, c->ops[0], c->ops[i], &f);
-	if (!f.code &&
-	    (!op_ddp_create_know_units(c, r) || op_ddp_create_marks_init(&marks, c->job, r) < 0))
-		fault_errno(&f, -ENOMEM, "making a ddp");
-	if (!f.code)
-		(void)ddp_new(c->job, &spec, &d, &f);
-	for (uint32_t i = 0; d && i < c->n; i++)
+	for (uint32_t i = 1; i < c->n; i++)
+		if (op_ddp_create_compare(c, c->ops[0], c->ops[i], &c->fault))
+			return RES_FAILED;
+	if (!op_ddp_create_know_units(c, r) || op_ddp_create_marks_init(&marks, c->job, r) < 0)
+		fault_errno(&c->fault, -ENOMEM, "making a ddp");
+	if (c->fault.code || ddp_new(c->job, &spec, &d, &c->fault))
+		return RES_FAILED;
+	for (uint32_t i = 0; i < c->n; i++)
 		ddp_args(c->ops[i])->d = d;
-	coll_end(c, &f);
+	return RES_DONE;
 }
 
 static void op_ddp_create_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -259,6 +258,6 @@ const struct op_type op_ddp_create = {
 	.request = &shardd__v1__ddp_create_request__descriptor,
 	.decode = op_ddp_create_decode,
 	.check = op_ddp_create_check,
-	.run = op_ddp_create_run,
+	.coll_tick = op_ddp_create_tick,
 	.encode = op_ddp_create_encode,
 };

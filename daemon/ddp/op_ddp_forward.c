@@ -38,13 +38,6 @@ static int op_ddp_forward_check(struct op *op, struct fault *f)
 	return op_check_not_torn(op, f);
 }
 
-static void op_ddp_forward_start(struct op *op);
-
-static void op_ddp_forward_resume(struct parked *p)
-{
-	op_ddp_forward_start(CONTAINER_OF(p, struct op, parked));
-}
-
 /* -- moving what is in the old buckets ------------------------------------------ */
 
 struct move {
@@ -52,7 +45,7 @@ struct move {
 	struct device_note note;
 	struct op *op;
 	struct region to;
-	struct kop kops[];
+	struct launch launches[];
 };
 
 static struct member_buffer *op_ddp_forward_buffer_of(const struct op *op)
@@ -63,7 +56,7 @@ static struct member_buffer *op_ddp_forward_buffer_of(const struct op *op)
 }
 
 /* It is the rank's from here on; the old one goes. */
-static void op_ddp_forward_finish(struct op *op, struct region *to, int status)
+static enum res op_ddp_forward_finish(struct op *op, struct region *to, int status)
 {
 	struct ddp_rank *rank = ddp_args(op)->rank;
 	struct member_buffer *old = op_ddp_forward_buffer_of(op), *b = NULL;
@@ -83,7 +76,7 @@ static void op_ddp_forward_finish(struct op *op, struct region *to, int status)
 		pool_give(&op->m->pool, to);
 	op->result.place = b ? b->region : REGION_NULL;
 	op->result.writable = true;
-	op_end(op);
+	return op->fault.code ? RES_FAILED : RES_DONE;
 }
 
 static void op_ddp_forward_on_moved(struct backend_task *task, int status)
@@ -94,27 +87,26 @@ static void op_ddp_forward_on_moved(struct backend_task *task, int status)
 	struct region to = mv->to;
 
 	free(mv);
-	op_ddp_forward_finish(op, &to, status);
+	(void)op_ddp_forward_finish(op, &to, status);
+	op_end(op);
 	job->running--; /* only now: it may have been the last of a deleted job */
 	job_settle(job);
 }
 
-static void op_ddp_forward_move(struct op *op, struct region *to)
+static enum res op_ddp_forward_move(struct op *op, struct region *to)
 {
 	const struct region *from = &op_hold_buffer(op, ddp_args(op)->rank->buffer)->region;
 	const struct ddp *d = ddp_args(op)->d;
 	const struct ddp_buckets *a = ddp_buckets_of(ddp_args(op)->rank);
 	const struct ddp_buckets *b = &d->layouts[ddp_args(op)->layout];
-	struct move *mv = calloc(1, sizeof(*mv) + d->n * sizeof(mv->kops[0]));
+	struct move *mv = calloc(1, sizeof(*mv) + d->n * sizeof(mv->launches[0]));
 
-	if (!mv) {
-		op_ddp_forward_finish(op, to, -ENOMEM);
-		return;
-	}
+	if (!mv)
+		return op_ddp_forward_finish(op, to, -ENOMEM);
 	mv->op = op;
 	mv->to = *to;
 	mv->note = (struct device_note){ .name = op->type->name, .job = op->m->job };
-	mv->task = (struct backend_task){ .kops = mv->kops,
+	mv->task = (struct backend_task){ .launches = mv->launches,
 					  .sync = true,
 					  .done = op_ddp_forward_on_moved };
 	for (uint32_t i = 0; i < d->n; i++) {
@@ -123,16 +115,17 @@ static void op_ddp_forward_move(struct op *op, struct region *to)
 
 		if (t->sparse)
 			continue;
-		mv->kops[mv->task.n_kops++] =
-			(struct kop){ .kind = KOP_COPY,
-				      .n = t->elements * size,
-				      .copy = { (char *)region_addr(to) + b->offset[i],
-						(char *)region_addr(from) + a->offset[i] } };
+		mv->launches[mv->task.n_launches++] =
+			(struct launch){ .kind = LAUNCH_COPY,
+					 .n = t->elements * size,
+					 .copy = { (char *)region_addr(to) + b->offset[i],
+						   (char *)region_addr(from) + a->offset[i] } };
 	}
 	op->m->job->running++;
 	mv->task.owner = job_as_owner(op->m->job);
 	device_note_task(&mv->note, op->m->device->backend, &mv->task);
 	backend_submit(op->m->device->backend, &mv->task);
+	return RES_WAIT;
 }
 
 /* The same as before? */
@@ -144,7 +137,7 @@ static bool op_ddp_forward_stays(const struct op *op)
 	       (op_ddp_forward_buffer_of(op) && rank->layout == ddp_args(op)->layout);
 }
 
-static void op_ddp_forward_stay(struct op *op)
+static enum res op_ddp_forward_stay(struct op *op)
 {
 	const struct member_buffer *b = op_ddp_forward_buffer_of(op);
 
@@ -154,37 +147,25 @@ static void op_ddp_forward_stay(struct op *op)
 	else
 		ddp_moved(ddp_args(op)->rank, ddp_args(op)->layout, 0);
 	op->result.writable = true;
-	op_end(op);
+	return RES_DONE;
 }
 
-static void op_ddp_forward_start(struct op *op)
+static enum res op_ddp_forward_start(struct op *op)
 {
 	uint64_t bytes = ddp_args(op)->d->layouts[ddp_args(op)->layout].bytes;
-	const struct member_buffer *old = op_ddp_forward_buffer_of(op);
 	struct region to = REGION_NULL;
-	int r;
 
-	if (op_ddp_forward_stays(op)) {
-		op_ddp_forward_stay(op);
-		return;
+	if (op_ddp_forward_stays(op))
+		return op_ddp_forward_stay(op);
+	RES_TRY(op_wait_for_memory(op));
+	if (op->m->n_buffers >= MEMBER_MAX_BUFFERS) {
+		op_memory_fault(op->m->job, -ENOSPC, bytes, "buckets of gradients", &op->fault);
+		return RES_FAILED;
 	}
-	if (op_wait_for_memory(op, op_ddp_forward_resume))
-		return;
-	r = op->m->n_buffers < MEMBER_MAX_BUFFERS ? op_take_memory(op, bytes, &to) : -ENOSPC;
-	if (r == SLAB_E_LATER) {
-		op->state = OP_PARKED;
-		node_wait(op->m->job->node, &op->parked, op_ddp_forward_resume);
-		return;
-	}
+	RES_TRY(op_need_memory(op, bytes, "buckets of gradients", &to));
 	op_begin_run(op);
-	if (r) {
-		op_memory_fault(op->m->job, r, bytes, "buckets of gradients", &op->fault);
-		op_end(op);
-	} else if (old) {
-		op_ddp_forward_move(op, &to);
-	} else {
-		op_ddp_forward_finish(op, &to, 0);
-	}
+	return op_ddp_forward_buffer_of(op) ? op_ddp_forward_move(op, &to)
+					    : op_ddp_forward_finish(op, &to, 0);
 }
 
 /* -- the answer ----------------------------------------------------------------- */
@@ -241,6 +222,6 @@ const struct op_type op_ddp_forward = {
 	.enter = op_ddp_forward_enter,
 	.leave = op_ddp_forward_leave,
 	.check = op_ddp_forward_check,
-	.start = op_ddp_forward_start,
+	.tick = op_ddp_forward_start,
 	.encode = op_ddp_forward_encode,
 };

@@ -54,10 +54,10 @@ static int op_ddp_pass_check(struct op *op, struct fault *f)
 	return op_check_not_torn(op, f);
 }
 
-static void op_ddp_pass_end_now(struct op *op)
+static enum res op_ddp_pass_end_now(struct op *op)
 {
 	op_begin_run(op);
-	op_end(op);
+	return RES_DONE;
 }
 
 /* -------------------------------------------------------------- DdpBackward */
@@ -99,7 +99,7 @@ const struct op_type op_ddp_backward = {
 	.decode = op_ddp_pass_backward_decode,
 	.enter = op_ddp_pass_backward_enter,
 	.check = op_ddp_pass_check,
-	.start = op_ddp_pass_end_now,
+	.tick = op_ddp_pass_end_now,
 	.encode = op_ddp_pass_backward_encode,
 };
 
@@ -189,7 +189,7 @@ const struct op_type op_ddp_ready = {
 	.enter = op_ddp_pass_ready_enter,
 	.leave = op_ddp_pass_ready_leave,
 	.check = op_ddp_pass_check,
-	.start = op_ddp_pass_end_now,
+	.tick = op_ddp_pass_end_now,
 	.encode = op_ddp_pass_ready_encode,
 };
 
@@ -221,20 +221,12 @@ static void op_ddp_pass_finish_leave(struct op *op)
 		ddp_args(op)->rank->finishing = false;
 }
 
-static void op_ddp_pass_finish_start(struct op *op);
-
-static void op_ddp_pass_finish_resume(struct parked *p)
-{
-	op_ddp_pass_finish_start(CONTAINER_OF(p, struct op, parked));
-}
-
 /* Its buckets are ordered by now; without a stream they must have been executed. */
-static void op_ddp_pass_finish_start(struct op *op)
+static enum res op_ddp_pass_finish_start(struct op *op)
 {
 	struct ddp_rank *rank = ddp_args(op)->rank;
 
-	if (op_wait_for_memory(op, op_ddp_pass_finish_resume))
-		return;
+	RES_TRY(op_wait_for_memory(op));
 	op_begin_run(op);
 	if (rank->fault.code) {
 		op->fault = rank->fault;
@@ -242,7 +234,7 @@ static void op_ddp_pass_finish_start(struct op *op)
 	}
 	if (op->m->executing)
 		op->result.ready = op->m->ready;
-	op_end(op);
+	return op->fault.code ? RES_FAILED : RES_DONE;
 }
 
 static void op_ddp_pass_finish_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -265,6 +257,6 @@ const struct op_type op_ddp_finish = {
 	.enter = op_ddp_pass_finish_enter,
 	.leave = op_ddp_pass_finish_leave,
 	.check = op_ddp_pass_check,
-	.start = op_ddp_pass_finish_start,
+	.tick = op_ddp_pass_finish_start,
 	.encode = op_ddp_pass_finish_encode,
 };

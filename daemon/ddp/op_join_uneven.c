@@ -22,7 +22,7 @@ static int op_join_uneven_decode(struct op *op, const ProtobufCMessage *msg, str
 
 static struct op *op_join_uneven_join_at(struct list *at)
 {
-	return CONTAINER_OF(list_entry(at, struct parked, link), struct op, parked);
+	return CONTAINER_OF(list_entry(at, struct waiter, link), struct op, waiter);
 }
 
 static int op_join_uneven_fault_differs(const struct op *first, const char *field, bool value,
@@ -56,7 +56,7 @@ static int op_join_uneven_check_own(const struct op *op, struct fault *f)
 
 static int op_join_uneven_check(struct op *op, struct fault *f)
 {
-	struct list *joins = &op->group->joins;
+	struct list *joins = &op->group->joins.waiters;
 	const struct op *first = list_empty(joins) ? NULL : op_join_uneven_join_at(joins->next);
 
 	if (uneven_told(op) || op_join_uneven_check_own(op, f))
@@ -76,23 +76,16 @@ static uint32_t op_join_uneven_joined(const struct group *g)
 {
 	uint32_t n = 0;
 
-	for (const struct list *at = g->joins.next; at != &g->joins; at = at->next)
+	for (const struct list *at = g->joins.waiters.next; at != &g->joins.waiters; at = at->next)
 		n++;
 	return n;
 }
 
-/* Only the end of the epoch or its own deadline resume it otherwise, by ending it. */
-static void op_join_uneven_never(struct parked *p)
-{
-	(void)p;
-	CHECK(false);
-}
-
 /* Everything before it is over on each of them, so nothing is under way in the group. */
-static void op_join_uneven_end_all(struct group *g, uint32_t last)
+static void op_join_uneven_end_others(struct group *g, uint32_t last)
 {
-	while (!list_empty(&g->joins)) {
-		struct op *op = op_join_uneven_join_at(g->joins.next);
+	while (!list_empty(&g->joins.waiters)) {
+		struct op *op = op_join_uneven_join_at(g->joins.waiters.next);
 
 		op_begin_run(op);
 		join_args(op)->last = last;
@@ -100,18 +93,23 @@ static void op_join_uneven_end_all(struct group *g, uint32_t last)
 	}
 }
 
-static void op_join_uneven_start(struct op *op)
+/* Until the last rank comes, only the end of the epoch or its own deadline ends it. */
+static enum res op_join_uneven_start(struct op *op)
 {
 	struct group *g = op->group;
-	uint32_t rank = op->m->rank;
 
-	op_park(op, &g->joins, op_join_uneven_never);
-	if (op_join_uneven_joined(g) == group_size(g))
-		op_join_uneven_end_all(g, rank);
-	else if (join_args(op)->strict)
+	(void)op_wait(op, &g->joins);
+	if (op_join_uneven_joined(g) == group_size(g)) {
+		op_begin_run(op);
+		join_args(op)->last = op->m->rank;
+		op_join_uneven_end_others(g, op->m->rank);
+		return RES_DONE;
+	}
+	if (join_args(op)->strict)
 		uneven_begin(op);
 	else
 		surrogate_begin(op);
+	return RES_WAIT;
 }
 
 static void op_join_uneven_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -128,6 +126,6 @@ const struct op_type op_join_uneven = {
 	.request = &shardd__v1__join_uneven_request__descriptor,
 	.decode = op_join_uneven_decode,
 	.check = op_join_uneven_check,
-	.start = op_join_uneven_start,
+	.tick = op_join_uneven_start,
 	.encode = op_join_uneven_encode,
 };

@@ -20,7 +20,7 @@ struct local {
 struct local_op {
 	struct list link; /* local_comm.queue */
 	struct comm_op *op;
-	struct kop copy; /* n == 0: nothing to copy */
+	struct launch copy; /* n == 0: nothing to copy */
 };
 
 struct local_comm {
@@ -101,8 +101,8 @@ static void engine_local_on_turn(struct work *work)
 		return;
 	}
 	c->copying = true;
-	c->task = (struct backend_task){ .kops = &first->copy,
-					 .n_kops = 1,
+	c->task = (struct backend_task){ .launches = &first->copy,
+					 .n_launches = 1,
 					 .queue = c->comm.queue,
 					 .done = engine_local_on_copied };
 	backend_submit(c->comm.devices[0], &c->task);
@@ -121,9 +121,9 @@ static void engine_local_queue_op(struct local_comm *c, struct comm_op *op, cons
 		return;
 	}
 	lo->op = op;
-	lo->copy = (struct kop){ .kind = KOP_COPY,
-				 .n = src == dst ? 0 : bytes,
-				 .copy = { .dst = dst, .src = src } };
+	lo->copy = (struct launch){ .kind = LAUNCH_COPY,
+				    .n = src == dst ? 0 : bytes,
+				    .copy = { .dst = dst, .src = src } };
 	list_init(&lo->link);
 	list_append(&c->queue, &lo->link);
 	engine_local_post_turn(c);

@@ -10,9 +10,9 @@ static bool ahead_is_possible(const struct member *m, const struct unit *u)
 	const struct job *job = m->job;
 	uint32_t index;
 
-	return u->rec->initialised && !u->summoned_ranks && !u->due && !u->stepping &&
-	       !u->shards_left && !u->torn && !job->torn && !job->step.prepared &&
-	       !job->step.applying && list_empty(&job->drains) &&
+	return u->rec->initialised && !u->summoned_ranks && u->step != UNIT_STEP_DUE &&
+	       u->step != UNIT_STEP_STEPPING && !u->shards_left && !u->torn && !job->torn &&
+	       job->step.state == JOB_STEP_NONE && list_empty(&job->drains) &&
 	       group_index(job->groups[u->rec->group], m->rank, &index);
 }
 
@@ -31,7 +31,7 @@ static void ahead_begin(const struct op *op, struct unit *u)
 	if (!mu || unit_is_direct(u) || !ahead_is_possible(m, u))
 		return;
 	mu->expected = true;
-	if (u->casting || u->executing || full_valid(u))
+	if (unit_is_copying(u) || full_valid(u))
 		return;
 	if (ahead_is_room(m->job) && full_begin(m->job, u, op->deadline_us, NULL, &f) == 0)
 		m->ahead.started++;
@@ -52,7 +52,7 @@ void ahead_asked(struct op *op)
 	if (pass_args(op)->asked)
 		return;
 	pass_args(op)->asked = true;
-	pass_args(op)->there = u->casting || full_valid(u) || (mu && mu->held);
+	pass_args(op)->there = u->copy == UNIT_COPY_CASTING || full_valid(u) || (mu && mu->held);
 }
 
 /* A step of which the order is known, or is given: was this what should have been begun? */

@@ -21,7 +21,7 @@ static inline struct pass_args *pass_args(const struct op *op)
 int gather_check(struct op *op, struct fault *f);
 /* Do it: ends the op, now or later, with its place as the result. The reference that a BeginPass
  * takes is noted as the passes' (member_unit.held); there is one at most. */
-void gather_start(struct op *op);
+enum res gather_start(struct op *op);
 
 /* The copy that @op waited for is there, or came to nothing (status of a backend or an engine).
  * Ends the op. */

@@ -40,7 +40,7 @@ int gather_check(struct op *op, struct fault *f)
 }
 
 /* Hand @place out and count it. @ready: when it is there; 0: now. */
-static void op_gather_give(struct op *op, struct region place, bool copied, uint64_t ready)
+static enum res op_gather_give(struct op *op, struct region place, bool copied, uint64_t ready)
 {
 	struct member_unit *mu = member_unit(op->m, op->unit);
 	bool pass = op->type == &op_begin_pass;
@@ -49,30 +49,32 @@ static void op_gather_give(struct op *op, struct region place, bool copied, uint
 		op_begin_run(op);
 	if (!mu) {
 		fault_errno(&op->fault, -ENOMEM, "counting a gather");
-	} else if (op->m->state != MEMBER_JOINED) {
-		fault_set(&op->fault, FAULT_ABORTED, NULL, "%s", op->m->ended.text);
-	} else {
-		if (!pass || !mu->held)
-			member_gathered(op->m, op->unit, mu);
-		mu->held = mu->held || pass;
-		op->result.place = place;
-		op->result.references = mu->gathers - mu->held;
-		op->result.copied = copied;
-		op->result.queue = BACKEND_Q_GATHER;
-		op->result.ready = ready;
-		ahead_used(op);
+		return RES_FAILED;
 	}
-	op_end(op);
+	if (op->m->state != MEMBER_JOINED) {
+		fault_set(&op->fault, FAULT_ABORTED, NULL, "%s", op->m->ended.text);
+		return RES_FAILED;
+	}
+	if (!pass || !mu->held)
+		member_gathered(op->m, op->unit, mu);
+	mu->held = mu->held || pass;
+	op->result.place = place;
+	op->result.references = mu->gathers - mu->held;
+	op->result.copied = copied;
+	op->result.queue = BACKEND_Q_GATHER;
+	op->result.ready = ready;
+	ahead_used(op);
+	return RES_DONE;
 }
 
 /* The copy on the device of @op's rank. */
-static void op_gather_give_full(struct op *op, bool copied)
+static enum res op_gather_give_full(struct op *op, bool copied)
 {
 	struct unit *u = op->unit;
 	const struct unit_part *p = unit_part_on(u, op->m->device);
 	struct region place = { p->full.slab, p->full.offset, unit_full_bytes(u) };
 
-	op_gather_give(op, place, copied, u->executing ? p->ready : 0);
+	return op_gather_give(op, place, copied, u->copy == UNIT_COPY_EXECUTING ? p->ready : 0);
 }
 
 static void op_gather_gather_fault(struct op *op, int status)
@@ -89,64 +91,41 @@ static void op_gather_gather_fault(struct op *op, int status)
 
 void gather_answer(struct op *op, int status)
 {
-	bool first = op->state == OP_RUN;
-
-	if (status) {
+	if (status)
 		op_gather_gather_fault(op, status);
-		op_end(op);
-	} else {
-		op_gather_give_full(op, first);
-	}
+	else
+		(void)op_gather_give_full(op, op->state == OP_RUN); /* the first one made it */
+	op_end(op);
 }
 
-static void op_gather_resume(struct parked *p);
-
-static void op_gather_wait_for_node(struct op *op)
-{
-	op->state = OP_PARKED;
-	node_wait(op->m->job->node, &op->parked, op_gather_resume);
-}
-
-static void op_gather_begin_cast(struct op *op)
+static enum res op_gather_begin_cast(struct op *op)
 {
 	int r = full_begin(op->m->job, op->unit, op->deadline_us, op, &op->fault);
 
 	if (r == NODE_E_LATER)
-		op_gather_wait_for_node(op);
-	else if (r)
-		op_end(op);
+		return op_wait(op, &op->m->job->node->changed);
+	return r ? RES_FAILED : RES_WAIT;
 }
 
-void gather_start(struct op *op)
+enum res gather_start(struct op *op)
 {
 	struct job *job = op->m->job;
 	struct unit *u = op->unit;
-	int r;
 
 	op->state = OP_PARKED;
-	if (!apply_ensure_step(job, &op->parked, op_gather_resume))
-		return;
+	RES_TRY(apply_wait_step(job, &op->waiter));
 	ahead_asked(op);
-	r = backward_gather(op, op_gather_resume);
-	if (r == BACKWARD_WAITS)
-		return;
-	if (r || op_check_not_torn(op, &op->fault)) /* by the step that was applied meanwhile */
-		op_end(op);
-	else if (unit_is_direct(u))
-		op_gather_give(op, unit_direct_region(u, unit_part_on(u, op->m->device)), false, 0);
-	else if (u->casting || (u->executing && !op->stream))
-		op_park(op, &u->waiting, op_gather_resume);
-	else if (full_valid(u))
-		op_gather_give_full(op, false);
-	else if (!full_may_begin(job))
-		full_wait_turn(op, op_gather_resume);
-	else
-		op_gather_begin_cast(op);
-}
-
-static void op_gather_resume(struct parked *p)
-{
-	gather_start(CONTAINER_OF(p, struct op, parked));
+	RES_TRY(backward_gather(op));
+	if (op_check_not_torn(op, &op->fault)) /* by the step that was applied meanwhile */
+		return RES_FAILED;
+	if (unit_is_direct(u))
+		return op_gather_give(op, unit_direct_region(u, unit_part_on(u, op->m->device)),
+				      false, 0);
+	if (u->copy == UNIT_COPY_CASTING || (u->copy == UNIT_COPY_EXECUTING && !op->stream))
+		return op_wait(op, &u->cast_done); /* whose end answers it: gather_answer */
+	if (full_valid(u))
+		return op_gather_give_full(op, false);
+	return full_may_begin(job) ? op_gather_begin_cast(op) : full_wait_turn(op);
 }
 
 static void op_gather_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -167,7 +146,7 @@ const struct op_type op_gather = {
 	.request = &shardd__v1__gather_request__descriptor,
 	.decode = op_gather_decode,
 	.check = gather_check,
-	.start = gather_start,
+	.tick = gather_start,
 	.encode = op_gather_encode,
 	.copied = gather_answer,
 };

@@ -70,7 +70,7 @@ const struct op_type op_begin_pass = {
 	.request = &shardd__v1__begin_pass_request__descriptor,
 	.decode = op_pass_decode_begin,
 	.check = gather_check,
-	.start = gather_start,
+	.tick = gather_start,
 	.encode = op_pass_encode_begin,
 	.begin = op_pass_begin_begin,
 	.is_pass = true,
@@ -148,20 +148,19 @@ static bool op_pass_lets_go(const struct op *op)
 			     pass_args(op)->sync);
 }
 
-static void op_pass_start_end(struct op *op)
+static enum res op_pass_start_end(struct op *op)
 {
 	op_begin_run(op);
 	if (hold_note_reads(op) < 0) {
 		fault_errno(&op->fault, -ENOMEM, "noting how long a unit is read");
-		op_end(op);
-		return;
+		return RES_FAILED;
 	}
 	/* its parameters change now */
-	if (op_pass_lets_go(op) || op->unit->due || op->unit->shards_left)
+	if (op_pass_lets_go(op) || op->unit->step == UNIT_STEP_DUE || op->unit->shards_left)
 		hold_let_go(op->m, op->unit);
 	op->result.kept = member_unit_find(op->m, op->unit)->held;
 	ahead_next(op);
-	op_end(op);
+	return RES_DONE;
 }
 
 static void op_pass_encode_end(const struct op *op, op_reply_cb send, void *ctx)
@@ -177,7 +176,7 @@ const struct op_type op_end_pass = {
 	.request = &shardd__v1__end_pass_request__descriptor,
 	.decode = op_pass_decode_end,
 	.check = op_pass_check_end,
-	.start = op_pass_start_end,
+	.tick = op_pass_start_end,
 	.encode = op_pass_encode_end,
 	.is_pass = true,
 	.detail = op_pass_detail,

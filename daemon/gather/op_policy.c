@@ -91,13 +91,13 @@ static int op_policy_check(struct op *op, struct fault *f)
 	return 0;
 }
 
-static void op_policy_start(struct op *op)
+static enum res op_policy_start(struct op *op)
 {
 	op_begin_run(op);
 	for (size_t i = 0; i < policy_args(op)->n; i++)
 		member_unit_find(op->m, op_policy_unit_at(op, i))->reshard =
 			(uint8_t)policy_args(op)->reshard;
-	op_end(op);
+	return RES_DONE;
 }
 
 static void op_policy_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -112,7 +112,7 @@ const struct op_type op_set_reshard = {
 	.request = &shardd__v1__set_reshard_request__descriptor,
 	.decode = op_policy_decode,
 	.check = op_policy_check,
-	.start = op_policy_start,
+	.tick = op_policy_start,
 	.encode = op_policy_encode,
 	.forget = op_policy_forget,
 };
@@ -146,7 +146,7 @@ static int op_policy_check_prefetch(struct op *op, struct fault *f)
 	return 0;
 }
 
-static void op_policy_start_prefetch(struct op *op)
+static enum res op_policy_start_prefetch(struct op *op)
 {
 	struct member_unit *mu = member_unit(op->m, op->unit);
 	int r = -ENOMEM;
@@ -158,7 +158,7 @@ static void op_policy_start_prefetch(struct op *op)
 	if (r)
 		op_memory_fault(op->m->job, r > 0 ? SLAB_E_QUOTA : r, sizeof(struct member_list),
 				"a list of units", &op->fault);
-	op_end(op);
+	return r ? RES_FAILED : RES_DONE;
 }
 
 static void op_policy_encode_prefetch(const struct op *op, op_reply_cb send, void *ctx)
@@ -173,7 +173,7 @@ const struct op_type op_set_prefetch = {
 	.request = &shardd__v1__set_prefetch_request__descriptor,
 	.decode = op_policy_decode_prefetch,
 	.check = op_policy_check_prefetch,
-	.start = op_policy_start_prefetch,
+	.tick = op_policy_start_prefetch,
 	.encode = op_policy_encode_prefetch,
 	.forget = op_policy_forget,
 };

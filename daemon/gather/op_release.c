@@ -24,7 +24,7 @@ static int op_release_check(struct op *op, struct fault *f)
 	return 0;
 }
 
-static void op_release_start(struct op *op)
+static enum res op_release_start(struct op *op)
 {
 	struct member_unit *mu = member_unit_find(op->m, op->unit);
 
@@ -33,14 +33,13 @@ static void op_release_start(struct op *op)
 	if (mu && mu->gathers > mu->held) {
 		if (hold_note_reads(op) < 0) {
 			fault_errno(&op->fault, -ENOMEM, "noting how long a unit is read");
-			op_end(op);
-			return;
+			return RES_FAILED;
 		}
 		member_released(op->m, op->unit, mu);
 		backward_released(op->m->job, op->unit);
 	}
 	op->result.references = mu ? mu->gathers - mu->held : 0;
-	op_end(op);
+	return RES_DONE;
 }
 
 static void op_release_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -56,6 +55,6 @@ const struct op_type op_release = {
 	.request = &shardd__v1__release_request__descriptor,
 	.decode = op_release_decode,
 	.check = op_release_check,
-	.start = op_release_start,
+	.tick = op_release_start,
 	.encode = op_release_encode,
 };

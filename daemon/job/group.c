@@ -17,9 +17,9 @@ int group_new(struct job *job, uint32_t id, const state_group *rec, match_comple
 	g->id = id;
 	g->job = job;
 	g->rec = rec;
-	list_init(&g->awaiting);
+	condition_init(&g->shard_ready, "a unit whose gradient is reduced");
 	list_init(&g->small);
-	list_init(&g->joins);
+	condition_init(&g->joins, "all ranks to have no more inputs");
 	g->untold = calloc(rec->n_ranks, sizeof(*g->untold));
 	if (!g->untold || match_init(&g->match, (uint32_t)rec->n_ranks, complete, failed, g) < 0) {
 		free(g->untold);
@@ -34,7 +34,7 @@ int group_new(struct job *job, uint32_t id, const state_group *rec, match_comple
 struct group *group_free(struct group *g)
 {
 	if (g) {
-		CHECK(list_empty(&g->awaiting));
+		CHECK(condition_is_idle(&g->shard_ready));
 		group_set_plan(g, NULL);
 		match_deinit(&g->match);
 		free(g->devices);

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/condition.h"
 #include "core/list.h"
 #include "job/match.h"
 #include "job/node.h"
@@ -33,7 +34,7 @@ struct group {
 	unsigned n_devices;      /* 0: not all ranks are placed yet */
 	struct list small;       /* reductions that wait for the batch before them; owned by op/ */
 	bool small_runs;         /* a batch of them is under way */
-	struct list joins;       /* ops JoinUneven that wait; owned by op/ */
+	struct condition joins;  /* all ranks have joined uneven: its waiters are such ops */
 	uint32_t surrogates;     /* ops in place of these that are not announced yet */
 	struct fault uneven;     /* why the untold ones fail; op/uneven.h */
 	bool *untold;            /* by member: its collectives fail; owned */
@@ -42,9 +43,10 @@ struct group {
 
 	/* of the present backward pass: job_pass_end */
 	struct pass_plan plan;
-	bool unscaled;        /* its gradients were, by Unscale */
-	bool found_inf;       /* by that, or as gradients arrived */
-	struct list awaiting; /* ops that wait for the next shard; owned by op/ */
+	bool unscaled;  /* its gradients were, by Unscale */
+	bool found_inf; /* by that, or as gradients arrived */
+	struct condition
+		shard_ready; /* the next unit is reduced that a trainer's optimizer steps */
 };
 
 /* Does the plan hold back the optimizer until the Step? */

@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "core/state.h"
 #include "job/job_impl.h"
 
 #define JOB_MAGIC 0x4a4f4221u
@@ -25,6 +26,17 @@ void jobs_init(struct jobs *jobs, struct node *node, const struct job_ops *ops)
 	list_init(&jobs->zombies);
 }
 
+static const struct state_row job_step_states[] = {
+	[JOB_STEP_NONE] = { "NONE", STATE_TO(JOB_STEP_PREPARED) },
+	[JOB_STEP_PREPARED] = { "PREPARED", STATE_TO(JOB_STEP_APPLYING) | STATE_TO(JOB_STEP_NONE) },
+	[JOB_STEP_APPLYING] = { "APPLYING", STATE_TO(JOB_STEP_NONE) },
+};
+
+void job_step_move(struct job *job, enum job_step_state to)
+{
+	state_move(job_step_states, &job->step.state, (uint8_t)to);
+}
+
 struct job *job_free(struct job *job)
 {
 	if (!job)
@@ -32,7 +44,7 @@ struct job *job_free(struct job *job)
 	MAGIC_CHECK(job, JOB_MAGIC);
 	CHECK(!job->members && !job->running && !job->quota.used);
 	CHECK(list_empty(&job->registrations) && list_empty(&job->readers.all));
-	CHECK(list_empty(&job->readers.writers) && list_empty(&job->readers.procs));
+	CHECK(condition_is_idle(&job->readers.writers) && list_empty(&job->readers.procs));
 	for (uint32_t i = 0; i < job->n_groups; i++)
 		group_free(job->groups[i]);
 	list_unlink(&job->link);
@@ -138,7 +150,7 @@ struct job *job_new(struct jobs *jobs, state_job *rec, struct fault *f)
 	list_init(&job->idle_full);
 	list_init(&job->cast_turns);
 	list_init(&job->drains);
-	list_init(&job->step.waiting);
+	condition_init(&job->step.applied, "the step that is applied");
 	list_init(&job->settled_waiters);
 	list_init(&job->waiting_tasks);
 	list_init(&job->registrations);

@@ -16,13 +16,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/condition.h"
 #include "core/fault.h"
 #include "core/htab.h"
 #include "core/list.h"
 #include "core/quota.h"
 #include "job/ddp.h"
 #include "job/group.h"
-#include "job/known.h"
+#include "job/regcache.h"
 #include "job/member.h"
 #include "job/node.h"
 #include "job/readers.h"
@@ -65,20 +66,21 @@ struct job_ops {
 
 /* A step that all ranks have asked for and that is applied by the commit that
  * follows, or by the next op that needs the parameters. */
+enum job_step_state { JOB_STEP_NONE, JOB_STEP_PREPARED, JOB_STEP_APPLYING };
+
 struct job_step {
-	bool prepared;
+	uint8_t state;           /* enum job_step_state */
 	struct step_rates rates; /* until it is applied */
 	uint32_t group;
-	bool applying;
 	uint64_t epoch;  /* in which applying began */
 	bool abandoned;  /* it was not applied: its epoch ended before it could begin */
 	bool committing; /* a commit runs: what was applied will be committed */
 	bool scales;     /* gradients are multiplied by @factor before */
 	float factor;
-	uint32_t stepping;   /* units whose optimizer runs in backward just now */
-	bool mid;            /* units were stepped in backward since the last Step or Commit */
-	bool counted;        /* and that is counted in uncommitted_steps */
-	struct list waiting; /* ops that wait for the end of applying; owned by op/ */
+	uint32_t stepping; /* units whose optimizer runs in backward just now */
+	bool mid;          /* units were stepped in backward since the last Step or Commit */
+	bool counted;      /* and that is counted in uncommitted_steps */
+	struct condition applied;
 };
 
 /* Called once, from the loop, when the job has settled (job_wait_settled). */
@@ -114,7 +116,7 @@ struct job {
 	uint32_t n_units;
 	struct htab unit_names;
 	struct list registrations; /* rpc's: in progress; the first one is active */
-	struct knowns knowns;      /* what was registered, as it came */
+	struct regcache knowns;    /* what was registered, as it came */
 	struct slab **slabs;       /* of shards, owned refs */
 	uint32_t n_slabs;
 	struct slab **spare; /* owned refs: of a registration that goes on later */
@@ -215,6 +217,9 @@ struct job_ref {
 };
 /* @field: of the request. Return: 0 or FAULT_INVALID. */
 int job_ref_parse(const char *text, const char *field, struct job_ref *ret, struct fault *f);
+/* Move job->step.state. CHECKs that the move is in the table (job.c, docs/states.md). */
+void job_step_move(struct job *job, enum job_step_state to);
+
 void job_label(uid_t uid, const char *name, char ret[JOB_LABEL_MAX + 1]);
 
 /* The owner of work on a device. */
@@ -227,7 +232,7 @@ static inline struct backend_owner job_as_owner(const struct job *job)
 
 enum {
 	JOB_E_BUSY = -1,  /* ops of an earlier epoch still run: job_wait_settled, then again */
-	JOB_E_LATER = -2, /* something is being made: node_wait, then again */
+	JOB_E_LATER = -2, /* something is being made: wait for node.changed, then again */
 };
 
 /* How a trainer joins. */
@@ -248,7 +253,7 @@ int job_join(struct job *job, const struct job_joining *how, struct proc *proc, 
 int job_place(struct job *job, uint32_t rank, const char *name, struct fault *f);
 enum backend_share job_share(const struct job *job);
 
-/* Leave cleanly (fails if its ops are not over; JOB_E_LATER: devices still work on them: node_wait,
+/* Leave cleanly (fails if its ops are not over; JOB_E_LATER: devices still work on them: wait for node.changed,
  * then again), or be gone (@why says how). May free the job. */
 int job_leave(struct member *m, bool *ret_freed, struct fault *f);
 void job_lost(struct member *m, const char *why);

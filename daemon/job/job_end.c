@@ -76,7 +76,7 @@ static bool job_end_ops_over(const struct job *job)
 	for (uint32_t r = 0; r < job->rec->world_size; r++)
 		if (job->ranks[r] && job->ranks[r]->pending)
 			return false;
-	return !job->running && !job->step.applying && !job->step.stepping;
+	return !job->running && job->step.state != JOB_STEP_APPLYING && !job->step.stepping;
 }
 
 static void job_end_wake_waiters(struct job *job)

@@ -12,10 +12,11 @@ int job_take_full(struct job *job, struct unit *u)
 	uint64_t bytes = unit_full_room(u);
 	int r = 0;
 
-	CHECK(!u->has_full);
+	CHECK(!unit_has_copy(u));
 	for (unsigned d = 0; r == 0 && d < u->n_parts; d++)
 		r = pool_take(job_full_pool_of(job, &u->parts[d]), bytes, &u->parts[d].full);
-	u->has_full = r == 0;
+	if (r == 0)
+		unit_copy_move(u, UNIT_COPY_KEPT);
 	for (unsigned d = 0; r && d < u->n_parts; d++)
 		pool_give(job_full_pool_of(job, &u->parts[d]), &u->parts[d].full);
 	return r;
@@ -23,27 +24,28 @@ int job_take_full(struct job *job, struct unit *u)
 
 void job_give_full(struct job *job, struct unit *u)
 {
-	for (unsigned d = 0; u->has_full && d < u->n_parts; d++) {
+	for (unsigned d = 0; unit_has_copy(u) && d < u->n_parts; d++) {
 		struct unit_part *p = &u->parts[d];
 
 		/* without memory to remember them the copy stays where it is */
 		if (reads_move(&job->stray[p->device->index], &p->reads) < 0)
 			return;
 	}
-	for (unsigned d = 0; u->has_full && d < u->n_parts; d++)
+	for (unsigned d = 0; unit_has_copy(u) && d < u->n_parts; d++)
 		pool_give(job_full_pool_of(job, &u->parts[d]), &u->parts[d].full);
-	u->has_full = false;
+	if (unit_has_copy(u))
+		unit_copy_move(u, UNIT_COPY_NONE);
 	u->full_version = 0;
 }
 
 void job_full_unused(struct job *job, struct unit *u)
 {
-	if (!u->has_full || u->casting || u->executing || u->gathered_ranks)
+	if (u->copy != UNIT_COPY_KEPT || u->gathered_ranks)
 		return;
 	list_unlink(&u->idle);
 	if (u->drop)
 		job_give_full(job, u);
 	u->drop = false;
-	if (u->has_full)
+	if (unit_has_copy(u))
 		list_append(&job->idle_full, &u->idle);
 }

@@ -14,7 +14,8 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 	for (uint32_t i = 0; i < job->n_groups; i++)
 		group_reset(job->groups[i], fault);
 	job->rec->epoch++;
-	job->step.prepared = false;
+	if (job->step.state == JOB_STEP_PREPARED)
+		job_step_move(job, JOB_STEP_NONE);
 	job_drop_spare(job); /* members that have registered must join again */
 	job->step.mid = false;
 	for (uint32_t i = 0; i < job->n_units; i++) {
@@ -22,11 +23,11 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 
 		u->has_gradient = false;
 		u->factors = (struct unit_factors){ 0 };
-		if (u->copies_differ && !u->stepping) {
+		if (u->copies_differ && u->step != UNIT_STEP_STEPPING) {
 			u->rec->initialised = false; /* no copy is more correct than another */
 			job->readers.changes++;
 		}
-		u->copies_differ = u->copies_differ && u->stepping;
+		u->copies_differ = u->copies_differ && u->step == UNIT_STEP_STEPPING;
 	}
 	job_drop_partials(job);
 	job_pass_end(job, NULL);
@@ -118,7 +119,7 @@ static bool job_members_is_busy(const struct job *job, uint32_t rank)
 {
 	const struct member *before = job->ranks[rank];
 
-	return job->step.committing || job->step.applying || job->step.stepping ||
+	return job->step.committing || job->step.state == JOB_STEP_APPLYING || job->step.stepping ||
 	       (before && before->pending);
 }
 

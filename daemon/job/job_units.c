@@ -113,7 +113,7 @@ int job_units_resolve_aliases(struct job *job, uint32_t first, struct fault *f)
 
 void job_units_free(struct job *job)
 {
-	known_drop(job);
+	regcache_drop(job);
 	for (uint32_t i = 0; i < job->n_units; i++)
 		unit_free(job->units[i]);
 	free(job->units);

@@ -33,7 +33,7 @@ int member_new(struct job *job, uint32_t rank, struct proc *proc, uint64_t sessi
 	m->last_op = "join";
 	list_init(&m->ops);
 	list_init(&m->held);
-	list_init(&m->casts);
+	condition_init(&m->casts, "its turn under max_inflight_gathers");
 	list_init(&m->cast_turn);
 	list_init(&m->buffers);
 	prefetch_init(&m->ahead.learned, &job->quota);
@@ -62,7 +62,7 @@ struct member *member_unref(struct member *m)
 	if (--m->refs)
 		return NULL;
 	CHECK(list_empty(&m->ops) && list_empty(&m->held) && list_empty(&m->buffers));
-	CHECK(list_empty(&m->casts));
+	CHECK(condition_is_idle(&m->casts));
 	list_unlink(&m->cast_turn);
 	CHECK(!m->link && !m->executing && !m->ahead.lists);
 	pool_deinit(&m->pool);

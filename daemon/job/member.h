@@ -16,6 +16,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/condition.h"
 #include "core/fault.h"
 #include "core/list.h"
 #include "core/proc.h"
@@ -107,12 +108,12 @@ struct member {
 	uint64_t epoch;     /* it joined last */
 	struct fault ended; /* STALE: what ended that epoch */
 
-	uint64_t next_seq;     /* of the op that may go next; op/ counts */
-	struct list ops;       /* pending ops in program order; owned by op/ */
-	struct list held;      /* ops that came before their turn; owned by op/ */
-	uint32_t pending;      /* in both lists */
-	struct list casts;     /* gathers that wait for max_inflight_gathers; owned by op/ */
-	struct list cast_turn; /* in job->cast_turns, while it has such */
+	uint64_t next_seq;      /* of the op that may go next; op/ counts */
+	struct list ops;        /* pending ops in program order; owned by op/ */
+	struct list held;       /* ops that came before their turn; owned by op/ */
+	uint32_t pending;       /* in both lists */
+	struct condition casts; /* its turn under max_inflight_gathers */
+	struct list cast_turn;  /* in job->cast_turns, while it has such */
 	uint64_t ops_total;
 	const char *last_op; /* static string, for texts */
 	char last_unit[64];
@@ -186,7 +187,7 @@ void member_op_begun(struct member *m);
 void member_op_ended(struct member *m);
 
 /* Give it signals, so that its ops can be ordered with its streams (member_link.c). They stay
- * for the life of the member. Return: 0, MEMBER_E_LATER (node_wait, then again), or a fault. */
+ * for the life of the member. Return: 0, MEMBER_E_LATER (wait for node.changed, then again), or a fault. */
 enum { MEMBER_E_LATER = -1 };
 int member_link(struct member *m, struct fault *f);
 /* Its signals: NULL, if it has none. */

@@ -18,18 +18,12 @@ void node_init(struct node *node, uv_loop_t *loop)
 {
 	node->loop = loop;
 	list_init(&node->comms);
-	list_init(&node->waiters);
+	condition_init(&node->changed, "memory or communicators");
 	quarantine_init(&node->quarantine);
 	users_init(&node->users);
 }
 
 /* ------------------------------------------------------------------- waiting */
-
-void node_wait(struct node *node, struct parked *p, void (*resume)(struct parked *p))
-{
-	p->resume = resume;
-	list_append(&node->waiters, &p->link);
-}
 
 /* ------------------------------------------------------------------- devices */
 
@@ -82,23 +76,9 @@ uint64_t node_capacity(const struct node *node)
 
 static void node_sweep(struct node *node);
 
-void parked_resume_all(struct list *waiting)
-{
-	struct list now = LIST_INIT(now);
-
-	list_take_all(&now, waiting);
-	while (!list_empty(&now)) {
-		struct parked *p = list_first(&now, struct parked, link);
-
-		list_unlink(&p->link);
-		p->resume(p); /* may wait again, or end others that wait */
-	}
-}
-
 void node_wake(struct node *node)
 {
-	node_sweep(node);
-	parked_resume_all(&node->waiters);
+	condition_signal(&node->changed);
 }
 
 static const char *const queue_names[_BACKEND_Q_N] = { "reduce", "gather" };

@@ -9,6 +9,7 @@
 #include <uv.h>
 
 #include "backend/backend.h"
+#include "core/condition.h"
 #include "core/fault.h"
 #include "core/user.h"
 #include "engine/engine.h"
@@ -34,27 +35,19 @@ struct node_limits {
 	uint32_t reader_hold_ms;       /* the most a reader may hold a step */
 };
 
-/* A waiter in a list, until it is resumed. */
-struct parked {
-	struct list link;
-	void (*resume)(struct parked *p);
-};
-
-/* Resume each entry of a list once: an entry that waits again is resumed the next time. */
-void parked_resume_all(struct list *waiting);
-
 struct node_comm;
 
 struct node {
 	uv_loop_t *loop;
 	struct device devices[NODE_MAX_DEVICES];
 	unsigned n_devices;
-	struct engine *local;  /* for what is on one device */
-	struct engine *engine; /* between devices; NULL: there is none */
-	char engine_why[256];  /* why not */
-	bool engine_for_one;   /* also for sets of one device */
-	struct list comms;     /* of struct node_comm */
-	struct list waiters;   /* of struct parked; see node_wait */
+	struct engine *local;     /* for what is on one device */
+	struct engine *engine;    /* between devices; NULL: there is none */
+	char engine_why[256];     /* why not */
+	bool engine_for_one;      /* also for sets of one device */
+	struct list comms;        /* of struct node_comm */
+	struct condition changed; /* memory was made, a communicator is there or broke, a rank was
+				   * placed, something was executed: look again */
 	struct quarantine quarantine;
 	struct node_limits limits;
 	struct users users; /* the users, and how much of all this each uses */
@@ -93,7 +86,7 @@ struct node_comm {
 };
 
 enum {
-	NODE_E_LATER = -1, /* it is being created: node_wait, then ask again */
+	NODE_E_LATER = -1, /* it is being created: wait for node.changed, then ask again */
 };
 
 /* Of this run of the daemon: 32 hexadecimal digits. */
@@ -104,9 +97,7 @@ void node_init(struct node *node, uv_loop_t *loop);
 /* Free the communicators; nothing may run on them. Safe to call twice. */
 void node_deinit(struct node *node);
 
-/* Resume @p at the next change: memory was made, a communicator is there or broke, a rank was
- * placed, something was executed. A resumed waiter must check its condition again. */
-void node_wait(struct node *node, struct parked *p, void (*resume)(struct parked *p));
+/* Signal node->changed. */
 void node_wake(struct node *node);
 
 /* A device by id or UUID (upper and lower case are the same). Return: NULL: none. */

@@ -34,7 +34,7 @@ enum pass_kind { PASS_KIND_FORWARD = 1, PASS_KIND_BACKWARD = 2, _PASS_KIND_N };
 /* What an op does to the state, or requires of it. */
 enum pass_move {
 	/* No move: allowed at any time. This is so for the ops of a ddp and of the trainers' own
-	 * optimizer, which have their own states (job/ddp_pass.c, op/lend.c). */
+	 * optimizer, which have their own states (job/ddp_pass.c, op/external.c). */
 	MOVE_NONE = 0,
 	MOVE_BEGIN_FORWARD,
 	MOVE_END_FORWARD,

@@ -22,7 +22,7 @@ void readers_init(struct readers *all)
 	list_init(&all->all);
 	list_init(&all->waiting);
 	list_init(&all->holds);
-	list_init(&all->writers);
+	condition_init(&all->writers, "readers to let go of the parameters");
 	list_init(&all->procs);
 }
 
@@ -64,7 +64,7 @@ uint64_t readers_generation(const struct job *job)
 static const struct unit *readers_unit_to_change(const struct job *job)
 {
 	for (uint32_t i = 0; i < job->n_units; i++)
-		if (job->units[i]->due || job->units[i]->copies_differ)
+		if (job->units[i]->step == UNIT_STEP_DUE || job->units[i]->copies_differ)
 			return job->units[i];
 	return NULL;
 }
@@ -73,14 +73,14 @@ static const struct unit *readers_unit_to_change(const struct job *job)
 static bool readers_is_changed(const struct job *job)
 {
 	return job->rec->uncommitted_steps || job->readers.rewritten || job->step.mid ||
-	       job->step.applying || job->step.stepping;
+	       job->step.state == JOB_STEP_APPLYING || job->step.stepping;
 }
 
 /* Is anything about to change, so that a hold would keep it waiting? */
 static bool readers_is_changing(const struct job *job)
 {
-	return job->step.prepared || job->readers.writing || !list_empty(&job->readers.writers) ||
-	       readers_unit_to_change(job);
+	return job->step.state == JOB_STEP_PREPARED || job->readers.writing ||
+	       !condition_is_idle(&job->readers.writers) || readers_unit_to_change(job);
 }
 
 static bool readers_may_hold(const struct job *job)
@@ -140,9 +140,9 @@ static void readers_refuse(struct reader *r, enum fault_code code, const char *w
 /* No reader holds any more: resume the waiters. The job may be gone then, if it was deleted. */
 static bool readers_let_writers(struct job *job)
 {
-	if (!list_empty(&job->readers.holds) || list_empty(&job->readers.writers))
+	if (!list_empty(&job->readers.holds) || condition_is_idle(&job->readers.writers))
 		return false;
-	parked_resume_all(&job->readers.writers);
+	condition_signal(&job->readers.writers);
 	return true;
 }
 
@@ -276,15 +276,14 @@ static void readers_expire(struct job *job, uint64_t now_us)
 	}
 }
 
-bool readers_let(struct job *job, struct parked *p, void (*resume)(struct parked *p))
+bool readers_let(struct job *job, struct waiter *w)
 {
 	if (list_empty(&job->readers.holds))
 		return true;
 	readers_expire(job, clock_now_us());
 	if (list_empty(&job->readers.holds))
 		return true;
-	p->resume = resume;
-	list_append(&job->readers.writers, &p->link);
+	condition_wait(&job->readers.writers, w);
 	return false;
 }
 
@@ -314,7 +313,7 @@ void readers_epoch_ended(struct job *job)
 {
 	/* not now: those that are resumed end, and the code that ends the epoch still needs the
 	 * job */
-	job->readers.look_again = !list_empty(&job->readers.writers);
+	job->readers.look_again = !condition_is_idle(&job->readers.writers);
 }
 
 static void readers_end_all(struct job *job, enum fault_code code, const char *why)
@@ -371,12 +370,12 @@ bool readers_tick(struct job *job, uint64_t now_us)
 	readers_grant(job);
 	readers_end_waits(job, now_us);
 	job->readers.look_again = false;
-	if (list_empty(&job->readers.writers))
+	if (condition_is_idle(&job->readers.writers))
 		return false;
 	readers_expire(job, now_us);
 	if (!again)
 		return readers_let_writers(job);
-	parked_resume_all(&job->readers.writers);
+	condition_signal(&job->readers.writers);
 	return true;
 }
 

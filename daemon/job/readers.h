@@ -22,12 +22,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/condition.h"
 #include "core/fault.h"
 #include "core/list.h"
 #include "core/proc.h"
 
 struct job;
-struct parked;
 struct reader;
 
 enum reader_state {
@@ -62,13 +62,13 @@ struct readers {
 	struct list all;
 	struct list waiting; /* in the order in which they asked */
 	struct list holds;
-	struct list writers; /* of struct parked: until nobody holds */
-	struct list procs;   /* that may have parameters mapped */
-	unsigned writing;    /* collectives that were allowed and have not ended */
-	uint64_t changes;    /* of where parameters are, beside new units */
-	bool rewritten;      /* since the last commit, by something that is not a step */
-	bool look_again;     /* writers: their epoch has ended */
-	uint64_t overtaken;  /* holds, so far */
+	struct condition writers; /* until nobody holds */
+	struct list procs;        /* that may have parameters mapped */
+	unsigned writing;         /* collectives that were allowed and have not ended */
+	uint64_t changes;         /* of where parameters are, beside new units */
+	bool rewritten;           /* since the last commit, by something that is not a step */
+	bool look_again;          /* writers: their epoch has ended */
+	uint64_t overtaken;       /* holds, so far */
 };
 
 void readers_init(struct readers *all);
@@ -94,9 +94,9 @@ int reader_release(struct reader *r, struct fault *f);
 /* A descriptor of the parameters goes to its process. Return: 0 or -ENOMEM. */
 int reader_maps(struct reader *r);
 
-/* May parameters of the job be written? If not, @resume is called with @p when they may, or when
- * the epoch has ended. A resumed operation must ask again. */
-bool readers_let(struct job *job, struct parked *p, void (*resume)(struct parked *p));
+/* May parameters of the job be written? If not, @w waits until they may, or the epoch has ended. A
+ * resumed operation must ask again. */
+bool readers_let(struct job *job, struct waiter *w);
 /* Something that is not a step writes parameters: until the next commit no reader may hold them,
  * and the set of initialised units has changed. */
 void readers_rewrite(struct job *job);

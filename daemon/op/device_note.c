@@ -1,6 +1,6 @@
 #include "op/device_note.h"
 
-#include "backend/kop.h"
+#include "backend/launch.h"
 #include "core/check.h"
 #include "core/clock.h"
 #include "core/text.h"
@@ -58,9 +58,9 @@ void device_note_task(struct device_note *n, struct backend *b, struct backend_t
 	if (!r)
 		return;
 	r->pending++;
-	r->kernels += task->n_kops;
-	for (unsigned i = 0; i < task->n_kops; i++)
-		r->bytes += kop_bytes(&task->kops[i]);
+	r->kernels += task->n_launches;
+	for (unsigned i = 0; i < task->n_launches; i++)
+		r->bytes += launch_bytes(&task->launches[i]);
 	task->record = r->id;
 	task->seen = device_note_on_seen;
 }

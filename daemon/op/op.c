@@ -136,7 +136,7 @@ static void op_refuse_peers(struct op *op, const struct fault *own)
 static void op_fail_now(struct op *op)
 {
 	list_unlink(&op->ready);
-	list_unlink(&op->parked.link);
+	waiter_leave(&op->waiter);
 	op->state = OP_RUN;
 	op_refuse_peers(op, &op->fault);
 	op_end(op);
@@ -167,6 +167,33 @@ static void op_announce_all(struct op *op)
 	op_announce(op);
 }
 
+/* The only caller of ticks. What it waits for may come while it runs: then it runs again. */
+static void op_go_on(struct op *op)
+{
+	enum res r;
+
+	MAGIC_CHECK(op, OP_MAGIC);
+	op->woken = true;
+	if (op->ticking)
+		return;
+	op->ticking = true;
+	do {
+		op->woken = false;
+		r = op->type->tick(op);
+	} while (r == RES_WAIT && op->woken);
+	op->ticking = false;
+	CHECK(r == RES_WAIT || (r == RES_FAILED) == (op->fault.code != FAULT_NONE));
+	if (r == RES_WAIT && !op->fault.code) /* else it was cancelled meanwhile */
+		CHECK(op->state == OP_PARKED || op->state == OP_RUN);
+	else
+		op_end(op);
+}
+
+static void op_resume(struct waiter *w)
+{
+	op_go_on(CONTAINER_OF(w, struct op, waiter));
+}
+
 static void op_activate(struct op *op)
 {
 	CHECK(op->state == OP_DEPS && !op->deps);
@@ -180,7 +207,7 @@ static void op_activate(struct op *op)
 	else if (op->type->collective)
 		op_announce_all(op);
 	else
-		op->type->start(op);
+		op_go_on(op);
 }
 
 static void op_activate_ready(void)
@@ -363,7 +390,7 @@ static struct op *op_new(struct member *m, const struct op_type *type)
 	op->announced_us = clock_now_us();
 	list_init(&op->link);
 	list_init(&op->ready);
-	list_init(&op->parked.link);
+	waiter_init(&op->waiter, op_resume);
 	return op;
 }
 
@@ -529,17 +556,17 @@ void op_give_up(struct op *by, const struct op_type *type, struct group *g, cons
 void op_begin_run(struct op *op)
 {
 	CHECK(op->state == OP_DEPS || op->state == OP_WAIT || op->state == OP_PARKED);
-	list_unlink(&op->parked.link);
+	waiter_leave(&op->waiter);
 	op->state = OP_RUN;
 	if (!op->started_us)
 		op->started_us = clock_now_us();
 }
 
-void op_park(struct op *op, struct list *list, void (*resume)(struct parked *p))
+enum res op_wait(struct op *op, struct condition *c)
 {
 	op->state = OP_PARKED;
-	op->parked.resume = resume;
-	list_append(list, &op->parked.link);
+	condition_wait(c, &op->waiter);
+	return RES_WAIT;
 }
 
 static void op_free_args(struct op *op)
@@ -566,13 +593,13 @@ void op_end(struct op *op)
 	struct member *m = op->m;
 
 	MAGIC_CHECK(op, OP_MAGIC);
-	CHECK(op->state != OP_DONE);
+	CHECK(op->state != OP_DONE && !op->ticking);
 	if (!op->fault.code)
 		guard_done(op);
 	if (op->state != OP_HELD)
 		op_release_deps(op);
 	op->state = OP_DONE;
-	list_unlink(&op->parked.link);
+	waiter_leave(&op->waiter);
 	list_unlink(&op->ready);
 	list_unlink(&op->link);
 	if (op->numbered)
@@ -609,7 +636,10 @@ void op_cancel(struct op *op, enum fault_code code, const char *why)
 	if (op->state == OP_RUN)
 		return;
 	fault_set(&op->fault, code, NULL, "%s", why);
-	op_end_waiting(op);
+	if (op->ticking)
+		waiter_leave(&op->waiter); /* op_go_on ends it */
+	else
+		op_end_waiting(op);
 }
 
 void op_failed(struct match_entry *entry, const struct fault *fault, void *userdata)

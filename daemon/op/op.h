@@ -23,6 +23,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/res.h"
 #include "job/job.h"
 #include "job/passes.h"
 #include "op/queue_task.h"
@@ -73,10 +74,12 @@ struct op_type {
 	/* Active: is it allowed in the present state? Collectives: fill op->entry.print.
 	 * Changes nothing. Return: 0 or a fault code. */
 	int (*check)(struct op *op, struct fault *f);
-	/* Not collective: do it; ends with op_end, now or later. */
-	void (*start)(struct op *op);
-	/* Collective: do it for all; ends with coll_end, now or later. */
-	void (*run)(struct coll *c);
+	/* Not collective: do it, until it waits or is over; called when the op becomes active, and
+	 * again when what it waits for has changed. RES_WAIT also of one that has submitted
+	 * something, which ends with op_end. RES_FAILED: op->fault is set. */
+	enum res (*tick)(struct op *op);
+	/* Collective: the same for the ops of all ranks (work/coll.h). */
+	enum res (*coll_tick)(struct coll *c);
 	/* Build the reply of a successful op and hand it to @send. */
 	void (*encode)(const struct op *op, op_reply_cb send, void *ctx);
 	/* What it does to the state of its unit, if that is guarded, or needs of it; without
@@ -107,9 +110,6 @@ struct op_type {
 	const char *(*detail)(const struct op *op);
 	/* May it wait until readers let go of parameters, while it runs, or while it is parked? */
 	bool (*waits_for_readers)(const struct op *op);
-	/* (optional) What it waits for when it is parked, for texts. NULL: the step that is applied,
-	 * or a cast. */
-	const char *parked_for;
 };
 
 /* waits_for_readers of an op that always writes parameters: unless it is parked. */
@@ -155,7 +155,9 @@ struct op {
 	bool stream;    /* answer when it is ordered on the device, with result.ready */
 	struct backend_wait after[OP_MAX_AFTER]; /* streams of the trainer it must come after */
 	unsigned n_after;
-	struct parked parked;
+	struct waiter waiter;
+	bool ticking;    /* its start runs now */
+	bool woken;      /* what it waits for came meanwhile */
 	uint64_t record; /* in the flight recorder */
 
 	/* The type's arguments, by its decode: a struct of the files that implement it. */

@@ -12,8 +12,8 @@ void op_end(struct op *op);
 /* It runs from here on: cannot be cancelled, counts as work of the job. */
 void op_begin_run(struct op *op);
 
-/* It waits in @list until op->parked.resume is called. */
-void op_park(struct op *op, struct list *list, void (*resume)(struct parked *p));
+/* It waits for @c, and is started again then. Return: RES_WAIT. */
+enum res op_wait(struct op *op, struct condition *c);
 
 /* In @type's enter: have the daemon itself do an op for @by's rank, before @by: with its
  * deadline and its way of answering. @fill sets args, group, buffer and streams; @arg is

@@ -59,7 +59,7 @@ bool op_writes_params(const struct op *op)
 /* Can readers keep it waiting, or the step that it waits for? */
 static bool op_may_wait_for_readers(const struct op *op)
 {
-	if (op->state == OP_PARKED && op->m->job->step.applying)
+	if (op->state == OP_PARKED && op->m->job->step.state == JOB_STEP_APPLYING)
 		return true;
 	return op->type->waits_for_readers && op->type->waits_for_readers(op);
 }
@@ -69,8 +69,8 @@ void op_waits_for(const struct op *op, char *buf, size_t bytes)
 	const struct job *job = op->m->job;
 
 	buf[0] = '\0';
-	if ((op->state == OP_PARKED || op->state == OP_RUN) && !list_empty(&job->readers.writers) &&
-	    op_may_wait_for_readers(op)) {
+	if ((op->state == OP_PARKED || op->state == OP_RUN) &&
+	    !condition_is_idle(&job->readers.writers) && op_may_wait_for_readers(op)) {
 		readers_holding(job, clock_now_us(), buf, bytes);
 		return;
 	}
@@ -86,10 +86,7 @@ void op_waits_for(const struct op *op, char *buf, size_t bytes)
 		op_missing_ranks(op, buf, bytes);
 		break;
 	case OP_PARKED:
-		snprintf(buf, bytes, "%s",
-			 op->type->parked_for        ? op->type->parked_for
-			 : op->m->job->step.applying ? "the step that is applied"
-						     : "a cast");
+		snprintf(buf, bytes, "%s", op->waiter.on ? op->waiter.on->what : "");
 		break;
 	default:
 		break;

@@ -9,6 +9,7 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "op/op.h"
+#include "op/op_run.h"
 #include "shardd.pb-c.h"
 
 const struct op_type *op_type_by_name(const char *name)
@@ -189,13 +190,22 @@ int op_take_memory(struct op *op, uint64_t bytes, struct region *ret)
 	return job_take(op->m->job, &op->m->pool, bytes, ret);
 }
 
-bool op_wait_for_memory(struct op *op, void (*resume)(struct parked *p))
+enum res op_need_memory(struct op *op, uint64_t bytes, const char *what, struct region *ret)
+{
+	int r = op_take_memory(op, bytes, ret);
+
+	if (r == SLAB_E_LATER)
+		return op_wait(op, &op->m->job->node->changed);
+	if (r)
+		op_memory_fault(op->m->job, r, bytes, what, &op->fault);
+	return r ? RES_FAILED : RES_DONE;
+}
+
+enum res op_wait_for_memory(struct op *op)
 {
 	if (op->stream ? !op->m->marking : !op->m->executing)
-		return false;
-	op->state = OP_PARKED;
-	node_wait(op->m->job->node, &op->parked, resume);
-	return true;
+		return RES_DONE;
+	return op_wait(op, &op->m->job->node->changed);
 }
 
 void op_device_fault(const struct job *job, const char *what, struct fault *f)

@@ -50,9 +50,12 @@ void op_place(const struct op *op, Shardd__V1__Placement *place, uint8_t *handle
  * nobody uses. Return: as pool_take. */
 int op_take_memory(struct op *op, uint64_t bytes, struct region *ret);
 
+/* The same for a tick: @what it is for, in words. */
+enum res op_need_memory(struct op *op, uint64_t bytes, const char *what, struct region *ret);
+
 /* Memory that the member's reductions may still read is only for who waits with a stream:
- * others are resumed when they are over. Return: whether the op waits. */
-bool op_wait_for_memory(struct op *op, void (*resume)(struct parked *p));
+ * others wait until they are over. */
+enum res op_wait_for_memory(struct op *op);
 
 /* If a device of the job is lost: say so, and what came of it. */
 void op_device_fault(const struct job *job, const char *what, struct fault *f);

@@ -16,9 +16,9 @@
 
 static struct op *surrogate_next_join(const struct group *g, struct list **at)
 {
-	if (*at == &g->joins)
+	if (*at == &g->joins.waiters)
 		return NULL;
-	return CONTAINER_OF(list_entry(*at, struct parked, link), struct op, parked);
+	return CONTAINER_OF(list_entry(*at, struct waiter, link), struct op, waiter);
 }
 
 static int surrogate_impossible(struct op *op, const struct op *join)
@@ -77,7 +77,8 @@ void surrogate_number(struct op *op)
 	struct group *g = op->group;
 	struct op *join;
 
-	for (struct list *at = g->joins.next; (join = surrogate_next_join(g, &at)); at = at->next)
+	for (struct list *at = g->joins.waiters.next; (join = surrogate_next_join(g, &at));
+	     at = at->next)
 		if (g->match.next[join->entry.index] < op->entry.number)
 			(void)surrogate_make(join, op);
 }
@@ -86,7 +87,8 @@ void surrogate_skip(struct group *g, uint64_t number)
 {
 	struct op *join;
 
-	for (struct list *at = g->joins.next; (join = surrogate_next_join(g, &at)); at = at->next)
+	for (struct list *at = g->joins.waiters.next; (join = surrogate_next_join(g, &at));
+	     at = at->next)
 		if (g->match.next[join->entry.index] < number)
 			match_skip(&g->match, join->entry.index);
 }

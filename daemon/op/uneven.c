@@ -16,15 +16,16 @@
 
 static struct op *uneven_first_join(const struct group *g)
 {
-	if (list_empty(&g->joins))
+	if (list_empty(&g->joins.waiters))
 		return NULL;
-	return CONTAINER_OF(list_entry(g->joins.next, struct parked, link), struct op, parked);
+	return CONTAINER_OF(list_entry(g->joins.waiters.next, struct waiter, link), struct op,
+			    waiter);
 }
 
 static bool uneven_has_joined(const struct group *g, const struct member *m)
 {
-	for (const struct list *at = g->joins.next; at != &g->joins; at = at->next)
-		if (CONTAINER_OF(list_entry(at, struct parked, link), struct op, parked)->m == m)
+	for (const struct list *at = g->joins.waiters.next; at != &g->joins.waiters; at = at->next)
+		if (CONTAINER_OF(list_entry(at, struct waiter, link), struct op, waiter)->m == m)
 			return true;
 	return false;
 }

@@ -58,27 +58,27 @@ static bool fused_is_possible(const struct coll *c)
 	       !(c->n_parts == 1 && c->job->node->engine_for_one);
 }
 
-/* The steps of a part cut its spans into at most so many kops. */
+/* The steps of a part cut its spans into at most so many launches. */
 static size_t fused_most_steps(const struct coll *c)
 {
 	size_t most = 0;
 
 	for (unsigned d = 0; d < c->n_parts; d++) {
-		size_t n = optim_step_kops(c->unit, &c->unit->parts[d],
-					   backward_rates(c->job, c->unit), NULL);
+		size_t n = optim_step_launches(c->unit, &c->unit->parts[d],
+					       backward_rates(c->job, c->unit), NULL);
 
 		most = n > most ? n : most;
 	}
 	return most;
 }
 
-/* Without memory for the kops it is done as elsewhere. */
+/* Without memory for the launches it is done as elsewhere. */
 void fused_plan(struct coll *c)
 {
 	struct reduce_run *run = c->reduce;
 	size_t steps;
 
-	c->fused = FUSED_NOT;
+	c->gradient.fused = FUSED_NOT;
 	if (!fused_is_possible(c))
 		return;
 	steps = fused_most_steps(c);
@@ -86,21 +86,21 @@ void fused_plan(struct coll *c)
 	run->steps = calloc(steps ? steps : 1, sizeof(*run->steps));
 	if (!run->steps)
 		return;
-	if (run->kops < steps + run->spans)
-		run->kops = steps + run->spans;
-	c->fused = FUSED_WANTED;
+	if (run->launches < steps + run->spans)
+		run->launches = steps + run->spans;
+	c->gradient.fused = FUSED_WANTED;
 }
 
 /* ---------------------------------------------------------------- stepping */
 
 void fused_begin(struct coll *c)
 {
-	if (!c->fused)
+	if (!c->gradient.fused)
 		return;
 	if (c->unit->rec->guarded)
 		hold_drop(c->job, c->unit); /* what a policy keeps, as at a step */
 	backward_hold(c->job, c->unit);
-	c->fused = FUSED_BEGUN;
+	c->gradient.fused = FUSED_BEGUN;
 }
 
 static bool fused_in_time(const struct coll *c)
@@ -112,30 +112,30 @@ bool fused_ready(struct coll *c, unsigned d)
 {
 	struct reduce_run *run = c->reduce;
 
-	if (c->fused == FUSED_BEGUN && !fused_in_time(c))
+	if (c->gradient.fused == FUSED_BEGUN && !fused_in_time(c))
 		return false;
-	if (c->fused == FUSED_BEGUN)
+	if (c->gradient.fused == FUSED_BEGUN)
 		backward_mark(c->job);
-	c->fused = FUSED_STEPPED;
-	run->n_steps = (unsigned)optim_step_kops(c->unit, &c->unit->parts[d],
-						 backward_rates(c->job, c->unit), run->steps);
+	c->gradient.fused = FUSED_STEPPED;
+	run->n_steps = (unsigned)optim_step_launches(c->unit, &c->unit->parts[d],
+						     backward_rates(c->job, c->unit), run->steps);
 	return true;
 }
 
-static struct k_step fused_step_of(const struct kop *kop)
+static struct k_step fused_step_of(const struct launch *launch)
 {
 	struct k_step s = { 0 };
 
-	if (kop->kind == KOP_ADAMW) {
+	if (launch->kind == LAUNCH_ADAMW) {
 		s.kind = K_STEP_ADAMW;
-		s.adamw = kop->adamw;
-	} else if (kop->kind == KOP_ADAM) {
+		s.adamw = launch->adamw;
+	} else if (launch->kind == LAUNCH_ADAM) {
 		s.kind = K_STEP_ADAM;
-		s.adam = kop->adam;
+		s.adam = launch->adam;
 	} else {
-		CHECK(kop->kind == KOP_SGD);
+		CHECK(launch->kind == LAUNCH_SGD);
 		s.kind = K_STEP_SGD;
-		s.sgd = kop->sgd;
+		s.sgd = launch->sgd;
 	}
 	return s;
 }
@@ -150,7 +150,8 @@ static uint64_t fused_begin_of(const struct k_step *s, const struct unit_part *p
 }
 
 /* A step may reach over several spans: what is between them stays as it is. */
-void fused_kops(struct coll *c, unsigned d, const struct unit_run *span, const struct k_reduce *r)
+void fused_launches(struct coll *c, unsigned d, const struct unit_run *span,
+		    const struct k_reduce *r)
 {
 	const struct reduce_run *run = c->reduce;
 	uint64_t span_end = span->at + span->n;
@@ -163,7 +164,7 @@ void fused_kops(struct coll *c, unsigned d, const struct unit_run *span, const s
 		end = end < span_end ? end : span_end;
 		if (from >= end)
 			continue;
-		coll_kop(&c->parts[d], KOP_REDUCE_STEP, end - from)->reduce_step =
+		coll_launch(&c->parts[d], LAUNCH_REDUCE_STEP, end - from)->reduce_step =
 			(struct k_reduce_step){ .reduce = *r,
 						.first = from - span->at,
 						.step = k_step_at(&step, from - at, NULL) };
@@ -174,21 +175,23 @@ void fused_kops(struct coll *c, unsigned d, const struct unit_run *span, const s
 
 void fused_end(struct coll *c)
 {
-	if (c->fused == FUSED_STEPPED)
-		backward_stepped(c->job, c->unit, fused_in_time(c), 0);
+	enum fused fused = c->gradient.fused;
+
+	c->gradient.fused = FUSED_NOT;
+	if (fused == FUSED_STEPPED)
+		backward_stepped(c->job, c->unit, 0);
 	else
 		unit_pass_end(c->unit); /* of an epoch that has ended */
-	c->fused = FUSED_NOT;
-	backward_let_go(c->job, c->unit);
+	backward_let_go(c->job, c->unit, fused == FUSED_STEPPED && fused_in_time(c));
 }
 
 void fused_failed(struct coll *c)
 {
-	bool begun = c->fused >= FUSED_BEGUN;
+	bool begun = c->gradient.fused >= FUSED_BEGUN;
 
-	if (c->fused == FUSED_STEPPED)
-		backward_stepped(c->job, c->unit, false, -1);
-	c->fused = FUSED_NOT;
+	if (c->gradient.fused == FUSED_STEPPED)
+		backward_stepped(c->job, c->unit, -1);
+	c->gradient.fused = FUSED_NOT;
 	if (begun)
-		backward_let_go(c->job, c->unit);
+		backward_let_go(c->job, c->unit, false);
 }

@@ -8,7 +8,7 @@
 
 struct unit_run;
 
-/* c->fused: may it be so? @c has its run, and perhaps the room for the optimizer's kops. */
+/* c->gradient.fused: may it be so? @c has its run, and perhaps the room for the optimizer's launches. */
 void fused_plan(struct coll *c);
 
 /* All it needs is there: it begins. */
@@ -19,7 +19,8 @@ void fused_begin(struct coll *c);
 bool fused_ready(struct coll *c, unsigned d);
 
 /* @r, which is of @span of the part, and the steps of its elements. */
-void fused_kops(struct coll *c, unsigned d, const struct unit_run *span, const struct k_reduce *r);
+void fused_launches(struct coll *c, unsigned d, const struct unit_run *span,
+		    const struct k_reduce *r);
 
 /* At the end of the Reduce; and if it has ended without that. */
 void fused_end(struct coll *c);

@@ -28,7 +28,7 @@ struct accumulate {
 	struct unit *unit;
 	struct queue_task queue;
 	struct reduce_plan plan;
-	struct kop kop;
+	struct launch launch;
 	struct region gradient, sum; /* taken out of the member's table until it is answered */
 	bool included;               /* what was reduced earlier is in @sum */
 	const void *from;            /* that is added */
@@ -62,7 +62,7 @@ static int op_accumulate_check(struct op *op, struct fault *f)
 
 /* ------------------------------------------------------------------ the end */
 
-static void op_accumulate_accumulate_free(struct accumulate *a)
+static void op_accumulate_free(struct accumulate *a)
 {
 	if (!a)
 		return;
@@ -111,7 +111,7 @@ static void op_accumulate_finish(struct accumulate *a, int status)
 	if (a->marked)
 		member_executed(a->m);
 	op_accumulate_answer(a, status);
-	op_accumulate_accumulate_free(a);
+	op_accumulate_free(a);
 	node_wake(job->node);
 	job->running--; /* only now: those resumed may have been the last of a deleted job */
 	job_settle(job);
@@ -147,19 +147,19 @@ static bool op_accumulate_fill_kernel(struct accumulate *a)
 	void *to = region_addr(&a->sum);
 
 	if (a->adds)
-		reduce_add_kop(a->unit, &a->plan, to, &a->from, &a->kop);
+		reduce_add_launch(a->unit, &a->plan, to, &a->from, &a->launch);
 	else if (a->included)
-		reduce_include_kop(a->unit, p, &a->from, to, &a->kop);
+		reduce_include_launch(a->unit, p, &a->from, to, &a->launch);
 	else if (a->from)
-		reduce_convert_kop(a->unit, &a->plan, to, a->from, &a->kop);
+		reduce_convert_launch(a->unit, &a->plan, to, a->from, &a->launch);
 	return a->adds || a->included || a->from;
 }
 
 /* Without a kernel the task is but the place in the order of the device. */
 static void op_accumulate_submit(struct accumulate *a, bool kernel)
 {
-	a->queue.task = (struct backend_task){ .kops = &a->kop,
-					       .n_kops = kernel,
+	a->queue.task = (struct backend_task){ .launches = &a->launch,
+					       .n_launches = kernel,
 					       .queue = BACKEND_Q_MAIN,
 					       .sync = true,
 					       .issued = op_accumulate_on_issued,
@@ -199,7 +199,7 @@ static void op_accumulate_take_memory(struct accumulate *a, struct member_unit *
 	}
 }
 
-static struct accumulate *op_accumulate_accumulate_new(struct op *op)
+static struct accumulate *op_accumulate_new(struct op *op)
 {
 	struct accumulate *a = calloc(1, sizeof(*a));
 
@@ -215,24 +215,20 @@ static struct accumulate *op_accumulate_accumulate_new(struct op *op)
 		(struct device_note){ .name = op->type->name, .job = a->job, .unit = op->unit };
 	if (queue_task_wait(&a->queue, op->after, op->n_after) == 0)
 		return a;
-	op_accumulate_accumulate_free(a);
+	op_accumulate_free(a);
 	return NULL;
 }
 
-static void op_accumulate_resume(struct parked *p);
-
-static void op_accumulate_refuse(struct op *op, int error)
+static enum res op_accumulate_refuse(struct op *op, int error)
 {
-	if (error == SLAB_E_LATER) {
-		node_wait(op->m->job->node, &op->parked, op_accumulate_resume);
-		return;
-	}
+	if (error == SLAB_E_LATER)
+		return op_wait(op, &op->m->job->node->changed);
 	op_memory_fault(op->m->job, error, unit_gradient_bytes(op->unit), "accumulated gradients",
 			&op->fault);
-	op_end(op);
+	return RES_FAILED;
 }
 
-static void op_accumulate_start(struct op *op)
+static enum res op_accumulate_start(struct op *op)
 {
 	struct job *job = op->m->job;
 	struct accumulate *a;
@@ -241,32 +237,27 @@ static void op_accumulate_start(struct op *op)
 
 	op->state = OP_PARKED;
 	/* a prepared step takes the gradients that DDP would add */
-	if (!apply_ensure(job, &op->parked, op_accumulate_resume))
-		return;
-	if (op_check_not_torn(op, &op->fault)) { /* by that step */
-		op_end(op);
-		return;
-	}
-	a = op_accumulate_accumulate_new(op);
+	RES_TRY(apply_wait(job, &op->waiter));
+	if (op_check_not_torn(op, &op->fault)) /* by that step */
+		return RES_FAILED;
+	a = op_accumulate_new(op);
 	r = a ? op_accumulate_place_sum(a, member_unit_find(op->m, op->unit)) : -ENOMEM;
 	if (r) {
-		op_accumulate_accumulate_free(a);
-		op_accumulate_refuse(op, r);
-		return;
+		op_accumulate_free(a);
+		return op_accumulate_refuse(op, r);
 	}
-	job->running++;
 	op_begin_run(op);
 	op_accumulate_take_memory(a, member_unit_find(a->m, a->unit));
 	kernel = op_accumulate_fill_kernel(a);
-	if (kernel || backend_info(a->m->device->backend)->order != BACKEND_ORDER_NONE)
-		op_accumulate_submit(a, kernel);
-	else
-		op_accumulate_finish(a, 0);
-}
-
-static void op_accumulate_resume(struct parked *p)
-{
-	op_accumulate_start(CONTAINER_OF(p, struct op, parked));
+	if (!kernel && backend_info(a->m->device->backend)->order == BACKEND_ORDER_NONE) {
+		op_accumulate_give_back(a);
+		op_accumulate_free(a);
+		node_wake(job->node);
+		return RES_DONE;
+	}
+	job->running++;
+	op_accumulate_submit(a, kernel);
+	return RES_WAIT;
 }
 
 static void op_accumulate_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -286,7 +277,7 @@ const struct op_type op_accumulate = {
 	.request = &shardd__v1__accumulate_request__descriptor,
 	.decode = op_accumulate_decode,
 	.check = op_accumulate_check,
-	.start = op_accumulate_start,
+	.tick = op_accumulate_start,
 	.encode = op_accumulate_encode,
 	.move = MOVE_ACCUMULATE,
 	.begin = op_accumulate_begin,

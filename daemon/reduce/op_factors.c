@@ -92,10 +92,10 @@ static int op_factors_check(struct op *op, struct fault *f)
 	return 0;
 }
 
-static void op_factors_run(struct coll *c)
+static enum res op_factors_tick(struct coll *c)
 {
 	c->unit->factors = factors_args(c->ops[0])->factors;
-	coll_end(c, NULL);
+	return RES_DONE;
 }
 
 static void op_factors_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -111,7 +111,7 @@ const struct op_type op_set_factors = {
 	.request = &shardd__v1__set_factors_request__descriptor,
 	.decode = op_factors_decode,
 	.check = op_factors_check,
-	.run = op_factors_run,
+	.coll_tick = op_factors_tick,
 	.encode = op_factors_encode,
 	.move = MOVE_NEEDS_IDLE,
 };

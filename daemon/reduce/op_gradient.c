@@ -22,39 +22,25 @@ static int op_gradient_check(struct op *op, struct fault *f)
 	return op_check_in_group(op, f) || op_check_trained(op, f) ? (int)f->code : 0;
 }
 
-static void op_gradient_resume(struct parked *p);
-
-static void op_gradient_start(struct op *op)
+static enum res op_gradient_start(struct op *op)
 {
+	uint64_t bytes = unit_gradient_bytes(op->unit);
 	struct member_unit *mu = member_unit(op->m, op->unit);
-	int r = mu ? 0 : -ENOMEM;
 
-	if (op_wait_for_memory(op, op_gradient_resume))
-		return;
-	if (mu && !mu->gradient.slab)
-		r = op_take_memory(op, unit_gradient_bytes(op->unit), &mu->gradient);
-	if (r == SLAB_E_LATER) {
-		op->state = OP_PARKED;
-		node_wait(op->m->job->node, &op->parked, op_gradient_resume);
-		return;
+	RES_TRY(op_wait_for_memory(op));
+	if (!mu) {
+		op_memory_fault(op->m->job, -ENOMEM, bytes, "a gradient buffer", &op->fault);
+		return RES_FAILED;
 	}
+	if (!mu->gradient.slab)
+		RES_TRY(op_need_memory(op, bytes, "a gradient buffer", &mu->gradient));
 	op_begin_run(op);
-	if (r) {
-		op_memory_fault(op->m->job, r, unit_gradient_bytes(op->unit), "a gradient buffer",
-				&op->fault);
-	} else {
-		op->result.place = mu->gradient;
-		op->result.place.bytes = unit_gradient_bytes(op->unit);
-		op->result.writable = true;
-		if (op->m->executing)
-			op->result.ready = op->m->ready;
-	}
-	op_end(op);
-}
-
-static void op_gradient_resume(struct parked *p)
-{
-	op_gradient_start(CONTAINER_OF(p, struct op, parked));
+	op->result.place = mu->gradient;
+	op->result.place.bytes = bytes;
+	op->result.writable = true;
+	if (op->m->executing)
+		op->result.ready = op->m->ready;
+	return RES_DONE;
 }
 
 static void op_gradient_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -73,6 +59,6 @@ const struct op_type op_gradient = {
 	.request = &shardd__v1__gradient_buffer_request__descriptor,
 	.decode = op_gradient_decode,
 	.check = op_gradient_check,
-	.start = op_gradient_start,
+	.tick = op_gradient_start,
 	.encode = op_gradient_encode,
 };

@@ -19,7 +19,7 @@
 #include "reduce/reduce_unused.h"
 #include "step/apply.h"
 #include "step/backward.h"
-#include "step/lend.h"
+#include "step/external.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 
@@ -95,19 +95,12 @@ static bool op_reduce_in_time(const struct coll *c)
 static void op_reduce_done(struct coll *c)
 {
 	reduce_give_inputs(c); /* the next gradient gets its own */
-	c->unit->has_gradient = op_reduce_in_time(c) && !c->fused;
+	c->unit->has_gradient = op_reduce_in_time(c) && !c->gradient.fused;
 	job_give_partials(c->job, c->unit);
-	if (c->fused)
+	if (c->gradient.fused)
 		fused_end(c);
 	else
 		backward_reduced(c);
-	coll_end(c, NULL);
-}
-
-/* The gradient shards are whole. */
-static void op_reduce_reduced(struct coll *c)
-{
-	backward_arrive(c, op_reduce_done);
 }
 
 /* The partials stay for the next reduction. */
@@ -126,86 +119,57 @@ static void op_reduce_deferred(struct coll *c)
 	c->unit->has_partials = op_reduce_in_time(c);
 	if (!op_reduce_in_time(c))
 		job_give_partials(c->job, c->unit);
-	coll_end(c, NULL);
-}
-
-/* ------------------------------------------------------------ between devices */
-
-static void op_reduce_finish(struct coll *c)
-{
-	if (!coll_need_kops(c, c->reduce->kops))
-		return;
-	for (unsigned d = 0; d < c->n_parts; d++)
-		reduce_finish(c, d);
-	reduce_kernels(c, op_reduce_reduced);
-}
-
-static void op_reduce_between(struct coll *c)
-{
-	reduce_talk(c, op_reduce_finish);
-}
-
-/* With one device it is there already, unless an engine was asked for. */
-static void op_reduce_between_one(struct coll *c)
-{
-	void *grads;
-
-	if (!c->job->node->engine_for_one) {
-		op_reduce_reduced(c);
-		return;
-	}
-	grads = region_addr(&c->unit->parts[0].grads);
-	if (coll_can_talk(c))
-		comm_reduce_scatter(coll_between(c), coll_comm(c, op_reduce_reduced),
-				    (const void *[]){ grads }, &grads, unit_part_elements(c->unit),
-				    DTYPE_FP32);
 }
 
 /* -------------------------------------------------------------------- stages */
 
-/* Its kernels have run. */
-static void op_reduce_rest(struct coll *c)
+/* The next of its kernels. Return: RES_DONE: there are none left before devices talk. */
+static enum res op_reduce_fold(struct coll *c)
+{
+	RES_TRY(coll_need_launches(c, c->reduce->launches));
+	return reduce_next_stage(c) ? reduce_kernels(c) : RES_DONE;
+}
+
+/* With one device the sums are the gradient already, unless an engine was asked for. */
+static enum res op_reduce_between(struct coll *c)
+{
+	void *grads;
+
+	if (c->n_parts > 1)
+		return reduce_talk(c);
+	if (!c->job->node->engine_for_one)
+		return RES_DONE;
+	RES_TRY(coll_can_talk(c));
+	grads = region_addr(&c->unit->parts[0].grads);
+	comm_reduce_scatter(coll_between(c), coll_comm(c), (const void *[]){ grads }, &grads,
+			    unit_part_elements(c->unit), DTYPE_FP32);
+	return RES_WAIT;
+}
+
+static enum res op_reduce_finish(struct coll *c)
 {
 	if (c->n_parts == 1)
-		op_reduce_between_one(c);
-	else
-		op_reduce_between(c);
+		return RES_DONE;
+	RES_TRY(coll_need_launches(c, c->reduce->launches));
+	for (unsigned d = 0; d < c->n_parts; d++)
+		reduce_finish(c, d);
+	return reduce_kernels(c);
 }
 
-static void op_reduce_advance(struct coll *c)
+static enum res op_reduce_take_scratch(struct coll *c)
 {
-	if (!coll_need_kops(c, c->reduce->kops))
-		return;
-	if (reduce_next_stage(c))
-		reduce_kernels(c, op_reduce_advance);
-	else if (c->reduce->crossed)
-		reduce_replicas(c, op_reduce_deferred, op_reduce_reduced);
-	else if (c->reduce->defer)
-		op_reduce_deferred(c);
-	else
-		op_reduce_rest(c);
+	for (unsigned k = REDUCE_SUMS; k <= REDUCE_PACKED; k++)
+		if (reduce_scratch(c, k))
+			RES_TRY(coll_need_scratch(c, k, reduce_scratch(c, k)));
+	return RES_DONE;
 }
-
-/* Return: false: it waits, or has ended. */
-static bool op_reduce_take_scratch(struct coll *c, void (*again)(struct parked *p))
-{
-	for (unsigned k = REDUCE_SUMS; k <= REDUCE_PACKED; k++) {
-		uint64_t bytes = reduce_scratch(c, k);
-
-		if (bytes && !coll_need_scratch(c, k, bytes, again))
-			return false;
-	}
-	return true;
-}
-
-static const struct reduce_batch_ops in_batch = { op_reduce_rest, op_reduce_reduced };
 
 static void op_reduce_let_go(struct coll *c)
 {
 	reduce_put_back(c);
-	lend_failed(c);
+	external_failed(c);
 	fused_failed(c);
-	c->begun = false;
+	c->gradient.begun = false;
 }
 
 static void op_reduce_destroy(struct coll *c)
@@ -213,9 +177,8 @@ static void op_reduce_destroy(struct coll *c)
 	c->reduce = reduce_run_free(c->reduce);
 }
 
-/* What it needs to know of the gradients, which are its own from here on. Return: false: @c has
- * ended. */
-static bool op_reduce_take_run(struct coll *c)
+/* What it needs to know of the gradients, which are its own from here on. */
+static enum res op_reduce_take_run(struct coll *c)
 {
 	if (!c->unit->has_partials) /* left from an epoch before, perhaps of other sizes */
 		job_give_partials(c->job, c->unit);
@@ -223,37 +186,24 @@ static bool op_reduce_take_run(struct coll *c)
 	c->destroy = op_reduce_destroy;
 	if (!c->reduce)
 		c->reduce = reduce_run_new(c);
-	if (!c->reduce) {
-		coll_end_status(c, -ENOMEM);
-		return false;
-	}
+	if (!c->reduce)
+		return coll_fail(c, -ENOMEM);
 	if (!c->unit->has_gradient) /* then it says nothing, and is of a gradient that was dropped */
 		c->unit->some_lack = false;
 	fused_plan(c);
-	return true;
+	return RES_DONE;
 }
 
-static void op_reduce_start(struct parked *p)
+/* From here on the unit's gradient is this reduction's. */
+static enum res op_reduce_begin_run(struct coll *c)
 {
-	struct coll *c = CONTAINER_OF(p, struct coll, parked);
-
-	if (coll_overtaken(c, true) || !coll_ready(c, op_reduce_start) || !op_reduce_take_run(c) ||
-	    !backward_prepare(c, op_reduce_start) || !op_reduce_take_scratch(c, op_reduce_start))
-		return;
-	if (reduce_unused_note(c) < 0) {
-		coll_end_status(c, -ENOMEM);
-		return;
-	}
+	if (reduce_unused_note(c) < 0)
+		return coll_fail(c, -ENOMEM);
 	c->reduce->accumulate = c->unit->has_gradient;
 	c->unit->has_gradient = false; /* until it is whole: a device may fail half-way */
 	c->unit->has_partials = false;
 	fused_begin(c);
-	if (!coll_need_kops(c, c->reduce->kops))
-		return;
-	if (reduce_batch_takes(c))
-		reduce_batch_add(c, &in_batch);
-	else
-		op_reduce_advance(c);
+	return coll_need_launches(c, c->reduce->launches);
 }
 
 /* What they have brought is of no use. It has just begun, so that all are in the epoch. */
@@ -272,36 +222,75 @@ static void op_reduce_drop_gradients(struct coll *c)
 }
 
 /* Nothing is reduced, but the pass of the unit may be over with it. */
-static void op_reduce_end_without(struct coll *c)
+static enum res op_reduce_end_without(struct coll *c)
 {
-	struct fault f = FAULT_NULL;
-
-	if (backward_end_unused(c, &f)) {
-		coll_end(c, &f);
-		return;
-	}
+	if (backward_end_unused(c, &c->fault))
+		return RES_FAILED;
 	op_reduce_drop_gradients(c);
-	coll_end(c, NULL);
+	return RES_DONE;
 }
 
-/* If there is nothing to reduce: a gradient of 0 would let decay and momentum move parameters. */
-static void op_reduce_run(struct coll *c)
+/*
+ *   AGREE --no rank has anything--> over
+ *     '--> PREPARE --small, several devices--> BATCH (reduce_batch.c) --> BETWEEN or ARRIVE
+ *             '--> FOLD, until no kernel is left --> BETWEEN --> FINISH --> ARRIVE --> DONE
+ *                    |--all-reduce deferred--> DEFER --> over                ^
+ *                    '--replicas cross devices--> REPLICAS ------------------'
+ */
+static enum res op_reduce_tick(struct coll *c)
 {
-	int none = reduce_unused_agree(c);
+	int none;
 
-	c->more = reduce_args(c->ops[0])->more;
-	c->lends = !c->more && c->unit->rec->optimizer->when == OPTIM_BY_TRAINER;
-	if (none < 0) {
-		coll_end_status(c, none);
-		return;
+	switch ((enum reduce_stage)c->stage) {
+	case REDUCE_AGREE: /* a gradient of 0 would let decay and momentum move parameters */
+		none = reduce_unused_agree(c);
+		c->gradient.more = reduce_args(c->ops[0])->more;
+		c->gradient.external =
+			!c->gradient.more && c->unit->rec->optimizer->when == OPTIM_BY_TRAINER;
+		if (none)
+			return none < 0 ? coll_fail(c, none) : op_reduce_end_without(c);
+		/* a prepared step still needs the gradients that this one would overwrite */
+		c->stage = REDUCE_PREPARE;
+		RES_TRY(apply_wait_step(c->job, &c->waiter));
+		fallthrough;
+	case REDUCE_PREPARE:
+		RES_TRY(coll_check_epoch(c, true));
+		RES_TRY(coll_ready(c));
+		RES_TRY(op_reduce_take_run(c));
+		RES_TRY(backward_prepare(c));
+		RES_TRY(op_reduce_take_scratch(c));
+		RES_TRY(op_reduce_begin_run(c));
+		if (reduce_batch_takes(c))
+			return reduce_batch_add(c);
+		c->stage = REDUCE_FOLD;
+		fallthrough;
+	case REDUCE_FOLD:
+		RES_TRY(op_reduce_fold(c));
+		c->stage = c->reduce->crossed ? REDUCE_REPLICAS
+			   : c->reduce->defer ? REDUCE_DEFER
+					      : REDUCE_BETWEEN;
+		return op_reduce_tick(c);
+	case REDUCE_REPLICAS:
+		RES_TRY(reduce_replicas_tick(c));
+		c->stage = c->reduce->defer ? REDUCE_DEFER : REDUCE_ARRIVE;
+		return op_reduce_tick(c);
+	case REDUCE_DEFER:
+		op_reduce_deferred(c);
+		return RES_DONE;
+	case REDUCE_BETWEEN:
+		c->stage = REDUCE_FINISH;
+		RES_TRY(op_reduce_between(c));
+		fallthrough;
+	case REDUCE_FINISH:
+		c->stage = REDUCE_ARRIVE;
+		RES_TRY(op_reduce_finish(c));
+		fallthrough;
+	case REDUCE_ARRIVE: /* the gradient shards are whole */
+		RES_TRY(backward_arrive_tick(c));
+		op_reduce_done(c);
+		return RES_DONE;
 	}
-	if (none) {
-		op_reduce_end_without(c);
-		return;
-	}
-	/* a prepared step still needs the gradients that this one would overwrite */
-	if (apply_ensure_step(c->job, &c->parked, op_reduce_start))
-		op_reduce_start(&c->parked);
+	CHECK_NOT_REACHED();
 }
 
 static void op_reduce_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -346,7 +335,7 @@ const struct op_type op_reduce = {
 	.request = &shardd__v1__reduce_request__descriptor,
 	.decode = op_reduce_decode,
 	.check = op_reduce_check,
-	.run = op_reduce_run,
+	.coll_tick = op_reduce_tick,
 	.encode = op_reduce_encode,
 	.move = MOVE_REDUCE,
 	.reads_inputs = true,

@@ -213,18 +213,8 @@ static void op_sparse_pass_on(const struct coll *c, const struct sparse_work *w)
 	reduce_ddp_surrogates_passed(c, d, ddp_buckets_of(&d->ranks[k])->of[i]);
 }
 
-static void op_sparse_end(struct coll *c)
-{
-	coll_end(c, NULL);
-}
-
-static void op_sparse_whole(struct coll *c)
-{
-	backward_reduced(c);
-	op_sparse_end(c);
-}
-
-static void op_sparse_done(struct coll *c)
+/* The rows are in the gradient. Return: is the unit's gradient of this pass whole? */
+static bool op_sparse_added(struct coll *c)
 {
 	const struct op *op = op_sparse_first_of(c);
 	const struct sparse_work *w = c->work;
@@ -233,27 +223,23 @@ static void op_sparse_done(struct coll *c)
 		op_sparse_pass_on(c, w);
 	if (op->m->epoch == c->job->rec->epoch && (w->all || !sparse_args(op)->d))
 		op_sparse_has_gradient(c->unit, op);
-	if (sparse_args(op)->d &&
-	    reduce_ddp_unit_is_whole(c, sparse_args(op)->d, sparse_args(op)->index))
-		backward_arrive(c, op_sparse_whole);
-	else
-		op_sparse_end(c);
+	return sparse_args(op)->d &&
+	       reduce_ddp_unit_is_whole(c, sparse_args(op)->d, sparse_args(op)->index);
 }
 
 /* ------------------------------------------------------------------- the table */
 
-static void op_sparse_add_table(struct coll *c)
+static enum res op_sparse_add_table(struct coll *c)
 {
 	struct sparse_work *w = c->work;
 
-	if (!coll_need_kops(c, 1))
-		return;
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct unit_run op_sparse_run = sparse_run(c, d);
 
 		w->tables[d] = op_sparse_rows_go_to(c, d) + op_sparse_run.first;
 		if (op_sparse_run.n)
-			coll_kop(&c->parts[d], KOP_REDUCE, op_sparse_run.n)->reduce =
+			coll_launch(&c->parts[d], LAUNCH_REDUCE, op_sparse_run.n)->reduce =
 				(struct k_reduce){ .out = sparse_gradient(c, d),
 						   .out_dtype = DTYPE_FP32,
 						   .in = &w->tables[d],
@@ -263,32 +249,21 @@ static void op_sparse_add_table(struct coll *c)
 						   .post = op_sparse_after(c),
 						   .accumulate = true };
 	}
-	coll_kernels(c, op_sparse_done);
+	return coll_kernels(c);
 }
 
-static void op_sparse_to_other_devices(struct coll *c)
+static enum res op_sparse_between(struct coll *c)
 {
 	const struct sparse_work *w = c->work;
 	void *data[NODE_MAX_DEVICES];
 
-	if (!coll_can_talk(c))
-		return;
+	if (c->n_parts == 1)
+		return RES_DONE;
+	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = op_sparse_rows_go_to(c, d);
-	comm_all_reduce(coll_between(c), coll_comm(c, op_sparse_add_table), data, w->elements,
-			DTYPE_FP32, REDUCE_SUM);
-}
-
-static void op_sparse_rows_added(struct coll *c)
-{
-	const struct sparse_work *w = c->work;
-
-	if (!w->apart || !w->all)
-		op_sparse_done(c);
-	else if (c->n_parts > 1)
-		op_sparse_to_other_devices(c);
-	else
-		op_sparse_add_table(c);
+	comm_all_reduce(coll_between(c), coll_comm(c), data, w->elements, DTYPE_FP32, REDUCE_SUM);
+	return RES_WAIT;
 }
 
 /* -------------------------------------------------------------------- its rows */
@@ -307,7 +282,7 @@ static bool op_sparse_any_left(const struct coll *c)
 	return false;
 }
 
-struct k_add_rows sparse_rows_kop(const struct coll *c, unsigned d)
+struct k_add_rows sparse_rows_launch(const struct coll *c, unsigned d)
 {
 	const struct coll_part *p = &c->parts[d];
 	const struct sparse_work *w = c->work;
@@ -333,35 +308,30 @@ void sparse_add_rows(struct coll *c, unsigned d)
 
 	if (!op_sparse_n_of(c, p, c->turn))
 		return;
-	a = sparse_rows_kop(c, d);
-	coll_kop(p, KOP_ADD_ROWS, a.row_elements)->add_rows = a;
+	a = sparse_rows_launch(c, d);
+	coll_launch(p, LAUNCH_ADD_ROWS, a.row_elements)->add_rows = a;
 	w->given[d] += a.n_rows;
 }
 
-static void op_sparse_add_next(struct coll *c);
-
 /* One rank of a device after the other: entries of several may name the same row. */
-static void op_sparse_add_turn(struct coll *c)
+static enum res op_sparse_add_turn(struct coll *c)
 {
-	if (!coll_need_kops(c, 1))
-		return;
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		if (sparse_repeats_now(c, d))
 			sparse_add_coalesced(c, d);
 		else
 			sparse_add_rows(c, d);
 	c->turn++;
-	coll_kernels(c, op_sparse_add_next);
+	return coll_kernels(c);
 }
 
-static void op_sparse_add_next(struct coll *c)
+/* The next turn in which a device has rows, of which there is one. Return: does a member name
+ * some of them again? */
+static bool op_sparse_next_turn(struct coll *c)
 {
 	bool any = false, repeats = false;
 
-	if (!op_sparse_any_left(c)) {
-		op_sparse_rows_added(c);
-		return;
-	}
 	while (!any) {
 		for (unsigned d = 0; d < c->n_parts; d++)
 			any = any || op_sparse_n_of(c, &c->parts[d], c->turn);
@@ -369,16 +339,13 @@ static void op_sparse_add_next(struct coll *c)
 	}
 	for (unsigned d = 0; d < c->n_parts; d++)
 		repeats = repeats || sparse_repeats_now(c, d);
-	if (repeats)
-		sparse_coalesce(c, op_sparse_add_turn);
-	else
-		op_sparse_add_turn(c);
+	return repeats;
 }
 
 static void op_sparse_zero(struct coll *c, unsigned d, float *at, uint64_t n)
 {
 	if (n)
-		coll_kop(&c->parts[d], KOP_FILL, n)->fill =
+		coll_launch(&c->parts[d], LAUNCH_FILL, n)->fill =
 			(struct k_fill){ .dst = at, .kind = FILL_CONSTANT };
 }
 
@@ -408,23 +375,17 @@ static void op_sparse_copy_rows(struct coll *c, struct coll_part *p)
 		uint64_t n = op_sparse_n_of(c, p, turn) + (r ? r->n_rows : 0);
 
 		if (n)
-			coll_kop(p, KOP_COPY, n * sizeof(*to))->copy =
+			coll_launch(p, LAUNCH_COPY, n * sizeof(*to))->copy =
 				(struct k_copy){ to, r ? r->at : sparse_args(op)->rows };
 		to += n;
 	}
 }
 
-static void op_sparse_fold(struct coll *c)
-{
-	sparse_fold(c, op_sparse_done);
-}
-
-static void op_sparse_prepare(struct coll *c)
+static enum res op_sparse_clear(struct coll *c)
 {
 	const struct sparse_work *w = c->work;
 
-	if (!coll_need_kops(c, (size_t)c->n + 2))
-		return;
+	RES_TRY(coll_need_launches(c, (size_t)c->n + 2));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		op_sparse_zero_gradient(c, d);
 		if (w->apart && w->all && !w->folds)
@@ -432,7 +393,7 @@ static void op_sparse_prepare(struct coll *c)
 		op_sparse_copy_rows(c, &c->parts[d]);
 	}
 	c->turn = 0;
-	coll_kernels(c, w->folds && w->all ? op_sparse_fold : op_sparse_add_next);
+	return coll_kernels(c);
 }
 
 /* ---------------------------------------------------------------------- the op */
@@ -500,35 +461,91 @@ static uint64_t op_sparse_scratch_of(const struct coll *c, unsigned which)
 		c, op_sparse_width_of(c->unit, sparse_args(op_sparse_first_of(c))->tensor));
 }
 
-static void op_sparse_start(struct parked *parked)
+static enum res op_sparse_prepare(struct coll *c)
 {
-	struct coll *c = CONTAINER_OF(parked, struct coll, parked);
-	struct fault f = FAULT_NULL;
-
-	if (coll_overtaken(c, true) || !coll_ready(c, op_sparse_start))
-		return;
-	if (!c->work && op_sparse_begin_work(c, &f)) {
-		coll_end(c, &f);
-		return;
-	}
-	if (sparse_args(op_sparse_first_of(c))->d && !backward_prepare(c, op_sparse_start))
-		return;
-	for (unsigned k = SPARSE_ROWS; k <= SPARSE_SUMS; k++) {
-		uint64_t bytes = op_sparse_scratch_of(c, k);
-
-		if (bytes && !coll_need_scratch(c, k, bytes, op_sparse_start))
-			return;
-	}
-	op_sparse_prepare(c);
+	if (!c->work && op_sparse_begin_work(c, &c->fault))
+		return RES_FAILED;
+	if (sparse_args(op_sparse_first_of(c))->d)
+		RES_TRY(backward_prepare(c));
+	for (unsigned k = SPARSE_ROWS; k <= SPARSE_SUMS; k++)
+		if (op_sparse_scratch_of(c, k))
+			RES_TRY(coll_need_scratch(c, k, op_sparse_scratch_of(c, k)));
+	return RES_DONE;
 }
 
-static void op_sparse_run(struct coll *c)
+enum op_sparse_stage {
+	SPARSE_APPLY,
+	SPARSE_PREPARE,
+	SPARSE_FOLD,
+	SPARSE_NEXT_TURN,
+	SPARSE_FILL_REPEATS,
+	SPARSE_ADD_TURN,
+	SPARSE_BETWEEN,
+	SPARSE_ADD_TABLE,
+	SPARSE_ADDED,
+	SPARSE_ARRIVE
+};
+
+/*
+ *   PREPARE --ranks are folded--> FOLD -----------------------------------------> ADDED
+ *      '--> NEXT_TURN [--> FILL_REPEATS] --> ADD_TURN --> NEXT_TURN ...              ^
+ *               '--no rank is left--> BETWEEN --> ADD_TABLE (if there is a table) ---'
+ */
+static enum res op_sparse_tick(struct coll *c)
 {
-	/* a prepared step still needs the gradients that this one would change */
-	if (sparse_args(op_sparse_first_of(c))->d
-		    ? apply_ensure_step(c->job, &c->parked, op_sparse_start)
-		    : apply_ensure(c->job, &c->parked, op_sparse_start))
-		op_sparse_start(&c->parked);
+	const struct sparse_work *w = c->work;
+
+	switch ((enum op_sparse_stage)c->stage) {
+	case SPARSE_APPLY: /* a prepared step still needs the gradients that this one would change */
+		c->stage = SPARSE_PREPARE;
+		RES_TRY(sparse_args(op_sparse_first_of(c))->d ? apply_wait_step(c->job, &c->waiter)
+							      : apply_wait(c->job, &c->waiter));
+		fallthrough;
+	case SPARSE_PREPARE:
+		RES_TRY(coll_check_epoch(c, true));
+		RES_TRY(coll_ready(c));
+		RES_TRY(op_sparse_prepare(c));
+		w = c->work;
+		c->stage = w->folds && w->all ? SPARSE_FOLD : SPARSE_NEXT_TURN;
+		return op_sparse_clear(c);
+	case SPARSE_FOLD:
+		RES_TRY(sparse_fold_tick(c));
+		c->stage = SPARSE_ADDED;
+		return op_sparse_tick(c);
+	case SPARSE_NEXT_TURN:
+		if (!op_sparse_any_left(c)) {
+			c->stage = w->apart && w->all ? SPARSE_BETWEEN : SPARSE_ADDED;
+			return op_sparse_tick(c);
+		}
+		c->stage = SPARSE_ADD_TURN;
+		if (!op_sparse_next_turn(c))
+			return op_sparse_tick(c);
+		c->stage = SPARSE_FILL_REPEATS;
+		return sparse_repeats_clear(c);
+	case SPARSE_FILL_REPEATS:
+		c->stage = SPARSE_ADD_TURN;
+		return sparse_repeats_fill(c);
+	case SPARSE_ADD_TURN:
+		c->stage = SPARSE_NEXT_TURN;
+		return op_sparse_add_turn(c);
+	case SPARSE_BETWEEN:
+		c->stage = SPARSE_ADD_TABLE;
+		RES_TRY(op_sparse_between(c));
+		fallthrough;
+	case SPARSE_ADD_TABLE:
+		c->stage = SPARSE_ADDED;
+		return op_sparse_add_table(c);
+	case SPARSE_ADDED:
+		if (!op_sparse_added(c))
+			return RES_DONE;
+		c->stage = SPARSE_ARRIVE;
+		fallthrough;
+	case SPARSE_ARRIVE:
+		RES_TRY(backward_arrive_tick(c));
+		backward_reduced(c);
+		return RES_DONE;
+	}
+	CHECK_NOT_REACHED();
 }
 
 static void op_sparse_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -551,7 +568,7 @@ const struct op_type op_sparse = {
 	.request = &shardd__v1__reduce_sparse_request__descriptor,
 	.decode = op_sparse_decode,
 	.check = op_sparse_check,
-	.run = op_sparse_run,
+	.coll_tick = op_sparse_tick,
 	.encode = op_sparse_encode,
 	.reads_inputs = true,
 	.surrogate_init = op_sparse_surrogate_init,

@@ -14,16 +14,16 @@
 
 struct reduce_batch {
 	struct group *group;
-	const struct reduce_batch_ops *ops;
 	struct coll *colls[BATCH_MAX]; /* in their order; the last one submits for all */
 	unsigned n;
-	unsigned pending; /* of the present stage */
+	unsigned stage;   /* enum reduce_batch_stage */
+	unsigned pending; /* of what was submitted */
 	int status;
-	bool began;                         /* their streams are waited for */
-	struct kop *kops[NODE_MAX_DEVICES]; /* of all, in the present stage; owned */
-	struct kop *own[NODE_MAX_DEVICES];  /* the last one's own meanwhile */
+	bool began;                                /* their streams are waited for */
+	struct launch *launches[NODE_MAX_DEVICES]; /* of all, in the present stage; owned */
+	struct launch *own[NODE_MAX_DEVICES];      /* the last one's own meanwhile */
 	struct region sums[NODE_MAX_DEVICES];
-	void (*next)(struct reduce_batch *b);
+	enum reduce_stage then; /* where each of them goes on */
 };
 
 static struct coll *reduce_batch_last_of(const struct reduce_batch *b)
@@ -42,19 +42,19 @@ static void reduce_batch_next_batch(struct group *g);
 
 static void reduce_batch_free_batch(struct reduce_batch *b, const struct coll *c)
 {
-	for (unsigned d = 0; d < ARRAY_SIZE(b->kops); d++)
-		free(b->kops[d]);
+	for (unsigned d = 0; d < ARRAY_SIZE(b->launches); d++)
+		free(b->launches[d]);
 	for (unsigned d = 0; d < c->n_parts; d++)
 		pool_give(&c->job->scratch[c->parts[d].device->index], &b->sums[d]);
 	free(b);
 }
 
 /* Each goes its own way again. */
-static void reduce_batch_part(struct reduce_batch *b, void (*then)(struct coll *c))
+static void reduce_batch_part(struct reduce_batch *b)
 {
 	struct group *g = b->group;
 	struct coll *colls[BATCH_MAX];
-	unsigned n = b->n;
+	unsigned n = b->n, then = b->then;
 	int status = b->status;
 	struct job *job = g->job;
 
@@ -64,10 +64,10 @@ static void reduce_batch_part(struct reduce_batch *b, void (*then)(struct coll *
 	job->running++; /* the last of them may be the last of a deleted job */
 	for (unsigned i = 0; i < n; i++) {
 		colls[i]->batch = NULL;
-		if (status)
-			coll_end_status(colls[i], status);
-		else
-			then(colls[i]);
+		colls[i]->stage_over = NULL;
+		colls[i]->status = status;
+		colls[i]->stage = then;
+		coll_go_on(colls[i]);
 	}
 	reduce_batch_next_batch(g);
 	job->running--;
@@ -76,46 +76,46 @@ static void reduce_batch_part(struct reduce_batch *b, void (*then)(struct coll *
 
 /* ------------------------------------------------------------------- kernels */
 
+static void reduce_batch_go_on(struct reduce_batch *b);
+
 static void reduce_batch_arrived(struct coll *c)
 {
 	struct reduce_batch *b = c->batch;
 	struct coll *last = reduce_batch_last_of(b);
 
 	b->status = b->status ? b->status : c->status;
+	CHECK(b->pending > 0);
 	if (--b->pending)
 		return;
 	for (unsigned d = 0; d < last->n_parts && b->own[d]; d++) {
-		last->parts[d].kops = b->own[d];
+		last->parts[d].launches = b->own[d];
 		b->own[d] = NULL;
 	}
-	if (b->status)
-		reduce_batch_part(b, NULL);
-	else
-		b->next(b);
+	reduce_batch_go_on(b);
 }
 
-/* What all of them have to do on device @d, into b->kops. */
+/* What all of them have to do on device @d, into b->launches. */
 static int reduce_batch_collect(struct reduce_batch *b, unsigned d)
 {
 	struct coll_part *last = &reduce_batch_last_of(b)->parts[d];
-	struct kop *all;
+	struct launch *all;
 	unsigned n = 0;
 
 	for (unsigned i = 0; i < b->n; i++)
-		n += b->colls[i]->parts[d].n_kops;
-	all = realloc(b->kops[d], (n ? n : 1) * sizeof(*all));
+		n += b->colls[i]->parts[d].n_launches;
+	all = realloc(b->launches[d], (n ? n : 1) * sizeof(*all));
 	if (!all)
 		return -ENOMEM;
-	b->kops[d] = all;
+	b->launches[d] = all;
 	n = 0;
 	for (unsigned i = 0; i < b->n; i++) {
 		struct coll_part *p = &b->colls[i]->parts[d];
 
-		memcpy(all + n, p->kops, p->n_kops * sizeof(*all));
-		n += p->n_kops;
-		p->n_kops = 0;
+		memcpy(all + n, p->launches, p->n_launches * sizeof(*all));
+		n += p->n_launches;
+		p->n_launches = 0;
 	}
-	last->n_kops = n;
+	last->n_launches = n;
 	return 0;
 }
 
@@ -126,35 +126,30 @@ static enum backend_order reduce_batch_order(const struct coll *c)
 
 /* One task on each device, behind the streams of all: the others' first tasks are empty and
  * stand before it in the order of the device. */
-static void reduce_batch_submit(struct reduce_batch *b, void (*next)(struct reduce_batch *b))
+static enum res reduce_batch_submit(struct reduce_batch *b)
 {
 	struct coll *last = reduce_batch_last_of(b);
-	int r = 0;
 
-	for (unsigned d = 0; r == 0 && d < last->n_parts; d++)
-		r = reduce_batch_collect(b, d);
-	if (r) {
-		b->status = r;
-		reduce_batch_part(b, NULL);
-		return;
-	}
+	for (unsigned d = 0; b->status == 0 && d < last->n_parts; d++)
+		b->status = reduce_batch_collect(b, d);
+	if (b->status)
+		return RES_FAILED;
 	for (unsigned d = 0; d < last->n_parts; d++) {
-		b->own[d] = last->parts[d].kops;
-		last->parts[d].kops = b->kops[d];
+		b->own[d] = last->parts[d].launches;
+		last->parts[d].launches = b->launches[d];
 	}
-	b->next = next;
 	b->began = b->began || reduce_batch_order(last) == BACKEND_ORDER_NONE;
 	b->pending = b->began ? 1 : b->n;
 	for (unsigned i = 0; !b->began && i + 1 < b->n; i++)
-		coll_kernels(b->colls[i], reduce_batch_arrived);
+		coll_kernels(b->colls[i]);
 	b->began = true;
-	coll_kernels(last, reduce_batch_arrived);
+	return coll_kernels(last);
 }
 
-static void reduce_batch_forget_kops(struct coll *c)
+static void reduce_batch_forget_launches(struct coll *c)
 {
 	for (unsigned d = 0; d < c->n_parts; d++)
-		c->parts[d].n_kops = 0;
+		c->parts[d].n_launches = 0;
 }
 
 /* ------------------------------------------------------------ between devices */
@@ -173,24 +168,19 @@ static uint64_t reduce_batch_segments_of(const struct reduce_batch *b)
 	return all;
 }
 
-static void reduce_batch_over(struct reduce_batch *b)
-{
-	reduce_batch_part(b, b->ops->done);
-}
-
-static void reduce_batch_finish(struct reduce_batch *b)
+static enum res reduce_batch_finish(struct reduce_batch *b)
 {
 	for (unsigned i = 0; i < b->n; i++) {
 		struct coll *c = b->colls[i];
 
-		reduce_batch_forget_kops(c);
+		reduce_batch_forget_launches(c);
 		for (unsigned d = 0; d < c->n_parts; d++)
 			reduce_finish(c, d);
 	}
-	reduce_batch_submit(b, reduce_batch_over);
+	return reduce_batch_submit(b);
 }
 
-static void reduce_batch_talk(struct reduce_batch *b)
+static enum res reduce_batch_talk(struct reduce_batch *b)
 {
 	struct coll *last = reduce_batch_last_of(b);
 	const void *send[NODE_MAX_DEVICES];
@@ -200,14 +190,11 @@ static void reduce_batch_talk(struct reduce_batch *b)
 
 	if (!last->group->nc || last->group->nc->state != COMM_READY) {
 		b->status = ENGINE_E_ABORTED;
-		reduce_batch_part(b, NULL);
-		return;
+		return RES_FAILED;
 	}
-	b->next = reduce_batch_finish;
 	b->pending = 1;
 	for (unsigned i = 0; i < b->n; i++)
-		(void)coll_comm(b->colls[i],
-				reduce_batch_arrived); /* watched, each by its own deadline */
+		(void)coll_comm(b->colls[i]); /* watched, each by its own deadline */
 	for (unsigned d = 0; d < last->n_parts; d++) {
 		send[d] = region_addr(&b->sums[d]);
 		recv[d] = last->unit->spread == 1 ? region_addr(&b->sums[d])
@@ -217,6 +204,7 @@ static void reduce_batch_talk(struct reduce_batch *b)
 		comm_all_reduce(coll_between(last), &last->comm_op, recv, count, dtype, REDUCE_SUM);
 	else
 		comm_reduce_scatter(coll_between(last), &last->comm_op, send, recv, count, dtype);
+	return RES_WAIT;
 }
 
 /* @c's sums to where all lie side by side, in every device's segment behind those of the
@@ -230,7 +218,7 @@ static void reduce_batch_bring(const struct reduce_batch *b, struct coll *c, uns
 	const char *from = region_addr(&p->scratch[reduce_sums(c)]);
 
 	for (unsigned s = 0; s < c->unit->spread; s++)
-		coll_kop(p, KOP_COPY, own * reduce_batch_element(c))->copy =
+		coll_launch(p, LAUNCH_COPY, own * reduce_batch_element(c))->copy =
 			(struct k_copy){ .dst = to + (s * all + before) * reduce_batch_element(c),
 					 .src = from + s * own * reduce_batch_element(c) };
 	p->sums = to + ((c->unit->spread == 1 ? 0 : d * all) + before) * reduce_batch_element(c);
@@ -249,41 +237,68 @@ static bool reduce_batch_take_sums(struct reduce_batch *b)
 	return r == 0;
 }
 
-/* Without memory for that, and if it is but one, each by itself. */
-static void reduce_batch_between(struct reduce_batch *b)
+static enum res reduce_batch_bring_all(struct reduce_batch *b)
 {
 	uint64_t before = 0;
 
-	if (b->n == 1 || !reduce_batch_take_sums(b)) {
-		reduce_batch_part(b, b->ops->rest);
-		return;
-	}
 	for (unsigned i = 0; i < b->n; i++) {
 		struct coll *c = b->colls[i];
 
-		reduce_batch_forget_kops(c);
+		reduce_batch_forget_launches(c);
 		for (unsigned d = 0; d < c->n_parts; d++)
 			reduce_batch_bring(b, c, d, before);
 		before += reduce_segment(c);
 	}
-	reduce_batch_submit(b, reduce_batch_talk);
+	return reduce_batch_submit(b);
 }
 
 /* ------------------------------------------------------------------ the batch */
 
-/* The next kernels of each, until none has any before devices talk. */
-static void reduce_batch_stage(struct reduce_batch *b)
+/* The next kernels of each. Return: RES_DONE: none has any left before devices talk. */
+static enum res reduce_batch_fold(struct reduce_batch *b)
 {
 	bool any = false;
 
 	for (unsigned i = 0; i < b->n; i++) {
-		reduce_batch_forget_kops(b->colls[i]);
+		reduce_batch_forget_launches(b->colls[i]);
 		any = reduce_next_stage(b->colls[i]) || any;
 	}
-	if (any)
-		reduce_batch_submit(b, reduce_batch_stage);
-	else
-		reduce_batch_between(b);
+	return any ? reduce_batch_submit(b) : RES_DONE;
+}
+
+enum reduce_batch_stage { BATCH_FOLD, BATCH_TALK, BATCH_FINISH, BATCH_DONE };
+
+/* Without memory for the sums of all, and if it is but one, each goes on by itself. */
+static enum res reduce_batch_tick(struct reduce_batch *b)
+{
+	switch ((enum reduce_batch_stage)b->stage) {
+	case BATCH_FOLD:
+		RES_TRY(reduce_batch_fold(b));
+		b->then = REDUCE_BETWEEN;
+		if (b->n == 1 || !reduce_batch_take_sums(b))
+			return RES_DONE;
+		b->stage = BATCH_TALK;
+		return reduce_batch_bring_all(b);
+	case BATCH_TALK:
+		b->stage = BATCH_FINISH;
+		return reduce_batch_talk(b);
+	case BATCH_FINISH:
+		b->stage = BATCH_DONE;
+		return reduce_batch_finish(b);
+	case BATCH_DONE:
+		b->then = REDUCE_ARRIVE;
+		return RES_DONE;
+	}
+	CHECK_NOT_REACHED();
+}
+
+static void reduce_batch_go_on(struct reduce_batch *b)
+{
+	enum res r = b->status ? RES_FAILED : reduce_batch_tick(b);
+
+	CHECK((r == RES_FAILED) == (b->status != 0));
+	if (r != RES_WAIT)
+		reduce_batch_part(b);
 }
 
 /* Side by side in one collective? */
@@ -306,9 +321,12 @@ static void reduce_batch_take(struct reduce_batch *b)
 			     !reduce_batch_goes_with(c, b->colls[0])))
 			return;
 		list_unlink(&c->small);
-		if (coll_overtaken(c, true)) /* while it waited */
+		if (coll_check_epoch(c, true) != RES_DONE) { /* while it waited */
+			coll_go_on(c);
 			continue;
+		}
 		c->batch = b;
+		c->stage_over = reduce_batch_arrived;
 		b->colls[b->n++] = c;
 	}
 }
@@ -322,15 +340,15 @@ static void reduce_batch_next_batch(struct group *g)
 
 		if (!b) {
 			list_unlink(&first->small);
-			coll_end_status(first, -ENOMEM);
+			first->status = -ENOMEM;
+			coll_go_on(first);
 			continue;
 		}
 		b->group = g;
-		b->ops = first->batch_ops;
 		g->small_runs = true;
 		reduce_batch_take(b);
 		if (b->n) {
-			reduce_batch_stage(b);
+			reduce_batch_go_on(b);
 			continue;
 		}
 		g->small_runs = false;
@@ -338,15 +356,15 @@ static void reduce_batch_next_batch(struct group *g)
 	}
 }
 
-void reduce_batch_add(struct coll *c, const struct reduce_batch_ops *ops)
+enum res reduce_batch_add(struct coll *c)
 {
 	struct group *g = c->group;
 	struct job *job = c->job;
 
-	c->batch_ops = ops;
 	list_append(&g->small, &c->small);
 	job->running++; /* what ends meanwhile may be the last of a deleted job */
 	reduce_batch_next_batch(g);
 	job->running--;
 	job_settle(job);
+	return RES_WAIT;
 }

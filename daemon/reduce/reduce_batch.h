@@ -13,14 +13,8 @@
  * done now? */
 bool reduce_batch_takes(const struct coll *c);
 
-/* What becomes of a collective of a batch: @rest: its kernels have run, devices are to talk;
- * @done: all is over. */
-struct reduce_batch_ops {
-	void (*rest)(struct coll *c);
-	void (*done)(struct coll *c);
-};
-
-/* @c has its run, scratch, and room for kops. In the order of these calls. */
-void reduce_batch_add(struct coll *c, const struct reduce_batch_ops *ops);
+/* @c has its run, scratch, and room for launches: it goes on at REDUCE_BETWEEN or REDUCE_ARRIVE, behind
+ * those that were added before. Return: RES_WAIT. */
+enum res reduce_batch_add(struct coll *c);
 
 #endif

@@ -23,25 +23,25 @@ uint64_t reduce_segment(const struct coll *c)
 
 /* Where every device has all of the unit it gets all of the sum; else, in place, its own
  * segment of it. */
-void reduce_talk(struct coll *c, void (*next)(struct coll *c))
+enum res reduce_talk(struct coll *c)
 {
 	enum dtype dtype = c->reduce->plan.sum_dtype;
 	const void *send[NODE_MAX_DEVICES];
 	void *recv[NODE_MAX_DEVICES];
 
-	if (!coll_can_talk(c))
-		return;
+	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		send[d] = region_addr(&c->parts[d].scratch[reduce_sums(c)]);
 		recv[d] = (char *)send[d] + c->unit->parts[d].begin * dtype_size(dtype);
 		c->parts[d].sums = recv[d];
 	}
 	if (c->unit->spread == 1)
-		comm_all_reduce(coll_between(c), coll_comm(c, next), recv, reduce_segment(c), dtype,
+		comm_all_reduce(coll_between(c), coll_comm(c), recv, reduce_segment(c), dtype,
 				REDUCE_SUM);
 	else
-		comm_reduce_scatter(coll_between(c), coll_comm(c, next), send, recv,
-				    reduce_segment(c), dtype);
+		comm_reduce_scatter(coll_between(c), coll_comm(c), send, recv, reduce_segment(c),
+				    dtype);
+	return RES_WAIT;
 }
 
 /* ------------------------------------------------------------- one replica */
@@ -52,7 +52,7 @@ static void reduce_replicas_fill_nothing(struct coll *c, struct coll_part *p, vo
 	enum dtype t = c->reduce->plan.sum_dtype;
 	uint64_t n = c->unit->layout.elements;
 
-	coll_kop(p, KOP_FILL, t == DTYPE_FP32 ? n : (n + 1) / 2)->fill = (struct k_fill){
+	coll_launch(p, LAUNCH_FILL, t == DTYPE_FP32 ? n : (n + 1) / 2)->fill = (struct k_fill){
 		.dst = to, .kind = FILL_CONSTANT, .a = t == DTYPE_FP32 ? -0.0 : -0x1p-134
 	};
 }
@@ -70,7 +70,7 @@ static void reduce_replicas_fold_here(struct coll *c, unsigned d)
 		n += p->members[i] / run->shard_ranks == run->replica;
 	}
 	if (n)
-		coll_kop(p, KOP_REDUCE, c->unit->layout.elements)->reduce =
+		coll_launch(p, LAUNCH_REDUCE, c->unit->layout.elements)->reduce =
 			(struct k_reduce){ .out = to,
 					   .out_dtype = run->plan.sum_dtype,
 					   .in = &p->inputs[first],
@@ -97,7 +97,7 @@ static void reduce_replicas_keep_here(struct coll *c, unsigned d)
 	struct coll_part *p = &c->parts[d];
 
 	p->inputs[p->n] = p->sums;
-	coll_kop(p, KOP_REDUCE, reduce_segment(c))->reduce =
+	coll_launch(p, LAUNCH_REDUCE, reduce_segment(c))->reduce =
 		(struct k_reduce){ .out = reduce_replicas_partial(c, d, run->replica),
 				   .out_dtype = run->plan.sum_dtype,
 				   .in = &p->inputs[p->n],
@@ -131,57 +131,58 @@ static void reduce_replicas_fold_partials(struct coll *c, unsigned d)
 
 /* -------------------------------------------------------------------- stages */
 
-/* Return: false: @c has ended. */
-static bool reduce_replicas_fill_parts(struct coll *c, void (*fill)(struct coll *c, unsigned d))
+static enum res reduce_replicas_fill(struct coll *c, void (*fill)(struct coll *c, unsigned d))
 {
-	if (!coll_need_kops(c, c->reduce->kops))
-		return false;
+	RES_TRY(coll_need_launches(c, c->reduce->launches));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		fill(c, d);
-	return true;
+	return RES_DONE;
 }
 
-static void reduce_replicas_next_replica(struct coll *c);
+enum reduce_replicas_stage {
+	REPLICAS_BEGIN,
+	REPLICAS_FOLD,
+	REPLICAS_PACK,
+	REPLICAS_TALK,
+	REPLICAS_KEEP,
+	REPLICAS_DONE
+};
 
-static void reduce_replicas_keep(struct coll *c)
-{
-	if (!reduce_replicas_fill_parts(c, reduce_replicas_keep_here))
-		return;
-	c->reduce->replica++;
-	coll_kernels(c, reduce_replicas_next_replica);
-}
-
-static void reduce_replicas_talk(struct coll *c)
-{
-	reduce_talk(c, reduce_replicas_keep);
-}
-
-static void reduce_replicas_pack(struct coll *c)
-{
-	if (reduce_replicas_fill_parts(c, reduce_pack))
-		coll_kernels(c, reduce_replicas_talk);
-}
-
-static void reduce_replicas_next_replica(struct coll *c)
+/* FOLD to KEEP once for each replica. */
+enum res reduce_replicas_tick(struct coll *c)
 {
 	struct reduce_run *run = c->reduce;
 
-	if (run->replica < run->replicas) {
-		if (reduce_replicas_fill_parts(c, reduce_replicas_fold_here))
-			coll_kernels(c, unit_is_packed(c->unit) ? reduce_replicas_pack
-								: reduce_replicas_talk);
-	} else if (run->defer) {
-		run->deferred(c);
-	} else if (reduce_replicas_fill_parts(c, reduce_replicas_fold_partials)) {
-		reduce_kernels(c, run->reduced);
+	switch ((enum reduce_replicas_stage)run->replica_stage) {
+	case REPLICAS_BEGIN:
+		CHECK(run->crossed && c->n_parts > 1 && !run->plan.adds_before);
+		run->replica_stage = REPLICAS_FOLD;
+		fallthrough;
+	case REPLICAS_FOLD:
+		if (run->replica == run->replicas) {
+			run->replica_stage = REPLICAS_DONE;
+			if (run->defer)
+				return RES_DONE;
+			RES_TRY(reduce_replicas_fill(c, reduce_replicas_fold_partials));
+			return reduce_kernels(c);
+		}
+		RES_TRY(reduce_replicas_fill(c, reduce_replicas_fold_here));
+		run->replica_stage = unit_is_packed(c->unit) ? REPLICAS_PACK : REPLICAS_TALK;
+		return coll_kernels(c);
+	case REPLICAS_PACK:
+		RES_TRY(reduce_replicas_fill(c, reduce_pack));
+		run->replica_stage = REPLICAS_TALK;
+		return coll_kernels(c);
+	case REPLICAS_TALK:
+		run->replica_stage = REPLICAS_KEEP;
+		return reduce_talk(c);
+	case REPLICAS_KEEP:
+		RES_TRY(reduce_replicas_fill(c, reduce_replicas_keep_here));
+		run->replica++;
+		run->replica_stage = REPLICAS_FOLD;
+		return coll_kernels(c);
+	case REPLICAS_DONE:
+		return RES_DONE;
 	}
-}
-
-void reduce_replicas(struct coll *c, void (*deferred)(struct coll *c),
-		     void (*reduced)(struct coll *c))
-{
-	CHECK(c->reduce->crossed && c->n_parts > 1 && !c->reduce->plan.adds_before);
-	c->reduce->deferred = deferred;
-	c->reduce->reduced = reduced;
-	reduce_replicas_next_replica(c);
+	CHECK_NOT_REACHED();
 }

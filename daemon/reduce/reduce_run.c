@@ -55,30 +55,30 @@ static struct k_reduce reduce_run_add_to(void *out, enum dtype out_dtype, const 
 				  .accumulate = true };
 }
 
-void reduce_convert_kop(const struct unit *u, const struct reduce_plan *plan, void *to,
-			const void *from, struct kop *kop)
+void reduce_convert_launch(const struct unit *u, const struct reduce_plan *plan, void *to,
+			   const void *from, struct launch *launch)
 {
-	*kop = (struct kop){ .kind = KOP_CAST, .n = u->layout.elements };
-	kop->cast = (struct k_cast){ .dst = to,
-				     .src = from,
-				     .dst_dtype = plan->accumulate_dtype,
-				     .src_dtype = reduce_run_gradient_dtype(u) };
+	*launch = (struct launch){ .kind = LAUNCH_CAST, .n = u->layout.elements };
+	launch->cast = (struct k_cast){ .dst = to,
+					.src = from,
+					.dst_dtype = plan->accumulate_dtype,
+					.src_dtype = reduce_run_gradient_dtype(u) };
 }
 
-void reduce_add_kop(const struct unit *u, const struct reduce_plan *plan, void *to,
-		    const void **from, struct kop *kop)
+void reduce_add_launch(const struct unit *u, const struct reduce_plan *plan, void *to,
+		       const void **from, struct launch *launch)
 {
-	*kop = (struct kop){ .kind = KOP_REDUCE, .n = u->layout.elements };
-	kop->reduce =
+	*launch = (struct launch){ .kind = LAUNCH_REDUCE, .n = u->layout.elements };
+	launch->reduce =
 		reduce_run_add_to(to, plan->accumulate_dtype, from, reduce_run_gradient_dtype(u));
 }
 
-void reduce_include_kop(const struct unit *u, const struct unit_part *p, const void **shard,
-			const void *to, struct kop *kop)
+void reduce_include_launch(const struct unit *u, const struct unit_part *p, const void **shard,
+			   const void *to, struct launch *launch)
 {
 	*shard = region_addr(&p->grads);
-	*kop = (struct kop){ .kind = KOP_REDUCE, .n = u->layout.elements };
-	kop->reduce =
+	*launch = (struct launch){ .kind = LAUNCH_REDUCE, .n = u->layout.elements };
+	launch->reduce =
 		reduce_run_add_to((void *)to, reduce_run_gradient_dtype(u), shard, DTYPE_FP32);
 }
 
@@ -247,7 +247,7 @@ static void reduce_run_measure(const struct coll *c, struct reduce_run *like)
 		like->here = here > like->here ? here : like->here;
 		like->spans = n > like->spans ? n : like->spans;
 	}
-	like->kops = c->n + 1 > u->rec->n_tensors ? c->n + 1 : u->rec->n_tensors;
+	like->launches = c->n + 1 > u->rec->n_tensors ? c->n + 1 : u->rec->n_tensors;
 }
 
 static uint64_t reduce_run_zero_bytes(const struct coll *c)
@@ -330,7 +330,7 @@ static void reduce_run_zero(struct coll *c, unsigned d)
 	struct coll_part *p = &c->parts[d];
 
 	if (c->reduce->zero_bytes)
-		coll_kop(p, KOP_FILL, c->reduce->zero_bytes / sizeof(float))->fill =
+		coll_launch(p, LAUNCH_FILL, c->reduce->zero_bytes / sizeof(float))->fill =
 			(struct k_fill){ .dst = region_addr(&p->scratch[REDUCE_ZEROS]),
 					 .kind = FILL_CONSTANT };
 }
@@ -347,8 +347,8 @@ static void reduce_run_add_new(struct coll *c, unsigned d)
 		if (!in->accumulated.slab || !in->gradient.slab)
 			continue;
 		*new = region_addr(&in->gradient);
-		reduce_add_kop(c->unit, &c->reduce->plan, region_addr(&in->accumulated), new,
-			       &p->kops[p->n_kops++]);
+		reduce_add_launch(c->unit, &c->reduce->plan, region_addr(&in->accumulated), new,
+				  &p->launches[p->n_launches++]);
 	}
 }
 
@@ -363,10 +363,10 @@ static void reduce_run_include(struct coll *c, unsigned d)
 	for (uint32_t i = 0; i < p->n; i++)
 		if (!reduce_run_is_surrogate(c, p->members[i]) &&
 		    !reduce_run_given(c, p->members[i])->included)
-			reduce_include_kop(c->unit, &c->unit->parts[d],
-					   &c->reduce->added[p->members[i]],
-					   reduce_run_input_of(c, p->members[i], &dtype),
-					   &p->kops[p->n_kops++]);
+			reduce_include_launch(c->unit, &c->unit->parts[d],
+					      &c->reduce->added[p->members[i]],
+					      reduce_run_input_of(c, p->members[i], &dtype),
+					      &p->launches[p->n_launches++]);
 }
 
 /* Those that did not accumulate, in the type of those that did. */
@@ -380,8 +380,8 @@ static void reduce_run_convert(struct coll *c, unsigned d)
 		p->inputs[i] = reduce_run_input_of(c, p->members[i], &from);
 		if (!reduce_run_is_lonely(c, p->members[i]))
 			continue;
-		reduce_convert_kop(c->unit, &c->reduce->plan, at, p->inputs[i],
-				   &p->kops[p->n_kops++]);
+		reduce_convert_launch(c->unit, &c->reduce->plan, at, p->inputs[i],
+				      &p->launches[p->n_launches++]);
 		p->inputs[i] = at;
 		at += reduce_run_rounded_up(c->unit->layout.elements * dtype_size(to));
 	}
@@ -408,7 +408,7 @@ static void reduce_run_fold_replicas(struct coll *c, unsigned d)
 
 	for (uint32_t j = 0; run->apart && j < here; j++) {
 		run->partials[d * run->here + j] = at + j * run->stride;
-		coll_kop(p, KOP_REDUCE, c->unit->layout.elements)->reduce =
+		coll_launch(p, LAUNCH_REDUCE, c->unit->layout.elements)->reduce =
 			(struct k_reduce){ .out = at + j * run->stride,
 					   .out_dtype = run->plan.sum_dtype,
 					   .in = &p->inputs[j * k],
@@ -458,7 +458,7 @@ void reduce_by_span(struct coll *c, unsigned d, const struct k_reduce *r)
 	const void **in = c->reduce->pieces + (size_t)d * c->reduce->spans * r->k;
 	unsigned n = unit_spans(c->unit, &c->unit->parts[d], spans);
 
-	if (c->fused && !fused_ready(c, d))
+	if (c->gradient.fused && !fused_ready(c, d))
 		return;
 	for (unsigned i = 0; i < n; i++, in += r->k) {
 		struct k_reduce piece = *r;
@@ -467,10 +467,10 @@ void reduce_by_span(struct coll *c, unsigned d, const struct k_reduce *r)
 			in[j] = (const char *)r->in[j] + spans[i].at * dtype_size(r->in_dtype);
 		piece.in = in;
 		piece.out = r->out ? (float *)r->out + spans[i].at : NULL;
-		if (c->fused)
-			fused_kops(c, d, &spans[i], &piece);
+		if (c->gradient.fused)
+			fused_launches(c, d, &spans[i], &piece);
 		else
-			coll_kop(&c->parts[d], KOP_REDUCE, spans[i].n)->reduce = piece;
+			coll_launch(&c->parts[d], LAUNCH_REDUCE, spans[i].n)->reduce = piece;
 	}
 }
 
@@ -494,7 +494,7 @@ static void reduce_run_fold(struct coll *c, unsigned d)
 	if (one)
 		reduce_by_span(c, d, &r);
 	else
-		coll_kop(p, KOP_REDUCE, c->unit->layout.elements)->reduce = r;
+		coll_launch(p, LAUNCH_REDUCE, c->unit->layout.elements)->reduce = r;
 }
 
 /* Into the order in which it is scattered. */
@@ -506,7 +506,8 @@ void reduce_pack(struct coll *c, unsigned d)
 	struct unit_array parts = { reduce_run_address(&p->scratch[REDUCE_PACKED]), dtype };
 
 	if (parts.at)
-		p->n_kops = unit_pack_kops(c->unit, UNIT_TRAINED, &parts, &full, p->kops);
+		p->n_launches =
+			unit_pack_launches(c->unit, UNIT_TRAINED, &parts, &full, p->launches);
 }
 
 unsigned reduce_sums(const struct coll *c)
@@ -527,7 +528,7 @@ bool reduce_next_stage(struct coll *c)
 	while (!any && c->reduce->stage < n) {
 		for (unsigned d = 0; d < c->n_parts; d++) {
 			stages[c->reduce->stage](c, d);
-			any = any || c->parts[d].n_kops;
+			any = any || c->parts[d].n_launches;
 		}
 		c->reduce->stage++;
 	}

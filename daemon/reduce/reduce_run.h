@@ -4,7 +4,7 @@
  * ranks of a device are folded in rank order, replica by replica (where a replica has ranks
  * on two devices and no factor of its own: those of each device in its place); what is left of
  * the plan follows when the devices' sums have been added. Replicas that have a factor and ranks
- * on two devices are added between the devices one by one (reduce_replicas.c). Fills kops, runs
+ * on two devices are added between the devices one by one (reduce_replicas.c). Fills launches, runs
  * nothing. Loop thread only.
  */
 #ifndef SHARDD_REDUCE_REDUCE_RUN_H
@@ -36,28 +36,27 @@ struct reduce_input {
 
 struct reduce_run {
 	struct reduce_plan plan;
-	bool defer;            /* keep the partials, reduce no further */
-	bool accumulate;       /* to a gradient that is there */
-	bool had_partials;     /* of reductions that were deferred */
-	bool apart;            /* partials are made before what follows */
-	bool whole;            /* replicas: none has ranks on two devices */
-	bool crossed;          /* some have, and what they come to has a factor of its own */
-	uint32_t replica;      /* crossed: the one at work */
+	bool defer;        /* keep the partials, reduce no further */
+	bool accumulate;   /* to a gradient that is there */
+	bool had_partials; /* of reductions that were deferred */
+	bool apart;        /* partials are made before what follows */
+	bool whole;        /* replicas: none has ranks on two devices */
+	bool crossed;      /* some have, and what they come to has a factor of its own */
+	uint32_t replica;  /* crossed: the one at work */
+	unsigned replica_stage;
 	uint32_t replicas;     /* of the group */
 	uint32_t shard_ranks;  /* of a replica */
 	uint32_t here;         /* partials of a device, at most; crossed: of its segment */
 	uint32_t spans;        /* pieces of a part, at most (unit_spans) */
-	size_t kops;           /* of a device in one stage, at most */
+	size_t launches;       /* of a device in one stage, at most */
 	uint64_t stride;       /* bytes between partials */
 	uint64_t lonely_bytes; /* of gradients to be converted beside accumulated ones */
 	uint64_t zero_bytes;   /* what ranks without inputs contribute; then nothing is lonely */
 	unsigned stage;
-	void (*deferred)(struct coll *c); /* crossed: what follows */
-	void (*reduced)(struct coll *c);
 	struct reduce_input *inputs; /* by member */
 	const void **added;          /* by member: what is added to what it has */
 	struct unit_run *span;       /* owned: of the part at work */
-	struct kop *steps;           /* owned: fused: the optimizer's, of the part at work */
+	struct launch *steps;        /* owned: fused: the optimizer's, of the part at work */
 	unsigned n_steps;
 	const void **pieces;    /* inputs of spans: @spans * (c->n + 1) */
 	const void *partials[]; /* @here per part */
@@ -79,13 +78,22 @@ enum dtype reduce_input_dtype(const struct coll *c);
 void reduce_by_span(struct coll *c, unsigned d, const struct k_reduce *r);
 void reduce_pack(struct coll *c, unsigned d);
 
-/* A stage; one that steps the unit is over only when it was executed. */
-static inline void reduce_kernels(struct coll *c, void (*next)(struct coll *c))
+/* Where a Reduce goes on (op_reduce.c); a batch takes it from FOLD to BETWEEN or ARRIVE. */
+enum reduce_stage {
+	REDUCE_AGREE,
+	REDUCE_PREPARE,
+	REDUCE_FOLD,
+	REDUCE_REPLICAS,
+	REDUCE_DEFER,
+	REDUCE_BETWEEN,
+	REDUCE_FINISH,
+	REDUCE_ARRIVE
+};
+
+/* Kernels; those that step the unit are over only when they were executed. Return: RES_WAIT. */
+static inline enum res reduce_kernels(struct coll *c)
 {
-	if (c->fused)
-		coll_kernels_sync(c, next);
-	else
-		coll_kernels(c, next);
+	return c->gradient.fused ? coll_kernels_sync(c) : coll_kernels(c);
 }
 
 /* Whose arithmetic PyTorch has on the unit's devices. */
@@ -96,14 +104,14 @@ struct reduce_plan reduce_plan_for(const struct job *job, const struct unit *u);
 bool reduce_whole_replicas(const struct coll *c);
 
 /* One rank's new gradient *@from, added to what it has accumulated (@to). */
-void reduce_add_kop(const struct unit *u, const struct reduce_plan *plan, void *to,
-		    const void **from, struct kop *kop);
+void reduce_add_launch(const struct unit *u, const struct reduce_plan *plan, void *to,
+		       const void **from, struct launch *launch);
 /* DDP: what earlier reductions left, added to a rank's gradient at *@to. */
-void reduce_include_kop(const struct unit *u, const struct unit_part *p, const void **shard,
-			const void *to, struct kop *kop);
+void reduce_include_launch(const struct unit *u, const struct unit_part *p, const void **shard,
+			   const void *to, struct launch *launch);
 /* @from in the dtype that is accumulated in. */
-void reduce_convert_kop(const struct unit *u, const struct reduce_plan *plan, void *to,
-			const void *from, struct kop *kop);
+void reduce_convert_launch(const struct unit *u, const struct reduce_plan *plan, void *to,
+			   const void *from, struct launch *launch);
 
 /* For a collective whose members have brought what they reduce: that is taken out of their
  * tables. Return: NULL without memory. */
@@ -115,26 +123,25 @@ void reduce_put_back(struct coll *c);
 /* No inputs are left. Return: NULL. NULL is allowed. */
 struct reduce_run *reduce_run_free(struct reduce_run *run);
 
-/* The next stage of @c's kernels: true, and kops are there, or false: there is none left
- * before devices talk. Room for run->kops each. */
+/* The next stage of @c's kernels: true, and launches are there, or false: there is none left
+ * before devices talk. Room for run->launches each. */
 bool reduce_next_stage(struct coll *c);
 /* Bytes of scratch @which on each device; 0: none. */
 uint64_t reduce_scratch(const struct coll *c, unsigned which);
 /* Where the sums are that the devices are to add: a scratch. */
 unsigned reduce_sums(const struct coll *c);
-/* The last kops of a part, when the devices' sums are added. */
+/* The last launches of a part, when the devices' sums are added. */
 void reduce_finish(struct coll *c, unsigned d);
 
 /* What the devices add: of @c's sums, all on every device, or on each its segment. */
 uint64_t reduce_segment(const struct coll *c);
-/* Add them, so that they are at p->sums of every part; then @next. */
-void reduce_talk(struct coll *c, void (*next)(struct coll *c));
+/* Add them: they are at p->sums of every part at the next tick. */
+enum res reduce_talk(struct coll *c);
 
 /* -- where replicas cross devices (reduce_replicas.c) --------------------------- */
 
 /* When no stage is left: every replica's sum over its ranks, with its factor, in the partials of
- * its own. Then @deferred, or, with the shards whole, @reduced. */
-void reduce_replicas(struct coll *c, void (*deferred)(struct coll *c),
-		     void (*reduced)(struct coll *c));
+ * its own; then, if nothing is deferred, the shards are made of them. A tick of its own. */
+enum res reduce_replicas_tick(struct coll *c);
 
 #endif

@@ -42,16 +42,15 @@ struct sparse_repeats {
 /* Noted at the start: the ops hold their buffers until it ends. */
 struct sparse_work {
 	struct reduce_plan plan;
-	uint64_t elements;            /* of the tensor */
-	uint64_t all;                 /* rows of all ranks */
-	bool apart;                   /* into a table first */
-	bool folds;                   /* rank by rank, as Reduce folds them: sparse_fold.c */
-	bool whole;                   /* then: replicas, none has ranks on two devices */
-	bool crossed;                 /* then: some have, and replicas have a factor */
-	uint32_t here;                /* then: sums of replicas on a device, at most */
-	uint64_t stride;              /* then: bytes between these */
-	void (*done)(struct coll *c); /* then: what follows */
-	void (*coalesced)(struct coll *c);
+	uint64_t elements;   /* of the tensor */
+	uint64_t all;        /* rows of all ranks */
+	bool apart;          /* into a table first */
+	bool folds;          /* rank by rank, as Reduce folds them: sparse_fold.c */
+	bool whole;          /* then: replicas, none has ranks on two devices */
+	bool crossed;        /* then: some have, and replicas have a factor */
+	uint32_t here;       /* then: sums of replicas on a device, at most */
+	uint64_t stride;     /* then: bytes between these */
+	unsigned fold_stage; /* then: of sparse_fold_tick */
 	const void *tables[NODE_MAX_DEVICES];
 	uint64_t given[NODE_MAX_DEVICES]; /* rows of the part's members before this turn */
 	const void **partials;            /* behind @values; by device: @here of them */
@@ -62,8 +61,8 @@ struct sparse_work {
 struct unit_run sparse_run(const struct coll *c, unsigned d);
 float *sparse_gradient(const struct coll *c, unsigned d);
 /* The rows of the member whose turn it is on device @d, to the tensor. */
-struct k_add_rows sparse_rows_kop(const struct coll *c, unsigned d);
-/* The kop that adds the rows of the member whose turn it is on device @d; none if it has no
+struct k_add_rows sparse_rows_launch(const struct coll *c, unsigned d);
+/* The launch that adds the rows of the member whose turn it is on device @d; none if it has no
  * rows. */
 void sparse_add_rows(struct coll *c, unsigned d);
 
@@ -74,9 +73,11 @@ uint64_t sparse_repeats_indices(const struct coll *c);
 uint64_t sparse_repeats_bytes(const struct coll *c, uint64_t width);
 /* Of the member whose turn it is on device @d, or NULL. */
 const struct sparse_repeats *sparse_repeats_now(const struct coll *c, unsigned d);
-/* Entries of this turn's members with repeats, to a table of their own each, then @next; which
- * calls this for the devices that have one. */
-void sparse_coalesce(struct coll *c, void (*next)(struct coll *c));
+/* Entries of this turn's members with repeats, to a table of their own each: clear these, over at
+ * the next tick; then fill them, over at the next; then sparse_add_coalesced is for the devices that
+ * have one. */
+enum res sparse_repeats_clear(struct coll *c);
+enum res sparse_repeats_fill(struct coll *c);
 void sparse_add_coalesced(struct coll *c, unsigned d);
 
 /* Must ranks be folded one after the other? Where sums are rounded, or replicas have sums of
@@ -86,8 +87,8 @@ bool sparse_folds(const struct unit *u, const struct reduce_plan *plan);
 void sparse_fold_init(const struct coll *c, struct sparse_work *w);
 /* Bytes of scratch @which on each device; 0: none. */
 uint64_t sparse_fold_scratch(const struct coll *c, unsigned which);
-/* All ranks' rows into the gradient, then @done. */
-void sparse_fold(struct coll *c, void (*done)(struct coll *c));
+/* All ranks' rows into the gradient. A tick of its own. */
+enum res sparse_fold_tick(struct coll *c);
 
 /* Rows of tensor @tensor of @u: are they in range, and is it one that has rows? Return: 0 or a
  * fault code. */

@@ -89,12 +89,11 @@ static struct k_reduce sparse_fold_of_sums(const struct sparse_work *w, void *ou
 
 /* -------------------------------------------------------------------- the end */
 
-static void sparse_fold_add_to_gradient(struct coll *c)
+static enum res sparse_fold_add_to_gradient(struct coll *c)
 {
 	struct sparse_work *w = sparse_fold_work_of(c);
 
-	if (!coll_need_kops(c, 1))
-		return;
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct unit_run run = sparse_run(c, d);
 		struct k_reduce r = sparse_fold_of_sums(w, sparse_gradient(c, d), &w->tables[d], 1);
@@ -104,53 +103,49 @@ static void sparse_fold_add_to_gradient(struct coll *c)
 		r.post = w->plan.post;
 		r.accumulate = true;
 		if (run.n)
-			coll_kop(&c->parts[d], KOP_REDUCE, run.n)->reduce = r;
+			coll_launch(&c->parts[d], LAUNCH_REDUCE, run.n)->reduce = r;
 	}
-	coll_kernels(c, w->done);
+	return coll_kernels(c);
 }
 
-static void sparse_fold_between(struct coll *c)
+static enum res sparse_fold_between(struct coll *c)
 {
 	const struct sparse_work *w = sparse_fold_work_of(c);
 	void *data[NODE_MAX_DEVICES];
 
-	if (c->n_parts == 1 || w->crossed) {
-		sparse_fold_add_to_gradient(c);
-		return;
-	}
-	if (!coll_can_talk(c))
-		return;
+	if (c->n_parts == 1 || w->crossed)
+		return RES_DONE;
+	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = sparse_fold_sums(c, d);
-	comm_all_reduce(coll_between(c), coll_comm(c, sparse_fold_add_to_gradient), data,
-			w->elements, w->plan.sum_dtype, REDUCE_SUM);
+	comm_all_reduce(coll_between(c), coll_comm(c), data, w->elements, w->plan.sum_dtype,
+			REDUCE_SUM);
+	return RES_WAIT;
 }
 
 /* The replicas of a device. */
-static void sparse_fold_add_replicas(struct coll *c)
+static enum res sparse_fold_add_replicas(struct coll *c)
 {
 	struct sparse_work *w = sparse_fold_work_of(c);
 
-	if (!coll_need_kops(c, 1))
-		return;
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct k_reduce r =
 			sparse_fold_of_sums(w, sparse_fold_sums(c, d), &w->partials[d * w->here],
 					    sparse_fold_partials_on(c, w, d));
 
 		r.pre = w->plan.replica;
-		coll_kop(&c->parts[d], KOP_REDUCE, w->elements)->reduce = r;
+		coll_launch(&c->parts[d], LAUNCH_REDUCE, w->elements)->reduce = r;
 	}
-	coll_kernels(c, sparse_fold_between);
+	return coll_kernels(c);
 }
 
 /* Each replica's sum, in place. */
-static void sparse_fold_finish_partials(struct coll *c)
+static enum res sparse_fold_finish_partials(struct coll *c)
 {
 	struct sparse_work *w = sparse_fold_work_of(c);
 
-	if (!coll_need_kops(c, w->here))
-		return;
+	RES_TRY(coll_need_launches(c, w->here));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		for (uint32_t j = 0; j < sparse_fold_partials_on(c, w, d); j++) {
 			const void **in = &w->partials[d * w->here + j];
@@ -160,47 +155,46 @@ static void sparse_fold_finish_partials(struct coll *c)
 			*in = sparse_fold_partial(c, d, j);
 			r.post = w->plan.partial;
 			if (r.post.how != K_FACTOR_NONE)
-				coll_kop(&c->parts[d], KOP_REDUCE, w->elements)->reduce = r;
+				coll_launch(&c->parts[d], LAUNCH_REDUCE, w->elements)->reduce = r;
 		}
 	}
-	coll_kernels(c, sparse_fold_add_replicas);
+	return coll_kernels(c);
 }
 
 /* What is between two partials is added too, and not looked at. */
-static void sparse_fold_between_replicas(struct coll *c)
+static enum res sparse_fold_between_replicas(struct coll *c)
 {
 	const struct sparse_work *w = sparse_fold_work_of(c);
 	size_t size = dtype_size(w->plan.sum_dtype);
 	void *data[NODE_MAX_DEVICES];
 
 	CHECK(size > 0);
-	if (!coll_can_talk(c))
-		return;
+	if (!w->crossed)
+		return RES_DONE;
+	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = sparse_fold_partial(c, d, 0);
-	comm_all_reduce(coll_between(c), coll_comm(c, sparse_fold_finish_partials), data,
-			w->here * w->stride / size, w->plan.sum_dtype, REDUCE_SUM);
+	comm_all_reduce(coll_between(c), coll_comm(c), data, w->here * w->stride / size,
+			w->plan.sum_dtype, REDUCE_SUM);
+	return RES_WAIT;
 }
 
 /* -0 in all partials: whatever is added to it stays what it is. Of 16 bits two in one. */
-static void sparse_fold_fill_partials(struct coll *c, void (*next)(struct coll *c))
+static enum res sparse_fold_fill_partials(struct coll *c)
 {
 	const struct sparse_work *w = sparse_fold_work_of(c);
 	double nothing = w->plan.sum_dtype == DTYPE_FP32 ? -0.0 : -0x1p-134;
 
-	if (!coll_need_kops(c, 1))
-		return;
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++)
-		coll_kop(&c->parts[d], KOP_FILL, w->here * w->stride / sizeof(float))->fill =
+		coll_launch(&c->parts[d], LAUNCH_FILL, w->here * w->stride / sizeof(float))->fill =
 			(struct k_fill){ .dst = (float *)sparse_fold_partial(c, d, 0),
 					 .kind = FILL_CONSTANT,
 					 .a = (float)nothing };
-	coll_kernels(c, next);
+	return coll_kernels(c);
 }
 
 /* ------------------------------------------------------------- rank after rank */
-
-static void sparse_fold_next_rank(struct coll *c);
 
 /* Which of the device's partials is that of the member whose turn it is, and whether it is
  * the first that is added to it there. */
@@ -220,12 +214,11 @@ static uint32_t sparse_fold_partial_of(const struct coll *c, unsigned d, bool *r
 }
 
 /* The first of a replica is what the others are added to. */
-static void sparse_fold_fold_rank(struct coll *c)
+static enum res sparse_fold_fold_rank(struct coll *c)
 {
 	struct sparse_work *w = sparse_fold_work_of(c);
 
-	if (!coll_need_kops(c, 1))
-		return;
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
 		struct k_reduce r = sparse_fold_of_sums(w, NULL, &w->tables[d], 1);
@@ -238,51 +231,94 @@ static void sparse_fold_fold_rank(struct coll *c)
 		r.in_dtype = DTYPE_FP32;
 		r.pre = w->plan.pre;
 		r.accumulate = !first;
-		coll_kop(p, KOP_REDUCE, w->elements)->reduce = r;
+		coll_launch(p, LAUNCH_REDUCE, w->elements)->reduce = r;
 	}
 	c->turn++;
-	coll_kernels(c, sparse_fold_next_rank);
+	return coll_kernels(c);
 }
 
-static void sparse_fold_add_rows(struct coll *c)
+static enum res sparse_fold_add_rows(struct coll *c)
 {
-	if (!coll_need_kops(c, 1))
-		return;
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		sparse_add_rows(c, d);
-	coll_kernels(c, sparse_fold_fold_rank);
+	return coll_kernels(c);
 }
 
-static void sparse_fold_next_rank(struct coll *c)
+/* For the next rank of each device. Return: RES_DONE: there is none. */
+static enum res sparse_fold_clear_table(struct coll *c)
 {
 	bool any = false;
 
-	if (!coll_need_kops(c, 1))
-		return;
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
 
 		if (c->turn >= p->n)
 			continue;
 		any = true;
-		coll_kop(p, KOP_FILL, sparse_fold_work_of(c)->elements)->fill =
+		coll_launch(p, LAUNCH_FILL, sparse_fold_work_of(c)->elements)->fill =
 			(struct k_fill){ .dst = region_addr(&p->scratch[SPARSE_TABLE]),
 					 .kind = FILL_CONSTANT };
 	}
-	if (any)
-		coll_kernels(c, sparse_fold_add_rows);
-	else if (sparse_fold_work_of(c)->crossed)
-		sparse_fold_between_replicas(c);
-	else
-		sparse_fold_finish_partials(c);
+	return any ? coll_kernels(c) : RES_DONE;
 }
 
-void sparse_fold(struct coll *c, void (*done)(struct coll *c))
+enum sparse_fold_stage {
+	FOLD_BEGIN,
+	FOLD_CLEAR,
+	FOLD_ROWS,
+	FOLD_RANK,
+	FOLD_BETWEEN_REPLICAS,
+	FOLD_PARTIALS,
+	FOLD_REPLICAS,
+	FOLD_BETWEEN,
+	FOLD_GRADIENT,
+	FOLD_DONE
+};
+
+/* CLEAR to RANK once for each rank of a device. */
+enum res sparse_fold_tick(struct coll *c)
 {
-	sparse_fold_work_of(c)->done = done;
-	c->turn = 0;
-	if (sparse_fold_work_of(c)->crossed)
-		sparse_fold_fill_partials(c, sparse_fold_next_rank);
-	else
-		sparse_fold_next_rank(c);
+	struct sparse_work *w = sparse_fold_work_of(c);
+
+	switch ((enum sparse_fold_stage)w->fold_stage) {
+	case FOLD_BEGIN:
+		c->turn = 0;
+		w->fold_stage = FOLD_CLEAR;
+		if (w->crossed)
+			return sparse_fold_fill_partials(c);
+		fallthrough;
+	case FOLD_CLEAR:
+		w->fold_stage = FOLD_ROWS;
+		RES_TRY(sparse_fold_clear_table(c));
+		w->fold_stage = FOLD_BETWEEN_REPLICAS;
+		return sparse_fold_tick(c);
+	case FOLD_ROWS:
+		w->fold_stage = FOLD_RANK;
+		return sparse_fold_add_rows(c);
+	case FOLD_RANK:
+		w->fold_stage = FOLD_CLEAR;
+		return sparse_fold_fold_rank(c);
+	case FOLD_BETWEEN_REPLICAS:
+		w->fold_stage = FOLD_PARTIALS;
+		RES_TRY(sparse_fold_between_replicas(c));
+		fallthrough;
+	case FOLD_PARTIALS:
+		w->fold_stage = FOLD_REPLICAS;
+		return sparse_fold_finish_partials(c);
+	case FOLD_REPLICAS:
+		w->fold_stage = FOLD_BETWEEN;
+		return sparse_fold_add_replicas(c);
+	case FOLD_BETWEEN:
+		w->fold_stage = FOLD_GRADIENT;
+		RES_TRY(sparse_fold_between(c));
+		fallthrough;
+	case FOLD_GRADIENT:
+		w->fold_stage = FOLD_DONE;
+		return sparse_fold_add_to_gradient(c);
+	case FOLD_DONE:
+		return RES_DONE;
+	}
+	CHECK_NOT_REACHED();
 }

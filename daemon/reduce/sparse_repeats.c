@@ -90,54 +90,51 @@ static float *sparse_repeats_table(const struct coll *c, unsigned d)
 	return region_addr(&c->parts[d].scratch[SPARSE_COALESCED]);
 }
 
-static void sparse_repeats_add_own(struct coll *c)
+enum res sparse_repeats_clear(struct coll *c)
+{
+	RES_TRY(coll_need_launches(c, 1));
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		const struct sparse_repeats *r = sparse_repeats_now(c, d);
+
+		if (r)
+			coll_launch(&c->parts[d], LAUNCH_FILL,
+				    r->n_rows * sparse_rows_launch(c, d).row_elements)
+				->fill = (struct k_fill){ .dst = sparse_repeats_table(c, d),
+							  .kind = FILL_CONSTANT };
+	}
+	return coll_kernels(c);
+}
+
+enum res sparse_repeats_fill(struct coll *c)
 {
 	struct sparse_work *w = c->work;
 
-	if (!coll_need_kops(c, 1))
-		return;
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		const struct sparse_repeats *r = sparse_repeats_now(c, d);
 		struct k_add_rows a;
 
 		if (!r)
 			continue;
-		a = sparse_rows_kop(c, d);
+		a = sparse_rows_launch(c, d);
 		a.out = sparse_repeats_table(c, d);
 		a.row_limit = r->n_rows;
-		coll_kop(&c->parts[d], KOP_ADD_ROWS, a.row_elements)->add_rows = a;
+		coll_launch(&c->parts[d], LAUNCH_ADD_ROWS, a.row_elements)->add_rows = a;
 		w->given[d] += a.n_rows;
 	}
-	coll_kernels(c, w->coalesced);
-}
-
-void sparse_coalesce(struct coll *c, void (*next)(struct coll *c))
-{
-	((struct sparse_work *)c->work)->coalesced = next;
-	if (!coll_need_kops(c, 1))
-		return;
-	for (unsigned d = 0; d < c->n_parts; d++) {
-		const struct sparse_repeats *r = sparse_repeats_now(c, d);
-
-		if (r)
-			coll_kop(&c->parts[d], KOP_FILL,
-				 r->n_rows * sparse_rows_kop(c, d).row_elements)
-				->fill = (struct k_fill){ .dst = sparse_repeats_table(c, d),
-							  .kind = FILL_CONSTANT };
-	}
-	coll_kernels(c, sparse_repeats_add_own);
+	return coll_kernels(c);
 }
 
 void sparse_add_coalesced(struct coll *c, unsigned d)
 {
 	const struct sparse_repeats *r = sparse_repeats_now(c, d);
 	struct sparse_work *w = c->work;
-	struct k_add_rows a = sparse_rows_kop(c, d);
+	struct k_add_rows a = sparse_rows_launch(c, d);
 
 	a.n_rows = r->n_rows;
 	a.values = sparse_repeats_table(c, d);
 	a.dtype = DTYPE_FP32;
 	a.pre = (struct k_factor){ .how = K_FACTOR_NONE };
-	coll_kop(&c->parts[d], KOP_ADD_ROWS, a.row_elements)->add_rows = a;
+	coll_launch(&c->parts[d], LAUNCH_ADD_ROWS, a.row_elements)->add_rows = a;
 	w->given[d] += a.n_rows;
 }

@@ -133,7 +133,7 @@ static void status_jobs_fill_unit(struct arena *a, const struct job *job, const 
 	s->frozen_elements = unit_frozen_numel(u);
 	s->buffer_bytes = unit_buffers_bytes(u->rec) * u->rec->n_buffer_regions;
 	s->summoned_ranks = u->summoned_ranks;
-	for (unsigned d = 0; u->has_full && d < u->n_parts; d++)
+	for (unsigned d = 0; unit_has_copy(u) && d < u->n_parts; d++)
 		s->full_bytes += u->parts[d].full.bytes;
 	s->gathered_by = status_jobs_gathered_by(a, job, u, &s->n_gathered_by);
 	s->has_gradient = u->has_gradient;
@@ -164,7 +164,7 @@ static void status_jobs_fill_readers(struct arena *a, const struct job *job,
 	size_t n = 0;
 
 	readers_holding(job, now, waits, sizeof(waits));
-	j->waits_for_reader = status_text(a, list_empty(&job->readers.writers) ? "" : waits);
+	j->waits_for_reader = status_text(a, condition_is_idle(&job->readers.writers) ? "" : waits);
 	j->overtaken_reads = job->readers.overtaken;
 	list_for_each (r, tmp, all, link)
 		n++;

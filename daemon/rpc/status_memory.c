@@ -2,7 +2,7 @@
 
 #include "core/check.h"
 #include "mem/stagger.h"
-#include "step/lend.h"
+#include "step/external.h"
 #include "reduce/reduce_run.h"
 
 static uint64_t status_memory_rounded_up(uint64_t bytes)
@@ -76,9 +76,10 @@ static uint64_t status_memory_copies_of(const struct unit *u)
 {
 	uint64_t all = (unit_part_elements(u) + unit_frozen_elements(u)) * u->spread;
 
-	return u->has_full ? u->n_parts * status_memory_array(u->parts[0].device, all,
-							      (enum dtype)u->rec->compute_dtype)
-			   : 0;
+	return unit_has_copy(u)
+		       ? u->n_parts * status_memory_array(u->parts[0].device, all,
+							  (enum dtype)u->rec->compute_dtype)
+		       : 0;
 }
 
 static struct device *status_memory_device_of(const struct job *job, const struct unit *u,
@@ -159,7 +160,7 @@ static uint64_t status_memory_lent_of(const struct job *job, struct unit *u, con
 	uint32_t index;
 
 	CHECK(group_index(job->groups[u->rec->group], m->rank, &index));
-	n = lend_share_elements(job, u, index);
+	n = external_share_elements(job, u, index);
 	return status_memory_aligned(m->device,
 				     2 * status_memory_rounded_up((n ? n : 1) * sizeof(float)));
 }
@@ -212,7 +213,7 @@ static void status_memory_add_formula(const struct job *job, struct status_memor
 			m->formula[MEM_GRAD] += status_memory_held_by(job, job->ranks[r]);
 	for (size_t i = 0; i < job->rec->n_blobs; i++)
 		m->formula[MEM_CONTROL] += job->rec->blobs[i]->data.len;
-	m->formula[MEM_CONTROL] += known_bytes(job);
+	m->formula[MEM_CONTROL] += regcache_bytes(job);
 }
 
 void status_memory(const struct job *job, struct status_memory *ret)

@@ -7,7 +7,7 @@
 #include "rpc/svc_impl.h"
 
 struct later {
-	struct parked parked;
+	struct waiter waiter;
 	struct rpc_call *call;
 	const ProtobufCMessage *request; /* the call's */
 	struct node *node;
@@ -21,7 +21,7 @@ static void svc_later_on_cancelled(struct rpc_call *call, void *userdata)
 	struct later *l = userdata;
 	struct fault f = FAULT_NULL;
 
-	list_unlink(&l->parked.link);
+	waiter_leave(&l->waiter);
 	if (l->given_up)
 		l->given_up(call);
 	free(l);
@@ -31,9 +31,9 @@ static void svc_later_on_cancelled(struct rpc_call *call, void *userdata)
 
 static void svc_later_wait(struct later *l);
 
-static void svc_later_on_change(struct parked *p)
+static void svc_later_on_change(struct waiter *p)
 {
-	struct later *l = CONTAINER_OF(p, struct later, parked);
+	struct later *l = CONTAINER_OF(p, struct later, waiter);
 
 	rpc_call_on_cancelled(l->call, NULL, NULL);
 	if (l->try(l->call, l->request, l->userdata) == SVC_LATER)
@@ -45,7 +45,7 @@ static void svc_later_on_change(struct parked *p)
 static void svc_later_wait(struct later *l)
 {
 	rpc_call_on_cancelled(l->call, svc_later_on_cancelled, l);
-	node_wait(l->node, &l->parked, svc_later_on_change);
+	condition_wait(&l->node->changed, &l->waiter);
 }
 
 void svc_try(struct rpc_call *call, const ProtobufCMessage *request, struct node *node,
@@ -70,6 +70,6 @@ void svc_try(struct rpc_call *call, const ProtobufCMessage *request, struct node
 			     .userdata = userdata,
 			     .try = try,
 			     .given_up = given_up };
-	list_init(&l->parked.link);
+	waiter_init(&l->waiter, svc_later_on_change);
 	svc_later_wait(l);
 }

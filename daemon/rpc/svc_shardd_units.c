@@ -33,12 +33,12 @@ enum stage { COMPARE, DECODE, CHECK_SPECS, BUILD, REPLY };
 struct registering {
 	struct slice slice;
 	struct list turn;     /* in job->registrations, but while it waits */
-	struct parked parked; /* while it waits */
+	struct waiter waiter; /* while it waits */
 	struct rpc_call *call;
 	struct svc_shardd *svc;
 	struct member *m; /* a reference */
 	enum stage stage;
-	struct known_search search;
+	struct regcache_search search;
 	bool searching;
 	const uint8_t *request; /* the call's */
 	size_t request_bytes;
@@ -99,7 +99,7 @@ static void svc_shardd_units_registering_free(struct registering *r)
 
 	CHECK(!r->working);
 	slice_drop(&r->slice);
-	list_unlink(&r->parked.link);
+	waiter_leave(&r->waiter);
 	svc_shardd_units_pass_turn(r);
 	svc_shardd_units_drop_specs(r);
 	register_reply_deinit(&r->reply);
@@ -133,7 +133,7 @@ static void svc_shardd_units_on_cancelled(struct rpc_call *call, void *userdata)
 	(void)call;
 	/* Give back what was allocated for it so far. Another rank that waits for the same then
 	 * takes longer. */
-	if (!list_empty(&r->parked.link))
+	if (!list_empty(&r->waiter.link))
 		job_drop_spare(r->m->job);
 	if (r->working)
 		r->gone = true;
@@ -220,14 +220,14 @@ enum { DONE, GO_ON, AWAIT };
 
 static int svc_shardd_units_compare(struct registering *r)
 {
-	const struct known *known;
+	const struct regcache_entry *known;
 	int e;
 
 	if (!r->searching)
-		known_search_init(&r->search, r->m->job);
+		regcache_search_init(&r->search, r->m->job);
 	r->searching = true;
-	e = known_search(&r->search, r->m->job, r->request, r->request_bytes, COMPARE_BYTES,
-			 &known);
+	e = regcache_search(&r->search, r->m->job, r->request, r->request_bytes, COMPARE_BYTES,
+			    &known);
 	if (e == KNOWN_MORE)
 		return GO_ON;
 	r->stage = DECODE;
@@ -255,9 +255,9 @@ static int svc_shardd_units_begin_decoding(struct registering *r)
 	return svc_shardd_units_decoded(r) ? GO_ON : DONE;
 }
 
-static void svc_shardd_units_on_change(struct parked *p)
+static void svc_shardd_units_on_change(struct waiter *p)
 {
-	struct registering *r = CONTAINER_OF(p, struct registering, parked);
+	struct registering *r = CONTAINER_OF(p, struct registering, waiter);
 	struct job *job = r->m->job;
 	bool first = list_empty(&job->registrations);
 
@@ -272,7 +272,7 @@ static int svc_shardd_units_wait_for_change(struct registering *r)
 	svc_shardd_units_drop_specs(r);
 	r->stage = DECODE;
 	svc_shardd_units_pass_turn(r);
-	node_wait(r->m->job->node, &r->parked, svc_shardd_units_on_change);
+	condition_wait(&r->m->job->node->changed, &r->waiter);
 	return AWAIT;
 }
 
@@ -308,7 +308,7 @@ static int svc_shardd_units_build(struct registering *r)
 		svc_shardd_units_fail(r, &f);
 		return DONE;
 	}
-	known_add(r->m->job, r->request, r->request_bytes, r->ids, (uint32_t)r->n);
+	regcache_add(r->m->job, r->request, r->request_bytes, r->ids, (uint32_t)r->n);
 	r->stage = REPLY;
 	return GO_ON;
 }
@@ -402,7 +402,7 @@ void svc_register(struct rpc_call *call, const ProtobufCMessage *request, void *
 	*r = (struct registering){ .call = call, .svc = userdata, .m = member_ref(m) };
 	list_init(&r->slice.link);
 	list_init(&r->turn);
-	list_init(&r->parked.link);
+	waiter_init(&r->waiter, svc_shardd_units_on_change);
 	r->request = rpc_call_packed(call, &r->request_bytes);
 	rpc_call_on_cancelled(call, svc_shardd_units_on_cancelled, r);
 	list_append(&m->job->registrations, &r->turn);

@@ -128,7 +128,7 @@ static inline void session_catch_up(struct session *s)
 /* Join as job_join does; JOB_E_BUSY likewise. Return: 0, JOB_E_BUSY or a fault code. */
 int session_join(struct session *s, struct job *job, const struct job_joining *how,
 		 struct fault *f);
-/* Return: 0, JOB_E_LATER (its streams are still read: node_wait, then again), or a fault. */
+/* Return: 0, JOB_E_LATER (its streams are still read: wait for node.changed, then again), or a fault. */
 int session_leave(struct session *s, bool *ret_freed, struct fault *f);
 
 /* Read @job from here on, instead of the job that it read before. A session that has joined, or

@@ -28,19 +28,19 @@ struct apply_part {
 
 struct apply {
 	struct job *job;
-	struct parked parked; /* until nobody holds or reads the parameters any more */
+	struct waiter waiter; /* until nobody holds or reads the parameters any more */
+	unsigned stage;       /* enum apply_stage */
 	struct unit **units;  /* those that are stepped */
 	unsigned n;
 	struct apply_part parts[NODE_MAX_DEVICES]; /* by device */
 	unsigned pending;
 	int status;
-	void (*next)(struct apply *a); /* when all devices are there; NULL: it is over */
 };
 
 static void apply_free(struct apply *a)
 {
 	for (unsigned d = 0; d < NODE_MAX_DEVICES; d++)
-		free(a->parts[d].task.kops);
+		free(a->parts[d].task.launches);
 	free(a->units);
 	free(a);
 }
@@ -69,7 +69,7 @@ static void apply_done(struct job *job, struct unit **units, unsigned n, int sta
 	if (n && !job->step.counted)
 		job->rec->uncommitted_steps++;
 	job->step.counted = false;
-	job->step.applying = false;
+	job_step_move(job, JOB_STEP_NONE);
 	step_rates_clear(&job->step.rates);
 	if (job->step.epoch != job->rec->epoch)
 		job_tear(job); /* a trainer died meanwhile, without a commit to cover this */
@@ -78,20 +78,16 @@ static void apply_done(struct job *job, struct unit **units, unsigned n, int sta
 	job_settle(job);
 }
 
+static void apply_run(struct apply *a);
+
 static void apply_on_applied(struct backend_task *task, int status)
 {
 	struct apply *a = CONTAINER_OF(task, struct apply_part, task)->apply;
-	struct job *job = a->job;
 
 	a->status = a->status ? a->status : status;
 	if (--a->pending)
 		return;
-	if (a->next && !a->status) {
-		a->next(a);
-		return;
-	}
-	apply_done(job, a->units, a->n, a->status);
-	apply_free(a);
+	apply_run(a);
 }
 
 static bool apply_takes_part(const struct job *job, const struct unit *u)
@@ -100,39 +96,42 @@ static bool apply_takes_part(const struct job *job, const struct unit *u)
 	       u->rec->optimizer->kind != OPTIM_NONE;
 }
 
-/* Kops that @u needs on part @d: of the factor, or of the step. */
-static size_t apply_kops_of(const struct job *job, const struct unit *u, unsigned d)
+/* Launches that @u needs on part @d: of the factor, or of the step. */
+static size_t apply_launches_of(const struct job *job, const struct unit *u, unsigned d)
 {
 	const struct unit_part *p = &u->parts[d];
-	size_t scale = job->step.scales ? optim_scale_kops(u, p, 0, NULL) : 0;
-	size_t step = optim_step_kops(u, p, &job->step.rates, NULL);
+	size_t scale = job->step.scales ? optim_scale_launches(u, p, 0, NULL) : 0;
+	size_t step = optim_step_launches(u, p, &job->step.rates, NULL);
 
 	return scale > step ? scale : step;
 }
 
-/* On each device for the kops of all units. */
+/* On each device for the launches of all units. */
 static bool apply_make_room(struct apply *a)
 {
 	const struct job *job = a->job;
-	size_t kops[NODE_MAX_DEVICES] = { 0 };
+	size_t launches[NODE_MAX_DEVICES] = { 0 };
 	bool there = true;
 
 	for (uint32_t i = 0; i < job->n_units; i++) {
 		const struct unit *u = job->units[i];
 
 		for (unsigned d = 0; apply_takes_part(job, u) && d < u->n_parts; d++)
-			kops[u->parts[d].device->index] += apply_kops_of(job, u, d);
+			launches[u->parts[d].device->index] += apply_launches_of(job, u, d);
 	}
 	for (unsigned d = 0; d < job->node->n_devices; d++) {
 		a->parts[d].apply = a;
 		a->parts[d].note = (struct device_note){ .name = "Step", .job = job };
 		a->parts[d].task.sync = true;
 		a->parts[d].task.done = apply_on_applied;
-		a->parts[d].task.kops = calloc(kops[d] ? kops[d] : 1, sizeof(struct kop));
-		there = there && a->parts[d].task.kops;
+		a->parts[d].task.launches =
+			calloc(launches[d] ? launches[d] : 1, sizeof(struct launch));
+		there = there && a->parts[d].task.launches;
 	}
 	return there;
 }
+
+static void apply_resume(struct waiter *w);
 
 static struct apply *apply_new(struct job *job)
 {
@@ -141,7 +140,7 @@ static struct apply *apply_new(struct job *job)
 	if (!a)
 		return NULL;
 	a->job = job;
-	list_init(&a->parked.link);
+	waiter_init(&a->waiter, apply_resume);
 	a->units = calloc(job->n_units ? job->n_units : 1, sizeof(struct unit *));
 	if (a->units && apply_make_room(a))
 		return a;
@@ -154,8 +153,8 @@ static void apply_step_unit(struct apply *a, const struct unit *u)
 	for (unsigned d = 0; d < u->n_parts; d++) {
 		struct backend_task *task = &a->parts[u->parts[d].device->index].task;
 
-		task->n_kops += (unsigned)optim_step_kops(u, &u->parts[d], &a->job->step.rates,
-							  &task->kops[task->n_kops]);
+		task->n_launches += (unsigned)optim_step_launches(
+			u, &u->parts[d], &a->job->step.rates, &task->launches[task->n_launches]);
 	}
 }
 
@@ -167,7 +166,7 @@ static void apply_submit_parts(struct apply *a)
 	unsigned n = node->n_devices;
 
 	for (unsigned d = 0; d < n; d++)
-		a->pending += a->parts[d].task.n_kops > 0;
+		a->pending += a->parts[d].task.n_launches > 0;
 	if (!a->pending) {
 		const struct device *d = a->job->placed[0] ? a->job->placed[0] : &node->devices[0];
 
@@ -178,7 +177,7 @@ static void apply_submit_parts(struct apply *a)
 	for (unsigned d = 0; d < n; d++) {
 		struct backend *b = node->devices[d].backend;
 
-		if (!a->parts[d].task.n_kops)
+		if (!a->parts[d].task.n_launches)
 			continue;
 		a->parts[d].task.owner = job_as_owner(a->job);
 		device_note_task(&a->parts[d].note, b, &a->parts[d].task);
@@ -186,95 +185,114 @@ static void apply_submit_parts(struct apply *a)
 	}
 }
 
-static void apply_step_units(struct apply *a)
+static enum res apply_step_units(struct apply *a)
 {
-	a->next = NULL;
 	for (unsigned d = 0; d < a->job->node->n_devices; d++) {
-		a->parts[d].task.n_kops = 0;
+		a->parts[d].task.n_launches = 0;
 		a->parts[d].task.sync = true;
 	}
 	for (unsigned i = 0; i < a->n; i++)
 		apply_step_unit(a, a->units[i]);
 	apply_submit_parts(a);
+	return RES_WAIT;
 }
 
 /* The factor of a planned clip: an op on the same elements comes before the step. */
-static void apply_scale_units(struct apply *a)
+static enum res apply_scale_units(struct apply *a)
 {
-	a->next = apply_step_units;
 	for (unsigned i = 0; i < a->n; i++) {
 		const struct unit *u = a->units[i];
 
 		for (unsigned d = 0; d < u->n_parts; d++) {
 			struct backend_task *task = &a->parts[u->parts[d].device->index].task;
 
-			task->n_kops += (unsigned)optim_scale_kops(
-				u, &u->parts[d], a->job->step.factor, &task->kops[task->n_kops]);
+			task->n_launches +=
+				(unsigned)optim_scale_launches(u, &u->parts[d], a->job->step.factor,
+							       &task->launches[task->n_launches]);
 		}
 	}
 	apply_submit_parts(a);
+	return RES_WAIT;
 }
 
-/* The epoch may have ended while streams were waited for: then what they brought is worth
- * nothing, and the step never was. */
-static void apply_submit(struct parked *p)
+static void apply_take_units(struct apply *a)
 {
-	struct apply *a = CONTAINER_OF(p, struct apply, parked);
 	struct job *job = a->job;
 
-	if (job->step.epoch != job->rec->epoch) {
-		job->step.abandoned = true;
-		apply_done(job, NULL, 0, 0);
-		apply_free(a);
-		return;
-	}
 	for (uint32_t i = 0; i < job->n_units; i++) {
 		CHECK(!apply_takes_part(job, job->units[i]) || !job->units[i]->gathered_ranks);
 		if (apply_takes_part(job, job->units[i]))
 			a->units[a->n++] = job->units[i];
 	}
-	if (job->step.scales)
-		apply_scale_units(a);
-	else
-		apply_step_units(a);
 }
 
-/* Nobody holds the parameters. */
-static void apply_drain(struct parked *p)
+/* The epoch may have ended while readers or streams were waited for: then what they brought is
+ * worth nothing, and the step never was. */
+static bool apply_is_abandoned(struct apply *a)
 {
-	struct apply *a = CONTAINER_OF(p, struct apply, parked);
+	a->job->step.abandoned = a->job->step.epoch != a->job->rec->epoch;
+	return a->job->step.abandoned;
+}
+
+enum apply_stage { APPLY_READERS, APPLY_SCALE, APPLY_STEP, APPLY_DONE };
+
+static enum res apply_tick(struct apply *a)
+{
 	struct job *job = a->job;
-	int r = drain_ensure(job, p, apply_submit);
 
-	if (r == 0) {
-		apply_submit(p);
-	} else if (r < 0) {
-		apply_done(job, NULL, 0, r);
-		apply_free(a);
+	switch ((enum apply_stage)a->stage) {
+	case APPLY_READERS:
+		if (apply_is_abandoned(a))
+			return RES_DONE;
+		if (!readers_let(job, &a->waiter))
+			return RES_WAIT;
+		a->stage = APPLY_SCALE;
+		RES_TRY(drain_wait(job, &a->waiter));
+		fallthrough;
+	case APPLY_SCALE:
+		if (apply_is_abandoned(a))
+			return RES_DONE;
+		apply_take_units(a);
+		a->stage = APPLY_STEP;
+		if (job->step.scales)
+			return apply_scale_units(a);
+		fallthrough;
+	case APPLY_STEP:
+		a->stage = APPLY_DONE;
+		return apply_step_units(a);
+	case APPLY_DONE:
+		return RES_DONE;
 	}
+	CHECK_NOT_REACHED();
 }
 
-static void apply_unheld(struct parked *p)
+static void apply_run(struct apply *a)
 {
-	struct apply *a = CONTAINER_OF(p, struct apply, parked);
+	enum res r = a->status ? RES_FAILED : apply_tick(a);
 
-	if (a->job->step.epoch != a->job->rec->epoch)
-		apply_submit(p); /* which will not do it */
-	else if (readers_let(a->job, p, apply_unheld))
-		apply_drain(p);
+	if (r == RES_WAIT)
+		return;
+	if (r == RES_FAILED && !a->status)
+		a->status = -ENOMEM; /* of drain_wait */
+	apply_done(a->job, a->units, a->n, a->status);
+	apply_free(a);
+}
+
+static void apply_resume(struct waiter *w)
+{
+	apply_run(CONTAINER_OF(w, struct apply, waiter));
 }
 
 static void apply_start(struct job *job)
 {
 	struct apply *a = apply_new(job);
 
-	job->step.prepared = false;
-	job->step.applying = true;
+	job_step_move(job, JOB_STEP_APPLYING);
 	job->step.abandoned = false;
 	job->step.epoch = job->rec->epoch;
 	job->running++;
 	if (a)
-		apply_unheld(&a->parked);
+		apply_run(a);
 	else
 		apply_done(job, NULL, 0, -ENOMEM);
 }
@@ -282,33 +300,31 @@ static void apply_start(struct job *job)
 /* Neither runs. */
 void apply_go_on(struct job *job)
 {
-	if (job->step.applying || job->step.stepping)
+	if (job->step.state == JOB_STEP_APPLYING || job->step.stepping)
 		return;
-	if (job->step.prepared && !list_empty(&job->step.waiting))
+	if (job->step.state == JOB_STEP_PREPARED && !condition_is_idle(&job->step.applied))
 		apply_start(job);
 	else
-		parked_resume_all(&job->step.waiting);
+		condition_signal(&job->step.applied);
 }
 
-static void apply_wait(struct job *job, struct parked *p, void (*resume)(struct parked *p))
+static enum res apply_begin_wait(struct job *job, struct waiter *w)
 {
-	p->resume = resume;
-	list_append(&job->step.waiting, &p->link);
+	condition_wait(&job->step.applied, w);
 	apply_go_on(job);
+	return RES_WAIT;
 }
 
-bool apply_ensure(struct job *job, struct parked *p, void (*resume)(struct parked *p))
+enum res apply_wait(struct job *job, struct waiter *w)
 {
-	if (!job->step.prepared && !job->step.applying && !job->step.stepping)
-		return true;
-	apply_wait(job, p, resume);
-	return false;
+	if (job->step.state == JOB_STEP_NONE && !job->step.stepping)
+		return RES_DONE;
+	return apply_begin_wait(job, w);
 }
 
-bool apply_ensure_step(struct job *job, struct parked *p, void (*resume)(struct parked *p))
+enum res apply_wait_step(struct job *job, struct waiter *w)
 {
-	if (!job->step.prepared && !job->step.applying)
-		return true;
-	apply_wait(job, p, resume);
-	return false;
+	if (job->step.state == JOB_STEP_NONE)
+		return RES_DONE;
+	return apply_begin_wait(job, w);
 }

@@ -7,13 +7,13 @@
 #include "work/coll.h"
 
 /* Is the prepared step (if any) applied, and no optimizer runs in backward? If not: begin to
- * apply it, put @p into the list of those that wait, to be resumed. Return: true if there is
- * nothing to wait for. */
-bool apply_ensure(struct job *job, struct parked *p, void (*resume)(struct parked *p));
+ * apply it; @w waits. A waiter that is resumed and must not wait for a step that was prepared
+ * meanwhile does not ask again. */
+enum res apply_wait(struct job *job, struct waiter *w);
 
 /* The same for an op on one unit that looks after what runs in backward itself: only for the
  * prepared step. */
-bool apply_ensure_step(struct job *job, struct parked *p, void (*resume)(struct parked *p));
+enum res apply_wait_step(struct job *job, struct waiter *w);
 
 /* An optimizer that ran in backward has ended: who waited goes on. */
 void apply_go_on(struct job *job);

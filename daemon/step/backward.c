@@ -31,7 +31,7 @@
 #include "op/op_util.h"
 #include "op/queue_task.h"
 #include "step/apply.h"
-#include "step/lend.h"
+#include "step/external.h"
 #include "step/shards.h"
 #include "unit/norm.h"
 #include "unit/optim.h"
@@ -43,7 +43,7 @@
 struct back_part {
 	struct back *back;
 	struct queue_task queue;
-	struct kop *kops; /* owned */
+	struct launch *launches; /* owned */
 };
 
 struct back {
@@ -65,7 +65,8 @@ static int backward_check_reduce(const struct unit *u, struct fault *f)
 				 "pass and its shards are the trainers': end it with Step, or say "
 				 "that more is to come",
 				 u->rec->name);
-	if (u->stepped || u->stepping || u->due || u->arrived)
+	if (u->step == UNIT_STEP_STEPPED || u->step == UNIT_STEP_STEPPING ||
+	    u->step == UNIT_STEP_DUE || u->step == UNIT_STEP_ARRIVED)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "unit '%.100s' was reduced for the last time in this backward "
 				 "pass, and its optimizer has the gradient: end the pass with "
@@ -76,64 +77,47 @@ static int backward_check_reduce(const struct unit *u, struct fault *f)
 
 static bool backward_plan_concerns(const struct coll *c)
 {
-	return group_plan_holds(c->group) && !c->more &&
+	return group_plan_holds(c->group) && !c->gradient.more &&
 	       c->unit->rec->optimizer->kind != OPTIM_NONE;
 }
 
-static void backward_cleared(struct coll *c)
-{
-	c->again(&c->parked);
-}
-
-/* What lies between tensors in memory that was something else before. Return: false: it is
- * being cleared, @again is called when that is ordered, or @c has ended. */
-static bool backward_clear_gaps(struct coll *c, void (*again)(struct parked *p))
+/* What lies between tensors in memory that was something else before. Return: RES_DONE: there is
+ * nothing between them. */
+static enum res backward_clear_gaps(struct coll *c)
 {
 	struct unit_run *gaps = calloc(c->unit->rec->n_tensors, sizeof(*gaps));
+	enum res r = gaps ? coll_need_launches(c, c->unit->rec->n_tensors) : coll_fail(c, -ENOMEM);
 	unsigned all = 0;
 
-	if (!gaps)
-		coll_end_status(c, -ENOMEM);
-	if (!gaps || !coll_need_kops(c, c->unit->rec->n_tensors)) {
-		free(gaps);
-		return false;
-	}
-	for (unsigned d = 0; d < c->n_parts; d++) {
+	for (unsigned d = 0; r == RES_DONE && d < c->n_parts; d++) {
 		const struct unit_part *p = &c->unit->parts[d];
 		unsigned n = unit_gaps(c->unit, p, gaps);
 
 		all += n;
 		for (unsigned i = 0; i < n; i++)
-			coll_kop(&c->parts[d], KOP_FILL, gaps[i].n)->fill =
+			coll_launch(&c->parts[d], LAUNCH_FILL, gaps[i].n)->fill =
 				(struct k_fill){ .dst = optim_at(&p->grads, gaps[i].at),
 						 .kind = FILL_CONSTANT };
 	}
 	free(gaps);
-	if (!all)
-		return true;
-	c->again = again;
-	coll_kernels(c, backward_cleared);
-	return false;
+	return all ? coll_kernels(c) : r;
 }
 
-static bool backward_need_grads(struct coll *c, void (*again)(struct parked *p))
+/* Asked again when the gaps are cleared, it finds the shards there. */
+static enum res backward_need_grads(struct coll *c)
 {
 	bool fresh = !c->unit->parts[0].grads.slab;
-	struct fault f = FAULT_NULL;
 	int r = job_take_grads(c->job, c->unit);
 
 	if (r > 0 && r != SLAB_E_LATER && job_evict(c->job, UINT64_MAX))
 		r = job_take_grads(c->job, c->unit);
 	if (r == 0)
-		return !fresh || !c->unit->layout.dim0 || backward_clear_gaps(c, again);
-	if (r == SLAB_E_LATER) {
-		node_wait(c->job->node, &c->parked, again);
-		return false;
-	}
+		return fresh && c->unit->layout.dim0 ? backward_clear_gaps(c) : RES_DONE;
+	if (r == SLAB_E_LATER)
+		return coll_wait_for_node(c);
 	op_memory_fault(c->job, r, unit_array_bytes(&c->unit->layout, c->unit->spread),
-			"gradient shards", &f);
-	coll_end(c, &f);
-	return false;
+			"gradient shards", &c->fault);
+	return RES_FAILED;
 }
 
 /* Will the unit be stepped because of it, without a Step? Then nobody may hold it from here on:
@@ -142,28 +126,24 @@ static bool backward_leads_to_step(const struct coll *c)
 {
 	const state_optimizer *o = c->unit->rec->optimizer;
 
-	return o->when == OPTIM_IN_BACKWARD && o->kind != OPTIM_NONE && !c->more &&
+	return o->when == OPTIM_IN_BACKWARD && o->kind != OPTIM_NONE && !c->gradient.more &&
 	       !group_plan_holds(c->group);
 }
 
-bool backward_prepare(struct coll *c, void (*again)(struct parked *p))
+enum res backward_prepare(struct coll *c)
 {
-	struct fault f = FAULT_NULL;
-
-	if (!c->begun && backward_check_reduce(c->unit, &f)) { /* begun: it had waited for memory */
-		coll_end(c, &f);
-		return false;
-	}
-	if (backward_leads_to_step(c) && !coll_may_write(c, again))
-		return false;
-	if (!c->fused && !backward_need_grads(c, again))
-		return false;
-	if (backward_plan_concerns(c) && c->group->plan.inv_scale != 0 &&
-	    !coll_need_scratch(c, COLL_FOUND_INF, SHARDS_FOUND_BYTES, again))
-		return false;
-	if (c->lends)
-		lend_begin(c);
-	return true;
+	/* begun: it had waited for memory */
+	if (!c->gradient.begun && backward_check_reduce(c->unit, &c->fault))
+		return RES_FAILED;
+	if (backward_leads_to_step(c))
+		RES_TRY(coll_may_write(c));
+	if (!c->gradient.fused)
+		RES_TRY(backward_need_grads(c));
+	if (backward_plan_concerns(c) && c->group->plan.inv_scale != 0)
+		RES_TRY(coll_need_scratch(c, COLL_FOUND_INF, SHARDS_FOUND_BYTES));
+	if (c->gradient.external)
+		external_begin(c);
+	return RES_DONE;
 }
 
 /* -------------------------------------------------------- as the plan says */
@@ -173,19 +153,10 @@ static void backward_arrived(struct coll *c)
 	struct unit *u = c->unit;
 
 	free(u->norms);
-	u->norms = c->partials;
-	c->partials = NULL;
-	c->n_partials = 0;
-	u->arrived = true;
-	c->arrived(c);
-}
-
-static void backward_take_norm(struct coll *c)
-{
-	if (c->group->plan.has_clip)
-		shards_norm(c, c->group->plan.clip.type, backward_arrived);
-	else
-		backward_arrived(c);
+	u->norms = c->shards.partials;
+	c->shards.partials = NULL;
+	c->shards.n_partials = 0;
+	unit_step_move(u, UNIT_STEP_ARRIVED);
 }
 
 /* A rank may have died since: then there is neither a plan nor a use for it. */
@@ -194,17 +165,33 @@ bool backward_is_planned(const struct coll *c)
 	return backward_plan_concerns(c) && c->ops[0]->m->epoch == c->job->rec->epoch;
 }
 
-void backward_arrive(struct coll *c, void (*next)(struct coll *c))
+enum backward_arrive_stage { ARRIVE_BEGIN, ARRIVE_UNSCALE, ARRIVE_NORM, ARRIVE_DONE };
+
+enum res backward_arrive_tick(struct coll *c)
 {
-	if (c->fused || !backward_is_planned(c)) {
-		next(c);
-		return;
+	switch ((enum backward_arrive_stage)c->gradient.arrive_stage) {
+	case ARRIVE_BEGIN:
+		if (c->gradient.fused || !backward_is_planned(c))
+			return RES_DONE;
+		c->shards.factor = (float)c->group->plan.inv_scale;
+		c->gradient.arrive_stage =
+			c->group->plan.inv_scale != 0 ? ARRIVE_UNSCALE : ARRIVE_NORM;
+		return backward_arrive_tick(c);
+	case ARRIVE_UNSCALE:
+		RES_TRY(shards_unscale_tick(c));
+		c->gradient.arrive_stage = ARRIVE_NORM;
+		fallthrough;
+	case ARRIVE_NORM:
+		c->gradient.arrive_stage = ARRIVE_DONE;
+		if (c->group->plan.has_clip)
+			return shards_norm(c, c->group->plan.clip.type);
+		fallthrough;
+	case ARRIVE_DONE:
+		c->gradient.arrive_stage = ARRIVE_BEGIN;
+		backward_arrived(c);
+		return RES_DONE;
 	}
-	c->arrived = next;
-	if (c->group->plan.inv_scale != 0)
-		shards_unscale(c, (float)c->group->plan.inv_scale, backward_take_norm);
-	else
-		backward_take_norm(c);
+	CHECK_NOT_REACHED();
 }
 
 /* ------------------------------------------------------------------ stepping */
@@ -219,15 +206,14 @@ static void backward_back_free(struct back *b)
 {
 	for (unsigned d = 0; d < b->u->n_parts; d++) {
 		queue_task_deinit(&b->parts[d].queue);
-		free(b->parts[d].kops);
+		free(b->parts[d].launches);
 	}
 	free(b);
 }
 
 /* An epoch that has ended meanwhile has torn the job already, or there is no commit. */
-void backward_stepped(struct job *job, struct unit *u, bool in_time, int status)
+void backward_stepped(struct job *job, struct unit *u, int status)
 {
-	u->stepped = in_time; /* else its pass is over */
 	u->has_gradient = false;
 	u->version++;
 	unit_stepped(u);
@@ -237,20 +223,20 @@ void backward_stepped(struct job *job, struct unit *u, bool in_time, int status)
 }
 
 /* Its parameters are free again, whether it was stepped or not. */
-void backward_let_go(struct job *job, struct unit *u)
+void backward_let_go(struct job *job, struct unit *u, bool stepped)
 {
-	CHECK(u->stepping && job->step.stepping > 0);
-	u->stepping = false;
+	CHECK(u->step == UNIT_STEP_STEPPING && job->step.stepping > 0);
+	unit_step_move(u, stepped ? UNIT_STEP_STEPPED : UNIT_STEP_NONE);
 	job_give_grads(job, u);
 	job->step.stepping--;
-	parked_resume_all(&u->awaiting);
+	condition_signal(&u->step_done);
 	apply_go_on(job);
 }
 
 void backward_hold(struct job *job, struct unit *u)
 {
-	CHECK(!u->stepping);
-	u->stepping = true;
+	CHECK(u->step != UNIT_STEP_STEPPING);
+	unit_step_move(u, UNIT_STEP_STEPPING);
 	job->step.stepping++;
 }
 
@@ -258,10 +244,11 @@ static void backward_back_end(struct back *b)
 {
 	struct job *job = b->job;
 	struct unit *u = b->u;
+	bool in_time = b->epoch == job->rec->epoch; /* else its pass is over */
 
-	backward_stepped(job, u, b->epoch == job->rec->epoch, b->status);
+	backward_stepped(job, u, b->status);
 	backward_back_free(b);
-	backward_let_go(job, u);
+	backward_let_go(job, u, in_time);
 	job->running--; /* only now: those resumed may have been the last of a deleted job */
 	job_settle(job);
 }
@@ -287,16 +274,17 @@ static int backward_fill_part(struct back *b, unsigned d)
 {
 	const struct unit_part *p = &b->u->parts[d];
 	const struct step_rates *rates = backward_rates(b->job, b->u);
-	size_t n = optim_step_kops(b->u, p, rates, NULL);
+	size_t n = optim_step_launches(b->u, p, rates, NULL);
 	struct back_part *part = &b->parts[d];
 
-	part->kops = calloc(n ? n : 1, sizeof(*part->kops));
-	if (!part->kops)
+	part->launches = calloc(n ? n : 1, sizeof(*part->launches));
+	if (!part->launches)
 		return -ENOMEM;
-	optim_step_kops(b->u, p, rates, part->kops);
-	part->queue.task = (struct backend_task){
-		.kops = part->kops, .n_kops = (unsigned)n, .sync = true, .done = backward_on_stepped
-	};
+	optim_step_launches(b->u, p, rates, part->launches);
+	part->queue.task = (struct backend_task){ .launches = part->launches,
+						  .n_launches = (unsigned)n,
+						  .sync = true,
+						  .done = backward_on_stepped };
 	return unit_is_direct(b->u) ? queue_task_wait(&part->queue, p->reads.waits, p->reads.n) : 0;
 }
 
@@ -332,13 +320,12 @@ void backward_released(struct job *job, struct unit *u)
 	struct back *b;
 
 	if (!unit_is_read(u))
-		parked_resume_all(&u->awaiting); /* ShardDone; whoever is too early waits again */
-	if (!u->due || u->stepping || unit_is_read(u))
+		condition_signal(&u->step_done); /* ShardDone; whoever is too early waits again */
+	if (u->step != UNIT_STEP_DUE || u->step == UNIT_STEP_STEPPING || unit_is_read(u))
 		return;
 	b = backward_back_new(job, u);
 	if (!b)
 		return;
-	u->due = false;
 	backward_hold(job, u);
 	job->running++;
 	backward_mark(job);
@@ -350,7 +337,7 @@ void backward_released(struct job *job, struct unit *u)
 
 static void backward_offer(struct coll *c)
 {
-	lend_ready(c);
+	external_ready(c);
 	if (c->unit->rec->guarded)
 		hold_drop(c->job, c->unit);
 }
@@ -363,13 +350,13 @@ void backward_reduced(struct coll *c)
 		unit_pass_end(u);
 		return;
 	}
-	if (c->more)
+	if (c->gradient.more)
 		return;
 	if (u->rec->optimizer->when == OPTIM_BY_TRAINER) {
 		backward_offer(c);
-	} else if (u->rec->optimizer->when == OPTIM_IN_BACKWARD && !u->arrived &&
+	} else if (u->rec->optimizer->when == OPTIM_IN_BACKWARD && u->step != UNIT_STEP_ARRIVED &&
 		   u->rec->optimizer->kind != OPTIM_NONE) {
-		u->due = true;
+		unit_step_move(u, UNIT_STEP_DUE);
 		if (u->rec->guarded)
 			hold_drop(c->job, u); /* what a policy keeps, as at a step */
 		backward_released(c->job, u);
@@ -381,7 +368,7 @@ int backward_end_unused(struct coll *c, struct fault *f)
 {
 	struct unit *u = c->unit;
 
-	if (u->rec->optimizer->when != OPTIM_BY_TRAINER || c->more || !u->has_gradient)
+	if (u->rec->optimizer->when != OPTIM_BY_TRAINER || c->gradient.more || !u->has_gradient)
 		return 0;
 	if (backward_check_reduce(u, f))
 		return f->code;
@@ -398,38 +385,35 @@ static bool backward_holds(const struct op *op)
 	return mu && mu->gathers;
 }
 
-static int backward_wait_for_step(struct op *op, void (*resume)(struct parked *p))
-{
-	op_park(op, &op->unit->awaiting, resume);
-	return BACKWARD_WAITS;
-}
-
-static int backward_gather_own(struct op *op, void (*resume)(struct parked *p))
+static enum res backward_gather_own(struct op *op)
 {
 	const struct member_unit *mu = member_unit_find(op->m, op->unit);
 
-	if (mu && mu->shard_state != SHARD_GIVEN_BACK)
-		return fault_set(&op->fault, FAULT_STATE, NULL,
-				 "unit '%.100s' cannot be gathered: this rank has not given its "
-				 "shard back (NextShard, ShardDone)",
-				 op->unit->rec->name);
-	return backward_wait_for_step(op, resume);
+	if (!mu || mu->shard_state == SHARD_GIVEN_BACK)
+		return op_wait(op, &op->unit->step_done);
+	fault_set(&op->fault, FAULT_STATE, NULL,
+		  "unit '%.100s' cannot be gathered: this rank has not given its shard back "
+		  "(NextShard, ShardDone)",
+		  op->unit->rec->name);
+	return RES_FAILED;
 }
 
 /* A rank that has gathered the unit already gets the same copy. */
-int backward_gather(struct op *op, void (*resume)(struct parked *p))
+enum res backward_gather(struct op *op)
 {
 	struct unit *u = op->unit;
 
 	if (u->shards_left && !backward_holds(op))
-		return backward_gather_own(op, resume);
-	if (u->due)
+		return backward_gather_own(op);
+	if (u->step == UNIT_STEP_DUE)
 		backward_released(op->m->job, u);
-	if (u->stepping || (u->due && u->gathered_ranks && !backward_holds(op)))
-		return backward_wait_for_step(op, resume);
-	if (u->due && !unit_is_read(u))
-		return fault_errno(&op->fault, -ENOMEM, "stepping a unit in backward");
-	return 0;
+	if (u->step == UNIT_STEP_STEPPING ||
+	    (u->step == UNIT_STEP_DUE && u->gathered_ranks && !backward_holds(op)))
+		return op_wait(op, &u->step_done);
+	if (u->step != UNIT_STEP_DUE || unit_is_read(u))
+		return RES_DONE;
+	fault_errno(&op->fault, -ENOMEM, "stepping a unit in backward");
+	return RES_FAILED;
 }
 
 int backward_check_over(const struct job *job, const struct group *g, struct fault *f)
@@ -444,7 +428,7 @@ int backward_check_over(const struct job *job, const struct group *g, struct fau
 					 "%u ranks have not given back their shard of unit "
 					 "'%.100s' (NextShard, ShardDone)",
 					 u->shards_left, u->rec->name);
-		if (!g && job->step.mid && u->due)
+		if (!g && job->step.mid && u->step == UNIT_STEP_DUE)
 			return fault_set(
 				f, FAULT_STATE, NULL,
 				"unit '%.100s' is still gathered and so not stepped, while "

@@ -6,16 +6,16 @@
 
 #include "work/coll.h"
 
-/* A Reduce of c->unit begins, or a bucket of a ddp with gradients of it. Has the unit been
- * reduced for the last time in this pass? Then @c has ended. Is there memory for its gradient shards, and what the plan needs? If not,
- * @again is called with c->parked, or @c has ended. Return: true: go on. */
-bool backward_prepare(struct coll *c, void (*again)(struct parked *p));
+/* A Reduce of c->unit begins, or a bucket of a ddp with gradients of it: is there memory for its
+ * gradient shards, and what the plan needs, and may its parameters be written? Fails if the unit
+ * has been reduced for the last time in this pass. */
+enum res backward_prepare(struct coll *c);
 
 /* Is there anything that the plan says of the gradient of c->unit? */
 bool backward_is_planned(const struct coll *c);
 
-/* The reduced gradient is in the shards: deal with it as the plan says, then @next. */
-void backward_arrive(struct coll *c, void (*next)(struct coll *c));
+/* The reduced gradient is in the shards: deal with it as the plan says. A tick of its own. */
+enum res backward_arrive_tick(struct coll *c);
 
 /* At the end of the Reduce, when unit.has_gradient says how it ended: step the unit, now or
  * when nobody has it gathered any more; or offer its shards to the trainers. */
@@ -27,10 +27,8 @@ int backward_end_unused(struct coll *c, struct fault *f);
 
 /* Somebody has let go of @u: step it if that is due. */
 void backward_released(struct job *job, struct unit *u);
-/* Before a gather: are the parameters of the pass before stepped? Return: 0; BACKWARD_WAITS: it waits,
- * @resume is called with op->parked; or a fault code, op->fault filled. */
-enum { BACKWARD_WAITS = 1000 };
-int backward_gather(struct op *op, void (*resume)(struct parked *p));
+/* Before a gather: are the parameters of the pass before stepped? */
+enum res backward_gather(struct op *op);
 
 /* Refuse to go on from a pass in which some units were stepped and others are still to be.
  * @g: of its units; NULL: of all. Return: 0 or a fault code. */
@@ -43,11 +41,11 @@ void backward_mark(struct job *job);
 const struct step_rates *backward_rates(const struct job *job, const struct unit *u);
 
 /* From here on nobody begins to read the parameters of @u, until backward_let_go; its gradient
- * shards go back to their pool then. */
+ * shards go back to their pool then. @stepped: it was, in the epoch that is. */
 void backward_hold(struct job *job, struct unit *u);
-void backward_let_go(struct job *job, struct unit *u);
+void backward_let_go(struct job *job, struct unit *u, bool stepped);
 
-/* In between: it was stepped. @in_time: in the epoch that is. @status: the device's. */
-void backward_stepped(struct job *job, struct unit *u, bool in_time, int status);
+/* In between: its parameters were changed. @status: the device's. */
+void backward_stepped(struct job *job, struct unit *u, int status);
 
 #endif

@@ -87,14 +87,8 @@ static int op_clip_check(struct op *op, struct fault *f)
 	return 0;
 }
 
-static void op_clip_done(struct coll *c)
-{
-	for (uint32_t i = 0; i < c->n; i++)
-		c->ops[i]->result.total_norm = c->value;
-	coll_end(c, NULL);
-}
-
-static size_t op_clip_kops_of(const struct coll *c, unsigned d, float factor, struct kop *kops)
+static size_t op_clip_launches_of(const struct coll *c, unsigned d, float factor,
+				  struct launch *launches)
 {
 	size_t n = 0;
 
@@ -103,58 +97,61 @@ static size_t op_clip_kops_of(const struct coll *c, unsigned d, float factor, st
 		const struct unit_part *p = shards_take_part(c, u) ? shards_part(c, u, d) : NULL;
 
 		if (p)
-			n += optim_scale_kops(u, p, factor, kops ? kops + n : NULL);
+			n += optim_scale_launches(u, p, factor, launches ? launches + n : NULL);
 	}
 	return n;
 }
 
-static void op_clip_scale(struct coll *c)
+/* Their total is known. Return: RES_DONE: no gradient has to be multiplied. */
+static enum res op_clip_scale(struct coll *c)
 {
 	const struct clip *clip = &clip_args(c->ops[0])->clip;
-	struct fault f = FAULT_NULL;
 	size_t room = 0;
 	float factor;
 
-	if (coll_overtaken(c, true))
-		return;
-	c->value = shards_total(c, clip->type);
-	if (clip_check(clip, c->value, &f)) {
-		coll_end(c, &f);
-		return;
-	}
-	if (!clip_factor(clip, c->value, &factor)) {
-		op_clip_done(c);
-		return;
-	}
+	c->shards.total = shards_total(c, clip->type);
+	if (clip_check(clip, c->shards.total, &c->fault))
+		return RES_FAILED;
+	if (!clip_factor(clip, c->shards.total, &factor))
+		return RES_DONE;
 	for (unsigned d = 0; d < c->n_parts; d++) {
-		size_t n = op_clip_kops_of(c, d, factor, NULL);
+		size_t n = op_clip_launches_of(c, d, factor, NULL);
 
 		room = n > room ? n : room;
 	}
-	if (!coll_need_kops(c, room))
-		return;
+	RES_TRY(coll_need_launches(c, room));
 	for (unsigned d = 0; d < c->n_parts; d++)
-		c->parts[d].n_kops = (unsigned)op_clip_kops_of(c, d, factor, c->parts[d].kops);
-	coll_kernels(c, op_clip_done);
+		c->parts[d].n_launches =
+			(unsigned)op_clip_launches_of(c, d, factor, c->parts[d].launches);
+	return coll_kernels(c);
 }
 
-static void op_clip_start(struct parked *p)
-{
-	struct coll *c = CONTAINER_OF(p, struct coll, parked);
-	struct fault f = FAULT_NULL;
+enum op_clip_stage { CLIP_APPLY, CLIP_NORM, CLIP_SCALE, CLIP_DONE };
 
-	if (coll_overtaken(c, true))
-		return;
-	if (shards_check_whole(c, &f))
-		coll_end(c, &f);
-	else
-		shards_norm(c, clip_args(c->ops[0])->clip.type, op_clip_scale);
-}
-
-static void op_clip_run(struct coll *c)
+static enum res op_clip_tick(struct coll *c)
 {
-	if (apply_ensure(c->job, &c->parked, op_clip_start))
-		op_clip_start(&c->parked);
+	switch ((enum op_clip_stage)c->stage) {
+	case CLIP_APPLY: /* a prepared step needs the gradients as they are */
+		c->stage = CLIP_NORM;
+		RES_TRY(apply_wait(c->job, &c->waiter));
+		fallthrough;
+	case CLIP_NORM:
+		RES_TRY(coll_check_epoch(c, true));
+		if (shards_check_whole(c, &c->fault))
+			return RES_FAILED;
+		c->stage = CLIP_SCALE;
+		return shards_norm(c, clip_args(c->ops[0])->clip.type);
+	case CLIP_SCALE:
+		RES_TRY(coll_check_epoch(c, true));
+		c->stage = CLIP_DONE;
+		RES_TRY(op_clip_scale(c));
+		fallthrough;
+	case CLIP_DONE:
+		for (uint32_t i = 0; i < c->n; i++)
+			c->ops[i]->result.total_norm = c->shards.total;
+		return RES_DONE;
+	}
+	CHECK_NOT_REACHED();
 }
 
 static void op_clip_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -177,7 +174,7 @@ const struct op_type op_clip = {
 	.request = &shardd__v1__clip_grad_norm_request__descriptor,
 	.decode = op_clip_decode,
 	.check = op_clip_check,
-	.run = op_clip_run,
+	.coll_tick = op_clip_tick,
 	.encode = op_clip_encode,
 	.move = MOVE_NEEDS_IDLE,
 	.surrogate_owned = op_clip_surrogate_owned,

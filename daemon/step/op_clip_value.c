@@ -39,11 +39,6 @@ static int op_clip_value_check(struct op *op, struct fault *f)
 	return 0;
 }
 
-static void op_clip_value_done(struct coll *c)
-{
-	coll_end(c, NULL);
-}
-
 static void op_clip_value_clamp_part(struct coll *c, unsigned d)
 {
 	float value = (float)clip_args(c->ops[0])->value;
@@ -52,33 +47,38 @@ static void op_clip_value_clamp_part(struct coll *c, unsigned d)
 		const struct unit *u = c->job->units[i];
 
 		if (shards_take_part(c, u) && u->parts[d].n)
-			coll_kop(&c->parts[d], KOP_CLAMP, u->parts[d].n)->clamp =
+			coll_launch(&c->parts[d], LAUNCH_CLAMP, u->parts[d].n)->clamp =
 				(struct k_clamp){ optim_at(&u->parts[d].grads, 0), -value, value };
 	}
 }
 
-static void op_clip_value_start(struct parked *p)
+static enum res op_clip_value_clamp(struct coll *c)
 {
-	struct coll *c = CONTAINER_OF(p, struct coll, parked);
-	struct fault f = FAULT_NULL;
-
-	if (coll_overtaken(c, true))
-		return;
-	if (shards_check_whole(c, &f)) {
-		coll_end(c, &f);
-		return;
-	}
-	if (!coll_need_kops(c, c->job->n_units))
-		return;
+	RES_TRY(coll_need_launches(c, c->job->n_units));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		op_clip_value_clamp_part(c, d);
-	coll_kernels(c, op_clip_value_done);
+	return coll_kernels(c);
 }
 
-static void op_clip_value_run(struct coll *c)
+enum op_clip_value_stage { CLIP_VALUE_APPLY, CLIP_VALUE_CLAMP, CLIP_VALUE_DONE };
+
+static enum res op_clip_value_tick(struct coll *c)
 {
-	if (apply_ensure(c->job, &c->parked, op_clip_value_start))
-		op_clip_value_start(&c->parked);
+	switch ((enum op_clip_value_stage)c->stage) {
+	case CLIP_VALUE_APPLY:
+		c->stage = CLIP_VALUE_CLAMP;
+		RES_TRY(apply_wait(c->job, &c->waiter));
+		fallthrough;
+	case CLIP_VALUE_CLAMP:
+		RES_TRY(coll_check_epoch(c, true));
+		if (shards_check_whole(c, &c->fault))
+			return RES_FAILED;
+		c->stage = CLIP_VALUE_DONE;
+		return op_clip_value_clamp(c);
+	case CLIP_VALUE_DONE:
+		return RES_DONE;
+	}
+	CHECK_NOT_REACHED();
 }
 
 static void op_clip_value_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -94,7 +94,7 @@ const struct op_type op_clip_value = {
 	.request = &shardd__v1__clip_grad_value_request__descriptor,
 	.decode = op_clip_value_decode,
 	.check = op_clip_value_check,
-	.run = op_clip_value_run,
+	.coll_tick = op_clip_value_tick,
 	.encode = op_clip_value_encode,
 	.move = MOVE_NEEDS_IDLE,
 };

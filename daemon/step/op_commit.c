@@ -94,35 +94,35 @@ static void op_commit_end_pass(struct job *job)
 {
 	job->step.mid = false;
 	for (uint32_t i = 0; i < job->n_units; i++)
-		if (job->units[i]->stepped)
+		if (job->units[i]->step == UNIT_STEP_STEPPED)
 			unit_pass_end(job->units[i]);
 }
 
-static void op_commit_finish(struct parked *p)
+/* Did the step come to be applied? */
+static enum res op_commit_check_step(struct coll *c)
 {
-	struct coll *c = CONTAINER_OF(p, struct coll, parked);
-	state_job *rec = c->job->rec;
-	struct fault f = FAULT_NULL;
+	struct job *job = c->job;
 
-	c->job->step.committing = false;
-	if (c->job->step.abandoned) {
-		c->job->step.abandoned = false;
-		if (c->ops[0]->m->epoch != c->job->rec->epoch)
-			job_tear(c->job); /* held back while this commit might have covered it */
-		if (coll_overtaken(c, false))
-			return;
+	if (job->step.abandoned) {
+		job->step.abandoned = false;
+		if (c->ops[0]->m->epoch != job->rec->epoch)
+			job_tear(job); /* held back while this commit might have covered it */
+		RES_TRY(coll_check_epoch(c, false));
 	}
-	if (c->job->torn) { /* the device failed the step */
-		op_device_fault(c->job, "the step could not be applied", &f);
-		fault_set(&f, FAULT_INTERNAL, NULL,
-			  "the step could not be applied: job '%s' is TORN", rec->name);
-		coll_end(c, &f);
-		return;
+	if (job->torn) { /* the device failed the step */
+		op_device_fault(job, "the step could not be applied", &c->fault);
+		fault_set(&c->fault, FAULT_INTERNAL, NULL,
+			  "the step could not be applied: job '%s' is TORN", job->rec->name);
+	} else {
+		(void)backward_check_over(job, NULL, &c->fault);
 	}
-	if (backward_check_over(c->job, NULL, &f)) {
-		coll_end(c, &f);
-		return;
-	}
+	return c->fault.code ? RES_FAILED : RES_DONE;
+}
+
+static void op_commit_store(struct coll *c)
+{
+	state_job *rec = c->job->rec;
+
 	for (uint32_t i = 0; i < c->n; i++)
 		op_commit_store_blob(c->ops[i]);
 	rec->has_commit = true;
@@ -130,18 +130,27 @@ static void op_commit_finish(struct parked *p)
 	rec->uncommitted_steps = 0;
 	op_commit_end_pass(c->job);
 	readers_committed(c->job); /* before what its ranks have submitted already */
-	coll_end(c, NULL);
 }
 
-static void op_commit_run(struct coll *c)
+enum op_commit_stage { COMMIT_APPLY, COMMIT_STORE };
+
+static enum res op_commit_tick(struct coll *c)
 {
-	if (op_commit_reserve_blobs(c) < 0) {
-		coll_end_status(c, -ENOMEM);
-		return;
+	switch ((enum op_commit_stage)c->stage) {
+	case COMMIT_APPLY:
+		if (op_commit_reserve_blobs(c) < 0)
+			return coll_fail(c, -ENOMEM);
+		c->job->step.committing = true;
+		c->stage = COMMIT_STORE;
+		RES_TRY(apply_wait(c->job, &c->waiter));
+		fallthrough;
+	case COMMIT_STORE:
+		c->job->step.committing = false;
+		RES_TRY(op_commit_check_step(c));
+		op_commit_store(c);
+		return RES_DONE;
 	}
-	c->job->step.committing = true;
-	if (apply_ensure(c->job, &c->parked, op_commit_finish))
-		op_commit_finish(&c->parked);
+	CHECK_NOT_REACHED();
 }
 
 static void op_commit_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -164,7 +173,7 @@ const struct op_type op_commit = {
 	.request = &shardd__v1__commit_request__descriptor,
 	.decode = op_commit_decode,
 	.check = op_commit_check,
-	.run = op_commit_run,
+	.coll_tick = op_commit_tick,
 	.encode = op_commit_encode,
 	.lasts = true,
 	.forget = op_commit_forget,

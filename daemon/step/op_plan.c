@@ -107,22 +107,23 @@ static int op_plan_check_begin(const struct coll *c, struct fault *f)
 	return 0;
 }
 
-static void op_plan_start(struct parked *p)
-{
-	struct coll *c = CONTAINER_OF(p, struct coll, parked);
-	struct fault f = FAULT_NULL;
+enum op_plan_stage { PLAN_APPLY, PLAN_SET };
 
-	if (coll_overtaken(c, true))
-		return;
-	if (op_plan_check_begin(c, &f) == 0)
+static enum res op_plan_tick(struct coll *c)
+{
+	switch ((enum op_plan_stage)c->stage) {
+	case PLAN_APPLY:
+		c->stage = PLAN_SET;
+		RES_TRY(apply_wait(c->job, &c->waiter));
+		fallthrough;
+	case PLAN_SET:
+		RES_TRY(coll_check_epoch(c, true));
+		if (op_plan_check_begin(c, &c->fault))
+			return RES_FAILED;
 		group_set_plan(c->group, &plan_args(c->ops[0])->plan);
-	coll_end(c, &f);
-}
-
-static void op_plan_run(struct coll *c)
-{
-	if (apply_ensure(c->job, &c->parked, op_plan_start))
-		op_plan_start(&c->parked);
+		return RES_DONE;
+	}
+	CHECK_NOT_REACHED();
 }
 
 static void op_plan_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -138,7 +139,7 @@ const struct op_type op_plan = {
 	.request = &shardd__v1__plan_backward_request__descriptor,
 	.decode = op_plan_decode,
 	.check = op_plan_check,
-	.run = op_plan_run,
+	.coll_tick = op_plan_tick,
 	.encode = op_plan_encode,
 	.move = MOVE_NEEDS_IDLE,
 	.forget = op_plan_forget,

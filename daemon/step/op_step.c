@@ -112,7 +112,8 @@ static int op_step_check_lr(const struct coll *c, struct fault *f)
 	for (uint32_t i = 0; i < c->job->n_units; i++) {
 		const struct unit *u = c->job->units[i];
 
-		if (op_step_is_of(c, u) && u->stepped && u->rec->optimizer->kind != OPTIM_NONE)
+		if (op_step_is_of(c, u) && u->step == UNIT_STEP_STEPPED &&
+		    u->rec->optimizer->kind != OPTIM_NONE)
 			return fault_set(f, FAULT_STATE, NULL,
 					 "unit '%.100s' was stepped in backward: the learning rate "
 					 "of such units is PlanBackward's to say",
@@ -131,7 +132,7 @@ static int op_step_check_arrived(const struct coll *c, struct fault *f)
 	for (uint32_t i = 0; group_plan_holds(c->group) && i < c->job->n_units; i++) {
 		const struct unit *u = c->job->units[i];
 
-		if (op_step_is_stepped_by_us(c, u) && !u->arrived)
+		if (op_step_is_stepped_by_us(c, u) && u->step != UNIT_STEP_ARRIVED)
 			return fault_set(f, FAULT_STATE, NULL,
 					 "the last Reduce of unit '%.100s' in this backward pass "
 					 "is missing: all of them said that there is more to come",
@@ -205,7 +206,7 @@ static void op_step_answer(struct coll *c, bool skipped, bool found)
 		op->result.skipped = skipped;
 		op->result.found_inf = found;
 		op->result.has_total_norm = has_norm;
-		op->result.total_norm = c->value;
+		op->result.total_norm = c->shards.total;
 	}
 }
 
@@ -214,7 +215,6 @@ static void op_step_skip(struct coll *c, bool found)
 	op_step_answer(c, true, found);
 	op_step_drop_gradients(c);
 	op_step_end_pass(c);
-	coll_end(c, NULL);
 }
 
 static int op_step_check_all(const struct coll *c, struct fault *f)
@@ -224,59 +224,55 @@ static int op_step_check_all(const struct coll *c, struct fault *f)
 	return op_step_check_lr(c, f);
 }
 
-static void op_step_go(struct coll *c)
+/* It is applied later: step/apply.c. */
+static void op_step_note(struct coll *c)
 {
 	struct job_step *step = &c->job->step;
 	const struct pass_plan *plan = &c->group->plan;
 	const struct op *op = c->ops[0];
 
-	step->scales = plan->has_clip && clip_factor(&plan->clip, c->value, &step->factor);
-	step->prepared = true;
+	step->scales = plan->has_clip && clip_factor(&plan->clip, c->shards.total, &step->factor);
+	job_step_move(c->job, JOB_STEP_PREPARED);
 	step->group = c->group->id;
 	step_rates_copy(&step->rates,
 			step_rates_given(&plan->rates) ? &plan->rates : &step_args(op)->rates);
 	op_step_answer(c, false, c->group->found_inf);
 	op_step_end_pass(c);
-	coll_end(c, NULL);
 }
 
-static void op_step_prepare(struct parked *p)
+static enum res op_step_prepare(struct coll *c)
 {
-	struct coll *c = CONTAINER_OF(p, struct coll, parked);
 	const struct op *op = c->ops[0];
 	const struct pass_plan *plan = &c->group->plan;
 	bool found = c->group->found_inf;
-	struct fault f = FAULT_NULL;
 
-	if (coll_overtaken(c, true))
-		return;
-	if (op_step_check_all(c, &f)) {
-		coll_end(c, &f);
-		return;
-	}
+	if (op_step_check_all(c, &c->fault))
+		return RES_FAILED;
 	if (step_args(op)->discard) {
 		op_step_skip(c, found);
-		return;
+		return RES_DONE;
 	}
-	if (op_step_check_arrived(c, &f)) {
-		coll_end(c, &f);
-		return;
-	}
+	if (op_step_check_arrived(c, &c->fault))
+		return RES_FAILED;
 	if (plan->has_clip)
-		c->value = op_step_planned_norm(c);
-	if (found && (step_args(op)->skip_if_found || plan->inv_scale != 0))
+		c->shards.total = op_step_planned_norm(c);
+	if (found && (step_args(op)->skip_if_found || plan->inv_scale != 0)) {
 		op_step_skip(c, found);
-	else if (plan->has_clip && clip_check(&plan->clip, c->value, &f))
-		coll_end(c, &f);
-	else
-		op_step_go(c);
+		return RES_DONE;
+	}
+	if (plan->has_clip && clip_check(&plan->clip, c->shards.total, &c->fault))
+		return RES_FAILED;
+	op_step_note(c);
+	return RES_DONE;
 }
 
-static void op_step_run(struct coll *c)
+/* Steps without a commit between them: those before are applied now. While this one waits, a step
+ * of another group may be prepared: so it asks again. */
+static enum res op_step_tick(struct coll *c)
 {
-	/* two steps without a commit between them: the first one is applied now */
-	if (apply_ensure(c->job, &c->parked, op_step_prepare))
-		op_step_prepare(&c->parked);
+	RES_TRY(apply_wait(c->job, &c->waiter));
+	RES_TRY(coll_check_epoch(c, true));
+	return op_step_prepare(c);
 }
 
 static void op_step_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -302,7 +298,7 @@ const struct op_type op_step = {
 	.request = &shardd__v1__step_request__descriptor,
 	.decode = op_step_decode,
 	.check = op_step_check,
-	.run = op_step_run,
+	.coll_tick = op_step_tick,
 	.encode = op_step_encode,
 	.move = MOVE_NEEDS_IDLE,
 	.forget = op_step_forget,

@@ -37,36 +37,47 @@ static int op_unscale_check(struct op *op, struct fault *f)
 	return 0;
 }
 
-static void op_unscale_done(struct coll *c)
+static int op_unscale_check_once(const struct coll *c, struct fault *f)
+{
+	if (shards_check_whole(c, f))
+		return f->code;
+	if (!c->group->unscaled)
+		return 0;
+	return fault_set(f, FAULT_STATE, NULL,
+			 "the gradients of group '%.64s' were unscaled since the last step already",
+			 c->group->rec->name);
+}
+
+static void op_unscale_answer(struct coll *c)
 {
 	c->group->unscaled = c->ops[0]->m->epoch == c->job->rec->epoch;
 	for (uint32_t i = 0; i < c->n; i++)
 		c->ops[i]->result.found_inf = c->group->found_inf;
-	coll_end(c, NULL);
 }
 
-static void op_unscale_start(struct parked *p)
-{
-	struct coll *c = CONTAINER_OF(p, struct coll, parked);
-	struct fault f = FAULT_NULL;
+enum op_unscale_stage { UNSCALE_APPLY, UNSCALE_BEGIN, UNSCALE_MULTIPLY };
 
-	if (coll_overtaken(c, true))
-		return;
-	if (shards_check_whole(c, &f) == 0 && c->group->unscaled)
-		fault_set(&f, FAULT_STATE, NULL,
-			  "the gradients of group '%.64s' were unscaled since the last step "
-			  "already",
-			  c->group->rec->name);
-	if (f.code)
-		coll_end(c, &f);
-	else if (coll_need_scratch(c, COLL_FOUND_INF, SHARDS_FOUND_BYTES, op_unscale_start))
-		shards_unscale(c, (float)clip_args(c->ops[0])->value, op_unscale_done);
-}
-
-static void op_unscale_run(struct coll *c)
+static enum res op_unscale_tick(struct coll *c)
 {
-	if (apply_ensure(c->job, &c->parked, op_unscale_start))
-		op_unscale_start(&c->parked);
+	switch ((enum op_unscale_stage)c->stage) {
+	case UNSCALE_APPLY:
+		c->stage = UNSCALE_BEGIN;
+		RES_TRY(apply_wait(c->job, &c->waiter));
+		fallthrough;
+	case UNSCALE_BEGIN:
+		RES_TRY(coll_check_epoch(c, true));
+		if (op_unscale_check_once(c, &c->fault))
+			return RES_FAILED;
+		RES_TRY(coll_need_scratch(c, COLL_FOUND_INF, SHARDS_FOUND_BYTES));
+		c->shards.factor = (float)clip_args(c->ops[0])->value;
+		c->stage = UNSCALE_MULTIPLY;
+		fallthrough;
+	case UNSCALE_MULTIPLY:
+		RES_TRY(shards_unscale_tick(c));
+		op_unscale_answer(c);
+		return RES_DONE;
+	}
+	CHECK_NOT_REACHED();
 }
 
 static void op_unscale_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -83,7 +94,7 @@ const struct op_type op_unscale = {
 	.request = &shardd__v1__unscale_request__descriptor,
 	.decode = op_unscale_decode,
 	.check = op_unscale_check,
-	.run = op_unscale_run,
+	.coll_tick = op_unscale_tick,
 	.encode = op_unscale_encode,
 	.move = MOVE_NEEDS_IDLE,
 };

@@ -116,7 +116,8 @@ int shards_check_whole(const struct coll *c, struct fault *f)
 
 		if (!shards_is_asked_for(c, u))
 			continue;
-		if (u->stepped || u->stepping || u->due)
+		if (u->step == UNIT_STEP_STEPPED || u->step == UNIT_STEP_STEPPING ||
+		    u->step == UNIT_STEP_DUE)
 			return fault_set(f, FAULT_STATE, NULL,
 					 "the optimizer of unit '%.100s' used its gradient in "
 					 "backward: request what is done with gradients by "
@@ -127,7 +128,7 @@ int shards_check_whole(const struct coll *c, struct fault *f)
 					 "the gradient of unit '%.100s' is the trainers' own "
 					 "optimizers' since its Reduce",
 					 u->rec->name);
-		if (u->arrived)
+		if (u->step == UNIT_STEP_ARRIVED)
 			return fault_set(f, FAULT_STATE, NULL,
 					 "the gradient of unit '%.100s' is dealt with as the plan "
 					 "of this backward pass says",
@@ -144,65 +145,79 @@ const struct unit_part *shards_part(const struct coll *c, const struct unit *u, 
 	return NULL;
 }
 
-/* Kops on one device: one for each unit. */
-static size_t shards_kops_room(const struct coll *c)
+/* Launches on one device: one for each unit. */
+static size_t shards_launches_room(const struct coll *c)
 {
 	return shards_end_of(c) - shards_first_of(c);
 }
 
 /* ---------------------------------------------------------------- unscaling */
 
-static void shards_keep_found(struct coll *c)
+static enum res shards_clear_found(struct coll *c)
 {
-	void (*next)(struct coll * c) = c->after;
-
-	/* what an epoch that has ended has found is not the next one's */
-	for (unsigned d = 0; c->ops[0]->m->epoch == c->job->rec->epoch && d < c->n_parts; d++)
-		if (c->parts[d].found_inf != 0)
-			c->group->found_inf = true;
-	next(c);
-}
-
-static void shards_read_found(struct coll *c)
-{
-	if (!coll_need_kops(c, 1))
-		return;
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++)
-		coll_kop(&c->parts[d], KOP_COPY, sizeof(float))->copy =
-			(struct k_copy){ &c->parts[d].found_inf,
-					 region_addr(&c->parts[d].scratch[COLL_FOUND_INF]) };
-	coll_kernels_sync(c, shards_keep_found);
+		coll_launch(&c->parts[d], LAUNCH_FILL, 1)->fill =
+			(struct k_fill){ .dst = region_addr(&c->parts[d].scratch[COLL_FOUND_INF]),
+					 .kind = FILL_CONSTANT };
+	return coll_kernels(c);
 }
 
-static void shards_multiply(struct coll *c)
+static enum res shards_multiply(struct coll *c)
 {
-	if (!coll_need_kops(c, shards_kops_room(c)))
-		return;
+	RES_TRY(coll_need_launches(c, shards_launches_room(c)));
 	for (uint32_t i = shards_first_of(c); i < shards_end_of(c); i++) {
 		const struct unit *u = c->job->units[i];
 
 		for (unsigned d = 0; shards_take_part(c, u) && d < c->n_parts; d++)
 			if (u->parts[d].n)
-				coll_kop(&c->parts[d], KOP_UNSCALE, u->parts[d].n)->unscale =
+				coll_launch(&c->parts[d], LAUNCH_UNSCALE, u->parts[d].n)->unscale =
 					(struct k_unscale){
-						optim_at(&u->parts[d].grads, 0), c->factor,
+						optim_at(&u->parts[d].grads, 0), c->shards.factor,
 						region_addr(&c->parts[d].scratch[COLL_FOUND_INF])
 					};
 	}
-	coll_kernels(c, shards_read_found);
+	return coll_kernels(c);
 }
 
-void shards_unscale(struct coll *c, float inv, void (*next)(struct coll *c))
+static enum res shards_read_found(struct coll *c)
 {
-	c->factor = inv;
-	c->after = next;
-	if (!coll_need_kops(c, 1))
-		return;
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++)
-		coll_kop(&c->parts[d], KOP_FILL, 1)->fill =
-			(struct k_fill){ .dst = region_addr(&c->parts[d].scratch[COLL_FOUND_INF]),
-					 .kind = FILL_CONSTANT };
-	coll_kernels(c, shards_multiply);
+		coll_launch(&c->parts[d], LAUNCH_COPY, sizeof(float))->copy =
+			(struct k_copy){ &c->parts[d].found_inf,
+					 region_addr(&c->parts[d].scratch[COLL_FOUND_INF]) };
+	return coll_kernels_sync(c);
+}
+
+/* What an epoch that has ended has found is not the next one's. */
+static void shards_keep_found(struct coll *c)
+{
+	for (unsigned d = 0; c->ops[0]->m->epoch == c->job->rec->epoch && d < c->n_parts; d++)
+		if (c->parts[d].found_inf != 0)
+			c->group->found_inf = true;
+}
+
+enum shards_stage { SHARDS_CLEAR, SHARDS_MULTIPLY, SHARDS_READ, SHARDS_KEEP };
+
+enum res shards_unscale_tick(struct coll *c)
+{
+	switch ((enum shards_stage)c->shards.stage) {
+	case SHARDS_CLEAR:
+		c->shards.stage = SHARDS_MULTIPLY;
+		return shards_clear_found(c);
+	case SHARDS_MULTIPLY:
+		c->shards.stage = SHARDS_READ;
+		return shards_multiply(c);
+	case SHARDS_READ:
+		c->shards.stage = SHARDS_KEEP;
+		return shards_read_found(c);
+	case SHARDS_KEEP:
+		c->shards.stage = SHARDS_CLEAR;
+		shards_keep_found(c);
+		return RES_DONE;
+	}
+	CHECK_NOT_REACHED();
 }
 
 /* -------------------------------------------------------------------- norms */
@@ -216,19 +231,16 @@ static size_t shards_all_blocks(const struct coll *c)
 	return n;
 }
 
-void shards_norm(struct coll *c, double type, void (*next)(struct coll *c))
+enum res shards_norm(struct coll *c, double type)
 {
 	size_t at = 0;
 
-	if (!coll_need_kops(c, shards_kops_room(c)))
-		return;
-	free(c->partials);
-	c->n_partials = shards_all_blocks(c);
-	c->partials = calloc(c->n_partials + 1, sizeof(*c->partials));
-	if (!c->partials) {
-		coll_end_status(c, -ENOMEM);
-		return;
-	}
+	RES_TRY(coll_need_launches(c, shards_launches_room(c)));
+	free(c->shards.partials);
+	c->shards.n_partials = shards_all_blocks(c);
+	c->shards.partials = calloc(c->shards.n_partials + 1, sizeof(*c->shards.partials));
+	if (!c->shards.partials)
+		return coll_fail(c, -ENOMEM);
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		for (uint32_t i = shards_first_of(c); i < shards_end_of(c); i++) {
 			const struct unit *u = c->job->units[i];
@@ -237,18 +249,19 @@ void shards_norm(struct coll *c, double type, void (*next)(struct coll *c))
 
 			if (!p || !norm_counts(u, (unsigned)(p - u->parts)))
 				continue;
-			norm_kop(coll_kop(&c->parts[d], KOP_NORM, 0), p, type, c->partials + at);
+			norm_launch(coll_launch(&c->parts[d], LAUNCH_NORM, 0), p, type,
+				    c->shards.partials + at);
 			at += norm_blocks(p);
 		}
 	}
-	coll_kernels_sync(c, next);
+	return coll_kernels_sync(c);
 }
 
 double shards_total(const struct coll *c, double type)
 {
 	double sum = 0;
 
-	for (size_t i = 0; i < c->n_partials; i++)
-		sum = norm_add(sum, c->partials[i], type);
+	for (size_t i = 0; i < c->shards.n_partials; i++)
+		sum = norm_add(sum, c->shards.partials[i], type);
 	return norm_of(sum, type);
 }

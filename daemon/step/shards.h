@@ -26,13 +26,13 @@ uint64_t shards_word(const struct op *op);
  * already, or handed out to the trainer's own optimizer. Return: 0 or a fault code. */
 int shards_check_whole(const struct coll *c, struct fault *f);
 
-/* Multiply all of them by @inv, noting in the group whether one held an infinity or NaN
- * before that; then @next. coll_need_scratch of COLL_FOUND_INF has been asked for. */
-void shards_unscale(struct coll *c, float inv, void (*next)(struct coll *c));
+/* Multiply all of them by c->shards.factor, noting in the group whether one held an infinity or NaN
+ * before that. coll_need_scratch of COLL_FOUND_INF has been asked for. A tick of its own. */
+enum res shards_unscale_tick(struct coll *c);
 
-/* Norms of all of them, block by block, in the order of devices, then units; then @next with
- * them in c->partials. */
-void shards_norm(struct coll *c, double type, void (*next)(struct coll *c));
+/* Norms of all of them, block by block, in the order of devices, then units: in c->shards.partials at
+ * the next tick. */
+enum res shards_norm(struct coll *c, double type);
 
 /* What they add up to. */
 double shards_total(const struct coll *c, double type);

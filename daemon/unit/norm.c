@@ -27,10 +27,10 @@ size_t norm_partials(const struct unit *u)
 	return blocks;
 }
 
-void norm_kop(struct kop *kop, const struct unit_part *p, double type, double *partial)
+void norm_launch(struct launch *launch, const struct unit_part *p, double type, double *partial)
 {
-	*kop = (struct kop){ .kind = KOP_NORM, .n = p->n };
-	kop->norm = (struct k_norm){ optim_at(&p->grads, 0), partial, type };
+	*launch = (struct launch){ .kind = LAUNCH_NORM, .n = p->n };
+	launch->norm = (struct k_norm){ optim_at(&p->grads, 0), partial, type };
 }
 
 double norm_add(double sum, double block, double type)

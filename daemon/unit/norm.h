@@ -1,6 +1,6 @@
 /*
- * Norms of gradients and clipping by them (semantics 4.16): fills kops, folds their partial
- * results, computes the factor. Pure arithmetic but for the kops; loop thread only.
+ * Norms of gradients and clipping by them (semantics 4.16): fills launches, folds their partial
+ * results, computes the factor. Pure arithmetic but for the launches; loop thread only.
  *
  * The order of addition is published (docs/semantics.md): per block of KERNEL_NORM_BLOCK
  * elements in fp64 lanes (kernels.h), blocks in order, units in the order of their numbers,
@@ -31,7 +31,7 @@ size_t norm_blocks(const struct unit_part *p);
 size_t norm_partials(const struct unit *u);
 
 /* The kernel for part @p. @partial: one number per block. */
-void norm_kop(struct kop *kop, const struct unit_part *p, double type, double *partial);
+void norm_launch(struct launch *launch, const struct unit_part *p, double type, double *partial);
 
 /* Add the next block; and the norm of the sum. */
 double norm_add(double sum, double block, double type);

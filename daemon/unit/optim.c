@@ -20,14 +20,14 @@ struct stretch {
 	uint64_t tail_from; /* FUSED: element of the stretch; UINT64_MAX: none */
 };
 
-/* The kops of one part as they are made. */
+/* The launches of one part as they are made. */
 struct steps {
 	const struct unit *u;
 	const struct unit_part *p;
 	const struct step_rates *rates;
-	struct kop *kops; /* NULL: they are only counted */
+	struct launch *launches; /* NULL: they are only counted */
 	size_t n;
-	struct stretch now; /* not yet a kop */
+	struct stretch now; /* not yet a launch */
 };
 
 /* Elements of one vector in PyTorch's loop (AVX2): it handles the rest after the last whole vector
@@ -76,62 +76,62 @@ static struct k_adam_f64 optim_f64_of(const struct setting *s, uint64_t steps)
 	.eps = (float)(x).eps, .profile = optim_profile_of(o), .maximize = (s)->set.maximize, \
 	.tail_from = (s)->tail_from, .f64 = (x)
 
-static void optim_adamw_kop(const state_optimizer *o, const struct unit_part *p,
-			    const struct stretch *s, struct kop *kop)
+static void optim_adamw_launch(const state_optimizer *o, const struct unit_part *p,
+			       const struct stretch *s, struct launch *launch)
 {
 	struct k_adam_f64 x = optim_f64_of(&s->set, s->steps);
 
-	kop->kind = KOP_ADAMW;
-	kop->adamw =
+	launch->kind = LAUNCH_ADAMW;
+	launch->adamw =
 		(struct k_adamw){ ADAM_OF(o, p, s, x), .decay = (float)x.decay, .b1 = (float)x.b1 };
 }
 
-static void optim_adam_kop(const state_optimizer *o, const struct unit_part *p,
-			   const struct stretch *s, struct kop *kop)
+static void optim_adam_launch(const state_optimizer *o, const struct unit_part *p,
+			      const struct stretch *s, struct launch *launch)
 {
 	struct k_adam_f64 x = optim_f64_of(&s->set, s->steps);
 
-	kop->kind = KOP_ADAM;
-	kop->adam = (struct k_adam){ ADAM_OF(o, p, s, x), .wd = (float)x.wd };
+	launch->kind = LAUNCH_ADAM;
+	launch->adam = (struct k_adam){ ADAM_OF(o, p, s, x), .wd = (float)x.wd };
 }
 
-static void optim_sgd_kop(const state_optimizer *o, const struct unit_part *p,
-			  const struct stretch *s, struct kop *kop)
+static void optim_sgd_launch(const state_optimizer *o, const struct unit_part *p,
+			     const struct stretch *s, struct launch *launch)
 {
 	const struct setting *set = &s->set;
 
-	kop->kind = KOP_SGD;
-	kop->sgd = (struct k_sgd){ .p = optim_at(&p->params, s->at),
-				   .g = optim_at(&p->grads, s->at),
-				   .buf = optim_at(&p->state1, s->at),
-				   .lr = (float)set->lr,
-				   .wd = (float)set->weight_decay,
-				   .mu = p->state1.slab ? (float)set->momentum : 0,
-				   .nesterov = set->nesterov,
-				   .first = s->steps == 0,
-				   .maximize = set->maximize,
-				   .dampening = set->dampening,
-				   .profile = optim_profile_of(o),
-				   .tail_from = s->tail_from };
+	launch->kind = LAUNCH_SGD;
+	launch->sgd = (struct k_sgd){ .p = optim_at(&p->params, s->at),
+				      .g = optim_at(&p->grads, s->at),
+				      .buf = optim_at(&p->state1, s->at),
+				      .lr = (float)set->lr,
+				      .wd = (float)set->weight_decay,
+				      .mu = p->state1.slab ? (float)set->momentum : 0,
+				      .nesterov = set->nesterov,
+				      .first = s->steps == 0,
+				      .maximize = set->maximize,
+				      .dampening = set->dampening,
+				      .profile = optim_profile_of(o),
+				      .tail_from = s->tail_from };
 }
 
 static void optim_end_stretch(struct steps *x)
 {
 	const state_optimizer *o = x->u->rec->optimizer;
-	struct kop *kop = x->kops ? &x->kops[x->n] : NULL;
+	struct launch *launch = x->launches ? &x->launches[x->n] : NULL;
 
 	if (!x->now.n)
 		return;
 	x->n++;
-	if (!kop)
+	if (!launch)
 		return;
-	*kop = (struct kop){ .n = x->now.n };
+	*launch = (struct launch){ .n = x->now.n };
 	if (o->kind == OPTIM_ADAMW)
-		optim_adamw_kop(o, x->p, &x->now, kop);
+		optim_adamw_launch(o, x->p, &x->now, launch);
 	else if (o->kind == OPTIM_ADAM)
-		optim_adam_kop(o, x->p, &x->now, kop);
+		optim_adam_launch(o, x->p, &x->now, launch);
 	else
-		optim_sgd_kop(o, x->p, &x->now, kop);
+		optim_sgd_launch(o, x->p, &x->now, launch);
 }
 
 /* The settings with which the unit was registered, at the learning rate of the step. */
@@ -314,11 +314,11 @@ static bool optim_is_uniform(const struct unit *u, const struct step_rates *rate
 	return true;
 }
 
-size_t optim_step_kops(const struct unit *u, const struct unit_part *p,
-		       const struct step_rates *rates, struct kop *kops)
+size_t optim_step_launches(const struct unit *u, const struct unit_part *p,
+			   const struct step_rates *rates, struct launch *launches)
 {
 	const state_optimizer *o = u->rec->optimizer;
-	struct steps x = { .u = u, .p = p, .rates = rates, .kops = kops };
+	struct steps x = { .u = u, .p = p, .rates = rates, .launches = launches };
 	struct setting all;
 
 	CHECK(o->kind < _OPTIM_N);
@@ -337,8 +337,8 @@ size_t optim_step_kops(const struct unit *u, const struct unit_part *p,
 	return x.n;
 }
 
-size_t optim_scale_kops(const struct unit *u, const struct unit_part *p, float factor,
-			struct kop *kops)
+size_t optim_scale_launches(const struct unit *u, const struct unit_part *p, float factor,
+			    struct launch *launches)
 {
 	struct unit_run run = { .n = p->n };
 	size_t n = 0;
@@ -348,9 +348,9 @@ size_t optim_scale_kops(const struct unit *u, const struct unit_part *p, float f
 			continue;
 		if (!run.n)
 			continue;
-		if (kops) {
-			kops[n] = (struct kop){ .kind = KOP_SCALE, .n = run.n };
-			kops[n].scale = (struct k_scale){ optim_at(&p->grads, run.at), factor };
+		if (launches) {
+			launches[n] = (struct launch){ .kind = LAUNCH_SCALE, .n = run.n };
+			launches[n].scale = (struct k_scale){ optim_at(&p->grads, run.at), factor };
 		}
 		n++;
 	}
@@ -371,13 +371,13 @@ static uint64_t optim_stream_of(const char *unit, const char *tensor)
 	return h;
 }
 
-static void optim_fill_kop(const struct unit *u, const struct unit_part *p,
-			   const struct unit_run *run, uint64_t seed, struct kop *kop)
+static void optim_fill_launch(const struct unit *u, const struct unit_part *p,
+			      const struct unit_run *run, uint64_t seed, struct launch *launch)
 {
 	const state_tensor *t = u->rec->tensors[run->tensor];
 
-	*kop = (struct kop){ .kind = KOP_FILL, .n = run->n };
-	kop->fill = (struct k_fill){
+	*launch = (struct launch){ .kind = LAUNCH_FILL, .n = run->n };
+	launch->fill = (struct k_fill){
 		.dst = optim_at(&p->params, run->at),
 		.seed = seed,
 		.stream = optim_stream_of(u->rec->name, t->name),
@@ -388,19 +388,19 @@ static void optim_fill_kop(const struct unit *u, const struct unit_part *p,
 	};
 }
 
-unsigned optim_seed_kops(const struct unit *u, const struct unit_part *p, uint64_t seed,
-			 struct kop *kops)
+unsigned optim_seed_launches(const struct unit *u, const struct unit_part *p, uint64_t seed,
+			     struct launch *launches)
 {
 	struct unit_run run;
-	unsigned n_kops = 0;
+	unsigned n_launches = 0;
 
 	for (uint32_t i = 0; i < u->rec->n_tensors; i++)
 		if (unit_part_run(u, p, i, &run))
-			optim_fill_kop(u, p, &run, seed, &kops[n_kops++]);
-	return n_kops;
+			optim_fill_launch(u, p, &run, seed, &launches[n_launches++]);
+	return n_launches;
 }
 
-unsigned optim_zero_kops(const struct unit_part *p, struct kop *kops)
+unsigned optim_zero_launches(const struct unit_part *p, struct launch *launches)
 {
 	const struct region *arrays[UNIT_MAX_STATES] = { &p->state1, &p->state2, &p->state3 };
 	unsigned n = 0;
@@ -408,8 +408,8 @@ unsigned optim_zero_kops(const struct unit_part *p, struct kop *kops)
 	for (unsigned i = 0; i < UNIT_MAX_STATES; i++) {
 		if (!arrays[i]->slab || !p->n)
 			continue;
-		kops[n] = (struct kop){ .kind = KOP_FILL, .n = p->n };
-		kops[n++].fill =
+		launches[n] = (struct launch){ .kind = LAUNCH_FILL, .n = p->n };
+		launches[n++].fill =
 			(struct k_fill){ .dst = optim_at(arrays[i], 0), .kind = FILL_CONSTANT };
 	}
 	return n;

@@ -13,29 +13,29 @@ static char *pack_element(const struct unit_array *a, uint64_t i)
 }
 
 /* One row of the operation is the piece of the tensor on one part. */
-static struct kop pack(const struct unit *u, const struct unit_tensor *t, bool unpack,
-		       const struct unit_array *full, const struct unit_array *parts)
+static struct launch pack(const struct unit *u, const struct unit_tensor *t, bool unpack,
+			  const struct unit_array *full, const struct unit_array *parts)
 {
 	uint64_t each = layout_part_ranks(&u->layout, u->spread), row = each * t->piece;
 	uint64_t stride = t->frozen ? unit_frozen_elements(u) : unit_part_elements(u);
 	uint64_t base = t->frozen ? unit_part_elements(u) * u->spread : 0;
 	void *in_full = pack_element(full, unit_tensor_full(u, t));
 	void *in_parts = pack_element(parts, base + each * t->at);
-	struct kop kop = { .kind = KOP_PACK, .n = row * u->spread };
+	struct launch launch = { .kind = LAUNCH_PACK, .n = row * u->spread };
 
-	kop.pack = (struct k_pack){ .dst = unpack ? in_full : in_parts,
-				    .src = unpack ? in_parts : in_full,
-				    .row_elements = row,
-				    .dst_stride = unpack ? row : stride,
-				    .src_stride = unpack ? stride : row,
-				    .dst_dtype = unpack ? full->dtype : parts->dtype,
-				    .src_dtype = unpack ? parts->dtype : full->dtype };
-	return kop;
+	launch.pack = (struct k_pack){ .dst = unpack ? in_full : in_parts,
+				       .src = unpack ? in_parts : in_full,
+				       .row_elements = row,
+				       .dst_stride = unpack ? row : stride,
+				       .src_stride = unpack ? stride : row,
+				       .dst_dtype = unpack ? full->dtype : parts->dtype,
+				       .src_dtype = unpack ? parts->dtype : full->dtype };
+	return launch;
 }
 
 static unsigned pack_all(const struct unit *u, enum unit_which which, bool unpack,
 			 const struct unit_array *full, const struct unit_array *parts,
-			 struct kop *kops)
+			 struct launch *launches)
 {
 	unsigned n = 0;
 
@@ -44,20 +44,21 @@ static unsigned pack_all(const struct unit *u, enum unit_which which, bool unpac
 		const struct unit_tensor *t = &u->tensors[i];
 
 		if (!t->alias && which & (t->frozen ? UNIT_FROZEN : UNIT_TRAINED))
-			kops[n++] = pack(u, t, unpack, full, parts);
+			launches[n++] = pack(u, t, unpack, full, parts);
 	}
 	return n;
 }
 
-unsigned unit_unpack_kops(const struct unit *u, enum unit_which which,
-			  const struct unit_array *full, const struct unit_array *parts,
-			  struct kop *kops)
+unsigned unit_unpack_launches(const struct unit *u, enum unit_which which,
+			      const struct unit_array *full, const struct unit_array *parts,
+			      struct launch *launches)
 {
-	return pack_all(u, which, true, full, parts, kops);
+	return pack_all(u, which, true, full, parts, launches);
 }
 
-unsigned unit_pack_kops(const struct unit *u, enum unit_which which, const struct unit_array *parts,
-			const struct unit_array *full, struct kop *kops)
+unsigned unit_pack_launches(const struct unit *u, enum unit_which which,
+			    const struct unit_array *parts, const struct unit_array *full,
+			    struct launch *launches)
 {
-	return pack_all(u, which, false, full, parts, kops);
+	return pack_all(u, which, false, full, parts, launches);
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/check.h"
+#include "core/state.h"
 #include "unit/runs.h"
 
 #define UNIT_MAGIC 0x554e4954u
@@ -87,9 +88,9 @@ int unit_new(uint32_t id, state_unit *rec, const struct layout *layout,
 	u->magic = UNIT_MAGIC;
 	u->id = id;
 	u->version = 1;
-	list_init(&u->waiting);
+	condition_init(&u->cast_done, "a cast");
 	list_init(&u->idle);
-	list_init(&u->awaiting);
+	condition_init(&u->step_done, "the step of the unit in backward");
 	unit_lay_out(u, layout, devices);
 	*ret = u;
 	return 0;
@@ -112,14 +113,42 @@ void unit_lay_out(struct unit *u, const struct layout *layout, struct device *co
 
 bool unit_is_read(const struct unit *u)
 {
-	return u->gathered_ranks || u->summoned_ranks || u->casting || u->executing;
+	return u->gathered_ranks || u->summoned_ranks || unit_is_copying(u);
+}
+
+static const struct state_row unit_copy_states[] = {
+	[UNIT_COPY_NONE] = { "NONE", STATE_TO(UNIT_COPY_KEPT) },
+	[UNIT_COPY_KEPT] = { "KEPT", STATE_TO(UNIT_COPY_CASTING) | STATE_TO(UNIT_COPY_NONE) },
+	[UNIT_COPY_CASTING] = { "CASTING",
+				STATE_TO(UNIT_COPY_EXECUTING) | STATE_TO(UNIT_COPY_KEPT) },
+	[UNIT_COPY_EXECUTING] = { "EXECUTING", STATE_TO(UNIT_COPY_KEPT) },
+};
+
+void unit_copy_move(struct unit *u, enum unit_copy to)
+{
+	state_move(unit_copy_states, &u->copy, (uint8_t)to);
+}
+
+static const struct state_row unit_step_states[] = {
+	[UNIT_STEP_NONE] = { "NONE", STATE_TO(UNIT_STEP_ARRIVED) | STATE_TO(UNIT_STEP_DUE) |
+					     STATE_TO(UNIT_STEP_STEPPING) |
+					     STATE_TO(UNIT_STEP_STEPPED) },
+	[UNIT_STEP_ARRIVED] = { "ARRIVED", STATE_TO(UNIT_STEP_NONE) },
+	[UNIT_STEP_DUE] = { "DUE", STATE_TO(UNIT_STEP_STEPPING) | STATE_TO(UNIT_STEP_NONE) },
+	[UNIT_STEP_STEPPING] = { "STEPPING",
+				 STATE_TO(UNIT_STEP_STEPPED) | STATE_TO(UNIT_STEP_NONE) },
+	[UNIT_STEP_STEPPED] = { "STEPPED", STATE_TO(UNIT_STEP_NONE) },
+};
+
+void unit_step_move(struct unit *u, enum unit_step to)
+{
+	state_move(unit_step_states, &u->step, (uint8_t)to);
 }
 
 void unit_pass_end(struct unit *u)
 {
-	u->due = false;
-	u->stepped = false;
-	u->arrived = false;
+	if (u->step != UNIT_STEP_NONE && u->step != UNIT_STEP_STEPPING)
+		unit_step_move(u, UNIT_STEP_NONE);
 	u->shards_from = 0;
 	u->shards_ready = false;
 	u->shards_left = 0;
@@ -132,10 +161,9 @@ struct unit *unit_free(struct unit *u)
 	if (!u)
 		return NULL;
 	MAGIC_CHECK(u, UNIT_MAGIC);
-	CHECK(!u->gathered_ranks && !u->summoned_ranks && !u->casting && !u->executing &&
-	      !u->has_full);
-	CHECK(list_empty(&u->waiting) && list_empty(&u->idle));
-	CHECK(!u->stepping && list_empty(&u->awaiting));
+	CHECK(!u->gathered_ranks && !u->summoned_ranks && u->copy == UNIT_COPY_NONE);
+	CHECK(condition_is_idle(&u->cast_done) && list_empty(&u->idle));
+	CHECK(u->step != UNIT_STEP_STEPPING && condition_is_idle(&u->step_done));
 	free(u->norms);
 	for (unsigned d = 0; d < u->n_parts; d++)
 		reads_deinit(&u->parts[d].reads);

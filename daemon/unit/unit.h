@@ -24,6 +24,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/condition.h"
 #include "core/fault.h"
 #include "core/list.h"
 #include "mem/pool.h"
@@ -117,6 +118,23 @@ struct unit_tensor {
 	uint32_t of;
 };
 
+/* The gathered copies, one a part. */
+enum unit_copy {
+	UNIT_COPY_NONE,     /* they have no memory */
+	UNIT_COPY_KEPT,     /* they have; full_version says what is in it */
+	UNIT_COPY_CASTING,  /* being made, not ordered yet: no rank can have it */
+	UNIT_COPY_EXECUTING /* ordered, not executed yet: only for ranks that wait by stream */
+};
+
+/* From the unit's last Reduce of a backward pass to the Step. */
+enum unit_step {
+	UNIT_STEP_NONE,
+	UNIT_STEP_ARRIVED,  /* its gradient was handled as the plan says */
+	UNIT_STEP_DUE,      /* must be stepped when no rank has it gathered any more */
+	UNIT_STEP_STEPPING, /* that step is running; outlives an epoch */
+	UNIT_STEP_STEPPED   /* it was */
+};
+
 struct unit {
 	uint32_t magic;
 	uint32_t id;     /* index in its job, from 1 */
@@ -139,12 +157,10 @@ struct unit {
 	bool some_lack;
 
 	/* the gathered copies, one a part, where gather cannot hand out the shards */
-	bool has_full;         /* memory for all of them */
-	uint64_t full_version; /* parameters they were made from; 0: not valid */
-	bool casting;          /* not ordered yet: no rank can have it */
-	bool executing;        /* ordered, not executed yet: only for ranks that wait by stream */
-	struct list waiting;   /* ops that wait for either; owned by op/ */
-	struct list idle;      /* link in the job's list of idle full buffers */
+	uint8_t copy;               /* enum unit_copy */
+	uint64_t full_version;      /* parameters they were made from; 0: not valid */
+	struct condition cast_done; /* either is over */
+	struct list idle;           /* link in the job's list of idle full buffers */
 	bool drop; /* free its memory as soon as it is unused: no other rank will use it */
 
 	uint32_t gathered_ranks; /* ranks that hold at least one gather */
@@ -152,19 +168,32 @@ struct unit {
 	unsigned summoned_state; /* of what: unit_state */
 
 	/* Of a backward pass, from the unit's last Reduce to the Step. */
-	bool due;             /* must be stepped when no rank has it gathered any more */
-	bool stepping;        /* that step is running; outlives an epoch */
-	bool stepped;         /* it was */
-	bool arrived;         /* its gradient was handled as the plan says */
-	double *norms;        /* then: its blocks' norms, if they are wanted; owned */
+	uint8_t step;         /* enum unit_step */
+	double *norms;        /* ARRIVED: its blocks' norms, if they are wanted; owned */
 	uint64_t shards_from; /* BY_TRAINER: number of its Reduce; 0: there was none */
 	bool shards_ready;    /* that is over */
 	uint32_t shards_left; /* ranks that have not given their shard back */
 	/* shards were given back to some of several copies of the unit: it is invalid until all
 	 * have them */
 	bool copies_differ;
-	struct list awaiting; /* ops that wait for the parameters to be stepped; owned by op/ */
+	struct condition
+		step_done; /* the parameters are stepped in backward, or nobody reads them */
 };
+
+/* Move u->copy, u->step. CHECK that the move is in the table (unit.c, docs/states.md). */
+void unit_copy_move(struct unit *u, enum unit_copy to);
+void unit_step_move(struct unit *u, enum unit_step to);
+
+/* Is there memory for the copies? Are they being made? */
+static inline bool unit_has_copy(const struct unit *u)
+{
+	return u->copy != UNIT_COPY_NONE;
+}
+
+static inline bool unit_is_copying(const struct unit *u)
+{
+	return u->copy == UNIT_COPY_CASTING || u->copy == UNIT_COPY_EXECUTING;
+}
 
 /* Bytes of one array of a part in a shard slab, padding included, rounded up so that
  * the next one is aligned: of gradients and optimizer state (0 if nothing is trained), and

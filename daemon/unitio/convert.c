@@ -1,4 +1,3 @@
-#include "unitio/own.h"
 #include "unitio/convert.h"
 
 #include <errno.h>
@@ -12,6 +11,7 @@
 #include "unit/optim.h"
 #include "unit/reduce_plan.h"
 #include "unit/runs.h"
+#include "unitio/import.h"
 #include "work/coll.h"
 
 int convert_record(const struct op *op, const struct unit *u, state_unit *ret, struct fault *f)
@@ -75,7 +75,7 @@ static void convert_free_parts(state_unit *rec)
 /* Old memory is the job's, or with it gone; the new one has become the job's or goes here. */
 static void convert_free(struct coll *c)
 {
-	struct convert *v = c->convert;
+	struct convert *v = c->work;
 
 	for (unsigned i = 0; i < v->n; i++) {
 		unit_free(v->units[i].fresh);
@@ -85,7 +85,6 @@ static void convert_free(struct coll *c)
 		for (unsigned k = 0; k < 2; k++)
 			slab_unref(v->on[d].slabs[k]);
 	free(v->units);
-	free(v);
 }
 
 static uint64_t convert_array_bytes(const struct unit *u, unsigned i)
@@ -119,7 +118,7 @@ static int convert_begin_unit(struct coll *c, struct changing *x, struct unit *u
 	for (unsigned d = 0; d < u->n_parts; d++)
 		for (unsigned i = 0; i < ARRAYS; i++)
 			if (convert_array_of(&u->parts[d], i)->slab)
-				c->convert->on[u->parts[d].device->index].bytes[i > 0] +=
+				convert_of(c)->on[u->parts[d].device->index].bytes[i > 0] +=
 					convert_array_bytes(x->fresh, i) +
 					convert_array_room(x->fresh, d, i);
 	return 0;
@@ -133,7 +132,7 @@ int convert_new(struct coll *c)
 
 	if (!v)
 		return -ENOMEM;
-	c->convert = v;
+	c->work = v;
 	c->forget = convert_free;
 	v->units = calloc(convert_args(op)->n, sizeof(*v->units));
 	if (!v->units)
@@ -148,7 +147,7 @@ int convert_new(struct coll *c)
 
 int convert_take_slabs(struct coll *c)
 {
-	struct convert *v = c->convert;
+	struct convert *v = convert_of(c);
 	bool later = false;
 	int r = 0;
 
@@ -174,7 +173,7 @@ uint64_t convert_bytes(const struct coll *c)
 	uint64_t sum = 0;
 
 	for (unsigned d = 0; d < NODE_MAX_DEVICES; d++)
-		sum += c->convert->on[d].bytes[0] + c->convert->on[d].bytes[1];
+		sum += convert_of(c)->on[d].bytes[0] + convert_of(c)->on[d].bytes[1];
 	return sum;
 }
 
@@ -234,7 +233,7 @@ static void convert_swap_unit(struct job *job, struct changing *x)
 	state_unit *rec = u->rec;
 	state_part **parts = rec->parts;
 
-	known_drop(job); /* a registration of the old layout must be answered with the new one */
+	regcache_drop(job); /* a registration of the old layout must be answered with the new one */
 	full_invalidate(job, u);
 	job_give_partials(job, u); /* of an Initialise: nobody's, and of the old layout's size */
 	rec->layout = x->rec.layout;
@@ -253,31 +252,29 @@ static void convert_swap_unit(struct job *job, struct changing *x)
 	u->version++;
 }
 
-static void convert_converted(struct coll *c)
+static enum res convert_finish(struct coll *c)
 {
-	struct convert *v = c->convert;
+	struct convert *v = convert_of(c);
 	struct slab *fresh[2 * NODE_MAX_DEVICES];
 	unsigned n = 0;
 
 	for (unsigned i = 0; i < 2 * NODE_MAX_DEVICES; i++)
 		if (v->on[i / 2].slabs[i % 2])
 			fresh[n++] = v->on[i / 2].slabs[i % 2];
-	if (job_add_slabs(c->job, fresh, n) < 0) {
-		coll_end_status(c, -ENOMEM);
-		return;
-	}
+	if (job_add_slabs(c->job, fresh, n) < 0)
+		return coll_fail(c, -ENOMEM);
 	for (unsigned i = 0; i < v->n; i++)
 		convert_swap_unit(c->job, &v->units[i]);
 	job_drop_unused_slabs(c->job);
 	c->job->readers.changes++;
-	coll_end(c, NULL);
+	return RES_DONE;
 }
 
 /* ---------------------------------------------------------------- repacking */
 
 static struct changing *convert_current(const struct coll *c)
 {
-	return &c->convert->units[c->convert->unit];
+	return &convert_of(c)->units[convert_of(c)->unit];
 }
 
 /* Where device @d reads element @at of the array of the old part at position @q. */
@@ -287,7 +284,7 @@ static const float *convert_source(const struct coll *c, unsigned d, unsigned q,
 	uint64_t trained = unit_part_elements(old);
 
 	if (old->spread == 1)
-		return optim_at(convert_array_of(&old->parts[d], c->convert->array), at);
+		return optim_at(convert_array_of(&old->parts[d], convert_of(c)->array), at);
 	if (at >= trained)
 		at += trained * (old->spread - 1) + q * unit_frozen_elements(old);
 	else
@@ -304,10 +301,10 @@ static void convert_copy_common(struct coll *c, unsigned d, unsigned q, const st
 	uint64_t to_end = to->first + to->n, from_end = from->first + from->n;
 	uint64_t end = to_end < from_end ? to_end : from_end;
 	struct region *array =
-		convert_array_of(&convert_current(c)->fresh->parts[d], c->convert->array);
+		convert_array_of(&convert_current(c)->fresh->parts[d], convert_of(c)->array);
 
 	if (begin < end)
-		coll_kop(&c->parts[d], KOP_COPY, (end - begin) * sizeof(float))->copy =
+		coll_launch(&c->parts[d], LAUNCH_COPY, (end - begin) * sizeof(float))->copy =
 			(struct k_copy){ optim_at(array, to->at + begin - to->first),
 					 convert_source(c, d, q, from->at + begin - from->first) };
 }
@@ -318,7 +315,7 @@ static void convert_repack_part(struct coll *c, unsigned d)
 	struct unit_run to, from;
 
 	for (uint32_t t = 0; t < x->old->rec->n_tensors; t++) {
-		if (c->convert->array && x->old->tensors[t].frozen)
+		if (convert_of(c)->array && x->old->tensors[t].frozen)
 			continue;
 		if (!unit_part_run(x->fresh, &x->fresh->parts[d], t, &to))
 			continue;
@@ -328,54 +325,60 @@ static void convert_repack_part(struct coll *c, unsigned d)
 	}
 }
 
-static void convert_repack(struct coll *c)
+static enum res convert_repack(struct coll *c)
 {
 	struct changing *x = convert_current(c);
 
-	if (!coll_need_kops(c, (size_t)x->old->rec->n_tensors * x->old->spread))
-		return;
+	RES_TRY(coll_need_launches(c, (size_t)x->old->rec->n_tensors * x->old->spread));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		convert_repack_part(c, d);
-	c->convert->array++;
-	coll_kernels_sync(c, convert_arrays);
+	convert_of(c)->array++;
+	return coll_kernels_sync(c);
 }
 
-static void convert_gather(struct coll *c, bool frozen, void (*next)(struct coll *c))
+static enum res convert_gather(struct coll *c, bool frozen)
 {
 	const struct region *arrays[NODE_MAX_DEVICES];
 
 	for (unsigned d = 0; d < c->n_parts; d++)
-		arrays[d] = convert_array_of(&convert_current(c)->old->parts[d], c->convert->array);
+		arrays[d] =
+			convert_array_of(&convert_current(c)->old->parts[d], convert_of(c)->array);
 	c->unit = convert_current(c)->old;
-	own_gather_array(c, arrays, frozen, next);
+	return import_gather_array(c, arrays, frozen);
 }
 
-static void convert_gather_frozen(struct coll *c)
+/* The next array that is there. Return: false: there is none. */
+static bool convert_next_array(struct convert *v)
 {
-	if (c->convert->array)
-		convert_repack(c);
-	else
-		convert_gather(c, true, convert_repack);
+	for (; v->unit < v->n; v->unit++, v->array = 0)
+		for (; v->array < ARRAYS; v->array++)
+			if (convert_array_of(&v->units[v->unit].old->parts[0], v->array)->slab)
+				return true;
+	return false;
 }
 
-void convert_arrays(struct coll *c)
-{
-	struct convert *v = c->convert;
+enum convert_stage { CONVERT_NEXT, CONVERT_FROZEN, CONVERT_REPACK };
 
-	if (v->unit < v->n && v->array == ARRAYS) {
-		v->unit++;
-		v->array = 0;
+enum res convert_tick(struct coll *c)
+{
+	struct convert *v = convert_of(c);
+
+	switch ((enum convert_stage)v->stage) {
+	case CONVERT_NEXT:
+		if (!convert_next_array(v))
+			return convert_finish(c);
+		v->stage = CONVERT_FROZEN;
+		if (convert_current(c)->old->spread > 1)
+			RES_TRY(convert_gather(c, false));
+		fallthrough;
+	case CONVERT_FROZEN: /* in the parameters alone */
+		v->stage = CONVERT_REPACK;
+		if (convert_current(c)->old->spread > 1 && !v->array)
+			RES_TRY(convert_gather(c, true));
+		fallthrough;
+	case CONVERT_REPACK:
+		v->stage = CONVERT_NEXT;
+		return convert_repack(c);
 	}
-	if (v->unit == v->n) {
-		convert_converted(c);
-		return;
-	}
-	if (!convert_array_of(&convert_current(c)->old->parts[0], v->array)->slab) {
-		v->array++;
-		convert_arrays(c);
-	} else if (convert_current(c)->old->spread > 1) {
-		convert_gather(c, false, convert_gather_frozen);
-	} else {
-		convert_repack(c);
-	}
+	CHECK_NOT_REACHED();
 }

@@ -1,7 +1,6 @@
 /*
  * What ConvertUnits does when it may: new memory, the arrays repacked into it one after the other,
- * and the swap. op_convert.c asks for it in this order; the rest of it runs by itself. Loop thread
- * only.
+ * and the swap. op_convert.c asks for it in this order. Loop thread only.
  */
 #ifndef SHARDD_UNITIO_CONVERT_H
 #define SHARDD_UNITIO_CONVERT_H
@@ -27,7 +26,7 @@ struct changing {
 	struct unit *fresh; /* laid out by that */
 };
 
-/* Kept at the collective until its end. */
+/* c->work. */
 struct convert {
 	struct changing *units;
 	unsigned n;
@@ -37,13 +36,19 @@ struct convert {
 		struct slab *slabs[2];
 	} on[NODE_MAX_DEVICES]; /* by device of the node */
 	unsigned unit, array;   /* what is repacked now */
+	unsigned stage;         /* of convert_tick */
 };
+
+static inline struct convert *convert_of(const struct coll *c)
+{
+	return c->work;
+}
 
 /* The record of @u as @op would have it: without parts, tensors and names still the unit's. Return: 0
  * or a fault code. */
 int convert_record(const struct op *op, const struct unit *u, state_unit *ret, struct fault *f);
 
-/* Begin: c->convert, gone with the collective. Return: 0 or -ENOMEM. */
+/* Begin: convert_of, gone with the collective. Return: 0 or -ENOMEM. */
 int convert_new(struct coll *c);
 
 /* All slabs are asked for, so that devices make them beside each other. Return: 0, SLAB_E_*, or
@@ -56,8 +61,7 @@ uint64_t convert_bytes(const struct coll *c);
 /* A place in the slabs for each new array. Return: 0 or -ENOMEM. */
 int convert_place(struct convert *v);
 
-/* Repack the next array; behind the last one the units are what was asked for, and the collective
- * ends. */
-void convert_arrays(struct coll *c);
+/* Repack array after array; then the units are what was asked for. A tick of its own. */
+enum res convert_tick(struct coll *c);
 
 #endif

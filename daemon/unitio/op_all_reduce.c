@@ -79,25 +79,19 @@ static void *op_all_reduce_first_of(const struct coll_part *p)
 	return op_all_reduce_buffer_of(p, 0);
 }
 
-static void op_all_reduce_done(struct coll *c)
-{
-	coll_end(c, NULL);
-}
-
 /* The first member's buffer on each device holds the result: to the others. */
-static void op_all_reduce_spread(struct coll *c)
+static enum res op_all_reduce_spread(struct coll *c)
 {
-	if (!coll_need_kops(c, c->n))
-		return;
+	RES_TRY(coll_need_launches(c, c->n));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
 
 		for (uint32_t i = 1; i < p->n; i++)
-			coll_kop(p, KOP_COPY, buf_args(c->ops[0])->bytes)->copy =
+			coll_launch(p, LAUNCH_COPY, buf_args(c->ops[0])->bytes)->copy =
 				(struct k_copy){ op_all_reduce_buffer_of(p, i),
 						 op_all_reduce_first_of(p) };
 	}
-	coll_kernels(c, op_all_reduce_done);
+	return coll_kernels(c);
 }
 
 static void op_all_reduce_fill_inputs(struct coll *c)
@@ -109,22 +103,22 @@ static void op_all_reduce_fill_inputs(struct coll *c)
 
 /* -- one device: one kernel, in the group's order ----------------------------- */
 
-static void op_all_reduce_between_one(struct coll *c)
+static enum res op_all_reduce_between_one(struct coll *c)
 {
 	const struct op *op = c->ops[0];
 	void *data[] = { op_all_reduce_first_of(&c->parts[0]) };
 
-	if (!coll_can_talk(c))
-		return;
-	comm_all_reduce(coll_between(c), coll_comm(c, op_all_reduce_spread), data,
-			buf_args(op)->count, buf_args(op)->dtype, buf_args(op)->op);
+	RES_TRY(coll_can_talk(c));
+	comm_all_reduce(coll_between(c), coll_comm(c), data, buf_args(op)->count,
+			buf_args(op)->dtype, buf_args(op)->op);
+	return RES_WAIT;
 }
 
 static void op_all_reduce_fold(struct coll *c, struct coll_part *p)
 {
 	const struct op *op = c->ops[0];
 
-	coll_kop(p, KOP_ALL_REDUCE, buf_args(op)->count)->all_reduce =
+	coll_launch(p, LAUNCH_ALL_REDUCE, buf_args(op)->count)->all_reduce =
 		(struct k_all_reduce){ .out = op_all_reduce_first_of(p),
 				       .in = p->inputs,
 				       .k = p->n,
@@ -134,38 +128,32 @@ static void op_all_reduce_fold(struct coll *c, struct coll_part *p)
 
 /* -- several devices, sum and average: fp32 sums travel, narrowed once at the end ---- */
 
-static void op_all_reduce_narrow(struct coll *c)
+static enum res op_all_reduce_narrow(struct coll *c)
 {
 	const struct op *op = c->ops[0];
 	bool average = buf_args(op)->op == REDUCE_AVG;
 
-	if (!coll_need_kops(c, 1))
-		return;
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
 
-		coll_kop(p, KOP_CAST, buf_args(op)->count)->cast =
+		coll_launch(p, LAUNCH_CAST, buf_args(op)->count)->cast =
 			(struct k_cast){ .dst = op_all_reduce_first_of(p),
 					 .src = region_addr(&p->scratch[average]),
 					 .dst_dtype = buf_args(op)->dtype,
 					 .src_dtype = DTYPE_FP32 };
 	}
-	coll_kernels(c, op_all_reduce_spread);
+	return coll_kernels(c);
 }
 
-static void op_all_reduce_divide(struct coll *c)
+static enum res op_all_reduce_divide(struct coll *c)
 {
-	if (buf_args(c->ops[0])->op != REDUCE_AVG) {
-		op_all_reduce_narrow(c);
-		return;
-	}
-	if (!coll_need_kops(c, 1))
-		return;
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
 
 		p->inputs[p->n] = region_addr(&p->scratch[0]);
-		coll_kop(p, KOP_REDUCE, buf_args(c->ops[0])->count)->reduce =
+		coll_launch(p, LAUNCH_REDUCE, buf_args(c->ops[0])->count)->reduce =
 			(struct k_reduce){ .out = region_addr(&p->scratch[1]),
 					   .in = &p->inputs[p->n],
 					   .k = 1,
@@ -174,26 +162,26 @@ static void op_all_reduce_divide(struct coll *c)
 					   .sum_dtype = DTYPE_FP32,
 					   .post = k_divide_by((float)c->n, DTYPE_FP32) };
 	}
-	coll_kernels(c, op_all_reduce_narrow);
+	return coll_kernels(c);
 }
 
-static void op_all_reduce_add_between(struct coll *c)
+static enum res op_all_reduce_add_between(struct coll *c)
 {
 	void *sums[NODE_MAX_DEVICES];
 
-	if (!coll_can_talk(c))
-		return;
+	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		sums[d] = region_addr(&c->parts[d].scratch[0]);
-	comm_all_reduce(coll_between(c), coll_comm(c, op_all_reduce_divide), sums,
-			buf_args(c->ops[0])->count, DTYPE_FP32, REDUCE_SUM);
+	comm_all_reduce(coll_between(c), coll_comm(c), sums, buf_args(c->ops[0])->count, DTYPE_FP32,
+			REDUCE_SUM);
+	return RES_WAIT;
 }
 
 static void op_all_reduce_add_inside(struct coll *c, struct coll_part *p)
 {
 	const struct op *op = c->ops[0];
 
-	coll_kop(p, KOP_REDUCE, buf_args(op)->count)->reduce =
+	coll_launch(p, LAUNCH_REDUCE, buf_args(op)->count)->reduce =
 		(struct k_reduce){ .out = region_addr(&p->scratch[0]),
 				   .in = p->inputs,
 				   .k = p->n,
@@ -205,66 +193,59 @@ static void op_all_reduce_add_inside(struct coll *c, struct coll_part *p)
 /* -- several devices, maximum and minimum: every device folds what all of them found, so
  * that NaN and zeros of either sign come out as on one device ------------------------ */
 
-static void op_all_reduce_fold_all(struct coll *c)
+static enum res op_all_reduce_fold_all(struct coll *c)
 {
 	const struct op *op = c->ops[0];
 
-	if (!coll_need_kops(c, 1))
-		return;
+	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
 
 		for (unsigned k = 0; k < c->n_parts; k++)
 			p->found[k] = (char *)region_addr(&p->scratch[0]) + k * buf_args(op)->bytes;
-		coll_kop(p, KOP_ALL_REDUCE, buf_args(op)->count)->all_reduce =
+		coll_launch(p, LAUNCH_ALL_REDUCE, buf_args(op)->count)->all_reduce =
 			(struct k_all_reduce){ .out = op_all_reduce_first_of(p),
 					       .in = p->found,
 					       .k = c->n_parts,
 					       .dtype = buf_args(op)->dtype,
 					       .op = buf_args(op)->op };
 	}
-	coll_kernels(c, op_all_reduce_spread);
+	return coll_kernels(c);
 }
 
-static void op_all_reduce_show_between(struct coll *c)
+static enum res op_all_reduce_show_between(struct coll *c)
 {
 	const void *send[NODE_MAX_DEVICES];
 	void *recv[NODE_MAX_DEVICES];
 
-	if (!coll_can_talk(c))
-		return;
+	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		send[d] = op_all_reduce_first_of(&c->parts[d]);
 		recv[d] = region_addr(&c->parts[d].scratch[0]);
 	}
-	comm_all_gather(coll_between(c), coll_comm(c, op_all_reduce_fold_all), send, recv,
-			buf_args(c->ops[0])->count, buf_args(c->ops[0])->dtype);
+	comm_all_gather(coll_between(c), coll_comm(c), send, recv, buf_args(c->ops[0])->count,
+			buf_args(c->ops[0])->dtype);
+	return RES_WAIT;
 }
 
 /* ------------------------------------------------------------------ the op */
 
-static bool op_all_reduce_need_scratch(struct coll *c, void (*again)(struct parked *p))
+static enum res op_all_reduce_need_scratch(struct coll *c)
 {
 	const struct op *op = c->ops[0];
 	uint64_t sums = buf_args(op)->count * sizeof(float);
 
 	if (c->n_parts == 1)
-		return true;
+		return RES_DONE;
 	if (buf_args(op)->op == REDUCE_MAX || buf_args(op)->op == REDUCE_MIN)
-		return coll_need_scratch(c, 0, buf_args(op)->bytes * c->n_parts, again);
-	return coll_need_scratch(c, 0, sums, again) &&
-	       (buf_args(op)->op != REDUCE_AVG || coll_need_scratch(c, 1, sums, again));
+		return coll_need_scratch(c, 0, buf_args(op)->bytes * c->n_parts);
+	RES_TRY(coll_need_scratch(c, 0, sums));
+	return buf_args(op)->op == REDUCE_AVG ? coll_need_scratch(c, 1, sums) : RES_DONE;
 }
 
-static void op_all_reduce_start(struct parked *parked)
+static enum res op_all_reduce_inside(struct coll *c, bool add)
 {
-	struct coll *c = CONTAINER_OF(parked, struct coll, parked);
-	enum reduce_op op = buf_args(c->ops[0])->op;
-	bool add = op == REDUCE_SUM || op == REDUCE_AVG;
-
-	if (coll_overtaken(c, false) || !coll_ready(c, op_all_reduce_start) ||
-	    !op_all_reduce_need_scratch(c, op_all_reduce_start) || !coll_need_kops(c, 1))
-		return;
+	RES_TRY(coll_need_launches(c, 1));
 	op_all_reduce_fill_inputs(c);
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		if (c->n_parts > 1 && add)
@@ -272,14 +253,60 @@ static void op_all_reduce_start(struct parked *parked)
 		else
 			op_all_reduce_fold(c, &c->parts[d]);
 	}
-	coll_kernels(c, c->n_parts == 1 ? op_all_reduce_between_one
-			: add           ? op_all_reduce_add_between
-					: op_all_reduce_show_between);
+	return coll_kernels(c);
 }
 
-static void op_all_reduce_run(struct coll *c)
+enum op_all_reduce_stage {
+	ALL_REDUCE_BEGIN,
+	ALL_REDUCE_BETWEEN_ONE, /* one device */
+	ALL_REDUCE_ADD,         /* several: sum and average */
+	ALL_REDUCE_DIVIDE,
+	ALL_REDUCE_NARROW,
+	ALL_REDUCE_SHOW, /* several: maximum and minimum */
+	ALL_REDUCE_FOLD,
+	ALL_REDUCE_SPREAD, /* all: from the first member of each device */
+	ALL_REDUCE_DONE
+};
+
+static enum res op_all_reduce_tick(struct coll *c)
 {
-	op_all_reduce_start(&c->parked);
+	enum reduce_op op = buf_args(c->ops[0])->op;
+	bool add = op == REDUCE_SUM || op == REDUCE_AVG;
+
+	switch ((enum op_all_reduce_stage)c->stage) {
+	case ALL_REDUCE_BEGIN:
+		RES_TRY(coll_check_epoch(c, false));
+		RES_TRY(coll_ready(c));
+		RES_TRY(op_all_reduce_need_scratch(c));
+		c->stage = c->n_parts == 1 ? ALL_REDUCE_BETWEEN_ONE
+			   : add           ? ALL_REDUCE_ADD
+					   : ALL_REDUCE_SHOW;
+		return op_all_reduce_inside(c, add);
+	case ALL_REDUCE_BETWEEN_ONE:
+		c->stage = ALL_REDUCE_SPREAD;
+		return op_all_reduce_between_one(c);
+	case ALL_REDUCE_ADD:
+		c->stage = op == REDUCE_AVG ? ALL_REDUCE_DIVIDE : ALL_REDUCE_NARROW;
+		return op_all_reduce_add_between(c);
+	case ALL_REDUCE_DIVIDE:
+		c->stage = ALL_REDUCE_NARROW;
+		return op_all_reduce_divide(c);
+	case ALL_REDUCE_NARROW:
+		c->stage = ALL_REDUCE_SPREAD;
+		return op_all_reduce_narrow(c);
+	case ALL_REDUCE_SHOW:
+		c->stage = ALL_REDUCE_FOLD;
+		return op_all_reduce_show_between(c);
+	case ALL_REDUCE_FOLD:
+		c->stage = ALL_REDUCE_SPREAD;
+		return op_all_reduce_fold_all(c);
+	case ALL_REDUCE_SPREAD:
+		c->stage = ALL_REDUCE_DONE;
+		return op_all_reduce_spread(c);
+	case ALL_REDUCE_DONE:
+		return RES_DONE;
+	}
+	CHECK_NOT_REACHED();
 }
 
 static void op_all_reduce_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -295,7 +322,7 @@ const struct op_type op_all_reduce = {
 	.request = &shardd__v1__all_reduce_request__descriptor,
 	.decode = op_all_reduce_decode,
 	.check = op_all_reduce_check,
-	.run = op_all_reduce_run,
+	.coll_tick = op_all_reduce_tick,
 	.encode = op_all_reduce_encode,
 	.reads_inputs = true,
 };

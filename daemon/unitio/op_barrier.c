@@ -18,9 +18,10 @@ static int op_barrier_check(struct op *op, struct fault *f)
 	return 0;
 }
 
-static void op_barrier_run(struct coll *c)
+static enum res op_barrier_tick(struct coll *c)
 {
-	coll_end(c, NULL);
+	(void)c;
+	return RES_DONE;
 }
 
 static void op_barrier_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -37,6 +38,6 @@ const struct op_type op_barrier = {
 	.request = &shardd__v1__barrier_request__descriptor,
 	.decode = op_barrier_decode,
 	.check = op_barrier_check,
-	.run = op_barrier_run,
+	.coll_tick = op_barrier_tick,
 	.encode = op_barrier_encode,
 };

@@ -66,55 +66,57 @@ static uint32_t op_broadcast_first_on(const struct coll *c, const struct coll_pa
 	return 0;
 }
 
-static void op_broadcast_done(struct coll *c)
+static enum res op_broadcast_to_others(struct coll *c)
 {
-	coll_end(c, NULL);
-}
-
-static void op_broadcast_to_others(struct coll *c)
-{
-	if (!coll_need_kops(c, c->n))
-		return;
+	RES_TRY(coll_need_launches(c, c->n));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
 		uint32_t first = op_broadcast_first_on(c, p);
 
 		for (uint32_t i = 0; i < p->n; i++)
 			if (i != first)
-				coll_kop(p, KOP_COPY, buf_args(c->ops[0])->bytes)->copy =
+				coll_launch(p, LAUNCH_COPY, buf_args(c->ops[0])->bytes)->copy =
 					(struct k_copy){ (void *)p->inputs[i], p->inputs[first] };
 	}
-	coll_kernels(c, op_broadcast_done);
+	return coll_kernels(c);
 }
 
-static void op_broadcast_to_other_devices(struct coll *c)
+static enum res op_broadcast_to_other_devices(struct coll *c)
 {
 	const struct op *op = c->ops[0];
 	struct coll_part *root = coll_part(c, coll_index(c, buf_args(op)->root));
 	void *data[NODE_MAX_DEVICES];
 
-	if (!coll_can_talk(c))
-		return;
+	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = (void *)c->parts[d].inputs[op_broadcast_first_on(c, &c->parts[d])];
-	comm_broadcast(coll_between(c), coll_comm(c, op_broadcast_to_others), data,
-		       buf_args(op)->bytes, (unsigned)(root - c->parts));
+	comm_broadcast(coll_between(c), coll_comm(c), data, buf_args(op)->bytes,
+		       (unsigned)(root - c->parts));
+	return RES_WAIT;
 }
 
-/* The first stage does nothing but wait for the streams that filled the buffers. */
-static void op_broadcast_start(struct parked *p)
-{
-	struct coll *c = CONTAINER_OF(p, struct coll, parked);
+enum op_broadcast_stage { BROADCAST_BEGIN, BROADCAST_BETWEEN, BROADCAST_SPREAD, BROADCAST_DONE };
 
-	if (coll_overtaken(c, false) || !coll_ready(c, op_broadcast_start) || !coll_need_kops(c, 0))
-		return;
-	op_broadcast_fill_inputs(c);
-	coll_kernels(c, op_broadcast_to_other_devices);
-}
-
-static void op_broadcast_run(struct coll *c)
+static enum res op_broadcast_tick(struct coll *c)
 {
-	op_broadcast_start(&c->parked);
+	switch ((enum op_broadcast_stage)c->stage) {
+	case BROADCAST_BEGIN:
+		RES_TRY(coll_check_epoch(c, false));
+		RES_TRY(coll_ready(c));
+		RES_TRY(coll_need_launches(c, 0));
+		op_broadcast_fill_inputs(c);
+		c->stage = BROADCAST_BETWEEN;
+		return coll_kernels(c); /* none: for the streams that filled the buffers */
+	case BROADCAST_BETWEEN:
+		c->stage = BROADCAST_SPREAD;
+		return op_broadcast_to_other_devices(c);
+	case BROADCAST_SPREAD:
+		c->stage = BROADCAST_DONE;
+		return op_broadcast_to_others(c);
+	case BROADCAST_DONE:
+		return RES_DONE;
+	}
+	CHECK_NOT_REACHED();
 }
 
 static void op_broadcast_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -130,7 +132,7 @@ const struct op_type op_broadcast = {
 	.request = &shardd__v1__broadcast_request__descriptor,
 	.decode = op_broadcast_decode,
 	.check = op_broadcast_check,
-	.run = op_broadcast_run,
+	.coll_tick = op_broadcast_tick,
 	.encode = op_broadcast_encode,
 	.reads_inputs = true,
 };

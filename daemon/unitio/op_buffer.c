@@ -38,46 +38,27 @@ static int op_buffer_alloc_check(struct op *op, struct fault *f)
 			 op->m->n_buffers);
 }
 
-static void op_buffer_alloc_resume(struct parked *p);
-
-static void op_buffer_alloc_start(struct op *op)
+static enum res op_buffer_alloc_start(struct op *op)
 {
-	struct member_buffer *b = NULL;
+	struct member_buffer *b;
 	struct region region;
-	int r;
 
-	if (op_wait_for_memory(op, op_buffer_alloc_resume))
-		return;
-	r = op_take_memory(op, alloc_args(op)->bytes, &region);
-	if (r == SLAB_E_LATER) {
-		op->state = OP_PARKED;
-		node_wait(op->m->job->node, &op->parked, op_buffer_alloc_resume);
-		return;
-	}
+	RES_TRY(op_wait_for_memory(op));
+	RES_TRY(op_need_memory(op, alloc_args(op)->bytes, "a buffer", &region));
 	op_begin_run(op);
-	if (r == 0) {
-		b = member_buffer_add(op->m, &region);
-		if (!b) {
-			pool_give(&op->m->pool, &region);
-			r = -ENOMEM;
-		}
+	b = member_buffer_add(op->m, &region);
+	if (!b) {
+		pool_give(&op->m->pool, &region);
+		op_memory_fault(op->m->job, -ENOMEM, alloc_args(op)->bytes, "a buffer", &op->fault);
+		return RES_FAILED;
 	}
-	if (b) {
-		op->result.buffer = b->id;
-		op->result.place = b->region;
-		op->result.place.bytes = alloc_args(op)->bytes;
-		op->result.writable = true;
-		if (op->m->executing)
-			op->result.ready = op->m->ready;
-	} else {
-		op_memory_fault(op->m->job, r, alloc_args(op)->bytes, "a buffer", &op->fault);
-	}
-	op_end(op);
-}
-
-static void op_buffer_alloc_resume(struct parked *p)
-{
-	op_buffer_alloc_start(CONTAINER_OF(p, struct op, parked));
+	op->result.buffer = b->id;
+	op->result.place = b->region;
+	op->result.place.bytes = alloc_args(op)->bytes;
+	op->result.writable = true;
+	if (op->m->executing)
+		op->result.ready = op->m->ready;
+	return RES_DONE;
 }
 
 static void op_buffer_alloc_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -104,11 +85,11 @@ static int op_buffer_free_check(struct op *op, struct fault *f)
 	return op_buffer_at(op, 0, 0, f) ? 0 : (int)f->code;
 }
 
-static void op_buffer_free_start(struct op *op)
+static enum res op_buffer_free_start(struct op *op)
 {
 	op_begin_run(op);
 	member_buffer_free(op->m, op->held);
-	op_end(op);
+	return RES_DONE;
 }
 
 static void op_buffer_free_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -123,7 +104,7 @@ const struct op_type op_alloc_buffer = {
 	.request = &shardd__v1__alloc_buffer_request__descriptor,
 	.decode = op_buffer_alloc_decode,
 	.check = op_buffer_alloc_check,
-	.start = op_buffer_alloc_start,
+	.tick = op_buffer_alloc_start,
 	.encode = op_buffer_alloc_encode,
 };
 
@@ -132,6 +113,6 @@ const struct op_type op_free_buffer = {
 	.request = &shardd__v1__free_buffer_request__descriptor,
 	.decode = op_buffer_free_decode,
 	.check = op_buffer_free_check,
-	.start = op_buffer_free_start,
+	.tick = op_buffer_free_start,
 	.encode = op_buffer_free_encode,
 };

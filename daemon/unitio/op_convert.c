@@ -111,7 +111,7 @@ static int op_convert_check(struct op *op, struct fault *f)
 /* Is there anything that is laid out by the old layout and is not repacked? */
 static int op_convert_check_passing(const struct unit *u, struct fault *f)
 {
-	if (u->arrived)
+	if (u->step == UNIT_STEP_ARRIVED)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "the gradient of unit '%.100s' is dealt with as the plan of this "
 				 "backward pass says: end it with Step before it is converted",
@@ -166,8 +166,8 @@ static int op_convert_check_idle(const struct coll *c, const struct unit *u, str
 
 static bool op_convert_is_waiting_for_copies(const struct coll *c)
 {
-	for (unsigned i = 0; i < c->convert->n; i++)
-		if (c->convert->units[i].old->casting || c->convert->units[i].old->executing)
+	for (unsigned i = 0; i < convert_of(c)->n; i++)
+		if (unit_is_copying(convert_of(c)->units[i].old))
 			return true;
 	return false;
 }
@@ -184,15 +184,13 @@ static int op_convert_check_all(const struct coll *c, struct fault *f)
 	return 0;
 }
 
-static void op_convert_start(struct parked *p);
-
 /* Of the largest array that is brought together. */
 static uint64_t op_convert_scratch_bytes(const struct coll *c)
 {
 	uint64_t most = 0;
 
-	for (unsigned i = 0; i < c->convert->n; i++) {
-		const struct unit *u = c->convert->units[i].old;
+	for (unsigned i = 0; i < convert_of(c)->n; i++) {
+		const struct unit *u = convert_of(c)->units[i].old;
 		uint64_t bytes = (unit_part_elements(u) + unit_frozen_elements(u)) * u->spread *
 				 sizeof(float);
 
@@ -202,74 +200,64 @@ static uint64_t op_convert_scratch_bytes(const struct coll *c)
 	return most;
 }
 
-/* Return: false: it waits, or has ended. */
-static bool op_convert_memory_ready(struct coll *c)
+static enum res op_convert_need_memory(struct coll *c)
 {
-	struct fault f = FAULT_NULL;
-	int r = c->convert ? 0 : convert_new(c);
+	int r = c->work ? 0 : convert_new(c);
 
 	if (r == 0)
 		r = convert_take_slabs(c);
-	if (r == SLAB_E_LATER || (r == 0 && op_convert_is_waiting_for_copies(c))) {
-		node_wait(c->job->node, &c->parked, op_convert_start);
-		return false;
-	}
+	if (r == SLAB_E_LATER || (r == 0 && op_convert_is_waiting_for_copies(c)))
+		return coll_wait_for_node(c);
 	if (r == 0)
-		return true;
-	op_memory_fault(c->job, r, c->convert ? convert_bytes(c) : 0, "converted units", &f);
-	coll_end(c, &f);
-	return false;
+		return RES_DONE;
+	op_memory_fault(c->job, r, c->work ? convert_bytes(c) : 0, "converted units", &c->fault);
+	return RES_FAILED;
 }
 
-static bool op_convert_devices_ready(struct coll *c)
+static enum res op_convert_ready(struct coll *c)
 {
 	uint64_t bytes = op_convert_scratch_bytes(c);
 
-	return !bytes || (coll_ready(c, op_convert_start) &&
-			  coll_need_scratch(c, 0, bytes, op_convert_start));
+	if (!bytes)
+		return RES_DONE;
+	RES_TRY(coll_ready(c));
+	return coll_need_scratch(c, 0, bytes);
 }
 
-/* A copy of one may have been begun meanwhile. */
-static void op_convert_begin(struct parked *p)
+enum op_convert_stage { OP_CONVERT_APPLY, OP_CONVERT_BEGIN, OP_CONVERT_PLACE, OP_CONVERT_ARRAYS };
+
+static enum res op_convert_tick(struct coll *c)
 {
-	struct coll *c = CONTAINER_OF(p, struct coll, parked);
-
-	if (coll_overtaken(c, true))
-		return;
-	if (op_convert_is_waiting_for_copies(c))
-		node_wait(c->job->node, &c->parked, op_convert_start);
-	else if (convert_place(c->convert) < 0)
-		coll_end_status(c, -ENOMEM);
-	else if (coll_need_kops(c, 0))
-		coll_kernels(c, convert_arrays);
-}
-
-static void op_convert_start(struct parked *p)
-{
-	struct coll *c = CONTAINER_OF(p, struct coll, parked);
-	struct fault f = FAULT_NULL;
-	int r;
-
-	if (coll_overtaken(c, true))
-		return;
-	if (op_convert_check_all(c, &f)) {
-		coll_end(c, &f);
-		return;
+	switch ((enum op_convert_stage)c->stage) {
+	case OP_CONVERT_APPLY:
+		c->stage = OP_CONVERT_BEGIN;
+		RES_TRY(apply_wait(c->job, &c->waiter));
+		fallthrough;
+	case OP_CONVERT_BEGIN:
+		RES_TRY(coll_check_epoch(c, true));
+		if (op_convert_check_all(c, &c->fault))
+			return RES_FAILED;
+		RES_TRY(coll_may_write(c));
+		RES_TRY(op_convert_need_memory(c));
+		RES_TRY(op_convert_ready(c));
+		c->stage = OP_CONVERT_PLACE;
+		RES_TRY(drain_coll(c));
+		fallthrough;
+	case OP_CONVERT_PLACE:
+		RES_TRY(coll_check_epoch(c, true));
+		if (op_convert_is_waiting_for_copies(c)) { /* of one begun meanwhile */
+			c->stage = OP_CONVERT_BEGIN;
+			return coll_wait_for_node(c);
+		}
+		if (convert_place(convert_of(c)) < 0)
+			return coll_fail(c, -ENOMEM);
+		RES_TRY(coll_need_launches(c, 0));
+		c->stage = OP_CONVERT_ARRAYS;
+		return coll_kernels(c);
+	case OP_CONVERT_ARRAYS:
+		return convert_tick(c);
 	}
-	if (!coll_may_write(c, op_convert_start) || !op_convert_memory_ready(c) ||
-	    !op_convert_devices_ready(c))
-		return;
-	r = drain_ensure(c->job, p, op_convert_begin);
-	if (r < 0)
-		coll_end_status(c, r);
-	else if (r == 0)
-		op_convert_begin(p);
-}
-
-static void op_convert_run(struct coll *c)
-{
-	if (apply_ensure(c->job, &c->parked, op_convert_start))
-		op_convert_start(&c->parked);
+	CHECK_NOT_REACHED();
 }
 
 static bool op_convert_is_converted(const struct op *op, uint32_t id)
@@ -335,7 +323,7 @@ const struct op_type op_convert = {
 	.request = &shardd__v1__convert_units_request__descriptor,
 	.decode = op_convert_decode,
 	.check = op_convert_check,
-	.run = op_convert_run,
+	.coll_tick = op_convert_tick,
 	.encode = op_convert_encode,
 	.lasts = true,
 	.move = MOVE_NEEDS_IDLE,

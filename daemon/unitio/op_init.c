@@ -15,7 +15,7 @@
 #include "unit/optim.h"
 #include "unit/runs.h"
 #include "unitio/ops.h"
-#include "unitio/own.h"
+#include "unitio/import.h"
 #include "work/coll.h"
 #include "work/drain.h"
 #include "shardd.pb-c.h"
@@ -130,10 +130,12 @@ static struct k_copy op_init_copy_of(float *dst, const float *src)
 	return (struct k_copy){ dst, src };
 }
 
-static void op_init_copy_kop(struct coll_part *p, float *dst, const float *src, uint64_t elements)
+static void op_init_copy_launch(struct coll_part *p, float *dst, const float *src,
+				uint64_t elements)
 {
 	if (elements)
-		coll_kop(p, KOP_COPY, elements * sizeof(float))->copy = op_init_copy_of(dst, src);
+		coll_launch(p, LAUNCH_COPY, elements * sizeof(float))->copy =
+			op_init_copy_of(dst, src);
 }
 
 static void op_init_job_heal(struct job *job)
@@ -148,7 +150,7 @@ static void op_init_job_heal(struct job *job)
 	job->rec->step = 0;
 }
 
-static void op_init_done(struct coll *c)
+static enum res op_init_finish(struct coll *c)
 {
 	struct unit *u = c->unit;
 
@@ -158,8 +160,8 @@ static void op_init_done(struct coll *c)
 	c->job->stale_partials = true;
 	c->job->stray_gradients = true;
 	full_invalidate(c->job, u);
-	if (coll_promised(c) && coll_overtaken(c, false))
-		return; /* and the unit is as good as never initialised */
+	if (coll_promised(c))
+		RES_TRY(coll_check_epoch(c, false)); /* else it is as good as never initialised */
 	u->rec->initialised = true;
 	c->job->readers.changes++;
 	unit_forget_steps(u);
@@ -167,7 +169,7 @@ static void op_init_done(struct coll *c)
 		u->torn = false;
 		op_init_job_heal(c->job);
 	}
-	coll_end(c, NULL);
+	return RES_DONE;
 }
 
 static int op_init_check_unused(const struct coll *c, struct fault *f)
@@ -191,24 +193,24 @@ static int op_init_check_unused(const struct coll *c, struct fault *f)
 		c->unit->rec->name, c->unit->gathered_ranks);
 }
 
-/* The last stage: an initialised unit has no optimizer state. */
-static void op_init_zero(struct coll *c)
+/* An initialised unit has no optimizer state. */
+static enum res op_init_zero(struct coll *c)
 {
-	if (!coll_need_kops(c, UNIT_MAX_STATES))
-		return;
+	RES_TRY(coll_need_launches(c, UNIT_MAX_STATES));
 	for (unsigned d = 0; d < c->n_parts; d++)
-		c->parts[d].n_kops = optim_zero_kops(&c->unit->parts[d], c->parts[d].kops);
-	coll_kernels_sync(c, op_init_done);
+		c->parts[d].n_launches =
+			optim_zero_launches(&c->unit->parts[d], c->parts[d].launches);
+	return coll_kernels_sync(c);
 }
 
-static void op_init_from_seed(struct coll *c)
+static enum res op_init_from_seed(struct coll *c)
 {
-	if (!coll_need_kops(c, c->unit->rec->n_tensors))
-		return;
+	RES_TRY(coll_need_launches(c, c->unit->rec->n_tensors));
 	for (unsigned d = 0; d < c->n_parts; d++)
-		c->parts[d].n_kops = optim_seed_kops(c->unit, &c->unit->parts[d],
-						     init_args(c->ops[0])->seed, c->parts[d].kops);
-	coll_kernels(c, op_init_zero);
+		c->parts[d].n_launches =
+			optim_seed_launches(c->unit, &c->unit->parts[d], init_args(c->ops[0])->seed,
+					    c->parts[d].launches);
+	return coll_kernels(c);
 }
 
 /* -- from the root's memory, on several devices through a whole copy on each -- */
@@ -225,46 +227,44 @@ static void op_init_keep(struct coll *c, unsigned d, const float *from)
 
 	for (uint32_t t = 0; t < c->unit->rec->n_tensors; t++)
 		if (unit_part_run(c->unit, up, t, &op_init_run))
-			op_init_copy_kop(&c->parts[d], optim_at(&up->params, op_init_run.at),
-					 from + c->unit->tensors[t].packed + op_init_run.first,
-					 op_init_run.n);
+			op_init_copy_launch(&c->parts[d], optim_at(&up->params, op_init_run.at),
+					    from + c->unit->tensors[t].packed + op_init_run.first,
+					    op_init_run.n);
 }
 
-static void op_init_keep_parts(struct coll *c)
+static enum res op_init_keep_parts(struct coll *c)
 {
-	if (!coll_need_kops(c, c->unit->rec->n_tensors))
-		return;
+	RES_TRY(coll_need_launches(c, c->unit->rec->n_tensors));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		op_init_keep(c, d, op_init_whole(&c->parts[d]));
-	coll_kernels(c, op_init_zero);
+	return coll_kernels(c);
 }
 
-static void op_init_show_root(struct coll *c)
+static enum res op_init_show_root(struct coll *c)
 {
 	uint32_t root = coll_index(c, init_args(c->ops[0])->root);
 	void *data[NODE_MAX_DEVICES];
 
-	if (!coll_can_talk(c))
-		return;
+	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = op_init_whole(&c->parts[d]);
-	comm_broadcast(coll_between(c), coll_comm(c, op_init_keep_parts), data,
-		       c->unit->packed * sizeof(float), c->part_of[root]);
+	comm_broadcast(coll_between(c), coll_comm(c), data, c->unit->packed * sizeof(float),
+		       c->part_of[root]);
+	return RES_WAIT;
 }
 
-static void op_init_from_root(struct coll *c)
+static enum res op_init_from_root(struct coll *c)
 {
 	uint32_t root = coll_index(c, init_args(c->ops[0])->root);
 	struct coll_part *p = coll_part(c, root);
 
-	if (!coll_need_kops(c, c->unit->rec->n_tensors))
-		return;
+	RES_TRY(coll_need_launches(c, c->unit->rec->n_tensors));
 	if (c->n_parts == 1)
 		op_init_keep(c, 0, op_init_source_of(c->ops[root]));
 	else
-		op_init_copy_kop(p, op_init_whole(p), op_init_source_of(c->ops[root]),
-				 c->unit->packed);
-	coll_kernels(c, c->n_parts == 1 ? op_init_zero : op_init_show_root);
+		op_init_copy_launch(p, op_init_whole(p), op_init_source_of(c->ops[root]),
+				    c->unit->packed);
+	return coll_kernels(c);
 }
 
 static const float *op_init_own_source(const struct coll *c, uint32_t i)
@@ -274,59 +274,89 @@ static const float *op_init_own_source(const struct coll *c, uint32_t i)
 
 /* ------------------------------------------------------------------ the op */
 
-static bool op_init_prepared(struct coll *c, void (*again)(struct parked *p))
+/* Does nobody need what is there? */
+static enum res op_init_check_begin(struct coll *c)
 {
-	int how = init_args(c->ops[0])->how;
-
-	if (how == HOW_SEED || c->n_parts == 1)
-		return true;
-	if (how == HOW_OWN)
-		return own_ready(c, again);
-	return coll_ready(c, again) &&
-	       coll_need_scratch(c, 0, c->unit->packed * sizeof(float), again);
+	RES_TRY(coll_check_epoch(c, false));
+	hold_drop(c->job, c->unit);
+	return op_init_check_unused(c, &c->fault) ? RES_FAILED : RES_DONE;
 }
 
-static void op_init_start(struct parked *p)
+static enum res op_init_ready(struct coll *c, int how)
 {
-	struct coll *c = CONTAINER_OF(p, struct coll, parked);
-	struct fault f = FAULT_NULL;
-	int how = init_args(c->ops[0])->how;
+	if (how == HOW_SEED || c->n_parts == 1)
+		return RES_DONE;
+	if (how == HOW_OWN)
+		return import_ready(c);
+	RES_TRY(coll_ready(c));
+	return coll_need_scratch(c, 0, c->unit->packed * sizeof(float));
+}
 
-	if (coll_overtaken(c, false))
-		return;
-	hold_drop(c->job, c->unit);
-	if (op_init_check_unused(c, &f)) {
-		coll_end(c, &f);
-		return;
-	}
-	if (!coll_may_write(c, op_init_start))
-		return;
-	if (!c->drained) {
-		int r = drain_ensure(c->job, p, op_init_start);
+enum op_init_stage {
+	INIT_APPLY,
+	INIT_DRAIN,
+	INIT_BEGIN,
+	INIT_SEED,
+	INIT_ROOT, /* then, on several devices: its parameters to all of them, and what is theirs */
+	INIT_SHOW,
+	INIT_KEEP,
+	INIT_OWN,
+	INIT_ZERO,
+	INIT_DONE
+};
 
-		c->drained = true;
-		if (r < 0)
-			coll_end_status(c, r);
-		if (r)
-			return;
-	}
-	if (!op_init_prepared(c, op_init_start))
-		return;
+static enum op_init_stage op_init_begin(struct coll *c, int how)
+{
 	c->unit->rec->initialised = false; /* until it is whole: a device may fail half-way */
 	readers_rewrite(c->job);
 	unit_pass_end(c->unit); /* no shard is handed out meanwhile */
-	if (how == HOW_SEED)
-		op_init_from_seed(c);
-	else if (how == HOW_BROADCAST)
-		op_init_from_root(c);
-	else
-		own_write(c, op_init_own_source, true, 0, op_init_zero);
+	if (how == HOW_OWN)
+		import_write(c, op_init_own_source, true, 0);
+	return how == HOW_SEED ? INIT_SEED : how == HOW_BROADCAST ? INIT_ROOT : INIT_OWN;
 }
 
-static void op_init_run(struct coll *c)
+static enum res op_init_tick(struct coll *c)
 {
-	if (apply_ensure(c->job, &c->parked, op_init_start))
-		op_init_start(&c->parked);
+	int how = init_args(c->ops[0])->how;
+
+	switch ((enum op_init_stage)c->stage) {
+	case INIT_APPLY:
+		c->stage = INIT_DRAIN;
+		RES_TRY(apply_wait(c->job, &c->waiter));
+		fallthrough;
+	case INIT_DRAIN:
+		RES_TRY(op_init_check_begin(c));
+		RES_TRY(coll_may_write(c));
+		c->stage = INIT_BEGIN;
+		RES_TRY(drain_coll(c));
+		fallthrough;
+	case INIT_BEGIN:
+		RES_TRY(op_init_check_begin(c));
+		RES_TRY(op_init_ready(c, how));
+		c->stage = op_init_begin(c, how);
+		return op_init_tick(c);
+	case INIT_SEED:
+		c->stage = INIT_ZERO;
+		return op_init_from_seed(c);
+	case INIT_ROOT:
+		c->stage = c->n_parts > 1 ? INIT_SHOW : INIT_ZERO;
+		return op_init_from_root(c);
+	case INIT_SHOW:
+		c->stage = INIT_KEEP;
+		return op_init_show_root(c);
+	case INIT_KEEP:
+		c->stage = INIT_ZERO;
+		return op_init_keep_parts(c);
+	case INIT_OWN:
+		RES_TRY(import_write_tick(c));
+		fallthrough;
+	case INIT_ZERO:
+		c->stage = INIT_DONE;
+		return op_init_zero(c);
+	case INIT_DONE:
+		return op_init_finish(c);
+	}
+	CHECK_NOT_REACHED();
 }
 
 static void op_init_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -342,7 +372,7 @@ const struct op_type op_init = {
 	.request = &shardd__v1__initialise_request__descriptor,
 	.decode = op_init_decode,
 	.check = op_init_check,
-	.run = op_init_run,
+	.coll_tick = op_init_tick,
 	.encode = op_init_encode,
 	.lasts = true,
 	.move = MOVE_NEEDS_IDLE,

@@ -12,7 +12,7 @@
 #include "op/op.h"
 #include "op/op_util.h"
 #include "unitio/ops.h"
-#include "unitio/own.h"
+#include "unitio/import.h"
 #include "work/coll.h"
 #include "work/drain.h"
 #include "shardd.pb-c.h"
@@ -115,21 +115,17 @@ static bool op_return_is_in_time(const struct coll *c, uint32_t i)
 	return m->state == MEMBER_JOINED && m->epoch == c->job->rec->epoch;
 }
 
-static bool op_return_take_copies(struct coll *c)
+static enum res op_return_take_copies(struct coll *c)
 {
-	if (c->work)
-		return true;
 	c->work = calloc(c->n, sizeof(struct region));
-	if (!c->work) {
-		coll_end_status(c, -ENOMEM);
-		return false;
-	}
+	if (!c->work)
+		return coll_fail(c, -ENOMEM);
 	for (uint32_t i = 0; i < c->n; i++) {
 		struct member_unit *mu = member_unit_find(c->members[i], c->unit);
 
 		*op_return_copy_of(c, i) = region_steal(&mu->summoned);
 	}
-	return true;
+	return RES_DONE;
 }
 
 /* It has ended without that: they are the trainers' still. */
@@ -154,7 +150,6 @@ static void op_return_returned(struct coll *c)
 		if (op_return_is_in_time(c, i))
 			member_unsummon(m, c->unit, member_unit_find(m, c->unit));
 	}
-	coll_end(c, NULL);
 }
 
 /* Of the same number of steps tensors have missed what they had missed before, if nothing is said
@@ -173,7 +168,7 @@ static void op_return_take_steps(struct unit *u, const struct op *op)
 
 /* Parameters, or state, that no committed step knows: a restart would find them, so it has to
  * know. */
-static void op_return_written(struct coll *c)
+static enum res op_return_written(struct coll *c)
 {
 	const struct op *op = c->ops[0];
 
@@ -182,13 +177,13 @@ static void op_return_written(struct coll *c)
 	c->job->rec->uncommitted_steps++;
 	if (op->m->epoch != c->job->rec->epoch)
 		job_tear(c->job);
-	if (coll_promised(c) && coll_overtaken(c, false))
-		return; /* what was read may be anything: the unit stays uninitialised */
+	if (coll_promised(c)) /* what was read may be anything: the unit stays uninitialised */
+		RES_TRY(coll_check_epoch(c, false));
 	c->unit->rec->initialised = true;
 	c->job->readers.changes++;
 	if (summon_args(op)->has_steps)
 		op_return_take_steps(c->unit, op);
-	op_return_returned(c);
+	return RES_DONE;
 }
 
 static const float *op_return_source(const struct coll *c, uint32_t i)
@@ -196,35 +191,56 @@ static const float *op_return_source(const struct coll *c, uint32_t i)
 	return region_addr(op_return_copy_of(c, i));
 }
 
-static void op_return_write_back(struct parked *p)
+static void op_return_begin_write(struct coll *c)
 {
-	struct coll *c = CONTAINER_OF(p, struct coll, parked);
-
-	if (coll_overtaken(c, false) || !coll_may_write(c, op_return_write_back))
-		return;
-	if (!c->drained) {
-		int r = drain_ensure(c->job, p, op_return_write_back);
-
-		c->drained = true;
-		if (r < 0)
-			coll_end_status(c, r);
-		if (r)
-			return;
-	}
-	if (!own_ready(c, op_return_write_back) || !op_return_take_copies(c))
-		return;
 	c->unit->rec->initialised = false; /* until it is whole: a device may fail half-way */
 	readers_rewrite(c->job);
-	own_write(c, op_return_source, false, c->unit->summoned_state, op_return_written);
+	import_write(c, op_return_source, false, c->unit->summoned_state);
 }
 
-static void op_return_run(struct coll *c)
+enum op_return_stage {
+	RETURN_BEGIN,
+	RETURN_DRAIN, /* with write */
+	RETURN_READY,
+	RETURN_WRITE,
+	RETURN_DONE
+};
+
+static enum res op_return_tick(struct coll *c)
 {
-	c->forget = op_return_put_back;
-	if (summon_args(c->ops[0])->write)
-		op_return_write_back(&c->parked);
-	else if (op_return_take_copies(c) && coll_need_kops(c, 0))
-		coll_kernels(c, op_return_returned); /* behind the streams that may still use it */
+	switch ((enum op_return_stage)c->stage) {
+	case RETURN_BEGIN:
+		c->forget = op_return_put_back;
+		if (!summon_args(c->ops[0])->write) {
+			RES_TRY(op_return_take_copies(c));
+			RES_TRY(coll_need_launches(c, 0));
+			c->stage = RETURN_DONE;
+			return coll_kernels(c); /* none: for the streams that may still use them */
+		}
+		c->stage = RETURN_DRAIN;
+		fallthrough;
+	case RETURN_DRAIN:
+		RES_TRY(coll_check_epoch(c, false));
+		RES_TRY(coll_may_write(c));
+		c->stage = RETURN_READY;
+		RES_TRY(drain_coll(c));
+		fallthrough;
+	case RETURN_READY:
+		RES_TRY(coll_check_epoch(c, false));
+		RES_TRY(import_ready(c));
+		RES_TRY(op_return_take_copies(c));
+		op_return_begin_write(c);
+		c->stage = RETURN_WRITE;
+		fallthrough;
+	case RETURN_WRITE:
+		RES_TRY(import_write_tick(c));
+		RES_TRY(op_return_written(c));
+		fallthrough;
+	case RETURN_DONE:
+		op_return_returned(c);
+		return RES_DONE;
+	}
+	CHECK_NOT_REACHED();
 }
 
 static void op_return_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -240,7 +256,7 @@ const struct op_type op_return = {
 	.request = &shardd__v1__return_full_request__descriptor,
 	.decode = op_return_decode,
 	.check = op_return_check,
-	.run = op_return_run,
+	.coll_tick = op_return_tick,
 	.encode = op_return_encode,
 	.lasts = true,
 	.move = MOVE_RETURN,

@@ -7,13 +7,14 @@
 #include <stdlib.h>
 
 #include "copies/hold.h"
+#include "core/check.h"
 #include "op/guard.h"
 #include "op/op.h"
 #include "op/op_util.h"
 #include "step/apply.h"
 #include "unit/optim.h"
 #include "unit/pack.h"
-#include "unitio/own.h"
+#include "unitio/import.h"
 #include "unitio/ops.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"
@@ -93,12 +94,9 @@ static int op_summon_take(struct coll *c, uint32_t i)
 	return job_take(c->job, &m->pool, bytes, op_summon_copy_of(c, i));
 }
 
-static void op_summon_start(struct parked *p);
-
-/* Everybody's memory. Return: false: it waits, or has ended. */
-static bool op_summon_take_memory(struct coll *c)
+/* Everybody's memory. */
+static enum res op_summon_take_memory(struct coll *c)
 {
-	struct fault f = FAULT_NULL;
 	bool later = false;
 	int r = 0;
 
@@ -109,12 +107,10 @@ static bool op_summon_take_memory(struct coll *c)
 	}
 	if (r) {
 		op_memory_fault(c->job, r, op_summon_bytes_of(c->unit) * c->n, "summoned units",
-				&f);
-		coll_end(c, &f);
-	} else if (later) {
-		node_wait(c->job->node, &c->parked, op_summon_start);
+				&c->fault);
+		return RES_FAILED;
 	}
-	return r == 0 && !later;
+	return later ? coll_wait_for_node(c) : RES_DONE;
 }
 
 /* The copy is the trainer's. */
@@ -132,37 +128,22 @@ static void op_summon_hand_over(struct coll *c, uint32_t i)
 }
 
 /* A rank that has left the epoch gets the reason, and its copy goes back. */
-static void op_summon_summoned(struct coll *c)
+static void op_summon_hand_over_all(struct coll *c)
 {
 	c->unit->summoned_state = op_summon_state_of(c);
 	for (uint32_t i = 0; i < c->n; i++)
 		if (!op_told_of_end(c->ops[i]))
 			op_summon_hand_over(c, i);
-	coll_end(c, NULL);
 }
 
 static void op_summon_copy_to(struct coll_part *p, float *to, const float *from, uint64_t n,
 			      uint64_t all)
 {
 	if (n)
-		coll_kop(p, KOP_COPY, n * sizeof(float))->copy = (struct k_copy){ to, from };
+		coll_launch(p, LAUNCH_COPY, n * sizeof(float))->copy = (struct k_copy){ to, from };
 	if (n < all)
-		coll_kop(p, KOP_FILL, all - n)->fill =
+		coll_launch(p, LAUNCH_FILL, all - n)->fill =
 			(struct k_fill){ .dst = to + n, .kind = FILL_CONSTANT };
-}
-
-/* The whole in its right order on each device: at @from of it. */
-static void op_summon_copy_to_all(struct coll *c, const float *const *from)
-{
-	uint64_t n = op_summon_elements_of(c), all = unit_full_elements(c->unit);
-
-	if (!coll_need_kops(c, 2 * c->n))
-		return;
-	for (unsigned d = 0; d < c->n_parts; d++)
-		for (uint32_t k = 0; k < c->parts[d].n; k++)
-			op_summon_copy_to(&c->parts[d], (float *)c->parts[d].inputs[k], from[d], n,
-					  all);
-	coll_kernels(c, op_summon_summoned);
 }
 
 static void op_summon_note_memory(struct coll *c)
@@ -173,102 +154,86 @@ static void op_summon_note_memory(struct coll *c)
 				region_addr(op_summon_copy_of(c, c->parts[d].members[k]));
 }
 
-static void op_summon_copy_scratch(struct coll *c, unsigned k)
+/* The parts, which were brought together in scratch[0], in their right order. */
+static enum res op_summon_unpack(struct coll *c)
 {
-	const float *from[NODE_MAX_DEVICES];
-
-	for (unsigned d = 0; d < c->n_parts; d++)
-		from[d] = region_addr(&c->parts[d].scratch[k]);
-	op_summon_copy_to_all(c, from);
-}
-
-static void op_summon_copy_unpacked(struct coll *c)
-{
-	op_summon_copy_scratch(c, 1);
-}
-
-static void op_summon_unpack(struct coll *c)
-{
-	if (!unit_is_packed(c->unit)) {
-		op_summon_copy_scratch(c, 0);
-		return;
-	}
-	if (!coll_need_kops(c, c->unit->rec->n_tensors))
-		return;
+	RES_TRY(coll_need_launches(c, c->unit->rec->n_tensors));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
 		struct unit_array full = { region_addr(&p->scratch[1]), DTYPE_FP32 };
 		struct unit_array parts = { region_addr(&p->scratch[0]), DTYPE_FP32 };
 
-		p->n_kops =
-			unit_unpack_kops(c->unit, op_summon_state_of(c) ? UNIT_TRAINED : UNIT_ALL,
-					 &full, &parts, p->kops);
+		p->n_launches =
+			unit_unpack_launches(c->unit,
+					     op_summon_state_of(c) ? UNIT_TRAINED : UNIT_ALL, &full,
+					     &parts, p->launches);
 	}
-	coll_kernels(c, op_summon_copy_unpacked);
+	return coll_kernels(c);
 }
 
-static void op_summon_gather_array(struct coll *c, bool frozen, void (*next)(struct coll *c))
+static enum res op_summon_gather(struct coll *c, bool frozen)
 {
 	const struct region *arrays[NODE_MAX_DEVICES];
 
 	for (unsigned d = 0; d < c->n_parts; d++)
 		arrays[d] = unit_state(&c->unit->parts[d], op_summon_state_of(c));
-	own_gather_array(c, arrays, frozen, next);
+	return import_gather_array(c, arrays, frozen);
 }
 
-static void op_summon_gather_frozen(struct coll *c)
+/* Where device @d has all of it. Of a unit in which all is frozen there is no state to look at. */
+static const float *op_summon_whole(const struct coll *c, unsigned d)
 {
-	op_summon_gather_array(c, true, op_summon_unpack);
+	if (c->unit->spread > 1)
+		return region_addr(&c->parts[d].scratch[unit_is_packed(c->unit)]);
+	return op_summon_elements_of(c)
+		       ? region_addr(unit_state(&c->unit->parts[d], op_summon_state_of(c)))
+		       : NULL;
 }
 
-static void op_summon_gather_trained(struct coll *c)
+static enum res op_summon_copy_to_all(struct coll *c)
 {
-	op_summon_gather_array(c, false,
-			       op_summon_state_of(c) ? op_summon_unpack : op_summon_gather_frozen);
-}
+	uint64_t n = op_summon_elements_of(c), all = unit_full_elements(c->unit);
 
-/* Of a unit in which all is frozen there is no state to look at. */
-static void op_summon_copy_parts(struct coll *c)
-{
-	const float *from[NODE_MAX_DEVICES] = { NULL };
-
-	for (unsigned d = 0; op_summon_elements_of(c) && d < c->n_parts; d++)
-		from[d] = region_addr(unit_state(&c->unit->parts[d], op_summon_state_of(c)));
-	op_summon_copy_to_all(c, from);
+	RES_TRY(coll_need_launches(c, 2 * c->n));
+	for (unsigned d = 0; d < c->n_parts; d++)
+		for (uint32_t k = 0; k < c->parts[d].n; k++)
+			op_summon_copy_to(&c->parts[d], (float *)c->parts[d].inputs[k],
+					  op_summon_whole(c, d), n, all);
+	return coll_kernels(c);
 }
 
 /* Room for each reply's steps by tensor. */
-static bool op_summon_steps_ready(struct coll *c)
+static enum res op_summon_need_steps(struct coll *c)
 {
 	for (uint32_t i = 0; i < c->n; i++) {
 		struct op *op = c->ops[i];
 
 		if (!op->owned)
 			op->owned = calloc(c->unit->rec->n_tensors, sizeof(uint64_t));
-		if (!op->owned) {
-			coll_end_status(c, -ENOMEM);
-			return false;
-		}
+		if (!op->owned)
+			return coll_fail(c, -ENOMEM);
 	}
-	return true;
+	return RES_DONE;
 }
 
-static bool op_summon_prepared(struct coll *c)
+static enum res op_summon_ready(struct coll *c)
 {
 	uint64_t bytes = (unit_part_elements(c->unit) + unit_frozen_elements(c->unit)) *
 			 c->unit->spread * sizeof(float);
 
-	if (c->unit->spread > 1 &&
-	    (!coll_ready(c, op_summon_start) || !coll_need_scratch(c, 0, bytes, op_summon_start)))
-		return false;
-	if (unit_is_packed(c->unit) && !coll_need_scratch(c, 1, bytes, op_summon_start))
-		return false;
-	return op_summon_steps_ready(c) && op_summon_take_memory(c);
+	if (c->unit->spread > 1) {
+		RES_TRY(coll_ready(c));
+		RES_TRY(coll_need_scratch(c, 0, bytes));
+	}
+	if (unit_is_packed(c->unit))
+		RES_TRY(coll_need_scratch(c, 1, bytes));
+	RES_TRY(op_summon_need_steps(c));
+	return op_summon_take_memory(c);
 }
 
 static int op_summon_check_idle(const struct unit *u, struct fault *f)
 {
-	if (u->due || u->shards_left)
+	if (u->step == UNIT_STEP_DUE || u->shards_left)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "unit '%.100s' is stepped at the end of this backward pass: call "
 				 "Step before it is summoned",
@@ -281,34 +246,59 @@ static int op_summon_check_idle(const struct unit *u, struct fault *f)
 			 u->rec->name, u->gathered_ranks);
 }
 
-static void op_summon_start(struct parked *p)
-{
-	struct coll *c = CONTAINER_OF(p, struct coll, parked);
-	struct fault f = FAULT_NULL;
+enum op_summon_stage {
+	SUMMON_APPLY,
+	SUMMON_BEGIN,
+	SUMMON_GATHER, /* from several parts */
+	SUMMON_GATHER_FROZEN,
+	SUMMON_UNPACK,
+	SUMMON_COPY,
+	SUMMON_DONE
+};
 
-	if (coll_overtaken(c, true))
-		return;
-	hold_drop(c->job, c->unit);
-	if (op_summon_check_idle(c->unit, &f)) {
-		coll_end(c, &f);
-		return;
-	}
-	if (!op_summon_prepared(c) || !coll_need_kops(c, 0))
-		return;
-	op_summon_note_memory(c);
-	coll_kernels(c, c->unit->spread > 1 ? op_summon_gather_trained : op_summon_copy_parts);
-}
-
-static void op_summon_run(struct coll *c)
+static enum res op_summon_tick(struct coll *c)
 {
-	c->work = calloc(c->n, sizeof(struct region));
-	if (!c->work) {
-		coll_end_status(c, -ENOMEM);
-		return;
+	switch ((enum op_summon_stage)c->stage) {
+	case SUMMON_APPLY:
+		c->work = calloc(c->n, sizeof(struct region));
+		if (!c->work)
+			return coll_fail(c, -ENOMEM);
+		c->forget = op_summon_give_back;
+		c->stage = SUMMON_BEGIN;
+		RES_TRY(apply_wait(c->job, &c->waiter));
+		fallthrough;
+	case SUMMON_BEGIN:
+		RES_TRY(coll_check_epoch(c, true));
+		hold_drop(c->job, c->unit);
+		if (op_summon_check_idle(c->unit, &c->fault))
+			return RES_FAILED;
+		RES_TRY(op_summon_ready(c));
+		RES_TRY(coll_need_launches(c, 0));
+		op_summon_note_memory(c);
+		c->stage = c->unit->spread > 1 ? SUMMON_GATHER : SUMMON_COPY;
+		return coll_kernels(c);
+	case SUMMON_GATHER:
+		c->stage = SUMMON_GATHER_FROZEN;
+		RES_TRY(op_summon_gather(c, false));
+		fallthrough;
+	case SUMMON_GATHER_FROZEN:
+		c->stage = SUMMON_UNPACK;
+		if (!op_summon_state_of(c))
+			RES_TRY(op_summon_gather(c, true));
+		fallthrough;
+	case SUMMON_UNPACK:
+		c->stage = SUMMON_COPY;
+		if (unit_is_packed(c->unit))
+			return op_summon_unpack(c);
+		fallthrough;
+	case SUMMON_COPY:
+		c->stage = SUMMON_DONE;
+		return op_summon_copy_to_all(c);
+	case SUMMON_DONE:
+		op_summon_hand_over_all(c);
+		return RES_DONE;
 	}
-	c->forget = op_summon_give_back;
-	if (apply_ensure(c->job, &c->parked, op_summon_start))
-		op_summon_start(&c->parked);
+	CHECK_NOT_REACHED();
 }
 
 /* By tensor into @ret. Return: how many there are to tell, 0 if all have had the unit's. */
@@ -344,7 +334,7 @@ const struct op_type op_summon = {
 	.request = &shardd__v1__summon_full_request__descriptor,
 	.decode = op_summon_decode,
 	.check = op_summon_check,
-	.run = op_summon_run,
+	.coll_tick = op_summon_tick,
 	.encode = op_summon_encode,
 	.move = MOVE_SUMMON,
 };

@@ -31,7 +31,7 @@ static int op_unit_buffers_check(struct op *op, struct fault *f)
 	return op->unit->buffers ? 0 : op_unit_buffers_no_buffers(op, f);
 }
 
-static void op_unit_buffers_start(struct op *op)
+static enum res op_unit_buffers_start(struct op *op)
 {
 	uint32_t index = 0;
 
@@ -39,7 +39,7 @@ static void op_unit_buffers_start(struct op *op)
 	CHECK(group_index(op->m->job->groups[op->unit->rec->group], op->m->rank, &index));
 	op->result.place = op->unit->buffers[index];
 	op->result.writable = true;
-	op_end(op);
+	return RES_DONE;
 }
 
 static void op_unit_buffers_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -58,7 +58,7 @@ const struct op_type op_unit_buffers = {
 	.request = &shardd__v1__unit_buffers_request__descriptor,
 	.decode = op_unit_buffers_decode,
 	.check = op_unit_buffers_check,
-	.start = op_unit_buffers_start,
+	.tick = op_unit_buffers_start,
 	.encode = op_unit_buffers_encode,
 };
 
@@ -164,11 +164,6 @@ static uint32_t op_unit_buffers_first_on(const struct coll *c, const struct coll
 	return coll_part(c, root) == p ? root : p->members[0];
 }
 
-static void op_unit_buffers_done(struct coll *c)
-{
-	coll_end(c, NULL);
-}
-
 static void op_unit_buffers_copy_stretch(struct coll *c, struct coll_part *p,
 					 const struct stretch *s)
 {
@@ -176,61 +171,60 @@ static void op_unit_buffers_copy_stretch(struct coll *c, struct coll_part *p,
 
 	for (uint32_t i = 0; i < p->n; i++)
 		if (p->members[i] != from)
-			coll_kop(p, KOP_COPY, s->bytes)->copy =
+			coll_launch(p, LAUNCH_COPY, s->bytes)->copy =
 				(struct k_copy){ op_unit_buffers_address(c, s, p->members[i]),
 						 op_unit_buffers_address(c, s, from) };
 }
 
-static void op_unit_buffers_to_others(struct coll *c)
+static enum res op_unit_buffers_to_others(struct coll *c)
 {
 	struct stretch s;
 	size_t n = 0;
 
 	for (uint32_t at = 0; op_unit_buffers_next_stretch(c, &at, &s);)
 		n++;
-	if (!coll_need_kops(c, n * c->n))
-		return;
+	RES_TRY(coll_need_launches(c, n * c->n));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		for (uint32_t at = 0; op_unit_buffers_next_stretch(c, &at, &s);)
 			op_unit_buffers_copy_stretch(c, &c->parts[d], &s);
-	coll_kernels(c, op_unit_buffers_done);
+	return coll_kernels(c);
 }
 
-/* One stretch after the other. */
-static void op_unit_buffers_to_other_devices(struct coll *c)
+static enum res op_unit_buffers_to_other_devices(struct coll *c, const struct stretch *s)
 {
 	void *data[NODE_MAX_DEVICES];
+
+	RES_TRY(coll_can_talk(c));
+	for (unsigned d = 0; d < c->n_parts; d++)
+		data[d] = op_unit_buffers_address(c, s, op_unit_buffers_first_on(c, &c->parts[d]));
+	comm_broadcast(coll_between(c), coll_comm(c), data, s->bytes,
+		       c->part_of[op_unit_buffers_root_of(c)]);
+	return RES_WAIT;
+}
+
+enum op_unit_buffers_stage { BUFFERS_BEGIN, BUFFERS_BETWEEN, BUFFERS_DONE };
+
+static enum res op_unit_buffers_tick(struct coll *c)
+{
 	struct stretch s;
 
-	if (c->n_parts == 1 || !op_unit_buffers_next_stretch(c, &c->turn, &s)) {
-		op_unit_buffers_to_others(c);
-		return;
+	switch ((enum op_unit_buffers_stage)c->stage) {
+	case BUFFERS_BEGIN:
+		RES_TRY(coll_check_epoch(c, false));
+		if (c->n_parts > 1)
+			RES_TRY(coll_ready(c));
+		RES_TRY(coll_need_launches(c, 0));
+		c->stage = BUFFERS_BETWEEN;
+		return coll_kernels(c); /* none: for the streams that wrote the buffers */
+	case BUFFERS_BETWEEN:           /* one stretch after the other */
+		if (c->n_parts > 1 && op_unit_buffers_next_stretch(c, &c->turn, &s))
+			return op_unit_buffers_to_other_devices(c, &s);
+		c->stage = BUFFERS_DONE;
+		return op_unit_buffers_to_others(c);
+	case BUFFERS_DONE:
+		return RES_DONE;
 	}
-	if (!coll_can_talk(c))
-		return;
-	for (unsigned d = 0; d < c->n_parts; d++)
-		data[d] = op_unit_buffers_address(c, &s, op_unit_buffers_first_on(c, &c->parts[d]));
-	comm_broadcast(coll_between(c), coll_comm(c, op_unit_buffers_to_other_devices), data,
-		       s.bytes, c->part_of[op_unit_buffers_root_of(c)]);
-}
-
-/* The first stage does nothing but wait for the streams that wrote the buffers. */
-static void op_unit_buffers_start_broadcast(struct parked *p)
-{
-	struct coll *c = CONTAINER_OF(p, struct coll, parked);
-
-	if (coll_overtaken(c, false))
-		return;
-	if (c->n_parts > 1 && !coll_ready(c, op_unit_buffers_start_broadcast))
-		return;
-	if (!coll_need_kops(c, 0))
-		return;
-	coll_kernels(c, op_unit_buffers_to_other_devices);
-}
-
-static void op_unit_buffers_run_broadcast(struct coll *c)
-{
-	op_unit_buffers_start_broadcast(&c->parked);
+	CHECK_NOT_REACHED();
 }
 
 static void op_unit_buffers_encode_broadcast(const struct op *op, op_reply_cb send, void *ctx)
@@ -247,7 +241,7 @@ const struct op_type op_broadcast_buffers = {
 	.request = &shardd__v1__broadcast_buffers_request__descriptor,
 	.decode = op_unit_buffers_decode_broadcast,
 	.check = op_unit_buffers_check_broadcast,
-	.run = op_unit_buffers_run_broadcast,
+	.coll_tick = op_unit_buffers_tick,
 	.encode = op_unit_buffers_encode_broadcast,
 	.reads_inputs = true,
 };

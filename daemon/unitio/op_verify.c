@@ -54,13 +54,12 @@ static int op_verify_compare(const struct member *a, const struct member *b, str
 			 second);
 }
 
-static void op_verify_run(struct coll *c)
+static enum res op_verify_tick(struct coll *c)
 {
-	struct fault f = FAULT_NULL;
-
-	for (uint32_t i = 1; i < c->n && !f.code; i++)
-		(void)op_verify_compare(c->members[0], c->members[i], &f);
-	coll_end(c, &f);
+	for (uint32_t i = 1; i < c->n; i++)
+		if (op_verify_compare(c->members[0], c->members[i], &c->fault))
+			return RES_FAILED;
+	return RES_DONE;
 }
 
 static void op_verify_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -77,6 +76,6 @@ const struct op_type op_verify = {
 	.request = &shardd__v1__verify_model_request__descriptor,
 	.decode = op_verify_decode,
 	.check = op_verify_check,
-	.run = op_verify_run,
+	.coll_tick = op_verify_tick,
 	.encode = op_verify_encode,
 };

@@ -26,7 +26,7 @@ static void coll_part_free(struct coll_part *p)
 	queue_task_deinit(&p->queue);
 	free(p->members);
 	free(p->inputs);
-	free(p->kops);
+	free(p->launches);
 }
 
 static void coll_free(struct coll *c)
@@ -38,7 +38,7 @@ static void coll_free(struct coll *c)
 	free(c->part_of);
 	free(c->members);
 	free(c->ops);
-	free(c->partials);
+	free(c->shards.partials);
 	if (c->destroy)
 		c->destroy(c);
 	free(c->work);
@@ -105,7 +105,7 @@ static struct coll *coll_new(struct group *g, struct match_entry *const *entries
 	c->group = g;
 	c->job = g->job;
 	c->n = n;
-	list_init(&c->parked.link);
+	waiter_init(&c->waiter, coll_resume);
 	list_init(&c->small);
 	queue_task_init(&c->between, c->job);
 	c->ops = calloc(n, sizeof(struct op *));
@@ -149,7 +149,7 @@ void coll_complete(struct match_entry *const *entries, uint32_t n, void *userdat
 	for (uint32_t i = 0; i < n; i++)
 		op_begin_run(c->ops[i]);
 	c->job->running++;
-	c->type->run(c);
+	coll_go_on(c);
 }
 
 /* ----------------------------------------------------------------- the end */
@@ -355,51 +355,83 @@ static void coll_fail_early(struct coll *c, const struct fault *fault)
 	}
 }
 
-void coll_end(struct coll *c, const struct fault *fault)
+/* All ops of the collective end, with c->fault or well. What was submitted is ordered by now, not
+ * executed: memory goes back to pools of its queue. */
+static void coll_end(struct coll *c)
 {
-	bool failed = fault && fault->code, submitted = c->on_device && coll_has_queues(c);
+	bool submitted = c->on_device && coll_has_queues(c);
+
+	coll_give_scratch(c);
+	if (!c->fault.code && submitted)
+		coll_submit_markers(c);
+	else if (c->fault.code && submitted && coll_promised(c))
+		coll_fail_early(c, &c->fault);
+	else
+		coll_finish(c, &c->fault);
+}
+
+/* -------------------------------------------------------------------- ticks */
+
+/* The only caller of ticks. What it waits for may come while it runs: then it runs again. */
+void coll_go_on(struct coll *c)
+{
+	enum res r;
 
 	MAGIC_CHECK(c, COLL_MAGIC);
-	coll_give_scratch(c);
-	if (!failed && submitted)
-		coll_submit_markers(c);
-	else if (failed && submitted && coll_promised(c))
-		coll_fail_early(c, fault);
-	else
-		coll_finish(c, fault);
+	c->woken = true;
+	if (c->ticking)
+		return;
+	c->ticking = true;
+	do {
+		c->woken = false;
+		r = c->fault.code ? RES_FAILED
+		    : c->status   ? coll_fail(c, c->status)
+				  : c->type->coll_tick(c);
+	} while (r == RES_WAIT && c->woken);
+	c->ticking = false;
+	CHECK((r == RES_FAILED) == (c->fault.code != FAULT_NONE));
+	if (r != RES_WAIT)
+		coll_end(c);
 }
 
-void coll_end_status(struct coll *c, int status)
+void coll_resume(struct waiter *p)
 {
-	struct fault f = FAULT_NULL;
-
-	coll_status_fault(c, status, &f);
-	coll_end(c, &f);
+	coll_go_on(CONTAINER_OF(p, struct coll, waiter));
 }
 
-bool coll_overtaken(struct coll *c, bool torn_matters)
+enum res coll_wait_for_node(struct coll *c)
+{
+	condition_wait(&c->job->node->changed, &c->waiter);
+	return RES_WAIT;
+}
+
+enum res coll_fail(struct coll *c, int status)
+{
+	CHECK(!c->fault.code);
+	coll_status_fault(c, status, &c->fault);
+	return RES_FAILED;
+}
+
+enum res coll_check_epoch(struct coll *c, bool torn_matters)
 {
 	const struct op *op = c->ops[0];
-	struct fault f = FAULT_NULL;
 
 	/* no member can have joined again: its op of the old epoch still runs */
 	if (op->m->epoch != c->job->rec->epoch)
-		fault_set(&f, FAULT_ABORTED, NULL, "%s", op->m->ended.text);
+		fault_set(&c->fault, FAULT_ABORTED, NULL, "%s", op->m->ended.text);
 	else if (torn_matters)
-		(void)op_check_not_torn(op, &f);
-	if (f.code)
-		coll_end(c, &f);
-	return f.code;
+		(void)op_check_not_torn(op, &c->fault);
+	return c->fault.code ? RES_FAILED : RES_DONE;
 }
 
 /* ------------------------------------------------------------------- stages */
 
 static void coll_stage_over(struct coll *c)
 {
-	if (c->status && !c->batch)
-		coll_end_status(c, c->status);
+	if (c->stage_over)
+		c->stage_over(c);
 	else
-		c->next(c);
+		coll_go_on(c);
 }
 
 static void coll_on_kernels(struct backend_task *task, int status)
@@ -416,32 +448,22 @@ static void coll_on_kernels(struct backend_task *task, int status)
 		coll_stage_over(c);
 }
 
-static void coll_submit(struct coll *c, bool sync, void (*next)(struct coll *c))
+static void coll_submit(struct coll *c, bool sync)
 {
 	uint64_t deadline = coll_deadline_of(c);
 
-	c->next = next;
 	c->status = 0;
 	c->on_device = true;
 	c->pending = c->n_parts;
 	for (unsigned i = 0; i < c->n_parts; i++) {
 		struct coll_part *p = &c->parts[i];
 
-		p->queue.task = (struct backend_task){
-			.kops = p->kops, .n_kops = p->n_kops, .sync = sync, .done = coll_on_kernels
-		};
+		p->queue.task = (struct backend_task){ .launches = p->launches,
+						       .n_launches = p->n_launches,
+						       .sync = sync,
+						       .done = coll_on_kernels };
 		coll_submit_part(p, deadline);
 	}
-}
-
-void coll_kernels(struct coll *c, void (*next)(struct coll *c))
-{
-	coll_submit(c, false, next);
-}
-
-void coll_kernels_sync(struct coll *c, void (*next)(struct coll *c))
-{
-	coll_submit(c, true, next);
 }
 
 static void coll_on_comm(struct comm_op *op, int status)
@@ -453,24 +475,26 @@ static void coll_on_comm(struct comm_op *op, int status)
 	coll_stage_over(c);
 }
 
-struct comm_op *coll_comm(struct coll *c, void (*next)(struct coll *c))
+struct comm_op *coll_comm(struct coll *c)
 {
 	if (c->n_parts > 1 && list_empty(&c->between.link)) {
 		c->breaks = c->group->nc->breaks;
 		queue_task_watch(&c->between, c->group->nc, coll_deadline_of(c));
 	}
-	c->next = next;
 	c->comm_op = (struct comm_op){ .done = coll_on_comm };
 	return &c->comm_op;
 }
 
-/* It may have broken while the stage before ran, without an end of the epoch. */
-bool coll_can_talk(struct coll *c)
+enum res coll_kernels(struct coll *c)
 {
-	if (c->group->nc && c->group->nc->state == COMM_READY)
-		return true;
-	coll_end_status(c, ENGINE_E_ABORTED);
-	return false;
+	coll_submit(c, false);
+	return RES_WAIT;
+}
+
+enum res coll_kernels_sync(struct coll *c)
+{
+	coll_submit(c, true);
+	return RES_WAIT;
 }
 
 struct comm *coll_between(const struct coll *c)
@@ -479,41 +503,12 @@ struct comm *coll_between(const struct coll *c)
 	return c->group->nc->comm[BACKEND_Q_MAIN];
 }
 
-bool coll_ready(struct coll *c, void (*again)(struct parked *p))
+struct launch *coll_launch(struct coll_part *p, enum launch_kind kind, uint64_t n)
 {
-	struct fault f = FAULT_NULL;
-	int r = group_comms(c->group, &f);
+	struct launch *launch = &p->launches[p->n_launches++];
 
-	if (r == NODE_E_LATER)
-		node_wait(c->job->node, &c->parked, again);
-	else if (r)
-		coll_end(c, &f);
-	return r == 0;
-}
-
-bool coll_need_kops(struct coll *c, size_t n)
-{
-	bool there = true;
-
-	for (unsigned i = 0; i < c->n_parts; i++) {
-		struct coll_part *p = &c->parts[i];
-
-		free(p->kops);
-		p->kops = calloc(n ? n : 1, sizeof(*p->kops));
-		p->n_kops = 0;
-		there = there && p->kops;
-	}
-	if (!there)
-		coll_end_status(c, -ENOMEM); /* and @c is gone */
-	return there;
-}
-
-struct kop *coll_kop(struct coll_part *p, enum kop_kind kind, uint64_t n)
-{
-	struct kop *kop = &p->kops[p->n_kops++];
-
-	*kop = (struct kop){ .kind = kind, .n = n };
-	return kop;
+	*launch = (struct launch){ .kind = kind, .n = n };
+	return launch;
 }
 
 static void coll_check_windows(const struct coll *c, unsigned k)
@@ -523,33 +518,6 @@ static void coll_check_windows(const struct coll *c, unsigned k)
 	for (unsigned i = 0; i < c->n_parts; i++)
 		scratch[i] = c->parts[i].scratch[k];
 	window_check(c->group->nc, BACKEND_Q_MAIN, scratch);
-}
-
-bool coll_need_scratch(struct coll *c, unsigned k, uint64_t bytes, void (*again)(struct parked *p))
-{
-	struct fault f = FAULT_NULL;
-	bool later = false;
-	int r = 0;
-
-	for (unsigned i = 0; r == 0 && i < c->n_parts; i++) {
-		struct coll_part *p = &c->parts[i];
-		struct pool *pool = &c->job->scratch[p->device->index];
-
-		if (p->scratch[k].slab)
-			continue;
-		r = job_take(c->job, pool, bytes, &p->scratch[k]);
-		later = later || r == SLAB_E_LATER;
-		r = r == SLAB_E_LATER ? 0 : r;
-	}
-	if (r) {
-		op_memory_fault(c->job, r, bytes, "sums between devices", &f);
-		coll_end(c, &f);
-	} else if (later) {
-		node_wait(c->job->node, &c->parked, again);
-	} else {
-		coll_check_windows(c, k);
-	}
-	return r == 0 && !later;
 }
 
 uint32_t coll_index(const struct coll *c, uint32_t root)
@@ -575,4 +543,60 @@ uint32_t coll_divide_by(const struct coll *c)
 		by_active = by_active || c->ops[i]->by_active;
 	}
 	return by_active ? active : c->n;
+}
+
+enum res coll_can_talk(struct coll *c)
+{
+	if (c->group->nc && c->group->nc->state == COMM_READY)
+		return RES_DONE;
+	return coll_fail(c, ENGINE_E_ABORTED);
+}
+
+enum res coll_ready(struct coll *c)
+{
+	int r = group_comms(c->group, &c->fault);
+
+	if (r == NODE_E_LATER)
+		return coll_wait_for_node(c);
+	return r ? RES_FAILED : RES_DONE;
+}
+
+enum res coll_need_launches(struct coll *c, size_t n)
+{
+	bool there = true;
+
+	for (unsigned i = 0; i < c->n_parts; i++) {
+		struct coll_part *p = &c->parts[i];
+
+		free(p->launches);
+		p->launches = calloc(n ? n : 1, sizeof(*p->launches));
+		p->n_launches = 0;
+		there = there && p->launches;
+	}
+	return there ? RES_DONE : coll_fail(c, -ENOMEM);
+}
+
+enum res coll_need_scratch(struct coll *c, unsigned k, uint64_t bytes)
+{
+	bool later = false;
+	int r = 0;
+
+	for (unsigned i = 0; r == 0 && i < c->n_parts; i++) {
+		struct coll_part *p = &c->parts[i];
+		struct pool *pool = &c->job->scratch[p->device->index];
+
+		if (p->scratch[k].slab)
+			continue;
+		r = job_take(c->job, pool, bytes, &p->scratch[k]);
+		later = later || r == SLAB_E_LATER;
+		r = r == SLAB_E_LATER ? 0 : r;
+	}
+	if (r) {
+		op_memory_fault(c->job, r, bytes, "sums between devices", &c->fault);
+		return RES_FAILED;
+	}
+	if (later)
+		return coll_wait_for_node(c);
+	coll_check_windows(c, k);
+	return RES_DONE;
 }

@@ -5,6 +5,7 @@
 #ifndef SHARDD_WORK_COLL_H
 #define SHARDD_WORK_COLL_H
 
+#include "core/res.h"
 #include "op/op.h"
 
 /* Pieces of memory that a collective has on a device: four for sums on their way, and one
@@ -20,8 +21,8 @@ struct coll_part {
 	uint32_t *members;                   /* their indices, ascending */
 	const void **inputs;                 /* n + 1 pointers, for kernels with several inputs */
 	const void *found[NODE_MAX_DEVICES]; /* what each device has, for such kernels */
-	struct kop *kops;                    /* of the present stage */
-	unsigned n_kops;
+	struct launch *launches;             /* of the present stage */
+	unsigned n_launches;
 	struct queue_task queue; /* of the present stage; streams of the members: until they came */
 	bool promised;           /* there were such streams */
 	struct region scratch[COLL_SCRATCH];
@@ -46,101 +47,122 @@ struct coll {
 	struct job *job;
 	struct unit *unit;
 	uint32_t n;
-	struct op **ops; /* by member index; NULL: answered */
-	struct member *
-		*members;  /* by member index; held by their ops, then by member_will_execute */
-	uint32_t *part_of; /* by member index: which part its device is */
+	struct op **ops;         /* by member index; NULL: answered */
+	struct member **members; /* the same; held by their ops, then by member_will_execute */
+	uint32_t *part_of;       /* by member index: which part its device is */
 	struct coll_part *parts; /* by device, in the group's order */
 	unsigned n_parts;
+
+	/* its tick */
+	unsigned stage;     /* where it goes on: an enum of the file that has it; 0 at first */
+	struct fault fault; /* why it has returned RES_FAILED */
+	bool ticking;       /* it runs now */
+	bool woken;         /* what it waits for came meanwhile */
+	struct waiter waiter;
+	/* (optional) Called at the end of a stage, in place of its tick: c->status says how
+	 * it ended. */
+	void (*stage_over)(struct coll *c);
+	void (*forget)(struct coll *c); /* (optional) called at its end, however that comes */
+	void (*destroy)(
+		struct coll *c); /* (optional) the last: frees what devices used till then */
+
+	/* what was submitted */
 	unsigned pending; /* parts whose stage is not over */
-	unsigned issued;  /* parts whose last stage is not issued */
+	unsigned issued;  /* parts whose marker is not issued */
 	int status;       /* of the present stage */
 	bool on_device;   /* something was submitted */
 	bool marked;      /* markers were submitted: its members are told when they are reached */
 	bool marking;     /* not all of them are in their queues yet */
-	struct parked parked;
 	struct comm_op comm_op;
 	struct queue_task between; /* watches what goes on between devices, from its start */
 	uint64_t breaks;           /* of the communicators, then */
-	double *partials;          /* owned */
-	size_t n_partials;
-	bool drained;               /* Initialise: nobody uses the parameters any more */
+	bool writes;               /* counted in the job's readers.writing */
+
+	/* of those that need it */
+	void *work;                 /* the type's own; freed with it */
+	uint32_t turn;              /* of what is done once a member */
 	struct reduce_run *reduce;  /* Reduce: owned */
 	struct list small;          /* group->small, while it waits to be in a batch */
-	struct reduce_batch *batch; /* that runs its stages; told of failures, too */
-	const struct reduce_batch_ops *batch_ops;
-	uint32_t turn;                /* of what is done once a member */
-	void (*next)(struct coll *c); /* what follows the present stage */
+	struct reduce_batch *batch; /* that runs its stages */
+	struct {
+		bool more;     /* of this unit more is to come in this pass */
+		bool external; /* its shards are for the trainers' optimizers */
+		bool begun;    /* they are promised to them */
+		enum fused fused;
+		unsigned arrive_stage; /* backward_arrive_tick's */
+	} gradient;                    /* what becomes of it: step/backward.h, reduce/fused.h */
+	struct {
+		unsigned stage;   /* shards_unscale_tick's */
+		float factor;     /* for what it multiplies */
+		double *partials; /* owned: the norm's, by block */
+		size_t n_partials;
+		double total; /* the norm */
+	} shards;             /* step/shards.h */
 	struct {
 		bool packed;
 		unsigned state; /* what is written: unit_state */
-		void (*after)(struct coll *c);
-	} own;                          /* own_write's */
-	struct convert *convert;        /* ConvertUnits' own */
-	void (*forget)(struct coll *c); /* (optional) called at its end, however that comes */
-	void (*destroy)(
-		struct coll *c);       /* (optional) the last: frees what devices used till then */
-	bool more;                     /* Reduce: of this unit more is to come in this pass */
-	bool lends;                    /* Reduce: its shards are for the trainers' optimizers */
-	void (*after)(struct coll *c); /* what follows several stages */
-	void (*arrived)(struct coll *c); /* what follows what the plan says */
-	void (*again)(struct parked *p); /* what follows when the shards are cleared */
-	float factor;                    /* for what they multiply */
-	enum fused fused;
-	bool begun;  /* Reduce: shards are promised to the trainers */
-	bool writes; /* counted in the job's readers.writing */
-	double value;
-	void *work; /* DdpBucket's and ReduceSparse's own; freed with it */
+		unsigned stage;
+	} import; /* import_write_tick's */
 };
 
 /* Slot job_ops.complete: all members have announced, so the collective begins. @userdata: the
  * group. */
 void coll_complete(struct match_entry *const *entries, uint32_t n, void *userdata);
 
-/* All ops of the collective end: with @fault, or well when it is NULL or FAULT_NONE. What
- * was submitted is ordered by now, not executed: memory goes back to pools of its queue. */
-void coll_end(struct coll *c, const struct fault *fault);
-
-/* The same for a negative status of backend or engine. */
-void coll_end_status(struct coll *c, int status);
-
-/* For a collective that waited while a step was applied: has its epoch ended meanwhile
- * (what its members brought may be gone), or was the job torn and does that matter?
- * Then it ends so. Return: whether it has ended. */
-bool coll_overtaken(struct coll *c, bool torn_matters);
-
 /* Did it wait for streams of its members? Then, if its epoch has ended, they may have been
  * let go of, and what was read is garbage. */
 bool coll_promised(const struct coll *c);
 
-/* Room for @n kops on each part, none of them used. Return: false: no memory, the collective
- * has ended. */
-bool coll_need_kops(struct coll *c, size_t n);
+/* -- for ticks -------------------------------------------------------------------------
+ *
+ * A type's tick (op_type.tick) is a switch over c->stage. It is called when the collective
+ * begins, and again whenever what it has returned RES_WAIT for has come; a device's or an
+ * engine's failure ends the collective before that. RES_DONE: all its ops end well. RES_FAILED:
+ * with c->fault. Functions that return RES_WAIT because a condition does not hold are asked
+ * again at the next tick; those that have submitted something (coll_kernels, coll_comm) are
+ * over then, so c->stage is set to what follows before they are called. */
 
-/* The next of them. */
-struct kop *coll_kop(struct coll_part *p, enum kop_kind kind, uint64_t n);
+/* c->fault: a negative status of backend or engine. Return: RES_FAILED. */
+enum res coll_fail(struct coll *c, int status);
 
-/* Run the kops of all parts, then @next when they are ordered everywhere, or, sync, when
- * they were executed and the host can read what they say. A failure ends the collective. */
-void coll_kernels(struct coll *c, void (*next)(struct coll *c));
-void coll_kernels_sync(struct coll *c, void (*next)(struct coll *c));
+/* For a collective that waited: has its epoch ended meanwhile (what its members brought may be
+ * gone), or was the job torn and does that matter? Then it has failed. */
+enum res coll_check_epoch(struct coll *c, bool torn_matters);
 
-/* Can the group's devices talk? If not yet, @again is called with c->parked later; if they
- * cannot, the collective has ended. Return: true: go on. */
-bool coll_ready(struct coll *c, void (*again)(struct parked *p));
+/* Room for @n launches on each part, none of them used. Never waits. */
+enum res coll_need_launches(struct coll *c, size_t n);
 
-/* Can they still, at a later stage? If not, the collective has ended. Return: true: go on. */
-bool coll_can_talk(struct coll *c);
+/* Run the launches of all parts. It is over when they are ordered everywhere, or, sync, when they
+ * were executed and the host can read what they say. Return: RES_WAIT. */
+enum res coll_kernels(struct coll *c);
+enum res coll_kernels_sync(struct coll *c);
+
+/* Can the group's devices talk? */
+enum res coll_ready(struct coll *c);
+
+/* Can they still, at a later stage? Never waits. */
+enum res coll_can_talk(struct coll *c);
+
+/* For comm_* calls, set up so that the collective is ticked when it is over. */
+struct comm_op *coll_comm(struct coll *c);
+
+/* Memory on every device until the end of the collective: p->scratch[@k] of @bytes. */
+enum res coll_need_scratch(struct coll *c, unsigned k, uint64_t bytes);
+
+/* Wait until node_wake. Return: RES_WAIT. */
+enum res coll_wait_for_node(struct coll *c);
+
+/* What it waited for has come: tick it. With c->status (of a device or engine) or c->fault it
+ * fails instead. May end it; within its own tick it goes on behind that. */
+void coll_go_on(struct coll *c);
+/* The same, for lists of those who wait. */
+void coll_resume(struct waiter *p);
+
+/* The next of the launches that there is room for. */
+struct launch *coll_launch(struct coll_part *p, enum launch_kind kind, uint64_t n);
 
 /* The communicator of the group's devices; one address per part. After coll_can_talk. */
 struct comm *coll_between(const struct coll *c);
-
-/* For comm_* calls: c->comm_op set up so that @next follows. */
-struct comm_op *coll_comm(struct coll *c, void (*next)(struct coll *c));
-
-/* Memory on every device until the end of the collective: p->scratch[@k] of @bytes.
- * Return: as coll_ready. */
-bool coll_need_scratch(struct coll *c, unsigned k, uint64_t bytes, void (*again)(struct parked *p));
 
 /* The member index of rank @root. CHECKs that it is one. */
 uint32_t coll_index(const struct coll *c, uint32_t root);

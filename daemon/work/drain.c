@@ -23,7 +23,7 @@ struct drain_task {
 struct drain {
 	struct list link; /* in job->drains, until gathers that were begun ahead are over */
 	struct job *job;
-	struct parked *parked;
+	struct waiter *waiter;
 	unsigned pending;
 	unsigned n;
 	struct drain_task tasks[NODE_MAX_DEVICES * _BACKEND_Q_N];
@@ -38,7 +38,7 @@ static void drain_free(struct drain *d)
 
 static void drain_end(struct drain *d)
 {
-	struct parked *p = d->parked;
+	struct waiter *p = d->waiter;
 	struct job *job = d->job;
 
 	drain_free(d);
@@ -126,30 +126,33 @@ static void drain_go(struct drain *d)
 		drain_end(d);
 }
 
-int drain_ensure(struct job *job, struct parked *p, void (*resume)(struct parked *p))
+enum res drain_wait(struct job *job, struct waiter *w)
 {
 	bool queues = backend_info(job->node->devices[0].backend)->order != BACKEND_ORDER_NONE;
 	struct drain *d;
 
 	if (!queues && !job->ahead_casts)
-		return 0;
+		return RES_DONE;
 	d = calloc(1, sizeof(*d));
 	if (!d)
-		return -ENOMEM;
+		return RES_FAILED;
 	d->job = job;
-	d->parked = p;
+	d->waiter = w;
 	list_init(&d->link);
 	if (queues && drain_prepare(d) < 0) {
 		drain_free(d);
-		return -ENOMEM;
+		return RES_FAILED;
 	}
-	p->resume = resume;
+	if (!job->ahead_casts && !d->n) {
+		drain_free(d);
+		return RES_DONE;
+	}
 	job->running++;
 	if (job->ahead_casts)
 		list_append(&job->drains, &d->link);
 	else
 		drain_go(d);
-	return DRAIN_E_WAIT;
+	return RES_WAIT;
 }
 
 void drain_go_on(struct job *job)
@@ -165,13 +168,20 @@ void drain_go_on(struct job *job)
 	}
 }
 
-bool coll_may_write(struct coll *c, void (*again)(struct parked *p))
+enum res drain_coll(struct coll *c)
+{
+	enum res r = drain_wait(c->job, &c->waiter);
+
+	return r == RES_FAILED ? coll_fail(c, -ENOMEM) : r;
+}
+
+enum res coll_may_write(struct coll *c)
 {
 	if (c->writes)
-		return true;
-	if (!readers_let(c->job, &c->parked, again))
-		return false;
+		return RES_DONE;
+	if (!readers_let(c->job, &c->waiter))
+		return RES_WAIT;
 	c->writes = true;
 	c->job->readers.writing++;
-	return true;
+	return RES_DONE;
 }

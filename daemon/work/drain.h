@@ -6,19 +6,19 @@
 
 #include "work/coll.h"
 
-/* Before parameters are written: is everything over that reads or writes them, on all
- * devices of the job, also in trainers' streams that have said how far they must come? If
- * not, @resume is called with @p then. Only devices with queues of their own have to be
- * asked; gathers that nobody has asked for are waited for anywhere. Return: 0 (nothing to
- * wait for), DRAIN_E_WAIT, or -ENOMEM. */
-enum { DRAIN_E_WAIT = 1 };
-int drain_ensure(struct job *job, struct parked *p, void (*resume)(struct parked *p));
+/* Before parameters are written: is everything over that reads or writes them, on all devices
+ * of the job, also in trainers' streams that have said how far they must come? If not, @w is
+ * resumed when it is, and does not ask again. Only devices with queues of their own have to be
+ * asked; gathers that nobody has asked for are waited for anywhere. RES_FAILED: no memory. */
+enum res drain_wait(struct job *job, struct waiter *w);
+/* The same for a collective. */
+enum res drain_coll(struct coll *c);
 
 /* No gather that nobody has asked for is under way any more: those that wait go on. */
 void drain_go_on(struct job *job);
 
-/* @c is about to change parameters, or will lead to that: may it, or do readers hold them? If not,
- * @again is called with c->parked, and asks again. From true on until its end none will. */
-bool coll_may_write(struct coll *c, void (*again)(struct parked *p));
+/* @c is about to change parameters, or will lead to that: may it, or do readers hold them? Asked
+ * again at the next tick. From RES_DONE on until its end none will. */
+enum res coll_may_write(struct coll *c);
 
 #endif

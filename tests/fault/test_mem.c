@@ -52,10 +52,10 @@ static void on_done(struct backend_task *task, int status)
 
 static int fill(struct fixture *f, const struct region *r)
 {
-	struct kop kop = { .kind = KOP_FILL, .n = r->bytes / sizeof(float) };
-	struct waited w = { .task = { .kops = &kop, .n_kops = 1, .done = on_done } };
+	struct launch launch = { .kind = LAUNCH_FILL, .n = r->bytes / sizeof(float) };
+	struct waited w = { .task = { .launches = &launch, .n_launches = 1, .done = on_done } };
 
-	kop.fill = (struct k_fill){ .dst = region_addr(r), .kind = FILL_CONSTANT, .a = 1.5 };
+	launch.fill = (struct k_fill){ .dst = region_addr(r), .kind = FILL_CONSTANT, .a = 1.5 };
 	backend_submit(f->b, &w.task);
 	looprun_flag(&f->run, &w.done, 5);
 	return w.status;

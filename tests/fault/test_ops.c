@@ -23,7 +23,8 @@ static void check_copies(const struct world *w)
 	for (uint32_t i = 0; i < w->job->n_units; i++) {
 		const struct unit *u = w->job->units[i];
 
-		cr_assert(!u->has_full || u->casting || u->gathered_ranks || !list_empty(&u->idle));
+		cr_assert(!unit_has_copy(u) || u->copy == UNIT_COPY_CASTING || u->gathered_ranks ||
+			  !list_empty(&u->idle));
 	}
 }
 
@@ -341,7 +342,7 @@ static void check_exact(struct world *w)
 	check_copies(w);
 	cr_assert_eq(w->job->running, 0);
 	cr_assert_eq(w->job->casts, 0);
-	cr_assert_not(w->job->step.applying || w->job->step.committing);
+	cr_assert_not(w->job->step.state == JOB_STEP_APPLYING || w->job->step.committing);
 	for (unsigned r = 0; r < RANKS; r++) {
 		cr_assert_eq(w->m[r]->pending, 0);
 		cr_assert_eq(w->m[r]->state, MEMBER_JOINED);

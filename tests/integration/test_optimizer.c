@@ -473,6 +473,43 @@ Test(optimizer, clip_and_step_are_of_one_group, .timeout = 60, .init = trainfix_
 	trainfix_run(WORLD, clip_group_trainer, NULL);
 }
 
+#define LARGE (1u << 20)
+
+/* Each rank's own Step comes while the world's is applied, and may be prepared at the same
+ * moment as its peer's: neither may be lost. */
+static int steps_of_groups_trainer(const struct trainer *t)
+{
+	const uint32_t me = t->rank;
+	struct shardd_unit_spec like = { .optimizer = { .kind = SHARDD_SGD, .lr = 1 } };
+	shardd_client *c = train_join(t);
+	float *ones = train_alloc(LARGE * sizeof(*ones)), got[4];
+	shardd_unit world, own;
+
+	for (uint32_t i = 0; i < LARGE; i++)
+		ones[i] = 1;
+	world = train_zero_unit(c, "of the world", LARGE, &like);
+	TRAIN_OK(shardd_group_create(c, me ? "one" : "zero", &me, 1, &like.group, &train_err));
+	own = train_zero_unit(c, me ? "of one" : "of zero", 4, &like);
+	for (int round = 1; round <= 20; round++) {
+		train_reduce(c, own, DTYPE_FP32, ones, 4);
+		train_reduce(c, world, DTYPE_FP32, ones, LARGE);
+		TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+		TRAIN_OK(shardd_step(c, like.group, NULL, &train_err));
+		TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
+		train_params(c, own, got, sizeof(got));
+		TRAINER_CHECK(got[0] == -(float)round);
+	}
+	free(ones);
+	train_leave(c);
+	return 0;
+}
+
+Test(optimizer, no_step_of_a_group_is_lost_beside_another, .timeout = 60, .init = trainfix_begin,
+     .fini = trainfix_end)
+{
+	trainfix_run(WORLD, steps_of_groups_trainer, NULL);
+}
+
 /* In double there are Adam and AdamW only. */
 static int sgd_in_double_trainer(const struct trainer *t)
 {

@@ -134,12 +134,12 @@ int cudatask_wait(struct cudafix *f, struct cudatask *t)
 	return t->status;
 }
 
-int cudafix_run(struct cudafix *f, struct backend *b, struct kop *kops, unsigned n)
+int cudafix_run(struct cudafix *f, struct backend *b, struct launch *launches, unsigned n)
 {
 	struct cudatask t = cudatask_new();
 
-	t.task.kops = kops;
-	t.task.n_kops = n;
+	t.task.launches = launches;
+	t.task.n_launches = n;
 	t.task.sync = true;
 	cudatask_submit(b, &t);
 	return cudatask_wait(f, &t);
@@ -147,7 +147,7 @@ int cudafix_run(struct cudafix *f, struct backend *b, struct kop *kops, unsigned
 
 void cudafix_copy(struct cudafix *f, void *dst, const void *src, uint64_t bytes)
 {
-	struct kop k = { .kind = KOP_COPY, .n = bytes, .copy = { dst, src } };
+	struct launch k = { .kind = LAUNCH_COPY, .n = bytes, .copy = { dst, src } };
 
 	cr_assert_eq(cudafix_run(f, f->b, &k, 1), 0);
 }

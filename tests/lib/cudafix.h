@@ -48,7 +48,7 @@ void cudatask_submit(struct backend *b, struct cudatask *t);
 int cudatask_wait(struct cudafix *f, struct cudatask *t);
 
 /* Submit @n kernels, synchronous, and wait. Return: the status. */
-int cudafix_run(struct cudafix *f, struct backend *b, struct kop *kops, unsigned n);
+int cudafix_run(struct cudafix *f, struct backend *b, struct launch *launches, unsigned n);
 /* Copy @bytes, host or device memory at both ends. Fails the test if it fails. */
 void cudafix_copy(struct cudafix *f, void *dst, const void *src, uint64_t bytes);
 

@@ -107,11 +107,13 @@ struct ncclfix_addresses ncclfix_all(struct ncclfix *f, uint64_t at, uint64_t st
 void ncclfix_copy(struct ncclfix *f, unsigned device, enum backend_queue queue, void *dst,
 		  const void *src, uint64_t bytes)
 {
-	struct kop kop = { .kind = KOP_COPY, .n = bytes, .copy = { .dst = dst, .src = src } };
+	struct launch launch = { .kind = LAUNCH_COPY,
+				 .n = bytes,
+				 .copy = { .dst = dst, .src = src } };
 	struct cudatask t = cudatask_new();
 
-	t.task.kops = &kop;
-	t.task.n_kops = 1;
+	t.task.launches = &launch;
+	t.task.n_launches = 1;
 	t.task.queue = queue;
 	t.task.sync = true;
 	cudatask_submit(f->c.all[device], &t);

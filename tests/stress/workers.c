@@ -12,17 +12,17 @@
 #include "backend/backend_impl.h"
 #include "core/check.h"
 
-#define THREADS 4
-#define ROUNDS  30
-#define TASKS   300 /* of a round; more than the threads take at once */
-#define KOPS    3
-#define MEMORY  4                   /* pieces that are there in a round */
-#define BYTES   (UINT64_C(9) << 20) /* of one */
+#define THREADS  4
+#define ROUNDS   30
+#define TASKS    300 /* of a round; more than the threads take at once */
+#define LAUNCHES 3
+#define MEMORY   4                   /* pieces that are there in a round */
+#define BYTES    (UINT64_C(9) << 20) /* of one */
 
 struct item {
 	struct backend_task task;
-	struct kop kops[KOPS];
-	float *data; /* KOPS parts of n elements */
+	struct launch launches[LAUNCHES];
+	float *data; /* LAUNCHES parts of n elements */
 	uint64_t n;
 	unsigned passes; /* left; each multiplies by 2 */
 	unsigned callbacks;
@@ -65,7 +65,7 @@ static void take_memory(struct stress *s)
 static void check_item(const struct item *it)
 {
 	CHECK(it->callbacks == 2);
-	for (uint64_t i = 0; i < it->n * KOPS; i++)
+	for (uint64_t i = 0; i < it->n * LAUNCHES; i++)
 		CHECK(it->data[i] == 4.0f);
 }
 
@@ -105,15 +105,17 @@ static uint64_t size_of(unsigned round, unsigned index)
 static void prepare(struct stress *s, struct item *it, uint64_t n)
 {
 	*it = (struct item){ .n = n, .passes = 2, .stress = s };
-	it->data = malloc((n * KOPS + 1) * sizeof(float));
+	it->data = malloc((n * LAUNCHES + 1) * sizeof(float));
 	CHECK(it->data);
-	for (uint64_t i = 0; i < n * KOPS; i++)
+	for (uint64_t i = 0; i < n * LAUNCHES; i++)
 		it->data[i] = 1.0f;
-	for (unsigned k = 0; k < KOPS; k++)
-		it->kops[k] = (struct kop){ .kind = KOP_SCALE,
-					    .n = n,
-					    .scale = { it->data + k * n, 2.0f } };
-	it->task = (struct backend_task){ .kops = it->kops, .n_kops = KOPS, .done = on_done };
+	for (unsigned k = 0; k < LAUNCHES; k++)
+		it->launches[k] = (struct launch){ .kind = LAUNCH_SCALE,
+						   .n = n,
+						   .scale = { it->data + k * n, 2.0f } };
+	it->task = (struct backend_task){ .launches = it->launches,
+					  .n_launches = LAUNCHES,
+					  .done = on_done };
 }
 
 static void start_round(struct stress *s)

@@ -108,11 +108,11 @@ APPLY_TEST(a_step_is_prepared_and_the_commit_applies_it)
 	reduce(1);
 	cr_expect(u->has_gradient);
 	step();
-	cr_expect(job->step.prepared);
+	cr_expect(job->step.state == JOB_STEP_PREPARED);
 	cr_expect(unchanged());
 	cr_expect_eq(u->rec->optimizer->steps, 0);
 	commit(7);
-	cr_expect_not(job->step.prepared);
+	cr_expect_not(job->step.state == JOB_STEP_PREPARED);
 	cr_expect_not(unchanged());
 	cr_expect_eq(u->rec->optimizer->steps, 1);
 	cr_expect_not(u->has_gradient);
@@ -191,7 +191,7 @@ APPLY_TEST(nobody_may_hold_what_is_stepped)
 		nodefix_step(&n, m[i], &op[i]);
 	expect_fault(&op[0].fault, FAULT_STATE, "unit 'u' is still gathered by rank 1 (pid");
 	expect_fault(&op[1].fault, FAULT_STATE, "unit 'u' is still gathered by rank 1 (pid");
-	cr_expect_not(job->step.prepared);
+	cr_expect_not(job->step.state == JOB_STEP_PREPARED);
 	cr_expect(u->has_gradient);
 	NODEFIX_OK(nodefix_on_unit(&n, m[1], "Release", u, &op[0]), &op[0]);
 	step();
@@ -228,7 +228,7 @@ APPLY_TEST(a_prepared_step_is_dropped_with_its_epoch)
 	reduce(1);
 	step();
 	nodefix_drop(&n, m[1], "died");
-	cr_expect_not(job->step.prepared);
+	cr_expect_not(job->step.state == JOB_STEP_PREPARED);
 	cr_expect_not(job->torn);
 	cr_expect_not(u->has_gradient);
 	cr_expect(unchanged());
@@ -295,7 +295,7 @@ APPLY_TEST(a_commit_that_runs_is_not_undone_by_a_death)
 	backend_fake_hold(n.node.devices[0].backend, true);
 	submit_commit(2);
 	nodefix_turns(&n);
-	cr_expect(job->step.applying);
+	cr_expect(job->step.state == JOB_STEP_APPLYING);
 	nodefix_drop(&n, m[1], "died");
 	cr_expect_not(op[0].over);
 	backend_fake_hold(n.node.devices[0].backend, false);
@@ -312,7 +312,7 @@ APPLY_TEST(a_step_that_a_read_began_to_apply_tears_the_job_if_a_rank_dies)
 	step();
 	backend_fake_hold(n.node.devices[0].backend, true);
 	nodefix_on_unit(&n, m[0], "Gather", u, &op[0]);
-	cr_expect(job->step.applying);
+	cr_expect(job->step.state == JOB_STEP_APPLYING);
 	nodefix_drop(&n, m[1], "died");
 	expect_fault(&op[0].fault, FAULT_ABORTED, "rank 1");
 	cr_expect_not(job->torn, "not yet known");
@@ -332,7 +332,7 @@ APPLY_TEST(a_reduce_that_waited_for_the_step_ends_with_its_epoch)
 	backend_fake_hold(n.node.devices[0].backend, true);
 	submit_reduce();
 	nodefix_turns(&n);
-	cr_expect(job->step.applying);
+	cr_expect(job->step.state == JOB_STEP_APPLYING);
 	nodefix_drop(&n, m[1], "died");
 	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_wait(&op[0]);
@@ -355,7 +355,7 @@ APPLY_TEST(an_initialise_that_waited_for_the_step_ends_with_its_epoch)
 	for (unsigned i = 0; i < 2; i++)
 		nodefix_own(&n, m[i], u, buffer[i].result.buffer, &op[i]);
 	nodefix_turns(&n);
-	cr_expect(job->step.applying);
+	cr_expect(job->step.state == JOB_STEP_APPLYING);
 	nodefix_drop(&n, m[1], "died");
 	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_wait(&op[0]);
@@ -375,7 +375,7 @@ APPLY_TEST(a_step_that_waited_for_the_step_before_ends_with_its_epoch)
 	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_wait(&op[0]);
 	expect_fault(&op[0].fault, FAULT_ABORTED, "epoch 1");
-	cr_expect_not(job->step.prepared);
+	cr_expect_not(job->step.state == JOB_STEP_PREPARED);
 }
 
 APPLY_TEST(a_job_deleted_while_a_step_is_applied_goes_afterwards)

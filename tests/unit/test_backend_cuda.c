@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "backend/cuda_impl.h"
-#include "backend/kop.h"
+#include "backend/launch.h"
 #include "core/check.h"
 #include "cudafix.h"
 #include "fdcheck.h"
@@ -225,38 +225,38 @@ static void fill_rows(float *host)
 
 /* What else the kernels of optimizers, norms and reductions can do; from the last array on
  * there is room for a vmax. */
-static void other_form(struct kop *k, float *x, unsigned form)
+static void other_form(struct launch *k, float *x, unsigned form)
 {
 	float *vmax = form & 1 ? x + 4 * N : NULL;
 	const struct k_adam_f64 f64 = { 0.99, 0.01, 0.9, 0.1, 0.999, 0.001, 1e-3, 0.03, 1e-8 };
 	enum k_profile profile = form == 2 ? K_FUSED : form > 2 ? K_REFERENCE_F64 : K_FOREACH;
 
-	if (k->kind == KOP_ADAMW) {
+	if (k->kind == LAUNCH_ADAMW) {
 		k->adamw.vmax = vmax;
 		k->adamw.profile = profile;
 		k->adamw.tail_from = N - 3;
 		k->adamw.f64 = f64;
-	} else if (k->kind == KOP_ADAM) {
+	} else if (k->kind == LAUNCH_ADAM) {
 		k->adam.vmax = vmax;
 		k->adam.profile = profile;
 		k->adam.maximize = true;
 		k->adam.tail_from = N - 5;
 		k->adam.f64 = f64;
-	} else if (k->kind == KOP_SGD) {
+	} else if (k->kind == LAUNCH_SGD) {
 		k->sgd.profile = form % 2 ? K_FUSED : K_FOREACH;
 		k->sgd.tail_from = N - 7;
 		k->sgd.maximize = form > 2;
-	} else if (k->kind == KOP_NORM) {
+	} else if (k->kind == LAUNCH_NORM) {
 		k->norm.p = form;
 	} else {
 		k->reduce.sum_dtype = DTYPE_BF16;
 	}
 }
 
-/* A kop on @x, the arena in host or device memory. */
-static struct kop make_kop(enum kop_kind kind, float *x, struct arena *a, unsigned k)
+/* A launch on @x, the arena in host or device memory. */
+static struct launch make_launch(enum launch_kind kind, float *x, struct arena *a, unsigned k)
 {
-	struct kop kop = { .kind = kind, .n = N };
+	struct launch launch = { .kind = kind, .n = N };
 	float *s1 = x + N, *s2 = x + 2 * N, *s3 = x + 3 * N;
 
 	unsigned form = k > 100 ? k - 100 : 0;
@@ -265,86 +265,86 @@ static struct kop make_kop(enum kop_kind kind, float *x, struct arena *a, unsign
 	for (unsigned i = 0; i < k; i++)
 		a->in[i] = x + (1 + i % 3) * N;
 	switch (kind) {
-	case KOP_CAST:
-		kop.cast = (struct k_cast){ s1, x, DTYPE_BF16, DTYPE_FP32, false };
+	case LAUNCH_CAST:
+		launch.cast = (struct k_cast){ s1, x, DTYPE_BF16, DTYPE_FP32, false };
 		break;
-	case KOP_REDUCE:
-		kop.reduce = (struct k_reduce){ .out = x,
-						.in = a->in,
-						.k = k,
-						.in_dtype = DTYPE_FP32,
-						.out_dtype = DTYPE_FP32,
-						.sum_dtype = DTYPE_FP32,
-						.pre = k_divide_by(3, DTYPE_FP32),
-						.post = k_divide_by(2, DTYPE_FP32),
-						.accumulate = true };
+	case LAUNCH_REDUCE:
+		launch.reduce = (struct k_reduce){ .out = x,
+						   .in = a->in,
+						   .k = k,
+						   .in_dtype = DTYPE_FP32,
+						   .out_dtype = DTYPE_FP32,
+						   .sum_dtype = DTYPE_FP32,
+						   .pre = k_divide_by(3, DTYPE_FP32),
+						   .post = k_divide_by(2, DTYPE_FP32),
+						   .accumulate = true };
 		break;
-	case KOP_ALL_REDUCE:
-		kop.all_reduce = (struct k_all_reduce){ x, a->in, k, DTYPE_FP32, REDUCE_AVG };
+	case LAUNCH_ALL_REDUCE:
+		launch.all_reduce = (struct k_all_reduce){ x, a->in, k, DTYPE_FP32, REDUCE_AVG };
 		break;
-	case KOP_ADAMW:
-		kop.adamw = (struct k_adamw){ .p = x,
-					      .g = s1,
-					      .m = s2,
-					      .v = s3,
-					      .decay = 0.9999f,
-					      .w1 = 0.1f,
-					      .b1 = 0.9f,
-					      .b2 = 0.999f,
-					      .w2 = 0.001f,
-					      .step_size = 1e-3f,
-					      .sq = 0.03162f,
-					      .eps = 1e-8f };
+	case LAUNCH_ADAMW:
+		launch.adamw = (struct k_adamw){ .p = x,
+						 .g = s1,
+						 .m = s2,
+						 .v = s3,
+						 .decay = 0.9999f,
+						 .w1 = 0.1f,
+						 .b1 = 0.9f,
+						 .b2 = 0.999f,
+						 .w2 = 0.001f,
+						 .step_size = 1e-3f,
+						 .sq = 0.03162f,
+						 .eps = 1e-8f };
 		break;
-	case KOP_ADAM:
-		kop.adam = (struct k_adam){ .p = x,
-					    .g = s1,
-					    .m = s2,
-					    .v = s3,
-					    .wd = 0.01f,
-					    .w1 = 0.1f,
-					    .b2 = 0.999f,
-					    .w2 = 0.001f,
-					    .step_size = 1e-3f,
-					    .sq = 0.03162f,
-					    .eps = 1e-8f };
+	case LAUNCH_ADAM:
+		launch.adam = (struct k_adam){ .p = x,
+					       .g = s1,
+					       .m = s2,
+					       .v = s3,
+					       .wd = 0.01f,
+					       .w1 = 0.1f,
+					       .b2 = 0.999f,
+					       .w2 = 0.001f,
+					       .step_size = 1e-3f,
+					       .sq = 0.03162f,
+					       .eps = 1e-8f };
 		break;
-	case KOP_SGD:
-		kop.sgd = (struct k_sgd){ .p = x,
-					  .g = s1,
-					  .buf = s2,
-					  .lr = 0.1f,
-					  .wd = 0.01f,
-					  .mu = 0.9f,
-					  .nesterov = true,
-					  .dampening = 0.1 };
+	case LAUNCH_SGD:
+		launch.sgd = (struct k_sgd){ .p = x,
+					     .g = s1,
+					     .buf = s2,
+					     .lr = 0.1f,
+					     .wd = 0.01f,
+					     .mu = 0.9f,
+					     .nesterov = true,
+					     .dampening = 0.1 };
 		break;
-	case KOP_NORM:
-		kop.norm = (struct k_norm){ x, a->partial, 2 };
+	case LAUNCH_NORM:
+		launch.norm = (struct k_norm){ x, a->partial, 2 };
 		break;
-	case KOP_CLAMP:
-		kop.clamp = (struct k_clamp){ s2, -0.1f, 0.2f };
+	case LAUNCH_CLAMP:
+		launch.clamp = (struct k_clamp){ s2, -0.1f, 0.2f };
 		break;
-	case KOP_UNSCALE:
-		kop.unscale = (struct k_unscale){ x, 0.3f, s1 };
+	case LAUNCH_UNSCALE:
+		launch.unscale = (struct k_unscale){ x, 0.3f, s1 };
 		break;
-	case KOP_ADD_ROWS:
-		kop.n = 100;
-		kop.add_rows = (struct k_add_rows){ .out = x,
-						    .row_elements = 100,
-						    .rows = (int64_t *)(void *)(x + ROWS_AT),
-						    .n_rows = ROWS,
-						    .values = s1,
-						    .dtype = DTYPE_FP32,
-						    .pre = k_divide_by(3, DTYPE_FP32),
-						    .first_row = 1,
-						    .row_limit = 9 };
+	case LAUNCH_ADD_ROWS:
+		launch.n = 100;
+		launch.add_rows = (struct k_add_rows){ .out = x,
+						       .row_elements = 100,
+						       .rows = (int64_t *)(void *)(x + ROWS_AT),
+						       .n_rows = ROWS,
+						       .values = s1,
+						       .dtype = DTYPE_FP32,
+						       .pre = k_divide_by(3, DTYPE_FP32),
+						       .first_row = 1,
+						       .row_limit = 9 };
 		break;
-	case KOP_REDUCE_STEP:
-		kop.n = N - 3;
+	case LAUNCH_REDUCE_STEP:
+		launch.n = N - 3;
 		for (unsigned i = 0; i < k; i++)
 			a->in[i] = x + (1 + i % 2) * N;
-		kop.reduce_step = (struct k_reduce_step){
+		launch.reduce_step = (struct k_reduce_step){
 			.reduce = { .out = form ? x + 4 * N : NULL,
 				    .in = a->in,
 				    .k = k,
@@ -363,27 +363,27 @@ static struct kop make_kop(enum kop_kind kind, float *x, struct arena *a, unsign
 					   .profile = K_FUSED,
 					   .tail_from = N / 2 } }
 		};
-		return kop;
-	case KOP_SCALE:
-		kop.scale = (struct k_scale){ s2, 0.37f };
+		return launch;
+	case LAUNCH_SCALE:
+		launch.scale = (struct k_scale){ s2, 0.37f };
 		break;
-	case KOP_FOUND_INF:
-		kop.found_inf = (struct k_found_inf){ x, s1, DTYPE_FP32 };
+	case LAUNCH_FOUND_INF:
+		launch.found_inf = (struct k_found_inf){ x, s1, DTYPE_FP32 };
 		break;
-	case KOP_FILL:
-		kop.fill = (struct k_fill){ s3, 42, 7, 11, FILL_NORMAL, 0.0, 0.02 };
+	case LAUNCH_FILL:
+		launch.fill = (struct k_fill){ s3, 42, 7, 11, FILL_NORMAL, 0.0, 0.02 };
 		break;
-	case KOP_PACK:
-		kop.n = 7 * 1001 + 5; /* with a row that is not whole */
-		kop.pack = (struct k_pack){ s1, x, 1001, 1003, 2002, DTYPE_BF16, DTYPE_FP32 };
+	case LAUNCH_PACK:
+		launch.n = 7 * 1001 + 5; /* with a row that is not whole */
+		launch.pack = (struct k_pack){ s1, x, 1001, 1003, 2002, DTYPE_BF16, DTYPE_FP32 };
 		break;
 	default:
-		kop.copy = (struct k_copy){ s1, x };
-		kop.n = N * sizeof(float);
+		launch.copy = (struct k_copy){ s1, x };
+		launch.n = N * sizeof(float);
 	}
 	if (form)
-		other_form(&kop, x, form);
-	return kop;
+		other_form(&launch, x, form);
+	return launch;
 }
 
 static double norm_of(const double *partial)
@@ -396,28 +396,28 @@ static double norm_of(const double *partial)
 }
 
 /* Run it here and there, compare everything. */
-static void check_kop(struct cudafix *f, struct backend *b, struct arena *a, enum kop_kind kind,
-		      unsigned k, bool special)
+static void check_launch(struct cudafix *f, struct backend *b, struct arena *a,
+			 enum launch_kind kind, unsigned k, bool special)
 {
 	float *back = malloc(ARENA_BYTES);
-	struct kop here, there;
+	struct launch here, there;
 	double sum;
 
 	for (unsigned s = 0; s < SECTIONS; s++)
 		fill(a->host + s * N, s);
 	if (special)
 		a->host[N / 2] = INFINITY;
-	if (kind == KOP_ADD_ROWS)
+	if (kind == LAUNCH_ADD_ROWS)
 		fill_rows(a->host);
 	arena_load(a, f, b);
-	there = make_kop(kind, a->device, a, k);
+	there = make_launch(kind, a->device, a, k);
 	cr_assert_eq(cudafix_run(f, b, &there, 1), 0);
 	sum = norm_of(a->partial);
-	here = make_kop(kind, a->host, a, k);
-	kop_run(kernels_ref(), &here, 0, here.n);
+	here = make_launch(kind, a->host, a, k);
+	launch_run(kernels_ref(), &here, 0, here.n);
 	cudafix_copy(f, back, a->device, ARENA_BYTES);
 	cr_assert_arr_eq(back, a->host, ARENA_BYTES, "kind %d, k %u", kind, k);
-	if (kind == KOP_NORM)
+	if (kind == LAUNCH_NORM)
 		cr_assert_float_eq(sum, norm_of(a->partial), 1e-9 * sum);
 	free(back);
 }
@@ -429,23 +429,24 @@ Test(backend_cuda, every_kernel_gives_the_reference_result)
 
 	arena_init(&a);
 	cudafix_init(&f, 1);
-	for (int kind = 0; kind < _KOP_N; kind++)
-		check_kop(&f, f.b, &a, kind, 3, kind == KOP_FOUND_INF || kind == KOP_UNSCALE);
-	check_kop(&f, f.b, &a, KOP_FOUND_INF, 0, false);
-	check_kop(&f, f.b, &a, KOP_REDUCE, 1, false);
-	check_kop(&f, f.b, &a, KOP_REDUCE, 16, false);
-	check_kop(&f, f.b, &a, KOP_REDUCE, 17, false);
-	check_kop(&f, f.b, &a, KOP_REDUCE, 40, false);
-	check_kop(&f, f.b, &a, KOP_ALL_REDUCE, 16, false);
-	check_kop(&f, f.b, &a, KOP_ALL_REDUCE, 33, false);
+	for (int kind = 0; kind < _LAUNCH_N; kind++)
+		check_launch(&f, f.b, &a, kind, 3,
+			     kind == LAUNCH_FOUND_INF || kind == LAUNCH_UNSCALE);
+	check_launch(&f, f.b, &a, LAUNCH_FOUND_INF, 0, false);
+	check_launch(&f, f.b, &a, LAUNCH_REDUCE, 1, false);
+	check_launch(&f, f.b, &a, LAUNCH_REDUCE, 16, false);
+	check_launch(&f, f.b, &a, LAUNCH_REDUCE, 17, false);
+	check_launch(&f, f.b, &a, LAUNCH_REDUCE, 40, false);
+	check_launch(&f, f.b, &a, LAUNCH_ALL_REDUCE, 16, false);
+	check_launch(&f, f.b, &a, LAUNCH_ALL_REDUCE, 33, false);
 	for (unsigned form = 1; form <= FORMS; form++)
-		for (int kind = KOP_ADAMW; kind <= KOP_NORM; kind++)
-			check_kop(&f, f.b, &a, kind, 100 + form, false);
-	check_kop(&f, f.b, &a, KOP_REDUCE, 105, false);
-	check_kop(&f, f.b, &a, KOP_REDUCE, 117, false);
-	check_kop(&f, f.b, &a, KOP_REDUCE_STEP, 40, false);
-	check_kop(&f, f.b, &a, KOP_REDUCE_STEP, 101, false);
-	check_kop(&f, f.b, &a, KOP_REDUCE_STEP, 117, false);
+		for (int kind = LAUNCH_ADAMW; kind <= LAUNCH_NORM; kind++)
+			check_launch(&f, f.b, &a, kind, 100 + form, false);
+	check_launch(&f, f.b, &a, LAUNCH_REDUCE, 105, false);
+	check_launch(&f, f.b, &a, LAUNCH_REDUCE, 117, false);
+	check_launch(&f, f.b, &a, LAUNCH_REDUCE_STEP, 40, false);
+	check_launch(&f, f.b, &a, LAUNCH_REDUCE_STEP, 101, false);
+	check_launch(&f, f.b, &a, LAUNCH_REDUCE_STEP, 117, false);
 	backend_free(f.b, a.mem);
 	free(a.host);
 	cudafix_deinit(&f);
@@ -459,7 +460,7 @@ Test(backend_cuda, a_step_on_a_reduction_has_any_length)
 	struct backend_mem *mem;
 	struct cudafix f;
 	const void *in;
-	struct kop k = { .kind = KOP_REDUCE_STEP, .n = n };
+	struct launch k = { .kind = LAUNCH_REDUCE_STEP, .n = n };
 
 	cudafix_init(&f, 1);
 	mem = cudafix_alloc(&f, 24 * MIB);
@@ -490,7 +491,7 @@ Test(backend_cuda, a_fill_with_a_constant_and_a_cast_of_equal_types_are_exact)
 	struct cudafix f;
 	struct backend_mem *mem;
 	float *x, back[8];
-	struct kop k[2] = { { .kind = KOP_FILL, .n = 4 }, { .kind = KOP_CAST, .n = 4 } };
+	struct launch k[2] = { { .kind = LAUNCH_FILL, .n = 4 }, { .kind = LAUNCH_CAST, .n = 4 } };
 
 	cudafix_init(&f, 1);
 	mem = cudafix_alloc(&f, 2 * MIB);
@@ -512,7 +513,7 @@ Test(backend_cuda, norms_know_the_maximum_and_keep_what_is_no_number)
 	struct backend_mem *mem;
 	double partial[2] = { 9, 9 };
 	float host[3] = { -3, 2, 1 }, *x;
-	struct kop k = { .kind = KOP_NORM, .n = 3 };
+	struct launch k = { .kind = LAUNCH_NORM, .n = 3 };
 
 	cudafix_init(&f, 1);
 	mem = cudafix_alloc(&f, 2 * MIB);
@@ -539,7 +540,9 @@ Test(backend_cuda, norms_know_the_maximum_and_keep_what_is_no_number)
 Test(backend_cuda, tasks_of_nothing_are_called_back)
 {
 	struct cudafix f;
-	struct kop empty[3] = { { .kind = KOP_COPY }, { .kind = KOP_SCALE }, { .kind = KOP_NORM } };
+	struct launch empty[3] = { { .kind = LAUNCH_COPY },
+				   { .kind = LAUNCH_SCALE },
+				   { .kind = LAUNCH_NORM } };
 	struct cudatask t = cudatask_new();
 
 	cudafix_init(&f, 1);
@@ -582,15 +585,15 @@ Test(backend_cuda, memory_may_be_given_back_as_soon_as_its_tasks_are_done)
 	for (unsigned i = 0; i < 10; i++) {
 		struct backend_mem *mem = cudafix_alloc(&f, 8 * MIB);
 		struct cudatask t = cudatask_new();
-		struct kop k[8];
+		struct launch k[8];
 
 		for (unsigned j = 0; j < 8; j++) {
-			k[j] = (struct kop){ .kind = KOP_FILL, .n = 2 * MIB };
+			k[j] = (struct launch){ .kind = LAUNCH_FILL, .n = 2 * MIB };
 			k[j].fill =
 				(struct k_fill){ .dst = backend_addr(mem), .kind = FILL_UNIFORM };
 		}
-		t.task.kops = k;
-		t.task.n_kops = 8;
+		t.task.launches = k;
+		t.task.n_launches = 8;
 		cudatask_submit(f.b, &t);
 		cr_assert_eq(cudatask_wait(&f, &t), 0);
 		backend_free(f.b, mem);
@@ -611,11 +614,11 @@ Test(backend_cuda, host_memory_is_ours_again_when_the_task_is_done)
 	mem = cudafix_alloc(&f, 2 * MIB);
 	for (uint64_t i = 0; i < 64; i++) {
 		uint64_t value = i + 1, *at = (uint64_t *)backend_addr(mem) + i;
-		struct kop k = { .kind = KOP_COPY, .n = 8, .copy = { at, &value } };
+		struct launch k = { .kind = LAUNCH_COPY, .n = 8, .copy = { at, &value } };
 		struct cudatask t = cudatask_new();
 
-		t.task.kops = &k;
-		t.task.n_kops = 1;
+		t.task.launches = &k;
+		t.task.n_launches = 1;
 		cudatask_submit(f.b, &t);
 		cr_assert_eq(cudatask_wait(&f, &t), 0);
 		value = 0;
@@ -633,7 +636,7 @@ Test(backend_cuda, a_chain_of_tasks_is_executed_in_order)
 	struct cudafix f;
 	struct backend_mem *mem;
 	float x = 1, *at;
-	struct kop k = { .kind = KOP_SCALE, .n = 1 };
+	struct launch k = { .kind = LAUNCH_SCALE, .n = 1 };
 	uint64_t last = 0;
 
 	cudafix_init(&f, 1);
@@ -644,8 +647,8 @@ Test(backend_cuda, a_chain_of_tasks_is_executed_in_order)
 	for (unsigned i = 0; i < 20; i++) {
 		struct cudatask t = cudatask_new();
 
-		t.task.kops = &k;
-		t.task.n_kops = 1;
+		t.task.launches = &k;
+		t.task.n_launches = 1;
 		cudatask_submit(f.b, &t);
 		cr_assert_eq(cudatask_wait(&f, &t), 0);
 		cr_assert_gt(t.task.ready, last);
@@ -661,7 +664,7 @@ Test(backend_cuda, a_chain_of_tasks_is_executed_in_order)
 
 struct burst {
 	struct cudatask t[TASKS];
-	struct kop k[TASKS][2];
+	struct launch k[TASKS][2];
 };
 
 static bool all_done(void *arg)
@@ -689,12 +692,12 @@ Test(backend_cuda, a_burst_of_tasks_in_both_queues_completes_each_once)
 		host[i] = (float)i;
 	cudafix_copy(&f, x, host, TASKS * sizeof(float));
 	for (unsigned i = 0; i < TASKS; i++) {
-		b->k[i][0] = (struct kop){ .kind = KOP_SCALE, .n = 1, .scale = { x + i, 2 } };
-		b->k[i][1] = (struct kop){ .kind = KOP_NORM, .n = 1 };
+		b->k[i][0] = (struct launch){ .kind = LAUNCH_SCALE, .n = 1, .scale = { x + i, 2 } };
+		b->k[i][1] = (struct launch){ .kind = LAUNCH_NORM, .n = 1 };
 		b->k[i][1].norm = (struct k_norm){ x + i, partial + i, INFINITY };
 		b->t[i] = cudatask_new();
-		b->t[i].task.kops = b->k[i];
-		b->t[i].task.n_kops = i % 7 == 0 ? 2 : 1;
+		b->t[i].task.launches = b->k[i];
+		b->t[i].task.n_launches = i % 7 == 0 ? 2 : 1;
 		b->t[i].task.queue = i % 2 ? BACKEND_Q_MAIN : BACKEND_Q_GATHER;
 		b->t[i].task.sync = i % 3 == 0;
 		cudatask_submit(f.b, &b->t[i]);
@@ -718,7 +721,7 @@ Test(backend_cuda, a_burst_of_tasks_in_both_queues_completes_each_once)
 Test(backend_cuda, one_task_may_be_more_than_a_stream_takes)
 {
 	static double partial[4000];
-	struct kop *k = calloc(4000, sizeof(*k));
+	struct launch *k = calloc(4000, sizeof(*k));
 	float host[2] = { -1, 5 }, *x;
 	struct backend_mem *mem;
 	struct cudafix f;
@@ -728,7 +731,7 @@ Test(backend_cuda, one_task_may_be_more_than_a_stream_takes)
 	x = backend_addr(mem);
 	cudafix_copy(&f, x, host, sizeof(host));
 	for (unsigned i = 0; i < 4000; i++) {
-		k[i] = (struct kop){ .kind = KOP_NORM, .n = 1 + i % 2 };
+		k[i] = (struct launch){ .kind = LAUNCH_NORM, .n = 1 + i % 2 };
 		k[i].norm = (struct k_norm){ x, partial + i, INFINITY };
 	}
 	cr_assert_eq(cudafix_run(&f, f.b, k, 4000), 0);
@@ -759,7 +762,7 @@ ParameterizedTest(unsigned *n, backend_cuda, every_number_of_devices_works)
 		for (unsigned k = 0; k < i; k++)
 			cr_assert_str_neq(backend_info(f.all[i])->uuid,
 					  backend_info(f.all[k])->uuid);
-		check_kop(&f, f.all[i], &a, KOP_ADAMW, 0, false);
+		check_launch(&f, f.all[i], &a, LAUNCH_ADAMW, 0, false);
 		backend_free(f.all[i], a.mem);
 		free(a.host);
 	}
@@ -771,7 +774,7 @@ Test(backend_cuda, copies_go_from_device_to_device)
 	struct backend_mem *mem[2] = { NULL, NULL };
 	struct cudafix f;
 	float x = 3.5f, y = 0;
-	struct kop k = { .kind = KOP_COPY, .n = sizeof(x) };
+	struct launch k = { .kind = LAUNCH_COPY, .n = sizeof(x) };
 
 	cudafix_init(&f, 2);
 	for (unsigned i = 0; i < 2; i++)

@@ -90,16 +90,16 @@ static void on_freed(void *userdata)
 	*(bool *)userdata = true;
 }
 
-static struct kop scale(struct backend_mem *mem)
+static struct launch scale(struct backend_mem *mem)
 {
-	return (struct kop){ .kind = KOP_SCALE, .n = 100, .scale = { backend_addr(mem), 2 } };
+	return (struct launch){ .kind = LAUNCH_SCALE, .n = 100, .scale = { backend_addr(mem), 2 } };
 }
 
 Test(backend_cuda_fail, a_lost_device_fails_everything_and_says_why)
 {
 	struct backend_mem *mem, *other = NULL;
 	struct cudafix f;
-	struct kop k;
+	struct launch k;
 	int r = 0;
 
 	setenv("SHARDD_SIM_LOSE", "0:27", 1); /* the first ones warm up each kernel */
@@ -125,7 +125,7 @@ Test(backend_cuda_fail, a_lost_device_leaves_the_others_alone)
 {
 	struct backend_mem *mem[2];
 	struct cudafix f;
-	struct kop k[2];
+	struct launch k[2];
 	int r = 0;
 
 	setenv("SHARDD_SIM_LOSE", "0:27", 1); /* the first ones warm up each kernel */
@@ -155,7 +155,7 @@ Test(backend_cuda_fail, a_device_may_be_lost_in_the_middle_of_everything)
 	struct backend_wait w;
 	struct cudafix f;
 	bool freed = false;
-	struct kop k;
+	struct launch k;
 	int r;
 
 	setenv("SHARDD_SIM_LOSE", "0:48", 1);
@@ -167,8 +167,8 @@ Test(backend_cuda_fail, a_device_may_be_lost_in_the_middle_of_everything)
 	w = (struct backend_wait){ s, 1, 1 };
 	for (unsigned i = 0; i < N; i++) {
 		t[i] = cudatask_new();
-		t[i].task.kops = &k;
-		t[i].task.n_kops = 1;
+		t[i].task.launches = &k;
+		t[i].task.n_launches = 1;
 		t[i].task.queue = i % 2 ? BACKEND_Q_GATHER : BACKEND_Q_MAIN;
 		t[i].task.waits = &w;
 		t[i].task.n_waits = i == 10;
@@ -249,20 +249,22 @@ static void work(struct cudafix *f, struct backend_mem *mem, struct backend_sign
 	static double partial[1];
 	static float host[300000];
 	float *x = backend_addr(mem);
-	struct kop k[TASKS] = {
-		{ .kind = KOP_COPY, .n = sizeof(host), .copy = { x, host } },
-		{ .kind = KOP_SCALE, .n = 100, .scale = { x, 2 } },
-		{ .kind = KOP_FILL, .n = 100, .fill = { .dst = x, .kind = FILL_CONSTANT, .a = 1 } },
-		{ .kind = KOP_NORM, .n = 100, .norm = { x, partial, 2 } },
-		{ .kind = KOP_COPY, .n = sizeof(host), .copy = { host, x } },
+	struct launch k[TASKS] = {
+		{ .kind = LAUNCH_COPY, .n = sizeof(host), .copy = { x, host } },
+		{ .kind = LAUNCH_SCALE, .n = 100, .scale = { x, 2 } },
+		{ .kind = LAUNCH_FILL,
+		  .n = 100,
+		  .fill = { .dst = x, .kind = FILL_CONSTANT, .a = 1 } },
+		{ .kind = LAUNCH_NORM, .n = 100, .norm = { x, partial, 2 } },
+		{ .kind = LAUNCH_COPY, .n = sizeof(host), .copy = { host, x } },
 	};
 	struct backend_wait w = { s, 1, 1 };
 	struct cudatask t[TASKS];
 
 	for (unsigned i = 0; i < TASKS; i++) {
 		t[i] = cudatask_new();
-		t[i].task.kops = &k[i];
-		t[i].task.n_kops = 1;
+		t[i].task.launches = &k[i];
+		t[i].task.n_launches = 1;
 		t[i].task.sync = i == 1;
 		t[i].task.waits = &w;
 		t[i].task.n_waits = s && i == 2;

@@ -84,7 +84,7 @@ static void pair_deinit(struct pair *p)
 /* Data word @index becomes @value, after (@slot, @after); 0: after nothing. */
 struct put {
 	struct cudatask t;
-	struct kop k;
+	struct launch k;
 	struct backend_wait w;
 	uint64_t value;
 };
@@ -93,9 +93,11 @@ static void put(struct pair *p, struct put *u, uint64_t index, uint64_t value, u
 		uint64_t after)
 {
 	*u = (struct put){ .t = cudatask_new(), .w = { p->s, slot, after }, .value = value };
-	u->k = (struct kop){ .kind = KOP_COPY, .n = 8, .copy = { p->words + index, &u->value } };
-	u->t.task.kops = &u->k;
-	u->t.task.n_kops = 1;
+	u->k = (struct launch){ .kind = LAUNCH_COPY,
+				.n = 8,
+				.copy = { p->words + index, &u->value } };
+	u->t.task.launches = &u->k;
+	u->t.task.n_launches = 1;
 	u->t.task.waits = &u->w;
 	u->t.task.n_waits = after > 0;
 }
@@ -103,11 +105,11 @@ static void put(struct pair *p, struct put *u, uint64_t index, uint64_t value, u
 static uint64_t get(struct pair *p, uint64_t index)
 {
 	uint64_t word = 0;
-	struct kop k = { .kind = KOP_COPY, .n = 8, .copy = { &word, p->words + index } };
+	struct launch k = { .kind = LAUNCH_COPY, .n = 8, .copy = { &word, p->words + index } };
 	struct cudatask t = cudatask_new();
 
-	t.task.kops = &k;
-	t.task.n_kops = 1;
+	t.task.launches = &k;
+	t.task.n_launches = 1;
 	t.task.queue = BACKEND_Q_GATHER;
 	cudatask_submit(p->f.b, &t);
 	cr_assert_eq(cudatask_wait(&p->f, &t), 0);

@@ -50,18 +50,20 @@ static void on_done(struct backend_task *task, int status)
 	order[n_order++] = t->name;
 }
 
-static struct named make(char name, struct kop *kop)
+static struct named make(char name, struct launch *launch)
 {
-	return (struct named){ .task = { .kops = kop, .n_kops = kop ? 1 : 0, .done = on_done },
-			       .name = name };
+	return (struct named){
+		.task = { .launches = launch, .n_launches = launch ? 1 : 0, .done = on_done },
+		.name = name
+	};
 }
 
 Test(backend_fake, kernels_run_when_the_task_completes)
 {
 	struct fixture f;
 	float x[3] = { 1, 2, 3 };
-	struct kop kop = { .kind = KOP_SCALE, .n = 3, .scale = { x, 2 } };
-	struct named t = make('a', &kop);
+	struct launch launch = { .kind = LAUNCH_SCALE, .n = 3, .scale = { x, 2 } };
+	struct named t = make('a', &launch);
 
 	setup(&f, 0);
 	backend_submit(f.b, &t.task);
@@ -150,8 +152,8 @@ Test(backend_fake, a_failed_task_does_nothing)
 {
 	struct fixture f;
 	float x = 1;
-	struct kop kop = { .kind = KOP_SCALE, .n = 1, .scale = { &x, 2 } };
-	struct named t = make('a', &kop);
+	struct launch launch = { .kind = LAUNCH_SCALE, .n = 1, .scale = { &x, 2 } };
+	struct named t = make('a', &launch);
 
 	setup(&f, 0);
 	backend_fake_fail(f.b, 1, -EIO);

@@ -85,9 +85,9 @@ static bool is_done(void *arg)
 	return ((struct counted *)arg)->done > 0;
 }
 
-static void run_kops(struct fixture *f, struct kop *kops, unsigned n)
+static void run_launches(struct fixture *f, struct launch *launches, unsigned n)
 {
-	struct counted c = { .task = { .kops = kops, .n_kops = n, .done = on_done } };
+	struct counted c = { .task = { .launches = launches, .n_launches = n, .done = on_done } };
 
 	backend_submit(f->b, &c.task);
 	cr_assert_eq(c.done, 0, "the callback ran inside submit");
@@ -440,16 +440,16 @@ static void arena_deinit(struct arena *a)
 /* Some twice, some of others, one that is none. */
 static const int64_t rows[7] = { 1, 4, 0, 1, -1, 9, 3 };
 
-/* A kop of @kind on @a; section 3 holds no negative numbers (second moments). */
-static struct kop make_kop(enum kop_kind kind, struct arena *a)
+/* A launch of @kind on @a; section 3 holds no negative numbers (second moments). */
+static struct launch make_launch(enum launch_kind kind, struct arena *a)
 {
-	struct kop k = { .kind = kind, .n = N };
+	struct launch k = { .kind = kind, .n = N };
 
 	switch (kind) {
-	case KOP_CAST:
+	case LAUNCH_CAST:
 		k.cast = (struct k_cast){ a->s[1], a->s[0], DTYPE_BF16, DTYPE_FP32, false };
 		break;
-	case KOP_REDUCE:
+	case LAUNCH_REDUCE:
 		k.reduce = (struct k_reduce){ .out = a->s[0],
 					      .in = a->in + 1,
 					      .k = 3,
@@ -460,10 +460,10 @@ static struct kop make_kop(enum kop_kind kind, struct arena *a)
 					      .post = k_divide_by(2, DTYPE_FP32),
 					      .accumulate = true };
 		break;
-	case KOP_ALL_REDUCE:
+	case LAUNCH_ALL_REDUCE:
 		k.all_reduce = (struct k_all_reduce){ a->s[1], a->in, 4, DTYPE_FP32, REDUCE_AVG };
 		break;
-	case KOP_ADAMW:
+	case LAUNCH_ADAMW:
 		k.adamw = (struct k_adamw){ .p = a->s[0],
 					    .g = a->s[1],
 					    .m = a->s[2],
@@ -476,7 +476,7 @@ static struct kop make_kop(enum kop_kind kind, struct arena *a)
 					    .sq = 0.03162f,
 					    .eps = 1e-8f };
 		break;
-	case KOP_ADAM:
+	case LAUNCH_ADAM:
 		k.adam = (struct k_adam){ .p = a->s[0],
 					  .g = a->s[1],
 					  .m = a->s[2],
@@ -489,7 +489,7 @@ static struct kop make_kop(enum kop_kind kind, struct arena *a)
 					  .sq = 0.03162f,
 					  .eps = 1e-8f };
 		break;
-	case KOP_SGD:
+	case LAUNCH_SGD:
 		k.sgd = (struct k_sgd){ .p = a->s[0],
 					.g = a->s[1],
 					.buf = a->s[2],
@@ -498,24 +498,24 @@ static struct kop make_kop(enum kop_kind kind, struct arena *a)
 					.mu = 0.9f,
 					.nesterov = true };
 		break;
-	case KOP_NORM:
+	case LAUNCH_NORM:
 		k.norm = (struct k_norm){ a->s[0], (double *)(void *)a->s[1], 2 };
 		break;
-	case KOP_SCALE:
+	case LAUNCH_SCALE:
 		k.scale = (struct k_scale){ a->s[2], 0.37f };
 		break;
-	case KOP_FOUND_INF:
+	case LAUNCH_FOUND_INF:
 		a->s[0][N - 1] = INFINITY;
 		k.found_inf = (struct k_found_inf){ a->s[0], a->s[1], DTYPE_FP32 };
 		break;
-	case KOP_CLAMP:
+	case LAUNCH_CLAMP:
 		k.clamp = (struct k_clamp){ a->s[2], -0.1f, 0.2f };
 		break;
-	case KOP_UNSCALE:
+	case LAUNCH_UNSCALE:
 		a->s[0][N - 1] = INFINITY;
 		k.unscale = (struct k_unscale){ a->s[0], 0.3f, a->s[1] };
 		break;
-	case KOP_ADD_ROWS:
+	case LAUNCH_ADD_ROWS:
 		k.n = N / 8;
 		k.add_rows = (struct k_add_rows){ .out = a->s[0],
 						  .row_elements = k.n,
@@ -527,7 +527,7 @@ static struct kop make_kop(enum kop_kind kind, struct arena *a)
 						  .first_row = 1,
 						  .row_limit = 5 };
 		break;
-	case KOP_REDUCE_STEP:
+	case LAUNCH_REDUCE_STEP:
 		k.reduce_step.reduce = (struct k_reduce){ .in = a->in + 1,
 							  .k = 2,
 							  .in_dtype = DTYPE_FP32,
@@ -542,11 +542,11 @@ static struct kop make_kop(enum kop_kind kind, struct arena *a)
 							 .tail_from = UINT64_MAX };
 		k.n = N - 1;
 		break;
-	case KOP_PACK:
+	case LAUNCH_PACK:
 		k.pack = (struct k_pack){ a->s[1], a->s[0], 5, 5, 7, DTYPE_BF16, DTYPE_FP32 };
 		k.n = N / 7 * 5;
 		break;
-	case KOP_FILL:
+	case LAUNCH_FILL:
 		k.fill = (struct k_fill){ a->s[3], 42, 7, 11, FILL_NORMAL, 0.0, 0.02 };
 		break;
 	default:
@@ -556,40 +556,40 @@ static struct kop make_kop(enum kop_kind kind, struct arena *a)
 	return k;
 }
 
-static void run_ref(const struct kop *k)
+static void run_ref(const struct launch *k)
 {
 	const struct kernels *ref = kernels_ref();
 
 	switch (k->kind) {
-	case KOP_CAST:
+	case LAUNCH_CAST:
 		return ref->cast(&k->cast, 0, k->n);
-	case KOP_REDUCE:
+	case LAUNCH_REDUCE:
 		return ref->reduce(&k->reduce, 0, k->n);
-	case KOP_ALL_REDUCE:
+	case LAUNCH_ALL_REDUCE:
 		return ref->all_reduce(&k->all_reduce, 0, k->n);
-	case KOP_ADAMW:
+	case LAUNCH_ADAMW:
 		return ref->adamw(&k->adamw, 0, k->n);
-	case KOP_ADAM:
+	case LAUNCH_ADAM:
 		return ref->adam(&k->adam, 0, k->n);
-	case KOP_FOUND_INF:
+	case LAUNCH_FOUND_INF:
 		return ref->found_inf(&k->found_inf, 0, k->n);
-	case KOP_PACK:
+	case LAUNCH_PACK:
 		return ref->pack(&k->pack, 0, k->n);
-	case KOP_CLAMP:
+	case LAUNCH_CLAMP:
 		return ref->clamp(&k->clamp, 0, k->n);
-	case KOP_UNSCALE:
+	case LAUNCH_UNSCALE:
 		return ref->unscale(&k->unscale, 0, k->n);
-	case KOP_ADD_ROWS:
+	case LAUNCH_ADD_ROWS:
 		return ref->add_rows(&k->add_rows, 0, k->n);
-	case KOP_REDUCE_STEP:
+	case LAUNCH_REDUCE_STEP:
 		return ref->reduce_step(&k->reduce_step, 0, k->n);
-	case KOP_SGD:
+	case LAUNCH_SGD:
 		return ref->sgd(&k->sgd, 0, k->n);
-	case KOP_NORM:
+	case LAUNCH_NORM:
 		return ref->norm(&k->norm, 0, k->n);
-	case KOP_SCALE:
+	case LAUNCH_SCALE:
 		return ref->scale(&k->scale, 0, k->n);
-	case KOP_FILL:
+	case LAUNCH_FILL:
 		return ref->fill(&k->fill, 0, k->n);
 	default:
 		return ref->copy(&k->copy, 0, k->n);
@@ -601,17 +601,17 @@ Test(backend_host, every_kernel_gives_the_reference_result_bit_for_bit)
 	struct fixture f;
 
 	setup(&f, 3, 0);
-	for (int kind = 0; kind < _KOP_N; kind++) {
+	for (int kind = 0; kind < _LAUNCH_N; kind++) {
 		struct arena here, there, before;
-		struct kop k, ref;
+		struct launch k, ref;
 		bool changed = false;
 
 		arena_init(&here);
 		arena_init(&there);
 		arena_init(&before);
-		k = make_kop(kind, &here);
-		ref = make_kop(kind, &there);
-		run_kops(&f, &k, 1);
+		k = make_launch(kind, &here);
+		ref = make_launch(kind, &there);
+		run_launches(&f, &k, 1);
 		run_ref(&ref);
 		for (unsigned s = 0; s < SECTIONS; s++) {
 			cr_assert_arr_eq(here.s[s], there.s[s], N * sizeof(float),
@@ -629,11 +629,13 @@ Test(backend_host, every_kernel_gives_the_reference_result_bit_for_bit)
 Test(backend_host, a_task_of_nothing_completes_later)
 {
 	struct fixture f;
-	struct kop empty[3] = { { .kind = KOP_COPY }, { .kind = KOP_SCALE }, { .kind = KOP_NORM } };
+	struct launch empty[3] = { { .kind = LAUNCH_COPY },
+				   { .kind = LAUNCH_SCALE },
+				   { .kind = LAUNCH_NORM } };
 
 	setup(&f, 2, 0);
-	run_kops(&f, NULL, 0);
-	run_kops(&f, empty, 3);
+	run_launches(&f, NULL, 0);
+	run_launches(&f, empty, 3);
 	teardown(&f);
 }
 
@@ -641,14 +643,16 @@ Test(backend_host, kernels_of_no_elements_between_others_are_passed_over)
 {
 	struct fixture f;
 	float x[2] = { 1, 2 };
-	struct kop kops[5] = {
-		{ .kind = KOP_SCALE, .n = 0 }, { .kind = KOP_SCALE, .n = 1, .scale = { &x[0], 3 } },
-		{ .kind = KOP_SCALE, .n = 0 }, { .kind = KOP_SCALE, .n = 1, .scale = { &x[1], 5 } },
-		{ .kind = KOP_COPY, .n = 0 },
+	struct launch launches[5] = {
+		{ .kind = LAUNCH_SCALE, .n = 0 },
+		{ .kind = LAUNCH_SCALE, .n = 1, .scale = { &x[0], 3 } },
+		{ .kind = LAUNCH_SCALE, .n = 0 },
+		{ .kind = LAUNCH_SCALE, .n = 1, .scale = { &x[1], 5 } },
+		{ .kind = LAUNCH_COPY, .n = 0 },
 	};
 
 	setup(&f, 2, 0);
-	run_kops(&f, kops, 5);
+	run_launches(&f, launches, 5);
 	cr_assert_eq(x[0], 3.0f);
 	cr_assert_eq(x[1], 10.0f);
 	teardown(&f);
@@ -669,16 +673,18 @@ static bool all_done(void *arg)
 Test(backend_host, a_burst_of_tasks_completes_each_once)
 {
 	static struct counted c[TASKS];
-	static struct kop kops[TASKS];
+	static struct launch launches[TASKS];
 	static float x[TASKS];
 	struct fixture f;
 
 	setup(&f, 4, 0);
 	for (unsigned i = 0; i < TASKS; i++) {
 		x[i] = (float)i;
-		kops[i] = (struct kop){ .kind = KOP_SCALE, .n = i % 5 ? 1 : 0 };
-		kops[i].scale = (struct k_scale){ &x[i], 2 };
-		c[i].task = (struct backend_task){ .kops = &kops[i], .n_kops = 1, .done = on_done };
+		launches[i] = (struct launch){ .kind = LAUNCH_SCALE, .n = i % 5 ? 1 : 0 };
+		launches[i].scale = (struct k_scale){ &x[i], 2 };
+		c[i].task = (struct backend_task){ .launches = &launches[i],
+						   .n_launches = 1,
+						   .done = on_done };
 		backend_submit(f.b, &c[i].task);
 	}
 	cr_assert_eq(backend_in_flight(f.b), TASKS);
@@ -715,22 +721,24 @@ static bool hogs_are_done(void *arg)
 Test(backend_host, a_small_task_does_not_wait_for_the_large_ones_of_another_user)
 {
 	static struct counted hog[HOG_TASKS], ours;
-	static struct kop kops[HOG_TASKS];
+	static struct launch launches[HOG_TASKS];
 	float *x = calloc(HOG_N, sizeof(*x)), y = 3;
-	struct kop kop = { .kind = KOP_SCALE, .n = 1, .scale = { &y, 2 } };
+	struct launch launch = { .kind = LAUNCH_SCALE, .n = 1, .scale = { &y, 2 } };
 	struct fixture f;
 	unsigned before = 0;
 
 	setup(&f, 1, 0);
 	for (unsigned i = 0; i < HOG_TASKS; i++) {
-		kops[i] = (struct kop){ .kind = KOP_SCALE, .n = HOG_N, .scale = { x, 1 } };
-		hog[i].task = (struct backend_task){
-			.kops = &kops[i], .n_kops = 1, .done = on_done, .owner = { 1000, 1, 0 }
-		};
+		launches[i] =
+			(struct launch){ .kind = LAUNCH_SCALE, .n = HOG_N, .scale = { x, 1 } };
+		hog[i].task = (struct backend_task){ .launches = &launches[i],
+						     .n_launches = 1,
+						     .done = on_done,
+						     .owner = { 1000, 1, 0 } };
 		backend_submit(f.b, &hog[i].task);
 	}
 	ours.task = (struct backend_task){
-		.kops = &kop, .n_kops = 1, .done = on_done, .owner = { 2000, 2, 0 }
+		.launches = &launch, .n_launches = 1, .done = on_done, .owner = { 2000, 2, 0 }
 	};
 	backend_submit(f.b, &ours.task);
 	looprun_until(&f.run, ours_is_done, &ours, 30);
@@ -748,7 +756,7 @@ Test(backend_host, threads_are_spread_over_numa_nodes)
 	struct host_topology t;
 	struct fixture f;
 	float x = 2;
-	struct kop kop = { .kind = KOP_SCALE, .n = 1, .scale = { &x, 4 } };
+	struct launch launch = { .kind = LAUNCH_SCALE, .n = 1, .scale = { &x, 4 } };
 
 	setenv("HWLOC_SYNTHETIC", "numa:2 core:2 pu:1", 1);
 	cr_assert_eq(host_topology_init(&t), 0);
@@ -761,7 +769,7 @@ Test(backend_host, threads_are_spread_over_numa_nodes)
 	setup(&f, 0, 0);
 	cr_assert_eq(backend_info(f.b)->threads, 4);
 	cr_assert(strstr(backend_info(f.b)->detail, "NUMA nodes 2"));
-	run_kops(&f, &kop, 1);
+	run_launches(&f, &launch, 1);
 	cr_assert_eq(x, 8.0f);
 	teardown(&f);
 }
@@ -779,8 +787,8 @@ Test(backend_host, a_task_says_when_its_kernels_began_and_ended)
 {
 	enum { ELEMENTS = 1 << 22 };
 	float *x = calloc(ELEMENTS, sizeof(*x));
-	struct kop kop[2] = { { .kind = KOP_SCALE, .n = ELEMENTS, .scale = { x, 2 } },
-			      { .kind = KOP_SCALE, .n = 1, .scale = { x, 2 } } };
+	struct launch launch[2] = { { .kind = LAUNCH_SCALE, .n = ELEMENTS, .scale = { x, 2 } },
+				    { .kind = LAUNCH_SCALE, .n = 1, .scale = { x, 2 } } };
 	struct counted c[2] = { 0 };
 	struct fixture f;
 	uint64_t before;
@@ -790,7 +798,7 @@ Test(backend_host, a_task_says_when_its_kernels_began_and_ended)
 	before = clock_now_us();
 	for (unsigned i = 0; i < 2; i++) {
 		c[i].task = (struct backend_task){
-			.kops = &kop[i], .n_kops = 1, .done = on_done, .seen = on_seen
+			.launches = &launch[i], .n_launches = 1, .done = on_done, .seen = on_seen
 		};
 		backend_submit(f.b, &c[i].task);
 	}
@@ -803,7 +811,7 @@ Test(backend_host, a_task_says_when_its_kernels_began_and_ended)
 	cr_expect_leq(c[1].task.ended_us, clock_now_us());
 	cr_expect_eq(c[0].task.record, 1);
 	c[1].done = 0;
-	c[1].task.n_kops = 0;
+	c[1].task.n_launches = 0;
 	backend_submit(f.b, &c[1].task);
 	looprun_until(&f.run, is_done, &c[1], 30);
 	cr_expect_eq(c[1].task.began_us, 0, "it has none");

@@ -96,10 +96,10 @@ static void submit_and_hold(struct unit *x, float value)
 	NODEFIX_OK(nodefix_on_unit(&n, m[1], "Gather", x, &op[1]), &op[1]);
 	submit_reduce(x, value, false);
 	both_ok("Reduce");
-	cr_assert(x->due && !x->stepping);
+	cr_assert(x->step == UNIT_STEP_DUE && x->step != UNIT_STEP_STEPPING);
 	backend_fake_hold(b, true);
 	NODEFIX_OK(nodefix_on_unit(&n, m[1], "Release", x, &op[1]), &op[1]);
-	cr_assert(x->stepping);
+	cr_assert(x->step == UNIT_STEP_STEPPING);
 }
 
 /* A reduce that steps the unit itself is on the device, with its first kernel. */
@@ -113,7 +113,7 @@ static void submit_fused(struct unit *x, float value)
 	for (unsigned i = 0; i < 2; i++)
 		nodefix_reduce(&n, m[i], x, false, &op[i]);
 	nodefix_turns(&n);
-	cr_assert(x->stepping && !op[0].over);
+	cr_assert(x->step == UNIT_STEP_STEPPING && !op[0].over);
 }
 
 static void reduce_more(struct unit *x, float value)
@@ -269,7 +269,7 @@ Test(backward, who_has_it_gathered_is_waited_for)
 	gather(0, u);
 	reduce(u, 2);
 	nodefix_turns(&n);
-	cr_expect(u->due);
+	cr_expect(u->step == UNIT_STEP_DUE);
 	cr_expect_eq(u->rec->optimizer->steps, 0);
 	gather(0, u); /* who has it gets what he has */
 	release(0, u);
@@ -296,7 +296,7 @@ Test(backward, a_gather_waits_for_the_step_that_runs)
 	cr_expect_not(op[0].over);
 	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_ok(&op[0], "Gather");
-	cr_expect_not(u->stepping);
+	cr_expect_not(u->step == UNIT_STEP_STEPPING);
 	cr_expect_eq(u->rec->optimizer->steps, 2);
 	release(0, u);
 }
@@ -375,7 +375,7 @@ Test(backward, a_clip_holds_all_until_the_step)
 	reduce(v, 2);
 	nodefix_turns(&n);
 	cr_expect_eq(u->rec->optimizer->steps, 0);
-	cr_expect(u->arrived && v->arrived);
+	cr_expect(u->step == UNIT_STEP_ARRIVED && v->step == UNIT_STEP_ARRIVED);
 	cr_expect_eq(job->rec->uncommitted_steps, 0);
 	step();
 	cr_expect(op[0].result.has_total_norm);
@@ -448,7 +448,7 @@ Test(backward, a_norm_that_is_no_number_can_be_refused)
 	submit_step(&s);
 	both_fail(FAULT_STATE, "cannot be clipped: nothing was changed");
 	cr_expect(u->has_gradient);
-	cr_expect_not(job->step.prepared);
+	cr_expect_not(job->step.state == JOB_STEP_PREPARED);
 	s.discard = true;
 	submit_step(&s);
 	both_ok("Step");
@@ -568,7 +568,7 @@ Test(backward, a_death_while_a_reduce_steps_tears_the_job)
 	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_turns(&n);
 	cr_expect_eq(job->running, 0);
-	cr_expect_not(u->stepping || u->stepped);
+	cr_expect_not(u->step == UNIT_STEP_STEPPING || u->step == UNIT_STEP_STEPPED);
 	cr_expect_eq(job->step.stepping, 0);
 }
 
@@ -591,7 +591,7 @@ Test(backward, a_death_before_a_reduce_steps_leaves_all_as_it_was)
 	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_turns(&n);
 	cr_expect_eq(job->running, 0);
-	cr_expect_not(u->stepping || u->stepped);
+	cr_expect_not(u->step == UNIT_STEP_STEPPING || u->step == UNIT_STEP_STEPPED);
 	cr_expect_eq(u->rec->optimizer->steps, 0);
 	cr_expect_arr_eq(before, nodefix_params(u), sizeof(before));
 	rejoin();
@@ -607,11 +607,11 @@ Test(backward, a_death_before_a_reduce_steps_leaves_all_as_it_was)
 Test(backward, a_step_that_outlives_its_epoch_is_not_of_the_next_pass)
 {
 	submit_and_hold(u, 1);
-	cr_assert(u->stepping);
+	cr_assert(u->step == UNIT_STEP_STEPPING);
 	nodefix_drop(&n, m[1], "died");
 	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_turns(&n);
-	cr_assert_not(u->stepping || job->torn);
+	cr_assert_not(u->step == UNIT_STEP_STEPPING || job->torn);
 	cr_expect_eq(u->rec->optimizer->steps, 1);
 	rejoin();
 	reduce(u, 2);
@@ -648,7 +648,7 @@ Test(backward, a_device_that_fails_tears_the_job)
 	release(1, u);
 	nodefix_turns(&n);
 	cr_expect(job->torn);
-	cr_expect_not(u->stepping);
+	cr_expect_not(u->step == UNIT_STEP_STEPPING);
 }
 
 Test(backward, a_device_that_fails_a_reduce_that_steps_tears_the_job)
@@ -662,7 +662,7 @@ Test(backward, a_device_that_fails_a_reduce_that_steps_tears_the_job)
 		nodefix_reduce(&n, m[i], u, false, &op[i]);
 	both_fail(FAULT_INTERNAL, "Reduce");
 	cr_expect(job->torn);
-	cr_expect_not(u->stepping || u->has_gradient);
+	cr_expect_not(u->step == UNIT_STEP_STEPPING || u->has_gradient);
 	cr_expect_eq(job->step.stepping, 0);
 }
 
@@ -716,7 +716,7 @@ Test(backward, without_memory_a_reduce_is_refused)
 {
 	without_memory(true);
 	both_fail(FAULT_EXHAUSTED, "bytes for gradient shards: ");
-	cr_expect_not(u->has_gradient || u->due);
+	cr_expect_not(u->has_gradient || u->step == UNIT_STEP_DUE);
 	job->quota.limit = 0;
 	for (unsigned i = 0; i < 2; i++)
 		nodefix_reduce(&n, m[i], u, false, &op[i]);

@@ -338,7 +338,7 @@ Test(job_readers, keep_a_reduce_that_steps_waiting_before_it_takes_memory)
 	cr_assert(!v->parts[0].grads.slab && !v->has_gradient);
 	released(&a);
 	both_ok("Reduce");
-	cr_assert(v->stepped);
+	cr_assert(v->step == UNIT_STEP_STEPPED);
 }
 
 Test(job_readers, wait_for_a_reduce_that_steps)
@@ -369,7 +369,8 @@ Test(job_readers, wait_for_a_reduce_that_leads_to_a_step)
 	backend_fake_hold(d, true);
 	submit_reduce(v);
 	both_wait();
-	cr_assert(!v->due && !v->stepping && !job->rec->uncommitted_steps);
+	cr_assert(v->step != UNIT_STEP_DUE && v->step != UNIT_STEP_STEPPING &&
+		  !job->rec->uncommitted_steps);
 	cr_assert_eq(hold(&a), 0);
 	cr_assert(!a.told);
 	backend_fake_hold(d, false);
@@ -388,13 +389,13 @@ Test(job_readers, wait_for_a_unit_that_is_due)
 	NODEFIX_OK(nodefix_on_unit(&n, m[1], "Gather", v, &gather), &gather);
 	submit_reduce(v);
 	both_ok("Reduce");
-	cr_assert(v->due && !job->rec->uncommitted_steps);
+	cr_assert(v->step == UNIT_STEP_DUE && !job->rec->uncommitted_steps);
 	cr_assert_eq(hold(&a), 0);
 	nodefix_turns(&n);
 	cr_assert(!a.told);
 	NODEFIX_OK(nodefix_on_unit(&n, m[1], "Release", v, &gather), &gather);
 	nodefix_turns(&n);
-	cr_assert(v->stepped && !a.told);
+	cr_assert(v->step == UNIT_STEP_STEPPED && !a.told);
 	commit(1);
 	both_ok("Commit");
 	cr_assert(holds(&a));

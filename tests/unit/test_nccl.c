@@ -285,7 +285,7 @@ struct pipeline {
 	struct side {
 		struct backend_task task;
 		struct pipeline *p;
-		struct kop kop;
+		struct launch launch;
 	} sides[2];
 	struct comm_op op;
 	unsigned filled, rounds;
@@ -313,13 +313,14 @@ static void scale_both(struct pipeline *p)
 		struct side *side = &p->sides[i];
 
 		side->p = p;
-		side->kop = (struct kop){ .kind = KOP_SCALE,
-					  .n = ELEMENTS,
-					  .scale = { .x = ncclfix_address(p->f, i, p->at),
-						     .factor = i ? 0.5f : 0.25f } };
-		side->task = (struct backend_task){
-			.kops = &side->kop, .n_kops = 1, .queue = p->comm->queue, .done = on_scaled
-		};
+		side->launch = (struct launch){ .kind = LAUNCH_SCALE,
+						.n = ELEMENTS,
+						.scale = { .x = ncclfix_address(p->f, i, p->at),
+							   .factor = i ? 0.5f : 0.25f } };
+		side->task = (struct backend_task){ .launches = &side->launch,
+						    .n_launches = 1,
+						    .queue = p->comm->queue,
+						    .done = on_scaled };
 		backend_submit(p->f->c.all[i], &side->task);
 	}
 }
@@ -433,12 +434,12 @@ Test(nccl, an_asynchronous_error_is_told_and_aborts)
 /* Kernels run on the device until it is lost. Return: whether it was. */
 static bool wear_out(struct ncclfix *f, unsigned device)
 {
-	struct kop kop = { .kind = KOP_SCALE,
-			   .n = 4,
-			   .scale = { .x = ncclfix_address(f, device, 0), .factor = 1 } };
+	struct launch launch = { .kind = LAUNCH_SCALE,
+				 .n = 4,
+				 .scale = { .x = ncclfix_address(f, device, 0), .factor = 1 } };
 
 	for (unsigned i = 0; i < 200; i++) {
-		if (cudafix_run(&f->c, f->c.all[device], &kop, 1) < 0)
+		if (cudafix_run(&f->c, f->c.all[device], &launch, 1) < 0)
 			return true;
 	}
 	return false;

@@ -334,7 +334,7 @@ OP_TEST(cancelled_while_it_is_parked)
 	expect_fault(&parked.fault, FAULT_CANCELLED, "enough");
 	expect_fault(&queued.fault, FAULT_CANCELLED, "enough");
 	for (unsigned i = 0; i < 2; i++)
-		cr_expect(list_empty(&m[i]->casts));
+		cr_expect(condition_is_idle(&m[i]->casts));
 	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_ok(&first, "Gather");
 	cr_expect_eq(a->gathered_ranks, 1);

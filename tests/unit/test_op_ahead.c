@@ -161,11 +161,11 @@ AHEAD_TEST(the_next_one_is_begun_as_soon_as_the_first_is_there, begin_cast)
 	step();
 	NODEFIX_OK(submit_pass("BeginPass", 0, 0, F, &op[0]), &op[0]);
 	nodefix_turns(&n);
-	cr_expect(u[1]->has_full);
+	cr_expect(unit_has_copy(u[1]));
 	cr_expect_eq(u[1]->full_version, u[1]->version);
 	cr_expect_eq(u[1]->gathered_ranks, 0);
 	cr_expect_not(list_empty(&u[1]->idle), "it makes room if it must");
-	cr_expect_not(u[2]->has_full, "one ahead");
+	cr_expect_not(unit_has_copy(u[2]), "one ahead");
 	NODEFIX_OK(submit_pass("BeginPass", 0, 1, F, &op[1]), &op[1]);
 	cr_expect_not(op[1].result.copied);
 }
@@ -182,7 +182,7 @@ AHEAD_TEST(one_that_is_on_its_way_is_waited_for_and_not_begun_again, begin_cast)
 	backend_fake_release(b, false);
 	nodefix_turns(&n);
 	nodefix_ok(&op[0], "BeginPass");
-	cr_expect(u[1]->casting);
+	cr_expect(u[1]->copy == UNIT_COPY_CASTING);
 	submitted = b->submitted;
 	submit_pass("BeginPass", 0, 1, F, &op[1]);
 	cr_expect_eq(b->submitted, submitted);
@@ -245,7 +245,7 @@ AHEAD_TEST(ranks_share_what_is_begun, begin_two_ranks)
 	cr_expect_eq(m[0]->ahead.hits, UNITS - 1);
 	cr_expect_geq(m[1]->ahead.hits, UNITS - 1);
 	for (unsigned i = 0; i < UNITS; i++)
-		cr_expect_not(u[i]->has_full, "all of them were there");
+		cr_expect_not(unit_has_copy(u[i]), "all of them were there");
 }
 
 AHEAD_TEST(where_gathers_hand_out_the_shards_there_is_nothing_to_do, begin_direct)
@@ -279,7 +279,7 @@ AHEAD_TEST(lists_are_followed_from_the_first_step_on, begin_cast)
 	NODEFIX_OK(set_list(0, F, after_a, 2), &op[0]);
 	NODEFIX_OK(submit_pass("BeginPass", 0, 0, F, &op[0]), &op[0]);
 	nodefix_turns(&n);
-	cr_expect(u[1]->has_full && u[2]->has_full && !u[3]->has_full);
+	cr_expect(unit_has_copy(u[1]) && unit_has_copy(u[2]) && !unit_has_copy(u[3]));
 	cr_expect_eq(m[0]->ahead.started, 2);
 	cr_expect_gt(job->quota.by_class[MEM_CONTROL], 0, "the list is paid for");
 	use(0, 1, F);
@@ -346,15 +346,15 @@ AHEAD_TEST(without_memory_it_is_skipped_and_what_is_unused_makes_room, begin_lar
 	job->quota.limit = job->quota.used + 3 * mib;
 	NODEFIX_OK(submit_pass("BeginPass", 0, 0, F, &op[0]), &op[0]);
 	cr_expect_eq(m[0]->ahead.skipped, 1);
-	cr_expect_not(u[1]->has_full);
+	cr_expect_not(unit_has_copy(u[1]));
 	NODEFIX_OK(submit_pass("EndPass", 0, 0, F, &op[0]), &op[0]);
 	job->quota.limit = job->quota.used + 2 * mib; /* 2 MiB more are in the pool */
 	NODEFIX_OK(submit_pass("BeginPass", 0, 0, F, &op[0]), &op[0]);
 	nodefix_turns(&n);
-	cr_expect(u[1]->has_full, "there was room for it");
+	cr_expect(unit_has_copy(u[1]), "there was room for it");
 	cr_expect_eq(m[0]->ahead.started, 1);
 	NODEFIX_OK(submit_pass("BeginPass", 0, 2, F, &op[1]), &op[1]);
-	cr_expect_not(u[1]->has_full, "it went for one that was asked for");
+	cr_expect_not(unit_has_copy(u[1]), "it went for one that was asked for");
 	submit_pass("BeginPass", 0, 1, F, &op[1]);
 	expect_fault(&op[1].fault, FAULT_EXHAUSTED, "a gathered unit"); /* two are held */
 }
@@ -402,7 +402,7 @@ AHEAD_TEST(a_step_waits_for_what_is_under_way, begin_cast)
 	submitted = b->submitted;
 	nodefix_commit(&n, m[0], 1, 0, &op[1]);
 	nodefix_turns(&n);
-	cr_expect(job->step.applying);
+	cr_expect(job->step.state == JOB_STEP_APPLYING);
 	cr_expect_eq(b->submitted, submitted, "it reads what the step would write");
 	backend_fake_hold(b, false);
 	nodefix_ok(&op[1], "Commit");
@@ -456,12 +456,12 @@ AHEAD_TEST(a_step_in_backward_is_not_read_by_nobody, begin_cast)
 	backend_fake_hold(b, true);
 	nodefix_on_unit(&n, m[0], "Reduce", back, &op[1]);
 	nodefix_turns(&n);
-	cr_expect(back->stepping);
+	cr_expect(back->step == UNIT_STEP_STEPPING);
 	NODEFIX_OK(submit_pass("BeginPass", 0, 0, F, &op[0]), &op[0]);
 	cr_expect_eq(m[0]->ahead.started, 0);
 	backend_fake_hold(b, false);
 	nodefix_ok(&op[1], "Reduce");
 	nodefix_turns(&n);
 	cr_expect_eq(back->version, version + 1);
-	cr_expect(!back->has_full || back->full_version == back->version);
+	cr_expect(!unit_has_copy(back) || back->full_version == back->version);
 }

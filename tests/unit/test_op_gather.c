@@ -139,7 +139,7 @@ GATHER_TEST(a_released_copy_is_kept_until_the_parameters_change)
 	for (unsigned i = 0; i < 2; i++)
 		nodefix_seed(&n, m[i], u, 2, &op[i]);
 	nodefix_ok(&op[0], "Initialise");
-	cr_expect_not(u->has_full, "of no use any more");
+	cr_expect_not(unit_has_copy(u), "of no use any more");
 	gather(m[0], u, &op[0]);
 	cr_expect(op[0].result.copied);
 }
@@ -176,11 +176,11 @@ GATHER_TEST(idle_copies_make_room_for_others)
 	gather(m[0], a, &op[0]);
 	nodefix_on_unit(&n, m[1], "Gather", b, &op[1]);
 	expect_fault(&op[1].fault, FAULT_EXHAUSTED, "2097152 bytes for a gathered unit");
-	cr_expect_not(b->has_full);
+	cr_expect_not(unit_has_copy(b));
 	release(m[0], a, &op[0]);
 	cr_expect_eq(job->quota.by_class[MEM_FULL], 2 * MIB);
 	gather(m[1], b, &op[1]);
-	cr_expect_not(a->has_full);
+	cr_expect_not(unit_has_copy(a));
 	cr_expect_eq(job->quota.by_class[MEM_FULL], 2 * MIB);
 }
 
@@ -193,7 +193,7 @@ GATHER_TEST(and_for_gradients_and_buffers)
 	expect_fault(&op[1].fault, FAULT_EXHAUSTED, "4194304 bytes for a gradient buffer");
 	release(m[0], a, &op[0]);
 	NODEFIX_OK(nodefix_on_unit(&n, m[1], "GradientBuffer", b, &op[1]), &op[1]);
-	cr_expect_not(a->has_full);
+	cr_expect_not(unit_has_copy(a));
 	job->quota.limit = job->quota.used + 3 * MIB;
 	gather(m[0], a, &op[0]);
 	release(m[0], a, &op[0]);

@@ -151,13 +151,13 @@ ONE_RANK(a_step_of_training)
 		cr_expect_eq(state_of(0, u), PASS_IDLE);
 		cr_expect_eq(u->gathered_ranks, 0);
 		/* once the order is learned it stays for the backward that is to come */
-		cr_expect_eq(u->has_full, step > 1, "its memory is back in the pool");
+		cr_expect_eq(unit_has_copy(u), step > 1, "its memory is back in the pool");
 		did_begin(m[0], u, B);
 		cr_expect_eq(state_of(0, u), PASS_BACKWARD_PRE);
-		cr_expect(u->has_full);
+		cr_expect(unit_has_copy(u));
 		reduced(u, 1);
 		cr_expect_eq(state_of(0, u), PASS_BACKWARD_POST);
-		cr_expect_not(u->has_full, "what is reduced is read no more");
+		cr_expect_not(unit_has_copy(u), "what is reduced is read no more");
 		cr_expect_not(did_end(m[0], u, B, true));
 		cr_expect_eq(state_of(0, u), PASS_IDLE);
 		cr_expect_eq(m[0]->in_pass, 0);
@@ -515,7 +515,7 @@ static void try_policy(const char *name, enum unit_reshard reshard, enum reduce_
 	u = nodefix_unit(&n, job, spec, m, 1);
 	did_begin(m[0], u, F);
 	cr_expect_eq(did_end(m[0], u, F, false), forward, "%s: forward", name);
-	cr_expect_eq(u->has_full, forward, "%s: forward", name);
+	cr_expect_eq(unit_has_copy(u), forward, "%s: forward", name);
 	did_begin(m[0], u, B);
 	cr_expect_eq(op[3].result.copied, !forward, "%s", name);
 	cr_expect_eq(did_end(m[0], u, B, false), no_sync, "%s: no_sync", name);
@@ -525,7 +525,7 @@ static void try_policy(const char *name, enum unit_reshard reshard, enum reduce_
 	did_begin(m[0], u, B);
 	reduced(u, 1);
 	cr_expect_eq(did_end(m[0], u, B, true), sync, "%s: sync", name);
-	cr_expect_eq(u->has_full, sync, "%s: sync", name);
+	cr_expect_eq(unit_has_copy(u), sync, "%s: sync", name);
 	NODEFIX_OK(nodefix_step(&n, m[0], &op[0]), &op[0]);
 	cr_expect_eq(u->gathered_ranks, 0, "%s: nothing stale is held after a step", name);
 	did_begin(m[0], u, F);
@@ -602,12 +602,12 @@ TWO_RANKS(a_copy_waits_for_the_rank_that_is_behind)
 	u = guarded("u", RESHARD_AFTER_FORWARD, DTYPE_BF16, 2);
 	did_begin(m[0], u, F);
 	did_end(m[0], u, F, false);
-	cr_expect(u->has_full, "rank 1 is to come");
+	cr_expect(unit_has_copy(u), "rank 1 is to come");
 	cr_expect_not(list_empty(&job->idle_full), "but it would make room");
 	did_begin(m[1], u, F);
 	cr_expect_not(op[3].result.copied);
 	did_end(m[1], u, F, false);
-	cr_expect_not(u->has_full);
+	cr_expect_not(unit_has_copy(u));
 }
 
 /* ------------------------------------------------------------------- failures */

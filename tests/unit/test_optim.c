@@ -1,4 +1,4 @@
-/* Optimizer steps and initialisers as kops: the scalars are computed in double and
+/* Optimizer steps and initialisers as launches: the scalars are computed in double and
  * rounded once. What the kernels do with them is tested with the kernels. */
 #include <criterion/criterion.h>
 #include <math.h>
@@ -26,26 +26,26 @@ static struct unit *setup(struct fixture *x, state_unit *spec)
 	return nodefix_register(x->job, spec);
 }
 
-/* The only kop of a unit without settings per tensor. */
-static bool one_kop(const struct unit *u, double lr, struct kop *ret)
+/* The only launch of a unit without settings per tensor. */
+static bool one_launch(const struct unit *u, double lr, struct launch *ret)
 {
-	CHECK(optim_step_kops(u, u->parts, LR(lr), NULL) <= 1);
-	return optim_step_kops(u, u->parts, LR(lr), ret) == 1;
+	CHECK(optim_step_launches(u, u->parts, LR(lr), NULL) <= 1);
+	return optim_step_launches(u, u->parts, LR(lr), ret) == 1;
 }
 
 Test(optim, adamw_scalars_are_rounded_once)
 {
 	struct fixture x;
 	state_unit *spec = nodefix_spec("u", 10);
-	struct kop k = { 0 };
+	struct launch k = { 0 };
 	struct unit *u;
 	double lr = 1e-3;
 
 	spec->optimizer->weight_decay = 0.01;
 	u = setup(&x, spec);
 	u->rec->optimizer->steps = 6; /* so this is the 7th */
-	cr_assert(one_kop(u, lr, &k));
-	cr_expect_eq(k.kind, KOP_ADAMW);
+	cr_assert(one_launch(u, lr, &k));
+	cr_expect_eq(k.kind, LAUNCH_ADAMW);
 	cr_expect_eq(k.n, 10, "the padding is not stepped");
 	cr_expect_eq(k.adamw.p, (float *)region_addr(&u->parts[0].params));
 	cr_expect_eq(k.adamw.g, (float *)region_addr(&u->parts[0].grads));
@@ -65,10 +65,10 @@ Test(optim, adamw_scalars_are_rounded_once)
 Test(optim, the_first_adamw_step_has_full_bias_correction)
 {
 	struct fixture x;
-	struct kop k = { 0 };
+	struct launch k = { 0 };
 	struct unit *u = setup(&x, nodefix_spec("u", 10));
 
-	cr_assert(one_kop(u, 0.5, &k));
+	cr_assert(one_launch(u, 0.5, &k));
 	cr_expect_eq(k.adamw.step_size, (float)(0.5 / (1.0 - 0.9)));
 	cr_expect_eq(k.adamw.sq, (float)sqrt(1.0 - 0.999));
 	cr_expect_eq(k.adamw.decay, 1.0f);
@@ -79,7 +79,7 @@ Test(optim, sgd_knows_its_first_step)
 {
 	struct fixture x;
 	state_unit *spec = nodefix_spec("u", 10);
-	struct kop k = { 0 };
+	struct launch k = { 0 };
 	struct unit *u;
 
 	spec->optimizer->kind = OPTIM_SGD;
@@ -87,8 +87,8 @@ Test(optim, sgd_knows_its_first_step)
 	spec->optimizer->nesterov = true;
 	spec->optimizer->weight_decay = 0.1;
 	u = setup(&x, spec);
-	cr_assert(one_kop(u, 0.3, &k));
-	cr_expect_eq(k.kind, KOP_SGD);
+	cr_assert(one_launch(u, 0.3, &k));
+	cr_expect_eq(k.kind, LAUNCH_SGD);
 	cr_expect_eq(k.sgd.buf, (float *)region_addr(&u->parts[0].state1));
 	cr_expect_eq(k.sgd.lr, 0.3f);
 	cr_expect_eq(k.sgd.wd, 0.1f);
@@ -96,7 +96,7 @@ Test(optim, sgd_knows_its_first_step)
 	cr_expect(k.sgd.nesterov);
 	cr_expect(k.sgd.first);
 	u->rec->optimizer->steps = 1;
-	cr_assert(one_kop(u, 0.3, &k));
+	cr_assert(one_launch(u, 0.3, &k));
 	cr_expect_not(k.sgd.first);
 	nodefix_end(&x.n);
 }
@@ -105,14 +105,14 @@ Test(optim, sgd_without_momentum_has_no_state)
 {
 	struct fixture x;
 	state_unit *spec = nodefix_spec("u", 10);
-	struct kop k = { 0 }, zero[UNIT_MAX_STATES];
+	struct launch k = { 0 }, zero[UNIT_MAX_STATES];
 	struct unit *u;
 
 	spec->optimizer->kind = OPTIM_SGD;
 	u = setup(&x, spec);
-	cr_assert(one_kop(u, 0.3, &k));
+	cr_assert(one_launch(u, 0.3, &k));
 	cr_expect_null(k.sgd.buf);
-	cr_expect_eq(optim_zero_kops(u->parts, zero), 0);
+	cr_expect_eq(optim_zero_launches(u->parts, zero), 0);
 	nodefix_end(&x.n);
 }
 
@@ -120,24 +120,24 @@ Test(optim, no_optimizer_no_step)
 {
 	struct fixture x;
 	state_unit *spec = nodefix_spec("u", 10);
-	struct kop k = { 0 };
+	struct launch k = { 0 };
 	struct unit *u;
 
 	spec->optimizer->kind = OPTIM_NONE;
 	u = setup(&x, spec);
-	cr_expect_not(one_kop(u, 0.3, &k));
+	cr_expect_not(one_launch(u, 0.3, &k));
 	nodefix_end(&x.n);
 }
 
 Test(optim, state_is_zeroed_over_all_elements)
 {
 	struct fixture x;
-	struct kop zero[UNIT_MAX_STATES];
+	struct launch zero[UNIT_MAX_STATES];
 	struct unit *u = setup(&x, nodefix_spec("u", 11));
 
-	cr_assert_eq(optim_zero_kops(u->parts, zero), 2);
+	cr_assert_eq(optim_zero_launches(u->parts, zero), 2);
 	for (unsigned i = 0; i < 2; i++) {
-		cr_expect_eq(zero[i].kind, KOP_FILL);
+		cr_expect_eq(zero[i].kind, LAUNCH_FILL);
 		cr_expect_eq(zero[i].n, 11);
 		cr_expect_eq(zero[i].fill.kind, FILL_CONSTANT);
 		cr_expect_eq(zero[i].fill.a, 0);
@@ -155,14 +155,14 @@ Test(optim, each_tensor_is_filled_from_its_own_stream)
 	struct fixture x;
 	state_unit *spec = nodefix_spec("u", 10), *other = nodefix_spec("v", 10);
 	state_tensor *bias = state_tensor_new("bias", &three, 1);
-	struct kop a[2], b[1];
+	struct launch a[2], b[1];
 	struct unit *u, *v;
 
 	CHECK(state_unit_add_tensor(spec, bias) == 0);
 	u = setup(&x, spec);
 	v = nodefix_register(x.job, other);
-	optim_seed_kops(u, u->parts, 42, a);
-	optim_seed_kops(v, v->parts, 42, b);
+	optim_seed_launches(u, u->parts, 42, a);
+	optim_seed_launches(v, v->parts, 42, b);
 	cr_expect_eq(a[0].n, 10);
 	cr_expect_eq(a[1].n, 3);
 	cr_expect_eq(a[0].fill.dst, (float *)region_addr(&u->parts[0].params));
@@ -201,18 +201,19 @@ static state_unit *layered(void)
 	return spec;
 }
 
-Test(optim, tensors_of_their_own_settings_have_kops_of_their_own)
+Test(optim, tensors_of_their_own_settings_have_launches_of_their_own)
 {
 	static const struct {
 		uint64_t at, n;
 		double decay;
 	} want[] = { { 0, 10, 0.01 }, { 10, 3, 0 }, { 13, 12, 0.01 } };
 	struct fixture x;
-	struct kop k[4];
+	struct launch k[4];
 	struct unit *u = setup(&x, layered());
 
-	cr_expect_eq(optim_step_kops(u, u->parts, LR(0.5), NULL), 3);
-	cr_assert_eq(optim_step_kops(u, u->parts, LR(0.5), k), 3, "equal neighbours are one kop");
+	cr_expect_eq(optim_step_launches(u, u->parts, LR(0.5), NULL), 3);
+	cr_assert_eq(optim_step_launches(u, u->parts, LR(0.5), k), 3,
+		     "equal neighbours are one launch");
 	for (unsigned i = 0; i < 3; i++) {
 		cr_expect_eq(k[i].n, want[i].n);
 		cr_expect_eq(k[i].adamw.decay, (float)(1.0 - 0.5 * want[i].decay));
@@ -228,13 +229,13 @@ Test(optim, a_learning_rate_may_be_a_multiple)
 {
 	struct fixture x;
 	state_unit *spec = layered();
-	struct kop k[4];
+	struct launch k[4];
 	struct unit *u;
 
 	spec->tensors[3]->has_lr_factor = true;
 	spec->tensors[3]->lr_factor = 3;
 	u = setup(&x, spec);
-	cr_assert_eq(optim_step_kops(u, u->parts, LR(0.1), k), 4);
+	cr_assert_eq(optim_step_launches(u, u->parts, LR(0.1), k), 4);
 	cr_expect_eq(k[2].n, 7);
 	cr_expect_eq(k[3].n, 5);
 	cr_expect_eq(k[2].adamw.step_size, (float)(0.1 / (1 - 0.9)));
@@ -247,7 +248,7 @@ Test(optim, a_learning_rate_may_be_a_multiple)
 Test(optim, a_tensor_counts_the_steps_that_it_had)
 {
 	struct fixture x;
-	struct kop k[4];
+	struct launch k[4];
 	struct unit *u = setup(&x, layered());
 
 	for (unsigned step = 0; step < 3; step++) {
@@ -256,19 +257,19 @@ Test(optim, a_tensor_counts_the_steps_that_it_had)
 		for (uint32_t i = 0; i < 4; i++)
 			if (i != 2 || step == 1)
 				unit_got_gradient(u, i);
-		cr_expect_eq(optim_step_kops(u, u->parts, LR(0.5), k), step == 1 ? 4 : 3);
+		cr_expect_eq(optim_step_launches(u, u->parts, LR(0.5), k), step == 1 ? 4 : 3);
 		unit_stepped(u);
 	}
 	cr_expect_eq(unit_steps(u, 0), 3);
 	cr_expect_eq(unit_steps(u, 2), 1);
 	unit_got_gradient(u, 2);
 	u->some_lack = false;
-	cr_assert_eq(optim_step_kops(u, u->parts, LR(0.5), k), 4,
+	cr_assert_eq(optim_step_launches(u, u->parts, LR(0.5), k), 4,
 		     "the next as its neighbour no more");
 	cr_expect_eq(k[0].adamw.step_size, (float)(0.5 / (1 - pow(0.9, 4))));
 	cr_expect_eq(k[2].adamw.step_size, (float)(0.5 / (1 - pow(0.9, 2))));
 	unit_forget_steps(u);
-	cr_expect_eq(optim_step_kops(u, u->parts, LR(0.5), k), 3);
+	cr_expect_eq(optim_step_launches(u, u->parts, LR(0.5), k), 3);
 	cr_expect_eq(k[2].adamw.step_size, (float)(0.5 / (1 - 0.9)));
 	nodefix_end(&x.n);
 }
@@ -292,13 +293,13 @@ Test(optim, a_step_may_say_all_of_a_tensor)
 	static const struct setting a = { .lr = 0.3, .beta1 = 0.5, .beta2 = 0.75, .eps = 0.125 };
 	static const struct setting b = { .lr = 7, .weight_decay = 0.5, .maximize = true };
 	struct fixture x;
-	struct kop k[4];
+	struct launch k[4];
 	struct unit *u = setup(&x, layered());
 	struct step_rates rates = { .has_lr = true, .lr = 0.5 };
 
 	rates.settings = two_named(u, a, b);
-	cr_expect_eq(optim_step_kops(u, u->parts, &rates, NULL), 4);
-	cr_assert_eq(optim_step_kops(u, u->parts, &rates, k), 4);
+	cr_expect_eq(optim_step_launches(u, u->parts, &rates, NULL), 4);
+	cr_assert_eq(optim_step_launches(u, u->parts, &rates, k), 4);
 	cr_expect_eq(k[0].n, 10);
 	cr_expect_eq(k[0].adamw.step_size, (float)(0.5 / (1 - 0.9)), "what is not named");
 	cr_expect_eq(k[1].n, 3);
@@ -320,20 +321,21 @@ Test(optim, a_step_may_say_all_of_the_rest)
 {
 	static const struct setting a = { .lr = 0.3, .beta1 = 0.5, .weight_decay = 2 };
 	struct fixture x;
-	struct kop k[4];
+	struct launch k[4];
 	struct unit *u = setup(&x, layered());
 	struct step_rates rates = { .has_lr = true, .lr = 0.5 };
 
 	rates.settings = two_named(u, a, a);
 	rates.settings->rest = 1;
-	cr_expect_eq(optim_step_kops(u, u->parts, &rates, NULL), 1, "all of them are equal");
+	cr_expect_eq(optim_step_launches(u, u->parts, &rates, NULL), 1, "all of them are equal");
 	rates.settings->all[0].lr = 0.1;
-	cr_assert_eq(optim_step_kops(u, u->parts, &rates, k), 3);
+	cr_assert_eq(optim_step_launches(u, u->parts, &rates, k), 3);
 	cr_expect_eq(k[0].adamw.decay, (float)(1 - 0.3 * 2), "not the lr of the step");
 	cr_expect_eq(k[1].adamw.decay, (float)(1 - 0.1 * 2), "nor the tensor's decay");
 	cr_expect_eq(k[2].n, 12);
 	rates.settings->n_named = 0;
-	cr_assert_eq(optim_step_kops(u, u->parts, &rates, k), 1, "instead of a decay of its own");
+	cr_assert_eq(optim_step_launches(u, u->parts, &rates, k), 1,
+		     "instead of a decay of its own");
 	cr_expect_eq(k[0].n, 25);
 	step_rates_clear(&rates);
 	nodefix_end(&x.n);
@@ -346,13 +348,13 @@ Test(optim, a_rate_in_fp32_is_rounded_at_each_operation)
 		.lr = 0.168f, .lr_fp32 = true, .weight_decay = 0.7, .beta1 = 0.7, .beta2 = 0.999
 	};
 	struct fixture x;
-	struct kop k = { 0 };
+	struct launch k = { 0 };
 	struct unit *u = setup(&x, nodefix_spec("u", 10));
 	struct step_rates rates = { .settings = settings_new(1, 0) };
 
 	rates.settings->all[0] = s;
 	rates.settings->rest = 0;
-	cr_assert_eq(optim_step_kops(u, u->parts, &rates, &k), 1);
+	cr_assert_eq(optim_step_launches(u, u->parts, &rates, &k), 1);
 	cr_expect_eq(k.adamw.decay, 1.0f - 0.168f * 0.7f);
 	cr_expect_neq(k.adamw.decay, (float)(1 - (double)0.168f * 0.7), "once, at the end");
 	cr_expect_eq(k.adamw.step_size, 0.168f / (float)(1 - 0.7));
@@ -367,7 +369,7 @@ Test(optim, a_momentum_without_memory_is_none)
 	static const struct setting s = { .lr = 0.1, .momentum = 0.9, .dampening = 0.5 };
 	struct fixture x;
 	state_unit *spec = nodefix_spec("u", 10);
-	struct kop k = { 0 };
+	struct launch k = { 0 };
 	struct unit *u;
 	struct step_rates rates = { .settings = settings_new(1, 0) };
 
@@ -375,7 +377,7 @@ Test(optim, a_momentum_without_memory_is_none)
 	u = setup(&x, spec);
 	rates.settings->all[0] = s;
 	rates.settings->rest = 0;
-	cr_assert_eq(optim_step_kops(u, u->parts, &rates, &k), 1);
+	cr_assert_eq(optim_step_launches(u, u->parts, &rates, &k), 1);
 	cr_expect_eq(k.sgd.mu, 0);
 	cr_expect_null(k.sgd.buf);
 	cr_expect_eq(k.sgd.dampening, 0.5);
@@ -418,12 +420,12 @@ Test(optim, settings_that_are_equal_to_the_units_make_no_difference)
 {
 	struct fixture x;
 	state_unit *spec = layered();
-	struct kop k[4];
+	struct launch k[4];
 	struct unit *u;
 
 	spec->tensors[1]->weight_decay = spec->optimizer->weight_decay;
 	u = setup(&x, spec);
-	cr_assert_eq(optim_step_kops(u, u->parts, LR(0.1), k), 1);
+	cr_assert_eq(optim_step_launches(u, u->parts, LR(0.1), k), 1);
 	cr_expect_eq(k[0].n, 25);
 	nodefix_end(&x.n);
 }
@@ -432,14 +434,14 @@ Test(optim, adam_adds_its_decay_to_the_gradient)
 {
 	struct fixture x;
 	state_unit *spec = nodefix_spec("u", 10);
-	struct kop k = { 0 };
+	struct launch k = { 0 };
 	struct unit *u;
 
 	spec->optimizer->kind = OPTIM_ADAM;
 	spec->optimizer->weight_decay = 0.2;
 	u = setup(&x, spec);
-	cr_assert(one_kop(u, 0.5, &k));
-	cr_expect_eq(k.kind, KOP_ADAM);
+	cr_assert(one_launch(u, 0.5, &k));
+	cr_expect_eq(k.kind, LAUNCH_ADAM);
 	cr_expect_eq(k.adam.wd, 0.2f);
 	cr_expect_eq(k.adam.step_size, (float)(0.5 / (1.0 - 0.9)));
 	cr_expect_eq(k.adam.v, optim_at(&u->parts[0].state2, 0));
@@ -448,7 +450,7 @@ Test(optim, adam_adds_its_decay_to_the_gradient)
 
 Test(optim, amsgrad_has_a_third_array)
 {
-	struct kop zero[UNIT_MAX_STATES];
+	struct launch zero[UNIT_MAX_STATES];
 	struct fixture x;
 	state_unit *spec = nodefix_spec("u", 100);
 	struct unit *u;
@@ -457,7 +459,7 @@ Test(optim, amsgrad_has_a_third_array)
 	u = setup(&x, spec);
 	cr_expect(u->parts[0].state3.slab);
 	cr_expect_eq(u->rec->parts[0]->state3->offset, u->parts[0].state3.offset);
-	cr_assert_eq(optim_zero_kops(u->parts, zero), 3);
+	cr_assert_eq(optim_zero_launches(u->parts, zero), 3);
 	cr_expect_eq(zero[2].fill.dst, optim_at(&u->parts[0].state3, 0));
 	cr_expect_eq(unit_shard_bytes(u), 5 * unit_array_bytes(&u->layout, 1));
 	nodefix_end(&x.n);
@@ -483,7 +485,7 @@ Test(optim, everything_of_an_optimizer_reaches_its_kernel)
 {
 	struct fixture x;
 	state_unit *spec = nodefix_spec("u", 10);
-	struct kop k = { 0 };
+	struct launch k = { 0 };
 	struct unit *u;
 
 	spec->optimizer->amsgrad = true;
@@ -491,7 +493,7 @@ Test(optim, everything_of_an_optimizer_reaches_its_kernel)
 	spec->optimizer->profile = OPTIM_REFERENCE_F64;
 	spec->optimizer->weight_decay = 0.01;
 	u = setup(&x, spec);
-	cr_assert(one_kop(u, 0.1, &k));
+	cr_assert(one_launch(u, 0.1, &k));
 	cr_expect_eq(k.adamw.vmax, optim_at(&u->parts[0].state3, 0));
 	cr_expect(k.adamw.maximize);
 	cr_expect_eq(k.adamw.profile, K_REFERENCE_F64);
@@ -505,7 +507,7 @@ Test(optim, sgd_has_dampening_and_a_direction)
 {
 	struct fixture x;
 	state_unit *spec = nodefix_spec("u", 10);
-	struct kop k = { 0 };
+	struct launch k = { 0 };
 	struct unit *u;
 
 	spec->optimizer->kind = OPTIM_SGD;
@@ -513,7 +515,7 @@ Test(optim, sgd_has_dampening_and_a_direction)
 	spec->optimizer->dampening = 0.25;
 	spec->optimizer->maximize = true;
 	u = setup(&x, spec);
-	cr_assert(one_kop(u, 0.1, &k));
+	cr_assert(one_launch(u, 0.1, &k));
 	cr_expect_eq(k.sgd.dampening, 0.25);
 	cr_expect(k.sgd.maximize);
 	cr_expect_null(u->parts[0].state2.slab);
@@ -525,13 +527,13 @@ Test(optim, the_fused_tail_is_that_of_each_shard)
 {
 	struct fixture x;
 	state_unit *spec = nodefix_spec("u", 99);
-	struct kop k[4];
+	struct launch k[4];
 	struct unit *u;
 
 	spec->optimizer->profile = OPTIM_FUSED;
 	u = setup(&x, spec);
-	cr_expect_eq(optim_step_kops(u, u->parts, LR(0.1), NULL), 2);
-	cr_assert_eq(optim_step_kops(u, u->parts, LR(0.1), k), 2);
+	cr_expect_eq(optim_step_launches(u, u->parts, LR(0.1), NULL), 2);
+	cr_assert_eq(optim_step_launches(u, u->parts, LR(0.1), k), 2);
 	cr_expect_eq(k[0].adamw.profile, K_FUSED);
 	cr_expect_eq(k[0].n, 50);
 	cr_expect_eq(k[0].adamw.tail_from, 48);
@@ -548,7 +550,7 @@ Test(optim, the_fused_tail_is_that_of_each_tensor_of_ddp)
 	state_unit *spec = nodefix_spec("u", 20);
 	const uint64_t seven = 7;
 	state_tensor *t = state_tensor_new("bias", &seven, 1);
-	struct kop k[4];
+	struct launch k[4];
 	struct unit *u;
 
 	cr_assert(t && state_unit_add_tensor(spec, t) == 0);
@@ -557,7 +559,7 @@ Test(optim, the_fused_tail_is_that_of_each_tensor_of_ddp)
 	spec->strategy = STRATEGY_REPLICATE;
 	spec->reduce_profile = PROFILE_DDP;
 	u = setup(&x, spec);
-	cr_assert_eq(optim_step_kops(u, u->parts, LR(0.1), k), 2);
+	cr_assert_eq(optim_step_launches(u, u->parts, LR(0.1), k), 2);
 	cr_expect_eq(k[0].n, 20);
 	cr_expect_eq(k[0].adamw.tail_from, 16);
 	cr_expect_eq(k[1].n, 7);

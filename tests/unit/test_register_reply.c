@@ -6,7 +6,7 @@
 
 #include "core/check.h"
 #include "fdcheck.h"
-#include "job/known.h"
+#include "job/regcache.h"
 #include "nodefix.h"
 #include "unitio/registered.h"
 #include "rpc/register_reply.h"
@@ -108,14 +108,14 @@ Test(register_reply, is_what_protobuf_would_have_packed)
 }
 
 static int search(const struct job *job, const uint8_t *bytes, size_t n, size_t step,
-		  const struct known **ret)
+		  const struct regcache_entry **ret)
 {
-	struct known_search s;
+	struct regcache_search s;
 	int e;
 
-	known_search_init(&s, job);
+	regcache_search_init(&s, job);
 	do
-		e = known_search(&s, job, bytes, n, step, ret);
+		e = regcache_search(&s, job, bytes, n, step, ret);
 	while (e == KNOWN_MORE);
 	return e;
 }
@@ -123,8 +123,8 @@ static int search(const struct job *job, const uint8_t *bytes, size_t n, size_t 
 Test(register_reply, what_is_known_is_found_whole_and_charged)
 {
 	enum { N = KNOWN_MIN_BYTES + 1 };
-	const struct known *k = NULL;
-	struct known_search s;
+	const struct regcache_entry *k = NULL;
+	struct regcache_search s;
 	uint32_t ids[] = { 3, 1, 2 };
 	struct nodefix n;
 	struct job *job;
@@ -132,14 +132,14 @@ Test(register_reply, what_is_known_is_found_whole_and_charged)
 
 	nodefix_begin(&n, NULL);
 	job = nodefix_job(&n, "job", RANKS, 0);
-	known_add(job, bytes, KNOWN_MIN_BYTES - 1, ids, 3);
+	regcache_add(job, bytes, KNOWN_MIN_BYTES - 1, ids, 3);
 	cr_expect_eq(job->quota.used, 0, "not worth it");
 	for (unsigned i = 0; i < KNOWN_MAX + 1; i++) {
 		bytes[N - 1] = (uint8_t)i;
-		known_add(job, bytes, N, ids, 3);
+		regcache_add(job, bytes, N, ids, 3);
 	}
 	cr_expect_eq(job->quota.by_class[MEM_CONTROL], KNOWN_MAX * (N + sizeof(ids)));
-	cr_expect_eq(known_bytes(job), job->quota.used);
+	cr_expect_eq(regcache_bytes(job), job->quota.used);
 	for (unsigned i = 0; i < KNOWN_MAX + 1; i++) {
 		bytes[N - 1] = (uint8_t)i;
 		cr_expect_eq(search(job, bytes, N, 1000, &k), i ? KNOWN_YES : KNOWN_NO,
@@ -147,11 +147,11 @@ Test(register_reply, what_is_known_is_found_whole_and_charged)
 		cr_expect_eq(search(job, bytes, N - 1, N, &k), KNOWN_NO, "shorter");
 	}
 	cr_expect(k && k->n == 3 && memcmp(k->ids, ids, sizeof(ids)) == 0);
-	known_search_init(&s, job);
-	known_drop(job);
-	cr_expect_eq(known_search(&s, job, bytes, N, N, &k), KNOWN_NO);
+	regcache_search_init(&s, job);
+	regcache_drop(job);
+	cr_expect_eq(regcache_search(&s, job, bytes, N, N, &k), KNOWN_NO);
 	cr_expect_eq(job->quota.used, 0);
-	known_drop(job);
+	regcache_drop(job);
 	free(bytes);
 	nodefix_end(&n);
 }
@@ -162,11 +162,11 @@ Test(register_reply, nothing_is_kept_that_the_quota_has_no_room_for)
 	struct nodefix n;
 	struct job *job;
 	uint8_t *bytes = calloc(1, KNOWN_MIN_BYTES);
-	const struct known *k;
+	const struct regcache_entry *k;
 
 	nodefix_begin(&n, NULL);
 	job = nodefix_job(&n, "job", RANKS, KNOWN_MIN_BYTES);
-	known_add(job, bytes, KNOWN_MIN_BYTES, &id, 1);
+	regcache_add(job, bytes, KNOWN_MIN_BYTES, &id, 1);
 	cr_expect_eq(job->quota.used, 0);
 	cr_expect_eq(search(job, bytes, KNOWN_MIN_BYTES, SIZE_MAX, &k), KNOWN_NO);
 	free(bytes);

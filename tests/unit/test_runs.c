@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/kop.h"
+#include "backend/launch.h"
 #include "core/check.h"
 #include "fdcheck.h"
 #include "nodefix.h"
@@ -311,7 +311,7 @@ Test(runs, packing_and_unpacking)
 		for (uint32_t ranks = 2; ranks <= 8; ranks++)
 			for (unsigned devices = 2; devices <= ranks && devices <= 4; devices++) {
 				struct unit_run runs[MAX_TENSORS];
-				struct kop kops[MAX_TENSORS];
+				struct launch launches[MAX_TENSORS];
 				struct fixture x;
 				uint64_t trained, frozen, room;
 				float *full, *parts, *back;
@@ -341,12 +341,12 @@ Test(runs, packing_and_unpacking)
 						}
 				}
 				cr_assert(unit_is_packed(x.u));
-				n = unit_unpack_kops(x.u, UNIT_ALL,
-						     &(struct unit_array){ full, DTYPE_FP32 },
-						     &(struct unit_array){ parts, DTYPE_FP32 },
-						     kops);
+				n = unit_unpack_launches(x.u, UNIT_ALL,
+							 &(struct unit_array){ full, DTYPE_FP32 },
+							 &(struct unit_array){ parts, DTYPE_FP32 },
+							 launches);
 				for (unsigned i = 0; i < n; i++)
-					kop_run(kernels_ref(), &kops[i], 0, kops[i].n);
+					launch_run(kernels_ref(), &launches[i], 0, launches[i].n);
 				for (unsigned i = 0; i < models[model].n; i++) {
 					const struct unit_tensor *t = &x.u->tensors[i];
 
@@ -354,11 +354,12 @@ Test(runs, packing_and_unpacking)
 						cr_assert_eq(full[unit_tensor_full(x.u, t) + e],
 							     (float)(1 + i * 100 + e));
 				}
-				n = unit_pack_kops(x.u, UNIT_ALL,
-						   &(struct unit_array){ back, DTYPE_FP32 },
-						   &(struct unit_array){ full, DTYPE_FP32 }, kops);
+				n = unit_pack_launches(x.u, UNIT_ALL,
+						       &(struct unit_array){ back, DTYPE_FP32 },
+						       &(struct unit_array){ full, DTYPE_FP32 },
+						       launches);
 				for (unsigned i = 0; i < n; i++)
-					kop_run(kernels_ref(), &kops[i], 0, kops[i].n);
+					launch_run(kernels_ref(), &launches[i], 0, launches[i].n);
 				cr_assert_arr_eq(back, parts, room * sizeof(float));
 				free(full);
 				free(parts);

@@ -1,9 +1,9 @@
 /*
- * What lend.c is made of: which elements of a unit a rank's own optimizer is lent, and how
+ * What external.c is made of: which elements of a unit a rank's own optimizer is lent, and how
  * what came back reaches the other copies of the unit. Loop thread only.
  */
-#ifndef SHARDD_STEP_LEND_H
-#define SHARDD_STEP_LEND_H
+#ifndef SHARDD_STEP_EXTERNAL_H
+#define SHARDD_STEP_EXTERNAL_H
 
 #include "job/job.h"
 #include "shardd.pb-c.h"
@@ -18,7 +18,7 @@
  * in equal pieces, in the order of the devices and on a device in that of the ranks, so that
  * what the ranks of a device have is in one piece.
  */
-struct lend_share {
+struct external_share {
 	struct unit_part *part; /* where it lies */
 	uint64_t elements;      /* in the rank's copy; may be 0 */
 	struct unit_run *runs;  /* owned; run.shard: where it is in the copy */
@@ -26,36 +26,37 @@ struct lend_share {
 };
 
 /* What rank @index of the group has. Return: 0 or -ENOMEM. */
-int lend_share_init(struct lend_share *s, const struct job *job, struct unit *u, uint32_t index);
-void lend_share_deinit(struct lend_share *s);
+int external_share_init(struct external_share *s, const struct job *job, struct unit *u,
+			uint32_t index);
+void external_share_deinit(struct external_share *s);
 /* How many elements that are. */
-uint64_t lend_share_elements(const struct job *job, struct unit *u, uint32_t index);
+uint64_t external_share_elements(const struct job *job, struct unit *u, uint32_t index);
 /* Elements [begin, end) of part @d's arrays are all that its ranks have. Return: 0 or -ENOMEM. */
-int lend_share_of_device(const struct job *job, struct unit *u, unsigned d, uint64_t *ret_begin,
-			 uint64_t *ret_end);
+int external_share_of_device(const struct job *job, struct unit *u, unsigned d, uint64_t *ret_begin,
+			     uint64_t *ret_end);
 
 /* The pieces of a share as a reply has them, in one block of memory. */
-struct lend_pieces {
+struct external_pieces {
 	size_t n;
 	Shardd__V1__ShardPiece **pointers;
 	Shardd__V1__ShardPiece *messages;
 };
 /* Return: the caller's to free, or NULL without memory. */
-struct lend_pieces *lend_pieces_new(const struct lend_share *s);
+struct external_pieces *external_pieces_new(const struct external_share *s);
 
 /* Is there more than one copy of what a rank of @u is lent? */
-bool lend_has_copies(const struct unit *u);
+bool external_has_copies(const struct unit *u);
 /* All shares are back, each in the copy on its rank's device: bring them to the others, then
  * @done, with a negative status if they may differ. Until then the unit counts as stepping.
- * Only if lend_has_copies. */
-void lend_copies(struct job *job, struct unit *u,
-		 void (*done)(struct job *job, struct unit *u, int status));
+ * Only if external_has_copies. */
+void external_copies(struct job *job, struct unit *u,
+		     void (*done)(struct job *job, struct unit *u, int status));
 
 /* A Reduce of c->unit has begun, for the last time in its pass; and is over. */
-void lend_begin(struct coll *c);
-void lend_ready(struct coll *c);
+void external_begin(struct coll *c);
+void external_ready(struct coll *c);
 
 /* It has ended, perhaps without that. */
-void lend_failed(struct coll *c);
+void external_failed(struct coll *c);
 
 #endif

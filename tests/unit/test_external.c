@@ -39,7 +39,7 @@ static void end(void)
 	fdcheck_end();
 }
 
-TestSuite(lend, .init = begin, .fini = end, .timeout = 60);
+TestSuite(external, .init = begin, .fini = end, .timeout = 60);
 
 static void reduce(void)
 {
@@ -92,25 +92,25 @@ static void rejoin(void)
 	cr_assert_eq(nodefix_try_join(&n, job, 0, NULL, m[0], &again, &f), 0, "%s", f.text);
 }
 
-Test(lend, what_was_given_back_is_in_all_copies)
+Test(external, what_was_given_back_is_in_all_copies)
 {
 	take();
 	give_back(0);
 	cr_expect(u->copies_differ);
 	give_back(1);
 	nodefix_turns(&n);
-	cr_expect_not(u->stepping || u->copies_differ);
+	cr_expect_not(u->step == UNIT_STEP_STEPPING || u->copies_differ);
 	check_copies();
 }
 
-Test(lend, a_gather_waits_until_the_copies_are_equal)
+Test(external, a_gather_waits_until_the_copies_are_equal)
 {
 	take();
 	give_back(0);
 	engine_fake_hold(n.node.engine, true);
 	give_back(1);
 	nodefix_turns(&n);
-	cr_assert(u->stepping);
+	cr_assert(u->step == UNIT_STEP_STEPPING);
 	nodefix_on_unit(&n, m[0], "Gather", u, &op[0]);
 	nodefix_turns(&n);
 	cr_expect_not(op[0].over);
@@ -120,7 +120,7 @@ Test(lend, a_gather_waits_until_the_copies_are_equal)
 }
 
 /* The shares of all were there: the step is over, of an epoch that is over. */
-Test(lend, copies_become_equal_though_a_rank_dies)
+Test(external, copies_become_equal_though_a_rank_dies)
 {
 	take();
 	give_back(0);
@@ -130,7 +130,7 @@ Test(lend, copies_become_equal_though_a_rank_dies)
 	nodefix_drop(&n, m[1], "died");
 	engine_fake_hold(n.node.engine, false);
 	nodefix_turns(&n);
-	cr_expect_not(u->stepping || job->torn);
+	cr_expect_not(u->step == UNIT_STEP_STEPPING || job->torn);
 	cr_expect(u->rec->initialised);
 	check_copies();
 	rejoin();
@@ -138,7 +138,7 @@ Test(lend, copies_become_equal_though_a_rank_dies)
 }
 
 /* Only one copy has what the other rank gave back. */
-Test(lend, copies_that_stay_unequal_must_be_initialised)
+Test(external, copies_that_stay_unequal_must_be_initialised)
 {
 	take();
 	give_back(0);
@@ -156,7 +156,7 @@ Test(lend, copies_that_stay_unequal_must_be_initialised)
 	cr_expect_arr_eq(copy(0), copy(1), ELEMENTS * sizeof(float));
 }
 
-Test(lend, a_failure_between_devices_tears_the_job)
+Test(external, a_failure_between_devices_tears_the_job)
 {
 	take();
 	give_back(0);
@@ -164,6 +164,6 @@ Test(lend, a_failure_between_devices_tears_the_job)
 	give_back(1);
 	nodefix_turns(&n);
 	cr_expect(job->torn);
-	cr_expect_not(u->stepping);
+	cr_expect_not(u->step == UNIT_STEP_STEPPING);
 	cr_expect_eq(job->running, 0);
 }

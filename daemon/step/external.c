@@ -1,6 +1,6 @@
 /*
  * The trainer's own optimizer: NextShard hands each rank a copy of its share of parameters and
- * gradient (lend.h), ShardDone takes the parameters back.
+ * gradient (external.h), ShardDone takes the parameters back.
  *
  * Slabs of shards are all ranks' and a page may hold the shards of several, so a rank gets
  * its share in a buffer of its own, which it alone can write to: it cannot touch another's, and
@@ -14,7 +14,7 @@
  * can gather it. ShardDone waits until nobody has it gathered. The first one of a pass
  * counts as an uncommitted step, as with optimizers in backward.
  */
-#include "step/lend.h"
+#include "step/external.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -33,16 +33,16 @@
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 
-struct lend_copy {
+struct external_copy {
 	struct queue_task queue;
 	struct op *op;
 	struct unit *unit;
 	struct region place; /* the trainer's copy, held while it is copied */
-	struct lend_share share;
-	struct kop *kops; /* owned; room for two a run */
+	struct external_share share;
+	struct launch *launches; /* owned; room for two a run */
 };
 
-static uint32_t lend_index_of(const struct op *op, const struct unit *u)
+static uint32_t external_index_of(const struct op *op, const struct unit *u)
 {
 	uint32_t index = 0;
 
@@ -50,12 +50,12 @@ static uint32_t lend_index_of(const struct op *op, const struct unit *u)
 	return index;
 }
 
-static uint64_t lend_elements_of(const struct op *op, struct unit *u)
+static uint64_t external_elements_of(const struct op *op, struct unit *u)
 {
-	return lend_share_elements(op->m->job, u, lend_index_of(op, u));
+	return external_share_elements(op->m->job, u, external_index_of(op, u));
 }
 
-static uint64_t lend_array_bytes(uint64_t elements)
+static uint64_t external_array_bytes(uint64_t elements)
 {
 	uint64_t bytes = (elements ? elements : 1) * sizeof(float);
 
@@ -64,21 +64,21 @@ static uint64_t lend_array_bytes(uint64_t elements)
 
 /* -------------------------------------------------------------------- copies */
 
-static void lend_copy_free(struct lend_copy *copy)
+static void external_copy_free(struct external_copy *copy)
 {
 	if (!copy)
 		return;
 	pool_give(&copy->op->m->pool, &copy->place);
 	queue_task_deinit(&copy->queue);
-	lend_share_deinit(&copy->share);
-	free(copy->kops);
+	external_share_deinit(&copy->share);
+	free(copy->launches);
 	free(copy);
 }
 
 /* Return: NULL without memory. */
-static struct lend_copy *lend_copy_new(struct op *op, struct unit *u)
+static struct external_copy *external_copy_new(struct op *op, struct unit *u)
 {
-	struct lend_copy *copy = calloc(1, sizeof(*copy));
+	struct external_copy *copy = calloc(1, sizeof(*copy));
 
 	if (!copy)
 		return NULL;
@@ -87,40 +87,41 @@ static struct lend_copy *lend_copy_new(struct op *op, struct unit *u)
 	queue_task_init(&copy->queue, op->m->job);
 	copy->queue.note =
 		(struct device_note){ .name = op->type->name, .job = op->m->job, .unit = u };
-	copy->kops = calloc(2 * u->rec->n_tensors, sizeof(*copy->kops));
-	if (!copy->kops || lend_share_init(&copy->share, op->m->job, u, lend_index_of(op, u)) < 0) {
-		lend_copy_free(copy);
+	copy->launches = calloc(2 * u->rec->n_tensors, sizeof(*copy->launches));
+	if (!copy->launches ||
+	    external_share_init(&copy->share, op->m->job, u, external_index_of(op, u)) < 0) {
+		external_copy_free(copy);
 		return NULL;
 	}
-	copy->queue.task = (struct backend_task){ .kops = copy->kops, .sync = true };
+	copy->queue.task = (struct backend_task){ .launches = copy->launches, .sync = true };
 	return copy;
 }
 
 /* All elements of the share between @array of the part and @place; pieces that follow each
  * other on both sides in one. */
-static void lend_copy_share(struct lend_copy *copy, float *place, const struct region *array,
-			    bool back)
+static void external_copy_share(struct external_copy *copy, float *place,
+				const struct region *array, bool back)
 {
-	const struct lend_share *s = &copy->share;
+	const struct external_share *s = &copy->share;
 
 	for (unsigned i = 0, next; i < s->n_runs; i = next) {
 		const struct unit_run *run = &s->runs[i];
 		float *there = optim_at(array, run->at), *here = place + run->shard;
-		struct kop *kop = &copy->kops[copy->queue.task.n_kops++];
+		struct launch *launch = &copy->launches[copy->queue.task.n_launches++];
 		uint64_t n = run->n;
 
 		for (next = i + 1; next < s->n_runs && s->runs[next].at == run->at + n &&
 				   s->runs[next].shard == run->shard + n;
 		     next++)
 			n += s->runs[next].n;
-		*kop = (struct kop){ .kind = KOP_COPY, .n = n * sizeof(float) };
-		kop->copy = (struct k_copy){ back ? there : here, back ? here : there };
+		*launch = (struct launch){ .kind = LAUNCH_COPY, .n = n * sizeof(float) };
+		launch->copy = (struct k_copy){ back ? there : here, back ? here : there };
 	}
 }
 
 /* ------------------------------------------------------------------ the Reduce */
 
-static void lend_promise(struct coll *c)
+static void external_promise(struct coll *c)
 {
 	c->unit->shards_from = c->ops[0]->entry.number;
 	c->unit->shards_ready = false;
@@ -129,26 +130,26 @@ static void lend_promise(struct coll *c)
 		member_unit_find(c->members[i], c->unit)->shard_state = SHARD_COMING;
 }
 
-void lend_begin(struct coll *c)
+void external_begin(struct coll *c)
 {
-	if (!c->begun)
-		lend_promise(c);
-	c->begun = true;
+	if (!c->gradient.begun)
+		external_promise(c);
+	c->gradient.begun = true;
 }
 
 /* A unit that is reduced in buckets is coming when the last of them is over: before, nobody
  * knows which one that will be. Until then NextShard waits as it does before any Reduce. */
-void lend_ready(struct coll *c)
+void external_ready(struct coll *c)
 {
-	if (!c->begun)
-		lend_promise(c);
+	if (!c->gradient.begun)
+		external_promise(c);
 	c->unit->shards_ready = true;
-	parked_resume_all(&c->group->awaiting);
+	condition_signal(&c->group->shard_ready);
 }
 
-void lend_failed(struct coll *c)
+void external_failed(struct coll *c)
 {
-	if (!c->begun || c->unit->shards_ready)
+	if (!c->gradient.begun || c->unit->shards_ready)
 		return;
 	c->unit->shards_from = 0;
 	c->unit->shards_left = 0;
@@ -158,20 +159,20 @@ void lend_failed(struct coll *c)
 
 /* ------------------------------------------------------------------- NextShard */
 
-static int lend_next_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int external_next_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__NextShardRequest *r = (const Shardd__V1__NextShardRequest *)msg;
 
 	return op_take_group(op, r->group, f);
 }
 
-static int lend_next_check(struct op *op, struct fault *f)
+static int external_next_check(struct op *op, struct fault *f)
 {
 	return op_check_not_torn(op, f);
 }
 
 /* The first in the order of the Reduces that this rank has not got. */
-static struct unit *lend_first_coming(const struct op *op)
+static struct unit *external_first_coming(const struct op *op)
 {
 	const struct job *job = op->m->job;
 	struct unit *first = NULL;
@@ -188,9 +189,9 @@ static struct unit *lend_first_coming(const struct op *op)
 	return first;
 }
 
-static void lend_on_handed_out(struct backend_task *task, int status)
+static void external_on_handed_out(struct backend_task *task, int status)
 {
-	struct lend_copy *copy = CONTAINER_OF(task, struct lend_copy, queue.task);
+	struct external_copy *copy = CONTAINER_OF(task, struct external_copy, queue.task);
 	struct op *op = copy->op;
 	struct job *job = op->m->job;
 	struct member_unit *mu = member_unit_find(op->m, copy->unit);
@@ -202,79 +203,63 @@ static void lend_on_handed_out(struct backend_task *task, int status)
 		else
 			mu->shard = region_steal(&copy->place);
 	}
-	lend_copy_free(copy);
+	external_copy_free(copy);
 	op_end(op);
 	job->running--; /* only now: the op may have been the last of a deleted job */
 	job_settle(job);
 }
 
-static void lend_hand_out(struct op *op, struct unit *u, struct lend_copy *copy)
+static void external_hand_out(struct op *op, struct unit *u, struct external_copy *copy)
 {
-	const struct lend_share *s = &copy->share;
+	const struct external_share *s = &copy->share;
 	float *place = region_addr(&copy->place);
 
 	member_unit_find(op->m, u)->shard_state = SHARD_GOING;
 	op_begin_run(op);
 	op->result.unit = u;
 	op->result.elements = s->elements;
-	op->result.gradient_offset = lend_array_bytes(s->elements);
+	op->result.gradient_offset = external_array_bytes(s->elements);
 	op->result.place = copy->place;
-	op->result.place.bytes = 2 * lend_array_bytes(s->elements);
+	op->result.place.bytes = 2 * external_array_bytes(s->elements);
 	op->result.writable = true;
-	lend_copy_share(copy, place, &s->part->params, false);
-	lend_copy_share(copy, place + lend_array_bytes(s->elements) / sizeof(float),
-			&s->part->grads, false);
-	copy->queue.task.done = lend_on_handed_out;
+	external_copy_share(copy, place, &s->part->params, false);
+	external_copy_share(copy, place + external_array_bytes(s->elements) / sizeof(float),
+			    &s->part->grads, false);
+	copy->queue.task.done = external_on_handed_out;
 	op->m->job->running++;
 	queue_task_submit(&copy->queue, op->m->device->backend, op->deadline_us);
 }
 
-static void lend_next_resume(struct parked *p);
-
-static void lend_next_start(struct op *op)
+static enum res external_next_start(struct op *op)
 {
-	struct unit *u = lend_first_coming(op);
+	struct unit *u = external_first_coming(op);
 	struct region place = REGION_NULL;
-	struct lend_copy *copy;
+	struct external_copy *copy;
 	uint64_t bytes;
-	int r;
 
-	if (!u || !u->shards_ready) {
-		op_park(op, &op->group->awaiting, lend_next_resume);
-		return;
-	}
-	bytes = 2 * lend_array_bytes(lend_elements_of(op, u));
-	r = op_take_memory(op, bytes, &place);
-	if (r == SLAB_E_LATER) {
-		op->state = OP_PARKED;
-		node_wait(op->m->job->node, &op->parked, lend_next_resume);
-		return;
-	}
-	copy = r ? NULL : lend_copy_new(op, u);
+	if (!u || !u->shards_ready)
+		return op_wait(op, &op->group->shard_ready);
+	bytes = 2 * external_array_bytes(external_elements_of(op, u));
+	RES_TRY(op_need_memory(op, bytes, "a shard for the trainer", &place));
+	copy = external_copy_new(op, u);
 	if (copy) {
 		copy->place = region_steal(&place);
-		op->owned = lend_pieces_new(&copy->share);
+		op->owned = external_pieces_new(&copy->share);
 	}
 	if (copy && op->owned) {
-		lend_hand_out(op, u, copy);
-		return;
+		external_hand_out(op, u, copy);
+		return RES_WAIT;
 	}
-	lend_copy_free(copy);
+	external_copy_free(copy);
 	pool_give(&op->m->pool, &place);
-	op_memory_fault(op->m->job, r ? r : -ENOMEM, bytes, "a shard for the trainer", &op->fault);
-	op_begin_run(op);
-	op_end(op);
+	op_memory_fault(op->m->job, -ENOMEM, bytes, "a shard for the trainer", &op->fault);
+	return RES_FAILED;
 }
 
-static void lend_next_resume(struct parked *p)
-{
-	lend_next_start(CONTAINER_OF(p, struct op, parked));
-}
-
-static void lend_next_encode(const struct op *op, op_reply_cb send, void *ctx)
+static void external_next_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__NextShardReply reply = SHARDD__V1__NEXT_SHARD_REPLY__INIT;
-	const struct lend_pieces *pieces = op->owned;
+	const struct external_pieces *pieces = op->owned;
 	Shardd__V1__Placement place;
 	uint8_t handle[BACKEND_IPC_BYTES];
 
@@ -293,16 +278,15 @@ static void lend_next_encode(const struct op *op, op_reply_cb send, void *ctx)
 const struct op_type op_next_shard = {
 	.name = "NextShard",
 	.request = &shardd__v1__next_shard_request__descriptor,
-	.decode = lend_next_decode,
-	.check = lend_next_check,
-	.start = lend_next_start,
-	.encode = lend_next_encode,
-	.parked_for = "a unit whose gradient is reduced",
+	.decode = external_next_decode,
+	.check = external_next_check,
+	.tick = external_next_start,
+	.encode = external_next_encode,
 };
 
 /* ------------------------------------------------------------------- ShardDone */
 
-static int lend_done_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
+static int external_done_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__ShardDoneRequest *r = (const Shardd__V1__ShardDoneRequest *)msg;
 
@@ -310,7 +294,7 @@ static int lend_done_decode(struct op *op, const ProtobufCMessage *msg, struct f
 	return op_take_unit(op, r->unit, f);
 }
 
-static int lend_done_check(struct op *op, struct fault *f)
+static int external_done_check(struct op *op, struct fault *f)
 {
 	static const char *const why[] = {
 		[SHARD_NONE] = "its last Reduce has not come",
@@ -342,28 +326,29 @@ static int lend_done_check(struct op *op, struct fault *f)
 }
 
 /* All shards are new, in all copies: the unit is stepped. */
-static void lend_unit_done(struct job *job, struct unit *u, int status)
+static void external_unit_done(struct job *job, struct unit *u, int status)
 {
 	if (status)
 		apply_failed(job);
-	u->stepped = u->shards_from > 0; /* else: an epoch ended while copies were made equal */
+	if (u->shards_from) /* else: an epoch ended while copies were made equal */
+		unit_step_move(u, UNIT_STEP_STEPPED);
 	u->has_gradient = false;
 	u->version++;
 	unit_stepped(u);
 	full_invalidate(job, u);
 	job_give_grads(job, u);
-	parked_resume_all(&u->awaiting);
+	condition_signal(&u->step_done);
 }
 
-static void lend_on_given_back(struct backend_task *task, int status)
+static void external_on_given_back(struct backend_task *task, int status)
 {
-	struct lend_copy *copy = CONTAINER_OF(task, struct lend_copy, queue.task);
+	struct external_copy *copy = CONTAINER_OF(task, struct external_copy, queue.task);
 	struct op *op = copy->op;
 	struct job *job = op->m->job;
 	struct unit *u = copy->unit;
 	struct member_unit *mu = member_unit_find(op->m, u);
 
-	lend_copy_free(copy);
+	external_copy_free(copy);
 	if (status) {
 		apply_failed(job);
 		fault_errno(&op->fault, status, "taking a shard back");
@@ -372,10 +357,10 @@ static void lend_on_given_back(struct backend_task *task, int status)
 		mu->shard_state = SHARD_GIVEN_BACK;
 		CHECK(u->shards_left > 0);
 		u->shards_left--;
-		if (!u->shards_left && lend_has_copies(u))
-			lend_copies(job, u, lend_unit_done);
+		if (!u->shards_left && external_has_copies(u))
+			external_copies(job, u, external_unit_done);
 		else if (!u->shards_left)
-			lend_unit_done(job, u, 0);
+			external_unit_done(job, u, 0);
 	}
 	op_end(op);
 	job->running--; /* only now: the op may have been the last of a deleted job */
@@ -383,7 +368,7 @@ static void lend_on_given_back(struct backend_task *task, int status)
 }
 
 /* After the streams that wrote the shard, and those that read the parameters themselves. */
-static int lend_take_waits(struct lend_copy *copy, const struct op *op)
+static int external_take_waits(struct external_copy *copy, const struct op *op)
 {
 	const struct reads *reads = &unit_part_on(op->unit, op->m->device)->reads;
 	int r = queue_task_wait(&copy->queue, op->after, op->n_after);
@@ -393,53 +378,43 @@ static int lend_take_waits(struct lend_copy *copy, const struct op *op)
 	return r;
 }
 
-static void lend_done_resume(struct parked *p);
-
-static void lend_done_start(struct op *op)
+static enum res external_done_start(struct op *op)
 {
 	struct unit *u = op->unit;
 	struct member_unit *mu = member_unit_find(op->m, u);
-	struct lend_copy *copy;
+	struct external_copy *copy;
 
-	if (unit_is_read(u)) {
-		op_park(op, &u->awaiting, lend_done_resume);
-		return;
-	}
-	if (!readers_let(op->m->job, &op->parked, lend_done_resume)) {
-		op->state = OP_PARKED;
-		return;
-	}
-	copy = lend_copy_new(op, u);
+	if (unit_is_read(u))
+		return op_wait(op, &u->step_done);
+	op->state = OP_PARKED;
+	if (!readers_let(op->m->job, &op->waiter))
+		return RES_WAIT;
+	copy = external_copy_new(op, u);
 	op_begin_run(op);
-	if (!copy || lend_take_waits(copy, op) < 0) {
-		lend_copy_free(copy);
+	if (!copy || external_take_waits(copy, op) < 0) {
+		external_copy_free(copy);
 		fault_errno(&op->fault, -ENOMEM, "taking a shard back");
-		op_end(op);
-		return;
+		return RES_FAILED;
 	}
 	mu->shard_state = SHARD_BACK;
 	copy->place = region_steal(&mu->shard);
 	backward_mark(op->m->job);
-	u->copies_differ = lend_has_copies(u);
-	lend_copy_share(copy, region_addr(&copy->place), &copy->share.part->params, true);
-	copy->queue.task.done = lend_on_given_back;
+	u->copies_differ = external_has_copies(u);
+	external_copy_share(copy, region_addr(&copy->place), &copy->share.part->params, true);
+	copy->queue.task.done = external_on_given_back;
 	op->m->job->running++;
 	queue_task_submit(&copy->queue, op->m->device->backend, op->deadline_us);
+	return RES_WAIT;
 }
 
-static void lend_done_resume(struct parked *p)
-{
-	lend_done_start(CONTAINER_OF(p, struct op, parked));
-}
-
-static void lend_done_encode(const struct op *op, op_reply_cb send, void *ctx)
+static void external_done_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__ShardDoneReply reply = SHARDD__V1__SHARD_DONE_REPLY__INIT;
 
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 
-static bool lend_done_waits_for_readers(const struct op *op)
+static bool external_done_waits_for_readers(const struct op *op)
 {
 	return op->state == OP_PARKED;
 }
@@ -447,9 +422,9 @@ static bool lend_done_waits_for_readers(const struct op *op)
 const struct op_type op_shard_done = {
 	.name = "ShardDone",
 	.request = &shardd__v1__shard_done_request__descriptor,
-	.decode = lend_done_decode,
-	.check = lend_done_check,
-	.start = lend_done_start,
-	.encode = lend_done_encode,
-	.waits_for_readers = lend_done_waits_for_readers,
+	.decode = external_done_decode,
+	.check = external_done_check,
+	.tick = external_done_start,
+	.encode = external_done_encode,
+	.waits_for_readers = external_done_waits_for_readers,
 };

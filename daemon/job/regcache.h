@@ -4,8 +4,8 @@
  * only be compared. The kept bytes are charged to the job; without room nothing is kept. Loop
  * thread only.
  */
-#ifndef SHARDD_JOB_KNOWN_H
-#define SHARDD_JOB_KNOWN_H
+#ifndef SHARDD_JOB_REGCACHE_H
+#define SHARDD_JOB_REGCACHE_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -17,21 +17,21 @@ struct job;
 /* Shorter requests are registered fast enough without this. */
 #define KNOWN_MIN_BYTES (16u << 10)
 
-struct known {
+struct regcache_entry {
 	uint8_t *bytes; /* owned, as all in one piece */
 	size_t n_bytes;
 	uint32_t *ids; /* of the units, in the order of the request */
 	uint32_t n;
 };
 
-struct knowns {
-	struct known all[KNOWN_MAX];
+struct regcache {
+	struct regcache_entry all[KNOWN_MAX];
 	unsigned next;    /* to be replaced */
 	uint64_t changes; /* how often something was kept or dropped */
 };
 
 /* How far a request was compared, and with which kept request. */
-struct known_search {
+struct regcache_search {
 	unsigned with;
 	size_t at;
 	uint64_t changes;
@@ -39,18 +39,18 @@ struct known_search {
 
 enum { KNOWN_NO, KNOWN_YES, KNOWN_MORE };
 
-void known_search_init(struct known_search *s, const struct job *job);
+void regcache_search_init(struct regcache_search *s, const struct job *job);
 /* Compare up to @most bytes. Return: KNOWN_YES with *ret until the next change; KNOWN_NO;
  * KNOWN_MORE. */
-int known_search(struct known_search *s, const struct job *job, const uint8_t *bytes,
-		 size_t n_bytes, size_t most, const struct known **ret);
+int regcache_search(struct regcache_search *s, const struct job *job, const uint8_t *bytes,
+		    size_t n_bytes, size_t most, const struct regcache_entry **ret);
 
 /* Keep it, if it is worth it and there is room. */
-void known_add(struct job *job, const uint8_t *bytes, size_t n_bytes, const uint32_t *ids,
-	       uint32_t n);
+void regcache_add(struct job *job, const uint8_t *bytes, size_t n_bytes, const uint32_t *ids,
+		  uint32_t n);
 /* Units have changed since they were registered: forget all. Safe to call twice. */
-void known_drop(struct job *job);
+void regcache_drop(struct job *job);
 /* Bytes charged for all of it. */
-uint64_t known_bytes(const struct job *job);
+uint64_t regcache_bytes(const struct job *job);
 
 #endif

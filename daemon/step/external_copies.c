@@ -11,7 +11,7 @@
 #include "op/op.h"
 #include "op/queue_task.h"
 #include "step/apply.h"
-#include "step/lend.h"
+#include "step/external.h"
 #include "unit/optim.h"
 
 struct copies_part {
@@ -32,17 +32,17 @@ struct copies {
 	struct copies_part parts[];
 };
 
-bool lend_has_copies(const struct unit *u)
+bool external_has_copies(const struct unit *u)
 {
 	return u->spread < u->n_parts;
 }
 
-static struct node_comm *lend_copies_comm_of(const struct copies *c)
+static struct node_comm *external_copies_comm_of(const struct copies *c)
 {
 	return c->job->groups[c->u->rec->group]->nc;
 }
 
-static void lend_copies_copies_free(struct copies *c)
+static void external_copies_copies_free(struct copies *c)
 {
 	for (unsigned d = 0; d < c->u->n_parts; d++)
 		queue_task_deinit(&c->parts[d].queue);
@@ -50,10 +50,10 @@ static void lend_copies_copies_free(struct copies *c)
 	free(c);
 }
 
-static void lend_copies_finish(struct job *job, struct unit *u, int status,
-			       void (*done)(struct job *job, struct unit *u, int status))
+static void external_copies_finish(struct job *job, struct unit *u, int status,
+				   void (*done)(struct job *job, struct unit *u, int status))
 {
-	u->stepping = false;
+	unit_step_move(u, UNIT_STEP_NONE);
 	u->copies_differ = false;
 	job->step.stepping--;
 	done(job, u, status);
@@ -62,17 +62,17 @@ static void lend_copies_finish(struct job *job, struct unit *u, int status,
 	job_settle(job);
 }
 
-static void lend_copies_copies_end(struct copies *c, int status)
+static void external_copies_copies_end(struct copies *c, int status)
 {
 	struct job *job = c->job;
 	struct unit *u = c->u;
 	void (*done)(struct job * job, struct unit * u, int status) = c->done;
 
-	lend_copies_copies_free(c);
-	lend_copies_finish(job, u, status, done);
+	external_copies_copies_free(c);
+	external_copies_finish(job, u, status, done);
 }
 
-static void lend_copies_on_marker(struct backend_task *task, int status)
+static void external_copies_on_marker(struct backend_task *task, int status)
 {
 	struct copies_part *p = CONTAINER_OF(task, struct copies_part, queue.task);
 	struct copies *c = p->copies;
@@ -81,65 +81,65 @@ static void lend_copies_on_marker(struct backend_task *task, int status)
 	c->status = c->status ? c->status : status;
 	if (--c->pending)
 		return;
-	if (!c->status && c->breaks != lend_copies_comm_of(c)->breaks)
+	if (!c->status && c->breaks != external_copies_comm_of(c)->breaks)
 		c->status = -EIO;
-	lend_copies_copies_end(c, c->status);
+	external_copies_copies_end(c, c->status);
 }
 
 /* What was sent is ordered: whoever reads it next may do so in another queue. */
-static void lend_copies_submit_markers(struct copies *c)
+static void external_copies_submit_markers(struct copies *c)
 {
 	c->pending = c->u->n_parts;
 	for (unsigned d = 0; d < c->u->n_parts; d++) {
 		struct copies_part *p = &c->parts[d];
 
 		p->queue.task =
-			(struct backend_task){ .sync = true, .done = lend_copies_on_marker };
+			(struct backend_task){ .sync = true, .done = external_copies_on_marker };
 		queue_task_submit(&p->queue, c->u->parts[d].device->backend, 0);
 	}
 }
 
-static void lend_copies_on_sent(struct comm_op *op, int status);
+static void external_copies_on_sent(struct comm_op *op, int status);
 
-static void lend_copies_send_out(struct copies *c, uint64_t begin, uint64_t end)
+static void external_copies_send_out(struct copies *c, uint64_t begin, uint64_t end)
 {
 	void *data[NODE_MAX_DEVICES];
 
 	for (unsigned d = 0; d < c->u->n_parts; d++)
 		data[d] = optim_at(&c->u->parts[d].params, begin);
-	c->comm_op = (struct comm_op){ .done = lend_copies_on_sent };
-	comm_broadcast(lend_copies_comm_of(c)->comm[BACKEND_Q_MAIN], &c->comm_op, data,
+	c->comm_op = (struct comm_op){ .done = external_copies_on_sent };
+	comm_broadcast(external_copies_comm_of(c)->comm[BACKEND_Q_MAIN], &c->comm_op, data,
 		       (end - begin) * sizeof(float), c->turn++);
 }
 
-static void lend_copies_next_device(struct copies *c)
+static void external_copies_next_device(struct copies *c)
 {
 	uint64_t begin = 0, end = 0;
-	int r = lend_copies_comm_of(c)->state == COMM_READY ? 0 : -EIO;
+	int r = external_copies_comm_of(c)->state == COMM_READY ? 0 : -EIO;
 
 	while (r == 0 && begin == end && c->turn < c->u->n_parts) {
-		r = lend_share_of_device(c->job, c->u, c->turn, &begin, &end);
+		r = external_share_of_device(c->job, c->u, c->turn, &begin, &end);
 		c->turn += begin == end;
 	}
 	if (r)
-		lend_copies_copies_end(c, r);
+		external_copies_copies_end(c, r);
 	else if (begin < end)
-		lend_copies_send_out(c, begin, end);
+		external_copies_send_out(c, begin, end);
 	else
-		lend_copies_submit_markers(c);
+		external_copies_submit_markers(c);
 }
 
-static void lend_copies_on_sent(struct comm_op *op, int status)
+static void external_copies_on_sent(struct comm_op *op, int status)
 {
 	struct copies *c = CONTAINER_OF(op, struct copies, comm_op);
 
 	if (status)
-		lend_copies_copies_end(c, status < 0 ? status : -EIO);
+		external_copies_copies_end(c, status < 0 ? status : -EIO);
 	else
-		lend_copies_next_device(c);
+		external_copies_next_device(c);
 }
 
-static struct copies *lend_copies_copies_new(struct job *job, struct unit *u)
+static struct copies *external_copies_copies_new(struct job *job, struct unit *u)
 {
 	struct copies *c = calloc(1, sizeof(*c) + u->n_parts * sizeof(c->parts[0]));
 
@@ -155,22 +155,22 @@ static struct copies *lend_copies_copies_new(struct job *job, struct unit *u)
 	return c;
 }
 
-void lend_copies(struct job *job, struct unit *u,
-		 void (*done)(struct job *job, struct unit *u, int status))
+void external_copies(struct job *job, struct unit *u,
+		     void (*done)(struct job *job, struct unit *u, int status))
 {
-	struct copies *c = lend_copies_copies_new(job, u);
+	struct copies *c = external_copies_copies_new(job, u);
 
-	CHECK(u->spread == 1 && lend_has_copies(u));
-	u->stepping = true;
+	CHECK(u->spread == 1 && external_has_copies(u));
+	unit_step_move(u, UNIT_STEP_STEPPING);
 	job->step.stepping++;
 	job->running++;
 	if (!c) {
-		lend_copies_finish(job, u, -ENOMEM, done);
+		external_copies_finish(job, u, -ENOMEM, done);
 		return;
 	}
 	c->done = done;
-	c->breaks = lend_copies_comm_of(c)->breaks;
-	if (lend_copies_comm_of(c)->state == COMM_READY)
-		queue_task_watch(&c->between, lend_copies_comm_of(c), 0);
-	lend_copies_next_device(c);
+	c->breaks = external_copies_comm_of(c)->breaks;
+	if (external_copies_comm_of(c)->state == COMM_READY)
+		queue_task_watch(&c->between, external_copies_comm_of(c), 0);
+	external_copies_next_device(c);
 }

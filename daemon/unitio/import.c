@@ -1,0 +1,199 @@
+/*
+ * Every rank brings its own shard: what it owns, out of memory of its own, into the parts
+ * that hold it. Where a rank's memory is on the one device that holds its shard the pieces
+ * are copied there; else they are brought together in a shard's order, shown to all devices,
+ * and taken apart where they belong. Of several replicas the first one's ranks are asked.
+ */
+#include "unitio/import.h"
+
+#include "core/check.h"
+#include "op/op.h"
+#include "unit/optim.h"
+#include "unit/runs.h"
+#include "work/coll.h"
+
+/* Room for the pieces of several ranks at once. */
+#define MORE_LAUNCHES 1024u
+
+static bool import_holds(const struct coll *c, unsigned d, uint32_t i)
+{
+	CHECK(c->unit->spread > 0);
+	return d % c->unit->spread == unit_rank_position(c->unit, i);
+}
+
+/* Is the device of member @i the one that has its shard? */
+static bool import_is_at_home(const struct coll *c, uint32_t i)
+{
+	return c->unit->spread == c->n_parts && import_holds(c, c->part_of[i], i);
+}
+
+static void import_copy(struct coll_part *p, float *dst, const float *src, uint64_t n)
+{
+	coll_launch(p, LAUNCH_COPY, n * sizeof(float))->copy = (struct k_copy){ dst, src };
+}
+
+/* Noted at the start: the collective, or its ops, hold that memory until it ends. */
+static void import_note_sources(struct coll *c,
+				const float *(*source)(const struct coll *c, uint32_t i))
+{
+	for (unsigned d = 0; d < c->n_parts; d++)
+		for (uint32_t k = 0; k < c->parts[d].n; k++)
+			c->parts[d].inputs[k] = source(c, c->parts[d].members[k]);
+}
+
+static const float *import_source_of(const struct coll *c, uint32_t i)
+{
+	const struct coll_part *p = coll_part(c, i);
+	uint32_t k = 0;
+
+	while (p->members[k] != i)
+		k++;
+	return p->inputs[k];
+}
+
+static uint64_t import_source_at(const struct coll *c, const struct unit_run *run)
+{
+	return c->import.packed ? c->unit->tensors[run->tensor].packed + run->first : run->full;
+}
+
+/* Optimizer state there is of what is trained alone. */
+static bool import_run_of(const struct coll *c, uint32_t i, uint32_t tensor, struct unit_run *ret)
+{
+	return !(c->import.state && c->unit->tensors[tensor].frozen) &&
+	       unit_rank_run(c->unit, i, tensor, ret);
+}
+
+static float *import_target_at(const struct coll *c, unsigned d, uint64_t at)
+{
+	return optim_at(unit_state(&c->unit->parts[d], c->import.state), at);
+}
+
+static void import_copy_home(struct coll *c, uint32_t i)
+{
+	const float *from = import_source_of(c, i);
+	struct unit_run run;
+
+	for (uint32_t t = 0; t < c->unit->rec->n_tensors; t++)
+		if (import_run_of(c, i, t, &run))
+			import_copy(coll_part(c, i), import_target_at(c, c->part_of[i], run.at),
+				    from + import_source_at(c, &run), run.n);
+}
+
+/* As many as there is room for. */
+static enum res import_copy_homes(struct coll *c)
+{
+	size_t each = c->unit->rec->n_tensors, left = each + MORE_LAUNCHES;
+
+	RES_TRY(coll_need_launches(c, left));
+	while (c->turn < c->unit->layout.ranks && import_is_at_home(c, c->turn) && left >= each) {
+		import_copy_home(c, c->turn++);
+		left -= each;
+	}
+	return coll_kernels(c);
+}
+
+static float *import_shown(const struct coll *c, unsigned d)
+{
+	return region_addr(&c->parts[d].scratch[0]);
+}
+
+static enum res import_take_apart(struct coll *c)
+{
+	uint32_t i = c->turn++;
+	struct unit_run run;
+
+	RES_TRY(coll_need_launches(c, c->unit->rec->n_tensors));
+	for (unsigned d = 0; d < c->n_parts; d++)
+		for (uint32_t t = 0; import_holds(c, d, i) && t < c->unit->rec->n_tensors; t++)
+			if (import_run_of(c, i, t, &run))
+				import_copy(&c->parts[d], import_target_at(c, d, run.at),
+					    import_shown(c, d) + run.shard, run.n);
+	return coll_kernels(c);
+}
+
+static enum res import_show(struct coll *c)
+{
+	const struct layout *l = &c->unit->layout;
+	void *data[NODE_MAX_DEVICES];
+
+	RES_TRY(coll_can_talk(c));
+	for (unsigned d = 0; d < c->n_parts; d++)
+		data[d] = import_shown(c, d);
+	comm_broadcast(coll_between(c), coll_comm(c), data,
+		       (l->shard_elements + l->frozen_shard) * sizeof(float), c->part_of[c->turn]);
+	return RES_WAIT;
+}
+
+static enum res import_bring_together(struct coll *c)
+{
+	uint32_t i = c->turn;
+	const float *from = import_source_of(c, i);
+	struct unit_run run;
+
+	RES_TRY(coll_need_launches(c, c->unit->rec->n_tensors));
+	for (uint32_t t = 0; t < c->unit->rec->n_tensors; t++)
+		if (import_run_of(c, i, t, &run))
+			import_copy(coll_part(c, i), import_shown(c, c->part_of[i]) + run.shard,
+				    from + import_source_at(c, &run), run.n);
+	return coll_kernels(c);
+}
+
+enum import_stage { IMPORT_NEXT_RANK, IMPORT_SHOW, IMPORT_TAKE_APART };
+
+enum res import_write_tick(struct coll *c)
+{
+	switch ((enum import_stage)c->import.stage) {
+	case IMPORT_NEXT_RANK:
+		if (c->turn == c->unit->layout.ranks)
+			return RES_DONE;
+		if (import_is_at_home(c, c->turn))
+			return import_copy_homes(c);
+		c->import.stage = IMPORT_SHOW;
+		return import_bring_together(c);
+	case IMPORT_SHOW:
+		c->import.stage = IMPORT_TAKE_APART;
+		return import_show(c);
+	case IMPORT_TAKE_APART:
+		c->import.stage = IMPORT_NEXT_RANK;
+		return import_take_apart(c);
+	}
+	CHECK_NOT_REACHED();
+}
+
+enum res import_ready(struct coll *c)
+{
+	const struct layout *l = &c->unit->layout;
+
+	if (c->n_parts == 1)
+		return RES_DONE;
+	RES_TRY(coll_ready(c));
+	return coll_need_scratch(c, 0, (l->shard_elements + l->frozen_shard) * sizeof(float));
+}
+
+void import_write(struct coll *c, const float *(*source)(const struct coll *c, uint32_t i),
+		  bool packed, unsigned state)
+{
+	import_note_sources(c, source);
+	c->import.packed = packed;
+	c->import.state = state;
+	c->turn = 0;
+}
+
+enum res import_gather_array(struct coll *c, const struct region *const *arrays, bool frozen)
+{
+	const struct unit *u = c->unit;
+	uint64_t trained = unit_part_elements(u);
+	uint64_t count = frozen ? unit_frozen_elements(u) : trained;
+	const void *send[NODE_MAX_DEVICES];
+	void *recv[NODE_MAX_DEVICES];
+
+	if (!count)
+		return RES_DONE;
+	RES_TRY(coll_can_talk(c));
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		send[d] = optim_at(arrays[d], frozen ? trained : 0);
+		recv[d] = optim_at(&c->parts[d].scratch[0], frozen ? trained * u->spread : 0);
+	}
+	comm_all_gather(coll_between(c), coll_comm(c), send, recv, count, DTYPE_FP32);
+	return RES_WAIT;
+}
