@@ -5,6 +5,7 @@
 #include "client.h"
 #include "client_error.h"
 #include "core/cleanup.h"
+#include "methods.h"
 #include "shardd.pb-c.h"
 #include "wire.h"
 
@@ -379,8 +380,8 @@ int shardd_register(shardd_client *c, const struct shardd_unit_spec *units, size
 		r = client_check_bytes(c, model.n, err);
 	if (r < 0)
 		return r;
-	return rpc_client_call_packed(c->rpc, "/shardd.v1.Shardd/RegisterUnits", model.bytes,
-				      model.n, &shardd__v1__register_reply__descriptor,
+	return rpc_client_call_packed(c->rpc, METHOD_RegisterUnits, model.bytes, model.n,
+				      &shardd__v1__register_reply__descriptor,
 				      CLIENT_CALL_TIMEOUT_MS, take_reply, &to,
 				      err ? err : &scratch);
 }

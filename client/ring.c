@@ -18,7 +18,7 @@
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "core/clock.h"
-#include "ring_methods.h"
+#include "methods.h"
 #include "shardd.pb-c.h"
 
 /* How long one sleeps before it looks whether the daemon is still there. */
@@ -73,7 +73,7 @@ static void wake_daemon(struct ring *r)
 uint16_t ring_number(const char *method)
 {
 	const char *name = strrchr(method, '/');
-	const struct ring_method *m = name ? ring_methods_find(name + 1) : NULL;
+	const struct method *m = name ? methods_find(name + 1) : NULL;
 
 	return m && m->carried ? m->number : 0;
 }

@@ -5,7 +5,7 @@
 #include "core/check.h"
 #include "op/op.h"
 #include "ring/ring_impl.h"
-#include "ring_methods.h"
+#include "methods.h"
 #include "rpc/codec.h"
 #include "rpc/status_map.h"
 #include "shardd.pb-c.h"
@@ -64,7 +64,7 @@ static void ring_ops_send_reply(const ProtobufCMessage *reply, void *ctx)
 	uint8_t bytes[RING_LONG_BYTES];
 	size_t n = protobuf_c_message_get_packed_size(reply);
 
-	CHECK(n <= sizeof(bytes)); /* else ring_methods.h would not carry it */
+	CHECK(n <= sizeof(bytes)); /* else methods.h would not carry it */
 	protobuf_c_message_pack(reply, bytes);
 	ring_post(call->ring, call->tag, 0, bytes, (uint32_t)n);
 }
@@ -98,7 +98,7 @@ static const struct op_type *ring_ops_type_of(uint16_t number)
 
 	if (!known) {
 		known = true;
-		for (const struct ring_method *m = ring_methods; m->name; m++) {
+		for (const struct method *m = methods; m->name; m++) {
 			CHECK(m->number < ARRAY_SIZE(types));
 			if (m->carried)
 				types[m->number] = op_type_by_name(m->name);

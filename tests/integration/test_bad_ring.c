@@ -18,7 +18,7 @@
 #include "rawcall.h"
 #include "rawsock.h"
 #include "ring_abi.h"
-#include "ring_methods.h"
+#include "methods.h"
 #include "trainfix.h"
 #include "witness.h"
 
@@ -337,7 +337,7 @@ static uint64_t own_bytes(struct rpc_client *c)
 
 static uint16_t number_of(const char *method)
 {
-	const struct ring_method *m = ring_methods_find(method);
+	const struct method *m = methods_find(method);
 
 	TRAINER_CHECK(m && m->carried);
 	return m->number;
