@@ -59,7 +59,7 @@ static void await_waiting(struct rpc_client *c)
 		Shardd__V1__OpsReply *ops = raw_must(c, "Status/Ops", &r.base);
 
 		for (size_t i = 0; i < ops->n_ops; i++)
-			there = there || strcmp(ops->ops[i]->state, "WAIT") == 0;
+			there = there || ops->ops[i]->state == SHARDD__V1__OP_STATE__OP_STATE_WAIT;
 		shardd__v1__ops_reply__free_unpacked(ops, NULL);
 		TRAINER_CHECK(clock_now_us() < deadline);
 	}
