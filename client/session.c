@@ -55,7 +55,7 @@ static int joined(struct shardd_client *c, Shardd__V1__JoinReply *reply, uint32_
 			.world_size = reply->world_size,
 			.rank = rank,
 			.resumed = reply->resumed,
-			.has_commit = reply->has_commit,
+			.has_commit = reply->optional_step_case,
 			.torn = reply->torn,
 			.step = reply->step,
 			.blob = c->blob,

@@ -73,10 +73,10 @@ static int unit_spec_tensors_decode_settings(state_tensor *t, const Shardd__V1__
 	t->frozen = spec->frozen;
 	if (!o)
 		return 0;
-	t->has_weight_decay = o->has_weight_decay;
-	t->weight_decay = o->has_weight_decay ? o->weight_decay : 0;
-	t->has_lr_factor = o->has_lr_factor;
-	t->lr_factor = o->has_lr_factor ? o->lr_factor : 0;
+	t->has_weight_decay = o->optional_weight_decay_case;
+	t->weight_decay = o->optional_weight_decay_case ? o->weight_decay : 0;
+	t->has_lr_factor = o->optional_lr_factor_case;
+	t->lr_factor = o->optional_lr_factor_case ? o->lr_factor : 0;
 	if (unit_spec_number(t->weight_decay, 0, SETTING_MAX_DECAY, unit,
 			     "units.tensors.optimizer.weight_decay", f))
 		return f->code;

@@ -40,6 +40,8 @@ static void set_field(ProtobufCMessage *m, const ProtobufCFieldDescriptor *f,
 {
 	void *at = (char *)m + f->offset;
 
+	if (f->flags & PROTOBUF_C_FIELD_FLAG_ONEOF)
+		*(uint32_t *)((char *)m + f->quantifier_offset) = f->id;
 	switch (v.kind) {
 	case NUMBER:
 		set_number(f, at, v.number);
