@@ -121,7 +121,7 @@ static int unit_spec_tensors_decode_tensor(state_unit *u, const Shardd__V1__Tens
 		return f->code;
 	t = state_tensor_new(spec->name, spec->shape, spec->n_shape);
 	if (!t || state_unit_add_tensor(u, t) < 0) {
-		shardd__state__tensor__free_unpacked(t, NULL);
+		shardd__state__v1__tensor__free_unpacked(t, NULL);
 		return fault_errno(f, -ENOMEM, "registering units");
 	}
 	if (unit_spec_tensors_decode_strides(t, u, spec, f) ||
@@ -147,7 +147,7 @@ static int unit_spec_tensors_decode_buffer(state_unit *u, const Shardd__V1__Buff
 				 u->name, spec->name, spec->dtype);
 	b = state_buffer_new(spec->name, spec->shape, spec->n_shape);
 	if (!b || state_unit_add_buffer(u, b) < 0) {
-		shardd__state__buffer__free_unpacked(b, NULL);
+		shardd__state__v1__buffer__free_unpacked(b, NULL);
 		return fault_errno(f, -ENOMEM, "registering units");
 	}
 	b->dtype = spec->dtype ? (uint32_t)spec->dtype : BUFFER_FP32;

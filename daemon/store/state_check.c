@@ -381,7 +381,7 @@ static int state_check_job(const state_job *j, uint32_t next_slab, struct fault 
 
 int state_decode(const uint8_t *data, size_t bytes, state_all **ret, struct fault *f)
 {
-	state_all *s = shardd__state__state__unpack(NULL, bytes, data);
+	state_all *s = shardd__state__v1__state__unpack(NULL, bytes, data);
 	int r = 0;
 
 	if (!s)
