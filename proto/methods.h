@@ -68,7 +68,9 @@
 	X(Unit,     SetFactors,        47, true)      \
 	X(Reader,   ReadJob,           48, false)     \
 	X(Reader,   HoldStep,          49, false)     \
-	X(Reader,   ReleaseStep,       50, false)
+	X(Reader,   ReleaseStep,       50, false) \
+	X(Training, ReadBytes,         51, false)     \
+	X(Training, WriteBytes,        52, true)
 /* clang-format on */
 
 struct method {

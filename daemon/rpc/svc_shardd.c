@@ -203,6 +203,8 @@ static const struct rpc_method svc_shardd_training[] = {
 	{ "GradientBuffer", svc_op, false, false },
 	{ "AllocBuffer", svc_op, false, false },
 	{ "FreeBuffer", svc_op, false, false },
+	{ "ReadBytes", svc_op, false, false },
+	{ "WriteBytes", svc_op, false, false },
 	{ "Reduce", svc_op, false, false },
 	{ "Accumulate", svc_op, false, false },
 	{ "ReduceSparse", svc_op, false, false },

@@ -50,6 +50,7 @@ static const struct {
 	{ "ReduceSparse", 45 }, { "JoinUneven", 46 },
 	{ "SetFactors", 47 },   { "ReadJob", 48 },
 	{ "HoldStep", 49 },     { "ReleaseStep", 50 },
+	{ "ReadBytes", 51 },    { "WriteBytes", 52 },
 };
 
 /* Bytes of a field with a bound that the message does not show; 0: not such a field. */
