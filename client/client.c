@@ -12,6 +12,7 @@
 #include "core/cleanup.h"
 #include "device.h"
 #include "env.h"
+#include "methods.h"
 #include "shardd.pb-c.h"
 
 #define PROTOCOL           1u
@@ -172,7 +173,7 @@ static int attach(struct shardd_client *c, const char *path, const char *name, u
 	snprintf(own, sizeof(own), "%s", program_invocation_short_name);
 	request.client_name = name ? (char *)name : own;
 	request.protocol = PROTOCOL;
-	r = rpc_client_call(c->rpc, "/shardd.v1.Shardd/Attach", &request.base,
+	r = rpc_client_call(c->rpc, METHOD_Attach, &request.base,
 			    &shardd__v1__attach_reply__descriptor, timeout_ms, &reply, err);
 	if (r < 0)
 		return r;

@@ -12,11 +12,12 @@
 #include <stddef.h>
 
 #include "client.h"
+#include "methods.h"
 #include "shardd.pb-c.h"
 
 /* One kind of op. Static. */
 struct op {
-	const char *method; /* "/shardd.v1.Shardd/Gather" */
+	const char *method; /* "/shardd.v1.TrainingService/Gather" */
 	const ProtobufCMessageDescriptor *reply;
 	/* (optional) Fill @ret with what only this reply has. @ret_place: where its
 	 * memory is, for replies that have some; borrowed from @reply. */
@@ -51,7 +52,7 @@ struct op_reply {
 	static_assert(offsetof(Shardd__V1__##Name##Reply, info) ==                               \
 			      offsetof(struct op_reply, info),                                   \
 		      "the info comes first");                                                   \
-	static const struct op variable = { "/shardd.v1.Shardd/" #Name,                          \
+	static const struct op variable = { METHOD_##Name,                                       \
 					    &shardd__v1__##lower##_reply__descriptor, result_fn, \
 					    keep_fn, out_fn }
 /* Ops without a keep and a blocking function; ops with a keep function. */

@@ -408,8 +408,10 @@ int shardd_step_submit(shardd_client *c, shardd_group g, const double *lr, shard
 	Shardd__V1__StepRequest q = SHARDD__V1__STEP_REQUEST__INIT;
 
 	q.group = g;
-	q.has_lr = lr != NULL;
-	q.lr = lr ? *lr : 0;
+	if (lr) {
+		q.optional_lr_case = SHARDD__V1__STEP_REQUEST__OPTIONAL_LR_LR;
+		q.lr = *lr;
+	}
 	return op_submit(c, &step, &q.base, t, err);
 }
 

@@ -33,7 +33,7 @@ static void step_result(const ProtobufCMessage *m, struct shardd_result *ret,
 	(void)ret_place;
 	ret->skipped = reply->skipped;
 	ret->found_inf = reply->found_inf;
-	ret->has_total_norm = reply->has_total_norm;
+	ret->has_total_norm = reply->optional_total_norm_case;
 	ret->total_norm = reply->total_norm;
 }
 
@@ -212,8 +212,10 @@ int shardd_step_with_submit(shardd_client *c, shardd_group g, const struct shard
 	if (r < 0)
 		return r;
 	q.group = g;
-	q.has_lr = o->lr != NULL;
-	q.lr = o->lr ? *o->lr : 0;
+	if (o->lr) {
+		q.optional_lr_case = SHARDD__V1__STEP_REQUEST__OPTIONAL_LR_LR;
+		q.lr = *o->lr;
+	}
 	q.skip_if_found = o->skip_if_found;
 	q.discard = o->discard;
 	q.n_settings = o->n_settings;
@@ -331,8 +333,10 @@ int shardd_plan_backward_submit(shardd_client *c, shardd_group g, const struct s
 	q.group = g;
 	q.clip = plan->clip ? &clip : NULL;
 	q.inv_scale = plan->inv_scale;
-	q.has_lr = plan->lr != NULL;
-	q.lr = plan->lr ? *plan->lr : 0;
+	if (plan->lr) {
+		q.optional_lr_case = SHARDD__V1__PLAN_BACKWARD_REQUEST__OPTIONAL_LR_LR;
+		q.lr = *plan->lr;
+	}
 	q.n_settings = plan->n_settings;
 	r = op_submit(c, &plan_backward, &q.base, t, err);
 	free(q.settings);

@@ -69,8 +69,11 @@ int shardd_return_with_submit(shardd_client *c, shardd_unit u,
 				 "tensor_steps is NULL, but n_tensors is %zu", o->n_tensors);
 	q.unit = u;
 	q.write = o->write;
-	q.has_optimizer_steps = o->optimizer_steps != NULL;
-	q.optimizer_steps = o->optimizer_steps ? *o->optimizer_steps : 0;
+	if (o->optimizer_steps) {
+		q.optional_optimizer_steps_case =
+			SHARDD__V1__RETURN_FULL_REQUEST__OPTIONAL_OPTIMIZER_STEPS_OPTIMIZER_STEPS;
+		q.optimizer_steps = *o->optimizer_steps;
+	}
 	q.tensor_steps = (uint64_t *)o->tensor_steps;
 	q.n_tensor_steps = o->n_tensors;
 	return op_submit(c, &return_full, &q.base, t, err);

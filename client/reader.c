@@ -6,6 +6,7 @@
 #include "client_error.h"
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "methods.h"
 #include "shardd.pb-c.h"
 
 #define READER_MAGIC 0x53524452u
@@ -89,7 +90,7 @@ static int fetch_page(struct shardd_reader *r, struct listing *l, uint32_t first
 	l->pages = grown;
 	request.job = r->job;
 	request.first = first;
-	e = client_call(r->c, "/shardd.v1.Shardd/ReadJob", &request.base,
+	e = client_call(r->c, METHOD_ReadJob, &request.base,
 			&shardd__v1__read_job_reply__descriptor, &l->pages[l->n_pages], err);
 	if (e < 0)
 		return e;
@@ -253,7 +254,7 @@ static int release(struct shardd_reader *r, struct shardd_error *err)
 	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
 
 	r->held = false;
-	return client_call(r->c, "/shardd.v1.Shardd/ReleaseStep", &request.base,
+	return client_call(r->c, METHOD_ReleaseStep, &request.base,
 			   &shardd__v1__release_step_reply__descriptor, &reply, err);
 }
 
@@ -280,11 +281,10 @@ static int ask(struct shardd_reader *r, uint32_t hold_ms, uint32_t timeout_ms,
 
 	request.hold_ms = hold_ms;
 	request.timeout_ms = timeout_ms;
-	e = rpc_client_call(r->c->rpc, "/shardd.v1.Shardd/HoldStep", &request.base,
-			    &shardd__v1__hold_step_reply__descriptor,
-			    !timeout_ms ? 0
-					: (timeout_ms > longest ? longest : timeout_ms) + GRACE_MS,
-			    ret, err);
+	e = rpc_client_call(
+		r->c->rpc, METHOD_HoldStep, &request.base, &shardd__v1__hold_step_reply__descriptor,
+		!timeout_ms ? 0 : (timeout_ms > longest ? longest : timeout_ms) + GRACE_MS, ret,
+		err);
 	if (e ==
 	    -SHARDD_DEADLINE_EXCEEDED) /* perhaps of the call alone, and it was granted since */
 		(void)release(r, &ignored);

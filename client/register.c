@@ -5,6 +5,7 @@
 #include "client.h"
 #include "client_error.h"
 #include "core/cleanup.h"
+#include "methods.h"
 #include "shardd.pb-c.h"
 #include "wire.h"
 
@@ -123,10 +124,16 @@ static int tensor_convert(const struct shardd_tensor *from, size_t unit, size_t 
 static void settings_convert(const struct shardd_tensor *from, Shardd__V1__TensorOptimizer *to)
 {
 	shardd__v1__tensor_optimizer__init(to);
-	to->has_weight_decay = from->has_weight_decay;
-	to->weight_decay = from->weight_decay;
-	to->has_lr_factor = from->has_lr_factor;
-	to->lr_factor = from->lr_factor;
+	if (from->has_weight_decay) {
+		to->optional_weight_decay_case =
+			SHARDD__V1__TENSOR_OPTIMIZER__OPTIONAL_WEIGHT_DECAY_WEIGHT_DECAY;
+		to->weight_decay = from->weight_decay;
+	}
+	if (from->has_lr_factor) {
+		to->optional_lr_factor_case =
+			SHARDD__V1__TENSOR_OPTIMIZER__OPTIONAL_LR_FACTOR_LR_FACTOR;
+		to->lr_factor = from->lr_factor;
+	}
 }
 
 static int tensor_room(struct unit *u, size_t n)
@@ -379,8 +386,8 @@ int shardd_register(shardd_client *c, const struct shardd_unit_spec *units, size
 		r = client_check_bytes(c, model.n, err);
 	if (r < 0)
 		return r;
-	return rpc_client_call_packed(c->rpc, "/shardd.v1.Shardd/RegisterUnits", model.bytes,
-				      model.n, &shardd__v1__register_reply__descriptor,
+	return rpc_client_call_packed(c->rpc, METHOD_RegisterUnits, model.bytes, model.n,
+				      &shardd__v1__register_reply__descriptor,
 				      CLIENT_CALL_TIMEOUT_MS, take_reply, &to,
 				      err ? err : &scratch);
 }

@@ -18,7 +18,7 @@
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "core/clock.h"
-#include "ring_rule.h"
+#include "methods.h"
 #include "shardd.pb-c.h"
 
 /* How long one sleeps before it looks whether the daemon is still there. */
@@ -72,13 +72,10 @@ static void wake_daemon(struct ring *r)
 
 uint16_t ring_number(const char *method)
 {
-	const ProtobufCServiceDescriptor *service = &shardd__v1__shardd__descriptor;
 	const char *name = strrchr(method, '/');
+	const struct method *m = name ? methods_find(name + 1) : NULL;
 
-	for (unsigned i = 0; name && i < service->n_methods; i++)
-		if (strcmp(service->methods[i].name, name + 1) == 0)
-			return ring_carries(&service->methods[i]) ? (uint16_t)(i + 1) : 0;
-	return 0;
+	return m && m->carried ? m->number : 0;
 }
 
 /* With the lock held. */

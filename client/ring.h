@@ -55,7 +55,7 @@ enum {
 	RING_E_LOST = 3,     /* the daemon is gone */
 };
 
-/* The number of @method ("/shardd.v1.Shardd/Gather"), 0: it does not go over a ring. */
+/* The number of @method ("/shardd.v1.TrainingService/Gather"), 0: it does not go over a ring. */
 uint16_t ring_number(const char *method);
 
 /* Submit, in the order of calls. @request: NULL for RING_NOP. @method: static.

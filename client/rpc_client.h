@@ -27,7 +27,7 @@ int rpc_client_connect(const char *path, uint32_t timeout_ms, struct rpc_client 
 void rpc_client_close(struct rpc_client *c);
 
 /* Start a unary call or, with @streaming, a server stream. @method:
- * "/shardd.v1.Shardd/Gather". @request: borrowed, packed at once. @timeout_ms: 0:
+ * "/shardd.v1.TrainingService/Gather". @request: borrowed, packed at once. @timeout_ms: 0:
  * none. Calls started by one thread are sent in that order.
  * @ret: ended by rpc_pending_free. Return: 0 or a negative shardd_code. */
 int rpc_client_start(struct rpc_client *c, const char *method, const ProtobufCMessage *request,

@@ -39,17 +39,17 @@ static bool read_info(struct shardd_error *err, const ProtobufCBinaryData *value
 
 static bool read_details(struct shardd_error *err, grpc_slice bytes)
 {
-	Shardd__Wire__RpcStatus *status;
+	Shardd__Wire__V1__RpcStatus *status;
 	bool found = false;
 
-	status = shardd__wire__rpc_status__unpack(NULL, GRPC_SLICE_LENGTH(bytes),
-						  GRPC_SLICE_START_PTR(bytes));
+	status = shardd__wire__v1__rpc_status__unpack(NULL, GRPC_SLICE_LENGTH(bytes),
+						      GRPC_SLICE_START_PTR(bytes));
 	if (!status)
 		return false;
 	for (size_t i = 0; i < status->n_details && !found; i++)
 		if (strcmp(status->details[i]->type_url, ERROR_INFO_URL) == 0)
 			found = read_info(err, &status->details[i]->value);
-	shardd__wire__rpc_status__free_unpacked(status, NULL);
+	shardd__wire__v1__rpc_status__free_unpacked(status, NULL);
 	return found;
 }
 

@@ -7,6 +7,7 @@
 #include "core/cleanup.h"
 #include "device.h"
 #include "env.h"
+#include "methods.h"
 #include "shardd.pb-c.h"
 
 static_assert((int)SHARDD_KEEP == SHARDD__V1__LIFETIME__LIFETIME_KEEP, "lifetimes");
@@ -54,7 +55,7 @@ static int joined(struct shardd_client *c, Shardd__V1__JoinReply *reply, uint32_
 			.world_size = reply->world_size,
 			.rank = rank,
 			.resumed = reply->resumed,
-			.has_commit = reply->has_commit,
+			.has_commit = reply->optional_step_case,
 			.torn = reply->torn,
 			.step = reply->step,
 			.blob = c->blob,
@@ -68,8 +69,8 @@ static int leave(struct shardd_client *c, struct shardd_error *err)
 {
 	Shardd__V1__LeaveRequest request = SHARDD__V1__LEAVE_REQUEST__INIT;
 	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
-	int r = client_call(c, "/shardd.v1.Shardd/Leave", &request.base,
-			    &shardd__v1__leave_reply__descriptor, &reply, err);
+	int r = client_call(c, METHOD_Leave, &request.base, &shardd__v1__leave_reply__descriptor,
+			    &reply, err);
 
 	if (r == 0) {
 		if (c->job && !c->keep)
@@ -102,8 +103,8 @@ static int join(struct shardd_client *c, Shardd__V1__JoinRequest *request,
 		return r;
 	if (any)
 		request->instance = (ProtobufCBinaryData){ EXPECT_BYTES, expected };
-	r = client_call(c, "/shardd.v1.Shardd/Join", &request->base,
-			&shardd__v1__join_reply__descriptor, &reply, err);
+	r = client_call(c, METHOD_Join, &request->base, &shardd__v1__join_reply__descriptor, &reply,
+			err);
 
 	if (r < 0)
 		return r;
@@ -174,7 +175,7 @@ int shardd_group_create(shardd_client *c, const char *name, const uint32_t *rank
 	request.name = (char *)name;
 	request.ranks = (uint32_t *)ranks;
 	request.n_ranks = n;
-	r = client_call(c, "/shardd.v1.Shardd/CreateGroup", &request.base,
+	r = client_call(c, METHOD_CreateGroup, &request.base,
 			&shardd__v1__create_group_reply__descriptor, &reply, err);
 	if (r == 0)
 		*ret = ((const Shardd__V1__CreateGroupReply *)reply)->group;

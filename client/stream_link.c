@@ -1,4 +1,5 @@
 /* What a join said about the order between streams and the daemon's queues. */
+#include "methods.h"
 #include "stream.h"
 
 #ifdef SHARDD_CUDA
@@ -231,7 +232,7 @@ int stream_link_tell(struct streams *s, uint32_t slot, const uint8_t *handles, u
 	request.slot = slot;
 	request.handles = list;
 	request.n_handles = n;
-	r = client_call(s->client, "/shardd.v1.Shardd/ShareEvents", &request.base,
+	r = client_call(s->client, METHOD_ShareEvents, &request.base,
 			&shardd__v1__share_events_reply__descriptor, &reply, err);
 	free(list);
 	return r;

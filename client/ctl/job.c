@@ -7,6 +7,7 @@
 #include "core/cleanup.h"
 #include "ctl/ctl.h"
 #include "ctl/format.h"
+#include "methods.h"
 #include "shardd.pb-c.h"
 
 /* ------------------------------------------------------------------- create */
@@ -104,7 +105,7 @@ static int job_create(struct ctl *ctl, int argc, char **argv)
 
 	request.job = &job;
 	if (r == CTL_OK)
-		r = ctl_call(ctl, "/shardd.v1.Shardd/CreateJob", &request.base,
+		r = ctl_call(ctl, METHOD_CreateJob, &request.base,
 			     &shardd__v1__create_job_reply__descriptor, &reply);
 	if (r != CTL_OK)
 		return r;
@@ -137,7 +138,7 @@ static int job_delete(struct ctl *ctl, int argc, char **argv)
 		return ctl_usage("job delete takes the name of one job");
 	r = ctl_job_name(argv[optind], name, &request.job);
 	if (r == CTL_OK)
-		r = ctl_call(ctl, "/shardd.v1.Shardd/DeleteJob", &request.base,
+		r = ctl_call(ctl, METHOD_DeleteJob, &request.base,
 			     &shardd__v1__delete_job_reply__descriptor, &reply);
 	if (r != CTL_OK)
 		return r;
@@ -159,7 +160,7 @@ static int job_drain(struct ctl *ctl, int argc, char **argv)
 		return ctl_usage("job drain takes the name of one job");
 	r = ctl_job_name(argv[1], name, &request.job);
 	if (r == CTL_OK)
-		r = ctl_call(ctl, "/shardd.v1.Shardd/DrainJob", &request.base,
+		r = ctl_call(ctl, METHOD_DrainJob, &request.base,
 			     &shardd__v1__drain_job_reply__descriptor, &reply);
 	if (r != CTL_OK)
 		return r;

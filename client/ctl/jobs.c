@@ -7,6 +7,7 @@
 #include "core/cleanup.h"
 #include "ctl/ctl.h"
 #include "ctl/format.h"
+#include "ctl/json.h"
 
 /* The devices of its ranks, each once, in the order of the ranks. */
 static void devices_cell(struct table *t, const Shardd__V1__JobStatus *j)
@@ -35,7 +36,9 @@ static void job_row(struct table *t, const Shardd__V1__JobStatus *j)
 
 	table_cell(t, "%s", j->name);
 	table_cell(t, "%s", ctl_user(j->uid, user));
-	table_color_cell(t, ctl_state_color(j->state), "%s", j->state);
+	table_color_cell(t,
+			 ctl_state_color(json_state(&shardd__v1__job_state__descriptor, j->state)),
+			 "%s", json_state(&shardd__v1__job_state__descriptor, j->state));
 	table_cell(t, "%u", j->world_size);
 	table_cell(t, "%llu", (unsigned long long)j->step);
 	table_cell(t, "%llu", (unsigned long long)j->epoch);

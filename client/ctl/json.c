@@ -26,10 +26,31 @@ static json_t *from_u64(uint64_t n)
 	return json_integer(n > INT64_MAX ? INT64_MAX : (json_int_t)n);
 }
 
+/* Bytes that all names of values begin with; 0: they do not begin alike. */
+static size_t prefix_of(const ProtobufCEnumDescriptor *type)
+{
+	static const char zero[] = "_UNSPECIFIED";
+	const ProtobufCEnumValue *v = protobuf_c_enum_descriptor_get_value(type, 0);
+	size_t n = v ? strlen(v->name) : 0;
+
+	if (n < sizeof(zero) || strcmp(v->name + n - (sizeof(zero) - 1), zero) != 0)
+		return 0;
+	return n - (sizeof(zero) - 2);
+}
+
+const char *json_state(const ProtobufCEnumDescriptor *type, int value)
+{
+	const ProtobufCEnumValue *v = protobuf_c_enum_descriptor_get_value(type, value);
+
+	return v && value ? v->name + prefix_of(type) : "";
+}
+
 static json_t *from_enum(const ProtobufCFieldDescriptor *f, int value)
 {
 	const ProtobufCEnumValue *v = protobuf_c_enum_descriptor_get_value(f->descriptor, value);
 
+	if (prefix_of(f->descriptor))
+		return json_string(json_state(f->descriptor, value));
 	return v ? json_string(v->name) : json_integer(value);
 }
 

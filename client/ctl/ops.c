@@ -7,6 +7,7 @@
 #include "core/cleanup.h"
 #include "ctl/ctl.h"
 #include "ctl/format.h"
+#include "ctl/json.h"
 
 #define DEFAULT_LIMIT 50u
 
@@ -45,7 +46,9 @@ static void op_row(struct table *t, const Shardd__V1__OpRecord *o, uint64_t now)
 		table_cell(t, "%llu", (unsigned long long)o->number);
 	else
 		table_cell(t, "-");
-	table_color_cell(t, ctl_state_color(o->state), "%s", o->state);
+	table_color_cell(t,
+			 ctl_state_color(json_state(&shardd__v1__op_state__descriptor, o->state)),
+			 "%s", json_state(&shardd__v1__op_state__descriptor, o->state));
 	time_cells(t, o, now);
 	table_cell(t, "%s", *o->error ? o->error : *o->waits_for ? o->waits_for : "-");
 }

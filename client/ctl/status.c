@@ -6,6 +6,7 @@
 #include "core/cleanup.h"
 #include "ctl/ctl.h"
 #include "ctl/format.h"
+#include "ctl/json.h"
 
 static void print_daemon(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 {
@@ -112,11 +113,11 @@ static void devices_cell(struct table *t, char *const *devices, size_t n)
 	table_cell(t, "%s", text && *text ? text : "-");
 }
 
-static enum table_color comm_color(const char *state)
+static enum table_color comm_color(Shardd__V1__CommState state)
 {
-	if (strcmp(state, "READY") == 0)
+	if (state == SHARDD__V1__COMM_STATE__COMM_STATE_READY)
 		return TABLE_GOOD;
-	return strcmp(state, "BROKEN") == 0 ? TABLE_BAD : TABLE_WARN;
+	return state == SHARDD__V1__COMM_STATE__COMM_STATE_BROKEN ? TABLE_BAD : TABLE_WARN;
 }
 
 static int print_comms(struct ctl *ctl, const Shardd__V1__StatusReply *s)
@@ -136,7 +137,8 @@ static int print_comms(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 
 		table_cell(t, "%s", c->name);
 		table_cell(t, "%s", c->engine);
-		table_color_cell(t, comm_color(c->state), "%s", c->state);
+		table_color_cell(t, comm_color(c->state), "%s",
+				 json_state(&shardd__v1__comm_state__descriptor, c->state));
 		table_cell(t, "%s", *c->gather ? c->gather : "-");
 		table_cell(t, "%s", format_bytes(c->memory_bytes).text);
 		table_cell(t, "%llu", (unsigned long long)c->ops);
@@ -151,7 +153,7 @@ static unsigned joined_ranks(const Shardd__V1__JobStatus *j)
 	unsigned n = 0;
 
 	for (size_t i = 0; i < j->n_ranks; i++)
-		n += strcmp(j->ranks[i]->state, "JOINED") == 0;
+		n += j->ranks[i]->state == SHARDD__V1__RANK_STATE__RANK_STATE_JOINED;
 	return n;
 }
 
@@ -170,7 +172,10 @@ static int print_jobs(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 
 		table_cell(t, "%s", j->name);
 		table_cell(t, "%s", ctl_user(j->uid, user));
-		table_color_cell(t, ctl_state_color(j->state), "%s", j->state);
+		table_color_cell(
+			t,
+			ctl_state_color(json_state(&shardd__v1__job_state__descriptor, j->state)),
+			"%s", json_state(&shardd__v1__job_state__descriptor, j->state));
 		table_cell(t, "%u/%u", joined_ranks(j), j->world_size);
 		table_cell(t, "%llu", (unsigned long long)j->step);
 		table_cell(t, "%llu", (unsigned long long)j->epoch);
@@ -201,7 +206,9 @@ static void rank_row(struct table *t, const Shardd__V1__JobStatus *j,
 {
 	ctl_job_cell(t, j->uid, j->name);
 	table_cell(t, "%u", r->rank);
-	table_color_cell(t, ctl_state_color(r->state), "%s", r->state);
+	table_color_cell(t,
+			 ctl_state_color(json_state(&shardd__v1__rank_state__descriptor, r->state)),
+			 "%s", json_state(&shardd__v1__rank_state__descriptor, r->state));
 	if (r->pid > 0)
 		table_cell(t, "%d", r->pid);
 	else
@@ -233,11 +240,12 @@ static int print_ranks(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 static void reader_row(struct table *t, const Shardd__V1__JobStatus *j,
 		       const Shardd__V1__ReaderStatus *r)
 {
-	bool has_step = strcmp(r->state, "HOLDS") == 0 || strcmp(r->state, "OVERTAKEN") == 0;
+	bool has_step = r->state == SHARDD__V1__READER_STATE__READER_STATE_HOLDS ||
+			r->state == SHARDD__V1__READER_STATE__READER_STATE_OVERTAKEN;
 
 	ctl_job_cell(t, j->uid, j->name);
 	table_cell(t, "%d", r->pid);
-	table_cell(t, "%s", r->state);
+	table_cell(t, "%s", json_state(&shardd__v1__reader_state__descriptor, r->state));
 	if (has_step)
 		table_cell(t, "%llu", (unsigned long long)r->step);
 	else

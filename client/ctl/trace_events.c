@@ -161,7 +161,7 @@ static json_t *op_args(const Shardd__V1__OpRecord *o)
 	set_number(args, "number", o->number);
 	set_number(args, "bytes", o->bytes);
 	set_text(args, "group", o->group);
-	set_text(args, "state", o->state);
+	set_text(args, "state", json_state(&shardd__v1__op_state__descriptor, o->state));
 	set_text(args, "fault", o->error);
 	set_text(args, "waits_for", o->waits_for);
 	return args;

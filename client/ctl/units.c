@@ -6,6 +6,7 @@
 #include "core/cleanup.h"
 #include "ctl/ctl.h"
 #include "ctl/format.h"
+#include "ctl/json.h"
 
 /* "0 1 5"; "-" if there is none. */
 static void ranks_cell(struct table *t, const uint32_t *ranks, size_t n)
@@ -29,7 +30,8 @@ static void passes_cell(struct table *t, const Shardd__V1__UnitStatus *u)
 	FILE *f = open_memstream(&text, &bytes);
 
 	for (size_t i = 0; f && i < u->n_passes; i++)
-		fprintf(f, "%s%u:%s", i ? " " : "", u->passes[i]->rank, u->passes[i]->state);
+		fprintf(f, "%s%u:%s", i ? " " : "", u->passes[i]->rank,
+			json_state(&shardd__v1__pass_state__descriptor, u->passes[i]->state));
 	if (f)
 		fclose(f);
 	table_cell(t, "%s", text && *text ? text : "-");

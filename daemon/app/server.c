@@ -69,7 +69,7 @@ struct server {
 	struct health health;
 	struct svc_shardd svc_shardd;
 	struct svc_status svc_status;
-	struct rpc_service services[3];
+	struct rpc_service services[SVC_SHARDD_SERVICES + 2];
 	struct rpc_server *rpc;
 	struct gate *gate;
 	uint64_t rpc_cpu_us; /* of the gRPC thread, when the watchdog last asked */
@@ -406,9 +406,9 @@ static int server_start_rpc(struct server *s, struct fault *f)
 	svc_shardd_init(&s->svc_shardd, &s->sessions, &s->jobs, &s->slices,
 			s->config.max_message_bytes);
 	svc_status_init(&s->svc_status, &s->sessions, &s->jobs, &status_sources, s);
-	s->services[0] = s->svc_shardd.service;
-	s->services[1] = s->svc_status.service;
-	s->services[2] = *health_service(&s->health);
+	memcpy(s->services, s->svc_shardd.services, sizeof(s->svc_shardd.services));
+	s->services[SVC_SHARDD_SERVICES] = s->svc_status.service;
+	s->services[SVC_SHARDD_SERVICES + 1] = *health_service(&s->health);
 	process_deadline(
 		"gRPC core did not start: threads or memory may be missing (ulimit -u, -v)");
 	r = rpc_server_new(&s->loopq, &options, s->services, ARRAY_SIZE(s->services), &s->rpc);

@@ -5,7 +5,7 @@
 #include "core/check.h"
 #include "op/op.h"
 #include "ring/ring_impl.h"
-#include "ring_rule.h"
+#include "methods.h"
 #include "rpc/codec.h"
 #include "rpc/status_map.h"
 #include "shardd.pb-c.h"
@@ -64,7 +64,7 @@ static void ring_ops_send_reply(const ProtobufCMessage *reply, void *ctx)
 	uint8_t bytes[RING_LONG_BYTES];
 	size_t n = protobuf_c_message_get_packed_size(reply);
 
-	CHECK(n <= sizeof(bytes)); /* ring_abi's rule of which methods can go over it */
+	CHECK(n <= sizeof(bytes)); /* else methods.h would not carry it */
 	protobuf_c_message_pack(reply, bytes);
 	ring_post(call->ring, call->tag, 0, bytes, (uint32_t)n);
 }
@@ -91,20 +91,20 @@ void ring_forget_calls(struct ring *r)
 }
 
 /* The op that a number of the ABI means. NULL: none. */
-static const struct op_type *ring_ops_type_of(uint16_t op)
+static const struct op_type *ring_ops_type_of(uint16_t number)
 {
 	static const struct op_type *types[256];
 	static bool known;
-	const ProtobufCServiceDescriptor *service = &shardd__v1__shardd__descriptor;
 
 	if (!known) {
 		known = true;
-		CHECK(service->n_methods <= ARRAY_SIZE(types));
-		for (unsigned i = 0; i < service->n_methods; i++)
-			if (ring_carries(&service->methods[i]))
-				types[i] = op_type_by_name(service->methods[i].name);
+		for (const struct method *m = methods; m->name; m++) {
+			CHECK(m->number < ARRAY_SIZE(types));
+			if (m->carried)
+				types[m->number] = op_type_by_name(m->name);
+		}
 	}
-	return op && op <= service->n_methods ? types[op - 1] : NULL;
+	return number < ARRAY_SIZE(types) ? types[number] : NULL;
 }
 
 static int ring_ops_unpack(struct ring_call *call, const struct op_type *type,
@@ -130,7 +130,8 @@ static int ring_ops_begin(struct ring_call *call, struct ring *r, const struct r
 
 	if (!type)
 		return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
-				 "method %u of the service cannot be called over the ring", s->op);
+				 "the ring carries no method with the number %u: call it over gRPC",
+				 s->op);
 	if (ring_ops_unpack(call, type, s, f) || ring_ops_pay(call, session_account(r->session), f))
 		return f->code;
 	m = session_member(r->session, f);

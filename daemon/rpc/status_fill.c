@@ -14,6 +14,18 @@ char *status_text(struct arena *a, const char *s)
 	return copy;
 }
 
+int status_state(const ProtobufCEnumDescriptor *type, const char *name)
+{
+	const ProtobufCEnumValue *none = protobuf_c_enum_descriptor_get_value(type, 0);
+	size_t prefix = strlen(none->name) - strlen("UNSPECIFIED");
+
+	for (unsigned i = 0; i < type->n_values; i++)
+		if (strncmp(type->values[i].name, none->name, prefix) == 0 &&
+		    strcmp(type->values[i].name + prefix, name) == 0)
+			return type->values[i].value;
+	return 0;
+}
+
 void *status_messages(struct arena *a, size_t n, const ProtobufCMessageDescriptor *type)
 {
 	size_t size = type->sizeof_message;

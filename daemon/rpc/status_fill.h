@@ -27,6 +27,13 @@ bool status_named(const struct status_scope *scope, uid_t uid, const char *job);
  * may end inside a character. */
 char *status_text(struct arena *a, const char *s);
 
+/* The value of @type whose name ends in the state's @name: "RUN" of OpState is OP_STATE_RUN.
+ * Return: 0 (UNSPECIFIED) if there is none. */
+int status_state(const ProtobufCEnumDescriptor *type, const char *name);
+
+#define STATUS_STATE(Type, lower, name) \
+	((Shardd__V1__##Type)status_state(&shardd__v1__##lower##__descriptor, (name)))
+
 /* @n messages of @type and pointers to them. Return: the pointers, NULL without memory. */
 void *status_messages(struct arena *a, size_t n, const ProtobufCMessageDescriptor *type);
 

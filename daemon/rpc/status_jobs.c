@@ -28,7 +28,9 @@ static void status_jobs_fill_memory(struct arena *a, const struct job *job,
 
 static void status_jobs_fill_prefetch(const struct member_ahead *ahead, Shardd__V1__RankStatus *r)
 {
-	r->prefetch = (char *)(ahead->lists ? "LISTS" : prefetch_mode_name(ahead->learned.mode));
+	r->prefetch =
+		STATUS_STATE(PrefetchState, prefetch_state,
+			     ahead->lists ? "LISTS" : prefetch_mode_name(ahead->learned.mode));
 	r->prefetch_started = ahead->started;
 	r->prefetch_skipped = ahead->skipped;
 	r->prefetch_hits = ahead->hits;
@@ -43,9 +45,8 @@ static void status_jobs_fill_rank(struct arena *a, const struct job *job, uint32
 	char last[128];
 
 	r->rank = rank;
-	r->state = (char *)(m ? member_state_name(m->state) : "EMPTY");
+	r->state = STATUS_STATE(RankState, rank_state, m ? member_state_name(m->state) : "EMPTY");
 	r->last_op = (char *)"";
-	r->prefetch = (char *)"";
 	r->device = status_text(a, job->placed[rank] ? backend_info(job->placed[rank]->backend)->id
 						     : "");
 	r->next_number = job->groups[0]->match.next[rank] + 1;
@@ -103,7 +104,8 @@ static void status_jobs_fill_passes(struct arena *a, const struct job *job, cons
 			continue;
 		p = s->passes[s->n_passes++];
 		p->rank = r;
-		p->state = (char *)pass_state_name((enum pass_state)mu->pass);
+		p->state = STATUS_STATE(PassState, pass_state,
+					pass_state_name((enum pass_state)mu->pass));
 		p->holds = mu->held;
 	}
 }
@@ -177,7 +179,7 @@ static void status_jobs_fill_readers(struct arena *a, const struct job *job,
 
 		s->session = r->session;
 		s->pid = (int32_t)proc_pid(r->proc);
-		s->state = (char *)reader_state_name(r->state);
+		s->state = STATUS_STATE(ReaderState, reader_state, reader_state_name(r->state));
 		s->step = r->state == READER_HOLDS || r->state == READER_OVERTAKEN ? r->step : 0;
 		s->state_ms = (now - r->since_us) / 1000;
 		s->left_ms = timed && r->until_us > now ? (r->until_us - now) / 1000 : 0;
@@ -194,7 +196,7 @@ static void status_jobs_fill_outside(struct arena *a, const struct job *job,
 {
 	j->name = status_text(a, job->rec->name);
 	j->uid = job->rec->uid;
-	j->state = (char *)job_state_name(job);
+	j->state = STATUS_STATE(JobState, job_state, job_state_name(job));
 	j->is_private = job->rec->is_private;
 	j->quota_bytes = job->quota.limit;
 	j->used_bytes = job->quota.used;

@@ -72,9 +72,9 @@ uint32_t status_map_info(const struct fault *f, uint8_t *to, size_t bytes)
 int status_map_details(const struct fault *f, uint8_t **ret, size_t *ret_bytes)
 {
 	Shardd__V1__ErrorInfo info = SHARDD__V1__ERROR_INFO__INIT;
-	Shardd__Wire__RpcStatus status = SHARDD__WIRE__RPC_STATUS__INIT;
-	Shardd__Wire__Any any = SHARDD__WIRE__ANY__INIT;
-	Shardd__Wire__Any *details[] = { &any };
+	Shardd__Wire__V1__RpcStatus status = SHARDD__WIRE__V1__RPC_STATUS__INIT;
+	Shardd__Wire__V1__Any any = SHARDD__WIRE__V1__ANY__INIT;
+	Shardd__Wire__V1__Any *details[] = { &any };
 	struct fault clean = *f;
 	int r;
 

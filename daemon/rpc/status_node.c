@@ -41,14 +41,18 @@ void status_fill_devices(struct arena *a, const struct node *node, Shardd__V1__S
 static void status_node_fill_comm(struct arena *a, const struct node_comm *nc, unsigned q,
 				  Shardd__V1__CommStatus *c)
 {
-	static const char *const states[] = { "MAKING", "READY", "BROKEN" };
+	static const Shardd__V1__CommState states[] = {
+		SHARDD__V1__COMM_STATE__COMM_STATE_MAKING,
+		SHARDD__V1__COMM_STATE__COMM_STATE_READY,
+		SHARDD__V1__COMM_STATE__COMM_STATE_BROKEN,
+	};
 	struct comm_info info = { .name = "", .engine = "", .gather = "", .detail = "" };
 
 	c->devices = arena_take(a, nc->n * sizeof(*c->devices));
 	for (unsigned i = 0; c->devices && i < nc->n; i++)
 		c->devices[c->n_devices++] =
 			status_text(a, backend_info(nc->devices[i]->backend)->id);
-	c->state = (char *)states[nc->state];
+	c->state = states[nc->state];
 	if (nc->comm[q])
 		comm_info(nc->comm[q], &info);
 	c->name = status_text(a, info.name);

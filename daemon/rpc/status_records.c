@@ -45,7 +45,7 @@ static void status_records_fill_record(struct arena *a, const struct record *r, 
 	o->number = r->op ? r->op->entry.number : r->number;
 	o->seq = r->seq;
 	o->epoch = r->epoch;
-	o->state = (char *)status_records_record_state(r);
+	o->state = STATUS_STATE(OpState, op_state, status_records_record_state(r));
 	o->announced_us = r->announced_us - start;
 	o->active_us = status_records_since(start, r->op ? r->op->active_us : r->active_us);
 	o->started_us = status_records_since(start, r->op ? r->op->started_us : r->started_us);

@@ -4,6 +4,8 @@
 #include <string.h>
 
 #include "health.pb-c.h"
+#include "shardd.pb-c.h"
+#include "status.pb-c.h"
 
 #define UNKNOWN     GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVICE_UNKNOWN
 #define SERVING     GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING
@@ -17,12 +19,17 @@ struct watcher {
 
 static bool svc_health_is_known(const char *service)
 {
-	static const char *const names[] = { "", "shardd.v1.Shardd", "shardd.v1.Status" };
+	static const ProtobufCServiceDescriptor *const known[] = {
+		&shardd__v1__session_service__descriptor, &shardd__v1__job_service__descriptor,
+		&shardd__v1__unit_service__descriptor,    &shardd__v1__training_service__descriptor,
+		&shardd__v1__ddp_service__descriptor,     &shardd__v1__reader_service__descriptor,
+		&shardd__v1__status__descriptor,
+	};
 
-	for (size_t i = 0; i < ARRAY_SIZE(names); i++)
-		if (strcmp(service, names[i]) == 0)
+	for (size_t i = 0; i < ARRAY_SIZE(known); i++)
+		if (strcmp(service, known[i]->name) == 0)
 			return true;
-	return false;
+	return !*service;
 }
 
 static Grpc__Health__V1__HealthCheckResponse svc_health_response(const struct health *h)

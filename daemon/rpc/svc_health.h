@@ -1,8 +1,7 @@
 /*
  * grpc.health.v1.Health: is the daemon taking work?
  *
- * Names: "" (the daemon), "shardd.v1.Shardd", "shardd.v1.Status"; all three say
- * the same. Embedded by value. Loop thread only.
+ * Names: "" (the daemon) and the services of package shardd.v1; all say the same. Embedded by value. Loop thread only.
  */
 #ifndef SHARDD_RPC_SVC_HEALTH_H
 #define SHARDD_RPC_SVC_HEALTH_H

@@ -1,4 +1,4 @@
-/* Shared by the files of service Shardd. */
+/* Shared by the files of svc_shardd. */
 #ifndef SHARDD_RPC_SVC_IMPL_H
 #define SHARDD_RPC_SVC_IMPL_H
 

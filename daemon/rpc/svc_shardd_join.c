@@ -86,8 +86,10 @@ static void svc_shardd_join_send_join(struct rpc_call *call, const struct member
 	reply.started_unix_s = m->job->node->started_unix_s;
 	reply.world_size = rec->world_size;
 	reply.resumed = rec->has_commit || (rec->epoch > 1 && rec->n_units);
-	reply.has_commit = rec->has_commit;
-	reply.step = rec->step;
+	if (rec->has_commit) {
+		reply.optional_step_case = SHARDD__V1__JOIN_REPLY__OPTIONAL_STEP_STEP;
+		reply.step = rec->step;
+	}
 	reply.torn = rec->has_commit && rec->uncommitted_steps;
 	if (blob)
 		reply.blob = blob->data;

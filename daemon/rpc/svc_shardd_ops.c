@@ -49,7 +49,7 @@ static void svc_shardd_ops_on_cancelled(struct rpc_call *call, void *userdata)
 		  "the caller has given up this op");
 }
 
-/* "/shardd.v1.Shardd/Gather" -> Gather */
+/* "/shardd.v1.TrainingService/Gather" -> Gather */
 static const struct op_type *svc_shardd_ops_type_of(const struct rpc_call *call)
 {
 	const char *slash = strrchr(rpc_call_method(call), '/');

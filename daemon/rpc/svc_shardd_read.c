@@ -96,8 +96,10 @@ static void svc_shardd_read_fill_page(struct arena *a, const struct job *job, ui
 	reply->next = end < job->n_units ? end + 1 : 0;
 	reply->generation = readers_generation(job);
 	reply->world_size = job->rec->world_size;
-	reply->has_commit = job->rec->has_commit;
-	reply->step = job->rec->step;
+	if (job->rec->has_commit) {
+		reply->optional_step_case = SHARDD__V1__READ_JOB_REPLY__OPTIONAL_STEP_STEP;
+		reply->step = job->rec->step;
+	}
 }
 
 static int svc_shardd_read_check_first(const struct job *job, uint32_t first, struct fault *f)

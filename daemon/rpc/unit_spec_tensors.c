@@ -73,10 +73,10 @@ static int unit_spec_tensors_decode_settings(state_tensor *t, const Shardd__V1__
 	t->frozen = spec->frozen;
 	if (!o)
 		return 0;
-	t->has_weight_decay = o->has_weight_decay;
-	t->weight_decay = o->has_weight_decay ? o->weight_decay : 0;
-	t->has_lr_factor = o->has_lr_factor;
-	t->lr_factor = o->has_lr_factor ? o->lr_factor : 0;
+	t->has_weight_decay = o->optional_weight_decay_case;
+	t->weight_decay = o->optional_weight_decay_case ? o->weight_decay : 0;
+	t->has_lr_factor = o->optional_lr_factor_case;
+	t->lr_factor = o->optional_lr_factor_case ? o->lr_factor : 0;
 	if (unit_spec_number(t->weight_decay, 0, SETTING_MAX_DECAY, unit,
 			     "units.tensors.optimizer.weight_decay", f))
 		return f->code;
@@ -121,7 +121,7 @@ static int unit_spec_tensors_decode_tensor(state_unit *u, const Shardd__V1__Tens
 		return f->code;
 	t = state_tensor_new(spec->name, spec->shape, spec->n_shape);
 	if (!t || state_unit_add_tensor(u, t) < 0) {
-		shardd__state__tensor__free_unpacked(t, NULL);
+		shardd__state__v1__tensor__free_unpacked(t, NULL);
 		return fault_errno(f, -ENOMEM, "registering units");
 	}
 	if (unit_spec_tensors_decode_strides(t, u, spec, f) ||
@@ -147,7 +147,7 @@ static int unit_spec_tensors_decode_buffer(state_unit *u, const Shardd__V1__Buff
 				 u->name, spec->name, spec->dtype);
 	b = state_buffer_new(spec->name, spec->shape, spec->n_shape);
 	if (!b || state_unit_add_buffer(u, b) < 0) {
-		shardd__state__buffer__free_unpacked(b, NULL);
+		shardd__state__v1__buffer__free_unpacked(b, NULL);
 		return fault_errno(f, -ENOMEM, "registering units");
 	}
 	b->dtype = spec->dtype ? (uint32_t)spec->dtype : BUFFER_FP32;

@@ -52,7 +52,7 @@ static int op_plan_decode(struct op *op, const ProtobufCMessage *msg, struct fau
 	plan_args(op)->plan = (struct pass_plan){
 		.set = true,
 		.inv_scale = r->inv_scale,
-		.rates = { .has_lr = r->has_lr, .lr = r->lr },
+		.rates = { .has_lr = r->optional_lr_case, .lr = r->lr },
 	};
 	if (!(r->inv_scale >= 0) || isinf(r->inv_scale))
 		return fault_set(f, FAULT_INVALID, "inv_scale",

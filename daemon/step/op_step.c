@@ -34,7 +34,7 @@ static int op_step_decode(struct op *op, const ProtobufCMessage *msg, struct fau
 	const Shardd__V1__StepRequest *r = (const Shardd__V1__StepRequest *)msg;
 
 	op->touches = TOUCH_PARAMS | TOUCH_GRADS;
-	step_args(op)->rates = (struct step_rates){ .has_lr = r->has_lr, .lr = r->lr };
+	step_args(op)->rates = (struct step_rates){ .has_lr = r->optional_lr_case, .lr = r->lr };
 	step_args(op)->skip_if_found = r->skip_if_found;
 	step_args(op)->discard = r->discard;
 	if (rates_check_lr(&step_args(op)->rates, f) || op_take_group(op, r->group, f))
@@ -281,8 +281,11 @@ static void op_step_encode(const struct op *op, op_reply_cb send, void *ctx)
 
 	reply.skipped = op->result.skipped;
 	reply.found_inf = op->result.found_inf;
-	reply.has_total_norm = op->result.has_total_norm;
-	reply.total_norm = op->result.total_norm;
+	if (op->result.has_total_norm) {
+		reply.optional_total_norm_case =
+			SHARDD__V1__STEP_REPLY__OPTIONAL_TOTAL_NORM_TOTAL_NORM;
+		reply.total_norm = op->result.total_norm;
+	}
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 

@@ -56,7 +56,7 @@ state_job *state_job_new(const char *name, uint32_t world_size)
 
 	if (!j)
 		return NULL;
-	shardd__state__job__init(j);
+	shardd__state__v1__job__init(j);
 	j->world_size = world_size;
 	if (state_set_name(&j->name, name) < 0) {
 		free(j);
@@ -75,14 +75,14 @@ state_unit *state_unit_new(const char *name)
 
 	if (!u)
 		return NULL;
-	shardd__state__unit__init(u);
+	shardd__state__v1__unit__init(u);
 	u->optimizer = malloc(sizeof(*u->optimizer));
 	if (!u->optimizer || state_set_name(&u->name, name) < 0) {
 		free(u->optimizer);
 		free(u);
 		return NULL;
 	}
-	shardd__state__optimizer__init(u->optimizer);
+	shardd__state__v1__optimizer__init(u->optimizer);
 	return u;
 }
 
@@ -108,10 +108,10 @@ state_tensor *state_tensor_new(const char *name, const uint64_t *shape, size_t d
 
 	if (!t)
 		return NULL;
-	shardd__state__tensor__init(t);
+	shardd__state__v1__tensor__init(t);
 	if (state_set_name(&t->name, name) < 0 ||
 	    state_copy_array(&t->shape, &t->n_shape, shape, dims, sizeof(*shape)) < 0) {
-		shardd__state__tensor__free_unpacked(t, NULL);
+		shardd__state__v1__tensor__free_unpacked(t, NULL);
 		return NULL;
 	}
 	return t;
@@ -135,10 +135,10 @@ state_buffer *state_buffer_new(const char *name, const uint64_t *shape, size_t d
 
 	if (!b)
 		return NULL;
-	shardd__state__buffer__init(b);
+	shardd__state__v1__buffer__init(b);
 	if (state_set_name(&b->name, name) < 0 ||
 	    state_copy_array(&b->shape, &b->n_shape, shape, dims, sizeof(*shape)) < 0) {
-		shardd__state__buffer__free_unpacked(b, NULL);
+		shardd__state__v1__buffer__free_unpacked(b, NULL);
 		return NULL;
 	}
 	return b;
@@ -150,10 +150,10 @@ state_group *state_group_new(const char *name, const uint32_t *ranks, size_t n)
 
 	if (!g)
 		return NULL;
-	shardd__state__group__init(g);
+	shardd__state__v1__group__init(g);
 	if (state_set_name(&g->name, name) < 0 ||
 	    state_copy_array(&g->ranks, &g->n_ranks, ranks, n, sizeof(*ranks)) < 0) {
-		shardd__state__group__free_unpacked(g, NULL);
+		shardd__state__v1__group__free_unpacked(g, NULL);
 		return NULL;
 	}
 	return g;
@@ -161,17 +161,17 @@ state_group *state_group_new(const char *name, const uint32_t *ranks, size_t n)
 
 void state_job_free(state_job *j)
 {
-	shardd__state__job__free_unpacked(j, NULL);
+	shardd__state__v1__job__free_unpacked(j, NULL);
 }
 
 void state_unit_free(state_unit *u)
 {
-	shardd__state__unit__free_unpacked(u, NULL);
+	shardd__state__v1__unit__free_unpacked(u, NULL);
 }
 
 void state_group_free(state_group *g)
 {
-	shardd__state__group__free_unpacked(g, NULL);
+	shardd__state__v1__group__free_unpacked(g, NULL);
 }
 
 int state_job_add_group(state_job *j, state_group *g)
@@ -200,7 +200,7 @@ int state_job_add_slab(state_job *j, const struct slab *s)
 
 	if (!rec)
 		return -ENOMEM;
-	shardd__state__slab__init(rec);
+	shardd__state__v1__slab__init(rec);
 	rec->id = s->id;
 	rec->class_ = s->class;
 	rec->bytes = s->bytes;
@@ -210,7 +210,7 @@ int state_job_add_slab(state_job *j, const struct slab *s)
 		return -ENOMEM;
 	}
 	if (APPEND(j->slabs, j->n_slabs, rec) < 0) {
-		shardd__state__slab__free_unpacked(rec, NULL);
+		shardd__state__v1__slab__free_unpacked(rec, NULL);
 		return -ENOMEM;
 	}
 	return 0;
@@ -222,7 +222,7 @@ state_part *state_unit_add_part(state_unit *u)
 
 	if (!p)
 		return NULL;
-	shardd__state__part__init(p);
+	shardd__state__v1__part__init(p);
 	if (APPEND(u->parts, u->n_parts, p) == 0)
 		return p;
 	free(p);
@@ -245,13 +245,13 @@ void state_job_drop_slabs(state_job *j, size_t n)
 {
 	CHECK(n <= j->n_slabs);
 	while (n--)
-		shardd__state__slab__free_unpacked(j->slabs[--j->n_slabs], NULL);
+		shardd__state__v1__slab__free_unpacked(j->slabs[--j->n_slabs], NULL);
 }
 
 void state_job_drop_slab(state_job *j, size_t i)
 {
 	CHECK(i < j->n_slabs);
-	shardd__state__slab__free_unpacked(j->slabs[i], NULL);
+	shardd__state__v1__slab__free_unpacked(j->slabs[i], NULL);
 	j->n_slabs--;
 	for (; i < j->n_slabs; i++)
 		j->slabs[i] = j->slabs[i + 1];
@@ -276,12 +276,12 @@ int state_region_set(state_region **field, const struct region *r)
 
 	if (!rec)
 		return -ENOMEM;
-	shardd__state__region__init(rec);
+	shardd__state__v1__region__init(rec);
 	rec->slab = r->slab->id;
 	rec->offset = r->offset;
 	rec->bytes = r->bytes;
 	if (*field)
-		shardd__state__region__free_unpacked(*field, NULL);
+		shardd__state__v1__region__free_unpacked(*field, NULL);
 	*field = rec;
 	return 0;
 }
@@ -294,7 +294,7 @@ int state_unit_add_buffer_region(state_unit *u, const struct region *r)
 		return -ENOMEM;
 	if (APPEND(u->buffer_regions, u->n_buffer_regions, rec) == 0)
 		return 0;
-	shardd__state__region__free_unpacked(rec, NULL);
+	shardd__state__v1__region__free_unpacked(rec, NULL);
 	return -ENOMEM;
 }
 
@@ -314,7 +314,7 @@ int state_job_set_blob(state_job *j, uint32_t rank, uint8_t *data, size_t bytes)
 		b = malloc(sizeof(*b));
 		if (!b)
 			return -ENOMEM;
-		shardd__state__blob__init(b);
+		shardd__state__v1__blob__init(b);
 		b->rank = rank;
 		if (APPEND(j->blobs, j->n_blobs, b) < 0) {
 			free(b);

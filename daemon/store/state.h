@@ -1,6 +1,6 @@
 /*
  * The state that must outlive a daemon: jobs, groups, units, slabs, committed step, epoch, blobs.
- * One module, one serialised form (proto/state.proto).
+ * One module, one serialised form (proto/shardd/state/v1/state.proto).
  *
  * The records are the messages themselves, so there are no copies to keep consistent: a job or unit
  * at run time points to its record and keeps nothing persistent elsewhere. Records refer to each
@@ -21,17 +21,17 @@
 #include "state.pb-c.h"
 
 /* The generated names are long; these stand for them everywhere. */
-typedef Shardd__State__State state_all;
-typedef Shardd__State__Job state_job;
-typedef Shardd__State__Unit state_unit;
-typedef Shardd__State__Tensor state_tensor;
-typedef Shardd__State__Buffer state_buffer;
-typedef Shardd__State__Optimizer state_optimizer;
-typedef Shardd__State__Group state_group;
-typedef Shardd__State__Slab state_slab;
-typedef Shardd__State__Region state_region;
-typedef Shardd__State__Part state_part;
-typedef Shardd__State__Blob state_blob;
+typedef Shardd__State__V1__State state_all;
+typedef Shardd__State__V1__Job state_job;
+typedef Shardd__State__V1__Unit state_unit;
+typedef Shardd__State__V1__Tensor state_tensor;
+typedef Shardd__State__V1__Buffer state_buffer;
+typedef Shardd__State__V1__Optimizer state_optimizer;
+typedef Shardd__State__V1__Group state_group;
+typedef Shardd__State__V1__Slab state_slab;
+typedef Shardd__State__V1__Region state_region;
+typedef Shardd__State__V1__Part state_part;
+typedef Shardd__State__V1__Blob state_blob;
 
 #define STATE_VERSION 3u
 

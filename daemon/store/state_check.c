@@ -417,7 +417,7 @@ void state_free(state_all *s)
 
 int state_decode(const uint8_t *data, size_t bytes, state_all **ret, struct fault *f)
 {
-	state_all *s = shardd__state__state__unpack(NULL, bytes, data);
+	state_all *s = shardd__state__v1__state__unpack(NULL, bytes, data);
 	int r = 0;
 
 	if (!s)

@@ -66,7 +66,7 @@ static state_region **convert_record_of(state_part *p, unsigned i)
 static void convert_free_parts(state_unit *rec)
 {
 	for (size_t i = 0; i < rec->n_parts; i++)
-		shardd__state__part__free_unpacked(rec->parts[i], NULL);
+		shardd__state__v1__part__free_unpacked(rec->parts[i], NULL);
 	free(rec->parts);
 	rec->parts = NULL;
 	rec->n_parts = 0;

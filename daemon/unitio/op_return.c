@@ -25,11 +25,11 @@ static int op_return_decode_steps(struct op *op, const Shardd__V1__ReturnFullReq
 				  struct fault *f)
 {
 	summon_args(op)->write = r->write;
-	summon_args(op)->has_steps = r->has_optimizer_steps;
-	summon_args(op)->steps = r->has_optimizer_steps ? r->optimizer_steps : 0;
-	if (r->has_optimizer_steps && !r->write)
-		return fault_set(f, FAULT_INVALID, "has_optimizer_steps",
-				 "has_optimizer_steps is set without write: what is not written "
+	summon_args(op)->has_steps = r->optional_optimizer_steps_case;
+	summon_args(op)->steps = r->optional_optimizer_steps_case ? r->optimizer_steps : 0;
+	if (r->optional_optimizer_steps_case && !r->write)
+		return fault_set(f, FAULT_INVALID, "optimizer_steps",
+				 "optimizer_steps is set without write: what is not written "
 				 "has no steps to set");
 	if (summon_args(op)->steps > MAX_STEPS)
 		return fault_set(f, FAULT_INVALID, "optimizer_steps",
@@ -45,9 +45,9 @@ static int op_return_decode_tensor_steps(struct op *op, const Shardd__V1__Return
 	summon_args(op)->n_tensor_steps = r->n_tensor_steps;
 	if (!r->n_tensor_steps)
 		return 0;
-	if (!r->has_optimizer_steps)
+	if (!r->optional_optimizer_steps_case)
 		return fault_set(f, FAULT_INVALID, "tensor_steps",
-				 "tensor_steps go with has_optimizer_steps: none is more than the "
+				 "tensor_steps go with optimizer_steps: none is more than the "
 				 "unit's");
 	if (r->n_tensor_steps != op->unit->rec->n_tensors)
 		return fault_set(f, FAULT_INVALID, "tensor_steps",

@@ -7,6 +7,8 @@
 extern const struct op_type op_init;
 extern const struct op_type op_alloc_buffer;
 extern const struct op_type op_free_buffer;
+extern const struct op_type op_read_bytes;
+extern const struct op_type op_write_bytes;
 extern const struct op_type op_all_reduce;
 extern const struct op_type op_broadcast;
 extern const struct op_type op_barrier;

@@ -32,6 +32,38 @@ ASK_ON(ask_summon, "SummonFull", u)
 ASK_ON(ask_unit_buffers, "UnitBuffers", u)
 ASK_ON(ask_shard_done, "ShardDone", u)
 
+void ask_read_gathered(struct scene *s, unsigned r)
+{
+	Shardd__V1__ReadBytesRequest q = SHARDD__V1__READ_BYTES_REQUEST__INIT;
+
+	q.memory_case = SHARDD__V1__READ_BYTES_REQUEST__MEMORY_GATHERED;
+	q.gathered = s->u->id;
+	q.offset = 8;
+	q.bytes = 100;
+	SUBMIT(s, r, "ReadBytes", q);
+}
+
+void ask_read_gradient(struct scene *s, unsigned r)
+{
+	Shardd__V1__ReadBytesRequest q = SHARDD__V1__READ_BYTES_REQUEST__INIT;
+
+	q.memory_case = SHARDD__V1__READ_BYTES_REQUEST__MEMORY_GRADIENT;
+	q.gradient = s->u->id;
+	q.bytes = 100;
+	SUBMIT(s, r, "ReadBytes", q);
+}
+
+void ask_write_gradient(struct scene *s, unsigned r)
+{
+	static uint8_t data[100];
+	Shardd__V1__WriteBytesRequest q = SHARDD__V1__WRITE_BYTES_REQUEST__INIT;
+
+	q.memory_case = SHARDD__V1__WRITE_BYTES_REQUEST__MEMORY_GRADIENT;
+	q.gradient = s->u->id;
+	q.data = (ProtobufCBinaryData){ sizeof(data), data };
+	SUBMIT(s, r, "WriteBytes", q);
+}
+
 void ask_step(struct scene *s, unsigned r)
 {
 	nodefix_step(s->n, s->m[r], scene_op(s, r));

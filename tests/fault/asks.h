@@ -8,6 +8,9 @@
 
 ASK(ask_seed_plain);
 ASK(ask_seed);
+ASK(ask_read_gathered);
+ASK(ask_read_gradient);
+ASK(ask_write_gradient);
 ASK(ask_step);
 ASK(ask_commit);
 ASK(ask_begin_forward);

@@ -19,7 +19,7 @@
 TestSuite(gate_frames, .timeout = 200, .init = fdcheck_begin, .fini = fdcheck_end);
 
 #define GET    "/shardd.v1.Status/Get"
-#define ATTACH "/shardd.v1.Shardd/Attach"
+#define ATTACH "/shardd.v1.SessionService/Attach"
 
 enum { AFTER_MS = 300 };
 

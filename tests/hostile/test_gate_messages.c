@@ -15,7 +15,7 @@
 
 TestSuite(gate_messages, .timeout = 200, .init = fdcheck_begin, .fini = fdcheck_end);
 
-#define JOIN "/shardd.v1.Shardd/Join"
+#define JOIN "/shardd.v1.JobService/Join"
 
 enum { AFTER_MS = 500, FRAME = 16384 };
 

@@ -245,7 +245,7 @@ static const struct wrong ops[] = {
 	{ "SummonFull", "state", N(1), BAD, "state", "0 to 0 is allowed" },
 	{ "SummonFull", "state", N(MINUS), BAD, "state", "state is 4294967295" },
 	{ "ReturnFull", "unit", N(MINUS), ABSENT, "unit", "no unit 4294967295" },
-	{ "ReturnFull", "has_optimizer_steps", N(1), BAD, "has_optimizer_steps", "without write" },
+	{ "ReturnFull", "optimizer_steps", N(1), BAD, "optimizer_steps", "without write" },
 	{ "ConvertUnits", "units", LIST(7), ABSENT, "units", "no unit 7" },
 	{ "ConvertUnits", "units", LIST(1, 1), BAD, "units", "ascending" },
 	{ "ConvertUnits", "layout", N(3), BAD, "layout", "FLAT or DIM0" },

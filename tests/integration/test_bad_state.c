@@ -281,7 +281,7 @@ static void ops_that_differ(struct rpc_client **w)
 	Shardd__V1__StepRequest r = SHARDD__V1__STEP_REQUEST__INIT;
 	struct rpc_pending *p;
 
-	r.has_lr = true;
+	r.optional_lr_case = SHARDD__V1__STEP_REQUEST__OPTIONAL_LR_LR;
 	r.lr = -1;
 	raw_refused(w[0], "Step", &r.base, BAD, "lr", "lr is -1");
 	r.lr = NAN;

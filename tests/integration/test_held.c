@@ -12,6 +12,7 @@
 #include "core/cleanup.h"
 #include "failfix.h"
 #include "fdcheck.h"
+#include "methods.h"
 #include "rawcall.h"
 #include "rawsock.h"
 #include "session/session.h"
@@ -116,8 +117,8 @@ static struct rpc_pending *start_watch(struct rpc_client *c)
 	struct rpc_pending *p = NULL;
 	struct shardd_error err;
 
-	TRAINER_CHECK(rpc_client_start(c, "/shardd.v1.Shardd/Watch", &r.base,
-				       &shardd__v1__event__descriptor, true, 0, &p, &err) == 0);
+	TRAINER_CHECK(rpc_client_start(c, METHOD_Watch, &r.base, &shardd__v1__event__descriptor,
+				       true, 0, &p, &err) == 0);
 	return p;
 }
 

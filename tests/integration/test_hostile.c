@@ -16,13 +16,13 @@
 #include "daemonfix.h"
 #include "fdcheck.h"
 #include "local_abi.h"
+#include "methods.h"
 #include "rawcall.h"
 #include "rawsock.h"
 #include "witness.h"
 
 TestSuite(hostile, .timeout = 120, .init = fdcheck_begin, .fini = fdcheck_end);
 
-#define SHARDD "/shardd.v1.Shardd/"
 #define STATUS "/shardd.v1.Status/"
 
 /* ---------------------------------------------------- many that say nothing */
@@ -211,29 +211,29 @@ static void wrong_frames(int fd, unsigned what)
 		rawsock_h2_frame(fd, H2_WINDOW, 0, 0, zeros, 4);
 		break;
 	case 6: /* a message that says it is 4 GiB */
-		rawsock_h2_headers(fd, 1, SHARDD "Attach");
+		rawsock_h2_headers(fd, 1, METHOD_Attach);
 		rawsock_h2_frame(fd, H2_DATA, H2_END_STREAM, 1, "\0\xff\xff\xff\xff", 5);
 		break;
 	case 7: /* one that says it is compressed */
-		rawsock_h2_headers(fd, 1, SHARDD "Attach");
+		rawsock_h2_headers(fd, 1, METHOD_Attach);
 		rawsock_h2_frame(fd, H2_DATA, H2_END_STREAM, 1, "\1\0\0\0\3abc", 8);
 		break;
 	case 8: /* one that is shorter than it says */
-		rawsock_h2_headers(fd, 1, SHARDD "Attach");
+		rawsock_h2_headers(fd, 1, METHOD_Attach);
 		rawsock_h2_frame(fd, H2_DATA, H2_END_STREAM, 1, "\0\0\0\0\77abc", 8);
 		break;
 	case 9: /* one that is no such message */
-		rawsock_h2_headers(fd, 1, SHARDD "Attach");
+		rawsock_h2_headers(fd, 1, METHOD_Attach);
 		rawsock_h2_frame(fd, H2_DATA, H2_END_STREAM, 1, "\0\0\0\0\3\377\377\377", 8);
 		break;
 	case 10: /* a method that is not there */
-		rawsock_h2_headers(fd, 1, SHARDD "Destroy");
+		rawsock_h2_headers(fd, 1, "/shardd.v1.SessionService/Destroy");
 		rawsock_h2_frame(fd, H2_DATA, H2_END_STREAM, 1, zeros, 5);
 		break;
 	case 11: /* a call without a message, and one whose message never comes */
-		rawsock_h2_headers(fd, 1, SHARDD "Attach");
+		rawsock_h2_headers(fd, 1, METHOD_Attach);
 		rawsock_h2_frame(fd, H2_DATA, H2_END_STREAM, 1, NULL, 0);
-		rawsock_h2_headers(fd, 3, SHARDD "Join");
+		rawsock_h2_headers(fd, 3, METHOD_Join);
 		break;
 	default: /* half a frame */
 		rawsock_send(fd, "\0\0\40\1", 4);
@@ -272,7 +272,7 @@ Test(hostile, floods_of_pings_and_resets)
 	fd = rawsock_connect(b.d.socket);
 	rawsock_h2_begin(fd);
 	for (uint32_t i = 0; i < 20000; i++)
-		if (!rawsock_h2_headers(fd, 2 * i + 1, SHARDD "Attach") ||
+		if (!rawsock_h2_headers(fd, 2 * i + 1, METHOD_Attach) ||
 		    !rawsock_h2_frame(fd, H2_RST, 0, 2 * i + 1, "\0\0\0\10", 4))
 			break;
 	daemonfix_check_alive(&b.d);
@@ -320,7 +320,7 @@ static uint32_t h2_attach(int fd)
 
 	attach.protocol = 1;
 	rawsock_h2_begin(fd);
-	cr_assert(rawsock_h2_call(fd, 1, SHARDD "Attach", &attach.base));
+	cr_assert(rawsock_h2_call(fd, 1, METHOD_Attach, &attach.base));
 	return 3;
 }
 
@@ -366,12 +366,12 @@ Test(hostile, a_watcher_that_never_reads_its_events)
 	fd = rawsock_connect(b.d.socket);
 	stream = h2_attach(fd);
 	for (unsigned i = 0; i < 100; i++, stream += 2)
-		cr_assert(rawsock_h2_call(fd, stream, SHARDD "Watch", &watch.base));
+		cr_assert(rawsock_h2_call(fd, stream, METHOD_Watch, &watch.base));
 	job.name = (char *)"watched";
 	job.world_size = 1;
 	join.job = &job;
 	for (; joins < 3000; joins++, stream += 2)
-		if (!rawsock_h2_call(fd, stream, SHARDD "Join", &join.base))
+		if (!rawsock_h2_call(fd, stream, METHOD_Join, &join.base))
 			break;
 	fprintf(stderr, "# %u joins were taken\n", joins);
 	daemonfix_check_alive(&b.d);

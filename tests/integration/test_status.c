@@ -59,7 +59,7 @@ static void await_waiting(struct rpc_client *c)
 		Shardd__V1__OpsReply *ops = raw_must(c, "Status/Ops", &r.base);
 
 		for (size_t i = 0; i < ops->n_ops; i++)
-			there = there || strcmp(ops->ops[i]->state, "WAIT") == 0;
+			there = there || ops->ops[i]->state == SHARDD__V1__OP_STATE__OP_STATE_WAIT;
 		shardd__v1__ops_reply__free_unpacked(ops, NULL);
 		TRAINER_CHECK(clock_now_us() < deadline);
 	}
@@ -390,5 +390,40 @@ Test(status, open_descriptors_are_counted)
 		cr_skip_test("the simulator's threads reserve descriptors");
 	daemonfix_start(&d, NULL);
 	trainers_run(&d, "counted", 1, count, &d, 60);
+	daemonfix_stop(&d);
+}
+
+static int ask_the_wrong_service(const struct trainer *t)
+{
+	static const char *const paths[] = {
+		"/shardd.v1.Shardd/Attach",
+		"/shardd.v1.JobService/Attach",
+		"/shardd.v1.SessionService/Gather",
+	};
+	Shardd__V1__AttachRequest attach = SHARDD__V1__ATTACH_REQUEST__INIT;
+	struct rpc_client *c = raw_connect(t->socket);
+
+	attach.protocol = 1;
+	for (size_t i = 0; i < ARRAY_SIZE(paths); i++) {
+		struct shardd_error err = { 0 };
+		ProtobufCMessage *reply = NULL;
+
+		TRAINER_CHECK(rpc_client_call(c, paths[i], &attach.base,
+					      &shardd__v1__attach_reply__descriptor, 20000, &reply,
+					      &err) == -SHARDD_UNIMPLEMENTED);
+		TRAINER_CHECK(strstr(err.text, "there is no method "));
+		TRAINER_CHECK(strstr(err.text, paths[i]));
+	}
+	rpc_client_close(c);
+	return 0;
+}
+
+/* Each method is in one service: a path with another's name is no method. */
+Test(status, a_path_with_the_wrong_service_is_unimplemented)
+{
+	struct daemonfix d;
+
+	daemonfix_start(&d, NULL);
+	trainers_run(&d, "paths", 1, ask_the_wrong_service, NULL, 60);
 	daemonfix_stop(&d);
 }

@@ -290,7 +290,7 @@ static void refuse_steps(shardd_client *c, shardd_unit u)
 	o.optimizer_steps = NULL;
 	o.n_tensors = TENSORS;
 	TRAIN_FAILS(shardd_return_with(c, u, &o, &train_err), SHARDD_INVALID_ARGUMENT);
-	CHECK(strstr(train_err.text, "has_optimizer_steps"));
+	CHECK(strstr(train_err.text, "go with optimizer_steps"));
 	TRAIN_FAILS(shardd_unit_steps(c, u, got, TENSORS - 1, &train_err), SHARDD_INVALID_ARGUMENT);
 	TRAIN_OK(shardd_unit_steps(c, u, got, TENSORS, &train_err));
 	CHECK(got[0] == 0 && got[3] == 0);

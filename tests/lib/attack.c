@@ -13,6 +13,7 @@
 #include "core/clock.h"
 #include "daemonwatch.h"
 #include "local_abi.h"
+#include "methods.h"
 #include "rawcall.h"
 #include "rawsock.h"
 #include "trainfix.h"
@@ -411,7 +412,7 @@ int attack_connect(struct attack *a, bool attach)
 	r.protocol = 1;
 	if (!attach)
 		return fd;
-	cr_assert(rawsock_h2_call(fd, 1, "/shardd.v1.Shardd/Attach", &r.base));
+	cr_assert(rawsock_h2_call(fd, 1, METHOD_Attach, &r.base));
 	/* the session is there before its answer */
 	cr_assert(rawsock_h2_answered(fd, 1, PATIENCE_S));
 	return fd;

@@ -8,6 +8,7 @@
 #include "core/cleanup.h"
 #include "ctl/json.h"
 #include "daemonfix.h"
+#include "request.h"
 
 #define CALL_MS 30000u
 
@@ -23,29 +24,16 @@ struct rpc_client *raw_connect(const char *socket)
 	return c;
 }
 
-static const ProtobufCMethodDescriptor *find_method(const char *method, const char **ret_service)
-{
-	bool status = strncmp(method, "Status/", 7) == 0;
-	const ProtobufCServiceDescriptor *service =
-		status ? &shardd__v1__status__descriptor : &shardd__v1__shardd__descriptor;
-	const ProtobufCMethodDescriptor *m = protobuf_c_service_descriptor_get_method_by_name(
-		service, status ? method + 7 : method);
-
-	TRAINER_CHECK(m);
-	*ret_service = service->name;
-	return m;
-}
-
 struct rpc_pending *raw_start(struct rpc_client *c, const char *method,
 			      const ProtobufCMessage *request)
 {
 	const char *service;
-	const ProtobufCMethodDescriptor *m = find_method(method, &service);
+	const ProtobufCMethodDescriptor *m = request_method(method, &service);
 	struct rpc_pending *p = NULL;
 	struct shardd_error err = { 0 };
 	char path[128];
 
-	TRAINER_CHECK(request->descriptor == m->input);
+	TRAINER_CHECK(m && request->descriptor == m->input);
 	snprintf(path, sizeof(path), "/%s/%s", service, m->name);
 	TRAINER_CHECK(rpc_client_start(c, path, request, m->output, false, CALL_MS, &p, &err) == 0);
 	return p;

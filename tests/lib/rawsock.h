@@ -45,7 +45,7 @@ void rawsock_h2_begin(int fd);
 /* One frame. Return: whether all of it was taken. */
 bool rawsock_h2_frame(int fd, unsigned type, unsigned flags, uint32_t stream, const void *data,
 		      size_t bytes);
-/* HEADERS of a call: @path is "/shardd.v1.Shardd/Attach". */
+/* HEADERS of a call: @path is "/shardd.v1.SessionService/Attach". */
 bool rawsock_h2_headers(int fd, uint32_t stream, const char *path);
 /* The header block of one, into @block of 512 bytes. Return: its length. */
 size_t rawsock_h2_block(uint8_t *block, const char *path);

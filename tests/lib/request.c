@@ -40,6 +40,8 @@ static void set_field(ProtobufCMessage *m, const ProtobufCFieldDescriptor *f,
 {
 	void *at = (char *)m + f->offset;
 
+	if (f->flags & PROTOBUF_C_FIELD_FLAG_ONEOF)
+		*(uint32_t *)((char *)m + f->quantifier_offset) = f->id;
 	switch (v.kind) {
 	case NUMBER:
 		set_number(f, at, v.number);
@@ -261,12 +263,30 @@ static void fill_ddp(ProtobufCMessage *m, const char *method)
 	}
 }
 
+const ProtobufCMethodDescriptor *request_method(const char *name, const char **ret_service)
+{
+	static const ProtobufCServiceDescriptor *const services[] = {
+		&shardd__v1__session_service__descriptor, &shardd__v1__job_service__descriptor,
+		&shardd__v1__unit_service__descriptor,    &shardd__v1__training_service__descriptor,
+		&shardd__v1__ddp_service__descriptor,     &shardd__v1__reader_service__descriptor,
+	};
+	const ProtobufCServiceDescriptor *service = &shardd__v1__status__descriptor;
+	const ProtobufCMethodDescriptor *m = NULL;
+
+	if (strncmp(name, "Status/", 7) == 0)
+		m = protobuf_c_service_descriptor_get_method_by_name(service, name + 7);
+	for (size_t i = 0; !m && i < ARRAY_SIZE(services); i++) {
+		service = services[i];
+		m = protobuf_c_service_descriptor_get_method_by_name(service, name);
+	}
+	if (m && ret_service)
+		*ret_service = service->name;
+	return m;
+}
+
 static const ProtobufCMessageDescriptor *input_of(const char *method)
 {
-	bool status = strncmp(method, "Status/", 7) == 0;
-	const ProtobufCMethodDescriptor *m = protobuf_c_service_descriptor_get_method_by_name(
-		status ? &shardd__v1__status__descriptor : &shardd__v1__shardd__descriptor,
-		status ? method + 7 : method);
+	const ProtobufCMethodDescriptor *m = request_method(method, NULL);
 
 	TRAINER_CHECK(m);
 	return m->input;

@@ -172,7 +172,7 @@ APPLY_TEST(the_learning_rate_may_be_the_steps_own)
 {
 	Shardd__V1__StepRequest r = SHARDD__V1__STEP_REQUEST__INIT;
 
-	r.has_lr = true;
+	r.optional_lr_case = SHARDD__V1__STEP_REQUEST__OPTIONAL_LR_LR;
 	r.lr = 0;
 	reduce(1);
 	for (unsigned i = 0; i < 2; i++)

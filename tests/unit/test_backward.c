@@ -335,13 +335,13 @@ Test(backward, the_learning_rate_is_the_plans)
 	Shardd__V1__PlanBackwardRequest p = SHARDD__V1__PLAN_BACKWARD_REQUEST__INIT;
 	Shardd__V1__StepRequest s = SHARDD__V1__STEP_REQUEST__INIT;
 
-	p.has_lr = true;
+	p.optional_lr_case = SHARDD__V1__PLAN_BACKWARD_REQUEST__OPTIONAL_LR_LR;
 	p.lr = 0.25;
 	plan(&p);
 	reduce(u, 2);
 	reduce(v, 2);
 	nodefix_turns(&n);
-	s.has_lr = true;
+	s.optional_lr_case = SHARDD__V1__STEP_REQUEST__OPTIONAL_LR_LR;
 	s.lr = 0.25;
 	submit_step(&s);
 	both_fail(FAULT_STATE, "PlanBackward");

@@ -8,11 +8,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "methods.h"
 #include "ring.h"
 #include "ring/ring_queue.h"
 #include "shardd.pb-c.h"
 
-#define METHOD "/shardd.v1.Shardd/Gather"
+#define METHOD METHOD_Gather
 
 static struct ring_queue daemon_side;
 static struct ring *ring;
@@ -156,9 +157,9 @@ Test(client_ring, a_daemon_that_is_gone)
 Test(client_ring, what_goes_over_it)
 {
 	cr_assert_neq(ring_number(METHOD), 0);
-	cr_assert_neq(ring_number("/shardd.v1.Shardd/Reduce"), 0);
-	cr_assert_eq(ring_number("/shardd.v1.Shardd/ConvertUnits"), 0, "its reply has lists");
-	cr_assert_eq(ring_number("/shardd.v1.Shardd/None"), 0);
+	cr_assert_neq(ring_number(METHOD_Reduce), 0);
+	cr_assert_eq(ring_number(METHOD_ConvertUnits), 0, "its reply has lists");
+	cr_assert_eq(ring_number("/shardd.v1.TrainingService/None"), 0);
 }
 
 Test(client_ring, memory_that_makes_no_sense)

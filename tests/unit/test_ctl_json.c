@@ -89,7 +89,7 @@ Test(ctl_json, messages_inside_messages)
 	const char *state = NULL;
 	json_t *j;
 
-	rank.state = "JOINED";
+	rank.state = SHARDD__V1__RANK_STATE__RANK_STATE_JOINED;
 	job.name = "train";
 	job.ranks = ranks;
 	job.n_ranks = 1;

@@ -49,7 +49,7 @@ static Shardd__V1__OpRecord *op(struct records *r, const char *job, uint32_t ran
 	o->pid = 100 + (int)rank;
 	o->op = (char *)name;
 	o->unit = (char *)unit;
-	o->state = "DONE";
+	o->state = SHARDD__V1__OP_STATE__OP_STATE_DONE;
 	o->announced_us = times[0];
 	o->active_us = times[1];
 	o->started_us = times[2];
@@ -149,7 +149,8 @@ Test(ctl_trace, an_op_is_cut_into_what_it_waited_for_and_its_run)
 	op(&r, "job", 0, "Reduce", "a", TIMES(100, 110, 130, 200))->number = 7;
 	op(&r, "job", 0, "Gather", "a", TIMES(200, 200, 210, 215));
 	op(&r, "job", 0, "Step", "", TIMES(300, 0, 0, 310))->error = "STATE: no";
-	op(&r, "job", 0, "Barrier", "", TIMES(400, 420, 0, 0))->state = "WAIT";
+	op(&r, "job", 0, "Barrier", "", TIMES(400, 420, 0, 0))->state =
+		SHARDD__V1__OP_STATE__OP_STATE_WAIT;
 	events = events_of(&r, &all, &j);
 	expect_slices(events, "rank 0 trainer|trainer|215+85\n"
 			      "rank 0 trainer|trainer|310+90\n"
@@ -180,7 +181,7 @@ Test(ctl_trace, arguments_say_what_is_known)
 	o->number = 5;
 	o->bytes = 4096;
 	o->error = "ABORTED: rank 1 is gone";
-	o->state = "FAILED";
+	o->state = SHARDD__V1__OP_STATE__OP_STATE_FAILED;
 	o->group = "world";
 	device(&r, "main", "Reduce", "a", TIMES(100, 105, 0, 0))->bytes = 12;
 	events = events_of(&r, &all, &j);

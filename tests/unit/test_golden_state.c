@@ -81,7 +81,7 @@ static void step(struct run *r, unsigned i)
 	Shardd__V1__StepRequest q = SHARDD__V1__STEP_REQUEST__INIT;
 	struct nodefix_op op = { 0 };
 
-	q.has_lr = true;
+	q.optional_lr_case = SHARDD__V1__STEP_REQUEST__OPTIONAL_LR_LR;
 	q.lr = r->o.lr[i];
 	q.skip_if_found = r->o.scaler != 0;
 	NODEFIX_OK(nodefix_submit(&r->n, r->m, "Step", &q.base, &op), &op);

@@ -96,7 +96,8 @@ static int next(struct rpc_pending *p, int timeout_ms)
 
 Test(health, check_says_whether_it_serves)
 {
-	static const char *const names[] = { "", "shardd.v1.Shardd", "shardd.v1.Status" };
+	static const char *const names[] = { "", "shardd.v1.SessionService",
+					     "shardd.v1.TrainingService", "shardd.v1.Status" };
 
 	for (size_t i = 0; i < ARRAY_SIZE(names); i++)
 		cr_assert_eq(check(names[i], NULL), NOT_SERVING, "%s", names[i]);
@@ -118,7 +119,7 @@ Test(health, check_of_an_unknown_name_is_not_found)
 
 Test(health, watch_tells_each_change_once)
 {
-	struct rpc_pending *p = watch("shardd.v1.Shardd");
+	struct rpc_pending *p = watch("shardd.v1.JobService");
 
 	cr_assert_eq(next(p, 5000), NOT_SERVING);
 	set_serving(true);

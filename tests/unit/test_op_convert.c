@@ -437,7 +437,8 @@ static void return_state(struct fixture *x, uint64_t steps)
 
 	r.unit = x->u->id;
 	r.write = 1;
-	r.has_optimizer_steps = 1;
+	r.optional_optimizer_steps_case =
+		SHARDD__V1__RETURN_FULL_REQUEST__OPTIONAL_OPTIMIZER_STEPS_OPTIMIZER_STEPS;
 	r.optimizer_steps = steps;
 	for (unsigned i = 0; i < RANKS; i++)
 		nodefix_submit(&x->n, x->m[i], "ReturnFull", &r.base, &x->op[i]);

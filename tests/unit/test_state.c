@@ -217,7 +217,7 @@ static void harm_buffer_count(state_all *s)
 {
 	state_unit *u = s->jobs[0]->units[1];
 
-	shardd__state__region__free_unpacked(u->buffer_regions[--u->n_buffer_regions], NULL);
+	shardd__state__v1__region__free_unpacked(u->buffer_regions[--u->n_buffer_regions], NULL);
 }
 
 static void harm_device(state_all *s)
@@ -228,7 +228,7 @@ static void harm_device(state_all *s)
 
 static void harm_no_region(state_all *s)
 {
-	shardd__state__region__free_unpacked(s->jobs[0]->units[0]->parts[0]->grads, NULL);
+	shardd__state__v1__region__free_unpacked(s->jobs[0]->units[0]->parts[0]->grads, NULL);
 	s->jobs[0]->units[0]->parts[0]->grads = NULL;
 }
 
@@ -296,9 +296,9 @@ Test(state, decode_checks_every_number)
 
 		cr_assert_eq(state_decode(l.bytes, l.n, &all, &f), 0);
 		harms[i].harm(all);
-		bytes = shardd__state__state__get_packed_size(all);
+		bytes = shardd__state__v1__state__get_packed_size(all);
 		data = malloc(bytes);
-		shardd__state__state__pack(all, data);
+		shardd__state__v1__state__pack(all, data);
 		cr_expect_eq(state_decode(data, bytes, &again, &f), FAULT_INVALID, "harm %zu", i);
 		cr_expect(strstr(f.text, harms[i].words), "harm %zu: %s", i, f.text);
 		cr_expect_null(again);

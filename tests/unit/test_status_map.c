@@ -36,23 +36,23 @@ Test(status_map, only_no_fault_is_ok)
 		cr_assert_neq(status_map_code((enum fault_code)code), GRPC_STATUS_OK);
 }
 
-static Shardd__Wire__RpcStatus *details(const struct fault *f)
+static Shardd__Wire__V1__RpcStatus *details(const struct fault *f)
 {
-	Shardd__Wire__RpcStatus *status;
+	Shardd__Wire__V1__RpcStatus *status;
 	uint8_t *bytes;
 	size_t n;
 
 	cr_assert_eq(status_map_details(f, &bytes, &n), 0);
-	status = shardd__wire__rpc_status__unpack(NULL, n, bytes);
+	status = shardd__wire__v1__rpc_status__unpack(NULL, n, bytes);
 	free(bytes);
 	cr_assert_not_null(status);
 	cr_assert_eq(status->n_details, 1);
 	return status;
 }
 
-static Shardd__V1__ErrorInfo *error_info(const Shardd__Wire__RpcStatus *status)
+static Shardd__V1__ErrorInfo *error_info(const Shardd__Wire__V1__RpcStatus *status)
 {
-	const Shardd__Wire__Any *any = status->details[0];
+	const Shardd__Wire__V1__Any *any = status->details[0];
 	Shardd__V1__ErrorInfo *info;
 
 	cr_assert_str_eq(any->type_url, "type.googleapis.com/shardd.v1.ErrorInfo");
@@ -68,7 +68,7 @@ Test(status_map, details_hold_every_field)
 			   .native = -7,
 			   .field = "units[0].name",
 			   .text = "who holds what" };
-	Shardd__Wire__RpcStatus *status = details(&f);
+	Shardd__Wire__V1__RpcStatus *status = details(&f);
 	Shardd__V1__ErrorInfo *info = error_info(status);
 
 	cr_assert_eq(status->code, GRPC_STATUS_RESOURCE_EXHAUSTED);
@@ -79,7 +79,7 @@ Test(status_map, details_hold_every_field)
 	cr_assert_str_eq(info->field, "units[0].name");
 	cr_assert_str_eq(info->text, "who holds what");
 	shardd__v1__error_info__free_unpacked(info, NULL);
-	shardd__wire__rpc_status__free_unpacked(status, NULL);
+	shardd__wire__v1__rpc_status__free_unpacked(status, NULL);
 }
 
 /* Other languages refuse a message with a string that is not UTF-8, and texts quote
@@ -87,24 +87,24 @@ Test(status_map, details_hold_every_field)
 Test(status_map, details_are_valid_text_whatever_the_fault_says)
 {
 	struct fault f = { .code = FAULT_INVALID, .field = "a\x80z", .text = "\xc3\xa4 \xe2\x82" };
-	Shardd__Wire__RpcStatus *status = details(&f);
+	Shardd__Wire__V1__RpcStatus *status = details(&f);
 	Shardd__V1__ErrorInfo *info = error_info(status);
 
 	cr_assert_str_eq(status->message, "\xc3\xa4 ??");
 	cr_assert_str_eq(info->text, "\xc3\xa4 ??");
 	cr_assert_str_eq(info->field, "a?z");
 	shardd__v1__error_info__free_unpacked(info, NULL);
-	shardd__wire__rpc_status__free_unpacked(status, NULL);
+	shardd__wire__v1__rpc_status__free_unpacked(status, NULL);
 }
 
 Test(status_map, longest_fault_fits)
 {
 	struct fault f = { .code = FAULT_INTERNAL, .domain = FAULT_DOMAIN_OS, .native = EIO };
-	Shardd__Wire__RpcStatus *status;
+	Shardd__Wire__V1__RpcStatus *status;
 
 	memset(f.text, 't', sizeof(f.text) - 1);
 	memset(f.field, 'f', sizeof(f.field) - 1);
 	status = details(&f);
 	cr_assert_str_eq(status->message, f.text);
-	shardd__wire__rpc_status__free_unpacked(status, NULL);
+	shardd__wire__v1__rpc_status__free_unpacked(status, NULL);
 }
