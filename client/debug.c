@@ -325,9 +325,10 @@ struct debug_op *debug_begin(struct debug *d, uint64_t seq, const ProtobufCMessa
 	return op;
 }
 
-/* The view of @place; what @l had elsewhere is lost. NULL: no memory. */
+/* The view of @place; @by has moved @l there from where it was. NULL: no memory. */
 static struct debug_view *debug_view_of(struct debug *d, struct debug_loan *l,
-					const struct map_place *place, const void *data)
+					const struct map_place *place, const void *data,
+					const char *by)
 {
 	struct debug_view *v, *lent;
 	char what[DEBUG_VIEW_WHAT];
@@ -337,7 +338,7 @@ static struct debug_view *debug_view_of(struct debug *d, struct debug_loan *l,
 			break;
 	lent = debug_lent_view(l);
 	if (lent && lent != v)
-		debug_view_lose(lent, l->by);
+		debug_view_lose(lent, by);
 	if (v)
 		return v;
 	debug_describe(d, l, what, sizeof(what));
@@ -354,7 +355,7 @@ static int debug_hand_out(struct debug *d, const struct debug_op *op, struct deb
 
 	if (op->verb->in_reply && !ended)
 		l->references = 1;
-	v = debug_view_of(d, l, place, *data);
+	v = debug_view_of(d, l, place, *data, op->verb->name);
 	r = v ? debug_view_lend(v, d->rank) : -1;
 	if (r < 0)
 		return r;

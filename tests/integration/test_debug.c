@@ -266,6 +266,43 @@ static int by_shard_done(const struct trainer *t)
 	return 0;
 }
 
+/* The second forward moves the gradients to other buckets. */
+static int by_ddp_forward(const struct trainer *t)
+{
+	const uint64_t n = N;
+	const uint32_t order[] = { 0, 1 }; /* buckets are first made for the reverse */
+	const struct shardd_tensor tensors[] = { { .name = "a", .shape = &n, .dims = 1 },
+						 { .name = "b", .shape = &n, .dims = 1 } };
+	const struct shardd_unit_spec spec = { .size = sizeof(spec),
+					       .name = "layer3",
+					       .tensors = tensors,
+					       .n_tensors = 2,
+					       .strategy = SHARDD_REPLICATE,
+					       .reduce_profile = SHARDD_PROFILE_DDP,
+					       .optimizer = sgd };
+	shardd_client *c = debug_join(t);
+	struct shardd_unit_info info;
+	struct shardd_ddp_spec ddp = { .size = sizeof(ddp), .units = &info.unit, .n_units = 1 };
+	struct shardd_ddp_view before[2], after[2];
+	shardd_ddp d;
+
+	TRAIN_OK(shardd_register(c, &spec, 1, &info, &train_err));
+	TRAIN_OK(shardd_init_seed(c, info.unit, 1, &train_err));
+	TRAIN_OK(shardd_ddp_create(c, &ddp, &d, NULL, &train_err));
+	TRAIN_OK(shardd_ddp_forward(c, d, before, 2, &train_err));
+	for (unsigned i = 0; i < 2; i++)
+		memset(before[i].data, 0, N * sizeof(float));
+	TRAIN_OK(shardd_ddp_backward(c, d, NULL, 0, NULL, 0, &train_err));
+	TRAIN_OK(shardd_ddp_ready(c, d, order, 2, &train_err));
+	TRAIN_OK(shardd_ddp_finish(c, d, NULL, 0, &train_err));
+	TRAIN_OK(shardd_ddp_forward(c, d, after, 2, &train_err));
+	for (unsigned i = 0; i < 2; i++)
+		memset(after[i].data, 0, N * sizeof(float));
+	((struct told *)t->arg)->buffer = d;
+	touch_write(t->arg, before[1].data);
+	return 0;
+}
+
 static int by_leave(const struct trainer *t)
 {
 	shardd_client *c = debug_join(t);
@@ -337,6 +374,9 @@ static const struct way {
 	{ "sharddone", by_shard_done, "write to",
 	  "in the shard of unit 'layer3', which ShardDone gave back (rank 0): ask for the next "
 	  "shard before you use it" },
+	{ "ddp", by_ddp_forward, "write to",
+	  "in the gradient buckets of ddp %llu, which DdpForward gave back (rank 0): use the views "
+	  "of the last DdpForward" },
 	{ "leave", by_leave, "read of",
 	  "in the parameters of unit 'layer3', which shardd_leave gave back (rank 0): gather it "
 	  "before you read it" },
@@ -365,7 +405,7 @@ static void check_way(const struct way *way, bool no_ring)
 	way = &(struct way){ way->name, way->fn, "access to", way->rest };
 #endif
 	snprintf(want, sizeof(want), "shardd: %s %p %s\n", way->access, told->at, rest);
-	cr_assert_str_eq(told_text(told), want, "%s", way->name);
+	cr_assert_str_eq(told_text(told), want, "%s: %s", way->name, told_text(told));
 	if (way->fn != by_leave)
 		job_delete(way->name);
 	told_free(told);
@@ -388,12 +428,28 @@ Test(debug, so_does_it_over_grpc, .timeout = 120, .init = trainfix_begin, .fini 
 		check_way(&ways[i], true);
 }
 
-/* Rank 1 ends; rank 0 joins again. */
+/* Rank 1 ends; rank 0 joins again. A unit's buffers stay with the job. */
 static int rejoin_trainer(const struct trainer *t)
 {
+	const uint64_t n = N;
+	const struct shardd_tensor tensor = { .name = "w", .shape = &n, .dims = 1 };
+	const struct shardd_buffer buffer = { .name = "mean", .shape = &n, .dims = 1 };
+	const struct shardd_unit_spec spec = { .size = sizeof(spec),
+					       .name = "layer3",
+					       .tensors = &tensor,
+					       .n_tensors = 1,
+					       .buffers = &buffer,
+					       .n_buffers = 1 };
 	shardd_client *c = debug_join(t);
-	shardd_unit u = train_zero_unit(c, "layer3", N, NULL);
+	struct shardd_unit_info info;
 	const void *data;
+	void *buffers;
+	shardd_unit u;
+
+	TRAIN_OK(shardd_register(c, &spec, 1, &info, &train_err));
+	u = info.unit;
+	TRAIN_OK(shardd_init_seed(c, u, 1, &train_err));
+	TRAIN_OK(shardd_unit_buffers(c, u, &buffers, &train_err));
 
 	TRAIN_OK(shardd_gather(c, u, &data, &train_err));
 	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
@@ -403,6 +459,7 @@ static int rejoin_trainer(const struct trainer *t)
 	touch_read(t->arg, data);
 	((struct told *)t->arg)->survived = false;
 	train_join_as(c, t, SHARDD_EPHEMERAL);
+	*(volatile char *)buffers = 1;
 	touch_read(t->arg, data);
 	return 0;
 }
