@@ -300,27 +300,31 @@ static void debug_sent(struct debug_op *op, struct debug_loan *l)
 
 struct debug_op *debug_begin(struct debug *d, uint64_t seq, const ProtobufCMessage *request)
 {
+	const struct debug_verb *verb = debug_verb_of(request);
+	bool lends = verb && !verb->in_reply && verb->effect != EFFECT_STEP;
 	struct debug_op *op = calloc(1, sizeof(*op));
-	struct debug_loan *l;
+	struct debug_loan *l = NULL;
 
 	if (!op)
 		return NULL;
 	op->request = request->descriptor;
-	op->verb = debug_verb_of(request);
+	op->verb = verb;
 	op->seq = seq;
+	if (!verb)
+		op->id = debug_unit_of(request);
+	else if (!verb->in_reply)
+		op->id = debug_number_at(request, verb->id_at, verb->id_bytes);
+	list_init(&op->link);
 	debug_view_lock();
 	op->epoch = d->epoch;
-	if (!op->verb)
-		op->id = debug_unit_of(request);
-	else if (!op->verb->in_reply)
-		op->id = debug_number_at(request, op->verb->id_at, op->verb->id_bytes);
-	list_init(&op->link);
-	list_append(&d->ops, &op->link);
-	if (op->verb && !op->verb->in_reply && op->verb->effect != EFFECT_STEP) {
-		l = debug_loan_get(d, op->verb->kind, op->id);
-		if (l)
-			debug_sent(op, l);
-	}
+	if (lends)
+		l = debug_loan_get(d, verb->kind, op->id);
+	if (l)
+		debug_sent(op, l);
+	if (l || !lends)
+		list_append(&d->ops, &op->link);
+	else
+		free(STEAL_PTR(op));
 	debug_view_unlock();
 	return op;
 }
@@ -333,15 +337,17 @@ static struct debug_view *debug_view_of(struct debug *d, struct debug_loan *l,
 	struct debug_view *v, *lent;
 	char what[DEBUG_VIEW_WHAT];
 
+	/* in another job its number may be that of another unit */
+	debug_describe(d, l, what, sizeof(what));
 	for (v = l->views; v; v = v->next)
-		if (v->under == data && v->bytes == place->bytes && v->writable == place->writable)
+		if (v->under == data && v->bytes == place->bytes &&
+		    v->writable == place->writable && strcmp(v->what, what) == 0)
 			break;
 	lent = debug_lent_view(l);
 	if (lent && lent != v)
 		debug_view_lose(lent, by);
 	if (v)
 		return v;
-	debug_describe(d, l, what, sizeof(what));
 	return debug_view_new(&l->views, data, place->bytes, place->writable, what,
 			      debug_kinds[l->kind].advice);
 }

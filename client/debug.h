@@ -28,9 +28,9 @@ int debug_new(struct debug **ret, struct shardd_error *err);
  * allowed. Return: NULL. */
 struct debug *debug_free(struct debug *d);
 
-/* The session is in a new epoch as @rank, on a GPU or not; @by: the call that has ended the earlier
- * one, static. */
+/* The session is in a new epoch as @rank. @gpu: is its memory that of a GPU? */
 void debug_joined(struct debug *d, uint32_t rank, bool gpu);
+/* The session has left its job. */
 void debug_left(struct debug *d);
 /* A unit was registered. @name: copied. */
 void debug_unit(struct debug *d, shardd_unit u, const char *name, shardd_group group);

@@ -43,6 +43,12 @@ static void told_free(struct told *told)
 	munmap(told, sizeof(*told));
 }
 
+static void host_only(void)
+{
+	if (!train_on_host())
+		cr_skip_test("memory of a GPU cannot be protected");
+}
+
 /* What trainers that died have left. */
 static void job_delete(const char *job)
 {
@@ -414,16 +420,14 @@ static void check_way(const struct way *way, bool no_ring)
 Test(debug, use_after_it_was_given_back_ends_with_a_sentence, .timeout = 120,
      .init = trainfix_begin, .fini = trainfix_end)
 {
-	if (!train_on_host())
-		return;
+	host_only();
 	for (size_t i = 0; i < ARRAY_SIZE(ways); i++)
 		check_way(&ways[i], false);
 }
 
 Test(debug, so_does_it_over_grpc, .timeout = 120, .init = trainfix_begin, .fini = trainfix_end)
 {
-	if (!train_on_host())
-		return;
+	host_only();
 	for (size_t i = 0; i < ARRAY_SIZE(ways); i++)
 		check_way(&ways[i], true);
 }
@@ -467,13 +471,11 @@ static int rejoin_trainer(const struct trainer *t)
 Test(debug, a_new_epoch_takes_what_the_last_one_lent, .timeout = 60, .init = trainfix_begin,
      .fini = trainfix_end)
 {
-	struct told *told = told_new();
+	struct told *told;
 	pid_t pids[2];
 
-	if (!train_on_host()) {
-		told_free(told);
-		return;
-	}
+	host_only();
+	told = told_new();
 	for (uint32_t r = 0; r < 2; r++)
 		pids[r] = trainer_start(&trainfix, "test", r, 2, rejoin_trainer, told);
 	cr_assert_eq(trainer_wait(pids[1], 60), 0);
@@ -534,8 +536,8 @@ static void run_quietly(uint32_t world, trainer_fn fn)
 Test(debug, neighbours_on_the_same_page_stay_usable, .timeout = 60, .init = trainfix_begin,
      .fini = trainfix_end)
 {
-	if (train_on_host())
-		run_quietly(2, neighbours_trainer);
+	host_only();
+	run_quietly(2, neighbours_trainer);
 }
 
 /* Rank 1 comes after rank 0's deadline, and is told the same. */
@@ -570,8 +572,8 @@ static int refused_trainer(const struct trainer *t)
 Test(debug, an_op_that_fails_gives_nothing_back, .timeout = 60, .init = trainfix_begin,
      .fini = trainfix_end)
 {
-	if (train_on_host())
-		run_quietly(2, refused_trainer);
+	host_only();
+	run_quietly(2, refused_trainer);
 }
 
 /* shardd_read and shardd_write return an error instead. */
@@ -606,8 +608,8 @@ static int copies_trainer(const struct trainer *t)
 Test(debug, copies_are_refused_in_what_was_given_back, .timeout = 60, .init = trainfix_begin,
      .fini = trainfix_end)
 {
-	if (train_on_host())
-		run_quietly(1, copies_trainer);
+	host_only();
+	run_quietly(1, copies_trainer);
 }
 
 /* ------------------------------------------------------------------- the process */
@@ -656,13 +658,11 @@ static int handler_trainer(const struct trainer *t)
 Test(debug, a_handler_of_the_application_is_called, .timeout = 60, .init = trainfix_begin,
      .fini = trainfix_end)
 {
-	struct told *told = told_new();
+	struct told *told;
 	const char *first;
 
-	if (!train_on_host()) {
-		told_free(told);
-		return;
-	}
+	host_only();
+	told = told_new();
 	trainfix_run(1, handler_trainer, told);
 	first = strstr(told_text(told), "gave back");
 	cr_assert(first && strstr(first + 1, "gave back"), "%s", told_text(told));
@@ -694,7 +694,8 @@ Test(debug, faults_of_others_end_as_before, .timeout = 60, .init = trainfix_begi
 {
 	static const trainer_fn fns[] = { unrelated_trainer, sent_trainer };
 
-	for (size_t i = 0; i < ARRAY_SIZE(fns) && train_on_host(); i++) {
+	host_only();
+	for (size_t i = 0; i < ARRAY_SIZE(fns); i++) {
 		struct told *told = told_new();
 		pid_t pid = trainer_start(&trainfix, "test", 0, 1, fns[i], told);
 
@@ -743,13 +744,13 @@ static int fork_trainer(const struct trainer *t)
 Test(debug, a_child_of_a_fork_is_told_too, .timeout = 60, .init = trainfix_begin,
      .fini = trainfix_end)
 {
-	struct told *told = told_new();
+	struct told *told;
 
-	if (train_on_host()) {
-		trainfix_run(1, fork_trainer, told);
-		cr_assert(strstr(told_text(told), "'layer3', which Release gave back (rank 0)"),
-			  "%s", told_text(told));
-	}
+	host_only();
+	told = told_new();
+	trainfix_run(1, fork_trainer, told);
+	cr_assert(strstr(told_text(told), "'layer3', which Release gave back (rank 0)"), "%s",
+		  told_text(told));
 	told_free(told);
 }
 
@@ -797,8 +798,8 @@ static int threads_trainer(const struct trainer *t)
 Test(debug, threads_do_not_take_each_others_memory, .timeout = 60, .init = trainfix_begin,
      .fini = trainfix_end)
 {
-	if (train_on_host())
-		run_quietly(1, threads_trainer);
+	host_only();
+	run_quietly(1, threads_trainer);
 }
 
 /* More buffers than keep their addresses. */
@@ -826,8 +827,8 @@ static int many_trainer(const struct trainer *t)
 Test(debug, addresses_are_given_up_in_the_end, .timeout = 60, .init = trainfix_begin,
      .fini = trainfix_end)
 {
-	if (train_on_host())
-		run_quietly(1, many_trainer);
+	host_only();
+	run_quietly(1, many_trainer);
 }
 
 /* ------------------------------------------------------------------------ tickets */
