@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -47,6 +48,11 @@ const char *told_text(const struct told *told)
 	return text;
 }
 
+bool told_nothing(const struct told *told)
+{
+	return !strstr(told_text(told), "shardd:");
+}
+
 void debugfix_on(const struct told *told)
 {
 	const struct rlimit none = { 0, 0 };
@@ -87,6 +93,6 @@ void debugfix_run_quietly(uint32_t world, trainer_fn fn)
 	struct told *told = told_new();
 
 	trainfix_run(world, fn, told);
-	cr_assert_str_empty(told_text(told));
+	cr_assert(told_nothing(told), "%s", told_text(told));
 	told_free(told);
 }

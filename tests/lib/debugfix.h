@@ -25,6 +25,8 @@ struct told *told_new(void);
 void told_free(struct told *told);
 /* All that was written to standard error. Valid until the next call. */
 const char *told_text(const struct told *told);
+/* Nothing of the library? A sanitizer may have said something. */
+bool told_nothing(const struct told *told);
 
 /* In a trainer: debug mode from here on, without a report of a sanitizer. */
 void debugfix_on(const struct told *told);
@@ -39,7 +41,7 @@ void debugfix_write(struct told *told, void *at);
 void debugfix_host_only(void);
 /* What trainers that died have left. */
 void debugfix_delete(const char *job);
-/* @world trainers run @fn with a struct told, and write nothing. */
+/* @world trainers run @fn with a struct told, and the library says nothing. */
 void debugfix_run_quietly(uint32_t world, trainer_fn fn);
 
 #endif
