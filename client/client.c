@@ -85,6 +85,7 @@ static struct shardd_client *client_free(struct shardd_client *c)
 {
 	if (!c)
 		return NULL;
+	c->debug = debug_free(c->debug);
 	tickets_deinit(&c->tickets);
 	ring_close(c->ring);
 	places_deinit(&c->places);
@@ -205,7 +206,9 @@ int shardd_connect(const struct shardd_options *options, shardd_client **ret,
 	c = client_new();
 	if (!c)
 		return error_memory(err);
-	r = device_choose(c, &o, err);
+	r = debug_new(&c->debug, err);
+	if (r == 0)
+		r = device_choose(c, &o, err);
 	if (r == 0)
 		r = rpc_client_connect(path, timeout_ms, &c->rpc, err);
 	if (r < 0)

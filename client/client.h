@@ -9,6 +9,7 @@
 #include <sys/types.h>
 
 #include "cuda_context.h"
+#include "debug.h"
 #include "expect.h"
 #include "map.h"
 #include "places.h"
@@ -40,6 +41,7 @@ struct shardd_client {
 	struct ring *ring;                            /* NULL: all goes over gRPC */
 	struct client_number numbers[CLIENT_NUMBERS]; /* under @order */
 	struct map map;
+	struct debug *debug; /* NULL: no debug mode */
 	struct tickets tickets;
 	struct places places;
 	uint64_t session;

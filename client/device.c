@@ -174,8 +174,11 @@ int shardd_write(shardd_client *c, void *dst, const void *src, size_t bytes,
 		 struct shardd_error *err)
 {
 	int r = check(c, dst, src, bytes, err);
+	const void *to = dst;
 
-	return r < 0 ? r : map_write(&c->map, dst, src, bytes, err);
+	if (r == 0 && c->debug)
+		r = debug_under(c->debug, &to, bytes, true, "dst", err);
+	return r < 0 ? r : map_write(&c->map, (void *)to, src, bytes, err);
 }
 
 int shardd_read(shardd_client *c, void *dst, const void *src, size_t bytes,
@@ -183,6 +186,8 @@ int shardd_read(shardd_client *c, void *dst, const void *src, size_t bytes,
 {
 	int r = check(c, dst, src, bytes, err);
 
+	if (r == 0 && c->debug)
+		r = debug_under(c->debug, &src, bytes, false, "src", err);
 	return r < 0 ? r : map_read(&c->map, dst, src, bytes, err);
 }
 

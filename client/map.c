@@ -286,11 +286,11 @@ int map_write(struct map *m, void *dst, const void *src, size_t bytes, struct sh
 
 	if (!find_range(m, dst, bytes, &in))
 		return unknown_pointer("dst", dst, bytes, err);
+	if (!bytes) /* @in may be the slab that ends at @dst */
+		return 0;
 	if (!in.writable)
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "dst",
 				 "dst: the memory at %p was handed out read-only", dst);
-	if (!bytes)
-		return 0;
 	return m->ops->copy_in(m->device, dst, src, bytes, err);
 }
 

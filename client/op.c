@@ -115,6 +115,8 @@ static int submit_ordered(struct shardd_client *c, const struct op *op, Protobuf
 		tickets_end(&c->tickets, id);
 		return r;
 	}
+	if (c->debug)
+		ticket->debug = debug_begin(c->debug, c->seq, request);
 	tickets_release(&c->tickets, ticket);
 	*t = id;
 	return 0;
@@ -224,19 +226,24 @@ static void common_result(struct shardd_client *c, const ProtobufCMessage *reply
 		atomic_store(&c->draining, true);
 }
 
-static int take_place(struct shardd_client *c, const Shardd__V1__Placement *p, int timeout_ms,
-		      struct shardd_result *ret, struct shardd_error *err)
+static int take_place(struct shardd_client *c, const struct ticket *ticket,
+		      const Shardd__V1__Placement *p, int timeout_ms, struct shardd_result *ret,
+		      struct shardd_error *err)
 {
 	struct map_place place = { .slab = p->slab,
 				   .offset = p->offset,
 				   .bytes = p->bytes,
 				   .writable = p->writable,
 				   .slab_bytes = p->slab_bytes };
+	int r;
 
 	if (p->ipc_handle.len == MAP_IPC_BYTES)
 		place.ipc = p->ipc_handle.data;
 	ret->bytes = p->bytes;
-	return map_address(&c->map, &place, timeout_ms, &ret->data, err);
+	r = map_address(&c->map, &place, timeout_ms, &ret->data, err);
+	if (r == 0 && c->debug)
+		r = debug_lend(c->debug, ticket->debug, ticket->reply, &place, &ret->data, err);
+	return r;
 }
 
 /* Turn the reply into a result; its memory is mapped here, by whoever waits. Where
@@ -263,7 +270,7 @@ static int take_result(struct shardd_client *c, struct ticket *ticket, int timeo
 	if (ticket->op->keep)
 		r = ticket->op->keep(c, ticket->reply, err);
 	if (r == 0 && p)
-		r = take_place(c, p, timeout_ms, ret, err);
+		r = take_place(c, ticket, p, timeout_ms, ret, err);
 	if (r == 0 && ticket->op->out && ticket->out)
 		r = ticket->op->out(ticket->reply, ret, ticket->out, err);
 	info = ((const struct op_reply *)ticket->reply)->info;
@@ -285,10 +292,13 @@ static int wait_claimed(struct shardd_client *c, shardd_ticket t, struct ticket 
 	    atomic_load(&c->streams)) /* taking it may last; else its end says it */
 		tickets_answered(&c->tickets, ticket);
 	r = take_result(c, ticket, timeout_ms, ret, err);
-	if (ticket->reply && error_is_again(r, err))
+	if (ticket->reply && error_is_again(r, err)) {
 		tickets_release(&c->tickets, ticket);
-	else
-		tickets_end(&c->tickets, t);
+		return r;
+	}
+	if (c->debug)
+		debug_end(c->debug, ticket->debug, ticket->reply);
+	tickets_end(&c->tickets, t);
 	return r;
 }
 

@@ -333,6 +333,7 @@ static int model_convert(const struct shardd_unit_spec *units, size_t n, struct 
 /* Where the reply goes. */
 struct registered {
 	struct shardd_client *c;
+	const struct shardd_unit_spec *units;
 	size_t n;
 	struct shardd_unit_info *ret; /* NULL: not wanted */
 };
@@ -354,6 +355,11 @@ static int take_units(const struct registered *to, const Shardd__V1__RegisterRep
 			.gradient_elements = reply->units[i]->gradient_elements,
 			.packed_elements = reply->units[i]->packed_elements,
 		};
+	for (size_t i = 0; i < to->n && to->c->debug; i++) {
+		const struct shardd_unit_spec *spec = spec_at(to->units, i);
+
+		debug_unit(to->c->debug, reply->units[i]->unit, spec->name, spec->group);
+	}
 	return places_take(&to->c->places, reply->units, to->n, err);
 }
 
@@ -373,7 +379,7 @@ static int take_reply(const uint8_t *bytes, size_t n, void *userdata, struct sha
 int shardd_register(shardd_client *c, const struct shardd_unit_spec *units, size_t n,
 		    struct shardd_unit_info *ret, struct shardd_error *err)
 {
-	struct registered to = { c, n, ret };
+	struct registered to = { c, units, n, ret };
 	struct shardd_error scratch;
 	_cleanup_(model_deinit) struct model model = { 0 };
 	int r = client_check(c, err);

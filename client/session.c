@@ -48,6 +48,8 @@ static int joined(struct shardd_client *c, Shardd__V1__JoinReply *reply, uint32_
 	c->keep = reply->lifetime == SHARDD__V1__LIFETIME__LIFETIME_KEEP;
 	c->epoch = reply->epoch;
 	c->seq = 0;
+	if (c->debug)
+		debug_joined(c->debug, rank, c->cuda != NULL);
 	atomic_store(&c->draining, false);
 	if (ret)
 		*ret = (struct shardd_membership){
@@ -75,6 +77,8 @@ static int leave(struct shardd_client *c, struct shardd_error *err)
 	if (r == 0) {
 		if (c->job && !c->keep)
 			expect_forget(c->socket, c->job);
+		if (c->debug)
+			debug_left(c->debug);
 		c->joined = false;
 		c->epoch = 0;
 		c->seq = 0;

@@ -142,6 +142,7 @@ static struct ticket *take_spare(struct tickets *t)
 	t->n_spare--;
 	x->stream = (struct stream_ref){ 0 };
 	x->out = NULL;
+	x->debug = NULL;
 	x->answered = false;
 	return x;
 }

@@ -19,6 +19,7 @@
 #include "stream.h"
 
 struct op;
+struct debug_op;
 
 struct ticket {
 	const struct op *op;         /* static */
@@ -27,6 +28,7 @@ struct ticket {
 	ProtobufCMessage *reply;  /* owned; taken already, its memory is not mapped yet */
 	struct stream_ref stream; /* that it was submitted on */
 	void *out;                /* (optional) of op->out; the waiter's */
+	struct debug_op *debug;   /* NULL: no debug mode; ended before the ticket */
 	struct ticket *next;      /* in tickets.spare */
 	atomic_bool claimed;      /* set under the lock */
 	bool answered;            /* no longer one of the daemon's unanswered ops */

@@ -81,7 +81,7 @@ const char *const env_names_config[] = {
 
 /* Variables that are read in addition to the configuration's keys. */
 static const char *const env_others[] = {
-	"SHARDD_JOB", "SHARDD_RING", "SHARDD_DEVICE", "SHARDD_INSTANCE", "SHARDD_LIBCUDA",
+	"SHARDD_JOB", "SHARDD_RING", "SHARDD_DEBUG", "SHARDD_DEVICE", "SHARDD_INSTANCE", "SHARDD_LIBCUDA",
 	"SHARDD_LIBNCCL", "SHARDD_KERNELS", "SHARDD_GUARD", "SHARDD_NODES", "SHARDD_LIBRARY",
 	/* the build and the tests */
 	"SHARDD_BIN_DIR", "SHARDD_BUILD_DIR", "SHARDD_LIB_DIR", "SHARDD_SOURCE_DIR",

@@ -387,16 +387,16 @@ int state_encode(state_job *const *jobs, size_t n, uint32_t next_slab, uint8_t *
 	size_t bytes;
 	uint8_t *data;
 
-	shardd__state__state__init(&s);
+	shardd__state__v1__state__init(&s);
 	s.version = STATE_VERSION;
 	s.jobs = (state_job **)jobs;
 	s.n_jobs = n;
 	s.next_slab = next_slab;
-	bytes = shardd__state__state__get_packed_size(&s);
+	bytes = shardd__state__v1__state__get_packed_size(&s);
 	data = malloc(bytes ? bytes : 1);
 	if (!data)
 		return -ENOMEM;
-	CHECK(shardd__state__state__pack(&s, data) == bytes);
+	CHECK(shardd__state__v1__state__pack(&s, data) == bytes);
 	*ret = data;
 	*ret_bytes = bytes;
 	return 0;
@@ -412,7 +412,7 @@ void state_free(state_all *s)
 		if (s->jobs[i])
 			s->jobs[kept++] = s->jobs[i];
 	s->n_jobs = kept;
-	shardd__state__state__free_unpacked(s, NULL);
+	shardd__state__v1__state__free_unpacked(s, NULL);
 }
 
 int state_decode(const uint8_t *data, size_t bytes, state_all **ret, struct fault *f)

@@ -43,7 +43,7 @@ static inline struct bytes_args *bytes_args(const struct op *op)
 struct bytes_copy {
 	struct queue_task queue;
 	struct op *op;
-	struct kop kop;
+	struct launch launch;
 };
 
 /* ------------------------------------------------------------------- the request */
@@ -231,7 +231,7 @@ static void op_bytes_leave(struct op *op)
 	a->payer = user_unref(a->payer);
 }
 
-static void op_bytes_start(struct op *op)
+static enum res op_bytes_tick(struct op *op)
 {
 	struct bytes_args *a = bytes_args(op);
 	struct bytes_copy *copy = calloc(1, sizeof(*copy));
@@ -241,21 +241,21 @@ static void op_bytes_start(struct op *op)
 		fault_errno(&op->fault, -ENOMEM, "copying bytes");
 	if (!copy || (!a->data && op_bytes_take(op, &op->fault))) {
 		free(copy);
-		op_end(op);
-		return;
+		return RES_FAILED;
 	}
 	copy->op = op;
 	queue_task_init(&copy->queue, op->m->job);
 	copy->queue.note =
 		(struct device_note){ .name = op->type->name, .job = op->m->job, .unit = op->unit };
-	copy->kop = (struct kop){ .kind = KOP_COPY, .n = a->bytes };
-	copy->kop.copy =
+	copy->launch = (struct launch){ .kind = LAUNCH_COPY, .n = a->bytes };
+	copy->launch.copy =
 		a->data ? (struct k_copy){ a->at, a->data } : (struct k_copy){ op->owned, a->at };
 	copy->queue.task = (struct backend_task){
-		.kops = &copy->kop, .n_kops = 1, .sync = true, .done = op_bytes_on_copied
+		.launches = &copy->launch, .n_launches = 1, .sync = true, .done = op_bytes_on_copied
 	};
 	op->m->job->running++;
 	queue_task_submit(&copy->queue, op->m->device->backend, op->deadline_us);
+	return RES_WAIT;
 }
 
 static void op_bytes_read_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -278,7 +278,7 @@ const struct op_type op_read_bytes = {
 	.request = &shardd__v1__read_bytes_request__descriptor,
 	.decode = op_bytes_read_decode,
 	.check = op_bytes_check,
-	.start = op_bytes_start,
+	.tick = op_bytes_tick,
 	.leave = op_bytes_leave,
 	.encode = op_bytes_read_encode,
 };
@@ -288,7 +288,7 @@ const struct op_type op_write_bytes = {
 	.request = &shardd__v1__write_bytes_request__descriptor,
 	.decode = op_bytes_write_decode,
 	.check = op_bytes_check,
-	.start = op_bytes_start,
+	.tick = op_bytes_tick,
 	.leave = op_bytes_leave,
 	.encode = op_bytes_write_encode,
 };

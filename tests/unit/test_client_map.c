@@ -339,3 +339,46 @@ Test(client_map, a_wrong_token_and_a_wrong_session_are_told)
 	cr_expect_eq(err.native, ENOENT);
 	map_deinit(&m);
 }
+
+static uint8_t adjacent[2 * PAGE];
+
+static int adjacent_map(void *device, const struct map_source *s, int timeout_ms, uint8_t **ret,
+			struct shardd_error *err)
+{
+	(void)device;
+	(void)timeout_ms;
+	(void)err;
+	*ret = adjacent + (s->slab - 1) * PAGE;
+	return 0;
+}
+
+static void adjacent_unmap(void *device, const struct mapping *m)
+{
+	(void)device;
+	(void)m;
+}
+
+/* Zero bytes where a read-only slab ends and a writable one begins were refused as read-only. */
+Test(client_map, nothing_is_written_between_two_slabs)
+{
+	static const struct map_ops ops = { .map = adjacent_map, .unmap = adjacent_unmap };
+	static const uint8_t handle[MAP_IPC_BYTES];
+	struct shardd_error err = { 0 };
+	struct map m;
+	void *at = NULL;
+
+	map_init(&m);
+	map_use(&m, &ops, NULL);
+	for (uint32_t slab = 1; slab <= 2; slab++) {
+		struct map_place place = { .slab = slab,
+					   .bytes = PAGE,
+					   .writable = slab == 2,
+					   .ipc = handle,
+					   .slab_bytes = PAGE };
+
+		cr_assert_eq(map_address(&m, &place, -1, &at, &err), 0, "%s", err.text);
+	}
+	cr_expect_eq(map_write(&m, at, "", 0, &err), 0, "%s", err.text);
+	cr_expect_eq(map_write(&m, adjacent, "x", 1, &err), -SHARDD_INVALID_ARGUMENT);
+	map_deinit(&m);
+}

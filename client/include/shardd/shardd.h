@@ -97,6 +97,9 @@ struct shardd_options {
  * channel that hands over memory.
  * @options: borrowed; NULL: all defaults. @ret: belongs to the caller; end it with shardd_close.
  * The first call of a process writes the names of unknown SHARDD_ variables to standard error.
+ * With SHARDD_DEBUG=1 in the environment a use of memory after it was given back ends the process
+ * with a sentence (docs/debugging.md); the first such call sets a handler for SIGSEGV, which calls
+ * the one that was set before.
  * Errors: UNAVAILABLE (no daemon listens; or the daemon closed the connection, as it
  * does when it does not admit this uid or gid), PERMISSION_DENIED (the socket's mode),
  * INVALID_ARGUMENT. Any thread. */
