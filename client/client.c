@@ -12,6 +12,7 @@
 #include "core/cleanup.h"
 #include "device.h"
 #include "env.h"
+#include "options.h"
 #include "shardd.pb-c.h"
 
 #define PROTOCOL           1u
@@ -223,29 +224,26 @@ void shardd_close(shardd_client *c)
 		client_free(c);
 }
 
-const char *shardd_daemon_version(const shardd_client *c)
+int shardd_get_info(const shardd_client *c, struct shardd_info *ret, struct shardd_error *err)
 {
-	return c ? c->version : "";
-}
+	struct shardd_info info = { .size = sizeof(info) };
 
-uint64_t shardd_session(const shardd_client *c)
-{
-	return c ? c->session : 0;
-}
-
-const char *shardd_instance(const shardd_client *c)
-{
-	return c ? c->instance_text : "";
-}
-
-uint64_t shardd_daemon_started(const shardd_client *c)
-{
-	return c ? c->started_unix_s : 0;
-}
-
-bool shardd_draining(const shardd_client *c)
-{
-	return c && atomic_load(&c->draining);
+	if (!c || !ret)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, c ? "ret" : "client",
+				 c ? "ret is NULL" : "the client is NULL");
+	if (ret->size < sizeof(info) || ret->size > OPTIONS_MAX_BYTES)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "ret.size",
+				 "ret.size is %zu: set it to the size of the struct, %zu",
+				 ret->size, sizeof(info));
+	info.size = ret->size;
+	info.session = c->session;
+	info.daemon_version = c->version;
+	info.instance = c->instance_text;
+	info.daemon_started = c->started_unix_s;
+	info.draining = atomic_load(&c->draining);
+	memset(ret, 0, info.size);
+	*ret = info;
+	return 0;
 }
 
 void shardd_set_timeout(shardd_client *c, uint32_t ms)

@@ -5,6 +5,7 @@
 
 #include "client_error.h"
 #include "core/check.h"
+#include "options.h"
 
 /* The daemon's own deadline is to come first: its error says what was waited for. */
 #define RPC_GRACE_MS 2000u
@@ -97,7 +98,7 @@ static int start(struct shardd_client *c, const struct op *op, ProtobufCMessage 
 }
 
 static int submit_ordered(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
-			  void *out, shardd_ticket *t, struct shardd_error *err)
+			  struct op_out out, shardd_ticket *t, struct shardd_error *err)
 {
 	struct ticket *ticket;
 	uint64_t id;
@@ -153,27 +154,24 @@ static int check_submit(const struct shardd_client *c, const shardd_ticket *t,
 			 "the pointer to the ticket is NULL");
 }
 
-int shardd_nop_submit(shardd_client *c, shardd_ticket *t, struct shardd_error *err)
+int shardd_submit_nop(shardd_client *c, const struct shardd_nop_options *options, shardd_ticket *t,
+		      struct shardd_error *err)
 {
+	struct shardd_nop_options room;
 	int r = check_submit(c, t, err);
 
 	if (r < 0)
 		return r;
+	if (!OPTIONS_READ(options, &room, err))
+		return -SHARDD_INVALID_ARGUMENT;
 	if (!c->ring)
 		return error_set(err, SHARDD_UNIMPLEMENTED, NULL,
 				 "this client has no ring to the daemon");
 	return submit_nop(c, t, err);
 }
 
-int shardd_nop(shardd_client *c, struct shardd_error *err)
-{
-	shardd_ticket t;
-
-	return op_finish(c, shardd_nop_submit(c, &t, err), &t, NULL, err);
-}
-
-static int submit_out(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
-		      void *out, shardd_ticket *t, struct shardd_error *err)
+int op_submit_out(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
+		  struct op_out out, shardd_ticket *t, struct shardd_error *err)
 {
 	struct shardd_error scratch;
 	int r = check_submit(c, t, err);
@@ -189,15 +187,7 @@ static int submit_out(struct shardd_client *c, const struct op *op, ProtobufCMes
 int op_submit(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
 	      shardd_ticket *t, struct shardd_error *err)
 {
-	return submit_out(c, op, request, NULL, t, err);
-}
-
-int op_call(struct shardd_client *c, const struct op *op, ProtobufCMessage *request, void *out,
-	    struct shardd_result *ret, struct shardd_error *err)
-{
-	shardd_ticket t;
-
-	return op_finish(c, submit_out(c, op, request, out, &t, err), &t, ret, err);
+	return op_submit_out(c, op, request, (struct op_out){ 0 }, t, err);
 }
 
 /* --------------------------------------------------------------------- result */
@@ -264,8 +254,8 @@ static int take_result(struct shardd_client *c, struct ticket *ticket, int timeo
 		r = ticket->op->keep(c, ticket->reply, err);
 	if (r == 0 && p)
 		r = take_place(c, p, timeout_ms, ret, err);
-	if (r == 0 && ticket->op->out && ticket->out)
-		r = ticket->op->out(ticket->reply, ret, ticket->out, err);
+	if (r == 0 && ticket->op->out && ticket->out.data)
+		r = ticket->op->out(ticket->reply, ret, &ticket->out, err);
 	info = ((const struct op_reply *)ticket->reply)->info;
 	if (r == 0 && info && info->ready && ticket->stream.stream)
 		r = stream_end(atomic_load(&c->streams), &ticket->stream, info->ready, err);
@@ -318,22 +308,6 @@ static int wait_ticket(struct shardd_client *c, shardd_ticket t, int timeout_ms,
 	return wait_claimed(c, t, ticket, timeout_ms, ret, err);
 }
 
-int shardd_poll(shardd_client *c, shardd_ticket t, struct shardd_result *ret,
-		struct shardd_error *err)
-{
-	struct shardd_error e; /* set where r is negative */
-	struct shardd_result result;
-	int r = wait_ticket(c, t, 0, &result, &e);
-
-	if (error_is_again(r, &e))
-		return 0;
-	if (r < 0 && err)
-		*err = e;
-	if (r == 0 && ret)
-		*ret = result;
-	return r < 0 ? r : 1;
-}
-
 int shardd_wait(shardd_client *c, shardd_ticket t, int timeout_ms, struct shardd_result *ret,
 		struct shardd_error *err)
 {
@@ -346,10 +320,4 @@ int shardd_wait(shardd_client *c, shardd_ticket t, int timeout_ms, struct shardd
 	if (r == 0 && ret)
 		*ret = result;
 	return r;
-}
-
-int op_finish(struct shardd_client *c, int submitted, const shardd_ticket *t,
-	      struct shardd_result *ret, struct shardd_error *err)
-{
-	return submitted < 0 ? submitted : shardd_wait(c, *t, -1, ret, err);
 }

@@ -72,18 +72,6 @@ static bool renew(void *at, size_t n, size_t size)
 	return *array;
 }
 
-size_t shardd_dtype_size(enum shardd_dtype dtype)
-{
-	switch (dtype) {
-	case SHARDD_FP32:
-		return 4;
-	case SHARDD_BF16:
-	case SHARDD_FP16:
-		return 2;
-	}
-	return 0;
-}
-
 __attribute__((format(printf, 2, 3))) static int is_null(struct shardd_error *err,
 							 const char *format, ...)
 {

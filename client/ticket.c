@@ -141,7 +141,7 @@ static struct ticket *take_spare(struct tickets *t)
 	t->spare = x->next;
 	t->n_spare--;
 	x->stream = (struct stream_ref){ 0 };
-	x->out = NULL;
+	x->out = (struct op_out){ 0 };
 	x->answered = false;
 	return x;
 }

@@ -1,5 +1,5 @@
 /*
- * The tickets of a client: what shardd_poll and shardd_wait look up.
+ * The tickets of a client: what shardd_wait looks up.
  *
  * A ticket's number is its slot and how often the slot has been used, so a
  * number is never reused. A thread that waits has claimed its ticket: no other
@@ -20,13 +20,19 @@
 
 struct op;
 
+/* Where an op's result goes beside struct shardd_result: the caller's, until the ticket ends. */
+struct op_out {
+	void *data; /* NULL: not wanted */
+	uint32_t n; /* elements */
+};
+
 struct ticket {
 	const struct op *op;         /* static */
 	struct rpc_pending *pending; /* owned; NULL: sent over the ring */
 	struct ring_pending ring;
 	ProtobufCMessage *reply;  /* owned; taken already, its memory is not mapped yet */
 	struct stream_ref stream; /* that it was submitted on */
-	void *out;                /* (optional) of op->out; the waiter's */
+	struct op_out out;        /* of op->out */
 	struct ticket *next;      /* in tickets.spare */
 	atomic_bool claimed;      /* set under the lock */
 	bool answered;            /* no longer one of the daemon's unanswered ops */

@@ -161,11 +161,14 @@ class Client:
             raise FailedPrecondition("this client is closed: connect again")
         return self._handle
 
-    def submit(self, op: str, *arguments: Any, finish: Callable[[_abi.Result], T]) -> Ticket[T]:
-        """Submit ``shardd_OP_submit``; @finish makes the ticket's value of the result."""
+    def submit(self, op: str, *arguments: Any, finish: Callable[[_abi.Result], T],
+               **options: Any) -> Ticket[T]:
+        """Submit an op by ``shardd_submit_OP``; @finish makes the ticket's value of the result.
+        @arguments, @options: fields of the op's options, in their order or by name."""
         number = C.c_uint64()
         stream = self._stream()
-        _library.call(op + "_submit", self.handle, *arguments, C.byref(number))
+        made = _abi.options(op, *arguments, **options)
+        _library.call("submit_" + op, self.handle, C.byref(made), C.byref(number))
         return Ticket(self, op, number.value, finish, stream)
 
     @contextlib.contextmanager
@@ -178,9 +181,9 @@ class Client:
         finally:
             self._waiting.discard(thread)
 
-    def do(self, op: str, *arguments: Any) -> None:
+    def do(self, op: str, *arguments: Any, **options: Any) -> None:
         """Submit an op without a value and wait for its end."""
-        self.submit(op, *arguments, finish=lambda r: None).wait()
+        self.submit(op, *arguments, finish=lambda r: None, **options).wait()
 
     def mapped(self, r: _abi.Result, what: str) -> _Mapped:
         """The memory of an op's result; @what names it in messages."""
@@ -193,27 +196,32 @@ class Client:
 
     # --------------------------------------------------------------- session
 
+    def _info(self) -> _abi.Info:
+        info = _abi.Info(C.sizeof(_abi.Info))
+        _library.call("get_info", self.handle, C.byref(info))
+        return info
+
     @property
     def daemon_version(self) -> str:
         """The daemon's version."""
-        text: bytes = _library.library().shardd_daemon_version(self.handle)
+        text: bytes = self._info().daemon_version
         return text.decode()
 
     @property
     def session(self) -> int:
         """This session's number."""
-        return int(_library.library().shardd_session(self.handle))
+        return int(self._info().session)
 
     @property
     def instance(self) -> str:
         """The id of this run of the daemon; a restarted daemon is another run, without state."""
-        text: bytes = _library.library().shardd_instance(self.handle)
+        text: bytes = self._info().instance
         return text.decode()
 
     @property
     def daemon_started(self) -> int:
         """When the daemon started, seconds since 1970."""
-        return int(_library.library().shardd_daemon_started(self.handle))
+        return int(self._info().daemon_started)
 
     @property
     def forked(self) -> bool:
@@ -228,7 +236,7 @@ class Client:
     @property
     def draining(self) -> bool:
         """Has the job or the daemon been asked to drain? Then commit and leave."""
-        return bool(_library.library().shardd_draining(self.handle))
+        return bool(self._info().draining)
 
     def set_timeout(self, seconds: float) -> None:
         """Set the deadline of ops submitted from now on; 0: the job's."""
@@ -441,15 +449,13 @@ class Client:
         all ranks of the group have called this (DDP's join). @divide_by_active: divide gradients by
         the number of ranks that have inputs. Return: the rank that joined last, and the number of
         collectives in which the daemon replaced this rank."""
-        last, shadowed = C.c_uint32(), C.c_uint64()
-        _library.call("join_uneven", self.handle, group, divide_by_active, C.byref(last),
-                      C.byref(shadowed))
-        return last.value, shadowed.value
+        return self.submit("join_uneven", group, divide_by_active,
+                           finish=lambda r: (int(r.last), int(r.shadowed))).wait()
 
     def join_even(self, group: int = WORLD) -> None:
         """As join_uneven, but if a rank that has not called this asks for a collective, all ranks
         of the group get FailedPrecondition."""
-        _library.call("join_even", self.handle, group)
+        self.do("join_uneven", group, require_even=True)
 
     def clip_grad_norm(self, max_norm: float, norm_type: float = 2.0, group: int = WORLD,
                        profile: ClipProfile = ClipProfile.TORCH, error_if_nonfinite: bool = False,
@@ -457,14 +463,13 @@ class Client:
         """Scale the gradient shards so that their norm is at most @max_norm (collective).
         @units: only these. Return: the norm before that."""
         ids = (C.c_uint32 * len(units))(*(u.id for u in units)) if units else None
-        clip = _abi.Clip(C.sizeof(_abi.Clip), max_norm, norm_type, profile, error_if_nonfinite,
-                         ids, len(units or ()), whole_job)
-        return self.submit("clip", group, C.byref(clip),
+        return self.submit("clip", group, max_norm, norm_type, profile, error_if_nonfinite, ids,
+                           len(units or ()), whole_job,
                            finish=lambda r: float(r.total_norm)).wait()
 
     def clip_grad_value(self, value: float, group: int = WORLD) -> None:
         """Clamp the gradient shards of the group's units to [-value, value] (collective)."""
-        self.do("clip_value", group, value, None, 0)
+        self.do("clip", group, by_value=True, value=value)
 
     def unscale(self, inv_scale: float, group: int = WORLD) -> bool:
         """Multiply the gradient shards (collective, once per step). Return: True if any rank had an
@@ -480,12 +485,11 @@ class Client:
         tensors that they do not name. No rank may have these units gathered.
         """
         rate = C.c_double(lr) if lr is not None else None
-        options = _abi.StepOptions(C.sizeof(_abi.StepOptions),
-                                   C.pointer(rate) if rate is not None else None,
-                                   skip_if_found, discard, specs.step_settings(settings),
-                                   len(settings))
-        return self.submit("step_with", group, C.byref(options), finish=lambda r: StepResult(
-            r.skipped, r.found_inf, r.total_norm if r.has_total_norm else None)).wait()
+        return self.submit("step", group, C.pointer(rate) if rate is not None else None,
+                           skip_if_found, discard, specs.step_settings(settings), len(settings),
+                           finish=lambda r: StepResult(
+                               r.skipped, r.found_inf,
+                               r.total_norm if r.has_total_norm else None)).wait()
 
     def plan_backward(self, lr: float | None = None, inv_scale: float = 0,
                       max_norm: float | None = None, norm_type: float = 2.0,
@@ -494,11 +498,11 @@ class Client:
         """Say before a backward pass what is done with its gradients until the step (collective).
         @settings: as in step, which then takes none."""
         rate = C.c_double(lr) if lr is not None else None
-        clip = _abi.Clip(C.sizeof(_abi.Clip), max_norm or 0, norm_type, profile)
-        plan = _abi.Plan(C.sizeof(_abi.Plan), C.pointer(clip) if max_norm is not None else None,
-                         inv_scale, C.pointer(rate) if rate is not None else None,
-                         specs.step_settings(settings), len(settings))
-        self.do("plan_backward", group, C.byref(plan))
+        clip = _abi.options("clip", max_norm=max_norm or 0, norm_type=norm_type, profile=profile)
+        self.do("plan_backward", group,
+                C.cast(C.pointer(clip), C.c_void_p) if max_norm is not None else None, inv_scale,
+                C.pointer(rate) if rate is not None else None, specs.step_settings(settings),
+                len(settings))
 
     def next_shard(self, group: int = WORLD) -> Shard:
         """BY_TRAINER: wait for the next unit whose last reduce has ended; return this rank's
