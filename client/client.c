@@ -117,6 +117,7 @@ static struct shardd_client *client_new(void)
 	c->here = mark_here();
 	pthread_mutex_init(&c->order, NULL);
 	pthread_mutex_init(&c->device_lock, NULL);
+	pthread_mutex_init(&c->failure_lock, NULL);
 	map_init(&c->map);
 	tickets_init(&c->tickets);
 	places_init(&c->places);
@@ -198,6 +199,10 @@ int shardd_connect(const struct shardd_options *options, shardd_client **ret,
 		if (r < 0)
 			return r;
 		o = *options;
+		if (!o.on_stall != !o.stall_ms)
+			return error_set(err, SHARDD_INVALID_ARGUMENT, "options.stall_ms",
+					 "stall_ms is %u and on_stall is %s: give both or neither",
+					 o.stall_ms, o.on_stall ? "set" : "NULL");
 	}
 	env_warn("libshardd");
 	path = env_socket(o.socket);
@@ -205,6 +210,9 @@ int shardd_connect(const struct shardd_options *options, shardd_client **ret,
 	c = client_new();
 	if (!c)
 		return error_memory(err);
+	c->on_stall = o.on_stall;
+	c->stall_data = o.stall_data;
+	c->stall_ms = o.stall_ms;
 	r = device_choose(c, &o, err);
 	if (r == 0)
 		r = rpc_client_connect(path, timeout_ms, &c->rpc, err);
@@ -244,6 +252,12 @@ int shardd_get_info(const shardd_client *c, struct shardd_info *ret, struct shar
 	memset(ret, 0, info.size);
 	*ret = info;
 	return 0;
+}
+
+void shardd_interrupt(shardd_client *c)
+{
+	if (c)
+		atomic_fetch_add(&c->interrupts, 1);
 }
 
 void shardd_set_timeout(shardd_client *c, uint32_t ms)

@@ -356,27 +356,36 @@ static int train_epoch(struct trainer *t)
 	return rc == -SHARDD_ABORTED ? 0 : rc; /* others left before: all is committed */
 }
 
-/* Through as many epochs as it takes: a peer's death ends one, for all. */
-static int train(struct trainer *t)
+/* The first time, and after each epoch that a peer's death has ended. */
+static int enter(void *data)
 {
-	struct shardd_error why;
-	int rc;
+	struct trainer *t = data;
+	struct shardd_error why = t->err;
 
-	for (;;) {
-		rc = trainer_enter(t);
-		if (rc >= 0)
-			rc = train_epoch(t);
-		if (rc != -SHARDD_ABORTED)
-			return rc;
-		why = t->err;
+	if (t->entered) {
 		finish_all(t);
 		if (stop_asked || shardd_draining(t->client)) {
 			trainer_say(t, "rank %u stops: %s\n", t->me.rank, why.text);
 			t->unfinished = true;
-			return 0;
+			return 1;
 		}
 		trainer_say(t, "rank %u returns to the last commit: %s\n", t->me.rank, why.text);
 	}
+	t->entered = true;
+	return trainer_enter(t);
+}
+
+static int epoch(void *data)
+{
+	return train_epoch(data);
+}
+
+/* Through as many epochs as it takes: a peer's death ends one, for all. */
+static int train(struct trainer *t)
+{
+	int rc = shardd_rejoin(enter, epoch, t);
+
+	return rc > 0 ? 0 : rc;
 }
 
 /* ------------------------------------------------------------ life of a run */

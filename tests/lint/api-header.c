@@ -2,6 +2,7 @@
 #include <shardd/shardd.h>
 
 int api_header_gather(shardd_client *c, shardd_unit u, struct shardd_error *err);
+struct shardd_unit_spec api_header_spec(double lr);
 
 int api_header_gather(shardd_client *c, shardd_unit u, struct shardd_error *err)
 {
@@ -15,4 +16,17 @@ int api_header_gather(shardd_client *c, shardd_unit u, struct shardd_error *err)
 		r = shardd_reduce_with(c, SHARDD_OPTIONS(reduce, .unit = u, .more = true), NULL,
 				       err);
 	return r == 0 ? shardd_gather(c, u, &data, err) : r;
+}
+
+struct shardd_unit_spec api_header_spec(double lr)
+{
+	struct shardd_unit_spec spec = { .size = sizeof(spec),
+					 .optimizer =
+						 SHARDD_ADAMW_DEFAULTS(.lr = lr, .eps = 1e-6) };
+
+	if (lr == 0)
+		spec.optimizer = SHARDD_SGD_DEFAULTS(.momentum = 0.9);
+	else if (lr < 0)
+		spec.optimizer = SHARDD_ADAM_DEFAULTS(.amsgrad = true);
+	return spec;
 }

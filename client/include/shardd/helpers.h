@@ -163,4 +163,50 @@ static inline int shardd_poll(shardd_client *c, shardd_ticket t, struct shardd_r
 	return r;
 }
 
+/* Wait for @n tickets; all of them have ended on return. Return: 0 or the code of the first that
+ * failed, which @err describes. A wait that is interrupted ends it early, with the code of
+ * shardd_wait; *@ret_n, if not NULL: how many tickets have ended. */
+static inline int shardd_wait_all(shardd_client *c, const shardd_ticket *tickets, size_t n,
+				  size_t *ret_n, struct shardd_error *err)
+{
+	struct shardd_error e;
+	int first = 0;
+	size_t i;
+
+	for (i = 0; i < n; i++) {
+		int r = shardd_wait(c, tickets[i], -1, NULL, &e);
+
+		if (r < 0 && first == 0) {
+			first = r;
+			if (err)
+				*err = e;
+		}
+		if (r == -SHARDD_CANCELLED && e.native == EINTR) {
+			first = r;
+			if (err)
+				*err = e;
+			break;
+		}
+	}
+	if (ret_n)
+		*ret_n = i;
+	return first;
+}
+
+/* Train until it is done. @enter joins the job, and registers and initialises the units; @train
+ * trains from there. Both return 0 or a negative code; above 0 ends the loop, too. When one of them returns ABORTED, a peer died
+ * or left, and @enter is called again, which drops what was not committed. Return: what
+ * the last of them has returned, never ABORTED. */
+static inline int shardd_rejoin(int (*enter)(void *data), int (*train)(void *data), void *data)
+{
+	int r;
+
+	do {
+		r = enter(data);
+		if (r == 0)
+			r = train(data);
+	} while (r == -SHARDD_ABORTED);
+	return r;
+}
+
 #endif

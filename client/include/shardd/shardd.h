@@ -9,7 +9,7 @@
  * An op is submitted by shardd_submit_VERB, which takes the verb's options and returns
  * at once with a ticket (shardd/ops.h, shardd/ddp.h). Ops that use the same unit run in
  * submission order; other ops run concurrently. A ticket ends with one shardd_wait
- * that does not time out. shardd/blocking.h has a function for each verb that
+ * that does not time out, or with shardd_detach. shardd/blocking.h has a function for each verb that
  * submits, waits and copies the result out.
  *
  * Structs that begin with a size may grow. The caller sets size to the sizeof of the
@@ -94,6 +94,12 @@ struct shardd_options {
 	 * ("host:0"). NULL: $SHARDD_DEVICE, else the GPU of the calling thread's current
 	 * CUDA context, if it has one; else the daemon chooses. Borrowed during the call. */
 	const char *device;
+	/* Called by a thread that waits for a ticket, after @stall_ms and then each time as long
+	 * again, with a sentence that names the op. It may call shardd_cancel, shardd_interrupt and
+	 * shardd_get_info, no other function. NULL: none. */
+	void (*on_stall)(void *stall_data, uint64_t ticket, const char *text);
+	void *stall_data;
+	uint32_t stall_ms; /* with @on_stall: above 0 */
 };
 
 /* Connect and open a session. Blocks at most twice the connect timeout, plus 10 s for the local
@@ -280,6 +286,7 @@ enum shardd_optimizer_when {
 	SHARDD_OPTIM_BY_TRAINER = 3, /* by the trainer's own, on the mapped shards; kind is 0 */
 };
 
+/* A setting that the kind does not use and that is not 0 is refused. */
 struct shardd_optimizer {
 	enum shardd_optimizer_kind kind; /* 0: none, the unit takes no step */
 	double lr;
@@ -293,6 +300,26 @@ struct shardd_optimizer {
 	bool maximize;
 	double dampening; /* SGD */
 };
+
+/* Initialisers with PyTorch's defaults; fields in the parentheses replace them:
+ *	.optimizer = SHARDD_ADAMW_DEFAULTS(.lr = 3e-4, .eps = 1e-6)
+ * C only: C++ cannot replace a field in an initialiser. */
+#ifndef __cplusplus
+#define SHARDD_ADAMW_DEFAULTS(...)                                                             \
+	SHARDD_DEFAULTS_(.kind = SHARDD_ADAMW, .lr = 1e-3, .weight_decay = 1e-2, .beta1 = 0.9, \
+			 .beta2 = 0.999, .eps = 1e-8, __VA_ARGS__)
+#define SHARDD_ADAM_DEFAULTS(...)                                                       \
+	SHARDD_DEFAULTS_(.kind = SHARDD_ADAM, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, \
+			 .eps = 1e-8, __VA_ARGS__)
+#define SHARDD_SGD_DEFAULTS(...) SHARDD_DEFAULTS_(.kind = SHARDD_SGD, .lr = 1e-3, __VA_ARGS__)
+#define SHARDD_DEFAULTS_(...)                                                                 \
+	__extension__({                                                                       \
+		_Pragma("GCC diagnostic push") _Pragma(                                       \
+			"GCC diagnostic ignored \"-Woverride-init\"") struct shardd_optimizer \
+			shardd_defaults_ = { __VA_ARGS__ };                                   \
+		_Pragma("GCC diagnostic pop") shardd_defaults_;                               \
+	})
+#endif
 
 /* How a unit's elements are divided into shards. */
 enum shardd_layout {
@@ -445,9 +472,27 @@ struct shardd_result {
 
 /* Wait for an op, at most @timeout_ms (-1: until the op's own deadline). Return: 0 or a
  * negative code; DEADLINE_EXCEEDED with native EAGAIN means that only the wait
- * ended: the op continues and the ticket stays valid. Any thread. */
+ * ended: the op continues and the ticket stays valid; so does CANCELLED with native EINTR
+ * (shardd_interrupt). Any thread. */
 SHARDD_API int shardd_wait(shardd_client *c, shardd_ticket t, int timeout_ms,
 			   struct shardd_result *ret, struct shardd_error *err);
+
+/* Let an op go: the ticket has ended and needs no wait. Memory that the op hands out is not mapped.
+ * If the op fails, the failure is kept, and the next submission or shardd_leave returns it instead
+ * of doing anything; call that again. shardd_join forgets failures of the earlier epoch. Errors: as
+ * of shardd_wait for a ticket that does not exist or that another thread waits for. Any thread. */
+SHARDD_API int shardd_detach(shardd_client *c, shardd_ticket t, struct shardd_error *err);
+
+/* Ask the daemon to give an op up. The ticket stays: its wait returns CANCELLED, or the result of an
+ * op that was already running and could not be given up. The peers of a cancelled collective get
+ * FAILED_PRECONDITION. Errors: INVALID_ARGUMENT with native EBADF (no such ticket), RESOURCE_EXHAUSTED (the
+ * ring is full). Never blocks. Any thread, also while another thread waits for the ticket. */
+SHARDD_API int shardd_cancel(shardd_client *c, shardd_ticket t, struct shardd_error *err);
+
+/* End the waits for tickets that block now, in all threads, within 100 ms: they return CANCELLED with
+ * native EINTR, and their ops continue. If none blocks, the next one that would block ends so. Does
+ * not end calls that are not ops, such as shardd_join. Async-signal-safe. Any thread. */
+SHARDD_API void shardd_interrupt(shardd_client *c);
 
 /* Set the deadline of ops that are submitted on this client after this call; 0: the job's.
  * An op whose deadline passes ends with DEADLINE_EXCEEDED, also for its peers. Never

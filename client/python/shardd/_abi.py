@@ -16,7 +16,8 @@ class Error(C.Structure):
 
 class Options(C.Structure):
     _fields_ = [("size", C.c_size_t), ("socket", C.c_char_p), ("name", C.c_char_p),
-                ("connect_timeout_ms", C.c_uint32), ("handover", C.c_int), ("device", C.c_char_p)]
+                ("connect_timeout_ms", C.c_uint32), ("handover", C.c_int), ("device", C.c_char_p),
+                ("on_stall", C.c_void_p), ("stall_data", C.c_void_p), ("stall_ms", C.c_uint32)]
 
 
 class Info(C.Structure):
