@@ -13,6 +13,7 @@
 #include "device.h"
 #include "env.h"
 #include "methods.h"
+#include "options.h"
 #include "shardd.pb-c.h"
 
 #define PROTOCOL           1u
@@ -118,6 +119,7 @@ static struct shardd_client *client_new(void)
 	c->here = mark_here();
 	pthread_mutex_init(&c->order, NULL);
 	pthread_mutex_init(&c->device_lock, NULL);
+	pthread_mutex_init(&c->failure_lock, NULL);
 	map_init(&c->map);
 	tickets_init(&c->tickets);
 	places_init(&c->places);
@@ -199,6 +201,10 @@ int shardd_connect(const struct shardd_options *options, shardd_client **ret,
 		if (r < 0)
 			return r;
 		o = *options;
+		if (!o.on_stall != !o.stall_ms)
+			return error_set(err, SHARDD_INVALID_ARGUMENT, "options.stall_ms",
+					 "stall_ms is %u and on_stall is %s: give both or neither",
+					 o.stall_ms, o.on_stall ? "set" : "NULL");
 	}
 	env_warn("libshardd");
 	path = env_socket(o.socket);
@@ -206,6 +212,9 @@ int shardd_connect(const struct shardd_options *options, shardd_client **ret,
 	c = client_new();
 	if (!c)
 		return error_memory(err);
+	c->on_stall = o.on_stall;
+	c->stall_data = o.stall_data;
+	c->stall_ms = o.stall_ms;
 	r = debug_new(&c->debug, err);
 	if (r == 0)
 		r = device_choose(c, &o, err);
@@ -227,29 +236,32 @@ void shardd_close(shardd_client *c)
 		client_free(c);
 }
 
-const char *shardd_daemon_version(const shardd_client *c)
+int shardd_get_info(const shardd_client *c, struct shardd_info *ret, struct shardd_error *err)
 {
-	return c ? c->version : "";
+	struct shardd_info info = { .size = sizeof(info) };
+
+	if (!c || !ret)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, c ? "ret" : "client",
+				 c ? "ret is NULL" : "the client is NULL");
+	if (ret->size < sizeof(info) || ret->size > OPTIONS_MAX_BYTES)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "ret.size",
+				 "ret.size is %zu: set it to the size of the struct, %zu",
+				 ret->size, sizeof(info));
+	info.size = ret->size;
+	info.session = c->session;
+	info.daemon_version = c->version;
+	info.instance = c->instance_text;
+	info.daemon_started = c->started_unix_s;
+	info.draining = atomic_load(&c->draining);
+	memset(ret, 0, info.size);
+	*ret = info;
+	return 0;
 }
 
-uint64_t shardd_session(const shardd_client *c)
+void shardd_interrupt(shardd_client *c)
 {
-	return c ? c->session : 0;
-}
-
-const char *shardd_instance(const shardd_client *c)
-{
-	return c ? c->instance_text : "";
-}
-
-uint64_t shardd_daemon_started(const shardd_client *c)
-{
-	return c ? c->started_unix_s : 0;
-}
-
-bool shardd_draining(const shardd_client *c)
-{
-	return c && atomic_load(&c->draining);
+	if (c)
+		atomic_fetch_add(&c->interrupts, 1);
 }
 
 void shardd_set_timeout(shardd_client *c, uint32_t ms)

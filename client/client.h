@@ -54,6 +54,14 @@ struct shardd_client {
 	uint64_t max_message;    /* bytes; 0: no limit */
 	atomic_bool draining;    /* as of the last answer */
 	_Atomic uint32_t timeout_ms;
+	atomic_uint interrupts;       /* calls of shardd_interrupt */
+	atomic_uint interrupts_taken; /* of them, those that have ended a wait */
+	void (*on_stall)(void *data, uint64_t ticket, const char *text); /* NULL: none */
+	void *stall_data;
+	uint32_t stall_ms;
+	pthread_mutex_t failure_lock;
+	atomic_bool has_failure;     /* of a detached op, not told yet */
+	struct shardd_error failure; /* the first; under @failure_lock */
 
 	enum shardd_handover handover;
 	char wanted[CUDA_UUID_BYTES];      /* device, "": the daemon chooses */

@@ -8,6 +8,7 @@
 #include "core/buckets.h"
 #include "core/cleanup.h"
 #include "op.h"
+#include "options.h"
 
 static_assert(sizeof(struct shardd_bucket_tensor) == sizeof(struct bucket_tensor) &&
 		      offsetof(struct shardd_bucket_tensor, sparse) ==
@@ -30,26 +31,15 @@ int shardd_ddp_buckets(const struct shardd_bucket_tensor *tensors, uint32_t n,
 
 /* ------------------------------------------------------------------ replies */
 
-struct created {
-	shardd_ddp ddp;
-	uint32_t tensors;
-};
-
-static int create_out(const ProtobufCMessage *m, const struct shardd_result *ret, void *out,
-		      struct shardd_error *err)
+static void create_result(const ProtobufCMessage *m, struct shardd_result *ret,
+			  const Shardd__V1__Placement **ret_place)
 {
 	const Shardd__V1__DdpCreateReply *reply = (const Shardd__V1__DdpCreateReply *)m;
 
-	(void)ret;
-	(void)err;
-	*(struct created *)out = (struct created){ reply->ddp, reply->tensors };
-	return 0;
+	(void)ret_place;
+	ret->ddp = reply->ddp;
+	ret->tensors = reply->tensors;
 }
-
-struct views {
-	struct shardd_ddp_view *views;
-	uint32_t n;
-};
 
 static void forward_result(const ProtobufCMessage *m, struct shardd_result *ret,
 			   const Shardd__V1__Placement **ret_place)
@@ -58,11 +48,11 @@ static void forward_result(const ProtobufCMessage *m, struct shardd_result *ret,
 	*ret_place = ((const Shardd__V1__DdpForwardReply *)m)->place;
 }
 
-static int forward_out(const ProtobufCMessage *m, const struct shardd_result *ret, void *out,
-		       struct shardd_error *err)
+static int forward_out(const ProtobufCMessage *m, const struct shardd_result *ret,
+		       const struct op_out *to, struct shardd_error *err)
 {
 	const Shardd__V1__DdpForwardReply *reply = (const Shardd__V1__DdpForwardReply *)m;
-	const struct views *to = out;
+	struct shardd_ddp_view *views = to->data;
 
 	if (reply->n_views != to->n)
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "views",
@@ -71,7 +61,7 @@ static int forward_out(const ProtobufCMessage *m, const struct shardd_result *re
 	for (uint32_t i = 0; i < to->n; i++) {
 		const Shardd__V1__DdpView *v = reply->views[i];
 
-		to->views[i] = (struct shardd_ddp_view){
+		views[i] = (struct shardd_ddp_view){
 			.unit = v->unit,
 			.tensor = v->tensor,
 			.bucket = v->bucket,
@@ -82,67 +72,57 @@ static int forward_out(const ProtobufCMessage *m, const struct shardd_result *re
 	return 0;
 }
 
-struct untouched {
-	uint8_t *flags;
-	uint32_t n;
-};
-
-static int finish_out(const ProtobufCMessage *m, const struct shardd_result *ret, void *out,
-		      struct shardd_error *err)
+static int finish_out(const ProtobufCMessage *m, const struct shardd_result *ret,
+		      const struct op_out *to, struct shardd_error *err)
 {
 	const Shardd__V1__DdpFinishReply *reply = (const Shardd__V1__DdpFinishReply *)m;
-	const struct untouched *to = out;
+	uint8_t *flags = to->data;
 
 	(void)ret;
 	(void)err;
-	memset(to->flags, 0, to->n);
+	memset(flags, 0, to->n);
 	for (size_t i = 0; i < reply->n_untouched; i++)
 		if (reply->untouched[i] < to->n)
-			to->flags[reply->untouched[i]] = 1;
+			flags[reply->untouched[i]] = 1;
 	return 0;
 }
 
-struct joined {
-	uint32_t *last;
-	uint64_t *shadowed;
-};
-
-static int join_out(const ProtobufCMessage *m, const struct shardd_result *ret, void *out,
-		    struct shardd_error *err)
+static void join_result(const ProtobufCMessage *m, struct shardd_result *ret,
+			const Shardd__V1__Placement **ret_place)
 {
 	const Shardd__V1__JoinUnevenReply *reply = (const Shardd__V1__JoinUnevenReply *)m;
-	const struct joined *to = out;
 
-	(void)ret;
-	(void)err;
-	if (to->last)
-		*to->last = reply->last;
-	if (to->shadowed)
-		*to->shadowed = reply->shadowed;
-	return 0;
+	(void)ret_place;
+	ret->last = reply->last;
+	ret->shadowed = reply->shadowed;
 }
 
 OP_FULL(verify, VerifyModel, verify_model, NULL, NULL, NULL);
-OP_FULL(create, DdpCreate, ddp_create, NULL, NULL, create_out);
+OP_FULL(create, DdpCreate, ddp_create, create_result, NULL, NULL);
 OP_FULL(forward, DdpForward, ddp_forward, forward_result, NULL, forward_out);
 OP_FULL(backward, DdpBackward, ddp_backward, NULL, NULL, NULL);
 OP_FULL(ready, DdpReady, ddp_ready, NULL, NULL, NULL);
 OP_FULL(finish, DdpFinish, ddp_finish, NULL, NULL, finish_out);
-OP_FULL(join_uneven, JoinUneven, join_uneven, NULL, NULL, join_out);
+OP_FULL(join_uneven, JoinUneven, join_uneven, join_result, NULL, NULL);
 OP_FULL(sparse, ReduceSparse, reduce_sparse, NULL, NULL, NULL);
 
 /* -------------------------------------------------------------------- calls */
 
-int shardd_verify_model(shardd_client *c, shardd_group g, struct shardd_error *err)
+int shardd_submit_verify_model(shardd_client *c, const struct shardd_verify_model_options *options,
+			       shardd_ticket *t, struct shardd_error *err)
 {
 	Shardd__V1__VerifyModelRequest q = SHARDD__V1__VERIFY_MODEL_REQUEST__INIT;
+	struct shardd_verify_model_options room;
+	const struct shardd_verify_model_options *o = OPTIONS_READ(options, &room, err);
 
-	q.group = g;
-	return op_call(c, &verify, &q.base, NULL, NULL, err);
+	if (!o)
+		return -SHARDD_INVALID_ARGUMENT;
+	q.group = o->group;
+	return op_submit(c, &verify, &q.base, t, err);
 }
 
-static int fill_sparse(const struct shardd_ddp_spec *spec, Shardd__V1__DdpCreateRequest *q,
-		       Shardd__V1__DdpTensor *tensors)
+static int fill_sparse(const struct shardd_ddp_create_options *spec,
+		       Shardd__V1__DdpCreateRequest *q, Shardd__V1__DdpTensor *tensors)
 {
 	q->sparse = calloc(spec->n_sparse + 1, sizeof(Shardd__V1__DdpTensor *));
 	if (!q->sparse)
@@ -157,193 +137,163 @@ static int fill_sparse(const struct shardd_ddp_spec *spec, Shardd__V1__DdpCreate
 	return 0;
 }
 
-static int check_spec(const struct shardd_ddp_spec *spec, struct shardd_error *err)
+static int create_check(const struct shardd_ddp_create_options *o, struct shardd_error *err)
 {
-	int r = client_check_size(spec->size, sizeof(*spec), "spec.size", err);
-
-	if (r == 0 && ((spec->n_units && !spec->units) || (spec->n_sparse && !spec->sparse) ||
-		       (spec->n_bucket_limits && !spec->bucket_limits)))
-		r = error_set(err, SHARDD_INVALID_ARGUMENT, "spec",
-			      "units, sparse or bucket_limits is NULL");
-	return r;
+	if ((!o->n_units || o->units) && (!o->n_sparse || o->sparse) &&
+	    (!o->n_bucket_limits || o->bucket_limits))
+		return 0;
+	return error_set(err, SHARDD_INVALID_ARGUMENT, "options",
+			 "units, sparse or bucket_limits is NULL");
 }
 
-int shardd_ddp_create(shardd_client *c, const struct shardd_ddp_spec *spec, shardd_ddp *ret,
-		      uint32_t *ret_tensors, struct shardd_error *err)
+int shardd_submit_ddp_create(shardd_client *c, const struct shardd_ddp_create_options *options,
+			     shardd_ticket *t, struct shardd_error *err)
 {
 	Shardd__V1__DdpCreateRequest q = SHARDD__V1__DDP_CREATE_REQUEST__INIT;
 	_cleanup_(freep) Shardd__V1__DdpTensor *tensors = NULL;
-	struct created out = { 0 };
-	int r = check_spec(spec, err);
+	struct shardd_ddp_create_options room;
+	const struct shardd_ddp_create_options *o = OPTIONS_READ(options, &room, err);
+	int r = o ? create_check(o, err) : -SHARDD_INVALID_ARGUMENT;
 
 	if (r < 0)
 		return r;
-	tensors = calloc(spec->n_sparse + 1, sizeof(*tensors));
-	if (!tensors || fill_sparse(spec, &q, tensors) < 0)
+	tensors = calloc(o->n_sparse + 1, sizeof(*tensors));
+	if (!tensors || fill_sparse(o, &q, tensors) < 0)
 		return error_memory(err);
-	q.group = spec->group;
-	q.units = (uint32_t *)spec->units;
-	q.n_units = spec->n_units;
-	q.bucket_bytes = spec->bucket_bytes;
-	q.first_bucket_bytes = spec->first_bucket_bytes;
-	q.bucket_limits = (uint64_t *)spec->bucket_limits;
-	q.n_bucket_limits = spec->n_bucket_limits;
-	q.find_unused = spec->find_unused;
-	q.static_graph = spec->static_graph;
-	r = op_call(c, &create, &q.base, &out, NULL, err);
+	q.group = o->group;
+	q.units = (uint32_t *)o->units;
+	q.n_units = o->n_units;
+	q.bucket_bytes = o->bucket_bytes;
+	q.first_bucket_bytes = o->first_bucket_bytes;
+	q.bucket_limits = (uint64_t *)o->bucket_limits;
+	q.n_bucket_limits = o->n_bucket_limits;
+	q.find_unused = o->find_unused;
+	q.static_graph = o->static_graph;
+	r = op_submit(c, &create, &q.base, t, err);
 	free(q.sparse);
-	if (r == 0 && ret)
-		*ret = out.ddp;
-	if (r == 0 && ret_tensors)
-		*ret_tensors = out.tensors;
 	return r;
 }
 
-int shardd_ddp_forward(shardd_client *c, shardd_ddp d, struct shardd_ddp_view *views, uint32_t n,
-		       struct shardd_error *err)
+int shardd_submit_ddp_forward(shardd_client *c, const struct shardd_ddp_forward_options *options,
+			      shardd_ticket *t, struct shardd_error *err)
 {
 	Shardd__V1__DdpForwardRequest q = SHARDD__V1__DDP_FORWARD_REQUEST__INIT;
-	struct views out = { views, n };
+	struct shardd_ddp_forward_options room;
+	const struct shardd_ddp_forward_options *o = OPTIONS_READ(options, &room, err);
 
-	if (!views)
+	if (!o)
+		return -SHARDD_INVALID_ARGUMENT;
+	if (!o->views)
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "views", "views is NULL");
-	q.ddp = d;
-	return op_call(c, &forward, &q.base, &out, NULL, err);
+	q.ddp = o->ddp;
+	return op_submit_out(c, &forward, &q.base, (struct op_out){ o->views, o->n_views }, t, err);
 }
 
-int shardd_ddp_backward_submit(shardd_client *c, shardd_ddp d, const uint32_t *unused,
-			       size_t n_unused, const uint32_t *kept, size_t n_kept,
+int shardd_submit_ddp_backward(shardd_client *c, const struct shardd_ddp_backward_options *options,
 			       shardd_ticket *t, struct shardd_error *err)
 {
 	Shardd__V1__DdpBackwardRequest q = SHARDD__V1__DDP_BACKWARD_REQUEST__INIT;
+	struct shardd_ddp_backward_options room;
+	const struct shardd_ddp_backward_options *o = OPTIONS_READ(options, &room, err);
 
-	q.ddp = d;
-	q.unused = (uint32_t *)unused;
-	q.n_unused = n_unused;
-	q.unused_kept = (uint32_t *)kept;
-	q.n_unused_kept = n_kept;
+	if (!o)
+		return -SHARDD_INVALID_ARGUMENT;
+	q.ddp = o->ddp;
+	q.unused = (uint32_t *)o->unused;
+	q.n_unused = o->n_unused;
+	q.unused_kept = (uint32_t *)o->kept;
+	q.n_unused_kept = o->n_kept;
 	return op_submit(c, &backward, &q.base, t, err);
 }
 
-int shardd_ddp_backward(shardd_client *c, shardd_ddp d, const uint32_t *unused, size_t n_unused,
-			const uint32_t *kept, size_t n_kept, struct shardd_error *err)
+static int ready_check(const struct shardd_ddp_ready_options *o, struct shardd_error *err)
 {
-	shardd_ticket t;
-	int r = shardd_ddp_backward_submit(c, d, unused, n_unused, kept, n_kept, &t, err);
-
-	return op_finish(c, r, &t, NULL, err);
+	if (!o->sparse && (o->rows || o->n_rows || o->buffer || o->values_offset))
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "options.sparse",
+				 "rows, buffer or values_offset is given, but sparse is not set");
+	if (o->sparse && o->n_tensors != 1)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "options.n_tensors",
+				 "sparse is set, but n_tensors is %zu: mark one sparse tensor at "
+				 "a time",
+				 o->n_tensors);
+	return 0;
 }
 
-int shardd_ddp_ready_submit(shardd_client *c, shardd_ddp d, const uint32_t *tensors, size_t n,
+int shardd_submit_ddp_ready(shardd_client *c, const struct shardd_ddp_ready_options *options,
 			    shardd_ticket *t, struct shardd_error *err)
 {
 	Shardd__V1__DdpReadyRequest q = SHARDD__V1__DDP_READY_REQUEST__INIT;
+	Shardd__V1__SparseRows rows = SHARDD__V1__SPARSE_ROWS__INIT;
+	struct shardd_ddp_ready_options room;
+	const struct shardd_ddp_ready_options *o = OPTIONS_READ(options, &room, err);
+	int r = o ? ready_check(o, err) : -SHARDD_INVALID_ARGUMENT;
 
-	q.ddp = d;
-	q.tensors = (uint32_t *)tensors;
-	q.n_tensors = n;
+	if (r < 0)
+		return r;
+	rows.rows = (int64_t *)o->rows;
+	rows.n_rows = o->n_rows;
+	rows.buffer = o->buffer;
+	rows.values_offset = o->values_offset;
+	q.ddp = o->ddp;
+	q.tensors = (uint32_t *)o->tensors;
+	q.n_tensors = o->n_tensors;
+	q.rows = o->sparse ? &rows : NULL;
 	return op_submit(c, &ready, &q.base, t, err);
 }
 
-int shardd_ddp_ready(shardd_client *c, shardd_ddp d, const uint32_t *tensors, size_t n,
-		     struct shardd_error *err)
-{
-	shardd_ticket t;
-
-	return op_finish(c, shardd_ddp_ready_submit(c, d, tensors, n, &t, err), &t, NULL, err);
-}
-
-int shardd_ddp_ready_rows(shardd_client *c, shardd_ddp d, uint32_t tensor, const int64_t *rows,
-			  size_t n, uint64_t buffer, uint64_t values_offset,
-			  struct shardd_error *err)
-{
-	Shardd__V1__DdpReadyRequest q = SHARDD__V1__DDP_READY_REQUEST__INIT;
-	Shardd__V1__SparseRows r = SHARDD__V1__SPARSE_ROWS__INIT;
-
-	r.rows = (int64_t *)rows;
-	r.n_rows = n;
-	r.buffer = buffer;
-	r.values_offset = values_offset;
-	q.ddp = d;
-	q.tensors = &tensor;
-	q.n_tensors = 1;
-	q.rows = &r;
-	return op_call(c, &ready, &q.base, NULL, NULL, err);
-}
-
-int shardd_reduce_sparse_submit(shardd_client *c, shardd_unit u, uint32_t tensor,
-				const int64_t *rows, size_t n, uint64_t buffer,
-				uint64_t values_offset, shardd_ticket *t, struct shardd_error *err)
+int shardd_submit_reduce_sparse(shardd_client *c,
+				const struct shardd_reduce_sparse_options *options,
+				shardd_ticket *t, struct shardd_error *err)
 {
 	Shardd__V1__ReduceSparseRequest q = SHARDD__V1__REDUCE_SPARSE_REQUEST__INIT;
-	Shardd__V1__SparseRows r = SHARDD__V1__SPARSE_ROWS__INIT;
+	struct shardd_reduce_sparse_options room;
+	const struct shardd_reduce_sparse_options *o = OPTIONS_READ(options, &room, err);
+	Shardd__V1__SparseRows rows = SHARDD__V1__SPARSE_ROWS__INIT;
 
-	r.rows = (int64_t *)rows;
-	r.n_rows = n;
-	r.buffer = buffer;
-	r.values_offset = values_offset;
-	q.unit = u;
-	q.tensor = tensor;
-	q.rows = &r;
+	if (!o)
+		return -SHARDD_INVALID_ARGUMENT;
+	rows.rows = (int64_t *)o->rows;
+	rows.n_rows = o->n_rows;
+	rows.buffer = o->buffer;
+	rows.values_offset = o->values_offset;
+	q.unit = o->unit;
+	q.tensor = o->tensor;
+	q.rows = &rows;
 	return op_submit(c, &sparse, &q.base, t, err);
 }
 
-int shardd_reduce_sparse(shardd_client *c, shardd_unit u, uint32_t tensor, const int64_t *rows,
-			 size_t n, uint64_t buffer, uint64_t values_offset,
-			 struct shardd_error *err)
-{
-	shardd_ticket t;
-	int r = shardd_reduce_sparse_submit(c, u, tensor, rows, n, buffer, values_offset, &t, err);
-
-	return op_finish(c, r, &t, NULL, err);
-}
-
-int shardd_ddp_finish(shardd_client *c, shardd_ddp d, uint8_t *untouched, uint32_t n,
-		      struct shardd_error *err)
+int shardd_submit_ddp_finish(shardd_client *c, const struct shardd_ddp_finish_options *options,
+			     shardd_ticket *t, struct shardd_error *err)
 {
 	Shardd__V1__DdpFinishRequest q = SHARDD__V1__DDP_FINISH_REQUEST__INIT;
-	struct untouched out = { untouched, n };
+	struct shardd_ddp_finish_options room;
+	const struct shardd_ddp_finish_options *o = OPTIONS_READ(options, &room, err);
 
-	q.ddp = d;
-	return op_call(c, &finish, &q.base, untouched ? &out : NULL, NULL, err);
+	if (!o)
+		return -SHARDD_INVALID_ARGUMENT;
+	q.ddp = o->ddp;
+	return op_submit_out(c, &finish, &q.base, (struct op_out){ o->untouched, o->n_untouched },
+			     t, err);
 }
 
-int shardd_join_uneven_submit(shardd_client *c, shardd_group g, bool divide_by_active,
+int shardd_submit_join_uneven(shardd_client *c, const struct shardd_join_uneven_options *options,
 			      shardd_ticket *t, struct shardd_error *err)
 {
 	Shardd__V1__JoinUnevenRequest q = SHARDD__V1__JOIN_UNEVEN_REQUEST__INIT;
+	struct shardd_join_uneven_options room;
+	const struct shardd_join_uneven_options *o = OPTIONS_READ(options, &room, err);
 
-	q.group = g;
-	q.divide_by_active = divide_by_active;
+	if (!o)
+		return -SHARDD_INVALID_ARGUMENT;
+	if (o->require_even && o->divide_by_active)
+		return error_set(
+			err, SHARDD_INVALID_ARGUMENT, "options.divide_by_active",
+			"divide_by_active and require_even are set: with require_even no rank "
+			"goes on alone, leave divide_by_active out");
+	q.group = o->group;
+	q.divide_by_active = o->divide_by_active;
+	q.error_if_uneven = o->require_even;
 	return op_submit(c, &join_uneven, &q.base, t, err);
-}
-
-int shardd_join_even_submit(shardd_client *c, shardd_group g, shardd_ticket *t,
-			    struct shardd_error *err)
-{
-	Shardd__V1__JoinUnevenRequest q = SHARDD__V1__JOIN_UNEVEN_REQUEST__INIT;
-
-	q.group = g;
-	q.error_if_uneven = true;
-	return op_submit(c, &join_uneven, &q.base, t, err);
-}
-
-int shardd_join_even(shardd_client *c, shardd_group g, struct shardd_error *err)
-{
-	shardd_ticket t;
-
-	return op_finish(c, shardd_join_even_submit(c, g, &t, err), &t, NULL, err);
-}
-
-int shardd_join_uneven(shardd_client *c, shardd_group g, bool divide_by_active, uint32_t *last,
-		       uint64_t *shadowed, struct shardd_error *err)
-{
-	Shardd__V1__JoinUnevenRequest q = SHARDD__V1__JOIN_UNEVEN_REQUEST__INIT;
-	struct joined out = { last, shadowed };
-
-	q.group = g;
-	q.divide_by_active = divide_by_active;
-	return op_call(c, &join_uneven, &q.base, &out, NULL, err);
 }
 
 /* ------------------------------------------------ parameters at the start */
@@ -378,7 +328,10 @@ static int send_unit(shardd_client *c, shardd_unit u, uint32_t root, const float
 	if (r == 0 && data)
 		r = shardd_write(c, to, data, bytes, err);
 	if (r == 0)
-		r = shardd_init_broadcast_submit(c, u, root, s->buffer, &s->t, err);
+		r = shardd_submit_init(c,
+				       SHARDD_OPTIONS(init, .unit = u, .from = SHARDD_FROM_ROOT,
+						      .root = root, .buffer = s->buffer),
+				       &s->t, err);
 	if (r < 0 && s->buffer)
 		(void)shardd_free(c, s->buffer, NULL);
 	return r;

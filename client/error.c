@@ -5,33 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const names[] = {
-	"OK",
-	"CANCELLED",
-	"UNKNOWN",
-	"INVALID_ARGUMENT",
-	"DEADLINE_EXCEEDED",
-	"NOT_FOUND",
-	"ALREADY_EXISTS",
-	"PERMISSION_DENIED",
-	"RESOURCE_EXHAUSTED",
-	"FAILED_PRECONDITION",
-	"ABORTED",
-	"OUT_OF_RANGE",
-	"UNIMPLEMENTED",
-	"INTERNAL",
-	"UNAVAILABLE",
-	"DATA_LOSS",
-	"UNAUTHENTICATED",
-};
-
-const char *shardd_code_name(int code)
-{
-	size_t i = code < 0 ? -(size_t)code : (size_t)code;
-
-	return i < sizeof(names) / sizeof(names[0]) ? names[i] : "UNKNOWN";
-}
-
 const char *shardd_version(void)
 {
 	return SHARDD_VERSION;

@@ -1,10 +1,12 @@
 #include "op.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "client_error.h"
 #include "core/check.h"
+#include "options.h"
 
 /* The daemon's own deadline is to come first: its error says what was waited for. */
 #define RPC_GRACE_MS 2000u
@@ -96,8 +98,19 @@ static int start(struct shardd_client *c, const struct op *op, ProtobufCMessage 
 	return r;
 }
 
+/* The unit that a request names, 0: none. */
+static uint32_t unit_of(const ProtobufCMessage *request)
+{
+	const ProtobufCFieldDescriptor *f =
+		protobuf_c_message_descriptor_get_field_by_name(request->descriptor, "unit");
+
+	if (!f || f->type != PROTOBUF_C_TYPE_UINT32 || f->label == PROTOBUF_C_LABEL_REPEATED)
+		return 0;
+	return *(const uint32_t *)((const char *)request + f->offset);
+}
+
 static int submit_ordered(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
-			  void *out, shardd_ticket *t, struct shardd_error *err)
+			  struct op_out out, shardd_ticket *t, struct shardd_error *err)
 {
 	struct ticket *ticket;
 	uint64_t id;
@@ -110,6 +123,10 @@ static int submit_ordered(struct shardd_client *c, const struct op *op, Protobuf
 	if (r < 0)
 		return r;
 	ticket->out = out;
+	ticket->epoch = c->epoch;
+	ticket->number = c->seq + 1;
+	if (c->on_stall)
+		ticket->unit = unit_of(request);
 	r = start(c, op, request, id, ticket, err);
 	if (r < 0) {
 		tickets_end(&c->tickets, id);
@@ -155,33 +172,36 @@ static int check_submit(const struct shardd_client *c, const shardd_ticket *t,
 			 "the pointer to the ticket is NULL");
 }
 
-int shardd_nop_submit(shardd_client *c, shardd_ticket *t, struct shardd_error *err)
+int shardd_submit_nop(shardd_client *c, const struct shardd_nop_options *options, shardd_ticket *t,
+		      struct shardd_error *err)
 {
+	struct shardd_nop_options room;
 	int r = check_submit(c, t, err);
 
 	if (r < 0)
 		return r;
+	if (!OPTIONS_READ(options, &room, err))
+		return -SHARDD_INVALID_ARGUMENT;
 	if (!c->ring)
 		return error_set(err, SHARDD_UNIMPLEMENTED, NULL,
 				 "this client has no ring to the daemon");
 	return submit_nop(c, t, err);
 }
 
-int shardd_nop(shardd_client *c, struct shardd_error *err)
-{
-	shardd_ticket t;
-
-	return op_finish(c, shardd_nop_submit(c, &t, err), &t, NULL, err);
-}
-
-static int submit_out(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
-		      void *out, shardd_ticket *t, struct shardd_error *err)
+int op_submit_out(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
+		  struct op_out out, shardd_ticket *t, struct shardd_error *err)
 {
 	struct shardd_error scratch;
 	int r = check_submit(c, t, err);
 
 	if (r < 0)
 		return r;
+	if (atomic_load_explicit(&c->tickets.detached, memory_order_relaxed) ||
+	    atomic_load_explicit(&c->has_failure, memory_order_relaxed)) {
+		r = op_detached(c, false, err);
+		if (r < 0)
+			return r;
+	}
 	pthread_mutex_lock(&c->order);
 	r = submit_ordered(c, op, request, out, t, err ? err : &scratch);
 	pthread_mutex_unlock(&c->order);
@@ -191,15 +211,7 @@ static int submit_out(struct shardd_client *c, const struct op *op, ProtobufCMes
 int op_submit(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
 	      shardd_ticket *t, struct shardd_error *err)
 {
-	return submit_out(c, op, request, NULL, t, err);
-}
-
-int op_call(struct shardd_client *c, const struct op *op, ProtobufCMessage *request, void *out,
-	    struct shardd_result *ret, struct shardd_error *err)
-{
-	shardd_ticket t;
-
-	return op_finish(c, submit_out(c, op, request, out, &t, err), &t, ret, err);
+	return op_submit_out(c, op, request, (struct op_out){ 0 }, t, err);
 }
 
 /* --------------------------------------------------------------------- result */
@@ -269,24 +281,94 @@ static int take_result(struct shardd_client *c, struct ticket *ticket, int timeo
 		ticket->op->result(ticket->reply, ret, &p);
 	if (ticket->op->keep)
 		r = ticket->op->keep(c, ticket->reply, err);
-	if (r == 0 && p)
+	if (r == 0 && p && !ticket->detached)
 		r = take_place(c, ticket, p, timeout_ms, ret, err);
-	if (r == 0 && ticket->op->out && ticket->out)
-		r = ticket->op->out(ticket->reply, ret, ticket->out, err);
+	if (r == 0 && ticket->op->out && ticket->out.data)
+		r = ticket->op->out(ticket->reply, ret, &ticket->out, err);
 	info = ((const struct op_reply *)ticket->reply)->info;
 	if (r == 0 && info && info->ready && ticket->stream.stream)
 		r = stream_end(atomic_load(&c->streams), &ticket->stream, info->ready, err);
 	return r;
 }
 
+/* How long a wait does not look for interrupts, and a stall callback's granularity. */
+#define WAIT_SLICE_MS 100
+
+static void stalled(struct shardd_client *c, shardd_ticket t, const struct ticket *ticket,
+		    uint64_t waited_ms)
+{
+	const char *slash = strrchr(ticket->op->method, '/');
+	const char *verb = slash ? slash + 1 : ticket->op->method;
+	char text[160];
+
+	if (ticket->unit)
+		snprintf(text, sizeof(text), "op %llu, %s of unit %u, has not ended after %llu ms",
+			 (unsigned long long)ticket->number, verb, ticket->unit,
+			 (unsigned long long)waited_ms);
+	else
+		snprintf(text, sizeof(text), "op %llu, %s, has not ended after %llu ms",
+			 (unsigned long long)ticket->number, verb, (unsigned long long)waited_ms);
+	c->on_stall(c->stall_data, t, text);
+}
+
+static bool interrupted(struct shardd_client *c, unsigned seen)
+{
+	unsigned now = atomic_load(&c->interrupts);
+
+	if (now == seen)
+		return false;
+	atomic_store(&c->interrupts_taken, now);
+	return true;
+}
+
+enum { WAIT_ENDED, WAIT_NOT_YET, WAIT_INTERRUPTED };
+
+static int wait_in_slices(struct shardd_client *c, shardd_ticket t, struct ticket *ticket,
+			  int timeout_ms)
+{
+	int slice = c->on_stall && c->stall_ms < WAIT_SLICE_MS ? (int)c->stall_ms : WAIT_SLICE_MS;
+	unsigned seen = atomic_load(&c->interrupts_taken);
+	uint64_t waited = 0, next_stall = c->stall_ms;
+
+	if (timeout_ms == 0)
+		return ticket_wait(ticket, 0) ? WAIT_ENDED : WAIT_NOT_YET;
+	if (atomic_load(&c->interrupts) != seen && !ticket_wait(ticket, 0) && interrupted(c, seen))
+		return WAIT_INTERRUPTED;
+	for (;;) {
+		int left = timeout_ms < 0 ? slice : timeout_ms - (int)waited;
+		int now = left < slice ? left : slice;
+
+		if (ticket_wait(ticket, now))
+			return WAIT_ENDED;
+		waited += (uint64_t)now;
+		if (interrupted(c, seen))
+			return WAIT_INTERRUPTED;
+		if (timeout_ms > 0 && waited >= (uint64_t)timeout_ms)
+			return WAIT_NOT_YET;
+		if (c->on_stall && waited >= next_stall) {
+			stalled(c, t, ticket, waited);
+			next_stall += c->stall_ms;
+		}
+	}
+}
+
+static int was_interrupted(struct shardd_error *err)
+{
+	error_set(err, SHARDD_CANCELLED, NULL,
+		  "the wait was interrupted by shardd_interrupt: the op continues, wait again");
+	err->native = EINTR;
+	return -SHARDD_CANCELLED;
+}
+
 static int wait_claimed(struct shardd_client *c, shardd_ticket t, struct ticket *ticket,
 			int timeout_ms, struct shardd_result *ret, struct shardd_error *err)
 {
+	int how = ticket->reply ? WAIT_ENDED : wait_in_slices(c, t, ticket, timeout_ms);
 	int r;
 
-	if (!ticket->reply && !ticket_wait(ticket, timeout_ms)) {
+	if (how != WAIT_ENDED) {
 		tickets_release(&c->tickets, ticket);
-		return not_yet(err);
+		return how == WAIT_NOT_YET ? not_yet(err) : was_interrupted(err);
 	}
 	if (ticket->op->result ||
 	    atomic_load(&c->streams)) /* taking it may last; else its end says it */
@@ -302,6 +384,16 @@ static int wait_claimed(struct shardd_client *c, shardd_ticket t, struct ticket 
 	return r;
 }
 
+static int no_ticket(shardd_ticket t, struct shardd_error *err)
+{
+	error_set(err, SHARDD_INVALID_ARGUMENT, "ticket",
+		  "there is no ticket %llu: it was never handed out, or has ended",
+		  (unsigned long long)t);
+	if (err)
+		err->native = EBADF;
+	return -SHARDD_INVALID_ARGUMENT;
+}
+
 /* @ret, @err: not NULL. */
 static int wait_ticket(struct shardd_client *c, shardd_ticket t, int timeout_ms,
 		       struct shardd_result *ret, struct shardd_error *err)
@@ -312,13 +404,8 @@ static int wait_ticket(struct shardd_client *c, shardd_ticket t, int timeout_ms,
 	if (r < 0)
 		return r;
 	r = tickets_claim(&c->tickets, t, &ticket);
-	if (r == TICKET_E_NONE) {
-		error_set(err, SHARDD_INVALID_ARGUMENT, "ticket",
-			  "there is no ticket %llu: it was never handed out, or has ended",
-			  (unsigned long long)t);
-		err->native = EBADF;
-		return -SHARDD_INVALID_ARGUMENT;
-	}
+	if (r == TICKET_E_NONE)
+		return no_ticket(t, err);
 	if (r == TICKET_E_CLAIMED && timeout_ms == 0)
 		return not_yet(err);
 	if (r == TICKET_E_CLAIMED)
@@ -326,22 +413,6 @@ static int wait_ticket(struct shardd_client *c, shardd_ticket t, int timeout_ms,
 				 "another thread is waiting for ticket %llu",
 				 (unsigned long long)t);
 	return wait_claimed(c, t, ticket, timeout_ms, ret, err);
-}
-
-int shardd_poll(shardd_client *c, shardd_ticket t, struct shardd_result *ret,
-		struct shardd_error *err)
-{
-	struct shardd_error e; /* set where r is negative */
-	struct shardd_result result;
-	int r = wait_ticket(c, t, 0, &result, &e);
-
-	if (error_is_again(r, &e))
-		return 0;
-	if (r < 0 && err)
-		*err = e;
-	if (r == 0 && ret)
-		*ret = result;
-	return r < 0 ? r : 1;
 }
 
 int shardd_wait(shardd_client *c, shardd_ticket t, int timeout_ms, struct shardd_result *ret,
@@ -358,8 +429,79 @@ int shardd_wait(shardd_client *c, shardd_ticket t, int timeout_ms, struct shardd
 	return r;
 }
 
-int op_finish(struct shardd_client *c, int submitted, const shardd_ticket *t,
-	      struct shardd_result *ret, struct shardd_error *err)
+/* -------------------------------------------------------------- detach, cancel */
+
+int shardd_detach(shardd_client *c, shardd_ticket t, struct shardd_error *err)
 {
-	return submitted < 0 ? submitted : shardd_wait(c, *t, -1, ret, err);
+	struct ticket *ticket;
+	int r = client_check(c, err);
+
+	if (r < 0)
+		return r;
+	r = tickets_claim(&c->tickets, t, &ticket);
+	if (r == TICKET_E_NONE)
+		return no_ticket(t, err);
+	if (r == TICKET_E_CLAIMED)
+		return error_set(err, SHARDD_FAILED_PRECONDITION, "ticket",
+				 "another thread is waiting for ticket %llu",
+				 (unsigned long long)t);
+	tickets_detach(&c->tickets, ticket);
+	return 0;
+}
+
+/* Keep the first failure; one of an earlier epoch has been dropped with it. */
+static void keep_failure(struct shardd_client *c, const struct ticket *ticket,
+			 const struct shardd_error *e)
+{
+	pthread_mutex_lock(&c->failure_lock);
+	if (!c->has_failure && ticket->epoch == c->epoch) {
+		c->failure = *e;
+		snprintf(c->failure.text, sizeof(c->failure.text),
+			 "op %llu, which was detached, failed: %.400s",
+			 (unsigned long long)ticket->number, e->text);
+		c->has_failure = true;
+	}
+	pthread_mutex_unlock(&c->failure_lock);
+}
+
+int op_detached(struct shardd_client *c, bool all, struct shardd_error *err)
+{
+	struct shardd_result result;
+	struct shardd_error e;
+	struct ticket *ticket;
+	uint64_t id;
+	int r = 0;
+
+	while (tickets_take_detached(&c->tickets, !all, &id, &ticket)) {
+		ticket_wait(ticket, -1);
+		if (take_result(c, ticket, -1, &result, &e) < 0)
+			keep_failure(c, ticket, &e);
+		if (c->debug)
+			debug_end(c->debug, ticket->debug, ticket->reply);
+		tickets_end(&c->tickets, id);
+	}
+	pthread_mutex_lock(&c->failure_lock);
+	if (c->has_failure) {
+		r = -c->failure.code;
+		if (err)
+			*err = c->failure;
+		c->has_failure = false;
+	}
+	pthread_mutex_unlock(&c->failure_lock);
+	return r;
+}
+
+int shardd_cancel(shardd_client *c, shardd_ticket t, struct shardd_error *err)
+{
+	int r = client_check(c, err);
+
+	if (r < 0)
+		return r;
+	r = tickets_cancel(&c->tickets, t);
+	if (r == TICKET_E_NONE)
+		return no_ticket(t, err);
+	if (r == TICKET_E_FULL)
+		return error_set(err, SHARDD_RESOURCE_EXHAUSTED, NULL,
+				 "the ring to the daemon is full: cancel again later");
+	return 0;
 }

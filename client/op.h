@@ -26,10 +26,10 @@ struct op {
 	/* (optional) Keep what it says of units. Return: 0 or a negative shardd_code. */
 	int (*keep)(struct shardd_client *c, const ProtobufCMessage *reply,
 		    struct shardd_error *err);
-	/* (optional) What a blocking call wants of the reply beside that. @ret: as
-	 * filled by now, with the address of its memory. Return: 0 or a negative code. */
-	int (*out)(const ProtobufCMessage *reply, const struct shardd_result *ret, void *out,
-		   struct shardd_error *err);
+	/* (optional) Fill what the caller gave room for. @ret: as filled by now, with the address
+	 * of its memory. Return: 0 or a negative code. */
+	int (*out)(const ProtobufCMessage *reply, const struct shardd_result *ret,
+		   const struct op_out *to, struct shardd_error *err);
 };
 
 /* The start of every request and every reply of an op. */
@@ -55,7 +55,7 @@ struct op_reply {
 	static const struct op variable = { METHOD_##Name,                                       \
 					    &shardd__v1__##lower##_reply__descriptor, result_fn, \
 					    keep_fn, out_fn }
-/* Ops without a keep and a blocking function; ops with a keep function. */
+/* Ops without a keep and an out function; ops with a keep function. */
 #define OP(variable, Name, lower, result_fn) OP_FULL(variable, Name, lower, result_fn, NULL, NULL)
 #define OP_KEEPING(variable, Name, lower, result_fn, keep_fn) \
 	OP_FULL(variable, Name, lower, result_fn, keep_fn, NULL)
@@ -65,13 +65,13 @@ struct op_reply {
 int op_submit(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
 	      shardd_ticket *t, struct shardd_error *err);
 
-/* A blocking call whose op has an @out. */
-int op_call(struct shardd_client *c, const struct op *op, ProtobufCMessage *request, void *out,
-	    struct shardd_result *ret, struct shardd_error *err);
+/* End the detached tickets whose ops have ended, or, with @all, wait for all. Return: 0, or the code of
+ * a detached op that failed and whose failure was not told yet, with @err. */
+int op_detached(struct shardd_client *c, bool all, struct shardd_error *err);
 
-/* Finish a blocking call. @submitted: the result of its submission; a negative one
- * is returned at once. @ret: may be NULL. */
-int op_finish(struct shardd_client *c, int submitted, const shardd_ticket *t,
-	      struct shardd_result *ret, struct shardd_error *err);
+/* The same for an op that has an @out. @to: the caller's, until the ticket ends; data NULL: not
+ * wanted. */
+int op_submit_out(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
+		  struct op_out to, shardd_ticket *t, struct shardd_error *err);
 
 #endif

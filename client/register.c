@@ -73,18 +73,6 @@ static bool renew(void *at, size_t n, size_t size)
 	return *array;
 }
 
-size_t shardd_dtype_size(enum shardd_dtype dtype)
-{
-	switch (dtype) {
-	case SHARDD_FP32:
-		return 4;
-	case SHARDD_BF16:
-	case SHARDD_FP16:
-		return 2;
-	}
-	return 0;
-}
-
 __attribute__((format(printf, 2, 3))) static int is_null(struct shardd_error *err,
 							 const char *format, ...)
 {
@@ -204,6 +192,35 @@ static int buffers_convert(const struct shardd_unit_spec *from, size_t index, st
 	return 0;
 }
 
+/* A setting that the kind does not use would change nothing. */
+static int optimizer_check(const struct shardd_optimizer *o, size_t index, struct shardd_error *err)
+{
+	bool adam = o->kind == SHARDD_ADAM || o->kind == SHARDD_ADAMW;
+	bool sgd = o->kind == SHARDD_SGD;
+	const struct {
+		const char *name;
+		bool is_set, is_used;
+	} fields[] = {
+		{ "momentum", o->momentum != 0, sgd }, { "dampening", o->dampening != 0, sgd },
+		{ "nesterov", o->nesterov, sgd },      { "beta1", o->beta1 != 0, adam },
+		{ "beta2", o->beta2 != 0, adam },      { "eps", o->eps != 0, adam },
+		{ "amsgrad", o->amsgrad, adam },
+	};
+	char field[96];
+
+	if (!adam && !sgd)
+		return 0;
+	for (size_t i = 0; i < sizeof(fields) / sizeof(*fields); i++) {
+		if (!fields[i].is_set || fields[i].is_used)
+			continue;
+		snprintf(field, sizeof(field), "units[%zu].optimizer.%s", index, fields[i].name);
+		return error_set(err, SHARDD_INVALID_ARGUMENT, field,
+				 "%s is set, but %s does not use it: leave it 0", field,
+				 sgd ? "SHARDD_SGD" : "SHARDD_ADAM and SHARDD_ADAMW");
+	}
+	return 0;
+}
+
 static void optimizer_convert(const struct shardd_optimizer *from, Shardd__V1__Optimizer *to)
 {
 	shardd__v1__optimizer__init(to);
@@ -264,6 +281,9 @@ static int unit_convert(const struct shardd_unit_spec *from, size_t index, struc
 	u->spec.shard_multiple = from->shard_multiple;
 	u->spec.pre_divide = from->pre_divide;
 	u->spec.post_divide = from->post_divide;
+	r = optimizer_check(&from->optimizer, index, err);
+	if (r < 0)
+		return r;
 	optimizer_convert(&from->optimizer, &u->optimizer);
 	u->spec.optimizer = &u->optimizer;
 	choices_convert(from, &u->spec);

@@ -100,6 +100,23 @@ static void put(struct ring *r, uint16_t op, const ProtobufCMessage *request, ui
 	ring_publish(&r->shared->sq_tail, r->sq_tail);
 }
 
+/* With the lock held, and room. The daemon takes submissions in their order, so @slot is still that of
+ * the op when it reads this. */
+static void put_cancel(struct ring *r, uint32_t slot)
+{
+	struct ring_entry *e = &r->sq[r->sq_tail & (r->entries - 1)];
+	const uint64_t tag = slot;
+
+	e->tag = r->free_slots[--r->n_free];
+	r->slots[e->tag] = ABANDONED;
+	e->op = RING_CANCEL;
+	e->code = 0;
+	e->bytes = sizeof(tag);
+	memcpy(e->data, &tag, sizeof(tag));
+	r->sq_tail++;
+	ring_publish(&r->shared->sq_tail, r->sq_tail); /* as in put */
+}
+
 static bool has_room(struct ring *r)
 {
 	if (r->sq_tail - r->sq_head == r->entries)
@@ -413,6 +430,27 @@ int ring_pending_result(struct ring_pending *p, ProtobufCMessage **ret, struct s
 				 p->reply->name);
 	*ret = msg;
 	return 0;
+}
+
+int ring_pending_cancel(struct ring_pending *p)
+{
+	struct ring *r = p->ring;
+	int rc = 0;
+
+	if (!r || has_ended(p))
+		return 0;
+	pthread_mutex_lock(&r->lock);
+	if (!has_room(r) && !r->looking)
+		take_all(r);
+	if (has_ended(p) || r->lost)
+		rc = 0;
+	else if (has_room(r))
+		put_cancel(r, p->slot);
+	else
+		rc = RING_E_FULL;
+	pthread_mutex_unlock(&r->lock);
+	wake_daemon(r);
+	return rc;
 }
 
 void ring_pending_free(struct ring_pending *p)

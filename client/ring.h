@@ -68,6 +68,10 @@ int ring_start(struct ring *r, uint16_t op, const ProtobufCMessage *request, con
 bool ring_pending_wait(struct ring_pending *p, int timeout_ms);
 int ring_pending_result(struct ring_pending *p, ProtobufCMessage **ret, struct shardd_error *err);
 
+/* Ask the daemon to give it up; it is answered all the same. Return: 0 (also if it has been answered)
+ * or RING_E_FULL. */
+int ring_pending_cancel(struct ring_pending *p);
+
 /* It need not be answered any more. Safe twice. */
 void ring_pending_free(struct ring_pending *p);
 

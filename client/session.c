@@ -8,6 +8,7 @@
 #include "device.h"
 #include "env.h"
 #include "methods.h"
+#include "op.h"
 #include "shardd.pb-c.h"
 
 static_assert((int)SHARDD_KEEP == SHARDD__V1__LIFETIME__LIFETIME_KEEP, "lifetimes");
@@ -145,6 +146,11 @@ int shardd_join(shardd_client *c, const struct shardd_job *job, struct shardd_me
 	pthread_mutex_lock(&c->order);
 	device_ask(c, &request);
 	r = join(c, &request, ret, err);
+	if (r == 0) { /* they belong to the earlier epoch */
+		pthread_mutex_lock(&c->failure_lock);
+		c->has_failure = false;
+		pthread_mutex_unlock(&c->failure_lock);
+	}
 	pthread_mutex_unlock(&c->order);
 	return r;
 }
@@ -153,6 +159,8 @@ int shardd_leave(shardd_client *c, struct shardd_error *err)
 {
 	int r = client_check(c, err);
 
+	if (r == 0)
+		r = op_detached(c, true, err);
 	if (r < 0)
 		return r;
 	pthread_mutex_lock(&c->order);

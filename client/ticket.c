@@ -141,9 +141,11 @@ static struct ticket *take_spare(struct tickets *t)
 	t->spare = x->next;
 	t->n_spare--;
 	x->stream = (struct stream_ref){ 0 };
-	x->out = NULL;
+	x->out = (struct op_out){ 0 };
 	x->debug = NULL;
 	x->answered = false;
+	x->detached = false;
+	x->epoch = x->number = x->unit = 0;
 	return x;
 }
 
@@ -186,12 +188,61 @@ int tickets_claim(struct tickets *t, uint64_t id, struct ticket **ret)
 
 	pthread_mutex_lock(&t->lock);
 	slot = find(t, id);
+	if (slot && slot->ticket->detached)
+		slot = NULL;
 	if (slot && slot->ticket->claimed) {
 		r = TICKET_E_CLAIMED;
 	} else if (slot) {
 		slot->ticket->claimed = true;
 		*ret = slot->ticket;
 		r = 0;
+	}
+	pthread_mutex_unlock(&t->lock);
+	return r;
+}
+
+void tickets_detach(struct tickets *t, struct ticket *ticket)
+{
+	pthread_mutex_lock(&t->lock);
+	CHECK(ticket->claimed && !ticket->detached);
+	ticket->detached = true;
+	ticket->out = (struct op_out){ 0 };
+	t->detached++;
+	ticket->claimed = false;
+	pthread_mutex_unlock(&t->lock);
+}
+
+bool tickets_take_detached(struct tickets *t, bool ended, uint64_t *ret_id, struct ticket **ret)
+{
+	bool found = false;
+
+	pthread_mutex_lock(&t->lock);
+	for (uint32_t i = 0; i < t->count && !found; i++) {
+		struct ticket *x = t->slots[i].ticket;
+
+		found = x && x->detached && !x->claimed && (!ended || ticket_wait(x, 0));
+		if (!found)
+			continue;
+		x->claimed = true;
+		*ret = x;
+		*ret_id = t->slots[i].uses << SLOT_BITS | i;
+	}
+	pthread_mutex_unlock(&t->lock);
+	return found;
+}
+
+int tickets_cancel(struct tickets *t, uint64_t id)
+{
+	struct ticket_slot *slot;
+	int r = TICKET_E_NONE;
+
+	pthread_mutex_lock(&t->lock);
+	slot = find(t, id);
+	if (slot && slot->ticket->pending) {
+		rpc_pending_cancel(slot->ticket->pending);
+		r = 0;
+	} else if (slot) {
+		r = ring_pending_cancel(&slot->ticket->ring) == RING_E_FULL ? TICKET_E_FULL : 0;
 	}
 	pthread_mutex_unlock(&t->lock);
 	return r;
@@ -247,6 +298,8 @@ void tickets_end(struct tickets *t, uint64_t id)
 	slot = find(t, id);
 	CHECK(slot && slot->ticket->claimed);
 	ticket = STEAL_PTR(slot->ticket);
+	if (ticket->detached)
+		t->detached--;
 	answered(t, ticket);
 	ticket_clear(ticket);
 	give_spare(t, ticket);

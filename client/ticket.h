@@ -1,5 +1,5 @@
 /*
- * The tickets of a client: what shardd_poll and shardd_wait look up.
+ * The tickets of a client: what shardd_wait looks up.
  *
  * A ticket's number is its slot and how often the slot has been used, so a
  * number is never reused. A thread that waits has claimed its ticket: no other
@@ -21,16 +21,26 @@
 struct op;
 struct debug_op;
 
+/* Where an op's result goes beside struct shardd_result: the caller's, until the ticket ends. */
+struct op_out {
+	void *data; /* NULL: not wanted */
+	uint32_t n; /* elements */
+};
+
 struct ticket {
 	const struct op *op;         /* static */
 	struct rpc_pending *pending; /* owned; NULL: sent over the ring */
 	struct ring_pending ring;
 	ProtobufCMessage *reply;  /* owned; taken already, its memory is not mapped yet */
 	struct stream_ref stream; /* that it was submitted on */
-	void *out;                /* (optional) of op->out; the waiter's */
+	struct op_out out;        /* of op->out */
 	struct debug_op *debug;   /* NULL: no debug mode; ended before the ticket */
 	struct ticket *next;      /* in tickets.spare */
 	atomic_bool claimed;      /* set under the lock */
+	uint64_t epoch;           /* of the op */
+	uint64_t number;          /* of the op in its session; 0: of a nop */
+	uint32_t unit;            /* of the op, with a stall callback; 0: none or not looked up */
+	bool detached;            /* nobody waits for it */
 	bool answered;            /* no longer one of the daemon's unanswered ops */
 };
 
@@ -50,8 +60,9 @@ struct tickets {
 	uint32_t count; /* of slots */
 	uint32_t room;
 	uint32_t first_free;
-	uint32_t unanswered;  /* of the tickets in the table */
-	struct ticket *spare; /* ended ones, to be used again; owned */
+	uint32_t unanswered;       /* of the tickets in the table */
+	_Atomic uint32_t detached; /* tickets in the table */
+	struct ticket *spare;      /* ended ones, to be used again; owned */
 	uint32_t n_spare;
 };
 
@@ -77,6 +88,16 @@ int tickets_add(struct tickets *t, const struct op *op, uint32_t limit, struct t
 /* Find and claim. @ret: borrowed until tickets_release or tickets_end.
  * Return: 0, TICKET_E_NONE, TICKET_E_CLAIMED. */
 int tickets_claim(struct tickets *t, uint64_t id, struct ticket **ret);
+
+/* Nobody waits for a claimed ticket any more: tickets_take_detached finds it, tickets_claim does not. */
+void tickets_detach(struct tickets *t, struct ticket *ticket);
+
+/* Claim a detached ticket. @ended: only one whose op has ended. Return: false: there is none. */
+bool tickets_take_detached(struct tickets *t, bool ended, uint64_t *ret_id, struct ticket **ret);
+
+/* Ask the daemon to give up the op of @id, claimed or not. Return: 0, TICKET_E_NONE, TICKET_E_FULL (the
+ * ring has no room). Never blocks. */
+int tickets_cancel(struct tickets *t, uint64_t id);
 
 /* Give a claimed ticket back: its op continues. */
 void tickets_release(struct tickets *t, struct ticket *ticket);

@@ -49,7 +49,8 @@ struct ring_entry {
 	uint8_t data[RING_SHORT_BYTES]; /* the packed message if it fits */
 };
 
-#define RING_NOP 0u /* does nothing; the daemon answers it */
+#define RING_NOP    0u     /* does nothing; the daemon answers it */
+#define RING_CANCEL 65535u /* gives up the op whose tag (uint64_t) is the data; answered at once */
 
 /* At the start of the memory. */
 struct ring_shared {

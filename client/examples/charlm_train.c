@@ -91,12 +91,16 @@ static int fetch(struct trainer *t, unsigned pass)
 	enum layer l = layer_of(pass);
 	shardd_unit unit = t->units[l].unit;
 	unsigned slot = SLOT_GATHER + pass;
-	int rc = sent(t, slot, shardd_gather_submit(t->client, unit, &t->tickets[slot], &t->err));
+	int rc = sent(t, slot,
+		      shardd_submit_gather(t->client, SHARDD_OPTIONS(gather, .unit = unit),
+					   &t->tickets[slot], &t->err));
 
 	if (rc < 0 || !is_backward(pass))
 		return rc;
 	slot = SLOT_GRADIENT + l;
-	return sent(t, slot, shardd_gradient_submit(t->client, unit, &t->tickets[slot], &t->err));
+	return sent(t, slot,
+		    shardd_submit_gradient(t->client, SHARDD_OPTIONS(gradient, .unit = unit),
+					   &t->tickets[slot], &t->err));
 }
 
 /* @from, @n elements, as fp32: in place, or copied or widened into our own memory. */
@@ -156,7 +160,9 @@ static int release(struct trainer *t, unsigned pass)
 	if (--t->held[l] == 0)
 		trainer_count(t, -(int64_t)bytes);
 	return sent(t, slot,
-		    shardd_release_submit(t->client, t->units[l].unit, &t->tickets[slot], &t->err));
+		    shardd_submit_release(t->client,
+					  SHARDD_OPTIONS(release, .unit = t->units[l].unit),
+					  &t->tickets[slot], &t->err));
 }
 
 /* Gradients of one layer into its buffer, and off they go. The daemon takes the
@@ -182,7 +188,9 @@ static int backward(struct trainer *t, unsigned pass, uint64_t step, const float
 	if (l == LAYER_HIDDEN2 && t->may_die && step == o->kill_at && t->me.rank == o->kill_rank)
 		raise(SIGKILL); /* one layer reduced, one half-way: the worst moment */
 	return sent(t, slot,
-		    shardd_reduce_submit(t->client, t->units[l].unit, &t->tickets[slot], &t->err));
+		    shardd_submit_reduce(t->client,
+					 SHARDD_OPTIONS(reduce, .unit = t->units[l].unit),
+					 &t->tickets[slot], &t->err));
 }
 
 /* Every sample's loss is in its own slot, and zero in the others': the sum over ranks only
@@ -202,9 +210,11 @@ static int share_losses(struct trainer *t)
 	if (rc < 0)
 		return rc;
 	return sent(t, SLOT_LOSS,
-		    shardd_all_reduce_submit(t->client, SHARDD_WORLD, t->buffer, 0, batch + 1,
-					     SHARDD_FP32, SHARDD_SUM, &t->tickets[SLOT_LOSS],
-					     &t->err));
+		    shardd_submit_all_reduce(t->client,
+					     SHARDD_OPTIONS(all_reduce, .buffer = t->buffer,
+							    .count = batch + 1,
+							    .dtype = SHARDD_FP32, .op = SHARDD_SUM),
+					     &t->tickets[SLOT_LOSS], &t->err));
 }
 
 static int run_pass(struct trainer *t, unsigned pass, uint64_t step)
@@ -241,12 +251,14 @@ static int optimize(struct trainer *t)
 
 	if (t->options->clip > 0)
 		rc = sent(t, SLOT_CLIP,
-			  shardd_clip_grad_norm_submit(t->client, SHARDD_WORLD, t->options->clip, 2,
-						       &t->tickets[SLOT_CLIP], &t->err));
+			  shardd_submit_clip(t->client,
+					     SHARDD_OPTIONS(clip, .max_norm = t->options->clip,
+							    .norm_type = 2),
+					     &t->tickets[SLOT_CLIP], &t->err));
 	if (rc < 0)
 		return rc;
 	return sent(t, SLOT_STEP,
-		    shardd_step_submit(t->client, SHARDD_WORLD, NULL, &t->tickets[SLOT_STEP],
+		    shardd_submit_step(t->client, SHARDD_OPTIONS(step), &t->tickets[SLOT_STEP],
 				       &t->err));
 }
 
@@ -344,27 +356,36 @@ static int train_epoch(struct trainer *t)
 	return rc == -SHARDD_ABORTED ? 0 : rc; /* others left before: all is committed */
 }
 
-/* Through as many epochs as it takes: a peer's death ends one, for all. */
-static int train(struct trainer *t)
+/* The first time, and after each epoch that a peer's death has ended. */
+static int enter(void *data)
 {
-	struct shardd_error why;
-	int rc;
+	struct trainer *t = data;
+	struct shardd_error why = t->err;
 
-	for (;;) {
-		rc = trainer_enter(t);
-		if (rc >= 0)
-			rc = train_epoch(t);
-		if (rc != -SHARDD_ABORTED)
-			return rc;
-		why = t->err;
+	if (t->entered) {
 		finish_all(t);
 		if (stop_asked || shardd_draining(t->client)) {
 			trainer_say(t, "rank %u stops: %s\n", t->me.rank, why.text);
 			t->unfinished = true;
-			return 0;
+			return 1;
 		}
 		trainer_say(t, "rank %u returns to the last commit: %s\n", t->me.rank, why.text);
 	}
+	t->entered = true;
+	return trainer_enter(t);
+}
+
+static int epoch(void *data)
+{
+	return train_epoch(data);
+}
+
+/* Through as many epochs as it takes: a peer's death ends one, for all. */
+static int train(struct trainer *t)
+{
+	int rc = shardd_rejoin(enter, epoch, t);
+
+	return rc > 0 ? 0 : rc;
 }
 
 /* ------------------------------------------------------------ life of a run */

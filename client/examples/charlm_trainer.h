@@ -47,6 +47,7 @@ struct trainer {
 	float *losses_copy;
 	unsigned first, count; /* this rank's samples of the global batch */
 	bool may_die;          /* --kill-at applies to this life */
+	bool entered;          /* trainer_enter has been called */
 	bool unfinished;       /* it ends by a signal, before the last step */
 
 	shardd_ticket tickets[SLOT_N];

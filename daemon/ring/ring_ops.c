@@ -20,6 +20,7 @@ struct ring_call {
 	struct ring *ring; /* NULL: it is gone */
 	struct list link;
 	uint64_t tag;
+	struct op *op;                /* NULL: not there yet */
 	struct codec_message request; /* the op borrows it until it is done */
 	struct user *payer;           /* a reference; NULL: nobody pays */
 	uint64_t paid;                /* for the request */
@@ -69,10 +70,15 @@ static void ring_ops_send_reply(const ProtobufCMessage *reply, void *ctx)
 	ring_post(call->ring, call->tag, 0, bytes, (uint32_t)n);
 }
 
+/* op_submit may end the op before it returns; then the call is gone with it. */
+static struct ring_call *ring_ops_submitting;
+
 static void ring_ops_on_done(struct op *op, void *userdata)
 {
 	struct ring_call *call = userdata;
 
+	if (ring_ops_submitting == call)
+		ring_ops_submitting = NULL;
 	if (call->ring && op->fault.code)
 		ring_ops_post_fault(call->ring, call->tag, &op->fault);
 	else if (call->ring)
@@ -125,8 +131,10 @@ static int ring_ops_begin(struct ring_call *call, struct ring *r, const struct r
 			  struct fault *f)
 {
 	const struct op_type *type = ring_ops_type_of(s->op);
+	struct ring_call *outer;
 	struct member *m;
 	struct op *op;
+	int rc;
 
 	if (!type)
 		return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
@@ -138,7 +146,35 @@ static int ring_ops_begin(struct ring_call *call, struct ring *r, const struct r
 	if (!m)
 		return f->code;
 	r->session->ops_total++;
-	return op_submit(m, type, call->request.msg, 0, ring_ops_on_done, call, &op, f);
+	outer = ring_ops_submitting;
+	ring_ops_submitting = call;
+	rc = op_submit(m, type, call->request.msg, 0, ring_ops_on_done, call, &op, f);
+	if (rc == 0 && ring_ops_submitting == call)
+		call->op = op;
+	ring_ops_submitting = outer;
+	return rc;
+}
+
+/* The op may have ended meanwhile: then there is nothing to do. */
+static void ring_ops_cancel(struct ring *r, const struct ring_submission *s)
+{
+	struct ring_call *call, *tmp;
+	struct fault f = FAULT_NULL;
+	uint64_t tag;
+
+	if (s->bytes != sizeof(tag)) {
+		fault_set(&f, FAULT_INVALID, NULL, "a cancel has %u bytes, must have %zu", s->bytes,
+			  sizeof(tag));
+		ring_ops_post_fault(r, s->tag, &f);
+		return;
+	}
+	memcpy(&tag, s->data, sizeof(tag));
+	ring_post(r, s->tag, 0, NULL, 0);
+	list_for_each (call, tmp, &r->calls, link)
+		if (call->tag == tag && call->op) {
+			op_cancel(call->op, FAULT_CANCELLED, "the caller has given up this op");
+			return;
+		}
 }
 
 void ring_submit(struct ring *r, const struct ring_submission *s)
@@ -148,6 +184,10 @@ void ring_submit(struct ring *r, const struct ring_submission *s)
 
 	if (s->op == RING_NOP) {
 		ring_post(r, s->tag, 0, NULL, 0);
+		return;
+	}
+	if (s->op == RING_CANCEL) {
+		ring_ops_cancel(r, s);
 		return;
 	}
 	call = calloc(1, sizeof(*call));

@@ -39,11 +39,16 @@ static void measured(struct trainer *t, struct sample *s)
 	trainer_gradient(t);
 	trainer_meet(t);
 	sample_begin(s);
-	trainer_must(t, shardd_reduce_submit(t->client, t->unit, &reduce, &err), &err, "reduce");
-	trainer_must(t, shardd_step_submit(t->client, SHARDD_WORLD, NULL, &step, &err), &err,
+	trainer_must(t,
+		     shardd_submit_reduce(t->client, SHARDD_OPTIONS(reduce, .unit = t->unit),
+					  &reduce, &err),
+		     &err, "reduce");
+	trainer_must(t, shardd_submit_step(t->client, SHARDD_OPTIONS(step), &step, &err), &err,
 		     "step");
-	trainer_must(t, shardd_commit_submit(t->client, ++t->step, NULL, 0, &commit, &err), &err,
-		     "commit");
+	trainer_must(t,
+		     shardd_submit_commit(t->client, SHARDD_OPTIONS(commit, .step = ++t->step),
+					  &commit, &err),
+		     &err, "commit");
 	trainer_timed_wait(t, s, reduce, &result[0], "reduce");
 	trainer_timed_wait(t, s, step, &result[1], "step");
 	trainer_timed_wait(t, s, commit, NULL, "commit");

@@ -72,8 +72,12 @@ static shardd_ticket initialise(struct trainer *t, shardd_unit unit)
 	struct shardd_error err;
 	shardd_ticket ticket;
 
-	trainer_must(t, shardd_init_seed_submit(t->client, unit, 1, &ticket, &err), &err,
-		     "initialise");
+	trainer_must(t,
+		     shardd_submit_init(t->client,
+					SHARDD_OPTIONS(init, .unit = unit, .seed = 1,
+						       .from = SHARDD_FROM_SEED),
+					&ticket, &err),
+		     &err, "initialise");
 	return ticket;
 }
 
@@ -147,10 +151,15 @@ static void stream_reduces(struct trainer *t, void *stream, struct sample *s, un
 	for (unsigned i = 0; i < n; i++) {
 		if (i >= REDUCES)
 			wait_for(t, tickets[i % REDUCES], "reduce");
-		trainer_must(t, shardd_gradient_submit(t->client, t->unit, &gradient, &err), &err,
-			     "gradient");
 		trainer_must(t,
-			     shardd_reduce_submit(t->client, t->unit, &tickets[i % REDUCES], &err),
+			     shardd_submit_gradient(t->client,
+						    SHARDD_OPTIONS(gradient, .unit = t->unit),
+						    &gradient, &err),
+			     &err, "gradient");
+		trainer_must(t,
+			     shardd_submit_reduce(t->client,
+						  SHARDD_OPTIONS(reduce, .unit = t->unit),
+						  &tickets[i % REDUCES], &err),
 			     &err, "reduce");
 		wait_for(t, gradient, "gradient");
 	}
@@ -264,10 +273,13 @@ static void all_reduce_main(struct trainer *t)
 				wait_for(t, tickets[k % DEPTH], "all_reduce");
 			if (k < n)
 				trainer_must(t,
-					     shardd_all_reduce_submit(t->client, SHARDD_WORLD,
-								      buffer, 0, t->crew->elements,
-								      SHARDD_BF16, SHARDD_AVG,
-								      &tickets[k % DEPTH], &err),
+					     shardd_submit_all_reduce(
+						     t->client,
+						     SHARDD_OPTIONS(all_reduce, .buffer = buffer,
+								    .count = t->crew->elements,
+								    .dtype = SHARDD_BF16,
+								    .op = SHARDD_AVG),
+						     &tickets[k % DEPTH], &err),
 					     &err, "all_reduce");
 		}
 		device_drain(stream);

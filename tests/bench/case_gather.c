@@ -8,7 +8,10 @@ static void timed_gather(struct trainer *t, unsigned series, int i)
 	shardd_ticket ticket;
 
 	sample_begin(s);
-	trainer_must(t, shardd_gather_submit(t->client, t->unit, &ticket, &err), &err, "gather");
+	trainer_must(t,
+		     shardd_submit_gather(t->client, SHARDD_OPTIONS(gather, .unit = t->unit),
+					  &ticket, &err),
+		     &err, "gather");
 	trainer_timed_wait(t, s, ticket, NULL, "gather");
 }
 

@@ -170,8 +170,10 @@ static void submit_main(struct trainer *t)
 			if (filled)
 				trainer_must(t, shardd_wait(t->client, tickets[k], -1, NULL, &err),
 					     &err, "wait");
-			trainer_must(t, shardd_nop_submit(t->client, &tickets[k], &err), &err,
-				     "submit");
+			trainer_must(t,
+				     shardd_submit_nop(t->client, SHARDD_OPTIONS(nop), &tickets[k],
+						       &err),
+				     &err, "submit");
 		}
 		filled = true;
 		sample_end(s);

@@ -31,8 +31,9 @@ static void barrier_main(struct trainer *t)
 		shardd_ticket ticket;
 
 		sample_begin(s);
-		trainer_must(t, shardd_barrier_submit(t->client, SHARDD_WORLD, &ticket, &err), &err,
-			     "barrier");
+		trainer_must(
+			t, shardd_submit_barrier(t->client, SHARDD_OPTIONS(barrier), &ticket, &err),
+			&err, "barrier");
 		trainer_timed_wait(t, s, ticket, NULL, "barrier");
 	}
 	trainer_leave(t);

@@ -33,8 +33,11 @@ static void gather_each(struct trainer *t, const shardd_unit *units)
 
 		t->unit = units[k < 0 ? 0 : k];
 		sample_begin(s);
-		trainer_must(t, shardd_gather_submit(t->client, t->unit, &ticket, &err), &err,
-			     "gather");
+		trainer_must(t,
+			     shardd_submit_gather(t->client,
+						  SHARDD_OPTIONS(gather, .unit = t->unit), &ticket,
+						  &err),
+			     &err, "gather");
 		trainer_timed_wait(t, s, ticket, NULL, "gather");
 		trainer_release(t);
 	}

@@ -13,8 +13,11 @@ static void reduce_main(struct trainer *t)
 		trainer_gradient(t);
 		trainer_meet(t);
 		sample_begin(s);
-		trainer_must(t, shardd_reduce_submit(t->client, t->unit, &ticket, &err), &err,
-			     "reduce");
+		trainer_must(t,
+			     shardd_submit_reduce(t->client,
+						  SHARDD_OPTIONS(reduce, .unit = t->unit), &ticket,
+						  &err),
+			     &err, "reduce");
 		trainer_timed_wait(t, s, ticket, NULL, "reduce");
 		/* Gradients are empty again: the next reduce writes, it does not add. */
 		trainer_step(t, (uint64_t)(i - TRAINER_WARM_UP + 1));
@@ -36,12 +39,15 @@ static void step_main(struct trainer *t)
 		trainer_reduce(t);
 		trainer_meet(t);
 		sample_begin(s);
-		trainer_must(t, shardd_step_submit(t->client, SHARDD_WORLD, NULL, &step, &err),
+		trainer_must(t, shardd_submit_step(t->client, SHARDD_OPTIONS(step), &step, &err),
 			     &err, "step");
-		trainer_must(t,
-			     shardd_commit_submit(t->client, (uint64_t)(i - TRAINER_WARM_UP + 1),
-						  NULL, 0, &commit, &err),
-			     &err, "commit");
+		trainer_must(
+			t,
+			shardd_submit_commit(
+				t->client,
+				SHARDD_OPTIONS(commit, .step = (uint64_t)(i - TRAINER_WARM_UP + 1)),
+				&commit, &err),
+			&err, "commit");
 		trainer_timed_wait(t, s, step, &result, "step");
 		trainer_timed_wait(t, s, commit, NULL, "commit");
 		s->ran_us += result.ran_us;
@@ -61,10 +67,12 @@ static void norm_main(struct trainer *t)
 
 		trainer_meet(t);
 		sample_begin(s);
-		trainer_must(t,
-			     shardd_clip_grad_norm_submit(t->client, SHARDD_WORLD, 1e30, 2, &ticket,
-							  &err),
-			     &err, "clip_grad_norm");
+		trainer_must(
+			t,
+			shardd_submit_clip(t->client,
+					   SHARDD_OPTIONS(clip, .max_norm = 1e30, .norm_type = 2),
+					   &ticket, &err),
+			&err, "clip_grad_norm");
 		trainer_timed_wait(t, s, ticket, NULL, "clip_grad_norm");
 	}
 	trainer_leave(t);

@@ -90,8 +90,11 @@ static void backward(struct trainer *t, const struct shardd_unit_info *info, sha
 		trainer_must(t, shardd_gradient(t->client, t->unit, &data, &err), &err, "gradient");
 		trainer_fill(t, data, info[i].gradient_elements, SHARDD_FP32);
 		trainer_release(t);
-		trainer_must(t, shardd_reduce_submit(t->client, t->unit, &reduce[i], &err), &err,
-			     "reduce");
+		trainer_must(t,
+			     shardd_submit_reduce(t->client,
+						  SHARDD_OPTIONS(reduce, .unit = t->unit),
+						  &reduce[i], &err),
+			     &err, "reduce");
 	}
 }
 

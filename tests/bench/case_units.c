@@ -79,13 +79,15 @@ static void each(struct trainer *t, struct model *m, const char *what,
 static int init_one(struct trainer *t, shardd_unit u, shardd_ticket *ticket,
 		    struct shardd_error *err)
 {
-	return shardd_init_seed_submit(t->client, u, 1, ticket, err);
+	return shardd_submit_init(
+		t->client, SHARDD_OPTIONS(init, .unit = u, .seed = 1, .from = SHARDD_FROM_SEED),
+		ticket, err);
 }
 
 static int gather_one(struct trainer *t, shardd_unit u, shardd_ticket *ticket,
 		      struct shardd_error *err)
 {
-	return shardd_gather_submit(t->client, u, ticket, err);
+	return shardd_submit_gather(t->client, SHARDD_OPTIONS(gather, .unit = u), ticket, err);
 }
 
 /* A new process in each turn, with a CUDA context on a GPU. Turn 0 makes the job. */
@@ -146,13 +148,13 @@ int case_attach_units(struct bench *b, const struct bench_case *c)
 static int gradient_one(struct trainer *t, shardd_unit u, shardd_ticket *ticket,
 			struct shardd_error *err)
 {
-	return shardd_gradient_submit(t->client, u, ticket, err);
+	return shardd_submit_gradient(t->client, SHARDD_OPTIONS(gradient, .unit = u), ticket, err);
 }
 
 static int reduce_one(struct trainer *t, shardd_unit u, shardd_ticket *ticket,
 		      struct shardd_error *err)
 {
-	return shardd_reduce_submit(t->client, u, ticket, err);
+	return shardd_submit_reduce(t->client, SHARDD_OPTIONS(reduce, .unit = u), ticket, err);
 }
 
 static void reduce_units_main(struct trainer *t)

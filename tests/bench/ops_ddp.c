@@ -14,9 +14,9 @@ static void replicate(struct trainer *t, struct shardd_unit_spec *spec, struct s
 
 static int create(struct trainer *t, struct shardd_error *err)
 {
-	const struct shardd_ddp_spec spec = { .size = sizeof(spec),
-					      .units = &t->unit,
-					      .n_units = 1 };
+	const struct shardd_ddp_create_options spec = { .size = sizeof(spec),
+							.units = &t->unit,
+							.n_units = 1 };
 
 	return shardd_ddp_create(t->client, &spec, &t->ddp, NULL, err);
 }
@@ -47,7 +47,11 @@ static void forward_before(struct trainer *t)
 
 static int backward(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	return shardd_ddp_backward_submit(t->client, t->ddp, NULL, 0, NULL, 0, ticket, err);
+	return shardd_submit_ddp_backward(t->client,
+					  SHARDD_OPTIONS(ddp_backward, .ddp = t->ddp,
+							 .unused = NULL, .n_unused = 0,
+							 .kept = NULL, .n_kept = 0),
+					  ticket, err);
 }
 
 static void backward_before(struct trainer *t)
@@ -63,7 +67,10 @@ static int ready(struct trainer *t, shardd_ticket *ticket, struct shardd_error *
 {
 	static const uint32_t first = 0;
 
-	return shardd_ddp_ready_submit(t->client, t->ddp, &first, 1, ticket, err);
+	return shardd_submit_ddp_ready(t->client,
+				       SHARDD_OPTIONS(ddp_ready, .ddp = t->ddp, .tensors = &first,
+						      .n_tensors = 1),
+				       ticket, err);
 }
 
 static void finish_after(struct trainer *t)

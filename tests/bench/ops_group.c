@@ -43,12 +43,13 @@ static void buffer_once(struct trainer *t)
 
 static int barrier(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	return shardd_barrier_submit(t->client, SHARDD_WORLD, ticket, err);
+	return shardd_submit_barrier(t->client, SHARDD_OPTIONS(barrier), ticket, err);
 }
 
 static int commit(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	return shardd_commit_submit(t->client, ++t->step, NULL, 0, ticket, err);
+	return shardd_submit_commit(t->client, SHARDD_OPTIONS(commit, .step = ++t->step), ticket,
+				    err);
 }
 
 static int verify(struct trainer *t, struct shardd_error *err)
@@ -58,40 +59,45 @@ static int verify(struct trainer *t, struct shardd_error *err)
 
 static int set_factors(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	const struct shardd_factors factors = { .size = sizeof(factors),
-						.pre_divide = 2,
-						.post_divide = 1 + (double)(t->turn % 2) };
+	struct shardd_set_factors_options factors = { .size = sizeof(factors),
+						      .pre_divide = 2,
+						      .post_divide = 1 + (double)(t->turn % 2) };
+	factors.unit = t->unit;
 
-	return shardd_set_factors_submit(t->client, t->unit, &factors, ticket, err);
+	return shardd_submit_set_factors(t->client, &factors, ticket, err);
 }
 
 static int plan(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	const struct shardd_plan p = { .size = sizeof(p), .inv_scale = 0.5 };
+	const struct shardd_plan_backward_options p = { .size = sizeof(p), .inv_scale = 0.5 };
 
-	return shardd_plan_backward_submit(t->client, SHARDD_WORLD, &p, ticket, err);
+	return shardd_submit_plan_backward(t->client, &p, ticket, err);
 }
 
 static int join_uneven(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	return shardd_join_uneven_submit(t->client, SHARDD_WORLD, false, ticket, err);
+	return shardd_submit_join_uneven(t->client, SHARDD_OPTIONS(join_uneven), ticket, err);
 }
 
 /* ------------------------------------------------------------------ gradients */
 
 static int clip(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	return shardd_clip_grad_norm_submit(t->client, SHARDD_WORLD, 1e-3, 2, ticket, err);
+	return shardd_submit_clip(t->client, SHARDD_OPTIONS(clip, .max_norm = 1e-3, .norm_type = 2),
+				  ticket, err);
 }
 
 static int clip_value(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	return shardd_clip_value_submit(t->client, SHARDD_WORLD, 0.5, NULL, 0, ticket, err);
+	return shardd_submit_clip(
+		t->client, SHARDD_OPTIONS(clip, .value = 0.5, .units = NULL, .by_value = true),
+		ticket, err);
 }
 
 static int unscale(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	return shardd_unscale_submit(t->client, SHARDD_WORLD, 0.5, ticket, err);
+	return shardd_submit_unscale(t->client, SHARDD_OPTIONS(unscale, .inv_scale = 0.5), ticket,
+				     err);
 }
 
 static void embedding(struct trainer *t, struct shardd_unit_spec *spec, struct shardd_tensor *w)
@@ -113,8 +119,11 @@ static int sparse(struct trainer *t, shardd_ticket *ticket, struct shardd_error 
 	n = n < 256 ? n : 256;
 	for (size_t i = 0; i < n; i++)
 		rows[i] = (int64_t)i * 16;
-	return shardd_reduce_sparse_submit(t->client, t->unit, 0, rows, n, t->buffer, 0, ticket,
-					   err);
+	return shardd_submit_reduce_sparse(t->client,
+					   SHARDD_OPTIONS(reduce_sparse, .unit = t->unit,
+							  .tensor = 0, .rows = rows, .n_rows = n,
+							  .buffer = t->buffer, .values_offset = 0),
+					   ticket, err);
 }
 
 /* ------------------------------------------------------------- own optimizer */
@@ -128,12 +137,13 @@ static void by_trainer(struct trainer *t, struct shardd_unit_spec *spec, struct 
 
 static int next_shard(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	return shardd_next_shard_submit(t->client, SHARDD_WORLD, ticket, err);
+	return shardd_submit_next_shard(t->client, SHARDD_OPTIONS(next_shard), ticket, err);
 }
 
 static int shard_done(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	return shardd_shard_done_submit(t->client, t->unit, ticket, err);
+	return shardd_submit_shard_done(t->client, SHARDD_OPTIONS(shard_done, .unit = t->unit),
+					ticket, err);
 }
 
 static void own_step(struct trainer *t)
@@ -164,13 +174,18 @@ static void next_before(struct trainer *t)
 
 static int all_reduce(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	return shardd_all_reduce_submit(t->client, SHARDD_WORLD, t->buffer, 0, t->crew->elements,
-					t->crew->dtype, SHARDD_AVG, ticket, err);
+	return shardd_submit_all_reduce(t->client,
+					SHARDD_OPTIONS(all_reduce, .buffer = t->buffer,
+						       .count = t->crew->elements,
+						       .dtype = t->crew->dtype, .op = SHARDD_AVG),
+					ticket, err);
 }
 
 static int broadcast(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	return shardd_broadcast_submit(t->client, SHARDD_WORLD, t->buffer, 0, bytes_of(t), 0,
+	return shardd_submit_broadcast(t->client,
+				       SHARDD_OPTIONS(broadcast, .buffer = t->buffer,
+						      .bytes = bytes_of(t), .root = 0),
 				       ticket, err);
 }
 
@@ -197,19 +212,25 @@ static void buffers_once(struct trainer *t)
 
 static int broadcast_buffers(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	return shardd_broadcast_buffers_submit(t->client, t->unit, SHARDD_WORLD, 0, ticket, err);
+	return shardd_submit_broadcast_buffers(
+		t->client, SHARDD_OPTIONS(broadcast_buffers, .unit = t->unit, .root = 0), ticket,
+		err);
 }
 
 /* ---------------------------------------------------------------- parameters */
 
 static int init(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	return shardd_init_seed_submit(t->client, t->unit, 1, ticket, err);
+	return shardd_submit_init(t->client,
+				  SHARDD_OPTIONS(init, .unit = t->unit, .seed = 1,
+						 .from = SHARDD_FROM_SEED),
+				  ticket, err);
 }
 
 static int summon(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	return shardd_summon_submit(t->client, t->unit, ticket, err);
+	return shardd_submit_summon(t->client, SHARDD_OPTIONS(summon, .unit = t->unit), ticket,
+				    err);
 }
 
 static void return_after(struct trainer *t)
@@ -228,16 +249,19 @@ static void summon_before(struct trainer *t)
 
 static int give_back(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	return shardd_return_submit(t->client, t->unit, true, ticket, err);
+	return shardd_submit_return(
+		t->client, SHARDD_OPTIONS(return, .unit = t->unit, .write = true), ticket, err);
 }
 
 static int convert(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	const struct shardd_conversion to = { .size = sizeof(to),
-					      .layout = t->turn % 2 ? SHARDD_LAYOUT_FLAT
-								    : SHARDD_LAYOUT_DIM0 };
+	struct shardd_convert_options to = { .size = sizeof(to),
+					     .layout = t->turn % 2 ? SHARDD_LAYOUT_FLAT
+								   : SHARDD_LAYOUT_DIM0 };
+	to.units = &t->unit;
+	to.n_units = 1;
 
-	return shardd_convert_submit(t->client, &t->unit, 1, &to, ticket, err);
+	return shardd_submit_convert(t->client, &to, ticket, err);
 }
 
 /* -------------------------------------------------------------------- tables */

@@ -25,12 +25,14 @@ static void gather_before(struct trainer *t)
 
 static int release(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	return shardd_release_submit(t->client, t->unit, ticket, err);
+	return shardd_submit_release(t->client, SHARDD_OPTIONS(release, .unit = t->unit), ticket,
+				     err);
 }
 
 static int gradient(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	return shardd_gradient_submit(t->client, t->unit, ticket, err);
+	return shardd_submit_gradient(t->client, SHARDD_OPTIONS(gradient, .unit = t->unit), ticket,
+				      err);
 }
 
 /* The reduce takes the buffer, so that the next turn asks for a new one. */
@@ -42,12 +44,14 @@ static void reduce_after(struct trainer *t)
 
 static int accumulate(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	return shardd_accumulate_submit(t->client, t->unit, ticket, err);
+	return shardd_submit_accumulate(t->client, SHARDD_OPTIONS(accumulate, .unit = t->unit),
+					ticket, err);
 }
 
 static int alloc(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	return shardd_alloc_submit(t->client, t->crew->elements * 4, ticket, err);
+	return shardd_submit_alloc(t->client, SHARDD_OPTIONS(alloc, .bytes = t->crew->elements * 4),
+				   ticket, err);
 }
 
 static void free_after(struct trainer *t)
@@ -67,17 +71,23 @@ static void alloc_before(struct trainer *t)
 
 static int give_back(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	return shardd_free_submit(t->client, t->buffer, ticket, err);
+	return shardd_submit_free(t->client, SHARDD_OPTIONS(free, .buffer = t->buffer), ticket,
+				  err);
 }
 
 static int begin_pass(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	return shardd_begin_pass_submit(t->client, t->unit, SHARDD_FORWARD, ticket, err);
+	return shardd_submit_begin_pass(
+		t->client, SHARDD_OPTIONS(begin_pass, .unit = t->unit, .pass = SHARDD_FORWARD),
+		ticket, err);
 }
 
 static int end_pass(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	return shardd_end_pass_submit(t->client, t->unit, SHARDD_FORWARD, true, ticket, err);
+	return shardd_submit_end_pass(t->client,
+				      SHARDD_OPTIONS(end_pass, .unit = t->unit,
+						     .pass = SHARDD_FORWARD, .sync = true),
+				      ticket, err);
 }
 
 static void begin_before(struct trainer *t)
@@ -99,14 +109,20 @@ static void end_after(struct trainer *t)
 
 static int set_reshard(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	return shardd_set_reshard_submit(t->client, &t->unit, 1, SHARDD_RESHARD_AFTER_BACKWARD,
+	return shardd_submit_set_reshard(t->client,
+					 SHARDD_OPTIONS(set_reshard, .units = &t->unit,
+							.n_units = 1,
+							.reshard = SHARDD_RESHARD_AFTER_BACKWARD),
 					 ticket, err);
 }
 
 static int set_prefetch(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	return shardd_set_prefetch_submit(t->client, t->unit, SHARDD_FORWARD, &t->unit, 1, ticket,
-					  err);
+	return shardd_submit_set_prefetch(t->client,
+					  SHARDD_OPTIONS(set_prefetch, .unit = t->unit,
+							 .pass = SHARDD_FORWARD, .units = &t->unit,
+							 .n_units = 1),
+					  ticket, err);
 }
 
 static void with_buffers(struct trainer *t, struct shardd_unit_spec *spec, struct shardd_tensor *w)
@@ -121,7 +137,8 @@ static void with_buffers(struct trainer *t, struct shardd_unit_spec *spec, struc
 
 static int unit_buffers(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
-	return shardd_unit_buffers_submit(t->client, t->unit, ticket, err);
+	return shardd_submit_unit_buffers(t->client, SHARDD_OPTIONS(unit_buffers, .unit = t->unit),
+					  ticket, err);
 }
 
 static const struct op_case

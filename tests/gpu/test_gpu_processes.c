@@ -118,7 +118,7 @@ static int dies_in_flight(const struct trainer *t)
 	TRAIN_OK(shardd_gradient(c, u, &data, &train_err));
 	TRAIN_OK(shardd_set_stream(c, stream, &train_err));
 	gpu_spin(&g, stream, 20 * 1000 * 1000);
-	TRAIN_OK(shardd_reduce_submit(c, u, &ticket, &train_err));
+	TRAIN_OK(shardd_submit_reduce(c, SHARDD_OPTIONS(reduce, .unit = u), &ticket, &train_err));
 	TRAIN_OK(shardd_wait(c, ticket, -1, NULL, &train_err));
 	stage_set(&f->queued, 1);
 	raise(SIGKILL);

@@ -42,12 +42,14 @@ static void submit_reduce(shardd_client *c, shardd_unit u, bool accumulates)
 {
 	shardd_ticket ticket;
 
-	(void)shardd_gradient_submit(c, u, &ticket, &train_err);
+	(void)shardd_submit_gradient(c, SHARDD_OPTIONS(gradient, .unit = u), &ticket, &train_err);
 	if (accumulates) {
-		(void)shardd_accumulate_submit(c, u, &ticket, &train_err);
-		(void)shardd_gradient_submit(c, u, &ticket, &train_err);
+		(void)shardd_submit_accumulate(c, SHARDD_OPTIONS(accumulate, .unit = u), &ticket,
+					       &train_err);
+		(void)shardd_submit_gradient(c, SHARDD_OPTIONS(gradient, .unit = u), &ticket,
+					     &train_err);
 	}
-	(void)shardd_reduce_submit(c, u, &ticket, &train_err);
+	(void)shardd_submit_reduce(c, SHARDD_OPTIONS(reduce, .unit = u), &ticket, &train_err);
 }
 
 /* Twice, and it goes without a word. */
@@ -74,7 +76,8 @@ static int summon(const struct trainer *t)
 	int r;
 
 	if (t->rank == 1) {
-		TRAIN_OK(shardd_summon_submit(c, u, &ticket, &train_err));
+		TRAIN_OK(shardd_submit_summon(c, SHARDD_OPTIONS(summon, .unit = u), &ticket,
+					      &train_err));
 		wait_a_little(a);
 		kill(getpid(), SIGKILL);
 	}

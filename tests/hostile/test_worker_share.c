@@ -64,13 +64,18 @@ static int hog(const struct trainer *t)
 	for (unsigned i = 0; i < UNITS; i++) {
 		snprintf(name, sizeof(name), "large%u", i);
 		u[i] = train_zero_unit(c, name, LARGE, NULL);
-		TRAIN_OK(shardd_init_seed_submit(c, u[i], 1, &ticket[i], &train_err));
+		TRAIN_OK(shardd_submit_init(
+			c, SHARDD_OPTIONS(init, .unit = u[i], .seed = 1, .from = SHARDD_FROM_SEED),
+			&ticket[i], &train_err));
 	}
 	stage_set(&p->busy, 1);
 	while (!atomic_load(&p->stop))
 		for (unsigned i = 0; i < UNITS; i++) {
 			TRAIN_OK(shardd_wait(c, ticket[i], -1, NULL, &train_err));
-			TRAIN_OK(shardd_init_seed_submit(c, u[i], 1, &ticket[i], &train_err));
+			TRAIN_OK(shardd_submit_init(c,
+						    SHARDD_OPTIONS(init, .unit = u[i], .seed = 1,
+								   .from = SHARDD_FROM_SEED),
+						    &ticket[i], &train_err));
 			atomic_fetch_add(&p->rounds, 1);
 		}
 	for (unsigned i = 0; i < UNITS; i++)

@@ -175,11 +175,15 @@ static int refused(const struct trainer *t)
 	r = ring_begin(t->socket);
 	TRAINER_CHECK(ask_part(r.channel, SHD1_RING_MEMORY, &bytes) < 0);
 	put(&r, RING_NOP, 0, NULL);
-	put(&r, 65535, 0, NULL);
+	put(&r, RING_CANCEL, 0, NULL);
+	put(&r, RING_CANCEL, 8, "\xff\xff\xff\xff\xff\xff\xff\xff"); /* of no op */
+	put(&r, 65534, 0, NULL);
 	put(&r, 1, 0, NULL); /* Attach: no op */
 	put(&r, 12, 3, "\xff\xff\xff");
 	put(&r, 12, 0, NULL); /* Gather, but it is in no job */
 	wake(&r);
+	expect(&r, OK);
+	expect(&r, INVALID_ARGUMENT);
 	expect(&r, OK);
 	expect(&r, UNIMPLEMENTED);
 	expect(&r, UNIMPLEMENTED);

@@ -99,7 +99,7 @@ static void scale(struct model *m, float factor)
 }
 
 /* Written out here again, from what fairscale, XLA and torch say. */
-static void model_clip(struct model *m, const struct shardd_clip *clip, double total)
+static void model_clip(struct model *m, const struct shardd_clip_options *clip, double total)
 {
 	float sum = (float)total + 1e-6F, max = (float)clip->max_norm, coef;
 
@@ -122,14 +122,14 @@ static void model_clip(struct model *m, const struct shardd_clip *clip, double t
 static void one(struct model *m, enum shardd_clip_profile profile, double p, double max_norm,
 		float poison, unsigned seed)
 {
-	struct shardd_clip clip = {
+	struct shardd_clip_options clip = {
 		.size = sizeof(clip), .max_norm = max_norm, .norm_type = p, .profile = profile
 	};
 	double total = -1, want;
 
 	reduce(m, seed, poison);
 	want = model_norm(m, p);
-	TRAIN_OK(shardd_clip(m->c, SHARDD_WORLD, &clip, &total, &train_err));
+	TRAIN_OK(shardd_clip(m->c, &clip, &total, &train_err));
 	if (isnan(want))
 		TRAINER_CHECK(isnan(total));
 	else
@@ -168,24 +168,22 @@ Test(clip, every_profile_and_norm)
 
 static int error_trainer(const struct trainer *t)
 {
-	struct shardd_clip clip = { .size = sizeof(clip),
-				    .max_norm = 1,
-				    .profile = SHARDD_CLIP_TORCH,
-				    .error_if_nonfinite = true };
+	struct shardd_clip_options clip = { .size = sizeof(clip),
+					    .max_norm = 1,
+					    .profile = SHARDD_CLIP_TORCH,
+					    .error_if_nonfinite = true };
 	struct model m;
 
 	begin(&m, t);
 	reduce(&m, 1, INFINITY);
-	TRAIN_FAILS(shardd_clip(m.c, SHARDD_WORLD, &clip, NULL, &train_err),
-		    SHARDD_FAILED_PRECONDITION);
+	TRAIN_FAILS(shardd_clip(m.c, &clip, NULL, &train_err), SHARDD_FAILED_PRECONDITION);
 	told_now("is inf, so they cannot be clipped: nothing was changed");
 	check(&m); /* as they were */
 	reduce(&m, 2, NAN);
-	TRAIN_FAILS(shardd_clip(m.c, SHARDD_WORLD, &clip, NULL, &train_err),
-		    SHARDD_FAILED_PRECONDITION);
+	TRAIN_FAILS(shardd_clip(m.c, &clip, NULL, &train_err), SHARDD_FAILED_PRECONDITION);
 	check(&m);
 	reduce(&m, 3, 0);
-	TRAIN_OK(shardd_clip(m.c, SHARDD_WORLD, &clip, NULL, &train_err));
+	TRAIN_OK(shardd_clip(m.c, &clip, NULL, &train_err));
 	TRAIN_OK(shardd_step(m.c, SHARDD_WORLD, NULL, &train_err));
 	end(&m);
 	return 0;
@@ -198,7 +196,7 @@ Test(clip, a_norm_that_is_no_number_can_be_an_error)
 
 static int some_trainer(const struct trainer *t)
 {
-	struct shardd_clip clip = { .size = sizeof(clip), .max_norm = 0.25, .n_units = 2 };
+	struct shardd_clip_options clip = { .size = sizeof(clip), .max_norm = 0.25, .n_units = 2 };
 	double total = -1, want = 0;
 	struct model m;
 	shardd_unit twice[2];
@@ -210,7 +208,7 @@ static int some_trainer(const struct trainer *t)
 	reduce(&m, 5, 0);
 	for (size_t k = 0; k < sizes[0]; k++)
 		want += (double)m.g[0][k] * m.g[0][k];
-	TRAIN_OK(shardd_clip(m.c, SHARDD_WORLD, &clip, &total, &train_err));
+	TRAIN_OK(shardd_clip(m.c, &clip, &total, &train_err));
 	TRAINER_CHECK(fabs(total - sqrt(want)) < 1e-12);
 	factor = 0.25F / ((float)total + 1e-6F);
 	TRAINER_CHECK(factor < 1);
@@ -244,7 +242,7 @@ static shardd_unit alone_unit(struct model *m, const float *gradient)
 /* The norm is of the units of all groups, and so is what is multiplied. */
 static int job_trainer(const struct trainer *t)
 {
-	struct shardd_clip clip = { .size = sizeof(clip), .max_norm = 0.25 };
+	struct shardd_clip_options clip = { .size = sizeof(clip), .max_norm = 0.25 };
 	double total = -1, own = -1, want;
 	float gradient[ALONE], got[ALONE], factor;
 	shardd_unit alone = 0;
@@ -256,14 +254,14 @@ static int job_trainer(const struct trainer *t)
 	if (t->rank == 1)
 		alone = alone_unit(&m, gradient);
 	clip.max_norm = 1e6; /* of the world's own units, as before */
-	TRAIN_OK(shardd_clip(m.c, SHARDD_WORLD, &clip, &own, &train_err));
+	TRAIN_OK(shardd_clip(m.c, &clip, &own, &train_err));
 	TRAINER_CHECK(own == model_norm(&m, 2) || !train_on_host());
 	want = own * own;
 	for (unsigned i = 0; i < ALONE; i++)
 		want += (double)gradient[i] * gradient[i];
 	clip.max_norm = 0.25;
 	clip.whole_job = true;
-	TRAIN_OK(shardd_clip(m.c, SHARDD_WORLD, &clip, &total, &train_err));
+	TRAIN_OK(shardd_clip(m.c, &clip, &total, &train_err));
 	TRAINER_CHECK(total > own && fabs(total - sqrt(want)) < 1e-9 * total);
 	factor = 0.25F / ((float)total + 1e-6F);
 	scale(&m, factor);
@@ -289,7 +287,10 @@ static int value_trainer(const struct trainer *t)
 
 	begin(&m, t);
 	reduce(&m, 6, NAN);
-	TRAIN_OK(shardd_clip_value(m.c, SHARDD_WORLD, 0.125, NULL, 0, &train_err));
+	TRAIN_OK(shardd_clip(m.c,
+			     SHARDD_OPTIONS(clip, .group = SHARDD_WORLD, .by_value = true,
+					    .value = 0.125, .units = NULL, .n_units = 0),
+			     NULL, &train_err));
 	for (unsigned i = 0; i < UNITS; i++)
 		for (size_t k = 0; k < sizes[i]; k++)
 			m.g[i][k] = m.g[i][k] < -0.125F  ? -0.125F
@@ -297,7 +298,10 @@ static int value_trainer(const struct trainer *t)
 							 : m.g[i][k];
 	check(&m);
 	reduce(&m, 7, -INFINITY);
-	TRAIN_OK(shardd_clip_value(m.c, SHARDD_WORLD, 0.5, &m.u[1], 1, &train_err));
+	TRAIN_OK(shardd_clip(m.c,
+			     SHARDD_OPTIONS(clip, .group = SHARDD_WORLD, .by_value = true,
+					    .value = 0.5, .units = &m.u[1], .n_units = 1),
+			     NULL, &train_err));
 	for (size_t k = 0; k < BIG; k++)
 		m.g[1][k] = m.g[1][k] < -0.5F ? -0.5F : m.g[1][k] > 0.5F ? 0.5F : m.g[1][k];
 	check(&m);
@@ -314,7 +318,7 @@ Test(clip, by_value)
 static int wrong_trainer(const struct trainer *t)
 {
 	static const uint32_t ranks[] = { 1, 0 };
-	struct shardd_clip clip = { .size = sizeof(clip), .max_norm = 1 }, bad;
+	struct shardd_clip_options clip = { .size = sizeof(clip), .max_norm = 1 }, bad;
 	shardd_unit other[1] = { 99 };
 	shardd_group g;
 	struct model m;
@@ -322,46 +326,59 @@ static int wrong_trainer(const struct trainer *t)
 	begin(&m, t);
 	bad = clip;
 	bad.size--;
-	TRAIN_FAILS(shardd_clip(m.c, 0, &bad, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
+	TRAIN_FAILS(shardd_clip(m.c, &bad, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
 	bad = clip;
 	bad.norm_type = -1;
-	TRAIN_FAILS(shardd_clip(m.c, 0, &bad, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
+	TRAIN_FAILS(shardd_clip(m.c, &bad, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
 	told_now("norm_type is -1: a number above 0, or inf");
 	bad.norm_type = NAN;
-	TRAIN_FAILS(shardd_clip(m.c, 0, &bad, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
+	TRAIN_FAILS(shardd_clip(m.c, &bad, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
 	bad = clip;
 	bad.profile = 4;
-	TRAIN_FAILS(shardd_clip(m.c, 0, &bad, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
+	TRAIN_FAILS(shardd_clip(m.c, &bad, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
 	told_now("FAIRSCALE, XLA or TORCH is allowed");
 	bad.profile = -1;
-	TRAIN_FAILS(shardd_clip(m.c, 0, &bad, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
+	TRAIN_FAILS(shardd_clip(m.c, &bad, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
 	bad = clip;
 	bad.units = other;
 	bad.n_units = 1;
-	TRAIN_FAILS(shardd_clip(m.c, 0, &bad, NULL, &train_err), SHARDD_NOT_FOUND);
+	TRAIN_FAILS(shardd_clip(m.c, &bad, NULL, &train_err), SHARDD_NOT_FOUND);
 	told_now("there is no unit 99");
 	bad = clip;
 	bad.whole_job = true;
 	bad.units = m.u;
 	bad.n_units = 1;
-	TRAIN_FAILS(shardd_clip(m.c, 0, &bad, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
+	TRAIN_FAILS(shardd_clip(m.c, &bad, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
 	TRAINER_CHECK(strcmp(train_err.field, "whole_job") == 0);
 	bad.whole_job = false;
 	TRAIN_OK(shardd_group_create(m.c, "turned", ranks, 2, &g, &train_err));
 	bad.units = m.u;
-	TRAIN_FAILS(shardd_clip(m.c, g, &bad, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
+	bad.group = g;
+	TRAIN_FAILS(shardd_clip(m.c, &bad, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
 	told_now("is of another group");
 	bad.n_units = 1000;
 	bad.units = train_alloc(1000 * sizeof(shardd_unit));
-	TRAIN_FAILS(shardd_clip(m.c, 0, &bad, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
+	TRAIN_FAILS(shardd_clip(m.c, &bad, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
 	free((void *)bad.units);
-	TRAIN_FAILS(shardd_clip_value(m.c, 0, -1, NULL, 0, &train_err), SHARDD_INVALID_ARGUMENT);
-	TRAIN_FAILS(shardd_clip_value(m.c, 0, NAN, NULL, 0, &train_err), SHARDD_INVALID_ARGUMENT);
-	TRAIN_FAILS(shardd_clip_value(m.c, 0, 1, NULL, 3, &train_err), SHARDD_INVALID_ARGUMENT);
+	TRAIN_FAILS(shardd_clip(m.c,
+				SHARDD_OPTIONS(clip, .group = 0, .by_value = true, .value = -1,
+					       .units = NULL, .n_units = 0),
+				NULL, &train_err),
+		    SHARDD_INVALID_ARGUMENT);
+	TRAIN_FAILS(shardd_clip(m.c,
+				SHARDD_OPTIONS(clip, .group = 0, .by_value = true, .value = NAN,
+					       .units = NULL, .n_units = 0),
+				NULL, &train_err),
+		    SHARDD_INVALID_ARGUMENT);
+	TRAIN_FAILS(shardd_clip(m.c,
+				SHARDD_OPTIONS(clip, .group = 0, .by_value = true, .value = 1,
+					       .units = NULL, .n_units = 3),
+				NULL, &train_err),
+		    SHARDD_INVALID_ARGUMENT);
 	/* and what differs between ranks */
 	clip.units = &m.u[t->rank];
 	clip.n_units = 1;
-	TRAIN_FAILS(shardd_clip(m.c, 0, &clip, NULL, &train_err), SHARDD_FAILED_PRECONDITION);
+	TRAIN_FAILS(shardd_clip(m.c, &clip, NULL, &train_err), SHARDD_FAILED_PRECONDITION);
 	TRAIN_OK(shardd_barrier(m.c, 0, &train_err));
 	end(&m);
 	return 0;

@@ -70,18 +70,18 @@ static void register_model(struct model *m, const char *prefix)
 	}
 }
 
-static struct shardd_ddp_spec spec_of(const struct model *m)
+static struct shardd_ddp_create_options spec_of(const struct model *m)
 {
-	return (struct shardd_ddp_spec){ .size = sizeof(struct shardd_ddp_spec),
-					 .units = m->units,
-					 .n_units = UNITS,
-					 .bucket_bytes = bucket_bytes,
-					 .first_bucket_bytes = first_bucket_bytes };
+	return (struct shardd_ddp_create_options){ .size = sizeof(struct shardd_ddp_create_options),
+						   .units = m->units,
+						   .n_units = UNITS,
+						   .bucket_bytes = bucket_bytes,
+						   .first_bucket_bytes = first_bucket_bytes };
 }
 
 static void make_ddp(struct model *m, bool find_unused, bool static_graph)
 {
-	struct shardd_ddp_spec spec = spec_of(m);
+	struct shardd_ddp_create_options spec = spec_of(m);
 	uint32_t n = 0;
 
 	spec.find_unused = find_unused;
@@ -205,7 +205,10 @@ static void whole_pass(struct model *m, const struct trainer *t, unsigned pass)
 		uint32_t i = (2 * TENSORS - 1 - k + t->rank) % TENSORS;
 
 		write_gradient(m, t, i, pass);
-		TRAIN_OK(shardd_ddp_ready_submit(m->c, m->ddp, &i, 1, &tickets[k], &train_err));
+		TRAIN_OK(shardd_submit_ddp_ready(m->c,
+						 SHARDD_OPTIONS(ddp_ready, .ddp = m->ddp,
+								.tensors = &i, .n_tensors = 1),
+						 &tickets[k], &train_err));
 	}
 	for (unsigned k = 0; k < TENSORS; k++)
 		TRAIN_OK(shardd_wait(m->c, tickets[k], -1, NULL, &train_err));
@@ -369,7 +372,7 @@ static int first_trainer(const struct trainer *t)
 {
 	static const uint64_t same[] = { bucket_bytes, bucket_bytes };
 	struct model m = { .c = train_join(t), .v = plain };
-	struct shardd_ddp_spec spec;
+	struct shardd_ddp_create_options spec;
 
 	register_model(&m, "unit");
 	spec = spec_of(&m);
@@ -399,7 +402,7 @@ static int list_trainer(const struct trainer *t)
 	static const uint64_t limits[] = { 200, 2000, 100, 1 };
 	const uint32_t order[] = { 6, 5, 4, 3, 2, 1, 0 };
 	struct model m = { .c = train_join(t), .v = plain };
-	struct shardd_ddp_spec spec;
+	struct shardd_ddp_create_options spec;
 
 	register_model(&m, "unit");
 	spec = spec_of(&m);
@@ -565,7 +568,9 @@ static int lacking_trainer(const struct trainer *t)
 	const float all[] = { 8, 4, 0 };
 	struct shardd_unit_info info;
 	struct shardd_ddp_view views[3];
-	struct shardd_ddp_spec ddp = { .size = sizeof(ddp), .n_units = 1, .find_unused = true };
+	struct shardd_ddp_create_options ddp = { .size = sizeof(ddp),
+						 .n_units = 1,
+						 .find_unused = true };
 	shardd_client *c = train_join(t);
 	float params[60], zeros[20] = { 0 };
 	shardd_ddp d;
@@ -670,7 +675,7 @@ Test(ddp, a_static_graph_counts_once, .timeout = 60, .init = trainfix_begin, .fi
 static int differs_trainer(const struct trainer *t)
 {
 	struct model m = { .c = train_join(t), .v = plain };
-	struct shardd_ddp_spec spec;
+	struct shardd_ddp_create_options spec;
 	shardd_unit other[UNITS];
 	shardd_unit sharded;
 
@@ -767,7 +772,9 @@ static int dying_trainer(const struct trainer *t)
 	}
 	for (i = 0; i < TENSORS; i++) {
 		/* the news may come before any of them */
-		int r = shardd_ddp_ready_submit(m.c, m.ddp, &i, 1, &ticket, &train_err);
+		int r = shardd_submit_ddp_ready(
+			m.c, SHARDD_OPTIONS(ddp_ready, .ddp = m.ddp, .tensors = &i, .n_tensors = 1),
+			&ticket, &train_err);
 
 		if (r == 0)
 			(void)shardd_wait(m.c, ticket, -1, NULL, &train_err);
@@ -876,7 +883,8 @@ static int dies_joined_trainer(const struct trainer *t)
 	if (t->rank == 1)
 		_exit(0);
 	if (t->rank == 0) {
-		TRAIN_OK(shardd_join_uneven_submit(m.c, SHARDD_WORLD, false, &ticket, &train_err));
+		TRAIN_OK(shardd_submit_join_uneven(m.c, SHARDD_OPTIONS(join_uneven), &ticket,
+						   &train_err));
 		TRAIN_FAILS(shardd_wait(m.c, ticket, -1, NULL, &train_err), SHARDD_ABORTED);
 	} else {
 		TRAIN_FAILS(shardd_barrier(m.c, SHARDD_WORLD, &train_err), SHARDD_ABORTED);

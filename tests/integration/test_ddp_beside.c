@@ -37,11 +37,11 @@ static shardd_unit make_unit(shardd_client *c, uint64_t n, enum shardd_optimizer
 
 static shardd_ddp make_ddp(shardd_client *c, shardd_unit u, uint64_t bucket_bytes)
 {
-	struct shardd_ddp_spec spec = { .size = sizeof(spec),
-					.units = &u,
-					.n_units = 1,
-					.bucket_limits = &bucket_bytes,
-					.n_bucket_limits = 1 };
+	struct shardd_ddp_create_options spec = { .size = sizeof(spec),
+						  .units = &u,
+						  .n_units = 1,
+						  .bucket_limits = &bucket_bytes,
+						  .n_bucket_limits = 1 };
 	shardd_ddp d;
 
 	TRAIN_OK(shardd_ddp_create(c, &spec, &d, NULL, &train_err));
@@ -120,7 +120,8 @@ static int reduce_trainer(const struct trainer *t)
 		TRAIN_OK(shardd_gradient(c, u, NULL, &train_err));
 		begin(c, d, N, 1);
 		TRAIN_OK(shardd_ddp_ready(c, d, all, TENSORS, &train_err));
-		TRAIN_OK(shardd_reduce_submit(c, u, &reduce, &train_err));
+		TRAIN_OK(shardd_submit_reduce(c, SHARDD_OPTIONS(reduce, .unit = u), &reduce,
+					      &train_err));
 		TRAIN_OK(shardd_ddp_finish(c, d, NULL, 0, &train_err));
 		is_late(shardd_wait(c, reduce, -1, NULL, &train_err));
 		TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
@@ -145,7 +146,8 @@ static int step_trainer(const struct trainer *t)
 
 	for (unsigned round = 0; round < ROUNDS; round++) {
 		TRAIN_OK(shardd_gradient(c, u, NULL, &train_err));
-		TRAIN_OK(shardd_reduce_more_submit(c, u, &more, &train_err));
+		TRAIN_OK(shardd_submit_reduce(c, SHARDD_OPTIONS(reduce, .unit = u, .more = true),
+					      &more, &train_err));
 		TRAIN_OK(shardd_wait(c, more, -1, NULL, &train_err));
 		begin(c, d, N, 1);
 		TRAIN_OK(shardd_ddp_ready(c, d, all, TENSORS, &train_err));

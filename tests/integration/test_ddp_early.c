@@ -57,7 +57,9 @@ static struct model begin(const struct trainer *t)
 					       .reduce_profile = SHARDD_PROFILE_DDP,
 					       .optimizer = { .kind = SHARDD_SGD, .lr = 1 } };
 	struct model m = { .c = train_join(t) };
-	struct shardd_ddp_spec ddp = { .size = sizeof(ddp), .units = &m.unit, .n_units = 1 };
+	struct shardd_ddp_create_options ddp = { .size = sizeof(ddp),
+						 .units = &m.unit,
+						 .n_units = 1 };
 	struct shardd_unit_info info;
 
 	TRAIN_OK(shardd_register(m.c, &spec, 1, &info, &train_err));
@@ -124,20 +126,23 @@ Test(ddp_early, the_next_pass_begins_when_the_last_is_over)
 /* What a bucket reads must not be converted under it. */
 static int converting_trainer(const struct trainer *t)
 {
-	static const struct shardd_conversion to_rows = { .size = sizeof(to_rows),
-							  .layout = SHARDD_LAYOUT_DIM0 };
+	static struct shardd_convert_options to_rows = { .size = sizeof(to_rows),
+							 .layout = SHARDD_LAYOUT_DIM0 };
 	struct model m = begin(t);
 
 	for (unsigned k = 0; k < 2; k++) {
-		TRAIN_FAILS(shardd_convert(m.c, &m.unit, 1, &to_rows, &train_err),
-			    SHARDD_FAILED_PRECONDITION);
+		to_rows.units = &m.unit;
+		to_rows.n_units = 1;
+		TRAIN_FAILS(shardd_convert(m.c, &to_rows, &train_err), SHARDD_FAILED_PRECONDITION);
 		TRAINER_CHECK(strstr(train_err.text, "in buckets of a pass"));
 		if (k == 0)
 			TRAIN_OK(shardd_ddp_ready(m.c, m.ddp, all, TENSORS, &train_err));
 	}
 	TRAIN_OK(shardd_ddp_finish(m.c, m.ddp, NULL, 0, &train_err));
 	TRAIN_OK(shardd_step(m.c, SHARDD_WORLD, NULL, &train_err));
-	TRAIN_OK(shardd_convert(m.c, &m.unit, 1, &to_rows, &train_err));
+	to_rows.units = &m.unit;
+	to_rows.n_units = 1;
+	TRAIN_OK(shardd_convert(m.c, &to_rows, &train_err));
 	train_leave(m.c);
 	return 0;
 }

@@ -115,12 +115,12 @@ static struct model make(shardd_client *c, const struct way *w, enum shardd_opti
 {
 	struct model m = { .c = c, .w = w };
 	struct shardd_ddp_tensor sparse;
-	struct shardd_ddp_spec spec = { .size = sizeof(spec),
-					.n_units = UNITS,
-					.bucket_bytes = 1024,
-					.first_bucket_bytes = 256,
-					.find_unused = w->find_unused,
-					.static_graph = w->static_graph };
+	struct shardd_ddp_create_options spec = { .size = sizeof(spec),
+						  .n_units = UNITS,
+						  .bucket_bytes = 1024,
+						  .first_bucket_bytes = 256,
+						  .find_unused = w->find_unused,
+						  .static_graph = w->static_graph };
 
 	register_units(&m, when);
 	spec.units = m.units;
@@ -195,33 +195,33 @@ static void pass(struct model *m, const struct trainer *t, unsigned step)
 	TRAIN_OK(shardd_free(m->c, buffer, &train_err));
 }
 
-static struct shardd_clip clip_of(const struct way *w)
+static struct shardd_clip_options clip_of(const struct way *w)
 {
-	return (struct shardd_clip){ .size = sizeof(struct shardd_clip),
-				     .max_norm = w->clip,
-				     .profile = SHARDD_CLIP_TORCH };
+	return (struct shardd_clip_options){ .size = sizeof(struct shardd_clip_options),
+					     .max_norm = w->clip,
+					     .profile = SHARDD_CLIP_TORCH };
 }
 
 static void planned(struct model *m, const struct trainer *t, unsigned step,
 		    struct shardd_result *ret)
 {
-	struct shardd_clip clip = clip_of(m->w);
+	struct shardd_clip_options clip = clip_of(m->w);
 	struct shardd_step_options o = { .size = sizeof(o) };
 	double lr = 0.01 * (1 + step % 2);
-	struct shardd_plan p = { .size = sizeof(p),
-				 .clip = m->w->clip != 0 ? &clip : NULL,
-				 .inv_scale = m->w->inv_scale,
-				 .lr = &lr };
+	struct shardd_plan_backward_options p = { .size = sizeof(p),
+						  .clip = m->w->clip != 0 ? &clip : NULL,
+						  .inv_scale = m->w->inv_scale,
+						  .lr = &lr };
 
-	TRAIN_OK(shardd_plan_backward(m->c, SHARDD_WORLD, &p, &train_err));
+	TRAIN_OK(shardd_plan_backward(m->c, &p, &train_err));
 	pass(m, t, step);
-	TRAIN_OK(shardd_step_with(m->c, SHARDD_WORLD, &o, ret, &train_err));
+	TRAIN_OK(shardd_step_with(m->c, &o, ret, &train_err));
 }
 
 static void ordinary(struct model *m, const struct trainer *t, unsigned step, double *norm,
 		     struct shardd_result *ret)
 {
-	struct shardd_clip clip = clip_of(m->w);
+	struct shardd_clip_options clip = clip_of(m->w);
 	double lr = 0.01 * (1 + step % 2);
 	struct shardd_step_options o = { .size = sizeof(o), .lr = &lr, .skip_if_found = true };
 
@@ -229,8 +229,8 @@ static void ordinary(struct model *m, const struct trainer *t, unsigned step, do
 	if (m->w->inv_scale != 0)
 		TRAIN_OK(shardd_unscale(m->c, SHARDD_WORLD, m->w->inv_scale, NULL, &train_err));
 	if (m->w->clip != 0)
-		TRAIN_OK(shardd_clip(m->c, SHARDD_WORLD, &clip, norm, &train_err));
-	TRAIN_OK(shardd_step_with(m->c, SHARDD_WORLD, &o, ret, &train_err));
+		TRAIN_OK(shardd_clip(m->c, &clip, norm, &train_err));
+	TRAIN_OK(shardd_step_with(m->c, &o, ret, &train_err));
 }
 
 static void compare(struct model *a, struct model *b)
@@ -446,7 +446,7 @@ static void own_way(shardd_client *c, const struct trainer *t, const struct way 
 			seen |= 1U << u;
 		}
 		pass(&at_step, t, step);
-		TRAIN_OK(shardd_step_with(c, SHARDD_WORLD, &o, NULL, &train_err));
+		TRAIN_OK(shardd_step_with(c, &o, NULL, &train_err));
 		compare(&own, &at_step);
 	}
 }

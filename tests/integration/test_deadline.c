@@ -89,8 +89,8 @@ static int waits_with_more(const struct trainer *t)
 		shardd_set_timeout(c, 300);
 	else
 		TRAINER_AWAIT(atomic_load(&p->at[0]) == 1, 60);
-	TRAIN_OK(shardd_barrier_submit(c, SHARDD_WORLD, &barrier, &train_err));
-	TRAIN_OK(shardd_commit_submit(c, 3, NULL, 0, &commit, &train_err));
+	TRAIN_OK(shardd_submit_barrier(c, SHARDD_OPTIONS(barrier), &barrier, &train_err));
+	TRAIN_OK(shardd_submit_commit(c, SHARDD_OPTIONS(commit, .step = 3), &commit, &train_err));
 	TRAIN_FAILS(shardd_wait(c, barrier, -1, NULL, &train_err), SHARDD_DEADLINE_EXCEEDED);
 	told_now("Barrier");
 	TRAIN_FAILS(shardd_wait(c, commit, -1, NULL, &train_err), SHARDD_DEADLINE_EXCEEDED);

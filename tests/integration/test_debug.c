@@ -40,7 +40,7 @@ static int by_submitted_release(const struct trainer *t)
 	const void *data;
 
 	TRAIN_OK(shardd_gather(c, u, &data, &train_err));
-	TRAIN_OK(shardd_release_submit(c, u, &ticket, &train_err));
+	TRAIN_OK(shardd_submit_release(c, SHARDD_OPTIONS(release, .unit = u), &ticket, &train_err));
 	debugfix_read(t->arg, data);
 	return 0;
 }
@@ -53,8 +53,9 @@ static int by_early_release(const struct trainer *t)
 	shardd_ticket gather, release;
 	struct shardd_result r;
 
-	TRAIN_OK(shardd_gather_submit(c, u, &gather, &train_err));
-	TRAIN_OK(shardd_release_submit(c, u, &release, &train_err));
+	TRAIN_OK(shardd_submit_gather(c, SHARDD_OPTIONS(gather, .unit = u), &gather, &train_err));
+	TRAIN_OK(
+		shardd_submit_release(c, SHARDD_OPTIONS(release, .unit = u), &release, &train_err));
 	TRAIN_OK(shardd_wait(c, gather, -1, &r, &train_err));
 	debugfix_read(t->arg, r.data);
 	return 0;
@@ -195,7 +196,9 @@ static int by_ddp_forward(const struct trainer *t)
 					       .optimizer = sgd };
 	shardd_client *c = debugfix_join(t);
 	struct shardd_unit_info info;
-	struct shardd_ddp_spec ddp = { .size = sizeof(ddp), .units = &info.unit, .n_units = 1 };
+	struct shardd_ddp_create_options ddp = { .size = sizeof(ddp),
+						 .units = &info.unit,
+						 .n_units = 1 };
 	struct shardd_ddp_view before[2], after[2];
 	shardd_ddp d;
 

@@ -359,10 +359,12 @@ static int tickets_trainer(const struct trainer *t)
 	shardd_unit u = train_zero_unit(c, "layer3", N, NULL);
 	shardd_ticket ticket;
 
-	TRAIN_OK(shardd_gather_submit(c, u, &ticket, &train_err));
-	TRAIN_OK(shardd_barrier_submit(c, SHARDD_WORLD, &ticket, &train_err));
+	TRAIN_OK(shardd_submit_gather(c, SHARDD_OPTIONS(gather, .unit = u), &ticket, &train_err));
+	TRAIN_OK(shardd_submit_barrier(c, SHARDD_OPTIONS(barrier, .group = SHARDD_WORLD), &ticket,
+				       &train_err));
 	for (unsigned i = 0; i < 10; i++)
-		TRAIN_OK(shardd_release_submit(c, u, &ticket, &train_err));
+		TRAIN_OK(shardd_submit_release(c, SHARDD_OPTIONS(release, .unit = u), &ticket,
+					       &train_err));
 	shardd_close(c);
 	return 0;
 }

@@ -164,20 +164,24 @@ static void train_step(struct state *s, const struct trainer *t, unsigned step)
 		loss += unit_loss(t, i, step, p, g);
 		train_fill_gradient(s->c, s->u[i], kinds[i].dtype, g, N);
 		arrive(r, k + i, t->rank);
-		TRAIN_OK(shardd_reduce_submit(s->c, s->u[i], &tickets[i], &train_err));
+		TRAIN_OK(shardd_submit_reduce(s->c, SHARDD_OPTIONS(reduce, .unit = s->u[i]),
+					      &tickets[i], &train_err));
 		arrived(r, k + i, t->rank);
 	}
 	train_poke(s->c, s->shared, loss);
 	arrive(r, k + UNITS, t->rank);
-	TRAIN_OK(shardd_all_reduce_submit(s->c, SHARDD_WORLD, s->buffer, 0, 1, SHARDD_FP32,
-					  SHARDD_AVG, &tickets[UNITS], &train_err));
+	TRAIN_OK(
+		shardd_submit_all_reduce(s->c,
+					 SHARDD_OPTIONS(all_reduce, .buffer = s->buffer, .count = 1,
+							.dtype = SHARDD_FP32, .op = SHARDD_AVG),
+					 &tickets[UNITS], &train_err));
 	arrived(r, k + UNITS, t->rank);
 	arrive(r, k + UNITS + 1, t->rank);
-	TRAIN_OK(shardd_clip_grad_norm_submit(s->c, SHARDD_WORLD, 0.05, 2, &tickets[UNITS + 1],
-					      &train_err));
+	TRAIN_OK(shardd_submit_clip(s->c, SHARDD_OPTIONS(clip, .max_norm = 0.05, .norm_type = 2),
+				    &tickets[UNITS + 1], &train_err));
 	arrived(r, k + UNITS + 1, t->rank);
 	arrive(r, k + UNITS + 2, t->rank);
-	TRAIN_OK(shardd_step_submit(s->c, SHARDD_WORLD, NULL, &tickets[UNITS + 2], &train_err));
+	TRAIN_OK(shardd_submit_step(s->c, SHARDD_OPTIONS(step), &tickets[UNITS + 2], &train_err));
 	arrived(r, k + UNITS + 2, t->rank);
 	for (unsigned i = 0; i < COLLECTIVES; i++) {
 		TRAIN_OK(shardd_wait(s->c, tickets[i], -1, &result, &train_err));

@@ -50,16 +50,17 @@ static shardd_unit make(shardd_client *c, const char *name, const struct way *w,
 	return train_zero_unit(c, name, N, &spec);
 }
 
-static struct shardd_factors factors_of(const struct way *w)
+static struct shardd_set_factors_options factors_of(const struct way *w)
 {
-	return (struct shardd_factors){ .size = sizeof(struct shardd_factors),
-					.pre_divide = w->pre,
-					.post_divide = w->post,
-					.divide_factor = w->factor,
-					.force_sum = w->force };
+	return (struct shardd_set_factors_options){ .size = sizeof(
+							    struct shardd_set_factors_options),
+						    .pre_divide = w->pre,
+						    .post_divide = w->post,
+						    .divide_factor = w->factor,
+						    .force_sum = w->force };
 }
 
-static const struct shardd_factors open = { .size = sizeof(open) };
+static struct shardd_set_factors_options open = { .size = sizeof(open) };
 
 static void reduce(shardd_client *c, const struct trainer *t, shardd_unit u, const struct way *w,
 		   unsigned pass)
@@ -84,7 +85,8 @@ static void compare(shardd_client *c, shardd_unit u, shardd_unit like, bool diff
  * that accumulates before the change is divided by what is said then. */
 static void one_way(shardd_client *c, const struct trainer *t, const struct way *w, unsigned k)
 {
-	const struct shardd_factors set = factors_of(w);
+	const struct shardd_set_factors_options set = factors_of(w);
+	struct shardd_set_factors_options now;
 	shardd_unit changed, fixed, plain;
 	char name[32];
 
@@ -104,8 +106,11 @@ static void one_way(shardd_client *c, const struct trainer *t, const struct way 
 			TRAIN_OK(shardd_accumulate(c, all[i], &train_err));
 			free(x);
 		}
-		TRAIN_OK(shardd_set_factors(c, changed, pass ? &open : &set, &train_err));
-		TRAIN_OK(shardd_set_factors(c, fixed, pass ? &open : &set, &train_err));
+		now = pass ? open : set;
+		now.unit = changed;
+		TRAIN_OK(shardd_set_factors(c, &now, &train_err));
+		now.unit = fixed;
+		TRAIN_OK(shardd_set_factors(c, &now, &train_err));
 		for (unsigned i = 0; i < 3; i++)
 			reduce(c, t, all[i], w, pass);
 		TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
@@ -137,7 +142,7 @@ static int open_trainer(const struct trainer *t)
 	shardd_client *c = train_join(t);
 
 	for (unsigned k = 0; k < ARRAY_SIZE(ways); k++) {
-		const struct shardd_factors set = factors_of(&ways[k]);
+		struct shardd_set_factors_options set = factors_of(&ways[k]);
 		char name[32];
 		shardd_unit with, without;
 
@@ -145,9 +150,12 @@ static int open_trainer(const struct trainer *t)
 		with = make(c, name, &ways[k], true);
 		snprintf(name, sizeof(name), "without %u", k);
 		without = make(c, name, &ways[k], false);
-		TRAIN_OK(shardd_set_factors(c, without, &set, &train_err));
-		TRAIN_OK(shardd_set_factors(c, without, &open, &train_err));
-		TRAIN_OK(shardd_set_factors(c, with, &open, &train_err));
+		set.unit = without;
+		TRAIN_OK(shardd_set_factors(c, &set, &train_err));
+		open.unit = without;
+		TRAIN_OK(shardd_set_factors(c, &open, &train_err));
+		open.unit = with;
+		TRAIN_OK(shardd_set_factors(c, &open, &train_err));
 		reduce(c, t, with, &ways[k], 1);
 		reduce(c, t, without, &ways[k], 1);
 		TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
@@ -167,7 +175,7 @@ Test(factors, what_is_open_is_not_what_was_registered)
 static int refused_trainer(const struct trainer *t)
 {
 	const struct way *w = &ways[4];
-	struct shardd_factors f = factors_of(w), mine = f;
+	struct shardd_set_factors_options f = factors_of(w), mine = f;
 	const struct way hybrid = {
 		SHARDD_PROFILE_FSDP2, SHARDD_REPLICATE, SHARDD_FP32, SHARDD_FP32, 0, 0, 0, false
 	};
@@ -180,26 +188,34 @@ static int refused_trainer(const struct trainer *t)
 	float zeros[N] = { 0 };
 
 	mine.divide_factor = 2 + t->rank;
-	TRAIN_FAILS(shardd_set_factors(c, u, &mine, &train_err), SHARDD_FAILED_PRECONDITION);
+	mine.unit = u;
+	TRAIN_FAILS(shardd_set_factors(c, &mine, &train_err), SHARDD_FAILED_PRECONDITION);
 	TRAINER_CHECK(strstr(train_err.text, "divide_factor 2") &&
 		      strstr(train_err.text, "divide_factor 3"));
-	TRAIN_FAILS(shardd_set_factors(c, bucket, &f, &train_err), SHARDD_INVALID_ARGUMENT);
+	f.unit = bucket;
+	TRAIN_FAILS(shardd_set_factors(c, &f, &train_err), SHARDD_INVALID_ARGUMENT);
 	TRAINER_CHECK(strstr(train_err.text, "reduce_profile DDP: only FSDP2 has it"));
 	f.size--;
-	TRAIN_FAILS(shardd_set_factors(c, u, &f, &train_err), SHARDD_INVALID_ARGUMENT);
+	f.unit = u;
+	TRAIN_FAILS(shardd_set_factors(c, &f, &train_err), SHARDD_INVALID_ARGUMENT);
 	f.size++;
 	train_fill_gradient(c, u, DTYPE_FP32, zeros, N);
-	TRAIN_FAILS(shardd_set_factors(c, u, &f, &train_err), SHARDD_FAILED_PRECONDITION);
+	f.unit = u;
+	TRAIN_FAILS(shardd_set_factors(c, &f, &train_err), SHARDD_FAILED_PRECONDITION);
 	TRAINER_CHECK(strstr(train_err.text, "asked for its gradient buffer"));
 	TRAIN_OK(shardd_reduce(c, u, &train_err));
-	TRAIN_OK(shardd_set_factors(c, u, &f, &train_err));
+	f.unit = u;
+	TRAIN_OK(shardd_set_factors(c, &f, &train_err));
 	train_fill_gradient(c, deferred, DTYPE_FP32, zeros, N);
-	TRAIN_OK(shardd_reduce_deferred(c, deferred, &train_err));
-	TRAIN_FAILS(shardd_set_factors(c, deferred, &f, &train_err), SHARDD_FAILED_PRECONDITION);
+	TRAIN_OK(shardd_reduce_with(c, SHARDD_OPTIONS(reduce, .unit = deferred, .deferred = true),
+				    NULL, &train_err));
+	f.unit = deferred;
+	TRAIN_FAILS(shardd_set_factors(c, &f, &train_err), SHARDD_FAILED_PRECONDITION);
 	TRAINER_CHECK(strstr(train_err.text, "its all-reduce is deferred"));
 	train_fill_gradient(c, deferred, DTYPE_FP32, zeros, N);
 	TRAIN_OK(shardd_reduce(c, deferred, &train_err));
-	TRAIN_OK(shardd_set_factors(c, deferred, &f, &train_err));
+	f.unit = deferred;
+	TRAIN_OK(shardd_set_factors(c, &f, &train_err));
 	train_leave(c);
 	return 0;
 }
@@ -214,16 +230,18 @@ static int guarded_trainer(const struct trainer *t)
 	const struct shardd_unit_spec spec = { .reduce_profile = SHARDD_PROFILE_FSDP2,
 					       .guarded = true,
 					       .optimizer = { .kind = SHARDD_SGD, .lr = 1 } };
-	const struct shardd_factors f = { .size = sizeof(f), .divide_factor = 3 };
+	struct shardd_set_factors_options f = { .size = sizeof(f), .divide_factor = 3 };
 	shardd_client *c = train_join(t);
 	shardd_unit u = train_zero_unit(c, "u", N, &spec);
 
 	TRAIN_OK(shardd_begin_pass(c, u, SHARDD_FORWARD, NULL, &train_err));
-	TRAIN_FAILS(shardd_set_factors(c, u, &f, &train_err), SHARDD_FAILED_PRECONDITION);
+	f.unit = u;
+	TRAIN_FAILS(shardd_set_factors(c, &f, &train_err), SHARDD_FAILED_PRECONDITION);
 	TRAINER_CHECK(strstr(train_err.text, "in state FORWARD") &&
 		      strstr(train_err.text, "IDLE is allowed"));
 	TRAIN_OK(shardd_end_pass(c, u, SHARDD_FORWARD, true, &train_err));
-	TRAIN_OK(shardd_set_factors(c, u, &f, &train_err));
+	f.unit = u;
+	TRAIN_OK(shardd_set_factors(c, &f, &train_err));
 	train_leave(c);
 	return 0;
 }

@@ -31,7 +31,7 @@ static struct shardd_result gather(shardd_client *c, shardd_unit u)
 	struct shardd_result r;
 	shardd_ticket ticket;
 
-	TRAIN_OK(shardd_gather_submit(c, u, &ticket, &train_err));
+	TRAIN_OK(shardd_submit_gather(c, SHARDD_OPTIONS(gather, .unit = u), &ticket, &train_err));
 	TRAIN_OK(shardd_wait(c, ticket, -1, &r, &train_err));
 	return r;
 }
@@ -41,7 +41,7 @@ static uint32_t release(shardd_client *c, shardd_unit u)
 	struct shardd_result r;
 	shardd_ticket ticket;
 
-	TRAIN_OK(shardd_release_submit(c, u, &ticket, &train_err));
+	TRAIN_OK(shardd_submit_release(c, SHARDD_OPTIONS(release, .unit = u), &ticket, &train_err));
 	TRAIN_OK(shardd_wait(c, ticket, -1, &r, &train_err));
 	return r.references;
 }
@@ -260,7 +260,8 @@ static int gradient_trainer(const struct trainer *t)
 	uint8_t byte;
 
 	/* asked again before the reduce: the same, with what was written */
-	TRAIN_OK(shardd_gradient_submit(c, u, &ticket, &train_err));
+	TRAIN_OK(shardd_submit_gradient(c, SHARDD_OPTIONS(gradient, .unit = u), &ticket,
+					&train_err));
 	TRAIN_OK(shardd_wait(c, ticket, -1, &r, &train_err));
 	TRAINER_CHECK(r.data && r.bytes == N * sizeof(uint16_t));
 	first = r.data;
@@ -317,8 +318,11 @@ static int model_trainer(const struct trainer *t)
 	TRAIN_OK(shardd_register(c, specs, UNITS, again, &train_err));
 	for (unsigned at = 0; at < UNITS; at += 500) { /* max_inflight_ops is 1024 */
 		for (unsigned i = at; i < at + 500; i++)
-			TRAIN_OK(shardd_init_seed_submit(c, info[i].unit, 1, &tickets[i],
-							 &train_err));
+			TRAIN_OK(shardd_submit_init(c,
+						    SHARDD_OPTIONS(init, .unit = info[i].unit,
+								   .seed = 1,
+								   .from = SHARDD_FROM_SEED),
+						    &tickets[i], &train_err));
 		for (unsigned i = at; i < at + 500; i++)
 			TRAIN_OK(shardd_wait(c, tickets[i], -1, NULL, &train_err));
 	}

@@ -31,7 +31,7 @@ static const uint32_t dims[TENSORS] = { 2, 1, 1, 3, 2 };
 struct kase {
 	const char *name;
 	bool value; /* by value, not by norm */
-	struct shardd_clip clip;
+	struct shardd_clip_options clip;
 	double total;
 	const float *in, *want;
 };
@@ -179,14 +179,18 @@ static void check_gradient(const struct model *m, const struct kase *k, double o
  * them cannot be compared. */
 static double clip(const struct model *m, const struct kase *k)
 {
-	struct shardd_clip by = k->clip;
+	struct shardd_clip_options by = k->clip;
 	double total = -1;
 
 	if (k->value) {
-		TRAIN_OK(shardd_clip_value(m->c, SHARDD_WORLD, by.max_norm, NULL, 0, &train_err));
+		TRAIN_OK(shardd_clip(m->c,
+				     SHARDD_OPTIONS(clip, .group = SHARDD_WORLD, .by_value = true,
+						    .value = by.max_norm, .units = NULL,
+						    .n_units = 0),
+				     NULL, &train_err));
 		return 0;
 	}
-	TRAIN_OK(shardd_clip(m->c, SHARDD_WORLD, &by, &total, &train_err));
+	TRAIN_OK(shardd_clip(m->c, &by, &total, &train_err));
 	if (!golden_clip_is_near(total, k->total, N, by.norm_type)) {
 		fprintf(stderr, "%s: the norm is %a, not %a\n", k->name, total, k->total);
 		TRAINER_CHECK(!"the system's");

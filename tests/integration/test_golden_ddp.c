@@ -126,7 +126,7 @@ static void register_model(struct model *m)
 
 static void make_ddp(struct model *m)
 {
-	const struct shardd_ddp_spec spec = {
+	const struct shardd_ddp_create_options spec = {
 		.size = sizeof(spec),
 		.units = &m->unit,
 		.n_units = 1,

@@ -92,11 +92,11 @@ static void make_model(struct model *m)
 					       .n_tensors = TENSORS,
 					       .strategy = SHARDD_REPLICATE,
 					       .reduce_profile = SHARDD_PROFILE_DDP };
-	struct shardd_ddp_spec ddp = { .size = sizeof(ddp),
-				       .units = &m->unit,
-				       .n_units = 1,
-				       .bucket_bytes = bucket_bytes,
-				       .find_unused = true };
+	struct shardd_ddp_create_options ddp = { .size = sizeof(ddp),
+						 .units = &m->unit,
+						 .n_units = 1,
+						 .bucket_bytes = bucket_bytes,
+						 .find_unused = true };
 	struct shardd_unit_info info;
 
 	for (unsigned i = 0; i < TENSORS; i++)

@@ -311,11 +311,14 @@ static void submit(struct replayed *r, unsigned k, unsigned p, shardd_ticket *t)
 	shardd_unit u = r->info[k].unit;
 
 	if (r->s->cases[k].passes[p] == 'n')
-		TRAIN_OK(shardd_accumulate_submit(r->c, u, t, &train_err));
+		TRAIN_OK(shardd_submit_accumulate(r->c, SHARDD_OPTIONS(accumulate, .unit = u), t,
+						  &train_err));
 	else if (r->s->cases[k].passes[p] == 'd')
-		TRAIN_OK(shardd_reduce_deferred_submit(r->c, u, t, &train_err));
+		TRAIN_OK(shardd_submit_reduce(
+			r->c, SHARDD_OPTIONS(reduce, .unit = u, .deferred = true), t, &train_err));
 	else
-		TRAIN_OK(shardd_reduce_submit(r->c, u, t, &train_err));
+		TRAIN_OK(shardd_submit_reduce(r->c, SHARDD_OPTIONS(reduce, .unit = u), t,
+					      &train_err));
 }
 
 /* Pass @p of the units [@from, @to) that have one, all of them at once. */
@@ -329,7 +332,9 @@ static void run_pass(struct replayed *r, unsigned p, unsigned from, unsigned to)
 		if (strlen(r->s->cases[k].passes) <= p)
 			continue;
 		which[n] = k;
-		TRAIN_OK(shardd_gradient_submit(r->c, r->info[k].unit, &tickets[n++], &train_err));
+		TRAIN_OK(shardd_submit_gradient(r->c,
+						SHARDD_OPTIONS(gradient, .unit = r->info[k].unit),
+						&tickets[n++], &train_err));
 	}
 	for (unsigned i = 0; i < n; i++) {
 		TRAIN_OK(shardd_wait(r->c, tickets[i], -1, &got, &train_err));
@@ -356,10 +361,10 @@ struct bucketed {
 /* The first case, from @first on, that is in no ddp yet, and those like it. */
 static void make_bucketed(const struct replayed *r, unsigned first, struct bucketed *b)
 {
-	struct shardd_ddp_spec spec = { .size = sizeof(spec),
-					.units = b->units,
-					.bucket_bytes = 2000,
-					.first_bucket_bytes = 500 };
+	struct shardd_ddp_create_options spec = { .size = sizeof(spec),
+						  .units = b->units,
+						  .bucket_bytes = 2000,
+						  .first_bucket_bytes = 500 };
 	uint32_t tensors;
 
 	b->n = 0;

@@ -106,11 +106,11 @@ static void register_model(struct model *m)
 static void make_ddp(struct model *m)
 {
 	const struct shardd_ddp_tensor sparse = { m->unit, 1 };
-	const struct shardd_ddp_spec spec = { .size = sizeof(spec),
-					      .units = &m->unit,
-					      .n_units = 1,
-					      .sparse = &sparse,
-					      .n_sparse = 1 };
+	const struct shardd_ddp_create_options spec = { .size = sizeof(spec),
+							.units = &m->unit,
+							.n_units = 1,
+							.sparse = &sparse,
+							.n_sparse = 1 };
 
 	TRAIN_OK(shardd_ddp_create(m->c, &spec, &m->ddp, NULL, &train_err));
 }

@@ -74,7 +74,7 @@ static void scaled_step(shardd_client *c, const struct golden_optim *o, unsigned
 	s.scale = golden_optim_number(o, "scale", i);
 	TRAIN_OK(shardd_unscale(c, SHARDD_WORLD, shardd_scaler_inverse(&s), &found, &train_err));
 	TRAINER_CHECK(found == want);
-	TRAIN_OK(shardd_step_with(c, SHARDD_WORLD, &how, &r, &train_err));
+	TRAIN_OK(shardd_step_with(c, &how, &r, &train_err));
 	TRAINER_CHECK(r.skipped == want);
 }
 

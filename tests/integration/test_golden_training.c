@@ -289,12 +289,12 @@ static const struct parameter *seen_in(const struct replay *r, const struct shar
 static shardd_ddp make_buckets(shardd_client *c, const struct replay *r, uint32_t *ret_n)
 {
 	shardd_unit units[MAX_UNITS];
-	const struct shardd_ddp_spec spec = { .size = sizeof(spec),
-					      .units = units,
-					      .n_units = r->n_groups,
-					      .bucket_bytes = 1500,
-					      .first_bucket_bytes = 400 };
-	shardd_ddp ddp;
+	const struct shardd_ddp_create_options spec = { .size = sizeof(spec),
+							.units = units,
+							.n_units = r->n_groups,
+							.bucket_bytes = 1500,
+							.first_bucket_bytes = 400 };
+	shardd_ddp ddp = 0;
 	uint32_t n = 0;
 
 	for (uint32_t i = 0; i < r->n_groups; i++) {

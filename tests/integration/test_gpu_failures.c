@@ -286,8 +286,11 @@ static int waits_for_a_hung_one(const struct trainer *t)
 	train_join_as(c, t, SHARDD_EPHEMERAL);
 	TRAIN_OK(shardd_alloc(c, N * sizeof(float), &buffer, &data, &train_err));
 	while (r == 0) {
-		TRAIN_OK(shardd_all_reduce_submit(c, SHARDD_WORLD, buffer, 0, N, SHARDD_FP32,
-						  SHARDD_SUM, &ticket, &train_err));
+		TRAIN_OK(shardd_submit_all_reduce(c,
+						  SHARDD_OPTIONS(all_reduce, .buffer = buffer,
+								 .count = N, .dtype = SHARDD_FP32,
+								 .op = SHARDD_SUM),
+						  &ticket, &train_err));
 		r = shardd_wait(c, ticket, 2000, NULL, &train_err);
 	}
 	TRAIN_FAILS(r, SHARDD_DEADLINE_EXCEEDED);

@@ -359,14 +359,18 @@ static int many_units(const struct trainer *t)
 		(unsigned long long)(clock_now_us() - begin_us) / 1000);
 	for (unsigned at = 0; at < UNITS; at += 500) {
 		for (unsigned i = at; i < at + 500; i++)
-			TRAIN_OK(shardd_init_seed_submit(c, info[i].unit, 1, &tickets[i],
-							 &train_err));
+			TRAIN_OK(shardd_submit_init(c,
+						    SHARDD_OPTIONS(init, .unit = info[i].unit,
+								   .seed = 1,
+								   .from = SHARDD_FROM_SEED),
+						    &tickets[i], &train_err));
 		for (unsigned i = at; i < at + 500; i++)
 			TRAIN_OK(shardd_wait(c, tickets[i], -1, NULL, &train_err));
 	}
 	begin_us = clock_now_us();
 	for (unsigned i = 0; i < UNITS; i++)
-		TRAIN_OK(shardd_gather_submit(c, info[i].unit, &tickets[i], &train_err));
+		TRAIN_OK(shardd_submit_gather(c, SHARDD_OPTIONS(gather, .unit = info[i].unit),
+					      &tickets[i], &train_err));
 	for (unsigned i = 0; i < UNITS; i++) {
 		TRAIN_OK(shardd_wait(c, tickets[i], -1, &r, &train_err));
 		info[i].elements = (uint64_t)(uintptr_t)r.data;

@@ -370,7 +370,8 @@ static int micro_trainer(const struct trainer *t)
 	begin(&r, t, gpu_of(l, t->rank));
 	for (unsigned m = 0; m < MICRO; m++) {
 		late_gradient(&r, 0, m, r.stream);
-		TRAIN_OK(shardd_reduce_submit(r.c, r.u[0], &tickets[m], &train_err));
+		TRAIN_OK(shardd_submit_reduce(r.c, SHARDD_OPTIONS(reduce, .unit = r.u[0]),
+					      &tickets[m], &train_err));
 		model_gradient(g, 0, m, m > 0);
 	}
 	for (unsigned m = 0; m < MICRO; m++)

@@ -153,7 +153,7 @@ static void get_stuck(shardd_client *c, const struct trainer *t, struct gpu *g)
 	write_ones(c, u);
 	TRAIN_OK(shardd_set_stream(c, stream, &train_err));
 	gpu_block(g, stream);
-	TRAIN_OK(shardd_reduce_submit(c, u, &ticket, &train_err));
+	TRAIN_OK(shardd_submit_reduce(c, SHARDD_OPTIONS(reduce, .unit = u), &ticket, &train_err));
 	stage_set(&p->at[t->rank], 1);
 }
 
@@ -341,7 +341,10 @@ static int init_stuck(const struct trainer *t)
 	TRAIN_OK(shardd_alloc(c, N * sizeof(float), &buffer, &data, &train_err));
 	TRAIN_OK(shardd_set_stream(c, stream, &train_err));
 	gpu_block(&g, stream);
-	TRAIN_OK(shardd_init_broadcast_submit(c, u, 1, buffer, &ticket, &train_err));
+	TRAIN_OK(shardd_submit_init(c,
+				    SHARDD_OPTIONS(init, .unit = u, .root = 1, .buffer = buffer,
+						   .from = SHARDD_FROM_ROOT),
+				    &ticket, &train_err));
 	stage_set(&p->at[t->rank], 1);
 	return live_on(c, t);
 }

@@ -106,27 +106,29 @@ static void hand_in(shardd_client *c, const struct trainer *t, const struct way 
 	train_fill_gradient(c, u->unit, DTYPE_FP32, x, n);
 	free(x);
 	if (micro + 1 < w->micro)
-		TRAIN_OK(shardd_reduce_more(c, u->unit, &train_err));
+		TRAIN_OK(shardd_reduce_with(c,
+					    SHARDD_OPTIONS(reduce, .unit = u->unit, .more = true),
+					    NULL, &train_err));
 	else
 		TRAIN_OK(shardd_reduce(c, u->unit, &train_err));
 }
 
-static struct shardd_clip clip_of(const struct way *w)
+static struct shardd_clip_options clip_of(const struct way *w)
 {
-	return (struct shardd_clip){ .size = sizeof(struct shardd_clip),
-				     .max_norm = w->clip,
-				     .profile = SHARDD_CLIP_TORCH };
+	return (struct shardd_clip_options){ .size = sizeof(struct shardd_clip_options),
+					     .max_norm = w->clip,
+					     .profile = SHARDD_CLIP_TORCH };
 }
 
 static void plan(shardd_client *c, const struct way *w, const double *lr)
 {
-	struct shardd_clip clip = clip_of(w);
-	struct shardd_plan p = { .size = sizeof(p),
-				 .clip = w->clip != 0 ? &clip : NULL,
-				 .inv_scale = w->inv_scale,
-				 .lr = lr };
+	struct shardd_clip_options clip = clip_of(w);
+	struct shardd_plan_backward_options p = { .size = sizeof(p),
+						  .clip = w->clip != 0 ? &clip : NULL,
+						  .inv_scale = w->inv_scale,
+						  .lr = lr };
 
-	TRAIN_OK(shardd_plan_backward(c, SHARDD_WORLD, &p, &train_err));
+	TRAIN_OK(shardd_plan_backward(c, &p, &train_err));
 }
 
 /* Backward: the last unit first; whoever reads a unit lets go of it behind its reduce. */
@@ -177,19 +179,19 @@ static void step_both(shardd_client *c, const struct trainer *t, const struct wa
 	double lr = 0.01 * (1 + step % 2), norm = -1;
 	struct shardd_step_options o = { .size = sizeof(o) };
 	struct shardd_result got, want;
-	struct shardd_clip clip = clip_of(w);
+	struct shardd_clip_options clip = clip_of(w);
 
 	plan(c, w, &lr);
 	backward(c, t, w, back, step);
-	TRAIN_OK(shardd_step_with(c, SHARDD_WORLD, &o, &got, &train_err));
+	TRAIN_OK(shardd_step_with(c, &o, &got, &train_err));
 	backward(c, t, w, at_step, step);
 	if (w->inv_scale != 0)
 		TRAIN_OK(shardd_unscale(c, SHARDD_WORLD, w->inv_scale, NULL, &train_err));
 	if (w->clip != 0)
-		TRAIN_OK(shardd_clip(c, SHARDD_WORLD, &clip, &norm, &train_err));
+		TRAIN_OK(shardd_clip(c, &clip, &norm, &train_err));
 	o.lr = &lr;
 	o.skip_if_found = true;
-	TRAIN_OK(shardd_step_with(c, SHARDD_WORLD, &o, &want, &train_err));
+	TRAIN_OK(shardd_step_with(c, &o, &want, &train_err));
 	TRAINER_CHECK(got.skipped == want.skipped && got.found_inf == want.found_inf);
 	TRAINER_CHECK(got.skipped == (w->inf_at && step == w->inf_at));
 	TRAINER_CHECK(got.has_total_norm == (w->clip != 0));

@@ -57,7 +57,7 @@ static int clipping_trainer(const struct trainer *t)
 					     { .size = sizeof(specs[1]), .name = "b" } };
 	struct shardd_unit_info infos[2];
 	shardd_client *c = train_join(t);
-	struct shardd_clip clip = { .size = sizeof(clip), .max_norm = 100, .n_units = 1 };
+	struct shardd_clip_options clip = { .size = sizeof(clip), .max_norm = 100, .n_units = 1 };
 	double norm = 0;
 
 	for (unsigned i = 0; i < 2; i++) {
@@ -77,7 +77,7 @@ static int clipping_trainer(const struct trainer *t)
 	}
 	clip.units = &infos[1].unit;
 	if (t->rank != *(const uint32_t *)t->arg) {
-		TRAIN_OK(shardd_clip(c, SHARDD_WORLD, &clip, &norm, &train_err));
+		TRAIN_OK(shardd_clip(c, &clip, &norm, &train_err));
 		TRAINER_CHECK(norm * norm > 7.99 && norm * norm < 8.01);
 	}
 	TRAIN_OK(shardd_join_uneven(c, SHARDD_WORLD, false, NULL, NULL, &train_err));
@@ -100,15 +100,19 @@ static int even_trainer(const struct trainer *t)
 	shardd_ticket tickets[4];
 
 	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
-	TRAIN_OK(shardd_join_even_submit(c, SHARDD_WORLD, &tickets[0], &train_err));
-	TRAIN_OK(shardd_barrier_submit(c, SHARDD_WORLD, &tickets[1], &train_err));
+	TRAIN_OK(shardd_submit_join_uneven(c, SHARDD_OPTIONS(join_uneven, .require_even = true),
+					   &tickets[0], &train_err));
+	TRAIN_OK(shardd_submit_barrier(c, SHARDD_OPTIONS(barrier), &tickets[1], &train_err));
 	for (unsigned i = 0; i < 2; i++)
 		TRAIN_OK(shardd_wait(c, tickets[i], -1, NULL, &train_err));
 	for (unsigned i = 0; i < 4; i++)
 		if (t->rank < 2)
-			TRAIN_OK(shardd_join_even_submit(c, SHARDD_WORLD, &tickets[i], &train_err));
+			TRAIN_OK(shardd_submit_join_uneven(
+				c, SHARDD_OPTIONS(join_uneven, .require_even = true), &tickets[i],
+				&train_err));
 		else
-			TRAIN_OK(shardd_barrier_submit(c, SHARDD_WORLD, &tickets[i], &train_err));
+			TRAIN_OK(shardd_submit_barrier(c, SHARDD_OPTIONS(barrier), &tickets[i],
+						       &train_err));
 	for (unsigned i = 0; i < (t->rank < 2 ? 1 : 4); i++) {
 		TRAIN_FAILS(shardd_wait(c, tickets[i], -1, NULL, &train_err),
 			    SHARDD_FAILED_PRECONDITION);
@@ -124,7 +128,9 @@ static int even_trainer(const struct trainer *t)
 		TRAIN_OK(shardd_wait(c, tickets[i], -1, NULL, &train_err));
 	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
 	if (t->rank == 0)
-		TRAIN_OK(shardd_join_even_submit(c, SHARDD_WORLD, &tickets[0], &train_err));
+		TRAIN_OK(shardd_submit_join_uneven(
+			c, SHARDD_OPTIONS(join_uneven, .require_even = true), &tickets[0],
+			&train_err));
 	if (t->rank == 0)
 		TRAIN_OK(shardd_wait(c, tickets[0], -1, NULL, &train_err));
 	else

@@ -176,7 +176,7 @@ static int train_trainer(const struct trainer *t)
 		uint64_t buffer = 0;
 		struct model m;
 		char name[16];
-		void *data;
+		void *data = NULL;
 
 		snprintf(name, sizeof(name), "unit %u", i);
 		model_register(c, name, &forms[i], &m);
@@ -237,13 +237,13 @@ static int init_trainer(const struct trainer *t)
 	float init[PACKED], got[PACKED], seeded[PACKED];
 
 	for (unsigned i = 0; i < 4; i++) {
-		struct shardd_conversion to = { .size = sizeof(to),
-						.layout = forms[i].layout,
-						.shard_multiple = forms[i].multiple,
-						.strategy = forms[i].strategy };
+		struct shardd_convert_options to = { .size = sizeof(to),
+						     .layout = forms[i].layout,
+						     .shard_multiple = forms[i].multiple,
+						     .strategy = forms[i].strategy };
 		struct model m;
 		uint64_t buffer = 0;
-		void *data;
+		void *data = NULL;
 
 		model_register(c, "unit", &forms[i], &m);
 		TRAIN_OK(shardd_init_seed(c, m.info.unit, 42, &train_err));
@@ -273,7 +273,9 @@ static int init_trainer(const struct trainer *t)
 			to.layout = forms[i + 1].layout;
 			to.shard_multiple = forms[i + 1].multiple;
 			to.strategy = forms[i + 1].strategy;
-			TRAIN_OK(shardd_convert(c, &m.info.unit, 1, &to, &train_err));
+			to.units = &m.info.unit;
+			to.n_units = 1;
+			TRAIN_OK(shardd_convert(c, &to, &train_err));
 		}
 	}
 	train_leave(c);
@@ -308,18 +310,21 @@ static int convert_trainer(const struct trainer *t)
 	read_packed(c, &m, SHARDD_FP32, want);
 	for (unsigned i = 0; i < ARRAY_SIZE(order); i++) {
 		const struct form *f = order[i];
-		struct shardd_conversion to = { .size = sizeof(to),
-						.layout = f->layout,
-						.shard_multiple = f->multiple,
-						.strategy = f->strategy,
-						.shard_ranks = f->shard_ranks };
+		struct shardd_convert_options to = { .size = sizeof(to),
+						     .layout = f->layout,
+						     .shard_multiple = f->multiple,
+						     .strategy = f->strategy,
+						     .shard_ranks = f->shard_ranks };
 
 		if (f->shard_ranks && t->world % f->shard_ranks) {
-			TRAIN_FAILS(shardd_convert(c, &m.info.unit, 1, &to, &train_err),
-				    SHARDD_INVALID_ARGUMENT);
+			to.units = &m.info.unit;
+			to.n_units = 1;
+			TRAIN_FAILS(shardd_convert(c, &to, &train_err), SHARDD_INVALID_ARGUMENT);
 			continue;
 		}
-		TRAIN_OK(shardd_convert(c, &m.info.unit, 1, &to, &train_err));
+		to.units = &m.info.unit;
+		to.n_units = 1;
+		TRAIN_OK(shardd_convert(c, &to, &train_err));
 		TRAIN_OK(shardd_tensor_places(c, m.info.unit, m.places, TENSORS, &train_err));
 		model_register(c, "unit", f, &m);
 		read_packed(c, &m, SHARDD_FP32, got);
@@ -351,7 +356,7 @@ Test(layouts, a_conversion_keeps_every_bit_four)
 /* What is gathered, summoned or waits for its gradient is not converted, and is as it was. */
 static int refused_trainer(const struct trainer *t)
 {
-	struct shardd_conversion to = { .size = sizeof(to), .layout = SHARDD_LAYOUT_DIM0 };
+	struct shardd_convert_options to = { .size = sizeof(to), .layout = SHARDD_LAYOUT_DIM0 };
 	shardd_client *c = train_join(t);
 	float want[PACKED], got[PACKED];
 	struct model m;
@@ -361,19 +366,22 @@ static int refused_trainer(const struct trainer *t)
 	TRAIN_OK(shardd_init_seed(c, m.info.unit, 1, &train_err));
 	read_packed(c, &m, SHARDD_FP32, want);
 	TRAIN_OK(shardd_gather(c, m.info.unit, NULL, &train_err));
-	TRAIN_FAILS(shardd_convert(c, &m.info.unit, 1, &to, &train_err),
-		    SHARDD_FAILED_PRECONDITION);
+	to.units = &m.info.unit;
+	to.n_units = 1;
+	TRAIN_FAILS(shardd_convert(c, &to, &train_err), SHARDD_FAILED_PRECONDITION);
 	CHECK(strstr(train_err.text, "gathered"));
 	TRAIN_FAILS(shardd_summon(c, m.info.unit, &data, &train_err), SHARDD_FAILED_PRECONDITION);
 	TRAIN_OK(shardd_release(c, m.info.unit, &train_err));
 	TRAIN_OK(shardd_gradient(c, m.info.unit, &data, &train_err));
-	TRAIN_FAILS(shardd_convert(c, &m.info.unit, 1, &to, &train_err),
-		    SHARDD_FAILED_PRECONDITION);
+	to.units = &m.info.unit;
+	to.n_units = 1;
+	TRAIN_FAILS(shardd_convert(c, &to, &train_err), SHARDD_FAILED_PRECONDITION);
 	CHECK(strstr(train_err.text, "gradient buffer"));
 	hand_in(c, &m, t->rank);
 	TRAIN_OK(shardd_summon(c, m.info.unit, &data, &train_err));
-	TRAIN_FAILS(shardd_convert(c, &m.info.unit, 1, &to, &train_err),
-		    SHARDD_FAILED_PRECONDITION);
+	to.units = &m.info.unit;
+	to.n_units = 1;
+	TRAIN_FAILS(shardd_convert(c, &to, &train_err), SHARDD_FAILED_PRECONDITION);
 	TRAIN_FAILS(shardd_summon(c, m.info.unit, &data, &train_err), SHARDD_FAILED_PRECONDITION);
 	TRAIN_FAILS(shardd_gather(c, m.info.unit, NULL, &train_err), SHARDD_FAILED_PRECONDITION);
 	TRAIN_FAILS(shardd_step(c, 0, NULL, &train_err), SHARDD_FAILED_PRECONDITION);
@@ -522,7 +530,7 @@ static int alias_trainer(const struct trainer *t)
 	};
 	struct shardd_tensor mixed[2] = { { .name = "own", .dims = 0 }, bad };
 	struct shardd_unit_spec other = { .size = sizeof(other), .name = "other" };
-	struct shardd_conversion rows = { .size = sizeof(rows), .layout = SHARDD_LAYOUT_DIM0 };
+	struct shardd_convert_options rows = { .size = sizeof(rows), .layout = SHARDD_LAYOUT_DIM0 };
 	shardd_client *c = train_join(t);
 	struct shardd_unit_info info[2];
 	struct shardd_tensor_place p[3];
@@ -534,7 +542,9 @@ static int alias_trainer(const struct trainer *t)
 	for (unsigned i = 1; i < 3; i++)
 		CHECK(p[i].unit == info[1].unit && p[i].offset == 2 && p[i].elements == 21);
 	/* and goes with it when that is moved */
-	TRAIN_OK(shardd_convert(c, &info[1].unit, 1, &rows, &train_err));
+	rows.units = &info[1].unit;
+	rows.n_units = 1;
+	TRAIN_OK(shardd_convert(c, &rows, &train_err));
 	TRAIN_OK(shardd_tensor_places(c, info[0].unit, p, 3, &train_err));
 	for (unsigned i = 1; i < 3; i++)
 		CHECK(p[i].unit == info[1].unit && p[i].offset == t->world &&

@@ -206,7 +206,32 @@ typedef int (*submit_fn)(shardd_client *c, shardd_unit u, shardd_ticket *t,
 
 static int submit_init(shardd_client *c, shardd_unit u, shardd_ticket *t, struct shardd_error *err)
 {
-	return shardd_init_seed_submit(c, u, 7, t, err);
+	return shardd_submit_init(
+		c, SHARDD_OPTIONS(init, .unit = u, .seed = 7, .from = SHARDD_FROM_SEED), t, err);
+}
+
+static int submit_gather(shardd_client *c, shardd_unit u, shardd_ticket *t,
+			 struct shardd_error *err)
+{
+	return shardd_submit_gather(c, SHARDD_OPTIONS(gather, .unit = u), t, err);
+}
+
+static int submit_gradient(shardd_client *c, shardd_unit u, shardd_ticket *t,
+			   struct shardd_error *err)
+{
+	return shardd_submit_gradient(c, SHARDD_OPTIONS(gradient, .unit = u), t, err);
+}
+
+static int submit_release(shardd_client *c, shardd_unit u, shardd_ticket *t,
+			  struct shardd_error *err)
+{
+	return shardd_submit_release(c, SHARDD_OPTIONS(release, .unit = u), t, err);
+}
+
+static int submit_reduce(shardd_client *c, shardd_unit u, shardd_ticket *t,
+			 struct shardd_error *err)
+{
+	return shardd_submit_reduce(c, SHARDD_OPTIONS(reduce, .unit = u), t, err);
 }
 
 /* On all units, up to WINDOW at a time. */
@@ -239,16 +264,16 @@ static int many_units(const struct trainer *t)
 	for (unsigned i = 0; i < MANY; i++)
 		TRAINER_CHECK(units[i].unit == i + 1 && again[i].unit == i + 1);
 	on_all(c, units, "initialise", submit_init);
-	on_all(c, units, "gather", shardd_gather_submit);
-	on_all(c, units, "gradient", shardd_gradient_submit);
-	on_all(c, units, "release", shardd_release_submit);
-	on_all(c, units, "gather", shardd_gather_submit);
+	on_all(c, units, "gather", submit_gather);
+	on_all(c, units, "gradient", submit_gradient);
+	on_all(c, units, "release", submit_release);
+	on_all(c, units, "gather", submit_gather);
 	/* look at all of it while it is there */
 	*(atomic_bool *)t->arg = true;
 	while (*(atomic_bool *)t->arg)
 		MUST(shardd_barrier(c, SHARDD_WORLD, &err));
-	on_all(c, units, "release", shardd_release_submit);
-	on_all(c, units, "reduce", shardd_reduce_submit);
+	on_all(c, units, "release", submit_release);
+	on_all(c, units, "reduce", submit_reduce);
 	MUST(shardd_step(c, SHARDD_WORLD, NULL, &err));
 	MUST(shardd_commit(c, 1, NULL, 0, &err));
 	MUST(shardd_leave(c, &err));

@@ -53,7 +53,7 @@ static int scale_trainer(const struct trainer *t)
 		TRAIN_FAILS(shardd_unscale(c, SHARDD_WORLD, 1, NULL, &train_err),
 			    SHARDD_FAILED_PRECONDITION);
 		told_now("were unscaled since the last step already");
-		TRAIN_OK(shardd_step_with(c, SHARDD_WORLD, &skip, &r, &train_err));
+		TRAIN_OK(shardd_step_with(c, &skip, &r, &train_err));
 		TRAINER_CHECK(r.skipped == inf && r.found_inf == inf);
 		shardd_scaler_update(&s, found);
 		if (!inf) {
@@ -94,18 +94,17 @@ static int choice_trainer(const struct trainer *t)
 	TRAIN_OK(shardd_init_seed(c, u.unit, 1, &train_err));
 	train_params(c, u.unit, before, sizeof(before));
 	reduce(c, t, u.unit, 1, 1, false);
-	TRAIN_OK(shardd_step_with(c, SHARDD_WORLD, &discard, &r, &train_err));
+	TRAIN_OK(shardd_step_with(c, &discard, &r, &train_err));
 	TRAINER_CHECK(r.skipped && !r.found_inf);
 	train_params(c, u.unit, got, sizeof(got));
 	TRAIN_SAME(got, before, sizeof(got));
 	reduce(c, t, u.unit, 2, 1, true);
 	TRAIN_OK(shardd_unscale(c, SHARDD_WORLD, 0.5, NULL, &train_err));
-	TRAIN_OK(shardd_step_with(c, SHARDD_WORLD, &plain, &r, &train_err));
+	TRAIN_OK(shardd_step_with(c, &plain, &r, &train_err));
 	TRAINER_CHECK(!r.skipped && r.found_inf);
 	train_params(c, u.unit, got, sizeof(got));
 	TRAINER_CHECK(isnan(got[N - 1]) && !isnan(got[0]));
-	TRAIN_FAILS(shardd_step_with(c, SHARDD_WORLD, &bad, &r, &train_err),
-		    SHARDD_INVALID_ARGUMENT);
+	TRAIN_FAILS(shardd_step_with(c, &bad, &r, &train_err), SHARDD_INVALID_ARGUMENT);
 	TRAIN_FAILS(shardd_unscale(c, SHARDD_WORLD, 0, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
 	TRAIN_FAILS(shardd_unscale(c, SHARDD_WORLD, NAN, NULL, &train_err),
 		    SHARDD_INVALID_ARGUMENT);

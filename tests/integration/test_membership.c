@@ -259,7 +259,7 @@ static int leaving_trainer(const struct trainer *t)
 	shardd_ticket ticket;
 
 	if (t->rank == 0) {
-		TRAIN_OK(shardd_barrier_submit(c, SHARDD_WORLD, &ticket, &train_err));
+		TRAIN_OK(shardd_submit_barrier(c, SHARDD_OPTIONS(barrier), &ticket, &train_err));
 		TRAIN_FAILS(shardd_leave(c, &train_err), SHARDD_FAILED_PRECONDITION);
 		atomic_store(turn, 1);
 		TRAIN_OK(shardd_wait(c, ticket, -1, NULL, &train_err));

@@ -307,14 +307,15 @@ static void register_all(struct crew *w)
 		TRAIN_OK(shardd_register(w->c[r], specs, s->n_units, w->info, &train_err));
 }
 
-#define EVERY(w, name, ...)                                                                  \
-	do {                                                                                 \
-		shardd_ticket tickets[MAX_RANKS];                                            \
-		for (uint32_t r = 0; r < (w)->s->world; r++)                                 \
-			TRAIN_OK(shardd_##name##_submit((w)->c[r], __VA_ARGS__, &tickets[r], \
-							&train_err));                        \
-		for (uint32_t r = 0; r < (w)->s->world; r++)                                 \
-			TRAIN_OK(shardd_wait((w)->c[r], tickets[r], -1, NULL, &train_err));  \
+#define EVERY(w, name, ...)                                                                 \
+	do {                                                                                \
+		shardd_ticket tickets[MAX_RANKS];                                           \
+		for (uint32_t r = 0; r < (w)->s->world; r++)                                \
+			TRAIN_OK(shardd_submit_##name((w)->c[r],                            \
+						      SHARDD_OPTIONS(name, __VA_ARGS__),    \
+						      &tickets[r], &train_err));            \
+		for (uint32_t r = 0; r < (w)->s->world; r++)                                \
+			TRAIN_OK(shardd_wait((w)->c[r], tickets[r], -1, NULL, &train_err)); \
 	} while (0)
 
 static void gather_all(struct crew *w)
@@ -353,8 +354,8 @@ static void accumulate_all(struct crew *w)
 static int crew(const struct trainer *t)
 {
 	struct crew w = { .s = t->arg };
-	struct shardd_clip clip = { .size = sizeof(clip), .max_norm = 1 };
-	struct shardd_plan plan = { .size = sizeof(plan), .clip = &clip };
+	struct shardd_clip_options clip = { .size = sizeof(clip), .max_norm = 1 };
+	struct shardd_plan_backward_options plan = { .size = sizeof(plan), .clip = &clip };
 
 	for (uint32_t r = 0; r < w.s->world; r++) {
 		const struct trainer one = {
@@ -365,7 +366,7 @@ static int crew(const struct trainer *t)
 	}
 	register_all(&w);
 	for (unsigned u = 0; u < w.s->n_units; u++)
-		EVERY(&w, init_seed, w.info[u].unit, 1);
+		EVERY(&w, init, .unit = w.info[u].unit, .seed = 1, .from = SHARDD_FROM_SEED);
 	pass(&w, REGISTERED);
 	gather_all(&w);
 	ask_buffers(&w);
@@ -374,12 +375,12 @@ static int crew(const struct trainer *t)
 	ask_buffers(&w);
 	pass(&w, ACCUMULATED);
 	if (w.s->clips)
-		EVERY(&w, plan_backward, SHARDD_WORLD, &plan);
+		EVERY(&w, plan_backward, .clip = plan.clip);
 	for (unsigned u = 0; u < w.s->n_units; u++)
-		EVERY(&w, reduce, w.info[u].unit);
+		EVERY(&w, reduce, .unit = w.info[u].unit);
 	pass(&w, REDUCED);
-	EVERY(&w, step, SHARDD_WORLD, NULL);
-	EVERY(&w, commit, 1, NULL, 0);
+	EVERY(&w, step, .group = SHARDD_WORLD, .lr = NULL);
+	EVERY(&w, commit, .step = 1, .blob = NULL, .bytes = 0);
 	pass(&w, STEPPED);
 	for (uint32_t r = 0; r < w.s->world; r++)
 		train_leave(w.c[r]);

@@ -210,14 +210,15 @@ static uint64_t room(const struct unit *u)
 
 /* ------------------------------------------------------------------------ ops */
 
-#define EVERY(w, name, ...)                                                                        \
-	do {                                                                                       \
-		shardd_ticket tickets[MEMORY_MAX_RANKS];                                           \
-		for (uint32_t rank = 0; rank < (w)->s->world; rank++)                              \
-			TRAIN_OK(shardd_##name##_submit((w)->c[rank], __VA_ARGS__, &tickets[rank], \
-							&train_err));                              \
-		for (uint32_t rank = 0; rank < (w)->s->world; rank++)                              \
-			TRAIN_OK(shardd_wait((w)->c[rank], tickets[rank], -1, NULL, &train_err));  \
+#define EVERY(w, name, ...)                                                                       \
+	do {                                                                                      \
+		shardd_ticket tickets[MEMORY_MAX_RANKS];                                          \
+		for (uint32_t rank = 0; rank < (w)->s->world; rank++)                             \
+			TRAIN_OK(shardd_submit_##name((w)->c[rank],                               \
+						      SHARDD_OPTIONS(name, __VA_ARGS__),          \
+						      &tickets[rank], &train_err));               \
+		for (uint32_t rank = 0; rank < (w)->s->world; rank++)                             \
+			TRAIN_OK(shardd_wait((w)->c[rank], tickets[rank], -1, NULL, &train_err)); \
 	} while (0)
 
 static enum shardd_dtype gradient_dtype(const struct crew *w)
@@ -270,12 +271,12 @@ static void summon(struct crew *w, struct unit *u, bool write)
 	uint64_t beside[2] = { memory_spread(&u->is) > 1 ? all : 0, is_packed(w, u) ? all : 0 };
 	struct memory_piece pieces[MEMORY_MAX_RANKS] = { 0 };
 
-	EVERY(w, summon, u->id);
+	EVERY(w, summon, .unit = u->id);
 	use_scratch(w, w->scratch, beside, 2);
 	for (uint32_t r = 0; r < w->s->world; r++)
 		pieces[r] = memory_take(&w->ranks[r], mine);
 	look(w, "summoned");
-	EVERY(w, return, u->id, write);
+	EVERY(w, return, .unit = u->id, .write = write);
 	if (write && w->devices > 1)
 		use_scratch(w, w->scratch, &one, 1);
 	if (write)
@@ -410,9 +411,9 @@ static void reduce(struct crew *w, struct unit *u, bool defer)
 	struct figures now[CLASSES];
 
 	if (defer)
-		EVERY(w, reduce_deferred, u->id);
+		EVERY(w, reduce, .unit = u->id, .deferred = true);
 	else
-		EVERY(w, reduce, u->id);
+		EVERY(w, reduce, .unit = u->id);
 	if (w->s->like.optimizer.when > SHARDD_OPTIM_AT_STEP && !steps_itself(w))
 		take_each(w, w->grads, u->grads, memory_array(part, 4));
 	take_each(w, w->scratch, beside[0], sums);
@@ -480,9 +481,9 @@ static void step(struct crew *w)
 
 	if (w->s->like.optimizer.when == SHARDD_OPTIM_BY_TRAINER)
 		step_own(w);
-	EVERY(w, step, SHARDD_WORLD, NULL);
+	EVERY(w, step, .group = SHARDD_WORLD, .lr = NULL);
 	w->steps++;
-	EVERY(w, commit, w->steps, NULL, 0);
+	EVERY(w, commit, .step = w->steps, .blob = NULL, .bytes = 0);
 	for (unsigned i = 0; applies && i < w->n_units; i++) {
 		give_each(w, w->full, w->units[i].copy);
 		give_each(w, w->grads, w->units[i].grads);
@@ -496,9 +497,9 @@ static void use_buckets(struct crew *w)
 {
 	struct shardd_ddp_view views[MAX_UNITS * MEMORY_MAX_TENSORS];
 	shardd_unit units[MAX_UNITS];
-	const struct shardd_ddp_spec spec = { .size = sizeof(spec),
-					      .units = units,
-					      .n_units = w->n_units };
+	const struct shardd_ddp_create_options spec = { .size = sizeof(spec),
+							.units = units,
+							.n_units = w->n_units };
 	uint64_t elements = 0;
 	shardd_ddp ddp;
 	uint32_t n;
@@ -583,7 +584,7 @@ static void register_all(struct crew *w)
 		TRAIN_OK(shardd_register(w->c[r], specs, w->n_units, info, &train_err));
 	for (unsigned i = 0; i < w->n_units; i++) {
 		w->units[i].id = info[i].unit;
-		EVERY(w, init_seed, info[i].unit, 1);
+		EVERY(w, init, .unit = info[i].unit, .seed = 1, .from = SHARDD_FROM_SEED);
 	}
 	book_shards(w);
 	look(w, "registered");
@@ -614,11 +615,11 @@ static void set_up(struct crew *w, const struct trainer *t)
 
 static void train(struct crew *w)
 {
-	struct shardd_clip clip = { .size = sizeof(clip), .max_norm = 1 };
-	struct shardd_plan plan = { .size = sizeof(plan), .clip = &clip };
+	struct shardd_clip_options clip = { .size = sizeof(clip), .max_norm = 1 };
+	struct shardd_plan_backward_options plan = { .size = sizeof(plan), .clip = &clip };
 
 	if (w->s->clips)
-		EVERY(w, plan_backward, SHARDD_WORLD, &plan);
+		EVERY(w, plan_backward, .clip = plan.clip);
 	ask_gradients(w);
 	accumulate_all(w);
 	ask_gradients(w);

@@ -54,7 +54,7 @@ static int step_setting(const struct stuff *s, double lr, double eps)
 					       .settings = &setting,
 					       .n_settings = 1 };
 
-	return shardd_step_with(s->c, SHARDD_WORLD, &o, NULL, &train_err);
+	return shardd_step_with(s->c, &o, NULL, &train_err);
 }
 
 static int step_set(const struct stuff *s)
@@ -75,11 +75,11 @@ static int step_set_eps(const struct stuff *s)
 static int plan_set(const struct stuff *s, double lr)
 {
 	const struct shardd_step_settings setting = { .lr = lr };
-	const struct shardd_plan plan = { .size = sizeof(plan),
-					  .settings = &setting,
-					  .n_settings = 1 };
+	const struct shardd_plan_backward_options plan = { .size = sizeof(plan),
+							   .settings = &setting,
+							   .n_settings = 1 };
 
-	return shardd_plan_backward(s->c, SHARDD_WORLD, &plan, &train_err);
+	return shardd_plan_backward(s->c, &plan, &train_err);
 }
 
 static int plan_a(const struct stuff *s)

@@ -150,7 +150,8 @@ static void hand_in_twice(shardd_client *c, const struct trainer *t, shardd_unit
 		float *x = train_numbers(padded(i, SHARDD_LAYOUT_DIM0), t->rank * 10 + pass);
 
 		train_fill_gradient(c, u, DTYPE_FP32, x, padded(i, SHARDD_LAYOUT_DIM0));
-		TRAIN_OK(shardd_reduce_more(c, u, &train_err));
+		TRAIN_OK(shardd_reduce_with(c, SHARDD_OPTIONS(reduce, .unit = u, .more = true),
+					    NULL, &train_err));
 		free(x);
 	}
 }
@@ -215,7 +216,7 @@ static int idle_trainer(const struct trainer *t)
 	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
 	hand_in_twice(c, t, own, 0);
 	TRAIN_OK(shardd_step_with(
-		c, SHARDD_WORLD,
+		c,
 		&(struct shardd_step_options){ .size = sizeof(struct shardd_step_options),
 					       .discard = true },
 		NULL, &train_err));

@@ -260,7 +260,7 @@ static void op_gradient(struct self *s, shardd_unit u)
 {
 	struct shardd_result r = { 0 };
 	shardd_ticket t = 0;
-	int rc = shardd_gradient_submit(s->c, u, &t, &train_err);
+	int rc = shardd_submit_gradient(s->c, SHARDD_OPTIONS(gradient, .unit = u), &t, &train_err);
 
 	rc = rc < 0 ? rc : shardd_wait(s->c, t, -1, &r, &train_err);
 	s->last = "gradient";
@@ -280,13 +280,16 @@ static void op_reduce(struct self *s, struct rng *r)
 	if (chance(r, 85))
 		op_gradient(s, u);
 	if (how == 0)
-		rc = shardd_reduce_deferred_submit(s->c, u, &t, &train_err);
+		rc = shardd_submit_reduce(s->c, SHARDD_OPTIONS(reduce, .unit = u, .deferred = true),
+					  &t, &train_err);
 	else if (how == 1)
-		rc = shardd_reduce_more_submit(s->c, u, &t, &train_err);
+		rc = shardd_submit_reduce(s->c, SHARDD_OPTIONS(reduce, .unit = u, .more = true), &t,
+					  &train_err);
 	else if (how == 2)
-		rc = shardd_accumulate_submit(s->c, u, &t, &train_err);
+		rc = shardd_submit_accumulate(s->c, SHARDD_OPTIONS(accumulate, .unit = u), &t,
+					      &train_err);
 	else
-		rc = shardd_reduce_submit(s->c, u, &t, &train_err);
+		rc = shardd_submit_reduce(s->c, SHARDD_OPTIONS(reduce, .unit = u), &t, &train_err);
 	ticket(s, rc, &t);
 }
 
@@ -300,8 +303,13 @@ static void op_reduce_all(struct self *s, struct rng *r)
 
 		op_gradient(s, s->units[i].unit);
 		ticket(s,
-		       more ? shardd_reduce_more_submit(s->c, s->units[i].unit, &t, &train_err)
-			    : shardd_reduce_submit(s->c, s->units[i].unit, &t, &train_err),
+		       more ? shardd_submit_reduce(s->c,
+						   SHARDD_OPTIONS(reduce, .unit = s->units[i].unit,
+								  .more = true),
+						   &t, &train_err)
+			    : shardd_submit_reduce(s->c,
+						   SHARDD_OPTIONS(reduce, .unit = s->units[i].unit),
+						   &t, &train_err),
 		       &t);
 	}
 }
@@ -315,11 +323,12 @@ static void op_gather(struct self *s, struct rng *r)
 
 	s->last = "gather";
 	if (chance(r, 40)) {
-		rc = shardd_release_submit(s->c, u, &t, &train_err);
+		rc = shardd_submit_release(s->c, SHARDD_OPTIONS(release, .unit = u), &t,
+					   &train_err);
 		ticket(s, rc, &t);
 		return;
 	}
-	rc = shardd_gather_submit(s->c, u, &t, &train_err);
+	rc = shardd_submit_gather(s->c, SHARDD_OPTIONS(gather, .unit = u), &t, &train_err);
 	rc = rc < 0 ? rc : shardd_wait(s->c, t, -1, &res, &train_err);
 	took(s, rc);
 	if (rc == 0)
@@ -337,9 +346,13 @@ static void op_pass(struct self *s, struct rng *r)
 
 	s->last = "pass";
 	if (chance(r, 50))
-		rc = shardd_begin_pass_submit(s->c, u, pass, &t, &train_err);
+		rc = shardd_submit_begin_pass(
+			s->c, SHARDD_OPTIONS(begin_pass, .unit = u, .pass = pass), &t, &train_err);
 	else
-		rc = shardd_end_pass_submit(s->c, u, pass, chance(r, 50), &t, &train_err);
+		rc = shardd_submit_end_pass(s->c,
+					    SHARDD_OPTIONS(end_pass, .unit = u, .pass = pass,
+							   .sync = chance(r, 50)),
+					    &t, &train_err);
 	ticket(s, rc, &t);
 }
 
@@ -367,21 +380,28 @@ static void op_policy(struct self *s, struct rng *r)
 {
 	shardd_unit units[MAX_UNITS];
 	unsigned n = some_units(s, r, units);
-	const struct shardd_factors factors = { .size = sizeof(factors),
-						.pre_divide = (double)below(r, 3) };
+	struct shardd_set_factors_options factors = { .size = sizeof(factors),
+						      .pre_divide = (double)below(r, 3) };
 	shardd_ticket t = 0;
 	int rc;
 
 	s->last = "policy";
+	factors.unit = any_unit(s, r);
 	if (chance(r, 20))
-		rc = shardd_set_factors_submit(s->c, any_unit(s, r), &factors, &t, &train_err);
+		rc = shardd_submit_set_factors(s->c, &factors, &t, &train_err);
 	else if (chance(r, 50))
-		rc = shardd_set_reshard_submit(s->c, units, n, (enum shardd_reshard)below(r, 5), &t,
-					       &train_err);
+		rc = shardd_submit_set_reshard(
+			s->c,
+			SHARDD_OPTIONS(set_reshard, .units = units, .n_units = n,
+				       .reshard = (enum shardd_reshard)below(r, 5)),
+			&t, &train_err);
 	else
-		rc = shardd_set_prefetch_submit(s->c, any_unit(s, r),
-						(enum shardd_pass)(1 + below(r, 2)), units, n, &t,
-						&train_err);
+		rc = shardd_submit_set_prefetch(
+			s->c,
+			SHARDD_OPTIONS(set_prefetch, .unit = any_unit(s, r),
+				       .pass = (enum shardd_pass)(1 + below(r, 2)), .units = units,
+				       .n_units = n),
+			&t, &train_err);
 	ticket(s, rc, &t);
 }
 
@@ -396,12 +416,18 @@ static void op_summon(struct self *s, struct rng *r)
 	s->last = "summon";
 	if (chance(r, 35)) {
 		ticket(s,
-		       shardd_return_state_submit(s->c, u, chance(r, 50),
-						  chance(r, 20) ? &steps : NULL, &t, &train_err),
+		       shardd_submit_return(
+			       s->c,
+			       SHARDD_OPTIONS(return, .unit = u, .write = chance(r, 50),
+						    .optimizer_steps =
+							    chance(r, 20) ? &steps : NULL),
+			       &t, &train_err),
 		       &t);
 		return;
 	}
-	rc = shardd_summon_state_submit(s->c, u, chance(r, 30) ? below(r, 5) : 0, &t, &train_err);
+	rc = shardd_submit_summon(
+		s->c, SHARDD_OPTIONS(summon, .unit = u, .state = chance(r, 30) ? below(r, 5) : 0),
+		&t, &train_err);
 	rc = rc < 0 ? rc : shardd_wait(s->c, t, -1, &res, &train_err);
 	took(s, rc);
 	if (rc == 0)
@@ -414,7 +440,7 @@ static void op_convert(struct self *s, struct rng *r)
 {
 	shardd_unit units[MAX_UNITS];
 	unsigned n = some_units(s, r, units);
-	struct shardd_conversion to = { .size = sizeof(to) };
+	struct shardd_convert_options to = { .size = sizeof(to) };
 	shardd_ticket t = 0;
 
 	s->last = "convert";
@@ -422,7 +448,9 @@ static void op_convert(struct self *s, struct rng *r)
 	to.shard_multiple = to.layout == SHARDD_LAYOUT_DIM0 ? 0 : below(r, 4) * 100;
 	to.strategy = (enum shardd_strategy)below(r, 4);
 	to.shard_ranks = to.strategy == SHARDD_HYBRID ? 1 + 2 * below(r, 2) : 0;
-	ticket(s, shardd_convert_submit(s->c, units, n, &to, &t, &train_err), &t);
+	to.units = units;
+	to.n_units = n;
+	ticket(s, shardd_submit_convert(s->c, &to, &t, &train_err), &t);
 }
 
 static void op_buffers(struct self *s, struct rng *r)
@@ -435,12 +463,16 @@ static void op_buffers(struct self *s, struct rng *r)
 	s->last = "buffers";
 	if (chance(r, 50)) {
 		ticket(s,
-		       shardd_broadcast_buffers_submit(s->c, chance(r, 50) ? u : 0, SHARDD_WORLD,
-						       below(r, WORLD), &t, &train_err),
+		       shardd_submit_broadcast_buffers(s->c,
+						       SHARDD_OPTIONS(broadcast_buffers,
+								      .unit = chance(r, 50) ? u : 0,
+								      .root = below(r, WORLD)),
+						       &t, &train_err),
 		       &t);
 		return;
 	}
-	rc = shardd_unit_buffers_submit(s->c, u, &t, &train_err);
+	rc = shardd_submit_unit_buffers(s->c, SHARDD_OPTIONS(unit_buffers, .unit = u), &t,
+					&train_err);
 	rc = rc < 0 ? rc : shardd_wait(s->c, t, -1, &res, &train_err);
 	took(s, rc);
 	if (rc == 0)
@@ -455,7 +487,11 @@ static void op_shards(struct self *s, struct rng *r)
 
 	s->last = "shards";
 	if (chance(r, 30)) {
-		ticket(s, shardd_shard_done_submit(s->c, any_unit(s, r), &t, &train_err), &t);
+		ticket(s,
+		       shardd_submit_shard_done(s->c,
+						SHARDD_OPTIONS(shard_done, .unit = any_unit(s, r)),
+						&t, &train_err),
+		       &t);
 		return;
 	}
 	shardd_set_timeout(s->c, 20);
@@ -498,8 +534,11 @@ static void op_clip(struct self *s, struct rng *r)
 	struct shardd_step_settings settings[2];
 	unsigned n = some_units(s, r, units);
 	shardd_group g = chance(r, 80) ? SHARDD_WORLD : s->other;
-	struct shardd_clip clip = { .size = sizeof(clip), .max_norm = 1, .norm_type = below(r, 3) };
-	struct shardd_plan plan = { .size = sizeof(plan), .inv_scale = chance(r, 50) ? 0.5 : 0 };
+	struct shardd_clip_options clip = { .size = sizeof(clip),
+					    .max_norm = 1,
+					    .norm_type = below(r, 3) };
+	struct shardd_plan_backward_options plan = { .size = sizeof(plan),
+						     .inv_scale = chance(r, 50) ? 0.5 : 0 };
 	double lr = 0.1;
 	shardd_ticket t = 0;
 
@@ -510,20 +549,32 @@ static void op_clip(struct self *s, struct rng *r)
 	case 0:
 		clip.units = chance(r, 50) ? units : NULL;
 		clip.n_units = clip.units ? n : 0;
-		ticket(s, shardd_clip_submit(s->c, g, &clip, &t, &train_err), &t);
+		clip.group = g;
+		ticket(s, shardd_submit_clip(s->c, &clip, &t, &train_err), &t);
 		break;
 	case 1:
-		ticket(s, shardd_clip_value_submit(s->c, g, 0.5, units, n, &t, &train_err), &t);
+		ticket(s,
+		       shardd_submit_clip(s->c,
+					  SHARDD_OPTIONS(clip, .group = g, .value = 0.5,
+							 .units = units, .n_units = n,
+							 .by_value = true),
+					  &t, &train_err),
+		       &t);
 		break;
 	case 2:
-		ticket(s, shardd_unscale_submit(s->c, g, 0.5, &t, &train_err), &t);
+		ticket(s,
+		       shardd_submit_unscale(s->c,
+					     SHARDD_OPTIONS(unscale, .group = g, .inv_scale = 0.5),
+					     &t, &train_err),
+		       &t);
 		break;
 	default:
 		plan.clip = chance(r, 60) ? &clip : NULL;
 		plan.lr = chance(r, 30) ? &lr : NULL;
 		plan.settings = settings;
 		plan.n_settings = some_settings(r, units, n, tensors, settings);
-		ticket(s, shardd_plan_backward_submit(s->c, g, &plan, &t, &train_err), &t);
+		plan.group = g;
+		ticket(s, shardd_submit_plan_backward(s->c, &plan, &t, &train_err), &t);
 		break;
 	}
 }
@@ -542,10 +593,8 @@ static void op_step(struct self *s, struct rng *r)
 	o.lr = chance(r, 20) ? &lr : NULL;
 	o.skip_if_found = chance(r, 30);
 	o.discard = chance(r, 10);
-	ticket(s,
-	       shardd_step_with_submit(s->c, chance(r, 80) ? SHARDD_WORLD : s->other, &o, &t,
-				       &train_err),
-	       &t);
+	o.group = chance(r, 80) ? SHARDD_WORLD : s->other;
+	ticket(s, shardd_submit_step(s->c, &o, &t, &train_err), &t);
 }
 
 static void op_commit(struct self *s, struct rng *r)
@@ -554,7 +603,10 @@ static void op_commit(struct self *s, struct rng *r)
 
 	s->last = "commit";
 	ticket(s,
-	       shardd_commit_submit(s->c, s->me.step + 1 + below(r, 5), "blob", 4, &t, &train_err),
+	       shardd_submit_commit(s->c,
+				    SHARDD_OPTIONS(commit, .step = s->me.step + 1 + below(r, 5),
+						   .blob = "blob", .bytes = 4),
+				    &t, &train_err),
 	       &t);
 }
 
@@ -563,7 +615,12 @@ static void op_init(struct self *s, struct rng *r)
 	shardd_ticket t = 0;
 
 	s->last = "init";
-	ticket(s, shardd_init_seed_submit(s->c, any_unit(s, r), below(r, 9), &t, &train_err), &t);
+	ticket(s,
+	       shardd_submit_init(s->c,
+				  SHARDD_OPTIONS(init, .unit = any_unit(s, r), .seed = below(r, 9),
+						 .from = SHARDD_FROM_SEED),
+				  &t, &train_err),
+	       &t);
 }
 
 static void init_all(struct self *s)
@@ -588,18 +645,29 @@ static void op_alloc(struct self *s, struct rng *r)
 	switch (below(r, 4)) {
 	case 0:
 		ticket(s,
-		       shardd_all_reduce_submit(s->c, SHARDD_WORLD, s->buffer, 0, 1024, SHARDD_FP32,
-						SHARDD_SUM, &t, &train_err),
+		       shardd_submit_all_reduce(s->c,
+						SHARDD_OPTIONS(all_reduce, .buffer = s->buffer,
+							       .count = 1024, .dtype = SHARDD_FP32,
+							       .op = SHARDD_SUM),
+						&t, &train_err),
 		       &t);
 		break;
 	case 1:
 		ticket(s,
-		       shardd_broadcast_submit(s->c, SHARDD_WORLD, s->buffer, 0, 4096,
-					       below(r, WORLD), &t, &train_err),
+		       shardd_submit_broadcast(s->c,
+					       SHARDD_OPTIONS(broadcast, .buffer = s->buffer,
+							      .bytes = 4096,
+							      .root = below(r, WORLD)),
+					       &t, &train_err),
 		       &t);
 		break;
 	case 2:
-		ticket(s, shardd_init_own_submit(s->c, any_unit(s, r), s->buffer, &t, &train_err),
+		ticket(s,
+		       shardd_submit_init(s->c,
+					  SHARDD_OPTIONS(init, .unit = any_unit(s, r),
+							 .buffer = s->buffer,
+							 .from = SHARDD_FROM_OWN),
+					  &t, &train_err),
 		       &t);
 		break;
 	default:
@@ -625,13 +693,28 @@ static void op_join(struct self *s, struct rng *r)
 
 	s->last = "join";
 	if (chance(&s->own, 30))
-		ticket(s, shardd_barrier_submit(s->c, g, &t, &train_err), &t);
+		ticket(s,
+		       shardd_submit_barrier(s->c, SHARDD_OPTIONS(barrier, .group = g), &t,
+					     &train_err),
+		       &t);
 	if (chance(r, 50))
-		ticket(s, shardd_join_even_submit(s->c, g, &t, &train_err), &t);
+		ticket(s,
+		       shardd_submit_join_uneven(
+			       s->c, SHARDD_OPTIONS(join_uneven, .group = g, .require_even = true),
+			       &t, &train_err),
+		       &t);
 	else
-		ticket(s, shardd_join_uneven_submit(s->c, g, chance(r, 50), &t, &train_err), &t);
+		ticket(s,
+		       shardd_submit_join_uneven(s->c,
+						 SHARDD_OPTIONS(join_uneven, .group = g,
+								.divide_by_active = chance(r, 50)),
+						 &t, &train_err),
+		       &t);
 	if (chance(r, 30))
-		ticket(s, shardd_barrier_submit(s->c, g, &t, &train_err), &t);
+		ticket(s,
+		       shardd_submit_barrier(s->c, SHARDD_OPTIONS(barrier, .group = g), &t,
+					     &train_err),
+		       &t);
 }
 
 static void die(struct self *s, struct rng *r)

@@ -55,14 +55,15 @@ static void wait_all(struct play *p, struct all *a)
 		TRAIN_OK(shardd_wait(p->c[r], a->t[r], -1, &a->result[r], &train_err));
 }
 
-/* The op @name of every rank at once; @rank may be in the arguments. */
-#define ALL(p, a, name, ...)                                                                      \
-	do {                                                                                      \
-		for (uint32_t rank = 0; rank < (p)->rc.world; rank++)                             \
-			TRAIN_OK(shardd_##name##_submit((p)->c[rank], __VA_ARGS__, &(a)->t[rank], \
-							&train_err));                             \
-		wait_all((p), (a));                                                               \
+/* The op @verb of every rank at once; @rank may be in @options. */
+#define ALL_WITH(p, a, verb, options)                                                         \
+	do {                                                                                  \
+		for (uint32_t rank = 0; rank < (p)->rc.world; rank++)                         \
+			TRAIN_OK(shardd_submit_##verb((p)->c[rank], (options), &(a)->t[rank], \
+						      &train_err));                           \
+		wait_all((p), (a));                                                           \
 	} while (0)
+#define ALL(p, a, verb, ...) ALL_WITH(p, a, verb, SHARDD_OPTIONS(verb, __VA_ARGS__))
 
 /* ----------------------------------------------------------------- the model */
 
@@ -164,9 +165,11 @@ static void initialise(struct play *p, unsigned u)
 		train_write(p->c[r], data, values, bytes);
 	}
 	if (own)
-		ALL(p, &a, init_own, p->units[u], buffer[rank]);
+		ALL(p, &a, init, .unit = p->units[u], .buffer = buffer[rank],
+		    .from = SHARDD_FROM_OWN);
 	else
-		ALL(p, &a, init_broadcast, p->units[u], p->rc.ranks[root], buffer[rank]);
+		ALL(p, &a, init, .unit = p->units[u], .root = p->rc.ranks[root],
+		    .buffer = buffer[rank], .from = SHARDD_FROM_ROOT);
 	for (uint32_t r = 0; r < p->rc.world; r++)
 		if (buffer[r])
 			TRAIN_OK(shardd_free(p->c[r], buffer[r], &train_err));
@@ -236,10 +239,10 @@ static void compare(struct play *p, unsigned u)
 	TRAIN_OK(shardd_release(p->c[r], p->units[u], &train_err));
 	if (unit_of(p, u)->compute == DTYPE_FP32 && random_below(&p->lot, 4))
 		return;
-	ALL(p, &a, summon, p->units[u]);
+	ALL(p, &a, summon, .unit = p->units[u]);
 	r = any_rank(p);
 	compare_unit(p, u, r, a.result[r].data, DTYPE_FP32);
-	ALL(p, &a, return, p->units[u], write);
+	ALL(p, &a, return, .unit = p->units[u], .write = write);
 }
 
 /* ------------------------------------------------------------------- a pass */
@@ -293,13 +296,13 @@ static void unit_pass(struct play *p, unsigned u, unsigned pass)
 			TRAIN_OK(shardd_accumulate(p->c[r], p->units[u], &train_err));
 	}
 	if (kind == 'd')
-		ALL(p, &a, reduce_deferred, p->units[u]);
+		ALL(p, &a, reduce, .unit = p->units[u], .deferred = true);
 	else if (sync && is_last(p, pass))
-		ALL(p, &a, reduce, p->units[u]);
+		ALL(p, &a, reduce, .unit = p->units[u]);
 	else if (sync)
-		ALL(p, &a, reduce_more, p->units[u]);
+		ALL(p, &a, reduce, .unit = p->units[u], .more = true);
 	if (unit_of(p, u)->guarded)
-		ALL(p, &a, end_pass, p->units[u], SHARDD_BACKWARD, sync);
+		ALL(p, &a, end_pass, .unit = p->units[u], .pass = SHARDD_BACKWARD, .sync = sync);
 }
 
 /* ------------------------------------------------------------- in buckets */
@@ -331,12 +334,12 @@ static void *create_ddp(void *arg)
 	const struct play *p = own->p;
 	struct shardd_ddp_tensor sparse[MAX_BUCKET_TENSORS];
 	shardd_unit units[CASE_MAX_UNITS];
-	struct shardd_ddp_spec spec = { .size = sizeof(spec),
-					.group = p->group,
-					.units = units,
-					.sparse = sparse,
-					.bucket_bytes = p->rc.bucket_bytes,
-					.static_graph = p->rc.static_graph };
+	struct shardd_ddp_create_options spec = { .size = sizeof(spec),
+						  .group = p->group,
+						  .units = units,
+						  .sparse = sparse,
+						  .bucket_bytes = p->rc.bucket_bytes,
+						  .static_graph = p->rc.static_graph };
 	shardd_ddp ddp;
 
 	for (unsigned u = 0; u < p->rc.n_units; u++) {
@@ -507,27 +510,28 @@ static const struct case_step *step_of(const struct play *p)
 	return &p->rc.steps[p->model.step];
 }
 
-static struct shardd_clip clip_of(const struct play *p)
+static struct shardd_clip_options clip_of(const struct play *p)
 {
-	return (struct shardd_clip){ .size = sizeof(struct shardd_clip),
-				     .max_norm = step_of(p)->max_norm,
-				     .norm_type = step_of(p)->norm_type,
-				     .profile = step_of(p)->profile };
+	return (struct shardd_clip_options){ .size = sizeof(struct shardd_clip_options),
+					     .max_norm = step_of(p)->max_norm,
+					     .norm_type = step_of(p)->norm_type,
+					     .profile = step_of(p)->profile };
 }
 
 /* What becomes of the gradients, said before there are any. */
 static void plan(struct play *p)
 {
 	const struct case_step *s = step_of(p);
-	struct shardd_clip clip = clip_of(p);
-	const struct shardd_plan it = { .size = sizeof(it),
-					.clip = s->max_norm != 0 ? &clip : NULL,
-					.inv_scale = s->inv_scale,
-					.lr = s->has_lr ? &s->lr : NULL };
+	struct shardd_clip_options clip = clip_of(p);
+	const struct shardd_plan_backward_options it = { .size = sizeof(it),
+							 .group = p->group,
+							 .clip = s->max_norm != 0 ? &clip : NULL,
+							 .inv_scale = s->inv_scale,
+							 .lr = s->has_lr ? &s->lr : NULL };
 	struct all a;
 
 	if (s->planned)
-		ALL(p, &a, plan_backward, p->group, &it);
+		ALL_WITH(p, &a, plan_backward, &it);
 }
 
 /* Equal but for the order of additions. */
@@ -543,22 +547,24 @@ static void check_norm(double got, double want)
 static double treat(struct play *p, double want)
 {
 	const struct case_step *s = step_of(p);
-	struct shardd_clip clip = clip_of(p);
+	struct shardd_clip_options clip = clip_of(p);
 	double total = want;
 	struct all a;
 
 	if (s->inv_scale != 0) {
-		ALL(p, &a, unscale, p->group, s->inv_scale);
+		ALL(p, &a, unscale, .group = p->group, .inv_scale = s->inv_scale);
 		for (uint32_t r = 0; r < p->rc.world; r++)
 			TRAINER_CHECK(a.result[r].found_inf == p->model.found_inf);
 	}
 	if (s->max_norm != 0) {
-		ALL(p, &a, clip, p->group, &clip);
+		clip.group = p->group;
+		ALL_WITH(p, &a, clip, &clip);
 		total = a.result[any_rank(p)].total_norm;
 		check_norm(total, want);
 	}
 	if (s->clamp != 0)
-		ALL(p, &a, clip_value, p->group, s->clamp, NULL, 0);
+		ALL(p, &a, clip, .group = p->group, .value = s->clamp, .units = NULL, .n_units = 0,
+		    .by_value = true);
 	return total;
 }
 
@@ -599,12 +605,13 @@ static double step_group(struct play *p, double want)
 	const struct case_step *s = step_of(p);
 	double total = s->planned ? want : treat(p, want);
 	const struct shardd_step_options o = { .size = sizeof(o),
+					       .group = p->group,
 					       .lr = s->has_lr && !s->planned ? &s->lr : NULL,
 					       .skip_if_found = s->inv_scale != 0 && !s->planned,
 					       .discard = s->discard };
 	struct all a;
 
-	ALL(p, &a, step_with, p->group, &o);
+	ALL_WITH(p, &a, step, &o);
 	TRAINER_CHECK(a.result[0].skipped == train_model_skips(&p->model));
 	if (!s->planned || s->max_norm == 0)
 		return total;
@@ -620,15 +627,16 @@ static void set_factors(struct play *p)
 {
 	for (unsigned u = 0; u < p->rc.n_units; u++) {
 		const struct case_factors *f = &unit_of(p, u)->factors[p->model.step];
-		const struct shardd_factors to = { .size = sizeof(to),
-						   .pre_divide = f->pre,
-						   .post_divide = f->post,
-						   .divide_factor = f->factor,
-						   .force_sum = f->force };
+		struct shardd_set_factors_options to = { .size = sizeof(to),
+							 .unit = p->units[u],
+							 .pre_divide = f->pre,
+							 .post_divide = f->post,
+							 .divide_factor = f->factor,
+							 .force_sum = f->force };
 		struct all a;
 
 		if (f->given)
-			ALL(p, &a, set_factors, p->units[u], &to);
+			ALL_WITH(p, &a, set_factors, &to);
 	}
 }
 
@@ -671,8 +679,10 @@ static void convert(struct play *p)
 	unsigned u = random_below(&p->lot, p->rc.n_units);
 	const struct model_unit *m = &unit_of(p, u)->reduce;
 	bool rows = random_below(&p->lot, 2);
-	const struct shardd_conversion to = {
+	struct shardd_convert_options to = {
 		.size = sizeof(to),
+		.units = &p->units[u],
+		.n_units = 1,
 		.layout = rows ? SHARDD_LAYOUT_DIM0 : SHARDD_LAYOUT_FLAT,
 		.shard_multiple = rows ? 0 : 1 + random_below(&p->lot, 5),
 		.strategy = (enum shardd_strategy)m->strategy,
@@ -682,7 +692,7 @@ static void convert(struct play *p)
 
 	if (random_below(&p->lot, 4))
 		return;
-	ALL(p, &a, convert, &p->units[u], 1, &to);
+	ALL_WITH(p, &a, convert, &to);
 	p->rc.units[u].layout = to.layout;
 	p->rc.units[u].multiple = to.shard_multiple;
 	register_all(p); /* they are found, and as they are now */

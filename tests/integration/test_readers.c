@@ -85,7 +85,7 @@ static void hand_in(shardd_client *c, shardd_unit u, uint64_t n)
 	shardd_ticket t;
 	float *g;
 
-	TRAIN_OK(shardd_gradient_submit(c, u, &t, &train_err));
+	TRAIN_OK(shardd_submit_gradient(c, SHARDD_OPTIONS(gradient, .unit = u), &t, &train_err));
 	TRAIN_OK(shardd_wait(c, t, -1, &r, &train_err));
 	TRAINER_CHECK(r.bytes >= n * sizeof(float));
 	g = r.data;
@@ -114,11 +114,11 @@ enum { DDP_TENSORS = 2 * UNITS }; /* without other names */
 
 static shardd_ddp make_ddp(shardd_client *c, const shardd_unit *units)
 {
-	const struct shardd_ddp_spec spec = {
+	const struct shardd_ddp_create_options spec = {
 		.size = sizeof(spec), .units = units, .n_units = UNITS, .bucket_bytes = 30000
 	};
 	uint32_t n;
-	shardd_ddp d;
+	shardd_ddp d = 0;
 
 	TRAIN_OK(shardd_ddp_create(c, &spec, &d, &n, &train_err));
 	TRAINER_CHECK(n == DDP_TENSORS);

@@ -372,7 +372,8 @@ static int unused_trainer(const struct trainer *t)
 	zeros(c, u, 8); /* what was accumulated before is used */
 	TRAIN_OK(shardd_accumulate(c, u, &train_err));
 	zeros(c, u, 8);
-	TRAIN_OK(shardd_reduce_unused_submit(c, u, &ticket, &train_err));
+	TRAIN_OK(shardd_submit_reduce(c, SHARDD_OPTIONS(reduce, .unit = u, .unit_unused = true),
+				      &ticket, &train_err));
 	TRAIN_OK(shardd_wait(c, ticket, -1, NULL, &train_err));
 	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
 	train_params(c, u, got, sizeof(got));

@@ -107,7 +107,8 @@ static void run_pass(shardd_client *c, shardd_unit u, const struct model_unit *m
 	if (kind == 's' || kind == 'r')
 		TRAIN_OK(shardd_reduce(c, u, &train_err));
 	else if (kind == 'd')
-		TRAIN_OK(shardd_reduce_deferred(c, u, &train_err));
+		TRAIN_OK(shardd_reduce_with(c, SHARDD_OPTIONS(reduce, .unit = u, .deferred = true),
+					    NULL, &train_err));
 	else if (!idle)
 		TRAIN_OK(shardd_accumulate(c, u, &train_err));
 }
@@ -355,7 +356,8 @@ static int many_trainer(const struct trainer *t)
 		for (unsigned k = 0; k < MANY; k++)
 			fill(c, u[k], &m[k], t->rank, pass);
 		for (unsigned k = 0; k < MANY; k++)
-			TRAIN_OK(shardd_reduce_submit(c, u[k], &ticket[k], &train_err));
+			TRAIN_OK(shardd_submit_reduce(c, SHARDD_OPTIONS(reduce, .unit = u[k]),
+						      &ticket[k], &train_err));
 		for (unsigned k = 0; k < MANY; k++)
 			TRAIN_OK(shardd_wait(c, ticket[k], -1, NULL, &train_err));
 	}

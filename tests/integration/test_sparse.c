@@ -440,7 +440,7 @@ static int sparse_ddp_trainer(const struct trainer *t)
 	uint64_t elements, buffer;
 	shardd_unit u = embedding(c, "table", &plain, &elements);
 	const struct shardd_ddp_tensor sparse = { u, 1 };
-	const struct shardd_ddp_spec spec = {
+	const struct shardd_ddp_create_options spec = {
 		.size = sizeof(spec), .units = &u, .n_units = 1, .sparse = &sparse, .n_sparse = 1
 	};
 	struct shardd_ddp_view views[2];

@@ -107,21 +107,20 @@ static void step_told(shardd_client *c, const struct way *w, shardd_unit u, cons
 	struct shardd_step_settings s[2];
 	struct shardd_step_options told = { .size = sizeof(told), .settings = s, .n_settings = 2 };
 	struct shardd_step_options step = { .size = sizeof(step) };
-	struct shardd_plan plan = {
+	struct shardd_plan_backward_options plan = {
 		.size = sizeof(plan), .lr = &lr, .settings = s, .n_settings = 2
 	};
 
 	tell(w, &u, s);
 	plan.inv_scale = w->how == BY_PLAN;
 	if (w->how != AT_STEP)
-		TRAIN_OK(shardd_plan_backward(c, SHARDD_WORLD, &plan, &train_err));
+		TRAIN_OK(shardd_plan_backward(c, &plan, &train_err));
 	train_reduce(c, u, DTYPE_FP32, x, ALL);
 	if (w->how != AT_STEP)
-		TRAIN_FAILS(shardd_step_with(c, SHARDD_WORLD, &told, NULL, &train_err),
+		TRAIN_FAILS(shardd_step_with(c, &told, NULL, &train_err),
 			    w->how == BY_PLAN ? SHARDD_INVALID_ARGUMENT
 					      : SHARDD_FAILED_PRECONDITION);
-	TRAIN_OK(shardd_step_with(c, SHARDD_WORLD, w->how == AT_STEP ? &told : &step, NULL,
-				  &train_err));
+	TRAIN_OK(shardd_step_with(c, w->how == AT_STEP ? &told : &step, NULL, &train_err));
 }
 
 static void one_way(shardd_client *c, const struct trainer *t, const struct way *w,
@@ -230,7 +229,7 @@ static int many_trainer(const struct trainer *t)
 			tensors[i % 3][s[i % 3].n++] = i;
 	}
 	train_reduce(c, u, DTYPE_FP32, x, MANY);
-	TRAIN_OK(shardd_step_with(c, SHARDD_WORLD, &o, NULL, &train_err));
+	TRAIN_OK(shardd_step_with(c, &o, NULL, &train_err));
 	train_params(c, u, x, sizeof(x));
 	TRAIN_SAME(x, want, sizeof(x));
 	train_leave(c);
@@ -260,11 +259,11 @@ static int uneven_trainer(const struct trainer *t)
 
 	for (unsigned pass = 0; pass < 3 && (pass == 0 || t->rank == 0); pass++) {
 		train_reduce(c, u, DTYPE_FP32, &one, 1);
-		TRAIN_OK(shardd_step_with(c, SHARDD_WORLD, &o, NULL, &train_err));
+		TRAIN_OK(shardd_step_with(c, &o, NULL, &train_err));
 	}
 	TRAIN_OK(shardd_join_uneven(c, SHARDD_WORLD, false, NULL, NULL, &train_err));
 	train_reduce(c, u, DTYPE_FP32, &one, 1);
-	TRAIN_OK(shardd_step_with(c, SHARDD_WORLD, &o, NULL, &train_err));
+	TRAIN_OK(shardd_step_with(c, &o, NULL, &train_err));
 	train_params(c, u, &at, sizeof(at));
 	TRAINER_CHECK(at == -0.5f * (1 + 0.5f + 0.5f + 1));
 	train_leave(c);
@@ -315,11 +314,13 @@ static void refused(const struct places *p, const struct shardd_step_settings *s
 		    enum shardd_code code, const char *words)
 {
 	const struct shardd_step_options o = { .size = sizeof(o), .settings = s, .n_settings = n };
-	const struct shardd_plan plan = { .size = sizeof(plan), .settings = s, .n_settings = n };
+	const struct shardd_plan_backward_options plan = { .size = sizeof(plan),
+							   .settings = s,
+							   .n_settings = n };
 
-	TRAIN_FAILS(shardd_step_with(p->c, SHARDD_WORLD, &o, NULL, &train_err), code);
+	TRAIN_FAILS(shardd_step_with(p->c, &o, NULL, &train_err), code);
 	told_now(words);
-	TRAIN_FAILS(shardd_plan_backward(p->c, SHARDD_WORLD, &plan, &train_err), code);
+	TRAIN_FAILS(shardd_plan_backward(p->c, &plan, &train_err), code);
 	told_now(words);
 }
 
@@ -400,7 +401,7 @@ static int refused_trainer(const struct trainer *t)
 	refused_tensor(&p, p.adam, 1, SHARDD_INVALID_ARGUMENT, "'still' of unit 'adam' is frozen");
 	refused_tensor(&p, p.adam, 2, SHARDD_INVALID_ARGUMENT, "'again' of unit 'adam'");
 	/* a momentum for the rest, of which the unit without memory is none */
-	TRAIN_OK(shardd_step_with(p.c, SHARDD_WORLD, &o, NULL, &train_err));
+	TRAIN_OK(shardd_step_with(p.c, &o, NULL, &train_err));
 	train_leave(p.c);
 	return 0;
 }

@@ -281,15 +281,18 @@ static void refuse_steps(shardd_client *c, shardd_unit u)
 					   .optimizer_steps = &steps,
 					   .tensor_steps = by_tensor,
 					   .n_tensors = TENSORS };
+	o.unit = u;
 
-	TRAIN_FAILS(shardd_return_with(c, u, &o, &train_err), SHARDD_INVALID_ARGUMENT);
+	TRAIN_FAILS(shardd_return_with(c, &o, &train_err), SHARDD_INVALID_ARGUMENT);
 	CHECK(strstr(train_err.text, "tensor 2 of unit") && strstr(train_err.text, "5 steps of 4"));
 	o.n_tensors = TENSORS + 1;
-	TRAIN_FAILS(shardd_return_with(c, u, &o, &train_err), SHARDD_INVALID_ARGUMENT);
+	o.unit = u;
+	TRAIN_FAILS(shardd_return_with(c, &o, &train_err), SHARDD_INVALID_ARGUMENT);
 	CHECK(strstr(train_err.text, "has 4 tensors"));
 	o.optimizer_steps = NULL;
 	o.n_tensors = TENSORS;
-	TRAIN_FAILS(shardd_return_with(c, u, &o, &train_err), SHARDD_INVALID_ARGUMENT);
+	o.unit = u;
+	TRAIN_FAILS(shardd_return_with(c, &o, &train_err), SHARDD_INVALID_ARGUMENT);
 	CHECK(strstr(train_err.text, "go with optimizer_steps"));
 	TRAIN_FAILS(shardd_unit_steps(c, u, got, TENSORS - 1, &train_err), SHARDD_INVALID_ARGUMENT);
 	TRAIN_OK(shardd_unit_steps(c, u, got, TENSORS, &train_err));
@@ -311,9 +314,11 @@ static int unlike_trainer(const struct trainer *t)
 
 	model_register(c, 0, &m);
 	TRAIN_OK(shardd_summon_state(c, m.info.unit, 1, &data, NULL, &train_err));
-	TRAIN_FAILS(shardd_return_with(c, m.info.unit, &o, &train_err), SHARDD_FAILED_PRECONDITION);
+	o.unit = m.info.unit;
+	TRAIN_FAILS(shardd_return_with(c, &o, &train_err), SHARDD_FAILED_PRECONDITION);
 	by_tensor[3] = 3;
-	TRAIN_OK(shardd_return_with(c, m.info.unit, &o, &train_err));
+	o.unit = m.info.unit;
+	TRAIN_OK(shardd_return_with(c, &o, &train_err));
 	TRAIN_OK(shardd_summon(c, m.info.unit, &data, &train_err));
 	TRAIN_OK(shardd_unit_steps(c, m.info.unit, got, TENSORS, &train_err));
 	CHECK(got[0] == 4 && got[2] == 4 && got[3] == 3);

@@ -42,11 +42,17 @@ static int order_trainer(const struct trainer *t)
 	for (unsigned i = 0; i < ROUNDS; i++) {
 		shardd_ticket *at = tickets + (size_t)i * PER_ROUND;
 
-		TRAIN_OK(shardd_gather_submit(c, u, at, &train_err));
-		TRAIN_OK(shardd_gather_submit(c, u, at + 1, &train_err));
-		TRAIN_OK(shardd_release_submit(c, u, at + 2, &train_err));
-		TRAIN_OK(shardd_release_submit(c, u, at + 3, &train_err));
-		TRAIN_OK(shardd_init_seed_submit(c, u, i, at + 4, &train_err));
+		TRAIN_OK(
+			shardd_submit_gather(c, SHARDD_OPTIONS(gather, .unit = u), at, &train_err));
+		TRAIN_OK(shardd_submit_gather(c, SHARDD_OPTIONS(gather, .unit = u), at + 1,
+					      &train_err));
+		TRAIN_OK(shardd_submit_release(c, SHARDD_OPTIONS(release, .unit = u), at + 2,
+					       &train_err));
+		TRAIN_OK(shardd_submit_release(c, SHARDD_OPTIONS(release, .unit = u), at + 3,
+					       &train_err));
+		TRAIN_OK(shardd_submit_init(
+			c, SHARDD_OPTIONS(init, .unit = u, .seed = i, .from = SHARDD_FROM_SEED),
+			at + 4, &train_err));
 	}
 	/* the answers may be fetched in any order */
 	for (unsigned k = ROUNDS * PER_ROUND; k-- > 0;) {
@@ -88,12 +94,21 @@ static int buffer_trainer(const struct trainer *t)
 	for (unsigned i = 0; i < ROUNDS; i++) {
 		shardd_ticket *at = tickets + (size_t)3 * i;
 
-		TRAIN_OK(shardd_all_reduce_submit(c, SHARDD_WORLD, buffer, 0, 1, SHARDD_FP32,
-						  SHARDD_SUM, at, &train_err));
-		TRAIN_OK(shardd_broadcast_submit(c, SHARDD_WORLD, buffer, 4, 4, i % 2, at + 1,
-						 &train_err));
-		TRAIN_OK(shardd_all_reduce_submit(c, SHARDD_WORLD, buffer, 0, 2, SHARDD_FP32,
-						  SHARDD_AVG, at + 2, &train_err));
+		TRAIN_OK(shardd_submit_all_reduce(c,
+						  SHARDD_OPTIONS(all_reduce, .buffer = buffer,
+								 .count = 1, .dtype = SHARDD_FP32,
+								 .op = SHARDD_SUM),
+						  at, &train_err));
+		TRAIN_OK(shardd_submit_broadcast(c,
+						 SHARDD_OPTIONS(broadcast, .buffer = buffer,
+								.offset = 4, .bytes = 4,
+								.root = i % 2),
+						 at + 1, &train_err));
+		TRAIN_OK(shardd_submit_all_reduce(c,
+						  SHARDD_OPTIONS(all_reduce, .buffer = buffer,
+								 .count = 2, .dtype = SHARDD_FP32,
+								 .op = SHARDD_AVG),
+						  at + 2, &train_err));
 	}
 	for (unsigned k = 0; k < ARRAY_SIZE(tickets); k++)
 		wait_for(c, tickets[k]);
@@ -126,19 +141,24 @@ static int step_trainer(const struct trainer *t)
 		u[i] = train_zero_unit(c, (char[]){ (char)('a' + i), 0 }, N, &like);
 	for (unsigned step = 1; step <= STEPS; step++) {
 		for (unsigned i = 0; i < UNITS; i++)
-			TRAIN_OK(shardd_gradient_submit(c, u[i], &gradients[i], &train_err));
+			TRAIN_OK(shardd_submit_gradient(c, SHARDD_OPTIONS(gradient, .unit = u[i]),
+							&gradients[i], &train_err));
 		for (unsigned i = 0; i < UNITS; i++) {
 			void *data = wait_for(c, gradients[i]).data;
 
 			for (unsigned k = 0; k < N; k++)
 				g[k] = (float)(i + 1);
 			train_write(c, data, g, sizeof(g));
-			TRAIN_OK(shardd_reduce_submit(c, u[i], &others[n++], &train_err));
+			TRAIN_OK(shardd_submit_reduce(c, SHARDD_OPTIONS(reduce, .unit = u[i]),
+						      &others[n++], &train_err));
 		}
-		TRAIN_OK(shardd_step_submit(c, SHARDD_WORLD, NULL, &others[n++], &train_err));
-		TRAIN_OK(shardd_commit_submit(c, step, "x", 1, &others[n++], &train_err));
+		TRAIN_OK(shardd_submit_step(c, SHARDD_OPTIONS(step), &others[n++], &train_err));
+		TRAIN_OK(shardd_submit_commit(
+			c, SHARDD_OPTIONS(commit, .step = step, .blob = "x", .bytes = 1),
+			&others[n++], &train_err));
 		for (unsigned i = 0; i < UNITS; i++)
-			TRAIN_OK(shardd_gather_submit(c, u[i], &others[n++], &train_err));
+			TRAIN_OK(shardd_submit_gather(c, SHARDD_OPTIONS(gather, .unit = u[i]),
+						      &others[n++], &train_err));
 		for (unsigned i = 0; i < n; i++) {
 			struct shardd_result r = wait_for(c, others[i]);
 
@@ -171,7 +191,7 @@ static int poll_trainer(const struct trainer *t)
 	int rc;
 
 	if (t->rank == 0) {
-		TRAIN_OK(shardd_barrier_submit(c, SHARDD_WORLD, &ticket, &train_err));
+		TRAIN_OK(shardd_submit_barrier(c, SHARDD_OPTIONS(barrier), &ticket, &train_err));
 		for (unsigned i = 0; i < 3; i++) {
 			TRAINER_CHECK(shardd_poll(c, ticket, &r, &train_err) == 0);
 			TRAIN_FAILS(shardd_wait(c, ticket, 0, &r, &train_err),
@@ -187,7 +207,7 @@ static int poll_trainer(const struct trainer *t)
 		TRAINER_CHECK(rc == 1 && r.number == 1);
 	} else {
 		await(turn, 1);
-		TRAIN_OK(shardd_barrier_submit(c, SHARDD_WORLD, &ticket, &train_err));
+		TRAIN_OK(shardd_submit_barrier(c, SHARDD_OPTIONS(barrier), &ticket, &train_err));
 		r = wait_for(c, ticket);
 		TRAINER_CHECK(r.number == 1);
 	}
@@ -243,10 +263,12 @@ static int limit_trainer(const struct trainer *t)
 	if (t->rank == 1)
 		await(turn, 1);
 	for (unsigned i = 0; i < LIMIT; i++)
-		TRAIN_OK(shardd_barrier_submit(c, SHARDD_WORLD, &tickets[i], &train_err));
+		TRAIN_OK(
+			shardd_submit_barrier(c, SHARDD_OPTIONS(barrier), &tickets[i], &train_err));
 	if (t->rank == 0) {
 		for (unsigned i = 0; i < 3; i++)
-			TRAIN_FAILS(shardd_barrier_submit(c, SHARDD_WORLD, &more, &train_err),
+			TRAIN_FAILS(shardd_submit_barrier(c, SHARDD_OPTIONS(barrier), &more,
+							  &train_err),
 				    SHARDD_RESOURCE_EXHAUSTED);
 		atomic_store(turn, 1);
 	}
@@ -315,7 +337,8 @@ static int wait_trainer(const struct trainer *t)
 	}
 	for (unsigned i = 0; i < THREADS; i++) {
 		threads[i].client = c;
-		TRAIN_OK(shardd_barrier_submit(c, SHARDD_WORLD, &threads[i].ticket, &train_err));
+		TRAIN_OK(shardd_submit_barrier(c, SHARDD_OPTIONS(barrier), &threads[i].ticket,
+					       &train_err));
 	}
 	start_threads(threads, wait_thread);
 	atomic_store(turn, 1);
@@ -323,7 +346,7 @@ static int wait_trainer(const struct trainer *t)
 	for (unsigned i = 0; i < THREADS; i++)
 		TRAINER_CHECK(threads[i].rc == 0);
 
-	TRAIN_OK(shardd_barrier_submit(c, SHARDD_WORLD, &one, &train_err));
+	TRAIN_OK(shardd_submit_barrier(c, SHARDD_OPTIONS(barrier), &one, &train_err));
 	for (unsigned i = 0; i < THREADS; i++)
 		threads[i].ticket = one;
 	start_threads(threads, wait_thread);

@@ -37,7 +37,7 @@ static shardd_ticket submit_reduce(shardd_client *c, shardd_unit u)
 {
 	shardd_ticket t;
 
-	TRAIN_OK(shardd_reduce_submit(c, u, &t, &train_err));
+	TRAIN_OK(shardd_submit_reduce(c, SHARDD_OPTIONS(reduce, .unit = u), &t, &train_err));
 	return t;
 }
 

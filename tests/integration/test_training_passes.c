@@ -168,7 +168,9 @@ static int refused_trainer(const struct trainer *t)
 		    SHARDD_INVALID_ARGUMENT);
 	TRAIN_OK(shardd_set_reshard(c, u, UNITS, SHARDD_RESHARD_NEVER, &train_err));
 	TRAIN_OK(shardd_begin_pass(c, u[0], SHARDD_FORWARD, &data, &train_err));
-	TRAIN_OK(shardd_end_pass_submit(c, u[0], SHARDD_FORWARD, false, &ticket, &train_err));
+	TRAIN_OK(shardd_submit_end_pass(
+		c, SHARDD_OPTIONS(end_pass, .unit = u[0], .pass = SHARDD_FORWARD), &ticket,
+		&train_err));
 	TRAIN_OK(shardd_wait(c, ticket, -1, &r, &train_err));
 	TRAINER_CHECK(r.kept);
 	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
@@ -278,7 +280,9 @@ static int buckets_trainer(const struct trainer *t)
 {
 	struct shardd_unit_spec spec = like;
 	struct in_buckets b = { .c = train_join(t) };
-	struct shardd_ddp_spec ddp = { .size = sizeof(ddp), .units = b.u, .n_units = UNITS };
+	struct shardd_ddp_create_options ddp = { .size = sizeof(ddp),
+						 .units = b.u,
+						 .n_units = UNITS };
 	uint32_t n;
 
 	spec.guarded = true;

@@ -225,7 +225,8 @@ static void reduce(struct scene *s, unsigned step, unsigned r)
 		if (!(used[step][r][s->rank] >> i & 1))
 			mine[o.n_unused++] = i;
 	fill(s, step, r);
-	TRAIN_OK(shardd_reduce_with(s->c, s->u, &o, &result, &train_err));
+	o.unit = s->u;
+	TRAIN_OK(shardd_reduce_with(s->c, &o, &result, &train_err));
 	TRAINER_CHECK(result.skipped == !(used[step][r][0] | used[step][r][1]));
 	TRAIN_OK(shardd_unit_unused(s->c, s->u, unused, TENSORS, &train_err));
 	for (unsigned i = 0; i < TENSORS; i++)
@@ -235,10 +236,12 @@ static void reduce(struct scene *s, unsigned step, unsigned r)
 /* A norm that clips nothing: it counts what has a gradient, and nothing else. */
 static void check_norm(struct scene *s, double want)
 {
-	const struct shardd_clip clip = { .size = sizeof(clip), .max_norm = 1e30, .norm_type = 2 };
+	const struct shardd_clip_options clip = { .size = sizeof(clip),
+						  .max_norm = 1e30,
+						  .norm_type = 2 };
 	double got;
 
-	TRAIN_OK(shardd_clip(s->c, SHARDD_WORLD, &clip, &got, &train_err));
+	TRAIN_OK(shardd_clip(s->c, &clip, &got, &train_err));
 	TRAINER_CHECK(fabs(got - want) <= 1e-6 * want);
 }
 
@@ -346,7 +349,8 @@ static int accumulated_trainer(const struct trainer *t)
 	fill(&s, 4, 0); /* zeros */
 	if (t->rank == 0)
 		TRAIN_OK(shardd_accumulate(s.c, s.u, &train_err));
-	TRAIN_OK(shardd_reduce_with(s.c, s.u, &o, NULL, &train_err));
+	o.unit = s.u;
+	TRAIN_OK(shardd_reduce_with(s.c, &o, NULL, &train_err));
 	TRAIN_OK(shardd_unit_unused(s.c, s.u, unused, TENSORS, &train_err));
 	TRAINER_CHECK(!unused[0] && !unused[1] && !unused[2]);
 	TRAIN_OK(shardd_step(s.c, SHARDD_WORLD, NULL, &train_err));
@@ -357,9 +361,11 @@ static int accumulated_trainer(const struct trainer *t)
 
 	fill(&s, 4, 0);
 	o = (struct shardd_reduce_options){ .size = sizeof(o), .unused = wrong, .n_unused = 2 };
-	TRAIN_FAILS(shardd_reduce_with(s.c, s.u, &o, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
+	o.unit = s.u;
+	TRAIN_FAILS(shardd_reduce_with(s.c, &o, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
 	o.unused = NULL;
-	TRAIN_FAILS(shardd_reduce_with(s.c, s.u, &o, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
+	o.unit = s.u;
+	TRAIN_FAILS(shardd_reduce_with(s.c, &o, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
 	TRAIN_FAILS(shardd_unit_unused(s.c, s.u, unused, TENSORS - 1, &train_err),
 		    SHARDD_INVALID_ARGUMENT);
 	TRAIN_OK(shardd_reduce(s.c, s.u, &train_err));

@@ -65,7 +65,8 @@ class Abi(unittest.TestCase):
         _abi.declare(_library.library())
 
     def test_enums_are_those_of_the_header(self):
-        header = (support.ROOT / "client/include/shardd/shardd.h").read_text()
+        header = "".join(path.read_text() for path in
+                         sorted((support.ROOT / "client/include/shardd").glob("*.h")))
         for enum, prefix in ((shardd.Layout, "LAYOUT_"), (shardd.Strategy, ""),
                              (shardd.Profile, "PROFILE_"), (shardd.ReduceOp, ""),
                              (shardd.OptimizerProfile, "OPTIM_"),

@@ -18,17 +18,8 @@ import support
 import torch
 
 import shardd
-from shardd import _library
 
 TYPES = {shardd.Dtype.FP32: torch.float32, shardd.Dtype.BF16: torch.bfloat16}
-
-
-class DdpSpec(C.Structure):
-    _fields_ = [("size", C.c_size_t), ("group", C.c_uint32), ("units", C.POINTER(C.c_uint32)),
-                ("n_units", C.c_size_t), ("sparse", C.c_void_p), ("n_sparse", C.c_size_t),
-                ("bucket_bytes", C.c_uint64), ("first_bucket_bytes", C.c_uint64),
-                ("find_unused", C.c_bool), ("static_graph", C.c_bool),
-                ("bucket_limits", C.c_void_p), ("n_bucket_limits", C.c_size_t)]
 
 
 class DdpView(C.Structure):
@@ -36,7 +27,7 @@ class DdpView(C.Structure):
                 ("data", C.c_void_p), ("elements", C.c_uint64)]
 
 
-STRUCTS = {"ddp_spec": DdpSpec, "ddp_view": DdpView}
+STRUCTS = {"ddp_view": DdpView}
 
 
 def other_sizes():
@@ -59,10 +50,6 @@ class Client(shardd.Client):
 
     def unit(self, name, shapes, **settings):
         return Unit(self, name, shapes, **settings)
-
-    def call(self, name, *arguments):
-        """shardd_NAME, of which the package does not know."""
-        _library.call(name, self.handle, *arguments)
 
 
 def view(address, dtype, elements):
@@ -131,11 +118,10 @@ class Ddp:
     def __init__(self, client, units):
         self.client, self.units = client, {unit.id: unit for unit in units}
         ids = (C.c_uint32 * len(self.units))(*self.units)
-        spec = DdpSpec(C.sizeof(DdpSpec), shardd.WORLD, ids, len(ids), bucket_bytes=20000,
-                       first_bucket_bytes=4000)
-        self.id, n = C.c_uint32(), C.c_uint32()
-        client.call("ddp_create", C.byref(spec), C.byref(self.id), C.byref(n))
-        self.views = (DdpView * n.value)()
+        self.id, n = client.submit("ddp_create", shardd.WORLD, ids, len(ids), bucket_bytes=20000,
+                                   first_bucket_bytes=4000,
+                                   finish=lambda r: (r.ddp, r.tensors)).wait()
+        self.views = (DdpView * n)()
 
     def buckets(self):
         """How many there are; one in the first pass."""
@@ -143,13 +129,12 @@ class Ddp:
 
     def reduce(self, gradients):
         """Those of all units, ready one after the other, the last first."""
-        n = C.c_uint32(len(self.views))
-        self.client.call("ddp_forward", self.id, self.views, n)
-        self.client.call("ddp_backward", self.id, None, C.c_size_t(0), None, C.c_size_t(0))
+        self.client.do("ddp_forward", self.id, C.addressof(self.views), len(self.views))
+        self.client.do("ddp_backward", self.id)
         for i in reversed(range(len(self.views))):
             at, unit = self.views[i], self.units[self.views[i].unit]
             g = gradients[list(unit.shapes)[at.tensor]].flatten()
             assert g.numel() == at.elements
             view(at.data, unit.gradient, at.elements)[:] = g
-            self.client.call("ddp_ready", self.id, C.byref(C.c_uint32(i)), C.c_size_t(1))
-        self.client.call("ddp_finish", self.id, None, C.c_uint32(0))
+            self.client.do("ddp_ready", self.id, (C.c_uint32 * 1)(i), 1)
+        self.client.do("ddp_finish", self.id)

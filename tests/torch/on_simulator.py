@@ -75,15 +75,15 @@ def install(number=0):
         stream.gpu.synchronize(stream.now)
         return value
 
-    def submit(client, op, *arguments, finish):
+    def submit(client, op, *arguments, finish, **options):
         stream.gpu.enter()
         if op == "gradient":
             finish = stream.asked(arguments[0], finish)
-        if op not in ("reduce_with", "reduce_unused"):
-            return real_submit(client, op, *arguments, finish=finish)
+        if op != "reduce":
+            return real_submit(client, op, *arguments, finish=finish, **options)
         stream.take_out(arguments[0])
         try:
-            return real_submit(client, op, *arguments, finish=finish)
+            return real_submit(client, op, *arguments, finish=finish, **options)
         finally:
             stream.gpu.let_go()
 

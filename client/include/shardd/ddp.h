@@ -14,7 +14,13 @@ extern "C" {
 /* Check that all ranks of the group have registered the same units in the same order (collective).
  * FAILED_PRECONDITION names the first difference. The contents of units are compared at
  * registration. */
-SHARDD_API int shardd_verify_model(shardd_client *c, shardd_group g, struct shardd_error *err);
+struct shardd_verify_model_options {
+	size_t size; /* sizeof(struct shardd_verify_model_options) */
+	shardd_group group;
+};
+SHARDD_API int shardd_submit_verify_model(shardd_client *c,
+					  const struct shardd_verify_model_options *options,
+					  shardd_ticket *t, struct shardd_error *err);
 
 /* Initialise several units from @root (collective), 250 MiB at a time, or one unit that is
  * larger. @elements: packed_elements of each unit. @data: for each unit that many elements in fp32,
@@ -53,8 +59,8 @@ struct shardd_ddp_tensor {
 /* A ddp: gradients of units with strategy REPLICATE and one of the DDP profiles, reduced in
  * buckets while backward still runs. Its tensors are those that have a gradient, unit after
  * unit. The functions below name them by their index in this order, from 0. */
-struct shardd_ddp_spec {
-	size_t size; /* sizeof(struct shardd_ddp_spec) */
+struct shardd_ddp_create_options {
+	size_t size; /* sizeof(struct shardd_ddp_create_options) */
 	shardd_group group;
 	const shardd_unit *units;
 	size_t n_units;
@@ -73,8 +79,9 @@ struct shardd_ddp_spec {
 
 /* Create a ddp (collective). All ranks must give the same spec; the error names the first
  * difference. It lives until the epoch ends. @ret_tensors: how many tensors it has; may be NULL. */
-SHARDD_API int shardd_ddp_create(shardd_client *c, const struct shardd_ddp_spec *spec,
-				 shardd_ddp *ret, uint32_t *ret_tensors, struct shardd_error *err);
+SHARDD_API int shardd_submit_ddp_create(shardd_client *c,
+					const struct shardd_ddp_create_options *options,
+					shardd_ticket *t, struct shardd_error *err);
 
 /* One tensor's gradient on this rank. */
 struct shardd_ddp_view {
@@ -90,8 +97,15 @@ struct shardd_ddp_view {
  * undefined. The previous pass must have ended.
  * @views: room for all @n tensors. Errors: FAILED_PRECONDITION names the tensors of the previous
  * pass that have no gradient; RESOURCE_EXHAUSTED. */
-SHARDD_API int shardd_ddp_forward(shardd_client *c, shardd_ddp d, struct shardd_ddp_view *views,
-				  uint32_t n, struct shardd_error *err);
+struct shardd_ddp_forward_options {
+	size_t size; /* sizeof(struct shardd_ddp_forward_options) */
+	shardd_ddp ddp;
+	struct shardd_ddp_view *views; /* filled when the ticket ends; borrowed until then */
+	uint32_t n_views;
+};
+SHARDD_API int shardd_submit_ddp_forward(shardd_client *c,
+					 const struct shardd_ddp_forward_options *options,
+					 shardd_ticket *t, struct shardd_error *err);
 
 /* Call this before a backward that reduces. Under no_sync leave it out: gradients add up in the
  * views. @unused: tensors without a gradient on this rank, which contributes 0 for them.
@@ -99,33 +113,51 @@ SHARDD_API int shardd_ddp_forward(shardd_client *c, shardd_ddp d, struct shardd_
  * find_unused. A tensor that this rank has used under no_sync since its last pass that reduced
  * belongs to neither, even if this backward does not use it: mark it with shardd_ddp_ready at
  * once. */
-SHARDD_API int shardd_ddp_backward_submit(shardd_client *c, shardd_ddp d, const uint32_t *unused,
-					  size_t n_unused, const uint32_t *kept, size_t n_kept,
+struct shardd_ddp_backward_options {
+	size_t size; /* sizeof(struct shardd_ddp_backward_options) */
+	shardd_ddp ddp;
+	const uint32_t *unused;
+	size_t n_unused;
+	const uint32_t *kept;
+	size_t n_kept;
+};
+SHARDD_API int shardd_submit_ddp_backward(shardd_client *c,
+					  const struct shardd_ddp_backward_options *options,
 					  shardd_ticket *t, struct shardd_error *err);
-SHARDD_API int shardd_ddp_backward(shardd_client *c, shardd_ddp d, const uint32_t *unused,
-				   size_t n_unused, const uint32_t *kept, size_t n_kept,
-				   struct shardd_error *err);
 
 /* Mark tensors whose gradients are complete in their views. A bucket that is complete on all ranks
  * is reduced when those before it are. Marking a tensor twice in a pass is FAILED_PRECONDITION with
- * the names; with static_graph each tensor is marked as often as in the first pass. */
-SHARDD_API int shardd_ddp_ready_submit(shardd_client *c, shardd_ddp d, const uint32_t *tensors,
-				       size_t n, shardd_ticket *t, struct shardd_error *err);
-SHARDD_API int shardd_ddp_ready(shardd_client *c, shardd_ddp d, const uint32_t *tensors, size_t n,
-				struct shardd_error *err);
-
-/* Mark one sparse tensor. The gradients of the rows @rows are at byte @values_offset of @buffer,
- * row after row; do not change the buffer until shardd_ddp_finish. @n may be 0. */
-SHARDD_API int shardd_ddp_ready_rows(shardd_client *c, shardd_ddp d, uint32_t tensor,
-				     const int64_t *rows, size_t n, uint64_t buffer,
-				     uint64_t values_offset, struct shardd_error *err);
+ * the names; with static_graph each tensor is marked as often as in the first pass.
+ * @sparse: mark one sparse tensor. The gradients of the rows @rows are at byte @values_offset of
+ * @buffer, row after row; do not change the buffer until shardd_ddp_finish. @n_rows may be 0. */
+struct shardd_ddp_ready_options {
+	size_t size; /* sizeof(struct shardd_ddp_ready_options) */
+	shardd_ddp ddp;
+	const uint32_t *tensors;
+	size_t n_tensors;
+	bool sparse; /* the one tensor is sparse: its rows follow */
+	const int64_t *rows;
+	size_t n_rows;
+	uint64_t buffer;
+	uint64_t values_offset; /* bytes */
+};
+SHARDD_API int shardd_submit_ddp_ready(shardd_client *c,
+				       const struct shardd_ddp_ready_options *options,
+				       shardd_ticket *t, struct shardd_error *err);
 
 /* Wait after backward for this rank's buckets. Then the views and the units have the averaged
  * gradients, ready for shardd_step. @untouched: NULL, or one byte per tensor: 1 if no rank has
  * used it; its view and gradient are then unchanged and the optimizer skips it.
  * @n: of @untouched. Errors: FAILED_PRECONDITION names tensors that are not ready: mark them. */
-SHARDD_API int shardd_ddp_finish(shardd_client *c, shardd_ddp d, uint8_t *untouched, uint32_t n,
-				 struct shardd_error *err);
+struct shardd_ddp_finish_options {
+	size_t size; /* sizeof(struct shardd_ddp_finish_options) */
+	shardd_ddp ddp;
+	uint8_t *untouched; /* filled when the ticket ends; borrowed until then; NULL: not wanted */
+	uint32_t n_untouched;
+};
+SHARDD_API int shardd_submit_ddp_finish(shardd_client *c,
+					const struct shardd_ddp_finish_options *options,
+					shardd_ticket *t, struct shardd_error *err);
 
 /* Without buckets: add rows of every rank, in rank order, to the gradient of tensor @tensor of a
  * unit (collective; the number of rows may differ). They are divided before and after as the unit's
@@ -135,13 +167,18 @@ SHARDD_API int shardd_ddp_finish(shardd_client *c, shardd_ddp d, uint8_t *untouc
  * Errors: INVALID_ARGUMENT (a row that the tensor does not have), FAILED_PRECONDITION (a unit that
  * is stepped in backward or by the trainer; a rank that has accumulated on top of what was reduced,
  * where shardd_reduce reduces that again). */
-SHARDD_API int shardd_reduce_sparse_submit(shardd_client *c, shardd_unit u, uint32_t tensor,
-					   const int64_t *rows, size_t n, uint64_t buffer,
-					   uint64_t values_offset, shardd_ticket *t,
-					   struct shardd_error *err);
-SHARDD_API int shardd_reduce_sparse(shardd_client *c, shardd_unit u, uint32_t tensor,
-				    const int64_t *rows, size_t n, uint64_t buffer,
-				    uint64_t values_offset, struct shardd_error *err);
+struct shardd_reduce_sparse_options {
+	size_t size; /* sizeof(struct shardd_reduce_sparse_options) */
+	shardd_unit unit;
+	uint32_t tensor;
+	const int64_t *rows;
+	size_t n_rows;
+	uint64_t buffer;
+	uint64_t values_offset; /* bytes */
+};
+SHARDD_API int shardd_submit_reduce_sparse(shardd_client *c,
+					   const struct shardd_reduce_sparse_options *options,
+					   shardd_ticket *t, struct shardd_error *err);
 
 /* Say that this rank has no more inputs. The daemon takes part in the group's collectives for it,
  * with zeros, until all ranks have called this; then the call returns. Until then the other ranks
@@ -150,20 +187,21 @@ SHARDD_API int shardd_reduce_sparse(shardd_client *c, shardd_unit u, uint32_t te
  * Barrier, ClipGradNorm and Step. @divide_by_active: reductions divide by the number of ranks that
  * still have inputs instead of by all; all ranks give the same. @last: the rank that joined last,
  * which has the newest model. @shadowed: number of collectives in which the daemon replaced this
- * rank. Both may be NULL. */
-SHARDD_API int shardd_join_uneven_submit(shardd_client *c, shardd_group g, bool divide_by_active,
+ * rank. Both are in the result.
+ * @require_even: require the same of all ranks of the group (DDP's throw_on_early_termination). If
+ * a rank that has not called this asks for a collective, the ranks that wait here get
+ * FAILED_PRECONDITION. So does each collective of the other ranks until they have called this, too;
+ * that call also fails. Then the group continues as before. Either all ranks of the group set
+ * it, or none. */
+struct shardd_join_uneven_options {
+	size_t size; /* sizeof(struct shardd_join_uneven_options) */
+	shardd_group group;
+	bool divide_by_active;
+	bool require_even; /* fail if a rank has more inputs */
+};
+SHARDD_API int shardd_submit_join_uneven(shardd_client *c,
+					 const struct shardd_join_uneven_options *options,
 					 shardd_ticket *t, struct shardd_error *err);
-SHARDD_API int shardd_join_uneven(shardd_client *c, shardd_group g, bool divide_by_active,
-				  uint32_t *last, uint64_t *shadowed, struct shardd_error *err);
-
-/* Say that this rank has no more inputs, and require the same of all ranks of the group (DDP's
- * throw_on_early_termination). If a rank that has not called this asks for a collective, the ranks
- * that wait here get FAILED_PRECONDITION. So does each collective of the other ranks until they
- * have called this, too; that call also fails. Then the group continues as before. Either all
- * ranks of the group call this, or all call shardd_join_uneven. */
-SHARDD_API int shardd_join_even_submit(shardd_client *c, shardd_group g, shardd_ticket *t,
-				       struct shardd_error *err);
-SHARDD_API int shardd_join_even(shardd_client *c, shardd_group g, struct shardd_error *err);
 
 #ifdef __cplusplus
 }

@@ -16,7 +16,13 @@ class Error(C.Structure):
 
 class Options(C.Structure):
     _fields_ = [("size", C.c_size_t), ("socket", C.c_char_p), ("name", C.c_char_p),
-                ("connect_timeout_ms", C.c_uint32), ("handover", C.c_int), ("device", C.c_char_p)]
+                ("connect_timeout_ms", C.c_uint32), ("handover", C.c_int), ("device", C.c_char_p),
+                ("on_stall", C.c_void_p), ("stall_data", C.c_void_p), ("stall_ms", C.c_uint32)]
+
+
+class Info(C.Structure):
+    _fields_ = [("size", C.c_size_t), ("session", C.c_uint64), ("daemon_version", C.c_char_p),
+                ("instance", C.c_char_p), ("daemon_started", C.c_uint64), ("draining", C.c_bool)]
 
 
 class Job(C.Structure):
@@ -95,19 +101,9 @@ class Result(C.Structure):
                 ("number", C.c_uint64), ("waited_us", C.c_uint64), ("ran_us", C.c_uint64),
                 ("kept", C.c_bool), ("found_inf", C.c_bool), ("skipped", C.c_bool),
                 ("has_total_norm", C.c_bool), ("unit", C.c_uint32), ("elements", C.c_uint64),
-                ("gradient_offset", C.c_uint64), ("optimizer_steps", C.c_uint64)]
-
-
-class Factors(C.Structure):
-    _fields_ = [("size", C.c_size_t), ("pre_divide", C.c_double), ("post_divide", C.c_double),
-                ("divide_factor", C.c_double), ("force_sum", C.c_bool)]
-
-
-class Clip(C.Structure):
-    _fields_ = [("size", C.c_size_t), ("max_norm", C.c_double), ("norm_type", C.c_double),
-                ("profile", C.c_int), ("error_if_nonfinite", C.c_bool),
-                ("units", C.POINTER(C.c_uint32)), ("n_units", C.c_size_t),
-                ("whole_job", C.c_bool)]
+                ("gradient_offset", C.c_uint64), ("optimizer_steps", C.c_uint64),
+                ("ddp", C.c_uint32), ("tensors", C.c_uint32), ("last", C.c_uint32),
+                ("shadowed", C.c_uint64), ("reserved", C.c_uint64 * 8)]
 
 
 class StepSettings(C.Structure):
@@ -116,29 +112,6 @@ class StepSettings(C.Structure):
                 ("beta1", C.c_double), ("beta2", C.c_double), ("eps", C.c_double),
                 ("maximize", C.c_bool), ("units", C.POINTER(C.c_uint32)),
                 ("tensors", C.POINTER(C.c_uint32)), ("n", C.c_size_t)]
-
-
-class StepOptions(C.Structure):
-    _fields_ = [("size", C.c_size_t), ("lr", C.POINTER(C.c_double)),
-                ("skip_if_found", C.c_bool), ("discard", C.c_bool),
-                ("settings", C.POINTER(StepSettings)), ("n_settings", C.c_size_t)]
-
-
-class Plan(C.Structure):
-    _fields_ = [("size", C.c_size_t), ("clip", C.POINTER(Clip)), ("inv_scale", C.c_double),
-                ("lr", C.POINTER(C.c_double)), ("settings", C.POINTER(StepSettings)),
-                ("n_settings", C.c_size_t)]
-
-
-class ReduceOptions(C.Structure):
-    _fields_ = [("size", C.c_size_t), ("unused", C.POINTER(C.c_uint32)),
-                ("n_unused", C.c_size_t), ("more", C.c_bool)]
-
-
-class ReturnOptions(C.Structure):
-    _fields_ = [("size", C.c_size_t), ("write", C.c_bool),
-                ("optimizer_steps", C.POINTER(C.c_uint64)),
-                ("tensor_steps", C.POINTER(C.c_uint64)), ("n_tensors", C.c_size_t)]
 
 
 class ShardPiece(C.Structure):
@@ -162,16 +135,6 @@ class Snapshot(C.Structure):
                 ("n_units", C.c_size_t), ("changed", C.c_bool)]
 
 
-STRUCTS = {
-    "error": Error, "options": Options, "job": Job, "membership": Membership, "device": Device,
-    "tensor": Tensor, "buffer": Buffer, "optimizer": Optimizer, "unit_spec": UnitSpec,
-    "unit_info": UnitInfo, "tensor_place": TensorPlace, "buffer_place": BufferPlace,
-    "result": Result, "factors": Factors, "clip": Clip, "step_settings": StepSettings,
-    "step_options": StepOptions, "plan": Plan, "reduce_options": ReduceOptions,
-    "return_options": ReturnOptions, "shard_piece": ShardPiece,
-    "read_tensor": ReadTensor, "read_unit": ReadUnit, "snapshot": Snapshot,
-}
-
 _u32, _u64, _int, _size = C.c_uint32, C.c_uint64, C.c_int, C.c_size_t
 _bool, _double, _text, _p = C.c_bool, C.c_double, C.c_char_p, C.c_void_p
 _ticket, _units, _err = C.POINTER(C.c_uint64), C.POINTER(C.c_uint32), C.POINTER(Error)
@@ -186,11 +149,8 @@ CALLS: dict[str, tuple[object, ...]] = {
     "read": (_p, _p, _p, _size),
     "write": (_p, _p, _p, _size),
     "leave": (_p,),
-    "join_uneven": (_p, _u32, _bool, _units, _ticket),
-    "join_even": (_p, _u32),
     "group_create": (_p, _text, _units, _size, _units),
     "register": (_p, C.POINTER(UnitSpec), _size, C.POINTER(UnitInfo)),
-    "verify_model": (_p, _u32),
     "tensor_places": (_p, _u32, C.POINTER(TensorPlace), _size),
     "buffer_places": (_p, _u32, C.POINTER(BufferPlace), _size),
     "shard_pieces": (_p, _u32, C.POINTER(ShardPiece), _size, C.POINTER(_size)),
@@ -199,52 +159,99 @@ CALLS: dict[str, tuple[object, ...]] = {
     "reader_release": (_p,),
     "unit_unused": (_p, _u32, C.POINTER(_bool), _size),
     "unit_steps": (_p, _u32, C.POINTER(_u64), _size),
-    "poll": (_p, _u64, C.POINTER(Result)),
+    "get_info": (_p, C.POINTER(Info)),
     "wait": (_p, _u64, _int, C.POINTER(Result)),
 }
 
-# Arguments between client and ticket of every op's _submit form.
-OPS: dict[str, tuple[object, ...]] = {
-    "init_seed": (_u32, _u64),
-    "init_broadcast": (_u32, _u32, _u64),
-    "init_own": (_u32, _u64),
-    "gather": (_u32,),
-    "release": (_u32,),
-    "gradient": (_u32,),
-    "alloc": (_u64,),
-    "free": (_u64,),
-    "reduce": (_u32,),
-    "reduce_deferred": (_u32,),
-    "reduce_more": (_u32,),
-    "reduce_unused": (_u32,),
-    "reduce_with": (_u32, C.POINTER(ReduceOptions)),
-    "accumulate": (_u32,),
-    "all_reduce": (_u32, _u64, _u64, _u64, _int, _int),
-    "broadcast": (_u32, _u64, _u64, _u64, _u32),
-    "barrier": (_u32,),
-    "clip": (_u32, C.POINTER(Clip)),
-    "clip_value": (_u32, _double, _units, _size),
-    "unscale": (_u32, _double),
-    "step_with": (_u32, C.POINTER(StepOptions)),
-    "plan_backward": (_u32, C.POINTER(Plan)),
-    "next_shard": (_u32,),
-    "shard_done": (_u32,),
-    "set_factors": (_u32, C.POINTER(Factors)),
-    "commit": (_u64, _p, _size),
-    "unit_buffers": (_u32,),
-    "broadcast_buffers": (_u32, _u32, _u32),
-    "summon": (_u32,),
-    "return": (_u32, _bool),
-    "summon_state": (_u32, _u32),
-    "return_with": (_u32, C.POINTER(ReturnOptions)),
+# The fields of every verb's options, after their size.
+OPS: dict[str, list[tuple[str, Any]]] = {
+    "init": [("unit", _u32), ("from", _int), ("seed", _u64), ("root", _u32), ("buffer", _u64)],
+    "gather": [("unit", _u32)],
+    "release": [("unit", _u32)],
+    "begin_pass": [("unit", _u32), ("pass", _int)],
+    "end_pass": [("unit", _u32), ("pass", _int), ("sync", _bool)],
+    "set_reshard": [("units", _units), ("n_units", _size), ("reshard", _int)],
+    "set_factors": [("unit", _u32), ("pre_divide", _double), ("post_divide", _double),
+                    ("divide_factor", _double), ("force_sum", _bool)],
+    "set_prefetch": [("unit", _u32), ("pass", _int), ("units", _units), ("n_units", _size)],
+    "gradient": [("unit", _u32)],
+    "alloc": [("bytes", _u64)],
+    "free": [("buffer", _u64)],
+    "reduce": [("unit", _u32), ("unused", _units), ("n_unused", _size), ("more", _bool),
+               ("deferred", _bool), ("unit_unused", _bool)],
+    "accumulate": [("unit", _u32)],
+    "all_reduce": [("group", _u32), ("buffer", _u64), ("offset", _u64), ("count", _u64),
+                   ("dtype", _int), ("op", _int)],
+    "broadcast": [("group", _u32), ("buffer", _u64), ("offset", _u64), ("bytes", _u64),
+                  ("root", _u32)],
+    "barrier": [("group", _u32)],
+    "nop": [],
+    "clip": [("group", _u32), ("max_norm", _double), ("norm_type", _double), ("profile", _int),
+             ("error_if_nonfinite", _bool), ("units", _units), ("n_units", _size),
+             ("whole_job", _bool), ("by_value", _bool), ("value", _double)],
+    "unscale": [("group", _u32), ("inv_scale", _double)],
+    "step": [("group", _u32), ("lr", C.POINTER(_double)), ("skip_if_found", _bool),
+             ("discard", _bool), ("settings", C.POINTER(StepSettings)), ("n_settings", _size)],
+    "plan_backward": [("group", _u32), ("clip", _p), ("inv_scale", _double),
+                      ("lr", C.POINTER(_double)), ("settings", C.POINTER(StepSettings)),
+                      ("n_settings", _size)],
+    "next_shard": [("group", _u32)],
+    "shard_done": [("unit", _u32)],
+    "commit": [("step", _u64), ("blob", _text), ("bytes", _size)],
+    "unit_buffers": [("unit", _u32)],
+    "broadcast_buffers": [("unit", _u32), ("group", _u32), ("root", _u32)],
+    "summon": [("unit", _u32), ("state", _u32)],
+    "return": [("unit", _u32), ("write", _bool), ("optimizer_steps", C.POINTER(_u64)),
+               ("tensor_steps", C.POINTER(_u64)), ("n_tensors", _size)],
+    "convert": [("units", _units), ("n_units", _size), ("layout", _int),
+                ("shard_multiple", _u32), ("strategy", _int), ("shard_ranks", _u32)],
+    "verify_model": [("group", _u32)],
+    "ddp_create": [("group", _u32), ("units", _units), ("n_units", _size), ("sparse", _p),
+                   ("n_sparse", _size), ("bucket_bytes", _u64), ("first_bucket_bytes", _u64),
+                   ("find_unused", _bool), ("static_graph", _bool),
+                   ("bucket_limits", C.POINTER(_u64)), ("n_bucket_limits", _size)],
+    "ddp_forward": [("ddp", _u32), ("views", _p), ("n_views", _u32)],
+    "ddp_backward": [("ddp", _u32), ("unused", _units), ("n_unused", _size), ("kept", _units),
+                     ("n_kept", _size)],
+    "ddp_ready": [("ddp", _u32), ("tensors", _units), ("n_tensors", _size), ("sparse", _bool),
+                  ("rows", C.POINTER(C.c_int64)), ("n_rows", _size), ("buffer", _u64),
+                  ("values_offset", _u64)],
+    "ddp_finish": [("ddp", _u32), ("untouched", C.POINTER(C.c_uint8)), ("n_untouched", _u32)],
+    "reduce_sparse": [("unit", _u32), ("tensor", _u32), ("rows", C.POINTER(C.c_int64)),
+                      ("n_rows", _size), ("buffer", _u64), ("values_offset", _u64)],
+    "join_uneven": [("group", _u32), ("divide_by_active", _bool), ("require_even", _bool)],
 }
 
 
+def _options(verb: str, fields: list[tuple[str, Any]]) -> type[C.Structure]:
+    return type(verb, (C.Structure,), {"_fields_": [("size", _size), *fields]})
+
+
+OPTIONS = {verb: _options(verb, fields) for verb, fields in OPS.items()}
+
+
+def options(verb: str, *values: Any, **named: Any) -> C.Structure:
+    """Options of @verb: @values in the order of the fields, and @named ones. TypeError: there is
+    no such field."""
+    made = OPTIONS[verb]
+    for name in named:
+        if not hasattr(made, name):
+            raise TypeError(f"{verb} has no option '{name}'")
+    return made(C.sizeof(made), *values, **named)
+
+
+STRUCTS: dict[str, Any] = {
+    "error": Error, "options": Options, "job": Job, "membership": Membership, "device": Device,
+    "tensor": Tensor, "buffer": Buffer, "optimizer": Optimizer, "unit_spec": UnitSpec,
+    "unit_info": UnitInfo, "tensor_place": TensorPlace, "buffer_place": BufferPlace,
+    "result": Result, "info": Info, "step_settings": StepSettings, "shard_piece": ShardPiece,
+    "read_tensor": ReadTensor, "read_unit": ReadUnit, "snapshot": Snapshot,
+    **{verb + "_options": made for verb, made in OPTIONS.items()},
+}
+
 # The rest: arguments and what it returns.
 PLAIN: dict[str, tuple[list[Any], Any]] = {
-    "version": ([], _text), "close": ([_p], None), "daemon_version": ([_p], _text),
-    "session": ([_p], _u64), "instance": ([_p], _text), "daemon_started": ([_p], _u64),
-    "draining": ([_p], _bool), "set_timeout": ([_p, _u32], None),
+    "version": ([], _text), "close": ([_p], None), "set_timeout": ([_p, _u32], None),
     "reader_close": ([_p], None), "clear_stream": ([_p], None),
 }
 
@@ -254,9 +261,10 @@ def declare(lib: C.CDLL) -> None:
     for name, arguments in CALLS.items():
         function = getattr(lib, "shardd_" + name)
         function.argtypes, function.restype = [*arguments, _err], _int
-    for name, arguments in OPS.items():
-        function = getattr(lib, "shardd_" + name + "_submit")
-        function.argtypes, function.restype = [_p, *arguments, _ticket, _err], _int
+    for verb, options_type in OPTIONS.items():
+        function = getattr(lib, "shardd_submit_" + verb)
+        function.argtypes = [_p, C.POINTER(options_type), _ticket, _err]
+        function.restype = _int
     for name, (given, result) in PLAIN.items():
         function = getattr(lib, "shardd_" + name)
         function.argtypes, function.restype = given, result

@@ -90,27 +90,32 @@ class Connection:
 
     # --------------------------------------------------------------- session
 
+    def _info(self) -> _abi.Info:
+        info = _abi.Info(C.sizeof(_abi.Info))
+        _library.call("get_info", self.handle, C.byref(info))
+        return info
+
     @property
     def daemon_version(self) -> str:
         """The daemon's version."""
-        text: bytes = _library.library().shardd_daemon_version(self.handle)
+        text: bytes = self._info().daemon_version
         return text.decode()
 
     @property
     def session(self) -> int:
         """This session's number."""
-        return int(_library.library().shardd_session(self.handle))
+        return int(self._info().session)
 
     @property
     def instance(self) -> str:
         """The id of this run of the daemon; a restarted daemon is another run, without state."""
-        text: bytes = _library.library().shardd_instance(self.handle)
+        text: bytes = self._info().instance
         return text.decode()
 
     @property
     def daemon_started(self) -> int:
         """When the daemon started, seconds since 1970."""
-        return int(_library.library().shardd_daemon_started(self.handle))
+        return int(self._info().daemon_started)
 
     @property
     def forked(self) -> bool:
@@ -125,7 +130,7 @@ class Connection:
     @property
     def draining(self) -> bool:
         """Has the job or the daemon been asked to drain? Then commit and leave."""
-        return bool(_library.library().shardd_draining(self.handle))
+        return bool(self._info().draining)
 
     def set_timeout(self, seconds: float) -> None:
         """Set the deadline of ops submitted from now on; 0: the job's."""

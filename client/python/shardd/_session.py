@@ -26,16 +26,19 @@ class Session(Connection):
         self._follow: Callable[[], int | None] | None = None
         super().__init__(socket, name, device, connect_timeout)
 
-    def submit(self, op: str, *arguments: Any, finish: Callable[[_abi.Result], T]) -> Ticket[T]:
-        """Submit ``shardd_OP_submit``; @finish makes the ticket's value of the result."""
+    def submit(self, op: str, *arguments: Any, finish: Callable[[_abi.Result], T],
+               **options: Any) -> Ticket[T]:
+        """Submit an op by ``shardd_submit_OP``; @finish makes the ticket's value of the result.
+        @arguments, @options: fields of the op's options, in their order or by name."""
         number = C.c_uint64()
         stream = self._stream()
-        _library.call(op + "_submit", self.handle, *arguments, C.byref(number))
+        made = _abi.options(op, *arguments, **options)
+        _library.call("submit_" + op, self.handle, C.byref(made), C.byref(number))
         return Ticket(self, op, number.value, finish, stream)
 
-    def do(self, op: str, *arguments: Any) -> None:
+    def do(self, op: str, *arguments: Any, **options: Any) -> None:
         """Submit an op without a value and wait for its end."""
-        self.submit(op, *arguments, finish=lambda r: None).wait()
+        self.submit(op, *arguments, finish=lambda r: None, **options).wait()
 
     def mapped(self, r: _abi.Result, what: str) -> _Mapped:
         """The memory of an op's result; @what names it in messages."""

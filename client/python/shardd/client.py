@@ -223,15 +223,13 @@ class Client(Session):
         all ranks of the group have called this (DDP's join). @divide_by_active: divide gradients by
         the number of ranks that have inputs. Return: the rank that joined last, and the number of
         collectives in which the daemon replaced this rank."""
-        last, shadowed = C.c_uint32(), C.c_uint64()
-        _library.call("join_uneven", self.handle, group, divide_by_active, C.byref(last),
-                      C.byref(shadowed))
-        return last.value, shadowed.value
+        return self.submit("join_uneven", group, divide_by_active,
+                           finish=lambda r: (int(r.last), int(r.shadowed))).wait()
 
     def join_even(self, group: int = WORLD) -> None:
         """As join_uneven, but if a rank that has not called this asks for a collective, all ranks
         of the group get FailedPrecondition."""
-        _library.call("join_even", self.handle, group)
+        self.do("join_uneven", group, require_even=True)
 
     def clip_grad_norm(self, max_norm: float, norm_type: float = 2.0, group: int = WORLD,
                        profile: ClipProfile = ClipProfile.TORCH, error_if_nonfinite: bool = False,
@@ -239,14 +237,13 @@ class Client(Session):
         """Scale the gradient shards so that their norm is at most @max_norm (collective).
         @units: only these. Return: the norm before that."""
         ids = (C.c_uint32 * len(units))(*(u.id for u in units)) if units else None
-        clip = _abi.Clip(C.sizeof(_abi.Clip), max_norm, norm_type, profile, error_if_nonfinite,
-                         ids, len(units or ()), whole_job)
-        return self.submit("clip", group, C.byref(clip),
+        return self.submit("clip", group, max_norm, norm_type, profile, error_if_nonfinite, ids,
+                           len(units or ()), whole_job,
                            finish=lambda r: float(r.total_norm)).wait()
 
     def clip_grad_value(self, value: float, group: int = WORLD) -> None:
         """Clamp the gradient shards of the group's units to [-value, value] (collective)."""
-        self.do("clip_value", group, value, None, 0)
+        self.do("clip", group, by_value=True, value=value)
 
     def unscale(self, inv_scale: float, group: int = WORLD) -> bool:
         """Multiply the gradient shards (collective, once per step). Return: True if any rank had an
@@ -262,12 +259,11 @@ class Client(Session):
         tensors that they do not name. No rank may have these units gathered.
         """
         rate = C.c_double(lr) if lr is not None else None
-        options = _abi.StepOptions(C.sizeof(_abi.StepOptions),
-                                   C.pointer(rate) if rate is not None else None,
-                                   skip_if_found, discard, specs.step_settings(settings),
-                                   len(settings))
-        return self.submit("step_with", group, C.byref(options), finish=lambda r: StepResult(
-            r.skipped, r.found_inf, r.total_norm if r.has_total_norm else None)).wait()
+        return self.submit("step", group, C.pointer(rate) if rate is not None else None,
+                           skip_if_found, discard, specs.step_settings(settings), len(settings),
+                           finish=lambda r: StepResult(
+                               r.skipped, r.found_inf,
+                               r.total_norm if r.has_total_norm else None)).wait()
 
     def plan_backward(self, lr: float | None = None, inv_scale: float = 0,
                       max_norm: float | None = None, norm_type: float = 2.0,
@@ -276,11 +272,11 @@ class Client(Session):
         """Say before a backward pass what is done with its gradients until the step (collective).
         @settings: as in step, which then takes none."""
         rate = C.c_double(lr) if lr is not None else None
-        clip = _abi.Clip(C.sizeof(_abi.Clip), max_norm or 0, norm_type, profile)
-        plan = _abi.Plan(C.sizeof(_abi.Plan), C.pointer(clip) if max_norm is not None else None,
-                         inv_scale, C.pointer(rate) if rate is not None else None,
-                         specs.step_settings(settings), len(settings))
-        self.do("plan_backward", group, C.byref(plan))
+        clip = _abi.options("clip", max_norm=max_norm or 0, norm_type=norm_type, profile=profile)
+        self.do("plan_backward", group,
+                C.cast(C.pointer(clip), C.c_void_p) if max_norm is not None else None, inv_scale,
+                C.pointer(rate) if rate is not None else None, specs.step_settings(settings),
+                len(settings))
 
     def next_shard(self, group: int = WORLD) -> Shard:
         """BY_TRAINER: wait for the next unit whose last reduce has ended; return this rank's

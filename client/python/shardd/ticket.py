@@ -13,6 +13,10 @@ from .errors import WaitTimeout, from_code
 T = TypeVar("T")
 
 
+def _is_not_yet(result: int, error: _abi.Error) -> bool:
+    return result == -4 and error.native == errno.EAGAIN
+
+
 class Ticket(Generic[T]):
     """A submitted op; it ends with one :meth:`wait` that returns, or a :meth:`done` that is True.
 
@@ -30,7 +34,7 @@ class Ticket(Generic[T]):
         self._value: Any = None
 
     def _ended(self, result: int, error: _abi.Error, r: _abi.Result) -> None:
-        if result == -4 and error.native == errno.EAGAIN:
+        if _is_not_yet(result, error):
             raise WaitTimeout(error.text.decode(), native=error.native, call=self.name)
         self._done = True
         if result < 0:
@@ -46,9 +50,9 @@ class Ticket(Generic[T]):
         if self._done:
             return True
         error, r = _abi.Error(), _abi.Result()
-        result = _library.library().shardd_poll(self._client.handle, self._number, C.byref(r),
+        result = _library.library().shardd_wait(self._client.handle, self._number, 0, C.byref(r),
                                                 C.byref(error))
-        if result != 0:
+        if not _is_not_yet(result, error):
             self._ended(result, error, r)
         return self._done
 

@@ -27,10 +27,14 @@ class Place:
     shard_elements: int
 
 
-def reduce_options(unused: Sequence[int], more: bool = False) -> _abi.ReduceOptions:
-    """For reduce_with. @unused: numbers of tensors, ascending."""
-    return _abi.ReduceOptions(C.sizeof(_abi.ReduceOptions),
-                              (C.c_uint32 * max(1, len(unused)))(*unused), len(unused), more)
+# Where init takes the values from.
+FROM_SEED, FROM_ROOT, FROM_OWN = 1, 2, 3
+
+
+def reduce_options(unused: Sequence[int], more: bool = False) -> dict[str, Any]:
+    """Options of reduce. @unused: numbers of tensors, ascending."""
+    return {"unused": (C.c_uint32 * max(1, len(unused)))(*unused), "n_unused": len(unused),
+            "more": more}
 
 
 class Unit:
@@ -123,7 +127,7 @@ class Unit:
         2 exp_avg_sq, 3 max_exp_avg_sq; SGD: 1 momentum. Same layout; frozen elements are 0
         (collective). Return: the array and how many steps the unit has had. InvalidArgument:
         no such array."""
-        return self.client.submit("summon_state", self.id, state, finish=lambda r: (self._lend(
+        return self.client.submit("summon", self.id, state, finish=lambda r: (self._lend(
             "summoned parameters", r, self.elements, Dtype.FP32, True),
             int(r.optimizer_steps))).wait()
 
@@ -142,38 +146,38 @@ class Unit:
         and @steps those of tensors that have had fewer."""
         options = self.return_options(write, optimizer_steps, steps)
         self._end("summoned parameters")
-        self.client.do("return_with", self.id, C.byref(options))
+        self.client.do("return", self.id, **options)
 
     def return_options(self, write: bool, optimizer_steps: int | None = None,
-                       steps: Mapping[str, int] | None = None) -> _abi.ReturnOptions:
-        """For return_with."""
-        options = _abi.ReturnOptions(C.sizeof(_abi.ReturnOptions), write)
+                       steps: Mapping[str, int] | None = None) -> dict[str, Any]:
+        """Options of return."""
+        options: dict[str, Any] = {"write": write}
         if optimizer_steps is not None:
-            options.optimizer_steps = C.pointer(C.c_uint64(optimizer_steps))
+            options["optimizer_steps"] = C.pointer(C.c_uint64(optimizer_steps))
         if steps is not None:
             for name in steps:
                 self._number(name)
             if optimizer_steps is None:
                 raise InvalidArgument("steps is given without optimizer_steps: give both", "steps")
             counts = [steps.get(t.name, optimizer_steps) for t in self.spec.tensors]
-            options.tensor_steps = (C.c_uint64 * len(counts))(*counts)
-            options.n_tensors = len(counts)
+            options["tensor_steps"] = (C.c_uint64 * len(counts))(*counts)
+            options["n_tensors"] = len(counts)
         return options
 
     def init_seed(self, seed: int) -> None:
         """Initialise every tensor by its ``init`` (collective), independent of the world size."""
-        self.client.do("init_seed", self.id, seed)
+        self.client.do("init", self.id, FROM_SEED, seed=seed)
         self.initialised = True
 
     def init_broadcast(self, root: int, buffer: Buffer | None) -> None:
         """Initialise from @root's @buffer (collective): packed_elements in fp32, tensor after
         tensor; None on the other ranks."""
-        self.client.do("init_broadcast", self.id, root, buffer.id if buffer else 0)
+        self.client.do("init", self.id, FROM_ROOT, root=root, buffer=buffer.id if buffer else 0)
         self.initialised = True
 
     def init_own(self, buffer: Buffer) -> None:
         """Initialise each rank's shard from such a @buffer of that rank (collective)."""
-        self.client.do("init_own", self.id, buffer.id)
+        self.client.do("init", self.id, FROM_OWN, buffer=buffer.id)
         self.initialised = True
 
     # ----------------------------------------------------------- gradients
@@ -184,9 +188,9 @@ class Unit:
         return self.client.submit("gradient", self.id, finish=lambda r: self._lend(
             "gradient buffer", r, self.gradient_elements, self.spec.gradients, True)).wait()
 
-    def _reduce(self, op: str, *arguments: Any) -> Ticket[None]:
+    def _reduce(self, op: str, **options: Any) -> Ticket[None]:
         self._end("gradient buffer")
-        return self.client.submit(op, self.id, *arguments, finish=lambda r: None)
+        return self.client.submit(op, self.id, finish=lambda r: None, **options)
 
     def _number(self, name: str) -> int:
         for number, tensor in enumerate(self.spec.tensors):
@@ -197,7 +201,7 @@ class Unit:
     def reduce_submit(self, more: bool = False, unused: Sequence[str] = ()) -> Ticket[None]:
         """As reduce, with a ticket."""
         numbers = sorted(map(self._number, unused))
-        return self._reduce("reduce_with", C.byref(reduce_options(numbers, more)))
+        return self._reduce("reduce", **reduce_options(numbers, more))
 
     def reduce(self, more: bool = False, unused: Sequence[str] = ()) -> None:
         """Reduce all ranks' gradient buffers, and what they have accumulated (collective).
@@ -219,12 +223,12 @@ class Unit:
         """As reduce, for a rank that has not used the unit and has filled its buffer with zeros.
         Return: True if no rank has used it: then the step skips it."""
         self._end("gradient buffer")
-        return self.client.submit("reduce_unused", self.id,
+        return self.client.submit("reduce", self.id, unit_unused=True,
                                   finish=lambda r: bool(r.skipped)).wait()
 
     def reduce_deferred(self) -> None:
         """Reduce inside each replica only; the next reduce adds the sums before the all-reduce."""
-        self._reduce("reduce_deferred").wait()
+        self._reduce("reduce", deferred=True).wait()
 
     def accumulate(self) -> None:
         """Add this rank's gradient buffer to what it has accumulated; no communication."""
@@ -233,9 +237,7 @@ class Unit:
     def set_factors(self, pre_divide: float = 0, post_divide: float = 0, divide_factor: float = 0,
                     force_sum: bool = False) -> None:
         """Set the factors by which reductions divide from now on (collective); 0: the default."""
-        factors = _abi.Factors(C.sizeof(_abi.Factors), pre_divide, post_divide, divide_factor,
-                               force_sum)
-        self.client.do("set_factors", self.id, C.byref(factors))
+        self.client.do("set_factors", self.id, pre_divide, post_divide, divide_factor, force_sum)
 
     # ------------------------------------------------------------- buffers
 

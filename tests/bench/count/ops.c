@@ -60,7 +60,10 @@ static void begin(struct trainer *t, const char *socket)
 	}
 	t->unit = info.unit;
 	for (unsigned i = 0; i < RANKS; i++)
-		must(shardd_init_seed_submit(t->client[i], t->unit, 1, &ready[i], &err),
+		must(shardd_submit_init(t->client[i],
+					SHARDD_OPTIONS(init, .unit = t->unit, .seed = 1,
+						       .from = SHARDD_FROM_SEED),
+					&ready[i], &err),
 		     "initialise");
 	for (unsigned i = 0; i < RANKS; i++)
 		wait_for(t->client[i], ready[i], "initialise");
@@ -83,12 +86,13 @@ static void nap(void)
 
 static int submit_nop(const struct trainer *t, shardd_ticket *ticket)
 {
-	return shardd_nop_submit(t->client[0], ticket, &err);
+	return shardd_submit_nop(t->client[0], SHARDD_OPTIONS(nop), ticket, &err);
 }
 
 static int submit_gather(const struct trainer *t, shardd_ticket *ticket)
 {
-	return shardd_gather_submit(t->client[0], t->unit, ticket, &err);
+	return shardd_submit_gather(t->client[0], SHARDD_OPTIONS(gather, .unit = t->unit), ticket,
+				    &err);
 }
 
 static void batch(const struct trainer *t, unsigned n,
@@ -113,11 +117,15 @@ static void reduce_once(const struct trainer *t)
 	shardd_ticket ticket[RANKS];
 
 	for (unsigned i = 0; i < RANKS; i++) {
-		must(shardd_gradient_submit(t->client[i], t->unit, &ticket[i], &err), "gradient");
+		must(shardd_submit_gradient(t->client[i], SHARDD_OPTIONS(gradient, .unit = t->unit),
+					    &ticket[i], &err),
+		     "gradient");
 		wait_for(t->client[i], ticket[i], "gradient");
 	}
 	for (unsigned i = 0; i < RANKS; i++)
-		must(shardd_reduce_submit(t->client[i], t->unit, &ticket[i], &err), "reduce");
+		must(shardd_submit_reduce(t->client[i], SHARDD_OPTIONS(reduce, .unit = t->unit),
+					  &ticket[i], &err),
+		     "reduce");
 	for (unsigned i = 0; i < RANKS; i++)
 		wait_for(t->client[i], ticket[i], "reduce");
 }

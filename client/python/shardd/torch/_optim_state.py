@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import ctypes as C
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -80,7 +79,7 @@ def _summoned(unit: ShardedUnit, number: int) -> Iterator[_Array]:
     """Array @number of the unit's state (collective)."""
     assert unit.unit is not None
     client = unit.unit.client
-    address: int = client.submit("summon_state", unit.unit.id, number,
+    address: int = client.submit("summon", unit.unit.id, number,
                                  finish=lambda r: r.data).wait()
     array = _Array(unit, tensor_at(address, unit.unit.elements, torch.float32), unit.unit.steps())
     try:
@@ -89,7 +88,7 @@ def _summoned(unit: ShardedUnit, number: int) -> Iterator[_Array]:
         _swap(array._flat.untyped_storage(), nothing())
         options = unit.unit.return_options(
             array.write, *((max(array.steps.values()), array.steps) if array.write else ()))
-        client.do("return_with", unit.unit.id, C.byref(options))
+        client.do("return", unit.unit.id, **options)
 
 
 def _bar(optimizer: InDaemon, what: str) -> Bar:

@@ -17,7 +17,6 @@ from typing import Any, Callable, cast
 import torch
 from torch import nn
 
-from .. import _library
 from ..client import WORLD, Client
 from ..errors import Aborted, FailedPrecondition, InvalidArgument, SharddError, Unimplemented
 from ..specs import OptimizerSpec, ReduceOp
@@ -148,7 +147,7 @@ class Tree:
         self._specs = specs
         try:
             registration = self._registration()
-            _library.call("verify_model", self.client.handle, self.group)
+            self.client.do("verify_model", self.group)
         except SharddError as error:
             raise error.advised(_SAME_MODEL) if _is_of_models(error) else error from None
         rank = self.client.member.rank if self.client.member else 0
@@ -248,7 +247,7 @@ class Tree:
             if self.group != WORLD:
                 self.group = self._own_group()
             self.client.register(self._specs)
-            _library.call("verify_model", self.client.handle, self.group)
+            self.client.do("verify_model", self.group)
         finally:
             self.client.set_timeout(0)
 

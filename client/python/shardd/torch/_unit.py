@@ -409,10 +409,10 @@ class ShardedUnit:
             return not result.skipped
 
         if len(unused) == len(views) and not more:
-            return unit.client.submit("reduce_unused", unit.id, finish=finish)
+            return unit.client.submit("reduce", unit.id, unit_unused=True, finish=finish)
         numbers = [self.params.index(self.trained[i]) for i in unused]
-        return unit.client.submit("reduce_with", unit.id, C.byref(reduce_options(numbers, more)),
-                                  finish=finish)
+        return unit.client.submit("reduce", unit.id, finish=finish,
+                                  **reduce_options(numbers, more))
 
     def end_reductions(self) -> None:
         """All before were with more: an optimizer in the process gets what they came to
@@ -420,7 +420,7 @@ class ShardedUnit:
         views = self._gradient_views()
         kept = {i: views[i].clone() for i in self.written}  # of a pass that is not to be reduced
         self._gradients = None
-        self._must().client.do("reduce_unused", self._must().id)
+        self._must().client.do("reduce", self._must().id, unit_unused=True)
         for i, gradient in kept.items():
             self._gradient_views()[i].copy_(gradient)
 
