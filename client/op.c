@@ -503,5 +503,10 @@ int shardd_cancel(shardd_client *c, shardd_ticket t, struct shardd_error *err)
 	if (r == TICKET_E_FULL)
 		return error_set(err, SHARDD_RESOURCE_EXHAUSTED, NULL,
 				 "the ring to the daemon is full: cancel again later");
+	if (r == TICKET_E_GRPC)
+		return error_set(err, SHARDD_FAILED_PRECONDITION, "ticket",
+				 "op %llu was sent over gRPC, and only ops in the ring can be "
+				 "cancelled: give it a deadline with shardd_set_timeout",
+				 (unsigned long long)t);
 	return 0;
 }

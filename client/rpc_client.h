@@ -49,9 +49,6 @@ int rpc_pending_result(struct rpc_pending *p, ProtobufCMessage **ret, struct sha
 int rpc_pending_next(struct rpc_pending *p, int timeout_ms, ProtobufCMessage **ret,
 		     struct shardd_error *err);
 
-/* Ask the daemon to give the call up; it ends as cancelled, unless it has ended. */
-void rpc_pending_cancel(struct rpc_pending *p);
-
 /* Free; a call still open is cancelled. NULL is allowed. */
 void rpc_pending_free(struct rpc_pending *p);
 

@@ -326,18 +326,6 @@ void pending_destroy(struct rpc_pending *p)
 	free(p);
 }
 
-void rpc_pending_cancel(struct rpc_pending *p)
-{
-	struct rpc_client *c = p->c;
-
-	if (!c)
-		return;
-	pthread_mutex_lock(&c->lock);
-	if (p->n_open > 0)
-		grpc_call_cancel(p->call, NULL);
-	pthread_mutex_unlock(&c->lock);
-}
-
 void rpc_pending_free(struct rpc_pending *p)
 {
 	struct rpc_client *c;

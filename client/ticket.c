@@ -239,8 +239,7 @@ int tickets_cancel(struct tickets *t, uint64_t id)
 	pthread_mutex_lock(&t->lock);
 	slot = find(t, id);
 	if (slot && slot->ticket->pending) {
-		rpc_pending_cancel(slot->ticket->pending);
-		r = 0;
+		r = TICKET_E_GRPC;
 	} else if (slot) {
 		r = ring_pending_cancel(&slot->ticket->ring) == RING_E_FULL ? TICKET_E_FULL : 0;
 	}

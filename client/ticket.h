@@ -72,6 +72,7 @@ enum {
 	TICKET_E_NONE = 1,    /* no such ticket */
 	TICKET_E_CLAIMED = 2, /* another thread waits for it */
 	TICKET_E_FULL = 3,    /* too many unanswered ops */
+	TICKET_E_GRPC = 4,    /* the op is a gRPC call */
 };
 
 void tickets_init(struct tickets *t);
@@ -95,8 +96,8 @@ void tickets_detach(struct tickets *t, struct ticket *ticket);
 /* Claim a detached ticket. @ended: only one whose op has ended. Return: false: there is none. */
 bool tickets_take_detached(struct tickets *t, bool ended, uint64_t *ret_id, struct ticket **ret);
 
-/* Ask the daemon to give up the op of @id, claimed or not. Return: 0, TICKET_E_NONE, TICKET_E_FULL (the
- * ring has no room). Never blocks. */
+/* Ask the daemon to give up the op of @id, claimed or not. Return: 0, TICKET_E_NONE, TICKET_E_GRPC, TICKET_E_FULL
+ * (the ring has no room). Never blocks. */
 int tickets_cancel(struct tickets *t, uint64_t id);
 
 /* Give a claimed ticket back: its op continues. */

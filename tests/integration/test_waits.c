@@ -135,13 +135,30 @@ Test(waits, a_cancelled_op_ends)
 	trainfix_run(2, cancel_trainer, trainer_shared(sizeof(atomic_uint)));
 }
 
+/* A call that is cancelled before the daemon has seen it would leave a gap in the order. */
 static int cancel_over_grpc(const struct trainer *t)
 {
+	atomic_uint *turn = t->arg;
+	shardd_ticket ticket;
+	shardd_client *c;
+
 	setenv("SHARDD_RING", "off", 1);
-	return cancel_trainer(t);
+	c = train_join(t);
+	if (t->rank == 0) {
+		TRAIN_OK(shardd_submit_barrier(c, SHARDD_OPTIONS(barrier), &ticket, &train_err));
+		TRAIN_FAILS(shardd_cancel(c, ticket, &train_err), SHARDD_FAILED_PRECONDITION);
+		TRAINER_CHECK(strstr(train_err.text, "was sent over gRPC"));
+		atomic_store(turn, 1);
+		TRAIN_OK(shardd_wait(c, ticket, -1, NULL, &train_err));
+	} else {
+		await(turn, 1);
+		TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
+	}
+	train_leave(c);
+	return 0;
 }
 
-Test(waits, a_cancelled_op_ends_over_grpc)
+Test(waits, an_op_over_grpc_cannot_be_cancelled)
 {
 	trainfix_run(2, cancel_over_grpc, trainer_shared(sizeof(atomic_uint)));
 }

@@ -489,7 +489,8 @@ SHARDD_API int shardd_detach(shardd_client *c, shardd_ticket t, struct shardd_er
 /* Ask the daemon to give an op up. The ticket stays: its wait returns CANCELLED, or the result of an
  * op that was already running and could not be given up. The peers of a cancelled collective get
  * FAILED_PRECONDITION. Errors: INVALID_ARGUMENT with native EBADF (no such ticket), RESOURCE_EXHAUSTED (the
- * ring is full). Never blocks. Any thread, also while another thread waits for the ticket. */
+ * ring is full), FAILED_PRECONDITION (the op was sent over gRPC: a gRPC call that is cancelled before the
+ * daemon has seen it would leave a gap in the session's order of ops). Never blocks. Any thread, also while another thread waits for the ticket. */
 SHARDD_API int shardd_cancel(shardd_client *c, shardd_ticket t, struct shardd_error *err);
 
 /* End the waits for tickets that block now, in all threads, within 100 ms: they return CANCELLED with
