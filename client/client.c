@@ -126,7 +126,7 @@ static struct shardd_client *client_new(void)
 	return c;
 }
 
-static void take_instance(struct shardd_client *c, const Shardd__V1__AttachReply *a)
+static void take_instance(struct shardd_client *c, const Shardd__V1__AttachResponse *a)
 {
 	if (a->instance.len == EXPECT_BYTES)
 		memcpy(c->instance, a->instance.data, EXPECT_BYTES);
@@ -136,7 +136,7 @@ static void take_instance(struct shardd_client *c, const Shardd__V1__AttachReply
 }
 
 /* What the daemon answered to Attach; binds the local channel. */
-static int attached(struct shardd_client *c, const char *path, const Shardd__V1__AttachReply *a,
+static int attached(struct shardd_client *c, const char *path, const Shardd__V1__AttachResponse *a,
 		    struct shardd_error *err)
 {
 	int r;
@@ -177,10 +177,10 @@ static int attach(struct shardd_client *c, const char *path, const char *name, u
 	request.client_name = name ? (char *)name : own;
 	request.protocol = PROTOCOL;
 	r = rpc_client_call(c->rpc, METHOD_Attach, &request.base,
-			    &shardd__v1__attach_reply__descriptor, timeout_ms, &reply, err);
+			    &shardd__v1__attach_response__descriptor, timeout_ms, &reply, err);
 	if (r < 0)
 		return r;
-	return attached(c, path, (const Shardd__V1__AttachReply *)reply, err);
+	return attached(c, path, (const Shardd__V1__AttachResponse *)reply, err);
 }
 
 int shardd_connect(const struct shardd_options *options, shardd_client **ret,

@@ -34,7 +34,7 @@ int shardd_ddp_buckets(const struct shardd_bucket_tensor *tensors, uint32_t n,
 static void create_result(const ProtobufCMessage *m, struct shardd_result *ret,
 			  const Shardd__V1__Placement **ret_place)
 {
-	const Shardd__V1__DdpCreateReply *reply = (const Shardd__V1__DdpCreateReply *)m;
+	const Shardd__V1__DdpCreateResponse *reply = (const Shardd__V1__DdpCreateResponse *)m;
 
 	(void)ret_place;
 	ret->ddp = reply->ddp;
@@ -45,13 +45,13 @@ static void forward_result(const ProtobufCMessage *m, struct shardd_result *ret,
 			   const Shardd__V1__Placement **ret_place)
 {
 	(void)ret;
-	*ret_place = ((const Shardd__V1__DdpForwardReply *)m)->place;
+	*ret_place = ((const Shardd__V1__DdpForwardResponse *)m)->place;
 }
 
 static int forward_out(const ProtobufCMessage *m, const struct shardd_result *ret,
 		       const struct op_out *to, struct shardd_error *err)
 {
-	const Shardd__V1__DdpForwardReply *reply = (const Shardd__V1__DdpForwardReply *)m;
+	const Shardd__V1__DdpForwardResponse *reply = (const Shardd__V1__DdpForwardResponse *)m;
 	struct shardd_ddp_view *views = to->data;
 
 	if (reply->n_views != to->n)
@@ -75,7 +75,7 @@ static int forward_out(const ProtobufCMessage *m, const struct shardd_result *re
 static int finish_out(const ProtobufCMessage *m, const struct shardd_result *ret,
 		      const struct op_out *to, struct shardd_error *err)
 {
-	const Shardd__V1__DdpFinishReply *reply = (const Shardd__V1__DdpFinishReply *)m;
+	const Shardd__V1__DdpFinishResponse *reply = (const Shardd__V1__DdpFinishResponse *)m;
 	uint8_t *flags = to->data;
 
 	(void)ret;
@@ -90,7 +90,7 @@ static int finish_out(const ProtobufCMessage *m, const struct shardd_result *ret
 static void join_result(const ProtobufCMessage *m, struct shardd_result *ret,
 			const Shardd__V1__Placement **ret_place)
 {
-	const Shardd__V1__JoinUnevenReply *reply = (const Shardd__V1__JoinUnevenReply *)m;
+	const Shardd__V1__JoinUnevenResponse *reply = (const Shardd__V1__JoinUnevenResponse *)m;
 
 	(void)ret_place;
 	ret->last = reply->last;

@@ -66,7 +66,7 @@ struct debug_verb {
 #define VERB_REPLY(Name, lower, kind, field)                                                \
 	{                                                                                   \
 		&shardd__v1__##lower##_request__descriptor, #Name, kind, EFFECT_LEND, true, \
-			VERB_ID(Shardd__V1__##Name##Reply, field)                           \
+			VERB_ID(Shardd__V1__##Name##Response, field)                        \
 	}
 
 static const struct debug_verb debug_verbs[] = {
@@ -455,14 +455,14 @@ static void debug_answered(struct debug *d, const struct debug_op *op,
 	struct debug_loan *l = debug_loan_find(d, op->verb->kind, op->id);
 
 	if (op->verb->effect == EFFECT_STEP) {
-		if (reply && !((const Shardd__V1__StepReply *)reply)->skipped)
+		if (reply && !((const Shardd__V1__StepResponse *)reply)->skipped)
 			debug_stepped(d, op);
 	} else if (!l || (op->verb->in_reply && !reply)) {
 		return;
 	} else if (!reply) {
 		debug_undo(d, op, l);
 	} else if (op->verb->effect == EFFECT_END_PASS) {
-		debug_pass_ended(op, l, ((const Shardd__V1__EndPassReply *)reply)->kept);
+		debug_pass_ended(op, l, ((const Shardd__V1__EndPassResponse *)reply)->kept);
 	}
 }
 

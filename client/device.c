@@ -90,7 +90,7 @@ static int check_same(const struct shardd_device *was, const struct shardd_devic
 		is->uuid);
 }
 
-int device_take(struct shardd_client *c, const Shardd__V1__JoinReply *reply,
+int device_take(struct shardd_client *c, const Shardd__V1__JoinResponse *reply,
 		struct shardd_error *err)
 {
 	struct shardd_device d = { .id = "host:0", .backend = "host" };

@@ -16,7 +16,7 @@ void device_ask(struct shardd_client *c, Shardd__V1__JoinRequest *request);
 
 /* Start to use the device of a join's answer. Called with c->order held.
  * Return: 0 or a negative shardd_code: this process cannot use it. */
-int device_take(struct shardd_client *c, const Shardd__V1__JoinReply *reply,
+int device_take(struct shardd_client *c, const Shardd__V1__JoinResponse *reply,
 		struct shardd_error *err);
 
 /* Unmap all, and let go of the device. Ops have ended. */

@@ -45,16 +45,16 @@ struct op_reply {
 
 /* A kind of op as a static @variable. @Name: of the rpc; @lower: as protobuf-c spells it;
  * the functions: those of struct op. */
-#define OP_FULL(variable, Name, lower, result_fn, keep_fn, out_fn)                               \
-	static_assert(offsetof(Shardd__V1__##Name##Request, header) ==                           \
-			      offsetof(struct op_request, header),                               \
-		      "the header comes first");                                                 \
-	static_assert(offsetof(Shardd__V1__##Name##Reply, info) ==                               \
-			      offsetof(struct op_reply, info),                                   \
-		      "the info comes first");                                                   \
-	static const struct op variable = { METHOD_##Name,                                       \
-					    &shardd__v1__##lower##_reply__descriptor, result_fn, \
-					    keep_fn, out_fn }
+#define OP_FULL(variable, Name, lower, result_fn, keep_fn, out_fn)                       \
+	static_assert(offsetof(Shardd__V1__##Name##Request, header) ==                   \
+			      offsetof(struct op_request, header),                       \
+		      "the header comes first");                                         \
+	static_assert(offsetof(Shardd__V1__##Name##Response, info) ==                    \
+			      offsetof(struct op_reply, info),                           \
+		      "the info comes first");                                           \
+	static const struct op variable = { METHOD_##Name,                               \
+					    &shardd__v1__##lower##_response__descriptor, \
+					    result_fn, keep_fn, out_fn }
 /* Ops without a keep and an out function; ops with a keep function. */
 #define OP(variable, Name, lower, result_fn) OP_FULL(variable, Name, lower, result_fn, NULL, NULL)
 #define OP_KEEPING(variable, Name, lower, result_fn, keep_fn) \

@@ -12,7 +12,7 @@ static_assert((int)SHARDD_MIN == SHARDD__V1__REDUCE_OP__REDUCE_OP_MIN, "reduce o
 static void gather_result(const ProtobufCMessage *m, struct shardd_result *ret,
 			  const Shardd__V1__Placement **ret_place)
 {
-	const Shardd__V1__GatherReply *reply = (const Shardd__V1__GatherReply *)m;
+	const Shardd__V1__GatherResponse *reply = (const Shardd__V1__GatherResponse *)m;
 
 	ret->references = reply->references;
 	ret->copied = reply->copied;
@@ -23,20 +23,20 @@ static void release_result(const ProtobufCMessage *m, struct shardd_result *ret,
 			   const Shardd__V1__Placement **ret_place)
 {
 	(void)ret_place;
-	ret->references = ((const Shardd__V1__ReleaseReply *)m)->references;
+	ret->references = ((const Shardd__V1__ReleaseResponse *)m)->references;
 }
 
 static void gradient_result(const ProtobufCMessage *m, struct shardd_result *ret,
 			    const Shardd__V1__Placement **ret_place)
 {
 	(void)ret;
-	*ret_place = ((const Shardd__V1__GradientBufferReply *)m)->place;
+	*ret_place = ((const Shardd__V1__GradientBufferResponse *)m)->place;
 }
 
 static void alloc_result(const ProtobufCMessage *m, struct shardd_result *ret,
 			 const Shardd__V1__Placement **ret_place)
 {
-	const Shardd__V1__AllocBufferReply *reply = (const Shardd__V1__AllocBufferReply *)m;
+	const Shardd__V1__AllocBufferResponse *reply = (const Shardd__V1__AllocBufferResponse *)m;
 
 	ret->buffer = reply->buffer;
 	*ret_place = reply->place;
@@ -46,25 +46,25 @@ static void reduce_result(const ProtobufCMessage *m, struct shardd_result *ret,
 			  const Shardd__V1__Placement **ret_place)
 {
 	(void)ret_place;
-	ret->skipped = ((const Shardd__V1__ReduceReply *)m)->unused;
+	ret->skipped = ((const Shardd__V1__ReduceResponse *)m)->unused;
 }
 
 static int reduce_keep(struct shardd_client *c, const ProtobufCMessage *m, struct shardd_error *err)
 {
-	return places_take_unused(&c->places, (const Shardd__V1__ReduceReply *)m, err);
+	return places_take_unused(&c->places, (const Shardd__V1__ReduceResponse *)m, err);
 }
 
 static void unit_buffers_result(const ProtobufCMessage *m, struct shardd_result *ret,
 				const Shardd__V1__Placement **ret_place)
 {
 	(void)ret;
-	*ret_place = ((const Shardd__V1__UnitBuffersReply *)m)->place;
+	*ret_place = ((const Shardd__V1__UnitBuffersResponse *)m)->place;
 }
 
 static int convert_keep(struct shardd_client *c, const ProtobufCMessage *m,
 			struct shardd_error *err)
 {
-	const Shardd__V1__ConvertUnitsReply *reply = (const Shardd__V1__ConvertUnitsReply *)m;
+	const Shardd__V1__ConvertUnitsResponse *reply = (const Shardd__V1__ConvertUnitsResponse *)m;
 
 	if (!reply->n_units)
 		return error_set(err, SHARDD_INTERNAL, NULL,

@@ -9,7 +9,7 @@ static_assert((int)SHARDD_BACKWARD == SHARDD__V1__PASS__PASS_BACKWARD, "passes")
 static void begin_result(const ProtobufCMessage *m, struct shardd_result *ret,
 			 const Shardd__V1__Placement **ret_place)
 {
-	const Shardd__V1__BeginPassReply *reply = (const Shardd__V1__BeginPassReply *)m;
+	const Shardd__V1__BeginPassResponse *reply = (const Shardd__V1__BeginPassResponse *)m;
 
 	ret->copied = reply->copied;
 	*ret_place = reply->place;
@@ -19,7 +19,7 @@ static void end_result(const ProtobufCMessage *m, struct shardd_result *ret,
 		       const Shardd__V1__Placement **ret_place)
 {
 	(void)ret_place;
-	ret->kept = ((const Shardd__V1__EndPassReply *)m)->kept;
+	ret->kept = ((const Shardd__V1__EndPassResponse *)m)->kept;
 }
 
 OP(begin_pass, BeginPass, begin_pass, begin_result);

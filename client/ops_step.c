@@ -15,20 +15,20 @@ static void clip_result(const ProtobufCMessage *m, struct shardd_result *ret,
 			const Shardd__V1__Placement **ret_place)
 {
 	(void)ret_place;
-	ret->total_norm = ((const Shardd__V1__ClipGradNormReply *)m)->total_norm;
+	ret->total_norm = ((const Shardd__V1__ClipGradNormResponse *)m)->total_norm;
 }
 
 static void unscale_result(const ProtobufCMessage *m, struct shardd_result *ret,
 			   const Shardd__V1__Placement **ret_place)
 {
 	(void)ret_place;
-	ret->found_inf = ((const Shardd__V1__UnscaleReply *)m)->found_inf;
+	ret->found_inf = ((const Shardd__V1__UnscaleResponse *)m)->found_inf;
 }
 
 static void step_result(const ProtobufCMessage *m, struct shardd_result *ret,
 			const Shardd__V1__Placement **ret_place)
 {
-	const Shardd__V1__StepReply *reply = (const Shardd__V1__StepReply *)m;
+	const Shardd__V1__StepResponse *reply = (const Shardd__V1__StepResponse *)m;
 
 	(void)ret_place;
 	ret->skipped = reply->skipped;
@@ -40,7 +40,7 @@ static void step_result(const ProtobufCMessage *m, struct shardd_result *ret,
 static void next_shard_result(const ProtobufCMessage *m, struct shardd_result *ret,
 			      const Shardd__V1__Placement **ret_place)
 {
-	const Shardd__V1__NextShardReply *reply = (const Shardd__V1__NextShardReply *)m;
+	const Shardd__V1__NextShardResponse *reply = (const Shardd__V1__NextShardResponse *)m;
 
 	ret->unit = reply->unit;
 	ret->elements = reply->elements;
@@ -51,7 +51,7 @@ static void next_shard_result(const ProtobufCMessage *m, struct shardd_result *r
 static int next_shard_keep(struct shardd_client *c, const ProtobufCMessage *m,
 			   struct shardd_error *err)
 {
-	return places_take_pieces(&c->places, (const Shardd__V1__NextShardReply *)m, err);
+	return places_take_pieces(&c->places, (const Shardd__V1__NextShardResponse *)m, err);
 }
 
 OP(clip_grad_norm, ClipGradNorm, clip_grad_norm, clip_result);

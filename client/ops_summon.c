@@ -7,7 +7,7 @@
 static void summon_result(const ProtobufCMessage *m, struct shardd_result *ret,
 			  const Shardd__V1__Placement **ret_place)
 {
-	const Shardd__V1__SummonFullReply *reply = (const Shardd__V1__SummonFullReply *)m;
+	const Shardd__V1__SummonFullResponse *reply = (const Shardd__V1__SummonFullResponse *)m;
 
 	ret->optimizer_steps = reply->optimizer_steps;
 	*ret_place = reply->place;
@@ -15,7 +15,7 @@ static void summon_result(const ProtobufCMessage *m, struct shardd_result *ret,
 
 static int summon_keep(struct shardd_client *c, const ProtobufCMessage *m, struct shardd_error *err)
 {
-	return places_take_steps(&c->places, (const Shardd__V1__SummonFullReply *)m, err);
+	return places_take_steps(&c->places, (const Shardd__V1__SummonFullResponse *)m, err);
 }
 
 OP_KEEPING(summon, SummonFull, summon_full, summon_result, summon_keep);

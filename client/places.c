@@ -114,7 +114,7 @@ typedef int (*fill_fn)(struct places_unit *u, const void *reply);
 
 static int fill_pieces(struct places_unit *u, const void *data)
 {
-	const Shardd__V1__NextShardReply *reply = data;
+	const Shardd__V1__NextShardResponse *reply = data;
 	struct shardd_shard_piece *pieces = calloc(reply->n_pieces + 1, sizeof(*pieces));
 
 	if (!pieces)
@@ -145,7 +145,7 @@ static int take(struct places *p, uint32_t unit, fill_fn note, const void *reply
 	return r < 0 ? error_memory(err) : 0;
 }
 
-int places_take_pieces(struct places *p, const Shardd__V1__NextShardReply *reply,
+int places_take_pieces(struct places *p, const Shardd__V1__NextShardResponse *reply,
 		       struct shardd_error *err)
 {
 	return take(p, reply->unit, fill_pieces, reply, err);
@@ -162,7 +162,7 @@ static bool has_bit(const ProtobufCBinaryData *bits, size_t i)
 /* Those behind the bits are only unused if all are. */
 static int fill_unused(struct places_unit *u, const void *data)
 {
-	const Shardd__V1__ReduceReply *reply = data;
+	const Shardd__V1__ReduceResponse *reply = data;
 	bool *unused = NULL;
 
 	if (reply->unused_bits.len) {
@@ -177,7 +177,7 @@ static int fill_unused(struct places_unit *u, const void *data)
 	return 0;
 }
 
-int places_take_unused(struct places *p, const Shardd__V1__ReduceReply *reply,
+int places_take_unused(struct places *p, const Shardd__V1__ReduceResponse *reply,
 		       struct shardd_error *err)
 {
 	return take(p, reply->unit, fill_unused, reply, err);
@@ -185,7 +185,7 @@ int places_take_unused(struct places *p, const Shardd__V1__ReduceReply *reply,
 
 static int fill_steps(struct places_unit *u, const void *data)
 {
-	const Shardd__V1__SummonFullReply *reply = data;
+	const Shardd__V1__SummonFullResponse *reply = data;
 	uint64_t *steps = calloc(u->n_tensors + 1, sizeof(*steps));
 
 	if (!steps)
@@ -198,7 +198,7 @@ static int fill_steps(struct places_unit *u, const void *data)
 	return 0;
 }
 
-int places_take_steps(struct places *p, const Shardd__V1__SummonFullReply *reply,
+int places_take_steps(struct places *p, const Shardd__V1__SummonFullResponse *reply,
 		      struct shardd_error *err)
 {
 	return take(p, reply->unit, fill_steps, reply, err);

@@ -33,13 +33,13 @@ void places_deinit(struct places *p);
 int places_take(struct places *p, Shardd__V1__RegisteredUnit *const *units, size_t n,
 		struct shardd_error *err);
 /* The same of a shard for the trainer's own optimizer, of a unit that was noted before. */
-int places_take_pieces(struct places *p, const Shardd__V1__NextShardReply *reply,
+int places_take_pieces(struct places *p, const Shardd__V1__NextShardResponse *reply,
 		       struct shardd_error *err);
 /* The same of what a reduce says of its unit's tensors. */
-int places_take_unused(struct places *p, const Shardd__V1__ReduceReply *reply,
+int places_take_unused(struct places *p, const Shardd__V1__ReduceResponse *reply,
 		       struct shardd_error *err);
 /* The same of what SummonFull says of them. */
-int places_take_steps(struct places *p, const Shardd__V1__SummonFullReply *reply,
+int places_take_steps(struct places *p, const Shardd__V1__SummonFullResponse *reply,
 		      struct shardd_error *err);
 
 #endif

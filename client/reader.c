@@ -73,9 +73,9 @@ static int check(const struct shardd_reader *r, struct shardd_error *err)
 
 /* ---------------------------------------------------------------------- units */
 
-static const Shardd__V1__ReadJobReply *page(const struct listing *l, size_t i)
+static const Shardd__V1__ReadJobResponse *page(const struct listing *l, size_t i)
 {
-	return (const Shardd__V1__ReadJobReply *)l->pages[i];
+	return (const Shardd__V1__ReadJobResponse *)l->pages[i];
 }
 
 static int fetch_page(struct shardd_reader *r, struct listing *l, uint32_t first,
@@ -91,7 +91,7 @@ static int fetch_page(struct shardd_reader *r, struct listing *l, uint32_t first
 	request.job = r->job;
 	request.first = first;
 	e = client_call(r->c, METHOD_ReadJob, &request.base,
-			&shardd__v1__read_job_reply__descriptor, &l->pages[l->n_pages], err);
+			&shardd__v1__read_job_response__descriptor, &l->pages[l->n_pages], err);
 	if (e < 0)
 		return e;
 	l->n_pages++;
@@ -104,7 +104,7 @@ static int fetch_pages(struct shardd_reader *r, struct listing *l, struct shardd
 	uint32_t next = 0;
 
 	do {
-		const Shardd__V1__ReadJobReply *p;
+		const Shardd__V1__ReadJobResponse *p;
 		int e = fetch_page(r, l, next, err);
 
 		if (e < 0)
@@ -255,7 +255,7 @@ static int release(struct shardd_reader *r, struct shardd_error *err)
 
 	r->held = false;
 	return client_call(r->c, METHOD_ReleaseStep, &request.base,
-			   &shardd__v1__release_step_reply__descriptor, &reply, err);
+			   &shardd__v1__release_step_response__descriptor, &reply, err);
 }
 
 void shardd_reader_close(shardd_reader *r)
@@ -281,10 +281,11 @@ static int ask(struct shardd_reader *r, uint32_t hold_ms, uint32_t timeout_ms,
 
 	request.hold_ms = hold_ms;
 	request.timeout_ms = timeout_ms;
-	e = rpc_client_call(
-		r->c->rpc, METHOD_HoldStep, &request.base, &shardd__v1__hold_step_reply__descriptor,
-		!timeout_ms ? 0 : (timeout_ms > longest ? longest : timeout_ms) + GRACE_MS, ret,
-		err);
+	e = rpc_client_call(r->c->rpc, METHOD_HoldStep, &request.base,
+			    &shardd__v1__hold_step_response__descriptor,
+			    !timeout_ms ? 0
+					: (timeout_ms > longest ? longest : timeout_ms) + GRACE_MS,
+			    ret, err);
 	if (e ==
 	    -SHARDD_DEADLINE_EXCEEDED) /* perhaps of the call alone, and it was granted since */
 		(void)release(r, &ignored);
@@ -295,7 +296,7 @@ int shardd_reader_hold(shardd_reader *r, uint32_t hold_ms, uint32_t timeout_ms,
 		       struct shardd_snapshot *ret, struct shardd_error *err)
 {
 	_cleanup_(client_messagep) ProtobufCMessage *message = NULL;
-	const Shardd__V1__HoldStepReply *reply;
+	const Shardd__V1__HoldStepResponse *reply;
 	struct shardd_error scratch, ignored;
 	int e;
 
@@ -308,7 +309,7 @@ int shardd_reader_hold(shardd_reader *r, uint32_t hold_ms, uint32_t timeout_ms,
 	if (e < 0)
 		return e;
 	r->held = true;
-	reply = (const Shardd__V1__HoldStepReply *)message;
+	reply = (const Shardd__V1__HoldStepResponse *)message;
 	if (reply->generation != r->all.generation)
 		e = list_units(r, err);
 	if (e < 0) {

@@ -40,7 +40,7 @@ struct unit {
 	size_t tensor_room, buffer_room;
 };
 
-/* A RegisterRequest, packed unit by unit: a model may have ten thousand. */
+/* A RegisterUnitsRequest, packed unit by unit: a model may have ten thousand. */
 struct model {
 	struct unit unit;
 	uint8_t *bytes;
@@ -358,7 +358,7 @@ struct registered {
 	struct shardd_unit_info *ret; /* NULL: not wanted */
 };
 
-static int take_units(const struct registered *to, const Shardd__V1__RegisterReply *reply,
+static int take_units(const struct registered *to, const Shardd__V1__RegisterUnitsResponse *reply,
 		      struct shardd_error *err)
 {
 	if (reply->n_units != to->n)
@@ -387,7 +387,8 @@ static int take_reply(const uint8_t *bytes, size_t n, void *userdata, struct sha
 {
 	struct wire_arena arena = WIRE_ARENA_NULL;
 	ProtobufCAllocator allocator = wire_allocator(&arena);
-	Shardd__V1__RegisterReply *reply = shardd__v1__register_reply__unpack(&allocator, n, bytes);
+	Shardd__V1__RegisterUnitsResponse *reply =
+		shardd__v1__register_units_response__unpack(&allocator, n, bytes);
 	int r = reply ? take_units(userdata, reply, err) : RPC_E_REPLY;
 
 	if (!reply && arena.failed)
@@ -413,7 +414,7 @@ int shardd_register(shardd_client *c, const struct shardd_unit_spec *units, size
 	if (r < 0)
 		return r;
 	return rpc_client_call_packed(c->rpc, METHOD_RegisterUnits, model.bytes, model.n,
-				      &shardd__v1__register_reply__descriptor,
+				      &shardd__v1__register_units_response__descriptor,
 				      CLIENT_CALL_TIMEOUT_MS, take_reply, &to,
 				      err ? err : &scratch);
 }

@@ -37,7 +37,7 @@ static int complete(const struct shardd_job *job, Shardd__V1__JobSpec *spec, uin
 }
 
 /* The session is in its new epoch. Called with c->order held. */
-static int joined(struct shardd_client *c, Shardd__V1__JoinReply *reply, uint32_t rank,
+static int joined(struct shardd_client *c, Shardd__V1__JoinResponse *reply, uint32_t rank,
 		  struct shardd_membership *ret)
 {
 	free(c->blob);
@@ -72,7 +72,7 @@ static int leave(struct shardd_client *c, struct shardd_error *err)
 {
 	Shardd__V1__LeaveRequest request = SHARDD__V1__LEAVE_REQUEST__INIT;
 	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
-	int r = client_call(c, METHOD_Leave, &request.base, &shardd__v1__leave_reply__descriptor,
+	int r = client_call(c, METHOD_Leave, &request.base, &shardd__v1__leave_response__descriptor,
 			    &reply, err);
 
 	if (r == 0) {
@@ -108,15 +108,15 @@ static int join(struct shardd_client *c, Shardd__V1__JoinRequest *request,
 		return r;
 	if (any)
 		request->instance = (ProtobufCBinaryData){ EXPECT_BYTES, expected };
-	r = client_call(c, METHOD_Join, &request->base, &shardd__v1__join_reply__descriptor, &reply,
-			err);
+	r = client_call(c, METHOD_Join, &request->base, &shardd__v1__join_response__descriptor,
+			&reply, err);
 
 	if (r < 0)
 		return r;
 	note_job(c, request->job->name);
-	r = device_take(c, (const Shardd__V1__JoinReply *)reply, err);
+	r = device_take(c, (const Shardd__V1__JoinResponse *)reply, err);
 	if (r == 0)
-		return joined(c, (Shardd__V1__JoinReply *)reply, request->rank, ret);
+		return joined(c, (Shardd__V1__JoinResponse *)reply, request->rank, ret);
 	/* This process can do nothing there, and its peers are not to wait for it. */
 	leave(c, NULL);
 	c->joined = false;
@@ -188,8 +188,8 @@ int shardd_group_create(shardd_client *c, const char *name, const uint32_t *rank
 	request.ranks = (uint32_t *)ranks;
 	request.n_ranks = n;
 	r = client_call(c, METHOD_CreateGroup, &request.base,
-			&shardd__v1__create_group_reply__descriptor, &reply, err);
+			&shardd__v1__create_group_response__descriptor, &reply, err);
 	if (r == 0)
-		*ret = ((const Shardd__V1__CreateGroupReply *)reply)->group;
+		*ret = ((const Shardd__V1__CreateGroupResponse *)reply)->group;
 	return r;
 }

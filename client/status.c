@@ -24,7 +24,7 @@ static int as_text(const ProtobufCMessage *m, char **ret, struct shardd_error *e
 
 int shardd_status(shardd_client *c, const char *job, char **ret, struct shardd_error *err)
 {
-	Shardd__V1__StatusRequest request = SHARDD__V1__STATUS_REQUEST__INIT;
+	Shardd__V1__GetStatusRequest request = SHARDD__V1__GET_STATUS_REQUEST__INIT;
 	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
 	struct shardd_error scratch;
 	int r;
@@ -38,7 +38,7 @@ int shardd_status(shardd_client *c, const char *job, char **ret, struct shardd_e
 	if (job)
 		request.job = (char *)job;
 	request.with_units = true;
-	r = client_call(c, "/shardd.v1.Status/Get", &request.base,
-			&shardd__v1__status_reply__descriptor, &reply, err);
+	r = client_call(c, "/shardd.v1.StatusService/GetStatus", &request.base,
+			&shardd__v1__get_status_response__descriptor, &reply, err);
 	return r < 0 ? r : as_text(reply, ret, err);
 }

@@ -233,7 +233,7 @@ int stream_link_tell(struct streams *s, uint32_t slot, const uint8_t *handles, u
 	request.handles = list;
 	request.n_handles = n;
 	r = client_call(s->client, METHOD_ShareEvents, &request.base,
-			&shardd__v1__share_events_reply__descriptor, &reply, err);
+			&shardd__v1__share_events_response__descriptor, &reply, err);
 	free(list);
 	return r;
 }

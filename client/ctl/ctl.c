@@ -59,15 +59,15 @@ int ctl_call(struct ctl *ctl, const char *method, const ProtobufCMessage *reques
 	return r < 0 ? ctl_error(&err) : CTL_OK;
 }
 
-int ctl_get_status(struct ctl *ctl, const Shardd__V1__StatusRequest *request,
-		   Shardd__V1__StatusReply **ret)
+int ctl_get_status(struct ctl *ctl, const Shardd__V1__GetStatusRequest *request,
+		   Shardd__V1__GetStatusResponse **ret)
 {
 	ProtobufCMessage *reply;
-	int r = ctl_call(ctl, "/shardd.v1.Status/Get", &request->base,
-			 &shardd__v1__status_reply__descriptor, &reply);
+	int r = ctl_call(ctl, "/shardd.v1.StatusService/GetStatus", &request->base,
+			 &shardd__v1__get_status_response__descriptor, &reply);
 
 	if (r == CTL_OK)
-		*ret = (Shardd__V1__StatusReply *)reply;
+		*ret = (Shardd__V1__GetStatusResponse *)reply;
 	return r;
 }
 

@@ -70,9 +70,9 @@ int ctl_broken(void);
 int ctl_call(struct ctl *ctl, const char *method, const ProtobufCMessage *request,
 	     const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret);
 
-/* Status.Get. @ret: shardd__v1__status_reply__free_unpacked. */
-int ctl_get_status(struct ctl *ctl, const Shardd__V1__StatusRequest *request,
-		   Shardd__V1__StatusReply **ret);
+/* StatusService.GetStatus. @ret: shardd__v1__get_status_response__free_unpacked. */
+int ctl_get_status(struct ctl *ctl, const Shardd__V1__GetStatusRequest *request,
+		   Shardd__V1__GetStatusResponse **ret);
 
 /* Print @j (consumed; NULL: no memory). Return: an exit code. */
 int ctl_print_json(json_t *j);
@@ -98,10 +98,10 @@ uint64_t ctl_class(Shardd__V1__ClassBytes *const *classes, size_t n, const char 
 /* Colours for the states of jobs, ranks and ops. */
 enum table_color ctl_state_color(const char *state);
 
-static inline void ctl_status_freep(Shardd__V1__StatusReply **r)
+static inline void ctl_status_freep(Shardd__V1__GetStatusResponse **r)
 {
 	if (*r)
-		shardd__v1__status_reply__free_unpacked(*r, NULL);
+		shardd__v1__get_status_response__free_unpacked(*r, NULL);
 	*r = NULL;
 }
 

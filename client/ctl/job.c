@@ -106,13 +106,14 @@ static int job_create(struct ctl *ctl, int argc, char **argv)
 	request.job = &job;
 	if (r == CTL_OK)
 		r = ctl_call(ctl, METHOD_CreateJob, &request.base,
-			     &shardd__v1__create_job_reply__descriptor, &reply);
+			     &shardd__v1__create_job_response__descriptor, &reply);
 	if (r != CTL_OK)
 		return r;
 	if (ctl->json)
 		return ctl_print_json(json_from_message(reply));
 	printf("job %s %s\n", job.name,
-	       ((const Shardd__V1__CreateJobReply *)reply)->created ? "created" : "exists already");
+	       ((const Shardd__V1__CreateJobResponse *)reply)->created ? "created"
+								       : "exists already");
 	return CTL_OK;
 }
 
@@ -139,13 +140,13 @@ static int job_delete(struct ctl *ctl, int argc, char **argv)
 	r = ctl_job_name(argv[optind], name, &request.job);
 	if (r == CTL_OK)
 		r = ctl_call(ctl, METHOD_DeleteJob, &request.base,
-			     &shardd__v1__delete_job_reply__descriptor, &reply);
+			     &shardd__v1__delete_job_response__descriptor, &reply);
 	if (r != CTL_OK)
 		return r;
 	if (ctl->json)
 		return ctl_print_json(json_from_message(reply));
 	printf("job %s deleted, %s freed\n", request.job,
-	       format_bytes(((const Shardd__V1__DeleteJobReply *)reply)->freed_bytes).text);
+	       format_bytes(((const Shardd__V1__DeleteJobResponse *)reply)->freed_bytes).text);
 	return CTL_OK;
 }
 
@@ -161,13 +162,13 @@ static int job_drain(struct ctl *ctl, int argc, char **argv)
 	r = ctl_job_name(argv[1], name, &request.job);
 	if (r == CTL_OK)
 		r = ctl_call(ctl, METHOD_DrainJob, &request.base,
-			     &shardd__v1__drain_job_reply__descriptor, &reply);
+			     &shardd__v1__drain_job_response__descriptor, &reply);
 	if (r != CTL_OK)
 		return r;
 	if (ctl->json)
 		return ctl_print_json(json_from_message(reply));
 	printf("job %s is draining: %u trainers were told to commit and leave\n", request.job,
-	       ((const Shardd__V1__DrainJobReply *)reply)->ranks);
+	       ((const Shardd__V1__DrainJobResponse *)reply)->ranks);
 	return CTL_OK;
 }
 

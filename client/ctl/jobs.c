@@ -56,8 +56,8 @@ int ctl_jobs(struct ctl *ctl, int argc, char **argv)
 		{ "STEP", true }, { "EPOCH", true },    { "LIFETIME", false },   { "UNITS", true },
 		{ "USED", true }, { "DEVICES", false }, { "LAST ERROR", false },
 	};
-	Shardd__V1__StatusRequest request = SHARDD__V1__STATUS_REQUEST__INIT;
-	_cleanup_(ctl_status_freep) Shardd__V1__StatusReply *s = NULL;
+	Shardd__V1__GetStatusRequest request = SHARDD__V1__GET_STATUS_REQUEST__INIT;
+	_cleanup_(ctl_status_freep) Shardd__V1__GetStatusResponse *s = NULL;
 	_cleanup_(json_freep) json_t *all = NULL;
 	_cleanup_(table_freep) struct table *t = NULL;
 	int r = ctl_no_arguments(argc, argv);

@@ -19,7 +19,7 @@ static void class_cells(struct table *t, Shardd__V1__ClassBytes *const *classes,
 		table_cell(t, "%s", format_bytes(ctl_class(classes, n, class_names[i])).text);
 }
 
-static int print_devices(struct ctl *ctl, const Shardd__V1__StatusReply *s)
+static int print_devices(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
 		{ "DEVICE", false },  { "CAPACITY", true }, { "USED", true },
@@ -43,7 +43,7 @@ static int print_devices(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 	return ctl_print_table(ctl, "Devices", t);
 }
 
-static int print_jobs(struct ctl *ctl, const Shardd__V1__StatusReply *s)
+static int print_jobs(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
 		{ "JOB", false },  { "QUOTA", true },   { "USED", true },
@@ -83,7 +83,7 @@ static void class_row(struct table *t, const Shardd__V1__JobStatus *j,
 }
 
 /* What should be there beside what is. */
-static int print_classes(struct ctl *ctl, const Shardd__V1__StatusReply *s)
+static int print_classes(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
 		{ "JOB", false },   { "CLASS", false }, { "FORMULA", true },
@@ -123,7 +123,7 @@ static void slab_row(struct table *t, const Shardd__V1__SlabStatus *s)
 	table_cell(t, "%u", s->exported);
 }
 
-static int print_slabs(struct ctl *ctl, Shardd__V1__StatusReply *s)
+static int print_slabs(struct ctl *ctl, Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
 		{ "SLAB", true },        { "JOB", false },       { "CLASS", false },
@@ -153,7 +153,7 @@ static int larger_holder(const void *a, const void *b)
 }
 
 /* Units that the session has gathered. They are shared and not part of its own bytes. */
-static uint64_t gathered(const Shardd__V1__StatusReply *s, uint64_t session)
+static uint64_t gathered(const Shardd__V1__GetStatusResponse *s, uint64_t session)
 {
 	for (size_t i = 0; i < s->n_jobs; i++)
 		for (size_t k = 0; k < s->jobs[i]->n_ranks; k++)
@@ -162,7 +162,7 @@ static uint64_t gathered(const Shardd__V1__StatusReply *s, uint64_t session)
 	return 0;
 }
 
-static int print_holders(struct ctl *ctl, Shardd__V1__StatusReply *s)
+static int print_holders(struct ctl *ctl, Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
 		{ "SESSION", true },        { "PID", true },  { "CLIENT", false },
@@ -209,7 +209,7 @@ static void kept_deinit(struct kept *k)
 }
 
 /* Return: 0 or negative errno. */
-static int kept_find(const Shardd__V1__StatusReply *s, struct kept *ret)
+static int kept_find(const Shardd__V1__GetStatusResponse *s, struct kept *ret)
 {
 	*ret = (struct kept){ .slabs = calloc(s->n_slabs + 1, sizeof(void *)),
 			      .inodes = calloc(s->n_slabs + 1, sizeof(uint64_t)) };
@@ -290,7 +290,7 @@ static void pick_each(json_t *from, const char *key, const char *const *keys, si
 	json_object_set_new(to, key, list);
 }
 
-static json_t *memory_json(const Shardd__V1__StatusReply *s, const struct kept *kept)
+static json_t *memory_json(const Shardd__V1__GetStatusResponse *s, const struct kept *kept)
 {
 	static const char *const whole[] = { "devices", "slabs", "ring_bytes" };
 	static const char *const job[] = { "name",       "quota_bytes",       "used_bytes",
@@ -310,7 +310,7 @@ static json_t *memory_json(const Shardd__V1__StatusReply *s, const struct kept *
 	return to;
 }
 
-static int print_all(struct ctl *ctl, Shardd__V1__StatusReply *s, const struct kept *kept)
+static int print_all(struct ctl *ctl, Shardd__V1__GetStatusResponse *s, const struct kept *kept)
 {
 	int r = print_devices(ctl, s);
 
@@ -327,8 +327,8 @@ static int print_all(struct ctl *ctl, Shardd__V1__StatusReply *s, const struct k
 
 int ctl_memory(struct ctl *ctl, int argc, char **argv)
 {
-	Shardd__V1__StatusRequest request = SHARDD__V1__STATUS_REQUEST__INIT;
-	_cleanup_(ctl_status_freep) Shardd__V1__StatusReply *s = NULL;
+	Shardd__V1__GetStatusRequest request = SHARDD__V1__GET_STATUS_REQUEST__INIT;
+	_cleanup_(ctl_status_freep) Shardd__V1__GetStatusResponse *s = NULL;
 	struct kept kept = { 0 };
 	int r = ctl_no_arguments(argc, argv);
 

@@ -53,7 +53,7 @@ static void op_row(struct table *t, const Shardd__V1__OpRecord *o, uint64_t now)
 	table_cell(t, "%s", *o->error ? o->error : *o->waits_for ? o->waits_for : "-");
 }
 
-static int print_ops(struct ctl *ctl, const Shardd__V1__OpsReply *reply)
+static int print_ops(struct ctl *ctl, const Shardd__V1__OpsResponse *reply)
 {
 	static const struct table_column columns[] = {
 		{ "ID", true },
@@ -110,11 +110,11 @@ int ctl_ops(struct ctl *ctl, int argc, char **argv)
 	int r = parse(&request, name, argc, argv);
 
 	if (r == CTL_OK)
-		r = ctl_call(ctl, "/shardd.v1.Status/Ops", &request.base,
-			     &shardd__v1__ops_reply__descriptor, &reply);
+		r = ctl_call(ctl, "/shardd.v1.StatusService/Ops", &request.base,
+			     &shardd__v1__ops_response__descriptor, &reply);
 	if (r != CTL_OK)
 		return r;
 	if (ctl->json)
 		return ctl_print_json(json_from_message(reply));
-	return print_ops(ctl, (const Shardd__V1__OpsReply *)reply);
+	return print_ops(ctl, (const Shardd__V1__OpsResponse *)reply);
 }

@@ -11,18 +11,19 @@
 
 bool run_instance_ask(const char *socket, char ret[RUN_INSTANCE_MAX], uint64_t *ret_started)
 {
-	Shardd__V1__StatusRequest request = SHARDD__V1__STATUS_REQUEST__INIT;
+	Shardd__V1__GetStatusRequest request = SHARDD__V1__GET_STATUS_REQUEST__INIT;
 	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
-	const Shardd__V1__StatusReply *s;
+	const Shardd__V1__GetStatusResponse *s;
 	struct rpc_client *rpc = NULL;
 	struct shardd_error err;
 	int r = rpc_client_connect(socket, 0, &rpc, &err);
 
 	if (r == 0)
-		r = rpc_client_call(rpc, "/shardd.v1.Status/Get", &request.base,
-				    &shardd__v1__status_reply__descriptor, CALL_MS, &reply, &err);
+		r = rpc_client_call(rpc, "/shardd.v1.StatusService/GetStatus", &request.base,
+				    &shardd__v1__get_status_response__descriptor, CALL_MS, &reply,
+				    &err);
 	rpc_client_close(rpc);
-	s = (const Shardd__V1__StatusReply *)reply;
+	s = (const Shardd__V1__GetStatusResponse *)reply;
 	if (r < 0 || strlen(s->instance) + 1 != RUN_INSTANCE_MAX)
 		return false;
 	snprintf(ret, RUN_INSTANCE_MAX, "%s", s->instance);

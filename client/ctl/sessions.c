@@ -22,7 +22,7 @@ static void session_row(struct table *t, const Shardd__V1__SessionStatus *s)
 	table_cell(t, "%s", s->local_channel ? "yes" : "no");
 }
 
-static int print_rings(struct ctl *ctl, const Shardd__V1__StatusReply *s)
+static int print_rings(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
 		{ "RING OF", true }, { "SUBMITTED", true }, { "COMPLETED", true },
@@ -57,8 +57,8 @@ int ctl_sessions(struct ctl *ctl, int argc, char **argv)
 		{ "JOB", false },    { "RANK", true },  { "AGE", true },    { "PENDING", true },
 		{ "OPS", true },     { "HOLDS", true }, { "LOCAL", false },
 	};
-	Shardd__V1__StatusRequest request = SHARDD__V1__STATUS_REQUEST__INIT;
-	_cleanup_(ctl_status_freep) Shardd__V1__StatusReply *s = NULL;
+	Shardd__V1__GetStatusRequest request = SHARDD__V1__GET_STATUS_REQUEST__INIT;
+	_cleanup_(ctl_status_freep) Shardd__V1__GetStatusResponse *s = NULL;
 	_cleanup_(json_freep) json_t *all = NULL;
 	_cleanup_(table_freep) struct table *t = NULL;
 	int r = ctl_no_arguments(argc, argv);

@@ -8,7 +8,7 @@
 #include "ctl/format.h"
 #include "ctl/json.h"
 
-static void print_daemon(struct ctl *ctl, const Shardd__V1__StatusReply *s)
+static void print_daemon(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	printf("shardd %s%s, pid %d, up %s, %u connections, %u descriptors", s->version,
 	       s->draining ? " (draining)" : "", s->pid, format_seconds(s->uptime_s).text,
@@ -19,7 +19,7 @@ static void print_daemon(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 	ctl->printed++;
 }
 
-static int print_devices(struct ctl *ctl, const Shardd__V1__StatusReply *s)
+static int print_devices(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
 		{ "DEVICE", false }, { "BACKEND", false }, { "CAPACITY", true }, { "USED", true },
@@ -42,7 +42,7 @@ static int print_devices(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 	return ctl_print_table(ctl, "Devices", t);
 }
 
-static bool has_gpu(const Shardd__V1__StatusReply *s)
+static bool has_gpu(const Shardd__V1__GetStatusResponse *s)
 {
 	for (size_t i = 0; i < s->n_devices; i++)
 		if (*s->devices[i]->uuid)
@@ -51,7 +51,7 @@ static bool has_gpu(const Shardd__V1__StatusReply *s)
 }
 
 /* What only GPUs have. */
-static int print_gpus(struct ctl *ctl, const Shardd__V1__StatusReply *s)
+static int print_gpus(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
 		{ "GPU", false },     { "UUID", false },   { "STREAMS", false },
@@ -77,7 +77,7 @@ static int print_gpus(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 }
 
 /* Whole sentences, which would make the other tables too wide. */
-static int print_notes(struct ctl *ctl, const Shardd__V1__StatusReply *s)
+static int print_notes(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = { { "DEVICE", false }, { "NOTE", false } };
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
@@ -120,7 +120,7 @@ static enum table_color comm_color(Shardd__V1__CommState state)
 	return state == SHARDD__V1__COMM_STATE__COMM_STATE_BROKEN ? TABLE_BAD : TABLE_WARN;
 }
 
-static int print_comms(struct ctl *ctl, const Shardd__V1__StatusReply *s)
+static int print_comms(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
 		{ "COMMUNICATOR", false }, { "ENGINE", false }, { "STATE", false },
@@ -157,7 +157,7 @@ static unsigned joined_ranks(const Shardd__V1__JobStatus *j)
 	return n;
 }
 
-static int print_jobs(struct ctl *ctl, const Shardd__V1__StatusReply *s)
+static int print_jobs(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
 		{ "JOB", false }, { "OWNER", false }, { "STATE", false },      { "RANKS", true },
@@ -221,7 +221,7 @@ static void rank_row(struct table *t, const Shardd__V1__JobStatus *j,
 	table_cell(t, "%s", *r->last_op ? r->last_op : "-");
 }
 
-static int print_ranks(struct ctl *ctl, const Shardd__V1__StatusReply *s)
+static int print_ranks(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
 		{ "JOB", false },     { "RANK", true },     { "STATE", false },
@@ -256,7 +256,7 @@ static void reader_row(struct table *t, const Shardd__V1__JobStatus *j,
 }
 
 /* The readers of live parameters, which may keep trainers waiting. */
-static int print_readers(struct ctl *ctl, const Shardd__V1__StatusReply *s)
+static int print_readers(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
 		{ "JOB", false }, { "PID", true },  { "STATE", false },     { "STEP", true },
@@ -276,7 +276,7 @@ static int print_readers(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 	return ctl_print_table(ctl, "Readers", t);
 }
 
-static int print_status(struct ctl *ctl, const Shardd__V1__StatusReply *s)
+static int print_status(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	int r;
 
@@ -299,8 +299,8 @@ static int print_status(struct ctl *ctl, const Shardd__V1__StatusReply *s)
 
 int ctl_status(struct ctl *ctl, int argc, char **argv)
 {
-	Shardd__V1__StatusRequest request = SHARDD__V1__STATUS_REQUEST__INIT;
-	_cleanup_(ctl_status_freep) Shardd__V1__StatusReply *s = NULL;
+	Shardd__V1__GetStatusRequest request = SHARDD__V1__GET_STATUS_REQUEST__INIT;
+	_cleanup_(ctl_status_freep) Shardd__V1__GetStatusResponse *s = NULL;
 	json_t *j;
 	int r = ctl_no_arguments(argc, argv);
 

@@ -101,11 +101,11 @@ int ctl_trace(struct ctl *ctl, int argc, char **argv)
 
 	request.with_devices = true;
 	if (r == CTL_OK)
-		r = ctl_call(ctl, "/shardd.v1.Status/Ops", &request.base,
-			     &shardd__v1__ops_reply__descriptor, &reply);
+		r = ctl_call(ctl, "/shardd.v1.StatusService/Ops", &request.base,
+			     &shardd__v1__ops_response__descriptor, &reply);
 	if (r != CTL_OK)
 		return r;
-	trace = trace_events((const Shardd__V1__OpsReply *)reply, &a.limits);
+	trace = trace_events((const Shardd__V1__OpsResponse *)reply, &a.limits);
 	if (!trace)
 		return ctl_broken();
 	CHECK(a.file); /* parsed: there is no other way here */

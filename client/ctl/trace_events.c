@@ -322,7 +322,7 @@ static bool is_pending(uint64_t end)
 }
 
 /* Those that are wanted: of the last ones, what was not over by @from. Return: how many. */
-static size_t choose_ops(const Shardd__V1__OpsReply *reply, uint64_t last, uint64_t from,
+static size_t choose_ops(const Shardd__V1__OpsResponse *reply, uint64_t last, uint64_t from,
 			 Shardd__V1__OpRecord **ret)
 {
 	size_t skip = last && reply->n_ops > last ? reply->n_ops - last : 0, n = 0;
@@ -333,7 +333,7 @@ static size_t choose_ops(const Shardd__V1__OpsReply *reply, uint64_t last, uint6
 	return n;
 }
 
-static size_t choose_devices(const Shardd__V1__OpsReply *reply, uint64_t from,
+static size_t choose_devices(const Shardd__V1__OpsResponse *reply, uint64_t from,
 			     Shardd__V1__DeviceRecord **ret)
 {
 	size_t n = 0;
@@ -345,7 +345,7 @@ static size_t choose_devices(const Shardd__V1__OpsReply *reply, uint64_t from,
 }
 
 /* What the limits say of the time: the present less the seconds, or the first of the last. */
-static uint64_t from_of(const Shardd__V1__OpsReply *reply, const struct trace_limits *limits)
+static uint64_t from_of(const Shardd__V1__OpsResponse *reply, const struct trace_limits *limits)
 {
 	uint64_t now = reply->now_us, from = 0;
 
@@ -366,7 +366,7 @@ static json_t *document(struct trace *t)
 	return j;
 }
 
-json_t *trace_events(const Shardd__V1__OpsReply *reply, const struct trace_limits *limits)
+json_t *trace_events(const Shardd__V1__OpsResponse *reply, const struct trace_limits *limits)
 {
 	size_t most = reply->n_ops > reply->n_devices ? reply->n_ops : reply->n_devices;
 	_cleanup_(freep) struct lane_span *spans = calloc(most + 1, sizeof(*spans));

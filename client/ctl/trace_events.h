@@ -18,6 +18,6 @@ struct trace_limits {
 };
 
 /* @reply: with all records that there are. Return: a new reference, NULL without memory. */
-json_t *trace_events(const Shardd__V1__OpsReply *reply, const struct trace_limits *limits);
+json_t *trace_events(const Shardd__V1__OpsResponse *reply, const struct trace_limits *limits);
 
 #endif

@@ -80,8 +80,8 @@ static int print_units(struct ctl *ctl, const Shardd__V1__JobStatus *j)
 
 int ctl_units(struct ctl *ctl, int argc, char **argv)
 {
-	Shardd__V1__StatusRequest request = SHARDD__V1__STATUS_REQUEST__INIT;
-	_cleanup_(ctl_status_freep) Shardd__V1__StatusReply *s = NULL;
+	Shardd__V1__GetStatusRequest request = SHARDD__V1__GET_STATUS_REQUEST__INIT;
+	_cleanup_(ctl_status_freep) Shardd__V1__GetStatusResponse *s = NULL;
 	_cleanup_(json_freep) json_t *all = NULL;
 	const Shardd__V1__JobStatus *job;
 	char name[CTL_JOB_MAX];

@@ -58,7 +58,7 @@ static void users_rows(struct table *t, const Shardd__V1__UserStatus *u)
 }
 
 /* No limit is null: a JSON integer cannot hold the 2^64 - 1 of the message. */
-static void users_json_limits(json_t *users, const Shardd__V1__StatusReply *s)
+static void users_json_limits(json_t *users, const Shardd__V1__GetStatusResponse *s)
 {
 	for (size_t i = 0; i < s->n_users; i++) {
 		json_t *usage = json_object_get(json_array_get(users, i), "usage");
@@ -75,8 +75,8 @@ int ctl_users(struct ctl *ctl, int argc, char **argv)
 		{ "UID", true },   { "USER", false }, { "WHAT", false }, { "USED", true },
 		{ "LIMIT", true }, { "USED%", true }, { "PEAK", true },  { "REFUSED", true },
 	};
-	Shardd__V1__StatusRequest request = SHARDD__V1__STATUS_REQUEST__INIT;
-	_cleanup_(ctl_status_freep) Shardd__V1__StatusReply *s = NULL;
+	Shardd__V1__GetStatusRequest request = SHARDD__V1__GET_STATUS_REQUEST__INIT;
+	_cleanup_(ctl_status_freep) Shardd__V1__GetStatusResponse *s = NULL;
 	_cleanup_(json_freep) json_t *all = NULL;
 	_cleanup_(table_freep) struct table *t = NULL;
 	int r = ctl_no_arguments(argc, argv);

@@ -245,7 +245,7 @@ static enum res op_ddp_create_tick(struct coll *c)
 
 static void op_ddp_create_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__DdpCreateReply reply = SHARDD__V1__DDP_CREATE_REPLY__INIT;
+	Shardd__V1__DdpCreateResponse reply = SHARDD__V1__DDP_CREATE_RESPONSE__INIT;
 
 	reply.ddp = ddp_args(op)->d->id;
 	reply.tensors = ddp_args(op)->d->n;

@@ -191,7 +191,7 @@ static void op_ddp_forward_fill_views(const struct op *op, Shardd__V1__DdpView *
 
 static void op_ddp_forward_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__DdpForwardReply reply = SHARDD__V1__DDP_FORWARD_REPLY__INIT;
+	Shardd__V1__DdpForwardResponse reply = SHARDD__V1__DDP_FORWARD_RESPONSE__INIT;
 	const struct ddp *d = ddp_args(op)->d;
 	Shardd__V1__DdpView *views = calloc(d->n, sizeof(*views));
 	Shardd__V1__DdpView **pointers = calloc(d->n, sizeof(*pointers));

@@ -88,7 +88,7 @@ static void op_ddp_pass_backward_enter(struct op *op)
 
 static void op_ddp_pass_backward_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__DdpBackwardReply reply = SHARDD__V1__DDP_BACKWARD_REPLY__INIT;
+	Shardd__V1__DdpBackwardResponse reply = SHARDD__V1__DDP_BACKWARD_RESPONSE__INIT;
 
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
@@ -177,7 +177,7 @@ static void op_ddp_pass_ready_leave(struct op *op)
 
 static void op_ddp_pass_ready_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__DdpReadyReply reply = SHARDD__V1__DDP_READY_REPLY__INIT;
+	Shardd__V1__DdpReadyResponse reply = SHARDD__V1__DDP_READY_RESPONSE__INIT;
 
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
@@ -239,7 +239,7 @@ static enum res op_ddp_pass_finish_start(struct op *op)
 
 static void op_ddp_pass_finish_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__DdpFinishReply reply = SHARDD__V1__DDP_FINISH_REPLY__INIT;
+	Shardd__V1__DdpFinishResponse reply = SHARDD__V1__DDP_FINISH_RESPONSE__INIT;
 	const struct ddp *d = ddp_args(op)->d;
 
 	reply.untouched = calloc(d->n, sizeof(*reply.untouched));

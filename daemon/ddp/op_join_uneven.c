@@ -114,7 +114,7 @@ static enum res op_join_uneven_start(struct op *op)
 
 static void op_join_uneven_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__JoinUnevenReply reply = SHARDD__V1__JOIN_UNEVEN_REPLY__INIT;
+	Shardd__V1__JoinUnevenResponse reply = SHARDD__V1__JOIN_UNEVEN_RESPONSE__INIT;
 
 	reply.last = join_args(op)->last;
 	reply.shadowed = join_args(op)->surrogates;

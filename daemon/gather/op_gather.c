@@ -130,7 +130,7 @@ enum res gather_start(struct op *op)
 
 static void op_gather_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__GatherReply reply = SHARDD__V1__GATHER_REPLY__INIT;
+	Shardd__V1__GatherResponse reply = SHARDD__V1__GATHER_RESPONSE__INIT;
 	Shardd__V1__Placement place;
 	uint8_t handle[BACKEND_IPC_BYTES];
 

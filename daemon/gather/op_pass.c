@@ -40,7 +40,7 @@ static int op_pass_decode_begin(struct op *op, const ProtobufCMessage *msg, stru
 
 static void op_pass_encode_begin(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__BeginPassReply reply = SHARDD__V1__BEGIN_PASS_REPLY__INIT;
+	Shardd__V1__BeginPassResponse reply = SHARDD__V1__BEGIN_PASS_RESPONSE__INIT;
 	Shardd__V1__Placement place;
 	uint8_t handle[BACKEND_IPC_BYTES];
 
@@ -165,7 +165,7 @@ static enum res op_pass_start_end(struct op *op)
 
 static void op_pass_encode_end(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__EndPassReply reply = SHARDD__V1__END_PASS_REPLY__INIT;
+	Shardd__V1__EndPassResponse reply = SHARDD__V1__END_PASS_RESPONSE__INIT;
 
 	reply.kept = op->result.kept;
 	op_send(op, &reply.base, &reply.info, send, ctx);

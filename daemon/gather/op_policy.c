@@ -102,7 +102,7 @@ static enum res op_policy_start(struct op *op)
 
 static void op_policy_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__SetReshardReply reply = SHARDD__V1__SET_RESHARD_REPLY__INIT;
+	Shardd__V1__SetReshardResponse reply = SHARDD__V1__SET_RESHARD_RESPONSE__INIT;
 
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
@@ -163,7 +163,7 @@ static enum res op_policy_start_prefetch(struct op *op)
 
 static void op_policy_encode_prefetch(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__SetPrefetchReply reply = SHARDD__V1__SET_PREFETCH_REPLY__INIT;
+	Shardd__V1__SetPrefetchResponse reply = SHARDD__V1__SET_PREFETCH_RESPONSE__INIT;
 
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }

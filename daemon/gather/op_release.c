@@ -44,7 +44,7 @@ static enum res op_release_start(struct op *op)
 
 static void op_release_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__ReleaseReply reply = SHARDD__V1__RELEASE_REPLY__INIT;
+	Shardd__V1__ReleaseResponse reply = SHARDD__V1__RELEASE_RESPONSE__INIT;
 
 	reply.references = op->result.references;
 	op_send(op, &reply.base, &reply.info, send, ctx);

@@ -262,7 +262,7 @@ static enum res op_accumulate_start(struct op *op)
 
 static void op_accumulate_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__AccumulateReply reply = SHARDD__V1__ACCUMULATE_REPLY__INIT;
+	Shardd__V1__AccumulateResponse reply = SHARDD__V1__ACCUMULATE_RESPONSE__INIT;
 
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }

@@ -100,7 +100,7 @@ static enum res op_factors_tick(struct coll *c)
 
 static void op_factors_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__SetFactorsReply reply = SHARDD__V1__SET_FACTORS_REPLY__INIT;
+	Shardd__V1__SetFactorsResponse reply = SHARDD__V1__SET_FACTORS_RESPONSE__INIT;
 
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }

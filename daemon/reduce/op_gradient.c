@@ -45,7 +45,7 @@ static enum res op_gradient_start(struct op *op)
 
 static void op_gradient_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__GradientBufferReply reply = SHARDD__V1__GRADIENT_BUFFER_REPLY__INIT;
+	Shardd__V1__GradientBufferResponse reply = SHARDD__V1__GRADIENT_BUFFER_RESPONSE__INIT;
 	Shardd__V1__Placement place;
 	uint8_t handle[BACKEND_IPC_BYTES];
 

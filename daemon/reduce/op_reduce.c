@@ -295,7 +295,7 @@ static enum res op_reduce_tick(struct coll *c)
 
 static void op_reduce_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__ReduceReply reply = SHARDD__V1__REDUCE_REPLY__INIT;
+	Shardd__V1__ReduceResponse reply = SHARDD__V1__REDUCE_RESPONSE__INIT;
 
 	reduce_unused_reply(op, &reply);
 	op_send(op, &reply.base, &reply.info, send, ctx);

@@ -550,7 +550,7 @@ static enum res op_sparse_tick(struct coll *c)
 
 static void op_sparse_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__ReduceSparseReply reply = SHARDD__V1__REDUCE_SPARSE_REPLY__INIT;
+	Shardd__V1__ReduceSparseResponse reply = SHARDD__V1__REDUCE_SPARSE_RESPONSE__INIT;
 
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }

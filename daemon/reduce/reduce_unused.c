@@ -205,7 +205,7 @@ int reduce_unused_note(struct coll *c)
 	return 0;
 }
 
-void reduce_unused_reply(const struct op *op, Shardd__V1__ReduceReply *reply)
+void reduce_unused_reply(const struct op *op, Shardd__V1__ReduceResponse *reply)
 {
 	reply->unit = op->unit->id;
 	reply->unused = reduce_args(op)->unused;

@@ -24,6 +24,6 @@ int reduce_unused_note(struct coll *c);
 /* Has c->unit no gradient of some tensor when this is over? */
 bool reduce_leaves_out(const struct coll *c);
 
-void reduce_unused_reply(const struct op *op, Shardd__V1__ReduceReply *reply);
+void reduce_unused_reply(const struct op *op, Shardd__V1__ReduceResponse *reply);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * A RegisterReply, packed unit by unit: it may have ten thousand units, for every rank, so no
+ * A RegisterUnitsResponse, packed unit by unit: it may have ten thousand units, for every rank, so no
  * message objects are built for it. Loop thread only.
  */
 #ifndef SHARDD_RPC_REGISTER_REPLY_H

@@ -42,21 +42,23 @@ void *status_messages(struct arena *a, size_t n, const ProtobufCMessageDescripto
 
 Shardd__V1__ClassBytes **status_classes(struct arena *a, const struct quota *q, size_t *ret_n);
 
-void status_fill_devices(struct arena *a, const struct node *node, Shardd__V1__StatusReply *reply);
-void status_fill_comms(struct arena *a, const struct node *node, Shardd__V1__StatusReply *reply);
+void status_fill_devices(struct arena *a, const struct node *node,
+			 Shardd__V1__GetStatusResponse *reply);
+void status_fill_comms(struct arena *a, const struct node *node,
+		       Shardd__V1__GetStatusResponse *reply);
 void status_fill_slabs(struct arena *a, struct jobs *jobs, const struct status_scope *scope,
-		       Shardd__V1__StatusReply *reply);
+		       Shardd__V1__GetStatusResponse *reply);
 void status_fill_jobs(struct arena *a, struct jobs *jobs, const struct status_scope *scope,
-		      bool with_units, Shardd__V1__StatusReply *reply);
+		      bool with_units, Shardd__V1__GetStatusResponse *reply);
 void status_fill_sessions(struct arena *a, struct sessions *sessions,
-			  const struct status_scope *scope, Shardd__V1__StatusReply *reply);
+			  const struct status_scope *scope, Shardd__V1__GetStatusResponse *reply);
 void status_fill_users(struct arena *a, const struct users *users, const struct status_scope *scope,
-		       Shardd__V1__StatusReply *reply);
+		       Shardd__V1__GetStatusResponse *reply);
 
 /* The last @limit records; 0: all. @start: when the daemon began, in microseconds. */
 void status_fill_ops(struct arena *a, const struct status_scope *scope, uint32_t limit,
-		     uint64_t start, Shardd__V1__OpsReply *reply);
+		     uint64_t start, Shardd__V1__OpsResponse *reply);
 void status_fill_device_records(struct arena *a, const struct status_scope *scope, uint32_t limit,
-				uint64_t start, Shardd__V1__OpsReply *reply);
+				uint64_t start, Shardd__V1__OpsResponse *reply);
 
 #endif

@@ -240,7 +240,7 @@ static void status_jobs_fill_visible(struct arena *a, const struct job *job,
 }
 
 void status_fill_jobs(struct arena *a, struct jobs *jobs, const struct status_scope *scope,
-		      bool with_units, Shardd__V1__StatusReply *reply)
+		      bool with_units, Shardd__V1__GetStatusResponse *reply)
 {
 	struct list *lists[] = { &jobs->all, &jobs->zombies };
 	struct job *job, *tmp;

@@ -30,7 +30,8 @@ static void status_node_fill_device(struct arena *a, const struct device *dev,
 	d->overhead_bytes = info->overhead_bytes;
 }
 
-void status_fill_devices(struct arena *a, const struct node *node, Shardd__V1__StatusReply *reply)
+void status_fill_devices(struct arena *a, const struct node *node,
+			 Shardd__V1__GetStatusResponse *reply)
 {
 	reply->devices = STATUS_MESSAGES(a, node->n_devices, DeviceStatus, device_status);
 	reply->n_devices = reply->devices ? node->n_devices : 0;
@@ -63,7 +64,8 @@ static void status_node_fill_comm(struct arena *a, const struct node_comm *nc, u
 	c->ops = info.ops;
 }
 
-void status_fill_comms(struct arena *a, const struct node *node, Shardd__V1__StatusReply *reply)
+void status_fill_comms(struct arena *a, const struct node *node,
+		       Shardd__V1__GetStatusResponse *reply)
 {
 	struct node_comm *nc, *tmp;
 	size_t n = 0;
@@ -93,7 +95,7 @@ static const struct job *status_node_payer_of(struct jobs *jobs, const struct st
 }
 
 void status_fill_slabs(struct arena *a, struct jobs *jobs, const struct status_scope *scope,
-		       Shardd__V1__StatusReply *reply)
+		       Shardd__V1__GetStatusResponse *reply)
 {
 	struct slab *s, *tmp;
 	size_t n = 0;

@@ -56,7 +56,7 @@ static void status_records_fill_record(struct arena *a, const struct record *r, 
 }
 
 void status_fill_ops(struct arena *a, const struct status_scope *scope, uint32_t limit,
-		     uint64_t start, Shardd__V1__OpsReply *reply)
+		     uint64_t start, Shardd__V1__OpsResponse *reply)
 {
 	const struct record *rec;
 	size_t n = 0, skip;
@@ -96,7 +96,7 @@ static void status_records_fill_device_record(struct arena *a, const struct devi
 }
 
 void status_fill_device_records(struct arena *a, const struct status_scope *scope, uint32_t limit,
-				uint64_t start, Shardd__V1__OpsReply *reply)
+				uint64_t start, Shardd__V1__OpsResponse *reply)
 {
 	const struct device_record *rec;
 	size_t n = 0, skip;

@@ -62,7 +62,7 @@ static void status_sessions_fill_session(struct arena *a, const struct session *
 }
 
 void status_fill_sessions(struct arena *a, struct sessions *sessions,
-			  const struct status_scope *scope, Shardd__V1__StatusReply *reply)
+			  const struct status_scope *scope, Shardd__V1__GetStatusResponse *reply)
 {
 	struct session *s, *tmp;
 

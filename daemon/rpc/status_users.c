@@ -19,7 +19,7 @@ static void status_users_status_fill_user(struct arena *a, const struct user *u,
 }
 
 void status_fill_users(struct arena *a, const struct users *users, const struct status_scope *scope,
-		       Shardd__V1__StatusReply *reply)
+		       Shardd__V1__GetStatusResponse *reply)
 {
 	reply->users = STATUS_MESSAGES(a, users->count, UserStatus, user_status);
 	if (!reply->users)

@@ -23,7 +23,7 @@ static bool svc_health_is_known(const char *service)
 		&shardd__v1__session_service__descriptor, &shardd__v1__job_service__descriptor,
 		&shardd__v1__unit_service__descriptor,    &shardd__v1__training_service__descriptor,
 		&shardd__v1__ddp_service__descriptor,     &shardd__v1__reader_service__descriptor,
-		&shardd__v1__status__descriptor,
+		&shardd__v1__status_service__descriptor,
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(known); i++)

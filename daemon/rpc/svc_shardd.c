@@ -56,7 +56,7 @@ static void svc_shardd_attach(struct rpc_call *call, const ProtobufCMessage *req
 {
 	const Shardd__V1__AttachRequest *r = (const Shardd__V1__AttachRequest *)request;
 	struct svc_shardd *svc = userdata;
-	Shardd__V1__AttachReply reply = SHARDD__V1__ATTACH_REPLY__INIT;
+	Shardd__V1__AttachResponse reply = SHARDD__V1__ATTACH_RESPONSE__INIT;
 	struct conn *c = rpc_call_conn(call);
 	struct session *s = NULL;
 	struct fault f = FAULT_NULL;
@@ -94,10 +94,10 @@ static void svc_shardd_watch_free(struct watch *w)
 	free(w);
 }
 
-static void svc_shardd_send_event(struct watch *w, Shardd__V1__Event__Kind kind, uint64_t epoch,
-				  const char *text)
+static void svc_shardd_send_event(struct watch *w, Shardd__V1__WatchResponse__Kind kind,
+				  uint64_t epoch, const char *text)
 {
-	Shardd__V1__Event e = SHARDD__V1__EVENT__INIT;
+	Shardd__V1__WatchResponse e = SHARDD__V1__WATCH_RESPONSE__INIT;
 	struct rpc_call *call = w->call;
 	struct fault f = FAULT_NULL;
 	char clean[sizeof(f.text)]; /* names in it may have been cut inside a character */
@@ -117,10 +117,10 @@ static void svc_shardd_send_event(struct watch *w, Shardd__V1__Event__Kind kind,
 static void svc_shardd_on_event(struct session_watch *sw, enum job_event_kind kind, uint64_t epoch,
 				const char *text)
 {
-	static const Shardd__V1__Event__Kind kinds[] = {
-		[JOB_EVENT_EPOCH_ENDED] = SHARDD__V1__EVENT__KIND__KIND_EPOCH_ENDED,
-		[JOB_EVENT_STALL] = SHARDD__V1__EVENT__KIND__KIND_STALL,
-		[JOB_EVENT_DRAIN] = SHARDD__V1__EVENT__KIND__KIND_DRAIN,
+	static const Shardd__V1__WatchResponse__Kind kinds[] = {
+		[JOB_EVENT_EPOCH_ENDED] = SHARDD__V1__WATCH_RESPONSE__KIND__KIND_EPOCH_ENDED,
+		[JOB_EVENT_STALL] = SHARDD__V1__WATCH_RESPONSE__KIND__KIND_STALL,
+		[JOB_EVENT_DRAIN] = SHARDD__V1__WATCH_RESPONSE__KIND__KIND_DRAIN,
 	};
 
 	svc_shardd_send_event(CONTAINER_OF(sw, struct watch, sw), kinds[kind], epoch, text);
@@ -165,7 +165,7 @@ static void svc_shardd_watch(struct rpc_call *call, const ProtobufCMessage *requ
 	w->sw.fn = svc_shardd_on_event;
 	w->sw.ended = svc_shardd_on_session_ended;
 	rpc_call_on_cancelled(call, svc_shardd_on_watch_cancelled, w);
-	svc_shardd_send_event(w, SHARDD__V1__EVENT__KIND__KIND_HELLO,
+	svc_shardd_send_event(w, SHARDD__V1__WATCH_RESPONSE__KIND__KIND_HELLO,
 			      s->member ? s->member->epoch : 0, "");
 }
 

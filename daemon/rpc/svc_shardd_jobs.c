@@ -64,7 +64,7 @@ void svc_create_job(struct rpc_call *call, const ProtobufCMessage *request, void
 {
 	const Shardd__V1__CreateJobRequest *r = (const Shardd__V1__CreateJobRequest *)request;
 	struct svc_shardd *svc = userdata;
-	Shardd__V1__CreateJobReply reply = SHARDD__V1__CREATE_JOB_REPLY__INIT;
+	Shardd__V1__CreateJobResponse reply = SHARDD__V1__CREATE_JOB_RESPONSE__INIT;
 	struct conn *c = rpc_call_conn(call);
 	struct fault f = c ? FAULT_NULL : svc_not_connected();
 	struct job_spec spec;
@@ -95,7 +95,7 @@ int svc_find_job(struct rpc_call *call, struct svc_shardd *svc, const char *name
 void svc_delete_job(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	const Shardd__V1__DeleteJobRequest *r = (const Shardd__V1__DeleteJobRequest *)request;
-	Shardd__V1__DeleteJobReply reply = SHARDD__V1__DELETE_JOB_REPLY__INIT;
+	Shardd__V1__DeleteJobResponse reply = SHARDD__V1__DELETE_JOB_RESPONSE__INIT;
 	struct fault f;
 	char label[JOB_LABEL_MAX + 1];
 	struct job *job;
@@ -116,7 +116,7 @@ void svc_delete_job(struct rpc_call *call, const ProtobufCMessage *request, void
 void svc_drain_job(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	const Shardd__V1__DrainJobRequest *r = (const Shardd__V1__DrainJobRequest *)request;
-	Shardd__V1__DrainJobReply reply = SHARDD__V1__DRAIN_JOB_REPLY__INIT;
+	Shardd__V1__DrainJobResponse reply = SHARDD__V1__DRAIN_JOB_RESPONSE__INIT;
 	struct fault f;
 	struct job *job;
 
@@ -169,7 +169,7 @@ int svc_check_joined(const struct member *m, struct fault *f)
 void svc_create_group(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	const Shardd__V1__CreateGroupRequest *r = (const Shardd__V1__CreateGroupRequest *)request;
-	Shardd__V1__CreateGroupReply reply = SHARDD__V1__CREATE_GROUP_REPLY__INIT;
+	Shardd__V1__CreateGroupResponse reply = SHARDD__V1__CREATE_GROUP_RESPONSE__INIT;
 	struct member *m = svc_member(call);
 	struct fault f = FAULT_NULL;
 	struct group *g = NULL;

@@ -70,7 +70,7 @@ static int svc_shardd_join_fill_link(const struct member *m, struct link_parts *
 
 static void svc_shardd_join_send_join(struct rpc_call *call, const struct member *m, bool created)
 {
-	Shardd__V1__JoinReply reply = SHARDD__V1__JOIN_REPLY__INIT;
+	Shardd__V1__JoinResponse reply = SHARDD__V1__JOIN_RESPONSE__INIT;
 	Shardd__V1__Device device = SHARDD__V1__DEVICE__INIT;
 	const struct backend_info *info = backend_info(m->device->backend);
 	const state_job *rec = m->job->rec;
@@ -87,7 +87,7 @@ static void svc_shardd_join_send_join(struct rpc_call *call, const struct member
 	reply.world_size = rec->world_size;
 	reply.resumed = rec->has_commit || (rec->epoch > 1 && rec->n_units);
 	if (rec->has_commit) {
-		reply.optional_step_case = SHARDD__V1__JOIN_REPLY__OPTIONAL_STEP_STEP;
+		reply.optional_step_case = SHARDD__V1__JOIN_RESPONSE__OPTIONAL_STEP_STEP;
 		reply.step = rec->step;
 	}
 	reply.torn = rec->has_commit && rec->uncommitted_steps;
@@ -257,7 +257,7 @@ void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *user
 static int svc_shardd_join_leave_now(struct rpc_call *call, const ProtobufCMessage *request,
 				     void *userdata)
 {
-	Shardd__V1__LeaveReply reply = SHARDD__V1__LEAVE_REPLY__INIT;
+	Shardd__V1__LeaveResponse reply = SHARDD__V1__LEAVE_RESPONSE__INIT;
 	struct session *s = svc_session(call);
 	struct fault f = FAULT_NULL;
 	char label[JOB_LABEL_MAX + 1] = "";
@@ -331,7 +331,7 @@ static int svc_shardd_join_take_events(struct member *m, const Shardd__V1__Share
 
 void svc_share_events(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
-	Shardd__V1__ShareEventsReply reply = SHARDD__V1__SHARE_EVENTS_REPLY__INIT;
+	Shardd__V1__ShareEventsResponse reply = SHARDD__V1__SHARE_EVENTS_RESPONSE__INIT;
 	struct member *m = svc_member(call);
 	struct fault f = FAULT_NULL;
 

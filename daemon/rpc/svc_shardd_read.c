@@ -82,7 +82,7 @@ static uint32_t svc_shardd_read_page_end(const struct job *job, uint32_t first)
 }
 
 static void svc_shardd_read_fill_page(struct arena *a, const struct job *job, uint32_t first,
-				      Shardd__V1__ReadJobReply *reply)
+				      Shardd__V1__ReadJobResponse *reply)
 {
 	uint32_t end = svc_shardd_read_page_end(job, first);
 	Shardd__V1__ReadUnit *units = arena_take(a, (end - first) * sizeof(*units));
@@ -97,7 +97,7 @@ static void svc_shardd_read_fill_page(struct arena *a, const struct job *job, ui
 	reply->generation = readers_generation(job);
 	reply->world_size = job->rec->world_size;
 	if (job->rec->has_commit) {
-		reply->optional_step_case = SHARDD__V1__READ_JOB_REPLY__OPTIONAL_STEP_STEP;
+		reply->optional_step_case = SHARDD__V1__READ_JOB_RESPONSE__OPTIONAL_STEP_STEP;
 		reply->step = job->rec->step;
 	}
 }
@@ -114,7 +114,7 @@ static int svc_shardd_read_check_first(const struct job *job, uint32_t first, st
 void svc_read_job(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	const Shardd__V1__ReadJobRequest *r = (const Shardd__V1__ReadJobRequest *)request;
-	Shardd__V1__ReadJobReply reply = SHARDD__V1__READ_JOB_REPLY__INIT;
+	Shardd__V1__ReadJobResponse reply = SHARDD__V1__READ_JOB_RESPONSE__INIT;
 	struct session *s = svc_session(call);
 	struct arena a = ARENA_NULL;
 	struct fault f = FAULT_NULL;
@@ -155,7 +155,7 @@ static struct reader *svc_shardd_read_reader_of(struct rpc_call *call)
 
 static void svc_shardd_read_on_granted(struct reader *r, const struct fault *f)
 {
-	Shardd__V1__HoldStepReply reply = SHARDD__V1__HOLD_STEP_REPLY__INIT;
+	Shardd__V1__HoldStepResponse reply = SHARDD__V1__HOLD_STEP_RESPONSE__INIT;
 	struct rpc_call *call = r->userdata;
 
 	rpc_call_on_cancelled(call, NULL, NULL);
@@ -200,7 +200,7 @@ void svc_hold_step(struct rpc_call *call, const ProtobufCMessage *request, void 
 
 void svc_release_step(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
-	Shardd__V1__ReleaseStepReply reply = SHARDD__V1__RELEASE_STEP_REPLY__INIT;
+	Shardd__V1__ReleaseStepResponse reply = SHARDD__V1__RELEASE_STEP_RESPONSE__INIT;
 	struct reader *reader = svc_shardd_read_reader_of(call);
 	struct fault f = FAULT_NULL;
 

@@ -154,8 +154,8 @@ static int svc_shardd_units_check_member(const struct registering *r, struct fau
 
 /* ------------------------------------------------------------------- decoding */
 
-static int svc_shardd_units_decode_all(struct registering *r, const Shardd__V1__RegisterRequest *q,
-				       struct fault *f)
+static int svc_shardd_units_decode_all(struct registering *r,
+				       const Shardd__V1__RegisterUnitsRequest *q, struct fault *f)
 {
 	if (!q->n_units || q->n_units > r->most)
 		return fault_set(f, FAULT_INVALID, "units",
@@ -176,7 +176,8 @@ static void svc_shardd_units_decode(struct registering *r)
 
 	r->undecoded = !q;
 	if (q)
-		svc_shardd_units_decode_all(r, (const Shardd__V1__RegisterRequest *)q, &r->fault);
+		svc_shardd_units_decode_all(r, (const Shardd__V1__RegisterUnitsRequest *)q,
+					    &r->fault);
 	rpc_call_drop(r->call);
 }
 

@@ -1,4 +1,4 @@
-/* Status.Get and Status.Ops. */
+/* StatusService.GetStatus and StatusService.Ops. */
 #include "rpc/svc_status.h"
 
 #include <dirent.h>
@@ -80,9 +80,9 @@ static void svc_status_note_messages(const struct svc_status *svc, const struct 
 
 static void svc_status_get(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
-	const Shardd__V1__StatusRequest *r = (const Shardd__V1__StatusRequest *)request;
+	const Shardd__V1__GetStatusRequest *r = (const Shardd__V1__GetStatusRequest *)request;
 	struct svc_status *svc = userdata;
-	Shardd__V1__StatusReply reply = SHARDD__V1__STATUS_REPLY__INIT;
+	Shardd__V1__GetStatusResponse reply = SHARDD__V1__GET_STATUS_RESPONSE__INIT;
 	struct node *node = svc->jobs->node;
 	struct arena a = ARENA_NULL;
 	struct fault f = FAULT_NULL;
@@ -119,7 +119,7 @@ static void svc_status_ops(struct rpc_call *call, const ProtobufCMessage *reques
 {
 	const Shardd__V1__OpsRequest *r = (const Shardd__V1__OpsRequest *)request;
 	struct svc_status *svc = userdata;
-	Shardd__V1__OpsReply reply = SHARDD__V1__OPS_REPLY__INIT;
+	Shardd__V1__OpsResponse reply = SHARDD__V1__OPS_RESPONSE__INIT;
 	uint64_t start = svc->jobs->node->started_us;
 	struct arena a = ARENA_NULL;
 	struct fault f = FAULT_NULL;
@@ -266,7 +266,7 @@ void svc_status_init(struct svc_status *svc, struct sessions *sessions, struct j
 		     const struct svc_status_sources *sources, void *userdata)
 {
 	static const struct rpc_method methods[] = {
-		{ "Get", svc_status_on_get, false, false },
+		{ "GetStatus", svc_status_on_get, false, false },
 		{ "Ops", svc_status_on_ops, false, false },
 		{ NULL, NULL, false, false },
 	};
@@ -275,7 +275,8 @@ void svc_status_init(struct svc_status *svc, struct sessions *sessions, struct j
 				    .jobs = jobs,
 				    .sources = sources,
 				    .userdata = userdata,
-				    .service = { &shardd__v1__status__descriptor, methods, svc } };
+				    .service = { &shardd__v1__status_service__descriptor, methods,
+						 svc } };
 	uv_timer_init(jobs->node->loop, &svc->timer);
 	svc->timer.data = svc;
 }

@@ -1,4 +1,4 @@
-/* Service shardd.v1.Status: jobs, sessions, users, memory and ops. Callers see their own jobs; root
+/* Service shardd.v1.StatusService: jobs, sessions, users, memory and ops. Callers see their own jobs; root
  * and the daemon's uid see all. Loop thread only.
  *
  * An answer about a large job takes the loop milliseconds. So a user gets at most a tenth

@@ -258,7 +258,7 @@ static enum res external_next_start(struct op *op)
 
 static void external_next_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__NextShardReply reply = SHARDD__V1__NEXT_SHARD_REPLY__INIT;
+	Shardd__V1__NextShardResponse reply = SHARDD__V1__NEXT_SHARD_RESPONSE__INIT;
 	const struct external_pieces *pieces = op->owned;
 	Shardd__V1__Placement place;
 	uint8_t handle[BACKEND_IPC_BYTES];
@@ -409,7 +409,7 @@ static enum res external_done_start(struct op *op)
 
 static void external_done_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__ShardDoneReply reply = SHARDD__V1__SHARD_DONE_REPLY__INIT;
+	Shardd__V1__ShardDoneResponse reply = SHARDD__V1__SHARD_DONE_RESPONSE__INIT;
 
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }

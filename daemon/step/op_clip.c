@@ -156,7 +156,7 @@ static enum res op_clip_tick(struct coll *c)
 
 static void op_clip_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__ClipGradNormReply reply = SHARDD__V1__CLIP_GRAD_NORM_REPLY__INIT;
+	Shardd__V1__ClipGradNormResponse reply = SHARDD__V1__CLIP_GRAD_NORM_RESPONSE__INIT;
 
 	reply.total_norm = op->result.total_norm;
 	op_send(op, &reply.base, &reply.info, send, ctx);

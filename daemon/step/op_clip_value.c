@@ -83,7 +83,7 @@ static enum res op_clip_value_tick(struct coll *c)
 
 static void op_clip_value_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__ClipGradValueReply reply = SHARDD__V1__CLIP_GRAD_VALUE_REPLY__INIT;
+	Shardd__V1__ClipGradValueResponse reply = SHARDD__V1__CLIP_GRAD_VALUE_RESPONSE__INIT;
 
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }

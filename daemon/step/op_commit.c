@@ -155,7 +155,7 @@ static enum res op_commit_tick(struct coll *c)
 
 static void op_commit_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__CommitReply reply = SHARDD__V1__COMMIT_REPLY__INIT;
+	Shardd__V1__CommitResponse reply = SHARDD__V1__COMMIT_RESPONSE__INIT;
 
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }

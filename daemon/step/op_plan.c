@@ -128,7 +128,7 @@ static enum res op_plan_tick(struct coll *c)
 
 static void op_plan_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__PlanBackwardReply reply = SHARDD__V1__PLAN_BACKWARD_REPLY__INIT;
+	Shardd__V1__PlanBackwardResponse reply = SHARDD__V1__PLAN_BACKWARD_RESPONSE__INIT;
 
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }

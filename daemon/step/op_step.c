@@ -277,13 +277,13 @@ static enum res op_step_tick(struct coll *c)
 
 static void op_step_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__StepReply reply = SHARDD__V1__STEP_REPLY__INIT;
+	Shardd__V1__StepResponse reply = SHARDD__V1__STEP_RESPONSE__INIT;
 
 	reply.skipped = op->result.skipped;
 	reply.found_inf = op->result.found_inf;
 	if (op->result.has_total_norm) {
 		reply.optional_total_norm_case =
-			SHARDD__V1__STEP_REPLY__OPTIONAL_TOTAL_NORM_TOTAL_NORM;
+			SHARDD__V1__STEP_RESPONSE__OPTIONAL_TOTAL_NORM_TOTAL_NORM;
 		reply.total_norm = op->result.total_norm;
 	}
 	op_send(op, &reply.base, &reply.info, send, ctx);

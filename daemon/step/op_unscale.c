@@ -82,7 +82,7 @@ static enum res op_unscale_tick(struct coll *c)
 
 static void op_unscale_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__UnscaleReply reply = SHARDD__V1__UNSCALE_REPLY__INIT;
+	Shardd__V1__UnscaleResponse reply = SHARDD__V1__UNSCALE_RESPONSE__INIT;
 
 	reply.found_inf = op->result.found_inf;
 	op_send(op, &reply.base, &reply.info, send, ctx);

@@ -311,7 +311,7 @@ static enum res op_all_reduce_tick(struct coll *c)
 
 static void op_all_reduce_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__AllReduceReply reply = SHARDD__V1__ALL_REDUCE_REPLY__INIT;
+	Shardd__V1__AllReduceResponse reply = SHARDD__V1__ALL_REDUCE_RESPONSE__INIT;
 
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }

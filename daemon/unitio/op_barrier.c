@@ -26,7 +26,7 @@ static enum res op_barrier_tick(struct coll *c)
 
 static void op_barrier_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__BarrierReply reply = SHARDD__V1__BARRIER_REPLY__INIT;
+	Shardd__V1__BarrierResponse reply = SHARDD__V1__BARRIER_RESPONSE__INIT;
 
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }

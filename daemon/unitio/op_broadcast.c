@@ -121,7 +121,7 @@ static enum res op_broadcast_tick(struct coll *c)
 
 static void op_broadcast_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__BroadcastReply reply = SHARDD__V1__BROADCAST_REPLY__INIT;
+	Shardd__V1__BroadcastResponse reply = SHARDD__V1__BROADCAST_RESPONSE__INIT;
 
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }

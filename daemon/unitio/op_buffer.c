@@ -63,7 +63,7 @@ static enum res op_buffer_alloc_start(struct op *op)
 
 static void op_buffer_alloc_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__AllocBufferReply reply = SHARDD__V1__ALLOC_BUFFER_REPLY__INIT;
+	Shardd__V1__AllocBufferResponse reply = SHARDD__V1__ALLOC_BUFFER_RESPONSE__INIT;
 	Shardd__V1__Placement place;
 	uint8_t handle[BACKEND_IPC_BYTES];
 
@@ -94,7 +94,7 @@ static enum res op_buffer_free_start(struct op *op)
 
 static void op_buffer_free_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__FreeBufferReply reply = SHARDD__V1__FREE_BUFFER_REPLY__INIT;
+	Shardd__V1__FreeBufferResponse reply = SHARDD__V1__FREE_BUFFER_RESPONSE__INIT;
 
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }

@@ -260,7 +260,7 @@ static enum res op_bytes_tick(struct op *op)
 
 static void op_bytes_read_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__ReadBytesReply reply = SHARDD__V1__READ_BYTES_REPLY__INIT;
+	Shardd__V1__ReadBytesResponse reply = SHARDD__V1__READ_BYTES_RESPONSE__INIT;
 
 	reply.data = (ProtobufCBinaryData){ bytes_args(op)->bytes, op->owned };
 	op_send(op, &reply.base, &reply.info, send, ctx);
@@ -268,7 +268,7 @@ static void op_bytes_read_encode(const struct op *op, op_reply_cb send, void *ct
 
 static void op_bytes_write_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__WriteBytesReply reply = SHARDD__V1__WRITE_BYTES_REPLY__INIT;
+	Shardd__V1__WriteBytesResponse reply = SHARDD__V1__WRITE_BYTES_RESPONSE__INIT;
 
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }

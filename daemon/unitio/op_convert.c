@@ -296,7 +296,7 @@ static int op_convert_tell(const struct op *op, const struct unit *u, struct reg
 /* Without memory the reply has no units: what was done is done. */
 static void op_convert_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__ConvertUnitsReply reply = SHARDD__V1__CONVERT_UNITS_REPLY__INIT;
+	Shardd__V1__ConvertUnitsResponse reply = SHARDD__V1__CONVERT_UNITS_RESPONSE__INIT;
 	const struct job *job = op->m->job;
 	struct registered *all = calloc(job->n_units, sizeof(*all));
 	Shardd__V1__RegisteredUnit **units = calloc(job->n_units, sizeof(*units));

@@ -361,7 +361,7 @@ static enum res op_init_tick(struct coll *c)
 
 static void op_init_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__InitialiseReply reply = SHARDD__V1__INITIALISE_REPLY__INIT;
+	Shardd__V1__InitialiseResponse reply = SHARDD__V1__INITIALISE_RESPONSE__INIT;
 
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }

@@ -245,7 +245,7 @@ static enum res op_return_tick(struct coll *c)
 
 static void op_return_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__ReturnFullReply reply = SHARDD__V1__RETURN_FULL_REPLY__INIT;
+	Shardd__V1__ReturnFullResponse reply = SHARDD__V1__RETURN_FULL_RESPONSE__INIT;
 
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }

@@ -315,7 +315,7 @@ static size_t op_summon_fill_steps(const struct unit *u, uint64_t *ret)
 
 static void op_summon_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__SummonFullReply reply = SHARDD__V1__SUMMON_FULL_REPLY__INIT;
+	Shardd__V1__SummonFullResponse reply = SHARDD__V1__SUMMON_FULL_RESPONSE__INIT;
 	Shardd__V1__Placement place;
 	uint8_t handle[BACKEND_IPC_BYTES];
 

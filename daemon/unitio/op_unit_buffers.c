@@ -44,7 +44,7 @@ static enum res op_unit_buffers_start(struct op *op)
 
 static void op_unit_buffers_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__UnitBuffersReply reply = SHARDD__V1__UNIT_BUFFERS_REPLY__INIT;
+	Shardd__V1__UnitBuffersResponse reply = SHARDD__V1__UNIT_BUFFERS_RESPONSE__INIT;
 	Shardd__V1__Placement place;
 	uint8_t handle[BACKEND_IPC_BYTES];
 
@@ -229,7 +229,7 @@ static enum res op_unit_buffers_tick(struct coll *c)
 
 static void op_unit_buffers_encode_broadcast(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__BroadcastBuffersReply reply = SHARDD__V1__BROADCAST_BUFFERS_REPLY__INIT;
+	Shardd__V1__BroadcastBuffersResponse reply = SHARDD__V1__BROADCAST_BUFFERS_RESPONSE__INIT;
 
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }

@@ -64,7 +64,7 @@ static enum res op_verify_tick(struct coll *c)
 
 static void op_verify_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
-	Shardd__V1__VerifyModelReply reply = SHARDD__V1__VERIFY_MODEL_REPLY__INIT;
+	Shardd__V1__VerifyModelResponse reply = SHARDD__V1__VERIFY_MODEL_RESPONSE__INIT;
 
 	reply.units = op->m->n_registered;
 	op_send(op, &reply.base, &reply.info, send, ctx);

@@ -25,22 +25,22 @@ static void take_job(struct crew *crew, const Shardd__V1__JobStatus *job)
 
 static void ask_held(struct trainer *t)
 {
-	Shardd__V1__StatusRequest q = SHARDD__V1__STATUS_REQUEST__INIT;
+	Shardd__V1__GetStatusRequest q = SHARDD__V1__GET_STATUS_REQUEST__INIT;
 	struct raw_client *client = raw_client_new(t->crew->socket);
-	Shardd__V1__StatusReply *reply;
+	Shardd__V1__GetStatusResponse *reply;
 	uint8_t request[128], *data;
 	size_t bytes;
 
 	q.job = t->crew->job;
-	bytes = shardd__v1__status_request__pack(&q, request);
-	raw_call(client, "/shardd.v1.Status/Get", request, bytes, &data, &bytes);
-	reply = shardd__v1__status_reply__unpack(NULL, bytes, data);
+	bytes = shardd__v1__get_status_request__pack(&q, request);
+	raw_call(client, "/shardd.v1.StatusService/GetStatus", request, bytes, &data, &bytes);
+	reply = shardd__v1__get_status_response__unpack(NULL, bytes, data);
 	if (!reply || reply->n_jobs != 1) {
-		fputs("shardd-bench: Status.Get does not show the job\n", stderr);
+		fputs("shardd-bench: StatusService.GetStatus does not show the job\n", stderr);
 		_exit(1);
 	}
 	take_job(t->crew, reply->jobs[0]);
-	shardd__v1__status_reply__free_unpacked(reply, NULL);
+	shardd__v1__get_status_response__free_unpacked(reply, NULL);
 	free(data);
 	raw_client_free(client);
 }

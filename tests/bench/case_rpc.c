@@ -180,19 +180,20 @@ static void ask_status(struct trainer *t)
 
 	for (int i = TRAINER_WARM_UP; i < (int)t->crew->repeat; i++) {
 		struct sample *s = trainer_sample(t, 0, i);
-		Shardd__V1__StatusReply *reply;
+		Shardd__V1__GetStatusResponse *reply;
 		size_t bytes;
 		uint8_t *data;
 
 		sample_begin(s);
-		raw_call(client, "/shardd.v1.Status/Get", "", 0, &data, &bytes);
-		reply = shardd__v1__status_reply__unpack(NULL, bytes, data);
+		raw_call(client, "/shardd.v1.StatusService/GetStatus", "", 0, &data, &bytes);
+		reply = shardd__v1__get_status_response__unpack(NULL, bytes, data);
 		sample_end(s);
 		if (!reply || reply->n_jobs == 0) {
-			fputs("shardd-bench: Status.Get does not show the job\n", stderr);
+			fputs("shardd-bench: StatusService.GetStatus does not show the job\n",
+			      stderr);
 			_exit(1);
 		}
-		shardd__v1__status_reply__free_unpacked(reply, NULL);
+		shardd__v1__get_status_response__free_unpacked(reply, NULL);
 		free(data);
 	}
 	raw_client_free(client);

@@ -1,7 +1,7 @@
 /*
  * scale: many trainers register a whole model of many small units, all at once. Measured
- * are that, Status.Get while they do it and after, and an op of one trainer then; and the same
- * op with few units, in turns that alternate with those. Beside Status.Get a bare gRPC server that
+ * are that, StatusService.GetStatus while they do it and after, and an op of one trainer then; and the same
+ * op with few units, in turns that alternate with those. Beside StatusService.GetStatus a bare gRPC server that
  * does nothing is asked at the same time: what any answer takes while so many processes want a core.
  */
 #include <stdio.h>
@@ -95,7 +95,7 @@ static void ask_status(struct trainer *t)
 {
 	struct raw_client *client = raw_client_new(t->crew->socket);
 
-	ask(t, client, "/shardd.v1.Status/Get");
+	ask(t, client, "/shardd.v1.StatusService/GetStatus");
 	raw_client_free(client);
 }
 

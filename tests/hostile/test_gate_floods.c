@@ -15,7 +15,7 @@
 
 TestSuite(gate_floods, .timeout = 200, .init = fdcheck_begin, .fini = fdcheck_end);
 
-#define GET    "/shardd.v1.Status/Get"
+#define GET    "/shardd.v1.StatusService/GetStatus"
 #define ATTACH "/shardd.v1.SessionService/Attach"
 
 enum { AFTER_MS = 500, FRAME = 16384 };

@@ -18,7 +18,7 @@
 
 TestSuite(gate_frames, .timeout = 200, .init = fdcheck_begin, .fini = fdcheck_end);
 
-#define GET    "/shardd.v1.Status/Get"
+#define GET    "/shardd.v1.StatusService/GetStatus"
 #define ATTACH "/shardd.v1.SessionService/Attach"
 
 enum { AFTER_MS = 300 };
@@ -149,7 +149,7 @@ Test(gate_frames, a_call_whose_headers_are_continued)
  * trainer whose library keeps its connection alive was gone. */
 Test(gate_frames, keepalive_pings_end_no_session)
 {
-	Shardd__V1__StatusRequest status = SHARDD__V1__STATUS_REQUEST__INIT;
+	Shardd__V1__GetStatusRequest status = SHARDD__V1__GET_STATUS_REQUEST__INIT;
 	struct attack a;
 	int fd;
 
@@ -193,8 +193,9 @@ Test(gate_frames, the_client_hears_which_limit_it_was)
 /* The error of a call that ends without a message says this. */
 Test(gate_frames, a_call_without_a_message_is_refused_in_words)
 {
-	static const char words[] = "/shardd.v1.Status/Get: the request has no message";
-	Shardd__V1__StatusRequest status = SHARDD__V1__STATUS_REQUEST__INIT;
+	static const char words[] =
+		"/shardd.v1.StatusService/GetStatus: the request has no message";
+	Shardd__V1__GetStatusRequest status = SHARDD__V1__GET_STATUS_REQUEST__INIT;
 	struct attack_bytes got = { .n = 0 };
 	uint8_t block[512], byte;
 	struct attack a;
@@ -223,7 +224,7 @@ Test(gate_frames, a_call_without_a_message_is_refused_in_words)
 Test(gate_frames, calls_beyond_the_limit_before_attach_are_served_in_turn)
 {
 	static const char *const args[] = { "--set", "grpc_unattached_streams=1", NULL };
-	Shardd__V1__StatusRequest status = SHARDD__V1__STATUS_REQUEST__INIT;
+	Shardd__V1__GetStatusRequest status = SHARDD__V1__GET_STATUS_REQUEST__INIT;
 	struct attack a;
 	int fd;
 

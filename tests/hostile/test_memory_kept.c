@@ -49,14 +49,14 @@ static int bound_channel(const char *socket, struct rpc_client *c)
 	struct shd1_hello hello = { .h = { SHD1_MAGIC, SHD1_HELLO, sizeof(hello), 7, 0 },
 				    .version = SHD1_VERSION };
 	Shardd__V1__AttachRequest r = SHARDD__V1__ATTACH_REQUEST__INIT;
-	Shardd__V1__AttachReply *reply;
+	Shardd__V1__AttachResponse *reply;
 	struct shd1_welcome w;
 	int fd;
 
 	r.protocol = 1;
 	reply = raw_must(c, "Attach", &r.base);
 	memcpy(hello.token, reply->token.data, sizeof(hello.token));
-	shardd__v1__attach_reply__free_unpacked(reply, NULL);
+	shardd__v1__attach_response__free_unpacked(reply, NULL);
 	fd = rawsock_connect(socket);
 	rawsock_send(fd, &hello, sizeof(hello));
 	TRAINER_CHECK(rawsock_read(fd, &w, sizeof(w), 10) && w.h.type == SHD1_WELCOME);
@@ -65,16 +65,16 @@ static int bound_channel(const char *socket, struct rpc_client *c)
 
 static uint32_t find_slab(struct rpc_client *c, const char *class)
 {
-	Shardd__V1__StatusRequest r = SHARDD__V1__STATUS_REQUEST__INIT;
-	Shardd__V1__StatusReply *s;
+	Shardd__V1__GetStatusRequest r = SHARDD__V1__GET_STATUS_REQUEST__INIT;
+	Shardd__V1__GetStatusResponse *s;
 	uint32_t id = 0;
 
 	r.with_slabs = true;
-	s = raw_must(c, "Status/Get", &r.base);
+	s = raw_must(c, "Status/GetStatus", &r.base);
 	for (size_t i = 0; i < s->n_slabs && !id; i++)
 		if (strcmp(s->slabs[i]->class_, class) == 0)
 			id = s->slabs[i]->slab;
-	shardd__v1__status_reply__free_unpacked(s, NULL);
+	shardd__v1__get_status_response__free_unpacked(s, NULL);
 	TRAINER_CHECK(id > 0);
 	return id;
 }

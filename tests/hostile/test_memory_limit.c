@@ -143,7 +143,7 @@ static int takes_all(const struct trainer *t)
 	struct rpc_client *c = raw_trainer(t->socket, "greedy", 0, 1, true);
 	Shardd__V1__TensorSpec tensor = SHARDD__V1__TENSOR_SPEC__INIT, *tensors[] = { &tensor };
 	Shardd__V1__UnitSpec unit = SHARDD__V1__UNIT_SPEC__INIT, *units[] = { &unit };
-	Shardd__V1__RegisterRequest r = SHARDD__V1__REGISTER_REQUEST__INIT;
+	Shardd__V1__RegisterUnitsRequest r = SHARDD__V1__REGISTER_UNITS_REQUEST__INIT;
 	atomic_uint *n = t->arg;
 	struct shardd_error err = { 0 };
 	ProtobufCMessage *reply;
@@ -163,7 +163,7 @@ static int takes_all(const struct trainer *t)
 		snprintf(name, sizeof(name), "u%u", *n);
 		if (raw_call(c, "RegisterUnits", &r.base, &reply, &err) < 0)
 			break;
-		raw_init(&c, 1, ((Shardd__V1__RegisterReply *)reply)->units[0]->unit);
+		raw_init(&c, 1, ((Shardd__V1__RegisterUnitsResponse *)reply)->units[0]->unit);
 		protobuf_c_message_free_unpacked(reply, NULL);
 	}
 	fprintf(stderr, "# %u units, then: %s\n", *n, err.text);

@@ -161,7 +161,7 @@ static int channel_when(const struct trainer *t, stage *at, struct rpc_client **
 	struct shd1_hello hello = { .h = { SHD1_MAGIC, SHD1_HELLO, sizeof(hello), 7, 0 },
 				    .version = SHD1_VERSION };
 	Shardd__V1__AttachRequest r = SHARDD__V1__ATTACH_REQUEST__INIT;
-	Shardd__V1__AttachReply *reply;
+	Shardd__V1__AttachResponse *reply;
 	struct shd1_welcome w;
 	int fd;
 
@@ -169,7 +169,7 @@ static int channel_when(const struct trainer *t, stage *at, struct rpc_client **
 	*ret = raw_connect(t->socket);
 	reply = raw_must(*ret, "Attach", &r.base);
 	memcpy(hello.token, reply->token.data, sizeof(hello.token));
-	shardd__v1__attach_reply__free_unpacked(reply, NULL);
+	shardd__v1__attach_response__free_unpacked(reply, NULL);
 	TRAINER_AWAIT(!at || atomic_load(at) == 1, 60);
 	fd = rawsock_connect(t->socket);
 	rawsock_send(fd, &hello, sizeof(hello));
@@ -240,7 +240,7 @@ static int hog_rings(const struct trainer *t)
 /* Records of units, each with a place for each rank of a large world. */
 static int hog_records(const struct trainer *t)
 {
-	Shardd__V1__RegisterRequest r = SHARDD__V1__REGISTER_REQUEST__INIT;
+	Shardd__V1__RegisterUnitsRequest r = SHARDD__V1__REGISTER_UNITS_REQUEST__INIT;
 	Shardd__V1__UnitSpec unit = SHARDD__V1__UNIT_SPEC__INIT, *units = &unit;
 	Shardd__V1__TensorSpec tensor = SHARDD__V1__TENSOR_SPEC__INIT, *tensors = &tensor;
 	struct rpc_client *c;
@@ -293,12 +293,12 @@ static int hog_collectives(const struct trainer *t)
 	header.timeout_ms = 1;
 	r.header = &header;
 	for (unsigned i = 0; !refused && i < GROUPS; i++) {
-		Shardd__V1__CreateGroupReply *made;
+		Shardd__V1__CreateGroupResponse *made;
 
 		snprintf(name, sizeof(name), "g%u", i);
 		made = raw_must(c, "CreateGroup", &g.base);
 		r.group = made->group;
-		shardd__v1__create_group_reply__free_unpacked(made, NULL);
+		shardd__v1__create_group_response__free_unpacked(made, NULL);
 		for (unsigned k = 0; !refused && k < ROUNDS; k++) {
 			for (unsigned n = 0; n < AT_ONCE; n++)
 				pending[n] = raw_start(c, "Barrier", &r.base);
@@ -370,7 +370,7 @@ static int hog_ops(const struct trainer *t)
 /* Answers larger than HTTP/2's window, which are not read. */
 static int hog_status(const struct trainer *t)
 {
-	Shardd__V1__StatusRequest r = SHARDD__V1__STATUS_REQUEST__INIT;
+	Shardd__V1__GetStatusRequest r = SHARDD__V1__GET_STATUS_REQUEST__INIT;
 	struct shardd_error err;
 	struct rpc_client *c;
 	unsigned calls = 0;
@@ -388,9 +388,10 @@ static int hog_status(const struct trainer *t)
 		int fd = rawsock_connect(t->socket);
 
 		rawsock_h2_begin(fd);
-		TRAINER_CHECK(rawsock_h2_call(fd, 1, "/shardd.v1.Status/Get", &r.base));
+		TRAINER_CHECK(
+			rawsock_h2_call(fd, 1, "/shardd.v1.StatusService/GetStatus", &r.base));
 		TRAINER_CHECK(++calls < 100);
-	} while (raw_call(c, "Status/Get", &r.base, NULL, &err) == 0);
+	} while (raw_call(c, "Status/GetStatus", &r.base, NULL, &err) == 0);
 	TRAINER_CHECK(raw_refusal_is(-SHARDD_RESOURCE_EXHAUSTED, &err, SHARDD_RESOURCE_EXHAUSTED,
 				     NULL,
 				     "user 30001 has 2 unanswered calls of Status, which is the "
@@ -631,7 +632,7 @@ enum { LARGE_JOB = 4000, ASKERS = 4 };
 /* All about a large job, on several connections, again as soon as it is answered. */
 static int hog_status_loop(const struct trainer *t)
 {
-	Shardd__V1__StatusRequest r = SHARDD__V1__STATUS_REQUEST__INIT;
+	Shardd__V1__GetStatusRequest r = SHARDD__V1__GET_STATUS_REQUEST__INIT;
 	struct rpc_pending *pending[ASKERS];
 	struct rpc_client *c[ASKERS];
 	struct play *p = t->arg;
@@ -648,14 +649,14 @@ static int hog_status_loop(const struct trainer *t)
 	r.with_units = true;
 	r.with_slabs = true;
 	for (unsigned i = 0; i < ASKERS; i++)
-		pending[i] = raw_start(c[i], "Status/Get", &r.base);
+		pending[i] = raw_start(c[i], "Status/GetStatus", &r.base);
 	for (stage_set(&p->full, 1);;)
 		for (unsigned i = 0; i < ASKERS; i++) {
 			if (raw_finish(pending[i], NULL, &err) != 0) {
 				fprintf(stderr, "Status/Get: %s\n", err.text);
 				return 1;
 			}
-			pending[i] = raw_start(c[i], "Status/Get", &r.base);
+			pending[i] = raw_start(c[i], "Status/GetStatus", &r.base);
 		}
 	return 0;
 }

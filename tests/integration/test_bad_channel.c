@@ -23,14 +23,14 @@ struct token {
 static struct token attach_for_token(struct rpc_client *c)
 {
 	Shardd__V1__AttachRequest r = SHARDD__V1__ATTACH_REQUEST__INIT;
-	Shardd__V1__AttachReply *reply;
+	Shardd__V1__AttachResponse *reply;
 	struct token t;
 
 	r.protocol = 1;
 	reply = raw_must(c, "Attach", &r.base);
 	TRAINER_CHECK(reply->token.len == sizeof(t.bytes));
 	memcpy(t.bytes, reply->token.data, sizeof(t.bytes));
-	shardd__v1__attach_reply__free_unpacked(reply, NULL);
+	shardd__v1__attach_response__free_unpacked(reply, NULL);
 	return t;
 }
 
@@ -77,17 +77,17 @@ static void expect_error(int fd, const char *words, bool fatal)
 /* The slabs of @class of rank @owner (-1: of all) in @job; 0: none. */
 static uint32_t find_slab(struct rpc_client *c, const char *job, const char *class, int owner)
 {
-	Shardd__V1__StatusRequest r = SHARDD__V1__STATUS_REQUEST__INIT;
-	Shardd__V1__StatusReply *s;
+	Shardd__V1__GetStatusRequest r = SHARDD__V1__GET_STATUS_REQUEST__INIT;
+	Shardd__V1__GetStatusResponse *s;
 	uint32_t id = 0;
 
 	r.with_slabs = true;
-	s = raw_must(c, "Status/Get", &r.base);
+	s = raw_must(c, "Status/GetStatus", &r.base);
 	for (size_t i = 0; i < s->n_slabs && !id; i++)
 		if (strcmp(s->slabs[i]->job, job) == 0 && strcmp(s->slabs[i]->class_, class) == 0 &&
 		    s->slabs[i]->owner_rank == owner)
 			id = s->slabs[i]->slab;
-	shardd__v1__status_reply__free_unpacked(s, NULL);
+	shardd__v1__get_status_response__free_unpacked(s, NULL);
 	return id;
 }
 

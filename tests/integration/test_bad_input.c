@@ -293,10 +293,10 @@ static const struct wrong ops[] = {
 	{ "SetPrefetch", "pass", N(MINUS), BAD, "pass", "pass is -1" },
 	{ "Commit", "header.epoch", N(77), SHARDD_ABORTED, "", "header.epoch is 77" },
 	{ "Gather", "header.epoch", N(MINUS), SHARDD_ABORTED, "", "18446744073709551615" },
-	{ "Status/Get", "job", T("nobody"), ABSENT, "", "no job 'nobody'" },
-	{ "Status/Get", "job", LONG(65536), BAD, "job", "65536 bytes" },
-	{ "Status/Get", "job", T("a\x1f"), BAD, "job", "0x1f" },
-	{ "Status/Get", "job", T("\xff"), BAD, "job", "0xff at 0" },
+	{ "Status/GetStatus", "job", T("nobody"), ABSENT, "", "no job 'nobody'" },
+	{ "Status/GetStatus", "job", LONG(65536), BAD, "job", "65536 bytes" },
+	{ "Status/GetStatus", "job", T("a\x1f"), BAD, "job", "0x1f" },
+	{ "Status/GetStatus", "job", T("\xff"), BAD, "job", "0xff at 0" },
 	{ "Status/Ops", "job", T("nobody"), ABSENT, "", "no job 'nobody'" },
 	{ "Status/Ops", "job", LONG(65536), BAD, "job", "65536 bytes" },
 };
@@ -398,8 +398,8 @@ Test(bad_input, every_field_is_checked_and_nothing_is_half_made)
 static void make_ddp(struct rpc_client *c)
 {
 	_Alignas(16) char room[REQUEST_ROOM];
-	Shardd__V1__RegisterRequest *r =
-		(Shardd__V1__RegisterRequest *)request_good("RegisterUnits", room);
+	Shardd__V1__RegisterUnitsRequest *r =
+		(Shardd__V1__RegisterUnitsRequest *)request_good("RegisterUnits", room);
 
 	for (unsigned i = 0; i < 2; i++)
 		good.unit[i].strategy = SHARDD__V1__STRATEGY__STRATEGY_REPLICATE;
@@ -442,7 +442,7 @@ static int try_sum(const struct trainer *t)
 {
 	enum { UNITS = 16384 };
 	struct rpc_client *c = raw_trainer(t->socket, "bad", 0, 1, false);
-	Shardd__V1__RegisterRequest r = SHARDD__V1__REGISTER_REQUEST__INIT;
+	Shardd__V1__RegisterUnitsRequest r = SHARDD__V1__REGISTER_UNITS_REQUEST__INIT;
 	static Shardd__V1__UnitSpec spec[UNITS], *specs[UNITS];
 	static char names[UNITS][12];
 	uint64_t shape[1] = { 1ull << 48 };

@@ -76,7 +76,7 @@ static int bound_channel(struct rpc_client *c, const char *socket)
 	Shardd__V1__AttachRequest r = SHARDD__V1__ATTACH_REQUEST__INIT;
 	struct shd1_hello hello = { .h = { SHD1_MAGIC, SHD1_HELLO, sizeof(hello), 7, 0 },
 				    .version = SHD1_VERSION };
-	Shardd__V1__AttachReply *reply;
+	Shardd__V1__AttachResponse *reply;
 	struct shd1_welcome w;
 	int fd = rawsock_connect(socket);
 
@@ -84,7 +84,7 @@ static int bound_channel(struct rpc_client *c, const char *socket)
 	reply = raw_must(c, "Attach", &r.base);
 	TRAINER_CHECK(reply->token.len == sizeof(hello.token) && reply->ring == RING_VERSION);
 	memcpy(hello.token, reply->token.data, sizeof(hello.token));
-	shardd__v1__attach_reply__free_unpacked(reply, NULL);
+	shardd__v1__attach_response__free_unpacked(reply, NULL);
 	rawsock_send(fd, &hello, sizeof(hello));
 	TRAINER_CHECK(rawsock_read(fd, &w, sizeof(w), 10) && w.h.type == SHD1_WELCOME);
 	return fd;
@@ -256,9 +256,10 @@ Test(bad_ring, completions_read_before_they_are_there)
 
 static void ask_status(struct raw_ring *r)
 {
-	Shardd__V1__StatusRequest ask = SHARDD__V1__STATUS_REQUEST__INIT;
+	Shardd__V1__GetStatusRequest ask = SHARDD__V1__GET_STATUS_REQUEST__INIT;
 
-	shardd__v1__status_reply__free_unpacked(raw_must(r->rpc, "Status/Get", &ask.base), NULL);
+	shardd__v1__get_status_response__free_unpacked(
+		raw_must(r->rpc, "Status/GetStatus", &ask.base), NULL);
 }
 
 /* The daemon takes what it has room for, and goes on when there is some. */
@@ -327,15 +328,15 @@ Test(bad_ring, events_that_are_stolen)
 
 static uint64_t own_bytes(struct rpc_client *c)
 {
-	Shardd__V1__StatusRequest r = SHARDD__V1__STATUS_REQUEST__INIT;
-	Shardd__V1__StatusReply *s = raw_must(c, "Status/Get", &r.base);
+	Shardd__V1__GetStatusRequest r = SHARDD__V1__GET_STATUS_REQUEST__INIT;
+	Shardd__V1__GetStatusResponse *s = raw_must(c, "Status/GetStatus", &r.base);
 	uint64_t used = 0;
 
 	for (size_t i = 0; i < s->n_users; i++)
 		for (size_t k = 0; s->users[i]->uid == geteuid() && k < s->users[i]->n_usage; k++)
 			if (strcmp(s->users[i]->usage[k]->name, "daemon_bytes") == 0)
 				used = s->users[i]->usage[k]->used;
-	shardd__v1__status_reply__free_unpacked(s, NULL);
+	shardd__v1__get_status_response__free_unpacked(s, NULL);
 	return used;
 }
 

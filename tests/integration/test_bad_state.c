@@ -340,7 +340,7 @@ static void fill_jobs(struct rpc_client *c)
 
 static void fill_units(struct rpc_client *c)
 {
-	Shardd__V1__RegisterRequest r = SHARDD__V1__REGISTER_REQUEST__INIT;
+	Shardd__V1__RegisterUnitsRequest r = SHARDD__V1__REGISTER_UNITS_REQUEST__INIT;
 	Shardd__V1__UnitSpec spec[11], *specs[11];
 	char names[11][8];
 
@@ -438,7 +438,7 @@ static void same_after(struct rpc_client *c, const char *method, const ProtobufC
 static int try_quota(const struct trainer *t)
 {
 	struct rpc_client *c = raw_connect(t->socket);
-	Shardd__V1__RegisterRequest r = SHARDD__V1__REGISTER_REQUEST__INIT;
+	Shardd__V1__RegisterUnitsRequest r = SHARDD__V1__REGISTER_UNITS_REQUEST__INIT;
 	Shardd__V1__AllocBufferRequest a = SHARDD__V1__ALLOC_BUFFER_REQUEST__INIT;
 	Shardd__V1__CommitRequest commit = SHARDD__V1__COMMIT_REQUEST__INIT;
 	uint64_t shape[1] = { 1 << 20 };

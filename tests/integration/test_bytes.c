@@ -33,7 +33,7 @@ enum { N = 1000, MIB = 1 << 20 };
 
 static void expect_bytes(struct rpc_client *c, Shardd__V1__ReadBytesRequest r, const void *want)
 {
-	Shardd__V1__ReadBytesReply *reply = raw_must(c, "ReadBytes", &r.base);
+	Shardd__V1__ReadBytesResponse *reply = raw_must(c, "ReadBytes", &r.base);
 
 	TRAINER_CHECK(reply->data.len == r.bytes);
 	TRAINER_CHECK(memcmp(reply->data.data, want, r.bytes) == 0);

@@ -61,13 +61,13 @@ static struct rpc_pending *send_data(struct rpc_client *c, uint32_t unit, uint64
 
 static unsigned pending_ops(struct rpc_client *c)
 {
-	Shardd__V1__StatusRequest r = SHARDD__V1__STATUS_REQUEST__INIT;
-	Shardd__V1__StatusReply *reply = raw_must(c, "Status/Get", &r.base);
+	Shardd__V1__GetStatusRequest r = SHARDD__V1__GET_STATUS_REQUEST__INIT;
+	Shardd__V1__GetStatusResponse *reply = raw_must(c, "Status/GetStatus", &r.base);
 	unsigned n = 0;
 
 	for (size_t i = 0; i < reply->n_sessions; i++)
 		n += reply->sessions[i]->pending_ops;
-	shardd__v1__status_reply__free_unpacked(reply, NULL);
+	shardd__v1__get_status_response__free_unpacked(reply, NULL);
 	return n;
 }
 
@@ -117,8 +117,9 @@ static struct rpc_pending *start_watch(struct rpc_client *c)
 	struct rpc_pending *p = NULL;
 	struct shardd_error err;
 
-	TRAINER_CHECK(rpc_client_start(c, METHOD_Watch, &r.base, &shardd__v1__event__descriptor,
-				       true, 0, &p, &err) == 0);
+	TRAINER_CHECK(rpc_client_start(c, METHOD_Watch, &r.base,
+				       &shardd__v1__watch_response__descriptor, true, 0, &p,
+				       &err) == 0);
 	return p;
 }
 
@@ -216,12 +217,12 @@ static int was_alice(const struct trainer *t)
 static bool sees_secret(struct rpc_client *c)
 {
 	Shardd__V1__OpsRequest r = SHARDD__V1__OPS_REQUEST__INIT;
-	Shardd__V1__OpsReply *reply = raw_must(c, "Status/Ops", &r.base);
+	Shardd__V1__OpsResponse *reply = raw_must(c, "Status/Ops", &r.base);
 	bool seen = false;
 
 	for (size_t i = 0; i < reply->n_ops; i++)
 		seen |= strcmp(reply->ops[i]->unit, "secret") == 0;
-	shardd__v1__ops_reply__free_unpacked(reply, NULL);
+	shardd__v1__ops_response__free_unpacked(reply, NULL);
 	return seen;
 }
 

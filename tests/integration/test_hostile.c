@@ -23,7 +23,7 @@
 
 TestSuite(hostile, .timeout = 120, .init = fdcheck_begin, .fini = fdcheck_end);
 
-#define STATUS "/shardd.v1.Status/"
+#define STATUS "/shardd.v1.StatusService/"
 
 /* ---------------------------------------------------- many that say nothing */
 
@@ -326,7 +326,7 @@ static uint32_t h2_attach(int fd)
 
 Test(hostile, a_client_that_never_reads_its_answers)
 {
-	Shardd__V1__StatusRequest status = SHARDD__V1__STATUS_REQUEST__INIT;
+	Shardd__V1__GetStatusRequest status = SHARDD__V1__GET_STATUS_REQUEST__INIT;
 	Shardd__V1__OpsRequest ops = SHARDD__V1__OPS_REQUEST__INIT;
 	uint32_t stream;
 	unsigned calls = 0;
@@ -338,7 +338,7 @@ Test(hostile, a_client_that_never_reads_its_answers)
 	stream = h2_attach(fd);
 	status.with_units = status.with_slabs = true;
 	for (; calls < 20000; calls++, stream += 2)
-		if (!rawsock_h2_call(fd, stream, calls % 2 ? STATUS "Get" : STATUS "Ops",
+		if (!rawsock_h2_call(fd, stream, calls % 2 ? STATUS "GetStatus" : STATUS "Ops",
 				     calls % 2 ? &status.base : &ops.base))
 			break;
 	fprintf(stderr, "# %u calls were taken of a client that does not read\n", calls);

@@ -120,13 +120,13 @@ static int train(const struct trainer *t)
 static int ask(const struct trainer *t)
 {
 	struct rpc_client *c = raw_connect(t->socket);
-	Shardd__V1__StatusRequest r = SHARDD__V1__STATUS_REQUEST__INIT;
+	Shardd__V1__GetStatusRequest r = SHARDD__V1__GET_STATUS_REQUEST__INIT;
 	struct shared *s = t->arg;
 
 	for (unsigned i = 0; i < ASKED; i++) {
 		uint64_t before = clock_now_us();
 
-		raw_done(c, "Status/Get", &r.base);
+		raw_done(c, "Status/GetStatus", &r.base);
 		s->us[i] = clock_now_us() - before;
 	}
 	rpc_client_close(c);
@@ -189,7 +189,7 @@ Test(load, status_always_answers_while_eight_train)
 		pids[r] = trainer_start(&d, "load", r, TRAINERS, train, s);
 	await_steps(s, 3);
 	cr_assert_eq(trainer_wait(trainer_start(&d, "load", 0, 1, ask, s), 120), 0);
-	print_times("Status.Get over one connection", s->us, ASKED);
+	print_times("StatusService.GetStatus over one connection", s->us, ASKED);
 	ask_by_shardctl(&d);
 	s->asked_enough = true;
 	for (uint32_t r = 0; r < TRAINERS; r++)

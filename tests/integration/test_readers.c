@@ -767,7 +767,7 @@ static int raw_calls(const struct trainer *t)
 	Shardd__V1__ReadJobRequest read = SHARDD__V1__READ_JOB_REQUEST__INIT;
 	Shardd__V1__HoldStepRequest hold = SHARDD__V1__HOLD_STEP_REQUEST__INIT;
 	Shardd__V1__ReleaseStepRequest release = SHARDD__V1__RELEASE_STEP_REQUEST__INIT;
-	Shardd__V1__ReadJobReply *reply;
+	Shardd__V1__ReadJobResponse *reply;
 	struct rpc_pending *pending;
 
 	read.job = (char *)t->job;

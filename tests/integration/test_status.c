@@ -56,11 +56,11 @@ static void await_waiting(struct rpc_client *c)
 	bool there = false;
 
 	while (!there) {
-		Shardd__V1__OpsReply *ops = raw_must(c, "Status/Ops", &r.base);
+		Shardd__V1__OpsResponse *ops = raw_must(c, "Status/Ops", &r.base);
 
 		for (size_t i = 0; i < ops->n_ops; i++)
 			there = there || ops->ops[i]->state == SHARDD__V1__OP_STATE__OP_STATE_WAIT;
-		shardd__v1__ops_reply__free_unpacked(ops, NULL);
+		shardd__v1__ops_response__free_unpacked(ops, NULL);
 		TRAINER_CHECK(clock_now_us() < deadline);
 	}
 }
@@ -351,8 +351,8 @@ Test(status, a_program_is_told_the_same_by_the_library)
 
 static uint32_t open_descriptors(struct rpc_client *c)
 {
-	Shardd__V1__StatusRequest r = SHARDD__V1__STATUS_REQUEST__INIT;
-	Shardd__V1__StatusReply *s = raw_must(c, "Status/Get", &r.base);
+	Shardd__V1__GetStatusRequest r = SHARDD__V1__GET_STATUS_REQUEST__INIT;
+	Shardd__V1__GetStatusResponse *s = raw_must(c, "Status/GetStatus", &r.base);
 	uint32_t n = s->open_descriptors;
 
 	protobuf_c_message_free_unpacked(&s->base, NULL);
@@ -409,8 +409,8 @@ static int ask_the_wrong_service(const struct trainer *t)
 		ProtobufCMessage *reply = NULL;
 
 		TRAINER_CHECK(rpc_client_call(c, paths[i], &attach.base,
-					      &shardd__v1__attach_reply__descriptor, 20000, &reply,
-					      &err) == -SHARDD_UNIMPLEMENTED);
+					      &shardd__v1__attach_response__descriptor, 20000,
+					      &reply, &err) == -SHARDD_UNIMPLEMENTED);
 		TRAINER_CHECK(strstr(err.text, "there is no method "));
 		TRAINER_CHECK(strstr(err.text, paths[i]));
 	}

@@ -102,7 +102,7 @@ static void local_round_trip(int fd)
 static int bystander_main(const struct trainer *t)
 {
 	struct attack_shared *shared = t->arg;
-	Shardd__V1__StatusRequest status = SHARDD__V1__STATUS_REQUEST__INIT;
+	Shardd__V1__GetStatusRequest status = SHARDD__V1__GET_STATUS_REQUEST__INIT;
 	struct rpc_client *other = raw_connect(t->socket), *third = raw_connect(t->socket);
 	shardd_client *c = train_join(t);
 	int local = local_open(third, t->socket);
@@ -113,7 +113,7 @@ static int bystander_main(const struct trainer *t)
 		TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
 		sample_add(&shared->ring, began);
 		began = clock_now_us();
-		raw_done(other, "Status/Get", &status.base);
+		raw_done(other, "Status/GetStatus", &status.base);
 		sample_add(&shared->status, began);
 		began = clock_now_us();
 		local_round_trip(local);

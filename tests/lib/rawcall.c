@@ -109,7 +109,7 @@ void raw_refused(struct rpc_client *c, const char *method, const ProtobufCMessag
 uint64_t raw_attach_token(struct rpc_client *c, uint8_t token[SHD1_TOKEN_BYTES])
 {
 	Shardd__V1__AttachRequest request = SHARDD__V1__ATTACH_REQUEST__INIT;
-	Shardd__V1__AttachReply *reply;
+	Shardd__V1__AttachResponse *reply;
 	uint64_t session;
 
 	request.client_name = (char *)"raw";
@@ -133,7 +133,7 @@ uint64_t raw_join(struct rpc_client *c, const char *job, uint32_t rank, uint32_t
 {
 	Shardd__V1__JoinRequest request = SHARDD__V1__JOIN_REQUEST__INIT;
 	Shardd__V1__JobSpec spec = SHARDD__V1__JOB_SPEC__INIT;
-	Shardd__V1__JoinReply *reply;
+	Shardd__V1__JoinResponse *reply;
 	uint64_t epoch;
 
 	spec.name = (char *)job;
@@ -160,10 +160,10 @@ struct rpc_client *raw_trainer(const char *socket, const char *job, uint32_t ran
 
 uint32_t raw_register(struct rpc_client *c, const char *name, uint64_t elements)
 {
-	Shardd__V1__RegisterRequest request = SHARDD__V1__REGISTER_REQUEST__INIT;
+	Shardd__V1__RegisterUnitsRequest request = SHARDD__V1__REGISTER_UNITS_REQUEST__INIT;
 	Shardd__V1__UnitSpec unit = SHARDD__V1__UNIT_SPEC__INIT, *units = &unit;
 	Shardd__V1__TensorSpec tensor = SHARDD__V1__TENSOR_SPEC__INIT, *tensors = &tensor;
-	Shardd__V1__RegisterReply *reply;
+	Shardd__V1__RegisterUnitsResponse *reply;
 	uint32_t id;
 
 	tensor.name = (char *)"t";
@@ -184,7 +184,7 @@ uint32_t raw_register(struct rpc_client *c, const char *name, uint64_t elements)
 uint64_t raw_alloc(struct rpc_client *c, uint64_t bytes)
 {
 	Shardd__V1__AllocBufferRequest request = SHARDD__V1__ALLOC_BUFFER_REQUEST__INIT;
-	Shardd__V1__AllocBufferReply *reply;
+	Shardd__V1__AllocBufferResponse *reply;
 	uint64_t id;
 
 	request.bytes = bytes;
@@ -223,7 +223,7 @@ static void blank(char *text)
 
 /* Made when a job first needs one, kept for all that come later; and a device gives memory
  * back, with its descriptor, when it comes to it. */
-static void forget_devices(Shardd__V1__StatusReply *s)
+static void forget_devices(Shardd__V1__GetStatusResponse *s)
 {
 	if (strcmp(daemonfix_backend(), "host") != 0)
 		s->open_descriptors = 0;
@@ -234,7 +234,7 @@ static void forget_devices(Shardd__V1__StatusReply *s)
 }
 
 /* What is used stays as it was; a call of Status before this one may not be over yet. */
-static void forget_peaks(Shardd__V1__StatusReply *s)
+static void forget_peaks(Shardd__V1__GetStatusResponse *s)
 {
 	for (size_t i = 0; i < s->n_users; i++)
 		for (size_t k = 0; k < s->users[i]->n_usage; k++) {
@@ -247,7 +247,7 @@ static void forget_peaks(Shardd__V1__StatusReply *s)
 		}
 }
 
-static void forget_counters(Shardd__V1__StatusReply *s)
+static void forget_counters(Shardd__V1__GetStatusResponse *s)
 {
 	s->uptime_s = 0;
 	forget_devices(s);
@@ -271,14 +271,14 @@ static void forget_counters(Shardd__V1__StatusReply *s)
 
 char *raw_state(struct rpc_client *c)
 {
-	Shardd__V1__StatusRequest request = SHARDD__V1__STATUS_REQUEST__INIT;
-	Shardd__V1__StatusReply *reply;
+	Shardd__V1__GetStatusRequest request = SHARDD__V1__GET_STATUS_REQUEST__INIT;
+	Shardd__V1__GetStatusResponse *reply;
 	json_t *j;
 	char *text;
 
 	request.with_units = true;
 	request.with_slabs = true;
-	reply = raw_must(c, "Status/Get", &request.base);
+	reply = raw_must(c, "Status/GetStatus", &request.base);
 	forget_counters(reply);
 	j = json_from_message(&reply->base);
 	text = json_dumps(j, JSON_INDENT(1));

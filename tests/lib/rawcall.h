@@ -14,7 +14,7 @@
 /* Connect. @ret: rpc_client_close. */
 struct rpc_client *raw_connect(const char *socket);
 
-/* "Join" or "Status/Get": start the call. @ret: raw_finish. */
+/* "Join" or "Status/GetStatus": start the call. @ret: raw_finish. */
 struct rpc_pending *raw_start(struct rpc_client *c, const char *method,
 			      const ProtobufCMessage *request);
 /* Wait for its end, at most 30 s. @ret: the reply, the caller's, or NULL to drop it.

@@ -173,7 +173,7 @@ static void fill_job_calls(ProtobufCMessage *m, const char *method)
 		r->ranks = good.ranks;
 		r->n_ranks = 2;
 	} else if (strcmp(method, "RegisterUnits") == 0) {
-		Shardd__V1__RegisterRequest *r = (Shardd__V1__RegisterRequest *)m;
+		Shardd__V1__RegisterUnitsRequest *r = (Shardd__V1__RegisterUnitsRequest *)m;
 
 		r->units = good.units;
 		r->n_units = 2;
@@ -270,7 +270,7 @@ const ProtobufCMethodDescriptor *request_method(const char *name, const char **r
 		&shardd__v1__unit_service__descriptor,    &shardd__v1__training_service__descriptor,
 		&shardd__v1__ddp_service__descriptor,     &shardd__v1__reader_service__descriptor,
 	};
-	const ProtobufCServiceDescriptor *service = &shardd__v1__status__descriptor;
+	const ProtobufCServiceDescriptor *service = &shardd__v1__status_service__descriptor;
 	const ProtobufCMethodDescriptor *m = NULL;
 
 	if (strncmp(name, "Status/", 7) == 0)

@@ -58,11 +58,11 @@ extern struct request_parts good;
 /* The parts as they are at first; only @buffer stays. */
 void request_reset(void);
 
-/* The method "Join" or "Status/Get". @ret_service: its service's full name; may be NULL.
+/* The method "Join" or "Status/GetStatus". @ret_service: its service's full name; may be NULL.
  * Return: NULL: there is none. */
 const ProtobufCMethodDescriptor *request_method(const char *name, const char **ret_service);
 
-/* A good request of @method ("Join", "Status/Get") in @room, which is large enough for
+/* A good request of @method ("Join", "Status/GetStatus") in @room, which is large enough for
  * any (REQUEST_ROOM bytes). */
 #define REQUEST_ROOM 512
 ProtobufCMessage *request_good(const char *method, void *room);

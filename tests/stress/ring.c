@@ -103,13 +103,13 @@ static void *daemon_thread(void *arg)
 	return NULL;
 }
 
-static Shardd__V1__GatherReply *request(unsigned number, unsigned client)
+static Shardd__V1__GatherResponse *request(unsigned number, unsigned client)
 {
-	static _Thread_local Shardd__V1__GatherReply r;
+	static _Thread_local Shardd__V1__GatherResponse r;
 	static _Thread_local Shardd__V1__Placement place;
 	static _Thread_local uint8_t handle[300];
 
-	shardd__v1__gather_reply__init(&r);
+	shardd__v1__gather_response__init(&r);
 	shardd__v1__placement__init(&place);
 	r.references = number;
 	r.place = &place;
@@ -122,7 +122,7 @@ static Shardd__V1__GatherReply *request(unsigned number, unsigned client)
 
 static void check_reply(const ProtobufCMessage *m, unsigned number, unsigned client)
 {
-	const Shardd__V1__GatherReply *r = (const Shardd__V1__GatherReply *)m;
+	const Shardd__V1__GatherResponse *r = (const Shardd__V1__GatherResponse *)m;
 
 	CHECK(r->references == number && r->place->slab == client);
 	CHECK(r->place->ipc_handle.len == (number % 3 ? 0 : number % 300));
@@ -153,7 +153,7 @@ static bool finish(struct ring_pending *p, unsigned number, unsigned client)
 static bool submit(struct ring_pending *p, unsigned number, unsigned client)
 {
 	return ring_start(ring, 1, &request(number, client)->base, "/Test",
-			  &shardd__v1__gather_reply__descriptor, 0, p) == 0;
+			  &shardd__v1__gather_response__descriptor, 0, p) == 0;
 }
 
 static void *client_thread(void *arg)

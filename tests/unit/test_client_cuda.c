@@ -327,7 +327,7 @@ Test(client_cuda, the_gpu_in_use_is_known_without_starting_one)
 static int take(struct shardd_client *c, const char *backend, const char *uuid,
 		struct shardd_error *err)
 {
-	Shardd__V1__JoinReply reply = SHARDD__V1__JOIN_REPLY__INIT;
+	Shardd__V1__JoinResponse reply = SHARDD__V1__JOIN_RESPONSE__INIT;
 	Shardd__V1__Device device = SHARDD__V1__DEVICE__INIT;
 
 	device.id = "x:0";

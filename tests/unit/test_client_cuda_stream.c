@@ -75,7 +75,7 @@ static void describe(const struct gpupeer *p, bool events, struct link *l)
 
 static int join(struct world *w, Shardd__V1__StreamLink *link)
 {
-	Shardd__V1__JoinReply reply = SHARDD__V1__JOIN_REPLY__INIT;
+	Shardd__V1__JoinResponse reply = SHARDD__V1__JOIN_RESPONSE__INIT;
 	Shardd__V1__Device device = SHARDD__V1__DEVICE__INIT;
 
 	device.id = "cuda:0";

@@ -49,7 +49,7 @@ static int start(struct ring_pending *p, uint32_t timeout_ms)
 
 	q.unit = 3;
 	return ring_start(ring, ring_number(METHOD), &q.base, METHOD,
-			  &shardd__v1__gather_reply__descriptor, timeout_ms, p);
+			  &shardd__v1__gather_response__descriptor, timeout_ms, p);
 }
 
 /* All that is there is answered with @code. */
@@ -69,7 +69,7 @@ static unsigned answer(uint16_t code, const void *message, uint32_t bytes)
 
 Test(client_ring, a_reply_is_that_of_the_method)
 {
-	Shardd__V1__GatherReply reply = SHARDD__V1__GATHER_REPLY__INIT;
+	Shardd__V1__GatherResponse reply = SHARDD__V1__GATHER_RESPONSE__INIT;
 	ProtobufCMessage *got = NULL;
 	struct ring_pending p;
 	uint8_t bytes[64];
@@ -80,7 +80,7 @@ Test(client_ring, a_reply_is_that_of_the_method)
 	cr_assert_eq(answer(0, bytes, (uint32_t)protobuf_c_message_pack(&reply.base, bytes)), 1);
 	cr_assert(ring_pending_wait(&p, -1));
 	cr_assert_eq(ring_pending_result(&p, &got, NULL), 0);
-	cr_assert_eq(((Shardd__V1__GatherReply *)got)->references, 7);
+	cr_assert_eq(((Shardd__V1__GatherResponse *)got)->references, 7);
 	protobuf_c_message_free_unpacked(got, NULL);
 	ring_pending_free(&p);
 	ring_pending_free(&p);

@@ -12,13 +12,13 @@ TestSuite(codec, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 30);
 
 static int unpack(struct codec_message *m, const char *bytes, size_t n, uint64_t budget)
 {
-	return codec_unpack(m, &shardd__v1__register_request__descriptor, (const uint8_t *)bytes, n,
-			    budget);
+	return codec_unpack(m, &shardd__v1__register_units_request__descriptor,
+			    (const uint8_t *)bytes, n, budget);
 }
 
 Test(codec, message_comes_out_as_it_went_in)
 {
-	Shardd__V1__RegisterRequest req = SHARDD__V1__REGISTER_REQUEST__INIT, *got;
+	Shardd__V1__RegisterUnitsRequest req = SHARDD__V1__REGISTER_UNITS_REQUEST__INIT, *got;
 	Shardd__V1__UnitSpec unit = SHARDD__V1__UNIT_SPEC__INIT, *units[300];
 	struct codec_message m = CODEC_MESSAGE_NULL;
 	uint8_t *bytes;
@@ -35,7 +35,7 @@ Test(codec, message_comes_out_as_it_went_in)
 	protobuf_c_message_pack(&req.base, bytes);
 	cr_assert_eq(unpack(&m, (char *)bytes, n, codec_budget(n)), 0);
 	free(bytes); /* nothing of it is borrowed */
-	got = (Shardd__V1__RegisterRequest *)m.msg;
+	got = (Shardd__V1__RegisterUnitsRequest *)m.msg;
 	cr_assert_eq(got->n_units, 300);
 	for (size_t i = 0; i < 300; i++) {
 		cr_assert_str_eq(got->units[i]->name, "layers.0.attention");
@@ -50,7 +50,7 @@ Test(codec, empty_message_is_all_defaults)
 	struct codec_message m = CODEC_MESSAGE_NULL;
 
 	cr_assert_eq(unpack(&m, "", 0, codec_budget(0)), 0);
-	cr_assert_eq(((Shardd__V1__RegisterRequest *)m.msg)->n_units, 0);
+	cr_assert_eq(((Shardd__V1__RegisterUnitsRequest *)m.msg)->n_units, 0);
 	codec_message_deinit(&m);
 }
 

@@ -84,7 +84,7 @@ Test(ctl_json, messages_inside_messages)
 	Shardd__V1__RankStatus *ranks[] = { &rank };
 	Shardd__V1__JobStatus job = SHARDD__V1__JOB_STATUS__INIT;
 	Shardd__V1__JobStatus *jobs[] = { &job };
-	Shardd__V1__StatusReply s = SHARDD__V1__STATUS_REPLY__INIT;
+	Shardd__V1__GetStatusResponse s = SHARDD__V1__GET_STATUS_RESPONSE__INIT;
 	const char *name = NULL;
 	const char *state = NULL;
 	json_t *j;
@@ -115,7 +115,7 @@ Test(ctl_json, enums_are_names)
 
 Test(ctl_json, a_message_that_is_not_there_is_null)
 {
-	Shardd__V1__GatherReply g = SHARDD__V1__GATHER_REPLY__INIT;
+	Shardd__V1__GatherResponse g = SHARDD__V1__GATHER_RESPONSE__INIT;
 
 	g.references = 3;
 	expect(&g.base, "{\"info\":null,\"place\":null,\"references\":3,\"copied\":false}");

@@ -23,12 +23,12 @@ struct records {
 	Shardd__V1__DeviceRecord device[MOST];
 	Shardd__V1__OpRecord *ops[MOST];
 	Shardd__V1__DeviceRecord *devices[MOST];
-	Shardd__V1__OpsReply reply;
+	Shardd__V1__OpsResponse reply;
 };
 
 static void begin(struct records *r, uint64_t now)
 {
-	shardd__v1__ops_reply__init(&r->reply);
+	shardd__v1__ops_response__init(&r->reply);
 	r->reply.ops = r->ops;
 	r->reply.devices = r->devices;
 	r->reply.now_us = now;

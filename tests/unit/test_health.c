@@ -97,7 +97,8 @@ static int next(struct rpc_pending *p, int timeout_ms)
 Test(health, check_says_whether_it_serves)
 {
 	static const char *const names[] = { "", "shardd.v1.SessionService",
-					     "shardd.v1.TrainingService", "shardd.v1.Status" };
+					     "shardd.v1.TrainingService",
+					     "shardd.v1.StatusService" };
 
 	for (size_t i = 0; i < ARRAY_SIZE(names); i++)
 		cr_assert_eq(check(names[i], NULL), NOT_SERVING, "%s", names[i]);

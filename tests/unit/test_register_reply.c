@@ -58,7 +58,7 @@ static void make_units(struct job *job, uint32_t *ids)
 static uint8_t *packed(const struct job *job, const uint32_t *ids, uint32_t rank, uint64_t charged,
 		       size_t *ret_n)
 {
-	Shardd__V1__RegisterReply reply = SHARDD__V1__REGISTER_REPLY__INIT;
+	Shardd__V1__RegisterUnitsResponse reply = SHARDD__V1__REGISTER_UNITS_RESPONSE__INIT;
 	Shardd__V1__RegisteredUnit *units[UNITS];
 	struct registered all[UNITS];
 	uint8_t *bytes;

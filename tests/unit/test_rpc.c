@@ -1,6 +1,6 @@
 /*
  * The gRPC server and the client of libshardd against each other, over a real
- * socket. The service is shardd.v1.Status with handlers of our own: Get does what
+ * socket. The service is shardd.v1.StatusService with handlers of our own: Get does what
  * request.job says, Ops is a stream.
  */
 #include <criterion/criterion.h>
@@ -24,8 +24,8 @@
 #include "shardd.pb-c.h"
 #include "status.pb-c.h"
 
-#define GET "/shardd.v1.Status/Get"
-#define OPS "/shardd.v1.Status/Ops"
+#define GET "/shardd.v1.StatusService/GetStatus"
+#define OPS "/shardd.v1.StatusService/Ops"
 
 static struct rpchost host;
 static unsigned n_descriptors;      /* when the test began */
@@ -78,7 +78,7 @@ static void on_late_cancelled(struct rpc_call *call, void *userdata)
 
 static void reply(struct rpc_call *call, const char *version)
 {
-	Shardd__V1__StatusReply msg = SHARDD__V1__STATUS_REPLY__INIT;
+	Shardd__V1__GetStatusResponse msg = SHARDD__V1__GET_STATUS_RESPONSE__INIT;
 
 	msg.version = (char *)version;
 	atomic_fetch_add(&n_served, 1);
@@ -87,7 +87,7 @@ static void reply(struct rpc_call *call, const char *version)
 
 static void get(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
-	const Shardd__V1__StatusRequest *req = (const void *)request;
+	const Shardd__V1__GetStatusRequest *req = (const void *)request;
 	struct fault f = { .code = FAULT_INVALID,
 			   .domain = FAULT_DOMAIN_OS,
 			   .native = ENOSPC,
@@ -124,7 +124,7 @@ static void on_stream_cancelled(struct rpc_call *call, void *userdata)
 static void ops(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	const Shardd__V1__OpsRequest *req = (const void *)request;
-	Shardd__V1__OpsReply msg = SHARDD__V1__OPS_REPLY__INIT;
+	Shardd__V1__OpsResponse msg = SHARDD__V1__OPS_RESPONSE__INIT;
 
 	(void)userdata;
 	if (req->limit == 0) {
@@ -139,12 +139,13 @@ static void ops(struct rpc_call *call, const ProtobufCMessage *request, void *us
 }
 
 static const struct rpc_method methods[] = {
-	{ "Get", get, false, false },
+	{ "GetStatus", get, false, false },
 	{ "Ops", ops, true, false },
 	{ NULL, NULL, false, false },
 };
 
-static const struct rpc_service service = { &shardd__v1__status__descriptor, methods, &host };
+static const struct rpc_service service = { &shardd__v1__status_service__descriptor, methods,
+					    &host };
 
 static void start_with(const struct rpc_options *options)
 {
@@ -179,13 +180,14 @@ static struct rpc_client *connect_client(void)
 
 static struct rpc_pending *start_get(struct rpc_client *c, const char *job, uint32_t timeout_ms)
 {
-	Shardd__V1__StatusRequest req = SHARDD__V1__STATUS_REQUEST__INIT;
+	Shardd__V1__GetStatusRequest req = SHARDD__V1__GET_STATUS_REQUEST__INIT;
 	struct rpc_pending *p = NULL;
 	struct shardd_error err;
 
 	req.job = (char *)job;
-	cr_assert_eq(rpc_client_start(c, GET, &req.base, &shardd__v1__status_reply__descriptor,
-				      false, timeout_ms, &p, &err),
+	cr_assert_eq(rpc_client_start(c, GET, &req.base,
+				      &shardd__v1__get_status_response__descriptor, false,
+				      timeout_ms, &p, &err),
 		     0);
 	return p;
 }
@@ -199,7 +201,7 @@ static int finish_get(struct rpc_pending *p, const char *expected, struct shardd
 	cr_assert(rpc_pending_wait(p, 20000));
 	r = rpc_pending_result(p, &msg, err);
 	if (r == 0) {
-		cr_assert_str_eq(((Shardd__V1__StatusReply *)msg)->version, expected);
+		cr_assert_str_eq(((Shardd__V1__GetStatusResponse *)msg)->version, expected);
 		protobuf_c_message_free_unpacked(msg, NULL);
 	}
 	rpc_pending_free(p);
@@ -216,8 +218,8 @@ static int call_raw(struct rpc_client *c, const char *method, const ProtobufCMes
 {
 	ProtobufCMessage *msg = NULL;
 
-	return rpc_client_call(c, method, request, &shardd__v1__status_reply__descriptor, 0, &msg,
-			       err);
+	return rpc_client_call(c, method, request, &shardd__v1__get_status_response__descriptor, 0,
+			       &msg, err);
 }
 
 static struct rpc_pending *start_ops(struct rpc_client *c, uint32_t limit)
@@ -227,8 +229,8 @@ static struct rpc_pending *start_ops(struct rpc_client *c, uint32_t limit)
 	struct shardd_error err;
 
 	req.limit = limit;
-	cr_assert_eq(rpc_client_start(c, OPS, &req.base, &shardd__v1__ops_reply__descriptor, true,
-				      0, &p, &err),
+	cr_assert_eq(rpc_client_start(c, OPS, &req.base, &shardd__v1__ops_response__descriptor,
+				      true, 0, &p, &err),
 		     0);
 	return p;
 }
@@ -266,24 +268,24 @@ Test(rpc, fault_arrives_with_all_its_fields)
 
 Test(rpc, unknown_method_is_unimplemented)
 {
-	Shardd__V1__StatusRequest req = SHARDD__V1__STATUS_REQUEST__INIT;
+	Shardd__V1__GetStatusRequest req = SHARDD__V1__GET_STATUS_REQUEST__INIT;
 	struct shardd_error err;
 	struct rpc_client *c;
 
 	start_with(NULL);
 	c = connect_client();
 	for (int i = 0; i < 20; i++) { /* more than are armed at once */
-		cr_assert_eq(call_raw(c, "/shardd.v1.Status/Nope", &req.base, &err),
+		cr_assert_eq(call_raw(c, "/shardd.v1.StatusService/Nope", &req.base, &err),
 			     -SHARDD_UNIMPLEMENTED);
-		cr_assert_str_eq(err.text, "there is no method /shardd.v1.Status/Nope");
+		cr_assert_str_eq(err.text, "there is no method /shardd.v1.StatusService/Nope");
 	}
 	finish(c);
 }
 
 Test(rpc, malformed_message_is_refused_naming_the_method)
 {
-	/* On the wire a number where StatusRequest has a string. */
-	Shardd__V1__DeleteJobReply wrong = SHARDD__V1__DELETE_JOB_REPLY__INIT;
+	/* On the wire a number where GetStatusRequest has a string. */
+	Shardd__V1__DeleteJobResponse wrong = SHARDD__V1__DELETE_JOB_RESPONSE__INIT;
 	struct shardd_error err;
 	struct rpc_client *c;
 
@@ -519,7 +521,7 @@ Test(rpc, stream_comes_whole_and_in_order)
 	p = start_ops(c, 200);
 	for (uint64_t i = 1; i <= 200; i++) {
 		cr_assert_eq(rpc_pending_next(p, 10000, &msg, &err), 1, "%s", err.text);
-		cr_assert_eq(((Shardd__V1__OpsReply *)msg)->now_us, i);
+		cr_assert_eq(((Shardd__V1__OpsResponse *)msg)->now_us, i);
 		protobuf_c_message_free_unpacked(msg, NULL);
 	}
 	cr_assert_eq(rpc_pending_next(p, 10000, &msg, &err), 0);
@@ -558,7 +560,7 @@ static void flood(void *arg)
 	static char text[16384];
 	Shardd__V1__OpRecord record = SHARDD__V1__OP_RECORD__INIT;
 	Shardd__V1__OpRecord *records[] = { &record };
-	Shardd__V1__OpsReply msg = SHARDD__V1__OPS_REPLY__INIT;
+	Shardd__V1__OpsResponse msg = SHARDD__V1__OPS_RESPONSE__INIT;
 	struct flood *f = arg;
 	int r = 0;
 
@@ -596,7 +598,7 @@ Test(rpc, reader_that_is_too_slow_gets_all_that_was_taken_and_the_reason)
 		rpchost_run(&host, flood, &f);
 	cr_assert_geq(f.sent, 256);
 	while ((r = rpc_pending_next(p, 10000, &msg, &err)) == 1) {
-		cr_assert_eq(((Shardd__V1__OpsReply *)msg)->now_us, ++got);
+		cr_assert_eq(((Shardd__V1__OpsResponse *)msg)->now_us, ++got);
 		protobuf_c_message_free_unpacked(msg, NULL);
 	}
 	cr_assert_eq(r, -SHARDD_RESOURCE_EXHAUSTED);
