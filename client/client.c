@@ -50,13 +50,16 @@ int client_check(const struct shardd_client *c, struct shardd_error *err)
 	return 0;
 }
 
-int client_check_size(size_t size, size_t first, const char *what, struct shardd_error *err)
+int client_check_size(const void *s, size_t bytes, const char *what, struct shardd_error *err)
 {
-	if (size >= first)
-		return 0;
-	return error_set(err, SHARDD_INVALID_ARGUMENT, what,
-			 "%s is %zu: set it to the size of the struct, at least %zu", what, size,
-			 first);
+	size_t size;
+
+	memcpy(&size, s, sizeof(size));
+	if (size < bytes || size > OPTIONS_MAX_BYTES)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, what,
+				 "%s is %zu: set it to the size of the struct, at least %zu", what,
+				 size, bytes);
+	return options_check_tail(s, size, bytes, what, err);
 }
 
 int client_check_bytes(const struct shardd_client *c, size_t bytes, struct shardd_error *err)
@@ -197,7 +200,7 @@ int shardd_connect(const struct shardd_options *options, shardd_client **ret,
 	if (!ret)
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "ret is NULL");
 	if (options) {
-		r = client_check_size(options->size, sizeof(o), "options.size", err);
+		r = client_check_size(options, sizeof(o), "options.size", err);
 		if (r < 0)
 			return r;
 		o = *options;

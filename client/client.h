@@ -75,7 +75,7 @@ struct shardd_client {
 	bool joined;
 	char *job; /* of the last join; NULL: none */
 	bool keep; /* that job stays when all have left */
-	uint64_t epoch;
+	atomic_uint_least64_t epoch;
 	uint64_t seq; /* of the last op */
 	void *blob;   /* of the last join */
 };
@@ -84,9 +84,9 @@ struct shardd_client {
  * -SHARDD_FAILED_PRECONDITION (a child after fork). */
 int client_check(const struct shardd_client *c, struct shardd_error *err);
 
-/* Check @size, the size member of the caller's @what. A newer, longer struct is accepted; its tail
- * is not read. */
-int client_check_size(size_t size, size_t first, const char *what, struct shardd_error *err);
+/* Check the size that the caller's struct @s begins with, @what in messages: @bytes in this library.
+ * What a longer, newer struct has behind that must be 0. */
+int client_check_size(const void *s, size_t bytes, const char *what, struct shardd_error *err);
 
 /* Does the daemon take a message of @bytes? Return: 0 or -SHARDD_RESOURCE_EXHAUSTED. */
 int client_check_bytes(const struct shardd_client *c, size_t bytes, struct shardd_error *err);

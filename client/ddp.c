@@ -189,6 +189,14 @@ int shardd_submit_ddp_forward(shardd_client *c, const struct shardd_ddp_forward_
 	return op_submit_out(c, &forward, &q.base, (struct op_out){ o->views, o->n_views }, t, err);
 }
 
+static int check_list(const void *list, size_t n, const char *field, struct shardd_error *err)
+{
+	if (list || !n)
+		return 0;
+	return error_set(err, SHARDD_INVALID_ARGUMENT, field, "%s is NULL, but there are %zu",
+			 field, n);
+}
+
 int shardd_submit_ddp_backward(shardd_client *c, const struct shardd_ddp_backward_options *options,
 			       shardd_ticket *t, struct shardd_error *err)
 {
@@ -196,7 +204,8 @@ int shardd_submit_ddp_backward(shardd_client *c, const struct shardd_ddp_backwar
 	struct shardd_ddp_backward_options room;
 	const struct shardd_ddp_backward_options *o = OPTIONS_READ(options, &room, err);
 
-	if (!o)
+	if (!o || check_list(o->unused, o->n_unused, "unused", err) < 0 ||
+	    check_list(o->kept, o->n_kept, "kept", err) < 0)
 		return -SHARDD_INVALID_ARGUMENT;
 	q.ddp = o->ddp;
 	q.unused = (uint32_t *)o->unused;
@@ -216,7 +225,9 @@ static int ready_check(const struct shardd_ddp_ready_options *o, struct shardd_e
 				 "sparse is set, but n_tensors is %zu: mark one sparse tensor at "
 				 "a time",
 				 o->n_tensors);
-	return 0;
+	if (check_list(o->tensors, o->n_tensors, "tensors", err) < 0)
+		return -SHARDD_INVALID_ARGUMENT;
+	return check_list(o->rows, o->n_rows, "rows", err);
 }
 
 int shardd_submit_ddp_ready(shardd_client *c, const struct shardd_ddp_ready_options *options,
@@ -250,7 +261,7 @@ int shardd_submit_reduce_sparse(shardd_client *c,
 	const struct shardd_reduce_sparse_options *o = OPTIONS_READ(options, &room, err);
 	Shardd__V1__SparseRows rows = SHARDD__V1__SPARSE_ROWS__INIT;
 
-	if (!o)
+	if (!o || check_list(o->rows, o->n_rows, "rows", err) < 0)
 		return -SHARDD_INVALID_ARGUMENT;
 	rows.rows = (int64_t *)o->rows;
 	rows.n_rows = o->n_rows;
@@ -307,14 +318,34 @@ struct sent {
 	shardd_ticket t;
 };
 
+/* The failure of an op that was detached before would be returned in place of freeing it. */
+static int free_sent(shardd_client *c, uint64_t buffer, int r, struct shardd_error *err)
+{
+	struct shardd_error scratch;
+	int w = op_detached(c, false, r < 0 ? &scratch : err);
+
+	r = r < 0 ? r : w;
+	w = shardd_free(c, buffer, r < 0 ? &scratch : err);
+	return r < 0 ? r : w;
+}
+
+/* Their buffers are in use until they have ended, so no interrupt ends a wait. */
 static int wait_sent(shardd_client *c, struct sent *s, size_t n, int r, struct shardd_error *err)
 {
 	for (size_t i = 0; i < n; i++) {
-		int w = shardd_wait(c, s[i].t, -1, NULL, r < 0 ? NULL : err);
+		struct shardd_error e;
+		int w;
 
-		r = r < 0 ? r : w;
-		w = s[i].buffer ? shardd_free(c, s[i].buffer, r < 0 ? NULL : err) : 0;
-		r = r < 0 ? r : w;
+		do
+			w = shardd_wait(c, s[i].t, -1, NULL, &e);
+		while (w == -SHARDD_CANCELLED && e.native == EINTR);
+		if (w < 0 && r == 0) {
+			r = w;
+			if (err)
+				*err = e;
+		}
+		if (s[i].buffer)
+			r = free_sent(c, s[i].buffer, r, err);
 	}
 	return r;
 }
@@ -333,7 +364,7 @@ static int send_unit(shardd_client *c, shardd_unit u, uint32_t root, const float
 						      .root = root, .buffer = s->buffer),
 				       &s->t, err);
 	if (r < 0 && s->buffer)
-		(void)shardd_free(c, s->buffer, NULL);
+		r = free_sent(c, s->buffer, r, err);
 	return r;
 }
 

@@ -317,7 +317,10 @@ static bool interrupted(struct shardd_client *c, unsigned seen)
 
 	if (now == seen)
 		return false;
-	atomic_store(&c->interrupts_taken, now);
+	/* another thread may have taken a later one */
+	while ((int)(now - seen) > 0 &&
+	       !atomic_compare_exchange_weak(&c->interrupts_taken, &seen, now))
+		;
 	return true;
 }
 
@@ -354,8 +357,7 @@ static int wait_in_slices(struct shardd_client *c, shardd_ticket t, struct ticke
 
 static int was_interrupted(struct shardd_error *err)
 {
-	error_set(err, SHARDD_CANCELLED, NULL,
-		  "the wait was interrupted by shardd_interrupt: the op continues, wait again");
+	error_set(err, SHARDD_CANCELLED, NULL, "the wait was interrupted by shardd_interrupt");
 	err->native = EINTR;
 	return -SHARDD_CANCELLED;
 }

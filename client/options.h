@@ -12,6 +12,11 @@
 /* A size above this is no size of a struct. */
 #define OPTIONS_MAX_BYTES 4096u
 
+/* What a caller's struct @name of @size bytes has behind the @bytes that this library knows must be
+ * 0. Return: 0 or -SHARDD_INVALID_ARGUMENT. */
+int options_check_tail(const void *what, size_t size, size_t bytes, const char *name,
+		       struct shardd_error *err);
+
 /* As options_read, where the size is not the library's own. */
 const void *options_read_other(const void *options, void *room, size_t bytes, size_t first,
 			       struct shardd_error *err);

@@ -303,10 +303,10 @@ static int unit_check_size(const struct shardd_unit_spec *units, size_t i, struc
 	char field[96];
 	int r;
 
-	if (i && from->size == units->size) /* as long as the first, which was checked */
+	if (i && from->size == units->size && from->size == sizeof(*from))
 		return 0;
 	snprintf(field, sizeof(field), "units[%zu].size", i);
-	r = client_check_size(from->size, sizeof(*from), field, err);
+	r = client_check_size(from, sizeof(*from), field, err);
 	if (r == 0 && from->size != units->size)
 		r = error_set(err, SHARDD_INVALID_ARGUMENT, field,
 			      "%s is %zu, but units[0].size is %zu", field, from->size,

@@ -136,7 +136,7 @@ int shardd_join(shardd_client *c, const struct shardd_job *job, struct shardd_me
 	if (r == 0 && !job)
 		r = error_set(err, SHARDD_INVALID_ARGUMENT, "job", "the job is NULL");
 	if (r == 0)
-		r = client_check_size(job->size, sizeof(*job), "job.size", err);
+		r = client_check_size(job, sizeof(*job), "job.size", err);
 	if (r == 0)
 		r = complete(job, &spec, &request.rank, err);
 	if (r < 0)

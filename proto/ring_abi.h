@@ -43,7 +43,7 @@
 /* A submission or a completion. */
 struct ring_entry {
 	uint64_t tag;   /* chosen by the client; copied into the completion */
-	uint16_t op;    /* submission: RING_NOP, or the method's number (ring_methods.h) */
+	uint16_t op;    /* submission: RING_NOP, or the method's number (methods.h) */
 	uint16_t code;  /* completion: a gRPC status code */
 	uint32_t bytes; /* of the message: a request, a reply, or with a code an ErrorInfo */
 	uint8_t data[RING_SHORT_BYTES]; /* the packed message if it fits */

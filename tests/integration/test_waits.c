@@ -201,6 +201,63 @@ static int interrupt_trainer(const struct trainer *t)
 	return 0;
 }
 
+/* The blocking form has nobody who could wait again: it cancels its op. */
+static int interrupt_blocking_trainer(const struct trainer *t)
+{
+	atomic_uint *turn = t->arg;
+	shardd_client *c = train_join(t);
+
+	if (t->rank == 0) {
+		signalled = c;
+		signal(SIGALRM, on_alarm);
+		alarm(1);
+		TRAIN_FAILS(shardd_barrier(c, SHARDD_WORLD, &train_err), SHARDD_CANCELLED);
+		TRAINER_CHECK(train_err.native == EINTR);
+		atomic_store(turn, 1);
+	} else {
+		await(turn, 1);
+		TRAIN_FAILS(shardd_barrier(c, SHARDD_WORLD, &train_err),
+			    SHARDD_FAILED_PRECONDITION);
+	}
+	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
+	train_leave(c);
+	return 0;
+}
+
+Test(waits, an_interrupted_blocking_form_cancels_its_op)
+{
+	trainfix_run(2, interrupt_blocking_trainer, trainer_shared(sizeof(atomic_uint)));
+}
+
+/* Over gRPC it cannot be cancelled: it goes on, detached, and the ranks do not drift apart. */
+static int interrupt_over_grpc_trainer(const struct trainer *t)
+{
+	atomic_uint *turn = t->arg;
+	shardd_client *c;
+
+	setenv("SHARDD_RING", "off", 1);
+	c = train_join(t);
+	if (t->rank == 0) {
+		signalled = c;
+		signal(SIGALRM, on_alarm);
+		alarm(1);
+		TRAIN_FAILS(shardd_barrier(c, SHARDD_WORLD, &train_err), SHARDD_CANCELLED);
+		TRAINER_CHECK(train_err.native == EINTR);
+		atomic_store(turn, 1);
+	} else {
+		await(turn, 1);
+		TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
+	}
+	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
+	train_leave(c);
+	return 0;
+}
+
+Test(waits, an_interrupted_blocking_form_over_grpc_detaches_its_op)
+{
+	trainfix_run(2, interrupt_over_grpc_trainer, trainer_shared(sizeof(atomic_uint)));
+}
+
 Test(waits, an_interrupted_wait_can_go_on)
 {
 	trainfix_run(2, interrupt_trainer, trainer_shared(sizeof(atomic_uint)));

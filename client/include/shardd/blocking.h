@@ -2,21 +2,46 @@
  * The blocking form of each verb: it submits, waits until the op has ended, at the latest at its
  * deadline, and copies the result out. Part of shardd/shardd.h, which includes it; shardd/ops.h and
  * shardd/ddp.h describe the verbs, and errors are theirs. On failure what is copied out is 0 or NULL.
- * Inline: nothing here is exported. Any
- * thread.
+ * shardd_interrupt cancels the op that a blocking form waits for. Inline: nothing here is exported.
+ * Any thread.
  */
 #ifndef SHARDD_BLOCKING_H
 #define SHARDD_BLOCKING_H
 
+#include <errno.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include "shardd/shardd.h"
 
-/* Wait for ticket @t of a submission that returned @submitted. */
+static inline bool shardd_was_interrupted_(int r, const struct shardd_error *e)
+{
+	return r == -SHARDD_CANCELLED && e->native == EINTR;
+}
+
+/* Wait for ticket @t of a submission that returned @submitted. Interrupted, it cancels the op, and
+ * returns when that has ended: its result, or CANCELLED with native EINTR. An op that cannot be
+ * cancelled (over gRPC) is detached then: its failure is the next submission's. */
 static inline int shardd_finish_(shardd_client *c, int submitted, shardd_ticket t,
 				 struct shardd_result *ret, struct shardd_error *err)
 {
-	return submitted < 0 ? submitted : shardd_wait(c, t, -1, ret, err);
+	struct shardd_error e;
+	bool detached = false, interrupted;
+	int r;
+
+	if (submitted < 0)
+		return submitted;
+	r = shardd_wait(c, t, -1, ret, &e);
+	interrupted = shardd_was_interrupted_(r, &e);
+	if (interrupted && shardd_cancel(c, t, NULL) < 0)
+		detached = shardd_detach(c, t, NULL) == 0;
+	while (!detached && shardd_was_interrupted_(r, &e))
+		r = shardd_wait(c, t, -1, ret, &e);
+	if (interrupted && r == -SHARDD_CANCELLED)
+		e.native = EINTR;
+	if (r < 0 && err)
+		*err = e;
+	return r;
 }
 
 /* --------------------------------------------------------------------- ops */

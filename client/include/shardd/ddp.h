@@ -78,7 +78,7 @@ struct shardd_ddp_create_options {
 };
 
 /* Create a ddp (collective). All ranks must give the same spec; the error names the first
- * difference. It lives until the epoch ends. @ret_tensors: how many tensors it has; may be NULL. */
+ * difference. It lives until the epoch ends. */
 SHARDD_API int shardd_submit_ddp_create(shardd_client *c,
 					const struct shardd_ddp_create_options *options,
 					shardd_ticket *t, struct shardd_error *err);

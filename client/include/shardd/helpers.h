@@ -128,7 +128,7 @@ static inline double shardd_scaler_inverse(const struct shardd_scaler *s)
  * does not grow. One thread at a time. */
 static inline void shardd_scaler_update(struct shardd_scaler *s, bool found_inf)
 {
-	float grown;
+	double grown;
 
 	if (found_inf) {
 		s->scale = (float)(s->scale * s->backoff_factor);
@@ -137,9 +137,9 @@ static inline void shardd_scaler_update(struct shardd_scaler *s, bool found_inf)
 	}
 	if (++s->steps != s->growth_interval)
 		return;
-	grown = (float)(s->scale * s->growth_factor);
-	if (grown - grown == 0) /* finite */
-		s->scale = grown;
+	grown = (double)s->scale * s->growth_factor;
+	if (grown < 3.4028235677973366e38) /* what a float rounds to infinity */
+		s->scale = (float)grown;
 	s->steps = 0;
 }
 
@@ -165,7 +165,7 @@ static inline int shardd_poll(shardd_client *c, shardd_ticket t, struct shardd_r
 
 /* Wait for @n tickets; all of them have ended on return. Return: 0 or the code of the first that
  * failed, which @err describes. A wait that is interrupted ends it early, with the code of
- * shardd_wait; *@ret_n, if not NULL: how many tickets have ended. */
+ * shardd_wait if no op has failed before; *@ret_n, if not NULL: how many tickets have ended. */
 static inline int shardd_wait_all(shardd_client *c, const shardd_ticket *tickets, size_t n,
 				  size_t *ret_n, struct shardd_error *err)
 {
@@ -181,12 +181,8 @@ static inline int shardd_wait_all(shardd_client *c, const shardd_ticket *tickets
 			if (err)
 				*err = e;
 		}
-		if (r == -SHARDD_CANCELLED && e.native == EINTR) {
-			first = r;
-			if (err)
-				*err = e;
+		if (r == -SHARDD_CANCELLED && e.native == EINTR)
 			break;
-		}
 	}
 	if (ret_n)
 		*ret_n = i;

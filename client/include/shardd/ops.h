@@ -465,7 +465,7 @@ SHARDD_API int shardd_submit_return(shardd_client *c, const struct shardd_return
 
 /* How many steps each tensor of @u had had at the last summon whose end this client has seen. @ret:
  * @n entries, one for each tensor of the unit. Fewer than the unit's steps if no rank used the
- * tensor in some of them (shardd_reduce_with). Errors: NOT_FOUND (not registered by this client),
+ * tensor in some of them (shardd_reduce). Errors: NOT_FOUND (not registered by this client),
  * INVALID_ARGUMENT (@n is not how many there are, or it was not summoned). Never blocks. Any
  * thread. */
 SHARDD_API int shardd_unit_steps(shardd_client *c, shardd_unit u, uint64_t *ret, size_t n,
@@ -487,8 +487,7 @@ struct shardd_convert_options {
  * gradient buffer of them. From then on they are registered with the new layout. The conversion
  * needs memory for both layouts; the old memory is given back when all units that were
  * registered in one call have been converted. If it is refused, nothing changes.
- * shardd_tensor_places returns the new places once the plain form, or shardd_wait or shardd_poll
- * of the _submit form, has returned. */
+ * shardd_tensor_places returns the new places once the ticket has ended. */
 SHARDD_API int shardd_submit_convert(shardd_client *c, const struct shardd_convert_options *options,
 				     shardd_ticket *t, struct shardd_error *err);
 
