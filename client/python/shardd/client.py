@@ -16,7 +16,7 @@ from ._device import HOST, Gpu
 from ._launch import launched
 from ._session import Session
 from .buffer import Buffer as Buffer
-from .errors import FailedPrecondition, InUse
+from .errors import FailedPrecondition, InUse, InvalidArgument
 from .memory import Dtype, Memory
 from .specs import ClipProfile, Lifetime, ReduceOp, StepSettings, UnitSpec
 from .unit import Unit
@@ -236,6 +236,8 @@ class Client(Session):
                        units: Sequence[Unit] | None = None, whole_job: bool = False) -> float:
         """Scale the gradient shards so that their norm is at most @max_norm (collective).
         @units: only these. Return: the norm before that."""
+        if units is not None and not units:
+            raise InvalidArgument("units is empty: name at least one, or None for all units")
         ids = (C.c_uint32 * len(units))(*(u.id for u in units)) if units else None
         return self.submit("clip", group, max_norm, norm_type, profile, error_if_nonfinite, ids,
                            len(units or ()), whole_job,
