@@ -232,11 +232,11 @@ static enum res op_ddp_create_tick(struct coll *c)
 	struct ddp *d = NULL;
 
 	for (uint32_t i = 1; i < c->n; i++)
-		if (op_ddp_create_compare(c, c->ops[0], c->ops[i], &c->fault))
+		if (op_ddp_create_compare(c, c->ops[0], c->ops[i], c->fault))
 			return RES_FAILED;
 	if (!op_ddp_create_know_units(c, r) || op_ddp_create_marks_init(&marks, c->job, r) < 0)
-		fault_errno(&c->fault, -ENOMEM, "making a ddp");
-	if (c->fault.code || ddp_new(c->job, &spec, &d, &c->fault))
+		fault_errno(c->fault, -ENOMEM, "making a ddp");
+	if (c->fault->code || ddp_new(c->job, &spec, &d, c->fault))
 		return RES_FAILED;
 	for (uint32_t i = 0; i < c->n; i++)
 		ddp_args(c->ops[i])->d = d;

@@ -224,7 +224,7 @@ static void op_reduce_drop_gradients(struct coll *c)
 /* Nothing is reduced, but the pass of the unit may be over with it. */
 static enum res op_reduce_end_without(struct coll *c)
 {
-	if (backward_end_unused(c, &c->fault))
+	if (backward_end_unused(c, c->fault))
 		return RES_FAILED;
 	op_reduce_drop_gradients(c);
 	return RES_DONE;

@@ -463,7 +463,7 @@ static uint64_t op_sparse_scratch_of(const struct coll *c, unsigned which)
 
 static enum res op_sparse_prepare(struct coll *c)
 {
-	if (!c->work && op_sparse_begin_work(c, &c->fault))
+	if (!c->work && op_sparse_begin_work(c, c->fault))
 		return RES_FAILED;
 	if (sparse_args(op_sparse_first_of(c))->d)
 		RES_TRY(backward_prepare(c));

@@ -116,7 +116,7 @@ static enum res backward_need_grads(struct coll *c)
 	if (r == SLAB_E_LATER)
 		return coll_wait_for_node(c);
 	op_memory_fault(c->job, r, unit_array_bytes(&c->unit->layout, c->unit->spread),
-			"gradient shards", &c->fault);
+			"gradient shards", c->fault);
 	return RES_FAILED;
 }
 
@@ -133,7 +133,7 @@ static bool backward_leads_to_step(const struct coll *c)
 enum res backward_prepare(struct coll *c)
 {
 	/* begun: it had waited for memory */
-	if (!c->gradient.begun && backward_check_reduce(c->unit, &c->fault))
+	if (!c->gradient.begun && backward_check_reduce(c->unit, c->fault))
 		return RES_FAILED;
 	if (backward_leads_to_step(c))
 		RES_TRY(coll_may_write(c));

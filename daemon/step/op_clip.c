@@ -110,7 +110,7 @@ static enum res op_clip_scale(struct coll *c)
 	float factor;
 
 	c->shards.total = shards_total(c, clip->type);
-	if (clip_check(clip, c->shards.total, &c->fault))
+	if (clip_check(clip, c->shards.total, c->fault))
 		return RES_FAILED;
 	if (!clip_factor(clip, c->shards.total, &factor))
 		return RES_DONE;
@@ -137,7 +137,7 @@ static enum res op_clip_tick(struct coll *c)
 		fallthrough;
 	case CLIP_NORM:
 		RES_TRY(coll_check_epoch(c, true));
-		if (shards_check_whole(c, &c->fault))
+		if (shards_check_whole(c, c->fault))
 			return RES_FAILED;
 		c->stage = CLIP_SCALE;
 		return shards_norm(c, clip_args(c->ops[0])->clip.type);

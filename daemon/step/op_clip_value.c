@@ -71,7 +71,7 @@ static enum res op_clip_value_tick(struct coll *c)
 		fallthrough;
 	case CLIP_VALUE_CLAMP:
 		RES_TRY(coll_check_epoch(c, true));
-		if (shards_check_whole(c, &c->fault))
+		if (shards_check_whole(c, c->fault))
 			return RES_FAILED;
 		c->stage = CLIP_VALUE_DONE;
 		return op_clip_value_clamp(c);

@@ -110,13 +110,13 @@ static enum res op_commit_check_step(struct coll *c)
 		RES_TRY(coll_check_epoch(c, false));
 	}
 	if (job->torn) { /* the device failed the step */
-		op_device_fault(job, "the step could not be applied", &c->fault);
-		fault_set(&c->fault, FAULT_INTERNAL, NULL,
+		op_device_fault(job, "the step could not be applied", c->fault);
+		fault_set(c->fault, FAULT_INTERNAL, NULL,
 			  "the step could not be applied: job '%s' is TORN", job->rec->name);
 	} else {
-		(void)backward_check_over(job, NULL, &c->fault);
+		(void)backward_check_over(job, NULL, c->fault);
 	}
-	return c->fault.code ? RES_FAILED : RES_DONE;
+	return c->fault->code ? RES_FAILED : RES_DONE;
 }
 
 static void op_commit_store(struct coll *c)

@@ -118,7 +118,7 @@ static enum res op_plan_tick(struct coll *c)
 		fallthrough;
 	case PLAN_SET:
 		RES_TRY(coll_check_epoch(c, true));
-		if (op_plan_check_begin(c, &c->fault))
+		if (op_plan_check_begin(c, c->fault))
 			return RES_FAILED;
 		group_set_plan(c->group, &plan_args(c->ops[0])->plan);
 		return RES_DONE;

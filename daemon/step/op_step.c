@@ -246,13 +246,13 @@ static enum res op_step_prepare(struct coll *c)
 	const struct pass_plan *plan = &c->group->plan;
 	bool found = c->group->found_inf;
 
-	if (op_step_check_all(c, &c->fault))
+	if (op_step_check_all(c, c->fault))
 		return RES_FAILED;
 	if (step_args(op)->discard) {
 		op_step_skip(c, found);
 		return RES_DONE;
 	}
-	if (op_step_check_arrived(c, &c->fault))
+	if (op_step_check_arrived(c, c->fault))
 		return RES_FAILED;
 	if (plan->has_clip)
 		c->shards.total = op_step_planned_norm(c);
@@ -260,7 +260,7 @@ static enum res op_step_prepare(struct coll *c)
 		op_step_skip(c, found);
 		return RES_DONE;
 	}
-	if (plan->has_clip && clip_check(&plan->clip, c->shards.total, &c->fault))
+	if (plan->has_clip && clip_check(&plan->clip, c->shards.total, c->fault))
 		return RES_FAILED;
 	op_step_note(c);
 	return RES_DONE;

@@ -66,7 +66,7 @@ static enum res op_unscale_tick(struct coll *c)
 		fallthrough;
 	case UNSCALE_BEGIN:
 		RES_TRY(coll_check_epoch(c, true));
-		if (op_unscale_check_once(c, &c->fault))
+		if (op_unscale_check_once(c, c->fault))
 			return RES_FAILED;
 		RES_TRY(coll_need_scratch(c, COLL_FOUND_INF, SHARDS_FOUND_BYTES));
 		c->shards.factor = (float)clip_args(c->ops[0])->value;

@@ -210,7 +210,7 @@ static enum res op_convert_need_memory(struct coll *c)
 		return coll_wait_for_node(c);
 	if (r == 0)
 		return RES_DONE;
-	op_memory_fault(c->job, r, c->work ? convert_bytes(c) : 0, "converted units", &c->fault);
+	op_memory_fault(c->job, r, c->work ? convert_bytes(c) : 0, "converted units", c->fault);
 	return RES_FAILED;
 }
 
@@ -235,7 +235,7 @@ static enum res op_convert_tick(struct coll *c)
 		fallthrough;
 	case OP_CONVERT_BEGIN:
 		RES_TRY(coll_check_epoch(c, true));
-		if (op_convert_check_all(c, &c->fault))
+		if (op_convert_check_all(c, c->fault))
 			return RES_FAILED;
 		RES_TRY(coll_may_write(c));
 		RES_TRY(op_convert_need_memory(c));

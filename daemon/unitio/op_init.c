@@ -279,7 +279,7 @@ static enum res op_init_check_begin(struct coll *c)
 {
 	RES_TRY(coll_check_epoch(c, false));
 	hold_drop(c->job, c->unit);
-	return op_init_check_unused(c, &c->fault) ? RES_FAILED : RES_DONE;
+	return op_init_check_unused(c, c->fault) ? RES_FAILED : RES_DONE;
 }
 
 static enum res op_init_ready(struct coll *c, int how)

@@ -107,7 +107,7 @@ static enum res op_summon_take_memory(struct coll *c)
 	}
 	if (r) {
 		op_memory_fault(c->job, r, op_summon_bytes_of(c->unit) * c->n, "summoned units",
-				&c->fault);
+				c->fault);
 		return RES_FAILED;
 	}
 	return later ? coll_wait_for_node(c) : RES_DONE;
@@ -270,7 +270,7 @@ static enum res op_summon_tick(struct coll *c)
 	case SUMMON_BEGIN:
 		RES_TRY(coll_check_epoch(c, true));
 		hold_drop(c->job, c->unit);
-		if (op_summon_check_idle(c->unit, &c->fault))
+		if (op_summon_check_idle(c->unit, c->fault))
 			return RES_FAILED;
 		RES_TRY(op_summon_ready(c));
 		RES_TRY(coll_need_launches(c, 0));

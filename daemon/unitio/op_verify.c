@@ -57,7 +57,7 @@ static int op_verify_compare(const struct member *a, const struct member *b, str
 static enum res op_verify_tick(struct coll *c)
 {
 	for (uint32_t i = 1; i < c->n; i++)
-		if (op_verify_compare(c->members[0], c->members[i], &c->fault))
+		if (op_verify_compare(c->members[0], c->members[i], c->fault))
 			return RES_FAILED;
 	return RES_DONE;
 }

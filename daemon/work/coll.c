@@ -34,6 +34,7 @@ static void coll_free(struct coll *c)
 	c->magic = 0;
 	for (unsigned i = 0; c->parts && i < c->n_parts; i++)
 		coll_part_free(&c->parts[i]);
+	free(c->fault);
 	free(c->parts);
 	free(c->part_of);
 	free(c->members);
@@ -108,13 +109,14 @@ static struct coll *coll_new(struct group *g, struct match_entry *const *entries
 	waiter_init(&c->waiter, coll_resume);
 	list_init(&c->small);
 	queue_task_init(&c->between, c->job);
+	c->fault = calloc(1, sizeof(*c->fault)); /* apart: malloc is slow above 1 KiB */
 	c->ops = calloc(n, sizeof(struct op *));
 	c->members = calloc(n, sizeof(struct member *));
 	for (uint32_t i = 0; c->ops && c->members && i < n; i++) {
 		c->ops[i] = CONTAINER_OF(entries[i], struct op, entry);
 		c->members[i] = c->ops[i]->m;
 	}
-	if (!c->ops || !c->members || coll_make_parts(c, g) < 0) {
+	if (!c->fault || !c->ops || !c->members || coll_make_parts(c, g) < 0) {
 		coll_free(c);
 		return NULL;
 	}
@@ -362,12 +364,12 @@ static void coll_end(struct coll *c)
 	bool submitted = c->on_device && coll_has_queues(c);
 
 	coll_give_scratch(c);
-	if (!c->fault.code && submitted)
+	if (!c->fault->code && submitted)
 		coll_submit_markers(c);
-	else if (c->fault.code && submitted && coll_promised(c))
-		coll_fail_early(c, &c->fault);
+	else if (c->fault->code && submitted && coll_promised(c))
+		coll_fail_early(c, c->fault);
 	else
-		coll_finish(c, &c->fault);
+		coll_finish(c, c->fault);
 }
 
 /* -------------------------------------------------------------------- ticks */
@@ -384,12 +386,12 @@ void coll_go_on(struct coll *c)
 	c->ticking = true;
 	do {
 		c->woken = false;
-		r = c->fault.code ? RES_FAILED
-		    : c->status   ? coll_fail(c, c->status)
-				  : c->type->coll_tick(c);
+		r = c->fault->code ? RES_FAILED
+		    : c->status    ? coll_fail(c, c->status)
+				   : c->type->coll_tick(c);
 	} while (r == RES_WAIT && c->woken);
 	c->ticking = false;
-	CHECK((r == RES_FAILED) == (c->fault.code != FAULT_NONE));
+	CHECK((r == RES_FAILED) == (c->fault->code != FAULT_NONE));
 	if (r != RES_WAIT)
 		coll_end(c);
 }
@@ -407,8 +409,8 @@ enum res coll_wait_for_node(struct coll *c)
 
 enum res coll_fail(struct coll *c, int status)
 {
-	CHECK(!c->fault.code);
-	coll_status_fault(c, status, &c->fault);
+	CHECK(!c->fault->code);
+	coll_status_fault(c, status, c->fault);
 	return RES_FAILED;
 }
 
@@ -418,10 +420,10 @@ enum res coll_check_epoch(struct coll *c, bool torn_matters)
 
 	/* no member can have joined again: its op of the old epoch still runs */
 	if (op->m->epoch != c->job->rec->epoch)
-		fault_set(&c->fault, FAULT_ABORTED, NULL, "%s", op->m->ended.text);
+		fault_set(c->fault, FAULT_ABORTED, NULL, "%s", op->m->ended.text);
 	else if (torn_matters)
-		(void)op_check_not_torn(op, &c->fault);
-	return c->fault.code ? RES_FAILED : RES_DONE;
+		(void)op_check_not_torn(op, c->fault);
+	return c->fault->code ? RES_FAILED : RES_DONE;
 }
 
 /* ------------------------------------------------------------------- stages */
@@ -554,7 +556,7 @@ enum res coll_can_talk(struct coll *c)
 
 enum res coll_ready(struct coll *c)
 {
-	int r = group_comms(c->group, &c->fault);
+	int r = group_comms(c->group, c->fault);
 
 	if (r == NODE_E_LATER)
 		return coll_wait_for_node(c);
@@ -592,7 +594,7 @@ enum res coll_need_scratch(struct coll *c, unsigned k, uint64_t bytes)
 		r = r == SLAB_E_LATER ? 0 : r;
 	}
 	if (r) {
-		op_memory_fault(c->job, r, bytes, "sums between devices", &c->fault);
+		op_memory_fault(c->job, r, bytes, "sums between devices", c->fault);
 		return RES_FAILED;
 	}
 	if (later)

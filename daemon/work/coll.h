@@ -54,10 +54,10 @@ struct coll {
 	unsigned n_parts;
 
 	/* its tick */
-	unsigned stage;     /* where it goes on: an enum of the file that has it; 0 at first */
-	struct fault fault; /* why it has returned RES_FAILED */
-	bool ticking;       /* it runs now */
-	bool woken;         /* what it waits for came meanwhile */
+	unsigned stage;      /* where it goes on: an enum of the file that has it; 0 at first */
+	struct fault *fault; /* owned: why it has returned RES_FAILED */
+	bool ticking;        /* it runs now */
+	bool woken;          /* what it waits for came meanwhile */
 	struct waiter waiter;
 	/* (optional) Called at the end of a stage, in place of its tick: c->status says how
 	 * it ended. */
