@@ -99,8 +99,9 @@ static void report(const struct bench *b, const struct crew *crew)
 int case_memory(struct bench *b, const struct bench_case *c)
 {
 	enum shardd_dtype dtype = bench_dtype(b, SHARDD_FP32);
-	uint64_t elements = b->o.bytes / shardd_dtype_size(dtype);
-	struct crew *crew = crew_new(b, bench_ranks(b, c), 0, 1, 1, elements);
+	size_t size = shardd_dtype_size(dtype);
+	struct crew *crew =
+		size ? crew_new(b, bench_ranks(b, c), 0, 1, 1, b->o.bytes / size) : NULL;
 	int r;
 
 	if (!crew)

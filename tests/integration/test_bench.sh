@@ -93,6 +93,7 @@ every_op_has_a_case() {
 		{ printf '# %d names for %d ops\n' ${#ops[@]} "$entries"; return 1; }
 	"$bench" --help | sed -n 's/.* \[\(.*\)\]$/\1/p' | tr ' ' '\n' >"$work/measured"
 	for op in "${ops[@]}"; do
+		[[ $op == @(ReadBytes|WriteBytes) ]] && continue # libshardd has no function for them
 		grep -qx "$op" "$work/measured" || lacking+=("$op")
 	done
 	((${#lacking[@]} == 0)) || { printf '# without a case: %s\n' "${lacking[*]}"; return 1; }

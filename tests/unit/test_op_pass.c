@@ -401,7 +401,7 @@ static void try_cell(size_t w, enum action a)
 
 ONE_RANK(every_op_in_every_state)
 {
-	char name[16];
+	char name[40];
 
 	for (size_t w = 0; w < ARRAY_SIZE(ways); w++)
 		for (int a = 0; a < _ACTION_N; a++) {
