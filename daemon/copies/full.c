@@ -46,7 +46,7 @@ struct cast {
 
 void full_invalidate(struct job *job, struct unit *u)
 {
-	if (u->copy != UNIT_COPY_KEPT || u->gathered_ranks)
+	if (u->copy != UNIT_COPY_KEPT || u->gathered_ranks || u->copy_reads)
 		return;
 	list_unlink(&u->idle);
 	job_give_full(job, u);

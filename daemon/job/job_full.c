@@ -40,7 +40,7 @@ void job_give_full(struct job *job, struct unit *u)
 
 void job_full_unused(struct job *job, struct unit *u)
 {
-	if (u->copy != UNIT_COPY_KEPT || u->gathered_ranks)
+	if (u->copy != UNIT_COPY_KEPT || u->gathered_ranks || u->copy_reads)
 		return;
 	list_unlink(&u->idle);
 	if (u->drop)

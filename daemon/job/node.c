@@ -78,6 +78,7 @@ static void node_sweep(struct node *node);
 
 void node_wake(struct node *node)
 {
+	node_sweep(node);
 	condition_signal(&node->changed);
 }
 

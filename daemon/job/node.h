@@ -97,7 +97,7 @@ void node_init(struct node *node, uv_loop_t *loop);
 /* Free the communicators; nothing may run on them. Safe to call twice. */
 void node_deinit(struct node *node);
 
-/* Signal node->changed. */
+/* Free communicators that nobody uses any more, and signal node->changed. */
 void node_wake(struct node *node);
 
 /* A device by id or UUID (upper and lower case are the same). Return: NULL: none. */

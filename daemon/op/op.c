@@ -182,7 +182,7 @@ static void op_go_on(struct op *op)
 		r = op->type->tick(op);
 	} while (r == RES_WAIT && op->woken);
 	op->ticking = false;
-	CHECK(r == RES_WAIT || (r == RES_FAILED) == (op->fault.code != FAULT_NONE));
+	CHECK(r != RES_FAILED || op->fault.code);
 	if (r == RES_WAIT && !op->fault.code) /* else it was cancelled meanwhile */
 		CHECK(op->state == OP_PARKED || op->state == OP_RUN);
 	else
@@ -657,7 +657,7 @@ static struct op *op_first_waiting(struct list *ops)
 	struct op *op, *tmp;
 
 	list_for_each (op, tmp, ops, link)
-		if (op->state != OP_RUN)
+		if (op->state != OP_RUN && !(op->ticking && op->fault.code))
 			return op;
 	return NULL;
 }
@@ -671,6 +671,8 @@ static void op_abort_member(struct member *m, const struct fault *fault)
 		fault_set(&op->fault, fault->code, NULL, "%s", fault->text);
 		if (op->announced)
 			match_refuse(&op->group->match, &op->entry, fault);
+		else if (op->ticking)
+			waiter_leave(&op->waiter); /* op_go_on ends it */
 		else
 			op_end(op);
 	}

@@ -159,6 +159,7 @@ struct unit {
 	/* the gathered copies, one a part, where gather cannot hand out the shards */
 	uint8_t copy;               /* enum unit_copy */
 	uint64_t full_version;      /* parameters they were made from; 0: not valid */
+	unsigned copy_reads;        /* ReadBytes that read one of them */
 	struct condition cast_done; /* either is over */
 	struct list idle;           /* link in the job's list of idle full buffers */
 	bool drop; /* free its memory as soon as it is unused: no other rank will use it */

@@ -53,7 +53,7 @@ static int op_bytes_decode(struct op *op, enum bytes_place place, uint32_t unit,
 {
 	static const unsigned touches[] = {
 		[BYTES_NONE] = 0,
-		[BYTES_GATHERED] = TOUCH_PARAMS,
+		[BYTES_GATHERED] = TOUCH_PARAMS | TOUCH_GRADS, /* a Reduce may let go of it */
 		[BYTES_GRADIENT] = TOUCH_GRADS,
 		[BYTES_BUFFER] = 0,
 		[BYTES_SUMMONED] = TOUCH_PARAMS | TOUCH_GRADS,
@@ -127,9 +127,9 @@ static struct region op_bytes_region(const struct op *op)
 		return none;
 	switch (bytes_args(op)->place) {
 	case BYTES_GATHERED:
-		p = unit_part_on(op->unit, op->m->device);
 		if (!mu->gathers)
 			return none;
+		p = unit_part_on(op->unit, op->m->device);
 		found = unit_is_direct(op->unit) ? unit_direct_region(op->unit, p) : p->full;
 		found.bytes = unit_full_bytes(op->unit);
 		return found;
@@ -156,8 +156,11 @@ static int op_bytes_check_unit(struct op *op, struct fault *f)
 		[BYTES_SUMMONED] = { "has not summoned", "SummonFull" },
 	};
 	struct bytes_args *a = bytes_args(op);
-	struct region place = op_bytes_region(op);
+	struct region place;
 
+	if (op_check_in_group(op, f))
+		return f->code;
+	place = op_bytes_region(op);
 	if (!place.slab)
 		return fault_set(f, FAULT_STATE, NULL, "rank %u %s unit '%.100s': call %s first",
 				 op->m->rank, what[a->place].lacks, op->unit->rec->name,
@@ -189,6 +192,12 @@ static int op_bytes_check(struct op *op, struct fault *f)
 
 /* ---------------------------------------------------------------------- the copy */
 
+/* A rank that dies has let go of the gathered copy before the device has read it. */
+static bool op_bytes_reads_copy(const struct op *op)
+{
+	return bytes_args(op)->place == BYTES_GATHERED && !unit_is_direct(op->unit);
+}
+
 static void op_bytes_on_copied(struct backend_task *task, int status)
 {
 	struct bytes_copy *copy = CONTAINER_OF(task, struct bytes_copy, queue.task);
@@ -197,6 +206,10 @@ static void op_bytes_on_copied(struct backend_task *task, int status)
 
 	if (!op_told_of_end(op) && status)
 		fault_errno(&op->fault, status, "copying bytes");
+	if (op_bytes_reads_copy(op)) {
+		op->unit->copy_reads--;
+		job_full_unused(job, op->unit);
+	}
 	queue_task_deinit(&copy->queue);
 	free(copy);
 	op_end(op);
@@ -253,6 +266,8 @@ static enum res op_bytes_tick(struct op *op)
 	copy->queue.task = (struct backend_task){
 		.launches = &copy->launch, .n_launches = 1, .sync = true, .done = op_bytes_on_copied
 	};
+	if (op_bytes_reads_copy(op))
+		op->unit->copy_reads++;
 	op->m->job->running++;
 	queue_task_submit(&copy->queue, op->m->device->backend, op->deadline_us);
 	return RES_WAIT;
