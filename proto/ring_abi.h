@@ -50,7 +50,7 @@ struct ring_entry {
 };
 
 #define RING_NOP    0u     /* does nothing; the daemon answers it */
-#define RING_CANCEL 65535u /* gives up the op whose tag (uint64_t) is the data; answered at once */
+#define RING_CANCEL 65535u /* cancels the op whose tag (uint64_t) is the data; answered at once */
 
 /* At the start of the memory. */
 struct ring_shared {

@@ -1,6 +1,5 @@
 /*
- * A collective that runs: one for the ops of all members of a group. It is a row of stages,
- * each begun when the one before is ordered on all devices. Loop thread only.
+ * A collective that runs: one for the ops of all members of a group. It is a sequence of stages; each begins when the previous one is ordered on all devices. Loop thread only.
  */
 #ifndef SHARDD_WORK_COLL_H
 #define SHARDD_WORK_COLL_H

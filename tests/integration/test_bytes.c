@@ -171,3 +171,66 @@ Test(bytes, of_a_buffer_a_mebibyte_at_a_time)
 	trainers_run(&d, "unused", 1, buffers, NULL, 60);
 	daemonfix_stop(&d);
 }
+
+/* -- a unit of a group that the rank is not in ----------------------------------- */
+
+static uint32_t group_of(struct rpc_client *c, uint32_t rank)
+{
+	Shardd__V1__CreateGroupRequest r = SHARDD__V1__CREATE_GROUP_REQUEST__INIT;
+	Shardd__V1__CreateGroupResponse *reply;
+	uint32_t id;
+
+	r.name = (char *)"zero";
+	r.ranks = &rank;
+	r.n_ranks = 1;
+	reply = raw_must(c, "CreateGroup", &r.base);
+	id = reply->group;
+	protobuf_c_message_free_unpacked(&reply->base, NULL);
+	return id;
+}
+
+static void register_in(struct rpc_client *c, uint32_t group)
+{
+	Shardd__V1__RegisterUnitsRequest request = SHARDD__V1__REGISTER_UNITS_REQUEST__INIT;
+	Shardd__V1__UnitSpec unit = SHARDD__V1__UNIT_SPEC__INIT, *units = &unit;
+	Shardd__V1__TensorSpec tensor = SHARDD__V1__TENSOR_SPEC__INIT, *tensors = &tensor;
+	uint64_t elements = N;
+
+	tensor.name = (char *)"t";
+	tensor.shape = &elements;
+	tensor.n_shape = 1;
+	unit.name = (char *)"of zero";
+	unit.group = group;
+	unit.tensors = &tensors;
+	unit.n_tensors = 1;
+	request.units = &units;
+	request.n_units = 1;
+	raw_done(c, "RegisterUnits", &request.base);
+}
+
+/* On several devices that unit has no part on the device of rank 1. */
+static int foreign(const struct trainer *t)
+{
+	struct rpc_client *c = raw_trainer(t->socket, "foreign", t->rank, 2, false);
+	Shardd__V1__BarrierRequest barrier = SHARDD__V1__BARRIER_REQUEST__INIT;
+
+	if (t->rank == 0)
+		register_in(c, group_of(c, 0));
+	raw_done(c, "Barrier", &barrier.base);
+	(void)raw_register(c, "of both", N);
+	if (t->rank == 1)
+		refuse_read(c, READ(gathered, GATHERED, 1, 0, 4), SHARDD_INVALID_ARGUMENT, "unit",
+			    "rank 1 is no member of the group of unit 'of zero'");
+	raw_done(c, "Barrier", &barrier.base);
+	rpc_client_close(c);
+	return 0;
+}
+
+Test(bytes, not_of_a_unit_of_a_foreign_group)
+{
+	struct daemonfix d;
+
+	daemonfix_start(&d, NULL);
+	trainers_run(&d, "unused", 2, foreign, NULL, 60);
+	daemonfix_stop(&d);
+}

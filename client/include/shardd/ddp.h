@@ -77,7 +77,7 @@ struct shardd_ddp_create_options {
 	size_t n_bucket_limits;
 };
 
-/* Create a ddp (collective). All ranks must give the same spec; the error names the first
+/* Create a ddp (collective). All ranks must give the same options; the error names the first
  * difference. It lives until the epoch ends. */
 SHARDD_API int shardd_submit_ddp_create(shardd_client *c,
 					const struct shardd_ddp_create_options *options,
@@ -181,7 +181,7 @@ SHARDD_API int shardd_submit_reduce_sparse(shardd_client *c,
 					   shardd_ticket *t, struct shardd_error *err);
 
 /* Say that this rank has no more inputs. The daemon takes part in the group's collectives for it,
- * with zeros, until all ranks have called this; then the call returns. Until then the other ranks
+ * with zeros, until all ranks have called this; then the op ends. Until then the other ranks
  * may only use collectives that work without it: buckets, Reduce with a DDP profile, ReduceSparse,
  * BroadcastBuffers (if its root has no more inputs, the last rank that has some is the root),
  * Barrier, ClipGradNorm and Step. @divide_by_active: reductions divide by the number of ranks that

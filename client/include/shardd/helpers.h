@@ -163,9 +163,10 @@ static inline int shardd_poll(shardd_client *c, shardd_ticket t, struct shardd_r
 	return r;
 }
 
-/* Wait for @n tickets; all of them have ended on return. Return: 0 or the code of the first that
- * failed, which @err describes. A wait that is interrupted ends it early, with the code of
- * shardd_wait if no op has failed before; *@ret_n, if not NULL: how many tickets have ended. */
+/* Wait for @n tickets, in this order. Return: 0, or the code of the first op that failed, which @err
+ * describes. All tickets have ended on return, unless a wait was interrupted: then the rest are
+ * still valid, *@ret_n (if not NULL) says how many were waited for, and if no op has failed before,
+ * the code is CANCELLED with native EINTR. */
 static inline int shardd_wait_all(shardd_client *c, const shardd_ticket *tickets, size_t n,
 				  size_t *ret_n, struct shardd_error *err)
 {
@@ -189,10 +190,10 @@ static inline int shardd_wait_all(shardd_client *c, const shardd_ticket *tickets
 	return first;
 }
 
-/* Train until it is done. @enter joins the job, and registers and initialises the units; @train
- * trains from there. Both return 0 or a negative code; above 0 ends the loop, too. When one of them returns ABORTED, a peer died
- * or left, and @enter is called again, which drops what was not committed. Return: what
- * the last of them has returned, never ABORTED. */
+/* Train until the end, joining again when a peer dies. @enter joins the job, registers the units and
+ * initialises them; @train trains from there. Both return 0, a negative code, or a positive number,
+ * which also ends the loop. After ABORTED (a peer died or left), @enter is called again; what was
+ * not committed is dropped. Return: what the last call returned, never ABORTED. */
 static inline int shardd_rejoin(int (*enter)(void *data), int (*train)(void *data), void *data)
 {
 	int r;

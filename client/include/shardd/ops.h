@@ -218,7 +218,7 @@ SHARDD_API int shardd_submit_all_reduce(shardd_client *c,
 					const struct shardd_all_reduce_options *options,
 					shardd_ticket *t, struct shardd_error *err);
 
-/* Copy @bytes at @offset of @root's buffer into everybody's buffer (collective). @root: a rank
+/* Copy @bytes at @offset of @root's buffer into the buffer of every member (collective). @root: a rank
  * of the job that is a member of the group. */
 struct shardd_broadcast_options {
 	size_t size; /* sizeof(struct shardd_broadcast_options) */
@@ -483,7 +483,7 @@ struct shardd_convert_options {
 };
 
 /* Change the layout of units (collective). Parameters, gradients and optimizer state keep their
- * bits. @units: @n of one group, ascending. No rank may have them gathered or summoned, or have a
+ * bits. @units: @n_units of one group, ascending. No rank may have them gathered or summoned, or have a
  * gradient buffer of them. From then on they are registered with the new layout. The conversion
  * needs memory for both layouts; the old memory is given back when all units that were
  * registered in one call have been converted. If it is refused, nothing changes.

@@ -9,8 +9,8 @@
  * An op is submitted by shardd_submit_VERB, which takes the verb's options and returns
  * at once with a ticket (shardd/ops.h, shardd/ddp.h). Ops that use the same unit run in
  * submission order; other ops run concurrently. A ticket ends with one shardd_wait
- * that does not time out, or with shardd_detach. shardd/blocking.h has a function for each verb that
- * submits, waits and copies the result out.
+ * that neither times out nor is interrupted, or with shardd_detach. shardd/blocking.h has a
+ * function for each verb that submits, waits and copies the result out.
  *
  * Structs that begin with a size may grow. The caller sets size to the sizeof of the
  * struct, which SHARDD_OPTIONS does; all fields that are 0 have their default. A
@@ -94,8 +94,7 @@ struct shardd_options {
 	 * ("host:0"). NULL: $SHARDD_DEVICE, else the GPU of the calling thread's current
 	 * CUDA context, if it has one; else the daemon chooses. Borrowed during the call. */
 	const char *device;
-	/* Called by a thread that waits for a ticket, after @stall_ms and then each time as long
-	 * again, with a sentence that names the op. It may call shardd_cancel, shardd_interrupt and
+	/* Called by a thread that waits for a ticket, after @stall_ms and then every @stall_ms, with a sentence that names the op. It may call shardd_cancel, shardd_interrupt and
 	 * shardd_get_info, no other function. NULL: none. */
 	void (*on_stall)(void *stall_data, uint64_t ticket, const char *text);
 	void *stall_data;
@@ -473,29 +472,34 @@ struct shardd_result {
 	uint64_t reserved[8]; /* 0 */
 };
 
-/* Wait for an op, at most @timeout_ms (-1: until the op's own deadline). Return: 0 or a
- * negative code; DEADLINE_EXCEEDED with native EAGAIN means that only the wait
- * ended: the op continues and the ticket stays valid; so does CANCELLED with native EINTR
- * (shardd_interrupt). Any thread. */
+/* Wait for an op, at most @timeout_ms (-1: until the op's own deadline). Return: 0 or a negative
+ * code; DEADLINE_EXCEEDED with native EAGAIN means that only the wait ended: the op continues and
+ * the ticket stays valid; so does CANCELLED with native EINTR (shardd_interrupt). Errors besides
+ * those of the op: INVALID_ARGUMENT with native EBADF (no such ticket), FAILED_PRECONDITION
+ * (another thread waits for it). Any thread. */
 SHARDD_API int shardd_wait(shardd_client *c, shardd_ticket t, int timeout_ms,
 			   struct shardd_result *ret, struct shardd_error *err);
 
-/* Let an op go: the ticket has ended and needs no wait. Memory that the op hands out is not mapped.
- * If the op fails, the failure is kept, and the next submission or shardd_leave returns it instead
- * of doing anything; call that again. shardd_join forgets failures of the earlier epoch. Errors: as
- * of shardd_wait for a ticket that does not exist or that another thread waits for. Any thread. */
+/* Detach an op: its ticket has ended and needs no wait. What the op hands out stays held until it is
+ * given back, and is not mapped. If the op fails, the failure is kept, and the next submission or
+ * shardd_leave returns it instead of doing anything; call that again. shardd_join forgets failures
+ * of the earlier epoch. Errors: those of shardd_wait for a ticket that does not exist or that
+ * another thread waits for. Any thread. */
 SHARDD_API int shardd_detach(shardd_client *c, shardd_ticket t, struct shardd_error *err);
 
-/* Ask the daemon to give an op up. The ticket stays: its wait returns CANCELLED, or the result of an
- * op that was already running and could not be given up. The peers of a cancelled collective get
- * FAILED_PRECONDITION. Errors: INVALID_ARGUMENT with native EBADF (no such ticket), RESOURCE_EXHAUSTED (the
- * ring is full), FAILED_PRECONDITION (the op was sent over gRPC: a gRPC call that is cancelled before the
- * daemon has seen it would leave a gap in the session's order of ops). Never blocks. Any thread, also while another thread waits for the ticket. */
+/* Ask the daemon to cancel an op. The ticket stays: its wait returns CANCELLED, or the result of an
+ * op that already ran. The peers of a cancelled collective get FAILED_PRECONDITION. Errors:
+ * INVALID_ARGUMENT with native EBADF (no such ticket), RESOURCE_EXHAUSTED (the ring is full: try
+ * again), FAILED_PRECONDITION (the op was sent over gRPC: cancelling the call before the daemon has
+ * seen it would leave a gap in the order of the session's ops; use a deadline, shardd_set_timeout).
+ * Never blocks. Any thread, also while another one waits for the ticket. */
 SHARDD_API int shardd_cancel(shardd_client *c, shardd_ticket t, struct shardd_error *err);
 
-/* End the waits for tickets that block now, in all threads, within 100 ms: they return CANCELLED with
- * native EINTR, and their ops continue. If none blocks, the next one that would block ends so. Does
- * not end calls that are not ops, such as shardd_join. Async-signal-safe. Any thread. */
+/* End the waits for tickets that block now, in all threads, within 100 ms: they return CANCELLED
+ * with native EINTR, and their ops continue. A blocking form (shardd/blocking.h) cancels its op
+ * instead, or detaches it if it cannot be cancelled. If no wait blocks, the next one that would
+ * block ends so. Does not end calls that are not ops, such as shardd_join. Async-signal-safe. Any
+ * thread. */
 SHARDD_API void shardd_interrupt(shardd_client *c);
 
 /* Set the deadline of ops that are submitted on this client after this call; 0: the job's.
