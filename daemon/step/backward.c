@@ -321,7 +321,7 @@ void backward_released(struct job *job, struct unit *u)
 
 	if (!unit_is_read(u))
 		condition_signal(&u->step_done); /* ShardDone; whoever is too early waits again */
-	if (u->step != UNIT_STEP_DUE || u->step == UNIT_STEP_STEPPING || unit_is_read(u))
+	if (u->step != UNIT_STEP_DUE || unit_is_read(u))
 		return;
 	b = backward_back_new(job, u);
 	if (!b)

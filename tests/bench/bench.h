@@ -69,6 +69,8 @@ unsigned bench_repeat(const struct bench *b, const struct bench_case *c);
 unsigned bench_units(const struct bench *b, unsigned by_default);
 enum shardd_dtype bench_dtype(const struct bench *b, enum shardd_dtype by_default);
 const char *bench_dtype_name(enum shardd_dtype dtype);
+/* Elements of --bytes. */
+uint64_t bench_elements(const struct bench *b, enum shardd_dtype dtype);
 
 /* The daemon's memory is that of GPUs: limits are theirs, too. */
 bool bench_on_device(const struct bench *b);

@@ -78,7 +78,7 @@ int case_reduce_adamw(struct bench *b, const struct bench_case *c)
 {
 	static const char *const names[WAYS] = { "reduce_adamw", "reduce_adamw_apart" };
 	enum shardd_dtype dtype = bench_dtype(b, SHARDD_FP32);
-	uint64_t elements = b->o.bytes / shardd_dtype_size(dtype);
+	uint64_t elements = bench_elements(b, dtype);
 	unsigned ranks = bench_ranks(b, c);
 	uint64_t inputs = ranks * shardd_dtype_size(dtype);
 	uint64_t footprint = WAYS * elements * (inputs + 4 * sizeof(float));

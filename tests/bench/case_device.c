@@ -202,7 +202,7 @@ static int needs_device(const struct bench *b, const struct bench_case *c)
 int case_reduce_bare(struct bench *b, const struct bench_case *c)
 {
 	enum shardd_dtype dtype = bench_dtype(b, SHARDD_BF16);
-	uint64_t elements = b->o.bytes / shardd_dtype_size(dtype);
+	uint64_t elements = bench_elements(b, dtype);
 	unsigned ranks = bench_ranks(b, c), n = bench_repeat(b, c);
 	double traffic = (double)elements * (double)(ranks * shardd_dtype_size(dtype) + 2 * 4);
 	struct figures f = FIGURES_NULL;

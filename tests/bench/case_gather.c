@@ -101,7 +101,7 @@ int case_gather_cast(struct bench *b, const struct bench_case *c)
 	int r;
 
 	dtype = dtype == SHARDD_FP32 ? SHARDD_BF16 : dtype;
-	elements = b->o.bytes / shardd_dtype_size(dtype);
+	elements = bench_elements(b, dtype);
 	crew = crew_new(b, ranks, 0, CAST_N, bench_repeat(b, c), elements);
 	if (crew)
 		crew->dtype = dtype;

@@ -99,9 +99,7 @@ static void report(const struct bench *b, const struct crew *crew)
 int case_memory(struct bench *b, const struct bench_case *c)
 {
 	enum shardd_dtype dtype = bench_dtype(b, SHARDD_FP32);
-	size_t size = shardd_dtype_size(dtype);
-	struct crew *crew =
-		size ? crew_new(b, bench_ranks(b, c), 0, 1, 1, b->o.bytes / size) : NULL;
+	struct crew *crew = crew_new(b, bench_ranks(b, c), 0, 1, 1, bench_elements(b, dtype));
 	int r;
 
 	if (!crew)

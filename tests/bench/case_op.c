@@ -67,7 +67,7 @@ int case_op(struct bench *b, const struct bench_case *c)
 {
 	const struct op_case *op = c->op;
 	enum shardd_dtype dtype = bench_dtype(b, SHARDD_FP32);
-	uint64_t size = shardd_dtype_size(dtype), elements = b->o.bytes / size;
+	uint64_t size = shardd_dtype_size(dtype), elements = bench_elements(b, dtype);
 	unsigned ranks = bench_ranks(b, c);
 	uint64_t wide = op->wide ? sizeof(float) : size;
 	double traffic = (op->once + op->each * (double)(ranks * wide)) * (double)elements;

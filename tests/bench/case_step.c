@@ -94,7 +94,7 @@ static int collective_run(struct bench *b, const struct bench_case *c,
 			  const struct collective *what)
 {
 	unsigned ranks = bench_ranks(b, c);
-	uint64_t elements = b->o.bytes / shardd_dtype_size(what->dtype);
+	uint64_t elements = bench_elements(b, what->dtype);
 	struct crew *crew = crew_new(b, ranks, 0, 1, bench_repeat(b, c), elements);
 	struct figures f = FIGURES_NULL;
 	double limit;

@@ -203,6 +203,11 @@ bool bench_on_device(const struct bench *b)
 	return strcmp(b->o.backend, "host") != 0;
 }
 
+uint64_t bench_elements(const struct bench *b, enum shardd_dtype dtype)
+{
+	return b->o.bytes / (dtype == SHARDD_FP32 ? 4 : 2);
+}
+
 const char *bench_dtype_name(enum shardd_dtype dtype)
 {
 	return dtype == SHARDD_FP32 ? "fp32" : dtype == SHARDD_BF16 ? "bf16" : "fp16";

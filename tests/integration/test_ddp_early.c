@@ -126,8 +126,8 @@ Test(ddp_early, the_next_pass_begins_when_the_last_is_over)
 /* What a bucket reads must not be converted under it. */
 static int converting_trainer(const struct trainer *t)
 {
-	static struct shardd_convert_options to_rows = { .size = sizeof(to_rows),
-							 .layout = SHARDD_LAYOUT_DIM0 };
+	struct shardd_convert_options to_rows = { .size = sizeof(to_rows),
+						  .layout = SHARDD_LAYOUT_DIM0 };
 	struct model m = begin(t);
 
 	for (unsigned k = 0; k < 2; k++) {

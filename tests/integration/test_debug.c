@@ -69,7 +69,7 @@ static int by_reduce(const struct trainer *t)
 	void *data;
 
 	TRAIN_OK(shardd_gradient(c, u, &data, &train_err));
-	memset(data, 0, N * sizeof(float));
+	debugfix_clear(data, N * sizeof(float));
 	TRAIN_OK(shardd_reduce(c, u, &train_err));
 	debugfix_write(t->arg, data);
 	return 0;
@@ -82,7 +82,7 @@ static int by_accumulate(const struct trainer *t)
 	void *data;
 
 	TRAIN_OK(shardd_gradient(c, u, &data, &train_err));
-	memset(data, 0, N * sizeof(float));
+	debugfix_clear(data, N * sizeof(float));
 	TRAIN_OK(shardd_accumulate(c, u, &train_err));
 	debugfix_read(t->arg, data);
 	return 0;
@@ -95,7 +95,7 @@ static int by_return(const struct trainer *t)
 	void *data;
 
 	TRAIN_OK(shardd_summon(c, u, &data, &train_err));
-	memset(data, 0, N * sizeof(float));
+	debugfix_clear(data, N * sizeof(float));
 	TRAIN_OK(shardd_return(c, u, true, &train_err));
 	debugfix_write(t->arg, data);
 	return 0;
@@ -109,11 +109,11 @@ static int by_free(const struct trainer *t)
 	void *data, *again;
 
 	TRAIN_OK(shardd_alloc(c, 10000, &told->buffer, &data, &train_err));
-	memset(data, 0, 10000);
+	debugfix_clear(data, 10000);
 	TRAIN_OK(shardd_free(c, told->buffer, &train_err));
 	/* the same memory of the daemon, but not the same address */
 	TRAIN_OK(shardd_alloc(c, 10000, &other, &again, &train_err));
-	memset(again, 0, 10000);
+	debugfix_clear(again, 10000);
 	TRAINER_CHECK(again != data);
 	debugfix_read(told, (char *)data + 9999);
 	return 0;
@@ -152,7 +152,7 @@ static int by_step(const struct trainer *t)
 	TRAIN_OK(shardd_begin_pass(c, u, SHARDD_BACKWARD, &backward, &train_err));
 	TRAINER_CHECK(backward == data);
 	TRAIN_OK(shardd_gradient(c, u, &gradient, &train_err));
-	memset(gradient, 0, N * sizeof(float));
+	debugfix_clear(gradient, N * sizeof(float));
 	TRAIN_OK(shardd_reduce(c, u, &train_err));
 	TRAIN_OK(shardd_end_pass(c, u, SHARDD_BACKWARD, true, &train_err));
 	debugfix_read(told, data);
@@ -171,7 +171,7 @@ static int by_shard_done(const struct trainer *t)
 	void *gradient;
 
 	TRAIN_OK(shardd_gradient(c, u, &gradient, &train_err));
-	memset(gradient, 0, N * sizeof(float));
+	debugfix_clear(gradient, N * sizeof(float));
 	TRAIN_OK(shardd_reduce(c, u, &train_err));
 	TRAIN_OK(shardd_next_shard(c, SHARDD_WORLD, &shard, &train_err));
 	shard.params[0] = 1;
@@ -207,13 +207,13 @@ static int by_ddp_forward(const struct trainer *t)
 	TRAIN_OK(shardd_ddp_create(c, &ddp, &d, NULL, &train_err));
 	TRAIN_OK(shardd_ddp_forward(c, d, before, 2, &train_err));
 	for (unsigned i = 0; i < 2; i++)
-		memset(before[i].data, 0, N * sizeof(float));
+		debugfix_clear(before[i].data, N * sizeof(float));
 	TRAIN_OK(shardd_ddp_backward(c, d, NULL, 0, NULL, 0, &train_err));
 	TRAIN_OK(shardd_ddp_ready(c, d, order, 2, &train_err));
 	TRAIN_OK(shardd_ddp_finish(c, d, NULL, 0, &train_err));
 	TRAIN_OK(shardd_ddp_forward(c, d, after, 2, &train_err));
 	for (unsigned i = 0; i < 2; i++)
-		memset(after[i].data, 0, N * sizeof(float));
+		debugfix_clear(after[i].data, N * sizeof(float));
 	((struct told *)t->arg)->buffer = d;
 	debugfix_write(t->arg, before[1].data);
 	return 0;

@@ -88,7 +88,7 @@ static int choice_trainer(const struct trainer *t)
 	const struct shardd_step_options bad = { .size = 3 };
 	shardd_client *c = train_join(t);
 	struct shardd_unit_info u = train_register(c, "u", N, &with_adamw);
-	struct shardd_result r;
+	struct shardd_result r = { 0 };
 	float before[N], got[N];
 
 	TRAIN_OK(shardd_init_seed(c, u.unit, 1, &train_err));

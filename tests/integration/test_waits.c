@@ -170,7 +170,7 @@ static shardd_client *signalled;
 static void on_alarm(int number)
 {
 	(void)number;
-	shardd_interrupt(signalled);
+	shardd_interrupt(signalled); /* NOLINT(bugprone-signal-handler): it is safe there */
 }
 
 static int interrupt_trainer(const struct trainer *t)

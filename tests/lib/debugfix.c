@@ -81,6 +81,11 @@ void debugfix_read(struct told *told, const void *at)
 	told->survived = true;
 }
 
+void debugfix_clear(void *at, size_t bytes)
+{
+	memset(at, 0, bytes);
+}
+
 void debugfix_write(struct told *told, void *at)
 {
 	told->at = at;

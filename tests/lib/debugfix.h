@@ -35,6 +35,7 @@ shardd_client *debugfix_join(const struct trainer *t);
 
 /* Use the byte at @at. */
 void debugfix_read(struct told *told, const void *at);
+void debugfix_clear(void *at, size_t bytes);
 void debugfix_write(struct told *told, void *at);
 
 /* In a test: skip it if memory is that of a GPU. */
