@@ -19,7 +19,7 @@
 #define PAGE      4096ull
 #define MAGIC     "SIMcuMEM"
 #define FILL_BYTE 0xA5
-#define FILL_ALL  (16ull << 20) /* more than that is filled in places only */
+#define FILL_ALL  (1ull << 20) /* more than that is filled in places only */
 #define PLACE     (64ull << 10)
 #define GUARD     SIM_GRANULARITY /* between two allocations: an overrun hits nothing */
 

@@ -10,6 +10,7 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "sim_impl.h"
 
@@ -157,6 +158,22 @@ struct fill {
 	unsigned width;
 };
 
+#define PAGE 4096ull
+
+/* Large areas give their pages back instead: the kernel's zero pages cost nothing until they are used. */
+static void fill_zero(char *p, uint64_t bytes)
+{
+	char *from = (void *)(((uintptr_t)p + PAGE - 1) & ~(PAGE - 1));
+	char *to = (void *)(((uintptr_t)p + bytes) & ~(PAGE - 1));
+
+	if (bytes < 64 * PAGE || madvise(from, (size_t)(to - from), MADV_REMOVE) < 0) {
+		memset(p, 0, bytes);
+		return;
+	}
+	memset(p, 0, (size_t)(from - p));
+	memset(to, 0, (size_t)(p + bytes - to));
+}
+
 static void fill_run(struct stream *s, struct item *item)
 {
 	struct fill *f = (void *)item->payload;
@@ -164,7 +181,9 @@ static void fill_run(struct stream *s, struct item *item)
 	uint32_t *words = p;
 
 	(void)s;
-	if (p && f->width == 1)
+	if (p && f->width == 1 && f->value == 0)
+		fill_zero(p, f->n);
+	else if (p && f->width == 1)
 		memset(p, (int)f->value, f->n);
 	for (uint64_t i = 0; p && f->width == 4 && i < f->n; i++)
 		words[i] = f->value;
