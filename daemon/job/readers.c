@@ -270,7 +270,7 @@ static void readers_expire(struct job *job, uint64_t now_us)
 	list_for_each (r, tmp, &job->readers.holds, turn) {
 		if (r->until_us > now_us)
 			continue;
-		snprintf(why, sizeof(why), "its %u ms were over, and the trainers went on",
+		snprintf(why, sizeof(why), "its %u ms have passed, and the trainers continued",
 			 r->hold_ms);
 		readers_overtake(r, why);
 	}
