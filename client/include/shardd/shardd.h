@@ -286,7 +286,7 @@ enum shardd_optimizer_when {
 	SHARDD_OPTIM_AT_STEP = 1, /* by shardd_step, on the gradient shard */
 	/* by the unit's reduce or by the last of its buckets; this frees the gradient shard */
 	SHARDD_OPTIM_IN_BACKWARD = 2,
-	SHARDD_OPTIM_BY_TRAINER = 3, /* by the trainer's own, on the mapped shards; kind is 0 */
+	SHARDD_OPTIM_BY_TRAINER = 3, /* by the trainer's own, on a copy of its shard; kind is 0 */
 };
 
 /* A setting that the kind does not use and that is not 0 is refused. */
