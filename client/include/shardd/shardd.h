@@ -368,7 +368,7 @@ enum shardd_div_mode {
  * elements [r*S, (r+1)*S), S = ceil(N/W) rounded up to a multiple of shard_multiple,
  * zero-padded at the end (fairscale's flat layout; m > 1: XLA's). DIM0: of every tensor rank r
  * owns rows [r*R, (r+1)*R), R = ceil(rows/W) (FSDP2's). Frozen tensors are laid out apart,
- * behind the others. shardd_tensor_places returns the place of every tensor. */
+ * after the others. shardd_tensor_places returns the place of every tensor. */
 struct shardd_unit_spec {
 	size_t size;      /* sizeof(struct shardd_unit_spec) */
 	const char *name; /* unique in the job, up to 255 printable bytes */
