@@ -22,7 +22,7 @@ void readers_init(struct readers *all)
 	list_init(&all->all);
 	list_init(&all->waiting);
 	list_init(&all->holds);
-	condition_init(&all->writers, "readers to let go of the parameters");
+	condition_init(&all->writers, "readers to release the parameters");
 	list_init(&all->procs);
 }
 
