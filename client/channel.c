@@ -180,8 +180,8 @@ static int connect_to(const char *path, int *ret, struct shardd_error *err)
 
 	if (strlen(path) >= sizeof(sa.sun_path))
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "socket",
-				 "the socket path has %zu bytes, at most %zu are allowed",
-				 strlen(path), sizeof(sa.sun_path) - 1);
+				 "the socket path has %zu bytes; the maximum is %zu", strlen(path),
+				 sizeof(sa.sun_path) - 1);
 	strcpy(sa.sun_path, path);
 	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	if (fd < 0)

@@ -330,7 +330,7 @@ int shardd_submit_commit(shardd_client *c, const struct shardd_commit_options *o
 		return -SHARDD_INVALID_ARGUMENT;
 	if (o->bytes > SHARDD_MAX_BLOB || (o->bytes && !o->blob))
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "blob",
-				 "the blob has %zu bytes%s, at most %u are allowed", o->bytes,
+				 "the blob has %zu bytes%s; the maximum is %u", o->bytes,
 				 o->blob ? "" : " at NULL", SHARDD_MAX_BLOB);
 	q.step = o->step;
 	q.blob.data = (uint8_t *)o->blob;

@@ -240,7 +240,7 @@ int rpc_client_connect(const char *path, uint32_t timeout_ms, struct rpc_client 
 
 	if (strlen(path) >= sizeof(addr.sun_path))
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "socket",
-				 "the socket path has %zu bytes, at most %zu are allowed: %s",
+				 "the socket path has %zu bytes; the maximum is %zu: %s",
 				 strlen(path), sizeof(addr.sun_path) - 1, path);
 	memcpy(addr.sun_path, path, strlen(path) + 1);
 	e = connect_retry(&addr, timeout_ms, &fd);

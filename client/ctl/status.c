@@ -10,9 +10,9 @@
 
 static void print_daemon(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
-	printf("shardd %s%s, pid %d, up %s, %u connections, %u descriptors", s->version,
+	printf("shardd %s%s, pid %d, up %s, %u connection%s, %u descriptors", s->version,
 	       s->draining ? " (draining)" : "", s->pid, format_seconds(s->uptime_s).text,
-	       s->connections, s->open_descriptors);
+	       s->connections, s->connections == 1 ? "" : "s", s->open_descriptors);
 	if (s->log_dropped)
 		printf(", %llu log lines dropped", (unsigned long long)s->log_dropped);
 	printf("\n  socket %s, instance %s\n", ctl->socket, s->instance);

@@ -166,8 +166,9 @@ static void config_write_allowed(FILE *out, const struct config_key *k)
 	else if (k->type == CONFIG_SECONDS)
 		fputs("# A time in s, min, h or d; without a unit: s.", out);
 	else if (k->type == CONFIG_COUNT)
-		fprintf(out, "# A number, %s%llu to %llu.", k->zero ? "0 or " : "",
-			(unsigned long long)k->min, (unsigned long long)k->max);
+		fprintf(out, "# A number, %s%llu to %llu.", k->zero && k->min > 1 ? "0 or " : "",
+			(unsigned long long)(k->zero && k->min == 1 ? 0 : k->min),
+			(unsigned long long)k->max);
 	else if (config_key_is_list(k))
 		fprintf(out, "# A list, at most %d entries.", CONFIG_MAX_IDS);
 	else

@@ -81,11 +81,11 @@ static int config_value_refuse_amount(const struct config_key *k, const char *te
 {
 	char min[32], max[32];
 
-	config_value_format_amount(k, k->min, min, sizeof(min));
+	config_value_format_amount(k, k->zero && k->min == 1 ? 0 : k->min, min, sizeof(min));
 	config_value_format_amount(k, k->max, max, sizeof(max));
 	return fault_set(f, FAULT_INVALID, k->name, "%s is '%.64s'; it must be %s %s%s to %s",
-			 k->name, text, config_value_what_kind(k), k->zero ? "0 or " : "from ", min,
-			 max);
+			 k->name, text, config_value_what_kind(k),
+			 k->zero && k->min > 1 ? "0 or from " : "from ", min, max);
 }
 
 static bool config_value_in_range(const struct config_key *k, uint64_t n)

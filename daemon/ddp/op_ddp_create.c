@@ -35,8 +35,8 @@ static int op_ddp_create_check_sparse(struct job *job, const Shardd__V1__DdpTens
 
 	if (!u || t->tensor >= u->rec->n_tensors)
 		return fault_set(f, FAULT_INVALID, "sparse",
-				 "sparse names tensor %u of unit %u, which is not there", t->tensor,
-				 t->unit);
+				 "sparse names tensor %u of unit %u, which does not exist",
+				 t->tensor, t->unit);
 	if (op_sparse_check_rows(u, t->tensor, NULL, 0, &no_rows))
 		return fault_set(f, FAULT_INVALID, "sparse", "%s", no_rows.text);
 	return 0;
@@ -46,16 +46,16 @@ static int op_ddp_create_check_limits(const request *r, struct fault *f)
 {
 	if (r->n_bucket_limits > DDP_MAX_LIMITS)
 		return fault_set(f, FAULT_INVALID, "bucket_limits",
-				 "bucket_limits has %zu entries: up to %u are allowed",
+				 "bucket_limits has %zu entries; the maximum is %u",
 				 r->n_bucket_limits, DDP_MAX_LIMITS);
 	if (r->n_bucket_limits && (r->bucket_bytes || r->first_bucket_bytes))
 		return fault_set(f, FAULT_INVALID, "bucket_limits",
 				 "bucket_limits is given with bucket_bytes or first_bucket_bytes: "
-				 "one of the two forms is allowed");
+				 "give one of the two forms");
 	for (size_t i = 0; i < r->n_bucket_limits; i++)
 		if (!r->bucket_limits[i])
 			return fault_set(f, FAULT_INVALID, "bucket_limits",
-					 "bucket_limits[%zu] is 0: 1 or more is allowed", i);
+					 "bucket_limits[%zu] is 0; it must be at least 1", i);
 	return 0;
 }
 
@@ -67,7 +67,7 @@ static int op_ddp_create_decode(struct op *op, const ProtobufCMessage *msg, stru
 	op->touches = TOUCH_GRADS;
 	if (r->n_units > op->m->job->n_units || !r->n_units)
 		return fault_set(f, FAULT_INVALID, "units",
-				 "units has %zu entries: 1 to %u are allowed", r->n_units,
+				 "units has %zu entries; it must have 1 to %u", r->n_units,
 				 op->m->job->n_units);
 	if (op_ddp_create_check_limits(r, f))
 		return f->code;

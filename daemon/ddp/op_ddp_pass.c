@@ -37,9 +37,10 @@ int op_ddp_check_list(const struct op *op, const uint32_t *list, size_t n, const
 
 	for (size_t i = 0; i < n; i++)
 		if (list[i] >= d->n)
-			return fault_set(f, FAULT_INVALID, field,
-					 "%s names tensor %u of ddp %u: 0 to %u is allowed", field,
-					 list[i], d->id, d->n - 1);
+			return fault_set(
+				f, FAULT_INVALID, field,
+				"%s names tensor %u of ddp %u, which is out of range (0..%u)",
+				field, list[i], d->id, d->n - 1);
 	return 0;
 }
 
@@ -113,8 +114,10 @@ static int op_ddp_pass_take_rows(struct op *op, const Shardd__V1__DdpReadyReques
 	const struct ddp_tensor *t = &ddp_args(op)->d->tensors[r->n_tensors ? r->tensors[0] : 0];
 
 	if (r->n_tensors != 1)
-		return fault_set(f, FAULT_INVALID, "rows",
-				 "rows are given for %zu tensors: one is allowed", r->n_tensors);
+		return fault_set(
+			f, FAULT_INVALID, "rows",
+			"rows are given with %zu tensors; give rows with exactly one tensor",
+			r->n_tensors);
 	if (op_sparse_check_rows(t->unit, t->tensor, rows->rows, rows->n_rows, f) ||
 	    ddp_rows_copy(op->m->job, rows->rows, rows->n_rows, &ddp_args(op)->rows, f))
 		return f->code;
@@ -135,8 +138,8 @@ static int op_ddp_pass_check_rows(struct op *op, const Shardd__V1__DdpReadyReque
 
 		if (d->tensors[t].sparse && (!r->rows || r->n_tensors != 1))
 			return fault_set(f, FAULT_INVALID, "rows",
-					 "tensor '%s' has a sparse gradient: it alone, with rows, "
-					 "is allowed",
+					 "tensor '%s' has a sparse gradient: name it alone and "
+					 "give its rows",
 					 ddp_tensor_name(d, t, name, sizeof(name)));
 		if (r->rows && !d->tensors[t].sparse)
 			return fault_set(f, FAULT_INVALID, "rows",

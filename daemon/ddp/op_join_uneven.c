@@ -29,8 +29,8 @@ static int op_join_uneven_fault_differs(const struct op *first, const char *fiel
 					struct fault *f)
 {
 	return fault_set(f, FAULT_STATE, NULL,
-			 "%s is %s here, but rank %u (pid %d) has joined with %s: all ranks say "
-			 "the same",
+			 "%s is %s here, but rank %u (pid %d) has joined with %s: all ranks must "
+			 "give the same",
 			 field, value ? "false" : "true", first->m->rank, member_pid(first->m),
 			 value ? "true" : "false");
 }

@@ -21,7 +21,7 @@ static int op_pass_take_pass(struct op *op, uint32_t unit, int pass, struct faul
 	pass_args(op)->kind = (enum pass_kind)pass;
 	if (pass != PASS_KIND_FORWARD && pass != PASS_KIND_BACKWARD)
 		return fault_set(f, FAULT_INVALID, "pass",
-				 "pass is %d: FORWARD or BACKWARD is allowed", pass);
+				 "pass is %d; it must be FORWARD or BACKWARD", pass);
 	return op_take_unit(op, unit, f);
 }
 
@@ -134,7 +134,7 @@ static int op_pass_check_end(struct op *op, struct fault *f)
 		return 0;
 	return fault_set(f, FAULT_STATE, NULL,
 			 "EndPass(BACKWARD): the gradients of unit '%.100s' were accumulated on "
-			 "rank %u and not reduced: Reduce, or an end without sync, is allowed",
+			 "rank %u and not reduced: call Reduce, or end the pass without sync",
 			 op->unit->rec->name, op->m->rank);
 }
 

@@ -33,8 +33,7 @@ static struct unit *op_policy_unit_at(const struct op *op, size_t i)
 static int op_policy_not_guarded(const struct unit *u, const char *field, struct fault *f)
 {
 	return fault_set(f, FAULT_INVALID, field,
-			 "unit '%.100s' is not guarded: units with guarded are allowed",
-			 u->rec->name);
+			 "unit '%.100s' is not guarded: register it with guarded", u->rec->name);
 }
 
 /* The request's units, all of which must be there. */
@@ -48,7 +47,7 @@ static int op_policy_take_units(struct op *op, const uint32_t *units, size_t n, 
 	for (size_t i = 0; i < n; i++)
 		if (!op_policy_unit_at(op, i))
 			return fault_set(f, FAULT_NOT_FOUND, "units",
-					 "there is no unit %u in job '%s': it has 1 to %u",
+					 "there is no unit %u in job '%s': its units are 1 to %u",
 					 units[i], op->m->job->rec->name, op->m->job->n_units);
 	return 0;
 }
@@ -67,13 +66,14 @@ static int op_policy_decode(struct op *op, const ProtobufCMessage *msg, struct f
 	op->touches = TOUCH_PARAMS;
 	policy_args(op)->reshard = (uint32_t)r->reshard;
 	if ((int)r->reshard < 0 || (int)r->reshard >= _RESHARD_N)
-		return fault_set(f, FAULT_INVALID, "reshard",
-				 "reshard is %d: AFTER_FORWARD, AFTER_BACKWARD, NEVER or "
-				 "AFTER_FORWARD_ONLY is allowed",
-				 (int)r->reshard);
+		return fault_set(
+			f, FAULT_INVALID, "reshard",
+			"reshard is %d; it must be AFTER_FORWARD, AFTER_BACKWARD, NEVER or "
+			"AFTER_FORWARD_ONLY",
+			(int)r->reshard);
 	if (!r->n_units || r->n_units > op->m->job->n_units)
 		return fault_set(f, FAULT_INVALID, "units",
-				 "units has %zu entries: 1 to the job's %u units are allowed",
+				 "units has %zu entries; it must have 1 to the job's %u",
 				 r->n_units, op->m->job->n_units);
 	if (op_policy_take_units(op, r->units, r->n_units, f))
 		return f->code;
@@ -127,14 +127,14 @@ static int op_policy_decode_prefetch(struct op *op, const ProtobufCMessage *msg,
 	policy_args(op)->kind = (enum pass_kind)r->pass;
 	if ((int)r->pass != PASS_KIND_FORWARD && (int)r->pass != PASS_KIND_BACKWARD)
 		return fault_set(f, FAULT_INVALID, "pass",
-				 "pass is %d: FORWARD or BACKWARD is allowed", (int)r->pass);
+				 "pass is %d; it must be FORWARD or BACKWARD", (int)r->pass);
 	if (op_take_unit(op, r->unit, f))
 		return f->code;
 	if (!op->unit->rec->guarded)
 		return op_policy_not_guarded(op->unit, "unit", f);
 	if (r->n_units > MEMBER_MAX_AHEAD)
 		return fault_set(f, FAULT_INVALID, "units",
-				 "units has %zu entries: up to %u are allowed", r->n_units,
+				 "units has %zu entries; the maximum is %u", r->n_units,
 				 MEMBER_MAX_AHEAD);
 	return r->n_units ? op_policy_take_units(op, r->units, r->n_units, f) : 0;
 }

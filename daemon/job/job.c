@@ -150,7 +150,7 @@ struct job *job_new(struct jobs *jobs, state_job *rec, struct fault *f)
 	list_init(&job->idle_full);
 	list_init(&job->cast_turns);
 	list_init(&job->drains);
-	condition_init(&job->step.applied, "the step that is applied");
+	condition_init(&job->step.applied, "a step that is being applied");
 	list_init(&job->settled_waiters);
 	list_init(&job->waiting_tasks);
 	list_init(&job->registrations);

@@ -22,7 +22,7 @@ void readers_init(struct readers *all)
 	list_init(&all->all);
 	list_init(&all->waiting);
 	list_init(&all->holds);
-	condition_init(&all->writers, "readers to let go of the parameters");
+	condition_init(&all->writers, "readers to release the parameters");
 	list_init(&all->procs);
 }
 
@@ -270,7 +270,7 @@ static void readers_expire(struct job *job, uint64_t now_us)
 	list_for_each (r, tmp, &job->readers.holds, turn) {
 		if (r->until_us > now_us)
 			continue;
-		snprintf(why, sizeof(why), "its %u ms were over, and the trainers went on",
+		snprintf(why, sizeof(why), "its %u ms have passed, and the trainers continued",
 			 r->hold_ms);
 		readers_overtake(r, why);
 	}

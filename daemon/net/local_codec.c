@@ -28,7 +28,7 @@ static int local_codec_check_magic(const uint8_t *data, size_t n, struct fault *
 	if (memcmp(data, &magic, seen) == 0)
 		return 0;
 	return fault_set(f, FAULT_INVALID, "magic",
-			 "a frame of the local channel begins with SHD1");
+			 "a frame of the local channel must begin with SHD1");
 }
 
 static int local_codec_check_header(const struct shd1_header *h, struct fault *f)

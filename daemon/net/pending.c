@@ -17,7 +17,7 @@
 enum {
 	HELLO_BYTES = 4,
 	RECHECK_US = 20 * 1000,
-	/* gRPC connections of one user: each costs the loop 200 us, and core more */
+	/* gRPC connections of one user: each costs the loop about 0.1 ms (docs/security.md) */
 	GRPC_BURST = 512,
 	GRPC_A_SECOND = 400,
 	LOG_AGAIN_US = 60 * 1000000,

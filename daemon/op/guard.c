@@ -13,7 +13,7 @@ static int guard_refuse_move(const struct op *op, enum pass_move move, const str
 
 	passes_allowed(move, allowed, sizeof(allowed));
 	return fault_set(f, FAULT_STATE, NULL,
-			 "%s%s: unit '%.100s' is in state %s on rank %u: %s is allowed",
+			 "%s%s: unit '%.100s' is in state %s on rank %u; it must be %s",
 			 op->type->name, op->type->detail ? op->type->detail(op) : "", u->rec->name,
 			 pass_state_name(s), op->m->rank, allowed);
 }

@@ -409,17 +409,18 @@ static int op_take_streams(struct op *op, const Shardd__V1__OpHeader *h, struct 
 			backend_info(op->m->device->backend)->id);
 	if (h->n_after > OP_MAX_AFTER)
 		return fault_set(f, FAULT_INVALID, "header.after",
-				 "header.after has %zu points: up to %u are allowed", h->n_after,
+				 "header.after has %zu points; the maximum is %u", h->n_after,
 				 OP_MAX_AFTER);
 	for (size_t i = 0; i < h->n_after; i++) {
 		const Shardd__V1__StreamPoint *p = h->after[i];
 
 		if (p->slot >= BACKEND_SIGNAL_SLOTS || p->value > INT64_MAX)
-			return fault_set(
-				f, FAULT_INVALID, "header.after",
-				"header.after names slot %u and value %llu: slots 0 to %u and "
-				"values below 2^63 are allowed",
-				p->slot, (unsigned long long)p->value, BACKEND_SIGNAL_SLOTS - 1);
+			return fault_set(f, FAULT_INVALID, "header.after",
+					 "header.after names slot %u and value %llu; the slot must "
+					 "be 0 to %u and "
+					 "the value below 2^63",
+					 p->slot, (unsigned long long)p->value,
+					 BACKEND_SIGNAL_SLOTS - 1);
 		op->after[op->n_after++] = (struct backend_wait){ signals, p->slot, p->value };
 	}
 	op->stream = h->stream;

@@ -26,7 +26,7 @@ int op_take_unit(struct op *op, uint32_t id, struct fault *f)
 	if (op->unit)
 		return 0;
 	return fault_set(f, FAULT_NOT_FOUND, "unit",
-			 "there is no unit %u in job '%s': it has 1 to %u", id,
+			 "there is no unit %u in job '%s': its units are 1 to %u", id,
 			 op->m->job->rec->name, op->m->job->n_units);
 }
 
@@ -36,7 +36,7 @@ int op_take_group(struct op *op, uint32_t id, struct fault *f)
 	if (op->group)
 		return 0;
 	return fault_set(f, FAULT_NOT_FOUND, "group",
-			 "there is no group %u in job '%s': it has 0 to %u", id,
+			 "there is no group %u in job '%s': its groups are 0 to %u", id,
 			 op->m->job->rec->name, op->m->job->n_groups - 1);
 }
 

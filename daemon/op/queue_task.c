@@ -235,8 +235,7 @@ void queue_tasks_tick(struct job *job, uint64_t now_us)
 	struct queue_task *t;
 
 	while ((t = queue_task_first_late(job, now_us)))
-		job_lost(queue_task_suspect(t),
-			 "has streams that did not come to their ops in time");
+		job_lost(queue_task_suspect(t), "has streams that did not reach their ops in time");
 	while ((nc = queue_task_first_hung(job, now_us)))
 		node_comm_break(nc, "a collective between them did not end in time");
 }

@@ -74,7 +74,7 @@ static void uneven_tell(struct op *join, const struct op *goes_on, const struct 
 
 	fault_set(&f, FAULT_STATE, NULL,
 		  "rank %u (pid %d) has no more inputs, but rank %u (pid %d) asks for %s: with "
-		  "error_if_uneven JoinUneven is allowed now, by each rank of group '%.64s'",
+		  "error_if_uneven, each rank of group '%.64s' must now call JoinUneven",
 		  join->m->rank, member_pid(join->m), goes_on->m->rank, member_pid(goes_on->m),
 		  goes_on->type->name, g->rec->name);
 	g->uneven = f;

@@ -27,7 +27,7 @@ static int op_factors_check_number(double x, const char *field, struct fault *f)
 {
 	if (isfinite(x) && x >= 0 && x <= UNIT_MAX_FACTOR)
 		return 0;
-	return fault_set(f, FAULT_INVALID, field, "%s is %g: 0 to %g is allowed", field, x,
+	return fault_set(f, FAULT_INVALID, field, "%s is %g; it must be 0 to %g", field, x,
 			 UNIT_MAX_FACTOR);
 }
 
@@ -55,17 +55,16 @@ static int op_factors_decode(struct op *op, const ProtobufCMessage *msg, struct 
 static int op_factors_check_between_passes(const struct op *op, struct fault *f)
 {
 	const struct member_unit *mu = member_unit_find(op->m, op->unit);
-	const char *rest = mu && mu->gradient.slab  ? "this rank has asked for its gradient buffer"
+	const char *rest = mu && mu->gradient.slab  ? "this rank has its gradient buffer"
 			   : op->unit->has_partials ? "its all-reduce is deferred"
 						    : NULL;
 
 	if (!rest)
 		return 0;
-	return fault_set(
-		f, FAULT_STATE, NULL,
-		"SetFactors of unit '%.100s' in the middle of a pass: %s, and is to reduce "
-		"first",
-		op->unit->rec->name, rest);
+	return fault_set(f, FAULT_STATE, NULL,
+			 "SetFactors of unit '%.100s' in the middle of a pass: %s; call Reduce "
+			 "first",
+			 op->unit->rec->name, rest);
 }
 
 static uint64_t op_factors_bits_of(double x)

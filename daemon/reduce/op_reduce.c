@@ -32,7 +32,7 @@ static int op_reduce_decode(struct op *op, const ProtobufCMessage *msg, struct f
 	reduce_args(op)->unused = r->unused;
 	if (r->unused && r->defer_all_reduce)
 		return fault_set(f, FAULT_INVALID, "unused",
-				 "unused goes without defer_all_reduce: Reduce with one of them");
+				 "unused and defer_all_reduce are both set: set one of them");
 	if (op_take_unit(op, r->unit, f))
 		return f->code;
 	/* the optimizer in backward changes parameters */
@@ -51,13 +51,13 @@ static int op_reduce_check_defer(const struct op *op, struct fault *f)
 		return 0;
 	if (rec->shard_ranks == group_size(op->group))
 		return fault_set(f, FAULT_INVALID, "defer_all_reduce",
-				 "unit '%.100s' has one replica: strategy HYBRID or REPLICATE is "
-				 "allowed",
+				 "unit '%.100s' has one replica: defer_all_reduce needs strategy "
+				 "HYBRID or REPLICATE",
 				 rec->name);
 	if (reduce_plan_for(op->m->job, op->unit).adds_before)
 		return fault_set(f, FAULT_INVALID, "defer_all_reduce",
-				 "unit '%.100s' has a %s profile, which knows no partial sums: "
-				 "Accumulate is allowed",
+				 "unit '%.100s' has a %s profile, which has no partial sums: "
+				 "use Accumulate instead",
 				 rec->name, rec->reduce_profile >= PROFILE_DDP ? "DDP" : "FSDP1");
 	return 0;
 }

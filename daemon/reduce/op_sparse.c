@@ -55,11 +55,12 @@ int op_sparse_check_rows(const struct unit *u, uint32_t tensor, const int64_t *r
 				 u->rec->name, tensor);
 	for (size_t i = 0; i < n; i++)
 		if (rows[i] < 0 || (uint64_t)rows[i] >= t->shape[0])
-			return fault_set(f, FAULT_INVALID, "rows.rows",
-					 "row %zu is %lld: tensor '%.64s' of unit '%.64s' has 0 to "
-					 "%llu",
-					 i, (long long)rows[i], t->name, u->rec->name,
-					 (unsigned long long)t->shape[0] - 1);
+			return fault_set(
+				f, FAULT_INVALID, "rows.rows",
+				"row %zu is %lld, which is out of range for tensor '%.64s' of "
+				"unit '%.64s' (0..%llu)",
+				i, (long long)rows[i], t->name, u->rec->name,
+				(unsigned long long)t->shape[0] - 1);
 	return 0;
 }
 
@@ -94,11 +95,13 @@ static int op_sparse_check_values(struct op *op, struct fault *f)
 	CHECK(size > 0 && width > 0);
 	if (sparse_args(op)->values_offset % size)
 		return fault_set(f, FAULT_INVALID, "rows.values_offset",
-				 "values_offset is %llu: a multiple of %zu is allowed",
+				 "values_offset is %llu; it must be a multiple of %zu",
 				 (unsigned long long)sparse_args(op)->values_offset, size);
 	if (sparse_args(op)->n > LAYOUT_MAX_ELEMENTS / width ||
 	    !op_buffer_at(op, sparse_args(op)->values_offset, sparse_args(op)->n * width * size, f))
-		return fault_set(f, FAULT_INVALID, "rows", "values of %llu rows are too many",
+		return fault_set(f, FAULT_INVALID, "rows",
+				 "%llu rows are too many: their values have more than 2^48 "
+				 "elements, or do not fit the buffer",
 				 (unsigned long long)sparse_args(op)->n);
 	return 0;
 }
@@ -112,7 +115,7 @@ static int op_sparse_check_accumulated(const struct op *op, struct fault *f)
 		return 0;
 	return fault_set(f, FAULT_STATE, NULL,
 			 "rank %u has accumulated gradients of unit '%.100s' on top of what was "
-			 "reduced: Reduce comes before more rows",
+			 "reduced: call Reduce before more rows",
 			 op->m->rank, op->unit->rec->name);
 }
 

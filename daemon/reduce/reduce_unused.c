@@ -22,22 +22,22 @@ static int reduce_unused_check_tensor(const struct unit *u, const uint32_t *tens
 
 	if (tensor >= u->rec->n_tensors)
 		return fault_set(f, FAULT_INVALID, "unused_tensors",
-				 "there is no tensor %u of unit '%.100s': 0 to %zu are allowed",
-				 tensor, u->rec->name, u->rec->n_tensors - 1);
+				 "tensor %u of unit '%.100s' is out of range (0..%zu)", tensor,
+				 u->rec->name, u->rec->n_tensors - 1);
 	if (tensor >= MAX_TENSORS)
 		return fault_set(
 			f, FAULT_INVALID, "unused_tensors",
-			"tensor %u of unit '%.100s': only of the first %u can be said that "
-			"they are not used; register smaller units",
+			"tensor %u of unit '%.100s' cannot be listed as unused: only the first "
+			"%u tensors can; register smaller units",
 			tensor, u->rec->name, MAX_TENSORS);
 	if (!unit_trains(u, tensor))
 		return fault_set(f, FAULT_INVALID, "unused_tensors",
-				 "tensor '%.100s' of unit '%.100s' is not trained here: only those "
-				 "with a gradient can be without one",
+				 "tensor '%.100s' of unit '%.100s' is not trained: list trained "
+				 "tensors only",
 				 u->rec->tensors[tensor]->name, u->rec->name);
 	if (i && tensor <= tensors[i - 1])
 		return fault_set(f, FAULT_INVALID, "unused_tensors",
-				 "tensor %u comes behind tensor %u: each once, ascending", tensor,
+				 "unused_tensors has %u after %u; its numbers must ascend", tensor,
 				 tensors[i - 1]);
 	return 0;
 }
@@ -48,7 +48,7 @@ int reduce_unused_decode(struct op *op, const Shardd__V1__ReduceRequest *r, stru
 	reduce_args(op)->n_tensors = r->n_unused_tensors;
 	if (r->n_unused_tensors && (r->unused || r->defer_all_reduce))
 		return fault_set(f, FAULT_INVALID, "unused_tensors",
-				 "unused_tensors go without %s: Reduce with one of them",
+				 "unused_tensors and %s are both set: set one of them",
 				 r->unused ? "unused" : "defer_all_reduce");
 	for (size_t i = 0; i < r->n_unused_tensors; i++)
 		if (reduce_unused_check_tensor(op->unit, r->unused_tensors, i, f))

@@ -62,15 +62,15 @@ static int backward_check_reduce(const struct unit *u, struct fault *f)
 	if (u->shards_from)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "unit '%.100s' was reduced for the last time in this backward "
-				 "pass and its shards are the trainers': end it with Step, or say "
-				 "that more is to come",
+				 "pass, and the trainers have its shards: end the pass with Step, "
+				 "or set more in all Reduces but the last",
 				 u->rec->name);
 	if (u->step == UNIT_STEP_STEPPED || u->step == UNIT_STEP_STEPPING ||
 	    u->step == UNIT_STEP_DUE || u->step == UNIT_STEP_ARRIVED)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "unit '%.100s' was reduced for the last time in this backward "
 				 "pass, and its optimizer has the gradient: end the pass with "
-				 "Step, or say in all Reduces but the last that there is more",
+				 "Step, or set more in all Reduces but the last",
 				 u->rec->name);
 	return 0;
 }

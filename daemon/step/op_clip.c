@@ -28,14 +28,13 @@ int clip_decode(const struct clip_fields *r, struct clip *ret, struct fault *f)
 	ret->error_if_nonfinite = r->error_if_nonfinite;
 	if (!(r->max_norm > 0) || isinf(r->max_norm))
 		return fault_set(f, FAULT_INVALID, r->field_max_norm,
-				 "max_norm is %g: a positive number is allowed", r->max_norm);
+				 "max_norm is %g; it must be a positive number", r->max_norm);
 	if (!(ret->type > 0))
 		return fault_set(f, FAULT_INVALID, r->field_norm_type,
-				 "norm_type is %g: a number above 0, or inf, is allowed",
-				 ret->type);
+				 "norm_type is %g; it must be above 0, or inf", ret->type);
 	if (r->profile >= _CLIP_N)
 		return fault_set(f, FAULT_INVALID, r->field_profile,
-				 "profile is %u: FAIRSCALE, XLA or TORCH is allowed", r->profile);
+				 "profile is %u; it must be FAIRSCALE, XLA or TORCH", r->profile);
 	return 0;
 }
 
@@ -53,10 +52,10 @@ static int op_clip_decode(struct op *op, const ProtobufCMessage *msg, struct fau
 	op->touches = TOUCH_GRADS;
 	clip_args(op)->whole_job = r->whole_job;
 	if (r->whole_job && (r->group || r->n_units))
-		return fault_set(
-			f, FAULT_INVALID, "whole_job",
-			"whole_job with group %u and %zu units: group 0 and none is allowed",
-			r->group, r->n_units);
+		return fault_set(f, FAULT_INVALID, "whole_job",
+				 "whole_job is set with group %u and %zu units; it needs group 0 "
+				 "and no units",
+				 r->group, r->n_units);
 	if (clip_decode(&fields, &clip_args(op)->clip, f) || op_take_group(op, r->group, f))
 		return f->code;
 	return shards_take_units(op, r->units, r->n_units, f);

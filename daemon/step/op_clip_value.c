@@ -22,7 +22,7 @@ static int op_clip_value_decode(struct op *op, const ProtobufCMessage *msg, stru
 	clip_args(op)->value = r->value;
 	if (!(r->value >= 0))
 		return fault_set(f, FAULT_INVALID, "value",
-				 "value is %g: 0 or a positive number is allowed", r->value);
+				 "value is %g; it must be 0 or a positive number", r->value);
 	if (op_take_group(op, r->group, f))
 		return f->code;
 	return shards_take_units(op, r->units, r->n_units, f);

@@ -38,7 +38,7 @@ static int op_commit_decode(struct op *op, const ProtobufCMessage *msg, struct f
 	commit_args(op)->bytes = r->blob.len;
 	op->group = job_group_by_id(op->m->job, 0);
 	if (r->blob.len > JOB_MAX_BLOB)
-		return fault_set(f, FAULT_INVALID, "blob", "blob is %zu bytes: up to %u is allowed",
+		return fault_set(f, FAULT_INVALID, "blob", "blob has %zu bytes; the maximum is %u",
 				 r->blob.len, JOB_MAX_BLOB);
 	commit_args(op)->blob = malloc(r->blob.len ? r->blob.len : 1);
 	if (!commit_args(op)->blob)
@@ -56,7 +56,7 @@ static int op_commit_check(struct op *op, struct fault *f)
 		return f->code;
 	if (job->rec->has_commit && commit_args(op)->step <= job->rec->step)
 		return fault_set(f, FAULT_INVALID, "step",
-				 "step is %llu: more than the last committed one, %llu, is allowed",
+				 "step is %llu; it must be above the last committed step, %llu",
 				 (unsigned long long)commit_args(op)->step,
 				 (unsigned long long)job->rec->step);
 	if (quota_charge(&job->quota, MEM_CONTROL, commit_args(op)->bytes))

@@ -56,7 +56,7 @@ static int op_plan_decode(struct op *op, const ProtobufCMessage *msg, struct fau
 	};
 	if (!(r->inv_scale >= 0) || isinf(r->inv_scale))
 		return fault_set(f, FAULT_INVALID, "inv_scale",
-				 "inv_scale is %g: 0 (none) or a positive number is allowed",
+				 "inv_scale is %g; it must be 0 (none) or a positive number",
 				 r->inv_scale);
 	if (rates_check_lr(&plan_args(op)->plan.rates, f) ||
 	    (r->clip && op_plan_decode_clip(op, r->clip, f)) || op_take_group(op, r->group, f))

@@ -115,14 +115,14 @@ static int op_step_check_lr(const struct coll *c, struct fault *f)
 		if (op_step_is_of(c, u) && u->step == UNIT_STEP_STEPPED &&
 		    u->rec->optimizer->kind != OPTIM_NONE)
 			return fault_set(f, FAULT_STATE, NULL,
-					 "unit '%.100s' was stepped in backward: the learning rate "
-					 "of such units is PlanBackward's to say",
+					 "unit '%.100s' was stepped in backward: give the "
+					 "learning rate of such units in PlanBackward",
 					 u->rec->name);
 	}
 	if (step_rates_given(&c->group->plan.rates))
 		return fault_set(f, FAULT_INVALID, "lr",
-				 "lr or settings are given here and in PlanBackward: once is "
-				 "allowed");
+				 "lr or settings are given in Step and in PlanBackward: give "
+				 "them once");
 	return 0;
 }
 
@@ -135,7 +135,7 @@ static int op_step_check_arrived(const struct coll *c, struct fault *f)
 		if (op_step_is_stepped_by_us(c, u) && u->step != UNIT_STEP_ARRIVED)
 			return fault_set(f, FAULT_STATE, NULL,
 					 "the last Reduce of unit '%.100s' in this backward pass "
-					 "is missing: all of them said that there is more to come",
+					 "is missing: all of them were called with more",
 					 u->rec->name);
 	}
 	return 0;

@@ -24,7 +24,7 @@ static int op_unscale_decode(struct op *op, const ProtobufCMessage *msg, struct 
 	clip_args(op)->value = r->inv_scale;
 	if (!(r->inv_scale > 0) || isinf(r->inv_scale))
 		return fault_set(f, FAULT_INVALID, "inv_scale",
-				 "inv_scale is %g: a positive number is allowed", r->inv_scale);
+				 "inv_scale is %g; it must be a positive number", r->inv_scale);
 	return op_take_group(op, r->group, f);
 }
 

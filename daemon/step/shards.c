@@ -62,7 +62,7 @@ static int shards_check_unit(const struct op *op, uint32_t id, struct fault *f)
 
 	if (!u)
 		return fault_set(f, FAULT_NOT_FOUND, "units",
-				 "there is no unit %u in job '%s': it has 1 to %u", id,
+				 "there is no unit %u in job '%s': its units are 1 to %u", id,
 				 op->m->job->rec->name, op->m->job->n_units);
 	if (u->rec->group == op->group->id)
 		return 0;
@@ -120,18 +120,18 @@ int shards_check_whole(const struct coll *c, struct fault *f)
 		    u->step == UNIT_STEP_DUE)
 			return fault_set(f, FAULT_STATE, NULL,
 					 "the optimizer of unit '%.100s' used its gradient in "
-					 "backward: request what is done with gradients by "
-					 "PlanBackward, before the backward pass",
+					 "backward: clip and unscale by PlanBackward, before the "
+					 "backward pass",
 					 u->rec->name);
 		if (u->shards_from)
 			return fault_set(f, FAULT_STATE, NULL,
-					 "the gradient of unit '%.100s' is the trainers' own "
-					 "optimizers' since its Reduce",
+					 "the gradient of unit '%.100s' belongs to the "
+					 "trainers' own optimizers since its Reduce",
 					 u->rec->name);
 		if (u->step == UNIT_STEP_ARRIVED)
 			return fault_set(f, FAULT_STATE, NULL,
-					 "the gradient of unit '%.100s' is dealt with as the plan "
-					 "of this backward pass says",
+					 "the gradient of unit '%.100s' belongs to the plan of "
+					 "this backward pass",
 					 u->rec->name);
 	}
 	return 0;

@@ -26,7 +26,7 @@ int rates_check_lr(const struct step_rates *rates, struct fault *f)
 {
 	if (!rates->has_lr || (isfinite(rates->lr) && rates->lr >= 0))
 		return 0;
-	return fault_set(f, FAULT_INVALID, "lr", "lr is %g: 0 or a positive number is allowed",
+	return fault_set(f, FAULT_INVALID, "lr", "lr is %g; it must be 0 or a positive number",
 			 rates->lr);
 }
 
@@ -36,7 +36,7 @@ static int step_settings_check_number(double x, double most, const char *field, 
 {
 	if (isfinite(x) && x >= 0 && x <= most)
 		return 0;
-	return fault_set(f, FAULT_INVALID, field, "%s is %g: 0 to %.9g is allowed", field, x, most);
+	return fault_set(f, FAULT_INVALID, field, "%s is %g; it must be 0 to %.9g", field, x, most);
 }
 
 static int step_settings_check_numbers(const message *m, struct fault *f)
@@ -91,19 +91,19 @@ static int step_settings_count_named(const struct op *op, message *const *list, 
 	for (size_t i = 0; i < n; i++) {
 		if (list[i]->n_units != list[i]->n_tensors)
 			return fault_set(f, FAULT_INVALID, "settings.tensors",
-					 "settings.tensors has %zu entries and settings.units %zu: "
-					 "as many are allowed",
+					 "settings.tensors has %zu entries and settings.units %zu; "
+					 "both must have as many",
 					 list[i]->n_tensors, list[i]->n_units);
 		named += list[i]->n_units;
 		without += !list[i]->n_units;
 	}
 	if (named > there)
 		return fault_set(f, FAULT_INVALID, "settings.tensors",
-				 "settings name %zu tensors: job '%s' has %zu", named,
+				 "settings name %zu tensors; job '%s' has %zu", named,
 				 job->rec->name, there);
 	if (without > 1)
 		return fault_set(f, FAULT_INVALID, "settings.units",
-				 "%zu settings name no tensors: one, for all others, is allowed",
+				 "%zu settings name no tensors; the maximum is one, for all others",
 				 without);
 	*ret = (uint32_t)named;
 	return 0;
@@ -112,8 +112,8 @@ static int step_settings_count_named(const struct op *op, message *const *list, 
 static int step_settings_no_memory_for(const struct unit *u, struct fault *f)
 {
 	return fault_set(f, FAULT_INVALID, "settings.momentum",
-			 "unit '%.100s' was registered with momentum 0 and has no memory for it: 0 "
-			 "is allowed",
+			 "unit '%.100s' was registered with momentum 0 and has no memory for it: "
+			 "give 0",
 			 u->rec->name);
 }
 
@@ -128,7 +128,7 @@ static int step_settings_check_unit(const struct op *op, const struct unit *u, u
 {
 	if (!u)
 		return fault_set(f, FAULT_NOT_FOUND, "settings.units",
-				 "there is no unit %u in job '%s': it has 1 to %u", id,
+				 "there is no unit %u in job '%s': its units are 1 to %u", id,
 				 op->m->job->rec->name, op->m->job->n_units);
 	if (u->rec->group != op->group->id)
 		return fault_set(f, FAULT_INVALID, "settings.units",

@@ -28,7 +28,7 @@ int convert_record(const struct op *op, const struct unit *u, state_unit *ret, s
 		ret->shard_ranks = convert_args(op)->shard_ranks;
 	} else if (convert_args(op)->shard_ranks) {
 		return fault_set(f, FAULT_INVALID, "shard_ranks",
-				 "shard_ranks is %u without a strategy: 0 is allowed",
+				 "shard_ranks is %u without a strategy; it must be 0",
 				 convert_args(op)->shard_ranks);
 	}
 	reduce_reopen(ret);

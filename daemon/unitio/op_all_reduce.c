@@ -21,16 +21,16 @@ static int op_all_reduce_decode(struct op *op, const ProtobufCMessage *msg, stru
 	buf_args(op)->op = (enum reduce_op)r->op;
 	if (!size)
 		return fault_set(f, FAULT_INVALID, "dtype",
-				 "dtype is %d: FP32, BF16 or FP16 is allowed", r->dtype);
+				 "dtype is %d; it must be FP32, BF16 or FP16", r->dtype);
 	if (buf_args(op)->op <= REDUCE_NONE || buf_args(op)->op >= _REDUCE_N)
 		return fault_set(f, FAULT_INVALID, "op",
-				 "op is %d: SUM, AVG, MAX or MIN is allowed", r->op);
+				 "op is %d; it must be SUM, AVG, MAX or MIN", r->op);
 	if (!r->count || r->count > LAYOUT_MAX_ELEMENTS)
-		return fault_set(f, FAULT_INVALID, "count", "count is %llu: 1 to 2^48 is allowed",
+		return fault_set(f, FAULT_INVALID, "count", "count is %llu; it must be 1 to 2^48",
 				 (unsigned long long)r->count);
 	if (r->offset % size)
 		return fault_set(f, FAULT_INVALID, "offset",
-				 "offset is %llu: a multiple of %zu is allowed",
+				 "offset is %llu; it must be a multiple of %zu",
 				 (unsigned long long)r->offset, size);
 	return op_take_group(op, r->group, f);
 }

@@ -19,10 +19,10 @@ static int op_broadcast_decode(struct op *op, const ProtobufCMessage *msg, struc
 	if (op_take_group(op, r->group, f))
 		return f->code;
 	if (!r->bytes)
-		return fault_set(f, FAULT_INVALID, "bytes", "bytes is 0: 1 or more is allowed");
+		return fault_set(f, FAULT_INVALID, "bytes", "bytes is 0; it must be at least 1");
 	if (!group_index(op->group, r->root, &index))
 		return fault_set(f, FAULT_INVALID, "root",
-				 "root is %u: a rank of group '%.64s' is allowed", r->root,
+				 "root is %u; it must be a rank of group '%.64s'", r->root,
 				 op->group->rec->name);
 	return 0;
 }

@@ -25,7 +25,7 @@ static int op_buffer_alloc_decode(struct op *op, const ProtobufCMessage *msg, st
 	alloc_args(op)->bytes = r->bytes;
 	if (r->bytes && r->bytes <= LAYOUT_MAX_ELEMENTS * sizeof(float))
 		return 0;
-	return fault_set(f, FAULT_INVALID, "bytes", "bytes is %llu: 1 to 2^50 is allowed",
+	return fault_set(f, FAULT_INVALID, "bytes", "bytes is %llu; it must be 1 to 2^50",
 			 (unsigned long long)r->bytes);
 }
 
@@ -34,8 +34,7 @@ static int op_buffer_alloc_check(struct op *op, struct fault *f)
 	if (op->m->n_buffers < MEMBER_MAX_BUFFERS)
 		return 0;
 	return fault_set(f, FAULT_EXHAUSTED, NULL,
-			 "this session has %u buffers, the most allowed: free one",
-			 op->m->n_buffers);
+			 "this session has %u buffers, the maximum: free one", op->m->n_buffers);
 }
 
 static enum res op_buffer_alloc_start(struct op *op)

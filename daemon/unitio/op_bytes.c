@@ -64,10 +64,10 @@ static int op_bytes_decode(struct op *op, enum bytes_place place, uint32_t unit,
 	op->touches = touches[place];
 	if (place == BYTES_NONE)
 		return fault_set(f, FAULT_INVALID, "memory",
-				 "memory is missing: say which unit or buffer is meant");
+				 "memory is missing: name a unit or a buffer");
 	if (!a->bytes || a->bytes > BYTES_MAX)
 		return fault_set(f, FAULT_INVALID, "bytes",
-				 "bytes is %llu: 1 to 2^20 is allowed, so use several calls",
+				 "bytes is %llu; it must be 1 to 2^20: use several calls",
 				 (unsigned long long)a->bytes);
 	if (place != BYTES_BUFFER)
 		return op_take_unit(op, unit, f);

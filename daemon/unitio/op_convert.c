@@ -33,15 +33,15 @@ static int op_convert_decode_choices(struct op *op, const request *r, struct fau
 	convert_args(op)->shard_ranks = r->shard_ranks;
 	if ((unsigned)r->layout >= _LAYOUT_N)
 		return fault_set(f, FAULT_INVALID, "layout",
-				 "layout is %d: FLAT or DIM0 is allowed", r->layout);
+				 "layout is %d; it must be FLAT or DIM0", r->layout);
 	if ((unsigned)r->strategy >= _STRATEGY_N)
 		return fault_set(f, FAULT_INVALID, "strategy",
-				 "strategy is %d: SHARD, REPLICATE or HYBRID is allowed",
+				 "strategy is %d; it must be SHARD, REPLICATE or HYBRID",
 				 r->strategy);
 	if (r->shard_multiple > (1u << 20) ||
 	    (convert_args(op)->layout == LAYOUT_DIM0 && r->shard_multiple > 1))
 		return fault_set(f, FAULT_INVALID, "shard_multiple",
-				 "shard_multiple is %u: 0 to %u is allowed, with DIM0 0 or 1",
+				 "shard_multiple is %u; it must be 0 to %u, with DIM0 0 or 1",
 				 r->shard_multiple, 1u << 20);
 	return 0;
 }
@@ -52,16 +52,16 @@ static int op_convert_decode_unit(struct op *op, const request *r, size_t i, str
 
 	if (!u)
 		return fault_set(f, FAULT_NOT_FOUND, "units",
-				 "there is no unit %u in job '%s': it has 1 to %u", r->units[i],
-				 op->m->job->rec->name, op->m->job->n_units);
+				 "there is no unit %u in job '%s': its units are 1 to %u",
+				 r->units[i], op->m->job->rec->name, op->m->job->n_units);
 	if (i && r->units[i] <= r->units[i - 1])
 		return fault_set(f, FAULT_INVALID, "units",
-				 "units has %u behind %u: ascending numbers are allowed",
-				 r->units[i], r->units[i - 1]);
+				 "units has %u after %u; its numbers must ascend", r->units[i],
+				 r->units[i - 1]);
 	if (i && u->rec->group != op->group->id)
 		return fault_set(f, FAULT_INVALID, "units",
-				 "unit '%.100s' is of another group than the first one: units of "
-				 "one group are allowed",
+				 "unit '%.100s' is of another group than the first one; all must "
+				 "be of one group",
 				 u->rec->name);
 	op->group = job_group_by_id(op->m->job, u->rec->group);
 	return 0;
@@ -74,7 +74,7 @@ static int op_convert_decode(struct op *op, const ProtobufCMessage *msg, struct 
 	op->touches = TOUCH_PARAMS | TOUCH_GRADS;
 	if (!r->n_units)
 		return fault_set(f, FAULT_INVALID, "units",
-				 "units is empty: one or more are allowed");
+				 "units is empty; it must name at least one unit");
 	for (size_t i = 0; i < r->n_units; i++)
 		if (op_convert_decode_unit(op, r, i, f))
 			return f->code;
@@ -113,13 +113,13 @@ static int op_convert_check_passing(const struct unit *u, struct fault *f)
 {
 	if (u->step == UNIT_STEP_ARRIVED)
 		return fault_set(f, FAULT_STATE, NULL,
-				 "the gradient of unit '%.100s' is dealt with as the plan of this "
-				 "backward pass says: end it with Step before it is converted",
+				 "the gradient of unit '%.100s' belongs to the plan of this "
+				 "backward pass: call Step before ConvertUnits",
 				 u->rec->name);
 	if (u->has_partials)
 		return fault_set(f, FAULT_STATE, NULL,
-				 "the all-reduce of unit '%.100s' is deferred: reduce it before it "
-				 "is converted",
+				 "the all-reduce of unit '%.100s' is deferred: reduce it before "
+				 "ConvertUnits",
 				 u->rec->name);
 	return 0;
 }
@@ -140,26 +140,24 @@ static int op_convert_check_idle(const struct coll *c, const struct unit *u, str
 
 	if (unit_pools_gradient(u->rec) && (u->has_gradient || u->shards_left))
 		return fault_set(f, FAULT_STATE, NULL,
-				 "unit '%.100s' has a gradient that its optimizer is yet to use: "
-				 "end the backward pass with Step before it is converted",
+				 "unit '%.100s' has a gradient that its optimizer has not used "
+				 "yet: call Step before ConvertUnits",
 				 u->rec->name);
 	if (op_convert_check_passing(u, f))
 		return f->code;
 	if (ddp_unit_is_busy(c->job, u))
-		return fault_set(
-			f, FAULT_STATE, NULL,
-			"unit '%.100s' is in buckets of a pass that is not over: DdpFinish "
-			"comes before it is converted",
-			u->rec->name);
+		return fault_set(f, FAULT_STATE, NULL,
+				 "unit '%.100s' is in buckets of a pass that has not ended: call "
+				 "DdpFinish before ConvertUnits",
+				 u->rec->name);
 	for (uint32_t i = 0; !what && i < c->n; i++)
 		what = op_convert_held_by(member_unit_find(c->members[i], u));
 	if (!what)
 		return 0;
-	return fault_set(
-		f, FAULT_STATE, NULL,
-		"unit '%.100s' is %s: it has to be released, returned or reduced before it "
-		"is converted",
-		u->rec->name, what);
+	return fault_set(f, FAULT_STATE, NULL,
+			 "unit '%.100s' is %s: release, return or reduce it before "
+			 "ConvertUnits",
+			 u->rec->name, what);
 }
 
 /* ------------------------------------------------------------------ the op */

@@ -51,14 +51,14 @@ static int op_init_decode_source(struct op *op, const request *r, struct fault *
 	init_args(op)->data_bytes = r->data.len;
 	if (r->buffer && r->data.len)
 		return fault_set(f, FAULT_INVALID, "data",
-				 "buffer and data are both given: one is allowed");
+				 "buffer and data are both given: give one of them");
 	if (!must && (r->buffer || r->data.len))
 		return fault_set(
 			f, FAULT_INVALID, "buffer",
 			"this rank gives no parameters, so buffer must be 0 and data empty");
 	if (must && !r->buffer && r->data.len != need)
 		return fault_set(f, FAULT_INVALID, "data",
-				 "data is %zu bytes: unit '%.100s' needs %llu, or a buffer",
+				 "data has %zu bytes; unit '%.100s' needs %llu, or a buffer",
 				 r->data.len, op->unit->rec->name, (unsigned long long)need);
 	return 0;
 }
@@ -80,10 +80,11 @@ static int op_init_decode(struct op *op, const ProtobufCMessage *msg, struct fau
 		init_args(op)->root = r->broadcast->root;
 		if (!group_index(op->group, r->broadcast->root, &index))
 			return fault_set(f, FAULT_INVALID, "broadcast.root",
-					 "broadcast.root is %u: a rank of group '%.64s' is allowed",
+					 "broadcast.root is %u; it must be a rank of group '%.64s'",
 					 r->broadcast->root, op->group->rec->name);
 	} else if (r->how_case != HOW_OWN) {
-		return fault_set(f, FAULT_INVALID, "how", "how is missing: seed, broadcast or own");
+		return fault_set(f, FAULT_INVALID, "how",
+				 "how is missing; it must be seed, broadcast or own");
 	}
 	return op_init_decode_source(op, r, f);
 }
@@ -181,7 +182,7 @@ static int op_init_check_unused(const struct coll *c, struct fault *f)
 			   mu->shard_state == SHARD_BACK))
 			return fault_set(
 				f, FAULT_STATE, NULL,
-				"rank %u has its shard of unit '%.100s': it has to give it "
+				"rank %u has its shard of unit '%.100s': it must give the shard "
 				"back (ShardDone) before the unit is initialised",
 				c->members[i]->rank, c->unit->rec->name);
 	}

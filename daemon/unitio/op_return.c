@@ -29,11 +29,11 @@ static int op_return_decode_steps(struct op *op, const Shardd__V1__ReturnFullReq
 	summon_args(op)->steps = r->optional_optimizer_steps_case ? r->optimizer_steps : 0;
 	if (r->optional_optimizer_steps_case && !r->write)
 		return fault_set(f, FAULT_INVALID, "optimizer_steps",
-				 "optimizer_steps is set without write: what is not written "
-				 "has no steps to set");
+				 "optimizer_steps is set without write: set write, or leave "
+				 "optimizer_steps out");
 	if (summon_args(op)->steps > MAX_STEPS)
 		return fault_set(f, FAULT_INVALID, "optimizer_steps",
-				 "optimizer_steps is %llu: 0 to 2^52 is allowed",
+				 "optimizer_steps is %llu; it must be 0 to 2^52",
 				 (unsigned long long)r->optimizer_steps);
 	return 0;
 }
@@ -47,16 +47,16 @@ static int op_return_decode_tensor_steps(struct op *op, const Shardd__V1__Return
 		return 0;
 	if (!r->optional_optimizer_steps_case)
 		return fault_set(f, FAULT_INVALID, "tensor_steps",
-				 "tensor_steps go with optimizer_steps: none is more than the "
-				 "unit's");
+				 "tensor_steps is set without optimizer_steps: set both");
 	if (r->n_tensor_steps != op->unit->rec->n_tensors)
 		return fault_set(f, FAULT_INVALID, "tensor_steps",
-				 "there are %zu tensor_steps: unit '%.100s' has %zu tensors",
+				 "tensor_steps has %zu entries; unit '%.100s' has %zu tensors",
 				 r->n_tensor_steps, op->unit->rec->name, op->unit->rec->n_tensors);
 	for (size_t i = 0; i < r->n_tensor_steps; i++)
 		if (r->tensor_steps[i] > r->optimizer_steps)
 			return fault_set(f, FAULT_INVALID, "tensor_steps",
-					 "tensor %zu of unit '%.100s' has had %llu steps of %llu",
+					 "tensor_steps[%zu] of unit '%.100s' is %llu; it must be "
+					 "at most optimizer_steps, %llu",
 					 i, op->unit->rec->name,
 					 (unsigned long long)r->tensor_steps[i],
 					 (unsigned long long)r->optimizer_steps);

@@ -42,7 +42,7 @@ static int op_summon_decode(struct op *op, const ProtobufCMessage *msg, struct f
 	op->group = job_group_by_id(op->m->job, op->unit->rec->group);
 	if (r->state > unit_state_arrays(op->unit->rec))
 		return fault_set(f, FAULT_INVALID, "state",
-				 "state is %u: 0 to %u is allowed, the optimizer of unit '%.100s' "
+				 "state is %u; it must be 0 to %u: the optimizer of unit '%.100s' "
 				 "has no more arrays",
 				 r->state, unit_state_arrays(op->unit->rec), op->unit->rec->name);
 	return 0;

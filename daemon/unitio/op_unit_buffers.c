@@ -75,14 +75,14 @@ static int op_unit_buffers_decode_broadcast(struct op *op, const ProtobufCMessag
 	buf_args(op)->root = r->root;
 	if (r->unit && r->group)
 		return fault_set(f, FAULT_INVALID, "group",
-				 "unit and group are both given: one is allowed");
+				 "unit and group are both given: give one of them");
 	if (r->unit && op_take_unit(op, r->unit, f))
 		return f->code;
 	if (op_take_group(op, r->unit ? op->unit->rec->group : r->group, f))
 		return f->code;
 	if (!group_index(op->group, r->root, &index))
 		return fault_set(f, FAULT_INVALID, "root",
-				 "root is %u: a rank of group '%.64s' is allowed", r->root,
+				 "root is %u; it must be a rank of group '%.64s'", r->root,
 				 op->group->rec->name);
 	return 0;
 }

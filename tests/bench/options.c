@@ -70,7 +70,7 @@ static int take_unsigned(const char *what, const char *value, unsigned max, unsi
 	char allowed[64];
 	uint64_t n;
 
-	snprintf(allowed, sizeof(allowed), "a number from 1 to %u is allowed", max);
+	snprintf(allowed, sizeof(allowed), "it must be a number from 1 to %u", max);
 	if (!number(value, max, false, &n))
 		return wrong(what, value, allowed);
 	*ret = (unsigned)n;
@@ -81,7 +81,7 @@ static int take_bytes(const char *value, uint64_t *ret)
 {
 	if (number(value, MAX_BYTES, true, ret) && *ret >= 4)
 		return 0;
-	return wrong("--bytes", value, "4 to 1024GiB is allowed");
+	return wrong("--bytes", value, "it must be 4 to 1024GiB");
 }
 
 static int take_dtype(const char *value, enum shardd_dtype *ret)
@@ -91,13 +91,13 @@ static int take_dtype(const char *value, enum shardd_dtype *ret)
 			*ret = d;
 			return 0;
 		}
-	return wrong("--dtype", value, "fp32, bf16 or fp16 is allowed");
+	return wrong("--dtype", value, "it must be fp32, bf16 or fp16");
 }
 
 static int take_backend(const char *value, const char **ret)
 {
 	if (strcmp(value, "host") != 0 && strcmp(value, "cuda") != 0)
-		return wrong("--backend", value, "host or cuda is allowed");
+		return wrong("--backend", value, "it must be host or cuda");
 	*ret = value;
 	return 0;
 }

@@ -394,9 +394,10 @@ static int try_limits(const struct trainer *t)
 	in.how_case = SHARDD__V1__INITIALISE_REQUEST__HOW_OWN;
 	in.own = &own;
 	in.data = (ProtobufCBinaryData){ 63, large };
-	raw_refused(c, "Initialise", &in.base, BAD, "data", "data is 63 bytes: unit 'n0' needs 64");
+	raw_refused(c, "Initialise", &in.base, BAD, "data",
+		    "data has 63 bytes; unit 'n0' needs 64");
 	in.data.len = 65;
-	raw_refused(c, "Initialise", &in.base, BAD, "data", "data is 65 bytes");
+	raw_refused(c, "Initialise", &in.base, BAD, "data", "data has 65 bytes");
 	in.data.len = sizeof(large);
 	raw_refused(c, "Initialise", &in.base, FULL, NULL, "larger than max");
 	in.data.len = 64;

@@ -330,13 +330,13 @@ static int wrong_trainer(const struct trainer *t)
 	bad = clip;
 	bad.norm_type = -1;
 	TRAIN_FAILS(shardd_clip(m.c, &bad, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
-	told_now("norm_type is -1: a number above 0, or inf");
+	told_now("norm_type is -1; it must be above 0, or inf");
 	bad.norm_type = NAN;
 	TRAIN_FAILS(shardd_clip(m.c, &bad, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
 	bad = clip;
 	bad.profile = 4;
 	TRAIN_FAILS(shardd_clip(m.c, &bad, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
-	told_now("FAIRSCALE, XLA or TORCH is allowed");
+	told_now("it must be FAIRSCALE, XLA or TORCH");
 	bad.profile = -1;
 	TRAIN_FAILS(shardd_clip(m.c, &bad, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
 	bad = clip;

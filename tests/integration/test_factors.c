@@ -202,7 +202,7 @@ static int refused_trainer(const struct trainer *t)
 	train_fill_gradient(c, u, DTYPE_FP32, zeros, N);
 	f.unit = u;
 	TRAIN_FAILS(shardd_set_factors(c, &f, &train_err), SHARDD_FAILED_PRECONDITION);
-	TRAINER_CHECK(strstr(train_err.text, "asked for its gradient buffer"));
+	TRAINER_CHECK(strstr(train_err.text, "has its gradient buffer"));
 	TRAIN_OK(shardd_reduce(c, u, &train_err));
 	f.unit = u;
 	TRAIN_OK(shardd_set_factors(c, &f, &train_err));
@@ -238,7 +238,7 @@ static int guarded_trainer(const struct trainer *t)
 	f.unit = u;
 	TRAIN_FAILS(shardd_set_factors(c, &f, &train_err), SHARDD_FAILED_PRECONDITION);
 	TRAINER_CHECK(strstr(train_err.text, "in state FORWARD") &&
-		      strstr(train_err.text, "IDLE is allowed"));
+		      strstr(train_err.text, "it must be IDLE"));
 	TRAIN_OK(shardd_end_pass(c, u, SHARDD_FORWARD, true, &train_err));
 	f.unit = u;
 	TRAIN_OK(shardd_set_factors(c, &f, &train_err));

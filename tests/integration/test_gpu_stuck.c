@@ -358,7 +358,7 @@ static void init_alive(struct gpu_layout l)
 	p->pids[1] = trainer_start(&trainfix, "init", 1, WORLD, init_stuck, p);
 	cr_assert_eq(trainer_wait(p->pids[1], 60), 0);
 	told_check(&p->told[0], SHARDD_ABORTED, "rank 1");
-	cr_assert(fail_logged(&trainfix, "has streams that did not come"));
+	cr_assert(fail_logged(&trainfix, "has streams that did not reach"));
 	cr_assert(!fail_logged(&trainfix, "did not end in time"));
 	cr_assert_eq(trainer_wait(trainer_start(&trainfix, "by", 0, 1, bystander, p), 30), 0);
 	p->pids[1] = trainer_start(&trainfix, "init", 1, WORLD, init_successor, p);
@@ -463,8 +463,8 @@ Test(gpu_stuck, who_stands_behind_another_jobs_stream_is_not_blamed)
 	cr_assert_eq(trainer_wait(pids[0], 60), 0);
 	stage_set(&p->go, 2);
 	cr_assert_eq(trainer_wait(pids[1], 60), 0);
-	cr_assert(fail_logged(&trainfix, "of job 'hog' has streams that did not come"));
-	cr_assert(!fail_logged(&trainfix, "of job 'victim' has streams that did not come"));
+	cr_assert(fail_logged(&trainfix, "of job 'hog' has streams that did not reach"));
+	cr_assert(!fail_logged(&trainfix, "of job 'victim' has streams that did not reach"));
 	gpu_end();
 }
 
@@ -522,7 +522,7 @@ Test(gpu_stuck, an_op_that_failed_does_not_leave_a_queue_to_its_stream)
 	cr_assert_lt(p->told[0].rc, 0);
 	/* another job gets the device's queue, when the deadline has passed */
 	cr_assert_eq(trainer_wait(trainer_start(&trainfix, "by", 0, 1, bystander_there, p), 30), 0);
-	cr_assert(fail_logged(&trainfix, "of job 'early' has streams that did not come"));
+	cr_assert(fail_logged(&trainfix, "of job 'early' has streams that did not reach"));
 	stage_set(&p->go, 1);
 	for (uint32_t r = 0; r < WORLD; r++)
 		cr_assert_eq(trainer_wait(p->pids[r], 60), 0, "rank %u", r);

@@ -183,7 +183,7 @@ static int clipping_trainer(const struct trainer *t)
 		    SHARDD_FAILED_PRECONDITION);
 	TRAIN_OK(shardd_gradient(c, own, &gradient, &train_err));
 	TRAIN_FAILS(shardd_reduce_unused(c, own, NULL, &train_err), SHARDD_FAILED_PRECONDITION);
-	told_now("its shards are the trainers'");
+	told_now("the trainers have its shards");
 	TRAIN_OK(shardd_next_shard(c, SHARDD_WORLD, &s, &train_err));
 	step_shard(c, &s);
 	TRAIN_OK(shardd_shard_done(c, own, &train_err));

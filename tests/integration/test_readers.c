@@ -453,7 +453,7 @@ static void check_overtaken(enum shardd_optimizer_when when)
 	AWAIT(atomic_load(&s.p->steps) == 1, 10); /* nobody has released anything */
 	stage_set(&s.p->reader, 2);
 	told_check(&s.p->told, SHARDD_ABORTED, "step 0 was overtaken");
-	told_check(&s.p->told, SHARDD_ABORTED, "its 200 ms were over");
+	told_check(&s.p->told, SHARDD_ABORTED, "its 200 ms have passed");
 	cr_assert_eq(fail_job_number(&trainfix, "live", "overtaken_reads"), 1);
 	reader_end(&s, pid);
 	scene_end(&s);

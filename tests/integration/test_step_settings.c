@@ -338,10 +338,10 @@ static void refused_numbers(const struct places *p)
 		struct shardd_step_settings s;
 		const char *words;
 	} wrong[] = {
-		{ { .lr = -1 }, "settings.lr is -1: 0 to 1000000 is allowed" },
+		{ { .lr = -1 }, "settings.lr is -1; it must be 0 to 1000000" },
 		{ { .lr = NAN }, "settings.lr is nan" },
 		{ { .weight_decay = INFINITY }, "settings.weight_decay is inf" },
-		{ { .momentum = 1.5 }, "settings.momentum is 1.5: 0 to 1 is" },
+		{ { .momentum = 1.5 }, "settings.momentum is 1.5; it must be 0 to 1" },
 		{ { .dampening = -0.5 }, "settings.dampening is -0.5" },
 		{ { .beta1 = 1 }, "settings.beta1 is 1" },
 		{ { .beta2 = NAN }, "settings.beta2 is nan" },
@@ -371,7 +371,7 @@ static void refused_lists(const struct places *p)
 
 	refused(p, rests, 2, SHARDD_INVALID_ARGUMENT, "2 settings name no tensors");
 	refused(p, twice, 2, SHARDD_INVALID_ARGUMENT, "tensor 0 of unit 1 is named twice");
-	refused(p, &many, 1, SHARDD_INVALID_ARGUMENT, "settings name 8 tensors: job");
+	refused(p, &many, 1, SHARDD_INVALID_ARGUMENT, "settings name 8 tensors; job");
 	refused(p, &nowhere, 1, SHARDD_INVALID_ARGUMENT, "tensors is NULL");
 	refused(p, NULL, 1, SHARDD_INVALID_ARGUMENT, "settings is NULL");
 	refused(p, &momentum, 1, SHARDD_INVALID_ARGUMENT,

@@ -284,7 +284,8 @@ static void refuse_steps(shardd_client *c, shardd_unit u)
 	o.unit = u;
 
 	TRAIN_FAILS(shardd_return_with(c, &o, &train_err), SHARDD_INVALID_ARGUMENT);
-	CHECK(strstr(train_err.text, "tensor 2 of unit") && strstr(train_err.text, "5 steps of 4"));
+	CHECK(strstr(train_err.text, "tensor_steps[2] of unit") &&
+	      strstr(train_err.text, "is 5; it must be at most optimizer_steps, 4"));
 	o.n_tensors = TENSORS + 1;
 	o.unit = u;
 	TRAIN_FAILS(shardd_return_with(c, &o, &train_err), SHARDD_INVALID_ARGUMENT);
@@ -293,7 +294,7 @@ static void refuse_steps(shardd_client *c, shardd_unit u)
 	o.n_tensors = TENSORS;
 	o.unit = u;
 	TRAIN_FAILS(shardd_return_with(c, &o, &train_err), SHARDD_INVALID_ARGUMENT);
-	CHECK(strstr(train_err.text, "go with optimizer_steps"));
+	CHECK(strstr(train_err.text, "is set without optimizer_steps"));
 	TRAIN_FAILS(shardd_unit_steps(c, u, got, TENSORS - 1, &train_err), SHARDD_INVALID_ARGUMENT);
 	TRAIN_OK(shardd_unit_steps(c, u, got, TENSORS, &train_err));
 	CHECK(got[0] == 0 && got[3] == 0);

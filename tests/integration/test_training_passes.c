@@ -206,7 +206,7 @@ static int unreduced_trainer(const struct trainer *t)
 		TRAIN_FAILS(shardd_end_pass(c, u[0], SHARDD_BACKWARD, true, &train_err),
 			    SHARDD_FAILED_PRECONDITION);
 		TRAINER_CHECK(strstr(train_err.text, "is in state BACKWARD_PRE"));
-		TRAINER_CHECK(strstr(train_err.text, "BACKWARD_POST is allowed"));
+		TRAINER_CHECK(strstr(train_err.text, "it must be BACKWARD_POST"));
 		TRAIN_OK(shardd_gradient(c, u[0], &gradient, &train_err));
 		TRAIN_OK(shardd_accumulate(c, u[0], &train_err));
 		TRAIN_FAILS(shardd_end_pass(c, u[0], SHARDD_BACKWARD, true, &train_err),

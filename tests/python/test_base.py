@@ -150,7 +150,7 @@ class Daemon(unittest.TestCase):
             client.plan_backward(settings=[shardd.StepSettings(0.5), own])
             fill(unit.gradient(), 1.0)
             unit.reduce()
-            with self.assertRaisesRegex(shardd.InvalidArgument, "once is allowed"):
+            with self.assertRaisesRegex(shardd.InvalidArgument, "give them once"):
                 client.step(settings=[own])
             client.step()
             self.assertEqual(floats(unit.tensor(unit.gather(), "b")), [0.5] * 5)
@@ -505,7 +505,7 @@ class Daemon(unittest.TestCase):
             [unit] = client.register([shardd.UnitSpec("many", tensors)])
             unit.init_seed(1)
             fill(unit.gradient(), 0.0)
-            with self.assertRaisesRegex(shardd.InvalidArgument, "only of the first 4096"):
+            with self.assertRaisesRegex(shardd.InvalidArgument, "only the first 4096"):
                 unit.reduce(unused=["t4096"])
             unit.reduce(unused=["t4095", "t1"])
             self.assertEqual(unit.unused(), ["t1", "t4095"])

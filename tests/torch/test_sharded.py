@@ -265,7 +265,7 @@ def in_backward_once_a_step(rank):
     loss = cases.square(rank)
     loss(model, 0).backward()
     before = model.state_dict()
-    said = _refused(shardd.FailedPrecondition, "end it with Step",
+    said = _refused(shardd.FailedPrecondition, "end the pass with Step",
                     lambda: loss(model, 1).backward())
     optimizer.zero_grad()
     if not torch.equal(before["0.weight"], model.state_dict()["0.weight"]):

@@ -242,7 +242,7 @@ class OneRank(fsdp.OneRank):
         optimizer = st.SGD(net.parameters(), lr=0.1)
         run = st.resilient(net)
         with run:
-            with self.refused(shardd.FailedPrecondition, "one behind the other"), run:
+            with self.refused(shardd.FailedPrecondition, "before the next one begins"), run:
                 pass
             train(net, optimizer, 1)
         self.assertEqual(run.step, 1)

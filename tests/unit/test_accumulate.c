@@ -169,7 +169,7 @@ ACCUMULATE_TEST(only_replicas_can_defer)
 	for (unsigned r = 1; r < RANKS; r++)
 		refused(r, FAULT_STATE, "has one replica");
 	nodefix_defer(&n, m[0], ddp, &op[0]);
-	refused(0, FAULT_INVALID, "Accumulate is allowed");
+	refused(0, FAULT_INVALID, "use Accumulate");
 }
 
 ACCUMULATE_TEST(all_ranks_defer_or_none)

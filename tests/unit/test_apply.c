@@ -201,7 +201,7 @@ APPLY_TEST(a_committed_step_is_larger_than_the_last)
 {
 	commit(5);
 	submit_commit(5);
-	expect_fault(&op[0].fault, FAULT_INVALID, "more than the last committed one, 5,");
+	expect_fault(&op[0].fault, FAULT_INVALID, "above the last committed step, 5");
 	cr_expect_str_eq(op[0].fault.field, "step");
 	cr_expect_eq(job->quota.by_class[MEM_CONTROL], 21);
 	commit(6);
@@ -210,7 +210,7 @@ APPLY_TEST(a_committed_step_is_larger_than_the_last)
 APPLY_TEST(blobs_are_charged_and_limited)
 {
 	nodefix_commit(&n, m[0], 1, JOB_MAX_BLOB + 1, &op[0]);
-	expect_fault(&op[0].fault, FAULT_INVALID, "up to 65536");
+	expect_fault(&op[0].fault, FAULT_INVALID, "the maximum is 65536");
 	job->quota.limit = job->quota.used + 100;
 	nodefix_commit(&n, m[0], 1, 101, &op[0]);
 	expect_fault(&op[0].fault, FAULT_EXHAUSTED, "101 bytes for a blob");

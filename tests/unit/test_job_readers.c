@@ -294,7 +294,7 @@ Test(job_readers, whose_time_is_up_are_overtaken_by_who_waits_and_by_nobody_else
 	jobs_tick(&n.jobs, now);
 	clock_real();
 	both_ok("Commit");
-	overtaken(&a, "its 1000 ms were over");
+	overtaken(&a, "its 1000 ms have passed");
 	cr_assert_eq(job->readers.overtaken, 1);
 	cr_assert_eq(hold(&a), 0);
 	cr_assert(holds(&a));

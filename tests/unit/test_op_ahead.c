@@ -302,9 +302,9 @@ AHEAD_TEST(a_list_that_is_not_allowed, begin_cast)
 	for (unsigned i = 0; i < ARRAY_SIZE(many); i++)
 		many[i] = u[0]->id;
 	set_list(0, 0, many, 1);
-	expect_fault(&op[0].fault, FAULT_INVALID, "pass is 0: FORWARD or BACKWARD is allowed");
+	expect_fault(&op[0].fault, FAULT_INVALID, "pass is 0; it must be FORWARD or BACKWARD");
 	set_list(0, F, many, 17);
-	expect_fault(&op[0].fault, FAULT_INVALID, "units has 17 entries: up to 16 are allowed");
+	expect_fault(&op[0].fault, FAULT_INVALID, "units has 17 entries; the maximum is 16");
 	set_list(0, F, no, 1);
 	expect_fault(&op[0].fault, FAULT_NOT_FOUND, "there is no unit 99");
 	u[0] = hand;

@@ -357,7 +357,7 @@ static void check_refused(size_t w, enum action a, const struct nodefix_op *o)
 {
 	char words[96];
 
-	snprintf(words, sizeof(words), "%s: unit 'u' is in state %s on rank 0: ", action_names[a],
+	snprintf(words, sizeof(words), "%s: unit 'u' is in state %s on rank 0; ", action_names[a],
 		 ways[w].name);
 	if (a == GATHER)
 		snprintf(words, sizeof(words), "Gather: unit 'u' is summoned");
@@ -443,8 +443,8 @@ TWO_RANKS(a_refused_collective_ends_for_all)
 	nodefix_on_unit(&n, m[1], "Reduce", u, &op[1]);
 	nodefix_on_unit(&n, m[0], "Reduce", u, &op[0]);
 	expect_fault(&op[0].fault, FAULT_STATE,
-		     "Reduce: unit 'u' is in state IDLE on rank 0: "
-		     "BACKWARD_PRE or BACKWARD_POST is allowed");
+		     "Reduce: unit 'u' is in state IDLE on rank 0; "
+		     "it must be BACKWARD_PRE or BACKWARD_POST");
 	expect_fault(&op[1].fault, FAULT_STATE, "rank 0 (pid");
 	cr_expect_eq(state_of(1, u), PASS_BACKWARD_PRE, "it has not moved either");
 }
@@ -475,7 +475,7 @@ ONE_RANK(a_backward_without_a_reduce_ends_where_there_is_none)
 	u = guarded("u", RESHARD_AFTER_FORWARD, DTYPE_FP32, 1);
 	did_begin(m[0], u, B);
 	end_pass(m[0], u, B, true, &op[0]);
-	expect_fault(&op[0].fault, FAULT_STATE, "BACKWARD_POST is allowed");
+	expect_fault(&op[0].fault, FAULT_STATE, "it must be BACKWARD_POST");
 	did_end(m[0], u, B, false);
 }
 
@@ -665,7 +665,7 @@ ONE_RANK(numbers_that_mean_nothing)
 
 	u = guarded("u", RESHARD_AFTER_FORWARD, DTYPE_FP32, 1);
 	begin_pass(m[0], u, 0, &op[0]);
-	expect_fault(&op[0].fault, FAULT_INVALID, "pass is 0: FORWARD or BACKWARD is allowed");
+	expect_fault(&op[0].fault, FAULT_INVALID, "pass is 0; it must be FORWARD or BACKWARD");
 	end_pass(m[0], u, 3, false, &op[0]);
 	expect_fault(&op[0].fault, FAULT_INVALID, "pass is 3");
 	nodefix_submit(&n, m[0], "SetReshard", &r.base, &op[0]);

@@ -1,10 +1,10 @@
 /*
  * The blocking form of each verb: it submits, waits until the op has ended, at the latest at its
  * deadline, and copies the result out. Part of shardd/shardd.h, which includes it; shardd/ops.h and
- * shardd/ddp.h describe the verbs, and errors are theirs. On failure pointers, numbers and flags that
- * are copied out are NULL, 0 and false; a struct shardd_result is unchanged. shardd_interrupt makes
- * a blocking form cancel its op, or detach it if it cannot be cancelled. Inline: nothing here is
- * exported. Any thread.
+ * shardd/ddp.h describe the verbs, and errors are theirs. On failure pointers, numbers and flags
+ * that are copied out are NULL, 0 and false; a struct shardd_result is unchanged. shardd_interrupt
+ * makes a blocking form cancel its op, or detach it if it cannot be cancelled. Inline: nothing here
+ * is exported. Any thread.
  */
 #ifndef SHARDD_BLOCKING_H
 #define SHARDD_BLOCKING_H
@@ -20,10 +20,10 @@ static inline bool shardd_was_interrupted_(int r, const struct shardd_error *e)
 	return r == -SHARDD_CANCELLED && e->native == EINTR;
 }
 
-/* Wait for ticket @t of a submission that returned @submitted. If the wait is interrupted, cancel the
- * op and wait until it has ended; return its result, or CANCELLED with native EINTR. If it cannot be
- * cancelled (sent over gRPC, or the ring is full), detach it: a failure of the op is then returned by
- * the next submission. */
+/* Wait for ticket @t of a submission that returned @submitted. If the wait is interrupted, cancel
+ * the op and wait until it has ended; return its result, or CANCELLED with native EINTR. If it
+ * cannot be cancelled (sent over gRPC, or the ring is full), detach it: a failure of the op is then
+ * returned by the next submission. */
 static inline int shardd_finish_(shardd_client *c, int submitted, shardd_ticket t,
 				 struct shardd_result *ret, struct shardd_error *err)
 {

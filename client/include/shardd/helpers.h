@@ -1,6 +1,6 @@
 /*
- * Small functions around a client, its tickets and the scale of a loss. Part of shardd/shardd.h, which
- * includes it. Inline: nothing here is exported. Any thread, unless a comment says otherwise.
+ * Small functions around a client, its tickets and the scale of a loss. Part of shardd/shardd.h,
+ * which includes it. Inline: nothing here is exported. Any thread, unless a comment says otherwise.
  */
 #ifndef SHARDD_HELPERS_H
 #define SHARDD_HELPERS_H
@@ -163,10 +163,10 @@ static inline int shardd_poll(shardd_client *c, shardd_ticket t, struct shardd_r
 	return r;
 }
 
-/* Wait for @n tickets, in this order. Return: 0, or the code of the first op that failed, which @err
- * describes. All tickets have ended on return, unless a wait was interrupted: then the rest are
- * still valid, *@ret_n (if not NULL) says how many were waited for, and if no op has failed before,
- * the code is CANCELLED with native EINTR. */
+/* Wait for @n tickets, in this order. Return: 0, or the code of the first op that failed, which
+ * @err describes. All tickets have ended on return, unless a wait was interrupted: then the rest
+ * are still valid, *@ret_n (if not NULL) says how many were waited for, and if no op has failed
+ * before, the code is CANCELLED with native EINTR. */
 static inline int shardd_wait_all(shardd_client *c, const shardd_ticket *tickets, size_t n,
 				  size_t *ret_n, struct shardd_error *err)
 {
@@ -190,10 +190,10 @@ static inline int shardd_wait_all(shardd_client *c, const shardd_ticket *tickets
 	return first;
 }
 
-/* Train until the end, joining again when a peer dies. @enter joins the job, registers the units and
- * initialises them; @train trains from there. Both return 0, a negative code, or a positive number,
- * which also ends the loop. After ABORTED (a peer died or left), @enter is called again; what was
- * not committed is dropped. Return: what the last call returned, never ABORTED. */
+/* Train until the end, joining again when a peer dies. @enter joins the job, registers the units
+ * and initialises them; @train trains from there. Both return 0, a negative code, or a positive
+ * number, which also ends the loop. After ABORTED (a peer died or left), @enter is called again;
+ * what was not committed is dropped. Return: what the last call returned, never ABORTED. */
 static inline int shardd_rejoin(int (*enter)(void *data), int (*train)(void *data), void *data)
 {
 	int r;

@@ -2,10 +2,10 @@
  * The ops of a trainer: for each verb its options and the function that submits it. Part of
  * shardd/shardd.h, which includes it and describes what holds for all calls.
  *
- * All functions may be called from any thread. They wait only for another thread that is entering the
- * library. Options, and what they point to, are borrowed during the call unless a comment says
- * otherwise. @t: the ticket. The library holds no lock between calls: threads that use the same unit
- * must coordinate themselves.
+ * All functions may be called from any thread. They wait only for another thread that is entering
+ * the library. Options, and what they point to, are borrowed during the call unless a comment says
+ * otherwise. @t: the ticket. The library holds no lock between calls: threads that use the same
+ * unit must coordinate themselves.
  */
 #ifndef SHARDD_OPS_H
 #define SHARDD_OPS_H
@@ -16,8 +16,8 @@
 extern "C" {
 #endif
 
-/* The options of @verb with some fields set, for shardd_submit_VERB: a pointer to a struct that lives
- * as long as the block. C only; SHARDD_OPTIONS(gather, .unit = u). */
+/* The options of @verb with some fields set, for shardd_submit_VERB: a pointer to a struct that
+ * lives as long as the block. C only; SHARDD_OPTIONS(gather, .unit = u). */
 #ifndef __cplusplus
 #define SHARDD_OPTIONS(verb, ...)                                                           \
 	(&(struct shardd_##verb##_options){ .size = sizeof(struct shardd_##verb##_options), \
@@ -110,9 +110,9 @@ SHARDD_API int shardd_submit_set_reshard(shardd_client *c,
 
 /* Set the factors by which the reductions of a unit divide, from now until the end of the epoch
  * (collective; all ranks give the same). Fields and the meaning of 0 are as in shardd_unit_spec,
- * whatever the unit was registered with. Errors: INVALID_ARGUMENT (a factor that the unit's profile does not have),
- * FAILED_PRECONDITION (a pass is in progress: a rank has its gradient buffer, or an all-reduce is
- * deferred; or the ranks do not agree). */
+ * whatever the unit was registered with. Errors: INVALID_ARGUMENT (a factor that the unit's profile
+ * does not have), FAILED_PRECONDITION (a pass is in progress: a rank has its gradient buffer, or an
+ * all-reduce is deferred; or the ranks do not agree). */
 struct shardd_set_factors_options {
 	size_t size; /* sizeof(struct shardd_set_factors_options) */
 	shardd_unit unit;
@@ -125,10 +125,9 @@ SHARDD_API int shardd_submit_set_factors(shardd_client *c,
 					 const struct shardd_set_factors_options *options,
 					 shardd_ticket *t, struct shardd_error *err);
 
-/* Start gathering @units, in this order, as soon as this session has @unit in @pass. @n_units: up to
- * 16;
- * 0: removes the list. Without any list the daemon learns the order in one step and follows it in
- * the next. A list only saves time; it makes no op fail: see docs/protocol.md. */
+/* Start gathering @units, in this order, as soon as this session has @unit in @pass. @n_units: up
+ * to 16; 0: removes the list. Without any list the daemon learns the order in one step and follows
+ * it in the next. A list only saves time; it makes no op fail: see docs/protocol.md. */
 struct shardd_set_prefetch_options {
 	size_t size; /* sizeof(struct shardd_set_prefetch_options) */
 	shardd_unit unit;
@@ -176,8 +175,8 @@ SHARDD_API int shardd_submit_free(shardd_client *c, const struct shardd_free_opt
  * had been in no backward pass. The result's skipped: no rank has used any tensor of the unit.
  * @more: an optimizer in backward, a plan and the trainer's own optimizer wait for the last reduce.
  * @deferred: reduce inside each replica only (HYBRID, REPLICATE). The sums are kept, and the next
- * reduce adds its own to them before the all-reduce over replicas. Errors: INVALID_ARGUMENT (no such
- * tensors; options that exclude each other). */
+ * reduce adds its own to them before the all-reduce over replicas. Errors: INVALID_ARGUMENT (no
+ * such tensors; options that exclude each other). */
 struct shardd_reduce_options {
 	size_t size; /* sizeof(struct shardd_reduce_options) */
 	shardd_unit unit;
@@ -218,8 +217,8 @@ SHARDD_API int shardd_submit_all_reduce(shardd_client *c,
 					const struct shardd_all_reduce_options *options,
 					shardd_ticket *t, struct shardd_error *err);
 
-/* Copy @bytes at @offset of @root's buffer into the buffer of every member (collective). @root: a rank
- * of the job that is a member of the group. */
+/* Copy @bytes at @offset of @root's buffer into the buffer of every member (collective). @root: a
+ * rank of the job that is a member of the group. */
 struct shardd_broadcast_options {
 	size_t size; /* sizeof(struct shardd_broadcast_options) */
 	shardd_group group;
@@ -258,8 +257,8 @@ enum shardd_clip_profile {
 };
 
 /* Scale the gradient shards of all units of the group so that their total norm is at most @max_norm
- * (collective): coef = max_norm/(total + 1e-6). With FAIRSCALE's rule it is applied only if below 1:
- * a NaN norm changes nothing. The result's total_norm: before clipping. @by_value: clamp every
+ * (collective): coef = max_norm/(total + 1e-6). With FAIRSCALE's rule it is applied only if below
+ * 1: a NaN norm changes nothing. The result's total_norm: before clipping. @by_value: clamp every
  * element to [-@value, @value] instead. Errors: INVALID_ARGUMENT. */
 struct shardd_clip_options {
 	size_t size; /* sizeof(struct shardd_clip_options) */
@@ -435,8 +434,8 @@ SHARDD_API int shardd_submit_broadcast_buffers(
  * gather (collective); or array @state of the optimizer's state. Adam, AdamW:
  * 1 exp_avg, 2 exp_avg_sq, 3 max_exp_avg_sq (amsgrad); SGD with momentum: 1. Frozen elements are 0
  * in it. The result's optimizer_steps: how many steps the unit has had. INVALID_ARGUMENT: the
- * optimizer has no such array. The unit must not be gathered. Until shardd_return it cannot be gathered,
- * reduced, initialised, converted or stepped. */
+ * optimizer has no such array. The unit must not be gathered. Until shardd_return it cannot be
+ * gathered, reduced, initialised, converted or stepped. */
 struct shardd_summon_options {
 	size_t size; /* sizeof(struct shardd_summon_options) */
 	shardd_unit unit;
@@ -455,7 +454,8 @@ struct shardd_return_options {
 	 * on all ranks. NULL: unchanged. */
 	const uint64_t *optimizer_steps;
 	/* Steps of each tensor, none above @optimizer_steps; ignored for tensors that are not
-	 * trained. NULL: all tensors get @optimizer_steps if that changes, else they keep theirs. */
+	 * trained. NULL: all tensors get @optimizer_steps if that changes, else they keep
+	 * theirs. */
 	const uint64_t *tensor_steps;
 	size_t n_tensors; /* of @tensor_steps: all of the unit's, or 0 */
 };
@@ -483,9 +483,9 @@ struct shardd_convert_options {
 };
 
 /* Change the layout of units (collective). Parameters, gradients and optimizer state keep their
- * bits. @units: @n_units of one group, ascending. No rank may have them gathered or summoned, or have a
- * gradient buffer of them. From then on they are registered with the new layout. The conversion
- * needs memory for both layouts; the old memory is given back when all units that were
+ * bits. @units: @n_units of one group, ascending. No rank may have them gathered or summoned, or
+ * have a gradient buffer of them. From then on they are registered with the new layout. The
+ * conversion needs memory for both layouts; the old memory is given back when all units that were
  * registered in one call have been converted. If it is refused, nothing changes.
  * shardd_tensor_places returns the new places once the ticket has ended. */
 SHARDD_API int shardd_submit_convert(shardd_client *c, const struct shardd_convert_options *options,

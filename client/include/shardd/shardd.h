@@ -94,7 +94,8 @@ struct shardd_options {
 	 * ("host:0"). NULL: $SHARDD_DEVICE, else the GPU of the calling thread's current
 	 * CUDA context, if it has one; else the daemon chooses. Borrowed during the call. */
 	const char *device;
-	/* Called by a thread that waits for a ticket, after @stall_ms and then every @stall_ms, with a sentence that names the op. It may call shardd_cancel, shardd_interrupt and
+	/* Called by a thread that waits for a ticket, after @stall_ms and then every @stall_ms,
+	 * with a sentence that names the op. It may call shardd_cancel, shardd_interrupt and
 	 * shardd_get_info, no other function. NULL: none. */
 	void (*on_stall)(void *stall_data, uint64_t ticket, const char *text);
 	void *stall_data;
@@ -285,7 +286,7 @@ enum shardd_optimizer_when {
 	SHARDD_OPTIM_AT_STEP = 1, /* by shardd_step, on the gradient shard */
 	/* by the unit's reduce or by the last of its buckets; this frees the gradient shard */
 	SHARDD_OPTIM_IN_BACKWARD = 2,
-	SHARDD_OPTIM_BY_TRAINER = 3, /* by the trainer's own, on the mapped shards; kind is 0 */
+	SHARDD_OPTIM_BY_TRAINER = 3, /* by the trainer's own, on a copy of its shard; kind is 0 */
 };
 
 /* A setting that the kind does not use and that is not 0 is refused. */
@@ -367,7 +368,7 @@ enum shardd_div_mode {
  * elements [r*S, (r+1)*S), S = ceil(N/W) rounded up to a multiple of shard_multiple,
  * zero-padded at the end (fairscale's flat layout; m > 1: XLA's). DIM0: of every tensor rank r
  * owns rows [r*R, (r+1)*R), R = ceil(rows/W) (FSDP2's). Frozen tensors are laid out apart,
- * behind the others. shardd_tensor_places returns the place of every tensor. */
+ * after the others. shardd_tensor_places returns the place of every tensor. */
 struct shardd_unit_spec {
 	size_t size;      /* sizeof(struct shardd_unit_spec) */
 	const char *name; /* unique in the job, up to 255 printable bytes */
@@ -480,11 +481,11 @@ struct shardd_result {
 SHARDD_API int shardd_wait(shardd_client *c, shardd_ticket t, int timeout_ms,
 			   struct shardd_result *ret, struct shardd_error *err);
 
-/* Detach an op: its ticket has ended and needs no wait. What the op hands out stays held until it is
- * given back, and is not mapped. If the op fails, the failure is kept, and the next submission or
- * shardd_leave returns it instead of doing anything; call that again. shardd_join forgets failures
- * of the earlier epoch. Errors: those of shardd_wait for a ticket that does not exist or that
- * another thread waits for. Any thread. */
+/* Detach an op: its ticket has ended and needs no wait. What the op hands out stays held until it
+ * is given back, and is not mapped. If the op fails, the failure is kept, and the next submission
+ * or shardd_leave returns it instead of doing anything; call that again. shardd_join forgets
+ * failures of the earlier epoch. Errors: those of shardd_wait for a ticket that does not exist or
+ * that another thread waits for. Any thread. */
 SHARDD_API int shardd_detach(shardd_client *c, shardd_ticket t, struct shardd_error *err);
 
 /* Ask the daemon to cancel an op. The ticket stays: its wait returns CANCELLED, or the result of an

@@ -82,7 +82,7 @@ class Resilient:
         if len(packed) > _LIMIT:
             raise InvalidArgument(
                 f"state has {len(packed)} bytes with the random generators and the model's changed "
-                f"buffers, at most {_LIMIT} are allowed: keep a position in the data, not the "
+                f"buffers; the maximum is {_LIMIT}: keep a position in the data, not the "
                 "data",
                 "state")
         return packed
@@ -145,8 +145,8 @@ class Resilient:
 
     def __enter__(self) -> Resilient:
         if self._inside:
-            raise FailedPrecondition("a step of this run is in progress: put with-blocks of it "
-                                     "one behind the other, do not nest them")
+            raise FailedPrecondition("a step of this run is in progress: end its with-block "
+                                     "before the next one begins")
         if not self.step and not self._committed():
             # The first death may come in the first step: there must be something to go back to.
             self._commit()
