@@ -11,15 +11,15 @@ static bool ahead_is_possible(const struct member *m, const struct unit *u)
 	uint32_t index;
 
 	return u->rec->initialised && !u->summoned_ranks && u->step != UNIT_STEP_DUE &&
-	       u->step != UNIT_STEP_STEPPING && !u->shards_left && !u->torn && !job->torn &&
-	       job->step.state == JOB_STEP_NONE && list_empty(&job->drains) &&
+	       u->step != UNIT_STEP_STEPPING && !u->shards_left && !u->torn && !job->life.torn &&
+	       job->step.state == JOB_STEP_NONE && list_empty(&job->copies.drains) &&
 	       group_index(job->groups[u->rec->group], m->rank, &index);
 }
 
 /* Those that somebody waits for come first. */
 static bool ahead_is_room(const struct job *job)
 {
-	return full_may_begin(job) && list_empty(&job->cast_turns);
+	return full_may_begin(job) && list_empty(&job->copies.turns);
 }
 
 static void ahead_begin(const struct op *op, struct unit *u)

@@ -467,7 +467,7 @@ int op_submit(struct member *m, const struct op_type *type, const ProtobufCMessa
 	}
 	*ret = op;
 	member_op_begun(m);
-	m->job->ops_total++;
+	m->job->ops.total++;
 	op_decode(op, request);
 	op_record_begin(op);
 	if (list_empty(&op->link)) {
@@ -529,7 +529,7 @@ int op_spawn(struct op *by, const struct op_type *type, void (*fill)(struct op *
 		CHECK(group_index(op->group, op->m->rank, &op->entry.index));
 	}
 	member_op_begun(op->m);
-	op->m->job->ops_total++;
+	op->m->job->ops.total++;
 	op_record_begin(op);
 	op_enter(op);
 	return 0;

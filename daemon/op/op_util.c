@@ -143,7 +143,7 @@ int op_check_not_torn(const struct op *op, struct fault *f)
 {
 	const struct job *job = op->m->job;
 
-	if (!job->torn)
+	if (!job->life.torn)
 		return 0;
 	return fault_set(
 		f, FAULT_STATE, NULL,
@@ -163,7 +163,7 @@ void op_send(const struct op *op, const ProtobufCMessage *reply, Shardd__V1__OpI
 	i.number = op->entry.number;
 	i.waited_us = (op->started_us ? op->started_us : now) - op->announced_us;
 	i.ran_us = op->started_us ? now - op->started_us : 0;
-	i.draining = op->m->job->draining || op->m->job->jobs->draining;
+	i.draining = op->m->job->life.draining || op->m->job->jobs->draining;
 	if (op->result.ready) {
 		ready.slot = op->result.queue;
 		ready.value = op->result.ready;

@@ -45,7 +45,7 @@ static void reduce_batch_free_batch(struct reduce_batch *b, const struct coll *c
 	for (unsigned d = 0; d < ARRAY_SIZE(b->launches); d++)
 		free(b->launches[d]);
 	for (unsigned d = 0; d < c->n_parts; d++)
-		pool_give(&c->job->scratch[c->parts[d].device->index], &b->sums[d]);
+		pool_give(&c->job->mem.scratch[c->parts[d].device->index], &b->sums[d]);
 	free(b);
 }
 
@@ -231,7 +231,7 @@ static bool reduce_batch_take_sums(struct reduce_batch *b)
 	int r = 0;
 
 	for (unsigned d = 0; r == 0 && d < c->n_parts; d++)
-		r = pool_take(&c->job->scratch[c->parts[d].device->index], bytes, &b->sums[d]);
+		r = pool_take(&c->job->mem.scratch[c->parts[d].device->index], bytes, &b->sums[d]);
 	if (r == 0)
 		window_check(c->group->nc, BACKEND_Q_MAIN, b->sums);
 	return r == 0;

@@ -48,7 +48,7 @@ static void apply_free(struct apply *a)
 /* A device that failed half-way leaves parameters that nobody can go on from. */
 void apply_failed(struct job *job)
 {
-	job->torn = true;
+	job->life.torn = true;
 	for (uint32_t i = 0; i < job->n_units; i++)
 		job->units[i]->torn = true;
 }

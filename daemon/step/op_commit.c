@@ -109,7 +109,7 @@ static enum res op_commit_check_step(struct coll *c)
 			job_tear(job); /* held back while this commit might have covered it */
 		RES_TRY(coll_check_epoch(c, false));
 	}
-	if (job->torn) { /* the device failed the step */
+	if (job->life.torn) { /* the device failed the step */
 		op_device_fault(job, "the step could not be applied", c->fault);
 		fault_set(c->fault, FAULT_INTERNAL, NULL,
 			  "the step could not be applied: job '%s' is TORN", job->rec->name);

@@ -168,7 +168,7 @@ static void op_step_drop_gradients(struct coll *c)
 	for (uint32_t i = 0; i < c->job->n_units; i++)
 		if (op_step_is_of(c, c->job->units[i]))
 			c->job->units[i]->has_gradient = false;
-	c->job->stray_gradients = true;
+	c->job->mem.stray_gradients = true;
 }
 
 /* The pass is over; work that is left is in job->step. Shards that no trainer was handed do not

@@ -144,7 +144,7 @@ static void op_init_job_heal(struct job *job)
 		if (job->units[i]->torn)
 			return;
 	/* what was committed belongs to parameters that are no more */
-	job->torn = false;
+	job->life.torn = false;
 	job->rec->uncommitted_steps = 0;
 	job->rec->has_commit = false;
 	job->rec->step = 0;
@@ -157,8 +157,8 @@ static enum res op_init_finish(struct coll *c)
 	u->version++;
 	u->has_gradient = false;
 	u->has_partials = false;
-	c->job->stale_partials = true;
-	c->job->stray_gradients = true;
+	c->job->mem.stale_partials = true;
+	c->job->mem.stray_gradients = true;
 	full_invalidate(c->job, u);
 	if (coll_promised(c))
 		RES_TRY(coll_check_epoch(c, false)); /* else it is as good as never initialised */

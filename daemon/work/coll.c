@@ -160,7 +160,7 @@ static void coll_give_scratch(struct coll *c)
 {
 	for (unsigned i = 0; i < c->n_parts; i++)
 		for (unsigned k = 0; k < ARRAY_SIZE(c->parts[i].scratch); k++)
-			pool_give(&c->job->scratch[c->parts[i].device->index],
+			pool_give(&c->job->mem.scratch[c->parts[i].device->index],
 				  &c->parts[i].scratch[k]);
 }
 
@@ -585,7 +585,7 @@ enum res coll_need_scratch(struct coll *c, unsigned k, uint64_t bytes)
 
 	for (unsigned i = 0; r == 0 && i < c->n_parts; i++) {
 		struct coll_part *p = &c->parts[i];
-		struct pool *pool = &c->job->scratch[p->device->index];
+		struct pool *pool = &c->job->mem.scratch[p->device->index];
 
 		if (p->scratch[k].slab)
 			continue;

@@ -21,7 +21,7 @@ struct drain_task {
 };
 
 struct drain {
-	struct list link; /* in job->drains, until gathers that were begun ahead are over */
+	struct list link; /* in job->copies.drains, until gathers that were begun ahead are over */
 	struct job *job;
 	struct waiter *waiter;
 	unsigned pending;
@@ -131,7 +131,7 @@ enum res drain_wait(struct job *job, struct waiter *w)
 	bool queues = backend_info(job->node->devices[0].backend)->order != BACKEND_ORDER_NONE;
 	struct drain *d;
 
-	if (!queues && !job->ahead_casts)
+	if (!queues && !job->copies.ahead)
 		return RES_DONE;
 	d = calloc(1, sizeof(*d));
 	if (!d)
@@ -143,13 +143,13 @@ enum res drain_wait(struct job *job, struct waiter *w)
 		drain_free(d);
 		return RES_FAILED;
 	}
-	if (!job->ahead_casts && !d->n) {
+	if (!job->copies.ahead && !d->n) {
 		drain_free(d);
 		return RES_DONE;
 	}
 	job->running++;
-	if (job->ahead_casts)
-		list_append(&job->drains, &d->link);
+	if (job->copies.ahead)
+		list_append(&job->copies.drains, &d->link);
 	else
 		drain_go(d);
 	return RES_WAIT;
@@ -159,7 +159,7 @@ void drain_go_on(struct job *job)
 {
 	struct list now = LIST_INIT(now);
 
-	list_take_all(&now, &job->drains);
+	list_take_all(&now, &job->copies.drains);
 	while (!list_empty(&now)) {
 		struct drain *d = list_first(&now, struct drain, link);
 

@@ -187,7 +187,7 @@ void nodefix_drop(struct nodefix *n, struct member *m, const char *why)
 			n->members[i--] = n->members[--n->n_members];
 	job_lost(m, why);
 	member_unref(m);
-	if (job->deleted)
+	if (job->life.deleted)
 		job_settle(job);
 }
 
