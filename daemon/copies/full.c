@@ -78,6 +78,7 @@ static void full_answer_waiting(struct unit *u, int status, bool streams_only)
 			CONTAINER_OF(list_first(&now, struct waiter, link), struct op, waiter);
 
 		list_unlink(&op->waiter.link);
+		CHECK(op->type->copied && op->unit == u);
 		if (streams_only && !op->stream)
 			condition_wait(&u->cast_done, &op->waiter);
 		else
@@ -165,6 +166,8 @@ static void full_cast_end(struct cast *cast, int status)
 	struct job *job = cast->job;
 	struct unit *u = cast->unit;
 
+	CHECK(!cast->pending && job->running > 0);
+	CHECK(job->copies.casts > 0 && job->copies.ahead >= cast->ahead);
 	unit_copy_move(u, UNIT_COPY_KEPT);
 	u->full_version = status ? 0 : cast->version;
 	job->copies.ahead -= cast->ahead;
@@ -188,6 +191,7 @@ static void full_on_marker_issued(struct backend_task *task, int status)
 	struct unit *u = cast->unit;
 
 	(void)status;
+	CHECK(cast->issued > 0 && u->copy == UNIT_COPY_CASTING);
 	u->parts[p - cast->parts].ready = task->ready;
 	if (--cast->issued)
 		return;
@@ -205,6 +209,7 @@ static void full_on_marker_executed(struct backend_task *task, int status)
 	cast->status = cast->status ? cast->status : status;
 	if (cast->between.between && cast->breaks != cast->between.between->breaks)
 		cast->status = cast->status ? cast->status : ENGINE_E_ABORTED;
+	CHECK(cast->pending > 0);
 	if (--cast->pending == 0)
 		full_go_on(cast);
 }
@@ -237,6 +242,7 @@ static void full_on_kernels(struct backend_task *task, int status)
 	struct cast *cast = CONTAINER_OF(task, struct cast_part, queue.task)->cast;
 
 	cast->status = cast->status ? cast->status : status;
+	CHECK(cast->pending > 0);
 	if (--cast->pending == 0)
 		full_go_on(cast);
 }
@@ -262,6 +268,7 @@ static enum res full_unpack(struct cast *cast)
 						       .done = full_on_kernels };
 		p->queue.task.n_launches =
 			unit_unpack_launches(u, UNIT_ALL, &full, &parts, p->unpack);
+		CHECK(p->queue.task.n_launches <= u->rec->n_tensors);
 		queue_task_follow(&p->queue, u->parts[d].device->backend);
 	}
 	return RES_WAIT;
@@ -416,6 +423,7 @@ static void full_cast_launch(struct cast *cast, unsigned d, uint64_t to, uint64_
 
 	if (!n || full_is_sent_as_it_is(cast->unit))
 		return;
+	CHECK(p->queue.task.n_launches < ARRAY_SIZE(p->launches));
 	*launch = (struct launch){ .kind = LAUNCH_CAST, .n = n };
 	launch->cast = (struct k_cast){ .dst = dst + to * dtype_size(dtype),
 					.src = optim_at(&cast->unit->parts[d].params, from),

@@ -29,8 +29,10 @@ static void op_ddp_forward_enter(struct op *op)
 
 static void op_ddp_forward_leave(struct op *op)
 {
-	if (ddp_args(op)->holds)
-		ddp_args(op)->rank->moving = false;
+	if (!ddp_args(op)->holds)
+		return;
+	CHECK(ddp_args(op)->rank->moving);
+	ddp_args(op)->rank->moving = false;
 }
 
 static int op_ddp_forward_check(struct op *op, struct fault *f)
@@ -86,6 +88,7 @@ static void op_ddp_forward_on_moved(struct backend_task *task, int status)
 	struct job *job = op->m->job;
 	struct region to = mv->to;
 
+	CHECK(job->running > 0);
 	free(mv);
 	(void)op_ddp_forward_finish(op, &to, status);
 	op_end(op);
@@ -103,6 +106,7 @@ static enum res op_ddp_forward_move(struct op *op, struct region *to)
 
 	if (!mv)
 		return op_ddp_forward_finish(op, to, -ENOMEM);
+	CHECK(from->bytes >= a->bytes && to->bytes >= b->bytes);
 	mv->op = op;
 	mv->to = *to;
 	mv->note = (struct device_note){ .name = op->type->name, .job = op->m->job };

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/check.h"
 #include "gather/ops.h"
 #include "op/op.h"
 #include "op/op_run.h"
@@ -94,9 +95,12 @@ static int op_policy_check(struct op *op, struct fault *f)
 static enum res op_policy_start(struct op *op)
 {
 	op_begin_run(op);
-	for (size_t i = 0; i < policy_args(op)->n; i++)
-		member_unit_find(op->m, op_policy_unit_at(op, i))->reshard =
-			(uint8_t)policy_args(op)->reshard;
+	for (size_t i = 0; i < policy_args(op)->n; i++) {
+		struct member_unit *mu = member_unit_find(op->m, op_policy_unit_at(op, i));
+
+		CHECK(mu); /* made by the check */
+		mu->reshard = (uint8_t)policy_args(op)->reshard;
+	}
 	return RES_DONE;
 }
 

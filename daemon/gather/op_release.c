@@ -2,6 +2,7 @@
 #include <errno.h>
 
 #include "copies/hold.h"
+#include "core/check.h"
 #include "gather/ops.h"
 #include "op/op.h"
 #include "op/op_run.h"
@@ -28,6 +29,7 @@ static enum res op_release_start(struct op *op)
 {
 	struct member_unit *mu = member_unit_find(op->m, op->unit);
 
+	CHECK(!mu || mu->gathers >= mu->held);
 	op_begin_run(op);
 	/* that of a pass goes with the pass */
 	if (mu && mu->gathers > mu->held) {

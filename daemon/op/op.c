@@ -144,10 +144,13 @@ static void op_fail_now(struct op *op)
 
 void op_announce(struct op *op)
 {
+	CHECK(op->numbered && !op->announced);
 	op->state = OP_WAIT;
 	op->announced = true;
-	if (op->surrogate)
+	if (op->surrogate) {
+		CHECK(op->group->surrogates > 0);
 		op->group->surrogates--;
+	}
 	if (match_announce(&op->group->match, &op->entry) < 0) {
 		op->announced = false;
 		if (op->surrogate)
@@ -276,6 +279,7 @@ static void op_enter(struct op *op)
 {
 	struct member *m = op->m;
 
+	CHECK(!op->deps && list_empty(&op->link));
 	if (op->type->enter && !op->fault.code)
 		op->type->enter(op);
 	list_append(&m->ops, &op->link);
@@ -300,6 +304,7 @@ static bool op_hold(struct op *op)
 	struct op *other, *tmp;
 	struct list *before = &m->held;
 
+	CHECK(op->seq > m->next_seq);
 	list_for_each (other, tmp, &m->held, link) {
 		if (other->seq == op->seq)
 			return false;
@@ -489,6 +494,7 @@ struct op *op_new_surrogate(struct op *join, struct op *of)
 {
 	struct op *op = op_new(join->m, of->type);
 
+	CHECK(of->numbered && !of->surrogate && join->group == of->group);
 	if (!op)
 		return NULL;
 	op->surrogate = true;
@@ -564,6 +570,7 @@ void op_begin_run(struct op *op)
 
 enum res op_wait(struct op *op, struct condition *c)
 {
+	CHECK(!op->announced); /* a collective waits by its coll */
 	op->state = OP_PARKED;
 	condition_wait(c, &op->waiter);
 	return RES_WAIT;
@@ -604,8 +611,10 @@ void op_end(struct op *op)
 	list_unlink(&op->link);
 	if (op->numbered)
 		match_passed(&op->group->match, &op->entry);
-	if (op->surrogate && !op->announced)
+	if (op->surrogate && !op->announced) {
+		CHECK(op->group->surrogates > 0);
 		op->group->surrogates--;
+	}
 	if (op->type->leave && !op->surrogate)
 		op->type->leave(op);
 	op->held = member_buffer_unref(op->held);

@@ -175,6 +175,9 @@ void op_send(const struct op *op, const ProtobufCMessage *reply, Shardd__V1__OpI
 
 void op_place(const struct op *op, Shardd__V1__Placement *place, uint8_t *handle)
 {
+	const struct region *r = &op->result.place;
+
+	CHECK(r->slab && r->offset <= r->slab->bytes && r->bytes <= r->slab->bytes - r->offset);
 	shardd__v1__placement__init(place);
 	place->slab = op->result.place.slab->id;
 	place->offset = op->result.place.offset;
@@ -203,6 +206,7 @@ enum res op_need_memory(struct op *op, uint64_t bytes, const char *what, struct 
 
 enum res op_wait_for_memory(struct op *op)
 {
+	CHECK(op->m->executing >= op->m->marking);
 	if (op->stream ? !op->m->marking : !op->m->executing)
 		return RES_DONE;
 	return op_wait(op, &op->m->job->node->changed);

@@ -22,6 +22,7 @@ struct reduce_batch {
 	bool began;                                /* their streams are waited for */
 	struct launch *launches[NODE_MAX_DEVICES]; /* of all, in the present stage; owned */
 	struct launch *own[NODE_MAX_DEVICES];      /* the last one's own meanwhile */
+	unsigned own_room[NODE_MAX_DEVICES];
 	struct region sums[NODE_MAX_DEVICES];
 	enum reduce_stage then; /* where each of them goes on */
 };
@@ -58,6 +59,7 @@ static void reduce_batch_part(struct reduce_batch *b)
 	int status = b->status;
 	struct job *job = g->job;
 
+	CHECK(!b->pending && g->small_runs);
 	memcpy(colls, b->colls, n * sizeof(colls[0]));
 	reduce_batch_free_batch(b, colls[0]);
 	g->small_runs = false;
@@ -89,6 +91,7 @@ static void reduce_batch_arrived(struct coll *c)
 		return;
 	for (unsigned d = 0; d < last->n_parts && b->own[d]; d++) {
 		last->parts[d].launches = b->own[d];
+		last->parts[d].room = b->own_room[d];
 		b->own[d] = NULL;
 	}
 	reduce_batch_go_on(b);
@@ -107,6 +110,8 @@ static int reduce_batch_collect(struct reduce_batch *b, unsigned d)
 	if (!all)
 		return -ENOMEM;
 	b->launches[d] = all;
+	b->own_room[d] = last->room;
+	last->room = n;
 	n = 0;
 	for (unsigned i = 0; i < b->n; i++) {
 		struct coll_part *p = &b->colls[i]->parts[d];
@@ -130,11 +135,13 @@ static enum res reduce_batch_submit(struct reduce_batch *b)
 {
 	struct coll *last = reduce_batch_last_of(b);
 
+	CHECK(!b->pending && b->n > 0);
 	for (unsigned d = 0; b->status == 0 && d < last->n_parts; d++)
 		b->status = reduce_batch_collect(b, d);
 	if (b->status)
 		return RES_FAILED;
 	for (unsigned d = 0; d < last->n_parts; d++) {
+		CHECK(!b->own[d]);
 		b->own[d] = last->parts[d].launches;
 		last->parts[d].launches = b->launches[d];
 	}
@@ -217,6 +224,7 @@ static void reduce_batch_bring(const struct reduce_batch *b, struct coll *c, uns
 	char *to = region_addr(&b->sums[d]);
 	const char *from = region_addr(&p->scratch[reduce_sums(c)]);
 
+	CHECK(before + own <= all);
 	for (unsigned s = 0; s < c->unit->spread; s++)
 		coll_launch(p, LAUNCH_COPY, own * reduce_batch_element(c))->copy =
 			(struct k_copy){ .dst = to + (s * all + before) * reduce_batch_element(c),
@@ -325,6 +333,7 @@ static void reduce_batch_take(struct reduce_batch *b)
 			coll_go_on(c);
 			continue;
 		}
+		CHECK(!c->batch && !c->stage_over);
 		c->batch = b;
 		c->stage_over = reduce_batch_arrived;
 		b->colls[b->n++] = c;

@@ -110,6 +110,7 @@ static void external_copy_share(struct external_copy *copy, float *place,
 		struct launch *launch = &copy->launches[copy->queue.task.n_launches++];
 		uint64_t n = run->n;
 
+		CHECK(copy->queue.task.n_launches <= 2 * copy->unit->rec->n_tensors);
 		for (next = i + 1; next < s->n_runs && s->runs[next].at == run->at + n &&
 				   s->runs[next].shard == run->shard + n;
 		     next++)
@@ -123,6 +124,7 @@ static void external_copy_share(struct external_copy *copy, float *place,
 
 static void external_promise(struct coll *c)
 {
+	CHECK(!c->unit->shards_from && !c->unit->shards_left);
 	c->unit->shards_from = c->ops[0]->entry.number;
 	c->unit->shards_ready = false;
 	c->unit->shards_left = c->n;
@@ -143,6 +145,7 @@ void external_ready(struct coll *c)
 {
 	if (!c->gradient.begun)
 		external_promise(c);
+	CHECK(!c->unit->shards_ready && c->unit->shards_left == c->n);
 	c->unit->shards_ready = true;
 	condition_signal(&c->group->shard_ready);
 }
@@ -196,7 +199,9 @@ static void external_on_handed_out(struct backend_task *task, int status)
 	struct job *job = op->m->job;
 	struct member_unit *mu = member_unit_find(op->m, copy->unit);
 
+	CHECK(job->running > 0);
 	if (!op_told_of_end(op)) {
+		CHECK(mu->shard_state == SHARD_GOING && !mu->shard.slab);
 		mu->shard_state = status ? SHARD_COMING : SHARD_OUT;
 		if (status)
 			fault_errno(&op->fault, status, "handing out a shard");
@@ -214,6 +219,8 @@ static void external_hand_out(struct op *op, struct unit *u, struct external_cop
 	const struct external_share *s = &copy->share;
 	float *place = region_addr(&copy->place);
 
+	CHECK(copy->place.bytes >= 2 * external_array_bytes(s->elements));
+	CHECK(s->part->grads.slab && s->part->device == op->m->device);
 	member_unit_find(op->m, u)->shard_state = SHARD_GOING;
 	op_begin_run(op);
 	op->result.unit = u;
@@ -354,8 +361,8 @@ static void external_on_given_back(struct backend_task *task, int status)
 		fault_errno(&op->fault, status, "taking a shard back");
 	}
 	if (!op_told_of_end(op)) {
+		CHECK(mu->shard_state == SHARD_BACK && u->shards_left > 0);
 		mu->shard_state = SHARD_GIVEN_BACK;
-		CHECK(u->shards_left > 0);
 		u->shards_left--;
 		if (!u->shards_left && external_has_copies(u))
 			external_copies(job, u, external_unit_done);
@@ -389,6 +396,7 @@ static enum res external_done_start(struct op *op)
 	op->state = OP_PARKED;
 	if (!readers_let(op->m->job, &op->waiter))
 		return RES_WAIT;
+	CHECK(mu->shard_state == SHARD_OUT && mu->shard.slab); /* its session's ops wait */
 	copy = external_copy_new(op, u);
 	op_begin_run(op);
 	if (!copy || external_take_waits(copy, op) < 0) {

@@ -46,9 +46,11 @@ static void op_clip_value_clamp_part(struct coll *c, unsigned d)
 	for (uint32_t i = 0; i < c->job->n_units; i++) {
 		const struct unit *u = c->job->units[i];
 
-		if (shards_take_part(c, u) && u->parts[d].n)
-			coll_launch(&c->parts[d], LAUNCH_CLAMP, u->parts[d].n)->clamp =
-				(struct k_clamp){ optim_at(&u->parts[d].grads, 0), -value, value };
+		if (!shards_take_part(c, u) || !u->parts[d].n)
+			continue;
+		CHECK(u->parts[d].device == c->parts[d].device);
+		coll_launch(&c->parts[d], LAUNCH_CLAMP, u->parts[d].n)->clamp =
+			(struct k_clamp){ optim_at(&u->parts[d].grads, 0), -value, value };
 	}
 }
 

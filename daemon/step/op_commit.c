@@ -123,6 +123,7 @@ static void op_commit_store(struct coll *c)
 {
 	state_job *rec = c->job->rec;
 
+	CHECK(c->job->step.state == JOB_STEP_NONE && !c->job->step.stepping);
 	for (uint32_t i = 0; i < c->n; i++)
 		op_commit_store_blob(c->ops[i]);
 	rec->has_commit = true;
@@ -140,6 +141,7 @@ static enum res op_commit_tick(struct coll *c)
 	case COMMIT_APPLY:
 		if (op_commit_reserve_blobs(c) < 0)
 			return coll_fail(c, -ENOMEM);
+		CHECK(!c->job->step.committing);
 		c->job->step.committing = true;
 		c->stage = COMMIT_STORE;
 		RES_TRY(apply_wait(c->job, &c->waiter));

@@ -245,6 +245,7 @@ static enum res op_all_reduce_need_scratch(struct coll *c)
 
 static enum res op_all_reduce_inside(struct coll *c, bool add)
 {
+	CHECK(c->n_parts == 1 || (c->group->nc && c->parts[0].scratch[0].slab));
 	RES_TRY(coll_need_launches(c, 1));
 	op_all_reduce_fill_inputs(c);
 	for (unsigned d = 0; d < c->n_parts; d++) {

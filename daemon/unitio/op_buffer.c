@@ -87,6 +87,7 @@ static int op_buffer_free_check(struct op *op, struct fault *f)
 
 static enum res op_buffer_free_start(struct op *op)
 {
+	CHECK(op->held && op->held->id == op->buffer);
 	op_begin_run(op);
 	member_buffer_free(op->m, op->held);
 	return RES_DONE;

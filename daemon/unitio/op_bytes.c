@@ -206,7 +206,9 @@ static void op_bytes_on_copied(struct backend_task *task, int status)
 
 	if (!op_told_of_end(op) && status)
 		fault_errno(&op->fault, status, "copying bytes");
+	CHECK(job->running > 0);
 	if (op_bytes_reads_copy(op)) {
+		CHECK(op->unit->copy_reads > 0);
 		op->unit->copy_reads--;
 		job_full_unused(job, op->unit);
 	}
@@ -249,6 +251,7 @@ static enum res op_bytes_tick(struct op *op)
 	struct bytes_args *a = bytes_args(op);
 	struct bytes_copy *copy = calloc(1, sizeof(*copy));
 
+	CHECK(a->at && !op->owned); /* found by the check, in the same turn */
 	op_begin_run(op);
 	if (!copy)
 		fault_errno(&op->fault, -ENOMEM, "copying bytes");

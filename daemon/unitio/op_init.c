@@ -119,10 +119,13 @@ static int op_init_check(struct op *op, struct fault *f)
 static const float *op_init_source_of(struct op *op)
 {
 	struct fault f = FAULT_NULL;
+	const void *at;
 
 	if (init_args(op)->data_bytes)
 		return (const float *)init_args(op)->data;
-	return (const float *)op_buffer_at(op, 0, op->unit->packed * sizeof(float), &f);
+	at = op_buffer_at(op, 0, op->unit->packed * sizeof(float), &f);
+	CHECK(at);
+	return at;
 }
 
 static struct k_copy op_init_copy_of(float *dst, const float *src)
@@ -154,6 +157,7 @@ static enum res op_init_finish(struct coll *c)
 {
 	struct unit *u = c->unit;
 
+	CHECK(!u->rec->initialised && !u->gathered_ranks && !u->summoned_ranks);
 	u->version++;
 	u->has_gradient = false;
 	u->has_partials = false;

@@ -117,12 +117,14 @@ static bool op_return_is_in_time(const struct coll *c, uint32_t i)
 
 static enum res op_return_take_copies(struct coll *c)
 {
+	CHECK(!c->work && c->unit->summoned_ranks > 0);
 	c->work = calloc(c->n, sizeof(struct region));
 	if (!c->work)
 		return coll_fail(c, -ENOMEM);
 	for (uint32_t i = 0; i < c->n; i++) {
 		struct member_unit *mu = member_unit_find(c->members[i], c->unit);
 
+		CHECK(mu->is_summoned && mu->summoned.slab);
 		*op_return_copy_of(c, i) = region_steal(&mu->summoned);
 	}
 	return RES_DONE;
@@ -172,6 +174,7 @@ static enum res op_return_written(struct coll *c)
 {
 	const struct op *op = c->ops[0];
 
+	CHECK(!c->unit->rec->initialised && !c->unit->gathered_ranks);
 	c->unit->version++;
 	full_invalidate(c->job, c->unit);
 	c->job->rec->uncommitted_steps++;

@@ -114,6 +114,7 @@ static bool op_unit_buffers_adjoins(const struct coll *c, const struct stretch *
 {
 	const struct region *first = c->job->units[s->first]->buffers;
 
+	CHECK(s->bytes > 0 && first->slab);
 	for (uint32_t i = 0; i < c->n; i++)
 		if (u->buffers[i].slab != first[i].slab ||
 		    u->buffers[i].offset != first[i].offset + s->bytes)

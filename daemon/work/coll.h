@@ -21,7 +21,7 @@ struct coll_part {
 	const void **inputs;                 /* n + 1 pointers, for kernels with several inputs */
 	const void *found[NODE_MAX_DEVICES]; /* what each device has, for such kernels */
 	struct launch *launches;             /* of the present stage */
-	unsigned n_launches;
+	unsigned n_launches, room;           /* that there are, that there can be */
 	struct queue_task queue; /* of the present stage; streams of the members: until they came */
 	bool promised;           /* there were such streams */
 	struct region scratch[COLL_SCRATCH];

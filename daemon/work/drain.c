@@ -41,6 +41,7 @@ static void drain_end(struct drain *d)
 	struct waiter *p = d->waiter;
 	struct job *job = d->job;
 
+	CHECK(!d->pending && job->running > 0);
 	drain_free(d);
 	p->resume(p);
 	job->running--; /* only now: it may have been the last of a deleted job */
@@ -54,6 +55,7 @@ static void drain_on_done(struct backend_task *task, int status)
 
 	(void)status;
 	queue_task_done(&t->queue);
+	CHECK(t->drain->pending > 0);
 	if (--t->drain->pending == 0)
 		drain_end(t->drain);
 }
@@ -102,6 +104,7 @@ static int drain_prepare(struct drain *d)
 		for (unsigned q = 0; drain_is_used(d->job, device) && q < _BACKEND_Q_N; q++) {
 			struct drain_task *t = &d->tasks[d->n++];
 
+			CHECK(d->n <= ARRAY_SIZE(d->tasks));
 			t->drain = d;
 			t->backend = device->backend;
 			queue_task_init(&t->queue, d->job);
