@@ -560,7 +560,7 @@ int full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struct op 
 	if (r) {
 		if (cast)
 			full_cast_free(cast);
-		if (!u->gathered_ranks)
+		if (!u->gathered_ranks && !u->copy_reads)
 			job_give_full(job, u);
 		return r == SLAB_E_LATER
 			       ? NODE_E_LATER

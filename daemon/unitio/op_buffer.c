@@ -44,6 +44,8 @@ static enum res op_buffer_alloc_start(struct op *op)
 	struct region region;
 
 	RES_TRY(op_wait_for_memory(op));
+	if (op_buffer_alloc_check(op, &op->fault)) /* others came while this one waited */
+		return RES_FAILED;
 	RES_TRY(op_need_memory(op, alloc_args(op)->bytes, "a buffer", &region));
 	op_begin_run(op);
 	b = member_buffer_add(op->m, &region);
