@@ -166,7 +166,7 @@ static void full_cast_end(struct cast *cast, int status)
 	struct job *job = cast->job;
 	struct unit *u = cast->unit;
 
-	CHECK(!cast->pending && job->running > 0);
+	CHECK(!cast->pending);
 	CHECK(job->copies.casts > 0 && job->copies.ahead >= cast->ahead);
 	unit_copy_move(u, UNIT_COPY_KEPT);
 	u->full_version = status ? 0 : cast->version;
@@ -180,8 +180,7 @@ static void full_cast_end(struct cast *cast, int status)
 	job_unit_released(job, u);
 	full_next_in_queue(job);
 	node_wake(job->node);
-	job->running--; /* only now: those resumed may have been the last of a deleted job */
-	job_settle(job);
+	job_ran(job);
 }
 
 static void full_on_marker_issued(struct backend_task *task, int status)

@@ -88,12 +88,10 @@ static void op_ddp_forward_on_moved(struct backend_task *task, int status)
 	struct job *job = op->m->job;
 	struct region to = mv->to;
 
-	CHECK(job->running > 0);
 	free(mv);
 	(void)op_ddp_forward_finish(op, &to, status);
 	op_end(op);
-	job->running--; /* only now: it may have been the last of a deleted job */
-	job_settle(job);
+	job_ran(job);
 }
 
 static enum res op_ddp_forward_move(struct op *op, struct region *to)

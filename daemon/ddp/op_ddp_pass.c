@@ -86,13 +86,6 @@ static void op_ddp_pass_backward_enter(struct op *op)
 		op_ddp_launch(op); /* a bucket of nothing but unused tensors */
 }
 
-static void op_ddp_pass_backward_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__DdpBackwardResponse reply = SHARDD__V1__DDP_BACKWARD_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 const struct op_type op_ddp_backward = {
 	.name = "DdpBackward",
 	.request = &shardd__v1__ddp_backward_request__descriptor,
@@ -100,7 +93,7 @@ const struct op_type op_ddp_backward = {
 	.enter = op_ddp_pass_backward_enter,
 	.check = op_ddp_pass_check,
 	.tick = op_ddp_pass_end_now,
-	.encode = op_ddp_pass_backward_encode,
+	.reply = &shardd__v1__ddp_backward_response__descriptor,
 };
 
 /* ----------------------------------------------------------------- DdpReady */
@@ -175,13 +168,6 @@ static void op_ddp_pass_ready_leave(struct op *op)
 		ddp_rows_deinit(op->m->job, &ddp_args(op)->rows); /* unless they were taken */
 }
 
-static void op_ddp_pass_ready_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__DdpReadyResponse reply = SHARDD__V1__DDP_READY_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 const struct op_type op_ddp_ready = {
 	.name = "DdpReady",
 	.request = &shardd__v1__ddp_ready_request__descriptor,
@@ -190,7 +176,7 @@ const struct op_type op_ddp_ready = {
 	.leave = op_ddp_pass_ready_leave,
 	.check = op_ddp_pass_check,
 	.tick = op_ddp_pass_end_now,
-	.encode = op_ddp_pass_ready_encode,
+	.reply = &shardd__v1__ddp_ready_response__descriptor,
 };
 
 /* ---------------------------------------------------------------- DdpFinish */

@@ -104,20 +104,13 @@ static enum res op_policy_start(struct op *op)
 	return RES_DONE;
 }
 
-static void op_policy_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__SetReshardResponse reply = SHARDD__V1__SET_RESHARD_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 const struct op_type op_set_reshard = {
 	.name = "SetReshard",
 	.request = &shardd__v1__set_reshard_request__descriptor,
 	.decode = op_policy_decode,
 	.check = op_policy_check,
 	.tick = op_policy_start,
-	.encode = op_policy_encode,
+	.reply = &shardd__v1__set_reshard_response__descriptor,
 	.forget = op_policy_forget,
 };
 
@@ -143,13 +136,6 @@ static int op_policy_decode_prefetch(struct op *op, const ProtobufCMessage *msg,
 	return r->n_units ? op_policy_take_units(op, r->units, r->n_units, f) : 0;
 }
 
-static int op_policy_check_prefetch(struct op *op, struct fault *f)
-{
-	(void)op;
-	(void)f;
-	return 0;
-}
-
 static enum res op_policy_start_prefetch(struct op *op)
 {
 	struct member_unit *mu = member_unit(op->m, op->unit);
@@ -165,19 +151,11 @@ static enum res op_policy_start_prefetch(struct op *op)
 	return r ? RES_FAILED : RES_DONE;
 }
 
-static void op_policy_encode_prefetch(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__SetPrefetchResponse reply = SHARDD__V1__SET_PREFETCH_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 const struct op_type op_set_prefetch = {
 	.name = "SetPrefetch",
 	.request = &shardd__v1__set_prefetch_request__descriptor,
 	.decode = op_policy_decode_prefetch,
-	.check = op_policy_check_prefetch,
 	.tick = op_policy_start_prefetch,
-	.encode = op_policy_encode_prefetch,
+	.reply = &shardd__v1__set_prefetch_response__descriptor,
 	.forget = op_policy_forget,
 };

@@ -18,13 +18,6 @@ static int op_release_decode(struct op *op, const ProtobufCMessage *msg, struct 
 	return op_take_unit(op, r->unit, f);
 }
 
-static int op_release_check(struct op *op, struct fault *f)
-{
-	(void)op;
-	(void)f;
-	return 0;
-}
-
 static enum res op_release_start(struct op *op)
 {
 	struct member_unit *mu = member_unit_find(op->m, op->unit);
@@ -56,7 +49,6 @@ const struct op_type op_release = {
 	.name = "Release",
 	.request = &shardd__v1__release_request__descriptor,
 	.decode = op_release_decode,
-	.check = op_release_check,
 	.tick = op_release_start,
 	.encode = op_release_encode,
 };

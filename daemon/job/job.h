@@ -348,6 +348,10 @@ void job_free_zombie(struct job *job);
  * job. */
 void job_settle(struct job *job);
 
+/* What was counted in job->running is over. Behind all that it resumes: that may have been the last
+ * of a deleted job, which this frees. */
+void job_ran(struct job *job);
+
 /* IDLE, FORMING, RUNNING, TORN, DRAINING, DELETED. Return: static string. */
 const char *job_state_name(const struct job *job);
 

@@ -112,6 +112,13 @@ void job_settle(struct job *job)
 		job_free_zombie(job);
 }
 
+void job_ran(struct job *job)
+{
+	CHECK(job->running > 0);
+	job->running--;
+	job_settle(job);
+}
+
 int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f)
 {
 	struct fault told = FAULT_NULL;

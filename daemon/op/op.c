@@ -203,7 +203,7 @@ static void op_activate(struct op *op)
 	if (!op->active_us)
 		op->active_us = clock_now_us();
 	if (!op->fault.code && guard_check(op, &op->fault) == 0 &&
-	    op->type->check(op, &op->fault) == 0 && op->type->begin)
+	    (!op->type->check || op->type->check(op, &op->fault) == 0) && op->type->begin)
 		op->type->begin(op, &op->fault);
 	if (op->fault.code)
 		op_fail_now(op);

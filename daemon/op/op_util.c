@@ -173,6 +173,23 @@ void op_send(const struct op *op, const ProtobufCMessage *reply, Shardd__V1__OpI
 	send(reply, ctx);
 }
 
+void op_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	const ProtobufCMessageDescriptor *d = op->type->reply;
+	struct {
+		ProtobufCMessage base;
+		Shardd__V1__OpInfo *info;
+	} reply;
+
+	if (op->type->encode) {
+		op->type->encode(op, send, ctx);
+		return;
+	}
+	CHECK(d->sizeof_message == sizeof(reply) && strcmp(d->fields[0].name, "info") == 0);
+	protobuf_c_message_init(d, &reply);
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
 void op_place(const struct op *op, Shardd__V1__Placement *place, uint8_t *handle)
 {
 	const struct region *r = &op->result.place;

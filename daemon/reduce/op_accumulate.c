@@ -114,9 +114,7 @@ static void op_accumulate_finish(struct accumulate *a, int status)
 	op_accumulate_answer(a, status);
 	op_accumulate_free(a);
 	node_wake(job->node);
-	CHECK(job->running > 0);
-	job->running--; /* only now: those resumed may have been the last of a deleted job */
-	job_settle(job);
+	job_ran(job);
 }
 
 static void op_accumulate_on_executed(struct backend_task *task, int status)
@@ -265,13 +263,6 @@ static enum res op_accumulate_start(struct op *op)
 	return RES_WAIT;
 }
 
-static void op_accumulate_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__AccumulateResponse reply = SHARDD__V1__ACCUMULATE_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 static int op_accumulate_begin(struct op *op, struct fault *f)
 {
 	return hold_end_use(op, false, f);
@@ -283,7 +274,7 @@ const struct op_type op_accumulate = {
 	.decode = op_accumulate_decode,
 	.check = op_accumulate_check,
 	.tick = op_accumulate_start,
-	.encode = op_accumulate_encode,
+	.reply = &shardd__v1__accumulate_response__descriptor,
 	.move = MOVE_ACCUMULATE,
 	.begin = op_accumulate_begin,
 };

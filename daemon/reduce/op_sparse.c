@@ -550,13 +550,6 @@ static enum res op_sparse_tick(struct coll *c)
 	CHECK_NOT_REACHED();
 }
 
-static void op_sparse_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__ReduceSparseResponse reply = SHARDD__V1__REDUCE_SPARSE_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 static void op_sparse_surrogate_init(struct op *op)
 {
 	sparse_args(op)->rows = NULL;
@@ -571,7 +564,7 @@ const struct op_type op_sparse = {
 	.decode = op_sparse_decode,
 	.check = op_sparse_check,
 	.coll_tick = op_sparse_tick,
-	.encode = op_sparse_encode,
+	.reply = &shardd__v1__reduce_sparse_response__descriptor,
 	.reads_inputs = true,
 	.surrogate_init = op_sparse_surrogate_init,
 };

@@ -72,8 +72,7 @@ static void reduce_batch_part(struct reduce_batch *b)
 		coll_go_on(colls[i]);
 	}
 	reduce_batch_next_batch(g);
-	job->running--;
-	job_settle(job);
+	job_ran(job);
 }
 
 /* ------------------------------------------------------------------- kernels */
@@ -373,7 +372,6 @@ enum res reduce_batch_add(struct coll *c)
 	list_append(&g->small, &c->small);
 	job->running++; /* what ends meanwhile may be the last of a deleted job */
 	reduce_batch_next_batch(g);
-	job->running--;
-	job_settle(job);
+	job_ran(job);
 	return RES_WAIT;
 }

@@ -76,9 +76,7 @@ static void apply_done(struct job *job, struct unit **units, unsigned n, int sta
 	if (job->step.epoch != job->rec->epoch)
 		job_tear(job); /* a trainer died meanwhile, without a commit to cover this */
 	apply_go_on(job);
-	CHECK(job->running > 0);
-	job->running--; /* only now: those resumed may have been the last of a deleted job */
-	job_settle(job);
+	job_ran(job);
 }
 
 static void apply_run(struct apply *a);

@@ -160,7 +160,7 @@ static void backward_arrived(struct coll *c)
 }
 
 /* A rank may have died since: then there is neither a plan nor a use for it. */
-bool backward_is_planned(const struct coll *c)
+static bool backward_is_planned(const struct coll *c)
 {
 	return backward_plan_concerns(c) && c->ops[0]->m->epoch == c->job->rec->epoch;
 }
@@ -250,9 +250,7 @@ static void backward_back_end(struct back *b)
 	backward_stepped(job, u, b->status);
 	backward_back_free(b);
 	backward_let_go(job, u, in_time);
-	CHECK(job->running > 0);
-	job->running--; /* only now: those resumed may have been the last of a deleted job */
-	job_settle(job);
+	job_ran(job);
 }
 
 static void backward_on_stepped(struct backend_task *task, int status)

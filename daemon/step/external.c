@@ -199,7 +199,6 @@ static void external_on_handed_out(struct backend_task *task, int status)
 	struct job *job = op->m->job;
 	struct member_unit *mu = member_unit_find(op->m, copy->unit);
 
-	CHECK(job->running > 0);
 	if (!op_told_of_end(op)) {
 		CHECK(mu->shard_state == SHARD_GOING && !mu->shard.slab);
 		mu->shard_state = status ? SHARD_COMING : SHARD_OUT;
@@ -210,8 +209,7 @@ static void external_on_handed_out(struct backend_task *task, int status)
 	}
 	external_copy_free(copy);
 	op_end(op);
-	job->running--; /* only now: the op may have been the last of a deleted job */
-	job_settle(job);
+	job_ran(job);
 }
 
 static void external_hand_out(struct op *op, struct unit *u, struct external_copy *copy)
@@ -370,8 +368,7 @@ static void external_on_given_back(struct backend_task *task, int status)
 			external_unit_done(job, u, 0);
 	}
 	op_end(op);
-	job->running--; /* only now: the op may have been the last of a deleted job */
-	job_settle(job);
+	job_ran(job);
 }
 
 /* After the streams that wrote the shard, and those that read the parameters themselves. */
@@ -415,13 +412,6 @@ static enum res external_done_start(struct op *op)
 	return RES_WAIT;
 }
 
-static void external_done_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__ShardDoneResponse reply = SHARDD__V1__SHARD_DONE_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 static bool external_done_waits_for_readers(const struct op *op)
 {
 	return op->state == OP_PARKED;
@@ -433,6 +423,6 @@ const struct op_type op_shard_done = {
 	.decode = external_done_decode,
 	.check = external_done_check,
 	.tick = external_done_start,
-	.encode = external_done_encode,
+	.reply = &shardd__v1__shard_done_response__descriptor,
 	.waits_for_readers = external_done_waits_for_readers,
 };

@@ -53,14 +53,13 @@ static void external_copies_copies_free(struct copies *c)
 static void external_copies_finish(struct job *job, struct unit *u, int status,
 				   void (*done)(struct job *job, struct unit *u, int status))
 {
-	CHECK(job->step.stepping > 0 && job->running > 0);
+	CHECK(job->step.stepping > 0);
 	unit_step_move(u, UNIT_STEP_NONE);
 	u->copies_differ = false;
 	job->step.stepping--;
 	done(job, u, status);
 	apply_go_on(job);
-	job->running--; /* only now: those resumed may have been the last of a deleted job */
-	job_settle(job);
+	job_ran(job);
 }
 
 static void external_copies_copies_end(struct copies *c, int status)

@@ -155,13 +155,6 @@ static enum res op_commit_tick(struct coll *c)
 	CHECK_NOT_REACHED();
 }
 
-static void op_commit_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__CommitResponse reply = SHARDD__V1__COMMIT_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 static void op_commit_forget(struct op *op)
 {
 	if (commit_args(op)->charged)
@@ -176,7 +169,7 @@ const struct op_type op_commit = {
 	.decode = op_commit_decode,
 	.check = op_commit_check,
 	.coll_tick = op_commit_tick,
-	.encode = op_commit_encode,
+	.reply = &shardd__v1__commit_response__descriptor,
 	.lasts = true,
 	.forget = op_commit_forget,
 	.move = MOVE_NEEDS_IDLE,

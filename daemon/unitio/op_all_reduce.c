@@ -310,13 +310,6 @@ static enum res op_all_reduce_tick(struct coll *c)
 	CHECK_NOT_REACHED();
 }
 
-static void op_all_reduce_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__AllReduceResponse reply = SHARDD__V1__ALL_REDUCE_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 const struct op_type op_all_reduce = {
 	.name = "AllReduce",
 	.collective = true,
@@ -324,6 +317,6 @@ const struct op_type op_all_reduce = {
 	.decode = op_all_reduce_decode,
 	.check = op_all_reduce_check,
 	.coll_tick = op_all_reduce_tick,
-	.encode = op_all_reduce_encode,
+	.reply = &shardd__v1__all_reduce_response__descriptor,
 	.reads_inputs = true,
 };

@@ -95,13 +95,6 @@ static enum res op_buffer_free_start(struct op *op)
 	return RES_DONE;
 }
 
-static void op_buffer_free_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__FreeBufferResponse reply = SHARDD__V1__FREE_BUFFER_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 const struct op_type op_alloc_buffer = {
 	.name = "AllocBuffer",
 	.request = &shardd__v1__alloc_buffer_request__descriptor,
@@ -117,5 +110,5 @@ const struct op_type op_free_buffer = {
 	.decode = op_buffer_free_decode,
 	.check = op_buffer_free_check,
 	.tick = op_buffer_free_start,
-	.encode = op_buffer_free_encode,
+	.reply = &shardd__v1__free_buffer_response__descriptor,
 };

@@ -363,13 +363,6 @@ static enum res op_init_tick(struct coll *c)
 	CHECK_NOT_REACHED();
 }
 
-static void op_init_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__InitialiseResponse reply = SHARDD__V1__INITIALISE_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 const struct op_type op_init = {
 	.name = "Initialise",
 	.collective = true,
@@ -377,7 +370,7 @@ const struct op_type op_init = {
 	.decode = op_init_decode,
 	.check = op_init_check,
 	.coll_tick = op_init_tick,
-	.encode = op_init_encode,
+	.reply = &shardd__v1__initialise_response__descriptor,
 	.lasts = true,
 	.move = MOVE_NEEDS_IDLE,
 	.waits_for_readers = op_writes_params,

@@ -246,13 +246,6 @@ static enum res op_return_tick(struct coll *c)
 	CHECK_NOT_REACHED();
 }
 
-static void op_return_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__ReturnFullResponse reply = SHARDD__V1__RETURN_FULL_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 const struct op_type op_return = {
 	.name = "ReturnFull",
 	.collective = true,
@@ -260,7 +253,7 @@ const struct op_type op_return = {
 	.decode = op_return_decode,
 	.check = op_return_check,
 	.coll_tick = op_return_tick,
-	.encode = op_return_encode,
+	.reply = &shardd__v1__return_full_response__descriptor,
 	.lasts = true,
 	.move = MOVE_RETURN,
 	.waits_for_readers = op_writes_params,

@@ -228,13 +228,6 @@ static enum res op_unit_buffers_tick(struct coll *c)
 	CHECK_NOT_REACHED();
 }
 
-static void op_unit_buffers_encode_broadcast(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__BroadcastBuffersResponse reply = SHARDD__V1__BROADCAST_BUFFERS_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 const struct op_type op_broadcast_buffers = {
 	.name = "BroadcastBuffers",
 	.collective = true,
@@ -243,6 +236,6 @@ const struct op_type op_broadcast_buffers = {
 	.decode = op_unit_buffers_decode_broadcast,
 	.check = op_unit_buffers_check_broadcast,
 	.coll_tick = op_unit_buffers_tick,
-	.encode = op_unit_buffers_encode_broadcast,
+	.reply = &shardd__v1__broadcast_buffers_response__descriptor,
 	.reads_inputs = true,
 };

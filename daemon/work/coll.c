@@ -99,6 +99,11 @@ static int coll_make_parts(struct coll *c, struct group *g)
 	return 0;
 }
 
+static void coll_resume(struct waiter *p)
+{
+	coll_go_on(CONTAINER_OF(p, struct coll, waiter));
+}
+
 static struct coll *coll_new(struct group *g, struct match_entry *const *entries, uint32_t n)
 {
 	struct coll *c = calloc(1, sizeof(*c));
@@ -205,9 +210,7 @@ static void coll_finish(struct coll *c, const struct fault *fault)
 	}
 	coll_free(c);
 	node_wake(job->node); /* who waited for memory to be free of readers and writers */
-	CHECK(job->running > 0);
-	job->running--; /* only now: those resumed may have been the last of a deleted job */
-	job_settle(job);
+	job_ran(job);
 }
 
 static void coll_status_fault(const struct coll *c, int status, struct fault *f)
@@ -401,11 +404,6 @@ void coll_go_on(struct coll *c)
 	CHECK((r == RES_FAILED) == (c->fault->code != FAULT_NONE));
 	if (r != RES_WAIT)
 		coll_end(c);
-}
-
-void coll_resume(struct waiter *p)
-{
-	coll_go_on(CONTAINER_OF(p, struct coll, waiter));
 }
 
 enum res coll_wait_for_node(struct coll *c)

@@ -154,8 +154,6 @@ enum res coll_wait_for_node(struct coll *c);
 /* What it waited for has come: tick it. With c->status (of a device or engine) or c->fault it
  * fails instead. May end it; within its own tick it goes on behind that. */
 void coll_go_on(struct coll *c);
-/* The same, for lists of those who wait. */
-void coll_resume(struct waiter *p);
 
 /* The next of the launches that there is room for. */
 struct launch *coll_launch(struct coll_part *p, enum launch_kind kind, uint64_t n);

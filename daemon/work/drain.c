@@ -41,11 +41,10 @@ static void drain_end(struct drain *d)
 	struct waiter *p = d->waiter;
 	struct job *job = d->job;
 
-	CHECK(!d->pending && job->running > 0);
+	CHECK(!d->pending);
 	drain_free(d);
 	p->resume(p);
-	job->running--; /* only now: it may have been the last of a deleted job */
-	job_settle(job);
+	job_ran(job);
 }
 
 /* What failed is told by what comes after it on the same device. */
