@@ -250,7 +250,7 @@ static void server_on_expired(const struct job *job)
 {
 	log_info("server", "job expired job=%s ttl_s=%u committed=%s crashed=%s bytes=%llu",
 		 job->label, job->rec->ttl_s, job->rec->has_commit ? "yes" : "no",
-		 job->crashed ? "yes" : "no", (unsigned long long)job->quota.used);
+		 job->life.crashed ? "yes" : "no", (unsigned long long)job->quota.used);
 }
 
 /* -------------------------------------------------------------------- start */

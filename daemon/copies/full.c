@@ -78,6 +78,7 @@ static void full_answer_waiting(struct unit *u, int status, bool streams_only)
 			CONTAINER_OF(list_first(&now, struct waiter, link), struct op, waiter);
 
 		list_unlink(&op->waiter.link);
+		CHECK(op->type->copied && op->unit == u);
 		if (streams_only && !op->stream)
 			condition_wait(&u->cast_done, &op->waiter);
 		else
@@ -96,7 +97,7 @@ bool full_may_begin(const struct job *job)
 {
 	uint32_t most = job->node->limits.max_inflight_gathers;
 
-	return !most || job->casts < most;
+	return !most || job->copies.casts < most;
 }
 
 enum res full_wait_turn(struct op *op)
@@ -105,7 +106,7 @@ enum res full_wait_turn(struct op *op)
 
 	(void)op_wait(op, &m->casts);
 	if (list_empty(&m->cast_turn))
-		list_append(&m->job->cast_turns, &m->cast_turn);
+		list_append(&m->job->copies.turns, &m->cast_turn);
 	return RES_WAIT;
 }
 
@@ -113,8 +114,8 @@ enum res full_wait_turn(struct op *op)
  * were ended meanwhile have left the list. */
 static struct waiter *full_take_turn(struct job *job)
 {
-	while (!list_empty(&job->cast_turns)) {
-		struct member *m = list_first(&job->cast_turns, struct member, cast_turn);
+	while (!list_empty(&job->copies.turns)) {
+		struct member *m = list_first(&job->copies.turns, struct member, cast_turn);
 		struct waiter *p;
 
 		list_unlink(&m->cast_turn);
@@ -123,7 +124,7 @@ static struct waiter *full_take_turn(struct job *job)
 		p = list_first(&m->casts.waiters, struct waiter, link);
 		list_unlink(&p->link);
 		if (!condition_is_idle(&m->casts))
-			list_append(&job->cast_turns, &m->cast_turn);
+			list_append(&job->copies.turns, &m->cast_turn);
 		return p;
 	}
 	return NULL;
@@ -144,7 +145,7 @@ static void full_next_in_queue(struct job *job)
 static void full_give_staged(struct cast *cast)
 {
 	for (unsigned d = 0; d < cast->unit->n_parts; d++)
-		pool_give(&cast->job->full[cast->unit->parts[d].device->index],
+		pool_give(&cast->job->mem.full[cast->unit->parts[d].device->index],
 			  &cast->parts[d].staged);
 }
 
@@ -165,20 +166,21 @@ static void full_cast_end(struct cast *cast, int status)
 	struct job *job = cast->job;
 	struct unit *u = cast->unit;
 
+	CHECK(!cast->pending);
+	CHECK(job->copies.casts > 0 && job->copies.ahead >= cast->ahead);
 	unit_copy_move(u, UNIT_COPY_KEPT);
 	u->full_version = status ? 0 : cast->version;
-	job->ahead_casts -= cast->ahead;
+	job->copies.ahead -= cast->ahead;
 	full_cast_free(cast);
-	job->casts--;
+	job->copies.casts--;
 	full_answer_waiting(u, status, false);
 	job_full_unused(job, u);
-	if (!job->ahead_casts)
+	if (!job->copies.ahead)
 		drain_go_on(job);
 	job_unit_released(job, u);
 	full_next_in_queue(job);
 	node_wake(job->node);
-	job->running--; /* only now: those resumed may have been the last of a deleted job */
-	job_settle(job);
+	job_ran(job);
 }
 
 static void full_on_marker_issued(struct backend_task *task, int status)
@@ -188,6 +190,7 @@ static void full_on_marker_issued(struct backend_task *task, int status)
 	struct unit *u = cast->unit;
 
 	(void)status;
+	CHECK(cast->issued > 0 && u->copy == UNIT_COPY_CASTING);
 	u->parts[p - cast->parts].ready = task->ready;
 	if (--cast->issued)
 		return;
@@ -205,6 +208,7 @@ static void full_on_marker_executed(struct backend_task *task, int status)
 	cast->status = cast->status ? cast->status : status;
 	if (cast->between.between && cast->breaks != cast->between.between->breaks)
 		cast->status = cast->status ? cast->status : ENGINE_E_ABORTED;
+	CHECK(cast->pending > 0);
 	if (--cast->pending == 0)
 		full_go_on(cast);
 }
@@ -237,6 +241,7 @@ static void full_on_kernels(struct backend_task *task, int status)
 	struct cast *cast = CONTAINER_OF(task, struct cast_part, queue.task)->cast;
 
 	cast->status = cast->status ? cast->status : status;
+	CHECK(cast->pending > 0);
 	if (--cast->pending == 0)
 		full_go_on(cast);
 }
@@ -262,6 +267,7 @@ static enum res full_unpack(struct cast *cast)
 						       .done = full_on_kernels };
 		p->queue.task.n_launches =
 			unit_unpack_launches(u, UNIT_ALL, &full, &parts, p->unpack);
+		CHECK(p->queue.task.n_launches <= u->rec->n_tensors);
 		queue_task_follow(&p->queue, u->parts[d].device->backend);
 	}
 	return RES_WAIT;
@@ -416,6 +422,7 @@ static void full_cast_launch(struct cast *cast, unsigned d, uint64_t to, uint64_
 
 	if (!n || full_is_sent_as_it_is(cast->unit))
 		return;
+	CHECK(p->queue.task.n_launches < ARRAY_SIZE(p->launches));
 	*launch = (struct launch){ .kind = LAUNCH_CAST, .n = n };
 	launch->cast = (struct k_cast){ .dst = dst + to * dtype_size(dtype),
 					.src = optim_at(&cast->unit->parts[d].params, from),
@@ -445,7 +452,7 @@ static void full_cast_part(struct cast *cast, unsigned d)
 static int full_take_reads(struct cast *cast, unsigned d)
 {
 	struct unit_part *p = &cast->unit->parts[d];
-	struct reads *stray = &cast->job->stray[p->device->index];
+	struct reads *stray = &cast->job->mem.stray[p->device->index];
 	struct queue_task *t = &cast->parts[d].queue;
 
 	if (queue_task_wait(t, p->reads.waits, p->reads.n) < 0 ||
@@ -460,7 +467,7 @@ static void full_forget_reads(struct cast *cast)
 		struct unit_part *p = &cast->unit->parts[d];
 
 		reads_deinit(&p->reads);
-		reads_deinit(&cast->job->stray[p->device->index]);
+		reads_deinit(&cast->job->mem.stray[p->device->index]);
 	}
 }
 
@@ -503,7 +510,7 @@ static int full_stage(struct cast *cast)
 	int r = 0;
 
 	for (unsigned d = 0; r == 0 && unit_is_packed(u) && d < u->n_parts; d++) {
-		struct pool *pool = &cast->job->full[u->parts[d].device->index];
+		struct pool *pool = &cast->job->mem.full[u->parts[d].device->index];
 
 		r = job_take(cast->job, pool, bytes, &cast->parts[d].staged);
 		later = later || r == SLAB_E_LATER;
@@ -519,10 +526,10 @@ static void full_enter(struct cast *cast, struct op *op)
 
 	full_forget_reads(cast);
 	unit_copy_move(u, UNIT_COPY_CASTING);
-	cast->job->casts++;
+	cast->job->copies.casts++;
 	cast->job->running++;
 	cast->ahead = !op;
-	cast->job->ahead_casts += cast->ahead;
+	cast->job->copies.ahead += cast->ahead;
 	for (unsigned d = 0; d < u->n_parts; d++)
 		cast->parts[d].queue.note = (struct device_note){
 			.name = cast->ahead ? "Gather ahead" : "Gather", .job = cast->job, .unit = u
@@ -552,7 +559,7 @@ int full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struct op 
 	if (r) {
 		if (cast)
 			full_cast_free(cast);
-		if (!u->gathered_ranks)
+		if (!u->gathered_ranks && !u->copy_reads)
 			job_give_full(job, u);
 		return r == SLAB_E_LATER
 			       ? NODE_E_LATER

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 
+#include "core/check.h"
 #include "op/op.h"
 
 enum unit_reshard hold_reshard(const struct op *op)
@@ -32,6 +33,7 @@ void hold_let_go(struct member *m, struct unit *u)
 
 	if (!mu || !mu->held)
 		return;
+	CHECK(mu->gathers > 0);
 	mu->held = false;
 	mu->uses++;
 	u->drop = !hold_is_wanted(m->job, u, mu->uses);

@@ -29,9 +29,6 @@ static inline struct ddp_args *ddp_args(const struct op *op)
 
 /* Decode: find ddp @id and the rank's place in it. Return: 0 or a fault code. */
 int op_ddp_take(struct op *op, uint32_t id, struct fault *f);
-/* The same for a list of its tensors. @field: its name. */
-int op_ddp_check_list(const struct op *op, const uint32_t *list, size_t n, const char *field,
-		      struct fault *f);
 /* In enter: the op comes after what was launched for its rank, and before what will be. */
 void op_ddp_follow(struct op *op);
 /* Launch every bucket of @op's rank that can go, before @op. */

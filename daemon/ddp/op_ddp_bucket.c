@@ -178,6 +178,7 @@ static int op_ddp_bucket_begin_work(struct coll *c)
 	struct work *w = calloc(1, sizeof(*w) + op_ddp_bucket_inputs * sizeof(void *) +
 					   c->n * sizeof(char *) + n * sizeof(struct piece));
 
+	CHECK(bucket < b->n && n > 0);
 	if (!w)
 		return -ENOMEM;
 	c->work = w;
@@ -196,7 +197,7 @@ static int op_ddp_bucket_begin_work(struct coll *c)
 
 		if (c->ops[i]->surrogate)
 			continue;
-		CHECK(mb); /* taken when it was checked */
+		CHECK(mb && mb->region.bytes >= b->bytes); /* taken when it was checked */
 		w->base[i] = (char *)region_addr(&mb->region) + b->offset[first];
 	}
 	op_ddp_bucket_add_pieces(c);
@@ -232,6 +233,7 @@ static void op_ddp_bucket_note_gradients(struct coll *c)
 		const struct ddp_tensor *t = &w->d->tensors[i];
 		bool touched = op_ddp_bucket_is_touched(c, i);
 
+		CHECK(t->unit->rec->group == c->group->id && !t->sparse);
 		ddp_args(c->ops[0])->d->untouched[i] = !touched;
 		/* a gradient of an epoch that has ended is of no use to the next one */
 		if (touched && !over)
@@ -250,6 +252,7 @@ static const void **op_ddp_bucket_inputs(struct coll *c, struct coll_part *p,
 	for (uint32_t k = 0; k < p->n; k++) {
 		uint32_t i = p->members[k];
 
+		CHECK(w->next < (const void **)w->base);
 		*w->next++ = op_ddp_bucket_gives_zeros(c, i, piece->tensor)
 				     ? region_addr(&p->scratch[1])
 				     : (void *)(w->base[i] + piece->off * w->size);
@@ -348,6 +351,8 @@ static void op_ddp_bucket_finish_launch(struct coll *c, struct coll_part *p,
 	struct work *w = op_ddp_bucket_work_of(c);
 	struct reduce_plan plan = op_ddp_bucket_plan_of(c, piece->tensor);
 
+	CHECK(w->next < (const void **)w->base);
+	CHECK(off + n <= w->b->elements[w->bucket]);
 	*w->next = op_ddp_bucket_sums(c, p, off);
 	coll_launch(p, LAUNCH_REDUCE, n)->reduce = (struct k_reduce){ .out = out,
 								      .out_dtype = dtype,

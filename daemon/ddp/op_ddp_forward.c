@@ -29,8 +29,10 @@ static void op_ddp_forward_enter(struct op *op)
 
 static void op_ddp_forward_leave(struct op *op)
 {
-	if (ddp_args(op)->holds)
-		ddp_args(op)->rank->moving = false;
+	if (!ddp_args(op)->holds)
+		return;
+	CHECK(ddp_args(op)->rank->moving);
+	ddp_args(op)->rank->moving = false;
 }
 
 static int op_ddp_forward_check(struct op *op, struct fault *f)
@@ -89,8 +91,7 @@ static void op_ddp_forward_on_moved(struct backend_task *task, int status)
 	free(mv);
 	(void)op_ddp_forward_finish(op, &to, status);
 	op_end(op);
-	job->running--; /* only now: it may have been the last of a deleted job */
-	job_settle(job);
+	job_ran(job);
 }
 
 static enum res op_ddp_forward_move(struct op *op, struct region *to)
@@ -103,6 +104,7 @@ static enum res op_ddp_forward_move(struct op *op, struct region *to)
 
 	if (!mv)
 		return op_ddp_forward_finish(op, to, -ENOMEM);
+	CHECK(from->bytes >= a->bytes && to->bytes >= b->bytes);
 	mv->op = op;
 	mv->to = *to;
 	mv->note = (struct device_note){ .name = op->type->name, .job = op->m->job };

@@ -22,6 +22,7 @@ static void op_ddp_launch_on_done(struct op *op, void *userdata)
 
 static void op_ddp_launch_fill_waits(struct op *op, const struct ddp_rank *rank)
 {
+	_Static_assert(DDP_MAX_WAITS <= OP_MAX_AFTER, "room in struct op");
 	op->group = rank->ddp->group;
 	for (unsigned i = 0; i < rank->n_waits; i++)
 		op->after[op->n_after++] = rank->waits[i];
@@ -33,6 +34,7 @@ static const struct ddp_tensor *op_ddp_launch_sparse_of(const struct ddp_rank *r
 {
 	const struct ddp_buckets *b = ddp_buckets_of(rank);
 
+	CHECK(rank->launched > 0 && rank->launched <= b->n);
 	*ret_index = b->tensors[b->begin[rank->launched - 1]];
 	return rank->ddp->tensors[*ret_index].sparse ? &rank->ddp->tensors[*ret_index] : NULL;
 }
@@ -44,6 +46,7 @@ static void op_ddp_launch_fill_sparse(struct op *op, void *arg)
 	uint32_t i;
 	const struct ddp_tensor *t = op_ddp_launch_sparse_of(rank, &i);
 
+	CHECK(t && t->unit->rec->group == rank->ddp->group->id);
 	op_ddp_launch_fill_waits(op, rank);
 	op->unit = t->unit;
 	op->touches = TOUCH_GRADS;

@@ -30,8 +30,8 @@ int op_ddp_take(struct op *op, uint32_t id, struct fault *f)
 	return 0;
 }
 
-int op_ddp_check_list(const struct op *op, const uint32_t *list, size_t n, const char *field,
-		      struct fault *f)
+static int op_ddp_pass_check_list(const struct op *op, const uint32_t *list, size_t n,
+				  const char *field, struct fault *f)
 {
 	const struct ddp *d = ddp_args(op)->d;
 
@@ -72,9 +72,9 @@ static int op_ddp_pass_backward_decode(struct op *op, const ProtobufCMessage *ms
 	ddp_args(op)->second = r->unused_kept;
 	ddp_args(op)->n_second = r->n_unused_kept;
 	if (op_ddp_take(op, r->ddp, f) ||
-	    op_ddp_check_list(op, r->unused, r->n_unused, "unused", f))
+	    op_ddp_pass_check_list(op, r->unused, r->n_unused, "unused", f))
 		return f->code;
-	return op_ddp_check_list(op, r->unused_kept, r->n_unused_kept, "unused_kept", f);
+	return op_ddp_pass_check_list(op, r->unused_kept, r->n_unused_kept, "unused_kept", f);
 }
 
 static void op_ddp_pass_backward_enter(struct op *op)
@@ -87,13 +87,6 @@ static void op_ddp_pass_backward_enter(struct op *op)
 		op_ddp_launch(op); /* a bucket of nothing but unused tensors */
 }
 
-static void op_ddp_pass_backward_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__DdpBackwardResponse reply = SHARDD__V1__DDP_BACKWARD_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 const struct op_type op_ddp_backward = {
 	.name = "DdpBackward",
 	.request = &shardd__v1__ddp_backward_request__descriptor,
@@ -101,7 +94,7 @@ const struct op_type op_ddp_backward = {
 	.enter = op_ddp_pass_backward_enter,
 	.check = op_ddp_pass_check,
 	.tick = op_ddp_pass_end_now,
-	.encode = op_ddp_pass_backward_encode,
+	.reply = &shardd__v1__ddp_backward_response__descriptor,
 };
 
 /* ----------------------------------------------------------------- DdpReady */
@@ -156,7 +149,7 @@ static int op_ddp_pass_ready_decode(struct op *op, const ProtobufCMessage *msg, 
 	ddp_args(op)->first = r->tensors;
 	ddp_args(op)->n_first = r->n_tensors;
 	if (op_ddp_take(op, r->ddp, f) ||
-	    op_ddp_check_list(op, r->tensors, r->n_tensors, "tensors", f))
+	    op_ddp_pass_check_list(op, r->tensors, r->n_tensors, "tensors", f))
 		return f->code;
 	return op_ddp_pass_check_rows(op, r, f);
 }
@@ -178,13 +171,6 @@ static void op_ddp_pass_ready_leave(struct op *op)
 		ddp_rows_deinit(op->m->job, &ddp_args(op)->rows); /* unless they were taken */
 }
 
-static void op_ddp_pass_ready_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__DdpReadyResponse reply = SHARDD__V1__DDP_READY_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 const struct op_type op_ddp_ready = {
 	.name = "DdpReady",
 	.request = &shardd__v1__ddp_ready_request__descriptor,
@@ -193,7 +179,7 @@ const struct op_type op_ddp_ready = {
 	.leave = op_ddp_pass_ready_leave,
 	.check = op_ddp_pass_check,
 	.tick = op_ddp_pass_end_now,
-	.encode = op_ddp_pass_ready_encode,
+	.reply = &shardd__v1__ddp_ready_response__descriptor,
 };
 
 /* ---------------------------------------------------------------- DdpFinish */
@@ -220,8 +206,10 @@ static void op_ddp_pass_finish_enter(struct op *op)
 
 static void op_ddp_pass_finish_leave(struct op *op)
 {
-	if (ddp_args(op)->holds)
-		ddp_args(op)->rank->finishing = false;
+	if (!ddp_args(op)->holds)
+		return;
+	CHECK(ddp_args(op)->rank->finishing);
+	ddp_args(op)->rank->finishing = false;
 }
 
 /* Its buckets are ordered by now; without a stream they must have been executed. */
@@ -229,10 +217,12 @@ static enum res op_ddp_pass_finish_start(struct op *op)
 {
 	struct ddp_rank *rank = ddp_args(op)->rank;
 
+	CHECK(!rank->under_way); /* they come before it */
 	RES_TRY(op_wait_for_memory(op));
 	op_begin_run(op);
 	if (rank->fault.code) {
 		op->fault = rank->fault;
+		CHECK(rank->passes > 0);
 		rank->passes--; /* perhaps its alone: no reason for new buckets */
 	}
 	if (op->m->executing)

@@ -99,6 +99,7 @@ static enum res op_join_uneven_start(struct op *op)
 	struct group *g = op->group;
 
 	(void)op_wait(op, &g->joins);
+	CHECK(op_join_uneven_joined(g) <= group_size(g));
 	if (op_join_uneven_joined(g) == group_size(g)) {
 		op_begin_run(op);
 		join_args(op)->last = op->m->rank;

@@ -1,6 +1,7 @@
 #include "gather/ahead.h"
 
 #include "copies/full.h"
+#include "core/check.h"
 #include "op/op.h"
 #include "gather/gather.h"
 
@@ -11,15 +12,15 @@ static bool ahead_is_possible(const struct member *m, const struct unit *u)
 	uint32_t index;
 
 	return u->rec->initialised && !u->summoned_ranks && u->step != UNIT_STEP_DUE &&
-	       u->step != UNIT_STEP_STEPPING && !u->shards_left && !u->torn && !job->torn &&
-	       job->step.state == JOB_STEP_NONE && list_empty(&job->drains) &&
+	       u->step != UNIT_STEP_STEPPING && !u->shards_left && !u->torn && !job->life.torn &&
+	       job->step.state == JOB_STEP_NONE && list_empty(&job->copies.drains) &&
 	       group_index(job->groups[u->rec->group], m->rank, &index);
 }
 
 /* Those that somebody waits for come first. */
 static bool ahead_is_room(const struct job *job)
 {
-	return full_may_begin(job) && list_empty(&job->cast_turns);
+	return full_may_begin(job) && list_empty(&job->copies.turns);
 }
 
 static void ahead_begin(const struct op *op, struct unit *u)
@@ -28,6 +29,7 @@ static void ahead_begin(const struct op *op, struct unit *u)
 	struct member_unit *mu = member_unit(m, u);
 	struct fault f = FAULT_NULL;
 
+	CHECK(u->rec->group < m->job->n_groups);
 	if (!mu || unit_is_direct(u) || !ahead_is_possible(m, u))
 		return;
 	mu->expected = true;
@@ -49,6 +51,7 @@ void ahead_asked(struct op *op)
 	const struct unit *u = op->unit;
 	const struct member_unit *mu = member_unit_find(op->m, u);
 
+	CHECK(op->state == OP_PARKED); /* before its copy is looked for or begun */
 	if (pass_args(op)->asked)
 		return;
 	pass_args(op)->asked = true;
@@ -74,6 +77,7 @@ void ahead_used(struct op *op)
 	const struct member_list *list = NULL;
 	bool known = a->lists || a->learned.mode == PREFETCH_FOLLOWING;
 
+	CHECK(mu && mu->gathers > 0); /* it has just been given the copy */
 	if (pass_args(op)->kind)
 		list = mu->ahead[pass_args(op)->kind == PASS_KIND_BACKWARD];
 	if (!unit_is_direct(op->unit)) {

@@ -29,6 +29,7 @@ int gather_check(struct op *op, struct fault *f)
 {
 	const struct member_unit *mu = member_unit_find(op->m, op->unit);
 
+	CHECK(!mu || mu->gathers >= mu->held);
 	if (op_check_not_torn(op, f) || op_check_in_group(op, f) || op_check_initialised(op, f) ||
 	    op_check_not_summoned(op, f))
 		return f->code;
@@ -58,6 +59,7 @@ static enum res op_gather_give(struct op *op, struct region place, bool copied, 
 	if (!pass || !mu->held)
 		member_gathered(op->m, op->unit, mu);
 	mu->held = mu->held || pass;
+	CHECK(mu->gathers >= mu->held && op->unit->gathered_ranks > 0);
 	op->result.place = place;
 	op->result.references = mu->gathers - mu->held;
 	op->result.copied = copied;
@@ -74,6 +76,9 @@ static enum res op_gather_give_full(struct op *op, bool copied)
 	const struct unit_part *p = unit_part_on(u, op->m->device);
 	struct region place = { p->full.slab, p->full.offset, unit_full_bytes(u) };
 
+	/* what is not executed yet is for ops that wait with their streams */
+	CHECK(u->copy == UNIT_COPY_KEPT || (u->copy == UNIT_COPY_EXECUTING && op->stream));
+	CHECK(p->full.slab && p->full.bytes >= place.bytes);
 	return op_gather_give(op, place, copied, u->copy == UNIT_COPY_EXECUTING ? p->ready : 0);
 }
 
@@ -91,6 +96,7 @@ static void op_gather_gather_fault(struct op *op, int status)
 
 void gather_answer(struct op *op, int status)
 {
+	CHECK(op->state == OP_RUN || op->state == OP_PARKED); /* it began the copy, or waited */
 	if (status)
 		op_gather_gather_fault(op, status);
 	else

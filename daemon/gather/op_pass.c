@@ -5,6 +5,7 @@
 #include <errno.h>
 
 #include "copies/hold.h"
+#include "core/check.h"
 #include "gather/ahead.h"
 #include "gather/gather.h"
 #include "gather/ops.h"
@@ -54,6 +55,7 @@ static void op_pass_encode_begin(const struct op *op, op_reply_cb send, void *ct
 static int op_pass_begin_begin(struct op *op, struct fault *f)
 {
 	(void)f;
+	CHECK(op->unit->rec->guarded); /* the guard has refused others */
 	if (op->move == MOVE_BEGIN_BACKWARD)
 		member_unit_find(op->m, op->unit)->ddp_passes =
 			ddp_unit_passes(op->m->job, op->unit, op->m->rank);
@@ -150,6 +152,9 @@ static bool op_pass_lets_go(const struct op *op)
 
 static enum res op_pass_start_end(struct op *op)
 {
+	const struct member_unit *mu = member_unit_find(op->m, op->unit);
+
+	CHECK(mu && mu->gathers >= mu->held); /* the guard has made it */
 	op_begin_run(op);
 	if (hold_note_reads(op) < 0) {
 		fault_errno(&op->fault, -ENOMEM, "noting how long a unit is read");
@@ -158,7 +163,7 @@ static enum res op_pass_start_end(struct op *op)
 	/* its parameters change now */
 	if (op_pass_lets_go(op) || op->unit->step == UNIT_STEP_DUE || op->unit->shards_left)
 		hold_let_go(op->m, op->unit);
-	op->result.kept = member_unit_find(op->m, op->unit)->held;
+	op->result.kept = mu->held;
 	ahead_next(op);
 	return RES_DONE;
 }

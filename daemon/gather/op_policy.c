@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/check.h"
 #include "gather/ops.h"
 #include "op/op.h"
 #include "op/op_run.h"
@@ -94,17 +95,13 @@ static int op_policy_check(struct op *op, struct fault *f)
 static enum res op_policy_start(struct op *op)
 {
 	op_begin_run(op);
-	for (size_t i = 0; i < policy_args(op)->n; i++)
-		member_unit_find(op->m, op_policy_unit_at(op, i))->reshard =
-			(uint8_t)policy_args(op)->reshard;
+	for (size_t i = 0; i < policy_args(op)->n; i++) {
+		struct member_unit *mu = member_unit_find(op->m, op_policy_unit_at(op, i));
+
+		CHECK(mu); /* made by the check */
+		mu->reshard = (uint8_t)policy_args(op)->reshard;
+	}
 	return RES_DONE;
-}
-
-static void op_policy_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__SetReshardResponse reply = SHARDD__V1__SET_RESHARD_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 
 const struct op_type op_set_reshard = {
@@ -113,7 +110,7 @@ const struct op_type op_set_reshard = {
 	.decode = op_policy_decode,
 	.check = op_policy_check,
 	.tick = op_policy_start,
-	.encode = op_policy_encode,
+	.reply = &shardd__v1__set_reshard_response__descriptor,
 	.forget = op_policy_forget,
 };
 
@@ -139,13 +136,6 @@ static int op_policy_decode_prefetch(struct op *op, const ProtobufCMessage *msg,
 	return r->n_units ? op_policy_take_units(op, r->units, r->n_units, f) : 0;
 }
 
-static int op_policy_check_prefetch(struct op *op, struct fault *f)
-{
-	(void)op;
-	(void)f;
-	return 0;
-}
-
 static enum res op_policy_start_prefetch(struct op *op)
 {
 	struct member_unit *mu = member_unit(op->m, op->unit);
@@ -161,19 +151,11 @@ static enum res op_policy_start_prefetch(struct op *op)
 	return r ? RES_FAILED : RES_DONE;
 }
 
-static void op_policy_encode_prefetch(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__SetPrefetchResponse reply = SHARDD__V1__SET_PREFETCH_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 const struct op_type op_set_prefetch = {
 	.name = "SetPrefetch",
 	.request = &shardd__v1__set_prefetch_request__descriptor,
 	.decode = op_policy_decode_prefetch,
-	.check = op_policy_check_prefetch,
 	.tick = op_policy_start_prefetch,
-	.encode = op_policy_encode_prefetch,
+	.reply = &shardd__v1__set_prefetch_response__descriptor,
 	.forget = op_policy_forget,
 };

@@ -2,6 +2,7 @@
 #include <errno.h>
 
 #include "copies/hold.h"
+#include "core/check.h"
 #include "gather/ops.h"
 #include "op/op.h"
 #include "op/op_run.h"
@@ -17,17 +18,11 @@ static int op_release_decode(struct op *op, const ProtobufCMessage *msg, struct 
 	return op_take_unit(op, r->unit, f);
 }
 
-static int op_release_check(struct op *op, struct fault *f)
-{
-	(void)op;
-	(void)f;
-	return 0;
-}
-
 static enum res op_release_start(struct op *op)
 {
 	struct member_unit *mu = member_unit_find(op->m, op->unit);
 
+	CHECK(!mu || mu->gathers >= mu->held);
 	op_begin_run(op);
 	/* that of a pass goes with the pass */
 	if (mu && mu->gathers > mu->held) {
@@ -54,7 +49,6 @@ const struct op_type op_release = {
 	.name = "Release",
 	.request = &shardd__v1__release_request__descriptor,
 	.decode = op_release_decode,
-	.check = op_release_check,
 	.tick = op_release_start,
 	.encode = op_release_encode,
 };

@@ -63,7 +63,7 @@ struct job *job_free(struct job *job)
 
 void job_free_zombie(struct job *job)
 {
-	CHECK(job->deleted);
+	CHECK(job->life.deleted);
 	job_free(job);
 }
 
@@ -92,11 +92,11 @@ static void job_open_accounts(struct job *job)
 		   job->rec->quota_bytes);
 	job->quota.user = job->owner.user;
 	for (unsigned d = 0; d < node->n_devices; d++) {
-		pool_init(&job->full[d], &node->devices[d], &job->quota, MEM_FULL, job_share(job),
-			  job->rec->name, -1);
-		pool_init(&job->scratch[d], &node->devices[d], &job->quota, MEM_FULL,
+		pool_init(&job->mem.full[d], &node->devices[d], &job->quota, MEM_FULL,
+			  job_share(job), job->rec->name, -1);
+		pool_init(&job->mem.scratch[d], &node->devices[d], &job->quota, MEM_FULL,
 			  BACKEND_SHARE_FD, job->rec->name, -1);
-		pool_init(&job->grads[d], &node->devices[d], &job->quota, MEM_GRAD,
+		pool_init(&job->mem.grads[d], &node->devices[d], &job->quota, MEM_GRAD,
 			  BACKEND_SHARE_FD, job->rec->name, -1);
 	}
 }
@@ -147,16 +147,16 @@ struct job *job_new(struct jobs *jobs, state_job *rec, struct fault *f)
 	job->node = jobs->node;
 	job->number = ++jobs->last_number ? jobs->last_number : ++jobs->last_number;
 	job->unit_names = HTAB_NULL;
-	list_init(&job->idle_full);
-	list_init(&job->cast_turns);
-	list_init(&job->drains);
+	list_init(&job->copies.idle);
+	list_init(&job->copies.turns);
+	list_init(&job->copies.drains);
 	condition_init(&job->step.applied, "a step that is being applied");
 	list_init(&job->settled_waiters);
 	list_init(&job->waiting_tasks);
 	list_init(&job->registrations);
 	readers_init(&job->readers);
 	list_init(&job->link);
-	job->idle_since_us = clock_now_us();
+	job->life.idle_since_us = clock_now_us();
 	job->ranks = calloc(rec->world_size, sizeof(struct member *));
 	job->placed = calloc(rec->world_size, sizeof(struct device *));
 	job->rec = rec;

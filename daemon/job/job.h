@@ -89,6 +89,46 @@ struct job_waiter {
 	void (*fn)(struct job_waiter *w);
 };
 
+/* Whether it lives, and how it may go on. */
+struct job_life {
+	bool deleted;     /* a zombie: out of the registry's names */
+	bool memory_gone; /* deleted, and nothing of it is used any more */
+	bool draining;
+	bool torn;
+	bool crashed;           /* its last trainer did not leave cleanly */
+	uint64_t idle_since_us; /* no trainers since; 0: there are some */
+};
+
+/* The memory that its account pays for. */
+struct job_memory {
+	struct slab **slabs; /* of shards, owned refs */
+	uint32_t n_slabs;
+	struct slab **spare; /* owned refs: of a registration that goes on later */
+	unsigned n_spare;
+	struct pool full[NODE_MAX_DEVICES];    /* gathered copies, by device */
+	struct pool scratch[NODE_MAX_DEVICES]; /* sums on their way between devices */
+	struct pool grads[NODE_MAX_DEVICES];   /* gradient shards that exist only while needed */
+	struct reads stray[NODE_MAX_DEVICES];  /* of copies whose memory went back to the pool */
+	bool stale_partials;                   /* sums that will not be used are still there */
+	bool stray_gradients;                  /* of units that have no gradient, perhaps */
+};
+
+/* The gathered copies of its units (copies/full.h). */
+struct job_copies {
+	struct list idle;   /* units whose full buffers nobody uses, oldest first */
+	uint32_t casts;     /* that run now */
+	uint32_t ahead;     /* of these: not requested yet */
+	struct list drains; /* that wait for those to end; owned by work/drain.c */
+	struct list turns;  /* members with gathers that wait for a cast to end, in turn */
+};
+
+/* What status says of its ops. */
+struct job_ops_seen {
+	uint64_t total;
+	uint64_t failed;
+	char last_error[256];
+};
+
 struct job {
 	uint32_t magic;
 	struct jobs *jobs;             /* borrowed, the registry */
@@ -99,17 +139,13 @@ struct job {
 	uint32_t number;           /* no other living job has it; not 0 */
 	struct user_charge owner;  /* one of its owner's jobs */
 	struct user_charge memory; /* the daemon's own memory for it: job_own_bytes */
-	bool deleted;              /* a zombie: out of the registry's names */
-	bool draining;
-	bool torn;
-	bool crashed;           /* its last trainer did not leave cleanly */
-	uint64_t idle_since_us; /* no trainers since; 0: there are some */
+	struct job_life life;
 
 	struct member **ranks;  /* by rank; the last member, in any state; owned ref */
 	struct device **placed; /* by rank: its device; NULL: not known yet */
-	bool memory_gone;       /* deleted, and nothing of it is used any more */
 	uint32_t joined;        /* ranks in state JOINED */
 	uint32_t present;       /* ranks in state JOINED or STALE */
+	uint32_t members;       /* objects alive, of all ranks and epochs */
 	struct group **groups;
 	uint32_t n_groups;
 	struct unit **units; /* by id - 1 */
@@ -117,31 +153,15 @@ struct job {
 	struct htab unit_names;
 	struct list registrations; /* rpc's: in progress; the first one is active */
 	struct regcache knowns;    /* what was registered, as it came */
-	struct slab **slabs;       /* of shards, owned refs */
-	uint32_t n_slabs;
-	struct slab **spare; /* owned refs: of a registration that goes on later */
-	unsigned n_spare;
-	struct pool full[NODE_MAX_DEVICES];    /* gathered copies, by device */
-	struct pool scratch[NODE_MAX_DEVICES]; /* sums on their way between devices */
-	bool stale_partials;                   /* sums that will not be used are still in memory */
-	struct pool grads[NODE_MAX_DEVICES];   /* gradient shards that exist only while needed */
-	bool stray_gradients;                  /* of units that have no gradient, perhaps */
-	struct reads stray[NODE_MAX_DEVICES];  /* of copies whose memory went back to the pool */
-	struct list idle_full;  /* units whose full buffers nobody uses, oldest first */
-	uint32_t casts;         /* that run now */
-	uint32_t ahead_casts;   /* of these: not requested yet */
-	struct list drains;     /* that wait for those to end; owned by op/ */
-	struct list cast_turns; /* members with gathers that wait for one to end, in turn */
-	struct job_step step;
 	struct ddp *ddps[DDP_MAX]; /* by id - 1, owned; NULL: none */
-	struct readers readers;    /* sessions that are no rank */
+	struct job_memory mem;
+	struct job_copies copies;
+	struct job_step step;
+	struct readers readers; /* sessions that are no rank */
 
 	struct list waiting_tasks; /* on devices, for streams of trainers; owned by op/ */
-	uint32_t members;          /* objects alive, of all ranks and epochs */
 	uint32_t running;          /* collectives and casts in the backend or engine */
-	uint64_t ops_total;
-	uint64_t ops_failed;
-	char last_error[256];
+	struct job_ops_seen ops;
 	struct list settled_waiters; /* of struct job_waiter */
 	struct list link;            /* jobs->all or jobs->zombies */
 };
@@ -327,6 +347,10 @@ void job_free_zombie(struct job *job);
 /* Something of the job has ended: continue what waited for that (joins, a deletion). May free the
  * job. */
 void job_settle(struct job *job);
+
+/* What was counted in job->running is over. Behind all that it resumes: that may have been the last
+ * of a deleted job, which this frees. */
+void job_ran(struct job *job);
 
 /* IDLE, FORMING, RUNNING, TORN, DRAINING, DELETED. Return: static string. */
 const char *job_state_name(const struct job *job);

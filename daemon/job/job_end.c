@@ -24,9 +24,9 @@ static void job_end_keep_for_reader(struct proc *p, void *arg)
 {
 	struct job *job = arg;
 
-	for (uint32_t i = 0; i < job->n_slabs; i++)
-		if (job->slabs[i]->exported && job->slabs[i]->owner_rank < 0)
-			(void)quarantine_slab(&job->node->quarantine, p, job->slabs[i]);
+	for (uint32_t i = 0; i < job->mem.n_slabs; i++)
+		if (job->mem.slabs[i]->exported && job->mem.slabs[i]->owner_rank < 0)
+			(void)quarantine_slab(&job->node->quarantine, p, job->mem.slabs[i]);
 }
 
 static void job_end_keep_full_slab(struct slab *s, void *arg)
@@ -40,12 +40,12 @@ static void job_end_release_memory(struct job *job)
 	struct unit *u, *tmp;
 
 	for (unsigned d = 0; d < job->node->n_devices; d++)
-		pool_each_slab(&job->full[d], job_end_keep_full_slab, job);
-	for (uint32_t i = 0; i < job->n_slabs; i++)
-		job_end_keep_while_mapped(job, job->slabs[i]);
+		pool_each_slab(&job->mem.full[d], job_end_keep_full_slab, job);
+	for (uint32_t i = 0; i < job->mem.n_slabs; i++)
+		job_end_keep_while_mapped(job, job->mem.slabs[i]);
 	readers_each_proc(job, job_end_keep_for_reader, job);
 	readers_deinit(&job->readers);
-	list_for_each (u, tmp, &job->idle_full, idle)
+	list_for_each (u, tmp, &job->copies.idle, idle)
 		list_unlink(&u->idle);
 	for (uint32_t i = 0; i < job->n_units; i++) {
 		/* readers are quarantined with the slabs */
@@ -56,14 +56,14 @@ static void job_end_release_memory(struct job *job)
 		job_give_partials(job, job->units[i]);
 	}
 	for (unsigned d = 0; d < job->node->n_devices; d++) {
-		pool_deinit(&job->full[d]);
-		pool_deinit(&job->scratch[d]);
-		pool_deinit(&job->grads[d]);
-		reads_deinit(&job->stray[d]);
+		pool_deinit(&job->mem.full[d]);
+		pool_deinit(&job->mem.scratch[d]);
+		pool_deinit(&job->mem.grads[d]);
+		reads_deinit(&job->mem.stray[d]);
 	}
 	job_drop_spare(job);
 	ddps_free(job);
-	job->memory_gone = true;
+	job->life.memory_gone = true;
 	job_units_free(job);
 	if (job->quota.by_class[MEM_CONTROL])
 		quota_return(&job->quota, MEM_CONTROL, job->quota.by_class[MEM_CONTROL]);
@@ -99,17 +99,24 @@ void job_wait_settled(struct job *job, struct job_waiter *w)
 
 void job_settle(struct job *job)
 {
-	if (job->stale_partials && !job->running)
+	if (job->mem.stale_partials && !job->running)
 		job_drop_partials(job);
 	job_end_wake_waiters(job);
 	readers_grant(job);
 	job_give_stray_grads(job);
-	if (!job->deleted || !job_end_ops_over(job))
+	if (!job->life.deleted || !job_end_ops_over(job))
 		return;
-	if (!job->memory_gone)
+	if (!job->life.memory_gone)
 		job_end_release_memory(job);
 	if (!job->members && !job->quota.used)
 		job_free_zombie(job);
+}
+
+void job_ran(struct job *job)
+{
+	CHECK(job->running > 0);
+	job->running--;
+	job_settle(job);
 }
 
 int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f)
@@ -123,7 +130,7 @@ int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f
 	if (ret_freed)
 		*ret_freed = job->quota.used;
 	fault_set(&told, FAULT_ABORTED, NULL, "job '%s' was deleted", job->rec->name);
-	job->deleted = true;
+	job->life.deleted = true;
 	readers_lose_job(job);
 	job_epoch_end(job, &told);
 	htab_remove(&job->jobs->names, job->label);
@@ -150,7 +157,7 @@ static uint64_t job_end_job_kept_us(const struct job *job)
 {
 	uint64_t ttl = job->rec->ttl_s, early = job->node->limits.uncommitted_ttl_s;
 
-	if (early && early < ttl && job->crashed && !job->rec->has_commit &&
+	if (early && early < ttl && job->life.crashed && !job->rec->has_commit &&
 	    job->rec->lifetime == JOB_EPHEMERAL)
 		ttl = early;
 	return ttl * 1000000u;
@@ -172,8 +179,8 @@ void jobs_tick(struct jobs *jobs, uint64_t now_us)
 	for (unsigned d = 0; d < jobs->node->n_devices; d++)
 		slabs_sweep(&jobs->node->devices[d]);
 	list_for_each (job, tmp, &jobs->all, link) {
-		if (job->idle_since_us && !job->present &&
-		    now_us - job->idle_since_us >= job_end_job_kept_us(job))
+		if (job->life.idle_since_us && !job->present &&
+		    now_us - job->life.idle_since_us >= job_end_job_kept_us(job))
 			job_end_job_expire(job);
 		else
 			readers_tick(job, now_us);
@@ -217,11 +224,11 @@ void jobs_deinit(struct jobs *jobs)
 
 const char *job_state_name(const struct job *job)
 {
-	if (job->deleted)
+	if (job->life.deleted)
 		return "DELETED";
-	if (job->draining)
+	if (job->life.draining)
 		return "DRAINING";
-	if (job->torn)
+	if (job->life.torn)
 		return "TORN";
 	if (!job->present)
 		return "IDLE";
@@ -306,7 +313,7 @@ void job_holders(const struct job *job, char *buf, size_t bytes)
 
 void job_note_error(struct job *job, const struct fault *f)
 {
-	job->ops_failed++;
-	snprintf(job->last_error, sizeof(job->last_error), "%s: %.220s", fault_code_name(f->code),
-		 f->text);
+	job->ops.failed++;
+	snprintf(job->ops.last_error, sizeof(job->ops.last_error), "%s: %.220s",
+		 fault_code_name(f->code), f->text);
 }

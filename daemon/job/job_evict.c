@@ -8,7 +8,7 @@ static uint64_t job_evict_trim(struct job *job, uint64_t want)
 	uint64_t freed = 0;
 
 	for (unsigned d = 0; d < job->node->n_devices && freed < want; d++) {
-		struct pool *pools[] = { &job->grads[d], &job->full[d] };
+		struct pool *pools[] = { &job->mem.grads[d], &job->mem.full[d] };
 
 		for (size_t i = 0; i < ARRAY_SIZE(pools) && freed < want; i++)
 			freed += pool_trim(pools[i], want - freed);
@@ -33,7 +33,7 @@ uint64_t job_evict(struct job *job, uint64_t want)
 	struct unit *u, *tmp;
 	uint64_t freed;
 
-	list_for_each (u, tmp, &job->idle_full, idle) {
+	list_for_each (u, tmp, &job->copies.idle, idle) {
 		list_unlink(&u->idle);
 		job_give_full(job, u);
 	}

@@ -4,7 +4,7 @@
 
 static struct pool *job_full_pool_of(struct job *job, const struct unit_part *p)
 {
-	return &job->full[p->device->index];
+	return &job->mem.full[p->device->index];
 }
 
 int job_take_full(struct job *job, struct unit *u)
@@ -28,7 +28,7 @@ void job_give_full(struct job *job, struct unit *u)
 		struct unit_part *p = &u->parts[d];
 
 		/* without memory to remember them the copy stays where it is */
-		if (reads_move(&job->stray[p->device->index], &p->reads) < 0)
+		if (reads_move(&job->mem.stray[p->device->index], &p->reads) < 0)
 			return;
 	}
 	for (unsigned d = 0; unit_has_copy(u) && d < u->n_parts; d++)
@@ -47,5 +47,5 @@ void job_full_unused(struct job *job, struct unit *u)
 		job_give_full(job, u);
 	u->drop = false;
 	if (unit_has_copy(u))
-		list_append(&job->idle_full, &u->idle);
+		list_append(&job->copies.idle, &u->idle);
 }

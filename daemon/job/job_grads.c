@@ -4,7 +4,7 @@
 
 static struct pool *job_grads_pool_of(struct job *job, const struct unit_part *p)
 {
-	return &job->grads[p->device->index];
+	return &job->mem.grads[p->device->index];
 }
 
 int job_take_grads(struct job *job, struct unit *u)
@@ -18,7 +18,7 @@ int job_take_grads(struct job *job, struct unit *u)
 		return 0;
 	for (unsigned d = 0; r == 0 && d < u->n_parts; d++)
 		r = pool_take(job_grads_pool_of(job, &u->parts[d]), bytes, &u->parts[d].grads);
-	job->stray_gradients = true;
+	job->mem.stray_gradients = true;
 	if (r)
 		job_give_grads(job, u);
 	return r;
@@ -32,9 +32,9 @@ void job_give_grads(struct job *job, struct unit *u)
 
 void job_give_stray_grads(struct job *job)
 {
-	if (!job->stray_gradients || job->running)
+	if (!job->mem.stray_gradients || job->running)
 		return;
-	job->stray_gradients = false;
+	job->mem.stray_gradients = false;
 	for (uint32_t i = 0; i < job->n_units; i++)
 		if (!job->units[i]->has_gradient)
 			job_give_grads(job, job->units[i]);

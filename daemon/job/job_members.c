@@ -31,7 +31,7 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 	}
 	job_drop_partials(job);
 	job_pass_end(job, NULL);
-	job->stray_gradients = true;
+	job->mem.stray_gradients = true;
 	job_give_stray_grads(job);
 	readers_epoch_ended(job);
 	for (uint32_t r = 0; r < job->rec->world_size; r++) {
@@ -51,7 +51,7 @@ void job_tear(struct job *job)
 	if (job->step.committing || !job->rec->uncommitted_steps || !job->rec->has_commit ||
 	    job->rec->allow_torn)
 		return;
-	job->torn = true;
+	job->life.torn = true;
 	for (uint32_t i = 0; i < job->n_units; i++)
 		job->units[i]->torn = true;
 }
@@ -77,7 +77,7 @@ static int job_members_check_join(const struct job *job, uint32_t rank, const st
 		return fault_set(f, FAULT_STATE, NULL,
 				 "this session is rank %u of job '%s' and cannot become rank %u",
 				 again->rank, job->rec->name, rank);
-	if (job->draining || job->jobs->draining)
+	if (job->life.draining || job->jobs->draining)
 		return fault_set(f, FAULT_UNAVAILABLE, NULL,
 				 "job '%s' is draining: no rank may join", job->rec->name);
 	return job_members_check_rank_free(job, rank, again, f);
@@ -104,7 +104,7 @@ static void job_members_count_in(struct job *job, struct member *m, bool was_pre
 	m->ended = FAULT_NULL;
 	job->joined++;
 	job->present += !was_present;
-	job->idle_since_us = 0;
+	job->life.idle_since_us = 0;
 }
 
 /* A newcomer's numbers start at 1: that matches only an epoch in which no process has been that
@@ -192,9 +192,9 @@ static void job_members_leave_common(struct member *m, enum member_state state)
 	member_retire(m);
 	if (job->present)
 		return;
-	job->idle_since_us = clock_now_us();
-	job->crashed = state == MEMBER_DEAD;
-	job->draining = false; /* done: the next trainers may continue from the last commit */
+	job->life.idle_since_us = clock_now_us();
+	job->life.crashed = state == MEMBER_DEAD;
+	job->life.draining = false; /* done: the next trainers may continue from the last commit */
 }
 
 int job_leave(struct member *m, bool *ret_freed, struct fault *f)
@@ -213,7 +213,7 @@ int job_leave(struct member *m, bool *ret_freed, struct fault *f)
 	job_members_leave_common(m, MEMBER_LEFT);
 	for (uint32_t i = 0; joined && i < job->n_groups; i++)
 		job_group_left(job->groups[i], m);
-	if (!job->present && job->rec->lifetime == JOB_EPHEMERAL && !job->deleted) {
+	if (!job->present && job->rec->lifetime == JOB_EPHEMERAL && !job->life.deleted) {
 		struct fault none = FAULT_NULL;
 
 		*ret_freed = job_delete(job, false, NULL, &none) == 0;
@@ -243,7 +243,7 @@ uint32_t job_drain(struct job *job)
 {
 	uint32_t told = 0;
 
-	job->draining = job->present > 0;
+	job->life.draining = job->present > 0;
 	for (uint32_t r = 0; r < job->rec->world_size; r++) {
 		struct member *m = job->ranks[r];
 

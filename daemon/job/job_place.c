@@ -106,7 +106,7 @@ void jobs_device_lost(struct jobs *jobs, struct device *device)
 			continue;
 		fault_set(&f, FAULT_ABORTED, NULL, "%s (%s): what job '%s' had there is gone",
 			  info->lost, info->uuid, job->rec->name);
-		job->torn = true;
+		job->life.torn = true;
 		for (uint32_t i = 0; i < job->n_units; i++)
 			job->units[i]->torn = true;
 		job_epoch_end(job, &f);

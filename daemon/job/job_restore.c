@@ -14,9 +14,9 @@ static struct region job_restore_region_of(struct job *job, const state_region *
 {
 	struct region r = REGION_NULL;
 
-	for (uint32_t i = 0; rec && i < job->n_slabs; i++)
-		if (job->slabs[i]->id == rec->slab)
-			r = (struct region){ job->slabs[i], rec->offset, rec->bytes };
+	for (uint32_t i = 0; rec && i < job->mem.n_slabs; i++)
+		if (job->mem.slabs[i]->id == rec->slab)
+			r = (struct region){ job->mem.slabs[i], rec->offset, rec->bytes };
 	return r;
 }
 
@@ -148,14 +148,14 @@ int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **
 
 	if (!job)
 		return f->code;
-	job->slabs = calloc(rec->n_slabs ? rec->n_slabs : 1, sizeof(struct slab *));
-	for (size_t i = 0; job->slabs && r == 0 && i < rec->n_slabs; i++) {
-		r = job_restore_slab(job, rec->slabs[i], fds[i], &job->slabs[i]);
-		job->n_slabs += r == 0;
+	job->mem.slabs = calloc(rec->n_slabs ? rec->n_slabs : 1, sizeof(struct slab *));
+	for (size_t i = 0; job->mem.slabs && r == 0 && i < rec->n_slabs; i++) {
+		r = job_restore_slab(job, rec->slabs[i], fds[i], &job->mem.slabs[i]);
+		job->mem.n_slabs += r == 0;
 	}
 	for (uint32_t i = 0; r == 0 && i < rec->world_size; i++)
 		r = job_restore_place(job, i);
-	if (!job->slabs || r || job_restore_charge_blobs(job) < 0)
+	if (!job->mem.slabs || r || job_restore_charge_blobs(job) < 0)
 		fault_set(f, FAULT_EXHAUSTED, NULL,
 			  "memory of job '%s' could not be taken over (%d)", rec->name, r);
 	else if (job_restore_units(job, f) == 0 && job_publish(job) < 0)

@@ -10,18 +10,18 @@
 
 void job_drop_spare(struct job *job)
 {
-	while (job->n_spare)
-		slab_unref(job->spare[--job->n_spare]);
-	free(job->spare);
-	job->spare = NULL;
+	while (job->mem.n_spare)
+		slab_unref(job->mem.spare[--job->mem.n_spare]);
+	free(job->mem.spare);
+	job->mem.spare = NULL;
 }
 
 uint64_t job_spare_bytes(const struct job *job)
 {
 	uint64_t bytes = 0;
 
-	for (unsigned i = 0; i < job->n_spare; i++)
-		bytes += job->spare[i]->bytes;
+	for (unsigned i = 0; i < job->mem.n_spare; i++)
+		bytes += job->mem.spare[i]->bytes;
 	return bytes;
 }
 
@@ -35,11 +35,11 @@ static int job_units_compare_slab(const void *a, const void *b)
 int job_add_slabs(struct job *job, struct slab *const *slabs, size_t n)
 {
 	size_t before = job->rec->n_slabs;
-	struct slab **grown = realloc(job->slabs, (job->n_slabs + n + 1) * sizeof(*grown));
+	struct slab **grown = realloc(job->mem.slabs, (job->mem.n_slabs + n + 1) * sizeof(*grown));
 
 	if (!grown)
 		return -ENOMEM;
-	job->slabs = grown;
+	job->mem.slabs = grown;
 	for (size_t i = 0; i < n; i++) {
 		if (state_job_add_slab(job->rec, slabs[i]) == 0)
 			continue;
@@ -47,8 +47,8 @@ int job_add_slabs(struct job *job, struct slab *const *slabs, size_t n)
 		return -ENOMEM;
 	}
 	for (size_t i = 0; i < n; i++)
-		job->slabs[job->n_slabs++] = slab_ref(slabs[i]);
-	qsort(job->slabs, job->n_slabs, sizeof(*job->slabs), job_units_compare_slab);
+		job->mem.slabs[job->mem.n_slabs++] = slab_ref(slabs[i]);
+	qsort(job->mem.slabs, job->mem.n_slabs, sizeof(*job->mem.slabs), job_units_compare_slab);
 	state_job_sort_slabs(job->rec);
 	return 0;
 }
@@ -73,16 +73,16 @@ void job_drop_unused_slabs(struct job *job)
 {
 	uint32_t kept = 0;
 
-	CHECK(job->n_slabs == job->rec->n_slabs);
-	for (uint32_t i = 0; i < job->n_slabs; i++) {
-		if (job_units_is_used(job, job->slabs[i])) {
-			job->slabs[kept++] = job->slabs[i];
+	CHECK(job->mem.n_slabs == job->rec->n_slabs);
+	for (uint32_t i = 0; i < job->mem.n_slabs; i++) {
+		if (job_units_is_used(job, job->mem.slabs[i])) {
+			job->mem.slabs[kept++] = job->mem.slabs[i];
 			continue;
 		}
 		state_job_drop_slab(job->rec, kept);
-		slab_unref(job->slabs[i]);
+		slab_unref(job->mem.slabs[i]);
 	}
-	job->n_slabs = kept;
+	job->mem.n_slabs = kept;
 }
 
 unsigned job_device_of(const struct job *job, uint32_t rank)
@@ -119,11 +119,11 @@ void job_units_free(struct job *job)
 	free(job->units);
 	job->units = NULL;
 	job->n_units = 0;
-	for (uint32_t i = 0; i < job->n_slabs; i++)
-		slab_unref(job->slabs[i]);
-	free(job->slabs);
-	job->slabs = NULL;
-	job->n_slabs = 0;
+	for (uint32_t i = 0; i < job->mem.n_slabs; i++)
+		slab_unref(job->mem.slabs[i]);
+	free(job->mem.slabs);
+	job->mem.slabs = NULL;
+	job->mem.n_slabs = 0;
 }
 
 static void job_units_is_that(struct slab *s, void *arg)

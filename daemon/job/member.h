@@ -113,7 +113,7 @@ struct member {
 	struct list held;       /* ops that came before their turn; owned by op/ */
 	uint32_t pending;       /* in both lists */
 	struct condition casts; /* its turn under max_inflight_gathers */
-	struct list cast_turn;  /* in job->cast_turns, while it has such */
+	struct list cast_turn;  /* in job->copies.turns, while it has such */
 	uint64_t ops_total;
 	const char *last_op; /* static string, for texts */
 	char last_unit[64];

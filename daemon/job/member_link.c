@@ -78,7 +78,7 @@ static void member_link_forget_reads(struct member *m)
 	struct job *job = m->job;
 
 	for (unsigned d = 0; d < job->node->n_devices; d++)
-		reads_forget(&job->stray[d], m->link->signals);
+		reads_forget(&job->mem.stray[d], m->link->signals);
 	for (uint32_t i = 0; i < job->n_units; i++)
 		for (unsigned d = 0; d < job->units[i]->n_parts; d++)
 			reads_forget(&job->units[i]->parts[d].reads, m->link->signals);

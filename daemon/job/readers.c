@@ -85,14 +85,14 @@ static bool readers_is_changing(const struct job *job)
 
 static bool readers_may_hold(const struct job *job)
 {
-	return job->rec->has_commit && !job->torn && !readers_is_changed(job) &&
+	return job->rec->has_commit && !job->life.torn && !readers_is_changed(job) &&
 	       !readers_is_changing(job);
 }
 
 void readers_wait_for(const struct job *job, char *buf, size_t bytes)
 {
 	buf[0] = '\0';
-	if (job->torn)
+	if (job->life.torn)
 		snprintf(buf, bytes, "job '%s', which is TORN, to be initialised and committed",
 			 job->rec->name);
 	else if (!job->rec->has_commit)
@@ -194,7 +194,7 @@ static int readers_check_hold(const struct reader *r, uint32_t hold_ms, struct f
 	if (r->state != READER_IDLE)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "this session has a hold, or waits for one: release it first");
-	if (r->job->draining || r->job->jobs->draining)
+	if (r->job->life.draining || r->job->jobs->draining)
 		return fault_set(f, FAULT_UNAVAILABLE, NULL,
 				 "job '%s' is draining: no reader may hold it", r->job->rec->name);
 	return 0;

@@ -214,11 +214,11 @@ static struct slab *registration_take_spare(struct job *job, const struct device
 {
 	uint64_t granularity = backend_info(d->backend)->granularity;
 
-	for (unsigned i = 0; i < job->n_spare; i++) {
-		struct slab *s = job->spare[i];
+	for (unsigned i = 0; i < job->mem.n_spare; i++) {
+		struct slab *s = job->mem.spare[i];
 
 		if (s->device == d && s->bytes >= bytes && s->bytes - bytes < granularity) {
-			job->spare[i] = job->spare[--job->n_spare];
+			job->mem.spare[i] = job->mem.spare[--job->mem.n_spare];
 			return s;
 		}
 	}
@@ -243,11 +243,12 @@ static int registration_reg_slab(struct registration *r, unsigned d, uint64_t by
 
 static void registration_keep_spare(struct job *job, struct slab **s)
 {
-	struct slab **grown = *s ? realloc(job->spare, (job->n_spare + 1) * sizeof(*grown)) : NULL;
+	struct slab **grown =
+		*s ? realloc(job->mem.spare, (job->mem.n_spare + 1) * sizeof(*grown)) : NULL;
 
 	if (grown) {
-		job->spare = grown;
-		job->spare[job->n_spare++] = STEAL_PTR(*s);
+		job->mem.spare = grown;
+		job->mem.spare[job->mem.n_spare++] = STEAL_PTR(*s);
 	}
 	*s = slab_unref(*s);
 }

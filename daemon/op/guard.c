@@ -2,6 +2,7 @@
 
 #include <errno.h>
 
+#include "core/check.h"
 #include "op/op.h"
 
 /* ------------------------------------------------------------------- checks */
@@ -83,6 +84,7 @@ void guard_done(struct op *op)
 		mu->added = true;
 	else if (op->move == MOVE_REDUCE || op->move == MOVE_BEGIN_BACKWARD)
 		mu->added = false;
+	CHECK(mu->pass == PASS_IDLE || m->in_pass > 0);
 	m->in_pass += (to != PASS_IDLE) - (mu->pass != PASS_IDLE);
 	mu->pass = to;
 }

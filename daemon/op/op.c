@@ -144,10 +144,13 @@ static void op_fail_now(struct op *op)
 
 void op_announce(struct op *op)
 {
+	CHECK(op->numbered && !op->announced);
 	op->state = OP_WAIT;
 	op->announced = true;
-	if (op->surrogate)
+	if (op->surrogate) {
+		CHECK(op->group->surrogates > 0);
 		op->group->surrogates--;
+	}
 	if (match_announce(&op->group->match, &op->entry) < 0) {
 		op->announced = false;
 		if (op->surrogate)
@@ -200,7 +203,7 @@ static void op_activate(struct op *op)
 	if (!op->active_us)
 		op->active_us = clock_now_us();
 	if (!op->fault.code && guard_check(op, &op->fault) == 0 &&
-	    op->type->check(op, &op->fault) == 0 && op->type->begin)
+	    (!op->type->check || op->type->check(op, &op->fault) == 0) && op->type->begin)
 		op->type->begin(op, &op->fault);
 	if (op->fault.code)
 		op_fail_now(op);
@@ -276,6 +279,7 @@ static void op_enter(struct op *op)
 {
 	struct member *m = op->m;
 
+	CHECK(!op->deps && list_empty(&op->link));
 	if (op->type->enter && !op->fault.code)
 		op->type->enter(op);
 	list_append(&m->ops, &op->link);
@@ -300,6 +304,7 @@ static bool op_hold(struct op *op)
 	struct op *other, *tmp;
 	struct list *before = &m->held;
 
+	CHECK(op->seq > m->next_seq);
 	list_for_each (other, tmp, &m->held, link) {
 		if (other->seq == op->seq)
 			return false;
@@ -468,7 +473,7 @@ int op_submit(struct member *m, const struct op_type *type, const ProtobufCMessa
 	}
 	*ret = op;
 	member_op_begun(m);
-	m->job->ops_total++;
+	m->job->ops.total++;
 	op_decode(op, request);
 	op_record_begin(op);
 	if (list_empty(&op->link)) {
@@ -490,6 +495,7 @@ struct op *op_new_surrogate(struct op *join, struct op *of)
 {
 	struct op *op = op_new(join->m, of->type);
 
+	CHECK(of->numbered && !of->surrogate && join->group == of->group);
 	if (!op)
 		return NULL;
 	op->surrogate = true;
@@ -530,7 +536,7 @@ int op_spawn(struct op *by, const struct op_type *type, void (*fill)(struct op *
 		CHECK(group_index(op->group, op->m->rank, &op->entry.index));
 	}
 	member_op_begun(op->m);
-	op->m->job->ops_total++;
+	op->m->job->ops.total++;
 	op_record_begin(op);
 	op_enter(op);
 	return 0;
@@ -565,6 +571,7 @@ void op_begin_run(struct op *op)
 
 enum res op_wait(struct op *op, struct condition *c)
 {
+	CHECK(!op->announced); /* a collective waits by its coll */
 	op->state = OP_PARKED;
 	condition_wait(c, &op->waiter);
 	return RES_WAIT;
@@ -605,8 +612,10 @@ void op_end(struct op *op)
 	list_unlink(&op->link);
 	if (op->numbered)
 		match_passed(&op->group->match, &op->entry);
-	if (op->surrogate && !op->announced)
+	if (op->surrogate && !op->announced) {
+		CHECK(op->group->surrogates > 0);
 		op->group->surrogates--;
+	}
 	if (op->type->leave && !op->surrogate)
 		op->type->leave(op);
 	op->held = member_buffer_unref(op->held);

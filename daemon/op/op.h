@@ -71,8 +71,8 @@ struct op_type {
 	void (*enter)(struct op *op);
 	/* (optional) It ends, however it does. */
 	void (*leave)(struct op *op);
-	/* Active: is it allowed in the present state? Collectives: fill op->entry.print.
-	 * Changes nothing. Return: 0 or a fault code. */
+	/* (optional, unless collective) Active: is it allowed in the present state? Collectives:
+	 * fill op->entry.print. Changes nothing. Return: 0 or a fault code. */
 	int (*check)(struct op *op, struct fault *f);
 	/* Not collective: do it, until it waits or is over; called when the op becomes active, and
 	 * again when what it waits for has changed. RES_WAIT also of one that has submitted
@@ -80,8 +80,10 @@ struct op_type {
 	enum res (*tick)(struct op *op);
 	/* Collective: the same for the ops of all ranks (work/coll.h). */
 	enum res (*coll_tick)(struct coll *c);
-	/* Build the reply of a successful op and hand it to @send. */
+	/* Build the reply of a successful op and hand it to @send. NULL: it is a @reply, a
+	 * message of nothing but OpInfo. */
 	void (*encode)(const struct op *op, op_reply_cb send, void *ctx);
+	const ProtobufCMessageDescriptor *reply;
 	/* What it does to the state of its unit, if that is guarded, or needs of it; without
 	 * a unit: of all the rank's units. decode may set op->move instead. Checked before
 	 * check, done when the op has ended well (op/guard.c). */

@@ -143,7 +143,7 @@ int op_check_not_torn(const struct op *op, struct fault *f)
 {
 	const struct job *job = op->m->job;
 
-	if (!job->torn)
+	if (!job->life.torn)
 		return 0;
 	return fault_set(
 		f, FAULT_STATE, NULL,
@@ -163,7 +163,7 @@ void op_send(const struct op *op, const ProtobufCMessage *reply, Shardd__V1__OpI
 	i.number = op->entry.number;
 	i.waited_us = (op->started_us ? op->started_us : now) - op->announced_us;
 	i.ran_us = op->started_us ? now - op->started_us : 0;
-	i.draining = op->m->job->draining || op->m->job->jobs->draining;
+	i.draining = op->m->job->life.draining || op->m->job->jobs->draining;
 	if (op->result.ready) {
 		ready.slot = op->result.queue;
 		ready.value = op->result.ready;
@@ -173,8 +173,28 @@ void op_send(const struct op *op, const ProtobufCMessage *reply, Shardd__V1__OpI
 	send(reply, ctx);
 }
 
+void op_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	const ProtobufCMessageDescriptor *d = op->type->reply;
+	struct {
+		ProtobufCMessage base;
+		Shardd__V1__OpInfo *info;
+	} reply;
+
+	if (op->type->encode) {
+		op->type->encode(op, send, ctx);
+		return;
+	}
+	CHECK(d->sizeof_message == sizeof(reply) && strcmp(d->fields[0].name, "info") == 0);
+	protobuf_c_message_init(d, &reply);
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
 void op_place(const struct op *op, Shardd__V1__Placement *place, uint8_t *handle)
 {
+	const struct region *r = &op->result.place;
+
+	CHECK(r->slab && r->offset <= r->slab->bytes && r->bytes <= r->slab->bytes - r->offset);
 	shardd__v1__placement__init(place);
 	place->slab = op->result.place.slab->id;
 	place->offset = op->result.place.offset;
@@ -203,6 +223,7 @@ enum res op_need_memory(struct op *op, uint64_t bytes, const char *what, struct 
 
 enum res op_wait_for_memory(struct op *op)
 {
+	CHECK(op->m->executing >= op->m->marking);
 	if (op->stream ? !op->m->marking : !op->m->executing)
 		return RES_DONE;
 	return op_wait(op, &op->m->job->node->changed);

@@ -43,6 +43,9 @@ int op_check_not_torn(const struct op *op, struct fault *f);
 void op_send(const struct op *op, const ProtobufCMessage *reply, Shardd__V1__OpInfo **info,
 	     op_reply_cb send, void *ctx);
 
+/* The reply of @op, which has succeeded, to @send. */
+void op_encode(const struct op *op, op_reply_cb send, void *ctx);
+
 /* The result's place, for a reply. @handle: room for BACKEND_IPC_BYTES, as long as @place. */
 void op_place(const struct op *op, Shardd__V1__Placement *place, uint8_t *handle);
 

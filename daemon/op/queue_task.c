@@ -51,6 +51,7 @@ static void queue_task_begin_watch(struct queue_task *t, uint64_t deadline_us)
 	uint64_t own = t->job->rec->op_timeout_ms, most = t->job->node->limits.op_timeout_ms;
 	uint64_t now = clock_now_us();
 
+	CHECK(list_empty(&t->link));
 	most = most ? most * 1000u : LONGEST_WAIT_US;
 	if (!deadline_us || deadline_us == UINT64_MAX)
 		deadline_us = own ? now + own * 1000u : UINT64_MAX;
@@ -79,6 +80,7 @@ void queue_task_watch(struct queue_task *t, struct node_comm *nc, uint64_t deadl
 
 void queue_task_follow(struct queue_task *t, struct backend *b)
 {
+	CHECK(t->number && t->backend == b); /* behind one in the same queue */
 	t->task.waits = NULL;
 	t->task.n_waits = 0;
 	t->task.owner = job_as_owner(t->job);

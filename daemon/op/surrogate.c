@@ -57,6 +57,7 @@ static struct op *surrogate_make(struct op *join, struct op *op)
 	if (surrogate_is_allowed(op) && surrogate_copy_owned(op, &owned) == 0)
 		surrogate = op_new_surrogate(join, op);
 	if (surrogate) {
+		CHECK(surrogate->entry.number == op->entry.number);
 		join_args(join)->surrogates++;
 		surrogate->owned = owned;
 		if (op->type->surrogate_init)
@@ -96,6 +97,7 @@ void surrogate_skip(struct group *g, uint64_t number)
 /* In texts it is the one whose ask it repeats. */
 static void surrogate_stand_in(struct op *surrogate, const struct match_entry *for_whom)
 {
+	CHECK(surrogate->surrogate && !surrogate->announced);
 	surrogate->entry.print = for_whom->print;
 	surrogate->entry.rank = for_whom->rank;
 	surrogate->entry.pid = for_whom->pid;

@@ -81,6 +81,7 @@ static void uneven_tell(struct op *join, const struct op *goes_on, const struct 
 	memset(g->untold, true, group_size(g) * sizeof(*g->untold));
 	g->n_untold = group_size(g);
 	while ((op = uneven_first_join(g))) {
+		CHECK(g->untold[op->entry.index] && g->n_untold > 0);
 		g->untold[op->entry.index] = false;
 		g->n_untold--;
 		op_cancel(op, f.code, f.text);
@@ -146,6 +147,7 @@ int uneven_told(struct op *join)
 
 	if (!uneven_check(join))
 		return 0;
+	CHECK(g->n_untold > 0);
 	g->untold[join->entry.index] = false;
 	g->n_untold--;
 	return join->fault.code;

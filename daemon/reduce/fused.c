@@ -78,12 +78,14 @@ void fused_plan(struct coll *c)
 	struct reduce_run *run = c->reduce;
 	size_t steps;
 
+	CHECK(c->gradient.fused < FUSED_BEGUN);
 	c->gradient.fused = FUSED_NOT;
 	if (!fused_is_possible(c))
 		return;
 	steps = fused_most_steps(c);
 	free(run->steps);
 	run->steps = calloc(steps ? steps : 1, sizeof(*run->steps));
+	run->step_room = (unsigned)steps;
 	if (!run->steps)
 		return;
 	if (run->launches < steps + run->spans)
@@ -97,6 +99,7 @@ void fused_begin(struct coll *c)
 {
 	if (!c->gradient.fused)
 		return;
+	CHECK(c->gradient.fused == FUSED_WANTED && c->reduce->steps);
 	if (c->unit->rec->guarded)
 		hold_drop(c->job, c->unit); /* what a policy keeps, as at a step */
 	backward_hold(c->job, c->unit);
@@ -119,6 +122,7 @@ bool fused_ready(struct coll *c, unsigned d)
 	c->gradient.fused = FUSED_STEPPED;
 	run->n_steps = (unsigned)optim_step_launches(c->unit, &c->unit->parts[d],
 						     backward_rates(c->job, c->unit), run->steps);
+	CHECK(run->n_steps <= run->step_room); /* as many as were counted when it was planned */
 	return true;
 }
 
@@ -177,6 +181,7 @@ void fused_end(struct coll *c)
 {
 	enum fused fused = c->gradient.fused;
 
+	CHECK(fused >= FUSED_BEGUN);
 	c->gradient.fused = FUSED_NOT;
 	if (fused == FUSED_STEPPED)
 		backward_stepped(c->job, c->unit, 0);

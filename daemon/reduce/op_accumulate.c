@@ -91,6 +91,7 @@ static void op_accumulate_give_back(struct accumulate *a)
 	struct member *m = a->m;
 	struct member_unit *mu = member_unit_find(m, a->unit);
 
+	CHECK(mu && a->op);
 	pool_give(&m->pool, &a->gradient);
 	if (m->state == MEMBER_JOINED && m->epoch == a->job->rec->epoch) {
 		CHECK(!mu->accumulated.slab); /* ops on it come behind this one */
@@ -113,8 +114,7 @@ static void op_accumulate_finish(struct accumulate *a, int status)
 	op_accumulate_answer(a, status);
 	op_accumulate_free(a);
 	node_wake(job->node);
-	job->running--; /* only now: those resumed may have been the last of a deleted job */
-	job_settle(job);
+	job_ran(job);
 }
 
 static void op_accumulate_on_executed(struct backend_task *task, int status)
@@ -127,6 +127,7 @@ static void op_accumulate_on_issued(struct backend_task *task, int status)
 	struct accumulate *a = CONTAINER_OF(task, struct accumulate, queue.task);
 
 	(void)status;
+	CHECK(a->op && a->marked && !a->told);
 	a->told = true;
 	member_marked(a->m, task->ready);
 	if (!a->op->stream)
@@ -146,6 +147,7 @@ static bool op_accumulate_fill_kernel(struct accumulate *a)
 	const struct unit_part *p = unit_part_on(a->unit, a->m->device);
 	void *to = region_addr(&a->sum);
 
+	CHECK(a->sum.bytes >= a->unit->layout.elements * dtype_size(a->plan.accumulate_dtype));
 	if (a->adds)
 		reduce_add_launch(a->unit, &a->plan, to, &a->from, &a->launch);
 	else if (a->included)
@@ -185,6 +187,7 @@ static int op_accumulate_place_sum(struct accumulate *a, const struct member_uni
 /* The rank's gradient and sum are the accumulation's now. */
 static void op_accumulate_take_memory(struct accumulate *a, struct member_unit *mu)
 {
+	CHECK(mu->gradient.slab && mu->gradient.bytes >= unit_gradient_bytes(a->unit));
 	a->adds = mu->accumulated.slab;
 	a->from = region_addr(&mu->gradient);
 	a->gradient = region_steal(&mu->gradient);
@@ -260,13 +263,6 @@ static enum res op_accumulate_start(struct op *op)
 	return RES_WAIT;
 }
 
-static void op_accumulate_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__AccumulateResponse reply = SHARDD__V1__ACCUMULATE_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 static int op_accumulate_begin(struct op *op, struct fault *f)
 {
 	return hold_end_use(op, false, f);
@@ -278,7 +274,7 @@ const struct op_type op_accumulate = {
 	.decode = op_accumulate_decode,
 	.check = op_accumulate_check,
 	.tick = op_accumulate_start,
-	.encode = op_accumulate_encode,
+	.reply = &shardd__v1__accumulate_response__descriptor,
 	.move = MOVE_ACCUMULATE,
 	.begin = op_accumulate_begin,
 };

@@ -97,13 +97,6 @@ static enum res op_factors_tick(struct coll *c)
 	return RES_DONE;
 }
 
-static void op_factors_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__SetFactorsResponse reply = SHARDD__V1__SET_FACTORS_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 const struct op_type op_set_factors = {
 	.name = "SetFactors",
 	.collective = true,
@@ -111,6 +104,6 @@ const struct op_type op_set_factors = {
 	.decode = op_factors_decode,
 	.check = op_factors_check,
 	.coll_tick = op_factors_tick,
-	.encode = op_factors_encode,
+	.reply = &shardd__v1__set_factors_response__descriptor,
 	.move = MOVE_NEEDS_IDLE,
 };

@@ -94,6 +94,7 @@ static bool op_reduce_in_time(const struct coll *c)
 
 static void op_reduce_done(struct coll *c)
 {
+	CHECK(!c->reduce->defer && !c->batch);
 	reduce_give_inputs(c); /* the next gradient gets its own */
 	c->unit->has_gradient = op_reduce_in_time(c) && !c->gradient.fused;
 	job_give_partials(c->job, c->unit);
@@ -106,6 +107,7 @@ static void op_reduce_done(struct coll *c)
 /* The partials stay for the next reduction. */
 static void op_reduce_deferred(struct coll *c)
 {
+	CHECK(c->reduce->defer && c->reduce->apart && !c->gradient.fused);
 	reduce_give_inputs(c);
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct region *made = &c->parts[d].scratch[REDUCE_PARTIALS];
@@ -215,6 +217,7 @@ static void op_reduce_drop_gradients(struct coll *c)
 
 		if (c->ops[i]->surrogate)
 			continue;
+		CHECK(mu && m->epoch == c->job->rec->epoch);
 		pool_give(&m->pool, &mu->gradient);
 		pool_give(&m->pool, &mu->accumulated);
 		mu->included = false;

@@ -211,7 +211,7 @@ static void op_sparse_pass_on(const struct coll *c, const struct sparse_work *w)
 	uint32_t i = sparse_args(op_sparse_first_of(c))->index, k = 0;
 
 	while (c->ops[k]->surrogate)
-		k++;
+		CHECK(++k < c->n);
 	d->untouched[i] = !w->all;
 	reduce_ddp_surrogates_passed(c, d, ddp_buckets_of(&d->ranks[k])->of[i]);
 }
@@ -314,6 +314,7 @@ void sparse_add_rows(struct coll *c, unsigned d)
 	a = sparse_rows_launch(c, d);
 	coll_launch(p, LAUNCH_ADD_ROWS, a.row_elements)->add_rows = a;
 	w->given[d] += a.n_rows;
+	CHECK(w->given[d] * sizeof(int64_t) <= p->scratch[SPARSE_ROWS].bytes);
 }
 
 /* One rank of a device after the other: entries of several may name the same row. */
@@ -336,6 +337,7 @@ static bool op_sparse_next_turn(struct coll *c)
 	bool any = false, repeats = false;
 
 	while (!any) {
+		CHECK(c->turn < c->n); /* some device has one, says op_sparse_any_left */
 		for (unsigned d = 0; d < c->n_parts; d++)
 			any = any || op_sparse_n_of(c, &c->parts[d], c->turn);
 		c->turn += !any;
@@ -551,13 +553,6 @@ static enum res op_sparse_tick(struct coll *c)
 	CHECK_NOT_REACHED();
 }
 
-static void op_sparse_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__ReduceSparseResponse reply = SHARDD__V1__REDUCE_SPARSE_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 static void op_sparse_surrogate_init(struct op *op)
 {
 	sparse_args(op)->rows = NULL;
@@ -572,7 +567,7 @@ const struct op_type op_sparse = {
 	.decode = op_sparse_decode,
 	.check = op_sparse_check,
 	.coll_tick = op_sparse_tick,
-	.encode = op_sparse_encode,
+	.reply = &shardd__v1__reduce_sparse_response__descriptor,
 	.reads_inputs = true,
 	.surrogate_init = op_sparse_surrogate_init,
 };

@@ -22,6 +22,7 @@ struct reduce_batch {
 	bool began;                                /* their streams are waited for */
 	struct launch *launches[NODE_MAX_DEVICES]; /* of all, in the present stage; owned */
 	struct launch *own[NODE_MAX_DEVICES];      /* the last one's own meanwhile */
+	unsigned own_room[NODE_MAX_DEVICES];
 	struct region sums[NODE_MAX_DEVICES];
 	enum reduce_stage then; /* where each of them goes on */
 };
@@ -45,7 +46,7 @@ static void reduce_batch_free_batch(struct reduce_batch *b, const struct coll *c
 	for (unsigned d = 0; d < ARRAY_SIZE(b->launches); d++)
 		free(b->launches[d]);
 	for (unsigned d = 0; d < c->n_parts; d++)
-		pool_give(&c->job->scratch[c->parts[d].device->index], &b->sums[d]);
+		pool_give(&c->job->mem.scratch[c->parts[d].device->index], &b->sums[d]);
 	free(b);
 }
 
@@ -58,6 +59,7 @@ static void reduce_batch_part(struct reduce_batch *b)
 	int status = b->status;
 	struct job *job = g->job;
 
+	CHECK(!b->pending && g->small_runs);
 	memcpy(colls, b->colls, n * sizeof(colls[0]));
 	reduce_batch_free_batch(b, colls[0]);
 	g->small_runs = false;
@@ -70,8 +72,7 @@ static void reduce_batch_part(struct reduce_batch *b)
 		coll_go_on(colls[i]);
 	}
 	reduce_batch_next_batch(g);
-	job->running--;
-	job_settle(job);
+	job_ran(job);
 }
 
 /* ------------------------------------------------------------------- kernels */
@@ -89,6 +90,7 @@ static void reduce_batch_arrived(struct coll *c)
 		return;
 	for (unsigned d = 0; d < last->n_parts && b->own[d]; d++) {
 		last->parts[d].launches = b->own[d];
+		last->parts[d].room = b->own_room[d];
 		b->own[d] = NULL;
 	}
 	reduce_batch_go_on(b);
@@ -107,6 +109,8 @@ static int reduce_batch_collect(struct reduce_batch *b, unsigned d)
 	if (!all)
 		return -ENOMEM;
 	b->launches[d] = all;
+	b->own_room[d] = last->room;
+	last->room = n;
 	n = 0;
 	for (unsigned i = 0; i < b->n; i++) {
 		struct coll_part *p = &b->colls[i]->parts[d];
@@ -130,11 +134,13 @@ static enum res reduce_batch_submit(struct reduce_batch *b)
 {
 	struct coll *last = reduce_batch_last_of(b);
 
+	CHECK(!b->pending && b->n > 0);
 	for (unsigned d = 0; b->status == 0 && d < last->n_parts; d++)
 		b->status = reduce_batch_collect(b, d);
 	if (b->status)
 		return RES_FAILED;
 	for (unsigned d = 0; d < last->n_parts; d++) {
+		CHECK(!b->own[d]);
 		b->own[d] = last->parts[d].launches;
 		last->parts[d].launches = b->launches[d];
 	}
@@ -217,6 +223,7 @@ static void reduce_batch_bring(const struct reduce_batch *b, struct coll *c, uns
 	char *to = region_addr(&b->sums[d]);
 	const char *from = region_addr(&p->scratch[reduce_sums(c)]);
 
+	CHECK(before + own <= all);
 	for (unsigned s = 0; s < c->unit->spread; s++)
 		coll_launch(p, LAUNCH_COPY, own * reduce_batch_element(c))->copy =
 			(struct k_copy){ .dst = to + (s * all + before) * reduce_batch_element(c),
@@ -231,7 +238,7 @@ static bool reduce_batch_take_sums(struct reduce_batch *b)
 	int r = 0;
 
 	for (unsigned d = 0; r == 0 && d < c->n_parts; d++)
-		r = pool_take(&c->job->scratch[c->parts[d].device->index], bytes, &b->sums[d]);
+		r = pool_take(&c->job->mem.scratch[c->parts[d].device->index], bytes, &b->sums[d]);
 	if (r == 0)
 		window_check(c->group->nc, BACKEND_Q_MAIN, b->sums);
 	return r == 0;
@@ -325,6 +332,7 @@ static void reduce_batch_take(struct reduce_batch *b)
 			coll_go_on(c);
 			continue;
 		}
+		CHECK(!c->batch && !c->stage_over);
 		c->batch = b;
 		c->stage_over = reduce_batch_arrived;
 		b->colls[b->n++] = c;
@@ -364,7 +372,6 @@ enum res reduce_batch_add(struct coll *c)
 	list_append(&g->small, &c->small);
 	job->running++; /* what ends meanwhile may be the last of a deleted job */
 	reduce_batch_next_batch(g);
-	job->running--;
-	job_settle(job);
+	job_ran(job);
 	return RES_WAIT;
 }

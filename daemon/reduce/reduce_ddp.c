@@ -1,5 +1,6 @@
 #include "reduce/reduce_ddp.h"
 
+#include "core/check.h"
 #include "work/coll.h"
 
 static uint32_t reduce_ddp_first_active(const struct coll *c)
@@ -7,7 +8,7 @@ static uint32_t reduce_ddp_first_active(const struct coll *c)
 	uint32_t i = 0;
 
 	while (c->ops[i]->surrogate)
-		i++;
+		CHECK(++i < c->n); /* there is none without an op of a peer */
 	return i;
 }
 
@@ -26,6 +27,7 @@ void reduce_ddp_surrogates_passed(const struct coll *c, struct ddp *d, uint32_t 
 {
 	if (bucket + 1 != ddp_buckets_of(&d->ranks[reduce_ddp_first_active(c)])->n)
 		return;
+	CHECK(c->n == group_size(d->group));
 	for (uint32_t i = 0; i < c->n; i++)
 		d->ranks[i].passes += c->ops[i]->surrogate;
 }

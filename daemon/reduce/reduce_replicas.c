@@ -69,6 +69,7 @@ static void reduce_replicas_fold_here(struct coll *c, unsigned d)
 		first += p->members[i] / run->shard_ranks < run->replica;
 		n += p->members[i] / run->shard_ranks == run->replica;
 	}
+	CHECK(first + n <= p->n && n <= run->shard_ranks);
 	if (n)
 		coll_launch(p, LAUNCH_REDUCE, c->unit->layout.elements)->reduce =
 			(struct k_reduce){ .out = to,
@@ -87,6 +88,7 @@ static char *reduce_replicas_partial(const struct coll *c, unsigned d, uint32_t 
 	const struct region *kept = &c->unit->parts[d].partials;
 	char *at = region_addr(kept->slab ? kept : &c->parts[d].scratch[REDUCE_PARTIALS]);
 
+	CHECK(replica < c->reduce->replicas);
 	return at + replica * c->reduce->stride;
 }
 

@@ -97,6 +97,7 @@ static bool reduce_run_is_surrogate(const struct coll *c, uint32_t member)
 
 static void reduce_run_take_input(struct reduce_input *in, struct member_unit *mu)
 {
+	CHECK(mu->gradient.slab || mu->accumulated.slab); /* since it was checked: its ops wait */
 	*in = (struct reduce_input){ region_steal(&mu->gradient), region_steal(&mu->accumulated),
 				     mu->included };
 	mu->included = false;
@@ -294,6 +295,7 @@ struct reduce_run *reduce_run_new(struct coll *c)
 	like.span = calloc(c->unit->rec->n_tensors, sizeof(*like.span));
 	if (!like.span)
 		return NULL;
+	CHECK(c->n % c->unit->rec->shard_ranks == 0);
 	reduce_run_measure(c, &like);
 	pointers = (size_t)like.here * c->n_parts + c->n +
 		   (size_t)like.spans * (c->n + 1 + (like.crossed ? like.here * c->n_parts : 0));
@@ -348,7 +350,7 @@ static void reduce_run_add_new(struct coll *c, unsigned d)
 			continue;
 		*new = region_addr(&in->gradient);
 		reduce_add_launch(c->unit, &c->reduce->plan, region_addr(&in->accumulated), new,
-				  &p->launches[p->n_launches++]);
+				  coll_launch(p, LAUNCH_REDUCE, 0));
 	}
 }
 
@@ -366,7 +368,7 @@ static void reduce_run_include(struct coll *c, unsigned d)
 			reduce_include_launch(c->unit, &c->unit->parts[d],
 					      &c->reduce->added[p->members[i]],
 					      reduce_run_input_of(c, p->members[i], &dtype),
-					      &p->launches[p->n_launches++]);
+					      coll_launch(p, LAUNCH_REDUCE, 0));
 }
 
 /* Those that did not accumulate, in the type of those that did. */
@@ -381,7 +383,7 @@ static void reduce_run_convert(struct coll *c, unsigned d)
 		if (!reduce_run_is_lonely(c, p->members[i]))
 			continue;
 		reduce_convert_launch(c->unit, &c->reduce->plan, at, p->inputs[i],
-				      &p->launches[p->n_launches++]);
+				      coll_launch(p, LAUNCH_CAST, 0));
 		p->inputs[i] = at;
 		at += reduce_run_rounded_up(c->unit->layout.elements * dtype_size(to));
 	}
@@ -406,6 +408,7 @@ static void reduce_run_fold_replicas(struct coll *c, unsigned d)
 							: &p->scratch[REDUCE_PARTIALS]);
 	uint32_t here = reduce_run_partials_on(c, run, d), k = p->n / here;
 
+	CHECK(here <= run->here && here * k == p->n); /* each replica is whole */
 	for (uint32_t j = 0; run->apart && j < here; j++) {
 		run->partials[d * run->here + j] = at + j * run->stride;
 		coll_launch(p, LAUNCH_REDUCE, c->unit->layout.elements)->reduce =
@@ -458,6 +461,7 @@ void reduce_by_span(struct coll *c, unsigned d, const struct k_reduce *r)
 	const void **in = c->reduce->pieces + (size_t)d * c->reduce->spans * r->k;
 	unsigned n = unit_spans(c->unit, &c->unit->parts[d], spans);
 
+	CHECK(n <= c->reduce->spans && r->k <= c->n + 1);
 	if (c->gradient.fused && !fused_ready(c, d))
 		return;
 	for (unsigned i = 0; i < n; i++, in += r->k) {
@@ -505,9 +509,10 @@ void reduce_pack(struct coll *c, unsigned d)
 	struct unit_array full = { reduce_run_address(&p->scratch[REDUCE_SUMS]), dtype };
 	struct unit_array parts = { reduce_run_address(&p->scratch[REDUCE_PACKED]), dtype };
 
-	if (parts.at)
-		p->n_launches =
-			unit_pack_launches(c->unit, UNIT_TRAINED, &parts, &full, p->launches);
+	if (!parts.at)
+		return;
+	CHECK(full.at && p->room >= c->unit->rec->n_tensors);
+	p->n_launches = unit_pack_launches(c->unit, UNIT_TRAINED, &parts, &full, p->launches);
 }
 
 unsigned reduce_sums(const struct coll *c)
@@ -551,6 +556,7 @@ void reduce_finish(struct coll *c, unsigned d)
 
 	if (run->replicas == 1 && !run->apart)
 		r.post = reduce_either(run->plan.partial, run->plan.post);
+	CHECK(p->sums && up->device == p->device);
 	p->inputs[p->n] = p->sums;
 	reduce_by_span(c, d, &r);
 }

@@ -57,7 +57,7 @@ struct reduce_run {
 	const void **added;          /* by member: what is added to what it has */
 	struct unit_run *span;       /* owned: of the part at work */
 	struct launch *steps;        /* owned: fused: the optimizer's, of the part at work */
-	unsigned n_steps;
+	unsigned n_steps, step_room;
 	const void **pieces;    /* inputs of spans: @spans * (c->n + 1) */
 	const void *partials[]; /* @here per part */
 };

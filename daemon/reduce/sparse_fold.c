@@ -71,6 +71,7 @@ static char *sparse_fold_sums(const struct coll *c, unsigned d)
 
 static char *sparse_fold_partial(const struct coll *c, unsigned d, uint32_t j)
 {
+	CHECK(j < sparse_fold_work_of(c)->here);
 	return (char *)region_addr(&c->parts[d].scratch[SPARSE_PARTIALS]) +
 	       j * sparse_fold_work_of(c)->stride;
 }

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "core/check.h"
 #include "op/op.h"
 #include "reduce/sparse.h"
 #include "work/coll.h"
@@ -34,6 +35,7 @@ static int sparse_repeats_note(struct op *op, uint32_t *slot)
 		}
 		r->at[i] = slot[row] - 1;
 	}
+	CHECK(!op->owned);
 	if (r->n_rows == n)
 		free(r);
 	else
@@ -131,6 +133,8 @@ void sparse_add_coalesced(struct coll *c, unsigned d)
 	struct sparse_work *w = c->work;
 	struct k_add_rows a = sparse_rows_launch(c, d);
 
+	CHECK(r && r->n_rows * a.row_elements * sizeof(float) <=
+			   c->parts[d].scratch[SPARSE_COALESCED].bytes);
 	a.n_rows = r->n_rows;
 	a.values = sparse_repeats_table(c, d);
 	a.dtype = DTYPE_FP32;

@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "op/op.h"
+#include "op/op_util.h"
 #include "ring/ring_impl.h"
 #include "methods.h"
 #include "rpc/codec.h"
@@ -82,7 +83,7 @@ static void ring_ops_on_done(struct op *op, void *userdata)
 	if (call->ring && op->fault.code)
 		ring_ops_post_fault(call->ring, call->tag, &op->fault);
 	else if (call->ring)
-		op->type->encode(op, ring_ops_send_reply, call);
+		op_encode(op, ring_ops_send_reply, call);
 	ring_ops_free_call(call);
 }
 

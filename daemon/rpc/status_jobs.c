@@ -214,9 +214,9 @@ static void status_jobs_fill_job(struct arena *a, const struct job *job, bool wi
 	j->lifetime = (char *)(job->rec->lifetime == JOB_KEEP ? "KEEP" : "EPHEMERAL");
 	status_jobs_fill_memory(a, job, j);
 	j->unit_count = job->n_units;
-	j->ops_total = job->ops_total;
-	j->ops_failed = job->ops_failed;
-	j->last_error = status_text(a, job->last_error);
+	j->ops_total = job->ops.total;
+	j->ops_failed = job->ops.failed;
+	j->last_error = status_text(a, job->ops.last_error);
 	j->ranks = STATUS_MESSAGES(a, job->rec->world_size, RankStatus, rank_status);
 	j->n_ranks = j->ranks ? job->rec->world_size : 0;
 	for (uint32_t r = 0; r < j->n_ranks; r++)

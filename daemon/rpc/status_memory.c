@@ -48,8 +48,8 @@ static void status_memory_add_used(const struct job *job, struct status_memory *
 			m->used[MEM_SHARD] += u->buffers[r].bytes;
 	}
 	for (unsigned d = 0; d < job->node->n_devices; d++) {
-		m->used[MEM_FULL] += job->full[d].used + job->scratch[d].used;
-		m->used[MEM_GRAD] += job->grads[d].used;
+		m->used[MEM_FULL] += job->mem.full[d].used + job->mem.scratch[d].used;
+		m->used[MEM_GRAD] += job->mem.grads[d].used;
 	}
 	for (uint32_t r = 0; r < job->rec->world_size; r++)
 		if (job->ranks[r])

@@ -181,7 +181,7 @@ static void svc_shardd_join_on_settled(struct job_waiter *w)
 	struct fault f = FAULT_NULL;
 
 	rpc_call_on_cancelled(j->call, NULL, NULL);
-	if (j->job->deleted) {
+	if (j->job->life.deleted) {
 		fault_set(&f, FAULT_NOT_FOUND, NULL, "job '%s' was deleted", j->job->rec->name);
 		rpc_call_fail(j->call, &f);
 	} else if (svc_shardd_join_now(j->call, j->job, j->request, false) == JOB_E_BUSY) {

@@ -4,6 +4,7 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "op/op.h"
+#include "op/op_util.h"
 #include "rpc/svc_impl.h"
 
 static void svc_shardd_ops_send_reply(const ProtobufCMessage *reply, void *ctx)
@@ -29,7 +30,7 @@ static void svc_shardd_ops_on_done(struct op *op, void *userdata)
 	if (op->fault.code)
 		svc_shardd_ops_fail(call, op->type, op->m, &op->fault);
 	else
-		op->type->encode(op, svc_shardd_ops_send_reply, call);
+		op_encode(op, svc_shardd_ops_send_reply, call);
 }
 
 /* The calls of a process that died are cancelled before the daemon sees its connection close. In

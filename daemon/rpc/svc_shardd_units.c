@@ -105,7 +105,7 @@ static void svc_shardd_units_registering_free(struct registering *r)
 	register_reply_deinit(&r->reply);
 	member_unref(r->m);
 	free(r);
-	if (job->deleted)
+	if (job->life.deleted)
 		job_settle(job);
 }
 

@@ -76,7 +76,7 @@ static void session_drop_member(struct session *s)
 	job = s->member->job;
 	s->member->watcher = NULL;
 	s->member = member_unref(s->member);
-	if (job->deleted)
+	if (job->life.deleted)
 		job_settle(job);
 }
 
@@ -150,7 +150,7 @@ int session_join(struct session *s, struct job *job, const struct job_joining *h
 				 "this session reads a job and cannot be a rank: open a new "
 				 "connection to join");
 	if (s->member && s->member->job != job && s->member->state != MEMBER_LEFT &&
-	    !s->member->job->deleted)
+	    !s->member->job->life.deleted)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "this session is rank %u of job '%s': leave it first",
 				 s->member->rank, s->member->job->rec->name);

@@ -24,6 +24,7 @@ struct apply_part {
 	struct backend_task task;
 	struct device_note note;
 	struct apply *apply;
+	size_t room; /* for its launches */
 };
 
 struct apply {
@@ -48,7 +49,7 @@ static void apply_free(struct apply *a)
 /* A device that failed half-way leaves parameters that nobody can go on from. */
 void apply_failed(struct job *job)
 {
-	job->torn = true;
+	job->life.torn = true;
 	for (uint32_t i = 0; i < job->n_units; i++)
 		job->units[i]->torn = true;
 }
@@ -58,6 +59,7 @@ static void apply_done(struct job *job, struct unit **units, unsigned n, int sta
 	for (unsigned i = 0; i < n; i++) {
 		struct unit *u = units[i];
 
+		CHECK(!u->gathered_ranks && !u->summoned_ranks); /* nobody has begun to read it */
 		u->version++;
 		u->has_gradient = false;
 		unit_stepped(u);
@@ -74,8 +76,7 @@ static void apply_done(struct job *job, struct unit **units, unsigned n, int sta
 	if (job->step.epoch != job->rec->epoch)
 		job_tear(job); /* a trainer died meanwhile, without a commit to cover this */
 	apply_go_on(job);
-	job->running--; /* only now: those resumed may have been the last of a deleted job */
-	job_settle(job);
+	job_ran(job);
 }
 
 static void apply_run(struct apply *a);
@@ -85,6 +86,7 @@ static void apply_on_applied(struct backend_task *task, int status)
 	struct apply *a = CONTAINER_OF(task, struct apply_part, task)->apply;
 
 	a->status = a->status ? a->status : status;
+	CHECK(a->pending > 0);
 	if (--a->pending)
 		return;
 	apply_run(a);
@@ -124,6 +126,7 @@ static bool apply_make_room(struct apply *a)
 		a->parts[d].note = (struct device_note){ .name = "Step", .job = job };
 		a->parts[d].task.sync = true;
 		a->parts[d].task.done = apply_on_applied;
+		a->parts[d].room = launches[d];
 		a->parts[d].task.launches =
 			calloc(launches[d] ? launches[d] : 1, sizeof(struct launch));
 		there = there && a->parts[d].task.launches;
@@ -165,8 +168,11 @@ static void apply_submit_parts(struct apply *a)
 	struct node *node = a->job->node;
 	unsigned n = node->n_devices;
 
-	for (unsigned d = 0; d < n; d++)
+	CHECK(!a->pending);
+	for (unsigned d = 0; d < n; d++) {
+		CHECK(a->parts[d].task.n_launches <= a->parts[d].room);
 		a->pending += a->parts[d].task.n_launches > 0;
+	}
 	if (!a->pending) {
 		const struct device *d = a->job->placed[0] ? a->job->placed[0] : &node->devices[0];
 
@@ -219,6 +225,7 @@ static void apply_take_units(struct apply *a)
 {
 	struct job *job = a->job;
 
+	CHECK(!a->n && job->step.state == JOB_STEP_APPLYING);
 	for (uint32_t i = 0; i < job->n_units; i++) {
 		CHECK(!apply_takes_part(job, job->units[i]) || !job->units[i]->gathered_ranks);
 		if (apply_takes_part(job, job->units[i]))

@@ -160,7 +160,7 @@ static void backward_arrived(struct coll *c)
 }
 
 /* A rank may have died since: then there is neither a plan nor a use for it. */
-bool backward_is_planned(const struct coll *c)
+static bool backward_is_planned(const struct coll *c)
 {
 	return backward_plan_concerns(c) && c->ops[0]->m->epoch == c->job->rec->epoch;
 }
@@ -214,6 +214,7 @@ static void backward_back_free(struct back *b)
 /* An epoch that has ended meanwhile has torn the job already, or there is no commit. */
 void backward_stepped(struct job *job, struct unit *u, int status)
 {
+	CHECK(u->step == UNIT_STEP_STEPPING);
 	u->has_gradient = false;
 	u->version++;
 	unit_stepped(u);
@@ -249,8 +250,7 @@ static void backward_back_end(struct back *b)
 	backward_stepped(job, u, b->status);
 	backward_back_free(b);
 	backward_let_go(job, u, in_time);
-	job->running--; /* only now: those resumed may have been the last of a deleted job */
-	job_settle(job);
+	job_ran(job);
 }
 
 static void backward_on_stepped(struct backend_task *task, int status)
@@ -260,6 +260,7 @@ static void backward_on_stepped(struct backend_task *task, int status)
 
 	queue_task_done(&p->queue);
 	b->status = b->status ? b->status : status;
+	CHECK(b->pending > 0);
 	if (--b->pending == 0)
 		backward_back_end(b);
 }
@@ -323,6 +324,7 @@ void backward_released(struct job *job, struct unit *u)
 		condition_signal(&u->step_done); /* ShardDone; whoever is too early waits again */
 	if (u->step != UNIT_STEP_DUE || unit_is_read(u))
 		return;
+	CHECK(u->has_gradient && !u->summoned_ranks);
 	b = backward_back_new(job, u);
 	if (!b)
 		return;

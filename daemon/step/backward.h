@@ -11,9 +11,6 @@
  * has been reduced for the last time in this pass. */
 enum res backward_prepare(struct coll *c);
 
-/* Is there anything that the plan says of the gradient of c->unit? */
-bool backward_is_planned(const struct coll *c);
-
 /* The reduced gradient is in the shards: deal with it as the plan says. A tick of its own. */
 enum res backward_arrive_tick(struct coll *c);
 

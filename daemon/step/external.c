@@ -110,6 +110,7 @@ static void external_copy_share(struct external_copy *copy, float *place,
 		struct launch *launch = &copy->launches[copy->queue.task.n_launches++];
 		uint64_t n = run->n;
 
+		CHECK(copy->queue.task.n_launches <= 2 * copy->unit->rec->n_tensors);
 		for (next = i + 1; next < s->n_runs && s->runs[next].at == run->at + n &&
 				   s->runs[next].shard == run->shard + n;
 		     next++)
@@ -123,6 +124,7 @@ static void external_copy_share(struct external_copy *copy, float *place,
 
 static void external_promise(struct coll *c)
 {
+	CHECK(!c->unit->shards_from && !c->unit->shards_left);
 	c->unit->shards_from = c->ops[0]->entry.number;
 	c->unit->shards_ready = false;
 	c->unit->shards_left = c->n;
@@ -143,6 +145,7 @@ void external_ready(struct coll *c)
 {
 	if (!c->gradient.begun)
 		external_promise(c);
+	CHECK(!c->unit->shards_ready && c->unit->shards_left == c->n);
 	c->unit->shards_ready = true;
 	condition_signal(&c->group->shard_ready);
 }
@@ -197,6 +200,7 @@ static void external_on_handed_out(struct backend_task *task, int status)
 	struct member_unit *mu = member_unit_find(op->m, copy->unit);
 
 	if (!op_told_of_end(op)) {
+		CHECK(mu->shard_state == SHARD_GOING && !mu->shard.slab);
 		mu->shard_state = status ? SHARD_COMING : SHARD_OUT;
 		if (status)
 			fault_errno(&op->fault, status, "handing out a shard");
@@ -205,8 +209,7 @@ static void external_on_handed_out(struct backend_task *task, int status)
 	}
 	external_copy_free(copy);
 	op_end(op);
-	job->running--; /* only now: the op may have been the last of a deleted job */
-	job_settle(job);
+	job_ran(job);
 }
 
 static void external_hand_out(struct op *op, struct unit *u, struct external_copy *copy)
@@ -214,6 +217,8 @@ static void external_hand_out(struct op *op, struct unit *u, struct external_cop
 	const struct external_share *s = &copy->share;
 	float *place = region_addr(&copy->place);
 
+	CHECK(copy->place.bytes >= 2 * external_array_bytes(s->elements));
+	CHECK(s->part->grads.slab && s->part->device == op->m->device);
 	member_unit_find(op->m, u)->shard_state = SHARD_GOING;
 	op_begin_run(op);
 	op->result.unit = u;
@@ -354,8 +359,8 @@ static void external_on_given_back(struct backend_task *task, int status)
 		fault_errno(&op->fault, status, "taking a shard back");
 	}
 	if (!op_told_of_end(op)) {
+		CHECK(mu->shard_state == SHARD_BACK && u->shards_left > 0);
 		mu->shard_state = SHARD_GIVEN_BACK;
-		CHECK(u->shards_left > 0);
 		u->shards_left--;
 		if (!u->shards_left && external_has_copies(u))
 			external_copies(job, u, external_unit_done);
@@ -363,8 +368,7 @@ static void external_on_given_back(struct backend_task *task, int status)
 			external_unit_done(job, u, 0);
 	}
 	op_end(op);
-	job->running--; /* only now: the op may have been the last of a deleted job */
-	job_settle(job);
+	job_ran(job);
 }
 
 /* After the streams that wrote the shard, and those that read the parameters themselves. */
@@ -389,6 +393,7 @@ static enum res external_done_start(struct op *op)
 	op->state = OP_PARKED;
 	if (!readers_let(op->m->job, &op->waiter))
 		return RES_WAIT;
+	CHECK(mu->shard_state == SHARD_OUT && mu->shard.slab); /* its session's ops wait */
 	copy = external_copy_new(op, u);
 	op_begin_run(op);
 	if (!copy || external_take_waits(copy, op) < 0) {
@@ -407,13 +412,6 @@ static enum res external_done_start(struct op *op)
 	return RES_WAIT;
 }
 
-static void external_done_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__ShardDoneResponse reply = SHARDD__V1__SHARD_DONE_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 static bool external_done_waits_for_readers(const struct op *op)
 {
 	return op->state == OP_PARKED;
@@ -425,6 +423,6 @@ const struct op_type op_shard_done = {
 	.decode = external_done_decode,
 	.check = external_done_check,
 	.tick = external_done_start,
-	.encode = external_done_encode,
+	.reply = &shardd__v1__shard_done_response__descriptor,
 	.waits_for_readers = external_done_waits_for_readers,
 };

@@ -53,13 +53,13 @@ static void external_copies_copies_free(struct copies *c)
 static void external_copies_finish(struct job *job, struct unit *u, int status,
 				   void (*done)(struct job *job, struct unit *u, int status))
 {
+	CHECK(job->step.stepping > 0);
 	unit_step_move(u, UNIT_STEP_NONE);
 	u->copies_differ = false;
 	job->step.stepping--;
 	done(job, u, status);
 	apply_go_on(job);
-	job->running--; /* only now: those resumed may have been the last of a deleted job */
-	job_settle(job);
+	job_ran(job);
 }
 
 static void external_copies_copies_end(struct copies *c, int status)
@@ -79,6 +79,7 @@ static void external_copies_on_marker(struct backend_task *task, int status)
 
 	queue_task_done(&p->queue);
 	c->status = c->status ? c->status : status;
+	CHECK(c->pending > 0);
 	if (--c->pending)
 		return;
 	if (!c->status && c->breaks != external_copies_comm_of(c)->breaks)
@@ -105,6 +106,7 @@ static void external_copies_send_out(struct copies *c, uint64_t begin, uint64_t 
 {
 	void *data[NODE_MAX_DEVICES];
 
+	CHECK(c->turn < c->u->n_parts && end <= unit_part_elements(c->u));
 	for (unsigned d = 0; d < c->u->n_parts; d++)
 		data[d] = optim_at(&c->u->parts[d].params, begin);
 	c->comm_op = (struct comm_op){ .done = external_copies_on_sent };
@@ -160,7 +162,7 @@ void external_copies(struct job *job, struct unit *u,
 {
 	struct copies *c = external_copies_copies_new(job, u);
 
-	CHECK(u->spread == 1 && external_has_copies(u));
+	CHECK(u->spread == 1 && external_has_copies(u) && !u->shards_left);
 	unit_step_move(u, UNIT_STEP_STEPPING);
 	job->step.stepping++;
 	job->running++;

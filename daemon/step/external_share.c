@@ -124,6 +124,7 @@ int external_share_init(struct external_share *s, const struct job *job, struct 
 		external_share_rank_range(job, u, index, &begin, &s->elements);
 		s->n_runs = unit_row_runs(u, s->part, begin, s->elements, s->runs);
 	}
+	CHECK(s->n_runs <= u->rec->n_tensors);
 	return 0;
 }
 

@@ -46,9 +46,11 @@ static void op_clip_value_clamp_part(struct coll *c, unsigned d)
 	for (uint32_t i = 0; i < c->job->n_units; i++) {
 		const struct unit *u = c->job->units[i];
 
-		if (shards_take_part(c, u) && u->parts[d].n)
-			coll_launch(&c->parts[d], LAUNCH_CLAMP, u->parts[d].n)->clamp =
-				(struct k_clamp){ optim_at(&u->parts[d].grads, 0), -value, value };
+		if (!shards_take_part(c, u) || !u->parts[d].n)
+			continue;
+		CHECK(u->parts[d].device == c->parts[d].device);
+		coll_launch(&c->parts[d], LAUNCH_CLAMP, u->parts[d].n)->clamp =
+			(struct k_clamp){ optim_at(&u->parts[d].grads, 0), -value, value };
 	}
 }
 
@@ -81,13 +83,6 @@ static enum res op_clip_value_tick(struct coll *c)
 	CHECK_NOT_REACHED();
 }
 
-static void op_clip_value_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__ClipGradValueResponse reply = SHARDD__V1__CLIP_GRAD_VALUE_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 const struct op_type op_clip_value = {
 	.name = "ClipGradValue",
 	.collective = true,
@@ -95,6 +90,6 @@ const struct op_type op_clip_value = {
 	.decode = op_clip_value_decode,
 	.check = op_clip_value_check,
 	.coll_tick = op_clip_value_tick,
-	.encode = op_clip_value_encode,
+	.reply = &shardd__v1__clip_grad_value_response__descriptor,
 	.move = MOVE_NEEDS_IDLE,
 };

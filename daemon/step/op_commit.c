@@ -109,7 +109,7 @@ static enum res op_commit_check_step(struct coll *c)
 			job_tear(job); /* held back while this commit might have covered it */
 		RES_TRY(coll_check_epoch(c, false));
 	}
-	if (job->torn) { /* the device failed the step */
+	if (job->life.torn) { /* the device failed the step */
 		op_device_fault(job, "the step could not be applied", c->fault);
 		fault_set(c->fault, FAULT_INTERNAL, NULL,
 			  "the step could not be applied: job '%s' is TORN", job->rec->name);
@@ -123,6 +123,7 @@ static void op_commit_store(struct coll *c)
 {
 	state_job *rec = c->job->rec;
 
+	CHECK(c->job->step.state == JOB_STEP_NONE && !c->job->step.stepping);
 	for (uint32_t i = 0; i < c->n; i++)
 		op_commit_store_blob(c->ops[i]);
 	rec->has_commit = true;
@@ -140,6 +141,7 @@ static enum res op_commit_tick(struct coll *c)
 	case COMMIT_APPLY:
 		if (op_commit_reserve_blobs(c) < 0)
 			return coll_fail(c, -ENOMEM);
+		CHECK(!c->job->step.committing);
 		c->job->step.committing = true;
 		c->stage = COMMIT_STORE;
 		RES_TRY(apply_wait(c->job, &c->waiter));
@@ -151,13 +153,6 @@ static enum res op_commit_tick(struct coll *c)
 		return RES_DONE;
 	}
 	CHECK_NOT_REACHED();
-}
-
-static void op_commit_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__CommitResponse reply = SHARDD__V1__COMMIT_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 
 static void op_commit_forget(struct op *op)
@@ -174,7 +169,7 @@ const struct op_type op_commit = {
 	.decode = op_commit_decode,
 	.check = op_commit_check,
 	.coll_tick = op_commit_tick,
-	.encode = op_commit_encode,
+	.reply = &shardd__v1__commit_response__descriptor,
 	.lasts = true,
 	.forget = op_commit_forget,
 	.move = MOVE_NEEDS_IDLE,

@@ -126,13 +126,6 @@ static enum res op_plan_tick(struct coll *c)
 	CHECK_NOT_REACHED();
 }
 
-static void op_plan_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__PlanBackwardResponse reply = SHARDD__V1__PLAN_BACKWARD_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 const struct op_type op_plan = {
 	.name = "PlanBackward",
 	.collective = true,
@@ -140,7 +133,7 @@ const struct op_type op_plan = {
 	.decode = op_plan_decode,
 	.check = op_plan_check,
 	.coll_tick = op_plan_tick,
-	.encode = op_plan_encode,
+	.reply = &shardd__v1__plan_backward_response__descriptor,
 	.move = MOVE_NEEDS_IDLE,
 	.forget = op_plan_forget,
 };

@@ -153,6 +153,7 @@ static double op_step_planned_norm(const struct coll *c)
 
 			if (!op_step_is_stepped_by_us(c, u) || !norm_counts(u, d))
 				continue;
+			CHECK(at && u->parts[d].device == c->parts[d].device);
 			for (unsigned before = 0; before < d; before++)
 				at += norm_counts(u, before) ? norm_blocks(&u->parts[before]) : 0;
 			for (size_t b = 0; b < norm_blocks(&u->parts[d]); b++)
@@ -168,7 +169,7 @@ static void op_step_drop_gradients(struct coll *c)
 	for (uint32_t i = 0; i < c->job->n_units; i++)
 		if (op_step_is_of(c, c->job->units[i]))
 			c->job->units[i]->has_gradient = false;
-	c->job->stray_gradients = true;
+	c->job->mem.stray_gradients = true;
 }
 
 /* The pass is over; work that is left is in job->step. Shards that no trainer was handed do not
@@ -231,6 +232,7 @@ static void op_step_note(struct coll *c)
 	const struct pass_plan *plan = &c->group->plan;
 	const struct op *op = c->ops[0];
 
+	CHECK(step->state == JOB_STEP_NONE && !step->stepping);
 	step->scales = plan->has_clip && clip_factor(&plan->clip, c->shards.total, &step->factor);
 	job_step_move(c->job, JOB_STEP_PREPARED);
 	step->group = c->group->id;

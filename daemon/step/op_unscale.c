@@ -50,6 +50,7 @@ static int op_unscale_check_once(const struct coll *c, struct fault *f)
 
 static void op_unscale_answer(struct coll *c)
 {
+	CHECK(!c->group->unscaled); /* checked when it began; only a collective of the group sets it */
 	c->group->unscaled = c->ops[0]->m->epoch == c->job->rec->epoch;
 	for (uint32_t i = 0; i < c->n; i++)
 		c->ops[i]->result.found_inf = c->group->found_inf;

@@ -37,6 +37,7 @@ bool shards_take_part(const struct coll *c, const struct unit *u)
 {
 	const struct op *op = c->ops[0];
 
+	CHECK(!c->unit || c->unit->rec->group == c->group->id);
 	if (c->unit)
 		return u == c->unit;
 	if (!u->has_gradient || !shards_is_asked_for(c, u))
@@ -169,6 +170,7 @@ static enum res shards_multiply(struct coll *c)
 	for (uint32_t i = shards_first_of(c); i < shards_end_of(c); i++) {
 		const struct unit *u = c->job->units[i];
 
+		CHECK(!shards_take_part(c, u) || u->n_parts == c->n_parts);
 		for (unsigned d = 0; shards_take_part(c, u) && d < c->n_parts; d++)
 			if (u->parts[d].n)
 				coll_launch(&c->parts[d], LAUNCH_UNSCALE, u->parts[d].n)->unscale =
@@ -249,6 +251,7 @@ enum res shards_norm(struct coll *c, double type)
 
 			if (!p || !norm_counts(u, (unsigned)(p - u->parts)))
 				continue;
+			CHECK(at + norm_blocks(p) <= c->shards.n_partials);
 			norm_launch(coll_launch(&c->parts[d], LAUNCH_NORM, 0), p, type,
 				    c->shards.partials + at);
 			at += norm_blocks(p);

@@ -185,6 +185,7 @@ static int convert_place_one(struct convert *v, struct changing *x)
 		state_part *rec = state_unit_add_part(&x->rec);
 		unsigned on = p->device->index;
 
+		CHECK(p->device == x->old->parts[d].device); /* a group's devices stay */
 		if (!rec)
 			return -ENOMEM;
 		for (unsigned i = 0; i < ARRAYS; i++) {
@@ -198,6 +199,7 @@ static int convert_place_one(struct convert *v, struct changing *x)
 				*at + stagger_by(p->device, bytes, STAGGER_ARRAY(i)), bytes
 			};
 			*at += bytes + convert_array_room(x->fresh, d, i);
+			CHECK(*at <= v->on[on].bytes[i > 0] && v->on[on].slabs[i > 0]);
 			if (state_region_set(convert_record_of(rec, i), convert_array_of(p, i)) < 0)
 				return -ENOMEM;
 		}
@@ -233,6 +235,8 @@ static void convert_swap_unit(struct job *job, struct changing *x)
 	state_unit *rec = u->rec;
 	state_part **parts = rec->parts;
 
+	CHECK(!u->gathered_ranks && !u->summoned_ranks && !unit_is_copying(u));
+	CHECK(fresh->n_parts == u->n_parts && x->rec.n_parts == rec->n_parts);
 	regcache_drop(job); /* a registration of the old layout must be answered with the new one */
 	full_invalidate(job, u);
 	job_give_partials(job, u); /* of an Initialise: nobody's, and of the old layout's size */
@@ -363,6 +367,7 @@ enum res convert_tick(struct coll *c)
 {
 	struct convert *v = convert_of(c);
 
+	CHECK(v->unit <= v->n);
 	switch ((enum convert_stage)v->stage) {
 	case CONVERT_NEXT:
 		if (!convert_next_array(v))

@@ -47,7 +47,7 @@ static const float *import_source_of(const struct coll *c, uint32_t i)
 	uint32_t k = 0;
 
 	while (p->members[k] != i)
-		k++;
+		CHECK(++k < p->n);
 	return p->inputs[k];
 }
 
@@ -173,6 +173,7 @@ enum res import_ready(struct coll *c)
 void import_write(struct coll *c, const float *(*source)(const struct coll *c, uint32_t i),
 		  bool packed, unsigned state)
 {
+	CHECK(c->unit->layout.ranks <= c->n && c->import.stage == 0);
 	import_note_sources(c, source);
 	c->import.packed = packed;
 	c->import.state = state;
@@ -191,6 +192,8 @@ enum res import_gather_array(struct coll *c, const struct region *const *arrays,
 		return RES_DONE;
 	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++) {
+		CHECK(c->parts[d].scratch[0].bytes >=
+		      ((frozen ? trained : 0) + count) * u->spread * sizeof(float));
 		send[d] = optim_at(arrays[d], frozen ? trained : 0);
 		recv[d] = optim_at(&c->parts[d].scratch[0], frozen ? trained * u->spread : 0);
 	}

@@ -245,6 +245,7 @@ static enum res op_all_reduce_need_scratch(struct coll *c)
 
 static enum res op_all_reduce_inside(struct coll *c, bool add)
 {
+	CHECK(c->n_parts == 1 || (c->group->nc && c->parts[0].scratch[0].slab));
 	RES_TRY(coll_need_launches(c, 1));
 	op_all_reduce_fill_inputs(c);
 	for (unsigned d = 0; d < c->n_parts; d++) {
@@ -309,13 +310,6 @@ static enum res op_all_reduce_tick(struct coll *c)
 	CHECK_NOT_REACHED();
 }
 
-static void op_all_reduce_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__AllReduceResponse reply = SHARDD__V1__ALL_REDUCE_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 const struct op_type op_all_reduce = {
 	.name = "AllReduce",
 	.collective = true,
@@ -323,6 +317,6 @@ const struct op_type op_all_reduce = {
 	.decode = op_all_reduce_decode,
 	.check = op_all_reduce_check,
 	.coll_tick = op_all_reduce_tick,
-	.encode = op_all_reduce_encode,
+	.reply = &shardd__v1__all_reduce_response__descriptor,
 	.reads_inputs = true,
 };

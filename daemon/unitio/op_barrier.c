@@ -24,13 +24,6 @@ static enum res op_barrier_tick(struct coll *c)
 	return RES_DONE;
 }
 
-static void op_barrier_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__BarrierResponse reply = SHARDD__V1__BARRIER_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 const struct op_type op_barrier = {
 	.name = "Barrier",
 	.collective = true,
@@ -39,5 +32,5 @@ const struct op_type op_barrier = {
 	.decode = op_barrier_decode,
 	.check = op_barrier_check,
 	.coll_tick = op_barrier_tick,
-	.encode = op_barrier_encode,
+	.reply = &shardd__v1__barrier_response__descriptor,
 };

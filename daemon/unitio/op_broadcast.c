@@ -119,13 +119,6 @@ static enum res op_broadcast_tick(struct coll *c)
 	CHECK_NOT_REACHED();
 }
 
-static void op_broadcast_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__BroadcastResponse reply = SHARDD__V1__BROADCAST_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 const struct op_type op_broadcast = {
 	.name = "Broadcast",
 	.collective = true,
@@ -133,6 +126,6 @@ const struct op_type op_broadcast = {
 	.decode = op_broadcast_decode,
 	.check = op_broadcast_check,
 	.coll_tick = op_broadcast_tick,
-	.encode = op_broadcast_encode,
+	.reply = &shardd__v1__broadcast_response__descriptor,
 	.reads_inputs = true,
 };

@@ -43,6 +43,8 @@ static enum res op_buffer_alloc_start(struct op *op)
 	struct region region;
 
 	RES_TRY(op_wait_for_memory(op));
+	if (op_buffer_alloc_check(op, &op->fault)) /* others came while this one waited */
+		return RES_FAILED;
 	RES_TRY(op_need_memory(op, alloc_args(op)->bytes, "a buffer", &region));
 	op_begin_run(op);
 	b = member_buffer_add(op->m, &region);
@@ -86,16 +88,10 @@ static int op_buffer_free_check(struct op *op, struct fault *f)
 
 static enum res op_buffer_free_start(struct op *op)
 {
+	CHECK(op->held && op->held->id == op->buffer);
 	op_begin_run(op);
 	member_buffer_free(op->m, op->held);
 	return RES_DONE;
-}
-
-static void op_buffer_free_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__FreeBufferResponse reply = SHARDD__V1__FREE_BUFFER_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 
 const struct op_type op_alloc_buffer = {
@@ -113,5 +109,5 @@ const struct op_type op_free_buffer = {
 	.decode = op_buffer_free_decode,
 	.check = op_buffer_free_check,
 	.tick = op_buffer_free_start,
-	.encode = op_buffer_free_encode,
+	.reply = &shardd__v1__free_buffer_response__descriptor,
 };

@@ -207,14 +207,14 @@ static void op_bytes_on_copied(struct backend_task *task, int status)
 	if (!op_told_of_end(op) && status)
 		fault_errno(&op->fault, status, "copying bytes");
 	if (op_bytes_reads_copy(op)) {
+		CHECK(op->unit->copy_reads > 0);
 		op->unit->copy_reads--;
 		job_full_unused(job, op->unit);
 	}
 	queue_task_deinit(&copy->queue);
 	free(copy);
 	op_end(op);
-	job->running--; /* only now: the op may have been the last of a deleted job */
-	job_settle(job);
+	job_ran(job);
 }
 
 /* The reply's memory, which the rank's user pays for. Return: 0 or a fault code. */
@@ -249,6 +249,7 @@ static enum res op_bytes_tick(struct op *op)
 	struct bytes_args *a = bytes_args(op);
 	struct bytes_copy *copy = calloc(1, sizeof(*copy));
 
+	CHECK(a->at && !op->owned); /* found by the check, in the same turn */
 	op_begin_run(op);
 	if (!copy)
 		fault_errno(&op->fault, -ENOMEM, "copying bytes");
@@ -281,13 +282,6 @@ static void op_bytes_read_encode(const struct op *op, op_reply_cb send, void *ct
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 
-static void op_bytes_write_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__WriteBytesResponse reply = SHARDD__V1__WRITE_BYTES_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 const struct op_type op_read_bytes = {
 	.name = "ReadBytes",
 	.request = &shardd__v1__read_bytes_request__descriptor,
@@ -305,5 +299,5 @@ const struct op_type op_write_bytes = {
 	.check = op_bytes_check,
 	.tick = op_bytes_tick,
 	.leave = op_bytes_leave,
-	.encode = op_bytes_write_encode,
+	.reply = &shardd__v1__write_bytes_response__descriptor,
 };

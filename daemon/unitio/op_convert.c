@@ -202,6 +202,7 @@ static enum res op_convert_need_memory(struct coll *c)
 {
 	int r = c->work ? 0 : convert_new(c);
 
+	CHECK(r || convert_of(c)->n == convert_args(c->ops[0])->n);
 	if (r == 0)
 		r = convert_take_slabs(c);
 	if (r == SLAB_E_LATER || (r == 0 && op_convert_is_waiting_for_copies(c)))

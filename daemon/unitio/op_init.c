@@ -120,10 +120,13 @@ static int op_init_check(struct op *op, struct fault *f)
 static const float *op_init_source_of(struct op *op)
 {
 	struct fault f = FAULT_NULL;
+	const void *at;
 
 	if (init_args(op)->data_bytes)
 		return (const float *)init_args(op)->data;
-	return (const float *)op_buffer_at(op, 0, op->unit->packed * sizeof(float), &f);
+	at = op_buffer_at(op, 0, op->unit->packed * sizeof(float), &f);
+	CHECK(at);
+	return at;
 }
 
 static struct k_copy op_init_copy_of(float *dst, const float *src)
@@ -145,7 +148,7 @@ static void op_init_job_heal(struct job *job)
 		if (job->units[i]->torn)
 			return;
 	/* what was committed belongs to parameters that are no more */
-	job->torn = false;
+	job->life.torn = false;
 	job->rec->uncommitted_steps = 0;
 	job->rec->has_commit = false;
 	job->rec->step = 0;
@@ -155,11 +158,12 @@ static enum res op_init_finish(struct coll *c)
 {
 	struct unit *u = c->unit;
 
+	CHECK(!u->rec->initialised && !u->gathered_ranks && !u->summoned_ranks);
 	u->version++;
 	u->has_gradient = false;
 	u->has_partials = false;
-	c->job->stale_partials = true;
-	c->job->stray_gradients = true;
+	c->job->mem.stale_partials = true;
+	c->job->mem.stray_gradients = true;
 	full_invalidate(c->job, u);
 	if (coll_promised(c))
 		RES_TRY(coll_check_epoch(c, false)); /* else it is as good as never initialised */
@@ -360,13 +364,6 @@ static enum res op_init_tick(struct coll *c)
 	CHECK_NOT_REACHED();
 }
 
-static void op_init_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__InitialiseResponse reply = SHARDD__V1__INITIALISE_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 const struct op_type op_init = {
 	.name = "Initialise",
 	.collective = true,
@@ -374,7 +371,7 @@ const struct op_type op_init = {
 	.decode = op_init_decode,
 	.check = op_init_check,
 	.coll_tick = op_init_tick,
-	.encode = op_init_encode,
+	.reply = &shardd__v1__initialise_response__descriptor,
 	.lasts = true,
 	.move = MOVE_NEEDS_IDLE,
 	.waits_for_readers = op_writes_params,

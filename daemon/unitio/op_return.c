@@ -117,12 +117,14 @@ static bool op_return_is_in_time(const struct coll *c, uint32_t i)
 
 static enum res op_return_take_copies(struct coll *c)
 {
+	CHECK(!c->work && c->unit->summoned_ranks > 0);
 	c->work = calloc(c->n, sizeof(struct region));
 	if (!c->work)
 		return coll_fail(c, -ENOMEM);
 	for (uint32_t i = 0; i < c->n; i++) {
 		struct member_unit *mu = member_unit_find(c->members[i], c->unit);
 
+		CHECK(mu->is_summoned && mu->summoned.slab);
 		*op_return_copy_of(c, i) = region_steal(&mu->summoned);
 	}
 	return RES_DONE;
@@ -172,6 +174,7 @@ static enum res op_return_written(struct coll *c)
 {
 	const struct op *op = c->ops[0];
 
+	CHECK(!c->unit->rec->initialised && !c->unit->gathered_ranks);
 	c->unit->version++;
 	full_invalidate(c->job, c->unit);
 	c->job->rec->uncommitted_steps++;
@@ -243,13 +246,6 @@ static enum res op_return_tick(struct coll *c)
 	CHECK_NOT_REACHED();
 }
 
-static void op_return_encode(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__ReturnFullResponse reply = SHARDD__V1__RETURN_FULL_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 const struct op_type op_return = {
 	.name = "ReturnFull",
 	.collective = true,
@@ -257,7 +253,7 @@ const struct op_type op_return = {
 	.decode = op_return_decode,
 	.check = op_return_check,
 	.coll_tick = op_return_tick,
-	.encode = op_return_encode,
+	.reply = &shardd__v1__return_full_response__descriptor,
 	.lasts = true,
 	.move = MOVE_RETURN,
 	.waits_for_readers = op_writes_params,

@@ -119,6 +119,7 @@ static void op_summon_hand_over(struct coll *c, uint32_t i)
 	struct member_unit *mu = member_unit_find(c->members[i], c->unit);
 	struct op *op = c->ops[i];
 
+	CHECK(!mu->is_summoned && !mu->summoned.slab);
 	mu->summoned = region_steal(op_summon_copy_of(c, i));
 	mu->is_summoned = true;
 	c->unit->summoned_ranks++;
@@ -130,6 +131,7 @@ static void op_summon_hand_over(struct coll *c, uint32_t i)
 /* A rank that has left the epoch gets the reason, and its copy goes back. */
 static void op_summon_hand_over_all(struct coll *c)
 {
+	CHECK(!c->unit->summoned_ranks && !c->unit->gathered_ranks);
 	c->unit->summoned_state = op_summon_state_of(c);
 	for (uint32_t i = 0; i < c->n; i++)
 		if (!op_told_of_end(c->ops[i]))
@@ -194,6 +196,7 @@ static enum res op_summon_copy_to_all(struct coll *c)
 {
 	uint64_t n = op_summon_elements_of(c), all = unit_full_elements(c->unit);
 
+	CHECK(n <= all);
 	RES_TRY(coll_need_launches(c, 2 * c->n));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		for (uint32_t k = 0; k < c->parts[d].n; k++)

@@ -114,6 +114,7 @@ static bool op_unit_buffers_adjoins(const struct coll *c, const struct stretch *
 {
 	const struct region *first = c->job->units[s->first]->buffers;
 
+	CHECK(s->bytes > 0 && first->slab);
 	for (uint32_t i = 0; i < c->n; i++)
 		if (u->buffers[i].slab != first[i].slab ||
 		    u->buffers[i].offset != first[i].offset + s->bytes)
@@ -227,13 +228,6 @@ static enum res op_unit_buffers_tick(struct coll *c)
 	CHECK_NOT_REACHED();
 }
 
-static void op_unit_buffers_encode_broadcast(const struct op *op, op_reply_cb send, void *ctx)
-{
-	Shardd__V1__BroadcastBuffersResponse reply = SHARDD__V1__BROADCAST_BUFFERS_RESPONSE__INIT;
-
-	op_send(op, &reply.base, &reply.info, send, ctx);
-}
-
 const struct op_type op_broadcast_buffers = {
 	.name = "BroadcastBuffers",
 	.collective = true,
@@ -242,6 +236,6 @@ const struct op_type op_broadcast_buffers = {
 	.decode = op_unit_buffers_decode_broadcast,
 	.check = op_unit_buffers_check_broadcast,
 	.coll_tick = op_unit_buffers_tick,
-	.encode = op_unit_buffers_encode_broadcast,
+	.reply = &shardd__v1__broadcast_buffers_response__descriptor,
 	.reads_inputs = true,
 };

@@ -24,7 +24,10 @@ static int op_verify_check(struct op *op, struct fault *f)
 
 static const char *op_verify_name_at(const struct member *m, uint32_t i)
 {
-	return i < m->n_registered ? m->job->units[m->registered[i] - 1]->rec->name : NULL;
+	if (i >= m->n_registered)
+		return NULL;
+	CHECK(m->registered[i] && m->registered[i] <= m->job->n_units);
+	return m->job->units[m->registered[i] - 1]->rec->name;
 }
 
 static void op_verify_describe(const struct member *m, uint32_t i, char *buf, size_t bytes)

@@ -26,6 +26,7 @@ void registered_tensor(const struct job *job, const struct unit *u, uint32_t i, 
 	uint32_t at = t->alias ? t->of : i, index;
 	struct unit_run run = { 0 };
 
+	CHECK(at < of->rec->n_tensors && !of->tensors[at].alias); /* resolved at registration */
 	shardd__v1__tensor_place__init(p);
 	p->unit = of->id;
 	p->offset = unit_tensor_full(of, &of->tensors[at]);

@@ -78,6 +78,7 @@ static int coll_part_fill(struct coll *c, struct coll_part *p)
 static int coll_make_parts(struct coll *c, struct group *g)
 {
 	int r = group_place(g); /* all its ranks have joined, so they are placed */
+	uint32_t placed = 0;
 
 	CHECK(r != NODE_E_LATER);
 	if (r)
@@ -92,8 +93,15 @@ static int coll_make_parts(struct coll *c, struct group *g)
 		if (coll_part_init(c, p, g->devices[c->n_parts - 1]) < 0 ||
 		    coll_part_fill(c, p) < 0)
 			return -ENOMEM;
+		placed += p->n;
 	}
+	CHECK(placed == c->n); /* each member is on one of the group's devices */
 	return 0;
+}
+
+static void coll_resume(struct waiter *p)
+{
+	coll_go_on(CONTAINER_OF(p, struct coll, waiter));
 }
 
 static struct coll *coll_new(struct group *g, struct match_entry *const *entries, uint32_t n)
@@ -115,6 +123,7 @@ static struct coll *coll_new(struct group *g, struct match_entry *const *entries
 	for (uint32_t i = 0; c->ops && c->members && i < n; i++) {
 		c->ops[i] = CONTAINER_OF(entries[i], struct op, entry);
 		c->members[i] = c->ops[i]->m;
+		CHECK(c->ops[i]->type == c->ops[0]->type && c->ops[i]->unit == c->ops[0]->unit);
 	}
 	if (!c->fault || !c->ops || !c->members || coll_make_parts(c, g) < 0) {
 		coll_free(c);
@@ -160,7 +169,7 @@ static void coll_give_scratch(struct coll *c)
 {
 	for (unsigned i = 0; i < c->n_parts; i++)
 		for (unsigned k = 0; k < ARRAY_SIZE(c->parts[i].scratch); k++)
-			pool_give(&c->job->scratch[c->parts[i].device->index],
+			pool_give(&c->job->mem.scratch[c->parts[i].device->index],
 				  &c->parts[i].scratch[k]);
 }
 
@@ -184,7 +193,9 @@ static void coll_finish(struct coll *c, const struct fault *fault)
 {
 	struct job *job = c->job;
 
+	CHECK(!c->ticking && !c->pending && !c->batch && list_empty(&c->small));
 	coll_let_go(c);
+	CHECK(job->readers.writing >= c->writes);
 	job->readers.writing -= c->writes;
 	for (uint32_t i = 0; i < c->n; i++) {
 		if (c->marked)
@@ -199,9 +210,7 @@ static void coll_finish(struct coll *c, const struct fault *fault)
 	}
 	coll_free(c);
 	node_wake(job->node); /* who waited for memory to be free of readers and writers */
-	CHECK(job->running > 0);
-	job->running--; /* only now: those resumed may have been the last of a deleted job */
-	job_settle(job);
+	job_ran(job);
 }
 
 static void coll_status_fault(const struct coll *c, int status, struct fault *f)
@@ -285,6 +294,7 @@ static void coll_on_marker_executed(struct backend_task *task, int status)
 	MAGIC_CHECK(c, COLL_MAGIC);
 	queue_task_done(&CONTAINER_OF(task, struct coll_part, queue.task)->queue);
 	c->status = c->status ? c->status : status;
+	CHECK(c->pending > 0);
 	if (--c->pending)
 		return;
 	if (c->marking)
@@ -396,11 +406,6 @@ void coll_go_on(struct coll *c)
 		coll_end(c);
 }
 
-void coll_resume(struct waiter *p)
-{
-	coll_go_on(CONTAINER_OF(p, struct coll, waiter));
-}
-
 enum res coll_wait_for_node(struct coll *c)
 {
 	condition_wait(&c->job->node->changed, &c->waiter);
@@ -454,12 +459,14 @@ static void coll_submit(struct coll *c, bool sync)
 {
 	uint64_t deadline = coll_deadline_of(c);
 
+	CHECK(!c->pending);
 	c->status = 0;
 	c->on_device = true;
 	c->pending = c->n_parts;
 	for (unsigned i = 0; i < c->n_parts; i++) {
 		struct coll_part *p = &c->parts[i];
 
+		CHECK(p->n_launches <= p->room); /* also of those who fill p->launches themselves */
 		p->queue.task = (struct backend_task){ .launches = p->launches,
 						       .n_launches = p->n_launches,
 						       .sync = sync,
@@ -507,8 +514,10 @@ struct comm *coll_between(const struct coll *c)
 
 struct launch *coll_launch(struct coll_part *p, enum launch_kind kind, uint64_t n)
 {
-	struct launch *launch = &p->launches[p->n_launches++];
+	struct launch *launch = &p->launches[p->n_launches];
 
+	CHECK(p->n_launches < p->room);
+	p->n_launches++;
 	*launch = (struct launch){ .kind = kind, .n = n };
 	return launch;
 }
@@ -532,6 +541,7 @@ uint32_t coll_index(const struct coll *c, uint32_t root)
 
 struct coll_part *coll_part(const struct coll *c, uint32_t index)
 {
+	CHECK(index < c->n);
 	return &c->parts[c->part_of[index]];
 }
 
@@ -567,12 +577,14 @@ enum res coll_need_launches(struct coll *c, size_t n)
 {
 	bool there = true;
 
+	CHECK(!c->pending); /* a device reads them */
 	for (unsigned i = 0; i < c->n_parts; i++) {
 		struct coll_part *p = &c->parts[i];
 
 		free(p->launches);
 		p->launches = calloc(n ? n : 1, sizeof(*p->launches));
 		p->n_launches = 0;
+		p->room = (unsigned)n;
 		there = there && p->launches;
 	}
 	return there ? RES_DONE : coll_fail(c, -ENOMEM);
@@ -585,7 +597,7 @@ enum res coll_need_scratch(struct coll *c, unsigned k, uint64_t bytes)
 
 	for (unsigned i = 0; r == 0 && i < c->n_parts; i++) {
 		struct coll_part *p = &c->parts[i];
-		struct pool *pool = &c->job->scratch[p->device->index];
+		struct pool *pool = &c->job->mem.scratch[p->device->index];
 
 		if (p->scratch[k].slab)
 			continue;

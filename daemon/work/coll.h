@@ -21,7 +21,7 @@ struct coll_part {
 	const void **inputs;                 /* n + 1 pointers, for kernels with several inputs */
 	const void *found[NODE_MAX_DEVICES]; /* what each device has, for such kernels */
 	struct launch *launches;             /* of the present stage */
-	unsigned n_launches;
+	unsigned n_launches, room;           /* that there are, that there can be */
 	struct queue_task queue; /* of the present stage; streams of the members: until they came */
 	bool promised;           /* there were such streams */
 	struct region scratch[COLL_SCRATCH];
@@ -154,8 +154,6 @@ enum res coll_wait_for_node(struct coll *c);
 /* What it waited for has come: tick it. With c->status (of a device or engine) or c->fault it
  * fails instead. May end it; within its own tick it goes on behind that. */
 void coll_go_on(struct coll *c);
-/* The same, for lists of those who wait. */
-void coll_resume(struct waiter *p);
 
 /* The next of the launches that there is room for. */
 struct launch *coll_launch(struct coll_part *p, enum launch_kind kind, uint64_t n);

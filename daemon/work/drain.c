@@ -21,7 +21,7 @@ struct drain_task {
 };
 
 struct drain {
-	struct list link; /* in job->drains, until gathers that were begun ahead are over */
+	struct list link; /* in job->copies.drains, until gathers that were begun ahead are over */
 	struct job *job;
 	struct waiter *waiter;
 	unsigned pending;
@@ -41,10 +41,10 @@ static void drain_end(struct drain *d)
 	struct waiter *p = d->waiter;
 	struct job *job = d->job;
 
+	CHECK(!d->pending);
 	drain_free(d);
 	p->resume(p);
-	job->running--; /* only now: it may have been the last of a deleted job */
-	job_settle(job);
+	job_ran(job);
 }
 
 /* What failed is told by what comes after it on the same device. */
@@ -54,6 +54,7 @@ static void drain_on_done(struct backend_task *task, int status)
 
 	(void)status;
 	queue_task_done(&t->queue);
+	CHECK(t->drain->pending > 0);
 	if (--t->drain->pending == 0)
 		drain_end(t->drain);
 }
@@ -102,6 +103,7 @@ static int drain_prepare(struct drain *d)
 		for (unsigned q = 0; drain_is_used(d->job, device) && q < _BACKEND_Q_N; q++) {
 			struct drain_task *t = &d->tasks[d->n++];
 
+			CHECK(d->n <= ARRAY_SIZE(d->tasks));
 			t->drain = d;
 			t->backend = device->backend;
 			queue_task_init(&t->queue, d->job);
@@ -131,7 +133,7 @@ enum res drain_wait(struct job *job, struct waiter *w)
 	bool queues = backend_info(job->node->devices[0].backend)->order != BACKEND_ORDER_NONE;
 	struct drain *d;
 
-	if (!queues && !job->ahead_casts)
+	if (!queues && !job->copies.ahead)
 		return RES_DONE;
 	d = calloc(1, sizeof(*d));
 	if (!d)
@@ -143,13 +145,13 @@ enum res drain_wait(struct job *job, struct waiter *w)
 		drain_free(d);
 		return RES_FAILED;
 	}
-	if (!job->ahead_casts && !d->n) {
+	if (!job->copies.ahead && !d->n) {
 		drain_free(d);
 		return RES_DONE;
 	}
 	job->running++;
-	if (job->ahead_casts)
-		list_append(&job->drains, &d->link);
+	if (job->copies.ahead)
+		list_append(&job->copies.drains, &d->link);
 	else
 		drain_go(d);
 	return RES_WAIT;
@@ -159,7 +161,7 @@ void drain_go_on(struct job *job)
 {
 	struct list now = LIST_INIT(now);
 
-	list_take_all(&now, &job->drains);
+	list_take_all(&now, &job->copies.drains);
 	while (!list_empty(&now)) {
 		struct drain *d = list_first(&now, struct drain, link);
 

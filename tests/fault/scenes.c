@@ -411,13 +411,13 @@ static void check_ops(struct scene *s)
 /* A drain is over when all have left; who waits for a peer does so by going. */
 static void end_drain(struct scene *s)
 {
-	for (unsigned r = 0; s->job->draining && r < s->stage->ranks; r++) {
+	for (unsigned r = 0; s->job->life.draining && r < s->stage->ranks; r++) {
 		if (is_present(s->m[r]))
 			leave(s, r);
 		if (is_present(s->m[r]))
 			lose(s, r, "goes");
 	}
-	cr_assert_not(s->job->draining);
+	cr_assert_not(s->job->life.draining);
 }
 
 /* A new epoch for all of them, in which nobody holds anything. */
@@ -452,7 +452,7 @@ static void seed_all(struct scene *s)
 static void train(struct scene *s)
 {
 	seed_all(s);
-	cr_assert_not(s->job->torn);
+	cr_assert_not(s->job->life.torn);
 	if (s->u->rec->guarded) {
 		MUST(s, ask_begin_forward);
 		MUST(s, ask_end_forward);

@@ -68,7 +68,7 @@ static void ask(struct scene *s)
 static void join_some(struct scene *s)
 {
 	for (unsigned r = 0; r < s->stage->ranks; r++)
-		if (!s->job->draining && random_below(4))
+		if (!s->job->life.draining && random_below(4))
 			(void)scene_join(s, r);
 }
 
@@ -108,13 +108,13 @@ static unsigned play(struct nodefix *n, const struct stage *stage)
 		rank = random_below(stage->ranks);
 		trace("%s rank %u", disturbance_name(d), rank);
 		done += scene_disturb(&s, d, rank);
-		gone = d == DISTURB_DELETE && s.job->deleted;
+		gone = d == DISTURB_DELETE && s.job->life.deleted;
 		if (!gone)
 			join_some(&s);
 	}
 	s.epoch = s.job->rec->epoch;
-	ops += s.job->ops_total;
-	failed += s.job->ops_failed;
+	ops += s.job->ops.total;
+	failed += s.job->ops.failed;
 	scene_end(&s, gone);
 	return done;
 }

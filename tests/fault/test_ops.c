@@ -336,12 +336,12 @@ static void check_exact(struct world *w)
 		classes += w->job->quota.by_class[c];
 	cr_assert_eq(w->job->quota.used, slabs + blobs + control_bytes(w));
 	cr_assert_eq(w->job->quota.used, classes);
-	cr_assert_eq(w->job->rec->n_slabs, w->job->n_slabs);
+	cr_assert_eq(w->job->rec->n_slabs, w->job->mem.n_slabs);
 	cr_assert_eq(w->job->rec->n_units, w->job->n_units);
 	cr_assert_eq(w->job->rec->n_groups, w->job->n_groups);
 	check_copies(w);
 	cr_assert_eq(w->job->running, 0);
-	cr_assert_eq(w->job->casts, 0);
+	cr_assert_eq(w->job->copies.casts, 0);
 	cr_assert_not(w->job->step.state == JOB_STEP_APPLYING || w->job->step.committing);
 	for (unsigned r = 0; r < RANKS; r++) {
 		cr_assert_eq(w->m[r]->pending, 0);
@@ -388,7 +388,7 @@ static void check_usable(struct world *w)
 	MUST(w, seed_rich);
 	MUST(w, seed_twice);
 	ops_check_more(w);
-	cr_assert_not(w->job->torn);
+	cr_assert_not(w->job->life.torn);
 	MUST(w, gather_cast);
 	MUST(w, gather_plain);
 	release_all(w);

@@ -189,11 +189,11 @@ static bool obey(struct scene *s, struct input *in)
 		(void)scene_disturb(s, next(in) % _DISTURB_N, rank);
 		break;
 	case JOIN:
-		if (!s->job->draining)
+		if (!s->job->life.draining)
 			(void)scene_join(s, rank);
 		break;
 	}
-	return !s->job->deleted;
+	return !s->job->life.deleted;
 }
 
 static void play(struct nodefix *n, const struct stage *stage, struct input *in)

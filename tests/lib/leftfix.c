@@ -83,9 +83,9 @@ void left_behind(struct left *l)
 	memcpy(l->params, nodefix_params(u), sizeof(l->params));
 	cr_assert_eq(state_encode(&job->rec, 1, n.node.devices[0].table->next, &l->bytes, &l->n),
 		     0);
-	CHECK(job->n_slabs <= LEFT_MAX_SLABS);
-	for (l->n_fds = 0; l->n_fds < job->n_slabs; l->n_fds++)
-		l->fds[l->n_fds] = own_fd(job->slabs[l->n_fds]->mem);
+	CHECK(job->mem.n_slabs <= LEFT_MAX_SLABS);
+	for (l->n_fds = 0; l->n_fds < job->mem.n_slabs; l->n_fds++)
+		l->fds[l->n_fds] = own_fd(job->mem.slabs[l->n_fds]->mem);
 	nodefix_end(&n);
 }
 

@@ -13,6 +13,7 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "op/op_util.h"
 
 unsigned nodefix_ended;
 
@@ -187,7 +188,7 @@ void nodefix_drop(struct nodefix *n, struct member *m, const char *why)
 			n->members[i--] = n->members[--n->n_members];
 	job_lost(m, why);
 	member_unref(m);
-	if (job->deleted)
+	if (job->life.deleted)
 		job_settle(job);
 }
 
@@ -292,7 +293,7 @@ static void on_done(struct op *op, void *userdata)
 	o->started = op->started_us;
 	o->order = nodefix_ended++;
 	if (!op->fault.code)
-		op->type->encode(op, note_reply, o);
+		op_encode(op, note_reply, o);
 }
 
 int nodefix_submit(struct nodefix *n, struct member *m, const char *type, ProtobufCMessage *msg,

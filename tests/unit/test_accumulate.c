@@ -84,7 +84,7 @@ static void refused(unsigned r, enum fault_code code, const char *words)
 
 static uint64_t scratch_used(void)
 {
-	return job->scratch[0].used;
+	return job->mem.scratch[0].used;
 }
 
 /* ------------------------------------------------------------------- memory */

@@ -229,7 +229,7 @@ APPLY_TEST(a_prepared_step_is_dropped_with_its_epoch)
 	step();
 	nodefix_drop(&n, m[1], "died");
 	cr_expect_not(job->step.state == JOB_STEP_PREPARED);
-	cr_expect_not(job->torn);
+	cr_expect_not(job->life.torn);
 	cr_expect_not(u->has_gradient);
 	cr_expect(unchanged());
 	cr_expect_eq(u->rec->optimizer->steps, 0);
@@ -251,7 +251,7 @@ APPLY_TEST(a_death_after_an_uncommitted_step_tears_the_job)
 	step();
 	NODEFIX_OK(nodefix_on_unit(&n, m[0], "Gather", u, &op[0]), &op[0]);
 	nodefix_drop(&n, m[1], "died");
-	cr_expect(job->torn);
+	cr_expect(job->life.torn);
 	rejoin();
 	cr_expect_str_eq(job_state_name(job), "TORN");
 	nodefix_on_unit(&n, m[0], "Gather", u, &op[0]);
@@ -262,7 +262,7 @@ APPLY_TEST(a_death_after_an_uncommitted_step_tears_the_job)
 	nodefix_step(&n, m[1], &op[1]);
 	expect_fault(&op[1].fault, FAULT_STATE, "is TORN");
 	seed();
-	cr_expect_not(job->torn);
+	cr_expect_not(job->life.torn);
 	cr_expect_not(job->rec->has_commit, "it belonged to other parameters");
 	cr_expect(unchanged());
 	reduce(1);
@@ -276,7 +276,7 @@ APPLY_TEST(unless_the_job_allows_it_or_there_is_nothing_to_go_back_to)
 	step();
 	NODEFIX_OK(nodefix_on_unit(&n, m[0], "Gather", u, &op[0]), &op[0]);
 	nodefix_drop(&n, m[1], "died");
-	cr_expect_not(job->torn, "there was no commit");
+	cr_expect_not(job->life.torn, "there was no commit");
 	rejoin();
 	commit(1);
 	job->rec->allow_torn = true;
@@ -284,7 +284,7 @@ APPLY_TEST(unless_the_job_allows_it_or_there_is_nothing_to_go_back_to)
 	step();
 	NODEFIX_OK(nodefix_on_unit(&n, m[0], "Gather", u, &op[0]), &op[0]);
 	nodefix_drop(&n, m[1], "died");
-	cr_expect_not(job->torn);
+	cr_expect_not(job->life.torn);
 }
 
 APPLY_TEST(a_commit_that_runs_is_not_undone_by_a_death)
@@ -302,7 +302,7 @@ APPLY_TEST(a_commit_that_runs_is_not_undone_by_a_death)
 	both_ok("Commit");
 	cr_expect_eq(job->rec->step, 2);
 	cr_expect_not(unchanged());
-	cr_expect_not(job->torn);
+	cr_expect_not(job->life.torn);
 }
 
 APPLY_TEST(a_step_that_a_read_began_to_apply_tears_the_job_if_a_rank_dies)
@@ -315,10 +315,10 @@ APPLY_TEST(a_step_that_a_read_began_to_apply_tears_the_job_if_a_rank_dies)
 	cr_expect(job->step.state == JOB_STEP_APPLYING);
 	nodefix_drop(&n, m[1], "died");
 	expect_fault(&op[0].fault, FAULT_ABORTED, "rank 1");
-	cr_expect_not(job->torn, "not yet known");
+	cr_expect_not(job->life.torn, "not yet known");
 	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_turns(&n);
-	cr_expect(job->torn);
+	cr_expect(job->life.torn);
 	cr_expect_eq(job->running, 0);
 }
 
@@ -409,11 +409,11 @@ APPLY_TEST(a_device_that_fails_the_step_tears_the_job)
 	nodefix_wait(&op[0]);
 	nodefix_wait(&op[1]);
 	expect_fault(&op[0].fault, FAULT_INTERNAL, "is TORN");
-	cr_expect(job->torn);
+	cr_expect(job->life.torn);
 	cr_expect_eq(job->rec->step, 1);
 	cr_expect_eq(job->quota.by_class[MEM_CONTROL], 21, "the old blobs");
 	seed();
-	cr_expect_not(job->torn);
+	cr_expect_not(job->life.torn);
 	reduce(1);
 	step();
 	commit(3);

@@ -205,7 +205,7 @@ Test(backward, a_unit_is_stepped_by_its_reduce)
 	cr_expect_eq(u->rec->optimizer->steps, 1);
 	cr_expect_not(u->has_gradient);
 	cr_expect_null(u->parts[0].grads.slab, "the gradient shard is given back");
-	cr_expect_eq(job->grads[0].used, 0);
+	cr_expect_eq(job->mem.grads[0].used, 0);
 	cr_expect_eq(job->quota.by_class[MEM_SHARD], held);
 	cr_expect_eq(job->rec->uncommitted_steps, 1);
 	reduce(v, 3);
@@ -384,10 +384,10 @@ Test(backward, a_clip_holds_all_until_the_step)
 	commit(1);
 	cr_expect_eq(u->rec->optimizer->steps, 1);
 	cr_expect_null(u->parts[0].grads.slab);
-	cr_expect_eq(job->grads[0].used, 0);
-	cr_expect_gt(job->grads[0].bytes, 0, "kept for the next step");
+	cr_expect_eq(job->mem.grads[0].used, 0);
+	cr_expect_gt(job->mem.grads[0].bytes, 0, "kept for the next step");
 	cr_expect_gt(job_evict(job, 1), 0, "but for nobody who needs it now");
-	cr_expect_eq(job->grads[0].bytes, 0);
+	cr_expect_eq(job->mem.grads[0].bytes, 0);
 
 	reduce(plain[0], 2);
 	reduce(plain[1], 3);
@@ -517,7 +517,7 @@ Test(backward, a_death_after_the_first_step_tears_the_job)
 	reduce(u, 2);
 	nodefix_turns(&n);
 	nodefix_drop(&n, m[1], "died");
-	cr_expect(job->torn);
+	cr_expect(job->life.torn);
 	rejoin();
 	nodefix_on_unit(&n, m[0], "Gather", u, &op[0]);
 	expect_fault(&op[0].fault, FAULT_STATE, "is TORN");
@@ -528,11 +528,11 @@ Test(backward, a_death_while_one_runs_tears_the_job)
 	commit(1);
 	submit_and_hold(u, 2);
 	nodefix_drop(&n, m[1], "died");
-	cr_expect(job->torn);
+	cr_expect(job->life.torn);
 	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_turns(&n);
 	cr_expect_eq(job->running, 0);
-	cr_expect_eq(job->grads[0].used, 0);
+	cr_expect_eq(job->mem.grads[0].used, 0);
 }
 
 Test(backward, a_death_before_it_leaves_all_as_it_was)
@@ -546,12 +546,12 @@ Test(backward, a_death_before_it_leaves_all_as_it_was)
 	reduce_more(v, 2);
 	nodefix_turns(&n);
 	nodefix_drop(&n, m[1], "died");
-	cr_expect_not(job->torn);
+	cr_expect_not(job->life.torn);
 	cr_expect_eq(u->rec->optimizer->steps, 0);
 	cr_expect_arr_eq(before, nodefix_params(u), sizeof(before));
 	rejoin();
 	nodefix_turns(&n);
-	cr_expect_eq(job->grads[0].used, 0, "gradients of that epoch are given back");
+	cr_expect_eq(job->mem.grads[0].used, 0, "gradients of that epoch are given back");
 	reduce(u, 2);
 	reduce(v, 2);
 	step();
@@ -564,7 +564,7 @@ Test(backward, a_death_while_a_reduce_steps_tears_the_job)
 	commit(1);
 	submit_fused(u, 2);
 	nodefix_drop(&n, m[1], "died");
-	cr_expect(job->torn);
+	cr_expect(job->life.torn);
 	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_turns(&n);
 	cr_expect_eq(job->running, 0);
@@ -587,7 +587,7 @@ Test(backward, a_death_before_a_reduce_steps_leaves_all_as_it_was)
 	submit_fused(u, 2);
 	cr_expect_eq(job->rec->uncommitted_steps, 0);
 	nodefix_drop(&n, m[1], "died");
-	cr_expect_not(job->torn);
+	cr_expect_not(job->life.torn);
 	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_turns(&n);
 	cr_expect_eq(job->running, 0);
@@ -611,7 +611,7 @@ Test(backward, a_step_that_outlives_its_epoch_is_not_of_the_next_pass)
 	nodefix_drop(&n, m[1], "died");
 	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_turns(&n);
-	cr_assert_not(u->step == UNIT_STEP_STEPPING || job->torn);
+	cr_assert_not(u->step == UNIT_STEP_STEPPING || job->life.torn);
 	cr_expect_eq(u->rec->optimizer->steps, 1);
 	rejoin();
 	reduce(u, 2);
@@ -629,7 +629,7 @@ Test(backward, held_gradients_go_with_their_epoch)
 	reduce(v, INFINITY);
 	cr_expect(job->groups[0]->found_inf);
 	nodefix_drop(&n, m[1], "died");
-	cr_expect_not(job->torn);
+	cr_expect_not(job->life.torn);
 	rejoin();
 	cr_expect_not(job->groups[0]->plan.set || job->groups[0]->found_inf);
 	reduce(u, 2);
@@ -647,7 +647,7 @@ Test(backward, a_device_that_fails_tears_the_job)
 	backend_fake_fail(n.node.devices[0].backend, 1, -EIO);
 	release(1, u);
 	nodefix_turns(&n);
-	cr_expect(job->torn);
+	cr_expect(job->life.torn);
 	cr_expect_not(u->step == UNIT_STEP_STEPPING);
 }
 
@@ -661,7 +661,7 @@ Test(backward, a_device_that_fails_a_reduce_that_steps_tears_the_job)
 	for (unsigned i = 0; i < 2; i++)
 		nodefix_reduce(&n, m[i], u, false, &op[i]);
 	both_fail(FAULT_INTERNAL, "Reduce");
-	cr_expect(job->torn);
+	cr_expect(job->life.torn);
 	cr_expect_not(u->step == UNIT_STEP_STEPPING || u->has_gradient);
 	cr_expect_eq(job->step.stepping, 0);
 }
@@ -679,7 +679,7 @@ Test(backward, initialise_begins_anew)
 	both_ok("Initialise");
 	nodefix_turns(&n);
 	cr_expect_eq(u->rec->optimizer->steps, 0);
-	cr_expect_eq(job->grads[0].used, 0);
+	cr_expect_eq(job->mem.grads[0].used, 0);
 	reduce(u, 2);
 	reduce(v, 3);
 	step();
@@ -758,13 +758,13 @@ Test(backward, gradient_shards_take_turns)
 	reduce_more(u, 1);
 	reduce(u, 1);
 	nodefix_turns(&n);
-	most = job->grads[0].bytes;
+	most = job->mem.grads[0].bytes;
 	cr_expect_gt(most, 0);
 	reduce_more(v, 1);
 	reduce(v, 1);
 	nodefix_turns(&n);
-	cr_expect_eq(job->grads[0].bytes, most);
-	cr_expect_eq(job->grads[0].used, 0);
+	cr_expect_eq(job->mem.grads[0].bytes, most);
+	cr_expect_eq(job->mem.grads[0].used, 0);
 	step();
 	commit(1);
 }
@@ -773,7 +773,7 @@ Test(backward, a_gradient_that_nobody_waits_for_has_no_shards)
 {
 	reduce(u, 1);
 	cr_expect_eq(u->rec->optimizer->steps, 1, "with its reduce");
-	cr_expect_eq(job->grads[0].bytes, 0);
+	cr_expect_eq(job->mem.grads[0].bytes, 0);
 }
 
 /* Pools of other jobs keep what they have while this job has something itself. */
@@ -784,9 +784,9 @@ Test(backward, what_another_job_keeps_is_there_for_who_has_nothing)
 	reduce_more(u, 1);
 	reduce(u, 1);
 	nodefix_turns(&n);
-	cr_assert_gt(job->grads[0].bytes, 0);
+	cr_assert_gt(job->mem.grads[0].bytes, 0);
 	cr_expect_gt(job_evict(other, 1), 0);
-	cr_expect_eq(job->grads[0].bytes, 0);
+	cr_expect_eq(job->mem.grads[0].bytes, 0);
 	cr_expect_eq(job_evict(other, 1), 0);
 }
 

@@ -35,6 +35,29 @@ Test(bounds, buffers_of_a_session)
 	nodefix_end(&n);
 }
 
+/* Each found room when it began to wait for memory, so that all of them got a buffer. */
+Test(bounds, buffers_that_wait_for_memory)
+{
+	struct nodefix_op a = { 0 }, b = { 0 };
+	struct nodefix n;
+	struct member *m;
+
+	nodefix_begin(&n, NULL);
+	m = nodefix_join(&n, nodefix_job(&n, "job", 1, 0), 0);
+	m->n_buffers = MEMBER_MAX_BUFFERS - 1;
+	m->executing = 1; /* a reduction that may still read the member's memory */
+	nodefix_alloc(&n, m, 1, &a);
+	nodefix_alloc(&n, m, 1, &b);
+	m->executing = 0;
+	node_wake(&n.node);
+	nodefix_ok(&a, "AllocBuffer");
+	nodefix_wait(&b);
+	expect_fault(&b.fault, FAULT_EXHAUSTED, "free one");
+	cr_expect_eq(m->n_buffers, MEMBER_MAX_BUFFERS);
+	m->n_buffers = 1;
+	nodefix_end(&n);
+}
+
 /* The count would wrap to 0 while the unit counts the rank as a holder: its end
  * found a holder too many and ended the daemon. */
 Test(bounds, gathers_of_a_unit)

@@ -226,7 +226,7 @@ static void reduce_on(unsigned devices, unsigned ranks, const unsigned *place)
 				     i);
 	}
 	for (unsigned d = 0; d < w.n.node.n_devices; d++)
-		cr_expect_eq(w.job->scratch[d].used, 0);
+		cr_expect_eq(w.job->mem.scratch[d].used, 0);
 	end(&w);
 }
 

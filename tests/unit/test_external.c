@@ -130,7 +130,7 @@ Test(external, copies_become_equal_though_a_rank_dies)
 	nodefix_drop(&n, m[1], "died");
 	engine_fake_hold(n.node.engine, false);
 	nodefix_turns(&n);
-	cr_expect_not(u->step == UNIT_STEP_STEPPING || job->torn);
+	cr_expect_not(u->step == UNIT_STEP_STEPPING || job->life.torn);
 	cr_expect(u->rec->initialised);
 	check_copies();
 	rejoin();
@@ -163,7 +163,7 @@ Test(external, a_failure_between_devices_tears_the_job)
 	engine_fake_fail(n.node.engine, 1, -EPIPE);
 	give_back(1);
 	nodefix_turns(&n);
-	cr_expect(job->torn);
+	cr_expect(job->life.torn);
 	cr_expect_not(u->step == UNIT_STEP_STEPPING);
 	cr_expect_eq(job->running, 0);
 }

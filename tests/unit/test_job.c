@@ -270,7 +270,7 @@ JOB_TEST(ranks_join_until_the_job_runs)
 	cr_expect_eq(m->epoch, 1);
 	cr_expect_eq(m->rank, 2);
 	cr_expect_eq(member_pid(m), getpid());
-	cr_expect_eq(job->idle_since_us, 0);
+	cr_expect_eq(job->life.idle_since_us, 0);
 	cr_expect_str_eq(job_state_name(job), "FORMING");
 	nodefix_join(&n, job, 0);
 	nodefix_join(&n, job, 1);
@@ -626,9 +626,9 @@ JOB_TEST(a_deleted_job_stays_as_a_zombie_while_its_memory_is_mapped)
 	cr_assert_eq(nodefix_try_join(&n, job, 0, c.proc, NULL, &m, &f), 0);
 	nodefix_register(job, nodefix_spec("u", 1000));
 	NODEFIX_OK(nodefix_alloc(&n, m, 5000, &op), &op);
-	map_all(job->slabs[0], NULL); /* but not the gradients' slab */
+	map_all(job->mem.slabs[0], NULL); /* but not the gradients' slab */
 	pool_each_slab(&m->pool, map_all, NULL);
-	grads = job->slabs[1]->bytes;
+	grads = job->mem.slabs[1]->bytes;
 	held = job->quota.used;
 	cr_assert_eq(job_delete(job, true, NULL, &f), 0);
 	nodefix_drop(&n, m, "is gone");
@@ -690,6 +690,6 @@ JOB_TEST(a_refusal_for_want_of_memory_says_who_has_it)
 	expect_fault(&op.fault, FAULT_EXHAUSTED,
 		     "job 'a' holds 2097152 bytes (shard 0, full 0, "
 		     "grad 2097152, control 0) of its 3145728");
-	cr_expect_eq(job->ops_failed, 1);
-	cr_expect(strstr(job->last_error, "RESOURCE_EXHAUSTED"));
+	cr_expect_eq(job->ops.failed, 1);
+	cr_expect(strstr(job->ops.last_error, "RESOURCE_EXHAUSTED"));
 }

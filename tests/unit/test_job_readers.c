@@ -421,7 +421,7 @@ Test(job_readers, keep_a_commit_waiting_whose_rank_dies)
 	nodefix_wait(&op[0]);
 	nodefix_wait(&op[1]);
 	cr_assert_eq(op[0].fault.code, FAULT_ABORTED, "%s", op[0].fault.text);
-	cr_assert(holds(&a) && !job->torn && job->rec->step == 0);
+	cr_assert(holds(&a) && !job->life.torn && job->rec->step == 0);
 	cr_assert_eq(nodefix_params(u)[3], before);
 	cr_assert_eq(nodefix_try_join(&n, job, 0, NULL, m[0], &again, &f), 0, "%s", f.text);
 	released(&a);

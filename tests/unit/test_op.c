@@ -157,7 +157,7 @@ OP_TEST(ops_that_share_nothing_run_side_by_side)
 	cr_expect_str_eq(waits_for(&ra), "1 earlier ops of this session");
 	nodefix_ok(&grad, "GradientBuffer"); /* another part of the unit */
 	nodefix_ok(&mem, "AllocBuffer");
-	cr_expect_eq(job->casts, 2);
+	cr_expect_eq(job->copies.casts, 2);
 	backend_fake_release(n.node.devices[0].backend, true); /* b's cast ends first */
 	nodefix_wait(&ra);
 	cr_expect_lt(gb.order, ga.order);

@@ -332,7 +332,7 @@ AHEAD_TEST(never_more_than_max_inflight_gathers, begin_cast)
 	nodefix_wait(&op[0]);
 	cr_expect_eq(m[0]->ahead.started + m[0]->ahead.skipped, 3);
 	cr_expect_eq(m[0]->ahead.skipped, 1);
-	cr_expect_leq(job->casts, 2);
+	cr_expect_leq(job->copies.casts, 2);
 }
 
 /* 2 MiB a copy, room for one: what was begun ahead goes for what is asked for, and nothing is
@@ -368,11 +368,11 @@ AHEAD_TEST(one_that_fails_ends_no_op, begin_cast)
 	backend_fake_release(n.node.devices[0].backend, false);
 	nodefix_turns(&n);
 	nodefix_ok(&op[0], "BeginPass");
-	cr_expect_eq(job->ahead_casts, 1);
+	cr_expect_eq(job->copies.ahead, 1);
 	backend_fake_fail(n.node.devices[0].backend, 1, -EIO);
 	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_turns(&n);
-	cr_expect_eq(job->ahead_casts, 0);
+	cr_expect_eq(job->copies.ahead, 0);
 	NODEFIX_OK(submit_pass("BeginPass", 0, 1, F, &op[1]), &op[1]);
 	cr_expect_eq(u[1]->full_version, u[1]->version);
 }
@@ -398,7 +398,7 @@ AHEAD_TEST(a_step_waits_for_what_is_under_way, begin_cast)
 	nodefix_ok(&op[0], "BeginPass");
 	NODEFIX_OK(submit_pass("EndPass", 0, 0, F, &op[0]), &op[0]);
 	NODEFIX_OK(nodefix_step(&n, m[0], &op[0]), &op[0]);
-	cr_expect_eq(job->ahead_casts, 1);
+	cr_expect_eq(job->copies.ahead, 1);
 	submitted = b->submitted;
 	nodefix_commit(&n, m[0], 1, 0, &op[1]);
 	nodefix_turns(&n);

@@ -120,8 +120,8 @@ static void every_way(unsigned devices)
 			nodefix_ok(&x.op[k], "ConvertUnits");
 		expect_params(&x);
 		cr_expect_eq(x.u->rec->layout, way[i].layout);
-		cr_expect_eq(x.job->n_slabs, x.job->rec->n_slabs);
-		cr_expect_eq(x.job->n_slabs, 2 * devices, "the old ones are gone");
+		cr_expect_eq(x.job->mem.n_slabs, x.job->rec->n_slabs);
+		cr_expect_eq(x.job->mem.n_slabs, 2 * devices, "the old ones are gone");
 		cr_assert_eq(state_encode(&x.job->rec, 1, x.n.node.devices[0].table->next, &bytes,
 					  &n),
 			     0);
@@ -307,7 +307,7 @@ Test(op_convert, a_unit_that_shares_its_memory)
 			nodefix_submit(&x.n, x.m[i], "ConvertUnits", &r.base, &x.op[i]);
 		for (unsigned i = 0; i < RANKS; i++)
 			nodefix_ok(&x.op[i], "ConvertUnits");
-		cr_expect_eq(x.job->n_slabs, 6); /* two more; then two more and two less */
+		cr_expect_eq(x.job->mem.n_slabs, 6); /* two more; then two more and two less */
 	}
 	nodefix_end(&x.n);
 }

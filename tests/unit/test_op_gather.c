@@ -129,12 +129,12 @@ GATHER_TEST(a_released_copy_is_kept_until_the_parameters_change)
 
 	gather(m[0], u, &op[0]);
 	release(m[0], u, &op[1]);
-	cr_expect_not(list_empty(&job->idle_full));
+	cr_expect_not(list_empty(&job->copies.idle));
 	submitted = n.node.devices[0].backend->submitted;
 	gather(m[1], u, &op[1]);
 	cr_expect_not(op[1].result.copied);
 	cr_expect_eq(n.node.devices[0].backend->submitted, submitted);
-	cr_expect(list_empty(&job->idle_full));
+	cr_expect(list_empty(&job->copies.idle));
 	release(m[1], u, &op[1]);
 	for (unsigned i = 0; i < 2; i++)
 		nodefix_seed(&n, m[i], u, 2, &op[i]);
@@ -212,14 +212,14 @@ GATHER_TEST(so_many_casts_run_at_once)
 	for (unsigned i = 0; i < 4; i++)
 		nodefix_on_unit(&n, m[0], "Gather", u[i], &op[i]);
 	nodefix_on_unit(&n, m[1], "Gather", u[3], &op[4]);
-	cr_expect_eq(job->casts, 2);
+	cr_expect_eq(job->copies.casts, 2);
 	cr_expect_eq(op[1].op->state, OP_RUN);
 	cr_expect_eq(op[2].op->state, OP_PARKED);
 	cr_expect_eq(op[3].op->state, OP_PARKED);
 	backend_fake_release(n.node.devices[0].backend, false);
 	nodefix_turns(&n);
 	cr_expect(op[0].over && op[1].over);
-	cr_expect_eq(job->casts, 2, "the next two");
+	cr_expect_eq(job->copies.casts, 2, "the next two");
 	cr_expect_eq(op[4].op->state, OP_RUN, "of the other rank, whose turn it is");
 	cr_expect_eq(op[3].op->state, OP_PARKED);
 	backend_fake_hold(n.node.devices[0].backend, false);
@@ -227,7 +227,7 @@ GATHER_TEST(so_many_casts_run_at_once)
 		nodefix_ok(&op[i], "Gather");
 	cr_expect(op[4].result.copied);
 	cr_expect_not(op[3].result.copied);
-	cr_expect_eq(job->casts, 0);
+	cr_expect_eq(job->copies.casts, 0);
 }
 
 /* The first rank asks for six units before the second asks for two: the second waits for its
@@ -280,8 +280,8 @@ GATHER_TEST(one_that_is_cancelled_or_dies_loses_its_turn)
 	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_turns(&n);
 	expect_fault(&op[3].fault, FAULT_ABORTED, "");
-	cr_expect_eq(job->casts, 0);
-	cr_expect(list_empty(&job->cast_turns));
+	cr_expect_eq(job->copies.casts, 0);
+	cr_expect(list_empty(&job->copies.turns));
 }
 
 /* --------------------------------------------------------------- what goes wrong */

@@ -161,7 +161,7 @@ ONE_RANK(a_step_of_training)
 		cr_expect_not(did_end(m[0], u, B, true));
 		cr_expect_eq(state_of(0, u), PASS_IDLE);
 		cr_expect_eq(m[0]->in_pass, 0);
-		cr_expect_eq(job->full[0].used, 0);
+		cr_expect_eq(job->mem.full[0].used, 0);
 		stepped(1, step);
 	}
 }
@@ -603,7 +603,7 @@ TWO_RANKS(a_copy_waits_for_the_rank_that_is_behind)
 	did_begin(m[0], u, F);
 	did_end(m[0], u, F, false);
 	cr_expect(unit_has_copy(u), "rank 1 is to come");
-	cr_expect_not(list_empty(&job->idle_full), "but it would make room");
+	cr_expect_not(list_empty(&job->copies.idle), "but it would make room");
 	did_begin(m[1], u, F);
 	cr_expect_not(op[3].result.copied);
 	did_end(m[1], u, F, false);

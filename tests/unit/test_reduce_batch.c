@@ -132,7 +132,7 @@ static unsigned gradients(unsigned devices, unsigned ranks, uint64_t batch, floa
 			ret += p->n;
 		}
 	for (unsigned d = 0; d < w.n.node.n_devices; d++)
-		cr_expect_eq(w.job->scratch[d].used, 0);
+		cr_expect_eq(w.job->mem.scratch[d].used, 0);
 	nodefix_end(&w.n);
 	return tasks;
 }

@@ -58,7 +58,7 @@ static void expect_nothing(struct fixture *x, enum fault_code code, const char *
 	cr_expect_eq(x->job->n_units, 0);
 	cr_expect_eq(x->job->rec->n_units, 0);
 	cr_expect_eq(x->job->rec->n_slabs, 0);
-	cr_expect_eq(x->job->n_slabs, 0);
+	cr_expect_eq(x->job->mem.n_slabs, 0);
 	cr_expect_eq(x->job->quota.used, 0);
 	cr_expect_eq(x->n.node.devices[0].quota.used, 0);
 	cr_expect_eq(x->charged, 77);
@@ -93,7 +93,7 @@ Test(registration, large_arrays_begin_apart)
 	}
 	cr_expect_geq(p->state1.offset, p->grads.offset + bytes);
 	cr_expect_geq(p->state2.offset, p->state1.offset + bytes);
-	cr_expect_eq(x.charged, x.job->slabs[0]->bytes + x.job->slabs[1]->bytes);
+	cr_expect_eq(x.charged, x.job->mem.slabs[0]->bytes + x.job->mem.slabs[1]->bytes);
 	teardown(&x);
 }
 
@@ -106,23 +106,23 @@ Test(registration, units_lie_side_by_side_and_are_charged_exactly)
 	fresh_specs(&x);
 	cr_assert_eq(reg(&x), 0, "%s", x.f.text);
 	cr_expect_eq(x.job->n_units, UNITS);
-	cr_expect_eq(x.job->n_slabs, 2);
+	cr_expect_eq(x.job->mem.n_slabs, 2);
 	for (unsigned i = 0; i < UNITS; i++) {
 		struct unit *u = job_unit_by_id(x.job, i + 1);
 
 		cr_expect_eq(x.ids[i], i + 1);
 		cr_expect_null(x.specs[i], "the job's now");
-		cr_expect_eq(u->parts[0].params.slab, x.job->slabs[0]);
-		cr_expect_eq(u->parts[0].grads.slab, x.job->slabs[1]);
+		cr_expect_eq(u->parts[0].params.slab, x.job->mem.slabs[0]);
+		cr_expect_eq(u->parts[0].grads.slab, x.job->mem.slabs[1]);
 		cr_expect_eq(u->parts[0].params.offset % POOL_ALIGN, 0);
 		cr_expect_eq(u->rec->parts[0]->params->offset, u->parts[0].params.offset);
-		cr_expect_eq(u->rec->parts[0]->params->slab, x.job->slabs[0]->id);
+		cr_expect_eq(u->rec->parts[0]->params->slab, x.job->mem.slabs[0]->id);
 		cr_expect_eq(u->rec->pre_divide, 2, "of 4 ranks");
 		cr_expect_eq(u->rec->post_divide, 2);
 		sum += unit_shard_bytes(u);
 	}
 	cr_expect_eq(x.charged, x.job->quota.used);
-	cr_expect_eq(x.charged, x.job->slabs[0]->bytes + x.job->slabs[1]->bytes);
+	cr_expect_eq(x.charged, x.job->mem.slabs[0]->bytes + x.job->mem.slabs[1]->bytes);
 	cr_expect_geq(x.charged, sum);
 	cr_expect_lt(x.charged, sum + 2 * 4096, "rounded up to pages, twice");
 	cr_expect_null(job_unit_by_id(x.job, 0));
@@ -163,7 +163,7 @@ Test(registration, new_units_may_come_along_with_old_ones)
 	cr_expect(x.specs[2]);
 	cr_expect_eq(x.ids[0], 2);
 	cr_expect_eq(x.ids[3], 4);
-	cr_expect_eq(x.job->n_slabs, 4);
+	cr_expect_eq(x.job->mem.n_slabs, 4);
 	teardown(&x);
 }
 
@@ -281,7 +281,7 @@ static void wait_for_memory(struct fixture *x)
 	fresh_specs(x);
 	backend_fake_fail(x->n.node.devices[0].backend, 2, BACKEND_E_LATER);
 	cr_assert_eq(reg(x), JOB_E_LATER);
-	cr_assert_eq(x->job->n_spare, 1);
+	cr_assert_eq(x->job->mem.n_spare, 1);
 	cr_assert_gt(x->job->quota.used, 0);
 }
 
@@ -294,7 +294,7 @@ Test(registration, what_was_made_for_one_that_waits_is_taken_by_the_next_try)
 	wait_for_memory(&x);
 	spare = x.job->quota.used;
 	cr_assert_eq(reg(&x), 0, "%s", x.f.text);
-	cr_expect_eq(x.job->n_spare, 0);
+	cr_expect_eq(x.job->mem.n_spare, 0);
 	cr_expect_eq(x.charged, x.job->quota.used, "what was spare counts for this one");
 	cr_expect_gt(x.charged, spare);
 	teardown(&x);
@@ -310,7 +310,7 @@ Test(registration, what_was_made_for_one_that_waits_goes_back_with_its_epoch)
 	nodefix_join(&x.n, x.job, 1);
 	wait_for_memory(&x);
 	nodefix_drop(&x.n, m, "is gone");
-	cr_expect_eq(x.job->n_spare, 0);
+	cr_expect_eq(x.job->mem.n_spare, 0);
 	cr_expect_eq(x.job->quota.used, 0);
 	cr_expect_eq(x.n.node.devices[0].quota.used, 0);
 	teardown(&x);
@@ -325,7 +325,7 @@ Test(registration, what_was_made_for_one_that_waits_goes_back_when_it_is_refused
 	fresh_specs(&x);
 	x.specs[1]->group = 7;
 	cr_expect_eq(reg(&x), FAULT_INVALID);
-	cr_expect_eq(x.job->n_spare, 0);
+	cr_expect_eq(x.job->mem.n_spare, 0);
 	expect_nothing(&x, FAULT_INVALID, "group 7 is out of range");
 	teardown(&x);
 }

@@ -37,7 +37,7 @@ Test(state, a_job_goes_on_in_the_next_daemon)
 	cr_expect_eq(job->n_groups, 2);
 	cr_expect_eq(u->rec->optimizer->steps, 1);
 	cr_expect_arr_eq(nodefix_params(u), l.params, sizeof(l.params));
-	cr_expect_not(job->torn);
+	cr_expect_not(job->life.torn);
 	m[0] = nodefix_join(&n, job, 0);
 	m[1] = nodefix_join(&n, job, 1);
 	left_train(&n, m, u, 6);
@@ -102,7 +102,7 @@ Test(state, a_step_that_was_not_committed_is_not_forgotten)
 	cr_assert_eq(job_restore(&n.jobs, all->jobs[0], l.fds, &job, &f), 0, "%s", f.text);
 	all->jobs[0] = NULL;
 	state_free(all);
-	cr_expect(job->torn);
+	cr_expect(job->life.torn);
 	left_forget(&l);
 	nodefix_end(&n);
 }

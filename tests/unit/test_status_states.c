@@ -39,12 +39,12 @@ Test(status_states, of_a_job)
 	job.present = job.joined = 2;
 	cr_expect_eq(STATE(job_state, job_state_name(&job)),
 		     SHARDD__V1__JOB_STATE__JOB_STATE_RUNNING);
-	job.torn = true;
+	job.life.torn = true;
 	cr_expect_eq(STATE(job_state, job_state_name(&job)), SHARDD__V1__JOB_STATE__JOB_STATE_TORN);
-	job.draining = true;
+	job.life.draining = true;
 	cr_expect_eq(STATE(job_state, job_state_name(&job)),
 		     SHARDD__V1__JOB_STATE__JOB_STATE_DRAINING);
-	job.deleted = true;
+	job.life.deleted = true;
 	cr_expect_eq(STATE(job_state, job_state_name(&job)),
 		     SHARDD__V1__JOB_STATE__JOB_STATE_DELETED);
 }

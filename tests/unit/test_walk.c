@@ -113,7 +113,7 @@ static void on_settled(struct job_waiter *waiter)
 {
 	struct late *l = CONTAINER_OF(waiter, struct late, waiter);
 
-	if (!l->job->deleted && try_join(l->w, l->job, l->j, l->rank) == JOB_E_BUSY) {
+	if (!l->job->life.deleted && try_join(l->w, l->job, l->j, l->rank) == JOB_E_BUSY) {
 		job_wait_settled(l->job, &l->waiter);
 		return;
 	}
@@ -174,7 +174,7 @@ static void submit(struct walk *w, struct seat *s)
 	struct member *m = s->m;
 	struct unit *u;
 
-	if (!m || m->job->deleted || !m->job->n_units || w->n_ops == OPS)
+	if (!m || m->job->life.deleted || !m->job->n_units || w->n_ops == OPS)
 		return;
 	w->n_ops++;
 	u = job_unit_by_id(m->job, 1 + pick(w, m->job->n_units));
