@@ -25,7 +25,7 @@ from ..unit import Unit
 from . import _device, _mesh
 from ._progress import Bar
 from ._session import session_for
-from ._unit import NO_TASK, ShardedUnit
+from ._unit import NO_TASK, Call, ShardedUnit
 
 _roots: weakref.WeakKeyDictionary[Client, int] = weakref.WeakKeyDictionary()
 
@@ -85,6 +85,7 @@ class Tree:
                 raise FailedPrecondition(
                     f"unit '{unit.name}' was used before the module around it was wrapped: call "
                     "fully_shard or replicate on all modules before the first forward")
+            unit.below = [u for u in units_of(unit.module) if u is not unit and u.trained]
             unit.tree, unit.name = self, prefix + (names[id(unit.module)] or "root") + unit.bucket
 
     def _one_mesh(self, units: list[ShardedUnit]) -> _mesh.Mesh | None:
@@ -224,7 +225,7 @@ class Tree:
         if not (self._adds_up or self._steps_here):  # else what was reduced is still to be taken
             self._tickets.clear()
         for unit in self.units:
-            unit.in_backward = False
+            unit.end_backward()
             unit.forget_gradients()
             unit.release()
 
@@ -288,6 +289,7 @@ class Tree:
         for unit in self.units:
             unit.arrived.clear()
             unit.promised.clear()
+            unit.inside.clear()
             unit.task = NO_TASK
 
     @property
@@ -298,10 +300,15 @@ class Tree:
     def _steps_here(self) -> bool:
         return getattr(self.optimizer, "steps_here", False)
 
-    def pre_backward(self, unit: ShardedUnit) -> None:
+    @property
+    def _steps_in_backward(self) -> bool:
+        return getattr(self.optimizer, "in_backward", False)
+
+    def pre_backward(self, unit: ShardedUnit, call: Call | None = None) -> None:
         """@unit's parameters are about to be needed: also by its modules, where a part of its
-        forward is computed again."""
+        forward is computed again. @call: the forward, of a unit with frozen parameters."""
         self.begin_backward()
+        unit.enter(call)
         if self._steps_here and any(u is unit for u, _ in self._tickets):
             self._take_done(unit)
         unit.in_backward, unit.task = True, torch._C._current_graph_task_id()
@@ -317,15 +324,27 @@ class Tree:
         if unit.task not in (NO_TASK, torch._C._current_graph_task_id()):
             return  # of a part that is computed again, by a backward in the unit's: more may come
         unit.arrived.add(index)
-        if len(unit.arrived) == len(unit.trained):
-            self._complete(unit)
+        if unit.complete:
+            self._came(unit)
 
-    def _complete(self, unit: ShardedUnit) -> None:
-        unit.in_backward = False
-        self._let_go(unit)
+    def input_gradient(self, unit: ShardedUnit, call: Call) -> None:
+        """The gradient of an input of @call, a forward of @unit, is there."""
+        if self.backward:
+            unit.leave(call)
+            self._came(unit)
+
+    def _came(self, unit: ShardedUnit) -> None:
+        """@unit has all gradients, or autograd has left a forward of it."""
+        around: ShardedUnit | None = unit
+        while around is not None:
+            if around.in_backward and around.left:
+                around.in_backward = False
+                self._let_go(around)
+            around = around.parent
         while self.sync and self._next < len(self.order):
             unit = self.order[self._next]
-            if len(unit.arrived) < len(unit.trained):
+            # who steps in backward waits until nobody has it
+            if not unit.complete or (self._steps_in_backward and not unit.left):
                 break
             self._reduce(unit)
             self._next += 1
@@ -334,7 +353,7 @@ class Tree:
         if self._steps_here:
             self._let_go(unit)  # who steps waits until nobody has it
             self._take_done()
-        elif getattr(self.optimizer, "in_backward", False) and not self.reduced:
+        elif self._steps_in_backward and not self.reduced:
             rate, settings = self.optimizer.rates()
             self.client.plan_backward(rate, group=self.group, settings=settings)
         self._tickets.append((unit, unit.reduce_submit(self._adds_up)))
@@ -344,7 +363,7 @@ class Tree:
         """Runs when autograd has done all of the pass."""
         self.backward = False
         for unit in self.units:
-            unit.in_backward = False
+            unit.end_backward()
             self._let_go(unit)
         if not self._some:  # torch.autograd.grad of inputs, say
             return
@@ -411,7 +430,7 @@ class Tree:
 
     def keeps_gradients(self, what: str) -> None:
         """FailedPrecondition: the optimizer in backward has used them up."""
-        if getattr(self.optimizer, "in_backward", False):
+        if self._steps_in_backward:
             raise FailedPrecondition(f"{what}: the optimizer steps in backward, so the gradients "
                                      "are gone; build it without in_backward")
 

@@ -123,6 +123,13 @@ class Parameter:
                 setattr(module, attribute, value)
 
 
+class Call:
+    """One forward of a unit with frozen parameters. Backward has left it when all inputs that
+    want a gradient have one. ``inputs``: how many do; 0: nothing says when."""
+
+    inputs = 0
+
+
 class ShardedUnit:
     """See above. Not for several threads at once."""
 
@@ -131,6 +138,7 @@ class ShardedUnit:
         """@parameters: (module, attribute, name) of all that are this unit's."""
         self.module, self.name = module, ""
         self.parent: ShardedUnit | None = None
+        self.below: list[ShardedUnit] = []  # units in it, with trained parameters; by the tree
         self.tree: Model | None = None  # _tree.built has all of it
         self.reshard_after_forward = reshard
         self.mp_policy = mp_policy
@@ -151,6 +159,9 @@ class ShardedUnit:
         self.held = False  # gathered
         self.installed = False  # the modules have the full parameters
         self.in_backward = False
+        self.calls: list[Call] = []  # forwards under way, for units with frozen parameters
+        self.inside: dict[Call, int] = {}  # that backward is in: inputs without a gradient yet
+        self.unannounced = False  # a forward of which backward has no beginning
         self.task = NO_TASK  # of autograd's, in which its backward began
         self.written: set[int] = set()  # indices into trained: there is something in the buffer
         self.arrived: set[int] = set()  # in this backward pass
@@ -329,6 +340,46 @@ class ShardedUnit:
                     f"requires_grad of '{self.name}.{p.name}' was changed after fully_shard: "
                     "trained and frozen parameters are laid out apart; set it before")
 
+    # ------------------------------------------------------------------- backward
+
+    @property
+    def partly_frozen(self) -> bool:
+        """Trained gradients do not say when backward has used all of its parameters."""
+        return len(self.trained) < len(self.params)
+
+    def enter(self, call: Call | None) -> None:
+        """Backward comes into what @call, a forward, has computed."""
+        if call is not None and call not in self.inside:
+            self.inside[call] = call.inputs
+
+    def leave(self, call: Call) -> None:
+        """An input of @call has its gradient."""
+        left = self.inside.get(call, 0) - 1
+        if left > 0:
+            self.inside[call] = left
+        elif left == 0:
+            del self.inside[call]
+
+    @property
+    def complete(self) -> bool:
+        """All gradients are there that can come in this pass."""
+        return len(self.arrived) == len(self.trained)
+
+    @property
+    def left(self) -> bool:
+        """Does backward need its parameters no more? Each node of its forward leads to a trained
+        parameter of it, or of a unit in it, or to an input. A node that needs a trained parameter
+        computes the gradient of that, too, so without frozen ones the gradients say it."""
+        if not self.partly_frozen:
+            return self.complete
+        return (not self.inside and not self.unannounced and self.complete and
+                all(u.complete for u in self.below))
+
+    def end_backward(self) -> None:
+        """The pass is over, whatever has come of it."""
+        self.in_backward = self.unannounced = False
+        self.inside.clear()
+
     # ----------------------------------------------------------------- gradients
 
     def _taker(self, index: int) -> Any:
@@ -445,7 +496,8 @@ class ShardedUnit:
         self.uninstall()
         if self.held:
             _swap(self._storage, nothing())
-        self.held = self.in_backward = False
+        self.held = False
+        self.end_backward()
         self._gradients = None
         self.forget_gradients()
         self.guard_gradients(False)
