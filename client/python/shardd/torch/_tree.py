@@ -22,7 +22,7 @@ from ..errors import Aborted, FailedPrecondition, InvalidArgument, SharddError, 
 from ..specs import OptimizerSpec, ReduceOp
 from ..ticket import Ticket
 from ..unit import Unit
-from . import _device, _mesh
+from . import _device, _faults, _mesh
 from ._progress import Bar
 from ._session import session_for
 from ._unit import NO_TASK, Call, ShardedUnit
@@ -195,6 +195,8 @@ class Tree:
             unit.check()
         self.take_dropped()
         self.settle()
+        _faults.check()
+        _faults.expect(True)
         self._thread = threading.get_ident()
 
     @property
@@ -206,6 +208,7 @@ class Tree:
         """The root's forward is over, perhaps by an exception."""
         if not self.elsewhere:
             self._thread = None
+            _faults.expect(self.backward)
 
     def finish(self) -> None:
         """Parameters are wanted: a step that waits for the commit is made now (collective)."""
@@ -255,6 +258,7 @@ class Tree:
     def release_all(self) -> None:
         """Nobody may have a unit gathered that is stepped, summoned or saved."""
         self.settle()
+        _faults.check()
         for unit in self.units:
             unit.release()
 
@@ -285,6 +289,7 @@ class Tree:
             return
         self.take_dropped()
         self.backward, self._next, self._some = True, 0, False
+        _faults.expect(True)
         torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
         for unit in self.units:
             unit.arrived.clear()
@@ -365,6 +370,8 @@ class Tree:
         for unit in self.units:
             unit.end_backward()
             self._let_go(unit)
+        _faults.expect(self._thread is not None)
+        _faults.check()
         if not self._some:  # torch.autograd.grad of inputs, say
             return
         missing = self._missing()

@@ -32,7 +32,7 @@ from ..specs import (
 )
 from ..ticket import Ticket
 from ..unit import Unit, reduce_options
-from . import _device, _direct
+from . import _device, _direct, _faults
 from ._device import nothing, tensor_at
 from ._guard import Guard
 from ._mesh import Mesh
@@ -240,17 +240,34 @@ class ShardedUnit:
         self.unit = unit
         base = _device.without_memory(max(1, unit.elements), self.compute)
         self._storage = base.untyped_storage()
+        self._region = None if _device.here.type != "cpu" or not self.elements else \
+            self._stand_in(unit)
         for p in self.params:
             place = unit.places[p.name]
             with torch.no_grad():
                 view = base[place.offset:place.offset + place.elements].view(p.shape)
             p.full = nn.Parameter(view, requires_grad=p.trained)
+            p.full._shardd_region = self._region  # type: ignore[attr-defined] # as long as it lives
         for i, p in enumerate(self.trained):
             assert p.full is not None
             p.full.register_post_accumulate_grad_hook(self._taker(i))
             if len(p.owners) == 1 and self.compute == self.reduce:
                 _direct.attach(*p.owners[0], p.full, self, i)
-        _swap(self._storage, nothing())
+        self._empty()
+
+    def _stand_in(self, unit: Unit) -> _faults.Region:
+        size = self.compute.itemsize
+        places = [(p.name, unit.places[p.name]) for p in self.params]
+        return _faults.Region(self.name, unit.elements * size, [
+            (name, at.offset * size, at.elements * size) for name, at in places])
+
+    def _empty(self) -> None:
+        """The memory goes out of the storage."""
+        if self._region is None:
+            _swap(self._storage, nothing())
+            return
+        _swap(self._storage, self._region.storage())
+        self._region.lent(None)
 
     def initialise(self, client: Client) -> None:
         """The daemon's parameters become rank 0's (collective)."""
@@ -292,6 +309,8 @@ class ShardedUnit:
             "gather", unit.id, finish=lambda r: (r.data, unit.elements))
         address, elements = ticket.wait()
         _swap(self._storage, _device.storage_at(address, elements * self.compute.itemsize))
+        if self._region is not None:
+            self._region.lent(address)
         self.held = True
 
     def release(self) -> None:
@@ -299,7 +318,7 @@ class ShardedUnit:
         self.uninstall()
         if not self.held:
             return
-        _swap(self._storage, nothing())
+        self._empty()
         self.held = False
         unit = self._must()
         unit.client.do("release", unit.id)
@@ -495,7 +514,7 @@ class ShardedUnit:
             self.force_sum = self.unit.spec.force_sum
         self.uninstall()
         if self.held:
-            _swap(self._storage, nothing())
+            self._empty()
         self.held = False
         self.end_backward()
         self._gradients = None

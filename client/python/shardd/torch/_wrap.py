@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..errors import FailedPrecondition, InvalidArgument, SharddError, Unimplemented
-from . import _fsdp2, _hooks, _mesh, _policy, _state
+from . import _faults, _fsdp2, _hooks, _mesh, _policy, _state
 from ._tree import Tree, built, tree_of, unit_of, units_of
 from ._unit import Call, ShardedUnit
 
@@ -352,6 +352,8 @@ def _post_forward(module: nn.Module, args: Any, output: Any) -> Any:
             unit.release()
     elif not unit.in_backward and reshard and not hidden:
         unit.release()
+    if not failed:
+        _faults.check()
     return changed
 
 
