@@ -19,7 +19,7 @@ from torch import nn
 
 from ..client import WORLD, Client
 from ..errors import Aborted, FailedPrecondition, InvalidArgument, SharddError, Unimplemented
-from ..specs import OptimizerSpec, ReduceOp
+from ..specs import OptimizerSpec, OptimizerWhen, ReduceOp
 from ..ticket import Ticket
 from ..unit import Unit
 from . import _device, _faults, _mesh
@@ -56,6 +56,9 @@ class Tree:
                                 "it out, or use a daemon with host memory", "offload_policy")
         self.mesh = self._one_mesh(units_of(root.module))
         self.units = units_of(root.module)
+        for unit in self.units:
+            unit.take_trained()
+        self.by_trainer = settings is None  # a Sharded may be built yet
         self.order = [u for u in reversed(self.units) if u.trained]
         self.optimizer: Any = None
         self.sync = True
@@ -141,8 +144,7 @@ class Tree:
 
     def _register(self, settings: Settings | None) -> None:
         some = [u for u in self.units if u.params]
-        specs = [u.spec(self.group, *(settings(u) if settings else (OptimizerSpec(), {})))
-                 for u in some]
+        specs = [u.spec(self.group, *(settings or _by_trainer)(u)) for u in some]
         if not some:
             raise InvalidArgument("the model has no parameters to shard")
         self._specs = specs
@@ -299,7 +301,7 @@ class Tree:
 
     @property
     def _adds_up(self) -> bool:
-        return getattr(self.optimizer, "adds_up", False)
+        return getattr(self.optimizer, "adds_up", self.by_trainer)
 
     @property
     def _steps_here(self) -> bool:
@@ -399,7 +401,7 @@ class Tree:
         """Parameters that are to have a gradient after this pass, and have none."""
         return [p.name for unit in self.units if unit.all_used and self.sync
                 for i, p in enumerate(unit.trained)
-                if i not in unit.arrived and i not in unit.written]
+                if p.guard.requires_grad and i not in unit.arrived and i not in unit.written]
 
     def _arrive(self, unit: ShardedUnit, ticket: Ticket[bool]) -> None:
         if ticket.wait() and unit.unit is not None:
@@ -504,6 +506,11 @@ def _is_of_models(error: SharddError) -> bool:
     return "name another job" not in error.text and any(
         said in error.text for said in ("is registered with", "models differ", "ops differ",
                                         "has left job"))
+
+
+def _by_trainer(unit: ShardedUnit) -> tuple[OptimizerSpec, dict[int, dict[str, Any]]]:
+    """The settings of a unit of which no optimizer is known yet."""
+    return OptimizerSpec(when=OptimizerWhen.BY_TRAINER) if unit.trained else OptimizerSpec(), {}
 
 
 def _with_parameters(module: nn.Module) -> list[nn.Module]:

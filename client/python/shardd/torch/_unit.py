@@ -154,6 +154,7 @@ class ShardedUnit:
         self.buffer_bytes = 0  # each rank's own, in the daemon
         self.state_bytes = 0  # the same, of an optimizer's state; never with those
         self.params: list[Parameter] = []
+        self.expected = 0  # gradients of a pass: of trained parameters that are not frozen now
         self._take(parameters)
         self.unit: Unit | None = None
         self.held = False  # gathered
@@ -180,7 +181,7 @@ class ShardedUnit:
                 found[id(value)] = Parameter(self, name, value)
                 self.params.append(found[id(value)])
             found[id(value)].owners.append((module, attribute))
-        self.trained = [p for p in self.params if p.trained]
+        self.take_trained()
         for p in self.params:
             p.install(p.guard)
 
@@ -354,17 +355,36 @@ class ShardedUnit:
                         f"parameter '{self.name}.{p.name}' was replaced after fully_shard: the "
                         "daemon has the old one; replace it before, or change its values in "
                         "shardd.torch.summon_full_params(model)")
-            if p.guard.requires_grad != p.trained:
-                raise FailedPrecondition(
-                    f"requires_grad of '{self.name}.{p.name}' was changed after fully_shard: "
-                    "trained and frozen parameters are laid out apart; set it before")
+            self._check_trained(p)
+        self.expected = sum(p.guard.requires_grad for p in self.trained)
+
+    def _check_trained(self, p: Parameter) -> None:
+        """A trained parameter may be frozen for some time: then it has no gradient."""
+        if p.full is None:
+            return
+        if self.installed:
+            p.guard.requires_grad = p.full.requires_grad
+        if p.guard.requires_grad and not p.trained:
+            p.guard.requires_grad = False
+            raise FailedPrecondition(
+                f"requires_grad of '{self.name}.{p.name}' is True, and was False when the daemon "
+                "got the model: it has no room for the gradient; set it before the optimizer is "
+                "built and before the first forward, and set it to False afterwards")
+        p.full.requires_grad_(p.guard.requires_grad)
+
+    def take_trained(self) -> None:
+        """Which parameters are trained is decided when the daemon gets the unit."""
+        for p in self.params:
+            p.trained = p.guard.requires_grad
+        self.trained = [p for p in self.params if p.trained]
+        self.expected = len(self.trained)
 
     # ------------------------------------------------------------------- backward
 
     @property
     def partly_frozen(self) -> bool:
         """Trained gradients do not say when backward has used all of its parameters."""
-        return len(self.trained) < len(self.params)
+        return self.expected < len(self.params)
 
     def enter(self, call: Call | None) -> None:
         """Backward comes into what @call, a forward, has computed."""
@@ -382,7 +402,7 @@ class ShardedUnit:
     @property
     def complete(self) -> bool:
         """All gradients are there that can come in this pass."""
-        return len(self.arrived) == len(self.trained)
+        return len(self.arrived) >= self.expected
 
     @property
     def left(self) -> bool:
