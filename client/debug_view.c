@@ -2,15 +2,14 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <ucontext.h>
 #include <unistd.h>
 
 #include "core/check.h"
+#include "fault.h"
 
 #define CHUNK_VIEWS 256u
 
@@ -26,9 +25,6 @@ static struct list debug_view_lost = LIST_INIT(debug_view_lost);
 static unsigned debug_view_n_lost;
 static struct debug_view *debug_view_unused; /* linked by next */
 
-/* What SIGSEGV did before. */
-static struct sigaction debug_view_before;
-
 void debug_view_lock(void)
 {
 	pthread_mutex_lock(&debug_view_mutex);
@@ -39,77 +35,30 @@ void debug_view_unlock(void)
 	pthread_mutex_unlock(&debug_view_mutex);
 }
 
-/* ---------------------------------------------------------------- the handler */
+/* -------------------------------------------------------------- explanations */
 
 /* Everything here may run in a signal handler. */
-struct debug_view_text {
-	char text[512];
-	size_t n;
-};
 
-static void debug_view_add(struct debug_view_text *t, const char *s)
+static enum fault_answer debug_view_say(const struct debug_view *v, uintptr_t at,
+					enum fault_access access, struct fault_text *t)
 {
-	while (*s && t->n < sizeof(t->text))
-		t->text[t->n++] = *s++;
-}
-
-static void debug_view_add_number(struct debug_view_text *t, uint64_t x, unsigned base)
-{
-	char digits[24];
-	size_t i = sizeof(digits) - 1;
-
-	digits[i] = '\0';
-	do {
-		digits[--i] = "0123456789abcdef"[x % base];
-		x /= base;
-	} while (x);
-	debug_view_add(t, digits + i);
-}
-
-enum debug_view_access { ACCESS_READ, ACCESS_WRITE, ACCESS_ANY };
-
-static enum debug_view_access debug_view_access_of(const void *context)
-{
-#if defined(__x86_64__)
-	const ucontext_t *u = context;
-
-	return u->uc_mcontext.gregs[REG_ERR] & 2 ? ACCESS_WRITE : ACCESS_READ;
-#else
-	(void)context;
-	return ACCESS_ANY;
-#endif
-}
-
-static void debug_view_say(const struct debug_view *v, uintptr_t at, enum debug_view_access access)
-{
-	static const char *const verbs[] = { "read of 0x", "write to 0x", "access to 0x" };
 	const char *by = atomic_load(&v->by);
-	struct debug_view_text t = { .n = 0 };
-	size_t done = 0;
 
-	if (!by && (v->writable || access == ACCESS_READ))
-		return; /* not by our doing */
-	debug_view_add(&t, "shardd: ");
-	debug_view_add(&t, verbs[access]);
-	debug_view_add_number(&t, at, 16);
-	debug_view_add(&t, " in ");
-	debug_view_add(&t, v->what);
-	debug_view_add(&t, by ? ", which " : ", which are read-only");
-	debug_view_add(&t, by ? by : "");
-	debug_view_add(&t, by ? " gave back (rank " : " (rank ");
-	debug_view_add_number(&t, v->rank, 10);
-	debug_view_add(&t, "): ");
-	debug_view_add(&t, by ? v->advice : "change parameters between SummonFull and ReturnFull");
-	debug_view_add(&t, "\n");
-	while (done < t.n) {
-		ssize_t r = write(STDERR_FILENO, t.text + done, t.n - done);
-
-		if (r < 0 && errno == EINTR)
-			continue;
-		if (r <= 0)
-			break;
-		done += (size_t)r;
-	}
+	if (!by && (v->writable || access == FAULT_READ))
+		return FAULT_UNKNOWN; /* not by our doing */
+	fault_add(t, "shardd: ");
+	fault_add(t, fault_verb(access));
+	fault_add_number(t, at, 16);
+	fault_add(t, " in ");
+	fault_add(t, v->what);
+	fault_add(t, by ? ", which " : ", which are read-only");
+	fault_add(t, by ? by : "");
+	fault_add(t, by ? " gave back (rank " : " (rank ");
+	fault_add_number(t, v->rank, 10);
+	fault_add(t, "): ");
+	fault_add(t, by ? v->advice : "change parameters between SummonFull and ReturnFull");
+	fault_add(t, "\n");
+	return FAULT_EXPLAINED;
 }
 
 /* The next view in use from @i on in the chunk at @c; moves both on. NULL: no more. */
@@ -137,62 +86,19 @@ static struct debug_view *debug_view_mapped_at(uintptr_t at)
 	return NULL;
 }
 
-/* As the kernel would have called it: with its mask, and once if it wants to be called once. */
-static void debug_view_call_before(int number, siginfo_t *info, void *context)
+static enum fault_answer debug_view_explain(uintptr_t at, enum fault_access access,
+					    struct fault_text *t)
 {
-	const struct sigaction *b = &debug_view_before;
-	struct sigaction once = { .sa_handler = SIG_DFL };
-	sigset_t mask = b->sa_mask;
+	const struct debug_view *v = debug_view_mapped_at(at);
 
-	if (b->sa_flags & (int)SA_RESETHAND)
-		sigaction(number, &once, NULL);
-	pthread_sigmask(SIG_BLOCK, &mask, NULL);
-	if (b->sa_flags & SA_NODEFER) {
-		sigemptyset(&mask);
-		sigaddset(&mask, number);
-		pthread_sigmask(SIG_UNBLOCK, &mask, NULL);
-	}
-	if (b->sa_flags & SA_SIGINFO)
-		b->sa_sigaction(number, info, context);
-	else
-		b->sa_handler(number);
-}
-
-static void debug_view_on_fault(int number, siginfo_t *info, void *context)
-{
-	bool fault = info->si_code > 0; /* else kill() or the like */
-	const struct debug_view *v = fault ? debug_view_mapped_at((uintptr_t)info->si_addr) : NULL;
-	struct sigaction again = { .sa_handler = SIG_DFL };
-	int saved = errno;
-
-	if (v)
-		debug_view_say(v, (uintptr_t)info->si_addr, debug_view_access_of(context));
-	errno = saved;
-	if (!(debug_view_before.sa_flags & SA_SIGINFO) && debug_view_before.sa_handler == SIG_IGN &&
-	    !fault)
-		return;
-	if (!(debug_view_before.sa_flags & SA_SIGINFO) &&
-	    (debug_view_before.sa_handler == SIG_DFL || debug_view_before.sa_handler == SIG_IGN)) {
-		/* The same instruction faults again, now without this handler: the process ends,
-		 * and its core file shows that instruction. */
-		sigaction(number, &again, NULL);
-		if (!fault)
-			raise(number);
-		return;
-	}
-	debug_view_call_before(number, info, context);
+	return v ? debug_view_say(v, at, access, t) : FAULT_UNKNOWN;
 }
 
 static void debug_view_install(void)
 {
-	struct sigaction ours = { .sa_sigaction = debug_view_on_fault,
-				  .sa_flags = SA_SIGINFO | SA_ONSTACK };
-
 	/* A child of a fork may connect a client of its own. */
 	pthread_atfork(debug_view_lock, debug_view_unlock, debug_view_unlock);
-	sigemptyset(&ours.sa_mask);
-	CHECK(sigaction(SIGSEGV, NULL, &debug_view_before) == 0);
-	CHECK(sigaction(SIGSEGV, &ours, NULL) == 0);
+	fault_begin(debug_view_explain);
 }
 
 void debug_view_begin(void)

@@ -540,6 +540,50 @@ SHARDD_API int shardd_set_stream(shardd_client *c, void *stream, struct shardd_e
 /* Order ops with the CPU again: an op is answered when it has been executed. Never blocks. */
 SHARDD_API void shardd_clear_stream(shardd_client *c);
 
+/* ------------------------------------------------------------------- faults */
+
+/* Tensors of a framework keep pointers into gathered parameters across release and gather. With a
+ * region for each unit, a use of released memory and a write to gathered memory are explained: a line
+ * on standard error names the parameter, and then the process ends by SIGSEGV as it would without the
+ * region. */
+
+/* A parameter in a unit's memory. */
+struct shardd_region_part {
+	const char *name;
+	uint64_t offset, bytes;
+};
+
+/* For a program that turns a read of released memory into an error of its own. The handler of
+ * SIGSEGV writes to it. It must live as long as its regions. */
+struct shardd_region_fault {
+	volatile int32_t
+		expected; /* by the caller: the read gives zeros, and the process goes on */
+	volatile int32_t happened; /* by the handler: since the caller has set it to 0 */
+	char text[888];            /* of the first one since: the sentence, terminated */
+};
+
+struct shardd_region_options {
+	size_t size; /* sizeof(struct shardd_region_options) */
+	const char *unit;
+	uint64_t bytes; /* of its gathered memory */
+	const struct shardd_region_part *parts;
+	size_t n_parts;
+	struct shardd_region_fault *fault; /* NULL: every fault ends the process */
+};
+
+/* Reserve addresses, not memory, that stand for a unit's memory while it is released. @options: names
+ * are copied. @ret_at: the first address, until shardd_region_free. Each access to it faults. The first
+ * call of a process installs a handler of SIGSEGV, which calls the earlier one. Errors:
+ * INVALID_ARGUMENT, RESOURCE_EXHAUSTED (addresses). Never blocks. Any thread. */
+typedef struct shardd_region shardd_region;
+SHARDD_API int shardd_region_new(const struct shardd_region_options *options, shardd_region **ret,
+				 void **ret_at, struct shardd_error *err);
+/* The unit's memory is at @at from now on; NULL: it was released, and the stand-in faults again, if
+ * it has given zeros. Never blocks. One thread per region. */
+SHARDD_API void shardd_region_lent(shardd_region *r, const void *at);
+/* NULL is allowed. */
+SHARDD_API void shardd_region_free(shardd_region *r);
+
 #ifdef __cplusplus
 }
 #endif

@@ -135,6 +135,20 @@ class Snapshot(C.Structure):
                 ("n_units", C.c_size_t), ("changed", C.c_bool)]
 
 
+class RegionPart(C.Structure):
+    _fields_ = [("name", C.c_char_p), ("offset", C.c_uint64), ("bytes", C.c_uint64)]
+
+
+class RegionFault(C.Structure):
+    _fields_ = [("expected", C.c_int32), ("happened", C.c_int32), ("text", C.c_char * 888)]
+
+
+class RegionOptions(C.Structure):
+    _fields_ = [("size", C.c_size_t), ("unit", C.c_char_p), ("bytes", C.c_uint64),
+                ("parts", C.POINTER(RegionPart)), ("n_parts", C.c_size_t),
+                ("fault", C.POINTER(RegionFault))]
+
+
 _u32, _u64, _int, _size = C.c_uint32, C.c_uint64, C.c_int, C.c_size_t
 _bool, _double, _text, _p = C.c_bool, C.c_double, C.c_char_p, C.c_void_p
 _ticket, _units, _err = C.POINTER(C.c_uint64), C.POINTER(C.c_uint32), C.POINTER(Error)
@@ -157,6 +171,7 @@ CALLS: dict[str, tuple[object, ...]] = {
     "reader_open": (_p, _text, C.POINTER(_p)),
     "reader_hold": (_p, _u32, _u32, C.POINTER(Snapshot)),
     "reader_release": (_p,),
+    "region_new": (C.POINTER(RegionOptions), C.POINTER(_p), C.POINTER(_p)),
     "unit_unused": (_p, _u32, C.POINTER(_bool), _size),
     "unit_steps": (_p, _u32, C.POINTER(_u64), _size),
     "get_info": (_p, C.POINTER(Info)),
@@ -245,6 +260,7 @@ STRUCTS: dict[str, Any] = {
     "tensor": Tensor, "buffer": Buffer, "optimizer": Optimizer, "unit_spec": UnitSpec,
     "unit_info": UnitInfo, "tensor_place": TensorPlace, "buffer_place": BufferPlace,
     "result": Result, "info": Info, "step_settings": StepSettings, "shard_piece": ShardPiece,
+    "region_part": RegionPart, "region_fault": RegionFault, "region_options": RegionOptions,
     "read_tensor": ReadTensor, "read_unit": ReadUnit, "snapshot": Snapshot,
     **{verb + "_options": made for verb, made in OPTIONS.items()},
 }
@@ -253,6 +269,7 @@ STRUCTS: dict[str, Any] = {
 PLAIN: dict[str, tuple[list[Any], Any]] = {
     "version": ([], _text), "close": ([_p], None), "set_timeout": ([_p, _u32], None),
     "reader_close": ([_p], None), "clear_stream": ([_p], None),
+    "region_lent": ([_p, _p], None), "region_free": ([_p], None),
 }
 
 

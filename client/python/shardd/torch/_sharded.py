@@ -15,7 +15,7 @@ from typing import Any, Callable
 import torch
 from torch import nn
 
-from ..errors import Unimplemented
+from ..errors import FailedPrecondition, Unimplemented
 from ..specs import OptimizerSpec, OptimizerWhen
 from . import _device, _inner_state, _kept, _share
 from ._device import tensor_at
@@ -43,16 +43,35 @@ class Sharded(_Sharded):
         """@inner: a class of torch.optim's kind. @options: for it. @in_backward: as of AdamW.
         @resilient: with room in the daemon for its state, twice, which shardd.torch.resilient
         needs."""
-        super().__init__(params, {})
+        groups = self._groups_of(inner, params)
+        inner([dict(g, params=[nn.Parameter(torch.zeros(1))]) for g in groups], **options)  # valid?
+        kept = _kept.Kept({
+            id(p): arrays for group in groups for arrays in [_kept.arrays(inner, group, options)]
+            for p in group["params"]}) if resilient else None
+        self._begin(groups, in_backward, kept, lambda shards: inner(shards, **options))
+
+    def adopt(self, inner: type[torch.optim.Optimizer], params: Iterable[Any],
+              make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]) -> None:
+        """In the place of __init__, for an object of @inner that is being built: @make(shards)
+        gives the inner optimizer."""
+        before = set(self.__dict__)
+        self._begin(self._groups_of(inner, params), False, None, make)
+        self._own = frozenset(set(self.__dict__) - before)
+
+    def _groups_of(self, inner: type[torch.optim.Optimizer],
+                   params: Iterable[Any]) -> list[dict[str, Any]]:
+        torch.optim.Optimizer.__init__(self, params, {})  # see _adopt.py
         if inner.__name__ in _WHOLE:
             raise Unimplemented(f"{inner.__name__} needs whole tensors, or all of them at once: "
                                 "Sharded supports optimizers that work element by element", "inner")
-        groups = [{k: v for k, v in g.items() if k != "param_names"} for g in self.param_groups]
-        inner([dict(g, params=[nn.Parameter(torch.zeros(1))]) for g in groups], **options)  # valid?
+        return [{k: v for k, v in g.items() if k != "param_names"} for g in self.param_groups]
+
+    def _begin(self, groups: list[dict[str, Any]], in_backward: bool, kept: _kept.Kept | None,
+               make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]) -> None:
         self.state = _Inside(self)  # type: ignore[assignment]
-        self.kept = _kept.Kept({
-            id(p): arrays for group in groups for arrays in [_kept.arrays(inner, group, options)]
-            for p in group["params"]}) if resilient else None
+        self._own: frozenset[str] | None = None  # attributes that are not the adopted class's
+        self._before: list[_Plain] | None = None  # this step; see _as_before
+        self.kept, self.may_be_late = kept, not in_backward and kept is None
         self._model = _tree(self.param_groups, self, self._settings)
         self.in_backward = self.steps_here = in_backward
         self.adds_up = not in_backward
@@ -63,7 +82,7 @@ class Sharded(_Sharded):
         shards = [dict(group, params=[self._stand_in(p) for p in group["params"]])
                   for group in groups]
         self.guards = [list(g["params"]) for g in groups]
-        self.inner = inner(shards, **options)
+        self.inner = make(shards)
         self.param_groups, self.defaults = self.inner.param_groups, self.inner.defaults
 
     def _settings(self, unit: ShardedUnit) -> tuple[OptimizerSpec, dict[int, dict[str, Any]]]:
@@ -112,6 +131,7 @@ class Sharded(_Sharded):
             try:
                 self._lend(unit, tensor_at(address, elements, torch.float32),
                            tensor_at(address + offset, elements, torch.float32))
+                self._as_before()
                 self.inner.step()
             except BaseException:
                 client.do("shard_done", number)
@@ -122,6 +142,25 @@ class Sharded(_Sharded):
             self._stepped.append(number)
         else:
             client.do("shard_done", number)
+
+    def _as_before(self) -> None:
+        """The inner optimizer steps unit by unit. What it counts elsewhere than in its state
+        (attributes, settings of a group) shall count steps, and not units: each unit finds it as
+        it was before the first one."""
+        seen = [vars(self.inner), *self.inner.param_groups]
+        if self._own is not None:
+            seen.append(vars(self))
+        if self._before is None:
+            self._before = [_Plain(s, self._other(s)) for s in seen]
+        else:
+            for plain in self._before:
+                plain.restore()
+
+    def _other(self, seen: dict[str, Any]) -> Callable[[str], bool]:
+        if seen is not vars(self):
+            return lambda name: name not in ("params", "state", "param_groups", "defaults")
+        own = self._own or frozenset()
+        return lambda name: name not in own and name != "_own" and not hasattr(Sharded, name)
 
     def came(self, unit: ShardedUnit) -> None:
         """In backward: @unit was reduced. A replica is held until the step."""
@@ -148,10 +187,17 @@ class Sharded(_Sharded):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._model.optimizer is not self:
+            raise FailedPrecondition(
+                f"this {type(self).__name__} was replaced: another optimizer was built for the "
+                "model's parameters later, and a model has one at a time")
         self._model.take_dropped()
         self._model.collect()
-        if not (self._skip_if_found and self._found_inf):
-            self._step_all()
+        try:
+            if not (self._skip_if_found and self._found_inf):
+                self._step_all()
+        finally:
+            self._before = None
         if not self._stepped:
             self._model.client.step(group=self._model.group, skip_if_found=self._skip_if_found)
         self._model.stepped()
@@ -198,6 +244,29 @@ class Sharded(_Sharded):
         return _inner_state.read(self, full), _inner_state.groups(self, names)
 
 
+class _Plain:
+    """The numbers, texts and tensors of a dictionary, as they are now."""
+
+    def __init__(self, of: dict[str, Any], wanted: Callable[[str], bool]) -> None:
+        self._of, self._wanted = of, wanted
+        self._values = self._now()
+        self._copies = {name: value.clone() for name, value in self._values.items()
+                        if isinstance(value, torch.Tensor)}
+
+    def _now(self) -> dict[str, Any]:
+        return {name: value for name, value in self._of.items() if self._wanted(name) and
+                (value is None or isinstance(value, (bool, int, float, str, tuple, torch.Tensor)))}
+
+    def restore(self) -> None:
+        """As they were when this was made."""
+        for name in self._now().keys() - self._values.keys():
+            del self._of[name]
+        for name, value in self._values.items():
+            if name in self._copies and not torch.equal(value, self._copies[name]):
+                value.copy_(self._copies[name])
+            self._of[name] = value
+
+
 class _Inside(dict[Any, Any]):
     """``optimizer.state``, which the inner optimizer has, of shares. torch.distributed's
     get_optimizer_state_dict asks whether it is empty, and would take shares for parameters."""
@@ -214,7 +283,7 @@ class _Inside(dict[Any, Any]):
     def __missing__(self, guard: Any) -> Any:
         optimizer = self._optimizer()
         assert optimizer is not None
-        return optimizer.inner.state[optimizer._of[id(guard)]]
+        return optimizer.inner.state[optimizer._of.get(id(guard), guard)]
 
 
 def _shape(p: Parameter, first: int, n: int) -> tuple[int, ...]:

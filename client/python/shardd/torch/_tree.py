@@ -19,13 +19,13 @@ from torch import nn
 
 from ..client import WORLD, Client
 from ..errors import Aborted, FailedPrecondition, InvalidArgument, SharddError, Unimplemented
-from ..specs import OptimizerSpec, ReduceOp
+from ..specs import OptimizerSpec, OptimizerWhen, ReduceOp
 from ..ticket import Ticket
 from ..unit import Unit
-from . import _device, _mesh
+from . import _device, _faults, _mesh
 from ._progress import Bar
 from ._session import session_for
-from ._unit import NO_TASK, ShardedUnit
+from ._unit import NO_TASK, Call, ShardedUnit
 
 _roots: weakref.WeakKeyDictionary[Client, int] = weakref.WeakKeyDictionary()
 
@@ -56,6 +56,9 @@ class Tree:
                                 "it out, or use a daemon with host memory", "offload_policy")
         self.mesh = self._one_mesh(units_of(root.module))
         self.units = units_of(root.module)
+        for unit in self.units:
+            unit.take_trained()
+        self.by_trainer = settings is None  # a Sharded may be built yet
         self.order = [u for u in reversed(self.units) if u.trained]
         self.optimizer: Any = None
         self.sync = True
@@ -85,6 +88,7 @@ class Tree:
                 raise FailedPrecondition(
                     f"unit '{unit.name}' was used before the module around it was wrapped: call "
                     "fully_shard or replicate on all modules before the first forward")
+            unit.below = [u for u in units_of(unit.module) if u is not unit and u.trained]
             unit.tree, unit.name = self, prefix + (names[id(unit.module)] or "root") + unit.bucket
 
     def _one_mesh(self, units: list[ShardedUnit]) -> _mesh.Mesh | None:
@@ -140,8 +144,7 @@ class Tree:
 
     def _register(self, settings: Settings | None) -> None:
         some = [u for u in self.units if u.params]
-        specs = [u.spec(self.group, *(settings(u) if settings else (OptimizerSpec(), {})))
-                 for u in some]
+        specs = [u.spec(self.group, *(settings or _by_trainer)(u)) for u in some]
         if not some:
             raise InvalidArgument("the model has no parameters to shard")
         self._specs = specs
@@ -194,6 +197,8 @@ class Tree:
             unit.check()
         self.take_dropped()
         self.settle()
+        _faults.check()
+        _faults.expect(True)
         self._thread = threading.get_ident()
 
     @property
@@ -205,6 +210,7 @@ class Tree:
         """The root's forward is over, perhaps by an exception."""
         if not self.elsewhere:
             self._thread = None
+            _faults.expect(self.backward)
 
     def finish(self) -> None:
         """Parameters are wanted: a step that waits for the commit is made now (collective)."""
@@ -224,7 +230,7 @@ class Tree:
         if not (self._adds_up or self._steps_here):  # else what was reduced is still to be taken
             self._tickets.clear()
         for unit in self.units:
-            unit.in_backward = False
+            unit.end_backward()
             unit.forget_gradients()
             unit.release()
 
@@ -254,6 +260,7 @@ class Tree:
     def release_all(self) -> None:
         """Nobody may have a unit gathered that is stepped, summoned or saved."""
         self.settle()
+        _faults.check()
         for unit in self.units:
             unit.release()
 
@@ -284,24 +291,31 @@ class Tree:
             return
         self.take_dropped()
         self.backward, self._next, self._some = True, 0, False
+        _faults.expect(True)
         torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
         for unit in self.units:
             unit.arrived.clear()
             unit.promised.clear()
+            unit.inside.clear()
             unit.task = NO_TASK
 
     @property
     def _adds_up(self) -> bool:
-        return getattr(self.optimizer, "adds_up", False)
+        return getattr(self.optimizer, "adds_up", self.by_trainer)
 
     @property
     def _steps_here(self) -> bool:
         return getattr(self.optimizer, "steps_here", False)
 
-    def pre_backward(self, unit: ShardedUnit) -> None:
+    @property
+    def _steps_in_backward(self) -> bool:
+        return getattr(self.optimizer, "in_backward", False)
+
+    def pre_backward(self, unit: ShardedUnit, call: Call | None = None) -> None:
         """@unit's parameters are about to be needed: also by its modules, where a part of its
-        forward is computed again."""
+        forward is computed again. @call: the forward, of a unit with frozen parameters."""
         self.begin_backward()
+        unit.enter(call)
         if self._steps_here and any(u is unit for u, _ in self._tickets):
             self._take_done(unit)
         unit.in_backward, unit.task = True, torch._C._current_graph_task_id()
@@ -317,15 +331,27 @@ class Tree:
         if unit.task not in (NO_TASK, torch._C._current_graph_task_id()):
             return  # of a part that is computed again, by a backward in the unit's: more may come
         unit.arrived.add(index)
-        if len(unit.arrived) == len(unit.trained):
-            self._complete(unit)
+        if unit.complete:
+            self._came(unit)
 
-    def _complete(self, unit: ShardedUnit) -> None:
-        unit.in_backward = False
-        self._let_go(unit)
+    def input_gradient(self, unit: ShardedUnit, call: Call) -> None:
+        """The gradient of an input of @call, a forward of @unit, is there."""
+        if self.backward:
+            unit.leave(call)
+            self._came(unit)
+
+    def _came(self, unit: ShardedUnit) -> None:
+        """@unit has all gradients, or autograd has left a forward of it."""
+        around: ShardedUnit | None = unit
+        while around is not None:
+            if around.in_backward and around.left:
+                around.in_backward = False
+                self._let_go(around)
+            around = around.parent
         while self.sync and self._next < len(self.order):
             unit = self.order[self._next]
-            if len(unit.arrived) < len(unit.trained):
+            # who steps in backward waits until nobody has it
+            if not unit.complete or (self._steps_in_backward and not unit.left):
                 break
             self._reduce(unit)
             self._next += 1
@@ -334,7 +360,7 @@ class Tree:
         if self._steps_here:
             self._let_go(unit)  # who steps waits until nobody has it
             self._take_done()
-        elif getattr(self.optimizer, "in_backward", False) and not self.reduced:
+        elif self._steps_in_backward and not self.reduced:
             rate, settings = self.optimizer.rates()
             self.client.plan_backward(rate, group=self.group, settings=settings)
         self._tickets.append((unit, unit.reduce_submit(self._adds_up)))
@@ -344,8 +370,10 @@ class Tree:
         """Runs when autograd has done all of the pass."""
         self.backward = False
         for unit in self.units:
-            unit.in_backward = False
+            unit.end_backward()
             self._let_go(unit)
+        _faults.expect(self._thread is not None)
+        _faults.check()
         if not self._some:  # torch.autograd.grad of inputs, say
             return
         missing = self._missing()
@@ -373,7 +401,7 @@ class Tree:
         """Parameters that are to have a gradient after this pass, and have none."""
         return [p.name for unit in self.units if unit.all_used and self.sync
                 for i, p in enumerate(unit.trained)
-                if i not in unit.arrived and i not in unit.written]
+                if p.guard.requires_grad and i not in unit.arrived and i not in unit.written]
 
     def _arrive(self, unit: ShardedUnit, ticket: Ticket[bool]) -> None:
         if ticket.wait() and unit.unit is not None:
@@ -411,7 +439,7 @@ class Tree:
 
     def keeps_gradients(self, what: str) -> None:
         """FailedPrecondition: the optimizer in backward has used them up."""
-        if getattr(self.optimizer, "in_backward", False):
+        if self._steps_in_backward:
             raise FailedPrecondition(f"{what}: the optimizer steps in backward, so the gradients "
                                      "are gone; build it without in_backward")
 
@@ -478,6 +506,11 @@ def _is_of_models(error: SharddError) -> bool:
     return "name another job" not in error.text and any(
         said in error.text for said in ("is registered with", "models differ", "ops differ",
                                         "has left job"))
+
+
+def _by_trainer(unit: ShardedUnit) -> tuple[OptimizerSpec, dict[int, dict[str, Any]]]:
+    """The settings of a unit of which no optimizer is known yet."""
+    return OptimizerSpec(when=OptimizerWhen.BY_TRAINER) if unit.trained else OptimizerSpec(), {}
 
 
 def _with_parameters(module: nn.Module) -> list[nn.Module]:

@@ -32,7 +32,7 @@ from ..specs import (
 )
 from ..ticket import Ticket
 from ..unit import Unit, reduce_options
-from . import _device, _direct
+from . import _device, _direct, _faults
 from ._device import nothing, tensor_at
 from ._guard import Guard
 from ._mesh import Mesh
@@ -123,6 +123,13 @@ class Parameter:
                 setattr(module, attribute, value)
 
 
+class Call:
+    """One forward of a unit with frozen parameters. Backward has left it when all inputs that
+    want a gradient have one. ``inputs``: how many do; 0: nothing says when."""
+
+    inputs = 0
+
+
 class ShardedUnit:
     """See above. Not for several threads at once."""
 
@@ -131,6 +138,7 @@ class ShardedUnit:
         """@parameters: (module, attribute, name) of all that are this unit's."""
         self.module, self.name = module, ""
         self.parent: ShardedUnit | None = None
+        self.below: list[ShardedUnit] = []  # units in it, with trained parameters; by the tree
         self.tree: Model | None = None  # _tree.built has all of it
         self.reshard_after_forward = reshard
         self.mp_policy = mp_policy
@@ -146,11 +154,15 @@ class ShardedUnit:
         self.buffer_bytes = 0  # each rank's own, in the daemon
         self.state_bytes = 0  # the same, of an optimizer's state; never with those
         self.params: list[Parameter] = []
+        self.expected = 0  # gradients of a pass: of trained parameters that are not frozen now
         self._take(parameters)
         self.unit: Unit | None = None
         self.held = False  # gathered
         self.installed = False  # the modules have the full parameters
         self.in_backward = False
+        self.calls: list[Call] = []  # forwards under way, for units with frozen parameters
+        self.inside: dict[Call, int] = {}  # that backward is in: inputs without a gradient yet
+        self.unannounced = False  # a forward of which backward has no beginning
         self.task = NO_TASK  # of autograd's, in which its backward began
         self.written: set[int] = set()  # indices into trained: there is something in the buffer
         self.arrived: set[int] = set()  # in this backward pass
@@ -169,7 +181,7 @@ class ShardedUnit:
                 found[id(value)] = Parameter(self, name, value)
                 self.params.append(found[id(value)])
             found[id(value)].owners.append((module, attribute))
-        self.trained = [p for p in self.params if p.trained]
+        self.take_trained()
         for p in self.params:
             p.install(p.guard)
 
@@ -229,17 +241,34 @@ class ShardedUnit:
         self.unit = unit
         base = _device.without_memory(max(1, unit.elements), self.compute)
         self._storage = base.untyped_storage()
+        self._region = None if _device.here.type != "cpu" or not self.elements else \
+            self._stand_in(unit)
         for p in self.params:
             place = unit.places[p.name]
             with torch.no_grad():
                 view = base[place.offset:place.offset + place.elements].view(p.shape)
             p.full = nn.Parameter(view, requires_grad=p.trained)
+            p.full._shardd_region = self._region  # type: ignore[attr-defined] # as long as it lives
         for i, p in enumerate(self.trained):
             assert p.full is not None
             p.full.register_post_accumulate_grad_hook(self._taker(i))
             if len(p.owners) == 1 and self.compute == self.reduce:
                 _direct.attach(*p.owners[0], p.full, self, i)
-        _swap(self._storage, nothing())
+        self._empty()
+
+    def _stand_in(self, unit: Unit) -> _faults.Region:
+        size = self.compute.itemsize
+        places = [(p.name, unit.places[p.name]) for p in self.params]
+        return _faults.Region(self.name, unit.elements * size, [
+            (name, at.offset * size, at.elements * size) for name, at in places])
+
+    def _empty(self) -> None:
+        """The memory goes out of the storage."""
+        if self._region is None:
+            _swap(self._storage, nothing())
+            return
+        _swap(self._storage, self._region.storage())
+        self._region.lent(None)
 
     def initialise(self, client: Client) -> None:
         """The daemon's parameters become rank 0's (collective)."""
@@ -281,6 +310,8 @@ class ShardedUnit:
             "gather", unit.id, finish=lambda r: (r.data, unit.elements))
         address, elements = ticket.wait()
         _swap(self._storage, _device.storage_at(address, elements * self.compute.itemsize))
+        if self._region is not None:
+            self._region.lent(address)
         self.held = True
 
     def release(self) -> None:
@@ -288,7 +319,7 @@ class ShardedUnit:
         self.uninstall()
         if not self.held:
             return
-        _swap(self._storage, nothing())
+        self._empty()
         self.held = False
         unit = self._must()
         unit.client.do("release", unit.id)
@@ -324,10 +355,69 @@ class ShardedUnit:
                         f"parameter '{self.name}.{p.name}' was replaced after fully_shard: the "
                         "daemon has the old one; replace it before, or change its values in "
                         "shardd.torch.summon_full_params(model)")
-            if p.guard.requires_grad != p.trained:
-                raise FailedPrecondition(
-                    f"requires_grad of '{self.name}.{p.name}' was changed after fully_shard: "
-                    "trained and frozen parameters are laid out apart; set it before")
+            self._check_trained(p)
+        self.expected = sum(p.guard.requires_grad for p in self.trained)
+
+    def _check_trained(self, p: Parameter) -> None:
+        """A trained parameter may be frozen for some time: then it has no gradient."""
+        if p.full is None:
+            return
+        if self.installed:
+            p.guard.requires_grad = p.full.requires_grad
+        if p.guard.requires_grad and not p.trained:
+            p.guard.requires_grad = False
+            raise FailedPrecondition(
+                f"requires_grad of '{self.name}.{p.name}' is True, and was False when the daemon "
+                "got the model: it has no room for the gradient; set it before the optimizer is "
+                "built and before the first forward, and set it to False afterwards")
+        p.full.requires_grad_(p.guard.requires_grad)
+
+    def take_trained(self) -> None:
+        """Which parameters are trained is decided when the daemon gets the unit."""
+        for p in self.params:
+            p.trained = p.guard.requires_grad
+        self.trained = [p for p in self.params if p.trained]
+        self.expected = len(self.trained)
+
+    # ------------------------------------------------------------------- backward
+
+    @property
+    def partly_frozen(self) -> bool:
+        """Trained gradients do not say when backward has used all of its parameters."""
+        return self.expected < len(self.params)
+
+    def enter(self, call: Call | None) -> None:
+        """Backward comes into what @call, a forward, has computed."""
+        if call is not None and call not in self.inside:
+            self.inside[call] = call.inputs
+
+    def leave(self, call: Call) -> None:
+        """An input of @call has its gradient."""
+        left = self.inside.get(call, 0) - 1
+        if left > 0:
+            self.inside[call] = left
+        elif left == 0:
+            del self.inside[call]
+
+    @property
+    def complete(self) -> bool:
+        """All gradients are there that can come in this pass."""
+        return len(self.arrived) >= self.expected
+
+    @property
+    def left(self) -> bool:
+        """Does backward need its parameters no more? Each node of its forward leads to a trained
+        parameter of it, or of a unit in it, or to an input. A node that needs a trained parameter
+        computes the gradient of that, too, so without frozen ones the gradients say it."""
+        if not self.partly_frozen:
+            return self.complete
+        return (not self.inside and not self.unannounced and self.complete and
+                all(u.complete for u in self.below))
+
+    def end_backward(self) -> None:
+        """The pass is over, whatever has come of it."""
+        self.in_backward = self.unannounced = False
+        self.inside.clear()
 
     # ----------------------------------------------------------------- gradients
 
@@ -444,8 +534,9 @@ class ShardedUnit:
             self.force_sum = self.unit.spec.force_sum
         self.uninstall()
         if self.held:
-            _swap(self._storage, nothing())
-        self.held = self.in_backward = False
+            self._empty()
+        self.held = False
+        self.end_backward()
         self._gradients = None
         self.forget_gradients()
         self.guard_gradients(False)

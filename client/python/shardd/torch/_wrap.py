@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..errors import FailedPrecondition, InvalidArgument, SharddError, Unimplemented
-from . import _fsdp2, _hooks, _mesh, _policy, _state
+from . import _faults, _fsdp2, _hooks, _mesh, _policy, _state
 from ._tree import Tree, built, tree_of, unit_of, units_of
-from ._unit import ShardedUnit
+from ._unit import Call, ShardedUnit
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -299,6 +299,8 @@ def _pre_forward(module: nn.Module, args: Any, kwargs: Any) -> Any:
         tree.begin_forward()
     unit.gather()
     unit.install()
+    if unit.partly_frozen:
+        unit.calls.append(_watched(tree, unit, (args, kwargs)))
     policy = unit.mp_policy
     if getattr(policy, "param_dtype", None) and getattr(policy, "cast_forward_inputs", True):
         return _cast(args, policy.param_dtype), _cast(kwargs, policy.param_dtype)
@@ -326,11 +328,11 @@ def _post_forward(module: nn.Module, args: Any, output: Any) -> Any:
         return None
     if unit is tree.root and not unit.within:
         tree.end_forward()
-    watched = False
+    watched, call = False, unit.calls.pop() if unit.calls else None
     if torch.is_grad_enabled():
         for tensor in _tensors(output, set()):
             if tensor.requires_grad:
-                tensor.register_hook(_before_backward(tree, unit))
+                tensor.register_hook(_before_backward(tree, unit, call))
                 watched = True
     dtype = getattr(unit.mp_policy, "output_dtype", None)
     changed = _cast(output, dtype) if dtype is not None and output is not None else None
@@ -344,16 +346,34 @@ def _post_forward(module: nn.Module, args: Any, output: Any) -> Any:
     # What nothing announces in backward must stay until it is over.
     hidden = torch.is_grad_enabled() and not watched and (
         bool(unit.trained) or any(t.requires_grad for t in _tensors(args, set())))
+    unit.unannounced = unit.unannounced or hidden
     if not unit.in_backward and failed:
         with contextlib.suppress(SharddError):  # perhaps what ended forward is why
             unit.release()
     elif not unit.in_backward and reshard and not hidden:
         unit.release()
+    if not failed:
+        _faults.check()
     return changed
 
 
-def _before_backward(tree: Tree, unit: ShardedUnit) -> Any:
+def _before_backward(tree: Tree, unit: ShardedUnit, call: Call | None = None) -> Any:
     def hook(gradient: torch.Tensor) -> None:
-        tree.pre_backward(unit)
+        tree.pre_backward(unit, call)
 
     return hook
+
+
+def _watched(tree: Tree, unit: ShardedUnit, given: Any) -> Call:
+    """A forward of @unit, which says when backward has left it by the inputs in @given."""
+    call = Call()
+    if not torch.is_grad_enabled():
+        return call
+
+    def hook(gradient: torch.Tensor) -> None:
+        tree.input_gradient(unit, call)
+
+    for tensor in {id(t): t for t in _tensors(given, set()) if t.requires_grad}.values():
+        tensor.register_hook(hook)
+        call.inputs += 1
+    return call

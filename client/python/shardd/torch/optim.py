@@ -24,7 +24,7 @@ from ..specs import (
 from . import _optim_state
 from ._guard import Guard
 from ._session import rank_if_any, session
-from ._tree import Tree, tree_of, units_of
+from ._tree import Tree, built, tree_of, units_of
 from ._unit import ShardedUnit
 
 
@@ -51,19 +51,27 @@ def _tree(groups: list[dict[str, Any]], optimizer: Any, settings: Any) -> Tree:
         raise InvalidArgument("the parameters belong to several models: build one optimizer for "
                               "each model", "params")
     [root] = roots.values()
-    if root.tree is not None:
+    before = built(root)
+    if before is not None and not (before.by_trainer and optimizer.may_be_late):
         raise FailedPrecondition(
-            "the model has already been used or already has an optimizer: build the optimizer "
-            "after fully_shard and before the first forward, so that the daemon keeps its state")
+            "the model has already been used or already has an optimizer whose state the daemon "
+            "keeps: build the optimizer after fully_shard and before the first forward; later only "
+            "one of torch.optim, or shardd.torch.Sharded, after none or after another such one")
     for unit in units_of(root.module):
+        if before is None:
+            unit.take_trained()
         for p in unit.trained:
             if id(p.guard) not in by_id:
                 raise InvalidArgument(
                     f"the optimizer has no parameter '{p.name}' of {type(unit.module).__name__}: "
                     "it must have all trained parameters; set requires_grad=False before "
                     "fully_shard for those that are not trained", "params")
+    for unit in units_of(root.module):
+        settings(unit)  # nothing is registered if it raises
     tree = tree_of(root, settings)
+    tree.finish()
     tree.optimizer = optimizer
+    tree.by_trainer = optimizer.may_be_late
     return tree
 
 
@@ -80,6 +88,7 @@ class _Sharded(torch.optim.Optimizer):
     in_backward = False
     adds_up = False  # no reduction is the last before the step but the one that it makes itself
     steps_here = False  # in backward, in this process
+    may_be_late = False  # built when the units are registered
     _skip_if_found = False  # set by a GradScaler, for its step; the next one: by its unscale_
     _found_inf = False
 
@@ -168,7 +177,7 @@ class _InDaemon(_Sharded):
     _profile = OptimizerProfile.EAGER_SINGLE
 
     def __init__(self, params: Any, defaults: dict[str, Any], in_backward: bool) -> None:
-        super().__init__(params, defaults)
+        torch.optim.Optimizer.__init__(self, params, defaults)  # see _adopt.py
         self.state = _Elsewhere(self)  # type: ignore[assignment]
         self.in_backward = in_backward
         self._by_id = _check(self.param_groups)

@@ -1,0 +1,126 @@
+"""torch.optim's own classes on a wrapped model: ``torch.optim.AdamW(model.parameters())``.
+
+An optimizer that is built with sharded parameters gets another class while it is built: that of
+shardd.torch which the daemon runs, if there is one with its settings, else :class:`Sharded`. It is
+still an instance of its own class, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from ..errors import Unimplemented
+from ._guard import Guard
+from ._sharded import Sharded
+from .optim import SGD, Adam, AdamW, _root, _Sharded
+
+_TWINS: dict[type, Any] = {torch.optim.AdamW: AdamW, torch.optim.Adam: Adam, torch.optim.SGD: SGD}
+
+# What a twin has no settings for: only as they are here it computes the same.
+_NEITHER = ("capturable", "differentiable")
+_FORM = ("foreach", "fused")  # of all groups
+
+
+def _groups(given: list[Any]) -> list[dict[str, Any]]:
+    """As Optimizer makes them of @given. Iterators in it become lists, as there."""
+    if not given or not all(isinstance(group, dict) for group in given):
+        return [{"params": given}]
+    for group in given:
+        if isinstance(group.get("params"), Iterator):
+            group["params"] = list(group["params"])
+    return [dict(g) for g in given]
+
+
+def _guards(groups: list[dict[str, Any]]) -> list[Guard]:
+    found = []
+    for group in groups:
+        given = group.get("params", ())
+        for p in [given] if isinstance(given, torch.Tensor) else given:
+            value = p[1] if isinstance(p, tuple) else p  # of named_parameters()
+            if isinstance(value, Guard) and value._kind == "parameter":
+                found.append(value)
+    return found
+
+
+def _settings(kind: type, groups: list[dict[str, Any]],
+              defaults: dict[str, Any]) -> dict[str, Any] | None:
+    """The arguments of the twin of @kind; None: it has none that computes the same."""
+    if kind not in _TWINS or any(name in g for g in groups for name in (*_NEITHER, *_FORM)):
+        return None
+    decoupled = defaults.get("decoupled_weight_decay", False)
+    if any(defaults.get(name) for name in _NEITHER) or decoupled != (kind is torch.optim.AdamW):
+        return None
+    return {name: value for name, value in defaults.items()
+            if name not in (*_NEITHER, "decoupled_weight_decay")}
+
+
+def _class(kind: type, ours: type) -> type:
+    """One that is both, and says that it is @kind."""
+    return type(kind.__name__, (ours, kind), {"__module__": ours.__module__})
+
+
+def _adopt(optimizer: Any, groups: list[dict[str, Any]], defaults: dict[str, Any]) -> None:
+    kind = type(optimizer)
+    settings = _settings(kind, groups, defaults)
+    late = any(_root(p._unit).tree is not None for p in _guards(groups))
+    if settings is not None and not late:
+        optimizer.__class__ = _class(kind, _TWINS[kind])
+        try:
+            _TWINS[kind].__init__(optimizer, groups, **settings)
+            return
+        except Unimplemented:  # nothing has been registered yet
+            optimizer.__class__ = kind
+    optimizer.__class__ = _class(kind, Sharded)
+    Sharded.adopt(optimizer, kind, groups, functools.partial(_inner, optimizer, kind, defaults))
+
+
+def _inner(outer: Any, kind: type, defaults: dict[str, Any],
+           shards: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """An optimizer of @kind of @shards. The attributes that @kind's __init__ gives @outer stay
+    there; it reads and changes them."""
+    seen = weakref.ref(outer)
+
+    def attribute(_: Any, name: str) -> Any:
+        found = seen()
+        if found is None or name not in found.__dict__:
+            raise AttributeError(name)
+        return found.__dict__[name]
+
+    def set_attribute(self: Any, name: str, value: Any) -> None:
+        found = seen()
+        if name not in self.__dict__ and found is not None and name in found.__dict__:
+            found.__dict__[name] = value
+        else:
+            object.__setattr__(self, name, value)
+
+    made: Any = type(kind.__name__, (kind,), {"__getattr__": attribute,
+                                              "__setattr__": set_attribute})
+    inner = made.__new__(made)
+    for name in vars(torch.optim.Optimizer([torch.zeros(1)], {})):
+        object.__setattr__(inner, name, None)  # its own, not @outer's
+    _original(inner, shards, defaults)
+    return inner  # type: ignore[no-any-return]
+
+
+_original = torch.optim.Optimizer.__init__
+
+
+@functools.wraps(_original)
+def _init(self: torch.optim.Optimizer, params: Iterable[Any], defaults: dict[str, Any]) -> None:
+    if isinstance(self, _Sharded) or isinstance(params, torch.Tensor):
+        _original(self, params, defaults)
+        return
+    params = list(params)
+    groups = _groups(params)
+    if _guards(groups):
+        _adopt(self, groups, defaults)
+    else:
+        _original(self, params, defaults)
+
+
+torch.optim.Optimizer.__init__ = _init  # type: ignore[method-assign]
