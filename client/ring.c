@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/futex.h>
 #include <poll.h>
 #include <pthread.h>
@@ -29,7 +30,7 @@
 /* A thread that sleeps until @p is done, or until it is asked to look. */
 struct ring_waiter {
 	struct ring_waiter *next;
-	const struct ring_pending *p;
+	const struct ring_pending *p; /* NULL: any */
 	pthread_cond_t wake;
 };
 
@@ -55,6 +56,7 @@ struct ring {
 	bool lost;          /* the daemon is gone */
 	uint64_t looked_us; /* whether it is, last */
 	struct ring_waiter *waiters;
+	atomic_uint pokes; /* calls of ring_poke */
 };
 
 /* ------------------------------------------------------------------ submission */
@@ -130,7 +132,7 @@ static bool has_room(struct ring *r)
 static void wake_waiters(struct ring *r, const struct ring_pending *p)
 {
 	for (struct ring_waiter *w = r->waiters; w; w = w->next)
-		if (!p || w->p == p)
+		if (!p || !w->p || w->p == p)
 			pthread_cond_signal(&w->wake);
 }
 
@@ -257,14 +259,16 @@ static bool spin(const struct ring *r)
 	return false;
 }
 
-static void sleep_for(struct ring *r, uint64_t us)
+/* Not beyond a poke after @pokes of them. */
+static void sleep_for(struct ring *r, uint64_t us, unsigned pokes)
 {
 	struct timespec ts = { .tv_sec = (time_t)(us / 1000000),
 			       .tv_nsec = (long)(us % 1000000) * 1000 };
 
-	/* before cq_tail is looked at: the daemon has a barrier between the same two */
+	/* before cq_tail and the pokes are looked at: the daemon and ring_poke have a barrier between
+	 * the same two */
 	atomic_store_explicit(&r->shared->client_sleeps, 1, memory_order_seq_cst);
-	if (!is_there(r))
+	if (!is_there(r) && atomic_load(&r->pokes) == pokes)
 		syscall(SYS_futex, &r->shared->client_sleeps, FUTEX_WAIT, 1, &ts, NULL, 0);
 	atomic_store_explicit(&r->shared->client_sleeps, 0, memory_order_relaxed);
 }
@@ -314,6 +318,7 @@ static void glance(struct ring *r, const struct ring_pending *p)
 /* Look, sleep a while at most. Lock dropped meanwhile. */
 static void look(struct ring *r, uint64_t until_us)
 {
+	unsigned pokes = atomic_load(&r->pokes);
 	uint64_t now;
 	bool gone = false;
 
@@ -322,7 +327,7 @@ static void look(struct ring *r, uint64_t until_us)
 	if (!spin(r)) {
 		now = clock_now_us();
 		if (now < until_us)
-			sleep_for(r, until_us - now < SLEEP_US ? until_us - now : SLEEP_US);
+			sleep_for(r, until_us - now < SLEEP_US ? until_us - now : SLEEP_US, pokes);
 		gone = hung_up(r);
 	}
 	pthread_mutex_lock(&r->lock);
@@ -385,6 +390,66 @@ bool ring_pending_wait(struct ring_pending *p, int timeout_ms)
 		pthread_cond_signal(&r->waiters->wake);
 	ended = has_ended(p) || is_late(p);
 	pthread_mutex_unlock(&r->lock);
+	return ended;
+}
+
+/* ------------------------------------------------------------------ one of several */
+
+unsigned ring_pokes(const struct ring *r)
+{
+	return atomic_load(&r->pokes);
+}
+
+void ring_poke(struct ring *r)
+{
+	pthread_mutex_lock(&r->lock);
+	atomic_fetch_add(&r->pokes, 1); /* as the daemon posts: before the flag is looked at */
+	if (atomic_exchange(&r->shared->client_sleeps, 0))
+		syscall(SYS_futex, &r->shared->client_sleeps, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+	wake_waiters(r, NULL);
+	pthread_mutex_unlock(&r->lock);
+}
+
+bool ring_pending_ended(const struct ring_pending *p)
+{
+	return has_ended(p) || is_late(p);
+}
+
+static bool ring_any_ended(struct ring_pending *const *p, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (has_ended(p[i]))
+			return true;
+	return false;
+}
+
+bool ring_wait_any(struct ring *r, struct ring_pending *const *p, size_t n, unsigned pokes,
+		   int timeout_ms)
+{
+	uint64_t until =
+		timeout_ms < 0 ? UINT64_MAX : clock_now_us() + (uint64_t)timeout_ms * 1000u;
+	bool ended;
+
+	CHECK(n > 0);
+	for (size_t i = 0; i < n; i++)
+		if (p[i]->deadline_us && p[i]->deadline_us < until)
+			until = p[i]->deadline_us;
+	pthread_mutex_lock(&r->lock);
+	if (!r->looking)
+		glance(r, p[0]);
+	while (!ring_any_ended(p, n) && timeout_ms != 0 && ring_pokes(r) == pokes &&
+	       clock_now_us() < until) {
+		if (r->looking)
+			follow(r, NULL, until);
+		else
+			look(r, until);
+	}
+	if (!r->looking && r->waiters)
+		pthread_cond_signal(&r->waiters->wake);
+	ended = ring_any_ended(p, n);
+	pthread_mutex_unlock(&r->lock);
+	for (size_t i = 0; !ended && i < n; i++)
+		ended = is_late(p[i]);
 	return ended;
 }
 

@@ -68,6 +68,18 @@ int ring_start(struct ring *r, uint16_t op, const ProtobufCMessage *request, con
 bool ring_pending_wait(struct ring_pending *p, int timeout_ms);
 int ring_pending_result(struct ring_pending *p, ProtobufCMessage **ret, struct shardd_error *err);
 
+/* Has it ended, or is it late? Does not read the ring. Never blocks. */
+bool ring_pending_ended(const struct ring_pending *p);
+
+/* Wait until one of @n submissions, above 0, has ended. Return: false: @timeout_ms has passed, or
+ * ring_poke was called after ring_pokes returned @pokes. */
+bool ring_wait_any(struct ring *r, struct ring_pending *const *p, size_t n, unsigned pokes,
+		   int timeout_ms);
+
+/* End the ring_wait_any that block now. */
+void ring_poke(struct ring *r);
+unsigned ring_pokes(const struct ring *r);
+
 /* Ask the daemon to give it up; it is answered all the same. Return: 0 (also if it has been answered)
  * or RING_E_FULL. */
 int ring_pending_cancel(struct ring_pending *p);

@@ -38,6 +38,14 @@ int rpc_client_start(struct rpc_client *c, const char *method, const ProtobufCMe
  * Return: true if it has. */
 bool rpc_pending_wait(struct rpc_pending *p, int timeout_ms);
 
+/* The same for one of @n calls of the same connection. */
+bool rpc_pending_wait_any(struct rpc_pending *const *p, size_t n, int timeout_ms);
+
+/* From now on calls end even if nobody waits for them: a thread of the library takes the events, and
+ * @on_event is called after each, by whichever thread takes it, with a lock of @c held. Does nothing
+ * if there is such a thread already. Ends with rpc_client_close. Return: 0 or a negative errno. */
+int rpc_client_serve(struct rpc_client *c, void (*on_event)(void *data), void *data);
+
 /* The outcome of a unary call that has ended.
  * @ret: the reply, the caller's (protobuf_c_message_free_unpacked).
  * Return: 0 or a negative shardd_code with @err from the status details. */

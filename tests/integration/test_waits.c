@@ -315,6 +315,157 @@ Test(waits, a_stalled_wait_is_told)
 	trainfix_run(2, stall_trainer, trainer_shared(sizeof(atomic_uint)));
 }
 
+/* -------------------------------------------------------------- one of several */
+
+struct any_turn {
+	atomic_uint asked, done;
+};
+
+static shardd_ticket submit_sum(shardd_client *c, shardd_group group, uint64_t buffer)
+{
+	shardd_ticket ticket;
+
+	TRAIN_OK(shardd_submit_all_reduce(c,
+					  SHARDD_OPTIONS(all_reduce, .group = group,
+							 .buffer = buffer, .count = 1,
+							 .dtype = SHARDD_FP32, .op = SHARDD_SUM),
+					  &ticket, &train_err));
+	return ticket;
+}
+
+static shardd_ticket submit_convert(shardd_client *c, shardd_unit u)
+{
+	shardd_ticket ticket;
+
+	TRAIN_OK(shardd_submit_convert(
+		c, SHARDD_OPTIONS(convert, .units = &u, .n_units = 1, .layout = SHARDD_LAYOUT_DIM0),
+		&ticket, &train_err));
+	return ticket;
+}
+
+/* Rank 0 submits an op of all ranks and one of a group; rank 1 calls the second one first. */
+static void any_of_two(const struct trainer *t, shardd_client *c, bool convert)
+{
+	struct any_turn *turn = t->arg;
+	struct shardd_unit_spec like = { 0 };
+	shardd_ticket tickets[4] = { 0 };
+	uint64_t buffers[2];
+	size_t at = 9;
+	shardd_unit u;
+	void *data;
+
+	TRAIN_OK(shardd_group_create(c, "both", (uint32_t[]){ 0, 1 }, 2, &like.group, &train_err));
+	u = train_zero_unit(c, "unit", N, &like);
+	for (unsigned i = 0; i < 2; i++)
+		TRAIN_OK(shardd_alloc(c, sizeof(float), &buffers[i], &data, &train_err));
+	if (t->rank == 1) {
+		await(&turn->asked, 1);
+		tickets[3] = convert ? submit_convert(c, u) : submit_sum(c, like.group, buffers[1]);
+		TRAIN_OK(shardd_wait(c, tickets[3], -1, NULL, &train_err));
+		await(&turn->done, 1);
+		tickets[1] = submit_sum(c, SHARDD_WORLD, buffers[0]);
+		TRAIN_OK(shardd_wait(c, tickets[1], -1, NULL, &train_err));
+		return;
+	}
+	tickets[1] = submit_sum(c, SHARDD_WORLD, buffers[0]);
+	tickets[3] = convert ? submit_convert(c, u) : submit_sum(c, like.group, buffers[1]);
+	for (int ms = 0; ms <= 20; ms += 20) {
+		TRAIN_FAILS(shardd_wait_any(c, tickets, 4, ms, &at, &train_err),
+			    SHARDD_DEADLINE_EXCEEDED);
+		TRAINER_CHECK(train_err.native == EAGAIN && at == 9);
+	}
+	shardd_interrupt(c);
+	TRAIN_FAILS(shardd_wait_any(c, tickets, 4, -1, &at, &train_err), SHARDD_CANCELLED);
+	TRAINER_CHECK(train_err.native == EINTR && at == 9);
+	atomic_store(&turn->asked, 1);
+	for (unsigned i = 0; i < 2; i++) { /* it stays until it is waited for */
+		TRAIN_OK(shardd_wait_any(c, tickets, 4, -1, &at, &train_err));
+		TRAINER_CHECK(at == 3);
+	}
+	TRAIN_OK(shardd_wait(c, tickets[3], 0, NULL, &train_err));
+	TRAIN_FAILS(shardd_wait_any(c, tickets, 4, -1, &at, &train_err), SHARDD_INVALID_ARGUMENT);
+	TRAINER_CHECK(train_err.native == EBADF);
+	tickets[3] = 0;
+	atomic_store(&turn->done, 1);
+	TRAIN_OK(shardd_wait_any(c, tickets, 4, 10000, &at, &train_err));
+	TRAINER_CHECK(at == 1);
+	tickets[2] = tickets[1];
+	TRAIN_FAILS(shardd_wait_any(c, tickets, 4, -1, &at, &train_err),
+		    SHARDD_FAILED_PRECONDITION);
+	TRAIN_OK(shardd_wait(c, tickets[1], 0, NULL, &train_err));
+	tickets[1] = tickets[2] = 0;
+	TRAIN_FAILS(shardd_wait_any(c, tickets, 4, -1, &at, &train_err), SHARDD_INVALID_ARGUMENT);
+	TRAIN_FAILS(shardd_wait_any(c, tickets, 0, -1, &at, &train_err), SHARDD_INVALID_ARGUMENT);
+}
+
+static int any_trainer(const struct trainer *t)
+{
+	shardd_client *c = train_join(t);
+
+	any_of_two(t, c, false);
+	train_leave(c);
+	return 0;
+}
+
+static int any_over_grpc_trainer(const struct trainer *t)
+{
+	shardd_client *c;
+
+	setenv("SHARDD_RING", "off", 1);
+	c = train_join(t);
+	any_of_two(t, c, false);
+	train_leave(c);
+	return 0;
+}
+
+/* The conversion's reply has lists: it goes over gRPC, while the barrier is in the ring. */
+static int any_over_both_trainer(const struct trainer *t)
+{
+	shardd_client *c = train_join(t);
+
+	any_of_two(t, c, true);
+	train_leave(c);
+	return 0;
+}
+
+Test(waits, one_of_several_in_the_ring)
+{
+	trainfix_run(2, any_trainer, trainer_shared(sizeof(struct any_turn)));
+}
+
+Test(waits, one_of_several_over_grpc)
+{
+	trainfix_run(2, any_over_grpc_trainer, trainer_shared(sizeof(struct any_turn)));
+}
+
+Test(waits, one_of_several_in_the_ring_and_over_grpc)
+{
+	trainfix_run(2, any_over_both_trainer, trainer_shared(sizeof(struct any_turn)));
+}
+
+/* A failed op has ended, too, and so has one that is late. */
+static int any_failed_trainer(const struct trainer *t)
+{
+	shardd_client *c = train_join(t);
+	shardd_ticket tickets[2];
+	size_t at;
+
+	shardd_set_timeout(c, 1);
+	TRAIN_OK(shardd_submit_gather(c, SHARDD_OPTIONS(gather, .unit = 77), &tickets[0],
+				      &train_err));
+	TRAIN_OK(shardd_wait_any(c, tickets, 1, -1, &at, &train_err));
+	TRAINER_CHECK(at == 0);
+	TRAIN_FAILS(shardd_wait(c, tickets[0], 0, NULL, &train_err), SHARDD_NOT_FOUND);
+	shardd_set_timeout(c, 0);
+	train_leave(c);
+	return 0;
+}
+
+Test(waits, one_of_several_may_have_failed)
+{
+	trainfix_run(1, any_failed_trainer, NULL);
+}
+
 /* ------------------------------------------------------------------ optimizers */
 
 static int optimizer_trainer(const struct trainer *t)

@@ -1,6 +1,8 @@
 /* The client's side of a ring, with a daemon's side that does what the test says. */
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -152,6 +154,39 @@ Test(client_ring, a_daemon_that_is_gone)
 	for (unsigned i = 0; i < 2 * RING_MIN_ENTRIES; i++)
 		cr_assert_eq(start(&late, 0), RING_E_LOST);
 	cr_assert_eq(atomic_load(&daemon_side.shared->sq_tail), tail);
+}
+
+static void *poke_ring(void *arg)
+{
+	atomic_bool *stop = arg;
+
+	while (!atomic_load(stop))
+		ring_poke(ring);
+	return NULL;
+}
+
+Test(client_ring, one_of_several)
+{
+	struct ring_pending p[3], *list[] = { &p[0], &p[1], &p[2] };
+	atomic_bool stop = false;
+	pthread_t thread;
+
+	for (unsigned i = 0; i < 3; i++)
+		cr_assert_eq(start(&p[i], i == 2 ? 50 : 0), 0);
+	cr_assert(!ring_wait_any(ring, list, 2, ring_pokes(ring), 0));
+	cr_assert(!ring_wait_any(ring, list, 2, ring_pokes(ring), 1));
+	cr_assert(!ring_wait_any(ring, list, 2, ring_pokes(ring) - 1, -1), "there was a poke");
+	cr_assert_eq(pthread_create(&thread, NULL, poke_ring, &stop), 0);
+	for (unsigned i = 0; i < 100; i++)
+		cr_assert(!ring_wait_any(ring, list, 2, ring_pokes(ring), -1));
+	atomic_store(&stop, true);
+	pthread_join(thread, NULL);
+	cr_assert(ring_wait_any(ring, list, 3, ring_pokes(ring), -1), "the last one is late");
+	cr_assert(ring_pending_ended(&p[2]) && !ring_pending_ended(&p[1]));
+	answer(13, NULL, 0);
+	cr_assert(ring_wait_any(ring, list, 2, ring_pokes(ring), -1));
+	for (unsigned i = 0; i < 3; i++)
+		ring_pending_free(&p[i]);
 }
 
 Test(client_ring, what_goes_over_it)

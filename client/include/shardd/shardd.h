@@ -94,8 +94,9 @@ struct shardd_options {
 	 * ("host:0"). NULL: $SHARDD_DEVICE, else the GPU of the calling thread's current
 	 * CUDA context, if it has one; else the daemon chooses. Borrowed during the call. */
 	const char *device;
-	/* Called by a thread that waits for a ticket, after @stall_ms and then every @stall_ms, with a sentence that names the op. It may call shardd_cancel, shardd_interrupt and
-	 * shardd_get_info, no other function. NULL: none. */
+	/* Called by a thread that waits for a ticket, after @stall_ms and then every @stall_ms, with a
+	 * sentence that names the op (of shardd_wait_any, the first). It may call shardd_cancel,
+	 * shardd_interrupt and shardd_get_info, no other function. NULL: none. */
 	void (*on_stall)(void *stall_data, uint64_t ticket, const char *text);
 	void *stall_data;
 	uint32_t stall_ms; /* with @on_stall: above 0 */
@@ -479,6 +480,17 @@ struct shardd_result {
  * (another thread waits for it). Any thread. */
 SHARDD_API int shardd_wait(shardd_client *c, shardd_ticket t, int timeout_ms,
 			   struct shardd_result *ret, struct shardd_error *err);
+
+/* Wait until one of @n ops has ended, whether it succeeded or failed, at most @timeout_ms (-1: until
+ * the deadline of one of them). Tickets that are 0 are left out. @ret: the index of a ticket whose
+ * op has ended; of several the first. The ticket stays: shardd_wait then returns the result without
+ * waiting and ends the ticket. Errors: those of a wait that only ends itself, as shardd_wait has
+ * them; INVALID_ARGUMENT (no ticket is given; with native EBADF: no such ticket),
+ * FAILED_PRECONDITION (a thread is waiting for one of them already, or it is given twice),
+ * RESOURCE_EXHAUSTED (the library starts a thread for a list of which some ops are in the ring and
+ * others were sent over gRPC, and cannot). Any thread. */
+SHARDD_API int shardd_wait_any(shardd_client *c, const shardd_ticket *tickets, size_t n,
+			       int timeout_ms, size_t *ret, struct shardd_error *err);
 
 /* Detach an op: its ticket has ended and needs no wait. What the op hands out stays held until it is
  * given back, and is not mapped. If the op fails, the failure is kept, and the next submission or
