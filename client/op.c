@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "client_error.h"
+#include "completion.h"
 #include "core/check.h"
 #include "options.h"
 
@@ -447,14 +448,6 @@ int shardd_wait(shardd_client *c, shardd_ticket t, int timeout_ms, struct shardd
 
 /* ------------------------------------------------------------- one of several */
 
-static void op_poke_ring(void *data)
-{
-	struct shardd_client *c = data;
-
-	if (c->ring)
-		ring_poke(c->ring);
-}
-
 static int op_claim(struct shardd_client *c, shardd_ticket t, struct ticket **ret,
 		    struct shardd_error *err)
 {
@@ -500,11 +493,7 @@ static int op_wait_set(struct shardd_client *c, const shardd_ticket *tickets,
 	int r = op_claim_all(c, tickets, set->n, set, &w.ticket, err);
 
 	if (r == 0 && set->n_rings && set->n_rpcs)
-		r = rpc_client_serve(c->rpc, op_poke_ring, c);
-	if (r < 0 && set->n_rings && set->n_rpcs)
-		return error_os(
-			err, SHARDD_RESOURCE_EXHAUSTED, -r,
-			"cannot start the thread that waits for ops that were sent over gRPC");
+		r = completion_serve_rpc(c, err);
 	if (r < 0)
 		return r;
 	for (size_t i = 0; !first; i++)

@@ -21,6 +21,7 @@
 #include "core/clock.h"
 #include "methods.h"
 #include "shardd.pb-c.h"
+#include "thread.h"
 
 /* How long one sleeps before it looks whether the daemon is still there. */
 #define SLEEP_US 100000u
@@ -32,6 +33,15 @@ struct ring_waiter {
 	struct ring_waiter *next;
 	const struct ring_pending *p; /* NULL: any */
 	pthread_cond_t wake;
+	int told_fd; /* an eventfd that is signalled, too; -1: none */
+};
+
+/* The thread of ring_serve. */
+struct ring_server {
+	pthread_t id;
+	struct ring_waiter waiter; /* in ring.waiters while it runs */
+	bool runs, stop;
+	uint64_t late_us; /* which deadlines had passed when it last looked */
 };
 
 struct ring {
@@ -57,6 +67,7 @@ struct ring {
 	uint64_t looked_us; /* whether it is, last */
 	struct ring_waiter *waiters;
 	atomic_uint pokes; /* calls of ring_poke */
+	struct ring_server server;
 };
 
 /* ------------------------------------------------------------------ submission */
@@ -129,11 +140,21 @@ static bool has_room(struct ring *r)
 
 /* ------------------------------------------------------------------ completions */
 
+static void ring_wake(struct ring_waiter *w)
+{
+	const uint64_t one = 1;
+
+	pthread_cond_signal(&w->wake);
+	if (w->told_fd >= 0) /* if it is full it is readable already */
+		while (write(w->told_fd, &one, sizeof(one)) < 0 && errno == EINTR)
+			;
+}
+
 static void wake_waiters(struct ring *r, const struct ring_pending *p)
 {
 	for (struct ring_waiter *w = r->waiters; w; w = w->next)
 		if (!p || !w->p || w->p == p)
-			pthread_cond_signal(&w->wake);
+			ring_wake(w);
 }
 
 static void take_message(struct ring_pending *p, const struct ring_entry *e, const uint8_t *longer)
@@ -316,7 +337,7 @@ static void glance(struct ring *r, const struct ring_pending *p)
 }
 
 /* Look, sleep a while at most. Lock dropped meanwhile. */
-static void look(struct ring *r, uint64_t until_us)
+static void look(struct ring *r, uint64_t until_us, bool spins)
 {
 	unsigned pokes = atomic_load(&r->pokes);
 	uint64_t now;
@@ -324,7 +345,7 @@ static void look(struct ring *r, uint64_t until_us)
 
 	r->looking = true;
 	pthread_mutex_unlock(&r->lock);
-	if (!spin(r)) {
+	if (!(spins ? spin(r) : is_there(r))) {
 		now = clock_now_us();
 		if (now < until_us)
 			sleep_for(r, until_us - now < SLEEP_US ? until_us - now : SLEEP_US, pokes);
@@ -339,7 +360,7 @@ static void look(struct ring *r, uint64_t until_us)
 
 static void follow(struct ring *r, const struct ring_pending *p, uint64_t until_us)
 {
-	struct ring_waiter w = { .next = r->waiters, .p = p };
+	struct ring_waiter w = { .next = r->waiters, .p = p, .told_fd = -1 };
 	struct timespec at = { .tv_sec = (time_t)(until_us / 1000000),
 			       .tv_nsec = (long)(until_us % 1000000) * 1000 };
 	struct ring_waiter **link;
@@ -383,7 +404,7 @@ bool ring_pending_wait(struct ring_pending *p, int timeout_ms)
 		if (r->looking)
 			follow(r, p, until);
 		else
-			look(r, until);
+			look(r, until, true);
 	}
 	/* Another waiter must continue to poll. */
 	if (!r->looking && r->waiters)
@@ -400,13 +421,21 @@ unsigned ring_pokes(const struct ring *r)
 	return atomic_load(&r->pokes);
 }
 
-void ring_poke(struct ring *r)
+/* Lock held. */
+static void ring_poke_locked(struct ring *r)
 {
-	pthread_mutex_lock(&r->lock);
 	atomic_fetch_add(&r->pokes, 1); /* as the daemon posts: before the flag is looked at */
 	if (atomic_exchange(&r->shared->client_sleeps, 0))
 		syscall(SYS_futex, &r->shared->client_sleeps, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-	wake_waiters(r, NULL);
+	for (struct ring_waiter *w = r->waiters; w; w = w->next)
+		if (!w->p)
+			ring_wake(w);
+}
+
+void ring_poke(struct ring *r)
+{
+	pthread_mutex_lock(&r->lock);
+	ring_poke_locked(r);
 	pthread_mutex_unlock(&r->lock);
 }
 
@@ -442,7 +471,7 @@ bool ring_wait_any(struct ring *r, struct ring_pending *const *p, size_t n, unsi
 		if (r->looking)
 			follow(r, NULL, until);
 		else
-			look(r, until);
+			look(r, until, true);
 	}
 	if (!r->looking && r->waiters)
 		pthread_cond_signal(&r->waiters->wake);
@@ -451,6 +480,82 @@ bool ring_wait_any(struct ring *r, struct ring_pending *const *p, size_t n, unsi
 	for (size_t i = 0; !ended && i < n; i++)
 		ended = is_late(p[i]);
 	return ended;
+}
+
+/* ------------------------------------------------------- a thread that waits */
+
+/* Submissions whose deadline has passed since the last look have ended, too. Lock held. */
+static void ring_tell_late(struct ring *r)
+{
+	uint64_t now = clock_now_us();
+	bool any = false;
+
+	for (uint32_t i = 0; i < r->entries && !any; i++) {
+		const struct ring_pending *p = r->slots[i];
+
+		any = p && p != ABANDONED && p->deadline_us > r->server.late_us &&
+		      p->deadline_us <= now;
+	}
+	r->server.late_us = now;
+	if (any)
+		ring_wake(&r->server.waiter);
+}
+
+static void *ring_serve_thread(void *arg)
+{
+	struct ring *r = arg;
+	struct ring_waiter *w = &r->server.waiter;
+
+	pthread_mutex_lock(&r->lock);
+	while (!r->server.stop && !r->lost) {
+		if (r->looking)
+			pthread_cond_wait(&w->wake, &r->lock);
+		else
+			look(r, UINT64_MAX, false);
+		ring_tell_late(r);
+	}
+	while (!r->server.stop) /* nothing ends any more */
+		pthread_cond_wait(&w->wake, &r->lock);
+	if (!r->looking && r->waiters)
+		pthread_cond_signal(&r->waiters->wake);
+	pthread_mutex_unlock(&r->lock);
+	return NULL;
+}
+
+int ring_serve(struct ring *r, int told_fd)
+{
+	struct ring_server *s = &r->server;
+	int e = 0;
+
+	pthread_mutex_lock(&r->lock);
+	if (!s->runs) {
+		s->waiter = (struct ring_waiter){ .told_fd = told_fd };
+		s->late_us = clock_now_us();
+		pthread_cond_init(&s->waiter.wake, NULL);
+		e = thread_start(&s->id, ring_serve_thread, r);
+		s->runs = e == 0;
+		if (s->runs) {
+			s->waiter.next = r->waiters;
+			r->waiters = &s->waiter;
+		} else {
+			pthread_cond_destroy(&s->waiter.wake);
+		}
+	}
+	pthread_mutex_unlock(&r->lock);
+	return -e;
+}
+
+/* Its waiter stays in the list: nobody waits any more. */
+static void ring_stop_serving(struct ring *r)
+{
+	if (!r->server.runs)
+		return;
+	pthread_mutex_lock(&r->lock);
+	r->server.stop = true;
+	ring_poke_locked(r);
+	pthread_mutex_unlock(&r->lock);
+	pthread_join(r->server.id, NULL);
+	pthread_cond_destroy(&r->server.waiter.wake);
 }
 
 /* ------------------------------------------------------------------ outcome */
@@ -620,6 +725,7 @@ void ring_close(struct ring *r)
 {
 	if (!r)
 		return;
+	ring_stop_serving(r);
 	munmap(r->shared, r->bytes);
 	fd_close(r->event_fd);
 	fd_close(r->watch_fd);

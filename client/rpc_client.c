@@ -5,7 +5,6 @@
 #include <grpc/grpc_posix.h>
 #include <grpc/grpc_security.h>
 #include <limits.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -14,6 +13,7 @@
 
 #include "client_error.h"
 #include "rpc_client_impl.h"
+#include "thread.h"
 
 #define FIRST_PAUSE_MS 5 /* between two tries to connect; doubles */
 #define MAX_PAUSE_MS   100
@@ -194,18 +194,14 @@ static void *serve(void *arg)
 
 int rpc_client_serve(struct rpc_client *c, void (*on_event)(void *data), void *data)
 {
-	sigset_t all, before_it;
 	int e = 0;
 
-	sigfillset(&all);
 	pthread_mutex_lock(&c->lock);
 	if (!c->server.runs) {
 		pthread_cond_init(&c->server.wake, NULL);
 		c->server.on_event = on_event;
 		c->server.data = data;
-		pthread_sigmask(SIG_SETMASK, &all, &before_it); /* signals are for the program's */
-		e = pthread_create(&c->server.id, NULL, serve, c);
-		pthread_sigmask(SIG_SETMASK, &before_it, NULL);
+		e = thread_start(&c->server.id, serve, c);
 		c->server.runs = e == 0;
 		if (e)
 			pthread_cond_destroy(&c->server.wake);
@@ -214,8 +210,7 @@ int rpc_client_serve(struct rpc_client *c, void (*on_event)(void *data), void *d
 	return -e;
 }
 
-/* It may be in a call that never ends. */
-static void stop_serving(struct rpc_client *c)
+void rpc_client_stop_serving(struct rpc_client *c)
 {
 	pthread_mutex_lock(&c->lock);
 	if (!c->server.runs) {
@@ -375,7 +370,7 @@ void rpc_client_close(struct rpc_client *c)
 {
 	if (!c)
 		return;
-	stop_serving(c);
+	rpc_client_stop_serving(c);
 	pthread_mutex_lock(&c->lock);
 	cancel_all(c);
 	pthread_mutex_unlock(&c->lock);

@@ -1,6 +1,7 @@
 /* Tickets that are let go, cancelled, interrupted, or that take long. */
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -8,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+#include <uv.h>
 
 #include "trainfix.h"
 
@@ -464,6 +467,167 @@ static int any_failed_trainer(const struct trainer *t)
 Test(waits, one_of_several_may_have_failed)
 {
 	trainfix_run(1, any_failed_trainer, NULL);
+}
+
+/* ----------------------------------------------------------- the descriptor */
+
+static bool is_readable(int fd, int timeout_ms)
+{
+	struct pollfd p = { .fd = fd, .events = POLLIN };
+
+	return poll(&p, 1, timeout_ms) == 1;
+}
+
+static void drain(int fd)
+{
+	uint64_t n;
+
+	TRAINER_CHECK(read(fd, &n, sizeof(n)) == sizeof(n));
+	TRAINER_CHECK(!is_readable(fd, 0));
+}
+
+/* Rank 1 answers when it is told to; nobody waits on rank 0 while the descriptor becomes readable. */
+static void completion(const struct trainer *t, shardd_client *c, bool convert)
+{
+	struct any_turn *turn = t->arg;
+	shardd_unit u = train_zero_unit(c, "unit", N, NULL);
+	shardd_ticket ticket;
+	int fd = -1, again = -1;
+	size_t at;
+
+	if (t->rank == 1) {
+		await(&turn->asked, 1);
+		TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
+		if (convert) {
+			ticket = submit_convert(c, u);
+			TRAIN_OK(shardd_wait(c, ticket, -1, NULL, &train_err));
+		}
+		await(&turn->done, 1);
+		TRAIN_FAILS(shardd_barrier(c, SHARDD_WORLD, &train_err), SHARDD_DEADLINE_EXCEEDED);
+		return;
+	}
+	TRAIN_OK(shardd_completion_fd(c, &fd, &train_err));
+	TRAIN_OK(shardd_completion_fd(c, &again, &train_err));
+	TRAINER_CHECK(fd >= 0 && again == fd && is_readable(fd, 0));
+	drain(fd);
+	TRAIN_OK(shardd_submit_barrier(c, SHARDD_OPTIONS(barrier), &ticket, &train_err));
+	TRAINER_CHECK(!is_readable(fd, 50));
+	atomic_store(&turn->asked, 1);
+	TRAINER_CHECK(is_readable(fd, 10000));
+	TRAINER_CHECK(is_readable(fd, 0)); /* until it is drained */
+	drain(fd);
+	TRAIN_OK(shardd_wait_any(c, &ticket, 1, 0, &at, &train_err));
+	TRAIN_OK(shardd_wait(c, ticket, 0, NULL, &train_err));
+	TRAINER_CHECK(!is_readable(fd, 10));
+	if (convert) { /* over gRPC, beside the ring */
+		ticket = submit_convert(c, u);
+		TRAINER_CHECK(is_readable(fd, 10000));
+		drain(fd);
+		while (shardd_wait(c, ticket, 0, NULL, &train_err))
+			TRAINER_CHECK(train_err.native == EAGAIN && is_readable(fd, 10000));
+	}
+	shardd_set_timeout(c, 50); /* the daemon says it */
+	TRAIN_OK(shardd_submit_barrier(c, SHARDD_OPTIONS(barrier), &ticket, &train_err));
+	TRAINER_CHECK(is_readable(fd, 10000));
+	TRAIN_FAILS(shardd_wait(c, ticket, 0, NULL, &train_err), SHARDD_DEADLINE_EXCEEDED);
+	shardd_set_timeout(c, 0);
+	atomic_store(&turn->done, 1);
+}
+
+static int completion_trainer(const struct trainer *t)
+{
+	shardd_client *c = train_join(t);
+
+	completion(t, c, true);
+	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
+	train_leave(c);
+	return 0;
+}
+
+static int completion_over_grpc_trainer(const struct trainer *t)
+{
+	shardd_client *c;
+
+	setenv("SHARDD_RING", "off", 1);
+	c = train_join(t);
+	completion(t, c, false);
+	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
+	train_leave(c);
+	return 0;
+}
+
+Test(waits, a_descriptor_tells_that_an_op_has_ended)
+{
+	trainfix_run(2, completion_trainer, trainer_shared(sizeof(struct any_turn)));
+}
+
+Test(waits, a_descriptor_tells_that_an_op_over_grpc_has_ended)
+{
+	trainfix_run(2, completion_over_grpc_trainer, trainer_shared(sizeof(struct any_turn)));
+}
+
+/* A loop of libuv in which each op that has ended submits the next one. */
+struct loop {
+	shardd_client *c;
+	shardd_unit u;
+	shardd_ticket tickets[4];
+	unsigned ended;
+	int fd;
+};
+
+static void loop_submit(struct loop *l, size_t at)
+{
+	TRAIN_OK(shardd_submit_gather(l->c, SHARDD_OPTIONS(gather, .unit = l->u), &l->tickets[at],
+				      &train_err));
+}
+
+static void loop_on_readable(uv_poll_t *handle, int status, int events)
+{
+	enum { OPS = 1000 };
+	struct loop *l = handle->data;
+	uint64_t count;
+	size_t at;
+
+	(void)events;
+	TRAINER_CHECK(status == 0);
+	(void)!read(l->fd, &count, sizeof(count));
+	while (shardd_wait_any(l->c, l->tickets, 4, 0, &at, &train_err) == 0) {
+		/* the first one maps its memory */
+		TRAIN_OK(shardd_wait(l->c, l->tickets[at], -1, NULL, &train_err));
+		l->tickets[at] = 0;
+		if (l->ended++ + 4 < OPS)
+			loop_submit(l, at);
+	}
+	if (l->ended == OPS)
+		uv_poll_stop(handle);
+}
+
+static int loop_trainer(const struct trainer *t)
+{
+	struct loop l = { .c = train_join(t) };
+	uv_poll_t handle = { .data = &l };
+	uv_loop_t loop;
+
+	l.u = train_zero_unit(l.c, "unit", N, NULL);
+	TRAIN_OK(shardd_completion_fd(l.c, &l.fd, &train_err));
+	uv_loop_init(&loop);
+	uv_poll_init(&loop, &handle, l.fd);
+	uv_poll_start(&handle, UV_READABLE, loop_on_readable);
+	for (size_t i = 0; i < 4; i++)
+		loop_submit(&l, i);
+	uv_run(&loop, UV_RUN_DEFAULT);
+	uv_close((uv_handle_t *)&handle, NULL);
+	uv_run(&loop, UV_RUN_DEFAULT);
+	TRAINER_CHECK(uv_loop_close(&loop) == 0 && l.ended == 1000);
+	for (unsigned i = 0; i < 1000; i++)
+		TRAIN_OK(shardd_release(l.c, l.u, &train_err));
+	train_leave(l.c);
+	return 0;
+}
+
+Test(waits, a_loop_waits_for_ops_by_their_descriptor)
+{
+	trainfix_run(1, loop_trainer, NULL);
 }
 
 /* ------------------------------------------------------------------ optimizers */

@@ -1,6 +1,7 @@
 /* The client's side of a ring, with a daemon's side that does what the test says. */
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -187,6 +188,41 @@ Test(client_ring, one_of_several)
 	cr_assert(ring_wait_any(ring, list, 2, ring_pokes(ring), -1));
 	for (unsigned i = 0; i < 3; i++)
 		ring_pending_free(&p[i]);
+}
+
+static bool is_told(int fd, int timeout_ms)
+{
+	struct pollfd p = { .fd = fd, .events = POLLIN };
+	uint64_t n;
+
+	return poll(&p, 1, timeout_ms) == 1 && read(fd, &n, sizeof(n)) == sizeof(n);
+}
+
+/* An answer, a deadline that passes, and a daemon that goes: nobody waits for any of them. */
+Test(client_ring, a_descriptor_tells_what_has_ended)
+{
+	int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	struct ring_pending p[3];
+
+	cr_assert_eq(ring_serve(ring, fd), 0);
+	cr_assert_eq(ring_serve(ring, fd), 0);
+	for (unsigned i = 0; i < 3; i++) {
+		cr_assert_eq(start(&p[i], i == 1 ? 20 : 0), 0);
+		if (i == 0)
+			answer(13, NULL, 0);
+		if (i == 2) {
+			atomic_store(&daemon_side.shared->closed, 1);
+			shutdown(pair[1], SHUT_RDWR);
+		}
+		cr_assert(is_told(fd, 5000), "%u", i);
+		cr_assert(ring_pending_ended(&p[i]));
+		cr_assert(!is_told(fd, 0));
+	}
+	for (unsigned i = 0; i < 3; i++)
+		ring_pending_free(&p[i]);
+	ring_close(ring);
+	ring = NULL;
+	close(fd);
 }
 
 Test(client_ring, what_goes_over_it)

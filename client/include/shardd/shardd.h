@@ -483,14 +483,31 @@ SHARDD_API int shardd_wait(shardd_client *c, shardd_ticket t, int timeout_ms,
 
 /* Wait until one of @n ops has ended, whether it succeeded or failed, at most @timeout_ms (-1: until
  * the deadline of one of them). Tickets that are 0 are left out. @ret: the index of a ticket whose
- * op has ended; of several the first. The ticket stays: shardd_wait then returns the result without
- * waiting and ends the ticket. Errors: those of a wait that only ends itself, as shardd_wait has
+ * op has ended; of several the first. The ticket stays: shardd_wait then returns the result and ends
+ * the ticket; it blocks only to map memory that this process has not mapped before. Errors: those of a wait that only ends itself, as shardd_wait has
  * them; INVALID_ARGUMENT (no ticket is given; with native EBADF: no such ticket),
  * FAILED_PRECONDITION (a thread is waiting for one of them already, or it is given twice),
  * RESOURCE_EXHAUSTED (the library starts a thread for a list of which some ops are in the ring and
  * others were sent over gRPC, and cannot). Any thread. */
 SHARDD_API int shardd_wait_any(shardd_client *c, const shardd_ticket *tickets, size_t n,
 			       int timeout_ms, size_t *ret, struct shardd_error *err);
+
+/* A descriptor for poll, epoll, libuv and the like: readable when an op of this session may have
+ * ended since it was last drained. Drain it, then look:
+ *	uint64_t n;
+ *	read(fd, &n, sizeof(n));
+ *	while (shardd_wait_any(c, tickets, n_tickets, 0, &i, &err) == 0)
+ *		... shardd_wait(c, tickets[i], -1, &result, &err), then tickets[i] = 0 ...
+ * It is an eventfd, non-blocking. Level-triggered: it stays readable until it is read; one read of 8
+ * bytes drains it however many ops have ended. An op that ends after the read makes it readable
+ * again, so none is missed if the read comes first. It is readable at first, and may be so without
+ * news: ops count that another thread waited for, that were detached, that failed, whose deadline
+ * has passed, or that the daemon will not answer because it is gone, and so do calls that are not
+ * ops. @ret: the library's; do not close it or change its flags. Each call returns the same
+ * descriptor; shardd_close closes it. The first call starts one thread, or two with a ring, which
+ * take no signals; from then on a blocking wait costs one more switch of threads. Errors:
+ * RESOURCE_EXHAUSTED (no descriptor, no thread). Any thread. */
+SHARDD_API int shardd_completion_fd(shardd_client *c, int *ret, struct shardd_error *err);
 
 /* Detach an op: its ticket has ended and needs no wait. What the op hands out stays held until it is
  * given back, and is not mapped. If the op fails, the failure is kept, and the next submission or
