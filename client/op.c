@@ -596,9 +596,6 @@ int shardd_cancel(shardd_client *c, shardd_ticket t, struct shardd_error *err)
 	r = tickets_cancel(&c->tickets, t);
 	if (r == TICKET_E_NONE)
 		return no_ticket(t, err);
-	if (r == TICKET_E_FULL)
-		return error_set(err, SHARDD_RESOURCE_EXHAUSTED, NULL,
-				 "the ring to the daemon is full: cancel again later");
 	if (r == TICKET_E_GRPC)
 		return error_set(err, SHARDD_FAILED_PRECONDITION, "ticket",
 				 "op %llu was sent over gRPC, and only ops in the ring can be "

@@ -62,6 +62,8 @@ struct ring {
 	struct ring_pending **slots; /* by tag; NULL: free */
 	uint32_t *free_slots;
 	uint32_t n_free;
+	uint64_t cancelled[RING_MAX_ENTRIES / 64]; /* slots whose ops were cancelled; bits */
+	uint32_t n_cancelled;
 	bool looking;       /* a thread does, without the lock */
 	bool lost;          /* the daemon is gone */
 	uint64_t looked_us; /* whether it is, last */
@@ -113,23 +115,6 @@ static void put(struct ring *r, uint16_t op, const ProtobufCMessage *request, ui
 	ring_publish(&r->shared->sq_tail, r->sq_tail);
 }
 
-/* With the lock held, and room. The daemon takes submissions in their order, so @slot is still that of
- * the op when it reads this. */
-static void put_cancel(struct ring *r, uint32_t slot)
-{
-	struct ring_entry *e = &r->sq[r->sq_tail & (r->entries - 1)];
-	const uint64_t tag = slot;
-
-	e->tag = r->free_slots[--r->n_free];
-	r->slots[e->tag] = ABANDONED;
-	e->op = RING_CANCEL;
-	e->code = 0;
-	e->bytes = sizeof(tag);
-	memcpy(e->data, &tag, sizeof(tag));
-	r->sq_tail++;
-	ring_publish(&r->shared->sq_tail, r->sq_tail); /* as in put */
-}
-
 static bool has_room(struct ring *r)
 {
 	if (r->sq_tail - r->sq_head == r->entries)
@@ -173,6 +158,19 @@ static void take_message(struct ring_pending *p, const struct ring_entry *e, con
 	atomic_store_explicit(&p->done, true, memory_order_release);
 }
 
+/* Its op has ended, and the slot is going to be another one's. */
+static void ring_end_cancel(struct ring *r, uint32_t slot)
+{
+	uint64_t bit = UINT64_C(1) << slot % 64;
+
+	if (!(r->cancelled[slot / 64] & bit))
+		return;
+	r->cancelled[slot / 64] &= ~bit;
+	r->n_cancelled--;
+	/* before the next submission with this slot, so that the daemon never takes it for that one */
+	atomic_fetch_and(&r->shared->cancels[slot / 64], ~bit);
+}
+
 static void take(struct ring *r)
 {
 	uint32_t i = r->cq_head & (r->entries - 1);
@@ -183,6 +181,8 @@ static void take(struct ring *r)
 	CHECK(e->tag < r->entries && r->slots[e->tag] && e->bytes <= RING_LONG_BYTES);
 	p = r->slots[e->tag];
 	r->slots[e->tag] = NULL;
+	if (r->n_cancelled)
+		ring_end_cancel(r, (uint32_t)e->tag);
 	r->free_slots[r->n_free++] = (uint32_t)e->tag;
 	if (p == ABANDONED)
 		return;
@@ -602,25 +602,26 @@ int ring_pending_result(struct ring_pending *p, ProtobufCMessage **ret, struct s
 	return 0;
 }
 
-int ring_pending_cancel(struct ring_pending *p)
+void ring_pending_cancel(struct ring_pending *p)
 {
+	const uint64_t one = 1;
 	struct ring *r = p->ring;
-	int rc = 0;
+	uint64_t bit = UINT64_C(1) << p->slot % 64;
+	bool first = false;
 
 	if (!r || has_ended(p))
-		return 0;
+		return;
 	pthread_mutex_lock(&r->lock);
-	if (!has_room(r) && !r->looking)
-		take_all(r);
-	if (has_ended(p) || r->lost)
-		rc = 0;
-	else if (has_room(r))
-		put_cancel(r, p->slot);
-	else
-		rc = RING_E_FULL;
+	if (!has_ended(p)) {
+		first = !(r->cancelled[p->slot / 64] & bit);
+		r->n_cancelled += first;
+		r->cancelled[p->slot / 64] |= bit;
+		atomic_fetch_or(&r->shared->cancels[p->slot / 64], bit);
+	}
 	pthread_mutex_unlock(&r->lock);
-	wake_daemon(r);
-	return rc;
+	/* also while it polls: it looks at the bits for an event only */
+	while (first && write(r->event_fd, &one, sizeof(one)) < 0 && errno == EINTR)
+		;
 }
 
 void ring_pending_free(struct ring_pending *p)

@@ -86,9 +86,9 @@ unsigned ring_pokes(const struct ring *r);
  * already. Ends with ring_close. Return: 0 or a negative errno. */
 int ring_serve(struct ring *r, int told_fd);
 
-/* Ask the daemon to give it up; it is answered all the same. Return: 0 (also if it has been answered)
- * or RING_E_FULL. */
-int ring_pending_cancel(struct ring_pending *p);
+/* Ask the daemon to give it up; it is answered all the same. Does nothing if it has been. Never
+ * blocks, and needs no room. */
+void ring_pending_cancel(struct ring_pending *p);
 
 /* It need not be answered any more. Safe twice. */
 void ring_pending_free(struct ring_pending *p);

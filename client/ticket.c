@@ -317,7 +317,8 @@ int tickets_cancel(struct tickets *t, uint64_t id)
 	if (slot && slot->ticket->pending) {
 		r = TICKET_E_GRPC;
 	} else if (slot) {
-		r = ring_pending_cancel(&slot->ticket->ring) == RING_E_FULL ? TICKET_E_FULL : 0;
+		ring_pending_cancel(&slot->ticket->ring);
+		r = 0;
 	}
 	pthread_mutex_unlock(&t->lock);
 	return r;

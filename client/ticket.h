@@ -117,8 +117,8 @@ void tickets_detach(struct tickets *t, struct ticket *ticket);
 /* Claim a detached ticket. @ended: only one whose op has ended. Return: false: there is none. */
 bool tickets_take_detached(struct tickets *t, bool ended, uint64_t *ret_id, struct ticket **ret);
 
-/* Ask the daemon to give up the op of @id, claimed or not. Return: 0, TICKET_E_NONE, TICKET_E_GRPC, TICKET_E_FULL
- * (the ring has no room). Never blocks. */
+/* Ask the daemon to give up the op of @id, claimed or not. Return: 0, TICKET_E_NONE, TICKET_E_GRPC.
+ * Never blocks. */
 int tickets_cancel(struct tickets *t, uint64_t id);
 
 /* Give a claimed ticket back: its op continues. */

@@ -138,6 +138,38 @@ Test(waits, a_cancelled_op_ends)
 	trainfix_run(2, cancel_trainer, trainer_shared(sizeof(atomic_uint)));
 }
 
+/* As many ops as a session may have leave no entry of the ring: a cancel needs none. */
+static int cancel_at_the_limit(const struct trainer *t)
+{
+	enum { LIMIT = 1024 }; /* max_inflight_ops */
+	atomic_uint *turn = t->arg;
+	shardd_client *c = train_join(t);
+	shardd_ticket tickets[LIMIT];
+
+	if (t->rank == 1)
+		await(turn, 1);
+	for (unsigned i = 0; i < LIMIT; i++)
+		TRAIN_OK(
+			shardd_submit_barrier(c, SHARDD_OPTIONS(barrier), &tickets[i], &train_err));
+	for (unsigned i = LIMIT; t->rank == 0 && i-- > 0;) {
+		if (i % 3) /* twice is as good as once */
+			TRAIN_OK(shardd_cancel(c, tickets[i], &train_err));
+		TRAIN_OK(shardd_cancel(c, tickets[i], &train_err));
+	}
+	for (unsigned i = 0; i < LIMIT; i++)
+		TRAIN_FAILS(shardd_wait(c, tickets[i], -1, NULL, &train_err),
+			    t->rank ? SHARDD_FAILED_PRECONDITION : SHARDD_CANCELLED);
+	atomic_store(turn, 1);
+	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
+	train_leave(c);
+	return 0;
+}
+
+Test(waits, an_op_can_be_cancelled_at_the_limit)
+{
+	trainfix_run(2, cancel_at_the_limit, trainer_shared(sizeof(atomic_uint)));
+}
+
 /* A call that is cancelled before the daemon has seen it would leave a gap in the order. */
 static int cancel_over_grpc(const struct trainer *t)
 {

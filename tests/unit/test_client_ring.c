@@ -157,6 +157,59 @@ Test(client_ring, a_daemon_that_is_gone)
 	cr_assert_eq(atomic_load(&daemon_side.shared->sq_tail), tail);
 }
 
+static uint64_t cancels(void)
+{
+	uint64_t all = 0;
+
+	for (unsigned i = 0; i < RING_MAX_ENTRIES / 64; i++)
+		all |= atomic_load(&daemon_side.shared->cancels[i]);
+	return all;
+}
+
+/* The bit is gone before the slot is another op's, also if nobody waits for the op any more. */
+Test(client_ring, a_late_cancel_reaches_no_other_op)
+{
+	struct ring_pending p, last;
+
+	for (unsigned i = 0; i < 2; i++) {
+		cr_assert_eq(start(&p, 0), 0);
+		cr_assert_eq(cancels(), 0);
+		ring_pending_cancel(&p);
+		ring_pending_cancel(&p);
+		cr_assert_eq(cancels(), UINT64_C(1) << p.slot % 64);
+		if (i)
+			ring_pending_free(&p);
+		answer(1, NULL, 0);
+		cr_assert_eq(start(&last, 0), 0);
+		answer(1, NULL, 0);
+		cr_assert(ring_pending_wait(&last, -1));
+		cr_assert_eq(cancels(), 0);
+		ring_pending_cancel(&last);
+		cr_assert_eq(cancels(), 0, "it has ended");
+		ring_pending_free(&last);
+		ring_pending_free(&p);
+	}
+}
+
+/* As many as there are slots, none of which is left. */
+Test(client_ring, a_cancel_needs_no_slot)
+{
+	struct ring_pending p[RING_MIN_ENTRIES], more;
+
+	for (unsigned i = 0; i < RING_MIN_ENTRIES; i++)
+		cr_assert_eq(start(&p[i], 0), 0);
+	cr_assert_eq(start(&more, 0), RING_E_FULL);
+	for (unsigned i = 0; i < RING_MIN_ENTRIES; i++)
+		ring_pending_cancel(&p[i]);
+	cr_assert_eq(cancels(), UINT64_MAX);
+	answer(1, NULL, 0);
+	for (unsigned i = 0; i < RING_MIN_ENTRIES; i++) {
+		cr_assert(ring_pending_wait(&p[i], -1));
+		ring_pending_free(&p[i]);
+	}
+	cr_assert_eq(cancels(), 0);
+}
+
 static void *poke_ring(void *arg)
 {
 	atomic_bool *stop = arg;

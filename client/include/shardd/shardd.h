@@ -518,10 +518,10 @@ SHARDD_API int shardd_detach(shardd_client *c, shardd_ticket t, struct shardd_er
 
 /* Ask the daemon to cancel an op. The ticket stays: its wait returns CANCELLED, or the result of an
  * op that already ran. The peers of a cancelled collective get FAILED_PRECONDITION. Errors:
- * INVALID_ARGUMENT with native EBADF (no such ticket), RESOURCE_EXHAUSTED (the ring is full: try
- * again), FAILED_PRECONDITION (the op was sent over gRPC: cancelling the call before the daemon has
- * seen it would leave a gap in the order of the session's ops; use a deadline, shardd_set_timeout).
- * Never blocks. Any thread, also while another one waits for the ticket. */
+ * INVALID_ARGUMENT with native EBADF (no such ticket), FAILED_PRECONDITION (the op was sent over
+ * gRPC: cancelling the call before the daemon has seen it would leave a gap in the order of the
+ * session's ops; use a deadline, shardd_set_timeout). Needs no room in the ring: works with as many
+ * ops under way as the session may have. Never blocks. Any thread, also while another one waits for the ticket. */
 SHARDD_API int shardd_cancel(shardd_client *c, shardd_ticket t, struct shardd_error *err);
 
 /* End the waits for tickets that block now, in all threads, within 100 ms: they return CANCELLED
