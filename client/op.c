@@ -541,6 +541,8 @@ int shardd_detach(shardd_client *c, shardd_ticket t, struct shardd_error *err)
 	r = op_claim(c, t, &ticket, err);
 	if (r < 0)
 		return r;
+	if (c->debug)
+		debug_detached(c->debug, ticket->debug);
 	tickets_detach(&c->tickets, ticket);
 	return 0;
 }
@@ -569,7 +571,12 @@ int op_detached(struct shardd_client *c, bool all, struct shardd_error *err)
 	int r = 0;
 
 	while (tickets_take_detached(&c->tickets, !all, &id, &ticket)) {
-		ticket_wait(ticket, -1);
+		struct waited w = { .ticket = ticket };
+
+		if (all && wait_in_slices(c, id, &w, -1) == WAIT_INTERRUPTED) {
+			tickets_release(&c->tickets, ticket);
+			return was_interrupted(err);
+		}
 		if (take_result(c, ticket, -1, &result, &e) < 0)
 			keep_failure(c, ticket, &e);
 		if (c->debug)

@@ -293,6 +293,35 @@ Test(waits, an_interrupted_blocking_form_over_grpc_detaches_its_op)
 	trainfix_run(2, interrupt_over_grpc_trainer, trainer_shared(sizeof(atomic_uint)));
 }
 
+/* The leave waits for what was detached. */
+static int interrupt_leave_trainer(const struct trainer *t)
+{
+	atomic_uint *turn = t->arg;
+	shardd_client *c = train_join(t);
+	shardd_ticket ticket;
+
+	if (t->rank == 0) {
+		signalled = c;
+		signal(SIGALRM, on_alarm);
+		TRAIN_OK(shardd_submit_barrier(c, SHARDD_OPTIONS(barrier), &ticket, &train_err));
+		TRAIN_OK(shardd_detach(c, ticket, &train_err));
+		alarm(1);
+		TRAIN_FAILS(shardd_leave(c, &train_err), SHARDD_CANCELLED);
+		TRAINER_CHECK(train_err.native == EINTR);
+		atomic_store(turn, 1);
+	} else {
+		await(turn, 1);
+		TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
+	}
+	train_leave(c);
+	return 0;
+}
+
+Test(waits, an_interrupted_leave_can_be_called_again)
+{
+	trainfix_run(2, interrupt_leave_trainer, trainer_shared(sizeof(atomic_uint)));
+}
+
 Test(waits, an_interrupted_wait_can_go_on)
 {
 	trainfix_run(2, interrupt_trainer, trainer_shared(sizeof(atomic_uint)));
@@ -680,6 +709,25 @@ static int optimizer_trainer(const struct trainer *t)
 	spec.optimizer.momentum = 0.9;
 	TRAIN_FAILS(shardd_register(c, &spec, 1, &info, &train_err), SHARDD_INVALID_ARGUMENT);
 	TRAINER_CHECK(strcmp(train_err.field, "units[0].optimizer.momentum") == 0);
+	/* without the macro what is left out is 0 */
+	spec.optimizer = (struct shardd_optimizer){ .kind = SHARDD_ADAMW, .lr = 1, .eps = 1e-6 };
+	TRAIN_FAILS(shardd_register(c, &spec, 1, &info, &train_err), SHARDD_INVALID_ARGUMENT);
+	TRAINER_CHECK(strcmp(train_err.field, "units[0].optimizer.beta1") == 0 &&
+		      strstr(train_err.text, "SHARDD_ADAMW_DEFAULTS"));
+	spec.optimizer = (struct shardd_optimizer){ .kind = SHARDD_ADAM, .lr = 1, .beta1 = 0.5 };
+	TRAIN_FAILS(shardd_register(c, &spec, 1, &info, &train_err), SHARDD_INVALID_ARGUMENT);
+	TRAINER_CHECK(strcmp(train_err.field, "units[0].optimizer.beta2") == 0 &&
+		      strstr(train_err.text, "SHARDD_ADAM_DEFAULTS"));
+	spec.optimizer = SHARDD_SGD_DEFAULTS(.complete = true);
+	TRAIN_FAILS(shardd_register(c, &spec, 1, &info, &train_err), SHARDD_INVALID_ARGUMENT);
+	/* 0 on purpose */
+	spec.name = "zero";
+	spec.optimizer = SHARDD_ADAM_DEFAULTS(.beta1 = 0, .beta2 = 0, .eps = 1e-6);
+	TRAIN_OK(shardd_register(c, &spec, 1, &info, &train_err));
+	/* it is not the default: FAILED_PRECONDITION would say that the unit has other settings */
+	spec.optimizer.beta1 = 0.9;
+	TRAIN_FAILS(shardd_register(c, &spec, 1, &info, &train_err), SHARDD_FAILED_PRECONDITION);
+	spec.name = "unit";
 	spec.optimizer = SHARDD_SGD_DEFAULTS(.eps = 1e-8);
 	TRAIN_FAILS(shardd_register(c, &spec, 1, &info, &train_err), SHARDD_INVALID_ARGUMENT);
 	spec.optimizer = SHARDD_SGD_DEFAULTS(.momentum = 0.9);

@@ -213,8 +213,9 @@ struct shardd_device {
 SHARDD_API int shardd_get_device(const shardd_client *c, struct shardd_device *ret,
 				 struct shardd_error *err);
 
-/* Leave cleanly. Ops of this session must be done. Blocks until the daemon has
- * answered. Any thread. */
+/* Leave cleanly. Ops of this session must be done; it waits for those that were detached, and
+ * returns CANCELLED with native EINTR if shardd_interrupt ends that wait: call it again. Blocks until
+ * the daemon has answered. Any thread. */
 SHARDD_API int shardd_leave(shardd_client *c, struct shardd_error *err);
 
 typedef uint32_t shardd_group;
@@ -294,13 +295,15 @@ struct shardd_optimizer {
 	enum shardd_optimizer_kind kind; /* 0: none, the unit takes no step */
 	double lr;
 	double weight_decay;
-	double momentum;                       /* SGD */
-	bool nesterov;                         /* SGD */
-	double beta1, beta2, eps;              /* ADAM, ADAMW; all 0: 0.9, 0.999, 1e-8 */
+	double momentum; /* SGD */
+	bool nesterov;   /* SGD */
+	/* ADAM, ADAMW; all 0: 0.9, 0.999, 1e-8. Refused if some are 0, unless @complete is set. */
+	double beta1, beta2, eps;
 	enum shardd_optimizer_profile profile; /* 0: EAGER_SINGLE */
 	enum shardd_optimizer_when when;       /* 0: AT_STEP */
 	bool amsgrad;                          /* ADAM, ADAMW */
 	bool maximize;
+	bool complete;    /* ADAM, ADAMW: a beta1, beta2 or eps of 0 is meant; the macros set it */
 	double dampening; /* SGD */
 };
 
@@ -310,10 +313,10 @@ struct shardd_optimizer {
 #ifndef __cplusplus
 #define SHARDD_ADAMW_DEFAULTS(...)                                                             \
 	SHARDD_DEFAULTS_(.kind = SHARDD_ADAMW, .lr = 1e-3, .weight_decay = 1e-2, .beta1 = 0.9, \
-			 .beta2 = 0.999, .eps = 1e-8, __VA_ARGS__)
+			 .beta2 = 0.999, .eps = 1e-8, .complete = true, __VA_ARGS__)
 #define SHARDD_ADAM_DEFAULTS(...)                                                       \
 	SHARDD_DEFAULTS_(.kind = SHARDD_ADAM, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, \
-			 .eps = 1e-8, __VA_ARGS__)
+			 .eps = 1e-8, .complete = true, __VA_ARGS__)
 #define SHARDD_SGD_DEFAULTS(...) SHARDD_DEFAULTS_(.kind = SHARDD_SGD, .lr = 1e-3, __VA_ARGS__)
 #define SHARDD_DEFAULTS_(...)                                                                 \
 	__extension__({                                                                       \
