@@ -340,8 +340,10 @@ static inline bool op_wait_slice(struct waited *w, int timeout_ms)
 		      : ticket_wait(w->ticket, timeout_ms);
 }
 
-static int wait_in_slices(struct shardd_client *c, shardd_ticket t, struct waited *w,
-			  int timeout_ms)
+/* Inlined: this is the path of every wait for one ticket. */
+__attribute__((always_inline)) static inline int wait_in_slices(struct shardd_client *c,
+								shardd_ticket t, struct waited *w,
+								int timeout_ms)
 {
 	int slice = c->on_stall && c->stall_ms < WAIT_SLICE_MS ? (int)c->stall_ms : WAIT_SLICE_MS;
 	unsigned seen = atomic_load(&c->interrupts_taken);
@@ -367,6 +369,13 @@ static int wait_in_slices(struct shardd_client *c, shardd_ticket t, struct waite
 			next_stall += c->stall_ms;
 		}
 	}
+}
+
+/* For all other waits. */
+static int op_wait_in_slices(struct shardd_client *c, shardd_ticket t, struct waited *w,
+			     int timeout_ms)
+{
+	return wait_in_slices(c, t, w, timeout_ms);
 }
 
 static int was_interrupted(struct shardd_error *err)
@@ -498,7 +507,7 @@ static int op_wait_set(struct shardd_client *c, const shardd_ticket *tickets,
 		return r;
 	for (size_t i = 0; !first; i++)
 		first = tickets[i];
-	r = wait_in_slices(c, first, &w, timeout_ms < 0 ? -1 : timeout_ms);
+	r = op_wait_in_slices(c, first, &w, timeout_ms < 0 ? -1 : timeout_ms);
 	if (r != WAIT_ENDED)
 		return r == WAIT_NOT_YET ? not_yet(err) : was_interrupted(err);
 	*ret = w.place;
@@ -573,7 +582,7 @@ int op_detached(struct shardd_client *c, bool all, struct shardd_error *err)
 	while (tickets_take_detached(&c->tickets, !all, &id, &ticket)) {
 		struct waited w = { .ticket = ticket };
 
-		if (all && wait_in_slices(c, id, &w, -1) == WAIT_INTERRUPTED) {
+		if (all && op_wait_in_slices(c, id, &w, -1) == WAIT_INTERRUPTED) {
 			tickets_release(&c->tickets, ticket);
 			return was_interrupted(err);
 		}

@@ -125,7 +125,7 @@ static bool has_room(struct ring *r)
 
 /* ------------------------------------------------------------------ completions */
 
-static void ring_wake(struct ring_waiter *w)
+__attribute__((noinline)) static void ring_wake(struct ring_waiter *w)
 {
 	const uint64_t one = 1;
 
@@ -318,7 +318,8 @@ static bool has_ended(const struct ring_pending *p)
 }
 
 /* Without sleeping; who never does sees here that the daemon is gone. Lock held. */
-static void glance(struct ring *r, const struct ring_pending *p)
+__attribute__((always_inline)) static inline void glance(struct ring *r,
+							 const struct ring_pending *p)
 {
 	uint64_t now;
 	bool gone;
@@ -337,7 +338,8 @@ static void glance(struct ring *r, const struct ring_pending *p)
 }
 
 /* Look, sleep a while at most. Lock dropped meanwhile. */
-static void look(struct ring *r, uint64_t until_us, bool spins)
+__attribute__((always_inline)) static inline void look(struct ring *r, uint64_t until_us,
+						       bool spins)
 {
 	unsigned pokes = atomic_load(&r->pokes);
 	uint64_t now;
