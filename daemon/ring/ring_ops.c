@@ -36,7 +36,7 @@ static void ring_ops_forget_tag(const struct ring_call *call)
 		r->by_tag[call->tag] = NULL;
 }
 
-static void ring_ops_free_call(struct ring_call *call)
+static void ring_ops_clear_call(struct ring_call *call)
 {
 	ring_ops_forget_tag(call);
 	if (call->payer)
@@ -44,6 +44,11 @@ static void ring_ops_free_call(struct ring_call *call)
 	user_unref(call->payer);
 	list_unlink(&call->link);
 	codec_message_deinit(&call->request);
+}
+
+static void ring_ops_free_call(struct ring_call *call)
+{
+	ring_ops_clear_call(call);
 	free(call);
 }
 
@@ -91,8 +96,9 @@ static void ring_ops_on_done(struct op *op, void *userdata)
 		op->type->encode(op, ring_ops_send_reply, call);
 	call->op = NULL;
 	call->ended = true;
+	ring_ops_clear_call(call);
 	if (!call->submitting)
-		ring_ops_free_call(call);
+		free(call);
 }
 
 void ring_forget_calls(struct ring *r)
@@ -160,7 +166,7 @@ static int ring_ops_begin(struct ring_call *call, struct ring *r, const struct r
 	call->submitting = false;
 	CHECK(rc == 0 || !call->ended);
 	if (call->ended)
-		ring_ops_free_call(call);
+		free(call);
 	else if (rc == 0)
 		call->op = op;
 	return rc;
