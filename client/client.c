@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "client_error.h"
+#include "completion.h"
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "device.h"
@@ -89,12 +90,14 @@ static struct shardd_client *client_free(struct shardd_client *c)
 {
 	if (!c)
 		return NULL;
+	completion_stop(c);
 	c->debug = debug_free(c->debug);
 	tickets_deinit(&c->tickets);
 	ring_close(c->ring);
 	places_deinit(&c->places);
 	device_close(c);
 	rpc_client_close(c->rpc);
+	completion_close(c);
 	free(c->version);
 	free(c->socket);
 	free(c->job);
@@ -123,6 +126,8 @@ static struct shardd_client *client_new(void)
 	pthread_mutex_init(&c->order, NULL);
 	pthread_mutex_init(&c->device_lock, NULL);
 	pthread_mutex_init(&c->failure_lock, NULL);
+	pthread_mutex_init(&c->completion_lock, NULL);
+	atomic_init(&c->completion_fd, -1);
 	map_init(&c->map);
 	tickets_init(&c->tickets);
 	places_init(&c->places);

@@ -59,6 +59,8 @@ struct shardd_client {
 	void (*on_stall)(void *data, uint64_t ticket, const char *text); /* NULL: none */
 	void *stall_data;
 	uint32_t stall_ms;
+	pthread_mutex_t completion_lock; /* held while the descriptor is made */
+	atomic_int completion_fd;        /* of shardd_completion_fd; -1: none */
 	pthread_mutex_t failure_lock;
 	atomic_bool has_failure;     /* of a detached op, not told yet */
 	struct shardd_error failure; /* the first; under @failure_lock */

@@ -79,11 +79,15 @@ static int finish_out(const ProtobufCMessage *m, const struct shardd_result *ret
 	uint8_t *flags = to->data;
 
 	(void)ret;
-	(void)err;
 	memset(flags, 0, to->n);
-	for (size_t i = 0; i < reply->n_untouched; i++)
-		if (reply->untouched[i] < to->n)
-			flags[reply->untouched[i]] = 1;
+	for (size_t i = 0; i < reply->n_untouched; i++) {
+		if (reply->untouched[i] >= to->n)
+			return error_set(err, SHARDD_INTERNAL, NULL,
+					 "the daemon names untouched tensor %u, but there is room "
+					 "for %u",
+					 reply->untouched[i], to->n);
+		flags[reply->untouched[i]] = 1;
+	}
 	return 0;
 }
 
@@ -282,7 +286,12 @@ int shardd_submit_ddp_finish(shardd_client *c, const struct shardd_ddp_finish_op
 
 	if (!o)
 		return -SHARDD_INVALID_ARGUMENT;
+	if (!o->untouched != !o->n_untouched)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "options.n_untouched",
+				 "n_untouched is %u and untouched is %s: give both or neither",
+				 o->n_untouched, o->untouched ? "set" : "NULL");
 	q.ddp = o->ddp;
+	q.untouched_room = o->n_untouched;
 	return op_submit_out(c, &finish, &q.base, (struct op_out){ o->untouched, o->n_untouched },
 			     t, err);
 }

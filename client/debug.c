@@ -113,6 +113,7 @@ struct debug_op {
 	uint64_t epoch;          /* debug.epoch when it was sent */
 	bool had;                /* TAKE: it took a reference; BEGIN_PASS: there was one */
 	struct debug_view *view; /* that a TAKE protected */
+	bool detached;           /* nobody is to wait for it */
 };
 
 struct debug_unit {
@@ -478,6 +479,16 @@ void debug_end(struct debug *d, struct debug_op *op, const ProtobufCMessage *rep
 	free(op);
 }
 
+void debug_detached(struct debug *d, struct debug_op *op)
+{
+	(void)d;
+	if (!op)
+		return;
+	debug_view_lock();
+	op->detached = true;
+	debug_view_unlock();
+}
+
 int debug_under(struct debug *d, const void **at, size_t bytes, bool write, const char *field,
 		struct shardd_error *err)
 {
@@ -589,7 +600,7 @@ static void debug_tell_ops(struct debug *d)
 	size_t n = 0;
 
 	list_for_each (op, tmp, &d->ops, link) {
-		if (n++ < MAX_TOLD)
+		if (!op->detached && n++ < MAX_TOLD)
 			debug_tell_op(d, op);
 		list_unlink(&op->link);
 		free(op);

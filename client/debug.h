@@ -42,6 +42,8 @@ struct debug_op *debug_begin(struct debug *d, uint64_t seq, const ProtobufCMessa
  * Return: 0 or a negative shardd_code. */
 int debug_lend(struct debug *d, struct debug_op *op, const ProtobufCMessage *reply,
 	       const struct map_place *place, void **data, struct shardd_error *err);
+/* Its ticket was detached: it is not reported at close. */
+void debug_detached(struct debug *d, struct debug_op *op);
 /* Its ticket ends. @reply: NULL: it has failed. */
 void debug_end(struct debug *d, struct debug_op *op, const ProtobufCMessage *reply);
 

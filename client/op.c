@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "client_error.h"
+#include "completion.h"
 #include "core/check.h"
 #include "options.h"
 
@@ -326,22 +327,37 @@ static bool interrupted(struct shardd_client *c, unsigned seen)
 
 enum { WAIT_ENDED, WAIT_NOT_YET, WAIT_INTERRUPTED };
 
-static int wait_in_slices(struct shardd_client *c, shardd_ticket t, struct ticket *ticket,
-			  int timeout_ms)
+/* What a thread waits for: a ticket, or one of several. */
+struct waited {
+	struct ticket *ticket;        /* of several, the one that a stall names */
+	const struct ticket_set *set; /* NULL: only @ticket */
+	size_t place;                 /* in @set, of the one that has ended */
+};
+
+static inline bool op_wait_slice(struct waited *w, int timeout_ms)
+{
+	return w->set ? ticket_set_wait(w->set, timeout_ms, &w->place)
+		      : ticket_wait(w->ticket, timeout_ms);
+}
+
+/* Inlined: this is the path of every wait for one ticket. */
+__attribute__((always_inline)) static inline int wait_in_slices(struct shardd_client *c,
+								shardd_ticket t, struct waited *w,
+								int timeout_ms)
 {
 	int slice = c->on_stall && c->stall_ms < WAIT_SLICE_MS ? (int)c->stall_ms : WAIT_SLICE_MS;
 	unsigned seen = atomic_load(&c->interrupts_taken);
 	uint64_t waited = 0, next_stall = c->stall_ms;
 
 	if (timeout_ms == 0)
-		return ticket_wait(ticket, 0) ? WAIT_ENDED : WAIT_NOT_YET;
-	if (atomic_load(&c->interrupts) != seen && !ticket_wait(ticket, 0) && interrupted(c, seen))
+		return op_wait_slice(w, 0) ? WAIT_ENDED : WAIT_NOT_YET;
+	if (atomic_load(&c->interrupts) != seen && !op_wait_slice(w, 0) && interrupted(c, seen))
 		return WAIT_INTERRUPTED;
 	for (;;) {
 		int left = timeout_ms < 0 ? slice : timeout_ms - (int)waited;
 		int now = left < slice ? left : slice;
 
-		if (ticket_wait(ticket, now))
+		if (op_wait_slice(w, now))
 			return WAIT_ENDED;
 		waited += (uint64_t)now;
 		if (interrupted(c, seen))
@@ -349,10 +365,17 @@ static int wait_in_slices(struct shardd_client *c, shardd_ticket t, struct ticke
 		if (timeout_ms > 0 && waited >= (uint64_t)timeout_ms)
 			return WAIT_NOT_YET;
 		if (c->on_stall && waited >= next_stall) {
-			stalled(c, t, ticket, waited);
+			stalled(c, t, w->ticket, waited);
 			next_stall += c->stall_ms;
 		}
 	}
+}
+
+/* For all other waits. */
+static int op_wait_in_slices(struct shardd_client *c, shardd_ticket t, struct waited *w,
+			     int timeout_ms)
+{
+	return wait_in_slices(c, t, w, timeout_ms);
 }
 
 static int was_interrupted(struct shardd_error *err)
@@ -365,7 +388,8 @@ static int was_interrupted(struct shardd_error *err)
 static int wait_claimed(struct shardd_client *c, shardd_ticket t, struct ticket *ticket,
 			int timeout_ms, struct shardd_result *ret, struct shardd_error *err)
 {
-	int how = ticket->reply ? WAIT_ENDED : wait_in_slices(c, t, ticket, timeout_ms);
+	struct waited w = { .ticket = ticket };
+	int how = ticket->reply ? WAIT_ENDED : wait_in_slices(c, t, &w, timeout_ms);
 	int r;
 
 	if (how != WAIT_ENDED) {
@@ -431,6 +455,89 @@ int shardd_wait(shardd_client *c, shardd_ticket t, int timeout_ms, struct shardd
 	return r;
 }
 
+/* ------------------------------------------------------------- one of several */
+
+static int op_claim(struct shardd_client *c, shardd_ticket t, struct ticket **ret,
+		    struct shardd_error *err)
+{
+	int r = tickets_claim(&c->tickets, t, ret);
+
+	if (r == TICKET_E_NONE)
+		return no_ticket(t, err);
+	if (r == TICKET_E_CLAIMED)
+		return error_set(err, SHARDD_FAILED_PRECONDITION, "ticket",
+				 "a thread is waiting for ticket %llu already",
+				 (unsigned long long)t);
+	return 0;
+}
+
+/* Claim all but those that are 0. @ret: the first. */
+static int op_claim_all(struct shardd_client *c, const shardd_ticket *tickets, size_t n,
+			struct ticket_set *set, struct ticket **ret, struct shardd_error *err)
+{
+	for (size_t i = 0; i < n; i++) {
+		struct ticket *ticket;
+		int r = tickets[i] ? op_claim(c, tickets[i], &ticket, err) : 0;
+
+		if (r < 0)
+			return r;
+		if (!tickets[i])
+			continue;
+		ticket_set_put(set, i, ticket);
+		*ret = *ret ? *ret : ticket;
+	}
+	if (!*ret)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "tickets",
+				 "there is no ticket to wait for: %zu were given, all of them 0",
+				 n);
+	return 0;
+}
+
+static int op_wait_set(struct shardd_client *c, const shardd_ticket *tickets,
+		       struct ticket_set *set, int timeout_ms, size_t *ret,
+		       struct shardd_error *err)
+{
+	struct waited w = { .set = set };
+	shardd_ticket first = 0;
+	int r = op_claim_all(c, tickets, set->n, set, &w.ticket, err);
+
+	if (r == 0 && set->n_rings && set->n_rpcs)
+		r = completion_serve_rpc(c, err);
+	if (r < 0)
+		return r;
+	for (size_t i = 0; !first; i++)
+		first = tickets[i];
+	r = op_wait_in_slices(c, first, &w, timeout_ms < 0 ? -1 : timeout_ms);
+	if (r != WAIT_ENDED)
+		return r == WAIT_NOT_YET ? not_yet(err) : was_interrupted(err);
+	*ret = w.place;
+	return 0;
+}
+
+int shardd_wait_any(shardd_client *c, const shardd_ticket *tickets, size_t n, int timeout_ms,
+		    size_t *ret, struct shardd_error *err)
+{
+	struct ticket_set set;
+	struct shardd_error e;
+	int r = client_check(c, err);
+
+	if (r < 0)
+		return r;
+	if (!tickets || !n || !ret)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, ret ? "tickets" : "ret",
+				 ret ? "there is no ticket to wait for: the list is empty"
+				     : "ret is NULL");
+	r = ticket_set_init(&set, n) < 0 ? error_memory(&e)
+					 : op_wait_set(c, tickets, &set, timeout_ms, ret, &e);
+	for (size_t i = 0; set.tickets && i < n; i++)
+		if (set.tickets[i])
+			tickets_release(&c->tickets, set.tickets[i]);
+	ticket_set_deinit(&set);
+	if (r < 0 && err)
+		*err = e;
+	return r;
+}
+
 /* -------------------------------------------------------------- detach, cancel */
 
 int shardd_detach(shardd_client *c, shardd_ticket t, struct shardd_error *err)
@@ -440,13 +547,11 @@ int shardd_detach(shardd_client *c, shardd_ticket t, struct shardd_error *err)
 
 	if (r < 0)
 		return r;
-	r = tickets_claim(&c->tickets, t, &ticket);
-	if (r == TICKET_E_NONE)
-		return no_ticket(t, err);
-	if (r == TICKET_E_CLAIMED)
-		return error_set(err, SHARDD_FAILED_PRECONDITION, "ticket",
-				 "another thread is waiting for ticket %llu",
-				 (unsigned long long)t);
+	r = op_claim(c, t, &ticket, err);
+	if (r < 0)
+		return r;
+	if (c->debug)
+		debug_detached(c->debug, ticket->debug);
 	tickets_detach(&c->tickets, ticket);
 	return 0;
 }
@@ -475,7 +580,12 @@ int op_detached(struct shardd_client *c, bool all, struct shardd_error *err)
 	int r = 0;
 
 	while (tickets_take_detached(&c->tickets, !all, &id, &ticket)) {
-		ticket_wait(ticket, -1);
+		struct waited w = { .ticket = ticket };
+
+		if (all && op_wait_in_slices(c, id, &w, -1) == WAIT_INTERRUPTED) {
+			tickets_release(&c->tickets, ticket);
+			return was_interrupted(err);
+		}
 		if (take_result(c, ticket, -1, &result, &e) < 0)
 			keep_failure(c, ticket, &e);
 		if (c->debug)
@@ -502,9 +612,6 @@ int shardd_cancel(shardd_client *c, shardd_ticket t, struct shardd_error *err)
 	r = tickets_cancel(&c->tickets, t);
 	if (r == TICKET_E_NONE)
 		return no_ticket(t, err);
-	if (r == TICKET_E_FULL)
-		return error_set(err, SHARDD_RESOURCE_EXHAUSTED, NULL,
-				 "the ring to the daemon is full: cancel again later");
 	if (r == TICKET_E_GRPC)
 		return error_set(err, SHARDD_FAILED_PRECONDITION, "ticket",
 				 "op %llu was sent over gRPC, and only ops in the ring can be "

@@ -65,8 +65,9 @@ struct op_reply {
 int op_submit(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
 	      shardd_ticket *t, struct shardd_error *err);
 
-/* End the detached tickets whose ops have ended, or, with @all, wait for all. Return: 0, or the code of
- * a detached op that failed and whose failure was not told yet, with @err. */
+/* End the detached tickets whose ops have ended, or, with @all, wait for all. Return: 0, CANCELLED
+ * with native EINTR (the wait for all was interrupted; they stay), or the code of a detached op that
+ * failed and whose failure was not told yet, with @err. */
 int op_detached(struct shardd_client *c, bool all, struct shardd_error *err);
 
 /* The same for an op that has an @out. @to: the caller's, until the ticket ends; data NULL: not

@@ -192,6 +192,31 @@ static int buffers_convert(const struct shardd_unit_spec *from, size_t index, st
 	return 0;
 }
 
+static bool optimizer_is_default(const struct shardd_optimizer *o)
+{
+	return !o->complete && o->beta1 == 0 && o->beta2 == 0 && o->eps == 0;
+}
+
+/* { .eps = 1e-6 } says nothing of the betas, and 0 is not what was meant. */
+static int optimizer_check_zeros(const struct shardd_optimizer *o, size_t index,
+				 struct shardd_error *err)
+{
+	const char *name = o->beta1 == 0   ? "beta1"
+			   : o->beta2 == 0 ? "beta2"
+			   : o->eps == 0   ? "eps"
+					   : NULL;
+	char field[96];
+
+	if (!name || o->complete || optimizer_is_default(o))
+		return 0;
+	snprintf(field, sizeof(field), "units[%zu].optimizer.%s", index, name);
+	return error_set(
+		err, SHARDD_INVALID_ARGUMENT, field,
+		"%s is 0, but not all of beta1, beta2 and eps are: initialise the optimizer "
+		"with %s, or set complete if 0 is meant",
+		field, o->kind == SHARDD_ADAM ? "SHARDD_ADAM_DEFAULTS" : "SHARDD_ADAMW_DEFAULTS");
+}
+
 /* A setting that the kind does not use would change nothing. */
 static int optimizer_check(const struct shardd_optimizer *o, size_t index, struct shardd_error *err)
 {
@@ -204,7 +229,7 @@ static int optimizer_check(const struct shardd_optimizer *o, size_t index, struc
 		{ "momentum", o->momentum != 0, sgd }, { "dampening", o->dampening != 0, sgd },
 		{ "nesterov", o->nesterov, sgd },      { "beta1", o->beta1 != 0, adam },
 		{ "beta2", o->beta2 != 0, adam },      { "eps", o->eps != 0, adam },
-		{ "amsgrad", o->amsgrad, adam },
+		{ "amsgrad", o->amsgrad, adam },       { "complete", o->complete, adam },
 	};
 	char field[96];
 
@@ -218,7 +243,7 @@ static int optimizer_check(const struct shardd_optimizer *o, size_t index, struc
 				 "%s is set, but %s does not use it: leave it 0", field,
 				 sgd ? "SHARDD_SGD" : "SHARDD_ADAM and SHARDD_ADAMW");
 	}
-	return 0;
+	return adam ? optimizer_check_zeros(o, index, err) : 0;
 }
 
 static void optimizer_convert(const struct shardd_optimizer *from, Shardd__V1__Optimizer *to)
@@ -237,7 +262,7 @@ static void optimizer_convert(const struct shardd_optimizer *from, Shardd__V1__O
 	to->amsgrad = from->amsgrad;
 	to->maximize = from->maximize;
 	to->dampening = from->dampening;
-	if (from->kind >= SHARDD_ADAMW && from->beta1 == 0 && from->beta2 == 0 && from->eps == 0) {
+	if (from->kind >= SHARDD_ADAMW && optimizer_is_default(from)) {
 		to->beta1 = 0.9;
 		to->beta2 = 0.999;
 		to->eps = 1e-8;

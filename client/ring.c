@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/futex.h>
 #include <poll.h>
 #include <pthread.h>
@@ -20,6 +21,7 @@
 #include "core/clock.h"
 #include "methods.h"
 #include "shardd.pb-c.h"
+#include "thread.h"
 
 /* How long one sleeps before it looks whether the daemon is still there. */
 #define SLEEP_US 100000u
@@ -29,8 +31,17 @@
 /* A thread that sleeps until @p is done, or until it is asked to look. */
 struct ring_waiter {
 	struct ring_waiter *next;
-	const struct ring_pending *p;
+	const struct ring_pending *p; /* NULL: any */
 	pthread_cond_t wake;
+	int told_fd; /* an eventfd that is signalled, too; -1: none */
+};
+
+/* The thread of ring_serve. */
+struct ring_server {
+	pthread_t id;
+	struct ring_waiter waiter; /* in ring.waiters while it runs */
+	bool runs, stop;
+	uint64_t late_us; /* which deadlines had passed when it last looked */
 };
 
 struct ring {
@@ -51,10 +62,14 @@ struct ring {
 	struct ring_pending **slots; /* by tag; NULL: free */
 	uint32_t *free_slots;
 	uint32_t n_free;
+	uint64_t cancelled[RING_MAX_ENTRIES / 64]; /* slots whose ops were cancelled; bits */
+	uint32_t n_cancelled;
 	bool looking;       /* a thread does, without the lock */
 	bool lost;          /* the daemon is gone */
 	uint64_t looked_us; /* whether it is, last */
 	struct ring_waiter *waiters;
+	atomic_uint pokes; /* calls of ring_poke */
+	struct ring_server server;
 };
 
 /* ------------------------------------------------------------------ submission */
@@ -100,23 +115,6 @@ static void put(struct ring *r, uint16_t op, const ProtobufCMessage *request, ui
 	ring_publish(&r->shared->sq_tail, r->sq_tail);
 }
 
-/* With the lock held, and room. The daemon takes submissions in their order, so @slot is still that of
- * the op when it reads this. */
-static void put_cancel(struct ring *r, uint32_t slot)
-{
-	struct ring_entry *e = &r->sq[r->sq_tail & (r->entries - 1)];
-	const uint64_t tag = slot;
-
-	e->tag = r->free_slots[--r->n_free];
-	r->slots[e->tag] = ABANDONED;
-	e->op = RING_CANCEL;
-	e->code = 0;
-	e->bytes = sizeof(tag);
-	memcpy(e->data, &tag, sizeof(tag));
-	r->sq_tail++;
-	ring_publish(&r->shared->sq_tail, r->sq_tail); /* as in put */
-}
-
 static bool has_room(struct ring *r)
 {
 	if (r->sq_tail - r->sq_head == r->entries)
@@ -127,11 +125,21 @@ static bool has_room(struct ring *r)
 
 /* ------------------------------------------------------------------ completions */
 
+__attribute__((noinline)) static void ring_wake(struct ring_waiter *w)
+{
+	const uint64_t one = 1;
+
+	pthread_cond_signal(&w->wake);
+	if (w->told_fd >= 0) /* if it is full it is readable already */
+		while (write(w->told_fd, &one, sizeof(one)) < 0 && errno == EINTR)
+			;
+}
+
 static void wake_waiters(struct ring *r, const struct ring_pending *p)
 {
 	for (struct ring_waiter *w = r->waiters; w; w = w->next)
-		if (!p || w->p == p)
-			pthread_cond_signal(&w->wake);
+		if (!p || !w->p || w->p == p)
+			ring_wake(w);
 }
 
 static void take_message(struct ring_pending *p, const struct ring_entry *e, const uint8_t *longer)
@@ -150,6 +158,19 @@ static void take_message(struct ring_pending *p, const struct ring_entry *e, con
 	atomic_store_explicit(&p->done, true, memory_order_release);
 }
 
+/* Its op has ended, and the slot is going to be another one's. */
+static void ring_end_cancel(struct ring *r, uint32_t slot)
+{
+	uint64_t bit = UINT64_C(1) << slot % 64;
+
+	if (!(r->cancelled[slot / 64] & bit))
+		return;
+	r->cancelled[slot / 64] &= ~bit;
+	r->n_cancelled--;
+	/* before the next submission with this slot, so that the daemon never takes it for that one */
+	atomic_fetch_and(&r->shared->cancels[slot / 64], ~bit);
+}
+
 static void take(struct ring *r)
 {
 	uint32_t i = r->cq_head & (r->entries - 1);
@@ -160,6 +181,8 @@ static void take(struct ring *r)
 	CHECK(e->tag < r->entries && r->slots[e->tag] && e->bytes <= RING_LONG_BYTES);
 	p = r->slots[e->tag];
 	r->slots[e->tag] = NULL;
+	if (r->n_cancelled)
+		ring_end_cancel(r, (uint32_t)e->tag);
 	r->free_slots[r->n_free++] = (uint32_t)e->tag;
 	if (p == ABANDONED)
 		return;
@@ -257,14 +280,16 @@ static bool spin(const struct ring *r)
 	return false;
 }
 
-static void sleep_for(struct ring *r, uint64_t us)
+/* Not beyond a poke after @pokes of them. */
+static void sleep_for(struct ring *r, uint64_t us, unsigned pokes)
 {
 	struct timespec ts = { .tv_sec = (time_t)(us / 1000000),
 			       .tv_nsec = (long)(us % 1000000) * 1000 };
 
-	/* before cq_tail is looked at: the daemon has a barrier between the same two */
+	/* before cq_tail and the pokes are looked at: the daemon and ring_poke have a barrier between
+	 * the same two */
 	atomic_store_explicit(&r->shared->client_sleeps, 1, memory_order_seq_cst);
-	if (!is_there(r))
+	if (!is_there(r) && atomic_load(&r->pokes) == pokes)
 		syscall(SYS_futex, &r->shared->client_sleeps, FUTEX_WAIT, 1, &ts, NULL, 0);
 	atomic_store_explicit(&r->shared->client_sleeps, 0, memory_order_relaxed);
 }
@@ -293,7 +318,8 @@ static bool has_ended(const struct ring_pending *p)
 }
 
 /* Without sleeping; who never does sees here that the daemon is gone. Lock held. */
-static void glance(struct ring *r, const struct ring_pending *p)
+__attribute__((always_inline)) static inline void glance(struct ring *r,
+							 const struct ring_pending *p)
 {
 	uint64_t now;
 	bool gone;
@@ -312,17 +338,19 @@ static void glance(struct ring *r, const struct ring_pending *p)
 }
 
 /* Look, sleep a while at most. Lock dropped meanwhile. */
-static void look(struct ring *r, uint64_t until_us)
+__attribute__((always_inline)) static inline void look(struct ring *r, uint64_t until_us,
+						       bool spins)
 {
+	unsigned pokes = atomic_load(&r->pokes);
 	uint64_t now;
 	bool gone = false;
 
 	r->looking = true;
 	pthread_mutex_unlock(&r->lock);
-	if (!spin(r)) {
+	if (!(spins ? spin(r) : is_there(r))) {
 		now = clock_now_us();
 		if (now < until_us)
-			sleep_for(r, until_us - now < SLEEP_US ? until_us - now : SLEEP_US);
+			sleep_for(r, until_us - now < SLEEP_US ? until_us - now : SLEEP_US, pokes);
 		gone = hung_up(r);
 	}
 	pthread_mutex_lock(&r->lock);
@@ -334,7 +362,7 @@ static void look(struct ring *r, uint64_t until_us)
 
 static void follow(struct ring *r, const struct ring_pending *p, uint64_t until_us)
 {
-	struct ring_waiter w = { .next = r->waiters, .p = p };
+	struct ring_waiter w = { .next = r->waiters, .p = p, .told_fd = -1 };
 	struct timespec at = { .tv_sec = (time_t)(until_us / 1000000),
 			       .tv_nsec = (long)(until_us % 1000000) * 1000 };
 	struct ring_waiter **link;
@@ -378,7 +406,7 @@ bool ring_pending_wait(struct ring_pending *p, int timeout_ms)
 		if (r->looking)
 			follow(r, p, until);
 		else
-			look(r, until);
+			look(r, until, true);
 	}
 	/* Another waiter must continue to poll. */
 	if (!r->looking && r->waiters)
@@ -386,6 +414,150 @@ bool ring_pending_wait(struct ring_pending *p, int timeout_ms)
 	ended = has_ended(p) || is_late(p);
 	pthread_mutex_unlock(&r->lock);
 	return ended;
+}
+
+/* ------------------------------------------------------------------ one of several */
+
+unsigned ring_pokes(const struct ring *r)
+{
+	return atomic_load(&r->pokes);
+}
+
+/* Lock held. */
+static void ring_poke_locked(struct ring *r)
+{
+	atomic_fetch_add(&r->pokes, 1); /* as the daemon posts: before the flag is looked at */
+	if (atomic_exchange(&r->shared->client_sleeps, 0))
+		syscall(SYS_futex, &r->shared->client_sleeps, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+	for (struct ring_waiter *w = r->waiters; w; w = w->next)
+		if (!w->p)
+			ring_wake(w);
+}
+
+void ring_poke(struct ring *r)
+{
+	pthread_mutex_lock(&r->lock);
+	ring_poke_locked(r);
+	pthread_mutex_unlock(&r->lock);
+}
+
+bool ring_pending_ended(const struct ring_pending *p)
+{
+	return has_ended(p) || is_late(p);
+}
+
+static bool ring_any_ended(struct ring_pending *const *p, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (has_ended(p[i]))
+			return true;
+	return false;
+}
+
+bool ring_wait_any(struct ring *r, struct ring_pending *const *p, size_t n, unsigned pokes,
+		   int timeout_ms)
+{
+	uint64_t until =
+		timeout_ms < 0 ? UINT64_MAX : clock_now_us() + (uint64_t)timeout_ms * 1000u;
+	bool ended;
+
+	CHECK(n > 0);
+	for (size_t i = 0; i < n; i++)
+		if (p[i]->deadline_us && p[i]->deadline_us < until)
+			until = p[i]->deadline_us;
+	pthread_mutex_lock(&r->lock);
+	if (!r->looking)
+		glance(r, p[0]);
+	while (!ring_any_ended(p, n) && timeout_ms != 0 && ring_pokes(r) == pokes &&
+	       clock_now_us() < until) {
+		if (r->looking)
+			follow(r, NULL, until);
+		else
+			look(r, until, true);
+	}
+	if (!r->looking && r->waiters)
+		pthread_cond_signal(&r->waiters->wake);
+	ended = ring_any_ended(p, n);
+	pthread_mutex_unlock(&r->lock);
+	for (size_t i = 0; !ended && i < n; i++)
+		ended = is_late(p[i]);
+	return ended;
+}
+
+/* ------------------------------------------------------- a thread that waits */
+
+/* Submissions whose deadline has passed since the last look have ended, too. Lock held. */
+static void ring_tell_late(struct ring *r)
+{
+	uint64_t now = clock_now_us();
+	bool any = false;
+
+	for (uint32_t i = 0; i < r->entries && !any; i++) {
+		const struct ring_pending *p = r->slots[i];
+
+		any = p && p != ABANDONED && p->deadline_us > r->server.late_us &&
+		      p->deadline_us <= now;
+	}
+	r->server.late_us = now;
+	if (any)
+		ring_wake(&r->server.waiter);
+}
+
+static void *ring_serve_thread(void *arg)
+{
+	struct ring *r = arg;
+	struct ring_waiter *w = &r->server.waiter;
+
+	pthread_mutex_lock(&r->lock);
+	while (!r->server.stop && !r->lost) {
+		if (r->looking)
+			pthread_cond_wait(&w->wake, &r->lock);
+		else
+			look(r, UINT64_MAX, false);
+		ring_tell_late(r);
+	}
+	while (!r->server.stop) /* nothing ends any more */
+		pthread_cond_wait(&w->wake, &r->lock);
+	if (!r->looking && r->waiters)
+		pthread_cond_signal(&r->waiters->wake);
+	pthread_mutex_unlock(&r->lock);
+	return NULL;
+}
+
+int ring_serve(struct ring *r, int told_fd)
+{
+	struct ring_server *s = &r->server;
+	int e = 0;
+
+	pthread_mutex_lock(&r->lock);
+	if (!s->runs) {
+		s->waiter = (struct ring_waiter){ .told_fd = told_fd };
+		s->late_us = clock_now_us();
+		pthread_cond_init(&s->waiter.wake, NULL);
+		e = thread_start(&s->id, ring_serve_thread, r);
+		s->runs = e == 0;
+		if (s->runs) {
+			s->waiter.next = r->waiters;
+			r->waiters = &s->waiter;
+		} else {
+			pthread_cond_destroy(&s->waiter.wake);
+		}
+	}
+	pthread_mutex_unlock(&r->lock);
+	return -e;
+}
+
+/* Its waiter stays in the list: nobody waits any more. */
+static void ring_stop_serving(struct ring *r)
+{
+	if (!r->server.runs)
+		return;
+	pthread_mutex_lock(&r->lock);
+	r->server.stop = true;
+	ring_poke_locked(r);
+	pthread_mutex_unlock(&r->lock);
+	pthread_join(r->server.id, NULL);
+	pthread_cond_destroy(&r->server.waiter.wake);
 }
 
 /* ------------------------------------------------------------------ outcome */
@@ -432,25 +604,26 @@ int ring_pending_result(struct ring_pending *p, ProtobufCMessage **ret, struct s
 	return 0;
 }
 
-int ring_pending_cancel(struct ring_pending *p)
+void ring_pending_cancel(struct ring_pending *p)
 {
+	const uint64_t one = 1;
 	struct ring *r = p->ring;
-	int rc = 0;
+	uint64_t bit = UINT64_C(1) << p->slot % 64;
+	bool first = false;
 
 	if (!r || has_ended(p))
-		return 0;
+		return;
 	pthread_mutex_lock(&r->lock);
-	if (!has_room(r) && !r->looking)
-		take_all(r);
-	if (has_ended(p) || r->lost)
-		rc = 0;
-	else if (has_room(r))
-		put_cancel(r, p->slot);
-	else
-		rc = RING_E_FULL;
+	if (!has_ended(p)) {
+		first = !(r->cancelled[p->slot / 64] & bit);
+		r->n_cancelled += first;
+		r->cancelled[p->slot / 64] |= bit;
+		atomic_fetch_or(&r->shared->cancels[p->slot / 64], bit);
+	}
 	pthread_mutex_unlock(&r->lock);
-	wake_daemon(r);
-	return rc;
+	/* also while it polls: it looks at the bits for an event only */
+	while (first && write(r->event_fd, &one, sizeof(one)) < 0 && errno == EINTR)
+		;
 }
 
 void ring_pending_free(struct ring_pending *p)
@@ -555,6 +728,7 @@ void ring_close(struct ring *r)
 {
 	if (!r)
 		return;
+	ring_stop_serving(r);
 	munmap(r->shared, r->bytes);
 	fd_close(r->event_fd);
 	fd_close(r->watch_fd);

@@ -1,7 +1,7 @@
 /*
  * The client's side of the ring (ring_abi.h): submissions out, completions back.
  *
- * The ring has no thread. One of the waiting threads polls; the others sleep until their
+ * The ring has no thread, unless ring_serve starts one. One of the waiting threads polls; the others sleep until their
  * completion was found or the polling thread has left (leader and followers, as for gRPC).
  * The daemon is trusted to be correct, but it may end: a sleeping thread wakes from time to time to
  * check that it still runs. Any thread.
@@ -68,9 +68,27 @@ int ring_start(struct ring *r, uint16_t op, const ProtobufCMessage *request, con
 bool ring_pending_wait(struct ring_pending *p, int timeout_ms);
 int ring_pending_result(struct ring_pending *p, ProtobufCMessage **ret, struct shardd_error *err);
 
-/* Ask the daemon to give it up; it is answered all the same. Return: 0 (also if it has been answered)
- * or RING_E_FULL. */
-int ring_pending_cancel(struct ring_pending *p);
+/* Has it ended, or is it late? Does not read the ring. Never blocks. */
+bool ring_pending_ended(const struct ring_pending *p);
+
+/* Wait until one of @n submissions, above 0, has ended. Return: false: @timeout_ms has passed, or
+ * ring_poke was called after ring_pokes returned @pokes. */
+bool ring_wait_any(struct ring *r, struct ring_pending *const *p, size_t n, unsigned pokes,
+		   int timeout_ms);
+
+/* End the ring_wait_any that block now, and signal the descriptor of ring_serve. */
+void ring_poke(struct ring *r);
+unsigned ring_pokes(const struct ring *r);
+
+/* From now on completions are taken even if nobody waits for them, by a thread of the library, and
+ * @told_fd, an eventfd (borrowed), is signalled whenever something has ended: a submission was
+ * answered or its deadline has passed, or the daemon is gone. Does nothing if there is such a thread
+ * already. Ends with ring_close. Return: 0 or a negative errno. */
+int ring_serve(struct ring *r, int told_fd);
+
+/* Ask the daemon to give it up; it is answered all the same. Does nothing if it has been. Never
+ * blocks, and needs no room. */
+void ring_pending_cancel(struct ring_pending *p);
 
 /* It need not be answered any more. Safe twice. */
 void ring_pending_free(struct ring_pending *p);

@@ -13,6 +13,7 @@
 
 #include "client_error.h"
 #include "rpc_client_impl.h"
+#include "thread.h"
 
 #define FIRST_PAUSE_MS 5 /* between two tries to connect; doubles */
 #define MAX_PAUSE_MS   100
@@ -63,8 +64,10 @@ void client_link(struct rpc_client *c, struct rpc_pending *p)
 static void wake_waiters(struct rpc_client *c, const struct rpc_pending *p)
 {
 	for (struct waiter *w = c->waiters; w; w = w->next)
-		if (w->p == p)
+		if (!w->p || w->p == p)
 			pthread_cond_signal(&w->wake);
+	if (c->server.runs)
+		c->server.on_event(c->server.data);
 }
 
 static void take_event(struct rpc_client *c, const grpc_event *ev)
@@ -120,23 +123,109 @@ static bool follow(struct rpc_client *c, struct rpc_pending *p, struct deadline 
 	return r == 0;
 }
 
+/* Another waiter must continue to drive the queue. */
+static void hand_over(struct rpc_client *c)
+{
+	if (c->driving)
+		return;
+	if (c->waiters)
+		pthread_cond_signal(&c->waiters->wake);
+	client_started(c);
+}
+
 void client_drive(struct rpc_client *c, struct rpc_pending *p, pending_test test, struct deadline d)
 {
 	bool in_time = true;
 
 	while (in_time && !test(p))
 		in_time = c->driving ? follow(c, p, d) : drive_once(c, deadline_gpr(d));
-	/* Another waiter must continue to drive the queue. */
-	if (!c->driving && c->waiters)
-		pthread_cond_signal(&c->waiters->wake);
+	hand_over(c);
+}
+
+static bool any(struct rpc_pending *const *p, size_t n, pending_test test)
+{
+	for (size_t i = 0; i < n; i++)
+		if (test(p[i]))
+			return true;
+	return false;
+}
+
+void client_drive_any(struct rpc_client *c, struct rpc_pending *const *p, size_t n,
+		      pending_test test, struct deadline d)
+{
+	bool in_time = true;
+
+	while (in_time && !any(p, n, test))
+		in_time = c->driving ? follow(c, NULL, d) : drive_once(c, deadline_gpr(d));
+	hand_over(c);
 }
 
 void client_poll(struct rpc_client *c)
 {
 	while (!c->driving && drive_once(c, gpr_inf_past(GPR_CLOCK_MONOTONIC)))
 		;
-	if (!c->driving && c->waiters)
-		pthread_cond_signal(&c->waiters->wake);
+	hand_over(c);
+}
+
+/* -------------------------------------------------------- a thread that drives */
+
+void client_started(struct rpc_client *c)
+{
+	if (c->server.runs)
+		pthread_cond_signal(&c->server.wake);
+}
+
+/* While there are calls; then it sleeps. */
+static void *serve(void *arg)
+{
+	struct rpc_client *c = arg;
+
+	pthread_mutex_lock(&c->lock);
+	while (!c->server.stop) {
+		if (c->driving || c->n_open == 0)
+			pthread_cond_wait(&c->server.wake, &c->lock);
+		else
+			drive_once(c, gpr_inf_future(GPR_CLOCK_MONOTONIC));
+	}
+	hand_over(c);
+	pthread_mutex_unlock(&c->lock);
+	return NULL;
+}
+
+int rpc_client_serve(struct rpc_client *c, void (*on_event)(void *data), void *data)
+{
+	int e = 0;
+
+	pthread_mutex_lock(&c->lock);
+	if (!c->server.runs) {
+		pthread_cond_init(&c->server.wake, NULL);
+		c->server.on_event = on_event;
+		c->server.data = data;
+		e = thread_start(&c->server.id, serve, c);
+		c->server.runs = e == 0;
+		if (e)
+			pthread_cond_destroy(&c->server.wake);
+	}
+	pthread_mutex_unlock(&c->lock);
+	return -e;
+}
+
+void rpc_client_stop_serving(struct rpc_client *c)
+{
+	pthread_mutex_lock(&c->lock);
+	if (!c->server.runs) {
+		pthread_mutex_unlock(&c->lock);
+		return;
+	}
+	c->server.stop = true;
+	for (struct rpc_pending *p = c->pendings; p; p = p->next)
+		if (p->n_open > 0)
+			grpc_call_cancel(p->call, NULL);
+	pthread_cond_signal(&c->server.wake);
+	pthread_mutex_unlock(&c->lock);
+	pthread_join(c->server.id, NULL);
+	c->server.runs = false;
+	pthread_cond_destroy(&c->server.wake);
 }
 
 /* -------------------------------------------------------------- connect */
@@ -281,6 +370,7 @@ void rpc_client_close(struct rpc_client *c)
 {
 	if (!c)
 		return;
+	rpc_client_stop_serving(c);
 	pthread_mutex_lock(&c->lock);
 	cancel_all(c);
 	pthread_mutex_unlock(&c->lock);

@@ -2,7 +2,7 @@
  * The client side of gRPC core, shared by libshardd and shardctl: one connection over
  * a socket that is made here, and calls with protobuf-c messages.
  *
- * There is no extra thread. One of the waiting threads drives the completion queue; the
+ * There is no extra thread, unless rpc_client_serve starts one. One of the waiting threads drives the completion queue; the
  * others sleep until the driver hands over (leader and followers). So a call costs no
  * extra thread switch. All functions: any thread.
  */
@@ -37,6 +37,18 @@ int rpc_client_start(struct rpc_client *c, const char *method, const ProtobufCMe
 /* Wait until the call has ended, at most @timeout_ms (-1: for ever, 0: only look).
  * Return: true if it has. */
 bool rpc_pending_wait(struct rpc_pending *p, int timeout_ms);
+
+/* The same for one of @n calls of the same connection. */
+bool rpc_pending_wait_any(struct rpc_pending *const *p, size_t n, int timeout_ms);
+
+/* From now on calls end even if nobody waits for them: a thread of the library takes the events, and
+ * @on_event is called after each, by whichever thread takes it, with a lock of @c held. Does nothing
+ * if there is such a thread already. Return: 0 or a negative errno. */
+int rpc_client_serve(struct rpc_client *c, void (*on_event)(void *data), void *data);
+
+/* End that thread, and with it all calls: they are cancelled. rpc_client_close does it, too. Safe
+ * twice, and without a thread. */
+void rpc_client_stop_serving(struct rpc_client *c);
 
 /* The outcome of a unary call that has ended.
  * @ret: the reply, the caller's (protobuf_c_message_free_unpacked).

@@ -18,8 +18,17 @@ struct deadline {
 /* A thread that sleeps until @p has got on or until it is asked to drive. */
 struct waiter {
 	struct waiter *next;
-	struct rpc_pending *p;
+	struct rpc_pending *p; /* NULL: any */
 	pthread_cond_t wake;
+};
+
+/* The thread of rpc_client_serve. */
+struct rpc_server_thread {
+	pthread_t id;
+	pthread_cond_t wake; /* a call was started, nobody drives any more, or @stop */
+	bool runs, stop;
+	void (*on_event)(void *data);
+	void *data;
 };
 
 struct rpc_client {
@@ -34,6 +43,7 @@ struct rpc_client {
 	struct waiter *waiters;
 	struct rpc_pending *pendings; /* not freed by the user yet, or with open batches */
 	unsigned n_open;              /* batches under way, of all */
+	struct rpc_server_thread server;
 };
 
 /* What completion-queue events carry. Called with the lock held. */
@@ -72,6 +82,13 @@ typedef bool (*pending_test)(const struct rpc_pending *p);
  * deadline. Lock held before and after. */
 void client_drive(struct rpc_client *c, struct rpc_pending *p, pending_test test,
 		  struct deadline d);
+
+/* The same until one of @n calls has ended. */
+void client_drive_any(struct rpc_client *c, struct rpc_pending *const *p, size_t n,
+		      pending_test test, struct deadline d);
+
+/* A call was started: the thread of rpc_client_serve is to drive. Lock held. */
+void client_started(struct rpc_client *c);
 
 /* Take the events that are there. Lock held. */
 void client_poll(struct rpc_client *c);

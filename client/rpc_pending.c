@@ -177,6 +177,7 @@ static int start_pending(struct rpc_pending *p, grpc_byte_buffer *bytes, struct 
 	pthread_mutex_lock(&c->lock);
 	client_link(c, p);
 	e = start_batches(p, bytes);
+	client_started(c);
 	pthread_mutex_unlock(&c->lock);
 	grpc_byte_buffer_destroy(bytes);
 	if (e != GRPC_CALL_OK) {
@@ -209,6 +210,19 @@ bool rpc_pending_wait(struct rpc_pending *p, int timeout_ms)
 	pthread_mutex_lock(&c->lock);
 	client_drive(c, p, has_ended, deadline_in(timeout_ms));
 	ended = has_ended(p);
+	pthread_mutex_unlock(&c->lock);
+	return ended;
+}
+
+bool rpc_pending_wait_any(struct rpc_pending *const *p, size_t n, int timeout_ms)
+{
+	struct rpc_client *c = p[0]->c;
+	bool ended = false;
+
+	pthread_mutex_lock(&c->lock);
+	client_drive_any(c, p, n, has_ended, deadline_in(timeout_ms));
+	for (size_t i = 0; i < n && !ended; i++)
+		ended = has_ended(p[i]);
 	pthread_mutex_unlock(&c->lock);
 	return ended;
 }

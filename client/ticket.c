@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "core/clock.h"
 
 #define SLOT_BITS 24u
 #define SLOT_MAX  (1u << SLOT_BITS)
@@ -28,6 +29,81 @@ int ticket_result(struct ticket *ticket, ProtobufCMessage **ret, struct shardd_e
 	return ticket->pending ? rpc_pending_result(ticket->pending, ret, err)
 			       : ring_pending_result(&ticket->ring, ret, err);
 }
+
+/* ------------------------------------------------------------- one of several */
+
+int ticket_set_init(struct ticket_set *s, size_t n)
+{
+	*s = (struct ticket_set){ .n = n };
+	s->tickets = calloc(n, sizeof(struct ticket *));
+	s->rings = calloc(n, sizeof(struct ring_pending *));
+	s->rpcs = calloc(n, sizeof(struct rpc_pending *));
+	return s->tickets && s->rings && s->rpcs ? 0 : -ENOMEM;
+}
+
+void ticket_set_put(struct ticket_set *s, size_t place, struct ticket *ticket)
+{
+	s->tickets[place] = ticket;
+	if (ticket->pending) {
+		s->rpcs[s->n_rpcs++] = ticket->pending;
+	} else {
+		s->ring = ticket->ring.ring;
+		s->rings[s->n_rings++] = &ticket->ring;
+	}
+}
+
+void ticket_set_deinit(struct ticket_set *s)
+{
+	free(STEAL_PTR(s->tickets));
+	free(STEAL_PTR(s->rings));
+	free(STEAL_PTR(s->rpcs));
+}
+
+/* The first that has ended, as far as is known. */
+static bool ticket_set_find(const struct ticket_set *s, size_t *ret)
+{
+	for (size_t i = 0; i < s->n; i++) {
+		struct ticket *x = s->tickets[i];
+
+		if (!x || !(x->reply || (x->pending ? rpc_pending_wait(x->pending, 0)
+						    : ring_pending_ended(&x->ring))))
+			continue;
+		*ret = i;
+		return true;
+	}
+	return false;
+}
+
+/* Some are in the ring. gRPC calls are driven by another thread, which pokes it. */
+static bool ticket_set_wait_ring(const struct ticket_set *s, int timeout_ms)
+{
+	uint64_t end = clock_now_us() + (uint64_t)timeout_ms * 1000;
+
+	for (;;) {
+		unsigned pokes = ring_pokes(s->ring);
+		uint64_t now = clock_now_us();
+		int left = timeout_ms < 0 ? -1 : now < end ? (int)((end - now + 999) / 1000) : 0;
+
+		if ((s->n_rpcs && rpc_pending_wait_any(s->rpcs, s->n_rpcs, 0)) ||
+		    ring_wait_any(s->ring, s->rings, s->n_rings, pokes, left))
+			return true;
+		if (left == 0)
+			return false;
+	}
+}
+
+bool ticket_set_wait(const struct ticket_set *s, int timeout_ms, size_t *ret)
+{
+	bool any;
+
+	if (ticket_set_find(s, ret))
+		return true;
+	any = s->n_rings ? ticket_set_wait_ring(s, timeout_ms)
+			 : rpc_pending_wait_any(s->rpcs, s->n_rpcs, timeout_ms);
+	return any && ticket_set_find(s, ret);
+}
+
+/* ------------------------------------------------------------------- the table */
 
 /* Let go of what it has. */
 static void ticket_clear(struct ticket *ticket)
@@ -241,7 +317,8 @@ int tickets_cancel(struct tickets *t, uint64_t id)
 	if (slot && slot->ticket->pending) {
 		r = TICKET_E_GRPC;
 	} else if (slot) {
-		r = ring_pending_cancel(&slot->ticket->ring) == RING_E_FULL ? TICKET_E_FULL : 0;
+		ring_pending_cancel(&slot->ticket->ring);
+		r = 0;
 	}
 	pthread_mutex_unlock(&t->lock);
 	return r;

@@ -48,6 +48,27 @@ struct ticket {
 bool ticket_wait(struct ticket *ticket, int timeout_ms);
 int ticket_result(struct ticket *ticket, ProtobufCMessage **ret, struct shardd_error *err);
 
+/* Claimed tickets, one of which is waited for. */
+struct ticket_set {
+	struct ticket **tickets; /* NULL: none at this place */
+	size_t n;
+	struct ring *ring;
+	struct ring_pending **rings; /* of those that were sent over the ring */
+	size_t n_rings;
+	struct rpc_pending **rpcs; /* of the others */
+	size_t n_rpcs;
+};
+
+/* @n: places. Return: 0 or -ENOMEM. */
+int ticket_set_init(struct ticket_set *s, size_t n);
+void ticket_set_put(struct ticket_set *s, size_t place, struct ticket *ticket);
+void ticket_set_deinit(struct ticket_set *s);
+
+/* Wait until one has ended, at most @timeout_ms. If some were sent over the ring and others not, a
+ * thread must serve the gRPC client (rpc_client_serve) and poke the ring. @ret: its place; of several
+ * the first. Return: false: none has. */
+bool ticket_set_wait(const struct ticket_set *s, int timeout_ms, size_t *ret);
+
 struct ticket_slot {
 	struct ticket *ticket; /* owned; NULL: free */
 	uint64_t uses;         /* the number's upper part; a slot that is used up stays free */
@@ -96,8 +117,8 @@ void tickets_detach(struct tickets *t, struct ticket *ticket);
 /* Claim a detached ticket. @ended: only one whose op has ended. Return: false: there is none. */
 bool tickets_take_detached(struct tickets *t, bool ended, uint64_t *ret_id, struct ticket **ret);
 
-/* Ask the daemon to give up the op of @id, claimed or not. Return: 0, TICKET_E_NONE, TICKET_E_GRPC, TICKET_E_FULL
- * (the ring has no room). Never blocks. */
+/* Ask the daemon to give up the op of @id, claimed or not. Return: 0, TICKET_E_NONE, TICKET_E_GRPC.
+ * Never blocks. */
 int tickets_cancel(struct tickets *t, uint64_t id);
 
 /* Give a claimed ticket back: its op continues. */

@@ -34,7 +34,7 @@
 #include <stdint.h>
 
 #define RING_MAGIC       0x52444853u /* "SHDR" read as a little-endian word */
-#define RING_VERSION     1u
+#define RING_VERSION     2u
 #define RING_MIN_ENTRIES 64u
 #define RING_MAX_ENTRIES 4096u
 #define RING_SHORT_BYTES 48u   /* longest message inside an entry */
@@ -49,8 +49,7 @@ struct ring_entry {
 	uint8_t data[RING_SHORT_BYTES]; /* the packed message if it fits */
 };
 
-#define RING_NOP    0u     /* does nothing; the daemon answers it */
-#define RING_CANCEL 65535u /* cancels the op whose tag (uint64_t) is the data; answered at once */
+#define RING_NOP 0u /* does nothing; the daemon answers it */
 
 /* At the start of the memory. */
 struct ring_shared {
@@ -73,13 +72,18 @@ struct ring_shared {
 	/* written by both */
 	alignas(64) _Atomic uint32_t daemon_sleeps;
 	alignas(64) _Atomic uint32_t client_sleeps; /* a futex */
+	/* Ops to cancel: bit t%64 of word t/64 is the unanswered op with the tag t. The client sets
+	 * it, then writes the eventfd; it clears it before it uses the tag again. The daemon clears
+	 * it when it cancels the op. A cancel needs no entry, so a full queue does not delay it. */
+	alignas(64) _Atomic uint64_t cancels[RING_MAX_ENTRIES / 64];
 };
 
 static_assert(sizeof(struct ring_entry) == 64, "entry");
 static_assert(offsetof(struct ring_entry, data) == 16, "entry");
 static_assert(offsetof(struct ring_shared, sq_tail) == 64, "first line");
 static_assert(offsetof(struct ring_shared, cq_tail) == 256, "the daemon's lines");
-static_assert(sizeof(struct ring_shared) == 448, "shared");
+static_assert(offsetof(struct ring_shared, cancels) == 448, "shared");
+static_assert(sizeof(struct ring_shared) == 960, "shared");
 static_assert(sizeof(_Atomic uint32_t) == sizeof(uint32_t), "futex");
 
 /* The full barrier after publishing @index. It is a read-modify-write, since thread sanitizers do

@@ -186,7 +186,17 @@ const struct op_type op_ddp_ready = {
 
 static int op_ddp_pass_finish_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
-	return op_ddp_take(op, ((const Shardd__V1__DdpFinishRequest *)msg)->ddp, f);
+	const Shardd__V1__DdpFinishRequest *r = (const Shardd__V1__DdpFinishRequest *)msg;
+	const struct ddp *d;
+
+	if (op_ddp_take(op, r->ddp, f))
+		return f->code;
+	d = ddp_args(op)->d;
+	if (r->untouched_room && r->untouched_room < d->n)
+		return fault_set(f, FAULT_INVALID, "untouched_room",
+				 "there is room to mark %u tensors, but ddp %u has %u",
+				 r->untouched_room, r->ddp, d->n);
+	return 0;
 }
 
 static void op_ddp_pass_finish_enter(struct op *op)

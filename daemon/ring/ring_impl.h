@@ -7,6 +7,8 @@
 
 #define RING_STRUCT_MAGIC 0x52494e47u
 
+struct ring_call;
+
 struct ring {
 	uint32_t magic;
 	struct rings *rings;
@@ -19,16 +21,23 @@ struct ring {
 	struct list hot;   /* rings->hot */
 	struct list news;  /* rings->news */
 	struct list calls; /* of struct ring_call: submissions whose ops are under way */
-	bool taking;       /* its submissions are being taken now */
-	uint64_t last_us;  /* when there was a submission */
-	uint64_t n_woken;  /* by its eventfd */
-	bool released;     /* its memory is freed */
-	bool closed;       /* its handle is closed */
-	bool broken;       /* nothing is taken any more: its session is about to end */
+	/* Of q.entries calls under way, by tag: those that can be cancelled. Of several with one tag
+	 * the first; a tag of q.entries or more has no place. */
+	struct ring_call **by_tag;
+	bool cancels; /* a bit was set for a tag that was not there, with submissions yet to take */
+	bool taking;  /* its submissions are being taken now */
+	uint64_t last_us; /* when there was a submission */
+	uint64_t n_woken; /* by its eventfd */
+	bool released;    /* its memory is freed */
+	bool closed;      /* its handle is closed */
+	bool broken;      /* nothing is taken any more: its session is about to end */
 };
 
 /* Do what was submitted; its completion may be posted before this returns. */
 void ring_submit(struct ring *r, const struct ring_submission *s);
+
+/* Cancel the ops whose bits are set. */
+void ring_cancel(struct ring *r);
 
 /* Completions go nowhere from here on. */
 void ring_forget_calls(struct ring *r);

@@ -22,18 +22,34 @@ struct ring_call {
 	struct list link;
 	uint64_t tag;
 	struct op *op;                /* NULL: not there yet */
+	bool submitting;              /* op_submit is called for it, which may end the op */
+	bool ended;                   /* meanwhile: whoever submits frees it */
 	struct codec_message request; /* the op borrows it until it is done */
 	struct user *payer;           /* a reference; NULL: nobody pays */
 	uint64_t paid;                /* for the request */
 };
 
-static void ring_ops_free_call(struct ring_call *call)
+static void ring_ops_forget_tag(const struct ring_call *call)
 {
+	struct ring *r = call->ring;
+
+	if (r && call->tag < r->q.entries && r->by_tag[call->tag] == call)
+		r->by_tag[call->tag] = NULL;
+}
+
+static void ring_ops_clear_call(struct ring_call *call)
+{
+	ring_ops_forget_tag(call);
 	if (call->payer)
 		user_sub(call->payer, USER_MEMORY, call->paid);
 	user_unref(call->payer);
 	list_unlink(&call->link);
 	codec_message_deinit(&call->request);
+}
+
+static void ring_ops_free_call(struct ring_call *call)
+{
+	ring_ops_clear_call(call);
 	free(call);
 }
 
@@ -71,20 +87,19 @@ static void ring_ops_send_reply(const ProtobufCMessage *reply, void *ctx)
 	ring_post(call->ring, call->tag, 0, bytes, (uint32_t)n);
 }
 
-/* op_submit may end the op before it returns; then the call is gone with it. */
-static struct ring_call *ring_ops_submitting;
-
 static void ring_ops_on_done(struct op *op, void *userdata)
 {
 	struct ring_call *call = userdata;
 
-	if (ring_ops_submitting == call)
-		ring_ops_submitting = NULL;
 	if (call->ring && op->fault.code)
 		ring_ops_post_fault(call->ring, call->tag, &op->fault);
 	else if (call->ring)
 		op_encode(op, ring_ops_send_reply, call);
-	ring_ops_free_call(call);
+	call->op = NULL;
+	call->ended = true;
+	ring_ops_clear_call(call);
+	if (!call->submitting)
+		free(call);
 }
 
 void ring_forget_calls(struct ring *r)
@@ -93,6 +108,7 @@ void ring_forget_calls(struct ring *r)
 
 	list_for_each (call, tmp, &r->calls, link) {
 		list_unlink(&call->link);
+		ring_ops_forget_tag(call);
 		call->ring = NULL;
 	}
 }
@@ -127,12 +143,11 @@ static int ring_ops_unpack(struct ring_call *call, const struct op_type *type,
 		 : 0;
 }
 
-/* Return: 0 (it has been or will be answered by on_done) or a fault code. */
+/* Return: 0 (it has been or will be answered by on_done, and may be gone) or a fault code. */
 static int ring_ops_begin(struct ring_call *call, struct ring *r, const struct ring_submission *s,
 			  struct fault *f)
 {
 	const struct op_type *type = ring_ops_type_of(s->op);
-	struct ring_call *outer;
 	struct member *m;
 	struct op *op;
 	int rc;
@@ -147,35 +162,41 @@ static int ring_ops_begin(struct ring_call *call, struct ring *r, const struct r
 	if (!m)
 		return f->code;
 	r->session->ops_total++;
-	outer = ring_ops_submitting;
-	ring_ops_submitting = call;
+	call->submitting = true;
 	rc = op_submit(m, type, call->request.msg, 0, ring_ops_on_done, call, &op, f);
-	if (rc == 0 && ring_ops_submitting == call)
+	call->submitting = false;
+	CHECK(rc == 0 || !call->ended);
+	if (call->ended)
+		free(call);
+	else if (rc == 0)
 		call->op = op;
-	ring_ops_submitting = outer;
 	return rc;
 }
 
-/* The op may have ended meanwhile: then there is nothing to do. */
-static void ring_ops_cancel(struct ring *r, const struct ring_submission *s)
+/* A bit without an op is of one that has ended, which the client will see, or of one that is yet to be
+ * taken. Bounded by the number of entries, whatever the client sets. */
+static void ring_ops_cancel_tag(struct ring *r, uint32_t tag)
 {
-	struct ring_call *call, *tmp;
-	struct fault f = FAULT_NULL;
-	uint64_t tag;
+	struct ring_call *call = r->by_tag[tag];
 
-	if (s->bytes != sizeof(tag)) {
-		fault_set(&f, FAULT_INVALID, NULL, "a cancel has %u bytes, must have %zu", s->bytes,
-			  sizeof(tag));
-		ring_ops_post_fault(r, s->tag, &f);
+	if (!call || !call->op) {
+		r->cancels = r->cancels || call || ring_queue_has_more(&r->q);
 		return;
 	}
-	memcpy(&tag, s->data, sizeof(tag));
-	ring_post(r, s->tag, 0, NULL, 0);
-	list_for_each (call, tmp, &r->calls, link)
-		if (call->tag == tag && call->op) {
-			op_cancel(call->op, FAULT_CANCELLED, "the caller has given up this op");
-			return;
-		}
+	atomic_fetch_and(&r->q.shared->cancels[tag / 64], ~(UINT64_C(1) << tag % 64));
+	op_cancel(call->op, FAULT_CANCELLED, "the caller has given up this op");
+}
+
+void ring_cancel(struct ring *r)
+{
+	r->cancels = false;
+	for (uint32_t i = 0; i < r->q.entries / 64; i++) {
+		/* with the client's: what it submitted before it is there */
+		uint64_t bits = atomic_load(&r->q.shared->cancels[i]);
+
+		for (; bits; bits &= bits - 1)
+			ring_ops_cancel_tag(r, i * 64 + (uint32_t)__builtin_ctzll(bits));
+	}
 }
 
 void ring_submit(struct ring *r, const struct ring_submission *s)
@@ -185,10 +206,6 @@ void ring_submit(struct ring *r, const struct ring_submission *s)
 
 	if (s->op == RING_NOP) {
 		ring_post(r, s->tag, 0, NULL, 0);
-		return;
-	}
-	if (s->op == RING_CANCEL) {
-		ring_ops_cancel(r, s);
 		return;
 	}
 	call = calloc(1, sizeof(*call));
@@ -201,6 +218,8 @@ void ring_submit(struct ring *r, const struct ring_submission *s)
 	call->tag = s->tag;
 	list_init(&call->link);
 	list_append(&r->calls, &call->link);
+	if (s->tag < r->q.entries && !r->by_tag[s->tag])
+		r->by_tag[s->tag] = call;
 	if (ring_ops_begin(call, r, s, &f) == 0)
 		return;
 	ring_ops_post_fault(r, s->tag, &f);

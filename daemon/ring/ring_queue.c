@@ -118,6 +118,11 @@ int ring_queue_ready(struct ring_queue *q)
 	return (int)n < left ? (int)n : left;
 }
 
+bool ring_queue_has_more(const struct ring_queue *q)
+{
+	return atomic_load_explicit(&q->shared->sq_tail, memory_order_seq_cst) != q->sq_head;
+}
+
 int ring_queue_take(struct ring_queue *q, struct ring_submission *ret)
 {
 	uint32_t i = q->sq_head & (q->entries - 1);

@@ -63,6 +63,9 @@ void ring_queue_deinit(struct ring_queue *q);
 /* Return: how many submissions can be taken, or -RING_E_BROKEN. */
 int ring_queue_ready(struct ring_queue *q);
 
+/* Are there submissions that were not taken, whether or not they can be? */
+bool ring_queue_has_more(const struct ring_queue *q);
+
 /* Take one of those that are ready; the client sees it with ring_queue_taken.
  * Return: 0 or RING_E_BROKEN. */
 int ring_queue_take(struct ring_queue *q, struct ring_submission *ret);

@@ -76,6 +76,8 @@ static unsigned rings_take(struct ring *r, unsigned most)
 	r->taking = false;
 	if (n)
 		ring_queue_taken(&r->q);
+	if (n && r->cancels && ready >= 0)
+		ring_cancel(r);
 	if (ready < 0)
 		rings_turn_out(r);
 	return n;
@@ -141,8 +143,10 @@ static void rings_heat(struct ring *r)
 
 static void rings_ring_free_if_over(struct ring *r)
 {
-	if (r->released && r->closed)
-		free(r);
+	if (!r->released || !r->closed)
+		return;
+	free(r->by_tag);
+	free(r);
 }
 
 /* Free its memory, and the charge for it. */
@@ -197,6 +201,8 @@ static void rings_on_event(uv_poll_t *poll, int status, int events)
 	(void)!rings_clear_event(r->event_fd);
 	r->n_woken++;
 	rings_heat(r);
+	if (!r->broken)
+		ring_cancel(r);
 }
 
 /* Kernels before 5.8 cannot; there everything goes over gRPC. */
@@ -263,8 +269,12 @@ static struct ring *rings_ring_new(struct rings *rings, struct session *s)
 {
 	struct ring *r = calloc(1, sizeof(*r));
 
-	if (!r)
+	if (r)
+		r->by_tag = calloc(rings->entries, sizeof(*r->by_tag));
+	if (!r || !r->by_tag) {
+		free(r);
 		return NULL;
+	}
 	r->magic = RING_STRUCT_MAGIC;
 	r->rings = rings;
 	r->session = s;
@@ -299,6 +309,7 @@ static int rings_open_ring(struct rings *rings, struct session *s, int *ret_fd, 
 			uv_close((uv_handle_t *)&r->poll, rings_on_poll_closed);
 	} else if (r) {
 		fd_close(r->event_fd);
+		free(r->by_tag);
 		free(r);
 	}
 	if (rc) {

@@ -343,6 +343,7 @@ static const struct wrong buckets[] = {
 	{ "DdpReady", "rows.rows", LIST(0, 4), BAD, "rows.rows", "row 1 is 4" },
 	{ "DdpReady", "rows.rows", LIST(MINUS), BAD, "rows.rows", "row 0 is -1" },
 	{ "DdpFinish", "ddp", N(7), ABSENT, "ddp", "no ddp 7" },
+	{ "DdpFinish", "untouched_room", N(1), BAD, "untouched_room", "room to mark 1 tensors, but ddp 1 has 2" },
 	{ "DdpFinish", "ddp", N(1), STATE, "", "DdpFinish" },
 	{ "ReduceSparse", "unit", N(0), ABSENT, "unit", "no unit 0" },
 	{ "ReduceSparse", "unit", N(MINUS), ABSENT, "unit", "no unit 4294967295" },

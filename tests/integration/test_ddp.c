@@ -332,6 +332,7 @@ static int rebuild_trainer(const struct trainer *t)
 {
 	const uint32_t order[] = { 6, 4, 5, 3, 0, 2, 1 };
 	struct model m = begin(t, false, false), late = { .c = m.c, .v = plain };
+	uint8_t untouched[TENSORS];
 	float kept[BIGGEST];
 
 	forward(&m);
@@ -343,7 +344,15 @@ static int rebuild_trainer(const struct trainer *t)
 		write_gradient(&m, t, i, 0);
 		TRAIN_OK(shardd_ddp_ready(m.c, m.ddp, &i, 1, &train_err));
 	}
-	TRAIN_OK(shardd_ddp_finish(m.c, m.ddp, NULL, 0, &train_err));
+	/* too little room to say which were untouched: refused, and nothing is done */
+	TRAIN_FAILS(shardd_ddp_finish(m.c, m.ddp, untouched, TENSORS - 1, &train_err),
+		    SHARDD_INVALID_ARGUMENT);
+	TRAINER_CHECK(strstr(train_err.text, "room to mark 6 tensors, but ddp 1 has 7"));
+	TRAIN_FAILS(shardd_ddp_finish(m.c, m.ddp, untouched, 0, &train_err),
+		    SHARDD_INVALID_ARGUMENT);
+	TRAIN_FAILS(shardd_ddp_finish(m.c, m.ddp, NULL, TENSORS, &train_err),
+		    SHARDD_INVALID_ARGUMENT);
+	TRAIN_OK(shardd_ddp_finish(m.c, m.ddp, untouched, TENSORS, &train_err));
 	train_read(m.c, kept, m.views[3].data, numels[3] * sizeof(float));
 	forward(&m);
 	check_buckets(&m, order, usual, false);

@@ -365,6 +365,8 @@ static int tickets_trainer(const struct trainer *t)
 	for (unsigned i = 0; i < 10; i++)
 		TRAIN_OK(shardd_submit_release(c, SHARDD_OPTIONS(release, .unit = u), &ticket,
 					       &train_err));
+	TRAIN_OK(shardd_submit_release(c, SHARDD_OPTIONS(release, .unit = u), &ticket, &train_err));
+	TRAIN_OK(shardd_detach(c, ticket, &train_err)); /* nobody is to wait for this one */
 	shardd_close(c);
 	return 0;
 }

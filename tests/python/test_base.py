@@ -5,10 +5,12 @@ import array
 import ast
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import unittest
 from unittest import mock
 
@@ -340,6 +342,33 @@ class Daemon(unittest.TestCase):
             ticket.wait(0.01)
         two.barrier()
         ticket.wait()
+        one.leave()
+        two.leave()
+        one.close()
+        two.close()
+
+    def test_ctrl_c_ends_a_blocked_call(self):
+        # It waited until the op ended, minutes later, because C code does not run the handler.
+        one, two = shardd.connect(self.socket), shardd.connect(self.socket)
+        one.join("interrupted", 2, 0)
+        two.join("interrupted", 2, 1)
+        ticket = one.submit("barrier", 0, finish=lambda r: None)
+        for timeout in (None, 60.0):
+            alarm = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+            alarm.start()
+            begun = time.monotonic()
+            with self.assertRaises(KeyboardInterrupt):
+                ticket.wait(timeout)
+            alarm.join()
+            self.assertLess(time.monotonic() - begun, 5)
+        two.barrier()  # the op went on
+        ticket.wait()
+        alarm = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        alarm.start()
+        with self.assertRaises(KeyboardInterrupt):  # a blocking call, too
+            one.barrier()
+        alarm.join()
+        two.barrier()
         one.leave()
         two.leave()
         one.close()

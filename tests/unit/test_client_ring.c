@@ -1,6 +1,9 @@
 /* The client's side of a ring, with a daemon's side that does what the test says. */
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -152,6 +155,127 @@ Test(client_ring, a_daemon_that_is_gone)
 	for (unsigned i = 0; i < 2 * RING_MIN_ENTRIES; i++)
 		cr_assert_eq(start(&late, 0), RING_E_LOST);
 	cr_assert_eq(atomic_load(&daemon_side.shared->sq_tail), tail);
+}
+
+static uint64_t cancels(void)
+{
+	uint64_t all = 0;
+
+	for (unsigned i = 0; i < RING_MAX_ENTRIES / 64; i++)
+		all |= atomic_load(&daemon_side.shared->cancels[i]);
+	return all;
+}
+
+/* The bit is gone before the slot is another op's, also if nobody waits for the op any more. */
+Test(client_ring, a_late_cancel_reaches_no_other_op)
+{
+	struct ring_pending p, last;
+
+	for (unsigned i = 0; i < 2; i++) {
+		cr_assert_eq(start(&p, 0), 0);
+		cr_assert_eq(cancels(), 0);
+		ring_pending_cancel(&p);
+		ring_pending_cancel(&p);
+		cr_assert_eq(cancels(), UINT64_C(1) << p.slot % 64);
+		if (i)
+			ring_pending_free(&p);
+		answer(1, NULL, 0);
+		cr_assert_eq(start(&last, 0), 0);
+		answer(1, NULL, 0);
+		cr_assert(ring_pending_wait(&last, -1));
+		cr_assert_eq(cancels(), 0);
+		ring_pending_cancel(&last);
+		cr_assert_eq(cancels(), 0, "it has ended");
+		ring_pending_free(&last);
+		ring_pending_free(&p);
+	}
+}
+
+/* As many as there are slots, none of which is left. */
+Test(client_ring, a_cancel_needs_no_slot)
+{
+	struct ring_pending p[RING_MIN_ENTRIES], more;
+
+	for (unsigned i = 0; i < RING_MIN_ENTRIES; i++)
+		cr_assert_eq(start(&p[i], 0), 0);
+	cr_assert_eq(start(&more, 0), RING_E_FULL);
+	for (unsigned i = 0; i < RING_MIN_ENTRIES; i++)
+		ring_pending_cancel(&p[i]);
+	cr_assert_eq(cancels(), UINT64_MAX);
+	answer(1, NULL, 0);
+	for (unsigned i = 0; i < RING_MIN_ENTRIES; i++) {
+		cr_assert(ring_pending_wait(&p[i], -1));
+		ring_pending_free(&p[i]);
+	}
+	cr_assert_eq(cancels(), 0);
+}
+
+static void *poke_ring(void *arg)
+{
+	atomic_bool *stop = arg;
+
+	while (!atomic_load(stop))
+		ring_poke(ring);
+	return NULL;
+}
+
+Test(client_ring, one_of_several)
+{
+	struct ring_pending p[3], *list[] = { &p[0], &p[1], &p[2] };
+	atomic_bool stop = false;
+	pthread_t thread;
+
+	for (unsigned i = 0; i < 3; i++)
+		cr_assert_eq(start(&p[i], i == 2 ? 50 : 0), 0);
+	cr_assert(!ring_wait_any(ring, list, 2, ring_pokes(ring), 0));
+	cr_assert(!ring_wait_any(ring, list, 2, ring_pokes(ring), 1));
+	cr_assert(!ring_wait_any(ring, list, 2, ring_pokes(ring) - 1, -1), "there was a poke");
+	cr_assert_eq(pthread_create(&thread, NULL, poke_ring, &stop), 0);
+	for (unsigned i = 0; i < 100; i++)
+		cr_assert(!ring_wait_any(ring, list, 2, ring_pokes(ring), -1));
+	atomic_store(&stop, true);
+	pthread_join(thread, NULL);
+	cr_assert(ring_wait_any(ring, list, 3, ring_pokes(ring), -1), "the last one is late");
+	cr_assert(ring_pending_ended(&p[2]) && !ring_pending_ended(&p[1]));
+	answer(13, NULL, 0);
+	cr_assert(ring_wait_any(ring, list, 2, ring_pokes(ring), -1));
+	for (unsigned i = 0; i < 3; i++)
+		ring_pending_free(&p[i]);
+}
+
+static bool is_told(int fd, int timeout_ms)
+{
+	struct pollfd p = { .fd = fd, .events = POLLIN };
+	uint64_t n;
+
+	return poll(&p, 1, timeout_ms) == 1 && read(fd, &n, sizeof(n)) == sizeof(n);
+}
+
+/* An answer, a deadline that passes, and a daemon that goes: nobody waits for any of them. */
+Test(client_ring, a_descriptor_tells_what_has_ended)
+{
+	int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	struct ring_pending p[3];
+
+	cr_assert_eq(ring_serve(ring, fd), 0);
+	cr_assert_eq(ring_serve(ring, fd), 0);
+	for (unsigned i = 0; i < 3; i++) {
+		cr_assert_eq(start(&p[i], i == 1 ? 20 : 0), 0);
+		if (i == 0)
+			answer(13, NULL, 0);
+		if (i == 2) {
+			atomic_store(&daemon_side.shared->closed, 1);
+			shutdown(pair[1], SHUT_RDWR);
+		}
+		cr_assert(is_told(fd, 5000), "%u", i);
+		cr_assert(ring_pending_ended(&p[i]));
+		cr_assert(!is_told(fd, 0));
+	}
+	for (unsigned i = 0; i < 3; i++)
+		ring_pending_free(&p[i]);
+	ring_close(ring);
+	ring = NULL;
+	close(fd);
 }
 
 Test(client_ring, what_goes_over_it)

@@ -22,7 +22,7 @@ static inline bool shardd_was_interrupted_(int r, const struct shardd_error *e)
 
 /* Wait for ticket @t of a submission that returned @submitted. If the wait is interrupted, cancel
  * the op and wait until it has ended; return its result, or CANCELLED with native EINTR. If it
- * cannot be cancelled (sent over gRPC, or the ring is full), detach it: a failure of the op is then
+ * cannot be cancelled (sent over gRPC), detach it: a failure of the op is then
  * returned by the next submission. */
 static inline int shardd_finish_(shardd_client *c, int submitted, shardd_ticket t,
 				 struct shardd_result *ret, struct shardd_error *err)

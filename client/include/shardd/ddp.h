@@ -148,7 +148,8 @@ SHARDD_API int shardd_submit_ddp_ready(shardd_client *c,
 /* Wait after backward for this rank's buckets. Then the views and the units have the averaged
  * gradients, ready for shardd_step. @untouched: NULL, or one byte per tensor: 1 if no rank has
  * used it; its view and gradient are then unchanged and the optimizer skips it.
- * @n: of @untouched. Errors: FAILED_PRECONDITION names tensors that are not ready: mark them. */
+ * Errors: FAILED_PRECONDITION names tensors that are not ready: mark them; INVALID_ARGUMENT
+ * (@n_untouched is less than the ddp's tensors; the text says how many it has; nothing was done). */
 struct shardd_ddp_finish_options {
 	size_t size; /* sizeof(struct shardd_ddp_finish_options) */
 	shardd_ddp ddp;

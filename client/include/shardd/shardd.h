@@ -95,8 +95,8 @@ struct shardd_options {
 	 * CUDA context, if it has one; else the daemon chooses. Borrowed during the call. */
 	const char *device;
 	/* Called by a thread that waits for a ticket, after @stall_ms and then every @stall_ms,
-	 * with a sentence that names the op. It may call shardd_cancel, shardd_interrupt and
-	 * shardd_get_info, no other function. NULL: none. */
+	 * with a sentence that names the op (of shardd_wait_any, the first). It may call
+	 * shardd_cancel, shardd_interrupt and shardd_get_info, no other function. NULL: none. */
 	void (*on_stall)(void *stall_data, uint64_t ticket, const char *text);
 	void *stall_data;
 	uint32_t stall_ms; /* with @on_stall: above 0 */
@@ -213,8 +213,9 @@ struct shardd_device {
 SHARDD_API int shardd_get_device(const shardd_client *c, struct shardd_device *ret,
 				 struct shardd_error *err);
 
-/* Leave cleanly. Ops of this session must be done. Blocks until the daemon has
- * answered. Any thread. */
+/* Leave cleanly. Ops of this session must be done; it waits for those that were detached, and
+ * returns CANCELLED with native EINTR if shardd_interrupt ends that wait: call it again. Blocks until
+ * the daemon has answered. Any thread. */
 SHARDD_API int shardd_leave(shardd_client *c, struct shardd_error *err);
 
 typedef uint32_t shardd_group;
@@ -294,13 +295,15 @@ struct shardd_optimizer {
 	enum shardd_optimizer_kind kind; /* 0: none, the unit takes no step */
 	double lr;
 	double weight_decay;
-	double momentum;                       /* SGD */
-	bool nesterov;                         /* SGD */
-	double beta1, beta2, eps;              /* ADAM, ADAMW; all 0: 0.9, 0.999, 1e-8 */
+	double momentum; /* SGD */
+	bool nesterov;   /* SGD */
+	/* ADAM, ADAMW; all 0: 0.9, 0.999, 1e-8. Refused if some are 0, unless @complete is set. */
+	double beta1, beta2, eps;
 	enum shardd_optimizer_profile profile; /* 0: EAGER_SINGLE */
 	enum shardd_optimizer_when when;       /* 0: AT_STEP */
 	bool amsgrad;                          /* ADAM, ADAMW */
 	bool maximize;
+	bool complete;    /* ADAM, ADAMW: a beta1, beta2 or eps of 0 is meant; the macros set it */
 	double dampening; /* SGD */
 };
 
@@ -310,10 +313,10 @@ struct shardd_optimizer {
 #ifndef __cplusplus
 #define SHARDD_ADAMW_DEFAULTS(...)                                                             \
 	SHARDD_DEFAULTS_(.kind = SHARDD_ADAMW, .lr = 1e-3, .weight_decay = 1e-2, .beta1 = 0.9, \
-			 .beta2 = 0.999, .eps = 1e-8, __VA_ARGS__)
+			 .beta2 = 0.999, .eps = 1e-8, .complete = true, __VA_ARGS__)
 #define SHARDD_ADAM_DEFAULTS(...)                                                       \
 	SHARDD_DEFAULTS_(.kind = SHARDD_ADAM, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, \
-			 .eps = 1e-8, __VA_ARGS__)
+			 .eps = 1e-8, .complete = true, __VA_ARGS__)
 #define SHARDD_SGD_DEFAULTS(...) SHARDD_DEFAULTS_(.kind = SHARDD_SGD, .lr = 1e-3, __VA_ARGS__)
 #define SHARDD_DEFAULTS_(...)                                                                 \
 	__extension__({                                                                       \
@@ -481,6 +484,35 @@ struct shardd_result {
 SHARDD_API int shardd_wait(shardd_client *c, shardd_ticket t, int timeout_ms,
 			   struct shardd_result *ret, struct shardd_error *err);
 
+/* Wait until one of @n ops has ended, whether it succeeded or failed, at most @timeout_ms (-1: until
+ * the deadline of one of them). Tickets that are 0 are left out. @ret: the index of a ticket whose
+ * op has ended; of several the first. The ticket stays: shardd_wait then returns the result and ends
+ * the ticket; it blocks only to map memory that this process has not mapped before. Errors: those
+ * of a wait that only ends itself, as shardd_wait has them; INVALID_ARGUMENT (no ticket is given;
+ * with native EBADF: no such ticket),
+ * FAILED_PRECONDITION (a thread is waiting for one of them already, or it is given twice),
+ * RESOURCE_EXHAUSTED (the library starts a thread for a list of which some ops are in the ring and
+ * others were sent over gRPC, and cannot). Any thread. */
+SHARDD_API int shardd_wait_any(shardd_client *c, const shardd_ticket *tickets, size_t n,
+			       int timeout_ms, size_t *ret, struct shardd_error *err);
+
+/* A descriptor for poll, epoll, libuv and the like: readable when an op of this session may have
+ * ended since it was last drained. Drain it, then look:
+ *	uint64_t n;
+ *	read(fd, &n, sizeof(n));
+ *	while (shardd_wait_any(c, tickets, n_tickets, 0, &i, &err) == 0)
+ *		... shardd_wait(c, tickets[i], -1, &result, &err), then tickets[i] = 0 ...
+ * It is an eventfd, non-blocking. Level-triggered: it stays readable until it is read; one read of 8
+ * bytes drains it however many ops have ended. An op that ends after the read makes it readable
+ * again, so none is missed if the read comes first. It is readable at first, and may be so without
+ * news: ops count that another thread waited for, that were detached, that failed, whose deadline
+ * has passed, or that the daemon will not answer because it is gone, and so do calls that are not
+ * ops. @ret: the library's; do not close it or change its flags. Each call returns the same
+ * descriptor; shardd_close closes it. The first call starts one thread, or two with a ring, which
+ * take no signals; from then on a blocking wait costs one more switch of threads. Errors:
+ * RESOURCE_EXHAUSTED (no descriptor, no thread). Any thread. */
+SHARDD_API int shardd_completion_fd(shardd_client *c, int *ret, struct shardd_error *err);
+
 /* Detach an op: its ticket has ended and needs no wait. What the op hands out stays held until it
  * is given back, and is not mapped. If the op fails, the failure is kept, and the next submission
  * or shardd_leave returns it instead of doing anything; call that again. shardd_join forgets
@@ -490,10 +522,10 @@ SHARDD_API int shardd_detach(shardd_client *c, shardd_ticket t, struct shardd_er
 
 /* Ask the daemon to cancel an op. The ticket stays: its wait returns CANCELLED, or the result of an
  * op that already ran. The peers of a cancelled collective get FAILED_PRECONDITION. Errors:
- * INVALID_ARGUMENT with native EBADF (no such ticket), RESOURCE_EXHAUSTED (the ring is full: try
- * again), FAILED_PRECONDITION (the op was sent over gRPC: cancelling the call before the daemon has
- * seen it would leave a gap in the order of the session's ops; use a deadline, shardd_set_timeout).
- * Never blocks. Any thread, also while another one waits for the ticket. */
+ * INVALID_ARGUMENT with native EBADF (no such ticket), FAILED_PRECONDITION (the op was sent over
+ * gRPC: cancelling the call before the daemon has seen it would leave a gap in the order of the
+ * session's ops; use a deadline, shardd_set_timeout). Needs no room in the ring: works with as many
+ * ops under way as the session may have. Never blocks. Any thread, also while another one waits for the ticket. */
 SHARDD_API int shardd_cancel(shardd_client *c, shardd_ticket t, struct shardd_error *err);
 
 /* End the waits for tickets that block now, in all threads, within 100 ms: they return CANCELLED

@@ -63,7 +63,7 @@ class Optimizer(C.Structure):
                 ("momentum", C.c_double), ("nesterov", C.c_bool), ("beta1", C.c_double),
                 ("beta2", C.c_double), ("eps", C.c_double), ("profile", C.c_int),
                 ("when", C.c_int), ("amsgrad", C.c_bool), ("maximize", C.c_bool),
-                ("dampening", C.c_double)]
+                ("complete", C.c_bool), ("dampening", C.c_double)]
 
 
 class UnitSpec(C.Structure):

@@ -158,7 +158,7 @@ class OptimizerSpec:
         o.kind, o.lr, o.weight_decay = self.kind, self.lr, self.weight_decay
         o.momentum, o.nesterov, o.dampening = self.momentum, self.nesterov, self.dampening
         if self.kind in (OptimizerKind.ADAM, OptimizerKind.ADAMW):
-            o.beta1, o.beta2, o.eps = *self.betas, self.eps
+            o.beta1, o.beta2, o.eps, o.complete = *self.betas, self.eps, True
         o.profile, o.when = self.profile, self.when
         o.amsgrad, o.maximize = self.amsgrad, self.maximize
 

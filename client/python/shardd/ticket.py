@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes as C
 import errno
+import math
+import time
 from typing import Any, Callable, Generic, TypeVar
 
 from . import _abi, _library
@@ -11,6 +13,8 @@ from ._connection import Connection
 from .errors import WaitTimeout, from_code
 
 T = TypeVar("T")
+
+_SLICE = 0.1  # seconds, the longest call into the library that a signal waits for
 
 
 def _is_not_yet(result: int, error: _abi.Error) -> bool:
@@ -45,6 +49,16 @@ class Ticket(Generic[T]):
             r.stream = self._stream
             self._value = self._finish(r)
 
+    def _wait_until(self, end: float | None, r: _abi.Result, error: _abi.Error) -> int:
+        """In slices: between them the interpreter runs the handlers of signals."""
+        while True:
+            left = _SLICE if end is None else min(_SLICE, max(0.0, end - time.monotonic()))
+            result = int(_library.library().shardd_wait(
+                self._client.handle, self._number, math.ceil(left * 1000), C.byref(r),
+                C.byref(error)))
+            if not _is_not_yet(result, error) or (end is not None and time.monotonic() >= end):
+                return result
+
     def done(self) -> bool:
         """Has the op ended, successfully or not? Never blocks."""
         if self._done:
@@ -60,14 +74,15 @@ class Ticket(Generic[T]):
         """Return the op's result or raise its error.
 
         @timeout: seconds; None: until the op's own deadline. WaitTimeout: not yet; the ticket
-        stays valid. May be called again after the end, with the same outcome.
+        stays valid. May be called again after the end, with the same outcome. In the main thread
+        Python's signal handlers run within 0.1 s: Ctrl-C raises KeyboardInterrupt here. The op
+        then continues, and the ticket stays valid.
         """
         if not self._done:
             error, r = _abi.Error(), _abi.Result()
-            ms = -1 if timeout is None else max(0, int(timeout * 1000))
+            end = None if timeout is None else time.monotonic() + timeout
             with self._client.waiting():
-                result = _library.library().shardd_wait(
-                    self._client.handle, self._number, ms, C.byref(r), C.byref(error))
+                result = self._wait_until(end, r, error)
             self._ended(result, error, r)
         if isinstance(self._value, BaseException):
             raise self._value
