@@ -154,6 +154,15 @@ enum shardd_lifetime {
 	SHARDD_KEEP = 2,      /* kept until it is deleted, or for ttl_s after its last trainer */
 };
 
+/* What to do if the job has state: a commit, or units with parameters. State of the same run is
+ * continued from in any case, as is that of trainers that are in the job while a run is not
+ * known. */
+enum shardd_on_existing {
+	SHARDD_RESUME = 1,            /* continue from that state */
+	SHARDD_ERROR_IF_EXISTING = 2, /* FAILED_PRECONDITION, with a description of that state */
+	SHARDD_FRESH = 3 /* delete the job and create it; FAILED_PRECONDITION if it has trainers */
+};
+
 struct shardd_job {
 	size_t size;         /* sizeof(struct shardd_job) */
 	const char *name;    /* 1 to 64 of [A-Za-z0-9._-], this user's; root and the daemon's
@@ -166,6 +175,10 @@ struct shardd_job {
 	uint32_t op_timeout_ms;        /* default deadline of an op; 0: the daemon's default */
 	bool allow_torn;               /* continue from a step that was applied but not committed */
 	bool is_private; /* closed to other users, including root and the daemon's uid */
+	enum shardd_on_existing on_existing; /* 0: SHARDD_RESUME */
+	/* Identifier of the launcher's run, up to 64 bytes: the same for all ranks and for trainers
+	 * that it starts again. NULL: not known. Borrowed during the call. */
+	const char *run;
 };
 
 #define SHARDD_RANK_FROM_ENV UINT32_MAX
@@ -190,7 +203,8 @@ struct shardd_membership {
  * wait for it. @ret: may be NULL. A torn job can be joined (@ret says so): initialise all its units
  * and start again, because @step and @blob belong to parameters that no longer exist.
  * Errors: INVALID_ARGUMENT (name, rank, world size), FAILED_PRECONDITION (the job
- * exists with another world size, lifetime or quota; the rank is taken), UNAVAILABLE
+ * exists with another world size, lifetime or quota, or with state that @job->on_existing refuses;
+ * the rank is taken), UNAVAILABLE
  * (the job or the daemon is draining), PERMISSION_DENIED (another uid's private job), NOT_FOUND
  * (UID/NAME), RESOURCE_EXHAUSTED.
  * DATA_LOSS: the job's state was in an earlier run of the daemon. Either $SHARDD_INSTANCE names

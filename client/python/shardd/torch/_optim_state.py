@@ -272,6 +272,7 @@ def load(optimizer: InDaemon, state: Mapping[str, Any]) -> None:
             _write_unit(unit, states, arrays, steps, bar)
     for group, changed in settings:
         group.update(changed)
+    tree.knows_optimizer()
 
 
 __all__ = ["groups", "load", "matching", "named", "names", "numbered", "read"]

@@ -177,6 +177,9 @@ def _after_load(module: nn.Module, _: Any) -> None:
     if loading is not None:
         loading.close()
     for unit in own_units(module):
+        tree = built(unit)
+        if tree is not None and unit.params:
+            tree.loads(unit)
         if unit.params:
             _advance(unit)
     _end(module)

@@ -148,6 +148,7 @@ class ShardedUnit:
         self.params: list[Parameter] = []
         self._take(parameters)
         self.unit: Unit | None = None
+        self.found = False  # with parameters, when it was registered
         self.held = False  # gathered
         self.installed = False  # the modules have the full parameters
         self.in_backward = False
@@ -244,6 +245,7 @@ class ShardedUnit:
     def initialise(self, client: Client) -> None:
         """The daemon's parameters become rank 0's (collective)."""
         assert self.unit is not None
+        self.found = self.unit.initialised
         root = self.tree.first_rank if self.tree is not None else 0
         if not self.unit.initialised:
             if client.member is not None and client.member.rank == root:

@@ -287,6 +287,13 @@ class _InDaemon(_Sharded):
     def _load(self, state: Mapping[str, Any]) -> None:
         _optim_state.load(self, state)
 
+    def reset_state(self) -> None:
+        """As if it had never stepped (collective): for a model that was loaded into a job which has
+        the state of an earlier run. Settings stay."""
+        numbers = _optim_state.numbered(self)
+        groups = [{"params": [numbers[id(p)] for p in g["params"]]} for g in self.param_groups]
+        _optim_state.load(self, {"state": {}, "param_groups": groups})
+
     def _named(self, names: Mapping[int, str], full: bool,
                wanted: bool) -> tuple[dict[int, Any], list[dict[str, Any]]]:
         return _optim_state.read(self, full, True, wanted), _optim_state.groups(self, names)
@@ -298,6 +305,7 @@ class _InDaemon(_Sharded):
             with torch.enable_grad():
                 loss = closure()
         self._model.take_dropped()
+        self._model.check_optimizer()
         # in backward they are the plan's
         rate, settings = (None, []) if self.in_backward else self.rates()
         self._model.release_all()
@@ -305,6 +313,7 @@ class _InDaemon(_Sharded):
                                          skip_if_found=self._skip_if_found)
         self._found_inf = result.found_inf
         self._model.stepped()
+        self._model.knows_optimizer()
         return loss
 
 
