@@ -21,7 +21,7 @@ from ..specs import (
     OptimizerWhen,
     StepSettings,
 )
-from . import _optim_state
+from . import _optim_state, _rows
 from ._guard import Guard
 from ._session import rank_if_any, session
 from ._tree import Tree, tree_of, units_of
@@ -281,7 +281,9 @@ class _InDaemon(_Sharded):
 
     def _numbered(self) -> tuple[dict[int, Any], list[dict[str, Any]]]:
         numbers = _optim_state.numbered(self)
-        state = {numbers[p]: s for p, s in _optim_state.read(self, True, False).items()}
+        pytorch, rows = _rows.for_pytorch(), _rows.rows_for_pytorch()
+        state = {numbers[p]: s for p, s in _optim_state.read(
+            self, not rows, pytorch, zeros=pytorch).items()}
         return state, _optim_state.groups(self, numbers)
 
     def _load(self, state: Mapping[str, Any]) -> None:
