@@ -71,6 +71,9 @@ class Tree:
         self._name_units()
         self.group = self._own_group()
         self._register(settings)
+        buffers = getattr(root.module, "_shardd_buffers", None)
+        if buffers is not None:
+            buffers.begin(self)
         self._modules = _with_parameters(root.module)
         self._count = self._parameters()
 
