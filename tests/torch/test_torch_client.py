@@ -155,7 +155,7 @@ class OneRank(fsdp.OneRank):
         for name in ("set_all_reduce_hook", "set_custom_all_gather", "set_custom_reduce_scatter"):
             with self.refused(shardd.Unimplemented, f"{name}: .* none of your code"):
                 getattr(net, name)(None)
-        with self.refused(shardd.FailedPrecondition, "ShardedLinear is a part of one"):
+        with self.refused(shardd.FailedPrecondition, "FSDPLinear is a part of one"):
             net[0].reset_iter_state()
         with self.refused(shardd.Unimplemented, "divided as DistributedDataParallel"):
             st.replicate(model()).set_gradient_divide_factor(2.0)
@@ -332,7 +332,7 @@ class OneRank(fsdp.OneRank):
         net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
         net[1].weight = net[0].weight
         st.fully_shard(net[0])
-        with self.refused(shardd.InvalidArgument, "tied to 'weight' of ShardedLinear"):
+        with self.refused(shardd.InvalidArgument, "tied to 'weight' of FSDPLinear"):
             st.fully_shard(net)
 
     def test_what_is_not_there(self):

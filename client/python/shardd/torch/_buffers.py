@@ -20,8 +20,8 @@ class Buffers:
     """Those of @module; @unit: the one that is registered with room for them. @in_forward: not only
     at the beginning.
 
-    DDP's rule: a forward synchronises them if the last one that ended was with gradients that
-    were to be reduced, whatever this one is; so does the first."""
+    DDP's rule: a forward synchronises them if the last one that ended had gradients that were
+    meant to be reduced, whatever this one is; so does the first."""
 
     def __init__(self, module: nn.Module, unit: ShardedUnit, in_forward: bool) -> None:
         self._module, self._unit, self.in_forward = module, unit, in_forward
@@ -54,7 +54,7 @@ class Buffers:
             self.broadcast(tree, 0)
 
     def before(self, tree: Tree, root: int) -> None:
-        """A forward begins (collective, if they are to be synchronised)."""
+        """A forward begins (collective, if it synchronises them)."""
         if self.in_forward and self._due:
             self.broadcast(tree, root, tree.uneven)
 

@@ -31,6 +31,7 @@ from ._wrap import (
     _not_compiled,
     _tensors,
     own_parameters,
+    with_methods,
 )
 
 M = TypeVar("M", bound=nn.Module)
@@ -144,8 +145,7 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
     object.__setattr__(module, "_shardd_units", units)
     object.__setattr__(module, "_shardd_buffers", Buffers(module, units[0], broadcast_buffers)
                        if begin else None)
-    module.__class__ = type("Replicated" + type(module).__name__,
-                            (ReplicatedModule, type(module)), {})
+    module.__class__ = with_methods(type(module), ReplicatedModule, "")
     module.register_forward_pre_hook(_pre_forward, prepend=True, with_kwargs=True)
     module.register_forward_hook(_post_forward, always_call=True)
     _state.add_hooks(module)
