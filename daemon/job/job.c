@@ -365,6 +365,8 @@ int job_open(struct jobs *jobs, const struct job_spec *spec, uid_t uid, gid_t gi
 		job_label(uid, ref.name, label);
 		job = htab_find(&jobs->names, label);
 	}
+	if (job && own.on_existing != JOB_FRESH && job_check_same(job, &own, f))
+		return f->code;
 	if (job && job_existing_check(job, &own, &deleted, f))
 		return f->code;
 	created = !job || deleted;

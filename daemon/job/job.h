@@ -192,7 +192,7 @@ struct job_spec {
 int job_open(struct jobs *jobs, const struct job_spec *spec, uid_t uid, gid_t gid, struct job **ret,
 	     bool *ret_created, struct fault *f);
 
-/* Of job_open, before it looks at settings: may a rank with @spec join @job, which may have state
+/* Of job_open: may a rank with @spec join @job, which may have state
  * (job_existing.c)? With JOB_FRESH the job is deleted if it has no trainers, and @spec gets its
  * settings where it has none of its own. @ret_deleted: whether that was done. Return: 0 or a
  * fault. */

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Models of Hugging Face's transformers, trained here, saved by their own save_pretrained and loaded
-by their config without shardd."""
+"""Models of Hugging Face's transformers, trained here, saved by their own save_pretrained and
+loaded by their config without shardd."""
 
 import json
 import os

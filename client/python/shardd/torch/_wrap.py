@@ -311,6 +311,7 @@ def _pre_forward(module: nn.Module, args: Any, kwargs: Any) -> Any:
     tree = _running(unit)
     if unit is tree.root and not (tree.backward and torch._C._current_graph_task_id() != -1):
         tree.begin_forward()
+        _hooks.check_states(tree.units)
     unit.gather()
     unit.install()
     policy = unit.mp_policy
