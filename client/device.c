@@ -195,13 +195,18 @@ int shardd_read(shardd_client *c, void *dst, const void *src, size_t bytes,
 
 int shardd_set_stream(shardd_client *c, void *stream, struct shardd_error *err)
 {
+	struct streams *streams = c ? atomic_load(&c->streams) : NULL;
 	struct shardd_device device = { 0 };
-	struct streams *streams;
-	int r = shardd_get_device(c, &device, err);
+	int r;
 
+	if (c && stream == SHARDD_NO_STREAM) {
+		if (streams)
+			streams_clear(streams);
+		return 0;
+	}
+	r = shardd_get_device(c, &device, err);
 	if (r < 0)
 		return r;
-	streams = atomic_load(&c->streams);
 	if (!streams || !device.streams)
 		return error_set(
 			err, SHARDD_FAILED_PRECONDITION, NULL,
@@ -209,12 +214,4 @@ int shardd_set_stream(shardd_client *c, void *stream, struct shardd_error *err)
 			"the op has been executed",
 			device.id);
 	return streams_set(streams, stream, err);
-}
-
-void shardd_clear_stream(shardd_client *c)
-{
-	struct streams *streams = c ? atomic_load(&c->streams) : NULL;
-
-	if (streams)
-		streams_clear(streams);
 }

@@ -1,3 +1,6 @@
+/*
+ * Addresses that stand for a unit's memory while it is released, and what a fault in them says.
+ */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -182,6 +185,23 @@ static int region_fill(struct shardd_region *r, const struct shardd_region_optio
 	return 0;
 }
 
+static void region_end(struct shardd_region *r)
+{
+	uintptr_t from;
+
+	if (!r)
+		return;
+	atomic_store(&r->lent, 0);
+	from = atomic_exchange(&r->from, 0);
+	if (from)
+		munmap((void *)from, r->length);
+	r->n_parts = 0;
+	free(STEAL_PTR(r->parts));
+	pthread_mutex_lock(&region_mutex);
+	r->used = false;
+	pthread_mutex_unlock(&region_mutex);
+}
+
 int shardd_region_new(const struct shardd_region_options *options, shardd_region **ret,
 		      void **ret_at, struct shardd_error *err)
 {
@@ -199,7 +219,7 @@ int shardd_region_new(const struct shardd_region_options *options, shardd_region
 	pthread_once(&once, region_install);
 	r = region_take();
 	if (!r || region_fill(r, options) < 0) {
-		shardd_region_free(r);
+		region_end(r);
 		return error_memory(err);
 	}
 	*ret = r;
@@ -207,27 +227,16 @@ int shardd_region_new(const struct shardd_region_options *options, shardd_region
 	return 0;
 }
 
-void shardd_region_lent(shardd_region *r, const void *at)
+void shardd_region_set(shardd_region *r, enum shardd_region_state state, const void *at)
 {
-	atomic_store(&r->lent, (uintptr_t)at);
-	if (!at && atomic_load(&r->open) &&
-	    mprotect((void *)atomic_load(&r->from), r->length, PROT_NONE) == 0)
-		atomic_store(&r->open, false);
-}
-
-void shardd_region_free(shardd_region *r)
-{
-	uintptr_t from;
-
 	if (!r)
 		return;
-	atomic_store(&r->lent, 0);
-	from = atomic_exchange(&r->from, 0);
-	if (from)
-		munmap((void *)from, r->length);
-	r->n_parts = 0;
-	free(STEAL_PTR(r->parts));
-	pthread_mutex_lock(&region_mutex);
-	r->used = false;
-	pthread_mutex_unlock(&region_mutex);
+	if (state == SHARDD_REGION_ENDED) {
+		region_end(r);
+		return;
+	}
+	atomic_store(&r->lent, state == SHARDD_REGION_GATHERED ? (uintptr_t)at : 0);
+	if (state == SHARDD_REGION_RELEASED && atomic_load(&r->open) &&
+	    mprotect((void *)atomic_load(&r->from), r->length, PROT_NONE) == 0)
+		atomic_store(&r->open, false);
 }

@@ -12,6 +12,7 @@
 #include "shardd.pb-c.h"
 
 static_assert((int)SHARDD_KEEP == SHARDD__V1__LIFETIME__LIFETIME_KEEP, "lifetimes");
+static_assert((int)SHARDD_FRESH == SHARDD__V1__ON_EXISTING__ON_EXISTING_FRESH, "existing state");
 
 /* Fill the open arguments of @job from the environment. */
 static int complete(const struct shardd_job *job, Shardd__V1__JobSpec *spec, uint32_t *ret_rank,
@@ -142,6 +143,9 @@ int shardd_join(shardd_client *c, const struct shardd_job *job, struct shardd_me
 	if (r < 0)
 		return r;
 	request.job = &spec;
+	request.on_existing = (Shardd__V1__OnExisting)job->on_existing;
+	if (job->run)
+		request.run = (char *)job->run;
 	/* Ops of other threads wait here: they belong to the new epoch. */
 	pthread_mutex_lock(&c->order);
 	device_ask(c, &request);

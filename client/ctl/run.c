@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -40,6 +41,7 @@ struct run {
 	char **command;     /* borrowed */
 	const char *socket; /* borrowed */
 	char job[80];
+	char id[24];                     /* of this run, which its restarts share */
 	char instance[RUN_INSTANCE_MAX]; /* of the daemon that has the job; "": not known */
 
 	struct trainer *trainers; /* n */
@@ -70,8 +72,8 @@ static void help(void)
 	puts("usage: shardctl run -n N [--max-restarts K] [--standalone] [--job NAME] -- CMD...\n"
 	     "\n"
 	     "Start N trainers of one job on this node, with RANK, LOCAL_RANK, WORLD_SIZE,\n"
-	     "LOCAL_WORLD_SIZE, SHARDD_SOCKET and SHARDD_JOB in their environment. Each line that\n"
-	     "a trainer prints is passed on with its rank in front.\n"
+	     "LOCAL_WORLD_SIZE, SHARDD_SOCKET, SHARDD_JOB and SHARDD_RUN in their environment.\n"
+	     "Each line that a trainer prints is passed on with its rank in front.\n"
 	     "\n"
 	     "  -n N              number of trainers, 1 to 1024\n"
 	     "  --max-restarts K  restart a failed trainer, up to K times for each rank (0)\n"
@@ -156,11 +158,12 @@ static int start_trainer(struct run *run, uint32_t rank)
 {
 	char rank_env[32], local_rank[32], world[32], local_world[32], job[96];
 	char socket[128 + sizeof("SHARDD_SOCKET=")], instance[80];
+	char id[48];
 	/* a trainer that is started again continues from state of this run of the daemon */
 	bool again = run->trainers[rank].restarts && *run->instance;
-	const char *env[] = {
-		rank_env, world, local_rank, local_world, socket, job, again ? instance : NULL, NULL
-	};
+	const char *env[] = { rank_env, world, local_rank, local_world,
+			      socket,   job,   id,         again ? instance : NULL,
+			      NULL };
 	struct run_command command = { run->command, env, SIGKILL };
 	int r;
 
@@ -170,6 +173,7 @@ static int start_trainer(struct run *run, uint32_t rank)
 	snprintf(local_world, sizeof(local_world), "LOCAL_WORLD_SIZE=%u", run->n);
 	snprintf(socket, sizeof(socket), "SHARDD_SOCKET=%s", run->socket);
 	snprintf(job, sizeof(job), "SHARDD_JOB=%s", run->job);
+	snprintf(id, sizeof(id), "SHARDD_RUN=%s", run->id);
 	snprintf(instance, sizeof(instance), "SHARDD_INSTANCE=%s", run->instance);
 	r = run_proc_start(&run->trainers[rank].proc, &command);
 	if (r < 0)
@@ -353,8 +357,23 @@ static int take_over_signals(struct run *run)
 	return run->signals < 0 ? ctl_broken() : CTL_OK;
 }
 
+/* Containers may all have the same process ids, so the identifier is random. */
+static int make_id(struct run *run)
+{
+	uint64_t number;
+
+	if (getrandom(&number, sizeof(number), 0) != sizeof(number))
+		return ctl_broken();
+	snprintf(run->id, sizeof(run->id), "run-%016llx", (unsigned long long)number);
+	return CTL_OK;
+}
+
 static int prepare(struct run *run)
 {
+	int r = make_id(run);
+
+	if (r != CTL_OK)
+		return r;
 	run->trainers = calloc(run->n, sizeof(*run->trainers));
 	run->fds = calloc(1 + (run->n + 1) * RUN_PROC_FDS, sizeof(*run->fds));
 	if (!run->trainers || !run->fds)

@@ -340,6 +340,8 @@ int job_open(struct jobs *jobs, const struct job_spec *spec, uid_t uid, gid_t gi
 	     bool *ret_created, struct fault *f)
 {
 	char label[JOB_LABEL_MAX + 1];
+	bool created, deleted = false;
+	struct job_spec own = *spec;
 	struct job *job = NULL;
 	struct job_ref ref;
 	int r;
@@ -355,17 +357,29 @@ int job_open(struct jobs *jobs, const struct job_spec *spec, uid_t uid, gid_t gi
 					 label, (unsigned)ref.uid);
 		if (job_find(jobs, spec->name, uid, &job, f) || job_check_open(job, uid, f))
 			return f->code;
+		if (spec->on_existing == JOB_FRESH)
+			return fault_set(f, FAULT_DENIED, "on_existing",
+					 "job '%s' is user %u's, who alone can create it again",
+					 label, (unsigned)ref.uid);
 	} else {
 		job_label(uid, ref.name, label);
 		job = htab_find(&jobs->names, label);
 	}
-	if (ret_created)
-		*ret_created = !job;
-	if (!job)
-		return job_make(jobs, spec, ref.name, uid, gid, ret, f);
-	r = job_check_same(job, spec, f);
+	if (job && own.on_existing != JOB_FRESH && job_check_same(job, &own, f))
+		return f->code;
+	if (job && job_existing_check(job, &own, &deleted, f))
+		return f->code;
+	created = !job || deleted;
+	if (created)
+		r = job_make(jobs, &own, ref.name, uid, gid, &job, f);
+	else
+		r = job_check_same(job, &own, f);
+	if (r == 0)
+		r = job_existing_accept(job, &own, f);
 	if (r == 0)
 		*ret = job;
+	if (r == 0 && ret_created)
+		*ret_created = created;
 	return r;
 }
 

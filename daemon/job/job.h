@@ -34,12 +34,16 @@
 
 #define JOB_NAME_MAX   64
 #define JOB_LABEL_MAX  (JOB_NAME_MAX + 11) /* UID/NAME */
+#define JOB_RUN_MAX    64
 #define JOB_MAX_BLOB   65536u
 #define JOB_MAX_GROUPS 256u
 /* Limits for all units of a job: their records are memory that no account pays for. */
 #define JOB_MAX_TENSORS (1u << 20)
 
 enum job_lifetime { JOB_EPHEMERAL = 1, JOB_KEEP = 2 };
+
+/* What a joining rank wants if the job has state. Equal to the wire's OnExisting. */
+enum job_on_existing { JOB_RESUME = 1, JOB_ERROR = 2, JOB_FRESH = 3 };
 
 enum job_event_kind { JOB_EVENT_EPOCH_ENDED, JOB_EVENT_STALL, JOB_EVENT_DRAIN };
 
@@ -198,6 +202,8 @@ struct job_spec {
 	bool is_private;
 	const uint8_t *instance; /* NODE_INSTANCE_BYTES: the daemon that has the caller's state;
 				  * NULL: it expects none */
+	enum job_on_existing on_existing; /* 0: JOB_RESUME */
+	const char *run; /* of the caller's launcher, up to JOB_RUN_MAX; NULL: not known */
 };
 
 /* Create the job, or find it and check that it is the same. A plain name is one of @uid's own jobs;
@@ -205,6 +211,15 @@ struct job_spec {
  * FAULT_LOST if spec->instance is another run of the daemon. */
 int job_open(struct jobs *jobs, const struct job_spec *spec, uid_t uid, gid_t gid, struct job **ret,
 	     bool *ret_created, struct fault *f);
+
+/* Of job_open: may a rank with @spec join @job, which may have state
+ * (job_existing.c)? With JOB_FRESH the job is deleted if it has no trainers, and @spec gets its
+ * settings where it has none of its own. @ret_deleted: whether that was done. Return: 0 or a
+ * fault. */
+int job_existing_check(struct job *job, struct job_spec *spec, bool *ret_deleted, struct fault *f);
+/* The rank has been accepted: if no other is there, the state is of its run from now on.
+ * Return: 0 or a fault. */
+int job_existing_accept(struct job *job, const struct job_spec *spec, struct fault *f);
 
 /* Find by NAME or UID/NAME, for its owner or an administrator (job_names.c). For all other users
  * the job does not exist. Return: 0 or a fault. */

@@ -1,6 +1,7 @@
 /* Joining and leaving a job. */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/check.h"
 #include "core/text.h"
@@ -224,6 +225,25 @@ static int svc_shardd_join_instance(const Shardd__V1__JoinRequest *r, struct job
 	return 0;
 }
 
+/* What the trainer wants if the job has state. A session that is in it already joins again. */
+static int svc_shardd_join_existing(const Shardd__V1__JoinRequest *r, const struct session *s,
+				    struct job_spec *spec, struct fault *f)
+{
+	if ((unsigned)r->on_existing > JOB_FRESH)
+		return fault_set(f, FAULT_INVALID, "on_existing",
+				 "on_existing is %d; it must be RESUME, ERROR or FRESH",
+				 (int)r->on_existing);
+	if (strlen(r->run) > JOB_RUN_MAX)
+		return fault_set(f, FAULT_INVALID, "run",
+				 "run has %zu bytes; it must have at most %u", strlen(r->run),
+				 JOB_RUN_MAX);
+	spec->on_existing = (enum job_on_existing)r->on_existing;
+	if (s->member && s->member->state != MEMBER_LEFT)
+		spec->on_existing = JOB_RESUME;
+	spec->run = r->run;
+	return 0;
+}
+
 void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	const Shardd__V1__JoinRequest *r = (const Shardd__V1__JoinRequest *)request;
@@ -241,6 +261,7 @@ void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *user
 		fault_set(&f, FAULT_INVALID, "rank", "rank %u is out of range (0..%u)", r->rank,
 			  spec.world_size - 1);
 	if (f.code || svc_shardd_join_instance(r, &spec, &f) ||
+	    svc_shardd_join_existing(r, s, &spec, &f) ||
 	    job_open(svc->jobs, &spec, proc_uid(s->proc), proc_gid(s->proc), &job, &created, &f)) {
 		svc_refuse(call, "join", r->job ? r->job->name : "", &f);
 		return;

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "core/check.h"
 #include "core/cleanup.h"
@@ -128,6 +129,7 @@ static void op_commit_store(struct coll *c)
 		op_commit_store_blob(c->ops[i]);
 	rec->has_commit = true;
 	rec->step = commit_args(c->ops[0])->step;
+	rec->committed_unix_s = (uint64_t)time(NULL);
 	rec->uncommitted_steps = 0;
 	op_commit_end_pass(c->job);
 	readers_committed(c->job); /* before what its ranks have submitted already */

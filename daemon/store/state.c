@@ -241,6 +241,18 @@ int state_job_set_device(state_job *j, uint32_t rank, const char *id)
 	return 0;
 }
 
+int state_job_set_run(state_job *j, const char *run)
+{
+	char *copy = strdup(run);
+
+	if (!copy)
+		return -ENOMEM;
+	if (j->run != protobuf_c_empty_string)
+		free(j->run);
+	j->run = copy;
+	return 0;
+}
+
 void state_job_drop_slabs(state_job *j, size_t n)
 {
 	CHECK(n <= j->n_slabs);

@@ -76,6 +76,9 @@ int state_unit_add_buffer_region(state_unit *u, const struct region *r);
 /* Note on which device rank @rank is. Return: 0 or -ENOMEM. */
 int state_job_set_device(state_job *j, uint32_t rank, const char *id);
 
+/* Note which run of a launcher the state belongs to; copied. Return: 0 or -ENOMEM. */
+int state_job_set_run(state_job *j, const char *run);
+
 /* Replace rank @rank's blob; takes @data (malloc'ed). Return: 0 or -ENOMEM. */
 int state_job_set_blob(state_job *j, uint32_t rank, uint8_t *data, size_t bytes);
 /* Return: the blob, or NULL. */

@@ -63,7 +63,7 @@ static void begin(struct run *r, const struct trainer *t, unsigned device)
 static void end(struct run *r)
 {
 	gpu_drain(&r->g, r->stream);
-	shardd_clear_stream(r->c);
+	shardd_set_stream(r->c, SHARDD_NO_STREAM, NULL);
 	TRAIN_OK(shardd_barrier(r->c, SHARDD_WORLD, &train_err));
 	train_leave(r->c);
 	for (unsigned i = 0; i < UNITS; i++) {
@@ -326,7 +326,7 @@ static int slow_reader_trainer(const struct trainer *t)
 			seen[step][i] = read_late(&r, i, r.stream);
 		}
 		/* handed in by the CPU: not behind what the stream does */
-		shardd_clear_stream(r.c);
+		shardd_set_stream(r.c, SHARDD_NO_STREAM, NULL);
 		for (unsigned i = 0; i < UNITS; i++) {
 			float *x = train_numbers(N, seed_of(r.rank, i, step));
 
@@ -442,7 +442,7 @@ static int refusals_trainer(const struct trainer *t)
 	TRAIN_OK(shardd_set_stream(c, stream, &train_err));
 	TRAIN_OK(shardd_set_stream(c, NULL, &train_err)); /* CUDA's default stream */
 	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
-	shardd_clear_stream(c);
+	shardd_set_stream(c, SHARDD_NO_STREAM, NULL);
 	train_leave(c);
 	return 0;
 }

@@ -234,7 +234,7 @@ static int live_on(shardd_client *c, const struct trainer *t)
 	uint64_t begin_us = clock_now_us();
 	int r = 0;
 
-	shardd_clear_stream(c);
+	shardd_set_stream(c, SHARDD_NO_STREAM, NULL);
 	while (r == 0 && clock_now_us() - begin_us < 30000000u)
 		r = shardd_barrier(c, SHARDD_WORLD, &train_err);
 	told_note(&p->told[t->rank], r);
@@ -438,7 +438,7 @@ static int victim(const struct trainer *t)
 	stage_set(&p->at[0], 2);
 	TRAINER_AWAIT(atomic_load(&p->go) == 2, 60);
 	gpu_drain(&g, stream);
-	shardd_clear_stream(c);
+	shardd_set_stream(c, SHARDD_NO_STREAM, NULL);
 	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
 	train_leave(c);
 	return 0;
@@ -598,7 +598,7 @@ static int reader_in_the_way(const struct trainer *t)
 	TRAIN_OK(shardd_set_stream(c, stream, &train_err));
 	gpu_block(&g, stream);
 	TRAIN_OK(shardd_release(c, u, &train_err));
-	shardd_clear_stream(c);
+	shardd_set_stream(c, SHARDD_NO_STREAM, NULL);
 	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
 	shardd_commit(c, 2, NULL, 0, &train_err);
 	return 1;
@@ -712,7 +712,7 @@ static int loop_epoch(struct looper *x, const struct trainer *t)
 		r = loop_step(x, t->rank, step + 1);
 	}
 	gpu_drain(&x->g, x->stream);
-	shardd_clear_stream(x->c);
+	shardd_set_stream(x->c, SHARDD_NO_STREAM, NULL);
 	if (r == 0 && t->rank == 0)
 		train_params(x->c, x->u, loop->params, N * 2);
 	return r ? r : shardd_barrier(x->c, SHARDD_WORLD, &train_err);

@@ -78,7 +78,36 @@ def refusals(rank):
         except shardd.Unimplemented as error:
             if "reduce_scatter_hook, fp16_compress_hook" not in str(error):
                 said.append(f"what is known is not in {error}")
+    api = Hooked("edited")
+    for changed, word in ((dict(gradient_predivide_factor=1.0), "gradient_predivide_factor is 1.0"),
+                          (dict(gradient_postdivide_factor=2.5), "gradient_postdivide_factor is"),
+                          (dict(parameter_type=torch.float16), "parameter_type is torch.float16")):
+        state = default_hooks.LowPrecisionState(dist.group.WORLD)
+        if "gradient_predivide_factor" in changed and state.gradient_predivide_factor == 1.0:
+            changed = dict(gradient_predivide_factor=2.0)
+            word = "gradient_predivide_factor is 2.0"
+        for name, value in changed.items():
+            setattr(state, name, value)
+        said += _refused(lambda s=state: model.register_comm_hook(
+            s, default_hooks.bf16_compress_hook), word)
+    model = cases.mlp()
+    shardd.torch.fully_shard(model)
+    state = default_hooks.LowPrecisionState(dist.group.WORLD)
+    model.register_comm_hook(state, default_hooks.bf16_compress_hook)
+    shardd.torch.AdamW(model.parameters())
+    model(torch.ones(2, 7)).sum().backward()
+    state.gradient_postdivide_factor = 7.0
+    said += _refused(lambda: model(torch.ones(2, 7)), "gradient_postdivide_factor is 7.0")
+    api.close()
     return said
+
+
+def _refused(function, word):
+    try:
+        function()
+    except shardd.Unimplemented as error:
+        return [] if word in str(error) else [f"{word} is not in {error}"]
+    return [f"{word}: it was not refused"]
 
 
 def trial(name, rank):

@@ -90,6 +90,96 @@ def batch_norm_with_buffers_of_their_own(api, rank):
         api, model, lambda m, s: m(cases.numbers(rank, s, 2, 3, 8, 8)).pow(2).mean(), rank)
 
 
+def _norms(rank):
+    """Batch norm whose buffers differ between the ranks from the beginning."""
+    torch.manual_seed(2)
+    model = cases.Conv()
+    with torch.no_grad():
+        for buffer in model.buffers():
+            buffer.add_(rank + 1)
+    return model
+
+
+def _every_order(api, rank, **options):
+    """The buffers after construction, and around each of the forwards, which come in every order
+    that matters: a forward's buffers are synchronised if the one before it was to be reduced."""
+    model = api.replicate(_norms(rank), **options)
+    optimizer = api.optimizer("SGD", model.parameters(), lr=0.05)
+    states = []
+
+    def buffers(**more):
+        states.append({name.removeprefix("module."): value.clone()
+                       for name, value in model.named_buffers()} | more)
+
+    def forward(number):
+        return model(cases.numbers(rank, number, 2, 3, 8, 8)).pow(2).mean()
+
+    def evaluate(number):
+        model.eval()
+        with torch.no_grad():
+            loss = forward(number)
+        model.train()
+        return loss
+
+    def unseen(number):
+        with torch.no_grad():
+            return forward(number)
+
+    def reduced(number):
+        loss = forward(number)
+        loss.backward()
+        api.step(optimizer)
+        optimizer.zero_grad()
+        return loss
+
+    def kept(number):
+        with model.no_sync():
+            loss = forward(number)
+            loss.backward()
+        return loss
+
+    buffers()
+    kinds = {"r": reduced, "k": kept, "e": evaluate, "u": unseen}
+    for number, kind in enumerate("errekrkkreuurukre"):
+        buffers(loss=kinds[kind](number).detach())
+    return states
+
+
+@case
+def buffers_in_every_order(api, rank):
+    return _every_order(api, rank)
+
+
+@case
+def buffers_that_are_never_synchronised(api, rank):
+    return _every_order(api, rank, broadcast_buffers=False)
+
+
+@case
+def buffers_that_are_synchronised_at_the_beginning_only(api, rank):
+    return _every_order(api, rank, forward_sync_buffers=False)
+
+
+@case
+def buffers_by_the_newer_name(api, rank):
+    return _every_order(api, rank, forward_sync_buffers=True)
+
+
+@case
+def an_eval_forward_between_forward_and_backward(api, rank):
+    """What backward needs of buffers stays valid when they are written."""
+    model = api.replicate(_norms(rank).eval())
+    optimizer = api.optimizer("SGD", model.parameters(), lr=0.05)
+    states = []
+    for step in range(3):
+        loss = sum(model(cases.numbers(rank, step, 2, 3, 8, 8) + i).pow(2).mean() for i in range(2))
+        loss.backward()
+        api.step(optimizer)
+        optimizer.zero_grad()
+        states.append({**api.whole(model), "loss": loss.detach()})
+    return states
+
+
 @case
 def without_sync(api, rank):
     def micro(model, step):

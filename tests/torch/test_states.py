@@ -296,6 +296,96 @@ def pytorchs_own_functions(rank):
     return said
 
 
+@case
+def pytorchs_functions_and_a_fresh_optimizer(rank):
+    """As FSDP2's users load a checkpoint: the states of a new model and optimizer, loaded into and
+    set. The optimizer's was empty, so nothing of it was loaded."""
+    said = []
+    for kind in KINDS:
+        for source, target in ((Fsdp2, ours), (ours, Fsdp2), (ours, ours)):
+            path = [tempfile.mkdtemp() if rank == 0 else None]
+            torch.distributed.broadcast_object_list(path)
+            run = Run(source(), kind, rank)
+            run.train(0, BEFORE)
+            model, optim = dsd.get_state_dict(run.model, run.optimizer)
+            dcp.save({"model": model, "optim": optim}, checkpoint_id=path[0])
+            want = [*run.train(BEFORE, AFTER), flat(run.full()["optim"])]
+            st.shutdown()
+            run = Run(target(), kind, rank, seed=6)
+            model, optim = dsd.get_state_dict(run.model, run.optimizer)
+            dcp.load({"model": model, "optim": optim}, checkpoint_id=path[0])
+            dsd.set_state_dict(run.model, run.optimizer, model_state_dict=model,
+                               optim_state_dict=optim)
+            got = [*run.train(BEFORE, AFTER), flat(run.full()["optim"])]
+            st.shutdown()
+            said += [f"{kind} {source.__name__} {target.__name__}: {s}"
+                     for s in differences(got, want)]
+    return said
+
+
+@case
+def pytorchs_functions_give_what_they_give_of_fsdp2(rank):
+    """Types, placements, names and values: before the first step, of whole states too, and with
+    cpu_offload on rank 0 only. The state of a fresh optimizer is 0, and has had no step."""
+    said = []
+    ways = {"rows": {}, "whole": dict(full_state_dict=True),
+            "offloaded": dict(full_state_dict=True, cpu_offload=True),
+            "flattened": dict(flatten_optimizer_state_dict=True)}
+    for kind in KINDS:
+        for steps in (0, 2):
+            theirs, own = Run(Fsdp2(), kind, rank), Run(ours(), kind, rank)
+            for run in (theirs, own):
+                run.train(0, steps)
+            for way, options in ways.items():
+                found = [dsd.get_state_dict(r.model, r.optimizer, options=dsd.StateDictOptions(
+                    **options)) for r in (theirs, own)]
+                for part, a, b in zip(("model", "optim"), *found):
+                    if part == "optim" and "flat" not in way and a:
+                        a, b = flat(a), flat(b)
+                    if set(a) != set(b):
+                        said.append(f"{kind} {steps} {way} {part}: {set(a) ^ set(b)}")
+                    for name in {n for n in set(a) & set(b) if not n.endswith(".foreach")}:
+                        x, y = a[name], b[name]
+                        if isinstance(x, DTensor) and isinstance(y, DTensor) and \
+                                x.placements == y.placements and x.shape == y.shape:
+                            x, y = x.to_local(), y.to_local()
+                        if not isinstance(x, torch.Tensor) and x == y:
+                            continue
+                        if type(x) is not type(y):
+                            said.append(f"{kind} {steps} {way} {name}: {type(x)} {type(y)}")
+                        elif isinstance(x, torch.Tensor):
+                            # PyTorch's own step, with weight decay, is no part of a fresh state
+                            x = torch.zeros_like(y) if part == "optim" and not steps else x
+                            if not torch.equal(x, y):
+                                off = (x.float() - y.float()).abs().max()
+                                said.append(f"{kind} {steps} {way} {name}: off by {off}")
+            st.shutdown()
+    return said
+
+
+@case
+def a_whole_state_is_set_on_all_ranks_or_from_one(rank):
+    """With full_state_dict, and with broadcast_from_rank0, into a fresh optimizer."""
+    said = []
+    whole = dsd.StateDictOptions(full_state_dict=True)
+    for kind in KINDS:
+        first = Run(ours(), kind, rank)
+        first.train(0, BEFORE)
+        state = dsd.get_state_dict(first.model, first.optimizer, options=whole)
+        want = [*first.train(BEFORE, AFTER), flat(first.full()["optim"])]
+        st.shutdown()
+        for source in (False, True):
+            run = Run(ours(), kind, rank, seed=6)
+            model, optim = copy.deepcopy(state) if not source or rank == 0 else ({}, {})
+            options = dsd.StateDictOptions(full_state_dict=True, broadcast_from_rank0=source)
+            dsd.set_model_state_dict(run.model, model, options=options)
+            dsd.set_optimizer_state_dict(run.model, run.optimizer, optim, options=options)
+            got = [*run.train(BEFORE, AFTER), flat(run.full()["optim"])]
+            said += [f"{kind} {source}: {s}" for s in differences(got, want)]
+            st.shutdown()
+    return said
+
+
 def plain(kind, state=None):
     """A model and optimizer of PyTorch alone."""
     model = transformer.make()

@@ -125,7 +125,7 @@ class OneRank(fsdp.OneRank):
         st.shutdown()
         with self.refused(shardd.SharddError, "'shaped' has world size 1, not 2: .*job delete"):
             st.init(job="shaped", world_size=2, rank=0)
-        st.init(job="shaped", world_size=1, rank=0)
+        st.init(job="shaped", world_size=1, rank=0, resume=True)
         other = st.fully_shard(nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 3)))
         with self.refused(shardd.SharddError, "registered with.*job delete"):
             other(numbers(0))
@@ -155,7 +155,7 @@ class OneRank(fsdp.OneRank):
         for name in ("set_all_reduce_hook", "set_custom_all_gather", "set_custom_reduce_scatter"):
             with self.refused(shardd.Unimplemented, f"{name}: .* none of your code"):
                 getattr(net, name)(None)
-        with self.refused(shardd.FailedPrecondition, "ShardedLinear is a part of one"):
+        with self.refused(shardd.FailedPrecondition, "FSDPLinear is a part of one"):
             net[0].reset_iter_state()
         with self.refused(shardd.Unimplemented, "divided as DistributedDataParallel"):
             st.replicate(model()).set_gradient_divide_factor(2.0)
@@ -341,7 +341,7 @@ class OneRank(fsdp.OneRank):
         net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
         net[1].weight = net[0].weight
         st.fully_shard(net[0])
-        with self.refused(shardd.InvalidArgument, "tied to 'weight' of ShardedLinear"):
+        with self.refused(shardd.InvalidArgument, "tied to 'weight' of FSDPLinear"):
             st.fully_shard(net)
 
     def test_what_is_not_there(self):
@@ -498,6 +498,30 @@ class OneRank(fsdp.OneRank):
         with self.refused(shardd.InvalidArgument, "reset_parameters"):
             st.fully_shard(Holds())(numbers(0))
 
+    def test_strides_that_would_be_lost(self):
+        conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        for wrap in (st.fully_shard, st.replicate):
+            with self.refused(shardd.Unimplemented, "strides .27, 1, 9, 3.: .*contiguous_format"):
+                wrap(conv)
+        layer = nn.Linear(3, 2)
+        layer.weight = nn.Parameter(torch.ones(3, 2).t())
+        with self.refused(shardd.Unimplemented, "'weight' has the strides .1, 2."):
+            st.fully_shard(layer)
+        # inputs may be: the result is what a plain module has
+        conv = nn.Conv2d(3, 4, 3)
+        x = torch.ones(2, 3, 8, 8).to(memory_format=torch.channels_last)
+        expected = conv(x)
+        with torch.no_grad():
+            self.assertTrue(torch.equal(st.fully_shard(conv)(x), expected))
+
+    def test_a_graph_of_gradients(self):
+        for module in (nn.Linear(3, 2), nn.LayerNorm(3)):
+            net = st.fully_shard(module)
+            st.SGD(net.parameters(), lr=0.1)
+            with self.refused(shardd.Unimplemented, "create_graph=True"):
+                net(numbers(0)[:, :3]).pow(2).sum().backward(create_graph=True)
+            net(numbers(0)[:, :3]).pow(2).sum().backward()  # the next pass is a new one
+
     def test_the_job_goes_on_in_the_next_process(self):
         st.shutdown()
         st.init(job="kept", world_size=1, rank=0, lifetime=shardd.Lifetime.KEEP)
@@ -506,7 +530,7 @@ class OneRank(fsdp.OneRank):
         st.commit(3, {"data": 30})
         state = net.state_dict()
         st.shutdown()
-        st.init(job="kept", world_size=1, rank=0)
+        st.init(job="kept", world_size=1, rank=0, resume=True)
         self.assertEqual(st.session().member.step, 3)
         other = wrapped(2)  # its own values do not count
         st.AdamW(other.parameters(), lr=0.1)

@@ -326,7 +326,7 @@ def what_a_module_says_of_itself(rank):
         st.AdamW(model.parameters())
         after, state = repr(model), "sharded"
         model(torch.ones(1, 7))
-        if type(model).__name__.startswith("Replicated"):
+        if isinstance(model, st.ReplicatedModule):
             state = "replicated"
         for text, parts in ((before, ("not registered yet", "2 parameters")),
                             (after, (f" MiB, {state}", "unit '", "2 parameters"))):

@@ -236,7 +236,7 @@ Test(client_cuda_stream, without_a_stream_nothing_is_raised)
 	set(&w);
 	cr_expect_eq(stream_begin(w.streams, 1, &ref, &after, &w.err), 1);
 	cr_expect_eq(after.value, 1);
-	shardd_clear_stream(&w.c);
+	shardd_set_stream(&w.c, SHARDD_NO_STREAM, NULL);
 	cr_expect_eq(stream_begin(w.streams, 1, &ref, &after, &w.err), 0);
 	end(&w);
 }

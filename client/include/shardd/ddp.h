@@ -149,7 +149,8 @@ SHARDD_API int shardd_submit_ddp_ready(shardd_client *c,
  * gradients, ready for shardd_step. @untouched: NULL, or one byte per tensor: 1 if no rank has
  * used it; its view and gradient are then unchanged and the optimizer skips it.
  * Errors: FAILED_PRECONDITION names tensors that are not ready: mark them; INVALID_ARGUMENT
- * (@n_untouched is less than the ddp's tensors; the text says how many it has; nothing was done). */
+ * (@n_untouched is less than the ddp's tensors; the text says how many it has; nothing was
+ * done). */
 struct shardd_ddp_finish_options {
 	size_t size; /* sizeof(struct shardd_ddp_finish_options) */
 	shardd_ddp ddp;

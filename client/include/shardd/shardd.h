@@ -155,6 +155,15 @@ enum shardd_lifetime {
 	SHARDD_KEEP = 2,      /* kept until it is deleted, or for ttl_s after its last trainer */
 };
 
+/* What to do if the job has state: a commit, or units with parameters. State of the same run is
+ * continued from in any case, as is that of trainers that are in the job while a run is not
+ * known. */
+enum shardd_on_existing {
+	SHARDD_RESUME = 1,            /* continue from that state */
+	SHARDD_ERROR_IF_EXISTING = 2, /* FAILED_PRECONDITION, with a description of that state */
+	SHARDD_FRESH = 3 /* delete the job and create it; FAILED_PRECONDITION if it has trainers */
+};
+
 struct shardd_job {
 	size_t size;         /* sizeof(struct shardd_job) */
 	const char *name;    /* 1 to 64 of [A-Za-z0-9._-], this user's; root and the daemon's
@@ -167,6 +176,10 @@ struct shardd_job {
 	uint32_t op_timeout_ms;        /* default deadline of an op; 0: the daemon's default */
 	bool allow_torn;               /* continue from a step that was applied but not committed */
 	bool is_private; /* closed to other users, including root and the daemon's uid */
+	enum shardd_on_existing on_existing; /* 0: SHARDD_RESUME */
+	/* Identifier of the launcher's run, up to 64 bytes: the same for all ranks and for trainers
+	 * that it starts again. NULL: not known. Borrowed during the call. */
+	const char *run;
 };
 
 #define SHARDD_RANK_FROM_ENV UINT32_MAX
@@ -191,7 +204,8 @@ struct shardd_membership {
  * wait for it. @ret: may be NULL. A torn job can be joined (@ret says so): initialise all its units
  * and start again, because @step and @blob belong to parameters that no longer exist.
  * Errors: INVALID_ARGUMENT (name, rank, world size), FAILED_PRECONDITION (the job
- * exists with another world size, lifetime or quota; the rank is taken), UNAVAILABLE
+ * exists with another world size, lifetime or quota, or with state that @job->on_existing refuses;
+ * the rank is taken), UNAVAILABLE
  * (the job or the daemon is draining), PERMISSION_DENIED (another uid's private job), NOT_FOUND
  * (UID/NAME), RESOURCE_EXHAUSTED.
  * DATA_LOSS: the job's state was in an earlier run of the daemon. Either $SHARDD_INSTANCE names
@@ -214,8 +228,8 @@ SHARDD_API int shardd_get_device(const shardd_client *c, struct shardd_device *r
 				 struct shardd_error *err);
 
 /* Leave cleanly. Ops of this session must be done; it waits for those that were detached, and
- * returns CANCELLED with native EINTR if shardd_interrupt ends that wait: call it again. Blocks until
- * the daemon has answered. Any thread. */
+ * returns CANCELLED with native EINTR if shardd_interrupt ends that wait: call it again. Blocks
+ * until the daemon has answered. Any thread. */
 SHARDD_API int shardd_leave(shardd_client *c, struct shardd_error *err);
 
 typedef uint32_t shardd_group;
@@ -484,15 +498,15 @@ struct shardd_result {
 SHARDD_API int shardd_wait(shardd_client *c, shardd_ticket t, int timeout_ms,
 			   struct shardd_result *ret, struct shardd_error *err);
 
-/* Wait until one of @n ops has ended, whether it succeeded or failed, at most @timeout_ms (-1: until
- * the deadline of one of them). Tickets that are 0 are left out. @ret: the index of a ticket whose
- * op has ended; of several the first. The ticket stays: shardd_wait then returns the result and ends
- * the ticket; it blocks only to map memory that this process has not mapped before. Errors: those
- * of a wait that only ends itself, as shardd_wait has them; INVALID_ARGUMENT (no ticket is given;
- * with native EBADF: no such ticket),
- * FAILED_PRECONDITION (a thread is waiting for one of them already, or it is given twice),
- * RESOURCE_EXHAUSTED (the library starts a thread for a list of which some ops are in the ring and
- * others were sent over gRPC, and cannot). Any thread. */
+/* Wait until one of @n ops has ended, whether it succeeded or failed, at most @timeout_ms (-1:
+ * until the deadline of one of them). Tickets that are 0 are left out. @ret: the index of a ticket
+ * whose op has ended; of several the first. The ticket stays: shardd_wait then returns the result
+ * and ends the ticket; it blocks only to map memory that this process has not mapped before.
+ * Errors: those of a wait that only ends itself, as shardd_wait has them; INVALID_ARGUMENT (no
+ * ticket is given; with native EBADF: no such ticket), FAILED_PRECONDITION (a thread is waiting
+ * for one of them already, or it is given twice), RESOURCE_EXHAUSTED (the library starts a thread
+ * for a list of which some ops are in the ring and others were sent over gRPC, and cannot). Any
+ * thread. */
 SHARDD_API int shardd_wait_any(shardd_client *c, const shardd_ticket *tickets, size_t n,
 			       int timeout_ms, size_t *ret, struct shardd_error *err);
 
@@ -502,15 +516,15 @@ SHARDD_API int shardd_wait_any(shardd_client *c, const shardd_ticket *tickets, s
  *	read(fd, &n, sizeof(n));
  *	while (shardd_wait_any(c, tickets, n_tickets, 0, &i, &err) == 0)
  *		... shardd_wait(c, tickets[i], -1, &result, &err), then tickets[i] = 0 ...
- * It is an eventfd, non-blocking. Level-triggered: it stays readable until it is read; one read of 8
- * bytes drains it however many ops have ended. An op that ends after the read makes it readable
- * again, so none is missed if the read comes first. It is readable at first, and may be so without
- * news: ops count that another thread waited for, that were detached, that failed, whose deadline
- * has passed, or that the daemon will not answer because it is gone, and so do calls that are not
- * ops. @ret: the library's; do not close it or change its flags. Each call returns the same
- * descriptor; shardd_close closes it. The first call starts one thread, or two with a ring, which
- * take no signals; from then on a blocking wait costs one more switch of threads. Errors:
- * RESOURCE_EXHAUSTED (no descriptor, no thread). Any thread. */
+ * It is an eventfd, non-blocking. Level-triggered: it stays readable until it is read; one read
+ * of 8 bytes drains it however many ops have ended. An op that ends after the read makes it
+ * readable again, so none is missed if the read comes first. It is readable at first, and may be
+ * so without news: ops count that another thread waited for, that were detached, that failed,
+ * whose deadline has passed, or that the daemon will not answer because it is gone, and so do
+ * calls that are not ops. @ret: the library's; do not close it or change its flags. Each call
+ * returns the same descriptor; shardd_close closes it. The first call starts one thread, or two
+ * with a ring, which take no signals; from then on a blocking wait costs one more switch of
+ * threads. Errors: RESOURCE_EXHAUSTED (no descriptor, no thread). Any thread. */
 SHARDD_API int shardd_completion_fd(shardd_client *c, int *ret, struct shardd_error *err);
 
 /* Detach an op: its ticket has ended and needs no wait. What the op hands out stays held until it
@@ -524,8 +538,9 @@ SHARDD_API int shardd_detach(shardd_client *c, shardd_ticket t, struct shardd_er
  * op that already ran. The peers of a cancelled collective get FAILED_PRECONDITION. Errors:
  * INVALID_ARGUMENT with native EBADF (no such ticket), FAILED_PRECONDITION (the op was sent over
  * gRPC: cancelling the call before the daemon has seen it would leave a gap in the order of the
- * session's ops; use a deadline, shardd_set_timeout). Needs no room in the ring: works with as many
- * ops under way as the session may have. Never blocks. Any thread, also while another one waits for the ticket. */
+ * session's ops; use a deadline, shardd_set_timeout). Needs no room in the ring: works with as
+ * many ops under way as the session may have. Never blocks. Any thread, also while another one
+ * waits for the ticket. */
 SHARDD_API int shardd_cancel(shardd_client *c, shardd_ticket t, struct shardd_error *err);
 
 /* End the waits for tickets that block now, in all threads, within 100 ms: they return CANCELLED
@@ -567,17 +582,18 @@ SHARDD_API int shardd_read(shardd_client *c, void *dst, const void *src, size_t 
  * Errors: FAILED_PRECONDITION (not joined, or the device has no streams),
  * INVALID_ARGUMENT (a stream of another context, or the per-thread default stream),
  * RESOURCE_EXHAUSTED (512 streams at most). May block at the first use of a stream. Any
- * thread. */
+ * thread.
+ * SHARDD_NO_STREAM: order ops with the CPU again, so that an op is answered when it has been
+ * executed. Never blocks, never fails. */
+#define SHARDD_NO_STREAM ((void *)UINTPTR_MAX)
 SHARDD_API int shardd_set_stream(shardd_client *c, void *stream, struct shardd_error *err);
-/* Order ops with the CPU again: an op is answered when it has been executed. Never blocks. */
-SHARDD_API void shardd_clear_stream(shardd_client *c);
 
 /* ------------------------------------------------------------------- faults */
 
 /* Tensors of a framework keep pointers into gathered parameters across release and gather. With a
- * region for each unit, a use of released memory and a write to gathered memory are explained: a line
- * on standard error names the parameter, and then the process ends by SIGSEGV as it would without the
- * region. */
+ * region for each unit, a use of released memory and a write to gathered memory are explained: a
+ * line on standard error names the parameter, and then the process ends by SIGSEGV as it would
+ * without the region. */
 
 /* A parameter in a unit's memory. */
 struct shardd_region_part {
@@ -603,18 +619,20 @@ struct shardd_region_options {
 	struct shardd_region_fault *fault; /* NULL: every fault ends the process */
 };
 
-/* Reserve addresses, not memory, that stand for a unit's memory while it is released. @options: names
- * are copied. @ret_at: the first address, until shardd_region_free. Each access to it faults. The first
- * call of a process installs a handler of SIGSEGV, which calls the earlier one. Errors:
+/* Reserve addresses, not memory, that stand for a unit's memory while it is released. @options:
+ * names are copied. @ret_at: the first address, until the region ends. Each access to it faults.
+ * The first call of a process installs a handler of SIGSEGV, which calls the earlier one. Errors:
  * INVALID_ARGUMENT, RESOURCE_EXHAUSTED (addresses). Never blocks. Any thread. */
 typedef struct shardd_region shardd_region;
 SHARDD_API int shardd_region_new(const struct shardd_region_options *options, shardd_region **ret,
 				 void **ret_at, struct shardd_error *err);
-/* The unit's memory is at @at from now on; NULL: it was released, and the stand-in faults again, if
- * it has given zeros. Never blocks. One thread per region. */
-SHARDD_API void shardd_region_lent(shardd_region *r, const void *at);
-/* NULL is allowed. */
-SHARDD_API void shardd_region_free(shardd_region *r);
+enum shardd_region_state {
+	SHARDD_REGION_RELEASED = 0, /* the addresses fault again, if they have given zeros */
+	SHARDD_REGION_GATHERED = 1, /* the unit's memory is at @at */
+	SHARDD_REGION_ENDED = 2,    /* gives the addresses back; @r is not valid any more */
+};
+/* @at: used with GATHERED only. @r NULL: nothing happens. Never blocks. One thread per region. */
+SHARDD_API void shardd_region_set(shardd_region *r, enum shardd_region_state state, const void *at);
 
 #ifdef __cplusplus
 }

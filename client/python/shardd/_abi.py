@@ -29,7 +29,7 @@ class Job(C.Structure):
     _fields_ = [("size", C.c_size_t), ("name", C.c_char_p), ("world_size", C.c_uint32),
                 ("rank", C.c_uint32), ("lifetime", C.c_int), ("quota_bytes", C.c_uint64),
                 ("ttl_s", C.c_uint32), ("op_timeout_ms", C.c_uint32), ("allow_torn", C.c_bool),
-                ("is_private", C.c_bool)]
+                ("is_private", C.c_bool), ("on_existing", C.c_int), ("run", C.c_char_p)]
 
 
 class Membership(C.Structure):
@@ -268,9 +268,11 @@ STRUCTS: dict[str, Any] = {
 # The rest: arguments and what it returns.
 PLAIN: dict[str, tuple[list[Any], Any]] = {
     "version": ([], _text), "close": ([_p], None), "set_timeout": ([_p, _u32], None),
-    "reader_close": ([_p], None), "clear_stream": ([_p], None),
-    "region_lent": ([_p, _p], None), "region_free": ([_p], None),
+    "reader_close": ([_p], None), "region_set": ([_p, C.c_int, _p], None),
 }
+
+NO_STREAM = C.c_void_p(-1)  # SHARDD_NO_STREAM
+REGION_RELEASED, REGION_GATHERED, REGION_ENDED = range(3)  # enum shardd_region_state
 
 
 def declare(lib: C.CDLL) -> None:

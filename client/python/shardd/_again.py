@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 
 from ._connection import Connection
+from ._launch import run_name, run_of
 from .errors import DataLoss, NotFound
 
 _MARK = b"TORCHELASTIC_RESTART_COUNT="
@@ -22,6 +23,31 @@ def restarts(env: Mapping[str, str] = os.environ) -> int:
     """How often torchrun has started its workers again; 0 without torchrun."""
     text = env.get("TORCHELASTIC_RESTART_COUNT", "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+
+
+def run(env: Mapping[str, str] = os.environ) -> str | None:
+    """An identifier of the run of the launcher that this process belongs to, also after it was
+    started again: $SHARDD_RUN, the process of torchrun if it has all ranks, or what the launcher
+    calls its run. None: not known."""
+    given = env.get("SHARDD_RUN")
+    if given:
+        return run_name(given)
+    if "TORCHELASTIC_RESTART_COUNT" in env and \
+            env.get("LOCAL_WORLD_SIZE") == env.get("WORLD_SIZE"):
+        agent = _agent()
+        began = _ticks(agent) if agent is not None else None
+        if began is not None:
+            return f"torchrun-{agent}-{began}"
+    return run_of(env)
+
+
+def _ticks(pid: int) -> int | None:
+    """When a process began, in ticks of the clock since the machine did."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return int(file.read().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _agent() -> int | None:
@@ -41,10 +67,8 @@ def _agent() -> int | None:
 
 def _began(pid: int) -> float | None:
     """When a process began, seconds since 1970."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            ticks = int(file.read().rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
+    ticks = _ticks(pid)
+    if ticks is None:
         return None
     up = time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.time() - up + ticks / os.sysconf("SC_CLK_TCK")
@@ -78,4 +102,4 @@ def check(client: Connection, job: str | None) -> None:
           "Training begins at step 0", file=sys.stderr, flush=True)
 
 
-__all__ = ["check", "restarts"]
+__all__ = ["check", "restarts", "run"]

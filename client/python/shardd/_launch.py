@@ -170,6 +170,23 @@ def _job(env: _Env, kind: _Kind) -> str | None:
     return next((_job_name(k.prefix, run) for k, run in runs if run), None)
 
 
+def run_name(run: str) -> str:
+    """@run as the daemon allows it; short enough to count sessions behind it."""
+    return run if len(run.encode(errors="replace")) <= _NAME_MAX - 4 else _job_name("run", run)
+
+
+def run_of(env: _Env = os.environ) -> str | None:
+    """An identifier of this run of the innermost launcher that gives one, the same for all its
+    ranks and not that of another run. None: unknown. What torchrun gives is the user's own
+    (--rdzv-id), and perhaps not different between runs."""
+    there = list(_there(env))
+    for kind in there:
+        run = kind.run(env) if env[kind.world] == env[there[0].world] else None
+        if run:
+            return run_name(f"{kind.prefix}-{run}")
+    return None
+
+
 def _elsewhere(env: _Env, kind: _Kind, world: int) -> str:
     nodes = env.get("SHARDD_NODES")
     if nodes is not None and nodes != "1":
@@ -220,4 +237,5 @@ def environment(env: _Env = os.environ) -> tuple[int, int]:
     return found.rank, found.world_size
 
 
-__all__ = ["Launch", "environment", "launched", "launched_or_alone"]
+__all__ = ["Launch", "environment", "launched", "launched_or_alone", "run_name",
+           "run_of"]

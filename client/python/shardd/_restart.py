@@ -52,6 +52,12 @@ def joined(instance: str) -> None:
         _progress[_INSTANCE] = instance.encode()
 
 
+def lived() -> bool:
+    """Is this a later life of a guarded process, which had joined a job in an earlier one?"""
+    return _progress is not None and _restarts > 0 and \
+        bool(bytes(_progress[_INSTANCE]).strip(b"\0"))
+
+
 def _threads() -> int:
     try:
         return len(os.listdir(_TASKS))
@@ -210,4 +216,4 @@ def guard(max_restarts: int) -> int:
     raise AssertionError
 
 
-__all__ = ["committed", "guard", "joined"]
+__all__ = ["committed", "guard", "joined", "lived"]

@@ -57,7 +57,7 @@ class Session(Connection):
         context.
         """
         if stream is None:
-            _library.library().shardd_clear_stream(self.handle)
+            _library.call("set_stream", self.handle, _abi.NO_STREAM)
         else:
             # The default stream is that of the current context.
             with self.where.entered() if isinstance(self.where, Gpu) else contextlib.nullcontext():

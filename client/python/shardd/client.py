@@ -87,6 +87,7 @@ class Client(Session):
         Unavailable: no daemon listens. PermissionDenied: the socket's mode. VersionMismatch.
         """
         self.member: Membership | None = None
+        self._name: bytes | None = None  # of the job
         self._units: dict[int, Unit] = {}
         super().__init__(socket, name, device, connect_timeout)
 
@@ -107,26 +108,31 @@ class Client(Session):
     def join(self, job: str | None = None, world_size: int | None = None,
              rank: int | None = None, lifetime: Lifetime | None = None, quota_bytes: int = 0,
              ttl: int = 0, op_timeout: float = 0, allow_torn: bool = False,
-             private: bool = False) -> Membership:
+             private: bool = False, on_existing: str = "resume") -> Membership:
         """Join a job as a rank; the job is created if it does not exist. Join again after Aborted.
 
         None: the launcher's value (docs/python.md); for the job, $SHARDD_JOB comes first. @ttl,
         @op_timeout: seconds, 0: the daemon's default. Blocks until the daemon has answered, not
         until all ranks have joined. @private: closed to other users, including root.
+        @on_existing: if the job has parameters or a commit of another run: "resume" continues from
+        them, "error" is FailedPrecondition, "fresh" deletes the job, unless it has trainers, and
+        creates it. A rank that a guard or a launcher has started again continues in any case.
         Unimplemented: the launcher has started ranks on other machines. DataLoss: the job's
         state was in an earlier run of the daemon; nothing starts again at step 0.
         """
         asked = _as_launched(job, world_size, rank)
         if self.member is None:
             _again.check(self, asked[0].decode() if asked[0] else None)
+        wish, run = _wish(on_existing, asked[0])
         spec = _abi.Job(C.sizeof(_abi.Job), *asked, lifetime or 0, quota_bytes, ttl,
-                        int(op_timeout * 1000), allow_torn, private)
+                        int(op_timeout * 1000), allow_torn, private, wish, run)
         found = _abi.Membership()
         _library.call("join", self.handle, C.byref(spec), C.byref(found))
         blob = C.string_at(found.blob, found.blob_bytes) if found.blob else b""
         self._find_memory()
         self._join = (job, world_size, rank, lifetime, quota_bytes, ttl, op_timeout, allow_torn,
-                      private)
+                      private, on_existing)
+        self._name = asked[0]
         _restart.joined(self.instance)
         self.member = Membership(found.epoch, found.world_size, found.rank, found.resumed,
                                  found.has_commit, found.torn, found.step, blob,
@@ -161,6 +167,7 @@ class Client(Session):
         """Leave cleanly; ops of this session must be done."""
         _library.call("leave", self.handle)
         self.member = None
+        _left[self._name] = _left.get(self._name, 0) + 1
 
     @property
     def device(self) -> Device:
@@ -321,6 +328,23 @@ def _as_launched(job: str | None, world_size: int | None,
         job = found.job if job is None else job
     return (job.encode() if job is not None else None, world_size or 0,
             _FROM_ENV if rank is None else rank)
+
+
+# By a job's name, how often this process has left it: who joins once more begins something new.
+_left: dict[bytes | None, int] = {}
+_WISHES = {"resume": 1, "error": 2, "fresh": 3}
+
+
+def _wish(on_existing: str, job: bytes | None) -> tuple[int, bytes | None]:
+    """What a join asks for, and the run that it is of. A later life of a guarded process is of the
+    same run, where nothing else says which that is."""
+    if on_existing not in _WISHES:
+        raise InvalidArgument(f"on_existing is {on_existing!r}, must be 'resume', 'error' or "
+                              "'fresh'", "on_existing")
+    run, left = _again.run(), _left.get(job, 0)
+    if run is None:
+        return _WISHES["resume" if _restart.lived() and not left else on_existing], None
+    return _WISHES[on_existing], (f"{run}.{left}" if left else run).encode()
 
 
 def connect(socket: str | None = None, **options: Any) -> Client:

@@ -17,10 +17,15 @@ from ._unit import ShardedUnit
 
 
 class Buffers:
-    """Those of @module; @unit: the one that is registered with room for them."""
+    """Those of @module; @unit: the one that is registered with room for them. @in_forward: not only
+    at the beginning.
 
-    def __init__(self, module: nn.Module, unit: ShardedUnit) -> None:
-        self._module, self._unit = module, unit
+    DDP's rule: a forward synchronises them if the last one that ended had gradients that were
+    meant to be reduced, whatever this one is; so does the first."""
+
+    def __init__(self, module: nn.Module, unit: ShardedUnit, in_forward: bool) -> None:
+        self._module, self._unit, self.in_forward = module, unit, in_forward
+        self._due = True
         unit.buffer_bytes = sum(b.nbytes for b in module.buffers())
         self._flat: torch.Tensor | None = None
         self._epoch = -1  # for which _flat holds
@@ -42,6 +47,21 @@ class Buffers:
                 "for the original ones; create buffers before, or give broadcast_buffers=False")
         return buffers
 
+    def begin(self, tree: Tree) -> None:
+        """The model is registered: rank 0's become everybody's (collective). Not in a job that has
+        the parameters already, where perhaps only this rank begins."""
+        if not any(unit.found for unit in tree.units):
+            self.broadcast(tree, 0)
+
+    def before(self, tree: Tree, root: int) -> None:
+        """A forward begins (collective, if it synchronises them)."""
+        if self.in_forward and self._due:
+            self.broadcast(tree, root, tree.uneven)
+
+    def after(self, tree: Tree) -> None:
+        """A forward has ended, without an exception."""
+        self._due = torch.is_grad_enabled() and tree.sync
+
     def broadcast(self, tree: Tree, root: int, written_by_all: bool = False) -> None:
         """All ranks' become @root's (collective); inside join, if @root has no more inputs, those
         of the last rank that has: then all write theirs."""
@@ -49,7 +69,8 @@ class Buffers:
         buffers = self._now()
         if not buffers or member is None or unit is None or member.world_size == 1:
             return
-        with torch.no_grad():
+        # what backward needs of them is what they were in the forward, as with DDP
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(buffers)):
             flat = self._room(tree)
             if written_by_all or member.rank == root:
                 torch.cat([_bytes(b).to(flat.device) for b in buffers], out=flat)

@@ -42,7 +42,8 @@ class Region:
     def lent(self, address: int | None) -> None:
         """The unit's memory is there now; None: nowhere."""
         self._lent = address is not None
-        _library.library().shardd_region_lent(self._handle, address)
+        state = _abi.REGION_GATHERED if self._lent else _abi.REGION_RELEASED
+        _library.library().shardd_region_set(self._handle, state, address)
 
     def close(self) -> None:
         """Fault again."""
@@ -51,7 +52,7 @@ class Region:
 
     def __del__(self) -> None:
         if self._handle:
-            _library.library().shardd_region_free(self._handle)
+            _library.library().shardd_region_set(self._handle, _abi.REGION_ENDED, None)
 
 
 _regions: weakref.WeakSet[Region] = weakref.WeakSet()

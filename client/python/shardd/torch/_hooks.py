@@ -62,6 +62,35 @@ def check_all_ranks(group: Any, name: str) -> None:
                             f"{world_size()} ranks of the job", name)
 
 
+def _check_state(state: Any, found: _Found) -> None:
+    """Unimplemented: it asks for another reduction than the profile's."""
+    kind = getattr(state, "parameter_type", torch.float32)
+    if kind is not torch.float32 and found[1] is not None:
+        raise Unimplemented(f"state.parameter_type is {kind}: reduced gradients are kept in "
+                            "float32, as the parameters are", "state")
+    rule = getattr(state, "_get_gradient_predivide_factor", None)
+    if rule is None:
+        return
+    before = rule(state.world_size)
+    for name, usual in (("gradient_predivide_factor", before),
+                        ("gradient_postdivide_factor", state.world_size / before)):
+        if getattr(state, name) != usual:
+            raise Unimplemented(
+                f"state.{name} is {getattr(state, name)}, for {state.world_size} ranks only "
+                f"{usual} is supported: multiply the loss, or leave the hook out and call "
+                "set_gradient_divide_factor", "state")
+
+
+def check_states(units: Sequence[ShardedUnit]) -> None:
+    """The same, of states that were changed since they were registered."""
+    seen: set[int] = set()
+    for unit in units:
+        if unit.hook is not None and unit.hook_state is not None and \
+                id(unit.hook_state) not in seen:
+            seen.add(id(unit.hook_state))
+            _check_state(unit.hook_state, unit.hook)
+
+
 def _find(hook: Any, replicated: bool) -> _Found:
     known, module = _DDP if replicated else _FSDP, _module(replicated)
     hook = _unwrapped(hook, module) if replicated else hook
@@ -88,8 +117,9 @@ def register(units: Sequence[ShardedUnit], state: Any, hook: Any) -> None:
             raise FailedPrecondition("register_comm_hook was already called: only one hook is "
                                      "allowed")
     check_all_ranks(getattr(state, "process_group", state), "state")
+    _check_state(state, found)
     for unit in units:
-        unit.hook = found
+        unit.hook, unit.hook_state = found, state
 
 
-__all__ = ["check_all_ranks", "register"]
+__all__ = ["check_all_ranks", "check_states", "register"]

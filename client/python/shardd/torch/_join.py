@@ -65,5 +65,5 @@ def uneven(module: nn.Module, buffers: Buffers | None, by_all: bool, enable: boo
         _, shadowed = tree.client.join_uneven(not by_all, tree.group)
     finally:
         tree.uneven = False
-    if buffers is not None:
+    if buffers is not None and buffers.in_forward:
         buffers.broadcast(tree, _newest(tree, not shadowed))

@@ -118,10 +118,11 @@ def _read_unit(optimizer: InDaemon, unit: ShardedUnit, full: bool, wanted: bool,
     return found
 
 
-def read(optimizer: InDaemon, full: bool, with_new: bool,
-         wanted: bool = True) -> dict[int, State]:
+def read(optimizer: InDaemon, full: bool, with_new: bool, wanted: bool = True,
+         zeros: bool = False) -> dict[int, State]:
     """By the id of a parameter its state (collective). @with_new: also if it was never stepped:
-    then all is 0. @wanted: else this rank takes part, and gets nothing."""
+    then all is 0. @wanted: else this rank takes part, and gets nothing. @zeros: of whole momentum,
+    too, where they say that it is there."""
     tree = optimizer._model
     tree.release_all()
     found = {}
@@ -131,7 +132,8 @@ def read(optimizer: InDaemon, full: bool, with_new: bool,
                                 if unit.trained else ()):
                 # zeros say of momentum that it is there
                 new = state.pop("new", False)
-                if state and (not new or (with_new and not (full and "step" not in state))):
+                if state and (not new or zeros or
+                              (with_new and not (full and "step" not in state))):
                     found[id(p.guard)] = state
     return found
 
@@ -272,6 +274,7 @@ def load(optimizer: InDaemon, state: Mapping[str, Any]) -> None:
             _write_unit(unit, states, arrays, steps, bar)
     for group, changed in settings:
         group.update(changed)
+    tree.knows_optimizer()
 
 
 __all__ = ["groups", "load", "matching", "named", "names", "numbered", "read"]

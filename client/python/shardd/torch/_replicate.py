@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ from ._wrap import (
     _not_compiled,
     _tensors,
     own_parameters,
+    with_methods,
 )
 
 M = TypeVar("M", bound=nn.Module)
@@ -93,7 +95,9 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
     """Train @module with the same parameters on every rank, as DistributedDataParallel does.
 
     @broadcast_buffers, or its newer name @forward_sync_buffers: rank 0's buffers become everybody's
-    before each forward in which gradients are wanted. @bucket_cap_mb: MiB of gradients that are
+    before a forward, if the one before it was with gradients that were to be reduced, and before
+    the first. Also when the parameters go to the daemon, except with broadcast_buffers=False.
+    @bucket_cap_mb: MiB of gradients that are
     reduced together, 25. @find_unused_parameters, @static_graph: parameters may have no
     gradient; the optimizer skips what no rank has used (every parameter is then a unit). Otherwise
     that is FailedPrecondition at the end of backward. @gradient_as_bucket_view: no
@@ -126,6 +130,7 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
                                  f"{type(module).__name__} or on a module in it")
     unused = find_unused_parameters or static_graph
     limit = 0 if unused else int((bucket_cap_mb or 25) * 2**20)
+    begin = broadcast_buffers or forward_sync_buffers is not None
     if forward_sync_buffers is not None:
         broadcast_buffers = forward_sync_buffers
     units = [ShardedUnit(module, part, False, mixed_precision)
@@ -138,10 +143,9 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
             unit.hook, unit.pre_divide = (Profile.FSDP1_HOOK, None), 1.0
     _cast_buffers(module, getattr(mixed_precision, "buffer_dtype", None))
     object.__setattr__(module, "_shardd_units", units)
-    object.__setattr__(module, "_shardd_buffers", Buffers(module, units[0])
-                       if broadcast_buffers else None)
-    module.__class__ = type("Replicated" + type(module).__name__,
-                            (ReplicatedModule, type(module)), {})
+    object.__setattr__(module, "_shardd_buffers", Buffers(module, units[0], broadcast_buffers)
+                       if begin else None)
+    module.__class__ = with_methods(type(module), ReplicatedModule, "")
     module.register_forward_pre_hook(_pre_forward, prepend=True, with_kwargs=True)
     module.register_forward_hook(_post_forward, always_call=True)
     _state.add_hooks(module)
@@ -175,9 +179,9 @@ def _pre_forward(module: nn.Module, args: Any, kwargs: Any) -> Any:
         unit.gather()
         unit.install()
     buffers: Buffers | None = module._shardd_buffers  # type: ignore[assignment]
-    if buffers is not None and torch.is_grad_enabled() and tree.sync:
+    if buffers is not None:
         # in join those of the last rank that has inputs, as there
-        buffers.broadcast(tree, world_size() - 1 if tree.uneven else 0, tree.uneven)
+        buffers.before(tree, world_size() - 1 if tree.uneven else 0)
     dtype = getattr(first.mp_policy, "param_dtype", None)
     return (_cast(args, dtype), _cast(kwargs, dtype)) if dtype is not None else None
 
@@ -189,6 +193,9 @@ def _post_forward(module: nn.Module, args: Any, output: Any) -> None:
     tree = built(first)
     if tree is not None and not first.within:
         tree.end_forward()
+    failed = output is None and sys.exc_info()[0] is not None
+    if tree is not None and not failed and module._shardd_buffers is not None:
+        module._shardd_buffers.after(tree)  # type: ignore[operator, union-attr]
     if tree is None or output is None or not torch.is_grad_enabled():
         return
     for tensor in _tensors(output, set()):

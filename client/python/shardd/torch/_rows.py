@@ -6,6 +6,7 @@ Where torch.distributed is initialised they are DTensors as FSDP2's, Shard(0) ov
 
 from __future__ import annotations
 
+import sys
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -104,6 +105,24 @@ def wrap(unit: ShardedUnit, p: Parameter, local: torch.Tensor) -> Any:
                               stride=torch.empty(p.shape, device="meta").stride())
 
 
+_PYTORCHS = "torch.distributed.checkpoint.state_dict"
+
+
+def for_pytorch() -> bool:
+    """Is this called by get_state_dict, set_state_dict or one of their kind of
+    torch.distributed.checkpoint? They say nothing of what they want: they take what FSDP2's
+    modules and their optimizers have, rows, of an optimizer that never stepped, too."""
+    frame = sys._getframe(1) if _PYTORCHS in sys.modules else None
+    while frame is not None and frame.f_globals.get("__name__") != _PYTORCHS:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None
+
+
+def rows_for_pytorch() -> bool:
+    """The same, and can rows be DTensors?"""
+    return torch.distributed.is_available() and torch.distributed.is_initialized() and for_pytorch()
+
+
 def is_sharded(value: Any) -> bool:
     """Is it one rank's part of a tensor?"""
     return isinstance(value, Rows) or hasattr(value, "full_tensor")
@@ -162,4 +181,5 @@ def _is_cut_alike(unit: ShardedUnit, p: Parameter, value: Any) -> bool:
     return bool(value.device_mesh == mesh and tuple(value.placements) == _placements(mesh))
 
 
-__all__ = ["Rows", "check", "check_own", "extent", "is_sharded", "mesh_of", "put", "take", "wrap"]
+__all__ = ["Rows", "check", "check_own", "extent", "for_pytorch", "is_sharded", "mesh_of", "put",
+           "rows_for_pytorch", "take", "wrap"]

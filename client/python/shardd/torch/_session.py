@@ -34,6 +34,7 @@ def _job_name(found: Launch, world_size: int) -> str:
 
 def init(socket: str | None = None, job: str | None = None, rank: int | None = None,
          world_size: int | None = None, guard: bool = False, device: Any = None,
+         on_existing: str | None = None, resume: bool = False, fresh: bool = False,
          **options: Any) -> Client:
     """Connect and join explicitly, with values that the environment does not give.
 
@@ -43,12 +44,42 @@ def init(socket: str | None = None, job: str | None = None, rank: int | None = N
     @device: where this rank computes: "cpu", "cuda:1" (as PyTorch numbers it), a GPU's UUID;
     None: $SHARDD_DEVICE, or the current GPU if PyTorch has begun to use one, or the daemon's
     choice.
+    @on_existing: if the job has state of another run: "error" (the default) is FailedPrecondition,
+    "resume" continues from it and does not use the values that the program gives its model,
+    "fresh" deletes it. @resume, @fresh: the same as words. $SHARDD_ON_EXISTING: for a program that
+    says none of them. A rank that a guard or a launcher has started again continues by itself, and
+    says so on standard error.
     @options: of :meth:`shardd.Client.join`.
     FailedPrecondition: there is already a session, or its memory is on a GPU that PyTorch does not
     have. Unimplemented: the launcher has started ranks on other machines. Return: the client.
     """
     return _connect(socket, job, rank, world_size, guard,
-                    _device.wanted(()) if device is None else _device.named(device), options)
+                    _device.wanted(()) if device is None else _device.named(device),
+                    {**options, "on_existing": _wish(on_existing, resume, fresh)})
+
+
+def _wish(on_existing: str | None, resume: bool, fresh: bool) -> str:
+    said = [w for w, given in (("resume", resume), ("fresh", fresh), (on_existing, on_existing))
+            if given]
+    if len(said) > 1:
+        raise InvalidArgument(f"on_existing={on_existing!r}, resume={resume!r} and fresh={fresh!r} "
+                              "are given together: give one of them", "on_existing")
+    return (said[0] if said else os.environ.get("SHARDD_ON_EXISTING")) or "error"
+
+
+_WAYS = ("this program brings a model of its own, whose values would not be used: continue from "
+         "that state with shardd.torch.init(resume=True) or SHARDD_ON_EXISTING=resume, delete it "
+         "with init(fresh=True) or SHARDD_ON_EXISTING=fresh, or name another job (SHARDD_JOB)")
+
+
+def _say_resumed(client: Client, name: str) -> None:
+    """Nobody has asked for it, and who starts again at step 0 must see it."""
+    member = client.member
+    assert member is not None
+    where = f"from step {member.step}" if member.has_commit else "which has committed no step"
+    print(f"shardd: rank {member.rank} was started again in its run and continues job {name!r}, "
+          f"{where}: the values that the program gives its model are not used",
+          file=sys.stderr, flush=True)
 
 
 def _connect(socket: str | None, job: str | None, rank: int | None, world_size: int | None,
@@ -65,12 +96,15 @@ def _connect(socket: str | None, job: str | None, rank: int | None, world_size: 
         world_size = found.world_size
     rank = found.rank if rank is None else rank
     name = job or _job_name(found, world_size)
+    options.setdefault("on_existing", _wish(None, False, False))
     client = Client(socket, name=f"rank {rank} of {name}"[:64], device=device)
     try:
         client.join(name, world_size, rank, **options)
     except InvalidArgument as error:
         raise (_device.not_there(error) if error.field == "device" else error) from None
     except FailedPrecondition as error:
+        if error.field == "on_existing" and options["on_existing"] == "error":
+            raise error.advised(_WAYS) from None
         raise error.advised("end that process, or name another job (SHARDD_JOB)") \
             if "is taken by" in error.text else error from None
     try:
@@ -79,6 +113,8 @@ def _connect(socket: str | None, job: str | None, rank: int | None, world_size: 
         _leave(client)
         raise
     _current = client
+    if client.member is not None and client.member.resumed and options["on_existing"] != "resume":
+        _say_resumed(client, name)
     return client
 
 

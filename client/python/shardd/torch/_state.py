@@ -122,12 +122,13 @@ def _save_unit(unit: ShardedUnit, state: dict[str, Any], prefix: str) -> None:
     if _sharded.get() and unit.unit is None:
         raise FailedPrecondition("the model is not sharded yet: build the optimizer first, or "
                                  "give full=True")
+    rows = _sharded.get() or (unit.unit is not None and _rows.rows_for_pytorch())
     with _summoned(unit, False):
         for p in unit.params:
             value = _installed(p)
             if _unwanted.get():
                 continue
-            copy = _rows.take(unit, p, value) if _sharded.get() else value.detach().clone()
+            copy = _rows.take(unit, p, value) if rows else value.detach().clone()
             for name in _names(unit, p, prefix):
                 if name in state:
                     state[name] = copy
@@ -177,6 +178,9 @@ def _after_load(module: nn.Module, _: Any) -> None:
     if loading is not None:
         loading.close()
     for unit in own_units(module):
+        tree = built(unit)
+        if tree is not None and unit.params:
+            tree.loads(unit)
         if unit.params:
             _advance(unit)
     _end(module)

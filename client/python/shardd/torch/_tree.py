@@ -70,9 +70,13 @@ class Tree:
         self._some = False  # gradients in this pass
         self._tickets: list[tuple[ShardedUnit, Ticket[bool]]] = []
         self.arrived: set[int] = set()  # numbers of units with a gradient since the last step
+        self.loaded = False  # parameters, over what was found; the optimizer's state is of before
         self._name_units()
         self.group = self._own_group()
         self._register(settings)
+        buffers = getattr(root.module, "_shardd_buffers", None)
+        if buffers is not None:
+            buffers.begin(self)
         self._modules = _with_parameters(root.module)
         self._count = self._parameters()
 
@@ -257,6 +261,26 @@ class Tree:
         finally:
             self.client.set_timeout(0)
 
+    def loads(self, unit: ShardedUnit) -> None:
+        """The parameters of @unit, which was summoned, are loaded. An optimizer's state that was
+        found in the job is then not theirs."""
+        if unit.found and unit.unit is not None and any(unit.unit.steps().values()):
+            self.loaded = True
+
+    def knows_optimizer(self) -> None:
+        """The optimizer's state is now what the program wants."""
+        self.loaded = False
+        for unit in self.units:
+            unit.found = False
+
+    def check_optimizer(self) -> None:
+        """FailedPrecondition: its state belongs to parameters that were loaded over."""
+        if self.loaded:
+            raise FailedPrecondition(
+                "the model's parameters were loaded, but the optimizer still has the state that "
+                "was found in the job: load the optimizer's too (optimizer.load_state_dict), or "
+                "begin without one (optimizer.reset_state())")
+
     def release_all(self) -> None:
         """Nobody may have a unit gathered that is stepped, summoned or saved."""
         self.settle()
@@ -361,6 +385,7 @@ class Tree:
             self._let_go(unit)  # who steps waits until nobody has it
             self._take_done()
         elif self._steps_in_backward and not self.reduced:
+            self.check_optimizer()
             rate, settings = self.optimizer.rates()
             self.client.plan_backward(rate, group=self.group, settings=settings)
         self._tickets.append((unit, unit.reduce_submit(self._adds_up)))

@@ -148,6 +148,7 @@ class ShardedUnit:
         self.offload = False  # shards go to host memory
         self.all_used = False  # a parameter without a gradient is an error
         self.hook: tuple[Profile, torch.dtype | None] | None = None  # of register_comm_hook
+        self.hook_state: Any = None  # the user's object
         self.pre_divide = 0.0  # of the gradients; 0: as the profile has it
         self.within = 0  # calls of register_fsdp_forward_method's that are under way
         self.divide_factor, self.force_sum = 0.0, False  # FSDP2's; 0: by the number of ranks
@@ -157,6 +158,7 @@ class ShardedUnit:
         self.expected = 0  # gradients of a pass: of trained parameters that are not frozen now
         self._take(parameters)
         self.unit: Unit | None = None
+        self.found = False  # with parameters, when it was registered
         self.held = False  # gathered
         self.installed = False  # the modules have the full parameters
         self.in_backward = False
@@ -190,6 +192,12 @@ class ShardedUnit:
             raise Unimplemented(f"parameter '{name}' is on {value.device}: only host and CUDA "
                                 "memory is supported; call .to('cpu') or .to('cuda') before "
                                 "fully_shard")
+        if not value.is_contiguous():
+            raise Unimplemented(
+                f"parameter '{name}' has the strides {tuple(value.stride())}: the daemon's copy "
+                "is row-major, so another memory format (channels_last) would be lost; call "
+                ".to(memory_format=torch.contiguous_format), or make the parameter .contiguous(), "
+                "before fully_shard or replicate. Inputs may be channels_last")
         if value.dtype != torch.float32:
             raise InvalidArgument(
                 f"parameter '{name}' is {value.dtype}: parameters are kept in float32; call "
@@ -273,6 +281,7 @@ class ShardedUnit:
     def initialise(self, client: Client) -> None:
         """The daemon's parameters become rank 0's (collective)."""
         assert self.unit is not None
+        self.found = self.unit.initialised
         root = self.tree.first_rank if self.tree is not None else 0
         if not self.unit.initialised:
             if client.member is not None and client.member.rank == root:
@@ -431,6 +440,12 @@ class ShardedUnit:
             if unit is None:
                 return  # a loss that has outlived its model
             assert unit.tree is not None and gradient is not None
+            if gradient.requires_grad:
+                raise Unimplemented(
+                    f"backward(create_graph=True): the gradient of '{unit.name}."
+                    f"{unit.trained[index].name}' goes to the daemon, which has no graph of it, so "
+                    "what is computed with it later would be missing; use "
+                    "torch.autograd.grad(..., create_graph=True) for gradients of inputs")
             unit.tree.gradient(unit, index, gradient)
 
         return take

@@ -200,7 +200,8 @@ def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | No
     function of a module that says True, False or a dictionary of other arguments, or a policy of
     torch.distributed.fsdp.wrap (ModuleWrapPolicy, CustomPolicy, size_based_auto_wrap_policy...).
 
-    Return: @module, whose class now has the methods of :class:`ShardedModule` too.
+    Return: @module, whose class now has the methods of :class:`ShardedModule` too, and FSDP2's
+    prefix "FSDP" before its name.
     """
     _check_offload(offload_policy)
     if not isinstance(module, nn.Module):
@@ -238,9 +239,22 @@ def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | No
         if below.parent is None:
             below.parent = unit
     object.__setattr__(module, "_shardd_units", [unit])
-    module.__class__ = type("Sharded" + type(module).__name__, (ShardedModule, type(module)), {})
+    module.__class__ = with_methods(type(module), ShardedModule, "FSDP")
     _add_hooks(module)
     return module
+
+
+_classes: dict[tuple[type, type], type] = {}
+
+
+def with_methods(kind: type, methods: type, prefix: str) -> type:
+    """@kind with @methods before its own; the same for the same two. What is made of classes' names
+    (the architecture that transformers saves) must be that of @kind: transformers takes away the
+    prefix that FSDP2 uses, no other one."""
+    if (kind, methods) not in _classes:
+        _classes[kind, methods] = type(prefix + kind.__name__, (methods, kind), {
+            "__module__": kind.__module__, "__doc__": kind.__doc__})
+    return _classes[kind, methods]
 
 
 def _add_hooks(module: nn.Module) -> None:
@@ -297,6 +311,7 @@ def _pre_forward(module: nn.Module, args: Any, kwargs: Any) -> Any:
     tree = _running(unit)
     if unit is tree.root and not (tree.backward and torch._C._current_graph_task_id() != -1):
         tree.begin_forward()
+        _hooks.check_states(tree.units)
     unit.gather()
     unit.install()
     if unit.partly_frozen:

@@ -21,7 +21,7 @@ from ..specs import (
     OptimizerWhen,
     StepSettings,
 )
-from . import _optim_state
+from . import _optim_state, _rows
 from ._guard import Guard
 from ._session import rank_if_any, session
 from ._tree import Tree, built, tree_of, units_of
@@ -290,11 +290,20 @@ class _InDaemon(_Sharded):
 
     def _numbered(self) -> tuple[dict[int, Any], list[dict[str, Any]]]:
         numbers = _optim_state.numbered(self)
-        state = {numbers[p]: s for p, s in _optim_state.read(self, True, False).items()}
+        pytorch, rows = _rows.for_pytorch(), _rows.rows_for_pytorch()
+        state = {numbers[p]: s for p, s in _optim_state.read(
+            self, not rows, pytorch, zeros=pytorch).items()}
         return state, _optim_state.groups(self, numbers)
 
     def _load(self, state: Mapping[str, Any]) -> None:
         _optim_state.load(self, state)
+
+    def reset_state(self) -> None:
+        """As if it had never stepped (collective): for a model that was loaded into a job which has
+        the state of an earlier run. Settings stay."""
+        numbers = _optim_state.numbered(self)
+        groups = [{"params": [numbers[id(p)] for p in g["params"]]} for g in self.param_groups]
+        _optim_state.load(self, {"state": {}, "param_groups": groups})
 
     def _named(self, names: Mapping[int, str], full: bool,
                wanted: bool) -> tuple[dict[int, Any], list[dict[str, Any]]]:
@@ -307,6 +316,7 @@ class _InDaemon(_Sharded):
             with torch.enable_grad():
                 loss = closure()
         self._model.take_dropped()
+        self._model.check_optimizer()
         # in backward they are the plan's
         rate, settings = (None, []) if self.in_backward else self.rates()
         self._model.release_all()
@@ -314,6 +324,7 @@ class _InDaemon(_Sharded):
                                          skip_if_found=self._skip_if_found)
         self._found_inf = result.found_inf
         self._model.stepped()
+        self._model.knows_optimizer()
         return loss
 
 
