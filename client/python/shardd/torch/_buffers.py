@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter as _keep_versions
 
 from ..client import WORLD
 from ..errors import FailedPrecondition
@@ -70,7 +71,7 @@ class Buffers:
         if not buffers or member is None or unit is None or member.world_size == 1:
             return
         # what backward needs of them is what they were in the forward, as with DDP
-        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(buffers)):
+        with torch.no_grad(), _keep_versions(tuple(buffers)):
             flat = self._room(tree)
             if written_by_all or member.rank == root:
                 torch.cat([_bytes(b).to(flat.device) for b in buffers], out=flat)

@@ -38,6 +38,8 @@ class Sharded(_Sharded):
     work on them.
     """
 
+    _own: frozenset[str] | None = None  # attributes that are not the adopted class's
+
     def __init__(self, inner: type[torch.optim.Optimizer], params: Iterable[Any],
                  in_backward: bool = False, resilient: bool = False, **options: Any) -> None:
         """@inner: a class of torch.optim's kind. @options: for it. @in_backward: as of AdamW.
@@ -69,7 +71,7 @@ class Sharded(_Sharded):
     def _begin(self, groups: list[dict[str, Any]], in_backward: bool, kept: _kept.Kept | None,
                make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]) -> None:
         self.state = _Inside(self)  # type: ignore[assignment]
-        self._own: frozenset[str] | None = None  # attributes that are not the adopted class's
+        self._own = None
         self._before: list[_Plain] | None = None  # this step; see _as_before
         self.kept, self.may_be_late = kept, not in_backward and kept is None
         self._model = _tree(self.param_groups, self, self._settings)
