@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,7 +29,8 @@ static int control(char *const argv[], const char *line)
 	int in[2], status, null;
 	pid_t pid;
 
-	if (pipe2(in, O_CLOEXEC) < 0)
+	/* not a pipe: one that the program closes without reading would raise SIGPIPE */
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, in) < 0)
 		return -1;
 	pid = fork();
 	if (pid == 0) {
@@ -40,7 +42,7 @@ static int control(char *const argv[], const char *line)
 		_exit(127);
 	}
 	close(in[0]);
-	if (line && write(in[1], line, strlen(line)) < 0)
+	if (line && send(in[1], line, strlen(line), MSG_NOSIGNAL) < 0)
 		errno = 0;
 	close(in[1]);
 	while (pid > 0 && waitpid(pid, &status, WNOHANG) == 0) {
