@@ -40,6 +40,7 @@ static struct shardd_optimizer optimizer_of(const struct golden_optim *o,
 					  .beta1 = o->beta1,
 					  .beta2 = o->beta2,
 					  .eps = o->eps,
+					  .complete = !golden_optim_is(o, "sgd"),
 					  .amsgrad = o->amsgrad,
 					  .maximize = o->maximize,
 					  .profile = profile };
