@@ -14,7 +14,10 @@ world size and job come from the launcher (torchrun, shardctl run, mpirun, srun)
 docs/python.md.
 """
 
-from . import _adopt, _needs  # noqa: F401
+from . import _needs  # noqa: F401
+
+# isort: split
+from . import _adopt  # noqa: F401
 from ._again import by_environment, guard
 from ._forward import register_fsdp_forward_method, share_comm_ctx
 from ._live import live
