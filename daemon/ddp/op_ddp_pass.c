@@ -245,12 +245,11 @@ static void op_ddp_pass_finish_encode(const struct op *op, op_reply_cb send, voi
 	Shardd__V1__DdpFinishResponse reply = SHARDD__V1__DDP_FINISH_RESPONSE__INIT;
 	const struct ddp *d = ddp_args(op)->d;
 
-	reply.untouched = calloc(d->n, sizeof(*reply.untouched));
-	for (uint32_t i = 0; reply.untouched && i < d->n; i++)
+	reply.untouched = d->untouched_of;
+	for (uint32_t i = 0; i < d->n; i++)
 		if (d->untouched[i])
 			reply.untouched[reply.n_untouched++] = i;
 	op_send(op, &reply.base, &reply.info, send, ctx);
-	free(reply.untouched);
 }
 
 const struct op_type op_ddp_finish = {

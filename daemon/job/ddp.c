@@ -80,6 +80,7 @@ static void ddp_free(struct ddp *d)
 	free(d->tensors);
 	free(d->arrival);
 	free(d->untouched);
+	free(d->untouched_of);
 	free(d->reduced);
 	free(d->limits);
 	free(d);
@@ -314,13 +315,15 @@ static int ddp_fill(struct ddp *d, const struct ddp_spec *s)
 
 	d->arrival = calloc(d->n, sizeof(*d->arrival));
 	d->untouched = calloc(d->n, 1);
+	d->untouched_of = calloc(d->n, sizeof(*d->untouched_of));
 	d->reduced = calloc(d->n, sizeof(*d->reduced));
 	d->ranks = calloc(ranks, sizeof(*d->ranks));
 	d->limits = calloc(s->n_limits, sizeof(*d->limits));
 	for (uint32_t i = 0; i < d->n; i++)
 		if (unit_track_gradients(d->tensors[i].unit) < 0)
 			return -ENOMEM;
-	if (!d->arrival || !d->untouched || !d->reduced || !d->ranks || !d->limits)
+	if (!d->arrival || !d->untouched || !d->untouched_of || !d->reduced || !d->ranks ||
+	    !d->limits)
 		return -ENOMEM;
 	memcpy(d->limits, s->limits, s->n_limits * sizeof(*d->limits));
 	for (uint32_t i = 0; i < ranks; i++)

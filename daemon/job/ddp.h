@@ -104,6 +104,7 @@ struct ddp {
 	uint32_t *arrival; /* tensors in the order in which they got ready on the first rank */
 	uint32_t n_arrived;
 	uint8_t *untouched;     /* by tensor: no rank used it in the last pass */
+	uint32_t *untouched_of; /* room for the answer: their indices */
 	uint64_t *reduced;      /* by tensor: passes that all ranks had begun when it was last */
 	struct ddp_rank *ranks; /* by index in the group */
 	uint64_t charged;
