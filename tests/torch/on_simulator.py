@@ -89,5 +89,6 @@ def install(number=0):
 
     _device.wanted = lambda devices: simulator.UUID.format(number)
     _device.take, _device.storage_at = take, storage_at
+    _device.on_host = lambda: False
     shardd.Ticket.wait, shardd.Client.submit = wait, submit
     return stream

@@ -188,6 +188,11 @@ def _over(storage: Any, elements: int, dtype: torch.dtype) -> torch.Tensor:
 # ---------------------------------------------------------------------------- random
 
 
+def on_host() -> bool:
+    """Is gathered memory the host's, which can be protected?"""
+    return here.type == "cpu"
+
+
 def same_random() -> contextlib.AbstractContextManager[None]:
     """Inside, PyTorch's generators may be used; afterwards they are as before."""
     return torch.random.fork_rng(devices=[] if here.type == "cpu" else [here.index])
@@ -204,6 +209,6 @@ def set_random_state(state: bytes | None) -> None:
         torch.cuda.set_rng_state(torch.tensor(list(state), dtype=torch.uint8), here)
 
 
-__all__ = ["HOST", "check", "check_one", "drop", "here", "named", "not_there", "nothing",
+__all__ = ["HOST", "check", "check_one", "drop", "here", "named", "not_there", "nothing", "on_host",
            "random_state", "same_random", "set_random_state", "storage_at", "take", "tensor_at",
            "wanted", "without_memory"]

@@ -249,8 +249,7 @@ class ShardedUnit:
         self.unit = unit
         base = _device.without_memory(max(1, unit.elements), self.compute)
         self._storage = base.untyped_storage()
-        self._region = None if _device.here.type != "cpu" or not self.elements else \
-            self._stand_in(unit)
+        self._region = self._stand_in(unit) if self.elements and _device.on_host() else None
         for p in self.params:
             place = unit.places[p.name]
             with torch.no_grad():
