@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import FailedPrecondition
-from . import _rows
+from . import _device, _rows
+from ._meta import from_meta
 from ._progress import Bar
 from ._session import rank_if_any, session
-from ._tree import built, from_meta, units_of
+from ._tree import built, units_of
 from ._unit import Parameter, ShardedUnit
 
 _sharded: contextvars.ContextVar[bool] = contextvars.ContextVar("sharded", default=False)
@@ -31,12 +32,14 @@ def _names(unit: ShardedUnit, p: Parameter, prefix: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _summoned(unit: ShardedUnit, write: bool) -> Iterator[None]:
-    """The module has fp32 parameters that may be written to (collective once registered)."""
+def _summoned(unit: ShardedUnit, write: bool, given: Container[str] = ()) -> Iterator[None]:
+    """The module has fp32 parameters that may be written to (collective once registered). @given:
+    names, from the module on, of what will be written."""
     if unit.unit is None:
         if write and any(p.initial is not None and p.initial.is_meta for p in unit.params):
             session()  # whose device they come to be on
-            from_meta(unit)  # else what is written would be nowhere
+            with _device.same_random():
+                from_meta(unit, _running[0] if _running else unit.module, given)  # else nowhere
         for p in unit.params:
             assert p.initial is not None
             p.install(p.initial)
@@ -139,10 +142,11 @@ def _before_load(module: nn.Module, state: Any, prefix: str, metadata: Any, *_: 
         raise FailedPrecondition("load_state_dict(assign=True) replaces parameters: leave it out")
     if _begin(module, "loading"):
         _check(module, state, prefix)
+    given = {name[len(prefix):] for name in state if name.startswith(prefix)}
     with contextlib.ExitStack() as loading:
         for unit in own_units(module):
             if unit.params:
-                loading.enter_context(_summoned(unit, True))
+                loading.enter_context(_summoned(unit, True, given))
                 _whole(unit, state, prefix)
         object.__setattr__(module, "_shardd_loading", loading.pop_all())
 

@@ -23,6 +23,7 @@ from ..specs import OptimizerSpec, OptimizerWhen, ReduceOp
 from ..ticket import Ticket
 from ..unit import Unit
 from . import _device, _faults, _mesh
+from ._meta import from_meta
 from ._progress import Bar
 from ._session import session_for
 from ._unit import NO_TASK, Call, ShardedUnit
@@ -162,9 +163,12 @@ class Tree:
                 Bar("initialising", sum(4 * u.elements for u in some), rank) as bar:
             for unit, registered in zip(some, registration):
                 unit.registered(registered)
-                from_meta(unit)
+                from_meta(unit, self.root.module)
                 unit.initialise(self.client)
                 bar.add(4 * unit.elements, unit.name)
+            for unit in self.units:
+                if not unit.params:
+                    from_meta(unit, self.root.module)  # its buffers
 
     def _registration(self) -> list[Unit]:
         member = self.client.member
@@ -559,28 +563,3 @@ def its_tree(unit: ShardedUnit) -> Tree:
     """The tree of @unit, which is made already."""
     assert unit.tree is not None
     return cast("Tree", unit.tree)
-
-
-def from_meta(unit: ShardedUnit) -> None:
-    """Parameters and buffers on the meta device get values by their modules' own
-    reset_parameters(), unit by unit: no more than one is ever in this process's memory."""
-    modules: dict[int, nn.Module] = {}
-    for p in unit.params:
-        if p.initial is not None and p.initial.is_meta:
-            p.initial = nn.Parameter(torch.empty(p.shape, device=_device.here),
-                                     requires_grad=p.trained)
-            p.install(p.initial)
-            modules.update((id(m), m) for m, _ in p.owners)
-    for module in modules.values():
-        reset = getattr(module, "reset_parameters", None)
-        if reset is None:
-            raise InvalidArgument(
-                f"{type(module).__name__} has parameters on the meta device and no "
-                "reset_parameters() that gives them values: define it, or build the model "
-                "with values")
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.is_meta:
-                module._buffers[name] = torch.empty_like(buffer, device=_device.here)
-        reset()
-    for p in unit.params:
-        p.install(p.guard)
