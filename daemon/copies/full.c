@@ -73,6 +73,7 @@ static void full_answer_waiting(struct unit *u, int status, bool streams_only)
 	struct list now = LIST_INIT(now);
 
 	list_take_all(&now, &u->cast_done.waiters);
+	u->copy_reads++; /* ops behind the first one must not take the copy from the others */
 	while (!list_empty(&now)) {
 		struct op *op =
 			CONTAINER_OF(list_first(&now, struct waiter, link), struct op, waiter);
@@ -84,6 +85,7 @@ static void full_answer_waiting(struct unit *u, int status, bool streams_only)
 		else
 			op->type->copied(op, status);
 	}
+	u->copy_reads--;
 }
 
 /* ------------------------------------------------------- how many at once */

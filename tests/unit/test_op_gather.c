@@ -184,6 +184,26 @@ GATHER_TEST(idle_copies_make_room_for_others)
 	cr_expect_eq(job->quota.by_class[MEM_FULL], 2 * MIB);
 }
 
+/* Two ranks wait for the cast of a. What the first one sends behind its Gather runs as soon as that is
+ * answered, before the second one is, and takes the memory of the copy that nobody holds yet. */
+GATHER_TEST(a_copy_stays_until_all_who_waited_for_it_have_it)
+{
+	Shardd__V1__SetReshardRequest between = SHARDD__V1__SET_RESHARD_REQUEST__INIT;
+
+	large_units();
+	job->quota.limit = job->quota.used + 3 * MIB;
+	backend_fake_hold(n.node.devices[0].backend, true);
+	nodefix_on_unit(&n, m[0], "Gather", a, &op[0]);
+	nodefix_on_unit(&n, m[1], "Gather", a, &op[1]);
+	nodefix_on_unit(&n, m[0], "Release", a, &op[2]);
+	nodefix_submit(&n, m[0], "SetReshard", &between.base, &op[3]); /* refused in its turn */
+	nodefix_on_unit(&n, m[0], "Gather", b, &op[4]);
+	backend_fake_hold(n.node.devices[0].backend, false);
+	nodefix_ok(&op[1], "Gather");
+	cr_expect(unit_has_copy(a));
+	nodefix_wait(&op[4]);
+}
+
 GATHER_TEST(and_for_gradients_and_buffers)
 {
 	large_units();
