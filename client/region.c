@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "client_error.h"
-#include "core/cleanup.h"
 #include "fault.h"
 #include "shardd/shardd.h"
 
@@ -35,8 +34,9 @@ struct shardd_region {
 	atomic_uintptr_t lent; /* 0: released */
 	atomic_bool open;      /* the stand-in gives zeros */
 	struct shardd_region_fault *fault;
-	struct region_part *parts;
-	size_t n_parts;
+	struct region_part *parts; /* never freed or moved, as the region */
+	size_t max_parts;
+	atomic_size_t n_parts;
 	char unit[MAX_NAME];
 };
 
@@ -49,7 +49,9 @@ static _Atomic(struct shardd_region *) region_all;
 
 static const struct region_part *region_part_at(const struct shardd_region *r, uint64_t offset)
 {
-	for (size_t i = 0; i < r->n_parts; i++)
+	size_t n = atomic_load(&r->n_parts);
+
+	for (size_t i = 0; i < n; i++)
 		if (offset - r->parts[i].offset < r->parts[i].bytes)
 			return &r->parts[i];
 	return NULL;
@@ -75,10 +77,15 @@ static bool region_repair(struct shardd_region *r, enum fault_access access,
 {
 	struct shardd_region_fault *f = r->fault;
 
-	if (!f || !f->expected || access == FAULT_WRITE || atomic_exchange(&r->open, true))
+	if (!f || !f->expected || access == FAULT_WRITE)
 		return false;
-	if (mprotect((void *)atomic_load(&r->from), r->length, PROT_READ) < 0)
+	/* Another thread opens it: read again, until it has. */
+	if (atomic_exchange(&r->open, true))
+		return access == FAULT_READ;
+	if (mprotect((void *)atomic_load(&r->from), r->length, PROT_READ) < 0) {
+		atomic_store(&r->open, false);
 		return false;
+	}
 	if (!f->happened) {
 		size_t n = t->n < sizeof(f->text) - 1 ? t->n : sizeof(f->text) - 1;
 
@@ -132,15 +139,29 @@ static void region_install(void)
 	fault_begin(region_explain);
 }
 
-/* Return: NULL: no memory. */
-static struct shardd_region *region_take(void)
+static struct shardd_region *region_with_parts(size_t n)
+{
+	struct shardd_region *r = calloc(1, sizeof(*r));
+
+	if (r)
+		r->parts = calloc(n ? n : 1, sizeof(*r->parts));
+	if (!r || !r->parts) {
+		free(r);
+		return NULL;
+	}
+	r->max_parts = n;
+	return r;
+}
+
+/* One with room for @n_parts. Return: NULL: no memory. */
+static struct shardd_region *region_take(size_t n_parts)
 {
 	struct shardd_region *r;
 
 	pthread_mutex_lock(&region_mutex);
-	for (r = atomic_load(&region_all); r && r->used; r = r->next)
+	for (r = atomic_load(&region_all); r && (r->used || r->max_parts < n_parts); r = r->next)
 		;
-	if (!r && (r = calloc(1, sizeof(*r)))) {
+	if (!r && (r = region_with_parts(n_parts))) {
 		r->next = atomic_load(&region_all);
 		atomic_store(&region_all, r);
 	}
@@ -164,15 +185,12 @@ static int region_fill(struct shardd_region *r, const struct shardd_region_optio
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
 	void *at;
 
-	r->parts = calloc(options->n_parts + 1, sizeof(*r->parts));
-	if (!r->parts)
-		return -1;
 	for (size_t i = 0; i < options->n_parts; i++) {
 		r->parts[i].offset = options->parts[i].offset;
 		r->parts[i].bytes = options->parts[i].bytes;
 		region_name(r->parts[i].name, options->parts[i].name);
 	}
-	r->n_parts = options->n_parts;
+	atomic_store(&r->n_parts, options->n_parts);
 	r->bytes = options->bytes;
 	r->length = (options->bytes + page - 1) / page * page;
 	r->fault = options->fault;
@@ -191,12 +209,11 @@ static void region_end(struct shardd_region *r)
 
 	if (!r)
 		return;
+	atomic_store(&r->n_parts, 0);
 	atomic_store(&r->lent, 0);
 	from = atomic_exchange(&r->from, 0);
 	if (from)
 		munmap((void *)from, r->length);
-	r->n_parts = 0;
-	free(STEAL_PTR(r->parts));
 	pthread_mutex_lock(&region_mutex);
 	r->used = false;
 	pthread_mutex_unlock(&region_mutex);
@@ -217,7 +234,7 @@ int shardd_region_new(const struct shardd_region_options *options, shardd_region
 				 "a region needs a unit's name and its bytes; bytes is %llu",
 				 (unsigned long long)options->bytes);
 	pthread_once(&once, region_install);
-	r = region_take();
+	r = region_take(options->n_parts);
 	if (!r || region_fill(r, options) < 0) {
 		region_end(r);
 		return error_memory(err);
