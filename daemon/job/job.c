@@ -236,16 +236,15 @@ static unsigned job_jobs_of(const struct jobs *jobs, uid_t uid)
 	return n;
 }
 
-static int job_make(struct jobs *jobs, const struct job_spec *spec, const char *name, uid_t uid,
-		    gid_t gid, struct job **ret, struct fault *f)
+/* May one be created, of @others at most? */
+static int job_check_new(const struct jobs *jobs, const struct job_spec *spec, unsigned others,
+			 uid_t uid, struct fault *f)
 {
 	const struct node_limits *l = &jobs->node->limits;
-	state_job *rec;
-	struct job *job;
 
 	if (jobs->draining)
 		return fault_set(f, FAULT_UNAVAILABLE, NULL, "the daemon is draining: no new jobs");
-	if (jobs->count >= l->max_jobs)
+	if (others >= l->max_jobs)
 		return fault_set(f, FAULT_EXHAUSTED, NULL,
 				 "there are %u jobs, %u of them yours, which is the limit "
 				 "(max_jobs): delete one, or raise the limit in shardd.yaml",
@@ -269,7 +268,19 @@ static int job_make(struct jobs *jobs, const struct job_spec *spec, const char *
 		return fault_set(f, FAULT_INVALID, "job.ipc",
 				 "job.ipc is set, but memory of %s has no CUDA IPC handle",
 				 backend_info(jobs->node->devices[0].backend)->id);
-	rec = job_rec_from_spec(l, spec, name, uid, gid);
+	return 0;
+}
+
+/* @old: what it replaces, which is deleted when nothing but memory can fail any more; NULL: none. */
+static int job_make(struct jobs *jobs, const struct job_spec *spec, const char *name, uid_t uid,
+		    gid_t gid, struct job *old, struct job **ret, struct fault *f)
+{
+	state_job *rec;
+	struct job *job;
+
+	if (job_check_new(jobs, spec, jobs->count - (old ? 1 : 0), uid, f))
+		return f->code;
+	rec = job_rec_from_spec(&jobs->node->limits, spec, name, uid, gid);
 	job = rec ? job_new(jobs, rec, f) : NULL;
 	if (!job && f->code) {
 		state_job_free(rec);
@@ -278,6 +289,10 @@ static int job_make(struct jobs *jobs, const struct job_spec *spec, const char *
 	if (!job) {
 		state_job_free(rec);
 		return fault_errno(f, -ENOMEM, "making a job");
+	}
+	if (old && job_delete(old, false, NULL, f)) {
+		job_free(job);
+		return f->code;
 	}
 	if (job_publish(job) < 0) {
 		job_free(job);
@@ -340,7 +355,7 @@ int job_open(struct jobs *jobs, const struct job_spec *spec, uid_t uid, gid_t gi
 	     bool *ret_created, struct fault *f)
 {
 	char label[JOB_LABEL_MAX + 1];
-	bool created, deleted = false;
+	bool created, replace = false;
 	struct job_spec own = *spec;
 	struct job *job = NULL;
 	struct job_ref ref;
@@ -367,15 +382,13 @@ int job_open(struct jobs *jobs, const struct job_spec *spec, uid_t uid, gid_t gi
 	}
 	if (job && own.on_existing != JOB_FRESH && job_check_same(job, &own, f))
 		return f->code;
-	if (job && job_existing_check(job, &own, &deleted, f))
+	if (job && job_existing_check(job, &own, &replace, f))
 		return f->code;
-	created = !job || deleted;
+	created = !job || replace;
 	if (created)
-		r = job_make(jobs, &own, ref.name, uid, gid, &job, f);
+		r = job_make(jobs, &own, ref.name, uid, gid, job, &job, f);
 	else
 		r = job_check_same(job, &own, f);
-	if (r == 0)
-		r = job_existing_accept(job, &own, f);
 	if (r == 0)
 		*ret = job;
 	if (r == 0 && ret_created)

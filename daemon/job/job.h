@@ -213,13 +213,13 @@ int job_open(struct jobs *jobs, const struct job_spec *spec, uid_t uid, gid_t gi
 	     bool *ret_created, struct fault *f);
 
 /* Of job_open: may a rank with @spec join @job, which may have state
- * (job_existing.c)? With JOB_FRESH the job is deleted if it has no trainers, and @spec gets its
- * settings where it has none of its own. @ret_deleted: whether that was done. Return: 0 or a
- * fault. */
-int job_existing_check(struct job *job, struct job_spec *spec, bool *ret_deleted, struct fault *f);
-/* The rank has been accepted: if no other is there, the state is of its run from now on.
- * Return: 0 or a fault. */
-int job_existing_accept(struct job *job, const struct job_spec *spec, struct fault *f);
+ * (job_existing.c)? @ret_replace: with JOB_FRESH and no trainers in it, a job that is created takes
+ * its place; @spec has got its settings where it has none of its own. Return: 0 or a fault. */
+int job_existing_check(const struct job *job, struct job_spec *spec, bool *ret_replace,
+		       struct fault *f);
+/* A rank of the launcher's run @run has joined: if no other is there, the state is of its run from
+ * now on. */
+void job_existing_joined(struct job *job, const char *run);
 
 /* Find by NAME or UID/NAME, for its owner or an administrator (job_names.c). For all other users
  * the job does not exist. Return: 0 or a fault. */

@@ -1,11 +1,11 @@
 /* What a rank that brings a model of its own finds in a job: state of an earlier run must not become
  * that model's unless the rank has asked for it. */
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 #include "core/check.h"
+#include "core/log.h"
 #include "core/text.h"
 #include "job/job.h"
 
@@ -74,6 +74,16 @@ static int job_existing_refuse(const struct job *job, struct fault *f)
 			 job->rec->name, (unsigned long long)job->rec->step, when, more, who);
 }
 
+static int job_existing_refuse_run(const struct job *job, struct fault *f)
+{
+	char who[JOB_EXISTING_WHO_BYTES];
+
+	job_existing_who(job, who, sizeof(who));
+	return fault_set(f, FAULT_STATE, "on_existing",
+			 "job '%s' has %u trainers of another run, such as %s", job->rec->name,
+			 job->present, who);
+}
+
 static int job_existing_refuse_fresh(const struct job *job, struct fault *f)
 {
 	char who[JOB_EXISTING_WHO_BYTES];
@@ -97,32 +107,29 @@ static void job_existing_inherit(const struct job *job, struct job_spec *spec)
 	spec->is_private = spec->is_private || rec->is_private;
 }
 
-int job_existing_check(struct job *job, struct job_spec *spec, bool *ret_deleted, struct fault *f)
+int job_existing_check(const struct job *job, struct job_spec *spec, bool *ret_replace,
+		       struct fault *f)
 {
 	enum job_on_existing want = spec->on_existing ? spec->on_existing : JOB_RESUME;
-	int r;
 
-	*ret_deleted = false;
+	*ret_replace = false;
 	if (want == JOB_RESUME || job_existing_is_of_run(job, spec->run ? spec->run : ""))
 		return 0;
+	if (want == JOB_ERROR && job_existing_has_state(job))
+		return job_existing_refuse(job, f);
 	if (want == JOB_ERROR)
-		return job_existing_has_state(job) ? job_existing_refuse(job, f) : 0;
+		return job->present ? job_existing_refuse_run(job, f) : 0;
 	CHECK(want == JOB_FRESH);
 	if (job->present)
 		return job_existing_refuse_fresh(job, f);
 	job_existing_inherit(job, spec);
-	r = job_delete(job, false, NULL, f);
-	*ret_deleted = r == 0;
-	return r;
+	*ret_replace = true;
+	return 0;
 }
 
-int job_existing_accept(struct job *job, const struct job_spec *spec, struct fault *f)
+void job_existing_joined(struct job *job, const char *run)
 {
-	const char *run = spec->run ? spec->run : "";
-
-	if (job->present || strcmp(job->rec->run, run) == 0)
-		return 0;
-	if (state_job_set_run(job->rec, run) < 0)
-		return fault_errno(f, -ENOMEM, "joining a job");
-	return 0;
+	if (job->present == 1 && strcmp(job->rec->run, run) != 0 &&
+	    state_job_set_run(job->rec, run) < 0)
+		log_warn("job", "no memory to note the run job=%s", job->label);
 }

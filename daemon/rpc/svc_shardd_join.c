@@ -169,6 +169,7 @@ static int svc_shardd_join_now(struct rpc_call *call, struct job *job,
 		svc_refuse(call, "join", job->label, &f);
 		return e;
 	}
+	job_existing_joined(job, r->run);
 	audit(s->proc, "joined", job->label, "rank=%u session=%llu epoch=%llu", r->rank,
 	      (unsigned long long)s->id, (unsigned long long)s->member->epoch);
 	svc_try(call, &r->base, job->node, svc_shardd_join_answer_join, NULL,
@@ -237,6 +238,11 @@ static int svc_shardd_join_existing(const Shardd__V1__JoinRequest *r, const stru
 		return fault_set(f, FAULT_INVALID, "run",
 				 "run has %zu bytes; it must have at most %u", strlen(r->run),
 				 JOB_RUN_MAX);
+	for (const char *c = r->run; *c; c++)
+		if (*c < ' ' || *c > '~')
+			return fault_set(f, FAULT_INVALID, "run",
+					 "run has byte %u at %zu; it must be printable ASCII",
+					 (unsigned char)*c, (size_t)(c - r->run));
 	spec->on_existing = (enum job_on_existing)r->on_existing;
 	if (s->member && s->member->state != MEMBER_LEFT)
 		spec->on_existing = JOB_RESUME;

@@ -41,6 +41,28 @@ static int open_as(const struct job_spec *spec, uid_t uid, struct job **ret, boo
 	return job_open(&n.jobs, spec, uid, 7, ret, created, f);
 }
 
+/* A refused creation must not have deleted what it was to replace. */
+JOB_TEST(fresh_deletes_nothing_unless_it_creates)
+{
+	const struct job_spec first = { .name = "a", .world_size = 2 };
+	struct job_spec fresh = { .name = "a", .world_size = 2, .on_existing = JOB_FRESH };
+	struct job *job = NULL, *again = NULL;
+	bool created = false;
+	struct fault f;
+
+	cr_assert_eq(open_as(&first, OTHER_UID, &job, &created, &f), 0, "%s", f.text);
+	job->rec->has_commit = true;
+	n.node.limits.job_quota_bytes = 1 << 20;
+	fresh.quota_bytes = 2 << 20;
+	cr_expect_neq(open_as(&fresh, OTHER_UID, &again, &created, &f), 0);
+	cr_expect_eq(n.jobs.count, 1, "after \"%s\"", f.text);
+	fresh.quota_bytes = 0;
+	n.jobs.draining = true;
+	cr_expect_neq(open_as(&fresh, OTHER_UID, &again, &created, &f), 0);
+	n.jobs.draining = false;
+	cr_expect_eq(n.jobs.count, 1, "after \"%s\"", f.text);
+}
+
 JOB_TEST(open_makes_it_once_and_then_finds_it)
 {
 	const struct job_spec spec = { .name = "a", .world_size = 2 };

@@ -177,8 +177,9 @@ struct shardd_job {
 	bool allow_torn;               /* continue from a step that was applied but not committed */
 	bool is_private; /* closed to other users, including root and the daemon's uid */
 	enum shardd_on_existing on_existing; /* 0: SHARDD_RESUME */
-	/* Identifier of the launcher's run, up to 64 bytes: the same for all ranks and for trainers
-	 * that it starts again. NULL: not known. Borrowed during the call. */
+	/* Identifier of the launcher's run, up to 64 printable ASCII characters: the same for all
+	 * ranks and for trainers that it starts again. NULL: not known. Borrowed during the
+	 * call. */
 	const char *run;
 };
 
