@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import types
 import warnings
 from typing import Any, Callable
 
@@ -114,7 +115,8 @@ def _copied(value: Any) -> Any:
         return type(value)(_copied(one) for one in value)
     if type(value) is torch.Tensor:
         return value.detach().clone()
-    if value is None or callable(value) or isinstance(value, (bool, int, float, str, torch.dtype)):
+    if value is None or isinstance(value, (bool, int, float, str, torch.dtype, type,
+                                           types.FunctionType)):
         return value
     raise TypeError(type(value).__name__)
 
