@@ -229,8 +229,9 @@ class OneRank(fsdp.OneRank):
             net[0].weight.register_post_accumulate_grad_hook(print)
         with self.refused(shardd.Unimplemented, "state_dict"):
             pickle.dumps(net)
-        for whole in (torch.optim.LBFGS, torch.optim.Adafactor):
-            with self.refused(shardd.Unimplemented, "all tensors of a model at once"):
+        for whole, text in ((torch.optim.LBFGS, "all tensors of a model at once"),
+                            (torch.optim.Adafactor, "whole=True")):
+            with self.refused(shardd.Unimplemented, text):
                 st.Sharded(whole, net.parameters())
         with self.refused(shardd.InvalidArgument, "MixedPrecisionPolicy"):
             st.fully_shard(model(), mp_policy="bf16")
