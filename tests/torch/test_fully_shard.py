@@ -217,6 +217,65 @@ def branches_within_a_unit_that_some_ranks_use(api, rank):
     return _branches_in_one_unit(api, rank, used)
 
 
+def _with_zeros(api, rank, kind="AdamW", units=False, frozen=False, twice=False, **options):
+    """Branches that no rank uses get gradients of zeros, once their unit was in a forward."""
+    model = shard_branches(api, Branches()) if units else api.fully_shard(Branches())
+    model.set_reduce_scatter_unused_params(True)
+
+    def micro(model, step):
+        model.set_reduce_scatter_unused_params(step != 4)
+        if frozen:
+            model.branches[0].weight.requires_grad_(step != 3)
+        for part in range(2 if twice else 1):
+            model.used = by_turns((step + part) % 6, rank)
+            value = model(numbers(rank, step + 50 * part, 5, 6)).pow(2).mean()
+            value.backward()
+        return value
+
+    def each(model, optimizer, step):
+        return {f"{i} has one": torch.tensor(float(branch.weight.grad is not None))
+                for i, branch in enumerate(model.branches)}
+
+    return loop(api, model, None, rank, kind, steps=6, micro=micro, each=each, **options)
+
+
+@case
+def zeros_for_what_no_rank_uses(api, rank):
+    return _with_zeros(api, rank)
+
+
+@case
+def zeros_for_units_that_no_rank_uses(api, rank):
+    return _with_zeros(api, rank, units=True)
+
+
+@case
+def zeros_with_momentum(api, rank):
+    return _with_zeros(api, rank, "SGD", units=True, lr=0.1, momentum=0.9, weight_decay=0.1)
+
+
+@case
+def zeros_and_a_layer_that_is_frozen_for_a_step(api, rank):
+    return _with_zeros(api, rank, frozen=True)
+
+
+@case
+def zeros_of_two_backwards(api, rank):
+    return _with_zeros(api, rank, twice=True)
+
+
+@case
+def zeros_on_the_shard(api, rank):
+    api.exact, api.own = False, True
+    return _with_zeros(api, rank, "Adagrad", units=True, lr=0.1, weight_decay=0.1)
+
+
+@case
+def zeros_in_backward(api, rank):
+    options = {"in_backward": True} if api.name == "shardd" else {}
+    return _with_zeros(api, rank, **ADAMW, **options)
+
+
 @case
 def bf16_forward_and_fp32_sums(api, rank):
     policy = fsdp.fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

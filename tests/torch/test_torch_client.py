@@ -159,6 +159,8 @@ class OneRank(fsdp.OneRank):
             net[0].reset_iter_state()
         with self.refused(shardd.Unimplemented, "divided as DistributedDataParallel"):
             st.replicate(model()).set_gradient_divide_factor(2.0)
+        with self.refused(shardd.Unimplemented, "find_unused_parameters=True"):
+            st.replicate(model()).set_reduce_scatter_unused_params(True)
         st.SGD(net.parameters(), lr=0.1)
         net.set_is_last_backward(True)
         net.set_modules_to_forward_prefetch([net])
@@ -227,8 +229,9 @@ class OneRank(fsdp.OneRank):
             net[0].weight.register_post_accumulate_grad_hook(print)
         with self.refused(shardd.Unimplemented, "state_dict"):
             pickle.dumps(net)
-        for whole in (torch.optim.LBFGS, torch.optim.Adafactor):
-            with self.refused(shardd.Unimplemented, "element by element"):
+        for whole, text in ((torch.optim.LBFGS, "all tensors of a model at once"),
+                            (torch.optim.Adafactor, "whole=True")):
+            with self.refused(shardd.Unimplemented, text):
                 st.Sharded(whole, net.parameters())
         with self.refused(shardd.InvalidArgument, "MixedPrecisionPolicy"):
             st.fully_shard(model(), mp_policy="bf16")

@@ -76,10 +76,10 @@ def _adopt(optimizer: Any, groups: list[dict[str, Any]], defaults: dict[str, Any
         except Unimplemented:  # nothing has been registered yet
             optimizer.__class__ = kind
     optimizer.__class__ = _class(kind, Sharded)
-    Sharded.adopt(optimizer, kind, groups, functools.partial(_inner, optimizer, kind, defaults))
+    Sharded.adopt(optimizer, kind, groups, functools.partial(_inner, kind, defaults))
 
 
-def _inner(outer: Any, kind: type, defaults: dict[str, Any],
+def _inner(kind: type, defaults: dict[str, Any], outer: Any,
            shards: list[dict[str, Any]]) -> torch.optim.Optimizer:
     """An optimizer of @kind of @shards. The attributes that @kind's __init__ gives @outer stay
     there; it reads and changes them."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
-from ._tree import built
+from ._tree import built, units_of
 from ._unit import ShardedUnit
 
 
@@ -52,8 +52,17 @@ class Settings:
 
     def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *,
                                          recurse: bool = True) -> None:
-        """Does nothing: a parameter that only other ranks have used gets 0 from this rank. One that
-        no rank has used is not stepped, even with True."""
+        """True: a trained parameter without a gradient has one of zeros, so it is stepped (its
+        weight decay, its momentum) also if no rank has used it. Not before the unit was gathered
+        for the first time. False, the default: it is stepped if some rank has used it, to which
+        the others contribute 0. @recurse: also for the units inside. Unimplemented: after
+        replicate."""
+        if self._unit().replicated:
+            raise Unimplemented("set_reduce_scatter_unused_params: DistributedDataParallel has no "
+                                "such setting; give replicate find_unused_parameters=True",
+                                "reduce_scatter_unused_params")
+        for unit in units_of(self) if recurse else [self._unit()]:  # type: ignore[arg-type]
+            unit.zeros = bool(reduce_scatter_unused_params)
 
     def set_post_optim_event(self, event: Any) -> None:
         """Does nothing: a gather waits for the step."""

@@ -3,7 +3,8 @@
 Its state is in the ranks' processes: of a parameter each has that of its share (_share.py), and
 what is no tensor of the parameter's shape (the number of steps) is the same on all that have
 some of it. A rank may have nothing of a parameter: what there is, is what the first one has that
-does.
+does. Of an optimizer of whole tensors one rank has all of a parameter, and what is of another
+shape (factors of rows and columns) is what that rank has.
 """
 
 from __future__ import annotations
@@ -35,6 +36,16 @@ class OnShares(Protocol):
     inner: torch.optim.Optimizer
     _of: dict[int, nn.Parameter]
     _model: Tree
+
+    @property
+    def whole(self) -> bool:
+        """Does the inner one step whole tensors?"""
+
+    def extents(self, unit: ShardedUnit, p: Parameter) -> list[tuple[int, int]]:
+        """Of each rank: the first element of @p of which it has the state, and how many."""
+
+    def own(self, unit: ShardedUnit, p: Parameter) -> tuple[int, int]:
+        """This rank's."""
 
 
 def _share_out(tree: Tree, whole: torch.Tensor, pieces: Iterable[tuple[int, int, int]]) -> None:
@@ -82,27 +93,29 @@ def _describe(optimizer: OnShares) -> list[State]:
     own = [{key: value.dtype if is_cut(value, stand_in) else (value,)
             for key, value in optimizer.inner.state.get(stand_in, {}).items()}
            for _, _, stand_in in trained]
-    first = [next((r for r, (_, n) in zip(ranks, _share.extents(unit, p)) if n), ranks[0])
+    first = [next((r for r, (_, n) in zip(ranks, optimizer.extents(unit, p)) if n), ranks[0])
              for unit, p, _ in trained]
     said = {root: _said(tree, own, root) for root in sorted(set(first))}
     return [said[root][i] for i, root in enumerate(first)]
 
 
-def _whole(unit: ShardedUnit, p: Parameter, part: torch.Tensor) -> torch.Tensor:
+def _whole(optimizer: OnShares, unit: ShardedUnit, p: Parameter,
+           part: torch.Tensor) -> torch.Tensor:
     """All ranks' @part of something of the shape of @p (collective)."""
     tree = its_tree(unit)
     whole = torch.empty(p.shape, dtype=part.dtype, device=_device.here)
-    first, n = _share.own(unit, p)
+    first, n = optimizer.own(unit, p)
     whole.view(-1)[first:first + n].copy_(part.reshape(-1))
     _share_out(tree, whole, [(root, *piece) for root, piece in zip(
-        _rows.mesh_of(tree).ranks, _share.extents(unit, p))])
+        _rows.mesh_of(tree).ranks, optimizer.extents(unit, p))])
     return whole
 
 
-def _taken(unit: ShardedUnit, p: Parameter, part: torch.Tensor, full: bool) -> Any:
+def _taken(optimizer: OnShares, unit: ShardedUnit, p: Parameter, part: torch.Tensor,
+           full: bool) -> Any:
     """@part, as it is in a state dict (collective)."""
-    if full or not p.shape or not _share.by_rows(unit):
-        whole = _whole(unit, p, part)
+    if full or not p.shape or optimizer.whole or not _share.by_rows(unit):
+        whole = _whole(optimizer, unit, p, part)
         return whole if full else _rows.take(unit, p, whole)
     rows = part.numel() // p.shape[1:].numel() if part.numel() else 0
     return _rows.wrap(unit, p, part.view(rows, *p.shape[1:]).clone())
@@ -113,9 +126,9 @@ def read(optimizer: OnShares, full: bool) -> dict[int, State]:
     optimizer._model.release_all()
     found = {}
     for (unit, p, stand_in), there in zip(_trained(optimizer), _describe(optimizer)):
-        own, n = optimizer.inner.state.get(stand_in, {}), _share.own(unit, p)[1]
+        own, n = optimizer.inner.state.get(stand_in, {}), optimizer.own(unit, p)[1]
         state = {key: said[0] if isinstance(said, tuple) else _taken(
-                     unit, p, own[key] if key in own else
+                     optimizer, unit, p, own[key] if key in own else
                      torch.zeros(n, dtype=said, device=_device.here), full)
                  for key, said in there.items()}
         if state:
@@ -139,10 +152,10 @@ def _numbers(trained: list[tuple[ShardedUnit, Parameter, torch.Tensor]],
                       if isinstance(value, torch.Tensor) and not value.dim())}
 
 
-def _put(unit: ShardedUnit, p: Parameter, value: Any, whole: torch.Tensor) -> None:
+def _put(unit: ShardedUnit, p: Parameter, value: Any, whole: torch.Tensor, all_of_it: bool) -> None:
     """Make @whole, or at least this rank's share of it, what @value is (collective)."""
     tree = its_tree(unit)
-    if _share.by_rows(unit) or not _rows.is_sharded(value):
+    if (_share.by_rows(unit) and not all_of_it) or not _rows.is_sharded(value):
         _rows.put(unit, p, value, whole)
     elif not isinstance(value, _rows.Rows):
         whole.copy_(value.full_tensor())
@@ -155,33 +168,37 @@ def _put(unit: ShardedUnit, p: Parameter, value: Any, whole: torch.Tensor) -> No
             for first, n in [_share.cut(p.shape[0], per, i)]])
 
 
-def _of_elements(p: Parameter, key: str, value: Any, numbers: set[str]) -> bool:
+def _of_elements(p: Parameter, key: str, value: Any, numbers: set[str], all_of_it: bool) -> bool:
     """Is it of each element of the parameter?"""
+    if all_of_it and not isinstance(value, _rows.Rows) and (
+            not p.shape or getattr(value, "shape", None) != p.shape):
+        return False
     return isinstance(value, _rows.Rows) or (isinstance(value, torch.Tensor) and (
         value.dim() > 0 or (not p.shape and key not in numbers)))
 
 
-def _check(unit: ShardedUnit, p: Parameter, state: Mapping[str, Any], numbers: set[str]) -> None:
+def _check(unit: ShardedUnit, p: Parameter, state: Mapping[str, Any], numbers: set[str],
+           all_of_it: bool) -> None:
     for key, value in state.items():
-        if _of_elements(p, key, value, numbers):
+        if _of_elements(p, key, value, numbers, all_of_it):
             _rows.check(p, value, f"{key} of {p.name}")
             _rows.check_own(unit, p, value)
 
 
-def _local(unit: ShardedUnit, p: Parameter, stand_in: torch.Tensor, state: Mapping[str, Any],
-           numbers: set[str]) -> State:
+def _local(optimizer: OnShares, unit: ShardedUnit, p: Parameter, stand_in: torch.Tensor,
+           state: Mapping[str, Any], numbers: set[str]) -> State:
     """This rank's part of a parameter's @state (collective)."""
     made: State = {}
     for key, value in state.items():
-        if not _of_elements(p, key, value, numbers):
+        if not _of_elements(p, key, value, numbers, optimizer.whole):
             made[key] = value.clone() if isinstance(value, torch.Tensor) else value
             continue
         source = value.rows if isinstance(value, _rows.Rows) else value
         whole = torch.zeros(p.shape, dtype=source.dtype, device=_device.here)
-        _put(unit, p, value, whole)
-        first, n = _share.own(unit, p)
+        _put(unit, p, value, whole, optimizer.whole)
+        first, n = optimizer.own(unit, p)
         made[key] = whole.reshape(-1)[first:first + n].clone().view(stand_in.shape)
-    return made
+    return {} if optimizer.whole and not stand_in.numel() else made
 
 
 def load(optimizer: OnShares, saved: Mapping[str, Any]) -> None:
@@ -195,8 +212,8 @@ def load(optimizer: OnShares, saved: Mapping[str, Any]) -> None:
                  for key, p in zip(keys, guards)}
         numbers = _numbers(trained, by_id)
         for unit, p, _ in trained:
-            _check(unit, p, by_id[id(p.guard)], numbers)
-    made = [(stand_in, _local(unit, p, stand_in, by_id[id(p.guard)], numbers))
+            _check(unit, p, by_id[id(p.guard)], numbers, optimizer.whole)
+    made = [(stand_in, _local(optimizer, unit, p, stand_in, by_id[id(p.guard)], numbers))
             for unit, p, stand_in in trained]
     for stand_in, state in made:
         optimizer.inner.state[stand_in] = state

@@ -17,15 +17,13 @@ from torch import nn
 
 from ..errors import FailedPrecondition, Unimplemented
 from ..specs import OptimizerSpec, OptimizerWhen
-from . import _device, _inner_state, _kept, _share
+from . import _device, _inner_state, _kept, _probe, _share
 from ._device import tensor_at
 from ._guard import Guard
 from ._tree import built
 from ._unit import Parameter, ShardedUnit
+from ._whole import Owners
 from .optim import _Sharded, _tree
-
-# Of torch.optim; of other packages nobody knows.
-_WHOLE = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 
 
 class Sharded(_Sharded):
@@ -33,43 +31,56 @@ class Sharded(_Sharded):
     model.parameters(), lr=0.1)``.
 
     Its state is in this process and ends with it, unless it is built with resilient. The shard of
-    every parameter is some of its rows or a part of its elements: optimizers that need whole
-    tensors are not supported. The parameter groups are those of the inner optimizer, so schedulers
-    work on them.
+    every parameter is some of its rows or a part of its elements. Optimizers that need whole
+    tensors are built with whole: each parameter is then stepped by one rank. The parameter groups
+    are those of the inner optimizer, so schedulers work on them.
     """
 
     _own: frozenset[str] | None = None  # attributes that are not the adopted class's
+    _unprobed: Callable[[], None] | None  # of an adopted object, until its first step
 
     def __init__(self, inner: type[torch.optim.Optimizer], params: Iterable[Any],
-                 in_backward: bool = False, resilient: bool = False, **options: Any) -> None:
+                 in_backward: bool = False, resilient: bool = False, whole: bool = False,
+                 probe: bool = True, **options: Any) -> None:
         """@inner: a class of torch.optim's kind. @options: for it. @in_backward: as of AdamW.
         @resilient: with room in the daemon for its state, twice, which shardd.torch.resilient
-        needs."""
-        groups = self._groups_of(inner, params)
-        inner([dict(g, params=[nn.Parameter(torch.zeros(1))]) for g in groups], **options)  # valid?
+        needs. @whole: the inner optimizer steps whole tensors; the state of each parameter is in
+        the process of one rank. Not with in_backward or resilient. @probe: False: do not compare
+        steps of samples. Unimplemented: @inner is known, or seen, not to compute the same on what
+        it would get."""
+        groups = self._groups_of(inner, params, whole)
+        if whole and (in_backward or resilient):
+            raise Unimplemented("whole=True is supported at the step only, with the state in the "
+                                "ranks' processes: leave out in_backward and resilient", "whole")
+        inner([dict(g, params=[_sample(p, whole) for p in g["params"]]) for g in groups],
+              **options)  # valid?
+        if probe:
+            _probe.check(inner, lambda given: inner(given, **options), [
+                {**({"lr": options["lr"]} if "lr" in options else {}), **g} for g in groups], whole)
         kept = _kept.Kept({
             id(p): arrays for group in groups for arrays in [_kept.arrays(inner, group, options)]
             for p in group["params"]}) if resilient else None
-        self._begin(groups, in_backward, kept, lambda shards: inner(shards, **options))
+        self._begin(groups, in_backward, kept, lambda shards: inner(shards, **options), whole)
 
     def adopt(self, inner: type[torch.optim.Optimizer], params: Iterable[Any],
-              make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]) -> None:
-        """In the place of __init__, for an object of @inner that is being built: @make(shards)
-        gives the inner optimizer."""
+              make: Callable[[Any, list[dict[str, Any]]], torch.optim.Optimizer]) -> None:
+        """In the place of __init__, for an object of @inner that is being built: @make(outer,
+        shards) gives the inner optimizer, which has the attributes of @outer."""
         before = set(self.__dict__)
-        self._begin(self._groups_of(inner, params), False, None, make)
+        self._begin(self._groups_of(inner, params, False), False, None,
+                    lambda shards: make(self, shards))
         self._own = frozenset(set(self.__dict__) - before)
+        self._unprobed = lambda: self._probe(inner, make)
 
-    def _groups_of(self, inner: type[torch.optim.Optimizer],
-                   params: Iterable[Any]) -> list[dict[str, Any]]:
+    def _groups_of(self, inner: type[torch.optim.Optimizer], params: Iterable[Any],
+                   whole: bool) -> list[dict[str, Any]]:
         torch.optim.Optimizer.__init__(self, params, {})  # see _adopt.py
-        if inner.__name__ in _WHOLE:
-            raise Unimplemented(f"{inner.__name__} needs whole tensors, or all of them at once: "
-                                "Sharded supports optimizers that work element by element", "inner")
+        _probe.refuse_known(inner, whole)
         return [{k: v for k, v in g.items() if k != "param_names"} for g in self.param_groups]
 
     def _begin(self, groups: list[dict[str, Any]], in_backward: bool, kept: _kept.Kept | None,
-               make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]) -> None:
+               make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
+               whole: bool = False) -> None:
         self.state = _Inside(self)  # type: ignore[assignment]
         self._own = None
         self._before: list[_Plain] | None = None  # this step; see _as_before
@@ -81,6 +92,8 @@ class Sharded(_Sharded):
         self.puts_off = False  # giving them back, until parameters are wanted or committed
         self._stepped: list[int] = []  # units of which they were not given back
         self._of: dict[int, nn.Parameter] = {}
+        self._unprobed = None
+        self._owners = Owners(self._model) if whole else None
         shards = [dict(group, params=[self._stand_in(p) for p in group["params"]])
                   for group in groups]
         self.guards = [list(g["params"]) for g in groups]
@@ -98,20 +111,41 @@ class Sharded(_Sharded):
         shape before, for optimizers that make their state at once."""
         unit: ShardedUnit = guard._unit
         [p] = [p for p in unit.params if p.guard is guard]
-        shape = _shape(p, *_share.own(unit, p))
+        shape = _shape(p, *self.own(unit, p))
+        if self._owners is not None and self._owners.has(p):
+            shape = tuple(p.shape)
         self._of[id(guard)] = nn.Parameter(torch.zeros((), device=_device.here).expand(shape))
         return self._of[id(guard)]
 
+    @property
+    def whole(self) -> bool:
+        """Does the inner optimizer step whole tensors?"""
+        return self._owners is not None
+
+    def extents(self, unit: ShardedUnit, p: Parameter) -> list[tuple[int, int]]:
+        """Of each rank of the mesh, in its order: the first element of @p of which it has the
+        state, and how many."""
+        return _share.extents(unit, p) if self._owners is None else self._owners.extents(p)
+
+    def own(self, unit: ShardedUnit, p: Parameter) -> tuple[int, int]:
+        """This rank's of :meth:`extents`."""
+        return self.extents(unit, p)[_share.position(unit)]
+
     # ------------------------------------------------------------------ one unit
 
-    def _lend(self, unit: ShardedUnit, params: torch.Tensor, gradient: torch.Tensor) -> None:
-        for index, first, n, at in unit.pieces():
+    def _check_share(self, unit: ShardedUnit) -> None:
+        for index, first, n, _ in unit.pieces():
             p = unit.params[index]
             if (first, n) != _share.own(unit, p):
                 raise Unimplemented(
                     f"this rank has elements {first} to {first + n} of '{unit.name}.{p.name}', "
                     "because the ranks are on several devices, and the optimizer's state for them "
                     "is with another rank; use AdamW, Adam or SGD of shardd.torch")
+
+    def _lend(self, unit: ShardedUnit, params: torch.Tensor, gradient: torch.Tensor) -> None:
+        self._check_share(unit)
+        for index, first, n, at in unit.pieces():
+            p = unit.params[index]
             stand_in, shape = self._of[id(p.guard)], _shape(p, first, n)
             stand_in.data = params[at:at + n].view(shape)
             stand_in.grad = gradient[at:at + n].view(shape) if p.reduced else None
@@ -129,12 +163,17 @@ class Sharded(_Sharded):
             "next_shard", self._model.group, finish=lambda r: (
                 r.unit, r.data, r.elements, r.gradient_offset)).wait()
         unit = self._model.by_number(number)
-        if elements and step:
+        if step and (elements or self.whole):
             try:
-                self._lend(unit, tensor_at(address, elements, torch.float32),
-                           tensor_at(address + offset, elements, torch.float32))
-                self._as_before()
-                self.inner.step()
+                share = (tensor_at(address, elements, torch.float32),
+                         tensor_at(address + offset, elements, torch.float32)) if elements else None
+                if self._owners is not None:
+                    self._check_share(unit)
+                    values, gradients = share or (None, None)
+                    self._owners.step(unit, values, gradients, self._of, self._step_inner)
+                elif share is not None:
+                    self._lend(unit, *share)
+                    self._step_inner()
             except BaseException:
                 client.do("shard_done", number)
                 raise
@@ -144,6 +183,10 @@ class Sharded(_Sharded):
             self._stepped.append(number)
         else:
             client.do("shard_done", number)
+
+    def _step_inner(self) -> None:
+        self._as_before()
+        self.inner.step()
 
     def _as_before(self) -> None:
         """The inner optimizer steps unit by unit. What it counts elsewhere than in its state
@@ -193,6 +236,9 @@ class Sharded(_Sharded):
             raise FailedPrecondition(
                 f"this {type(self).__name__} was replaced: another optimizer was built for the "
                 "model's parameters later, and a model has one at a time")
+        if self._unprobed is not None:
+            self._unprobed()
+            self._unprobed = None
         self._model.take_dropped()
         self._model.collect()
         try:
@@ -204,6 +250,21 @@ class Sharded(_Sharded):
             self._model.client.step(group=self._model.group, skip_if_found=self._skip_if_found)
         self._model.stepped()
         return loss
+
+    def _probe(self, inner: type[torch.optim.Optimizer],
+               make: Callable[[Any, list[dict[str, Any]]], torch.optim.Optimizer]) -> None:
+        """Of an adopted object, which is complete only at its first step."""
+        attributes = {name: value for name, value in vars(self).items()
+                      if self._other(vars(self))(name)}
+
+        def samples(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+            outer = _Attributes()
+            vars(outer).update(_probe.copies(attributes))
+            made = make(outer, groups)
+            made._outer = outer  # type: ignore[attr-defined] # which it refers to weakly
+            return made
+
+        _probe.check(inner, samples, self.param_groups, False)
 
     def finish(self) -> None:
         """Give back what was stepped (collective, if there is something). A rank that died before
@@ -269,6 +330,10 @@ class _Plain:
             self._of[name] = value
 
 
+class _Attributes:
+    """What an adopted object has beside what an optimizer has."""
+
+
 class _Inside(dict[Any, Any]):
     """``optimizer.state``, which the inner optimizer has, of shares. torch.distributed's
     get_optimizer_state_dict asks whether it is empty, and would take shares for parameters."""
@@ -286,6 +351,11 @@ class _Inside(dict[Any, Any]):
         optimizer = self._optimizer()
         assert optimizer is not None
         return optimizer.inner.state[optimizer._of.get(id(guard), guard)]
+
+
+def _sample(guard: Guard, whole: bool) -> nn.Parameter:
+    """What has the rank of a parameter, for a constructor that checks it."""
+    return nn.Parameter(torch.zeros(()).expand(guard.shape) if whole else torch.zeros(1))
 
 
 def _shape(p: Parameter, first: int, n: int) -> tuple[int, ...]:

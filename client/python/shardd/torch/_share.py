@@ -42,11 +42,16 @@ def extents(unit: ShardedUnit, p: Parameter) -> list[tuple[int, int]]:
     return pieces
 
 
-def own(unit: ShardedUnit, p: Parameter) -> tuple[int, int]:
-    """This rank's: the first element, and how many."""
+def position(unit: ShardedUnit) -> int:
+    """This rank's in the mesh."""
     tree = its_tree(unit)
     assert tree.client.member is not None
-    return extents(unit, p)[_rows.mesh_of(tree).ranks.index(tree.client.member.rank)]
+    return _rows.mesh_of(tree).ranks.index(tree.client.member.rank)
 
 
-__all__ = ["by_rows", "cut", "extents", "own"]
+def own(unit: ShardedUnit, p: Parameter) -> tuple[int, int]:
+    """This rank's: the first element, and how many."""
+    return extents(unit, p)[position(unit)]
+
+
+__all__ = ["by_rows", "cut", "extents", "own", "position"]

@@ -147,6 +147,8 @@ class ShardedUnit:
         self.mesh: Mesh | None = None  # None: all ranks of the job
         self.offload = False  # shards go to host memory
         self.all_used = False  # a parameter without a gradient is an error
+        self.zeros = False  # it is then one of zeros, once the unit was gathered
+        self.was_gathered = False
         self.hook: tuple[Profile, torch.dtype | None] | None = None  # of register_comm_hook
         self.hook_state: Any = None  # the user's object
         self.pre_divide = 0.0  # of the gradients; 0: as the profile has it
@@ -320,7 +322,7 @@ class ShardedUnit:
         _swap(self._storage, _device.storage_at(address, elements * self.compute.itemsize))
         if self._region is not None:
             self._region.lent(address)
-        self.held = True
+        self.held = self.was_gathered = True
 
     def release(self) -> None:
         """The memory goes out of the storage and back. Twice is once."""
@@ -504,6 +506,8 @@ class ShardedUnit:
         unused = [i for i in range(len(views)) if i not in self.written]
         for index in unused:
             views[index].zero_()
+        if self.zeros and self.was_gathered:  # they count as gradients
+            unused = [i for i in unused if not self.trained[i].guard.requires_grad]
         self.written.clear()
         self._gradients = None
 

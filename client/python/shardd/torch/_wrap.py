@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..errors import FailedPrecondition, InvalidArgument, SharddError, Unimplemented
-from . import _faults, _fsdp2, _hooks, _mesh, _policy, _state
+from . import _entrance, _faults, _fsdp2, _hooks, _mesh, _policy, _state
 from ._tree import Tree, built, tree_of, unit_of, units_of
 from ._unit import Call, ShardedUnit
 
@@ -316,10 +316,11 @@ def _pre_forward(module: nn.Module, args: Any, kwargs: Any) -> Any:
     unit.install()
     if unit.partly_frozen:
         unit.calls.append(_watched(tree, unit, (args, kwargs)))
-    policy = unit.mp_policy
+    policy, changed = unit.mp_policy, None
     if getattr(policy, "param_dtype", None) and getattr(policy, "cast_forward_inputs", True):
-        return _cast(args, policy.param_dtype), _cast(kwargs, policy.param_dtype)
-    return None
+        changed = _cast(args, policy.param_dtype), _cast(kwargs, policy.param_dtype)
+    behind = _entrance.through(*(changed or (args, kwargs))) if unit.params else None
+    return changed if behind is None else behind
 
 
 def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
