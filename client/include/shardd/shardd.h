@@ -160,7 +160,8 @@ enum shardd_lifetime {
  * known. */
 enum shardd_on_existing {
 	SHARDD_RESUME = 1,            /* continue from that state */
-	SHARDD_ERROR_IF_EXISTING = 2, /* FAILED_PRECONDITION, with a description of that state */
+	SHARDD_ERROR_IF_EXISTING = 2, /* FAILED_PRECONDITION, with a description of that state, or
+				       * of trainers of another run that are in the job */
 	SHARDD_FRESH = 3 /* delete the job and create it; FAILED_PRECONDITION if it has trainers */
 };
 
